@@ -1,0 +1,222 @@
+#include "kernels/cpu/attention.h"
+
+#include <algorithm>
+
+#include "kernels/sizing/attention_workspace.h"
+
+#undef HWY_TARGET_INCLUDE
+#define HWY_TARGET_INCLUDE "kernels/cpu/attention.cpp"
+#include "hwy/foreach_target.h"
+//
+#include "kernels/cpu/attention_split-inl.h"
+
+// A task is one block of queries of one segment under one KV head. It walks the context in splits
+// of kAttentionSplit tokens; each split is an online softmax over tiles of kAttentionTile tokens,
+// started afresh, and the splits' (m, l, o) are merged in ascending order. When a call has too few
+// tasks for the threads, splits run in parallel and are merged afterwards: the same arithmetic.
+// What a row's bits depend on is thus its position and the cache alone.
+
+HWY_BEFORE_NAMESPACE();
+namespace triphase::cpu::HWY_NAMESPACE {
+namespace {
+
+// Splits that any query of the block looks into.
+struct SplitRange {
+  std::int64_t begin;
+  std::int64_t end;
+};
+SplitRange splits_of(const Block& block) {
+  const std::int64_t end = block.end(block.queries - 1);
+  return {block.begin(0) / kAttentionSplit, (end + kAttentionSplit - 1) / kAttentionSplit};
+}
+
+// Adds one split's results to those of the splits before it, for rows that see any of the split.
+void merge(const Call& call, const Block& block, std::int64_t split, const State& part,
+           const State& merged) {
+  const DF d;
+  const std::int64_t stride = call.layout.padded_dim;
+  for (std::int64_t row = 0; row < block.rows; ++row) {
+    const std::int64_t query = row / call.group();
+    if (block.begin(query) >= (split + 1) * kAttentionSplit ||
+        block.end(query) <= split * kAttentionSplit || block.begin(query) >= block.end(query)) {
+      continue;
+    }
+    const float top = part.top[row] > merged.top[row] ? part.top[row] : merged.top[row];
+    const float base = top == kMinusInfinity ? 0.0F : top;
+    const VF old_factor = exp2_nonpositive(hn::Set(d, merged.top[row] - base));
+    const VF new_factor = exp2_nonpositive(hn::Set(d, part.top[row] - base));
+    merged.top[row] = top;
+    merged.total[row] =
+        merged.total[row] * hn::GetLane(old_factor) + part.total[row] * hn::GetLane(new_factor);
+    const float* from = part.out + row * stride;
+    float* to = merged.out + row * stride;
+    for (std::int64_t c = 0; c < stride; c += kLanes) {
+      const VF kept = hn::Mul(hn::Load(d, to + c), old_factor);
+      hn::Store(hn::MulAdd(hn::Load(d, from + c), new_factor, kept), d, to + c);
+    }
+  }
+}
+
+void store_results(const Call& call, const Block& block, const State& merged) {
+  const std::int64_t dim = call.cache.head_dim;
+  for (std::int64_t row = 0; row < block.rows; ++row) {
+    const std::int64_t index = row / call.group();
+    const std::int64_t query = block.segment->query_begin + block.first_query + index;
+    const std::int64_t head = block.kv_head * call.group() + row % call.group();
+    float* to = static_cast<float*>(call.out.data) + query * call.out.row_stride + head * dim;
+    const float* from = merged.out + row * call.layout.padded_dim;
+    if (block.begin(index) >= block.end(index)) {
+      std::fill_n(to, dim, 0.0F);
+      continue;
+    }
+    if (block.kept_scores != nullptr) {
+      block.kept_tops[row] = merged.top[row];
+      block.kept_totals[row] = merged.total[row];
+    }
+    const VF total = hn::Set(DF(), merged.total[row]);
+    for_columns(dim, [&](std::int64_t c, std::int64_t count) {
+      store_some(hn::Div(hn::Load(DF(), from + c), total), to + c, count);
+    });
+  }
+}
+
+void run_task(const Call& call, std::int64_t task, int worker) {
+  const Block block = block_of(call, task);
+  const Scratch scratch = scratch_of(call, worker);
+  load_queries(call, block, scratch.q);
+  reset(call, block, scratch.merged);
+  const SplitRange splits = splits_of(block);
+  for (std::int64_t split = splits.begin; split < splits.end; ++split) {
+    attend_split_of_type(call, block, scratch, split);
+    merge(call, block, split, scratch.split, scratch.merged);
+  }
+  store_results(call, block, scratch.merged);
+}
+
+State partial_of(const Call& call, std::int64_t task, std::int64_t split) {
+  float* at = call.partials + (task * call.layout.splits + split) * call.layout.partial_floats;
+  return take_state(at, call.layout);
+}
+
+void run_split(const Call& call, std::int64_t task, std::int64_t split, int worker) {
+  const Block block = block_of(call, task);
+  const SplitRange splits = splits_of(block);
+  if (split < splits.begin || split >= splits.end) return;
+  Scratch scratch = scratch_of(call, worker);
+  scratch.split = partial_of(call, task, split);
+  load_queries(call, block, scratch.q);
+  attend_split_of_type(call, block, scratch, split);
+}
+
+void merge_splits(const Call& call, std::int64_t task, int worker) {
+  const Block block = block_of(call, task);
+  const Scratch scratch = scratch_of(call, worker);
+  reset(call, block, scratch.merged);
+  const SplitRange splits = splits_of(block);
+  for (std::int64_t split = splits.begin; split < splits.end; ++split) {
+    merge(call, block, split, partial_of(call, task, split), scratch.merged);
+  }
+  store_results(call, block, scratch.merged);
+}
+
+// Sums the softmax weights of one list's tokens [first, end) over its query heads, in their order.
+void sum_weights(const float* tops, const float* totals, const float* scores, std::int64_t heads,
+                 std::int64_t length, std::int64_t first, std::int64_t end, float* to) {
+  const DF d;
+  for (std::int64_t j = first; j < end; j += kLanes) {
+    const std::int64_t count = std::min(kLanes, end - j);
+    VF sum = hn::Zero(d);
+    for (std::int64_t head = 0; head < heads; ++head) {
+      const float base = tops[head] == kMinusInfinity ? 0.0F : tops[head];
+      const VF score = hn::Sub(load_some(scores + head * length + j, count), hn::Set(d, base));
+      sum = hn::Add(sum, hn::Div(exp2_nonpositive(score), hn::Set(d, totals[head])));
+    }
+    store_some(sum, to + j, count);
+  }
+}
+
+// Part `stripe` of `stripes` of what one segment's selection reports.
+void report_weights(const Call& call, const SegmentTasks& entry, std::int64_t stripe,
+                    std::int64_t stripes) {
+  if (entry.weighing < 0) return;
+  const AttentionSegment& segment = call.segments[static_cast<std::size_t>(entry.segment)];
+  const auto lists = static_cast<std::int64_t>(segment.selection.begins.size()) - 1;
+  const std::int64_t heads = call.heads / lists;
+  const float* tops = call.weighing + entry.weighing;
+  const float* totals = tops + call.heads;
+  for (std::int64_t index = 0; index < lists; ++index) {
+    const TokenList list = list_of(segment.selection, index);
+    const auto length = static_cast<std::int64_t>(list.tokens.size());
+    const std::int64_t step = round_up((length + stripes - 1) / stripes, 64);
+    sum_weights(tops + index * heads, totals + index * heads,
+                totals + call.heads + list.begin * heads, heads, length,
+                std::min(length, stripe * step), std::min(length, (stripe + 1) * step),
+                segment.weights + list.begin);
+  }
+}
+
+// Where each segment's tasks and kept scores begin; returns the number of tasks.
+std::int64_t lay_out_tasks(Call& call) {
+  std::int64_t tasks = 0;
+  std::int64_t weighing = 0;
+  for (std::size_t i = 0; i < call.segments.size(); ++i) {
+    const AttentionSegment& segment = call.segments[i];
+    if (segment.query_count == 0) continue;
+    const bool weighs = !segment.selection.empty() && segment.weights != nullptr;
+    call.table[call.table_size++] = {static_cast<std::int64_t>(i), tasks, weighs ? weighing : -1};
+    tasks += call.cache.kv_heads * blocks_of(call, segment);
+    if (weighs) weighing += 2 * call.heads + weighted_scores(segment.selection, call.heads);
+  }
+  return tasks;
+}
+
+void run_tasks(ThreadPool& pool, const Call& call, std::int64_t tasks) {
+  if (tasks > call.layout.max_split_tasks || call.layout.splits <= 1) {
+    pool.parallel_for(tasks, [&](std::int64_t task, int worker) { run_task(call, task, worker); });
+    return;
+  }
+  const std::int64_t splits = call.layout.splits;
+  pool.parallel_for(tasks * splits, [&](std::int64_t unit, int worker) {
+    run_split(call, unit / splits, unit % splits, worker);
+  });
+  pool.parallel_for(tasks,
+                    [&](std::int64_t task, int worker) { merge_splits(call, task, worker); });
+}
+
+}  // namespace
+
+void attention(ThreadPool& pool, ConstMatrix q, std::int64_t heads, const KvLayerView& cache,
+               std::span<const AttentionSegment> segments, float scale, Matrix out,
+               const AttentionShape& shape, Workspace workspace) {
+  Call call{q,       heads, cache,   segments, scale,  out, attention_layout(shape),
+            nullptr, 0,     nullptr, nullptr,  nullptr};
+  call.table = reinterpret_cast<SegmentTasks*>(workspace.data);
+  call.thread_scratch = reinterpret_cast<float*>(workspace.data + call.layout.table_bytes);
+  call.partials = call.thread_scratch + pool.threads() * call.layout.thread_floats;
+  call.weighing = call.partials + call.layout.partials * call.layout.partial_floats;
+  run_tasks(pool, call, lay_out_tasks(call));
+  if (shape.weighted_scores == 0) return;
+  const std::int64_t stripes = pool.threads();
+  pool.parallel_for(call.table_size * stripes, [&](std::int64_t unit, int) {
+    report_weights(call, call.table[unit / stripes], unit % stripes, stripes);
+  });
+}
+
+}  // namespace triphase::cpu::HWY_NAMESPACE
+HWY_AFTER_NAMESPACE();
+
+#if HWY_ONCE
+namespace triphase::cpu {
+namespace {
+HWY_EXPORT(attention);
+}  // namespace
+
+void attention(ThreadPool& pool, ConstMatrix q, std::int64_t heads, const KvLayerView& cache,
+               std::span<const AttentionSegment> segments, float scale, Matrix out,
+               const AttentionShape& shape, Workspace workspace) {
+  HWY_DYNAMIC_DISPATCH(attention)
+  (pool, q, heads, cache, segments, scale, out, shape, workspace);
+}
+
+}  // namespace triphase::cpu
+#endif

@@ -1,0 +1,235 @@
+// What attention's work is cut into: blocks of query rows, their scratch, and where the tokens of a
+// tile lie. Compiled once per SIMD target.
+
+#if defined(TRIPHASE_KERNELS_CPU_ATTENTION_BLOCK_INL_H_) == defined(HWY_TARGET_TOGGLE)
+#ifdef TRIPHASE_KERNELS_CPU_ATTENTION_BLOCK_INL_H_
+#undef TRIPHASE_KERNELS_CPU_ATTENTION_BLOCK_INL_H_
+#else
+#define TRIPHASE_KERNELS_CPU_ATTENTION_BLOCK_INL_H_
+#endif
+
+#include <algorithm>
+#include <span>
+
+#include "kernels/cpu/attention_tile-inl.h"
+#include "kernels/ops.h"
+#include "kernels/sizing/attention_workspace.h"
+
+HWY_BEFORE_NAMESPACE();
+namespace triphase::cpu::HWY_NAMESPACE {
+
+struct SegmentTasks {
+  std::int64_t segment;
+  std::int64_t first_task;
+  // With weights: where the segment's part of Call::weighing begins, else -1. There: the heads'
+  // maxima, their sums, then every list's scores, [query head of the list][token].
+  std::int64_t weighing;
+};
+
+struct Call {
+  ConstMatrix q;
+  std::int64_t heads;
+  KvLayerView cache;
+  std::span<const AttentionSegment> segments;
+  float scale;
+  Matrix out;
+  AttentionLayout layout;
+  SegmentTasks* table;
+  std::int64_t table_size;
+  float* thread_scratch;
+  float* partials;
+  float* weighing;
+
+  [[nodiscard]] std::int64_t group() const { return heads / cache.kv_heads; }
+};
+
+// The list of `selection` that KV head `head` attends.
+struct TokenList {
+  std::span<const std::int32_t> tokens;
+  std::span<const std::int32_t> slots;
+  std::int64_t begin;  // in the selection
+};
+inline TokenList list_of(const TokenSelection& selection, std::int64_t head) {
+  const auto list = selection.begins.size() == 2 ? 0 : static_cast<std::size_t>(head);
+  const auto begin = static_cast<std::size_t>(selection.begins[list]);
+  const auto count = static_cast<std::size_t>(selection.begins[list + 1]) - begin;
+  return {selection.tokens.subspan(begin, count), selection.slots.subspan(begin, count),
+          selection.begins[list]};
+}
+
+// One block of queries under one KV head. With a selection, "tokens" are ordinals of its list.
+struct Block {
+  const AttentionSegment* segment;
+  TokenList list;  // with a selection
+  std::int64_t kv_head;
+  std::int64_t first_query;
+  std::int64_t queries;
+  std::int64_t rows;  // queries times heads of the group, query-major
+  // Where rows' scores go when weights are asked for, `list.tokens.size()` apart; else null.
+  float* kept_scores;
+  float* kept_tops;  // of the group's heads
+  float* kept_totals;
+
+  [[nodiscard]] bool selected() const { return !segment->selection.empty(); }
+  // First and one past the last token that query `i` of the block sees.
+  [[nodiscard]] std::int64_t begin(std::int64_t i) const {
+    const std::int64_t window = selected() ? 0 : segment->window;
+    return window > 0 ? std::max<std::int64_t>(0, end(i) - window) : 0;
+  }
+  [[nodiscard]] std::int64_t end(std::int64_t i) const {
+    if (selected()) return static_cast<std::int64_t>(list.tokens.size());
+    return std::max<std::int64_t>(
+        0, segment->context_tokens - segment->query_count + first_query + i + 1);
+  }
+};
+
+// Running results of a block's rows.
+struct State {
+  float* out;    // [rows, padded_dim]
+  float* top;    // maximum of the base-2 logits
+  float* total;  // sum of weights
+};
+
+struct Scratch {
+  float* q;
+  State split;
+  State merged;
+  float* scaled_q;   // INT8: q times the scales of a block's keys
+  float* constants;  // INT8: per row, what the zero points add to every score of the block
+  float* codes_out;  // INT8: a block's weighted sum of codes, [rows, padded_dim]
+  float* scores;
+  float* k_tile;
+  float* v_tile;
+};
+
+inline std::int64_t round_up(std::int64_t value, std::int64_t step) {
+  return (value + step - 1) / step * step;
+}
+
+inline State take_state(float*& at, const AttentionLayout& layout) {
+  const std::int64_t row_values = round_up(layout.block_rows, 16);
+  const State state{at, at + layout.block_rows * layout.padded_dim,
+                    at + layout.block_rows * layout.padded_dim + row_values};
+  at = state.total + row_values;
+  return state;
+}
+
+inline Scratch scratch_of(const Call& call, int worker) {
+  const AttentionLayout& layout = call.layout;
+  float* at = call.thread_scratch + worker * layout.thread_floats;
+  const auto take = [&at](std::int64_t floats) {
+    float* taken = at;
+    at += floats;
+    return taken;
+  };
+  Scratch scratch{};
+  scratch.q = take(layout.block_rows * layout.padded_dim);
+  scratch.split = take_state(at, layout);
+  scratch.merged = take_state(at, layout);
+  scratch.scaled_q = take(layout.block_rows * layout.padded_dim);
+  scratch.constants = take(round_up(layout.block_rows, 16));
+  scratch.codes_out = take(layout.block_rows * layout.padded_dim);
+  scratch.scores = take(layout.block_rows * kTile);
+  scratch.k_tile = take(kTile * layout.padded_dim);
+  scratch.v_tile = take(kTile * layout.padded_dim);
+  return scratch;
+}
+
+inline std::int64_t blocks_of(const Call& call, const AttentionSegment& segment) {
+  return (segment.query_count + call.layout.block_queries - 1) / call.layout.block_queries;
+}
+
+inline Block block_of(const Call& call, std::int64_t task) {
+  const SegmentTasks* entry = std::upper_bound(call.table, call.table + call.table_size, task,
+                                               [](std::int64_t value, const SegmentTasks& at) {
+                                                 return value < at.first_task;
+                                               }) -
+                              1;
+  const AttentionSegment& segment = call.segments[static_cast<std::size_t>(entry->segment)];
+  const std::int64_t blocks = blocks_of(call, segment);
+  const std::int64_t local = task - entry->first_task;
+  Block block{};
+  block.segment = &segment;
+  block.kv_head = local / blocks;
+  block.first_query = local % blocks * call.layout.block_queries;
+  block.queries = std::min(call.layout.block_queries, segment.query_count - block.first_query);
+  block.rows = block.queries * call.group();
+  if (!block.selected()) return block;
+  block.list = list_of(segment.selection, block.kv_head);
+  if (entry->weighing < 0) return block;
+  const bool shared = segment.selection.begins.size() == 2;
+  const std::int64_t first_head = block.kv_head * call.group();
+  const auto length = static_cast<std::int64_t>(block.list.tokens.size());
+  float* kept = call.weighing + entry->weighing;
+  block.kept_tops = kept + first_head;
+  block.kept_totals = kept + call.heads + first_head;
+  block.kept_scores =
+      kept + 2 * call.heads + (shared ? first_head * length : block.list.begin * call.group());
+  return block;
+}
+
+// q times scale and log2 e, so that scores are base-2 logits; zeros up to padded_dim.
+inline void load_queries(const Call& call, const Block& block, float* to) {
+  const std::int64_t dim = call.cache.head_dim;
+  const VF factor = hn::Set(DF(), call.scale * 1.44269504088896341F);
+  for (std::int64_t row = 0; row < block.rows; ++row) {
+    const std::int64_t query = block.segment->query_begin + block.first_query + row / call.group();
+    const std::int64_t head = block.kv_head * call.group() + row % call.group();
+    const float* from =
+        static_cast<const float*>(call.q.data) + query * call.q.row_stride + head * dim;
+    float* at = to + row * call.layout.padded_dim;
+    for_columns(dim, [&](std::int64_t c, std::int64_t count) {
+      hn::Store(hn::Mul(load_some(from + c, count), factor), DF(), at + c);
+    });
+    for (std::int64_t c = round_up(dim, kLanes); c < call.layout.padded_dim; ++c) at[c] = 0.0F;
+  }
+}
+
+inline void reset(const Call& call, const Block& block, const State& state) {
+  std::fill_n(state.out, block.rows * call.layout.padded_dim, 0.0F);
+  std::fill_n(state.top, block.rows, kMinusInfinity);
+  std::fill_n(state.total, block.rows, 0.0F);
+}
+
+// Element offset of a slot's row under `head`, in K and V alike.
+inline std::int64_t row_offset(const KvLayerView& cache, std::int64_t head, std::int64_t page,
+                               std::int64_t offset) {
+  return ((page * cache.kv_heads + head) * cache.page_tokens + offset) * cache.head_dim;
+}
+
+// Where the tokens of a tile lie, as element offsets into K and V alike. Tokens outside
+// [begin, end) get the place of the nearest inside, to be read (and ignored) without touching
+// memory that holds no token. INT8: the tokens of the query's own block lie in the open pool.
+inline void find_tokens(const KvLayerView& cache, const Block& block, std::int64_t tile,
+                        std::int64_t begin, std::int64_t end, std::int64_t* to) {
+  const std::int64_t lo = std::max(tile, begin);
+  const std::int64_t hi = std::min(tile + kTile, end);
+  if (block.selected()) {
+    const std::int32_t* slots = block.list.slots.data();
+    for (std::int64_t token = lo; token < hi; ++token) {
+      to[token - tile] = row_offset(cache, block.kv_head, slots[token] / cache.page_tokens,
+                                    slots[token] % cache.page_tokens);
+    }
+  } else {
+    const std::int64_t own =
+        cache.quantized() ? (block.segment->context_tokens - 1) / cache.page_tokens : -1;
+    std::int64_t page_index = lo / cache.page_tokens;
+    std::int64_t offset = lo % cache.page_tokens;
+    for (std::int64_t token = lo; token < hi; ++page_index, offset = 0) {
+      const std::int64_t page =
+          page_index == own ? block.segment->open_page.value
+                            : block.segment->pages[static_cast<std::size_t>(page_index)].value;
+      const std::int64_t run = std::min(hi - token, cache.page_tokens - offset);
+      const std::int64_t at = row_offset(cache, block.kv_head, page, offset);
+      for (std::int64_t i = 0; i < run; ++i) to[token - tile + i] = at + i * cache.head_dim;
+      token += run;
+    }
+  }
+  std::fill(to, to + (lo - tile), to[lo - tile]);
+  std::fill(to + (hi - tile), to + kTile, to[hi - 1 - tile]);
+}
+
+}  // namespace triphase::cpu::HWY_NAMESPACE
+HWY_AFTER_NAMESPACE();
+
+#endif  // per-target include guard

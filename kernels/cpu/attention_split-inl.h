@@ -1,0 +1,413 @@
+// One split of the context for a block of query rows: over F32, F16 and BF16 caches, INT8 caches
+// and selected tokens. Compiled once per SIMD target.
+//
+// INT8 blocks are read as codes. x = lambda * (code - zero) per channel, so the scales move out of
+// the loops over tokens: a score is (q * lambda) . code minus sum(q * lambda * zero), one constant
+// per block, and a block adds lambda * (sum(p * code) - zero * sum(p)) to the output. Blocks of
+// many rows turn a tile's codes into F32 once, which is exact, and then do the same arithmetic.
+
+#if defined(TRIPHASE_KERNELS_CPU_ATTENTION_SPLIT_INL_H_) == defined(HWY_TARGET_TOGGLE)
+#ifdef TRIPHASE_KERNELS_CPU_ATTENTION_SPLIT_INL_H_
+#undef TRIPHASE_KERNELS_CPU_ATTENTION_SPLIT_INL_H_
+#else
+#define TRIPHASE_KERNELS_CPU_ATTENTION_SPLIT_INL_H_
+#endif
+
+#include "kernels/cpu/attention_block-inl.h"
+
+HWY_BEFORE_NAMESPACE();
+namespace triphase::cpu::HWY_NAMESPACE {
+
+// Blocks of more rows than this convert a tile to F32 once for all of them.
+constexpr std::int64_t kConvertRows = 8;
+// Bytes of a stream to ask for ahead of use: more than memory delivers within its latency.
+constexpr std::int64_t kAheadBytes = 8192;
+
+// Tokens [first, end) of a tile as F32 rows of `stride`, zeros after the last column.
+template <class T>
+void widen_tokens(const Tokens<T>& tokens, std::int64_t first, std::int64_t end,
+                  std::int64_t stride, float* to) {
+  for (std::int64_t j = first; j < end; ++j) {
+    for_columns(tokens.dim, [&](std::int64_t c, std::int64_t count) {
+      hn::Store(load_some(tokens.row(j) + c, count), DF(), to + j * stride + c);
+    });
+  }
+}
+
+// Where the rows of a converted tile lie; tokens outside [first, end) read the nearest inside.
+inline void find_widened(std::int64_t first, std::int64_t end, std::int64_t stride,
+                         std::int64_t* to) {
+  for (std::int64_t j = 0; j < kTile; ++j) to[j] = std::clamp(j, first, end - 1) * stride;
+}
+
+// The same tokens for the next rows of a block: they are in the cache now.
+template <class T>
+Tokens<T> again(const Tokens<T>& tokens) {
+  return {tokens.data, tokens.at, tokens.dim, 0};
+}
+
+inline std::int64_t tokens_ahead(std::int64_t row_bytes) {
+  return std::clamp<std::int64_t>(kAheadBytes / row_bytes, 4, kTile);
+}
+
+// Scores of tokens [lo, hi) of a tile for all rows of a block, from rows `q`.
+template <class T>
+void score_part(const Call& call, const Block& block, const float* q, std::int64_t lo,
+                std::int64_t hi, const Tokens<T>& k, float* scores) {
+  const std::int64_t stride = call.layout.padded_dim;
+  for_row_groups<kScoreRows>(block.rows, [&]<int kRows>(std::int64_t row) {
+    score_rows<kRows>(q + row * stride, stride, row == 0 ? k : again(k), lo / 4 * 4,
+                      round_up(hi, 4), scores + row * kTile);
+  });
+}
+
+// What query `query` sees of a tile, within its tokens [from, to).
+struct Seen {
+  std::int64_t first;
+  std::int64_t end;
+};
+inline Seen seen_by(const Block& block, std::int64_t query, std::int64_t tile, std::int64_t from,
+                    std::int64_t to) {
+  return {std::clamp<std::int64_t>(block.begin(query) - tile, from, to),
+          std::clamp<std::int64_t>(block.end(query) - tile, from, to)};
+}
+
+// Scores of a tile become weights; the rows' earlier outputs are scaled to the new maximum.
+inline void soften_tile(const Call& call, const Block& block, const Scratch& scratch,
+                        std::int64_t tile) {
+  const std::int64_t stride = call.layout.padded_dim;
+  const std::int64_t group = call.group();
+  for (std::int64_t query = 0; query < block.queries; ++query) {
+    const Seen seen = seen_by(block, query, tile, 0, kTile);
+    if (seen.first >= seen.end) continue;
+    for (std::int64_t row = query * group; row < (query + 1) * group; ++row) {
+      float* scores = scratch.scores + row * kTile;
+      std::fill(scores, scores + seen.first, kMinusInfinity);
+      std::fill(scores + seen.end, scores + kTile, kMinusInfinity);
+      const float decay = softmax_tile(scores, scratch.split.top[row], scratch.split.total[row]);
+      if (decay == 1.0F) continue;
+      float* out = scratch.split.out + row * stride;
+      const VF factor = hn::Set(DF(), decay);
+      for (std::int64_t c = 0; c < stride; c += kLanes) {
+        hn::Store(hn::Mul(hn::Load(DF(), out + c), factor), DF(), out + c);
+      }
+    }
+  }
+}
+
+// Adds the weighted values of a tile's tokens [from, to) to `out`. Queries that see the same part
+// of them share the loads.
+template <class T>
+void weigh_part(const Call& call, const Block& block, const Scratch& scratch, std::int64_t tile,
+                std::int64_t from, std::int64_t to, const Tokens<T>& v, float* out) {
+  const std::int64_t stride = call.layout.padded_dim;
+  const std::int64_t group = call.group();
+  for (std::int64_t query = 0; query < block.queries;) {
+    const Seen seen = seen_by(block, query, tile, from, to);
+    std::int64_t same = query + 1;
+    while (same < block.queries) {
+      const Seen next = seen_by(block, same, tile, from, to);
+      if (next.first != seen.first || next.end != seen.end) break;
+      ++same;
+    }
+    if (seen.first < seen.end) {
+      for_row_groups<kValueRows>((same - query) * group, [&]<int kRows>(std::int64_t at) {
+        const std::int64_t row = query * group + at;
+        weigh_rows<kRows>(scratch.scores + row * kTile, row == 0 ? v : again(v), seen.first,
+                          seen.end, out + row * stride, stride);
+      });
+    }
+    query = same;
+  }
+}
+
+// Keeps raw scores of tokens [lo, hi) of a tile when the call wants weights.
+inline void keep_scores(const Block& block, const float* scores, std::int64_t tile, std::int64_t lo,
+                        std::int64_t hi) {
+  if (block.kept_scores == nullptr) return;
+  const auto length = static_cast<std::int64_t>(block.list.tokens.size());
+  for (std::int64_t row = 0; row < block.rows; ++row) {
+    std::copy(scores + row * kTile + lo, scores + row * kTile + hi,
+              block.kept_scores + row * length + tile + lo);
+  }
+}
+
+// One tile of one kind of token for all rows of a block; [lo, hi) is what any row sees of it.
+template <class T>
+void attend_tile(const Call& call, const Block& block, const Scratch& scratch, std::int64_t tile,
+                 std::int64_t lo, std::int64_t hi, const Tokens<T>& k, const Tokens<T>& v) {
+  score_part(call, block, scratch.q, lo, hi, k, scratch.scores);
+  keep_scores(block, scratch.scores, tile, lo, hi);
+  soften_tile(call, block, scratch, tile);
+  weigh_part(call, block, scratch, tile, 0, kTile, v, scratch.split.out);
+}
+
+// Calls body(tile, lo, hi) for every tile of one split that the block's rows look into, with the
+// places of the tile's tokens in at[0, kTile) and the next tile's, for prefetching, behind them.
+template <class Body>
+void for_tiles(const Call& call, const Block& block, std::int64_t split, std::int64_t* at,
+               const Body& body) {
+  const std::int64_t begin = std::max(block.begin(0), split * kAttentionSplit);
+  const std::int64_t end = std::min(block.end(block.queries - 1), (split + 1) * kAttentionSplit);
+  std::int64_t tile = begin / kTile * kTile;
+  if (tile < end) find_tokens(call.cache, block, tile, begin, end, at);
+  for (; tile < end; tile += kTile) {
+    if (tile + kTile < end) {
+      find_tokens(call.cache, block, tile + kTile, begin, end, at + kTile);
+    } else {
+      std::fill_n(at + kTile, kTile, at[0]);
+    }
+    body(tile, std::max(tile, begin) - tile, std::min(tile + kTile, end) - tile);
+    std::copy_n(at + kTile, kTile, at);
+  }
+}
+
+// The partial results of `block` over one split, into scratch.split; caches of F32, F16 and BF16.
+template <class T>
+void attend_split(const Call& call, const Block& block, const Scratch& scratch,
+                  std::int64_t split) {
+  const std::int64_t dim = call.cache.head_dim;
+  const std::int64_t stride = call.layout.padded_dim;
+  const std::int64_t width = round_up(dim, kLanes);
+  const bool convert = block.rows > kConvertRows && !std::is_same_v<T, F32>;
+  const std::int64_t far = convert ? 0 : tokens_ahead(dim * static_cast<std::int64_t>(sizeof(T)));
+  std::int64_t at[2 * kTile];
+  std::int64_t widened_at[kTile];
+  const Tokens<T> k{static_cast<const T*>(call.cache.k), at, dim, far};
+  const Tokens<T> v{static_cast<const T*>(call.cache.v), at, dim, far};
+  for_tiles(call, block, split, at, [&](std::int64_t tile, std::int64_t lo, std::int64_t hi) {
+    if (!convert) {
+      attend_tile<T>(call, block, scratch, tile, lo, hi, k, v);
+      return;
+    }
+    widen_tokens(k, lo, hi, stride, scratch.k_tile);
+    widen_tokens(v, lo, hi, stride, scratch.v_tile);
+    find_widened(lo, hi, stride, widened_at);
+    attend_tile<float>(call, block, scratch, tile, lo, hi, {scratch.k_tile, widened_at, width, 0},
+                       {scratch.v_tile, widened_at, width, 0});
+  });
+}
+
+// lambda and zero per channel of one head's keys (`value` 0) or values (1) of a closed block.
+struct BlockScales {
+  const float* lambda;
+  const float* zero;
+};
+inline BlockScales scales_of(const Call& call, const Block& block, std::int64_t page_index,
+                             std::int64_t value) {
+  const std::int64_t page = block.segment->scale_pages[static_cast<std::size_t>(page_index)].value;
+  const float* lambda =
+      call.cache.scales +
+      ((page * 2 + value) * call.cache.kv_heads + block.kv_head) * 2 * call.cache.head_dim;
+  return {lambda, lambda + call.cache.head_dim};
+}
+
+// scaled_q and constants for one closed block.
+inline void scale_queries(const Call& call, const Block& block, const Scratch& scratch,
+                          const BlockScales& scales) {
+  const DF d;
+  const std::int64_t stride = call.layout.padded_dim;
+  for (std::int64_t row = 0; row < block.rows; ++row) {
+    VF sum = hn::Zero(d);
+    for_columns(call.cache.head_dim, [&](std::int64_t c, std::int64_t count) {
+      const VF scaled =
+          hn::Mul(hn::Load(d, scratch.q + row * stride + c), load_some(scales.lambda + c, count));
+      hn::Store(scaled, d, scratch.scaled_q + row * stride + c);
+      sum = hn::MulAdd(scaled, load_some(scales.zero + c, count), sum);
+    });
+    scratch.constants[row] = sum_lanes(sum);
+  }
+}
+
+// The tokens of a tile that lie in one block; positions within the tile.
+struct BlockPart {
+  std::int64_t page_index;
+  std::int64_t from;  // of the block
+  std::int64_t to;
+  std::int64_t lo;  // of what any row sees
+  std::int64_t hi;
+};
+template <class Body>
+void for_parts(std::int64_t page_tokens, std::int64_t tile, std::int64_t lo, std::int64_t hi,
+               const Body& body) {
+  for (std::int64_t index = (tile + lo) / page_tokens; index * page_tokens < tile + hi; ++index) {
+    const std::int64_t from = std::max<std::int64_t>(index * page_tokens - tile, 0);
+    const std::int64_t to = std::min((index + 1) * page_tokens - tile, kTile);
+    body(BlockPart{index, from, to, std::max(from, lo), std::min(to, hi)});
+  }
+}
+
+// Scores of a closed block's part from its codes.
+template <class T>
+void score_codes(const Call& call, const Block& block, const Scratch& scratch,
+                 const BlockPart& part, const Tokens<T>& k) {
+  score_part(call, block, scratch.scaled_q, part.lo, part.hi, k, scratch.scores);
+  for (std::int64_t row = 0; row < block.rows; ++row) {
+    const VF constant = hn::Set(DF(), scratch.constants[row]);
+    float* scores = scratch.scores + row * kTile;
+    for (std::int64_t j = part.from; j < part.to; j += kLanes) {
+      hn::Store(hn::Sub(hn::Load(DF(), scores + j), constant), DF(), scores + j);
+    }
+  }
+}
+
+// Adds the weighted values of a closed block's part, from its codes.
+template <class T>
+void weigh_codes(const Call& call, const Block& block, const Scratch& scratch, std::int64_t tile,
+                 const BlockPart& part, const Tokens<T>& v, const BlockScales& scales) {
+  const DF d;
+  const std::int64_t stride = call.layout.padded_dim;
+  std::fill_n(scratch.codes_out, block.rows * stride, 0.0F);
+  weigh_part(call, block, scratch, tile, part.from, part.to, v, scratch.codes_out);
+  for (std::int64_t row = 0; row < block.rows; ++row) {
+    const Seen seen = seen_by(block, row / call.group(), tile, part.from, part.to);
+    if (seen.first >= seen.end) continue;
+    const float* weights = scratch.scores + row * kTile;
+    VF sum = hn::Zero(d);
+    for (std::int64_t j = part.from; j < part.to; j += kLanes) {
+      sum = hn::Add(sum, hn::Load(d, weights + j));
+    }
+    const VF total = hn::Set(d, sum_lanes(sum));
+    const float* codes = scratch.codes_out + row * stride;
+    float* out = scratch.split.out + row * stride;
+    for_columns(call.cache.head_dim, [&](std::int64_t c, std::int64_t count) {
+      const VF centred =
+          hn::NegMulAdd(load_some(scales.zero + c, count), total, hn::Load(d, codes + c));
+      hn::Store(hn::MulAdd(load_some(scales.lambda + c, count), centred, hn::Load(d, out + c)), d,
+                out + c);
+    });
+  }
+}
+
+// attend_split over an INT8 cache whose open pool holds `Open`.
+template <class Open>
+void attend_split_int8(const Call& call, const Block& block, const Scratch& scratch,
+                       std::int64_t split) {
+  const KvLayerView& cache = call.cache;
+  const std::int64_t dim = cache.head_dim;
+  const std::int64_t stride = call.layout.padded_dim;
+  const bool convert = block.rows > kConvertRows;
+  const std::int64_t far = convert ? 0 : tokens_ahead(dim);
+  const std::int64_t own = (block.segment->context_tokens - 1) / cache.page_tokens;
+  std::int64_t at[2 * kTile];
+  std::int64_t widened_at[kTile];
+  const Tokens<U8> k_codes{static_cast<const U8*>(cache.k), at, dim, far};
+  const Tokens<U8> v_codes{static_cast<const U8*>(cache.v), at, dim, far};
+  const Tokens<Open> k_open{static_cast<const Open*>(cache.open_k), at, dim, 0};
+  const Tokens<Open> v_open{static_cast<const Open*>(cache.open_v), at, dim, 0};
+  const std::int64_t width = round_up(dim, kLanes);
+  const Tokens<float> k_wide{scratch.k_tile, widened_at, width, 0};
+  const Tokens<float> v_wide{scratch.v_tile, widened_at, width, 0};
+  std::int64_t scaled = -1;  // the block that scaled_q is for
+  for_tiles(call, block, split, at, [&](std::int64_t tile, std::int64_t lo, std::int64_t hi) {
+    if (convert) find_widened(lo, hi, stride, widened_at);
+    for_parts(cache.page_tokens, tile, lo, hi, [&](const BlockPart& part) {
+      if (part.page_index == own) {
+        if (convert) {
+          widen_tokens(k_open, part.lo, part.hi, stride, scratch.k_tile);
+          widen_tokens(v_open, part.lo, part.hi, stride, scratch.v_tile);
+          score_part(call, block, scratch.q, part.lo, part.hi, k_wide, scratch.scores);
+        } else {
+          score_part(call, block, scratch.q, part.lo, part.hi, k_open, scratch.scores);
+        }
+        return;
+      }
+      if (scaled != part.page_index) {
+        scale_queries(call, block, scratch, scales_of(call, block, part.page_index, 0));
+        scaled = part.page_index;
+      }
+      if (convert) {
+        widen_tokens(k_codes, part.lo, part.hi, stride, scratch.k_tile);
+        widen_tokens(v_codes, part.lo, part.hi, stride, scratch.v_tile);
+        score_codes(call, block, scratch, part, k_wide);
+      } else {
+        score_codes(call, block, scratch, part, k_codes);
+      }
+    });
+    soften_tile(call, block, scratch, tile);
+    for_parts(cache.page_tokens, tile, lo, hi, [&](const BlockPart& part) {
+      if (part.page_index == own) {
+        if (convert) {
+          weigh_part(call, block, scratch, tile, part.from, part.to, v_wide, scratch.split.out);
+        } else {
+          weigh_part(call, block, scratch, tile, part.from, part.to, v_open, scratch.split.out);
+        }
+        return;
+      }
+      const BlockScales scales = scales_of(call, block, part.page_index, 1);
+      if (convert) {
+        weigh_codes(call, block, scratch, tile, part, v_wide, scales);
+      } else {
+        weigh_codes(call, block, scratch, tile, part, v_codes, scales);
+      }
+    });
+  });
+}
+
+// One code row as lambda * (code - zero).
+inline void dequantize_row(const U8* codes, const BlockScales& scales, std::int64_t dim,
+                           float* to) {
+  for_columns(dim, [&](std::int64_t c, std::int64_t count) {
+    const VF whole = hn::Sub(load_some(codes + c, count), load_some(scales.zero + c, count));
+    hn::Store(hn::Mul(load_some(scales.lambda + c, count), whole), DF(), to + c);
+  });
+}
+
+// attend_split over selected tokens of an INT8 cache. Neighbours in a list seldom share a block, so
+// tokens are dequantized one by one.
+template <class Open>
+void attend_selected_int8(const Call& call, const Block& block, const Scratch& scratch,
+                          std::int64_t split) {
+  constexpr std::int64_t kAhead = 8;
+  const KvLayerView& cache = call.cache;
+  const std::int64_t dim = cache.head_dim;
+  const std::int64_t stride = call.layout.padded_dim;
+  const std::int64_t width = round_up(dim, kLanes);
+  const std::int64_t own = (block.segment->context_tokens - 1) / cache.page_tokens;
+  std::int64_t at[2 * kTile];
+  std::int64_t widened_at[kTile];
+  const Tokens<U8> k{static_cast<const U8*>(cache.k), at, dim, kAhead};
+  const Tokens<U8> v{static_cast<const U8*>(cache.v), at, dim, kAhead};
+  const Tokens<Open> k_open{static_cast<const Open*>(cache.open_k), at, dim, 0};
+  const Tokens<Open> v_open{static_cast<const Open*>(cache.open_v), at, dim, 0};
+  for_tiles(call, block, split, at, [&](std::int64_t tile, std::int64_t lo, std::int64_t hi) {
+    for (std::int64_t j = lo; j < hi; ++j) {
+      k.prefetch(j);
+      v.prefetch(j);
+      const std::int64_t index =
+          block.list.tokens[static_cast<std::size_t>(tile + j)] / cache.page_tokens;
+      if (index == own) {
+        widen_tokens(k_open, j, j + 1, stride, scratch.k_tile);
+        widen_tokens(v_open, j, j + 1, stride, scratch.v_tile);
+        continue;
+      }
+      dequantize_row(k.row(j), scales_of(call, block, index, 0), dim, scratch.k_tile + j * stride);
+      dequantize_row(v.row(j), scales_of(call, block, index, 1), dim, scratch.v_tile + j * stride);
+    }
+    find_widened(lo, hi, stride, widened_at);
+    attend_tile<float>(call, block, scratch, tile, lo, hi, {scratch.k_tile, widened_at, width, 0},
+                       {scratch.v_tile, widened_at, width, 0});
+  });
+}
+
+inline void attend_split_of_type(const Call& call, const Block& block, const Scratch& scratch,
+                                 std::int64_t split) {
+  reset(call, block, scratch.split);
+  const KvLayerView& cache = call.cache;
+  with_elements(cache.quantized() ? cache.open_k : cache.k,
+                cache.quantized() ? cache.open_dtype : cache.dtype, [&](auto* elements) {
+                  using T = std::remove_const_t<std::remove_pointer_t<decltype(elements)>>;
+                  if (!cache.quantized()) {
+                    attend_split<T>(call, block, scratch, split);
+                  } else if (block.selected()) {
+                    attend_selected_int8<T>(call, block, scratch, split);
+                  } else {
+                    attend_split_int8<T>(call, block, scratch, split);
+                  }
+                });
+}
+
+}  // namespace triphase::cpu::HWY_NAMESPACE
+HWY_AFTER_NAMESPACE();
+
+#endif  // per-target include guard

@@ -1,0 +1,285 @@
+#include "kernels/cpu/cpu_ops.h"
+
+#include <algorithm>
+#include <cstdlib>
+#include <string>
+
+#include "kernels/cpu/attention.h"
+#include "kernels/cpu/elementwise.h"
+#include "kernels/cpu/kv_append.h"
+#include "kernels/cpu/kv_close.h"
+#include "kernels/cpu/kv_pack.h"
+#include "kernels/cpu/linear.h"
+#include "kernels/cpu/norms.h"
+#include "kernels/cpu/rope.h"
+#include "kernels/cpu/rows.h"
+#include "kernels/cpu/simd_target.h"
+#include "kernels/sizing/attention_workspace.h"
+#include "runtime/base/error.h"
+
+namespace triphase {
+namespace {
+
+bool is_weight_type(DType dtype) {
+  return dtype == DType::kF32 || dtype == DType::kF16 || dtype == DType::kBF16;
+}
+
+// A view that the operation may walk: its type is one it computes with and its rows do not overlap.
+bool is_valid(const ConstMatrix& matrix) {
+  return matrix.rows >= 0 && matrix.cols >= 0 && is_weight_type(matrix.dtype) &&
+         (matrix.rows <= 1 || matrix.row_stride >= matrix.cols) &&
+         (matrix.data != nullptr || matrix.rows == 0 || matrix.cols == 0);
+}
+
+bool is_activation(const ConstMatrix& matrix) {
+  return matrix.dtype == DType::kF32 && is_valid(matrix);
+}
+
+bool same_shape(const ConstMatrix& a, const ConstMatrix& b) {
+  return a.rows == b.rows && a.cols == b.cols;
+}
+
+bool is_cache(const KvLayerView& cache) {
+  const bool typed = cache.quantized()
+                         ? cache.scales != nullptr && cache.open_k != nullptr &&
+                               cache.open_v != nullptr && is_weight_type(cache.open_dtype) &&
+                               cache.page_tokens % 16 == 0
+                         : is_weight_type(cache.dtype);
+  return typed && cache.k != nullptr && cache.v != nullptr && cache.page_tokens > 0 &&
+         cache.kv_heads > 0 && cache.head_dim > 0;
+}
+
+void check_slots(std::span<const std::int32_t> slots, const void* records, const KvLayerView& cache,
+                 std::string_view operation) {
+  TRIPHASE_CHECK(is_cache(cache) && (records != nullptr || slots.empty()), operation);
+  for (const std::int32_t slot : slots) TRIPHASE_CHECK(slot >= 0, operation);
+}
+
+void check_indices(std::span<const std::int32_t> indices, const ConstMatrix& table,
+                   const ConstMatrix& y, std::string_view operation) {
+  TRIPHASE_CHECK(is_valid(table) && is_activation(y) && y.cols == table.cols &&
+                     static_cast<std::int64_t>(indices.size()) == y.rows,
+                 operation);
+  for (const std::int32_t index : indices) {
+    TRIPHASE_CHECK(index >= 0 && index < table.rows, operation);
+  }
+}
+
+class CpuOps final : public Ops {
+ public:
+  CpuOps(ThreadPool& pool, std::string_view simd)
+      : pool_(&pool), name_("cpu (" + std::string(simd) + ")") {}
+
+  [[nodiscard]] std::string_view name() const override { return name_; }
+
+  void linear(ConstMatrix x, ConstMatrix w, const float* bias, bool accumulate, Matrix y,
+              Stream&) override {
+    TRIPHASE_CHECK(is_activation(x) && is_valid(w) && is_activation(y) && x.cols == w.cols &&
+                       y.rows == x.rows && y.cols == w.rows,
+                   "linear: shapes");
+    cpu::linear(*pool_, x, w, bias, accumulate, y);
+  }
+
+  void embed(std::span<const TokenId> ids, ConstMatrix table, float scale, Matrix y,
+             Stream&) override {
+    check_indices(ids, table, y, "embed: shapes or an id out of range");
+    cpu::embed(*pool_, ids, table, scale, y);
+  }
+
+  void add_positions(std::span<const std::int32_t> positions, ConstMatrix table, Matrix y,
+                     Stream&) override {
+    check_indices(positions, table, y, "add_positions: shapes or a position out of range");
+    cpu::add_positions(*pool_, positions, table, y);
+  }
+
+  void gather_rows(ConstMatrix x, std::span<const std::int32_t> rows, Matrix y, Stream&) override {
+    check_indices(rows, x, y, "gather_rows: shapes or a row out of range");
+    TRIPHASE_CHECK(x.dtype == DType::kF32, "gather_rows: type");
+    cpu::gather_rows(*pool_, x, rows, y);
+  }
+
+  void rms_norm(ConstMatrix x, const float* weight, float weight_offset, float eps, Matrix y,
+                Stream&) override {
+    TRIPHASE_CHECK(
+        is_activation(x) && is_activation(y) && same_shape(x, y) && x.cols > 0 && weight != nullptr,
+        "rms_norm: shapes");
+    cpu::rms_norm(*pool_, x, weight, weight_offset, eps, y);
+  }
+
+  void layer_norm(ConstMatrix x, const float* weight, const float* bias, float eps, Matrix y,
+                  Stream&) override {
+    TRIPHASE_CHECK(
+        is_activation(x) && is_activation(y) && same_shape(x, y) && x.cols > 0 && weight != nullptr,
+        "layer_norm: shapes");
+    cpu::layer_norm(*pool_, x, weight, bias, eps, y);
+  }
+
+  void rope(Matrix x, std::int64_t heads, std::int64_t head_dim, std::int64_t rotary_dim,
+            ConstMatrix cos_sin, Stream&) override {
+    TRIPHASE_CHECK(is_activation(x) && is_activation(cos_sin) && heads > 0 && head_dim > 0 &&
+                       x.cols >= heads * head_dim && rotary_dim >= 0 && rotary_dim % 2 == 0 &&
+                       rotary_dim <= head_dim && cos_sin.rows == x.rows &&
+                       cos_sin.cols == rotary_dim,
+                   "rope: shapes");
+    cpu::rope(*pool_, x, heads, head_dim, rotary_dim, cos_sin);
+  }
+
+  void gated_activation(Activation activation, ConstMatrix gate, ConstMatrix up, Matrix y,
+                        Stream&) override {
+    TRIPHASE_CHECK(is_activation(gate) && is_activation(up) && is_activation(y) &&
+                       same_shape(gate, y) && same_shape(up, y),
+                   "gated_activation: shapes");
+    cpu::gated_activation(*pool_, activation, gate, up, y);
+  }
+
+  void activate(Activation activation, Matrix y, Stream&) override {
+    TRIPHASE_CHECK(is_activation(y), "activate: shapes");
+    cpu::activate(*pool_, activation, y);
+  }
+
+  void add(ConstMatrix x, Matrix y, Stream&) override {
+    TRIPHASE_CHECK(is_activation(x) && is_activation(y) && same_shape(x, y), "add: shapes");
+    cpu::add(*pool_, x, y);
+  }
+
+  void kv_append(ConstMatrix k, ConstMatrix v, const KvSlots& slots, const KvLayerView& cache,
+                 Stream&) override {
+    TRIPHASE_CHECK(is_activation(k) && is_activation(v) && same_shape(k, v) && is_cache(cache) &&
+                       k.cols == cache.kv_heads * cache.head_dim &&
+                       static_cast<std::int64_t>(slots.pages.size()) == k.rows &&
+                       slots.offsets.size() == slots.pages.size(),
+                   "kv_append: shapes");
+    for (std::size_t row = 0; row < slots.pages.size(); ++row) {
+      TRIPHASE_CHECK(slots.pages[row].valid() && slots.offsets[row] >= 0 &&
+                         slots.offsets[row] < cache.page_tokens,
+                     "kv_append: a slot out of range");
+    }
+    cpu::kv_append(*pool_, k, v, slots, cache);
+  }
+
+  void kv_close(std::span<const KvClose> blocks, const KvLayerView& cache, Stream&) override {
+    TRIPHASE_CHECK(is_cache(cache) && cache.quantized(), "kv_close: not an INT8 cache");
+    for (const KvClose& block : blocks) {
+      TRIPHASE_CHECK(block.open_page.valid() && block.page.valid() && block.scale_page.valid(),
+                     "kv_close: a page out of range");
+    }
+    cpu::kv_close(*pool_, blocks, cache);
+  }
+
+  void kv_pack(const KvLayerView& cache, std::span<const std::int32_t> slots, std::byte* records,
+               Stream&) override {
+    check_slots(slots, records, cache, "kv_pack: cache, records or a slot out of range");
+    cpu::kv_pack(*pool_, cache, slots, records);
+  }
+
+  void kv_unpack(const std::byte* records, std::span<const std::int32_t> slots,
+                 const KvLayerView& cache, Stream&) override {
+    check_slots(slots, records, cache, "kv_unpack: cache, records or a slot out of range");
+    cpu::kv_unpack(*pool_, records, slots, cache);
+  }
+
+  void attention(ConstMatrix q, std::int64_t heads, const KvLayerView& cache,
+                 std::span<const AttentionSegment> segments, float scale, Matrix out,
+                 Workspace workspace, Stream&) override {
+    TRIPHASE_CHECK(is_activation(q) && is_activation(out) && same_shape(q, out) &&
+                       is_cache(cache) && heads > 0 && heads % cache.kv_heads == 0 &&
+                       q.cols == heads * cache.head_dim,
+                   "attention: shapes");
+    AttentionShape shape{.heads = heads,
+                         .kv_heads = cache.kv_heads,
+                         .head_dim = cache.head_dim,
+                         .max_query_rows = q.rows,
+                         .max_context = 0,
+                         .threads = pool_->threads()};
+    std::int64_t queries = 0;
+    for (const AttentionSegment& segment : segments) {
+      check_segment(segment, q.rows, cache);
+      queries += segment.query_count;
+      if (segment.selection.empty()) {
+        shape.max_context = std::max(shape.max_context, segment.context_tokens);
+        continue;
+      }
+      check_selection(segment, cache);
+      const std::span<const std::int32_t> begins = segment.selection.begins;
+      for (std::size_t list = 0; list + 1 < begins.size(); ++list) {
+        shape.max_context =
+            std::max<std::int64_t>(shape.max_context, begins[list + 1] - begins[list]);
+      }
+      if (segment.weights != nullptr && segment.query_count > 0) {
+        shape.weighted_scores += cpu::weighted_scores(segment.selection, heads);
+      }
+    }
+    TRIPHASE_CHECK(queries <= q.rows, "attention: segments share rows");
+    TRIPHASE_CHECK(reinterpret_cast<std::uintptr_t>(workspace.data) % 64 == 0 &&
+                       workspace.bytes >= attention_workspace_bytes(shape),
+                   "attention: workspace smaller than kernels/sizing says or not aligned");
+    cpu::attention(*pool_, q, heads, cache, segments, scale, out, shape, workspace);
+  }
+
+ private:
+  static void check_segment(const AttentionSegment& segment, std::int64_t rows,
+                            const KvLayerView& cache) {
+    TRIPHASE_CHECK(segment.query_begin >= 0 && segment.query_count >= 0 &&
+                       segment.query_begin + segment.query_count <= rows &&
+                       segment.context_tokens >= 0 && segment.window >= 0,
+                   "attention: a segment's rows");
+    if (!segment.selection.empty()) return;
+    const std::int64_t blocks =
+        (segment.context_tokens + cache.page_tokens - 1) / cache.page_tokens;
+    const auto holds = [](std::span<const PageId> pages, std::int64_t count) {
+      return static_cast<std::int64_t>(pages.size()) >= count;
+    };
+    if (!cache.quantized()) {
+      TRIPHASE_CHECK(holds(segment.pages, blocks), "attention: a segment's pages");
+      return;
+    }
+    const std::int64_t first = segment.context_tokens - segment.query_count;
+    TRIPHASE_CHECK(
+        blocks == 0 || (holds(segment.pages, blocks - 1) &&
+                        holds(segment.scale_pages, blocks - 1) && segment.open_page.valid()),
+        "attention: a segment's pages");
+    TRIPHASE_CHECK(segment.query_count == 0 || first >= (blocks - 1) * cache.page_tokens,
+                   "attention: INT8 queries of more than one block in a segment");
+  }
+
+  // Every list's tokens ascend within the context and have a slot.
+  static void check_selection(const AttentionSegment& segment, const KvLayerView& cache) {
+    const TokenSelection& selection = segment.selection;
+    const auto lists = static_cast<std::int64_t>(selection.begins.size()) - 1;
+    TRIPHASE_CHECK(
+        segment.query_count <= 1 && (lists == 1 || lists == cache.kv_heads) &&
+            selection.begins.front() == 0 && selection.begins.back() >= 0 &&
+            selection.tokens.size() == selection.slots.size() &&
+            static_cast<std::int64_t>(selection.tokens.size()) == selection.begins.back(),
+        "attention: a selection's lists");
+    for (std::size_t list = 0; list + 1 < selection.begins.size(); ++list) {
+      TRIPHASE_CHECK(selection.begins[list] <= selection.begins[list + 1],
+                     "attention: a selection's lists");
+      std::int64_t previous = -1;
+      for (auto i = static_cast<std::size_t>(selection.begins[list]);
+           i < static_cast<std::size_t>(selection.begins[list + 1]); ++i) {
+        TRIPHASE_CHECK(selection.tokens[i] > previous &&
+                           selection.tokens[i] < segment.context_tokens && selection.slots[i] >= 0,
+                       "attention: a selected token out of order or range, or without a slot");
+        previous = selection.tokens[i];
+      }
+    }
+    if (!cache.quantized() || selection.tokens.empty()) return;
+    const std::int64_t blocks =
+        (segment.context_tokens + cache.page_tokens - 1) / cache.page_tokens;
+    TRIPHASE_CHECK(static_cast<std::int64_t>(segment.scale_pages.size()) >= blocks - 1,
+                   "attention: a segment's scale pages");
+  }
+
+  ThreadPool* pool_;
+  std::string name_;
+};
+
+}  // namespace
+
+std::unique_ptr<Ops> make_cpu_ops(ThreadPool& pool) {
+  const char* limit = std::getenv("TRIPHASE_SIMD");
+  return std::make_unique<CpuOps>(pool, cpu::use_simd_target(limit == nullptr ? "" : limit));
+}
+
+}  // namespace triphase

@@ -1,0 +1,127 @@
+#include "kernels/cpu/cpu_sparse_ops.h"
+
+#include "kernels/cpu/group_scores.h"
+#include "kernels/cpu/key_scores.h"
+#include "kernels/sizing/sparse_workspace.h"
+#include "runtime/base/error.h"
+
+namespace triphase {
+namespace {
+
+void check_keys(const KvLayerView& cache, const AttentionSegment& keys) {
+  TRIPHASE_CHECK(
+      cache.k != nullptr && cache.page_tokens > 0 && cache.kv_heads > 0 && cache.head_dim > 0 &&
+          (!cache.quantized() ||
+           (cache.scales != nullptr && cache.open_k != nullptr && cache.page_tokens % 16 == 0)),
+      "sparse: cache");
+  const std::int64_t blocks = (keys.context_tokens + cache.page_tokens - 1) / cache.page_tokens;
+  const auto pages = static_cast<std::int64_t>(keys.pages.size());
+  TRIPHASE_CHECK(keys.context_tokens > 0 && keys.query_count >= 0, "sparse: context");
+  if (!cache.quantized()) {
+    TRIPHASE_CHECK(pages >= blocks, "sparse: a segment's pages");
+    return;
+  }
+  TRIPHASE_CHECK(pages >= blocks - 1 &&
+                     static_cast<std::int64_t>(keys.scale_pages.size()) >= blocks - 1 &&
+                     keys.open_page.valid(),
+                 "sparse: a segment's pages");
+}
+
+void check_query(const ConstMatrix& q, std::int64_t row, std::int64_t heads,
+                 std::int64_t kv_heads) {
+  TRIPHASE_CHECK(q.data != nullptr && q.dtype == DType::kF32 && row >= 0 && row < q.rows &&
+                     kv_heads > 0 && heads > 0 && heads % kv_heads == 0 && q.cols % heads == 0,
+                 "sparse: query");
+}
+
+class CpuSparseOps final : public SparseOps {
+ public:
+  explicit CpuSparseOps(ThreadPool& pool) : pool_(&pool) {}
+
+  void score_keys(ConstMatrix q, std::int64_t row, std::int64_t heads, const KvLayerView& cache,
+                  const AttentionSegment& keys, float scale, float* probabilities,
+                  std::int64_t stride, Workspace workspace, Stream&) override {
+    check_keys(cache, keys);
+    check_query(q, row, heads, cache.kv_heads);
+    TRIPHASE_CHECK(q.cols == heads * cache.head_dim && probabilities != nullptr &&
+                       stride >= keys.context_tokens,
+                   "score_keys: shapes");
+    const AttentionShape shape = shape_of(heads, cache, keys, workspace);
+    cpu::score_keys(*pool_, q, row, heads, cache, keys, scale, probabilities, stride, shape,
+                    workspace);
+  }
+
+  void sum_columns(ConstMatrix q, std::int64_t heads, const KvLayerView& cache,
+                   const AttentionSegment& segment, std::int64_t first_query, float scale,
+                   float* sums, std::int64_t stride, Workspace workspace, Stream&) override {
+    check_keys(cache, segment);
+    TRIPHASE_CHECK(segment.query_count <= segment.context_tokens && segment.query_begin >= 0 &&
+                       segment.query_begin + segment.query_count <= q.rows && first_query >= 0 &&
+                       q.cols == heads * cache.head_dim && sums != nullptr &&
+                       stride >= segment.context_tokens && segment.selection.empty(),
+                   "sum_columns: shapes");
+    if (first_query >= segment.query_count) return;
+    check_query(q, segment.query_begin, heads, cache.kv_heads);
+    const std::int64_t first = segment.context_tokens - segment.query_count;
+    TRIPHASE_CHECK(!cache.quantized() || first / cache.page_tokens ==
+                                             (segment.context_tokens - 1) / cache.page_tokens,
+                   "sum_columns: INT8 queries of more than one block in a segment");
+    const AttentionShape shape = shape_of(heads, cache, segment, workspace);
+    cpu::sum_columns(*pool_, q, heads, cache, segment, first_query, scale, sums, stride, shape,
+                     workspace);
+  }
+
+  void bound_pages(const KvLayerView& cache, const AttentionSegment& keys, std::int64_t first_token,
+                   const PageBounds& bounds, Stream&) override {
+    check_keys(cache, keys);
+    TRIPHASE_CHECK(bounds.data != nullptr && bounds.page_tokens > 0 && first_token >= 0,
+                   "bound_pages: bounds");
+    if (first_token >= keys.context_tokens) return;
+    cpu::bound_pages(*pool_, cache, keys, first_token, bounds);
+  }
+
+  void score_pages(ConstMatrix q, std::int64_t row, std::int64_t heads, std::int64_t kv_heads,
+                   const PageBounds& bounds, std::int64_t pages, float* scores, std::int64_t stride,
+                   Stream&) override {
+    check_query(q, row, heads, kv_heads);
+    TRIPHASE_CHECK(pages >= 0 && stride >= pages && (pages == 0 || scores != nullptr) &&
+                       (pages == 0 || bounds.data != nullptr),
+                   "score_pages: shapes");
+    cpu::score_pages(*pool_, q, row, heads, kv_heads, bounds, pages, scores, stride);
+  }
+
+  void score_centroids(ConstMatrix q, std::int64_t row, std::int64_t heads, std::int64_t kv_heads,
+                       const Centroids& centroids, float scale, float* scores, Stream&) override {
+    check_query(q, row, heads, kv_heads);
+    TRIPHASE_CHECK(centroids.count >= 0 &&
+                       (centroids.count == 0 || (centroids.means != nullptr &&
+                                                 centroids.keys != nullptr && scores != nullptr)),
+                   "score_centroids: shapes");
+    cpu::score_centroids(*pool_, q, row, heads, kv_heads, centroids, scale, scores);
+  }
+
+ private:
+  [[nodiscard]] AttentionShape shape_of(std::int64_t heads, const KvLayerView& cache,
+                                        const AttentionSegment& keys, Workspace workspace) const {
+    const AttentionShape shape{.heads = heads,
+                               .kv_heads = cache.kv_heads,
+                               .head_dim = cache.head_dim,
+                               .max_query_rows = 1,
+                               .max_context = keys.context_tokens,
+                               .threads = pool_->threads()};
+    TRIPHASE_CHECK(reinterpret_cast<std::uintptr_t>(workspace.data) % 64 == 0 &&
+                       workspace.bytes >= sparse_workspace_bytes(shape),
+                   "sparse: workspace smaller than kernels/sizing says or not aligned");
+    return shape;
+  }
+
+  ThreadPool* pool_;
+};
+
+}  // namespace
+
+std::unique_ptr<SparseOps> make_cpu_sparse_ops(ThreadPool& pool) {
+  return std::make_unique<CpuSparseOps>(pool);
+}
+
+}  // namespace triphase

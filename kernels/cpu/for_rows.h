@@ -1,0 +1,34 @@
+#pragma once
+
+// How row-wise operations share work: whole rows, enough of them per task that handing one out
+// costs little beside doing it.
+
+#include <algorithm>
+#include <cstdint>
+
+#include "runtime/base/thread_pool.h"
+
+namespace triphase::cpu {
+
+// Calls body(row) for every row, on all threads when there is enough work.
+template <class Body>
+void for_rows(ThreadPool& pool, std::int64_t rows, std::int64_t cols, const Body& body) {
+  constexpr std::int64_t kTaskElements = 16384;
+  const std::int64_t step =
+      std::max<std::int64_t>(1, kTaskElements / std::max<std::int64_t>(1, cols));
+  pool.parallel_for((rows + step - 1) / step, [&](std::int64_t task, int) {
+    const std::int64_t end = std::min(rows, (task + 1) * step);
+    for (std::int64_t row = task * step; row < end; ++row) body(row);
+  });
+}
+
+template <class T>
+T* row_of(void* data, std::int64_t row, std::int64_t stride) {
+  return static_cast<T*>(data) + row * stride;
+}
+template <class T>
+const T* row_of(const void* data, std::int64_t row, std::int64_t stride) {
+  return static_cast<const T*>(data) + row * stride;
+}
+
+}  // namespace triphase::cpu

@@ -1,0 +1,215 @@
+#include "kernels/cpu/key_scores.h"
+
+#include <algorithm>
+
+#include "kernels/sizing/sparse_workspace.h"
+
+#undef HWY_TARGET_INCLUDE
+#define HWY_TARGET_INCLUDE "kernels/cpu/key_scores.cpp"
+#include "hwy/foreach_target.h"
+//
+#include "kernels/cpu/attention_split-inl.h"
+
+HWY_BEFORE_NAMESPACE();
+namespace triphase::cpu::HWY_NAMESPACE {
+namespace {
+
+// A call's scratch is one thread's scratch of attention and one query's weights per thread.
+struct ScoreCall {
+  Call call;
+  const AttentionShape* shape;
+
+  [[nodiscard]] float* row_of(int worker) const {
+    return call.partials + worker * sparse_row_floats(*shape);
+  }
+};
+
+ScoreCall make_call(ThreadPool& pool, ConstMatrix q, std::int64_t heads, const KvLayerView& cache,
+                    float scale, const AttentionShape& shape, Workspace workspace) {
+  Call call{};
+  call.q = q;
+  call.heads = heads;
+  call.cache = cache;
+  call.scale = scale;
+  call.layout = attention_layout(shape);
+  call.thread_scratch = reinterpret_cast<float*>(workspace.data);
+  call.partials = call.thread_scratch + pool.threads() * call.layout.thread_floats;
+  return {call, &shape};
+}
+
+// One query (row `query_begin` of q, the last position of its context) under one KV head.
+Block block_under(const Call& call, const AttentionSegment& segment, std::int64_t kv_head) {
+  Block block{};
+  block.segment = &segment;
+  block.kv_head = kv_head;
+  block.queries = 1;
+  block.rows = call.group();
+  return block;
+}
+
+// Base-2 logits of one split into to[row * stride + token].
+template <class Open>
+void score_split(const Call& call, const Block& block, const Scratch& scratch, std::int64_t split,
+                 float* to, std::int64_t stride) {
+  const KvLayerView& cache = call.cache;
+  const std::int64_t dim = cache.head_dim;
+  const bool coded = cache.quantized();
+  const std::int64_t own =
+      coded ? (block.segment->context_tokens - 1) / cache.page_tokens : std::int64_t{-1};
+  std::int64_t at[2 * kTile];
+  const std::int64_t element_bytes = coded ? 1 : static_cast<std::int64_t>(sizeof(Open));
+  const std::int64_t far = tokens_ahead(dim * element_bytes);
+  const Tokens<U8> codes{static_cast<const U8*>(cache.k), at, dim, far};
+  const Tokens<Open> open{static_cast<const Open*>(coded ? cache.open_k : cache.k), at, dim,
+                          coded ? 0 : far};
+  std::int64_t scaled = -1;
+  for_tiles(call, block, split, at, [&](std::int64_t tile, std::int64_t lo, std::int64_t hi) {
+    if (!coded) {
+      score_part(call, block, scratch.q, lo, hi, open, scratch.scores);
+    } else {
+      for_parts(cache.page_tokens, tile, lo, hi, [&](const BlockPart& part) {
+        if (part.page_index == own) {
+          score_part(call, block, scratch.q, part.lo, part.hi, open, scratch.scores);
+          return;
+        }
+        if (scaled != part.page_index) {
+          scale_queries(call, block, scratch, scales_of(call, block, part.page_index, 0));
+          scaled = part.page_index;
+        }
+        score_codes(call, block, scratch, part, codes);
+      });
+    }
+    for (std::int64_t row = 0; row < block.rows; ++row) {
+      std::copy(scratch.scores + row * kTile + lo, scratch.scores + row * kTile + hi,
+                to + row * stride + tile + lo);
+    }
+  });
+}
+
+void score_split_of_type(const Call& call, const Block& block, const Scratch& scratch,
+                         std::int64_t split, float* to, std::int64_t stride) {
+  const KvLayerView& cache = call.cache;
+  with_elements(cache.quantized() ? cache.open_k : cache.k,
+                cache.quantized() ? cache.open_dtype : cache.dtype, [&](auto* elements) {
+                  using T = std::remove_const_t<std::remove_pointer_t<decltype(elements)>>;
+                  score_split<T>(call, block, scratch, split, to, stride);
+                });
+}
+
+// Base-2 logits become weights; sums run over vectors at absolute positions.
+void normalize(float* row, std::int64_t count) {
+  const DF d;
+  VF highest = hn::Set(d, kMinusInfinity);
+  const VF least = highest;
+  for_columns(count, [&](std::int64_t t, std::int64_t some) {
+    VF x = load_some(row + t, some);
+    if (some < kLanes) x = hn::IfThenElse(hn::FirstN(d, static_cast<std::size_t>(some)), x, least);
+    highest = hn::Max(highest, x);
+  });
+  const float top = hn::GetLane(hn::MaxOfLanes(d, highest));
+  const VF base = hn::Set(d, top == kMinusInfinity ? 0.0F : top);
+  VF sum = hn::Zero(d);
+  for_columns(count, [&](std::int64_t t, std::int64_t some) {
+    VF weight = exp2_nonpositive(hn::Sub(load_some(row + t, some), base));
+    if (some < kLanes) {
+      weight = hn::IfThenElseZero(hn::FirstN(d, static_cast<std::size_t>(some)), weight);
+    }
+    store_some(weight, row + t, some);
+    sum = hn::Add(sum, weight);
+  });
+  const VF total = hn::Set(d, sum_lanes(sum));
+  for_columns(count, [&](std::int64_t t, std::int64_t some) {
+    store_some(hn::Div(load_some(row + t, some), total), row + t, some);
+  });
+}
+
+}  // namespace
+
+void score_keys(ThreadPool& pool, ConstMatrix q, std::int64_t row, std::int64_t heads,
+                const KvLayerView& cache, const AttentionSegment& keys, float scale,
+                float* probabilities, std::int64_t stride, const AttentionShape& shape,
+                Workspace workspace) {
+  const ScoreCall score = make_call(pool, q, heads, cache, scale, shape, workspace);
+  AttentionSegment segment = keys;
+  segment.query_begin = row;
+  segment.query_count = 1;
+  segment.window = 0;
+  segment.selection = {};
+  const std::int64_t group = score.call.group();
+  const std::int64_t splits = score.call.layout.splits;
+  pool.parallel_for(cache.kv_heads * splits, [&](std::int64_t task, int worker) {
+    const Block block = block_under(score.call, segment, task / splits);
+    const Scratch scratch = scratch_of(score.call, worker);
+    load_queries(score.call, block, scratch.q);
+    score_split_of_type(score.call, block, scratch, task % splits,
+                        probabilities + block.kv_head * group * stride, stride);
+  });
+  pool.parallel_for(heads, [&](std::int64_t head, int) {
+    normalize(probabilities + head * stride, segment.context_tokens);
+  });
+}
+
+void sum_columns(ThreadPool& pool, ConstMatrix q, std::int64_t heads, const KvLayerView& cache,
+                 const AttentionSegment& segment, std::int64_t first_query, float scale,
+                 float* sums, std::int64_t stride, const AttentionShape& shape,
+                 Workspace workspace) {
+  const ScoreCall score = make_call(pool, q, heads, cache, scale, shape, workspace);
+  pool.parallel_for(cache.kv_heads, [&](std::int64_t kv_head, int worker) {
+    const Scratch scratch = scratch_of(score.call, worker);
+    float* weights = score.row_of(worker);
+    for (std::int64_t query = first_query; query < segment.query_count; ++query) {
+      AttentionSegment own = segment;
+      own.query_begin = segment.query_begin + query;
+      own.query_count = 1;
+      own.context_tokens = segment.context_tokens - segment.query_count + query + 1;
+      const std::int64_t context = own.context_tokens;
+      const std::int64_t weight_stride = round_up(context, 16);
+      const Block block = block_under(score.call, own, kv_head);
+      load_queries(score.call, block, scratch.q);
+      // A window hides tokens in front of it.
+      const std::int64_t begin = block.begin(0);
+      for (std::int64_t split = begin / kAttentionSplit; split * kAttentionSplit < context;
+           ++split) {
+        score_split_of_type(score.call, block, scratch, split, weights, weight_stride);
+      }
+      for (std::int64_t head = 0; head < block.rows; ++head) {
+        float* row = weights + head * weight_stride;
+        std::fill(row, row + begin, kMinusInfinity);
+        normalize(row, context);
+        float* to = sums + kv_head * stride;
+        for_columns(context, [&](std::int64_t t, std::int64_t some) {
+          store_some(hn::Add(load_some(to + t, some), load_some(row + t, some)), to + t, some);
+        });
+      }
+    }
+  });
+}
+
+}  // namespace triphase::cpu::HWY_NAMESPACE
+HWY_AFTER_NAMESPACE();
+
+#if HWY_ONCE
+namespace triphase::cpu {
+namespace {
+HWY_EXPORT(score_keys);
+HWY_EXPORT(sum_columns);
+}  // namespace
+
+void score_keys(ThreadPool& pool, ConstMatrix q, std::int64_t row, std::int64_t heads,
+                const KvLayerView& cache, const AttentionSegment& keys, float scale,
+                float* probabilities, std::int64_t stride, const AttentionShape& shape,
+                Workspace workspace) {
+  HWY_DYNAMIC_DISPATCH(score_keys)
+  (pool, q, row, heads, cache, keys, scale, probabilities, stride, shape, workspace);
+}
+
+void sum_columns(ThreadPool& pool, ConstMatrix q, std::int64_t heads, const KvLayerView& cache,
+                 const AttentionSegment& segment, std::int64_t first_query, float scale,
+                 float* sums, std::int64_t stride, const AttentionShape& shape,
+                 Workspace workspace) {
+  HWY_DYNAMIC_DISPATCH(sum_columns)
+  (pool, q, heads, cache, segment, first_query, scale, sums, stride, shape, workspace);
+}
+
+}  // namespace triphase::cpu
+#endif

@@ -1,0 +1,97 @@
+#include "kernels/cpu/kv_close.h"
+
+#undef HWY_TARGET_INCLUDE
+#define HWY_TARGET_INCLUDE "kernels/cpu/kv_close.cpp"
+#include "hwy/foreach_target.h"
+//
+#include "kernels/cpu/simd-inl.h"
+
+HWY_BEFORE_NAMESPACE();
+namespace triphase::cpu::HWY_NAMESPACE {
+namespace {
+
+void store_codes(VF whole, std::uint8_t* to, std::int64_t count) {
+  const hn::RebindToSigned<DF> di;
+  alignas(64) std::int32_t codes[kLanes];
+  hn::Store(hn::ConvertTo(di, whole), di, codes);
+  for (std::int64_t i = 0; i < count; ++i) to[i] = static_cast<std::uint8_t>(codes[i]);
+}
+
+// `count` <= kLanes channels of one head's block: rows are `dim` apart. Only operations that round
+// once, as IEEE 754 says, so that every target gives the same bits.
+template <class T>
+void close_channels(const T* from, std::int64_t tokens, std::int64_t dim, std::int64_t count,
+                    std::uint8_t* codes, float* lambdas, float* zeros) {
+  const DF d;
+  const VF nothing = hn::Zero(d);
+  VF low = load_some(from, count);
+  VF high = low;
+  VF finite = hn::Mul(low, nothing);  // stays 0 until NaN or infinity comes
+  for (std::int64_t t = 1; t < tokens; ++t) {
+    const VF x = load_some(from + t * dim, count);
+    low = hn::Min(low, x);
+    high = hn::Max(high, x);
+    finite = hn::Add(finite, hn::Mul(x, nothing));
+  }
+  VF lambda = hn::Div(hn::Sub(high, low), hn::Set(d, 255.0F));
+  const auto constant = hn::Eq(lambda, nothing);
+  const VF divisor = hn::IfThenElse(constant, hn::Set(d, 1.0F), lambda);
+  // Adding 0 makes a negative zero positive: minima of mixed zeros differ between processors.
+  VF zero = hn::Add(hn::Round(hn::Div(hn::Sub(nothing, low), divisor)), nothing);
+  zero = hn::IfThenElse(constant, hn::Set(d, -1.0F), zero);
+  lambda = hn::IfThenElse(constant, hn::Add(high, nothing), lambda);
+  const auto is_finite = hn::Eq(hn::Add(finite, hn::Mul(lambda, nothing)), nothing);
+  const VF nan = hn::BitCast(d, hn::Set(DU32(), 0x7FC00000U));
+  store_some(hn::IfThenElse(is_finite, lambda, nan), lambdas, count);
+  store_some(hn::IfThenElseZero(is_finite, zero), zeros, count);
+  const auto zero_codes = hn::Or(constant, hn::Not(is_finite));
+  for (std::int64_t t = 0; t < tokens; ++t) {
+    VF code = hn::Add(hn::Div(load_some(from + t * dim, count), divisor), zero);
+    code = hn::IfThenZeroElse(zero_codes, code);
+    code = hn::Min(hn::Max(hn::Round(code), nothing), hn::Set(d, 255.0F));
+    store_codes(code, codes + t * dim, count);
+  }
+}
+
+}  // namespace
+
+void kv_close(ThreadPool& pool, std::span<const KvClose> blocks, const KvLayerView& cache) {
+  const std::int64_t units = 2 * cache.kv_heads;
+  const std::int64_t head_elements = cache.page_tokens * cache.head_dim;
+  with_elements(cache.open_k, cache.open_dtype, [&](auto* elements) {
+    using T = std::remove_const_t<std::remove_pointer_t<decltype(elements)>>;
+    pool.parallel_for(static_cast<std::int64_t>(blocks.size()) * units, [&](std::int64_t unit,
+                                                                            int) {
+      const KvClose& block = blocks[static_cast<std::size_t>(unit / units)];
+      const bool value = unit % units >= cache.kv_heads;
+      const std::int64_t head = unit % cache.kv_heads;
+      const T* from = static_cast<const T*>(value ? cache.open_v : cache.open_k) +
+                      (block.open_page.value * cache.kv_heads + head) * head_elements;
+      auto* codes = static_cast<std::uint8_t*>(value ? cache.v : cache.k) +
+                    (block.page.value * cache.kv_heads + head) * head_elements;
+      float* lambdas =
+          cache.scales + ((block.scale_page.value * 2 + (value ? 1 : 0)) * cache.kv_heads + head) *
+                             2 * cache.head_dim;
+      for_columns(cache.head_dim, [&](std::int64_t c, std::int64_t count) {
+        close_channels(from + c, cache.page_tokens, cache.head_dim, count, codes + c, lambdas + c,
+                       lambdas + cache.head_dim + c);
+      });
+    });
+  });
+}
+
+}  // namespace triphase::cpu::HWY_NAMESPACE
+HWY_AFTER_NAMESPACE();
+
+#if HWY_ONCE
+namespace triphase::cpu {
+namespace {
+HWY_EXPORT(kv_close);
+}  // namespace
+
+void kv_close(ThreadPool& pool, std::span<const KvClose> blocks, const KvLayerView& cache) {
+  HWY_DYNAMIC_DISPATCH(kv_close)(pool, blocks, cache);
+}
+
+}  // namespace triphase::cpu
+#endif

@@ -1,0 +1,72 @@
+#include "kernels/cpu/linear.h"
+
+#include <algorithm>
+
+#undef HWY_TARGET_INCLUDE
+#define HWY_TARGET_INCLUDE "kernels/cpu/linear.cpp"
+#include "hwy/foreach_target.h"
+//
+#include "kernels/cpu/linear_tile-inl.h"
+#include "kernels/cpu/simd-inl.h"
+
+HWY_BEFORE_NAMESPACE();
+namespace triphase::cpu::HWY_NAMESPACE {
+namespace {
+
+// Rows of x that stay in a core's L2 while w passes by.
+std::int64_t rows_per_block(std::int64_t depth) {
+  constexpr std::int64_t kBytes = 768 * 1024;
+  const std::int64_t row_bytes = std::max<std::int64_t>(1, depth) * 4;
+  return std::clamp<std::int64_t>(kBytes / row_bytes / kTileRows * kTileRows, 16, 64);
+}
+
+// Rows of w of one task: about 128 KiB.
+std::int64_t cols_per_task(std::int64_t depth, DType dtype) {
+  const std::int64_t row_bytes =
+      std::max<std::int64_t>(1, depth) * static_cast<std::int64_t>(dtype_bytes(dtype));
+  return std::clamp<std::int64_t>(128 * 1024 / row_bytes / 16 * 16, 16, 512);
+}
+
+}  // namespace
+
+void linear(ThreadPool& pool, ConstMatrix x, ConstMatrix w, const float* bias, bool accumulate,
+            Matrix y) {
+  const Problem p{.x = static_cast<const float*>(x.data),
+                  .x_stride = x.row_stride,
+                  .depth = x.cols,
+                  .w = w.data,
+                  .w_stride = w.row_stride,
+                  .bias = bias,
+                  .accumulate = accumulate,
+                  .y = static_cast<float*>(y.data),
+                  .y_stride = y.row_stride};
+  const std::int64_t rows = rows_per_block(x.cols);
+  const std::int64_t cols = cols_per_task(x.cols, w.dtype);
+  const std::int64_t row_tasks = (x.rows + rows - 1) / rows;
+  const std::int64_t col_tasks = (w.rows + cols - 1) / cols;
+  pool.parallel_for(row_tasks * col_tasks, [&](std::int64_t task, int) {
+    const std::int64_t row = task / col_tasks * rows;
+    const std::int64_t first = task % col_tasks * cols;
+    with_elements(w.data, w.dtype, [&](auto* elements) {
+      multiply_part<std::remove_const_t<std::remove_pointer_t<decltype(elements)>>>(
+          p, row, std::min(rows, x.rows - row), first, std::min(w.rows, first + cols));
+    });
+  });
+}
+
+}  // namespace triphase::cpu::HWY_NAMESPACE
+HWY_AFTER_NAMESPACE();
+
+#if HWY_ONCE
+namespace triphase::cpu {
+namespace {
+HWY_EXPORT(linear);
+}  // namespace
+
+void linear(ThreadPool& pool, ConstMatrix x, ConstMatrix w, const float* bias, bool accumulate,
+            Matrix y) {
+  HWY_DYNAMIC_DISPATCH(linear)(pool, x, w, bias, accumulate, y);
+}
+
+}  // namespace triphase::cpu
+#endif

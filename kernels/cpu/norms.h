@@ -1,0 +1,18 @@
+#pragma once
+
+// Row normalisations. Arguments are checked by CpuOps.
+
+#include "kernels/ops.h"
+#include "runtime/base/thread_pool.h"
+
+namespace triphase::cpu {
+
+// See Ops::rms_norm.
+void rms_norm(ThreadPool& pool, ConstMatrix x, const float* weight, float weight_offset, float eps,
+              Matrix y);
+
+// See Ops::layer_norm.
+void layer_norm(ThreadPool& pool, ConstMatrix x, const float* weight, const float* bias, float eps,
+                Matrix y);
+
+}  // namespace triphase::cpu

@@ -1,0 +1,214 @@
+// Vector loads and stores of every stored type as F32, shared by the kernels. Compiled once per
+// SIMD target (Highway's foreach_target), hence the guard that toggles. No state.
+
+#if defined(TRIPHASE_KERNELS_CPU_SIMD_INL_H_) == defined(HWY_TARGET_TOGGLE)
+#ifdef TRIPHASE_KERNELS_CPU_SIMD_INL_H_
+#undef TRIPHASE_KERNELS_CPU_SIMD_INL_H_
+#else
+#define TRIPHASE_KERNELS_CPU_SIMD_INL_H_
+#endif
+
+#include <cstdint>
+#include <cstring>
+
+#include "hwy/highway.h"
+#include "runtime/base/dtype.h"
+#include "runtime/base/error.h"
+
+HWY_BEFORE_NAMESPACE();
+namespace triphase::cpu::HWY_NAMESPACE {
+
+namespace hn = hwy::HWY_NAMESPACE;
+
+using DF = hn::ScalableTag<float>;
+using VF = hn::Vec<DF>;
+constexpr std::int64_t kLanes = hn::MaxLanes(DF());
+
+// The stored element types. Distinct types, so that templates choose the conversion.
+using F32 = float;
+struct F16 {
+  std::uint16_t bits;
+};
+struct BF16 {
+  std::uint16_t bits;
+};
+// Codes of an INT8 cache. Loaded as the whole numbers 0..255; scales are the caller's business.
+struct U8 {
+  std::uint8_t bits;
+};
+
+// Calls body(pointer to elements of the right type) for `data`: the one place where kernels turn a
+// run-time type into a compile-time one.
+template <class Body>
+HWY_INLINE void with_elements(const void* data, DType dtype, const Body& body) {
+  switch (dtype) {
+    case DType::kF16:
+      body(static_cast<const F16*>(data));
+      return;
+    case DType::kBF16:
+      body(static_cast<const BF16*>(data));
+      return;
+    case DType::kF32:
+      body(static_cast<const F32*>(data));
+      return;
+    default:
+      TRIPHASE_CHECK(false, "a type the CPU kernels do not compute with");
+  }
+}
+
+using DU32 = hn::RebindToUnsigned<DF>;
+using VU32 = hn::Vec<DU32>;
+using DU16 = hn::Rebind<std::uint16_t, DF>;
+using VU16 = hn::Vec<DU16>;
+
+// Targets without the F16C instructions; Highway's own fallback neither rounds nor keeps NaN.
+#define TRIPHASE_SOFT_F16 (HWY_TARGET == HWY_SCALAR || HWY_TARGET == HWY_SSE4)
+
+HWY_INLINE VF widen(F16, VU16 bits) {
+  const DF df;
+#if TRIPHASE_SOFT_F16
+  const DU32 du;
+  const VU32 wide = hn::PromoteTo(du, bits);
+  const VU32 sign = hn::ShiftLeft<16>(hn::And(wide, hn::Set(du, 0x8000U)));
+  const VU32 magnitude = hn::ShiftLeft<13>(hn::And(wide, hn::Set(du, 0x7FFFU)));
+  // The exponent moves by 112; as a product it also normalises subnormals, exactly.
+  const VF scaled = hn::Mul(hn::BitCast(df, magnitude), hn::Set(df, 0x1p112F));
+  const auto special = hn::Gt(magnitude, hn::Set(du, 0x0F7FFFFFU));
+  const auto is_nan = hn::Gt(magnitude, hn::Set(du, 0x0F800000U));
+  VU32 result = hn::Or(hn::BitCast(du, scaled), sign);
+  result = hn::Or(result, hn::IfThenElseZero(special, hn::Set(du, 0x7F800000U)));
+  result = hn::Or(result, hn::IfThenElseZero(is_nan, hn::Set(du, 0x00400000U)));
+  return hn::BitCast(df, result);
+#else
+  return hn::PromoteTo(df, hn::BitCast(hn::Rebind<hwy::float16_t, DF>(), bits));
+#endif
+}
+
+HWY_INLINE VF widen(BF16, VU16 bits) {
+  return hn::BitCast(DF(), hn::ShiftLeft<16>(hn::PromoteTo(DU32(), bits)));
+}
+
+// kLanes elements from `from` as F32.
+HWY_INLINE VF load(const F32* from) { return hn::LoadU(DF(), from); }
+template <class T>
+HWY_INLINE VF load(const T* from) {
+  return widen(T{}, hn::LoadU(DU16(), &from->bits));
+}
+
+// The first `count` < kLanes elements of `from`, zeros in the other lanes; reads nothing else.
+HWY_INLINE VF load_part(const F32* from, std::int64_t count) {
+#if HWY_TARGET == HWY_AVX3 || HWY_TARGET == HWY_AVX2
+  return hn::MaskedLoad(hn::FirstN(DF(), static_cast<std::size_t>(count)), DF(), from);
+#else
+  alignas(64) float buffer[kLanes] = {};
+  std::memcpy(buffer, from, static_cast<std::size_t>(count) * sizeof(float));
+  return hn::Load(DF(), buffer);
+#endif
+}
+template <class T>
+HWY_INLINE VF load_part(const T* from, std::int64_t count) {
+  const DU16 d16;
+#if HWY_TARGET == HWY_AVX3
+  return widen(T{},
+               hn::MaskedLoad(hn::FirstN(d16, static_cast<std::size_t>(count)), d16, &from->bits));
+#else
+  alignas(64) std::uint16_t buffer[kLanes] = {};
+  std::memcpy(buffer, from, static_cast<std::size_t>(count) * sizeof(std::uint16_t));
+  return widen(T{}, hn::Load(d16, buffer));
+#endif
+}
+
+using DU8 = hn::Rebind<std::uint8_t, DF>;
+HWY_INLINE VF widen(hn::Vec<DU8> codes) {
+  const hn::RebindToSigned<DF> di;
+  return hn::ConvertTo(DF(), hn::PromoteTo(di, codes));
+}
+HWY_INLINE VF load(const U8* from) { return widen(hn::LoadU(DU8(), &from->bits)); }
+HWY_INLINE VF load_part(const U8* from, std::int64_t count) {
+  alignas(64) std::uint8_t buffer[16] = {};
+  // The bound says what the compiler cannot see.
+  std::memcpy(buffer, from, static_cast<std::size_t>(count < kLanes ? count : kLanes));
+  return widen(hn::LoadU(DU8(), buffer));
+}
+
+HWY_INLINE VU16 narrow(F16, VF value) {
+#if TRIPHASE_SOFT_F16
+  // As f32_to_f16 (runtime/base/dtype.cpp), lane by lane.
+  const DF df;
+  const DU32 du;
+  const VU32 bits = hn::BitCast(du, value);
+  const VU32 sign = hn::And(hn::ShiftRight<16>(bits), hn::Set(du, 0x8000U));
+  const VU32 magnitude = hn::And(bits, hn::Set(du, 0x7FFFFFFFU));
+  const VU32 payload = hn::ShiftRight<13>(magnitude);
+  const VU32 nan = hn::Or(hn::And(payload, hn::Set(du, 0x3FFU)), hn::Set(du, 0x7E00U));
+  const VF shifted = hn::Add(hn::BitCast(df, magnitude), hn::Set(df, 0.5F));
+  const VU32 small = hn::Sub(hn::BitCast(du, shifted), hn::Set(du, 0x3F000000U));
+  const VU32 odd = hn::And(payload, hn::Set(du, 1U));
+  const VU32 rounded = hn::Add(hn::Sub(magnitude, hn::Set(du, 0x38000000U - 0xFFFU)), odd);
+  VU32 result = hn::ShiftRight<13>(rounded);
+  result = hn::IfThenElse(hn::Gt(hn::Set(du, 0x38800000U), magnitude), small, result);
+  result =
+      hn::IfThenElse(hn::Gt(magnitude, hn::Set(du, 0x477FEFFFU)), hn::Set(du, 0x7C00U), result);
+  result = hn::IfThenElse(hn::Gt(magnitude, hn::Set(du, 0x7F800000U)), nan, result);
+  return hn::DemoteTo(DU16(), hn::BitCast(hn::RebindToSigned<DF>(), hn::Or(result, sign)));
+#else
+  return hn::BitCast(DU16(), hn::DemoteTo(hn::Rebind<hwy::float16_t, DF>(), value));
+#endif
+}
+
+HWY_INLINE VU16 narrow(BF16, VF value) {
+  const DU32 du;
+  const VU32 bits = hn::BitCast(du, value);
+  const VU32 top = hn::ShiftRight<16>(bits);
+  const VU32 nan = hn::Or(top, hn::Set(du, 0x40U));
+  const VU32 odd = hn::And(top, hn::Set(du, 1U));
+  const VU32 rounded = hn::ShiftRight<16>(hn::Add(hn::Add(bits, hn::Set(du, 0x7FFFU)), odd));
+  const auto is_nan = hn::Gt(hn::And(bits, hn::Set(du, 0x7FFFFFFFU)), hn::Set(du, 0x7F800000U));
+  const VU32 result = hn::IfThenElse(is_nan, nan, rounded);
+  return hn::DemoteTo(DU16(), hn::BitCast(hn::RebindToSigned<DF>(), result));
+}
+
+// Stores kLanes values, rounded to nearest even.
+HWY_INLINE void store(VF value, F32* to) { hn::StoreU(value, DF(), to); }
+template <class T>
+HWY_INLINE void store(VF value, T* to) {
+  hn::StoreU(narrow(T{}, value), DU16(), &to->bits);
+}
+
+// Stores the first `count` < kLanes values and touches nothing else.
+template <class T>
+HWY_INLINE void store_part(VF value, T* to, std::int64_t count) {
+  alignas(64) T buffer[kLanes];
+  store(value, buffer);
+  std::memcpy(to, buffer, static_cast<std::size_t>(count) * sizeof(T));
+}
+
+// Sum of all lanes by one fixed tree.
+HWY_INLINE float sum_lanes(VF value) { return hn::GetLane(hn::SumOfLanes(DF(), value)); }
+
+// Calls body(column, count) over `cols` columns in steps of kLanes; count < kLanes only at the end.
+template <class Body>
+HWY_INLINE void for_columns(std::int64_t cols, const Body& body) {
+  std::int64_t column = 0;
+  for (; column + kLanes <= cols; column += kLanes) body(column, kLanes);
+  if (column < cols) body(column, cols - column);
+}
+
+// load / store of `count` <= kLanes elements.
+template <class T>
+HWY_INLINE VF load_some(const T* from, std::int64_t count) {
+  return count == kLanes ? load(from) : load_part(from, count);
+}
+template <class T>
+HWY_INLINE void store_some(VF value, T* to, std::int64_t count) {
+  if (count == kLanes) {
+    store(value, to);
+  } else {
+    store_part(value, to, count);
+  }
+}
+
+}  // namespace triphase::cpu::HWY_NAMESPACE
+HWY_AFTER_NAMESPACE();
+
+#endif  // per-target include guard

@@ -1,0 +1,55 @@
+#include "kernels/cuda/argument_ring.h"
+
+#include <algorithm>
+
+namespace triphase::cuda {
+namespace {
+
+constexpr std::size_t kAlignment = 256;
+
+}  // namespace
+
+ArgumentRing::ArgumentRing(Device& device, Device& host, std::size_t bytes)
+    : device_(&device), host_(&host), bytes_(bytes) {
+  on_host_ = static_cast<std::byte*>(host_->allocate(bytes_));
+  try {
+    on_device_ = static_cast<std::byte*>(device_->allocate(bytes_));
+  } catch (...) {
+    host_->release(on_host_, bytes_);
+    throw;
+  }
+}
+
+ArgumentRing::~ArgumentRing() { release(); }
+
+void ArgumentRing::release() noexcept {
+  if (on_host_ != nullptr) host_->release(on_host_, bytes_);
+  if (on_device_ != nullptr) device_->release(on_device_, bytes_);
+  on_host_ = nullptr;
+  on_device_ = nullptr;
+}
+
+void ArgumentRing::reserve(std::size_t bytes, std::size_t arrays, Stream& stream) {
+  const std::size_t needed = bytes + arrays * kAlignment;
+  if (needed <= bytes_ - next_) return;
+  stream.synchronize();
+  next_ = 0;
+  if (needed <= bytes_) return;
+  release();
+  bytes_ = 2 * needed;
+  on_host_ = static_cast<std::byte*>(host_->allocate(bytes_));
+  on_device_ = static_cast<std::byte*>(device_->allocate(bytes_));
+}
+
+const void* ArgumentRing::send_bytes(const void* data, std::size_t bytes, Stream& stream) {
+  reserve(bytes, 1, stream);
+  std::byte* place = on_device_ + next_;
+  if (bytes > 0) {
+    std::memcpy(on_host_ + next_, data, bytes);
+    device_->copy(place, on_host_ + next_, bytes, stream);
+  }
+  next_ += std::max<std::size_t>(1, (bytes + kAlignment - 1) / kAlignment) * kAlignment;
+  return place;
+}
+
+}  // namespace triphase::cuda

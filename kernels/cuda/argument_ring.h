@@ -1,0 +1,46 @@
+#pragma once
+
+// Small arrays that a call has on the host (ids, page tables, segments) on their way to the device:
+// copied into a ring of pinned memory and from there, on the call's stream, into a ring on the
+// device. When the ring comes round, the host waits for the stream once. One stream at a time.
+
+#include <cstring>
+#include <span>
+#include <type_traits>
+
+#include "memory/device.h"
+
+namespace triphase::cuda {
+
+class ArgumentRing {
+ public:
+  // Both devices must outlive the ring. Larger arrays make it grow.
+  ArgumentRing(Device& device, Device& host, std::size_t bytes);
+  ~ArgumentRing();
+  ArgumentRing(const ArgumentRing&) = delete;
+  ArgumentRing& operator=(const ArgumentRing&) = delete;
+
+  // Makes room for the arrays of one call together, so that sending one does not end another.
+  void reserve(std::size_t bytes, std::size_t arrays, Stream& stream);
+
+  // The array's place on the device, for work queued on `stream` until the next reserve or, without
+  // one, until the next send. An empty array has an address too.
+  template <class T>
+  [[nodiscard]] const T* send(std::span<const T> values, Stream& stream) {
+    static_assert(std::is_trivially_copyable_v<T>);
+    return static_cast<const T*>(send_bytes(values.data(), values.size_bytes(), stream));
+  }
+
+ private:
+  const void* send_bytes(const void* data, std::size_t bytes, Stream& stream);
+  void release() noexcept;
+
+  Device* device_;
+  Device* host_;
+  std::size_t bytes_;
+  std::size_t next_ = 0;
+  std::byte* on_device_ = nullptr;
+  std::byte* on_host_ = nullptr;
+};
+
+}  // namespace triphase::cuda

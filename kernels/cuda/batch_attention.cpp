@@ -1,0 +1,364 @@
+#include "kernels/cuda/batch_attention.h"
+
+#include <algorithm>
+#include <vector>
+
+#include "kernels/cuda/gather_attn.h"
+#include "kernels/cuda/merge_states.h"
+#include "kernels/cuda/paged_attention.h"
+#include "kernels/cuda/plan_splits.h"
+#include "kernels/sizing/cuda_workspace.h"
+#include "runtime/base/error.h"
+
+namespace triphase::cuda {
+namespace {
+
+constexpr int kRowOverhead = 1;  // units of 32 tokens that starting a row is worth
+
+std::int64_t blocks_of(const AttentionSegment& segment, const KvLayerView& cache) {
+  return (segment.context_tokens + cache.page_tokens - 1) / cache.page_tokens;
+}
+
+// What gather_attn's cache can hold; the rest takes the plain kernel.
+bool gather_serves(const KvLayerView& cache) {
+  const DType type = cache.quantized() ? cache.open_dtype : cache.dtype;
+  return (type == DType::kF16 || type == DType::kBF16) &&
+         (cache.page_tokens == 32 || cache.page_tokens == 64 || cache.page_tokens == 128) &&
+         cache.head_dim <= 256 && cache.head_dim % 8 == 0;
+}
+
+enum class Route : std::uint8_t { kPaged, kGatherAll, kGatherShared, kGatherPerHead };
+
+Route route_of(const AttentionSegment& segment, const KvLayerView& cache, bool deterministic) {
+  if (!segment.selection.empty()) {
+    TRIPHASE_CHECK(
+        gather_serves(cache),
+        "attention: selections need an F16, BF16 or INT8 cache in pages of 32, 64 or 128");
+    return segment.selection.begins.size() == 2 ? Route::kGatherShared : Route::kGatherPerHead;
+  }
+  const bool plain_decode = segment.query_count == 1 && segment.window == 0;
+  return plain_decode && gather_serves(cache) && !deterministic ? Route::kGatherAll : Route::kPaged;
+}
+
+// The tables of a run of segments; entry (b, i) of pages is sequence b's i-th page.
+struct Tables {
+  std::int64_t max_pages = 1;
+  std::vector<std::int32_t> pages, scale_pages, open_pages, lengths;
+};
+
+Tables tables_of(std::span<const AttentionSegment> run, const KvLayerView& cache) {
+  Tables tables;
+  for (const AttentionSegment& segment : run) {
+    tables.max_pages = std::max(tables.max_pages, blocks_of(segment, cache));
+  }
+  const auto entries = run.size() * static_cast<std::size_t>(tables.max_pages);
+  tables.pages.assign(entries, 0);
+  if (cache.quantized()) tables.scale_pages.assign(entries, 0);
+  for (std::size_t b = 0; b < run.size(); ++b) {
+    const AttentionSegment& segment = run[b];
+    const std::size_t row = b * static_cast<std::size_t>(tables.max_pages);
+    const auto fill = [&](std::vector<std::int32_t>& table, std::span<const PageId> ids) {
+      const std::size_t count =
+          std::min(ids.size(), static_cast<std::size_t>(blocks_of(segment, cache)));
+      for (std::size_t i = 0; i < count; ++i) table[row + i] = ids[i].value;
+    };
+    fill(tables.pages, segment.pages);
+    if (cache.quantized()) fill(tables.scale_pages, segment.scale_pages);
+    tables.open_pages.push_back(segment.open_page.value);
+    tables.lengths.push_back(static_cast<std::int32_t>(segment.context_tokens));
+  }
+  return tables;
+}
+
+// Selected tokens of a run as gather_attn takes them: lists of equal capacity.
+struct Lists {
+  std::int64_t rows = 0;
+  std::int64_t capacity = 1;
+  std::vector<std::int32_t> tokens, slots, counts;
+};
+
+Lists lists_of(std::span<const AttentionSegment> run) {
+  Lists lists;
+  for (const AttentionSegment& segment : run) {
+    const auto begins = segment.selection.begins;
+    for (std::size_t list = 0; list + 1 < begins.size(); ++list) {
+      lists.counts.push_back(begins[list + 1] - begins[list]);
+      lists.capacity = std::max<std::int64_t>(lists.capacity, lists.counts.back());
+    }
+  }
+  lists.rows = static_cast<std::int64_t>(lists.counts.size());
+  lists.tokens.assign(static_cast<std::size_t>(lists.rows * lists.capacity), 0);
+  lists.slots = lists.tokens;
+  std::size_t row = 0;
+  for (const AttentionSegment& segment : run) {
+    const TokenSelection& selection = segment.selection;
+    for (std::size_t list = 0; list + 1 < selection.begins.size(); ++list, ++row) {
+      const auto begin = static_cast<std::size_t>(selection.begins[list]);
+      const auto count = static_cast<std::size_t>(lists.counts[row]);
+      const auto to = static_cast<std::ptrdiff_t>(row * static_cast<std::size_t>(lists.capacity));
+      std::ranges::copy(selection.tokens.subspan(begin, count), lists.tokens.begin() + to);
+      std::ranges::copy(selection.slots.subspan(begin, count), lists.slots.begin() + to);
+    }
+  }
+  return lists;
+}
+
+class Batch {
+ public:
+  Batch(const BatchAttention& call, const AttentionMachine& machine, ArgumentRing& arguments,
+        DeviceScratch& scratch, Device& device, Stream& stream, StreamHandle handle)
+      : call_(call),
+        machine_(machine),
+        arguments_(arguments),
+        scratch_(scratch),
+        device_(device),
+        stream_(stream),
+        handle_(handle) {}
+
+  // Any queries, one kernel for the whole run.
+  void paged(std::span<const AttentionSegment> run) {
+    const KvLayerView& cache = call_.cache;
+    const std::int64_t group = call_.heads / cache.kv_heads;
+    const Tables tables = tables_of(run, cache);
+    std::vector<PagedSegment> segments;
+    std::int64_t query_blocks = 0;
+    std::int64_t max_context = 0;
+    for (std::size_t b = 0; b < run.size(); ++b) {
+      if (run[b].query_count == 0) continue;
+      segments.push_back({.query_begin = run[b].query_begin,
+                          .query_count = run[b].query_count,
+                          .context_tokens = run[b].context_tokens,
+                          .window = run[b].window,
+                          .pages_begin = static_cast<std::int64_t>(b) * tables.max_pages,
+                          .open_page = run[b].open_page.value,
+                          .first_block = static_cast<std::int32_t>(query_blocks)});
+      query_blocks += paged_query_blocks(run[b].query_count, group);
+      max_context = std::max(max_context, run[b].context_tokens);
+    }
+    if (segments.empty()) return;
+    arguments_.reserve(segments.size() * sizeof(PagedSegment) +
+                           (tables.pages.size() + tables.scale_pages.size()) * sizeof(std::int32_t),
+                       3, stream_);
+    PagedAttention args;
+    args.q = static_cast<const float*>(call_.q.data);
+    args.q_stride = call_.q.row_stride;
+    args.heads = call_.heads;
+    args.k = cache.k;
+    args.v = cache.v;
+    args.dtype = cache.dtype;
+    args.scales = cache.scales;
+    args.open_k = cache.open_k;
+    args.open_v = cache.open_v;
+    args.open_dtype = cache.open_dtype;
+    args.page_tokens = cache.page_tokens;
+    args.kv_heads = cache.kv_heads;
+    args.head_dim = cache.head_dim;
+    args.scale = call_.scale;
+    args.segments = send(segments);
+    args.segment_count = static_cast<std::int64_t>(segments.size());
+    args.pages = send(tables.pages);
+    if (cache.quantized()) args.scale_pages = send(tables.scale_pages);
+    args.out = static_cast<float*>(call_.out.data);
+    args.out_stride = call_.out.row_stride;
+    const std::int64_t floats =
+        paged_attention_floats(query_blocks, cache.kv_heads, cache.head_dim, max_context);
+    args.partials = reinterpret_cast<float*>(
+        scratch_.at_least(static_cast<std::size_t>(floats) * sizeof(float), stream_));
+    paged_attention(args, query_blocks, max_context, handle_);
+  }
+
+  // One query of each segment; the segments' rows of q are consecutive.
+  void gather(std::span<const AttentionSegment> run, Route route) {
+    const KvLayerView& cache = call_.cache;
+    const auto sequences = static_cast<std::int64_t>(run.size());
+    const std::int64_t rows = sequences * cache.kv_heads;
+    const std::int64_t group = call_.heads / cache.kv_heads;
+    const Tables tables = tables_of(run, cache);
+    const bool lists_given = route != Route::kGatherAll;
+    const Lists lists = lists_given ? lists_of(run) : Lists{};
+    const bool wants_weights =
+        lists_given && std::ranges::any_of(run, [](const AttentionSegment& segment) {
+          return segment.weights != nullptr;
+        });
+    arguments_.reserve(
+        (tables.pages.size() + tables.scale_pages.size() + tables.open_pages.size() +
+         tables.lengths.size() + lists.tokens.size() + lists.slots.size() + lists.counts.size()) *
+            sizeof(std::int32_t),
+        7, stream_);
+
+    GatherAttnArgs args;
+    args.q = static_cast<const float*>(call_.q.data) + run.front().query_begin * call_.q.row_stride;
+    args.q_stride = call_.q.row_stride;
+    args.sequences = static_cast<int>(sequences);
+    args.heads = static_cast<int>(call_.heads);
+    args.scale = call_.scale;
+    args.cache = {.k = cache.k,
+                  .v = cache.v,
+                  .dtype = cache.dtype,
+                  .page_tokens = static_cast<int>(cache.page_tokens),
+                  .kv_heads = static_cast<int>(cache.kv_heads),
+                  .head_dim = static_cast<int>(cache.head_dim),
+                  .scales = cache.scales,
+                  .open_k = cache.open_k,
+                  .open_v = cache.open_v,
+                  .open_dtype = cache.open_dtype};
+    args.tables.pages = send(tables.pages);
+    args.tables.max_pages = static_cast<int>(tables.max_pages);
+    if (cache.quantized()) {
+      args.tables.scale_pages = send(tables.scale_pages);
+      args.tables.open_pages = send(tables.open_pages);
+    }
+    args.lengths = send(tables.lengths);
+    PlanSplitsArgs split;
+    split.counts = args.lengths;
+    split.rows = static_cast<int>(rows);
+    split.rows_per_count = static_cast<int>(cache.kv_heads);
+    if (lists_given) {
+      args.source = TokenSource::kList;
+      args.list_rows = static_cast<int>(lists.rows);
+      args.list_capacity = static_cast<int>(lists.capacity);
+      args.tokens = send(lists.tokens);
+      args.slots = send(lists.slots);
+      args.list_counts = send(lists.counts);
+      split.counts = args.list_counts;
+      split.rows_per_count = static_cast<int>(rows / lists.rows);
+    }
+    split.unit_tokens = kGatherUnitTokens;
+    if (machine_.deterministic) {
+      split.mode = SplitMode::kFixed;
+      split.part_count = static_cast<int>(unit_count(run, lists, split.rows_per_count));
+    } else {
+      split.row_overhead = kRowOverhead;
+      split.part_count = static_cast<int>(gather_attn_parts(
+          machine_.multiprocessors, machine_.shared_bytes_per_multiprocessor, group));
+    }
+
+    const GatherStatesLayout layout =
+        gather_states_layout(rows, split.part_count, group, cache.head_dim, cache.quantized());
+    const std::int64_t plan_bytes =
+        cuda_region_bytes(split_plan_bytes(split.rows, split.part_count));
+    const std::int64_t states_bytes = cuda_region_bytes(layout.bytes);
+    const std::int64_t logit_bytes =
+        wants_weights ? cuda_region_bytes(rows * group * lists.capacity * kFloat) : 0;
+    const std::int64_t lse_bytes =
+        wants_weights ? cuda_region_bytes(sequences * call_.heads * kFloat) : 0;
+    const std::int64_t weight_bytes =
+        wants_weights ? cuda_region_bytes(lists.rows * lists.capacity * kFloat) : 0;
+    std::byte* base =
+        scratch_.at_least(static_cast<std::size_t>(plan_bytes + states_bytes + logit_bytes +
+                                                   lse_bytes + weight_bytes),
+                          stream_);
+    args.plan = plan_splits(split, base, static_cast<std::size_t>(plan_bytes), handle_);
+    std::byte* states = base + plan_bytes;
+    args.states = reinterpret_cast<float*>(states + layout.states_at);
+    args.max_sum = reinterpret_cast<float*>(states + layout.max_sum_at);
+    auto* logits = reinterpret_cast<float*>(states + states_bytes);
+    auto* lse = reinterpret_cast<float*>(states + states_bytes + logit_bytes);
+    auto* weights = reinterpret_cast<float*>(states + states_bytes + logit_bytes + lse_bytes);
+    if (wants_weights) {
+      args.logits = logits;
+      args.logit_capacity = static_cast<int>(lists.capacity);
+    }
+    gather_attn(args, handle_);
+
+    MergeStatesArgs merge;
+    merge.sequences = args.sequences;
+    merge.heads = args.heads;
+    merge.kv_heads = args.cache.kv_heads;
+    merge.head_dim = args.cache.head_dim;
+    merge.states = args.states;
+    merge.max_sum = args.max_sum;
+    merge.plan = args.plan;
+    merge.open_results = cache.quantized();
+    merge.out =
+        static_cast<float*>(call_.out.data) + run.front().query_begin * call_.out.row_stride;
+    merge.out_stride = call_.out.row_stride;
+    merge.lse = wants_weights ? lse : nullptr;
+    merge_states(merge, handle_);
+    if (!wants_weights) return;
+    token_weights({.sequences = args.sequences,
+                   .heads = args.heads,
+                   .kv_heads = args.cache.kv_heads,
+                   .logits = logits,
+                   .lse = lse,
+                   .list_counts = args.list_counts,
+                   .list_rows = args.list_rows,
+                   .capacity = args.list_capacity,
+                   .weights = weights},
+                  handle_);
+    copy_weights(run, lists, weights);
+  }
+
+ private:
+  static constexpr std::int64_t kFloat = sizeof(float);
+
+  template <class T>
+  const T* send(const std::vector<T>& values) {
+    return arguments_.send(std::span<const T>(values), stream_);
+  }
+
+  static std::int64_t unit_count(std::span<const AttentionSegment> run, const Lists& lists,
+                                 std::int64_t rows_per_count) {
+    std::int64_t units = 1;
+    const auto add = [&](std::int64_t tokens) {
+      units += rows_per_count * ((tokens + kGatherUnitTokens - 1) / kGatherUnitTokens);
+    };
+    if (lists.rows > 0) {
+      for (const std::int32_t count : lists.counts) add(count);
+    } else {
+      for (const AttentionSegment& segment : run) add(segment.context_tokens);
+    }
+    return units;
+  }
+
+  void copy_weights(std::span<const AttentionSegment> run, const Lists& lists,
+                    const float* weights) {
+    std::size_t row = 0;
+    for (const AttentionSegment& segment : run) {
+      const auto begins = segment.selection.begins;
+      for (std::size_t list = 0; list + 1 < begins.size(); ++list, ++row) {
+        const auto count = static_cast<std::size_t>(lists.counts[row]);
+        if (segment.weights == nullptr || count == 0) continue;
+        device_.copy(segment.weights + begins[list],
+                     weights + static_cast<std::int64_t>(row) * lists.capacity,
+                     count * sizeof(float), stream_);
+      }
+    }
+  }
+
+  const BatchAttention& call_;
+  const AttentionMachine& machine_;
+  ArgumentRing& arguments_;
+  DeviceScratch& scratch_;
+  Device& device_;
+  Stream& stream_;
+  StreamHandle handle_;
+};
+
+}  // namespace
+
+void attend_batch(const BatchAttention& call, std::span<const AttentionSegment> segments,
+                  const AttentionMachine& machine, ArgumentRing& arguments, DeviceScratch& scratch,
+                  Device& device, Stream& stream, StreamHandle handle) {
+  Batch batch(call, machine, arguments, scratch, device, stream, handle);
+  std::size_t begin = 0;
+  while (begin < segments.size()) {
+    const Route route = route_of(segments[begin], call.cache, machine.deterministic);
+    std::size_t end = begin + 1;
+    while (end < segments.size() &&
+           route_of(segments[end], call.cache, machine.deterministic) == route &&
+           (route == Route::kPaged ||
+            segments[end].query_begin == segments[end - 1].query_begin + 1)) {
+      ++end;
+    }
+    const auto run = segments.subspan(begin, end - begin);
+    if (route == Route::kPaged) {
+      batch.paged(run);
+    } else if (run.front().query_count == 1) {
+      batch.gather(run, route);
+    }
+    begin = end;
+  }
+}
+
+}  // namespace triphase::cuda

@@ -1,0 +1,34 @@
+#pragma once
+
+// Ops::attention on a GPU: sorts a batch's segments into runs that one kernel serves, sends their
+// tables along and queues the kernels. Settings and scratch belong to CudaOps.
+
+#include <span>
+
+#include "kernels/cuda/argument_ring.h"
+#include "kernels/cuda/device_scratch.h"
+#include "kernels/cuda/stream_handle.h"
+#include "kernels/ops.h"
+
+namespace triphase::cuda {
+
+struct BatchAttention {
+  ConstMatrix q;
+  std::int64_t heads = 0;
+  KvLayerView cache;
+  float scale = 1.0F;
+  Matrix out;
+};
+
+struct AttentionMachine {
+  std::int64_t multiprocessors = 1;
+  std::int64_t shared_bytes_per_multiprocessor = 0;
+  bool deterministic = false;
+};
+
+// Segments have been checked. `stream` and `handle` are the same stream.
+void attend_batch(const BatchAttention& call, std::span<const AttentionSegment> segments,
+                  const AttentionMachine& machine, ArgumentRing& arguments, DeviceScratch& scratch,
+                  Device& device, Stream& stream, StreamHandle handle);
+
+}  // namespace triphase::cuda

@@ -1,0 +1,280 @@
+#include <cmath>
+#include <string>
+
+#include "kernels/cuda/block_reduce.h"
+#include "kernels/cuda/clusters.h"
+#include "runtime/base/error.h"
+
+namespace triphase::cuda {
+namespace {
+
+constexpr int kThreads = 128;
+constexpr int kWarps = kThreads / kWarpSize;
+constexpr int kPointTile = 32;     // points of a block of kmeans_assign
+constexpr int kCentroidTile = 32;  // one per lane
+constexpr int kMaxDim = 256;
+
+__global__ void __launch_bounds__(kThreads)
+    normalize_points_kernel(Points points, float* normalized) {
+  const std::int64_t at = static_cast<std::int64_t>(blockIdx.x) * kWarps + warp_id();
+  if (at >= points.rows * points.count) return;
+  const float* from = points.values + at * points.dim;
+  float squares = 0.0F;
+  for (int c = lane_id(); c < points.dim; c += kWarpSize) {
+    squares = fma_rn(from[c], from[c], squares);
+  }
+  const float length = sqrtf(warp_sum(squares));
+  for (int c = lane_id(); c < points.dim; c += kWarpSize) {
+    normalized[at * points.dim + c] = length > 0.0F ? from[c] / length : 0.0F;
+  }
+}
+
+std::size_t assign_shared_bytes(std::int64_t dim) {
+  return sizeof(float) * static_cast<std::size_t>((kPointTile + kCentroidTile) * (dim + 1));
+}
+
+// Nearest by the largest x.c - |c|^2 / 2. A warp takes points in turn, a lane one centroid of the
+// tile.
+__global__ void __launch_bounds__(kThreads)
+    kmeans_assign_kernel(Points points, const float* centroids, int clusters,
+                         std::int32_t* labels) {
+  TRIPHASE_DYNAMIC_SHARED(bytes);
+  TRIPHASE_SHARED(float, best_value, kPointTile);
+  TRIPHASE_SHARED(int, best_label, kPointTile);
+  const int dim = static_cast<int>(points.dim);
+  const int stride = dim + 1;
+  auto* x = reinterpret_cast<float*>(bytes);
+  float* tile = x + kPointTile * stride;
+  const int thread = static_cast<int>(threadIdx.x);
+  const std::int64_t first = static_cast<std::int64_t>(blockIdx.x) * kPointTile;
+  const std::int64_t row = blockIdx.y;
+  const float* row_centroids = centroids + row * clusters * dim;
+  for (int i = thread; i < kPointTile * dim; i += kThreads) {
+    const std::int64_t point = first + i / dim;
+    x[i / dim * stride + i % dim] =
+        point < points.count ? points.values[(row * points.count + point) * dim + i % dim] : 0.0F;
+  }
+  if (thread < kPointTile) {
+    best_value[thread] = -INFINITY;
+    best_label[thread] = 0;
+  }
+  for (int begin = 0; begin < clusters; begin += kCentroidTile) {
+    __syncthreads();
+    for (int i = thread; i < kCentroidTile * dim; i += kThreads) {
+      const int cluster = begin + i / dim;
+      tile[i / dim * stride + i % dim] =
+          cluster < clusters ? row_centroids[static_cast<std::int64_t>(cluster) * dim + i % dim]
+                             : 0.0F;
+    }
+    __syncthreads();
+    const float* own = tile + lane_id() * stride;
+    float half_norm = 0.0F;
+    for (int c = 0; c < dim; ++c) half_norm = fma_rn(0.5F * own[c], own[c], half_norm);
+    for (int point = warp_id(); point < kPointTile; point += kWarps) {
+      float value = 0.0F;
+      for (int c = 0; c < dim; ++c) value = fma_rn(x[point * stride + c], own[c], value);
+      value = begin + lane_id() < clusters ? value - half_norm : -INFINITY;
+      const float top = warp_max(value);
+      const unsigned winners = ballot(value == top);
+      if (lane_id() == 0 && top > best_value[point]) {
+        best_value[point] = top;
+        best_label[point] = begin + first_bit(winners);
+      }
+      sync_warp();
+    }
+  }
+  __syncthreads();
+  if (thread < kPointTile && first + thread < points.count) {
+    labels[row * points.count + first + thread] = best_label[thread];
+  }
+}
+
+// One block per cluster: it looks through all labels in order and adds its members' vectors, a
+// channel per thread. Reads every label once per cluster, which is cheap beside kmeans_assign.
+__global__ void __launch_bounds__(kThreads)
+    kmeans_update_kernel(Points points, const std::int32_t* labels, int clusters, float* centroids,
+                         std::int32_t* members) {
+  TRIPHASE_SHARED(int, found, kThreads);
+  TRIPHASE_SHARED(unsigned, scratch, kBlockReduceWords);
+  const int thread = static_cast<int>(threadIdx.x);
+  const int cluster = static_cast<int>(blockIdx.x);
+  const std::int64_t row = blockIdx.y;
+  const int dim = static_cast<int>(points.dim);
+  const std::int32_t* row_labels = labels + row * points.count;
+  const float* values = points.values + row * points.count * dim;
+  float sums[kMaxDim / kThreads] = {};
+  int count = 0;
+  for (std::int64_t begin = 0; begin < points.count; begin += kThreads) {
+    const bool mine = begin + thread < points.count && row_labels[begin + thread] == cluster;
+    unsigned total = 0;
+    const unsigned place = block_scan(static_cast<unsigned>(mine), scratch, total);
+    if (mine) found[place] = thread;
+    __syncthreads();
+    for (unsigned i = 0; i < total; ++i) {
+      const float* vector = values + (begin + found[i]) * dim;
+      TRIPHASE_UNROLL
+      for (int own = 0; own < kMaxDim / kThreads; ++own) {
+        const int c = own * kThreads + thread;
+        if (c < dim) sums[own] += vector[c];
+      }
+    }
+    count += static_cast<int>(total);
+    __syncthreads();
+  }
+  TRIPHASE_UNROLL
+  for (int own = 0; own < kMaxDim / kThreads; ++own) {
+    const int c = own * kThreads + thread;
+    if (c < dim) {
+      centroids[(row * clusters + cluster) * dim + c] =
+          count > 0 ? sums[own] / static_cast<float>(count) : 0.0F;
+    }
+  }
+  if (thread == 0) members[row * clusters + cluster] = count;
+}
+
+// A bit per token of the row, set by warps that take clusters in turn, then read out in order.
+__global__ void __launch_bounds__(kThreads)
+    expand_clusters_kernel(ClusterTokens clusters, const std::int32_t* chosen,
+                           std::int64_t chosen_stride, const std::int32_t* chosen_counts,
+                           std::int32_t* indices, std::int32_t* counts) {
+  TRIPHASE_DYNAMIC_SHARED(bytes);
+  TRIPHASE_SHARED(unsigned, scratch, kBlockReduceWords);
+  auto* bits = reinterpret_cast<unsigned*>(bytes);
+  const int thread = static_cast<int>(threadIdx.x);
+  const auto row = static_cast<std::int64_t>(blockIdx.x);
+  const int words = static_cast<int>(ceil_div<std::int64_t>(clusters.max_tokens, 32));
+  for (int word = thread; word < words; word += kThreads) bits[word] = 0;
+  __syncthreads();
+  const std::int32_t* begins = clusters.begins + row * (clusters.max_clusters + 1);
+  const std::int32_t* tokens = clusters.tokens + row * clusters.max_tokens;
+  for (int i = warp_id(); i < chosen_counts[row]; i += kWarps) {
+    const std::int32_t cluster = chosen[row * chosen_stride + i];
+    for (int at = begins[cluster] + lane_id(); at < begins[cluster + 1]; at += kWarpSize) {
+      device_check(tokens[at] >= 0 && tokens[at] < clusters.max_tokens);
+      atomic_or(&bits[tokens[at] / 32], 1U << (tokens[at] % 32));
+    }
+  }
+  __syncthreads();
+  std::int32_t* out = indices + row * clusters.max_tokens;
+  unsigned before = 0;
+  for (int first = 0; first < words; first += kThreads) {
+    const int word = first + thread;
+    unsigned left = word < words ? bits[word] : 0U;
+    unsigned total = 0;
+    unsigned place = before + block_scan(static_cast<unsigned>(count_bits(left)), scratch, total);
+    while (left != 0U) {
+      out[place++] = word * 32 + first_bit(left);
+      left &= left - 1U;
+    }
+    before += total;
+  }
+  if (thread == 0) counts[row] = static_cast<std::int32_t>(before);
+}
+
+__global__ void __launch_bounds__(kThreads)
+    expand_pages_kernel(const std::int32_t* chosen, std::int64_t chosen_stride,
+                        const std::int32_t* chosen_counts, int tokens_per_page,
+                        const std::int32_t* lengths, std::int64_t rows_per_length,
+                        std::int32_t* indices, std::int64_t capacity, std::int32_t* counts) {
+  const auto row = static_cast<std::int64_t>(blockIdx.x);
+  const int length = lengths[row / rows_per_length];
+  const int pages = chosen_counts[row];
+  const std::int32_t* own = chosen + row * chosen_stride;
+  // Only the row's last sub-page can be shorter, and it is the last of the chosen ones.
+  for (int i = static_cast<int>(threadIdx.x); i < pages * tokens_per_page; i += kThreads) {
+    const int token = own[i / tokens_per_page] * tokens_per_page + i % tokens_per_page;
+    if (token < length) indices[row * capacity + i] = token;
+  }
+  if (threadIdx.x == 0) {
+    int count = pages * tokens_per_page;
+    if (pages > 0) {
+      count -= larger(0, (own[pages - 1] + 1) * tokens_per_page - length);
+    }
+    counts[row] = count;
+  }
+}
+
+bool are_points(const Points& points) {
+  return points.values != nullptr && points.rows >= 0 && points.rows <= 65535 &&
+         points.count >= 0 && points.dim > 0 && points.dim <= kMaxDim;
+}
+
+std::string shape_text(const Points& points) {
+  return std::to_string(points.rows) + " rows of " + std::to_string(points.count) + " points of " +
+         std::to_string(points.dim);
+}
+
+}  // namespace
+
+void normalize_points(const Points& points, float* normalized, StreamHandle stream) {
+  TRIPHASE_CHECK(are_points(points) && normalized != nullptr, "normalize_points: shapes");
+  const std::int64_t total = points.rows * points.count;
+  if (total == 0) return;
+  TRIPHASE_LAUNCH((normalize_points_kernel),
+                  static_cast<unsigned>(ceil_div<std::int64_t>(total, kWarps)), kThreads, 0, stream,
+                  points, normalized);
+  check_launched("normalize_points", [&] { return shape_text(points); });
+}
+
+void kmeans_assign(const Points& points, const float* centroids, std::int64_t clusters,
+                   std::int32_t* labels, StreamHandle stream) {
+  TRIPHASE_CHECK(are_points(points) && centroids != nullptr && clusters > 0 && labels != nullptr,
+                 "kmeans_assign: shapes");
+  if (points.rows * points.count == 0) return;
+  const dim3 grid{static_cast<unsigned>(ceil_div<std::int64_t>(points.count, kPointTile)),
+                  static_cast<unsigned>(points.rows), 1};
+  const std::size_t shared = assign_shared_bytes(points.dim);
+  allow_shared_bytes(&kmeans_assign_kernel, shared, "kmeans_assign");
+  TRIPHASE_LAUNCH((kmeans_assign_kernel), grid, kThreads, shared, stream, points, centroids,
+                  static_cast<int>(clusters), labels);
+  check_launched("kmeans_assign", [&] { return shape_text(points); });
+}
+
+void kmeans_update(const Points& points, const std::int32_t* labels, std::int64_t clusters,
+                   float* centroids, std::int32_t* members, StreamHandle stream) {
+  TRIPHASE_CHECK(are_points(points) && labels != nullptr && clusters > 0 && centroids != nullptr &&
+                     members != nullptr,
+                 "kmeans_update: shapes");
+  if (points.rows == 0) return;
+  const dim3 grid{static_cast<unsigned>(clusters), static_cast<unsigned>(points.rows), 1};
+  TRIPHASE_LAUNCH((kmeans_update_kernel), grid, kThreads, 0, stream, points, labels,
+                  static_cast<int>(clusters), centroids, members);
+  check_launched("kmeans_update", [&] { return shape_text(points); });
+}
+
+void expand_clusters(const ClusterTokens& clusters, const std::int32_t* chosen,
+                     std::int64_t chosen_stride, const std::int32_t* chosen_counts,
+                     std::int32_t* indices, std::int32_t* counts, StreamHandle stream) {
+  constexpr std::int64_t kMostTokens = std::int64_t{1} << 20;  // bits that fit in shared memory
+  TRIPHASE_CHECK(clusters.begins != nullptr && clusters.tokens != nullptr && chosen != nullptr &&
+                     chosen_counts != nullptr && indices != nullptr && counts != nullptr &&
+                     clusters.max_tokens <= kMostTokens,
+                 "expand_clusters: shapes");
+  if (clusters.rows == 0) return;
+  const auto shared = static_cast<std::size_t>(
+      ceil_div<std::int64_t>(larger<std::int64_t>(clusters.max_tokens, 1), 32) * 4);
+  allow_shared_bytes(&expand_clusters_kernel, shared, "expand_clusters");
+  TRIPHASE_LAUNCH((expand_clusters_kernel), static_cast<unsigned>(clusters.rows), kThreads, shared,
+                  stream, clusters, chosen, chosen_stride, chosen_counts, indices, counts);
+  check_launched("expand_clusters", [&] {
+    return std::to_string(clusters.rows) + " rows of up to " + std::to_string(clusters.max_tokens);
+  });
+}
+
+void expand_pages(const std::int32_t* chosen, std::int64_t chosen_stride,
+                  const std::int32_t* chosen_counts, std::int64_t rows,
+                  std::int64_t tokens_per_page, const std::int32_t* lengths,
+                  std::int64_t rows_per_length, std::int32_t* indices, std::int64_t capacity,
+                  std::int32_t* counts, StreamHandle stream) {
+  TRIPHASE_CHECK(chosen != nullptr && chosen_counts != nullptr && lengths != nullptr &&
+                     rows_per_length > 0 && indices != nullptr && counts != nullptr &&
+                     tokens_per_page > 0 && capacity >= chosen_stride * tokens_per_page,
+                 "expand_pages: shapes");
+  if (rows == 0) return;
+  TRIPHASE_LAUNCH((expand_pages_kernel), static_cast<unsigned>(rows), kThreads, 0, stream, chosen,
+                  chosen_stride, chosen_counts, static_cast<int>(tokens_per_page), lengths,
+                  rows_per_length, indices, capacity, counts);
+  check_launched("expand_pages", [&] { return std::to_string(rows) + " rows"; });
+}
+
+}  // namespace triphase::cuda

@@ -1,0 +1,240 @@
+#include "kernels/cuda/cublas_lt.h"
+
+#include <cublasLt.h>
+#include <dlfcn.h>
+#include <fmt/format.h>
+
+#include <cstdlib>
+#include <map>
+#include <tuple>
+#include <vector>
+
+#include "runtime/base/error.h"
+
+namespace triphase::cuda {
+namespace {
+
+constexpr std::size_t kWorkspaceBytes = std::size_t{32} << 20;  // what NVIDIA advises for Hopper
+
+struct CloseLibrary {
+  void operator()(void* library) const { dlclose(library); }
+};
+using Library = std::unique_ptr<void, CloseLibrary>;
+
+// The functions used, by the headers' own types.
+struct Functions {
+  decltype(&cublasLtCreate) create;
+  decltype(&cublasLtDestroy) destroy;
+  decltype(&cublasLtGetStatusString) status_text;
+  decltype(&cublasLtMatmulDescCreate) desc_create;
+  decltype(&cublasLtMatmulDescDestroy) desc_destroy;
+  decltype(&cublasLtMatmulDescSetAttribute) desc_set;
+  decltype(&cublasLtMatrixLayoutCreate) layout_create;
+  decltype(&cublasLtMatrixLayoutDestroy) layout_destroy;
+  decltype(&cublasLtMatmulPreferenceCreate) preference_create;
+  decltype(&cublasLtMatmulPreferenceDestroy) preference_destroy;
+  decltype(&cublasLtMatmulPreferenceSetAttribute) preference_set;
+  decltype(&cublasLtMatmulAlgoGetHeuristic) heuristic;
+  decltype(&cublasLtMatmul) matmul;
+};
+
+template <class Function>
+bool find(void* library, const char* name, Function& function) {
+  function = reinterpret_cast<Function>(dlsym(library, name));
+  return function != nullptr;
+}
+
+bool find_all(void* library, Functions& f) {
+  return find(library, "cublasLtCreate", f.create) && find(library, "cublasLtDestroy", f.destroy) &&
+         find(library, "cublasLtGetStatusString", f.status_text) &&
+         find(library, "cublasLtMatmulDescCreate", f.desc_create) &&
+         find(library, "cublasLtMatmulDescDestroy", f.desc_destroy) &&
+         find(library, "cublasLtMatmulDescSetAttribute", f.desc_set) &&
+         find(library, "cublasLtMatrixLayoutCreate", f.layout_create) &&
+         find(library, "cublasLtMatrixLayoutDestroy", f.layout_destroy) &&
+         find(library, "cublasLtMatmulPreferenceCreate", f.preference_create) &&
+         find(library, "cublasLtMatmulPreferenceDestroy", f.preference_destroy) &&
+         find(library, "cublasLtMatmulPreferenceSetAttribute", f.preference_set) &&
+         find(library, "cublasLtMatmulAlgoGetHeuristic", f.heuristic) &&
+         find(library, "cublasLtMatmul", f.matmul);
+}
+
+// Only the major version whose headers this was built with: its structures are part of the calls.
+std::vector<std::string> candidate_files() {
+  const std::string name = fmt::format("libcublasLt.so.{}", CUBLAS_VER_MAJOR);
+  std::vector<std::string> files;
+  if (const char* given = std::getenv("TRIPHASE_CUBLASLT")) files.emplace_back(given);
+  files.push_back(name);
+  files.push_back("/usr/local/cuda/lib64/" + name);
+  return files;
+}
+
+cudaDataType_t library_type(DType dtype) {
+  return dtype == DType::kF16 ? CUDA_R_16F : dtype == DType::kBF16 ? CUDA_R_16BF : CUDA_R_32F;
+}
+
+// Owns one opaque object of the library.
+template <class Handle>
+class Owned {
+ public:
+  explicit Owned(cublasStatus_t (*destroy)(Handle)) : destroy_(destroy) {}
+  ~Owned() {
+    if (handle_ != nullptr) (void)destroy_(handle_);
+  }
+  Owned(const Owned&) = delete;
+  Owned& operator=(const Owned&) = delete;
+  Handle* out() { return &handle_; }
+  Handle get() const { return handle_; }
+
+ private:
+  cublasStatus_t (*destroy_)(Handle);
+  Handle handle_ = nullptr;
+};
+
+class CublasLtGemm final : public Gemm {
+ public:
+  CublasLtGemm(Library library, const Functions& functions, cublasLtHandle_t handle, Device& device)
+      : library_(std::move(library)),
+        f_(functions),
+        handle_(handle),
+        device_(&device),
+        workspace_(device.allocate(kWorkspaceBytes)) {}
+  ~CublasLtGemm() override {
+    device_->release(workspace_, kWorkspaceBytes);
+    (void)f_.destroy(handle_);
+  }
+
+  [[nodiscard]] std::string_view name() const override { return "cuBLASLt"; }
+
+  // The library is column-major: y^T [N, M] = w [N, K] x^T [K, M], with w transposed on reading.
+  [[nodiscard]] bool run(ConstMatrix x, ConstMatrix w, const float* bias, bool accumulate, Matrix y,
+                         StreamHandle stream) override {
+    TRIPHASE_CHECK(x.dtype == w.dtype && x.cols == w.cols && y.rows == x.rows && y.cols == w.rows,
+                   "cuBLASLt: shapes");
+    Owned<cublasLtMatmulDesc_t> product(f_.desc_destroy);
+    check(f_.desc_create(product.out(), CUBLAS_COMPUTE_32F, CUDA_R_32F), x, y);
+    const cublasOperation_t transposed = CUBLAS_OP_T;
+    check(f_.desc_set(product.get(), CUBLASLT_MATMUL_DESC_TRANSA, &transposed, sizeof(transposed)),
+          x, y);
+    if (bias != nullptr) {
+      const cublasLtEpilogue_t epilogue = CUBLASLT_EPILOGUE_BIAS;
+      check(f_.desc_set(product.get(), CUBLASLT_MATMUL_DESC_EPILOGUE, &epilogue, sizeof(epilogue)),
+            x, y);
+      check(f_.desc_set(product.get(), CUBLASLT_MATMUL_DESC_BIAS_POINTER, &bias, sizeof(bias)), x,
+            y);
+    }
+    Owned<cublasLtMatrixLayout_t> w_layout(f_.layout_destroy);
+    Owned<cublasLtMatrixLayout_t> x_layout(f_.layout_destroy);
+    Owned<cublasLtMatrixLayout_t> y_layout(f_.layout_destroy);
+    check(layout(w_layout, w), x, y);
+    check(layout(x_layout, x), x, y);
+    check(layout(y_layout, y), x, y);
+    const cublasLtMatmulAlgo_t* algorithm =
+        choose(product.get(), w_layout.get(), x_layout.get(), y_layout.get(), x, w, bias, y);
+    if (algorithm == nullptr) return false;
+    const float one = 1.0F;
+    const float beta = accumulate ? 1.0F : 0.0F;
+    check(f_.matmul(handle_, product.get(), &one, w.data, w_layout.get(), x.data, x_layout.get(),
+                    &beta, y.data, y_layout.get(), y.data, y_layout.get(), algorithm, workspace_,
+                    kWorkspaceBytes, stream),
+          x, y);
+    return true;
+  }
+
+ private:
+  using Shape = std::tuple<std::int64_t, std::int64_t, std::int64_t, std::int64_t, std::int64_t,
+                           std::int64_t, DType, bool, std::uintptr_t>;
+
+  // Alignment that an algorithm may count on: of all addresses together, up to 256 bytes.
+  static std::uintptr_t alignment_of(const void* x, const void* w, const void* y) {
+    const auto bits = reinterpret_cast<std::uintptr_t>(x) | reinterpret_cast<std::uintptr_t>(w) |
+                      reinterpret_cast<std::uintptr_t>(y) | 256U;
+    return bits & (~bits + 1);
+  }
+
+  cublasStatus_t layout(Owned<cublasLtMatrixLayout_t>& out, const ConstMatrix& matrix) {
+    return f_.layout_create(out.out(), library_type(matrix.dtype),
+                            static_cast<std::uint64_t>(matrix.cols),
+                            static_cast<std::uint64_t>(matrix.rows), matrix.row_stride);
+  }
+
+  // The library's first choice for the shape, asked once and kept. Null: it has none.
+  const cublasLtMatmulAlgo_t* choose(cublasLtMatmulDesc_t product, cublasLtMatrixLayout_t w_layout,
+                                     cublasLtMatrixLayout_t x_layout,
+                                     cublasLtMatrixLayout_t y_layout, const ConstMatrix& x,
+                                     const ConstMatrix& w, const float* bias, const Matrix& y) {
+    const std::uintptr_t alignment = alignment_of(x.data, w.data, y.data);
+    const Shape shape{x.rows,       w.rows,  x.cols,          x.row_stride, w.row_stride,
+                      y.row_stride, w.dtype, bias != nullptr, alignment};
+    const auto known = choices_.find(shape);
+    if (known != choices_.end()) return known->second.found ? &known->second.algorithm : nullptr;
+    Owned<cublasLtMatmulPreference_t> preference(f_.preference_destroy);
+    check(f_.preference_create(preference.out()), x, y);
+    const std::uint64_t bytes = kWorkspaceBytes;
+    check(f_.preference_set(preference.get(), CUBLASLT_MATMUL_PREF_MAX_WORKSPACE_BYTES, &bytes,
+                            sizeof(bytes)),
+          x, y);
+    const auto least = static_cast<std::uint32_t>(alignment);
+    for (const auto attribute :
+         {CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_A_BYTES, CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_B_BYTES,
+          CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_C_BYTES, CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_D_BYTES}) {
+      check(f_.preference_set(preference.get(), attribute, &least, sizeof(least)), x, y);
+    }
+    cublasLtMatmulHeuristicResult_t result{};
+    int found = 0;
+    const cublasStatus_t status = f_.heuristic(handle_, product, w_layout, x_layout, y_layout,
+                                               y_layout, preference.get(), 1, &result, &found);
+    if (status != CUBLAS_STATUS_NOT_SUPPORTED) check(status, x, y);
+    Choice& choice = choices_[shape];
+    choice.found = status == CUBLAS_STATUS_SUCCESS && found > 0;
+    choice.algorithm = result.algo;
+    return choice.found ? &choice.algorithm : nullptr;
+  }
+
+  void check(cublasStatus_t status, const ConstMatrix& x, const ConstMatrix& y) const {
+    if (status == CUBLAS_STATUS_SUCCESS) return;
+    throw Error(ErrorRole::kDevice, "E-DEV-CUDA", "GPU")
+        .found(fmt::format("cuBLASLt, {} x {}, depth {}: {}", y.rows, y.cols, x.cols,
+                           f_.status_text(status)))
+        .hint("finished records are kept; the same command resumes");
+  }
+
+  struct Choice {
+    bool found = false;
+    cublasLtMatmulAlgo_t algorithm{};
+  };
+
+  Library library_;
+  Functions f_;
+  cublasLtHandle_t handle_;
+  Device* device_;
+  void* workspace_;
+  std::map<Shape, Choice> choices_;
+};
+
+}  // namespace
+
+std::unique_ptr<Gemm> load_cublas_lt(Device& device, std::string& refusal) {
+  Library library;
+  for (const std::string& file : candidate_files()) {
+    library.reset(dlopen(file.c_str(), RTLD_NOW | RTLD_LOCAL));
+    if (library != nullptr) break;
+    if (refusal.empty()) refusal = dlerror();
+  }
+  if (library == nullptr) return nullptr;
+  refusal.clear();
+  Functions functions{};
+  if (!find_all(library.get(), functions)) {
+    refusal = "libcublasLt lacks a function that this program calls";
+    return nullptr;
+  }
+  cublasLtHandle_t handle = nullptr;
+  const cublasStatus_t status = functions.create(&handle);
+  if (status != CUBLAS_STATUS_SUCCESS) {
+    refusal = fmt::format("cublasLtCreate: {}", functions.status_text(status));
+    return nullptr;
+  }
+  return std::make_unique<CublasLtGemm>(std::move(library), functions, handle, device);
+}
+
+}  // namespace triphase::cuda

@@ -1,0 +1,216 @@
+#pragma once
+
+// The dialect under nvcc; see dialect.h.
+
+#include <cuda_bf16.h>
+#include <cuda_fp16.h>
+#include <cuda_runtime.h>
+
+#include <cassert>
+
+#include "memory/cuda/cuda_check.h"
+
+#define TRIPHASE_LAUNCH(kernel, grid, block, shared_bytes, stream, ...)                     \
+  (::triphase::cuda::detail::unwrap kernel)<<<(grid), (block), (shared_bytes), (stream)>>>( \
+      __VA_ARGS__)
+#define TRIPHASE_SHARED(type, name, count) __shared__ type name[count]
+#define TRIPHASE_DYNAMIC_SHARED(name) extern __shared__ __align__(16) unsigned char name[]
+#define TRIPHASE_UNROLL _Pragma("unroll")
+#define TRIPHASE_NO_UNROLL _Pragma("unroll 1")
+
+namespace triphase::cuda {
+
+using Half = __half;
+using BFloat16 = __nv_bfloat16;
+
+namespace detail {
+
+// Lets a kernel with template arguments be written in parentheses.
+template <class Kernel>
+constexpr Kernel* unwrap(Kernel* kernel) {
+  return kernel;
+}
+
+}  // namespace detail
+
+// After a launch: a bad configuration shows here, a fault inside the kernel at the next
+// synchronization. `shape` makes the text of the shapes, only when it is needed.
+template <class Shape>
+void check_launched(const char* kernel, const Shape& shape) {
+  check_launch(kernel, shape);
+}
+
+// More than 48 KiB of shared memory must be asked for once per kernel and device.
+template <class Kernel>
+void allow_shared_bytes(Kernel* kernel, std::size_t bytes, const char* name) {
+  if (bytes > 48 * 1024) {
+    check_cuda(
+        cudaFuncSetAttribute(reinterpret_cast<const void*>(kernel),
+                             cudaFuncAttributeMaxDynamicSharedMemorySize, static_cast<int>(bytes)),
+        "cudaFuncSetAttribute", name);
+  }
+}
+
+__device__ __forceinline__ void device_check([[maybe_unused]] bool condition) {
+#ifndef NDEBUG
+  assert(condition);
+#endif
+}
+
+inline constexpr unsigned kAllLanes = 0xFFFFFFFFU;
+
+template <class T>
+__device__ __forceinline__ T shuffle(T value, int from_lane) {
+  return __shfl_sync(kAllLanes, value, from_lane);
+}
+template <class T>
+__device__ __forceinline__ T shuffle_xor(T value, int lane_mask) {
+  return __shfl_xor_sync(kAllLanes, value, lane_mask);
+}
+template <class T>
+__device__ __forceinline__ T shuffle_down(T value, int by) {
+  return __shfl_down_sync(kAllLanes, value, by);
+}
+__device__ __forceinline__ unsigned ballot(bool predicate) {
+  return __ballot_sync(kAllLanes, predicate);
+}
+template <class T>
+__device__ __forceinline__ unsigned match_any(T value) {
+  return __match_any_sync(kAllLanes, value);
+}
+__device__ __forceinline__ void sync_warp() { __syncwarp(); }
+__device__ __forceinline__ bool sync_block_or(bool predicate) {
+  return __syncthreads_or(predicate) != 0;
+}
+__device__ __forceinline__ int sync_block_count(bool predicate) {
+  return __syncthreads_count(predicate);
+}
+
+template <class T>
+__device__ __forceinline__ T atomic_add(T* at, T value) {
+  return atomicAdd(at, value);
+}
+template <class T>
+__device__ __forceinline__ T atomic_min(T* at, T value) {
+  return atomicMin(at, value);
+}
+template <class T>
+__device__ __forceinline__ T atomic_max(T* at, T value) {
+  return atomicMax(at, value);
+}
+template <class T>
+__device__ __forceinline__ T atomic_or(T* at, T value) {
+  return atomicOr(at, value);
+}
+template <class T>
+__device__ __forceinline__ T atomic_cas(T* at, T expected, T desired) {
+  return atomicCAS(at, expected, desired);
+}
+
+__device__ __forceinline__ int count_bits(unsigned value) { return __popc(value); }
+__device__ __forceinline__ int first_bit(unsigned value) {
+  return __ffs(static_cast<int>(value)) - 1;
+}
+__device__ __forceinline__ unsigned float_bits(float value) { return __float_as_uint(value); }
+__device__ __forceinline__ float bits_float(unsigned bits) { return __uint_as_float(bits); }
+__device__ __forceinline__ unsigned byte_permute(unsigned low, unsigned high, unsigned selector) {
+  return __byte_perm(low, high, selector);
+}
+__device__ __forceinline__ float exp2_fast(float value) { return exp2f(value); }
+__device__ __forceinline__ float log2_fast(float value) { return log2f(value); }
+__device__ __forceinline__ float round_even(float value) { return rintf(value); }
+__device__ __forceinline__ float mul_rn(float a, float b) { return __fmul_rn(a, b); }
+__device__ __forceinline__ float add_rn(float a, float b) { return __fadd_rn(a, b); }
+__device__ __forceinline__ float sub_rn(float a, float b) { return __fsub_rn(a, b); }
+__device__ __forceinline__ float div_rn(float a, float b) { return __fdiv_rn(a, b); }
+__device__ __forceinline__ float fma_rn(float a, float b, float c) { return __fmaf_rn(a, b, c); }
+
+__device__ __forceinline__ float to_float(float value) { return value; }
+__device__ __forceinline__ float to_float(Half value) { return __half2float(value); }
+__device__ __forceinline__ float to_float(BFloat16 value) { return __bfloat162float(value); }
+template <class T>
+__device__ __forceinline__ T from_float(float value) {
+  if constexpr (sizeof(T) == 4) {
+    return value;
+  } else if constexpr (std::is_same_v<T, Half>) {
+    return __float2half_rn(value);
+  } else {
+    return __float2bfloat16_rn(value);
+  }
+}
+// Two 16-bit values in one register, the first in the low half.
+template <class T>
+__device__ __forceinline__ float2 unpack2(unsigned bits) {
+  if constexpr (std::is_same_v<T, Half>) {
+    __half2 pair;
+    memcpy(&pair, &bits, 4);
+    return __half22float2(pair);
+  } else {
+    return make_float2(bits_float(bits << 16), bits_float(bits & 0xFFFF0000U));
+  }
+}
+template <class T>
+__device__ __forceinline__ unsigned pack2(float first, float second) {
+  unsigned bits = 0;
+  if constexpr (std::is_same_v<T, Half>) {
+    const __half2 pair = __floats2half2_rn(first, second);
+    memcpy(&bits, &pair, 4);
+  } else {
+    const __nv_bfloat162 pair = __floats2bfloat162_rn(first, second);
+    memcpy(&bits, &pair, 4);
+  }
+  return bits;
+}
+
+__device__ __forceinline__ uint4 load16(const void* from) {
+  return __ldg(static_cast<const uint4*>(from));
+}
+__device__ __forceinline__ uint2 load8(const void* from) {
+  return __ldg(static_cast<const uint2*>(from));
+}
+__device__ __forceinline__ unsigned load4(const void* from) {
+  return __ldg(static_cast<const unsigned*>(from));
+}
+__device__ __forceinline__ void store16(void* to, uint4 value) { *static_cast<uint4*>(to) = value; }
+__device__ __forceinline__ void store8(void* to, uint2 value) { *static_cast<uint2*>(to) = value; }
+__device__ __forceinline__ void store4(void* to, unsigned value) {
+  *static_cast<unsigned*>(to) = value;
+}
+
+// From global (or mapped host) to shared memory. 16-byte copies go past L1.
+__device__ __forceinline__ void copy_async16(void* to_shared, const void* from, bool valid) {
+#if __CUDA_ARCH__ >= 800
+  const auto to = static_cast<unsigned>(__cvta_generic_to_shared(to_shared));
+  const int bytes = valid ? 16 : 0;
+  asm volatile("cp.async.cg.shared.global [%0], [%1], 16, %2;\n" ::"r"(to), "l"(from), "r"(bytes)
+               : "memory");
+#else
+  *static_cast<uint4*>(to_shared) =
+      valid ? *static_cast<const uint4*>(from) : make_uint4(0U, 0U, 0U, 0U);
+#endif
+}
+__device__ __forceinline__ void copy_async4(void* to_shared, const void* from, bool valid) {
+#if __CUDA_ARCH__ >= 800
+  const auto to = static_cast<unsigned>(__cvta_generic_to_shared(to_shared));
+  const int bytes = valid ? 4 : 0;
+  asm volatile("cp.async.ca.shared.global [%0], [%1], 4, %2;\n" ::"r"(to), "l"(from), "r"(bytes)
+               : "memory");
+#else
+  *static_cast<unsigned*>(to_shared) = valid ? *static_cast<const unsigned*>(from) : 0U;
+#endif
+}
+__device__ __forceinline__ void copy_async_commit() {
+#if __CUDA_ARCH__ >= 800
+  asm volatile("cp.async.commit_group;\n" ::: "memory");
+#endif
+}
+// Waits until at most the `kPending` youngest groups of this thread are still under way. What other
+// lanes copied is visible only after sync_warp() or a barrier.
+template <int kPending>
+__device__ __forceinline__ void copy_async_wait() {
+#if __CUDA_ARCH__ >= 800
+  asm volatile("cp.async.wait_group %0;\n" ::"n"(kPending) : "memory");
+#endif
+}
+
+}  // namespace triphase::cuda

@@ -1,0 +1,126 @@
+#include "kernels/cuda/gather_attn.h"
+#include "kernels/cuda/gather_attn_kernel.h"
+#include "kernels/cuda/launch_check.h"
+
+namespace triphase::cuda {
+namespace {
+
+bool is_float_type(DType dtype) { return dtype == DType::kF16 || dtype == DType::kBF16; }
+
+std::string shape_of(const GatherAttnArgs& args) {
+  return shape_text({{"sequences", args.sequences},
+                     {"heads", args.heads},
+                     {"kv_heads", args.cache.kv_heads},
+                     {"head_dim", args.cache.head_dim},
+                     {"page_tokens", args.cache.page_tokens},
+                     {"parts", args.plan.part_count},
+                     {"list_rows", args.list_rows},
+                     {"list_capacity", args.list_capacity}}) +
+         ", cache " + std::string(dtype_name(args.cache.dtype));
+}
+
+void check_args(const GatherAttnArgs& args) {
+  const auto check = [&](bool condition, const char* what) {
+    require(condition, "gather_attn", what, [&] { return shape_of(args); });
+  };
+  const KvCache& cache = args.cache;
+  check(args.sequences > 0 && cache.kv_heads > 0 && args.heads > 0 &&
+            args.heads % cache.kv_heads == 0,
+        "heads must be a positive multiple of kv_heads");
+  check(cache.head_dim > 0 && cache.head_dim <= 256, "head_dim must be 1 to 256");
+  check(cache.page_tokens == 32 || cache.page_tokens == 64 || cache.page_tokens == 128,
+        "page_tokens must be 32, 64 or 128");
+  check(is_float_type(cache.dtype) || cache.quantized(), "the cache must be F16, BF16 or U8");
+  check(args.q_dtype == DType::kF32 || is_float_type(args.q_dtype), "q must be F32, F16 or BF16");
+  check(args.q_stride >= std::int64_t{args.heads} * cache.head_dim, "q_stride is too small");
+  check(args.q != nullptr && cache.k != nullptr && cache.v != nullptr && args.lengths != nullptr &&
+            args.states != nullptr && args.max_sum != nullptr && args.plan.parts != nullptr,
+        "null pointer");
+  check(args.plan.rows == args.sequences * cache.kv_heads, "the plan is for other rows");
+  check(args.plan.unit_tokens > 0 && args.plan.unit_tokens % kGatherUnitTokens == 0,
+        "the plan's units must be whole tiles");
+  check(args.tables.max_pages > 0, "the page table is empty");
+  check(args.slots != nullptr || args.tables.pages != nullptr, "no page table");
+  if (cache.quantized()) {
+    check(is_float_type(cache.open_dtype), "the open pool must be F16 or BF16");
+    check(cache.scales != nullptr && cache.open_k != nullptr && cache.open_v != nullptr &&
+              args.tables.scale_pages != nullptr,
+          "an INT8 cache needs scales, their pages and the open pool");
+    check(args.slots != nullptr || args.tables.open_pages != nullptr, "no table of open pages");
+  }
+  if (args.source == TokenSource::kRanges) check(args.ranges != nullptr, "no ranges");
+  if (args.source == TokenSource::kList) {
+    check(args.tokens != nullptr && args.list_counts != nullptr && args.list_capacity > 0,
+          "no token lists");
+    check(args.list_rows == args.sequences || args.list_rows == args.plan.rows,
+          "list_rows must be sequences or rows");
+  } else {
+    check(args.slots == nullptr, "slots go with token lists only");
+  }
+  if (args.logits != nullptr) check(args.logit_capacity > 0, "logit_capacity must be positive");
+}
+
+void launch(DType dtype, const GatherShape& shape, StreamHandle stream) {
+  switch (dtype) {
+    case DType::kF16:
+      return launch_gather_f16(shape, stream);
+    case DType::kBF16:
+      return launch_gather_bf16(shape, stream);
+    default:
+      return launch_gather_u8(shape, stream);
+  }
+}
+
+}  // namespace
+
+void gather_attn(const GatherAttnArgs& args, StreamHandle stream) {
+  check_args(args);
+  const KvCache& cache = args.cache;
+  GatherShape shape{};
+  shape.q = args.q;
+  shape.q_dtype = args.q_dtype;
+  shape.q_stride = args.q_stride;
+  shape.log2_scale = args.scale * kLog2E;
+  shape.k = static_cast<const unsigned char*>(cache.k);
+  shape.v = static_cast<const unsigned char*>(cache.v);
+  shape.scales = cache.scales;
+  shape.tables = args.tables;
+  shape.rows = args.plan.rows;
+  shape.kv_heads = cache.kv_heads;
+  shape.head_dim = cache.head_dim;
+  shape.group = args.heads / cache.kv_heads;
+  shape.page_shift = cache.page_tokens == 32 ? 5 : cache.page_tokens == 64 ? 6 : 7;
+  shape.vector_rows = cache.head_dim * dtype_bytes(cache.dtype) % 16 == 0;
+  shape.lengths = args.lengths;
+  shape.source = args.source;
+  shape.ranges = args.ranges;
+  shape.tokens = args.tokens;
+  shape.slots = args.slots;
+  shape.list_counts = args.list_counts;
+  shape.list_capacity = args.list_capacity;
+  shape.list_per_row = args.list_rows == args.plan.rows;
+  shape.host_records = static_cast<const unsigned char*>(args.host_records);
+  shape.parts = args.plan.parts;
+  shape.part_count = args.plan.part_count;
+  shape.unit_tokens = args.plan.unit_tokens;
+  shape.skip_open = cache.quantized();
+  shape.states = args.states;
+  shape.max_sum = args.max_sum;
+  shape.logits = args.logits;
+  shape.logit_capacity = args.logit_capacity;
+  launch(cache.dtype, shape, stream);
+  check_launched("gather_attn", [&] { return shape_of(args); });
+
+  if (!cache.quantized()) return;
+  shape.k = static_cast<const unsigned char*>(cache.open_k);
+  shape.v = static_cast<const unsigned char*>(cache.open_v);
+  shape.vector_rows = cache.head_dim * dtype_bytes(cache.open_dtype) % 16 == 0;
+  shape.open_block = true;
+  shape.skip_open = false;
+  shape.part_count = shape.rows;
+  shape.result_base = args.plan.part_count + args.plan.rows;
+  launch(cache.open_dtype, shape, stream);
+  check_launched("gather_attn (open block)", [&] { return shape_of(args); });
+}
+
+}  // namespace triphase::cuda

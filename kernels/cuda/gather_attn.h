@@ -1,0 +1,88 @@
+#pragma once
+
+// Decode attention over chosen tokens: the kernel behind every method (dense, local, strided,
+// lm-infinite and all sparse ones). One query token per sequence; a row's query heads share every
+// key and value that is read.
+//
+// Work is divided by a SplitPlan: one warp per part, no block barriers. A warp streams tiles of 4
+// KiB (K and V of 4 to 32 tokens) through a ring of three in shared memory, 16 bytes per copy, so
+// that 16 warps per multiprocessor keep 128 KiB under way. Scores are summed over the lanes that
+// share a token; each group of lanes keeps its own running (max, sum, output), merged at the end of
+// a row. Results are partial states; merge_states makes the output of them.
+//
+// INT8 keys and values are used as code - zero (exact), with lambda folded into the query for keys.
+// The open block of an INT8 cache is a second launch over the open pool.
+
+#include <cstddef>
+#include <cstdint>
+
+#include "kernels/cuda/kv_cache.h"
+#include "kernels/cuda/plan_splits.h"
+#include "kernels/cuda/stream_handle.h"
+
+namespace triphase::cuda {
+
+// Tokens start, start + stride, ... (count of them).
+struct TokenRange {
+  std::int32_t start;
+  std::int32_t stride;
+  std::int32_t count;
+};
+// Two ranges, ascending and disjoint; what both hold together is numbered through (ordinals).
+struct TokenRanges {
+  TokenRange first;
+  TokenRange second;
+};
+
+enum class TokenSource : std::uint8_t {
+  kAll,     // tokens 0 .. length - 1
+  kRanges,  // TokenRanges per sequence, the same for all heads
+  kList,    // ascending token positions per row or per sequence
+};
+
+struct GatherAttnArgs {
+  const void* q = nullptr;      // [sequences][heads][head_dim], rows q_stride elements apart
+  DType q_dtype = DType::kF32;  // F32, F16 or BF16
+  std::int64_t q_stride = 0;
+  int sequences = 0;
+  int heads = 0;
+  float scale = 0.0F;
+  KvCache cache;
+  KvPageTables tables;
+  const std::int32_t* lengths = nullptr;  // [sequences], the current token included
+
+  TokenSource source = TokenSource::kAll;
+  const TokenRanges* ranges = nullptr;  // [sequences]
+  // Lists: list_rows is sequences (one list for all heads) or sequences * kv_heads.
+  int list_rows = 0;
+  int list_capacity = 0;
+  const std::int32_t* tokens = nullptr;       // [list_rows][list_capacity]
+  const std::int32_t* list_counts = nullptr;  // [list_rows]
+  // Optional, beside tokens: where each token lies. A slot (of the open pool for tokens of an INT8
+  // cache's open block), or ~record for a host record. Without it the page tables say.
+  const std::int32_t* slots = nullptr;
+  // Host records, [token][kv_head][K, V][head_dim] in the cache's type: mapped pinned memory, read
+  // in place. Null: tokens with a host place are left out (their states come from elsewhere).
+  const void* host_records = nullptr;
+
+  // The plan's counts must be the numbers of tokens above, per row.
+  SplitPlan plan;
+
+  // Results: states[result][query head of the row][head_dim] and (max, sum) [result][query head] in
+  // units of log2; unnormalized output. Result numbers: plan parts first (part + row), then, INT8
+  // only, one per row for the open block. kernels/sizing's gather_states_layout() of them.
+  float* states = nullptr;
+  float* max_sum = nullptr;
+
+  // Optional: scale * q.k of each token, [row][query head][logit_capacity] by ordinal; -inf for
+  // tokens left out.
+  float* logits = nullptr;
+  int logit_capacity = 0;
+};
+
+void gather_attn(const GatherAttnArgs& args, StreamHandle stream);
+
+// Tokens per unit of a plan for this kernel: whole tiles for every type and head size.
+inline constexpr int kGatherUnitTokens = 32;
+
+}  // namespace triphase::cuda

@@ -1,0 +1,10 @@
+// gather_attn over F16 keys and values.
+#include "kernels/cuda/gather_attn_kernel.h"
+
+namespace triphase::cuda {
+
+void launch_gather_f16(const GatherShape& shape, StreamHandle stream) {
+  launch_gather_type<Half>(shape, stream);
+}
+
+}  // namespace triphase::cuda

@@ -1,0 +1,10 @@
+// gather_attn over INT8 keys and values.
+#include "kernels/cuda/gather_attn_kernel.h"
+
+namespace triphase::cuda {
+
+void launch_gather_u8(const GatherShape& shape, StreamHandle stream) {
+  launch_gather_type<std::uint8_t>(shape, stream);
+}
+
+}  // namespace triphase::cuda

@@ -1,0 +1,43 @@
+#pragma once
+
+// One layer's KV cache on the device, as the kernels see it: the layout of KvLayerView in
+// kernels/ops.h with page tables for a whole batch.
+//
+// K and V each lie as [page][kv_head][page_tokens][head_dim]. A slot is page * page_tokens +
+// offset. A row is (sequence, KV head), index sequence * kv_heads + head; the query heads of a row
+// are consecutive. INT8 (kU8): closed blocks are codes, x = lambda * (code - zero), scales [scale
+// page][K, V][kv_head][lambda, zero][head_dim] F32; the block of a sequence's last token is open
+// and lies unquantized in the open pool.
+
+#include <cstdint>
+
+#include "runtime/base/dtype.h"
+
+namespace triphase::cuda {
+
+struct KvCache {
+  void* k = nullptr;  // device pointers
+  void* v = nullptr;
+  DType dtype = DType::kF16;  // F16, BF16 or U8
+  int page_tokens = 0;        // 32, 64 or 128
+  int kv_heads = 0;
+  int head_dim = 0;  // at most 256
+
+  // INT8 only
+  float* scales = nullptr;
+  void* open_k = nullptr;
+  void* open_v = nullptr;
+  DType open_dtype = DType::kF16;  // F16 or BF16
+
+  [[nodiscard]] bool quantized() const { return dtype == DType::kU8; }
+};
+
+// Device arrays. Entry i of a sequence's table is the page of tokens [i, i + 1) * page_tokens.
+struct KvPageTables {
+  const std::int32_t* pages = nullptr;        // [sequences][max_pages]
+  const std::int32_t* scale_pages = nullptr;  // the same shape; INT8 only
+  const std::int32_t* open_pages = nullptr;   // [sequences]: the open block's page; INT8 only
+  int max_pages = 0;
+};
+
+}  // namespace triphase::cuda

@@ -1,0 +1,220 @@
+#include "kernels/cuda/dialect.h"
+#include "kernels/cuda/kv_quantize.h"
+#include "kernels/cuda/launch_check.h"
+
+namespace triphase::cuda {
+namespace {
+
+constexpr int kWarps = 8;
+constexpr int kMaxRows = 128 / kWarps;  // tokens that one thread holds
+
+struct BlockShape {
+  const KvBlock* blocks;
+  void* codes[2];  // K, V
+  void* open[2];
+  float* scales;
+  int kv_heads, head_dim, page_tokens;
+};
+
+// One head's block: where its codes, its open tokens and its lambdas begin.
+struct BlockPlace {
+  std::int64_t codes, open, scales;
+};
+__device__ inline BlockPlace place_of(const BlockShape& shape, const KvBlock& block, int head,
+                                      int kv) {
+  const std::int64_t elements = static_cast<std::int64_t>(shape.page_tokens) * shape.head_dim;
+  return {(static_cast<std::int64_t>(block.page) * shape.kv_heads + head) * elements,
+          (static_cast<std::int64_t>(block.open_page) * shape.kv_heads + head) * elements,
+          ((static_cast<std::int64_t>(block.scale_page) * 2 + kv) * shape.kv_heads + head) * 2 *
+              shape.head_dim};
+}
+
+// kVector stored values as one word each way; kVector 4 needs head_dim to be a multiple of 4.
+template <class T, int kVector>
+__device__ __forceinline__ void load_values(const T* from, float (&value)[kVector]) {
+  if constexpr (kVector == 4) {
+    const uint2 words = load8(from);
+    const float2 low = unpack2<T>(words.x);
+    const float2 high = unpack2<T>(words.y);
+    value[0] = low.x;
+    value[1] = low.y;
+    value[2] = high.x;
+    value[3] = high.y;
+  } else {
+    value[0] = to_float(*from);
+  }
+}
+
+// Block (head, block of tokens, K or V): warps hold every eighth token, lanes kVector channels. The
+// tokens are read once and kept in registers.
+template <class T, int kVector>
+__global__ void __launch_bounds__(kWarps* kWarpSize) kv_quantize_kernel(const BlockShape shape) {
+  TRIPHASE_SHARED(float, low_of, kWarps* kWarpSize* kVector);
+  TRIPHASE_SHARED(float, high_of, kWarps* kWarpSize* kVector);
+  TRIPHASE_SHARED(float, finite_of, kWarps* kWarpSize* kVector);
+  const int head = static_cast<int>(blockIdx.x);
+  const int kv = static_cast<int>(blockIdx.z);
+  const BlockPlace place = place_of(shape, shape.blocks[blockIdx.y], head, kv);
+  const T* open = static_cast<const T*>(shape.open[kv]) + place.open;
+  auto* codes = static_cast<std::uint8_t*>(shape.codes[kv]) + place.codes;
+
+  for (int first = 0; first < shape.head_dim; first += kWarpSize * kVector) {
+    const int channel = first + lane_id() * kVector;
+    const bool there = channel < shape.head_dim;
+    float value[kMaxRows][kVector];
+    float low[kVector];
+    float high[kVector];
+    float finite[kVector];  // stays 0 until NaN or infinity comes
+    TRIPHASE_UNROLL
+    for (int i = 0; i < kVector; ++i) {
+      low[i] = bits_float(0x7F800000U);
+      high[i] = bits_float(0xFF800000U);
+      finite[i] = 0.0F;
+    }
+    TRIPHASE_UNROLL
+    for (int row = 0; row < kMaxRows; ++row) {
+      const int token = row * kWarps + warp_id();
+      if (!there || token >= shape.page_tokens) continue;
+      load_values<T, kVector>(open + token * shape.head_dim + channel, value[row]);
+      TRIPHASE_UNROLL
+      for (int i = 0; i < kVector; ++i) {
+        low[i] = smaller(low[i], value[row][i]);
+        high[i] = larger(high[i], value[row][i]);
+        finite[i] = add_rn(finite[i], mul_rn(value[row][i], 0.0F));
+      }
+    }
+    __syncthreads();  // the last round's readers are done
+    TRIPHASE_UNROLL
+    for (int i = 0; i < kVector; ++i) {
+      const int at = (warp_id() * kWarpSize + lane_id()) * kVector + i;
+      low_of[at] = low[i];
+      high_of[at] = high[i];
+      finite_of[at] = finite[i];
+    }
+    __syncthreads();
+    float divisor[kVector];
+    float zero[kVector];
+    bool no_codes[kVector];
+    TRIPHASE_UNROLL
+    for (int i = 0; i < kVector; ++i) {
+      for (int warp = 0; warp < kWarps; ++warp) {
+        const int at = (warp * kWarpSize + lane_id()) * kVector + i;
+        low[i] = smaller(low[i], low_of[at]);
+        high[i] = larger(high[i], high_of[at]);
+        finite[i] = add_rn(finite[i], finite_of[at]);
+      }
+      float lambda = div_rn(sub_rn(high[i], low[i]), 255.0F);
+      const bool constant = lambda == 0.0F;
+      divisor[i] = constant ? 1.0F : lambda;
+      // Adding 0 makes a negative zero positive, as on the CPU.
+      zero[i] =
+          constant ? -1.0F : add_rn(round_even(div_rn(sub_rn(0.0F, low[i]), divisor[i])), 0.0F);
+      if (constant) lambda = add_rn(high[i], 0.0F);
+      const bool is_finite = add_rn(finite[i], mul_rn(lambda, 0.0F)) == 0.0F;
+      if (!is_finite) {
+        lambda = bits_float(0x7FC00000U);
+        zero[i] = 0.0F;
+      }
+      no_codes[i] = constant || !is_finite;
+      if (there && warp_id() == 0) {
+        shape.scales[place.scales + channel + i] = lambda;
+        shape.scales[place.scales + shape.head_dim + channel + i] = zero[i];
+      }
+    }
+    TRIPHASE_UNROLL
+    for (int row = 0; row < kMaxRows; ++row) {
+      const int token = row * kWarps + warp_id();
+      if (!there || token >= shape.page_tokens) continue;
+      unsigned word = 0;
+      TRIPHASE_UNROLL
+      for (int i = 0; i < kVector; ++i) {
+        float code = no_codes[i] ? 0.0F : add_rn(div_rn(value[row][i], divisor[i]), zero[i]);
+        code = smaller(larger(round_even(code), 0.0F), 255.0F);
+        word |= static_cast<unsigned>(code) << (8 * i);
+      }
+      std::uint8_t* to = codes + token * shape.head_dim + channel;
+      if constexpr (kVector == 4) {
+        store4(to, word);
+      } else {
+        *to = static_cast<std::uint8_t>(word);
+      }
+    }
+  }
+}
+
+// Block (head, block of tokens, K or V), threads over its elements.
+template <class T>
+__global__ void __launch_bounds__(kWarps* kWarpSize) kv_dequantize_kernel(const BlockShape shape) {
+  const int kv = static_cast<int>(blockIdx.z);
+  const BlockPlace place =
+      place_of(shape, shape.blocks[blockIdx.y], static_cast<int>(blockIdx.x), kv);
+  const auto* codes = static_cast<const std::uint8_t*>(shape.codes[kv]) + place.codes;
+  auto* open = static_cast<T*>(shape.open[kv]) + place.open;
+  const float* lambda = shape.scales + place.scales;
+  const float* zero = lambda + shape.head_dim;
+  for (int i = static_cast<int>(threadIdx.x); i < shape.page_tokens * shape.head_dim;
+       i += static_cast<int>(blockDim.x)) {
+    const int channel = i % shape.head_dim;
+    const float steps = sub_rn(static_cast<float>(codes[i]), zero[channel]);
+    open[i] = from_float<T>(mul_rn(lambda[channel], steps));
+  }
+}
+
+template <class T>
+void launch(const BlockShape& shape, bool quantize, dim3 grid, StreamHandle stream) {
+  constexpr int kThreads = kWarps * kWarpSize;
+  if (!quantize) {
+    TRIPHASE_LAUNCH((kv_dequantize_kernel<T>), grid, kThreads, 0, stream, shape);
+  } else if (shape.head_dim % 4 == 0) {
+    TRIPHASE_LAUNCH((kv_quantize_kernel<T, 4>), grid, kThreads, 0, stream, shape);
+  } else {
+    TRIPHASE_LAUNCH((kv_quantize_kernel<T, 1>), grid, kThreads, 0, stream, shape);
+  }
+}
+
+void run(const char* kernel, const KvBlock* blocks, int count, const KvCache& cache, bool quantize,
+         StreamHandle stream) {
+  const auto shape_of_call = [&] {
+    return shape_text({{"blocks", count},
+                       {"kv_heads", cache.kv_heads},
+                       {"head_dim", cache.head_dim},
+                       {"page_tokens", cache.page_tokens}});
+  };
+  const auto check = [&](bool condition, const char* what) {
+    require(condition, kernel, what, shape_of_call);
+  };
+  check(count > 0 && count <= 65535, "blocks must be 1 to 65535 in one call");
+  check(cache.quantized(), "the cache is not INT8");
+  check(cache.kv_heads > 0 && cache.head_dim > 0, "sizes must be positive");
+  check(cache.page_tokens == 32 || cache.page_tokens == 64 || cache.page_tokens == 128,
+        "page_tokens must be 32, 64 or 128");
+  check(cache.open_dtype == DType::kF16 || cache.open_dtype == DType::kBF16,
+        "the open pool must be F16 or BF16");
+  check(blocks != nullptr && cache.k != nullptr && cache.v != nullptr && cache.scales != nullptr &&
+            cache.open_k != nullptr && cache.open_v != nullptr,
+        "null pointer");
+  const BlockShape shape{blocks,           {cache.k, cache.v}, {cache.open_k, cache.open_v},
+                         cache.scales,     cache.kv_heads,     cache.head_dim,
+                         cache.page_tokens};
+  const dim3 grid(static_cast<unsigned>(cache.kv_heads), static_cast<unsigned>(count), 2);
+  if (cache.open_dtype == DType::kF16) {
+    launch<Half>(shape, quantize, grid, stream);
+  } else {
+    launch<BFloat16>(shape, quantize, grid, stream);
+  }
+  check_launched(kernel, shape_of_call);
+}
+
+}  // namespace
+
+void kv_quantize_pages(const KvBlock* blocks, int count, const KvCache& cache,
+                       StreamHandle stream) {
+  run("kv_quantize_pages", blocks, count, cache, true, stream);
+}
+
+void kv_dequantize_pages(const KvBlock* blocks, int count, const KvCache& cache,
+                         StreamHandle stream) {
+  run("kv_dequantize_pages", blocks, count, cache, false, stream);
+}
+
+}  // namespace triphase::cuda

@@ -1,0 +1,29 @@
+#pragma once
+
+// Full blocks of an INT8 cache: from the open pool to codes and scales, and back. Codes and scales
+// are bit-equal to the CPU's kv_close (the definition is in kernels/ops.h): per channel of a head,
+//   lambda = (max - min) / 255, zero = round(-min / lambda), code = round(x / lambda + zero) in
+//   0..255, halves to even, every operation rounded once in F32;
+//   max == min: lambda = max, zero = -1, codes 0;  NaN or infinity: lambda NaN, zero 0, codes 0.
+
+#include <cstdint>
+
+#include "kernels/cuda/kv_cache.h"
+#include "kernels/cuda/stream_handle.h"
+
+namespace triphase::cuda {
+
+struct KvBlock {
+  std::int32_t open_page;
+  std::int32_t page;
+  std::int32_t scale_page;
+};
+
+// `blocks`: device array of `count`.
+void kv_quantize_pages(const KvBlock* blocks, int count, const KvCache& cache, StreamHandle stream);
+
+// lambda * (code - zero), rounded to the open pool's type, into the blocks' open pages.
+void kv_dequantize_pages(const KvBlock* blocks, int count, const KvCache& cache,
+                         StreamHandle stream);
+
+}  // namespace triphase::cuda

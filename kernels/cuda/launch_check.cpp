@@ -1,0 +1,22 @@
+#include "kernels/cuda/launch_check.h"
+
+#include "runtime/base/error.h"
+
+namespace triphase::cuda {
+
+std::string shape_text(std::initializer_list<std::pair<std::string_view, std::int64_t>> sizes) {
+  std::string text;
+  for (const auto& [name, size] : sizes) {
+    if (!text.empty()) text += ", ";
+    text += std::string(name) + " " + std::to_string(size);
+  }
+  return text;
+}
+
+void reject_launch(std::string_view kernel, std::string_view what, const std::string& shape) {
+  throw Error(ErrorRole::kInternal, "E-INT-CHECK", kernel)
+      .found(std::string(what) + " (" + shape + ")")
+      .hint("this is a bug; finished records are kept, run the same command to resume");
+}
+
+}  // namespace triphase::cuda

@@ -1,0 +1,244 @@
+#include <cmath>
+
+#include "kernels/cuda/dialect.h"
+#include "kernels/cuda/launch_check.h"
+#include "kernels/cuda/merge_states.h"
+
+namespace triphase::cuda {
+namespace {
+
+constexpr float kLn2 = 0.69314718055994530942F;
+constexpr float kLog2E = 1.44269504088896340736F;
+
+struct MergeShape {
+  int heads, kv_heads, head_dim, group;
+  const float* states;
+  const float* max_sum;
+  const RowParts* row_parts;
+  int open_base;  // number of the first open result, or -1
+  ExtraStates extra[kMaxExtraStates];
+  const float* alpha;
+  const float* v_sum;
+  const std::int32_t* lengths;
+  const float* normalizer_lse;
+  void* out;
+  DType out_dtype;
+  std::int64_t out_stride;
+  float* lse;
+};
+
+// Calls visit(states, max_sum, index) for every state of one query head, always in the same order.
+template <class Visit>
+__device__ inline void for_each_state(const MergeShape& shape, int row, int head,
+                                      const Visit& visit) {
+  if (shape.states != nullptr) {
+    const RowParts parts = shape.row_parts[row];
+    for (int i = 0; i < parts.count; ++i) {
+      visit(shape.states, shape.max_sum,
+            static_cast<std::int64_t>(parts.first + i + row) * shape.group + head);
+    }
+    if (shape.open_base >= 0) {
+      visit(shape.states, shape.max_sum,
+            static_cast<std::int64_t>(shape.open_base + row) * shape.group + head);
+    }
+  }
+  for (int source = 0; source < kMaxExtraStates; ++source) {
+    const ExtraStates& extra = shape.extra[source];
+    for (int i = 0; i < extra.per_row; ++i) {
+      visit(extra.states, extra.max_sum,
+            (static_cast<std::int64_t>(row) * extra.per_row + i) * shape.group + head);
+    }
+  }
+}
+
+__device__ inline void store_output(const MergeShape& shape, std::int64_t at, float value) {
+  switch (shape.out_dtype) {
+    case DType::kF16:
+      static_cast<Half*>(shape.out)[at] = from_float<Half>(value);
+      break;
+    case DType::kBF16:
+      static_cast<BFloat16*>(shape.out)[at] = from_float<BFloat16>(value);
+      break;
+    default:
+      static_cast<float*>(shape.out)[at] = value;
+  }
+}
+
+// Block (query head, sequence), one thread per channel; every thread sums the weights itself.
+__global__ void __launch_bounds__(256) merge_states_kernel(const MergeShape shape) {
+  const int query_head = static_cast<int>(blockIdx.x);
+  const int sequence = static_cast<int>(blockIdx.y);
+  const int row = sequence * shape.kv_heads + query_head / shape.group;
+  const int head = query_head % shape.group;
+  const int channel = static_cast<int>(threadIdx.x);
+  const bool has_channel = channel < shape.head_dim;
+  const std::int64_t query = static_cast<std::int64_t>(sequence) * shape.heads + query_head;
+
+  float maximum = -INFINITY;
+  for_each_state(shape, row, head, [&](const float*, const float* max_sum, std::int64_t index) {
+    // A state without tokens may hold anything but a sum.
+    if (max_sum[2 * index + 1] != 0.0F) maximum = larger(maximum, max_sum[2 * index]);
+  });
+  const float finite = maximum == -INFINITY ? 0.0F : maximum;
+  float sum = 0.0F;
+  float output = 0.0F;
+  for_each_state(shape, row, head,
+                 [&](const float* states, const float* max_sum, std::int64_t index) {
+                   const float part_sum = max_sum[2 * index + 1];
+                   if (part_sum == 0.0F) return;
+                   const float weight = exp2_fast(max_sum[2 * index] - finite);
+                   sum = fma_rn(weight, part_sum, sum);
+                   if (has_channel) {
+                     output = fma_rn(weight, states[index * shape.head_dim + channel], output);
+                   }
+                 });
+
+  float normalizer = sum;
+  if (shape.normalizer_lse != nullptr) {
+    normalizer = exp2_fast(shape.normalizer_lse[query] * kLog2E - finite);
+  }
+  output = sum == 0.0F ? 0.0F : output / normalizer;
+  if (shape.alpha != nullptr && has_channel) {
+    const float alpha = shape.alpha[query];
+    const auto length = static_cast<float>(shape.lengths[sequence]);
+    const float mean =
+        shape.v_sum[static_cast<std::int64_t>(row) * shape.head_dim + channel] / length;
+    output = alpha * output + (1.0F - alpha) * mean;
+  }
+  if (has_channel) {
+    store_output(shape,
+                 sequence * shape.out_stride +
+                     static_cast<std::int64_t>(query_head) * shape.head_dim + channel,
+                 output);
+  }
+  if (shape.lse != nullptr && channel == 0) {
+    shape.lse[query] = sum == 0.0F ? -INFINITY : (maximum + log2_fast(sum)) * kLn2;
+  }
+}
+
+struct WeightsShape {
+  int heads, kv_heads, group, heads_of_list, rows_of_list;
+  const float* logits;
+  const float* lse;
+  const std::int32_t* list_counts;
+  int capacity;
+  float* weights;
+};
+
+// Block (tokens, list), one thread per token.
+__global__ void __launch_bounds__(256) token_weights_kernel(const WeightsShape shape) {
+  const int list = static_cast<int>(blockIdx.y);
+  const int token = static_cast<int>(blockIdx.x * blockDim.x + threadIdx.x);
+  if (token >= shape.list_counts[list]) return;
+  const int first_row = list * shape.rows_of_list;
+  float sum = 0.0F;
+  for (int i = 0; i < shape.heads_of_list; ++i) {
+    const int row = first_row + i / shape.group;
+    const int head = i % shape.group;
+    const float lse = shape.lse[static_cast<std::int64_t>(row) * shape.group + head];
+    const float logit =
+        shape
+            .logits[(static_cast<std::int64_t>(row) * shape.group + head) * shape.capacity + token];
+    sum += exp2_fast((logit - lse) * kLog2E);
+  }
+  shape.weights[static_cast<std::int64_t>(list) * shape.capacity + token] = sum;
+}
+
+}  // namespace
+
+void merge_states(const MergeStatesArgs& args, StreamHandle stream) {
+  const auto shape_of_call = [&] {
+    return shape_text({{"sequences", args.sequences},
+                       {"heads", args.heads},
+                       {"kv_heads", args.kv_heads},
+                       {"head_dim", args.head_dim},
+                       {"parts", args.plan.part_count}});
+  };
+  const auto check = [&](bool condition, const char* what) {
+    require(condition, "merge_states", what, shape_of_call);
+  };
+  check(args.sequences > 0 && args.sequences <= 65535, "sequences must be 1 to 65535");
+  check(args.kv_heads > 0 && args.heads > 0 && args.heads % args.kv_heads == 0,
+        "heads must be a positive multiple of kv_heads");
+  check(args.head_dim > 0 && args.head_dim <= 256, "head_dim must be 1 to 256");
+  check(args.out != nullptr && args.out_stride >= std::int64_t{args.heads} * args.head_dim,
+        "out is null or its stride too small");
+  check(args.out_dtype == DType::kF32 || args.out_dtype == DType::kF16 ||
+            args.out_dtype == DType::kBF16,
+        "out must be F32, F16 or BF16");
+  if (args.states != nullptr) {
+    check(args.max_sum != nullptr && args.plan.row_parts != nullptr &&
+              args.plan.rows == args.sequences * args.kv_heads,
+          "the plan is for other rows");
+  }
+  for (const ExtraStates& extra : args.extra) {
+    check(extra.per_row == 0 || (extra.states != nullptr && extra.max_sum != nullptr),
+          "extra states are null");
+  }
+  check((args.alpha == nullptr) == (args.v_sum == nullptr) &&
+            (args.alpha == nullptr || args.lengths != nullptr),
+        "reallocation needs alpha, v_sum and lengths");
+
+  MergeShape shape{};
+  shape.heads = args.heads;
+  shape.kv_heads = args.kv_heads;
+  shape.head_dim = args.head_dim;
+  shape.group = args.heads / args.kv_heads;
+  shape.states = args.states;
+  shape.max_sum = args.max_sum;
+  shape.row_parts = args.plan.row_parts;
+  shape.open_base = args.open_results ? args.plan.part_count + args.plan.rows : -1;
+  for (int i = 0; i < kMaxExtraStates; ++i) shape.extra[i] = args.extra[i];
+  shape.alpha = args.alpha;
+  shape.v_sum = args.v_sum;
+  shape.lengths = args.lengths;
+  shape.normalizer_lse = args.normalizer_lse;
+  shape.out = args.out;
+  shape.out_dtype = args.out_dtype;
+  shape.out_stride = args.out_stride;
+  shape.lse = args.lse;
+  const dim3 grid(static_cast<unsigned>(args.heads), static_cast<unsigned>(args.sequences));
+  const int threads = ceil_div(args.head_dim, kWarpSize) * kWarpSize;
+  TRIPHASE_LAUNCH((merge_states_kernel), grid, threads, 0, stream, shape);
+  check_launched("merge_states", shape_of_call);
+}
+
+void token_weights(const TokenWeightsArgs& args, StreamHandle stream) {
+  const auto shape_of_call = [&] {
+    return shape_text({{"sequences", args.sequences},
+                       {"heads", args.heads},
+                       {"kv_heads", args.kv_heads},
+                       {"list_rows", args.list_rows},
+                       {"capacity", args.capacity}});
+  };
+  const auto check = [&](bool condition, const char* what) {
+    require(condition, "token_weights", what, shape_of_call);
+  };
+  check(args.sequences > 0 && args.kv_heads > 0 && args.heads > 0 &&
+            args.heads % args.kv_heads == 0 && args.capacity > 0,
+        "sizes must be positive and heads a multiple of kv_heads");
+  check(args.list_rows == args.sequences || args.list_rows == args.sequences * args.kv_heads,
+        "list_rows must be sequences or rows");
+  check(args.list_rows <= 65535, "too many lists");
+  check(args.logits != nullptr && args.lse != nullptr && args.list_counts != nullptr &&
+            args.weights != nullptr,
+        "null pointer");
+  WeightsShape shape{};
+  shape.heads = args.heads;
+  shape.kv_heads = args.kv_heads;
+  shape.group = args.heads / args.kv_heads;
+  const bool shared = args.list_rows == args.sequences;
+  shape.heads_of_list = shared ? args.heads : shape.group;
+  shape.rows_of_list = shared ? args.kv_heads : 1;
+  shape.logits = args.logits;
+  shape.lse = args.lse;
+  shape.list_counts = args.list_counts;
+  shape.capacity = args.capacity;
+  shape.weights = args.weights;
+  const dim3 grid(static_cast<unsigned>(ceil_div(args.capacity, 256)),
+                  static_cast<unsigned>(args.list_rows));
+  TRIPHASE_LAUNCH((token_weights_kernel), grid, 256, 0, stream, shape);
+  check_launched("token_weights", shape_of_call);
+}
+
+}  // namespace triphase::cuda

@@ -1,0 +1,315 @@
+#include <cmath>
+#include <string>
+
+#include "kernels/cuda/dispatch.h"
+#include "kernels/cuda/paged_attention.h"
+
+namespace triphase::cuda {
+namespace {
+
+constexpr int kThreads = 128;
+constexpr int kRows = static_cast<int>(kAttentionQueryRows);
+constexpr int kTile = static_cast<int>(kAttentionKeyTile);
+constexpr int kMaxDim = 256;
+constexpr float kLog2E = 1.44269504F;
+
+// Shared memory in floats: q [rows][dim + 1], K or V tile [tile][dim + 1], weights [rows][tile],
+// and per row the maximum, the sum and the rescaling of the step. The odd strides keep banks apart.
+__host__ __device__ constexpr int padded(int head_dim) { return head_dim + 1; }
+constexpr std::size_t shared_bytes(std::int64_t head_dim) {
+  return sizeof(float) *
+         static_cast<std::size_t>((kRows + kTile) * padded(static_cast<int>(head_dim)) +
+                                  kRows * kTile + 3 * kRows);
+}
+
+// One block of queries of one segment under one KV head.
+struct Work {
+  PagedSegment segment;
+  std::int64_t first_query;  // within the segment
+  int rows;                  // queries x group, query-major
+  int head;
+  int group;
+
+  __device__ std::int64_t query(int row) const { return first_query + row / group; }
+  __device__ std::int64_t position(int row) const {
+    return segment.context_tokens - segment.query_count + query(row);
+  }
+  __device__ std::int64_t begin(int row) const {
+    return segment.window > 0 ? larger<std::int64_t>(0, position(row) + 1 - segment.window) : 0;
+  }
+};
+
+__device__ inline Work find_work(const PagedAttention& call) {
+  const int block = static_cast<int>(blockIdx.x);
+  std::int64_t low = 0;
+  std::int64_t high = call.segment_count - 1;
+  while (low < high) {  // the last segment that starts at or before this block
+    const std::int64_t middle = (low + high + 1) / 2;
+    if (call.segments[middle].first_block <= block) {
+      low = middle;
+    } else {
+      high = middle - 1;
+    }
+  }
+  Work work;
+  work.segment = call.segments[low];
+  work.head = static_cast<int>(blockIdx.y);
+  work.group = static_cast<int>(call.heads / call.kv_heads);
+  const std::int64_t per_block = larger(1, kRows / work.group);
+  work.first_query = (block - work.segment.first_block) * per_block;
+  const std::int64_t left = work.segment.query_count - work.first_query;
+  work.rows = static_cast<int>(smaller(left, per_block)) * work.group;
+  return work;
+}
+
+__device__ inline float open_element(const void* data, DType dtype, std::int64_t at) {
+  if (dtype == DType::kF32) return static_cast<const float*>(data)[at];
+  if (dtype == DType::kF16) return to_float(static_cast<const Half*>(data)[at]);
+  return to_float(static_cast<const BFloat16*>(data)[at]);
+}
+
+// Loads the tokens [first, first + kTile) of K (which = 0) or V (1); zeros where no row looks,
+// since pages before the window may be gone.
+template <class T>
+__device__ inline void load_tile(const PagedAttention& call, const Work& work, int which,
+                                 std::int64_t first, std::int64_t end, float* tile) {
+  const int dim = static_cast<int>(call.head_dim);
+  const std::int64_t seen_from = work.begin(0);
+  const std::int64_t own_block =
+      (work.segment.context_tokens - 1) / call.page_tokens * call.page_tokens;
+  for (int i = static_cast<int>(threadIdx.x); i < kTile * dim; i += kThreads) {
+    const int line = i / dim;
+    const int c = i % dim;
+    const std::int64_t token = first + line;
+    float value = 0.0F;
+    if (token >= seen_from && token < end) {
+      const std::int64_t offset = token % call.page_tokens;
+      if (sizeof(T) == 1 && token >= own_block) {
+        const std::int64_t at =
+            ((work.segment.open_page * call.kv_heads + work.head) * call.page_tokens + offset) *
+                dim +
+            c;
+        value = open_element(which == 0 ? call.open_k : call.open_v, call.open_dtype, at);
+      } else {
+        const std::int64_t entry = work.segment.pages_begin + token / call.page_tokens;
+        const std::int64_t at =
+            ((call.pages[entry] * call.kv_heads + work.head) * call.page_tokens + offset) * dim + c;
+        const T* data = static_cast<const T*>(which == 0 ? call.k : call.v);
+        if constexpr (sizeof(T) == 1) {
+          const float* lambda =
+              call.scales +
+              ((call.scale_pages[entry] * 2 + which) * call.kv_heads + work.head) * 2 * dim;
+          value = lambda[c] * (static_cast<float>(data[at]) - lambda[dim + c]);
+        } else {
+          value = to_float(data[at]);
+        }
+      }
+    }
+    tile[line * padded(dim) + c] = value;
+  }
+}
+
+// Partial results of a block's split: out [rows][dim], maximum [rows], sum [rows].
+__host__ __device__ inline std::int64_t partial_floats(std::int64_t head_dim) {
+  return kRows * (head_dim + 2);
+}
+
+__device__ inline float* partial_of(const PagedAttention& call, std::int64_t split,
+                                    std::int64_t splits) {
+  const std::int64_t at =
+      (static_cast<std::int64_t>(blockIdx.x) * call.kv_heads + blockIdx.y) * splits + split;
+  return call.partials + at * partial_floats(call.head_dim);
+}
+
+// kOwnColumns: columns of the output that a thread sums, enough for head_dim.
+template <class T, int kOwnColumns>
+__global__ void __launch_bounds__(kThreads, 4) paged_attention_kernel(PagedAttention call) {
+  TRIPHASE_DYNAMIC_SHARED(bytes);
+  const int dim = static_cast<int>(call.head_dim);
+  const int stride = padded(dim);
+  auto* q = reinterpret_cast<float*>(bytes);
+  float* tile = q + kRows * stride;
+  float* weights = tile + kTile * stride;
+  float* top = weights + kRows * kTile;
+  float* sum = top + kRows;
+  float* rescale = sum + kRows;
+  const int thread = static_cast<int>(threadIdx.x);
+  const Work work = find_work(call);
+
+  // Tokens that any of the block's rows sees, within this split.
+  const std::int64_t split_begin = static_cast<std::int64_t>(blockIdx.z) * kAttentionSplitTokens;
+  const std::int64_t end =
+      smaller(split_begin + kAttentionSplitTokens, work.position(work.rows - 1) + 1);
+  const std::int64_t begin = larger(split_begin, work.begin(0) / kTile * kTile);
+
+  for (int i = thread; i < kRows * dim; i += kThreads) {
+    const int row = i / dim;
+    const int c = i % dim;
+    float value = 0.0F;
+    if (row < work.rows) {
+      const std::int64_t at = (work.segment.query_begin + work.query(row)) * call.q_stride +
+                              (work.head * work.group + row % work.group) * call.head_dim + c;
+      value = call.q[at] * (call.scale * kLog2E);
+    }
+    q[row * stride + c] = value;
+  }
+  if (thread < kRows) {
+    top[thread] = -INFINITY;
+    sum[thread] = 0.0F;
+  }
+  float out[kRows][kOwnColumns] = {};
+  __syncthreads();
+
+  for (std::int64_t first = begin; first < end; first += kTile) {
+    load_tile<T>(call, work, 0, first, end, tile);
+    __syncthreads();
+    // Each warp scores four rows; a lane two keys.
+    for (int row = warp_id(); row < kRows; row += kThreads / kWarpSize) {
+      float logit[2] = {-INFINITY, -INFINITY};
+      for (int half = 0; half < 2; ++half) {
+        const int line = half * kWarpSize + lane_id();
+        const std::int64_t token = first + line;
+        if (row < work.rows && token <= work.position(row) && token >= work.begin(row) &&
+            token < end) {
+          float dot = 0.0F;
+          for (int c = 0; c < dim; ++c) {
+            dot = fma_rn(q[row * stride + c], tile[line * stride + c], dot);
+          }
+          logit[half] = dot;
+        }
+      }
+      const float old_top = top[row];
+      const float new_top = larger(old_top, warp_max(larger(logit[0], logit[1])));
+      // A row that has seen nothing yet keeps weights of 0, not exp of (inf - inf).
+      const float base = new_top == -INFINITY ? 0.0F : new_top;
+      const float weight[2] = {exp2_fast(logit[0] - base), exp2_fast(logit[1] - base)};
+      weights[row * kTile + lane_id()] = weight[0];
+      weights[row * kTile + kWarpSize + lane_id()] = weight[1];
+      const float added = warp_sum(weight[0] + weight[1]);
+      if (lane_id() == 0) {
+        rescale[row] = exp2_fast(old_top - base);
+        sum[row] = sum[row] * rescale[row] + added;
+        top[row] = new_top;
+      }
+      sync_warp();
+    }
+    __syncthreads();
+    load_tile<T>(call, work, 1, first, end, tile);
+    __syncthreads();
+    TRIPHASE_UNROLL
+    for (int own = 0; own < kOwnColumns; ++own) {
+      const int c = own * kThreads + thread;
+      if (c >= dim) continue;
+      TRIPHASE_UNROLL
+      for (int row = 0; row < kRows; ++row) out[row][own] *= rescale[row];
+      for (int line = 0; line < kTile; ++line) {
+        const float value = tile[line * stride + c];
+        TRIPHASE_UNROLL
+        for (int row = 0; row < kRows; ++row) {
+          out[row][own] = fma_rn(weights[row * kTile + line], value, out[row][own]);
+        }
+      }
+    }
+    __syncthreads();
+  }
+
+  float* partial = partial_of(call, blockIdx.z, gridDim.z);
+  TRIPHASE_UNROLL
+  for (int own = 0; own < kOwnColumns; ++own) {
+    const int c = own * kThreads + thread;
+    if (c >= dim) continue;
+    TRIPHASE_UNROLL
+    for (int row = 0; row < kRows; ++row) partial[row * dim + c] = out[row][own];
+  }
+  if (thread < kRows) {
+    partial[kRows * dim + thread] = top[thread];
+    partial[kRows * (dim + 1) + thread] = sum[thread];
+  }
+}
+
+__global__ void __launch_bounds__(kThreads)
+    paged_attention_merge_kernel(PagedAttention call, int splits) {
+  const Work work = find_work(call);
+  const int dim = static_cast<int>(call.head_dim);
+  for (int row = 0; row < work.rows; ++row) {
+    float top = -INFINITY;
+    for (int split = 0; split < splits; ++split) {
+      top = larger(top, partial_of(call, split, splits)[kRows * dim + row]);
+    }
+    float sum = 0.0F;
+    for (int split = 0; split < splits; ++split) {
+      const float* partial = partial_of(call, split, splits);
+      const float share = partial[kRows * (dim + 1) + row];
+      if (share > 0.0F) sum += share * exp2_fast(partial[kRows * dim + row] - top);
+    }
+    const std::int64_t query = work.segment.query_begin + work.query(row);
+    const std::int64_t head = work.head * work.group + row % work.group;
+    for (int c = static_cast<int>(threadIdx.x); c < dim; c += kThreads) {
+      float value = 0.0F;
+      for (int split = 0; split < splits; ++split) {
+        const float* partial = partial_of(call, split, splits);
+        if (partial[kRows * (dim + 1) + row] > 0.0F) {
+          value += partial[row * dim + c] * exp2_fast(partial[kRows * dim + row] - top);
+        }
+      }
+      call.out[query * call.out_stride + head * dim + c] = sum > 0.0F ? value / sum : 0.0F;
+    }
+    if (call.log_sums != nullptr && threadIdx.x == 0) {
+      call.log_sums[query * call.heads + head] =
+          sum > 0.0F ? (top + log2_fast(sum)) / kLog2E : -INFINITY;
+    }
+  }
+}
+
+std::int64_t splits_of(std::int64_t max_context) {
+  return larger<std::int64_t>(1, ceil_div(max_context, kAttentionSplitTokens));
+}
+
+}  // namespace
+
+std::int64_t paged_query_blocks(std::int64_t query_count, std::int64_t group) {
+  return ceil_div(query_count, larger<std::int64_t>(1, kAttentionQueryRows / group));
+}
+
+std::int64_t paged_attention_floats(std::int64_t query_blocks, std::int64_t kv_heads,
+                                    std::int64_t head_dim, std::int64_t max_context) {
+  return query_blocks * kv_heads * splits_of(max_context) * partial_floats(head_dim);
+}
+
+void paged_attention(const PagedAttention& call, std::int64_t query_blocks,
+                     std::int64_t max_context, StreamHandle stream) {
+  TRIPHASE_CHECK(
+      call.kv_heads > 0 && call.kv_heads <= 65535 && call.heads % call.kv_heads == 0 &&
+          call.heads / call.kv_heads <= kRows && call.head_dim > 0 && call.head_dim <= kMaxDim &&
+          call.page_tokens > 0 && call.q != nullptr && call.out != nullptr &&
+          call.partials != nullptr && call.segments != nullptr &&
+          (call.dtype != DType::kU8 ||
+           (call.scales != nullptr && call.open_k != nullptr && call.scale_pages != nullptr)),
+      "paged_attention: shapes");
+  if (query_blocks == 0) return;
+  const std::int64_t splits = splits_of(max_context);
+  TRIPHASE_CHECK(splits <= 65535, "paged_attention: context");
+  const dim3 grid{static_cast<unsigned>(query_blocks), static_cast<unsigned>(call.kv_heads),
+                  static_cast<unsigned>(splits)};
+  const std::size_t shared = shared_bytes(call.head_dim);
+  const auto shape = [&] {
+    return std::to_string(query_blocks) + " blocks of queries, " + std::to_string(call.heads) +
+           "/" + std::to_string(call.kv_heads) + " heads of " + std::to_string(call.head_dim) +
+           ", contexts up to " + std::to_string(max_context);
+  };
+  for_cache_type(call.dtype, "paged_attention", [&]<class T>() {
+    const auto launch = [&]<int kOwnColumns>() {
+      allow_shared_bytes(&paged_attention_kernel<T, kOwnColumns>, shared, "paged_attention");
+      TRIPHASE_LAUNCH((paged_attention_kernel<T, kOwnColumns>), grid, kThreads, shared, stream,
+                      call);
+    };
+    call.head_dim <= kThreads ? launch.template operator()<1>() : launch.template operator()<2>();
+  });
+  check_launched("paged_attention", shape);
+  const dim3 merge_grid{grid.x, grid.y, 1};
+  TRIPHASE_LAUNCH((paged_attention_merge_kernel), merge_grid, kThreads, 0, stream, call,
+                  static_cast<int>(splits));
+  check_launched("paged_attention_merge", shape);
+}
+
+}  // namespace triphase::cuda

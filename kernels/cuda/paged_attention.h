@@ -1,0 +1,66 @@
+#pragma once
+
+// Exact attention of any queries over paged K and V on CUDA cores: prefill chunks and decode tokens
+// in one ragged batch, causal, with an optional window, and the log-sum-exp of every query for
+// prefill_colsum. Flash attention over key tiles cut at absolute positions; splits of kSplitTokens
+// are merged in ascending order, so a query's bits depend on its row, its position and the cache
+// alone. The plain kernel that always works; decode-only batches have a faster one.
+
+#include <cstdint>
+
+#include "kernels/cuda/stream_handle.h"
+#include "runtime/base/dtype.h"
+
+namespace triphase::cuda {
+
+inline constexpr std::int64_t kAttentionKeyTile = 64;
+inline constexpr std::int64_t kAttentionSplitTokens = 2048;
+inline constexpr std::int64_t kAttentionQueryRows = 16;  // query heads x queries of one block
+
+// What kernels/ops.h calls a segment, with its pages in one device array.
+struct PagedSegment {
+  std::int64_t query_begin = 0;
+  std::int64_t query_count = 0;
+  std::int64_t context_tokens = 0;
+  std::int64_t window = 0;
+  std::int64_t pages_begin = 0;  // into PagedAttention::pages
+  std::int32_t open_page = -1;   // U8: the queries' own block
+  std::int32_t first_block =
+      0;  // query blocks before this segment's (filled by the wrapper's user)
+};
+
+struct PagedAttention {
+  const float* q = nullptr;
+  std::int64_t q_stride = 0;
+  std::int64_t heads = 0;
+  const void* k = nullptr;
+  const void* v = nullptr;
+  DType dtype = DType::kF16;
+  const float* scales = nullptr;   // U8: [scale page][K, V][kv_head][lambda, zero][head_dim]
+  const void* open_k = nullptr;    // U8
+  const void* open_v = nullptr;    // U8
+  DType open_dtype = DType::kF16;  // U8
+  std::int64_t page_tokens = 0;
+  std::int64_t kv_heads = 0;
+  std::int64_t head_dim = 0;
+  float scale = 1.0F;
+  const PagedSegment* segments = nullptr;  // device
+  std::int64_t segment_count = 0;
+  const std::int32_t* pages = nullptr;        // device
+  const std::int32_t* scale_pages = nullptr;  // device, beside `pages`; U8
+  float* out = nullptr;
+  std::int64_t out_stride = 0;
+  float* log_sums = nullptr;  // [query][heads], or null
+  float* partials = nullptr;  // paged_attention_floats of workspace
+};
+
+// Blocks of queries of a segment, and what a batch of `query_blocks` over contexts of at most
+// `max_context` needs as workspace.
+[[nodiscard]] std::int64_t paged_query_blocks(std::int64_t query_count, std::int64_t group);
+[[nodiscard]] std::int64_t paged_attention_floats(std::int64_t query_blocks, std::int64_t kv_heads,
+                                                  std::int64_t head_dim, std::int64_t max_context);
+
+void paged_attention(const PagedAttention& call, std::int64_t query_blocks,
+                     std::int64_t max_context, StreamHandle stream);
+
+}  // namespace triphase::cuda

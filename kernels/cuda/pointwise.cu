@@ -1,0 +1,167 @@
+#include <cmath>
+#include <string>
+
+#include "kernels/cuda/dispatch.h"
+#include "kernels/cuda/pointwise.h"
+#include "runtime/base/error.h"
+
+namespace triphase::cuda {
+namespace {
+
+constexpr int kThreads = 256;
+
+// One thread per element: rows along x, columns along y.
+dim3 elementwise_grid(std::int64_t rows, std::int64_t cols) {
+  return {static_cast<unsigned>(rows),
+          static_cast<unsigned>(ceil_div<std::int64_t>(cols, kThreads)), 1};
+}
+
+std::string shape_text(const ConstMatrix& matrix) {
+  return std::to_string(matrix.rows) + " x " + std::to_string(matrix.cols);
+}
+
+__device__ inline std::int64_t column() {
+  return static_cast<std::int64_t>(blockIdx.y) * blockDim.x + threadIdx.x;
+}
+
+template <class T>
+__global__ void __launch_bounds__(kThreads)
+    gather_table_kernel(const std::int32_t* rows, const T* table, std::int64_t table_stride,
+                        float scale, bool accumulate, float* y, std::int64_t y_stride,
+                        std::int64_t cols) {
+  const std::int64_t c = column();
+  if (c >= cols) return;
+  const float value = scale * to_float(table[rows[blockIdx.x] * table_stride + c]);
+  float* to = y + blockIdx.x * y_stride + c;
+  *to = accumulate ? *to + value : value;
+}
+
+// One thread per pair of channels, (head, pair) along y.
+__global__ void __launch_bounds__(kThreads)
+    rope_kernel(float* x, std::int64_t stride, const float* cos_sin, std::int64_t table_stride,
+                int heads, int head_dim, int half) {
+  const std::int64_t at = column();
+  if (at >= static_cast<std::int64_t>(heads) * half) return;
+  const auto head = static_cast<int>(at / half);
+  const auto pair = static_cast<int>(at % half);
+  const float* angles = cos_sin + blockIdx.x * table_stride;
+  const float cosine = angles[pair];
+  const float sine = angles[half + pair];
+  float* first = x + blockIdx.x * stride + static_cast<std::int64_t>(head) * head_dim + pair;
+  const float a = first[0];
+  const float b = first[half];
+  first[0] = sub_rn(mul_rn(a, cosine), mul_rn(b, sine));
+  first[half] = add_rn(mul_rn(b, cosine), mul_rn(a, sine));
+}
+
+__device__ inline float apply(Activation activation, float x) {
+  switch (activation) {
+    case Activation::kRelu:
+      return x < 0.0F ? 0.0F : x;  // NaN stays NaN
+    case Activation::kGeluErf:
+      return 0.5F * x * (1.0F + erff(x * 0.70710678F));
+    case Activation::kGeluTanh:
+      return 0.5F * x * (1.0F + tanhf(0.79788456F * (x + 0.044715F * x * x * x)));
+    case Activation::kSilu:
+      return x / (1.0F + expf(-x));
+  }
+  return x;
+}
+
+__global__ void __launch_bounds__(kThreads)
+    activate_kernel(Activation activation, const float* gate, std::int64_t gate_stride,
+                    const float* up, std::int64_t up_stride, float* y, std::int64_t y_stride,
+                    std::int64_t cols) {
+  const std::int64_t c = column();
+  if (c >= cols) return;
+  const float value = apply(activation, gate[blockIdx.x * gate_stride + c]);
+  y[blockIdx.x * y_stride + c] = up == nullptr ? value : value * up[blockIdx.x * up_stride + c];
+}
+
+__global__ void __launch_bounds__(kThreads)
+    add_kernel(const float* x, std::int64_t x_stride, float* y, std::int64_t y_stride,
+               std::int64_t cols) {
+  const std::int64_t c = column();
+  if (c < cols) y[blockIdx.x * y_stride + c] += x[blockIdx.x * x_stride + c];
+}
+
+template <class T>
+__global__ void __launch_bounds__(kThreads)
+    convert_kernel(const float* x, std::int64_t x_stride, std::int64_t x_cols, T* y,
+                   std::int64_t y_stride, std::int64_t y_cols) {
+  const std::int64_t c = column();
+  if (c >= y_cols) return;
+  const float value = c < x_cols ? x[blockIdx.x * x_stride + c] : 0.0F;
+  y[blockIdx.x * y_stride + c] = from_float<T>(value);
+}
+
+bool is_f32(const ConstMatrix& matrix) { return matrix.dtype == DType::kF32; }
+
+bool same_shape(const ConstMatrix& a, const ConstMatrix& b) {
+  return a.rows == b.rows && a.cols == b.cols;
+}
+
+}  // namespace
+
+void gather_table(const std::int32_t* rows, ConstMatrix table, float scale, bool accumulate,
+                  Matrix y, StreamHandle stream) {
+  TRIPHASE_CHECK(is_f32(y) && y.cols == table.cols, "gather_table: shapes");
+  if (y.rows == 0 || y.cols == 0) return;
+  for_float_type(table.dtype, "gather_table", [&]<class T>() {
+    TRIPHASE_LAUNCH((gather_table_kernel<T>), elementwise_grid(y.rows, y.cols), kThreads, 0, stream,
+                    rows, static_cast<const T*>(table.data), table.row_stride, scale, accumulate,
+                    static_cast<float*>(y.data), y.row_stride, y.cols);
+  });
+  check_launched("gather_table", [&] { return shape_text(y); });
+}
+
+void rope(Matrix x, std::int64_t heads, std::int64_t head_dim, std::int64_t rotary_dim,
+          ConstMatrix cos_sin, StreamHandle stream) {
+  TRIPHASE_CHECK(is_f32(x) && is_f32(cos_sin) && x.cols >= heads * head_dim &&
+                     rotary_dim % 2 == 0 && rotary_dim <= head_dim && cos_sin.rows == x.rows &&
+                     cos_sin.cols == rotary_dim,
+                 "rope: shapes");
+  const std::int64_t half = rotary_dim / 2;
+  if (x.rows == 0 || heads * half == 0) return;
+  TRIPHASE_LAUNCH((rope_kernel), elementwise_grid(x.rows, heads * half), kThreads, 0, stream,
+                  static_cast<float*>(x.data), x.row_stride,
+                  static_cast<const float*>(cos_sin.data), cos_sin.row_stride,
+                  static_cast<int>(heads), static_cast<int>(head_dim), static_cast<int>(half));
+  check_launched("rope", [&] { return shape_text(x); });
+}
+
+void activate(Activation activation, ConstMatrix gate, ConstMatrix up, Matrix y,
+              StreamHandle stream) {
+  TRIPHASE_CHECK(is_f32(gate) && is_f32(y) && same_shape(gate, y) &&
+                     (up.empty() || (is_f32(up) && same_shape(up, y))),
+                 "activate: shapes");
+  if (y.rows == 0 || y.cols == 0) return;
+  TRIPHASE_LAUNCH((activate_kernel), elementwise_grid(y.rows, y.cols), kThreads, 0, stream,
+                  activation, static_cast<const float*>(gate.data), gate.row_stride,
+                  static_cast<const float*>(up.data), up.row_stride, static_cast<float*>(y.data),
+                  y.row_stride, y.cols);
+  check_launched("activate", [&] { return shape_text(y); });
+}
+
+void add(ConstMatrix x, Matrix y, StreamHandle stream) {
+  TRIPHASE_CHECK(is_f32(x) && is_f32(y) && same_shape(x, y), "add: shapes");
+  if (y.rows == 0 || y.cols == 0) return;
+  TRIPHASE_LAUNCH((add_kernel), elementwise_grid(y.rows, y.cols), kThreads, 0, stream,
+                  static_cast<const float*>(x.data), x.row_stride, static_cast<float*>(y.data),
+                  y.row_stride, y.cols);
+  check_launched("add", [&] { return shape_text(y); });
+}
+
+void convert(ConstMatrix x, Matrix y, StreamHandle stream) {
+  TRIPHASE_CHECK(is_f32(x) && x.rows == y.rows && x.cols <= y.cols && y.dtype != DType::kF32,
+                 "convert: shapes");
+  if (y.rows == 0 || y.cols == 0) return;
+  for_float_type(y.dtype, "convert", [&]<class T>() {
+    TRIPHASE_LAUNCH((convert_kernel<T>), elementwise_grid(y.rows, y.cols), kThreads, 0, stream,
+                    static_cast<const float*>(x.data), x.row_stride, x.cols,
+                    static_cast<T*>(y.data), y.row_stride, y.cols);
+  });
+  check_launched("convert", [&] { return shape_text(y); });
+}
+
+}  // namespace triphase::cuda

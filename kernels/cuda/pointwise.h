@@ -1,0 +1,33 @@
+#pragma once
+
+// The elementwise operations of kernels/ops.h on a GPU. Matrices and index arrays lie in device
+// memory; activations are F32, tables F32, F16 or BF16. Shapes as in kernels/ops.h; they are
+// checked, index values are not (the caller has them on the host). Work is queued on `stream`.
+
+#include <cstdint>
+
+#include "kernels/cuda/stream_handle.h"
+#include "runtime/base/activation.h"
+#include "runtime/base/dtype.h"
+
+namespace triphase::cuda {
+
+// y[t, :] = scale * table[rows[t], :], plus y's old value when `accumulate`.
+void gather_table(const std::int32_t* rows, ConstMatrix table, float scale, bool accumulate,
+                  Matrix y, StreamHandle stream);
+
+void rope(Matrix x, std::int64_t heads, std::int64_t head_dim, std::int64_t rotary_dim,
+          ConstMatrix cos_sin, StreamHandle stream);
+
+// y = act(gate) * up; up empty: y = act(gate). y may alias gate.
+void activate(Activation activation, ConstMatrix gate, ConstMatrix up, Matrix y,
+              StreamHandle stream);
+
+// y += x.
+void add(ConstMatrix x, Matrix y, StreamHandle stream);
+
+// y = x rounded to y's type (F16 or BF16, nearest even); columns from x.cols up to y.cols are
+// zeroed.
+void convert(ConstMatrix x, Matrix y, StreamHandle stream);
+
+}  // namespace triphase::cuda

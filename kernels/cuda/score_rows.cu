@@ -1,0 +1,584 @@
+#include <cmath>
+#include <string>
+
+#include "kernels/cuda/block_reduce.h"
+#include "kernels/cuda/dispatch.h"
+#include "kernels/cuda/score_rows.h"
+
+namespace triphase::cuda {
+namespace {
+
+constexpr int kThreads = 128;
+constexpr float kLog2E = 1.44269504F;
+constexpr int kMaxDim = 256;
+constexpr int kWarps = kThreads / kWarpSize;
+
+// Where a tile's keys lie. A tile of kScoreTile tokens may span pages when pages are shorter.
+template <class T>
+struct KeyPlace {
+  const T* row;         // [head_dim] of the token
+  const T* channel;     // channel 0 of the token in the transposed page, or null
+  const float* lambda;  // U8: [head_dim], zero point head_dim further; else null
+};
+
+template <class T>
+__device__ inline KeyPlace<T> place_of(const ScoreKeys& keys, int sequence, int head, int token) {
+  const std::int64_t page = keys.pages[sequence * keys.max_pages + token / keys.page_tokens];
+  const std::int64_t offset = token % keys.page_tokens;
+  const std::int64_t block = page * keys.kv_heads + head;
+  const std::int64_t page_elements = keys.page_tokens * keys.head_dim;
+  KeyPlace<T> place{
+      static_cast<const T*>(keys.keys) + block * page_elements + offset * keys.head_dim, nullptr,
+      nullptr};
+  if (keys.channels != nullptr) {
+    place.channel = static_cast<const T*>(keys.channels) + block * page_elements + offset;
+  }
+  if constexpr (sizeof(T) == 1) {
+    place.lambda = keys.scales + (page * 2 * keys.kv_heads + head) * 2 * keys.head_dim;
+  }
+  return place;
+}
+
+__device__ inline float stored_value(const unsigned char* at, const float* lambda, int channel,
+                                     std::int64_t head_dim) {
+  return lambda[channel] * (static_cast<float>(*at) - lambda[head_dim + channel]);
+}
+template <class T>
+__device__ inline float stored_value(const T* at, const float*, int, std::int64_t) {
+  return to_float(*at);
+}
+
+// A token of the query's own block (its position is length - 1): read unquantized, row by row.
+__device__ inline bool is_open(const ScoreKeys& keys, int length, int token) {
+  return token >= (length - 1) / keys.page_tokens * keys.page_tokens;
+}
+
+// Element `channel` of an open INT8 block, which is stored unquantized.
+__device__ inline float open_value(const ScoreKeys& keys, int sequence, int head, int token,
+                                   int channel) {
+  const std::int64_t at = ((keys.open_pages[sequence] * keys.kv_heads + head) * keys.page_tokens +
+                           token % keys.page_tokens) *
+                              keys.head_dim +
+                          channel;
+  if (keys.open_dtype == DType::kF32) return static_cast<const float*>(keys.open_keys)[at];
+  if (keys.open_dtype == DType::kF16) {
+    return to_float(static_cast<const Half*>(keys.open_keys)[at]);
+  }
+  return to_float(static_cast<const BFloat16*>(keys.open_keys)[at]);
+}
+
+// Writes a tile's logits (one per thread and query head; -infinity where the row ends) and their
+// partial maximum and sum. `weight`: how many keys the entry stands for.
+template <int G>
+__device__ inline void write_tile(const float (&logit)[G], float weight, int token, int length,
+                                  int group, std::int64_t row, const ScoreLogits& out,
+                                  float* scratch) {
+  const std::int64_t tiles = ceil_div<std::int64_t>(out.length_stride, kScoreTile);
+  for (int g = 0; g < group; ++g) {
+    const bool inside = token < length;
+    if (inside) out.logits[(row * group + g) * out.length_stride + token] = logit[g];
+    const bool counts = inside && weight > 0.0F;
+    const float top = block_max(counts ? logit[g] : -INFINITY, scratch);
+    const float sum = block_sum(counts ? weight * exp2_fast(logit[g] - top) : 0.0F, scratch);
+    if (threadIdx.x == 0) {
+      float* partial = out.partials + ((row * tiles + blockIdx.y) * group + g) * 2;
+      partial[0] = top;
+      partial[1] = sum;
+    }
+  }
+}
+
+__global__ void __launch_bounds__(kMaxDim)
+    choose_channels_kernel(ScoreQueries queries, int kv_heads, int head_dim, int rank,
+                           std::int32_t* channels, float* factors) {
+  TRIPHASE_SHARED(float, weight, kMaxDim);
+  TRIPHASE_SHARED(int, chosen, kMaxDim);
+  TRIPHASE_SHARED(float, scratch, kBlockReduceWords);
+  const int sequence = static_cast<int>(blockIdx.x) / kv_heads;
+  const int head = static_cast<int>(blockIdx.x) % kv_heads;
+  const int group = static_cast<int>(queries.heads) / kv_heads;
+  const int c = static_cast<int>(threadIdx.x);
+  const float* q =
+      queries.q + sequence * queries.q_stride + static_cast<std::int64_t>(head) * group * head_dim;
+  float sum = 0.0F;
+  for (int g = 0; g < group && c < head_dim; ++g) sum += fabsf(q[g * head_dim + c]);
+  weight[c] = sum;
+  __syncthreads();
+  // A channel's place among all by counting: as many steps as channels, no sorting network.
+  int better = 0;
+  if (c < head_dim) {
+    for (int other = 0; other < head_dim; ++other) {
+      better += static_cast<int>(weight[other] > sum || (weight[other] == sum && other < c));
+    }
+  }
+  const bool is_chosen = c < head_dim && better < rank;
+  chosen[c] = static_cast<int>(is_chosen);
+  __syncthreads();
+  if (is_chosen) {
+    int place = 0;
+    for (int other = 0; other < c; ++other) place += chosen[other];
+    channels[static_cast<std::int64_t>(blockIdx.x) * rank + place] = c;
+  }
+  for (int g = 0; g < group; ++g) {
+    const float size = c < head_dim ? fabsf(q[g * head_dim + c]) : 0.0F;
+    const float all = block_sum(size, scratch);
+    const float part = block_sum(is_chosen ? size : 0.0F, scratch);
+    if (c == 0) {
+      // No weight on the chosen channels: every logit is 0, whatever the factor.
+      factors[static_cast<std::int64_t>(blockIdx.x) * group + g] =
+          part > 0.0F ? kLog2E / sqrtf(static_cast<float>(head_dim) * part / all) : 0.0F;
+    }
+  }
+}
+
+template <class T, int G>
+__global__ void __launch_bounds__(kThreads)
+    score_sparq_kernel(ScoreKeys keys, ScoreQueries queries, const std::int32_t* channels,
+                       const float* factors, int rank, ScoreLogits out) {
+  TRIPHASE_SHARED(float, q_chosen, kMaxDim* G);
+  TRIPHASE_SHARED(int, channel, kMaxDim);
+  TRIPHASE_SHARED(float, scratch, kBlockReduceWords);
+  const auto row = static_cast<std::int64_t>(blockIdx.x);
+  const int sequence = static_cast<int>(row / keys.kv_heads);
+  const int head = static_cast<int>(row % keys.kv_heads);
+  const int length = keys.lengths[sequence];
+  const int token = static_cast<int>(blockIdx.y) * kThreads + static_cast<int>(threadIdx.x);
+  if (static_cast<int>(blockIdx.y) * kThreads >= length) return;
+  const int group = static_cast<int>(queries.heads / keys.kv_heads);
+  const float* q = queries.q + sequence * queries.q_stride + head * group * keys.head_dim;
+  for (int i = static_cast<int>(threadIdx.x); i < rank; i += kThreads) {
+    channel[i] = channels[row * rank + i];
+    for (int g = 0; g < G; ++g) {
+      q_chosen[i * G + g] =
+          g < group ? q[g * keys.head_dim + channel[i]] * factors[row * group + g] : 0.0F;
+    }
+  }
+  __syncthreads();
+  float logit[G] = {};
+  if (token < length) {
+    const bool open = is_open(keys, length, token);
+    const KeyPlace<T> place = place_of<T>(keys, sequence, head, token);
+    for (int i = 0; i < rank; ++i) {
+      const int c = channel[i];
+      float key = 0.0F;
+      if (sizeof(T) == 1 && open) {
+        key = open_value(keys, sequence, head, token, c);
+      } else if (place.channel != nullptr && !open) {
+        key = stored_value(place.channel + c * keys.page_tokens, place.lambda, c, keys.head_dim);
+      } else {
+        key = stored_value(place.row + c, place.lambda, c, keys.head_dim);
+      }
+      TRIPHASE_UNROLL
+      for (int g = 0; g < G; ++g) logit[g] = fma_rn(q_chosen[i * G + g], key, logit[g]);
+    }
+  }
+  write_tile<G>(logit, 1.0F, token, length, group, row, out, scratch);
+}
+
+// A lane's part of a vector: four consecutive channels of every 128.
+constexpr int kLaneParts = kMaxDim / (4 * kWarpSize);
+
+template <class T>
+__device__ inline float4 load_four(const T* from) {
+  if constexpr (sizeof(T) == 4) {
+    const uint4 bits = load16(from);
+    return {bits_float(bits.x), bits_float(bits.y), bits_float(bits.z), bits_float(bits.w)};
+  } else if constexpr (sizeof(T) == 2) {
+    const uint2 bits = load8(from);
+    const float2 low = unpack2<T>(bits.x);
+    const float2 high = unpack2<T>(bits.y);
+    return {low.x, low.y, high.x, high.y};
+  } else {
+    const unsigned bits = load4(from);
+    return {static_cast<float>(bits & 0xFFU), static_cast<float>(bits >> 8 & 0xFFU),
+            static_cast<float>(bits >> 16 & 0xFFU), static_cast<float>(bits >> 24)};
+  }
+}
+
+__device__ inline float dot_four(float4 a, float4 b, float sum) {
+  return fma_rn(a.x, b.x, fma_rn(a.y, b.y, fma_rn(a.z, b.z, fma_rn(a.w, b.w, sum))));
+}
+
+__device__ inline float4 dequantize_four(float4 codes, const float* lambda, const float* zero,
+                                         int c) {
+  return {lambda[c] * (codes.x - zero[c]), lambda[c + 1] * (codes.y - zero[c + 1]),
+          lambda[c + 2] * (codes.z - zero[c + 2]), lambda[c + 3] * (codes.w - zero[c + 3])};
+}
+
+// The group's queries of this lane's channels, times the softmax scale.
+template <int G>
+__device__ inline void load_queries(const float* q, int group, int head_dim, float factor,
+                                    float4 (&part)[G][kLaneParts]) {
+  TRIPHASE_UNROLL
+  for (int g = 0; g < G; ++g) {
+    TRIPHASE_UNROLL
+    for (int i = 0; i < kLaneParts; ++i) {
+      const int c = (i * kWarpSize + lane_id()) * 4;
+      part[g][i] = {0.0F, 0.0F, 0.0F, 0.0F};
+      if (g < group && c < head_dim) {
+        const float* from = q + g * head_dim + c;
+        part[g][i] = {factor * from[0], factor * from[1], factor * from[2], factor * from[3]};
+      }
+    }
+  }
+}
+
+// Logits of a tile's tokens into shared memory, a warp per token, then one token per thread.
+template <int G, class Key>
+__device__ inline void exact_tile(const float4 (&part)[G][kLaneParts], int first, int length,
+                                  int group, int head_dim, float* tile, const Key& key) {
+  for (int i = warp_id(); i < kThreads; i += kWarps) {
+    const int token = first + i;
+    float sums[G] = {};
+    if (token < length) {
+      TRIPHASE_UNROLL
+      for (int p = 0; p < kLaneParts; ++p) {
+        const int c = (p * kWarpSize + lane_id()) * 4;
+        if (c >= head_dim) continue;
+        const float4 values = key(token, c);
+        TRIPHASE_UNROLL
+        for (int g = 0; g < G; ++g) sums[g] = dot_four(part[g][p], values, sums[g]);
+      }
+    }
+    for (int g = 0; g < group; ++g) {
+      const float sum = warp_sum(sums[g]);
+      if (lane_id() == 0) tile[i * G + g] = sum;
+    }
+  }
+  __syncthreads();
+}
+
+template <class T, int G>
+__global__ void __launch_bounds__(kThreads)
+    score_exact_kernel(ScoreKeys keys, ScoreQueries queries, float factor, ScoreLogits out) {
+  TRIPHASE_SHARED(float, tile, kThreads* G);
+  TRIPHASE_SHARED(float, scratch, kBlockReduceWords);
+  const auto row = static_cast<std::int64_t>(blockIdx.x);
+  const int sequence = static_cast<int>(row / keys.kv_heads);
+  const int head = static_cast<int>(row % keys.kv_heads);
+  const int length = keys.lengths[sequence];
+  const int first = static_cast<int>(blockIdx.y) * kThreads;
+  if (first >= length) return;
+  const int group = static_cast<int>(queries.heads / keys.kv_heads);
+  const int head_dim = static_cast<int>(keys.head_dim);
+  float4 part[G][kLaneParts];
+  load_queries<G>(queries.q + sequence * queries.q_stride + head * group * keys.head_dim, group,
+                  head_dim, factor, part);
+  exact_tile<G>(part, first, length, group, head_dim, tile, [&](int token, int c) -> float4 {
+    if constexpr (sizeof(T) == 1) {
+      if (is_open(keys, length, token)) {
+        return {open_value(keys, sequence, head, token, c),
+                open_value(keys, sequence, head, token, c + 1),
+                open_value(keys, sequence, head, token, c + 2),
+                open_value(keys, sequence, head, token, c + 3)};
+      }
+    }
+    const KeyPlace<T> place = place_of<T>(keys, sequence, head, token);
+    const float4 values = load_four(place.row + c);
+    if constexpr (sizeof(T) == 1) {
+      return dequantize_four(values, place.lambda, place.lambda + head_dim, c);
+    } else {
+      return values;
+    }
+  });
+  float logit[G] = {};
+  for (int g = 0; g < group; ++g) logit[g] = tile[threadIdx.x * G + g];
+  write_tile<G>(logit, 1.0F, first + static_cast<int>(threadIdx.x), length, group, row, out,
+                scratch);
+}
+
+struct Centroids {
+  const void* values;
+  const std::int32_t* clusters;
+  const std::int32_t* members;
+  std::int64_t max_clusters;
+  std::int64_t kv_heads;
+  int head_dim;
+};
+
+template <class T, int G>
+__global__ void __launch_bounds__(kThreads)
+    score_centroids_kernel(Centroids centroids, ScoreQueries queries, float factor,
+                           ScoreLogits out) {
+  TRIPHASE_SHARED(float, tile, kThreads* G);
+  TRIPHASE_SHARED(float, scratch, kBlockReduceWords);
+  const auto row = static_cast<std::int64_t>(blockIdx.x);
+  const std::int64_t sequence = row / centroids.kv_heads;
+  const std::int64_t head = row % centroids.kv_heads;
+  const int length = centroids.clusters[row];
+  const int first = static_cast<int>(blockIdx.y) * kThreads;
+  if (first >= length) return;
+  const int group = static_cast<int>(queries.heads / centroids.kv_heads);
+  const int head_dim = centroids.head_dim;
+  float4 part[G][kLaneParts];
+  load_queries<G>(queries.q + sequence * queries.q_stride + head * group * head_dim, group,
+                  head_dim, factor, part);
+  const T* values =
+      static_cast<const T*>(centroids.values) + row * centroids.max_clusters * head_dim;
+  exact_tile<G>(part, first, length, group, head_dim, tile, [&](int cluster, int c) -> float4 {
+    return load_four(values + static_cast<std::int64_t>(cluster) * head_dim + c);
+  });
+  float logit[G] = {};
+  for (int g = 0; g < group; ++g) logit[g] = tile[threadIdx.x * G + g];
+  const int cluster = first + static_cast<int>(threadIdx.x);
+  const float weight =
+      cluster < length
+          ? static_cast<float>(centroids.members[row * centroids.max_clusters + cluster])
+          : 0.0F;
+  write_tile<G>(logit, weight, cluster, length, group, row, out, scratch);
+}
+
+// Each block first merges the row's partials, in their order, then scores its own tile.
+__global__ void __launch_bounds__(kThreads)
+    group_scores_kernel(ScoreLogits logits, const std::int32_t* lengths,
+                        std::int64_t rows_per_length, int group, GroupReduce reduce, float* scores,
+                        float* totals) {
+  TRIPHASE_SHARED(float, scratch, kBlockReduceWords);
+  const auto row = static_cast<std::int64_t>(blockIdx.x);
+  const int length = lengths[row / rows_per_length];
+  const int thread = static_cast<int>(threadIdx.x);
+  const int token = static_cast<int>(blockIdx.y) * kThreads + thread;
+  if (static_cast<int>(blockIdx.y) * kThreads >= length && blockIdx.y > 0) return;
+  const int tiles = static_cast<int>(ceil_div<std::int64_t>(length, kScoreTile));
+  const std::int64_t tile_stride = ceil_div<std::int64_t>(logits.length_stride, kScoreTile);
+  const float* partials = logits.partials + row * tile_stride * group * 2;
+  float score = 0.0F;
+  for (int g = 0; g < group; ++g) {
+    float top = -INFINITY;
+    for (int tile = thread; tile < tiles; tile += kThreads) {
+      top = larger(top, partials[(tile * group + g) * 2]);
+    }
+    top = block_max(top, scratch);
+    float sum = 0.0F;
+    for (int tile = thread; tile < tiles; tile += kThreads) {
+      const float* partial = partials + (tile * group + g) * 2;
+      if (partial[1] > 0.0F) sum += partial[1] * exp2_fast(partial[0] - top);
+    }
+    sum = block_sum(sum, scratch);
+    if (thread == 0 && blockIdx.y == 0) {
+      totals[(row * group + g) * 2] = top;
+      totals[(row * group + g) * 2 + 1] = sum;
+    }
+    if (token < length) {
+      const float logit = logits.logits[(row * group + g) * logits.length_stride + token];
+      if (reduce == GroupReduce::kLogitSum) {
+        score += logit;
+      } else if (sum > 0.0F) {
+        score += exp2_fast(logit - top) / sum;
+      }
+    }
+  }
+  if (token < length) {
+    if (reduce == GroupReduce::kProbabilityMean) score /= static_cast<float>(group);
+    scores[row * logits.length_stride + token] = score;
+  }
+}
+
+__global__ void __launch_bounds__(kThreads)
+    selected_share_kernel(ScoreLogits logits, const float* totals, const std::int32_t* indices,
+                          std::int64_t capacity, const std::int32_t* counts, int group,
+                          float* alpha) {
+  TRIPHASE_SHARED(float, scratch, kBlockReduceWords);
+  const auto row = static_cast<std::int64_t>(blockIdx.x);
+  const int count = counts[row];
+  for (int g = 0; g < group; ++g) {
+    const float top = totals[(row * group + g) * 2];
+    const float* from = logits.logits + (row * group + g) * logits.length_stride;
+    float share = 0.0F;
+    for (int i = static_cast<int>(threadIdx.x); i < count; i += kThreads) {
+      share += exp2_fast(from[indices[row * capacity + i]] - top);
+    }
+    share = block_sum(share, scratch);
+    if (threadIdx.x == 0) {
+      const float sum = totals[(row * group + g) * 2 + 1];
+      alpha[row * group + g] = sum > 0.0F ? share / sum : 0.0F;
+    }
+  }
+}
+
+template <class T>
+__global__ void __launch_bounds__(kThreads)
+    score_quest_kernel(ScoreKeys keys, const T* bounds, int sub_tokens, ScoreQueries queries,
+                       float* scores, std::int64_t score_stride) {
+  const auto row = static_cast<std::int64_t>(blockIdx.x);
+  const int sequence = static_cast<int>(row / keys.kv_heads);
+  const int head = static_cast<int>(row % keys.kv_heads);
+  const int sub_pages = ceil_div(keys.lengths[sequence], sub_tokens);
+  const int sub_page = static_cast<int>(blockIdx.y) * kWarps + warp_id();
+  if (sub_page >= sub_pages) return;
+  const int group = static_cast<int>(queries.heads / keys.kv_heads);
+  const int head_dim = static_cast<int>(keys.head_dim);
+  const int per_page = static_cast<int>(keys.page_tokens) / sub_tokens;
+  const std::int64_t page = keys.pages[sequence * keys.max_pages + sub_page / per_page];
+  const T* low =
+      bounds + ((page * keys.kv_heads + head) * per_page + sub_page % per_page) * 2 * head_dim;
+  const float* q = queries.q + sequence * queries.q_stride + head * group * keys.head_dim;
+  float best = -INFINITY;
+  for (int g = 0; g < group; ++g) {
+    float sum = 0.0F;
+    for (int c = lane_id(); c < head_dim; c += kWarpSize) {
+      const float value = q[g * head_dim + c];
+      sum += larger(value * to_float(low[c]), value * to_float(low[head_dim + c]));
+    }
+    best = larger(best, warp_sum(sum));
+  }
+  if (lane_id() == 0) scores[row * score_stride + sub_page] = best;
+}
+
+void check_keys(const ScoreKeys& keys, const ScoreQueries& queries, std::string_view kernel) {
+  const bool quantized = keys.dtype == DType::kU8;
+  TRIPHASE_CHECK(
+      keys.keys != nullptr && keys.pages != nullptr && keys.lengths != nullptr &&
+          queries.q != nullptr && keys.page_tokens > 0 && keys.kv_heads > 0 &&
+          queries.heads % keys.kv_heads == 0 && keys.head_dim > 0 && keys.head_dim <= kMaxDim &&
+          keys.max_pages * keys.page_tokens >= keys.max_length &&
+          (!quantized ||
+           (keys.scales != nullptr && keys.open_keys != nullptr && keys.open_pages != nullptr)),
+      std::string(kernel) + ": shapes");
+}
+
+void check_out(const ScoreLogits& out, std::int64_t max_length, std::string_view kernel) {
+  TRIPHASE_CHECK(out.logits != nullptr && out.partials != nullptr &&
+                     out.length_stride >= max_length && max_length <= kScoreTile * 65535,
+                 std::string(kernel) + ": workspace");
+}
+
+dim3 tile_grid(std::int64_t rows, std::int64_t max_length) {
+  return {static_cast<unsigned>(rows),
+          static_cast<unsigned>(
+              larger<std::int64_t>(1, ceil_div<std::int64_t>(max_length, kScoreTile))),
+          1};
+}
+
+std::string shape_text(std::int64_t rows, std::int64_t max_length) {
+  return std::to_string(rows) + " rows of up to " + std::to_string(max_length);
+}
+
+}  // namespace
+
+std::int64_t score_logit_floats(std::int64_t sequences, std::int64_t heads,
+                                std::int64_t length_stride) {
+  return sequences * heads * length_stride;
+}
+
+std::int64_t score_partial_floats(std::int64_t sequences, std::int64_t heads,
+                                  std::int64_t max_length) {
+  return sequences * heads * ceil_div<std::int64_t>(max_length, kScoreTile) * 2;
+}
+
+void choose_channels(const ScoreQueries& queries, std::int64_t sequences, std::int64_t kv_heads,
+                     std::int64_t head_dim, std::int64_t rank, std::int32_t* channels,
+                     float* factors, StreamHandle stream) {
+  TRIPHASE_CHECK(kv_heads > 0 && queries.heads % kv_heads == 0 && head_dim > 0 &&
+                     head_dim <= kMaxDim && rank >= 1 && rank <= head_dim,
+                 "choose_channels: shapes");
+  if (sequences == 0) return;
+  TRIPHASE_LAUNCH((choose_channels_kernel), static_cast<unsigned>(sequences * kv_heads), kMaxDim, 0,
+                  stream, queries, static_cast<int>(kv_heads), static_cast<int>(head_dim),
+                  static_cast<int>(rank), channels, factors);
+  check_launched("choose_channels", [&] { return shape_text(sequences * kv_heads, head_dim); });
+}
+
+void score_sparq(const ScoreKeys& keys, const ScoreQueries& queries, const std::int32_t* channels,
+                 const float* factors, std::int64_t rank, const ScoreLogits& out,
+                 StreamHandle stream) {
+  check_keys(keys, queries, "score_sparq");
+  check_out(out, keys.max_length, "score_sparq");
+  TRIPHASE_CHECK(rank >= 1 && rank <= keys.head_dim, "score_sparq: rank");
+  const std::int64_t rows = keys.sequences * keys.kv_heads;
+  if (rows == 0) return;
+  for_cache_type(keys.dtype, "score_sparq", [&]<class T>() {
+    for_group(queries.heads / keys.kv_heads, "score_sparq", [&]<int G>() {
+      TRIPHASE_LAUNCH((score_sparq_kernel<T, G>), tile_grid(rows, keys.max_length), kThreads, 0,
+                      stream, keys, queries, channels, factors, static_cast<int>(rank), out);
+    });
+  });
+  check_launched("score_sparq", [&] { return shape_text(rows, keys.max_length); });
+}
+
+void score_exact(const ScoreKeys& keys, const ScoreQueries& queries, float scale,
+                 const ScoreLogits& out, StreamHandle stream) {
+  check_keys(keys, queries, "score_exact");
+  check_out(out, keys.max_length, "score_exact");
+  TRIPHASE_CHECK(keys.head_dim % 4 == 0, "score_exact: head_dim a multiple of 4");
+  const std::int64_t rows = keys.sequences * keys.kv_heads;
+  if (rows == 0) return;
+  for_cache_type(keys.dtype, "score_exact", [&]<class T>() {
+    for_group(queries.heads / keys.kv_heads, "score_exact", [&]<int G>() {
+      TRIPHASE_LAUNCH((score_exact_kernel<T, G>), tile_grid(rows, keys.max_length), kThreads, 0,
+                      stream, keys, queries, scale * kLog2E, out);
+    });
+  });
+  check_launched("score_exact", [&] { return shape_text(rows, keys.max_length); });
+}
+
+void score_centroids(const void* centroids, DType dtype, const std::int32_t* clusters,
+                     std::int64_t max_clusters, const ScoreQueries& queries, std::int64_t sequences,
+                     std::int64_t kv_heads, std::int64_t head_dim, float scale,
+                     const std::int32_t* members, const ScoreLogits& out, StreamHandle stream) {
+  check_out(out, max_clusters, "score_centroids");
+  TRIPHASE_CHECK(centroids != nullptr && clusters != nullptr && members != nullptr &&
+                     kv_heads > 0 && queries.heads % kv_heads == 0 && head_dim % 4 == 0 &&
+                     head_dim <= kMaxDim,
+                 "score_centroids: shapes");
+  const std::int64_t rows = sequences * kv_heads;
+  if (rows == 0) return;
+  const Centroids view{centroids,    clusters, members,
+                       max_clusters, kv_heads, static_cast<int>(head_dim)};
+  for_float_type(dtype, "score_centroids", [&]<class T>() {
+    for_group(queries.heads / kv_heads, "score_centroids", [&]<int G>() {
+      TRIPHASE_LAUNCH((score_centroids_kernel<T, G>), tile_grid(rows, max_clusters), kThreads, 0,
+                      stream, view, queries, scale * kLog2E, out);
+    });
+  });
+  check_launched("score_centroids", [&] { return shape_text(rows, max_clusters); });
+}
+
+void group_scores(const ScoreLogits& logits, const std::int32_t* lengths,
+                  std::int64_t rows_per_length, std::int64_t rows, std::int64_t group,
+                  std::int64_t max_length, GroupReduce reduce, float* scores, float* totals,
+                  StreamHandle stream) {
+  check_out(logits, max_length, "group_scores");
+  TRIPHASE_CHECK(lengths != nullptr && rows_per_length > 0 && group > 0 && scores != nullptr &&
+                     totals != nullptr,
+                 "group_scores: shapes");
+  if (rows == 0) return;
+  TRIPHASE_LAUNCH((group_scores_kernel), tile_grid(rows, max_length), kThreads, 0, stream, logits,
+                  lengths, rows_per_length, static_cast<int>(group), reduce, scores, totals);
+  check_launched("group_scores", [&] { return shape_text(rows, max_length); });
+}
+
+void selected_share(const ScoreLogits& logits, const float* totals, const std::int32_t* indices,
+                    std::int64_t capacity, const std::int32_t* counts, std::int64_t rows,
+                    std::int64_t group, float* alpha, StreamHandle stream) {
+  TRIPHASE_CHECK(
+      totals != nullptr && indices != nullptr && counts != nullptr && alpha != nullptr && group > 0,
+      "selected_share: shapes");
+  if (rows == 0) return;
+  TRIPHASE_LAUNCH((selected_share_kernel), static_cast<unsigned>(rows), kThreads, 0, stream, logits,
+                  totals, indices, capacity, counts, static_cast<int>(group), alpha);
+  check_launched("selected_share", [&] { return shape_text(rows, capacity); });
+}
+
+void score_quest(const ScoreKeys& keys, const void* bounds, DType bounds_dtype, std::int64_t tokens,
+                 const ScoreQueries& queries, float* scores, std::int64_t score_stride,
+                 StreamHandle stream) {
+  TRIPHASE_CHECK(bounds != nullptr && keys.pages != nullptr && keys.lengths != nullptr &&
+                     tokens > 0 && keys.page_tokens % tokens == 0 && keys.kv_heads > 0 &&
+                     queries.heads % keys.kv_heads == 0 &&
+                     score_stride >= ceil_div<std::int64_t>(keys.max_length, tokens),
+                 "score_quest: shapes");
+  const std::int64_t rows = keys.sequences * keys.kv_heads;
+  const std::int64_t sub_pages = ceil_div<std::int64_t>(keys.max_length, tokens);
+  if (rows == 0 || sub_pages == 0) return;
+  const dim3 grid{static_cast<unsigned>(rows),
+                  static_cast<unsigned>(ceil_div<std::int64_t>(sub_pages, kWarps)), 1};
+  for_float_type(bounds_dtype, "score_quest", [&]<class T>() {
+    TRIPHASE_LAUNCH((score_quest_kernel<T>), grid, kThreads, 0, stream, keys,
+                    static_cast<const T*>(bounds), static_cast<int>(tokens), queries, scores,
+                    score_stride);
+  });
+  check_launched("score_quest", [&] { return shape_text(rows, sub_pages); });
+}
+
+}  // namespace triphase::cuda

@@ -1,0 +1,106 @@
+#pragma once
+
+// Scores of the tokens, pages or key clusters of each row, for select_rows. A row is (sequence, KV
+// head); its g = heads / kv_heads query heads travel together. Two steps: logits in base 2 with
+// partial maxima and sums per tile, then normalized scores summed over the group. All pointers are
+// device memory; everything is F32 except the cache. Methods: SparQ (arXiv 2312.04985, section 3),
+// exact top-k (FlexGen), Quest (arXiv 2406.10774), Squeezed Attention (arXiv 2411.09688).
+
+#include <cstdint>
+
+#include "kernels/cuda/stream_handle.h"
+#include "runtime/base/dtype.h"
+
+namespace triphase::cuda {
+
+// Tokens per tile of the logits and of the partial maxima and sums.
+inline constexpr std::int64_t kScoreTile = 128;
+
+// A layer's keys as kernels/ops.h lays them out. Token t of a sequence lies in page
+// pages[sequence * max_pages + t / page_tokens] at offset t % page_tokens.
+struct ScoreKeys {
+  const void* keys = nullptr;       // [page][kv_head][page_tokens][head_dim]
+  const void* channels = nullptr;   // [page][kv_head][head_dim][page_tokens], blocks
+                                    // before the query's own; or null
+  DType dtype = DType::kF16;        // F32, F16, BF16, or U8: INT8 codes before the query's own
+                                    // block
+  const float* scales = nullptr;    // U8: [page][K, V][kv_head][lambda, zero][head_dim]
+  const void* open_keys = nullptr;  // U8: own blocks, that of sequence b in page open_pages[b]
+  const std::int32_t* open_pages = nullptr;
+  DType open_dtype = DType::kF16;  // U8 only
+  const std::int32_t* pages = nullptr;
+  std::int64_t max_pages = 0;
+  const std::int32_t* lengths = nullptr;  // [sequences] tokens, the current one included
+  std::int64_t sequences = 0;
+  std::int64_t max_length = 0;
+  std::int64_t page_tokens = 0;
+  std::int64_t kv_heads = 0;
+  std::int64_t head_dim = 0;
+};
+
+struct ScoreQueries {
+  const float* q = nullptr;  // [sequences, heads * head_dim], rows q_stride apart
+  std::int64_t q_stride = 0;
+  std::int64_t heads = 0;
+};
+
+// Logits and their partials. Workspace of one step; sizes in floats by the functions below.
+struct ScoreLogits {
+  float* logits = nullptr;    // [row][g][length_stride]
+  float* partials = nullptr;  // [row][tile][g][2]: maximum, sum of 2^(logit - maximum)
+  std::int64_t length_stride = 0;
+};
+[[nodiscard]] std::int64_t score_logit_floats(std::int64_t sequences, std::int64_t heads,
+                                              std::int64_t length_stride);
+[[nodiscard]] std::int64_t score_partial_floats(std::int64_t sequences, std::int64_t heads,
+                                                std::int64_t max_length);
+
+// SparQ step 1. Channels of largest sum over the group of |q|, ascending, ties to the smallest:
+// channels [row][rank]. factors [row][g] = log2(e) / tau, tau = sqrt(d sum_chosen |q| / sum |q|).
+void choose_channels(const ScoreQueries& queries, std::int64_t sequences, std::int64_t kv_heads,
+                     std::int64_t head_dim, std::int64_t rank, std::int32_t* channels,
+                     float* factors, StreamHandle stream);
+
+// SparQ step 2: logits over the chosen channels, from `channels` of closed pages where there are
+// any, else from the keys.
+void score_sparq(const ScoreKeys& keys, const ScoreQueries& queries, const std::int32_t* channels,
+                 const float* factors, std::int64_t rank, const ScoreLogits& out,
+                 StreamHandle stream);
+
+// Every channel; scale as in attention (1 / sqrt(d)). head_dim is a multiple of 4.
+void score_exact(const ScoreKeys& keys, const ScoreQueries& queries, float scale,
+                 const ScoreLogits& out, StreamHandle stream);
+
+// Squeezed: logits of key clusters. centroids [row][max_clusters][head_dim] F16, cluster counts
+// [row], in `lengths` of `out`'s later steps too.
+void score_centroids(const void* centroids, DType dtype, const std::int32_t* clusters,
+                     std::int64_t max_clusters, const ScoreQueries& queries, std::int64_t sequences,
+                     std::int64_t kv_heads, std::int64_t head_dim, float scale,
+                     const std::int32_t* members, const ScoreLogits& out, StreamHandle stream);
+
+enum class GroupReduce : std::uint8_t {
+  kProbabilitySum,   // sum over the group of softmax probabilities
+  kProbabilityMean,  // their mean (Squeezed, H2O)
+  kLogitSum,         // sum of logits before any softmax (the published SparQ accuracy for GQA)
+};
+
+// scores [row][length_stride] from logits; totals [row][g][2] (maximum, sum) of the whole row, for
+// selected_share. lengths [row / rows_per_length].
+void group_scores(const ScoreLogits& logits, const std::int32_t* lengths,
+                  std::int64_t rows_per_length, std::int64_t rows, std::int64_t group,
+                  std::int64_t max_length, GroupReduce reduce, float* scores, float* totals,
+                  StreamHandle stream);
+
+// alpha [row][g]: the share of the softmax that the selected entries hold (SparQ's reallocation).
+void selected_share(const ScoreLogits& logits, const float* totals, const std::int32_t* indices,
+                    std::int64_t capacity, const std::int32_t* counts, std::int64_t rows,
+                    std::int64_t group, float* alpha, StreamHandle stream);
+
+// Quest: scores [row][score_stride] of sub-pages of `tokens` tokens: the maximum over the group of
+// sum_c max(q_c max_c, q_c min_c). bounds [page][kv_head][page_tokens / tokens][min, max][head_dim]
+// F32, F16 or BF16; sub-pages that hold no token are not written.
+void score_quest(const ScoreKeys& keys, const void* bounds, DType bounds_dtype, std::int64_t tokens,
+                 const ScoreQueries& queries, float* scores, std::int64_t score_stride,
+                 StreamHandle stream);
+
+}  // namespace triphase::cuda

@@ -1,0 +1,28 @@
+# The kernels' sources: compiled by nvcc for the CUDA backend, and by the host compiler for the
+# emulated tests. One line per file.
+set(TRIPHASE_CUDA_KERNELS
+  ceiling_kernels.cu
+  clusters.cu
+  gather_attn.cu
+  gather_attn_bf16.cu
+  gather_attn_f16.cu
+  gather_attn_u8.cu
+  gemm_tile.cu
+  kv_append.cu
+  kv_quantize.cu
+  merge_states.cu
+  norms.cu
+  paged_attention.cu
+  plan_splits.cu
+  pointwise.cu
+  prefill_colsum.cu
+  score_rows.cu
+  score_update.cu
+  select_rows.cu
+  stage_rows.cu)
+# Host code beside them, without CUDA headers.
+set(TRIPHASE_CUDA_HOST_SOURCES
+  argument_ring.cpp
+  batch_attention.cpp
+  cuda_ops.cpp
+  launch_check.cpp)

@@ -1,0 +1,189 @@
+#pragma once
+
+// SEAM 2: the arithmetic of one decoder step. Implementations: kernels/cpu (and later
+// kernels/cuda); float64 references for tests: kernels/reference.
+//
+// Rules for every operation
+//   - Activations are F32 row-major matrices on the CPU; weights and KV keep their stored type.
+//     Accumulation is F32. Row strides count elements; columns beyond `cols` are never read or
+//     written (tests poison them with NaN).
+//   - A row's result is bit-identical whatever other rows the call holds, in whatever order, and
+//     however many threads run (DESIGN invariant 2). So every reduction runs in an order fixed by
+//     the row alone: tiles and splits are cut at absolute positions.
+//   - No allocation in a call: scratch comes from the Workspace, sized by kernels/sizing.
+//   - Inputs and outputs must not overlap except where a comment says "may alias".
+//   - Sizes and types are checked; a mismatch throws an internal error naming the operation.
+//   - `stream` is last; on the CPU the work is done when the call returns.
+
+#include <cstdint>
+#include <memory>
+#include <span>
+#include <string_view>
+
+#include "memory/device.h"
+#include "runtime/base/activation.h"
+#include "runtime/base/dtype.h"
+#include "runtime/base/ids.h"
+
+namespace triphase {
+
+// Scratch memory of a call, aligned to 64 bytes; `bytes` at least what kernels/sizing says.
+struct Workspace {
+  std::byte* data = nullptr;
+  std::size_t bytes = 0;
+};
+
+// One layer's KV cache. Pages hold `page_tokens` tokens; K and V each lie as
+// [page][kv_head][page_tokens][head_dim], so one head's tokens of a page are contiguous. A slot is
+// page * page_tokens + offset: the place of one token in all heads.
+//
+// INT8 (dtype kU8; DESIGN section 3). A block is page_tokens consecutive positions. A closed block
+// is stored as codes: x = lambda * (code - zero), with one (lambda, zero) per channel of a head, K
+// and V apart. lambda = (max - min) / 255, zero = round(-min / lambda) kept as a whole F32 number,
+// code = round(x / lambda + zero) within 0..255; F32 arithmetic, ties to even. max == min gives
+// lambda = max, zero = -1, code = 0, which restores the constant exactly. Error at most lambda / 2
+// plus F32 rounding; a channel that holds NaN or infinity reads as NaN throughout its block. An
+// open block lies unquantized in a page of the open pool. A query reads the block that holds its
+// own position unquantized and every earlier block as codes, wherever they live and however prefill
+// was cut.
+struct KvLayerView {
+  void* k = nullptr;
+  void* v = nullptr;
+  DType dtype = DType::kF16;     // F32, F16, BF16, or U8 for INT8 codes
+  std::int64_t page_tokens = 0;  // INT8: a multiple of 16
+  std::int64_t kv_heads = 0;
+  std::int64_t head_dim = 0;
+
+  // INT8 only. Scales: [scale page][K, V][kv_head][lambda, zero][head_dim].
+  float* scales = nullptr;
+  void* open_k = nullptr;  // open pool, laid out like k and v
+  void* open_v = nullptr;
+  DType open_dtype = DType::kF16;
+
+  [[nodiscard]] bool quantized() const { return dtype == DType::kU8; }
+};
+
+// The tokens that a sparse method chose for one query: positions ascending, their slots beside
+// them. One list for all KV heads, or one list per KV head: list h is [begins[h], begins[h + 1]).
+// A token of the query's own block has its slot in the open pool when the cache is INT8.
+struct TokenSelection {
+  std::span<const std::int32_t> begins;  // 2 entries: shared list; kv_heads + 1: one per KV head
+  std::span<const std::int32_t> tokens;
+  std::span<const std::int32_t> slots;
+
+  [[nodiscard]] bool empty() const { return begins.empty(); }
+};
+
+// Consecutive query tokens of one sequence inside a batch. Query i (0-based) sits at absolute
+// position context_tokens - query_count + i and attends positions 0..itself (causal), limited to
+// the last `window` of them when window > 0. Token t of the context lies in page pages[t /
+// page_tokens] at offset t % page_tokens.
+struct AttentionSegment {
+  std::int64_t query_begin = 0;  // first row of q and out
+  std::int64_t query_count = 0;
+  std::int64_t context_tokens = 0;  // tokens in the cache up to and including the last query
+  std::span<const PageId> pages;
+  std::int64_t window = 0;
+
+  // INT8 only: the queries lie in one block, whose tokens are in `open_page`; `pages` and
+  // `scale_pages` hold the earlier blocks.
+  std::span<const PageId> scale_pages;
+  PageId open_page;
+
+  // Not empty: the only query (query_count 1) attends these tokens and no others; `pages`,
+  // `open_page` and `window` are not looked at (INT8: `scale_pages` are). A list without tokens
+  // gives zeros.
+  TokenSelection selection;
+  // With a selection, or null: each chosen token's softmax weight, summed over the query heads of
+  // its list, in the order of selection.tokens.
+  float* weights = nullptr;
+};
+
+// Where new tokens' K and V go: row i of the batch belongs at pages[i], offset offsets[i]; INT8:
+// pages of the open pool.
+struct KvSlots {
+  std::span<const PageId> pages;
+  std::span<const std::int32_t> offsets;
+};
+
+// An open block that is full, and where its codes and scales go.
+struct KvClose {
+  PageId open_page;
+  PageId page;
+  PageId scale_page;
+};
+
+class Ops {
+ public:
+  virtual ~Ops() = default;
+  [[nodiscard]] virtual std::string_view name() const = 0;  // "cpu (avx512)"
+
+  // y[m, n] = sum_k x[m, k] * w[n, k] + bias[n], plus y's old value when `accumulate`.
+  // x [M, K] F32, w [N, K] F32/F16/BF16, bias [N] F32 or null, y [M, N] F32.
+  virtual void linear(ConstMatrix x, ConstMatrix w, const float* bias, bool accumulate, Matrix y,
+                      Stream& stream) = 0;
+
+  // y[t, :] = scale * table[ids[t], :]. table [V, C] F32/F16/BF16, y [T, C] F32. Ids must be in
+  // range (checked).
+  virtual void embed(std::span<const TokenId> ids, ConstMatrix table, float scale, Matrix y,
+                     Stream& stream) = 0;
+
+  // y[t, :] += table[positions[t], :] (learned positions; the caller adds the family's offset).
+  virtual void add_positions(std::span<const std::int32_t> positions, ConstMatrix table, Matrix y,
+                             Stream& stream) = 0;
+
+  // y[i, :] = x[rows[i], :], F32; rows in range (checked).
+  virtual void gather_rows(ConstMatrix x, std::span<const std::int32_t> rows, Matrix y,
+                           Stream& stream) = 0;
+
+  // y = x / sqrt(mean(x^2) + eps) * (w + weight_offset). x, y [T, C] F32; y may alias x. w [C] F32.
+  virtual void rms_norm(ConstMatrix x, const float* weight, float weight_offset, float eps,
+                        Matrix y, Stream& stream) = 0;
+
+  // y = (x - mean) / sqrt(var + eps) * w + b; var divides by C; b may be null. y may alias x.
+  virtual void layer_norm(ConstMatrix x, const float* weight, const float* bias, float eps,
+                          Matrix y, Stream& stream) = 0;
+
+  // Rotates, in place, each of `heads` heads of `head_dim` columns of x [T, >= heads * head_dim]:
+  // channel c < R/2 pairs with c + R/2, R = rotary_dim. cos_sin row t: R/2 cosines, R/2 sines, F32
+  // (already scaled by yarn's attention factor), gathered per token by the caller.
+  virtual void rope(Matrix x, std::int64_t heads, std::int64_t head_dim, std::int64_t rotary_dim,
+                    ConstMatrix cos_sin, Stream& stream) = 0;
+
+  // y = act(gate) * up, elementwise [T, F] F32; y may alias gate.
+  virtual void gated_activation(Activation activation, ConstMatrix gate, ConstMatrix up, Matrix y,
+                                Stream& stream) = 0;
+
+  // y = act(y) in place, [T, F] F32.
+  virtual void activate(Activation activation, Matrix y, Stream& stream) = 0;
+
+  // y += x, [T, C] F32.
+  virtual void add(ConstMatrix x, Matrix y, Stream& stream) = 0;
+
+  // Writes row i of k and v [T, kv_heads * head_dim] F32 into the cache, rounded to its type
+  // (nearest even).
+  virtual void kv_append(ConstMatrix k, ConstMatrix v, const KvSlots& slots,
+                         const KvLayerView& cache, Stream& stream) = 0;
+
+  // INT8: quantizes full open blocks into their pages and scales.
+  virtual void kv_close(std::span<const KvClose> blocks, const KvLayerView& cache,
+                        Stream& stream) = 0;
+
+  // Copies tokens between slots of the cache and host records, [token][kv_head][K, V][head_dim] in
+  // the cache's dtype (scales stay where they are). records: slots.size() of them.
+  virtual void kv_pack(const KvLayerView& cache, std::span<const std::int32_t> slots,
+                       std::byte* records, Stream& stream) = 0;
+  virtual void kv_unpack(const std::byte* records, std::span<const std::int32_t> slots,
+                         const KvLayerView& cache, Stream& stream) = 0;
+
+  // out[query, head] = softmax(scale * q . K) V over the tokens each query sees. q, out
+  // [T, heads * head_dim] F32; the heads of one KV head are consecutive (heads / kv_heads of them).
+  // Segments must not share rows of q. A query's result depends only on its row, its position and
+  // the cache's values, not on where they lie: key tiles are cut at absolute positions (with a
+  // selection: at absolute ordinals of its list) and merged in ascending order.
+  virtual void attention(ConstMatrix q, std::int64_t heads, const KvLayerView& cache,
+                         std::span<const AttentionSegment> segments, float scale, Matrix out,
+                         Workspace workspace, Stream& stream) = 0;
+};
+
+}  // namespace triphase

@@ -1,0 +1,57 @@
+#include "kernels/sizing/attention_workspace.h"
+
+#include <algorithm>
+
+#include "runtime/base/error.h"
+
+namespace triphase {
+namespace {
+
+// Rows that one converted K and V tile serves; more rows would not fit beside it in L2.
+constexpr std::int64_t kTargetRows = 32;
+// Widest vector of any target, in F32; every region starts on its boundary.
+constexpr std::int64_t kVector = 16;
+
+std::int64_t round_up(std::int64_t value, std::int64_t step) {
+  return (value + step - 1) / step * step;
+}
+
+}  // namespace
+
+AttentionLayout attention_layout(const AttentionShape& shape) {
+  TRIPHASE_CHECK(shape.kv_heads > 0 && shape.heads > 0 && shape.heads % shape.kv_heads == 0,
+                 "heads must be a multiple of kv_heads");
+  const std::int64_t group = shape.heads / shape.kv_heads;
+  AttentionLayout layout;
+  layout.block_queries = std::max<std::int64_t>(1, kTargetRows / group);
+  layout.block_rows = layout.block_queries * group;
+  layout.padded_dim = round_up(shape.head_dim, kVector);
+  layout.splits = (shape.max_context + kAttentionSplit - 1) / kAttentionSplit;
+  layout.table_bytes = round_up(shape.max_query_rows * 24, 64);
+  // q, q times a block's scales, o, the merged o and a block's unscaled o; m, l and their merged
+  // forms, a block's constants; scores; one tile of K and one of V.
+  const std::int64_t rows = layout.block_rows;
+  const std::int64_t row_values = round_up(rows, kVector);
+  layout.thread_floats = 5 * rows * layout.padded_dim + 5 * row_values + rows * kAttentionTile +
+                         2 * kAttentionTile * layout.padded_dim;
+  layout.partial_floats = rows * layout.padded_dim + 2 * row_values;
+  // With more tasks than this the threads are busy anyway.
+  layout.max_split_tasks = shape.threads > 1 ? 4 * shape.threads - 1 : 0;
+  // Tasks of one call hold at most kv_heads blocks per query row.
+  layout.partials =
+      std::min(layout.max_split_tasks, shape.max_query_rows * shape.kv_heads) * layout.splits;
+  if (shape.weighted_scores > 0) {
+    layout.weight_floats = shape.weighted_scores + 2 * shape.heads * shape.max_query_rows;
+  }
+  return layout;
+}
+
+std::uint64_t attention_workspace_bytes(const AttentionShape& shape) {
+  const AttentionLayout layout = attention_layout(shape);
+  return static_cast<std::uint64_t>(
+      layout.table_bytes + static_cast<std::int64_t>(sizeof(float)) *
+                               (shape.threads * layout.thread_floats +
+                                layout.partials * layout.partial_floats + layout.weight_floats));
+}
+
+}  // namespace triphase

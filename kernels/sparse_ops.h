@@ -1,0 +1,74 @@
+#pragma once
+
+// What sparse attention methods compute besides attention itself: scores of tokens, of pages and of
+// centroids for one sequence in one layer, and the statistics they keep. Same rules as
+// kernels/ops.h: F32 results that depend on the row and the cache's values alone, no allocation,
+// checked arguments; `stream` last. Implementation: kernels/cpu; float64: kernels/reference.
+
+#include <cstdint>
+#include <memory>
+#include <span>
+
+#include "kernels/ops.h"
+
+namespace triphase {
+
+// Minimum and maximum per channel of the keys of a small page of tokens (Quest), F32:
+// [page][kv_head][min, max][head_dim].
+struct PageBounds {
+  float* data = nullptr;
+  std::int64_t page_tokens = 16;
+};
+
+// Keys of a fixed context, grouped (Squeezed Attention, section 4): means of the clusters' keys and
+// how many keys each has. A cluster without keys adds nothing.
+struct Centroids {
+  const float* means = nullptr;  // [kv_head][count][head_dim]
+  const float* keys = nullptr;   // N, [kv_head][count]
+  std::int64_t count = 0;
+  const std::uint8_t* alive = nullptr;  // [kv_head][count]; null: all. Others score 0
+};
+
+class SparseOps {
+ public:
+  virtual ~SparseOps() = default;
+
+  // probabilities[head * stride + t] = softmax over the `keys.context_tokens` tokens of
+  // scale * q[row, head] . k[t]. q [T, heads * head_dim] F32. `keys` names the tokens as in
+  // Ops::attention; its queries, window and selection are not looked at, and a query at its last
+  // position sees all of them.
+  virtual void score_keys(ConstMatrix q, std::int64_t row, std::int64_t heads,
+                          const KvLayerView& cache, const AttentionSegment& keys, float scale,
+                          float* probabilities, std::int64_t stride, Workspace workspace,
+                          Stream& stream) = 0;
+
+  // The second pass over a prefill chunk (attention-weight column sums): for every query of
+  // `segment` from `first_query` on, in ascending order, and every query head of a KV head,
+  // sums[kv_head * stride + t] += its softmax weight of token t. The sums do not depend on how a
+  // prompt is cut into chunks, as long as its chunks come in order.
+  virtual void sum_columns(ConstMatrix q, std::int64_t heads, const KvLayerView& cache,
+                           const AttentionSegment& segment, std::int64_t first_query, float scale,
+                           float* sums, std::int64_t stride, Workspace workspace,
+                           Stream& stream) = 0;
+
+  // Computes the bounds of every page that holds a token of [first_token, keys.context_tokens),
+  // from the keys as a query at the last position reads them. A page that the context ends in is
+  // bounded over the tokens it has.
+  virtual void bound_pages(const KvLayerView& cache, const AttentionSegment& keys,
+                           std::int64_t first_token, const PageBounds& bounds, Stream& stream) = 0;
+
+  // scores[kv_head * stride + page] = the largest, over the KV head's query heads, of
+  // sum_c max(q_c min_c, q_c max_c): at least every q . k of the page (Quest, eq. 1).
+  virtual void score_pages(ConstMatrix q, std::int64_t row, std::int64_t heads,
+                           std::int64_t kv_heads, const PageBounds& bounds, std::int64_t pages,
+                           float* scores, std::int64_t stride, Stream& stream) = 0;
+
+  // scores[kv_head * count + i] = mean over the KV head's query heads of
+  // exp(scale q . C_i) / sum_j N_j exp(scale q . C_j), j over the clusters that are alive and have
+  // keys; 0 for the others.
+  virtual void score_centroids(ConstMatrix q, std::int64_t row, std::int64_t heads,
+                               std::int64_t kv_heads, const Centroids& centroids, float scale,
+                               float* scores, Stream& stream) = 0;
+};
+
+}  // namespace triphase
