@@ -1,0 +1,185 @@
+#include "memory/cuda/cuda_device.h"
+
+#include <fmt/format.h>
+
+#include <algorithm>
+#include <utility>
+
+#include "memory/cuda/cuda_check.h"
+#include "runtime/base/error.h"
+
+namespace triphase {
+namespace {
+
+void select_device(int index) {
+  check_cuda(cudaSetDevice(index), "cudaSetDevice", fmt::format("device {}", index));
+}
+
+// Bytes until the next boundary that separate host registrations keep to.
+std::size_t to_boundary(const void* data) {
+  return kPinChunk - reinterpret_cast<std::uintptr_t>(data) % kPinChunk;
+}
+
+bool is_host(const void* data) {
+  cudaPointerAttributes attributes{};
+  check_cuda(cudaPointerGetAttributes(&attributes, data), "cudaPointerGetAttributes");
+  return attributes.type != cudaMemoryTypeDevice;
+}
+
+}  // namespace
+
+CudaStream::CudaStream(int device, int priority) : device_(device) {
+  select_device(device_);
+  check_cuda(cudaStreamCreateWithPriority(&stream_, cudaStreamNonBlocking, priority),
+             "cudaStreamCreateWithPriority");
+}
+
+CudaStream::~CudaStream() { (void)cudaStreamDestroy(stream_); }
+
+void CudaStream::synchronize() {
+  select_device(device_);
+  check_cuda(cudaStreamSynchronize(stream_), "cudaStreamSynchronize");
+}
+
+cudaStream_t cuda_stream(Stream& stream) {
+  auto* cuda = dynamic_cast<CudaStream*>(&stream);
+  TRIPHASE_CHECK(cuda != nullptr, "a stream of a CUDA device");
+  return cuda->handle();
+}
+
+CudaEvent::CudaEvent(int device, Timing timing) {
+  select_device(device);
+  const unsigned flags = timing == Timing::kOn ? cudaEventDefault : cudaEventDisableTiming;
+  check_cuda(cudaEventCreateWithFlags(&event_, flags), "cudaEventCreateWithFlags");
+}
+
+CudaEvent::~CudaEvent() {
+  if (event_ != nullptr) (void)cudaEventDestroy(event_);
+}
+
+CudaEvent::CudaEvent(CudaEvent&& other) noexcept : event_(std::exchange(other.event_, nullptr)) {}
+
+void CudaEvent::record(cudaStream_t stream) {
+  check_cuda(cudaEventRecord(event_, stream), "cudaEventRecord");
+}
+
+void CudaEvent::hold(cudaStream_t stream) const {
+  check_cuda(cudaStreamWaitEvent(stream, event_, 0), "cudaStreamWaitEvent");
+}
+
+void CudaEvent::synchronize() const {
+  check_cuda(cudaEventSynchronize(event_), "cudaEventSynchronize");
+}
+
+bool CudaEvent::done() const {
+  const cudaError_t status = cudaEventQuery(event_);
+  if (status == cudaErrorNotReady) {
+    (void)cudaGetLastError();
+    return false;
+  }
+  check_cuda(status, "cudaEventQuery");
+  return true;
+}
+
+double CudaEvent::seconds_since(const CudaEvent& earlier) const {
+  float milliseconds = 0.0F;
+  check_cuda(cudaEventElapsedTime(&milliseconds, earlier.event_, event_), "cudaEventElapsedTime");
+  return static_cast<double>(milliseconds) * 1e-3;
+}
+
+CudaDevice::CudaDevice(int index) : index_(index), name_(fmt::format("cuda:{}", index)) {
+  int count = 0;
+  check_cuda(cudaGetDeviceCount(&count), "cudaGetDeviceCount");
+  if (index < 0 || index >= count) {
+    throw Error(ErrorRole::kResources, "E-DEV-NONE", "--device")
+        .found(name_)
+        .expected(count == 1 ? "cuda:0: this machine has 1 GPU"
+                             : fmt::format("cuda:0 to cuda:{}", count - 1));
+  }
+  select();
+  cudaDeviceProp properties{};
+  check_cuda(cudaGetDeviceProperties(&properties, index), "cudaGetDeviceProperties", name_);
+  facts_ = {.name = properties.name,
+            .multiprocessors = properties.multiProcessorCount,
+            .capability = properties.major * 10 + properties.minor,
+            .total_bytes = properties.totalGlobalMem,
+            .l2_bytes = static_cast<std::size_t>(std::max(0, properties.l2CacheSize)),
+            .shared_bytes_per_block = properties.sharedMemPerBlockOptin,
+            .shared_bytes_per_multiprocessor = properties.sharedMemPerMultiprocessor};
+  check_cuda(cudaDriverGetVersion(&facts_.driver), "cudaDriverGetVersion");
+}
+
+void CudaDevice::select() const { select_device(index_); }
+
+void* CudaDevice::allocate(std::size_t bytes) {
+  select();
+  void* data = nullptr;
+  const cudaError_t status = cudaMalloc(&data, std::max<std::size_t>(bytes, 1));
+  if (status != cudaSuccess) {
+    const std::string about =
+        status == cudaErrorMemoryAllocation
+            ? fmt::format("{} bytes with {} of {} free", bytes, free_bytes(), facts_.total_bytes)
+            : fmt::format("{} bytes", bytes);
+    throw_cuda_error(status, "cudaMalloc", about);
+  }
+  return data;
+}
+
+void CudaDevice::release(void* data, std::size_t) noexcept {
+  (void)cudaSetDevice(index_);
+  (void)cudaFree(data);
+}
+
+void CudaDevice::copy(void* to, const void* from, std::size_t bytes, Stream& stream) {
+  select();
+  const cudaStream_t handle = cuda_stream(stream);
+  auto* target = static_cast<std::byte*>(to);
+  const auto* source = static_cast<const std::byte*>(from);
+  const bool cut_target = bytes > to_boundary(to) && is_host(to);
+  const bool cut_source = bytes > to_boundary(from) && is_host(from);
+  for (std::size_t done = 0; done < bytes;) {
+    std::size_t part = bytes - done;
+    if (cut_target) part = std::min(part, to_boundary(target + done));
+    if (cut_source) part = std::min(part, to_boundary(source + done));
+    const cudaError_t status =
+        cudaMemcpyAsync(target + done, source + done, part, cudaMemcpyDefault, handle);
+    if (status != cudaSuccess) {
+      throw_cuda_error(status, "cudaMemcpyAsync", fmt::format("{} of {} bytes", part, bytes));
+    }
+    done += part;
+  }
+}
+
+std::unique_ptr<Stream> CudaDevice::make_stream() {
+  return std::make_unique<CudaStream>(index_, 0);
+}
+
+std::size_t CudaDevice::free_bytes() const {
+  std::size_t free = 0;
+  std::size_t total = 0;
+  select();
+  return cudaMemGetInfo(&free, &total) == cudaSuccess ? free : 0;
+}
+
+int cuda_device_count() {
+  int count = 0;
+  if (cudaGetDeviceCount(&count) == cudaSuccess) return count;
+  (void)cudaGetLastError();
+  return 0;
+}
+
+HostPinning cuda_host_pinning() {
+  return {[](void* data, std::size_t bytes) -> std::string {
+            const cudaError_t status =
+                cudaHostRegister(data, bytes, cudaHostRegisterPortable | cudaHostRegisterMapped);
+            if (status == cudaSuccess) return {};
+            (void)cudaGetLastError();
+            return fmt::format("cudaHostRegister, {} bytes: {} ({})", bytes,
+                               cudaGetErrorString(status), cudaGetErrorName(status));
+          },
+          [](void* data) {
+            if (cudaHostUnregister(data) != cudaSuccess) (void)cudaGetLastError();
+          }};
+}
+
+}  // namespace triphase

@@ -1,0 +1,28 @@
+#pragma once
+
+// The CPU as a device: memory from the system, copies by memcpy, streams that are always in step.
+// Large blocks come straight from mmap, untouched and huge-page friendly, so that a generous KV
+// pool costs nothing until tokens arrive. Thread safe.
+
+#include "memory/device.h"
+
+namespace triphase {
+
+class HostDevice final : public Device {
+ public:
+  [[nodiscard]] std::string_view name() const override { return "cpu"; }
+  [[nodiscard]] void* allocate(std::size_t bytes) override;
+  void release(void* data, std::size_t bytes) noexcept override;
+  void copy(void* to, const void* from, std::size_t bytes, Stream& stream) override;
+  [[nodiscard]] std::unique_ptr<Stream> make_stream() override;
+};
+
+// Bytes this process may still take: the smaller of MemAvailable and what the cgroup (v2 or v1)
+// leaves; nothing when the system does not say.
+struct HostMemory {
+  std::uint64_t total = 0;
+  std::uint64_t available = 0;
+};
+[[nodiscard]] HostMemory host_memory();
+
+}  // namespace triphase

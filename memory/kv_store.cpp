@@ -1,0 +1,165 @@
+#include "memory/kv_store.h"
+
+#include "runtime/base/error.h"
+
+namespace triphase {
+namespace {
+
+// Elements of K (or V) of one page.
+std::uint64_t page_elements(const KvStore::Shape& shape) {
+  return static_cast<std::uint64_t>(shape.kv_heads * shape.block_tokens * shape.head_dim);
+}
+
+}  // namespace
+
+std::uint64_t KvStore::page_bytes(const Shape& shape) {
+  return 2 * page_elements(shape) * dtype_bytes(shape.dtype);
+}
+
+std::uint64_t KvStore::open_page_bytes(const Shape& shape) {
+  return shape.quantized() ? 2 * page_elements(shape) * dtype_bytes(shape.open_dtype) : 0;
+}
+
+std::uint64_t KvStore::scale_bytes(const Shape& shape) {
+  if (!shape.quantized()) return 0;
+  // K and V, each with lambda and zero per channel.
+  return 4 * static_cast<std::uint64_t>(shape.kv_heads * shape.head_dim) * sizeof(float);
+}
+
+std::uint64_t KvStore::host_block_bytes(const Shape& shape) {
+  return page_bytes(shape) * static_cast<std::uint64_t>(shape.layers);
+}
+
+std::int64_t KvStore::open_pages_needed(const Shape& shape, std::int64_t sequences,
+                                        std::int64_t rows) {
+  if (!shape.quantized()) return 0;
+  return shape.layers * sequences + rows / shape.block_tokens + 2 * sequences;
+}
+
+KvStore::KvStore(const Shape& shape, const Sizes& sizes, MemoryPool& device, MemoryPool* host,
+                 TransferEngine* transfers)
+    : shape_(shape),
+      sizes_(sizes),
+      transfers_(transfers),
+      residency_({.layers = shape.layers,
+                  .head_groups = 1,
+                  .block_tokens = shape.block_tokens,
+                  .device_pages = sizes.device_pages,
+                  .host_blocks = sizes.host_blocks}),
+      open_pages_(sizes.open_pages, shape.layers) {
+  const auto pages = static_cast<std::uint64_t>(sizes.device_pages + sizes.staging_pages);
+  k_ = device.allocate(page_bytes(shape) / 2 * pages, MemoryTag::kKv);
+  v_ = device.allocate(page_bytes(shape) / 2 * pages, MemoryTag::kKv);
+  if (shape.quantized()) {
+    TRIPHASE_CHECK(sizes.open_pages > 0, "INT8 KV needs open pages");
+    const std::uint64_t open =
+        open_page_bytes(shape) / 2 * static_cast<std::uint64_t>(sizes.open_pages);
+    open_k_ = device.allocate(open, MemoryTag::kKv);
+    open_v_ = device.allocate(open, MemoryTag::kKv);
+    scales_ = device.allocate(
+        scale_bytes(shape) * static_cast<std::uint64_t>(shape.layers * residency_.block_capacity()),
+        MemoryTag::kKv);
+  }
+  if (sizes.host_blocks > 0) {
+    TRIPHASE_CHECK(host != nullptr && transfers != nullptr, "a host tier without memory or link");
+    host_ = host->allocate(host_block_bytes(shape) * static_cast<std::uint64_t>(sizes.host_blocks),
+                           MemoryTag::kKv);
+  }
+}
+
+KvStore::~KvStore() {
+  for (const Move& move : moves_) {
+    try {
+      transfers_->wait(move.ticket);
+    } catch (const std::exception&) {
+      // The store ends anyway; nobody reads what this move should have brought.
+    }
+  }
+}
+
+KvGeometry KvStore::geometry() const {
+  return {.device_k = k_.data(),
+          .device_v = v_.data(),
+          .host = host_.data(),
+          .page_tokens = shape_.block_tokens,
+          .kv_heads = shape_.kv_heads,
+          .head_bytes = shape_.head_dim * static_cast<std::int64_t>(dtype_bytes(shape_.dtype))};
+}
+
+float* KvStore::scales(LayerId layer) const {
+  if (!shape_.quantized()) return nullptr;
+  return scales_.as<float>() + layer.value * residency_.block_capacity() *
+                                   static_cast<std::int64_t>(scale_bytes(shape_) / sizeof(float));
+}
+
+std::int64_t KvStore::host_record(std::int32_t host_block, LayerId layer,
+                                  std::int64_t offset) const {
+  return (layer.value * sizes_.host_blocks + host_block) * shape_.block_tokens + offset;
+}
+
+void KvStore::offload(SequenceId sequence, std::int64_t first_block, std::int64_t count,
+                      bool open) {
+  for (std::int64_t block = first_block; block < first_block + count; ++block) {
+    const KvResidency::Move move = residency_.begin_offload(sequence, block, open);
+    runs_.clear();
+    for (std::int64_t layer = 0; layer < shape_.layers; ++layer) {
+      runs_.push_back(
+          {.slot = move.pages[static_cast<std::size_t>(layer)].value * shape_.block_tokens,
+           .record = host_record(move.host_block, LayerId(layer), 0),
+           .count = static_cast<std::int32_t>(shape_.block_tokens),
+           .head_count = static_cast<std::int32_t>(shape_.kv_heads)});
+    }
+    moves_.push_back({transfers_->move_tokens(Lane::kToHost, geometry(), runs_), sequence, block,
+                      /*to_host=*/true});
+  }
+}
+
+void KvStore::reload(SequenceId sequence, std::int64_t first_block, std::int64_t count) {
+  for (std::int64_t block = first_block; block < first_block + count; ++block) {
+    const KvResidency::Move move = residency_.begin_reload(sequence, block);
+    runs_.clear();
+    for (std::int64_t layer = 0; layer < shape_.layers; ++layer) {
+      runs_.push_back(
+          {.slot = move.pages[static_cast<std::size_t>(layer)].value * shape_.block_tokens,
+           .record = host_record(move.host_block, LayerId(layer), 0),
+           .count = static_cast<std::int32_t>(shape_.block_tokens),
+           .head_count = static_cast<std::int32_t>(shape_.kv_heads)});
+    }
+    moves_.push_back({transfers_->move_tokens(Lane::kToDevice, geometry(), runs_), sequence, block,
+                      /*to_host=*/false});
+  }
+}
+
+void KvStore::settle(bool all) {
+  std::size_t kept = 0;
+  for (std::size_t index = 0; index < moves_.size(); ++index) {
+    const Move move = moves_[index];
+    if (!all && !transfers_->done(move.ticket)) {
+      moves_[kept++] = move;
+      continue;
+    }
+    try {
+      transfers_->wait(move.ticket);
+    } catch (...) {
+      residency_.cancel_move(move.sequence, move.block);
+      moves_.erase(moves_.begin() + static_cast<std::ptrdiff_t>(kept),
+                   moves_.begin() + static_cast<std::ptrdiff_t>(index) + 1);
+      throw;
+    }
+    if (move.to_host) {
+      residency_.finish_offload(move.sequence, move.block);
+    } else {
+      residency_.finish_reload(move.sequence, move.block);
+    }
+  }
+  moves_.resize(kept);
+}
+
+void KvStore::release(SequenceId sequence) {
+  // A block must not end while it moves. Shared blocks move under another sequence's name too.
+  if (moving()) settle(/*all=*/true);
+  open_pages_.forget(sequence);
+  residency_.release(sequence);
+}
+
+}  // namespace triphase

@@ -1,0 +1,118 @@
+#pragma once
+
+// The bytes behind KvResidency. On the device one pool of pages, each holding K and V of one layer
+// for `block_tokens` tokens of one sequence, laid out as kernels/ops.h (KvLayerView) wants it:
+// first the pages that KvResidency gives out, then staging pages for blocks that are read from the
+// host. With INT8 also the scales of every block, wherever its codes are, and a pool of open pages.
+// On the host one record per token and layer. Owns the memory and the bookkeeping; not thread safe.
+
+#include <vector>
+
+#include "memory/kv_residency.h"
+#include "memory/memory_pool.h"
+#include "memory/open_pages.h"
+#include "memory/transfer/transfer_engine.h"
+#include "runtime/base/dtype.h"
+
+namespace triphase {
+
+class KvStore {
+ public:
+  struct Shape {
+    std::int64_t layers = 0;
+    std::int64_t kv_heads = 0;
+    std::int64_t head_dim = 0;
+    std::int64_t block_tokens = 32;
+    DType dtype = DType::kF16;       // kU8: INT8 codes
+    DType open_dtype = DType::kF16;  // INT8 only: of blocks that are still open
+
+    [[nodiscard]] bool quantized() const { return dtype == DType::kU8; }
+  };
+
+  struct Sizes {
+    std::int64_t device_pages = 0;   // pages of one layer
+    std::int64_t staging_pages = 0;  // for blocks read from the host
+    std::int64_t open_pages = 0;     // INT8 only, see open_pages_needed()
+    std::int64_t host_blocks = 0;    // blocks of all layers
+  };
+
+  // Takes all its memory from the pools (tags kv and staging). Throws E-MEM-BUDGET. `host` and
+  // `transfers` may be null where host_blocks is 0.
+  KvStore(const Shape& shape, const Sizes& sizes, MemoryPool& device, MemoryPool* host,
+          TransferEngine* transfers);
+  KvStore(const Shape& shape, std::int64_t device_pages, MemoryPool& device)
+      : KvStore(shape, {.device_pages = device_pages}, device, nullptr, nullptr) {}
+  ~KvStore();
+  KvStore(const KvStore&) = delete;
+  KvStore& operator=(const KvStore&) = delete;
+
+  // Bytes of one device page: K and V, 2 * kv_heads * block_tokens * head_dim elements.
+  [[nodiscard]] static std::uint64_t page_bytes(const Shape& shape);
+  // Of one open page, and of one block's scales in one layer; 0 where the KV is not INT8.
+  [[nodiscard]] static std::uint64_t open_page_bytes(const Shape& shape);
+  [[nodiscard]] static std::uint64_t scale_bytes(const Shape& shape);
+  // Of one block of all layers on the host.
+  [[nodiscard]] static std::uint64_t host_block_bytes(const Shape& shape);
+  // Open pages that steps of at most `rows` rows of at most `sequences` sequences need: one per
+  // sequence and layer, and within a layer one per block that is begun.
+  [[nodiscard]] static std::int64_t open_pages_needed(const Shape& shape, std::int64_t sequences,
+                                                      std::int64_t rows);
+
+  [[nodiscard]] KvResidency& residency() { return residency_; }
+  [[nodiscard]] const KvResidency& residency() const { return residency_; }
+  [[nodiscard]] const Shape& shape() const { return shape_; }
+  [[nodiscard]] const Sizes& sizes() const { return sizes_; }
+  [[nodiscard]] TransferEngine* transfers() const { return transfers_; }
+  [[nodiscard]] KvGeometry geometry() const;
+
+  // Base of all K pages and of all V pages; the same for every layer, since layers differ by their
+  // page tables.
+  [[nodiscard]] std::byte* k_pages() const { return k_.data(); }
+  [[nodiscard]] std::byte* v_pages() const { return v_.data(); }
+  [[nodiscard]] std::byte* open_k_pages() const { return open_k_.data(); }
+  [[nodiscard]] std::byte* open_v_pages() const { return open_v_.data(); }
+  // Scales of a layer: entry i belongs to the block of KvResidency::block_index() i.
+  [[nodiscard]] float* scales(LayerId layer) const;
+  // Record of a token of a host block.
+  [[nodiscard]] std::int64_t host_record(std::int32_t host_block, LayerId layer,
+                                         std::int64_t offset) const;
+
+  [[nodiscard]] OpenPages& open_pages() { return open_pages_; }
+
+  // Blocks of a sequence start to move; settle() finishes what has arrived. `open`: the sequence is
+  // suspended, so that its open block may go too (KvResidency::begin_offload).
+  void offload(SequenceId sequence, std::int64_t first_block, std::int64_t count,
+               bool open = false);
+  void reload(SequenceId sequence, std::int64_t first_block, std::int64_t count);
+  // Finishes moves that are done; with `all` waits for those that are not. A move that failed is
+  // taken back and its error thrown.
+  void settle(bool all);
+  [[nodiscard]] bool moving() const { return !moves_.empty(); }
+
+  // Ends a sequence (KvResidency::release) and what the store keeps for it.
+  void release(SequenceId sequence);
+
+ private:
+  struct Move {
+    Ticket ticket;
+    SequenceId sequence;
+    std::int64_t block = 0;
+    bool to_host = false;
+  };
+
+  Shape shape_;
+  Sizes sizes_;
+  TransferEngine* transfers_;
+  KvResidency residency_;
+  OpenPages open_pages_;
+  Buffer k_;
+  Buffer v_;
+  Buffer open_k_;
+  Buffer open_v_;
+  Buffer scales_;
+  Buffer host_;
+  std::vector<Move> moves_;
+  std::vector<TokenRun> runs_;
+};
+
+}  // namespace triphase

@@ -1,0 +1,98 @@
+#pragma once
+
+// A byte budget over one device's memory, with use and peak by tag. Buffer is the move-only owner
+// of one allocation and gives its bytes back to the pool it came from; the pool must outlive it.
+// Thread safe.
+
+#include <array>
+#include <mutex>
+
+#include "memory/device.h"
+
+namespace triphase {
+
+class MemoryPool;
+
+class Buffer {
+ public:
+  Buffer() = default;
+  Buffer(Buffer&& other) noexcept;
+  Buffer& operator=(Buffer&& other) noexcept;
+  ~Buffer() { reset(); }
+
+  [[nodiscard]] std::byte* data() const { return data_; }
+  [[nodiscard]] std::size_t bytes() const { return bytes_; }
+  template <class T>
+  [[nodiscard]] T* as() const {
+    return reinterpret_cast<T*>(data_);
+  }
+  void reset() noexcept;
+
+ private:
+  friend class MemoryPool;
+  Buffer(MemoryPool& pool, MemoryTag tag, std::byte* data, std::size_t bytes)
+      : pool_(&pool), tag_(tag), data_(data), bytes_(bytes) {}
+
+  MemoryPool* pool_ = nullptr;
+  MemoryTag tag_ = MemoryTag::kWorkspace;
+  std::byte* data_ = nullptr;
+  std::size_t bytes_ = 0;
+};
+
+struct PoolUse {
+  std::uint64_t now = 0;
+  std::uint64_t peak = 0;
+};
+
+class MemoryPool {
+ public:
+  // `budget` in bytes for all tags together; the device's own limit applies beside it.
+  MemoryPool(Device& device, MemoryTier tier, std::uint64_t budget)
+      : device_(&device), tier_(tier), budget_(budget) {}
+
+  // Throws E-MEM-BUDGET (exit 5) with tag, request, use and budget when it does not fit.
+  [[nodiscard]] Buffer allocate(std::size_t bytes, MemoryTag tag);
+
+  [[nodiscard]] std::uint64_t budget() const { return budget_; }
+  [[nodiscard]] std::uint64_t room() const;
+  [[nodiscard]] PoolUse use() const;
+  [[nodiscard]] PoolUse use(MemoryTag tag) const;
+  [[nodiscard]] MemoryTier tier() const { return tier_; }
+  [[nodiscard]] Device& device() const { return *device_; }
+
+ private:
+  friend class Buffer;
+  friend class PoolDevice;
+  void* take(std::size_t bytes, MemoryTag tag);
+  void give_back(void* data, std::size_t bytes, MemoryTag tag) noexcept;
+
+  Device* device_;
+  MemoryTier tier_;
+  std::uint64_t budget_;
+  mutable std::mutex mutex_;
+  PoolUse total_;
+  std::array<PoolUse, kMemoryTags> by_tag_{};
+};
+
+// The pool seen as a Device with one tag, for code that takes its memory from a Device.
+class PoolDevice final : public Device {
+ public:
+  PoolDevice(MemoryPool& pool, MemoryTag tag) : pool_(&pool), tag_(tag) {}
+  [[nodiscard]] std::string_view name() const override { return pool_->device().name(); }
+  [[nodiscard]] void* allocate(std::size_t bytes) override { return pool_->take(bytes, tag_); }
+  void release(void* data, std::size_t bytes) noexcept override {
+    pool_->give_back(data, bytes, tag_);
+  }
+  void copy(void* to, const void* from, std::size_t bytes, Stream& stream) override {
+    pool_->device().copy(to, from, bytes, stream);
+  }
+  [[nodiscard]] std::unique_ptr<Stream> make_stream() override {
+    return pool_->device().make_stream();
+  }
+
+ private:
+  MemoryPool* pool_;
+  MemoryTag tag_;
+};
+
+}  // namespace triphase

@@ -1,0 +1,197 @@
+#include "memory/transfer/host_transfer_engine.h"
+
+#include <cstring>
+#include <utility>
+
+#include "runtime/base/error.h"
+
+namespace triphase {
+namespace {
+
+using Clock = std::chrono::steady_clock;
+
+double seconds_since(Clock::time_point start) {
+  return std::chrono::duration<double>(Clock::now() - start).count();
+}
+
+void copy_run(Lane lane, const KvGeometry& geometry, const TokenRun& run) {
+  const std::int64_t page = run.slot / geometry.page_tokens;
+  const std::int64_t offset = run.slot % geometry.page_tokens;
+  const auto bytes = static_cast<std::size_t>(geometry.head_bytes);
+  for (std::int32_t head = run.head_begin; head < run.head_begin + run.head_count; ++head) {
+    const std::int64_t device =
+        ((page * geometry.kv_heads + head) * geometry.page_tokens + offset) * geometry.head_bytes;
+    const std::int64_t host =
+        run.record * geometry.record_bytes() + std::int64_t{2} * head * geometry.head_bytes;
+    for (std::int32_t token = 0; token < run.count; ++token) {
+      std::byte* k = geometry.device_k + device + token * geometry.head_bytes;
+      std::byte* v = geometry.device_v + device + token * geometry.head_bytes;
+      std::byte* record = geometry.host + host + token * geometry.record_bytes();
+      if (lane == Lane::kToDevice) {
+        std::memcpy(k, record, bytes);
+        std::memcpy(v, record + bytes, bytes);
+      } else {
+        std::memcpy(record, k, bytes);
+        std::memcpy(record + bytes, v, bytes);
+      }
+    }
+  }
+}
+
+}  // namespace
+
+HostTransferEngine::HostTransferEngine(std::optional<EmulatedLink> link) : link_(link) {
+  for (const Lane lane : {Lane::kToDevice, Lane::kToHost}) {
+    at(lane).thread = std::thread([this, lane] { run_lane(lane); });
+  }
+}
+
+HostTransferEngine::~HostTransferEngine() {
+  {
+    const std::lock_guard lock(mutex_);
+    stop_ = true;
+    for (LaneState& lane : lanes_) lane.queue.clear();
+  }
+  for (LaneState& lane : lanes_) {
+    lane.work.notify_all();
+    lane.thread.join();
+  }
+}
+
+Ticket HostTransferEngine::move_tokens(Lane lane, const KvGeometry& geometry,
+                                       std::span<const TokenRun> runs) {
+  if (runs.empty()) return {};
+  Job job;
+  job.geometry = geometry;
+  {
+    const std::lock_guard lock(mutex_);
+    auto& spare = at(lane).spare;
+    if (!spare.empty()) {
+      job.runs = std::move(spare.back());
+      spare.pop_back();
+    }
+  }
+  job.runs.assign(runs.begin(), runs.end());
+  for (const TokenRun& run : runs) {
+    TRIPHASE_CHECK(
+        run.count > 0 && run.slot % geometry.page_tokens + run.count <= geometry.page_tokens,
+        "a run of tokens crosses a page");
+    // Whole records of consecutive tokens are one piece on the host; parts of records are not.
+    job.records += run.head_count == geometry.kv_heads ? 1 : static_cast<std::uint64_t>(run.count);
+    job.total_bytes += static_cast<std::uint64_t>(geometry.bytes(run));
+  }
+  return submit(lane, std::move(job));
+}
+
+Ticket HostTransferEngine::move_bytes(Lane lane, std::byte* to, const std::byte* from,
+                                      std::size_t bytes) {
+  Job job;
+  job.to = to;
+  job.from = from;
+  job.bytes = bytes;
+  job.records = 1;
+  job.total_bytes = bytes;
+  return submit(lane, std::move(job));
+}
+
+Ticket HostTransferEngine::submit(Lane lane, Job job) {
+  Ticket ticket;
+  {
+    const std::lock_guard lock(mutex_);
+    const std::uint64_t number = ++submitted_[static_cast<std::size_t>(lane)];
+    ticket.value = number << 1 | static_cast<std::uint64_t>(lane);
+    job.ticket = number;
+    if (fail_in_ > 0 && --fail_in_ == 0) job.fails = true;
+    at(lane).queue.push_back(std::move(job));
+  }
+  at(lane).work.notify_one();
+  return ticket;
+}
+
+void HostTransferEngine::run_lane(Lane lane) {
+  LaneState& state = at(lane);
+  std::unique_lock lock(mutex_);
+  while (true) {
+    state.work.wait(lock, [&] { return stop_ || !state.queue.empty(); });
+    if (stop_) return;
+    Job job = std::move(state.queue.front());
+    state.queue.pop_front();
+    lock.unlock();
+    const Clock::time_point start = Clock::now();
+    std::exception_ptr failure;
+    try {
+      execute(lane, job);
+    } catch (...) {
+      failure = std::current_exception();
+    }
+    pace(state, job, start);
+    const double seconds = seconds_since(start);
+    lock.lock();
+    if (failure) state.failures.emplace(job.ticket, failure);
+    state.finished = job.ticket;
+    ++state.stats.transfers;
+    state.stats.records += job.records;
+    state.stats.bytes += job.total_bytes;
+    state.stats.busy_seconds += seconds;
+    if (job.runs.capacity() > 0) state.spare.push_back(std::move(job.runs));
+    state.progress.notify_all();
+  }
+}
+
+void HostTransferEngine::execute(Lane lane, const Job& job) {
+  if (job.fails) {
+    throw Error(ErrorRole::kDevice, "E-DEV-TRANSFER",
+                lane == Lane::kToHost ? "to host" : "to device")
+        .found("a failure that a test asked for");
+  }
+  if (job.bytes != 0) std::memcpy(job.to, job.from, job.bytes);
+  for (const TokenRun& run : job.runs) copy_run(lane, job.geometry, run);
+}
+
+void HostTransferEngine::pace(LaneState& lane, const Job& job, Clock::time_point start) const {
+  if (!link_) return;
+  const double seconds = static_cast<double>(job.total_bytes) / link_->bytes_per_second +
+                         static_cast<double>(job.records) * link_->seconds_per_record;
+  // A busy link's clock goes on from the transfer before, so that what a sleep overshoots is made
+  // up for; an idle one starts when the transfer did.
+  constexpr auto kOvershoot = std::chrono::microseconds(300);
+  if (start - lane.free_at > kOvershoot) lane.free_at = start;
+  lane.free_at +=
+      std::chrono::duration_cast<Clock::duration>(std::chrono::duration<double>(seconds));
+  std::this_thread::sleep_until(lane.free_at);
+}
+
+void HostTransferEngine::wait(Ticket ticket) {
+  if (ticket.value == 0) return;
+  LaneState& state = at(lane_of(ticket));
+  const std::uint64_t number = ticket.value >> 1;
+  std::unique_lock lock(mutex_);
+  if (state.finished < number) {
+    const Clock::time_point start = Clock::now();
+    state.progress.wait(lock, [&] { return state.finished >= number; });
+    state.stats.waited_seconds += seconds_since(start);
+  }
+  const auto failure = state.failures.find(number);
+  if (failure == state.failures.end()) return;
+  const std::exception_ptr error = failure->second;
+  state.failures.erase(failure);
+  lock.unlock();
+  std::rethrow_exception(error);
+}
+
+bool HostTransferEngine::done(Ticket ticket) const {
+  const std::lock_guard lock(mutex_);
+  return at(lane_of(ticket)).finished >= ticket.value >> 1;
+}
+
+LaneStats HostTransferEngine::stats(Lane lane) const {
+  const std::lock_guard lock(mutex_);
+  return at(lane).stats;
+}
+
+void HostTransferEngine::fail_transfer(int nth) {
+  const std::lock_guard lock(mutex_);
+  fail_in_ = nth;
+}
+
+}  // namespace triphase

@@ -1,0 +1,83 @@
+#pragma once
+
+// Transfers by one thread per lane, for devices whose memory the host can write. With an
+// EmulatedLink each lane is paced, so that overlap with compute is real and can be measured.
+
+#include <array>
+#include <chrono>
+#include <condition_variable>
+#include <deque>
+#include <exception>
+#include <map>
+#include <mutex>
+#include <optional>
+#include <thread>
+#include <vector>
+
+#include "memory/transfer/transfer_engine.h"
+
+namespace triphase {
+
+class HostTransferEngine final : public TransferEngine {
+ public:
+  explicit HostTransferEngine(std::optional<EmulatedLink> link);
+  // Abandons what has not begun and joins the lanes.
+  ~HostTransferEngine() override;
+  HostTransferEngine(const HostTransferEngine&) = delete;
+  HostTransferEngine& operator=(const HostTransferEngine&) = delete;
+
+  [[nodiscard]] Ticket move_tokens(Lane lane, const KvGeometry& geometry,
+                                   std::span<const TokenRun> runs) override;
+  [[nodiscard]] Ticket move_bytes(Lane lane, std::byte* to, const std::byte* from,
+                                  std::size_t bytes) override;
+  void wait(Ticket ticket) override;
+  [[nodiscard]] bool done(Ticket ticket) const override;
+  [[nodiscard]] LaneStats stats(Lane lane) const override;
+
+  // Tests: the n-th transfer from now on (1 = the next) fails.
+  void fail_transfer(int nth);
+
+ private:
+  struct Job {
+    std::uint64_t ticket = 0;
+    KvGeometry geometry;
+    std::vector<TokenRun> runs;
+    std::byte* to = nullptr;
+    const std::byte* from = nullptr;
+    std::size_t bytes = 0;
+    std::uint64_t records = 0;
+    std::uint64_t total_bytes = 0;
+    bool fails = false;
+  };
+  struct LaneState {
+    std::deque<Job> queue;
+    std::vector<std::vector<TokenRun>> spare;  // run lists to reuse
+    std::uint64_t finished = 0;                // tickets of this lane up to here are done
+    std::map<std::uint64_t, std::exception_ptr> failures;
+    LaneStats stats;
+    std::condition_variable work;
+    std::condition_variable progress;
+    std::chrono::steady_clock::time_point free_at;  // when the emulated link is idle again
+    std::thread thread;
+  };
+
+  // A ticket's lowest bit is its lane; the rest counts the lane's transfers.
+  [[nodiscard]] static Lane lane_of(Ticket ticket) { return static_cast<Lane>(ticket.value & 1); }
+  [[nodiscard]] LaneState& at(Lane lane) { return lanes_[static_cast<std::size_t>(lane)]; }
+  [[nodiscard]] const LaneState& at(Lane lane) const {
+    return lanes_[static_cast<std::size_t>(lane)];
+  }
+  Ticket submit(Lane lane, Job job);
+  void run_lane(Lane lane);
+  static void execute(Lane lane, const Job& job);
+  void pace(LaneState& lane, const Job& job, std::chrono::steady_clock::time_point start) const;
+
+  std::optional<EmulatedLink> link_;
+  mutable std::mutex mutex_;
+  std::array<LaneState, kLanes> lanes_;
+  std::array<std::uint64_t, kLanes> submitted_{};
+  int fail_in_ = 0;
+  bool stop_ = false;
+};
+
+}  // namespace triphase

@@ -1,0 +1,50 @@
+#pragma once
+
+// SEAM 3: asynchronous copies between the host and device tiers. Two lanes, one per direction; a
+// lane does its transfers in order of submission, the lanes run beside each other and beside
+// compute. A ticket is redeemed with wait(). Source and target must stay untouched until then.
+// Implementations: host_transfer_engine (threads; the CPU backend) and later memory/cuda. One
+// thread submits and waits.
+
+#include <cstdint>
+#include <span>
+
+#include "memory/transfer/link.h"
+
+namespace triphase {
+
+struct Ticket {
+  std::uint64_t value = 0;  // 0: nothing to wait for
+};
+
+// Totals since the start. Seconds are of the lane's own work, pacing included.
+struct LaneStats {
+  std::uint64_t transfers = 0;
+  std::uint64_t records = 0;  // contiguous pieces on the host side
+  std::uint64_t bytes = 0;
+  double busy_seconds = 0.0;
+  double waited_seconds = 0.0;  // time callers spent in wait()
+};
+
+class TransferEngine {
+ public:
+  virtual ~TransferEngine() = default;
+
+  // Copies the tokens of `runs` between device pages and host records, transposing as KvGeometry
+  // says. The runs are copied; they need not outlive the call.
+  [[nodiscard]] virtual Ticket move_tokens(Lane lane, const KvGeometry& geometry,
+                                           std::span<const TokenRun> runs) = 0;
+
+  // One contiguous copy of bytes (weights, layer inputs).
+  [[nodiscard]] virtual Ticket move_bytes(Lane lane, std::byte* to, const std::byte* from,
+                                          std::size_t bytes) = 0;
+
+  // Returns once the ticket's transfer is done; throws what made it fail. Each ticket may be waited
+  // for any number of times; a failure is thrown once.
+  virtual void wait(Ticket ticket) = 0;
+  [[nodiscard]] virtual bool done(Ticket ticket) const = 0;
+
+  [[nodiscard]] virtual LaneStats stats(Lane lane) const = 0;
+};
+
+}  // namespace triphase
