@@ -1,0 +1,64 @@
+#include "models/attention/attention_method.h"
+
+#include "models/attention/methods.h"
+#include "runtime/base/error.h"
+
+namespace triphase {
+
+void TokenChoice::clear() {
+  dense = false;
+  begins.assign(1, 0);
+  tokens.clear();
+  alpha.clear();
+  mean.clear();
+}
+
+void blend(const TokenChoice& choice, const MethodShape& shape, float* out) {
+  if (choice.alpha.empty()) return;
+  for (std::int64_t head = 0; head < shape.heads; ++head) {
+    const float alpha = choice.alpha[static_cast<std::size_t>(head)];
+    float* row = out + head * shape.head_dim;
+    const float* mean =
+        choice.mean.empty() ? nullptr : choice.mean.data() + head / shape.group() * shape.head_dim;
+    for (std::int64_t c = 0; c < shape.head_dim; ++c) {
+      row[c] = alpha * row[c] + (mean == nullptr ? 0.0F : (1.0F - alpha) * mean[c]);
+    }
+  }
+}
+
+std::int64_t AttentionMethod::prefill_rows(std::int64_t) const { return 0; }
+std::unique_ptr<AttentionMethod::State> AttentionMethod::begin(std::int64_t) const {
+  return std::make_unique<State>();
+}
+void AttentionMethod::appended(State&, const LayerCall&, ConstMatrix) {}
+void AttentionMethod::prefilled(State&, const LayerCall&, ConstMatrix) {}
+void AttentionMethod::attended(State&, const LayerCall&, const TokenChoice&,
+                               std::span<const float>) {}
+
+std::unique_ptr<AttentionMethod> make_attention_method(const AttentionOptions& options,
+                                                       const MethodShape& shape,
+                                                       const ContextClusters* clusters) {
+  switch (options.kind) {
+    case AttentionKind::kSwa:
+      return make_swa(options, shape);
+    case AttentionKind::kSparq:
+      return make_sparq(options, shape);
+    case AttentionKind::kSqueezed:
+      if (clusters == nullptr) {
+        throw Error(ErrorRole::kUsage, "E-CLI-ATTOPTION", "--attention")
+            .found("squeezed")
+            .expected("a fixed context with clusters");
+      }
+      return make_squeezed(options, shape, *clusters);
+    case AttentionKind::kH2o:
+      return make_h2o(options, shape);
+    case AttentionKind::kTopk:
+      return make_topk(options, shape);
+    case AttentionKind::kQuest:
+      return make_quest(options, shape);
+    default:
+      return make_affine(options, shape);
+  }
+}
+
+}  // namespace triphase

@@ -1,0 +1,149 @@
+#pragma once
+
+// Which tokens of a sequence a decode step attends: every attention method behind one interface.
+// A method is a value made from AttentionOptions; what it knows about a sequence is in a State that
+// travels with the sequence (it is part of what a suspended sequence keeps). Prefill is dense.
+//
+// What the caller does for one sequence in one layer, after writing the new tokens' K and V:
+//
+//   method.appended(state, call, v)                  always; v: the new rows, unquantized
+//   prefill:  dense attention; then method.prefilled(state, call, q)
+//   decode:   method.choose(state, call, q, row, choice)
+//             choice.dense -> dense attention, nothing else to do
+//             else attend choice's tokens, with weights if method.wants_weights();
+//                  method.attended(state, call, choice, weights);  blend(choice, ...)
+//
+// Early methods choose without the query: choose() may be called with an empty q as soon as the
+// context length is known, before the layer begins, so that their tokens can be fetched ahead.
+// Methods keep buffers: one thread at a time.
+
+#include <cstdint>
+#include <memory>
+#include <span>
+#include <vector>
+
+#include "kernels/sparse_ops.h"
+#include "scheduler/attention/attention_options.h"
+#include "scheduler/attention/touched_bytes.h"
+
+namespace triphase {
+
+struct MethodShape {
+  std::int64_t layers = 0;
+  std::int64_t heads = 0;
+  std::int64_t kv_heads = 0;
+  std::int64_t head_dim = 0;
+
+  [[nodiscard]] std::int64_t group() const { return heads / kv_heads; }
+};
+
+// One sequence in one layer, with its new tokens in the cache. `keys`: the sequence's tokens as for
+// dense attention, the queries being the new rows (INT8: of one block). Early choose() looks at
+// layer and keys.context_tokens only.
+struct LayerCall {
+  std::int64_t layer = 0;
+  AttentionSegment keys;
+  KvLayerView cache;
+  float scale = 1.0F;  // of q . k
+  SparseOps* ops = nullptr;
+  Workspace workspace;  // kernels/sizing/sparse_workspace.h
+  Stream* stream = nullptr;
+};
+
+// What to attend, reused between calls. Lists as in TokenSelection; the caller adds the slots.
+struct TokenChoice {
+  bool dense = false;  // the whole context; everything else is empty
+  std::vector<std::int32_t> begins;
+  std::vector<std::int32_t> tokens;
+  // Empty, or per query head the share of the true softmax weight that the tokens hold.
+  std::vector<float> alpha;
+  // Empty, or [kv_head][head_dim]: what stands for the tokens that were left out.
+  std::vector<float> mean;
+
+  void clear();
+};
+
+// Turns attention over the chosen tokens, one row [heads * head_dim], into the method's output:
+// alpha * out + (1 - alpha) * mean.
+void blend(const TokenChoice& choice, const MethodShape& shape, float* out);
+
+class AttentionMethod {
+ public:
+  // What a method remembers of one sequence, all layers.
+  class State {
+   public:
+    virtual ~State() = default;
+    [[nodiscard]] virtual std::uint64_t bytes() const { return 0; }
+  };
+  enum class Timing : std::uint8_t {
+    kDense,  // this layer is always dense: choose() is not needed
+    kEarly,  // tokens are known before the query
+    kLate,   // choose() needs the query and K of the whole context, or what stands for it
+  };
+
+  AttentionMethod(const AttentionOptions& options, const MethodShape& shape)
+      : options_(options), shape_(shape) {}
+  virtual ~AttentionMethod() = default;
+  AttentionMethod(const AttentionMethod&) = delete;
+  AttentionMethod& operator=(const AttentionMethod&) = delete;
+
+  [[nodiscard]] virtual Timing timing(std::int64_t layer) const = 0;
+  // One list per KV head, or one for all heads (then a token moves as one record).
+  [[nodiscard]] virtual bool per_kv_head() const { return false; }
+  [[nodiscard]] virtual bool wants_weights() const { return false; }
+  // Tokens that were once left out are never chosen again: their KV may be freed.
+  [[nodiscard]] virtual bool drops_tokens() const { return false; }
+  // Whether late choose() reads every key of the context from the device.
+  [[nodiscard]] virtual bool reads_all_keys() const { return false; }
+  // How many of the prompt's last rows must pass through prefilled(): a sequence that shares a
+  // longer part of its prompt's KV with others must still compute these rows.
+  [[nodiscard]] virtual std::int64_t prefill_rows(std::int64_t prompt_tokens) const;
+  // Whether every row of the prompt must pass through appended().
+  [[nodiscard]] virtual bool needs_every_row() const { return false; }
+
+  [[nodiscard]] virtual std::unique_ptr<State> begin(std::int64_t prompt_tokens) const;
+  virtual void appended(State& state, const LayerCall& call, ConstMatrix v);
+  virtual void prefilled(State& state, const LayerCall& call, ConstMatrix q);
+  // q [T, heads * head_dim]; `row` is the only query. choice.tokens ascend and hold the current
+  // token, keys.context_tokens - 1.
+  virtual void choose(State& state, const LayerCall& call, ConstMatrix q, std::int64_t row,
+                      TokenChoice& choice) = 0;
+  virtual void attended(State& state, const LayerCall& call, const TokenChoice& choice,
+                        std::span<const float> weights);
+
+  [[nodiscard]] const AttentionOptions& options() const { return options_; }
+  [[nodiscard]] const MethodShape& shape() const { return shape_; }
+
+ protected:
+  // Whether a budget of `tokens` takes the dense path.
+  [[nodiscard]] bool is_dense(std::int64_t tokens, std::int64_t context) const {
+    return options_.dense_shortcut && tokens >= context;
+  }
+
+  AttentionOptions options_;
+  MethodShape shape_;
+};
+
+// Keys of a job's fixed context, clustered (Squeezed Attention). All layers; token labels cover
+// positions [0, clustered_tokens).
+struct ContextClusters {
+  struct Level {
+    std::int64_t count = 0;    // clusters per KV head
+    std::vector<float> means;  // [layer][kv_head][count][head_dim]
+    std::vector<float> keys;   // [layer][kv_head][count]
+    double threshold = 0;      // clusters of at least this score are kept
+  };
+  std::int64_t clustered_tokens = 0;
+  Level fine;
+  std::vector<std::int32_t> labels;   // [layer][kv_head][token]: fine cluster
+  Level coarse;                       // two levels only
+  std::vector<std::int32_t> parents;  // [layer][kv_head][fine cluster]: coarse cluster
+};
+
+// `clusters` is for squeezed alone, must then not be null and outlives the method. Throws
+// E-CLI-ATTOPTION where the options do not fit the model.
+[[nodiscard]] std::unique_ptr<AttentionMethod> make_attention_method(
+    const AttentionOptions& options, const MethodShape& shape,
+    const ContextClusters* clusters = nullptr);
+
+}  // namespace triphase

@@ -1,0 +1,105 @@
+// Quest: pages of 16 tokens with channel-wise bounds of their keys; the pages of the largest bound
+// on q . k and the newest page are attended exactly. The first layers are dense.
+
+#include <algorithm>
+
+#include "models/attention/methods.h"
+#include "scheduler/attention/token_choice.h"
+
+namespace triphase {
+namespace {
+
+struct QuestState final : AttentionMethod::State {
+  [[nodiscard]] std::uint64_t bytes() const override {
+    std::uint64_t sum = 0;
+    for (const std::vector<float>& layer : bounds) sum += 4 * layer.size();
+    return sum;
+  }
+  std::vector<std::vector<float>> bounds;  // by layer, see PageBounds
+};
+
+class Quest final : public AttentionMethod {
+ public:
+  using AttentionMethod::AttentionMethod;
+
+  [[nodiscard]] Timing timing(std::int64_t layer) const override {
+    return layer < options_.quest.dense_layers ? Timing::kDense : Timing::kLate;
+  }
+  [[nodiscard]] bool per_kv_head() const override { return true; }
+
+  [[nodiscard]] std::unique_ptr<State> begin(std::int64_t) const override {
+    auto state = std::make_unique<QuestState>();
+    state->bounds.resize(static_cast<std::size_t>(shape_.layers));
+    return state;
+  }
+
+  // Reads the newest tokens' keys; with INT8 also those of the block before them, which changed
+  // when it closed. The first call of a sequence reads all keys that it finds.
+  void appended(State& state, const LayerCall& call, ConstMatrix) override {
+    if (timing(call.layer) == Timing::kDense) return;
+    std::vector<float>& bounds = bounds_of(state, call);
+    const std::int64_t known = static_cast<std::int64_t>(bounds.size()) / page_floats();
+    const std::int64_t context = call.keys.context_tokens;
+    std::int64_t first = std::max<std::int64_t>(0, context - call.keys.query_count);
+    if (call.cache.quantized() && first > 0) {
+      first = (first - 1) / call.cache.page_tokens * call.cache.page_tokens;
+    }
+    first = std::min(first, known * options_.quest.page);
+    bounds.resize(static_cast<std::size_t>(pages_of(context) * page_floats()));
+    call.ops->bound_pages(call.cache, call.keys, first, {bounds.data(), options_.quest.page},
+                          *call.stream);
+  }
+
+  void choose(State& state, const LayerCall& call, ConstMatrix q, std::int64_t row,
+              TokenChoice& choice) override {
+    const std::int64_t context = call.keys.context_tokens;
+    const std::int64_t pages = pages_of(context);
+    const std::int64_t budget =
+        std::max<std::int64_t>(1, budget_tokens(options_, context, context) / options_.quest.page);
+    choice.clear();
+    choice.dense = timing(call.layer) == Timing::kDense ||
+                   is_dense(budget_tokens(options_, context, context), context);
+    if (choice.dense) return;
+    scores_.resize(static_cast<std::size_t>(shape_.kv_heads * pages));
+    call.ops->score_pages(q, row, shape_.heads, shape_.kv_heads,
+                          {bounds_of(state, call).data(), options_.quest.page}, pages,
+                          scores_.data(), pages, *call.stream);
+    // The newest page is always attended and counts in the budget.
+    const IndexRange newest{pages - 1, pages};
+    const std::int64_t others =
+        budget_tokens(options_, context, context) >= context ? pages - 1 : budget - 1;
+    for (std::int64_t head = 0; head < shape_.kv_heads; ++head) {
+      chosen_.clear();
+      choose_top(std::span(scores_).subspan(static_cast<std::size_t>(head * pages),
+                                            static_cast<std::size_t>(pages)),
+                 others, {&newest, 1}, scratch_, chosen_);
+      for (const std::int32_t page : chosen_) {
+        const std::int64_t begin = page * options_.quest.page;
+        choose_range({begin, std::min(begin + options_.quest.page, context)}, choice.tokens);
+      }
+      choice.begins.push_back(static_cast<std::int32_t>(choice.tokens.size()));
+    }
+  }
+
+ private:
+  [[nodiscard]] std::int64_t pages_of(std::int64_t context) const {
+    return (context + options_.quest.page - 1) / options_.quest.page;
+  }
+  [[nodiscard]] std::int64_t page_floats() const { return 2 * shape_.kv_heads * shape_.head_dim; }
+  static std::vector<float>& bounds_of(State& state, const LayerCall& call) {
+    return static_cast<QuestState&>(state).bounds[static_cast<std::size_t>(call.layer)];
+  }
+
+  std::vector<float> scores_;
+  std::vector<std::int32_t> chosen_;
+  std::vector<std::uint32_t> scratch_;
+};
+
+}  // namespace
+
+std::unique_ptr<AttentionMethod> make_quest(const AttentionOptions& options,
+                                            const MethodShape& shape) {
+  return std::make_unique<Quest>(options, shape);
+}
+
+}  // namespace triphase

@@ -1,0 +1,111 @@
+// Squeezed Attention, one and two levels: keys of the fixed context whose cluster scores at least
+// the threshold, and everything after the clustered part.
+
+#include <algorithm>
+
+#include "models/attention/methods.h"
+#include "runtime/base/error.h"
+#include "scheduler/attention/token_choice.h"
+
+namespace triphase {
+namespace {
+
+class Squeezed final : public AttentionMethod {
+ public:
+  Squeezed(const AttentionOptions& options, const MethodShape& shape,
+           const ContextClusters& clusters)
+      : AttentionMethod(options, shape), clusters_(&clusters) {
+    check_level(clusters.fine);
+    TRIPHASE_CHECK(
+        static_cast<std::int64_t>(clusters.labels.size()) == rows() * clusters.clustered_tokens,
+        "squeezed: labels");
+    if (!options.squeezed.two_levels) return;
+    if (clusters.coarse.count == 0) {
+      throw Error(ErrorRole::kUsage, "E-CLI-ATTOPTION", "squeezed.levels")
+          .found("2")
+          .expected("1: the clusters have one level");
+    }
+    check_level(clusters.coarse);
+    TRIPHASE_CHECK(
+        static_cast<std::int64_t>(clusters.parents.size()) == rows() * clusters.fine.count,
+        "squeezed: parents");
+  }
+
+  [[nodiscard]] Timing timing(std::int64_t) const override { return Timing::kLate; }
+  [[nodiscard]] bool per_kv_head() const override { return true; }
+
+  void choose(State&, const LayerCall& call, ConstMatrix q, std::int64_t row,
+              TokenChoice& choice) override {
+    const std::int64_t context = call.keys.context_tokens;
+    choice.clear();
+    const ContextClusters& clusters = *clusters_;
+    Centroids fine = centroids_of(clusters.fine, call.layer);
+    if (options_.squeezed.two_levels) {
+      score(call, q, row, centroids_of(clusters.coarse, call.layer), coarse_scores_);
+      keep_children(call.layer);
+      fine.alive = alive_.data();
+    }
+    score(call, q, row, fine, scores_);
+    const std::int64_t clustered = std::min(clusters.clustered_tokens, context - 1);
+    for (std::int64_t head = 0; head < shape_.kv_heads; ++head) {
+      const std::int32_t* labels = clusters.labels.data() + (call.layer * shape_.kv_heads + head) *
+                                                                clusters.clustered_tokens;
+      for (std::int64_t t = 0; t < clustered; ++t) {
+        const auto at = static_cast<std::size_t>(head * clusters.fine.count + labels[t]);
+        if (fine.alive != nullptr && alive_[at] == 0) continue;
+        if (static_cast<double>(scores_[at]) < clusters.fine.threshold) continue;
+        choice.tokens.push_back(static_cast<std::int32_t>(t));
+      }
+      choose_range({clustered, context}, choice.tokens);
+      choice.begins.push_back(static_cast<std::int32_t>(choice.tokens.size()));
+    }
+  }
+
+ private:
+  [[nodiscard]] std::int64_t rows() const { return shape_.layers * shape_.kv_heads; }
+  void check_level(const ContextClusters::Level& level) const {
+    TRIPHASE_CHECK(
+        level.count > 0 && static_cast<std::int64_t>(level.keys.size()) == rows() * level.count &&
+            static_cast<std::int64_t>(level.means.size()) == rows() * level.count * shape_.head_dim,
+        "squeezed: clusters");
+  }
+  [[nodiscard]] Centroids centroids_of(const ContextClusters::Level& level,
+                                       std::int64_t layer) const {
+    const std::int64_t first = layer * shape_.kv_heads * level.count;
+    return {level.means.data() + first * shape_.head_dim, level.keys.data() + first, level.count,
+            nullptr};
+  }
+  void score(const LayerCall& call, ConstMatrix q, std::int64_t row, const Centroids& centroids,
+             std::vector<float>& to) const {
+    to.resize(static_cast<std::size_t>(shape_.kv_heads * centroids.count));
+    call.ops->score_centroids(q, row, shape_.heads, shape_.kv_heads, centroids, call.scale,
+                              to.data(), *call.stream);
+  }
+  // Fine clusters survive with the coarse cluster that they belong to.
+  void keep_children(std::int64_t layer) {
+    const std::int64_t count = clusters_->fine.count;
+    alive_.resize(static_cast<std::size_t>(shape_.kv_heads * count));
+    for (std::int64_t i = 0; i < shape_.kv_heads * count; ++i) {
+      const std::int32_t parent =
+          clusters_->parents[static_cast<std::size_t>(layer * shape_.kv_heads * count + i)];
+      const auto at = static_cast<std::size_t>(i / count * clusters_->coarse.count + parent);
+      alive_[static_cast<std::size_t>(i)] =
+          static_cast<double>(coarse_scores_[at]) >= clusters_->coarse.threshold ? 1 : 0;
+    }
+  }
+
+  const ContextClusters* clusters_;
+  std::vector<float> scores_;
+  std::vector<float> coarse_scores_;
+  std::vector<std::uint8_t> alive_;
+};
+
+}  // namespace
+
+std::unique_ptr<AttentionMethod> make_squeezed(const AttentionOptions& options,
+                                               const MethodShape& shape,
+                                               const ContextClusters& clusters) {
+  return std::make_unique<Squeezed>(options, shape, clusters);
+}
+
+}  // namespace triphase

@@ -1,0 +1,70 @@
+#include "models/attention/weight_history.h"
+
+#include <algorithm>
+#include <cmath>
+
+namespace triphase {
+namespace {
+
+constexpr std::int64_t kBuckets = 8;
+
+// NaN counts as 0; a weight is at most the number of heads.
+std::int64_t fixed(float weight) {
+  return weight > 0.0F
+             ? std::llround(std::ldexp(static_cast<double>(std::min(weight, 65536.0F)), 32))
+             : 0;
+}
+
+}  // namespace
+
+void WeightHistory::add(std::span<const std::int32_t> tokens, std::span<const float> weights,
+                        std::int64_t window) {
+  const std::int64_t bucket_rows = exact_ ? 1 : std::max<std::int64_t>(1, window / kBuckets);
+  if (buckets_.empty() || buckets_.back().rows >= bucket_rows) buckets_.emplace_back();
+  Bucket& newest = buckets_.back();
+  const std::size_t size = tokens.empty() ? 0 : static_cast<std::size_t>(tokens.back()) + 1;
+  if (sums_.size() < size) sums_.resize(size, 0);
+  if (exact_) {
+    newest.tokens.assign(tokens.begin(), tokens.end());
+  } else if (newest.weights.size() < size) {
+    newest.weights.resize(size, 0);
+  }
+  for (std::size_t i = 0; i < tokens.size(); ++i) {
+    const auto token = static_cast<std::size_t>(tokens[i]);
+    const std::int64_t weight = fixed(weights[i]);
+    sums_[token] += weight;
+    if (exact_) {
+      newest.weights.push_back(weight);
+    } else {
+      newest.weights[token] += weight;
+    }
+  }
+  ++newest.rows;
+  ++rows_;
+  while (!buckets_.empty() && rows_ - buckets_.front().rows >= window && buckets_.size() > 1) {
+    const Bucket& oldest = buckets_.front();
+    for (std::size_t i = 0; i < oldest.weights.size(); ++i) {
+      sums_[exact_ ? static_cast<std::size_t>(oldest.tokens[i]) : i] -= oldest.weights[i];
+    }
+    rows_ -= oldest.rows;
+    buckets_.pop_front();
+  }
+}
+
+void WeightHistory::scores(std::int64_t count, std::vector<float>& to) const {
+  to.assign(static_cast<std::size_t>(count), 0.0F);
+  for (std::size_t i = 0; i < std::min(to.size(), sums_.size()); ++i) {
+    to[i] = static_cast<float>(std::ldexp(static_cast<double>(sums_[i]), -32));
+  }
+}
+
+std::uint64_t WeightHistory::bytes() const {
+  std::uint64_t bytes = sums_.size() * sizeof(std::int64_t);
+  for (const Bucket& bucket : buckets_) {
+    bytes +=
+        bucket.tokens.size() * sizeof(std::int32_t) + bucket.weights.size() * sizeof(std::int64_t);
+  }
+  return bytes;
+}
+
+}  // namespace triphase

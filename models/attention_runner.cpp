@@ -1,0 +1,143 @@
+#include "models/attention_runner.h"
+
+#include <algorithm>
+
+#include "kernels/sizing/sparse_workspace.h"
+#include "runtime/base/error.h"
+
+namespace triphase {
+
+AttentionRunner::AttentionRunner(const AttentionOptions& options, const MethodShape& shape,
+                                 SparseOps& ops, const AttentionShape& largest, MemoryPool& pool)
+    : shape_(shape),
+      method_(make_attention_method(options, shape)),
+      ops_(&ops),
+      workspace_(pool.allocate(workspace_bytes(largest), MemoryTag::kWorkspace)) {}
+
+std::uint64_t AttentionRunner::workspace_bytes(const AttentionShape& largest) {
+  return sparse_workspace_bytes(largest);
+}
+
+void AttentionRunner::begin(SequenceId sequence, std::int64_t prompt_tokens) {
+  states_[sequence.value] = {method_->begin(prompt_tokens), prompt_tokens};
+}
+
+std::int64_t AttentionRunner::shareable_tokens(std::int64_t prompt_tokens) const {
+  if (method_->needs_every_row()) return 0;
+  return std::max<std::int64_t>(0, prompt_tokens - method_->prefill_rows(prompt_tokens));
+}
+
+// Where a token lies: in the pages of its block, or with INT8 in the open page of the query's own.
+void AttentionRunner::find_slots(const AttentionSegment& segment, const KvLayerView& cache,
+                                 Chosen& chosen) const {
+  const std::int64_t page = cache.page_tokens;
+  const std::int64_t own = cache.quantized() ? (segment.context_tokens - 1) / page : -1;
+  chosen.slots.clear();
+  for (const std::int32_t token : chosen.choice.tokens) {
+    const std::int64_t block = token / page;
+    const PageId at =
+        block == own ? segment.open_page : segment.pages[static_cast<std::size_t>(block)];
+    chosen.slots.push_back(static_cast<std::int32_t>(at.value * page + token % page));
+  }
+}
+
+void AttentionRunner::count(const TokenChoice& choice, std::int64_t context) {
+  const auto all = static_cast<double>(context);
+  touched_.context += all;
+  touched_.rows += 1.0;
+  if (choice.dense) {
+    touched_.attended += all;
+    return;
+  }
+  const auto lists = static_cast<double>(choice.begins.size() - 1);
+  touched_.attended += static_cast<double>(choice.tokens.size()) / lists;
+}
+
+void AttentionRunner::attend(LayerId layer, std::span<const AttentionSegment> segments,
+                             std::span<const SequenceId> sequences, ConstMatrix q, ConstMatrix v,
+                             const KvLayerView& cache, float scale, Matrix out, Ops& ops,
+                             Workspace dense, Stream& stream) {
+  const bool layer_is_dense = method_->timing(layer.value) == AttentionMethod::Timing::kDense;
+  dense_.clear();
+  sparse_.clear();
+  std::size_t used = 0;
+  const auto call_of = [&](const AttentionSegment& segment) {
+    return LayerCall{.layer = layer.value,
+                     .keys = segment,
+                     .cache = cache,
+                     .scale = scale,
+                     .ops = ops_,
+                     .workspace = {workspace_.data(), workspace_.bytes()},
+                     .stream = &stream};
+  };
+  const auto entry_of = [&](std::size_t index) -> Entry& {
+    const auto found = states_.find(sequences[index].value);
+    TRIPHASE_CHECK(found != states_.end(), "a sequence the attention method does not know");
+    return found->second;
+  };
+  const auto is_prompt = [&](const AttentionSegment& segment, const Entry& entry) {
+    return segment.context_tokens <= entry.prompt_tokens;
+  };
+  for (std::size_t index = 0; index < segments.size(); ++index) {
+    const AttentionSegment& segment = segments[index];
+    Entry& entry = entry_of(index);
+    const LayerCall call = call_of(segment);
+    ConstMatrix rows = v;
+    rows.data = static_cast<const float*>(v.data) + segment.query_begin * v.row_stride;
+    rows.rows = segment.query_count;
+    method_->appended(*entry.state, call, rows);
+    if (is_prompt(segment, entry)) {
+      dense_.push_back(segment);
+      continue;
+    }
+    TRIPHASE_CHECK(segment.query_count == 1, "decoded rows come one at a time");
+    if (chosen_.size() <= used) chosen_.emplace_back();
+    Chosen& chosen = chosen_[used];
+    chosen.choice.clear();
+    if (layer_is_dense) {
+      chosen.choice.dense = true;
+    } else {
+      method_->choose(*entry.state, call, q, segment.query_begin, chosen.choice);
+    }
+    count(chosen.choice, segment.context_tokens);
+    if (chosen.choice.dense) {
+      dense_.push_back(segment);
+      continue;
+    }
+    chosen.segment = index;
+    find_slots(segment, cache, chosen);
+    ++used;
+  }
+  if (!dense_.empty()) ops.attention(q, shape_.heads, cache, dense_, scale, out, dense, stream);
+  for (std::size_t i = 0; i < used; ++i) {
+    Chosen& chosen = chosen_[i];
+    AttentionSegment segment = segments[chosen.segment];
+    segment.selection = {chosen.choice.begins, chosen.choice.tokens, chosen.slots};
+    segment.window = 0;
+    if (method_->wants_weights()) {
+      chosen.weights.resize(chosen.choice.tokens.size());
+      segment.weights = chosen.weights.data();
+      // One at a time: the workspace keeps one sequence's scores.
+      ops.attention(q, shape_.heads, cache, {&segment, 1}, scale, out, dense, stream);
+    } else {
+      sparse_.push_back(segment);
+    }
+  }
+  if (!sparse_.empty()) ops.attention(q, shape_.heads, cache, sparse_, scale, out, dense, stream);
+  for (std::size_t i = 0; i < used; ++i) {
+    Chosen& chosen = chosen_[i];
+    const AttentionSegment& segment = segments[chosen.segment];
+    method_->attended(*entry_of(chosen.segment).state, call_of(segment), chosen.choice,
+                      chosen.weights);
+    blend(chosen.choice, shape_,
+          static_cast<float*>(out.data) + segment.query_begin * out.row_stride);
+  }
+  for (std::size_t index = 0; index < segments.size(); ++index) {
+    Entry& entry = entry_of(index);
+    if (is_prompt(segments[index], entry)) {
+      method_->prefilled(*entry.state, call_of(segments[index]), q);
+    }
+  }
+}
+
+}  // namespace triphase

@@ -1,0 +1,80 @@
+#pragma once
+
+// Runs an attention method inside the decoder: keeps its state of every sequence, and turns what a
+// step attends (dense segments) into the method's choices, layer by layer. Prompt rows are attended
+// densely. Not thread safe; method's ops and the pool must outlive it.
+
+#include <cstdint>
+#include <memory>
+#include <span>
+#include <unordered_map>
+#include <vector>
+
+#include "kernels/sizing/attention_workspace.h"
+#include "memory/memory_pool.h"
+#include "models/attention/attention_method.h"
+
+namespace triphase {
+
+class AttentionRunner {
+ public:
+  // Tokens attended and tokens there were, summed over decode steps, layers and KV heads.
+  struct Touched {
+    double attended = 0.0;
+    double context = 0.0;
+    double rows = 0.0;  // decoded rows times layers
+  };
+
+  AttentionRunner(const AttentionOptions& options, const MethodShape& shape, SparseOps& ops,
+                  const AttentionShape& largest, MemoryPool& pool);
+
+  // Bytes of workspace that the constructor takes.
+  [[nodiscard]] static std::uint64_t workspace_bytes(const AttentionShape& largest);
+
+  // A sequence starts (or starts over) with a prompt of so many tokens; every later row is decoded.
+  void begin(SequenceId sequence, std::int64_t prompt_tokens);
+  void end(SequenceId sequence) { states_.erase(sequence.value); }
+
+  // out = the method's attention of the segments; `sequences` names each segment's sequence. The
+  // new rows' K and V are in the cache; v holds them unquantized.
+  void attend(LayerId layer, std::span<const AttentionSegment> segments,
+              std::span<const SequenceId> sequences, ConstMatrix q, ConstMatrix v,
+              const KvLayerView& cache, float scale, Matrix out, Ops& ops, Workspace dense,
+              Stream& stream);
+
+  // Tokens at the start of a prompt whose KV may be taken from another sequence.
+  [[nodiscard]] std::int64_t shareable_tokens(std::int64_t prompt_tokens) const;
+
+  [[nodiscard]] const Touched& touched() const { return touched_; }
+  [[nodiscard]] const AttentionMethod& method() const { return *method_; }
+
+ private:
+  struct Entry {
+    std::unique_ptr<AttentionMethod::State> state;
+    std::int64_t prompt_tokens = 0;
+  };
+  // One decoded row whose tokens were chosen.
+  struct Chosen {
+    std::size_t segment = 0;
+    TokenChoice choice;
+    std::vector<std::int32_t> slots;
+    std::vector<float> weights;
+  };
+
+  void find_slots(const AttentionSegment& segment, const KvLayerView& cache, Chosen& chosen) const;
+  void count(const TokenChoice& choice, std::int64_t context);
+
+  MethodShape shape_;
+  std::unique_ptr<AttentionMethod> method_;
+  SparseOps* ops_;
+  Buffer workspace_;
+  std::unordered_map<std::int32_t, Entry> states_;
+  Touched touched_;
+
+  // Of the layer at hand; kept to reuse their memory.
+  std::vector<AttentionSegment> dense_;
+  std::vector<AttentionSegment> sparse_;
+  std::vector<Chosen> chosen_;
+};
+
+}  // namespace triphase

@@ -1,0 +1,51 @@
+#pragma once
+
+// One reader per family: fills a ModelConfig from the fields of config.json. Sizes shared by all
+// families, token ids and refusals of what is not computed are model_config.cpp's.
+
+#include <span>
+#include <string_view>
+
+#include "models/config/config_fields.h"
+#include "models/config/model_config.h"
+
+namespace triphase {
+
+struct Family {
+  std::string_view model_type;
+  std::span<const std::string_view> architectures;
+  void (*read)(const ConfigFields& fields, ModelConfig& config, Notes& notes);
+};
+
+// Sorted by model_type.
+[[nodiscard]] std::span<const Family> families();
+
+void read_opt(const ConfigFields& fields, ModelConfig& config, Notes& notes);
+void read_llama(const ConfigFields& fields, ModelConfig& config, Notes& notes);
+void read_mistral(const ConfigFields& fields, ModelConfig& config, Notes& notes);
+void read_qwen2(const ConfigFields& fields, ModelConfig& config, Notes& notes);
+void read_gemma(const ConfigFields& fields, ModelConfig& config, Notes& notes);
+void read_gpt_neox(const ConfigFields& fields, ModelConfig& config, Notes& notes);
+
+// Shared steps -----------------------------------------------------------------------------------
+
+// hidden_size, layers, heads, vocab_size, max_positions, embed_dim under their common names.
+void read_common_sizes(const ConfigFields& fields, ModelConfig& config);
+
+// kv_heads from num_key_value_heads. A missing field means as many as query heads, unless
+// `required` (families whose own default differs).
+void read_kv_heads(const ConfigFields& fields, bool required, ModelConfig& config);
+
+// head_dim as given (`otherwise` when absent), or hidden_size / heads, which must divide.
+void read_head_dim(const ConfigFields& fields, std::optional<std::int64_t> otherwise,
+                   ModelConfig& config);
+
+// A positive number; E-CFG-NORM otherwise.
+[[nodiscard]] double read_norm_eps(const ConfigFields& fields, std::string_view key,
+                                   double otherwise);
+
+// E-CFG-ACT for names that are not computed.
+[[nodiscard]] Activation read_activation(const ConfigFields& fields, std::string_view key,
+                                         Activation otherwise);
+
+}  // namespace triphase

@@ -1,0 +1,83 @@
+#include <fmt/format.h>
+
+#include <array>
+#include <cmath>
+#include <utility>
+
+#include "models/config/config_limits.h"
+#include "models/config/families.h"
+
+namespace triphase {
+
+void read_common_sizes(const ConfigFields& fields, ModelConfig& config) {
+  config.hidden_size = fields.size("hidden_size", kMaxHidden);
+  config.layers = fields.size("num_hidden_layers", kMaxLayers);
+  config.heads = fields.size("num_attention_heads", kMaxHeads);
+  config.vocab_size = fields.size("vocab_size", kMaxVocab);
+  config.max_positions = fields.size("max_position_embeddings", kMaxPositions);
+  config.embed_dim = config.hidden_size;
+  config.kv_heads = config.heads;
+}
+
+void read_kv_heads(const ConfigFields& fields, bool required, ModelConfig& config) {
+  constexpr std::string_view kKey = "num_key_value_heads";
+  if (fields.count(kKey, kMaxHeads, 1) == 0) {
+    throw fields.error("E-CFG-HEADS", kKey).expected("at least 1");
+  }
+  if (!fields.present(kKey) && required) {
+    throw fields.error("E-CFG-MISSING", kKey)
+        .expected(fmt::format("an integer: models of type {} need it", fields.family()));
+  }
+  config.kv_heads = fields.optional_size(kKey, kMaxHeads).value_or(config.heads);
+  if (config.kv_heads > config.heads || config.heads % config.kv_heads != 0) {
+    throw fields.error("E-CFG-HEADS", kKey)
+        .expected(fmt::format("a divisor of num_attention_heads, which is {}", config.heads));
+  }
+}
+
+void read_head_dim(const ConfigFields& fields, std::optional<std::int64_t> otherwise,
+                   ModelConfig& config) {
+  std::optional<std::int64_t> given = fields.optional_size("head_dim", kMaxHeadDim);
+  if (!given) given = otherwise;
+  if (!given && config.hidden_size % config.heads != 0) {
+    throw fields.error("E-CFG-HEADS", "hidden_size")
+        .expected(fmt::format("a multiple of num_attention_heads, which is {}", config.heads))
+        .hint("give head_dim if this is intended");
+  }
+  config.head_dim = given.value_or(config.hidden_size / config.heads);
+  if (config.head_dim > kMaxHeadDim || config.q_width() > kMaxHidden * 8) {
+    throw fields.error("E-CFG-LIMIT", given ? "head_dim" : "hidden_size")
+        .expected(fmt::format("at most {} channels in a head and {} in all {} heads", kMaxHeadDim,
+                              kMaxHidden * 8, config.heads));
+  }
+}
+
+double read_norm_eps(const ConfigFields& fields, std::string_view key, double otherwise) {
+  const double eps = fields.optional_number(key).value_or(otherwise);
+  if (!(eps > 0.0) || eps > 1.0) {
+    throw fields.error("E-CFG-NORM", key).expected("a number above 0 and at most 1");
+  }
+  return eps;
+}
+
+Activation read_activation(const ConfigFields& fields, std::string_view key, Activation otherwise) {
+  const std::optional<std::string> name = fields.optional_string(key);
+  if (!name) return otherwise;
+  constexpr std::array<std::pair<std::string_view, Activation>, 9> kNames{{
+      {"relu", Activation::kRelu},
+      {"gelu", Activation::kGeluErf},
+      {"gelu_python", Activation::kGeluErf},
+      {"gelu_new", Activation::kGeluTanh},
+      {"gelu_fast", Activation::kGeluTanh},  // the same function, its constants factored apart
+      {"gelu_pytorch_tanh", Activation::kGeluTanh},
+      {"gelu_python_tanh", Activation::kGeluTanh},
+      {"silu", Activation::kSilu},
+      {"swish", Activation::kSilu},
+  }};
+  for (const auto& [known, activation] : kNames) {
+    if (known == *name) return activation;
+  }
+  throw fields.error("E-CFG-ACT", key).expected("relu, gelu, gelu_new, gelu_pytorch_tanh or silu");
+}
+
+}  // namespace triphase

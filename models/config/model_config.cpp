@@ -1,0 +1,227 @@
+#include "models/config/model_config.h"
+
+#include <fmt/format.h>
+
+#include <algorithm>
+#include <array>
+#include <cmath>
+
+#include "models/config/config_fields.h"
+#include "models/config/families.h"
+#include "models/config/refused_features.h"
+
+namespace triphase {
+namespace {
+
+constexpr std::size_t kMaxEosIds = 64;
+
+std::string supported_types() {
+  std::string names;
+  for (std::size_t index = 0; index < families().size(); ++index) {
+    if (index != 0) names += index + 1 == families().size() ? " or " : ", ";
+    names += families()[index].model_type;
+  }
+  return names;
+}
+
+std::size_t edit_distance(std::string_view a, std::string_view b) {
+  std::vector<std::size_t> row(b.size() + 1);
+  for (std::size_t j = 0; j < row.size(); ++j) row[j] = j;
+  for (std::size_t i = 1; i <= a.size(); ++i) {
+    std::size_t diagonal = row[0];
+    row[0] = i;
+    for (std::size_t j = 1; j <= b.size(); ++j) {
+      const std::size_t substituted = diagonal + (a[i - 1] == b[j - 1] ? 0 : 1);
+      diagonal = row[j];
+      row[j] = std::min({row[j] + 1, row[j - 1] + 1, substituted});
+    }
+  }
+  return row[b.size()];
+}
+
+std::string nearest_hint(std::string_view name) {
+  const std::string_view cut = name.substr(0, 40);
+  std::string_view nearest;
+  std::size_t best = cut.size() + 40;
+  for (const Family& family : families()) {
+    for (const std::string_view known : {family.model_type, family.architectures[0]}) {
+      const std::size_t distance = edit_distance(cut, known);
+      if (distance < best) {
+        best = distance;
+        nearest = family.model_type;
+      }
+    }
+  }
+  return fmt::format("the nearest supported type is {}; other types compute something else",
+                     nearest);
+}
+
+// architectures[0], or nothing when the list is absent or empty.
+std::optional<std::string> first_architecture(const ConfigFields& fields) {
+  const Json* list = fields.find("architectures");
+  if (list == nullptr) return std::nullopt;
+  const JsonArray* names = list->array();
+  if (names == nullptr) throw fields.error("E-CFG-TYPE", "architectures").expected("an array");
+  if (names->empty()) return std::nullopt;
+  const std::string* name = names->front().string();
+  if (name == nullptr) {
+    throw Error(ErrorRole::kModel, "E-CFG-TYPE", "architectures[0]")
+        .file(fields.file())
+        .found(names->front().describe())
+        .expected("a string");
+  }
+  return *name;
+}
+
+const Family& find_family(const ConfigFields& fields, std::string& architecture) {
+  const std::optional<std::string> type = fields.optional_string("model_type");
+  const std::optional<std::string> class_name = first_architecture(fields);
+  if (!type && !class_name) {
+    throw fields.error("E-CFG-MISSING", "model_type").expected(supported_types());
+  }
+  const Family* by_type = nullptr;
+  const Family* by_class = nullptr;
+  for (const Family& family : families()) {
+    if (type && family.model_type == *type) by_type = &family;
+    if (class_name && std::count(family.architectures.begin(), family.architectures.end(),
+                                 std::string_view(*class_name)) != 0) {
+      by_class = &family;
+    }
+  }
+  if (type && by_type == nullptr) {
+    throw fields.error("E-CFG-MODEL", "model_type")
+        .expected(supported_types())
+        .hint(nearest_hint(*type));
+  }
+  if (class_name && by_class == nullptr) {
+    throw Error(ErrorRole::kModel, "E-CFG-MODEL", "architectures")
+        .file(fields.file())
+        .found(fmt::format("\"{}\"", escape_untrusted(*class_name)))
+        .expected(fmt::format("a causal language model of type {}", supported_types()))
+        .hint(nearest_hint(*class_name));
+  }
+  if (type && class_name && by_type != by_class) {
+    throw Error(ErrorRole::kModel, "E-CFG-MODEL", "model_type")
+        .file(fields.file())
+        .found(fmt::format("\"{}\" with architectures \"{}\"", escape_untrusted(*type),
+                           escape_untrusted(*class_name)))
+        .expected("both to name one family");
+  }
+  const Family& family = type ? *by_type : *by_class;
+  architecture = class_name.value_or(std::string(family.architectures[0]));
+  return family;
+}
+
+std::int32_t token_id(const Json& value, std::string_view path, std::string_view file,
+                      std::int64_t vocab_size) {
+  const std::optional<std::int64_t> id = value.integer();
+  if (!id || *id < 0 || *id >= vocab_size) {
+    throw Error(ErrorRole::kModel, "E-CFG-EOS", path)
+        .file(file)
+        .found(value.describe())
+        .expected(fmt::format("a token id from 0 to {} (vocab_size - 1)", vocab_size - 1));
+  }
+  return static_cast<std::int32_t>(*id);
+}
+
+std::vector<std::int32_t> eos_ids(const ConfigFields& fields, std::int64_t vocab_size) {
+  constexpr std::string_view kKey = "eos_token_id";
+  std::vector<std::int32_t> ids;
+  const Json* value = fields.find(kKey);
+  if (value == nullptr) return ids;
+  const JsonArray* list = value->array();
+  if (list == nullptr) return {token_id(*value, kKey, fields.file(), vocab_size)};
+  if (list->size() > kMaxEosIds) {
+    throw fields.error("E-CFG-LIMIT", kKey).expected(fmt::format("at most {} ids", kMaxEosIds));
+  }
+  for (std::size_t index = 0; index < list->size(); ++index) {
+    ids.push_back(
+        token_id((*list)[index], fmt::format("{}[{}]", kKey, index), fields.file(), vocab_size));
+  }
+  std::sort(ids.begin(), ids.end());
+  ids.erase(std::unique(ids.begin(), ids.end()), ids.end());
+  return ids;
+}
+
+void read_token_ids(const ConfigFields& fields, const Json* generation_config, ModelConfig& config,
+                    Notes& notes) {
+  config.eos_ids = eos_ids(fields, config.vocab_size);
+  // What ends a text is a generation matter: the file made for it wins, as in transformers.
+  if (generation_config != nullptr) {
+    const std::string file = std::string(fields.file()).ends_with("config.json")
+                                 ? "generation_config.json"
+                                 : std::string(fields.file());
+    if (!generation_config->is_object()) {
+      throw Error(ErrorRole::kModel, "E-CFG-TYPE", "top level")
+          .file(file)
+          .found(generation_config->describe())
+          .expected("an object");
+    }
+    const ConfigFields generation(*generation_config, file, config.model_type);
+    std::vector<std::int32_t> ids = eos_ids(generation, config.vocab_size);
+    if (!ids.empty()) config.eos_ids = std::move(ids);
+  }
+  if (config.eos_ids.empty()) {
+    notes.push_back("config: no eos_token_id, so texts end by length or stop strings only");
+  }
+  if (const Json* bos = fields.find("bos_token_id")) {
+    config.bos_id = token_id(*bos, "bos_token_id", fields.file(), config.vocab_size);
+  }
+}
+
+void read_declared_dtype(const ConfigFields& fields, ModelConfig& config, Notes& notes) {
+  for (const std::string_view key : {"torch_dtype", "dtype"}) {
+    const std::optional<std::string> name = fields.optional_string(key);
+    if (!name) continue;
+    if (*name == "float32" || *name == "torch.float32") config.declared_dtype = DType::kF32;
+    if (*name == "float16" || *name == "torch.float16") config.declared_dtype = DType::kF16;
+    if (*name == "bfloat16" || *name == "torch.bfloat16") config.declared_dtype = DType::kBF16;
+    if (!config.declared_dtype) {
+      notes.push_back(fmt::format("config: {} \"{}\" is not used: the weight files decide", key,
+                                  escape_untrusted(*name)));
+    }
+    return;
+  }
+}
+
+void note_ignored_code(const ConfigFields& fields, Notes& notes) {
+  for (const std::string_view key :
+       {"auto_map", "trust_remote_code", "_attn_implementation_internal", "custom_pipelines"}) {
+    if (!fields.has(key)) continue;
+    notes.push_back(
+        fmt::format("config: {} is ignored: no code from a model directory is ever run", key));
+  }
+}
+
+}  // namespace
+
+void set_embedding_scale(ModelConfig& config, DType embedding_dtype) {
+  if (!config.scaled_embeddings) return;
+  const auto exact = static_cast<float>(std::sqrt(static_cast<double>(config.hidden_size)));
+  config.embedding_scale = exact;
+  if (embedding_dtype == DType::kF16) config.embedding_scale = f16_to_f32(f32_to_f16(exact));
+  if (embedding_dtype == DType::kBF16) config.embedding_scale = bf16_to_f32(f32_to_bf16(exact));
+}
+
+ModelConfig parse_model_config(const Json& config, const Json* generation_config,
+                               std::string_view file, Notes& notes) {
+  if (!config.is_object()) {
+    throw Error(ErrorRole::kModel, "E-CFG-TYPE", "top level")
+        .file(file)
+        .found(config.describe())
+        .expected("an object");
+  }
+  ModelConfig result;
+  const Family& family = find_family(ConfigFields(config, file, "any"), result.architecture);
+  const ConfigFields fields(config, file, family.model_type);
+  result.model_type = family.model_type;
+  refuse_unsupported_features(fields);
+  family.read(fields, result, notes);
+  read_token_ids(fields, generation_config, result, notes);
+  read_declared_dtype(fields, result, notes);
+  set_embedding_scale(result, result.declared_dtype.value_or(DType::kF32));
+  note_ignored_code(fields, notes);
+  return result;
+}
+
+}  // namespace triphase

@@ -1,0 +1,115 @@
+#pragma once
+
+// What a decoder-only model computes, as validated values. One struct for all families: a family
+// is a combination of these choices, and nothing after the parser asks for the family's name.
+// Pure: no files, no tensors. Sizes are in elements.
+
+#include <cstdint>
+#include <optional>
+#include <string>
+#include <string_view>
+#include <vector>
+
+#include "runtime/base/activation.h"
+#include "runtime/base/dtype.h"
+#include "runtime/base/json.h"
+
+namespace triphase {
+
+enum class Norm : std::uint8_t {
+  kLayerNorm,       // (x - mean) / sqrt(var + eps) * w + b
+  kRmsNorm,         // x / sqrt(mean(x^2) + eps) * w
+  kRmsNormPlusOne,  // the same with (1 + w): Gemma
+};
+
+// How a checkpoint names and shapes its tensors; see tensor_manifest.h.
+enum class TensorNaming : std::uint8_t { kLlama, kOpt, kGptNeox };
+
+enum class RopeScaling : std::uint8_t { kNone, kLinear, kDynamic, kYarn, kLlama3 };
+
+// Rotary embedding in the "rotate half" layout: channel c pairs with c + rotary_dim / 2.
+struct RopeConfig {
+  double theta = 10000.0;
+  std::int64_t rotary_dim = 0;  // rotated channels of each head, even; the rest pass through
+  RopeScaling scaling = RopeScaling::kNone;
+  double factor = 1.0;
+  std::int64_t original_max_positions = 0;  // yarn, llama3, dynamic
+  double low_freq_factor = 1.0;             // llama3
+  double high_freq_factor = 4.0;            // llama3
+  double beta_fast = 32.0;                  // yarn
+  double beta_slow = 1.0;                   // yarn
+  std::optional<double> attention_factor;   // yarn: given in the config; else computed
+  std::optional<double> mscale;             // yarn
+  std::optional<double> mscale_all_dim;     // yarn
+  bool yarn_truncate = true;                // yarn: round the correction range to whole channels
+};
+
+struct ModelConfig {
+  std::string model_type;    // "llama", "opt", ...: for messages and reports only
+  std::string architecture;  // as in the file, for messages
+  TensorNaming naming = TensorNaming::kLlama;
+
+  std::int64_t hidden_size = 0;
+  std::int64_t layers = 0;
+  std::int64_t heads = 0;
+  std::int64_t kv_heads = 0;
+  std::int64_t head_dim = 0;
+  std::int64_t ffn_size = 0;
+  std::int64_t vocab_size = 0;
+  std::int64_t max_positions = 0;  // longest context: max_position_embeddings, times RoPE scaling
+  std::int64_t embed_dim = 0;      // word embedding width; != hidden_size only in OPT-350m
+
+  Norm norm = Norm::kRmsNorm;
+  double norm_eps = 0.0;
+  bool norm_before = true;  // false: the norm follows each residual sum (OPT-350m)
+  bool final_norm = true;
+  bool norm_bias = false;          // LayerNorm with bias
+  bool norm_weights = true;        // false: norms without parameters; ones are filled in
+  bool parallel_residual = false;  // x + attn(norm1(x)) + mlp(norm2(x)): GPT-NeoX
+
+  Activation activation = Activation::kSilu;
+  bool gated_mlp = true;  // down(act(gate(x)) * up(x)) instead of down(act(up(x)))
+  bool qkv_bias = false;
+  bool attention_out_bias = false;
+  bool mlp_bias = false;
+
+  std::optional<RopeConfig> rope;    // nothing: learned absolute positions
+  std::int64_t position_offset = 0;  // learned: row = position + offset (OPT: 2)
+  bool tied_embeddings = false;
+  bool scaled_embeddings = false;  // Gemma
+  float embedding_scale = 1.0F;    // Gemma: sqrt(hidden_size); see set_embedding_scale()
+  // Per layer: tokens a query may look back to, itself included; 0 = unlimited. Empty = all 0.
+  std::vector<std::int64_t> sliding_window;
+
+  std::vector<std::int32_t> eos_ids;  // empty: stop by length only
+  std::optional<std::int32_t> bos_id;
+  std::optional<DType> declared_dtype;  // torch_dtype; the files win
+
+  [[nodiscard]] std::int64_t window(std::int64_t layer) const {
+    return sliding_window.empty() ? 0 : sliding_window[static_cast<std::size_t>(layer)];
+  }
+  [[nodiscard]] std::int64_t q_width() const { return heads * head_dim; }
+  [[nodiscard]] std::int64_t kv_width() const { return kv_heads * head_dim; }
+  // Bytes of K and V of one token over all layers.
+  [[nodiscard]] std::uint64_t kv_bytes_per_token(DType kv_dtype) const {
+    return 2 * static_cast<std::uint64_t>(layers * kv_width()) * dtype_bytes(kv_dtype);
+  }
+};
+
+// What reading a config found besides the config itself: lines for `inspect` and the log.
+using Notes = std::vector<std::string>;
+
+// Validates a parsed config.json (and generation_config.json for eos ids, when given). Throws
+// ErrorRole::kModel with E-CFG-* codes naming the field; never guesses. `file` is for messages.
+[[nodiscard]] ModelConfig parse_model_config(const Json& config, const Json* generation_config,
+                                             std::string_view file, Notes& notes);
+
+// Rounds a scaled embedding's factor through the type of the embedding table, as transformers does
+// (sqrt(3072) is 55.5 in BF16). Does nothing for models without the factor.
+void set_embedding_scale(ModelConfig& config, DType embedding_dtype);
+
+// A built-in shape by name ("opt-6.7b", "llama-2-7b", ...), or nothing. See builtin_shape_names().
+[[nodiscard]] std::optional<ModelConfig> builtin_shape(std::string_view name);
+[[nodiscard]] std::vector<std::string> builtin_shape_names();
+
+}  // namespace triphase

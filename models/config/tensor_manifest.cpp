@@ -1,0 +1,284 @@
+#include "models/config/tensor_manifest.h"
+
+#include <fmt/format.h>
+
+#include <array>
+
+#include "runtime/base/checked_math.h"
+#include "runtime/base/error.h"
+
+namespace triphase {
+namespace {
+
+constexpr std::array<std::string_view, 2> kLlamaPrefixes{"model.", ""};
+constexpr std::array<std::string_view, 3> kOptPrefixes{"model.decoder.", "decoder.", ""};
+constexpr std::array<std::string_view, 2> kGptNeoxPrefixes{"gpt_neox.", ""};
+
+// Names of one family. `{}`-free: layer tensors get "layers.N." in front.
+struct Names {
+  std::string_view embedding, final_norm, attention_norm, mlp_norm, q, k, v, attention_out, gate,
+      up, down, ffn_field, heads_field, kv_heads_field;
+};
+
+constexpr Names kLlamaNames{"embed_tokens",
+                            "norm",
+                            "input_layernorm",
+                            "post_attention_layernorm",
+                            "self_attn.q_proj",
+                            "self_attn.k_proj",
+                            "self_attn.v_proj",
+                            "self_attn.o_proj",
+                            "mlp.gate_proj",
+                            "mlp.up_proj",
+                            "mlp.down_proj",
+                            "intermediate_size",
+                            "num_attention_heads * head_dim",
+                            "num_key_value_heads * head_dim"};
+constexpr Names kOptNames{"embed_tokens",
+                          "final_layer_norm",
+                          "self_attn_layer_norm",
+                          "final_layer_norm",
+                          "self_attn.q_proj",
+                          "self_attn.k_proj",
+                          "self_attn.v_proj",
+                          "self_attn.out_proj",
+                          "",
+                          "fc1",
+                          "fc2",
+                          "ffn_dim",
+                          "hidden_size",
+                          "hidden_size"};
+constexpr Names kGptNeoxNames{"embed_in",
+                              "final_layer_norm",
+                              "input_layernorm",
+                              "post_attention_layernorm",
+                              "attention.query_key_value",
+                              "",
+                              "",
+                              "attention.dense",
+                              "",
+                              "mlp.dense_h_to_4h",
+                              "mlp.dense_4h_to_h",
+                              "intermediate_size",
+                              "hidden_size",
+                              "hidden_size"};
+
+const Names& names_of(TensorNaming naming) {
+  switch (naming) {
+    case TensorNaming::kLlama:
+      return kLlamaNames;
+    case TensorNaming::kOpt:
+      return kOptNames;
+    case TensorNaming::kGptNeox:
+      return kGptNeoxNames;
+  }
+  return kLlamaNames;
+}
+
+class ManifestBuilder {
+ public:
+  explicit ManifestBuilder(const ModelConfig& config)
+      : config_(config), names_(names_of(config.naming)) {}
+
+  std::vector<WeightEntry> build() {
+    const std::int64_t hidden = config_.hidden_size;
+    matrix(WeightSlot::kEmbedding, -1, config_.embed_dim, embed_field(),
+           {part(fmt::format("{}.weight", names_.embedding), config_.vocab_size, "vocab_size")});
+    if (!config_.rope) {
+      matrix(WeightSlot::kPositions, -1, hidden, "hidden_size",
+             {part("embed_positions.weight", config_.max_positions + config_.position_offset,
+                   "max_position_embeddings + 2")});
+    }
+    if (config_.embed_dim != hidden) {
+      matrix(WeightSlot::kProjectIn, -1, config_.embed_dim, embed_field(),
+             {part("project_in.weight", hidden, "hidden_size")});
+    }
+    for (std::int64_t layer = 0; layer < config_.layers; ++layer) add_layer(layer);
+    if (config_.final_norm) {
+      norm(WeightSlot::kFinalNorm, WeightSlot::kFinalNormBias, -1, names_.final_norm);
+    }
+    if (config_.embed_dim != hidden) {
+      matrix(WeightSlot::kProjectOut, -1, hidden, "hidden_size",
+             {part("project_out.weight", config_.embed_dim, embed_field())});
+    }
+    if (!config_.tied_embeddings) add_head();
+    return std::move(entries_);
+  }
+
+ private:
+  void add_layer(std::int64_t layer) {
+    const auto in_layer = [&](std::string_view name, std::string_view kind) {
+      return fmt::format("layers.{}.{}.{}", layer, name, kind);
+    };
+    const std::int64_t hidden = config_.hidden_size;
+    const std::int64_t ffn = config_.ffn_size;
+    const auto qkv = [&](std::string_view kind) {
+      if (config_.naming == TensorNaming::kGptNeox) {
+        return std::vector{part(in_layer(names_.q, kind), 3 * hidden, "3 * hidden_size")};
+      }
+      return std::vector{part(in_layer(names_.q, kind), config_.q_width(), names_.heads_field),
+                         part(in_layer(names_.k, kind), config_.kv_width(), names_.kv_heads_field),
+                         part(in_layer(names_.v, kind), config_.kv_width(), names_.kv_heads_field)};
+    };
+    const RowOrder order =
+        config_.naming == TensorNaming::kGptNeox ? RowOrder::kInterleavedQkv : RowOrder::kPlain;
+    const auto up = [&](std::string_view kind) {
+      std::vector<TensorPart> parts;
+      if (config_.gated_mlp) parts.push_back(part(in_layer(names_.gate, kind), ffn, ffn_field()));
+      parts.push_back(part(in_layer(names_.up, kind), ffn, ffn_field()));
+      return parts;
+    };
+
+    norm(WeightSlot::kAttentionNorm, WeightSlot::kAttentionNormBias, layer,
+         fmt::format("layers.{}.{}", layer, names_.attention_norm));
+    matrix(WeightSlot::kQkv, layer, hidden, "hidden_size", qkv("weight"));
+    entries_.back().order = order;
+    if (config_.qkv_bias) {
+      vector(WeightSlot::kQkvBias, layer, qkv("bias"));
+      entries_.back().order = order;
+    }
+    matrix(WeightSlot::kAttentionOut, layer, config_.q_width(), names_.heads_field,
+           {part(in_layer(names_.attention_out, "weight"), hidden, "hidden_size")});
+    if (config_.attention_out_bias) {
+      vector(WeightSlot::kAttentionOutBias, layer,
+             {part(in_layer(names_.attention_out, "bias"), hidden, "hidden_size")});
+    }
+    norm(WeightSlot::kMlpNorm, WeightSlot::kMlpNormBias, layer,
+         fmt::format("layers.{}.{}", layer, names_.mlp_norm));
+    matrix(WeightSlot::kUp, layer, hidden, "hidden_size", up("weight"));
+    if (config_.mlp_bias) vector(WeightSlot::kUpBias, layer, up("bias"));
+    matrix(WeightSlot::kDown, layer, ffn, ffn_field(),
+           {part(in_layer(names_.down, "weight"), hidden, "hidden_size")});
+    if (config_.mlp_bias) {
+      vector(WeightSlot::kDownBias, layer,
+             {part(in_layer(names_.down, "bias"), hidden, "hidden_size")});
+    }
+  }
+
+  void add_head() {
+    TensorPart head = part("lm_head.weight", config_.vocab_size, "vocab_size");
+    head.prefixed = false;
+    if (config_.naming == TensorNaming::kGptNeox) {
+      head.name = "embed_out.weight";  // transformers 5 may write lm_head
+      head.other_name = "lm_head.weight";
+    }
+    matrix(WeightSlot::kLmHead, -1, config_.embed_dim, embed_field(), {std::move(head)});
+  }
+
+  void norm(WeightSlot weight, WeightSlot bias, std::int64_t layer, std::string_view name) {
+    const std::int64_t hidden = config_.hidden_size;
+    std::vector<TensorPart> parts;
+    if (config_.norm_weights) {
+      parts.push_back(part(fmt::format("{}.weight", name), hidden, "hidden_size"));
+    }
+    vector(weight, layer, std::move(parts), hidden);
+    if (config_.norm_bias) {
+      vector(bias, layer, {part(fmt::format("{}.bias", name), hidden, "hidden_size")});
+    }
+  }
+
+  void matrix(WeightSlot slot, std::int64_t layer, std::int64_t cols, std::string_view cols_from,
+              std::vector<TensorPart> parts) {
+    WeightEntry entry{.slot = slot, .layer = layer, .cols = cols, .parts = std::move(parts)};
+    for (TensorPart& each : entry.parts) {
+      each.cols_from = cols_from;
+      each.first_row = entry.rows;
+      entry.rows += each.rows;
+    }
+    entries_.push_back(std::move(entry));
+  }
+
+  void vector(WeightSlot slot, std::int64_t layer, std::vector<TensorPart> parts,
+              std::int64_t rows_without_parts = 0) {
+    matrix(slot, layer, 1, {}, std::move(parts));
+    entries_.back().vector = true;
+    if (entries_.back().parts.empty()) entries_.back().rows = rows_without_parts;
+  }
+
+  static TensorPart part(std::string name, std::int64_t rows, std::string_view rows_from) {
+    TensorPart result;
+    result.name = std::move(name);
+    result.rows = rows;
+    result.rows_from = rows_from;
+    return result;
+  }
+
+  [[nodiscard]] std::string_view ffn_field() const { return names_.ffn_field; }
+  [[nodiscard]] std::string_view embed_field() const {
+    return config_.embed_dim == config_.hidden_size ? "hidden_size" : "word_embed_proj_dim";
+  }
+
+  const ModelConfig& config_;
+  const Names& names_;
+  std::vector<WeightEntry> entries_;
+};
+
+}  // namespace
+
+std::vector<WeightEntry> weight_manifest(const ModelConfig& config) {
+  return ManifestBuilder(config).build();
+}
+
+std::span<const std::string_view> tensor_prefixes(TensorNaming naming) {
+  switch (naming) {
+    case TensorNaming::kLlama:
+      return kLlamaPrefixes;
+    case TensorNaming::kOpt:
+      return kOptPrefixes;
+    case TensorNaming::kGptNeox:
+      return kGptNeoxPrefixes;
+  }
+  return kLlamaPrefixes;
+}
+
+std::string_view embedding_tensor(TensorNaming naming) {
+  return naming == TensorNaming::kGptNeox ? "embed_in.weight" : "embed_tokens.weight";
+}
+
+bool harmless_extra_tensor(std::string_view name) {
+  for (const std::string_view ending :
+       {"rotary_emb.inv_freq", ".attention.bias", ".attention.masked_bias", "decoder.version",
+        "embed_positions._float_tensor", ".attn.bias", ".attn.masked_bias"}) {
+    if (name.ends_with(ending)) return true;
+  }
+  return false;
+}
+
+bool quantized_tensor(std::string_view name) {
+  for (const std::string_view ending :
+       {".qweight", ".qzeros", ".scales", ".g_idx", ".weight_packed", ".weight_scale",
+        ".weight_scale_inv", ".weight_zero_point", ".weight.absmax", ".weight.quant_map", ".SCB"}) {
+    if (name.ends_with(ending)) return true;
+  }
+  return name.find(".weight.quant_state.") != std::string_view::npos;
+}
+
+std::uint64_t parameter_count(const ModelConfig& config) {
+  std::uint64_t total = 0;
+  for (const WeightEntry& entry : weight_manifest(config)) {
+    for (const TensorPart& part : entry.parts) {
+      total += static_cast<std::uint64_t>(part.rows) * static_cast<std::uint64_t>(entry.cols);
+    }
+  }
+  return total;
+}
+
+std::uint64_t manifest_bytes(std::span<const WeightEntry> manifest, DType dtype) {
+  std::uint64_t total = 0;
+  for (const WeightEntry& entry : manifest) {
+    const std::uint64_t factors[] = {static_cast<std::uint64_t>(entry.rows),
+                                     static_cast<std::uint64_t>(entry.cols),
+                                     entry.vector ? sizeof(float) : dtype_bytes(dtype)};
+    const std::optional<std::uint64_t> bytes = checked_product(factors);
+    std::uint64_t padded = 0;
+    if (!bytes || !checked_add(*bytes, kWeightAlignment - 1, padded) ||
+        !checked_add(total, padded / kWeightAlignment * kWeightAlignment, total)) {
+      throw Error(ErrorRole::kModel, "E-CFG-LIMIT", "weights")
+          .found("more than 2^64 bytes")
+          .expected("a model that fits 64-bit sizes");
+    }
+  }
+  return total;
+}
+
+}  // namespace triphase

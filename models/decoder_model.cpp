@@ -1,0 +1,294 @@
+#include "models/decoder_model.h"
+
+#include <algorithm>
+#include <cmath>
+#include <cstring>
+
+#include "kernels/sizing/attention_workspace.h"
+#include "runtime/base/error.h"
+
+namespace triphase {
+namespace {
+
+// The buffers of one forward call in elements of F32: the constructor allocates this list and
+// scratch_bytes() adds it up, so that plan and run cannot disagree.
+struct ScratchSizes {
+  std::int64_t x, normed, embedded, qkv, attended, up, angles, selected, projected, logits;
+  std::uint64_t workspace_bytes;
+
+  [[nodiscard]] std::uint64_t bytes() const {
+    return static_cast<std::uint64_t>(x + normed + embedded + qkv + attended + up + angles +
+                                      selected + projected + logits) *
+               sizeof(float) +
+           workspace_bytes;
+  }
+};
+
+AttentionShape largest_attention(const ModelConfig& config, const BatchLimits& limits,
+                                 int threads) {
+  return {.heads = config.heads,
+          .kv_heads = config.kv_heads,
+          .head_dim = config.head_dim,
+          .max_query_rows = limits.rows,
+          .max_context = limits.context,
+          .threads = threads,
+          .weighted_scores = limits.sparse ? limits.context * config.heads : 0};
+}
+
+ScratchSizes scratch_sizes(const ModelConfig& config, const BatchLimits& limits, int threads) {
+  const std::int64_t rows = limits.rows;
+  const bool projects = config.embed_dim != config.hidden_size;
+  ScratchSizes sizes{};
+  sizes.x = rows * config.hidden_size;
+  sizes.normed = rows * config.hidden_size;
+  sizes.embedded = projects ? rows * config.embed_dim : 0;
+  sizes.qkv = rows * (config.q_width() + 2 * config.kv_width());
+  sizes.attended = rows * config.q_width();
+  sizes.up = rows * config.ffn_size * (config.gated_mlp ? 2 : 1);
+  sizes.angles = config.rope ? rows * config.rope->rotary_dim : 0;
+  sizes.selected = limits.logit_rows * config.hidden_size;
+  sizes.projected = projects ? limits.logit_rows * config.embed_dim : 0;
+  sizes.logits = limits.logit_rows * config.vocab_size;
+  sizes.workspace_bytes = attention_workspace_bytes(largest_attention(config, limits, threads));
+  return sizes;
+}
+
+Matrix matrix(const Buffer& buffer, std::int64_t rows, std::int64_t cols) {
+  return {buffer.data(), DType::kF32, rows, cols, cols};
+}
+
+// Columns [first, first + cols) of a row-major F32 matrix.
+Matrix columns(Matrix all, std::int64_t first, std::int64_t cols) {
+  return {static_cast<float*>(all.data) + first, DType::kF32, all.rows, cols, all.row_stride};
+}
+
+}  // namespace
+
+std::uint64_t DecoderModel::scratch_bytes(const ModelConfig& config, const BatchLimits& limits,
+                                          int threads) {
+  std::uint64_t bytes = scratch_sizes(config, limits, threads).bytes();
+  if (limits.sparse) {
+    bytes += AttentionRunner::workspace_bytes(largest_attention(config, limits, threads));
+  }
+  return bytes;
+}
+
+DecoderModel::DecoderModel(const ModelConfig& config, const ModelWeights& weights, Ops& ops,
+                           int threads, const BatchLimits& limits, MemoryPool& pool,
+                           TransferEngine* transfers)
+    : config_(config),
+      weights_(&weights),
+      ops_(&ops),
+      limits_(limits),
+      threads_(threads),
+      weight_stream_(weights, transfers, pool) {
+  TRIPHASE_CHECK(static_cast<std::int64_t>(weights.layers.size()) == config.layers,
+                 "weights of another model");
+  if (config.rope) rope_.emplace(*config.rope, config.max_positions);
+  const ScratchSizes sizes = scratch_sizes(config, limits, threads);
+  const auto take = [&pool](std::int64_t elements) {
+    return elements == 0 ? Buffer{}
+                         : pool.allocate(static_cast<std::size_t>(elements) * sizeof(float),
+                                         MemoryTag::kActivations);
+  };
+  x_ = take(sizes.x);
+  normed_ = take(sizes.normed);
+  embedded_ = take(sizes.embedded);
+  qkv_ = take(sizes.qkv);
+  attended_ = take(sizes.attended);
+  up_ = take(sizes.up);
+  angles_ = take(sizes.angles);
+  selected_ = take(sizes.selected);
+  projected_ = take(sizes.projected);
+  logits_ = take(sizes.logits);
+  if (sizes.workspace_bytes != 0) {
+    workspace_ = pool.allocate(sizes.workspace_bytes, MemoryTag::kWorkspace);
+  }
+  positions_.resize(static_cast<std::size_t>(limits.rows));
+  for (std::int64_t layer = 0; layer < config.layers; ++layer) {
+    windows_.push_back(config.window(layer));
+  }
+}
+
+void DecoderModel::set_attention(const AttentionOptions& options, SparseOps& ops,
+                                 MemoryPool& pool) {
+  if (options.kind == AttentionKind::kDense) return;
+  TRIPHASE_CHECK(limits_.sparse, "buffers without room for a sparse method");
+  runner_ = std::make_unique<AttentionRunner>(
+      options, MethodShape{config_.layers, config_.heads, config_.kv_heads, config_.head_dim}, ops,
+      largest_attention(config_, limits_, threads_), pool);
+}
+
+void DecoderModel::begin_sequence(SequenceId sequence, std::int64_t prompt_tokens) {
+  if (runner_) runner_->begin(sequence, prompt_tokens);
+}
+
+void DecoderModel::end_sequence(SequenceId sequence) {
+  if (runner_) runner_->end(sequence);
+}
+
+std::uint64_t DecoderModel::rope_key_for_prompt(std::int64_t prompt_tokens) const {
+  return rope_ ? rope_->key_for_prompt(prompt_tokens) : 0;
+}
+
+ConstMatrix DecoderModel::forward(const ForwardBatch& batch, KvStore& kv, Stream& stream) {
+  const auto rows = static_cast<std::int64_t>(batch.tokens.size());
+  TRIPHASE_CHECK(rows > 0 && rows <= limits_.rows &&
+                     static_cast<std::int64_t>(batch.segments.size()) <= limits_.segments &&
+                     static_cast<std::int64_t>(batch.logit_rows.size()) <= limits_.logit_rows,
+                 "a batch beyond the limits the buffers were made for");
+  fill_positions(batch);
+  kv_step_.begin(kv, batch.segments, windows_);
+  const Matrix x = matrix(x_, rows, config_.hidden_size);
+  const Matrix normed = matrix(normed_, rows, config_.hidden_size);
+  embed(batch, x, stream);
+  for (std::int64_t layer = 0; layer < config_.layers; ++layer) {
+    const LayerWeights& w = weight_stream_.acquire(layer);
+    if (!config_.norm_before) {
+      attention_block(layer, w, x, x, stream);
+      norm(x, w.attention_norm, w.attention_norm_bias, x, stream);
+      mlp_block(w, x, x, stream);
+      norm(x, w.mlp_norm, w.mlp_norm_bias, x, stream);
+    } else if (config_.parallel_residual) {
+      // Both branches read the same x; the MLP's input must exist before attention adds to x. The
+      // branches share `normed`, so the MLP runs first.
+      norm(x, w.attention_norm, w.attention_norm_bias, normed, stream);
+      const Matrix qkv = matrix(qkv_, rows, config_.q_width() + 2 * config_.kv_width());
+      ops_->linear(normed, w.qkv, w.qkv_bias, false, qkv, stream);
+      norm(x, w.mlp_norm, w.mlp_norm_bias, normed, stream);
+      mlp_block(w, normed, x, stream);
+      attend(layer, w, x, stream);
+    } else {
+      norm(x, w.attention_norm, w.attention_norm_bias, normed, stream);
+      attention_block(layer, w, normed, x, stream);
+      norm(x, w.mlp_norm, w.mlp_norm_bias, normed, stream);
+      mlp_block(w, normed, x, stream);
+    }
+    weight_stream_.done(layer);
+  }
+  return head(batch, x, stream);
+}
+
+void DecoderModel::embed(const ForwardBatch& batch, Matrix x, Stream& stream) {
+  if (weights_->embed_project_in.empty()) {
+    ops_->embed(batch.tokens, weights_->embedding, config_.embedding_scale, x, stream);
+  } else {
+    const Matrix embedded = matrix(embedded_, x.rows, config_.embed_dim);
+    ops_->embed(batch.tokens, weights_->embedding, config_.embedding_scale, embedded, stream);
+    ops_->linear(embedded, weights_->embed_project_in, nullptr, false, x, stream);
+  }
+  if (!weights_->positions.empty()) {
+    const std::span<std::int32_t> positions(positions_.data(), batch.tokens.size());
+    for (std::int32_t& position : positions) {
+      position += static_cast<std::int32_t>(config_.position_offset);
+    }
+    ops_->add_positions(positions, weights_->positions, x, stream);
+  }
+}
+
+void DecoderModel::attention_block(std::int64_t layer, const LayerWeights& w, ConstMatrix input,
+                                   Matrix x, Stream& stream) {
+  const Matrix qkv = matrix(qkv_, x.rows, config_.q_width() + 2 * config_.kv_width());
+  ops_->linear(input, w.qkv, w.qkv_bias, false, qkv, stream);
+  attend(layer, w, x, stream);
+}
+
+void DecoderModel::attend(std::int64_t layer, const LayerWeights& w, Matrix x, Stream& stream) {
+  const Matrix qkv = matrix(qkv_, x.rows, config_.q_width() + 2 * config_.kv_width());
+  const Matrix q = columns(qkv, 0, config_.q_width());
+  const Matrix k = columns(qkv, config_.q_width(), config_.kv_width());
+  const Matrix v = columns(qkv, config_.q_width() + config_.kv_width(), config_.kv_width());
+  if (rope_) {
+    const Matrix angles = matrix(angles_, x.rows, rope_->rotary_dim());
+    ops_->rope(q, config_.heads, config_.head_dim, rope_->rotary_dim(), angles, stream);
+    ops_->rope(k, config_.kv_heads, config_.head_dim, rope_->rotary_dim(), angles, stream);
+  }
+  const KvSlots slots = kv_step_.slots(LayerId(layer));
+  const KvLayerView cache = kv_step_.view(LayerId(layer));
+  ops_->kv_append(k, v, slots, cache, stream);
+  if (!kv_step_.closes().empty()) ops_->kv_close(kv_step_.closes(), cache, stream);
+  const Matrix attended = matrix(attended_, x.rows, config_.q_width());
+  const float scale = static_cast<float>(1.0 / std::sqrt(static_cast<double>(config_.head_dim)));
+  for (std::int64_t group = 0; group < kv_step_.groups(); ++group) {
+    const std::span<const AttentionSegment> segments = kv_step_.segments(LayerId(layer), group);
+    const Workspace workspace{workspace_.data(), workspace_.bytes()};
+    if (runner_) {
+      runner_->attend(LayerId(layer), segments, kv_step_.segment_sequences(), q, v, cache, scale,
+                      attended, *ops_, workspace, stream);
+    } else {
+      ops_->attention(q, config_.heads, cache, segments, scale, attended, workspace, stream);
+    }
+    kv_step_.done(LayerId(layer), group);
+  }
+  ops_->linear(attended, w.attention_out, w.attention_out_bias, true, x, stream);
+}
+
+void DecoderModel::mlp_block(const LayerWeights& w, ConstMatrix input, Matrix x, Stream& stream) {
+  const std::int64_t ffn = config_.ffn_size;
+  const Matrix up = matrix(up_, x.rows, config_.gated_mlp ? 2 * ffn : ffn);
+  // The residual form aliases input and x; both products read `input` before x changes.
+  ops_->linear(input, w.up, w.up_bias, false, up, stream);
+  if (config_.gated_mlp) {
+    const Matrix gate = columns(up, 0, ffn);
+    ops_->gated_activation(config_.activation, gate, columns(up, ffn, ffn), gate, stream);
+    ops_->linear(gate, w.down, w.down_bias, true, x, stream);
+  } else {
+    ops_->activate(config_.activation, up, stream);
+    ops_->linear(up, w.down, w.down_bias, true, x, stream);
+  }
+}
+
+void DecoderModel::norm(ConstMatrix x, const float* weight, const float* bias, Matrix y,
+                        Stream& stream) {
+  const auto eps = static_cast<float>(config_.norm_eps);
+  switch (config_.norm) {
+    case Norm::kLayerNorm:
+      ops_->layer_norm(x, weight, bias, eps, y, stream);
+      return;
+    case Norm::kRmsNorm:
+      ops_->rms_norm(x, weight, 0.0F, eps, y, stream);
+      return;
+    case Norm::kRmsNormPlusOne:
+      ops_->rms_norm(x, weight, 1.0F, eps, y, stream);
+      return;
+  }
+}
+
+ConstMatrix DecoderModel::head(const ForwardBatch& batch, ConstMatrix x, Stream& stream) {
+  const auto rows = static_cast<std::int64_t>(batch.logit_rows.size());
+  const Matrix logits = matrix(logits_, rows, config_.vocab_size);
+  if (rows == 0) return logits;
+  const Matrix selected = matrix(selected_, rows, config_.hidden_size);
+  ops_->gather_rows(x, batch.logit_rows, selected, stream);
+  if (config_.final_norm) {
+    norm(selected, weights_->final_norm, weights_->final_norm_bias, selected, stream);
+  }
+  ConstMatrix input = selected;
+  if (!weights_->embed_project_out.empty()) {
+    const Matrix projected = matrix(projected_, rows, config_.embed_dim);
+    ops_->linear(selected, weights_->embed_project_out, nullptr, false, projected, stream);
+    input = projected;
+  }
+  ops_->linear(input, weights_->lm_head, nullptr, false, logits, stream);
+  return logits;
+}
+
+void DecoderModel::fill_positions(const ForwardBatch& batch) {
+  std::int64_t row = 0;
+  const std::int64_t width = rope_ ? rope_->rotary_dim() : 0;
+  for (const BatchSegment& segment : batch.segments) {
+    TRIPHASE_CHECK(segment.first_row == row && segment.count > 0, "segments must cover the batch");
+    for (std::int64_t i = 0; i < segment.count; ++i, ++row) {
+      const std::int64_t position = segment.first_position + i;
+      positions_[static_cast<std::size_t>(row)] = static_cast<std::int32_t>(position);
+      if (rope_) {
+        rope_->fill(segment.rope_key, position,
+                    {angles_.as<float>() + row * width, static_cast<std::size_t>(width)});
+      }
+    }
+  }
+  TRIPHASE_CHECK(row == static_cast<std::int64_t>(batch.tokens.size()),
+                 "segments must cover the batch");
+}
+
+}  // namespace triphase

@@ -1,0 +1,85 @@
+#pragma once
+
+// The decoder: token ids to logits, for every supported family, over any Ops and KvStore. One
+// forward call takes a ragged batch: any mix of prefill chunks and single decode tokens, laid end
+// to end without padding. Holds the activation buffers, so that a call allocates nothing. Not
+// thread safe; weights, ops and pool must outlive it.
+
+#include <memory>
+#include <span>
+#include <vector>
+
+#include "kernels/ops.h"
+#include "memory/kv_store.h"
+#include "memory/memory_pool.h"
+#include "models/attention_runner.h"
+#include "models/config/model_config.h"
+#include "models/forward_batch.h"
+#include "models/kv_step.h"
+#include "models/rope.h"
+#include "models/weight_stream.h"
+#include "models/weights.h"
+
+namespace triphase {
+
+struct BatchLimits {
+  std::int64_t rows = 0;  // T of one call
+  std::int64_t segments = 0;
+  std::int64_t logit_rows = 0;
+  std::int64_t context = 0;  // longest context of a sequence
+  bool sparse = false;       // a sparse attention method may be used
+};
+
+class DecoderModel {
+ public:
+  DecoderModel(const ModelConfig& config, const ModelWeights& weights, Ops& ops, int threads,
+               const BatchLimits& limits, MemoryPool& pool, TransferEngine* transfers = nullptr);
+
+  // Bytes of activations and workspace the constructor takes; for planning before loading.
+  [[nodiscard]] static std::uint64_t scratch_bytes(const ModelConfig& config,
+                                                   const BatchLimits& limits, int threads);
+
+  // Decodes with this method from now on (default: dense); `limits.sparse` must be set. Sequences
+  // must be announced then: begin_sequence() before their first row, with the length of their
+  // prompt, end_sequence() when their KV is gone.
+  void set_attention(const AttentionOptions& options, SparseOps& ops, MemoryPool& pool);
+  void begin_sequence(SequenceId sequence, std::int64_t prompt_tokens);
+  void end_sequence(SequenceId sequence);
+  [[nodiscard]] const AttentionRunner* attention() const { return runner_.get(); }
+
+  // Returns logits [logit_rows, vocab] F32, valid until the next call; writes the new tokens' KV.
+  [[nodiscard]] ConstMatrix forward(const ForwardBatch& batch, KvStore& kv, Stream& stream);
+
+  [[nodiscard]] std::uint64_t rope_key_for_prompt(std::int64_t prompt_tokens) const;
+  [[nodiscard]] const ModelConfig& config() const { return config_; }
+  [[nodiscard]] KvStep& kv_step() { return kv_step_; }
+  [[nodiscard]] WeightStream& weight_stream() { return weight_stream_; }
+
+ private:
+  void embed(const ForwardBatch& batch, Matrix x, Stream& stream);
+  void attention_block(std::int64_t layer, const LayerWeights& w, ConstMatrix input, Matrix x,
+                       Stream& stream);
+  // From finished q, k, v of this layer to x += output projection.
+  void attend(std::int64_t layer, const LayerWeights& w, Matrix x, Stream& stream);
+  void mlp_block(const LayerWeights& w, ConstMatrix input, Matrix x, Stream& stream);
+  void norm(ConstMatrix x, const float* weight, const float* bias, Matrix y, Stream& stream);
+  [[nodiscard]] ConstMatrix head(const ForwardBatch& batch, ConstMatrix x, Stream& stream);
+  void fill_positions(const ForwardBatch& batch);
+
+  ModelConfig config_;
+  const ModelWeights* weights_;
+  Ops* ops_;
+  BatchLimits limits_;
+  std::optional<RopeTable> rope_;
+
+  Buffer x_, normed_, embedded_, qkv_, attended_, up_, angles_, selected_, projected_, logits_;
+  Buffer workspace_;
+  std::vector<std::int32_t> positions_;
+  std::vector<std::int64_t> windows_;  // by layer
+  KvStep kv_step_;
+  std::unique_ptr<AttentionRunner> runner_;  // null: dense
+  int threads_ = 1;
+  WeightStream weight_stream_;
+};
+
+}  // namespace triphase

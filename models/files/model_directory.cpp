@@ -1,0 +1,39 @@
+#include "models/files/model_directory.h"
+
+#include "models/weight_lookup.h"
+#include "runtime/base/error.h"
+
+namespace triphase {
+namespace {
+
+constexpr std::uint64_t kMaxConfigBytes = std::uint64_t{16} << 20;
+constexpr FileErrors kConfigErrors{ErrorRole::kModel, "E-CFG-FILE"};
+
+}  // namespace
+
+ModelDirectory open_model_directory(const std::string& path, const ModelDirectoryOptions& options) {
+  const DirectoryHandle directory(path);
+  ModelDirectory model;
+  model.names = directory.names();
+  model.config_text = read_small_file(directory, "config.json", kMaxConfigBytes, kConfigErrors);
+  const Json config =
+      parse_json_file(model.config_text, "config.json", ErrorRole::kModel, "E-CFG-JSON");
+  if (directory.contains("generation_config.json")) {
+    const std::string text =
+        read_small_file(directory, "generation_config.json", kMaxConfigBytes, kConfigErrors);
+    model.generation_config =
+        parse_json_file(text, "generation_config.json", ErrorRole::kModel, "E-CFG-JSON");
+  }
+  model.config =
+      parse_model_config(config, model.generation_config ? &*model.generation_config : nullptr,
+                         "config.json", model.notes);
+  if (!options.weights) return model;
+  model.files = std::make_unique<WeightFiles>(
+      WeightFiles::open(directory, options.allow_trailing_bytes, model.notes));
+  if (const std::optional<DType> dtype = embedding_dtype(*model.files, model.config)) {
+    set_embedding_scale(model.config, *dtype);
+  }
+  return model;
+}
+
+}  // namespace triphase

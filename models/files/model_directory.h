@@ -1,0 +1,35 @@
+#pragma once
+
+// A Hugging Face model directory: its config, generation config and weight headers, validated
+// together. Reads no weights and no tokenizer. Owns what it opened.
+
+#include <memory>
+#include <optional>
+#include <string>
+
+#include "models/config/model_config.h"
+#include "models/files/file_reader.h"
+#include "models/files/weight_files.h"
+#include "runtime/base/json.h"
+
+namespace triphase {
+
+struct ModelDirectoryOptions {
+  bool weights = true;  // false: config only (random weights)
+  bool allow_trailing_bytes = false;
+};
+
+struct ModelDirectory {
+  ModelConfig config;
+  std::unique_ptr<WeightFiles> files;     // null without weights
+  std::optional<Json> generation_config;  // null when there is no such file
+  std::string config_text;                // for fingerprints
+  std::vector<std::string> names;         // of the directory's entries, sorted
+  Notes notes;
+};
+
+// Throws ErrorRole::kModel: E-CFG-* or E-ST-*.
+[[nodiscard]] ModelDirectory open_model_directory(const std::string& path,
+                                                  const ModelDirectoryOptions& options = {});
+
+}  // namespace triphase

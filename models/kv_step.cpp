@@ -1,0 +1,239 @@
+#include "models/kv_step.h"
+
+#include <algorithm>
+
+#include "runtime/base/error.h"
+
+namespace triphase {
+
+void KvStep::begin(KvStore& store, std::span<const BatchSegment> rows,
+                   std::span<const std::int64_t> windows) {
+  store_ = &store;
+  rows_ = rows;
+  windows_ = windows;
+  for (Unit& unit : units_) unit.number = -1;
+  make_groups();
+  if (store.shape().quantized()) make_scale_tables();
+  std::int64_t count = 0;
+  for (const BatchSegment& entry : rows) count += entry.count;
+  slot_pages_.resize(static_cast<std::size_t>(count));
+  slot_offsets_.resize(static_cast<std::size_t>(count));
+  if (staging_ && prefetch_) stage(0);
+}
+
+// Consecutive entries whose blocks on the host fit the staging pages together.
+void KvStep::make_groups() {
+  groups_.clear();
+  staging_ = false;
+  double_buffer_ = false;
+  const KvResidency& residency = store_->residency();
+  if (store_->sizes().host_blocks > 0) {
+    const auto on_host = [&](const BatchSegment& entry) {
+      const std::span<const PageId> pages = residency.pages(entry.sequence, LayerId(0));
+      return static_cast<std::int64_t>(
+          std::ranges::count_if(pages, [](PageId page) { return !page.valid(); }));
+    };
+    std::int64_t largest = 0;
+    for (const BatchSegment& entry : rows_) largest = std::max(largest, on_host(entry));
+    if (largest > 0) {
+      const std::int64_t pages = store_->sizes().staging_pages;
+      TRIPHASE_CHECK(largest <= pages, "a sequence's blocks on the host exceed the staging pages");
+      staging_ = true;
+      double_buffer_ = largest <= pages / 2;
+      const std::int64_t room = double_buffer_ ? pages / 2 : pages;
+      std::int64_t used = 0;
+      for (std::size_t index = 0; index < rows_.size(); ++index) {
+        const std::int64_t blocks = on_host(rows_[index]);
+        if (groups_.empty() || used + blocks > room) {
+          groups_.push_back({index, 0});
+          used = 0;
+        }
+        used += blocks;
+        ++groups_.back().count;
+      }
+      return;
+    }
+  }
+  groups_.push_back({0, rows_.size()});
+}
+
+void KvStep::make_scale_tables() {
+  if (scale_tables_.size() < rows_.size()) scale_tables_.resize(rows_.size());
+  for (std::size_t index = 0; index < rows_.size(); ++index) {
+    const BatchSegment& entry = rows_[index];
+    std::vector<PageId>& table = scale_tables_[index];
+    table.clear();
+    const std::int64_t blocks = store_->residency().blocks(entry.sequence);
+    table.reserve(static_cast<std::size_t>(blocks));
+    for (std::int64_t block = 0; block < blocks; ++block) {
+      table.emplace_back(store_->residency().block_index(entry.sequence, block));
+    }
+  }
+}
+
+std::int64_t KvStep::first_needed_block(const BatchSegment& rows, std::int64_t layer) const {
+  const std::int64_t window = windows_[static_cast<std::size_t>(layer)];
+  if (window <= 0) return 0;
+  return std::max<std::int64_t>(0, rows.first_position + 1 - window) / block_tokens();
+}
+
+void KvStep::stage(std::int64_t number) {
+  Unit& unit = unit_of(number);
+  if (unit.number == number) return;
+  unit.number = number;
+  const LayerId layer(number / groups());
+  const Group& group = groups_[static_cast<std::size_t>(number % groups())];
+  if (unit.tables.size() < group.count) unit.tables.resize(group.count);
+  runs_.clear();
+  staged_.clear();
+  const KvStore::Sizes& sizes = store_->sizes();
+  std::int64_t next = sizes.device_pages;
+  if (double_buffer_ && number % 2 == 1) next += sizes.staging_pages / 2;
+  for (std::size_t index = 0; index < group.count; ++index) {
+    const BatchSegment& entry = rows_[group.first + index];
+    const std::span<const PageId> pages = store_->residency().pages(entry.sequence, layer);
+    std::vector<PageId>& table = unit.tables[index];
+    table.assign(pages.begin(), pages.end());
+    for (std::int64_t block = first_needed_block(entry, layer.value);
+         block < static_cast<std::int64_t>(table.size()); ++block) {
+      PageId& page = table[static_cast<std::size_t>(block)];
+      if (page.valid()) continue;
+      const auto [place, is_new] =
+          staged_.try_emplace(store_->residency().block_index(entry.sequence, block), next);
+      page = place->second;
+      if (!is_new) continue;
+      ++next;
+      runs_.push_back({.slot = page.value * block_tokens(),
+                       .record = store_->host_record(
+                           store_->residency().host_block(entry.sequence, block), layer, 0),
+                       .count = static_cast<std::int32_t>(block_tokens()),
+                       .head_count = static_cast<std::int32_t>(store_->shape().kv_heads)});
+    }
+  }
+  staged_blocks_ += runs_.size();
+  unit.ticket = store_->transfers()->move_tokens(Lane::kToDevice, store_->geometry(), runs_);
+}
+
+KvSlots KvStep::slots(LayerId layer) {
+  const std::int64_t block = block_tokens();
+  closes_.clear();
+  if (store_->shape().quantized()) {
+    begin_open_runs(layer);
+    std::size_t row = 0;
+    for (const OpenRun& run : open_runs_) {
+      for (std::int64_t i = 0; i < run.count; ++i, ++row) {
+        slot_pages_[row] = run.open_page;
+        slot_offsets_[row] = static_cast<std::int32_t>((run.first_position + i) % block);
+      }
+    }
+    return {slot_pages_, slot_offsets_};
+  }
+  for (const BatchSegment& entry : rows_) {
+    const std::span<const PageId> pages = store_->residency().pages(entry.sequence, layer);
+    for (std::int64_t i = 0; i < entry.count; ++i) {
+      const std::int64_t position = entry.first_position + i;
+      const auto row = static_cast<std::size_t>(entry.first_row + i);
+      slot_pages_[row] = pages[static_cast<std::size_t>(position / block)];
+      slot_offsets_[row] = static_cast<std::int32_t>(position % block);
+    }
+  }
+  return {slot_pages_, slot_offsets_};
+}
+
+void KvStep::begin_open_runs(LayerId layer) {
+  const std::int64_t block = block_tokens();
+  open_runs_.clear();
+  for (std::size_t index = 0; index < rows_.size(); ++index) {
+    const BatchSegment& entry = rows_[index];
+    const std::span<const PageId> pages = store_->residency().pages(entry.sequence, layer);
+    PageId& current = store_->open_pages().current(entry.sequence, layer);
+    const std::int64_t end = entry.first_position + entry.count;
+    for (std::int64_t position = entry.first_position; position < end;) {
+      const std::int64_t own = position / block;
+      const std::int64_t run_end = std::min(end, (own + 1) * block);
+      if (position % block == 0) {
+        current = store_->open_pages().take();
+      } else {
+        TRIPHASE_CHECK(current.valid(), "an open block without its page");
+      }
+      open_runs_.push_back({index, position, run_end - position, current});
+      if (run_end % block == 0) {
+        closes_.push_back(
+            {.open_page = current,
+             .page = pages[static_cast<std::size_t>(own)],
+             .scale_page = PageId(store_->residency().block_index(entry.sequence, own))});
+        // Queries of this step still read it; free once the layer is done.
+        spent_open_.push_back(current);
+        current = PageId();
+      }
+      position = run_end;
+    }
+  }
+}
+
+KvLayerView KvStep::view(LayerId layer) const {
+  const KvStore::Shape& shape = store_->shape();
+  return {.k = store_->k_pages(),
+          .v = store_->v_pages(),
+          .dtype = shape.dtype,
+          .page_tokens = shape.block_tokens,
+          .kv_heads = shape.kv_heads,
+          .head_dim = shape.head_dim,
+          .scales = store_->scales(layer),
+          .open_k = store_->open_k_pages(),
+          .open_v = store_->open_v_pages(),
+          .open_dtype = shape.open_dtype};
+}
+
+std::span<const AttentionSegment> KvStep::segments(LayerId layer, std::int64_t group_index) {
+  const std::int64_t number = layer.value * groups() + group_index;
+  if (staging_) {
+    stage(number);
+    store_->transfers()->wait(unit_of(number).ticket);
+    // The other half was read by the group before this one, which is done.
+    const bool more = number + 1 < static_cast<std::int64_t>(windows_.size()) * groups();
+    if (prefetch_ && double_buffer_ && more) stage(number + 1);
+  }
+  const Group& group = groups_[static_cast<std::size_t>(group_index)];
+  const auto table_of = [&](std::size_t entry) -> std::span<const PageId> {
+    if (staging_) return unit_of(number).tables[entry - group.first];
+    return store_->residency().pages(rows_[entry].sequence, layer);
+  };
+  const std::int64_t window = windows_[layer.index()];
+  segments_.clear();
+  segment_sequences_.clear();
+  if (store_->shape().quantized()) {
+    for (const OpenRun& run : open_runs_) {
+      if (run.entry < group.first || run.entry >= group.first + group.count) continue;
+      const BatchSegment& entry = rows_[run.entry];
+      segment_sequences_.push_back(entry.sequence);
+      segments_.push_back(
+          {.query_begin = entry.first_row + run.first_position - entry.first_position,
+           .query_count = run.count,
+           .context_tokens = run.first_position + run.count,
+           .pages = table_of(run.entry),
+           .window = window,
+           .scale_pages = scale_tables_[run.entry],
+           .open_page = run.open_page});
+    }
+    return segments_;
+  }
+  for (std::size_t index = group.first; index < group.first + group.count; ++index) {
+    const BatchSegment& entry = rows_[index];
+    segment_sequences_.push_back(entry.sequence);
+    segments_.push_back({.query_begin = entry.first_row,
+                         .query_count = entry.count,
+                         .context_tokens = entry.first_position + entry.count,
+                         .pages = table_of(index),
+                         .window = window});
+  }
+  return segments_;
+}
+
+void KvStep::done(LayerId /*layer*/, std::int64_t group) {
+  if (group + 1 < groups()) return;
+  for (const PageId page : spent_open_) store_->open_pages().give_back(page);
+  spent_open_.clear();
+}
+
+}  // namespace triphase

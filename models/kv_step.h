@@ -1,0 +1,106 @@
+#pragma once
+
+// The KV tables of one decoder step: where each layer's new tokens go, which open blocks close, and
+// what each query attends, with the blocks that are on the host brought into staging pages just
+// before they are read. Layer by layer the caller does
+//
+//   append at slots(layer); close closes();
+//   for each group: attend segments(layer, group), then done(layer, group)
+//
+// A group is as many sequences as the staging pages hold at once (all of them, where nothing is on
+// the host). While one group is attended the next one's blocks are on their way, in the other half
+// of the staging pages. Kept between steps to reuse its memory; not thread safe.
+
+#include <array>
+#include <cstdint>
+#include <span>
+#include <unordered_map>
+#include <vector>
+
+#include "kernels/ops.h"
+#include "memory/kv_store.h"
+#include "models/forward_batch.h"
+
+namespace triphase {
+
+class KvStep {
+ public:
+  // Begins a step. The rows' places exist (KvResidency::append). windows: by layer, the sliding
+  // window in tokens, 0 for none. Both spans must stay until the step ends.
+  void begin(KvStore& store, std::span<const BatchSegment> rows,
+             std::span<const std::int64_t> windows);
+
+  // Where the rows' K and V of this layer go; call once per layer, layers in order.
+  [[nodiscard]] KvSlots slots(LayerId layer);
+  // INT8: the blocks that are full with this step's tokens; after slots() of the layer.
+  [[nodiscard]] std::span<const KvClose> closes() const { return closes_; }
+  [[nodiscard]] KvLayerView view(LayerId layer) const;
+
+  [[nodiscard]] std::int64_t groups() const { return static_cast<std::int64_t>(groups_.size()); }
+  // Waits for the group's staged blocks; throws what made their transfer fail.
+  [[nodiscard]] std::span<const AttentionSegment> segments(LayerId layer, std::int64_t group);
+  // The sequence of each of the segments last returned.
+  [[nodiscard]] std::span<const SequenceId> segment_sequences() const { return segment_sequences_; }
+  void done(LayerId layer, std::int64_t group);
+
+  // Whether the next group's blocks are fetched while one is attended (default), or only when they
+  // are needed (a handicap that some baselines have).
+  void set_prefetch(bool prefetch) { prefetch_ = prefetch; }
+
+  // Blocks staged so far, each of one layer.
+  [[nodiscard]] std::uint64_t staged_blocks() const { return staged_blocks_; }
+
+ private:
+  struct Group {
+    std::size_t first = 0;  // index into rows_
+    std::size_t count = 0;
+  };
+  // Rows of one entry of rows_ that lie in one block, and the open page of that block (INT8).
+  struct OpenRun {
+    std::size_t entry = 0;
+    std::int64_t first_position = 0;
+    std::int64_t count = 0;
+    PageId open_page;
+  };
+  // The staged blocks of one (layer, group).
+  struct Unit {
+    std::int64_t number = -1;  // layer * groups + group; -1: none
+    Ticket ticket;
+    std::vector<std::vector<PageId>> tables;  // page tables of the group's entries
+  };
+
+  void make_groups();
+  void make_scale_tables();
+  void stage(std::int64_t number);
+  void begin_open_runs(LayerId layer);
+  [[nodiscard]] std::int64_t first_needed_block(const BatchSegment& rows, std::int64_t layer) const;
+  [[nodiscard]] Unit& unit_of(std::int64_t number) {
+    return units_[static_cast<std::size_t>(number) % units_.size()];
+  }
+  [[nodiscard]] std::int64_t block_tokens() const { return store_->shape().block_tokens; }
+
+  KvStore* store_ = nullptr;
+  std::span<const BatchSegment> rows_;
+  std::span<const std::int64_t> windows_;
+  std::vector<Group> groups_;
+  bool staging_ = false;        // some block of the step is on the host
+  bool double_buffer_ = false;  // a group needs at most half of the staging pages
+  bool prefetch_ = true;
+
+  std::array<Unit, 2> units_;
+  std::vector<TokenRun> runs_;
+  std::unordered_map<std::int32_t, PageId> staged_;  // by block index, of the unit at hand
+  std::uint64_t staged_blocks_ = 0;
+
+  std::vector<PageId> slot_pages_;
+  std::vector<std::int32_t> slot_offsets_;
+  std::vector<KvClose> closes_;
+  std::vector<AttentionSegment> segments_;
+  std::vector<SequenceId> segment_sequences_;
+
+  std::vector<std::vector<PageId>> scale_tables_;  // by entry of rows_
+  std::vector<OpenRun> open_runs_;                 // of the layer at hand, by entry
+  std::vector<PageId> spent_open_;                 // free again once the layer is done
+};
+
+}  // namespace triphase

@@ -1,0 +1,85 @@
+#include "models/model_summary.h"
+
+#include <algorithm>
+#include <map>
+
+#include "models/config/tensor_manifest.h"
+#include "models/weight_block.h"
+#include "models/weight_lookup.h"
+#include "runtime/base/error.h"
+
+namespace triphase {
+namespace {
+
+constexpr std::string_view kTokenizerFiles[] = {
+    "added_tokens.json", "merges.txt",      "special_tokens_map.json",
+    "tokenizer.json",    "tokenizer.model", "tokenizer_config.json",
+    "vocab.json"};
+
+void describe_files(const WeightFiles& files, ModelSummary& summary) {
+  std::map<std::string_view, DtypeShare> shares;
+  files.for_each([&](const FileTensor& tensor) {
+    const TensorRecord& record = tensor.record;
+    DtypeShare& share = shares[record.type->name];
+    share.name = record.type->name;
+    ++share.tensors;
+    share.bytes += record.bytes;
+    ++summary.tensor_count;
+    summary.tensors.push_back({escape_untrusted(record.name, kMaxTensorName),
+                               std::string(record.type->name),
+                               {record.shape.begin(), record.shape.end()},
+                               record.bytes,
+                               files.file_name(tensor.file)});
+    return true;
+  });
+  for (auto& [name, share] : shares) summary.dtypes.push_back(std::move(share));
+  std::stable_sort(summary.dtypes.begin(), summary.dtypes.end(),
+                   [](const DtypeShare& a, const DtypeShare& b) { return a.bytes > b.bytes; });
+  for (std::size_t file = 0; file < files.file_count(); ++file) {
+    summary.weight_files.push_back(files.file_name(file));
+    summary.file_bytes += files.file_bytes(file);
+  }
+}
+
+}  // namespace
+
+ModelSummary summarise_shape(const ModelConfig& config) {
+  ModelSummary summary;
+  summary.model_type = config.model_type;
+  summary.architecture = config.architecture;
+  summary.config = config;
+  summary.parameters = parameter_count(config);
+  summary.weights_dtype = config.declared_dtype.value_or(DType::kF16);
+  summary.weight_bytes = weight_bytes(config, summary.weights_dtype);
+  for (const DType dtype : {DType::kF32, DType::kF16, DType::kI8}) {
+    summary.kv.push_back({dtype, config.kv_bytes_per_token(dtype)});
+  }
+  return summary;
+}
+
+ModelSummary summarise_model(const ModelDirectory& model) {
+  ModelSummary summary = summarise_shape(model.config);
+  summary.notes = model.notes;
+  for (const std::string_view name : kTokenizerFiles) {
+    if (std::binary_search(model.names.begin(), model.names.end(), name)) {
+      summary.tokenizer_files.emplace_back(name);
+    }
+  }
+  if (!model.files) return summary;
+  describe_files(*model.files, summary);
+  const std::vector<WeightEntry> manifest = weight_manifest(model.config);
+  const WeightLookup lookup = find_weights(*model.files, model.config, manifest, summary.notes);
+  summary.weight_bytes = 0;
+  std::map<DType, std::uint64_t> bytes;
+  for (std::size_t i = 0; i < manifest.size(); ++i) {
+    const std::uint64_t size = entry_bytes(manifest[i], lookup.dtypes[i]);
+    summary.weight_bytes += (size + kWeightAlignment - 1) / kWeightAlignment * kWeightAlignment;
+    if (!manifest[i].vector) bytes[lookup.dtypes[i]] += size;
+  }
+  summary.weights_dtype = std::max_element(bytes.begin(), bytes.end(), [](auto& a, auto& b) {
+                            return a.second < b.second;
+                          })->first;
+  return summary;
+}
+
+}  // namespace triphase

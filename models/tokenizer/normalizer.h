@@ -1,0 +1,39 @@
+#pragma once
+
+// What happens to text before it is split: Unicode normalization, prefixes, replacements. Immutable
+// and thread-safe.
+
+#include <memory>
+#include <string>
+#include <string_view>
+#include <vector>
+
+#include "models/tokenizer/regex.h"
+#include "models/tokenizer/unicode_form.h"
+
+namespace triphase {
+
+class Normalizer {
+ public:
+  virtual ~Normalizer() = default;
+  // Rewrites valid UTF-8 in place; about linear in its length.
+  virtual void apply(std::string& text, RegexBudget& budget) const = 0;
+};
+
+using Normalizers = std::vector<std::unique_ptr<const Normalizer>>;
+
+[[nodiscard]] std::unique_ptr<Normalizer> make_unicode_normalizer(UnicodeForm form);
+// Puts `prefix` before any text that is not empty.
+[[nodiscard]] std::unique_ptr<Normalizer> make_prepend_normalizer(std::string prefix);
+[[nodiscard]] std::unique_ptr<Normalizer> make_replace_normalizer(Regex pattern,
+                                                                  std::string content);
+// Removes white space at the ends.
+[[nodiscard]] std::unique_ptr<Normalizer> make_strip_normalizer(bool left, bool right);
+
+void normalize(const Normalizers& normalizers, std::string& text, RegexBudget& budget);
+
+// Every match of `pattern` becomes `content`.
+[[nodiscard]] std::string replaced(std::string_view text, const Regex& pattern,
+                                   std::string_view content, RegexBudget& budget);
+
+}  // namespace triphase

@@ -1,0 +1,206 @@
+#include "models/tokenizer/tokenizer_json.h"
+
+#include <fmt/format.h>
+
+#include <algorithm>
+#include <utility>
+
+#include "models/tokenizer/json_components.h"
+#include "models/tokenizer/pipeline_tokenizer.h"
+
+namespace triphase {
+namespace {
+
+constexpr std::string_view kQwen2Pattern =
+    R"((?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+)";
+
+// Id of a token text among added tokens and vocabulary.
+TokenId find_token(const AddedTokens& added, const Vocabulary& vocabulary,
+                   std::string_view content) {
+  if (const AddedToken* token = added.by_content(content)) return token->id;
+  return vocabulary.find(content);
+}
+
+// The added tokens of tokenizer.json: new ids and texts, or vocabulary entries under their own id.
+void parse_added_tokens(const JsonField& field, const Vocabulary& vocabulary, const IdLimit& limit,
+                        AddedTokens& added) {
+  if (field.absent()) return;
+  for (std::size_t i = 0; i < field.array().size(); ++i) {
+    const JsonField entry = field.element(i);
+    AddedToken token = parse_added_token(entry);
+    const std::int64_t id = entry.member("id").integer();
+    limit.check(id, entry.member("id"));
+    token.id = static_cast<TokenId>(id);
+    const TokenId known = find_token(added, vocabulary, token.content);
+    const bool id_taken = vocabulary.contains(token.id) || added.by_id(token.id) != nullptr;
+    if (known == kNoToken ? id_taken : known != token.id) {
+      throw entry.member("id")
+          .error("E-TOK-ID", "ids that agree with the vocabulary")
+          .found(known == kNoToken ? fmt::format("id {}, which another token has", id)
+                                   : fmt::format("id {} for \"{}\", which has id {}", id,
+                                                 escape_untrusted(token.content), known));
+    }
+    if (added.by_id(token.id) == nullptr) added.add(std::move(token));
+  }
+}
+
+// Tokens that only the files beside tokenizer.json name. What it says itself wins.
+void add_sidecar_tokens(const TokenizerSidecar& sidecar, const Vocabulary& vocabulary,
+                        std::int64_t embedding_rows, AddedTokens& added, Notes& notes) {
+  for (const AddedToken& token : sidecar.added) {
+    const TokenId known = find_token(added, vocabulary, token.content);
+    const bool id_taken = vocabulary.contains(token.id) || added.by_id(token.id) != nullptr;
+    if (known == kNoToken ? id_taken : known != token.id) {
+      notes.push_back(fmt::format(
+          "tokenizer: \"{}\" has id {} in the files beside the tokenizer and {}; that is used",
+          escape_untrusted(token.content), token.id,
+          known == kNoToken ? "another token has it in the tokenizer"
+                            : fmt::format("{} in the tokenizer", known)));
+      continue;
+    }
+    if (token.id >= embedding_rows) {
+      notes.push_back(fmt::format("tokenizer: \"{}\" (id {}) has no embedding row; left out",
+                                  escape_untrusted(token.content), token.id));
+      continue;
+    }
+    if (added.by_id(token.id) == nullptr) added.add(token);
+  }
+  for (const std::string& content : sidecar.special) {
+    if (added.by_content(content) != nullptr) continue;
+    const TokenId id = vocabulary.find(content);
+    if (id != kNoToken && added.by_id(id) == nullptr) added.add(special_token(content, id));
+  }
+}
+
+std::optional<TokenId> role_token(const TokenizerSidecar& sidecar, std::string_view role,
+                                  const AddedTokens& added, const Vocabulary& vocabulary) {
+  const auto found = sidecar.roles.find(role);
+  if (found == sidecar.roles.end()) return std::nullopt;
+  const TokenId id = find_token(added, vocabulary, found->second);
+  return id == kNoToken ? std::nullopt : std::optional(id);
+}
+
+// transformers rebuilds the template of these classes from two flags.
+bool flags_decide_template(std::string_view tokenizer_class) {
+  return tokenizer_class == "LlamaTokenizer" || tokenizer_class == "CodeLlamaTokenizer" ||
+         tokenizer_class == "GemmaTokenizer";
+}
+
+void apply_flags(const TokenizerSidecar& sidecar, const PipelineParts& parts,
+                 Surrounding& surrounding, Notes& notes) {
+  if (!flags_decide_template(sidecar.tokenizer_class)) return;
+  const Vocabulary& vocabulary = parts.model.vocabulary();
+  const auto eos = role_token(sidecar, "eos_token", parts.added, vocabulary);
+  Surrounding flagged;
+  if (sidecar.add_bos_token.value_or(true)) {
+    if (!parts.bos) return;  // nothing to rebuild it from
+    flagged.before.push_back(*parts.bos);
+  }
+  if (sidecar.add_eos_token.value_or(false) && eos) flagged.after.push_back(*eos);
+  if (flagged.before != surrounding.before || flagged.after != surrounding.after) {
+    notes.push_back(
+        "tokenizer: add_bos_token and add_eos_token of tokenizer_config.json replace the "
+        "post_processor of tokenizer.json, as in transformers");
+  }
+  surrounding = std::move(flagged);
+}
+
+void check_surrounding(const PipelineParts& parts) {
+  for (const auto* ids : {&parts.surrounding.before, &parts.surrounding.after}) {
+    for (const TokenId id : *ids) {
+      if (parts.model.vocabulary().contains(id) || parts.added.by_id(id) != nullptr) continue;
+      throw Error(ErrorRole::kModel, "E-TOK-TEMPLATE", "post_processor")
+          .file("tokenizer.json")
+          .found(fmt::format("token id {}", id))
+          .expected("ids of the tokenizer");
+    }
+  }
+}
+
+std::optional<TokenId> find_bos(const TokenizerSidecar& sidecar, const PipelineParts& parts,
+                                const ModelConfig& config) {
+  const Vocabulary& vocabulary = parts.model.vocabulary();
+  if (const auto bos = role_token(sidecar, "bos_token", parts.added, vocabulary)) return bos;
+  if (parts.surrounding.before.size() == 1) return parts.surrounding.before[0];
+  if (config.bos_id && (vocabulary.contains(*config.bos_id) || parts.added.by_id(*config.bos_id))) {
+    return *config.bos_id;
+  }
+  return std::nullopt;
+}
+
+}  // namespace
+
+std::unique_ptr<Tokenizer> tokenizer_from_json(std::string_view text, std::string_view file,
+                                               const TokenizerSidecar& sidecar,
+                                               const ModelConfig& config, Notes& notes) {
+  const Json document = parse_json_file(text, file, ErrorRole::kModel, "E-TOK-JSON");
+  const JsonField root(&document, "", file);
+  if (!document.is_object()) throw root.error("E-TOK-FORMAT", "an object");
+  const IdLimit limit{config.vocab_size};
+  PipelineParts parts{{},
+                      parse_normalizer(root.member("normalizer")),
+                      parse_pre_tokenizer(root.member("pre_tokenizer")),
+                      parse_bpe_model(root.member("model"), limit),
+                      parse_post_processor(root.member("post_processor")),
+                      parse_decoder(root.member("decoder")),
+                      std::nullopt};
+  parse_added_tokens(root.member("added_tokens"), parts.model.vocabulary(), limit, parts.added);
+  add_sidecar_tokens(sidecar, parts.model.vocabulary(), config.vocab_size, parts.added, notes);
+  for (const std::string_view setting : {"truncation", "padding"}) {
+    if (!root.member(setting).absent()) {
+      notes.push_back(fmt::format("tokenizer: {} of tokenizer.json is not applied", setting));
+    }
+  }
+  parts.bos = find_bos(sidecar, parts, config);
+  apply_flags(sidecar, parts, parts.surrounding, notes);
+  check_surrounding(parts);
+  return std::make_unique<PipelineTokenizer>(std::move(parts));
+}
+
+std::unique_ptr<Tokenizer> tokenizer_from_vocabulary(std::string_view vocabulary_text,
+                                                     std::string_view merges_text,
+                                                     const TokenizerSidecar& sidecar,
+                                                     const ModelConfig& config, Notes& notes) {
+  const Json document =
+      parse_json_file(vocabulary_text, "vocab.json", ErrorRole::kModel, "E-TOK-JSON");
+  const JsonField root(&document, "", "vocab.json");
+  const bool qwen = sidecar.tokenizer_class == "Qwen2Tokenizer" ||
+                    (sidecar.tokenizer_class.empty() && config.model_type.starts_with("qwen2"));
+  const bool opt = config.model_type == "opt";
+
+  Normalizers normalizers;
+  PreTokenizers pre_tokenizers;
+  if (qwen) {
+    normalizers.push_back(make_unicode_normalizer(UnicodeForm::kNfc));
+    pre_tokenizers.push_back(make_split(Regex::compile(kQwen2Pattern, "vocab.json", "pattern"),
+                                        SplitBehavior::kIsolated, false));
+  }
+  pre_tokenizers.push_back(
+      make_byte_level(sidecar.add_prefix_space.value_or(false), /*use_regex=*/!qwen));
+  DecodeStages decoder;
+  decoder.push_back(DecodeStage{DecodeStage::Kind::kByteLevel, {}, {}, 0, 0});
+  PipelineParts parts{
+      {},
+      std::move(normalizers),
+      std::move(pre_tokenizers),
+      parse_vocabulary_and_merges(root, merges_text, "merges.txt", IdLimit{config.vocab_size}),
+      {},
+      std::move(decoder),
+      std::nullopt};
+
+  TokenizerSidecar known = sidecar;
+  if (known.special.empty()) {
+    // The directory names no special tokens: those that the family's own files would name.
+    known.special =
+        opt ? std::vector<std::string>{"</s>", "<pad>"} : std::vector<std::string>{"<|endoftext|>"};
+  }
+  if (!known.roles.contains("bos_token")) {
+    known.roles.emplace("bos_token", opt ? "</s>" : "<|endoftext|>");
+  }
+  add_sidecar_tokens(known, parts.model.vocabulary(), config.vocab_size, parts.added, notes);
+  parts.bos = find_bos(known, parts, config);
+  if (known.add_bos_token.value_or(opt) && parts.bos) parts.surrounding.before = {*parts.bos};
+  return std::make_unique<PipelineTokenizer>(std::move(parts));
+}
+
+}  // namespace triphase

@@ -1,0 +1,43 @@
+#pragma once
+
+// The memory behind ModelWeights: one block of the device and, for streamed layers, one of the
+// host, which together hold every slot of the manifest, each aligned to kWeightAlignment; a layer's
+// slots are one range. Used by load_weights and random_weights; not for others.
+
+#include <cstddef>
+#include <span>
+#include <vector>
+
+#include "models/config/tensor_manifest.h"
+#include "models/weights.h"
+
+namespace triphase {
+
+class WeightBlock final : public ModelWeights {
+ public:
+  // Allocates the blocks and points every matrix and vector into it; contents are unset.
+  // `dtypes[i]` is the type of manifest[i]'s matrix (vectors are F32). Throws E-MEM-ALLOC.
+  WeightBlock(const ModelConfig& config, std::span<const WeightEntry> manifest,
+              std::span<const DType> dtypes, const WeightHomes& homes);
+  ~WeightBlock() override;
+
+  // Memory of manifest[i].
+  [[nodiscard]] std::byte* slot(std::size_t index) const { return slots_[index]; }
+
+ private:
+  void place(const WeightEntry& entry, DType dtype, const std::byte* data);
+
+  WeightHomes homes_;
+  std::byte* block_ = nullptr;
+  std::byte* host_block_ = nullptr;
+  std::vector<std::byte*> slots_;
+};
+
+// Bytes of manifest entry `entry` with matrices of `dtype`; the sizes were checked by
+// manifest_bytes.
+[[nodiscard]] std::uint64_t entry_bytes(const WeightEntry& entry, DType dtype);
+
+// Writes `count` floats of one value: norms and biases without a tensor. `stream` is synchronised.
+void fill_vector(Device& device, Stream& stream, std::byte* to, std::int64_t count, float value);
+
+}  // namespace triphase
