@@ -1,0 +1,25 @@
+#pragma once
+
+// Bytes of KV cache and method state that one decode step reads in one layer of one sequence: the
+// table of the methods, multiplied out. Scales of INT8 blocks are left out. Pure.
+
+#include <cstdint>
+
+#include "scheduler/attention/attention_options.h"
+
+namespace triphase {
+
+struct TouchedShape {
+  std::int64_t heads = 0;
+  std::int64_t kv_heads = 0;
+  std::int64_t head_dim = 0;
+  std::int64_t element_bytes = 2;
+};
+
+// `attended`: tokens really attended per KV head (at most budget_tokens); `context` includes the
+// current token.
+[[nodiscard]] std::uint64_t touched_bytes(const AttentionOptions& options,
+                                          const TouchedShape& shape, std::int64_t context,
+                                          std::int64_t attended);
+
+}  // namespace triphase

@@ -1,0 +1,35 @@
+#include "scheduler/batch_planner.h"
+
+#include <algorithm>
+
+namespace triphase {
+
+std::vector<std::int64_t> plan_step(std::span<const SequenceProgress> running,
+                                    const StepLimits& limits) {
+  std::vector<std::int64_t> tokens(running.size(), 0);
+  std::int64_t rows_left = limits.rows;
+  for (std::size_t i = 0; i < running.size() && rows_left > 0; ++i) {
+    if (running[i].prompt_left == 0) {
+      tokens[i] = 1;
+      --rows_left;
+    }
+  }
+  std::int64_t prefill_left = std::min(rows_left, limits.prefill_chunk);
+  for (std::size_t i = 0; i < running.size() && prefill_left > 0; ++i) {
+    if (running[i].prompt_left > 0) {
+      tokens[i] = std::min(running[i].prompt_left, prefill_left);
+      prefill_left -= tokens[i];
+    }
+  }
+  return tokens;
+}
+
+std::int64_t shareable_tokens(std::span<const TokenId> prompt, std::span<const TokenId> other,
+                              std::int64_t block_tokens) {
+  const std::size_t limit = std::min(prompt.empty() ? 0 : prompt.size() - 1, other.size());
+  std::size_t equal = 0;
+  while (equal < limit && prompt[equal] == other[equal]) ++equal;
+  return static_cast<std::int64_t>(equal) / block_tokens * block_tokens;
+}
+
+}  // namespace triphase

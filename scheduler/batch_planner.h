@@ -1,0 +1,38 @@
+#pragma once
+
+// Which tokens a step computes. PURE: values in, values out. Continuous batching: every decoding
+// sequence advances by one token in every step, and prompts fill the rest of the step in chunks,
+// oldest first, so that a long prompt never stops the others and a finished sequence's place is
+// taken at once.
+
+#include <cstdint>
+#include <span>
+#include <vector>
+
+#include "runtime/base/ids.h"
+
+namespace triphase {
+
+// A running sequence as the planner sees it, in order of admission.
+struct SequenceProgress {
+  std::int64_t prompt_left = 0;  // prompt tokens not yet computed; 0: decoding
+};
+
+struct StepLimits {
+  std::int64_t rows = 0;           // tokens of one step, all sequences together
+  std::int64_t prefill_chunk = 0;  // of them at most this many from prompts
+};
+
+// Tokens to compute per running sequence (same order; 0 = not in this step). The sum is at most
+// limits.rows; it is positive when any sequence is running and limits.rows > 0.
+[[nodiscard]] std::vector<std::int64_t> plan_step(std::span<const SequenceProgress> running,
+                                                  const StepLimits& limits);
+
+// Leading tokens two prompts share, in whole blocks, leaving at least one token of `prompt` to
+// compute. A new prompt waits while a running prefill is about to make more shareable blocks than
+// there are now: computing them twice costs more than a step's delay.
+[[nodiscard]] std::int64_t shareable_tokens(std::span<const TokenId> prompt,
+                                            std::span<const TokenId> other,
+                                            std::int64_t block_tokens);
+
+}  // namespace triphase

@@ -1,0 +1,66 @@
+#pragma once
+
+// What a machine takes for a model's work: the content of a triphase-profile/1 file, measured by
+// `triphase profile` or derived from stated peaks (hardware_spec.h). PURE values.
+
+#include <array>
+#include <cstdint>
+#include <string>
+#include <string_view>
+#include <vector>
+
+#include "scheduler/cost/grid_table.h"
+
+namespace triphase {
+
+// The tables of a profile. Tokens are counted once for all layers together: a table gives the time
+// of the whole model.
+enum class CostTable : std::uint8_t {
+  kDecode,         // one decode step by (batch, tokens touched by all sequences together)
+  kDecodeInt8,     // the same with INT8 KV on the device; empty: as kDecode
+  kPrefill,        // one chunk by (prompt tokens of the chunk, tokens before it)
+  kRecompute,      // K and V from saved layer inputs, by (sequences, tokens of each)
+  kH2D,            // one bulk copy by bytes
+  kD2H,            // one bulk copy by bytes
+  kGather,         // host records to the device by (bytes of a record, records)
+  kQuantize,       // closing blocks, by tokens
+  kDequantize,     // INT8 to the compute type, by tokens
+  kHostAttention,  // attention on the host where KV lies, by tokens touched; empty: not possible
+};
+inline constexpr std::size_t kCostTables = 10;
+
+struct CostTableInfo {
+  std::string_view name;  // in the file
+  std::string_view x;     // what its axes count
+  std::string_view y;     // empty: one variable
+  bool required = true;
+};
+[[nodiscard]] const CostTableInfo& cost_table_info(CostTable table);
+
+struct HardwareProfile {
+  std::string name;       // built-in name, or what the user called it
+  bool measured = false;  // false: derived from peaks
+  bool emulated = false;  // measured on a device that another one stands in for
+  std::string device;
+  std::uint64_t device_memory = 0;  // bytes that a process can use
+  std::string host;
+  std::uint64_t host_memory = 0;
+  std::string model_fingerprint;  // of a measured model; empty: a built-in shape
+  std::string model_name;
+  std::int64_t layers = 0;  // of the model that the tables are for
+  std::int64_t hidden_size = 0;
+  std::int64_t kv_width = 0;
+  std::vector<std::string>
+      notes;  // where derived numbers come from; how repeatable measured ones are
+  std::array<GridTable, kCostTables> tables;
+
+  [[nodiscard]] const GridTable& table(CostTable which) const {
+    return tables[static_cast<std::size_t>(which)];
+  }
+  [[nodiscard]] GridTable& table(CostTable which) {
+    return tables[static_cast<std::size_t>(which)];
+  }
+  friend bool operator==(const HardwareProfile&, const HardwareProfile&) = default;
+};
+
+}  // namespace triphase

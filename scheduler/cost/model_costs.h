@@ -1,0 +1,46 @@
+#pragma once
+
+// Bytes and operations of a model's parts, from its config alone: what planner, simulator and
+// derived profiles count with. PURE. Sizes in bytes.
+
+#include <cstdint>
+
+#include "models/config/model_config.h"
+#include "runtime/base/dtype.h"
+
+namespace triphase {
+
+struct ModelCosts {
+  std::int64_t layers = 0;
+  std::int64_t hidden = 0;
+  std::int64_t ffn = 0;
+  std::int64_t q_width = 0;
+  std::int64_t kv_width = 0;
+  std::int64_t vocab = 0;
+  std::uint64_t layer_weights = 0;  // of one decoder layer
+  std::uint64_t other_weights = 0;  // embeddings, output head, final norm
+  double layer_matmul = 0.0;        // multiply-adds of one token in one layer's matrices
+  double head_matmul = 0.0;         // of the output head
+
+  [[nodiscard]] std::uint64_t weights() const {
+    return layer_weights * static_cast<std::uint64_t>(layers) + other_weights;
+  }
+};
+
+// Weights of `dtype`. Throws E-CFG-LIMIT when sizes do not fit 64 bits.
+[[nodiscard]] ModelCosts model_costs(const ModelConfig& config, DType dtype);
+
+// K and V of one token in one layer. INT8 adds its scales and zero points: 2 x 2 bytes for K and V
+// of each channel in every block of tokens.
+[[nodiscard]] double kv_layer_bytes(const ModelCosts& model, DType kv_dtype,
+                                    std::int64_t block_tokens);
+
+// Saved layer inputs X of one token in one layer: INT8 values and a scale (FP32) per token.
+[[nodiscard]] double input_layer_bytes(const ModelCosts& model);
+
+// Activations and workspace on the device for a step of this many rows, `logit_rows` of which are
+// sampled from.
+[[nodiscard]] std::uint64_t scratch_bytes(const ModelCosts& model, std::int64_t rows,
+                                          std::int64_t logit_rows, DType dtype);
+
+}  // namespace triphase

@@ -1,0 +1,107 @@
+#include "scheduler/cost/step_cost.h"
+
+#include <algorithm>
+
+#include "runtime/base/error.h"
+
+namespace triphase {
+namespace {
+
+// Copying through pageable memory first: read and written once more on the host, at about the
+// link's own rate on the machines that FlexGen was measured on.
+constexpr double kPageableFactor = 1.0;
+
+double take(const Estimate& estimate, bool& extrapolated) {
+  extrapolated = extrapolated || estimate.extrapolated;
+  return estimate.seconds;
+}
+
+}  // namespace
+
+CostModel::CostModel(const HardwareProfile& profile) {
+  for (std::size_t table = 0; table < kCostTables; ++table) {
+    curves_[table] = TimeCurve(profile.tables[table]);
+  }
+}
+
+Estimate CostModel::h2d(double bytes) const { return curve(CostTable::kH2D).at(bytes); }
+Estimate CostModel::d2h(double bytes) const { return curve(CostTable::kD2H).at(bytes); }
+Estimate CostModel::gather(double record_bytes, double count) const {
+  return count <= 0.0 ? Estimate{} : curve(CostTable::kGather).at(record_bytes, count);
+}
+Estimate CostModel::decode(bool int8, double batch, double touched) const {
+  const TimeCurve& table = curve(CostTable::kDecodeInt8);
+  return (int8 && !table.empty() ? table : curve(CostTable::kDecode)).at(batch, touched);
+}
+Estimate CostModel::prefill(double tokens, double context) const {
+  return curve(CostTable::kPrefill).at(tokens, context);
+}
+Estimate CostModel::host_attention(double tokens) const {
+  return curve(CostTable::kHostAttention).at(tokens);
+}
+Estimate CostModel::recompute(double batch, double tokens_each) const {
+  return tokens_each <= 0.0 ? Estimate{} : curve(CostTable::kRecompute).at(batch, tokens_each);
+}
+
+LaneTimes CostModel::step(const StepWork& work, const StepRules& rules) const {
+  LaneTimes lanes;
+  bool& flag = lanes.extrapolated;
+  if (work.decode_rows > 0) {
+    const auto groups =
+        static_cast<double>(std::clamp<std::int64_t>(work.decode_groups, 1, work.decode_rows));
+    lanes.compute +=
+        groups * take(decode(work.int8_kv, static_cast<double>(work.decode_rows) / groups,
+                             work.touched_tokens / groups),
+                      flag);
+  }
+  if (work.prefill_rows > 0) {
+    double prefill = take(
+        curve(CostTable::kPrefill).at(static_cast<double>(work.prefill_rows), work.prefill_context),
+        flag);
+    // Rows of one step go through the weights together: they are read once.
+    if (work.decode_rows > 0) {
+      const double weights_once = take(decode(work.int8_kv, 1.0, 0.0), flag);
+      prefill = std::max(prefill - weights_once, 0.0);
+    }
+    lanes.compute += prefill;
+  }
+  if (work.quantized_tokens > 0.0) {
+    lanes.compute += take(curve(CostTable::kQuantize).at(work.quantized_tokens), flag);
+  }
+  if (work.recompute_tokens > 0.0) {
+    const double rows = static_cast<double>(std::max<std::int64_t>(work.recompute_rows, 1));
+    lanes.recompute = take(recompute(rows, work.recompute_tokens / rows), flag);
+  }
+  if (work.host_attention_tokens > 0.0) {
+    TRIPHASE_CHECK(can_attend_on_host(), "the profile has attention on the host");
+    lanes.host = take(curve(CostTable::kHostAttention).at(work.host_attention_tokens), flag);
+  }
+  const auto bulk = [&](const TimeCurve& table, double bytes, double copies) {
+    if (bytes <= 0.0) return 0.0;
+    copies = std::max(copies, 1.0);
+    return copies * take(table.at(bytes / copies), flag);
+  };
+  lanes.h2d = bulk(curve(CostTable::kH2D), work.h2d_bytes, work.h2d_copies) +
+              take(gather(work.record_bytes, work.gathered_records), flag) +
+              take(gather(work.input_bytes, work.gathered_inputs), flag);
+  lanes.d2h = bulk(curve(CostTable::kD2H), work.d2h_bytes, work.d2h_copies);
+
+  if (!rules.pinned) lanes.serial += kPageableFactor * lanes.h2d;
+  // A layer's attention on the host is waited for by the rest of the layer, as FlexGen prices it.
+  const double device = lanes.compute + lanes.recompute + lanes.host;
+  if (!rules.overlap) {
+    lanes.step = device + lanes.h2d + lanes.d2h + lanes.serial;
+    return lanes;
+  }
+  // The first layer waits for its own loads.
+  const auto layers = static_cast<double>(std::max<std::int64_t>(rules.layers, 1));
+  lanes.serial += lanes.h2d / layers;
+  // Lanes that meet at every layer lose what does not divide evenly among them: at least the start
+  // of the slowest lane's work behind the others.
+  if (rules.sync_each_layer)
+    lanes.serial += lanes.d2h / layers + std::min(device, lanes.h2d) / layers;
+  lanes.step = std::max({device, lanes.h2d - lanes.h2d / layers, lanes.d2h}) + lanes.serial;
+  return lanes;
+}
+
+}  // namespace triphase

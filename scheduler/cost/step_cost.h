@@ -1,0 +1,81 @@
+#pragma once
+
+// The time of one engine step by the cost model: lanes run beside each other, a step costs what its
+// slowest lane costs plus what cannot overlap. PURE. Replaces the plain sum of ALISA's eq. 5, in
+// which compute stops at p2 and nothing overlaps.
+
+#include <cstdint>
+
+#include "scheduler/cost/hardware_profile.h"
+
+namespace triphase {
+
+// What a step does. Counts of the whole step; "tokens" are counted once, not per layer.
+struct StepWork {
+  std::int64_t decode_rows = 0;        // sequences that decode
+  double touched_tokens = 0.0;         // tokens that they touch on the device, all together
+  std::int64_t decode_groups = 1;      // zig-zag: computed one group after another
+  std::int64_t prefill_rows = 0;       // prompt tokens computed
+  double prefill_context = 0.0;        // tokens before them, mean over the rows
+  std::int64_t recompute_rows = 0;     // sequences with recomputed tokens
+  double recompute_tokens = 0.0;       // projected again from X, all sequences together
+  double host_attention_tokens = 0.0;  // touched where they lie on the host
+  double quantized_tokens = 0.0;
+  bool int8_kv = false;
+  // To the device.
+  double gathered_records = 0.0;  // token records (one layer each) of `record_bytes`
+  double record_bytes = 0.0;
+  double gathered_inputs = 0.0;  // the same of saved layer inputs
+  double input_bytes = 0.0;
+  double h2d_bytes = 0.0;   // bulk: streamed weights, reloads, X, swapped sequences
+  double h2d_copies = 1.0;  // in so many pieces
+  // To the host.
+  double d2h_bytes = 0.0;
+  double d2h_copies = 1.0;
+};
+
+struct StepRules {
+  std::int64_t layers = 1;
+  bool overlap = true;           // false: lanes wait for each other
+  bool pinned = true;            // false: loads pay a blocking copy through pageable memory first
+  bool sync_each_layer = false;  // a layer waits for its own copies: lanes meet at every layer
+};
+
+struct LaneTimes {
+  double compute = 0.0;    // decode, prefill, quantization
+  double recompute = 0.0;  // on the same device as compute, reported apart
+  double h2d = 0.0;
+  double d2h = 0.0;
+  double host = 0.0;    // attention on the host, between a layer's other work
+  double serial = 0.0;  // cannot overlap: the first layer's loads, pageable copies
+  double step = 0.0;    // all together
+  bool extrapolated = false;
+};
+
+class CostModel {
+ public:
+  explicit CostModel(const HardwareProfile& profile);
+
+  [[nodiscard]] LaneTimes step(const StepWork& work, const StepRules& rules) const;
+
+  // Single tables, for planners that need marginal costs.
+  [[nodiscard]] Estimate h2d(double bytes) const;
+  [[nodiscard]] Estimate d2h(double bytes) const;
+  [[nodiscard]] Estimate gather(double record_bytes, double count) const;
+  [[nodiscard]] Estimate decode(bool int8, double batch, double touched) const;
+  [[nodiscard]] Estimate prefill(double tokens, double context) const;
+  [[nodiscard]] Estimate host_attention(double tokens) const;  // needs can_attend_on_host()
+  [[nodiscard]] Estimate recompute(double batch, double tokens_each) const;
+  [[nodiscard]] bool can_attend_on_host() const {
+    return !curve(CostTable::kHostAttention).empty();
+  }
+
+ private:
+  [[nodiscard]] const TimeCurve& curve(CostTable table) const {
+    return curves_[static_cast<std::size_t>(table)];
+  }
+
+  std::array<TimeCurve, kCostTables> curves_;
+};
+
+}  // namespace triphase

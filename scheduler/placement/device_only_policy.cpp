@@ -1,0 +1,52 @@
+#include "scheduler/placement/device_only_policy.h"
+
+#include <algorithm>
+
+namespace triphase {
+
+StaticPlacement DeviceOnlyPolicy::start(const JobView& /*job*/) const { return {}; }
+
+std::int64_t DeviceOnlyPolicy::longest_line(const PlacementLimits& limits) const {
+  return longest_device_line(limits);
+}
+
+PlacementActions DeviceOnlyPolicy::decide(const StepView& view) const {
+  PlacementLedger ledger(view);
+  admit_with_full_reservation(ledger);
+  return ledger.actions();
+}
+
+void admit_with_full_reservation(PlacementLedger& ledger) {
+  const StepView& view = ledger.view();
+  for (std::size_t index = 0; index < view.waiting.size(); ++index) {
+    const WaitingPrompt& prompt = view.waiting[index];
+    Admit admit{.waiting = static_cast<std::int64_t>(index)};
+    admit.device_blocks = std::max<std::int64_t>(
+        view.limits.blocks_for(prompt.max_tokens) - prompt.shared_blocks - prompt.cached_blocks, 0);
+    if (ledger.running_count() >= view.limits.batch_size) break;
+    // Strictly in order: a long line must not starve behind short ones.
+    if (ledger.admission_pages(admit) > ledger.spare_device_pages()) break;
+    ledger.apply(admit);
+  }
+}
+
+std::int64_t longest_device_line(const PlacementLimits& limits) {
+  return limits.device_blocks() * limits.block_tokens;
+}
+
+std::uint64_t device_kv_room(const JobView& job, std::int64_t streamed_layers) {
+  // A streamed layer computes while the next one arrives.
+  const std::int64_t buffers = std::min<std::int64_t>(streamed_layers, 2);
+  const std::uint64_t taken =
+      job.other_weights + job.scratch +
+      job.layer_weights * static_cast<std::uint64_t>(job.layers - streamed_layers + buffers);
+  return job.device_budget > taken ? job.device_budget - taken : 0;
+}
+
+std::uint64_t full_batch_kv(const JobView& job) {
+  const std::int64_t blocks = (job.longest_tokens + job.block_tokens - 1) / job.block_tokens;
+  return job.kv_bytes_per_token *
+         static_cast<std::uint64_t>(job.batch_size * blocks * job.block_tokens);
+}
+
+}  // namespace triphase

@@ -1,0 +1,79 @@
+#pragma once
+
+// The one interface of all placement policies: where each token's KV lives and how it gets to the
+// device. Policies are immutable values behind a virtual call: decide() is a pure function of the
+// view, so that the engine and the simulator get the same actions from the same state. Which tokens
+// are touched is not decided here (attention policies).
+
+#include <cstdint>
+#include <memory>
+#include <optional>
+#include <string_view>
+
+#include "runtime/base/dtype.h"
+#include "scheduler/placement/placement_view.h"
+
+namespace triphase {
+
+// How KV on the host takes part in a step.
+enum class HostKvUse : std::uint8_t {
+  kStream,        // layer by layer through staging (FlexGen's mode A, accelerate, triphase)
+  kCpuAttention,  // attended where it lies; only q and the output cross the link (FlexGen's mode B)
+};
+
+// What a policy is told about a job before anything is loaded. Bytes.
+struct JobView {
+  std::int64_t layers = 0;
+  std::int64_t block_tokens = 0;
+  std::int64_t batch_size = 0;
+  std::int64_t longest_tokens = 0;       // longest context of any line
+  std::uint64_t device_budget = 0;       // everything on the device
+  std::uint64_t host_budget = 0;         // everything on the host; 0: no host tier
+  std::uint64_t layer_weights = 0;       // of one decoder layer
+  std::uint64_t other_weights = 0;       // embeddings, head, final norm: always on the device
+  std::uint64_t scratch = 0;             // activations and workspace on the device
+  std::uint64_t kv_bytes_per_token = 0;  // K and V, all layers, at the job's KV precision
+};
+
+// Fixed for a whole job.
+struct StaticPlacement {
+  std::int64_t streamed_layers = 0;  // layers whose weights live on the host and cross every step
+  bool host_tier = false;  // KV may live on the host; false: PlacementLimits::host_pages is 0
+  HostKvUse host_kv = HostKvUse::kStream;
+  std::int64_t gpu_batch = 0;     // zig-zag: sequences computed together; 0: all
+  std::int64_t num_batches = 1;   // of them in one block: a layer's weights are loaded once
+  std::optional<DType> kv_dtype;  // nothing: the job's choice
+  std::optional<std::int64_t> block_tokens;  // nothing: the job's choice
+  // Handicaps of the originals; all off by default.
+  bool overlap = true;           // false: copies and compute wait for each other
+  bool pinned = true;            // false: every load pays a blocking copy through pageable memory
+  bool sync_each_layer = false;  // wait for all devices after every (layer, batch)
+};
+
+class PlacementPolicy {
+ public:
+  PlacementPolicy() = default;
+  PlacementPolicy(const PlacementPolicy&) = delete;
+  PlacementPolicy& operator=(const PlacementPolicy&) = delete;
+  virtual ~PlacementPolicy() = default;
+
+  // As in --policy.
+  [[nodiscard]] virtual std::string_view name() const = 0;
+
+  // Choices for the whole job. Throws ErrorRole::kResources E-MEM-FIT, saying what would fit, when
+  // the policy cannot run the job at all.
+  [[nodiscard]] virtual StaticPlacement start(const JobView& job) const = 0;
+
+  // Longest context of a line that this policy can hold when it runs alone. Longer lines become
+  // error records and must not be shown to decide().
+  [[nodiscard]] virtual std::int64_t longest_line(const PlacementLimits& limits) const = 0;
+
+  // Leading blocks of a sequence whose layer inputs X the policy wants saved on the host.
+  [[nodiscard]] virtual std::int64_t input_blocks(std::int64_t /*block_tokens*/) const { return 0; }
+
+  // What to do before the step. Never over-commits (action_checker.h) for a view in which every
+  // line is at most longest_line(), and keeps at least one sequence running when any is there.
+  [[nodiscard]] virtual PlacementActions decide(const StepView& view) const = 0;
+};
+
+}  // namespace triphase

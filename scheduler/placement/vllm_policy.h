@@ -1,0 +1,33 @@
+#pragma once
+
+// `vllm`: paged KV on the device alone, continuous batching, optimistic admission (SOSP 2023).
+// Prompts are admitted first come, first served while blocks are free; when running sequences need
+// more blocks than there are, the most recently admitted is preempted and later computed again, or
+// swapped to the host as the 2023 version that ALISA measured could.
+
+#include "scheduler/placement/placement_policy.h"
+
+namespace triphase {
+
+struct VllmOptions {
+  SuspendMode preemption = SuspendMode::kDrop;
+  // Share of the device's blocks kept free at admission, against preempting at once.
+  double watermark = 0.01;
+};
+
+inline constexpr std::int64_t kVllmBlockTokens = 16;
+
+class VllmPolicy final : public PlacementPolicy {
+ public:
+  explicit VllmPolicy(const VllmOptions& options = {}) : options_(options) {}
+
+  [[nodiscard]] std::string_view name() const override { return "vllm"; }
+  [[nodiscard]] StaticPlacement start(const JobView& job) const override;
+  [[nodiscard]] std::int64_t longest_line(const PlacementLimits& limits) const override;
+  [[nodiscard]] PlacementActions decide(const StepView& view) const override;
+
+ private:
+  VllmOptions options_;
+};
+
+}  // namespace triphase

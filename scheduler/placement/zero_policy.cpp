@@ -1,0 +1,49 @@
+#include "scheduler/placement/zero_policy.h"
+
+#include <fmt/format.h>
+
+#include "runtime/base/error.h"
+#include "runtime/base/format_bytes.h"
+#include "scheduler/placement/device_only_policy.h"
+
+namespace triphase {
+
+StaticPlacement ZeroPolicy::start(const JobView& job) const {
+  const std::uint64_t kv = full_batch_kv(job);
+  if (device_kv_room(job, job.layers) < kv) {
+    const std::uint64_t room = device_kv_room(job, job.layers);
+    const std::uint64_t one = kv / static_cast<std::uint64_t>(job.batch_size);
+    Error error(ErrorRole::kResources, "E-MEM-FIT", "device memory");
+    error
+        .found(fmt::format("--policy zero keeps KV on the device, and a batch of {} with {} tokens "
+                           "each needs {} of KV; beside two streamed layers {} are left",
+                           job.batch_size, job.longest_tokens, format_bytes(kv),
+                           format_bytes(room)))
+        .expected("a batch whose KV fits");
+    if (one > 0 && room >= one) {
+      error.hint(fmt::format("--batch-size {} fits", room / one));
+    } else {
+      error.hint("--policy triphase places KV on the host");
+    }
+    throw error;
+  }
+  StaticPlacement placement{.overlap = options_.overlap};
+  placement.streamed_layers = options_.stream_all ? job.layers : 0;
+  while (placement.streamed_layers < job.layers &&
+         device_kv_room(job, placement.streamed_layers) < kv) {
+    ++placement.streamed_layers;
+  }
+  return placement;
+}
+
+std::int64_t ZeroPolicy::longest_line(const PlacementLimits& limits) const {
+  return longest_device_line(limits);
+}
+
+PlacementActions ZeroPolicy::decide(const StepView& view) const {
+  PlacementLedger ledger(view);
+  admit_with_full_reservation(ledger);
+  return ledger.actions();
+}
+
+}  // namespace triphase

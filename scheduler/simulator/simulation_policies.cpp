@@ -1,0 +1,213 @@
+#include "scheduler/simulator/simulation_policies.h"
+
+#include <fmt/format.h>
+
+#include <algorithm>
+
+#include "runtime/base/error.h"
+#include "scheduler/flexgen/policy_search.h"
+#include "scheduler/placement/accelerate_policy.h"
+#include "scheduler/placement/device_only_policy.h"
+#include "scheduler/placement/flexgen_policy.h"
+#include "scheduler/placement/triphase_policy.h"
+#include "scheduler/placement/vllm_policy.h"
+#include "scheduler/placement/zero_policy.h"
+
+namespace triphase {
+namespace {
+
+std::int64_t longest_prompt(const SimulatedJob& job) {
+  return std::ranges::max(job.lines, {}, &SimulatedLine::prompt_tokens).prompt_tokens;
+}
+std::int64_t longest_output(const SimulatedJob& job) {
+  return std::ranges::max(job.lines, {}, &SimulatedLine::output_tokens).output_tokens;
+}
+
+// One plan and its run with so many sequences at a time; nothing when no
+// schedule fits.
+std::optional<NamedSimulation> run_planned(const CostModel& cost, const SimulatedJob& job,
+                                           std::int64_t batch, const SimulationOptions& options) {
+  const PlanRequest request{
+      .workload = {.batch = batch,
+                   .input_len = longest_prompt(job),
+                   .output_len = longest_output(job),
+                   .caching_ratio = job.caching_ratio,
+                   .miss_rate = job.miss_rate},
+      .budget = {job.device_memory, job.host_memory},
+      .model = {.costs = job.model,
+                .weights_dtype = job.weights_dtype,
+                .kv_dtype = job.kv_dtype,
+                .block_tokens = job.block_tokens,
+                .prefill_chunk = job.prefill_chunk},
+      .choose_kv_dtype = options.choose_kv_dtype,
+      .options = {.kind = options.schedule, .allow_recompute = options.allow_recompute}};
+  NamedSimulation named{.policy = "triphase"};
+  try {
+    named.plan = make_plan(cost, request);
+  } catch (const Error& error) {
+    if (error.role() != ErrorRole::kResources) throw;
+    return std::nullopt;
+  }
+  const PhaseSchedule& s = named.plan->schedule;
+  named.detail = fmt::format(
+      "{} at a time, p1 {}, p2 {}, alpha {:.3g}, beta {:.3g}, {} "
+      "layers streamed",
+      batch, s.p1, s.p2, s.alpha, s.beta, s.streamed_layers);
+  SimulatedJob part = job;
+  part.batch_size = batch;
+  named.result = simulate(TriphasePolicy(s), cost, part);
+  return named;
+}
+
+NamedSimulation run_triphase(const CostModel& cost, const SimulatedJob& job,
+                             const SimulationOptions& options) {
+  NamedSimulation best{.policy = "triphase"};
+  best.result.infeasible = "no schedule fits, however few sequences run at a time";
+  const auto attempt = [&](std::int64_t batch) {
+    const auto found = run_planned(cost, job, batch, options);
+    const bool better = found && found->result.infeasible.empty() &&
+                        (!best.result.infeasible.empty() ||
+                         found->result.tokens_per_second > best.result.tokens_per_second);
+    if (better) best = *found;
+  };
+  attempt(job.batch_size);
+  // Dense KV that crosses the link in every step can be slower than fewer
+  // sequences at a time: what the device holds alone, and shares of the batch,
+  // are weighed too.
+  std::vector<std::int64_t> fewer = {job.batch_size * 3 / 4, job.batch_size / 2};
+  for (const DType type : {job.kv_dtype, options.choose_kv_dtype ? DType::kI8 : job.kv_dtype}) {
+    SimulatedJob resident = job;
+    resident.kv_dtype = type;
+    const SimulationResult alone = simulate(DeviceOnlyPolicy(), cost, resident);
+    if (alone.infeasible.empty()) fewer.push_back(alone.max_running);
+  }
+  for (std::int64_t batch = job.batch_size / 4; batch > 0 && !best.result.infeasible.empty();
+       batch /= 2) {
+    attempt(batch);
+  }
+  for (const std::int64_t batch : fewer) {
+    if (batch > 0 && batch < job.batch_size) attempt(batch);
+  }
+  return best;
+}
+
+// The published model of the machine from the profile's own tables, with rates
+// per operation.
+flexgen::Machine flexgen_machine(const CostModel& cost, const SimulatedJob& job,
+                                 double host_attention_rate) {
+  const auto layers = static_cast<double>(job.model.layers);
+  const double h1 = static_cast<double>(job.model.hidden);
+  const double token_ops = 2.0 * job.model.layer_matmul * layers;
+  const auto batch = static_cast<double>(job.batch_size);
+  const double probe = 4096.0;
+  const double touched_ops = 4.0 * h1 * layers * probe * batch;
+  const double prefill_tokens = 2048.0;
+  flexgen::Machine machine;
+  machine.to_device = 1e9 / cost.h2d(1e9).seconds;
+  machine.to_host_cache = machine.to_host_hidden = 1e9 / cost.d2h(1e9).seconds;
+  machine.matmul_prefill = token_ops * prefill_tokens / cost.prefill(prefill_tokens, 0.0).seconds;
+  machine.attention_prefill = machine.matmul_prefill;
+  machine.matmul_decode = token_ops * batch / cost.decode(false, batch, 0.0).seconds;
+  machine.attention_decode = touched_ops / (cost.decode(false, batch, probe * batch).seconds -
+                                            cost.decode(false, batch, 0.0).seconds);
+  machine.attention_host = host_attention_rate;
+  machine.device_memory = static_cast<double>(job.device_memory);
+  machine.host_memory = static_cast<double>(job.host_memory);
+  return machine;
+}
+
+NamedSimulation run_flexgen(const CostModel& cost, const SimulatedJob& job,
+                            const SimulationOptions& options) {
+  const flexgen::Model model{.hidden = static_cast<double>(job.model.hidden),
+                             .ffn = static_cast<double>(job.model.ffn),
+                             .layers = static_cast<double>(job.model.layers),
+                             .heads = static_cast<double>(job.model.hidden) / 128.0};
+  NamedSimulation best{.policy = "flexgen"};
+  best.result.infeasible = "no percentages fit";
+  const auto attempt = [&](FlexGenOptions candidate, const std::string& detail) {
+    candidate.overlap = candidate.pinned = true;
+    if (options.handicaps) {
+      candidate.pinned = false;
+      candidate.sync_each_layer = true;
+    }
+    SimulationResult result = simulate(FlexGenPolicy(candidate), cost, job);
+    const bool better =
+        result.infeasible.empty() && (!best.result.infeasible.empty() ||
+                                      result.tokens_per_second > best.result.tokens_per_second);
+    if (better) {
+      best.result = std::move(result);
+      best.detail = detail;
+    }
+  };
+  for (const HostKvUse use : {HostKvUse::kStream, HostKvUse::kCpuAttention}) {
+    const bool on_host = use == HostKvUse::kCpuAttention;
+    if (on_host && !cost.can_attend_on_host()) continue;
+    const char* mode = on_host ? "CPU attention" : "KV moved";
+    // Attention does one multiply-add for each FP16 value read: an operation
+    // for every byte.
+    const double rate =
+        on_host ? 4.0 * model.hidden * model.layers * 1e6 / cost.host_attention(1e6).seconds
+                : 1e9 / cost.h2d(1e9).seconds;
+    const auto policy = flexgen::search_policy(
+        model, static_cast<double>(longest_prompt(job)), static_cast<double>(longest_output(job)),
+        flexgen_machine(cost, job, rate), flexgen::Objective::kCode,
+        {.max_gpu_batch = job.batch_size, .fixed_block = job.batch_size});
+    if (policy) {
+      attempt({.device_kv_share = policy->shares.cg,
+               .device_weight_share = policy->shares.wg,
+               .gpu_batch = static_cast<std::int64_t>(policy->workload.gpu_batch),
+               .num_batches = static_cast<std::int64_t>(policy->workload.num_batches),
+               .host_kv = use},
+              fmt::format("searched: wg {:.2f}, cg {:.2f}, {} x {}, {}", policy->shares.wg,
+                          policy->shares.cg, policy->workload.gpu_batch,
+                          policy->workload.num_batches, mode));
+    }
+    // By hand, as the paper does after its search: whole sequences on the
+    // device, as many as fit.
+    for (const double weights : {1.0, 0.5, 0.0}) {
+      for (std::int64_t tenths = 10; tenths >= 0; --tenths) {
+        attempt({.device_kv_share = static_cast<double>(tenths) / 10.0,
+                 .device_weight_share = weights,
+                 .host_kv = use},
+                fmt::format("by hand: wg {:.2f}, cg {:.2f}, {}", weights,
+                            static_cast<double>(tenths) / 10.0, mode));
+      }
+      if (best.result.infeasible.empty()) break;
+    }
+  }
+  return best;
+}
+
+}  // namespace
+
+const std::vector<std::string>& simulated_policy_names() {
+  static const std::vector<std::string> kNames = {"triphase",   "flexgen", "vllm",
+                                                  "accelerate", "zero",    "device-only"};
+  return kNames;
+}
+
+NamedSimulation simulate_policy(std::string_view policy, const CostModel& cost,
+                                const SimulatedJob& job, const SimulationOptions& options) {
+  if (policy == "triphase") return run_triphase(cost, job, options);
+  SimulatedJob dense = job;
+  dense.caching_ratio = dense.miss_rate = 1.0;
+  if (policy == "flexgen") return run_flexgen(cost, dense, options);
+  NamedSimulation named{.policy = std::string(policy)};
+  const auto run = [&](const PlacementPolicy& object) {
+    named.result = simulate(object, cost, dense);
+  };
+  if (policy == "vllm") {
+    run(VllmPolicy({.preemption = options.vllm_preemption}));
+    named.detail = options.vllm_preemption == SuspendMode::kSwap ? "swap" : "recompute";
+  } else if (policy == "accelerate") {
+    run(AcceleratePolicy({.overlap = !options.handicaps, .pinned = !options.handicaps}));
+  } else if (policy == "zero") {
+    run(ZeroPolicy({.stream_all = options.handicaps}));
+  } else {
+    TRIPHASE_CHECK(policy == "device-only", "a known policy");
+    run(DeviceOnlyPolicy());
+  }
+  return named;
+}
+
+}  // namespace triphase

@@ -1,0 +1,429 @@
+#include "scheduler/simulator/simulator.h"
+
+#include <fmt/format.h>
+
+#include <algorithm>
+#include <cmath>
+
+#include "runtime/base/error.h"
+#include "runtime/base/format_bytes.h"
+#include "scheduler/batch_planner.h"
+#include "scheduler/placement/placement_ledger.h"
+
+namespace triphase {
+namespace {
+
+struct Line {
+  std::size_t index = 0;       // into the job's lines
+  std::int64_t generated = 0;  // tokens sampled so far
+  RunningSequence place;
+  SuspendMode mode = SuspendMode::kSwap;  // while suspended
+};
+
+// How many waiting prompts a policy sees; the engine looks ahead twice a batch.
+constexpr std::size_t kLookAhead = 2;
+
+class Simulation {
+ public:
+  Simulation(const PlacementPolicy& policy, const CostModel& cost, const SimulatedJob& job)
+      : policy_(policy), cost_(cost), job_(job) {}
+
+  SimulationResult run() {
+    if (prepare()) {
+      while (next_ < job_.lines.size() || !running_.empty() || !suspended_.empty()) step();
+      result_.seconds = result_.lanes.step;
+      result_.tokens_per_second = static_cast<double>(result_.generated_tokens) / result_.seconds;
+    }
+    return std::move(result_);
+  }
+
+ private:
+  // Divides the memory. False: the job cannot run; the result says why.
+  bool prepare() {
+    std::int64_t longest = 0;
+    std::int64_t longest_prompt = 0;
+    for (const SimulatedLine& line : job_.lines) {
+      longest = std::max(longest, line.prompt_tokens + line.output_tokens - 1);
+      longest_prompt = std::max(longest_prompt, line.prompt_tokens);
+    }
+    const ModelCosts& model = job_.model;
+    const std::uint64_t scratch = scratch_bytes(model, job_.prefill_chunk + job_.batch_size,
+                                                job_.batch_size, job_.weights_dtype);
+    JobView view{.layers = model.layers,
+                 .block_tokens = job_.block_tokens,
+                 .batch_size = job_.batch_size,
+                 .longest_tokens = longest,
+                 .device_budget = job_.device_memory,
+                 .host_budget = job_.host_memory,
+                 .layer_weights = model.layer_weights,
+                 .other_weights = model.other_weights,
+                 .scratch = scratch,
+                 .kv_bytes_per_token = static_cast<std::uint64_t>(
+                     static_cast<double>(model.layers) *
+                     kv_layer_bytes(model, job_.kv_dtype, job_.block_tokens))};
+    try {
+      statics_ = policy_.start(view);
+    } catch (const Error& error) {
+      if (error.role() != ErrorRole::kResources) throw;
+      result_.infeasible = error.found();
+      return false;
+    }
+    result_.kv_dtype = statics_.kv_dtype.value_or(job_.kv_dtype);
+    result_.streamed_layers = statics_.streamed_layers;
+    limits_.block_tokens = statics_.block_tokens.value_or(job_.block_tokens);
+    kv_layer_ = kv_layer_bytes(model, result_.kv_dtype, limits_.block_tokens);
+    kv_token_ = kv_layer_ * static_cast<double>(model.layers);
+    input_token_ = input_layer_bytes(model) * static_cast<double>(model.layers);
+
+    limits_.layers = model.layers;
+    limits_.batch_size = job_.batch_size;
+    limits_.prefill_chunk = job_.prefill_chunk;
+    limits_.touched_share = job_.caching_ratio;
+    limits_.staging_group = statics_.gpu_batch;
+    std::uint64_t staging = 0;
+    if (statics_.host_tier && statics_.host_kv == HostKvUse::kStream) {
+      const std::int64_t group = statics_.gpu_batch > 0 ? statics_.gpu_batch : job_.batch_size;
+      const auto touched =
+          static_cast<std::int64_t>(std::ceil(static_cast<double>(longest) * job_.caching_ratio));
+      // Prompts are attended densely, a chunk's worth of sequences at a time.
+      const std::int64_t prefill = std::max(longest_prompt, job_.prefill_chunk);
+      limits_.staging_tokens = std::max(group * touched, prefill);
+      if (job_.caching_ratio < 1.0) limits_.staging_tokens += group * longest_prompt;
+      // Two layers: one is attended while the next one arrives. Prompts' share only while they are
+      // being computed, inside the scratch of a chunk.
+      staging = static_cast<std::uint64_t>(2.0 * kv_layer_ * static_cast<double>(group * touched));
+    }
+    const std::int64_t buffers = std::min<std::int64_t>(statics_.streamed_layers, 2);
+    fixed_device_ = model.other_weights + scratch + staging +
+                    model.layer_weights * static_cast<std::uint64_t>(
+                                              model.layers - statics_.streamed_layers + buffers);
+    fixed_host_ = model.layer_weights * static_cast<std::uint64_t>(statics_.streamed_layers);
+    const double block = kv_token_ * static_cast<double>(limits_.block_tokens);
+    if (fixed_device_ > job_.device_memory || fixed_host_ > job_.host_memory) {
+      result_.infeasible = fmt::format(
+          "weights, scratch and staging take {} of {} on the device and {} of {} on the host",
+          format_bytes(fixed_device_), format_bytes(job_.device_memory), format_bytes(fixed_host_),
+          format_bytes(job_.host_memory));
+      return false;
+    }
+    limits_.device_pages =
+        static_cast<std::int64_t>(static_cast<double>(job_.device_memory - fixed_device_) / block) *
+        model.layers;
+    if (statics_.host_tier) divide_host(block);
+    const std::int64_t allowed = policy_.longest_line(limits_);
+    if (allowed < longest) {
+      result_.infeasible = fmt::format("a line of {} tokens; --policy {} can hold {}", longest,
+                                       policy_.name(), allowed);
+      return false;
+    }
+    free_device_ = limits_.device_pages;
+    free_host_ = limits_.host_pages;
+    free_input_ = limits_.input_pages;
+    return true;
+  }
+
+  void divide_host(double block) {
+    double room = static_cast<double>(job_.host_memory - fixed_host_);
+    const double input_block = input_token_ * static_cast<double>(limits_.block_tokens);
+    const std::int64_t inputs = policy_.input_blocks(limits_.block_tokens) * job_.batch_size;
+    limits_.input_pages = inputs * limits_.layers;
+    room = std::max(room - static_cast<double>(inputs) * input_block, 0.0);
+    limits_.host_pages = static_cast<std::int64_t>(room / block) * limits_.layers;
+  }
+
+  [[nodiscard]] StepView make_view() {
+    std::vector<SequenceProgress> progress;
+    for (const Line& line : running_) {
+      progress.push_back(
+          {std::max<std::int64_t>(line.place.prefill_tokens - line.place.context, 0)});
+    }
+    const std::vector<std::int64_t> tokens = plan_step(
+        progress,
+        {.rows = job_.batch_size + job_.prefill_chunk, .prefill_chunk = job_.prefill_chunk});
+    StepView view{.step = result_.steps_taken,
+                  .limits = limits_,
+                  .free_device_pages = free_device_,
+                  .free_host_pages = free_host_,
+                  .free_input_pages = free_input_};
+    for (std::size_t index = 0; index < running_.size(); ++index) {
+      running_[index].place.step_tokens = tokens[index];
+      view.running.push_back(running_[index].place);
+    }
+    for (const Line& line : suspended_) {
+      view.suspended.push_back({.id = line.place.id,
+                                .mode = line.mode,
+                                .prompt_tokens = line.place.prompt_tokens,
+                                .prefill_tokens = line.place.prefill_tokens,
+                                .context = line.place.context,
+                                .max_tokens = line.place.max_tokens,
+                                .recompute_blocks = line.place.recompute_blocks,
+                                .host_blocks = line.place.host_blocks,
+                                .input_blocks = line.place.input_blocks});
+    }
+    const std::size_t end =
+        std::min(job_.lines.size(), next_ + kLookAhead * static_cast<std::size_t>(job_.batch_size));
+    for (std::size_t index = next_; index < end; ++index) {
+      const SimulatedLine& line = job_.lines[index];
+      view.waiting.push_back({.prompt_tokens = line.prompt_tokens,
+                              .max_tokens = line.prompt_tokens + line.output_tokens - 1});
+    }
+    return view;
+  }
+
+  void step() {
+    const StepView view = make_view();
+    const PlacementActions actions = policy_.decide(view);
+    validate_actions(view, actions);
+    StepWork work;
+    apply(view, actions, work);
+    compute(work);
+    if (job_.keep_steps) result_.actions.push_back(actions);
+    ++result_.steps_taken;
+    end_finished();
+  }
+
+  [[nodiscard]] double block_bytes(std::int64_t blocks) const {
+    return static_cast<double>(blocks * limits_.block_tokens) * kv_token_;
+  }
+
+  // Takes over what the ledger made of the actions, and counts the bytes they move.
+  void apply(const StepView& view, const PlacementActions& actions, StepWork& work) {
+    PlacementLedger ledger(view);
+    std::vector<Line> started;
+    std::vector<SequenceId> gone;
+    std::size_t admitted = 0;
+    for (const PlacementAction& action : actions) {
+      if (const auto* offload = std::get_if<Offload>(&action)) {
+        work.d2h_bytes += block_bytes(offload->end_block - offload->first_block);
+      } else if (const auto* reload = std::get_if<Reload>(&action)) {
+        work.h2d_bytes += block_bytes(reload->end_block - reload->first_block);
+      } else if (const auto* suspend = std::get_if<Suspend>(&action)) {
+        Line line = *std::ranges::find_if(
+            running_, [&](const Line& l) { return l.place.id == suspend->sequence; });
+        suspend_line(*suspend, line, work);
+        gone.push_back(suspend->sequence);
+        const auto place = std::ranges::find_if(
+            suspended_, [&](const Line& other) { return other.index > line.index; });
+        suspended_.insert(place, line);
+      } else if (const auto* resume = std::get_if<Resume>(&action)) {
+        const auto found = std::ranges::find_if(
+            suspended_, [&](const Line& l) { return l.place.id == resume->sequence; });
+        if (found->mode == SuspendMode::kSwap) work.h2d_bytes += block_bytes(resume->device_blocks);
+        started.push_back(*found);
+        suspended_.erase(found);
+      } else if (std::holds_alternative<Admit>(action)) {
+        Line line{.index = next_ + admitted++};
+        line.place.id = SequenceId(static_cast<std::int64_t>(line.index));
+        started.push_back(line);
+      }
+      ledger.apply(action);
+    }
+    next_ += admitted;
+    std::vector<Line> stay;
+    for (std::size_t index = 0; index < running_.size(); ++index) {
+      if (std::ranges::find(gone, running_[index].place.id) != gone.end()) continue;
+      running_[index].place = ledger.running(index);
+      stay.push_back(running_[index]);
+    }
+    running_ = std::move(stay);
+    for (std::size_t index = 0; index < started.size(); ++index) {
+      const SequenceId id = started[index].place.id;
+      started[index].place = ledger.started()[index];
+      started[index].place.id = id;
+      running_.push_back(started[index]);
+    }
+    free_device_ = ledger.free_device_pages();
+    free_host_ = ledger.free_host_pages();
+    free_input_ = ledger.free_input_pages();
+    result_.max_running = std::max(result_.max_running, static_cast<std::int64_t>(running_.size()));
+  }
+
+  void suspend_line(const Suspend& action, Line& line, StepWork& work) {
+    ++result_.suspensions;
+    line.mode = action.mode;
+    RunningSequence& place = line.place;
+    if (action.mode == SuspendMode::kSwap) {
+      work.d2h_bytes += block_bytes(place.device_blocks);
+      place.host_blocks += place.device_blocks;
+    } else {
+      result_.repeated_tokens += static_cast<std::uint64_t>(place.context);
+      place.prefill_tokens = std::max(place.prefill_tokens, place.context);
+      place.context = 0;
+      place.host_blocks = place.recompute_blocks = place.input_blocks = 0;
+    }
+    place.device_blocks = place.device_reserved = place.host_reserved = 0;
+  }
+
+  // Host tokens of a decoding sequence that a step touches.
+  [[nodiscard]] double touched_away(std::int64_t context, double away) const {
+    if (job_.caching_ratio >= 1.0) return away;
+    const auto length = static_cast<double>(context);
+    const double window = std::ceil(length * job_.caching_ratio / 2.0);
+    const double global = std::floor(length * job_.caching_ratio) - window;
+    return std::clamp(global * away / std::max(length - window, 1.0), 0.0, away) * job_.miss_rate;
+  }
+
+  void compute(StepWork& work) {
+    work.int8_kv = result_.kv_dtype == DType::kI8;
+    const bool on_host = statics_.host_kv == HostKvUse::kCpuAttention;
+    const bool dense = job_.caching_ratio >= 1.0;
+    const auto layers = static_cast<double>(limits_.layers);
+    double prefill_context = 0.0;
+    SimulatedStep record;
+    for (Line& line : running_) {
+      RunningSequence& place = line.place;
+      const std::int64_t rows = place.step_tokens;
+      if (rows == 0) continue;
+      const auto away = static_cast<double>(place.away_blocks() * limits_.block_tokens);
+      const double again_share = place.away_blocks() == 0
+                                     ? 0.0
+                                     : static_cast<double>(place.recompute_blocks) /
+                                           static_cast<double>(place.away_blocks());
+      double fetched = away;
+      if (place.prefilling()) {
+        work.prefill_rows += rows;
+        prefill_context += static_cast<double>(rows) * static_cast<double>(place.context);
+      } else {
+        ++work.decode_rows;
+        fetched = touched_away(place.context + 1, away);
+        const double touched =
+            std::max(std::floor(static_cast<double>(place.context + 1) * job_.caching_ratio), 1.0);
+        work.touched_tokens += on_host ? std::max(touched - away, 0.0) : touched;
+      }
+      const bool attend_on_host = on_host && !place.prefilling();
+      const double again = attend_on_host ? 0.0 : fetched * again_share;
+      if (attend_on_host) {
+        work.host_attention_tokens += away;
+      } else if (dense || place.prefilling()) {
+        work.h2d_bytes += (fetched - again) * kv_token_ + again * input_token_;
+      } else {
+        work.gathered_records += layers * (fetched - again);
+        work.gathered_inputs += layers * again;
+      }
+      if (again > 0.0) {
+        ++work.recompute_rows;
+        work.recompute_tokens += again;
+      }
+      const std::int64_t with_inputs = place.input_blocks * limits_.block_tokens;
+      const std::int64_t saved = std::clamp<std::int64_t>(with_inputs - place.context, 0, rows);
+      work.d2h_bytes += static_cast<double>(saved) * input_token_;
+      if (work.int8_kv) work.quantized_tokens += static_cast<double>(rows);
+      record.phase = std::max(record.phase, place.recompute_blocks > 0 ? Phase::kThree
+                                            : place.host_blocks > 0    ? Phase::kTwo
+                                                                       : Phase::kOne);
+      record.longest_context = std::max(record.longest_context, place.context + rows);
+      grow(line);
+    }
+    if (work.prefill_rows > 0) {
+      work.prefill_context = prefill_context / static_cast<double>(work.prefill_rows);
+    }
+    work.record_bytes = kv_layer_;
+    work.input_bytes = input_token_ / layers;
+    if (statics_.gpu_batch > 0 && work.decode_rows > 0) {
+      work.decode_groups = (work.decode_rows + statics_.gpu_batch - 1) / statics_.gpu_batch;
+    }
+    work.h2d_bytes += static_cast<double>(fixed_host_);
+    work.h2d_copies = work.d2h_copies = layers;
+    record.lanes = cost_.step(work, {.layers = limits_.layers,
+                                     .overlap = statics_.overlap,
+                                     .pinned = statics_.pinned,
+                                     .sync_each_layer = statics_.sync_each_layer});
+    account(work, record);
+  }
+
+  // The step's tokens get their blocks; a line samples once its prefill is complete.
+  void grow(Line& line) {
+    RunningSequence& place = line.place;
+    place.context += place.step_tokens;
+    const std::int64_t added =
+        std::max<std::int64_t>(limits_.blocks_for(place.context) - place.blocks(), 0);
+    const std::int64_t reserved = std::min(added, place.device_reserved);
+    place.device_reserved -= reserved;
+    place.device_blocks += added;
+    free_device_ -= (added - reserved) * limits_.layers;
+    if (!place.prefilling()) ++line.generated;
+  }
+
+  void account(const StepWork& work, SimulatedStep& record) {
+    record.seconds = record.lanes.step;
+    record.running = static_cast<std::int64_t>(running_.size());
+    const double gathered =
+        work.gathered_records * kv_layer_ + work.gathered_inputs * work.input_bytes;
+    record.h2d_bytes = work.h2d_bytes + gathered;
+    record.d2h_bytes = work.d2h_bytes;
+    std::int64_t device_blocks = 0;
+    double host_bytes = 0.0;
+    const auto count = [&](const Line& line) {
+      device_blocks += line.place.device_blocks;
+      host_bytes += block_bytes(line.place.host_blocks);
+      const std::int64_t with_inputs =
+          std::min(line.place.input_blocks * limits_.block_tokens, line.place.context);
+      host_bytes += static_cast<double>(with_inputs) * input_token_;
+    };
+    for (const Line& line : running_) count(line);
+    for (const Line& line : suspended_) count(line);
+    record.device_kv_bytes = static_cast<std::uint64_t>(block_bytes(device_blocks));
+    record.host_kv_bytes = static_cast<std::uint64_t>(host_bytes);
+    result_.device_peak = std::max(result_.device_peak, fixed_device_ + record.device_kv_bytes);
+    result_.host_peak = std::max(result_.host_peak, fixed_host_ + record.host_kv_bytes);
+    TRIPHASE_CHECK(
+        result_.device_peak <= job_.device_memory && result_.host_peak <= job_.host_memory,
+        "simulated budgets hold");
+    LaneTimes& sum = result_.lanes;
+    sum.compute += record.lanes.compute;
+    sum.recompute += record.lanes.recompute;
+    sum.h2d += record.lanes.h2d;
+    sum.d2h += record.lanes.d2h;
+    sum.host += record.lanes.host;
+    sum.serial += record.lanes.serial;
+    sum.step += record.lanes.step;
+    sum.extrapolated = sum.extrapolated || record.lanes.extrapolated;
+    result_.h2d_bytes += record.h2d_bytes;
+    result_.d2h_bytes += record.d2h_bytes;
+    result_.recomputed_tokens += work.recompute_tokens;
+    const auto phase = static_cast<std::size_t>(record.phase) - 1;
+    ++result_.phase_steps[phase];
+    result_.phase_seconds[phase] += record.seconds;
+    if (job_.keep_steps) result_.steps.push_back(record);
+  }
+
+  void end_finished() {
+    std::erase_if(running_, [&](const Line& line) {
+      if (line.generated < job_.lines[line.index].output_tokens) return false;
+      const RunningSequence& place = line.place;
+      free_device_ += (place.device_blocks + place.device_reserved) * limits_.layers;
+      free_host_ += (place.host_blocks + place.host_reserved) * limits_.layers;
+      free_input_ += place.input_blocks * limits_.layers;
+      result_.generated_tokens += static_cast<std::uint64_t>(line.generated);
+      return true;
+    });
+  }
+
+  const PlacementPolicy& policy_;
+  const CostModel& cost_;
+  const SimulatedJob& job_;
+  SimulationResult result_;
+  StaticPlacement statics_;
+  PlacementLimits limits_;
+  double kv_layer_ = 0.0;     // bytes of K and V of a token in one layer
+  double kv_token_ = 0.0;     // in all layers
+  double input_token_ = 0.0;  // bytes of X of a token, all layers
+  std::uint64_t fixed_device_ = 0;
+  std::uint64_t fixed_host_ = 0;
+  std::int64_t free_device_ = 0;
+  std::int64_t free_host_ = 0;
+  std::int64_t free_input_ = 0;
+  std::size_t next_ = 0;  // first line that still waits
+  std::vector<Line> running_;
+  std::vector<Line> suspended_;
+};
+
+}  // namespace
+
+SimulationResult simulate(const PlacementPolicy& policy, const CostModel& cost,
+                          const SimulatedJob& job) {
+  TRIPHASE_CHECK(!job.lines.empty() && job.batch_size > 0, "a job to simulate");
+  return Simulation(policy, cost, job).run();
+}
+
+}  // namespace triphase
