@@ -1,0 +1,58 @@
+#pragma once
+
+// The device a run computes on, with everything that belongs to it: memory, arithmetic, threads,
+// the compute stream. The only place that knows which backends were built. Owned by the command.
+
+#include <functional>
+#include <memory>
+#include <string>
+#include <string_view>
+
+#include "kernels/ceilings.h"
+#include "kernels/ops.h"
+#include "kernels/sparse_ops.h"
+#include "memory/device.h"
+#include "runtime/base/thread_pool.h"
+
+namespace triphase {
+
+class Backend {
+ public:
+  // `device`: "auto" (the CPU, so far), "cpu" or "cuda:N". Throws E-DEV-NONE (exit 5) for a device
+  // that this build or machine lacks.
+  // `threads`: 0 = all cores this process may use.
+  [[nodiscard]] static std::unique_ptr<Backend> open(std::string_view device, std::int64_t threads);
+
+  // Whether this program was built with the CUDA backend.
+  [[nodiscard]] static bool built_with_cuda();
+
+  [[nodiscard]] Device& device() { return *device_; }
+  // Memory of the host that the device copies from and to at full speed.
+  [[nodiscard]] Device& host() { return *host_; }
+  [[nodiscard]] Ops& ops() { return *ops_; }
+  [[nodiscard]] SparseOps& sparse_ops() { return *sparse_ops_; }
+  [[nodiscard]] ThreadPool& threads() { return *threads_; }
+  [[nodiscard]] Stream& stream() { return *stream_; }
+
+  // Takes seconds and 1 GiB of device memory; the best of `runs`.
+  [[nodiscard]] Ceilings measure_ceilings(int runs) { return measure_ceilings_(runs); }
+  // A clock for work on this device: processor time where one thread computes, which other work on
+  // a shared machine does not lengthen, else wall time. In seconds.
+  [[nodiscard]] double now() const { return now_(); }
+
+ private:
+  Backend() = default;
+  void use_cpu();
+  void use_cuda(int index);
+
+  std::unique_ptr<ThreadPool> threads_;
+  std::unique_ptr<Device> device_;
+  std::unique_ptr<Device> host_;
+  std::unique_ptr<Ops> ops_;
+  std::unique_ptr<SparseOps> sparse_ops_;
+  std::unique_ptr<Stream> stream_;
+  std::function<Ceilings(int)> measure_ceilings_;
+  std::function<double()> now_;
+};
+
+}  // namespace triphase

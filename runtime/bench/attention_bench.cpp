@@ -1,0 +1,121 @@
+// Dense decode and prefill attention over paged KV, every sequence with pages of its own.
+
+#include <algorithm>
+#include <cmath>
+
+#include "kernels/sizing/attention_workspace.h"
+#include "runtime/bench/bench.h"
+#include "runtime/bench/check.h"
+
+namespace triphase::bench {
+namespace {
+
+struct Cell {
+  std::int64_t batch;
+  std::int64_t context;
+  std::int64_t queries;
+  DType dtype;
+};
+
+// Key-value pairs that the queries of one sequence see, causally.
+double pairs_seen(const Cell& cell) {
+  const auto queries = static_cast<double>(cell.queries);
+  return queries * (static_cast<double>(cell.context) - 0.5 * (queries - 1));
+}
+
+Row bench_cell(Backend& backend, const Ceilings& ceilings, const AttentionGrid& grid,
+               const Cell& cell, const Effort& effort) {
+  BenchMemory memory(backend);
+  const std::int64_t page_tokens = grid.page_tokens;
+  const std::int64_t pages = (cell.context + page_tokens - 1) / page_tokens;
+  const std::int64_t page_elements = page_tokens * grid.kv_heads * grid.head_dim;
+  const auto layer_bytes =
+      static_cast<std::size_t>(cell.batch * pages * page_elements) * dtype_bytes(cell.dtype);
+  // Layers in turn, so that none is in a cache when its turn comes again.
+  const std::size_t layers = std::clamp<std::size_t>(kRotateBytes / (2 * layer_bytes) + 1, 2, 4096);
+  const Buffer k = memory.bytes(layers * layer_bytes);
+  const Buffer v = memory.bytes(layers * layer_bytes);
+  memory.fill_random(k.data(), k.bytes(), cell.dtype, 1);
+  memory.fill_random(v.data(), v.bytes(), cell.dtype, 2);
+
+  const std::int64_t rows = cell.batch * cell.queries;
+  const std::int64_t columns = grid.heads * grid.head_dim;
+  const auto activation_bytes = static_cast<std::size_t>(rows * columns) * sizeof(float);
+  const Buffer q = memory.bytes(activation_bytes);
+  const Buffer out = memory.bytes(activation_bytes);
+  memory.fill_random(q.data(), q.bytes(), DType::kF32, 3);
+  const AttentionShape shape{grid.heads, grid.kv_heads, grid.head_dim,
+                             rows,       cell.context,  backend.threads().threads()};
+  const Buffer scratch = memory.bytes(attention_workspace_bytes(shape));
+
+  // Pages of a sequence in reverse: allocation order must not matter.
+  std::vector<std::vector<PageId>> tables;
+  std::vector<AttentionSegment> segments;
+  for (std::int64_t row = 0; row < cell.batch; ++row) {
+    std::vector<PageId>& table = tables.emplace_back();
+    for (std::int64_t page = pages - 1; page >= 0; --page) {
+      table.push_back(PageId{static_cast<std::int32_t>(row * pages + page)});
+    }
+    segments.push_back({.query_begin = row * cell.queries,
+                        .query_count = cell.queries,
+                        .context_tokens = cell.context,
+                        .pages = table,
+                        .window = 0});
+  }
+  const auto scale = static_cast<float>(1.0 / std::sqrt(static_cast<double>(grid.head_dim)));
+  const Timing timing = measure(backend, effort, [&](std::int64_t i) {
+    const std::size_t at = static_cast<std::size_t>(i) % layers * layer_bytes;
+    backend.ops().attention(
+        {q.data(), DType::kF32, rows, columns, columns}, grid.heads,
+        {k.data() + at, v.data() + at, cell.dtype, page_tokens, grid.kv_heads, grid.head_dim},
+        segments, scale, {out.data(), DType::kF32, rows, columns, columns},
+        {scratch.data(), scratch.bytes()}, backend.stream());
+  });
+  const double bytes =
+      2.0 * static_cast<double>(cell.batch * cell.context * grid.kv_heads * grid.head_dim) *
+      static_cast<double>(dtype_bytes(cell.dtype));
+  const double flops =
+      4.0 * static_cast<double>(cell.batch * grid.heads * grid.head_dim) * pairs_seen(cell);
+  return {{"op", "attention"},
+          {"method", "dense"},
+          {"kv_dtype", std::string(dtype_name(cell.dtype))},
+          {"batch", cell.batch},
+          {"heads", grid.heads},
+          {"kv_heads", grid.kv_heads},
+          {"head_dim", grid.head_dim},
+          {"queries", cell.queries},
+          {"context", cell.context},
+          {"us", timing.median * 1e6},
+          {"us_p10", timing.low * 1e6},
+          {"us_p90", timing.high * 1e6},
+          {"samples", timing.samples},
+          {"GB/s", bytes / timing.median * 1e-9},
+          {"% of read", 100.0 * bytes / timing.median / ceilings.read_bytes_per_second},
+          {"% of copy", 100.0 * bytes / timing.median / ceilings.copy_bytes_per_second},
+          {"TFLOP/s", flops / timing.median * 1e-12},
+          {"% of FMA", 100.0 * flops / timing.median / ceilings.fma_flops}};
+}
+
+}  // namespace
+
+std::vector<Row> bench_attention(Backend& backend, const Ceilings& ceilings,
+                                 const AttentionGrid& grid, const Effort& effort,
+                                 const OnRow& on_row) {
+  std::vector<Row> rows;
+  for (const DType dtype : grid.dtypes) {
+    check_attention(backend, grid.heads, grid.kv_heads, grid.head_dim, dtype);
+    for (const std::int64_t queries : grid.queries) {
+      for (const std::int64_t batch : grid.batches) {
+        for (const std::int64_t context : grid.contexts) {
+          if (queries > context) continue;
+          rows.push_back(
+              bench_cell(backend, ceilings, grid, {batch, context, queries, dtype}, effort));
+          on_row(rows.back());
+        }
+      }
+    }
+  }
+  return rows;
+}
+
+}  // namespace triphase::bench

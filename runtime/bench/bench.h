@@ -1,0 +1,60 @@
+#pragma once
+
+// The microbenchmarks behind `triphase bench`. Each measures the machine's ceilings first, refuses
+// to time an operation whose results do not agree with float64 arithmetic, and reports medians over
+// rotating buffers beside the ceilings. Allocate from the backend's device; single-threaded
+// callers.
+
+#include <cstdint>
+#include <functional>
+#include <vector>
+
+#include "runtime/bench/measure.h"
+#include "runtime/bench/report.h"
+
+namespace triphase::bench {
+
+// Rows so far, as each is done: for progress on a terminal.
+using OnRow = std::function<void(const Row& row)>;
+
+struct AttentionGrid {
+  std::vector<std::int64_t> batches, contexts, queries;
+  std::int64_t heads = 32;
+  std::int64_t kv_heads = 32;
+  std::int64_t head_dim = 128;
+  std::int64_t page_tokens = 128;
+  std::vector<DType> dtypes;
+};
+[[nodiscard]] std::vector<Row> bench_attention(Backend& backend, const Ceilings& ceilings,
+                                               const AttentionGrid& grid, const Effort& effort,
+                                               const OnRow& on_row);
+
+struct GemmGrid {
+  std::vector<std::int64_t> rows, depths, columns;
+  std::vector<DType> dtypes;
+};
+[[nodiscard]] std::vector<Row> bench_gemm(Backend& backend, const Ceilings& ceilings,
+                                          const GemmGrid& grid, const Effort& effort,
+                                          const OnRow& on_row);
+
+// Ceiling of a direction between host and device: its own largest copy. On the device: half the
+// copy ceiling, which counts bytes read and written.
+struct TransferGrid {
+  std::vector<std::int64_t> bytes;  // of one copy
+};
+[[nodiscard]] std::vector<Row> bench_transfer(Backend& backend, const Ceilings& ceilings,
+                                              const TransferGrid& grid, const Effort& effort,
+                                              const OnRow& on_row);
+
+// GB/s count F16 values read, and codes and scales written.
+struct QuantizeGrid {
+  std::vector<std::int64_t> batches;  // blocks closed together
+  std::int64_t block_tokens = 128;
+  std::int64_t kv_heads = 32;
+  std::int64_t head_dim = 128;
+};
+[[nodiscard]] std::vector<Row> bench_quantize(Backend& backend, const Ceilings& ceilings,
+                                              const QuantizeGrid& grid, const Effort& effort,
+                                              const OnRow& on_row);
+
+}  // namespace triphase::bench

@@ -1,0 +1,63 @@
+// y = x w^T with stored weights, as the projections of a decoder layer.
+
+#include <algorithm>
+
+#include "runtime/bench/bench.h"
+#include "runtime/bench/check.h"
+
+namespace triphase::bench {
+namespace {
+
+Row bench_cell(Backend& backend, const Ceilings& ceilings, std::int64_t rows, std::int64_t depth,
+               std::int64_t columns, DType dtype, const Effort& effort) {
+  BenchMemory memory(backend);
+  const std::size_t weight_bytes = static_cast<std::size_t>(depth * columns) * dtype_bytes(dtype);
+  const std::size_t copies = std::clamp<std::size_t>(kRotateBytes / weight_bytes + 1, 2, 4096);
+  const Buffer weights = memory.bytes(copies * weight_bytes);
+  memory.fill_random(weights.data(), weights.bytes(), dtype, 1);
+  const Buffer x = memory.bytes(static_cast<std::size_t>(rows * depth) * sizeof(float));
+  memory.fill_random(x.data(), x.bytes(), DType::kF32, 2);
+  const Buffer y = memory.bytes(static_cast<std::size_t>(rows * columns) * sizeof(float));
+  const Timing timing = measure(backend, effort, [&](std::int64_t i) {
+    const std::size_t at = static_cast<std::size_t>(i) % copies * weight_bytes;
+    backend.ops().linear({x.data(), DType::kF32, rows, depth, depth},
+                         {weights.data() + at, dtype, columns, depth, depth}, nullptr, false,
+                         {y.data(), DType::kF32, rows, columns, columns}, backend.stream());
+  });
+  const double flops = 2.0 * static_cast<double>(rows * depth * columns);
+  const auto bytes = static_cast<double>(weight_bytes);
+  return {{"op", "gemm"},
+          {"weights", std::string(dtype_name(dtype))},
+          {"rows", rows},
+          {"depth", depth},
+          {"columns", columns},
+          {"us", timing.median * 1e6},
+          {"us_p10", timing.low * 1e6},
+          {"us_p90", timing.high * 1e6},
+          {"samples", timing.samples},
+          {"GB/s", bytes / timing.median * 1e-9},
+          {"% of read", 100.0 * bytes / timing.median / ceilings.read_bytes_per_second},
+          {"TFLOP/s", flops / timing.median * 1e-12},
+          {"% of FMA", 100.0 * flops / timing.median / ceilings.fma_flops}};
+}
+
+}  // namespace
+
+std::vector<Row> bench_gemm(Backend& backend, const Ceilings& ceilings, const GemmGrid& grid,
+                            const Effort& effort, const OnRow& on_row) {
+  std::vector<Row> rows;
+  for (const DType dtype : grid.dtypes) {
+    check_linear(backend, dtype);
+    for (const std::int64_t depth : grid.depths) {
+      for (const std::int64_t columns : grid.columns) {
+        for (const std::int64_t count : grid.rows) {
+          rows.push_back(bench_cell(backend, ceilings, count, depth, columns, dtype, effort));
+          on_row(rows.back());
+        }
+      }
+    }
+  }
+  return rows;
+}
+
+}  // namespace triphase::bench

@@ -1,0 +1,93 @@
+#include "runtime/bench/measure.h"
+
+#include <algorithm>
+#include <bit>
+
+#include "runtime/base/error.h"
+
+namespace triphase::bench {
+namespace {
+
+constexpr int kFewestSamples = 5;
+constexpr std::int64_t kMostCalls = 4096;
+
+double percentile(const std::vector<double>& sorted, double share) {
+  const auto last = static_cast<double>(sorted.size() - 1);
+  return sorted[static_cast<std::size_t>(share * last + 0.5)];
+}
+
+}  // namespace
+
+Timing measure(Backend& backend, const Effort& effort,
+               const std::function<void(std::int64_t i)>& call) {
+  std::int64_t i = 0;
+  const auto sample = [&](std::int64_t calls) {
+    const double start = backend.now();
+    for (std::int64_t n = 0; n < calls; ++n) call(i++);
+    backend.stream().synchronize();
+    return (backend.now() - start) / static_cast<double>(calls);
+  };
+  double estimate = std::min(sample(1), sample(1));
+  std::int64_t calls = 1;
+  while (calls < kMostCalls && estimate * static_cast<double>(calls) < effort.sample_seconds) {
+    calls *= 2;
+    estimate = sample(calls);
+  }
+  std::vector<double> seconds;
+  double spent = 0.0;
+  while (static_cast<int>(seconds.size()) < effort.samples &&
+         (static_cast<int>(seconds.size()) < kFewestSamples || spent < effort.seconds)) {
+    seconds.push_back(sample(calls));
+    spent += seconds.back() * static_cast<double>(calls);
+  }
+  std::ranges::sort(seconds);
+  return {percentile(seconds, 0.5), percentile(seconds, 0.1), percentile(seconds, 0.9),
+          static_cast<std::int64_t>(seconds.size())};
+}
+
+void BenchMemory::upload(std::byte* to, const void* from, std::size_t count) {
+  backend_->device().copy(to, from, count, backend_->stream());
+  backend_->stream().synchronize();
+}
+
+void BenchMemory::download(void* to, const std::byte* from, std::size_t count) {
+  backend_->device().copy(to, from, count, backend_->stream());
+  backend_->stream().synchronize();
+}
+
+void BenchMemory::fill_random(std::byte* to, std::size_t count, DType dtype, std::uint64_t seed) {
+  // One block of values, repeated from differing places: random enough for memory and arithmetic.
+  constexpr std::size_t kBlock = std::size_t{1} << 22;
+  std::vector<std::byte> block(kBlock);
+  std::mt19937_64 random(seed);
+  const std::size_t element = dtype_bytes(dtype);
+  for (std::size_t i = 0; i < kBlock / element; ++i) {
+    const auto bits = static_cast<std::int32_t>(random() >> 32);
+    const float value = static_cast<float>(bits) * 0x1p-31F;
+    std::byte* at = block.data() + i * element;
+    switch (dtype) {
+      case DType::kF32:
+        *reinterpret_cast<float*>(at) = value;
+        break;
+      case DType::kF16:
+        *reinterpret_cast<std::uint16_t*>(at) = f32_to_f16(value);
+        break;
+      case DType::kBF16:
+        *reinterpret_cast<std::uint16_t*>(at) = f32_to_bf16(value);
+        break;
+      case DType::kU8:
+        *at = static_cast<std::byte>(bits & 0xFF);
+        break;
+      default:
+        TRIPHASE_CHECK(false, "a type that benchmarks fill");
+    }
+  }
+  for (std::size_t done = 0; done < count;) {
+    const std::size_t from = done == 0 ? 0 : (random() % (kBlock / 2)) / 64 * 64;
+    const std::size_t part = std::min(count - done, kBlock - from);
+    upload(to + done, block.data() + from, part);
+    done += part;
+  }
+}
+
+}  // namespace triphase::bench

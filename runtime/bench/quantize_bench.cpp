@@ -1,0 +1,116 @@
+// INT8 quantization of full KV blocks: from the open pool to codes and scales.
+
+#include <fmt/format.h>
+
+#include <algorithm>
+#include <cmath>
+
+#include "runtime/base/error.h"
+#include "runtime/bench/bench.h"
+
+namespace triphase::bench {
+namespace {
+
+struct Pools {
+  Buffer codes_k, codes_v, scales, open_k, open_v;
+};
+
+Pools make_pools(BenchMemory& memory, std::int64_t blocks, std::int64_t block_elements,
+                 std::int64_t scale_floats, DType open_dtype) {
+  const auto codes = static_cast<std::size_t>(blocks * block_elements);
+  Pools pools;
+  pools.codes_k = memory.bytes(codes);
+  pools.codes_v = memory.bytes(codes);
+  pools.scales = memory.bytes(static_cast<std::size_t>(blocks * scale_floats) * sizeof(float));
+  pools.open_k = memory.bytes(codes * dtype_bytes(open_dtype));
+  pools.open_v = memory.bytes(codes * dtype_bytes(open_dtype));
+  memory.fill_random(pools.open_k.data(), pools.open_k.bytes(), open_dtype, 1);
+  memory.fill_random(pools.open_v.data(), pools.open_v.bytes(), open_dtype, 2);
+  return pools;
+}
+
+KvLayerView view_of(const Pools& pools, const QuantizeGrid& grid) {
+  KvLayerView cache{pools.codes_k.data(), pools.codes_v.data(), DType::kU8,
+                    grid.block_tokens,    grid.kv_heads,        grid.head_dim};
+  cache.scales = pools.scales.as<float>();
+  cache.open_k = pools.open_k.data();
+  cache.open_v = pools.open_v.data();
+  cache.open_dtype = DType::kF16;
+  return cache;
+}
+
+// lambda (code - zero) is within lambda / 2 of the value, for every element of one block.
+void check_block(Backend& backend, const QuantizeGrid& grid) {
+  BenchMemory memory(backend);
+  const std::int64_t elements = grid.block_tokens * grid.kv_heads * grid.head_dim;
+  const std::int64_t scale_floats = 4 * grid.kv_heads * grid.head_dim;
+  const Pools pools = make_pools(memory, 1, elements, scale_floats, DType::kF16);
+  const KvClose block{PageId(0), PageId(0), PageId(0)};
+  backend.ops().kv_close({&block, 1}, view_of(pools, grid), backend.stream());
+  std::vector<std::uint8_t> codes(static_cast<std::size_t>(elements));
+  std::vector<std::uint16_t> open(static_cast<std::size_t>(elements));
+  std::vector<float> scales(static_cast<std::size_t>(scale_floats));
+  memory.download(codes.data(), pools.codes_v.data(), codes.size());
+  memory.download(open.data(), pools.open_v.data(), open.size() * sizeof(std::uint16_t));
+  memory.download(scales.data(), pools.scales.data(), scales.size() * sizeof(float));
+  for (std::int64_t i = 0; i < elements; ++i) {
+    const std::int64_t head = i / (grid.block_tokens * grid.head_dim);
+    const auto at =
+        static_cast<std::size_t>((grid.kv_heads + head) * 2 * grid.head_dim + i % grid.head_dim);
+    const double lambda = scales[at];
+    const double zero = scales[at + static_cast<std::size_t>(grid.head_dim)];
+    const double value = f16_to_f32(open[static_cast<std::size_t>(i)]);
+    const double error = std::abs(lambda * (codes[static_cast<std::size_t>(i)] - zero) - value);
+    TRIPHASE_CHECK(error <= 0.501 * lambda + 1e-6 * std::abs(value),
+                   fmt::format("quantize: element {} is off by {}, a step is {}: not timed", i,
+                               error, lambda));
+  }
+}
+
+}  // namespace
+
+std::vector<Row> bench_quantize(Backend& backend, const Ceilings& ceilings,
+                                const QuantizeGrid& grid, const Effort& effort,
+                                const OnRow& on_row) {
+  check_block(backend, grid);
+  const std::int64_t elements = grid.block_tokens * grid.kv_heads * grid.head_dim;
+  const std::int64_t scale_floats = 4 * grid.kv_heads * grid.head_dim;
+  std::vector<Row> rows;
+  for (const std::int64_t batch : grid.batches) {
+    BenchMemory memory(backend);
+    const auto batch_bytes = static_cast<std::size_t>(batch * elements) * 6;
+    const auto turns =
+        static_cast<std::int64_t>(std::clamp<std::size_t>(kRotateBytes / batch_bytes + 1, 2, 4096));
+    const Pools pools = make_pools(memory, turns * batch, elements, scale_floats, DType::kF16);
+    const KvLayerView cache = view_of(pools, grid);
+    std::vector<KvClose> blocks;
+    for (std::int64_t block = 0; block < turns * batch; ++block) {
+      blocks.push_back({PageId(block), PageId(block), PageId(block)});
+    }
+    const Timing timing = measure(backend, effort, [&](std::int64_t i) {
+      const auto first = static_cast<std::size_t>(i % turns * batch);
+      backend.ops().kv_close(std::span(blocks).subspan(first, static_cast<std::size_t>(batch)),
+                             cache, backend.stream());
+    });
+    // K and V: F16 read, codes and scales written.
+    const double bytes = static_cast<double>(batch) *
+                         (2.0 * 3.0 * static_cast<double>(elements) +
+                          static_cast<double>(sizeof(float)) * static_cast<double>(scale_floats));
+    rows.push_back({{"op", "quantize"},
+                    {"from", "f16"},
+                    {"blocks", batch},
+                    {"block_tokens", grid.block_tokens},
+                    {"kv_heads", grid.kv_heads},
+                    {"head_dim", grid.head_dim},
+                    {"us", timing.median * 1e6},
+                    {"us_p10", timing.low * 1e6},
+                    {"us_p90", timing.high * 1e6},
+                    {"samples", timing.samples},
+                    {"GB/s", bytes / timing.median * 1e-9},
+                    {"% of copy", 100.0 * bytes / timing.median / ceilings.copy_bytes_per_second}});
+    on_row(rows.back());
+  }
+  return rows;
+}
+
+}  // namespace triphase::bench

@@ -1,0 +1,90 @@
+#include "runtime/bench/report.h"
+
+#include <fmt/format.h>
+
+#include <cmath>
+
+#include "runtime/base/json.h"
+
+namespace triphase::bench {
+namespace {
+
+std::string plain(const Value& value, bool exact, bool zero_is_missing) {
+  if (const auto* text = std::get_if<std::string>(&value)) return *text;
+  if (const auto* number = std::get_if<std::int64_t>(&value)) return fmt::format("{}", *number);
+  const double number = std::get<double>(value);
+  if (!std::isfinite(number) || (zero_is_missing && number == 0.0)) return "";
+  return exact ? fmt::format("{:.6g}", number) : fmt::format("{:.4g}", number);
+}
+
+std::string csv_cell(const Value& value, bool zero_is_missing) {
+  const std::string text = plain(value, true, zero_is_missing);
+  if (text.find_first_of(",\"\n") == std::string::npos) return text;
+  std::string quoted = "\"";
+  for (const char c : text) quoted += c == '"' ? std::string("\"\"") : std::string(1, c);
+  return quoted + '"';
+}
+
+std::string json_row(const Row& row) {
+  std::string out = "{";
+  for (const auto& [name, value] : row) {
+    if (out.size() > 1) out += ", ";
+    out += json_quote(name) + ": ";
+    if (const auto* text = std::get_if<std::string>(&value)) {
+      out += json_quote(*text);
+    } else if (const auto* number = std::get_if<std::int64_t>(&value)) {
+      out += fmt::format("{}", *number);
+    } else if (!std::isfinite(std::get<double>(value))) {
+      out += "null";
+    } else {
+      out += fmt::format("{:.9g}", std::get<double>(value));
+    }
+  }
+  return out + "}";
+}
+
+std::string table(const std::vector<Row>& rows, bool markdown, bool zero_is_missing) {
+  if (rows.empty()) return "";
+  const std::string between = markdown ? " | " : ",";
+  const auto line = [&](auto&& cell) {
+    std::string out = markdown ? "| " : "";
+    for (std::size_t i = 0; i < rows.front().size(); ++i) {
+      if (i > 0) out += between;
+      out += cell(i);
+    }
+    return out + (markdown ? " |\n" : "\n");
+  };
+  std::string out = line([&](std::size_t i) { return rows.front()[i].first; });
+  if (markdown) out += line([](std::size_t) { return "---"; });
+  for (const Row& row : rows) {
+    out += line([&](std::size_t i) {
+      return markdown ? plain(row[i].second, false, zero_is_missing)
+                      : csv_cell(row[i].second, zero_is_missing);
+    });
+  }
+  return out;
+}
+
+}  // namespace
+
+std::string format_report(const std::vector<Row>& rows, ReportFormat format, bool zero_is_missing) {
+  switch (format) {
+    case ReportFormat::kMarkdown:
+      return table(rows, true, zero_is_missing);
+    case ReportFormat::kCsv:
+      return table(rows, false, zero_is_missing);
+    case ReportFormat::kJson: {
+      std::string out = "[";
+      for (const Row& row : rows) out += (out.size() > 1 ? ",\n  " : "\n  ") + json_row(row);
+      return out + "\n]\n";
+    }
+    case ReportFormat::kJsonLines: {
+      std::string out;
+      for (const Row& row : rows) out += json_row(row) + "\n";
+      return out;
+    }
+  }
+  return "";
+}
+
+}  // namespace triphase::bench

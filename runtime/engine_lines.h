@@ -1,0 +1,33 @@
+#pragma once
+
+// The lines an Engine holds: waiting, running, and suspended ones. Plain values.
+
+#include <cstdint>
+#include <memory>
+
+#include "runtime/base/ids.h"
+#include "runtime/sequence.h"
+#include "scheduler/placement/placement_view.h"
+
+namespace triphase {
+
+struct RunningLine {
+  std::unique_ptr<Sequence> sequence;
+  SequenceId id;
+  std::uint64_t rope_key = 0;
+  std::int64_t computed = 0;  // leading tokens whose KV is in the store
+  // Leading tokens computed in chunks before decoding goes on: the prompt, or after a preemption
+  // by recomputation everything the line had.
+  std::int64_t prefill_tokens = 0;
+
+  [[nodiscard]] std::int64_t prefill_left() const {
+    return computed < prefill_tokens ? prefill_tokens - computed : 0;
+  }
+};
+
+struct SuspendedLine {
+  RunningLine line;  // kDrop: its id names nothing in the store any more
+  SuspendMode mode = SuspendMode::kSwap;
+};
+
+}  // namespace triphase

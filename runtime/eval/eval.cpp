@@ -1,0 +1,74 @@
+#include "runtime/eval/eval.h"
+
+#include <algorithm>
+#include <cmath>
+
+#include "runtime/base/error.h"
+#include "runtime/base/utf8.h"
+
+namespace triphase::eval {
+
+Mean mean_of(const std::vector<double>& samples) {
+  Mean result;
+  result.count = static_cast<std::int64_t>(samples.size());
+  if (samples.empty()) return result;
+  const auto count = static_cast<double>(samples.size());
+  for (const double sample : samples) result.mean += sample;
+  result.mean /= count;
+  if (samples.size() < 2) return result;
+  double squares = 0.0;
+  for (const double sample : samples) squares += (sample - result.mean) * (sample - result.mean);
+  result.standard_error = std::sqrt(squares / (count - 1.0) / count);
+  return result;
+}
+
+std::vector<ScoredTask> score_tasks(const Setup& setup, std::vector<ScoreTask> tasks) {
+  const auto total = static_cast<std::uint64_t>(tasks.size());
+  std::vector<ScoredTask> results =
+      setup.scorer->score_all(std::move(tasks), [&](std::uint64_t done) {
+        if (setup.on_progress) setup.on_progress(done, total);
+      });
+  for (const ScoredTask& scored : results) {
+    if (scored.finite) continue;
+    throw Error(ErrorRole::kModel, "E-NUM-LOGITS", "logits")
+        .file(setup.data_path)
+        .found("NaN or infinity at a scored token")
+        .expected("numbers");
+  }
+  return results;
+}
+
+double dense_bytes_per_token(const Setup& setup, const std::vector<ScoreTask>& tasks) {
+  double tokens = 0.0;
+  double steps = 0.0;
+  for (const ScoreTask& task : tasks) {
+    const auto first = static_cast<double>(std::min(task.prefill_tokens, task.computed_tokens()));
+    const auto end = static_cast<double>(task.computed_tokens());
+    // The step at position p reads p + 1 tokens.
+    tokens += (end * (end + 1.0) - first * (first + 1.0)) / 2.0;
+    steps += end - first;
+  }
+  return steps == 0.0 ? 0.0 : tokens / steps * static_cast<double>(setup.kv_token_bytes);
+}
+
+void bad_data(const Setup& setup, std::uint64_t line, std::string_view field,
+              std::string_view found, std::string_view expected) {
+  Error error(ErrorRole::kInput, "E-IN-EVAL", field);
+  error.file(setup.data_path).found(found).expected(expected);
+  if (line > 0) error.line(line);
+  throw error;
+}
+
+std::vector<TokenId> text_tokens(const Setup& setup, std::string_view text) {
+  const std::size_t invalid = first_invalid_utf8(text);
+  if (invalid != std::string_view::npos) {
+    throw Error(ErrorRole::kInput, "E-IN-UTF8", "text")
+        .file(setup.data_path)
+        .byte(invalid + 1)
+        .found("bytes that are not UTF-8")
+        .expected("UTF-8 text");
+  }
+  return setup.tokenizer->encode(text, {.add_special = false, .parse_special = false});
+}
+
+}  // namespace triphase::eval

@@ -1,0 +1,132 @@
+#include "runtime/eval/generation_tasks.h"
+
+#include <fmt/format.h>
+
+#include <algorithm>
+#include <optional>
+#include <utility>
+
+#include "runtime/base/json.h"
+#include "runtime/base/utf8.h"
+#include "runtime/eval/rouge.h"
+
+namespace triphase::eval {
+namespace {
+
+struct Item {
+  std::uint64_t line = 0;
+  std::string prompt;
+  std::vector<std::string> answers;
+};
+
+Item read_item(const Setup& setup, std::uint64_t line, std::string_view text) {
+  if (first_invalid_utf8(text) != std::string_view::npos) {
+    bad_data(setup, line, "line", "bytes that are not UTF-8", "UTF-8");
+  }
+  JsonProblem problem;
+  const std::optional<Json> object = parse_json(text, problem);
+  if (!object) bad_data(setup, line, "line", problem.found, problem.expected);
+  const Json* prompt = object->find("prompt");
+  if (prompt == nullptr || prompt->string() == nullptr) {
+    bad_data(setup, line, "prompt", prompt == nullptr ? "missing" : prompt->describe(), "a string");
+  }
+  Item item{line, *prompt->string(), {}};
+  const Json* answer = object->find("answer");
+  const auto refuse = [&](const Json* found) {
+    bad_data(setup, line, "answer", found == nullptr ? "missing" : found->describe(),
+             "a string or an array of strings");
+  };
+  if (answer == nullptr) refuse(answer);
+  if (const JsonArray* many = answer->array()) {
+    for (const Json& one : *many) {
+      if (one.string() == nullptr) refuse(&one);
+      item.answers.push_back(*one.string());
+    }
+  } else if (answer->string() != nullptr) {
+    item.answers.push_back(*answer->string());
+  }
+  if (item.answers.empty()) refuse(answer);
+  return item;
+}
+
+std::vector<Item> read_items(const Setup& setup, std::string_view jsonl) {
+  std::vector<Item> items;
+  std::uint64_t line = 0;
+  while (!jsonl.empty()) {
+    const std::size_t end = std::min(jsonl.find('\n'), jsonl.size());
+    const std::string_view text = jsonl.substr(0, end);
+    ++line;
+    if (text.find_first_not_of(" \t\r") != std::string_view::npos) {
+      items.push_back(read_item(setup, line, text));
+    }
+    jsonl.remove_prefix(std::min(end + 1, jsonl.size()));
+  }
+  if (items.empty()) bad_data(setup, 0, "lines", "none", "one prompt with its answer per line");
+  return items;
+}
+
+std::string_view trimmed(std::string_view text) {
+  constexpr std::string_view kBlank = " \t\n\r\v\f";
+  const std::size_t first = text.find_first_not_of(kBlank);
+  if (first == std::string_view::npos) return {};
+  return text.substr(first, text.find_last_not_of(kBlank) - first + 1);
+}
+
+std::vector<std::string> generate_all(const Setup& setup, const GenerationOptions& options,
+                                      Engine& engine, const std::vector<Item>& items) {
+  std::vector<std::string> texts(items.size());
+  std::size_t next = 0;
+  std::uint64_t done = 0;
+  while (next < items.size() || engine.in_flight() > 0) {
+    while (next < items.size() && engine.has_room()) {
+      Request request;
+      request.index = next;
+      request.text = items[next].prompt;
+      request.sampling.max_tokens = options.max_tokens;
+      request.sampling.stop = options.stop;
+      engine.submit(std::move(request));
+      ++next;
+    }
+    for (Completion& completion : engine.step()) {
+      if (completion.error) {
+        bad_data(setup, items[completion.index].line, completion.error->code,
+                 completion.error->message, "a prompt that fits");
+      }
+      texts[completion.index] = std::move(completion.text).value_or("");
+      ++done;
+    }
+    if (setup.on_progress) setup.on_progress(done, items.size());
+  }
+  return texts;
+}
+
+}  // namespace
+
+std::vector<Row> generate_and_compare(const Setup& setup, const GenerationOptions& options,
+                                      Engine& engine, std::string_view jsonl) {
+  const std::vector<Item> items = read_items(setup, jsonl);
+  const std::vector<std::string> texts = generate_all(setup, options, engine, items);
+  std::vector<double> scores;
+  for (std::size_t at = 0; at < items.size(); ++at) {
+    double best = 0.0;
+    for (const std::string& answer : items[at].answers) {
+      const double score = options.summarize                       ? rouge_l(answer, texts[at]).f
+                           : trimmed(answer) == trimmed(texts[at]) ? 1.0
+                                                                   : 0.0;
+      best = std::max(best, score);
+    }
+    scores.push_back(best);
+  }
+  const Mean mean = mean_of(scores);
+  const std::string name = options.summarize ? "rouge_l" : "exact_match";
+  return {{{"task", options.summarize ? "summarize" : "exact-match"},
+           {"definition", options.summarize
+                              ? "ROUGE-L F of greedy completions, best of the answers"
+                              : "share of greedy completions equal to an answer, trimmed"},
+           {name, mean.mean},
+           {name + "_stderr", mean.standard_error},
+           {"lines", mean.count},
+           {"max_tokens", options.max_tokens}}};
+}
+
+}  // namespace triphase::eval

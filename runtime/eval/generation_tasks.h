@@ -1,0 +1,26 @@
+#pragma once
+
+// The tasks of `triphase eval` that generate: greedy completions compared with given answers.
+
+#include <string>
+#include <string_view>
+#include <vector>
+
+#include "runtime/engine.h"
+#include "runtime/eval/eval.h"
+
+namespace triphase::eval {
+
+struct GenerationOptions {
+  bool summarize = false;  // ROUGE-L instead of exact match
+  std::int64_t max_tokens = 64;
+  std::vector<std::string> stop;
+};
+
+// Lines: {"prompt", "answer"}; answer may be an array of accepted texts. Exact match compares after
+// trimming white space; ROUGE-L takes the best of the answers.
+[[nodiscard]] std::vector<Row> generate_and_compare(const Setup& setup,
+                                                    const GenerationOptions& options,
+                                                    Engine& engine, std::string_view jsonl);
+
+}  // namespace triphase::eval

@@ -1,0 +1,90 @@
+#include <fmt/format.h>
+
+#include <algorithm>
+#include <cmath>
+
+#include "runtime/eval/eval.h"
+
+namespace triphase::eval {
+namespace {
+
+// Words of a window's scored text: runs of bytes between white space.
+std::int64_t count_words(std::string_view text) {
+  std::int64_t words = 0;
+  bool inside = false;
+  for (const char c : text) {
+    const bool blank = c == ' ' || (c >= '\t' && c <= '\r');
+    if (!blank && !inside) ++words;
+    inside = !blank;
+  }
+  return words;
+}
+
+}  // namespace
+
+std::vector<Row> perplexity(const Setup& setup, std::string_view text) {
+  const std::vector<TokenId> tokens = text_tokens(setup, text);
+  const std::vector<TokenId> prefix = leading_specials(*setup.tokenizer);
+  const auto step = static_cast<std::size_t>(setup.window) - prefix.size();
+  std::vector<ScoreTask> tasks;
+  for (std::size_t begin = 0; begin < tokens.size(); begin += step) {
+    ScoreTask task;
+    task.tokens = prefix;
+    const std::size_t end = std::min(begin + step, tokens.size());
+    task.tokens.insert(task.tokens.end(), tokens.begin() + static_cast<std::ptrdiff_t>(begin),
+                       tokens.begin() + static_cast<std::ptrdiff_t>(end));
+    // Token prefill_len is predicted by the last dense row, so scores begin after it.
+    task.prefill_tokens = setup.prefill_len;
+    task.first_scored = setup.prefill_len + 1;
+    if (static_cast<std::int64_t>(task.tokens.size()) <= task.first_scored) break;
+    tasks.push_back(std::move(task));
+  }
+  if (tasks.empty()) {
+    bad_data(setup, 0, "text", fmt::format("{} tokens", tokens.size()),
+             fmt::format("more than the {} of --prefill-len", setup.prefill_len + 1));
+  }
+  const double bytes_per_token = dense_bytes_per_token(setup, tasks);
+  const std::vector<ScoredTask> scored = score_tasks(setup, tasks);
+
+  double nats = 0.0;
+  double count = 0.0;
+  double words = 0.0;
+  double bytes = 0.0;
+  std::vector<double> of_window;  // nats per token
+  for (std::size_t window = 0; window < tasks.size(); ++window) {
+    double sum = 0.0;
+    std::string read;
+    for (const TokenScore& score : scored[window].scores) sum -= score.logprob;
+    for (auto at = static_cast<std::size_t>(tasks[window].first_scored);
+         at < tasks[window].tokens.size(); ++at) {
+      read += setup.tokenizer->token_bytes(tasks[window].tokens[at]);
+    }
+    const auto size = static_cast<double>(scored[window].scores.size());
+    of_window.push_back(sum / size);
+    nats += sum;
+    count += size;
+    words += static_cast<double>(count_words(read));
+    bytes += static_cast<double>(read.size());
+  }
+  const double per_token = std::exp(nats / count);
+  return {{{"task", "perplexity"},
+           {"definition",
+            fmt::format("per token: exp(mean nats); disjoint windows of {} tokens{}, {} dense, the "
+                        "rest scored one step each",
+                        setup.window, prefix.empty() ? "" : " (first BOS)", setup.prefill_len)},
+           {"perplexity", per_token},
+           {"perplexity_stderr", per_token * mean_of(of_window).standard_error},
+           {"word_perplexity", words == 0.0 ? NAN : std::exp(nats / words)},
+           {"byte_perplexity", bytes == 0.0 ? NAN : std::exp(nats / bytes)},
+           {"bits_per_byte", bytes == 0.0 ? NAN : nats / bytes / std::log(2.0)},
+           {"nats_per_token", nats / count},
+           {"tokens", static_cast<std::int64_t>(count)},
+           {"words", static_cast<std::int64_t>(words)},
+           {"bytes", static_cast<std::int64_t>(bytes)},
+           {"windows", static_cast<std::int64_t>(tasks.size())},
+           {"window", setup.window},
+           {"prefill_len", setup.prefill_len},
+           {"kv_bytes_per_token", bytes_per_token}}};
+}
+
+}  // namespace triphase::eval

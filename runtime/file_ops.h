@@ -1,0 +1,80 @@
+#pragma once
+
+// The few system calls the durability protocol makes, behind one table so that tests can make the
+// n-th of them fail. Calls return what the system returns (-1 and errno on failure); nothing here
+// throws. write_all and the other functions below turn failures into Errors.
+
+#include <sys/types.h>
+
+#include <cstddef>
+#include <cstdint>
+#include <string>
+#include <string_view>
+
+namespace triphase {
+
+class FileOps {
+ public:
+  virtual ~FileOps() = default;
+  virtual int open(const char* path, int flags, mode_t mode);
+  virtual int close(int fd);
+  virtual ssize_t write(int fd, const void* data, std::size_t bytes);
+  virtual ssize_t pread(int fd, void* data, std::size_t bytes, off_t offset);
+  virtual int fsync(int fd);
+  virtual int fdatasync(int fd);
+  virtual int ftruncate(int fd, off_t bytes);
+  virtual int rename(const char* from, const char* to);
+  virtual int unlink(const char* path);
+};
+
+// The real calls. EINTR is returned as it is: callers repeat.
+[[nodiscard]] FileOps& system_file_ops();
+
+// Owns a descriptor. Closing reports nothing: whoever needs durability has synced before.
+class FileDescriptor {
+ public:
+  FileDescriptor() = default;
+  FileDescriptor(FileOps& ops, int fd) : ops_(&ops), fd_(fd) {}
+  FileDescriptor(FileDescriptor&& other) noexcept : ops_(other.ops_), fd_(other.release()) {}
+  FileDescriptor& operator=(FileDescriptor&& other) noexcept;
+  ~FileDescriptor() { reset(); }
+
+  [[nodiscard]] int get() const { return fd_; }
+  [[nodiscard]] bool valid() const { return fd_ >= 0; }
+  int release();
+  void reset();
+
+ private:
+  FileOps* ops_ = nullptr;
+  int fd_ = -1;
+};
+
+// Each repeats after EINTR. open returns -1 with errno on failure; the others throw E-IO-*. read_at
+// returns fewer bytes than asked only at the end of the file.
+[[nodiscard]] int open_repeating(FileOps& ops, const std::string& path, int flags, mode_t mode);
+void write_all(FileOps& ops, int fd, std::string_view bytes, const std::string& path);
+[[nodiscard]] std::size_t read_at(FileOps& ops, int fd, char* data, std::size_t bytes,
+                                  std::uint64_t offset, const std::string& path);
+
+// Writes `text` to a new file beside `path` and puts it in its place: O_EXCL temporary file, fsync,
+// rename, fsync of the directory. `path` has the old or the new content, never a part. Throws
+// ErrorRole::kIo E-IO-*.
+void write_file_atomically(FileOps& ops, const std::string& path, std::string_view text,
+                           mode_t mode);
+
+// Makes a rename or unlink in the directory of `path` durable.
+void sync_directory_of(FileOps& ops, const std::string& path);
+
+// The whole of a regular file of at most `max_bytes`. Throws E-IN-OPEN (ErrorRole::kInput) or
+// E-IO-READ.
+[[nodiscard]] std::string read_small_file(FileOps& ops, const std::string& path,
+                                          std::uint64_t max_bytes);
+
+// An Error for a failed call, with the system's words: E-MEM-FILES (ErrorRole::kResources) when
+// descriptors ran out, E-IO-NOSPACE for ENOSPC, EDQUOT and EFBIG, else E-IO-WRITE, E-IO-READ or
+// E-IO-OPEN by `field` ("write", "read", "open", ...). `hint` says what to do then; "free space
+// and" is put in front where that is the matter.
+[[noreturn]] void throw_io_error(const std::string& path, std::string_view field, int error_number,
+                                 std::string_view hint = {});
+
+}  // namespace triphase

@@ -1,0 +1,310 @@
+#include "runtime/generate.h"
+
+#include <fmt/format.h>
+#include <sys/stat.h>
+
+#include <chrono>
+#include <optional>
+
+#include "runtime/backend.h"
+#include "runtime/engine.h"
+#include "runtime/generation_config.h"
+#include "runtime/job.h"
+#include "runtime/loaded_model.h"
+#include "runtime/machine.h"
+#include "runtime/model_bundle.h"
+#include "runtime/run_summary.h"
+#include "runtime/score_engine.h"
+#include "runtime/signals.h"
+
+namespace triphase {
+namespace {
+
+using Clock = std::chrono::steady_clock;
+
+double seconds_since(Clock::time_point start) {
+  return std::chrono::duration<double>(Clock::now() - start).count();
+}
+
+void explain_options(const RunOptions& options, Log& log) {
+  for (const auto& [name, value] : options.origins) {
+    log.info(fmt::format("--{} = {} ({})", name, value.value, value.origin));
+  }
+}
+
+// Where the numbers of a run come together, whether it ends well or not.
+void fill_engine_numbers(const EngineStats& stats, const PlacementStats& placement,
+                         const LoadedModel& loaded, const RunPlan& plan, RunSummary& summary) {
+  summary.prefill_seconds = stats.prefill_seconds;
+  summary.decode_seconds = stats.decode_seconds;
+  summary.prompt_tokens = stats.computed_prompt_tokens;
+  summary.shared_prompt_tokens = stats.shared_prompt_tokens;
+  summary.generated_tokens = stats.generated_tokens;
+  summary.steps = stats.steps;
+  summary.max_batch = static_cast<std::uint64_t>(stats.max_batch);
+  summary.recomputed_tokens = placement.recomputed_tokens;
+  summary.preemptions = placement.swaps + placement.drops;
+  if (placement.phase_two_at > 0) {
+    summary.phase_boundaries = {static_cast<std::uint64_t>(placement.phase_two_at)};
+  }
+  if (const AttentionRunner* attention = loaded.decoder.attention()) {
+    const AttentionRunner::Touched& touched = attention->touched();
+    if (touched.context > 0) summary.tokens_touched_fraction = touched.attended / touched.context;
+  }
+  if (loaded.transfers) {
+    summary.bytes_to_device = loaded.transfers->stats(Lane::kToDevice).bytes;
+    summary.bytes_to_host = loaded.transfers->stats(Lane::kToHost).bytes;
+  }
+  const auto add = [&summary](MemoryTier tier, MemoryTag tag, std::uint64_t planned,
+                              std::uint64_t peak) {
+    summary.memory.push_back(
+        {std::string(memory_tier_name(tier)), std::string(memory_tag_name(tag)), planned, peak});
+  };
+  const MemoryPool& pool = loaded.pool;
+  const KvResidency& residency = loaded.kv.residency();
+  const KvStore::Shape& shape = loaded.kv.shape();
+  const std::uint64_t workspace = pool.use(MemoryTag::kWorkspace).peak;
+  const std::uint64_t kv_beside_pages =
+      plan.memory.kv -
+      static_cast<std::uint64_t>(plan.memory.kv_pages) * KvStore::page_bytes(shape);
+  summary.memory.clear();
+  const auto device = MemoryTier::kDevice;
+  add(device, MemoryTag::kWeights, plan.memory.weights, pool.use(MemoryTag::kWeights).peak);
+  add(device, MemoryTag::kKv, plan.memory.kv,
+      static_cast<std::uint64_t>(residency.peak_pages()) * KvStore::page_bytes(shape) +
+          kv_beside_pages);
+  if (plan.memory.staging > 0) {
+    add(device, MemoryTag::kStaging, plan.memory.staging, plan.memory.staging);
+  }
+  add(device, MemoryTag::kActivations, plan.memory.scratch - workspace,
+      pool.use(MemoryTag::kActivations).peak);
+  add(device, MemoryTag::kWorkspace, workspace, workspace);
+  const auto host = MemoryTier::kHost;
+  if (plan.host_weights > 0) {
+    add(host, MemoryTag::kWeights, plan.host_weights,
+        loaded.host_pool.use(MemoryTag::kWeights).peak);
+  }
+  if (plan.memory.host_blocks > 0) {
+    add(host, MemoryTag::kKv, plan.memory.host_kv,
+        static_cast<std::uint64_t>(residency.peak_host_blocks()) *
+            KvStore::host_block_bytes(shape));
+  }
+}
+
+// What turns lines into records, with what it needs around it: completions, or scores.
+class Worker {
+ public:
+  Worker(const RunOptions& options, const RunPlan& plan, const ModelBundle& model,
+         LoadedModel& loaded, Backend& backend) {
+    const std::int64_t batch_size = plan.memory.batch_size;
+    if (options.job == JobKind::kScore) {
+      score_preparer_.emplace(model.config, model.tokenizer.get(),
+                              ScorePreparer::Limits{model.config.max_positions, plan.longest_line,
+                                                    options.truncate, options.no_special});
+      scorer_.emplace(Scorer::Options{batch_size, plan.prefill_chunk}, options.token_logprobs,
+                      loaded.decoder, loaded.kv, *score_preparer_, backend.threads(),
+                      backend.stream());
+      return;
+    }
+    preparer_.emplace(model.config, model.tokenizer.get(),
+                      PromptPreparer::Limits{model.config.max_positions, plan.longest_line,
+                                             options.truncate, options.no_special});
+    generator_.emplace(EngineOptions{batch_size, plan.prefill_chunk, options.seed}, *plan.policy,
+                       loaded.decoder, loaded.kv, *preparer_, model.tokenizer.get(),
+                       backend.threads(), backend.stream());
+  }
+
+  [[nodiscard]] CompletionEngine& engine() {
+    if (scorer_) return *scorer_;
+    return *generator_;
+  }
+  [[nodiscard]] EngineStats stats() const {
+    return scorer_ ? scorer_->stats() : generator_->stats();
+  }
+  [[nodiscard]] PlacementStats placement() const {
+    return scorer_ ? PlacementStats{} : generator_->placement().stats();
+  }
+
+ private:
+  std::optional<PromptPreparer> preparer_;
+  std::optional<Engine> generator_;
+  std::optional<ScorePreparer> score_preparer_;
+  std::optional<ScoreEngine> scorer_;
+};
+
+RunSummary summary_of_setup(const RunOptions& options, const PromptFileFacts& prompt_facts,
+                            const ModelBundle& model, const RunPlan& plan, Backend& backend) {
+  RunSummary summary;
+  summary.model_path = options.model;
+  summary.model_type = model.config.model_type;
+  summary.model_fingerprint = model.identity.fingerprint;
+  summary.weights_dtype = dtype_name(model.weights_dtype);
+  summary.kv_dtype = kv_dtype_name(plan.kv);
+  summary.device = fmt::format("cpu: {}", inspect_machine().cpu_name);
+  summary.threads = backend.threads().threads();
+  summary.simd = backend.ops().name();
+  summary.attention_policy = attention_name(options.attention.kind);
+  summary.placement_policy = options.policy;
+  if (options.emulated_link) summary.emulated.emplace_back("link");
+  if (plan.memory.host_blocks > 0 || plan.placement.streamed_layers > 0) {
+    summary.emulated.emplace_back("device memory");
+  }
+  if (prompt_facts.rereadable) summary.total_requests = prompt_facts.requests;
+  return summary;
+}
+
+// The last line of a run: what came out, and how to go on.
+std::string closing_line(const RunOptions& options, const RecordCounts& counts,
+                         const RunSummary& summary) {
+  const double busy = std::max(summary.prefill_seconds + summary.decode_seconds, 1e-9);
+  const std::string speed =
+      options.job == JobKind::kScore
+          ? fmt::format("{} tokens computed, {} shared: {:.1f} tok/s", summary.prompt_tokens,
+                        summary.shared_prompt_tokens,
+                        static_cast<double>(summary.prompt_tokens) / busy)
+          : fmt::format(
+                "{} prompt and {} generated tokens: {:.1f} generated tok/s over prefill and "
+                "decode",
+                summary.prompt_tokens, summary.generated_tokens,
+                static_cast<double>(summary.generated_tokens) / busy);
+  return fmt::format("{}: {} records, {} failed{}; {}, wall {:.1f} s", options.output,
+                     counts.total(), counts.failed(),
+                     counts.failed() > 0 ? " (--retry-failed redoes them)" : "", speed,
+                     summary.wall_seconds);
+}
+
+bool output_exists(const RunOptions& options) {
+  const OutputPaths paths(options.output);
+  struct stat facts {};
+  return ::lstat(paths.output.c_str(), &facts) == 0 || ::lstat(paths.part.c_str(), &facts) == 0;
+}
+
+}  // namespace
+
+int generate(RunOptions options, Log& log) {
+  const Clock::time_point start = Clock::now();
+  Progress progress(log, options.progress);
+  if (options.shard.count > 1) {
+    log.info(fmt::format("shard {}/{} (from {})", options.shard.index, options.shard.count,
+                         options.shard.origin));
+  }
+
+  // 1. The job: where it reads, where it writes, what model it names. Nothing is written yet.
+  check_output_location(options);
+  progress.begin_phase("reading prompts");
+  const PromptFileFacts prompt_facts = examine_prompt_file(options);
+  ModelBundle model = open_model(options);
+  for (const std::string& note : model.notes) log.info(note);
+  if (options.adopt_generation_config && model.generation_config) {
+    for (const std::string& line :
+         adopt_generation_config(options, *model.generation_config, "generation_config.json")) {
+      log.info(line);
+    }
+  }
+
+  // 2. Does it fit, and how is memory divided? Known before anything large is loaded.
+  const auto backend = Backend::open(options.device, options.threads);
+  const RunPlan plan =
+      plan_run(options, model, backend->threads().threads(),
+               options.job == JobKind::kScore ? LogitRows::kAll : LogitRows::kLast);
+  log.info(fmt::format("model: {} ({} layers, {} weights of {}), device: {}, {} threads",
+                       model.config.architecture, model.config.layers,
+                       dtype_name(model.weights_dtype), format_bytes(model.weight_bytes),
+                       backend->ops().name(), backend->threads().threads()));
+  log.info(describe(plan, model));
+  if (options.explain) explain_options(options, log);
+  if (options.dry_run) {
+    log.info("dry run: everything needed is there; nothing was loaded or written");
+    return 0;
+  }
+
+  // 3. The output file: lock, manifest, and what an earlier run already finished. Where there is
+  // none yet it is created only after loading, so that refused weights leave nothing behind.
+  RunSummary summary = summary_of_setup(options, prompt_facts, model, plan, *backend);
+  std::optional<OutputFile> output;
+  const auto open_output = [&] {
+    output.emplace(options,
+                   make_manifest(options, prompt_facts, model.identity, kv_dtype_name(plan.kv)));
+    summary.resumed = output->resumed();
+  };
+  const auto end_if_complete = [&]() -> std::optional<int> {
+    if (!output || !output->already_complete()) return std::nullopt;
+    write_missing_summary(options, output->counts());
+    log.info(fmt::format("{} is already complete; --overwrite starts anew", options.output));
+    return exit_code_of(output->counts());
+  };
+  if (output_exists(options)) open_output();
+  if (const auto code = end_if_complete()) return *code;
+  if (output && output->resumed() > 0) {
+    log.info(fmt::format("resuming: {} of {} records are there already", output->resumed(),
+                         prompt_facts.rereadable ? std::to_string(prompt_facts.requests) : "?"));
+  }
+
+  const auto close_summary = [&](int exit_code, const std::string& error) {
+    summary.wall_seconds = seconds_since(start);
+    summary.records = output->counts();
+    summary.exit_code = exit_code;
+    summary.error = error;
+    write_summary(summary, options);
+  };
+
+  // The run's own error matters more than that its summary cannot be written either.
+  const auto close_summary_if_possible = [&](int code, const std::string& error) {
+    try {
+      if (output) close_summary(code, error);
+    } catch (const std::exception&) {
+    }
+  };
+
+  try {
+    // 4. Load: weights into the device's memory, then the buffers around them.
+    progress.begin_phase("loading model");
+    const Clock::time_point load_start = Clock::now();
+    LoadedModel loaded(model, options, plan, *backend, progress, log);
+    summary.load_seconds = seconds_since(load_start);
+    if (!output) open_output();
+    if (const auto code = end_if_complete()) return *code;  // somebody else finished it meanwhile
+
+    // 5. Run: every line through tokenizer, prefill and decode (engine.cpp), records as they
+    // finish.
+    Worker worker(options, plan, model, loaded, *backend);
+    PromptReader prompts(options, &prompt_facts);
+    Watchdog watchdog(options.watchdog_seconds, log);
+    progress.begin_phase(options.job == JobKind::kScore ? "scoring" : "generating");
+    JobEnd end = JobEnd::kStopped;
+    try {
+      end = run_job(prompts, *output, worker.engine(), progress, summary.total_requests, &watchdog);
+    } catch (...) {
+      fill_engine_numbers(worker.stats(), worker.placement(), loaded, plan, summary);
+      throw;
+    }
+    fill_engine_numbers(worker.stats(), worker.placement(), loaded, plan, summary);
+
+    // 6. End: stopped by a signal, or complete and put into place in one rename.
+    if (end == JobEnd::kStopped) {
+      const int signal_number = stop_signal();
+      progress.finish();
+      close_summary(128 + signal_number, "stopped by a signal");
+      log.info(
+          fmt::format("stopped: {} records are kept in {}.part; run the same command to resume",
+                      output->counts().total(), options.output));
+      die_by_signal(signal_number);
+    }
+    progress.begin_phase("writing output");
+    output->commit();
+    summary.complete = true;
+  } catch (const Error& error) {
+    close_summary_if_possible(exit_code(error.role()), error.message());
+    throw;
+  } catch (const std::bad_alloc&) {
+    close_summary_if_possible(exit_code(ErrorRole::kResources), "host memory ran out");
+    throw;
+  }
+  const int result = exit_code_of(output->counts());
+  close_summary(result, "");
+  progress.finish();
+  log.info(closing_line(options, output->counts(), summary));
+  return result;
+}
+
+}  // namespace triphase

@@ -1,0 +1,16 @@
+#pragma once
+
+// The story of `triphase run` and `triphase score`: a file of prompts or requests in, a file of
+// completions or scores out. See generate.cpp, which reads from top to bottom in the order things
+// happen.
+
+#include "runtime/log.h"
+#include "runtime/options/run_options.h"
+
+namespace triphase {
+
+// Does the whole job. Returns 0 or 1 (some lines have error records); throws Error for everything
+// else, with what was finished kept durable; ends by signal when asked to stop.
+[[nodiscard]] int generate(RunOptions options, Log& log);
+
+}  // namespace triphase

@@ -1,0 +1,259 @@
+#include "runtime/loaded_model.h"
+
+#include <fmt/format.h>
+
+#include <algorithm>
+
+#include "runtime/base/error.h"
+#include "runtime/base/format_bytes.h"
+#include "runtime/machine.h"
+#include "runtime/make_policy.h"
+#include "scheduler/placement/device_only_policy.h"
+
+namespace triphase {
+namespace {
+
+constexpr std::int64_t kBlockTokens = 32;
+// INT8 blocks have scales of their own, so they are longer; see docs/performance.md.
+constexpr std::int64_t kInt8BlockTokens = 64;
+constexpr std::int64_t kInt8BlockMultiple = 16;  // kernels/ops.h
+constexpr std::int64_t kDefaultPrefillChunk = 256;
+// Of the memory that is free when we start, this share is ours; the rest is left for page cache and
+// whatever else the machine does.
+constexpr double kShareOfFreeMemory = 0.85;
+// Of host memory, the share that KV and weights of the host tier may take.
+constexpr double kShareOfHost = 0.7;
+
+class Planner {
+ public:
+  Planner(const RunOptions& options, const ModelBundle& model, int threads, LogitRows logit_rows)
+      : options_(options),
+        model_(model),
+        threads_(threads),
+        logit_rows_(logit_rows),
+        context_(options.max_context > 0 ? std::min(options.max_context, model.config.max_positions)
+                                         : model.config.max_positions),
+        layer_bytes_(largest_layer_bytes(model.config, model.weights_dtype)) {}
+
+  RunPlan plan() {
+    // Scoring computes prompts alone, all of them on the device.
+    if (logit_rows_ == LogitRows::kAll) {
+      plan_.policy = std::make_shared<DeviceOnlyPolicy>();
+    } else {
+      plan_.policy = make_policy(options_);
+    }
+    plan_.prefill_chunk =
+        options_.prefill_chunk > 0 ? options_.prefill_chunk : kDefaultPrefillChunk;
+    choose_budgets();
+    choose_kv();
+    const std::int64_t batch = options_.batch_size > 0 ? options_.batch_size : kDefaultBatchSize;
+    plan_.placement = plan_.policy->start(job_view(batch));
+    if (plan_.placement.block_tokens && !options_.given("kv-block")) {
+      plan_.kv.block_tokens = *plan_.placement.block_tokens;
+    }
+    if (plan_.placement.host_kv == HostKvUse::kCpuAttention) {
+      throw Error(ErrorRole::kUsage, "E-CLI-OPTION", "--policy-option")
+          .found("cpu-attention")
+          .expected("KV on the host streamed through the device in this version");
+    }
+    divide();
+    return std::move(plan_);
+  }
+
+ private:
+  [[nodiscard]] BatchLimits limits_for(std::int64_t batch) const {
+    const std::int64_t rows = batch + plan_.prefill_chunk;
+    return {.rows = rows,
+            .segments = batch,
+            .logit_rows = logit_rows_ == LogitRows::kAll ? rows : batch,
+            .context = context_,
+            .sparse = options_.attention.kind != AttentionKind::kDense};
+  }
+
+  [[nodiscard]] std::uint64_t scratch(std::int64_t batch) const {
+    return DecoderModel::scratch_bytes(model_.config, limits_for(batch), threads_);
+  }
+
+  void choose_budgets() {
+    const std::uint64_t free = usable_host_memory(inspect_machine());
+    plan_.budget = options_.device_memory.value_or(static_cast<std::uint64_t>(
+        static_cast<double>(std::min(free, options_.host_memory.value_or(UINT64_MAX))) *
+        kShareOfFreeMemory));
+    // Both tiers are this machine's memory.
+    const std::uint64_t left = free > plan_.budget ? free - plan_.budget : 0;
+    plan_.host_budget = options_.host_memory.value_or(
+        static_cast<std::uint64_t>(static_cast<double>(left) * kShareOfHost));
+  }
+
+  void choose_kv() {
+    const DType compute = model_.weights_dtype;
+    const DType dtype = options_.kv_dtype.value_or(compute);
+    plan_.kv = {.layers = model_.config.layers,
+                .kv_heads = model_.config.kv_heads,
+                .head_dim = model_.config.head_dim,
+                .block_tokens = dtype == DType::kU8 ? kInt8BlockTokens : kBlockTokens,
+                .dtype = dtype,
+                .open_dtype = compute};
+    if (options_.kv_block > 0) plan_.kv.block_tokens = options_.kv_block;
+    if (plan_.kv.quantized() && plan_.kv.block_tokens % kInt8BlockMultiple != 0) {
+      throw Error(ErrorRole::kUsage, "E-CLI-OPTION", "--kv-block")
+          .found(fmt::to_string(options_.kv_block))
+          .expected(fmt::format("a multiple of {} with --kv-dtype int8", kInt8BlockMultiple));
+    }
+  }
+
+  // Weights on the device when so many layers are streamed.
+  [[nodiscard]] std::uint64_t device_weights(std::int64_t streamed) const {
+    const auto count = static_cast<std::uint64_t>(streamed);
+    const std::uint64_t slots = streamed > 0 ? WeightStream::kSlots * layer_bytes_ : 0;
+    return model_.weight_bytes - std::min(model_.weight_bytes, count * layer_bytes_) + slots;
+  }
+
+  [[nodiscard]] JobView job_view(std::int64_t batch) const {
+    const ModelConfig& config = model_.config;
+    const std::uint64_t layers = layer_bytes_ * static_cast<std::uint64_t>(config.layers);
+    return {.layers = config.layers,
+            .block_tokens = plan_.kv.block_tokens,
+            .batch_size = batch,
+            .longest_tokens = context_,
+            .device_budget = plan_.budget,
+            .host_budget = plan_.host_budget,
+            .layer_weights = layer_bytes_,
+            .other_weights = model_.weight_bytes - std::min(layers, model_.weight_bytes),
+            .scratch = scratch(batch),
+            .kv_bytes_per_token = KvStore::page_bytes(plan_.kv) *
+                                  static_cast<std::uint64_t>(config.layers) /
+                                  static_cast<std::uint64_t>(plan_.kv.block_tokens)};
+  }
+
+  void divide() {
+    MemoryRequest request{
+        .budget = plan_.budget,
+        .kv_budget = options_.device_kv_memory,
+        .scratch = [this](std::int64_t batch) { return scratch(batch); },
+        .page_bytes = KvStore::page_bytes(plan_.kv),
+        .layers = plan_.kv.layers,
+        .block_tokens = plan_.kv.block_tokens,
+        .context = context_,
+        .batch_size = options_.batch_size > 0 ? std::optional(options_.batch_size) : std::nullopt,
+        .scale_bytes = KvStore::scale_bytes(plan_.kv),
+        .open_page_bytes = KvStore::open_page_bytes(plan_.kv)};
+    if (plan_.kv.quantized()) {
+      request.open_pages = [this](std::int64_t batch) {
+        // Sequences that vLLM's policy swaps out keep their open blocks: as many again may wait.
+        const std::int64_t waiting = plan_.policy->name() == "vllm" ? batch : 0;
+        return KvStore::open_pages_needed(plan_.kv, batch + waiting, limits_for(batch).rows);
+      };
+    }
+    // Weights that do not fit beside a little KV are streamed under every policy.
+    std::int64_t& streamed = plan_.placement.streamed_layers;
+    const bool chosen = streamed > 0;
+    const auto fits = [&] {
+      const std::uint64_t needed =
+          device_weights(streamed) + request.scratch(1) +
+          request.page_bytes * static_cast<std::uint64_t>(plan_.kv.layers * kFewBlocks);
+      return needed <= plan_.budget;
+    };
+    while (!chosen && streamed < plan_.kv.layers && !fits()) ++streamed;
+    if (!chosen && !fits()) streamed = 0;  // let the refusal speak of the whole model
+    plan_.host_weights = static_cast<std::uint64_t>(streamed) * layer_bytes_;
+    request.weights = device_weights(streamed);
+    // Without a budget for the device both tiers would be the same memory.
+    const bool budgeted = options_.device_memory || options_.device_kv_memory;
+    if (plan_.placement.host_tier && (budgeted || plan_.policy->name() != "triphase")) {
+      request.host = MemoryRequest::Host{
+          .budget = plan_.host_budget - std::min(plan_.host_budget, plan_.host_weights),
+          .holds_everything = plan_.policy->name() == "accelerate",
+          .always = plan_.policy->name() == "flexgen"};
+    }
+    plan_.memory = plan_memory(request);
+    plan_.limits = limits_for(plan_.memory.batch_size);
+    // Nothing can leave the device: Phase I to the end. Reserving at admission then decides the
+    // same once, not in every step.
+    if (plan_.policy->name() == "triphase" && plan_.memory.host_blocks == 0) {
+      plan_.policy = std::make_shared<DeviceOnlyPolicy>();
+    }
+    const PlacementLimits limits{.layers = plan_.kv.layers,
+                                 .block_tokens = plan_.kv.block_tokens,
+                                 .device_pages = plan_.memory.kv_pages,
+                                 .host_pages = plan_.memory.host_blocks * plan_.kv.layers,
+                                 .batch_size = plan_.memory.batch_size,
+                                 .prefill_chunk = plan_.prefill_chunk};
+    plan_.longest_line = std::min(context_, plan_.policy->longest_line(limits));
+    if (plan_.memory.host_blocks > 0) {
+      // Dense attention reads a line's host blocks of one layer together.
+      const std::int64_t staged = plan_.memory.staging_pages * plan_.kv.block_tokens;
+      plan_.longest_line = std::min(plan_.longest_line, staged);
+    }
+  }
+
+  static constexpr std::int64_t kFewBlocks = 4;
+
+  const RunOptions& options_;
+  const ModelBundle& model_;
+  int threads_;
+  LogitRows logit_rows_;
+  std::int64_t context_;
+  std::uint64_t layer_bytes_;
+  RunPlan plan_;
+};
+
+}  // namespace
+
+RunPlan plan_run(const RunOptions& options, const ModelBundle& model, int threads,
+                 LogitRows logit_rows) {
+  return Planner(options, model, threads, logit_rows).plan();
+}
+
+std::string_view kv_dtype_name(const KvStore::Shape& shape) {
+  return shape.quantized() ? "int8" : dtype_name(shape.dtype);
+}
+
+std::string describe(const RunPlan& plan, const ModelBundle& model) {
+  std::string text = fmt::format(
+      "plan: weights {}, scratch {}, KV {} ({} pages of {} tokens, {}) of {} device memory; batch "
+      "{}, prefill chunk {} tokens, longest line {} of {} tokens",
+      format_bytes(plan.memory.weights), format_bytes(plan.memory.scratch),
+      format_bytes(plan.memory.kv), plan.memory.kv_pages, plan.kv.block_tokens,
+      kv_dtype_name(plan.kv), format_bytes(plan.budget), plan.memory.batch_size, plan.prefill_chunk,
+      plan.longest_line, model.config.max_positions);
+  if (plan.memory.host_blocks > 0) {
+    text += fmt::format("; policy {}: {} of KV on the host, {} staging", plan.policy->name(),
+                        format_bytes(plan.memory.host_kv), format_bytes(plan.memory.staging));
+  }
+  if (plan.placement.streamed_layers > 0) {
+    text += fmt::format("; weights of {} of {} layers streamed from the host",
+                        plan.placement.streamed_layers, plan.kv.layers);
+  }
+  return text;
+}
+
+LoadedModel::LoadedModel(const ModelBundle& model, const RunOptions& options, const RunPlan& plan,
+                         Backend& backend, Progress& progress, Log& log)
+    : pool(backend.device(), MemoryTier::kDevice, plan.budget),
+      host_pool(backend.device(), MemoryTier::kHost, plan.host_budget),
+      weight_memory(pool, MemoryTag::kWeights),
+      host_weight_memory(host_pool, MemoryTag::kWeights),
+      transfers(plan.memory.host_blocks > 0 || plan.placement.streamed_layers > 0
+                    ? std::make_unique<HostTransferEngine>(options.emulated_link)
+                    : nullptr),
+      weights(load_model_weights(
+          model, options, {weight_memory, host_weight_memory, plan.placement.streamed_layers},
+          [&progress](std::uint64_t done, std::uint64_t total) {
+            progress.update_bytes(done, total);
+          },
+          log)),
+      decoder(model.config, *weights, backend.ops(), backend.threads().threads(), plan.limits, pool,
+              transfers.get()),
+      kv(plan.kv,
+         {.device_pages = plan.memory.kv_pages,
+          .staging_pages = plan.memory.staging_pages,
+          .open_pages = plan.memory.open_pages,
+          .host_blocks = plan.memory.host_blocks},
+         pool, &host_pool, transfers.get()) {
+  decoder.set_attention(options.attention, backend.sparse_ops(), pool);
+  decoder.kv_step().set_prefetch(plan.placement.overlap);
+  decoder.weight_stream().set_prefetch(plan.placement.overlap);
+}
+
+}  // namespace triphase

@@ -1,0 +1,68 @@
+#pragma once
+
+// From a model directory to a model that computes: how memory is divided and where KV and weights
+// live, decided before a byte of weights is read, then the weights in memory with the buffers
+// around them. The one way every command that computes gets its model.
+
+#include <cstdint>
+#include <memory>
+#include <optional>
+#include <string>
+
+#include "memory/host_device.h"
+#include "memory/kv_store.h"
+#include "memory/memory_pool.h"
+#include "memory/transfer/host_transfer_engine.h"
+#include "models/decoder_model.h"
+#include "runtime/backend.h"
+#include "runtime/model_bundle.h"
+#include "runtime/options/run_options.h"
+#include "runtime/progress.h"
+#include "scheduler/memory_plan.h"
+#include "scheduler/placement/placement_policy.h"
+
+namespace triphase {
+
+// Which rows of a step have logits: one per sequence (generation), or all of them (scoring).
+enum class LogitRows : std::uint8_t { kLast, kAll };
+
+struct RunPlan {
+  MemoryPlan memory;
+  KvStore::Shape kv;
+  BatchLimits limits;
+  std::int64_t prefill_chunk = 0;
+  std::int64_t longest_line = 0;   // tokens of the longest line that the job can hold
+  std::uint64_t budget = 0;        // device bytes
+  std::uint64_t host_budget = 0;   // host bytes
+  std::uint64_t host_weights = 0;  // bytes of streamed layers
+  std::shared_ptr<const PlacementPolicy> policy;
+  StaticPlacement placement;
+};
+
+// Throws ErrorRole::kResources E-MEM-FIT, saying what would fit.
+[[nodiscard]] RunPlan plan_run(const RunOptions& options, const ModelBundle& model, int threads,
+                               LogitRows logit_rows);
+
+// "f16", ..., "int8": as in manifest and summary.
+[[nodiscard]] std::string_view kv_dtype_name(const KvStore::Shape& shape);
+
+// One line for the log.
+[[nodiscard]] std::string describe(const RunPlan& plan, const ModelBundle& model);
+
+// A model in memory, with the buffers around it. Members are destroyed in reverse: the pools
+// outlive what they lent.
+struct LoadedModel {
+  LoadedModel(const ModelBundle& model, const RunOptions& options, const RunPlan& plan,
+              Backend& backend, Progress& progress, Log& log);
+
+  MemoryPool pool;
+  MemoryPool host_pool;
+  PoolDevice weight_memory;
+  PoolDevice host_weight_memory;
+  std::unique_ptr<HostTransferEngine> transfers;  // null: nothing is on the host
+  std::unique_ptr<ModelWeights> weights;
+  DecoderModel decoder;
+  KvStore kv;
+};
+
+}  // namespace triphase

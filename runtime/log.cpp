@@ -1,0 +1,126 @@
+#include "runtime/log.h"
+
+#include <fcntl.h>
+#include <fmt/format.h>
+#include <sys/ioctl.h>
+#include <unistd.h>
+
+#include <cerrno>
+#include <cstdlib>
+#include <cstring>
+
+#include "runtime/base/error.h"
+#include "runtime/base/json.h"
+#include "runtime/file_ops.h"
+
+namespace triphase {
+namespace {
+
+std::string_view level_name(LogLevel level) {
+  switch (level) {
+    case LogLevel::kError:
+      return "error";
+    case LogLevel::kWarning:
+      return "warning";
+    case LogLevel::kInfo:
+      return "info";
+    case LogLevel::kDebug:
+      return "debug";
+    case LogLevel::kTrace:
+      return "trace";
+  }
+  return "info";
+}
+
+std::size_t terminal_columns(std::FILE* stream) {
+  struct winsize size = {};
+  const bool known = ioctl(fileno(stream), TIOCGWINSZ, &size) == 0 && size.ws_col > 1;
+  return known ? size.ws_col : 80;
+}
+
+bool understands_escapes(std::FILE* stream) {
+  const char* term = std::getenv("TERM");
+  return isatty(fileno(stream)) != 0 && term != nullptr && std::strcmp(term, "dumb") != 0;
+}
+
+}  // namespace
+
+Log::Log(const LogSettings& settings, std::FILE* stream)
+    : settings_(settings), stream_(stream), terminal_(understands_escapes(stream)) {
+  if (settings_.file.empty()) return;
+  const int fd =
+      ::open(settings_.file.c_str(), O_WRONLY | O_CREAT | O_APPEND | O_NOFOLLOW | O_CLOEXEC, 0666);
+  file_ = fd < 0 ? nullptr : fdopen(fd, "a");
+  if (file_ == nullptr) throw_io_error(settings_.file, "open", errno);
+}
+
+Log::~Log() {
+  status("");
+  if (file_ != nullptr) std::fclose(file_);
+}
+
+bool Log::enabled(LogLevel level) const {
+  return static_cast<int>(level) <= static_cast<int>(LogLevel::kInfo) + settings_.verbosity;
+}
+
+void Log::write(LogLevel level, std::string_view text) {
+  if (!enabled(level)) return;
+  if (settings_.format == LogFormat::kJson) {
+    put(fmt::format("{{\"level\":{},\"message\":{}}}", json_quote(level_name(level)),
+                    json_quote(text)));
+  } else if (level == LogLevel::kInfo) {
+    put(fmt::format("triphase: {}", text));
+  } else {
+    put(fmt::format("triphase: {}: {}", level_name(level), text));
+  }
+}
+
+void Log::error(const Error& error) {
+  if (settings_.format != LogFormat::kJson) {
+    put("triphase: error: " + error.message());
+    return;
+  }
+  std::string line = "{\"level\":\"error\"";
+  const auto add = [&line](std::string_view key, const std::string& value) {
+    if (!value.empty()) line += fmt::format(",\"{}\":{}", key, json_quote(value));
+  };
+  add("code", error.code());
+  add("file", error.file());
+  if (error.line() != 0) line += fmt::format(",\"line\":{}", error.line());
+  if (error.byte() != 0) line += fmt::format(",\"byte\":{}", error.byte());
+  add("field", error.field());
+  add("found", error.found());
+  add("expected", error.expected());
+  add("hint", error.hint());
+  add("message", error.message());
+  put(line + "}");
+}
+
+void Log::raw_line(std::string_view line) { put(line); }
+
+void Log::put(std::string_view line) {
+  const std::lock_guard lock(mutex_);
+  // One write per line, so that lines of several processes on one stderr do not mix.
+  const std::string clear = terminal_ && !status_.empty() ? "\r\x1b[K" : "";
+  const std::string text = fmt::format("{}{}\n{}", clear, line, status_);
+  std::fwrite(text.data(), 1, text.size(), stream_);
+  std::fflush(stream_);
+  if (file_ != nullptr) {
+    const std::string copy = fmt::format("{}\n", line);
+    std::fwrite(copy.data(), 1, copy.size(), file_);
+    std::fflush(file_);
+  }
+}
+
+void Log::status(std::string_view text) {
+  if (!terminal_) return;
+  const std::lock_guard lock(mutex_);
+  if (text.empty() && status_.empty()) return;
+  // A line that wraps could not be erased again.
+  status_ = text.substr(0, terminal_columns(stream_) - 1);
+  const std::string drawn = fmt::format("\r\x1b[K{}", status_);
+  std::fwrite(drawn.data(), 1, drawn.size(), stream_);
+  std::fflush(stream_);
+}
+
+}  // namespace triphase

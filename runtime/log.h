@@ -1,0 +1,59 @@
+#pragma once
+
+// Everything a person reads while a command runs goes through here: lines on stderr (text or JSON),
+// a copy in --log-file, and one status line that is redrawn in place on a terminal. Owned by main.
+// Safe to use from many threads. Callers escape untrusted text (escape_untrusted).
+
+#include <cstdio>
+#include <mutex>
+#include <string>
+#include <string_view>
+
+#include "runtime/options/run_options.h"
+
+namespace triphase {
+
+class Error;
+
+enum class LogLevel : std::uint8_t { kError, kWarning, kInfo, kDebug, kTrace };
+
+struct LogSettings {
+  int verbosity = 0;  // as RunOptions
+  LogFormat format = LogFormat::kText;
+  std::string file;
+};
+
+class Log {
+ public:
+  // Throws E-IO-OPEN when the log file cannot be opened.
+  explicit Log(const LogSettings& settings, std::FILE* stream = stderr);
+  ~Log();
+  Log(const Log&) = delete;
+  Log& operator=(const Log&) = delete;
+
+  [[nodiscard]] bool enabled(LogLevel level) const;
+  void write(LogLevel level, std::string_view text);
+  void warning(std::string_view text) { write(LogLevel::kWarning, text); }
+  void info(std::string_view text) { write(LogLevel::kInfo, text); }
+  void debug(std::string_view text) { write(LogLevel::kDebug, text); }
+  // The one line of a failed command: "triphase: error: ...", or its fields as a JSON object.
+  void error(const Error& error);
+
+  // A line as it is, whatever the format (progress in JSON form).
+  void raw_line(std::string_view line);
+  // Redraws the line under the log on a terminal; empty removes it. Elsewhere does nothing.
+  void status(std::string_view text);
+  [[nodiscard]] bool is_terminal() const { return terminal_; }
+
+ private:
+  void put(std::string_view line);
+
+  LogSettings settings_;
+  std::FILE* stream_;
+  std::FILE* file_ = nullptr;
+  bool terminal_ = false;
+  std::string status_;
+  std::mutex mutex_;
+};
+
+}  // namespace triphase

@@ -1,0 +1,28 @@
+#pragma once
+
+// What this machine has, for plans, `doctor` and summaries. Reads /proc, /sys and the CPU; never
+// fails: what cannot be found out is left empty or 0.
+
+#include <cstdint>
+#include <optional>
+#include <string>
+
+namespace triphase {
+
+struct MachineInfo {
+  std::string cpu_name;
+  std::int64_t usable_cores = 1;             // of this process: affinity and cgroup quota
+  std::string simd;                          // "AVX2+FMA+F16C", "AVX-512", "none"
+  bool simd_sufficient = false;              // what this build's kernels need at least
+  std::uint64_t memory_total = 0;            // bytes
+  std::uint64_t memory_available = 0;        // MemAvailable
+  std::optional<std::uint64_t> cgroup_left;  // bytes until the cgroup's limit (v2 or v1)
+  bool cuda_driver = false;                  // libcuda can be loaded
+};
+
+[[nodiscard]] MachineInfo inspect_machine();
+
+// Bytes this process may still take: the lower of MemAvailable and the cgroup's rest.
+[[nodiscard]] std::uint64_t usable_host_memory(const MachineInfo& machine);
+
+}  // namespace triphase

@@ -1,0 +1,143 @@
+#include "runtime/make_policy.h"
+
+#include <fmt/format.h>
+#include <fmt/ranges.h>
+
+#include <algorithm>
+#include <functional>
+#include <limits>
+#include <string>
+#include <string_view>
+#include <vector>
+
+#include "runtime/base/error.h"
+#include "runtime/options/option_parser.h"
+#include "scheduler/placement/accelerate_policy.h"
+#include "scheduler/placement/device_only_policy.h"
+#include "scheduler/placement/flexgen_policy.h"
+#include "scheduler/placement/triphase_policy.h"
+#include "scheduler/placement/vllm_policy.h"
+#include "scheduler/placement/zero_policy.h"
+
+namespace triphase {
+namespace {
+
+// One option of a policy: its name, what its value may be, and where the value goes.
+struct Knob {
+  std::string_view name;
+  std::string_view expected;
+  std::function<bool(std::string_view text)> set;  // false: not such a value
+};
+
+Knob count(std::string_view name, std::int64_t& value) {
+  return {name, "an integer of at least 0", [&value](std::string_view text) {
+            const auto read = read_integer(text);
+            if (!read || *read < 0) return false;
+            value = *read;
+            return true;
+          }};
+}
+
+Knob share(std::string_view name, double& value) {
+  return {name, "a number from 0 to 1", [&value](std::string_view text) {
+            const auto read = read_real(text);
+            if (!read || *read < 0.0 || *read > 1.0) return false;
+            value = *read;
+            return true;
+          }};
+}
+
+Knob on_off(std::string_view name, bool& value) {
+  return {name, "on or off", [&value](std::string_view text) {
+            if (text != "on" && text != "off") return false;
+            value = text == "on";
+            return true;
+          }};
+}
+
+void read_knobs(const RunOptions& options, const std::vector<Knob>& knobs) {
+  for (const std::string& option : options.policy_options) {
+    const std::size_t equals = option.find('=');
+    const std::string_view name = std::string_view(option).substr(0, equals);
+    const auto knob = std::ranges::find(knobs, name, &Knob::name);
+    if (equals == std::string::npos || knob == knobs.end()) {
+      std::vector<std::string_view> names;
+      for (const Knob& known : knobs) names.push_back(known.name);
+      throw Error(ErrorRole::kUsage, "E-CLI-OPTION", "--policy-option")
+          .found(option)
+          .expected(names.empty()
+                        ? fmt::format("nothing: policy {} has no options", options.policy)
+                        : fmt::format("NAME=VALUE with one of {}", fmt::join(names, ", ")));
+    }
+    if (!knob->set(std::string_view(option).substr(equals + 1))) {
+      throw Error(ErrorRole::kUsage, "E-CLI-OPTION", "--policy-option")
+          .found(option)
+          .expected(fmt::format("{} as {}", knob->name, knob->expected));
+    }
+  }
+}
+
+std::shared_ptr<const PlacementPolicy> make_flexgen(const RunOptions& options) {
+  FlexGenOptions flexgen;
+  read_knobs(options, {share("kv-share", flexgen.device_kv_share),
+                       share("weight-share", flexgen.device_weight_share),
+                       count("gpu-batch", flexgen.gpu_batch),
+                       count("num-batches", flexgen.num_batches),
+                       on_off("overlap", flexgen.overlap),
+                       {"host-kv", "stream or cpu-attention", [&flexgen](std::string_view text) {
+                          if (text != "stream" && text != "cpu-attention") return false;
+                          flexgen.host_kv =
+                              text == "stream" ? HostKvUse::kStream : HostKvUse::kCpuAttention;
+                          return true;
+                        }}});
+  return std::make_shared<FlexGenPolicy>(flexgen);
+}
+
+std::shared_ptr<const PlacementPolicy> make_vllm(const RunOptions& options) {
+  VllmOptions vllm;
+  read_knobs(options, {{"preemption", "recompute or swap",
+                        [&vllm](std::string_view text) {
+                          if (text != "recompute" && text != "swap") return false;
+                          vllm.preemption =
+                              text == "swap" ? SuspendMode::kSwap : SuspendMode::kDrop;
+                          return true;
+                        }},
+                       share("watermark", vllm.watermark)});
+  return std::make_shared<VllmPolicy>(vllm);
+}
+
+// Without a plan: Phase I until memory is short, then the oldest blocks leave as needed.
+std::shared_ptr<const PlacementPolicy> make_triphase(const RunOptions& options) {
+  PhaseSchedule schedule{.p1 = std::numeric_limits<std::int32_t>::max(),
+                         .p2 = std::numeric_limits<std::int32_t>::max()};
+  read_knobs(options,
+             {count("p1", schedule.p1), share("alpha", schedule.alpha),
+              count("window", schedule.window_tokens), share("window-share", schedule.window_share),
+              count("streamed-layers", schedule.streamed_layers)});
+  return std::make_shared<TriphasePolicy>(schedule);
+}
+
+}  // namespace
+
+std::shared_ptr<const PlacementPolicy> make_policy(const RunOptions& options) {
+  if (options.policy == "flexgen") return make_flexgen(options);
+  if (options.policy == "vllm") return make_vllm(options);
+  if (options.policy == "accelerate") {
+    AccelerateOptions accelerate;
+    read_knobs(options, {on_off("overlap", accelerate.overlap)});
+    return std::make_shared<AcceleratePolicy>(accelerate);
+  }
+  if (options.policy == "zero") {
+    ZeroOptions zero;
+    read_knobs(options, {on_off("stream-all", zero.stream_all), on_off("overlap", zero.overlap)});
+    return std::make_shared<ZeroPolicy>(zero);
+  }
+  if (options.policy == "device-only") {
+    read_knobs(options, {});
+    return std::make_shared<DeviceOnlyPolicy>();
+  }
+  TRIPHASE_CHECK(options.policy == "triphase", "the option table knows the policies");
+  return make_triphase(options);
+}
+
+}  // namespace triphase

@@ -1,0 +1,294 @@
+#include "runtime/options/parse_run_options.h"
+
+#include <fmt/format.h>
+
+#include <algorithm>
+
+#include "runtime/base/error.h"
+#include "runtime/options/option_names.h"
+#include "runtime/sampling_limits.h"
+
+namespace triphase {
+namespace {
+
+[[noreturn]] void refuse_pair(std::string_view first, std::string_view second) {
+  throw Error(ErrorRole::kUsage, "E-CLI-CONFLICT", first)
+      .found(fmt::format("together with {}", second))
+      .expected("only one of them");
+}
+
+// `input`: the option that names the file of lines.
+void refuse_job_contradictions(const OptionValues& values, std::string_view input) {
+  const bool from_stdin = values.text(input) == "-";
+  const std::string piped = fmt::format("--{} -", input);
+  const bool require = values.text("resume") == "require";
+  if (values.flag("overwrite") && require) refuse_pair("--overwrite", "--resume=require");
+  if (values.flag("overwrite") && values.flag("retry-failed")) {
+    refuse_pair("--overwrite", "--retry-failed");
+  }
+  if (values.text("resume") == "never" && values.flag("retry-failed")) {
+    refuse_pair("--resume=never", "--retry-failed");
+  }
+  // A pipe is read once: nothing can be looked at before, or again.
+  if (from_stdin && require) refuse_pair(piped, "--resume=require");
+  if (from_stdin && values.flag("retry-failed")) refuse_pair(piped, "--retry-failed");
+  if (from_stdin && values.flag("strict")) refuse_pair(piped, "--strict");
+}
+
+void refuse_machine_contradictions(const OptionValues& values) {
+  if (values.flag("quiet") && values.flag("verbose")) refuse_pair("--quiet", "--verbose");
+  if (values.has("weights-dtype") && !values.flag("random-weights")) {
+    throw Error(ErrorRole::kUsage, "E-CLI-CONFLICT", "--weights-dtype")
+        .found("a checkpoint, which has its own type")
+        .expected("--random-weights with it");
+  }
+  if (values.flag("random-weights") && values.given("check-weights")) {
+    refuse_pair("--random-weights", "--check-weights");
+  }
+  if (values.flag("random-weights") && values.flag("allow-trailing-bytes")) {
+    refuse_pair("--random-weights", "--allow-trailing-bytes");
+  }
+  if (values.has("device-memory") && values.has("device-kv-memory") &&
+      values.size("device-kv-memory") > values.size("device-memory")) {
+    throw Error(ErrorRole::kUsage, "E-CLI-CONFLICT", "--device-kv-memory")
+        .found(fmt::format("{} of --device-memory {}", values.text("device-kv-memory"),
+                           values.text("device-memory")))
+        .expected("a part of it");
+  }
+}
+
+std::optional<DType> dtype_option(std::string_view text) {
+  if (text == "fp16") return DType::kF16;
+  if (text == "bf16") return DType::kBF16;
+  if (text == "fp32") return DType::kF32;
+  if (text == "int8") return DType::kU8;
+  return std::nullopt;
+}
+
+SamplingParams read_sampling(const OptionValues& values) {
+  SamplingParams sampling;
+  sampling.max_tokens = values.integer("max-tokens");
+  sampling.temperature = values.real("temperature");
+  sampling.top_p = values.real("top-p");
+  sampling.top_k = values.integer("top-k");
+  sampling.min_p = values.real("min-p");
+  sampling.repetition_penalty = values.real("repetition-penalty");
+  sampling.stop = values.texts("stop");
+  if (sampling.stop.size() > kStopStringsLimit) {
+    throw Error(ErrorRole::kUsage, "E-CLI-OPTION", "--stop")
+        .found(fmt::format("{} strings", sampling.stop.size()))
+        .expected(fmt::format("at most {}", kStopStringsLimit));
+  }
+  for (const std::string& stop : sampling.stop) {
+    if (stop.size() <= kStopBytesLimit) continue;
+    throw Error(ErrorRole::kUsage, "E-CLI-OPTION", "--stop")
+        .found(fmt::format("{} bytes", stop.size()))
+        .expected(fmt::format("at most {}", kStopBytesLimit));
+  }
+  if (values.has("logprobs")) sampling.logprobs = values.integer("logprobs");
+  sampling.ignore_eos = values.flag("ignore-eos");
+  return sampling;
+}
+
+std::optional<std::uint64_t> optional_size(const OptionValues& values, std::string_view name) {
+  if (!values.has(name)) return std::nullopt;
+  return values.size(name);
+}
+
+[[noreturn]] void bad_shard(std::string_view origin, std::string_view found,
+                            std::string_view expected) {
+  throw Error(ErrorRole::kUsage, "E-CLI-SHARD", origin)
+      .found(found)
+      .expected(expected)
+      .hint("--shard i/n sets it explicitly");
+}
+
+// i = (id - min) / step of count, which must be whole and below count.
+std::optional<Shard> slurm_array_shard(const Environment& environment) {
+  const char* id_text = environment("SLURM_ARRAY_TASK_ID");
+  const char* count_text = environment("SLURM_ARRAY_TASK_COUNT");
+  if (id_text == nullptr || count_text == nullptr) return std::nullopt;
+  const char* min_text = environment("SLURM_ARRAY_TASK_MIN");
+  const char* step_text = environment("SLURM_ARRAY_TASK_STEP");
+  const auto id = read_unsigned(id_text);
+  const auto count = read_unsigned(count_text);
+  const auto min = read_unsigned(min_text == nullptr ? "0" : min_text);
+  const auto step = read_unsigned(step_text == nullptr ? "1" : step_text);
+  const std::string found =
+      fmt::format("id {}, min {}, step {}, count {}", id_text, min_text == nullptr ? "0" : min_text,
+                  step_text == nullptr ? "1" : step_text, count_text);
+  constexpr std::string_view kExpected = "(id - min) / step to be whole and below the count";
+  if (!id || !count || !min || !step || *step == 0 || *id < *min) {
+    bad_shard("SLURM_ARRAY_TASK_ID", found, kExpected);
+  }
+  const std::uint64_t index = (*id - *min) / *step;
+  if ((*id - *min) % *step != 0 || index >= *count) {
+    bad_shard("SLURM_ARRAY_TASK_ID", found, kExpected);
+  }
+  return Shard{index, *count, "SLURM_ARRAY_TASK_ID"};
+}
+
+std::optional<Shard> rank_shard(const Environment& environment, const char* rank_name,
+                                const char* size_name) {
+  const char* rank_text = environment(rank_name);
+  const char* size_text = environment(size_name);
+  if (rank_text == nullptr || size_text == nullptr) return std::nullopt;
+  const auto rank = read_unsigned(rank_text);
+  const auto size = read_unsigned(size_text);
+  if (!rank || !size || *rank >= *size) {
+    bad_shard(rank_name, fmt::format("{} of {}", rank_text, size_text), "a rank below the size");
+  }
+  return Shard{*rank, *size, rank_name};
+}
+
+std::string joined(const std::vector<std::string>& texts) {
+  return fmt::format("{}", fmt::join(texts, ", "));
+}
+
+// What every job has: where its lines come from, how they are read, and where records go.
+void read_job_options(const OptionValues& values, std::string_view input,
+                      const Environment& environment, RunOptions& options) {
+  refuse_job_contradictions(values, input);
+  options.prompts = values.text(input);
+  options.output = values.text("output");
+  options.truncate = value_of(kTruncateNames, values.text("truncate")).value();
+  options.strict = values.flag("strict");
+  options.replace_invalid_utf8 = values.text("invalid-utf8") == "replace";
+  options.allow_duplicate_ids = values.flag("allow-duplicate-ids");
+  options.no_special = values.flag("no-special");
+  options.max_line_bytes = values.size("max-line-bytes");
+
+  options.order = value_of(kOrderNames, values.text("order")).value();
+  options.resume = value_of(kResumeNames, values.text("resume")).value();
+  options.overwrite = values.flag("overwrite");
+  options.retry_failed = values.flag("retry-failed");
+  options.sync_seconds = values.seconds("sync-every");
+  options.lock = !values.flag("no-lock");
+  options.private_files = values.flag("private");
+  options.shard = find_shard(values.text("shard"), values.all().at("shard").origin, environment);
+  options.dry_run = values.flag("dry-run");
+  options.explain = values.flag("explain");
+}
+
+}  // namespace
+
+Shard find_shard(const std::string& option_text, std::string_view option_origin,
+                 const Environment& environment) {
+  if (!option_text.empty()) {
+    const std::size_t slash = std::min(option_text.find('/'), option_text.size());
+    const std::string_view text = option_text;
+    const auto index = read_unsigned(text.substr(0, slash));
+    const auto count = read_unsigned(text.substr(std::min(slash + 1, text.size())));
+    if (!index || !count || *index >= *count) {
+      bad_shard("--shard", option_text, "i/n with i from 0 and below n");
+    }
+    return {*index, *count, std::string(option_origin)};
+  }
+  if (const auto shard = slurm_array_shard(environment)) return *shard;
+  if (const auto shard = rank_shard(environment, "SLURM_PROCID", "SLURM_NTASKS")) return *shard;
+  if (const auto shard = rank_shard(environment, "OMPI_COMM_WORLD_RANK", "OMPI_COMM_WORLD_SIZE")) {
+    return *shard;
+  }
+  return {};
+}
+
+namespace {
+
+void read_machine_options(const OptionValues& values, RunOptions& options) {
+  refuse_machine_contradictions(values);
+  options.model = values.text("model");
+  options.batch_size = values.integer("batch-size");
+  options.prefill_chunk = values.integer("prefill-chunk");
+  options.threads = values.integer("threads");
+  options.device = values.text("device");
+  options.device_memory = optional_size(values, "device-memory");
+  options.device_kv_memory = optional_size(values, "device-kv-memory");
+  options.host_memory = optional_size(values, "host-memory");
+  options.kv_dtype = dtype_option(values.text("kv-dtype"));
+  options.attention.kind = attention_from_name(values.text("attention"));
+  if (values.has("kv-sparsity")) {
+    set_keep_ratio(options.attention, 1.0 - values.real("kv-sparsity"));
+  }
+  for (const std::string& option : values.texts("attention-option")) {
+    set_attention_option(options.attention, option);
+  }
+  options.policy = values.text("policy");
+  options.policy_options = values.texts("policy-option");
+  options.kv_block = values.integer("kv-block");
+  options.max_context = values.integer("max-context");
+  if (values.has("emulate-link")) {
+    options.emulated_link = read_link(values.text("emulate-link"));
+    if (!options.emulated_link) {
+      throw Error(ErrorRole::kUsage, "E-CLI-OPTION", "--emulate-link")
+          .found(values.text("emulate-link"))
+          .expected("a rate in GB/s or MB/s and, after a comma, a time in us: 20GB/s,2us");
+    }
+  }
+  options.random_weights = values.flag("random-weights");
+  options.weights_dtype = dtype_option(values.text("weights-dtype"));
+  options.check_weights = value_of(kCheckWeightsNames, values.text("check-weights")).value();
+  options.allow_trailing_bytes = values.flag("allow-trailing-bytes");
+  if (values.has("watchdog")) options.watchdog_seconds = values.seconds("watchdog");
+  options.progress = value_of(kProgressNames, values.text("progress")).value();
+  options.redact = values.flag("redact");
+  options.verbosity =
+      values.flag("quiet")
+          ? -1
+          : static_cast<int>(std::min<std::int64_t>(values.flag_count("verbose"), 2));
+  options.log_format = value_of(kLogFormatNames, values.text("log-format")).value();
+  options.log_file = values.text("log-file");
+
+  for (const auto& [name, value] : values.all()) {
+    if (name == "help") continue;
+    const bool is_flag = find_option(values.command(), name)->type == OptionType::kFlag;
+    const std::string unset = is_flag ? "off" : "not set";
+    options.origins[name] = {value.texts.empty() ? unset : joined(value.texts), value.origin};
+  }
+}
+
+// Scoring keeps all KV on the device, so other placements would be promised and not done.
+void keep_kv_on_device(const OptionValues& values, RunOptions& options) {
+  constexpr std::string_view kOnly = "device-only";
+  if ((values.given("policy") && options.policy != kOnly) || !options.policy_options.empty()) {
+    throw Error(ErrorRole::kUsage, "E-CLI-OPTION", "--policy")
+        .found(options.policy)
+        .expected("device-only")
+        .hint("scores keep all KV on the device");
+  }
+  options.policy = kOnly;
+}
+
+}  // namespace
+
+void parse_machine_options(const OptionValues& values, RunOptions& options) {
+  read_machine_options(values, options);
+  keep_kv_on_device(values, options);
+}
+
+RunOptions parse_run_options(const OptionValues& values, const Environment& environment) {
+  RunOptions options;
+  read_job_options(values, "prompts", environment, options);
+  options.input_format = value_of(kInputFormatNames, values.text("input-format")).value();
+  options.sampling = read_sampling(values);
+  options.seed = values.unsigned_integer("seed");
+  options.adopt_generation_config = values.text("generation-config") == "auto";
+  read_machine_options(values, options);
+  return options;
+}
+
+RunOptions parse_score_options(const OptionValues& values, const Environment& environment) {
+  RunOptions options;
+  options.job = JobKind::kScore;
+  read_job_options(values, "requests", environment, options);
+  options.token_logprobs = values.flag("token-logprobs");
+  parse_machine_options(values, options);
+  if (options.attention.kind != AttentionKind::kDense) {
+    throw Error(ErrorRole::kUsage, "E-CLI-OPTION", "--attention")
+        .found(attention_name(options.attention.kind))
+        .expected("only dense: requests are scored as prompts, which sparse methods leave dense")
+        .hint("triphase eval scores tokens through the decode path");
+  }
+  return options;
+}
+
+}  // namespace triphase

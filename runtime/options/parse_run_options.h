@@ -1,0 +1,26 @@
+#pragma once
+
+// Option texts -> RunOptions, with the contradictions between options refused.
+
+#include "runtime/options/option_parser.h"
+#include "runtime/options/run_options.h"
+
+namespace triphase {
+
+// Throws ErrorRole::kUsage E-CLI-CONFLICT naming both options, E-CLI-SHARD, E-CLI-OPTION.
+[[nodiscard]] RunOptions parse_run_options(const OptionValues& values,
+                                           const Environment& environment);
+
+// The same for `triphase score`, whose requests take the place of the prompts.
+[[nodiscard]] RunOptions parse_score_options(const OptionValues& values,
+                                             const Environment& environment);
+
+// The part of the above that says which model computes where, and how to report: for commands
+// without a job. All KV stays on the device.
+void parse_machine_options(const OptionValues& values, RunOptions& options);
+
+// "--shard i/n", else the array or rank variables of Slurm and Open MPI, else 0/1.
+[[nodiscard]] Shard find_shard(const std::string& option_text, std::string_view option_origin,
+                               const Environment& environment);
+
+}  // namespace triphase

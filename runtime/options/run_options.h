@@ -1,0 +1,114 @@
+#pragma once
+
+// What `triphase run` was asked to do, as plain checked values. Made by parse_run_options() from
+// the command line, TRIPHASE_* variables and --config file; nothing here is untrusted any more.
+
+#include <cstdint>
+#include <map>
+#include <optional>
+#include <string>
+#include <vector>
+
+#include "memory/transfer/link.h"
+#include "models/weights.h"
+#include "runtime/base/dtype.h"
+#include "runtime/request.h"
+#include "scheduler/attention/attention_options.h"
+
+namespace triphase {
+
+enum class InputFormat : std::uint8_t { kAuto, kJsonl, kOpenAi, kIds };
+enum class Truncate : std::uint8_t { kNone, kLeft, kRight };
+enum class RecordOrder : std::uint8_t { kInput, kCompleted };
+enum class ResumeMode : std::uint8_t { kAuto, kNever, kRequire };
+enum class ProgressMode : std::uint8_t { kAuto, kOff, kPlain, kJson };
+enum class LogFormat : std::uint8_t { kText, kJson };
+
+enum class JobKind : std::uint8_t { kGenerate, kScore };  // triphase run, triphase score
+
+// Which lines are ours: index mod count == index of the shard.
+struct Shard {
+  std::uint64_t index = 0;
+  std::uint64_t count = 1;
+  std::string origin = "default";  // "--shard", "SLURM_ARRAY_TASK_ID", ...
+
+  [[nodiscard]] bool owns(std::uint64_t line_index) const { return line_index % count == index; }
+};
+
+// A value and where it came from: "default", "command line", "environment TRIPHASE_X",
+// "config file PATH". Lists are joined with a comma and a blank.
+struct OptionOrigin {
+  std::string value;
+  std::string origin;
+};
+
+struct RunOptions {
+  JobKind job = JobKind::kGenerate;
+
+  // What goes in and out.
+  std::string model;  // directory; with random_weights also a config.json or a built-in shape name
+  std::string prompts;  // "-" is stdin
+  std::string output;
+  InputFormat input_format = InputFormat::kAuto;
+  SamplingParams sampling;  // defaults of every line; sampling.seed stays empty
+  std::uint64_t seed = 0;   // the job's
+  Truncate truncate = Truncate::kNone;
+  bool strict = false;
+  bool replace_invalid_utf8 = false;
+  bool allow_duplicate_ids = false;
+  bool no_special = false;  // special-token text in prompts is plain text
+  std::uint64_t max_line_bytes = std::uint64_t{64} << 20;
+  bool adopt_generation_config = false;  // --generation-config=auto
+  bool token_logprobs = false;           // score: records name every token's log-probability
+
+  // Durability.
+  RecordOrder order = RecordOrder::kInput;
+  ResumeMode resume = ResumeMode::kAuto;
+  bool overwrite = false;
+  bool retry_failed = false;
+  double sync_seconds = 5.0;
+  bool lock = true;
+  bool private_files = false;  // mode 0600
+  Shard shard;
+
+  // The machine.
+  std::int64_t batch_size = 0;                    // sequences decoded together; 0: as many as fit
+  std::int64_t prefill_chunk = 0;                 // prompt tokens per step; 0: chosen by the engine
+  std::int64_t threads = 0;                       // 0: all usable cores
+  std::string device = "auto";                    // "auto" or "cpu"
+  std::optional<std::uint64_t> device_memory;     // bytes
+  std::optional<std::uint64_t> device_kv_memory;  // bytes
+  std::optional<std::uint64_t> host_memory;       // bytes
+  std::optional<DType> kv_dtype;                  // nothing: auto; kU8: INT8
+  std::int64_t kv_block = 0;                      // tokens of a KV block; 0: chosen
+  std::int64_t max_context = 0;                   // tokens of the longest line; 0: the model's
+  AttentionOptions attention;
+  std::string policy = "triphase";
+  std::vector<std::string> policy_options;    // "name=value"
+  std::optional<EmulatedLink> emulated_link;  // paces copies between host and device
+  bool random_weights = false;
+  std::optional<DType> weights_dtype;  // of random weights; nothing: the config's
+  WeightOptions::Check check_weights = WeightOptions::Check::kRefuse;
+  bool allow_trailing_bytes = false;
+
+  // Looking and reporting.
+  bool dry_run = false;
+  bool explain = false;
+  int verbosity = 0;  // -1 quiet (warnings and errors only), 0 info, 1 debug, 2 trace
+  LogFormat log_format = LogFormat::kText;
+  std::string log_file;  // empty: stderr only
+  ProgressMode progress = ProgressMode::kAuto;
+  bool redact = false;            // never log prompt or completion text
+  double watchdog_seconds = 0.0;  // 0: off
+
+  // Every option of the table by name (without dashes), for --explain and the summary.
+  std::map<std::string, OptionOrigin> origins;
+
+  // Was the option given by anyone (not the default)?
+  [[nodiscard]] bool given(const std::string& name) const {
+    const auto found = origins.find(name);
+    return found != origins.end() && found->second.origin != "default";
+  }
+};
+
+}  // namespace triphase

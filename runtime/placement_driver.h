@@ -1,0 +1,82 @@
+#pragma once
+
+// Shows a placement policy what an Engine holds and does what it answers: admissions, moves between
+// the tiers, preemptions. Not thread safe; policy and store must outlive it.
+
+#include <cstdint>
+#include <deque>
+#include <memory>
+#include <vector>
+
+#include "memory/kv_store.h"
+#include "models/decoder_model.h"
+#include "runtime/engine_lines.h"
+#include "scheduler/placement/placement_policy.h"
+
+namespace triphase {
+
+// What placement did so far.
+struct PlacementStats {
+  std::uint64_t prompt_tokens = 0;         // of all admitted prompts
+  std::uint64_t shared_prompt_tokens = 0;  // of them found in the KV store
+  std::uint64_t offloaded_blocks = 0;      // of all layers
+  std::uint64_t reloaded_blocks = 0;
+  std::uint64_t swaps = 0;  // preemptions whose KV waited on the host
+  std::uint64_t drops = 0;  // preemptions whose KV was computed again
+  std::uint64_t recomputed_tokens = 0;
+  // Context length of the first sequence that had blocks on the host while it decoded; 0: none.
+  std::int64_t phase_two_at = 0;
+};
+
+class PlacementDriver {
+ public:
+  struct Lines {
+    std::deque<std::unique_ptr<Sequence>>& waiting;
+    std::vector<RunningLine>& running;  // in order of admission
+    std::vector<SuspendedLine>& suspended;
+  };
+
+  PlacementDriver(const PlacementPolicy& policy, const PlacementLimits& limits, KvStore& kv,
+                  DecoderModel& model);
+
+  // One decision of the policy. Moves go on while the step computes.
+  void place(const Lines& lines);
+
+  // Replays every decision against the rules (tests).
+  void set_checking(bool checking) { checking_ = checking; }
+
+  [[nodiscard]] const PlacementStats& stats() const { return stats_; }
+  [[nodiscard]] const PlacementLimits& limits() const { return limits_; }
+
+ private:
+  [[nodiscard]] bool nothing_to_decide(const Lines& lines) const;
+  void look(const Lines& lines);
+  void look_at_running(const Lines& lines);
+  void look_at_suspended(const Lines& lines);
+  void look_at_waiting(const Lines& lines);
+  void find_shared_blocks(const Lines& lines);
+  [[nodiscard]] bool may_share(const Sequence& waiting) const;
+  [[nodiscard]] bool should_wait_for_shared_prefix(const Sequence& waiting, std::uint64_t rope_key,
+                                                   const Lines& lines) const;
+  [[nodiscard]] bool should_wait_for_prompt_before(const Sequence& waiting, std::uint64_t rope_key,
+                                                   const WaitingPrompt& prompt,
+                                                   const Lines& lines) const;
+
+  void apply(const Admit& action, const Lines& lines);
+  void apply(const Offload& action, const Lines& lines);
+  void apply(const Reload& action, const Lines& lines);
+  void apply(const Discard& action, const Lines& lines);
+  void apply(const Suspend& action, const Lines& lines);
+  void apply(const Resume& action, const Lines& lines);
+
+  const PlacementPolicy* policy_;
+  PlacementLimits limits_;
+  KvStore* kv_;
+  DecoderModel* model_;
+  bool checking_ = false;
+  StepView view_;
+  std::vector<std::size_t> shown_;  // waiting lines in the view, by their index in the queue
+  PlacementStats stats_;
+};
+
+}  // namespace triphase

@@ -1,0 +1,183 @@
+#include "runtime/plan/plan_file.h"
+
+#include <fmt/format.h>
+
+#include "runtime/base/error.h"
+#include "runtime/base/json.h"
+#include "runtime/plan/json_reader.h"
+
+namespace triphase {
+namespace {
+
+constexpr std::string_view kCode = "E-PLAN-FILE";
+constexpr std::int64_t kMany = std::int64_t{1} << 40;
+constexpr double kLongSeconds = 1e15;
+
+std::string phase_json(const PhasePrediction& phase) {
+  return fmt::format(
+      "{{\"steps\": {}, \"seconds\": {}, \"compute_seconds\": {}, \"transfer_seconds\": {}, "
+      "\"recompute_seconds\": {}}}",
+      phase.steps, json_number(phase.seconds), json_number(phase.compute_seconds),
+      json_number(phase.transfer_seconds), json_number(phase.recompute_seconds));
+}
+
+PhasePrediction read_phase(JsonObjectReader reader) {
+  PhasePrediction phase;
+  phase.steps = reader.integer("steps", 0, kMany);
+  phase.seconds = reader.number("seconds", 0.0, kLongSeconds);
+  phase.compute_seconds = reader.number("compute_seconds", 0.0, kLongSeconds);
+  phase.transfer_seconds = reader.number("transfer_seconds", 0.0, kLongSeconds);
+  phase.recompute_seconds = reader.number("recompute_seconds", 0.0, kLongSeconds);
+  reader.finish();
+  return phase;
+}
+
+std::string schedule_json(const Plan& plan) {
+  const PhaseSchedule& s = plan.schedule;
+  return fmt::format(
+      "{{\"kind\": {}, \"p1\": {}, \"p2\": {}, \"alpha\": {}, \"beta\": {}, \"device_tokens\": {}, "
+      "\"window_tokens\": {}, \"window_share\": {}, \"input_tokens\": {}, \"streamed_layers\": "
+      "{}}}",
+      plan.kind == ScheduleKind::kPaper ? "\"paper\"" : "\"adaptive\"", s.p1, s.p2,
+      json_number(s.alpha), json_number(s.beta), s.device_tokens, s.window_tokens,
+      json_number(s.window_share), s.input_tokens, s.streamed_layers);
+}
+
+void read_schedule(JsonObjectReader reader, Plan& plan) {
+  const std::string kind = reader.text("kind");
+  if (kind != "paper" && kind != "adaptive") {
+    reader.fail("kind", reader.value("kind").describe(), "\"paper\" or \"adaptive\"");
+  }
+  plan.kind = kind == "paper" ? ScheduleKind::kPaper : ScheduleKind::kAdaptive;
+  PhaseSchedule& s = plan.schedule;
+  s.p1 = reader.integer("p1", 0, kMany);
+  s.p2 = reader.integer("p2", s.p1, kMany);
+  s.alpha = reader.number("alpha", 0.0, 1.0);
+  s.beta = reader.number("beta", 0.0, 1.0);
+  s.device_tokens = reader.integer("device_tokens", 0, kMany);
+  s.window_tokens = reader.integer("window_tokens", 0, kMany);
+  s.window_share = reader.number("window_share", 0.0, 1.0);
+  s.input_tokens = reader.integer("input_tokens", 0, kMany);
+  s.streamed_layers = reader.integer("streamed_layers", 0, 1 << 20);
+  reader.finish();
+  if (s.beta > 0.0 && s.input_tokens == 0) {
+    reader.fail("input_tokens", "0", "saved layer inputs where beta is above 0");
+  }
+}
+
+}  // namespace
+
+std::string plan_to_json(const Plan& plan) {
+  std::string out = "{\n";
+  const auto line = [&out](std::string_view name, const std::string& value) {
+    out += fmt::format("{}  \"{}\": {}", out.size() > 2 ? ",\n" : "", name, value);
+  };
+  line("format", json_quote(kPlanFormat));
+  line("model", fmt::format("{{\"name\": {}, \"fingerprint\": {}}}", json_quote(plan.model_name),
+                            json_quote(plan.model_fingerprint)));
+  line("profile", json_quote(plan.profile_fingerprint));
+  line("workload",
+       fmt::format("{{\"batch_size\": {}, \"input_len\": {}, \"output_len\": {}, "
+                   "\"caching_ratio\": {}, \"miss_rate\": {}}}",
+                   plan.workload.batch, plan.workload.input_len, plan.workload.output_len,
+                   json_number(plan.workload.caching_ratio), json_number(plan.workload.miss_rate)));
+  line("budget", fmt::format("{{\"device_bytes\": {}, \"host_bytes\": {}}}",
+                             plan.budget.device_memory, plan.budget.host_memory));
+  line("kv_dtype", json_quote(dtype_name(plan.kv_dtype)));
+  line("block_tokens", fmt::to_string(plan.block_tokens));
+  line("recompute_source", json_quote(plan.recompute_source));
+  line("schedule", schedule_json(plan));
+  line("prefill_seconds", json_number(plan.prefill_seconds));
+  line("phases", fmt::format("[\n    {},\n    {},\n    {}\n  ]", phase_json(plan.phases[0]),
+                             phase_json(plan.phases[1]), phase_json(plan.phases[2])));
+  line("decode_seconds", json_number(plan.decode_seconds));
+  line("tokens_per_second", json_number(plan.tokens_per_second));
+  line("device_peak_bytes", fmt::to_string(plan.device_peak));
+  line("host_peak_bytes", fmt::to_string(plan.host_peak));
+  line("paper_objective_seconds", json_number(plan.paper_objective));
+  line("paper_schedule_seconds", json_number(plan.paper_schedule_seconds));
+  line("extrapolated", plan.extrapolated ? "true" : "false");
+  std::string neighbours;
+  for (const PlanNeighbour& neighbour : plan.neighbours) {
+    neighbours += fmt::format("{}\n    {{\"change\": {}, \"seconds\": {}, \"infeasible\": {}}}",
+                              neighbours.empty() ? "" : ",", json_quote(neighbour.change),
+                              json_number(neighbour.seconds), json_quote(neighbour.infeasible));
+  }
+  line("neighbours", neighbours.empty() ? "[]" : "[" + neighbours + "\n  ]");
+  return out + "\n}\n";
+}
+
+Plan parse_plan(std::string_view text, std::string_view file) {
+  const Json json = parse_json_file(text, file, ErrorRole::kInput, kCode);
+  JsonObjectReader top(json, "", file, kCode);
+  top.format(kPlanFormat);
+  Plan plan;
+  JsonObjectReader model = top.object("model");
+  plan.model_name = model.text("name");
+  plan.model_fingerprint = model.text("fingerprint");
+  model.finish();
+  plan.profile_fingerprint = top.text("profile");
+  JsonObjectReader workload = top.object("workload");
+  plan.workload.batch = workload.integer("batch_size", 1, 1 << 20);
+  plan.workload.input_len = workload.integer("input_len", 1, 1 << 30);
+  plan.workload.output_len = workload.integer("output_len", 1, 1 << 30);
+  plan.workload.caching_ratio = workload.number("caching_ratio", 0.0, 1.0);
+  plan.workload.miss_rate = workload.number("miss_rate", 0.0, 1.0);
+  workload.finish();
+  JsonObjectReader budget = top.object("budget");
+  plan.budget.device_memory = budget.bytes("device_bytes");
+  plan.budget.host_memory = budget.bytes("host_bytes");
+  budget.finish();
+  const auto dtype = dtype_from_name(top.text("kv_dtype"));
+  if (dtype != DType::kF32 && dtype != DType::kF16 && dtype != DType::kBF16 &&
+      dtype != DType::kI8) {
+    top.fail("kv_dtype", top.value("kv_dtype").describe(), "i8, f16, bf16 or f32");
+  }
+  plan.kv_dtype = *dtype;
+  plan.block_tokens = top.integer("block_tokens", 1, 4096);
+  plan.recompute_source = top.text("recompute_source");
+  if (plan.recompute_source != "never" && plan.recompute_source != "layer-inputs-int8") {
+    top.fail("recompute_source", top.value("recompute_source").describe(),
+             "\"never\" or \"layer-inputs-int8\"");
+  }
+  read_schedule(top.object("schedule"), plan);
+  plan.schedule.kv_dtype = plan.kv_dtype;
+  plan.schedule.block_tokens = plan.block_tokens;
+  plan.prefill_seconds = top.number("prefill_seconds", 0.0, kLongSeconds);
+  std::vector<JsonObjectReader> phases = top.objects("phases");
+  if (phases.size() != 3) {
+    top.fail("phases", top.value("phases").describe(), "an array of 3");
+  }
+  for (std::size_t phase = 0; phase < 3; ++phase) plan.phases[phase] = read_phase(phases[phase]);
+  plan.decode_seconds = top.number("decode_seconds", 0.0, kLongSeconds);
+  plan.tokens_per_second = top.number("tokens_per_second", 0.0, kLongSeconds);
+  plan.device_peak = top.bytes("device_peak_bytes");
+  plan.host_peak = top.bytes("host_peak_bytes");
+  plan.paper_objective = top.number("paper_objective_seconds", 0.0, kLongSeconds);
+  plan.paper_schedule_seconds = top.number("paper_schedule_seconds", 0.0, kLongSeconds);
+  plan.extrapolated = top.boolean("extrapolated");
+  for (JsonObjectReader& reader : top.objects("neighbours")) {
+    PlanNeighbour neighbour;
+    neighbour.change = reader.text("change");
+    neighbour.seconds = reader.number("seconds", 0.0, kLongSeconds);
+    neighbour.infeasible = reader.text("infeasible");
+    reader.finish();
+    plan.neighbours.push_back(std::move(neighbour));
+  }
+  top.finish();
+  return plan;
+}
+
+void require_plan_for_model(const Plan& plan, std::string_view model_fingerprint,
+                            std::string_view file) {
+  if (plan.model_fingerprint == model_fingerprint) return;
+  throw Error(ErrorRole::kInput, "E-PLAN-MODEL", "model.fingerprint")
+      .file(file)
+      .found(fmt::format("{} ({})",
+                         plan.model_fingerprint.empty() ? "none" : plan.model_fingerprint,
+                         plan.model_name))
+      .expected(fmt::format("{}, the model given", model_fingerprint))
+      .hint("make the plan again with triphase plan");
+}
+
+}  // namespace triphase

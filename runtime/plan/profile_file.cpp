@@ -1,0 +1,168 @@
+#include "runtime/plan/profile_file.h"
+
+#include <fmt/format.h>
+
+#define XXH_INLINE_ALL
+#include <xxhash.h>
+
+#include "runtime/base/error.h"
+#include "runtime/base/json.h"
+#include "runtime/plan/json_reader.h"
+
+namespace triphase {
+namespace {
+
+constexpr std::string_view kCode = "E-PLAN-PROFILE";
+constexpr std::int64_t kLargeSize = std::int64_t{1} << 40;
+
+std::string number_list(const double* values, std::size_t count) {
+  std::string out;
+  for (std::size_t at = 0; at < count; ++at) {
+    out += (at == 0 ? "" : ", ") + json_number(values[at]);
+  }
+  return "[" + out + "]";
+}
+
+// A row for every x where there are two variables.
+std::string cells_json(const GridTable& table, const std::vector<double>& cells) {
+  if (table.y.empty()) return number_list(cells.data(), cells.size());
+  std::string out;
+  for (std::size_t row = 0; row < table.x.size(); ++row) {
+    out += (row == 0 ? "\n        " : ",\n        ") +
+           number_list(cells.data() + row * table.y.size(), table.y.size());
+  }
+  return "[" + out + "]";
+}
+
+std::string table_json(const CostTableInfo& info, const GridTable& table) {
+  std::string out = fmt::format("{{\n      {}: {}", json_quote(info.x),
+                                number_list(table.x.data(), table.x.size()));
+  if (!info.y.empty()) {
+    out += fmt::format(",\n      {}: {}", json_quote(info.y),
+                       number_list(table.y.data(), table.y.size()));
+  }
+  out += ",\n      \"seconds\": " + cells_json(table, table.seconds);
+  if (!table.spread.empty()) out += ",\n      \"spread\": " + cells_json(table, table.spread);
+  return out + "\n    }";
+}
+
+std::vector<double> read_cells(JsonObjectReader& reader, std::string_view key,
+                               const CostTableInfo& info, const GridTable& table) {
+  if (info.y.empty()) return reader.numbers(key);
+  const Json& rows = reader.value(key);
+  if (rows.array() == nullptr) reader.fail(key, rows.describe(), "an array of rows");
+  std::vector<double> cells;
+  std::size_t row_number = 0;
+  for (const Json& row : *rows.array()) {
+    const std::string row_name = fmt::format("{}[{}]", key, row_number++);
+    if (row.array() == nullptr || row.array()->size() != table.y.size()) {
+      reader.fail(row_name, row.describe(), fmt::format("an array of {}", table.y.size()));
+    }
+    for (const Json& cell : *row.array()) {
+      if (!cell.number()) reader.fail(row_name, cell.describe(), "numbers");
+      cells.push_back(*cell.number());
+    }
+  }
+  return cells;
+}
+
+GridTable read_table(JsonObjectReader reader, const CostTableInfo& info) {
+  GridTable table;
+  table.x = reader.numbers(info.x);
+  if (!info.y.empty()) {
+    table.y = reader.numbers(info.y);
+    if (table.y.empty()) reader.fail(info.y, "an empty array", "at least one sample");
+  }
+  table.seconds = read_cells(reader, "seconds", info, table);
+  if (reader.has("spread")) table.spread = read_cells(reader, "spread", info, table);
+  reader.finish();
+  const std::string problem = table_problem(table);
+  if (!problem.empty()) {
+    // "x[3]: ..." becomes the axis's name in the file.
+    const std::string axis = problem[0] == 'x'   ? std::string(info.x) + problem.substr(1)
+                             : problem[0] == 'y' ? std::string(info.y) + problem.substr(1)
+                                                 : problem;
+    const std::size_t colon = axis.find(": ");
+    const std::size_t comma = axis.find(", expected ");
+    reader.fail(axis.substr(0, colon), axis.substr(colon + 2, comma - colon - 2),
+                axis.substr(comma + 11));
+  }
+  return table;
+}
+
+}  // namespace
+
+std::string profile_to_json(const HardwareProfile& profile) {
+  std::string out = "{\n";
+  const auto line = [&out](std::string_view name, const std::string& value) {
+    out += fmt::format("  \"{}\": {},\n", name, value);
+  };
+  line("format", json_quote(kProfileFormat));
+  line("name", json_quote(profile.name));
+  line("measured", profile.measured ? "true" : "false");
+  line("emulated", profile.emulated ? "true" : "false");
+  line("device", fmt::format("{{\"name\": {}, \"memory_bytes\": {}}}", json_quote(profile.device),
+                             profile.device_memory));
+  line("host", fmt::format("{{\"name\": {}, \"memory_bytes\": {}}}", json_quote(profile.host),
+                           profile.host_memory));
+  line("model", fmt::format("{{\"name\": {}, \"fingerprint\": {}, \"layers\": {}, "
+                            "\"hidden_size\": {}, \"kv_width\": {}}}",
+                            json_quote(profile.model_name), json_quote(profile.model_fingerprint),
+                            profile.layers, profile.hidden_size, profile.kv_width));
+  std::string notes;
+  for (const std::string& note : profile.notes) {
+    notes += (notes.empty() ? "" : ", ") + json_quote(note);
+  }
+  line("notes", "[" + notes + "]");
+  std::string tables;
+  for (std::size_t which = 0; which < kCostTables; ++which) {
+    if (profile.tables[which].empty()) continue;
+    const CostTableInfo& info = cost_table_info(static_cast<CostTable>(which));
+    tables += fmt::format("{}\n    {}: {}", tables.empty() ? "" : ",", json_quote(info.name),
+                          table_json(info, profile.tables[which]));
+  }
+  return out + "  \"tables\": {" + tables + "\n  }\n}\n";
+}
+
+HardwareProfile parse_profile(std::string_view text, std::string_view file) {
+  const Json json = parse_json_file(text, file, ErrorRole::kInput, kCode);
+  JsonObjectReader top(json, "", file, kCode);
+  top.format(kProfileFormat);
+  HardwareProfile profile;
+  profile.name = top.text("name");
+  profile.measured = top.boolean("measured");
+  profile.emulated = top.boolean("emulated");
+  JsonObjectReader device = top.object("device");
+  profile.device = device.text("name");
+  profile.device_memory = device.bytes("memory_bytes");
+  device.finish();
+  JsonObjectReader host = top.object("host");
+  profile.host = host.text("name");
+  profile.host_memory = host.bytes("memory_bytes");
+  host.finish();
+  JsonObjectReader model = top.object("model");
+  profile.model_name = model.text("name");
+  profile.model_fingerprint = model.text("fingerprint");
+  profile.layers = model.integer("layers", 1, 1 << 20);
+  profile.hidden_size = model.integer("hidden_size", 1, kLargeSize);
+  profile.kv_width = model.integer("kv_width", 1, kLargeSize);
+  model.finish();
+  profile.notes = top.texts("notes");
+  JsonObjectReader tables = top.object("tables");
+  for (std::size_t which = 0; which < kCostTables; ++which) {
+    const CostTableInfo& info = cost_table_info(static_cast<CostTable>(which));
+    if (!info.required && !tables.has(info.name)) continue;
+    profile.tables[which] = read_table(tables.object(info.name), info);
+  }
+  tables.finish();
+  top.finish();
+  return profile;
+}
+
+std::string profile_fingerprint(const HardwareProfile& profile) {
+  const std::string text = profile_to_json(profile);
+  const XXH128_hash_t hash = XXH3_128bits(text.data(), text.size());
+  return fmt::format("xxh3:{:016x}{:016x}", hash.high64, hash.low64);
+}
+
+}  // namespace triphase

@@ -1,0 +1,65 @@
+#pragma once
+
+// Shows how far a long command is: on a terminal one line redrawn in place, elsewhere a plain line
+// every 10 seconds, or JSON lines with --progress=json. Uses the monotonic clock only. Not thread
+// safe; drawing goes through Log.
+
+#include <chrono>
+#include <cstdint>
+#include <functional>
+#include <optional>
+#include <string>
+#include <string_view>
+
+#include "runtime/base/format_bytes.h"
+#include "runtime/log.h"
+#include "runtime/options/run_options.h"
+
+namespace triphase {
+
+struct ProgressState {
+  std::uint64_t done = 0;  // records in the output, failed and resumed ones included
+  std::uint64_t failed = 0;
+  std::uint64_t resumed = 0;           // part of `done` from earlier runs
+  std::optional<std::uint64_t> total;  // nothing: shown as "?"
+  std::uint64_t running = 0;           // sequences in the batch
+  std::uint64_t prompt_tokens = 0;     // of this run
+  std::uint64_t generated_tokens = 0;  // of this run
+  // Share of the work done in [0, 1] when the caller knows better than done / total.
+  std::optional<double> fraction;
+};
+
+class Progress {
+ public:
+  using Clock = std::function<double()>;  // seconds, monotonic
+
+  Progress(Log& log, ProgressMode mode, Clock clock = {});
+  ~Progress();  // removes the status line
+  Progress(const Progress&) = delete;
+  Progress& operator=(const Progress&) = delete;
+
+  // "reading prompts", "loading model", "generating", "writing output": shown at once, and restarts
+  // the rates.
+  void begin_phase(std::string_view name);
+  // Cheap enough for every step: draws at most ten times a second (terminal) or every 10 s.
+  void update(const ProgressState& state);
+  // For phases measured in bytes (loading, writing, reading).
+  void update_bytes(std::uint64_t done, std::uint64_t total);
+  void finish();
+
+ private:
+  [[nodiscard]] bool due(double now);
+  void draw(std::string_view text, std::string_view json);
+
+  Log& log_;
+  ProgressMode mode_;
+  Clock clock_;
+  std::string phase_;
+  double phase_start_ = 0.0;
+  double last_draw_ = -1e9;
+};
+
+// "1h02m", "3m05s", "12s": for ETA and reports.
+[[nodiscard]] std::string format_duration(double seconds);
+
+}  // namespace triphase

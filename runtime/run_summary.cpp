@@ -1,0 +1,187 @@
+#include "runtime/run_summary.h"
+
+#include <fmt/format.h>
+#include <sys/stat.h>
+
+#include "runtime/base/json.h"
+#include "runtime/build_info.h"
+#include "runtime/machine.h"
+
+namespace triphase {
+namespace {
+
+std::string optional_count(const std::optional<std::uint64_t>& value) {
+  return value ? fmt::to_string(*value) : "null";
+}
+
+// A rate, or null when no time was measured: never a number made of nothing.
+std::string rate(double amount, double seconds) {
+  return seconds > 0.0 ? json_number(amount / seconds) : "null";
+}
+
+std::string throughput(double amount, double seconds, std::string_view counts,
+                       std::string_view leaves_out) {
+  return fmt::format("{{\"value\": {}, \"counts\": {}, \"leaves_out\": {}}}", rate(amount, seconds),
+                     json_quote(counts), json_quote(leaves_out));
+}
+
+std::string throughputs(const RunSummary& summary, double succeeded_here) {
+  const double computing = summary.prefill_seconds + summary.decode_seconds;
+  const auto prompt = static_cast<double>(summary.prompt_tokens);
+  const auto generated = static_cast<double>(summary.generated_tokens);
+  constexpr std::string_view kOutside = "loading, tokenizing, waiting for prompts, writing records";
+  std::string out = "{\n";
+  out += fmt::format("    \"requests_per_second\": {},\n",
+                     throughput(succeeded_here, summary.wall_seconds,
+                                "records written in this run / wall seconds", "nothing"));
+  out += fmt::format(
+      "    \"prompt_tokens_per_second\": {},\n",
+      throughput(prompt, summary.prefill_seconds, "prompt tokens / prefill seconds", kOutside));
+  out +=
+      fmt::format("    \"generated_tokens_per_second\": {},\n",
+                  throughput(generated, computing, "generated tokens / (prefill + decode seconds)",
+                             "prompt tokens; loading, tokenizing, writing records"));
+  out +=
+      fmt::format("    \"decode_tokens_per_second\": {},\n",
+                  throughput(generated, summary.decode_seconds, "generated tokens / decode seconds",
+                             "prompt tokens; prefill, loading, tokenizing, writing records"));
+  out +=
+      fmt::format("    \"total_tokens_per_second\": {}\n  }}",
+                  throughput(prompt + generated, computing,
+                             "prompt and generated tokens / (prefill + decode seconds)", kOutside));
+  return out;
+}
+
+std::string failed_by_code(const RecordCounts& records) {
+  std::string out;
+  for (const auto& [code, count] : records.failed_by_code) {
+    out += fmt::format("{}{}: {}", out.empty() ? "" : ", ", json_quote(code), count);
+  }
+  return "{" + out + "}";
+}
+
+std::string memory_list(const std::vector<MemoryUse>& memory) {
+  std::string out;
+  for (const MemoryUse& use : memory) {
+    out += fmt::format(
+        "{}\n    {{\"tier\": {}, \"tag\": {}, \"planned_bytes\": {}, \"peak_bytes\": {}}}",
+        out.empty() ? "" : ",", json_quote(use.tier), json_quote(use.tag),
+        optional_count(use.planned), use.peak);
+  }
+  return out.empty() ? "[]" : "[" + out + "\n  ]";
+}
+
+// Peaks of different tags need not fall together, so the sum bounds the tier's peak from above.
+std::string tier_peaks(const std::vector<MemoryUse>& memory) {
+  std::map<std::string, std::uint64_t> peaks = {{"device", 0}, {"host", 0}};
+  for (const MemoryUse& use : memory) peaks[use.tier] += use.peak;
+  std::string out;
+  for (const auto& [tier, bytes] : peaks) {
+    out += fmt::format("{}{}: {}", out.empty() ? "" : ", ", json_quote(tier), bytes);
+  }
+  return "{" + out + "}";
+}
+
+std::string changed_options(const RunOptions& options) {
+  std::string out;
+  for (const auto& [name, value] : options.origins) {
+    if (value.origin == "default") continue;
+    out += fmt::format("{}\n    {}: {{\"value\": {}, \"origin\": {}}}", out.empty() ? "" : ",",
+                       json_quote(name), json_quote(value.value), json_quote(value.origin));
+  }
+  return out.empty() ? "{}" : "{" + out + "\n  }";
+}
+
+std::string numbers(const std::vector<std::uint64_t>& values) {
+  return fmt::format("[{}]", fmt::join(values, ", "));
+}
+
+std::string strings(const std::vector<std::string>& values) {
+  std::string out;
+  for (const std::string& value : values) out += (out.empty() ? "" : ", ") + json_quote(value);
+  return "[" + out + "]";
+}
+
+}  // namespace
+
+std::string summary_to_json(const RunSummary& summary, const RunOptions& options) {
+  const std::uint64_t total = summary.records.total();
+  const auto written_here = static_cast<double>(total - std::min(total, summary.resumed));
+  const MachineInfo machine = inspect_machine();
+  std::string out = "{\n";
+  const auto line = [&out](std::string_view name, std::string_view value) {
+    out += fmt::format("{}  \"{}\": {}", out.size() > 2 ? ",\n" : "", name, value);
+  };
+  line("format", "\"triphase-summary/1\"");
+  line("command", "\"run\"");
+  line("program",
+       fmt::format("{{\"version\": {}, \"commit\": {}, \"build\": {}, \"compiler\": {}}}",
+                   json_quote(program_version()), json_quote(build_commit()),
+                   json_quote(build_type()), json_quote(compiler())));
+  line("complete", summary.complete ? "true" : "false");
+  line("exit_code", fmt::to_string(summary.exit_code));
+  line("error", summary.error.empty() ? std::string("null") : json_quote(summary.error));
+  line("hardware", fmt::format("{{\"device\": {}, \"cpu\": {}, \"threads\": {}, \"simd\": {}, "
+                               "\"host_memory_bytes\": {}}}",
+                               json_quote(summary.device), json_quote(machine.cpu_name),
+                               summary.threads, json_quote(summary.simd), machine.memory_total));
+  line("emulated", strings(summary.emulated));
+  line("model",
+       fmt::format("{{\"path\": {}, \"type\": {}, \"fingerprint\": {}, \"weights_dtype\": {}, "
+                   "\"kv_dtype\": {}}}",
+                   json_quote(summary.model_path), json_quote(summary.model_type),
+                   json_quote(summary.model_fingerprint), json_quote(summary.weights_dtype),
+                   json_quote(summary.kv_dtype)));
+  line("attention", fmt::format("{{\"policy\": {}, \"tokens_touched_fraction\": {}}}",
+                                json_quote(summary.attention_policy),
+                                json_number(summary.tokens_touched_fraction)));
+  line("placement", fmt::format("{{\"policy\": {}, \"phase_boundaries\": {}, \"preemptions\": {}}}",
+                                json_quote(summary.placement_policy),
+                                numbers(summary.phase_boundaries), summary.preemptions));
+  line("seed", fmt::to_string(options.seed));
+  line("shard", fmt::format("{{\"index\": {}, \"count\": {}, \"origin\": {}}}", options.shard.index,
+                            options.shard.count, json_quote(options.shard.origin)));
+  line("options", changed_options(options));
+  line("requests",
+       fmt::format("{{\"total\": {}, \"succeeded\": {}, \"failed\": {}, \"failed_by_code\": {}, "
+                   "\"resumed\": {}}}",
+                   optional_count(summary.total_requests), summary.records.succeeded,
+                   summary.records.failed(), failed_by_code(summary.records), summary.resumed));
+  line("tokens",
+       fmt::format(
+           "{{\"prompt\": {}, \"shared_prompt\": {}, \"generated\": {}, \"recomputed\": {}}}",
+           summary.prompt_tokens, summary.shared_prompt_tokens, summary.generated_tokens,
+           summary.recomputed_tokens));
+  line("seconds",
+       fmt::format("{{\"wall\": {}, \"load\": {}, \"prefill\": {}, \"decode\": {}}}",
+                   json_number(summary.wall_seconds), json_number(summary.load_seconds),
+                   json_number(summary.prefill_seconds), json_number(summary.decode_seconds)));
+  line("steps", fmt::to_string(summary.steps));
+  line("max_batch", fmt::to_string(summary.max_batch));
+  line("throughput", throughputs(summary, written_here));
+  line("memory", memory_list(summary.memory));
+  line("peak_bytes", tier_peaks(summary.memory));
+  line("moved_bytes", fmt::format("{{\"to_device\": {}, \"to_host\": {}}}", summary.bytes_to_device,
+                                  summary.bytes_to_host));
+  return out + "\n}\n";
+}
+
+void write_summary(const RunSummary& summary, const RunOptions& options, FileOps& ops) {
+  write_file_atomically(ops, OutputPaths(options.output).summary, summary_to_json(summary, options),
+                        options.private_files ? 0600 : 0666);
+}
+
+void write_missing_summary(const RunOptions& options, const RecordCounts& records, FileOps& ops) {
+  struct stat status = {};
+  if (::stat(OutputPaths(options.output).summary.c_str(), &status) == 0) return;
+  RunSummary summary;
+  summary.model_path = options.model;
+  summary.records = records;
+  summary.total_requests = records.total();
+  summary.resumed = records.total();
+  summary.complete = true;
+  summary.exit_code = records.failed() == 0 ? 0 : 1;
+  write_summary(summary, options, ops);
+}
+
+}  // namespace triphase

@@ -1,0 +1,81 @@
+#pragma once
+
+// OUT.summary.json: how a run went. The engine fills the numbers, the job the counts. Times are of
+// the monotonic clock, in seconds; token counts are of this run alone (resumed records are only in
+// `requests`). Schema: docs/schemas/summary.schema.json. Plain values.
+
+#include <cstdint>
+#include <map>
+#include <optional>
+#include <string>
+#include <vector>
+
+#include "runtime/options/run_options.h"
+#include "runtime/output_file.h"
+
+namespace triphase {
+
+struct MemoryUse {
+  std::string tier;                      // memory_tier_name
+  std::string tag;                       // memory_tag_name
+  std::optional<std::uint64_t> planned;  // bytes; nothing: not planned
+  std::uint64_t peak = 0;                // bytes, measured
+};
+
+struct RunSummary {
+  // What ran.
+  std::string model_path;
+  std::string model_type;
+  std::string model_fingerprint;
+  std::string weights_dtype;  // "f16", ... ; "mixed"
+  std::string kv_dtype;
+  std::string device;  // "cpu": with its model name, as the engine reports it
+  std::int64_t threads = 0;
+  std::string simd;  // target the kernels chose
+  std::string attention_policy = "dense";
+  double tokens_touched_fraction = 1.0;  // mean over (layer, sequence, step)
+  std::string placement_policy = "device-only";
+  std::vector<std::string> emulated;  // anything emulated, by name
+
+  // How long.
+  double wall_seconds = 0.0;  // from start to the last record
+  double load_seconds = 0.0;
+  double prefill_seconds = 0.0;
+  double decode_seconds = 0.0;
+
+  // How much.
+  std::uint64_t prompt_tokens = 0;         // prefilled in this run
+  std::uint64_t generated_tokens = 0;      // sampled in this run
+  std::uint64_t shared_prompt_tokens = 0;  // found in the KV store, not prefilled
+  std::uint64_t recomputed_tokens = 0;
+  std::uint64_t preemptions = 0;
+  std::uint64_t steps = 0;      // decode steps
+  std::uint64_t max_batch = 0;  // most sequences decoded together
+  std::uint64_t bytes_to_device = 0;
+  std::uint64_t bytes_to_host = 0;
+  std::vector<std::uint64_t> phase_boundaries;  // context lengths; empty: none met
+  std::vector<MemoryUse> memory;
+
+  // The job.
+  RecordCounts records;                         // all records in the output, resumed ones included
+  std::optional<std::uint64_t> total_requests;  // nothing: not counted (a pipe, stopped early)
+  std::uint64_t resumed = 0;
+  bool complete = false;  // OUT was written
+  int exit_code = 0;      // 128 + n: ended by signal n
+  std::string error;      // the one line, when the run ended by an error
+};
+
+// JSON text with the throughputs derived from the numbers above; each throughput names what it
+// counts and what it leaves out. `options` gives seed and the options that differ from defaults.
+[[nodiscard]] std::string summary_to_json(const RunSummary& summary, const RunOptions& options);
+
+// Writes OUT.summary.json atomically.
+void write_summary(const RunSummary& summary, const RunOptions& options,
+                   FileOps& ops = system_file_ops());
+
+// A complete OUT may lack its summary (a crash between the two): writes one that holds what the
+// records tell. Does nothing when there is a summary.
+void write_missing_summary(const RunOptions& options, const RecordCounts& records,
+                           FileOps& ops = system_file_ops());
+
+}  // namespace triphase

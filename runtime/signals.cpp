@@ -1,0 +1,94 @@
+#include "runtime/signals.h"
+
+#include <signal.h>
+#include <unistd.h>
+
+#include <array>
+#include <atomic>
+#include <cstdlib>
+
+namespace triphase {
+namespace {
+
+constexpr std::array kStopping = {SIGINT, SIGTERM, SIGHUP, SIGUSR1};
+constexpr std::array kIgnored = {SIGPIPE, SIGXFSZ};
+
+std::atomic<int> first_signal{0};
+std::atomic<int> cut_fd{-1};
+std::atomic<std::uint64_t> cut_bytes{0};
+static_assert(std::atomic<int>::is_always_lock_free &&
+              std::atomic<std::uint64_t>::is_always_lock_free);
+
+std::array<struct sigaction, kStopping.size() + kIgnored.size()> previous_actions;
+
+void restore_default_and_raise(int signal_number) {
+  struct sigaction action = {};
+  action.sa_handler = SIG_DFL;
+  sigaction(signal_number, &action, nullptr);
+  sigset_t unblocked;
+  sigemptyset(&unblocked);
+  sigaddset(&unblocked, signal_number);
+  raise(signal_number);
+  pthread_sigmask(SIG_UNBLOCK, &unblocked, nullptr);
+}
+
+// Only async-signal-safe calls below: atomics, ftruncate, sigaction, raise.
+void on_stop_signal(int signal_number) {
+  int expected = 0;
+  if (first_signal.compare_exchange_strong(expected, signal_number)) return;
+  const int fd = cut_fd.load();
+  if (fd >= 0) {
+    // Nothing can be done about a failure here: the next run cuts the tail itself.
+    [[maybe_unused]] const int ignored = ftruncate(fd, static_cast<off_t>(cut_bytes.load()));
+  }
+  restore_default_and_raise(signal_number);
+}
+
+}  // namespace
+
+StopSignals::StopSignals() {
+  std::size_t saved = 0;
+  for (const int signal_number : kStopping) {
+    struct sigaction action = {};
+    action.sa_handler = on_stop_signal;
+    // No SA_RESTART: a read from a pipe that never ends must return.
+    sigemptyset(&action.sa_mask);
+    sigaction(signal_number, nullptr, &previous_actions[saved]);
+    // nohup and shells' background jobs ignore some signals on purpose; keep that.
+    if (previous_actions[saved].sa_handler != SIG_IGN) sigaction(signal_number, &action, nullptr);
+    ++saved;
+  }
+  for (const int signal_number : kIgnored) {
+    struct sigaction action = {};
+    action.sa_handler = SIG_IGN;
+    sigaction(signal_number, &action, &previous_actions[saved++]);
+  }
+}
+
+StopSignals::~StopSignals() {
+  std::size_t saved = 0;
+  for (const int signal_number : kStopping) {
+    sigaction(signal_number, &previous_actions[saved++], nullptr);
+  }
+  for (const int signal_number : kIgnored) {
+    sigaction(signal_number, &previous_actions[saved++], nullptr);
+  }
+}
+
+int stop_signal() noexcept { return first_signal.load(std::memory_order_relaxed); }
+
+void clear_stop_signal() noexcept { first_signal.store(0); }
+
+void set_signal_cut(int fd, std::uint64_t bytes) noexcept {
+  // The handler must never pair a new descriptor with an old length.
+  cut_fd.store(-1);
+  cut_bytes.store(bytes);
+  cut_fd.store(fd);
+}
+
+void die_by_signal(int signal_number) {
+  restore_default_and_raise(signal_number);
+  std::_Exit(128 + signal_number);  // only when the signal's default action is not to end
+}
+
+}  // namespace triphase

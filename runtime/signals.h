@@ -1,0 +1,34 @@
+#pragma once
+
+// SIGINT, SIGTERM, SIGHUP and SIGUSR1 ask the job to stop: the first sets a flag that the loop
+// polls, the second cuts the output to its last whole record and ends the process at once. SIGPIPE
+// and SIGXFSZ are ignored, so that writes report the fault instead. One StopSignals lives in main.
+
+#include <cstdint>
+
+namespace triphase {
+
+class StopSignals {
+ public:
+  StopSignals();   // installs the handlers
+  ~StopSignals();  // restores what was there
+  StopSignals(const StopSignals&) = delete;
+  StopSignals& operator=(const StopSignals&) = delete;
+};
+
+// The first signal that asked to stop, or 0. Safe from any thread; costs one relaxed load.
+[[nodiscard]] int stop_signal() noexcept;
+[[nodiscard]] inline bool stop_requested() noexcept { return stop_signal() != 0; }
+
+// Forgets a signal; for tests.
+void clear_stop_signal() noexcept;
+
+// What a second signal cuts: the file behind `fd` to `bytes`. fd -1: nothing. OutputFile keeps it
+// up to date.
+void set_signal_cut(int fd, std::uint64_t bytes) noexcept;
+
+// Restores the default action of `signal_number` and raises it, so that the parent sees a true
+// signal death. Call after everything is flushed.
+[[noreturn]] void die_by_signal(int signal_number);
+
+}  // namespace triphase

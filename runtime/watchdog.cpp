@@ -1,0 +1,62 @@
+#include "runtime/watchdog.h"
+
+#include <fmt/format.h>
+
+#include <cstdlib>
+#include <utility>
+
+#include "runtime/base/error.h"
+
+namespace triphase {
+
+Watchdog::Watchdog(double seconds, Log& log, std::function<void()> on_hang)
+    : limit_(seconds), log_(log), on_hang_(std::move(on_hang)) {
+  if (seconds > 0.0) thread_ = std::thread([this] { watch(); });
+}
+
+Watchdog::~Watchdog() {
+  {
+    const std::lock_guard lock(mutex_);
+    stop_ = true;
+  }
+  changed_.notify_all();
+  if (thread_.joinable()) thread_.join();
+}
+
+void Watchdog::begin() {
+  if (!thread_.joinable()) return;
+  const std::lock_guard lock(mutex_);
+  deadline_ = Clock::now() + std::chrono::duration_cast<Clock::duration>(limit_);
+  changed_.notify_all();
+}
+
+void Watchdog::end() {
+  if (!thread_.joinable()) return;
+  const std::lock_guard lock(mutex_);
+  deadline_.reset();
+}
+
+void Watchdog::watch() {
+  std::unique_lock lock(mutex_);
+  while (!stop_) {
+    if (!deadline_) {
+      changed_.wait(lock);
+      continue;
+    }
+    // A copy: the deadline moves on while this waits.
+    const Clock::time_point deadline = *deadline_;
+    changed_.wait_until(lock, deadline);
+    if (stop_ || !deadline_ || Clock::now() < *deadline_) continue;
+    lock.unlock();
+    Error error(ErrorRole::kDevice, "E-DEV-HANG", "watchdog");
+    error.found(fmt::format("no step within {} s", limit_.count()))
+        .hint("finished records are kept, the same command resumes; --watchdog sets the limit");
+    log_.status("");
+    log_.error(error);
+    if (!on_hang_) std::_Exit(exit_code(ErrorRole::kDevice));
+    on_hang_();
+    return;
+  }
+}
+
+}  // namespace triphase
