@@ -1,0 +1,77 @@
+#!/usr/bin/env python3
+"""Checks who includes whom (docs/ARCHITECTURE.md) in C++ sources of a tree.
+
+Usage: check_includes.py [ROOT]      exit 1 and one line per violation when a rule is broken
+"""
+
+import re
+import sys
+from pathlib import Path
+
+# Layer -> layers its files may include besides itself. The longest matching prefix is the layer.
+ALLOWED = {
+    "runtime/base": set(),
+    "models/config": {"runtime/base"},
+    "kernels/sizing": {"runtime/base"},
+    "scheduler/attention": {"runtime/base"},
+    "scheduler": {"runtime/base", "models/config", "kernels/sizing", "scheduler/attention"},
+    "memory": {"runtime/base"},
+    "kernels": {"runtime/base", "kernels/sizing", "memory"},
+    "models": {"runtime/base", "models/config", "kernels/sizing", "scheduler/attention", "memory", "kernels"},
+    "runtime": {"runtime/base", "models/config", "kernels/sizing", "scheduler", "scheduler/attention", "memory", "kernels",
+                "models"},
+    "tools": {"runtime/base", "models/config", "kernels/sizing", "scheduler", "scheduler/attention", "memory", "kernels", "models", "runtime"},
+}
+CUDA_LAYERS = ("memory/cuda/", "kernels/cuda/")
+# Headers of runtime/base may use the standard library only, so that every layer stays light.
+PROJECT_INCLUDE = re.compile(r'^\s*#\s*include\s+"([^"]+)"', re.MULTILINE)
+SYSTEM_INCLUDE = re.compile(r"^\s*#\s*include\s+<([^>]+)>", re.MULTILINE)
+
+
+def layer_of(path: str) -> str | None:
+    matches = [layer for layer in ALLOWED if path == layer or path.startswith(layer + "/")]
+    return max(matches, key=len) if matches else None
+
+
+def violations_of(path: str, text: str) -> list[str]:
+    found = []
+    layer = layer_of(path)
+    if layer is None:
+        return found
+    for included in PROJECT_INCLUDE.findall(text):
+        target = layer_of(included)
+        if target is None:
+            top = included.split("/")[0]
+            if top in ("tests", "bench"):
+                found.append(f"{path}: includes {included}: nothing includes {top}/")
+            continue
+        if target != layer and target not in ALLOWED[layer]:
+            found.append(f"{path}: {layer} must not include {included} ({target})")
+        if included.startswith(CUDA_LAYERS) and not path.startswith(CUDA_LAYERS) and path != "runtime/backend.cpp":
+            found.append(f"{path}: only runtime/backend.cpp may include {included}")
+    for included in SYSTEM_INCLUDE.findall(text):
+        if included.startswith("cuda") and not path.startswith(CUDA_LAYERS):
+            found.append(f"{path}: CUDA header <{included}> outside {' and '.join(CUDA_LAYERS)}")
+        if layer == "runtime/base" and path.endswith(".h") and ("/" in included or included.endswith(".h")):
+            found.append(f"{path}: headers of runtime/base use the standard library only, found <{included}>")
+    return found
+
+
+def main() -> int:
+    root = Path(sys.argv[1] if len(sys.argv) > 1 else ".")
+    found = []
+    checked = 0
+    for top in ("runtime", "scheduler", "memory", "kernels", "models", "tools"):
+        for path in sorted((root / top).rglob("*")):
+            if path.suffix in (".h", ".cpp", ".cu", ".cuh", ".inl", ".inc"):
+                checked += 1
+                relative = path.relative_to(root).as_posix()
+                found += violations_of(relative, path.read_text(encoding="utf-8"))
+    for line in found:
+        print(line)
+    print(f"{checked} files, {len(found)} violations")
+    return 1 if found or checked == 0 else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

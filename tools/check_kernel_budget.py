@@ -1,0 +1,113 @@
+#!/usr/bin/env python3
+"""Compares what ptxas reports per kernel with a committed budget.
+
+Usage: check_kernel_budget.py --reports DIR --budget FILE --compiler "nvcc 13.0.88" [--update]
+
+The budget file has one line per kernel and architecture: architecture, registers, bytes of spill
+stores and loads, kernel. Its first line names the compiler it was made with; with another compiler
+the comparison is printed but never fails, because register allocation differs. --update writes it.
+Exit 1 when a kernel exceeds its line or has none.
+"""
+
+import argparse
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+ENTRY = re.compile(r"Compiling entry function '(\S+)' for '(\w+)'")
+SPILL = re.compile(r"(\d+) bytes stack frame, (\d+) bytes spill stores, (\d+) bytes spill loads")
+USED = re.compile(r"Used (\d+) registers")
+# Shuffles that ptxas could not prove to be reached by whole warps: see uniform_warp_id() in dialect.h.
+SHUFFLE_CALL = re.compile(r"Function properties for (__cuda_sm70_shflsync\w+)")
+
+
+def read_reports(folder: Path) -> dict[tuple[str, str], tuple[int, int]]:
+    mangled = {}
+    for path in sorted(folder.rglob("*.ptxas")):
+        key, spill = None, 0
+        report = path.read_text(encoding="utf-8")
+        if SHUFFLE_CALL.search(report):
+            print(f"kernel budget: note: {path.name}: some shuffles are calls")
+        for line in report.splitlines():
+            if match := ENTRY.search(line):
+                key, spill = (match[2], match[1]), 0
+            elif match := SPILL.search(line):
+                spill = int(match[2]) + int(match[3])
+            elif (match := USED.search(line)) and key is not None:
+                mangled[key] = (int(match[1]), spill)
+                key = None
+    names = sorted({name for _, name in mangled})
+    shown = subprocess.run(["c++filt"], input="\n".join(names), capture_output=True, text=True, check=True)
+    readable = dict(zip(names, shown.stdout.splitlines()))
+
+    def short(name: str) -> str:
+        text = readable[name].replace("triphase::cuda::", "").replace("(anonymous namespace)::", "")
+        text = re.sub(r"^void ", "", text)
+        depth = 0  # without the parameter list: the first parenthesis outside template arguments
+        for at, letter in enumerate(text):
+            depth += (letter == "<") - (letter == ">")
+            if letter == "(" and depth == 0:
+                return text[:at]
+        return text
+
+    return {(arch, short(name)): value for (arch, name), value in mangled.items()}
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--reports", type=Path, required=True)
+    parser.add_argument("--budget", type=Path, required=True)
+    parser.add_argument("--compiler", required=True)
+    parser.add_argument("--update", action="store_true")
+    arguments = parser.parse_args()
+
+    found = read_reports(arguments.reports)
+    if not found:
+        print("check_kernel_budget: no ptxas report found", file=sys.stderr)
+        return 1
+    if arguments.update:
+        lines = [f"# {arguments.compiler}", "# architecture registers spill-bytes kernel"]
+        lines += [f"{arch} {regs} {spill} {name}" for (arch, name), (regs, spill) in sorted(found.items())]
+        arguments.budget.write_text("\n".join(lines) + "\n", encoding="utf-8")
+        print(f"{arguments.budget}: {len(found)} kernels")
+        return 0
+
+    lines = arguments.budget.read_text(encoding="utf-8").splitlines()
+    same_compiler = lines[0] == f"# {arguments.compiler}"
+    budget = {}
+    for line in lines:
+        if line and not line.startswith("#"):
+            arch, regs, spill, name = line.split(" ", 3)
+            budget[(arch, name)] = (int(regs), int(spill))
+    archs = {arch for arch, _ in budget}
+    problems = []
+    for (arch, name), (regs, spill) in sorted(found.items()):
+        if arch not in archs:
+            continue  # an architecture nobody committed a budget for
+        if (arch, name) not in budget:
+            problems.append(f"{name} ({arch}): no budget; uses {regs} registers, spills {spill} bytes")
+            continue
+        allowed_regs, allowed_spill = budget[(arch, name)]
+        if regs > allowed_regs or spill > allowed_spill:
+            problems.append(f"{name} ({arch}): {regs} registers, {spill} bytes spilled; "
+                            f"budget {allowed_regs} and {allowed_spill}")
+    for problem in problems[:10]:
+        print(f"kernel budget: {problem}", file=sys.stderr)
+    if len(problems) > 10:
+        print(f"kernel budget: and {len(problems) - 10} more", file=sys.stderr)
+    if problems and not same_compiler:
+        print(f"kernel budget: made with '{lines[0][2:]}', this is '{arguments.compiler}': not enforced",
+              file=sys.stderr)
+        return 0
+    if problems:
+        print(f"kernel budget: if the growth is worth it, run tools/check_kernel_budget.py --update with "
+              f"--reports {arguments.reports} --budget {arguments.budget} --compiler '{arguments.compiler}'",
+              file=sys.stderr)
+        return 1
+    print(f"kernel budget: {len(found)} kernels within it")
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,185 @@
+// `triphase bench attention|transfer|gemm|quantize`: microbenchmarks beside measured ceilings.
+
+#include <fmt/format.h>
+
+#include <optional>
+
+#include "runtime/base/error.h"
+#include "runtime/bench/bench.h"
+#include "tools/commands.h"
+
+namespace triphase {
+namespace {
+
+using bench::Row;
+
+constexpr int kCeilingRuns = 5;
+
+std::vector<std::string_view> split(std::string_view text) {
+  std::vector<std::string_view> parts;
+  while (true) {
+    const std::size_t comma = text.find(',');
+    parts.push_back(text.substr(0, comma));
+    if (comma == std::string_view::npos) return parts;
+    text.remove_prefix(comma + 1);
+  }
+}
+
+// The list of an option, or `otherwise` when it is not given. `read` returns nothing for a bad one.
+template <class T, class Read>
+std::vector<T> list(const OptionValues& values, std::string_view option, std::vector<T> otherwise,
+                    std::string_view expected, const Read& read) {
+  if (!values.has(option)) return otherwise;
+  const std::string text = values.text(option);
+  std::vector<T> out;
+  for (const std::string_view part : split(text)) {
+    const std::optional<T> value = read(part);
+    if (!value) {
+      throw Error(ErrorRole::kUsage, "E-CLI-OPTION", fmt::format("--{}", option))
+          .found(part)
+          .expected(expected);
+    }
+    out.push_back(*value);
+  }
+  return out;
+}
+
+std::vector<std::int64_t> integers(const OptionValues& values, std::string_view option,
+                                   std::vector<std::int64_t> otherwise) {
+  constexpr std::int64_t kLargest = std::int64_t{1} << 31;
+  return list<std::int64_t>(values, option, std::move(otherwise),
+                            "integers from 1 to 2147483648, separated by commas",
+                            [](std::string_view text) -> std::optional<std::int64_t> {
+                              const auto value = read_integer(text);
+                              if (!value || *value < 1 || *value > kLargest) return std::nullopt;
+                              return value;
+                            });
+}
+
+std::vector<DType> dtypes(const OptionValues& values) {
+  return list<DType>(values, "dtype", {DType::kF16}, "fp16, bf16 or fp32, separated by commas",
+                     [](std::string_view text) -> std::optional<DType> {
+                       if (text == "fp16") return DType::kF16;
+                       if (text == "bf16") return DType::kBF16;
+                       if (text == "fp32") return DType::kF32;
+                       return std::nullopt;
+                     });
+}
+
+bench::AttentionGrid attention_grid(const OptionValues& values, bool on_cpu) {
+  bench::AttentionGrid grid;
+  grid.batches =
+      integers(values, "batch-size",
+               on_cpu ? std::vector<std::int64_t>{1, 16} : std::vector<std::int64_t>{64});
+  grid.contexts = integers(
+      values, "context",
+      on_cpu ? std::vector<std::int64_t>{512, 2048} : std::vector<std::int64_t>{1024, 4096, 16384});
+  grid.queries = integers(values, "queries", {1});
+  grid.heads = values.integer("heads");
+  grid.kv_heads = values.has("kv-heads") ? values.integer("kv-heads") : grid.heads;
+  grid.head_dim = values.integer("head-dim");
+  grid.page_tokens = on_cpu ? 32 : 128;
+  grid.dtypes = dtypes(values);
+  if (grid.heads % grid.kv_heads != 0) {
+    throw Error(ErrorRole::kUsage, "E-CLI-OPTION", "--kv-heads")
+        .found(fmt::format("{}", grid.kv_heads))
+        .expected(fmt::format("a divisor of --heads, {}", grid.heads));
+  }
+  return grid;
+}
+
+bench::GemmGrid gemm_grid(const OptionValues& values, bool on_cpu) {
+  return {integers(values, "rows",
+                   on_cpu ? std::vector<std::int64_t>{1, 16, 256}
+                          : std::vector<std::int64_t>{1, 16, 64, 256, 2048}),
+          integers(values, "depth", {on_cpu ? 2048 : 4096}),
+          integers(values, "columns", {on_cpu ? 2048 : 4096}), dtypes(values)};
+}
+
+bench::TransferGrid transfer_grid(const OptionValues& values) {
+  return {list<std::int64_t>(values, "bytes",
+                             {4 << 10, 16 << 10, 64 << 10, 1 << 20, 16 << 20, 64 << 20},
+                             "sizes with units up to 1GiB, separated by commas",
+                             [](std::string_view text) -> std::optional<std::int64_t> {
+                               const auto bytes = read_size(text);
+                               if (!bytes || *bytes == 0 || *bytes > (std::uint64_t{1} << 30)) {
+                                 return std::nullopt;
+                               }
+                               return static_cast<std::int64_t>(*bytes);
+                             })};
+}
+
+bench::QuantizeGrid quantize_grid(const OptionValues& values, bool on_cpu) {
+  bench::QuantizeGrid grid;
+  grid.batches = integers(values, "batch-size", {1, 64});
+  grid.block_tokens = on_cpu ? 32 : 128;
+  grid.kv_heads = values.has("kv-heads") ? values.integer("kv-heads") : values.integer("heads");
+  grid.head_dim = values.integer("head-dim");
+  return grid;
+}
+
+bench::ReportFormat report_format(const std::string& name) {
+  if (name == "csv") return bench::ReportFormat::kCsv;
+  if (name == "json") return bench::ReportFormat::kJson;
+  if (name == "jsonl") return bench::ReportFormat::kJsonLines;
+  return bench::ReportFormat::kMarkdown;
+}
+
+}  // namespace
+
+int cmd_bench(const Arguments& arguments, std::unique_ptr<Log>& log) {
+  const OptionValues values = begin_command("bench", arguments, log);
+  const std::string kind = values.positionals().empty() ? "" : values.positionals().front();
+  if (values.positionals().size() != 1 ||
+      (kind != "attention" && kind != "transfer" && kind != "gemm" && kind != "quantize")) {
+    throw Error(ErrorRole::kUsage, "E-CLI-OPTION", "benchmark")
+        .found(values.positionals().empty()
+                   ? "none"
+                   : fmt::format("{}", fmt::join(values.positionals(), " ")))
+        .expected("attention, transfer, gemm or quantize")
+        .hint("triphase bench --help");
+  }
+  const auto backend = Backend::open(values.text("device"), values.integer("threads"));
+  const bool on_cpu = backend->device().name() == "cpu";
+  const Ceilings ceilings = backend->measure_ceilings(kCeilingRuns);
+  const std::string machine = fmt::format(
+      "{}, {} threads: reads {:.1f} GB/s, copies {:.1f} GB/s (read + written), F32 multiply-add "
+      "{:.3f} TFLOP/s (best of {})",
+      backend->ops().name(), backend->threads().threads(), ceilings.read_bytes_per_second * 1e-9,
+      ceilings.copy_bytes_per_second * 1e-9, ceilings.fma_flops * 1e-12, kCeilingRuns);
+  log->info(machine);
+
+  bench::Effort effort;
+  effort.samples = static_cast<int>(values.integer("samples"));
+  effort.seconds = values.seconds("seconds");
+  const bench::OnRow on_row = [&](const Row& row) {
+    std::string line = bench::format_report({row}, bench::ReportFormat::kJsonLines);
+    line.pop_back();
+    log->debug(line);
+  };
+  std::vector<Row> rows;
+  if (kind == "attention") {
+    rows =
+        bench::bench_attention(*backend, ceilings, attention_grid(values, on_cpu), effort, on_row);
+  } else if (kind == "gemm") {
+    rows = bench::bench_gemm(*backend, ceilings, gemm_grid(values, on_cpu), effort, on_row);
+  } else if (kind == "quantize") {
+    rows = bench::bench_quantize(*backend, ceilings, quantize_grid(values, on_cpu), effort, on_row);
+  } else {
+    rows = bench::bench_transfer(*backend, ceilings, transfer_grid(values), effort, on_row);
+  }
+  const bench::ReportFormat format = report_format(values.text("format"));
+  const std::string device(backend->ops().name());
+  for (Row& row : rows) {
+    if (format == bench::ReportFormat::kMarkdown) break;  // said once, on stderr
+    row.emplace_back("device", device);
+    row.emplace_back("threads", std::int64_t{backend->threads().threads()});
+    row.emplace_back("read GB/s", ceilings.read_bytes_per_second * 1e-9);
+    row.emplace_back("copy GB/s", ceilings.copy_bytes_per_second * 1e-9);
+    row.emplace_back("FMA TFLOP/s", ceilings.fma_flops * 1e-12);
+  }
+  print(bench::format_report(rows, format));
+  return 0;
+}
+
+}  // namespace triphase

@@ -1,0 +1,142 @@
+// `triphase simulate`: throughput of placement policies on a machine that need not be there.
+
+#include <fmt/format.h>
+
+#include <algorithm>
+
+#include "runtime/base/error.h"
+#include "scheduler/simulator/simulation_policies.h"
+#include "tools/commands.h"
+#include "tools/plan_inputs.h"
+#include "tools/table_writer.h"
+
+namespace triphase {
+namespace {
+
+const std::vector<std::string>& columns() {
+  static const std::vector<std::string> kColumns = {"policy",
+                                                    "model",
+                                                    "profile",
+                                                    "batch_size",
+                                                    "input_len",
+                                                    "output_len",
+                                                    "kv_dtype",
+                                                    "tokens_per_second",
+                                                    "seconds",
+                                                    "max_running",
+                                                    "suspensions",
+                                                    "repeated_tokens",
+                                                    "compute_seconds",
+                                                    "h2d_seconds",
+                                                    "d2h_seconds",
+                                                    "host_seconds",
+                                                    "h2d_bytes",
+                                                    "d2h_bytes",
+                                                    "recomputed_tokens",
+                                                    "device_peak_bytes",
+                                                    "host_peak_bytes",
+                                                    "phase_1_steps",
+                                                    "phase_2_steps",
+                                                    "phase_3_steps",
+                                                    "streamed_layers",
+                                                    "extrapolated",
+                                                    "detail",
+                                                    "infeasible"};
+  return kColumns;
+}
+
+std::vector<TableCell> row(const NamedSimulation& named, const PlannedModel& model,
+                           const HardwareProfile& profile, const SimulatedJob& job) {
+  const SimulationResult& r = named.result;
+  const bool ran = r.infeasible.empty();
+  const auto number = [&](double value) { return ran ? number_cell(value) : null_cell(); };
+  const auto count = [&](auto value) {
+    return ran ? integer_cell(static_cast<std::int64_t>(value)) : null_cell();
+  };
+  return {text_cell(named.policy),
+          text_cell(model.name),
+          text_cell(profile.name),
+          integer_cell(job.batch_size),
+          integer_cell(job.lines.front().prompt_tokens),
+          integer_cell(job.lines.front().output_tokens),
+          ran ? text_cell(dtype_name(r.kv_dtype)) : null_cell(),
+          number(r.tokens_per_second),
+          number(r.seconds),
+          count(r.max_running),
+          count(r.suspensions),
+          count(r.repeated_tokens),
+          number(r.lanes.compute + r.lanes.recompute),
+          number(r.lanes.h2d),
+          number(r.lanes.d2h),
+          number(r.lanes.host),
+          number(r.h2d_bytes),
+          number(r.d2h_bytes),
+          number(r.recomputed_tokens),
+          count(r.device_peak),
+          count(r.host_peak),
+          count(r.phase_steps[0]),
+          count(r.phase_steps[1]),
+          count(r.phase_steps[2]),
+          count(r.streamed_layers),
+          text_cell(ran && r.lanes.extrapolated ? "yes" : "no"),
+          text_cell(named.detail),
+          ran ? null_cell() : text_cell(r.infeasible)};
+}
+
+std::vector<std::string> policies(const OptionValues& values) {
+  std::vector<std::string> names = text_list(values, "policies");
+  if (names == std::vector<std::string>{"all"}) names = simulated_policy_names();
+  for (const std::string& name : names) {
+    const std::vector<std::string>& known = simulated_policy_names();
+    if (std::ranges::find(known, name) == known.end()) {
+      throw Error(ErrorRole::kUsage, "E-CLI-OPTION", "--policies")
+          .found(name)
+          .expected(fmt::format("{}, separated by commas", fmt::join(known, ", ")));
+    }
+  }
+  return names;
+}
+
+}  // namespace
+
+int cmd_simulate(const Arguments& arguments, std::unique_ptr<Log>& log) {
+  const OptionValues values = begin_command("simulate", arguments, log);
+  const std::vector<std::string> names = policies(values);
+  const PlannedModel model = open_planned_model(values.text("model"));
+  const HardwareProfile profile = open_profile(values.text("profile"), model);
+  if (!profile.measured) {
+    log->info("profile " + profile.name + " is derived from stated peaks, not measured");
+  }
+  const CostModel cost(profile);
+  const SimulationOptions options{
+      .schedule =
+          values.text("schedule") == "paper" ? ScheduleKind::kPaper : ScheduleKind::kAdaptive,
+      .allow_recompute = !values.flag("no-recompute"),
+      .choose_kv_dtype = values.text("kv-dtype") == "auto",
+      .handicaps = values.flag("handicaps"),
+      .vllm_preemption =
+          values.text("vllm-preemption") == "swap" ? SuspendMode::kSwap : SuspendMode::kDrop};
+  std::vector<std::vector<TableCell>> rows;
+  for (const std::int64_t batch : integer_list(values, "batch-size")) {
+    SimulatedJob job{
+        .model = model.costs,
+        .weights_dtype = model.dtype,
+        .kv_dtype = kv_dtype_option(values.text("kv-dtype"), model),
+        .device_memory =
+            values.has("device-memory") ? values.size("device-memory") : profile.device_memory,
+        .host_memory = values.has("host-memory") ? values.size("host-memory") : profile.host_memory,
+        .batch_size = batch,
+        .caching_ratio = 1.0 - values.real("kv-sparsity"),
+        .miss_rate = values.real("miss-rate")};
+    const std::int64_t lines = values.has("lines") ? values.integer("lines") : batch;
+    job.lines.assign(static_cast<std::size_t>(lines),
+                     {values.integer("input-len"), values.integer("output-len")});
+    for (const std::string& name : names) {
+      rows.push_back(row(simulate_policy(name, cost, job, options), model, profile, job));
+    }
+  }
+  print(format_table(values.text("format"), columns(), rows));
+  return 0;
+}
+
+}  // namespace triphase

@@ -1,0 +1,35 @@
+#pragma once
+
+// The commands behind `triphase COMMAND`. Each takes the arguments after its name and returns the
+// exit code; errors leave as exceptions and are reported once, by main.
+
+#include <memory>
+#include <string>
+#include <vector>
+
+#include "runtime/log.h"
+#include "runtime/options/option_parser.h"
+
+namespace triphase {
+
+using Arguments = std::vector<std::string>;
+
+[[nodiscard]] int cmd_run(const Arguments& arguments, std::unique_ptr<Log>& log);
+[[nodiscard]] int cmd_score(const Arguments& arguments, std::unique_ptr<Log>& log);
+[[nodiscard]] int cmd_eval(const Arguments& arguments, std::unique_ptr<Log>& log);
+[[nodiscard]] int cmd_plan(const Arguments& arguments, std::unique_ptr<Log>& log);
+[[nodiscard]] int cmd_simulate(const Arguments& arguments, std::unique_ptr<Log>& log);
+[[nodiscard]] int cmd_inspect(const Arguments& arguments, std::unique_ptr<Log>& log);
+[[nodiscard]] int cmd_doctor(const Arguments& arguments, std::unique_ptr<Log>& log);
+[[nodiscard]] int cmd_bench(const Arguments& arguments, std::unique_ptr<Log>& log);
+[[nodiscard]] int cmd_merge(const Arguments& arguments, std::unique_ptr<Log>& log);
+
+// Parses by the option table and replaces `log` by one with the command's settings.
+[[nodiscard]] OptionValues begin_command(std::string_view name, const Arguments& arguments,
+                                         std::unique_ptr<Log>& log);
+
+// Writes to stdout. A reader that went away ends the output quietly (SIGPIPE is ignored); any other
+// failure throws E-IO-WRITE.
+void print(std::string_view text);
+
+}  // namespace triphase

@@ -1,0 +1,302 @@
+"""The checkpoints of tests/fixtures/parity: one entry per directory (see make_parity_fixtures.py).
+
+Between them they cover, for every family, odd head counts, grouped-query attention with groups of
+1, 2, 4 and 8, biases, tied and untied embeddings, every RoPE scaling, sliding windows shorter than
+the longest prompt, 16-bit weights, shards, and both layouts of config.json (transformers 5 writes
+rope_parameters, transformers 4 wrote rope_theta and rope_scaling).
+"""
+
+import dataclasses
+
+
+@dataclasses.dataclass
+class Variant:
+    name: str
+    model_type: str
+    config: dict
+    dtype: str = "float32"
+    shard_size: str = ""
+    older_layout: bool = False
+    greedy_prompts: tuple = (7, 33)
+    # Factors on matrices whose name contains the key, so that greedy text does not collapse to one
+    # token (tied embeddings and post-norm models do, with every matrix of one scale).
+    scales: dict = dataclasses.field(default_factory=dict)
+    seed: int = 0
+
+
+def decoder(hidden, heads, kv_heads, **more):
+    """Fields shared by LLaMA, Mistral, Gemma and Qwen2."""
+    return {
+        "hidden_size": hidden,
+        "num_attention_heads": heads,
+        "num_key_value_heads": kv_heads,
+        "intermediate_size": 2 * hidden - 8,
+        "num_hidden_layers": 2,
+        "vocab_size": 101,
+        "max_position_embeddings": 512,
+        "initializer_range": 0.2,
+        "bos_token_id": 1,
+        "eos_token_id": 2,
+        "pad_token_id": None,
+        **more,
+    }
+
+
+def opt(hidden, heads, **more):
+    return {
+        "hidden_size": hidden,
+        "num_attention_heads": heads,
+        "ffn_dim": 2 * hidden + 8,
+        "num_hidden_layers": 2,
+        "vocab_size": 101,
+        "max_position_embeddings": 320,
+        "word_embed_proj_dim": hidden,
+        "init_std": 0.2,
+        "dropout": 0.0,
+        "pad_token_id": 1,
+        "bos_token_id": 2,
+        "eos_token_id": 2,
+        **more,
+    }
+
+
+def neox(hidden, heads, rotary, **more):
+    rope = {"rope_type": "default", "rope_theta": 10000.0, "partial_rotary_factor": rotary}
+    rope.update(more.pop("rope", {}))
+    return {
+        "hidden_size": hidden,
+        "num_attention_heads": heads,
+        "intermediate_size": 2 * hidden + 8,
+        "num_hidden_layers": 2,
+        "vocab_size": 101,
+        "max_position_embeddings": 512,
+        "initializer_range": 0.2,
+        "bos_token_id": 0,
+        "eos_token_id": 0,
+        "rope_parameters": rope,
+        **more,
+    }
+
+
+def rope(kind, theta=10000.0, **more):
+    return {"rope_parameters": {"rope_type": kind, "rope_theta": theta, **more}}
+
+
+YARN = {"factor": 4.0, "original_max_position_embeddings": 64, "beta_fast": 8.0, "beta_slow": 1.0}
+# A ramp whose rounded ends both lie inside the 8 frequencies of head_dim 16.
+YARN_RAMP = {**YARN, "beta_fast": 3.0, "beta_slow": 0.5}
+YARN_CONTEXT = {"max_position_embeddings": 256}
+LLAMA3 = {
+    "factor": 8.0,
+    "low_freq_factor": 1.0,
+    "high_freq_factor": 4.0,
+    "original_max_position_embeddings": 64,
+}
+# Dynamic scaling starts beyond 64 tokens: the greedy prompts lie on both sides of it, and the
+# short one's continuation grows past it without changing its base.
+DYNAMIC = {"max_position_embeddings": 64}
+DYNAMIC_PROMPTS = (33, 90)
+TIED = {"tie_word_embeddings": True}
+UNTIED = {"tie_word_embeddings": False}
+SMALL_EMBEDDING = {"embed": 0.1}
+POST_NORM = {"embed": 3.0, "out_proj": 2.0, "fc2": 0.3}
+
+VARIANTS = [
+    # OPT: learned positions, biases, ReLU; 350m's norms after the sums and its projections.
+    Variant("opt-tied", "opt", opt(48, 3)),
+    Variant(
+        "opt-350m",
+        "opt",
+        opt(48, 4, do_layer_norm_before=False, word_embed_proj_dim=24),
+        scales=POST_NORM,
+    ),
+    Variant("opt-projected", "opt", opt(40, 5, word_embed_proj_dim=56, **UNTIED)),
+    Variant(
+        "opt-post-norm",
+        "opt",
+        opt(32, 2, do_layer_norm_before=False, num_hidden_layers=3),
+        scales={"fc2": 0.1, "fc1": 2.0, "embed": 4.0, "v_proj": 2.0, "q_proj": 2.0},
+    ),
+    Variant("opt-no-bias", "opt", opt(48, 6, enable_bias=False, activation_function="gelu")),
+    Variant("opt-f16", "opt", opt(64, 4), dtype="float16"),
+    # LLaMA 1, 2 and 3.
+    Variant("llama1-mha", "llama", decoder(40, 5, 5, **UNTIED), older_layout=True),
+    Variant(
+        "llama1-linear",
+        "llama",
+        decoder(48, 3, 3, **UNTIED, **rope("linear", factor=2.5)),
+        older_layout=True,
+    ),
+    Variant(
+        "llama2-gqa8-biases",
+        "llama",
+        decoder(64, 8, 1, attention_bias=True, mlp_bias=True, **UNTIED),
+    ),
+    Variant(
+        "llama2-dynamic",
+        "llama",
+        decoder(48, 6, 3, **UNTIED, **rope("dynamic", factor=4.0), **DYNAMIC),
+        older_layout=True,
+        greedy_prompts=DYNAMIC_PROMPTS,
+    ),
+    Variant(
+        "llama2-yarn",
+        "llama",
+        decoder(48, 4, 2, head_dim=16, **UNTIED, **rope("yarn", **YARN_RAMP), **YARN_CONTEXT),
+    ),
+    Variant(
+        "llama2-yarn-mscale",
+        "llama",
+        decoder(
+            48,
+            3,
+            3,
+            **UNTIED,
+            **rope("yarn", **YARN, mscale=1.5, mscale_all_dim=0.7, truncate=False),
+            **YARN_CONTEXT
+        ),
+    ),
+    Variant(
+        "llama2-yarn-attention",
+        "llama",
+        decoder(48, 4, 1, **UNTIED, **rope("yarn", **YARN, attention_factor=1.25), **YARN_CONTEXT),
+        older_layout=True,
+    ),
+    Variant(
+        "llama3-gqa4",
+        "llama",
+        decoder(48, 4, 1, **TIED, **rope("llama3", 500000.0, **LLAMA3)),
+        older_layout=True,
+    ),
+    Variant(
+        "llama3-gqa2-head-dim",
+        "llama",
+        decoder(
+            48,
+            6,
+            3,
+            head_dim=16,
+            num_hidden_layers=3,
+            **UNTIED,
+            **rope("llama3", 500000.0, **LLAMA3)
+        ),
+    ),
+    Variant(
+        "llama3-bf16",
+        "llama",
+        decoder(64, 8, 2, **UNTIED, **rope("llama3", 500000.0, **LLAMA3)),
+        dtype="bfloat16",
+    ),
+    Variant(
+        "llama2-f16-sharded",
+        "llama",
+        decoder(64, 4, 4, **UNTIED),
+        dtype="float16",
+        shard_size="40KB",
+        older_layout=True,
+    ),
+    # Mistral: window 0 (none) and shorter than the prompts.
+    Variant(
+        "mistral-window",
+        "mistral",
+        decoder(64, 8, 2, sliding_window=24, **UNTIED),
+        older_layout=True,
+    ),
+    Variant(
+        "mistral-full", "mistral", decoder(48, 6, 3, head_dim=12, sliding_window=None, **UNTIED)
+    ),
+    Variant(
+        "mistral-window-gqa8-bf16",
+        "mistral",
+        decoder(64, 8, 1, sliding_window=5, **UNTIED),
+        dtype="bfloat16",
+    ),
+    Variant(
+        "mistral-yarn",
+        "mistral",
+        decoder(40, 5, 5, sliding_window=None, **TIED, **rope("yarn", 1e6, **YARN), **YARN_CONTEXT),
+    ),
+    # GPT-NeoX and Pythia.
+    Variant("neox-parallel", "gpt_neox", neox(48, 3, 0.25), older_layout=True),
+    Variant("neox-sequential", "gpt_neox", neox(48, 3, 1.0, use_parallel_residual=False)),
+    Variant("neox-half-rotary-tied", "gpt_neox", neox(40, 5, 0.5, hidden_act="gelu_new", **TIED)),
+    Variant(
+        "neox-linear-no-bias",
+        "gpt_neox",
+        neox(
+            48,
+            6,
+            0.5,
+            attention_bias=False,
+            use_parallel_residual=False,
+            rope={"rope_type": "linear", "factor": 3.0},
+        ),
+    ),
+    Variant(
+        "neox-dynamic-f16",
+        "gpt_neox",
+        neox(64, 4, 0.5, **DYNAMIC, rope={"rope_type": "dynamic", "factor": 4.0}),
+        dtype="float16",
+        greedy_prompts=DYNAMIC_PROMPTS,
+        older_layout=True,
+    ),
+    # Gemma: (1 + w) norms, scaled embeddings, head_dim free of hidden_size.
+    Variant(
+        "gemma-mqa",
+        "gemma",
+        decoder(40, 8, 1, head_dim=8, vocab_size=131, **TIED),
+        scales=SMALL_EMBEDDING,
+    ),
+    Variant(
+        "gemma-gqa2",
+        "gemma",
+        decoder(48, 6, 3, head_dim=16, **TIED),
+        older_layout=True,
+        scales=SMALL_EMBEDDING,
+    ),
+    Variant(
+        "gemma-mha-sharded",
+        "gemma",
+        decoder(40, 3, 3, head_dim=20, **TIED),
+        shard_size="60KB",
+        scales=SMALL_EMBEDDING,
+    ),
+    Variant(
+        "gemma-bf16",
+        "gemma",
+        decoder(64, 4, 1, head_dim=16, **TIED),
+        dtype="bfloat16",
+        scales=SMALL_EMBEDDING,
+    ),
+    # Qwen2: biases on q, k and v only; the window may spare the first layers.
+    Variant(
+        "qwen2-tied", "qwen2", decoder(48, 4, 2, **TIED, **rope("default", 1e6)), older_layout=True
+    ),
+    Variant(
+        "qwen2-window-gqa8",
+        "qwen2",
+        decoder(
+            48,
+            8,
+            1,
+            num_hidden_layers=3,
+            use_sliding_window=True,
+            sliding_window=20,
+            max_window_layers=1,
+            **UNTIED
+        ),
+    ),
+    Variant(
+        "qwen2-yarn",
+        "qwen2",
+        decoder(48, 3, 3, **UNTIED, **rope("yarn", 1e6, **YARN), **YARN_CONTEXT),
+        older_layout=True,
+    ),
+    Variant(
+        "qwen2-bf16", "qwen2", decoder(64, 4, 1, **UNTIED, **rope("default", 1e6)), dtype="bfloat16"
+    ),
+]
+
+# A seed belongs to a place in the list: add new variants at the end.
+for _seed, _variant in enumerate(VARIANTS, start=1):
+    _variant.seed = _seed

@@ -1,0 +1,37 @@
+#pragma once
+
+// What `plan` and `simulate` have in common: a model's costs, a hardware profile by name or file.
+
+#include <string>
+#include <vector>
+
+#include "runtime/options/option_parser.h"
+#include "scheduler/cost/hardware_profile.h"
+#include "scheduler/cost/model_costs.h"
+
+namespace triphase {
+
+struct PlannedModel {
+  std::string name;
+  std::string fingerprint;
+  ModelCosts costs;
+  DType dtype = DType::kF16;  // of the weights
+};
+
+// A built-in shape, a config.json or a model directory.
+[[nodiscard]] PlannedModel open_planned_model(const std::string& name);
+
+// A built-in machine's profile derived for this model, or a file. Throws E-PLAN-PROFILE, and
+// E-PLAN-MODEL when a file was made for another shape.
+[[nodiscard]] HardwareProfile open_profile(const std::string& name, const PlannedModel& model);
+
+// --kv-dtype: "auto" is the weights' type, and lets the planner weigh INT8.
+[[nodiscard]] DType kv_dtype_option(const std::string& text, const PlannedModel& model);
+
+// Comma-separated values of an option, each at least 1.
+[[nodiscard]] std::vector<std::int64_t> integer_list(const OptionValues& values,
+                                                     std::string_view option);
+[[nodiscard]] std::vector<std::string> text_list(const OptionValues& values,
+                                                 std::string_view option);
+
+}  // namespace triphase

@@ -1,0 +1,28 @@
+#!/usr/bin/env bash
+# Installs what building and testing needs from Debian's packages. Without root it changes nothing
+# and prints the one command to run. Usage: tools/setup.sh [--checks]
+#   --checks  also the tools of the style checks and fuzzers (clang-format, clang-tidy, libFuzzer)
+set -euo pipefail
+
+packages=(g++ cmake ninja-build pkg-config git ca-certificates python3 ccache patchelf
+  coinor-libclp-dev libboost-program-options-dev libfmt-dev libgtest-dev libgmock-dev libhwy-dev
+  libpcre2-dev libsentencepiece-dev libutf8proc-dev libxxhash-dev nlohmann-json3-dev)
+if [ "${1:-}" = "--checks" ]; then
+  packages+=(clang-14 clang-format-14 clang-tidy-14 libclang-rt-14-dev shellcheck)
+fi
+
+missing=()
+for package in "${packages[@]}"; do
+  dpkg-query -W -f='${Status}' "$package" 2>/dev/null | grep -q 'ok installed' || missing+=("$package")
+done
+[ ${#missing[@]} -eq 0 ] && exit 0
+
+if [ "$(id -u)" -ne 0 ]; then
+  echo "triphase: error: these Debian packages are missing; install them and run this again:" >&2
+  echo "  sudo apt-get install -y --no-install-recommends ${missing[*]}" >&2
+  exit 5
+fi
+echo "Installing from Debian: ${missing[*]}"
+export DEBIAN_FRONTEND=noninteractive
+apt-get update -qq
+apt-get install -y -qq --no-install-recommends "${missing[@]}" >/dev/null

@@ -1,0 +1,220 @@
+"""Tunes the lookup circuit of headstart.py alone, before the model itself is trained.
+
+Only layer 0's attention and the match heads' scores are computed.  The loss is that of
+attending to the right place: on repeated text and answers, to the token that followed
+earlier; on text not seen before, to the first position.  Trained are the tokens' codes,
+layer 0's queries and keys, and the match heads' queries and keys.
+
+Run ``python circuit.py --work DIR --name mha``; it writes DIR/NAME-start.pt, with which
+train.py begins.
+"""
+
+from __future__ import annotations
+
+import argparse
+import time
+from pathlib import Path
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from evaluate import open_sampler
+from headstart import (
+    BACK,
+    BOS,
+    CONSTANT,
+    FIRST_POSITION,
+    GATHERED,
+    MATCH_HEADS,
+    MATCH_LAYER,
+    RECENT,
+    TOKEN,
+    head_start,
+    key_heads,
+    match_spread,
+    set_found,
+)
+from model import SHAPES, Llama, rotate
+from synthetic import QUESTION, Fact, Sampler
+
+CUE = 6
+NEW_TEXT_WEIGHT = 0.6
+
+
+def looked_up(sampler: Sampler, length: int) -> tuple[np.ndarray, np.ndarray]:
+    """Ids that begin with BOS, and for every position where to look: -1 for no matter where.
+
+    Position t looks where the token that comes after t can be read, at 0 if it is new.
+    """
+    rng, tokenizer = sampler.rng, sampler.tokenizer
+    ids: list[int] = [sampler.bos]
+    look: list[int] = [0]
+    facts: list[tuple[Fact, int]] = []
+    position = sampler.text_start(length)
+    while len(ids) < length:
+        draw = rng.random()
+        if draw < 0.25 and len(ids) > 64:
+            count = int(rng.integers(12, 48))
+            start = int(rng.integers(1, len(ids) - 48))
+            cue = CUE + int(rng.integers(0, 4))
+            for step in range(min(count, len(ids) - start)):
+                look[-1] = start + step if step >= cue else -1
+                ids.append(ids[start + step])
+                look.append(-1)
+        elif draw < 0.33 or not facts and draw < 0.45:
+            fact = Fact.random(rng)
+            facts.append((fact, len(ids)))
+            for token in tokenizer.encode(fact.statement):
+                ids.append(token)
+                look.append(-1)
+        elif draw < 0.5 and facts:
+            fact, start = facts[int(rng.integers(len(facts)))]
+            asked = sampler.line(QUESTION.format(question=fact.question, answer="").rstrip())
+            ids += asked
+            look += [-1] * len(asked)
+            statement = tokenizer.encode(fact.statement)
+            known = len(tokenizer.encode(fact.lead()))
+            for step, token in enumerate(statement):
+                look[-1] = start + step if step >= known - 1 else -1
+                ids.append(token)
+                look.append(-1)
+        else:
+            count = int(rng.integers(16, 200))
+            if position + count >= len(sampler.stream):
+                position = sampler.text_start(length)
+            new = sampler.stream[position : position + count].tolist()
+            position += count
+            ids += new
+            look += [0] * len(new)
+            look[-1] = -1
+    return np.array(ids[:length]), np.array(look[:length])
+
+
+def relieve(ids: np.ndarray, look: np.ndarray) -> None:
+    """Lets new text look anywhere where its last three tokens were there before."""
+    seen: set[tuple[int, ...]] = set()
+    for place in range(2, len(ids)):
+        last = tuple(ids[place - 2 : place + 1].tolist())
+        if look[place] == 0 and last in seen:
+            look[place] = -1
+        seen.add(last)
+
+
+def right_places(ids: np.ndarray, look: np.ndarray) -> np.ndarray:
+    """For every position that has to look somewhere, all places where the same two tokens and
+    the same next one were, [positions, length]."""
+    asking = np.flatnonzero(look > 0)
+    places = ids[None, :] == ids[look[asking], None]
+    for back in (1, 2):
+        before = np.concatenate((np.full(back, -1), ids[:-back]))
+        places &= before[None, :] == before[look[asking], None]
+    return places
+
+
+def match_scores(model: Llama, ids: Tensor) -> Tensor:
+    """Log-probabilities of the match heads' attention, [heads, length, length]."""
+    length, shape = ids.shape[1], model.shape
+    x = model.embed_tokens(ids)
+    cos, sin = model.cos[:length], model.sin[:length]
+    for layer in model.layers[:MATCH_LAYER]:
+        x, _ = layer(x, cos, sin, None, None)
+    match = model.layers[MATCH_LAYER]
+    attention, x = match.self_attn, match.input_layernorm(x)
+    query = rotate(attention.split(attention.q_proj(x)), cos, sin)[0, :MATCH_HEADS]
+    key = rotate(attention.split(attention.k_proj(x)), cos, sin)[0]
+    key = key.repeat_interleave(shape.heads // shape.kv_heads, 0)[:MATCH_HEADS]
+    scores = query @ key.mT * shape.head_dim**-0.5
+    future = torch.ones(length, length, dtype=torch.bool).triu(1)
+    return scores.masked_fill(future, -1e9).log_softmax(-1)
+
+
+def circuit_masks(model: Llama, matching_only: bool) -> dict[str, Tensor]:
+    """One where a weight belongs to the circuit and is tuned here, by parameter name."""
+    size, named, masks = model.shape.head_dim, dict(model.named_parameters()), {}
+    read = torch.zeros(model.shape.hidden_size)
+    read[CONSTANT] = 1.0
+    if not matching_only:
+        codes = torch.zeros_like(named["embed_tokens.weight"])
+        codes[BOS + 2 :, TOKEN] = 1.0
+        masks["embed_tokens.weight"] = codes
+        name = "layers.0.self_attn.q_proj.weight"
+        masks[name] = torch.zeros_like(named[name])
+        masks[name][: len(GATHERED) * size] = read
+    for channels in (FIRST_POSITION, TOKEN, *BACK, RECENT):
+        read[channels] = 1.0
+    for kind, heads in (("q", MATCH_HEADS), ("k", key_heads(model, MATCH_HEADS))):
+        name = f"layers.{MATCH_LAYER}.self_attn.{kind}_proj.weight"
+        masks[name] = torch.zeros_like(named[name])
+        masks[name][: heads * size] = read
+    return masks
+
+
+def tune(model: Llama, sampler: Sampler, arguments: argparse.Namespace) -> None:
+    """Trains the circuit's weights for a time."""
+    masks = circuit_masks(model, arguments.again)
+    named = dict(model.named_parameters())
+    for name, parameter in named.items():
+        parameter.requires_grad_(name in masks)
+    optimiser = torch.optim.Adam([named[name] for name in masks], betas=(0.9, 0.98))
+    started, step, mean = time.monotonic(), 0, np.zeros(3)
+    while (progress := (time.monotonic() - started) / 60 / arguments.minutes) < 1.0:
+        for group in optimiser.param_groups:
+            group["lr"] = arguments.rate * min(1.0, (step + 1) / 20) * (1.02 - progress)
+        ids, look = looked_up(sampler, arguments.length)
+        relieve(ids, look)
+        target = torch.from_numpy(look)
+        if not (target > 0).any():
+            continue
+        log_share = match_scores(model, torch.from_numpy(ids)[None].long())
+        places = torch.from_numpy(right_places(ids, look))
+        found = log_share[:, target > 0].masked_fill(~places, -1e9).logsumexp(-1)
+        each = -found.clamp(min=-20.0)
+        old, new = each.mean(), -log_share[:, target == 0, 0].clamp(min=-20.0).mean()
+        optimiser.zero_grad()
+        (old + NEW_TEXT_WEIGHT * new).backward()
+        for name, mask in masks.items():
+            named[name].grad *= mask
+        optimiser.step()
+        right = (each < 0.69).float().mean().item()
+        mean += 0.04 * (np.array([old.item(), new.item(), right]) - mean)
+        step += 1
+        if step % 25 == 0:
+            repeated, fresh, found = mean / (1 - 0.96**step)
+            print(f"{step} steps: repeated {repeated:.3f} new {fresh:.3f} found {found:.3f}")
+    for parameter in model.parameters():
+        parameter.requires_grad_(True)
+
+
+def main() -> None:
+    """Parses the command line, tunes and saves."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--work", type=Path, required=True)
+    parser.add_argument("--name", choices=sorted(SHAPES), required=True)
+    parser.add_argument("--again", action="store_true", help="tune the match heads of NAME.pt")
+    parser.add_argument("--minutes", type=float, default=4.0)
+    parser.add_argument("--length", type=int, default=1536)
+    parser.add_argument("--rate", type=float, default=0.01)
+    parser.add_argument("--seed", type=int, default=0)
+    arguments = parser.parse_args()
+    torch.set_num_threads(2)
+    torch.manual_seed(arguments.seed)
+    work, name = arguments.work, arguments.name
+    sampler = open_sampler(work, "train", arguments.seed)
+    model = Llama(SHAPES[name])
+    if arguments.again:
+        saved = torch.load(work / f"{name}.pt", weights_only=True)
+        model.load_state_dict(saved["model"])
+        tune(model, sampler, arguments)
+        torch.save(saved | {"model": model.state_dict()}, work / f"{name}.pt")
+        return
+    head_start(model, sampler.stream)
+    tune(model, sampler, arguments)
+    set_found(model)
+    probe = torch.from_numpy(sampler.stream[:1024].astype(np.int64).reshape(8, 128))
+    start = {"model": model.state_dict(), "match_spread": match_spread(model, probe)}
+    torch.save(start, work / f"{name}-start.pt")
+
+
+if __name__ == "__main__":
+    main()
