@@ -1,0 +1,124 @@
+#!/usr/bin/env python3
+"""Kills `triphase run` at random instants, resumes it, and compares the result with a run that was
+never disturbed.
+
+    crash_loop.py TRIPHASE [--kills 20] [--lines 200] [--model DIR --prompts FILE] [--seed N]
+
+Every few starts another kind of end: SIGKILL, SIGTERM, SIGINT twice. Without --model it builds a tiny
+model and prompts as token ids. Exit 0 when the files are equal byte for byte. Standard library only.
+"""
+
+import argparse
+import json
+import pathlib
+import random
+import signal
+import subprocess
+import sys
+import tempfile
+import time
+
+sys.dont_write_bytecode = True
+sys.path.insert(0, str(pathlib.Path(__file__).resolve().parent.parent / "bad"))
+
+from bad_case import ModelFolder  # noqa: E402
+
+
+def write_prompts(path, lines, generator):
+    with open(path, "w", encoding="utf-8") as file:
+        for line in range(lines):
+            if line % 17 == 9:
+                file.write("\n" if line % 2 else "not json\n")
+                continue
+            tokens = [generator.randrange(3, 32) for _ in range(generator.randrange(1, 12))]
+            request = {"id": f"line {line}", "prompt_tokens": tokens,
+                       "max_tokens": generator.randrange(1, 40), "temperature": line % 3 * 0.5}
+            file.write(json.dumps(request) + "\n")
+
+
+class Job:
+    def __init__(self, program, model, prompts, output):
+        # --ignore-eos makes every line as long as it may be, so that there is time to be killed.
+        self.command = [program, "run", "--quiet", "--ignore-eos", "--seed", "7", "--batch-size", "4",
+                        "--sync-every", "0.02s", "--model", str(model), "--prompts", str(prompts),
+                        "--output", str(output)]
+        self.output = output
+
+    def finish(self):
+        result = subprocess.run(self.command, stderr=subprocess.PIPE, check=False)
+        if result.returncode not in (0, 1):
+            raise SystemExit(f"exit {result.returncode}: {result.stderr.decode()}")
+        return result.returncode
+
+    def end_early(self, seconds, signals):
+        """Whether the signals ended it (else it had finished before)."""
+        process = subprocess.Popen(self.command, stderr=subprocess.PIPE)
+        try:
+            process.wait(timeout=seconds)
+        except subprocess.TimeoutExpired:
+            for number in signals:
+                process.send_signal(number)
+        _, errors = process.communicate(timeout=60)
+        code = process.returncode
+        if code < 0 and -code in signals:
+            return True
+        if code in (0, 1):
+            return False
+        raise SystemExit(f"exit {code} after {signals}: {errors.decode()}")
+
+
+def main():
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("program")
+    parser.add_argument("--kills", type=int, default=20)
+    parser.add_argument("--lines", type=int, default=200)
+    parser.add_argument("--model", type=pathlib.Path)
+    parser.add_argument("--prompts", type=pathlib.Path)
+    parser.add_argument("--seed", type=int, default=1)
+    options = parser.parse_args()
+    generator = random.Random(options.seed)
+    endings = [(signal.SIGKILL,), (signal.SIGKILL,), (signal.SIGTERM,), (signal.SIGINT, signal.SIGINT),
+               (signal.SIGUSR1,)]
+    with tempfile.TemporaryDirectory(prefix="triphase-crash-") as name:
+        folder = pathlib.Path(name)
+        model, prompts = options.model or folder / "model", options.prompts or folder / "in.jsonl"
+        if not options.model:
+            ModelFolder(model).llama()
+        if not options.prompts:
+            write_prompts(prompts, options.lines, generator)
+        reference = Job(options.program, model, prompts, folder / "reference.jsonl")
+        started = time.monotonic()
+        reference_code = reference.finish()
+        whole_run = time.monotonic() - started
+        expected = reference.output.read_bytes()
+
+        kills = jobs = 0
+        while kills < options.kills:
+            jobs += 1
+            if jobs > 100 * options.kills:
+                raise SystemExit("the job ends before it can be killed: give it more lines")
+            job = Job(options.program, model, prompts, folder / f"out{jobs}.jsonl")
+            for _ in range(generator.randrange(1, 5)):
+                if job.output.exists():
+                    break
+                ending = endings[kills % len(endings)]
+                kills += job.end_early(generator.uniform(0, 1.1) * whole_run, ending)
+                if job.output.exists() and job.output.read_bytes() != expected:
+                    raise SystemExit(f"{job.output} is there after {ending} and differs")
+            code = job.finish()
+            if code != reference_code:
+                raise SystemExit(f"exit {code} after kills, {reference_code} without")
+            if job.output.read_bytes() != expected:
+                raise SystemExit(f"the output of job {jobs} differs after kills")
+            left = sorted(path.name for path in folder.glob(job.output.name + ".*"))
+            wanted = [job.output.name + suffix for suffix in (".manifest.json", ".summary.json")]
+            if left != wanted:
+                raise SystemExit(f"left beside the output: {left}")
+            for path in folder.glob(job.output.name + "*"):
+                path.unlink()
+    print(f"{kills} kills over {jobs} jobs, every file identical "
+          f"({whole_run:.2f} s for an undisturbed run)")
+
+
+if __name__ == "__main__":
+    main()

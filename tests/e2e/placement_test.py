@@ -1,0 +1,83 @@
+#!/usr/bin/env python3
+"""The same job under every placement policy and several budgets: one answer, budgets held.
+
+Usage: placement_test.py TRIPHASE MODEL PROMPTS
+"""
+
+import json
+import subprocess
+import sys
+import tempfile
+import unittest
+from pathlib import Path
+
+PROGRAM, MODEL, PROMPTS = sys.argv[1], sys.argv[2], sys.argv[3]
+MIB = 1 << 20
+
+
+class Placement(unittest.TestCase):
+    def setUp(self) -> None:
+        self.folder = tempfile.TemporaryDirectory()
+        self.addCleanup(self.folder.cleanup)
+
+    def run_job(
+        self, name: str, *extra: str, batch: str = "12"
+    ) -> tuple[bytes, dict, subprocess.CompletedProcess]:
+        output = Path(self.folder.name) / f"{name}.jsonl"
+        command = [
+            PROGRAM, "run", "--model", MODEL, "--prompts", PROMPTS, "--output", str(output),
+            "--max-context", "384", "--batch-size", batch, "--max-tokens", "40", "--progress", "off",
+            *extra,
+        ]  # fmt: skip
+        done = subprocess.run(command, capture_output=True, text=True, timeout=120)
+        summary = Path(f"{output}.summary.json")
+        return (
+            output.read_bytes() if output.exists() else b"",
+            json.loads(summary.read_text()) if summary.exists() else {},
+            done,
+        )
+
+    def test_every_policy_gives_the_same_file_within_its_budget(self) -> None:
+        expected, summary, _ = self.run_job("all", "--policy", "device-only")
+        self.assertTrue(summary["complete"])
+        self.assertEqual(summary["moved_bytes"], {"to_device": 0, "to_host": 0})
+        for policy, options in (
+            ("triphase", ()),
+            ("triphase", ("p1=0", "alpha=0.8", "window=8")),
+            ("flexgen", ("kv-share=0.5", "weight-share=0.5")),
+            ("accelerate", ()),
+            ("vllm", ()),
+            ("vllm", ("preemption=swap",)),
+        ):
+            with self.subTest(policy=policy, options=options):
+                knobs = [f"--policy-option={option}" for option in options]
+                text, summary, done = self.run_job(
+                    f"{policy}{len(options)}", "--policy", policy, "--device-memory", "16MiB",
+                    "--host-memory", "256MiB", "--emulate-link", "5GB/s", "--prefill-chunk", "64",
+                    *knobs,
+                )  # fmt: skip
+                self.assertEqual(text, expected, done.stderr)
+                self.assertLessEqual(summary["peak_bytes"]["device"], 16 * MIB)
+                self.assertLessEqual(summary["peak_bytes"].get("host", 0), 256 * MIB)
+                self.assertIn("link", summary["emulated"])
+                if options or policy == "accelerate":
+                    self.assertGreater(summary["moved_bytes"]["to_host"], 0)
+        # Weights that do not fit are streamed, and the answer stays.
+        text, summary, done = self.run_job("small", "--device-memory", "9MiB",
+                                           "--prefill-chunk=16", batch="2")  # fmt: skip
+        self.assertEqual(text, expected, done.stderr)
+        self.assertIn("streamed", done.stderr)
+        self.assertGreater(summary["moved_bytes"]["to_device"], MIB)
+        self.assertLessEqual(summary["peak_bytes"]["device"], 9 * MIB)
+
+    def test_what_cannot_run_is_refused_by_name(self) -> None:
+        _, _, done = self.run_job("zero", "--policy", "zero", "--device-memory", "12MiB")
+        self.assertEqual(done.returncode, 5)
+        self.assertIn("--policy zero keeps KV on the device", done.stderr)
+        _, _, done = self.run_job("knob", "--policy", "vllm", "--policy-option", "p1=3")
+        self.assertEqual(done.returncode, 2)
+        self.assertIn("preemption, watermark", done.stderr)
+
+
+if __name__ == "__main__":
+    unittest.main(argv=sys.argv[:1])

@@ -1,0 +1,296 @@
+#!/usr/bin/env python3
+"""The `triphase` program as a user runs it: what unit tests cannot see (bad-inputs R9-R12, X2-X9).
+
+    run_test.py TRIPHASE          (unittest options may follow)
+
+Standard library only; the model is the tiny one of the hostile corpus, prompts are token ids.
+"""
+
+import json
+import os
+import pathlib
+import pty
+import resource
+import shutil
+import signal
+import subprocess
+import sys
+import tempfile
+import time
+import unittest
+
+sys.dont_write_bytecode = True
+ROOT = pathlib.Path(__file__).resolve().parent.parent.parent
+sys.path.insert(0, str(ROOT / "tests" / "bad"))
+
+from bad_case import ModelFolder  # noqa: E402
+
+PROGRAM = ""
+LONG = 60  # tokens of a long line; the model's context is 64
+
+
+def lines(count, max_tokens=2):
+    return "".join(json.dumps({"id": f"n{n}", "prompt_tokens": [3 + n % 20, 4], "max_tokens": max_tokens})
+                   + "\n" for n in range(count))
+
+
+class RunTest(unittest.TestCase):
+    def setUp(self):
+        self.folder = pathlib.Path(tempfile.mkdtemp(prefix="triphase-e2e-"))
+        self.addCleanup(shutil.rmtree, self.folder, ignore_errors=True)
+        ModelFolder(self.folder / "model").llama()
+        self.output = self.folder / "out.jsonl"
+
+    def command(self, *extra, prompts="in.jsonl", output="out.jsonl"):
+        return [PROGRAM, "run", "--model", "model", "--prompts", prompts, "--output", output, *extra]
+
+    def run_job(self, *extra, text=None, input=None, prompts="in.jsonl", output="out.jsonl", **options):
+        if text is not None:
+            (self.folder / "in.jsonl").write_text(text, encoding="utf-8")
+        return subprocess.run(self.command(*extra, prompts=prompts, output=output), cwd=self.folder,
+                              capture_output=True, input=input, check=False, timeout=120, **options)
+
+    def start_long_job(self, *extra):
+        """A job that runs for minutes unless it is stopped."""
+        (self.folder / "in.jsonl").write_text(lines(400_000, LONG), encoding="utf-8")
+        process = subprocess.Popen(self.command("--ignore-eos", *extra), cwd=self.folder,
+                                   stderr=subprocess.PIPE)
+        self.addCleanup(process.stderr.close)
+        self.addCleanup(process.kill)
+        deadline = time.monotonic() + 60
+        part = self.folder / "out.jsonl.part"
+        while not (part.exists() and part.stat().st_size > 0):
+            self.assertIsNone(process.poll(), "it ended by itself")
+            self.assertLess(time.monotonic(), deadline)
+            time.sleep(0.01)
+        return process
+
+    def summary(self):
+        return json.loads((self.folder / "out.jsonl.summary.json").read_text())
+
+    def records(self):
+        return [json.loads(line) for line in self.output.read_text().splitlines()]
+
+    def test_completes_a_file_and_says_so(self):
+        result = self.run_job(text=lines(20) + "\nnot json\n")
+        self.assertEqual(result.returncode, 1, result.stderr)
+        self.assertEqual(result.stdout, b"")
+        self.assertEqual([record["index"] for record in self.records()], [*range(20), 21])
+        self.assertIn(b"1 failed (--retry-failed redoes them)", result.stderr)
+        summary = self.summary()
+        self.assertEqual(summary["requests"], {"total": 21, "succeeded": 20, "failed": 1,
+                                               "failed_by_code": {"E-IN-JSON": 1}, "resumed": 0})
+        self.assertTrue(summary["complete"])
+        self.assertEqual(summary["exit_code"], 1)
+
+    def test_quiet_is_silent(self):
+        result = self.run_job("-q", text=lines(3))
+        self.assertEqual((result.returncode, result.stdout, result.stderr), (0, b"", b""))
+
+    def test_signals_end_cleanly_and_the_job_resumes(self):
+        for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGUSR1):
+            with self.subTest(number):
+                for path in self.folder.glob("out.jsonl*"):
+                    path.unlink()
+                process = self.start_long_job()
+                process.send_signal(number)
+                _, errors = process.communicate(timeout=60)
+                self.assertEqual(process.returncode, -number)
+                self.assertIn(b"run the same command to resume", errors)
+                self.assertFalse(self.output.exists())
+                part = (self.folder / "out.jsonl.part").read_bytes()
+                self.assertTrue(part.endswith(b"\n"))
+                summary = self.summary()
+                self.assertEqual(summary["exit_code"], 128 + number)
+                self.assertFalse(summary["complete"])
+                self.assertEqual(summary["requests"]["succeeded"], part.count(b"\n"))
+
+    def test_the_second_signal_ends_at_once(self):
+        process = self.start_long_job()
+        process.send_signal(signal.SIGINT)
+        process.send_signal(signal.SIGINT)
+        process.communicate(timeout=60)
+        self.assertEqual(process.returncode, -signal.SIGINT)
+        self.assertTrue((self.folder / "out.jsonl.part").read_bytes().endswith(b"\n"))
+
+    def test_two_runs_on_one_output(self):
+        process = self.start_long_job()
+        result = self.run_job("--ignore-eos")
+        self.assertEqual(result.returncode, 4)
+        self.assertIn(f"process {process.pid} on".encode(), result.stderr)
+        self.assertIn(b"E-IN-LOCKED", result.stderr)
+        process.kill()
+        process.communicate()
+
+    def test_file_size_limit_is_a_full_disk(self):
+        result = self.run_job(text=lines(2000), preexec_fn=lambda: resource.setrlimit(
+            resource.RLIMIT_FSIZE, (20_000, 20_000)))
+        self.assertEqual(result.returncode, 6, result.stderr)
+        self.assertIn(b"E-IO-NOSPACE", result.stderr)
+        self.assertIn(b"run the same command to resume", result.stderr)
+        part = (self.folder / "out.jsonl.part").read_bytes()
+        self.assertTrue(part.endswith(b"\n"))
+        kept = part.count(b"\n")
+        self.assertGreater(kept, 0)
+        result = self.run_job()
+        self.assertEqual(result.returncode, 0, result.stderr)
+        self.assertEqual(self.summary()["requests"]["resumed"], kept)
+        reference = self.run_job(output="reference.jsonl")
+        self.assertEqual(reference.returncode, 0)
+        self.assertEqual(self.output.read_bytes(), (self.folder / "reference.jsonl").read_bytes())
+
+    def test_full_disk_while_the_output_is_put_together(self):
+        # Enough for OUT.part, not for anything after it.
+        self.assertEqual(self.run_job(text=lines(200)).returncode, 0)
+        size = self.output.stat().st_size
+        expected = self.output.read_bytes()
+        for path in self.folder.glob("out.jsonl*"):
+            path.unlink()
+        (self.folder / "in.jsonl").write_text(lines(200), encoding="utf-8")
+        result = self.run_job(preexec_fn=lambda: resource.setrlimit(
+            resource.RLIMIT_FSIZE, (size - 1, size - 1)))
+        self.assertEqual(result.returncode, 6, result.stderr)
+        self.assertFalse(self.output.exists())
+        self.assertEqual(self.run_job().returncode, 0)
+        self.assertEqual(self.output.read_bytes(), expected)
+
+    def test_stdin_and_pipes(self):
+        result = self.run_job(prompts="-", input=lines(5).encode())
+        self.assertEqual(result.returncode, 0, result.stderr)
+        self.assertEqual(len(self.records()), 5)
+        again = self.run_job(prompts="-", input=lines(5).encode())
+        self.assertEqual(again.returncode, 4)
+        self.assertIn(b"cannot be compared", again.stderr)
+        pipe = self.folder / "pipe"
+        os.mkfifo(pipe)
+        process = subprocess.Popen(self.command(prompts="pipe", output="two.jsonl"), cwd=self.folder,
+                                   stderr=subprocess.PIPE)
+        pipe.write_text(lines(3))
+        _, errors = process.communicate(timeout=60)
+        self.assertEqual(process.returncode, 0, errors)
+        self.assertEqual(len((self.folder / "two.jsonl").read_text().splitlines()), 3)
+
+    def test_records_of_a_slow_pipe_do_not_wait_for_the_next_line(self):
+        process = subprocess.Popen(self.command(prompts="-"), cwd=self.folder, stdin=subprocess.PIPE,
+                                   stderr=subprocess.PIPE)
+        process.stdin.write(lines(1).encode())
+        process.stdin.flush()
+        part = self.folder / "out.jsonl.part"
+        deadline = time.monotonic() + 30
+        while not (part.exists() and part.stat().st_size > 0):
+            self.assertLess(time.monotonic(), deadline, "no record while the pipe is open")
+            time.sleep(0.01)
+        _, errors = process.communicate(timeout=30)
+        self.assertEqual(process.returncode, 0, errors)
+
+    def test_complete_output_again_and_changed_input(self):
+        self.assertEqual(self.run_job(text=lines(5)).returncode, 0)
+        before = self.output.read_bytes()
+        (self.folder / "out.jsonl.summary.json").unlink()
+        again = self.run_job()
+        self.assertEqual(again.returncode, 0)
+        self.assertIn(b"already complete", again.stderr)
+        self.assertTrue(self.summary()["complete"])
+        changed = self.run_job(text=lines(6))
+        self.assertEqual(changed.returncode, 4)
+        self.assertIn(b"input hash", changed.stderr)
+        self.assertEqual(self.output.read_bytes(), before)
+        self.assertEqual(self.run_job("--overwrite").returncode, 0)
+        self.assertEqual(len(self.records()), 6)
+
+    def test_shards_and_merge_equal_one_run(self):
+        self.assertEqual(self.run_job(text=lines(30) + "\n{\n" + lines(1)).returncode, 1)
+        shards = []
+        for shard in range(3):
+            result = self.run_job("--shard", f"{shard}/3", output=f"s{shard}.jsonl")
+            self.assertIn(result.returncode, (0, 1), result.stderr)
+            self.assertIn(f"shard {shard}/3".encode(), result.stderr)
+            shards.append(f"s{shard}.jsonl")
+        merged = subprocess.run([PROGRAM, "merge", *shards, "--output", "merged.jsonl"],
+                                cwd=self.folder, capture_output=True, check=False)
+        self.assertEqual(merged.returncode, 1, merged.stderr)
+        self.assertEqual((self.folder / "merged.jsonl").read_bytes(), self.output.read_bytes())
+        lacking = subprocess.run([PROGRAM, "merge", *shards[:2], "--output", "lacking.jsonl"],
+                                 cwd=self.folder, capture_output=True, check=False)
+        self.assertEqual(lacking.returncode, 4)
+        self.assertIn(b"missing 2", lacking.stderr)
+        self.assertFalse((self.folder / "lacking.jsonl").exists())
+
+    def test_slurm_arrays_name_the_shard(self):
+        environment = {**os.environ, "SLURM_ARRAY_TASK_ID": "7", "SLURM_ARRAY_TASK_MIN": "5",
+                       "SLURM_ARRAY_TASK_STEP": "2", "SLURM_ARRAY_TASK_COUNT": "4"}
+        result = self.run_job(text=lines(8), env=environment)
+        self.assertEqual(result.returncode, 0, result.stderr)
+        self.assertIn(b"shard 1/4 (from SLURM_ARRAY_TASK_ID)", result.stderr)
+        self.assertEqual([record["index"] for record in self.records()], [1, 5])
+
+    def test_explain_shows_where_values_come_from(self):
+        (self.folder / "config").write_text("top-k = 7\n", encoding="utf-8")
+        result = self.run_job("--explain", "--dry-run", "--seed=3", "--config", "config", text=lines(1),
+                              env={**os.environ, "TRIPHASE_MAX_TOKENS": "5"})
+        self.assertEqual(result.returncode, 0, result.stderr)
+        for text in (b"--seed = 3 (command line)", b"--max-tokens = 5 (environment TRIPHASE_MAX_TOKENS)",
+                     b"--top-k = 7 (config file config)", b"--order = input (default)"):
+            self.assertIn(text, result.stderr)
+        self.assertFalse(self.output.exists())
+
+    def test_json_messages(self):
+        result = self.run_job("--log-format=json", "--progress=json", text=lines(3))
+        for line in result.stderr.splitlines():
+            json.loads(line)
+        failed = self.run_job("--log-format=json", "--seed=x")
+        self.assertEqual(failed.returncode, 2)
+        error = json.loads(failed.stderr)
+        self.assertEqual((error["level"], error["code"]), ("error", "E-CLI-OPTION"))
+
+    def test_stdout_closed_early(self):
+        read, write = os.pipe()
+        os.close(read)
+        for arguments in (["run", "--help"], ["doctor"], ["inspect", "--model", "model"]):
+            result = subprocess.run([PROGRAM, *arguments], cwd=self.folder, stdout=write,
+                                    stderr=subprocess.PIPE, check=False)
+            self.assertEqual((result.returncode, result.stderr), (0, b""), arguments)
+        os.close(write)
+
+    def test_progress_on_a_terminal_is_one_line_that_goes_away(self):
+        (self.folder / "in.jsonl").write_text(lines(500, LONG), encoding="utf-8")
+        terminal, other_end = pty.openpty()
+        process = subprocess.Popen(self.command("--ignore-eos"), cwd=self.folder, stderr=other_end,
+                                   env={**os.environ, "TERM": "xterm"})
+        os.close(other_end)
+        shown = b""
+        try:
+            while piece := os.read(terminal, 65536):
+                shown += piece
+        except OSError:  # how Linux says that the other end is closed
+            pass
+        os.close(terminal)
+        self.assertEqual(process.wait(timeout=60), 0)
+        self.assertIn(b"\r\x1b[Kgenerating", shown)
+        last_line = shown.rstrip().split(b"\n")[-1]
+        self.assertIn(b"out.jsonl: 500 records, 0 failed", last_line)
+
+    def test_private_files(self):
+        self.assertEqual(self.run_job("--private", text=lines(1)).returncode, 0)
+        for path in self.folder.glob("out.jsonl*"):
+            self.assertEqual(path.stat().st_mode & 0o077, 0, path)
+
+    def test_bare_run_says_how_to_try_it(self):
+        result = subprocess.run([PROGRAM, "run"], capture_output=True, check=False)
+        self.assertEqual(result.returncode, 2)
+        self.assertIn(b"--model models/shipped/triphase-mha", result.stderr)
+        bare = subprocess.run([PROGRAM], capture_output=True, check=False)
+        self.assertEqual((bare.returncode, bare.stdout), (2, b""))
+
+    def test_doctor_and_inspect_as_json(self):
+        checks = json.loads(subprocess.run([PROGRAM, "doctor", "--format=json"], capture_output=True,
+                                           check=True).stdout)
+        self.assertTrue({"memory", "output directory", "CUDA"} <= {check["check"] for check in checks})
+        model = json.loads(subprocess.run([PROGRAM, "inspect", "--model", "model", "--format=json"],
+                                          cwd=self.folder, capture_output=True, check=True).stdout)
+        self.assertEqual((model["layers"], model["kv_bytes_per_token"]["f32"]), (2, 2 * 2 * 8 * 4))
+
+
+if __name__ == "__main__":
+    PROGRAM = os.path.abspath(sys.argv.pop(1))
+    unittest.main()

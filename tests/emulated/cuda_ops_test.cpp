@@ -1,0 +1,276 @@
+// CudaOps whole, on the emulator: host memory stands in for the device's. The oracle is the float64
+// reference, or the CPU's Ops where results must agree in every bit.
+
+#include "kernels/cuda/cuda_ops.h"
+
+#include "kernels/cpu/cpu_ops.h"
+#include "kernels/sizing/attention_workspace.h"
+#include "memory/host_device.h"
+#include "runtime/base/thread_pool.h"
+#include "tests/emulated/emulated_test.h"
+
+namespace triphase::cuda {
+namespace {
+
+struct Machine {
+  explicit Machine(bool deterministic = false, std::unique_ptr<Gemm> gemm = nullptr) {
+    CudaOpsSettings settings;
+    settings.name = "emulated";
+    settings.multiprocessors = 2;
+    settings.shared_bytes_per_multiprocessor = 228 << 10;
+    settings.deterministic = deterministic;
+    settings.stream_handle = [](Stream&) { return StreamHandle{}; };
+    settings.gemm = std::move(gemm);
+    ops = make_cuda_ops(device, device, std::move(settings));
+    stream = device.make_stream();
+  }
+  HostDevice device;
+  std::unique_ptr<Ops> ops;
+  std::unique_ptr<Stream> stream;
+};
+
+Matrix matrix(std::vector<float>& values, std::int64_t rows, std::int64_t cols) {
+  return {values.data(), DType::kF32, rows, cols, cols};
+}
+
+TEST(EmulatedCudaOps, LinearRoundsActivationsForALibraryAndNotWithoutOne) {
+  struct Recorder final : Gemm {
+    [[nodiscard]] std::string_view name() const override { return "recorder"; }
+    [[nodiscard]] bool run(ConstMatrix x, ConstMatrix w, const float*, bool, Matrix,
+                           StreamHandle) override {
+      EXPECT_EQ(x.dtype, w.dtype);
+      EXPECT_EQ(x.row_stride % 8, 0);
+      for (std::int64_t c = 0; c < x.cols; ++c) rounded.push_back(reference::element(x, 0, c));
+      return false;  // no kernel: CudaOps must go on with its own
+    }
+    std::vector<double> rounded;
+  };
+  std::mt19937 random(1);
+  std::vector<float> x = random_floats(random, 2 * 21);
+  const Stored w(DType::kF16, random_floats(random, 5 * 21));
+  std::vector<float> y = poisoned(2 * 5);
+  const ConstMatrix weights{w.data(), DType::kF16, 5, 21, 21};
+  auto recorder = std::make_unique<Recorder>();
+  Recorder* seen = recorder.get();
+  Machine machine(false, std::move(recorder));
+  machine.ops->linear(matrix(x, 2, 21), weights, nullptr, false, matrix(y, 2, 5), *machine.stream);
+  ASSERT_EQ(seen->rounded.size(), 21U);
+  for (std::size_t c = 0; c < 21; ++c) {
+    EXPECT_EQ(seen->rounded[c], f16_to_f32(f32_to_f16(x[c])));
+  }
+  const auto expected = reference::linear(matrix(x, 2, 21), weights, nullptr, {});
+  for (std::size_t i = 0; i < y.size(); ++i) {
+    EXPECT_NEAR(y[i], expected.value[i], 25 * 0x1p-24 * expected.magnitude[i]);
+  }
+}
+
+TEST(EmulatedCudaOps, IndicesTravelAndBadOnesAreRefused) {
+  std::mt19937 random(2);
+  Machine machine;
+  std::vector<float> table = random_floats(random, 7 * 10);
+  std::vector<float> y = poisoned(3 * 10);
+  // More calls than the ring of arguments holds, so that it comes round.
+  for (int call = 0; call < 70000; ++call) {
+    const std::vector<std::int32_t> ids = {call % 7, 6, (call + 3) % 7};
+    if (call % 1000 != 0) {
+      machine.ops->gather_rows(matrix(table, 7, 10), {ids.data(), 0}, matrix(y, 0, 10),
+                               *machine.stream);
+      continue;
+    }
+    machine.ops->gather_rows(matrix(table, 7, 10), ids, matrix(y, 3, 10), *machine.stream);
+    for (std::size_t row = 0; row < 3; ++row) {
+      ASSERT_EQ(std::memcmp(y.data() + row * 10, table.data() + ids[row] * 10, 40), 0);
+    }
+  }
+  const std::vector<std::int32_t> bad = {0, 7, 1};
+  EXPECT_THROW(
+      machine.ops->gather_rows(matrix(table, 7, 10), bad, matrix(y, 3, 10), *machine.stream),
+      Error);
+}
+
+// A cache filled through kv_append (and closed, for INT8) by both Ops, and what attention needs.
+struct Filled {
+  Filled(Ops& ops, Stream& stream, DType cache_dtype, std::vector<std::int32_t> token_counts,
+         std::uint32_t seed)
+      : dtype(cache_dtype), lengths(std::move(token_counts)) {
+    std::mt19937 random(seed);
+    const auto sequences = static_cast<std::int64_t>(lengths.size());
+    const std::int64_t pool_pages = sequences * kMaxPages;
+    const auto elements = static_cast<std::size_t>(pool_pages * kPageTokens * kKvHeads * kDim);
+    k.assign(elements * dtype_bytes(dtype), std::byte{0xFF});
+    v = k;
+    const bool int8 = dtype == DType::kU8;
+    if (int8) {
+      scales = poisoned(pool_pages * 4 * kKvHeads * kDim);
+      open_k.assign(elements * 2, std::byte{0xFF});
+      open_v = open_k;
+    }
+    for (std::int64_t b = 0; b < sequences; ++b) {
+      pages.emplace_back();
+      for (std::int64_t i = 0; i < kMaxPages; ++i)
+        pages.back().push_back(PageId(pool_pages - 1 - b * kMaxPages - i));
+      const std::int64_t count = lengths[static_cast<std::size_t>(b)];
+      std::vector<float> key = random_floats(random, count * kKvHeads * kDim);
+      std::vector<float> value = random_floats(random, count * kKvHeads * kDim);
+      std::vector<PageId> at;
+      std::vector<std::int32_t> offsets;
+      for (std::int64_t t = 0; t < count; ++t) {
+        at.push_back(pages.back()[static_cast<std::size_t>(t / kPageTokens)]);
+        offsets.push_back(static_cast<std::int32_t>(t % kPageTokens));
+      }
+      ops.kv_append(matrix(key, count, kKvHeads * kDim), matrix(value, count, kKvHeads * kDim),
+                    {at, offsets}, view(), stream);
+      std::vector<KvClose> full;
+      for (std::int64_t i = 0; int8 && (i + 1) * kPageTokens < count; ++i) {
+        const PageId page = pages.back()[static_cast<std::size_t>(i)];
+        full.push_back({page, page, page});  // the same number in each pool
+      }
+      if (int8) ops.kv_close(full, view(), stream);
+    }
+  }
+
+  [[nodiscard]] KvLayerView view() {
+    KvLayerView cache{k.data(), v.data(), dtype, kPageTokens, kKvHeads, kDim};
+    if (dtype == DType::kU8) {
+      cache.scales = scales.data();
+      cache.open_k = open_k.data();
+      cache.open_v = open_v.data();
+      cache.open_dtype = DType::kF16;
+    }
+    return cache;
+  }
+  [[nodiscard]] AttentionSegment segment(std::size_t b, std::int64_t first_row,
+                                         std::int64_t queries) const {
+    AttentionSegment segment;
+    segment.query_begin = first_row;
+    segment.query_count = queries;
+    segment.context_tokens = lengths[b];
+    segment.pages = pages[b];
+    if (dtype == DType::kU8) {
+      segment.scale_pages = pages[b];
+      segment.open_page = pages[b][static_cast<std::size_t>((lengths[b] - 1) / kPageTokens)];
+    }
+    return segment;
+  }
+
+  static constexpr std::int64_t kPageTokens = 32;
+  static constexpr std::int64_t kMaxPages = 5;
+  static constexpr std::int64_t kKvHeads = 2;
+  static constexpr std::int64_t kDim = 16;
+  DType dtype;
+  std::vector<std::int32_t> lengths;
+  std::vector<std::byte> k, v, open_k, open_v;
+  std::vector<float> scales;
+  std::vector<std::vector<PageId>> pages;
+};
+
+constexpr std::int64_t kHeads = 6;
+constexpr std::int64_t kColumns = kHeads * Filled::kDim;
+
+void expect_close(const std::vector<float>& actual, const reference::AttentionValues& expected) {
+  for (std::size_t i = 0; i < actual.size(); ++i) {
+    ASSERT_NEAR(actual[i], expected.value[i], 1e-4 * (expected.magnitude[i] + 1e-6))
+        << "element " << i;
+  }
+}
+
+TEST(EmulatedCudaOps, TheCacheHoldsTheSameBytesAsOnTheCpu) {
+  ThreadPool pool(1);
+  const auto cpu = make_cpu_ops(pool);
+  Machine machine;
+  for (const DType dtype : {DType::kF16, DType::kBF16, DType::kU8}) {
+    Filled ours(*machine.ops, *machine.stream, dtype, {1, 32, 70, 129}, 3);
+    Filled theirs(*cpu, *machine.stream, dtype, {1, 32, 70, 129}, 3);
+    EXPECT_EQ(ours.k, theirs.k);
+    EXPECT_EQ(ours.v, theirs.v);
+    EXPECT_EQ(ours.open_k, theirs.open_k);
+    EXPECT_EQ(std::memcmp(ours.scales.data(), theirs.scales.data(), ours.scales.size() * 4), 0);
+    const std::vector<std::int32_t> slots = {3, 40, 41, 300};
+    const std::size_t record =
+        static_cast<std::size_t>(2 * Filled::kKvHeads * Filled::kDim) * dtype_bytes(dtype);
+    std::vector<std::byte> packed(slots.size() * record);
+    std::vector<std::byte> expected(slots.size() * record);
+    machine.ops->kv_pack(ours.view(), slots, packed.data(), *machine.stream);
+    cpu->kv_pack(theirs.view(), slots, expected.data(), *machine.stream);
+    EXPECT_EQ(packed, expected);
+    std::fill(ours.k.begin(), ours.k.end(), std::byte{0});
+    std::fill(theirs.k.begin(), theirs.k.end(), std::byte{0});
+    machine.ops->kv_unpack(packed.data(), slots, ours.view(), *machine.stream);
+    cpu->kv_unpack(expected.data(), slots, theirs.view(), *machine.stream);
+    EXPECT_EQ(ours.k, theirs.k);
+  }
+}
+
+// Decode rows, a prefill chunk and a windowed row in one batch: three routes to the kernels.
+TEST(EmulatedCudaOps, MixedBatchesMatchFloat64) {
+  for (const bool deterministic : {false, true}) {
+    for (const DType dtype : {DType::kF16, DType::kBF16, DType::kU8}) {
+      Machine machine(deterministic);
+      Filled filled(*machine.ops, *machine.stream, dtype, {1, 33, 96, 140, 64}, 4);
+      std::vector<AttentionSegment> segments = {filled.segment(0, 0, 1), filled.segment(1, 1, 1),
+                                                filled.segment(2, 2, 20), filled.segment(3, 22, 1),
+                                                filled.segment(4, 23, 1)};
+      segments[3].window = 50;
+      std::mt19937 random(5);
+      std::vector<float> q = random_floats(random, 24 * kColumns);
+      std::vector<float> out = poisoned(24 * kColumns);
+      machine.ops->attention(matrix(q, 24, kColumns), kHeads, filled.view(), segments, 0.25F,
+                             matrix(out, 24, kColumns), {}, *machine.stream);
+      expect_close(out, reference::attention(matrix(q, 24, kColumns), kHeads, filled.view(),
+                                             segments, 0.25F));
+    }
+  }
+}
+
+TEST(EmulatedCudaOps, SelectionsMatchFloat64AndReturnTheirWeights) {
+  ThreadPool pool(1);
+  const auto cpu = make_cpu_ops(pool);
+  for (const DType dtype : {DType::kF16, DType::kU8}) {
+    for (const bool shared : {true, false}) {
+      Machine machine;
+      Filled filled(*machine.ops, *machine.stream, dtype, {40, 140}, 6);
+      std::vector<AttentionSegment> segments = {filled.segment(0, 0, 1), filled.segment(1, 1, 1)};
+      const std::size_t lists = shared ? 1 : 2;
+      std::vector<std::vector<std::int32_t>> begins(2), tokens(2), slots(2);
+      std::vector<std::vector<float>> ours(2), theirs(2);
+      for (std::size_t b = 0; b < 2; ++b) {
+        begins[b].push_back(0);
+        for (std::size_t list = 0; list < lists; ++list) {
+          for (std::int32_t t = static_cast<std::int32_t>(list); t < filled.lengths[b];
+               t += 3 + static_cast<std::int32_t>(list)) {
+            tokens[b].push_back(t);
+            slots[b].push_back(filled.pages[b][static_cast<std::size_t>(t / 32)].value * 32 +
+                               t % 32);
+          }
+          begins[b].push_back(static_cast<std::int32_t>(tokens[b].size()));
+        }
+        ours[b] = poisoned(static_cast<std::int64_t>(tokens[b].size()));
+        theirs[b] = ours[b];
+        segments[b].selection = {begins[b], tokens[b], slots[b]};
+      }
+      std::mt19937 random(7);
+      std::vector<float> q = random_floats(random, 2 * kColumns);
+      std::vector<float> out = poisoned(2 * kColumns);
+      std::vector<float> expected = poisoned(2 * kColumns);
+      for (std::size_t b = 0; b < 2; ++b) segments[b].weights = theirs[b].data();
+      const AttentionShape shape{kHeads, Filled::kKvHeads, Filled::kDim, 2, 200,
+                                 1,      200 * kHeads * 2};
+      const std::size_t scratch_bytes = attention_workspace_bytes(shape);
+      auto* scratch = static_cast<std::byte*>(machine.device.allocate(scratch_bytes));
+      cpu->attention(matrix(q, 2, kColumns), kHeads, filled.view(), segments, 0.25F,
+                     matrix(expected, 2, kColumns), {scratch, scratch_bytes}, *machine.stream);
+      machine.device.release(scratch, scratch_bytes);
+      for (std::size_t b = 0; b < 2; ++b) segments[b].weights = ours[b].data();
+      machine.ops->attention(matrix(q, 2, kColumns), kHeads, filled.view(), segments, 0.25F,
+                             matrix(out, 2, kColumns), {}, *machine.stream);
+      for (std::size_t i = 0; i < out.size(); ++i) ASSERT_NEAR(out[i], expected[i], 2e-4);
+      for (std::size_t b = 0; b < 2; ++b) {
+        for (std::size_t i = 0; i < ours[b].size(); ++i)
+          ASSERT_NEAR(ours[b][i], theirs[b][i], 2e-4);
+      }
+    }
+  }
+}
+
+}  // namespace
+}  // namespace triphase::cuda

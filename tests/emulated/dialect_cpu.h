@@ -1,0 +1,258 @@
+#pragma once
+
+// The dialect of kernels/cuda/dialect.h on the emulator.
+
+#include <bit>
+#include <cmath>
+#include <tuple>
+#include <type_traits>
+
+#include "runtime/base/dtype.h"
+#include "tests/emulated/emulator.h"
+
+#define __global__
+#define __device__
+#define __host__
+#define __forceinline__ inline
+#define __launch_bounds__(...)
+#define threadIdx (::triphase::emulated::thread_index())
+#define blockIdx (::triphase::emulated::block_index())
+#define blockDim (::triphase::emulated::block_size())
+#define gridDim (::triphase::emulated::grid_size())
+#define __syncthreads() (::triphase::emulated::sync_block(__FILE__, __LINE__))
+#define sync_block_or(predicate) \
+  (::triphase::emulated::sync_block_count((predicate), __FILE__, __LINE__) != 0)
+#define sync_block_count(predicate) \
+  (::triphase::emulated::sync_block_count((predicate), __FILE__, __LINE__))
+
+#define TRIPHASE_LAUNCH(kernel, grid, block, shared_bytes, stream, ...)                      \
+  ::triphase::cuda::detail::launch(::triphase::cuda::detail::unwrap kernel, (grid), (block), \
+                                   (shared_bytes), (stream), __VA_ARGS__)
+#define TRIPHASE_SHARED(type, name, count)                                              \
+  static thread_local ::triphase::emulated::SharedArray<type, (count)> name##_of_block; \
+  type* const name = name##_of_block.enter()
+#define TRIPHASE_DYNAMIC_SHARED(name) \
+  unsigned char* const name = ::triphase::emulated::dynamic_shared()
+#define TRIPHASE_UNROLL
+#define TRIPHASE_NO_UNROLL
+
+namespace triphase::cuda {
+
+using dim3 = emulated::Dim3;
+
+struct alignas(8) uint2 {
+  unsigned x, y;
+};
+struct alignas(16) uint4 {
+  unsigned x, y, z, w;
+};
+struct alignas(8) int2 {
+  int x, y;
+};
+struct alignas(16) int4 {
+  int x, y, z, w;
+};
+struct alignas(8) float2 {
+  float x, y;
+};
+struct alignas(16) float4 {
+  float x, y, z, w;
+};
+inline uint2 make_uint2(unsigned x, unsigned y) { return {x, y}; }
+inline uint4 make_uint4(unsigned x, unsigned y, unsigned z, unsigned w) { return {x, y, z, w}; }
+inline int2 make_int2(int x, int y) { return {x, y}; }
+inline int4 make_int4(int x, int y, int z, int w) { return {x, y, z, w}; }
+inline float2 make_float2(float x, float y) { return {x, y}; }
+inline float4 make_float4(float x, float y, float z, float w) { return {x, y, z, w}; }
+
+struct Half {
+  std::uint16_t bits;
+};
+struct BFloat16 {
+  std::uint16_t bits;
+};
+
+namespace detail {
+
+template <class... Parameters>
+constexpr auto unwrap(void (*kernel)(Parameters...)) {
+  return kernel;
+}
+
+// Arguments are copied, as a launch does.
+template <class... Parameters, class... Arguments>
+void launch(void (*kernel)(Parameters...), dim3 grid, dim3 block, std::size_t shared_bytes,
+            StreamHandle /*stream*/, Arguments&&... arguments) {
+  std::tuple<Parameters...> copies(std::forward<Arguments>(arguments)...);
+  emulated::launch(grid, block, shared_bytes, [&] { std::apply(kernel, copies); });
+}
+
+template <class T>
+std::uint64_t to_word(T value) {
+  static_assert(sizeof(T) <= 8 && std::is_trivially_copyable_v<T>);
+  std::uint64_t word = 0;
+  std::memcpy(&word, &value, sizeof(T));
+  return word;
+}
+template <class T>
+T from_word(std::uint64_t word) {
+  T value;
+  std::memcpy(&value, &word, sizeof(T));
+  return value;
+}
+inline int lane() {
+  return static_cast<int>(threadIdx.x + blockDim.x * (threadIdx.y + blockDim.y * threadIdx.z)) % 32;
+}
+template <class T>
+T aligned_load(const void* from) {
+  emulated::check_aligned(from, sizeof(T));
+  T value;
+  std::memcpy(&value, from, sizeof(T));
+  return value;
+}
+template <class T>
+void aligned_store(void* to, T value) {
+  emulated::check_aligned(to, sizeof(T));
+  std::memcpy(to, &value, sizeof(T));
+}
+
+}  // namespace detail
+
+template <class Shape>
+void check_launched(const char* /*kernel*/, const Shape& /*shape*/) {}
+template <class Kernel>
+void allow_shared_bytes(Kernel* /*kernel*/, std::size_t /*bytes*/, const char* /*name*/) {}
+
+inline void device_check(bool condition) {
+  if (!condition) emulated::fault("device_check failed");
+}
+
+template <class T>
+T shuffle(T value, int from_lane) {
+  const std::uint64_t* all = emulated::warp_exchange("shuffle", detail::to_word(value));
+  return detail::from_word<T>(all[from_lane & 31]);
+}
+template <class T>
+T shuffle_xor(T value, int lane_mask) {
+  const std::uint64_t* all = emulated::warp_exchange("shuffle_xor", detail::to_word(value));
+  return detail::from_word<T>(all[(detail::lane() ^ lane_mask) & 31]);
+}
+template <class T>
+T shuffle_down(T value, int by) {
+  const std::uint64_t* all = emulated::warp_exchange("shuffle_down", detail::to_word(value));
+  const int from = detail::lane() + by;
+  return detail::from_word<T>(all[from < 32 ? from : detail::lane()]);
+}
+inline unsigned ballot(bool predicate) {
+  const std::uint64_t* all = emulated::warp_exchange("ballot", predicate ? 1 : 0);
+  unsigned bits = 0;
+  for (unsigned i = 0; i < 32; ++i) bits |= static_cast<unsigned>(all[i]) << i;
+  return bits;
+}
+template <class T>
+unsigned match_any(T value) {
+  const std::uint64_t mine = detail::to_word(value);
+  const std::uint64_t* all = emulated::warp_exchange("match_any", mine);
+  unsigned bits = 0;
+  for (unsigned i = 0; i < 32; ++i) bits |= (all[i] == mine ? 1U : 0U) << i;
+  return bits;
+}
+inline void sync_warp() { (void)emulated::warp_exchange("sync_warp", 0); }
+
+template <class T>
+T atomic_add(T* at, T value) {
+  const T before = *at;
+  *at = before + value;
+  return before;
+}
+template <class T>
+T atomic_min(T* at, T value) {
+  const T before = *at;
+  *at = value < before ? value : before;
+  return before;
+}
+template <class T>
+T atomic_max(T* at, T value) {
+  const T before = *at;
+  *at = before < value ? value : before;
+  return before;
+}
+template <class T>
+T atomic_or(T* at, T value) {
+  const T before = *at;
+  *at = before | value;
+  return before;
+}
+template <class T>
+T atomic_cas(T* at, T expected, T desired) {
+  const T before = *at;
+  if (before == expected) *at = desired;
+  return before;
+}
+
+inline int count_bits(unsigned value) { return std::popcount(value); }
+inline int first_bit(unsigned value) { return value == 0 ? -1 : std::countr_zero(value); }
+inline unsigned float_bits(float value) { return std::bit_cast<unsigned>(value); }
+inline float bits_float(unsigned bits) { return std::bit_cast<float>(bits); }
+inline unsigned byte_permute(unsigned low, unsigned high, unsigned selector) {
+  const std::uint64_t bytes = std::uint64_t{high} << 32 | low;
+  unsigned result = 0;
+  for (unsigned i = 0; i < 4; ++i) {
+    const unsigned pick = selector >> (4 * i) & 7U;
+    result |= static_cast<unsigned>(bytes >> (8 * pick) & 0xFFU) << (8 * i);
+  }
+  return result;
+}
+inline float exp2_fast(float value) { return std::exp2(value); }
+inline float log2_fast(float value) { return std::log2(value); }
+inline float round_even(float value) { return std::nearbyint(value); }
+inline float mul_rn(float a, float b) { return a * b; }
+inline float add_rn(float a, float b) { return a + b; }
+inline float sub_rn(float a, float b) { return a - b; }
+inline float div_rn(float a, float b) { return a / b; }
+inline float fma_rn(float a, float b, float c) { return std::fma(a, b, c); }
+
+inline float to_float(float value) { return value; }
+inline float to_float(Half value) { return f16_to_f32(value.bits); }
+inline float to_float(BFloat16 value) { return bf16_to_f32(value.bits); }
+template <class T>
+T from_float(float value) {
+  if constexpr (std::is_same_v<T, float>) {
+    return value;
+  } else if constexpr (std::is_same_v<T, Half>) {
+    return Half{f32_to_f16(value)};
+  } else {
+    return BFloat16{f32_to_bf16(value)};
+  }
+}
+template <class T>
+float2 unpack2(unsigned bits) {
+  return {to_float(T{static_cast<std::uint16_t>(bits & 0xFFFFU)}),
+          to_float(T{static_cast<std::uint16_t>(bits >> 16)})};
+}
+template <class T>
+unsigned pack2(float first, float second) {
+  return static_cast<unsigned>(from_float<T>(first).bits) |
+         static_cast<unsigned>(from_float<T>(second).bits) << 16;
+}
+
+inline uint4 load16(const void* from) { return detail::aligned_load<uint4>(from); }
+inline uint2 load8(const void* from) { return detail::aligned_load<uint2>(from); }
+inline unsigned load4(const void* from) { return detail::aligned_load<unsigned>(from); }
+inline void store16(void* to, uint4 value) { detail::aligned_store(to, value); }
+inline void store8(void* to, uint2 value) { detail::aligned_store(to, value); }
+inline void store4(void* to, unsigned value) { detail::aligned_store(to, value); }
+
+inline void copy_async16(void* to_shared, const void* from, bool valid) {
+  emulated::copy_async(to_shared, valid ? from : nullptr, 16);
+}
+inline void copy_async4(void* to_shared, const void* from, bool valid) {
+  emulated::copy_async(to_shared, valid ? from : nullptr, 4);
+}
+inline void copy_async_commit() { emulated::copy_async_commit(); }
+template <int kPending>
+void copy_async_wait() {
+  emulated::copy_async_wait(kPending);
+}
+
+}  // namespace triphase::cuda

@@ -1,0 +1,185 @@
+#pragma once
+
+// What the emulated kernel tests share: exact-size arrays (sanitizers see overruns), poisoned
+// before use, and small paged caches with float64 access.
+
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+
+#include <cmath>
+#include <cstring>
+#include <limits>
+#include <random>
+#include <vector>
+
+#include "kernels/reference/reference_ops.h"
+#include "runtime/base/error.h"
+#include "tests/emulated/emulator.h"
+
+namespace triphase::cuda {
+
+inline std::vector<float> poisoned(std::int64_t count) {
+  return std::vector<float>(static_cast<std::size_t>(count),
+                            std::numeric_limits<float>::quiet_NaN());
+}
+
+inline std::vector<float> random_floats(std::mt19937& random, std::int64_t count,
+                                        float scale = 1.0F) {
+  std::normal_distribution<float> normal(0.0F, scale);
+  std::vector<float> values(static_cast<std::size_t>(count));
+  for (float& value : values) value = normal(random);
+  return values;
+}
+
+// Elements of a float type in a byte array.
+class Stored {
+ public:
+  Stored(DType dtype, std::int64_t count)
+      : dtype_(dtype),
+        bytes_(static_cast<std::size_t>(count) * dtype_bytes(dtype), std::byte{0xFF}) {}
+  Stored(DType dtype, const std::vector<float>& values)
+      : Stored(dtype, static_cast<std::int64_t>(values.size())) {
+    for (std::size_t i = 0; i < values.size(); ++i) set(static_cast<std::int64_t>(i), values[i]);
+  }
+  void set(std::int64_t at, float value) {
+    const std::uint32_t bits = reference::stored_bits(value, dtype_);
+    std::memcpy(bytes_.data() + static_cast<std::size_t>(at) * dtype_bytes(dtype_), &bits,
+                dtype_bytes(dtype_));
+  }
+  [[nodiscard]] double at(std::int64_t index) const {
+    return reference::element({bytes_.data(), dtype_, 1, index + 1, index + 1}, 0, index);
+  }
+  [[nodiscard]] const void* data() const { return bytes_.data(); }
+  [[nodiscard]] void* data() { return bytes_.data(); }
+  [[nodiscard]] DType dtype() const { return dtype_; }
+
+ private:
+  DType dtype_;
+  std::vector<std::byte> bytes_;
+};
+
+// Random K and V of some sequences over shuffled pages, everything unused poisoned. With kU8 the
+// codes have scales and the last block of each sequence lies in an open page of F16.
+struct PagedCache {
+  PagedCache(std::mt19937& random, DType cache_dtype, std::vector<std::int32_t> token_counts,
+             std::int64_t tokens_per_page, std::int64_t kv_head_count, std::int64_t dim,
+             bool with_channels = false)
+      : dtype(cache_dtype),
+        lengths(std::move(token_counts)),
+        page_tokens(tokens_per_page),
+        kv_heads(kv_head_count),
+        head_dim(dim) {
+    for (const std::int32_t length : lengths) {
+      max_pages = std::max<std::int64_t>(max_pages, (length + page_tokens - 1) / page_tokens);
+      max_length = std::max<std::int64_t>(max_length, length);
+    }
+    const auto sequences = static_cast<std::int64_t>(lengths.size());
+    const std::int64_t page_count = sequences * max_pages + 1;
+    const std::int64_t elements = page_count * page_elements();
+    if (dtype == DType::kU8) {
+      codes_k.assign(static_cast<std::size_t>(elements), 255);
+      codes_v = codes_k;
+      scales = poisoned(page_count * 4 * kv_heads * head_dim);
+      open_k.emplace_back(DType::kF16, sequences * page_elements());
+      open_v.emplace_back(DType::kF16, sequences * page_elements());
+    } else {
+      k.emplace_back(dtype, elements);
+      v.emplace_back(dtype, elements);
+      if (with_channels) channels.emplace_back(dtype, elements);
+    }
+    pages.assign(static_cast<std::size_t>(sequences * max_pages), -1);
+    std::vector<std::int32_t> free(static_cast<std::size_t>(page_count));
+    for (std::size_t i = 0; i < free.size(); ++i) free[i] = static_cast<std::int32_t>(i);
+    std::shuffle(free.begin(), free.end(), random);
+    for (std::int64_t b = 0; b < sequences; ++b) {
+      const std::int64_t used =
+          (lengths[static_cast<std::size_t>(b)] + page_tokens - 1) / page_tokens;
+      for (std::int64_t p = 0; p < used; ++p) {
+        pages[static_cast<std::size_t>(b * max_pages + p)] = free.back();
+        free.pop_back();
+      }
+      open_pages.push_back(static_cast<std::int32_t>(sequences - 1 - b));
+      fill(random, b);
+    }
+  }
+
+  [[nodiscard]] std::int64_t page_elements() const { return page_tokens * kv_heads * head_dim; }
+  // First token of the block that holds the last token.
+  [[nodiscard]] std::int64_t own_block(std::int64_t b) const {
+    return (lengths[static_cast<std::size_t>(b)] - 1) / page_tokens * page_tokens;
+  }
+  [[nodiscard]] std::int64_t place(std::int64_t page, std::int64_t head, std::int64_t token,
+                                   std::int64_t c) const {
+    return ((page * kv_heads + head) * page_tokens + token % page_tokens) * head_dim + c;
+  }
+  [[nodiscard]] double value(bool of_v, std::int64_t b, std::int64_t head, std::int64_t token,
+                             std::int64_t c) const {
+    const std::int64_t page = pages[static_cast<std::size_t>(b * max_pages + token / page_tokens)];
+    if (dtype != DType::kU8) return (of_v ? v : k)[0].at(place(page, head, token, c));
+    if (token >= own_block(b)) {
+      return (of_v ? open_v : open_k)[0].at(
+          place(open_pages[static_cast<std::size_t>(b)], head, token, c));
+    }
+    const std::int64_t scale = ((page * 2 + (of_v ? 1 : 0)) * kv_heads + head) * 2 * head_dim + c;
+    const double code =
+        (of_v ? codes_v : codes_k)[static_cast<std::size_t>(place(page, head, token, c))];
+    return static_cast<double>(scales[static_cast<std::size_t>(scale)]) *
+           (code - static_cast<double>(scales[static_cast<std::size_t>(scale + head_dim)]));
+  }
+  [[nodiscard]] const void* k_data() const {
+    return dtype == DType::kU8 ? static_cast<const void*>(codes_k.data()) : k[0].data();
+  }
+  [[nodiscard]] const void* v_data() const {
+    return dtype == DType::kU8 ? static_cast<const void*>(codes_v.data()) : v[0].data();
+  }
+
+  DType dtype;
+  std::vector<std::int32_t> lengths;
+  std::int64_t page_tokens, kv_heads, head_dim;
+  std::int64_t max_pages = 1;
+  std::int64_t max_length = 0;
+  std::vector<std::int32_t> pages, open_pages;
+  std::vector<Stored> k, v, channels, open_k, open_v;
+  std::vector<std::uint8_t> codes_k, codes_v;
+  std::vector<float> scales;
+
+ private:
+  void fill(std::mt19937& random, std::int64_t b) {
+    std::normal_distribution<float> normal(0.1F, 1.0F);
+    for (std::int64_t token = 0; token < lengths[static_cast<std::size_t>(b)]; ++token) {
+      const std::int64_t page =
+          pages[static_cast<std::size_t>(b * max_pages + token / page_tokens)];
+      for (std::int64_t head = 0; head < kv_heads; ++head) {
+        for (std::int64_t c = 0; c < head_dim; ++c) {
+          const std::int64_t at = place(page, head, token, c);
+          if (dtype != DType::kU8) {
+            const float key = normal(random);
+            k[0].set(at, key);
+            v[0].set(at, normal(random));
+            if (!channels.empty() && token < own_block(b)) {
+              channels[0].set(
+                  ((page * kv_heads + head) * head_dim + c) * page_tokens + token % page_tokens,
+                  key);
+            }
+          } else if (token >= own_block(b)) {
+            const std::int64_t open =
+                place(open_pages[static_cast<std::size_t>(b)], head, token, c);
+            open_k[0].set(open, normal(random));
+            open_v[0].set(open, normal(random));
+          } else {
+            codes_k[static_cast<std::size_t>(at)] = static_cast<std::uint8_t>(random());
+            codes_v[static_cast<std::size_t>(at)] = static_cast<std::uint8_t>(random());
+            for (std::int64_t which = 0; which < 2; ++which) {
+              const std::int64_t scale = ((page * 2 + which) * kv_heads + head) * 2 * head_dim + c;
+              scales[static_cast<std::size_t>(scale)] = 0.01F + 0.0001F * static_cast<float>(c);
+              scales[static_cast<std::size_t>(scale + head_dim)] =
+                  static_cast<float>(c % 7 == 0 ? -300 : 120 + c % 5);
+            }
+          }
+        }
+      }
+    }
+  }
+};
+
+}  // namespace triphase::cuda

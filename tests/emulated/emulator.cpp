@@ -1,0 +1,299 @@
+#include "tests/emulated/emulator.h"
+
+#include <algorithm>
+#include <array>
+#include <exception>
+#include <memory>
+#include <random>
+
+#include "tests/emulated/fiber.h"
+
+namespace triphase::emulated {
+namespace {
+
+constexpr int kLanes = 32;
+
+struct AsyncCopy {
+  void* to;
+  const void* from;
+  std::size_t bytes;
+};
+
+enum class Status { kReady, kAtBarrier, kInWarp, kDone };
+
+struct Thread {
+  Fiber fiber;
+  Dim3 index;
+  int linear = 0;
+  Status status = Status::kReady;
+  std::vector<AsyncCopy> open_copies;
+  std::vector<std::vector<AsyncCopy>> copy_groups;
+  std::uint64_t warp_generation = 0;  // of the exchange it waits for
+};
+
+struct Warp {
+  std::uint64_t generation = 0;  // exchanges completed
+  int arrived = 0;
+  const char* operation = "";
+  // Two buffers: a lane may start the next exchange before others have read this one.
+  std::array<std::array<std::uint64_t, kLanes>, 2> values{};
+};
+
+struct Block {
+  Dim3 grid, size, index;
+  std::uint64_t serial = 0;
+  std::vector<std::unique_ptr<Thread>> threads;  // kept from block to block
+  int count = 0;
+  std::vector<Warp> warps;
+  std::unique_ptr<unsigned char[]> shared;
+  const std::function<void()>* body = nullptr;
+  int at_barrier = 0;
+  int predicate_sum = 0;
+  int barrier_result = 0;
+  const char* barrier_file = "";
+  int barrier_line = 0;
+  std::exception_ptr error;
+  Thread* current = nullptr;
+};
+
+thread_local Block* g_block = nullptr;
+thread_local std::uint64_t g_order = 0;
+thread_local std::uint64_t g_serial = 0;
+
+std::string thread_name(const Thread& thread) {
+  return "block (" + std::to_string(g_block->index.x) + ", " + std::to_string(g_block->index.y) +
+         ", " + std::to_string(g_block->index.z) + ") thread " + std::to_string(thread.linear);
+}
+
+void run_copies(std::vector<AsyncCopy>& copies) {
+  for (const AsyncCopy& copy : copies) {
+    if (copy.from == nullptr) {
+      std::memset(copy.to, 0, copy.bytes);
+    } else {
+      std::memcpy(copy.to, copy.from, copy.bytes);
+    }
+  }
+  copies.clear();
+}
+
+void thread_main(void* argument) {
+  auto* thread = static_cast<Thread*>(argument);
+  try {
+    (*g_block->body)();
+    bool pending = !thread->open_copies.empty();
+    for (const auto& group : thread->copy_groups) pending = pending || !group.empty();
+    if (pending) fault("asynchronous copies were never waited for");
+  } catch (...) {
+    if (!g_block->error) g_block->error = std::current_exception();
+  }
+  thread->status = Status::kDone;
+  thread->fiber.leave_for_good();
+}
+
+void wait(Status status) {
+  Thread* thread = g_block->current;
+  thread->status = status;
+  thread->fiber.yield();
+}
+
+class Shuffler {
+ public:
+  explicit Shuffler(std::size_t count) : order_(count), random_(g_order) {
+    for (std::size_t i = 0; i < count; ++i) order_[i] = g_order == 1 ? count - 1 - i : i;
+  }
+  const std::vector<std::size_t>& next() {
+    if (g_order > 1) std::shuffle(order_.begin(), order_.end(), random_);
+    return order_;
+  }
+
+ private:
+  std::vector<std::size_t> order_;
+  std::mt19937_64 random_;
+};
+
+[[noreturn]] void report_stuck() {
+  std::string text = "threads are stuck: ";
+  int shown = 0;
+  for (int i = 0; i < g_block->count && shown < 4; ++i) {
+    const Thread& thread = *g_block->threads[static_cast<std::size_t>(i)];
+    const bool first =
+        i == 0 || g_block->threads[static_cast<std::size_t>(i - 1)]->status != thread.status;
+    if (!first) continue;
+    ++shown;
+    const Warp& warp = g_block->warps[static_cast<std::size_t>(i / kLanes)];
+    text += thread_name(thread) +
+            (thread.status == Status::kDone ? " has returned; "
+             : thread.status == Status::kAtBarrier
+                 ? " waits at the barrier of line " + std::to_string(g_block->barrier_line) + "; "
+                 : std::string(" waits for its warp in ") + warp.operation + "; ");
+  }
+  throw Fault(text);
+}
+
+void run_block(Shuffler& threads) {
+  Block& block = *g_block;
+  for (int i = 0; i < block.count; ++i) {
+    Thread& thread = *block.threads[static_cast<std::size_t>(i)];
+    thread.status = Status::kReady;
+    thread.open_copies.clear();
+    thread.copy_groups.clear();
+    thread.fiber.start(&thread_main, &thread);
+  }
+  for (int done = 0; done < block.count;) {
+    bool progress = false;
+    for (const std::size_t i : threads.next()) {
+      Thread& thread = *block.threads[i];
+      if (thread.status != Status::kReady) continue;
+      progress = true;
+      block.current = &thread;
+      thread.fiber.resume();
+      if (block.error) std::rethrow_exception(block.error);
+      if (thread.status == Status::kDone) ++done;
+    }
+    if (!progress && done < block.count) report_stuck();
+  }
+}
+
+}  // namespace
+
+Order::Order(std::uint64_t seed) : before_(g_order) { g_order = seed; }
+Order::~Order() { g_order = before_; }
+
+void launch(Dim3 grid, Dim3 block_size, std::size_t shared_bytes,
+            const std::function<void()>& thread) {
+  const std::size_t count = std::size_t{block_size.x} * block_size.y * block_size.z;
+  if (count == 0 || count > 1024 || count % kLanes != 0) {
+    throw Fault("a block of " + std::to_string(count) + " threads");
+  }
+  if (grid.x == 0 || grid.y == 0 || grid.z == 0 || grid.y > 65535 || grid.z > 65535) {
+    throw Fault("a grid of " + std::to_string(grid.x) + " x " + std::to_string(grid.y) + " x " +
+                std::to_string(grid.z) + " blocks");
+  }
+  if (shared_bytes > 227 * 1024) {
+    throw Fault(std::to_string(shared_bytes) + " bytes of shared memory");
+  }
+  // Stacks are dear: keep those of the last launch.
+  thread_local std::vector<std::unique_ptr<Thread>> pool;
+  Block block;
+  block.threads.swap(pool);
+  block.grid = grid;
+  block.size = block_size;
+  block.count = static_cast<int>(count);
+  block.body = &thread;
+  while (block.threads.size() < count) block.threads.push_back(std::make_unique<Thread>());
+  for (std::size_t i = 0; i < count; ++i) {
+    const auto linear = static_cast<unsigned>(i);
+    block.threads[i]->linear = static_cast<int>(i);
+    block.threads[i]->index = Dim3(linear % block_size.x, linear / block_size.x % block_size.y,
+                                   linear / (block_size.x * block_size.y));
+  }
+  struct Restore {
+    Block* before = g_block;
+    Block* mine;
+    std::vector<std::unique_ptr<Thread>>* pool;
+    ~Restore() {
+      g_block = before;
+      pool->swap(mine->threads);
+    }
+  };
+  const Restore restore{.mine = &block, .pool = &pool};
+  g_block = &block;
+
+  const std::size_t blocks = std::size_t{grid.x} * grid.y * grid.z;
+  Shuffler block_order(blocks);
+  Shuffler thread_order(count);
+  for (const std::size_t i : block_order.next()) {
+    const auto linear = static_cast<unsigned>(i);
+    block.index = Dim3(linear % grid.x, linear / grid.x % grid.y, linear / (grid.x * grid.y));
+    block.serial = ++g_serial;
+    block.warps.assign(count / kLanes, Warp{});
+    block.at_barrier = 0;
+    // Exactly as long as asked for, so that AddressSanitizer sees overruns.
+    block.shared = std::make_unique_for_overwrite<unsigned char[]>(shared_bytes);
+    std::memset(block.shared.get(), 0xFF, shared_bytes);
+    run_block(thread_order);
+  }
+}
+
+const Dim3& thread_index() { return g_block->current->index; }
+const Dim3& block_index() { return g_block->index; }
+const Dim3& block_size() { return g_block->size; }
+const Dim3& grid_size() { return g_block->grid; }
+std::uint64_t block_serial() { return g_block->serial; }
+unsigned char* dynamic_shared() { return g_block->shared.get(); }
+
+void fault(const std::string& what) { throw Fault(thread_name(*g_block->current) + ": " + what); }
+
+void sync_block(const char* file, int line) { (void)sync_block_count(false, file, line); }
+
+int sync_block_count(bool predicate, const char* file, int line) {
+  Block& block = *g_block;
+  if (block.at_barrier == 0) {
+    block.barrier_file = file;
+    block.barrier_line = line;
+    block.predicate_sum = 0;
+  } else if (block.barrier_line != line || std::strcmp(block.barrier_file, file) != 0) {
+    fault("is at the barrier of line " + std::to_string(line) + ", others are at line " +
+          std::to_string(block.barrier_line));
+  }
+  block.predicate_sum += predicate ? 1 : 0;
+  if (++block.at_barrier == block.count) {
+    block.at_barrier = 0;
+    block.barrier_result = block.predicate_sum;
+    for (int i = 0; i < block.count; ++i) {
+      block.threads[static_cast<std::size_t>(i)]->status = Status::kReady;
+    }
+  }
+  // The last one to arrive steps aside too, so that the order of resumption decides who goes on.
+  Thread* thread = block.current;
+  if (block.at_barrier != 0) thread->status = Status::kAtBarrier;
+  thread->fiber.yield();
+  return block.barrier_result;
+}
+
+const std::uint64_t* warp_exchange(const char* operation, std::uint64_t value) {
+  Block& block = *g_block;
+  Thread& thread = *block.current;
+  const auto warp_at = static_cast<std::size_t>(thread.linear / kLanes);
+  Warp& warp = block.warps[warp_at];
+  if (warp.arrived == 0) {
+    warp.operation = operation;
+  } else if (std::strcmp(warp.operation, operation) != 0) {
+    fault(std::string("calls ") + operation + " while its warp calls " + warp.operation);
+  }
+  const std::uint64_t generation = warp.generation;
+  auto& values = warp.values[generation % 2];
+  values[static_cast<std::size_t>(thread.linear % kLanes)] = value;
+  if (++warp.arrived == kLanes) {
+    warp.arrived = 0;
+    ++warp.generation;
+    for (std::size_t i = warp_at * kLanes; i < (warp_at + 1) * kLanes; ++i) {
+      block.threads[i]->status = Status::kReady;
+    }
+  } else {
+    wait(Status::kInWarp);
+  }
+  return values.data();
+}
+
+void copy_async(void* to, const void* from, std::size_t bytes) {
+  check_aligned(to, bytes);
+  if (from != nullptr) check_aligned(from, bytes);
+  g_block->current->open_copies.push_back({to, from, bytes});
+}
+
+void copy_async_commit() {
+  Thread& thread = *g_block->current;
+  thread.copy_groups.push_back(std::move(thread.open_copies));
+  thread.open_copies.clear();
+}
+
+void copy_async_wait(int pending) {
+  auto& groups = g_block->current->copy_groups;
+  const std::size_t due =
+      groups.size() - std::min(groups.size(), static_cast<std::size_t>(pending));
+  for (std::size_t i = 0; i < due; ++i) run_copies(groups[i]);
+  groups.erase(groups.begin(), groups.begin() + static_cast<std::ptrdiff_t>(due));
+}
+
+}  // namespace triphase::emulated

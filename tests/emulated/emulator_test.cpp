@@ -1,0 +1,163 @@
+// The emulator must notice what it promises to notice: each test plants one defect.
+
+#include "tests/emulated/emulator.h"
+
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+
+#include <cmath>
+
+#include "kernels/cuda/dialect.h"
+
+namespace triphase::cuda {
+namespace {
+
+using emulated::Fault;
+using emulated::Order;
+using testing::HasSubstr;
+using testing::ThrowsMessage;
+
+constexpr std::uint64_t kOrders[] = {0, 1, 2, 3};
+
+// Sums `count` values per block: warp sums, shared memory, a barrier.
+template <bool kWithBarrier>
+__global__ void block_sum(const float* values, int count, float* sums) {
+  TRIPHASE_SHARED(float, warp_sums, 32);
+  float sum = 0.0F;
+  for (int i = static_cast<int>(threadIdx.x); i < count; i += static_cast<int>(blockDim.x)) {
+    sum += values[static_cast<int>(blockIdx.x) * count + i];
+  }
+  sum = warp_sum(sum);
+  if (lane_id() == 0) warp_sums[warp_id()] = sum;
+  if constexpr (kWithBarrier) __syncthreads();
+  if (threadIdx.x == 0) {
+    float total = 0.0F;
+    for (unsigned warp = 0; warp < blockDim.x / 32; ++warp) total += warp_sums[warp];
+    sums[blockIdx.x] = total;
+  }
+}
+
+TEST(Emulator, SumsInEveryOrder) {
+  std::vector<float> values(3 * 300);
+  for (std::size_t i = 0; i < values.size(); ++i) values[i] = static_cast<float>(i % 17);
+  for (const std::uint64_t seed : kOrders) {
+    const Order order(seed);
+    std::vector<float> sums(3, NAN);
+    TRIPHASE_LAUNCH((block_sum<true>), 3, 128, 0, nullptr, values.data(), 300, sums.data());
+    for (std::size_t block = 0; block < 3; ++block) {
+      float expected = 0.0F;
+      for (std::size_t i = 0; i < 300; ++i) expected += values[block * 300 + i];
+      EXPECT_EQ(sums[block], expected) << "block " << block << " order " << seed;
+    }
+  }
+}
+
+TEST(Emulator, MissingBarrierReadsPoison) {
+  const std::vector<float> values(300, 1.0F);
+  const Order ascending(0);  // thread 0 runs to its end before warp 1 has begun
+  std::vector<float> sums(1, 0.0F);
+  TRIPHASE_LAUNCH((block_sum<false>), 1, 128, 0, nullptr, values.data(), 300, sums.data());
+  EXPECT_TRUE(std::isnan(sums[0]));
+}
+
+__global__ void half_the_block_waits(int unused) {
+  (void)unused;
+  if (threadIdx.x < 32) __syncthreads();
+}
+__global__ void two_barriers(int unused) {
+  (void)unused;
+  if (threadIdx.x < 32) {
+    __syncthreads();
+  } else {
+    __syncthreads();
+  }
+}
+__global__ void half_a_warp_shuffles(int unused) {
+  if (lane_id() < 16) (void)shuffle(unused, 0);
+}
+__global__ void mixed_collectives(int unused) {
+  if (lane_id() < 16) {
+    (void)shuffle(unused, 0);
+  } else {
+    (void)ballot(true);
+  }
+}
+
+TEST(Emulator, SkippedBarriersAndCollectivesAreFaults) {
+  for (const std::uint64_t seed : kOrders) {
+    const Order order(seed);
+    EXPECT_THAT([] { TRIPHASE_LAUNCH((half_the_block_waits), 1, 64, 0, nullptr, 0); },
+                ThrowsMessage<Fault>(HasSubstr("waits at the barrier")));
+    EXPECT_THAT([] { TRIPHASE_LAUNCH((two_barriers), 1, 64, 0, nullptr, 0); },
+                ThrowsMessage<Fault>(HasSubstr("others are at line")));
+    EXPECT_THAT([] { TRIPHASE_LAUNCH((half_a_warp_shuffles), 1, 32, 0, nullptr, 0); },
+                ThrowsMessage<Fault>(HasSubstr("waits for its warp in shuffle")));
+    EXPECT_THAT([] { TRIPHASE_LAUNCH((mixed_collectives), 1, 32, 0, nullptr, 0); },
+                ThrowsMessage<Fault>(HasSubstr("while its warp calls")));
+  }
+}
+
+__global__ void copy_without_wait(const float* from, float* to, int pending) {
+  TRIPHASE_DYNAMIC_SHARED(shared);
+  auto* values = reinterpret_cast<float*>(shared);
+  const auto thread = static_cast<int>(threadIdx.x);
+  if (thread < 8) copy_async16(values + 4 * thread, from + 4 * thread, thread < 7);
+  copy_async_commit();
+  if (pending == 0) copy_async_wait<0>();
+  if (pending == 1) copy_async_wait<1>();
+  __syncthreads();
+  to[thread] = values[thread];
+  __syncthreads();
+  copy_async_wait<0>();
+}
+
+TEST(Emulator, CopiesArriveOnlyWhenWaitedFor) {
+  alignas(16) float from[32];
+  for (int i = 0; i < 32; ++i) from[i] = static_cast<float>(i + 1);
+  std::vector<float> to(32);
+  TRIPHASE_LAUNCH((copy_without_wait), 1, 32, 128, nullptr, from, to.data(), 0);
+  EXPECT_EQ(to[5], 6.0F);
+  EXPECT_EQ(to[27], 28.0F);
+  EXPECT_EQ(to[28], 0.0F) << "an invalid copy writes zeros";
+  TRIPHASE_LAUNCH((copy_without_wait), 1, 32, 128, nullptr, from, to.data(), 1);
+  EXPECT_TRUE(std::isnan(to[5]));
+}
+
+__global__ void unaligned(const float* from) { (void)load16(from + 1); }
+
+__global__ void intrinsics(unsigned* out) {
+  const auto lane = static_cast<unsigned>(lane_id());
+  unsigned bits = ballot(lane % 3 == 0);
+  bits ^= match_any(lane / 8);
+  out[lane] = bits;
+  out[32 + lane] = byte_permute(0x33221100U, 0x77665544U, 0x7610U);
+  out[64 + lane] = shuffle_down(lane, 4);
+  out[96 + lane] = pack2<Half>(1.0F, -2.0F) ^ pack2<BFloat16>(1.0F, -2.0F);
+  const float2 pair = unpack2<Half>(pack2<Half>(0.5F, 65504.0F));
+  out[128 + lane] = static_cast<unsigned>(pair.x * 2.0F + pair.y);
+  (void)atomic_add(&out[160], 1U);
+  (void)atomic_max(&out[161], lane);
+}
+
+TEST(Emulator, IntrinsicsDoWhatCudaDocuments) {
+  EXPECT_THAT(
+      [] {
+        alignas(16) const float values[8] = {};
+        TRIPHASE_LAUNCH((unaligned), 1, 32, 0, nullptr, values);
+      },
+      ThrowsMessage<Fault>(HasSubstr("not aligned")));
+  std::vector<unsigned> out(162, 0);
+  TRIPHASE_LAUNCH((intrinsics), 1, 32, 0, nullptr, out.data());
+  EXPECT_EQ(out[0], 0x49249249U ^ 0xFFU);
+  EXPECT_EQ(out[9], 0x49249249U ^ 0xFF00U);
+  EXPECT_EQ(out[32], 0x77661100U);
+  EXPECT_EQ(out[64 + 5], 9U);
+  EXPECT_EQ(out[64 + 30], 30U);
+  EXPECT_EQ(out[96], (0xC0003C00U ^ 0xC0003F80U));
+  EXPECT_EQ(out[128], 65505U);
+  EXPECT_EQ(out[160], 32U);
+  EXPECT_EQ(out[161], 31U);
+}
+
+}  // namespace
+}  // namespace triphase::cuda

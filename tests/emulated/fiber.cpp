@@ -1,0 +1,160 @@
+#include "tests/emulated/fiber.h"
+
+#include <sys/mman.h>
+
+#include <cstdlib>
+#include <new>
+
+#if defined(__SANITIZE_ADDRESS__)
+#include <sanitizer/asan_interface.h>
+#include <sanitizer/common_interface_defs.h>
+#define TRIPHASE_FIBER_ASAN 1
+#else
+#define TRIPHASE_FIBER_ASAN 0
+#endif
+
+namespace triphase::emulated {
+
+namespace {
+constexpr std::size_t kStackBytes = 256 * 1024;
+}  // namespace
+
+void fiber_main(Fiber* fiber) {
+#if TRIPHASE_FIBER_ASAN
+  __sanitizer_finish_switch_fiber(nullptr, &fiber->caller_stack_, &fiber->caller_stack_bytes_);
+#endif
+  fiber->entry_(fiber->argument_);
+  std::abort();  // entry must end with leave_for_good()
+}
+
+#if defined(__x86_64__)
+
+// Saves the callee-saved registers and the stack pointer in *rdi, goes on at rsi.
+extern "C" void triphase_fiber_switch(void** save, void* to);
+asm(R"(
+.text
+.globl triphase_fiber_switch
+.type triphase_fiber_switch, @function
+triphase_fiber_switch:
+  pushq %rbp
+  pushq %rbx
+  pushq %r12
+  pushq %r13
+  pushq %r14
+  pushq %r15
+  movq %rsp, (%rdi)
+  movq %rsi, %rsp
+  popq %r15
+  popq %r14
+  popq %r13
+  popq %r12
+  popq %rbx
+  popq %rbp
+  ret
+.size triphase_fiber_switch, .-triphase_fiber_switch
+.globl triphase_fiber_entry
+.type triphase_fiber_entry, @function
+triphase_fiber_entry:
+  movq %rbx, %rdi
+  call triphase_fiber_main
+  hlt
+.size triphase_fiber_entry, .-triphase_fiber_entry
+)");
+extern "C" void triphase_fiber_entry();
+extern "C" void triphase_fiber_main(Fiber* fiber) { fiber_main(fiber); }
+
+#endif
+
+Fiber::Fiber() {
+  void* stack = mmap(nullptr, kStackBytes, PROT_READ | PROT_WRITE,
+                     MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
+  if (stack == MAP_FAILED) throw std::bad_alloc();
+  stack_ = static_cast<std::byte*>(stack);
+}
+
+Fiber::~Fiber() {
+#if TRIPHASE_FIBER_ASAN
+  __asan_unpoison_memory_region(stack_, kStackBytes);
+#endif
+  munmap(stack_, kStackBytes);
+}
+
+void Fiber::start(void (*entry)(void*), void* argument) {
+  entry_ = entry;
+  argument_ = argument;
+#if TRIPHASE_FIBER_ASAN
+  // Frames of a fiber that was left in the middle have marked their surroundings.
+  __asan_unpoison_memory_region(stack_, kStackBytes);
+#endif
+#if defined(__x86_64__)
+  // Six saved registers, then the return address; the stack is 16-byte aligned at the call.
+  auto* top = reinterpret_cast<std::uintptr_t*>(stack_ + kStackBytes - 64);
+  top[0] = 0;
+  *--top = reinterpret_cast<std::uintptr_t>(&triphase_fiber_entry);
+  *--top = 0;                                       // rbp
+  *--top = reinterpret_cast<std::uintptr_t>(this);  // rbx
+  for (int i = 0; i < 4; ++i) *--top = 0;           // r12 to r15
+  fiber_pointer_ = top;
+#else
+  getcontext(&fiber_context_);
+  fiber_context_.uc_stack.ss_sp = stack_;
+  fiber_context_.uc_stack.ss_size = kStackBytes;
+  fiber_context_.uc_link = nullptr;
+  const auto self = reinterpret_cast<std::uintptr_t>(this);
+  // makecontext passes ints: the pointer travels in two halves.
+  auto trampoline = +[](unsigned high, unsigned low) {
+    fiber_main(reinterpret_cast<Fiber*>(static_cast<std::uintptr_t>(high) << 32 | low));
+  };
+  makecontext(&fiber_context_, reinterpret_cast<void (*)()>(trampoline), 2,
+              static_cast<unsigned>(self >> 32), static_cast<unsigned>(self));
+#endif
+}
+
+void Fiber::resume() {
+#if TRIPHASE_FIBER_ASAN
+  void* fake_stack = nullptr;
+  __sanitizer_start_switch_fiber(&fake_stack, stack_, kStackBytes);
+#endif
+  switch_in();
+#if TRIPHASE_FIBER_ASAN
+  __sanitizer_finish_switch_fiber(fake_stack, nullptr, nullptr);
+#endif
+}
+
+void Fiber::switch_in() {
+#if defined(__x86_64__)
+  triphase_fiber_switch(&caller_pointer_, fiber_pointer_);
+#else
+  swapcontext(&caller_context_, &fiber_context_);
+#endif
+}
+
+void Fiber::yield() {
+#if TRIPHASE_FIBER_ASAN
+  void* fake_stack = nullptr;
+  __sanitizer_start_switch_fiber(&fake_stack, caller_stack_, caller_stack_bytes_);
+#endif
+#if defined(__x86_64__)
+  triphase_fiber_switch(&fiber_pointer_, caller_pointer_);
+#else
+  swapcontext(&fiber_context_, &caller_context_);
+#endif
+#if TRIPHASE_FIBER_ASAN
+  __sanitizer_finish_switch_fiber(fake_stack, &caller_stack_, &caller_stack_bytes_);
+#endif
+}
+
+void Fiber::leave_for_good() {
+#if TRIPHASE_FIBER_ASAN
+  __sanitizer_start_switch_fiber(nullptr, caller_stack_, caller_stack_bytes_);
+#endif
+#if defined(__x86_64__)
+  void* unused = nullptr;
+  triphase_fiber_switch(&unused, caller_pointer_);
+#else
+  setcontext(&caller_context_);
+#endif
+  std::abort();
+}
+
+}  // namespace triphase::emulated

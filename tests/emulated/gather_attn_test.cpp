@@ -1,0 +1,427 @@
+// gather_attn and merge_states against float64 softmax attention over the stored values.
+
+#include "kernels/cuda/gather_attn.h"
+
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+
+#include "kernels/cuda/merge_states.h"
+#include "kernels/sizing/cuda_workspace.h"
+#include "runtime/base/error.h"
+#include "tests/emulated/emulator.h"
+#include "tests/emulated/kv_fixture.h"
+
+namespace triphase::cuda {
+namespace {
+
+using testing::HasSubstr;
+
+constexpr float kNaN = std::numeric_limits<float>::quiet_NaN();
+
+struct Case {
+  KvFixtureShape kv;
+  int group = 1;
+  TokenSource source = TokenSource::kAll;
+  bool list_per_row = true;
+  bool with_slots = false;
+  bool read_host = true;
+  int parts = 5;
+  SplitMode mode = SplitMode::kBalanced;
+  int unit_tokens = kGatherUnitTokens;
+  DType q_dtype = DType::kF32;
+  DType out_dtype = DType::kF32;
+  bool logits = false;
+  float q_factor = 1.0F;
+};
+
+struct Outcome {
+  std::vector<float> out, lse, logits;
+};
+
+// Tokens of (sequence, head), ascending.
+std::vector<int> chosen_tokens(const Case& c, int sequence, int head) {
+  const int length = c.kv.lengths[static_cast<std::size_t>(sequence)];
+  std::vector<int> tokens;
+  for (int t = 0; t < length; ++t) {
+    bool in = true;
+    if (c.source == TokenSource::kRanges) in = t < 4 || t >= length - 40;
+    if (c.source == TokenSource::kList) {
+      const unsigned salt = c.list_per_row ? static_cast<unsigned>(head) * 7U : 0U;
+      in = (static_cast<unsigned>(t) * 2654435761U + salt * 40503U) % 5U < 2U || t == length - 1;
+    }
+    if (in) tokens.push_back(t);
+  }
+  return tokens;
+}
+
+class Runner {
+ public:
+  explicit Runner(const Case& c) : case_(c), kv_(c.kv) {
+    const int dim = c.kv.head_dim;
+    heads_ = c.kv.kv_heads * c.group;
+    stride_ = heads_ * dim + 3;
+    std::mt19937 random(99);
+    std::normal_distribution<float> normal;
+    q_.assign(static_cast<std::size_t>(kv_.sequences() * stride_), kNaN);
+    for (int s = 0; s < kv_.sequences(); ++s) {
+      for (int i = 0; i < heads_ * dim; ++i) {
+        float x = c.q_factor * normal(random);
+        if (c.q_dtype != DType::kF32) x = from_bits16(to_bits16(x, c.q_dtype), c.q_dtype);
+        q_[static_cast<std::size_t>(s * stride_ + i)] = x;
+      }
+    }
+    for (const float x : q_) q16_.push_back(to_bits16(x, c.q_dtype));
+    scale_ = 1.0F / std::sqrt(static_cast<float>(dim));
+  }
+
+  Outcome run() {
+    const int rows = kv_.sequences() * case_.kv.kv_heads;
+    make_tokens();
+    std::vector<std::int32_t> counts;
+    for (int row = 0; row < rows; ++row) {
+      counts.push_back(static_cast<std::int32_t>(
+          chosen_tokens(case_, row / case_.kv.kv_heads, row % case_.kv.kv_heads).size()));
+    }
+    const PlanSplitsArgs plan_args{.counts = counts.data(),
+                                   .rows = rows,
+                                   .unit_tokens = case_.unit_tokens,
+                                   .row_overhead = 1,
+                                   .part_count = case_.parts,
+                                   .mode = case_.mode};
+    std::vector<std::byte> workspace(static_cast<std::size_t>(split_plan_bytes(rows, case_.parts)));
+    GatherAttnArgs args;
+    args.plan = plan_splits(plan_args, workspace.data(), workspace.size(), nullptr);
+    args.q = case_.q_dtype == DType::kF32 ? static_cast<const void*>(q_.data()) : q16_.data();
+    args.q_dtype = case_.q_dtype;
+    args.q_stride = stride_;
+    args.sequences = kv_.sequences();
+    args.heads = heads_;
+    args.scale = scale_;
+    args.cache = kv_.cache();
+    args.tables = kv_.tables();
+    args.lengths = kv_.lengths();
+    args.source = case_.source;
+    args.ranges = ranges_.data();
+    if (case_.source == TokenSource::kList) {
+      args.list_rows = case_.list_per_row ? rows : kv_.sequences();
+      args.list_capacity = capacity_;
+      args.tokens = tokens_.data();
+      args.list_counts = list_counts_.data();
+      if (case_.with_slots) args.slots = slots_.data();
+    }
+    if (case_.read_host) args.host_records = kv_.host_records();
+    const GatherStatesLayout layout =
+        gather_states_layout(rows, case_.parts, case_.group, case_.kv.head_dim, kv_.quantized());
+    std::vector<std::byte> states(static_cast<std::size_t>(layout.bytes), std::byte{0xFF});
+    args.states = reinterpret_cast<float*>(states.data() + layout.states_at);
+    args.max_sum = reinterpret_cast<float*>(states.data() + layout.max_sum_at);
+    Outcome outcome;
+    logit_capacity_ = longest() + 1;
+    if (case_.logits) {
+      outcome.logits.assign(static_cast<std::size_t>(rows * case_.group * logit_capacity_), kNaN);
+      args.logits = outcome.logits.data();
+      args.logit_capacity = logit_capacity_;
+    }
+    gather_attn(args, nullptr);
+
+    MergeStatesArgs merge;
+    merge.sequences = kv_.sequences();
+    merge.heads = heads_;
+    merge.kv_heads = case_.kv.kv_heads;
+    merge.head_dim = case_.kv.head_dim;
+    merge.states = args.states;
+    merge.max_sum = args.max_sum;
+    merge.plan = args.plan;
+    merge.open_results = kv_.quantized();
+    outcome.out.assign(static_cast<std::size_t>(kv_.sequences() * stride_), kNaN);
+    outcome.lse.assign(static_cast<std::size_t>(kv_.sequences() * heads_), kNaN);
+    std::vector<std::uint16_t> out16(outcome.out.size(), 0xFFFF);
+    merge.out =
+        case_.out_dtype == DType::kF32 ? static_cast<void*>(outcome.out.data()) : out16.data();
+    merge.out_dtype = case_.out_dtype;
+    merge.out_stride = stride_;
+    merge.lse = outcome.lse.data();
+    merge_states(merge, nullptr);
+    if (case_.out_dtype != DType::kF32) {
+      for (std::size_t i = 0; i < out16.size(); ++i) {
+        outcome.out[i] = from_bits16(out16[i], case_.out_dtype);
+      }
+    }
+    return outcome;
+  }
+
+  void expect_right(const Outcome& outcome, double tolerance) {
+    const int dim = case_.kv.head_dim;
+    for (int s = 0; s < kv_.sequences(); ++s) {
+      for (int head = 0; head < heads_; ++head) {
+        const int kv_head = head / case_.group;
+        std::vector<int> tokens = chosen_tokens(case_, s, kv_head);
+        std::vector<double> score;
+        double maximum = -INFINITY;
+        for (const int t : tokens) {
+          double dot = 0;
+          for (int c = 0; c < dim; ++c) {
+            dot += static_cast<double>(q_[static_cast<std::size_t>(s * stride_ + head * dim + c)]) *
+                   kv_.value(0, s, t, kv_head, c);
+          }
+          const bool seen = case_.read_host || !case_.with_slots || kv_.slot(s, t) >= 0;
+          score.push_back(seen ? dot * static_cast<double>(scale_) : -INFINITY);
+          maximum = std::max(maximum, score.back());
+        }
+        double sum = 0;
+        for (const double x : score) sum += std::exp(x - maximum);
+        const auto query = static_cast<std::size_t>(s * heads_ + head);
+        const bool empty = maximum == -INFINITY;
+        if (empty) {
+          ASSERT_EQ(outcome.lse[query], -INFINITY);
+        } else {
+          ASSERT_NEAR(outcome.lse[query], maximum + std::log(sum), 1e-5 * (1 + std::abs(maximum)));
+        }
+        for (int c = 0; c < dim; ++c) {
+          double expected = 0;
+          double magnitude = 0;
+          for (std::size_t i = 0; i < tokens.size() && !empty; ++i) {
+            const double term =
+                std::exp(score[i] - maximum) / sum * kv_.value(1, s, tokens[i], kv_head, c);
+            expected += term;
+            magnitude += std::abs(term);
+          }
+          const double actual = outcome.out[static_cast<std::size_t>(s * stride_ + head * dim + c)];
+          ASSERT_LE(std::abs(actual - expected), tolerance * (magnitude + (empty ? 0 : 1e-3)))
+              << "sequence " << s << " head " << head << " channel " << c << ": " << actual
+              << " expected " << expected;
+        }
+        if (case_.logits) {
+          const std::size_t at = query * static_cast<std::size_t>(logit_capacity_);
+          for (std::size_t i = 0; i < tokens.size(); ++i) {
+            if (score[i] == -INFINITY) {
+              ASSERT_EQ(outcome.logits[at + i], -INFINITY);
+            } else {
+              ASSERT_NEAR(outcome.logits[at + i], score[i], 2e-5 * (1 + std::abs(score[i])));
+            }
+          }
+          ASSERT_TRUE(std::isnan(outcome.logits[at + tokens.size()])) << "written past the end";
+        }
+      }
+      for (int i = heads_ * dim; i < stride_; ++i) {
+        ASSERT_TRUE(std::isnan(outcome.out[static_cast<std::size_t>(s * stride_ + i)]));
+      }
+    }
+  }
+
+ private:
+  [[nodiscard]] int longest() const {
+    return *std::max_element(case_.kv.lengths.begin(), case_.kv.lengths.end());
+  }
+
+  void make_tokens() {
+    for (const int length : case_.kv.lengths) {
+      // lm-infinite: 4 sinks and the last 40, without overlap.
+      const int sinks = std::min(length, 4);
+      const int local = std::min(40, length - sinks);
+      ranges_.push_back({{0, 1, sinks}, {length - local, 1, local}});
+    }
+    capacity_ = longest() + 2;
+    const int lists = case_.list_per_row ? kv_.sequences() * case_.kv.kv_heads : kv_.sequences();
+    tokens_.assign(static_cast<std::size_t>(lists * capacity_), -77);
+    slots_.assign(tokens_.size(), 1 << 29);
+    for (int list = 0; list < lists; ++list) {
+      const int s = case_.list_per_row ? list / case_.kv.kv_heads : list;
+      const std::vector<int> chosen =
+          chosen_tokens(case_, s, case_.list_per_row ? list % case_.kv.kv_heads : 0);
+      for (std::size_t i = 0; i < chosen.size(); ++i) {
+        const std::size_t at = static_cast<std::size_t>(list * capacity_) + i;
+        tokens_[at] = chosen[i];
+        slots_[at] = kv_.slot(s, chosen[i]);
+      }
+      list_counts_.push_back(static_cast<std::int32_t>(chosen.size()));
+    }
+  }
+
+  Case case_;
+  KvFixture kv_;
+  int heads_ = 0;
+  int stride_ = 0;
+  int capacity_ = 0;
+  int logit_capacity_ = 0;
+  float scale_ = 0;
+  std::vector<float> q_;
+  std::vector<std::uint16_t> q16_;
+  std::vector<TokenRanges> ranges_;
+  std::vector<std::int32_t> tokens_, slots_, list_counts_;
+};
+
+// Sums of products in F32 over a few hundred terms.
+constexpr double kTolerance = 2e-5;
+
+void expect_right(const Case& c, double tolerance = kTolerance) {
+  Runner runner(c);
+  runner.expect_right(runner.run(), tolerance);
+}
+
+const std::vector<int> kRagged = {0, 1, 127, 128, 129, 300};
+
+TEST(GatherAttn, RaggedLengthsOfEveryType) {
+  for (const DType dtype : {DType::kF16, DType::kBF16, DType::kU8}) {
+    for (const std::uint64_t seed : {0, 1, 17}) {
+      const emulated::Order order(seed);
+      SCOPED_TRACE(std::string(dtype_name(dtype)) + " order " + std::to_string(seed));
+      expect_right({.kv = {.lengths = kRagged, .kv_heads = 2, .dtype = dtype}, .logits = true});
+    }
+  }
+}
+
+TEST(GatherAttn, GroupsOfOneToNineHeads) {
+  for (const DType dtype : {DType::kF16, DType::kU8}) {
+    for (int group = 1; group <= 9; ++group) {
+      SCOPED_TRACE(std::string(dtype_name(dtype)) + " group " + std::to_string(group));
+      expect_right(
+          {.kv = {.lengths = {70, 0, 33}, .head_dim = 64, .page_tokens = 32, .dtype = dtype},
+           .group = group,
+           .logits = true});
+    }
+  }
+}
+
+TEST(GatherAttn, HeadSizesAndPages) {
+  for (const DType dtype : {DType::kF16, DType::kBF16, DType::kU8}) {
+    for (const int dim : {1, 7, 20, 64, 72, 80, 96, 100, 128, 160, 256}) {
+      SCOPED_TRACE(std::string(dtype_name(dtype)) + " head_dim " + std::to_string(dim));
+      expect_right({.kv = {.lengths = {65, 3},
+                           .head_dim = dim,
+                           .page_tokens = dim % 3 == 0 ? 64 : 32,
+                           .dtype = dtype,
+                           .open_dtype = DType::kBF16},
+                    .group = 2,
+                    .parts = 3});
+    }
+  }
+}
+
+TEST(GatherAttn, RangesAndLists) {
+  for (const DType dtype : {DType::kF16, DType::kU8}) {
+    for (const bool per_row : {false, true}) {
+      for (const bool slots : {false, true}) {
+        SCOPED_TRACE(std::string(dtype_name(dtype)) + (per_row ? " per row" : " shared") +
+                     (slots ? " slots" : ""));
+        expect_right({.kv = {.lengths = kRagged, .kv_heads = 2, .page_tokens = 64, .dtype = dtype},
+                      .group = 2,
+                      .source = TokenSource::kList,
+                      .list_per_row = per_row,
+                      .with_slots = slots,
+                      .logits = true});
+      }
+    }
+    expect_right({.kv = {.lengths = kRagged, .kv_heads = 2, .page_tokens = 32, .dtype = dtype},
+                  .source = TokenSource::kRanges,
+                  .logits = true});
+  }
+}
+
+TEST(GatherAttn, TokensInHostRecords) {
+  for (const DType dtype : {DType::kF16, DType::kU8}) {
+    for (const bool read_host : {true, false}) {
+      SCOPED_TRACE(std::string(dtype_name(dtype)) + (read_host ? " read" : " left out"));
+      expect_right({.kv = {.lengths = {0, 1, 129, 257},
+                           .kv_heads = 2,
+                           .head_dim = 80,
+                           .dtype = dtype,
+                           .host_every = 3},
+                    .source = TokenSource::kList,
+                    .with_slots = true,
+                    .read_host = read_host,
+                    .logits = true});
+    }
+  }
+}
+
+TEST(GatherAttn, SplitsDoNotChangeTheResult) {
+  for (const DType dtype : {DType::kBF16, DType::kU8}) {
+    for (const int parts : {1, 2, 3, 16, 64}) {
+      SCOPED_TRACE(std::string(dtype_name(dtype)) + " parts " + std::to_string(parts));
+      expect_right({.kv = {.lengths = {513, 40}, .dtype = dtype}, .parts = parts});
+    }
+    expect_right({.kv = {.lengths = {513, 40, 0, 64}, .dtype = dtype},
+                  .parts = 10,
+                  .mode = SplitMode::kFixed,
+                  .unit_tokens = 64});
+  }
+}
+
+TEST(GatherAttn, PlacesAndNeighboursDoNotChangeABit) {
+  for (const DType dtype : {DType::kF16, DType::kU8}) {
+    const Case base{
+        .kv = {.lengths = {200, 333, 64}, .kv_heads = 2, .page_tokens = 64, .dtype = dtype},
+        .group = 2,
+        .parts = 64,
+        .mode = SplitMode::kFixed,
+        .unit_tokens = 64};
+    const Outcome first = Runner(base).run();
+    Case moved = base;
+    moved.kv.page_seed = 77;
+    const emulated::Order order(5);
+    const Outcome second = Runner(moved).run();
+    const auto same = [](const std::vector<float>& a, const std::vector<float>& b) {
+      return a.size() == b.size() && std::memcmp(a.data(), b.data(), a.size() * sizeof(float)) == 0;
+    };
+    EXPECT_TRUE(same(first.out, second.out));
+    EXPECT_TRUE(same(first.lse, second.lse));
+    // Fixed splits: the first sequence alone gives the bits it has in the batch.
+    Case alone = base;
+    alone.kv.lengths = {200};
+    const Outcome only = Runner(alone).run();
+    const std::size_t floats = static_cast<std::size_t>(4 * base.kv.head_dim);
+    EXPECT_EQ(std::memcmp(first.out.data(), only.out.data(), floats * sizeof(float)), 0);
+  }
+}
+
+TEST(GatherAttn, HalfPrecisionQueriesAndOutputs) {
+  for (const DType dtype : {DType::kF16, DType::kBF16}) {
+    expect_right({.kv = {.lengths = {129, 64}, .kv_heads = 2, .dtype = dtype},
+                  .group = 2,
+                  .q_dtype = dtype,
+                  .out_dtype = dtype},
+                 dtype == DType::kF16 ? 2e-3 : 1e-2);
+  }
+}
+
+TEST(GatherAttn, LargeScoresDoNotOverflow) {
+  // Scores of several hundred: exp would overflow without the running maximum.
+  const Case c{.kv = {.lengths = {90}, .head_dim = 64, .page_tokens = 32}, .q_factor = 300.0F};
+  Runner runner(c);
+  const Outcome outcome = runner.run();
+  // Rounding of a score of s is about s * 2^-24 and moves its weight by as much.
+  runner.expect_right(outcome, 2e-3);
+  for (const float x : outcome.lse) {
+    EXPECT_TRUE(std::isfinite(x));
+    EXPECT_GT(std::abs(x), 100.0F);
+  }
+}
+
+TEST(GatherAttn, PartsFillTheGpu) {
+  // H200: 132 multiprocessors of 228 KiB; A100: 108 of 164 KiB, where shared memory is the limit.
+  EXPECT_EQ(gather_attn_parts(132, 228 * 1024, 1), 132 * 16);
+  EXPECT_EQ(gather_attn_parts(132, 228 * 1024, 4), 132 * 12);
+  EXPECT_EQ(gather_attn_parts(132, 228 * 1024, 8), 132 * 8);
+  EXPECT_EQ(gather_attn_parts(108, 164 * 1024, 1), 108 * 12);
+}
+
+TEST(GatherAttn, RefusesBadShapesByName) {
+  KvFixture kv({.lengths = {5}});
+  GatherAttnArgs args;
+  args.sequences = 1;
+  args.heads = 3;
+  args.cache = kv.cache();
+  args.cache.kv_heads = 2;
+  try {
+    gather_attn(args, nullptr);
+    FAIL() << "accepted";
+  } catch (const Error& error) {
+    EXPECT_THAT(error.message(), HasSubstr("gather_attn"));
+    EXPECT_THAT(error.message(), HasSubstr("heads must be a positive multiple of kv_heads"));
+    EXPECT_THAT(error.message(), HasSubstr("head_dim 128"));
+  }
+}
+
+}  // namespace
+}  // namespace triphase::cuda

@@ -1,0 +1,362 @@
+// kv_append, kv_quantize_pages, kv_dequantize_pages and stage_rows; quantization against the CPU's
+// kv_close, bit for bit.
+
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+
+#include <cmath>
+#include <cstring>
+#include <limits>
+#include <random>
+#include <set>
+#include <vector>
+
+#include "kernels/cpu/cpu_ops.h"
+#include "kernels/cuda/kv_append.h"
+#include "kernels/cuda/kv_quantize.h"
+#include "kernels/cuda/stage_rows.h"
+#include "memory/host_device.h"
+#include "runtime/base/error.h"
+#include "tests/emulated/emulator.h"
+#include "tests/emulated/kv_fixture.h"
+
+namespace triphase::cuda {
+namespace {
+
+using testing::HasSubstr;
+
+constexpr float kNaN = std::numeric_limits<float>::quiet_NaN();
+
+TEST(KvAppend, TokensSumsAndBounds) {
+  for (const DType stored : {DType::kF16, DType::kBF16}) {
+    for (const bool quantized : {false, true}) {
+      for (const int dim : {7, 64, 128}) {
+        const int kv_heads = 3;
+        const int page_tokens = 32;
+        const int pages = 4;
+        const int tokens = 50;  // sequence 1: tokens 0..39, sequence 0: tokens 40..49
+        const int columns = kv_heads * dim;
+        const int stride = columns + 5;
+        std::mt19937 random(3);
+        std::normal_distribution<float> normal;
+        std::vector<float> k(static_cast<std::size_t>(tokens * stride), kNaN);
+        std::vector<float> v = k;
+        std::vector<std::int32_t> slots;
+        std::vector<std::int32_t> entries;
+        for (int t = 0; t < tokens; ++t) {
+          for (int c = 0; c < columns; ++c) {
+            k[static_cast<std::size_t>(t * stride + c)] = normal(random);
+            v[static_cast<std::size_t>(t * stride + c)] = normal(random);
+          }
+          // The first sequence continues at offset 8 of page 2, then page 0; the second in page 3.
+          const int position = t < 40 ? t + 8 : t - 40;
+          const int page = t >= 40 ? 3 : position < 32 ? 2 : 0;
+          slots.push_back(page * page_tokens + position % page_tokens);
+          entries.push_back(page * 2 + position % page_tokens / 16);
+        }
+        const auto pool = static_cast<std::size_t>(pages * page_tokens * columns);
+        std::vector<std::uint16_t> k_pool(pool, 0xFFFF);
+        std::vector<std::uint16_t> v_pool(pool, 0xFFFF);
+        std::vector<std::uint16_t> bounds(static_cast<std::size_t>(pages * 2 * 2 * columns),
+                                          0xFFFF);
+        // What sub-page 4 (page 2, offsets 0..15) holds of tokens 0..7.
+        for (int c = 0; c < columns; ++c) {
+          const auto at = static_cast<std::size_t>((4 * kv_heads + c / dim) * 2 * dim + c % dim);
+          bounds[at] = to_bits16(-0.5F, stored);
+          bounds[at + static_cast<std::size_t>(dim)] = to_bits16(0.5F, stored);
+        }
+        std::vector<float> v_sum(static_cast<std::size_t>(2 * columns), 1.0F);
+        const std::vector<std::int32_t> run_begins = {0, 40, 50};
+        const std::vector<std::int32_t> run_sequences = {1, 0};
+        KvAppendArgs args;
+        args.k = k.data();
+        args.v = v.data();
+        args.stride = stride;
+        args.tokens = tokens;
+        args.slots = slots.data();
+        args.cache.page_tokens = page_tokens;
+        args.cache.kv_heads = kv_heads;
+        args.cache.head_dim = dim;
+        if (quantized) {
+          args.cache.dtype = DType::kU8;
+          args.cache.open_dtype = stored;
+          args.cache.open_k = k_pool.data();
+          args.cache.open_v = v_pool.data();
+        } else {
+          args.cache.dtype = stored;
+          args.cache.k = k_pool.data();
+          args.cache.v = v_pool.data();
+        }
+        args.runs = 2;
+        args.run_begins = run_begins.data();
+        args.run_sequences = run_sequences.data();
+        args.v_sum = v_sum.data();
+        args.key_bounds = bounds.data();
+        args.bound_entries = entries.data();
+        args.bound_tokens = 16;
+        kv_append(args, nullptr);
+
+        std::set<std::size_t> written;
+        std::vector<double> sum(static_cast<std::size_t>(2 * columns), 1.0);
+        std::vector<float> low(bounds.size(), NAN);
+        std::vector<float> high(bounds.size(), NAN);
+        for (int t = 0; t < tokens; ++t) {
+          const int slot = slots[static_cast<std::size_t>(t)];
+          for (int c = 0; c < columns; ++c) {
+            const auto at = static_cast<std::size_t>(
+                ((slot / page_tokens * kv_heads + c / dim) * page_tokens + slot % page_tokens) *
+                    dim +
+                c % dim);
+            const std::uint16_t k_bits =
+                to_bits16(k[static_cast<std::size_t>(t * stride + c)], stored);
+            const std::uint16_t v_bits =
+                to_bits16(v[static_cast<std::size_t>(t * stride + c)], stored);
+            ASSERT_EQ(k_pool[at], k_bits);
+            ASSERT_EQ(v_pool[at], v_bits);
+            written.insert(at);
+            sum[static_cast<std::size_t>((t < 40 ? columns : 0) + c)] +=
+                static_cast<double>(from_bits16(v_bits, stored));
+            const auto entry = static_cast<std::size_t>(
+                (entries[static_cast<std::size_t>(t)] * kv_heads + c / dim) * 2 * dim + c % dim);
+            const float key = from_bits16(k_bits, stored);
+            if (entries[static_cast<std::size_t>(t)] == 4 && std::isnan(low[entry])) {
+              low[entry] = -0.5F;
+              high[entry] = 0.5F;
+            }
+            low[entry] = std::fmin(low[entry], key);
+            high[entry] = std::fmax(high[entry], key);
+          }
+        }
+        for (std::size_t i = 0; i < pool; ++i) {
+          if (!written.contains(i)) {
+            ASSERT_EQ(k_pool[i], 0xFFFF) << "written beside";
+          }
+        }
+        for (std::size_t i = 0; i < sum.size(); ++i) ASSERT_NEAR(v_sum[i], sum[i], 1e-4);
+        for (std::size_t i = 0; i < low.size(); ++i) {
+          if (std::isnan(low[i])) continue;
+          ASSERT_EQ(from_bits16(bounds[i], stored), low[i]);
+          ASSERT_EQ(from_bits16(bounds[i + static_cast<std::size_t>(dim)], stored), high[i]);
+        }
+      }
+    }
+  }
+}
+
+TEST(KvAppend, RefusesBadShapesByName) {
+  KvAppendArgs args;
+  args.tokens = 0;
+  try {
+    kv_append(args, nullptr);
+    FAIL() << "accepted";
+  } catch (const Error& error) {
+    EXPECT_THAT(error.message(), HasSubstr("kv_append"));
+    EXPECT_THAT(error.message(), HasSubstr("tokens 0"));
+  }
+}
+
+// An INT8 cache with one full block per open page; blocks go to shuffled pages.
+struct Int8Cache {
+  int blocks, kv_heads, dim, page_tokens;
+  DType open_dtype;
+  std::vector<std::uint16_t> open[2];
+  std::vector<std::uint8_t> codes[2];
+  std::vector<float> scales;
+  std::vector<KvBlock> list;
+
+  Int8Cache(int block_count, int heads, int head_dim, int tokens, DType dtype)
+      : blocks(block_count),
+        kv_heads(heads),
+        dim(head_dim),
+        page_tokens(tokens),
+        open_dtype(dtype) {
+    std::mt19937 random(11);
+    std::normal_distribution<float> normal;
+    const int elements = kv_heads * page_tokens * dim;
+    for (int kv = 0; kv < 2; ++kv) {
+      open[kv].resize(static_cast<std::size_t>(blocks * elements));
+      codes[kv].assign(static_cast<std::size_t>((blocks + 1) * elements), 0xAB);
+      for (int b = 0; b < blocks; ++b) {
+        for (int h = 0; h < kv_heads; ++h) {
+          for (int c = 0; c < dim; ++c) {
+            const float offset = c % 3 == 1 ? 40.0F * normal(random) : 0.0F;
+            for (int t = 0; t < page_tokens; ++t) {
+              float x = offset + normal(random) * std::exp(normal(random));
+              if (c % 8 == 2) x = offset;                               // constant
+              if (c % 8 == 3) x = t % 2 == 0 ? 0.0F : -0.0F;            // mixed zeros
+              if (c % 16 == 5 && t == 7) x = h == 0 ? NAN : -INFINITY;  // not finite
+              if (c % 16 == 6) x = 6e-8F * static_cast<float>(t % 3);   // subnormal in F16
+              open[kv][static_cast<std::size_t>(((b * kv_heads + h) * page_tokens + t) * dim + c)] =
+                  to_bits16(x, open_dtype);
+            }
+          }
+        }
+      }
+    }
+    scales.assign(static_cast<std::size_t>((blocks + 1) * 4 * kv_heads * dim), kNaN);
+    for (int b = 0; b < blocks; ++b) list.push_back({b, blocks - b, (b + 1) % blocks});
+  }
+  [[nodiscard]] KvCache cache() {
+    KvCache cache;
+    cache.k = codes[0].data();
+    cache.v = codes[1].data();
+    cache.dtype = DType::kU8;
+    cache.page_tokens = page_tokens;
+    cache.kv_heads = kv_heads;
+    cache.head_dim = dim;
+    cache.scales = scales.data();
+    cache.open_k = open[0].data();
+    cache.open_v = open[1].data();
+    cache.open_dtype = open_dtype;
+    return cache;
+  }
+};
+
+TEST(KvQuantize, BitEqualToTheCpu) {
+  HostDevice device;
+  const std::unique_ptr<Stream> stream = device.make_stream();
+  ThreadPool pool(1);
+  const std::unique_ptr<Ops> ops = make_cpu_ops(pool);
+  for (const std::uint64_t seed : {0, 1, 9}) {
+    const emulated::Order order(seed);
+    for (const DType dtype : {DType::kF16, DType::kBF16}) {
+      for (const int dim : {1, 7, 64, 80, 128, 130, 256}) {
+        for (const int page_tokens : {32, 128}) {
+          SCOPED_TRACE(std::string(dtype_name(dtype)) + " dim " + std::to_string(dim) + " page " +
+                       std::to_string(page_tokens));
+          Int8Cache gpu(2, 2, dim, page_tokens, dtype);
+          Int8Cache cpu = gpu;
+          kv_quantize_pages(gpu.list.data(), gpu.blocks, gpu.cache(), nullptr);
+
+          KvLayerView view;
+          view.k = cpu.codes[0].data();
+          view.v = cpu.codes[1].data();
+          view.dtype = DType::kU8;
+          view.page_tokens = page_tokens;
+          view.kv_heads = cpu.kv_heads;
+          view.head_dim = dim;
+          view.scales = cpu.scales.data();
+          view.open_k = cpu.open[0].data();
+          view.open_v = cpu.open[1].data();
+          view.open_dtype = dtype;
+          std::vector<KvClose> closes;
+          for (const KvBlock& block : cpu.list) {
+            closes.push_back(
+                {PageId(block.open_page), PageId(block.page), PageId(block.scale_page)});
+          }
+          ops->kv_close(closes, view, *stream);
+          EXPECT_EQ(gpu.codes[0], cpu.codes[0]);
+          EXPECT_EQ(gpu.codes[1], cpu.codes[1]);
+          EXPECT_EQ(
+              std::memcmp(gpu.scales.data(), cpu.scales.data(), gpu.scales.size() * sizeof(float)),
+              0);
+        }
+      }
+    }
+  }
+}
+
+TEST(KvQuantize, BackWithinHalfAStep) {
+  for (const DType dtype : {DType::kF16, DType::kBF16}) {
+    Int8Cache cache(2, 2, 20, 64, dtype);
+    const Int8Cache before = cache;
+    kv_quantize_pages(cache.list.data(), cache.blocks, cache.cache(), nullptr);
+    for (auto& pool : cache.open) std::fill(pool.begin(), pool.end(), std::uint16_t{0x3333});
+    kv_dequantize_pages(cache.list.data(), cache.blocks, cache.cache(), nullptr);
+    for (int kv = 0; kv < 2; ++kv) {
+      for (const KvBlock& block : cache.list) {
+        for (int h = 0; h < cache.kv_heads; ++h) {
+          for (int c = 0; c < cache.dim; ++c) {
+            const auto scale_at = static_cast<std::size_t>(
+                ((block.scale_page * 2 + kv) * cache.kv_heads + h) * 2 * cache.dim + c);
+            const float lambda = cache.scales[scale_at];
+            const bool constant =
+                cache.scales[scale_at + static_cast<std::size_t>(cache.dim)] == -1.0F;
+            for (int t = 0; t < cache.page_tokens; ++t) {
+              const auto at = static_cast<std::size_t>(
+                  ((block.open_page * cache.kv_heads + h) * cache.page_tokens + t) * cache.dim + c);
+              const float was = from_bits16(before.open[kv][at], dtype);
+              const float is = from_bits16(cache.open[kv][at], dtype);
+              if (std::isnan(lambda)) {
+                ASSERT_TRUE(std::isnan(is));
+              } else if (constant && c % 8 == 2) {
+                ASSERT_EQ(is, was);
+              } else {
+                // Half a step, and one rounding to the open type.
+                const float rounding = std::abs(was) * (dtype == DType::kF16 ? 0x1p-10F : 0x1p-7F);
+                ASSERT_LE(std::abs(is - was), 0.5001F * lambda + rounding + 6e-8F);
+              }
+            }
+          }
+        }
+      }
+    }
+  }
+}
+
+TEST(StageRows, ThereAndBackWithTransposition) {
+  for (const DType dtype : {DType::kF16, DType::kU8}) {
+    for (const int dim : {3, 20, 64, 128}) {
+      for (const int max_blocks : {0, 1}) {
+        SCOPED_TRACE(std::string(dtype_name(dtype)) + " dim " + std::to_string(dim));
+        const int kv_heads = 5;
+        const int page_tokens = 32;
+        const auto line = static_cast<std::size_t>(dim) * dtype_bytes(dtype);
+        const std::size_t record = line * 2 * kv_heads;
+        const std::vector<std::int32_t> slots = {5, 64, 3, 95, 33};
+        const std::vector<std::int32_t> ids = {4, 0, 6, 2, 1};
+        const std::int32_t device_count = 4;  // the last pair is left alone
+        std::vector<unsigned char> records(7 * record);
+        std::mt19937 random(1);
+        for (unsigned char& byte : records) byte = static_cast<unsigned char>(random());
+        std::vector<unsigned char> k(3 * page_tokens * kv_heads * line, 0xEE);
+        std::vector<unsigned char> v = k;
+        StageRowsArgs args;
+        args.records = records.data();
+        args.cache.k = k.data();
+        args.cache.v = v.data();
+        args.cache.dtype = dtype;
+        args.cache.page_tokens = page_tokens;
+        args.cache.kv_heads = kv_heads;
+        args.cache.head_dim = dim;
+        args.slots = slots.data();
+        args.record_ids = ids.data();
+        args.count = 5;
+        args.device_count = &device_count;
+        args.max_blocks = max_blocks;
+        stage_rows(args, nullptr);
+        std::vector<unsigned char> expected_k(k.size(), 0xEE);
+        std::vector<unsigned char> expected_v = expected_k;
+        for (std::size_t i = 0; i < 4; ++i) {
+          for (int h = 0; h < kv_heads; ++h) {
+            const auto place = static_cast<std::size_t>(
+                (slots[i] / page_tokens * kv_heads + h) * page_tokens + slots[i] % page_tokens);
+            const unsigned char* from = records.data() + static_cast<std::size_t>(ids[i]) * record +
+                                        static_cast<std::size_t>(h) * 2 * line;
+            std::memcpy(expected_k.data() + place * line, from, line);
+            std::memcpy(expected_v.data() + place * line, from + line, line);
+          }
+        }
+        EXPECT_EQ(k, expected_k);
+        EXPECT_EQ(v, expected_v);
+
+        // Back into other records, in order, without a device count.
+        std::vector<unsigned char> back(4 * record, 0x11);
+        args.direction = StageDirection::kToHost;
+        args.records = back.data();
+        args.record_ids = nullptr;
+        args.device_count = nullptr;
+        args.count = 4;
+        stage_rows(args, nullptr);
+        for (std::size_t i = 0; i < 4; ++i) {
+          EXPECT_EQ(std::memcmp(back.data() + i * record,
+                                records.data() + static_cast<std::size_t>(ids[i]) * record, record),
+                    0);
+        }
+      }
+    }
+  }
+}
+
+}  // namespace
+}  // namespace triphase::cuda

@@ -1,0 +1,110 @@
+#include "kernels/cuda/gemm_tile.h"
+#include "kernels/cuda/norms.h"
+#include "tests/emulated/emulated_test.h"
+
+namespace triphase::cuda {
+namespace {
+
+constexpr double kUnit = 0x1p-24;
+
+void expect_close(const std::vector<float>& actual, const reference::Values& expected,
+                  double factor, const std::string& what) {
+  ASSERT_EQ(actual.size(), expected.value.size());
+  for (std::size_t i = 0; i < actual.size(); ++i) {
+    ASSERT_NEAR(actual[i], expected.value[i], factor * expected.magnitude[i] + 1e-30)
+        << what << " element " << i;
+  }
+}
+
+TEST(EmulatedGemm, MatchesFloat64OverTileEdges) {
+  std::mt19937 random(1);
+  for (const DType dtype : {DType::kF32, DType::kF16, DType::kBF16}) {
+    for (const auto& [rows, cols, depth] :
+         {std::tuple<std::int64_t, std::int64_t, std::int64_t>{1, 1, 1},
+          {3, 65, 17},
+          {64, 64, 16},
+          {65, 63, 33},
+          {2, 130, 40}}) {
+      const std::vector<float> x = random_floats(random, rows * depth);
+      const Stored w(dtype, random_floats(random, cols * depth));
+      const std::vector<float> bias = random_floats(random, cols);
+      for (const bool accumulate : {false, true}) {
+        std::vector<float> y =
+            accumulate ? random_floats(random, rows * cols) : poisoned(rows * cols);
+        const ConstMatrix x_view{x.data(), DType::kF32, rows, depth, depth};
+        const ConstMatrix w_view{w.data(), dtype, cols, depth, depth};
+        const Matrix y_view{y.data(), DType::kF32, rows, cols, cols};
+        const auto expected = reference::linear(x_view, w_view, bias.data(),
+                                                accumulate ? ConstMatrix(y_view) : ConstMatrix{});
+        gemm_tile(x_view, w_view, bias.data(), accumulate, y_view, nullptr);
+        expect_close(y, expected, static_cast<double>(depth + 4) * kUnit, "gemm");
+      }
+    }
+  }
+}
+
+TEST(EmulatedGemm, ARowsBitsDoNotDependOnTheRowsBesideIt) {
+  std::mt19937 random(2);
+  const std::vector<float> x = random_floats(random, 70 * 50);
+  const std::vector<float> w = random_floats(random, 30 * 50);
+  std::vector<float> all = poisoned(70 * 30);
+  std::vector<float> one = poisoned(30);
+  const ConstMatrix weights{w.data(), DType::kF32, 30, 50, 50};
+  gemm_tile({x.data(), DType::kF32, 70, 50, 50}, weights, nullptr, false,
+            {all.data(), DType::kF32, 70, 30, 30}, nullptr);
+  for (const std::size_t row : {std::size_t{0}, std::size_t{5}, std::size_t{69}}) {
+    gemm_tile({x.data() + row * 50, DType::kF32, 1, 50, 50}, weights, nullptr, false,
+              {one.data(), DType::kF32, 1, 30, 30}, nullptr);
+    EXPECT_EQ(std::memcmp(one.data(), all.data() + row * 30, 30 * sizeof(float)), 0);
+  }
+}
+
+TEST(EmulatedNorms, MatchFloat64InAnyOrderOfThreads) {
+  std::mt19937 random(3);
+  for (const std::uint64_t seed : {0, 1, 7}) {
+    const emulated::Order order(seed);
+    for (const std::int64_t cols : {1, 255, 256, 1000}) {
+      std::vector<float> x = random_floats(random, 3 * cols);
+      for (float& value : x) value += 5.0F;  // a mean that is not near zero
+      const std::vector<float> weight = random_floats(random, cols);
+      const std::vector<float> bias = random_floats(random, cols);
+      const ConstMatrix view{x.data(), DType::kF32, 3, cols, cols};
+      std::vector<float> y = poisoned(3 * cols);
+      const double factor = static_cast<double>(cols + 12) * kUnit;
+      rms_norm(view, weight.data(), 1.0F, 1e-5F, {y.data(), DType::kF32, 3, cols, cols}, nullptr);
+      expect_close(y, reference::rms_norm(view, weight.data(), 1.0F, 1e-5F), factor, "rms_norm");
+      layer_norm(view, weight.data(), bias.data(), 1e-5F, {y.data(), DType::kF32, 3, cols, cols},
+                 nullptr);
+      expect_close(y, reference::layer_norm(view, weight.data(), bias.data(), 1e-5F), factor,
+                   "layer_norm");
+    }
+  }
+}
+
+TEST(EmulatedNorms, TopLogitBreaksTiesLowAndReportsBrokenRows) {
+  std::mt19937 random(4);
+  const std::int64_t cols = 700;
+  std::vector<float> logits = random_floats(random, 5 * cols);
+  logits[300] = logits[650] = logits[301] = 9.0F;        // ties: 300
+  logits[static_cast<std::size_t>(cols) + 699] = 12.0F;  // the last
+  logits[static_cast<std::size_t>(2 * cols) + 5] = std::nanf("");
+  logits[static_cast<std::size_t>(3 * cols) + 5] = INFINITY;
+  for (std::int64_t c = 0; c < cols; ++c) {
+    if (c != 42) logits[static_cast<std::size_t>(4 * cols + c)] = -INFINITY;  // banned tokens
+  }
+  std::vector<std::int32_t> top(5, -7);
+  std::vector<float> value = poisoned(5);
+  std::vector<float> log_sum = poisoned(5);
+  top_logit({logits.data(), DType::kF32, 5, cols, cols}, top.data(), value.data(), log_sum.data(),
+            nullptr);
+  EXPECT_THAT(top, testing::ElementsAre(300, 699, -1, -1, 42));
+  double sum = 0.0;
+  for (std::int64_t c = 0; c < cols; ++c)
+    sum += std::exp(static_cast<double>(logits[static_cast<std::size_t>(c)]));
+  EXPECT_NEAR(log_sum[0], std::log(sum), 1e-5);
+  EXPECT_EQ(value[1], 12.0F);
+  EXPECT_NEAR(log_sum[4], value[4], 1e-6);
+}
+
+}  // namespace
+}  // namespace triphase::cuda

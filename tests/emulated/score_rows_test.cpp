@@ -1,0 +1,342 @@
+#include "kernels/cuda/score_rows.h"
+
+#include <algorithm>
+#include <numeric>
+
+#include "tests/emulated/emulated_test.h"
+
+namespace triphase::cuda {
+namespace {
+
+struct Scored {
+  std::vector<float> logits, partials, scores, totals;
+  ScoreLogits view;
+};
+
+Scored make_scored(std::int64_t sequences, std::int64_t heads, std::int64_t max_length,
+                   std::int64_t kv_heads) {
+  const std::int64_t stride = max_length + 2;
+  Scored scored{poisoned(score_logit_floats(sequences, heads, stride)),
+                poisoned(score_partial_floats(sequences, heads, stride)),
+                poisoned(sequences * kv_heads * stride),
+                poisoned(sequences * heads * 2),
+                {}};
+  scored.view = {scored.logits.data(), scored.partials.data(), stride};
+  return scored;
+}
+
+ScoreKeys keys_of(const PagedCache& cache) {
+  ScoreKeys keys;
+  keys.keys = cache.k_data();
+  keys.channels = cache.channels.empty() ? nullptr : cache.channels[0].data();
+  keys.dtype = cache.dtype;
+  if (cache.dtype == DType::kU8) {
+    keys.scales = cache.scales.data();
+    keys.open_keys = cache.open_k[0].data();
+    keys.open_pages = cache.open_pages.data();
+  }
+  keys.pages = cache.pages.data();
+  keys.max_pages = cache.max_pages;
+  keys.lengths = cache.lengths.data();
+  keys.sequences = static_cast<std::int64_t>(cache.lengths.size());
+  keys.max_length = cache.max_length;
+  keys.page_tokens = cache.page_tokens;
+  keys.kv_heads = cache.kv_heads;
+  keys.head_dim = cache.head_dim;
+  return keys;
+}
+
+// Softmax probabilities in float64 of one query head over the chosen channels.
+std::vector<double> probabilities(const PagedCache& cache, std::int64_t b, std::int64_t kv,
+                                  const float* q, const std::vector<std::int32_t>& channels,
+                                  double factor) {
+  std::vector<double> p;
+  double top = -INFINITY;
+  for (std::int64_t t = 0; t < cache.lengths[static_cast<std::size_t>(b)]; ++t) {
+    double dot = 0.0;
+    for (const std::int32_t c : channels) dot += q[c] * cache.value(false, b, kv, t, c);
+    p.push_back(dot * factor);
+    top = std::max(top, p.back());
+  }
+  double sum = 0.0;
+  for (double& value : p) sum += value = std::exp(value - top);
+  for (double& value : p) value /= sum;
+  return p;
+}
+
+std::vector<std::int32_t> best_channels(const float* q, std::int64_t group, std::int64_t dim,
+                                        std::int64_t rank) {
+  std::vector<float> weight(static_cast<std::size_t>(dim));
+  for (std::int64_t c = 0; c < dim; ++c) {
+    for (std::int64_t g = 0; g < group; ++g)
+      weight[static_cast<std::size_t>(c)] += std::abs(q[g * dim + c]);
+  }
+  std::vector<std::int32_t> order(static_cast<std::size_t>(dim));
+  std::iota(order.begin(), order.end(), 0);
+  std::ranges::stable_sort(order, [&](std::int32_t a, std::int32_t b) {
+    return weight[static_cast<std::size_t>(a)] > weight[static_cast<std::size_t>(b)];
+  });
+  order.resize(static_cast<std::size_t>(rank));
+  std::ranges::sort(order);
+  return order;
+}
+
+void check_sparq(DType dtype, std::int64_t group, std::int64_t dim, std::int64_t rank,
+                 bool with_channels, std::uint32_t seed) {
+  std::mt19937 random(seed);
+  const std::vector<std::int32_t> lengths = {1, 127, 128, 129, 300};
+  const PagedCache cache(random, dtype, lengths, 64, 2, dim, with_channels);
+  const std::int64_t heads = 2 * group;
+  const auto sequences = static_cast<std::int64_t>(lengths.size());
+  const std::vector<float> q = random_floats(random, sequences * heads * dim);
+  const ScoreQueries queries{q.data(), heads * dim, heads};
+  std::vector<std::int32_t> channels(static_cast<std::size_t>(sequences * 2 * rank), -1);
+  std::vector<float> factors = poisoned(sequences * heads);
+  choose_channels(queries, sequences, 2, dim, rank, channels.data(), factors.data(), nullptr);
+  Scored scored = make_scored(sequences, heads, cache.max_length, 2);
+  score_sparq(keys_of(cache), queries, channels.data(), factors.data(), rank, scored.view, nullptr);
+  group_scores(scored.view, cache.lengths.data(), 2, sequences * 2, group, cache.max_length,
+               GroupReduce::kProbabilitySum, scored.scores.data(), scored.totals.data(), nullptr);
+  // Every third token, to check the share that a selection holds.
+  const std::int64_t capacity = 100;
+  std::vector<std::int32_t> indices(static_cast<std::size_t>(sequences * 2 * capacity), -1);
+  std::vector<std::int32_t> counts(static_cast<std::size_t>(sequences * 2), 0);
+  for (std::int64_t row = 0; row < sequences * 2; ++row) {
+    for (std::int32_t t = 0; t < lengths[static_cast<std::size_t>(row / 2)]; t += 3) {
+      indices[static_cast<std::size_t>(row * capacity + counts[static_cast<std::size_t>(row)]++)] =
+          t;
+    }
+  }
+  std::vector<float> alpha = poisoned(sequences * heads);
+  selected_share(scored.view, scored.totals.data(), indices.data(), capacity, counts.data(),
+                 sequences * 2, group, alpha.data(), nullptr);
+  for (std::int64_t b = 0; b < sequences; ++b) {
+    for (std::int64_t kv = 0; kv < 2; ++kv) {
+      const std::int64_t row = b * 2 + kv;
+      const float* row_q = q.data() + (b * heads + kv * group) * dim;
+      const auto chosen = best_channels(row_q, group, dim, rank);
+      const std::vector<std::int32_t> found(channels.begin() + row * rank,
+                                            channels.begin() + (row + 1) * rank);
+      ASSERT_EQ(found, chosen);
+      std::vector<double> expected(static_cast<std::size_t>(lengths[static_cast<std::size_t>(b)]));
+      for (std::int64_t g = 0; g < group; ++g) {
+        double part = 0.0;
+        double all = 0.0;
+        for (std::int64_t c = 0; c < dim; ++c) all += std::abs(row_q[g * dim + c]);
+        for (const std::int32_t c : chosen) part += std::abs(row_q[g * dim + c]);
+        const double tau = std::sqrt(static_cast<double>(dim) * part / all);
+        const auto p = probabilities(cache, b, kv, row_q + g * dim, chosen, 1.0 / tau);
+        double share = 0.0;
+        for (std::size_t t = 0; t < p.size(); ++t) {
+          expected[t] += p[t];
+          if (t % 3 == 0) share += p[t];
+        }
+        ASSERT_NEAR(alpha[static_cast<std::size_t>(row * group + g)], share, 2e-5);
+      }
+      for (std::size_t t = 0; t < expected.size(); ++t) {
+        const float score =
+            scored.scores[static_cast<std::size_t>(row * scored.view.length_stride) + t];
+        ASSERT_NEAR(score, expected[t], 2e-5 * expected[t] + 1e-7)
+            << "row " << row << " token " << t;
+      }
+      ASSERT_TRUE(
+          std::isnan(scored.scores[static_cast<std::size_t>(row * scored.view.length_stride) +
+                                   expected.size()]));
+    }
+  }
+}
+
+TEST(EmulatedScore, SparqMatchesFloat64ForGroupsTypesAndOddHeads) {
+  std::uint32_t seed = 1;
+  for (const std::int64_t group : {1, 2, 3, 8})
+    check_sparq(DType::kF16, group, 20, 7, true, seed++);
+  for (const DType dtype : {DType::kF32, DType::kBF16, DType::kU8}) {
+    check_sparq(dtype, 2, 24, 8, dtype == DType::kF32, seed++);
+  }
+  check_sparq(DType::kF16, 1, 13, 13, false, seed++);  // all channels: tau is sqrt(d)
+}
+
+TEST(EmulatedScore, SparqWithZeroQueriesIsUniform) {
+  std::mt19937 random(20);
+  const PagedCache cache(random, DType::kF32, {40}, 16, 1, 8);
+  const std::vector<float> q(8, 0.0F);
+  const ScoreQueries queries{q.data(), 8, 1};
+  std::vector<std::int32_t> channels(4);
+  std::vector<float> factor(1);
+  choose_channels(queries, 1, 1, 8, 4, channels.data(), factor.data(), nullptr);
+  EXPECT_THAT(channels, testing::ElementsAre(0, 1, 2, 3));
+  Scored scored = make_scored(1, 1, 40, 1);
+  score_sparq(keys_of(cache), queries, channels.data(), factor.data(), 4, scored.view, nullptr);
+  group_scores(scored.view, cache.lengths.data(), 1, 1, 1, 40, GroupReduce::kProbabilitySum,
+               scored.scores.data(), scored.totals.data(), nullptr);
+  for (int t = 0; t < 40; ++t)
+    EXPECT_NEAR(scored.scores[static_cast<std::size_t>(t)], 1.0 / 40, 1e-7);
+}
+
+TEST(EmulatedScore, ExactMatchesFloat64InAnyOrderOfThreads) {
+  std::uint32_t seed = 30;
+  for (const DType dtype : {DType::kF32, DType::kF16, DType::kBF16, DType::kU8}) {
+    for (const std::int64_t group : {1, 4, 7}) {
+      const emulated::Order order(seed % 3);
+      std::mt19937 random(seed++);
+      const std::int64_t dim = group == 4 ? 136 : 20;
+      const PagedCache cache(random, dtype, {0, 1, 64, 200}, 32, 2, dim);
+      const std::int64_t heads = 2 * group;
+      const std::vector<float> q = random_floats(random, 4 * heads * dim, 0.5F);
+      const ScoreQueries queries{q.data(), heads * dim, heads};
+      Scored scored = make_scored(4, heads, cache.max_length, 2);
+      score_exact(keys_of(cache), queries, 0.1F, scored.view, nullptr);
+      group_scores(scored.view, cache.lengths.data(), 2, 8, group, cache.max_length,
+                   GroupReduce::kProbabilityMean, scored.scores.data(), scored.totals.data(),
+                   nullptr);
+      std::vector<std::int32_t> all(static_cast<std::size_t>(dim));
+      std::iota(all.begin(), all.end(), 0);
+      for (std::int64_t row = 0; row < 8; ++row) {
+        std::vector<double> expected(
+            static_cast<std::size_t>(cache.lengths[static_cast<std::size_t>(row / 2)]));
+        for (std::int64_t g = 0; g < group; ++g) {
+          const float* head_q = q.data() + ((row / 2) * heads + (row % 2) * group + g) * dim;
+          const auto p = probabilities(cache, row / 2, row % 2, head_q, all, 0.1F);
+          for (std::size_t t = 0; t < p.size(); ++t)
+            expected[t] += p[t] / static_cast<double>(group);
+        }
+        for (std::size_t t = 0; t < expected.size(); ++t) {
+          ASSERT_NEAR(scored.scores[static_cast<std::size_t>(row * scored.view.length_stride) + t],
+                      expected[t], 2e-5 * expected[t] + 1e-7)
+              << "row " << row << " token " << t;
+        }
+      }
+    }
+  }
+}
+
+TEST(EmulatedScore, CentroidsAreWeighedByTheirMembers) {
+  std::mt19937 random(50);
+  const std::int64_t dim = 12;
+  const std::int64_t most = 150;
+  const std::vector<std::int32_t> clusters = {1, 150, 129};  // one sequence, three KV heads
+  const std::vector<float> values = random_floats(random, 3 * most * dim);
+  const Stored centroids(DType::kF16, values);
+  std::vector<std::int32_t> members(static_cast<std::size_t>(3 * most));
+  for (auto& count : members) count = static_cast<std::int32_t>(random() % 5);  // some are empty
+  members[0] = 2;
+  const std::vector<float> q = random_floats(random, 6 * dim);
+  const ScoreQueries queries{q.data(), 6 * dim, 6};
+  Scored scored = make_scored(1, 6, most, 3);
+  score_centroids(centroids.data(), DType::kF16, clusters.data(), most, queries, 1, 3, dim, 0.3F,
+                  members.data(), scored.view, nullptr);
+  group_scores(scored.view, clusters.data(), 1, 3, 2, most, GroupReduce::kProbabilityMean,
+               scored.scores.data(), scored.totals.data(), nullptr);
+  for (std::int64_t row = 0; row < 3; ++row) {
+    std::vector<double> expected(static_cast<std::size_t>(clusters[static_cast<std::size_t>(row)]));
+    for (std::int64_t g = 0; g < 2; ++g) {
+      std::vector<double> weight;
+      double sum = 0.0;
+      for (std::size_t i = 0; i < expected.size(); ++i) {
+        double dot = 0.0;
+        for (std::int64_t c = 0; c < dim; ++c) {
+          dot += q[static_cast<std::size_t>((row * 2 + g) * dim + c)] *
+                 centroids.at((row * most + static_cast<std::int64_t>(i)) * dim + c);
+        }
+        weight.push_back(std::exp(0.3F * dot));
+        sum += members[static_cast<std::size_t>(row * most) + i] * weight.back();
+      }
+      for (std::size_t i = 0; i < expected.size(); ++i) expected[i] += 0.5 * weight[i] / sum;
+    }
+    for (std::size_t i = 0; i < expected.size(); ++i) {
+      ASSERT_NEAR(scored.scores[static_cast<std::size_t>(row * scored.view.length_stride) + i],
+                  expected[i], 2e-5 * expected[i] + 1e-7)
+          << "row " << row << " cluster " << i;
+    }
+  }
+}
+
+TEST(EmulatedScore, LogitSumAddsLogits) {
+  std::mt19937 random(60);
+  const PagedCache cache(random, DType::kF32, {50}, 16, 1, 8);
+  const std::vector<float> q = random_floats(random, 3 * 8);
+  const ScoreQueries queries{q.data(), 24, 3};
+  Scored scored = make_scored(1, 3, 50, 1);
+  score_exact(keys_of(cache), queries, 1.0F, scored.view, nullptr);
+  group_scores(scored.view, cache.lengths.data(), 1, 1, 3, 50, GroupReduce::kLogitSum,
+               scored.scores.data(), scored.totals.data(), nullptr);
+  for (std::int64_t t = 0; t < 50; ++t) {
+    double sum = 0.0;
+    for (std::int64_t i = 0; i < 24; ++i) {
+      sum +=
+          q[static_cast<std::size_t>(i)] * cache.value(false, 0, 0, t, i % 8) * 1.4426950408889634;
+    }
+    ASSERT_NEAR(scored.scores[static_cast<std::size_t>(t)], sum, 1e-4);
+  }
+}
+
+// A page's score bounds every logit in it, and the partly filled last page counts.
+TEST(EmulatedScore, QuestBoundsEveryLogit) {
+  std::mt19937 random(70);
+  const std::int64_t dim = 20;
+  const std::int64_t sub = 16;
+  const PagedCache cache(random, DType::kF32, {1, 70, 128}, 64, 2, dim);
+  Stored bounds(DType::kF32, (3 * cache.max_pages + 1) * 2 * (64 / sub) * 2 * dim);
+  for (std::int64_t b = 0; b < 3; ++b) {
+    const std::int64_t length = cache.lengths[static_cast<std::size_t>(b)];
+    for (std::int64_t head = 0; head < 2; ++head) {
+      for (std::int64_t first = 0; first < length; first += sub) {
+        const std::int64_t page =
+            cache.pages[static_cast<std::size_t>(b * cache.max_pages + first / 64)];
+        const std::int64_t at = ((page * 2 + head) * 4 + first % 64 / sub) * 2 * dim;
+        for (std::int64_t c = 0; c < dim; ++c) {
+          double low = INFINITY;
+          double high = -INFINITY;
+          for (std::int64_t t = first; t < std::min(length, first + sub); ++t) {
+            low = std::min(low, cache.value(false, b, head, t, c));
+            high = std::max(high, cache.value(false, b, head, t, c));
+          }
+          bounds.set(at + c, static_cast<float>(low));
+          bounds.set(at + dim + c, static_cast<float>(high));
+        }
+      }
+    }
+  }
+  const std::vector<float> q = random_floats(random, 3 * 4 * dim);
+  const ScoreQueries queries{q.data(), 4 * dim, 4};
+  std::vector<float> scores = poisoned(6 * 9);
+  score_quest(keys_of(cache), bounds.data(), DType::kF32, sub, queries, scores.data(), 9, nullptr);
+  for (std::int64_t row = 0; row < 6; ++row) {
+    const std::int64_t b = row / 2;
+    const std::int64_t length = cache.lengths[static_cast<std::size_t>(b)];
+    for (std::int64_t page = 0; page < 9; ++page) {
+      const float score = scores[static_cast<std::size_t>(row * 9 + page)];
+      if (page * sub >= length) {
+        EXPECT_TRUE(std::isnan(score)) << "written beyond the row";
+        continue;
+      }
+      double best = -INFINITY;
+      double expected = -INFINITY;
+      for (std::int64_t g = 0; g < 2; ++g) {
+        const float* head_q = q.data() + (b * 4 + (row % 2) * 2 + g) * dim;
+        double bound = 0.0;
+        for (std::int64_t c = 0; c < dim; ++c) {
+          double low = INFINITY;
+          double high = -INFINITY;
+          for (std::int64_t t = page * sub; t < std::min(length, (page + 1) * sub); ++t) {
+            low = std::min(low, cache.value(false, b, row % 2, t, c));
+            high = std::max(high, cache.value(false, b, row % 2, t, c));
+          }
+          bound += std::max(head_q[c] * low, head_q[c] * high);
+        }
+        expected = std::max(expected, bound);
+        for (std::int64_t t = page * sub; t < std::min(length, (page + 1) * sub); ++t) {
+          double dot = 0.0;
+          for (std::int64_t c = 0; c < dim; ++c)
+            dot += head_q[c] * cache.value(false, b, row % 2, t, c);
+          best = std::max(best, dot);
+        }
+      }
+      EXPECT_NEAR(score, expected, 1e-4);
+      EXPECT_GE(score, best - 1e-4);
+    }
+  }
+}
+
+}  // namespace
+}  // namespace triphase::cuda

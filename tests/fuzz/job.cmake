@@ -1,0 +1,19 @@
+# Fuzz targets of what a job reads besides the model: prompts, records, manifests.
+triphase_fuzz_library(fuzz_job
+  "${root}/runtime/file_ops.cpp"
+  "${root}/runtime/line_fields.cpp"
+  "${root}/runtime/manifest.cpp"
+  "${root}/runtime/output_record.cpp"
+  "${root}/runtime/prompt_line.cpp"
+  "${root}/runtime/record_scan.cpp"
+  "${root}/runtime/score_line.cpp"
+  "${root}/runtime/build_info.cpp")
+target_include_directories(fuzz_job PRIVATE "${CMAKE_BINARY_DIR}/runtime/generated")
+target_compile_definitions(fuzz_job PRIVATE TRIPHASE_VERSION="fuzz" TRIPHASE_BUILD_TYPE="fuzz")
+add_dependencies(fuzz_job triphase_build_commit)
+target_link_libraries(fuzz_job PUBLIC fuzz_base)
+
+triphase_fuzzer(fuzz_prompt_line fuzz_prompt_line.cpp fuzz_job)
+triphase_fuzzer(fuzz_score_line fuzz_score_line.cpp fuzz_job)
+triphase_fuzzer(fuzz_resume_scan fuzz_resume_scan.cpp fuzz_job)
+triphase_fuzzer(fuzz_manifest fuzz_manifest.cpp fuzz_job)

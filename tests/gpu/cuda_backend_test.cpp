@@ -1,0 +1,82 @@
+// The CUDA backend as a run opens it: its operations against float64 on a real GPU, its ceilings,
+// and its refusals on machines without one.
+
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+
+#include "kernels/cuda/cublas_lt.h"
+#include "memory/cuda/cuda_device.h"
+#include "memory/host_device.h"
+#include "runtime/base/error.h"
+#include "runtime/bench/bench.h"
+#include "runtime/bench/check.h"
+
+namespace triphase {
+namespace {
+
+using testing::HasSubstr;
+
+TEST(CudaBackend, WithoutAGpuTheRefusalSaysWhatToDo) {
+  if (cuda_device_count() > 0) GTEST_SKIP() << "this machine has a GPU";
+  try {
+    (void)Backend::open("cuda:0", 1);
+    FAIL() << "no error";
+  } catch (const Error& error) {
+    EXPECT_EQ(error.code(), "E-DEV-NONE");
+    EXPECT_EQ(exit_code(error.role()), 5);
+    EXPECT_THAT(error.message(), HasSubstr("--device=cpu"));
+  }
+}
+
+TEST(CudaBackend, ALibraryThatIsNotThereIsNamed) {
+  ::setenv("TRIPHASE_CUBLASLT", "/nonexistent/libcublasLt.so", 1);
+  HostDevice device;
+  std::string refusal;
+  const auto gemm = cuda::load_cublas_lt(device, refusal);
+  ::unsetenv("TRIPHASE_CUBLASLT");
+  // The toolkit's own copy may be found after it; then a GPU decides whether it starts.
+  EXPECT_EQ(gemm == nullptr, !refusal.empty());
+}
+
+class CudaBackendOnGpu : public testing::Test {
+ protected:
+  void SetUp() override {
+    if (cuda_device_count() == 0) GTEST_SKIP() << "no CUDA device on this machine";
+    backend_ = Backend::open("cuda:0", 2);
+  }
+  std::unique_ptr<Backend> backend_;
+};
+
+TEST_F(CudaBackendOnGpu, LinearMatchesFloat64) {
+  for (const DType dtype : {DType::kF32, DType::kF16, DType::kBF16}) {
+    bench::check_linear(*backend_, dtype);
+  }
+}
+
+TEST_F(CudaBackendOnGpu, AttentionMatchesFloat64ForGroupsAndHeadSizes) {
+  for (const DType dtype : {DType::kF16, DType::kBF16}) {
+    for (const std::int64_t dim : {64, 80, 128, 256}) {
+      for (const std::int64_t group : {1, 2, 3, 4, 8}) {
+        bench::check_attention(*backend_, 2 * group, 2, dim, dtype);
+      }
+    }
+  }
+}
+
+TEST_F(CudaBackendOnGpu, CeilingsAreThoseOfAGpu) {
+  const Ceilings ceilings = backend_->measure_ceilings(3);
+  EXPECT_GT(ceilings.read_bytes_per_second, 50e9);
+  EXPECT_GT(ceilings.copy_bytes_per_second, 50e9);
+  EXPECT_GT(ceilings.fma_flops, 1e12);
+}
+
+TEST_F(CudaBackendOnGpu, QuantizationKeepsItsBound) {
+  const bench::Effort quick{.samples = 5, .seconds = 0.05};
+  const auto rows =
+      bench::bench_quantize(*backend_, backend_->measure_ceilings(1),
+                            {.batches = {2}, .block_tokens = 128}, quick, [](const bench::Row&) {});
+  EXPECT_EQ(rows.size(), 1U);
+}
+
+}  // namespace
+}  // namespace triphase

@@ -1,0 +1,135 @@
+#pragma once
+
+// A small random model with everything an Engine needs, for tests of batching and scheduling. The
+// numbers mean nothing; what is tested is that they never change.
+
+#include <memory>
+
+#include "memory/kv_store.h"
+#include "memory/transfer/host_transfer_engine.h"
+#include "models/decoder_model.h"
+#include "models/weights.h"
+#include "runtime/backend.h"
+#include "runtime/engine.h"
+#include "runtime/prompt_preparer.h"
+#include "scheduler/placement/device_only_policy.h"
+
+namespace triphase {
+
+inline ModelConfig tiny_config() {
+  ModelConfig config;
+  config.model_type = "llama";
+  config.architecture = "LlamaForCausalLM";
+  config.hidden_size = 32;
+  config.layers = 2;
+  config.heads = 4;
+  config.kv_heads = 2;
+  config.head_dim = 8;
+  config.ffn_size = 48;
+  config.vocab_size = 257;
+  config.max_positions = 160;
+  config.embed_dim = 32;
+  config.norm_eps = 1e-5;
+  config.rope = RopeConfig{.theta = 10000.0, .rotary_dim = 8};
+  config.eos_ids = {256};
+  return config;
+}
+
+struct TinyModelOptions {
+  std::int64_t batch_size = 4;
+  std::int64_t prefill_chunk = 16;
+  std::int64_t block_tokens = 8;
+  std::int64_t kv_blocks = 200;  // of all layers each
+  std::int64_t threads = 1;
+  std::uint64_t job_seed = 0;
+  DType dtype = DType::kF16;
+  AttentionOptions attention;
+  bool int8 = false;  // INT8 KV; `dtype` is then that of open blocks
+  // Host tier, streaming and policy; the policy's default is device-only.
+  std::int64_t host_blocks = 0;     // of all layers each
+  std::int64_t staging_blocks = 0;  // of one layer each
+  std::int64_t streamed_layers = 0;
+  bool prefetch = true;
+  std::optional<EmulatedLink> link;
+  std::shared_ptr<const PlacementPolicy> policy = std::make_shared<DeviceOnlyPolicy>();
+};
+
+class TinyModel {
+ public:
+  explicit TinyModel(const TinyModelOptions& options, ModelConfig config = tiny_config())
+      : config_(std::move(config)),
+        policy_(options.policy),
+        backend_(Backend::open("cpu", options.threads)),
+        pool_(backend_->device(), MemoryTier::kDevice, std::uint64_t{1} << 30),
+        host_pool_(backend_->device(), MemoryTier::kHost, std::uint64_t{1} << 30),
+        host_weights_(host_pool_, MemoryTag::kWeights),
+        transfers_(options.link),
+        weights_(random_weights(config_, options.dtype, 7,
+                                {backend_->device(), host_weights_, options.streamed_layers}, {})),
+        kv_(kv_shape(options),
+            {.device_pages = options.kv_blocks * config_.layers,
+             .staging_pages = options.staging_blocks,
+             .open_pages = KvStore::open_pages_needed(kv_shape(options), 2 * options.batch_size,
+                                                      options.batch_size + options.prefill_chunk),
+             .host_blocks = options.host_blocks},
+            pool_, &host_pool_, &transfers_),
+        model_(config_, *weights_, backend_->ops(), backend_->threads().threads(),
+               {options.batch_size + options.prefill_chunk, options.batch_size, options.batch_size,
+                config_.max_positions, options.attention.kind != AttentionKind::kDense},
+               pool_, &transfers_),
+        preparer_(config_, nullptr,
+                  {.context = config_.max_positions, .kv_tokens = longest_line(options)}),
+        engine_({options.batch_size, options.prefill_chunk, options.job_seed}, *policy_, model_,
+                kv_, preparer_, nullptr, backend_->threads(), backend_->stream()) {
+    model_.set_attention(options.attention, backend_->sparse_ops(), pool_);
+    model_.kv_step().set_prefetch(options.prefetch);
+    model_.weight_stream().set_prefetch(options.prefetch);
+    engine_.placement().set_checking(true);
+  }
+
+  Engine& engine() { return engine_; }
+  KvStore& kv() { return kv_; }
+  DecoderModel& model() { return model_; }
+  Backend& backend() { return *backend_; }
+  HostTransferEngine& transfers() { return transfers_; }
+  MemoryPool& pool() { return pool_; }
+  MemoryPool& host_pool() { return host_pool_; }
+
+ private:
+  [[nodiscard]] KvStore::Shape kv_shape(const TinyModelOptions& options) const {
+    return {.layers = config_.layers,
+            .kv_heads = config_.kv_heads,
+            .head_dim = config_.head_dim,
+            .block_tokens = options.block_tokens,
+            .dtype = options.int8 ? DType::kU8 : options.dtype,
+            .open_dtype = options.dtype};
+  }
+  [[nodiscard]] std::int64_t longest_line(const TinyModelOptions& options) const {
+    const std::int64_t longest =
+        policy_->longest_line({.layers = config_.layers,
+                               .block_tokens = options.block_tokens,
+                               .device_pages = options.kv_blocks * config_.layers,
+                               .host_pages = options.host_blocks * config_.layers,
+                               .batch_size = options.batch_size,
+                               .prefill_chunk = options.prefill_chunk});
+    const std::int64_t staged = options.host_blocks > 0
+                                    ? options.staging_blocks * options.block_tokens
+                                    : config_.max_positions;
+    return std::min({config_.max_positions, longest, staged});
+  }
+
+  ModelConfig config_;
+  std::shared_ptr<const PlacementPolicy> policy_;
+  std::unique_ptr<Backend> backend_;
+  MemoryPool pool_;
+  MemoryPool host_pool_;
+  PoolDevice host_weights_;
+  HostTransferEngine transfers_;
+  std::unique_ptr<ModelWeights> weights_;
+  KvStore kv_;
+  DecoderModel model_;
+  PromptPreparer preparer_;
+  Engine engine_;
+};
+
+}  // namespace triphase

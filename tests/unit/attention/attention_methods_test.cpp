@@ -1,0 +1,391 @@
+#include "kernels/cpu/cpu_sparse_ops.h"
+#include "kernels/sizing/sparse_workspace.h"
+#include "models/attention/attention_method.h"
+#include "tests/unit/attention/method_oracles.h"
+#include "tests/unit/kernels/kv_caches.h"
+
+namespace triphase {
+namespace {
+
+constexpr std::int64_t kPrompt = 90;
+constexpr std::int64_t kTokens = 150;
+constexpr float kScale = 0.25F;
+
+AttentionOptions of(std::string_view name, std::initializer_list<std::string_view> settings = {}) {
+  AttentionOptions options;
+  options.kind = attention_from_name(name);
+  for (const std::string_view setting : settings) set_attention_option(options, setting);
+  return options;
+}
+
+// What a method did at one decode step.
+struct Done {
+  TokenChoice choice;
+  std::vector<float> out;
+};
+
+class AttentionMethodsTest : public KvCacheTest {
+ protected:
+  void SetUp() override {
+    KvCacheTest::SetUp();
+    if (ops_ == nullptr) return;
+    sparse_ = make_cpu_sparse_ops(pool_);
+    const std::size_t bytes = sparse_workspace_bytes({.heads = 8,
+                                                      .kv_heads = 1,
+                                                      .head_dim = 64,
+                                                      .max_query_rows = 1,
+                                                      .max_context = kTokens,
+                                                      .threads = 2});
+    workspace_ = {static_cast<std::byte*>(device_.allocate(bytes)), bytes};
+  }
+  void TearDown() override {
+    if (workspace_.data != nullptr) device_.release(workspace_.data, workspace_.bytes);
+    KvCacheTest::TearDown();
+  }
+
+  // The prompt in chunks, then decode steps to the end of the cache.
+  std::vector<Done> run_method(AttentionMethod& method, const CacheShape& shape,
+                               SequenceCache& cache, const TestMatrix& q, std::int64_t chunk,
+                               std::int64_t layer = 0) {
+    const std::unique_ptr<AttentionMethod::State> state = method.begin(kPrompt);
+    LayerCall call{layer, {}, cache.view(), kScale, sparse_.get(), workspace_, stream_.get()};
+    const auto append = [&](const AttentionSegment& keys) {
+      call.keys = keys;
+      method.appended(*state, call,
+                      cache.appended_v(keys.context_tokens - keys.query_count, keys.query_count));
+    };
+    for (std::int64_t at = 0; at < kPrompt;) {
+      const std::int64_t block = (at / shape.page_tokens + 1) * shape.page_tokens;
+      const std::int64_t end = std::min({at + chunk, block, kPrompt});
+      append(cache.segment(at, end - at, end));
+      method.prefilled(*state, call, q.view());
+      at = end;
+    }
+    std::vector<Done> steps;
+    for (std::int64_t position = kPrompt; position < cache.tokens(); ++position) {
+      append(cache.segment(position, 1, position + 1));
+      Done done;
+      if (method.timing(layer) == AttentionMethod::Timing::kDense) {
+        done.choice.dense = true;
+      } else if (method.timing(layer) == AttentionMethod::Timing::kEarly) {
+        method.choose(*state, call, {}, 0, done.choice);
+      } else {
+        method.choose(*state, call, q.view(), position, done.choice);
+      }
+      AttentionSegment segment = cache.segment(position, 1, position + 1);
+      OwnedSelection selection;
+      std::vector<float> weights;
+      if (!done.choice.dense) {
+        selection = with_slots(cache, done.choice, position + 1);
+        weights.resize(selection.tokens.size());
+        segment.selection = selection.view();
+        if (method.wants_weights()) segment.weights = weights.data();
+      }
+      done.out = run(*ops_, 2, shape, cache.view(), q.view(), {&segment, 1}, kScale).row(position);
+      if (!done.choice.dense) {
+        if (method.wants_weights()) method.attended(*state, call, done.choice, weights);
+        blend(done.choice, method.shape(), done.out.data());
+      }
+      steps.push_back(std::move(done));
+    }
+    return steps;
+  }
+
+  static OwnedSelection with_slots(const SequenceCache& cache, const TokenChoice& choice,
+                                   std::int64_t context) {
+    OwnedSelection selection;
+    for (std::size_t list = 0; list + 1 < choice.begins.size(); ++list) {
+      const auto begin = choice.tokens.begin() + choice.begins[list];
+      const auto end = choice.tokens.begin() + choice.begins[list + 1];
+      cache.add_list(selection, context, [&](std::int64_t token) {
+        return std::binary_search(begin, end, static_cast<std::int32_t>(token));
+      });
+    }
+    EXPECT_EQ(selection.tokens, choice.tokens);
+    return selection;
+  }
+
+  // The sequence as float64; F32 caches only, so that all positions read alike.
+  static oracle::Sequence as_float64(const CacheShape& shape, SequenceCache& cache,
+                                     const TestMatrix& q) {
+    oracle::Sequence s{shape.heads, shape.kv_heads, shape.dim, kPrompt, kScale, {}, {}, {}};
+    const AttentionSegment all = cache.segment(0, 1, cache.tokens());
+    for (std::int64_t t = 0; t < cache.tokens(); ++t) {
+      auto& heads = s.q.emplace_back();
+      for (std::int64_t h = 0; h < shape.heads; ++h) {
+        auto& row = heads.emplace_back();
+        for (std::int64_t c = 0; c < shape.dim; ++c) row.push_back(q.at(t, h * shape.dim + c));
+      }
+      auto& keys = s.k.emplace_back();
+      auto& values = s.v.emplace_back();
+      for (std::int64_t h = 0; h < shape.kv_heads; ++h) {
+        keys.push_back(reference::cached_row(cache.view(), all, h, t, false));
+        values.push_back(reference::cached_row(cache.view(), all, h, t, true));
+      }
+    }
+    return s;
+  }
+
+  void expect_follows(const std::vector<Done>& steps, const std::vector<oracle::Step>& expected,
+                      const CacheShape& shape, const std::string& what) {
+    ASSERT_EQ(steps.size(), expected.size());
+    for (std::size_t i = 0; i < steps.size(); ++i) {
+      if (!steps[i].choice.dense) {
+        std::vector<std::int32_t> tokens;
+        for (const oracle::Tokens& list : expected[i].lists) {
+          tokens.insert(tokens.end(), list.begin(), list.end());
+        }
+        ASSERT_EQ(steps[i].choice.tokens, tokens) << what << " step " << i;
+      }
+      for (std::int64_t c = 0; c < shape.heads * shape.dim; ++c) {
+        const double value = expected[i].out[static_cast<std::size_t>(c / shape.dim)]
+                                            [static_cast<std::size_t>(c % shape.dim)];
+        ASSERT_NEAR(steps[i].out[static_cast<std::size_t>(c)], value, 5e-5 + 1e-4 * std::abs(value))
+            << what << " step " << i << " column " << c;
+      }
+    }
+  }
+
+  std::unique_ptr<SparseOps> sparse_;
+  Workspace workspace_;
+};
+
+std::vector<CacheShape> float_shapes() {
+  return {{.heads = 2, .kv_heads = 2, .dim = 20, .dtype = DType::kF32, .int8 = false},
+          {.heads = 6, .kv_heads = 2, .dim = 16, .dtype = DType::kF32, .int8 = false}};
+}
+
+MethodShape method_shape(const CacheShape& shape) {
+  return {.layers = 3, .heads = shape.heads, .kv_heads = shape.kv_heads, .head_dim = shape.dim};
+}
+
+TEST_P(AttentionMethodsTest, FollowTheirOracles) {
+  for (const CacheShape& shape : float_shapes()) {
+    SequenceCache cache(shape, kTokens, *ops_, *stream_, random_);
+    const TestMatrix q = TestMatrix(kTokens, shape.heads * shape.dim, 1).randomize(random_, 1.5F);
+    const oracle::Sequence s = as_float64(shape, cache, q);
+    const bool mha = shape.heads == shape.kv_heads;
+    const auto check = [&](const AttentionOptions& options,
+                           const std::vector<oracle::Step>& expected) {
+      const auto method = make_attention_method(options, method_shape(shape));
+      expect_follows(run_method(*method, shape, cache, q, 40, 2), expected, shape,
+                     std::string(attention_name(options.kind)) + " " + describe(shape));
+    };
+    check(of("dense"), oracle::local(s, 1.0));
+    check(of("local", {"local.keep=0.3"}), oracle::local(s, 0.3));
+    check(of("strided", {"strided.keep=0.3"}), oracle::strided(s, 0.3));
+    check(of("lm-infinite", {"lm-infinite.sinks=4", "lm-infinite.k=20"}),
+          oracle::lm_infinite(s, 4, 20));
+    check(of("swa", {"swa.caching_ratio=0.3", "swa.history=ring"}), oracle::swa(s, 0.3));
+    check(of("h2o", {"h2o.k=24"}), oracle::h2o(s, 24, 0.25));
+    check(of("sparq", {"sparq.rank=6", "sparq.k=24"}), oracle::sparq(s, 6, 24, 0.25, mha));
+    check(of("sparq", {"sparq.rank=6", "sparq.k=24", "sparq.reallocate=on"}),
+          oracle::sparq(s, 6, 24, 0.25, true));
+    check(of("topk", {"topk.k=20"}), oracle::topk(s, 20, false));
+    check(of("topk", {"topk.k=20", "topk.renormalize=1"}), oracle::topk(s, 20, true));
+    check(of("quest", {"quest.k=48"}), oracle::quest(s, 3, 16));
+  }
+}
+
+const std::vector<AttentionOptions>& every_method() {
+  static const std::vector<AttentionOptions> methods = {
+      of("dense"),
+      of("local", {"local.keep=0.3"}),
+      of("strided", {"strided.keep=0.3"}),
+      of("swa", {"swa.caching_ratio=0.3"}),
+      of("swa", {"swa.caching_ratio=0.5", "swa.history=buckets"}),
+      of("swa", {"swa.caching_ratio=0.3", "swa.split=paper"}),
+      of("h2o", {"h2o.k=24"}),
+      of("sparq", {"sparq.rank=6", "sparq.k=24"}),
+      of("sparq", {"sparq.rank=6", "sparq.k=24", "sparq.group_reduce=logit_sum"}),
+      of("sparq", {"sparq.rank=6", "sparq.k_ratio=0.125", "sparq.local=0"}),
+      of("lm-infinite", {"lm-infinite.k=20"}),
+      of("topk", {"topk.k_ratio=0.1"}),
+      of("quest", {"quest.k=32", "quest.dense_layers=0"})};
+  return methods;
+}
+
+// Any cache type; what tokens are chosen does not depend on how the prompt was cut or where pages
+// lie; the newest token is always there; budgets hold.
+TEST_P(AttentionMethodsTest, ChoicesDoNotDependOnChunksOrPagesAndKeepTheirBudget) {
+  for (const CacheShape& shape :
+       {CacheShape{.heads = 4, .kv_heads = 2, .dim = 20, .page_tokens = 32},
+        CacheShape{.heads = 2, .kv_heads = 2, .dim = 16, .page_tokens = 16, .int8 = false}}) {
+    SequenceCache cache(shape, kTokens, *ops_, *stream_, random_);
+    const TestMatrix q = TestMatrix(kTokens, shape.heads * shape.dim, 1).randomize(random_);
+    for (const AttentionOptions& options : every_method()) {
+      const auto method = make_attention_method(options, method_shape(shape));
+      const std::vector<Done> whole = run_method(*method, shape, cache, q, kPrompt);
+      cache.move_pages(random_);
+      const std::vector<Done> pieces = run_method(*method, shape, cache, q, 7);
+      for (std::size_t i = 0; i < whole.size(); ++i) {
+        ASSERT_EQ(whole[i].choice.tokens, pieces[i].choice.tokens)
+            << attention_name(options.kind) << " " << describe(shape) << " step " << i;
+        ASSERT_TRUE(same_bits(whole[i].out, pieces[i].out));
+        const TokenChoice& choice = whole[i].choice;
+        if (choice.dense) continue;
+        const std::int64_t context = kPrompt + static_cast<std::int64_t>(i) + 1;
+        ASSERT_EQ(choice.begins.size(),
+                  static_cast<std::size_t>(method->per_kv_head() ? shape.kv_heads : 1) + 1);
+        for (std::size_t list = 0; list + 1 < choice.begins.size(); ++list) {
+          const std::int64_t count = choice.begins[list + 1] - choice.begins[list];
+          ASSERT_LE(count, budget_tokens(options, context, kPrompt));
+          ASSERT_EQ(choice.tokens[static_cast<std::size_t>(choice.begins[list + 1] - 1)],
+                    context - 1);
+        }
+      }
+    }
+  }
+}
+
+TEST_P(AttentionMethodsTest, FullBudgetsEqualDenseWithoutTheShortcut) {
+  const std::vector<AttentionOptions> full = {
+      of("local", {"local.keep=1"}),
+      of("strided", {"strided.keep=1"}),
+      of("swa", {"swa.caching_ratio=1"}),
+      of("h2o", {"h2o.k=500"}),
+      of("sparq", {"sparq.rank=6", "sparq.k=500"}),
+      of("sparq", {"sparq.rank=500", "sparq.k=500", "sparq.reallocate=on"}),
+      of("lm-infinite", {"lm-infinite.k=500"}),
+      of("topk", {"topk.k=500"}),
+      of("quest", {"quest.k=512", "quest.dense_layers=0"})};
+  for (const bool int8 : {false, true}) {
+    const CacheShape shape{.heads = 4, .kv_heads = 2, .dim = 20, .page_tokens = 32, .int8 = int8};
+    SequenceCache cache(shape, kTokens, *ops_, *stream_, random_);
+    const TestMatrix q = TestMatrix(kTokens, 80, 1).randomize(random_);
+    const auto dense_method = make_attention_method(of("dense"), method_shape(shape));
+    const std::vector<Done> dense = run_method(*dense_method, shape, cache, q, kPrompt);
+    for (AttentionOptions options : full) {
+      options.dense_shortcut = false;
+      const auto method = make_attention_method(options, method_shape(shape));
+      const std::vector<Done> steps = run_method(*method, shape, cache, q, kPrompt);
+      for (std::size_t i = 0; i < steps.size(); ++i) {
+        ASSERT_FALSE(steps[i].choice.dense);
+        for (std::size_t c = 0; c < steps[i].out.size(); ++c) {
+          // Outputs stay below 7; INT8 reads dense blocks folded and chosen tokens one by one.
+          ASSERT_NEAR(steps[i].out[c], dense[i].out[c], int8 ? 1e-4 : 2e-5)
+              << attention_name(options.kind) << (int8 ? " int8" : "") << " step " << i;
+        }
+      }
+      // h2o has no shortcut: it needs every step's weights for later ones.
+      if (options.kind == AttentionKind::kH2o) continue;
+      options.dense_shortcut = true;
+      const auto shortcut = make_attention_method(options, method_shape(shape));
+      for (const Done& step : run_method(*shortcut, shape, cache, q, kPrompt)) {
+        ASSERT_TRUE(step.choice.dense) << attention_name(options.kind);
+      }
+    }
+  }
+}
+
+// Every 5th token is its own cluster's key; the threshold decides between all and a part.
+TEST_P(AttentionMethodsTest, SqueezedKeepsClustersAboveTheThresholdAndTheTail) {
+  const CacheShape shape{.heads = 4, .kv_heads = 2, .dim = 20, .dtype = DType::kF32, .int8 = false};
+  SequenceCache cache(shape, kTokens, *ops_, *stream_, random_);
+  const TestMatrix q = TestMatrix(kTokens, 80, 1).randomize(random_, 2.0F);
+  const oracle::Sequence s = as_float64(shape, cache, q);
+  ContextClusters clusters;
+  clusters.clustered_tokens = 60;
+  const MethodShape sizes{.layers = 1, .heads = 4, .kv_heads = 2, .head_dim = 20};
+  const std::int64_t counts[2] = {12, 4};
+  for (std::int64_t level = 0; level < 2; ++level) {
+    ContextClusters::Level& to = level == 0 ? clusters.fine : clusters.coarse;
+    to.count = counts[level];
+    to.keys.assign(static_cast<std::size_t>(2 * to.count), static_cast<float>(60 / to.count));
+    to.means.assign(static_cast<std::size_t>(2 * to.count * 20), 0.0F);
+    for (std::int64_t h = 0; h < 2; ++h) {
+      for (std::int64_t t = 0; t < 60; ++t) {
+        const std::int64_t cluster = t % 12 % to.count;
+        for (std::int64_t c = 0; c < 20; ++c) {
+          to.means[static_cast<std::size_t>((h * to.count + cluster) * 20 + c)] +=
+              static_cast<float>(s.k[static_cast<std::size_t>(t)][static_cast<std::size_t>(h)]
+                                    [static_cast<std::size_t>(c)]) /
+              static_cast<float>(60 / to.count);
+        }
+      }
+    }
+  }
+  for (std::int64_t h = 0; h < 2; ++h) {
+    for (std::int32_t t = 0; t < 60; ++t) clusters.labels.push_back(t % 12);
+    for (std::int32_t i = 0; i < 12; ++i) clusters.parents.push_back(i % 4);
+  }
+  for (const bool two_levels : {false, true}) {
+    const AttentionOptions options =
+        of("squeezed", {two_levels ? "squeezed.levels=2" : "squeezed.levels=1"});
+    clusters.fine.threshold = 0;
+    clusters.coarse.threshold = 0;
+    for (const Done& step :
+         run_method(*make_attention_method(options, sizes, &clusters), shape, cache, q, kPrompt)) {
+      ASSERT_EQ(step.choice.tokens.size() % 2, 0U);
+      ASSERT_EQ(static_cast<std::size_t>(step.choice.begins[1]), step.choice.tokens.size() / 2);
+      ASSERT_EQ(step.choice.tokens.back() + 1, step.choice.begins[1]);
+    }
+    clusters.fine.threshold = 0.017;
+    clusters.coarse.threshold = 0.016;
+    const std::vector<Done> steps =
+        run_method(*make_attention_method(options, sizes, &clusters), shape, cache, q, kPrompt);
+    for (std::size_t i = 0; i < steps.size(); ++i) {
+      const std::int64_t at = kPrompt + static_cast<std::int64_t>(i);
+      std::vector<std::int32_t> expected;
+      for (std::int64_t h = 0; h < 2; ++h) {
+        const auto scores = [&](const ContextClusters::Level& level,
+                                const std::vector<bool>& alive) {
+          std::vector<double> mean(static_cast<std::size_t>(level.count), 0.0);
+          for (std::int64_t head = h * 2; head < h * 2 + 2; ++head) {
+            std::vector<double> row;
+            double total = 0;
+            for (std::int64_t j = 0; j < level.count; ++j) {
+              double logit = 0;
+              for (std::int64_t c = 0; c < 20; ++c) {
+                logit += q.at(at, head * 20 + c) *
+                         level.means[static_cast<std::size_t>((h * level.count + j) * 20 + c)];
+              }
+              row.push_back(alive[static_cast<std::size_t>(j)] ? std::exp(kScale * logit) : 0.0);
+              total += row.back() * level.keys[0];
+            }
+            for (std::size_t j = 0; j < row.size(); ++j) mean[j] += row[j] / total / 2;
+          }
+          return mean;
+        };
+        std::vector<bool> alive(12, true);
+        if (two_levels) {
+          const std::vector<double> coarse = scores(clusters.coarse, std::vector<bool>(4, true));
+          for (std::size_t j = 0; j < 12; ++j) alive[j] = coarse[j % 4] >= 0.016;
+        }
+        const std::vector<double> fine = scores(clusters.fine, alive);
+        for (std::int32_t t = 0; t <= at; ++t) {
+          const auto cluster = static_cast<std::size_t>(t % 12);
+          if (t >= 60 || (alive[cluster] && fine[cluster] >= 0.017)) expected.push_back(t);
+        }
+      }
+      ASSERT_EQ(steps[i].choice.tokens, expected) << "step " << i << " levels " << two_levels;
+    }
+  }
+}
+
+TEST_P(AttentionMethodsTest, TellWhatTheyNeed) {
+  const MethodShape shape{.layers = 3, .heads = 4, .kv_heads = 2, .head_dim = 16};
+  const auto make = [&](const AttentionOptions& options) {
+    return make_attention_method(options, shape);
+  };
+  using Timing = AttentionMethod::Timing;
+  EXPECT_EQ(make(of("dense"))->timing(0), Timing::kDense);
+  EXPECT_EQ(make(of("quest"))->timing(1), Timing::kDense);
+  EXPECT_EQ(make(of("quest"))->timing(2), Timing::kLate);
+  EXPECT_EQ(make(of("swa"))->timing(0), Timing::kEarly);
+  EXPECT_FALSE(make(of("swa"))->per_kv_head());
+  EXPECT_EQ(make(of("swa"))->prefill_rows(99), 10);
+  EXPECT_EQ(make(of("h2o"))->prefill_rows(99), 99);
+  EXPECT_TRUE(make(of("h2o"))->drops_tokens());
+  EXPECT_FALSE(make(of("local"))->drops_tokens());
+  EXPECT_TRUE(make(of("local", {"local.window=8"}))->drops_tokens());
+  EXPECT_FALSE(make(of("sparq"))->needs_every_row());  // GQA: no reallocation
+  EXPECT_TRUE(make(of("sparq", {"sparq.reallocate=on"}))->needs_every_row());
+  EXPECT_THROW((void)make(of("squeezed")), Error);
+}
+
+INSTANTIATE_TEST_SUITE_P(Targets, AttentionMethodsTest, testing::Values("avx2", "scalar"),
+                         [](const auto& test) { return std::string(test.param); });
+
+}  // namespace
+}  // namespace triphase

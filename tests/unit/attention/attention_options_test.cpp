@@ -1,0 +1,113 @@
+#include "scheduler/attention/attention_options.h"
+
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+
+#include "runtime/base/error.h"
+#include "scheduler/attention/touched_bytes.h"
+
+namespace triphase {
+namespace {
+
+AttentionOptions of(std::string_view name, std::initializer_list<std::string_view> settings = {}) {
+  AttentionOptions options;
+  options.kind = attention_from_name(name);
+  for (const std::string_view setting : settings) set_attention_option(options, setting);
+  return options;
+}
+
+std::string error_of(std::string_view name, std::string_view setting) {
+  try {
+    (void)of(name, {setting});
+  } catch (const Error& error) {
+    return error.message();
+  }
+  return "";
+}
+
+TEST(AttentionOptions, EveryNameIsItsOwn) {
+  EXPECT_EQ(attention_names().size(), 10U);
+  for (const std::string_view name : attention_names()) {
+    EXPECT_EQ(attention_name(attention_from_name(name)), name);
+  }
+  EXPECT_THROW((void)attention_from_name("swab"), Error);
+}
+
+TEST(AttentionOptions, DescribedOptionsCanBeSetAgain) {
+  for (const std::string_view name : attention_names()) {
+    AttentionOptions options = of(name);
+    const std::vector<std::string> lines = describe_attention_options(options);
+    EXPECT_EQ(lines.empty(), name == "dense");
+    for (const std::string& line : lines) set_attention_option(options, line);
+    EXPECT_EQ(describe_attention_options(options), lines);
+  }
+  EXPECT_THAT(describe_attention_options(of("sparq", {"sparq.rank=16", "sparq.reallocate=off"})),
+              testing::AllOf(testing::Contains("sparq.rank=16"), testing::Contains("sparq.k=128"),
+                             testing::Contains("sparq.reallocate=off")));
+}
+
+TEST(AttentionOptions, WrongNamesAndValuesSayWhatExists) {
+  EXPECT_THAT(error_of("sparq", "sparq.rang=3"), testing::HasSubstr("sparq.rank"));
+  EXPECT_THAT(error_of("sparq", "swa.caching_ratio=0.3"), testing::HasSubstr("sparq.k_ratio"));
+  EXPECT_THAT(error_of("dense", "sparq.rank=3"), testing::HasSubstr("no option"));
+  for (const char* setting :
+       {"sparq.rank=0", "sparq.rank=", "sparq.rank=1.5", "sparq.rank=3 ", "sparq.rank=99999999999",
+        "sparq.local=1.1", "sparq.local=nan", "sparq.local=-0.1", "sparq.reallocate=yes"}) {
+    EXPECT_THAT(error_of("sparq", setting), testing::HasSubstr("E-CLI-ATTOPTION")) << setting;
+  }
+  EXPECT_THAT(error_of("swa", "swa.caching_ratio=0"), testing::HasSubstr("above 0"));
+  EXPECT_THAT(error_of("swa", "swa.caching_ratio"), testing::HasSubstr("method.option=value"));
+}
+
+TEST(AttentionOptions, BudgetsFollowTheDefinitions) {
+  EXPECT_EQ(budget_tokens(of("dense"), 100, 50), 100);
+  EXPECT_EQ(budget_tokens(of("local"), 35, 35), 7);
+  EXPECT_EQ(budget_tokens(of("local"), 3, 3), 1);
+  EXPECT_EQ(budget_tokens(of("local", {"local.window=64"}), 35, 35), 35);
+  EXPECT_EQ(budget_tokens(of("swa", {"swa.caching_ratio=1"}), 35, 35), 35);
+  EXPECT_EQ(budget_tokens(of("swa", {"swa.caching_ratio=1", "swa.split=paper"}), 35, 35), 34);
+  EXPECT_EQ(budget_tokens(of("sparq"), 1000, 10), 129);
+  EXPECT_EQ(budget_tokens(of("sparq", {"sparq.local=0"}), 1000, 10), 128);
+  EXPECT_EQ(budget_tokens(of("sparq", {"sparq.k_ratio=0.125"}), 1000, 10), 126);
+  EXPECT_EQ(budget_tokens(of("h2o", {"h2o.k_ratio=0.5"}), 1000, 100), 51);
+  EXPECT_EQ(budget_tokens(of("lm-infinite"), 1000, 10), 128);
+  EXPECT_EQ(budget_tokens(of("topk", {"topk.k_ratio=0.1"}), 1001, 10), 101);
+  EXPECT_EQ(budget_tokens(of("quest"), 5000, 10), 1024);
+  EXPECT_EQ(budget_tokens(of("quest", {"quest.k=3"}), 5000, 10), 16);
+  for (const std::string_view name : attention_names()) {
+    EXPECT_EQ(budget_tokens(of(name), 1, 1), 1) << name;
+  }
+}
+
+TEST(AttentionOptions, KeepRatioSetsEveryBudget) {
+  for (const std::string_view name : attention_names()) {
+    AttentionOptions options = of(name);
+    if (name == "dense" || name == "squeezed") {
+      EXPECT_THROW(set_keep_ratio(options, 0.5), Error) << name;
+      continue;
+    }
+    set_keep_ratio(options, 0.25);
+    EXPECT_NEAR(static_cast<double>(budget_tokens(options, 1600, 1600)), 400.0, 1.0) << name;
+    EXPECT_THROW(set_keep_ratio(options, 0.0), Error);
+    EXPECT_THROW(set_keep_ratio(options, 1.5), Error);
+  }
+}
+
+// The table of the methods at S = 4096, d = 128, FP16, one KV head.
+TEST(TouchedBytes, FollowTheTable) {
+  const TouchedShape shape{.heads = 1, .kv_heads = 1, .head_dim = 128, .element_bytes = 2};
+  EXPECT_EQ(touched_bytes(of("dense"), shape, 4096, 4096), 2U * 4096 * 128 * 2);
+  EXPECT_EQ(touched_bytes(of("local"), shape, 4096, 512), 2U * 512 * 128 * 2);
+  EXPECT_EQ(touched_bytes(of("sparq"), shape, 4096, 129),
+            4096U * 32 * 2 + 2U * 129 * 128 * 2 + 8U * 128);
+  EXPECT_EQ(touched_bytes(of("topk"), shape, 4096, 128), 4096U * 128 * 2 + 128U * 128 * 2);
+  EXPECT_EQ(touched_bytes(of("h2o"), shape, 4096, 129), 2U * 129 * 128 * 2 + 8U * 129);
+  // Bounds are F32 here, twice the table's FP16.
+  EXPECT_EQ(touched_bytes(of("quest"), shape, 4096, 1024),
+            2U * 256 * 128 * 4 + 2U * 1024 * 128 * 2);
+  const TouchedShape gqa{.heads = 8, .kv_heads = 2, .head_dim = 128, .element_bytes = 1};
+  EXPECT_EQ(touched_bytes(of("swa"), gqa, 4096, 819), 2U * (2U * 819 * 128) + 8U * 819);
+}
+
+}  // namespace
+}  // namespace triphase

@@ -1,0 +1,79 @@
+#include "runtime/base/json.h"
+
+#include <gtest/gtest.h>
+
+#include <cmath>
+#include <limits>
+
+namespace triphase {
+namespace {
+
+std::optional<Json> parse(std::string_view text) {
+  JsonProblem problem;
+  return parse_json(text, problem);
+}
+
+TEST(Json, ReadsATree) {
+  const auto value =
+      parse(R"( {"a": [1, -2, 3.5, true, null, "x\u00e9"], "b": {"c": 18446744073709551615}} )");
+  ASSERT_TRUE(value);
+  const JsonArray& a = *value->find("a")->array();
+  EXPECT_EQ(a[0].integer(), 1);
+  EXPECT_EQ(a[1].integer(), -2);
+  EXPECT_EQ(a[2].number(), 3.5);
+  EXPECT_FALSE(a[2].integer().has_value());
+  EXPECT_EQ(a[3].boolean(), true);
+  EXPECT_TRUE(a[4].is_null());
+  EXPECT_EQ(*a[5].string(), "x\xC3\xA9");
+  EXPECT_FALSE(value->find("b")->find("c")->integer().has_value()) << "does not fit int64";
+  EXPECT_EQ(value->find("missing"), nullptr);
+  EXPECT_EQ(a[0].find("x"), nullptr);
+}
+
+TEST(Json, SkipsABom) { EXPECT_TRUE(parse("\xEF\xBB\xBF{}")); }
+
+TEST(Json, RefusesWhatNlohmannAccepts) {
+  EXPECT_FALSE(parse(R"({"a":1,"a":2})")) << "duplicate key";
+  EXPECT_FALSE(parse("18446744073709551616")) << "beyond 64 bits";
+  EXPECT_FALSE(parse("\"\xff\"")) << "invalid UTF-8";
+}
+
+TEST(Json, RefusesMalformedText) {
+  for (const char* text : {"", "{", "[1,]", "nul", "NaN", "Infinity", "1e999", "{\"a\" 1}", "[] x",
+                           "\"\\ud800\"", "'a'", "{1:2}"}) {
+    EXPECT_FALSE(parse(text)) << text;
+  }
+}
+
+TEST(Json, LimitsDepthAndCount) {
+  EXPECT_TRUE(parse(std::string(64, '[') + std::string(64, ']')));
+  EXPECT_FALSE(parse(std::string(65, '[') + std::string(65, ']')));
+  EXPECT_FALSE(parse(std::string(5'000'000, '[')));
+  JsonProblem problem;
+  EXPECT_FALSE(parse_json("[1,2,3]", problem, {.max_depth = 64, .max_values = 3}));
+}
+
+TEST(Json, ProblemsNameTheByte) {
+  JsonProblem problem;
+  EXPECT_FALSE(parse_json("{\"a\": nope}", problem));
+  EXPECT_GE(problem.byte, 7u);
+  EXPECT_LE(problem.byte, 9u);
+  EXPECT_FALSE(parse_json("[\"ab\xff\"]", problem));
+  EXPECT_EQ(problem.byte, 5u);
+}
+
+TEST(JsonQuote, EscapesAndRepairs) {
+  EXPECT_EQ(json_quote("a\"\\\n\t\x01"), "\"a\\\"\\\\\\n\\t\\u0001\"");
+  EXPECT_EQ(json_quote("\xC3\xA9\xff"), "\"\xC3\xA9\xEF\xBF\xBD\"");
+}
+
+TEST(JsonNumber, ReadsBackAndHasNoNan) {
+  for (const double value : {0.1, 1.0 / 3.0, 1e300, -5e-324, 12345678.0}) {
+    EXPECT_EQ(parse(json_number(value))->number(), value);
+  }
+  EXPECT_EQ(json_number(NAN), "null");
+  EXPECT_EQ(json_number(std::numeric_limits<double>::infinity()), "null");
+}
+
+}  // namespace
+}  // namespace triphase

@@ -1,0 +1,89 @@
+// Any attention method under any placement policy: the answer is the method's alone, bit for bit,
+// whatever the batch, the chunking of prefill, the budget, preemptions and where KV lives.
+
+#include <gtest/gtest.h>
+
+#include "scheduler/placement/accelerate_policy.h"
+#include "scheduler/placement/flexgen_policy.h"
+#include "scheduler/placement/triphase_policy.h"
+#include "scheduler/placement/vllm_policy.h"
+#include "tests/support/engine_runs.h"
+#include "tests/support/tiny_model.h"
+
+namespace triphase {
+namespace {
+
+AttentionOptions method(AttentionKind kind) {
+  AttentionOptions options;
+  options.kind = kind;
+  options.sparq.rank = 4;
+  options.sparq.k = 10;
+  options.h2o.k = 10;
+  options.topk.k = 9;
+  options.lm_infinite.sinks = 3;
+  options.lm_infinite.k = 11;
+  options.quest.k = 8;
+  options.quest.page = 4;
+  options.quest.dense_layers = 1;
+  return options;
+}
+
+struct Place {
+  std::shared_ptr<const PlacementPolicy> policy;
+  std::int64_t device_blocks;
+  std::int64_t host_blocks;
+};
+
+std::vector<Place> places() {
+  return {{std::make_shared<TriphasePolicy>(
+               PhaseSchedule{.p1 = 3, .p2 = 1 << 30, .alpha = 0.7, .window_tokens = 4}),
+           24, 120},
+          {std::make_shared<AcceleratePolicy>(AccelerateOptions{}), 16, 120},
+          {std::make_shared<VllmPolicy>(VllmOptions{}), 12, 0},
+          {std::make_shared<VllmPolicy>(VllmOptions{.preemption = SuspendMode::kSwap}), 12, 60}};
+}
+
+class AttentionPlacement : public testing::TestWithParam<AttentionKind> {};
+
+TEST_P(AttentionPlacement, TheAnswerIsTheMethodsAlone) {
+  const auto requests = mixed_requests(31, 12);
+  for (const bool int8 : {false, true}) {
+    TinyModelOptions options{.batch_size = 1, .prefill_chunk = 200, .block_tokens = 16};
+    options.attention = method(GetParam());
+    options.int8 = int8;
+    TinyModel alone(options);
+    const auto expected = run_all(alone.engine(), requests);
+    const AttentionRunner::Touched& touched = alone.model().attention()->touched();
+    EXPECT_LT(touched.attended, 0.9 * touched.context) << "the method left nothing out";
+    std::uint64_t moved = 0;
+    for (const Place& place : places()) {
+      options.batch_size = 4;
+      options.prefill_chunk = 23;
+      options.kv_blocks = place.device_blocks;
+      options.host_blocks = place.host_blocks;
+      options.staging_blocks = place.host_blocks > 0 ? 24 : 0;
+      options.policy = place.policy;
+      TinyModel model(options);
+      SCOPED_TRACE(std::string(place.policy->name()) + (int8 ? " int8" : ""));
+      expect_equal(expected, run_all(model.engine(), requests));
+      model.kv().residency().check();
+      const PlacementStats& stats = model.engine().placement().stats();
+      moved += stats.offloaded_blocks + stats.drops;
+    }
+    EXPECT_GT(moved, 10U);
+  }
+}
+
+INSTANTIATE_TEST_SUITE_P(Methods, AttentionPlacement,
+                         testing::Values(AttentionKind::kLocal, AttentionKind::kStrided,
+                                         AttentionKind::kSwa, AttentionKind::kSparq,
+                                         AttentionKind::kH2o, AttentionKind::kLmInfinite,
+                                         AttentionKind::kTopk, AttentionKind::kQuest),
+                         [](const auto& param) {
+                           std::string name(attention_name(param.param));
+                           std::erase(name, '-');
+                           return name;
+                         });
+
+}  // namespace
+}  // namespace triphase

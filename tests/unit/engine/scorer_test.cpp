@@ -1,0 +1,184 @@
+// Teacher-forced scoring: never dependent on batch, chunk, sharing or the path a token takes.
+
+#include "runtime/scorer.h"
+
+#include <gtest/gtest.h>
+
+#include <cmath>
+#include <random>
+
+#include "runtime/score_engine.h"
+#include "tests/support/scoring_rig.h"
+
+namespace triphase {
+namespace {
+
+using Rig = ScoringRig;
+
+ScoreTask task(std::mt19937& random, std::size_t size, std::int64_t first_scored,
+               std::int64_t prefill_tokens) {
+  ScoreTask made;
+  for (std::size_t i = 0; i < size; ++i)
+    made.tokens.push_back(static_cast<TokenId>(random() % 256));
+  made.first_scored = first_scored;
+  made.prefill_tokens = prefill_tokens;
+  return made;
+}
+
+std::vector<ScoreTask> mixed_tasks(std::int64_t prefill_tokens) {
+  std::mt19937 random(3);
+  std::vector<ScoreTask> tasks;
+  for (const std::size_t size : {2U, 3U, 17U, 40U, 41U, 90U, 161U, 33U, 64U}) {
+    const auto half = static_cast<std::int64_t>(size / 2);
+    tasks.push_back(task(random, size, std::max<std::int64_t>(half, 1), prefill_tokens));
+    tasks.back().key = size;
+  }
+  // A prefix that several tasks share, in whole blocks and not.
+  for (const std::int64_t first : {20, 24, 30}) {
+    ScoreTask shared = tasks[5];
+    shared.key = 1000 + static_cast<std::uint64_t>(first);
+    shared.tokens.resize(50);
+    shared.tokens.back() = static_cast<TokenId>(first);
+    shared.first_scored = first;
+    tasks.push_back(std::move(shared));
+  }
+  return tasks;
+}
+
+void expect_equal(const std::vector<ScoredTask>& a, const std::vector<ScoredTask>& b) {
+  ASSERT_EQ(a.size(), b.size());
+  for (std::size_t i = 0; i < a.size(); ++i) {
+    EXPECT_EQ(a[i].key, b[i].key);
+    EXPECT_TRUE(a[i].finite && b[i].finite);
+    ASSERT_EQ(a[i].scores.size(), b[i].scores.size()) << "task " << i;
+    for (std::size_t at = 0; at < a[i].scores.size(); ++at) {
+      // Bit for bit, so no tolerance.
+      ASSERT_EQ(a[i].scores[at].logprob, b[i].scores[at].logprob) << "task " << i << " at " << at;
+      ASSERT_EQ(a[i].scores[at].best, b[i].scores[at].best);
+    }
+  }
+}
+
+TEST(Scorer, DecodedScoresEqualPrefilledOnesBitForBit) {
+  Rig rig;
+  const auto prefilled = rig.score(mixed_tasks(10'000));
+  for (const std::int64_t prefill : {0, 1, 7, 20}) {
+    SCOPED_TRACE(prefill);
+    Rig fresh;
+    expect_equal(prefilled, fresh.score(mixed_tasks(prefill)));
+  }
+}
+
+TEST(Scorer, NeighboursChunksAndThreadsChangeNothing) {
+  Rig rig;
+  const auto together = rig.score(mixed_tasks(12));
+  std::vector<ScoredTask> alone;
+  for (ScoreTask& one : mixed_tasks(12)) {
+    Rig single(1, 200, 1, 5);
+    alone.push_back(single.score({one}).front());
+  }
+  expect_equal(together, alone);
+  Rig threaded(3, 200, 7, 64);
+  expect_equal(together, threaded.score(mixed_tasks(12)));
+}
+
+TEST(Scorer, SharesEqualPrefixesButNotDecodedKv) {
+  std::mt19937 random(4);
+  ScoreTask first = task(random, 60, 50, 1000);
+  ScoreTask second = first;
+  second.tokens.back() = first.tokens.back() == 1 ? 2 : 1;
+  Rig rig;
+  Scorer scorer = rig.scorer();
+  (void)scorer.score_all({first, second, first});
+  EXPECT_EQ(scorer.stats().shared_tokens, 2U * 48U);  // whole blocks of 8 below position 49
+  EXPECT_EQ(scorer.stats().scored_tokens, 30U);
+
+  // The same with a decode path from token 20 on: what was decoded is nobody else's.
+  first.prefill_tokens = second.prefill_tokens = 20;
+  Rig decoding;
+  Scorer other = decoding.scorer();
+  (void)other.score_all({first, second});
+  EXPECT_EQ(other.stats().shared_tokens, 16U);
+  EXPECT_EQ(other.stats().decoded_tokens, 2U * 39U);
+}
+
+TEST(Scorer, TakesTheLongestContextAndLittleMemory) {
+  std::mt19937 random(5);
+  const auto longest = static_cast<std::size_t>(tiny_config().max_positions) + 1;
+  Rig roomy;
+  Rig tight(1, 21);  // blocks of one longest sequence and one more
+  std::vector<ScoreTask> tasks;
+  for (int i = 0; i < 5; ++i) tasks.push_back(task(random, longest, 1 + i, 30));
+  expect_equal(roomy.score(tasks), tight.score(tasks));
+}
+
+TEST(Scorer, ScoreIsTheLogSoftmaxAndTiesGoToTheLowerId) {
+  const std::vector<float> logits = {1.0F, 3.0F, 3.0F, -2.0F};
+  const double sum = std::exp(1.0) + 2.0 * std::exp(3.0) + std::exp(-2.0);
+  for (TokenId token = 0; token < 4; ++token) {
+    TokenScore score;
+    ASSERT_TRUE(score_token(logits, token, score));
+    EXPECT_NEAR(score.logprob,
+                static_cast<double>(logits[static_cast<std::size_t>(token)]) - std::log(sum),
+                1e-15);
+    EXPECT_EQ(score.best, 1);
+  }
+  TokenScore score;
+  EXPECT_FALSE(score_token(std::vector<float>{1.0F, NAN}, 0, score));
+  EXPECT_FALSE(score_token(std::vector<float>{INFINITY, 0.0F}, 1, score));
+  ASSERT_TRUE(score_token(std::vector<float>{5e4F, -5e4F}, 0, score));
+  EXPECT_EQ(score.logprob, 0.0);
+  EXPECT_FALSE(std::signbit(score.logprob));
+  ASSERT_TRUE(score_token(std::vector<float>{5e4F, -5e4F}, 1, score));
+  EXPECT_EQ(score.logprob, -1e5);
+}
+
+Request rolling(std::uint64_t index, std::vector<TokenId> tokens) {
+  Request request;
+  request.index = index;
+  request.score_form = ScoreForm::kRolling;
+  request.prompt_form = PromptForm::kTokens;
+  request.tokens = std::move(tokens);
+  return request;
+}
+
+TEST(ScoreEngine, ALongTextIsTheSumOfItsWindows) {
+  std::mt19937 random(6);
+  const ScoreTask text = task(random, 400, 1, 0);
+  Rig rig;
+  const ScorePreparer preparer(rig.config(), nullptr,
+                               {.context = rig.config().max_positions, .kv_tokens = 160});
+  ScoreEngine engine(rig.options(), true, rig.model(), rig.kv(), preparer, rig.backend().threads(),
+                     rig.backend().stream());
+  engine.submit(rolling(9, text.tokens));
+  engine.submit(rolling(10, {300}));
+  std::vector<Completion> done;
+  while (engine.in_flight() > 0) {
+    for (Completion& one : engine.step()) done.push_back(std::move(one));
+  }
+  ASSERT_EQ(done.size(), 2U);
+  EXPECT_EQ(done[0].error.value().code, "E-IN-TOKEN");
+  ASSERT_TRUE(done[1].score.has_value());
+  EXPECT_EQ(done[1].tokens, text.tokens);
+
+  // By hand: 160 tokens after the start token (the model has no BOS: its EOS), then 160, then 80.
+  double sum = 0.0;
+  std::size_t at = 0;
+  for (const std::size_t begin : {0U, 160U, 320U}) {
+    ScoreTask window;
+    window.tokens = {begin == 0 ? 256 : text.tokens[begin - 1]};
+    for (std::size_t i = begin; i < std::min<std::size_t>(begin + 160, 400); ++i) {
+      window.tokens.push_back(text.tokens[i]);
+    }
+    const ScoredTask scored = rig.score({window}).front();
+    for (const TokenScore& token : scored.scores) {
+      sum += token.logprob;
+      ASSERT_EQ(done[1].score->token_logprobs[at++], token.logprob);
+    }
+  }
+  EXPECT_EQ(at, 400U);
+  EXPECT_EQ(done[1].score->logprob, sum);
+}
+
+}  // namespace
+}  // namespace triphase

@@ -1,0 +1,114 @@
+#include "runtime/sequence.h"
+
+#include <gtest/gtest.h>
+
+#include <algorithm>
+#include <limits>
+
+#include "tests/support/tiny_tokenizer.h"
+
+namespace triphase {
+namespace {
+
+const std::vector<std::int32_t> kEosIds = {ByteTokenizer::kEos};
+
+// Feeds `text` (then the end-of-sequence token) as if the model had chosen exactly these bytes.
+Completion run(const std::string& text, const SamplingParams& params, bool with_tokenizer = true) {
+  const ByteTokenizer tokenizer;
+  Request request;
+  request.index = 3;
+  request.tokens = {1, 2};
+  request.sampling = params;
+  Sequence sequence(request, 0, kEosIds, with_tokenizer ? &tokenizer : nullptr);
+  SamplerScratch scratch;
+  std::vector<float> logits(257);
+  for (std::size_t i = 0; !sequence.finished(); ++i) {
+    const std::size_t token =
+        i < text.size() ? static_cast<unsigned char>(text[i]) : std::size_t{ByteTokenizer::kEos};
+    std::ranges::fill(logits, 0.0F);
+    logits[token] = 5.0F;
+    sequence.sample_next(logits, scratch);
+  }
+  return sequence.take_completion();
+}
+
+SamplingParams with_stop(std::vector<std::string> stop) {
+  SamplingParams params;
+  params.max_tokens = 100;
+  params.stop = std::move(stop);
+  return params;
+}
+
+TEST(Sequence, EndsAtEosWithoutIt) {
+  const Completion completion = run("hello", with_stop({}));
+  EXPECT_EQ(completion.text, "hello");
+  EXPECT_EQ(completion.tokens.size(), 5u);
+  EXPECT_EQ(completion.finish_reason, FinishReason::kStop);
+  EXPECT_EQ(completion.prompt_tokens, 2);
+  EXPECT_EQ(completion.index, 3u);
+}
+
+TEST(Sequence, EndsAtMaxTokens) {
+  SamplingParams params;
+  params.max_tokens = 3;
+  const Completion completion = run("hello", params);
+  EXPECT_EQ(completion.text, "hel");
+  EXPECT_EQ(completion.finish_reason, FinishReason::kLength);
+}
+
+TEST(Sequence, IgnoreEosGoesOn) {
+  SamplingParams params;
+  params.max_tokens = 8;
+  params.ignore_eos = true;
+  const Completion completion = run("hello", params);
+  EXPECT_EQ(completion.text, "hello") << "special tokens are not text";
+  EXPECT_EQ(completion.tokens.size(), 8u);
+  EXPECT_EQ(completion.finish_reason, FinishReason::kLength);
+}
+
+TEST(Sequence, StopStringsCutTheTextAtTheEarliestMatch) {
+  const Completion completion = run("one two three", with_stop({"thr", "wo", "two t"}));
+  EXPECT_EQ(completion.text, "one t");
+  EXPECT_EQ(completion.finish_reason, FinishReason::kStop);
+  EXPECT_EQ(completion.tokens.size(), 7u) << "tokens reach to where the stop string was complete";
+}
+
+TEST(Sequence, StopStringsMayHoldAnyCharacter) {
+  EXPECT_EQ(run("a\xC3\xA9\xE2\x82\xAC!", with_stop({"\xE2\x82\xAC"})).text, "a\xC3\xA9");
+}
+
+TEST(Sequence, ACharacterCutByTheLimitBecomesAReplacementCharacter) {
+  SamplingParams params;
+  params.max_tokens = 2;
+  EXPECT_EQ(run("a\xE2\x82\xAC", params).text, "a\xEF\xBF\xBD");
+}
+
+TEST(Sequence, WithoutTokenizerThereIsNoText) {
+  const Completion completion = run("hi", with_stop({}), false);
+  EXPECT_FALSE(completion.text.has_value());
+  EXPECT_EQ(completion.tokens, (std::vector<TokenId>{'h', 'i'}));
+}
+
+TEST(Sequence, NonFiniteLogitsEndTheLineWithAnError) {
+  Request request;
+  request.tokens = {1};
+  Sequence sequence(request, 0, kEosIds, nullptr);
+  SamplerScratch scratch;
+  const std::vector<float> logits(257, std::numeric_limits<float>::quiet_NaN());
+  sequence.sample_next(logits, scratch);
+  ASSERT_TRUE(sequence.finished());
+  EXPECT_EQ(sequence.take_completion().error->code, "E-NUM-LOGITS");
+}
+
+TEST(Sequence, LogprobsComeWithEveryToken) {
+  SamplingParams params;
+  params.max_tokens = 3;
+  params.logprobs = 2;
+  const Completion completion = run("hello", params);
+  ASSERT_EQ(completion.logprobs.size(), 3u);
+  EXPECT_EQ(completion.logprobs[1].token, 'e');
+  EXPECT_EQ(completion.logprobs[1].top.size(), 2u);
+}
+
+}  // namespace
+}  // namespace triphase

@@ -1,0 +1,60 @@
+// The chart is one well-formed text whatever the names in it are.
+
+#include "runtime/eval/svg_chart.h"
+
+#include <gtest/gtest.h>
+
+#include <cmath>
+#include <regex>
+
+namespace triphase::eval {
+namespace {
+
+std::size_t count(const std::string& text, const std::string& part) {
+  std::size_t found = 0;
+  for (std::size_t at = text.find(part); at != std::string::npos; at = text.find(part, at + 1)) {
+    ++found;
+  }
+  return found;
+}
+
+TEST(SvgChart, DrawsEverySeriesWithItsPointsAndErrors) {
+  const std::string svg = svg_chart({"score",
+                                     "bytes",
+                                     "y",
+                                     {{3e6, 0.5, 0.1, "sparq"},
+                                      {1e6, 0.25, 0.0, "sparq"},
+                                      {2e6, 0.4, 0.0, "swa"},
+                                      {2e6, NAN, 0.0, "swa"},
+                                      {INFINITY, 1.0, 0.0, "none"}}});
+  EXPECT_EQ(count(svg, "<polyline"), 2U);
+  EXPECT_EQ(count(svg, "<circle"), 3U);
+  EXPECT_EQ(count(svg, ">sparq<"), 1U);
+  EXPECT_EQ(count(svg, ">none<"), 0U);
+  EXPECT_NE(svg.find("prefers-color-scheme: dark"), std::string::npos);
+  EXPECT_EQ(svg.find("<script"), std::string::npos);
+  EXPECT_EQ(svg.find("nan"), std::string::npos);
+  EXPECT_EQ(svg.find("inf"), std::string::npos);
+  // Joined in the order of x: the left point first.
+  std::smatch points;
+  ASSERT_TRUE(
+      std::regex_search(svg, points, std::regex("polyline points=\"([0-9.]+),[0-9.]+ ([0-9.]+),")));
+  EXPECT_LT(std::stod(points[1]), std::stod(points[2]));
+}
+
+TEST(SvgChart, EscapesForeignText) {
+  const std::string svg = svg_chart({"<script>\x01&", "\"x\"", "'y'", {{1, 1, 0, "</svg><a>"}}});
+  EXPECT_EQ(count(svg, "<script>"), 0U);
+  EXPECT_EQ(count(svg, "</svg>"), 1U);
+  EXPECT_EQ(count(svg, "<a>"), 0U);
+  EXPECT_EQ(svg.find('\x01'), std::string::npos);
+  EXPECT_NE(svg.find("&lt;script&gt; &amp;"), std::string::npos);
+}
+
+TEST(SvgChart, OnePointOrNone) {
+  EXPECT_EQ(count(svg_chart({"t", "x", "y", {{0, 0, 0, "a"}}}), "<circle"), 1U);
+  EXPECT_EQ(count(svg_chart({"t", "x", "y", {}}), "<circle"), 0U);
+}
+
+}  // namespace
+}  // namespace triphase::eval

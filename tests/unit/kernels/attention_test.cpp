@@ -1,0 +1,308 @@
+#include "kernels/sizing/attention_workspace.h"
+#include "tests/unit/kernels/kernel_test.h"
+
+namespace triphase {
+namespace {
+
+struct Shape {
+  std::int64_t heads = 4;
+  std::int64_t kv_heads = 2;
+  std::int64_t dim = 20;
+  std::int64_t page_tokens = 16;
+  DType dtype = DType::kF32;
+};
+
+std::string describe(const Shape& s) {
+  return "heads " + std::to_string(s.heads) + "/" + std::to_string(s.kv_heads) + " dim " +
+         std::to_string(s.dim) + " page " + std::to_string(s.page_tokens) + " " +
+         std::string(dtype_name(s.dtype));
+}
+
+// A cache of sequences whose pages are shuffled; slots without a token hold NaN.
+class PagedCache {
+ public:
+  PagedCache(const Shape& shape, const std::vector<std::int64_t>& contexts, std::mt19937& random)
+      : shape_(shape),
+        k_(shape.dtype, total_pages(shape, contexts) * page_elements(shape)),
+        v_(shape.dtype, total_pages(shape, contexts) * page_elements(shape)) {
+    k_.poison();
+    v_.poison();
+    std::vector<PageId> order;
+    for (std::int64_t page = 0; page < total_pages(shape, contexts); ++page)
+      order.emplace_back(page);
+    std::shuffle(order.begin(), order.end(), random);
+    std::normal_distribution<float> normal;
+    for (const std::int64_t context : contexts) {
+      std::vector<PageId>& pages = pages_.emplace_back();
+      for (std::int64_t token = 0; token < context; ++token) {
+        if (token % shape.page_tokens == 0) {
+          pages.push_back(order.back());
+          order.pop_back();
+        }
+        for (std::int64_t head = 0; head < shape.kv_heads; ++head) {
+          for (std::int64_t c = 0; c < shape.dim; ++c) {
+            const std::int64_t at = index(pages.back(), head, token, c);
+            k_.set(at, normal(random));
+            v_.set(at, normal(random));
+          }
+        }
+      }
+    }
+  }
+
+  [[nodiscard]] KvLayerView view() {
+    return {k_.data(), v_.data(), shape_.dtype, shape_.page_tokens, shape_.kv_heads, shape_.dim};
+  }
+  [[nodiscard]] std::span<const PageId> pages(std::size_t sequence) const {
+    return pages_[sequence];
+  }
+  void set_k(std::size_t sequence, std::int64_t token, std::int64_t head, std::int64_t c,
+             float value) {
+    k_.set(index(pages_[sequence][static_cast<std::size_t>(token / shape_.page_tokens)], head,
+                 token, c),
+           value);
+  }
+  void set_v(std::size_t sequence, std::int64_t token, std::int64_t head, std::int64_t c,
+             float value) {
+    v_.set(index(pages_[sequence][static_cast<std::size_t>(token / shape_.page_tokens)], head,
+                 token, c),
+           value);
+  }
+
+ private:
+  static std::int64_t page_elements(const Shape& shape) {
+    return shape.kv_heads * shape.page_tokens * shape.dim;
+  }
+  static std::int64_t total_pages(const Shape& shape, const std::vector<std::int64_t>& contexts) {
+    std::int64_t pages = 2;  // some belong to nobody
+    for (const std::int64_t context : contexts) {
+      pages += (context + shape.page_tokens - 1) / shape.page_tokens;
+    }
+    return pages;
+  }
+  [[nodiscard]] std::int64_t index(PageId page, std::int64_t head, std::int64_t token,
+                                   std::int64_t c) const {
+    return ((page.value * shape_.kv_heads + head) * shape_.page_tokens +
+            token % shape_.page_tokens) *
+               shape_.dim +
+           c;
+  }
+
+  Shape shape_;
+  Elements k_;
+  Elements v_;
+  std::vector<std::vector<PageId>> pages_;
+};
+
+class AttentionTest : public KernelTest {
+ protected:
+  [[nodiscard]] TestMatrix run(Ops& ops, int threads, const Shape& shape, PagedCache& cache,
+                               const ConstMatrix& q, std::span<const AttentionSegment> segments,
+                               float scale) {
+    AttentionShape sizes{.heads = shape.heads,
+                         .kv_heads = shape.kv_heads,
+                         .head_dim = shape.dim,
+                         .max_query_rows = q.rows,
+                         .max_context = 0,
+                         .threads = threads};
+    for (const AttentionSegment& segment : segments) {
+      sizes.max_context = std::max(sizes.max_context, segment.context_tokens);
+    }
+    const std::size_t bytes = attention_workspace_bytes(sizes);
+    void* workspace = device_.allocate(bytes);
+    // NaN wherever the kernel might read what it did not write.
+    std::fill_n(static_cast<float*>(workspace), bytes / sizeof(float),
+                std::numeric_limits<float>::quiet_NaN());
+    TestMatrix out(q.rows, q.cols, 2);
+    ops.attention(q, shape.heads, cache.view(), segments, scale, out.view(),
+                  {static_cast<std::byte*>(workspace), bytes}, *stream_);
+    device_.release(workspace, bytes);
+    return out;
+  }
+
+  void expect_matches(const Shape& shape, const std::vector<std::int64_t>& contexts,
+                      const std::vector<std::int64_t>& queries, std::int64_t window) {
+    PagedCache cache(shape, contexts, random_);
+    std::int64_t rows = 0;
+    std::vector<AttentionSegment> segments;
+    for (std::size_t i = 0; i < contexts.size(); ++i) {
+      segments.push_back({rows, queries[i], contexts[i], cache.pages(i), window});
+      rows += queries[i];
+    }
+    const TestMatrix q = TestMatrix(rows, shape.heads * shape.dim, 3).randomize(random_);
+    const float scale = 1.0F / std::sqrt(static_cast<float>(shape.dim));
+    const TestMatrix out = run(*ops_, 2, shape, cache, q.view(), segments, scale);
+    const reference::AttentionValues expected =
+        reference::attention(q.view(), shape.heads, cache.view(), segments, scale);
+    EXPECT_TRUE(out.padding_is_poisoned());
+    const std::int64_t longest = *std::max_element(contexts.begin(), contexts.end());
+    for (std::int64_t row = 0; row < rows; ++row) {
+      for (std::int64_t col = 0; col < out.cols(); ++col) {
+        const auto at = static_cast<std::size_t>(row * out.cols() + col);
+        const double score =
+            expected.score_magnitude[static_cast<std::size_t>(row * shape.heads + col / shape.dim)];
+        ASSERT_LE(
+            std::abs(out.at(row, col) - expected.value[at]),
+            tolerance::attention(shape.dim, longest, score) * expected.magnitude[at] + 0x1p-100)
+            << describe(shape) << " window " << window << ": row " << row << " column " << col
+            << " is " << out.at(row, col) << ", expected " << expected.value[at];
+      }
+    }
+  }
+};
+
+TEST_P(AttentionTest, MatchesReferenceForEveryTypePageAndGroup) {
+  const std::vector<std::int64_t> contexts = {1, 5, 63, 64, 65, 130};
+  const std::vector<std::int64_t> queries = {1, 5, 1, 3, 1, 40};
+  for (const DType dtype : kStoredTypes) {
+    for (const std::int64_t page : {1, 3, 16, 32, 64}) {
+      expect_matches({.heads = 6, .kv_heads = 2, .dim = 20, .page_tokens = page, .dtype = dtype},
+                     contexts, queries, 0);
+    }
+    for (const std::int64_t group : {1, 2, 3, 4, 5, 8}) {
+      expect_matches({.heads = 3 * group, .kv_heads = 3, .dim = 16, .dtype = dtype}, contexts,
+                     queries, 0);
+    }
+    for (const std::int64_t dim : {1, 8, 64, 80, 100, 128}) {
+      expect_matches({.heads = 2, .kv_heads = 1, .dim = dim, .dtype = dtype}, contexts, queries, 0);
+    }
+  }
+}
+
+TEST_P(AttentionTest, MatchesReferenceAcrossSplits) {
+  for (const DType dtype : {DType::kF32, DType::kF16}) {
+    expect_matches({.heads = 2, .kv_heads = 1, .dim = 20, .page_tokens = 32, .dtype = dtype},
+                   {511, 512, 513, 1100}, {1, 1, 1, 1}, 0);
+    expect_matches({.heads = 2, .kv_heads = 2, .dim = 24, .page_tokens = 3, .dtype = dtype},
+                   {530, 1030}, {30, 9}, 0);
+  }
+}
+
+TEST_P(AttentionTest, MatchesReferenceWithWindows) {
+  for (const std::int64_t window : {1, 7, 64, 100, 600}) {
+    expect_matches({.heads = 4, .kv_heads = 2, .dim = 20, .dtype = DType::kF16},
+                   {3, 64, 200, 700, 1100}, {3, 40, 1, 5, 1}, window);
+  }
+}
+
+TEST_P(AttentionTest, ResultsDoNotDependOnChunksNeighboursOrThreads) {
+  for (const Shape& shape :
+       {Shape{.heads = 4, .kv_heads = 2, .dim = 20, .page_tokens = 16, .dtype = DType::kF16},
+        Shape{.heads = 3, .kv_heads = 3, .dim = 64, .page_tokens = 3, .dtype = DType::kF32},
+        Shape{.heads = 16, .kv_heads = 2, .dim = 33, .page_tokens = 32, .dtype = DType::kBF16}}) {
+    for (const std::int64_t window : {0, 90}) {
+      const std::int64_t tokens = 600;
+      PagedCache cache(shape, {tokens, 77}, random_);
+      const TestMatrix q = TestMatrix(tokens + 1, shape.heads * shape.dim, 1).randomize(random_);
+      // Prefill in one call, with another sequence's decode step beside it.
+      const std::vector<AttentionSegment> whole = {{1, tokens, tokens, cache.pages(0), window},
+                                                   {0, 1, 77, cache.pages(1), window}};
+      const TestMatrix all = run(*ops_, 2, shape, cache, q.view(), whole, 0.3F);
+      const auto expect_same = [&](Ops& ops, int threads, std::int64_t first, std::int64_t count) {
+        ConstMatrix part = q.view();
+        part.data = q.floats() + (1 + first) * part.row_stride;
+        part.rows = count;
+        const std::vector<AttentionSegment> segment = {
+            {0, count, first + count, cache.pages(0), window}};
+        const TestMatrix out = run(ops, threads, shape, cache, part, segment, 0.3F);
+        for (std::int64_t row = 0; row < count; ++row) {
+          ASSERT_TRUE(same_bits(out.row(row), all.row(1 + first + row)))
+              << describe(shape) << " window " << window << " position " << first + row
+              << " in a chunk of " << count << ", " << threads << " threads";
+        }
+      };
+      for (const std::int64_t chunk : {7, 64, 250}) {
+        for (std::int64_t first = 0; first < tokens; first += chunk) {
+          expect_same(*ops_, 2, first, std::min(chunk, tokens - first));
+        }
+      }
+      for (const int threads : {1, 2, 3}) {
+        ThreadPool pool(threads);
+        const std::unique_ptr<Ops> ops = make_cpu_ops(pool);
+        for (const std::int64_t position : {0, 3, 63, 64, 500, 511, 512, 513, 599}) {
+          expect_same(*ops, threads, position, 1);
+        }
+      }
+    }
+  }
+}
+
+TEST_P(AttentionTest, QueriesWithoutTokensGiveZeros) {
+  const Shape shape{.heads = 2, .kv_heads = 1, .dim = 20};
+  PagedCache cache(shape, {3}, random_);
+  const TestMatrix q = TestMatrix(5, 40).randomize(random_);
+  // Five queries end a context of three: the first two stand before its beginning.
+  const std::vector<AttentionSegment> segments = {{0, 5, 3, cache.pages(0), 0}};
+  const TestMatrix out = run(*ops_, 2, shape, cache, q.view(), segments, 1.0F);
+  EXPECT_THAT(out.row(0), testing::Each(0.0F));
+  EXPECT_THAT(out.row(1), testing::Each(0.0F));
+  EXPECT_THAT(out.row(2), testing::Not(testing::Each(0.0F)));
+  const std::vector<AttentionSegment> none = {{0, 0, 3, cache.pages(0), 0}};
+  const TestMatrix untouched = run(*ops_, 2, shape, cache, q.view(), none, 1.0F);
+  EXPECT_TRUE(std::isnan(untouched.at(0, 0)));
+}
+
+TEST_P(AttentionTest, NanReachesThoseWhoSeeItAndNobodyElse) {
+  const Shape shape{.heads = 4, .kv_heads = 2, .dim = 20, .dtype = DType::kF16};
+  const float nan = std::numeric_limits<float>::quiet_NaN();
+  const float infinity = std::numeric_limits<float>::infinity();
+  for (const float bad : {nan, infinity}) {
+    for (const bool in_k : {true, false}) {
+      PagedCache cache(shape, {100}, random_);
+      if (in_k) {
+        cache.set_k(0, 70, 1, 3, nan);
+      } else {
+        cache.set_v(0, 70, 1, 3, bad);
+      }
+      const TestMatrix q = TestMatrix(100, 80).randomize(random_);
+      const std::vector<AttentionSegment> segments = {{0, 100, 100, cache.pages(0), 0}};
+      const TestMatrix out = run(*ops_, 2, shape, cache, q.view(), segments, 1.0F);
+      for (std::int64_t row = 0; row < 100; ++row) {
+        for (std::int64_t head = 0; head < 4; ++head) {
+          EXPECT_EQ(std::isfinite(out.at(row, head * 20 + 3)), head < 2 || row < 70)
+              << "row " << row << " head " << head;
+        }
+      }
+    }
+  }
+}
+
+TEST_P(AttentionTest, LargeScoresNeitherOverflowNorVanish) {
+  const Shape shape{.heads = 1, .kv_heads = 1, .dim = 4};
+  PagedCache cache(shape, {70}, random_);
+  for (std::int64_t token = 0; token < 70; ++token) {
+    for (std::int64_t c = 0; c < 4; ++c) {
+      cache.set_k(0, token, 0, c, token == 65 ? 1000.0F : 10.0F);
+      cache.set_v(0, token, 0, c, static_cast<float>(token));
+    }
+  }
+  TestMatrix q(1, 4);
+  for (std::int64_t c = 0; c < 4; ++c) q.set(0, c, 1000.0F);
+  const std::vector<AttentionSegment> segments = {{0, 1, 70, cache.pages(0), 0}};
+  EXPECT_THAT(run(*ops_, 2, shape, cache, q.view(), segments, 1.0F).row(0), testing::Each(65.0F));
+  for (std::int64_t c = 0; c < 4; ++c) q.set(0, c, -1000.0F);
+  // All but token 65 share the weight: the mean of 0..69 without 65.
+  EXPECT_THAT(run(*ops_, 2, shape, cache, q.view(), segments, 1.0F).row(0),
+              testing::Each(testing::FloatNear(2350.0F / 69.0F, 1e-3F)));
+}
+
+TEST_P(AttentionTest, RefusesBadArguments) {
+  const Shape shape{.heads = 2, .kv_heads = 1, .dim = 20};
+  PagedCache cache(shape, {40}, random_);
+  TestMatrix q(2, 40);
+  const auto throws = [&](const AttentionSegment& segment, std::size_t bytes) {
+    void* workspace = device_.allocate(std::max<std::size_t>(bytes, 64));
+    EXPECT_THROW(ops_->attention(q.view(), 2, cache.view(), {&segment, 1}, 1.0F, q.view(),
+                                 {static_cast<std::byte*>(workspace), bytes}, *stream_),
+                 Error);
+    device_.release(workspace, std::max<std::size_t>(bytes, 64));
+  };
+  throws({0, 1, 40, cache.pages(0), 0}, 64);
+  throws({0, 1, 60, cache.pages(0), 0}, 1 << 20);
+  throws({1, 2, 40, cache.pages(0), 0}, 1 << 20);
+}
+
+TRIPHASE_KERNEL_TARGETS(AttentionTest);
+
+}  // namespace
+}  // namespace triphase

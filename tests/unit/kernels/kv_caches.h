@@ -1,0 +1,249 @@
+#pragma once
+
+// KV caches for the tests of INT8 and selected tokens: a sequence whose blocks all exist both
+// unquantized (open pool) and, once closed, as codes, in shuffled pages; everything else is NaN.
+
+#include <algorithm>
+#include <utility>
+#include <vector>
+
+#include "kernels/sizing/attention_workspace.h"
+#include "tests/unit/kernels/kernel_test.h"
+
+namespace triphase {
+
+struct CacheShape {
+  std::int64_t heads = 4;
+  std::int64_t kv_heads = 2;
+  std::int64_t dim = 20;
+  std::int64_t page_tokens = 32;
+  DType dtype = DType::kF16;  // of the cache, or of the open pool when `int8`
+  bool int8 = true;
+};
+
+inline std::string describe(const CacheShape& s) {
+  return "heads " + std::to_string(s.heads) + "/" + std::to_string(s.kv_heads) + " dim " +
+         std::to_string(s.dim) + " page " + std::to_string(s.page_tokens) + " " +
+         std::string(dtype_name(s.dtype)) + (s.int8 ? " int8" : "");
+}
+
+// A selection that owns its arrays.
+struct OwnedSelection {
+  std::vector<std::int32_t> begins{0};
+  std::vector<std::int32_t> tokens;
+  std::vector<std::int32_t> slots;
+
+  [[nodiscard]] TokenSelection view() const { return {begins, tokens, slots}; }
+};
+
+// One sequence of `tokens` tokens. Full blocks are closed by `ops`.
+class SequenceCache {
+ public:
+  SequenceCache(const CacheShape& shape, std::int64_t tokens, Ops& ops, Stream& stream,
+                std::mt19937& random)
+      : shape_(shape),
+        tokens_(tokens),
+        v_(tokens, shape.kv_heads * shape.dim, 2),
+        blocks_((tokens + shape.page_tokens - 1) / shape.page_tokens),
+        open_k_(shape.dtype, (blocks_ + 2) * page_elements()),
+        open_v_(shape.dtype, (blocks_ + 2) * page_elements()),
+        codes_k_(static_cast<std::size_t>((blocks_ + 2) * page_elements()), 255),
+        codes_v_(codes_k_),
+        scales_(static_cast<std::size_t>((blocks_ + 2) * 4 * shape.kv_heads * shape.dim),
+                std::numeric_limits<float>::quiet_NaN()) {
+    open_k_.poison();
+    open_v_.poison();
+    open_pages_ = shuffled(random);
+    pages_ = shuffled(random);
+    scale_pages_ = shuffled(random);
+    const TestMatrix k = TestMatrix(tokens, shape.kv_heads * shape.dim, 1).randomize(random);
+    v_.randomize(random);
+    for (std::int64_t t = 0; t < tokens; ++t) v_.set(t, 0, v_.at(t, 0) + 5.5F);  // far from zero
+    std::vector<PageId> pages;
+    std::vector<std::int32_t> offsets;
+    for (std::int64_t t = 0; t < tokens; ++t) {
+      pages.push_back(open_pages_[static_cast<std::size_t>(t / shape.page_tokens)]);
+      offsets.push_back(static_cast<std::int32_t>(t % shape.page_tokens));
+    }
+    ops.kv_append(k.view(), v_.view(), {pages, offsets}, view(), stream);
+    if (!shape.int8) return;
+    std::vector<KvClose> closes;
+    for (std::size_t b = 0; b < static_cast<std::size_t>(tokens / shape.page_tokens); ++b) {
+      closes.push_back({open_pages_[b], pages_[b], scale_pages_[b]});
+    }
+    ops.kv_close(closes, view(), stream);
+  }
+
+  [[nodiscard]] KvLayerView view() {
+    if (!shape_.int8) {
+      return {open_k_.data(),     open_v_.data(),  shape_.dtype,
+              shape_.page_tokens, shape_.kv_heads, shape_.dim};
+    }
+    return {codes_k_.data(), codes_v_.data(), DType::kU8,     shape_.page_tokens, shape_.kv_heads,
+            shape_.dim,      scales_.data(),  open_k_.data(), open_v_.data(),     shape_.dtype};
+  }
+
+  // Queries that end at `context`, as one segment (INT8: all in one block).
+  [[nodiscard]] AttentionSegment segment(std::int64_t query_begin, std::int64_t query_count,
+                                         std::int64_t context, std::int64_t window = 0) const {
+    const auto own = static_cast<std::size_t>((context - 1) / shape_.page_tokens);
+    AttentionSegment result{query_begin, query_count, context, {}, window};
+    if (shape_.int8) {
+      result.pages = std::span(pages_).first(own);
+      result.scale_pages = std::span(scale_pages_).first(own);
+      result.open_page = open_pages_[own];
+    } else {
+      result.pages = std::span(open_pages_).first(own + 1);
+    }
+    return result;
+  }
+
+  // The whole context as segments whose chunks have at most `chunk` queries, row = position.
+  [[nodiscard]] std::vector<AttentionSegment> prefill(std::int64_t chunk,
+                                                      std::int64_t window = 0) const {
+    std::vector<AttentionSegment> segments;
+    for (std::int64_t at = 0; at < tokens_;) {
+      const std::int64_t block_end = (at / shape_.page_tokens + 1) * shape_.page_tokens;
+      const std::int64_t end = std::min({at + chunk, block_end, tokens_});
+      segments.push_back(segment(at, end - at, end, window));
+      at = end;
+    }
+    return segments;
+  }
+
+  // Adds a list of the tokens that `keep` names, for a query at context - 1.
+  template <class Keep>
+  void add_list(OwnedSelection& to, std::int64_t context, const Keep& keep) const {
+    const std::int64_t own = (context - 1) / shape_.page_tokens;
+    for (std::int64_t t = 0; t < context; ++t) {
+      if (!keep(t)) continue;
+      const auto block = static_cast<std::size_t>(t / shape_.page_tokens);
+      const bool open = !shape_.int8 || t / shape_.page_tokens == own;
+      const PageId page = open ? open_pages_[block] : pages_[block];
+      to.tokens.push_back(static_cast<std::int32_t>(t));
+      to.slots.push_back(
+          static_cast<std::int32_t>(page.value * shape_.page_tokens + t % shape_.page_tokens));
+    }
+    to.begins.push_back(static_cast<std::int32_t>(to.tokens.size()));
+  }
+
+  // Moves the sequence's data to other pages, with new shuffles.
+  void move_pages(std::mt19937& random) {
+    const auto permute = [&](std::vector<PageId>& pages, const auto& move) {
+      const std::vector<PageId> next = shuffled(random);
+      move(pages, next);
+      pages = next;
+    };
+    const auto move_bytes = [](void* data, std::size_t page_bytes) {
+      return [=](const std::vector<PageId>& from, const std::vector<PageId>& to) {
+        const auto* bytes = static_cast<const std::byte*>(data);
+        const std::vector<std::byte> old(bytes, bytes + (from.size() + 2) * page_bytes);
+        for (std::size_t i = 0; i < from.size(); ++i) {
+          std::memcpy(static_cast<std::byte*>(data) + to[i].index() * page_bytes,
+                      old.data() + from[i].index() * page_bytes, page_bytes);
+        }
+      };
+    };
+    const auto elements = static_cast<std::size_t>(page_elements());
+    permute(open_pages_, [&](const auto& from, const auto& to) {
+      move_bytes(open_k_.data(), elements * dtype_bytes(shape_.dtype))(from, to);
+      move_bytes(open_v_.data(), elements * dtype_bytes(shape_.dtype))(from, to);
+    });
+    permute(pages_, [&](const auto& from, const auto& to) {
+      move_bytes(codes_k_.data(), elements)(from, to);
+      move_bytes(codes_v_.data(), elements)(from, to);
+    });
+    permute(scale_pages_, [&](const auto& from, const auto& to) {
+      move_bytes(scales_.data(), static_cast<std::size_t>(16 * shape_.kv_heads * shape_.dim))(from,
+                                                                                              to);
+    });
+  }
+
+  [[nodiscard]] std::int64_t tokens() const { return tokens_; }
+  // V as it was appended, rows [first, first + count).
+  [[nodiscard]] ConstMatrix appended_v(std::int64_t first, std::int64_t count) const {
+    ConstMatrix rows = v_.view();
+    rows.data = v_.floats() + first * rows.row_stride;
+    rows.rows = count;
+    return rows;
+  }
+  [[nodiscard]] std::vector<float>& scales() { return scales_; }
+
+ private:
+  [[nodiscard]] std::int64_t page_elements() const {
+    return shape_.kv_heads * shape_.page_tokens * shape_.dim;
+  }
+  [[nodiscard]] std::vector<PageId> shuffled(std::mt19937& random) const {
+    std::vector<PageId> all;
+    for (std::int64_t page = 0; page < blocks_ + 2; ++page) all.emplace_back(page);
+    std::shuffle(all.begin(), all.end(), random);
+    all.resize(static_cast<std::size_t>(blocks_));
+    return all;
+  }
+
+  CacheShape shape_;
+  std::int64_t tokens_;
+  TestMatrix v_;
+  std::int64_t blocks_;
+  Elements open_k_;
+  Elements open_v_;
+  std::vector<std::uint8_t> codes_k_;
+  std::vector<std::uint8_t> codes_v_;
+  std::vector<float> scales_;
+  std::vector<PageId> open_pages_;
+  std::vector<PageId> pages_;
+  std::vector<PageId> scale_pages_;
+};
+
+// Tests that run attention over SequenceCaches, with exactly the workspace that sizing asks for.
+class KvCacheTest : public KernelTest {
+ protected:
+  [[nodiscard]] TestMatrix run(Ops& ops, int threads, const CacheShape& shape,
+                               const KvLayerView& cache, const ConstMatrix& q,
+                               std::span<const AttentionSegment> segments, float scale = 0.25F) {
+    AttentionShape sizes{.heads = shape.heads,
+                         .kv_heads = shape.kv_heads,
+                         .head_dim = shape.dim,
+                         .max_query_rows = q.rows,
+                         .max_context = 0,
+                         .threads = threads};
+    for (const AttentionSegment& segment : segments) {
+      sizes.max_context = std::max(sizes.max_context, segment.context_tokens);
+      if (segment.weights != nullptr) {
+        sizes.weighted_scores +=
+            static_cast<std::int64_t>(segment.selection.tokens.size()) * shape.heads;
+      }
+    }
+    const std::size_t bytes = attention_workspace_bytes(sizes);
+    void* workspace = device_.allocate(bytes);
+    std::fill_n(static_cast<float*>(workspace), bytes / sizeof(float),
+                std::numeric_limits<float>::quiet_NaN());
+    TestMatrix out(q.rows, q.cols, 2);
+    ops.attention(q, shape.heads, cache, segments, scale, out.view(),
+                  {static_cast<std::byte*>(workspace), bytes}, *stream_);
+    device_.release(workspace, bytes);
+    return out;
+  }
+
+  void expect_matches(const CacheShape& shape, const TestMatrix& out, const ConstMatrix& q,
+                      const KvLayerView& cache, std::span<const AttentionSegment> segments,
+                      std::int64_t longest, float scale = 0.25F) {
+    const reference::AttentionValues expected =
+        reference::attention(q, shape.heads, cache, segments, scale);
+    EXPECT_TRUE(out.padding_is_poisoned());
+    for (std::int64_t row = 0; row < out.rows(); ++row) {
+      for (std::int64_t col = 0; col < out.cols(); ++col) {
+        const auto at = static_cast<std::size_t>(row * out.cols() + col);
+        const double score =
+            expected.score_magnitude[static_cast<std::size_t>(row * shape.heads + col / shape.dim)];
+        ASSERT_LE(std::abs(out.at(row, col) - expected.value[at]),
+                  tolerance::int8_attention(shape.dim, longest, score) * expected.magnitude[at] +
+                      0x1p-100)
+            << describe(shape) << ": row " << row << " column " << col << " is " << out.at(row, col)
+            << ", expected " << expected.value[at];
+      }
+    }
+  }
+};
+
+}  // namespace triphase

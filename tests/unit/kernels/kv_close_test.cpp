@@ -1,0 +1,140 @@
+#include "tests/unit/kernels/kernel_test.h"
+
+namespace triphase {
+namespace {
+
+struct Block {
+  std::vector<std::uint8_t> k;
+  std::vector<std::uint8_t> v;
+  std::vector<float> scales;
+};
+
+class KvCloseTest : public KernelTest {
+ protected:
+  static constexpr std::int64_t kHeads = 2;
+  static constexpr std::int64_t kPage = 32;
+
+  // Closes open page 1 of two into page 2 of three, scale page 1 of two.
+  Block close(Elements& k, Elements& v, std::int64_t dim) {
+    Block block;
+    const auto elements = static_cast<std::size_t>(kHeads * kPage * dim);
+    block.k.assign(3 * elements, 77);
+    block.v = block.k;
+    block.scales.assign(static_cast<std::size_t>(2 * 4 * kHeads * dim), -7.0F);
+    const KvLayerView cache{block.k.data(),      block.v.data(), DType::kU8, kPage,    kHeads, dim,
+                            block.scales.data(), k.data(),       v.data(),   k.dtype()};
+    const std::vector<KvClose> closes = {{PageId(1), PageId(2), PageId(1)}};
+    ops_->kv_close(closes, cache, *stream_);
+    return block;
+  }
+};
+
+std::vector<float> channel_of(const Elements& pool, std::int64_t head, std::int64_t dim,
+                              std::int64_t c) {
+  std::vector<float> values;
+  for (std::int64_t t = 0; t < 32; ++t) {
+    const std::int64_t row = (2 + head) * 32 + t;
+    const ConstMatrix all{pool.data(), pool.dtype(), row + 1, dim, dim};
+    values.push_back(static_cast<float>(reference::element(all, row, c)));
+  }
+  return values;
+}
+
+TEST_P(KvCloseTest, MatchesReferenceBitForBitWithinHalfAStep) {
+  for (const DType dtype : kStoredTypes) {
+    for (const std::int64_t dim : {1, 7, 16, 20, 128}) {
+      std::normal_distribution<float> normal;
+      Elements pools[2] = {{dtype, 2 * kHeads * kPage * dim}, {dtype, 2 * kHeads * kPage * dim}};
+      for (Elements& pool : pools) {
+        pool.poison();
+        for (std::int64_t head = 0; head < kHeads; ++head) {
+          for (std::int64_t c = 0; c < dim; ++c) {
+            const float bias = 20.0F * normal(random_);
+            const float width = std::exp2(4.0F * normal(random_));
+            const bool constant = c % 5 == 2;
+            for (std::int64_t t = 0; t < kPage; ++t) {
+              pool.set(((kHeads + head) * kPage + t) * dim + c,
+                       constant ? bias : bias + width * normal(random_));
+            }
+          }
+        }
+      }
+      const Block block = close(pools[0], pools[1], dim);
+      for (std::int64_t value = 0; value < 2; ++value) {
+        for (std::int64_t head = 0; head < kHeads; ++head) {
+          for (std::int64_t c = 0; c < dim; ++c) {
+            const std::vector<float> values = channel_of(pools[value], head, dim, c);
+            const reference::ClosedChannel expected = reference::close_channel(values);
+            const auto at = static_cast<std::size_t>(((2 + value) * kHeads + head) * 2 * dim + c);
+            const float lambda = block.scales[at];
+            const float zero = block.scales[at + static_cast<std::size_t>(dim)];
+            ASSERT_TRUE(same_bits({lambda, zero}, {expected.lambda, expected.zero}));
+            for (std::size_t t = 0; t < values.size(); ++t) {
+              const std::uint8_t code =
+                  (value == 0
+                       ? block.k
+                       : block.v)[static_cast<std::size_t>((2 * kHeads + head) * kPage * dim) +
+                                  t * static_cast<std::size_t>(dim) + static_cast<std::size_t>(c)];
+              ASSERT_EQ(code, expected.codes[t]);
+              const double restored =
+                  static_cast<double>(lambda) * (static_cast<double>(code) - zero);
+              if (c % 5 == 2) {
+                ASSERT_EQ(restored, values[t]);
+              } else {
+                // Half a step, and the F32 roundings of lambda, quotient and zero point.
+                ASSERT_LE(std::abs(restored - values[t]),
+                          0.5 * std::abs(lambda) +
+                              0x1p-21 * (std::abs(values[t]) + 255.0 * std::abs(lambda)));
+              }
+            }
+          }
+        }
+      }
+      // Nothing else is touched.
+      const auto elements = static_cast<std::size_t>(kHeads * kPage * dim);
+      EXPECT_EQ(block.k[2 * elements - 1], 77);
+      EXPECT_EQ(block.v[0], 77);
+      EXPECT_EQ(block.scales[static_cast<std::size_t>(4 * kHeads * dim) - 1], -7.0F);
+    }
+  }
+}
+
+TEST_P(KvCloseTest, ZerosOfBothSignsTinyRangesAndNonFiniteValues) {
+  const std::int64_t dim = 5;
+  Elements k(DType::kF32, 2 * kHeads * kPage * dim);
+  Elements v(DType::kF32, 2 * kHeads * kPage * dim);
+  for (std::int64_t i = 0; i < 2 * kHeads * kPage * dim; ++i) {
+    k.set(i, 0.0F);
+    v.set(i, 0.0F);
+  }
+  for (std::int64_t t = 0; t < kPage; ++t) {
+    const std::int64_t at = (kHeads * kPage + t) * dim;
+    k.set(at, t % 2 == 0 ? 0.0F : -0.0F);
+    k.set(at + 1, t == 3 ? 0x1p-149F : 0.0F);
+    k.set(at + 2, t == 4 ? std::numeric_limits<float>::quiet_NaN() : 1.0F);
+    k.set(at + 3, t == 5 ? -std::numeric_limits<float>::infinity() : 1.0F);
+    k.set(at + 4, t == 6 ? 3e38F : -3e38F);
+  }
+  const Block block = close(k, v, dim);
+  const float* lambda = block.scales.data() + 4 * kHeads * dim;
+  const float* zero = lambda + dim;
+  EXPECT_TRUE(same_bits({lambda[0], zero[0]}, {0.0F, -1.0F}));
+  EXPECT_TRUE(same_bits({lambda[1], zero[1]}, {0x1p-149F, -1.0F}));
+  for (int c = 2; c < 5; ++c) EXPECT_TRUE(std::isnan(lambda[c])) << c;
+}
+
+TEST_P(KvCloseTest, RefusesOtherCachesAndPages) {
+  Elements k(DType::kF32, 2 * kHeads * kPage);
+  const std::vector<KvClose> bad = {{PageId(1), PageId(), PageId(1)}};
+  std::vector<float> scales(64);
+  KvLayerView cache{k.data(), k.data(),      DType::kU8, kPage,    kHeads,
+                    1,        scales.data(), k.data(),   k.data(), DType::kF32};
+  EXPECT_THROW(ops_->kv_close(bad, cache, *stream_), Error);
+  cache.dtype = DType::kF16;
+  EXPECT_THROW(ops_->kv_close({}, cache, *stream_), Error);
+}
+
+TRIPHASE_KERNEL_TARGETS(KvCloseTest);
+
+}  // namespace
+}  // namespace triphase

@@ -1,0 +1,182 @@
+#include "tests/unit/kernels/kernel_test.h"
+
+namespace triphase {
+namespace {
+
+constexpr Activation kActivations[] = {Activation::kRelu, Activation::kGeluErf,
+                                       Activation::kGeluTanh, Activation::kSilu};
+constexpr std::int64_t kWidths[] = {1, 3, 4, 15, 16, 17, 64, 100, 1000};
+
+class PointwiseTest : public KernelTest {};
+
+TEST_P(PointwiseTest, RmsNorm) {
+  for (const std::int64_t cols : kWidths) {
+    TestMatrix x = TestMatrix(5, cols, 3).randomize(random_, 3.0F);
+    const TestMatrix weight = TestMatrix(1, cols).randomize(random_);
+    for (const float offset : {0.0F, 1.0F}) {
+      const reference::Values expected =
+          reference::rms_norm(x.view(), weight.floats(), offset, 1e-5F);
+      TestMatrix y(5, cols, 2);
+      ops_->rms_norm(std::as_const(x).view(), weight.floats(), offset, 1e-5F, y.view(), *stream_);
+      expect_close(y, expected, tolerance::norm(cols), "cols " + std::to_string(cols));
+      TestMatrix aliased = x;
+      ops_->rms_norm(aliased.view(), weight.floats(), offset, 1e-5F, aliased.view(), *stream_);
+      for (std::int64_t row = 0; row < 5; ++row)
+        EXPECT_TRUE(same_bits(aliased.row(row), y.row(row)));
+    }
+  }
+}
+
+TEST_P(PointwiseTest, LayerNorm) {
+  for (const std::int64_t cols : kWidths) {
+    TestMatrix x = TestMatrix(5, cols, 3).randomize(random_, 3.0F);
+    const TestMatrix weight = TestMatrix(1, cols).randomize(random_);
+    const TestMatrix bias = TestMatrix(1, cols).randomize(random_);
+    for (const float* b : {bias.floats(), static_cast<const float*>(nullptr)}) {
+      const reference::Values expected = reference::layer_norm(x.view(), weight.floats(), b, 1e-3F);
+      TestMatrix y(5, cols, 2);
+      ops_->layer_norm(std::as_const(x).view(), weight.floats(), b, 1e-3F, y.view(), *stream_);
+      // The variance of few columns may be small beside eps; its error then counts less.
+      expect_close(y, expected, tolerance::norm(cols), "cols " + std::to_string(cols));
+      TestMatrix aliased = x;
+      ops_->layer_norm(aliased.view(), weight.floats(), b, 1e-3F, aliased.view(), *stream_);
+      for (std::int64_t row = 0; row < 5; ++row)
+        EXPECT_TRUE(same_bits(aliased.row(row), y.row(row)));
+    }
+  }
+}
+
+TEST_P(PointwiseTest, Rope) {
+  for (const std::int64_t head_dim : {2, 20, 64, 80}) {
+    for (const std::int64_t rotary : {head_dim, head_dim / 4 * 2, std::int64_t{0}}) {
+      TestMatrix x = TestMatrix(4, 3 * head_dim, 5).randomize(random_);
+      const TestMatrix angles = TestMatrix(4, rotary, 1).randomize(random_);
+      const reference::Values expected =
+          reference::rope(x.view(), 3, head_dim, rotary, angles.view());
+      ops_->rope(x.view(), 3, head_dim, rotary, angles.view(), *stream_);
+      expect_close(x, expected, tolerance::kRotation,
+                   "dim " + std::to_string(head_dim) + " rotary " + std::to_string(rotary));
+    }
+  }
+}
+
+TEST_P(PointwiseTest, Activations) {
+  for (const Activation kind : kActivations) {
+    for (const std::int64_t cols : kWidths) {
+      TestMatrix gate = TestMatrix(4, cols, 3).randomize(random_, 4.0F);
+      const TestMatrix up = TestMatrix(4, cols, 1).randomize(random_);
+      for (std::int64_t c = 0; c < cols; ++c) {
+        gate.set(3, c, static_cast<float>(c - cols / 2) * 0.7F);
+      }
+      const reference::Values gated = reference::gated_activation(kind, gate.view(), up.view());
+      TestMatrix y(4, cols, 2);
+      ops_->gated_activation(kind, std::as_const(gate).view(), up.view(), y.view(), *stream_);
+      expect_close(y, gated, tolerance::kActivation, "gated cols " + std::to_string(cols));
+      const reference::Values plain = reference::activate(kind, gate.view());
+      TestMatrix aliased = gate;
+      ops_->gated_activation(kind, aliased.view(), up.view(), aliased.view(), *stream_);
+      for (std::int64_t row = 0; row < 4; ++row)
+        EXPECT_TRUE(same_bits(aliased.row(row), y.row(row)));
+      ops_->activate(kind, gate.view(), *stream_);
+      expect_close(gate, plain, tolerance::kActivation, "plain cols " + std::to_string(cols));
+    }
+  }
+}
+
+TEST_P(PointwiseTest, ActivationsOfExtremesAndNan) {
+  const float infinity = std::numeric_limits<float>::infinity();
+  for (const Activation kind : kActivations) {
+    TestMatrix y(1, 5);
+    y.set(0, 0, std::numeric_limits<float>::quiet_NaN());
+    y.set(0, 1, 3e38F);
+    y.set(0, 2, -3e38F);
+    y.set(0, 3, infinity);
+    y.set(0, 4, 0.0F);
+    ops_->activate(kind, y.view(), *stream_);
+    EXPECT_TRUE(std::isnan(y.at(0, 0)));
+    EXPECT_EQ(y.at(0, 1), 3e38F);
+    EXPECT_EQ(y.at(0, 2), 0.0F);
+    EXPECT_EQ(y.at(0, 3), infinity);
+    EXPECT_EQ(y.at(0, 4), 0.0F);
+  }
+}
+
+TEST_P(PointwiseTest, AddAndGather) {
+  for (const std::int64_t cols : kWidths) {
+    const TestMatrix x = TestMatrix(6, cols, 3).randomize(random_);
+    TestMatrix y = TestMatrix(6, cols, 1).randomize(random_);
+    const reference::Values expected = reference::add(x.view(), y.view());
+    ops_->add(x.view(), y.view(), *stream_);
+    expect_close(y, expected, tolerance::kUnit, "add");
+    const std::vector<std::int32_t> rows = {5, 0, 0, 3};
+    TestMatrix picked(4, cols, 2);
+    ops_->gather_rows(x.view(), rows, picked.view(), *stream_);
+    for (std::size_t i = 0; i < rows.size(); ++i) {
+      EXPECT_TRUE(same_bits(picked.row(static_cast<std::int64_t>(i)), x.row(rows[i])));
+    }
+    EXPECT_TRUE(picked.padding_is_poisoned());
+    const std::vector<std::int32_t> outside = {0, 6, 0, 0};
+    EXPECT_THROW(ops_->gather_rows(x.view(), outside, picked.view(), *stream_), Error);
+  }
+}
+
+TEST_P(PointwiseTest, EmbedAndPositions) {
+  for (const DType dtype : kStoredTypes) {
+    for (const std::int64_t cols : kWidths) {
+      const TestMatrix table = TestMatrix(11, cols, 3, dtype).randomize(random_);
+      const std::vector<TokenId> ids = {10, 0, 4, 4};
+      TestMatrix y(4, cols, 1);
+      ops_->embed(ids, table.view(), 1.7F, y.view(), *stream_);
+      expect_close(y, reference::embed(ids, table.view(), 1.7F), tolerance::kUnit, "embed");
+      const reference::Values expected = reference::add_positions(ids, table.view(), y.view());
+      ops_->add_positions(ids, table.view(), y.view(), *stream_);
+      expect_close(y, expected, tolerance::kUnit, "positions");
+      for (const std::int32_t bad : {-1, 11}) {
+        const std::vector<TokenId> outside = {0, bad, 0, 0};
+        EXPECT_THROW(ops_->embed(outside, table.view(), 1.0F, y.view(), *stream_), Error);
+        EXPECT_THROW(ops_->add_positions(outside, table.view(), y.view(), *stream_), Error);
+      }
+    }
+  }
+}
+
+// A row's result alone and among others, on any number of threads.
+TEST_P(PointwiseTest, RowsDoNotDependOnNeighboursOrThreads) {
+  constexpr std::int64_t kRows = 300, kCols = 333;
+  const TestMatrix x = TestMatrix(kRows, kCols, 1).randomize(random_, 2.0F);
+  const TestMatrix weight = TestMatrix(1, kCols).randomize(random_);
+  const auto all_ops = [&](Ops& ops, const ConstMatrix& in) {
+    TestMatrix y(in.rows, kCols);
+    ops.rms_norm(in, weight.floats(), 1.0F, 1e-6F, y.view(), *stream_);
+    ops.add(in, y.view(), *stream_);
+    ops.layer_norm(y.view(), weight.floats(), weight.floats(), 1e-5F, y.view(), *stream_);
+    ops.activate(Activation::kGeluTanh, y.view(), *stream_);
+    ops.gated_activation(Activation::kSilu, y.view(), in, y.view(), *stream_);
+    ops.activate(Activation::kGeluErf, y.view(), *stream_);
+    ops.rope(y.view(), 3, 111, 88, ConstMatrix{in.data, in.dtype, in.rows, 88, in.row_stride},
+             *stream_);
+    return y;
+  };
+  const TestMatrix together = all_ops(*ops_, x.view());
+  for (const int threads : {1, 3}) {
+    ThreadPool pool(threads);
+    const std::unique_ptr<Ops> ops = make_cpu_ops(pool);
+    for (const std::int64_t count : {std::int64_t{1}, std::int64_t{7}, kRows}) {
+      for (std::int64_t first = 0; first < kRows; first += 50) {
+        ConstMatrix part = x.view();
+        part.data = x.floats() + first * part.row_stride;
+        part.rows = std::min(count, kRows - first);
+        const TestMatrix y = all_ops(*ops, part);
+        for (std::int64_t row = 0; row < part.rows; ++row) {
+          ASSERT_TRUE(same_bits(y.row(row), together.row(first + row)))
+              << "row " << first + row << " in a call of " << part.rows;
+        }
+      }
+    }
+  }
+}
+
+TRIPHASE_KERNEL_TARGETS(PointwiseTest);
+
+}  // namespace
+}  // namespace triphase

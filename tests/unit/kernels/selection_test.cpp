@@ -1,0 +1,177 @@
+#include "tests/unit/kernels/kv_caches.h"
+
+namespace triphase {
+namespace {
+
+class SelectionTest : public KvCacheTest {
+ protected:
+  // Lists of about every third token (shared, or one per KV head), the last token always.
+  OwnedSelection choose(const SequenceCache& cache, const CacheShape& shape, std::int64_t context,
+                        bool shared) {
+    OwnedSelection selection;
+    for (std::int64_t list = 0; list < (shared ? 1 : shape.kv_heads); ++list) {
+      cache.add_list(selection, context, [&](std::int64_t token) {
+        return token + 1 == context || random_() % 3 == 0;
+      });
+    }
+    return selection;
+  }
+};
+
+TEST_P(SelectionTest, MatchesReferenceWithWeights) {
+  std::vector<CacheShape> shapes;
+  for (const DType dtype : kStoredTypes) {
+    shapes.push_back({.dtype = dtype, .int8 = false});
+    shapes.push_back({.page_tokens = 64, .dtype = dtype, .int8 = true});
+  }
+  for (const std::int64_t group : {1, 3, 5, 7, 8}) {
+    shapes.push_back({.heads = 2 * group, .dim = 33, .int8 = group % 2 == 1});
+  }
+  shapes.push_back({.heads = 12, .kv_heads = 1, .dim = 128, .page_tokens = 128});
+  for (const CacheShape& shape : shapes) {
+    SequenceCache cache(shape, 1900, *ops_, *stream_, random_);
+    for (const bool shared : {true, false}) {
+      const std::vector<std::int64_t> contexts = {1, 33, 64, 200, 1900};
+      const auto rows = static_cast<std::int64_t>(contexts.size());
+      const TestMatrix q = TestMatrix(rows, shape.heads * shape.dim, 3).randomize(random_);
+      std::vector<OwnedSelection> selections;
+      std::vector<std::vector<float>> weights;
+      for (const std::int64_t context : contexts) {
+        selections.push_back(choose(cache, shape, context, shared));
+        weights.emplace_back(selections.back().tokens.size(), -1.0F);
+      }
+      std::vector<AttentionSegment> segments;
+      for (std::int64_t row = 0; row < rows; ++row) {
+        const auto i = static_cast<std::size_t>(row);
+        segments.push_back(cache.segment(row, 1, contexts[i]));
+        segments.back().pages = {};
+        segments.back().open_page = {};
+        segments.back().window = 5;
+        segments.back().selection = selections[i].view();
+        if (i != 1) segments.back().weights = weights[i].data();
+      }
+      const TestMatrix out = run(*ops_, 2, shape, cache.view(), q.view(), segments);
+      expect_matches(shape, out, q.view(), cache.view(), segments, 1900);
+      const reference::AttentionValues expected =
+          reference::attention(q.view(), shape.heads, cache.view(), segments, 0.25F);
+      EXPECT_THAT(weights[1], testing::Each(-1.0F));
+      for (std::size_t i = 0; i < contexts.size(); ++i) {
+        if (i == 1) continue;
+        const OwnedSelection& chosen = selections[i];
+        std::vector<double> sums(chosen.tokens.size(), 0.0);
+        for (std::int64_t head = 0; head < shape.heads; ++head) {
+          const auto list =
+              shared ? 0 : static_cast<std::size_t>(head / (shape.heads / shape.kv_heads));
+          const std::vector<double>& row =
+              expected.weights[i * static_cast<std::size_t>(shape.heads) +
+                               static_cast<std::size_t>(head)];
+          for (std::size_t t = 0; t < row.size(); ++t) {
+            sums[static_cast<std::size_t>(chosen.begins[list]) + t] += row[t];
+          }
+        }
+        for (std::size_t t = 0; t < sums.size(); ++t) {
+          ASSERT_NEAR(weights[i][t], sums[t], 2e-5 * sums[t] + 1e-30)
+              << describe(shape) << " context " << contexts[i] << " ordinal " << t;
+        }
+      }
+    }
+  }
+}
+
+TEST_P(SelectionTest, AllTokensGiveTheDenseResult) {
+  for (const bool int8 : {false, true}) {
+    const CacheShape shape{.heads = 6, .kv_heads = 2, .dim = 20, .page_tokens = 64, .int8 = int8};
+    SequenceCache cache(shape, 700, *ops_, *stream_, random_);
+    const TestMatrix q = TestMatrix(1, 120).randomize(random_);
+    OwnedSelection all;
+    cache.add_list(all, 700, [](std::int64_t) { return true; });
+    AttentionSegment segment = cache.segment(0, 1, 700);
+    const TestMatrix dense = run(*ops_, 2, shape, cache.view(), q.view(), {&segment, 1});
+    segment.selection = all.view();
+    const TestMatrix out = run(*ops_, 2, shape, cache.view(), q.view(), {&segment, 1});
+    if (int8) {
+      expect_matches(shape, out, q.view(), cache.view(), {&segment, 1}, 700);
+    } else {
+      EXPECT_TRUE(same_bits(out.row(0), dense.row(0)));
+    }
+  }
+}
+
+TEST_P(SelectionTest, ResultsDoNotDependOnNeighboursThreadsOrPages) {
+  for (const bool int8 : {false, true}) {
+    const CacheShape shape{.heads = 4, .kv_heads = 2, .dim = 20, .int8 = int8};
+    SequenceCache cache(shape, 1700, *ops_, *stream_, random_);
+    const TestMatrix q = TestMatrix(3, 80).randomize(random_);
+    OwnedSelection lists;
+    for (std::int64_t head = 0; head < 2; ++head) {
+      cache.add_list(lists, 1700, [&](std::int64_t token) { return token % 2 == head; });
+    }
+    std::vector<float> weights(lists.tokens.size());
+    AttentionSegment segment = cache.segment(1, 1, 1700);
+    segment.selection = lists.view();
+    segment.weights = weights.data();
+    const TestMatrix alone = run(*ops_, 2, shape, cache.view(), q.view(), {&segment, 1});
+    const std::vector<float> expected = weights;
+    cache.move_pages(random_);
+    OwnedSelection moved;
+    for (std::int64_t head = 0; head < 2; ++head) {
+      cache.add_list(moved, 1700, [&](std::int64_t token) { return token % 2 == head; });
+    }
+    const AttentionSegment before = cache.segment(0, 1, 100);
+    const AttentionSegment after = cache.segment(2, 1, 1500);
+    segment = cache.segment(1, 1, 1700);
+    segment.selection = moved.view();
+    for (const int threads : {1, 2, 5}) {
+      std::fill(weights.begin(), weights.end(), -1.0F);
+      segment.weights = weights.data();
+      ThreadPool pool(threads);
+      const std::unique_ptr<Ops> ops = make_cpu_ops(pool);
+      const std::vector<AttentionSegment> batch = {after, segment, before};
+      const TestMatrix out = run(*ops, threads, shape, cache.view(), q.view(), batch);
+      ASSERT_TRUE(same_bits(out.row(1), alone.row(1))) << describe(shape) << " " << threads;
+      ASSERT_TRUE(same_bits(weights, expected)) << describe(shape) << " " << threads;
+    }
+  }
+}
+
+TEST_P(SelectionTest, EmptyListsGiveZeros) {
+  const CacheShape shape{.int8 = false};
+  SequenceCache cache(shape, 50, *ops_, *stream_, random_);
+  const TestMatrix q = TestMatrix(1, 80).randomize(random_);
+  OwnedSelection lists;
+  cache.add_list(lists, 50, [](std::int64_t) { return false; });
+  cache.add_list(lists, 50, [](std::int64_t token) { return token == 49; });
+  std::vector<float> weights(1);
+  AttentionSegment segment = cache.segment(0, 1, 50);
+  segment.selection = lists.view();
+  segment.weights = weights.data();
+  const std::vector<float> out = run(*ops_, 2, shape, cache.view(), q.view(), {&segment, 1}).row(0);
+  EXPECT_THAT(std::vector<float>(out.begin(), out.begin() + 40), testing::Each(0.0F));
+  EXPECT_THAT(std::vector<float>(out.begin() + 40, out.end()),
+              testing::Contains(testing::Ne(0.0F)));
+  EXPECT_FLOAT_EQ(weights[0], 2.0F);
+}
+
+TEST_P(SelectionTest, RefusesBadLists) {
+  const CacheShape shape{.int8 = false};
+  SequenceCache cache(shape, 50, *ops_, *stream_, random_);
+  const TestMatrix q = TestMatrix(2, 80).randomize(random_);
+  const auto throws = [&](const OwnedSelection& lists, std::int64_t queries) {
+    AttentionSegment segment = cache.segment(0, queries, 50);
+    segment.selection = lists.view();
+    EXPECT_THROW((void)run(*ops_, 2, shape, cache.view(), q.view(), {&segment, 1}), Error);
+  };
+  throws({{0, 2}, {3, 3}, {3, 3}}, 1);
+  throws({{0, 2}, {4, 3}, {4, 3}}, 1);
+  throws({{0, 1}, {50}, {4}}, 1);
+  throws({{0, 1}, {5}, {-1}}, 1);
+  throws({{0, 1}, {5}, {}}, 1);
+  throws({{0, 2}, {5}, {5}}, 1);
+  throws({{0, 0, 0, 1}, {5}, {5}}, 1);
+  throws({{0, 1}, {5}, {5}}, 2);
+}
+
+TRIPHASE_KERNEL_TARGETS(SelectionTest);
+
+}  // namespace
+}  // namespace triphase

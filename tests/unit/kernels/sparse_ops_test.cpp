@@ -1,0 +1,233 @@
+#include "kernels/cpu/cpu_sparse_ops.h"
+#include "kernels/sizing/sparse_workspace.h"
+#include "tests/unit/kernels/kv_caches.h"
+
+namespace triphase {
+namespace {
+
+class SparseOpsTest : public KvCacheTest {
+ protected:
+  void SetUp() override {
+    KvCacheTest::SetUp();
+    if (ops_ != nullptr) sparse_ = make_cpu_sparse_ops(pool_);
+  }
+  // The least workspace for one context, full of NaN.
+  Workspace workspace(const CacheShape& shape, std::int64_t context, int threads) {
+    const std::size_t bytes = sparse_workspace_bytes({.heads = shape.heads,
+                                                      .kv_heads = shape.kv_heads,
+                                                      .head_dim = shape.dim,
+                                                      .max_query_rows = 1,
+                                                      .max_context = context,
+                                                      .threads = threads});
+    memory_.assign(bytes + 64, std::byte{0xFF});
+    const auto at = reinterpret_cast<std::uintptr_t>(memory_.data());
+    return {memory_.data() + (64 - at % 64) % 64, bytes};
+  }
+  std::vector<float> scores(SparseOps& ops, int threads, const CacheShape& shape,
+                            SequenceCache& cache, const TestMatrix& q, std::int64_t row,
+                            std::int64_t context) {
+    std::vector<float> result(static_cast<std::size_t>(shape.heads * context));
+    ops.score_keys(q.view(), row, shape.heads, cache.view(), cache.segment(0, 1, context), 0.25F,
+                   result.data(), context, workspace(shape, context, threads), *stream_);
+    return result;
+  }
+
+  std::unique_ptr<SparseOps> sparse_;
+  std::vector<std::byte> memory_;
+};
+
+std::vector<CacheShape> shapes() {
+  return {{.dtype = DType::kF32, .int8 = false},
+          {.heads = 3, .kv_heads = 3, .dim = 33, .page_tokens = 16, .int8 = false},
+          {.heads = 8, .kv_heads = 1, .dim = 64, .dtype = DType::kBF16, .int8 = false},
+          {.heads = 4, .kv_heads = 2, .dim = 20, .page_tokens = 32},
+          {.heads = 10, .kv_heads = 1, .dim = 64, .page_tokens = 128}};
+}
+
+TEST_P(SparseOpsTest, KeyScoresMatchReferenceOnAnyThreads) {
+  for (const CacheShape& shape : shapes()) {
+    SequenceCache cache(shape, 1100, *ops_, *stream_, random_);
+    const TestMatrix q = TestMatrix(2, shape.heads * shape.dim, 3).randomize(random_);
+    for (const std::int64_t context : {1, 17, 64, 129, 1100}) {
+      const std::vector<float> result = scores(*sparse_, 2, shape, cache, q, 1, context);
+      AttentionSegment segment = cache.segment(1, 1, context);
+      const auto expected =
+          reference::attention(q.view(), shape.heads, cache.view(), {&segment, 1}, 0.25F);
+      for (std::int64_t head = 0; head < shape.heads; ++head) {
+        for (std::int64_t t = 0; t < context; ++t) {
+          const double weight =
+              expected.weights[static_cast<std::size_t>(head)][static_cast<std::size_t>(t)];
+          ASSERT_NEAR(result[static_cast<std::size_t>(head * context + t)], weight,
+                      5e-5 * weight + 1e-12)
+              << describe(shape) << " context " << context << " head " << head << " token " << t;
+        }
+      }
+      ThreadPool one(1);
+      EXPECT_TRUE(
+          same_bits(result, scores(*make_cpu_sparse_ops(one), 1, shape, cache, q, 1, context)));
+    }
+  }
+}
+
+TEST_P(SparseOpsTest, ColumnSumsMatchReferenceForAnyChunks) {
+  for (const CacheShape& shape : shapes()) {
+    const std::int64_t tokens = 100;
+    SequenceCache cache(shape, tokens, *ops_, *stream_, random_);
+    const TestMatrix q = TestMatrix(tokens, shape.heads * shape.dim, 1).randomize(random_);
+    for (const std::int64_t first : {0, 70}) {
+      std::vector<float> before;
+      for (const std::int64_t chunk : {tokens, std::int64_t{7}}) {
+        const std::vector<AttentionSegment> segments = cache.prefill(chunk);
+        std::vector<float> sums(static_cast<std::size_t>(shape.kv_heads * tokens), 0.0F);
+        for (const AttentionSegment& segment : segments) {
+          const std::int64_t position = segment.context_tokens - segment.query_count;
+          sparse_->sum_columns(q.view(), shape.heads, cache.view(), segment,
+                               std::max<std::int64_t>(0, first - position), 0.25F, sums.data(),
+                               tokens, workspace(shape, segment.context_tokens, 2), *stream_);
+        }
+        if (!before.empty()) {
+          EXPECT_TRUE(same_bits(before, sums)) << describe(shape);
+        }
+        before = sums;
+      }
+      const auto expected =
+          reference::attention(q.view(), shape.heads, cache.view(), cache.prefill(1), 0.25F);
+      for (std::int64_t kv_head = 0; kv_head < shape.kv_heads; ++kv_head) {
+        std::vector<double> sums(static_cast<std::size_t>(tokens), 0.0);
+        const std::int64_t group = shape.heads / shape.kv_heads;
+        for (std::int64_t row = first; row < tokens; ++row) {
+          for (std::int64_t head = kv_head * group; head < (kv_head + 1) * group; ++head) {
+            const std::vector<double>& weights =
+                expected.weights[static_cast<std::size_t>(row * shape.heads + head)];
+            for (std::size_t t = 0; t < weights.size(); ++t) sums[t] += weights[t];
+          }
+        }
+        for (std::size_t t = 0; t < sums.size(); ++t) {
+          ASSERT_NEAR(before[static_cast<std::size_t>(kv_head * tokens) + t], sums[t],
+                      1e-4 * sums[t] + 1e-9)
+              << describe(shape);
+        }
+      }
+    }
+  }
+}
+
+TEST_P(SparseOpsTest, PageBoundsAreTightAndScoresBoundEveryLogit) {
+  for (const CacheShape& shape : shapes()) {
+    const std::int64_t context = 139;
+    const std::int64_t pages = 9;
+    SequenceCache cache(shape, 150, *ops_, *stream_, random_);
+    const AttentionSegment keys = cache.segment(0, 1, context);
+    std::vector<float> data(static_cast<std::size_t>(pages * shape.kv_heads * 2 * shape.dim),
+                            -7.0F);
+    const PageBounds bounds{data.data(), 16};
+    sparse_->bound_pages(cache.view(), keys, 50, bounds, *stream_);
+    EXPECT_EQ(data[static_cast<std::size_t>(3 * shape.kv_heads * 2 * shape.dim - 1)], -7.0F);
+    EXPECT_NE(data[static_cast<std::size_t>(3 * shape.kv_heads * 2 * shape.dim)], -7.0F);
+    sparse_->bound_pages(cache.view(), keys, 0, bounds, *stream_);
+    const TestMatrix q = TestMatrix(2, shape.heads * shape.dim, 2).randomize(random_);
+    std::vector<float> result(static_cast<std::size_t>(shape.kv_heads * pages));
+    sparse_->score_pages(q.view(), 1, shape.heads, shape.kv_heads, bounds, pages, result.data(),
+                         pages, *stream_);
+    const std::int64_t group = shape.heads / shape.kv_heads;
+    for (std::int64_t kv_head = 0; kv_head < shape.kv_heads; ++kv_head) {
+      for (std::int64_t page = 0; page < pages; ++page) {
+        std::vector<double> low(static_cast<std::size_t>(shape.dim), 1e30);
+        std::vector<double> high(static_cast<std::size_t>(shape.dim), -1e30);
+        double largest = -1e30;
+        for (std::int64_t t = page * 16; t < std::min<std::int64_t>(context, page * 16 + 16); ++t) {
+          const std::vector<double> k =
+              reference::cached_row(cache.view(), keys, kv_head, t, false);
+          for (std::int64_t head = kv_head * group; head < (kv_head + 1) * group; ++head) {
+            double logit = 0;
+            for (std::int64_t c = 0; c < shape.dim; ++c) {
+              logit += k[static_cast<std::size_t>(c)] * q.at(1, head * shape.dim + c);
+            }
+            largest = std::max(largest, logit);
+          }
+          for (std::size_t c = 0; c < k.size(); ++c) {
+            low[c] = std::min(low[c], k[c]);
+            high[c] = std::max(high[c], k[c]);
+          }
+        }
+        double expected = -1e30;
+        for (std::int64_t head = kv_head * group; head < (kv_head + 1) * group; ++head) {
+          double sum = 0;
+          for (std::int64_t c = 0; c < shape.dim; ++c) {
+            const double in = q.at(1, head * shape.dim + c);
+            sum += std::max(in * low[static_cast<std::size_t>(c)],
+                            in * high[static_cast<std::size_t>(c)]);
+          }
+          expected = std::max(expected, sum);
+        }
+        const float score = result[static_cast<std::size_t>(kv_head * pages + page)];
+        EXPECT_NEAR(score, expected, 1e-4) << describe(shape);
+        EXPECT_GE(score, largest - 1e-4) << describe(shape);
+      }
+    }
+  }
+}
+
+TEST_P(SparseOpsTest, CentroidScoresMatchEquationOne) {
+  constexpr std::int64_t kHeads = 6;
+  constexpr std::int64_t kKvHeads = 2;
+  constexpr std::int64_t kCount = 11;
+  constexpr std::int64_t kDim = 20;
+  const TestMatrix q = TestMatrix(1, kHeads * kDim).randomize(random_);
+  const TestMatrix means = TestMatrix(kKvHeads * kCount, kDim).randomize(random_);
+  std::vector<float> keys;
+  std::vector<std::uint8_t> alive;
+  for (std::int64_t i = 0; i < kKvHeads * kCount; ++i) {
+    keys.push_back(static_cast<float>(i % 4));
+    alive.push_back(i % 5 != 0 ? 1 : 0);
+  }
+  for (const bool pruned : {false, true}) {
+    const Centroids centroids{means.floats(), keys.data(), kCount, pruned ? alive.data() : nullptr};
+    std::vector<float> result(kKvHeads * kCount, -1.0F);
+    sparse_->score_centroids(q.view(), 0, kHeads, kKvHeads, centroids, 0.3F, result.data(),
+                             *stream_);
+    for (std::int64_t i = 0; i < kKvHeads * kCount; ++i) {
+      const std::int64_t kv_head = i / kCount;
+      const auto counts = [&](std::int64_t j) {
+        return keys[static_cast<std::size_t>(j)] > 0 &&
+               (!pruned || alive[static_cast<std::size_t>(j)] != 0);
+      };
+      double expected = 0;
+      for (std::int64_t head = kv_head * 3; counts(i) && head < kv_head * 3 + 3; ++head) {
+        const auto weight = [&](std::int64_t j) {
+          double sum = 0;
+          for (std::int64_t c = 0; c < kDim; ++c) sum += q.at(0, head * kDim + c) * means.at(j, c);
+          return std::exp(0.3 * sum);
+        };
+        double total = 0;
+        for (std::int64_t j = kv_head * kCount; j < (kv_head + 1) * kCount; ++j) {
+          if (counts(j)) total += keys[static_cast<std::size_t>(j)] * weight(j);
+        }
+        expected += weight(i) / total / 3;
+      }
+      EXPECT_NEAR(result[static_cast<std::size_t>(i)], expected, 1e-5 * expected) << i;
+    }
+  }
+}
+
+TEST_P(SparseOpsTest, RefusesBadArguments) {
+  const CacheShape shape{.int8 = false};
+  SequenceCache cache(shape, 50, *ops_, *stream_, random_);
+  const TestMatrix q = TestMatrix(1, 80).randomize(random_);
+  std::vector<float> to(400);
+  const Workspace enough = workspace(shape, 50, 2);
+  const AttentionSegment keys = cache.segment(0, 1, 50);
+  const auto score = [&](std::int64_t row, std::int64_t stride, Workspace space) {
+    sparse_->score_keys(q.view(), row, 4, cache.view(), keys, 1.0F, to.data(), stride, space,
+                        *stream_);
+  };
+  EXPECT_THROW(score(1, 50, enough), Error);
+  EXPECT_THROW(score(0, 49, enough), Error);
+  EXPECT_THROW(score(0, 50, {enough.data, 64}), Error);
+  score(0, 50, enough);
+}
+
+TRIPHASE_KERNEL_TARGETS(SparseOpsTest);
+
+}  // namespace
+}  // namespace triphase

@@ -1,0 +1,138 @@
+#include <gtest/gtest.h>
+
+#include <chrono>
+#include <numeric>
+#include <random>
+#include <vector>
+
+#include "memory/transfer/host_transfer_engine.h"
+#include "runtime/base/error.h"
+
+namespace triphase {
+namespace {
+
+using Bytes = std::vector<std::byte>;
+
+struct Tiers {
+  static constexpr std::int64_t kPages = 4;
+  static constexpr std::int64_t kTokens = 8;
+  static constexpr std::int64_t kHeads = 3;
+  static constexpr std::int64_t kHeadBytes = 10;
+
+  Tiers() {
+    std::mt19937 random(1);
+    for (Bytes* bytes : {&k, &v, &host}) {
+      for (std::byte& byte : *bytes) byte = static_cast<std::byte>(random());
+    }
+  }
+  KvGeometry geometry() {
+    return {.device_k = k.data(),
+            .device_v = v.data(),
+            .host = host.data(),
+            .page_tokens = kTokens,
+            .kv_heads = kHeads,
+            .head_bytes = kHeadBytes};
+  }
+  // One token's K and V of one head, as they lie on the device.
+  [[nodiscard]] Bytes device_token(std::int64_t slot, std::int64_t head) const {
+    const auto at = static_cast<std::ptrdiff_t>(
+        ((slot / kTokens * kHeads + head) * kTokens + slot % kTokens) * kHeadBytes);
+    Bytes token(k.begin() + at, k.begin() + at + kHeadBytes);
+    token.insert(token.end(), v.begin() + at, v.begin() + at + kHeadBytes);
+    return token;
+  }
+  [[nodiscard]] Bytes host_token(std::int64_t record, std::int64_t head) const {
+    const auto at = static_cast<std::ptrdiff_t>((record * kHeads + head) * 2 * kHeadBytes);
+    return {host.begin() + at, host.begin() + at + 2 * kHeadBytes};
+  }
+
+  Bytes k = Bytes(kPages * kTokens * kHeads * kHeadBytes);
+  Bytes v = Bytes(kPages * kTokens * kHeads * kHeadBytes);
+  Bytes host = Bytes(kPages * kTokens * kHeads * 2 * kHeadBytes);
+};
+
+TEST(HostTransferEngine, MovesTokensBothWaysAndNothingElse) {
+  Tiers tiers;
+  const Tiers before = tiers;
+  HostTransferEngine engine(std::nullopt);
+  const std::vector<TokenRun> out = {
+      {.slot = 9, .record = 2, .count = 5, .head_count = 3},
+      {.slot = 0, .record = 20, .count = 1, .head_begin = 1, .head_count = 1}};
+  engine.wait(engine.move_tokens(Lane::kToHost, tiers.geometry(), out));
+  EXPECT_EQ(tiers.k, before.k);
+  EXPECT_EQ(tiers.v, before.v);
+  for (std::int64_t record = 0; record < 32; ++record) {
+    for (std::int64_t head = 0; head < 3; ++head) {
+      const bool first = record >= 2 && record < 7;
+      const bool second = record == 20 && head == 1;
+      EXPECT_EQ(tiers.host_token(record, head), first    ? before.device_token(9 + record - 2, head)
+                                                : second ? before.device_token(0, 1)
+                                                         : before.host_token(record, head));
+    }
+  }
+  const std::vector<TokenRun> back = {{.slot = 24, .record = 3, .count = 2, .head_count = 3}};
+  engine.wait(engine.move_tokens(Lane::kToDevice, tiers.geometry(), back));
+  EXPECT_EQ(tiers.device_token(25, 2), before.device_token(11, 2));
+  EXPECT_EQ(tiers.device_token(26, 2), before.device_token(26, 2));
+  EXPECT_EQ(engine.stats(Lane::kToHost).bytes, (5U * 3U + 1U) * 20U);
+  EXPECT_EQ(engine.stats(Lane::kToHost).records, 2U);
+  EXPECT_EQ(engine.stats(Lane::kToDevice).bytes, 2U * 3U * 20U);
+}
+
+TEST(HostTransferEngine, PacesEachLaneToTheEmulatedLink) {
+  Bytes from(1 << 20);
+  Bytes to(from.size());
+  Bytes other(from.size());
+  HostTransferEngine engine(EmulatedLink{.bytes_per_second = 50e6, .seconds_per_record = 1e-3});
+  const auto start = std::chrono::steady_clock::now();
+  const Ticket first = engine.move_bytes(Lane::kToDevice, to.data(), from.data(), from.size());
+  const Ticket second = engine.move_bytes(Lane::kToHost, other.data(), from.data(), from.size());
+  EXPECT_FALSE(engine.done(first));
+  engine.wait(first);
+  engine.wait(second);
+  const std::chrono::duration<double> seconds = std::chrono::steady_clock::now() - start;
+  EXPECT_TRUE(engine.done(first));
+  const double alone = static_cast<double>(from.size()) / 50e6 + 1e-3;
+  EXPECT_GE(seconds.count(), alone);
+  EXPECT_GE(engine.stats(Lane::kToDevice).busy_seconds, 0.9 * alone);
+  EXPECT_GE(engine.stats(Lane::kToHost).busy_seconds, 0.9 * alone);
+  EXPECT_GE(engine.stats(Lane::kToDevice).busy_seconds + engine.stats(Lane::kToHost).busy_seconds,
+            1.2 * seconds.count())
+      << "the lanes did not run beside each other";
+}
+
+TEST(HostTransferEngine, AFailureReachesItsTicketAlone) {
+  Bytes from(64);
+  Bytes to(64);
+  HostTransferEngine engine(std::nullopt);
+  engine.fail_transfer(2);
+  const Ticket good = engine.move_bytes(Lane::kToHost, to.data(), from.data(), from.size());
+  const Ticket bad = engine.move_bytes(Lane::kToHost, to.data(), from.data(), from.size());
+  const Ticket after = engine.move_bytes(Lane::kToHost, to.data(), from.data(), from.size());
+  EXPECT_NO_THROW(engine.wait(good));
+  EXPECT_NO_THROW(engine.wait(after));
+  try {
+    engine.wait(bad);
+    FAIL() << "no error";
+  } catch (const Error& error) {
+    EXPECT_EQ(error.code(), "E-DEV-TRANSFER");
+    EXPECT_EQ(exit_code(error.role()), 7);
+  }
+  EXPECT_NO_THROW(engine.wait(bad)) << "thrown once";
+}
+
+TEST(HostTransferEngine, EndsWithTransfersStillQueued) {
+  Bytes from(1 << 16);
+  Bytes to(from.size());
+  const auto start = std::chrono::steady_clock::now();
+  {
+    HostTransferEngine engine(EmulatedLink{.bytes_per_second = 1e6, .seconds_per_record = 0.0});
+    for (int i = 0; i < 1000; ++i) {
+      static_cast<void>(engine.move_bytes(Lane::kToDevice, to.data(), from.data(), from.size()));
+    }
+  }
+  EXPECT_LT(std::chrono::steady_clock::now() - start, std::chrono::seconds(5));
+}
+
+}  // namespace
+}  // namespace triphase

@@ -1,0 +1,282 @@
+#include "models/config/model_config.h"
+
+#include <cmath>
+
+#include "tests/unit/models/config_text.h"
+#include "tests/unit/models/error_matcher.h"
+
+namespace triphase {
+namespace {
+
+TEST(ModelConfig, Llama) {
+  Notes notes;
+  const ModelConfig config = parse(kLlamaConfig, &notes);
+  EXPECT_EQ(config.model_type, "llama");
+  EXPECT_EQ(config.naming, TensorNaming::kLlama);
+  EXPECT_EQ(config.head_dim, 16);
+  EXPECT_EQ(config.kv_heads, 2);
+  EXPECT_EQ(config.ffn_size, 96);
+  EXPECT_EQ(config.norm, Norm::kRmsNorm);
+  EXPECT_EQ(config.norm_eps, 1e-5);
+  EXPECT_TRUE(config.gated_mlp);
+  EXPECT_FALSE(config.qkv_bias);
+  EXPECT_FALSE(config.tied_embeddings);
+  ASSERT_TRUE(config.rope);
+  EXPECT_EQ(config.rope->rotary_dim, 16);
+  EXPECT_EQ(config.eos_ids, std::vector<std::int32_t>{2});
+  EXPECT_EQ(config.bos_id, 1);
+  EXPECT_TRUE(config.sliding_window.empty());
+  EXPECT_TRUE(notes.empty());
+  EXPECT_EQ(config.kv_bytes_per_token(DType::kF16), 2U * 2 * 2 * 16 * 2);
+
+  const ModelConfig biased =
+      parse(with(with(kLlamaConfig, "attention_bias", "true"), "mlp_bias", "true"));
+  EXPECT_TRUE(biased.qkv_bias && biased.attention_out_bias && biased.mlp_bias);
+  EXPECT_EQ(parse(with(kLlamaConfig, "num_key_value_heads", "")).kv_heads, 4);
+  EXPECT_EQ(parse(with(kLlamaConfig, "num_key_value_heads", "null")).kv_heads, 4);
+  EXPECT_EQ(parse(with(kLlamaConfig, "head_dim", "24")).q_width(), 96);
+  EXPECT_TRUE(parse(with(kLlamaConfig, "tie_word_embeddings", "true")).tied_embeddings);
+}
+
+TEST(ModelConfig, Opt) {
+  const ModelConfig config = parse(kOptConfig);
+  EXPECT_EQ(config.naming, TensorNaming::kOpt);
+  EXPECT_FALSE(config.rope);
+  EXPECT_EQ(config.position_offset, 2);
+  EXPECT_EQ(config.norm, Norm::kLayerNorm);
+  EXPECT_TRUE(config.norm_bias && config.norm_weights && config.norm_before && config.final_norm);
+  EXPECT_TRUE(config.tied_embeddings && config.qkv_bias && config.mlp_bias);
+  EXPECT_EQ(config.activation, Activation::kRelu);
+  EXPECT_FALSE(config.gated_mlp);
+
+  const ModelConfig small =
+      parse(with(with(kOptConfig, "do_layer_norm_before", "false"), "word_embed_proj_dim", "32"));
+  EXPECT_FALSE(small.norm_before);
+  EXPECT_FALSE(small.final_norm);
+  EXPECT_EQ(small.embed_dim, 32);
+  EXPECT_FALSE(parse(with(kOptConfig, "_remove_final_layer_norm", "true")).final_norm);
+  EXPECT_FALSE(parse(with(kOptConfig, "enable_bias", "false")).qkv_bias);
+  EXPECT_FALSE(parse(with(kOptConfig, "layer_norm_elementwise_affine", "false")).norm_bias);
+  EXPECT_EQ(parse(with(kOptConfig, "activation_function", "\"gelu\"")).activation,
+            Activation::kGeluErf);
+}
+
+TEST(ModelConfig, GptNeox) {
+  const ModelConfig config = parse(kNeoxConfig);
+  EXPECT_EQ(config.naming, TensorNaming::kGptNeox);
+  EXPECT_TRUE(config.parallel_residual);
+  EXPECT_EQ(config.rope->rotary_dim, 4);
+  EXPECT_EQ(config.activation, Activation::kGeluErf);
+  EXPECT_TRUE(config.qkv_bias && config.mlp_bias && config.norm_bias);
+  EXPECT_FALSE(parse(with(kNeoxConfig, "use_parallel_residual", "false")).parallel_residual);
+  const ModelConfig plain = parse(with(kNeoxConfig, "attention_bias", "false"));
+  EXPECT_FALSE(plain.qkv_bias || plain.attention_out_bias);
+  EXPECT_TRUE(plain.mlp_bias);
+}
+
+TEST(ModelConfig, GemmaScalesEmbeddingsThroughTheirType) {
+  const ModelConfig config = parse(kGemmaConfig);
+  EXPECT_EQ(config.norm, Norm::kRmsNormPlusOne);
+  EXPECT_EQ(config.activation, Activation::kGeluTanh);  // although the file says gelu
+  EXPECT_TRUE(config.tied_embeddings);
+  EXPECT_EQ(config.q_width(), 64);
+  EXPECT_EQ(config.embedding_scale, std::sqrt(48.0F));
+  EXPECT_EQ(parse(with(kGemmaConfig, "torch_dtype", "\"bfloat16\"")).embedding_scale, 6.9375F);
+  EXPECT_EQ(parse(with(kGemmaConfig, "dtype", "\"float16\"")).embedding_scale, 6.9296875F);
+  ModelConfig changed = config;
+  set_embedding_scale(changed, DType::kBF16);
+  EXPECT_EQ(changed.embedding_scale, 6.9375F);
+  EXPECT_EQ(parse(with(kGemmaConfig, "head_dim", "")).head_dim, 256);
+  EXPECT_EQ(parse(with(kGemmaConfig, "hidden_activation", "\"gelu_pytorch_tanh\"")).activation,
+            Activation::kGeluTanh);
+}
+
+TEST(ModelConfig, SlidingWindows) {
+  EXPECT_EQ(parse(kMistralConfig).sliding_window, (std::vector<std::int64_t>{24, 24}));
+  EXPECT_EQ(parse(kMistralConfig).window(1), 24);
+  EXPECT_TRUE(parse(with(kMistralConfig, "sliding_window", "null")).sliding_window.empty());
+
+  EXPECT_TRUE(parse(with(kQwen2Config, "sliding_window", "24")).sliding_window.empty());
+  EXPECT_TRUE(parse(kQwen2Config).qkv_bias);
+  EXPECT_FALSE(parse(kQwen2Config).attention_out_bias);
+  const std::string used =
+      with(with(kQwen2Config, "use_sliding_window", "true"), "sliding_window", "24");
+  EXPECT_EQ(parse(with(used, "max_window_layers", "1")).sliding_window,
+            (std::vector<std::int64_t>{0, 24, 24}));
+  EXPECT_TRUE(parse(with(used, "max_window_layers", "28")).sliding_window.empty());
+  EXPECT_EQ(
+      parse(with(used, "layer_types", R"(["sliding_attention","full_attention","full_attention"])"))
+          .sliding_window,
+      (std::vector<std::int64_t>{24, 0, 0}));
+}
+
+TEST(ModelConfig, EndOfTextIds) {
+  Notes notes;
+  EXPECT_EQ(parse(with(kLlamaConfig, "eos_token_id", "[9, 3, 9]")).eos_ids,
+            (std::vector<std::int32_t>{3, 9}));
+  EXPECT_TRUE(parse(with(kLlamaConfig, "eos_token_id", "null"), &notes).eos_ids.empty());
+  ASSERT_EQ(notes.size(), 1U);
+  EXPECT_NE(notes[0].find("eos_token_id"), std::string::npos);
+  EXPECT_EQ(parse(kLlamaConfig, nullptr, R"({"eos_token_id":[5,6]})").eos_ids,
+            (std::vector<std::int32_t>{5, 6}));
+  EXPECT_EQ(parse(kLlamaConfig, nullptr, R"({"temperature":0.5})").eos_ids,
+            std::vector<std::int32_t>{2});
+}
+
+TEST(ModelConfig, NotesCodeThatIsNeverRun) {
+  Notes notes;
+  (void)parse(with(kLlamaConfig, "auto_map", R"({"AutoModel":"evil.py"})"), &notes);
+  ASSERT_EQ(notes.size(), 1U);
+  EXPECT_NE(notes[0].find("auto_map"), std::string::npos);
+}
+
+TEST(ModelConfig, ModelTypeMayBeImplied) {
+  EXPECT_EQ(parse(with(kLlamaConfig, "model_type", "")).model_type, "llama");
+  EXPECT_EQ(parse(with(kLlamaConfig, "architectures", "")).model_type, "llama");
+  EXPECT_EQ(parse(with(kLlamaConfig, "architectures", "null")).architecture, "LlamaForCausalLM");
+}
+
+struct BadConfig {
+  std::string name;
+  std::string text;
+  std::string code;
+  std::string message;
+};
+
+void PrintTo(const BadConfig& bad, std::ostream* out) { *out << bad.name; }
+
+std::vector<BadConfig> bad_configs() {
+  const std::string llama = kLlamaConfig;
+  const std::string sliding =
+      with(with(kQwen2Config, "use_sliding_window", "true"), "sliding_window", "24");
+  return {
+      {"Empty", "", "E-CFG-JSON", "JSON"},
+      {"NotJson", "{\"a\":}", "E-CFG-JSON", "byte 6"},
+      {"Array", "[]", "E-CFG-TYPE", "array of 0, expected an object"},
+      {"NaN", with(llama, "rms_norm_eps", "NaN"), "E-CFG-JSON", "no NaN"},
+      {"DuplicateKey", "{\"a\":1,\"a\":2}", "E-CFG-JSON", "duplicate key"},
+      {"UnknownType", with(llama, "model_type", "\"gemma2\""), "E-CFG-MODEL",
+       "nearest supported type is gemma"},
+      {"UnknownTypeMixtral", with(llama, "model_type", "\"mixtral\""), "E-CFG-MODEL",
+       "nearest supported type is mistral"},
+      {"UnknownTypeQwen3", with(llama, "model_type", "\"qwen3\""), "E-CFG-MODEL",
+       "gemma, gpt_neox, llama, mistral, opt or qwen2"},
+      {"UnknownClass", with(llama, "architectures", "[\"LlamaForSequenceClassification\"]"),
+       "E-CFG-MODEL", "architectures"},
+      {"Disagree", with(llama, "model_type", "\"opt\""), "E-CFG-MODEL",
+       "\"opt\" with architectures \"LlamaForCausalLM\""},
+      {"NeitherTypeNorClass", "{\"hidden_size\":1}", "E-CFG-MISSING", "model_type"},
+      {"ClassesNumber", with(llama, "architectures", "[1]"), "E-CFG-TYPE", "architectures[0]"},
+      {"MissingHidden", with(llama, "hidden_size", ""), "E-CFG-MISSING",
+       "hidden_size: missing, expected an integer: models of type llama need it"},
+      {"MissingLayers", with(llama, "num_hidden_layers", ""), "E-CFG-MISSING", "num_hidden_layers"},
+      {"MissingHeads", with(llama, "num_attention_heads", ""), "E-CFG-MISSING",
+       "num_attention_heads"},
+      {"MissingVocab", with(llama, "vocab_size", ""), "E-CFG-MISSING", "vocab_size"},
+      {"MissingFfn", with(kOptConfig, "ffn_dim", ""), "E-CFG-MISSING", "type opt"},
+      {"MissingKvHeads", with(kMistralConfig, "num_key_value_heads", ""), "E-CFG-MISSING",
+       "num_key_value_heads"},
+      {"StringSize", with(llama, "hidden_size", "\"64\""), "E-CFG-TYPE", "hidden_size: \"64\""},
+      {"FloatSize", with(llama, "hidden_size", "64.0"), "E-CFG-TYPE", "hidden_size: 64"},
+      {"NullSize", with(llama, "hidden_size", "null"), "E-CFG-TYPE", "hidden_size: null"},
+      {"NegativeSize", with(llama, "hidden_size", "-64"), "E-CFG-TYPE", "hidden_size: -64"},
+      {"ZeroLayers", with(llama, "num_hidden_layers", "0"), "E-CFG-TYPE", "at least 1"},
+      {"StringFlag", with(llama, "mlp_bias", "\"no\""), "E-CFG-TYPE", "mlp_bias"},
+      {"IndivisibleHeads", with(llama, "hidden_size", "62"), "E-CFG-HEADS",
+       "hidden_size: 62, expected a multiple of num_attention_heads, which is 4"},
+      {"KvHeadsNoDivisor", with(llama, "num_key_value_heads", "3"), "E-CFG-HEADS",
+       "num_key_value_heads: 3"},
+      {"KvHeadsMore", with(llama, "num_key_value_heads", "8"), "E-CFG-HEADS", "which is 4"},
+      {"KvHeadsZero", with(llama, "num_key_value_heads", "0"), "E-CFG-HEADS", "at least 1"},
+      {"NeoxHeadDim", with(kNeoxConfig, "head_dim", "32"), "E-CFG-HEADS", "head_dim: 32"},
+      {"HugeLayers", with(llama, "num_hidden_layers", "1000000000"), "E-CFG-LIMIT", "at most 1024"},
+      {"HugeVocab", with(llama, "vocab_size", "2147483648"), "E-CFG-LIMIT", "vocab_size"},
+      {"HugeHidden", with(llama, "hidden_size", "1048576"), "E-CFG-LIMIT", "131072"},
+      {"HugeHeadDim", with(llama, "head_dim", "4098"), "E-CFG-LIMIT", "at most 4096"},
+      {"HugeHeadsTimesDim",
+       with(with(with(llama, "head_dim", "4096"), "num_attention_heads", "512"),
+            "num_key_value_heads", "512"),
+       "E-CFG-LIMIT", "in all 512 heads"},
+      {"HugePositions", with(llama, "max_position_embeddings", "1000000000000"), "E-CFG-LIMIT",
+       "16777216"},
+      {"Beyond63Bits", with(llama, "vocab_size", "9223372036854775808"), "E-CFG-LIMIT",
+       "vocab_size"},
+      {"SoftCapping", with(llama, "final_logit_softcapping", "30.0"), "E-CFG-FEATURE",
+       "final_logit_softcapping: 30"},
+      {"Alibi", with(llama, "alibi", "true"), "E-CFG-FEATURE", "alibi"},
+      {"Experts", with(llama, "num_local_experts", "8"), "E-CFG-FEATURE", "num_local_experts: 8"},
+      {"ParallelAttention", with(llama, "parallel_attn", "true"), "E-CFG-FEATURE", "parallel_attn"},
+      {"ParallelResidual", with(llama, "use_parallel_residual", "true"), "E-CFG-FEATURE",
+       "use_parallel_residual"},
+      {"Bidirectional", with(kGemmaConfig, "use_bidirectional_attention", "true"), "E-CFG-FEATURE",
+       "use_bidirectional_attention"},
+      {"Multiplier", with(llama, "embedding_multiplier", "12.0"), "E-CFG-FEATURE", "expected 1"},
+      {"Quantized", with(llama, "quantization_config", R"({"quant_method":"gptq"})"), "E-CFG-QUANT",
+       "quantization_config"},
+      {"PartialRotary", with(llama, "partial_rotary_factor", "0.5"), "E-CFG-FEATURE",
+       "partial_rotary_factor"},
+      {"Activation", with(llama, "hidden_act", "\"relu2\""), "E-CFG-ACT", "hidden_act: \"relu2\""},
+      {"GemmaActivations", with(kGemmaConfig, "hidden_activation", "\"relu\""), "E-CFG-ACT",
+       "hidden_activation"},
+      {"EosBeyondVocab", with(llama, "eos_token_id", "100"), "E-CFG-EOS", "0 to 99"},
+      {"EosNegative", with(llama, "eos_token_id", "-1"), "E-CFG-EOS", "eos_token_id: -1"},
+      {"EosInListBeyond", with(llama, "eos_token_id", "[1,100]"), "E-CFG-EOS", "eos_token_id[1]"},
+      {"EosString", with(llama, "eos_token_id", "\"</s>\""), "E-CFG-EOS", "token id"},
+      {"BosBeyondVocab", with(llama, "bos_token_id", "100"), "E-CFG-EOS", "bos_token_id"},
+      {"EpsilonZero", with(llama, "rms_norm_eps", "0"), "E-CFG-NORM", "rms_norm_eps: 0"},
+      {"EpsilonNegative", with(llama, "rms_norm_eps", "-1e-5"), "E-CFG-NORM", "above 0"},
+      {"LayerTypesShort", with(sliding, "layer_types", "[\"full_attention\"]"), "E-CFG-TYPE",
+       "array of 3 names"},
+      {"LayerTypesUnknown",
+       with(sliding, "layer_types", R"(["full_attention","linear_attention","full_attention"])"),
+       "E-CFG-FEATURE", "layer_types[1]"},
+      {"LayerTypesWithoutWindow",
+       with(kQwen2Config, "layer_types",
+            R"(["full_attention","sliding_attention","full_attention"])"),
+       "E-CFG-FEATURE", "use_sliding_window"},
+      {"Nested", std::string(1'000'000, '['), "E-CFG-JSON", "deeper than"},
+      {"InvalidUtf8", "{\"a\":\"\xff\"}", "E-CFG-JSON", "0xff"},
+  };
+}
+
+class BadModelConfig : public testing::TestWithParam<BadConfig> {};
+
+TEST_P(BadModelConfig, IsRefusedByField) {
+  const Error error = thrown_by([&] { (void)parse(GetParam().text); });
+  expect_error(error, GetParam().code, GetParam().message);
+  EXPECT_EQ(exit_code(error.role()), 3);
+  EXPECT_TRUE(error.message().starts_with("config.json")) << error.message();
+}
+
+INSTANTIATE_TEST_SUITE_P(All, BadModelConfig, testing::ValuesIn(bad_configs()),
+                         [](const auto& tested) { return tested.param.name; });
+
+TEST(ModelConfig, GenerationConfigErrorsNameTheirFile) {
+  expect_error(thrown_by([] { (void)parse(kLlamaConfig, nullptr, R"({"eos_token_id":100})"); }),
+               "E-CFG-EOS", "generation_config.json: eos_token_id");
+  expect_error(thrown_by([] { (void)parse(kLlamaConfig, nullptr, "[]"); }), "E-CFG-TYPE",
+               "generation_config.json: top level");
+}
+
+TEST(ModelConfig, AByteOrderMarkIsAccepted) {
+  EXPECT_EQ(parse(std::string("\xEF\xBB\xBF") + kLlamaConfig).hidden_size, 64);
+}
+
+TEST(BuiltinShapes, AreWholeConfigs) {
+  EXPECT_FALSE(builtin_shape("gpt-5"));
+  for (const std::string& name : builtin_shape_names()) {
+    const std::optional<ModelConfig> config = builtin_shape(name);
+    ASSERT_TRUE(config) << name;
+    EXPECT_EQ(config->q_width(), config->hidden_size) << name;
+    EXPECT_EQ(config->heads % config->kv_heads, 0) << name;
+    EXPECT_EQ(config->rope.has_value(), config->model_type != "opt") << name;
+    EXPECT_FALSE(config->eos_ids.empty()) << name;
+  }
+  for (const char* name : {"opt-6.7b", "opt-13b", "opt-30b", "llama-7b", "llama-13b", "llama-33b",
+                           "llama-2-7b", "llama-3-8b", "pythia-6.9b", "pythia-12b", "mistral-7b"}) {
+    EXPECT_TRUE(builtin_shape(name)) << name;
+  }
+}
+
+}  // namespace
+}  // namespace triphase

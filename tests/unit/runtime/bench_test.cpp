@@ -1,0 +1,80 @@
+// What `triphase bench` rests on: report forms, sampling, and the checks before timing.
+
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+
+#include <cmath>
+
+#include "runtime/base/error.h"
+#include "runtime/bench/check.h"
+#include "runtime/bench/measure.h"
+#include "runtime/bench/report.h"
+
+namespace triphase::bench {
+namespace {
+
+const std::vector<Row> kRows = {
+    {{"op", "a,\"b\""}, {"bytes", std::int64_t{4096}}, {"GB/s", 12.345678}},
+    {{"op", "c"}, {"bytes", std::int64_t{7}}, {"GB/s", 0.0}}};
+
+TEST(BenchReport, HasFourForms) {
+  EXPECT_EQ(format_report(kRows, ReportFormat::kMarkdown),
+            "| op | bytes | GB/s |\n| --- | --- | --- |\n"
+            "| a,\"b\" | 4096 | 12.35 |\n| c | 7 |  |\n");
+  EXPECT_EQ(format_report(kRows, ReportFormat::kCsv),
+            "op,bytes,GB/s\n\"a,\"\"b\"\"\",4096,12.3457\nc,7,\n");
+  EXPECT_EQ(format_report(kRows, ReportFormat::kJsonLines),
+            "{\"op\": \"a,\\\"b\\\"\", \"bytes\": 4096, \"GB/s\": 12.345678}\n"
+            "{\"op\": \"c\", \"bytes\": 7, \"GB/s\": 0}\n");
+  EXPECT_EQ(format_report({kRows[1]}, ReportFormat::kJson),
+            "[\n  {\"op\": \"c\", \"bytes\": 7, \"GB/s\": 0}\n]\n");
+  EXPECT_EQ(format_report({}, ReportFormat::kCsv), "");
+}
+
+TEST(BenchMeasure, CallsCountUpAndSamplesAreBounded) {
+  const auto backend = Backend::open("cpu", 1);
+  std::int64_t next = 0;
+  volatile double sink = 0.0;
+  const Timing timing = measure(*backend, {.samples = 9, .seconds = 10.0, .sample_seconds = 1e-4},
+                                [&](std::int64_t i) {
+                                  EXPECT_EQ(i, next++);
+                                  for (int n = 0; n < 2000; ++n) sink = sink + n;
+                                });
+  EXPECT_EQ(timing.samples, 9);
+  EXPECT_GT(timing.median, 0.0);
+  EXPECT_LE(timing.low, timing.median);
+  EXPECT_LE(timing.median, timing.high);
+  // Out of time at once: still enough samples for a spread.
+  EXPECT_EQ(measure(*backend, {.samples = 50, .seconds = 0.0, .sample_seconds = 0.0},
+                    [&](std::int64_t) { sink = 1.0; })
+                .samples,
+            5);
+}
+
+TEST(BenchCheck, AcceptsTheBackendsOwnKernels) {
+  const auto backend = Backend::open("cpu", 2);
+  for (const DType dtype : {DType::kF32, DType::kF16, DType::kBF16}) {
+    check_linear(*backend, dtype);
+    check_attention(*backend, 8, 2, 64, dtype);
+    check_attention(*backend, 3, 3, 80, dtype);
+  }
+}
+
+TEST(BenchMemory, ComesBackAsItWasFilled) {
+  const auto backend = Backend::open("cpu", 1);
+  BenchMemory memory(*backend);
+  const Buffer a = memory.bytes(1 << 16);
+  memory.fill_random(a.data(), a.bytes(), DType::kF32, 5);
+  std::vector<float> values((1 << 16) / sizeof(float));
+  memory.download(values.data(), a.data(), a.bytes());
+  double sum = 0.0;
+  for (const float value : values) {
+    ASSERT_LE(std::abs(value), 1.0F);
+    sum += value;
+  }
+  EXPECT_LT(std::abs(sum / static_cast<double>(values.size())), 0.05);
+  EXPECT_THROW(memory.fill_random(a.data(), 64, DType::kI64, 1), Error);
+}
+
+}  // namespace
+}  // namespace triphase::bench

@@ -1,0 +1,211 @@
+// What a person sees: log, progress, signals.
+
+#include <fcntl.h>
+#include <gtest/gtest.h>
+#include <sys/wait.h>
+#include <unistd.h>
+
+#include <atomic>
+#include <csignal>
+
+#include "job_fixture.h"
+#include "runtime/base/json.h"
+#include "runtime/log.h"
+#include "runtime/progress.h"
+#include "runtime/signals.h"
+#include "runtime/watchdog.h"
+
+namespace triphase {
+namespace {
+
+using testing::read_text;
+using testing::TempFolder;
+using testing::write_text;
+
+class ConsoleTest : public ::testing::Test {
+ protected:
+  void SetUp() override { stream_ = std::fopen((folder_ / "stderr").c_str(), "w"); }
+  void TearDown() override { std::fclose(stream_); }
+  std::string shown() { return read_text(folder_ / "stderr"); }
+
+  TempFolder folder_;
+  std::FILE* stream_ = nullptr;
+};
+
+TEST_F(ConsoleTest, LevelsFollowVerbosity) {
+  for (const int verbosity : {-1, 0, 1}) {
+    Log log({.verbosity = verbosity, .format = LogFormat::kText, .file = folder_ / "log"}, stream_);
+    log.debug("detail");
+    log.info("fact");
+    log.warning("careful");
+  }
+  const std::string expected =
+      "triphase: warning: careful\n"
+      "triphase: fact\ntriphase: warning: careful\n"
+      "triphase: debug: detail\ntriphase: fact\ntriphase: warning: careful\n";
+  EXPECT_EQ(shown(), expected);
+  EXPECT_EQ(read_text(folder_ / "log"), expected);
+}
+
+TEST_F(ConsoleTest, ErrorsHaveOneFormForPeopleAndOneForPrograms) {
+  Error error(ErrorRole::kInput, "E-IN-UTF8", "prompt");
+  error.file("p\n.jsonl").line(17).byte(42).found("\x1b[2J").expected("UTF-8").hint("h");
+  Log(LogSettings{}, stream_).error(error);
+  EXPECT_EQ(shown(),
+            "triphase: error: p\\n.jsonl:17:42: prompt: \\x1b[2J, expected UTF-8; hint: h "
+            "[E-IN-UTF8]\n");
+  Log(LogSettings{.verbosity = 0, .format = LogFormat::kJson, .file = ""}, stream_).error(error);
+  const std::string text = shown();
+  JsonProblem problem;
+  const auto json = parse_json(text.substr(text.find('\n') + 1), problem);
+  ASSERT_TRUE(json.has_value()) << text;
+  EXPECT_EQ(*json->find("code")->string(), "E-IN-UTF8");
+  EXPECT_EQ(json->find("line")->integer(), 17);
+  EXPECT_EQ(*json->find("message")->string(), error.message());
+}
+
+TEST_F(ConsoleTest, ProgressIsAPlainLineEveryTenSeconds) {
+  double now = 100.0;
+  Log log({}, stream_);
+  Progress progress(log, ProgressMode::kAuto, [&] { return now; });
+  progress.begin_phase("generating");
+  ProgressState state;
+  state.total = 100;
+  for (int step = 0; step < 300; ++step) {
+    now += 0.1;
+    state.done = static_cast<std::uint64_t>(step) / 6;
+    state.failed = 1;
+    state.generated_tokens = static_cast<std::uint64_t>(step) * 2;
+    progress.update(state);
+  }
+  const std::string text = shown();
+  EXPECT_GE(std::count(text.begin(), text.end(), '\n'), 3);
+  EXPECT_LE(std::count(text.begin(), text.end(), '\n'), 4);
+  EXPECT_NE(text.find("generating: 33/100 lines (1 failed)"), std::string::npos) << text;
+  EXPECT_NE(text.find("tok/s, ETA 41s"), std::string::npos) << text;
+}
+
+TEST_F(ConsoleTest, ProgressAsJson) {
+  double now = 0.0;
+  Log log({.verbosity = -1, .format = LogFormat::kText, .file = ""}, stream_);
+  Progress progress(log, ProgressMode::kJson, [&] { return now; });
+  progress.begin_phase("generating");
+  now = 20.0;
+  progress.update({});
+  now = 40.0;
+  progress.update_bytes(1 << 20, 4 << 20);
+  std::istringstream lines(shown());
+  int count = 0;
+  for (std::string line; std::getline(lines, line); ++count) {
+    JsonProblem problem;
+    EXPECT_TRUE(parse_json(line, problem).has_value()) << line;
+  }
+  EXPECT_EQ(count, 3);
+}
+
+TEST(Format, DurationsAndBytes) {
+  EXPECT_EQ(format_duration(12.4), "12s");
+  EXPECT_EQ(format_duration(185), "3m05s");
+  EXPECT_EQ(format_duration(3720), "1h02m");
+  EXPECT_EQ(format_duration(-1), "0s");
+  EXPECT_EQ(format_bytes(1023), "1023 bytes");
+  EXPECT_EQ(format_bytes(std::uint64_t{3} << 29), "1.5 GiB");
+  EXPECT_EQ(format_bytes(UINT64_MAX), "16.0 EiB");
+}
+
+// Runs `body` in a child and returns how it ended.
+int status_of(const std::function<void()>& body) {
+  const pid_t child = fork();
+  if (child == 0) {
+    body();
+    _exit(42);
+  }
+  int status = 0;
+  waitpid(child, &status, 0);
+  return status;
+}
+
+TEST(Signals, TheFirstAsksAndTheDeathIsTrue) {
+  for (const int number : {SIGINT, SIGTERM, SIGHUP, SIGUSR1}) {
+    const int status = status_of([number] {
+      const StopSignals signals;
+      if (stop_requested()) _exit(1);
+      raise(number);
+      if (stop_signal() != number) _exit(2);
+      die_by_signal(number);
+    });
+    ASSERT_TRUE(WIFSIGNALED(status)) << WEXITSTATUS(status);
+    EXPECT_EQ(WTERMSIG(status), number);
+  }
+}
+
+TEST(Signals, TheSecondEndsAtOnceWithTheFileCut) {
+  const TempFolder folder;
+  const std::string path = folder / "part";
+  write_text(path, "whole record\nhalf a rec");
+  const int status = status_of([&] {
+    const StopSignals signals;
+    const int fd = system_file_ops().open(path.c_str(), O_RDWR, 0);
+    set_signal_cut(fd, 13);
+    raise(SIGINT);
+    raise(SIGINT);
+  });
+  ASSERT_TRUE(WIFSIGNALED(status)) << WEXITSTATUS(status);
+  EXPECT_EQ(WTERMSIG(status), SIGINT);
+  EXPECT_EQ(read_text(path), "whole record\n");
+}
+
+TEST(Signals, ClosedPipesAndFileLimitsAreErrorsNotDeaths) {
+  const int status = status_of([] {
+    const StopSignals signals;
+    int ends[2];
+    if (pipe(ends) != 0) _exit(1);
+    close(ends[0]);
+    if (write(ends[1], "x", 1) != -1 || errno != EPIPE) _exit(2);
+  });
+  ASSERT_TRUE(WIFEXITED(status));
+  EXPECT_EQ(WEXITSTATUS(status), 42);
+}
+
+TEST_F(ConsoleTest, TheWatchdogEndsAHangingStepAndNothingElse) {
+  Log log({}, stream_);
+  std::atomic<int> hangs{0};
+  Watchdog watchdog(0.5, log, [&] { ++hangs; });
+  for (int step = 0; step < 20; ++step) {
+    const Watchdog::Guard guard(&watchdog);
+    usleep(5000);
+  }
+  usleep(700000);  // between steps nothing is watched
+  EXPECT_EQ(hangs, 0);
+  {
+    const Watchdog::Guard guard(&watchdog);
+    for (int wait = 0; wait < 1000 && hangs == 0; ++wait) usleep(10000);
+  }
+  EXPECT_EQ(hangs, 1);
+  EXPECT_NE(shown().find("[E-DEV-HANG]"), std::string::npos);
+}
+
+TEST(Job, AStopKeepsWhatIsFinishedAndResumes) {
+  const TempFolder folder;
+  write_text(folder / "in.jsonl", testing::sample_prompts(60));
+  const RunOptions reference = testing::job_options(folder, "reference.jsonl");
+  ASSERT_EQ(testing::run_whole_job(reference), 1);
+  const RunOptions options = testing::job_options(folder);
+  const StopSignals signals;
+  EXPECT_EQ(testing::run_whole_job(options, system_file_ops(),
+                                   [](testing::FakeEngine& engine) {
+                                     engine.on_step = [](std::uint64_t step) {
+                                       if (step == 10) raise(SIGTERM);
+                                     };
+                                   }),
+            130);
+  EXPECT_EQ(stop_signal(), SIGTERM);
+  clear_stop_signal();
+  const std::string part = read_text(options.output + ".part");
+  EXPECT_GE(std::count(part.begin(), part.end(), '\n'), 10) << "the step under way was finished";
+  EXPECT_EQ(testing::run_whole_job(options), 1);
+  EXPECT_EQ(read_text(options.output), read_text(reference.output));
+}
+
+}  // namespace
+}  // namespace triphase

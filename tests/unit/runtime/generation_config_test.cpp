@@ -1,0 +1,61 @@
+// --generation-config=auto (bad-inputs C18): what is adopted, what wins, what is refused.
+
+#include "runtime/generation_config.h"
+
+#include <gtest/gtest.h>
+
+#include "job_fixture.h"
+
+namespace triphase {
+namespace {
+
+Json parsed(std::string_view text) {
+  JsonProblem problem;
+  return parse_json(text, problem).value();
+}
+
+TEST(GenerationConfig, AdoptsWhatTheUserDidNotGiveAndSaysSo) {
+  RunOptions options;
+  options.sampling.top_p = 0.5;
+  options.origins = {{"top-p", {"0.5", "command line"}}, {"top-k", {"0", "default"}}};
+  const auto taken = adopt_generation_config(
+      options, parsed(R"({"do_sample": true, "temperature": 0.6, "top_p": 0.9, "top_k": 40,
+                 "repetition_penalty": 1.1, "eos_token_id": 2})"),
+      "generation_config.json");
+  EXPECT_DOUBLE_EQ(options.sampling.temperature, 0.6);
+  EXPECT_DOUBLE_EQ(options.sampling.top_p, 0.5) << "the command line wins";
+  EXPECT_EQ(options.sampling.top_k, 40);
+  EXPECT_DOUBLE_EQ(options.sampling.repetition_penalty, 1.1);
+  EXPECT_EQ(taken.size(), 3U);
+  EXPECT_EQ(options.origins.at("top-k").origin, "generation_config.json");
+}
+
+TEST(GenerationConfig, WithoutSamplingItIsGreedyWhateverTheTemperature) {
+  RunOptions options;
+  options.sampling.temperature = 0.7;
+  (void)adopt_generation_config(options, parsed(R"({"temperature": 0.6, "top_p": 0.9})"), "f");
+  EXPECT_DOUBLE_EQ(options.sampling.temperature, 0.0);
+  EXPECT_DOUBLE_EQ(options.sampling.top_p, 1.0);
+}
+
+TEST(GenerationConfig, SamplingWithoutATemperatureMeansOne) {
+  RunOptions options;
+  (void)adopt_generation_config(options, parsed(R"({"do_sample": true})"), "f");
+  EXPECT_DOUBLE_EQ(options.sampling.temperature, 1.0);
+}
+
+TEST(GenerationConfig, ValuesOutOfRangeAreRefusedByName) {
+  for (const char* text : {R"([])", R"({"do_sample": 1})", R"({"do_sample": true, "top_p": 0})",
+                           R"({"do_sample": true, "temperature": -1})", R"({"max_new_tokens": 0})",
+                           R"({"repetition_penalty": "x"})"}) {
+    RunOptions options;
+    EXPECT_EQ(testing::code_thrown([&] {
+                (void)adopt_generation_config(options, parsed(text), "generation_config.json");
+              }),
+              "E-CFG-GENERATION")
+        << text;
+  }
+}
+
+}  // namespace
+}  // namespace triphase

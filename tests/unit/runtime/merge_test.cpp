@@ -1,0 +1,103 @@
+// Joining shards (bad-inputs X12): the whole, or nothing and the reason.
+
+#include "runtime/merge.h"
+
+#include <gtest/gtest.h>
+
+#include "job_fixture.h"
+
+namespace triphase {
+namespace {
+
+using testing::code_thrown;
+using testing::exists;
+using testing::job_options;
+using testing::read_text;
+using testing::run_whole_job;
+using testing::TempFolder;
+using testing::write_text;
+
+class MergeTest : public ::testing::Test {
+ protected:
+  void SetUp() override {
+    write_text(folder_ / "in.jsonl", testing::sample_prompts(100));
+    ASSERT_EQ(run_whole_job(job_options(folder_, "whole.jsonl")), 1);
+    for (std::uint64_t shard = 0; shard < 3; ++shard) {
+      RunOptions options = job_options(folder_, "out." + std::to_string(shard));
+      options.shard = {shard, 3, "test"};
+      if (shard == 1) options.order = RecordOrder::kInput;
+      ASSERT_EQ(run_whole_job(options), 1);
+      merge_.shards.push_back(options.output);
+    }
+    merge_.output = folder_ / "merged.jsonl";
+  }
+
+  void expect_refused(std::string_view code, std::string_view must_say) {
+    std::string message;
+    EXPECT_EQ(code_thrown([&] { (void)merge_shards(merge_); }, &message), code) << message;
+    EXPECT_NE(message.find(must_say), std::string::npos) << message;
+    EXPECT_FALSE(exists(merge_.output));
+    EXPECT_FALSE(exists(merge_.output + ".manifest.json"));
+  }
+
+  TempFolder folder_;
+  MergeOptions merge_;
+};
+
+TEST_F(MergeTest, GivesTheFileOfAnUnshardedRunInAnyOrderOfArguments) {
+  std::swap(merge_.shards[0], merge_.shards[2]);
+  const RecordCounts counts = merge_shards(merge_);
+  EXPECT_EQ(read_text(merge_.output), read_text(folder_ / "whole.jsonl"));
+  EXPECT_GT(counts.failed(), 0U);
+  // The result is known as the output of the whole job.
+  const RunOptions whole = job_options(folder_, "merged.jsonl");
+  const OutputFile output(whole, testing::test_manifest(whole));
+  EXPECT_TRUE(output.already_complete());
+}
+
+TEST_F(MergeTest, MissingShardsAreListed) {
+  merge_.shards.erase(merge_.shards.begin() + 1);
+  expect_refused("E-IN-MERGE", "2 of 3, missing 1");
+}
+
+TEST_F(MergeTest, AShardTwiceIsRefused) {
+  merge_.shards[2] = merge_.shards[1];
+  expect_refused("E-IN-MERGE", "shard 1 a second time");
+}
+
+TEST_F(MergeTest, ShardsOfOtherJobsAreRefused) {
+  RunOptions options = job_options(folder_, "out.1");
+  options.shard = {1, 3, "test"};
+  options.seed = 77;
+  options.overwrite = true;
+  ASSERT_EQ(run_whole_job(options), 1);
+  expect_refused("E-IN-MERGE", "seed: 0 there, 77 now");
+}
+
+TEST_F(MergeTest, MissingAndForeignRecordsAreRefused) {
+  const std::string text = read_text(merge_.shards[1]);
+  write_text(merge_.shards[1], text.substr(0, text.rfind('\n', text.size() - 2) + 1));
+  expect_refused("E-IN-MERGE", "one for every line of the shard");
+  write_text(merge_.shards[1], text + text);
+  expect_refused("E-IN-MERGE", "a second time");
+  write_text(merge_.shards[1], read_text(merge_.shards[2]));
+  expect_refused("E-IN-MERGE", "a line of shard 1/3");
+  std::filesystem::remove(merge_.shards[1]);
+  expect_refused("E-IN-MERGE", "finish the shard");
+  std::filesystem::remove(merge_.shards[1] + ".manifest.json");
+  expect_refused("E-IN-OPEN", "out.1.manifest.json");
+}
+
+TEST_F(MergeTest, DoesNotOverwriteUnasked) {
+  write_text(merge_.output, "precious");
+  EXPECT_EQ(code_thrown([&] { (void)merge_shards(merge_); }), "E-CLI-OUTPUT");
+  EXPECT_EQ(read_text(merge_.output), "precious");
+  merge_.overwrite = true;
+  (void)merge_shards(merge_);
+  EXPECT_EQ(read_text(merge_.output), read_text(folder_ / "whole.jsonl"));
+  merge_.output = merge_.shards[0];
+  EXPECT_EQ(code_thrown([&] { (void)merge_shards(merge_); }), "E-CLI-OUTPUT");
+}
+
+}  // namespace
+}  // namespace triphase

@@ -1,0 +1,413 @@
+// The durability protocol (bad-inputs section 3, X1, X5-X11, L13, R11).
+
+#include "runtime/output_file.h"
+
+#include <gtest/gtest.h>
+#include <sys/stat.h>
+#include <sys/wait.h>
+#include <unistd.h>
+
+#include "job_fixture.h"
+#include "runtime/output_record.h"
+
+namespace triphase {
+namespace {
+
+using testing::code_thrown;
+using testing::exists;
+using testing::job_options;
+using testing::read_text;
+using testing::run_whole_job;
+using testing::TempFolder;
+using testing::test_manifest;
+using testing::write_text;
+
+class OutputFileTest : public ::testing::Test {
+ protected:
+  void SetUp() override {
+    write_text(folder_ / "in.jsonl", testing::sample_prompts(60));
+    reference_ = job_options(folder_, "reference.jsonl");
+    ASSERT_EQ(run_whole_job(reference_), 1);
+    expected_ = read_text(reference_.output);
+  }
+
+  // Runs the job and leaves it after `records` records, as a kill would.
+  void run_partly(const RunOptions& options, int records) {
+    const PromptFileFacts facts = examine_prompt_file(options);
+    OutputFile output(options, test_manifest(options));
+    PromptReader prompts(options, &facts);
+    testing::FakeEngine engine;
+    struct Enough {};
+    engine.on_step = [&](std::uint64_t) {
+      if (output.counts().total() >= static_cast<std::uint64_t>(records)) throw Enough{};
+    };
+    Log log({.verbosity = -1, .format = LogFormat::kText, .file = ""});
+    Progress progress(log, ProgressMode::kOff);
+    EXPECT_THROW((void)run_job(prompts, output, engine, progress, std::nullopt), Enough);
+  }
+
+  std::string refusal(const RunOptions& options, std::string* message = nullptr) {
+    return code_thrown([&] { OutputFile output(options, test_manifest(options)); }, message);
+  }
+
+  TempFolder folder_;
+  RunOptions reference_;
+  std::string expected_;
+};
+
+TEST_F(OutputFileTest, OutputAppearsOnlyWhenCompleteAndInInputOrder) {
+  const RunOptions options = job_options(folder_);
+  run_partly(options, 10);
+  EXPECT_FALSE(exists(options.output));
+  EXPECT_TRUE(exists(options.output + ".part"));
+  EXPECT_EQ(run_whole_job(options), 1);
+  EXPECT_EQ(read_text(options.output), expected_);
+  EXPECT_FALSE(exists(options.output + ".part"));
+  EXPECT_FALSE(exists(options.output + ".tmp"));
+  EXPECT_TRUE(exists(options.output + ".manifest.json"));
+  std::istringstream lines(expected_);
+  std::int64_t last = -1;
+  std::uint64_t records = 0;
+  for (std::string line; std::getline(lines, line); ++records) {
+    const auto facts = read_record(line);
+    ASSERT_TRUE(facts.has_value());
+    EXPECT_GT(static_cast<std::int64_t>(facts->index), last);
+    last = static_cast<std::int64_t>(facts->index);
+  }
+  EXPECT_EQ(records, examine_prompt_file(options).requests);
+}
+
+TEST_F(OutputFileTest, ResumesFromEveryNumberOfRecords) {
+  for (int records = 1; records < 50; records += 4) {
+    const RunOptions options = job_options(folder_, "out" + std::to_string(records));
+    run_partly(options, records);
+    {
+      const OutputFile output(options, test_manifest(options));
+      EXPECT_GE(output.resumed(), static_cast<std::uint64_t>(records));
+    }
+    EXPECT_EQ(run_whole_job(options), 1);
+    EXPECT_EQ(read_text(options.output), expected_) << records;
+  }
+}
+
+TEST_F(OutputFileTest, ATornTailIsCutWhereverItTears) {
+  const RunOptions options = job_options(folder_);
+  run_partly(options, 20);
+  const std::string part = read_text(options.output + ".part");
+  for (std::size_t bytes = part.size() - 1; bytes > part.size() - 300; bytes -= 7) {
+    write_text(options.output + ".part", part.substr(0, bytes));
+    const OutputFile output(options, test_manifest(options));
+    const std::string now = read_text(options.output + ".part");
+    EXPECT_TRUE(part.starts_with(now));
+    EXPECT_EQ(now.back(), '\n');
+    EXPECT_GT(now.size() + 300, bytes);
+  }
+  // What a power cut leaves: zeros where data did not arrive, and a garbled last line.
+  for (const std::string& tail : {std::string(100, '\0'), std::string("{\"index\":3\n")}) {
+    write_text(options.output + ".part", part + tail);
+    { const OutputFile output(options, test_manifest(options)); }
+    EXPECT_EQ(read_text(options.output + ".part"), part);
+  }
+  EXPECT_EQ(run_whole_job(options), 1);
+  EXPECT_EQ(read_text(options.output), expected_);
+}
+
+TEST_F(OutputFileTest, AMalformedLineInTheMiddleIsRefusedAndNothingChanges) {
+  const RunOptions options = job_options(folder_);
+  run_partly(options, 20);
+  const std::string part = read_text(options.output + ".part");
+  const std::size_t third = part.find('\n', part.find('\n') + 1) + 1;
+  for (const std::string& wrong : {std::string("garbage\n"), std::string("\n"),
+                                   std::string("{\"index\":3}\n"), std::string("\0\0\0\n", 4)}) {
+    const std::string damaged = part.substr(0, third) + wrong + part.substr(third);
+    write_text(options.output + ".part", damaged);
+    std::string message;
+    EXPECT_EQ(refusal(options, &message), "E-IN-RESUME");
+    EXPECT_NE(message.find(".part:3: "), std::string::npos) << message;
+    EXPECT_EQ(read_text(options.output + ".part"), damaged);
+  }
+}
+
+TEST_F(OutputFileTest, RecordsOfOtherLinesOrTwiceAreRefused) {
+  const RunOptions options = job_options(folder_);
+  run_partly(options, 20);
+  const std::string part = read_text(options.output + ".part");
+  write_text(options.output + ".part", part + R"({"index":60,"tokens":[]})" + "\n");
+  EXPECT_EQ(refusal(options), "E-IN-RESUME");
+  write_text(options.output + ".part",
+             part + R"({"index":18446744073709551615,"tokens":[]})" + "\n" + part);
+  EXPECT_EQ(refusal(options), "E-IN-RESUME");
+  write_text(options.output + ".part", part + part);
+  std::string message;
+  EXPECT_EQ(refusal(options, &message), "E-IN-RESUME");
+  EXPECT_NE(message.find("a second time"), std::string::npos) << message;
+}
+
+TEST_F(OutputFileTest, AnotherJobIsRefusedNamingTheDifferences) {
+  const RunOptions options = job_options(folder_);
+  run_partly(options, 20);
+  const std::string part = read_text(options.output + ".part");
+  const std::string manifest = read_text(options.output + ".manifest.json");
+  RunOptions other = options;
+  other.seed = 5;
+  other.sampling.temperature = 0.5;
+  other.sampling.stop = {"x"};
+  std::string message;
+  EXPECT_EQ(refusal(other, &message), "E-IN-MANIFEST");
+  EXPECT_NE(message.find("seed: 0 there, 5 now"), std::string::npos) << message;
+  EXPECT_NE(message.find("temperature: 0 there, 0.5 now"), std::string::npos) << message;
+  EXPECT_NE(message.find("stop"), std::string::npos) << message;
+  write_text(options.prompts, testing::sample_prompts(61));
+  EXPECT_EQ(refusal(options, &message), "E-IN-MANIFEST");
+  EXPECT_NE(message.find("input hash"), std::string::npos) << message;
+  RunOptions shard = options;
+  shard.shard = {0, 4, "SLURM_ARRAY_TASK_ID"};
+  EXPECT_EQ(refusal(shard, &message), "E-IN-MANIFEST");
+  EXPECT_NE(message.find("--shard i/n explicitly"), std::string::npos) << message;
+  EXPECT_EQ(read_text(options.output + ".part"), part);
+  EXPECT_EQ(read_text(options.output + ".manifest.json"), manifest);
+}
+
+TEST_F(OutputFileTest, RecordsWithoutOrWithADamagedManifestAreRefused) {
+  const RunOptions options = job_options(folder_);
+  run_partly(options, 20);
+  const std::string manifest = read_text(options.output + ".manifest.json");
+  for (std::size_t bytes : {std::size_t{0}, manifest.size() / 2}) {
+    write_text(options.output + ".manifest.json", manifest.substr(0, bytes));
+    EXPECT_EQ(refusal(options), "E-IN-MANIFEST");
+  }
+  std::filesystem::remove(options.output + ".manifest.json");
+  EXPECT_EQ(refusal(options), "E-IN-RESUME");
+}
+
+TEST_F(OutputFileTest, ResumeModes) {
+  RunOptions options = job_options(folder_);
+  options.resume = ResumeMode::kRequire;
+  EXPECT_EQ(refusal(options), "E-IN-RESUME");
+  EXPECT_FALSE(exists(options.output + ".part"));
+  options.resume = ResumeMode::kAuto;
+  run_partly(options, 20);
+  options.resume = ResumeMode::kNever;
+  EXPECT_EQ(refusal(options), "E-IN-RESUME");
+  options.resume = ResumeMode::kRequire;
+  EXPECT_EQ(run_whole_job(options), 1);
+  options.resume = ResumeMode::kNever;
+  EXPECT_EQ(refusal(options), "E-IN-RESUME");
+  EXPECT_EQ(read_text(options.output), expected_);
+}
+
+TEST_F(OutputFileTest, ACompleteOutputIsRecognisedAndLeftAlone) {
+  const struct timespec before = [&] {
+    struct stat status = {};
+    stat(reference_.output.c_str(), &status);
+    return status.st_mtim;
+  }();
+  {
+    const OutputFile output(reference_, test_manifest(reference_));
+    EXPECT_TRUE(output.already_complete());
+    EXPECT_EQ(output.counts().total(), examine_prompt_file(reference_).requests);
+    EXPECT_GT(output.counts().failed(), 0U);
+  }
+  EXPECT_EQ(run_whole_job(reference_), 1);
+  struct stat after = {};
+  stat(reference_.output.c_str(), &after);
+  EXPECT_EQ(after.st_mtim.tv_nsec, before.tv_nsec);
+  EXPECT_FALSE(exists(reference_.output + ".part"));
+  RunOptions other = reference_;
+  other.seed = 3;
+  EXPECT_EQ(refusal(other), "E-IN-MANIFEST");
+  EXPECT_FALSE(exists(reference_.output + ".part"));
+}
+
+TEST_F(OutputFileTest, ADamagedCompleteOutputIsNotCalledComplete) {
+  write_text(reference_.output, expected_.substr(0, expected_.size() - 5));
+  EXPECT_EQ(refusal(reference_), "E-IN-RESUME");
+  write_text(reference_.output, expected_.substr(0, expected_.find('\n') + 1));
+  std::string message;
+  EXPECT_EQ(refusal(reference_, &message), "E-IN-RESUME");
+  EXPECT_NE(message.find("1 records"), std::string::npos) << message;
+  std::filesystem::remove(reference_.output + ".manifest.json");
+  EXPECT_EQ(refusal(reference_), "E-IN-RESUME");
+}
+
+TEST_F(OutputFileTest, OverwriteStartsAnew) {
+  RunOptions options = job_options(folder_);
+  run_partly(options, 20);
+  options.seed = 9;
+  options.overwrite = true;
+  EXPECT_EQ(run_whole_job(options), 1);
+  EXPECT_EQ(read_text(options.output), expected_);
+  options.overwrite = false;
+  EXPECT_EQ(run_whole_job(options), 1);
+}
+
+TEST_F(OutputFileTest, RetryFailedRedoesOnlyTheFailures) {
+  RunOptions options = reference_;
+  options.retry_failed = true;
+  std::uint64_t steps = 0;
+  const auto repaired = [&](testing::FakeEngine& engine) {
+    engine.fail_marked = false;
+    engine.on_step = [&](std::uint64_t) { ++steps; };
+  };
+  std::uint64_t failures_of_engine = 0;
+  std::istringstream lines(expected_);
+  for (std::string line; std::getline(lines, line);) {
+    failures_of_engine += line.find("E-IN-CONTEXT") != std::string::npos ? 1 : 0;
+  }
+  ASSERT_GT(failures_of_engine, 1U);
+  EXPECT_EQ(run_whole_job(options, system_file_ops(), repaired), 1);
+  EXPECT_EQ(steps, failures_of_engine);
+  const std::string now = read_text(options.output);
+  EXPECT_EQ(now.find("E-IN-CONTEXT"), std::string::npos);
+  EXPECT_NE(now.find("E-IN-JSON"), std::string::npos) << "those lines fail again";
+  EXPECT_EQ(std::count(now.begin(), now.end(), '\n'),
+            std::count(expected_.begin(), expected_.end(), '\n'));
+}
+
+TEST_F(OutputFileTest, AnInterruptedRetryLosesNothing) {
+  RunOptions options = reference_;
+  options.retry_failed = true;
+  const auto stop_early = [](testing::FakeEngine& engine) {
+    engine.fail_marked = false;
+    engine.on_step = [](std::uint64_t step) {
+      if (step == 2) throw std::runtime_error("killed");
+    };
+  };
+  EXPECT_THROW((void)run_whole_job(options, system_file_ops(), stop_early), std::runtime_error);
+  EXPECT_EQ(read_text(options.output), expected_) << "the old output stays until the new is whole";
+  // Without --retry-failed the newer records must not be thrown away silently.
+  RunOptions plain = options;
+  plain.retry_failed = false;
+  EXPECT_EQ(refusal(plain), "E-IN-RESUME");
+  EXPECT_EQ(run_whole_job(options, system_file_ops(),
+                          [](testing::FakeEngine& engine) { engine.fail_marked = false; }),
+            1);
+  EXPECT_EQ(read_text(options.output).find("E-IN-CONTEXT"), std::string::npos);
+}
+
+TEST_F(OutputFileTest, RetryFailedAlsoWorksOnAnUnfinishedJob) {
+  RunOptions options = job_options(folder_);
+  run_partly(options, 40);
+  options.retry_failed = true;
+  EXPECT_EQ(run_whole_job(options, system_file_ops(),
+                          [](testing::FakeEngine& engine) { engine.fail_marked = false; }),
+            1);
+  const std::string now = read_text(options.output);
+  EXPECT_EQ(now.find("E-IN-CONTEXT"), std::string::npos);
+  EXPECT_EQ(std::count(now.begin(), now.end(), '\n'),
+            std::count(expected_.begin(), expected_.end(), '\n'));
+}
+
+TEST_F(OutputFileTest, CompletedOrderKeepsTheOrderOfFinishing) {
+  RunOptions options = job_options(folder_);
+  options.order = RecordOrder::kCompleted;
+  run_partly(options, 20);
+  const std::string part = read_text(options.output + ".part");
+  EXPECT_EQ(run_whole_job(options), 1);
+  const std::string now = read_text(options.output);
+  EXPECT_TRUE(now.starts_with(part));
+  EXPECT_NE(now, expected_);
+  EXPECT_EQ(now.size(), expected_.size());
+}
+
+TEST_F(OutputFileTest, TwoRunsOnOneOutputAreRefusedNamingTheOther) {
+  const RunOptions options = job_options(folder_);
+  const OutputFile first(options, test_manifest(options));
+  std::string message;
+  EXPECT_EQ(refusal(options, &message), "E-IN-LOCKED");
+  EXPECT_NE(message.find("process " + std::to_string(getpid())), std::string::npos) << message;
+  RunOptions unlocked = options;
+  unlocked.lock = false;
+  EXPECT_EQ(refusal(unlocked), "");
+}
+
+TEST_F(OutputFileTest, TheOutputMustNotBeTheInput) {
+  RunOptions options = job_options(folder_, "in.jsonl");
+  EXPECT_EQ(refusal(options), "E-CLI-OUTPUT");
+  std::filesystem::create_hard_link(folder_ / "in.jsonl", folder_ / "link.jsonl");
+  EXPECT_EQ(refusal(job_options(folder_, "link.jsonl")), "E-CLI-OUTPUT");
+  std::filesystem::create_symlink(folder_ / "in.jsonl", folder_ / "symlink.jsonl");
+  EXPECT_EQ(refusal(job_options(folder_, "symlink.jsonl")), "E-CLI-OUTPUT");
+  std::filesystem::create_hard_link(folder_ / "in.jsonl", folder_ / "x.part");
+  EXPECT_EQ(refusal(job_options(folder_, "x")), "E-CLI-OUTPUT");
+}
+
+TEST_F(OutputFileTest, BadPlacesAreRefusedBeforeAnythingIsCreated) {
+  EXPECT_EQ(refusal(job_options(folder_, "missing/out.jsonl")), "E-IO-OPEN");
+  std::filesystem::create_directory(folder_ / "directory");
+  EXPECT_EQ(refusal(job_options(folder_, "directory")), "E-CLI-OUTPUT");
+  EXPECT_EQ(refusal(job_options(folder_, "in.jsonl/out")), "E-IO-OPEN");
+  std::filesystem::create_symlink("/etc/passwd", folder_ / "evil.jsonl.part");
+  EXPECT_EQ(refusal(job_options(folder_, "evil.jsonl")), "E-IO-OPEN");
+  EXPECT_FALSE(exists(folder_ / "evil.jsonl.manifest.json"));
+}
+
+TEST_F(OutputFileTest, PrivateFilesAreForTheOwnerOnly) {
+  RunOptions options = job_options(folder_);
+  options.private_files = true;
+  EXPECT_EQ(run_whole_job(options), 1);
+  for (const std::string& path : {options.output, options.output + ".manifest.json"}) {
+    struct stat status = {};
+    ASSERT_EQ(stat(path.c_str(), &status), 0);
+    EXPECT_EQ(status.st_mode & 0777, 0600U) << path;
+  }
+}
+
+TEST_F(OutputFileTest, APipeCannotBeResumed) {
+  const RunOptions options = job_options(folder_);
+  run_partly(options, 20);
+  RunOptions from_pipe = options;
+  from_pipe.prompts = "-";
+  EXPECT_EQ(
+      code_thrown([&] {
+        OutputFile output(from_pipe, make_manifest(from_pipe, {}, {"model", "m", "t"}, "f32"));
+      }),
+      "E-IN-RESUME");
+}
+
+TEST_F(OutputFileTest, EmptyInputGivesAnEmptyOutput) {
+  write_text(folder_ / "in.jsonl", "");
+  const RunOptions options = job_options(folder_);
+  EXPECT_EQ(run_whole_job(options), 0);
+  EXPECT_TRUE(exists(options.output));
+  EXPECT_EQ(read_text(options.output), "");
+  EXPECT_EQ(run_whole_job(options), 0);
+}
+
+// Kills at random moments from outside, as the kernel's out-of-memory killer does (X1, X5).
+TEST_F(OutputFileTest, SurvivesKillsAtAnyMoment) {
+  write_text(folder_ / "in.jsonl", testing::sample_prompts(400));
+  reference_.overwrite = true;
+  ASSERT_EQ(run_whole_job(reference_), 1);
+  expected_ = read_text(reference_.output);
+  RunOptions options = job_options(folder_);
+  options.sync_seconds = 0.001;
+  unsigned random = 12345;
+  int kills = 0;
+  for (int attempt = 0; attempt < 400 && !exists(options.output); ++attempt) {
+    const pid_t child = fork();
+    if (child == 0) {
+      try {
+        (void)run_whole_job(options, system_file_ops(), [](testing::FakeEngine& engine) {
+          engine.on_step = [](std::uint64_t) { usleep(100); };
+        });
+        _exit(0);
+      } catch (...) {
+        _exit(99);
+      }
+    }
+    random = random * 1664525 + 1013904223;
+    usleep(2000 + (random >> 16) % 8000);
+    kill(child, SIGKILL);
+    int status = 0;
+    waitpid(child, &status, 0);
+    ASSERT_TRUE(WIFSIGNALED(status) || WEXITSTATUS(status) == 0) << WEXITSTATUS(status);
+    kills += WIFSIGNALED(status) ? 1 : 0;
+  }
+  EXPECT_GT(kills, 5);
+  EXPECT_EQ(run_whole_job(options), 1);
+  EXPECT_EQ(read_text(options.output), expected_);
+}
+
+}  // namespace
+}  // namespace triphase

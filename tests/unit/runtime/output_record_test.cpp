@@ -1,0 +1,127 @@
+// Records in both forms: exact bytes for the format, and what resume reads back.
+
+#include "runtime/output_record.h"
+
+#include <gtest/gtest.h>
+
+#include "runtime/base/json.h"
+
+namespace triphase {
+namespace {
+
+Completion completion_of(std::uint64_t index) {
+  Completion completion;
+  completion.index = index;
+  completion.text = "he said \"hi\"\n";
+  completion.tokens = {5, 6};
+  completion.finish_reason = FinishReason::kStop;
+  completion.prompt_tokens = 3;
+  return completion;
+}
+
+TEST(OutputRecord, Simple) {
+  Request request;
+  request.index = 4;
+  request.id = "a\"b";
+  EXPECT_EQ(record_line(request, completion_of(4)),
+            R"({"id":"a\"b","index":4,"text":"he said \"hi\"\n","tokens":[5,6],)"
+            R"("finish_reason":"stop","usage":{"prompt_tokens":3,"completion_tokens":2}})");
+}
+
+TEST(OutputRecord, SimpleWithoutIdTextOrWithNumber) {
+  Request request;
+  request.index = 4;
+  Completion completion = completion_of(4);
+  completion.text.reset();
+  completion.finish_reason = FinishReason::kLength;
+  EXPECT_EQ(record_line(request, completion),
+            R"({"index":4,"tokens":[5,6],"finish_reason":"length",)"
+            R"("usage":{"prompt_tokens":3,"completion_tokens":2}})");
+  request.id = "17";
+  request.id_is_number = true;
+  EXPECT_TRUE(record_line(request, completion).starts_with(R"({"id":17,"index":4)"));
+}
+
+TEST(OutputRecord, SimpleLogprobs) {
+  Request request;
+  Completion completion = completion_of(0);
+  completion.logprobs = {{5, -0.5F, {{5, -0.5F}, {9, -2.0F}}}, {6, -1.25F, {}}};
+  EXPECT_NE(record_line(request, completion)
+                .find(R"("logprobs":[{"token":5,"logprob":-0.5,"top":[[5,-0.5],[9,-2]]},)"
+                      R"({"token":6,"logprob":-1.25,"top":[]}])"),
+            std::string::npos);
+}
+
+TEST(OutputRecord, OpenAi) {
+  Request request;
+  request.index = 4;
+  request.id = "r";
+  request.line_form = LineForm::kOpenAi;
+  request.served_model = "m";
+  EXPECT_EQ(record_line(request, completion_of(4)),
+            R"({"id":"batch_req_4","custom_id":"r","index":4,"response":{"status_code":200,)"
+            R"("request_id":"req_4","body":{"id":"cmpl-4","object":"text_completion","created":0,)"
+            R"("model":"m","choices":[{"index":0,"text":"he said \"hi\"\n","tokens":[5,6],)"
+            R"("finish_reason":"stop","logprobs":null}],"usage":{"prompt_tokens":3,)"
+            R"("completion_tokens":2,"total_tokens":5}}},"error":null})");
+}
+
+TEST(OutputRecord, ErrorsShowInEveryPlaceReadersLook) {
+  BadLine bad;
+  bad.index = 9;
+  bad.error = {"E-IN-JSON", "byte 1: x"};
+  EXPECT_EQ(record_line(bad), R"({"index":9,"error":{"code":"E-IN-JSON","message":"byte 1: x"}})");
+  bad.line_form = LineForm::kOpenAi;
+  bad.id = "r";
+  EXPECT_EQ(record_line(bad),
+            R"({"id":"batch_req_9","custom_id":"r","index":9,"response":{"status_code":400,)"
+            R"("request_id":"req_9","body":{"error":{"code":"E-IN-JSON","message":"byte 1: x"}}},)"
+            R"("error":{"code":"E-IN-JSON","message":"byte 1: x"}})");
+}
+
+TEST(OutputRecord, IsOneLineOfJsonWhateverTheText) {
+  Request request;
+  request.index = 1;
+  Completion completion = completion_of(1);
+  completion.text = std::string("\0\x1b[2J\x7f\xff\n\r\xE2\x80\xA8", 12);
+  for (const LineForm form : {LineForm::kSimple, LineForm::kOpenAi}) {
+    request.line_form = form;
+    const std::string line = record_line(request, completion);
+    for (const char c : line) EXPECT_GE(static_cast<unsigned char>(c), 0x20);
+    JsonProblem problem;
+    EXPECT_TRUE(parse_json(line, problem).has_value()) << problem.found;
+  }
+}
+
+TEST(OutputRecord, ReadsBackItsOwnRecordsOnly) {
+  Request request;
+  request.index = 12;
+  for (const LineForm form : {LineForm::kSimple, LineForm::kOpenAi}) {
+    request.line_form = form;
+    const auto facts = read_record(record_line(request, completion_of(12)));
+    ASSERT_TRUE(facts.has_value());
+    EXPECT_EQ(facts->index, 12U);
+    EXPECT_EQ(facts->error_code, "");
+    BadLine bad;
+    bad.index = 13;
+    bad.line_form = form;
+    bad.error = {"E-IN-JSON", "m"};
+    const auto failed = read_record(record_line(bad));
+    ASSERT_TRUE(failed.has_value());
+    EXPECT_EQ(failed->index, 13U);
+    EXPECT_EQ(failed->error_code, "E-IN-JSON");
+  }
+  const std::string whole = record_line(request, completion_of(12));
+  for (std::size_t bytes = 0; bytes < whole.size(); ++bytes) {
+    EXPECT_FALSE(read_record(std::string_view(whole).substr(0, bytes)).has_value()) << bytes;
+  }
+  for (const char* line :
+       {"", "{}", "[]", "12", R"({"index": 3})", R"({"index": -1, "tokens": []})",
+        R"({"index": "3", "tokens": []})", R"({"index": 3, "error": {}})",
+        R"({"index": 3, "error": "x"})", R"({"index": 3.0, "tokens": []})"}) {
+    EXPECT_FALSE(read_record(line).has_value()) << line;
+  }
+}
+
+}  // namespace
+}  // namespace triphase

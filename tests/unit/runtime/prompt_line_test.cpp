@@ -1,0 +1,209 @@
+// One prompt line to a request or an error (bad-inputs section 4.4).
+
+#include "runtime/prompt_line.h"
+
+#include <gtest/gtest.h>
+
+namespace triphase {
+namespace {
+
+Request good(std::string_view line, const PromptLineRules& rules = {}) {
+  const PromptLine parsed = parse_prompt_line(line, 7, rules);
+  const BadLine* bad = std::get_if<BadLine>(&parsed);
+  EXPECT_EQ(bad, nullptr) << (bad == nullptr ? "" : bad->error.message);
+  return bad == nullptr ? std::get<Request>(parsed) : Request{};
+}
+
+BadLine bad(std::string_view line, const PromptLineRules& rules = {}) {
+  const PromptLine parsed = parse_prompt_line(line, 7, rules);
+  EXPECT_TRUE(std::holds_alternative<BadLine>(parsed)) << line;
+  return std::holds_alternative<BadLine>(parsed) ? std::get<BadLine>(parsed) : BadLine{};
+}
+
+std::string code(std::string_view line, const PromptLineRules& rules = {}) {
+  return bad(line, rules).error.code;
+}
+
+TEST(PromptLine, SimpleText) {
+  const Request request = good(R"({"id": "a", "prompt": "Once\u0000 upon", "unknown": [1]})");
+  EXPECT_EQ(request.index, 7U);
+  EXPECT_EQ(request.id, "a");
+  EXPECT_FALSE(request.id_is_number);
+  EXPECT_EQ(request.text, std::string("Once\0 upon", 10));
+  EXPECT_EQ(request.line_form, LineForm::kSimple);
+  EXPECT_EQ(request.sampling, SamplingParams{});
+}
+
+TEST(PromptLine, TokenIdsUnderEveryName) {
+  for (const char* field : {"prompt", "prompt_tokens", "prompt_token_ids"}) {
+    const Request request = good("{\"" + std::string(field) + "\": [5, 0, 2147483647]}");
+    EXPECT_EQ(request.prompt_form, PromptForm::kTokens);
+    EXPECT_EQ(request.tokens, (std::vector<TokenId>{5, 0, 2147483647}));
+  }
+}
+
+TEST(PromptLine, LineParametersWinOverDefaults) {
+  PromptLineRules rules;
+  rules.defaults.max_tokens = 99;
+  rules.defaults.stop = {"x"};
+  rules.defaults.temperature = 0.5;
+  const Request request = good(
+      R"({"prompt": "a", "max_tokens": 3, "stop": ["b", "c"], "top_p": 0.5, "top_k": 4, "min_p": 0.1,
+          "seed": 18446744073709551615, "logprobs": 2, "ignore_eos": true,
+          "repetition_penalty": 1.5, "temperature": null})",
+      rules);
+  EXPECT_EQ(request.sampling.max_tokens, 3);
+  EXPECT_EQ(request.sampling.stop, (std::vector<std::string>{"b", "c"}));
+  EXPECT_DOUBLE_EQ(request.sampling.temperature, 0.5);  // null means not given
+  EXPECT_DOUBLE_EQ(request.sampling.top_p, 0.5);
+  EXPECT_EQ(request.sampling.top_k, 4);
+  EXPECT_EQ(request.sampling.seed, UINT64_MAX);
+  EXPECT_EQ(request.sampling.logprobs, 2);
+  EXPECT_TRUE(request.sampling.ignore_eos);
+  EXPECT_EQ(good(R"({"prompt": "a", "stop": "one"})").sampling.stop,
+            std::vector<std::string>{"one"});
+}
+
+TEST(PromptLine, NumericIdsAreKept) {
+  const Request request = good(R"({"id": 18446744073709551615, "prompt": "a"})");
+  EXPECT_EQ(request.id, "18446744073709551615");
+  EXPECT_TRUE(request.id_is_number);
+}
+
+TEST(PromptLine, OpenAiBatch) {
+  const Request request = good(
+      R"({"custom_id": "r-1", "method": "POST", "url": "/v1/completions",
+          "body": {"model": "m", "prompt": "hello", "max_tokens": 2, "stream": true, "n": 1}})");
+  EXPECT_EQ(request.line_form, LineForm::kOpenAi);
+  EXPECT_EQ(request.id, "r-1");
+  EXPECT_EQ(request.served_model, "m");
+  EXPECT_EQ(request.text, "hello");
+  EXPECT_EQ(request.sampling.max_tokens, 2);
+}
+
+TEST(PromptLine, IdsFormat) {
+  PromptLineRules rules;
+  rules.format = InputFormat::kIds;
+  EXPECT_EQ(good("[1, 2, 3]", rules).tokens, (std::vector<TokenId>{1, 2, 3}));
+  EXPECT_EQ(code(R"({"prompt": "a"})", rules), "E-IN-TYPE");
+  EXPECT_EQ(code("[1, -2]", rules), "E-IN-TOKEN");
+}
+
+struct Row {
+  const char* name;
+  std::string line;
+  const char* code;
+  const char* must_say;
+};
+
+class BadPromptLine : public ::testing::TestWithParam<Row> {};
+
+TEST_P(BadPromptLine, SaysWhatIsWrong) {
+  const BadLine line = bad(GetParam().line);
+  EXPECT_EQ(line.error.code, GetParam().code);
+  EXPECT_NE(line.error.message.find(GetParam().must_say), std::string::npos) << line.error.message;
+  for (const char c : line.error.message) EXPECT_GE(static_cast<unsigned char>(c), 0x20);
+  EXPECT_LT(line.error.message.size(), 700U);
+}
+
+std::string nested(int depth) {
+  return "{\"prompt\": \"a\", \"x\": " + std::string(static_cast<std::size_t>(depth), '[') +
+         std::string(static_cast<std::size_t>(depth), ']') + "}";
+}
+
+std::string many_stops() {
+  std::string line = "{\"prompt\": \"a\", \"stop\": [\"0\"";
+  for (int stop = 1; stop < 10000; ++stop) line += ",\"" + std::to_string(stop) + "\"";
+  return line + "]}";
+}
+
+INSTANTIATE_TEST_SUITE_P(
+    P, BadPromptLine,
+    ::testing::Values(
+        Row{"P6", "{\"prompt\": \"a\xff\"}", "E-IN-UTF8", "byte 14: invalid UTF-8 byte 0xff"},
+        Row{"P7NotJson", "prompt", "E-IN-JSON", "byte 1"},
+        Row{"P7Trailing", R"({"prompt": "a"} x)", "E-IN-JSON", "byte 17"},
+        Row{"P7Array", "[1, 2]", "E-IN-TYPE", "array of 2, expected a JSON object"},
+        Row{"P7Number", "12", "E-IN-TYPE", "12"},
+        Row{"P7Nan", R"({"prompt": NaN})", "E-IN-JSON", ""},
+        Row{"P8", R"({"id": "a"})", "E-IN-FIELD", "prompt, prompt_tokens or prompt_token_ids"},
+        Row{"P8Two", R"({"prompt": "a", "prompt_tokens": [1]})", "E-IN-FIELD", "only one of"},
+        Row{"P8Body", R"({"custom_id": "a", "body": {}})", "E-IN-FIELD", "body.prompt: missing"},
+        Row{"P8NoBody", R"({"custom_id": "a", "url": "/v1/completions"})", "E-IN-FIELD",
+            "body: missing"},
+        Row{"P9Number", R"({"prompt": 12})", "E-IN-TYPE", "prompt: 12, expected a string"},
+        Row{"P9Mixed", R"({"prompt": [1, "a"]})", "E-IN-TOKEN", "prompt[1]"},
+        Row{"P9Null", R"({"prompt": null})", "E-IN-TYPE", "null"},
+        Row{"P9Text", R"({"prompt_tokens": "a"})", "E-IN-TYPE", "an array of token ids"},
+        Row{"P17Type", R"({"custom_id": 3, "body": {"prompt": "a"}})", "E-IN-ID", "custom_id: 3"},
+        Row{"P17Long", "{\"prompt\": \"a\", \"id\": \"" + std::string(513, 'a') + "\"}", "E-IN-ID",
+            "513 bytes"},
+        Row{"P17Control", R"({"prompt": "a", "id": "a\u001b[2J"})", "E-IN-ID", "no control bytes"},
+        Row{"P17Float", R"({"prompt": "a", "id": 1.5})", "E-IN-ID", "id: 1.5"},
+        Row{"P18", nested(100), "E-IN-JSON", "nesting deeper than 64"},
+        Row{"P19Zero", R"({"prompt": "a", "max_tokens": 0})", "E-IN-PARAM",
+            "max_tokens: 0, expected an integer from 1"},
+        Row{"P19Negative", R"({"prompt": "a", "max_tokens": -1})", "E-IN-PARAM", "max_tokens: -1"},
+        Row{"P19Huge", R"({"prompt": "a", "max_tokens": 1000000000000})", "E-IN-PARAM",
+            "max_tokens: 1000000000000"},
+        Row{"P19Float", R"({"prompt": "a", "max_tokens": 3.0})", "E-IN-PARAM", "max_tokens: 3"},
+        Row{"P19Temperature", R"({"prompt": "a", "temperature": -1})", "E-IN-PARAM",
+            "temperature: -1"},
+        Row{"P19Text", R"({"prompt": "a", "temperature": "hot"})", "E-IN-PARAM", "\"hot\""},
+        Row{"P19TopP", R"({"prompt": "a", "top_p": 0})", "E-IN-PARAM", "top_p: 0"},
+        Row{"P19Stops", many_stops(), "E-IN-PARAM", "array of 10000"},
+        Row{"P19EmptyStop", R"({"prompt": "a", "stop": ""})", "E-IN-PARAM", "stop: 0 bytes"},
+        Row{"P19N", R"({"prompt": "a", "n": 1000000})", "E-IN-PARAM", "n: 1000000"},
+        Row{"P19Seed", R"({"prompt": "a", "seed": -5})", "E-IN-PARAM", "seed: -5"},
+        Row{"P19Logprobs", R"({"prompt": "a", "logprobs": 21})", "E-IN-PARAM", "logprobs: 21"},
+        Row{"P19BigInt", R"({"prompt": "a", "top_k": 99999999999999999999})", "E-IN-JSON",
+            "fits 64 bits"},
+        Row{"Echo", R"({"prompt": "a", "echo": true})", "E-IN-PARAM", "echo"},
+        Row{"Penalty", R"({"prompt": "a", "presence_penalty": 0.5})", "E-IN-PARAM",
+            "not supported"},
+        Row{"Bias", R"({"prompt": "a", "logit_bias": {"5": 1}})", "E-IN-PARAM", "logit_bias"},
+        Row{"P20Negative", R"({"prompt_tokens": [1, -1]})", "E-IN-TOKEN", "prompt_tokens[1]: -1"},
+        Row{"P20Float", R"({"prompt_tokens": [1.5]})", "E-IN-TOKEN", "prompt_tokens[0]: 1.5"},
+        Row{"P20Huge", R"({"prompt_tokens": [2147483648]})", "E-IN-TOKEN", "2147483648"},
+        Row{"P24", R"({"prompt": "\ud800"})", "E-IN-JSON", "byte"},
+        Row{"Duplicate", R"({"prompt": "a", "prompt": "b"})", "E-IN-JSON", "duplicate key"},
+        Row{"T19", R"({"messages": [{"role": "user", "content": "hi"}]})", "E-IN-CHAT",
+            "tools/apply_chat_template.py"},
+        Row{"T19Url", R"({"custom_id": "a", "url": "/v1/chat/completions", "body": {}})",
+            "E-IN-CHAT", "apply_chat_template"},
+        Row{"Url", R"({"custom_id": "a", "url": "/v1/embeddings", "body": {"prompt": "a"}})",
+            "E-IN-FIELD", "/v1/completions"},
+        Row{"Method", R"({"custom_id": "a", "method": "GET", "body": {"prompt": "a"}})",
+            "E-IN-FIELD", "POST"}),
+    [](const auto& row) { return std::string(row.param.name); });
+
+TEST(PromptLine, ErrorsKeepTheIdAndForm) {
+  EXPECT_EQ(bad(R"({"id": "a", "prompt": 1})").id, "a");
+  const BadLine openai = bad(R"({"custom_id": "a", "body": {"messages": []}})");
+  EXPECT_EQ(openai.id, "a");
+  EXPECT_EQ(openai.line_form, LineForm::kOpenAi);
+  EXPECT_EQ(bad("{\"id\": \"a\", \"prompt\": \"\xff\"}").id, "a");
+  EXPECT_FALSE(bad("{\"id\": \"\xff\", \"prompt\": \"a\"}").id.has_value());
+  PromptLineRules rules;
+  rules.fallback_form = LineForm::kOpenAi;
+  EXPECT_EQ(bad("{", rules).line_form, LineForm::kOpenAi);
+}
+
+TEST(PromptLine, InvalidUtf8IsReplacedOnlyOnRequest) {
+  PromptLineRules rules;
+  rules.replace_invalid_utf8 = true;
+  EXPECT_EQ(good("{\"prompt\": \"a\xff\"}", rules).text, "a\xEF\xBF\xBD");
+}
+
+TEST(PromptLine, OnlyNewlinesEndRecords) {
+  EXPECT_EQ(good("{\"prompt\": \"a\xE2\x80\xA8 b\"}").text, "a\xE2\x80\xA8 b");
+}
+
+TEST(PromptLine, ManyValuesAreBounded) {
+  std::string line = "{\"prompt_tokens\": [1";
+  for (int count = 0; count < 4'000'000; ++count) line += ",1";
+  EXPECT_EQ(code(line + "]}"), "E-IN-JSON");
+}
+
+}  // namespace
+}  // namespace triphase

@@ -1,0 +1,200 @@
+// Manifest, summary and records against their published schemas, and the error catalog.
+
+#include <gtest/gtest.h>
+
+#include <regex>
+#include <set>
+
+#include "job_fixture.h"
+#include "json_schema.h"
+#include "runtime/error_catalog.h"
+#include "runtime/output_record.h"
+#include "runtime/run_summary.h"
+#include "tests/support/paths.h"
+
+namespace triphase {
+namespace {
+
+using testing::read_text;
+using testing::TempFolder;
+using testing::write_text;
+
+Json parsed(const std::string& text) {
+  JsonProblem problem;
+  std::optional<Json> value = parse_json(text, problem);
+  EXPECT_TRUE(value.has_value()) << problem.found << " at " << problem.byte << ": " << text;
+  return value ? std::move(*value) : Json();
+}
+
+std::string violation(const std::string& schema_name, const std::string& text) {
+  const Json schema = parsed(read_text(source_path("docs/schemas/" + schema_name)));
+  if (!schema.is_object()) return "no schema";
+  return testing::schema_violation(schema, parsed(text), schema);
+}
+
+RunSummary sample_summary() {
+  RunSummary summary;
+  summary.model_path = "m\"odel";
+  summary.device = "cpu";
+  summary.wall_seconds = 12.5;
+  summary.prefill_seconds = 2.0;
+  summary.decode_seconds = 8.0;
+  summary.prompt_tokens = 1000;
+  summary.generated_tokens = 500;
+  summary.records.succeeded = 9;
+  summary.records.failed_by_code = {{"E-IN-JSON", 2}};
+  summary.resumed = 3;
+  summary.total_requests = 11;
+  summary.memory = {{"device", "weights", 100, 90}, {"device", "kv", std::nullopt, 50}};
+  return summary;
+}
+
+TEST(Summary, FollowsItsSchemaInEveryState) {
+  RunOptions options;
+  options.origins = {{"seed", {"5", "command line"}}, {"order", {"input", "default"}}};
+  RunSummary summary = sample_summary();
+  EXPECT_EQ(violation("summary.schema.json", summary_to_json(summary, options)), "");
+  EXPECT_EQ(violation("summary.schema.json", summary_to_json(RunSummary{}, RunOptions{})), "");
+  summary.complete = true;
+  summary.error = "disk full\n";
+  summary.exit_code = 6;
+  summary.emulated = {"link"};
+  summary.phase_boundaries = {10, 20};
+  EXPECT_EQ(violation("summary.schema.json", summary_to_json(summary, options)), "");
+}
+
+TEST(Summary, NumbersAreWhatTheyClaim) {
+  RunOptions options;
+  options.origins = {{"seed", {"5", "command line"}}, {"order", {"input", "default"}}};
+  const Json json = parsed(summary_to_json(sample_summary(), options));
+  const Json* throughput = json.find("throughput");
+  const auto value = [&](const char* name) {
+    return throughput->find(name)->find("value")->number().value();
+  };
+  EXPECT_DOUBLE_EQ(value("requests_per_second"), 8 / 12.5);
+  EXPECT_DOUBLE_EQ(value("prompt_tokens_per_second"), 500.0);
+  EXPECT_DOUBLE_EQ(value("generated_tokens_per_second"), 50.0);
+  EXPECT_DOUBLE_EQ(value("decode_tokens_per_second"), 62.5);
+  EXPECT_DOUBLE_EQ(value("total_tokens_per_second"), 150.0);
+  EXPECT_EQ(json.find("requests")->find("failed")->integer(), 2);
+  EXPECT_EQ(json.find("requests")->find("failed_by_code")->find("E-IN-JSON")->integer(), 2);
+  EXPECT_EQ(json.find("peak_bytes")->find("device")->integer(), 140);
+  EXPECT_NE(json.find("options")->find("seed"), nullptr);
+  EXPECT_EQ(json.find("options")->find("order"), nullptr) << "a default is not listed";
+  const Json empty = parsed(summary_to_json(RunSummary{}, RunOptions{}));
+  EXPECT_TRUE(empty.find("throughput")->find("decode_tokens_per_second")->find("value")->is_null());
+}
+
+TEST(Summary, IsWrittenWhole) {
+  const TempFolder folder;
+  RunOptions options = testing::job_options(folder);
+  write_summary(sample_summary(), options);
+  EXPECT_EQ(read_text(options.output + ".summary.json"),
+            summary_to_json(sample_summary(), options));
+  EXPECT_FALSE(testing::exists(options.output + ".summary.json.tmp"));
+}
+
+TEST(ManifestFile, FollowsItsSchemaAndReadsBack) {
+  const TempFolder folder;
+  write_text(folder / "in.jsonl", testing::sample_prompts(20));
+  RunOptions options = testing::job_options(folder);
+  options.seed = UINT64_MAX;
+  options.sampling.stop = {"\n", "\"quoted\"", "ü"};
+  options.sampling.temperature = 0.1;
+  options.weights_dtype = DType::kF16;
+  const Manifest manifest = testing::test_manifest(options);
+  const std::string text = manifest_to_json(manifest);
+  EXPECT_EQ(violation("manifest.schema.json", text), "");
+  const Manifest back = parse_manifest(text, "m");
+  EXPECT_TRUE(manifest_differences(back, manifest).empty());
+  EXPECT_EQ(manifest_to_json(back).size(), text.size());
+}
+
+TEST(ManifestFile, EveryFieldIsCheckedOnReading) {
+  const TempFolder folder;
+  write_text(folder / "in.jsonl", "");
+  const std::string text = manifest_to_json(testing::test_manifest(testing::job_options(folder)));
+  // Cutting or damaging any value must be an error that names a field, never a crash.
+  for (std::size_t at = text.find("program"); at < text.size(); at += 3) {
+    std::string damaged = text;
+    damaged[at] = '#';
+    std::string message;
+    const std::string code =
+        testing::code_thrown([&] { (void)parse_manifest(damaged, "m"); }, &message);
+    EXPECT_TRUE(code.empty() || code == "E-IN-MANIFEST") << message;
+  }
+  EXPECT_EQ(testing::code_thrown([] { (void)parse_manifest("[]", "m"); }), "E-IN-MANIFEST");
+  EXPECT_EQ(testing::code_thrown([] { (void)parse_manifest(R"({"format": "x/9"})", "m"); }),
+            "E-IN-MANIFEST");
+}
+
+TEST(ManifestFile, MovedFilesAndOtherMachinesAreTheSameJob) {
+  const TempFolder folder;
+  write_text(folder / "in.jsonl", "");
+  const Manifest manifest = testing::test_manifest(testing::job_options(folder));
+  Manifest moved = manifest;
+  moved.input_path = "/elsewhere";
+  moved.model.path = "/elsewhere";
+  moved.writer_host = "other";
+  moved.commit = "other";
+  EXPECT_TRUE(manifest_differences(manifest, moved).empty());
+  moved.kv_dtype = "f16";
+  EXPECT_EQ(manifest_differences(manifest, moved),
+            std::vector<std::string>{"kv-dtype: f32 there, f16 now"});
+}
+
+TEST(Records, FollowTheirSchema) {
+  Request request;
+  request.index = 3;
+  Completion completion;
+  completion.index = 3;
+  completion.text = "x";
+  completion.tokens = {1, 2};
+  completion.logprobs = {{1, -0.5F, {{1, -0.5F}}}, {2, -0.5F, {}}};
+  BadLine bad;
+  bad.error = {"E-IN-JSON", "m"};
+  for (const LineForm form : {LineForm::kSimple, LineForm::kOpenAi}) {
+    request.line_form = bad.line_form = form;
+    for (const auto& id : {std::optional<std::string>(), std::optional<std::string>("a")}) {
+      request.id = bad.id = id;
+      EXPECT_EQ(violation("record.schema.json", record_line(request, completion)), "");
+      EXPECT_EQ(violation("record.schema.json", record_line(bad)), "");
+    }
+  }
+  EXPECT_NE(violation("record.schema.json", R"({"index": 3})"), "");
+  request.line_form = LineForm::kSimple;
+  for (const std::vector<double>& each :
+       {std::vector<double>{}, std::vector<double>{-0.25, -1e-9}}) {
+    completion.score = LineScore{-0.25, true, each};
+    EXPECT_EQ(violation("record.schema.json", record_line(request, completion)), "");
+  }
+}
+
+TEST(ErrorCatalog, IsSortedAndExplainsEveryCodeOfThisLayer) {
+  std::set<std::string> known;
+  std::string last;
+  for (const ErrorExplanation& entry : error_catalog()) {
+    EXPECT_LT(last, entry.code);
+    EXPECT_GT(entry.text.size(), 40U) << entry.code;
+    last = entry.code;
+    known.insert(last);
+  }
+  const std::regex code_pattern("\"(E-(ST|CFG|TOK|IN|CLI|PLAN|MEM|IO|DEV|NUM|INT)-[A-Z0-9]+)\"");
+  for (const char* folder : {"runtime", "models", "memory", "kernels", "scheduler", "tools"}) {
+    for (const auto& file : std::filesystem::recursive_directory_iterator(source_path(folder))) {
+      const std::string extension = file.path().extension().string();
+      if (extension != ".cpp" && extension != ".h") continue;
+      const std::string text = read_text(file.path().string());
+      for (std::sregex_iterator match(text.begin(), text.end(), code_pattern), end; match != end;
+           ++match) {
+        EXPECT_TRUE(known.contains((*match)[1].str()))
+            << (*match)[1].str() << " in " << file.path()
+            << " has no paragraph in runtime/base/error_codes.inc";
+      }
+    }
+  }
+  EXPECT_FALSE(explain_error("E-ST-NOSUCH").has_value());
+}
+
+}  // namespace
+}  // namespace triphase

@@ -1,0 +1,172 @@
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+
+#include <fstream>
+#include <random>
+#include <sstream>
+
+#include "runtime/base/error.h"
+#include "runtime/plan/profile_file.h"
+#include "scheduler/cost/hardware_spec.h"
+#include "scheduler/cost/step_cost.h"
+#include "tests/unit/runtime/json_schema.h"
+
+namespace triphase {
+namespace {
+
+using ::testing::DoubleEq;
+using ::testing::ElementsAre;
+using ::testing::HasSubstr;
+
+HardwareProfile opt30b_on_h100() {
+  const ModelCosts model = model_costs(builtin_shape("opt-30b").value(), DType::kF16);
+  return derive_profile(*find_hardware("h100-80gb"), model, DType::kF16);
+}
+
+TEST(GridTable, MonotoneFitIsTheNearestInLeastSquares) {
+  std::vector<double> values = {1, 3, 2, 2, 5, 4};
+  make_monotone(values);
+  EXPECT_THAT(values,
+              ElementsAre(1, DoubleEq(7.0 / 3), DoubleEq(7.0 / 3), DoubleEq(7.0 / 3), 4.5, 4.5));
+}
+
+TEST(GridTable, InterpolatesBetweenSamplesAndFlagsTheOutside) {
+  const TimeCurve curve(GridTable{.x = {10, 20, 40}, .seconds = {1, 2, 3}});
+  EXPECT_DOUBLE_EQ(curve.at(15).seconds, 1.5);
+  EXPECT_DOUBLE_EQ(curve.at(40).seconds, 3.0);
+  EXPECT_FALSE(curve.at(40).extrapolated);
+  EXPECT_DOUBLE_EQ(curve.at(60).seconds, 4.0) << "the last slope goes on";
+  EXPECT_TRUE(curve.at(60).extrapolated);
+  EXPECT_TRUE(curve.at(5).extrapolated);
+  EXPECT_DOUBLE_EQ(curve.at(5).seconds, 0.5);
+  EXPECT_DOUBLE_EQ(curve.at(0).seconds, 0.0) << "nothing to do takes no time";
+  const TimeCurve plane(GridTable{.x = {1, 2}, .y = {0, 10}, .seconds = {1, 3, 2, 6}});
+  EXPECT_DOUBLE_EQ(plane.at(1.5, 5).seconds, 3.0);
+  EXPECT_DOUBLE_EQ(TimeCurve(GridTable{.x = {8}, .seconds = {2}}).at(12).seconds, 3.0);
+}
+
+TEST(GridTableProperty, MoreWorkIsNeverFaster) {
+  std::mt19937 random(5);
+  std::uniform_real_distribution<double> noise(0.0, 2.0);
+  for (int round = 0; round < 300; ++round) {
+    GridTable table;
+    const std::size_t rows = random() % 6 + 1;
+    const std::size_t columns = random() % 6 + 1;
+    for (std::size_t i = 0; i < rows; ++i) table.x.push_back(static_cast<double>(i * 3 + 1));
+    for (std::size_t i = 0; i < columns; ++i) table.y.push_back(static_cast<double>(i * 2));
+    for (std::size_t i = 0; i < rows * columns; ++i) table.seconds.push_back(noise(random));
+    const TimeCurve curve(table);
+    const double x_limit = table.x.back();
+    const double y_limit = table.y.back();
+    for (int probe = 0; probe < 20; ++probe) {
+      const double x = 1.0 + (x_limit - 1.0) * noise(random) / 2.0;
+      const double y = y_limit * noise(random) / 2.0;
+      const double here = curve.at(x, y).seconds;
+      ASSERT_GE(curve.at(x + (x_limit - x) / 2.0, y).seconds, here - 1e-12);
+      ASSERT_GE(curve.at(x, y + (y_limit - y) / 2.0).seconds, here - 1e-12);
+    }
+  }
+}
+
+TEST(ModelCosts, CountTheWeightsAndKvOfPublishedShapes) {
+  const ModelCosts model = model_costs(builtin_shape("opt-30b").value(), DType::kF16);
+  EXPECT_NEAR(static_cast<double>(model.weights()), 60e9, 0.6e9);
+  EXPECT_DOUBLE_EQ(kv_layer_bytes(model, DType::kF16, 32) * 48, 1376256.0);
+  EXPECT_DOUBLE_EQ(kv_layer_bytes(model, DType::kI8, 128), 14336.0 + 448.0);
+  EXPECT_DOUBLE_EQ(input_layer_bytes(model), 7168.0 + 4.0);
+  const ModelCosts grouped = model_costs(builtin_shape("llama-3-8b").value(), DType::kF16);
+  EXPECT_DOUBLE_EQ(kv_layer_bytes(grouped, DType::kF16, 32), 4096.0);
+}
+
+TEST(HardwareSpec, DerivedTimesFollowTheRoofline) {
+  const HardwareProfile profile = opt30b_on_h100();
+  const CostModel model(profile);
+  // 60 GB of weights at 3350 GB/s x 0.85, and 48 layers of launches.
+  EXPECT_NEAR(model.decode(false, 1, 0).seconds, 60e9 / (3350e9 * 0.85) + 48 * 25e-6, 4e-4);
+  // KV of 64 sequences of 640 tokens, FP16 and INT8.
+  const double dense = model.decode(false, 64, 64 * 640).seconds;
+  const double int8 = model.decode(true, 64, 64 * 640).seconds;
+  EXPECT_NEAR(dense - model.decode(false, 64, 0).seconds, 56.4e9 / (3350e9 * 0.85), 4e-4);
+  EXPECT_LT(int8, dense);
+  EXPECT_NEAR(model.h2d(20e9).seconds, 1.0, 1e-3);
+  EXPECT_NEAR(model.gather(14784, 1e6).seconds, 14784e6 / 18e9 + 2e-3, 2e-3);
+  EXPECT_FALSE(model.gather(14784, 1e6).extrapolated);
+  EXPECT_EQ(find_hardware("h300"), nullptr);
+  for (const std::string& name : hardware_names()) {
+    const HardwareProfile each = derive_profile(
+        *find_hardware(name), model_costs(*builtin_shape("opt-6.7b"), DType::kF16), DType::kF16);
+    for (const GridTable& table : each.tables) EXPECT_EQ(table_problem(table), "") << name;
+  }
+}
+
+TEST(StepCost, TheSlowestLaneDecidesAndTheFirstLayerWaits) {
+  const CostModel model(opt30b_on_h100());
+  StepWork work{.decode_rows = 64, .touched_tokens = 64 * 100};
+  const StepRules rules{.layers = 48};
+  const LaneTimes alone = model.step(work, rules);
+  EXPECT_DOUBLE_EQ(alone.step, alone.compute);
+  work.gathered_records = 1000;
+  work.record_bytes = 14784;
+  const LaneTimes hidden = model.step(work, rules);
+  EXPECT_NEAR(hidden.step, alone.step + hidden.h2d / 48, 1e-12) << "the link hides under compute";
+  work.gathered_records = 48 * 64 * 400;
+  const LaneTimes bound = model.step(work, rules);
+  EXPECT_GT(bound.h2d, bound.compute);
+  EXPECT_NEAR(bound.step, bound.h2d, 1e-9);
+  const LaneTimes serial = model.step(work, {.layers = 48, .overlap = false});
+  EXPECT_NEAR(serial.step, bound.compute + bound.h2d, 1e-9);
+  EXPECT_GT(model.step(work, {.layers = 48, .pinned = false}).step, 1.9 * bound.step);
+  EXPECT_GT(model.step(work, {.layers = 48, .sync_each_layer = true}).step, bound.step);
+}
+
+std::string changed(std::string text, const std::string& from, const std::string& to) {
+  const std::size_t at = text.find(from);
+  EXPECT_NE(at, std::string::npos) << from;
+  return at == std::string::npos ? text : text.replace(at, from.size(), to);
+}
+
+TEST(ProfileFile, SurvivesWritingAndReading) {
+  HardwareProfile profile = opt30b_on_h100();
+  profile.table(CostTable::kH2D).spread.assign(profile.table(CostTable::kH2D).x.size(), 1e-6);
+  profile.model_name = "opt-30b";
+  const std::string text = profile_to_json(profile);
+  EXPECT_EQ(parse_profile(text, "p.json"), profile);
+  EXPECT_EQ(profile_fingerprint(parse_profile(text, "p.json")), profile_fingerprint(profile));
+  std::ifstream file(std::string(TRIPHASE_TEST_SOURCE_DIR) + "/docs/schemas/profile.schema.json");
+  std::stringstream schema_text;
+  schema_text << file.rdbuf();
+  JsonProblem problem;
+  const auto schema = parse_json(schema_text.str(), problem);
+  ASSERT_TRUE(schema.has_value());
+  EXPECT_EQ(testing::schema_violation(*schema, *parse_json(text, problem), *schema), "");
+}
+
+TEST(ProfileFile, NamesTheFieldThatIsWrong) {
+  const std::string good = profile_to_json(opt30b_on_h100());
+  const auto message = [](const std::string& text) -> std::string {
+    try {
+      (void)parse_profile(text, "p.json");
+    } catch (const Error& error) {
+      EXPECT_EQ(error.code(), "E-PLAN-PROFILE");
+      EXPECT_EQ(error.role(), ErrorRole::kInput);
+      return error.message();
+    }
+    return "accepted";
+  };
+  EXPECT_THAT(message(changed(good, "profile/1", "profile/2")),
+              HasSubstr("format: \"triphase-profile/2\", expected"));
+  EXPECT_THAT(message(changed(good, "\"batch\": [1, 2", "\"batch\": [2, 1")),
+              HasSubstr("tables.decode.batch[1]: 1 after 2, expected increasing values"));
+  EXPECT_THAT(message(changed(good, "\"layers\": 48", "\"layers\": 0")),
+              HasSubstr("model.layers: 0, expected an integer from 1"));
+  EXPECT_THAT(message(changed(good, "\"gather\"", "\"gathers\"")),
+              HasSubstr("tables.gather: missing"));
+  EXPECT_THAT(message(changed(good, "\"measured\": false", "\"measured\": 3")),
+              HasSubstr("measured: 3, expected true or false"));
+  EXPECT_THAT(message(changed(good, "\"name\": \"h100-80gb\"", "\"nam\": 1, \"name\": \"x\"")),
+              HasSubstr("nam: an unknown field"));
+  EXPECT_THAT(message(good.substr(0, good.size() / 2)), HasSubstr("p.json"));
+}
+
+}  // namespace
+}  // namespace triphase

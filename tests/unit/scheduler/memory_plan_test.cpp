@@ -1,0 +1,110 @@
+#include "scheduler/memory_plan.h"
+
+#include <gtest/gtest.h>
+
+#include "runtime/base/error.h"
+
+namespace triphase {
+namespace {
+
+MemoryRequest request() {
+  return {.budget = 10'000,
+          .kv_budget = {},
+          .weights = 4'000,
+          .scratch = [](std::int64_t batch) { return 100 * static_cast<std::uint64_t>(batch); },
+          .page_bytes = 50,
+          .layers = 2,
+          .block_tokens = 4,
+          .context = 12,
+          .batch_size = {}};
+}
+
+TEST(PlanMemory, GivesKvTheRestInWholeBlocks) {
+  MemoryRequest wanted = request();
+  wanted.batch_size = 10;
+  const MemoryPlan plan = plan_memory(wanted);
+  EXPECT_EQ(plan.scratch, 1'000u);
+  EXPECT_EQ(plan.kv_pages, 30 * 2) << "ten sequences of three blocks are less than the rest";
+  EXPECT_EQ(plan.kv, 3'000u);
+  EXPECT_EQ(plan.kv_tokens_per_sequence, 12);
+  wanted.budget = 5'750;
+  EXPECT_EQ(plan_memory(wanted).kv_pages, 7 * 2);
+  EXPECT_LE(plan_memory(wanted).total(), wanted.budget);
+}
+
+TEST(PlanMemory, ShrinksTheDefaultBatchBeforeItRefuses) {
+  MemoryRequest wanted = request();
+  wanted.budget = 4'950;
+  const MemoryPlan plan = plan_memory(wanted);
+  EXPECT_EQ(plan.batch_size, 8);
+  EXPECT_EQ(plan.kv_pages, 2);
+  EXPECT_EQ(plan.kv_tokens_per_sequence, 4) << "only one block fits";
+}
+
+TEST(PlanMemory, RefusesWithWhatWouldFit) {
+  MemoryRequest wanted = request();
+  wanted.budget = 4'450;
+  wanted.batch_size = 16;
+  try {
+    (void)plan_memory(wanted);
+    FAIL() << "does not fit";
+  } catch (const Error& error) {
+    EXPECT_EQ(error.code(), "E-MEM-FIT");
+    EXPECT_EQ(error.role(), ErrorRole::kResources);
+    EXPECT_EQ(error.hint(), "--batch-size 2 fits");
+  }
+  wanted.budget = 4'150;
+  try {
+    (void)plan_memory(wanted);
+    FAIL() << "does not fit";
+  } catch (const Error& error) {
+    EXPECT_NE(error.hint().find("4200B"), std::string::npos);
+  }
+}
+
+TEST(PlanMemory, KvBudgetHolds) {
+  MemoryRequest wanted = request();
+  wanted.kv_budget = 250;
+  EXPECT_EQ(plan_memory(wanted).kv, 200u);
+  wanted.kv_budget = 99;
+  EXPECT_THROW((void)plan_memory(wanted), Error);
+}
+
+TEST(PlanMemory, TheHostTakesWhatTheDeviceCannotHold) {
+  MemoryRequest wanted = request();
+  wanted.batch_size = 10;
+  wanted.host = MemoryRequest::Host{.budget = 100'000};
+  EXPECT_EQ(plan_memory(wanted).host_blocks, 0) << "everything fits on the device";
+  wanted.budget = 6'500;
+  const MemoryPlan plan = plan_memory(wanted);
+  EXPECT_EQ(plan.host_blocks, 30);
+  EXPECT_EQ(plan.host_kv, 3'000u);
+  EXPECT_EQ(plan.staging_pages, 6) << "two sequences of three blocks in one layer";
+  EXPECT_EQ(plan.kv_pages, (6'500 - 5'000 - 6 * 50) / 100 * 2);
+  EXPECT_LE(plan.total(), wanted.budget);
+  wanted.host->budget = 250;
+  EXPECT_EQ(plan_memory(wanted).host_blocks, 2);
+  wanted.host->always = true;
+  wanted.budget = 10'000;
+  EXPECT_EQ(plan_memory(wanted).host_blocks, 2);
+}
+
+TEST(PlanMemory, Int8PaysForScalesAndOpenPages) {
+  MemoryRequest wanted = request();
+  wanted.batch_size = 10;
+  wanted.scale_bytes = 10;
+  wanted.open_page_bytes = 7;
+  wanted.open_pages = [](std::int64_t batch) { return 3 * batch; };
+  MemoryPlan plan = plan_memory(wanted);
+  EXPECT_EQ(plan.open_pages, 30);
+  EXPECT_EQ(plan.kv, 30u * 2 * 60 + 30 * 7);
+  wanted.host = MemoryRequest::Host{.budget = 100'000};
+  wanted.budget = 6'500;
+  plan = plan_memory(wanted);
+  EXPECT_GT(plan.host_blocks, 0);
+  EXPECT_LE(plan.total(), wanted.budget);
+  EXPECT_LE(static_cast<std::uint64_t>(plan.host_blocks) * 20, (6'500u - 5'000 - 210) / 2);
+}
+
+}  // namespace
+}  // namespace triphase

@@ -1,0 +1,138 @@
+#include "scheduler/simulator/simulator.h"
+
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+
+#include <random>
+
+#include "scheduler/cost/hardware_spec.h"
+#include "scheduler/placement/device_only_policy.h"
+#include "scheduler/placement/triphase_policy.h"
+#include "scheduler/simulator/simulation_policies.h"
+
+namespace triphase {
+namespace {
+
+struct Machine {
+  HardwareProfile profile;
+  CostModel cost;
+  SimulatedJob job;
+};
+
+Machine machine(const char* shape, const char* name, std::int64_t batch, double caching_ratio) {
+  const ModelCosts model = model_costs(builtin_shape(shape).value(), DType::kF16);
+  HardwareProfile profile = derive_profile(*find_hardware(name), model, DType::kF16);
+  SimulatedJob job{.model = model,
+                   .device_memory = profile.device_memory,
+                   .host_memory = profile.host_memory,
+                   .batch_size = batch,
+                   .caching_ratio = caching_ratio,
+                   .miss_rate = caching_ratio < 1.0 ? 0.25 : 1.0};
+  job.lines.assign(static_cast<std::size_t>(batch), {128, 512});
+  CostModel cost(profile);
+  return {std::move(profile), std::move(cost), std::move(job)};
+}
+
+TEST(Simulator, PoliciesAgreeWhenEverythingFits) {
+  const Machine m = machine("opt-6.7b", "h100-80gb", 8, 1.0);
+  const double expected = simulate_policy("device-only", m.cost, m.job, {}).result.seconds;
+  EXPECT_GT(expected, 0.0);
+  for (const char* name : {"triphase", "vllm", "accelerate", "zero", "flexgen"}) {
+    const SimulationResult result = simulate_policy(name, m.cost, m.job, {}).result;
+    EXPECT_EQ(result.infeasible, "") << name;
+    EXPECT_NEAR(result.seconds, expected, 0.02 * expected) << name;
+    EXPECT_EQ(result.generated_tokens, 8u * 512) << name;
+    EXPECT_EQ(result.suspensions, 0) << name;
+  }
+}
+
+TEST(Simulator, ThePlanIsWhatHappens) {
+  for (const double ratio : {1.0, 0.2}) {
+    const Machine m = machine("opt-30b", "h100-80gb", 64, ratio);
+    const NamedSimulation named = simulate_policy("triphase", m.cost, m.job, {});
+    ASSERT_EQ(named.result.infeasible, "");
+    ASSERT_TRUE(named.plan.has_value());
+    EXPECT_NEAR(named.result.tokens_per_second, named.plan->tokens_per_second,
+                0.1 * named.plan->tokens_per_second);
+    EXPECT_LE(named.result.device_peak, m.job.device_memory);
+    EXPECT_GT(named.result.phase_steps[1] + named.result.phase_steps[2], 0);
+    EXPECT_EQ(named.result.suspensions, 0);
+  }
+}
+
+TEST(Simulator, BeatsTheBaselinesWhereKvOutgrowsTheDevice) {
+  const Machine m = machine("opt-30b", "h100-80gb", 64, 0.2);
+  const auto speed = [&](const char* name) {
+    return simulate_policy(name, m.cost, m.job, {.choose_kv_dtype = true}).result.tokens_per_second;
+  };
+  const double ours = speed("triphase");
+  EXPECT_GT(ours, 1.4 * speed("flexgen"));
+  EXPECT_GT(ours, speed("vllm"));
+  EXPECT_GT(ours, 10.0 * speed("accelerate"));
+}
+
+TEST(Simulator, SaysWhyAJobCannotRun) {
+  const Machine zero = machine("opt-13b", "v100-32gb", 64, 1.0);
+  EXPECT_THAT(simulate_policy("zero", zero.cost, zero.job, {}).result.infeasible,
+              ::testing::HasSubstr("--policy zero"));
+  const Machine small = machine("opt-13b", "v100-16gb", 4, 1.0);
+  EXPECT_THAT(simulate_policy("device-only", small.cost, small.job, {}).result.infeasible,
+              ::testing::HasSubstr("weights"));
+  EXPECT_EQ(simulate_policy("flexgen", small.cost, small.job, {}).result.infeasible, "")
+      << "weights can be streamed";
+}
+
+TEST(Simulator, VllmPreemptsAndRepeats) {
+  const Machine m = machine("opt-30b", "h100-80gb", 64, 1.0);
+  const SimulationResult drop = simulate_policy("vllm", m.cost, m.job, {}).result;
+  EXPECT_GT(drop.suspensions, 0);
+  EXPECT_GT(drop.repeated_tokens, 0u);
+  const SimulationResult swap =
+      simulate_policy("vllm", m.cost, m.job, {.vllm_preemption = SuspendMode::kSwap}).result;
+  EXPECT_GT(swap.d2h_bytes, 0.0);
+  EXPECT_EQ(swap.repeated_tokens, 0u);
+}
+
+TEST(SimulatorProperty, EveryLineEndsWithinTheBudgets) {
+  const ModelCosts model = model_costs(builtin_shape("opt-125m").value(), DType::kF16);
+  const HardwareProfile profile = derive_profile(*find_hardware("t4"), model, DType::kF16);
+  const CostModel cost(profile);
+  int ran = 0;
+  for (unsigned seed = 0; seed < 150; ++seed) {
+    std::mt19937 random(seed);
+    const auto pick = [&](std::int64_t low, std::int64_t high) {
+      return std::uniform_int_distribution<std::int64_t>(low, high)(random);
+    };
+    SimulatedJob job{
+        .model = model,
+        .block_tokens = std::int64_t{1} << pick(2, 5),
+        .device_memory = model.weights() + static_cast<std::uint64_t>(pick(20, 160)) * 1000000,
+        .host_memory = static_cast<std::uint64_t>(pick(0, 300)) * 1000000,
+        .batch_size = pick(1, 12),
+        .prefill_chunk = pick(16, 200),
+        .caching_ratio = pick(0, 1) == 0 ? 1.0 : 0.3,
+        .miss_rate = 0.5,
+        .keep_steps = true};
+    std::uint64_t tokens = 0;
+    for (std::int64_t line = pick(1, 20); line > 0; --line) {
+      job.lines.push_back({pick(1, 120), pick(1, 60)});
+      tokens += static_cast<std::uint64_t>(job.lines.back().output_tokens);
+    }
+    for (const std::string& name : simulated_policy_names()) {
+      if (name == "flexgen" && seed % 10 != 0) continue;  // tries many variants
+      const SimulationResult result = simulate_policy(name, cost, job, {}).result;
+      if (!result.infeasible.empty()) continue;
+      ++ran;
+      ASSERT_EQ(result.generated_tokens, tokens) << name << ", seed " << seed;
+      ASSERT_LE(result.device_peak, job.device_memory) << name << ", seed " << seed;
+      ASSERT_LE(result.host_peak, job.host_memory) << name << ", seed " << seed;
+      double seconds = 0.0;
+      for (const SimulatedStep& step : result.steps) seconds += step.seconds;
+      ASSERT_NEAR(seconds, result.steps.empty() ? 0.0 : result.seconds, 1e-6 * seconds);
+    }
+  }
+  EXPECT_GT(ran, 200);
+}
+
+}  // namespace
+}  // namespace triphase

@@ -1,0 +1,106 @@
+#include "tests/unit/tokenizer/case_file.h"
+
+#include <gtest/gtest.h>
+
+#include <fstream>
+#include <stdexcept>
+
+#include "runtime/base/json.h"
+
+namespace triphase {
+namespace {
+
+TokenizerCase parse_case(const std::string& line) {
+  JsonProblem problem;
+  const std::optional<Json> json = parse_json(line, problem);
+  if (!json) throw std::runtime_error("bad case: " + line.substr(0, 200));
+  TokenizerCase result;
+  if (const Json* text = json->find("text")) {
+    result.text = *text->string();
+    result.has_text = true;
+    result.decoded = result.text;
+  }
+  for (const Json& id : *json->find("ids")->array()) {
+    result.ids.push_back(static_cast<TokenId>(*id.integer()));
+  }
+  if (const Json* decoded = json->find("decoded")) result.decoded = *decoded->string();
+  if (const Json* shown = json->find("shown")) {
+    result.shown = *shown->string();
+    result.has_shown = true;
+  }
+  result.encode_only = json->find("encode_only") != nullptr;
+  if (json->find("add_special") != nullptr) result.options.add_special = true;
+  if (json->find("parse_special") != nullptr) result.options.parse_special = false;
+  return result;
+}
+
+std::string list(const std::vector<TokenId>& ids) {
+  std::string out;
+  for (std::size_t i = 0; i < std::min<std::size_t>(ids.size(), 60); ++i) {
+    out += std::to_string(ids[i]) + " ";
+  }
+  return out;
+}
+
+std::string streamed(const Tokenizer& tokenizer, const std::vector<TokenId>& ids) {
+  StreamDecoder decoder(tokenizer);
+  std::string text;
+  for (const TokenId id : ids) text += decoder.push(id);
+  return text + decoder.finish();
+}
+
+}  // namespace
+
+std::vector<TokenizerCase> read_cases(const std::string& path) {
+  std::ifstream file(path);
+  if (!file) throw std::runtime_error("cannot open " + path);
+  std::vector<TokenizerCase> cases;
+  std::string line;
+  while (std::getline(file, line)) cases.push_back(parse_case(line));
+  return cases;
+}
+
+CaseCounts compare_with_cases(const Tokenizer& tokenizer, const std::vector<TokenizerCase>& cases) {
+  CaseCounts counts;
+  int failures = 0;
+  const auto differ = [&](const std::string& what) {
+    if (++failures <= 20) ADD_FAILURE() << what;
+  };
+  for (const TokenizerCase& expected : cases) {
+    if (expected.has_text) {
+      const std::vector<TokenId> ids = tokenizer.encode(expected.text, expected.options);
+      ++counts.encoded;
+      counts.tokens += static_cast<std::int64_t>(ids.size());
+      if (ids != expected.ids) {
+        differ("encode \"" + escape_untrusted(expected.text, 300) + "\"\n  gives    " + list(ids) +
+               "\n  expected " + list(expected.ids));
+      }
+    }
+    if (expected.encode_only) continue;
+    ++counts.decoded;
+    const std::string decoded = tokenizer.decode(expected.ids, /*skip_special=*/true);
+    if (decoded != expected.decoded) {
+      differ("decode " + list(expected.ids) + "\n  gives    " + escape_untrusted(decoded, 300) +
+             "\n  expected " + escape_untrusted(expected.decoded, 300));
+    }
+    if (streamed(tokenizer, expected.ids) != decoded) {
+      differ("streamed decode of " + list(expected.ids) + " is not decode");
+    }
+    if (expected.has_shown &&
+        tokenizer.decode(expected.ids, /*skip_special=*/false) != expected.shown) {
+      differ("decode with special tokens of " + list(expected.ids) + "\n  expected " +
+             escape_untrusted(expected.shown, 300));
+    }
+  }
+  if (failures > 20) ADD_FAILURE() << failures << " differences in all";
+  return counts;
+}
+
+ModelConfig config_with_vocabulary(std::int64_t vocab_size, const std::string& model_type) {
+  ModelConfig config;
+  config.vocab_size = vocab_size;
+  config.model_type = model_type;
+  return config;
+}
+
+}  // namespace triphase

@@ -1,0 +1,40 @@
+#pragma once
+
+// Reads cases.jsonl files of tools/make_tokenizer_fixtures.py and compares a tokenizer with them.
+
+#include <cstdint>
+#include <string>
+#include <vector>
+
+#include "models/tokenizer/tokenizer.h"
+
+namespace triphase {
+
+struct TokenizerCase {
+  std::string text;
+  std::vector<TokenId> ids;
+  std::string decoded;  // skip_special
+  std::string shown;    // with special tokens
+  bool has_text = false;
+  bool has_shown = false;
+  bool encode_only = false;
+  EncodeOptions options{.add_special = false, .parse_special = true};
+};
+
+[[nodiscard]] std::vector<TokenizerCase> read_cases(const std::string& path);
+
+struct CaseCounts {
+  std::int64_t encoded = 0;
+  std::int64_t decoded = 0;
+  std::int64_t tokens = 0;
+};
+
+// Encodes, decodes and streams every case; each difference is a test failure (the first 20 are
+// printed).
+CaseCounts compare_with_cases(const Tokenizer& tokenizer, const std::vector<TokenizerCase>& cases);
+
+// A config that accepts any id below `vocab_size`.
+[[nodiscard]] ModelConfig config_with_vocabulary(std::int64_t vocab_size,
+                                                 const std::string& model_type = "llama");
+
+}  // namespace triphase

@@ -1,0 +1,307 @@
+// tokenizer.json and the files beside it as an enemy would write them: every refusal names the
+// place and has its code.
+
+#include <gtest/gtest.h>
+
+#include "models/tokenizer/tokenizer.h"
+#include "tests/unit/tokenizer/case_file.h"
+#include "tests/unit/tokenizer/model_builder.h"
+
+namespace triphase {
+namespace {
+
+using Files = std::vector<std::pair<std::string, std::string>>;
+
+std::unique_ptr<Tokenizer> load(const Files& files, Notes& notes, std::int64_t rows = 100,
+                                const std::string& model_type = "llama") {
+  const TemporaryFolder folder;
+  for (const auto& [name, content] : files) folder.write(name, content);
+  return load_tokenizer(folder.path(), config_with_vocabulary(rows, model_type), notes);
+}
+
+std::unique_ptr<Tokenizer> load(const JsonSpec& spec) {
+  Notes notes;
+  return load({{"tokenizer.json", spec.text()}}, notes);
+}
+
+std::vector<TokenId> encode(const Tokenizer& tokenizer, std::string_view text) {
+  return tokenizer.encode(text, EncodeOptions{});
+}
+
+void expect_refused(const Files& files, const std::string& code,
+                    const std::vector<std::string>& parts, std::int64_t rows = 100) {
+  Notes notes;
+  try {
+    load(files, notes, rows);
+    ADD_FAILURE() << "not refused, expected " << code;
+  } catch (const Error& error) {
+    EXPECT_EQ(error.code(), code) << error.what();
+    EXPECT_EQ(error.role(), ErrorRole::kModel) << error.what();
+    for (const std::string& part : parts) {
+      EXPECT_NE(error.message().find(part), std::string::npos) << error.what() << " lacks " << part;
+    }
+  }
+}
+
+void expect_json_refused(const JsonSpec& spec, const std::string& code,
+                         const std::vector<std::string>& parts) {
+  expect_refused({{"tokenizer.json", spec.text()}}, code, parts);
+}
+
+TEST(TokenizerJson, PlainFileWorks) {
+  const auto tokenizer = load(JsonSpec{});
+  ASSERT_NE(tokenizer, nullptr);
+  EXPECT_EQ(encode(*tokenizer, "abc ab"), (std::vector<TokenId>{4, 5, 3}));
+  EXPECT_EQ(tokenizer->decode(std::vector<TokenId>{4, 5, 3}, true), "abc ab");
+  EXPECT_EQ(tokenizer->vocab_size(), 6);
+  EXPECT_EQ(tokenizer->kind(), "byte-level bpe");
+}
+
+TEST(TokenizerJson, NothingThereIsNotAnError) {
+  Notes notes;
+  EXPECT_EQ(load({}, notes), nullptr);
+}
+
+TEST(TokenizerJson, HalfOfVocabularyAndMergesIsNamed) {
+  expect_refused({{"vocab.json", "{}"}}, "E-TOK-FILE", {"merges.txt"});
+  expect_refused({{"merges.txt", "a b\n"}}, "E-TOK-FILE", {"vocab.json"});
+}
+
+TEST(TokenizerJson, UnknownComponentsAreRefusedByPath) {
+  JsonSpec spec;
+  spec.model_type = "\"WordPiece\"";
+  expect_json_refused(spec, "E-TOK-COMPONENT",
+                      {"tokenizer.json: model.type: \"WordPiece\"", "BPE"});
+  spec = {};
+  spec.pre_tokenizer =
+      R"({"type":"Sequence","pretokenizers":[{"type":"ByteLevel"},{"type":"Nonsense"}]})";
+  expect_json_refused(spec, "E-TOK-COMPONENT",
+                      {"pre_tokenizer.pretokenizers[1].type: \"Nonsense\""});
+  spec = {};
+  spec.normalizer = R"({"type":"Sequence","normalizers":[{"type":"Sequence","normalizers":[)"
+                    R"({"type":"Precompiled","precompiled_charsmap":""}]}]})";
+  expect_json_refused(spec, "E-TOK-COMPONENT",
+                      {"normalizer.normalizers[0].normalizers[0].type", "Precompiled"});
+  spec = {};
+  spec.decoder = R"({"type":"WordPiece"})";
+  expect_json_refused(spec, "E-TOK-COMPONENT", {"decoder.type"});
+  spec = {};
+  spec.decoder = R"({"type":"Sequence","decoders":[{"type":"Fuse"},{"type":"ByteLevel"}]})";
+  expect_json_refused(spec, "E-TOK-COMPONENT", {"decoder.decoders[1].type"});
+  spec = {};
+  spec.post_processor = R"({"type":"BertProcessing"})";
+  expect_json_refused(spec, "E-TOK-COMPONENT", {"post_processor.type"});
+  spec = {};
+  spec.pre_tokenizer = R"({"type":"Split","pattern":{"String":" "},"behavior":"Sideways"})";
+  expect_json_refused(spec, "E-TOK-COMPONENT", {"pre_tokenizer.behavior", "Sideways"});
+  spec = {};
+  spec.model_extra = R"(,"end_of_word_suffix":"</w>")";
+  expect_json_refused(spec, "E-TOK-COMPONENT", {"model.end_of_word_suffix", "</w>"});
+  spec = {};
+  spec.model_extra = R"(,"dropout":0.1)";
+  expect_json_refused(spec, "E-TOK-COMPONENT", {"model.dropout"});
+}
+
+TEST(TokenizerJson, WrongTypesAreRefusedByPath) {
+  JsonSpec spec;
+  spec.vocab = "[]";
+  expect_json_refused(spec, "E-TOK-FORMAT", {"model.vocab"});
+  spec = {};
+  spec.merges = "3";
+  expect_json_refused(spec, "E-TOK-FORMAT", {"model.merges: 3"});
+  spec = {};
+  spec.pre_tokenizer = "7";
+  expect_json_refused(spec, "E-TOK-FORMAT", {"pre_tokenizer.type"});
+  spec = {};
+  spec.pre_tokenizer = R"({"type":"ByteLevel","add_prefix_space":"yes"})";
+  expect_json_refused(spec, "E-TOK-FORMAT", {"pre_tokenizer.add_prefix_space", "true or false"});
+  expect_refused({{"tokenizer.json", "[1]"}}, "E-TOK-FORMAT", {"array of 1"});
+  expect_refused({{"tokenizer.json", "{"}}, "E-TOK-JSON", {"tokenizer.json"});
+  expect_refused({{"tokenizer.json", std::string(100, '[')}}, "E-TOK-JSON", {"64"});
+  expect_refused({{"tokenizer.json", "version https://git-lfs.github.com/spec/v1\noid sha256:0\n"}},
+                 "E-TOK-LFS", {"git lfs pull"});
+}
+
+TEST(TokenizerJson, IdsAreChecked) {
+  JsonSpec spec;
+  spec.vocab = R"({"a":0,"b":0})";
+  spec.merges = "[]";
+  expect_json_refused(spec, "E-TOK-ID", {"model.vocab", "id 0", "\"a\""});
+  for (const char* id : {"-1", "2147483648", "99999999999", "1.5", "\"1\"", "null"}) {
+    spec.vocab = std::string(R"({"a":)") + id + "}";
+    expect_json_refused(spec, "E-TOK-ID", {"model.vocab"});
+  }
+  spec.vocab = R"({"a":100})";
+  expect_json_refused(spec, "E-TOK-SIZE", {"token id 100", "100 embedding rows"});
+  spec.vocab = "{}";
+  expect_json_refused(spec, "E-TOK-FORMAT", {"model.vocab"});
+  // Gaps are normal.
+  spec.vocab = R"({"a":7,"Ġ":99})";
+  const auto tokenizer = load(spec);
+  EXPECT_EQ(encode(*tokenizer, "a a"), (std::vector<TokenId>{7, 99, 7}));
+  EXPECT_EQ(tokenizer->vocab_size(), 100);
+  EXPECT_EQ(tokenizer->decode(std::vector<TokenId>{7, 50, -1, 1000, 99}, true), "a ");
+}
+
+TEST(TokenizerJson, AddedTokensMustAgreeWithTheVocabulary) {
+  JsonSpec spec;
+  spec.added_tokens = R"([{"id":9,"content":"a","special":true}])";
+  expect_json_refused(spec, "E-TOK-ID", {"added_tokens[0].id", "id 9", "id 0"});
+  spec.added_tokens = R"([{"id":1,"content":"<x>","special":true}])";
+  expect_json_refused(spec, "E-TOK-ID", {"added_tokens[0].id"});
+  spec.added_tokens = R"([{"id":100,"content":"<x>","special":true}])";
+  expect_json_refused(spec, "E-TOK-SIZE", {"added_tokens[0].id", "token id 100"});
+  spec.added_tokens = R"([{"id":9,"content":""}])";
+  expect_json_refused(spec, "E-TOK-LIMIT", {"added_tokens[0].content"});
+  spec.added_tokens = R"([{"id":9,"content":")" + std::string(5000, 'x') + R"("}])";
+  expect_json_refused(spec, "E-TOK-LIMIT", {"5000 bytes"});
+}
+
+TEST(TokenizerJson, MergesAreChecked) {
+  JsonSpec spec;
+  for (const char* merges : {R"(["a b","a"])", R"(["a b","a b c"])", R"(["a b",["a"]])",
+                             R"(["a b",["a","b","c"]])", R"(["a b",["a",3]])", R"(["a b",3])"}) {
+    spec.merges = merges;
+    expect_json_refused(spec, "E-TOK-MERGE", {"model.merges[1]"});
+  }
+  spec.merges = R"(["x b"])";
+  expect_json_refused(spec, "E-TOK-MERGE", {"model.merges[0]", "\"x\""});
+  spec.merges = R"(["a x"])";
+  expect_json_refused(spec, "E-TOK-MERGE", {"\"x\""});
+  spec.merges = R"(["a c"])";
+  expect_json_refused(spec, "E-TOK-MERGE", {"\"ac\""});
+  spec.merges = R"([["a","b"],["ab","c"]])";
+  EXPECT_EQ(encode(*load(spec), "abc"), (std::vector<TokenId>{4}));
+  expect_refused(
+      {{"vocab.json", R"({"a":0,"b":1,"ab":2})"}, {"merges.txt", "#version: 0.2\na b\nab\n"}},
+      "E-TOK-MERGE", {"merges.txt:3"});
+}
+
+TEST(TokenizerJson, IgnoreMergesTakesWholePiecesFirst) {
+  JsonSpec spec;
+  spec.merges = "[]";
+  EXPECT_EQ(encode(*load(spec), "abc"), (std::vector<TokenId>{0, 1, 2}));
+  spec.model_extra = R"(,"ignore_merges":true)";
+  EXPECT_EQ(encode(*load(spec), "abc"), (std::vector<TokenId>{4}));
+}
+
+TEST(TokenizerJson, TemplatesNameKnownTokens) {
+  JsonSpec spec;
+  spec.post_processor = R"({"type":"TemplateProcessing","single":[{"SpecialToken":{"id":"<s>"}},)"
+                        R"({"Sequence":{"id":"A"}}],"special_tokens":{}})";
+  expect_json_refused(spec, "E-TOK-TEMPLATE", {"post_processor.single[0].SpecialToken"});
+  spec.post_processor = R"({"type":"TemplateProcessing","single":[{"SpecialToken":{"id":"<s>"}},)"
+                        R"({"Sequence":{"id":"A"}}],"special_tokens":{"<s>":{"ids":[77]}}})";
+  expect_json_refused(spec, "E-TOK-TEMPLATE", {"77"});
+  spec.post_processor = R"({"type":"TemplateProcessing","single":[],"special_tokens":{}})";
+  expect_json_refused(spec, "E-TOK-COMPONENT", {"post_processor.single"});
+  spec.post_processor =
+      R"({"type":"TemplateProcessing","single":[{"SpecialToken":{"id":"c"}},{"Sequence":{"id":"A"}},)"
+      R"({"SpecialToken":{"id":"b"}}],"special_tokens":{"c":{"ids":[2]},"b":{"ids":[1,1]}}})";
+  const auto tokenizer = load(spec);
+  EXPECT_EQ(encode(*tokenizer, "a"), (std::vector<TokenId>{2, 0, 1, 1}));
+  EXPECT_EQ(tokenizer->encode("a", {.add_special = false, .parse_special = true}),
+            (std::vector<TokenId>{0}));
+}
+
+TEST(TokenizerJson, BadPatternsAreRefusedWithTheirOffset) {
+  JsonSpec spec;
+  const auto with_pattern = [&](const std::string& pattern) {
+    spec.pre_tokenizer =
+        R"({"type":"Split","pattern":{"Regex":")" + pattern + R"("},"behavior":"Isolated"})";
+  };
+  with_pattern("ab(c");
+  expect_json_refused(spec, "E-TOK-REGEX", {"pre_tokenizer.pattern.Regex", "offset 4"});
+  // Means a hex digit to Oniguruma and white space to PCRE2.
+  with_pattern(R"(a\\h)");
+  expect_json_refused(spec, "E-TOK-REGEX", {"offset 1"});
+  with_pattern("(*LIMIT_MATCH=1)a");
+  expect_json_refused(spec, "E-TOK-REGEX", {"offset 0"});
+  with_pattern("[a&&b]");
+  expect_json_refused(spec, "E-TOK-REGEX", {"offset 2"});
+  with_pattern(std::string(5000, 'a'));
+  expect_json_refused(spec, "E-TOK-REGEX", {"5000 bytes"});
+  spec.pre_tokenizer = R"({"type":"Split","pattern":{"String":""},"behavior":"Isolated"})";
+  expect_json_refused(spec, "E-TOK-COMPONENT", {"pre_tokenizer.pattern.String"});
+}
+
+TEST(TokenizerJson, CatastrophicPatternIsAnErrorOfTheLine) {
+  JsonSpec spec;
+  spec.pre_tokenizer = R"({"type":"Sequence","pretokenizers":[{"type":"Split","pattern":{"Regex":)"
+                       R"("(a+)+(a+)+(a+)+$|."},"behavior":"Isolated"},{"type":"ByteLevel"}]})";
+  const auto tokenizer = load(spec);
+  EXPECT_FALSE(encode(*tokenizer, "aab").empty());
+  try {
+    static_cast<void>(encode(*tokenizer, std::string(3000, 'a') + "b"));
+    ADD_FAILURE() << "no limit was hit";
+  } catch (const Error& error) {
+    EXPECT_EQ(error.code(), "E-TOK-REGEX");
+    EXPECT_EQ(error.role(), ErrorRole::kInput);
+    EXPECT_NE(error.message().find("at byte"), std::string::npos) << error.what();
+  }
+  // The next line is not affected.
+  EXPECT_FALSE(encode(*tokenizer, "aab").empty());
+}
+
+TEST(TokenizerJson, FilesBesideItAreChecked) {
+  const std::string json = JsonSpec{}.text();
+  expect_refused({{"tokenizer.json", json}, {"tokenizer_config.json", "{"}}, "E-TOK-JSON",
+                 {"tokenizer_config.json"});
+  expect_refused({{"tokenizer.json", json}, {"tokenizer_config.json", R"({"add_bos_token":"x"})"}},
+                 "E-TOK-FORMAT", {"tokenizer_config.json: add_bos_token"});
+  expect_refused(
+      {{"tokenizer.json", json},
+       {"tokenizer_config.json", R"({"added_tokens_decoder":{"-3":{"content":"<x>"}}})"}},
+      "E-TOK-ID", {"added_tokens_decoder"});
+  expect_refused(
+      {{"tokenizer.json", json},
+       {"tokenizer_config.json", R"({"added_tokens_decoder":{"4x":{"content":"<x>"}}})"}},
+      "E-TOK-ID", {"added_tokens_decoder"});
+  expect_refused({{"tokenizer.json", json}, {"added_tokens.json", R"({"<x>":-1})"}}, "E-TOK-ID",
+                 {"added_tokens.json"});
+}
+
+TEST(TokenizerJson, TokenizerWinsOverTheFilesBesideIt) {
+  Notes notes;
+  const auto tokenizer =
+      load({{"tokenizer.json", JsonSpec{}.text()},
+            {"tokenizer_config.json", R"({"chat_template":"{{ 7*7 }}","added_tokens_decoder":{)"
+                                      R"("2":{"content":"a","special":true},)"
+                                      R"("40":{"content":"<new>","special":true}}})"},
+            {"special_tokens_map.json", R"({"bos_token":"c"})"}},
+           notes);
+  EXPECT_EQ(encode(*tokenizer, "a<new>b"), (std::vector<TokenId>{0, 40, 1}));
+  EXPECT_EQ(tokenizer->bos(), std::optional<TokenId>(2));
+  EXPECT_TRUE(tokenizer->is_special(2));
+  EXPECT_TRUE(tokenizer->is_special(40));
+  EXPECT_FALSE(tokenizer->is_special(0));
+  std::string all;
+  for (const std::string& note : notes) all += note + "\n";
+  EXPECT_NE(all.find("\"a\" has id 2"), std::string::npos) << all;
+}
+
+TEST(TokenizerJson, LlamaClassTakesBosFromItsFlags) {
+  Notes notes;
+  const Files files = {
+      {"tokenizer.json", JsonSpec{}.text()},
+      {"tokenizer_config.json",
+       R"({"tokenizer_class":"LlamaTokenizerFast","bos_token":"b","eos_token":"c",)"
+       R"("add_bos_token":true,"add_eos_token":true})"}};
+  EXPECT_EQ(encode(*load(files, notes), "a"), (std::vector<TokenId>{1, 0, 2}));
+}
+
+TEST(TokenizerJson, OptStartsWithItsBos) {
+  Notes notes;
+  const Files files = {{"vocab.json", R"({"<s>":0,"<pad>":1,"</s>":2,"a":3,"b":4,"ab":5})"},
+                       {"merges.txt", "#version: 0.2\na b\n"}};
+  const auto opt = load(files, notes, 100, "opt");
+  EXPECT_EQ(encode(*opt, "ab</s>"), (std::vector<TokenId>{2, 5, 2}));
+  EXPECT_EQ(opt->encode("ab", {.add_special = false, .parse_special = true}),
+            (std::vector<TokenId>{5}));
+  EXPECT_EQ(opt->bos(), std::optional<TokenId>(2));
+  EXPECT_EQ(opt->decode(std::vector<TokenId>{2, 5, 2}, true), "ab");
+  EXPECT_EQ(opt->decode(std::vector<TokenId>{2, 5, 2}, false), "</s>ab</s>");
+}
+
+}  // namespace
+}  // namespace triphase
