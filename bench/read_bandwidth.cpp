@@ -1,0 +1,32 @@
+// Bytes per second this machine reads from memory, for bounds beside measured speeds. Prints JSON.
+// Usage: triphase_read_bandwidth [threads] [runs]; the best of `runs` counts.
+
+#include <algorithm>
+#include <cstdio>
+#include <cstdlib>
+#include <cstring>
+
+#include "kernels/cpu/ceilings.h"
+#include "memory/host_device.h"
+
+namespace {
+
+// Many times any cache.
+constexpr std::size_t kBytes = std::size_t{1} << 30;
+
+}  // namespace
+
+int main(int argc, char** argv) {
+  using namespace triphase;
+  const int threads = std::max(1, argc > 1 ? std::atoi(argv[1]) : 1);
+  const int runs = std::max(1, argc > 2 ? std::atoi(argv[2]) : 5);
+  ThreadPool pool(threads);
+  HostDevice device;
+  auto* data = static_cast<std::byte*>(device.allocate(kBytes));
+  std::memset(data, 1, kBytes);
+  const double seconds = cpu::read_seconds(pool, {data, kBytes}, runs);
+  device.release(data, kBytes);
+  std::printf("{\"threads\": %d, \"read_bytes_per_second\": %.4g}\n", threads,
+              static_cast<double>(kBytes) / seconds);
+  return 0;
+}
