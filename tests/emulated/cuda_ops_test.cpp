@@ -184,7 +184,8 @@ TEST(EmulatedCudaOps, TheCacheHoldsTheSameBytesAsOnTheCpu) {
     EXPECT_EQ(ours.k, theirs.k);
     EXPECT_EQ(ours.v, theirs.v);
     EXPECT_EQ(ours.open_k, theirs.open_k);
-    EXPECT_EQ(std::memcmp(ours.scales.data(), theirs.scales.data(), ours.scales.size() * 4), 0);
+    EXPECT_TRUE(ours.scales.empty() ||
+                std::memcmp(ours.scales.data(), theirs.scales.data(), ours.scales.size() * 4) == 0);
     const std::vector<std::int32_t> slots = {3, 40, 41, 300};
     const std::size_t record =
         static_cast<std::size_t>(2 * Filled::kKvHeads * Filled::kDim) * dtype_bytes(dtype);

@@ -4,6 +4,7 @@
 // unquantized (open pool) and, once closed, as codes, in shuffled pages; everything else is NaN.
 
 #include <algorithm>
+#include <memory>
 #include <utility>
 #include <vector>
 
@@ -215,13 +216,14 @@ class KvCacheTest : public KernelTest {
       }
     }
     const std::size_t bytes = attention_workspace_bytes(sizes);
-    void* workspace = device_.allocate(bytes);
-    std::fill_n(static_cast<float*>(workspace), bytes / sizeof(float),
+    const auto release = [&](std::byte* data) { device_.release(data, bytes); };
+    const std::unique_ptr<std::byte, decltype(release)> workspace(
+        static_cast<std::byte*>(device_.allocate(bytes)), release);
+    std::fill_n(reinterpret_cast<float*>(workspace.get()), bytes / sizeof(float),
                 std::numeric_limits<float>::quiet_NaN());
     TestMatrix out(q.rows, q.cols, 2);
-    ops.attention(q, shape.heads, cache, segments, scale, out.view(),
-                  {static_cast<std::byte*>(workspace), bytes}, *stream_);
-    device_.release(workspace, bytes);
+    ops.attention(q, shape.heads, cache, segments, scale, out.view(), {workspace.get(), bytes},
+                  *stream_);
     return out;
   }
 
