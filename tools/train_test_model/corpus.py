@@ -17,6 +17,7 @@ from __future__ import annotations
 import argparse
 import gzip
 import re
+import shutil
 import struct
 import subprocess
 import unicodedata
@@ -221,6 +222,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--work", type=Path, required=True)
     parser.add_argument("--vocab-size", type=int, default=2048)
+    parser.add_argument("--tokenizer", type=Path, help="use this one instead of training one")
     arguments = parser.parse_args()
     work: Path = arguments.work
 
@@ -234,7 +236,10 @@ def main() -> None:
     (work / "train.txt").write_text("\n".join(train_lines) + "\n", "ascii")
     (work / "heldout.txt").write_text("\n".join(heldout_lines) + "\n", "ascii")
 
-    train_tokenizer(work / "train.txt", work / "tokenizer", arguments.vocab_size)
+    if arguments.tokenizer:
+        shutil.copyfile(arguments.tokenizer, work / "tokenizer.model")
+    else:
+        train_tokenizer(work / "train.txt", work / "tokenizer", arguments.vocab_size)
     tokenizer = sentencepiece.SentencePieceProcessor(model_file=str(work / "tokenizer.model"))
     for split in ("train", "heldout"):
         ids = encode_file(tokenizer, work / f"{split}.txt")
