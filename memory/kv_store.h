@@ -46,6 +46,11 @@ class KvStore {
   KvStore(const KvStore&) = delete;
   KvStore& operator=(const KvStore&) = delete;
 
+  // Tokens of a block where nobody chooses: INT8 blocks have scales of their own, so they are longer
+  // (docs/performance.md).
+  [[nodiscard]] static std::int64_t default_block_tokens(DType dtype) {
+    return dtype == DType::kU8 ? 64 : 32;
+  }
   // Bytes of one device page: K and V, 2 * kv_heads * block_tokens * head_dim elements.
   [[nodiscard]] static std::uint64_t page_bytes(const Shape& shape);
   // Of one open page, and of one block's scales in one layer; 0 where the KV is not INT8.

@@ -13,9 +13,6 @@
 namespace triphase {
 namespace {
 
-constexpr std::int64_t kBlockTokens = 32;
-// INT8 blocks have scales of their own, so they are longer; see docs/performance.md.
-constexpr std::int64_t kInt8BlockTokens = 64;
 constexpr std::int64_t kInt8BlockMultiple = 16;  // kernels/ops.h
 constexpr std::int64_t kDefaultPrefillChunk = 256;
 // Of the memory that is free when we start, this share is ours; the rest is left for page cache and
@@ -91,7 +88,7 @@ class Planner {
     plan_.kv = {.layers = model_.config.layers,
                 .kv_heads = model_.config.kv_heads,
                 .head_dim = model_.config.head_dim,
-                .block_tokens = dtype == DType::kU8 ? kInt8BlockTokens : kBlockTokens,
+                .block_tokens = KvStore::default_block_tokens(dtype),
                 .dtype = dtype,
                 .open_dtype = compute};
     if (options_.kv_block > 0) plan_.kv.block_tokens = options_.kv_block;

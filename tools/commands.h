@@ -17,6 +17,7 @@ using Arguments = std::vector<std::string>;
 [[nodiscard]] int cmd_run(const Arguments& arguments, std::unique_ptr<Log>& log);
 [[nodiscard]] int cmd_score(const Arguments& arguments, std::unique_ptr<Log>& log);
 [[nodiscard]] int cmd_eval(const Arguments& arguments, std::unique_ptr<Log>& log);
+[[nodiscard]] int cmd_profile(const Arguments& arguments, std::unique_ptr<Log>& log);
 [[nodiscard]] int cmd_plan(const Arguments& arguments, std::unique_ptr<Log>& log);
 [[nodiscard]] int cmd_simulate(const Arguments& arguments, std::unique_ptr<Log>& log);
 [[nodiscard]] int cmd_inspect(const Arguments& arguments, std::unique_ptr<Log>& log);

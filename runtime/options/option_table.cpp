@@ -285,6 +285,36 @@ constexpr OptionSpec kWorkloadOptions[] = {
      "Never enter Phase III: no token is recomputed."},
 };
 
+constexpr OptionSpec kProfileOnlyOptions[] = {
+    {"What", "model", 0, kText, "", "DIR", 0, 0, false, true,
+     "Hugging Face model directory, a config.json, or a built-in shape such as llama-2-7b (random "
+     "weights then)."},
+    {"What", "output", 'o', kText, "", "FILE", 0, 0, false, true, "The profile (JSON)."},
+    {"What", "name", 0, kText, "measured", "NAME", 0, 0, false, false, "Name of the profile."},
+    {"What", "time", 0, kSeconds, "60s", "TIME", 0.01, 86400, false, false,
+     "Measuring time, warm-up included; loading the model comes before it. The fewest samples that "
+     "mean anything are taken even where it does not suffice."},
+    {"What", "batch-size", 0, kInteger, "64", "N", 1, 65536, false, false,
+     "Largest batch of decoding sequences."},
+    {"What", "max-context", 0, kInteger, "0", "N", 0, 16777216, false, false,
+     "Longest context; 0 is the model's, at most 32768."},
+    {"Machine", "device", 0, kChoice, "auto", "auto|cpu", 0, 0, false, false, "Where to compute."},
+    {"Machine", "threads", 0, kInteger, "0", "N", 0, 4096, false, false,
+     "Threads; 0 is one for each usable core."},
+    {"Machine", "kv-dtype", 0, kChoice, "auto", "auto|int8|fp16|bf16|fp32", 0, 0, false, false,
+     "Type of the KV cache that is not INT8; auto and int8 take the type of the weights and also "
+     "measure INT8."},
+    {"Machine", "device-memory", 0, kSize, "", "SIZE", 1, kNoLimit, false, false,
+     "What the profile says the device has. Default: what is free."},
+    {"Machine", "host-memory", 0, kSize, "", "SIZE", 1, kNoLimit, false, false,
+     "What the profile says the host has. Default: what is left."},
+    {"Machine", "emulate-link", 0, kText, "", "RATE[,TIME]", 0, 0, false, false,
+     "Pace copies between host and device memory, as in run; the profile is marked as emulated."},
+    {"Result", "format", 0, kChoice, "md", "md|csv|json|jsonl", 0, 0, false, false,
+     "Form of the table on stdout: how repeatable each measurement was."},
+};
+constexpr auto kProfileOptions = joined(kProfileOnlyOptions, kProgressOptions, kLogOptions);
+
 constexpr OptionSpec kPlanOnlyOptions[] = {
     {"Workload", "batch-size", 0, kInteger, "64", "N", 1, 1048576, false, false,
      "Sequences decoded together."},
@@ -418,6 +448,10 @@ constexpr CommandSpec kCommands[] = {
      "Scored tokens go through the decode path, one per step after a dense prefix; docs/eval.md "
      "defines every number."},
 
+    {"profile", "measure this machine with a model, for plan, simulate and run", "",
+     kProfileOptions,
+     "Writes medians of wall times, with half their interquartile range, taken in two rounds that "
+     "lie apart; the table says how far apart the rounds were. Outliers are dropped and counted."},
     {"plan", "when a batch's KV moves between device and host, and what that costs", "",
      kPlanOptions,
      "Exit: 0 a plan was found; 4 the profile is no good; 5 nothing fits (the message says what "

@@ -57,14 +57,6 @@ void refuse_machine_contradictions(const OptionValues& values) {
   }
 }
 
-std::optional<DType> dtype_option(std::string_view text) {
-  if (text == "fp16") return DType::kF16;
-  if (text == "bf16") return DType::kBF16;
-  if (text == "fp32") return DType::kF32;
-  if (text == "int8") return DType::kU8;
-  return std::nullopt;
-}
-
 SamplingParams read_sampling(const OptionValues& values) {
   SamplingParams sampling;
   sampling.max_tokens = values.integer("max-tokens");
@@ -172,6 +164,24 @@ void read_job_options(const OptionValues& values, std::string_view input,
 
 }  // namespace
 
+std::optional<DType> dtype_option(std::string_view text) {
+  if (text == "fp16") return DType::kF16;
+  if (text == "bf16") return DType::kBF16;
+  if (text == "fp32") return DType::kF32;
+  if (text == "int8") return DType::kU8;
+  return std::nullopt;
+}
+
+EmulatedLink link_option(const std::string& text) {
+  const std::optional<EmulatedLink> link = read_link(text);
+  if (!link) {
+    throw Error(ErrorRole::kUsage, "E-CLI-OPTION", "--emulate-link")
+        .found(text)
+        .expected("a rate in GB/s or MB/s and, after a comma, a time in us: 20GB/s,2us");
+  }
+  return *link;
+}
+
 Shard find_shard(const std::string& option_text, std::string_view option_origin,
                  const Environment& environment) {
   if (!option_text.empty()) {
@@ -217,12 +227,7 @@ void read_machine_options(const OptionValues& values, RunOptions& options) {
   options.kv_block = values.integer("kv-block");
   options.max_context = values.integer("max-context");
   if (values.has("emulate-link")) {
-    options.emulated_link = read_link(values.text("emulate-link"));
-    if (!options.emulated_link) {
-      throw Error(ErrorRole::kUsage, "E-CLI-OPTION", "--emulate-link")
-          .found(values.text("emulate-link"))
-          .expected("a rate in GB/s or MB/s and, after a comma, a time in us: 20GB/s,2us");
-    }
+    options.emulated_link = link_option(values.text("emulate-link"));
   }
   options.random_weights = values.flag("random-weights");
   options.weights_dtype = dtype_option(values.text("weights-dtype"));

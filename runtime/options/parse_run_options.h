@@ -19,6 +19,12 @@ namespace triphase {
 // without a job. All KV stays on the device.
 void parse_machine_options(const OptionValues& values, RunOptions& options);
 
+// --kv-dtype and --weights-dtype: int8 is kU8; auto and an empty text are nothing.
+[[nodiscard]] std::optional<DType> dtype_option(std::string_view text);
+
+// --emulate-link. Throws E-CLI-OPTION.
+[[nodiscard]] EmulatedLink link_option(const std::string& text);
+
 // "--shard i/n", else the array or rank variables of Slurm and Open MPI, else 0/1.
 [[nodiscard]] Shard find_shard(const std::string& option_text, std::string_view option_origin,
                                const Environment& environment);

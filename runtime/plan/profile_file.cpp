@@ -105,6 +105,7 @@ std::string profile_to_json(const HardwareProfile& profile) {
                              profile.device_memory));
   line("host", fmt::format("{{\"name\": {}, \"memory_bytes\": {}}}", json_quote(profile.host),
                            profile.host_memory));
+  if (!profile.link.empty()) line("link", json_quote(profile.link));
   line("model", fmt::format("{{\"name\": {}, \"fingerprint\": {}, \"layers\": {}, "
                             "\"hidden_size\": {}, \"kv_width\": {}}}",
                             json_quote(profile.model_name), json_quote(profile.model_fingerprint),
@@ -140,6 +141,7 @@ HardwareProfile parse_profile(std::string_view text, std::string_view file) {
   profile.host = host.text("name");
   profile.host_memory = host.bytes("memory_bytes");
   host.finish();
+  if (top.has("link")) profile.link = top.text("link");
   JsonObjectReader model = top.object("model");
   profile.model_name = model.text("name");
   profile.model_fingerprint = model.text("fingerprint");

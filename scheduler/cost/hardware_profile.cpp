@@ -12,7 +12,7 @@ const CostTableInfo& cost_table_info(CostTable table) {
       {"d2h", "bytes", ""},
       {"gather", "record_bytes", "count"},
       {"quantize", "tokens", ""},
-      {"dequantize", "tokens", ""},
+      {"dequantize", "tokens", "", false},
       {"host_attention", "tokens_touched", "", false},
   }};
   return kInfo[static_cast<std::size_t>(table)];

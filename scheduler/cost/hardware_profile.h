@@ -24,7 +24,7 @@ enum class CostTable : std::uint8_t {
   kD2H,            // one bulk copy by bytes
   kGather,         // host records to the device by (bytes of a record, records)
   kQuantize,       // closing blocks, by tokens
-  kDequantize,     // INT8 to the compute type, by tokens
+  kDequantize,     // INT8 to the compute type, by tokens; empty: attention reads INT8 directly
   kHostAttention,  // attention on the host where KV lies, by tokens touched; empty: not possible
 };
 inline constexpr std::size_t kCostTables = 10;
@@ -45,6 +45,7 @@ struct HardwareProfile {
   std::uint64_t device_memory = 0;  // bytes that a process can use
   std::string host;
   std::uint64_t host_memory = 0;
+  std::string link;               // of a measured machine: what its copies go over
   std::string model_fingerprint;  // of a measured model; empty: a built-in shape
   std::string model_name;
   std::int64_t layers = 0;  // of the model that the tables are for
@@ -59,6 +60,11 @@ struct HardwareProfile {
   }
   [[nodiscard]] GridTable& table(CostTable which) {
     return tables[static_cast<std::size_t>(which)];
+  }
+  // What a plan made from it holds for: the device and the link of a measured machine, the name of
+  // a derived one.
+  [[nodiscard]] std::string machine() const {
+    return measured ? device + "; " + link : name + " (derived)";
   }
   friend bool operator==(const HardwareProfile&, const HardwareProfile&) = default;
 };

@@ -1,7 +1,7 @@
 #!/usr/bin/env python3
-"""`triphase plan` and `triphase simulate` as users run them: files, formats, exit codes.
+"""`triphase profile`, `triphase plan` and `triphase simulate` as users run them: files, formats, exit codes.
 
-Usage: plan_test.py TRIPHASE
+Usage: plan_test.py TRIPHASE MODEL
 """
 
 import csv
@@ -14,6 +14,7 @@ import tempfile
 import unittest
 
 PROGRAM = ""
+MODEL = ""
 WORKLOAD = ["--model", "opt-13b", "--profile", "v100-32gb", "--kv-sparsity", "0.8"]
 
 
@@ -52,6 +53,51 @@ class Plan(unittest.TestCase):
         self.assertEqual(run("plan", "--model", "opt-13b", "--profile", "h300").returncode, 4)
 
 
+class Profile(unittest.TestCase):
+    def test_measures_a_model_for_plan_and_simulate(self):
+        with tempfile.TemporaryDirectory() as folder:
+            profile = pathlib.Path(folder) / "profile.json"
+            done = run("profile", "--model", MODEL, "--output", str(profile), "--time", "1s", "--threads", "1",
+                       "--batch-size", "8", "--emulate-link", "2GB/s,1us", "--format", "json")
+            self.assertEqual(done.returncode, 0, done.stderr)
+            measured = json.loads(profile.read_text())
+            rows = {row["table"]: row for row in json.loads(done.stdout)}
+            self.assertEqual(set(rows), set(measured["tables"]))
+            for row in rows.values():
+                self.assertGreaterEqual(row["samples"] + row["outliers_dropped"], 6 * row["cells"])
+                self.assertIsNotNone(row["rounds_apart_percent"])
+            self.assertTrue(measured["measured"])
+            self.assertTrue(measured["emulated"])
+            self.assertIn("2 GB/s", measured["link"])
+            workload = ["--model", MODEL, "--profile", str(profile), "--batch-size", "4", "--input-len", "64",
+                        "--output-len", "64", "--device-memory", "64MiB", "--host-memory", "256MiB"]
+            plan = run("plan", *workload)
+            self.assertEqual(plan.returncode, 0, plan.stderr)
+            self.assertGreater(json.loads(plan.stdout)["tokens_per_second"], 0)
+            simulated = run("simulate", *workload, "--policies", "triphase,accelerate", "--format", "json")
+            self.assertEqual(simulated.returncode, 0, simulated.stderr)
+            for row in json.loads(simulated.stdout):
+                self.assertIsNone(row["infeasible"], row)
+                self.assertGreater(row["tokens_per_second"], 0)
+            other = run("plan", "--model", "opt-13b", "--profile", str(profile))
+            self.assertEqual(other.returncode, 4)
+            self.assertIn("E-PLAN-MODEL", other.stderr)
+
+    def test_refuses_before_measuring(self):
+        with tempfile.TemporaryDirectory() as folder:
+            missing = str(pathlib.Path(folder) / "none" / "profile.json")
+            done = run("profile", "--model", MODEL, "--output", missing)
+            self.assertEqual(done.returncode, 6)
+            self.assertIn("E-IO-OPEN", done.stderr)
+            self.assertEqual(run("profile", "--model", MODEL, "--output", folder).returncode, 2)
+            self.assertEqual(run("profile", "--model", MODEL).returncode, 2)
+            output = str(pathlib.Path(folder) / "profile.json")
+            self.assertEqual(run("profile", "--model", "no-such-model", "--output", output).returncode, 3)
+            bad = run("profile", "--model", MODEL, "--output", output, "--emulate-link", "fast")
+            self.assertEqual(bad.returncode, 2)
+            self.assertIn("--emulate-link", bad.stderr)
+
+
 class Simulate(unittest.TestCase):
     def test_every_format_has_the_same_rows(self):
         arguments = ["simulate", *WORKLOAD, "--batch-size", "4,64", "--policies", "triphase,zero,vllm"]
@@ -75,4 +121,5 @@ class Simulate(unittest.TestCase):
 
 if __name__ == "__main__":
     PROGRAM = sys.argv.pop(1)
+    MODEL = sys.argv.pop(1)
     unittest.main()

@@ -1,0 +1,300 @@
+#include "runtime/profile/model_work.h"
+
+#include <algorithm>
+#include <cmath>
+#include <numeric>
+
+#include "runtime/base/error.h"
+
+namespace triphase {
+namespace {
+
+// Bytes that make ordinary, harmless numbers in every type: a cache of zeros or of remains would be
+// read at other speeds where the hardware treats denormals or untouched pages differently.
+constexpr int kFill = 0x2C;
+
+std::int64_t count(double value) { return std::llround(value); }
+
+Matrix rows_of(const Buffer& buffer, std::int64_t rows, std::int64_t cols) {
+  return {buffer.data(), DType::kF32, rows, cols, cols};
+}
+
+// Fills device memory from the host, whichever device it is.
+void fill(Backend& backend, std::byte* data, std::size_t bytes) {
+  constexpr std::size_t kPart = std::size_t{4} << 20;
+  const std::vector<std::byte> part(std::min(bytes, kPart), static_cast<std::byte>(kFill));
+  for (std::size_t done = 0; done < bytes; done += kPart) {
+    backend.device().copy(data + done, part.data(), std::min(kPart, bytes - done),
+                          backend.stream());
+  }
+  backend.stream().synchronize();
+}
+
+}  // namespace
+
+ModelRig::ModelRig(const ModelBundle& model, const RunOptions& options,
+                   const ModelRigLimits& limits, Backend& backend, Progress& progress, Log& log)
+    : limits_(limits),
+      backend_(backend),
+      compute_dtype_(model.weights_dtype),
+      pool_(backend.device(), MemoryTier::kDevice, UINT64_MAX),
+      weight_memory_(pool_, MemoryTag::kWeights),
+      weights_(load_model_weights(
+          model, options, weight_memory_,
+          [&progress](std::uint64_t done, std::uint64_t total) {
+            progress.update_bytes(done, total);
+          },
+          log)),
+      decoder_(model.config, *weights_, backend.ops(), backend.threads().threads(),
+               {.rows = limits.rows,
+                .segments = std::max(limits.batch, limits.rows),
+                .logit_rows = limits.batch,
+                .context = limits.context},
+               pool_),
+      tokens_(static_cast<std::size_t>(limits.rows)),
+      sampler_scratch_(static_cast<std::size_t>(backend.threads().threads())) {
+  // Rows of the embedding far apart, as real text has them.
+  for (std::size_t i = 0; i < tokens_.size(); ++i) {
+    tokens_[i] = static_cast<TokenId>(i * 7919 % static_cast<std::size_t>(model.config.vocab_size));
+  }
+}
+
+void ModelRig::use_kv(DType dtype) {
+  kv_.reset();
+  const std::int64_t block = KvStore::default_block_tokens(dtype);
+  const KvStore::Shape shape{.layers = config().layers,
+                             .kv_heads = config().kv_heads,
+                             .head_dim = config().head_dim,
+                             .block_tokens = block,
+                             .dtype = dtype,
+                             .open_dtype = compute_dtype_};
+  // Every sequence may leave its last block almost empty; prompts are at least half a context.
+  const std::int64_t prompts = 2 * limits_.rows / limits_.context + 1;
+  const std::int64_t blocks = limits_.tokens / block + limits_.batch + prompts + 1;
+  kv_.emplace(
+      shape,
+      KvStore::Sizes{.device_pages = blocks * shape.layers,
+                     .open_pages = KvStore::open_pages_needed(shape, limits_.batch, limits_.rows)},
+      pool_, nullptr, nullptr);
+  const std::size_t half = KvStore::page_bytes(shape) / 2;
+  const auto pages = static_cast<std::size_t>(kv_->sizes().device_pages);
+  fill(backend_, kv_->k_pages(), half * pages);
+  fill(backend_, kv_->v_pages(), half * pages);
+  if (!shape.quantized()) return;
+  const std::size_t open = KvStore::open_page_bytes(shape) / 2;
+  const auto open_pages = static_cast<std::size_t>(kv_->sizes().open_pages);
+  fill(backend_, kv_->open_k_pages(), open * open_pages);
+  fill(backend_, kv_->open_v_pages(), open * open_pages);
+  const auto scales = static_cast<std::size_t>(kv_->residency().block_capacity());
+  for (std::int64_t layer = 0; layer < shape.layers; ++layer) {
+    fill(backend_, reinterpret_cast<std::byte*>(kv_->scales(LayerId(layer))),
+         KvStore::scale_bytes(shape) * scales);
+  }
+}
+
+SequenceId ModelRig::start_sequence(std::int64_t tokens) {
+  KvResidency& residency = kv_->residency();
+  const TokenId any = 0;
+  const KvResidency::Admission admission = residency.admit({&any, 1}, tokens, 0);
+  TRIPHASE_CHECK(admission.sequence.valid(), "a cache that was made for this sequence");
+  residency.append(admission.sequence, tokens);
+  sequences_.push_back(admission.sequence);
+  return admission.sequence;
+}
+
+void ModelRig::end_sequences() {
+  for (const SequenceId sequence : sequences_) kv_->release(sequence);
+  sequences_.clear();
+}
+
+void ModelRig::step(std::span<const BatchSegment> segments,
+                    std::span<const std::int32_t> logit_rows, bool sample) {
+  const BatchSegment& last = segments.back();
+  const auto rows = static_cast<std::size_t>(last.first_row + last.count);
+  const ConstMatrix logits = decoder_.forward(
+      {std::span(tokens_).first(rows), segments, logit_rows}, *kv_, backend_.stream());
+  backend_.stream().synchronize();
+  if (!sample) return;
+  const SamplingParams greedy{.temperature = 0.0};
+  backend_.threads().parallel_for(
+      static_cast<std::int64_t>(logit_rows.size()), [&](std::int64_t row, int worker) {
+        const float* values = static_cast<const float*>(logits.data) + row * logits.row_stride;
+        (void)triphase::sample({values, static_cast<std::size_t>(logits.cols)}, greedy, {}, 0, 0,
+                               sampler_scratch_[static_cast<std::size_t>(worker)]);
+      });
+}
+
+std::int64_t DecodeWork::context(double x, double y) const {
+  const std::int64_t batch = count(x);
+  std::int64_t tokens = std::max<std::int64_t>((count(y) + batch - 1) / batch, 1);
+  if (!rig_.kv().shape().quantized()) return tokens;
+  // The same position is computed again and again: it must neither begin nor close a block.
+  const std::int64_t block = rig_.kv().shape().block_tokens;
+  if (tokens % block == 0) return tokens - 1;
+  return tokens % block == 1 ? tokens + 1 : tokens;
+}
+
+bool DecodeWork::possible(double x, double y) const {
+  return context(x, y) <= rig_.limits().context;
+}
+
+void DecodeWork::begin(double x, double y) {
+  const std::int64_t tokens = context(x, y);
+  segments_.clear();
+  logit_rows_.clear();
+  for (std::int64_t i = 0; i < count(x); ++i) {
+    const SequenceId sequence = rig_.start_sequence(tokens);
+    segments_.push_back(
+        {.sequence = sequence, .first_row = i, .count = 1, .first_position = tokens - 1});
+    logit_rows_.push_back(static_cast<std::int32_t>(i));
+    if (!rig_.kv().shape().quantized()) continue;
+    OpenPages& open = rig_.kv().open_pages();
+    for (std::int64_t layer = 0; layer < rig_.config().layers; ++layer) {
+      open.current(sequence, LayerId(layer)) = open.take();
+    }
+  }
+}
+
+void PrefillWork::begin(double x, double y) {
+  const std::int64_t before = count(y);
+  const std::int64_t longest = rig_.limits().context - before;
+  TRIPHASE_CHECK(2 * before <= rig_.limits().context, "a context with room behind it");
+  segments_.clear();
+  logit_rows_.clear();
+  for (std::int64_t row = 0; row < count(x);) {
+    const std::int64_t rows = std::min(longest, count(x) - row);
+    segments_.push_back({.sequence = rig_.start_sequence(before + rows),
+                         .first_row = row,
+                         .count = rows,
+                         .first_position = before});
+    row += rows;
+    if (static_cast<std::int64_t>(logit_rows_.size()) < rig_.limits().batch) {
+      logit_rows_.push_back(static_cast<std::int32_t>(row - 1));
+    }
+  }
+}
+
+RecomputeWork::RecomputeWork(ModelRig& rig) : rig_(rig) {
+  const ModelConfig& config = rig.config();
+  const std::int64_t rows = rig.limits().rows;
+  if (config.rope) rope_.emplace(*config.rope, config.max_positions);
+  const auto take = [&](std::int64_t columns) {
+    const auto elements = static_cast<std::size_t>(rows * columns);
+    Buffer buffer = rig.pool().allocate(elements * sizeof(float), MemoryTag::kWorkspace);
+    fill(rig.backend(), buffer.data(), elements * sizeof(float));
+    return buffer;
+  };
+  input_ = take(config.hidden_size);
+  normed_ = take(config.hidden_size);
+  kv_ = take(2 * config.kv_width());
+  if (rope_) angles_ = take(rope_->rotary_dim());
+}
+
+void RecomputeWork::begin(double x, double y) {
+  rows_ = count(x) * count(y);
+  const std::int64_t block = rig_.kv().shape().block_tokens;
+  const std::int64_t most = std::min(rows_, rig_.limits().rows);
+  pages_.clear();
+  offsets_.clear();
+  for (std::int64_t row = 0; row < most; ++row) {
+    pages_.emplace_back(row / block);
+    offsets_.push_back(static_cast<std::int32_t>(row % block));
+  }
+}
+
+void RecomputeWork::run() {
+  for (std::int64_t done = 0; done < rows_; done += rig_.limits().rows) {
+    project(std::min(rig_.limits().rows, rows_ - done));
+  }
+  rig_.backend().stream().synchronize();
+}
+
+void RecomputeWork::project(std::int64_t rows) {
+  const ModelConfig& config = rig_.config();
+  Ops& ops = rig_.backend().ops();
+  Stream& stream = rig_.backend().stream();
+  const Matrix input = rows_of(input_, rows, config.hidden_size);
+  const Matrix normed = rows_of(normed_, rows, config.hidden_size);
+  const Matrix kv = rows_of(kv_, rows, 2 * config.kv_width());
+  const Matrix k{kv.data, DType::kF32, rows, config.kv_width(), kv.row_stride};
+  const Matrix v{static_cast<float*>(kv.data) + config.kv_width(), DType::kF32, rows,
+                 config.kv_width(), kv.row_stride};
+  const auto eps = static_cast<float>(config.norm_eps);
+  const std::size_t used = static_cast<std::size_t>(rows);
+  const KvSlots slots{std::span(pages_).first(used), std::span(offsets_).first(used)};
+  const KvStore::Shape& shape = rig_.kv().shape();
+  const KvLayerView cache{.k = rig_.kv().k_pages(),
+                          .v = rig_.kv().v_pages(),
+                          .dtype = shape.dtype,
+                          .page_tokens = shape.block_tokens,
+                          .kv_heads = shape.kv_heads,
+                          .head_dim = shape.head_dim};
+  Matrix angles;
+  if (rope_) {
+    const std::int64_t width = rope_->rotary_dim();
+    angles = rows_of(angles_, rows, width);
+    for (std::int64_t row = 0; row < rows; ++row) {
+      rope_->fill(0, row, {angles_.as<float>() + row * width, static_cast<std::size_t>(width)});
+    }
+  }
+  for (const LayerWeights& w : rig_.weights().layers) {
+    ConstMatrix x = input;
+    if (config.norm_before) {
+      if (config.norm == Norm::kLayerNorm) {
+        ops.layer_norm(input, w.attention_norm, w.attention_norm_bias, eps, normed, stream);
+      } else {
+        ops.rms_norm(input, w.attention_norm, config.norm == Norm::kRmsNormPlusOne ? 1.0F : 0.0F,
+                     eps, normed, stream);
+      }
+      x = normed;
+    }
+    // The rows of W_K and W_V follow those of W_Q.
+    ConstMatrix projection = w.qkv;
+    const auto element = static_cast<std::int64_t>(dtype_bytes(w.qkv.dtype));
+    projection.data =
+        static_cast<const std::byte*>(w.qkv.data) + config.q_width() * w.qkv.row_stride * element;
+    projection.rows = 2 * config.kv_width();
+    const float* bias = w.qkv_bias == nullptr ? nullptr : w.qkv_bias + config.q_width();
+    ops.linear(x, projection, bias, false, kv, stream);
+    if (rope_) {
+      ops.rope(k, config.kv_heads, config.head_dim, rope_->rotary_dim(), angles, stream);
+    }
+    ops.kv_append(k, v, slots, cache, stream);
+  }
+}
+
+void QuantizeWork::begin(double x, double /*y*/) {
+  const KvStore& kv = rig_.kv();
+  const std::int64_t blocks = count(x) / kv.shape().block_tokens;
+  closes_.assign(static_cast<std::size_t>(kv.shape().layers), {});
+  std::int64_t next = 0;
+  for (std::vector<KvClose>& layer : closes_) {
+    for (std::int64_t block = 0; block < blocks; ++block, ++next) {
+      layer.push_back({.open_page = PageId(next % kv.sizes().open_pages),
+                       .page = PageId(next % kv.sizes().device_pages),
+                       .scale_page = PageId(block % kv.residency().block_capacity())});
+    }
+  }
+}
+
+void QuantizeWork::run() {
+  KvStore& kv = rig_.kv();
+  const KvStore::Shape& shape = kv.shape();
+  for (std::int64_t layer = 0; layer < shape.layers; ++layer) {
+    const KvLayerView cache{.k = kv.k_pages(),
+                            .v = kv.v_pages(),
+                            .dtype = shape.dtype,
+                            .page_tokens = shape.block_tokens,
+                            .kv_heads = shape.kv_heads,
+                            .head_dim = shape.head_dim,
+                            .scales = kv.scales(LayerId(layer)),
+                            .open_k = kv.open_k_pages(),
+                            .open_v = kv.open_v_pages(),
+                            .open_dtype = shape.open_dtype};
+    rig_.backend().ops().kv_close(closes_[static_cast<std::size_t>(layer)], cache,
+                                  rig_.backend().stream());
+  }
+  rig_.backend().stream().synchronize();
+}
+
+}  // namespace triphase

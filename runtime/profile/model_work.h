@@ -1,0 +1,130 @@
+#pragma once
+
+// The work of a model that a profile times: real steps of the decoder over a KV cache whose content
+// is of no importance, the projections behind recomputation, and the closing of INT8 blocks. Axes
+// as in scheduler/cost/hardware_profile.h.
+
+#include <memory>
+#include <optional>
+#include <vector>
+
+#include "memory/kv_store.h"
+#include "memory/memory_pool.h"
+#include "models/decoder_model.h"
+#include "runtime/backend.h"
+#include "runtime/model_bundle.h"
+#include "runtime/profile/grid_measurement.h"
+#include "runtime/progress.h"
+#include "runtime/sampler.h"
+
+namespace triphase {
+
+struct ModelRigLimits {
+  std::int64_t batch = 0;    // most sequences of one decode step
+  std::int64_t rows = 0;     // most rows of one step
+  std::int64_t context = 0;  // tokens of the longest sequence
+  std::int64_t tokens = 0;   // of KV on the device, all sequences together
+};
+
+// A model in the device's memory with one KV cache at a time.
+class ModelRig {
+ public:
+  ModelRig(const ModelBundle& model, const RunOptions& options, const ModelRigLimits& limits,
+           Backend& backend, Progress& progress, Log& log);
+
+  // Gives the old cache's memory back first. kU8: INT8.
+  void use_kv(DType dtype);
+
+  [[nodiscard]] const ModelConfig& config() const { return decoder_.config(); }
+  [[nodiscard]] const ModelRigLimits& limits() const { return limits_; }
+  [[nodiscard]] const ModelWeights& weights() const { return *weights_; }
+  [[nodiscard]] KvStore& kv() { return *kv_; }
+  [[nodiscard]] Backend& backend() { return backend_; }
+  [[nodiscard]] MemoryPool& pool() { return pool_; }
+
+  // A new sequence with places for so many tokens, of which none is computed.
+  [[nodiscard]] SequenceId start_sequence(std::int64_t tokens);
+  void end_sequences();
+  // The rows of one step; `sample` also chooses a token for every logit row, as the engine does.
+  void step(std::span<const BatchSegment> segments, std::span<const std::int32_t> logit_rows,
+            bool sample);
+
+ private:
+  ModelRigLimits limits_;
+  Backend& backend_;
+  DType compute_dtype_;
+  MemoryPool pool_;
+  PoolDevice weight_memory_;
+  std::unique_ptr<ModelWeights> weights_;
+  DecoderModel decoder_;
+  std::optional<KvStore> kv_;
+  std::vector<SequenceId> sequences_;
+  std::vector<TokenId> tokens_;
+  std::vector<SamplerScratch> sampler_scratch_;
+};
+
+// One decode step of `x` sequences that touch `y` tokens together, sampling included.
+class DecodeWork final : public GridWork {
+ public:
+  explicit DecodeWork(ModelRig& rig) : rig_(rig) {}
+  [[nodiscard]] bool possible(double x, double y) const override;
+  void begin(double x, double y) override;
+  void run() override { rig_.step(segments_, logit_rows_, /*sample=*/true); }
+  void end() override { rig_.end_sequences(); }
+
+ private:
+  // Tokens of each sequence, the new one included.
+  [[nodiscard]] std::int64_t context(double x, double y) const;
+
+  ModelRig& rig_;
+  std::vector<BatchSegment> segments_;
+  std::vector<std::int32_t> logit_rows_;
+};
+
+// Prompt rows: `x` of them with `y` tokens before them; prompts longer than the model's context are
+// several prompts.
+class PrefillWork final : public GridWork {
+ public:
+  explicit PrefillWork(ModelRig& rig) : rig_(rig) {}
+  void begin(double x, double y) override;
+  void run() override { rig_.step(segments_, logit_rows_, /*sample=*/false); }
+  void end() override { rig_.end_sequences(); }
+
+ private:
+  ModelRig& rig_;
+  std::vector<BatchSegment> segments_;
+  std::vector<std::int32_t> logit_rows_;
+};
+
+// K and V of `y` tokens of each of `x` sequences from their layer inputs, all layers: norm, the
+// rows of W_K and W_V, rotation, and writing into the cache.
+class RecomputeWork final : public GridWork {
+ public:
+  explicit RecomputeWork(ModelRig& rig);
+  void begin(double x, double y) override;
+  void run() override;
+
+ private:
+  void project(std::int64_t rows);
+
+  ModelRig& rig_;
+  std::optional<RopeTable> rope_;
+  Buffer input_, normed_, kv_, angles_;
+  std::vector<PageId> pages_;
+  std::vector<std::int32_t> offsets_;
+  std::int64_t rows_ = 0;
+};
+
+// Closing INT8 blocks of `x` tokens together, all layers; `x` a multiple of the block length.
+class QuantizeWork final : public GridWork {
+ public:
+  explicit QuantizeWork(ModelRig& rig) : rig_(rig) {}
+  void begin(double x, double y) override;
+  void run() override;
+
+ private:
+  ModelRig& rig_;
+  std::vector<std::vector<KvClose>> closes_;  // by layer
+};
+
+}  // namespace triphase

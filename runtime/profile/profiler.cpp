@@ -1,0 +1,291 @@
+#include "runtime/profile/profiler.h"
+
+#include <fmt/format.h>
+
+#include <algorithm>
+#include <chrono>
+#include <cmath>
+#include <set>
+
+#include "memory/transfer/host_transfer_engine.h"
+#include "runtime/base/error.h"
+#include "runtime/machine.h"
+#include "runtime/profile/link_work.h"
+#include "runtime/profile/model_work.h"
+
+namespace triphase {
+namespace {
+
+constexpr std::int64_t kMostRows = 2048;
+constexpr std::int64_t kMostContext = 32768;
+constexpr std::uint64_t kMostKvBytes = std::uint64_t{4} << 30;
+constexpr std::uint64_t kMostCopyBytes = std::uint64_t{64} << 20;
+constexpr std::uint64_t kMostGatherBytes = std::uint64_t{64} << 20;
+constexpr double kShareOfMemory = 0.85;
+constexpr double kShareOfHost = 0.7;
+// Measuring the memory's own rates takes seconds: only where there is time for it.
+constexpr double kTimeForCeilings = 20.0;
+constexpr int kCeilingRuns = 3;
+
+double now() {
+  return std::chrono::duration<double>(std::chrono::steady_clock::now().time_since_epoch()).count();
+}
+
+// first, first * factor, ... up to `last`, which ends the list where the step to it is worth it.
+std::vector<double> steps(double first, double last, double factor, bool with_zero) {
+  std::vector<double> values;
+  if (with_zero) values.push_back(0.0);
+  for (double value = first; value <= last; value *= factor) values.push_back(value);
+  if (values.empty() || last > 1.5 * values.back()) values.push_back(last);
+  return values;
+}
+
+class Profiler {
+ public:
+  Profiler(const ModelBundle& model, const RunOptions& options, const ProfileRequest& request,
+           Backend& backend, Progress& progress)
+      : model_(model),
+        options_(options),
+        request_(request),
+        backend_(backend),
+        progress_(progress),
+        left_(request.seconds) {}
+
+  MeasuredProfile measure(Log& log) {
+    describe_machine();
+    const ModelRigLimits limits = choose_limits();
+    progress_.begin_phase("loading model");
+    const double load_start = now();
+    rig_.emplace(model_, options_, limits, backend_, progress_, log);
+    out_.load_seconds = now() - load_start;
+    measure_start_ = now();
+    measure_model();
+    rig_.reset();
+    measure_link();
+    if (request_.seconds >= kTimeForCeilings) measure_memory();
+    out_.measure_seconds = now() - measure_start_;
+    for (const ProfiledTable& table : out_.tables) {
+      out_.profile.notes.push_back(
+          fmt::format("{}: {}", cost_table_info(table.table).name, to_text(table.repeatability)));
+    }
+    return std::move(out_);
+  }
+
+ private:
+  [[nodiscard]] DType kv_dtype() const {
+    const DType asked = options_.kv_dtype.value_or(model_.weights_dtype);
+    return asked == DType::kU8 ? model_.weights_dtype : asked;
+  }
+  [[nodiscard]] std::int64_t record_bytes(DType dtype) const {
+    return 2 * model_.config.kv_width() * static_cast<std::int64_t>(dtype_bytes(dtype));
+  }
+
+  void describe_machine() {
+    const MachineInfo machine = inspect_machine();
+    const std::uint64_t free = usable_host_memory(machine);
+    HardwareProfile& profile = out_.profile;
+    profile.name = request_.name;
+    profile.measured = true;
+    profile.emulated = options_.emulated_link.has_value();
+    profile.device = device_identity(backend_);
+    profile.link = link_identity(options_.emulated_link);
+    profile.host = fmt::format("{}, {} cores", machine.cpu_name, machine.usable_cores);
+    profile.device_memory = options_.device_memory.value_or(
+        static_cast<std::uint64_t>(static_cast<double>(free) * kShareOfMemory));
+    const std::uint64_t rest = free - std::min(free, profile.device_memory);
+    profile.host_memory = options_.host_memory.value_or(
+        static_cast<std::uint64_t>(static_cast<double>(rest) * kShareOfHost));
+    profile.model_name = model_.identity.path;
+    profile.model_fingerprint = model_.identity.fingerprint;
+    profile.layers = model_.config.layers;
+    profile.hidden_size = model_.config.hidden_size;
+    profile.kv_width = model_.config.kv_width();
+    profile.notes.push_back(fmt::format(
+        "weights {}, KV {} in the tables that are not INT8; times are wall time, medians "
+        "of two rounds",
+        dtype_name(model_.weights_dtype), dtype_name(kv_dtype())));
+    profile.notes.emplace_back(
+        "h2d and d2h move whole KV blocks; recompute reads unquantized layer inputs");
+  }
+
+  [[nodiscard]] ModelRigLimits choose_limits() const {
+    const ModelConfig& config = model_.config;
+    ModelRigLimits limits;
+    limits.batch = request_.batch_size;
+    limits.context = request_.context > 0 ? std::min(request_.context, config.max_positions)
+                                          : std::min(config.max_positions, kMostContext);
+    limits.rows = std::max(limits.batch, kMostRows);
+    const std::uint64_t free = usable_host_memory(inspect_machine());
+    const auto token_bytes = static_cast<std::uint64_t>(record_bytes(kv_dtype()) * config.layers);
+    const auto scratch = [&] {
+      return DecoderModel::scratch_bytes(config,
+                                         {.rows = limits.rows,
+                                          .segments = limits.rows,
+                                          .logit_rows = limits.batch,
+                                          .context = limits.context},
+                                         backend_.threads().threads());
+    };
+    const auto least_tokens = [&] { return 2 * limits.rows + limits.context; };
+    const auto needed = [&] {
+      return model_.weight_bytes + scratch() +
+             static_cast<std::uint64_t>(least_tokens()) * token_bytes;
+    };
+    while (needed() > free && limits.rows > limits.batch)
+      limits.rows = std::max(limits.rows / 2, limits.batch);
+    while (needed() > free && limits.context > 64) limits.context /= 2;
+    if (needed() > free) {
+      throw Error(ErrorRole::kResources, "E-MEM-FIT", "memory")
+          .found(fmt::format("{} needed to measure {} with batches of {}, {} usable",
+                             format_bytes(needed()), model_.identity.path, limits.batch,
+                             format_bytes(free)))
+          .expected("a model that fits this machine's memory")
+          .hint("a smaller --batch-size needs less");
+    }
+    const std::uint64_t room =
+        std::min((free - needed()) / 2 + static_cast<std::uint64_t>(least_tokens()) * token_bytes,
+                 kMostKvBytes);
+    limits.tokens = std::clamp(static_cast<std::int64_t>(room / token_bytes), least_tokens(),
+                               std::max(limits.batch * limits.context, least_tokens()));
+    return limits;
+  }
+
+  // `share` of what was not given to the tables before; the rest of the shares is still to come.
+  void fill(CostTable table, GridWork& work, const std::vector<double>& x,
+            const std::vector<double>& y, double share) {
+    progress_.begin_phase(fmt::format("measuring {}", cost_table_info(table).name));
+    const double seconds = std::max(left_ * share / shares_left_, 1e-3);
+    GridMeasurement measured = measure_grid(work, x, y, seconds);
+    left_ = std::max(left_ - measured.repeatability.seconds, 0.0);
+    shares_left_ -= share;
+    out_.tables.push_back({table, measured.repeatability});
+    out_.profile.table(table) = std::move(measured.table);
+  }
+
+  void measure_model() {
+    const ModelRigLimits& limits = rig_->limits();
+    const auto batch = static_cast<double>(limits.batch);
+    const auto context = static_cast<double>(limits.context);
+    const std::vector<double> batches = steps(1, batch, 2, false);
+    const std::vector<double> touched =
+        steps(64, std::min(static_cast<double>(limits.tokens), batch * context), 4, true);
+    rig_->use_kv(kv_dtype());
+    {
+      DecodeWork decode(*rig_);
+      fill(CostTable::kDecode, decode, batches, touched, 0.25);
+    }
+    {
+      PrefillWork prefill(*rig_);
+      const double half = context / 2.0;
+      std::vector<double> before = {0.0};
+      for (double value = 128; value <= half; value *= 4) before.push_back(value);
+      if (before.size() == 1 && half >= 1.0) before.push_back(std::floor(half));
+      fill(CostTable::kPrefill, prefill, steps(1, static_cast<double>(limits.rows), 4, false),
+           before, 0.22);
+    }
+    {
+      RecomputeWork recompute(*rig_);
+      fill(CostTable::kRecompute, recompute, steps(1, batch, 4, false),
+           steps(16, std::min(context, 4096.0), 4, false), 0.08);
+    }
+    // INT8 decides where the KV of a quantizing job goes, so closing blocks is always measured.
+    rig_->use_kv(DType::kU8);
+    if (request_.int8_kv) {
+      DecodeWork decode(*rig_);
+      fill(CostTable::kDecodeInt8, decode, batches, touched, 0.20);
+    } else {
+      shares_left_ -= 0.20;
+    }
+    QuantizeWork quantize(*rig_);
+    const auto block = static_cast<double>(rig_->kv().shape().block_tokens);
+    fill(CostTable::kQuantize, quantize, steps(block, 64 * block, 4, false), {}, 0.05);
+    // No tokens take no time: what single tokens cost is their part of a block.
+    GridTable& table = out_.profile.table(CostTable::kQuantize);
+    table.x.insert(table.x.begin(), 0.0);
+    table.seconds.insert(table.seconds.begin(), 0.0);
+    table.spread.insert(table.spread.begin(), 0.0);
+  }
+
+  void measure_link() {
+    HostTransferEngine transfers(options_.emulated_link);
+    const LinkShape shape{.kv_heads = model_.config.kv_heads,
+                          .block_tokens = KvStore::default_block_tokens(kv_dtype())};
+    const std::int64_t record = record_bytes(kv_dtype());
+    const auto block = static_cast<double>(shape.block_tokens * record);
+    const auto copies = [&](double last) {
+      std::vector<double> sizes = {static_cast<double>(record), static_cast<double>(8 * record)};
+      for (double size = block; size <= last; size *= 4) sizes.push_back(size);
+      return sizes;
+    };
+    const auto most =
+        static_cast<std::int64_t>(std::max(static_cast<double>(kMostCopyBytes), 4.0 * block));
+    for (const auto& [table, lane] :
+         {std::pair(CostTable::kH2D, Lane::kToDevice), std::pair(CostTable::kD2H, Lane::kToHost)}) {
+      BlockCopyWork copy(transfers, backend_, lane, shape, record, most);
+      fill(table, copy, copies(static_cast<double>(most)), {}, 0.06);
+    }
+    // Records of every KV type of this model, and of saved layer inputs.
+    const std::int64_t heads = 2 * model_.config.kv_heads;
+    const std::int64_t inputs = (model_.config.hidden_size + 4 + heads - 1) / heads * heads;
+    const std::set<double> records = {static_cast<double>(2 * model_.config.kv_width()),
+                                      static_cast<double>(4 * model_.config.kv_width()),
+                                      static_cast<double>(8 * model_.config.kv_width()),
+                                      static_cast<double>(inputs)};
+    const double largest = *records.rbegin();
+    const double count = std::clamp(static_cast<double>(kMostGatherBytes) / largest, 64.0, 65536.0);
+    GatherWork gather(transfers, backend_, shape, static_cast<std::int64_t>(largest),
+                      static_cast<std::int64_t>(count));
+    fill(CostTable::kGather, gather, {records.begin(), records.end()}, steps(1, count, 8, false),
+         0.08);
+  }
+
+  void measure_memory() {
+    progress_.begin_phase("measuring memory");
+    const Ceilings ceilings = backend_.measure_ceilings(kCeilingRuns);
+    out_.profile.notes.push_back(fmt::format(
+        "memory of the device: {:.1f} GB/s read, {:.1f} GB/s copied (read plus written); {:.0f} "
+        "GFLOP/s in registers",
+        ceilings.read_bytes_per_second * 1e-9, ceilings.copy_bytes_per_second * 1e-9,
+        ceilings.fma_flops * 1e-9));
+  }
+
+  const ModelBundle& model_;
+  const RunOptions& options_;
+  const ProfileRequest& request_;
+  Backend& backend_;
+  Progress& progress_;
+  std::optional<ModelRig> rig_;
+  MeasuredProfile out_;
+  double measure_start_ = 0.0;
+  double left_;
+  double shares_left_ = 1.0;
+};
+
+}  // namespace
+
+std::string device_identity(Backend& backend) {
+  return fmt::format("{}, {}, {} threads", inspect_machine().cpu_name, backend.ops().name(),
+                     backend.threads().threads());
+}
+
+std::string link_identity(const std::optional<EmulatedLink>& link) {
+  if (!link) return "memory copies";
+  return fmt::format("emulated: {:g} GB/s, {:g} us for each record", link->bytes_per_second * 1e-9,
+                     link->seconds_per_record * 1e6);
+}
+
+MeasuredProfile measure_profile(const ModelBundle& model, const RunOptions& options,
+                                const ProfileRequest& request, Backend& backend, Progress& progress,
+                                Log& log) {
+  return Profiler(model, options, request, backend, progress).measure(log);
+}
+
+std::string describe(const MeasuredProfile& measured) {
+  std::string out;
+  for (const ProfiledTable& table : measured.tables) {
+    out +=
+        fmt::format("{:<12} {}\n", cost_table_info(table.table).name, to_text(table.repeatability));
+  }
+  return out;
+}
+
+}  // namespace triphase

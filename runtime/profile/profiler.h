@@ -1,0 +1,56 @@
+#pragma once
+
+// `triphase profile`: what this machine takes for this model's work, measured with the backend's
+// own operations and the run's own transfer engine, as a hardware profile for planner and
+// simulator.
+
+#include <cstdint>
+#include <optional>
+#include <string>
+#include <vector>
+
+#include "memory/transfer/link.h"
+#include "runtime/backend.h"
+#include "runtime/model_bundle.h"
+#include "runtime/profile/grid_measurement.h"
+#include "runtime/progress.h"
+#include "scheduler/cost/hardware_profile.h"
+
+namespace triphase {
+
+struct ProfileRequest {
+  double seconds = 60.0;          // measuring time, warm-up included; loading is not in it
+  std::int64_t batch_size = 64;   // largest batch measured
+  std::int64_t context = 0;       // longest context measured; 0: the model's
+  bool int8_kv = true;            // also decode steps with INT8 KV
+  std::string name = "measured";  // of the profile
+};
+
+struct ProfiledTable {
+  CostTable table;
+  Repeatability repeatability;
+};
+
+struct MeasuredProfile {
+  HardwareProfile profile;
+  std::vector<ProfiledTable> tables;  // in the order in which they were measured
+  double load_seconds = 0.0;
+  double measure_seconds = 0.0;
+};
+
+// Which machine computes, and over which link its host is reached; what plans are compared by. The
+// same text for the same CPU, instruction set, threads and link.
+[[nodiscard]] std::string device_identity(Backend& backend);
+[[nodiscard]] std::string link_identity(const std::optional<EmulatedLink>& link);
+
+// Loads the model (or makes random weights) and measures. `options`: model, device memory, host
+// memory, link and weight checks of the run; its KV type is that of the profile's decode table
+// where it is not INT8. Throws E-MEM-FIT when the model does not fit the memory budget.
+[[nodiscard]] MeasuredProfile measure_profile(const ModelBundle& model, const RunOptions& options,
+                                              const ProfileRequest& request, Backend& backend,
+                                              Progress& progress, Log& log);
+
+// One line per table: what was measured, and how repeatable it was.
+[[nodiscard]] std::string describe(const MeasuredProfile& measured);
+
+}  // namespace triphase

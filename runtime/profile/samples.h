@@ -1,0 +1,25 @@
+#pragma once
+
+// What repeated measurements of one thing say: medians that a few disturbed samples cannot move.
+// PURE.
+
+#include <cstddef>
+#include <vector>
+
+namespace triphase {
+
+struct SampleSummary {
+  double median = 0.0;  // seconds, of the samples that were kept
+  double spread = 0.0;  // half their interquartile range
+  std::size_t kept = 0;
+  std::size_t dropped =
+      0;  // outliers: beyond the quartiles by more than three times their distance
+};
+
+// At least one sample. Fewer than four are all kept: quartiles of so few say nothing.
+[[nodiscard]] SampleSummary summarize_samples(std::vector<double> seconds);
+
+// The q-quantile (0..1) of sorted values, joined linearly between them; at least one value.
+[[nodiscard]] double quantile(const std::vector<double>& sorted, double q);
+
+}  // namespace triphase

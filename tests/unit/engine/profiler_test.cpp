@@ -1,0 +1,237 @@
+#include "runtime/profile/profiler.h"
+
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+
+#include <chrono>
+#include <fstream>
+#include <map>
+#include <sstream>
+#include <thread>
+
+#include "runtime/plan/profile_file.h"
+#include "runtime/profile/samples.h"
+#include "scheduler/cost/step_cost.h"
+#include "scheduler/planner/planner.h"
+#include "scheduler/simulator/simulation_policies.h"
+#include "tests/support/paths.h"
+#include "tests/support/tiny_model.h"
+#include "tests/unit/runtime/json_schema.h"
+
+namespace triphase {
+namespace {
+
+using ::testing::Contains;
+using ::testing::ElementsAre;
+using ::testing::HasSubstr;
+
+TEST(Samples, OutliersDoNotMoveTheMedian) {
+  const SampleSummary clean = summarize_samples({4, 1, 3, 2, 5});
+  EXPECT_DOUBLE_EQ(clean.median, 3.0);
+  EXPECT_DOUBLE_EQ(clean.spread, 1.0);
+  EXPECT_EQ(clean.dropped, 0U);
+  const SampleSummary disturbed = summarize_samples({4, 1, 3, 2, 5, 1000, 900});
+  EXPECT_EQ(disturbed.dropped, 0U) << "two of seven are no outliers: the quartiles reach them";
+  const SampleSummary one = summarize_samples({4, 1, 3, 2, 5, 3, 3, 2, 4, 1000});
+  EXPECT_EQ(one.dropped, 1U);
+  EXPECT_EQ(one.kept, 9U);
+  EXPECT_DOUBLE_EQ(one.median, 3.0);
+  const SampleSummary few = summarize_samples({1, 1, 50});
+  EXPECT_EQ(few.dropped, 0U);
+  EXPECT_DOUBLE_EQ(few.median, 1.0);
+  EXPECT_DOUBLE_EQ(summarize_samples({7}).median, 7.0);
+  EXPECT_DOUBLE_EQ(quantile({0, 10}, 0.25), 2.5);
+}
+
+// Counts what is asked of it; sleeps so many milliseconds as a cell costs.
+class FakeWork final : public GridWork {
+ public:
+  explicit FakeWork(double limit, double milliseconds_per_unit = 0.0)
+      : limit_(limit), milliseconds_(milliseconds_per_unit) {}
+  [[nodiscard]] bool possible(double x, double y) const override { return y <= limit_ * x; }
+  void begin(double x, double y) override {
+    EXPECT_TRUE(possible(x, y));
+    EXPECT_FALSE(open_);
+    open_ = true;
+    cell_ = {x, y};
+  }
+  void run() override {
+    EXPECT_TRUE(open_);
+    ++runs_[cell_];
+    std::this_thread::sleep_for(
+        std::chrono::duration<double, std::milli>(milliseconds_ * cell_.first + 0.01));
+  }
+  void end() override { open_ = false; }
+
+  [[nodiscard]] const std::map<std::pair<double, double>, int>& runs() const { return runs_; }
+
+ private:
+  double limit_;
+  double milliseconds_;
+  bool open_ = false;
+  std::pair<double, double> cell_;
+  std::map<std::pair<double, double>, int> runs_;
+};
+
+TEST(GridMeasurement, MeasuresEveryCellInTwoRounds) {
+  FakeWork work(1e9);
+  const GridMeasurement measured = measure_grid(work, {1, 2, 4}, {0, 8}, 0.2);
+  EXPECT_THAT(measured.table.x, ElementsAre(1, 2, 4));
+  EXPECT_THAT(measured.table.y, ElementsAre(0, 8));
+  EXPECT_EQ(table_problem(measured.table), "");
+  EXPECT_EQ(measured.table.spread.size(), 6U);
+  EXPECT_EQ(measured.repeatability.cells, 6);
+  EXPECT_EQ(measured.repeatability.filled, 0);
+  // A warm-up for the whole grid, then in each round another one and at least three samples.
+  for (const auto& [cell, runs] : work.runs()) EXPECT_GE(runs, 9);
+  EXPECT_GE(measured.repeatability.samples + measured.repeatability.dropped, 36);
+  for (const double seconds : measured.table.seconds) EXPECT_GE(seconds, 1e-5);
+}
+
+TEST(GridMeasurement, ContinuesWhatTheModelCannotReach) {
+  FakeWork work(/*limit=*/8);
+  const GridMeasurement measured = measure_grid(work, {1, 4}, {0, 8, 32, 128}, 0.2);
+  EXPECT_THAT(measured.table.y, ElementsAre(0, 8, 32)) << "nothing reaches 128";
+  EXPECT_EQ(measured.repeatability.cells, 5);
+  EXPECT_EQ(measured.repeatability.filled, 1);
+  const std::vector<double>& seconds = measured.table.seconds;
+  EXPECT_DOUBLE_EQ(seconds[2], seconds[1] + std::max(seconds[5] - seconds[4], 0.0));
+  EXPECT_FALSE(work.runs().contains({1.0, 32.0}));
+}
+
+TEST(GridMeasurement, AxesStopWhereTheTimeEnds) {
+  FakeWork work(1e9, /*milliseconds_per_unit=*/1.0);
+  const GridMeasurement measured =
+      measure_grid(work, {1, 2, 4, 8, 16, 32, 64, 128, 256, 512}, {}, 0.1);
+  EXPECT_GE(measured.table.x.size(), 2U);
+  EXPECT_LE(measured.table.x.back(), 32.0) << "eight calls of 64 ms do not fit 100 ms";
+  EXPECT_TRUE(measured.table.y.empty());
+}
+
+ModelBundle tiny_bundle() {
+  ModelBundle bundle;
+  bundle.config = tiny_config();
+  bundle.weights_dtype = DType::kF16;
+  bundle.weight_bytes = weight_bytes(bundle.config, DType::kF16);
+  bundle.identity = {.path = "tiny", .fingerprint = "xxh3:0123456789abcdef", .tokenizer = ""};
+  return bundle;
+}
+
+class MeasuredTinyModel : public ::testing::Test {
+ protected:
+  static void SetUpTestSuite() {
+    RunOptions options;
+    options.random_weights = true;
+    options.device_memory = 1 << 20;
+    options.host_memory = 64 << 20;
+    options.emulated_link = EmulatedLink{.bytes_per_second = 1e9, .seconds_per_record = 1e-6};
+    const auto backend = Backend::open("cpu", 1);
+    Log log({.verbosity = -1});
+    Progress progress(log, ProgressMode::kOff);
+    measured_ = new MeasuredProfile(measure_profile(
+        tiny_bundle(), options, {.seconds = 0.5, .batch_size = 8}, *backend, progress, log));
+  }
+  static void TearDownTestSuite() {
+    delete measured_;
+    measured_ = nullptr;
+  }
+  static const HardwareProfile& profile() { return measured_->profile; }
+
+  static MeasuredProfile* measured_;
+};
+MeasuredProfile* MeasuredTinyModel::measured_ = nullptr;
+
+TEST_F(MeasuredTinyModel, SaysWhatWasMeasured) {
+  EXPECT_TRUE(profile().measured);
+  EXPECT_TRUE(profile().emulated);
+  EXPECT_EQ(profile().link, "emulated: 1 GB/s, 1 us for each record");
+  EXPECT_THAT(profile().device, HasSubstr("1 threads"));
+  EXPECT_EQ(profile().machine(), profile().device + "; " + profile().link);
+  EXPECT_EQ(profile().device_memory, 1U << 20);
+  EXPECT_EQ(profile().layers, 2);
+  EXPECT_EQ(profile().model_fingerprint, "xxh3:0123456789abcdef");
+  EXPECT_EQ(measured_->tables.size(), 8U);
+  for (const ProfiledTable& table : measured_->tables) {
+    EXPECT_THAT(profile().notes,
+                Contains(HasSubstr(std::string(cost_table_info(table.table).name) + ": ")));
+  }
+  EXPECT_THAT(profile().notes, Contains(HasSubstr("rounds")));
+}
+
+TEST_F(MeasuredTinyModel, EveryTimeIsPositiveAndEveryTableWhole) {
+  for (std::size_t which = 0; which < kCostTables; ++which) {
+    const GridTable& table = profile().tables[which];
+    const CostTableInfo& info = cost_table_info(static_cast<CostTable>(which));
+    if (table.empty()) {
+      EXPECT_FALSE(info.required) << info.name;
+      continue;
+    }
+    EXPECT_EQ(table_problem(table), "") << info.name;
+    EXPECT_GE(table.x.size(), 2U) << info.name;
+    EXPECT_EQ(table.spread.size(), table.seconds.size()) << info.name;
+    for (std::size_t at = 0; at < table.seconds.size(); ++at) {
+      // No tokens to quantize take no time, by definition.
+      if (table.y.empty() && table.x[at] == 0.0) continue;
+      EXPECT_GT(table.seconds[at], 0.0) << info.name << " " << at;
+    }
+  }
+  // A paced link takes at least what its rate and its records cost.
+  const GridTable& gather = profile().table(CostTable::kGather);
+  for (std::size_t i = 0; i < gather.x.size(); ++i) {
+    for (std::size_t j = 0; j < gather.y.size(); ++j) {
+      const double least = gather.y[j] * (gather.x[i] * 1e-9 + 1e-6);
+      // The link's clock makes up for what a sleep overshot, up to 300 us.
+      EXPECT_GE(gather.seconds[i * gather.y.size() + j], least - 300e-6);
+    }
+  }
+}
+
+TEST_F(MeasuredTinyModel, ReadsBackAsItWasWritten) {
+  const std::string text = profile_to_json(profile());
+  EXPECT_EQ(parse_profile(text, "profile.json"), profile());
+  std::ostringstream schema_text;
+  schema_text << std::ifstream(source_path("docs/schemas/profile.schema.json")).rdbuf();
+  JsonProblem problem;
+  const auto schema = parse_json(schema_text.str(), problem);
+  ASSERT_TRUE(schema.has_value());
+  EXPECT_EQ(testing::schema_violation(*schema, *parse_json(text, problem), *schema), "");
+}
+
+TEST_F(MeasuredTinyModel, LookupsNeverFallWithMoreWork) {
+  const CostModel cost(profile());
+  double before = 0.0;
+  for (double touched = 8; touched <= 8 * 160; touched *= 1.3) {
+    const double seconds = cost.decode(false, 8, touched).seconds;
+    EXPECT_GE(seconds, before);
+    before = seconds;
+  }
+  before = 0.0;
+  for (double bytes = 64; bytes <= 1 << 22; bytes *= 1.7) {
+    const double seconds = cost.h2d(bytes).seconds;
+    EXPECT_GE(seconds, before);
+    before = seconds;
+  }
+  EXPECT_FALSE(cost.decode(true, 2, 64).extrapolated);
+  EXPECT_TRUE(cost.decode(true, 4096, 256).extrapolated);
+}
+
+TEST_F(MeasuredTinyModel, PlannerAndSimulatorTakeIt) {
+  const ModelCosts costs = model_costs(tiny_config(), DType::kF16);
+  const CostModel cost(profile());
+  const Plan plan = make_plan(cost, {.workload = {.batch = 8, .input_len = 32, .output_len = 96},
+                                     .budget = {profile().device_memory, profile().host_memory},
+                                     .model = {.costs = costs, .prefill_chunk = 64}});
+  EXPECT_GT(plan.tokens_per_second, 0.0);
+  SimulatedJob job{.model = costs,
+                   .device_memory = profile().device_memory,
+                   .host_memory = profile().host_memory,
+                   .batch_size = 8,
+                   .prefill_chunk = 64};
+  job.lines.assign(8, {32, 96});
+  const NamedSimulation simulated = simulate_policy("triphase", cost, job, {});
+  EXPECT_EQ(simulated.result.infeasible, "");
+  EXPECT_GT(simulated.result.tokens_per_second, 0.0);
+}
+
+}  // namespace
+}  // namespace triphase

@@ -1,0 +1,96 @@
+// `triphase profile`: measures this machine with a model, once, for planner and simulator.
+
+#include <fmt/format.h>
+
+#include <filesystem>
+
+#include "runtime/base/error.h"
+#include "runtime/file_ops.h"
+#include "runtime/options/option_names.h"
+#include "runtime/options/parse_run_options.h"
+#include "runtime/plan/profile_file.h"
+#include "runtime/profile/profiler.h"
+#include "tools/commands.h"
+#include "tools/table_writer.h"
+
+namespace triphase {
+namespace {
+
+RunOptions run_options(const OptionValues& values) {
+  RunOptions options;
+  options.model = values.text("model");
+  options.random_weights = !std::filesystem::is_directory(options.model);
+  options.device = values.text("device");
+  options.threads = values.integer("threads");
+  if (values.has("device-memory")) options.device_memory = values.size("device-memory");
+  if (values.has("host-memory")) options.host_memory = values.size("host-memory");
+  options.kv_dtype = dtype_option(values.text("kv-dtype"));
+  if (values.has("emulate-link")) {
+    options.emulated_link = link_option(values.text("emulate-link"));
+  }
+  options.progress = value_of(kProgressNames, values.text("progress")).value();
+  return options;
+}
+
+std::vector<TableCell> row(const ProfiledTable& table) {
+  const Repeatability& r = table.repeatability;
+  return {text_cell(cost_table_info(table.table).name),
+          integer_cell(r.cells),
+          integer_cell(r.filled),
+          integer_cell(r.samples),
+          integer_cell(r.dropped),
+          number_cell(100.0 * r.spread),
+          number_cell(100.0 * r.rounds),
+          number_cell(100.0 * r.rounds_worst),
+          number_cell(r.seconds)};
+}
+
+}  // namespace
+
+int cmd_profile(const Arguments& arguments, std::unique_ptr<Log>& log) {
+  const OptionValues values = begin_command("profile", arguments, log);
+  const RunOptions options = run_options(values);
+  const std::string output = values.text("output");
+  const std::filesystem::path folder = std::filesystem::path(output).parent_path();
+  if (std::filesystem::is_directory(output)) {
+    throw Error(ErrorRole::kUsage, "E-CLI-OPTION", "--output")
+        .found("a directory")
+        .expected("a file to write");
+  }
+  // Minutes of measuring must not end in a place that is not there.
+  if (!folder.empty() && !std::filesystem::is_directory(folder)) {
+    throw Error(ErrorRole::kIo, "E-IO-OPEN", "--output")
+        .file(output)
+        .found("no such directory")
+        .expected("a directory that exists");
+  }
+  const ModelBundle model = open_model(options);
+  for (const std::string& note : model.notes) log->info(note);
+  const auto backend = Backend::open(options.device, options.threads);
+  Progress progress(*log, options.progress);
+  const std::string kv = values.text("kv-dtype");
+  const ProfileRequest request{.seconds = values.seconds("time"),
+                               .batch_size = values.integer("batch-size"),
+                               .context = values.integer("max-context"),
+                               .int8_kv = kv == "auto" || kv == "int8",
+                               .name = values.text("name")};
+  log->info(fmt::format("measuring {} for about {:g} s on {}; link: {}", options.model,
+                        request.seconds, device_identity(*backend),
+                        link_identity(options.emulated_link)));
+  const MeasuredProfile measured =
+      measure_profile(model, options, request, *backend, progress, *log);
+  progress.finish();
+  write_file_atomically(system_file_ops(), output, profile_to_json(measured.profile), 0644);
+  std::vector<std::vector<TableCell>> rows;
+  for (const ProfiledTable& table : measured.tables) rows.push_back(row(table));
+  print(format_table(
+      values.text("format"),
+      {"table", "cells", "continued_cells", "samples", "outliers_dropped", "spread_percent",
+       "rounds_apart_percent", "rounds_apart_worst_percent", "seconds"},
+      rows));
+  log->info(fmt::format("{}: measured in {:.1f} s after loading for {:.1f} s", output,
+                        measured.measure_seconds, measured.load_seconds));
+  return 0;
+}
+
+}  // namespace triphase
