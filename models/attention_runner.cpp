@@ -19,7 +19,13 @@ std::uint64_t AttentionRunner::workspace_bytes(const AttentionShape& largest) {
 }
 
 void AttentionRunner::begin(SequenceId sequence, std::int64_t prompt_tokens) {
-  states_[sequence.value] = {method_->begin(prompt_tokens), prompt_tokens};
+  states_[sequence.value] = {method_->begin(prompt_tokens), prompt_tokens, {}};
+}
+
+AttentionRunner::Entry& AttentionRunner::entry_of(SequenceId sequence) {
+  const auto found = states_.find(sequence.value);
+  TRIPHASE_CHECK(found != states_.end(), "a sequence the attention method does not know");
+  return found->second;
 }
 
 std::int64_t AttentionRunner::shareable_tokens(std::int64_t prompt_tokens) const {
@@ -27,16 +33,46 @@ std::int64_t AttentionRunner::shareable_tokens(std::int64_t prompt_tokens) const
   return std::max<std::int64_t>(0, prompt_tokens - method_->prefill_rows(prompt_tokens));
 }
 
+const TokenChoice* AttentionRunner::early_choice(LayerId layer, SequenceId sequence,
+                                                 std::int64_t context_tokens) {
+  if (method_->timing(layer.value) != AttentionMethod::Timing::kEarly) return nullptr;
+  Entry& entry = entry_of(sequence);
+  if (context_tokens <= entry.prompt_tokens) return nullptr;
+  LayerCall call;
+  call.layer = layer.value;
+  call.keys.context_tokens = context_tokens;
+  const TokenChoice& choice = choose(entry, call, {}, 0);
+  return choice.dense ? nullptr : &choice;
+}
+
+const TokenChoice& AttentionRunner::choose(Entry& entry, const LayerCall& call, ConstMatrix q,
+                                           std::int64_t row) {
+  Made& made = entry.made[static_cast<std::size_t>(call.layer) % entry.made.size()];
+  if (made.layer == call.layer && made.context_tokens == call.keys.context_tokens) {
+    return made.choice;
+  }
+  made.layer = call.layer;
+  made.context_tokens = call.keys.context_tokens;
+  made.choice.clear();
+  if (method_->timing(call.layer) == AttentionMethod::Timing::kDense) {
+    made.choice.dense = true;
+  } else {
+    method_->choose(*entry.state, call, q, row, made.choice);
+  }
+  return made.choice;
+}
+
 // Where a token lies: in the pages of its block, or with INT8 in the open page of the query's own.
 void AttentionRunner::find_slots(const AttentionSegment& segment, const KvLayerView& cache,
-                                 Chosen& chosen) const {
+                                 Chosen& chosen) {
   const std::int64_t page = cache.page_tokens;
   const std::int64_t own = cache.quantized() ? (segment.context_tokens - 1) / page : -1;
   chosen.slots.clear();
-  for (const std::int32_t token : chosen.choice.tokens) {
+  for (const std::int32_t token : chosen.choice->tokens) {
     const std::int64_t block = token / page;
     const PageId at =
         block == own ? segment.open_page : segment.pages[static_cast<std::size_t>(block)];
+    TRIPHASE_CHECK(at.valid(), "a chosen token that is not on the device");
     chosen.slots.push_back(static_cast<std::int32_t>(at.value * page + token % page));
   }
 }
@@ -57,7 +93,6 @@ void AttentionRunner::attend(LayerId layer, std::span<const AttentionSegment> se
                              std::span<const SequenceId> sequences, ConstMatrix q, ConstMatrix v,
                              const KvLayerView& cache, float scale, Matrix out, Ops& ops,
                              Workspace dense, Stream& stream) {
-  const bool layer_is_dense = method_->timing(layer.value) == AttentionMethod::Timing::kDense;
   dense_.clear();
   sparse_.clear();
   std::size_t used = 0;
@@ -70,17 +105,12 @@ void AttentionRunner::attend(LayerId layer, std::span<const AttentionSegment> se
                      .workspace = {workspace_.data(), workspace_.bytes()},
                      .stream = &stream};
   };
-  const auto entry_of = [&](std::size_t index) -> Entry& {
-    const auto found = states_.find(sequences[index].value);
-    TRIPHASE_CHECK(found != states_.end(), "a sequence the attention method does not know");
-    return found->second;
-  };
   const auto is_prompt = [&](const AttentionSegment& segment, const Entry& entry) {
     return segment.context_tokens <= entry.prompt_tokens;
   };
   for (std::size_t index = 0; index < segments.size(); ++index) {
     const AttentionSegment& segment = segments[index];
-    Entry& entry = entry_of(index);
+    Entry& entry = entry_of(sequences[index]);
     const LayerCall call = call_of(segment);
     ConstMatrix rows = v;
     rows.data = static_cast<const float*>(v.data) + segment.query_begin * v.row_stride;
@@ -91,20 +121,16 @@ void AttentionRunner::attend(LayerId layer, std::span<const AttentionSegment> se
       continue;
     }
     TRIPHASE_CHECK(segment.query_count == 1, "decoded rows come one at a time");
-    if (chosen_.size() <= used) chosen_.emplace_back();
-    Chosen& chosen = chosen_[used];
-    chosen.choice.clear();
-    if (layer_is_dense) {
-      chosen.choice.dense = true;
-    } else {
-      method_->choose(*entry.state, call, q, segment.query_begin, chosen.choice);
-    }
-    count(chosen.choice, segment.context_tokens);
-    if (chosen.choice.dense) {
+    const TokenChoice& choice = choose(entry, call, q, segment.query_begin);
+    count(choice, segment.context_tokens);
+    if (choice.dense) {
       dense_.push_back(segment);
       continue;
     }
+    if (chosen_.size() <= used) chosen_.emplace_back();
+    Chosen& chosen = chosen_[used];
     chosen.segment = index;
+    chosen.choice = &choice;
     find_slots(segment, cache, chosen);
     ++used;
   }
@@ -112,10 +138,10 @@ void AttentionRunner::attend(LayerId layer, std::span<const AttentionSegment> se
   for (std::size_t i = 0; i < used; ++i) {
     Chosen& chosen = chosen_[i];
     AttentionSegment segment = segments[chosen.segment];
-    segment.selection = {chosen.choice.begins, chosen.choice.tokens, chosen.slots};
+    segment.selection = {chosen.choice->begins, chosen.choice->tokens, chosen.slots};
     segment.window = 0;
     if (method_->wants_weights()) {
-      chosen.weights.resize(chosen.choice.tokens.size());
+      chosen.weights.resize(chosen.choice->tokens.size());
       segment.weights = chosen.weights.data();
       // One at a time: the workspace keeps one sequence's scores.
       ops.attention(q, shape_.heads, cache, {&segment, 1}, scale, out, dense, stream);
@@ -127,13 +153,13 @@ void AttentionRunner::attend(LayerId layer, std::span<const AttentionSegment> se
   for (std::size_t i = 0; i < used; ++i) {
     Chosen& chosen = chosen_[i];
     const AttentionSegment& segment = segments[chosen.segment];
-    method_->attended(*entry_of(chosen.segment).state, call_of(segment), chosen.choice,
+    method_->attended(*entry_of(sequences[chosen.segment]).state, call_of(segment), *chosen.choice,
                       chosen.weights);
-    blend(chosen.choice, shape_,
+    blend(*chosen.choice, shape_,
           static_cast<float*>(out.data) + segment.query_begin * out.row_stride);
   }
   for (std::size_t index = 0; index < segments.size(); ++index) {
-    Entry& entry = entry_of(index);
+    Entry& entry = entry_of(sequences[index]);
     if (is_prompt(segments[index], entry)) {
       method_->prefilled(*entry.state, call_of(segments[index]), q);
     }

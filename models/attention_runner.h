@@ -4,6 +4,7 @@
 // step attends (dense segments) into the method's choices, layer by layer. Prompt rows are attended
 // densely. Not thread safe; method's ops and the pool must outlive it.
 
+#include <array>
 #include <cstdint>
 #include <memory>
 #include <span>
@@ -35,6 +36,13 @@ class AttentionRunner {
   void begin(SequenceId sequence, std::int64_t prompt_tokens);
   void end(SequenceId sequence) { states_.erase(sequence.value); }
 
+  // The tokens that the sequence's next decoded row, at position context_tokens - 1, will attend in
+  // this layer, where they are known before its query: asked before the layer begins, so that they
+  // can be fetched ahead. Null: the whole context, or not known yet, or a row of the prompt. Valid
+  // until the same is asked, or attended, two layers on.
+  [[nodiscard]] const TokenChoice* early_choice(LayerId layer, SequenceId sequence,
+                                                std::int64_t context_tokens);
+
   // out = the method's attention of the segments; `sequences` names each segment's sequence. The
   // new rows' K and V are in the cache; v holds them unquantized.
   void attend(LayerId layer, std::span<const AttentionSegment> segments,
@@ -49,19 +57,29 @@ class AttentionRunner {
   [[nodiscard]] const AttentionMethod& method() const { return *method_; }
 
  private:
+  // What was chosen for one row in one layer.
+  struct Made {
+    std::int64_t layer = -1;
+    std::int64_t context_tokens = 0;
+    TokenChoice choice;
+  };
   struct Entry {
     std::unique_ptr<AttentionMethod::State> state;
     std::int64_t prompt_tokens = 0;
+    std::array<Made, 2> made;  // of the layer at hand and of the next, by layer
   };
   // One decoded row whose tokens were chosen.
   struct Chosen {
     std::size_t segment = 0;
-    TokenChoice choice;
+    const TokenChoice* choice = nullptr;
     std::vector<std::int32_t> slots;
     std::vector<float> weights;
   };
 
-  void find_slots(const AttentionSegment& segment, const KvLayerView& cache, Chosen& chosen) const;
+  [[nodiscard]] Entry& entry_of(SequenceId sequence);
+  // Chooses unless it is done already; `row` is the query's.
+  const TokenChoice& choose(Entry& entry, const LayerCall& call, ConstMatrix q, std::int64_t row);
+  static void find_slots(const AttentionSegment& segment, const KvLayerView& cache, Chosen& chosen);
   void count(const TokenChoice& choice, std::int64_t context);
 
   MethodShape shape_;

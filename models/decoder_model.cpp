@@ -138,7 +138,7 @@ ConstMatrix DecoderModel::forward(const ForwardBatch& batch, KvStore& kv, Stream
                      static_cast<std::int64_t>(batch.logit_rows.size()) <= limits_.logit_rows,
                  "a batch beyond the limits the buffers were made for");
   fill_positions(batch);
-  kv_step_.begin(kv, batch.segments, windows_);
+  kv_step_.begin(kv, batch.segments, windows_, runner_.get());
   const Matrix x = matrix(x_, rows, config_.hidden_size);
   const Matrix normed = matrix(normed_, rows, config_.hidden_size);
   embed(batch, x, stream);

@@ -45,6 +45,7 @@ class DecoderModel {
   void set_attention(const AttentionOptions& options, SparseOps& ops, MemoryPool& pool);
   void begin_sequence(SequenceId sequence, std::int64_t prompt_tokens);
   void end_sequence(SequenceId sequence);
+  [[nodiscard]] AttentionRunner* attention() { return runner_.get(); }
   [[nodiscard]] const AttentionRunner* attention() const { return runner_.get(); }
 
   // Returns logits [logit_rows, vocab] F32, valid until the next call; writes the new tokens' KV.
@@ -53,7 +54,9 @@ class DecoderModel {
   [[nodiscard]] std::uint64_t rope_key_for_prompt(std::int64_t prompt_tokens) const;
   [[nodiscard]] const ModelConfig& config() const { return config_; }
   [[nodiscard]] KvStep& kv_step() { return kv_step_; }
+  [[nodiscard]] const KvStep& kv_step() const { return kv_step_; }
   [[nodiscard]] WeightStream& weight_stream() { return weight_stream_; }
+  [[nodiscard]] const WeightStream& weight_stream() const { return weight_stream_; }
 
  private:
   void embed(const ForwardBatch& batch, Matrix x, Stream& stream);

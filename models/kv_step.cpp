@@ -7,8 +7,9 @@
 namespace triphase {
 
 void KvStep::begin(KvStore& store, std::span<const BatchSegment> rows,
-                   std::span<const std::int64_t> windows) {
+                   std::span<const std::int64_t> windows, AttentionRunner* attention) {
   store_ = &store;
+  attention_ = attention;
   rows_ = rows;
   windows_ = windows;
   for (Unit& unit : units_) unit.number = -1;
@@ -73,8 +74,14 @@ void KvStep::make_scale_tables() {
 
 std::int64_t KvStep::first_needed_block(const BatchSegment& rows, std::int64_t layer) const {
   const std::int64_t window = windows_[static_cast<std::size_t>(layer)];
-  if (window <= 0) return 0;
+  // A method that chooses for itself does so among all tokens.
+  if (window <= 0 || attention_ != nullptr) return 0;
   return std::max<std::int64_t>(0, rows.first_position + 1 - window) / block_tokens();
+}
+
+const TokenChoice* KvStep::early_choice(const BatchSegment& rows, LayerId layer) const {
+  if (attention_ == nullptr || rows.count != 1) return nullptr;
+  return attention_->early_choice(layer, rows.sequence, rows.first_position + 1);
 }
 
 void KvStep::stage(std::int64_t number) {
@@ -84,34 +91,27 @@ void KvStep::stage(std::int64_t number) {
   const LayerId layer(number / groups());
   const Group& group = groups_[static_cast<std::size_t>(number % groups())];
   if (unit.tables.size() < group.count) unit.tables.resize(group.count);
-  runs_.clear();
-  staged_.clear();
   const KvStore::Sizes& sizes = store_->sizes();
-  std::int64_t next = sizes.device_pages;
-  if (double_buffer_ && number % 2 == 1) next += sizes.staging_pages / 2;
+  std::int64_t first_page = sizes.device_pages;
+  if (double_buffer_ && number % 2 == 1) first_page += sizes.staging_pages / 2;
+  reads_.begin(*store_, layer, first_page,
+               attention_ != nullptr && attention_->method().per_kv_head());
   for (std::size_t index = 0; index < group.count; ++index) {
     const BatchSegment& entry = rows_[group.first + index];
     const std::span<const PageId> pages = store_->residency().pages(entry.sequence, layer);
     std::vector<PageId>& table = unit.tables[index];
     table.assign(pages.begin(), pages.end());
-    for (std::int64_t block = first_needed_block(entry, layer.value);
-         block < static_cast<std::int64_t>(table.size()); ++block) {
-      PageId& page = table[static_cast<std::size_t>(block)];
-      if (page.valid()) continue;
-      const auto [place, is_new] =
-          staged_.try_emplace(store_->residency().block_index(entry.sequence, block), next);
-      page = place->second;
-      if (!is_new) continue;
-      ++next;
-      runs_.push_back({.slot = page.value * block_tokens(),
-                       .record = store_->host_record(
-                           store_->residency().host_block(entry.sequence, block), layer, 0),
-                       .count = static_cast<std::int32_t>(block_tokens()),
-                       .head_count = static_cast<std::int32_t>(store_->shape().kv_heads)});
+    if (const TokenChoice* choice = early_choice(entry, layer)) {
+      reads_.read_tokens(entry.sequence, *choice, table);
+    } else {
+      reads_.read_blocks(entry.sequence, first_needed_block(entry, layer.value), table);
     }
   }
-  staged_blocks_ += runs_.size();
-  unit.ticket = store_->transfers()->move_tokens(Lane::kToDevice, store_->geometry(), runs_);
+  TransferEngine& transfers = *store_->transfers();
+  const HostReads::Bytes bytes = reads_.make_runs(transfers.piece_cost_bytes(), runs_);
+  brought_.blocks += bytes.blocks;
+  brought_.tokens += bytes.tokens;
+  unit.ticket = transfers.move_tokens(Lane::kToDevice, store_->geometry(), runs_);
 }
 
 KvSlots KvStep::slots(LayerId layer) {

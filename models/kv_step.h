@@ -2,7 +2,8 @@
 
 // The KV tables of one decoder step: where each layer's new tokens go, which open blocks close, and
 // what each query attends, with the blocks that are on the host brought into staging pages just
-// before they are read. Layer by layer the caller does
+// before they are read. Of a decoded row whose attention method knows its tokens before the query
+// exists, only the chosen tokens are brought. Layer by layer the caller does
 //
 //   append at slots(layer); close closes();
 //   for each group: attend segments(layer, group), then done(layer, group)
@@ -14,21 +15,23 @@
 #include <array>
 #include <cstdint>
 #include <span>
-#include <unordered_map>
 #include <vector>
 
 #include "kernels/ops.h"
 #include "memory/kv_store.h"
+#include "models/attention_runner.h"
 #include "models/forward_batch.h"
+#include "models/host_reads.h"
 
 namespace triphase {
 
 class KvStep {
  public:
   // Begins a step. The rows' places exist (KvResidency::append). windows: by layer, the sliding
-  // window in tokens, 0 for none. Both spans must stay until the step ends.
+  // window in tokens, 0 for none. `attention`: who chooses the tokens of decoded rows; null: all
+  // are attended. Spans and `attention` must stay until the step ends.
   void begin(KvStore& store, std::span<const BatchSegment> rows,
-             std::span<const std::int64_t> windows);
+             std::span<const std::int64_t> windows, AttentionRunner* attention);
 
   // Where the rows' K and V of this layer go; call once per layer, layers in order.
   [[nodiscard]] KvSlots slots(LayerId layer);
@@ -47,8 +50,8 @@ class KvStep {
   // are needed (a handicap that some baselines have).
   void set_prefetch(bool prefetch) { prefetch_ = prefetch; }
 
-  // Blocks staged so far, each of one layer.
-  [[nodiscard]] std::uint64_t staged_blocks() const { return staged_blocks_; }
+  // Bytes of KV brought from the host so far: as whole blocks, and as chosen tokens.
+  [[nodiscard]] const HostReads::Bytes& brought() const { return brought_; }
 
  private:
   struct Group {
@@ -73,7 +76,9 @@ class KvStep {
   void make_scale_tables();
   void stage(std::int64_t number);
   void begin_open_runs(LayerId layer);
+  // The first of the blocks that the rows read when they read whole blocks.
   [[nodiscard]] std::int64_t first_needed_block(const BatchSegment& rows, std::int64_t layer) const;
+  [[nodiscard]] const TokenChoice* early_choice(const BatchSegment& rows, LayerId layer) const;
   [[nodiscard]] Unit& unit_of(std::int64_t number) {
     return units_[static_cast<std::size_t>(number) % units_.size()];
   }
@@ -82,6 +87,7 @@ class KvStep {
   KvStore* store_ = nullptr;
   std::span<const BatchSegment> rows_;
   std::span<const std::int64_t> windows_;
+  AttentionRunner* attention_ = nullptr;
   std::vector<Group> groups_;
   bool staging_ = false;        // some block of the step is on the host
   bool double_buffer_ = false;  // a group needs at most half of the staging pages
@@ -89,8 +95,8 @@ class KvStep {
 
   std::array<Unit, 2> units_;
   std::vector<TokenRun> runs_;
-  std::unordered_map<std::int32_t, PageId> staged_;  // by block index, of the unit at hand
-  std::uint64_t staged_blocks_ = 0;
+  HostReads reads_;  // of the unit at hand
+  HostReads::Bytes brought_;
 
   std::vector<PageId> slot_pages_;
   std::vector<std::int32_t> slot_offsets_;

@@ -63,6 +63,7 @@ void WeightStream::fetch(Slot& slot, std::int64_t layer) {
   const ModelWeights::HostLayer& from = weights_->host_layers[index];
   slot.layer = layer;
   slot.ticket = transfers_->move_bytes(Lane::kToDevice, slot.buffer.data(), from.data, from.bytes);
+  brought_bytes_ += from.bytes;
   slot.weights = moved(weights_->layers[index], from.data, slot.buffer.data());
 }
 

@@ -35,6 +35,9 @@ class WeightStream {
   // Whether the next layer comes while one computes (default) or only when asked for (a handicap).
   void set_prefetch(bool prefetch) { prefetch_ = prefetch; }
 
+  // Bytes of weights brought to the device so far.
+  [[nodiscard]] std::uint64_t brought_bytes() const { return brought_bytes_; }
+
  private:
   struct Slot {
     Buffer buffer;
@@ -50,6 +53,7 @@ class WeightStream {
   TransferEngine* transfers_;
   std::array<Slot, kSlots> slots_;
   std::int64_t streamed_ = 0;
+  std::uint64_t brought_bytes_ = 0;
   bool prefetch_ = true;
 };
 

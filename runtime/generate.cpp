@@ -7,6 +7,7 @@
 #include <optional>
 
 #include "runtime/backend.h"
+#include "runtime/base/format_bytes.h"
 #include "runtime/engine.h"
 #include "runtime/generation_config.h"
 #include "runtime/job.h"
@@ -54,6 +55,12 @@ void fill_engine_numbers(const EngineStats& stats, const PlacementStats& placeme
   if (loaded.transfers) {
     summary.bytes_to_device = loaded.transfers->stats(Lane::kToDevice).bytes;
     summary.bytes_to_host = loaded.transfers->stats(Lane::kToHost).bytes;
+    const HostReads::Bytes& read = loaded.decoder.kv_step().brought();
+    summary.to_device = {
+        .weights = loaded.decoder.weight_stream().brought_bytes(),
+        .kv_reloads = placement.reloaded_blocks * KvStore::host_block_bytes(loaded.kv.shape()),
+        .kv_blocks = read.blocks,
+        .kv_tokens = read.tokens};
   }
   const auto add = [&summary](MemoryTier tier, MemoryTag tag, std::uint64_t planned,
                               std::uint64_t peak) {
@@ -167,9 +174,14 @@ std::string closing_line(const RunOptions& options, const RecordCounts& counts,
                 "decode",
                 summary.prompt_tokens, summary.generated_tokens,
                 static_cast<double>(summary.generated_tokens) / busy);
-  return fmt::format("{}: {} records, {} failed{}; {}, wall {:.1f} s", options.output,
+  std::string link;
+  if (summary.bytes_to_device + summary.bytes_to_host > 0) {
+    link = fmt::format(", {} over the link to the device and {} back",
+                       format_bytes(summary.bytes_to_device), format_bytes(summary.bytes_to_host));
+  }
+  return fmt::format("{}: {} records, {} failed{}; {}{}, wall {:.1f} s", options.output,
                      counts.total(), counts.failed(),
-                     counts.failed() > 0 ? " (--retry-failed redoes them)" : "", speed,
+                     counts.failed() > 0 ? " (--retry-failed redoes them)" : "", speed, link,
                      summary.wall_seconds);
 }
 

@@ -161,8 +161,12 @@ std::string summary_to_json(const RunSummary& summary, const RunOptions& options
   line("throughput", throughputs(summary, written_here));
   line("memory", memory_list(summary.memory));
   line("peak_bytes", tier_peaks(summary.memory));
-  line("moved_bytes", fmt::format("{{\"to_device\": {}, \"to_host\": {}}}", summary.bytes_to_device,
-                                  summary.bytes_to_host));
+  line("moved_bytes",
+       fmt::format(
+           "{{\"to_device\": {}, \"to_host\": {}, \"to_device_by_kind\": {{\"weights\": {}, "
+           "\"kv_reloads\": {}, \"kv_blocks\": {}, \"kv_tokens\": {}}}}}",
+           summary.bytes_to_device, summary.bytes_to_host, summary.to_device.weights,
+           summary.to_device.kv_reloads, summary.to_device.kv_blocks, summary.to_device.kv_tokens));
   return out + "\n}\n";
 }
 

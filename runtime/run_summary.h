@@ -22,6 +22,14 @@ struct MemoryUse {
   std::uint64_t peak = 0;                // bytes, measured
 };
 
+// What crossed the link to the device, by what it was; together bytes_to_device.
+struct ToDeviceBytes {
+  std::uint64_t weights = 0;
+  std::uint64_t kv_reloads = 0;  // blocks that came to stay
+  std::uint64_t kv_blocks = 0;   // whole blocks, for the step that attended them
+  std::uint64_t kv_tokens = 0;   // chosen tokens, for the step that attended them
+};
+
 struct RunSummary {
   // What ran.
   std::string model_path;
@@ -53,6 +61,7 @@ struct RunSummary {
   std::uint64_t max_batch = 0;  // most sequences decoded together
   std::uint64_t bytes_to_device = 0;
   std::uint64_t bytes_to_host = 0;
+  ToDeviceBytes to_device;
   std::vector<std::uint64_t> phase_boundaries;  // context lengths; empty: none met
   std::vector<MemoryUse> memory;
 

@@ -72,12 +72,15 @@ Ticket HostTransferEngine::move_tokens(Lane lane, const KvGeometry& geometry,
     }
   }
   job.runs.assign(runs.begin(), runs.end());
+  std::int64_t end = -1;  // of the piece before, in bytes of the host's memory
   for (const TokenRun& run : runs) {
     TRIPHASE_CHECK(
         run.count > 0 && run.slot % geometry.page_tokens + run.count <= geometry.page_tokens,
         "a run of tokens crosses a page");
     // Whole records of consecutive tokens are one piece on the host; parts of records are not.
     job.records += run.head_count == geometry.kv_heads ? 1 : static_cast<std::uint64_t>(run.count);
+    if (geometry.host_begin(run) == end) --job.records;
+    end = geometry.host_end(run);
     job.total_bytes += static_cast<std::uint64_t>(geometry.bytes(run));
   }
   return submit(lane, std::move(job));
@@ -182,6 +185,10 @@ void HostTransferEngine::wait(Ticket ticket) {
 bool HostTransferEngine::done(Ticket ticket) const {
   const std::lock_guard lock(mutex_);
   return at(lane_of(ticket)).finished >= ticket.value >> 1;
+}
+
+std::int64_t HostTransferEngine::piece_cost_bytes() const {
+  return link_ ? static_cast<std::int64_t>(link_->bytes_per_second * link_->seconds_per_record) : 0;
 }
 
 LaneStats HostTransferEngine::stats(Lane lane) const {

@@ -32,6 +32,8 @@ class HostTransferEngine final : public TransferEngine {
                                   std::size_t bytes) override;
   void wait(Ticket ticket) override;
   [[nodiscard]] bool done(Ticket ticket) const override;
+  // Of the emulated link; without one every byte is copied alike, and a piece more costs nothing.
+  [[nodiscard]] std::int64_t piece_cost_bytes() const override;
   [[nodiscard]] LaneStats stats(Lane lane) const override;
 
   // Tests: the n-th transfer from now on (1 = the next) fails.

@@ -44,6 +44,14 @@ struct KvGeometry {
   [[nodiscard]] std::int64_t bytes(const TokenRun& run) const {
     return std::int64_t{2} * run.count * run.head_count * head_bytes;
   }
+  // First byte of the run's host records, and the one after its last.
+  [[nodiscard]] std::int64_t host_begin(const TokenRun& run) const {
+    return run.record * record_bytes() + std::int64_t{2} * run.head_begin * head_bytes;
+  }
+  [[nodiscard]] std::int64_t host_end(const TokenRun& run) const {
+    return host_begin(run) + (run.count - 1) * record_bytes() +
+           std::int64_t{2} * run.head_count * head_bytes;
+  }
 };
 
 }  // namespace triphase

@@ -44,6 +44,10 @@ class TransferEngine {
   virtual void wait(Ticket ticket) = 0;
   [[nodiscard]] virtual bool done(Ticket ticket) const = 0;
 
+  // Bytes that a lane copies in the time that one more piece of a transfer takes: pieces with a
+  // smaller gap between them are better copied as one.
+  [[nodiscard]] virtual std::int64_t piece_cost_bytes() const { return 0; }
+
   [[nodiscard]] virtual LaneStats stats(Lane lane) const = 0;
 };
 

@@ -40,7 +40,8 @@ class Placement(unittest.TestCase):
     def test_every_policy_gives_the_same_file_within_its_budget(self) -> None:
         expected, summary, _ = self.run_job("all", "--policy", "device-only")
         self.assertTrue(summary["complete"])
-        self.assertEqual(summary["moved_bytes"], {"to_device": 0, "to_host": 0})
+        self.assertEqual(summary["moved_bytes"]["to_device"], 0)
+        self.assertEqual(summary["moved_bytes"]["to_host"], 0)
         for policy, options in (
             ("triphase", ()),
             ("triphase", ("p1=0", "alpha=0.8", "window=8")),
@@ -60,6 +61,7 @@ class Placement(unittest.TestCase):
                 self.assertLessEqual(summary["peak_bytes"]["device"], 16 * MIB)
                 self.assertLessEqual(summary["peak_bytes"].get("host", 0), 256 * MIB)
                 self.assertIn("link", summary["emulated"])
+                self.check_kinds(summary)
                 if options or policy == "accelerate":
                     self.assertGreater(summary["moved_bytes"]["to_host"], 0)
         # Weights that do not fit are streamed, and the answer stays.
@@ -68,7 +70,27 @@ class Placement(unittest.TestCase):
         self.assertEqual(text, expected, done.stderr)
         self.assertIn("streamed", done.stderr)
         self.assertGreater(summary["moved_bytes"]["to_device"], MIB)
+        self.assertGreater(summary["moved_bytes"]["to_device_by_kind"]["weights"], MIB)
+        self.check_kinds(summary)
         self.assertLessEqual(summary["peak_bytes"]["device"], 9 * MIB)
+
+    def check_kinds(self, summary: dict) -> None:
+        moved = summary["moved_bytes"]
+        self.assertEqual(sum(moved["to_device_by_kind"].values()), moved["to_device"])
+
+    def test_sparse_methods_bring_only_what_they_attend(self) -> None:
+        bytes_to_device = {}
+        for method, options in (("dense", ()), ("swa", ("--kv-sparsity", "0.8"))):
+            job = ("--attention", method, *options, "--policy", "accelerate", "--prefill-chunk",
+                   "64", "--device-memory")  # fmt: skip
+            text, summary, done = self.run_job(f"{method}-host", *job, "16MiB",
+                                               "--host-memory", "256MiB")  # fmt: skip
+            self.assertTrue(summary["complete"], done.stderr)
+            self.check_kinds(summary)
+            kinds = summary["moved_bytes"]["to_device_by_kind"]
+            self.assertEqual(kinds["kv_tokens"] > 0, method == "swa")
+            bytes_to_device[method] = summary["moved_bytes"]["to_device"]
+        self.assertLess(bytes_to_device["swa"], 0.25 * bytes_to_device["dense"])
 
     def test_what_cannot_run_is_refused_by_name(self) -> None:
         _, _, done = self.run_job("zero", "--policy", "zero", "--device-memory", "12MiB")

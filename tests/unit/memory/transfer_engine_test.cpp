@@ -101,6 +101,20 @@ TEST(HostTransferEngine, PacesEachLaneToTheEmulatedLink) {
       << "the lanes did not run beside each other";
 }
 
+TEST(HostTransferEngine, CountsNeighboursAsOnePiece) {
+  Tiers tiers;
+  HostTransferEngine engine(std::nullopt);
+  // Records 2..6 and 7, then heads 0 and 1 of record 8: one piece; record 20 is another.
+  const std::vector<TokenRun> runs = {{.slot = 0, .record = 2, .count = 5, .head_count = 3},
+                                      {.slot = 9, .record = 7, .count = 1, .head_count = 3},
+                                      {.slot = 12, .record = 8, .count = 1, .head_count = 2},
+                                      {.slot = 16, .record = 20, .count = 1, .head_count = 3}};
+  engine.wait(engine.move_tokens(Lane::kToDevice, tiers.geometry(), runs));
+  EXPECT_EQ(engine.stats(Lane::kToDevice).records, 2U);
+  EXPECT_EQ(engine.piece_cost_bytes(), 0);
+  EXPECT_EQ(HostTransferEngine(EmulatedLink{20e9, 2e-6}).piece_cost_bytes(), 40000);
+}
+
 TEST(HostTransferEngine, AFailureReachesItsTicketAlone) {
   Bytes from(64);
   Bytes to(64);
