@@ -149,6 +149,11 @@ class KvResidency {
   [[nodiscard]] std::int64_t free_host_blocks() const {
     return static_cast<std::int64_t>(free_host_.size()) + evictable_host_blocks_ - reserved_host_;
   }
+  // Held by sequences, moves under way included.
+  [[nodiscard]] std::int64_t used_host_blocks() const {
+    return shape_.host_blocks - static_cast<std::int64_t>(free_host_.size()) -
+           evictable_host_blocks_;
+  }
   [[nodiscard]] std::int64_t peak_host_blocks() const { return peak_host_; }
   [[nodiscard]] const Shape& shape() const { return shape_; }
 

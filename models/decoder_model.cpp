@@ -143,7 +143,9 @@ ConstMatrix DecoderModel::forward(const ForwardBatch& batch, KvStore& kv, Stream
   const Matrix normed = matrix(normed_, rows, config_.hidden_size);
   embed(batch, x, stream);
   for (std::int64_t layer = 0; layer < config_.layers; ++layer) {
-    const LayerWeights& w = weight_stream_.acquire(layer);
+    TraceSpan span(trace_, TraceLane::kCompute, "layer");
+    span.note("layer", layer);
+    const LayerWeights& w = wait_for_weights(layer);
     if (!config_.norm_before) {
       attention_block(layer, w, x, x, stream);
       norm(x, w.attention_norm, w.attention_norm_bias, x, stream);
@@ -153,8 +155,7 @@ ConstMatrix DecoderModel::forward(const ForwardBatch& batch, KvStore& kv, Stream
       // Both branches read the same x; the MLP's input must exist before attention adds to x. The
       // branches share `normed`, so the MLP runs first.
       norm(x, w.attention_norm, w.attention_norm_bias, normed, stream);
-      const Matrix qkv = matrix(qkv_, rows, config_.q_width() + 2 * config_.kv_width());
-      ops_->linear(normed, w.qkv, w.qkv_bias, false, qkv, stream);
+      project_qkv(w, normed, stream);
       norm(x, w.mlp_norm, w.mlp_norm_bias, normed, stream);
       mlp_block(w, normed, x, stream);
       attend(layer, w, x, stream);
@@ -169,7 +170,14 @@ ConstMatrix DecoderModel::forward(const ForwardBatch& batch, KvStore& kv, Stream
   return head(batch, x, stream);
 }
 
+const LayerWeights& DecoderModel::wait_for_weights(std::int64_t layer) {
+  const TraceSpan span(weight_stream_.streams() ? trace_ : nullptr, TraceLane::kCompute,
+                       "wait for weights");
+  return weight_stream_.acquire(layer);
+}
+
 void DecoderModel::embed(const ForwardBatch& batch, Matrix x, Stream& stream) {
+  const TraceSpan span(trace_, TraceLane::kCompute, "embed");
   if (weights_->embed_project_in.empty()) {
     ops_->embed(batch.tokens, weights_->embedding, config_.embedding_scale, x, stream);
   } else {
@@ -188,9 +196,14 @@ void DecoderModel::embed(const ForwardBatch& batch, Matrix x, Stream& stream) {
 
 void DecoderModel::attention_block(std::int64_t layer, const LayerWeights& w, ConstMatrix input,
                                    Matrix x, Stream& stream) {
-  const Matrix qkv = matrix(qkv_, x.rows, config_.q_width() + 2 * config_.kv_width());
-  ops_->linear(input, w.qkv, w.qkv_bias, false, qkv, stream);
+  project_qkv(w, input, stream);
   attend(layer, w, x, stream);
+}
+
+void DecoderModel::project_qkv(const LayerWeights& w, ConstMatrix input, Stream& stream) {
+  const TraceSpan span(trace_, TraceLane::kCompute, "qkv");
+  const Matrix qkv = matrix(qkv_, input.rows, config_.q_width() + 2 * config_.kv_width());
+  ops_->linear(input, w.qkv, w.qkv_bias, false, qkv, stream);
 }
 
 void DecoderModel::attend(std::int64_t layer, const LayerWeights& w, Matrix x, Stream& stream) {
@@ -198,19 +211,12 @@ void DecoderModel::attend(std::int64_t layer, const LayerWeights& w, Matrix x, S
   const Matrix q = columns(qkv, 0, config_.q_width());
   const Matrix k = columns(qkv, config_.q_width(), config_.kv_width());
   const Matrix v = columns(qkv, config_.q_width() + config_.kv_width(), config_.kv_width());
-  if (rope_) {
-    const Matrix angles = matrix(angles_, x.rows, rope_->rotary_dim());
-    ops_->rope(q, config_.heads, config_.head_dim, rope_->rotary_dim(), angles, stream);
-    ops_->rope(k, config_.kv_heads, config_.head_dim, rope_->rotary_dim(), angles, stream);
-  }
-  const KvSlots slots = kv_step_.slots(LayerId(layer));
-  const KvLayerView cache = kv_step_.view(LayerId(layer));
-  ops_->kv_append(k, v, slots, cache, stream);
-  if (!kv_step_.closes().empty()) ops_->kv_close(kv_step_.closes(), cache, stream);
+  const KvLayerView cache = append_kv(layer, q, k, v, stream);
   const Matrix attended = matrix(attended_, x.rows, config_.q_width());
   const float scale = static_cast<float>(1.0 / std::sqrt(static_cast<double>(config_.head_dim)));
   for (std::int64_t group = 0; group < kv_step_.groups(); ++group) {
-    const std::span<const AttentionSegment> segments = kv_step_.segments(LayerId(layer), group);
+    const std::span<const AttentionSegment> segments = wait_for_kv(layer, group);
+    const TraceSpan span(trace_, TraceLane::kCompute, "attend");
     const Workspace workspace{workspace_.data(), workspace_.bytes()};
     if (runner_) {
       runner_->attend(LayerId(layer), segments, kv_step_.segment_sequences(), q, v, cache, scale,
@@ -220,10 +226,34 @@ void DecoderModel::attend(std::int64_t layer, const LayerWeights& w, Matrix x, S
     }
     kv_step_.done(LayerId(layer), group);
   }
+  const TraceSpan span(trace_, TraceLane::kCompute, "output");
   ops_->linear(attended, w.attention_out, w.attention_out_bias, true, x, stream);
 }
 
+KvLayerView DecoderModel::append_kv(std::int64_t layer, Matrix q, Matrix k, Matrix v,
+                                    Stream& stream) {
+  const TraceSpan span(trace_, TraceLane::kCompute, "append");
+  if (rope_) {
+    const Matrix angles = matrix(angles_, q.rows, rope_->rotary_dim());
+    ops_->rope(q, config_.heads, config_.head_dim, rope_->rotary_dim(), angles, stream);
+    ops_->rope(k, config_.kv_heads, config_.head_dim, rope_->rotary_dim(), angles, stream);
+  }
+  const KvSlots slots = kv_step_.slots(LayerId(layer));
+  const KvLayerView cache = kv_step_.view(LayerId(layer));
+  ops_->kv_append(k, v, slots, cache, stream);
+  if (!kv_step_.closes().empty()) ops_->kv_close(kv_step_.closes(), cache, stream);
+  return cache;
+}
+
+std::span<const AttentionSegment> DecoderModel::wait_for_kv(std::int64_t layer,
+                                                            std::int64_t group) {
+  TraceSpan span(kv_step_.staging() ? trace_ : nullptr, TraceLane::kCompute, "wait for KV");
+  span.note("group", group);
+  return kv_step_.segments(LayerId(layer), group);
+}
+
 void DecoderModel::mlp_block(const LayerWeights& w, ConstMatrix input, Matrix x, Stream& stream) {
+  const TraceSpan span(trace_, TraceLane::kCompute, "mlp");
   const std::int64_t ffn = config_.ffn_size;
   const Matrix up = matrix(up_, x.rows, config_.gated_mlp ? 2 * ffn : ffn);
   // The residual form aliases input and x; both products read `input` before x changes.
@@ -258,6 +288,7 @@ ConstMatrix DecoderModel::head(const ForwardBatch& batch, ConstMatrix x, Stream&
   const auto rows = static_cast<std::int64_t>(batch.logit_rows.size());
   const Matrix logits = matrix(logits_, rows, config_.vocab_size);
   if (rows == 0) return logits;
+  const TraceSpan span(trace_, TraceLane::kCompute, "head");
   const Matrix selected = matrix(selected_, rows, config_.hidden_size);
   ops_->gather_rows(x, batch.logit_rows, selected, stream);
   if (config_.final_norm) {

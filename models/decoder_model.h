@@ -19,6 +19,7 @@
 #include "models/rope.h"
 #include "models/weight_stream.h"
 #include "models/weights.h"
+#include "runtime/base/trace.h"
 
 namespace triphase {
 
@@ -57,13 +58,22 @@ class DecoderModel {
   [[nodiscard]] const KvStep& kv_step() const { return kv_step_; }
   [[nodiscard]] WeightStream& weight_stream() { return weight_stream_; }
   [[nodiscard]] const WeightStream& weight_stream() const { return weight_stream_; }
+  // Records what forward() does as spans of the compute lane; null: off.
+  void set_trace(Trace* trace) { trace_ = trace; }
 
  private:
+  [[nodiscard]] const LayerWeights& wait_for_weights(std::int64_t layer);
   void embed(const ForwardBatch& batch, Matrix x, Stream& stream);
   void attention_block(std::int64_t layer, const LayerWeights& w, ConstMatrix input, Matrix x,
                        Stream& stream);
+  void project_qkv(const LayerWeights& w, ConstMatrix input, Stream& stream);
   // From finished q, k, v of this layer to x += output projection.
   void attend(std::int64_t layer, const LayerWeights& w, Matrix x, Stream& stream);
+  // Rotates q and k, writes k and v; returns where this layer's KV lies.
+  [[nodiscard]] KvLayerView append_kv(std::int64_t layer, Matrix q, Matrix k, Matrix v,
+                                      Stream& stream);
+  [[nodiscard]] std::span<const AttentionSegment> wait_for_kv(std::int64_t layer,
+                                                              std::int64_t group);
   void mlp_block(const LayerWeights& w, ConstMatrix input, Matrix x, Stream& stream);
   void norm(ConstMatrix x, const float* weight, const float* bias, Matrix y, Stream& stream);
   [[nodiscard]] ConstMatrix head(const ForwardBatch& batch, ConstMatrix x, Stream& stream);
@@ -83,6 +93,7 @@ class DecoderModel {
   std::unique_ptr<AttentionRunner> runner_;  // null: dense
   int threads_ = 1;
   WeightStream weight_stream_;
+  Trace* trace_ = nullptr;
 };
 
 }  // namespace triphase

@@ -52,6 +52,11 @@ class KvStep {
 
   // Bytes of KV brought from the host so far: as whole blocks, and as chosen tokens.
   [[nodiscard]] const HostReads::Bytes& brought() const { return brought_; }
+  // Whether segments() of this step may wait for blocks that are on the host.
+  [[nodiscard]] bool staging() const { return staging_; }
+
+  // Blocks staged so far, each of one layer.
+  [[nodiscard]] std::uint64_t staged_blocks() const { return staged_blocks_; }
 
  private:
   struct Group {

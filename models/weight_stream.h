@@ -32,6 +32,8 @@ class WeightStream {
   [[nodiscard]] const LayerWeights& acquire(std::int64_t layer);
   void done(std::int64_t layer);
 
+  [[nodiscard]] bool streams() const { return streamed_ > 0; }
+
   // Whether the next layer comes while one computes (default) or only when asked for (a handicap).
   void set_prefetch(bool prefetch) { prefetch_ = prefetch; }
 

@@ -77,14 +77,19 @@ void Engine::submit(Request request) {
 }
 
 std::vector<Completion> Engine::step() {
+  if (trace_ != nullptr) trace_->flush_if_large();
   // Waiting for moves between the tiers is part of what a step costs.
   const auto start = std::chrono::steady_clock::now();
+  TraceSpan span(trace_, TraceLane::kSteps, "step");
   admit_and_place();
   if (!running_.empty()) {
     build_batch();
-    const ConstMatrix logits =
-        model_->forward({batch_tokens_, batch_segments_, logit_rows_}, *kv_, *stream_);
-    stream_->synchronize();
+    span.note("step", placement_.step());
+    span.note("lines", static_cast<std::int64_t>(running_.size()));
+    span.note("prefill_rows", batch_prefill_rows_);
+    span.note("decode_rows", static_cast<std::int64_t>(batch_tokens_.size()) - batch_prefill_rows_);
+    if (trace_ != nullptr) trace_memory();
+    const ConstMatrix logits = forward();
     for (const BatchSegment& segment : batch_segments_) {
       RunningLine& running = *std::ranges::find(running_, segment.sequence, &RunningLine::id);
       running.computed += segment.count;
@@ -94,14 +99,53 @@ std::vector<Completion> Engine::step() {
     }
     sample_rows(logits);
     const std::chrono::duration<double> seconds = std::chrono::steady_clock::now() - start;
-    const double prefill_share =
-        static_cast<double>(batch_prefill_rows_) / static_cast<double>(batch_tokens_.size());
-    stats_.prefill_seconds += seconds.count() * prefill_share;
-    stats_.decode_seconds += seconds.count() * (1.0 - prefill_share);
-    ++stats_.steps;
+    count_step(seconds.count());
     collect_finished();
   }
   return std::exchange(finished_, {});
+}
+
+void Engine::count_step(double seconds) {
+  const double prefill_share =
+      static_cast<double>(batch_prefill_rows_) / static_cast<double>(batch_tokens_.size());
+  stats_.prefill_seconds += seconds * prefill_share;
+  stats_.decode_seconds += seconds * (1.0 - prefill_share);
+  ++stats_.steps;
+  PhaseUse& phase = stats_.phases[static_cast<std::size_t>(placement_.phases().of_step()) - 1];
+  ++phase.steps;
+  phase.seconds += seconds;
+}
+
+ConstMatrix Engine::forward() {
+  const TraceSpan span(trace_, TraceLane::kCompute, "forward");
+  const ConstMatrix logits =
+      model_->forward({batch_tokens_, batch_segments_, logit_rows_}, *kv_, *stream_);
+  stream_->synchronize();
+  return logits;
+}
+
+void Engine::set_trace(Trace* trace) {
+  trace_ = trace;
+  placement_.set_trace(trace);
+}
+
+void Engine::finish_trace() {
+  if (trace_ == nullptr) return;
+  for (const RunningLine& line : running_) placement_.line_ended(line);
+  placement_.finish_trace();
+}
+
+// KV bytes by tier, once the step's blocks are taken.
+void Engine::trace_memory() const {
+  const KvResidency& residency = kv_->residency();
+  const auto page = static_cast<std::int64_t>(KvStore::page_bytes(kv_->shape()));
+  const auto block = static_cast<std::int64_t>(KvStore::host_block_bytes(kv_->shape()));
+  trace_->add(
+      {.kind = TraceEvent::Kind::kCounter,
+       .name = "KV bytes",
+       .begin = TraceEvent::Clock::now(),
+       .values = {{{"device", (residency.used_pages() - residency.evictable_pages()) * page},
+                   {"host", residency.used_host_blocks() * block}}}});
 }
 
 void Engine::admit_and_place() {
@@ -150,6 +194,8 @@ void Engine::build_batch() {
 }
 
 void Engine::sample_rows(ConstMatrix logits) {
+  TraceSpan span(trace_, TraceLane::kHost, "sample");
+  span.note("rows", static_cast<std::int64_t>(logit_owners_.size()));
   pool_->parallel_for(
       static_cast<std::int64_t>(logit_owners_.size()), [&](std::int64_t row, int worker) {
         const float* values = static_cast<const float*>(logits.data) + row * logits.row_stride;
@@ -163,6 +209,7 @@ void Engine::sample_rows(ConstMatrix logits) {
 void Engine::collect_finished() {
   for (RunningLine& running : running_) {
     if (!running.sequence->finished()) continue;
+    placement_.line_ended(running);
     kv_->release(running.id);
     model_->end_sequence(running.id);
     finished_.push_back(running.sequence->take_completion());

@@ -6,6 +6,7 @@
 // sequence's place is refilled at the next step. Not thread safe; the
 // model, store and pool must outlive it.
 
+#include <array>
 #include <cstdint>
 #include <deque>
 #include <memory>
@@ -20,6 +21,7 @@
 #include "runtime/placement_driver.h"
 #include "runtime/prompt_preparer.h"
 #include "runtime/sequence.h"
+#include "scheduler/placement/phase_boundaries.h"
 
 namespace triphase {
 
@@ -39,6 +41,8 @@ struct EngineStats {
   std::uint64_t generated_tokens = 0;
   std::uint64_t steps = 0;
   std::int64_t max_batch = 0;
+  // Steps, and their time, by the latest phase that any line was in.
+  std::array<PhaseUse, 3> phases{};
 };
 
 class Engine final : public CompletionEngine {
@@ -56,6 +60,11 @@ class Engine final : public CompletionEngine {
   [[nodiscard]] std::uint64_t prompt_tokens() const override { return stats_.prompt_tokens; }
   [[nodiscard]] std::uint64_t generated_tokens() const override { return stats_.generated_tokens; }
 
+  // Records steps, placement and phases from now on; null: off. The trace is flushed between steps.
+  void set_trace(Trace* trace);
+  // Ends the spans that are open, those of unfinished lines too; no step() may follow.
+  void finish_trace();
+
   [[nodiscard]] const EngineStats& stats() const { return stats_; }
   [[nodiscard]] PlacementDriver& placement() { return placement_; }
   [[nodiscard]] const PlacementDriver& placement() const { return placement_; }
@@ -63,8 +72,11 @@ class Engine final : public CompletionEngine {
  private:
   void admit_and_place();
   void build_batch();
+  [[nodiscard]] ConstMatrix forward();
   void sample_rows(ConstMatrix logits);
   void collect_finished();
+  void count_step(double seconds);
+  void trace_memory() const;
 
   EngineOptions options_;
   DecoderModel* model_;
@@ -89,6 +101,7 @@ class Engine final : public CompletionEngine {
   std::int64_t sampled_vocab_ = 0;  // rows of the head beyond the tokenizer's ids are never drawn
   PlacementDriver placement_;
   EngineStats stats_;
+  Trace* trace_ = nullptr;
 };
 
 }  // namespace triphase

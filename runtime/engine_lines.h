@@ -6,6 +6,7 @@
 #include <memory>
 
 #include "runtime/base/ids.h"
+#include "runtime/phase_log.h"
 #include "runtime/sequence.h"
 #include "scheduler/placement/placement_view.h"
 
@@ -19,6 +20,7 @@ struct RunningLine {
   // Leading tokens computed in chunks before decoding goes on: the prompt, or after a preemption
   // by recomputation everything the line had.
   std::int64_t prefill_tokens = 0;
+  LinePhase phase;
 
   [[nodiscard]] std::int64_t prefill_left() const {
     return computed < prefill_tokens ? prefill_tokens - computed : 0;

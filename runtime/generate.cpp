@@ -17,6 +17,7 @@
 #include "runtime/run_summary.h"
 #include "runtime/score_engine.h"
 #include "runtime/signals.h"
+#include "runtime/trace_file.h"
 
 namespace triphase {
 namespace {
@@ -35,7 +36,8 @@ void explain_options(const RunOptions& options, Log& log) {
 
 // Where the numbers of a run come together, whether it ends well or not.
 void fill_engine_numbers(const EngineStats& stats, const PlacementStats& placement,
-                         const LoadedModel& loaded, const RunPlan& plan, RunSummary& summary) {
+                         const std::vector<PhaseBoundary>& boundaries, const LoadedModel& loaded,
+                         const RunPlan& plan, RunSummary& summary) {
   summary.prefill_seconds = stats.prefill_seconds;
   summary.decode_seconds = stats.decode_seconds;
   summary.prompt_tokens = stats.computed_prompt_tokens;
@@ -45,14 +47,15 @@ void fill_engine_numbers(const EngineStats& stats, const PlacementStats& placeme
   summary.max_batch = static_cast<std::uint64_t>(stats.max_batch);
   summary.recomputed_tokens = placement.recomputed_tokens;
   summary.preemptions = placement.swaps + placement.drops;
-  if (placement.phase_two_at > 0) {
-    summary.phase_boundaries = {static_cast<std::uint64_t>(placement.phase_two_at)};
-  }
+  summary.phases = stats.phases;
+  summary.phase_boundaries = boundaries;
   if (const AttentionRunner* attention = loaded.decoder.attention()) {
     const AttentionRunner::Touched& touched = attention->touched();
     if (touched.context > 0) summary.tokens_touched_fraction = touched.attended / touched.context;
   }
   if (loaded.transfers) {
+    // What is on its way still (the next step's weights) counts, as it does in a trace.
+    loaded.transfers->drain();
     summary.bytes_to_device = loaded.transfers->stats(Lane::kToDevice).bytes;
     summary.bytes_to_host = loaded.transfers->stats(Lane::kToHost).bytes;
     const HostReads::Bytes& read = loaded.decoder.kv_step().brought();
@@ -125,11 +128,19 @@ class Worker {
     if (scorer_) return *scorer_;
     return *generator_;
   }
-  [[nodiscard]] EngineStats stats() const {
-    return scorer_ ? scorer_->stats() : generator_->stats();
+  void set_trace(Trace* trace) {
+    if (generator_) generator_->set_trace(trace);
   }
-  [[nodiscard]] PlacementStats placement() const {
-    return scorer_ ? PlacementStats{} : generator_->placement().stats();
+  // After the last step: the run's numbers, and the end of what is traced.
+  void finish(const LoadedModel& loaded, const RunPlan& plan, RunSummary& summary) {
+    if (scorer_) {
+      fill_engine_numbers(scorer_->stats(), {}, {}, loaded, plan, summary);
+      return;
+    }
+    generator_->finish_trace();
+    const PlacementDriver& placement = generator_->placement();
+    fill_engine_numbers(generator_->stats(), placement.stats(), placement.phases().boundaries(),
+                        loaded, plan, summary);
   }
 
  private:
@@ -138,6 +149,46 @@ class Worker {
   std::optional<ScorePreparer> score_preparer_;
   std::optional<ScoreEngine> scorer_;
 };
+
+// A trace of everything from here to its end, where --trace asks for one.
+class Tracing {
+ public:
+  Tracing(const RunOptions& options, const std::vector<std::string>& emulated, LoadedModel& loaded,
+          Worker& worker, Log& log)
+      : loaded_(loaded), worker_(worker) {
+    if (options.trace.empty()) return;
+    file_.emplace(options, emulated, trace_, log);
+    loaded.set_trace(&trace_);
+    worker.set_trace(&trace_);
+  }
+  ~Tracing() { finish(); }
+  Tracing(const Tracing&) = delete;
+  Tracing& operator=(const Tracing&) = delete;
+
+  void finish() {
+    if (!file_) return;
+    worker_.set_trace(nullptr);
+    loaded_.set_trace(nullptr);
+    file_.reset();
+  }
+
+ private:
+  LoadedModel& loaded_;
+  Worker& worker_;
+  Trace trace_;
+  std::optional<TraceFile> file_;
+};
+
+// What a run met, for people: "Phase II: 12 of its lines, at 96 to 240 tokens, from step 31 on".
+void report_phases(const RunSummary& summary, Log& log) {
+  for (const PhaseBoundary& at : summary.phase_boundaries) {
+    const std::string contexts = at.least_context == at.most_context
+                                     ? fmt::format("{}", at.least_context)
+                                     : fmt::format("{} to {}", at.least_context, at.most_context);
+    log.info(fmt::format("{}: {} lines entered it, at {} tokens of context, from step {} on",
+                         phase_name(at.phase), at.sequences, contexts, at.first_step));
+  }
+}
 
 RunSummary summary_of_setup(const RunOptions& options, const PromptFileFacts& prompt_facts,
                             const ModelBundle& model, const RunPlan& plan, Backend& backend) {
@@ -203,6 +254,7 @@ int generate(RunOptions options, Log& log) {
 
   // 1. The job: where it reads, where it writes, what model it names. Nothing is written yet.
   check_output_location(options);
+  check_trace_location(options);
   progress.begin_phase("reading prompts");
   const PromptFileFacts prompt_facts = examine_prompt_file(options);
   ModelBundle model = open_model(options);
@@ -280,6 +332,7 @@ int generate(RunOptions options, Log& log) {
     // 5. Run: every line through tokenizer, prefill and decode (engine.cpp), records as they
     // finish.
     Worker worker(options, plan, model, loaded, *backend);
+    Tracing tracing(options, summary.emulated, loaded, worker, log);
     PromptReader prompts(options, &prompt_facts);
     Watchdog watchdog(options.watchdog_seconds, log);
     progress.begin_phase(options.job == JobKind::kScore ? "scoring" : "generating");
@@ -287,10 +340,11 @@ int generate(RunOptions options, Log& log) {
     try {
       end = run_job(prompts, *output, worker.engine(), progress, summary.total_requests, &watchdog);
     } catch (...) {
-      fill_engine_numbers(worker.stats(), worker.placement(), loaded, plan, summary);
+      worker.finish(loaded, plan, summary);
       throw;
     }
-    fill_engine_numbers(worker.stats(), worker.placement(), loaded, plan, summary);
+    worker.finish(loaded, plan, summary);
+    tracing.finish();
 
     // 6. End: stopped by a signal, or complete and put into place in one rename.
     if (end == JobEnd::kStopped) {
@@ -315,6 +369,7 @@ int generate(RunOptions options, Log& log) {
   const int result = exit_code_of(output->counts());
   close_summary(result, "");
   progress.finish();
+  report_phases(summary, log);
   log.info(closing_line(options, output->counts(), summary));
   return result;
 }

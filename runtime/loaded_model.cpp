@@ -253,4 +253,9 @@ LoadedModel::LoadedModel(const ModelBundle& model, const RunOptions& options, co
   decoder.weight_stream().set_prefetch(plan.placement.overlap);
 }
 
+void LoadedModel::set_trace(Trace* trace) {
+  decoder.set_trace(trace);
+  if (transfers) transfers->set_trace(trace);
+}
+
 }  // namespace triphase

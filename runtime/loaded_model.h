@@ -55,6 +55,9 @@ struct LoadedModel {
   LoadedModel(const ModelBundle& model, const RunOptions& options, const RunPlan& plan,
               Backend& backend, Progress& progress, Log& log);
 
+  // Records compute and transfers from now on; null: off.
+  void set_trace(Trace* trace);
+
   MemoryPool pool;
   MemoryPool host_pool;
   PoolDevice weight_memory;

@@ -8,6 +8,13 @@
 #include "scheduler/placement/placement_ledger.h"
 
 namespace triphase {
+namespace {
+
+std::int64_t line_index(const RunningLine& line) {
+  return static_cast<std::int64_t>(line.sequence->request().index);
+}
+
+}  // namespace
 
 PlacementDriver::PlacementDriver(const PlacementPolicy& policy, const PlacementLimits& limits,
                                  KvStore& kv, DecoderModel& model)
@@ -18,17 +25,61 @@ PlacementDriver::PlacementDriver(const PlacementPolicy& policy, const PlacementL
 
 void PlacementDriver::place(const Lines& lines) {
   // What the step before set in motion has had the whole step to arrive.
-  if (kv_->moving()) kv_->settle(/*all=*/true);
-  if (!nothing_to_decide(lines)) {
-    look(lines);
-    const PlacementActions actions = policy_->decide(view_);
-    if (checking_) validate_actions(view_, actions);
-    for (const PlacementAction& action : actions) {
-      std::visit([&](const auto& one) { apply(one, lines); }, action);
-    }
-    std::erase(lines.waiting, nullptr);
+  if (kv_->moving()) {
+    const TraceSpan span(trace_, TraceLane::kHost, "wait for moves");
+    kv_->settle(/*all=*/true);
   }
+  if (!nothing_to_decide(lines)) {
+    const PlacementStats before = stats_;
+    TraceSpan span(trace_, TraceLane::kHost, "place");
+    decide(lines);
+    const auto noted = [&](const char* name, std::uint64_t now, std::uint64_t then) {
+      if (now > then) span.note(name, static_cast<std::int64_t>(now - then));
+    };
+    noted("offloaded_blocks", stats_.offloaded_blocks, before.offloaded_blocks);
+    noted("reloaded_blocks", stats_.reloaded_blocks, before.reloaded_blocks);
+    noted("suspended", stats_.swaps + stats_.drops, before.swaps + before.drops);
+  }
+  see_phases(lines);
   ++view_.step;
+}
+
+void PlacementDriver::decide(const Lines& lines) {
+  look(lines);
+  const PlacementActions actions = policy_->decide(view_);
+  if (checking_) validate_actions(view_, actions);
+  for (const PlacementAction& action : actions) {
+    std::visit([&](const auto& one) { apply(one, lines); }, action);
+  }
+  std::erase(lines.waiting, nullptr);
+}
+
+void PlacementDriver::set_trace(Trace* trace) {
+  trace_ = trace;
+  phases_.set_trace(trace);
+}
+
+void PlacementDriver::line_ended(const RunningLine& line) const {
+  phases_.ended(line.phase, line_index(line));
+}
+
+void PlacementDriver::see_phases(const Lines& lines) {
+  if (lines.running.empty()) return;
+  phases_.begin_step(view_.step);
+  for (RunningLine& line : lines.running) {
+    phases_.see(line.phase, phase_of(line), line_index(line), line.computed,
+                line.sequence->prompt_tokens());
+  }
+  phases_.end_step();
+}
+
+// Homes are ordered by age, so the oldest block tells. One on its way is where the policy put it.
+Phase PlacementDriver::phase_of(const RunningLine& line) const {
+  const KvResidency& residency = kv_->residency();
+  if (limits_.host_pages == 0 || residency.blocks(line.id) == 0) return Phase::kOne;
+  const BlockPlace oldest = residency.block_place(line.id, 0);
+  const bool away = oldest == BlockPlace::kHost || oldest == BlockPlace::kLeaving;
+  return away ? Phase::kTwo : Phase::kOne;
 }
 
 // Running lines that grow within what is reserved for them need nobody's decision.
@@ -76,9 +127,6 @@ void PlacementDriver::look_at_running(const Lines& lines) {
                              .device_blocks = blocks - on_host,
                              .device_reserved = residency.reserved_blocks(line.id),
                              .host_reserved = residency.reserved_host_blocks(line.id)});
-    if (on_host > 0 && line.prefill_left() == 0 && stats_.phase_two_at == 0) {
-      stats_.phase_two_at = line.computed;
-    }
   }
   find_shared_blocks(lines);
 }
@@ -210,6 +258,7 @@ void PlacementDriver::apply(const Admit& action, const Lines& lines) {
                            .rope_key = rope_key,
                            .computed = admission.shared_tokens,
                            .prefill_tokens = prompt_tokens});
+  phases_.admitted(lines.running.back().phase, admission.shared_tokens);
 }
 
 void PlacementDriver::apply(const Offload& action, const Lines& /*lines*/) {
@@ -242,6 +291,7 @@ void PlacementDriver::apply(const Suspend& action, const Lines& lines) {
       kv_->open_pages().pages() < 2 * limits_.batch_size * limits_.layers) {
     mode = SuspendMode::kDrop;
   }
+  phases_.suspended(entry->phase, line_index(*entry));
   if (mode == SuspendMode::kSwap) {
     residency.drop_reservations(entry->id);
     std::int64_t first = 0;
@@ -254,6 +304,7 @@ void PlacementDriver::apply(const Suspend& action, const Lines& lines) {
     model_->end_sequence(entry->id);
     stats_.recomputed_tokens += static_cast<std::uint64_t>(entry->computed);
     entry->computed = 0;
+    entry->phase.now = Phase::kOne;
     // What was decoded under a sparse method must be decoded again, step by step.
     entry->prefill_tokens = model_->attention() != nullptr
                                 ? entry->sequence->prompt_tokens()
@@ -287,6 +338,7 @@ void PlacementDriver::apply(const Resume& action, const Lines& lines) {
     line.id = admission.sequence;
     model_->begin_sequence(line.id, line.sequence->prompt_tokens());
   }
+  phases_.resumed(line.phase, line_index(line), line.computed);
   lines.running.push_back(std::move(line));
 }
 

@@ -24,8 +24,6 @@ struct PlacementStats {
   std::uint64_t swaps = 0;  // preemptions whose KV waited on the host
   std::uint64_t drops = 0;  // preemptions whose KV was computed again
   std::uint64_t recomputed_tokens = 0;
-  // Context length of the first sequence that had blocks on the host while it decoded; 0: none.
-  std::int64_t phase_two_at = 0;
 };
 
 class PlacementDriver {
@@ -45,10 +43,23 @@ class PlacementDriver {
   // Replays every decision against the rules (tests).
   void set_checking(bool checking) { checking_ = checking; }
 
+  // Spans of the phases and of what each decision did; null: off.
+  void set_trace(Trace* trace);
+  // The line's last place in the trace; before its KV is released.
+  void line_ended(const RunningLine& line) const;
+  // Ends the spans that are open; no place() may follow.
+  void finish_trace() { phases_.finish(); }
+
   [[nodiscard]] const PlacementStats& stats() const { return stats_; }
+  [[nodiscard]] const PhaseLog& phases() const { return phases_; }
+  // Number of the present decision, from 0.
+  [[nodiscard]] std::int64_t step() const { return view_.step - 1; }
   [[nodiscard]] const PlacementLimits& limits() const { return limits_; }
 
  private:
+  void decide(const Lines& lines);
+  void see_phases(const Lines& lines);
+  [[nodiscard]] Phase phase_of(const RunningLine& line) const;
   [[nodiscard]] bool nothing_to_decide(const Lines& lines) const;
   void look(const Lines& lines);
   void look_at_running(const Lines& lines);
@@ -77,6 +88,8 @@ class PlacementDriver {
   StepView view_;
   std::vector<std::size_t> shown_;  // waiting lines in the view, by their index in the queue
   PlacementStats stats_;
+  PhaseLog phases_;
+  Trace* trace_ = nullptr;
 };
 
 }  // namespace triphase

@@ -92,8 +92,27 @@ std::string changed_options(const RunOptions& options) {
   return out.empty() ? "{}" : "{" + out + "\n  }";
 }
 
-std::string numbers(const std::vector<std::uint64_t>& values) {
-  return fmt::format("[{}]", fmt::join(values, ", "));
+std::string phase_boundaries(const std::vector<PhaseBoundary>& boundaries) {
+  std::string out;
+  for (const PhaseBoundary& at : boundaries) {
+    out += fmt::format(
+        "{}\n    {{\"phase\": {}, \"lines\": {}, \"steps\": {{\"first\": {}, \"last\": {}}}, "
+        "\"contexts\": {{\"least\": {}, \"most\": {}}}, "
+        "\"generated\": {{\"least\": {}, \"most\": {}}}}}",
+        out.empty() ? "" : ",", static_cast<int>(at.phase), at.sequences, at.first_step,
+        at.last_step, at.least_context, at.most_context, at.least_generated, at.most_generated);
+  }
+  return "[" + out + "]";
+}
+
+std::string phase_uses(const std::array<PhaseUse, 3>& phases) {
+  std::string out;
+  for (std::size_t index = 0; index < phases.size(); ++index) {
+    out +=
+        fmt::format("{}{{\"phase\": {}, \"steps\": {}, \"seconds\": {}}}", out.empty() ? "" : ", ",
+                    index + 1, phases[index].steps, json_number(phases[index].seconds));
+  }
+  return "[" + out + "]";
 }
 
 std::string strings(const std::vector<std::string>& values) {
@@ -135,9 +154,11 @@ std::string summary_to_json(const RunSummary& summary, const RunOptions& options
   line("attention", fmt::format("{{\"policy\": {}, \"tokens_touched_fraction\": {}}}",
                                 json_quote(summary.attention_policy),
                                 json_number(summary.tokens_touched_fraction)));
-  line("placement", fmt::format("{{\"policy\": {}, \"phase_boundaries\": {}, \"preemptions\": {}}}",
-                                json_quote(summary.placement_policy),
-                                numbers(summary.phase_boundaries), summary.preemptions));
+  line("placement",
+       fmt::format(
+           "{{\"policy\": {}, \"preemptions\": {}, \"phases\": {}, \"phase_boundaries\": {}}}",
+           json_quote(summary.placement_policy), summary.preemptions, phase_uses(summary.phases),
+           phase_boundaries(summary.phase_boundaries)));
   line("seed", fmt::to_string(options.seed));
   line("shard", fmt::format("{{\"index\": {}, \"count\": {}, \"origin\": {}}}", options.shard.index,
                             options.shard.count, json_quote(options.shard.origin)));

@@ -4,6 +4,7 @@
 // the monotonic clock, in seconds; token counts are of this run alone (resumed records are only in
 // `requests`). Schema: docs/schemas/summary.schema.json. Plain values.
 
+#include <array>
 #include <cstdint>
 #include <map>
 #include <optional>
@@ -12,6 +13,7 @@
 
 #include "runtime/options/run_options.h"
 #include "runtime/output_file.h"
+#include "scheduler/placement/phase_boundaries.h"
 
 namespace triphase {
 
@@ -62,7 +64,9 @@ struct RunSummary {
   std::uint64_t bytes_to_device = 0;
   std::uint64_t bytes_to_host = 0;
   ToDeviceBytes to_device;
-  std::vector<std::uint64_t> phase_boundaries;  // context lengths; empty: none met
+  std::vector<PhaseBoundary> phase_boundaries;  // empty: none met
+  // Steps and seconds by the latest phase that any line was in; I, II, III.
+  std::array<PhaseUse, 3> phases{};
   std::vector<MemoryUse> memory;
 
   // The job.

@@ -119,6 +119,7 @@ void HostTransferEngine::run_lane(Lane lane) {
     if (stop_) return;
     Job job = std::move(state.queue.front());
     state.queue.pop_front();
+    Trace* const trace = trace_;
     lock.unlock();
     const Clock::time_point start = Clock::now();
     std::exception_ptr failure;
@@ -128,7 +129,9 @@ void HostTransferEngine::run_lane(Lane lane) {
       failure = std::current_exception();
     }
     pace(state, job, start);
-    const double seconds = seconds_since(start);
+    const Clock::time_point end = Clock::now();
+    if (trace != nullptr) record(*trace, lane, job, start, end);
+    const double seconds = std::chrono::duration<double>(end - start).count();
     lock.lock();
     if (failure) state.failures.emplace(job.ticket, failure);
     state.finished = job.ticket;
@@ -182,6 +185,25 @@ void HostTransferEngine::wait(Ticket ticket) {
   std::rethrow_exception(error);
 }
 
+void HostTransferEngine::record(Trace& trace, Lane lane, const Job& job, Clock::time_point start,
+                                Clock::time_point end) {
+  trace.add({.lane = lane == Lane::kToDevice ? TraceLane::kToDevice : TraceLane::kToHost,
+             .name = job.runs.empty() ? "bytes" : "tokens",
+             .begin = start,
+             .end = end,
+             .values = {{{"bytes", static_cast<std::int64_t>(job.total_bytes)},
+                         {"records", static_cast<std::int64_t>(job.records)}}}});
+}
+
+void HostTransferEngine::drain() {
+  std::unique_lock lock(mutex_);
+  for (const Lane lane : {Lane::kToDevice, Lane::kToHost}) {
+    LaneState& state = at(lane);
+    const std::uint64_t last = submitted_[static_cast<std::size_t>(lane)];
+    state.progress.wait(lock, [&] { return state.finished >= last; });
+  }
+}
+
 bool HostTransferEngine::done(Ticket ticket) const {
   const std::lock_guard lock(mutex_);
   return at(lane_of(ticket)).finished >= ticket.value >> 1;
@@ -194,6 +216,12 @@ std::int64_t HostTransferEngine::piece_cost_bytes() const {
 LaneStats HostTransferEngine::stats(Lane lane) const {
   const std::lock_guard lock(mutex_);
   return at(lane).stats;
+}
+
+void HostTransferEngine::set_trace(Trace* trace) {
+  drain();  // a lane may be about to record
+  const std::lock_guard lock(mutex_);
+  trace_ = trace;
 }
 
 void HostTransferEngine::fail_transfer(int nth) {

@@ -15,6 +15,7 @@
 #include <vector>
 
 #include "memory/transfer/transfer_engine.h"
+#include "runtime/base/trace.h"
 
 namespace triphase {
 
@@ -34,7 +35,11 @@ class HostTransferEngine final : public TransferEngine {
   [[nodiscard]] bool done(Ticket ticket) const override;
   // Of the emulated link; without one every byte is copied alike, and a piece more costs nothing.
   [[nodiscard]] std::int64_t piece_cost_bytes() const override;
+  void drain() override;
   [[nodiscard]] LaneStats stats(Lane lane) const override;
+
+  // Records every transfer as a span of its lane from now on; null: off. Drains first.
+  void set_trace(Trace* trace);
 
   // Tests: the n-th transfer from now on (1 = the next) fails.
   void fail_transfer(int nth);
@@ -73,11 +78,15 @@ class HostTransferEngine final : public TransferEngine {
   void run_lane(Lane lane);
   static void execute(Lane lane, const Job& job);
   void pace(LaneState& lane, const Job& job, std::chrono::steady_clock::time_point start) const;
+  static void record(Trace& trace, Lane lane, const Job& job,
+                     std::chrono::steady_clock::time_point start,
+                     std::chrono::steady_clock::time_point end);
 
   std::optional<EmulatedLink> link_;
   mutable std::mutex mutex_;
   std::array<LaneState, kLanes> lanes_;
   std::array<std::uint64_t, kLanes> submitted_{};
+  Trace* trace_ = nullptr;
   int fail_in_ = 0;
   bool stop_ = false;
 };

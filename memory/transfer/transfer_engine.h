@@ -47,6 +47,8 @@ class TransferEngine {
   // Bytes that a lane copies in the time that one more piece of a transfer takes: pieces with a
   // smaller gap between them are better copied as one.
   [[nodiscard]] virtual std::int64_t piece_cost_bytes() const { return 0; }
+  // Returns once nothing moves any more; throws nothing of what failed.
+  virtual void drain() = 0;
 
   [[nodiscard]] virtual LaneStats stats(Lane lane) const = 0;
 };

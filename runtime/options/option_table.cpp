@@ -171,6 +171,12 @@ constexpr OptionSpec kJobLookingOptions[] = {
      "Print where every option's value comes from, and where the bytes go."},
 };
 
+constexpr OptionSpec kTraceOptions[] = {
+    {"Looking", "trace", 0, kText, "", "FILE", 0, 0, false, false,
+     "Write what happened when to FILE, for ui.perfetto.dev: steps, phases, compute, both "
+     "directions of the link with their bytes. Replaces an earlier trace."},
+};
+
 constexpr OptionSpec kProgressOptions[] = {
     {"Looking", "progress", 0, kChoice, "auto", "auto|off|plain|json", 0, 0, false, false,
      "auto redraws one line on a terminal and prints one every 10 s elsewhere."},
@@ -192,8 +198,8 @@ consteval auto joined(const OptionSpec (&... groups)[sizes]) {
 
 constexpr auto kRunOptions =
     joined(kRunFileOptions, kRunFormatOptions, kOutputOptions, kGenerationOptions, kTruncateOptions,
-           kLineOptions, kMachineOptions, kWeightOptions, kJobLookingOptions, kProgressOptions,
-           kLogOptions);
+           kLineOptions, kMachineOptions, kWeightOptions, kJobLookingOptions, kTraceOptions,
+           kProgressOptions, kLogOptions);
 
 constexpr OptionSpec kScoreFileOptions[] = {
     {"Files", "model", 0, kText, "", "DIR", 0, 0, false, true,

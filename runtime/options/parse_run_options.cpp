@@ -277,6 +277,7 @@ RunOptions parse_run_options(const OptionValues& values, const Environment& envi
   options.sampling = read_sampling(values);
   options.seed = values.unsigned_integer("seed");
   options.adopt_generation_config = values.text("generation-config") == "auto";
+  options.trace = values.text("trace");
   read_machine_options(values, options);
   return options;
 }

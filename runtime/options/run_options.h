@@ -94,6 +94,7 @@ struct RunOptions {
   // Looking and reporting.
   bool dry_run = false;
   bool explain = false;
+  std::string trace;  // file of the trace; empty: none
   int verbosity = 0;  // -1 quiet (warnings and errors only), 0 info, 1 debug, 2 trace
   LogFormat log_format = LogFormat::kText;
   std::string log_file;  // empty: stderr only

@@ -35,6 +35,18 @@ struct PhaseSchedule {
 
 enum class Phase : std::uint8_t { kOne = 1, kTwo = 2, kThree = 3 };
 
+[[nodiscard]] constexpr const char* phase_name(Phase phase) {
+  switch (phase) {
+    case Phase::kOne:
+      return "Phase I";
+    case Phase::kTwo:
+      return "Phase II";
+    case Phase::kThree:
+      break;
+  }
+  return "Phase III";
+}
+
 // Phase of a sequence that has generated `decode_step` tokens (negative: prefill), by the schedule.
 [[nodiscard]] inline Phase scheduled_phase(const PhaseSchedule& schedule,
                                            std::int64_t decode_step) {

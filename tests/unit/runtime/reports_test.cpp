@@ -59,7 +59,9 @@ TEST(Summary, FollowsItsSchemaInEveryState) {
   summary.error = "disk full\n";
   summary.exit_code = 6;
   summary.emulated = {"link"};
-  summary.phase_boundaries = {10, 20};
+  summary.phases = {{{4, 0.5}, {6, 1.5}, {0, 0.0}}};
+  summary.phase_boundaries = {{Phase::kTwo, 3, 4, 9, 20, 60, 0, 7},
+                              {Phase::kThree, 1, 12, 12, 80, 80, 33, 33}};
   EXPECT_EQ(violation("summary.schema.json", summary_to_json(summary, options)), "");
 }
 
