@@ -16,7 +16,8 @@ struct RunningLine {
   std::unique_ptr<Sequence> sequence;
   SequenceId id;
   std::uint64_t rope_key = 0;
-  std::int64_t computed = 0;  // leading tokens whose KV is in the store
+  std::uint64_t admission = 0;  // how many lines were admitted before it
+  std::int64_t computed = 0;    // leading tokens whose KV is in the store
   // Leading tokens computed in chunks before decoding goes on: the prompt, or after a preemption
   // by recomputation everything the line had.
   std::int64_t prefill_tokens = 0;

@@ -29,7 +29,7 @@ void PlacementDriver::place(const Lines& lines) {
     const TraceSpan span(trace_, TraceLane::kHost, "wait for moves");
     kv_->settle(/*all=*/true);
   }
-  if (!nothing_to_decide(lines)) {
+  if (observer_ || !nothing_to_decide(lines)) {
     const PlacementStats before = stats_;
     TraceSpan span(trace_, TraceLane::kHost, "place");
     decide(lines);
@@ -48,6 +48,7 @@ void PlacementDriver::decide(const Lines& lines) {
   look(lines);
   const PlacementActions actions = policy_->decide(view_);
   if (checking_) validate_actions(view_, actions);
+  if (observer_) observer_(view_, actions);
   for (const PlacementAction& action : actions) {
     std::visit([&](const auto& one) { apply(one, lines); }, action);
   }
@@ -256,6 +257,7 @@ void PlacementDriver::apply(const Admit& action, const Lines& lines) {
   lines.running.push_back({.sequence = std::move(waiting),
                            .id = admission.sequence,
                            .rope_key = rope_key,
+                           .admission = admissions_++,
                            .computed = admission.shared_tokens,
                            .prefill_tokens = prompt_tokens});
   phases_.admitted(lines.running.back().phase, admission.shared_tokens);
@@ -295,7 +297,11 @@ void PlacementDriver::apply(const Suspend& action, const Lines& lines) {
   if (mode == SuspendMode::kSwap) {
     residency.drop_reservations(entry->id);
     std::int64_t first = 0;
-    while (first < blocks && residency.block_place(entry->id, first) == BlockPlace::kHost) ++first;
+    // Blocks that the same decision sent away are on the host as good as the others.
+    const auto away = [&](BlockPlace place) {
+      return place == BlockPlace::kHost || place == BlockPlace::kLeaving;
+    };
+    while (first < blocks && away(residency.block_place(entry->id, first))) ++first;
     kv_->offload(entry->id, first, blocks - first, /*open=*/true);
     stats_.offloaded_blocks += static_cast<std::uint64_t>(blocks - first);
     ++stats_.swaps;
@@ -311,7 +317,11 @@ void PlacementDriver::apply(const Suspend& action, const Lines& lines) {
                                 : static_cast<std::int64_t>(entry->sequence->tokens().size());
     ++stats_.drops;
   }
-  lines.suspended.push_back({std::move(*entry), mode});
+  // In order of their first admission, as policies expect them.
+  const auto place = std::ranges::find_if(lines.suspended, [&](const SuspendedLine& other) {
+    return other.line.admission > entry->admission;
+  });
+  lines.suspended.insert(place, {std::move(*entry), mode});
   lines.running.erase(entry);
 }
 

@@ -5,7 +5,9 @@
 
 #include <cstdint>
 #include <deque>
+#include <functional>
 #include <memory>
+#include <utility>
 #include <vector>
 
 #include "memory/kv_store.h"
@@ -39,6 +41,11 @@ class PlacementDriver {
 
   // One decision of the policy. Moves go on while the step computes.
   void place(const Lines& lines);
+
+  // Sees every decision with what it was made of, also those that could be left out because nothing
+  // can change.
+  using Observer = std::function<void(const StepView& view, const PlacementActions& actions)>;
+  void set_observer(Observer observer) { observer_ = std::move(observer); }
 
   // Replays every decision against the rules (tests).
   void set_checking(bool checking) { checking_ = checking; }
@@ -85,7 +92,9 @@ class PlacementDriver {
   KvStore* kv_;
   DecoderModel* model_;
   bool checking_ = false;
+  Observer observer_;
   StepView view_;
+  std::uint64_t admissions_ = 0;
   std::vector<std::size_t> shown_;  // waiting lines in the view, by their index in the queue
   PlacementStats stats_;
   PhaseLog phases_;

@@ -27,9 +27,13 @@ ModelCosts model_costs(const ModelConfig& config, DType dtype) {
   return costs;
 }
 
+double kv_record_bytes(const ModelCosts& model, DType kv_dtype) {
+  return 2.0 * static_cast<double>(model.kv_width) * static_cast<double>(dtype_bytes(kv_dtype));
+}
+
 double kv_layer_bytes(const ModelCosts& model, DType kv_dtype, std::int64_t block_tokens) {
   const auto width = static_cast<double>(model.kv_width);
-  const double values = 2.0 * width * static_cast<double>(dtype_bytes(kv_dtype));
+  const double values = kv_record_bytes(model, kv_dtype);
   if (kv_dtype != DType::kI8 && kv_dtype != DType::kU8) return values;
   return values + 8.0 * width / static_cast<double>(block_tokens);
 }

@@ -35,6 +35,9 @@ struct ModelCosts {
 [[nodiscard]] double kv_layer_bytes(const ModelCosts& model, DType kv_dtype,
                                     std::int64_t block_tokens);
 
+// The same as it crosses the link: INT8's scales stay on the device wherever the block is.
+[[nodiscard]] double kv_record_bytes(const ModelCosts& model, DType kv_dtype);
+
 // Saved layer inputs X of one token in one layer: INT8 values and a scale (FP32) per token.
 [[nodiscard]] double input_layer_bytes(const ModelCosts& model);
 

@@ -18,7 +18,18 @@ struct Line {
   std::int64_t generated = 0;  // tokens sampled so far
   RunningSequence place;
   SuspendMode mode = SuspendMode::kSwap;  // while suspended
+  // Blocks on their way, which are read where they were until they have arrived.
+  std::int64_t leaving = 0;
+  std::int64_t returning = 0;
 };
+
+// Layers' weights that the device holds while it streams: one is used while the next one arrives.
+constexpr std::int64_t kWeightSlots = 2;
+
+std::size_t index_of(const StepView& view, SequenceId id) {
+  return static_cast<std::size_t>(std::ranges::find(view.running, id, &RunningSequence::id) -
+                                  view.running.begin());
+}
 
 // How many waiting prompts a policy sees; the engine looks ahead twice a batch.
 constexpr std::size_t kLookAhead = 2;
@@ -71,10 +82,31 @@ class Simulation {
     result_.kv_dtype = statics_.kv_dtype.value_or(job_.kv_dtype);
     result_.streamed_layers = statics_.streamed_layers;
     limits_.block_tokens = statics_.block_tokens.value_or(job_.block_tokens);
+    if (job_.division) {
+      result_.streamed_layers = job_.division->streamed_layers;
+      limits_ = job_.division->limits;
+    }
     kv_layer_ = kv_layer_bytes(model, result_.kv_dtype, limits_.block_tokens);
     kv_token_ = kv_layer_ * static_cast<double>(model.layers);
+    record_ = kv_record_bytes(model, result_.kv_dtype);
+    record_token_ = record_ * static_cast<double>(model.layers);
     input_token_ = input_layer_bytes(model) * static_cast<double>(model.layers);
 
+    if (!job_.division && !divide(longest, longest_prompt, scratch)) return false;
+    const std::int64_t allowed = policy_.longest_line(limits_);
+    if (allowed < longest) {
+      result_.infeasible = fmt::format("a line of {} tokens; --policy {} can hold {}", longest,
+                                       policy_.name(), allowed);
+      return false;
+    }
+    free_device_ = limits_.device_pages;
+    free_host_ = limits_.host_pages;
+    free_input_ = limits_.input_pages;
+    return true;
+  }
+
+  bool divide(std::int64_t longest, std::int64_t longest_prompt, std::uint64_t scratch) {
+    const ModelCosts& model = job_.model;
     limits_.layers = model.layers;
     limits_.batch_size = job_.batch_size;
     limits_.prefill_chunk = job_.prefill_chunk;
@@ -93,11 +125,11 @@ class Simulation {
       // being computed, inside the scratch of a chunk.
       staging = static_cast<std::uint64_t>(2.0 * kv_layer_ * static_cast<double>(group * touched));
     }
-    const std::int64_t buffers = std::min<std::int64_t>(statics_.streamed_layers, 2);
+    const std::int64_t buffers = std::min(result_.streamed_layers, kWeightSlots);
     fixed_device_ = model.other_weights + scratch + staging +
                     model.layer_weights * static_cast<std::uint64_t>(
-                                              model.layers - statics_.streamed_layers + buffers);
-    fixed_host_ = model.layer_weights * static_cast<std::uint64_t>(statics_.streamed_layers);
+                                              model.layers - result_.streamed_layers + buffers);
+    fixed_host_ = model.layer_weights * static_cast<std::uint64_t>(result_.streamed_layers);
     const double block = kv_token_ * static_cast<double>(limits_.block_tokens);
     if (fixed_device_ > job_.device_memory || fixed_host_ > job_.host_memory) {
       result_.infeasible = fmt::format(
@@ -110,15 +142,6 @@ class Simulation {
         static_cast<std::int64_t>(static_cast<double>(job_.device_memory - fixed_device_) / block) *
         model.layers;
     if (statics_.host_tier) divide_host(block);
-    const std::int64_t allowed = policy_.longest_line(limits_);
-    if (allowed < longest) {
-      result_.infeasible = fmt::format("a line of {} tokens; --policy {} can hold {}", longest,
-                                       policy_.name(), allowed);
-      return false;
-    }
-    free_device_ = limits_.device_pages;
-    free_host_ = limits_.host_pages;
-    free_input_ = limits_.input_pages;
     return true;
   }
 
@@ -131,7 +154,8 @@ class Simulation {
     limits_.host_pages = static_cast<std::int64_t>(room / block) * limits_.layers;
   }
 
-  [[nodiscard]] StepView make_view() {
+  // What the step computes of every running line.
+  void plan_rows() {
     std::vector<SequenceProgress> progress;
     for (const Line& line : running_) {
       progress.push_back(
@@ -140,15 +164,19 @@ class Simulation {
     const std::vector<std::int64_t> tokens = plan_step(
         progress,
         {.rows = job_.batch_size + job_.prefill_chunk, .prefill_chunk = job_.prefill_chunk});
+    for (std::size_t index = 0; index < running_.size(); ++index) {
+      running_[index].place.step_tokens = tokens[index];
+    }
+  }
+
+  [[nodiscard]] StepView make_view() {
+    plan_rows();
     StepView view{.step = result_.steps_taken,
                   .limits = limits_,
                   .free_device_pages = free_device_,
                   .free_host_pages = free_host_,
                   .free_input_pages = free_input_};
-    for (std::size_t index = 0; index < running_.size(); ++index) {
-      running_[index].place.step_tokens = tokens[index];
-      view.running.push_back(running_[index].place);
-    }
+    for (const Line& line : running_) view.running.push_back(line.place);
     for (const Line& line : suspended_) {
       view.suspended.push_back({.id = line.place.id,
                                 .mode = line.mode,
@@ -160,6 +188,7 @@ class Simulation {
                                 .host_blocks = line.place.host_blocks,
                                 .input_blocks = line.place.input_blocks});
     }
+    if (running_.size() >= static_cast<std::size_t>(job_.batch_size)) return view;
     const std::size_t end =
         std::min(job_.lines.size(), next_ + kLookAhead * static_cast<std::size_t>(job_.batch_size));
     for (std::size_t index = next_; index < end; ++index) {
@@ -171,19 +200,63 @@ class Simulation {
   }
 
   void step() {
-    const StepView view = make_view();
-    const PlacementActions actions = policy_.decide(view);
+    settle();
+    StepView view = make_view();
+    PlacementActions actions = policy_.decide(view);
     validate_actions(view, actions);
     StepWork work;
     apply(view, actions, work);
+    plan_rows();
+    make_room();
     compute(work);
-    if (job_.keep_steps) result_.actions.push_back(actions);
+    if (job_.keep_steps) {
+      result_.views.push_back(std::move(view));
+      result_.actions.push_back(std::move(actions));
+    }
     ++result_.steps_taken;
     end_finished();
   }
 
   [[nodiscard]] double block_bytes(std::int64_t blocks) const {
     return static_cast<double>(blocks * limits_.block_tokens) * kv_token_;
+  }
+
+  // Bytes of whole blocks that cross the link.
+  [[nodiscard]] double moved_bytes(std::int64_t blocks) const {
+    return static_cast<double>(blocks * limits_.block_tokens) * record_token_;
+  }
+
+  // Everything on its way has arrived.
+  void settle() {
+    leaving_ = 0;
+    for (Line& line : running_) line.leaving = line.returning = 0;
+  }
+
+  // Blocks on their way out hold their pages until they have arrived; where the step's tokens lack
+  // these pages, it waits for them.
+  void make_room() {
+    std::int64_t free = free_device_ - leaving_ * limits_.layers;
+    for (const Line& line : running_) {
+      const RunningSequence& place = line.place;
+      if (place.step_tokens == 0) continue;
+      const std::int64_t needed = added_blocks(place);
+      const std::int64_t beyond = std::max<std::int64_t>(needed - place.device_reserved, 0);
+      if (beyond * limits_.layers > std::max<std::int64_t>(free, 0)) {
+        free += leaving_ * limits_.layers;
+        settle();
+      }
+      free -= beyond * limits_.layers;
+    }
+  }
+
+  // Blocks that the step's tokens of a sequence begin.
+  [[nodiscard]] std::int64_t added_blocks(const RunningSequence& place) const {
+    return std::max<std::int64_t>(
+        limits_.blocks_for(place.context + place.step_tokens) - place.blocks(), 0);
+  }
+
+  [[nodiscard]] Line& running_line(SequenceId id) {
+    return *std::ranges::find_if(running_, [&](const Line& line) { return line.place.id == id; });
   }
 
   // Takes over what the ledger made of the actions, and counts the bytes they move.
@@ -194,12 +267,17 @@ class Simulation {
     std::size_t admitted = 0;
     for (const PlacementAction& action : actions) {
       if (const auto* offload = std::get_if<Offload>(&action)) {
-        work.d2h_bytes += block_bytes(offload->end_block - offload->first_block);
+        const std::int64_t blocks = offload->end_block - offload->first_block;
+        work.d2h_bytes += moved_bytes(blocks);
+        running_line(offload->sequence).leaving += blocks;
+        leaving_ += blocks;
       } else if (const auto* reload = std::get_if<Reload>(&action)) {
-        work.h2d_bytes += block_bytes(reload->end_block - reload->first_block);
+        const std::int64_t blocks = reload->end_block - reload->first_block;
+        work.h2d_bytes += moved_bytes(blocks);
+        running_line(reload->sequence).returning += blocks;
       } else if (const auto* suspend = std::get_if<Suspend>(&action)) {
-        Line line = *std::ranges::find_if(
-            running_, [&](const Line& l) { return l.place.id == suspend->sequence; });
+        Line line = running_line(suspend->sequence);
+        line.place = ledger.running(index_of(view, suspend->sequence));
         suspend_line(*suspend, line, work);
         gone.push_back(suspend->sequence);
         const auto place = std::ranges::find_if(
@@ -208,7 +286,11 @@ class Simulation {
       } else if (const auto* resume = std::get_if<Resume>(&action)) {
         const auto found = std::ranges::find_if(
             suspended_, [&](const Line& l) { return l.place.id == resume->sequence; });
-        if (found->mode == SuspendMode::kSwap) work.h2d_bytes += block_bytes(resume->device_blocks);
+        if (found->mode == SuspendMode::kSwap) {
+          // It may itself be on its way out still.
+          settle();
+          work.h2d_bytes += moved_bytes(resume->device_blocks);
+        }
         started.push_back(*found);
         suspended_.erase(found);
       } else if (std::holds_alternative<Admit>(action)) {
@@ -243,11 +325,14 @@ class Simulation {
     line.mode = action.mode;
     RunningSequence& place = line.place;
     if (action.mode == SuspendMode::kSwap) {
-      work.d2h_bytes += block_bytes(place.device_blocks);
+      work.d2h_bytes += moved_bytes(place.device_blocks);
+      leaving_ += place.device_blocks;
       place.host_blocks += place.device_blocks;
     } else {
+      settle();  // nothing ends while it moves
       result_.repeated_tokens += static_cast<std::uint64_t>(place.context);
-      place.prefill_tokens = std::max(place.prefill_tokens, place.context);
+      // The last token it sampled is computed with the others.
+      if (!place.prefilling()) place.prefill_tokens = place.context + 1;
       place.context = 0;
       place.host_blocks = place.recompute_blocks = place.input_blocks = 0;
     }
@@ -274,11 +359,12 @@ class Simulation {
       RunningSequence& place = line.place;
       const std::int64_t rows = place.step_tokens;
       if (rows == 0) continue;
-      const auto away = static_cast<double>(place.away_blocks() * limits_.block_tokens);
-      const double again_share = place.away_blocks() == 0
-                                     ? 0.0
-                                     : static_cast<double>(place.recompute_blocks) /
-                                           static_cast<double>(place.away_blocks());
+      // What is on its way is read where it was.
+      const std::int64_t away_blocks = place.away_blocks() - line.leaving + line.returning;
+      const auto away = static_cast<double>(away_blocks * limits_.block_tokens);
+      const double again_share = away_blocks == 0 ? 0.0
+                                                  : static_cast<double>(place.recompute_blocks) /
+                                                        static_cast<double>(away_blocks);
       double fetched = away;
       if (place.prefilling()) {
         work.prefill_rows += rows;
@@ -295,7 +381,7 @@ class Simulation {
       if (attend_on_host) {
         work.host_attention_tokens += away;
       } else if (dense || place.prefilling()) {
-        work.h2d_bytes += (fetched - again) * kv_token_ + again * input_token_;
+        work.h2d_bytes += (fetched - again) * record_token_ + again * input_token_;
       } else {
         work.gathered_records += layers * (fetched - again);
         work.gathered_inputs += layers * again;
@@ -317,12 +403,12 @@ class Simulation {
     if (work.prefill_rows > 0) {
       work.prefill_context = prefill_context / static_cast<double>(work.prefill_rows);
     }
-    work.record_bytes = kv_layer_;
+    work.record_bytes = record_;
     work.input_bytes = input_token_ / layers;
     if (statics_.gpu_batch > 0 && work.decode_rows > 0) {
       work.decode_groups = (work.decode_rows + statics_.gpu_batch - 1) / statics_.gpu_batch;
     }
-    work.h2d_bytes += static_cast<double>(fixed_host_);
+    work.h2d_bytes += streamed_bytes();
     work.h2d_copies = work.d2h_copies = layers;
     record.lanes = cost_.step(work, {.layers = limits_.layers,
                                      .overlap = statics_.overlap,
@@ -331,12 +417,21 @@ class Simulation {
     account(work, record);
   }
 
+  // Weights that cross the link in this step. Fetched ahead, from the last layer on to the first of
+  // the next step; as many layers as there are slots stay once they are there.
+  [[nodiscard]] double streamed_bytes() const {
+    const bool first = result_.steps_taken == 0;
+    std::int64_t layers = result_.streamed_layers;
+    if (statics_.overlap && layers <= kWeightSlots && !first) layers = 0;
+    if (statics_.overlap && layers > kWeightSlots && first) ++layers;
+    return static_cast<double>(job_.model.layer_weights) * static_cast<double>(layers);
+  }
+
   // The step's tokens get their blocks; a line samples once its prefill is complete.
   void grow(Line& line) {
     RunningSequence& place = line.place;
+    const std::int64_t added = added_blocks(place);
     place.context += place.step_tokens;
-    const std::int64_t added =
-        std::max<std::int64_t>(limits_.blocks_for(place.context) - place.blocks(), 0);
     const std::int64_t reserved = std::min(added, place.device_reserved);
     place.device_reserved -= reserved;
     place.device_blocks += added;
@@ -348,7 +443,7 @@ class Simulation {
     record.seconds = record.lanes.step;
     record.running = static_cast<std::int64_t>(running_.size());
     const double gathered =
-        work.gathered_records * kv_layer_ + work.gathered_inputs * work.input_bytes;
+        work.gathered_records * record_ + work.gathered_inputs * work.input_bytes;
     record.h2d_bytes = work.h2d_bytes + gathered;
     record.d2h_bytes = work.d2h_bytes;
     std::int64_t device_blocks = 0;
@@ -366,9 +461,9 @@ class Simulation {
     record.host_kv_bytes = static_cast<std::uint64_t>(host_bytes);
     result_.device_peak = std::max(result_.device_peak, fixed_device_ + record.device_kv_bytes);
     result_.host_peak = std::max(result_.host_peak, fixed_host_ + record.host_kv_bytes);
-    TRIPHASE_CHECK(
-        result_.device_peak <= job_.device_memory && result_.host_peak <= job_.host_memory,
-        "simulated budgets hold");
+    TRIPHASE_CHECK(job_.division || (result_.device_peak <= job_.device_memory &&
+                                     result_.host_peak <= job_.host_memory),
+                   "simulated budgets hold");
     LaneTimes& sum = result_.lanes;
     sum.compute += record.lanes.compute;
     sum.recompute += record.lanes.recompute;
@@ -405,15 +500,18 @@ class Simulation {
   SimulationResult result_;
   StaticPlacement statics_;
   PlacementLimits limits_;
-  double kv_layer_ = 0.0;     // bytes of K and V of a token in one layer
-  double kv_token_ = 0.0;     // in all layers
+  double kv_layer_ = 0.0;  // bytes of K and V of a token in one layer
+  double kv_token_ = 0.0;  // in all layers
+  double record_ = 0.0;    // what of kv_layer_ crosses the link
+  double record_token_ = 0.0;
   double input_token_ = 0.0;  // bytes of X of a token, all layers
   std::uint64_t fixed_device_ = 0;
   std::uint64_t fixed_host_ = 0;
   std::int64_t free_device_ = 0;
   std::int64_t free_host_ = 0;
   std::int64_t free_input_ = 0;
-  std::size_t next_ = 0;  // first line that still waits
+  std::int64_t leaving_ = 0;  // blocks of all lines, suspended ones included
+  std::size_t next_ = 0;      // first line that still waits
   std::vector<Line> running_;
   std::vector<Line> suspended_;
 };

@@ -4,6 +4,7 @@
 // objects as in the engine, the same ledger for pages, no device and no clock. PURE.
 
 #include <cstdint>
+#include <optional>
 #include <string>
 #include <vector>
 
@@ -19,6 +20,12 @@ struct SimulatedLine {
   std::int64_t output_tokens = 0;
 };
 
+// Memory that is divided already, as a run has it, instead of by the simulator.
+struct MemoryDivision {
+  PlacementLimits limits;
+  std::int64_t streamed_layers = 0;
+};
+
 struct SimulatedJob {
   ModelCosts model;
   DType weights_dtype = DType::kF16;
@@ -31,7 +38,8 @@ struct SimulatedJob {
   double caching_ratio = 1.0;  // r: share of the context that a decode step touches
   double miss_rate = 1.0;      // share of the touched host tokens that crosses the link
   std::vector<SimulatedLine> lines;
-  bool keep_steps = false;  // fill SimulationResult::steps and actions
+  std::optional<MemoryDivision> division;  // then the budgets above are not looked at
+  bool keep_steps = false;                 // fill SimulationResult::steps, views and actions
 };
 
 struct SimulatedStep {
@@ -66,6 +74,7 @@ struct SimulationResult {
   std::int64_t phase_steps[3] = {0, 0, 0};
   double phase_seconds[3] = {0.0, 0.0, 0.0};
   std::vector<SimulatedStep> steps;
+  std::vector<StepView> views;  // what the policy saw; ids are the lines' indices
   std::vector<PlacementActions> actions;
 };
 

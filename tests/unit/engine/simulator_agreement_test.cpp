@@ -1,0 +1,258 @@
+// Simulator and engine are one machine: from the same lines and the same division of memory, each
+// policy sees the same state, answers with the same actions, and the same bytes cross the link,
+// step by step to the end of the job.
+
+#include <gtest/gtest.h>
+
+#include <map>
+#include <memory>
+#include <string>
+#include <vector>
+
+#include "scheduler/cost/hardware_spec.h"
+#include "scheduler/placement/accelerate_policy.h"
+#include "scheduler/placement/flexgen_policy.h"
+#include "scheduler/placement/triphase_policy.h"
+#include "scheduler/placement/vllm_policy.h"
+#include "scheduler/placement/zero_policy.h"
+#include "scheduler/simulator/simulator.h"
+#include "tests/support/engine_runs.h"
+#include "tests/support/tiny_model.h"
+
+namespace triphase {
+namespace {
+
+// What one step decided and moved. Sequences are named by their place in the view, since ids are
+// anybody's choice.
+struct DecidedStep {
+  StepView view;
+  std::vector<std::string> actions;
+  std::int64_t to_device = 0;  // bytes
+  std::int64_t to_host = 0;
+};
+
+SequenceId place_of(const StepView& view, SequenceId id) {
+  const auto running = std::ranges::find(view.running, id, &RunningSequence::id);
+  if (running != view.running.end()) return SequenceId(running - view.running.begin());
+  const auto suspended = std::ranges::find(view.suspended, id, &SuspendedSequence::id);
+  EXPECT_NE(suspended, view.suspended.end());
+  return SequenceId(suspended - view.suspended.begin());
+}
+
+DecidedStep decided(StepView view, const PlacementActions& actions) {
+  DecidedStep step;
+  for (PlacementAction action : actions) {
+    std::visit(
+        [&](auto& one) {
+          if constexpr (requires { one.sequence; }) one.sequence = place_of(view, one.sequence);
+        },
+        action);
+    step.actions.push_back(to_text(action));
+  }
+  for (std::size_t index = 0; index < view.running.size(); ++index) {
+    view.running[index].id = SequenceId(static_cast<std::int64_t>(index));
+  }
+  // The engine's ids of dropped lines name nothing.
+  for (SuspendedSequence& sequence : view.suspended) sequence.id = SequenceId();
+  step.view = std::move(view);
+  return step;
+}
+
+std::string text_of(const StepView& view) {
+  std::string text = "free " + std::to_string(view.free_device_pages) + " device, " +
+                     std::to_string(view.free_host_pages) + " host; waiting " +
+                     std::to_string(view.waiting.size());
+  for (const RunningSequence& s : view.running) {
+    text += "\n  running: context " + std::to_string(s.context) + " step " +
+            std::to_string(s.step_tokens) + " prefill " + std::to_string(s.prefill_tokens) +
+            " of " + std::to_string(s.max_tokens) + ", blocks " + std::to_string(s.host_blocks) +
+            " + " + std::to_string(s.device_blocks) + ", reserved " +
+            std::to_string(s.device_reserved) + " + " + std::to_string(s.host_reserved) +
+            ", shares " + std::to_string(s.shared_blocks);
+  }
+  for (const SuspendedSequence& s : view.suspended) {
+    text += "\n  suspended: context " + std::to_string(s.context) + " prefill " +
+            std::to_string(s.prefill_tokens) + ", blocks " + std::to_string(s.host_blocks);
+  }
+  return text;
+}
+
+std::vector<DecidedStep> run_engine(TinyModel& model, const std::vector<Request>& requests) {
+  std::vector<DecidedStep> steps;
+  Engine& engine = model.engine();
+  engine.placement().set_observer([&](const StepView& view, const PlacementActions& actions) {
+    steps.push_back(decided(view, actions));
+  });
+  const auto bytes = [&](Lane lane) {
+    model.transfers().drain();
+    return static_cast<std::int64_t>(model.transfers().stats(lane).bytes);
+  };
+  std::size_t next = 0;
+  std::int64_t to_device = 0;
+  std::int64_t to_host = 0;
+  while (next < requests.size() || engine.in_flight() > 0) {
+    while (next < requests.size() && engine.has_room()) engine.submit(requests[next++]);
+    for (const Completion& completion : engine.step()) {
+      EXPECT_FALSE(completion.error.has_value()) << completion.error->message;
+    }
+    steps.back().to_device = bytes(Lane::kToDevice) - to_device;
+    steps.back().to_host = bytes(Lane::kToHost) - to_host;
+    to_device += steps.back().to_device;
+    to_host += steps.back().to_host;
+  }
+  return steps;
+}
+
+std::vector<DecidedStep> run_simulator(const TinyModelOptions& options, const ModelConfig& config,
+                                       const PlacementLimits& limits,
+                                       const std::vector<Request>& requests) {
+  const ModelCosts costs = model_costs(config, options.dtype);
+  SimulatedJob job{.model = costs,
+                   .weights_dtype = options.dtype,
+                   .kv_dtype = options.int8 ? DType::kI8 : options.dtype,
+                   .block_tokens = options.block_tokens,
+                   .device_memory = std::uint64_t{1} << 40,
+                   .host_memory = std::uint64_t{1} << 40,
+                   .batch_size = options.batch_size,
+                   .prefill_chunk = options.prefill_chunk,
+                   .division = MemoryDivision{limits, options.streamed_layers},
+                   .keep_steps = true};
+  for (const Request& request : requests) {
+    job.lines.push_back(
+        {static_cast<std::int64_t>(request.tokens.size()), request.sampling.max_tokens});
+  }
+  const HardwareProfile profile = derive_profile(*find_hardware("t4"), costs, options.dtype);
+  const CostModel cost(profile);
+  const SimulationResult result = simulate(*options.policy, cost, job);
+  EXPECT_EQ(result.infeasible, "");
+  std::vector<DecidedStep> steps;
+  for (std::size_t index = 0; index < result.actions.size(); ++index) {
+    steps.push_back(decided(result.views[index], result.actions[index]));
+    steps.back().to_device = static_cast<std::int64_t>(result.steps[index].h2d_bytes);
+    steps.back().to_host = static_cast<std::int64_t>(result.steps[index].d2h_bytes);
+  }
+  return steps;
+}
+
+void expect_same(const std::vector<DecidedStep>& engine,
+                 const std::vector<DecidedStep>& simulator) {
+  for (std::size_t index = 0; index < std::min(engine.size(), simulator.size()); ++index) {
+    const DecidedStep& ours = engine[index];
+    const DecidedStep& theirs = simulator[index];
+    ASSERT_TRUE(ours.view == theirs.view) << "step " << index << "\nengine: " << text_of(ours.view)
+                                          << "\nsimulator: " << text_of(theirs.view);
+    ASSERT_EQ(ours.actions, theirs.actions) << "step " << index << "\n" << text_of(ours.view);
+    ASSERT_EQ(ours.to_device, theirs.to_device) << "step " << index << "\n" << text_of(ours.view);
+    ASSERT_EQ(ours.to_host, theirs.to_host) << "step " << index << "\n" << text_of(ours.view);
+  }
+  ASSERT_EQ(engine.size(), simulator.size());
+}
+
+// Lines of many lengths, or of one, that share no prefix.
+std::vector<Request> lines_of_job(std::mt19937& random, bool ragged) {
+  std::vector<Request> requests;
+  const std::size_t count = 1 + random() % 14;
+  for (std::size_t i = 0; i < count; ++i) {
+    auto tokens = random_tokens(random, ragged ? 1 + random() % 60 : 40);
+    tokens[0] = static_cast<TokenId>(i);
+    requests.push_back(
+        request(i, tokens, ragged ? 1 + static_cast<std::int64_t>(random() % 30) : 24));
+    requests.back().sampling.ignore_eos = true;
+  }
+  return requests;
+}
+
+struct Case {
+  std::string name;
+  std::shared_ptr<const PlacementPolicy> policy;
+  std::int64_t host_blocks = 0;    // tokens of KV, in blocks of 8
+  std::int64_t device_blocks = 0;  // the least; jobs have up to twice as many
+  std::int64_t streamed_layers = 0;
+  bool prefetch = true;
+  std::string must_happen;  // the beginning of an action's text
+};
+
+std::vector<Case> cases() {
+  const auto schedule = [](std::int64_t p1, double alpha) {
+    return std::make_shared<TriphasePolicy>(
+        PhaseSchedule{.p1 = p1, .p2 = 1 << 30, .alpha = alpha, .window_tokens = 4});
+  };
+  return {
+      {"triphase_by_pressure", schedule(1 << 20, 0.0), 150, 20, 0, true, "offload"},
+      {"triphase_p1_0", schedule(0, 0.9), 150, 40, 0, true, "offload"},
+      {"triphase_p1_5_streamed", schedule(5, 0.6), 150, 40, 3, true, "offload"},
+      {"triphase_little_host", schedule(1 << 20, 0.0), 20, 20, 0, true, "offload"},
+      {"flexgen_0",
+       std::make_shared<FlexGenPolicy>(
+           FlexGenOptions{.device_kv_share = 0.0, .device_weight_share = 0.0}),
+       200, 20, 4, true, "offload"},
+      {"flexgen_50_no_overlap",
+       std::make_shared<FlexGenPolicy>(
+           FlexGenOptions{.device_kv_share = 0.5, .device_weight_share = 0.5, .overlap = false}),
+       200, 60, 2, false, "offload"},
+      {"vllm_drop", std::make_shared<VllmPolicy>(VllmOptions{}), 0, 14, 0, true, "suspend"},
+      {"vllm_swap", std::make_shared<VllmPolicy>(VllmOptions{.preemption = SuspendMode::kSwap}), 60,
+       14, 0, true, "resume"},
+      {"accelerate", std::make_shared<AcceleratePolicy>(AccelerateOptions{}), 150, 20, 0, true,
+       "offload"},
+      {"zero", std::make_shared<ZeroPolicy>(ZeroOptions{.stream_all = true}), 0, 20, 4, true,
+       "admit"},
+      {"zero_two_layers", std::make_shared<ZeroPolicy>(ZeroOptions{}), 0, 20, 2, true, "admit"},
+      {"device_only", std::make_shared<DeviceOnlyPolicy>(), 0, 14, 0, true, "admit"},
+  };
+}
+
+class SimulatorAgreement : public testing::TestWithParam<Case> {};
+
+TEST_P(SimulatorAgreement, ActionsAndBytesAreTheEngines) {
+  const Case& test = GetParam();
+  ModelConfig config = tiny_config();
+  config.layers = 4;
+  std::int64_t happened = 0;
+  std::int64_t moved = 0;
+  for (std::uint32_t seed = 0; seed < 16; ++seed) {
+    std::mt19937 random(seed);
+    TinyModelOptions options;
+    options.int8 = seed % 4 == 3;
+    // As many tokens in longer blocks, with INT8.
+    const std::int64_t longer = options.int8 ? 2 : 1;
+    options.block_tokens = 8 * longer;
+    options.batch_size = 1 + static_cast<std::int64_t>(random() % 6);
+    options.prefill_chunk = 7 + static_cast<std::int64_t>(random() % 40);
+    options.kv_blocks =
+        (test.device_blocks + static_cast<std::int64_t>(random() % test.device_blocks)) / longer +
+        3;
+    options.host_blocks = test.host_blocks / longer;
+    options.staging_blocks = test.host_blocks == 0 ? 0 : 64;
+    options.streamed_layers = test.streamed_layers;
+    options.prefetch = test.prefetch;
+    options.policy = test.policy;
+    const std::vector<Request> requests = lines_of_job(random, /*ragged=*/seed % 2 == 0);
+    SCOPED_TRACE(testing::Message()
+                 << "seed " << seed << ", batch " << options.batch_size << ", chunk "
+                 << options.prefill_chunk << ", " << options.kv_blocks << " device blocks");
+    TinyModel model(options, config);
+    const std::vector<DecidedStep> engine = run_engine(model, requests);
+    const std::vector<DecidedStep> simulator =
+        run_simulator(options, config, model.engine().placement().limits(), requests);
+    expect_same(engine, simulator);
+    if (HasFatalFailure()) return;
+    for (const DecidedStep& step : engine) {
+      moved += step.to_device + step.to_host;
+      happened += std::ranges::count_if(step.actions, [&](const std::string& action) {
+        return action.starts_with(test.must_happen);
+      });
+    }
+  }
+  // Agreement about nothing means nothing.
+  EXPECT_GE(happened, 10) << test.must_happen;
+  if (test.host_blocks > 0 || test.streamed_layers > 0) {
+    EXPECT_GT(moved, 0);
+  }
+}
+
+INSTANTIATE_TEST_SUITE_P(Policies, SimulatorAgreement, testing::ValuesIn(cases()),
+                         [](const auto& param) { return param.param.name; });
+
+}  // namespace
+}  // namespace triphase
