@@ -55,9 +55,6 @@ class KvStep {
   // Whether segments() of this step may wait for blocks that are on the host.
   [[nodiscard]] bool staging() const { return staging_; }
 
-  // Blocks staged so far, each of one layer.
-  [[nodiscard]] std::uint64_t staged_blocks() const { return staged_blocks_; }
-
  private:
   struct Group {
     std::size_t first = 0;  // index into rows_
