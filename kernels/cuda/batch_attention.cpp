@@ -7,6 +7,7 @@
 #include "kernels/cuda/merge_states.h"
 #include "kernels/cuda/paged_attention.h"
 #include "kernels/cuda/plan_splits.h"
+#include "kernels/cuda/prefill_attention.h"
 #include "kernels/sizing/cuda_workspace.h"
 #include "runtime/base/error.h"
 
@@ -115,10 +116,16 @@ class Batch {
         stream_(stream),
         handle_(handle) {}
 
-  // Any queries, one kernel for the whole run.
+  // Any queries, one kernel for the whole run: on tensor cores where it serves and bits may depend
+  // on how a prompt is cut into chunks.
   void paged(std::span<const AttentionSegment> run) {
     const KvLayerView& cache = call_.cache;
     const std::int64_t group = call_.heads / cache.kv_heads;
+    PagedAttention args = paged_arguments();
+    const bool on_tensor_cores =
+        !machine_.deterministic && prefill_attention_serves(args) &&
+        prefill_attention_shared_bytes(cache.dtype, cache.head_dim) + kSystemSharedBytes <=
+            machine_.shared_bytes_per_multiprocessor;
     const Tables tables = tables_of(run, cache);
     std::vector<PagedSegment> segments;
     std::int64_t query_blocks = 0;
@@ -132,38 +139,28 @@ class Batch {
                           .pages_begin = static_cast<std::int64_t>(b) * tables.max_pages,
                           .open_page = run[b].open_page.value,
                           .first_block = static_cast<std::int32_t>(query_blocks)});
-      query_blocks += paged_query_blocks(run[b].query_count, group);
+      query_blocks += on_tensor_cores ? prefill_query_blocks(run[b].query_count, group)
+                                      : paged_query_blocks(run[b].query_count, group);
       max_context = std::max(max_context, run[b].context_tokens);
     }
     if (segments.empty()) return;
     arguments_.reserve(segments.size() * sizeof(PagedSegment) +
                            (tables.pages.size() + tables.scale_pages.size()) * sizeof(std::int32_t),
                        3, stream_);
-    PagedAttention args;
-    args.q = static_cast<const float*>(call_.q.data);
-    args.q_stride = call_.q.row_stride;
-    args.heads = call_.heads;
-    args.k = cache.k;
-    args.v = cache.v;
-    args.dtype = cache.dtype;
-    args.scales = cache.scales;
-    args.open_k = cache.open_k;
-    args.open_v = cache.open_v;
-    args.open_dtype = cache.open_dtype;
-    args.page_tokens = cache.page_tokens;
-    args.kv_heads = cache.kv_heads;
-    args.head_dim = cache.head_dim;
-    args.scale = call_.scale;
     args.segments = send(segments);
     args.segment_count = static_cast<std::int64_t>(segments.size());
     args.pages = send(tables.pages);
     if (cache.quantized()) args.scale_pages = send(tables.scale_pages);
-    args.out = static_cast<float*>(call_.out.data);
-    args.out_stride = call_.out.row_stride;
-    const std::int64_t floats =
-        paged_attention_floats(query_blocks, cache.kv_heads, cache.head_dim, max_context);
-    args.partials = reinterpret_cast<float*>(
-        scratch_.at_least(static_cast<std::size_t>(floats) * sizeof(float), stream_));
+    if (on_tensor_cores) {
+      const std::int64_t splits =
+          prefill_splits(query_blocks, cache.kv_heads, max_context, machine_.multiprocessors);
+      args.partials =
+          floats(prefill_partial_floats(query_blocks, cache.kv_heads, cache.head_dim, splits));
+      prefill_attention(args, query_blocks, max_context, splits, handle_);
+      return;
+    }
+    args.partials =
+        floats(paged_attention_floats(query_blocks, cache.kv_heads, cache.head_dim, max_context));
     paged_attention(args, query_blocks, max_context, handle_);
   }
 
@@ -291,6 +288,37 @@ class Batch {
 
  private:
   static constexpr std::int64_t kFloat = sizeof(float);
+
+  // What the system takes of a multiprocessor's shared memory for each block.
+  static constexpr std::int64_t kSystemSharedBytes = 1024;
+
+  // Everything but the segments and their tables.
+  [[nodiscard]] PagedAttention paged_arguments() const {
+    const KvLayerView& cache = call_.cache;
+    PagedAttention args;
+    args.q = static_cast<const float*>(call_.q.data);
+    args.q_stride = call_.q.row_stride;
+    args.heads = call_.heads;
+    args.k = cache.k;
+    args.v = cache.v;
+    args.dtype = cache.dtype;
+    args.scales = cache.scales;
+    args.open_k = cache.open_k;
+    args.open_v = cache.open_v;
+    args.open_dtype = cache.open_dtype;
+    args.page_tokens = cache.page_tokens;
+    args.kv_heads = cache.kv_heads;
+    args.head_dim = cache.head_dim;
+    args.scale = call_.scale;
+    args.out = static_cast<float*>(call_.out.data);
+    args.out_stride = call_.out.row_stride;
+    return args;
+  }
+
+  float* floats(std::int64_t count) {
+    return reinterpret_cast<float*>(
+        scratch_.at_least(static_cast<std::size_t>(count) * sizeof(float), stream_));
+  }
 
   template <class T>
   const T* send(const std::vector<T>& values) {

@@ -7,10 +7,11 @@
 //
 // The cache is F16, BF16 or INT8, in pages of 32, 64 or 128 tokens; F32 caches are refused.
 //
-// Attention: runs of single queries (decode, and selections) use gather_attn, everything else
-// paged_attention. By default decode work is balanced over the GPU by the batch's lengths, so a
-// row's last bits may depend on its neighbours; with `deterministic` cuts lie at absolute
-// positions.
+// Attention: runs of single queries (decode, and selections) use gather_attn, other queries
+// prefill_attention on tensor cores, or paged_attention where that does not serve. By default work
+// is divided over the GPU by the batch's lengths, so a row's last bits may depend on its
+// neighbours; with `deterministic` cuts lie at absolute positions and all but selections use
+// paged_attention.
 //
 // Scratch beyond the given workspace is the object's own and grows when a call needs more than any
 // before it; calls of known shapes allocate nothing. One stream and one thread at a time.

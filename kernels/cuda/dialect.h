@@ -18,6 +18,8 @@
 //   atomic_add, atomic_min, atomic_max, atomic_or, atomic_cas
 //   copy_async16, copy_async4, copy_async_commit, copy_async_wait<N>
 //       global to shared without registers; an invalid copy writes zeros and reads nothing
+//   load_matrices, load_matrices_transposed    8 x 8 tiles of 16-bit values from shared memory
+//   multiply_tiles<T>                          tensor cores: 16 x 8 += 16 x 16 times 16 x 8
 //   load16, load8, load4, store16, store8, store4   aligned vector access (asserted)
 //   Half, BFloat16, to_float, from_float<T>, pack2, unpack2
 //   float_bits, bits_float, byte_permute, exp2_fast, round_even, and mul_rn, add_rn, sub_rn,
@@ -46,6 +48,87 @@ inline constexpr int kWarpSize = 32;
 #endif
 
 namespace triphase::cuda {
+
+// Fragments of the tensor-core tiles, in the layout that PTX documents for mma.sync.m16n8k16 and
+// ldmatrix. With row = lane / 4 and pair = 2 * (lane % 4), a lane holds
+//   a[0..3]: A[row][pair, +1], A[row + 8][pair, +1], A[row][pair + 8, +9], A[row + 8][pair + 8, +9]
+//   b[0..1]: B[pair, +1][row], B[pair + 8, +9][row]
+//   c[0..3]: C[row][pair, +1], C[row + 8][pair, +1]
+// where two 16-bit values share a word, the first in the low half. load_matrices reads four 8 x 8
+// tiles whose rows of 16 bytes start at the addresses that lanes 8i .. 8i + 7 give for tile i; word
+// i is tile[row][pair, +1], transposed: tile[pair, +1][row]. These are what runs where the hardware
+// has no such instruction (below sm_80, below sm_75) and, for the loads, in the emulator.
+namespace portable {
+
+__device__ inline void load_matrices(unsigned (&words)[4], const void* row) {
+  const auto address = reinterpret_cast<std::uint64_t>(row);
+  device_check(address % 16 == 0);
+  const int lane = static_cast<int>(threadIdx.x) % kWarpSize;
+  for (int tile = 0; tile < 4; ++tile) {
+    const auto* from =
+        reinterpret_cast<const std::uint16_t*>(shuffle(address, tile * 8 + lane / 4));
+    words[tile] = static_cast<unsigned>(from[lane % 4 * 2]) |
+                  static_cast<unsigned>(from[lane % 4 * 2 + 1]) << 16;
+  }
+}
+
+__device__ inline void load_matrices_transposed(unsigned (&words)[4], const void* row) {
+  const auto address = reinterpret_cast<std::uint64_t>(row);
+  device_check(address % 16 == 0);
+  const int lane = static_cast<int>(threadIdx.x) % kWarpSize;
+  for (int tile = 0; tile < 4; ++tile) {
+    const int first = tile * 8 + lane % 4 * 2;
+    const auto* low = reinterpret_cast<const std::uint16_t*>(shuffle(address, first));
+    const auto* high = reinterpret_cast<const std::uint16_t*>(shuffle(address, first + 1));
+    words[tile] = static_cast<unsigned>(low[lane / 4]) | static_cast<unsigned>(high[lane / 4])
+                                                             << 16;
+  }
+}
+
+// Not inlined: kernels with many products would grow out of all proportion.
+template <class T>
+__device__ __noinline__ void multiply_tiles(float (&c)[4], const unsigned (&a)[4],
+                                            const unsigned (&b)[2]) {
+  const int lane = static_cast<int>(threadIdx.x) % kWarpSize;
+  for (int part = 0; part < 4; ++part) {
+    for (int half = 0; half < 2; ++half) {
+      const float2 low = unpack2<T>(shuffle(a[2 * half], lane / 4 * 4 + part));
+      const float2 high = unpack2<T>(shuffle(a[2 * half + 1], lane / 4 * 4 + part));
+      for (int column = 0; column < 2; ++column) {
+        const float2 other = unpack2<T>(shuffle(b[half], (lane % 4 * 2 + column) * 4 + part));
+        c[column] = fma_rn(low.x, other.x, fma_rn(low.y, other.y, c[column]));
+        c[2 + column] = fma_rn(high.x, other.x, fma_rn(high.y, other.y, c[2 + column]));
+      }
+    }
+  }
+}
+
+}  // namespace portable
+
+__device__ __forceinline__ void load_matrices(unsigned (&words)[4], const void* row) {
+#if defined(__CUDA_ARCH__) && __CUDA_ARCH__ >= 750
+  detail::load_matrices(words, row);
+#else
+  portable::load_matrices(words, row);
+#endif
+}
+__device__ __forceinline__ void load_matrices_transposed(unsigned (&words)[4], const void* row) {
+#if defined(__CUDA_ARCH__) && __CUDA_ARCH__ >= 750
+  detail::load_matrices_transposed(words, row);
+#else
+  portable::load_matrices_transposed(words, row);
+#endif
+}
+// c += A B with F32 sums; T is Half or BFloat16.
+template <class T>
+__device__ __forceinline__ void multiply_tiles(float (&c)[4], const unsigned (&a)[4],
+                                               const unsigned (&b)[2]) {
+#if !defined(__CUDACC__) || (defined(__CUDA_ARCH__) && __CUDA_ARCH__ >= 800)
+  detail::multiply_tiles<T>(c, a, b);
+#else
+  portable::multiply_tiles<T>(c, a, b);
+#endif
+}
 
 template <class T>
 __host__ __device__ constexpr T smaller(T a, T b) {

@@ -1,8 +1,7 @@
-#include <cmath>
 #include <string>
 
 #include "kernels/cuda/dispatch.h"
-#include "kernels/cuda/paged_attention.h"
+#include "kernels/cuda/paged_work.h"
 
 namespace triphase::cuda {
 namespace {
@@ -22,46 +21,6 @@ constexpr std::size_t shared_bytes(std::int64_t head_dim) {
                                   kRows * kTile + 3 * kRows);
 }
 
-// One block of queries of one segment under one KV head.
-struct Work {
-  PagedSegment segment;
-  std::int64_t first_query;  // within the segment
-  int rows;                  // queries x group, query-major
-  int head;
-  int group;
-
-  __device__ std::int64_t query(int row) const { return first_query + row / group; }
-  __device__ std::int64_t position(int row) const {
-    return segment.context_tokens - segment.query_count + query(row);
-  }
-  __device__ std::int64_t begin(int row) const {
-    return segment.window > 0 ? larger<std::int64_t>(0, position(row) + 1 - segment.window) : 0;
-  }
-};
-
-__device__ inline Work find_work(const PagedAttention& call) {
-  const int block = static_cast<int>(blockIdx.x);
-  std::int64_t low = 0;
-  std::int64_t high = call.segment_count - 1;
-  while (low < high) {  // the last segment that starts at or before this block
-    const std::int64_t middle = (low + high + 1) / 2;
-    if (call.segments[middle].first_block <= block) {
-      low = middle;
-    } else {
-      high = middle - 1;
-    }
-  }
-  Work work;
-  work.segment = call.segments[low];
-  work.head = static_cast<int>(blockIdx.y);
-  work.group = static_cast<int>(call.heads / call.kv_heads);
-  const std::int64_t per_block = larger(1, kRows / work.group);
-  work.first_query = (block - work.segment.first_block) * per_block;
-  const std::int64_t left = work.segment.query_count - work.first_query;
-  work.rows = static_cast<int>(smaller(left, per_block)) * work.group;
-  return work;
-}
-
 __device__ inline float open_element(const void* data, DType dtype, std::int64_t at) {
   if (dtype == DType::kF32) return static_cast<const float*>(data)[at];
   if (dtype == DType::kF16) return to_float(static_cast<const Half*>(data)[at]);
@@ -71,7 +30,7 @@ __device__ inline float open_element(const void* data, DType dtype, std::int64_t
 // Loads the tokens [first, first + kTile) of K (which = 0) or V (1); zeros where no row looks,
 // since pages before the window may be gone.
 template <class T>
-__device__ inline void load_tile(const PagedAttention& call, const Work& work, int which,
+__device__ inline void load_tile(const PagedAttention& call, const PagedWork& work, int which,
                                  std::int64_t first, std::int64_t end, float* tile) {
   const int dim = static_cast<int>(call.head_dim);
   const std::int64_t seen_from = work.begin(0);
@@ -109,18 +68,6 @@ __device__ inline void load_tile(const PagedAttention& call, const Work& work, i
   }
 }
 
-// Partial results of a block's split: out [rows][dim], maximum [rows], sum [rows].
-__host__ __device__ inline std::int64_t partial_floats(std::int64_t head_dim) {
-  return kRows * (head_dim + 2);
-}
-
-__device__ inline float* partial_of(const PagedAttention& call, std::int64_t split,
-                                    std::int64_t splits) {
-  const std::int64_t at =
-      (static_cast<std::int64_t>(blockIdx.x) * call.kv_heads + blockIdx.y) * splits + split;
-  return call.partials + at * partial_floats(call.head_dim);
-}
-
 // kOwnColumns: columns of the output that a thread sums, enough for head_dim.
 template <class T, int kOwnColumns>
 __global__ void __launch_bounds__(kThreads, 4) paged_attention_kernel(PagedAttention call) {
@@ -134,7 +81,7 @@ __global__ void __launch_bounds__(kThreads, 4) paged_attention_kernel(PagedAtten
   float* sum = top + kRows;
   float* rescale = sum + kRows;
   const int thread = static_cast<int>(threadIdx.x);
-  const Work work = find_work(call);
+  const PagedWork work = find_paged_work<kRows>(call);
 
   // Tokens that any of the block's rows sees, within this split.
   const std::int64_t split_begin = static_cast<std::int64_t>(blockIdx.z) * kAttentionSplitTokens;
@@ -213,7 +160,7 @@ __global__ void __launch_bounds__(kThreads, 4) paged_attention_kernel(PagedAtten
     __syncthreads();
   }
 
-  float* partial = partial_of(call, blockIdx.z, gridDim.z);
+  float* partial = paged_partial<kRows>(call, blockIdx.z, gridDim.z);
   TRIPHASE_UNROLL
   for (int own = 0; own < kOwnColumns; ++own) {
     const int c = own * kThreads + thread;
@@ -229,36 +176,7 @@ __global__ void __launch_bounds__(kThreads, 4) paged_attention_kernel(PagedAtten
 
 __global__ void __launch_bounds__(kThreads)
     paged_attention_merge_kernel(PagedAttention call, int splits) {
-  const Work work = find_work(call);
-  const int dim = static_cast<int>(call.head_dim);
-  for (int row = 0; row < work.rows; ++row) {
-    float top = -INFINITY;
-    for (int split = 0; split < splits; ++split) {
-      top = larger(top, partial_of(call, split, splits)[kRows * dim + row]);
-    }
-    float sum = 0.0F;
-    for (int split = 0; split < splits; ++split) {
-      const float* partial = partial_of(call, split, splits);
-      const float share = partial[kRows * (dim + 1) + row];
-      if (share > 0.0F) sum += share * exp2_fast(partial[kRows * dim + row] - top);
-    }
-    const std::int64_t query = work.segment.query_begin + work.query(row);
-    const std::int64_t head = work.head * work.group + row % work.group;
-    for (int c = static_cast<int>(threadIdx.x); c < dim; c += kThreads) {
-      float value = 0.0F;
-      for (int split = 0; split < splits; ++split) {
-        const float* partial = partial_of(call, split, splits);
-        if (partial[kRows * (dim + 1) + row] > 0.0F) {
-          value += partial[row * dim + c] * exp2_fast(partial[kRows * dim + row] - top);
-        }
-      }
-      call.out[query * call.out_stride + head * dim + c] = sum > 0.0F ? value / sum : 0.0F;
-    }
-    if (call.log_sums != nullptr && threadIdx.x == 0) {
-      call.log_sums[query * call.heads + head] =
-          sum > 0.0F ? (top + log2_fast(sum)) / kLog2E : -INFINITY;
-    }
-  }
+  merge_paged_splits<kRows>(call, splits);
 }
 
 std::int64_t splits_of(std::int64_t max_context) {
@@ -273,7 +191,7 @@ std::int64_t paged_query_blocks(std::int64_t query_count, std::int64_t group) {
 
 std::int64_t paged_attention_floats(std::int64_t query_blocks, std::int64_t kv_heads,
                                     std::int64_t head_dim, std::int64_t max_context) {
-  return query_blocks * kv_heads * splits_of(max_context) * partial_floats(head_dim);
+  return query_blocks * kv_heads * splits_of(max_context) * paged_partial_floats<kRows>(head_dim);
 }
 
 void paged_attention(const PagedAttention& call, std::int64_t query_blocks,

@@ -43,4 +43,26 @@ void update_swa(const StepLogits& step, std::int64_t rows_per_sequence, const st
                 const std::int32_t* expired_begins, const std::int32_t* expired_slots,
                 const SwaWindow& window, StreamHandle stream);
 
+// The same with bounded memory, for long windows: the rows of a bucket are summed as they come, and
+// leave together. A ring over a window of k rows holds k * capacity weights; buckets hold one
+// number per token each, however long the window. They hold the same units of 2^-32, so that sums
+// are exact here too; which rows go to which bucket is the caller's choice (the CPU's: an eighth of
+// the window each).
+struct SwaBuckets {
+  std::int64_t* partials = nullptr;  // [sequence][buckets][stride], zeros at the start
+  std::int64_t buckets = 0;
+  std::int64_t* sums = nullptr;  // [sequence][stride], zeros at the start
+  float* scores = nullptr;       // [sequence][stride]: sums as numbers
+  std::int64_t stride = 0;
+};
+// The step's row goes to bucket slots[sequence]. Expired buckets are listed as the rings' slots
+// are, and empty afterwards; one that is both written and expired in one call is expired first.
+// lengths [sequence]: tokens so far, no index at or beyond it has ever been added; at most
+// max_length.
+void update_swa_buckets(const StepLogits& step, std::int64_t rows_per_sequence,
+                        const std::int32_t* indices, const std::int32_t* counts,
+                        const std::int32_t* slots, const std::int32_t* expired_begins,
+                        const std::int32_t* expired_slots, const std::int32_t* lengths,
+                        std::int64_t max_length, const SwaBuckets& window, StreamHandle stream);
+
 }  // namespace triphase::cuda

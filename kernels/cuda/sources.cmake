@@ -15,6 +15,7 @@ set(TRIPHASE_CUDA_KERNELS
   paged_attention.cu
   plan_splits.cu
   pointwise.cu
+  prefill_attention.cu
   prefill_colsum.cu
   score_rows.cu
   score_update.cu

@@ -35,4 +35,30 @@ GatherStatesLayout gather_states_layout(std::int64_t rows, std::int64_t part_cou
   return layout;
 }
 
+std::int64_t prefill_query_blocks(std::int64_t query_count, std::int64_t group) {
+  const std::int64_t queries = std::max<std::int64_t>(1, kPrefillRows / group);
+  return (query_count + queries - 1) / queries;
+}
+
+std::int64_t prefill_splits(std::int64_t query_blocks, std::int64_t kv_heads,
+                            std::int64_t max_context, std::int64_t multiprocessors) {
+  // Two blocks fit on a multiprocessor; a split shorter than this is not worth its merge.
+  constexpr std::int64_t kBlocksEach = 2;
+  constexpr std::int64_t kFewestTokens = 512;
+  const std::int64_t blocks = std::max<std::int64_t>(1, query_blocks * kv_heads);
+  const std::int64_t wanted = kBlocksEach * multiprocessors / blocks;
+  return std::clamp<std::int64_t>(wanted, 1,
+                                  std::max<std::int64_t>(1, max_context / kFewestTokens));
+}
+
+std::int64_t prefill_split_tokens(std::int64_t max_context, std::int64_t splits) {
+  constexpr std::int64_t kPage = 128;
+  return std::max<std::int64_t>(1, (max_context + splits * kPage - 1) / (splits * kPage)) * kPage;
+}
+
+std::int64_t prefill_partial_floats(std::int64_t query_blocks, std::int64_t kv_heads,
+                                    std::int64_t head_dim, std::int64_t splits) {
+  return splits > 1 ? query_blocks * kv_heads * splits * kPrefillRows * (head_dim + 2) : 0;
+}
+
 }  // namespace triphase

@@ -43,4 +43,17 @@ struct GatherStatesLayout {
                                                       std::int64_t group, std::int64_t head_dim,
                                                       bool quantized);
 
+// prefill_attention: blocks of kPrefillRows rows (queries x query heads of a KV head). Contexts are
+// split only when there are too few blocks for the multiprocessors, so that partial results never
+// grow with the context.
+inline constexpr std::int64_t kPrefillRows = 64;
+[[nodiscard]] std::int64_t prefill_query_blocks(std::int64_t query_count, std::int64_t group);
+[[nodiscard]] std::int64_t prefill_splits(std::int64_t query_blocks, std::int64_t kv_heads,
+                                          std::int64_t max_context, std::int64_t multiprocessors);
+// Tokens of a split: whole pages of 128, and `splits` of them hold max_context tokens.
+[[nodiscard]] std::int64_t prefill_split_tokens(std::int64_t max_context, std::int64_t splits);
+// 0 for one split.
+[[nodiscard]] std::int64_t prefill_partial_floats(std::int64_t query_blocks, std::int64_t kv_heads,
+                                                  std::int64_t head_dim, std::int64_t splits);
+
 }  // namespace triphase

@@ -167,9 +167,10 @@ struct Filled {
 constexpr std::int64_t kHeads = 6;
 constexpr std::int64_t kColumns = kHeads * Filled::kDim;
 
-void expect_close(const std::vector<float>& actual, const reference::AttentionValues& expected) {
+void expect_close(const std::vector<float>& actual, const reference::AttentionValues& expected,
+                  double tolerance) {
   for (std::size_t i = 0; i < actual.size(); ++i) {
-    ASSERT_NEAR(actual[i], expected.value[i], 1e-4 * (expected.magnitude[i] + 1e-6))
+    ASSERT_NEAR(actual[i], expected.value[i], tolerance * (expected.magnitude[i] + 1e-6))
         << "element " << i;
   }
 }
@@ -217,8 +218,12 @@ TEST(EmulatedCudaOps, MixedBatchesMatchFloat64) {
       std::vector<float> out = poisoned(24 * kColumns);
       machine.ops->attention(matrix(q, 24, kColumns), kHeads, filled.view(), segments, 0.25F,
                              matrix(out, 24, kColumns), {}, *machine.stream);
-      expect_close(out, reference::attention(matrix(q, 24, kColumns), kHeads, filled.view(),
-                                             segments, 0.25F));
+      // Prefill on tensor cores rounds queries and weights to FP16 (unit 2^-11).
+      const double tolerance = deterministic || dtype == DType::kBF16 ? 2e-4 : 1e-3;
+      expect_close(
+          out,
+          reference::attention(matrix(q, 24, kColumns), kHeads, filled.view(), segments, 0.25F),
+          tolerance);
     }
   }
 }

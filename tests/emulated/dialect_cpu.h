@@ -14,6 +14,7 @@
 #define __device__
 #define __host__
 #define __forceinline__ inline
+#define __noinline__
 #define __launch_bounds__(...)
 #define threadIdx (::triphase::emulated::thread_index())
 #define blockIdx (::triphase::emulated::block_index())
@@ -254,5 +255,50 @@ template <int kPending>
 void copy_async_wait() {
   emulated::copy_async_wait(kPending);
 }
+
+namespace detail {
+
+// A tensor-core product as its definition: everybody's fragments make whole matrices, of which a
+// lane computes its own four elements. The layout is written out here once more, on purpose: the
+// kernels' side of it stands in kernels/cuda/dialect.h.
+template <class T>
+void multiply_tiles(float (&c)[4], const unsigned (&a)[4], const unsigned (&b)[2]) {
+  float rows[2][16];     // of A: row and row + 8
+  float columns[2][16];  // of B: pair and pair + 1
+  const int mine = lane();
+  const auto unpack = [](std::uint64_t words, int at) {
+    return unpack2<T>(static_cast<unsigned>(at == 0 ? words : words >> 32));
+  };
+  for (int half = 0; half < 2; ++half) {
+    const std::uint64_t* all = emulated::warp_exchange(
+        "multiply_tiles", a[2 * half] | std::uint64_t{a[2 * half + 1]} << 32);
+    for (int k = 0; k < 8; k += 2) {
+      const std::uint64_t words = all[mine / 4 * 4 + k / 2];
+      for (int row = 0; row < 2; ++row) {
+        const float2 pair = unpack(words, row);
+        rows[row][8 * half + k] = pair.x;
+        rows[row][8 * half + k + 1] = pair.y;
+      }
+    }
+  }
+  const std::uint64_t* all =
+      emulated::warp_exchange("multiply_tiles", b[0] | std::uint64_t{b[1]} << 32);
+  for (int column = 0; column < 2; ++column) {
+    for (int k = 0; k < 16; k += 2) {
+      const float2 pair = unpack(all[(mine % 4 * 2 + column) * 4 + k % 8 / 2], k / 8);
+      columns[column][k] = pair.x;
+      columns[column][k + 1] = pair.y;
+    }
+  }
+  for (int row = 0; row < 2; ++row) {
+    for (int column = 0; column < 2; ++column) {
+      float sum = c[2 * row + column];
+      for (int k = 0; k < 16; ++k) sum += rows[row][k] * columns[column][k];
+      c[2 * row + column] = sum;
+    }
+  }
+}
+
+}  // namespace detail
 
 }  // namespace triphase::cuda

@@ -159,5 +159,89 @@ TEST(Emulator, IntrinsicsDoWhatCudaDocuments) {
   EXPECT_EQ(out[161], 31U);
 }
 
+// One warp: C = A B from row-major matrices in shared memory, A [16][16], B [16][8] row-major and,
+// with kByColumns, by columns; with kPortable through what runs on GPUs without the instructions.
+template <class T, bool kByColumns, bool kPortable>
+__global__ void multiply(const T* a, const T* b, float* c) {
+  TRIPHASE_DYNAMIC_SHARED(bytes);
+  constexpr int kPitch = 24;  // elements: rows stay 16-byte aligned
+  auto* rows_a = reinterpret_cast<T*>(bytes);
+  T* rows_b = rows_a + 16 * kPitch;
+  const int lane = lane_id();
+  for (int i = lane; i < 256; i += 32) rows_a[i / 16 * kPitch + i % 16] = a[i];
+  for (int i = lane; i < 128; i += 32) {
+    rows_b[kByColumns ? i % 8 * kPitch + i / 8 : i / 8 * kPitch + i % 8] = b[i];
+  }
+  sync_warp();
+  unsigned words_a[4];
+  unsigned words_b[4];
+  const T* from_a = rows_a + (lane / 8 % 2 * 8 + lane % 8) * kPitch + lane / 16 * 8;
+  // Tiles of B below one another (by columns: side by side); lanes 16 to 31 repeat them.
+  const T* from_b = kByColumns ? rows_b + lane % 8 * kPitch + lane / 8 % 2 * 8
+                               : rows_b + (lane / 8 % 2 * 8 + lane % 8) * kPitch;
+  load_matrices(words_a, from_a);
+  if constexpr (kByColumns) {
+    load_matrices(words_b, from_b);
+  } else {
+    load_matrices_transposed(words_b, from_b);
+  }
+  float sums[4] = {1.0F, 2.0F, 3.0F, 4.0F};
+  if constexpr (kPortable) {
+    portable::multiply_tiles<T>(sums, words_a, {words_b[0], words_b[1]});
+  } else {
+    multiply_tiles<T>(sums, words_a, {words_b[0], words_b[1]});
+  }
+  for (int i = 0; i < 4; ++i) {
+    c[(lane / 4 + i / 2 * 8) * 8 + lane % 4 * 2 + i % 2] = sums[i] - static_cast<float>(1 + i);
+  }
+}
+
+// Small whole numbers: every sum is exact, so any order of adding gives the same.
+template <class T, bool kByColumns, bool kPortable>
+void expect_product() {
+  std::vector<T> a;
+  std::vector<T> b;
+  for (int i = 0; i < 256; ++i) a.push_back(from_float<T>(static_cast<float>(i * 7 % 23 - 11)));
+  for (int i = 0; i < 128; ++i) b.push_back(from_float<T>(static_cast<float>(i * 5 % 19 - 9)));
+  for (const std::uint64_t seed : kOrders) {
+    const Order order(seed);
+    std::vector<float> c(128, NAN);
+    TRIPHASE_LAUNCH((multiply<T, kByColumns, kPortable>), 1, 32, (16 + 16) * 24 * 2, nullptr,
+                    a.data(), b.data(), c.data());
+    for (std::size_t row = 0; row < 16; ++row) {
+      for (std::size_t column = 0; column < 8; ++column) {
+        float expected = 0.0F;
+        for (std::size_t k = 0; k < 16; ++k) {
+          expected += to_float(a[row * 16 + k]) * to_float(b[k * 8 + column]);
+        }
+        ASSERT_EQ(c[row * 8 + column], expected) << "row " << row << " column " << column;
+      }
+    }
+  }
+}
+
+TEST(Emulator, TensorCoreTilesHaveTheDocumentedLayout) {
+  expect_product<Half, false, false>();
+  expect_product<Half, true, false>();
+  expect_product<BFloat16, false, false>();
+  expect_product<BFloat16, true, false>();
+}
+
+TEST(Emulator, PortableTilesGiveTheSameProducts) {
+  expect_product<Half, false, true>();
+  expect_product<BFloat16, true, true>();
+}
+
+__global__ void load_misaligned(const unsigned short* rows) {
+  unsigned words[4];
+  load_matrices(words, rows + lane_id() % 8);
+}
+
+TEST(Emulator, MisalignedTileRowsAreReported) {
+  alignas(16) std::vector<unsigned short> rows(64, 0);
+  EXPECT_THAT([&] { TRIPHASE_LAUNCH((load_misaligned), 1, 32, 0, nullptr, rows.data()); },
+              ThrowsMessage<Fault>(HasSubstr("device_check")));
+}
+
 }  // namespace
 }  // namespace triphase::cuda

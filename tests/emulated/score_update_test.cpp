@@ -122,5 +122,100 @@ TEST(EmulatedUpdate, SwaKeepsExactSumsOverItsWindow) {
   }
 }
 
+// Rows summed in buckets of 2, of which the last 3 or 4 count: against plain sums over the rows
+// that the live buckets hold. Sequences of ragged lengths; tokens beyond a length are never
+// touched.
+TEST(EmulatedUpdate, SwaBucketsKeepExactSumsInBoundedMemory) {
+  for (const std::uint64_t seed : {0, 1, 6}) {
+    const emulated::Order order(seed);
+    std::mt19937 random(3);
+    constexpr std::int64_t kHeads = 2;
+    constexpr std::int64_t kGroup = 3;
+    constexpr std::int64_t kCapacity = 300;
+    constexpr std::int64_t kStride = 700;
+    constexpr std::int64_t kBuckets = 5;
+    const std::vector<std::int32_t> lengths = {0, 1, 127, 128, 129, 650};
+    const auto sequences = static_cast<std::int64_t>(lengths.size());
+    std::vector<std::int64_t> partials(static_cast<std::size_t>(sequences * kBuckets * kStride), 0);
+    std::vector<std::int64_t> sums(static_cast<std::size_t>(sequences * kStride), 0);
+    std::vector<float> scores = poisoned(sequences * kStride);
+    const SwaBuckets window{partials.data(), kBuckets, sums.data(), scores.data(), kStride};
+    // [bucket][sequence][token], of the CPU's units.
+    std::vector<std::vector<std::int64_t>> live(
+        kBuckets, std::vector<std::int64_t>(static_cast<std::size_t>(sequences * kStride), 0));
+    for (int turn = 0; turn < 20; ++turn) {
+      std::vector<std::int32_t> counts;
+      std::vector<std::int32_t> indices(static_cast<std::size_t>(sequences * kCapacity), -1);
+      for (std::size_t b = 0; b < lengths.size(); ++b) {
+        const std::int32_t step = 1 + turn % 3;
+        std::int32_t count = 0;
+        for (std::int32_t t = turn % 2; t < lengths[b] && count < kCapacity; t += step) {
+          indices[b * kCapacity + static_cast<std::size_t>(count++)] = t;
+        }
+        counts.push_back(count);
+      }
+      const Step step(random, sequences * kHeads, kGroup, kCapacity, counts, kHeads);
+      const auto slot = static_cast<std::int32_t>(turn / 2 % kBuckets);
+      const std::vector<std::int32_t> slots(lengths.size(), slot);
+      std::vector<std::int32_t> begins = {0};
+      std::vector<std::int32_t> expired;
+      for (std::int64_t b = 0; b < sequences; ++b) {
+        if (turn % 2 == 0) expired.push_back(slot);  // written again from here on
+        if (turn == 13) expired.push_back((slot + 2) % kBuckets);
+        begins.push_back(static_cast<std::int32_t>(expired.size()));
+      }
+      update_swa_buckets(step.view(), kHeads, indices.data(), counts.data(), slots.data(),
+                         begins.data(), expired.data(), lengths.data(), 650, window, nullptr);
+      if (turn % 2 == 0) std::ranges::fill(live[static_cast<std::size_t>(slot)], 0);
+      if (turn == 13) std::ranges::fill(live[static_cast<std::size_t>((slot + 2) % kBuckets)], 0);
+      for (std::size_t b = 0; b < lengths.size(); ++b) {
+        for (std::int32_t i = 0; i < counts[b]; ++i) {
+          double weight = 0.0;
+          for (std::int64_t head = 0; head < kHeads * kGroup; ++head) {
+            weight += step.weight(static_cast<std::int64_t>(b) * kHeads * kGroup + head, i);
+          }
+          const auto token =
+              static_cast<std::size_t>(indices[b * kCapacity + static_cast<std::size_t>(i)]);
+          live[static_cast<std::size_t>(slot)][b * kStride + token] +=
+              std::llround(std::ldexp(weight, 32));
+        }
+        for (std::size_t t = 0; t < kStride; ++t) {
+          const std::size_t at = b * kStride + t;
+          std::int64_t expected = 0;
+          for (const auto& bucket : live) expected += bucket[at];
+          // The kernel's weights are F32; sums of what is left must still be exact.
+          ASSERT_NEAR(std::ldexp(static_cast<double>(sums[at]), -32),
+                      std::ldexp(static_cast<double>(expected), -32), 2e-5);
+          std::int64_t held = 0;
+          for (std::int64_t bucket = 0; bucket < kBuckets; ++bucket) {
+            held += partials[(b * kBuckets + static_cast<std::size_t>(bucket)) * kStride + t];
+          }
+          ASSERT_EQ(sums[at], held) << "turn " << turn << " token " << t;
+          if (static_cast<std::int32_t>(t) >= lengths[b]) {
+            ASSERT_TRUE(std::isnan(scores[at])) << "written beyond the length";
+          } else if (sums[at] != 0) {
+            ASSERT_EQ(scores[at],
+                      static_cast<float>(std::ldexp(static_cast<double>(sums[at]), -32)));
+          }
+        }
+      }
+    }
+  }
+}
+
+TEST(EmulatedUpdate, SwaErrorsNameKernelAndShape) {
+  StepLogits step;
+  step.rows = 6;
+  step.capacity = 40;
+  try {
+    update_swa_buckets(step, 4, nullptr, nullptr, nullptr, nullptr, nullptr, nullptr, 10, {},
+                       nullptr);
+    FAIL() << "null logits were taken";
+  } catch (const Error& error) {
+    EXPECT_THAT(std::string(error.what()), testing::HasSubstr("update_swa_buckets"));
+    EXPECT_THAT(std::string(error.what()), testing::HasSubstr("rows 6, group 1, capacity 40"));
+  }
+}
+
 }  // namespace
 }  // namespace triphase::cuda

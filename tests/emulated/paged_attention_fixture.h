@@ -1,0 +1,121 @@
+#pragma once
+
+// Ragged segments over a paged cache for the attention kernels that share PagedAttention, and the
+// float64 definition that they are held against.
+
+#include "kernels/cuda/paged_attention.h"
+#include "tests/emulated/emulated_test.h"
+
+namespace triphase::cuda {
+
+struct PagedCase {
+  DType dtype;
+  std::int64_t heads, kv_heads, head_dim, page_tokens, window;
+  std::vector<std::int32_t> lengths, queries;
+};
+
+struct PagedResult {
+  std::vector<float> out, log_sums;
+};
+
+// `blocks_of(query_count)` are the kernel's blocks of queries; `launch(call, blocks)` runs it.
+template <class BlocksOf, class Launch>
+PagedResult run_paged(const PagedCase& c, const PagedCache& cache, const std::vector<float>& q,
+                      const BlocksOf& blocks_of, const Launch& launch) {
+  std::vector<PagedSegment> segments;
+  std::int64_t rows = 0;
+  std::int64_t blocks = 0;
+  for (std::size_t b = 0; b < c.lengths.size(); ++b) {
+    segments.push_back({.query_begin = rows,
+                        .query_count = c.queries[b],
+                        .context_tokens = c.lengths[b],
+                        .window = c.window,
+                        .pages_begin = static_cast<std::int64_t>(b) * cache.max_pages,
+                        .open_page = cache.open_pages[b],
+                        .first_block = static_cast<std::int32_t>(blocks)});
+    rows += c.queries[b];
+    blocks += blocks_of(c.queries[b]);
+  }
+  const std::int64_t columns = c.heads * c.head_dim;
+  PagedResult result{poisoned(rows * columns), poisoned(rows * c.heads)};
+  PagedAttention call;
+  call.q = q.data();
+  call.q_stride = columns;
+  call.heads = c.heads;
+  call.k = cache.k_data();
+  call.v = cache.v_data();
+  call.dtype = c.dtype;
+  if (c.dtype == DType::kU8) {
+    call.scales = cache.scales.data();
+    call.open_k = cache.open_k[0].data();
+    call.open_v = cache.open_v[0].data();
+  }
+  call.page_tokens = c.page_tokens;
+  call.kv_heads = c.kv_heads;
+  call.head_dim = c.head_dim;
+  call.scale = 0.2F;
+  call.segments = segments.data();
+  call.segment_count = static_cast<std::int64_t>(segments.size());
+  call.pages = cache.pages.data();
+  call.scale_pages = cache.pages.data();
+  call.out = result.out.data();
+  call.out_stride = columns;
+  call.log_sums = result.log_sums.data();
+  launch(call, blocks);
+  return result;
+}
+
+// Against float64, causal and windowed. `tolerance` is relative to the values' magnitude, and
+// absolute for log-sum-exps.
+template <class Run>
+void expect_matches_float64(const PagedCase& c, std::uint32_t seed, double tolerance,
+                            const Run& run) {
+  std::mt19937 random(seed);
+  const PagedCache cache(random, c.dtype, c.lengths, c.page_tokens, c.kv_heads, c.head_dim);
+  std::int64_t rows = 0;
+  for (const std::int32_t count : c.queries) rows += count;
+  const std::vector<float> q = random_floats(random, rows * c.heads * c.head_dim);
+  const PagedResult result = run(c, cache, q);
+  std::int64_t row = 0;
+  for (std::size_t b = 0; b < c.lengths.size(); ++b) {
+    for (std::int64_t i = 0; i < c.queries[b]; ++i, ++row) {
+      const std::int64_t position = c.lengths[b] - c.queries[b] + i;
+      const std::int64_t begin =
+          c.window > 0 ? std::max<std::int64_t>(0, position + 1 - c.window) : 0;
+      for (std::int64_t head = 0; head < c.heads; ++head) {
+        const std::int64_t kv = head / (c.heads / c.kv_heads);
+        const float* query = q.data() + (row * c.heads + head) * c.head_dim;
+        std::vector<double> logits;
+        double top = -INFINITY;
+        for (std::int64_t t = begin; t <= position; ++t) {
+          double dot = 0.0;
+          for (std::int64_t d = 0; d < c.head_dim; ++d) {
+            dot += query[d] * cache.value(false, static_cast<std::int64_t>(b), kv, t, d);
+          }
+          logits.push_back(0.2F * dot);
+          top = std::max(top, logits.back());
+        }
+        double sum = 0.0;
+        for (double& logit : logits) sum += logit = std::exp(logit - top);
+        ASSERT_NEAR(result.log_sums[static_cast<std::size_t>(row * c.heads + head)],
+                    top + std::log(sum), tolerance)
+            << "row " << row << " head " << head;
+        for (std::int64_t d = 0; d < c.head_dim; ++d) {
+          double value = 0.0;
+          double magnitude = 0.0;
+          for (std::size_t t = 0; t < logits.size(); ++t) {
+            const double v = cache.value(true, static_cast<std::int64_t>(b), kv,
+                                         begin + static_cast<std::int64_t>(t), d);
+            value += logits[t] / sum * v;
+            magnitude += logits[t] / sum * std::abs(v);
+          }
+          ASSERT_NEAR(result.out[static_cast<std::size_t>((row * c.heads + head) * c.head_dim + d)],
+                      value, tolerance * (magnitude + 1e-6))
+              << "row " << row << " head " << head << " column " << d;
+        }
+      }
+    }
+  }
+}
+
+}  // namespace triphase::cuda

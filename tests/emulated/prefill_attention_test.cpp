@@ -1,0 +1,136 @@
+#include "kernels/cuda/prefill_attention.h"
+
+#include "kernels/sizing/cuda_workspace.h"
+#include "tests/emulated/paged_attention_fixture.h"
+
+namespace triphase::cuda {
+namespace {
+
+using Case = PagedCase;
+
+PagedResult run(const Case& c, const PagedCache& cache, const std::vector<float>& q,
+                std::int64_t splits) {
+  return run_paged(
+      c, cache, q,
+      [&](std::int64_t count) { return prefill_query_blocks(count, c.heads / c.kv_heads); },
+      [&](PagedAttention& call, std::int64_t blocks) {
+        std::vector<float> partials =
+            poisoned(prefill_partial_floats(blocks, c.kv_heads, c.head_dim, splits));
+        call.partials = partials.data();
+        prefill_attention(call, blocks, cache.max_length, splits, nullptr);
+      });
+}
+
+// Queries and weights are rounded to FP16 (unit 2^-11) or kept to 16 bits in two BF16 terms. With
+// the fixture's fixed softmax scale, wide heads have large logits, whose errors grow alike.
+double tolerance_of(const PagedCase& c) {
+  const double unit = c.dtype == DType::kBF16 ? 2e-4 : 2e-3;
+  return unit * std::max(1.0, static_cast<double>(c.head_dim) / 64.0);
+}
+
+void expect_matches(const Case& c, std::uint32_t seed, std::int64_t splits = 1) {
+  expect_matches_float64(c, seed, tolerance_of(c),
+                         [&](const Case& one, const PagedCache& cache,
+                             const std::vector<float>& q) { return run(one, cache, q, splits); });
+}
+
+TEST(EmulatedPrefillAttention, GroupsAndTypesOverRaggedLengths) {
+  std::uint32_t seed = 1;
+  for (const DType dtype : {DType::kF16, DType::kBF16}) {
+    for (const std::int64_t group : {1, 2, 3, 4, 5, 6, 7, 8}) {
+      expect_matches({dtype, 2 * group, 2, 16, 32, 0, {1, 127, 128, 129}, {1, 3, 1, 33}}, seed++);
+    }
+  }
+  for (const std::int64_t group : {1, 3, 8}) {
+    expect_matches({DType::kU8, 2 * group, 2, 16, 32, 0, {1, 127, 128, 129}, {1, 3, 32, 1}},
+                   seed++);
+  }
+}
+
+TEST(EmulatedPrefillAttention, PromptsOfManyBlocksAreCausal) {
+  const emulated::Order order(5);
+  expect_matches({DType::kF16, 2, 1, 64, 64, 0, {129, 70}, {129, 70}}, 40);
+  expect_matches({DType::kBF16, 3, 1, 24, 16, 0, {100}, {70}}, 41);
+}
+
+TEST(EmulatedPrefillAttention, WindowsAndHeadSizesThatAreNoPowersOfTwo) {
+  expect_matches({DType::kF16, 2, 2, 72, 16, 10, {150}, {70}}, 50);
+  expect_matches({DType::kF16, 2, 1, 8, 128, 200, {300}, {20}}, 51);
+  expect_matches({DType::kBF16, 1, 1, 136, 32, 0, {70}, {40}}, 52);
+  expect_matches({DType::kF16, 2, 1, 256, 32, 0, {40}, {5}}, 53);
+  expect_matches({DType::kU8, 2, 1, 120, 64, 0, {150}, {20}}, 54);
+}
+
+TEST(EmulatedPrefillAttention, SplitsMergeToTheSame) {
+  for (const std::int64_t splits : {2, 3, 7}) {
+    const emulated::Order order(static_cast<std::uint64_t>(splits));
+    // Short segments beside a long one: some of their splits hold no token at all.
+    expect_matches({DType::kF16, 4, 2, 16, 128, 0, {900, 5, 257}, {20, 5, 1}}, 60, splits);
+    expect_matches({DType::kU8, 2, 1, 16, 32, 0, {300}, {10}}, 61, splits);
+    expect_matches({DType::kBF16, 1, 1, 16, 64, 140, {600}, {60}}, 62, splits);
+  }
+}
+
+// A row's bits are the same alone, in a batch, and however its prompt was cut into chunks.
+TEST(EmulatedPrefillAttention, BitsDoNotDependOnNeighboursOrChunks) {
+  std::mt19937 random(80);
+  const Case both{DType::kF16, 4, 2, 16, 32, 0, {50, 90}, {9, 41}};
+  const PagedCache cache(random, both.dtype, both.lengths, 32, 2, 16);
+  const std::vector<float> q = random_floats(random, 50 * 64);
+  const PagedResult together = run(both, cache, q, 1);
+  Case last = both;
+  last.queries = {0, 3};
+  const std::vector<float> last_q(q.end() - 3 * 64, q.end());
+  const emulated::Order order(9);
+  const PagedResult alone = run(last, cache, last_q, 1);
+  EXPECT_EQ(std::memcmp(alone.out.data(), together.out.data() + 47 * 64, 3 * 64 * sizeof(float)),
+            0);
+  EXPECT_EQ(
+      std::memcmp(alone.log_sums.data(), together.log_sums.data() + 47 * 4, 3 * 4 * sizeof(float)),
+      0);
+}
+
+// Logits far apart and equal ones: the running maximum must carry the sums along.
+TEST(EmulatedPrefillAttention, LargeLogitsDoNotOverflow) {
+  std::mt19937 random(90);
+  const Case c{DType::kF16, 1, 1, 16, 32, 0, {200}, {64}};
+  const PagedCache cache(random, c.dtype, c.lengths, 32, 1, 16);
+  std::vector<float> q = random_floats(random, 64 * 16, 300.0F);
+  std::fill(q.begin(), q.begin() + 16, 0.0F);
+  const PagedResult result = run(c, cache, q, 1);
+  for (const float value : result.out) ASSERT_TRUE(std::isfinite(value));
+  EXPECT_NEAR(result.log_sums[0], std::log(137.0), 1e-5);  // no logit at all: 137 equal weights
+}
+
+TEST(EmulatedPrefillAttention, WhatItDoesNotServeIsNamed) {
+  std::mt19937 random(91);
+  const Case c{DType::kF16, 2, 2, 12, 32, 0, {20}, {20}};
+  const PagedCache cache(random, c.dtype, c.lengths, 32, 2, 12);
+  const std::vector<float> q = random_floats(random, 20 * 24);
+  try {
+    (void)run(c, cache, q, 1);
+    FAIL() << "head_dim 12 was taken";
+  } catch (const Error& error) {
+    const std::string text = error.what();
+    EXPECT_THAT(text, testing::HasSubstr("prefill_attention"));
+    EXPECT_THAT(text, testing::HasSubstr("head_dim 12"));
+  }
+}
+
+TEST(PrefillWorkspace, PartialsAreBoundedByTheMachineNotByTheContext) {
+  const std::int64_t most = 132;
+  for (const std::int64_t blocks : {1, 7, 33, 500}) {
+    for (const std::int64_t context : {1, 511, 4096, 131072, 1 << 20}) {
+      const std::int64_t splits = prefill_splits(blocks, 8, context, most);
+      ASSERT_GE(splits, 1);
+      EXPECT_LE(splits == 1 ? 0 : splits * blocks * 8, 2 * most);
+      EXPECT_GE(prefill_split_tokens(context, splits) * splits, context);
+      EXPECT_EQ(prefill_split_tokens(context, splits) % 128, 0);
+    }
+  }
+  EXPECT_EQ(prefill_splits(1, 1, 1 << 20, most), 2 * most);
+  EXPECT_EQ(prefill_partial_floats(500, 8, 128, 1), 0);
+}
+
+}  // namespace
+}  // namespace triphase::cuda
