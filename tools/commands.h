@@ -15,6 +15,7 @@ namespace triphase {
 using Arguments = std::vector<std::string>;
 
 [[nodiscard]] int cmd_run(const Arguments& arguments, std::unique_ptr<Log>& log);
+[[nodiscard]] int cmd_compare(const Arguments& arguments, std::unique_ptr<Log>& log);
 [[nodiscard]] int cmd_score(const Arguments& arguments, std::unique_ptr<Log>& log);
 [[nodiscard]] int cmd_eval(const Arguments& arguments, std::unique_ptr<Log>& log);
 [[nodiscard]] int cmd_profile(const Arguments& arguments, std::unique_ptr<Log>& log);

@@ -26,11 +26,11 @@ struct Command {
   std::string_view name;
   int (*run)(const Arguments&, std::unique_ptr<Log>&);
 };
-constexpr Command kCommands[] = {{"run", cmd_run},         {"score", cmd_score},
-                                 {"eval", cmd_eval},       {"profile", cmd_profile},
-                                 {"plan", cmd_plan},       {"simulate", cmd_simulate},
-                                 {"inspect", cmd_inspect}, {"doctor", cmd_doctor},
-                                 {"bench", cmd_bench},     {"merge", cmd_merge}};
+constexpr Command kCommands[] = {
+    {"run", cmd_run},           {"compare", cmd_compare}, {"score", cmd_score},
+    {"eval", cmd_eval},         {"profile", cmd_profile}, {"plan", cmd_plan},
+    {"simulate", cmd_simulate}, {"inspect", cmd_inspect}, {"doctor", cmd_doctor},
+    {"bench", cmd_bench},       {"merge", cmd_merge}};
 
 std::string version_text() {
   const MachineInfo machine = inspect_machine();

@@ -201,6 +201,27 @@ constexpr auto kRunOptions =
            kLineOptions, kMachineOptions, kWeightOptions, kJobLookingOptions, kTraceOptions,
            kProgressOptions, kLogOptions);
 
+constexpr OptionSpec kCompareWhatOptions[] = {
+    {"What", "model", 0, kText, "", "DIR", 0, 0, false, true,
+     "Hugging Face model directory. With --random-weights also a config.json or the name of a "
+     "built-in shape such as llama-2-7b."},
+    {"What", "prompts", 'i', kText, "", "FILE", 0, 0, false, true,
+     "Prompts, as of triphase run; every cell completes them all."},
+    {"What", "output", 'o', kText, "", "DIR", 0, 0, false, true,
+     "Folder of the report: index.html, compare.json, compare.csv, and the runs' own files."},
+    {"What", "policies", 0, kText, "triphase,flexgen,vllm,accelerate,zero,device-only", "LIST", 0,
+     0, false, false, "Placement policies, separated by commas."},
+    {"What", "attentions", 0, kText, "dense", "LIST", 0, 0, false, false,
+     "Attention methods, separated by commas. Agreement is measured where dense is among them."},
+    {"What", "batch-sizes", 0, kText, "0", "LIST", 0, 0, false, false,
+     "Sequences decoded together, separated by commas; 0 is as many as fit."},
+    {"What", "repeat", 0, kInteger, "3", "N", 1, 1000, false, false,
+     "Timed repetitions of every cell, in turns, after one that is traced; the median counts."},
+};
+constexpr auto kCompareOptions =
+    joined(kCompareWhatOptions, kRunFormatOptions, kGenerationOptions, kTruncateOptions,
+           kLineOptions, kMachineOptions, kWeightOptions, kLogOptions);
+
 constexpr OptionSpec kScoreFileOptions[] = {
     {"Files", "model", 0, kText, "", "DIR", 0, 0, false, true,
      "Hugging Face model directory. With --random-weights also a config.json or the name of a "
@@ -445,6 +466,10 @@ constexpr CommandSpec kCommands[] = {
      "prompts "
      "or resume files; 5 does not fit; 6 input or output; 7 device; 128+n signal n. After 5, 6, 7 "
      "or a signal the same command goes on where it stopped."},
+    {"compare", "one job under several placement policies, as a report", "", kCompareOptions,
+     "Every cell (policy, attention method, batch size) is a triphase run; --policy-option takes "
+     "POLICY.NAME=VALUE here. Cells with equal attention and KV type must give equal completions, "
+     "else the exit code is 70. Cells that do not fit say why; exit 5 when none does."},
     {"score", "log-likelihoods of given texts, in bulk", "", kScoreOptions,
      "Requests: {\"id\", \"context\", \"continuation\"} or {\"id\", \"text\"}; docs/scoring.md. "
      "Exit codes "

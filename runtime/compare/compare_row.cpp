@@ -1,0 +1,173 @@
+#include "runtime/compare/compare_row.h"
+
+#include <fmt/format.h>
+
+#include <algorithm>
+#include <fstream>
+#include <numeric>
+
+#include "runtime/base/error.h"
+#include "runtime/base/json.h"
+#include "runtime/file_ops.h"
+
+namespace triphase::compare {
+namespace {
+
+constexpr std::uint64_t kMaxSummaryBytes = std::uint64_t{16} << 20;
+
+[[noreturn]] void unreadable(const std::string& path, std::string_view found) {
+  throw Error(ErrorRole::kIo, "E-IO-READ", "read")
+      .file(path)
+      .found(found)
+      .expected("a file as triphase run writes it");
+}
+
+// Member by member down a path of names.
+const Json& at(const Json& root, std::initializer_list<const char*> names,
+               const std::string& path) {
+  const Json* value = &root;
+  for (const char* name : names) {
+    value = value->find(name);
+    if (value == nullptr) unreadable(path, fmt::format("no {}", name));
+  }
+  return *value;
+}
+
+double number(const Json& value) { return value.number().value_or(0.0); }
+std::uint64_t count(const Json& value) {
+  return static_cast<std::uint64_t>(std::max<std::int64_t>(value.integer().value_or(0), 0));
+}
+std::string text(const Json& value) {
+  return value.string() != nullptr ? *value.string() : std::string();
+}
+
+Json parse_line(std::string_view line, const std::string& path) {
+  return parse_json_file(line, path, ErrorRole::kIo, "E-IO-READ");
+}
+
+void add_span(const Json& event, const std::string& path, LaneSeconds& seconds) {
+  const std::string name = text(at(event, {"name"}, path));
+  const double length = number(at(event, {"dur"}, path)) * 1e-6;
+  const auto lane = number(at(event, {"tid"}, path));
+  if (name == "forward") seconds.compute += length;
+  if (name.starts_with("wait for weights") || name.starts_with("wait for KV")) {
+    seconds.waiting += length;
+    seconds.compute -= length;
+  }
+  if (name == "place" || name == "sample") seconds.host += length;
+  if (lane == 6.0) seconds.to_device += length;
+  if (lane == 7.0) seconds.to_host += length;
+}
+
+}  // namespace
+
+std::string Cell::label() const {
+  std::string label = policy;
+  if (attention != "dense") label += ", " + attention;
+  if (batch_size != "0") label += ", batch " + batch_size;
+  return label;
+}
+
+const Measured& Row::median() const {
+  std::vector<std::size_t> order(timed.size());
+  std::iota(order.begin(), order.end(), std::size_t{0});
+  std::ranges::sort(order, {}, [&](std::size_t at) { return timed[at].tokens_per_second; });
+  return timed.at(order.at((order.size() - 1) / 2));
+}
+double Row::slowest() const {
+  return std::ranges::min(timed, {}, &Measured::tokens_per_second).tokens_per_second;
+}
+double Row::fastest() const {
+  return std::ranges::max(timed, {}, &Measured::tokens_per_second).tokens_per_second;
+}
+
+Measured read_summary(const std::string& path) {
+  const Json json = parse_line(read_small_file(system_file_ops(), path, kMaxSummaryBytes), path);
+  Measured run;
+  run.tokens_per_second =
+      number(at(json, {"throughput", "generated_tokens_per_second", "value"}, path));
+  run.prefill_seconds = number(at(json, {"seconds", "prefill"}, path));
+  run.decode_seconds = number(at(json, {"seconds", "decode"}, path));
+  run.to_device_bytes = count(at(json, {"moved_bytes", "to_device"}, path));
+  run.to_host_bytes = count(at(json, {"moved_bytes", "to_host"}, path));
+  run.device_peak_bytes = count(at(json, {"peak_bytes", "device"}, path));
+  run.host_peak_bytes = count(at(json, {"peak_bytes", "host"}, path));
+  run.preemptions = count(at(json, {"placement", "preemptions"}, path));
+  run.failed_lines = count(at(json, {"requests", "failed"}, path));
+  run.max_batch = static_cast<std::int64_t>(count(at(json, {"max_batch"}, path)));
+  run.tokens_touched = number(at(json, {"attention", "tokens_touched_fraction"}, path));
+  run.kv_dtype = text(at(json, {"model", "kv_dtype"}, path));
+  run.device = text(at(json, {"hardware", "device"}, path));
+  if (const JsonArray* emulated = at(json, {"emulated"}, path).array()) {
+    for (const Json& name : *emulated) run.emulated.push_back(text(name));
+  }
+  return run;
+}
+
+// One event a line, so that a trace of any length takes no memory.
+Traced read_trace(const std::string& path) {
+  std::ifstream file(path, std::ios::binary);
+  if (!file) unreadable(path, "no such file");
+  Traced traced;
+  std::string line;
+  while (std::getline(file, line)) {
+    if (!line.starts_with("{\"ph\"")) continue;
+    if (line.ends_with(',')) line.pop_back();
+    const Json event = parse_line(line, path);
+    const std::string type = text(at(event, {"ph"}, path));
+    if (type == "C") {
+      traced.memory.push_back({static_cast<std::int64_t>(traced.memory.size()),
+                               number(at(event, {"args", "device"}, path)),
+                               number(at(event, {"args", "host"}, path))});
+    } else if (type == "X") {
+      add_span(event, path, traced.seconds);
+      if (number(at(event, {"tid"}, path)) == 2.0) {
+        traced.phases.push_back(
+            {static_cast<std::int64_t>(number(at(event, {"args", "first_step"}, path))),
+             text(at(event, {"name"}, path))});
+      }
+    }
+  }
+  std::ranges::sort(traced.phases, {}, &PhaseStart::step);
+  return traced;
+}
+
+Completions read_completions(const std::string& path) {
+  std::ifstream file(path, std::ios::binary);
+  if (!file) unreadable(path, "no such file");
+  Completions completions;
+  std::string line;
+  while (std::getline(file, line)) {
+    const Json record = parse_line(line, path);
+    std::optional<std::vector<std::int64_t>>& tokens = completions.emplace_back();
+    const Json* list = record.find("tokens");
+    if (list == nullptr || list->array() == nullptr) continue;
+    tokens.emplace();
+    for (const Json& token : *list->array()) tokens->push_back(token.integer().value_or(-1));
+  }
+  return completions;
+}
+
+bool identical(const Completions& reference, const Completions& other) {
+  if (reference.size() != other.size()) return false;
+  for (std::size_t line = 0; line < reference.size(); ++line) {
+    if (reference[line] && other[line] && *reference[line] != *other[line]) return false;
+  }
+  return true;
+}
+
+double agreement(const Completions& reference, const Completions& other) {
+  double sum = 0.0;
+  double lines = 0.0;
+  for (std::size_t line = 0; line < std::min(reference.size(), other.size()); ++line) {
+    if (!reference[line] || !other[line] || reference[line]->empty()) continue;
+    const std::vector<std::int64_t>& expected = *reference[line];
+    const auto differs = std::ranges::mismatch(expected, *other[line]);
+    sum +=
+        static_cast<double>(differs.in1 - expected.begin()) / static_cast<double>(expected.size());
+    lines += 1.0;
+  }
+  return lines > 0.0 ? sum / lines : 1.0;
+}
+
+}  // namespace triphase::compare

@@ -1,0 +1,94 @@
+#pragma once
+
+// What one cell of a comparison (a policy, an attention method, a batch size) came to, and how it
+// is read from the files that its runs leave: summary, trace, completions. Plain values.
+
+#include <cstdint>
+#include <optional>
+#include <string>
+#include <vector>
+
+namespace triphase::compare {
+
+struct Cell {
+  std::string policy;
+  std::string attention;
+  std::string batch_size;  // as --batch-size takes it; "0": as many as fit
+
+  // "triphase, sparq, batch 8": for people.
+  [[nodiscard]] std::string label() const;
+};
+
+// Seconds of a traced run by what was going on; lanes overlap, so they add up to more than the run.
+struct LaneSeconds {
+  double compute = 0.0;
+  double waiting = 0.0;  // of compute's lane, for weights and KV
+  double host = 0.0;     // placement and sampling
+  double to_device = 0.0;
+  double to_host = 0.0;
+};
+
+struct MemoryPoint {
+  std::int64_t step = 0;
+  double device = 0.0;  // KV bytes
+  double host = 0.0;
+};
+
+struct PhaseStart {
+  std::int64_t step = 0;
+  std::string name;
+};
+
+struct Traced {
+  LaneSeconds seconds;
+  std::vector<MemoryPoint> memory;  // one for each step
+  std::vector<PhaseStart> phases;   // of the whole batch, the first included
+};
+
+// The numbers of one run's summary.
+struct Measured {
+  double tokens_per_second = 0.0;  // generated / (prefill + decode seconds)
+  double prefill_seconds = 0.0;
+  double decode_seconds = 0.0;
+  std::uint64_t to_device_bytes = 0;
+  std::uint64_t to_host_bytes = 0;
+  std::uint64_t device_peak_bytes = 0;
+  std::uint64_t host_peak_bytes = 0;
+  std::uint64_t preemptions = 0;
+  std::uint64_t failed_lines = 0;  // error records: lines this cell has no room for, bad lines
+  std::int64_t max_batch = 0;
+  double tokens_touched = 1.0;  // share of the context
+  std::string kv_dtype;
+  std::string device;
+  std::vector<std::string> emulated;
+};
+
+struct Row {
+  Cell cell;
+  std::string infeasible;              // why the cell cannot run; empty: it ran
+  std::vector<Measured> timed;         // in the order of the repetitions
+  Traced traced;                       // of a repetition before them
+  std::optional<double> agreement;     // with dense attention; nothing: no dense cell ran
+  std::optional<std::string> same_as;  // the cell whose completions this one's must equal
+  bool identical = true;               // to those of same_as
+
+  // Of the timed repetitions by tokens per second.
+  [[nodiscard]] const Measured& median() const;
+  [[nodiscard]] double slowest() const;
+  [[nodiscard]] double fastest() const;
+};
+
+// Throw E-IO-READ when a file of ours cannot be read or understood.
+[[nodiscard]] Measured read_summary(const std::string& path);
+[[nodiscard]] Traced read_trace(const std::string& path);
+
+// Token ids by line; nothing: an error record.
+using Completions = std::vector<std::optional<std::vector<std::int64_t>>>;
+[[nodiscard]] Completions read_completions(const std::string& path);
+
+// Over the lines that both have completed: whether they are the same, and the mean share of
+// `reference`'s tokens before the first that differs (1 where there is no such line).
+[[nodiscard]] bool identical(const Completions& reference, const Completions& other);
+[[nodiscard]] double agreement(const Completions& reference, const Completions& other);
+
+}  // namespace triphase::compare

@@ -1,0 +1,108 @@
+#!/usr/bin/env python3
+"""triphase compare: rows, equal completions, and a page that stands alone.
+
+Usage: compare_test.py TRIPHASE MODEL PROMPTS
+"""
+
+import csv
+import json
+import re
+import subprocess
+import sys
+import tempfile
+import unittest
+import xml.etree.ElementTree
+from pathlib import Path
+
+SCHEMA = Path(__file__).resolve().parents[2] / "docs" / "schemas" / "compare.schema.json"
+PROGRAM, MODEL, PROMPTS = sys.argv[1], sys.argv[2], sys.argv[3]
+
+
+class Compare(unittest.TestCase):
+    def setUp(self) -> None:
+        self.folder = tempfile.TemporaryDirectory()
+        self.addCleanup(self.folder.cleanup)
+        self.report = Path(self.folder.name) / "report"
+
+    def compare(self, *extra: str) -> subprocess.CompletedProcess:
+        return subprocess.run(
+            [PROGRAM, "compare", "--model", MODEL, "--prompts", PROMPTS, "--output", str(self.report),
+             "--max-context", "384", "--max-tokens", "12", *extra],
+            capture_output=True, text=True, timeout=300,
+        )  # fmt: skip
+
+    def test_rows_and_page(self) -> None:
+        done = self.compare(
+            "--policies", "triphase,vllm,zero", "--attentions", "dense,local", "--kv-sparsity", "0.8",
+            "--batch-sizes", "8", "--repeat", "2", "--device-memory", "16MiB", "--host-memory",
+            "256MiB", "--emulate-link", "500MB/s", "--policy-option", "triphase.p1=2",
+            "--policy-option", "triphase.alpha=0.8",
+        )  # fmt: skip
+        self.assertEqual(done.returncode, 0, done.stderr)
+        rows = json.loads((self.report / "compare.json").read_text())
+        self.assertEqual(
+            [(row["policy"], row["attention"]) for row in rows],
+            [(p, a) for a in ("dense", "local") for p in ("triphase", "vllm", "zero")],
+        )
+        schema = json.loads(SCHEMA.read_text())["items"]
+        for row in rows:
+            self.assertEqual(list(row), schema["required"])
+            self.assertEqual(set(row), set(schema["properties"]))
+            if row["policy"] == "zero":  # its batch does not fit
+                self.assertIsNone(row["tokens_per_second"])
+                self.assertIn("zero", row["infeasible"])
+                continue
+            self.assertLessEqual(row["slowest"], row["tokens_per_second"])
+            self.assertLessEqual(row["tokens_per_second"], row["fastest"])
+            self.assertGreater(row["compute_seconds"], 0)
+            self.assertLessEqual(row["device_peak_bytes"], 16 << 20)
+            self.assertIn("link", row["emulated"])
+            if row["attention"] == "dense":
+                self.assertEqual(row["agreement"], 1.0)
+            else:
+                self.assertLess(row["agreement"], 1.0)
+            # Prompts longer than --max-context fail everywhere.
+            self.assertEqual(row["failed_lines"], 8)
+        ran = {(row["policy"], row["attention"]): row for row in rows}
+        self.assertEqual(ran["vllm", "dense"]["identical"], "yes")
+        self.assertEqual(ran["vllm", "local"]["identical"], "yes")
+        self.assertIsNone(ran["triphase", "dense"]["identical"])
+        self.assertGreater(ran["triphase", "dense"]["to_host_bytes"], 0)
+        self.assertGreater(ran["triphase", "dense"]["to_device_seconds"], 0)
+
+        with (self.report / "compare.csv").open() as file:
+            table = list(csv.DictReader(file))
+        self.assertEqual([row["policy"] for row in table], [row["policy"] for row in rows])
+
+        page = (self.report / "index.html").read_text()
+        # Nothing is loaded from elsewhere, nothing runs.
+        self.assertIsNone(re.search(r"<script|<link|<img|\bsrc=|@import|url\(", page))
+        self.assertIn("prefers-color-scheme: dark", page)
+        self.assertIn("@media print", page)
+        self.assertIn("Emulated: ", page)
+        self.assertIn("cannot run", page)
+        pictures = re.findall(r"<svg.*?</svg>", page, re.DOTALL)
+        # Throughput, lanes, bytes, agreement, and memory of each of the four cells that ran.
+        self.assertEqual(len(pictures), 8)
+        for picture in pictures:
+            xml.etree.ElementTree.fromstring(picture)
+            self.assertNotIn("nan", picture)
+        memory = [picture for picture in pictures if "KV bytes by step, triphase" in picture]
+        self.assertEqual(len(memory), 2)
+        for picture in memory:
+            self.assertIn("Phase II", picture)
+
+    def test_lists_are_checked(self) -> None:
+        for option, value in (
+            ("--policies", "triphase,fastest"), ("--attentions", "dens"), ("--batch-sizes", "4,x"),
+            ("--policy", "vllm"), ("--policy-option", "p1=3"),
+        ):  # fmt: skip
+            with self.subTest(option=option):
+                done = self.compare(option, value)
+                self.assertEqual(done.returncode, 2, done.stderr)
+                self.assertIn(option, done.stderr)
+                self.assertFalse(self.report.exists())
+
+
+if __name__ == "__main__":
+    unittest.main(argv=sys.argv[:1])

@@ -1,0 +1,328 @@
+// `triphase compare`: one job under several policies, attention methods and batch sizes. Every cell
+// is a `triphase run` of its own; cells take turns, so that a machine that grows slower or faster
+// meanwhile does so for all of them.
+
+#include <fmt/format.h>
+
+#include <algorithm>
+#include <filesystem>
+
+#include "runtime/base/error.h"
+#include "runtime/build_info.h"
+#include "runtime/compare/report_page.h"
+#include "runtime/file_ops.h"
+#include "runtime/generate.h"
+#include "runtime/options/parse_run_options.h"
+#include "tools/commands.h"
+#include "tools/table_writer.h"
+
+namespace triphase {
+namespace {
+
+using compare::Cell;
+using compare::Row;
+
+std::vector<std::string> split(const std::string& text) {
+  std::vector<std::string> parts;
+  for (std::size_t begin = 0; begin <= text.size();) {
+    const std::size_t end = std::min(text.find(',', begin), text.size());
+    parts.push_back(text.substr(begin, end - begin));
+    begin = end + 1;
+  }
+  return parts;
+}
+
+// Words of a list that are among the choices of run's option.
+std::vector<std::string> choices(const OptionValues& values, const char* list, const char* option) {
+  const OptionSpec* spec = find_option(*find_command("run"), option);
+  TRIPHASE_CHECK(spec != nullptr, "an option of run");
+  std::string allowed(spec->value);
+  std::ranges::replace(allowed, '|', ',');
+  const std::vector<std::string> known = split(allowed);
+  std::vector<std::string> words = split(values.text(list));
+  for (const std::string& word : words) {
+    if (std::ranges::find(known, word) != known.end()) continue;
+    throw Error(ErrorRole::kUsage, "E-CLI-OPTION", fmt::format("--{}", list))
+        .found(word)
+        .expected(fmt::format("some of {}, separated by commas", fmt::join(known, ", ")));
+  }
+  return words;
+}
+
+std::vector<Row> make_rows(const OptionValues& values) {
+  for (const char* single : {"policy", "attention", "batch-size"}) {
+    if (!values.given(single)) continue;
+    throw Error(ErrorRole::kUsage, "E-CLI-CONFLICT", fmt::format("--{}", single))
+        .found("a single one")
+        .expected("--policies, --attentions or --batch-sizes, which take lists");
+  }
+  std::vector<Row> rows;
+  for (const std::string& batch : split(values.text("batch-sizes"))) {
+    if (!read_integer(batch) || *read_integer(batch) < 0) {
+      throw Error(ErrorRole::kUsage, "E-CLI-OPTION", "--batch-sizes")
+          .found(batch)
+          .expected("integers of at least 0, separated by commas");
+    }
+    for (const std::string& attention : choices(values, "attentions", "attention")) {
+      for (const std::string& policy : choices(values, "policies", "policy")) {
+        rows.push_back({.cell = {policy, attention, batch}});
+      }
+    }
+  }
+  return rows;
+}
+
+// The folder of a comparison and the names of its files.
+class Folder {
+ public:
+  explicit Folder(const std::string& path) : path_(path) {
+    std::error_code failed;
+    std::filesystem::create_directories(path_ / "runs", failed);
+    if (failed) throw_io_error(path, "open", failed.value());
+  }
+  [[nodiscard]] std::string run(const Cell& cell, const std::string& suffix) const {
+    return path_ / "runs" /
+           fmt::format("{}-{}-{}{}", cell.policy, cell.attention, cell.batch_size, suffix);
+  }
+  void write(const char* name, std::string_view text) const {
+    write_file_atomically(system_file_ops(), path_ / name, text, 0666);
+  }
+
+ private:
+  std::filesystem::path path_;
+};
+
+// What the user gave for every run, and what this one adds.
+Arguments run_arguments(const OptionValues& values, const Cell& cell, const std::string& output) {
+  const CommandSpec& run = *find_command("run");
+  Arguments arguments = {"--policy=" + cell.policy,
+                         "--attention=" + cell.attention,
+                         "--batch-size=" + cell.batch_size,
+                         "--output=" + output,
+                         "--overwrite",
+                         "--progress=off"};
+  for (const auto& [name, value] : values.all()) {
+    const OptionSpec* option = find_option(run, name);
+    if (option == nullptr || !values.given(name) || name == "output" ||
+        option->group == "Messages") {
+      continue;
+    }
+    for (const std::string& text : value.texts) {
+      if (name == "policy-option") {
+        // "flexgen.kv-share=0.5" is for one policy.
+        if (text.starts_with(cell.policy + ".")) {
+          arguments.push_back("--policy-option=" + text.substr(cell.policy.size() + 1));
+        }
+      } else if (name == "attention-option") {
+        if (text.starts_with(cell.attention + ".")) {
+          arguments.push_back("--attention-option=" + text);
+        }
+      } else if (name != "kv-sparsity" || cell.attention != "dense") {
+        arguments.push_back(fmt::format("--{}={}", name, text));
+      }
+    }
+    if (option->type == OptionType::kFlag) arguments.push_back("--" + name);
+  }
+  return arguments;
+}
+
+std::vector<Row> checked_rows(const OptionValues& values) {
+  std::vector<Row> rows = make_rows(values);
+  if (!values.has("policy-option")) return rows;
+  for (const std::string& text : values.texts("policy-option")) {
+    const std::string policy = text.substr(0, text.find('.'));
+    const bool known =
+        std::ranges::any_of(rows, [&](const Row& row) { return row.cell.policy == policy; });
+    if (known && text.find('.') != std::string::npos) continue;
+    throw Error(ErrorRole::kUsage, "E-CLI-OPTION", "--policy-option")
+        .found(text)
+        .expected("POLICY.NAME=VALUE with one of --policies");
+  }
+  return rows;
+}
+
+class Comparison {
+ public:
+  Comparison(const OptionValues& values, Log& log)
+      : values_(values), log_(log), rows_(checked_rows(values)), folder_(values.text("output")) {}
+
+  int run() {
+    const std::int64_t repeats = values_.integer("repeat");
+    // One traced repetition first, which also warms the machine up.
+    for (Row& row : rows_) run_traced(row);
+    for (std::int64_t repeat = 0; repeat < repeats; ++repeat) {
+      for (Row& row : rows_) {
+        if (!row.infeasible.empty()) continue;
+        row.timed.push_back(run_once(row.cell, ""));
+        log_.info(fmt::format("{} ({} of {}): {:.1f} generated tok/s", row.cell.label(), repeat + 1,
+                              repeats, row.timed.back().tokens_per_second));
+      }
+    }
+    compare_completions();
+    write_report();
+    return end();
+  }
+
+ private:
+  compare::Measured run_once(const Cell& cell, const std::string& trace) {
+    const std::string output = folder_.run(cell, ".jsonl");
+    Arguments arguments = run_arguments(values_, cell, output);
+    if (!trace.empty()) arguments.push_back("--trace=" + trace);
+    const OptionValues run_values =
+        parse_options(*find_command("run"), arguments, [](const char*) -> const char* {
+          return nullptr;  // the environment has had its say in this command's own options
+        });
+    Log quiet({.verbosity = -1});
+    (void)generate(parse_run_options(run_values, process_environment()), quiet);
+    return compare::read_summary(output + ".summary.json");
+  }
+
+  void run_traced(Row& row) {
+    const std::string trace = folder_.run(row.cell, ".trace.json");
+    try {
+      (void)run_once(row.cell, trace);
+    } catch (const Error& error) {
+      if (error.role() != ErrorRole::kResources) throw;
+      row.infeasible = error.found();
+      log_.info(fmt::format("{} cannot run: {}", row.cell.label(), error.found()));
+      return;
+    }
+    row.traced = compare::read_trace(trace);
+    log_.info(fmt::format("{}: traced", row.cell.label()));
+  }
+
+  // Equal attention at an equal KV type must give equal completions, wherever KV lives and however
+  // large the batch is; other attention is as near to dense as it is.
+  void compare_completions() {
+    std::vector<compare::Completions> completions;
+    for (const Row& row : rows_) {
+      completions.push_back(row.infeasible.empty()
+                                ? compare::read_completions(folder_.run(row.cell, ".jsonl"))
+                                : compare::Completions{});
+    }
+    for (std::size_t index = 0; index < rows_.size(); ++index) {
+      Row& row = rows_[index];
+      if (!row.infeasible.empty()) continue;
+      for (std::size_t other = 0; other < rows_.size(); ++other) {
+        const Row& before = rows_[other];
+        if (!before.infeasible.empty()) continue;
+        const bool same_type = before.median().kv_dtype == row.median().kv_dtype;
+        if (other < index && !row.same_as && same_type &&
+            before.cell.attention == row.cell.attention) {
+          row.same_as = before.cell.label();
+          row.identical = compare::identical(completions[other], completions[index]);
+        }
+        if (!row.agreement && same_type && before.cell.attention == "dense") {
+          row.agreement = compare::agreement(completions[other], completions[index]);
+        }
+      }
+    }
+  }
+
+  void write_report() const {
+    const std::vector<std::string> columns = {"policy",
+                                              "attention",
+                                              "batch_size",
+                                              "kv_dtype",
+                                              "tokens_per_second",
+                                              "slowest",
+                                              "fastest",
+                                              "prefill_seconds",
+                                              "decode_seconds",
+                                              "compute_seconds",
+                                              "waiting_seconds",
+                                              "host_seconds",
+                                              "to_device_seconds",
+                                              "to_host_seconds",
+                                              "to_device_bytes",
+                                              "to_host_bytes",
+                                              "device_peak_bytes",
+                                              "host_peak_bytes",
+                                              "preemptions",
+                                              "failed_lines",
+                                              "max_batch",
+                                              "tokens_touched",
+                                              "agreement",
+                                              "same_as",
+                                              "identical",
+                                              "emulated",
+                                              "infeasible"};
+    std::vector<std::vector<TableCell>> cells;
+    for (const Row& row : rows_) cells.push_back(table_row(row, columns.size()));
+    folder_.write("compare.json", format_table("json", columns, cells));
+    folder_.write("compare.csv", format_table("csv", columns, cells));
+    compare::PageFacts facts{.title = "Placement policies compared"};
+    facts.facts.push_back("model: " + values_.text("model"));
+    facts.facts.push_back("prompts: " + values_.text("prompts"));
+    for (const Row& row : rows_) {
+      if (!row.infeasible.empty()) continue;
+      facts.facts.push_back("device: " + row.median().device);
+      break;
+    }
+    facts.facts.push_back(fmt::format("repetitions: {}, cells in turns, after one traced run each",
+                                      values_.integer("repeat")));
+    facts.facts.push_back(fmt::format("triphase {} {}", program_version(), build_commit()));
+    folder_.write("index.html", compare::report_page(facts, rows_));
+  }
+
+  [[nodiscard]] static std::vector<TableCell> table_row(const Row& row, std::size_t columns) {
+    std::vector<TableCell> cells = {text_cell(row.cell.policy), text_cell(row.cell.attention),
+                                    integer_cell(*read_integer(row.cell.batch_size))};
+    if (!row.infeasible.empty()) {
+      cells.resize(columns - 1, null_cell());
+      cells.push_back(text_cell(row.infeasible));
+      return cells;
+    }
+    const compare::Measured& run = row.median();
+    const compare::LaneSeconds& lanes = row.traced.seconds;
+    const auto bytes = [](std::uint64_t value) {
+      return integer_cell(static_cast<std::int64_t>(value));
+    };
+    cells.push_back(text_cell(run.kv_dtype));
+    for (const double value : {run.tokens_per_second, row.slowest(), row.fastest(),
+                               run.prefill_seconds, run.decode_seconds, lanes.compute,
+                               lanes.waiting, lanes.host, lanes.to_device, lanes.to_host}) {
+      cells.push_back(number_cell(value));
+    }
+    for (const std::uint64_t value : {run.to_device_bytes, run.to_host_bytes, run.device_peak_bytes,
+                                      run.host_peak_bytes, run.preemptions, run.failed_lines}) {
+      cells.push_back(bytes(value));
+    }
+    cells.push_back(integer_cell(run.max_batch));
+    cells.push_back(number_cell(run.tokens_touched));
+    cells.push_back(row.agreement ? number_cell(*row.agreement) : null_cell());
+    cells.push_back(row.same_as ? text_cell(*row.same_as) : null_cell());
+    cells.push_back(row.same_as ? text_cell(row.identical ? "yes" : "no") : null_cell());
+    cells.push_back(text_cell(fmt::format("{}", fmt::join(run.emulated, ", "))));
+    cells.push_back(null_cell());
+    return cells;
+  }
+
+  [[nodiscard]] int end() const {
+    for (const Row& row : rows_) {
+      if (row.identical) continue;
+      throw Error(ErrorRole::kInternal, "E-INT-CHECK", "completions")
+          .found(fmt::format("{} differs from {}", row.cell.label(), row.same_as.value_or("")))
+          .expected("the same completions: placement must not change them");
+    }
+    const bool any =
+        std::ranges::any_of(rows_, [](const Row& row) { return row.infeasible.empty(); });
+    log_.info(fmt::format("{}/index.html, compare.json and compare.csv are written",
+                          values_.text("output")));
+    return any ? 0 : exit_code(ErrorRole::kResources);
+  }
+
+  const OptionValues& values_;
+  Log& log_;
+  std::vector<Row> rows_;
+  Folder folder_;
+};
+
+}  // namespace
+
+int cmd_compare(const Arguments& arguments, std::unique_ptr<Log>& log) {
+  const OptionValues values = begin_command("compare", arguments, log);
+  return Comparison(values, *log).run();
+}
+
+}  // namespace triphase
