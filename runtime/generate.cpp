@@ -5,6 +5,7 @@
 
 #include <chrono>
 #include <optional>
+#include <sstream>
 
 #include "runtime/backend.h"
 #include "runtime/base/format_bytes.h"
@@ -14,6 +15,8 @@
 #include "runtime/loaded_model.h"
 #include "runtime/machine.h"
 #include "runtime/model_bundle.h"
+#include "runtime/plan/plan_file.h"
+#include "runtime/plan/run_schedule.h"
 #include "runtime/run_summary.h"
 #include "runtime/score_engine.h"
 #include "runtime/signals.h"
@@ -268,6 +271,8 @@ int generate(RunOptions options, Log& log) {
 
   // 2. Does it fit, and how is memory divided? Known before anything large is loaded.
   const auto backend = Backend::open(options.device, options.threads);
+  const std::optional<RunSchedule> schedule =
+      choose_schedule(options, model, prompt_facts, *backend, progress, log);
   const RunPlan plan =
       plan_run(options, model, backend->threads().threads(),
                options.job == JobKind::kScore ? LogitRows::kAll : LogitRows::kLast);
@@ -276,6 +281,11 @@ int generate(RunOptions options, Log& log) {
                        dtype_name(model.weights_dtype), format_bytes(model.weight_bytes),
                        backend->ops().name(), backend->threads().threads()));
   log.info(describe(plan, model));
+  if (schedule) log.info(describe(*schedule));
+  if (schedule && options.explain) {
+    std::istringstream lines(explain_plan(schedule->plan));
+    for (std::string line; std::getline(lines, line);) log.info(line);
+  }
   if (options.explain) explain_options(options, log);
   if (options.dry_run) {
     log.info("dry run: everything needed is there; nothing was loaded or written");
@@ -286,10 +296,22 @@ int generate(RunOptions options, Log& log) {
   // none yet it is created only after loading, so that refused weights leave nothing behind.
   RunSummary summary = summary_of_setup(options, prompt_facts, model, plan, *backend);
   std::optional<OutputFile> output;
+  if (schedule) {
+    summary.plan = schedule->plan;
+    summary.plan_origin = schedule->origin;
+    summary.plan_profile = schedule->profile;
+  }
   const auto open_output = [&] {
-    output.emplace(options,
-                   make_manifest(options, prompt_facts, model.identity, kv_dtype_name(plan.kv)));
+    Manifest manifest =
+        make_manifest(options, prompt_facts, model.identity, kv_dtype_name(plan.kv));
+    if (schedule) manifest.plan_hash = schedule->file_hash;
+    output.emplace(options, manifest);
     summary.resumed = output->resumed();
+    // Before the first record, so that a resumed job follows the same plan.
+    if (schedule && schedule->store && !output->already_complete()) {
+      write_file_atomically(system_file_ops(), OutputPaths(options.output).plan,
+                            plan_to_json(schedule->plan), options.private_files ? 0600 : 0666);
+    }
   };
   const auto end_if_complete = [&]() -> std::optional<int> {
     if (!output || !output->already_complete()) return std::nullopt;

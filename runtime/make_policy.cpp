@@ -108,6 +108,7 @@ std::shared_ptr<const PlacementPolicy> make_vllm(const RunOptions& options) {
 
 // Without a plan: Phase I until memory is short, then the oldest blocks leave as needed.
 std::shared_ptr<const PlacementPolicy> make_triphase(const RunOptions& options) {
+  if (options.schedule) return std::make_shared<TriphasePolicy>(*options.schedule);
   PhaseSchedule schedule{.p1 = std::numeric_limits<std::int32_t>::max(),
                          .p2 = std::numeric_limits<std::int32_t>::max()};
   read_knobs(options,

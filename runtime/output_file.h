@@ -34,6 +34,7 @@ struct OutputPaths {
   std::string part;      // OUT.part
   std::string manifest;  // OUT.manifest.json
   std::string summary;   // OUT.summary.json
+  std::string plan;      // OUT.plan.json, of a job that made its own plan
   std::string staging;   // OUT.tmp, the ordered copy before its rename
 };
 

@@ -123,6 +123,22 @@ std::string strings(const std::vector<std::string>& values) {
 
 }  // namespace
 
+// The plan that was followed, or null. The whole of a plan made for the job is in OUT.plan.json.
+std::string plan_json(const RunSummary& summary) {
+  if (!summary.plan) return "null";
+  const Plan& plan = *summary.plan;
+  const PhaseSchedule& s = plan.schedule;
+  return fmt::format(
+      "{{\"origin\": {}, \"profile\": {}, \"batch_size\": {}, \"input_len\": {}, "
+      "\"output_len\": {}, \"p1\": {}, \"p2\": {}, \"alpha\": {}, \"beta\": {}, "
+      "\"device_tokens\": {}, \"window_tokens\": {}, \"window_share\": {}, \"block_tokens\": {}, "
+      "\"streamed_layers\": {}, \"predicted_tokens_per_second\": {}}}",
+      json_quote(summary.plan_origin), json_quote(summary.plan_profile), plan.workload.batch,
+      plan.workload.input_len, plan.workload.output_len, s.p1, s.p2, json_number(s.alpha),
+      json_number(s.beta), s.device_tokens, s.window_tokens, json_number(s.window_share),
+      plan.block_tokens, s.streamed_layers, json_number(plan.tokens_per_second));
+}
+
 std::string summary_to_json(const RunSummary& summary, const RunOptions& options) {
   const std::uint64_t total = summary.records.total();
   const auto written_here = static_cast<double>(total - std::min(total, summary.resumed));
@@ -156,9 +172,10 @@ std::string summary_to_json(const RunSummary& summary, const RunOptions& options
                                 json_number(summary.tokens_touched_fraction)));
   line("placement",
        fmt::format(
-           "{{\"policy\": {}, \"preemptions\": {}, \"phases\": {}, \"phase_boundaries\": {}}}",
+           "{{\"policy\": {}, \"preemptions\": {}, \"phases\": {}, \"phase_boundaries\": {}, "
+           "\"plan\": {}}}",
            json_quote(summary.placement_policy), summary.preemptions, phase_uses(summary.phases),
-           phase_boundaries(summary.phase_boundaries)));
+           phase_boundaries(summary.phase_boundaries), plan_json(summary)));
   line("seed", fmt::to_string(options.seed));
   line("shard", fmt::format("{{\"index\": {}, \"count\": {}, \"origin\": {}}}", options.shard.index,
                             options.shard.count, json_quote(options.shard.origin)));

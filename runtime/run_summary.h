@@ -14,6 +14,7 @@
 #include "runtime/options/run_options.h"
 #include "runtime/output_file.h"
 #include "scheduler/placement/phase_boundaries.h"
+#include "scheduler/planner/plan.h"
 
 namespace triphase {
 
@@ -46,6 +47,9 @@ struct RunSummary {
   double tokens_touched_fraction = 1.0;  // mean over (layer, sequence, step)
   std::string placement_policy = "device-only";
   std::vector<std::string> emulated;  // anything emulated, by name
+  std::optional<Plan> plan;           // that the placement policy followed
+  std::string plan_origin;            // its file, or that it was made for this job
+  std::string plan_profile;           // where its times come from
 
   // How long.
   double wall_seconds = 0.0;  // from start to the last record

@@ -39,6 +39,7 @@ int cmd_plan(const Arguments& arguments, std::unique_ptr<Log>& log) {
   plan.model_name = model.name;
   plan.model_fingerprint = model.fingerprint;
   plan.profile_fingerprint = profile_fingerprint(profile);
+  plan.machine = profile.machine();
   if (plan.extrapolated) {
     log->warning(
         "the profile has no samples near some of the plan's steps; their times are "

@@ -5,18 +5,10 @@
 #include <filesystem>
 
 #include "runtime/base/error.h"
-#include "runtime/file_ops.h"
 #include "runtime/model_bundle.h"
-#include "runtime/plan/profile_file.h"
-#include "scheduler/cost/hardware_spec.h"
+#include "runtime/plan/open_profile.h"
 
 namespace triphase {
-namespace {
-
-constexpr std::uint64_t kMaxProfileBytes = std::uint64_t{64} << 20;
-
-}  // namespace
-
 PlannedModel open_planned_model(const std::string& name) {
   RunOptions options;
   options.model = name;
@@ -30,29 +22,7 @@ PlannedModel open_planned_model(const std::string& name) {
 }
 
 HardwareProfile open_profile(const std::string& name, const PlannedModel& model) {
-  if (const HardwareSpec* spec = find_hardware(name)) {
-    HardwareProfile profile = derive_profile(*spec, model.costs, model.dtype);
-    profile.model_name = model.name;
-    return profile;
-  }
-  if (!std::filesystem::exists(name)) {
-    throw Error(ErrorRole::kInput, "E-PLAN-PROFILE", "--profile")
-        .found(name)
-        .expected(fmt::format("a file, or one of {}", fmt::join(hardware_names(), ", ")));
-  }
-  HardwareProfile profile =
-      parse_profile(read_small_file(system_file_ops(), name, kMaxProfileBytes), name);
-  if (profile.layers != model.costs.layers || profile.hidden_size != model.costs.hidden ||
-      profile.kv_width != model.costs.kv_width) {
-    throw Error(ErrorRole::kInput, "E-PLAN-MODEL", "model")
-        .file(name)
-        .found(fmt::format("{} layers, hidden size {}, KV width {}", profile.layers,
-                           profile.hidden_size, profile.kv_width))
-        .expected(fmt::format("{}, {} and {} of {}", model.costs.layers, model.costs.hidden,
-                              model.costs.kv_width, model.name))
-        .hint("profile this model with triphase profile");
-  }
-  return profile;
+  return open_profile(name, model.costs, model.dtype, model.name);
 }
 
 DType kv_dtype_option(const std::string& text, const PlannedModel& model) {

@@ -21,8 +21,7 @@ struct PlannedModel {
 // A built-in shape, a config.json or a model directory.
 [[nodiscard]] PlannedModel open_planned_model(const std::string& name);
 
-// A built-in machine's profile derived for this model, or a file. Throws E-PLAN-PROFILE, and
-// E-PLAN-MODEL when a file was made for another shape.
+// As open_profile of runtime/plan/open_profile.h.
 [[nodiscard]] HardwareProfile open_profile(const std::string& name, const PlannedModel& model);
 
 // --kv-dtype: "auto" is the weights' type, and lets the planner weigh INT8.

@@ -128,7 +128,9 @@ constexpr OptionSpec kMachineOptions[] = {
     {"Machine", "host-memory", 0, kSize, "", "SIZE", 1, kNoLimit, false, false,
      "Budget for host memory. Default: what is available."},
     {"Machine", "kv-dtype", 0, kChoice, "auto", "auto|int8|fp16|bf16|fp32", 0, 0, false, false,
-     "Type of the KV cache; auto is the type of the weights."},
+     "Type of the KV cache; auto is the type of the weights, or INT8 where a plan needs the host "
+     "and "
+     "predicts more speed with it."},
     {"Machine", "kv-block", 0, kInteger, "0", "N", 0, 4096, false, false,
      "Tokens of a KV block, the unit that moves between host and device; 0 chooses."},
     {"Machine", "max-context", 0, kInteger, "0", "N", 0, 16777216, false, false,
@@ -151,6 +153,23 @@ constexpr OptionSpec kMachineOptions[] = {
      "record such as 2us."},
     {"Machine", "watchdog", 0, kSeconds, "", "TIME", 1, 604800, false, false,
      "End a run (exit 7, resumable) that makes no step for so long. Default: wait for ever."},
+};
+
+constexpr OptionSpec kRunPlanOptions[] = {
+    {"Plan (--policy triphase)", "plan", 0, kText, "", "FILE", 0, 0, false, false,
+     "Follow a plan of triphase plan: its schedule, KV type, batch size and budgets, where these "
+     "are "
+     "not given. Without it a plan is made where KV or weights need the host."},
+    {"Plan (--policy triphase)", "plan-force", 0, kFlag, "", "", 0, 0, false, false,
+     "Take a plan or profile of another machine."},
+    {"Plan (--policy triphase)", "plan-strict", 0, kFlag, "", "", 0, 0, false, false,
+     "Refuse a plan that was made for shorter lines or a smaller batch, instead of planning "
+     "again."},
+    {"Plan (--policy triphase)", "profile", 0, kText, "", "FILE|NAME", 0, 0, false, false,
+     "Plan with this profile: a file of triphase profile, or a built-in machine. Default: this "
+     "machine's, measured once and kept under $XDG_CACHE_HOME/triphase."},
+    {"Plan (--policy triphase)", "profile-time", 0, kSeconds, "5s", "TIME", 0.01, 86400, false,
+     false, "Measuring time where this machine has no profile for this model yet."},
 };
 
 constexpr OptionSpec kWeightOptions[] = {
@@ -198,8 +217,8 @@ consteval auto joined(const OptionSpec (&... groups)[sizes]) {
 
 constexpr auto kRunOptions =
     joined(kRunFileOptions, kRunFormatOptions, kOutputOptions, kGenerationOptions, kTruncateOptions,
-           kLineOptions, kMachineOptions, kWeightOptions, kJobLookingOptions, kTraceOptions,
-           kProgressOptions, kLogOptions);
+           kLineOptions, kMachineOptions, kRunPlanOptions, kWeightOptions, kJobLookingOptions,
+           kTraceOptions, kProgressOptions, kLogOptions);
 
 constexpr OptionSpec kCompareWhatOptions[] = {
     {"What", "model", 0, kText, "", "DIR", 0, 0, false, true,

@@ -270,6 +270,35 @@ void parse_machine_options(const OptionValues& values, RunOptions& options) {
   keep_kv_on_device(values, options);
 }
 
+namespace {
+
+// Which plan --policy triphase follows. What a plan decides cannot be given beside it.
+void read_plan_options(const OptionValues& values, RunOptions& options) {
+  const bool plans = values.has("plan") || values.has("profile");
+  for (const char* dependent : {"plan-force", "plan-strict"}) {
+    if (values.flag(dependent) && !plans) {
+      throw Error(ErrorRole::kUsage, "E-CLI-CONFLICT", fmt::format("--{}", dependent))
+          .found("alone")
+          .expected("--plan or --profile with it");
+    }
+  }
+  if (values.has("plan") && values.has("profile")) refuse_pair("--plan", "--profile");
+  const std::string_view which = values.has("plan") ? "--plan" : "--profile";
+  if (plans && options.policy != "triphase") {
+    throw Error(ErrorRole::kUsage, "E-CLI-CONFLICT", which)
+        .found("--policy " + options.policy)
+        .expected("--policy triphase: the others follow no plan");
+  }
+  if (plans && !options.policy_options.empty()) refuse_pair(which, "--policy-option");
+  options.plan_file = values.text("plan");
+  options.plan_force = values.flag("plan-force");
+  options.plan_strict = values.flag("plan-strict");
+  options.profile = values.text("profile");
+  options.profile_seconds = values.seconds("profile-time");
+}
+
+}  // namespace
+
 RunOptions parse_run_options(const OptionValues& values, const Environment& environment) {
   RunOptions options;
   read_job_options(values, "prompts", environment, options);
@@ -279,6 +308,7 @@ RunOptions parse_run_options(const OptionValues& values, const Environment& envi
   options.adopt_generation_config = values.text("generation-config") == "auto";
   options.trace = values.text("trace");
   read_machine_options(values, options);
+  read_plan_options(values, options);
   return options;
 }
 

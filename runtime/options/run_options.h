@@ -14,6 +14,7 @@
 #include "runtime/base/dtype.h"
 #include "runtime/request.h"
 #include "scheduler/attention/attention_options.h"
+#include "scheduler/placement/phase_schedule.h"
 
 namespace triphase {
 
@@ -86,6 +87,12 @@ struct RunOptions {
   std::string policy = "triphase";
   std::vector<std::string> policy_options;    // "name=value"
   std::optional<EmulatedLink> emulated_link;  // paces copies between host and device
+  std::string plan_file;                      // --plan; empty: one is made where the host is needed
+  bool plan_force = false;                    // also of another machine
+  bool plan_strict = false;                   // a plan that does not cover the job is refused
+  std::string profile;                    // --profile: file or built-in name; empty: this machine's
+  double profile_seconds = 5.0;           // measuring time where this machine has no profile yet
+  std::optional<PhaseSchedule> schedule;  // of the plan in use (runtime/plan/run_schedule.h)
   bool random_weights = false;
   std::optional<DType> weights_dtype;  // of random weights; nothing: the config's
   WeightOptions::Check check_weights = WeightOptions::Check::kRefuse;

@@ -76,6 +76,7 @@ std::string plan_to_json(const Plan& plan) {
   line("model", fmt::format("{{\"name\": {}, \"fingerprint\": {}}}", json_quote(plan.model_name),
                             json_quote(plan.model_fingerprint)));
   line("profile", json_quote(plan.profile_fingerprint));
+  line("machine", json_quote(plan.machine));
   line("workload",
        fmt::format("{{\"batch_size\": {}, \"input_len\": {}, \"output_len\": {}, "
                    "\"caching_ratio\": {}, \"miss_rate\": {}}}",
@@ -117,6 +118,7 @@ Plan parse_plan(std::string_view text, std::string_view file) {
   plan.model_fingerprint = model.text("fingerprint");
   model.finish();
   plan.profile_fingerprint = top.text("profile");
+  plan.machine = top.text("machine");
   JsonObjectReader workload = top.object("workload");
   plan.workload.batch = workload.integer("batch_size", 1, 1 << 20);
   plan.workload.input_len = workload.integer("input_len", 1, 1 << 30);
@@ -178,6 +180,15 @@ void require_plan_for_model(const Plan& plan, std::string_view model_fingerprint
                          plan.model_name))
       .expected(fmt::format("{}, the model given", model_fingerprint))
       .hint("make the plan again with triphase plan");
+}
+
+void require_plan_for_machine(const Plan& plan, std::string_view machine, std::string_view file) {
+  if (plan.machine == machine) return;
+  throw Error(ErrorRole::kInput, "E-PLAN-MACHINE", "machine")
+      .file(file)
+      .found(plan.machine)
+      .expected(machine)
+      .hint("--plan-force takes it all the same; its times are of the other machine");
 }
 
 }  // namespace triphase

@@ -20,4 +20,7 @@ inline constexpr std::string_view kPlanFormat = "triphase-plan/1";
 void require_plan_for_model(const Plan& plan, std::string_view model_fingerprint,
                             std::string_view file);
 
+// Throws ErrorRole::kInput E-PLAN-MACHINE when the plan's times are those of another machine.
+void require_plan_for_machine(const Plan& plan, std::string_view machine, std::string_view file);
+
 }  // namespace triphase

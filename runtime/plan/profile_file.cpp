@@ -161,6 +161,21 @@ HardwareProfile parse_profile(std::string_view text, std::string_view file) {
   return profile;
 }
 
+void require_profile_for_model(const HardwareProfile& profile, const ModelCosts& model,
+                               std::string_view model_name, std::string_view file) {
+  if (profile.layers == model.layers && profile.hidden_size == model.hidden &&
+      profile.kv_width == model.kv_width) {
+    return;
+  }
+  throw Error(ErrorRole::kInput, "E-PLAN-MODEL", "model")
+      .file(file)
+      .found(fmt::format("{} layers, hidden size {}, KV width {}", profile.layers,
+                         profile.hidden_size, profile.kv_width))
+      .expected(fmt::format("{}, {} and {} of {}", model.layers, model.hidden, model.kv_width,
+                            model_name))
+      .hint("profile this model with triphase profile");
+}
+
 std::string profile_fingerprint(const HardwareProfile& profile) {
   const std::string text = profile_to_json(profile);
   const XXH128_hash_t hash = XXH3_128bits(text.data(), text.size());

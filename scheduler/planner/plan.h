@@ -70,6 +70,7 @@ struct Plan {
   bool extrapolated = false;            // a time was looked up outside of the profile's samples
   std::vector<PlanNeighbour> neighbours;
   std::string profile_fingerprint;
+  std::string machine;  // HardwareProfile::machine() of that profile
   std::string model_fingerprint;
   std::string model_name;
 

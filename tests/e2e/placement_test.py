@@ -27,6 +27,8 @@ class Placement(unittest.TestCase):
         command = [
             PROGRAM, "run", "--model", MODEL, "--prompts", PROMPTS, "--output", str(output),
             "--max-context", "384", "--batch-size", batch, "--max-tokens", "40", "--progress", "off",
+            # A plan may choose INT8 under auto; here every run has one type.
+            "--kv-dtype", "bf16",
             *extra,
         ]  # fmt: skip
         done = subprocess.run(command, capture_output=True, text=True, timeout=120)

@@ -73,6 +73,7 @@ PROFILE = {
 PHASE = {"steps": 1, "seconds": 1, "compute_seconds": 1, "transfer_seconds": 0, "recompute_seconds": 0}
 PLAN = {
     "format": "triphase-plan/1", "model": {"name": "m", "fingerprint": "f"}, "profile": "xxh3:1",
+    "machine": "c; memory copies",
     "workload": {"batch_size": 1, "input_len": 1, "output_len": 3, "caching_ratio": 0.2, "miss_rate": 1},
     "budget": {"device_bytes": 1, "host_bytes": 1}, "kv_dtype": "i8", "block_tokens": 32,
     "recompute_source": "layer-inputs-int8",

@@ -75,7 +75,7 @@ class FakeWork final : public GridWork {
 
 TEST(GridMeasurement, MeasuresEveryCellInTwoRounds) {
   FakeWork work(1e9);
-  const GridMeasurement measured = measure_grid(work, {1, 2, 4}, {0, 8}, 0.2);
+  const GridMeasurement measured = measure_grid(work, {1, 2, 4}, {0, 8}, 20.0);
   EXPECT_THAT(measured.table.x, ElementsAre(1, 2, 4));
   EXPECT_THAT(measured.table.y, ElementsAre(0, 8));
   EXPECT_EQ(table_problem(measured.table), "");
@@ -90,7 +90,7 @@ TEST(GridMeasurement, MeasuresEveryCellInTwoRounds) {
 
 TEST(GridMeasurement, ContinuesWhatTheModelCannotReach) {
   FakeWork work(/*limit=*/8);
-  const GridMeasurement measured = measure_grid(work, {1, 4}, {0, 8, 32, 128}, 0.2);
+  const GridMeasurement measured = measure_grid(work, {1, 4}, {0, 8, 32, 128}, 20.0);
   EXPECT_THAT(measured.table.y, ElementsAre(0, 8, 32)) << "nothing reaches 128";
   EXPECT_EQ(measured.repeatability.cells, 5);
   EXPECT_EQ(measured.repeatability.filled, 1);

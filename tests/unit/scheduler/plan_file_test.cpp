@@ -33,6 +33,7 @@ Plan planned(const char* shape, const char* machine, const PlanWorkload& workloa
                                              .model = {.costs = model},
                                              .options = {.kind = kind}});
   plan.model_name = shape;
+  plan.machine = profile.machine();
   return plan;
 }
 

@@ -1,0 +1,32 @@
+#include "runtime/plan/open_profile.h"
+
+#include <fmt/format.h>
+
+#include <filesystem>
+
+#include "runtime/base/error.h"
+#include "runtime/file_ops.h"
+#include "runtime/plan/profile_file.h"
+#include "scheduler/cost/hardware_spec.h"
+
+namespace triphase {
+
+HardwareProfile open_profile(const std::string& name, const ModelCosts& model, DType dtype,
+                             std::string_view model_name) {
+  if (const HardwareSpec* spec = find_hardware(name)) {
+    HardwareProfile profile = derive_profile(*spec, model, dtype);
+    profile.model_name = model_name;
+    return profile;
+  }
+  if (!std::filesystem::exists(name)) {
+    throw Error(ErrorRole::kInput, "E-PLAN-PROFILE", "--profile")
+        .found(name)
+        .expected(fmt::format("a file, or one of {}", fmt::join(hardware_names(), ", ")));
+  }
+  HardwareProfile profile =
+      parse_profile(read_small_file(system_file_ops(), name, kMaxPlanBytes), name);
+  require_profile_for_model(profile, model, model_name, name);
+  return profile;
+}
+
+}  // namespace triphase

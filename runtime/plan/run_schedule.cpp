@@ -1,0 +1,450 @@
+#include "runtime/plan/run_schedule.h"
+
+#include <fmt/format.h>
+#include <sys/stat.h>
+
+#include <algorithm>
+
+#define XXH_INLINE_ALL
+#include <xxhash.h>
+
+#include "runtime/base/error.h"
+#include "runtime/file_ops.h"
+#include "runtime/loaded_model.h"
+#include "runtime/machine.h"
+#include "runtime/output_file.h"
+#include "runtime/plan/open_profile.h"
+#include "runtime/plan/plan_file.h"
+#include "runtime/plan/profile_cache.h"
+#include "runtime/plan/profile_file.h"
+#include "runtime/profile/profiler.h"
+#include "runtime/prompt_preparer.h"
+#include "scheduler/planner/planner.h"
+
+namespace triphase {
+namespace {
+
+// Lines that are looked at to know the job's lengths, and bytes of them.
+constexpr std::int64_t kSampledLines = 256;
+constexpr std::uint64_t kSampledBytes = std::uint64_t{8} << 20;
+constexpr std::int64_t kInt8BlockMultiple = 16;  // kernels/ops.h
+constexpr double kShareOfFreeMemory = 0.85;
+
+struct Lengths {
+  std::int64_t input = 0;    // mean of the sample, rounded up
+  std::int64_t output = 0;   // the same of max_tokens
+  std::int64_t longest = 0;  // prompt and completion of one line
+};
+
+bool exists(const std::string& path) {
+  struct stat facts {};
+  return ::lstat(path.c_str(), &facts) == 0;
+}
+
+DType store_dtype(DType plan_dtype) { return plan_dtype == DType::kI8 ? DType::kU8 : plan_dtype; }
+DType plan_dtype(DType store_dtype) { return store_dtype == DType::kU8 ? DType::kI8 : store_dtype; }
+
+class ScheduleChooser {
+ public:
+  ScheduleChooser(RunOptions& options, const ModelBundle& model, const PromptFileFacts& prompts,
+                  Backend& backend, Progress& progress, Log& log)
+      : options_(options),
+        model_(model),
+        prompts_(prompts),
+        backend_(backend),
+        progress_(progress),
+        log_(log),
+        machine_(device_identity(backend) + "; " + link_identity(options.emulated_link)) {}
+
+  std::optional<RunSchedule> choose() {
+    if (options_.job != JobKind::kGenerate || options_.policy != "triphase") return std::nullopt;
+    if (!options_.plan_file.empty()) {
+      std::optional<RunSchedule> given = from_file();
+      if (given) return given;
+    } else if (!options_.policy_options.empty()) {
+      return std::nullopt;
+    }
+    // A profile that was named is read in any case, so that a wrong one never passes unseen.
+    if (!options_.profile.empty()) profile_ = named_profile();
+    const RunPlan memory =
+        plan_run(options_, model_, backend_.threads().threads(), LogitRows::kLast);
+    if (memory.memory.host_blocks == 0 && memory.placement.streamed_layers == 0) {
+      if (!options_.plan_file.empty() || !options_.profile.empty()) {
+        log_.info("everything fits on the device: no plan is needed");
+      }
+      return std::nullopt;
+    }
+    if (options_.plan_file.empty()) {
+      if (std::optional<RunSchedule> stored = from_earlier_run(memory)) return stored;
+    }
+    return make(memory);
+  }
+
+ private:
+  // --plan. Nothing: it does not cover the job, so that another is made.
+  std::optional<RunSchedule> from_file() {
+    const std::string& file = options_.plan_file;
+    const std::string text = read_small_file(system_file_ops(), file, kMaxPlanBytes);
+    Plan plan = parse_plan(text, file);
+    require_plan_for_model(plan, model_.identity.fingerprint, file);
+    require_runnable(plan, file);
+    if (!options_.plan_force) require_plan_for_machine(plan, machine_, file);
+    require_fit(plan, file);
+    const DType dtype = store_dtype(plan.kv_dtype);
+    if (options_.kv_dtype && *options_.kv_dtype != dtype) {
+      throw Error(ErrorRole::kUsage, "E-CLI-CONFLICT", "--kv-dtype")
+          .found(options_.origins["kv-dtype"].value)
+          .expected(fmt::format("{} of --plan {}", dtype_name(plan.kv_dtype), file))
+          .hint("leave it out: the plan decides");
+    }
+    const std::string too_small = uncovered(plan);
+    if (!too_small.empty() && options_.plan_strict) {
+      throw Error(ErrorRole::kInput, "E-PLAN-WORKLOAD", "workload")
+          .file(file)
+          .found(fmt::format("batch {} with {} + {} tokens", plan.workload.batch,
+                             plan.workload.input_len, plan.workload.output_len))
+          .expected(too_small)
+          .hint("plan again with these lengths, or without --plan-strict");
+    }
+    options_.kv_dtype = dtype;
+    if (!too_small.empty()) {
+      log_.info(fmt::format("{} does not cover this job ({}): planning again",
+                            escape_untrusted(file), too_small));
+      return std::nullopt;
+    }
+    if (options_.batch_size == 0) options_.batch_size = plan.workload.batch;
+    const std::uint64_t free = free_memory();
+    if (!options_.device_memory) {
+      options_.device_memory =
+          std::min(plan.budget.device_memory, std::max(free, plan.device_peak));
+    }
+    if (!options_.host_memory) options_.host_memory = plan.budget.host_memory;
+    if (plan.schedule.beta > 0.0 && plan.schedule.p2 < plan.workload.output_len) {
+      log_.warning(
+          "the plan recomputes tokens in Phase III, which runs do not do yet: they are transferred "
+          "instead, at another speed than predicted");
+    }
+    const XXH128_hash_t hash = XXH3_128bits(text.data(), text.size());
+    RunSchedule schedule{.plan = std::move(plan),
+                         .origin = file,
+                         .profile = "",
+                         .file_hash = fmt::format("xxh3:{:016x}{:016x}", hash.high64, hash.low64)};
+    schedule.profile = schedule.plan.machine;
+    options_.schedule = schedule.plan.schedule;
+    return schedule;
+  }
+
+  // What any model with this shape could not run, whoever made the plan.
+  void require_runnable(const Plan& plan, const std::string& file) const {
+    const auto refuse = [&](std::string_view field, std::int64_t found,
+                            const std::string& expected) {
+      throw Error(ErrorRole::kInput, "E-PLAN-FILE", field)
+          .file(file)
+          .found(fmt::to_string(found))
+          .expected(expected);
+    };
+    if (plan.schedule.streamed_layers > model_.config.layers) {
+      refuse("schedule.streamed_layers", plan.schedule.streamed_layers,
+             fmt::format("at most {}, the model's layers", model_.config.layers));
+    }
+    if (plan.kv_dtype == DType::kI8 && plan.block_tokens % kInt8BlockMultiple != 0) {
+      refuse("block_tokens", plan.block_tokens,
+             fmt::format("a multiple of {} with kv_dtype i8", kInt8BlockMultiple));
+    }
+  }
+
+  static std::uint64_t free_memory() {
+    return static_cast<std::uint64_t>(static_cast<double>(usable_host_memory(inspect_machine())) *
+                                      kShareOfFreeMemory);
+  }
+
+  void require_fit(const Plan& plan, const std::string& file) const {
+    const auto check = [&](std::string_view field, std::uint64_t needed, std::uint64_t there,
+                           std::string_view option) {
+      if (needed <= there) return;
+      throw Error(ErrorRole::kResources, "E-PLAN-FIT", field)
+          .file(file)
+          .found(format_bytes(needed))
+          .expected(fmt::format("at most {} of {}", format_bytes(there), option))
+          .hint(
+              fmt::format("{} {}B fits, or plan again with {} {}B", option, needed, option, there));
+    };
+    check("device_peak_bytes", plan.device_peak, options_.device_memory.value_or(free_memory()),
+          "--device-memory");
+    if (options_.host_memory) {
+      check("host_peak_bytes", plan.host_peak, *options_.host_memory, "--host-memory");
+    }
+  }
+
+  // Why a plan is too small for this job, in words; empty: it covers it.
+  std::string uncovered(const Plan& plan) {
+    const Lengths lengths = sample_lengths();
+    if (options_.batch_size > plan.workload.batch) {
+      return fmt::format("batch {} of --batch-size", options_.batch_size);
+    }
+    if (lengths.longest > plan.workload.input_len + plan.workload.output_len) {
+      return fmt::format("lines of up to {} tokens", lengths.longest);
+    }
+    return {};
+  }
+
+  // Of the first lines that can run. A pipe cannot be read twice: then what is declared.
+  Lengths sample_lengths() {
+    const std::int64_t context = options_.max_context > 0
+                                     ? std::min(options_.max_context, model_.config.max_positions)
+                                     : model_.config.max_positions;
+    std::int64_t lines = 0;
+    std::int64_t input = 0;
+    std::int64_t output = 0;
+    Lengths lengths;
+    if (prompts_.rereadable) {
+      const PromptPreparer preparer(model_.config, model_.tokenizer.get(),
+                                    {context, context, options_.truncate, options_.no_special});
+      PromptReader reader(options_);
+      while (lines < kSampledLines && reader.bytes_read() < kSampledBytes) {
+        std::optional<PromptLine> line = reader.next();
+        if (!line) break;
+        auto* request = std::get_if<Request>(&*line);
+        if (request == nullptr || preparer.prepare(*request)) continue;
+        ++lines;
+        const auto prompt = static_cast<std::int64_t>(request->tokens.size());
+        input += prompt;
+        output += request->sampling.max_tokens;
+        lengths.longest = std::max(lengths.longest, prompt + request->sampling.max_tokens);
+      }
+    }
+    if (lines == 0) {
+      const std::int64_t generated = std::min(options_.sampling.max_tokens, context - 1);
+      return {.input = std::max<std::int64_t>(context - generated, 1),
+              .output = std::max<std::int64_t>(generated, 1),
+              .longest = 0};
+    }
+    lengths.input = (input + lines - 1) / lines;
+    lengths.output = (output + lines - 1) / lines;
+    return lengths;
+  }
+
+  // The plan that the job began with; with other budgets a new one with the same KV type, since a
+  // job's records must not change underway.
+  std::optional<RunSchedule> from_earlier_run(const RunPlan& memory) {
+    const OutputPaths paths(options_.output);
+    if (options_.overwrite || options_.resume == ResumeMode::kNever) return std::nullopt;
+    if (!exists(paths.plan) || (!exists(paths.part) && !exists(paths.output))) return std::nullopt;
+    Plan plan =
+        parse_plan(read_small_file(system_file_ops(), paths.plan, kMaxPlanBytes), paths.plan);
+    require_plan_for_model(plan, model_.identity.fingerprint, paths.plan);
+    require_runnable(plan, paths.plan);
+    if (!options_.kv_dtype) options_.kv_dtype = store_dtype(plan.kv_dtype);
+    if (*options_.kv_dtype != store_dtype(plan.kv_dtype)) return std::nullopt;
+    if (!same_budgets(plan, memory)) {
+      log_.info("other budgets than when the job began: planning again");
+      return std::nullopt;
+    }
+    options_.schedule = plan.schedule;
+    RunSchedule schedule{
+        .plan = std::move(plan), .origin = paths.plan, .profile = "", .file_hash = ""};
+    schedule.profile = schedule.plan.machine;
+    return schedule;
+  }
+
+  // Budgets that nobody gave follow the memory that happens to be free: no reason to plan again.
+  [[nodiscard]] bool same_budgets(const Plan& plan, const RunPlan& memory) const {
+    return (!options_.device_memory || plan.budget.device_memory == memory.budget) &&
+           (!options_.host_memory || plan.budget.host_memory == memory.host_budget);
+  }
+
+  HardwareProfile named_profile() {
+    const ModelCosts costs = model_costs(model_.config, model_.weights_dtype);
+    HardwareProfile profile =
+        open_profile(options_.profile, costs, model_.weights_dtype, options_.model);
+    if (!profile.measured) {
+      log_.info("profile " + profile.name + " is derived from stated peaks, not measured here");
+    } else if (profile.machine() != machine_ && !options_.plan_force) {
+      throw Error(ErrorRole::kInput, "E-PLAN-MACHINE", "device")
+          .file(options_.profile)
+          .found(profile.machine())
+          .expected(machine_)
+          .hint("profile this machine with triphase profile, or --plan-force");
+    }
+    return profile;
+  }
+
+  std::optional<HardwareProfile> find_profile() {
+    if (profile_) return profile_;
+    const DType asked = options_.kv_dtype.value_or(model_.weights_dtype);
+    const std::string cache =
+        profile_cache_path(device_identity(backend_), link_identity(options_.emulated_link), model_,
+                           asked == DType::kU8 ? model_.weights_dtype : asked);
+    if (auto profile = read_cached_profile(cache, model_, log_)) {
+      log_.info(fmt::format("profile of this machine: {}", escape_untrusted(cache)));
+      return profile;
+    }
+    if (options_.dry_run) {
+      log_.info(
+          fmt::format("no profile of this machine and model yet: a run would measure one for "
+                      "about {:g} s (or triphase profile, and --profile FILE)",
+                      options_.profile_seconds));
+      return std::nullopt;
+    }
+    const ProfileRequest request{.seconds = options_.profile_seconds,
+                                 .batch_size = std::max(options_.batch_size, kDefaultBatchSize),
+                                 .name = "measured by a run"};
+    MeasuredProfile measured =
+        measure_profile(model_, options_, request, backend_, progress_, log_);
+    const bool kept = keep_profile(cache, measured.profile, log_);
+    log_.info(fmt::format("measured this machine in {:.1f} s after loading for {:.1f} s{}",
+                          measured.measure_seconds, measured.load_seconds,
+                          kept ? "; kept in " + escape_untrusted(cache) : ""));
+    return std::move(measured.profile);
+  }
+
+  [[nodiscard]] PlanRequest request_for(const RunPlan& memory, const Lengths& lengths,
+                                        DType kv_dtype) const {
+    const std::int64_t longest = std::max<std::int64_t>(memory.longest_line, 2);
+    const std::int64_t input = std::clamp<std::int64_t>(lengths.input, 1, longest - 1);
+    const std::int64_t output = std::clamp<std::int64_t>(lengths.output, 1, longest - input);
+    std::int64_t batch = memory.memory.batch_size;
+    if (prompts_.rereadable && prompts_.requests > 0) {
+      batch = std::min(batch, static_cast<std::int64_t>(prompts_.requests));
+    }
+    // What a step touches half way through a line.
+    const std::int64_t context = input + output / 2;
+    const double touched = static_cast<double>(budget_tokens(options_.attention, context, input)) /
+                           static_cast<double>(context);
+    PlanRequest request{
+        .workload = {.batch = batch,
+                     .input_len = input,
+                     .output_len = output,
+                     .caching_ratio = std::clamp(touched, 1e-6, 1.0)},
+        .budget = {memory.budget, memory.host_budget},
+        .model = {.costs = model_costs(model_.config, model_.weights_dtype),
+                  .weights_dtype = model_.weights_dtype,
+                  .kv_dtype = plan_dtype(kv_dtype),
+                  .block_tokens = options_.kv_block > 0 ? options_.kv_block
+                                                        : KvStore::default_block_tokens(kv_dtype),
+                  .prefill_chunk = memory.prefill_chunk}};
+    // Runs keep no layer inputs, so that nothing can be recomputed from them.
+    request.options.allow_recompute = false;
+    // The planner's estimate of scratch memory gives way to what this run really takes.
+    const std::int64_t chunk = std::min(memory.prefill_chunk, batch * input);
+    const std::uint64_t estimate =
+        scratch_bytes(request.model.costs, std::max(chunk, batch), batch, model_.weights_dtype);
+    std::uint64_t& device = request.budget.device_memory;
+    if (options_.device_kv_memory) {
+      device = std::min(device,
+                        memory.memory.weights + memory.memory.scratch + *options_.device_kv_memory);
+    }
+    std::uint64_t taken = memory.memory.scratch;
+    if (kv_dtype == DType::kU8) {
+      // Blocks that are still open lie apart, unquantized.
+      KvStore::Shape shape = memory.kv;
+      shape.dtype = kv_dtype;
+      shape.block_tokens = request.model.block_tokens;
+      taken +=
+          KvStore::open_page_bytes(shape) *
+          static_cast<std::uint64_t>(KvStore::open_pages_needed(
+              shape, memory.memory.batch_size, memory.memory.batch_size + memory.prefill_chunk));
+    }
+    device = device + estimate - std::min(device + estimate, taken);
+    return request;
+  }
+
+  std::optional<RunSchedule> make(const RunPlan& memory) {
+    const std::optional<HardwareProfile> profile = find_profile();
+    if (!profile) return std::nullopt;
+    const CostModel cost(*profile);
+    const Lengths lengths = sample_lengths();
+    const DType compute = options_.kv_dtype.value_or(model_.weights_dtype);
+    std::optional<Plan> best = plan_with(cost, request_for(memory, lengths, compute));
+    // --kv-dtype auto: INT8 only where the host is needed without it, and only where it pays.
+    const bool needs_host = !best || best->schedule.p1 < best->workload.output_len ||
+                            best->schedule.streamed_layers > 0;
+    if (!options_.kv_dtype && needs_host) {
+      std::optional<Plan> int8 = plan_with(cost, request_for(memory, lengths, DType::kU8));
+      if (int8 && (!best || int8->tokens_per_second > best->tokens_per_second)) best = int8;
+    }
+    if (!best) {
+      log_.info("no schedule fits the whole batch: memory pressure decides what leaves the device");
+      return std::nullopt;
+    }
+    best->budget = {memory.budget, memory.host_budget};
+    best->model_name = model_.identity.path;
+    best->model_fingerprint = model_.identity.fingerprint;
+    best->profile_fingerprint = profile_fingerprint(*profile);
+    best->machine = profile->machine();
+    const std::optional<DType> asked = options_.kv_dtype;
+    options_.kv_dtype = store_dtype(best->kv_dtype);
+    options_.schedule = best->schedule;
+    if (!fits_this_run()) {
+      options_.kv_dtype = asked;
+      options_.schedule.reset();
+      log_.info(
+          "the best schedule leaves no room for this run's buffers: memory pressure decides what "
+          "leaves the device");
+      return std::nullopt;
+    }
+    return RunSchedule{.plan = std::move(*best),
+                       .origin = "made for this job",
+                       .profile = profile->name,
+                       .file_hash = "",
+                       .store = true};
+  }
+
+  // The planner estimates what buffers take; what they do take is known here. A job that can run
+  // must not be refused for the plan made for it.
+  [[nodiscard]] bool fits_this_run() const {
+    try {
+      (void)plan_run(options_, model_, backend_.threads().threads(), LogitRows::kLast);
+      return true;
+    } catch (const Error& error) {
+      if (error.role() != ErrorRole::kResources) throw;
+      return false;
+    }
+  }
+
+  static std::optional<Plan> plan_with(const CostModel& cost, const PlanRequest& request) {
+    try {
+      return make_plan(cost, request);
+    } catch (const Error& error) {
+      if (error.code() != "E-PLAN-FIT") throw;
+      return std::nullopt;
+    }
+  }
+
+  RunOptions& options_;
+  const ModelBundle& model_;
+  const PromptFileFacts& prompts_;
+  Backend& backend_;
+  Progress& progress_;
+  Log& log_;
+  std::string machine_;
+  std::optional<HardwareProfile> profile_;  // of --profile
+};
+
+}  // namespace
+
+std::optional<RunSchedule> choose_schedule(RunOptions& options, const ModelBundle& model,
+                                           const PromptFileFacts& prompts, Backend& backend,
+                                           Progress& progress, Log& log) {
+  return ScheduleChooser(options, model, prompts, backend, progress, log).choose();
+}
+
+std::string describe(const RunSchedule& schedule) {
+  const Plan& plan = schedule.plan;
+  const PhaseSchedule& s = plan.schedule;
+  const bool never = s.p1 >= plan.workload.output_len;
+  return fmt::format(
+      "plan ({}; profile: {}): for batch {} with {} + {} tokens, KV {} in blocks of {}; p1 {}{}{}; "
+      "predicted {:.1f} tokens/s{}",
+      escape_untrusted(schedule.origin), escape_untrusted(schedule.profile), plan.workload.batch,
+      plan.workload.input_len, plan.workload.output_len, dtype_name(plan.kv_dtype),
+      plan.block_tokens, s.p1,
+      never ? " (never: all KV fits on the device)"
+      : s.device_tokens > 0
+          ? fmt::format(", then {} tokens of each sequence stay on the device", s.device_tokens)
+          : fmt::format(", alpha {:.3f}", s.alpha),
+      s.streamed_layers > 0 ? fmt::format(", {} layers streamed", s.streamed_layers) : "",
+      plan.tokens_per_second, plan.extrapolated ? " (times extrapolated)" : "");
+}
+
+}  // namespace triphase

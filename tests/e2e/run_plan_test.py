@@ -1,0 +1,172 @@
+#!/usr/bin/env python3
+"""`triphase run` with plans: made where the host is needed, kept, followed, and refused by name.
+
+Usage: run_plan_test.py TRIPHASE MODEL PROMPTS
+"""
+
+import json
+import os
+import pathlib
+import shutil
+import subprocess
+import sys
+import tempfile
+import unittest
+
+PROGRAM, MODEL, PROMPTS = sys.argv[1], sys.argv[2], sys.argv[3]
+# Lines of up to 384 tokens, 12 together: more KV than 16 MiB hold beside the weights.
+SMALL = ("--device-memory", "16MiB", "--host-memory", "256MiB", "--prefill-chunk", "64")
+
+
+class RunPlan(unittest.TestCase):
+    def setUp(self):
+        scratch = tempfile.TemporaryDirectory()
+        self.addCleanup(scratch.cleanup)
+        self.folder = pathlib.Path(scratch.name)
+        self.environment = {**os.environ, "XDG_CACHE_HOME": str(self.folder / "cache")}
+
+    def command(self, *arguments):
+        return subprocess.run([PROGRAM, *arguments], capture_output=True, text=True, timeout=300,
+                              env=self.environment)
+
+    def run_job(self, name, *extra, threads="1", ending=0):
+        output = self.folder / f"{name}.jsonl"
+        done = self.command("run", "--model", MODEL, "--prompts", PROMPTS, "--output", str(output), "--max-context",
+                            "384", "--batch-size", "12", "--max-tokens", "40", "--progress", "off", "--threads",
+                            threads, "--profile-time", "0.5s", *extra)
+        # Lines longer than --max-context become error records: then a job ends with 1.
+        self.assertIn(done.returncode, (ending,) if ending else (0, 1), done.stderr)
+        if ending:
+            self.assertFalse(output.exists())
+            self.assertFalse(pathlib.Path(f"{output}.part").exists())
+            return done
+        summary = json.loads(pathlib.Path(f"{output}.summary.json").read_text())
+        return done, summary, output
+
+    def cached(self):
+        return sorted((self.folder / "cache").rglob("*.json"))
+
+    def plan_file(self, threads=1, lengths=("340", "44")):
+        """A plan of `triphase plan` from a profile measured here."""
+        profile = self.folder / f"profile-{threads}.json"
+        if not profile.exists():
+            done = self.command("profile", "--model", MODEL, "--output", str(profile), "--time", "0.5s",
+                                "--batch-size", "12", "--max-context", "384", "--threads", str(threads))
+            self.assertEqual(done.returncode, 0, done.stderr)
+        plan = self.folder / "plan.json"
+        done = self.command("plan", "--model", MODEL, "--profile", str(profile), "--output", str(plan), "--batch-size",
+                            "12", "--input-len", lengths[0], "--output-len", lengths[1], "--no-recompute",
+                            "--device-memory", "64MiB", "--host-memory", "256MiB")
+        self.assertEqual(done.returncode, 0, done.stderr)
+        return plan
+
+    def test_a_job_that_fits_plans_nothing(self):
+        done, summary, output = self.run_job("fits")
+        self.assertIsNone(summary["placement"]["plan"])
+        self.assertNotIn("measur", done.stderr)
+        self.assertEqual(self.cached(), [])
+        self.assertFalse(pathlib.Path(f"{output}.plan.json").exists())
+
+    def test_a_plan_is_made_once_where_the_host_is_needed(self):
+        done, summary, output = self.run_job("first", *SMALL)
+        self.assertIn("measured this machine in", done.stderr)
+        self.assertEqual(len(self.cached()), 1)
+        stored = json.loads(pathlib.Path(f"{output}.plan.json").read_text())
+        used = summary["placement"]["plan"]
+        self.assertEqual(used["origin"], "made for this job")
+        for field in ("p1", "p2", "alpha", "beta", "device_tokens", "window_tokens"):
+            self.assertEqual(used[field], stored["schedule"][field])
+        self.assertEqual(stored["budget"], {"device_bytes": 16 << 20, "host_bytes": 256 << 20})
+        self.assertEqual(summary["model"]["kv_dtype"].replace("int8", "i8"), stored["kv_dtype"])
+        self.assertLessEqual(summary["peak_bytes"]["device"], 16 << 20)
+        # Placement never changes the answer: the same KV type without a plan or a host.
+        kv = {"i8": "int8", "f16": "fp16", "bf16": "bf16", "f32": "fp32"}[stored["kv_dtype"]]
+        _, _, alone = self.run_job("alone", "--policy", "device-only", "--kv-dtype", kv)
+        self.assertEqual(output.read_bytes(), alone.read_bytes())
+        # The next job finds the profile.
+        done, _, _ = self.run_job("second", *SMALL)
+        self.assertIn("profile of this machine", done.stderr)
+        self.assertNotIn("measured this machine", done.stderr)
+        # A damaged one is measured again, with a warning.
+        self.cached()[0].write_text("{")
+        done, _, _ = self.run_job("third", *SMALL)
+        self.assertIn("measuring again", done.stderr)
+        self.assertEqual(json.loads(self.cached()[0].read_text())["format"], "triphase-profile/1")
+
+    def test_a_resumed_job_follows_the_plan_it_began_with(self):
+        _, _, output = self.run_job("resumed", *SMALL, "--order", "completed")
+        whole = output.read_bytes()
+        plan = pathlib.Path(f"{output}.plan.json")
+        before = plan.read_bytes()
+        lines = whole.splitlines(keepends=True)
+        pathlib.Path(f"{output}.part").write_bytes(b"".join(lines[:5]))
+        output.unlink()
+        shutil.rmtree(self.folder / "cache")
+        done, summary, _ = self.run_job("resumed", *SMALL, "--order", "completed")
+        self.assertNotIn("measured this machine", done.stderr)
+        self.assertEqual(summary["placement"]["plan"]["origin"], str(plan))
+        self.assertEqual(plan.read_bytes(), before)
+        self.assertEqual(sorted(output.read_bytes().splitlines()), sorted(whole.splitlines()))
+
+    def test_a_dry_run_measures_nothing(self):
+        done = self.command("run", "--model", MODEL, "--prompts", PROMPTS, "--output", str(self.folder / "dry.jsonl"),
+                            "--max-context", "384", *SMALL, "--dry-run")
+        self.assertEqual(done.returncode, 0, done.stderr)
+        self.assertIn("no profile of this machine and model yet", done.stderr)
+        self.assertEqual(self.cached(), [])
+
+    def test_a_built_in_profile_plans_without_measuring(self):
+        done, summary, _ = self.run_job("derived", *SMALL, "--profile", "t4")
+        self.assertIn("derived from stated peaks", done.stderr)
+        self.assertEqual(summary["placement"]["plan"]["profile"], "t4")
+        self.assertEqual(self.cached(), [])
+
+    def test_a_given_plan_is_followed(self):
+        plan = self.plan_file()
+        done, summary, output = self.run_job("given", "--plan", str(plan))
+        used = summary["placement"]["plan"]
+        wanted = json.loads(plan.read_text())
+        self.assertEqual(used["origin"], str(plan))
+        self.assertEqual(used["p1"], wanted["schedule"]["p1"])
+        self.assertEqual(used["predicted_tokens_per_second"], wanted["tokens_per_second"])
+        manifest = json.loads(pathlib.Path(f"{output}.manifest.json").read_text())
+        self.assertTrue(manifest["plan_hash"].startswith("xxh3:"))
+        self.assertFalse(pathlib.Path(f"{output}.plan.json").exists())
+        self.assertEqual(self.cached(), [])
+        self.assertIn("predicted", done.stderr)
+
+    def test_a_plan_that_does_not_cover_the_job(self):
+        plan = self.plan_file(lengths=("8", "8"))
+        done = self.run_job("strict", "--plan", str(plan), "--plan-strict", ending=4)
+        self.assertIn("E-PLAN-WORKLOAD", done.stderr)
+        self.assertIn("lines of up to", done.stderr)
+        done, summary, _ = self.run_job("again", "--plan", str(plan), *SMALL)
+        self.assertIn("planning again", done.stderr)
+        self.assertEqual(summary["placement"]["plan"]["origin"], "made for this job")
+
+    def test_what_does_not_belong_here_is_refused(self):
+        plan = self.plan_file(threads=2)
+        done = self.run_job("machine", "--plan", str(plan), ending=4)
+        self.assertIn("E-PLAN-MACHINE", done.stderr)
+        self.assertIn("2 threads", done.stderr)
+        self.run_job("forced", "--plan", str(plan), "--plan-force")
+        done = self.run_job("budget", "--plan", str(plan), "--plan-force", "--device-memory", "1MiB", ending=5)
+        self.assertIn("E-PLAN-FIT", done.stderr)
+        self.assertIn("device_peak_bytes", done.stderr)
+        self.assertIn("--device-memory", done.stderr)
+        kv = {"bf16": "fp16"}.get(json.loads(plan.read_text())["kv_dtype"], "bf16")
+        done = self.run_job("type", "--plan", str(plan), "--plan-force", "--kv-dtype", kv, ending=2)
+        self.assertIn("--kv-dtype", done.stderr)
+        other = self.folder / "other.json"
+        self.assertEqual(self.command("plan", "--model", "opt-6.7b", "--output", str(other)).returncode, 0)
+        done = self.run_job("model", "--plan", str(other), ending=4)
+        self.assertIn("E-PLAN-MODEL", done.stderr)
+        edited = json.loads(plan.read_text())
+        edited["schedule"]["streamed_layers"] = 99
+        other.write_text(json.dumps(edited))
+        done = self.run_job("layers", "--plan", str(other), "--plan-force", ending=4)
+        self.assertIn("schedule.streamed_layers: 99", done.stderr)
+
+
+if __name__ == "__main__":
+    unittest.main(argv=sys.argv[:1])
