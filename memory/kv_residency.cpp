@@ -155,6 +155,7 @@ KvResidency::BlockIndex KvResidency::new_block(SequenceId payer) {
   const BlockIndex index = free_blocks_.back();
   free_blocks_.pop_back();
   blocks_[static_cast<std::size_t>(index)].live = true;
+  blocks_[static_cast<std::size_t>(index)].id = ++last_block_id_;
   take_pages(index, payer);
   return index;
 }

@@ -122,6 +122,10 @@ class KvResidency {
   [[nodiscard]] std::int32_t host_block(SequenceId sequence, std::int64_t block) const;
   // Number of a block, below block_capacity(), the same for all sequences that share it.
   [[nodiscard]] std::int32_t block_index(SequenceId sequence, std::int64_t block) const;
+  // The same for a block's whole life, and no other block's ever.
+  [[nodiscard]] std::uint64_t block_id(SequenceId sequence, std::int64_t block) const {
+    return block_at(sequence, block).id;
+  }
   [[nodiscard]] std::int64_t block_capacity() const {
     return static_cast<std::int64_t>(blocks_.size());
   }
@@ -167,6 +171,7 @@ class KvResidency {
   static constexpr std::int32_t kNone = -1;
 
   struct Block {
+    std::uint64_t id = 0;
     std::vector<PageId> pages;  // by layer; empty: not on the device
     BlockPlace place = BlockPlace::kDevice;
     std::int32_t host_block = kNone;
@@ -222,6 +227,7 @@ class KvResidency {
   std::int64_t evictable_host_blocks_ = 0;
   std::vector<Block> blocks_;
   std::vector<BlockIndex> free_blocks_;
+  std::uint64_t last_block_id_ = 0;
   std::vector<Sequence> sequences_;
   std::vector<std::int32_t> free_sequences_;
   std::unordered_multimap<std::uint64_t, BlockIndex> index_;

@@ -47,7 +47,8 @@ KvStore::KvStore(const Shape& shape, const Sizes& sizes, MemoryPool& device, Mem
                   .device_pages = sizes.device_pages,
                   .host_blocks = sizes.host_blocks}),
       open_pages_(sizes.open_pages, shape.layers) {
-  const auto pages = static_cast<std::uint64_t>(sizes.device_pages + sizes.staging_pages);
+  const auto pages =
+      static_cast<std::uint64_t>(sizes.device_pages + sizes.staging_pages + sizes.cache_pages);
   k_ = device.allocate(page_bytes(shape) / 2 * pages, MemoryTag::kKv);
   v_ = device.allocate(page_bytes(shape) / 2 * pages, MemoryTag::kKv);
   if (shape.quantized()) {
@@ -95,6 +96,17 @@ float* KvStore::scales(LayerId layer) const {
 std::int64_t KvStore::host_record(std::int32_t host_block, LayerId layer,
                                   std::int64_t offset) const {
   return (layer.value * sizes_.host_blocks + host_block) * shape_.block_tokens + offset;
+}
+
+TokenCache& KvStore::token_cache(std::int64_t parts) {
+  if (token_cache_.shape().layers == 0 || token_cache_.shape().parts != parts) {
+    token_cache_ = TokenCache({.layers = shape_.layers,
+                               .parts = parts,
+                               .block_tokens = shape_.block_tokens,
+                               .slots = cache_slots(),
+                               .blocks = residency_.block_capacity()});
+  }
+  return token_cache_;
 }
 
 void KvStore::offload(SequenceId sequence, std::int64_t first_block, std::int64_t count,

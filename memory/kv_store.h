@@ -3,14 +3,16 @@
 // The bytes behind KvResidency. On the device one pool of pages, each holding K and V of one layer
 // for `block_tokens` tokens of one sequence, laid out as kernels/ops.h (KvLayerView) wants it:
 // first the pages that KvResidency gives out, then staging pages for blocks that are read from the
-// host. With INT8 also the scales of every block, wherever its codes are, and a pool of open pages.
-// On the host one record per token and layer. Owns the memory and the bookkeeping; not thread safe.
+// host, then cache pages, whose tokens come from anywhere on the host and stay. With INT8 also the
+// scales of every block, wherever its codes are, and a pool of open pages. On the host one record
+// per token and layer. Owns the memory and the bookkeeping; not thread safe.
 
 #include <vector>
 
 #include "memory/kv_residency.h"
 #include "memory/memory_pool.h"
 #include "memory/open_pages.h"
+#include "memory/token_cache.h"
 #include "memory/transfer/transfer_engine.h"
 #include "runtime/base/dtype.h"
 
@@ -32,6 +34,7 @@ class KvStore {
   struct Sizes {
     std::int64_t device_pages = 0;   // pages of one layer
     std::int64_t staging_pages = 0;  // for blocks read from the host
+    std::int64_t cache_pages = 0;    // for tokens read from the host that are kept a while
     std::int64_t open_pages = 0;     // INT8 only, see open_pages_needed()
     std::int64_t host_blocks = 0;    // blocks of all layers
   };
@@ -84,6 +87,15 @@ class KvStore {
 
   [[nodiscard]] OpenPages& open_pages() { return open_pages_; }
 
+  // Tokens of host blocks that are in the cache pages, each in so many parts that are chosen apart;
+  // empty again when asked for another number of parts.
+  [[nodiscard]] TokenCache& token_cache(std::int64_t parts);
+  // The place of a cache slot among all token slots of the device.
+  [[nodiscard]] std::int64_t cache_slot(LayerId layer, std::int32_t slot) const {
+    return (sizes_.device_pages + sizes_.staging_pages) * shape_.block_tokens +
+           layer.value * cache_slots() + slot;
+  }
+
   // Blocks of a sequence start to move; settle() finishes what has arrived. `open`: the sequence is
   // suspended, so that its open block may go too (KvResidency::begin_offload).
   void offload(SequenceId sequence, std::int64_t first_block, std::int64_t count,
@@ -105,11 +117,17 @@ class KvStore {
     bool to_host = false;
   };
 
+  // Of each layer.
+  [[nodiscard]] std::int64_t cache_slots() const {
+    return sizes_.cache_pages / shape_.layers * shape_.block_tokens;
+  }
+
   Shape shape_;
   Sizes sizes_;
   TransferEngine* transfers_;
   KvResidency residency_;
   OpenPages open_pages_;
+  TokenCache token_cache_;
   Buffer k_;
   Buffer v_;
   Buffer open_k_;

@@ -62,13 +62,19 @@ const TokenChoice& AttentionRunner::choose(Entry& entry, const LayerCall& call, 
   return made.choice;
 }
 
-// Where a token lies: in the pages of its block, or with INT8 in the open page of the query's own.
+// Where a token lies: where it was brought to, in the pages of its block, or with INT8 in the open
+// page of the query's own.
 void AttentionRunner::find_slots(const AttentionSegment& segment, const KvLayerView& cache,
-                                 Chosen& chosen) {
+                                 std::span<const std::int32_t> known, Chosen& chosen) {
   const std::int64_t page = cache.page_tokens;
   const std::int64_t own = cache.quantized() ? (segment.context_tokens - 1) / page : -1;
   chosen.slots.clear();
-  for (const std::int32_t token : chosen.choice->tokens) {
+  for (std::size_t i = 0; i < chosen.choice->tokens.size(); ++i) {
+    if (!known.empty() && known[i] >= 0) {
+      chosen.slots.push_back(known[i]);
+      continue;
+    }
+    const std::int32_t token = chosen.choice->tokens[i];
     const std::int64_t block = token / page;
     const PageId at =
         block == own ? segment.open_page : segment.pages[static_cast<std::size_t>(block)];
@@ -90,9 +96,10 @@ void AttentionRunner::count(const TokenChoice& choice, std::int64_t context) {
 }
 
 void AttentionRunner::attend(LayerId layer, std::span<const AttentionSegment> segments,
-                             std::span<const SequenceId> sequences, ConstMatrix q, ConstMatrix v,
-                             const KvLayerView& cache, float scale, Matrix out, Ops& ops,
-                             Workspace dense, Stream& stream) {
+                             std::span<const SequenceId> sequences,
+                             std::span<const std::span<const std::int32_t>> slots, ConstMatrix q,
+                             ConstMatrix v, const KvLayerView& cache, float scale, Matrix out,
+                             Ops& ops, Workspace dense, Stream& stream) {
   dense_.clear();
   sparse_.clear();
   std::size_t used = 0;
@@ -131,7 +138,7 @@ void AttentionRunner::attend(LayerId layer, std::span<const AttentionSegment> se
     Chosen& chosen = chosen_[used];
     chosen.segment = index;
     chosen.choice = &choice;
-    find_slots(segment, cache, chosen);
+    find_slots(segment, cache, slots[index], chosen);
     ++used;
   }
   if (!dense_.empty()) ops.attention(q, shape_.heads, cache, dense_, scale, out, dense, stream);

@@ -43,10 +43,12 @@ class AttentionRunner {
   [[nodiscard]] const TokenChoice* early_choice(LayerId layer, SequenceId sequence,
                                                 std::int64_t context_tokens);
 
-  // out = the method's attention of the segments; `sequences` names each segment's sequence. The
-  // new rows' K and V are in the cache; v holds them unquantized.
+  // out = the method's attention of the segments; `sequences` names each segment's sequence,
+  // `slots` where its chosen tokens lie (KvStep::segment_slots). The new rows' K and V are in the
+  // cache; v holds them unquantized.
   void attend(LayerId layer, std::span<const AttentionSegment> segments,
-              std::span<const SequenceId> sequences, ConstMatrix q, ConstMatrix v,
+              std::span<const SequenceId> sequences,
+              std::span<const std::span<const std::int32_t>> slots, ConstMatrix q, ConstMatrix v,
               const KvLayerView& cache, float scale, Matrix out, Ops& ops, Workspace dense,
               Stream& stream);
 
@@ -79,7 +81,8 @@ class AttentionRunner {
   [[nodiscard]] Entry& entry_of(SequenceId sequence);
   // Chooses unless it is done already; `row` is the query's.
   const TokenChoice& choose(Entry& entry, const LayerCall& call, ConstMatrix q, std::int64_t row);
-  static void find_slots(const AttentionSegment& segment, const KvLayerView& cache, Chosen& chosen);
+  static void find_slots(const AttentionSegment& segment, const KvLayerView& cache,
+                         std::span<const std::int32_t> known, Chosen& chosen);
   void count(const TokenChoice& choice, std::int64_t context);
 
   MethodShape shape_;

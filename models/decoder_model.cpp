@@ -219,8 +219,9 @@ void DecoderModel::attend(std::int64_t layer, const LayerWeights& w, Matrix x, S
     const TraceSpan span(trace_, TraceLane::kCompute, "attend");
     const Workspace workspace{workspace_.data(), workspace_.bytes()};
     if (runner_) {
-      runner_->attend(LayerId(layer), segments, kv_step_.segment_sequences(), q, v, cache, scale,
-                      attended, *ops_, workspace, stream);
+      runner_->attend(LayerId(layer), segments, kv_step_.segment_sequences(),
+                      kv_step_.segment_slots(), q, v, cache, scale, attended, *ops_, workspace,
+                      stream);
     } else {
       ops_->attention(q, config_.heads, cache, segments, scale, attended, workspace, stream);
     }

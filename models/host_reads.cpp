@@ -5,14 +5,19 @@
 
 namespace triphase {
 
-void HostReads::begin(const KvStore& store, LayerId layer, std::int64_t first_page, bool per_head) {
+void HostReads::begin_step(KvStore& store, bool per_head) {
   store_ = &store;
-  layer_ = layer;
-  first_page_ = first_page;
   parts_ = per_head ? store.shape().kv_heads : 1;
   block_cells_ = store.shape().block_tokens * parts_;
+  store.token_cache(parts_).begin_step();
+}
+
+void HostReads::begin(LayerId layer, std::int64_t first_page) {
+  layer_ = layer;
+  first_page_ = first_page;
   blocks_.clear();
   cells_.clear();
+  slots_.clear();
   found_.clear();
 }
 
@@ -25,6 +30,7 @@ std::int64_t HostReads::block_of(SequenceId sequence, std::int64_t block, PageId
   if (is_new) {
     blocks_.push_back({store_->host_record(residency.host_block(sequence, block), layer_, 0)});
     cells_.resize(cells_.size() + static_cast<std::size_t>(block_cells_), 0);
+    slots_.resize(cells_.size(), -1);
   }
   page = PageId(static_cast<std::int32_t>(first_page_ + place->second));
   return place->second;
@@ -38,49 +44,77 @@ void HostReads::read_blocks(SequenceId sequence, std::int64_t first_block,
   }
 }
 
-void HostReads::read_tokens(SequenceId sequence, const TokenChoice& choice,
-                            std::span<PageId> table) {
+std::int32_t HostReads::slot_of(SequenceId sequence, std::int64_t token, std::int64_t part,
+                                PageId& page) {
+  const std::int64_t block = token / store_->shape().block_tokens;
+  const std::int64_t offset = token % store_->shape().block_tokens;
+  TokenCache& cache = store_->token_cache(parts_);
+  const TokenCache::BlockKey key{store_->residency().block_index(sequence, block),
+                                 store_->residency().block_id(sequence, block)};
+  const auto part_bytes = static_cast<std::uint64_t>(store_->geometry().record_bytes() / parts_);
+  bytes_.chosen += part_bytes;
+  std::int32_t cached = cache.find(layer_.value, part, key, offset);
+  if (cached >= 0) {
+    bytes_.cached += part_bytes;
+    return static_cast<std::int32_t>(store_->cache_slot(layer_, cached));
+  }
+  const std::int64_t index = block_of(sequence, block, page);
+  const auto cell = static_cast<std::size_t>(index * block_cells_ + offset * parts_ + part);
+  // Marked before and not in the cache: it comes to the staging page for another sequence.
+  if (cells_[cell] != 0) return -1;
+  cells_[cell] = 1;
+  cached = cache.add(layer_.value, part, key, offset);
+  if (cached >= 0) slots_[cell] = static_cast<std::int32_t>(store_->cache_slot(layer_, cached));
+  return slots_[cell];
+}
+
+void HostReads::read_tokens(SequenceId sequence, const TokenChoice& choice, std::span<PageId> table,
+                            std::vector<std::int32_t>& slots) {
   const std::int64_t block_tokens = store_->shape().block_tokens;
+  const auto device_pages = static_cast<std::int32_t>(store_->sizes().device_pages);
   const auto lists = static_cast<std::int64_t>(choice.begins.size()) - 1;
   TRIPHASE_CHECK(lists == parts_, "a choice with another number of lists");
+  slots.clear();
+  slots.reserve(choice.tokens.size());
   for (std::int64_t list = 0; list < lists; ++list) {
     const auto at = static_cast<std::size_t>(list);
     const auto begin = static_cast<std::size_t>(choice.begins[at]);
     const auto count = static_cast<std::size_t>(choice.begins[at + 1]) - begin;
     for (const std::int32_t token : std::span(choice.tokens).subspan(begin, count)) {
-      const std::int64_t block = token / block_tokens;
-      const std::int64_t index = block_of(sequence, block, table[static_cast<std::size_t>(block)]);
-      if (index < 0) continue;
-      cells_of(index)[static_cast<std::size_t>(token % block_tokens * parts_ + list)] = 1;
+      PageId& page = table[static_cast<std::size_t>(token / block_tokens)];
+      const bool on_device = page.valid() && page.value < device_pages;
+      slots.push_back(on_device ? -1 : slot_of(sequence, token, list, page));
     }
   }
 }
 
-HostReads::Bytes HostReads::make_runs(std::int64_t gap_bytes, std::vector<TokenRun>& runs) const {
+void HostReads::make_runs(std::int64_t gap_bytes, std::vector<TokenRun>& runs) {
   const KvStore::Shape& shape = store_->shape();
   const KvGeometry geometry = store_->geometry();
-  Bytes bytes;
+  const auto cells = static_cast<std::size_t>(block_cells_);
   runs.clear();
   for (std::size_t index = 0; index < blocks_.size(); ++index) {
     const Block& block = blocks_[index];
     const std::int64_t slot = (first_page_ + static_cast<std::int64_t>(index)) * shape.block_tokens;
+    const std::span<std::uint8_t> wanted = std::span(cells_).subspan(index * cells, cells);
+    const auto slots = std::span<const std::int32_t>(slots_).subspan(index * cells, cells);
     if (block.whole) {
       runs.push_back({.slot = slot,
                       .record = block.record,
                       .count = static_cast<std::int32_t>(shape.block_tokens),
                       .head_count = static_cast<std::int32_t>(shape.kv_heads)});
-      bytes.blocks += KvStore::page_bytes(shape);
-      continue;
+      bytes_.blocks += KvStore::page_bytes(shape);
+      // What another sequence expects in the cache comes there too.
+      for (std::size_t cell = 0; cell < cells; ++cell) {
+        if (slots[cell] < 0) wanted[cell] = 0;
+      }
     }
-    const auto cells = static_cast<std::size_t>(block_cells_);
     const std::size_t before = runs.size();
-    gather_runs(geometry, {slot, block.record, std::span(cells_).subspan(index * cells, cells)},
-                gap_bytes, runs);
+    gather_runs(geometry, {slot, block.record, wanted, slots}, block.whole ? 0 : gap_bytes, runs);
     for (const TokenRun& run : std::span(runs).subspan(before)) {
-      bytes.tokens += static_cast<std::uint64_t>(geometry.bytes(run));
+      bytes_.tokens += static_cast<std::uint64_t>(geometry.bytes(run));
     }
   }
-  return bytes;
 }
 
 }  // namespace triphase

@@ -3,7 +3,8 @@
 // What one group of sequences reads, in one layer, of the blocks that are on the host: whole
 // blocks, or of a block only the tokens that an attention method chose. Every block gets a staging
 // page, in which its tokens have the same offsets as on the host; what is not asked for is not
-// brought. PURE bookkeeping; kept between uses to reuse its memory.
+// brought. Chosen tokens go to slots of the store's token cache while it has some, and are not
+// brought again while they stay there. PURE bookkeeping; kept between uses to reuse its memory.
 
 #include <cstdint>
 #include <span>
@@ -17,21 +18,29 @@ namespace triphase {
 
 class HostReads {
  public:
+  // A step of the engine begins. `per_head`: choices are lists by KV head.
+  void begin_step(KvStore& store, bool per_head);
   // Starts over for a layer; the first block gets `first_page`, the others the pages after it.
-  // `per_head`: choices are lists by KV head.
-  void begin(const KvStore& store, LayerId layer, std::int64_t first_page, bool per_head);
+  void begin(LayerId layer, std::int64_t first_page);
 
   // Both put staging pages into the sequence's page table where a block that is read is on the
   // host.
   void read_blocks(SequenceId sequence, std::int64_t first_block, std::span<PageId> table);
-  void read_tokens(SequenceId sequence, const TokenChoice& choice, std::span<PageId> table);
+  // slots: for each chosen token the device slot where it is or will be, -1: as the table says.
+  void read_tokens(SequenceId sequence, const TokenChoice& choice, std::span<PageId> table,
+                   std::vector<std::int32_t>& slots);
 
   // The pieces that bring them; a gap of up to `gap_bytes` between two is brought along.
+  void make_runs(std::int64_t gap_bytes, std::vector<TokenRun>& runs);
+
+  // Since the start.
   struct Bytes {
-    std::uint64_t blocks = 0;  // of blocks that come whole
-    std::uint64_t tokens = 0;  // of chosen tokens, with the gaps
+    std::uint64_t blocks = 0;  // of blocks brought whole
+    std::uint64_t tokens = 0;  // of chosen tokens brought, with the gaps
+    std::uint64_t chosen = 0;  // of tokens that were on the host and chosen
+    std::uint64_t cached = 0;  // of these, in the cache already
   };
-  Bytes make_runs(std::int64_t gap_bytes, std::vector<TokenRun>& runs) const;
+  [[nodiscard]] const Bytes& bytes() const { return bytes_; }
 
  private:
   struct Block {
@@ -41,19 +50,20 @@ class HostReads {
 
   // Index into blocks_ of a block of the sequence that is on the host; -1: it is on the device.
   std::int64_t block_of(SequenceId sequence, std::int64_t block, PageId& page);
-  [[nodiscard]] std::span<std::uint8_t> cells_of(std::int64_t index) {
-    return std::span(cells_).subspan(static_cast<std::size_t>(index * block_cells_),
-                                     static_cast<std::size_t>(block_cells_));
-  }
+  // Device slot of one part of a token that is on the host, -1: by its page; makes it come if it
+  // is not there.
+  std::int32_t slot_of(SequenceId sequence, std::int64_t token, std::int64_t part, PageId& page);
 
-  const KvStore* store_ = nullptr;
+  KvStore* store_ = nullptr;
   LayerId layer_;
   std::int64_t first_page_ = 0;
   std::int64_t parts_ = 1;  // of a token: KV heads that are chosen apart
   std::int64_t block_cells_ = 0;
-  std::vector<Block> blocks_;  // by staging page
-  std::vector<std::uint8_t> cells_;
+  std::vector<Block> blocks_;                             // by staging page
+  std::vector<std::uint8_t> cells_;                       // [block][token][part]: is to come
+  std::vector<std::int32_t> slots_;                       // to this slot; -1: to the staging page
   std::unordered_map<std::int32_t, std::int64_t> found_;  // by KvResidency::block_index
+  Bytes bytes_;
 };
 
 }  // namespace triphase

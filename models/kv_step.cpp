@@ -19,6 +19,7 @@ void KvStep::begin(KvStore& store, std::span<const BatchSegment> rows,
   for (const BatchSegment& entry : rows) count += entry.count;
   slot_pages_.resize(static_cast<std::size_t>(count));
   slot_offsets_.resize(static_cast<std::size_t>(count));
+  reads_.begin_step(store, attention != nullptr && attention->method().per_kv_head());
   if (staging_ && prefetch_) stage(0);
 }
 
@@ -90,27 +91,28 @@ void KvStep::stage(std::int64_t number) {
   unit.number = number;
   const LayerId layer(number / groups());
   const Group& group = groups_[static_cast<std::size_t>(number % groups())];
-  if (unit.tables.size() < group.count) unit.tables.resize(group.count);
+  if (unit.tables.size() < group.count) {
+    unit.tables.resize(group.count);
+    unit.slots.resize(group.count);
+  }
   const KvStore::Sizes& sizes = store_->sizes();
   std::int64_t first_page = sizes.device_pages;
   if (double_buffer_ && number % 2 == 1) first_page += sizes.staging_pages / 2;
-  reads_.begin(*store_, layer, first_page,
-               attention_ != nullptr && attention_->method().per_kv_head());
+  reads_.begin(layer, first_page);
   for (std::size_t index = 0; index < group.count; ++index) {
     const BatchSegment& entry = rows_[group.first + index];
     const std::span<const PageId> pages = store_->residency().pages(entry.sequence, layer);
     std::vector<PageId>& table = unit.tables[index];
     table.assign(pages.begin(), pages.end());
+    unit.slots[index].clear();
     if (const TokenChoice* choice = early_choice(entry, layer)) {
-      reads_.read_tokens(entry.sequence, *choice, table);
+      reads_.read_tokens(entry.sequence, *choice, table, unit.slots[index]);
     } else {
       reads_.read_blocks(entry.sequence, first_needed_block(entry, layer.value), table);
     }
   }
   TransferEngine& transfers = *store_->transfers();
-  const HostReads::Bytes bytes = reads_.make_runs(transfers.piece_cost_bytes(), runs_);
-  brought_.blocks += bytes.blocks;
-  brought_.tokens += bytes.tokens;
+  reads_.make_runs(transfers.piece_cost_bytes(), runs_);
   unit.ticket = transfers.move_tokens(Lane::kToDevice, store_->geometry(), runs_);
 }
 
@@ -199,14 +201,20 @@ std::span<const AttentionSegment> KvStep::segments(LayerId layer, std::int64_t g
     if (staging_) return unit_of(number).tables[entry - group.first];
     return store_->residency().pages(rows_[entry].sequence, layer);
   };
+  const auto add_sequence = [&](std::size_t entry) {
+    segment_sequences_.push_back(rows_[entry].sequence);
+    segment_slots_.emplace_back();
+    if (staging_) segment_slots_.back() = unit_of(number).slots[entry - group.first];
+  };
   const std::int64_t window = windows_[layer.index()];
   segments_.clear();
   segment_sequences_.clear();
+  segment_slots_.clear();
   if (store_->shape().quantized()) {
     for (const OpenRun& run : open_runs_) {
       if (run.entry < group.first || run.entry >= group.first + group.count) continue;
       const BatchSegment& entry = rows_[run.entry];
-      segment_sequences_.push_back(entry.sequence);
+      add_sequence(run.entry);
       segments_.push_back(
           {.query_begin = entry.first_row + run.first_position - entry.first_position,
            .query_count = run.count,
@@ -220,7 +228,7 @@ std::span<const AttentionSegment> KvStep::segments(LayerId layer, std::int64_t g
   }
   for (std::size_t index = group.first; index < group.first + group.count; ++index) {
     const BatchSegment& entry = rows_[index];
-    segment_sequences_.push_back(entry.sequence);
+    add_sequence(index);
     segments_.push_back({.query_begin = entry.first_row,
                          .query_count = entry.count,
                          .context_tokens = entry.first_position + entry.count,

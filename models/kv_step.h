@@ -42,18 +42,21 @@ class KvStep {
   [[nodiscard]] std::int64_t groups() const { return static_cast<std::int64_t>(groups_.size()); }
   // Waits for the group's staged blocks; throws what made their transfer fail.
   [[nodiscard]] std::span<const AttentionSegment> segments(LayerId layer, std::int64_t group);
-  // The sequence of each of the segments last returned.
+  // The sequence of each of the segments last returned, and the device slots of its chosen tokens
+  // (HostReads::read_tokens); none where nothing was chosen early or nothing is on the host.
   [[nodiscard]] std::span<const SequenceId> segment_sequences() const { return segment_sequences_; }
+  [[nodiscard]] std::span<const std::span<const std::int32_t>> segment_slots() const {
+    return segment_slots_;
+  }
   void done(LayerId layer, std::int64_t group);
 
   // Whether the next group's blocks are fetched while one is attended (default), or only when they
   // are needed (a handicap that some baselines have).
   void set_prefetch(bool prefetch) { prefetch_ = prefetch; }
 
-  // Bytes of KV brought from the host so far: as whole blocks, and as chosen tokens.
-  [[nodiscard]] const HostReads::Bytes& brought() const { return brought_; }
   // Whether segments() of this step may wait for blocks that are on the host.
   [[nodiscard]] bool staging() const { return staging_; }
+  [[nodiscard]] const HostReads& reads() const { return reads_; }
 
  private:
   struct Group {
@@ -71,7 +74,8 @@ class KvStep {
   struct Unit {
     std::int64_t number = -1;  // layer * groups + group; -1: none
     Ticket ticket;
-    std::vector<std::vector<PageId>> tables;  // page tables of the group's entries
+    std::vector<std::vector<PageId>> tables;       // page tables of the group's entries
+    std::vector<std::vector<std::int32_t>> slots;  // and of their chosen tokens
   };
 
   void make_groups();
@@ -98,13 +102,13 @@ class KvStep {
   std::array<Unit, 2> units_;
   std::vector<TokenRun> runs_;
   HostReads reads_;  // of the unit at hand
-  HostReads::Bytes brought_;
 
   std::vector<PageId> slot_pages_;
   std::vector<std::int32_t> slot_offsets_;
   std::vector<KvClose> closes_;
   std::vector<AttentionSegment> segments_;
   std::vector<SequenceId> segment_sequences_;
+  std::vector<std::span<const std::int32_t>> segment_slots_;
 
   std::vector<std::vector<PageId>> scale_tables_;  // by entry of rows_
   std::vector<OpenRun> open_runs_;                 // of the layer at hand, by entry

@@ -61,12 +61,13 @@ void fill_engine_numbers(const EngineStats& stats, const PlacementStats& placeme
     loaded.transfers->drain();
     summary.bytes_to_device = loaded.transfers->stats(Lane::kToDevice).bytes;
     summary.bytes_to_host = loaded.transfers->stats(Lane::kToHost).bytes;
-    const HostReads::Bytes& read = loaded.decoder.kv_step().brought();
+    const HostReads::Bytes& read = loaded.decoder.kv_step().reads().bytes();
     summary.to_device = {
         .weights = loaded.decoder.weight_stream().brought_bytes(),
         .kv_reloads = placement.reloaded_blocks * KvStore::host_block_bytes(loaded.kv.shape()),
         .kv_blocks = read.blocks,
         .kv_tokens = read.tokens};
+    summary.token_cache = {plan.memory.cache, read.chosen, read.cached};
   }
   const auto add = [&summary](MemoryTier tier, MemoryTag tag, std::uint64_t planned,
                               std::uint64_t peak) {
@@ -87,7 +88,8 @@ void fill_engine_numbers(const EngineStats& stats, const PlacementStats& placeme
       static_cast<std::uint64_t>(residency.peak_pages()) * KvStore::page_bytes(shape) +
           kv_beside_pages);
   if (plan.memory.staging > 0) {
-    add(device, MemoryTag::kStaging, plan.memory.staging, plan.memory.staging);
+    const std::uint64_t staging = plan.memory.staging + plan.memory.cache;
+    add(device, MemoryTag::kStaging, staging, staging);
   }
   add(device, MemoryTag::kActivations, plan.memory.scratch - workspace,
       pool.use(MemoryTag::kActivations).peak);
@@ -232,6 +234,13 @@ std::string closing_line(const RunOptions& options, const RecordCounts& counts,
   if (summary.bytes_to_device + summary.bytes_to_host > 0) {
     link = fmt::format(", {} over the link to the device and {} back",
                        format_bytes(summary.bytes_to_device), format_bytes(summary.bytes_to_host));
+    const TokenCacheUse& cache = summary.token_cache;
+    if (cache.budget > 0 && cache.chosen > 0) {
+      link +=
+          fmt::format(", {:.0f} % of {} chosen on the host found in the token cache",
+                      100.0 * static_cast<double>(cache.found) / static_cast<double>(cache.chosen),
+                      format_bytes(cache.chosen));
+    }
   }
   return fmt::format("{}: {} records, {} failed{}; {}{}, wall {:.1f} s", options.output,
                      counts.total(), counts.failed(),

@@ -99,6 +99,15 @@ class Planner {
     }
   }
 
+  // Of a longest line's tokens, the share that a method with early choices reads. The baselines
+  // keep no tokens, as their originals do not.
+  [[nodiscard]] double chosen_share() const {
+    const bool caches = plan_.policy->name() == "triphase" || options_.token_cache.has_value();
+    if (!caches || !chooses_early(options_.attention.kind)) return 0.0;
+    return static_cast<double>(budget_tokens(options_.attention, context_, context_)) /
+           static_cast<double>(context_);
+  }
+
   // Weights on the device when so many layers are streamed.
   [[nodiscard]] std::uint64_t device_weights(std::int64_t streamed) const {
     const auto count = static_cast<std::uint64_t>(streamed);
@@ -161,7 +170,9 @@ class Planner {
       request.host = MemoryRequest::Host{
           .budget = plan_.host_budget - std::min(plan_.host_budget, plan_.host_weights),
           .holds_everything = plan_.policy->name() == "accelerate",
-          .always = plan_.policy->name() == "flexgen"};
+          .always = plan_.policy->name() == "flexgen",
+          .chosen_share = chosen_share(),
+          .token_cache = options_.token_cache};
     }
     plan_.memory = plan_memory(request);
     plan_.limits = limits_for(plan_.memory.batch_size);
@@ -217,6 +228,9 @@ std::string describe(const RunPlan& plan, const ModelBundle& model) {
   if (plan.memory.host_blocks > 0) {
     text += fmt::format("; policy {}: {} of KV on the host, {} staging", plan.policy->name(),
                         format_bytes(plan.memory.host_kv), format_bytes(plan.memory.staging));
+    if (plan.memory.cache > 0) {
+      text += fmt::format(", {} for tokens chosen again", format_bytes(plan.memory.cache));
+    }
   }
   if (plan.placement.streamed_layers > 0) {
     text += fmt::format("; weights of {} of {} layers streamed from the host",
@@ -245,6 +259,7 @@ LoadedModel::LoadedModel(const ModelBundle& model, const RunOptions& options, co
       kv(plan.kv,
          {.device_pages = plan.memory.kv_pages,
           .staging_pages = plan.memory.staging_pages,
+          .cache_pages = plan.memory.cache_pages,
           .open_pages = plan.memory.open_pages,
           .host_blocks = plan.memory.host_blocks},
          pool, &host_pool, transfers.get()) {

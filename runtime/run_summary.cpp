@@ -205,6 +205,12 @@ std::string summary_to_json(const RunSummary& summary, const RunOptions& options
            "\"kv_reloads\": {}, \"kv_blocks\": {}, \"kv_tokens\": {}}}}}",
            summary.bytes_to_device, summary.bytes_to_host, summary.to_device.weights,
            summary.to_device.kv_reloads, summary.to_device.kv_blocks, summary.to_device.kv_tokens));
+  const TokenCacheUse& cache = summary.token_cache;
+  line("token_cache",
+       fmt::format("{{\"budget_bytes\": {}, \"chosen_bytes\": {}, \"found_bytes\": {}, "
+                   "\"hit_rate\": {}}}",
+                   cache.budget, cache.chosen, cache.found,
+                   rate(static_cast<double>(cache.found), static_cast<double>(cache.chosen))));
   return out + "\n}\n";
 }
 

@@ -33,6 +33,13 @@ struct ToDeviceBytes {
   std::uint64_t kv_tokens = 0;   // chosen tokens, for the step that attended them
 };
 
+// Tokens on the host that were chosen, and what kept them from crossing the link.
+struct TokenCacheUse {
+  std::uint64_t budget = 0;  // bytes of the cache
+  std::uint64_t chosen = 0;  // bytes of tokens on the host that decoding chose
+  std::uint64_t found = 0;   // of these, in the cache
+};
+
 struct RunSummary {
   // What ran.
   std::string model_path;
@@ -68,6 +75,7 @@ struct RunSummary {
   std::uint64_t bytes_to_device = 0;
   std::uint64_t bytes_to_host = 0;
   ToDeviceBytes to_device;
+  TokenCacheUse token_cache;
   std::vector<PhaseBoundary> phase_boundaries;  // empty: none met
   // Steps and seconds by the latest phase that any line was in; I, II, III.
   std::array<PhaseUse, 3> phases{};

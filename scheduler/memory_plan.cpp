@@ -3,6 +3,7 @@
 #include <fmt/format.h>
 
 #include <algorithm>
+#include <cmath>
 
 #include "runtime/base/error.h"
 #include "runtime/base/format_bytes.h"
@@ -61,6 +62,21 @@ std::uint64_t kv_room(const MemoryRequest& request, std::int64_t batch) {
                                fixed_bytes(request, 1) + smallest_kv(request)));
 }
 
+// The cache holds at most what decoding chooses of a full host tier. A block must stay possible.
+void plan_token_cache(const MemoryRequest& request, std::uint64_t& room, MemoryPlan& plan) {
+  const MemoryRequest::Host& host = *request.host;
+  if (host.chosen_share <= 0.0 || plan.host_blocks == 0) return;
+  const std::uint64_t one = request.page_bytes * static_cast<std::uint64_t>(request.layers);
+  const auto useful = static_cast<std::uint64_t>(
+      std::ceil(std::min(host.chosen_share, 1.0) * static_cast<double>(plan.host_blocks)));
+  const std::uint64_t most = room > smallest_kv(request) ? room - smallest_kv(request) : 0;
+  const std::uint64_t bytes = std::min(host.token_cache.value_or(room / 4), most);
+  const std::uint64_t blocks = std::min(useful, bytes / one);
+  plan.cache_pages = static_cast<std::int64_t>(blocks) * request.layers;
+  plan.cache = blocks * one;
+  room -= plan.cache;
+}
+
 // Takes staging for the host tier from the room of the KV, and says how many blocks go to the host.
 void plan_host_tier(const MemoryRequest& request, std::int64_t wanted_blocks,
                     std::int64_t blocks_per_sequence, std::uint64_t& room, MemoryPlan& plan) {
@@ -83,6 +99,7 @@ void plan_host_tier(const MemoryRequest& request, std::int64_t wanted_blocks,
   plan.staging_pages = static_cast<std::int64_t>(std::min(most, share / request.page_bytes));
   plan.staging = static_cast<std::uint64_t>(plan.staging_pages) * request.page_bytes;
   room -= plan.staging;
+  plan_token_cache(request, room, plan);
 }
 
 }  // namespace

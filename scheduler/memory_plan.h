@@ -1,8 +1,8 @@
 #pragma once
 
 // How memory is divided before anything is loaded: on the device weights, scratch, KV pages and the
-// staging pages through which KV on the host is read; on the host the KV blocks that the device
-// cannot hold. PURE. All sizes in bytes unless they say otherwise.
+// staging pages through which KV on the host is read, with a cache of tokens that are read again and
+// again; on the host the KV blocks that the device cannot hold. PURE. All sizes in bytes unless they say otherwise.
 
 #include <cstdint>
 #include <functional>
@@ -35,6 +35,10 @@ struct MemoryRequest {
     bool holds_everything = false;
     // Also where the device alone would do (a policy with a fixed share on the host).
     bool always = false;
+    // Share of the host's tokens that decoding reads apart from the others; 0: it reads whole
+    // blocks, and no token is cached.
+    double chosen_share = 0.0;
+    std::optional<std::uint64_t> token_cache;  // bytes; nothing: chosen here
   };
   std::optional<Host> host;
 };
@@ -48,10 +52,12 @@ struct MemoryPlan {
   std::uint64_t kv = 0;  // pages, open pages and scales
   std::int64_t staging_pages = 0;
   std::uint64_t staging = 0;
+  std::int64_t cache_pages = 0;  // a multiple of the layers
+  std::uint64_t cache = 0;
   std::int64_t open_pages = 0;
   std::int64_t host_blocks = 0;  // of all layers
   std::uint64_t host_kv = 0;
-  [[nodiscard]] std::uint64_t total() const { return weights + scratch + kv + staging; }
+  [[nodiscard]] std::uint64_t total() const { return weights + scratch + kv + staging + cache; }
 };
 
 // Default batch: the CPU's throughput has flattened here, and scratch stays small.
@@ -59,7 +65,8 @@ inline constexpr std::int64_t kDefaultBatchSize = 32;
 
 // Divides the budget. KV gets what a full batch of longest sequences could use, at most the rest of
 // the budget; where that is less and there is a host tier, the host gets the same, and up to a
-// third of the rest becomes staging for two longest sequences. Throws ErrorRole::kResources
+// third of the rest becomes staging for two longest sequences, and up to a quarter of what is then
+// left the cache of chosen tokens. Throws ErrorRole::kResources
 // E-MEM-FIT, saying what would fit, when weights, scratch and the smallest request (one block) do
 // not fit.
 [[nodiscard]] MemoryPlan plan_memory(const MemoryRequest& request);

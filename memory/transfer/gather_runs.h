@@ -18,6 +18,8 @@ struct WantedTokens {
   std::int64_t record = 0;  // of the same on the host
   // [page_tokens][parts], 0 or 1; parts is 1 (all heads) or kv_heads.
   std::span<const std::uint8_t> cells;
+  // Empty: tokens keep their offsets. Else by cell where it goes on the device, -1: there.
+  std::span<const std::int32_t> slots;
 };
 
 // Adds runs that cover the wanted cells. Gaps of at most `gap_bytes` are copied along.

@@ -35,6 +35,19 @@ void AttentionMethod::prefilled(State&, const LayerCall&, ConstMatrix) {}
 void AttentionMethod::attended(State&, const LayerCall&, const TokenChoice&,
                                std::span<const float>) {}
 
+bool chooses_early(AttentionKind kind) {
+  switch (kind) {
+    case AttentionKind::kLocal:
+    case AttentionKind::kStrided:
+    case AttentionKind::kLmInfinite:
+    case AttentionKind::kSwa:
+    case AttentionKind::kH2o:
+      return true;
+    default:
+      return false;
+  }
+}
+
 std::unique_ptr<AttentionMethod> make_attention_method(const AttentionOptions& options,
                                                        const MethodShape& shape,
                                                        const ContextClusters* clusters) {

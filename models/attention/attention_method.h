@@ -124,6 +124,9 @@ class AttentionMethod {
   MethodShape shape_;
 };
 
+// Whether a method's layers choose their tokens before the query exists.
+[[nodiscard]] bool chooses_early(AttentionKind kind);
+
 // Keys of a job's fixed context, clustered (Squeezed Attention). All layers; token labels cover
 // positions [0, clustered_tokens).
 struct ContextClusters {

@@ -125,6 +125,9 @@ constexpr OptionSpec kMachineOptions[] = {
      "lives on the host."},
     {"Machine", "device-kv-memory", 0, kSize, "", "SIZE", 1, kNoLimit, false, false,
      "Budget for the KV cache on the device. Default: what is left of --device-memory."},
+    {"Machine", "token-cache", 0, kSize, "", "SIZE", 0, kNoLimit, false, false,
+     "Device memory for tokens on the host that a sparse attention method chooses again and again; "
+     "0B for none. Default: up to a quarter of the KV's under --policy triphase."},
     {"Machine", "host-memory", 0, kSize, "", "SIZE", 1, kNoLimit, false, false,
      "Budget for host memory. Default: what is available."},
     {"Machine", "kv-dtype", 0, kChoice, "auto", "auto|int8|fp16|bf16|fp32", 0, 0, false, false,

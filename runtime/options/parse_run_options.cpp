@@ -213,6 +213,7 @@ void read_machine_options(const OptionValues& values, RunOptions& options) {
   options.device = values.text("device");
   options.device_memory = optional_size(values, "device-memory");
   options.device_kv_memory = optional_size(values, "device-kv-memory");
+  options.token_cache = optional_size(values, "token-cache");
   options.host_memory = optional_size(values, "host-memory");
   options.kv_dtype = dtype_option(values.text("kv-dtype"));
   options.attention.kind = attention_from_name(values.text("attention"));

@@ -79,6 +79,7 @@ struct RunOptions {
   std::string device = "auto";                    // "auto" or "cpu"
   std::optional<std::uint64_t> device_memory;     // bytes
   std::optional<std::uint64_t> device_kv_memory;  // bytes
+  std::optional<std::uint64_t> token_cache;       // bytes; nothing: chosen
   std::optional<std::uint64_t> host_memory;       // bytes
   std::optional<DType> kv_dtype;                  // nothing: auto; kU8: INT8
   std::int64_t kv_block = 0;                      // tokens of a KV block; 0: chosen

@@ -48,6 +48,7 @@ struct TinyModelOptions {
   // Host tier, streaming and policy; the policy's default is device-only.
   std::int64_t host_blocks = 0;     // of all layers each
   std::int64_t staging_blocks = 0;  // of one layer each
+  std::int64_t cache_blocks = 0;    // of all layers each: for chosen tokens
   std::int64_t streamed_layers = 0;
   bool prefetch = true;
   std::optional<EmulatedLink> link;
@@ -69,6 +70,7 @@ class TinyModel {
         kv_(kv_shape(options),
             {.device_pages = options.kv_blocks * config_.layers,
              .staging_pages = options.staging_blocks,
+             .cache_pages = options.cache_blocks * config_.layers,
              .open_pages = KvStore::open_pages_needed(kv_shape(options), 2 * options.batch_size,
                                                       options.batch_size + options.prefill_chunk),
              .host_blocks = options.host_blocks},

@@ -32,13 +32,18 @@ struct Place {
   std::shared_ptr<const PlacementPolicy> policy;
   std::int64_t device_blocks;
   std::int64_t host_blocks;
+  std::int64_t cache_blocks = 0;
 };
 
 std::vector<Place> places() {
   return {{std::make_shared<TriphasePolicy>(
                PhaseSchedule{.p1 = 3, .p2 = 1 << 30, .alpha = 0.7, .window_tokens = 4}),
            24, 120},
+          {std::make_shared<TriphasePolicy>(
+               PhaseSchedule{.p1 = 1, .p2 = 1 << 30, .alpha = 0.9, .window_tokens = 4}),
+           24, 120, 1},
           {std::make_shared<AcceleratePolicy>(AccelerateOptions{}), 16, 120},
+          {std::make_shared<AcceleratePolicy>(AccelerateOptions{}), 16, 120, 4},
           {std::make_shared<VllmPolicy>(VllmOptions{}), 12, 0},
           {std::make_shared<VllmPolicy>(VllmOptions{.preemption = SuspendMode::kSwap}), 12, 60}};
 }
@@ -56,12 +61,14 @@ TEST_P(AttentionPlacement, TheAnswerIsTheMethodsAlone) {
     const AttentionRunner::Touched& touched = alone.model().attention()->touched();
     EXPECT_LT(touched.attended, 0.9 * touched.context) << "the method left nothing out";
     std::uint64_t moved = 0;
+    std::uint64_t found = 0;
     for (const Place& place : places()) {
       options.batch_size = 4;
       options.prefill_chunk = 23;
       options.kv_blocks = place.device_blocks;
       options.host_blocks = place.host_blocks;
       options.staging_blocks = place.host_blocks > 0 ? 24 : 0;
+      options.cache_blocks = place.cache_blocks;
       options.policy = place.policy;
       TinyModel model(options);
       SCOPED_TRACE(std::string(place.policy->name()) + (int8 ? " int8" : ""));
@@ -69,8 +76,13 @@ TEST_P(AttentionPlacement, TheAnswerIsTheMethodsAlone) {
       model.kv().residency().check();
       const PlacementStats& stats = model.engine().placement().stats();
       moved += stats.offloaded_blocks + stats.drops;
+      found += model.model().kv_step().reads().bytes().cached;
     }
     EXPECT_GT(moved, 10U);
+    // Local windows hold hardly a token that is on the host.
+    if (chooses_early(GetParam()) && GetParam() != AttentionKind::kLocal) {
+      EXPECT_GT(found, 0U);
+    }
   }
 }
 

@@ -1,9 +1,11 @@
 // What crosses the link when a sparse method decodes over KV that is on the host: the chosen tokens
-// and nothing else, in every step. That the answer stays the same is attention_placement_test's.
+// that are not in the token cache and nothing else, in every step. That the answer stays the same
+// is attention_placement_test's.
 
 #include <gtest/gtest.h>
 
 #include <set>
+#include <tuple>
 
 #include "scheduler/placement/accelerate_policy.h"
 #include "scheduler/placement/triphase_policy.h"
@@ -44,56 +46,115 @@ std::int64_t host_tokens(TinyModel& model, SequenceId sequence) {
   return blocks * model.kv().shape().block_tokens;
 }
 
+// A part of a token in one layer that lies on the host: (layer, list, token).
+using Cell = std::tuple<std::int64_t, std::int64_t, std::int32_t>;
+
+// What the sequence's last step chose of the host's tokens.
+std::set<Cell> chosen_cells(TinyModel& model, SequenceId sequence) {
+  const std::int64_t context = model.kv().residency().tokens(sequence);
+  const std::int64_t on_host = host_tokens(model, sequence);
+  std::set<Cell> cells;
+  for (std::int64_t layer = 0; layer < model.kv().shape().layers; ++layer) {
+    const TokenChoice* choice =
+        model.model().attention()->early_choice(LayerId(layer), sequence, context);
+    EXPECT_NE(choice, nullptr) << "the method attends everything";
+    if (choice == nullptr) continue;
+    for (std::size_t list = 0; list + 1 < choice->begins.size(); ++list) {
+      for (auto i = choice->begins[list]; i < choice->begins[list + 1]; ++i) {
+        const std::int32_t token = choice->tokens[static_cast<std::size_t>(i)];
+        if (token < on_host) cells.emplace(layer, static_cast<std::int64_t>(list), token);
+      }
+    }
+  }
+  return cells;
+}
+
+std::uint64_t cell_bytes(TinyModel& model) {
+  const KvStore::Shape& shape = model.kv().shape();
+  const bool per_head = model.model().attention()->method().per_kv_head();
+  return static_cast<std::uint64_t>(2 * shape.head_dim * (per_head ? 1 : shape.kv_heads)) *
+         dtype_bytes(shape.dtype);
+}
+
+// Submits one line and calls `look` after each of its decode steps but the last, with the bytes
+// that the step brought.
+template <class Look>
+void decode_one(TinyModel& model, Look look) {
+  std::mt19937 random(5);
+  Engine& engine = model.engine();
+  engine.submit(request(0, random_tokens(random, 70), 40));
+  static_cast<void>(engine.step());
+  while (true) {
+    const std::uint64_t before = to_device(model);
+    static_cast<void>(engine.step());
+    if (engine.in_flight() == 0) return;
+    look(to_device(model) - before);
+  }
+}
+
+constexpr SequenceId kSequence(0);
+
 class TokenFetch : public testing::TestWithParam<Case> {};
 
 TEST_P(TokenFetch, BringsTheChosenTokensAndNothingElse) {
   TinyModel model(options_of(GetParam()));
-  const KvStore::Shape& shape = model.kv().shape();
-  const auto head_bytes = static_cast<std::uint64_t>(2 * shape.head_dim) * dtype_bytes(shape.dtype);
-  std::mt19937 random(5);
-  Engine& engine = model.engine();
-  engine.submit(request(0, random_tokens(random, 70), 40));
-  const SequenceId sequence(0);
-  std::uint64_t before = 0;
+  std::uint64_t chosen = 0;
   std::uint64_t whole = 0;
-  std::uint64_t brought = 0;
-  static_cast<void>(engine.step());
-  while (true) {
-    before = to_device(model);
-    static_cast<void>(engine.step());
-    if (engine.in_flight() == 0) break;
-    const std::int64_t context = model.kv().residency().tokens(sequence);
-    const std::int64_t on_host = host_tokens(model, sequence);
-    std::uint64_t expected = 0;
-    for (std::int64_t layer = 0; layer < shape.layers; ++layer) {
-      const TokenChoice* choice =
-          model.model().attention()->early_choice(LayerId(layer), sequence, context);
-      ASSERT_NE(choice, nullptr) << "the method attends everything";
-      const auto lists = static_cast<std::int64_t>(choice->begins.size()) - 1;
-      std::set<std::pair<std::int64_t, std::int32_t>> cells;
-      for (std::int64_t list = 0; list < lists; ++list) {
-        const auto at = static_cast<std::size_t>(list);
-        for (auto i = choice->begins[at]; i < choice->begins[at + 1]; ++i) {
-          const std::int32_t token = choice->tokens[static_cast<std::size_t>(i)];
-          if (token < on_host) cells.emplace(list, token);
-        }
-      }
-      const auto heads = static_cast<std::uint64_t>(shape.kv_heads / lists);
-      expected += cells.size() * heads * head_bytes;
-      whole += static_cast<std::uint64_t>(on_host * shape.kv_heads) * head_bytes;
-      if (GetParam().kind == AttentionKind::kLocal) {
-        const auto tokens = std::max<std::int64_t>(0, on_host - (context - 27));
-        EXPECT_EQ(cells.size(), static_cast<std::size_t>(tokens));
-      }
+  decode_one(model, [&](std::uint64_t brought) {
+    const std::set<Cell> cells = chosen_cells(model, kSequence);
+    EXPECT_EQ(brought, cells.size() * cell_bytes(model));
+    chosen += brought;
+    const std::int64_t on_host = host_tokens(model, kSequence);
+    whole += static_cast<std::uint64_t>(on_host * model.kv().shape().layers *
+                                        model.kv().geometry().record_bytes());
+    if (GetParam().kind == AttentionKind::kLocal) {
+      const std::int64_t context = model.kv().residency().tokens(kSequence);
+      const auto in_window = static_cast<std::size_t>(std::max<std::int64_t>(
+          0, on_host - (context - options_of(GetParam()).attention.local.window)));
+      EXPECT_EQ(cells.size(), in_window * static_cast<std::size_t>(model.kv().shape().layers));
     }
-    EXPECT_EQ(to_device(model) - before, expected) << "context " << context;
-    brought += expected;
-  }
-  EXPECT_GT(brought, 0U) << "nothing was on the host";
-  EXPECT_LT(brought, whole / 2);
-  const HostReads::Bytes& bytes = model.model().kv_step().brought();
+  });
+  EXPECT_GT(chosen, 0U) << "nothing was on the host";
+  EXPECT_LT(chosen, whole / 2);
+  const HostReads::Bytes& bytes = model.model().kv_step().reads().bytes();
   EXPECT_EQ(bytes.blocks + bytes.tokens, to_device(model));
   EXPECT_EQ(bytes.blocks, 0U) << "the prompt came in one piece";
+  EXPECT_EQ(bytes.chosen, bytes.tokens);
+  EXPECT_EQ(bytes.cached, 0U);
+}
+
+TEST_P(TokenFetch, WhatIsInTheCacheDoesNotCrossAgain) {
+  TinyModelOptions options = options_of(GetParam());
+  options.cache_blocks = 10;  // more than the line has
+  TinyModel model(options);
+  std::set<Cell> seen;
+  decode_one(model, [&](std::uint64_t brought) {
+    std::uint64_t fresh = 0;
+    for (const Cell& cell : chosen_cells(model, kSequence)) fresh += seen.insert(cell).second;
+    EXPECT_EQ(brought, fresh * cell_bytes(model));
+  });
+  const HostReads::Bytes& bytes = model.model().kv_step().reads().bytes();
+  EXPECT_EQ(bytes.tokens + bytes.cached, bytes.chosen);
+  EXPECT_GT(bytes.cached, bytes.chosen / 4);
+}
+
+// A cache that holds less than a step chooses is of use as far as it goes: the tokens that have a
+// slot keep it.
+TEST_P(TokenFetch, ASmallCacheDoesNotThrash) {
+  TinyModelOptions options = options_of(GetParam());
+  options.cache_blocks = 1;
+  TinyModel model(options);
+  std::set<Cell> last;
+  std::uint64_t again = 0;
+  decode_one(model, [&](std::uint64_t brought) {
+    const std::set<Cell> cells = chosen_cells(model, kSequence);
+    EXPECT_LE(brought, cells.size() * cell_bytes(model));
+    for (const Cell& cell : cells) again += last.contains(cell) ? cell_bytes(model) : 0;
+    last = cells;
+  });
+  const HostReads::Bytes& bytes = model.model().kv_step().reads().bytes();
+  EXPECT_EQ(bytes.tokens + bytes.cached, bytes.chosen);
+  EXPECT_GT(bytes.cached, again / 4);
 }
 
 // Two sequences that attend the same block together bring what either needs of it, once.
@@ -114,7 +175,7 @@ TEST(TokenFetchShared, ATokenThatTwoSequencesChooseCrossesOnce) {
     static_cast<void>(run_all(model.engine(), requests));
     const PlacementStats& stats = model.engine().placement().stats();
     ASSERT_EQ(stats.shared_prompt_tokens > 0, lines == 2);
-    bytes[lines - 1] = model.model().kv_step().brought().tokens;
+    bytes[lines - 1] = model.model().kv_step().reads().bytes().tokens;
   }
   EXPECT_GT(bytes[0], 0U);
   EXPECT_LT(bytes[1], 2 * bytes[0]);

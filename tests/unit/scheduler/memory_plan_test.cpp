@@ -89,6 +89,31 @@ TEST(PlanMemory, TheHostTakesWhatTheDeviceCannotHold) {
   EXPECT_EQ(plan_memory(wanted).host_blocks, 2);
 }
 
+TEST(PlanMemory, ChosenTokensGetACache) {
+  MemoryRequest wanted = request();
+  wanted.batch_size = 10;
+  wanted.host = MemoryRequest::Host{.budget = 100'000};
+  wanted.budget = 6'500;
+  EXPECT_EQ(plan_memory(wanted).cache, 0u) << "whole blocks are read";
+  const std::int64_t without = plan_memory(wanted).kv_pages;
+  wanted.host->chosen_share = 1.0;
+  MemoryPlan plan = plan_memory(wanted);
+  // A quarter of 6500 - 5000 - 300, in blocks of 100 bytes.
+  EXPECT_EQ(plan.cache, 300u);
+  EXPECT_EQ(plan.cache_pages, 3 * 2);
+  EXPECT_EQ(plan.kv_pages, without - plan.cache_pages);
+  EXPECT_LE(plan.total(), wanted.budget);
+  wanted.host->chosen_share = 0.05;
+  EXPECT_EQ(plan_memory(wanted).cache, 200u) << "5 % of 30 blocks";
+  wanted.host->chosen_share = 1.0;
+  wanted.host->token_cache = 0;
+  EXPECT_EQ(plan_memory(wanted).cache, 0u);
+  wanted.host->token_cache = 1'000'000;
+  plan = plan_memory(wanted);
+  EXPECT_EQ(plan.kv_pages, 2) << "a block must stay possible";
+  EXPECT_LE(plan.total(), wanted.budget);
+}
+
 TEST(PlanMemory, Int8PaysForScalesAndOpenPages) {
   MemoryRequest wanted = request();
   wanted.batch_size = 10;
