@@ -4,12 +4,12 @@
 #include <vector>
 
 #include "kernels/cuda/gather_attn.h"
+#include "kernels/cuda/launch_check.h"
 #include "kernels/cuda/merge_states.h"
 #include "kernels/cuda/paged_attention.h"
 #include "kernels/cuda/plan_splits.h"
 #include "kernels/cuda/prefill_attention.h"
 #include "kernels/sizing/cuda_workspace.h"
-#include "runtime/base/error.h"
 
 namespace triphase::cuda {
 namespace {
@@ -32,9 +32,12 @@ enum class Route : std::uint8_t { kPaged, kGatherAll, kGatherShared, kGatherPerH
 
 Route route_of(const AttentionSegment& segment, const KvLayerView& cache, bool deterministic) {
   if (!segment.selection.empty()) {
-    TRIPHASE_CHECK(
-        gather_serves(cache),
-        "attention: selections need an F16, BF16 or INT8 cache in pages of 32, 64 or 128");
+    require(
+        gather_serves(cache), "attention",
+        "selections need an F16, BF16 or INT8 cache in pages of 32, 64 or 128", [&] {
+          return shape_text({{"page_tokens", cache.page_tokens}, {"head_dim", cache.head_dim}}) +
+                 ", cache " + std::string(dtype_name(cache.dtype));
+        });
     return segment.selection.begins.size() == 2 ? Route::kGatherShared : Route::kGatherPerHead;
   }
   const bool plain_decode = segment.query_count == 1 && segment.window == 0;
@@ -230,28 +233,19 @@ class Batch {
           machine_.multiprocessors, machine_.shared_bytes_per_multiprocessor, group));
     }
 
+    const GatherScratch scratch =
+        gather_scratch(sequences, call_.heads, cache.kv_heads, cache.head_dim, split.part_count,
+                       cache.quantized(), wants_weights ? lists.rows : 0, lists.capacity);
     const GatherStatesLayout layout =
         gather_states_layout(rows, split.part_count, group, cache.head_dim, cache.quantized());
-    const std::int64_t plan_bytes =
-        cuda_region_bytes(split_plan_bytes(split.rows, split.part_count));
-    const std::int64_t states_bytes = cuda_region_bytes(layout.bytes);
-    const std::int64_t logit_bytes =
-        wants_weights ? cuda_region_bytes(rows * group * lists.capacity * kFloat) : 0;
-    const std::int64_t lse_bytes =
-        wants_weights ? cuda_region_bytes(sequences * call_.heads * kFloat) : 0;
-    const std::int64_t weight_bytes =
-        wants_weights ? cuda_region_bytes(lists.rows * lists.capacity * kFloat) : 0;
-    std::byte* base =
-        scratch_.at_least(static_cast<std::size_t>(plan_bytes + states_bytes + logit_bytes +
-                                                   lse_bytes + weight_bytes),
-                          stream_);
-    args.plan = plan_splits(split, base, static_cast<std::size_t>(plan_bytes), handle_);
-    std::byte* states = base + plan_bytes;
+    std::byte* base = scratch_.at_least(static_cast<std::size_t>(scratch.bytes), stream_);
+    args.plan = plan_splits(split, base, static_cast<std::size_t>(scratch.plan_bytes), handle_);
+    std::byte* states = base + scratch.states_at;
     args.states = reinterpret_cast<float*>(states + layout.states_at);
     args.max_sum = reinterpret_cast<float*>(states + layout.max_sum_at);
-    auto* logits = reinterpret_cast<float*>(states + states_bytes);
-    auto* lse = reinterpret_cast<float*>(states + states_bytes + logit_bytes);
-    auto* weights = reinterpret_cast<float*>(states + states_bytes + logit_bytes + lse_bytes);
+    auto* logits = reinterpret_cast<float*>(base + scratch.logits_at);
+    auto* lse = reinterpret_cast<float*>(base + scratch.lse_at);
+    auto* weights = reinterpret_cast<float*>(base + scratch.weights_at);
     if (wants_weights) {
       args.logits = logits;
       args.logit_capacity = static_cast<int>(lists.capacity);
@@ -287,8 +281,6 @@ class Batch {
   }
 
  private:
-  static constexpr std::int64_t kFloat = sizeof(float);
-
   // What the system takes of a multiprocessor's shared memory for each block.
   static constexpr std::int64_t kSystemSharedBytes = 1024;
 

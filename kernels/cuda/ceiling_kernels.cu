@@ -4,7 +4,7 @@
 
 #include "kernels/cuda/block_reduce.h"
 #include "kernels/cuda/ceiling_kernels.h"
-#include "runtime/base/error.h"
+#include "kernels/cuda/launch_check.h"
 
 namespace triphase::cuda {
 namespace {
@@ -60,18 +60,23 @@ __global__ void __launch_bounds__(kThreads) multiply_add_kernel(int rounds, floa
 }  // namespace
 
 void read_all(const void* data, std::size_t bytes, int blocks, float* sink, StreamHandle stream) {
-  TRIPHASE_CHECK(data != nullptr && sink != nullptr && blocks > 0 && bytes % 16 == 0,
-                 "read_all: shapes");
+  const auto shape = [&] {
+    return shape_text({{"bytes", static_cast<std::int64_t>(bytes)}, {"blocks", blocks}});
+  };
+  require(data != nullptr && sink != nullptr && blocks > 0 && bytes % 16 == 0, "read_all",
+          "null pointer, no blocks, or bytes that are no multiple of 16", shape);
   TRIPHASE_LAUNCH((read_all_kernel), static_cast<unsigned>(blocks), kThreads, 0, stream,
                   static_cast<const uint4*>(data), static_cast<std::int64_t>(bytes / 16), sink);
-  check_launched("read_all", [&] { return std::to_string(bytes) + " bytes"; });
+  check_launched("read_all", shape);
 }
 
 void multiply_add(int rounds, int blocks, float* sink, StreamHandle stream) {
-  TRIPHASE_CHECK(sink != nullptr && blocks > 0 && rounds > 0, "multiply_add: shapes");
+  const auto shape = [&] { return shape_text({{"rounds", rounds}, {"blocks", blocks}}); };
+  require(sink != nullptr && blocks > 0 && rounds > 0, "multiply_add",
+          "null pointer, no blocks or no rounds", shape);
   TRIPHASE_LAUNCH((multiply_add_kernel), static_cast<unsigned>(blocks), kThreads, 0, stream, rounds,
                   sink);
-  check_launched("multiply_add", [&] { return std::to_string(rounds) + " rounds"; });
+  check_launched("multiply_add", shape);
 }
 
 double multiply_add_operations() { return 2.0 * kThreads * kChains * kSteps; }

@@ -3,7 +3,7 @@
 
 #include "kernels/cuda/block_reduce.h"
 #include "kernels/cuda/clusters.h"
-#include "runtime/base/error.h"
+#include "kernels/cuda/launch_check.h"
 
 namespace triphase::cuda {
 namespace {
@@ -199,27 +199,34 @@ bool are_points(const Points& points) {
          points.count >= 0 && points.dim > 0 && points.dim <= kMaxDim;
 }
 
-std::string shape_text(const Points& points) {
-  return std::to_string(points.rows) + " rows of " + std::to_string(points.count) + " points of " +
-         std::to_string(points.dim);
+constexpr std::string_view kBadPoints =
+    "null pointer, no clusters, more than 65535 rows, or dim not 1 to 256";
+
+std::string shape_of(const Points& points, std::int64_t clusters = 0) {
+  return shape_text({{"rows", points.rows},
+                     {"points", points.count},
+                     {"dim", points.dim},
+                     {"clusters", clusters}});
 }
 
 }  // namespace
 
 void normalize_points(const Points& points, float* normalized, StreamHandle stream) {
-  TRIPHASE_CHECK(are_points(points) && normalized != nullptr, "normalize_points: shapes");
+  const auto shape = [&] { return shape_of(points); };
+  require(are_points(points) && normalized != nullptr, "normalize_points", kBadPoints, shape);
   const std::int64_t total = points.rows * points.count;
   if (total == 0) return;
   TRIPHASE_LAUNCH((normalize_points_kernel),
                   static_cast<unsigned>(ceil_div<std::int64_t>(total, kWarps)), kThreads, 0, stream,
                   points, normalized);
-  check_launched("normalize_points", [&] { return shape_text(points); });
+  check_launched("normalize_points", shape);
 }
 
 void kmeans_assign(const Points& points, const float* centroids, std::int64_t clusters,
                    std::int32_t* labels, StreamHandle stream) {
-  TRIPHASE_CHECK(are_points(points) && centroids != nullptr && clusters > 0 && labels != nullptr,
-                 "kmeans_assign: shapes");
+  const auto shape = [&] { return shape_of(points, clusters); };
+  require(are_points(points) && centroids != nullptr && clusters > 0 && labels != nullptr,
+          "kmeans_assign", kBadPoints, shape);
   if (points.rows * points.count == 0) return;
   const dim3 grid{static_cast<unsigned>(ceil_div<std::int64_t>(points.count, kPointTile)),
                   static_cast<unsigned>(points.rows), 1};
@@ -227,38 +234,44 @@ void kmeans_assign(const Points& points, const float* centroids, std::int64_t cl
   allow_shared_bytes(&kmeans_assign_kernel, shared, "kmeans_assign");
   TRIPHASE_LAUNCH((kmeans_assign_kernel), grid, kThreads, shared, stream, points, centroids,
                   static_cast<int>(clusters), labels);
-  check_launched("kmeans_assign", [&] { return shape_text(points); });
+  check_launched("kmeans_assign", shape);
 }
 
 void kmeans_update(const Points& points, const std::int32_t* labels, std::int64_t clusters,
                    float* centroids, std::int32_t* members, StreamHandle stream) {
-  TRIPHASE_CHECK(are_points(points) && labels != nullptr && clusters > 0 && centroids != nullptr &&
-                     members != nullptr,
-                 "kmeans_update: shapes");
+  const auto shape = [&] { return shape_of(points, clusters); };
+  require(are_points(points) && labels != nullptr && clusters > 0 && centroids != nullptr &&
+              members != nullptr,
+          "kmeans_update", kBadPoints, shape);
   if (points.rows == 0) return;
   const dim3 grid{static_cast<unsigned>(clusters), static_cast<unsigned>(points.rows), 1};
   TRIPHASE_LAUNCH((kmeans_update_kernel), grid, kThreads, 0, stream, points, labels,
                   static_cast<int>(clusters), centroids, members);
-  check_launched("kmeans_update", [&] { return shape_text(points); });
+  check_launched("kmeans_update", shape);
 }
 
 void expand_clusters(const ClusterTokens& clusters, const std::int32_t* chosen,
                      std::int64_t chosen_stride, const std::int32_t* chosen_counts,
                      std::int32_t* indices, std::int32_t* counts, StreamHandle stream) {
   constexpr std::int64_t kMostTokens = std::int64_t{1} << 20;  // bits that fit in shared memory
-  TRIPHASE_CHECK(clusters.begins != nullptr && clusters.tokens != nullptr && chosen != nullptr &&
-                     chosen_counts != nullptr && indices != nullptr && counts != nullptr &&
-                     clusters.max_tokens <= kMostTokens,
-                 "expand_clusters: shapes");
+  const auto shape = [&] {
+    return shape_text({{"rows", clusters.rows},
+                       {"max_clusters", clusters.max_clusters},
+                       {"max_tokens", clusters.max_tokens},
+                       {"chosen_stride", chosen_stride}});
+  };
+  require(clusters.begins != nullptr && clusters.tokens != nullptr && chosen != nullptr &&
+              chosen_counts != nullptr && indices != nullptr && counts != nullptr,
+          "expand_clusters", "null pointer", shape);
+  require(clusters.max_tokens <= kMostTokens, "expand_clusters", "too many tokens for its bits",
+          shape);
   if (clusters.rows == 0) return;
   const auto shared = static_cast<std::size_t>(
       ceil_div<std::int64_t>(larger<std::int64_t>(clusters.max_tokens, 1), 32) * 4);
   allow_shared_bytes(&expand_clusters_kernel, shared, "expand_clusters");
   TRIPHASE_LAUNCH((expand_clusters_kernel), static_cast<unsigned>(clusters.rows), kThreads, shared,
                   stream, clusters, chosen, chosen_stride, chosen_counts, indices, counts);
-  check_launched("expand_clusters", [&] {
-    return std::to_string(clusters.rows) + " rows of up to " + std::to_string(clusters.max_tokens);
-  });
+  check_launched("expand_clusters", shape);
 }
 
 void expand_pages(const std::int32_t* chosen, std::int64_t chosen_stride,
@@ -266,15 +279,23 @@ void expand_pages(const std::int32_t* chosen, std::int64_t chosen_stride,
                   std::int64_t tokens_per_page, const std::int32_t* lengths,
                   std::int64_t rows_per_length, std::int32_t* indices, std::int64_t capacity,
                   std::int32_t* counts, StreamHandle stream) {
-  TRIPHASE_CHECK(chosen != nullptr && chosen_counts != nullptr && lengths != nullptr &&
-                     rows_per_length > 0 && indices != nullptr && counts != nullptr &&
-                     tokens_per_page > 0 && capacity >= chosen_stride * tokens_per_page,
-                 "expand_pages: shapes");
+  const auto shape = [&] {
+    return shape_text({{"rows", rows},
+                       {"chosen_stride", chosen_stride},
+                       {"tokens_per_page", tokens_per_page},
+                       {"rows_per_length", rows_per_length},
+                       {"capacity", capacity}});
+  };
+  require(chosen != nullptr && chosen_counts != nullptr && lengths != nullptr &&
+              indices != nullptr && counts != nullptr,
+          "expand_pages", "null pointer", shape);
+  require(rows_per_length > 0 && tokens_per_page > 0 && capacity >= chosen_stride * tokens_per_page,
+          "expand_pages", "capacity below the chosen pages' tokens", shape);
   if (rows == 0) return;
   TRIPHASE_LAUNCH((expand_pages_kernel), static_cast<unsigned>(rows), kThreads, 0, stream, chosen,
                   chosen_stride, chosen_counts, static_cast<int>(tokens_per_page), lengths,
                   rows_per_length, indices, capacity, counts);
-  check_launched("expand_pages", [&] { return std::to_string(rows) + " rows"; });
+  check_launched("expand_pages", shape);
 }
 
 }  // namespace triphase::cuda

@@ -9,6 +9,7 @@
 #include <tuple>
 #include <vector>
 
+#include "kernels/cuda/launch_check.h"
 #include "runtime/base/error.h"
 
 namespace triphase::cuda {
@@ -109,8 +110,10 @@ class CublasLtGemm final : public Gemm {
   // The library is column-major: y^T [N, M] = w [N, K] x^T [K, M], with w transposed on reading.
   [[nodiscard]] bool run(ConstMatrix x, ConstMatrix w, const float* bias, bool accumulate, Matrix y,
                          StreamHandle stream) override {
-    TRIPHASE_CHECK(x.dtype == w.dtype && x.cols == w.cols && y.rows == x.rows && y.cols == w.rows,
-                   "cuBLASLt: shapes");
+    require(x.dtype == w.dtype && x.cols == w.cols && y.rows == x.rows && y.cols == w.rows,
+            "cuBLASLt", "y must be x times w transposed, of one type", [&] {
+              return shape_text({{"x", x}, {"w", w}, {"y", y}});
+            });
     Owned<cublasLtMatmulDesc_t> product(f_.desc_destroy);
     check(f_.desc_create(product.out(), CUBLAS_COMPUTE_32F, CUDA_R_32F), x, y);
     const cublasOperation_t transposed = CUBLAS_OP_T;

@@ -10,30 +10,45 @@
 #include "kernels/cuda/gemm_tile.h"
 #include "kernels/cuda/kv_append.h"
 #include "kernels/cuda/kv_quantize.h"
+#include "kernels/cuda/launch_check.h"
 #include "kernels/cuda/norms.h"
 #include "kernels/cuda/pointwise.h"
 #include "kernels/cuda/stage_rows.h"
-#include "runtime/base/error.h"
 
 namespace triphase::cuda {
 namespace {
 
-constexpr std::size_t kRingBytes = std::size_t{16} << 20;
-constexpr std::int64_t kGemmAlignment = 8;  // elements of a row of converted activations
+CudaScratchBytes reserved(const CudaOpsSettings& settings) {
+  CudaScratchBytes bytes;
+  bytes.arguments = kCudaArgumentRingBytes;
+  return settings.reserve ? cuda_scratch_bytes(*settings.reserve) : bytes;
+}
 
 void check_indices(std::span<const std::int32_t> indices, const ConstMatrix& table,
                    const ConstMatrix& y, std::string_view operation) {
-  TRIPHASE_CHECK(y.cols == table.cols && static_cast<std::int64_t>(indices.size()) == y.rows,
-                 operation);
+  const auto shape = [&] {
+    return shape_text({{"table", table}, {"y", y}}) + ", " +
+           shape_text({{"indices", static_cast<std::int64_t>(indices.size())}});
+  };
+  require(y.cols == table.cols && static_cast<std::int64_t>(indices.size()) == y.rows, operation,
+          "a row of y, as wide as the table, for each index", shape);
   for (const std::int32_t index : indices) {
-    TRIPHASE_CHECK(index >= 0 && index < table.rows, operation);
+    require(index >= 0 && index < table.rows, operation, "an index out of range",
+            [&] { return "index " + std::to_string(index) + ", " + shape(); });
   }
 }
 
+std::string shape_of(const KvLayerView& view) {
+  return shape_text({{"page_tokens", view.page_tokens},
+                     {"kv_heads", view.kv_heads},
+                     {"head_dim", view.head_dim}}) +
+         ", cache " + std::string(dtype_name(view.dtype));
+}
+
 KvCache cache_of(const KvLayerView& view, std::string_view operation) {
-  TRIPHASE_CHECK(view.k != nullptr && view.v != nullptr && view.page_tokens > 0 &&
-                     view.kv_heads > 0 && view.head_dim > 0,
-                 operation);
+  require(view.k != nullptr && view.v != nullptr && view.page_tokens > 0 && view.kv_heads > 0 &&
+              view.head_dim > 0,
+          operation, "a cache without keys, values or sizes", [&] { return shape_of(view); });
   return {.k = view.k,
           .v = view.v,
           .dtype = view.dtype,
@@ -51,17 +66,19 @@ class CudaOps final : public Ops {
   CudaOps(Device& device, Device& host, CudaOpsSettings settings)
       : device_(&device),
         settings_(std::move(settings)),
-        arguments_(device, host, kRingBytes),
-        scratch_(device),
-        converted_(device) {}
+        arguments_(device, host, static_cast<std::size_t>(reserved(settings_).arguments)),
+        scratch_(device, static_cast<std::size_t>(reserved(settings_).attention)),
+        converted_(device, static_cast<std::size_t>(reserved(settings_).activations)) {}
 
   [[nodiscard]] std::string_view name() const override { return settings_.name; }
 
   void linear(ConstMatrix x, ConstMatrix w, const float* bias, bool accumulate, Matrix y,
               Stream& stream) override {
-    TRIPHASE_CHECK(x.dtype == DType::kF32 && y.dtype == DType::kF32 && x.cols == w.cols &&
-                       y.rows == x.rows && y.cols == w.rows,
-                   "linear: shapes");
+    require(x.dtype == DType::kF32 && y.dtype == DType::kF32 && x.cols == w.cols &&
+                y.rows == x.rows && y.cols == w.rows,
+            "linear", "F32 x and y, y must be x times w transposed", [&] {
+              return shape_text({{"x", x}, {"w", w}, {"y", y}});
+            });
     if (settings_.gemm != nullptr && y.rows > 0 && y.cols > 0 && x.cols > 0) {
       const ConstMatrix rounded = w.dtype == DType::kF32 ? x : round_to(x, w.dtype, stream);
       if (settings_.gemm->run(rounded, w, bias, accumulate, y, handle(stream))) return;
@@ -71,20 +88,22 @@ class CudaOps final : public Ops {
 
   void embed(std::span<const TokenId> ids, ConstMatrix table, float scale, Matrix y,
              Stream& stream) override {
-    check_indices(ids, table, y, "embed: shapes or an id out of range");
+    check_indices(ids, table, y, "embed");
     gather_table(arguments_.send(ids, stream), table, scale, false, y, handle(stream));
   }
 
   void add_positions(std::span<const std::int32_t> positions, ConstMatrix table, Matrix y,
                      Stream& stream) override {
-    check_indices(positions, table, y, "add_positions: shapes or a position out of range");
+    check_indices(positions, table, y, "add_positions");
     gather_table(arguments_.send(positions, stream), table, 1.0F, true, y, handle(stream));
   }
 
   void gather_rows(ConstMatrix x, std::span<const std::int32_t> rows, Matrix y,
                    Stream& stream) override {
-    check_indices(rows, x, y, "gather_rows: shapes or a row out of range");
-    TRIPHASE_CHECK(x.dtype == DType::kF32, "gather_rows: type");
+    check_indices(rows, x, y, "gather_rows");
+    require(x.dtype == DType::kF32, "gather_rows", "x must be F32", [&] {
+      return shape_text({{"x", x}, {"y", y}});
+    });
     gather_table(arguments_.send(rows, stream), x, 1.0F, false, y, handle(stream));
   }
 
@@ -105,7 +124,9 @@ class CudaOps final : public Ops {
 
   void gated_activation(Activation activation, ConstMatrix gate, ConstMatrix up, Matrix y,
                         Stream& stream) override {
-    TRIPHASE_CHECK(!up.empty() || up.rows == 0, "gated_activation: shapes");
+    require(!up.empty() || up.rows == 0, "gated_activation", "up is missing", [&] {
+      return shape_text({{"gate", gate}, {"up", up}, {"y", y}});
+    });
     cuda::activate(activation, gate, up, y, handle(stream));
   }
 
@@ -117,17 +138,23 @@ class CudaOps final : public Ops {
 
   void kv_append(ConstMatrix k, ConstMatrix v, const KvSlots& slots, const KvLayerView& cache,
                  Stream& stream) override {
-    TRIPHASE_CHECK(k.dtype == DType::kF32 && v.dtype == DType::kF32 && k.rows == v.rows &&
-                       k.cols == v.cols && k.row_stride == v.row_stride &&
-                       k.cols == cache.kv_heads * cache.head_dim &&
-                       static_cast<std::int64_t>(slots.pages.size()) == k.rows &&
-                       slots.offsets.size() == slots.pages.size(),
-                   "kv_append: shapes");
+    const auto shape = [&] {
+      return shape_text({{"k", k}, {"v", v}}) + ", " +
+             shape_text({{"slots", static_cast<std::int64_t>(slots.pages.size())}}) + ", " +
+             shape_of(cache);
+    };
+    require(k.dtype == DType::kF32 && v.dtype == DType::kF32 && k.rows == v.rows &&
+                k.cols == v.cols && k.row_stride == v.row_stride &&
+                k.cols == cache.kv_heads * cache.head_dim,
+            "kv_append", "k and v must be F32 rows of the cache's heads", shape);
+    require(static_cast<std::int64_t>(slots.pages.size()) == k.rows &&
+                slots.offsets.size() == slots.pages.size(),
+            "kv_append", "a slot for each row", shape);
     std::vector<std::int32_t> places;
     for (std::size_t row = 0; row < slots.pages.size(); ++row) {
-      TRIPHASE_CHECK(slots.pages[row].valid() && slots.offsets[row] >= 0 &&
-                         slots.offsets[row] < cache.page_tokens,
-                     "kv_append: a slot out of range");
+      require(slots.pages[row].valid() && slots.offsets[row] >= 0 &&
+                  slots.offsets[row] < cache.page_tokens,
+              "kv_append", "a slot out of range", shape);
       places.push_back(static_cast<std::int32_t>(slots.pages[row].value * cache.page_tokens) +
                        slots.offsets[row]);
     }
@@ -138,22 +165,22 @@ class CudaOps final : public Ops {
     args.stride = k.row_stride;
     args.tokens = static_cast<int>(places.size());
     args.slots = send(places, stream);
-    args.cache = cache_of(cache, "kv_append: cache");
+    args.cache = cache_of(cache, "kv_append");
     cuda::kv_append(args, handle(stream));
   }
 
   void kv_close(std::span<const KvClose> blocks, const KvLayerView& cache,
                 Stream& stream) override {
-    TRIPHASE_CHECK(cache.quantized(), "kv_close: not an INT8 cache");
+    require(cache.quantized(), "kv_close", "not an INT8 cache", [&] { return shape_of(cache); });
     std::vector<KvBlock> places;
     for (const KvClose& block : blocks) {
-      TRIPHASE_CHECK(block.open_page.valid() && block.page.valid() && block.scale_page.valid(),
-                     "kv_close: a page out of range");
+      require(block.open_page.valid() && block.page.valid() && block.scale_page.valid(), "kv_close",
+              "a page out of range", [&] { return shape_of(cache); });
       places.push_back({block.open_page.value, block.page.value, block.scale_page.value});
     }
     if (places.empty()) return;
     kv_quantize_pages(send(places, stream), static_cast<int>(places.size()),
-                      cache_of(cache, "kv_close: cache"), handle(stream));
+                      cache_of(cache, "kv_close"), handle(stream));
   }
 
   void kv_pack(const KvLayerView& cache, std::span<const std::int32_t> slots, std::byte* records,
@@ -169,10 +196,13 @@ class CudaOps final : public Ops {
   void attention(ConstMatrix q, std::int64_t heads, const KvLayerView& cache,
                  std::span<const AttentionSegment> segments, float scale, Matrix out, Workspace,
                  Stream& stream) override {
-    TRIPHASE_CHECK(q.dtype == DType::kF32 && out.dtype == DType::kF32 && q.rows == out.rows &&
-                       q.cols == out.cols && cache.kv_heads > 0 && heads > 0 &&
-                       heads % cache.kv_heads == 0 && q.cols == heads * cache.head_dim,
-                   "attention: shapes");
+    require(q.dtype == DType::kF32 && out.dtype == DType::kF32 && q.rows == out.rows &&
+                q.cols == out.cols && cache.kv_heads > 0 && heads > 0 &&
+                heads % cache.kv_heads == 0 && q.cols == heads * cache.head_dim,
+            "attention", "F32 q and out of whole groups of heads", [&] {
+              return shape_text({{"q", q}, {"out", out}}) + ", " + shape_text({{"heads", heads}}) +
+                     ", " + shape_of(cache);
+            });
     for (const AttentionSegment& segment : segments) check_segment(segment, q.rows, cache);
     attend_batch({q, heads, cache, scale, out}, segments,
                  {settings_.multiprocessors, settings_.shared_bytes_per_multiprocessor,
@@ -192,9 +222,10 @@ class CudaOps final : public Ops {
 
   // Activations in the weights' type, rows padded to what tensor cores read at once.
   ConstMatrix round_to(ConstMatrix x, DType dtype, Stream& stream) {
-    const std::int64_t stride = (x.cols + kGemmAlignment - 1) / kGemmAlignment * kGemmAlignment;
-    std::byte* data =
-        converted_.at_least(static_cast<std::size_t>(x.rows * stride) * dtype_bytes(dtype), stream);
+    const std::int64_t stride =
+        (x.cols + kGemmRowElements - 1) / kGemmRowElements * kGemmRowElements;
+    std::byte* data = converted_.at_least(
+        static_cast<std::size_t>(rounded_activation_bytes(x.rows, x.cols)), stream);
     convert(x, {data, dtype, x.rows, stride, stride}, handle(stream));
     return {data, dtype, x.rows, x.cols, stride};
   }
@@ -202,13 +233,16 @@ class CudaOps final : public Ops {
   void stage(StageDirection direction, std::byte* records, std::span<const std::int32_t> slots,
              const KvLayerView& cache, Stream& stream) {
     for (const std::int32_t slot : slots) {
-      TRIPHASE_CHECK(slot >= 0, "kv_pack, kv_unpack: a slot out of range");
+      require(slot >= 0, "kv_pack, kv_unpack", "a slot out of range", [&] {
+        return shape_text({{"slot", slot}, {"slots", static_cast<std::int64_t>(slots.size())}}) +
+               ", " + shape_of(cache);
+      });
     }
     if (slots.empty()) return;
     StageRowsArgs args;
     args.direction = direction;
     args.records = records;
-    args.cache = cache_of(cache, "kv_pack, kv_unpack: cache");
+    args.cache = cache_of(cache, "kv_pack, kv_unpack");
     args.slots = arguments_.send(slots, stream);
     args.count = static_cast<int>(slots.size());
     stage_rows(args, handle(stream));
@@ -216,30 +250,39 @@ class CudaOps final : public Ops {
 
   static void check_segment(const AttentionSegment& segment, std::int64_t rows,
                             const KvLayerView& cache) {
-    TRIPHASE_CHECK(segment.query_begin >= 0 && segment.query_count >= 0 &&
-                       segment.query_begin + segment.query_count <= rows &&
-                       segment.context_tokens >= segment.query_count && segment.window >= 0,
-                   "attention: a segment's rows");
+    const auto check = [&](bool condition, const char* what) {
+      require(condition, "attention", what, [&] {
+        return shape_text({{"rows", rows},
+                           {"query_begin", segment.query_begin},
+                           {"query_count", segment.query_count},
+                           {"context_tokens", segment.context_tokens},
+                           {"window", segment.window},
+                           {"pages", static_cast<std::int64_t>(segment.pages.size())}}) +
+               ", " + shape_of(cache);
+      });
+    };
+    check(segment.query_begin >= 0 && segment.query_count >= 0 &&
+              segment.query_begin + segment.query_count <= rows &&
+              segment.context_tokens >= segment.query_count && segment.window >= 0,
+          "a segment's rows");
     const auto blocks = static_cast<std::size_t>((segment.context_tokens + cache.page_tokens - 1) /
                                                  cache.page_tokens);
     const std::size_t closed = cache.quantized() && blocks > 0 ? blocks - 1 : blocks;
     if (!segment.selection.empty()) {
       const auto lists = static_cast<std::int64_t>(segment.selection.begins.size()) - 1;
-      TRIPHASE_CHECK(segment.query_count <= 1 && (lists == 1 || lists == cache.kv_heads) &&
-                         segment.selection.tokens.size() == segment.selection.slots.size(),
-                     "attention: a selection's lists");
-      TRIPHASE_CHECK(!cache.quantized() || segment.scale_pages.size() >= closed,
-                     "attention: a segment's scale pages");
+      check(segment.query_count <= 1 && (lists == 1 || lists == cache.kv_heads) &&
+                segment.selection.tokens.size() == segment.selection.slots.size(),
+            "a selection's lists");
+      check(!cache.quantized() || segment.scale_pages.size() >= closed, "a segment's scale pages");
       return;
     }
-    TRIPHASE_CHECK(segment.pages.size() >= closed, "attention: a segment's pages");
+    check(segment.pages.size() >= closed, "a segment's pages");
     if (!cache.quantized() || blocks == 0) return;
-    TRIPHASE_CHECK(segment.scale_pages.size() >= closed && segment.open_page.valid(),
-                   "attention: a segment's pages");
-    TRIPHASE_CHECK(
-        segment.query_count == 0 || segment.context_tokens - segment.query_count >=
-                                        static_cast<std::int64_t>(closed) * cache.page_tokens,
-        "attention: INT8 queries of more than one block in a segment");
+    check(segment.scale_pages.size() >= closed && segment.open_page.valid(),
+          "a segment's scale pages or open page");
+    check(segment.query_count == 0 || segment.context_tokens - segment.query_count >=
+                                          static_cast<std::int64_t>(closed) * cache.page_tokens,
+          "INT8 queries of more than one block in a segment");
   }
 
   Device* device_;

@@ -13,15 +13,18 @@
 // neighbours; with `deterministic` cuts lie at absolute positions and all but selections use
 // paged_attention.
 //
-// Scratch beyond the given workspace is the object's own and grows when a call needs more than any
-// before it; calls of known shapes allocate nothing. One stream and one thread at a time.
+// Scratch beyond the given workspace is the object's own: allocated at the start for the shapes
+// that `reserve` names, by kernels/sizing/cuda_workspace.h, and grown when a call needs more. One
+// stream and one thread at a time.
 
 #include <functional>
 #include <memory>
+#include <optional>
 #include <string>
 
 #include "kernels/cuda/gemm.h"
 #include "kernels/ops.h"
+#include "kernels/sizing/cuda_workspace.h"
 
 namespace triphase::cuda {
 
@@ -33,6 +36,8 @@ struct CudaOpsSettings {
   // The CUDA stream behind one of the device's streams.
   std::function<StreamHandle(Stream&)> stream_handle;
   std::unique_ptr<Gemm> gemm;  // null: gemm_tile
+  // What cuda_scratch_bytes says for the calls to come is allocated at the start.
+  std::optional<CudaScratchShape> reserve;
 };
 
 // `device` holds the scratch, `host` what travels to it; both must outlive the Ops.

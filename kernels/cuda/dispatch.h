@@ -35,8 +35,8 @@ void for_cache_type(DType dtype, std::string_view kernel, const Body& body) {
 // Calls body.operator()<G>() with the smallest of 1, 2, 4, 8 that is at least `group`.
 template <class Body>
 void for_group(std::int64_t group, std::string_view kernel, const Body& body) {
-  TRIPHASE_CHECK(group >= 1 && group <= 8,
-                 std::string(kernel) + ": 1 to 8 query heads for each KV head");
+  TRIPHASE_CHECK(group >= 1 && group <= 8, std::string(kernel) + ": 1 to 8 query heads for each " +
+                                               "KV head, not " + std::to_string(group));
   if (group == 1) return body.template operator()<1>();
   if (group == 2) return body.template operator()<2>();
   if (group <= 4) return body.template operator()<4>();

@@ -2,6 +2,7 @@
 
 #include "kernels/cuda/dispatch.h"
 #include "kernels/cuda/gemm_tile.h"
+#include "kernels/cuda/launch_check.h"
 
 namespace triphase::cuda {
 namespace {
@@ -73,10 +74,13 @@ __global__ void __launch_bounds__(kThreads)
 void gemm_tile(ConstMatrix x, ConstMatrix w, const float* bias, bool accumulate, Matrix y,
                StreamHandle stream) {
   constexpr std::int64_t kLargest = std::int64_t{1} << 30;
-  TRIPHASE_CHECK(x.dtype == DType::kF32 && y.dtype == DType::kF32 && x.cols == w.cols &&
-                     y.rows == x.rows && y.cols == w.rows && x.cols < kLargest &&
-                     y.cols < kLargest && y.rows <= std::int64_t{65535} * kTile,
-                 "gemm_tile: shapes");
+  const auto shape = [&] { return shape_text({{"x", x}, {"w", w}, {"y", y}}); };
+  require(x.dtype == DType::kF32 && y.dtype == DType::kF32, "gemm_tile", "x and y must be F32",
+          shape);
+  require(x.cols == w.cols && y.rows == x.rows && y.cols == w.rows, "gemm_tile",
+          "y must be x times w transposed", shape);
+  require(x.cols < kLargest && y.cols < kLargest && y.rows <= std::int64_t{65535} * kTile,
+          "gemm_tile", "too large", shape);
   if (y.rows == 0 || y.cols == 0) return;
   const dim3 grid{static_cast<unsigned>(ceil_div<std::int64_t>(y.cols, kTile)),
                   static_cast<unsigned>(ceil_div<std::int64_t>(y.rows, kTile)), 1};
@@ -86,10 +90,7 @@ void gemm_tile(ConstMatrix x, ConstMatrix w, const float* bias, bool accumulate,
                     w.row_stride, bias, accumulate, static_cast<float*>(y.data), y.row_stride,
                     static_cast<int>(y.rows), static_cast<int>(y.cols), static_cast<int>(x.cols));
   });
-  check_launched("gemm_tile", [&] {
-    return std::to_string(y.rows) + " x " + std::to_string(y.cols) + ", depth " +
-           std::to_string(x.cols);
-  });
+  check_launched("gemm_tile", shape);
 }
 
 }  // namespace triphase::cuda

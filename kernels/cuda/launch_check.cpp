@@ -13,6 +13,16 @@ std::string shape_text(std::initializer_list<std::pair<std::string_view, std::in
   return text;
 }
 
+std::string shape_text(std::initializer_list<std::pair<std::string_view, ConstMatrix>> matrices) {
+  std::string text;
+  for (const auto& [name, matrix] : matrices) {
+    if (!text.empty()) text += ", ";
+    text += std::string(name) + " " + std::to_string(matrix.rows) + " x " +
+            std::to_string(matrix.cols) + " " + std::string(dtype_name(matrix.dtype));
+  }
+  return text;
+}
+
 void reject_launch(std::string_view kernel, std::string_view what, const std::string& shape) {
   throw Error(ErrorRole::kInternal, "E-INT-CHECK", kernel)
       .found(std::string(what) + " (" + shape + ")")

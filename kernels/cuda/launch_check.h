@@ -8,11 +8,17 @@
 #include <string_view>
 #include <utility>
 
+#include "runtime/base/dtype.h"
+
 namespace triphase::cuda {
 
 // "rows 64, head_dim 128"
 [[nodiscard]] std::string shape_text(
     std::initializer_list<std::pair<std::string_view, std::int64_t>> sizes);
+
+// "x 3 x 64 f32, y 3 x 128 f16"
+[[nodiscard]] std::string shape_text(
+    std::initializer_list<std::pair<std::string_view, ConstMatrix>> matrices);
 
 // Throws an internal error (exit 70).
 [[noreturn]] void reject_launch(std::string_view kernel, std::string_view what,

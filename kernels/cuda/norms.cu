@@ -2,8 +2,8 @@
 #include <string>
 
 #include "kernels/cuda/block_reduce.h"
+#include "kernels/cuda/launch_check.h"
 #include "kernels/cuda/norms.h"
-#include "runtime/base/error.h"
 
 namespace triphase::cuda {
 namespace {
@@ -102,42 +102,41 @@ bool is_row_operation(const ConstMatrix& x, const ConstMatrix& y, const float* w
          x.cols > 0 && x.cols < (std::int64_t{1} << 31) && weight != nullptr;
 }
 
-std::string shape_text(const ConstMatrix& matrix) {
-  return std::to_string(matrix.rows) + " x " + std::to_string(matrix.cols);
-}
-
 }  // namespace
 
 void rms_norm(ConstMatrix x, const float* weight, float weight_offset, float eps, Matrix y,
               StreamHandle stream) {
-  TRIPHASE_CHECK(is_row_operation(x, y, weight), "rms_norm: shapes");
+  const auto shape = [&] { return shape_text({{"x", x}, {"y", y}}); };
+  require(is_row_operation(x, y, weight), "rms_norm", "x and y must be F32 of one shape", shape);
   if (x.rows == 0) return;
   TRIPHASE_LAUNCH((rms_norm_kernel), static_cast<unsigned>(x.rows), kThreads, 0, stream,
                   static_cast<const float*>(x.data), x.row_stride, weight, weight_offset, eps,
                   static_cast<float*>(y.data), y.row_stride, static_cast<int>(x.cols));
-  check_launched("rms_norm", [&] { return shape_text(x); });
+  check_launched("rms_norm", shape);
 }
 
 void layer_norm(ConstMatrix x, const float* weight, const float* bias, float eps, Matrix y,
                 StreamHandle stream) {
-  TRIPHASE_CHECK(is_row_operation(x, y, weight), "layer_norm: shapes");
+  const auto shape = [&] { return shape_text({{"x", x}, {"y", y}}); };
+  require(is_row_operation(x, y, weight), "layer_norm", "x and y must be F32 of one shape", shape);
   if (x.rows == 0) return;
   TRIPHASE_LAUNCH((layer_norm_kernel), static_cast<unsigned>(x.rows), kThreads, 0, stream,
                   static_cast<const float*>(x.data), x.row_stride, weight, bias, eps,
                   static_cast<float*>(y.data), y.row_stride, static_cast<int>(x.cols));
-  check_launched("layer_norm", [&] { return shape_text(x); });
+  check_launched("layer_norm", shape);
 }
 
 void top_logit(ConstMatrix logits, std::int32_t* top, float* value, float* log_sum,
                StreamHandle stream) {
-  TRIPHASE_CHECK(logits.dtype == DType::kF32 && logits.cols > 0 &&
-                     logits.cols < (std::int64_t{1} << 31) && top != nullptr,
-                 "top_logit: shapes");
+  const auto shape = [&] { return shape_text({{"logits", logits}}); };
+  require(logits.dtype == DType::kF32 && logits.cols > 0 && logits.cols < (std::int64_t{1} << 31) &&
+              top != nullptr,
+          "top_logit", "logits must be F32 with columns", shape);
   if (logits.rows == 0) return;
   TRIPHASE_LAUNCH((top_logit_kernel), static_cast<unsigned>(logits.rows), kThreads, 0, stream,
                   static_cast<const float*>(logits.data), logits.row_stride,
                   static_cast<int>(logits.cols), top, value, log_sum);
-  check_launched("top_logit", [&] { return shape_text(logits); });
+  check_launched("top_logit", shape);
 }
 
 }  // namespace triphase::cuda

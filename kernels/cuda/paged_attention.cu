@@ -1,13 +1,15 @@
 #include <string>
 
 #include "kernels/cuda/dispatch.h"
+#include "kernels/cuda/launch_check.h"
 #include "kernels/cuda/paged_work.h"
+#include "kernels/sizing/cuda_workspace.h"
 
 namespace triphase::cuda {
 namespace {
 
 constexpr int kThreads = 128;
-constexpr int kRows = static_cast<int>(kAttentionQueryRows);
+constexpr int kRows = static_cast<int>(kPagedRows);
 constexpr int kTile = static_cast<int>(kAttentionKeyTile);
 constexpr int kMaxDim = 256;
 constexpr float kLog2E = 1.44269504F;
@@ -84,9 +86,9 @@ __global__ void __launch_bounds__(kThreads, 4) paged_attention_kernel(PagedAtten
   const PagedWork work = find_paged_work<kRows>(call);
 
   // Tokens that any of the block's rows sees, within this split.
-  const std::int64_t split_begin = static_cast<std::int64_t>(blockIdx.z) * kAttentionSplitTokens;
+  const std::int64_t split_begin = static_cast<std::int64_t>(blockIdx.z) * kPagedSplitTokens;
   const std::int64_t end =
-      smaller(split_begin + kAttentionSplitTokens, work.position(work.rows - 1) + 1);
+      smaller(split_begin + kPagedSplitTokens, work.position(work.rows - 1) + 1);
   const std::int64_t begin = larger(split_begin, work.begin(0) / kTile * kTile);
 
   for (int i = thread; i < kRows * dim; i += kThreads) {
@@ -180,41 +182,43 @@ __global__ void __launch_bounds__(kThreads)
 }
 
 std::int64_t splits_of(std::int64_t max_context) {
-  return larger<std::int64_t>(1, ceil_div(max_context, kAttentionSplitTokens));
+  return larger<std::int64_t>(1, ceil_div(max_context, kPagedSplitTokens));
 }
 
 }  // namespace
 
-std::int64_t paged_query_blocks(std::int64_t query_count, std::int64_t group) {
-  return ceil_div(query_count, larger<std::int64_t>(1, kAttentionQueryRows / group));
-}
-
-std::int64_t paged_attention_floats(std::int64_t query_blocks, std::int64_t kv_heads,
-                                    std::int64_t head_dim, std::int64_t max_context) {
-  return query_blocks * kv_heads * splits_of(max_context) * paged_partial_floats<kRows>(head_dim);
-}
-
 void paged_attention(const PagedAttention& call, std::int64_t query_blocks,
                      std::int64_t max_context, StreamHandle stream) {
-  TRIPHASE_CHECK(
-      call.kv_heads > 0 && call.kv_heads <= 65535 && call.heads % call.kv_heads == 0 &&
-          call.heads / call.kv_heads <= kRows && call.head_dim > 0 && call.head_dim <= kMaxDim &&
-          call.page_tokens > 0 && call.q != nullptr && call.out != nullptr &&
-          call.partials != nullptr && call.segments != nullptr &&
-          (call.dtype != DType::kU8 ||
-           (call.scales != nullptr && call.open_k != nullptr && call.scale_pages != nullptr)),
-      "paged_attention: shapes");
+  const auto shape = [&] {
+    return shape_text({{"query_blocks", query_blocks},
+                       {"heads", call.heads},
+                       {"kv_heads", call.kv_heads},
+                       {"head_dim", call.head_dim},
+                       {"page_tokens", call.page_tokens},
+                       {"segments", call.segment_count},
+                       {"max_context", max_context}}) +
+           ", cache " + std::string(dtype_name(call.dtype));
+  };
+  const auto check = [&](bool condition, const char* what) {
+    require(condition, "paged_attention", what, shape);
+  };
+  check(call.kv_heads > 0 && call.kv_heads <= 65535 && call.heads % call.kv_heads == 0,
+        "heads must be a multiple of kv_heads");
+  check(call.heads / call.kv_heads <= kRows, "1 to 16 query heads for each KV head");
+  check(call.head_dim > 0 && call.head_dim <= kMaxDim, "head_dim must be 1 to 256");
+  check(call.page_tokens > 0, "page_tokens must be positive");
+  check(call.q != nullptr && call.out != nullptr && call.partials != nullptr &&
+            call.segments != nullptr,
+        "null pointer");
+  check(call.dtype != DType::kU8 ||
+            (call.scales != nullptr && call.open_k != nullptr && call.scale_pages != nullptr),
+        "an INT8 cache needs scales, their pages and the open pool");
   if (query_blocks == 0) return;
   const std::int64_t splits = splits_of(max_context);
-  TRIPHASE_CHECK(splits <= 65535, "paged_attention: context");
+  check(splits <= 65535, "the context has too many splits");
   const dim3 grid{static_cast<unsigned>(query_blocks), static_cast<unsigned>(call.kv_heads),
                   static_cast<unsigned>(splits)};
   const std::size_t shared = shared_bytes(call.head_dim);
-  const auto shape = [&] {
-    return std::to_string(query_blocks) + " blocks of queries, " + std::to_string(call.heads) +
-           "/" + std::to_string(call.kv_heads) + " heads of " + std::to_string(call.head_dim) +
-           ", contexts up to " + std::to_string(max_context);
-  };
   for_cache_type(call.dtype, "paged_attention", [&]<class T>() {
     const auto launch = [&]<int kOwnColumns>() {
       allow_shared_bytes(&paged_attention_kernel<T, kOwnColumns>, shared, "paged_attention");

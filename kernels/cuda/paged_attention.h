@@ -2,9 +2,10 @@
 
 // Exact attention of any queries over paged K and V on CUDA cores: prefill chunks and decode tokens
 // in one ragged batch, causal, with an optional window, and the log-sum-exp of every query for
-// prefill_colsum. Flash attention over key tiles cut at absolute positions; splits of kSplitTokens
-// are merged in ascending order, so a query's bits depend on its row, its position and the cache
-// alone. The plain kernel that always works; decode-only batches have a faster one.
+// prefill_colsum. Flash attention over key tiles cut at absolute positions; splits of
+// kPagedSplitTokens are merged in ascending order, so a query's bits depend on its row, its
+// position and the cache alone. The plain kernel that always works; decode-only batches have a
+// faster one.
 
 #include <cstdint>
 
@@ -14,8 +15,6 @@
 namespace triphase::cuda {
 
 inline constexpr std::int64_t kAttentionKeyTile = 64;
-inline constexpr std::int64_t kAttentionSplitTokens = 2048;
-inline constexpr std::int64_t kAttentionQueryRows = 16;  // query heads x queries of one block
 
 // What kernels/ops.h calls a segment, with its pages in one device array.
 struct PagedSegment {
@@ -54,12 +53,8 @@ struct PagedAttention {
   float* partials = nullptr;  // paged_attention_floats of workspace
 };
 
-// Blocks of queries of a segment, and what a batch of `query_blocks` over contexts of at most
-// `max_context` needs as workspace.
-[[nodiscard]] std::int64_t paged_query_blocks(std::int64_t query_count, std::int64_t group);
-[[nodiscard]] std::int64_t paged_attention_floats(std::int64_t query_blocks, std::int64_t kv_heads,
-                                                  std::int64_t head_dim, std::int64_t max_context);
-
+// `query_blocks` of the segments together and `partials` as kernels/sizing/cuda_workspace.h says:
+// paged_query_blocks of each, paged_attention_floats.
 void paged_attention(const PagedAttention& call, std::int64_t query_blocks,
                      std::int64_t max_context, StreamHandle stream);
 

@@ -2,8 +2,8 @@
 #include <string>
 
 #include "kernels/cuda/dispatch.h"
+#include "kernels/cuda/launch_check.h"
 #include "kernels/cuda/pointwise.h"
-#include "runtime/base/error.h"
 
 namespace triphase::cuda {
 namespace {
@@ -14,10 +14,6 @@ constexpr int kThreads = 256;
 dim3 elementwise_grid(std::int64_t rows, std::int64_t cols) {
   return {static_cast<unsigned>(rows),
           static_cast<unsigned>(ceil_div<std::int64_t>(cols, kThreads)), 1};
-}
-
-std::string shape_text(const ConstMatrix& matrix) {
-  return std::to_string(matrix.rows) + " x " + std::to_string(matrix.cols);
 }
 
 __device__ inline std::int64_t column() {
@@ -105,63 +101,73 @@ bool same_shape(const ConstMatrix& a, const ConstMatrix& b) {
 
 void gather_table(const std::int32_t* rows, ConstMatrix table, float scale, bool accumulate,
                   Matrix y, StreamHandle stream) {
-  TRIPHASE_CHECK(is_f32(y) && y.cols == table.cols, "gather_table: shapes");
+  const auto shape = [&] { return shape_text({{"table", table}, {"y", y}}); };
+  require(is_f32(y) && y.cols == table.cols && (rows != nullptr || y.rows == 0), "gather_table",
+          "y must be F32 and as wide as the table", shape);
   if (y.rows == 0 || y.cols == 0) return;
   for_float_type(table.dtype, "gather_table", [&]<class T>() {
     TRIPHASE_LAUNCH((gather_table_kernel<T>), elementwise_grid(y.rows, y.cols), kThreads, 0, stream,
                     rows, static_cast<const T*>(table.data), table.row_stride, scale, accumulate,
                     static_cast<float*>(y.data), y.row_stride, y.cols);
   });
-  check_launched("gather_table", [&] { return shape_text(y); });
+  check_launched("gather_table", shape);
 }
 
 void rope(Matrix x, std::int64_t heads, std::int64_t head_dim, std::int64_t rotary_dim,
           ConstMatrix cos_sin, StreamHandle stream) {
-  TRIPHASE_CHECK(is_f32(x) && is_f32(cos_sin) && x.cols >= heads * head_dim &&
-                     rotary_dim % 2 == 0 && rotary_dim <= head_dim && cos_sin.rows == x.rows &&
-                     cos_sin.cols == rotary_dim,
-                 "rope: shapes");
+  const auto shape = [&] {
+    return shape_text({{"x", x}, {"cos_sin", cos_sin}}) + ", " +
+           shape_text({{"heads", heads}, {"head_dim", head_dim}, {"rotary_dim", rotary_dim}});
+  };
+  require(is_f32(x) && is_f32(cos_sin) && x.cols >= heads * head_dim && rotary_dim % 2 == 0 &&
+              rotary_dim <= head_dim && cos_sin.rows == x.rows && cos_sin.cols == rotary_dim,
+          "rope", "x must hold the heads, cos_sin a row of an even rotary_dim for each of x",
+          shape);
   const std::int64_t half = rotary_dim / 2;
   if (x.rows == 0 || heads * half == 0) return;
   TRIPHASE_LAUNCH((rope_kernel), elementwise_grid(x.rows, heads * half), kThreads, 0, stream,
                   static_cast<float*>(x.data), x.row_stride,
                   static_cast<const float*>(cos_sin.data), cos_sin.row_stride,
                   static_cast<int>(heads), static_cast<int>(head_dim), static_cast<int>(half));
-  check_launched("rope", [&] { return shape_text(x); });
+  check_launched("rope", shape);
 }
 
 void activate(Activation activation, ConstMatrix gate, ConstMatrix up, Matrix y,
               StreamHandle stream) {
-  TRIPHASE_CHECK(is_f32(gate) && is_f32(y) && same_shape(gate, y) &&
-                     (up.empty() || (is_f32(up) && same_shape(up, y))),
-                 "activate: shapes");
+  const auto shape = [&] { return shape_text({{"gate", gate}, {"up", up}, {"y", y}}); };
+  require(is_f32(gate) && is_f32(y) && same_shape(gate, y) &&
+              (up.empty() || (is_f32(up) && same_shape(up, y))),
+          "activate", "gate, up and y must be F32 of one shape", shape);
   if (y.rows == 0 || y.cols == 0) return;
   TRIPHASE_LAUNCH((activate_kernel), elementwise_grid(y.rows, y.cols), kThreads, 0, stream,
                   activation, static_cast<const float*>(gate.data), gate.row_stride,
                   static_cast<const float*>(up.data), up.row_stride, static_cast<float*>(y.data),
                   y.row_stride, y.cols);
-  check_launched("activate", [&] { return shape_text(y); });
+  check_launched("activate", shape);
 }
 
 void add(ConstMatrix x, Matrix y, StreamHandle stream) {
-  TRIPHASE_CHECK(is_f32(x) && is_f32(y) && same_shape(x, y), "add: shapes");
+  const auto shape = [&] { return shape_text({{"x", x}, {"y", y}}); };
+  require(is_f32(x) && is_f32(y) && same_shape(x, y), "add", "x and y must be F32 of one shape",
+          shape);
   if (y.rows == 0 || y.cols == 0) return;
   TRIPHASE_LAUNCH((add_kernel), elementwise_grid(y.rows, y.cols), kThreads, 0, stream,
                   static_cast<const float*>(x.data), x.row_stride, static_cast<float*>(y.data),
                   y.row_stride, y.cols);
-  check_launched("add", [&] { return shape_text(y); });
+  check_launched("add", shape);
 }
 
 void convert(ConstMatrix x, Matrix y, StreamHandle stream) {
-  TRIPHASE_CHECK(is_f32(x) && x.rows == y.rows && x.cols <= y.cols && y.dtype != DType::kF32,
-                 "convert: shapes");
+  const auto shape = [&] { return shape_text({{"x", x}, {"y", y}}); };
+  require(is_f32(x) && x.rows == y.rows && x.cols <= y.cols && y.dtype != DType::kF32, "convert",
+          "from F32 to rows at least as wide of a 16-bit type", shape);
   if (y.rows == 0 || y.cols == 0) return;
   for_float_type(y.dtype, "convert", [&]<class T>() {
     TRIPHASE_LAUNCH((convert_kernel<T>), elementwise_grid(y.rows, y.cols), kThreads, 0, stream,
                     static_cast<const float*>(x.data), x.row_stride, x.cols,
                     static_cast<T*>(y.data), y.row_stride, y.cols);
   });
-  check_launched("convert", [&] { return shape_text(y); });
+  check_launched("convert", shape);
 }
 
 }  // namespace triphase::cuda

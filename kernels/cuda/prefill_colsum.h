@@ -21,8 +21,15 @@ struct PrefillColumns {
   // Queries at positions [row_begin, row_end) count.
   std::int64_t row_begin = 0;
   std::int64_t row_end = 0;
-  const void* k = nullptr;  // [page][kv_head][page_tokens][head_dim], F32, F16 or BF16
+  const void* k = nullptr;  // [page][kv_head][page_tokens][head_dim], F32, F16, BF16 or U8
   DType dtype = DType::kF16;
+  // U8: the queries lie in one block, which is open; earlier ones are codes, with scales [scale
+  // page] [K, V][kv_head][lambda, zero][head_dim].
+  const float* scales = nullptr;
+  const std::int32_t* scale_pages = nullptr;  // device, beside `pages`
+  const void* open_k = nullptr;
+  DType open_dtype = DType::kF16;
+  std::int32_t open_page = -1;
   const std::int32_t* pages = nullptr;  // device; token t in pages[t / page_tokens]
   std::int64_t page_tokens = 0;
   std::int64_t heads = 0;

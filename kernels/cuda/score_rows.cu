@@ -3,69 +3,15 @@
 
 #include "kernels/cuda/block_reduce.h"
 #include "kernels/cuda/dispatch.h"
+#include "kernels/cuda/launch_check.h"
+#include "kernels/cuda/score_keys.h"
 #include "kernels/cuda/score_rows.h"
 
 namespace triphase::cuda {
 namespace {
 
 constexpr int kThreads = 128;
-constexpr float kLog2E = 1.44269504F;
-constexpr int kMaxDim = 256;
 constexpr int kWarps = kThreads / kWarpSize;
-
-// Where a tile's keys lie. A tile of kScoreTile tokens may span pages when pages are shorter.
-template <class T>
-struct KeyPlace {
-  const T* row;         // [head_dim] of the token
-  const T* channel;     // channel 0 of the token in the transposed page, or null
-  const float* lambda;  // U8: [head_dim], zero point head_dim further; else null
-};
-
-template <class T>
-__device__ inline KeyPlace<T> place_of(const ScoreKeys& keys, int sequence, int head, int token) {
-  const std::int64_t page = keys.pages[sequence * keys.max_pages + token / keys.page_tokens];
-  const std::int64_t offset = token % keys.page_tokens;
-  const std::int64_t block = page * keys.kv_heads + head;
-  const std::int64_t page_elements = keys.page_tokens * keys.head_dim;
-  KeyPlace<T> place{
-      static_cast<const T*>(keys.keys) + block * page_elements + offset * keys.head_dim, nullptr,
-      nullptr};
-  if (keys.channels != nullptr) {
-    place.channel = static_cast<const T*>(keys.channels) + block * page_elements + offset;
-  }
-  if constexpr (sizeof(T) == 1) {
-    place.lambda = keys.scales + (page * 2 * keys.kv_heads + head) * 2 * keys.head_dim;
-  }
-  return place;
-}
-
-__device__ inline float stored_value(const unsigned char* at, const float* lambda, int channel,
-                                     std::int64_t head_dim) {
-  return lambda[channel] * (static_cast<float>(*at) - lambda[head_dim + channel]);
-}
-template <class T>
-__device__ inline float stored_value(const T* at, const float*, int, std::int64_t) {
-  return to_float(*at);
-}
-
-// A token of the query's own block (its position is length - 1): read unquantized, row by row.
-__device__ inline bool is_open(const ScoreKeys& keys, int length, int token) {
-  return token >= (length - 1) / keys.page_tokens * keys.page_tokens;
-}
-
-// Element `channel` of an open INT8 block, which is stored unquantized.
-__device__ inline float open_value(const ScoreKeys& keys, int sequence, int head, int token,
-                                   int channel) {
-  const std::int64_t at = ((keys.open_pages[sequence] * keys.kv_heads + head) * keys.page_tokens +
-                           token % keys.page_tokens) *
-                              keys.head_dim +
-                          channel;
-  if (keys.open_dtype == DType::kF32) return static_cast<const float*>(keys.open_keys)[at];
-  if (keys.open_dtype == DType::kF16) {
-    return to_float(static_cast<const Half*>(keys.open_keys)[at]);
-  }
-  return to_float(static_cast<const BFloat16*>(keys.open_keys)[at]);
-}
 
 // Writes a tile's logits (one per thread and query head; -infinity where the row ends) and their
 // partial maximum and sum. `weight`: how many keys the entry stands for.
@@ -88,55 +34,28 @@ __device__ inline void write_tile(const float (&logit)[G], float weight, int tok
   }
 }
 
-__global__ void __launch_bounds__(kMaxDim)
+__global__ void __launch_bounds__(kMaxScoreDim)
     choose_channels_kernel(ScoreQueries queries, int kv_heads, int head_dim, int rank,
                            std::int32_t* channels, float* factors) {
-  TRIPHASE_SHARED(float, weight, kMaxDim);
-  TRIPHASE_SHARED(int, chosen, kMaxDim);
+  TRIPHASE_SHARED(float, weight, kMaxScoreDim);
+  TRIPHASE_SHARED(int, chosen, kMaxScoreDim);
   TRIPHASE_SHARED(float, scratch, kBlockReduceWords);
   const int sequence = static_cast<int>(blockIdx.x) / kv_heads;
   const int head = static_cast<int>(blockIdx.x) % kv_heads;
   const int group = static_cast<int>(queries.heads) / kv_heads;
-  const int c = static_cast<int>(threadIdx.x);
   const float* q =
       queries.q + sequence * queries.q_stride + static_cast<std::int64_t>(head) * group * head_dim;
-  float sum = 0.0F;
-  for (int g = 0; g < group && c < head_dim; ++g) sum += fabsf(q[g * head_dim + c]);
-  weight[c] = sum;
-  __syncthreads();
-  // A channel's place among all by counting: as many steps as channels, no sorting network.
-  int better = 0;
-  if (c < head_dim) {
-    for (int other = 0; other < head_dim; ++other) {
-      better += static_cast<int>(weight[other] > sum || (weight[other] == sum && other < c));
-    }
-  }
-  const bool is_chosen = c < head_dim && better < rank;
-  chosen[c] = static_cast<int>(is_chosen);
-  __syncthreads();
-  if (is_chosen) {
-    int place = 0;
-    for (int other = 0; other < c; ++other) place += chosen[other];
-    channels[static_cast<std::int64_t>(blockIdx.x) * rank + place] = c;
-  }
-  for (int g = 0; g < group; ++g) {
-    const float size = c < head_dim ? fabsf(q[g * head_dim + c]) : 0.0F;
-    const float all = block_sum(size, scratch);
-    const float part = block_sum(is_chosen ? size : 0.0F, scratch);
-    if (c == 0) {
-      // No weight on the chosen channels: every logit is 0, whatever the factor.
-      factors[static_cast<std::int64_t>(blockIdx.x) * group + g] =
-          part > 0.0F ? kLog2E / sqrtf(static_cast<float>(head_dim) * part / all) : 0.0F;
-    }
-  }
+  choose_row_channels(
+      q, group, head_dim, rank, channels + static_cast<std::int64_t>(blockIdx.x) * rank,
+      factors + static_cast<std::int64_t>(blockIdx.x) * group, {weight, chosen, scratch});
 }
 
 template <class T, int G>
 __global__ void __launch_bounds__(kThreads)
     score_sparq_kernel(ScoreKeys keys, ScoreQueries queries, const std::int32_t* channels,
                        const float* factors, int rank, ScoreLogits out) {
-  TRIPHASE_SHARED(float, q_chosen, kMaxDim* G);
-  TRIPHASE_SHARED(int, channel, kMaxDim);
+  TRIPHASE_SHARED(float, q_chosen, kMaxScoreDim* G);
+  TRIPHASE_SHARED(int, channel, kMaxScoreDim);
   TRIPHASE_SHARED(float, scratch, kBlockReduceWords);
   const auto row = static_cast<std::int64_t>(blockIdx.x);
   const int sequence = static_cast<int>(row / keys.kv_heads);
@@ -176,7 +95,7 @@ __global__ void __launch_bounds__(kThreads)
 }
 
 // A lane's part of a vector: four consecutive channels of every 128.
-constexpr int kLaneParts = kMaxDim / (4 * kWarpSize);
+constexpr int kLaneParts = kMaxScoreDim / (4 * kWarpSize);
 
 template <class T>
 __device__ inline float4 load_four(const T* from) {
@@ -425,22 +344,40 @@ __global__ void __launch_bounds__(kThreads)
   if (lane_id() == 0) scores[row * score_stride + sub_page] = best;
 }
 
+std::string shape_of(const ScoreKeys& keys, const ScoreQueries& queries) {
+  return shape_text({{"sequences", keys.sequences},
+                     {"heads", queries.heads},
+                     {"kv_heads", keys.kv_heads},
+                     {"head_dim", keys.head_dim},
+                     {"page_tokens", keys.page_tokens},
+                     {"max_pages", keys.max_pages},
+                     {"max_length", keys.max_length}}) +
+         ", keys " + std::string(dtype_name(keys.dtype));
+}
+
 void check_keys(const ScoreKeys& keys, const ScoreQueries& queries, std::string_view kernel) {
-  const bool quantized = keys.dtype == DType::kU8;
-  TRIPHASE_CHECK(
-      keys.keys != nullptr && keys.pages != nullptr && keys.lengths != nullptr &&
-          queries.q != nullptr && keys.page_tokens > 0 && keys.kv_heads > 0 &&
-          queries.heads % keys.kv_heads == 0 && keys.head_dim > 0 && keys.head_dim <= kMaxDim &&
-          keys.max_pages * keys.page_tokens >= keys.max_length &&
-          (!quantized ||
-           (keys.scales != nullptr && keys.open_keys != nullptr && keys.open_pages != nullptr)),
-      std::string(kernel) + ": shapes");
+  const auto check = [&](bool condition, const char* what) {
+    require(condition, kernel, what, [&] { return shape_of(keys, queries); });
+  };
+  check(keys.kv_heads > 0 && queries.heads > 0 && queries.heads % keys.kv_heads == 0,
+        "heads must be a positive multiple of kv_heads");
+  check(keys.head_dim > 0 && keys.head_dim <= kMaxScoreDim, "head_dim must be 1 to 256");
+  check(keys.page_tokens > 0 && keys.max_pages * keys.page_tokens >= keys.max_length,
+        "the page table is too short");
+  check(keys.keys != nullptr && keys.pages != nullptr && keys.lengths != nullptr &&
+            queries.q != nullptr,
+        "null pointer");
+  check(keys.dtype != DType::kU8 ||
+            (keys.scales != nullptr && keys.open_keys != nullptr && keys.open_pages != nullptr),
+        "INT8 keys need scales and the open pool");
 }
 
 void check_out(const ScoreLogits& out, std::int64_t max_length, std::string_view kernel) {
-  TRIPHASE_CHECK(out.logits != nullptr && out.partials != nullptr &&
-                     out.length_stride >= max_length && max_length <= kScoreTile * 65535,
-                 std::string(kernel) + ": workspace");
+  require(out.logits != nullptr && out.partials != nullptr && out.length_stride >= max_length &&
+              max_length <= kScoreTile * 65535,
+          kernel, "no workspace, or one for shorter rows", [&] {
+            return shape_text({{"max_length", max_length}, {"length_stride", out.length_stride}});
+          });
 }
 
 dim3 tile_grid(std::int64_t rows, std::int64_t max_length) {
@@ -448,10 +385,6 @@ dim3 tile_grid(std::int64_t rows, std::int64_t max_length) {
           static_cast<unsigned>(
               larger<std::int64_t>(1, ceil_div<std::int64_t>(max_length, kScoreTile))),
           1};
-}
-
-std::string shape_text(std::int64_t rows, std::int64_t max_length) {
-  return std::to_string(rows) + " rows of up to " + std::to_string(max_length);
 }
 
 }  // namespace
@@ -469,14 +402,23 @@ std::int64_t score_partial_floats(std::int64_t sequences, std::int64_t heads,
 void choose_channels(const ScoreQueries& queries, std::int64_t sequences, std::int64_t kv_heads,
                      std::int64_t head_dim, std::int64_t rank, std::int32_t* channels,
                      float* factors, StreamHandle stream) {
-  TRIPHASE_CHECK(kv_heads > 0 && queries.heads % kv_heads == 0 && head_dim > 0 &&
-                     head_dim <= kMaxDim && rank >= 1 && rank <= head_dim,
-                 "choose_channels: shapes");
+  const auto shape = [&] {
+    return shape_text({{"sequences", sequences},
+                       {"heads", queries.heads},
+                       {"kv_heads", kv_heads},
+                       {"head_dim", head_dim},
+                       {"rank", rank}});
+  };
+  require(kv_heads > 0 && queries.heads % kv_heads == 0 && head_dim > 0 &&
+              head_dim <= kMaxScoreDim && rank >= 1 && rank <= head_dim,
+          "choose_channels", "whole groups, head_dim 1 to 256 and rank 1 to head_dim", shape);
+  require(queries.q != nullptr && channels != nullptr && factors != nullptr, "choose_channels",
+          "null pointer", shape);
   if (sequences == 0) return;
-  TRIPHASE_LAUNCH((choose_channels_kernel), static_cast<unsigned>(sequences * kv_heads), kMaxDim, 0,
-                  stream, queries, static_cast<int>(kv_heads), static_cast<int>(head_dim),
-                  static_cast<int>(rank), channels, factors);
-  check_launched("choose_channels", [&] { return shape_text(sequences * kv_heads, head_dim); });
+  TRIPHASE_LAUNCH((choose_channels_kernel), static_cast<unsigned>(sequences * kv_heads),
+                  kMaxScoreDim, 0, stream, queries, static_cast<int>(kv_heads),
+                  static_cast<int>(head_dim), static_cast<int>(rank), channels, factors);
+  check_launched("choose_channels", shape);
 }
 
 void score_sparq(const ScoreKeys& keys, const ScoreQueries& queries, const std::int32_t* channels,
@@ -484,7 +426,9 @@ void score_sparq(const ScoreKeys& keys, const ScoreQueries& queries, const std::
                  StreamHandle stream) {
   check_keys(keys, queries, "score_sparq");
   check_out(out, keys.max_length, "score_sparq");
-  TRIPHASE_CHECK(rank >= 1 && rank <= keys.head_dim, "score_sparq: rank");
+  const auto shape = [&] { return shape_of(keys, queries) + ", " + shape_text({{"rank", rank}}); };
+  require(rank >= 1 && rank <= keys.head_dim && channels != nullptr && factors != nullptr,
+          "score_sparq", "rank must be 1 to head_dim, with channels and factors", shape);
   const std::int64_t rows = keys.sequences * keys.kv_heads;
   if (rows == 0) return;
   for_cache_type(keys.dtype, "score_sparq", [&]<class T>() {
@@ -493,23 +437,24 @@ void score_sparq(const ScoreKeys& keys, const ScoreQueries& queries, const std::
                       stream, keys, queries, channels, factors, static_cast<int>(rank), out);
     });
   });
-  check_launched("score_sparq", [&] { return shape_text(rows, keys.max_length); });
+  check_launched("score_sparq", shape);
 }
 
 void score_exact(const ScoreKeys& keys, const ScoreQueries& queries, float scale,
                  const ScoreLogits& out, StreamHandle stream) {
   check_keys(keys, queries, "score_exact");
   check_out(out, keys.max_length, "score_exact");
-  TRIPHASE_CHECK(keys.head_dim % 4 == 0, "score_exact: head_dim a multiple of 4");
+  const auto shape = [&] { return shape_of(keys, queries); };
+  require(keys.head_dim % 4 == 0, "score_exact", "head_dim must be a multiple of 4", shape);
   const std::int64_t rows = keys.sequences * keys.kv_heads;
   if (rows == 0) return;
   for_cache_type(keys.dtype, "score_exact", [&]<class T>() {
     for_group(queries.heads / keys.kv_heads, "score_exact", [&]<int G>() {
       TRIPHASE_LAUNCH((score_exact_kernel<T, G>), tile_grid(rows, keys.max_length), kThreads, 0,
-                      stream, keys, queries, scale * kLog2E, out);
+                      stream, keys, queries, scale * kScoreLog2E, out);
     });
   });
-  check_launched("score_exact", [&] { return shape_text(rows, keys.max_length); });
+  check_launched("score_exact", shape);
 }
 
 void score_centroids(const void* centroids, DType dtype, const std::int32_t* clusters,
@@ -517,10 +462,19 @@ void score_centroids(const void* centroids, DType dtype, const std::int32_t* clu
                      std::int64_t kv_heads, std::int64_t head_dim, float scale,
                      const std::int32_t* members, const ScoreLogits& out, StreamHandle stream) {
   check_out(out, max_clusters, "score_centroids");
-  TRIPHASE_CHECK(centroids != nullptr && clusters != nullptr && members != nullptr &&
-                     kv_heads > 0 && queries.heads % kv_heads == 0 && head_dim % 4 == 0 &&
-                     head_dim <= kMaxDim,
-                 "score_centroids: shapes");
+  const auto shape = [&] {
+    return shape_text({{"sequences", sequences},
+                       {"heads", queries.heads},
+                       {"kv_heads", kv_heads},
+                       {"head_dim", head_dim},
+                       {"max_clusters", max_clusters}}) +
+           ", centroids " + std::string(dtype_name(dtype));
+  };
+  require(kv_heads > 0 && queries.heads % kv_heads == 0 && head_dim % 4 == 0 &&
+              head_dim <= kMaxScoreDim,
+          "score_centroids", "whole groups, and head_dim a multiple of 4 up to 256", shape);
+  require(centroids != nullptr && clusters != nullptr && members != nullptr && queries.q != nullptr,
+          "score_centroids", "null pointer", shape);
   const std::int64_t rows = sequences * kv_heads;
   if (rows == 0) return;
   const Centroids view{centroids,    clusters, members,
@@ -528,10 +482,10 @@ void score_centroids(const void* centroids, DType dtype, const std::int32_t* clu
   for_float_type(dtype, "score_centroids", [&]<class T>() {
     for_group(queries.heads / kv_heads, "score_centroids", [&]<int G>() {
       TRIPHASE_LAUNCH((score_centroids_kernel<T, G>), tile_grid(rows, max_clusters), kThreads, 0,
-                      stream, view, queries, scale * kLog2E, out);
+                      stream, view, queries, scale * kScoreLog2E, out);
     });
   });
-  check_launched("score_centroids", [&] { return shape_text(rows, max_clusters); });
+  check_launched("score_centroids", shape);
 }
 
 void group_scores(const ScoreLogits& logits, const std::int32_t* lengths,
@@ -539,35 +493,51 @@ void group_scores(const ScoreLogits& logits, const std::int32_t* lengths,
                   std::int64_t max_length, GroupReduce reduce, float* scores, float* totals,
                   StreamHandle stream) {
   check_out(logits, max_length, "group_scores");
-  TRIPHASE_CHECK(lengths != nullptr && rows_per_length > 0 && group > 0 && scores != nullptr &&
-                     totals != nullptr,
-                 "group_scores: shapes");
+  const auto shape = [&] {
+    return shape_text({{"rows", rows},
+                       {"group", group},
+                       {"rows_per_length", rows_per_length},
+                       {"max_length", max_length}});
+  };
+  require(lengths != nullptr && rows_per_length > 0 && group > 0 && scores != nullptr &&
+              totals != nullptr,
+          "group_scores", "null pointer, or a size that is not positive", shape);
   if (rows == 0) return;
   TRIPHASE_LAUNCH((group_scores_kernel), tile_grid(rows, max_length), kThreads, 0, stream, logits,
                   lengths, rows_per_length, static_cast<int>(group), reduce, scores, totals);
-  check_launched("group_scores", [&] { return shape_text(rows, max_length); });
+  check_launched("group_scores", shape);
 }
 
 void selected_share(const ScoreLogits& logits, const float* totals, const std::int32_t* indices,
                     std::int64_t capacity, const std::int32_t* counts, std::int64_t rows,
                     std::int64_t group, float* alpha, StreamHandle stream) {
-  TRIPHASE_CHECK(
-      totals != nullptr && indices != nullptr && counts != nullptr && alpha != nullptr && group > 0,
-      "selected_share: shapes");
+  const auto shape = [&] {
+    return shape_text({{"rows", rows}, {"group", group}, {"capacity", capacity}});
+  };
+  require(logits.logits != nullptr && totals != nullptr && indices != nullptr &&
+              counts != nullptr && alpha != nullptr && group > 0,
+          "selected_share", "null pointer, or no query heads", shape);
   if (rows == 0) return;
   TRIPHASE_LAUNCH((selected_share_kernel), static_cast<unsigned>(rows), kThreads, 0, stream, logits,
                   totals, indices, capacity, counts, static_cast<int>(group), alpha);
-  check_launched("selected_share", [&] { return shape_text(rows, capacity); });
+  check_launched("selected_share", shape);
 }
 
 void score_quest(const ScoreKeys& keys, const void* bounds, DType bounds_dtype, std::int64_t tokens,
                  const ScoreQueries& queries, float* scores, std::int64_t score_stride,
                  StreamHandle stream) {
-  TRIPHASE_CHECK(bounds != nullptr && keys.pages != nullptr && keys.lengths != nullptr &&
-                     tokens > 0 && keys.page_tokens % tokens == 0 && keys.kv_heads > 0 &&
-                     queries.heads % keys.kv_heads == 0 &&
-                     score_stride >= ceil_div<std::int64_t>(keys.max_length, tokens),
-                 "score_quest: shapes");
+  const auto shape = [&] {
+    return shape_of(keys, queries) + ", " +
+           shape_text({{"tokens", tokens}, {"score_stride", score_stride}});
+  };
+  require(tokens > 0 && keys.page_tokens % tokens == 0 && keys.kv_heads > 0 &&
+              queries.heads % keys.kv_heads == 0 &&
+              score_stride >= ceil_div<std::int64_t>(keys.max_length, tokens),
+          "score_quest", "whole sub-pages of a page, whole groups, and room for every sub-page",
+          shape);
+  require(bounds != nullptr && keys.pages != nullptr && keys.lengths != nullptr &&
+              queries.q != nullptr && scores != nullptr,
+          "score_quest", "null pointer", shape);
   const std::int64_t rows = keys.sequences * keys.kv_heads;
   const std::int64_t sub_pages = ceil_div<std::int64_t>(keys.max_length, tokens);
   if (rows == 0 || sub_pages == 0) return;
@@ -578,7 +548,7 @@ void score_quest(const ScoreKeys& keys, const void* bounds, DType bounds_dtype, 
                     static_cast<const T*>(bounds), static_cast<int>(tokens), queries, scores,
                     score_stride);
   });
-  check_launched("score_quest", [&] { return shape_text(rows, sub_pages); });
+  check_launched("score_quest", shape);
 }
 
 }  // namespace triphase::cuda

@@ -9,6 +9,7 @@ set(TRIPHASE_CUDA_KERNELS
   gather_attn_u8.cu
   gemm_tile.cu
   kv_append.cu
+  kv_channels.cu
   kv_quantize.cu
   merge_states.cu
   norms.cu
@@ -20,6 +21,7 @@ set(TRIPHASE_CUDA_KERNELS
   score_rows.cu
   score_update.cu
   select_rows.cu
+  sparq_select.cu
   stage_rows.cu)
 # Host code beside them, without CUDA headers.
 set(TRIPHASE_CUDA_HOST_SOURCES

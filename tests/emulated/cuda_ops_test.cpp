@@ -12,8 +12,35 @@
 namespace triphase::cuda {
 namespace {
 
+// The host as a device that counts what is asked of it.
+class CountingDevice final : public Device {
+ public:
+  [[nodiscard]] std::string_view name() const override { return host_.name(); }
+  [[nodiscard]] void* allocate(std::size_t bytes) override {
+    ++allocations_;
+    held_ += bytes;
+    return host_.allocate(bytes);
+  }
+  void release(void* data, std::size_t bytes) noexcept override {
+    held_ -= bytes;
+    host_.release(data, bytes);
+  }
+  void copy(void* to, const void* from, std::size_t bytes, Stream& stream) override {
+    host_.copy(to, from, bytes, stream);
+  }
+  [[nodiscard]] std::unique_ptr<Stream> make_stream() override { return host_.make_stream(); }
+  [[nodiscard]] std::int64_t allocations() const { return allocations_; }
+  [[nodiscard]] std::uint64_t held_bytes() const { return held_; }
+
+ private:
+  HostDevice host_;
+  std::int64_t allocations_ = 0;
+  std::uint64_t held_ = 0;
+};
+
 struct Machine {
-  explicit Machine(bool deterministic = false, std::unique_ptr<Gemm> gemm = nullptr) {
+  explicit Machine(bool deterministic = false, std::unique_ptr<Gemm> gemm = nullptr,
+                   std::optional<CudaScratchShape> reserve = {}) {
     CudaOpsSettings settings;
     settings.name = "emulated";
     settings.multiprocessors = 2;
@@ -21,10 +48,11 @@ struct Machine {
     settings.deterministic = deterministic;
     settings.stream_handle = [](Stream&) { return StreamHandle{}; };
     settings.gemm = std::move(gemm);
+    settings.reserve = reserve;
     ops = make_cuda_ops(device, device, std::move(settings));
     stream = device.make_stream();
   }
-  HostDevice device;
+  CountingDevice device;
   std::unique_ptr<Ops> ops;
   std::unique_ptr<Stream> stream;
 };
@@ -274,6 +302,100 @@ TEST(EmulatedCudaOps, SelectionsMatchFloat64AndReturnTheirWeights) {
         for (std::size_t i = 0; i < ours[b].size(); ++i)
           ASSERT_NEAR(ours[b][i], theirs[b][i], 2e-4);
       }
+    }
+  }
+}
+
+TEST(EmulatedCudaOps, ErrorsNameOperationAndShape) {
+  Machine machine;
+  std::vector<float> x(12);
+  const auto refused = [&](const auto& call) {
+    try {
+      call();
+    } catch (const Error& error) {
+      return std::string(error.what());
+    }
+    return std::string("nothing was refused");
+  };
+  EXPECT_THAT(refused([&] {
+                machine.ops->linear(matrix(x, 3, 4), matrix(x, 2, 6), nullptr, false,
+                                    matrix(x, 3, 2), *machine.stream);
+              }),
+              testing::AllOf(testing::HasSubstr("linear"), testing::HasSubstr("x 3 x 4 f32"),
+                             testing::HasSubstr("w 2 x 6 f32")));
+  const std::vector<std::int32_t> rows = {0, 9, 1};
+  EXPECT_THAT(refused([&] {
+                machine.ops->gather_rows(matrix(x, 3, 4), rows, matrix(x, 3, 4), *machine.stream);
+              }),
+              testing::AllOf(testing::HasSubstr("gather_rows"), testing::HasSubstr("index 9")));
+  EXPECT_THAT(refused([&] {
+                machine.ops->rms_norm(matrix(x, 3, 4), x.data(), 0.0F, 1e-5F, matrix(x, 2, 4),
+                                      *machine.stream);
+              }),
+              testing::AllOf(testing::HasSubstr("rms_norm"), testing::HasSubstr("y 2 x 4 f32")));
+}
+
+// Calls within the announced shape find everything allocated; the plan counted every byte.
+TEST(EmulatedCudaOps, ReservedScratchIsAllThatCallsNeed) {
+  struct Yes final : Gemm {
+    [[nodiscard]] std::string_view name() const override { return "yes"; }
+    [[nodiscard]] bool run(ConstMatrix, ConstMatrix, const float*, bool, Matrix,
+                           StreamHandle) override {
+      return true;
+    }
+  };
+  for (const bool deterministic : {false, true}) {
+    for (const DType dtype : {DType::kF16, DType::kU8}) {
+      CudaScratchShape shape;
+      shape.attention = {.heads = kHeads,
+                         .kv_heads = Filled::kKvHeads,
+                         .head_dim = Filled::kDim,
+                         .max_query_rows = 24,
+                         .max_context = 140};
+      shape.max_sequences = 5;
+      shape.max_list_tokens = 140;
+      shape.widest_input = 100;
+      shape.quantized = dtype == DType::kU8;
+      shape.deterministic = deterministic;
+      shape.tensor_cores = !deterministic;
+      shape.multiprocessors = 2;
+      shape.shared_bytes_per_multiprocessor = 228 << 10;
+      Machine machine(deterministic, std::make_unique<Yes>(), shape);
+      Filled filled(*machine.ops, *machine.stream, dtype, {1, 33, 96, 140, 64}, 4);
+      const std::int64_t before = machine.device.allocations();
+      EXPECT_EQ(machine.device.held_bytes(),
+                static_cast<std::uint64_t>(cuda_scratch_bytes(shape).device() +
+                                           cuda_scratch_bytes(shape).arguments));
+      std::mt19937 random(5);
+      std::vector<float> q = random_floats(random, 24 * kColumns);
+      std::vector<float> out = poisoned(24 * kColumns);
+      const std::vector<AttentionSegment> mixed = {
+          filled.segment(0, 0, 1), filled.segment(1, 1, 1), filled.segment(2, 2, 20),
+          filled.segment(3, 22, 1), filled.segment(4, 23, 1)};
+      machine.ops->attention(matrix(q, 24, kColumns), kHeads, filled.view(), mixed, 0.25F,
+                             matrix(out, 24, kColumns), {}, *machine.stream);
+      // Everything selected, with weights: the largest lists.
+      std::vector<std::int32_t> begins = {0};
+      std::vector<std::int32_t> tokens, slots;
+      for (std::int64_t head = 0; head < Filled::kKvHeads; ++head) {
+        for (std::int32_t t = 0; t < 140; ++t) {
+          tokens.push_back(t);
+          slots.push_back(filled.pages[3][static_cast<std::size_t>(t / 32)].value * 32 + t % 32);
+        }
+        begins.push_back(static_cast<std::int32_t>(tokens.size()));
+      }
+      std::vector<float> weights = poisoned(static_cast<std::int64_t>(tokens.size()));
+      AttentionSegment chosen = filled.segment(3, 0, 1);
+      chosen.selection = {begins, tokens, slots};
+      chosen.weights = weights.data();
+      const std::vector<AttentionSegment> selected = {chosen};
+      machine.ops->attention(matrix(q, 1, kColumns), kHeads, filled.view(), selected, 0.25F,
+                             matrix(out, 1, kColumns), {}, *machine.stream);
+      std::vector<float> wide = poisoned(24 * 100);
+      const Stored w(DType::kF16, std::vector<float>(3 * 100, 0.5F));
+      machine.ops->linear(matrix(wide, 24, 100), {w.data(), DType::kF16, 3, 100, 100}, nullptr,
+                          false, matrix(out, 24, 3), *machine.stream);
+      EXPECT_EQ(machine.device.allocations(), before) << dtype_name(dtype) << deterministic;
     }
   }
 }

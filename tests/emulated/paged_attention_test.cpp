@@ -1,5 +1,6 @@
 #include "kernels/cuda/paged_attention.h"
 
+#include "kernels/sizing/cuda_workspace.h"
 #include "tests/emulated/paged_attention_fixture.h"
 
 namespace triphase::cuda {

@@ -49,6 +49,12 @@ PrefillColumns chunk(const Prompt& prompt, const PagedCache& cache, std::int64_t
   call.row_end = row_end;
   call.k = cache.k_data();
   call.dtype = cache.dtype;
+  if (cache.dtype == DType::kU8) {
+    call.scales = cache.scales.data();
+    call.scale_pages = cache.pages.data();
+    call.open_k = cache.open_k[0].data();
+    call.open_page = cache.open_pages[0];
+  }
   call.pages = cache.pages.data();
   call.page_tokens = cache.page_tokens;
   call.heads = prompt.heads;
@@ -60,33 +66,56 @@ PrefillColumns chunk(const Prompt& prompt, const PagedCache& cache, std::int64_t
   return call;
 }
 
+// Sums of the rows [begin, end) in a call whose queries start at `first`.
+void expect_sums(const Prompt& prompt, const PagedCache& cache, std::int64_t first,
+                 std::int64_t begin, std::int64_t end) {
+  const std::int64_t tokens = prompt.tokens;
+  const std::int64_t group = prompt.heads / cache.kv_heads;
+  std::vector<float> sums(static_cast<std::size_t>(cache.kv_heads * (tokens + 1)), 0.0F);
+  prefill_colsum(chunk(prompt, cache, first, tokens - first, begin, end, sums), nullptr);
+  for (std::int64_t kv = 0; kv < cache.kv_heads; ++kv) {
+    for (std::int64_t t = 0; t < tokens; ++t) {
+      double expected = 0.0;
+      for (std::int64_t i = std::max(begin, first); i < end; ++i) {
+        for (std::int64_t g = 0; g < group; ++g) {
+          expected += prompt.weights[static_cast<std::size_t>(
+              (i * prompt.heads + kv * group + g) * tokens + t)];
+        }
+      }
+      ASSERT_NEAR(sums[static_cast<std::size_t>(kv * (tokens + 1) + t)], expected,
+                  2e-5 * expected + 1e-6)
+          << t;
+    }
+  }
+}
+
 TEST(EmulatedColumnSums, MatchFloat64ForRowRangesGroupsAndTypes) {
   std::mt19937 random(1);
   for (const DType dtype : {DType::kF32, DType::kF16, DType::kBF16}) {
-    for (const auto& [heads, tokens] : {std::pair<std::int64_t, std::int32_t>{2, 130}, {6, 65}}) {
+    for (const auto& [heads, tokens] :
+         {std::pair<std::int64_t, std::int32_t>{2, 129}, {6, 65}, {16, 1}, {4, 127}, {2, 128}}) {
       const PagedCache cache(random, dtype, {tokens}, 32, 2, 20);
       const Prompt prompt = make_prompt(random, cache, heads);
-      for (const auto& [begin, end] :
-           {std::pair<std::int64_t, std::int64_t>{0, tokens}, {tokens - 12, tokens}, {5, 6}}) {
-        std::vector<float> sums(static_cast<std::size_t>(2 * (tokens + 1)), 0.0F);
-        prefill_colsum(chunk(prompt, cache, 0, tokens, begin, end, sums), nullptr);
-        for (std::int64_t kv = 0; kv < 2; ++kv) {
-          for (std::int64_t t = 0; t < tokens; ++t) {
-            double expected = 0.0;
-            for (std::int64_t i = begin; i < end; ++i) {
-              for (std::int64_t g = 0; g < heads / 2; ++g) {
-                expected += prompt.weights[static_cast<std::size_t>(
-                    (i * heads + kv * (heads / 2) + g) * tokens + t)];
-              }
-            }
-            ASSERT_NEAR(sums[static_cast<std::size_t>(kv * (tokens + 1) + t)], expected,
-                        2e-5 * expected + 1e-6)
-                << t;
-          }
-        }
-      }
+      expect_sums(prompt, cache, 0, 0, tokens);
+      expect_sums(prompt, cache, 0, std::max(0, tokens - 12), tokens);
+      expect_sums(prompt, cache, 0, std::min(5, tokens - 1), std::min(6, tokens));
     }
   }
+}
+
+TEST(EmulatedColumnSums, Int8ReadsCodesAndItsOwnBlockUnquantized) {
+  std::mt19937 random(4);
+  for (const std::int64_t heads : {2, 10}) {
+    for (const std::int32_t tokens : {1, 32, 65, 96, 110}) {
+      const PagedCache cache(random, DType::kU8, {tokens}, 32, 2, 13);
+      const Prompt prompt = make_prompt(random, cache, heads);
+      expect_sums(prompt, cache, cache.own_block(0), 0, tokens);
+    }
+  }
+  const PagedCache cache(random, DType::kU8, {40}, 32, 1, 16);
+  const Prompt prompt = make_prompt(random, cache, 1);
+  std::vector<float> sums(41, 0.0F);
+  EXPECT_THROW(prefill_colsum(chunk(prompt, cache, 20, 20, 0, 40, sums), nullptr), Error);
 }
 
 TEST(EmulatedColumnSums, ChunksInOrderAddUpToTheWholePrompt) {

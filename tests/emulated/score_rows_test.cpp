@@ -3,7 +3,7 @@
 #include <algorithm>
 #include <numeric>
 
-#include "tests/emulated/emulated_test.h"
+#include "tests/emulated/score_fixture.h"
 
 namespace triphase::cuda {
 namespace {
@@ -23,62 +23,6 @@ Scored make_scored(std::int64_t sequences, std::int64_t heads, std::int64_t max_
                 {}};
   scored.view = {scored.logits.data(), scored.partials.data(), stride};
   return scored;
-}
-
-ScoreKeys keys_of(const PagedCache& cache) {
-  ScoreKeys keys;
-  keys.keys = cache.k_data();
-  keys.channels = cache.channels.empty() ? nullptr : cache.channels[0].data();
-  keys.dtype = cache.dtype;
-  if (cache.dtype == DType::kU8) {
-    keys.scales = cache.scales.data();
-    keys.open_keys = cache.open_k[0].data();
-    keys.open_pages = cache.open_pages.data();
-  }
-  keys.pages = cache.pages.data();
-  keys.max_pages = cache.max_pages;
-  keys.lengths = cache.lengths.data();
-  keys.sequences = static_cast<std::int64_t>(cache.lengths.size());
-  keys.max_length = cache.max_length;
-  keys.page_tokens = cache.page_tokens;
-  keys.kv_heads = cache.kv_heads;
-  keys.head_dim = cache.head_dim;
-  return keys;
-}
-
-// Softmax probabilities in float64 of one query head over the chosen channels.
-std::vector<double> probabilities(const PagedCache& cache, std::int64_t b, std::int64_t kv,
-                                  const float* q, const std::vector<std::int32_t>& channels,
-                                  double factor) {
-  std::vector<double> p;
-  double top = -INFINITY;
-  for (std::int64_t t = 0; t < cache.lengths[static_cast<std::size_t>(b)]; ++t) {
-    double dot = 0.0;
-    for (const std::int32_t c : channels) dot += q[c] * cache.value(false, b, kv, t, c);
-    p.push_back(dot * factor);
-    top = std::max(top, p.back());
-  }
-  double sum = 0.0;
-  for (double& value : p) sum += value = std::exp(value - top);
-  for (double& value : p) value /= sum;
-  return p;
-}
-
-std::vector<std::int32_t> best_channels(const float* q, std::int64_t group, std::int64_t dim,
-                                        std::int64_t rank) {
-  std::vector<float> weight(static_cast<std::size_t>(dim));
-  for (std::int64_t c = 0; c < dim; ++c) {
-    for (std::int64_t g = 0; g < group; ++g)
-      weight[static_cast<std::size_t>(c)] += std::abs(q[g * dim + c]);
-  }
-  std::vector<std::int32_t> order(static_cast<std::size_t>(dim));
-  std::iota(order.begin(), order.end(), 0);
-  std::ranges::stable_sort(order, [&](std::int32_t a, std::int32_t b) {
-    return weight[static_cast<std::size_t>(a)] > weight[static_cast<std::size_t>(b)];
-  });
-  order.resize(static_cast<std::size_t>(rank));
-  std::ranges::sort(order);
-  return order;
 }
 
 void check_sparq(DType dtype, std::int64_t group, std::int64_t dim, std::int64_t rank,

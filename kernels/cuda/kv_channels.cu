@@ -1,0 +1,77 @@
+#include <string>
+
+#include "kernels/cuda/dialect.h"
+#include "kernels/cuda/kv_channels.h"
+#include "kernels/cuda/launch_check.h"
+
+namespace triphase::cuda {
+namespace {
+
+constexpr int kTile = 32;
+constexpr int kLines = 8;  // warps: lines of a tile at a time
+
+// Element is as wide as the cache's type; the bits are copied. Block x: page and head, y: channels.
+template <class Element>
+__global__ void __launch_bounds__(kTile* kLines)
+    kv_write_channels_kernel(const std::int32_t* pages, KvCache cache, Element* channels) {
+  TRIPHASE_SHARED(Element, tile, kTile * (kTile + 1));
+  const int head = static_cast<int>(blockIdx.x) % cache.kv_heads;
+  const std::int64_t page = pages[blockIdx.x / static_cast<unsigned>(cache.kv_heads)];
+  const std::int64_t block = (page * cache.kv_heads + head) * cache.page_tokens *
+                             static_cast<std::int64_t>(cache.head_dim);
+  const Element* from = static_cast<const Element*>(cache.k) + block;
+  const int first_channel = static_cast<int>(blockIdx.y) * kTile;
+  for (int first = 0; first < cache.page_tokens; first += kTile) {
+    const int c = first_channel + lane_id();
+    for (int line = warp_id(); line < kTile; line += kLines) {
+      if (c < cache.head_dim) {
+        tile[line * (kTile + 1) + lane_id()] = from[(first + line) * cache.head_dim + c];
+      }
+    }
+    __syncthreads();
+    for (int line = warp_id(); line < kTile; line += kLines) {
+      const int channel = first_channel + line;
+      if (channel < cache.head_dim) {
+        channels[block + static_cast<std::int64_t>(channel) * cache.page_tokens + first +
+                 lane_id()] = tile[lane_id() * (kTile + 1) + line];
+      }
+    }
+    __syncthreads();
+  }
+}
+
+}  // namespace
+
+void kv_write_channels(const std::int32_t* pages, int count, const KvCache& cache, void* channels,
+                       StreamHandle stream) {
+  const auto shape = [&] {
+    return shape_text({{"pages", count},
+                       {"kv_heads", cache.kv_heads},
+                       {"head_dim", cache.head_dim},
+                       {"page_tokens", cache.page_tokens}}) +
+           ", cache " + std::string(dtype_name(cache.dtype));
+  };
+  const auto check = [&](bool condition, const char* what) {
+    require(condition, "kv_write_channels", what, shape);
+  };
+  check(cache.kv_heads > 0 && cache.head_dim > 0, "sizes must be positive");
+  check(cache.page_tokens == 32 || cache.page_tokens == 64 || cache.page_tokens == 128,
+        "page_tokens must be 32, 64 or 128");
+  check(cache.quantized() || cache.dtype == DType::kF16 || cache.dtype == DType::kBF16,
+        "the cache must be F16, BF16 or U8");
+  check(count >= 0 && pages != nullptr && cache.k != nullptr && channels != nullptr,
+        "null pointer");
+  if (count == 0) return;
+  const dim3 grid{static_cast<unsigned>(count * cache.kv_heads),
+                  static_cast<unsigned>(ceil_div(cache.head_dim, kTile)), 1};
+  if (cache.quantized()) {
+    TRIPHASE_LAUNCH((kv_write_channels_kernel<unsigned char>), grid, kTile * kLines, 0, stream,
+                    pages, cache, static_cast<unsigned char*>(channels));
+  } else {
+    TRIPHASE_LAUNCH((kv_write_channels_kernel<std::uint16_t>), grid, kTile * kLines, 0, stream,
+                    pages, cache, static_cast<std::uint16_t*>(channels));
+  }
+  check_launched("kv_write_channels", shape);
+}
+
+}  // namespace triphase::cuda

@@ -1,0 +1,162 @@
+#pragma once
+
+// Selection of one row by a block of kSelectThreads threads, from scores in global or shared
+// memory: a radix search for the key that cuts, then an index-ordered compaction. Included by
+// kernels only.
+
+#include "kernels/cuda/block_reduce.h"
+#include "kernels/cuda/select_rows.h"
+
+namespace triphase::cuda {
+
+inline constexpr int kSelectThreads = 256;
+inline constexpr int kSelectOwn =
+    4;  // consecutive entries of a thread in one step of the compaction
+inline constexpr int kSelectChunk = kSelectThreads * kSelectOwn;
+// A 32-bit key in three digits, the highest first.
+inline constexpr int kSelectDigits = 3;
+inline constexpr int kSelectBins = 2048;
+
+// Keys in the order of the scores; NaN below every number.
+__device__ inline unsigned key_of(float score) {
+  if (score != score) return 0U;
+  const unsigned bits = float_bits(score == 0.0F ? 0.0F : score);  // -0 equals 0
+  return (bits & 0x80000000U) != 0U ? ~bits : bits | 0x80000000U;
+}
+
+__device__ inline int digit_shift(int digit) { return digit == 0 ? 21 : digit == 1 ? 10 : 0; }
+__device__ inline int digit_bits(int digit) { return digit == 2 ? 10 : 11; }
+
+// What is selected besides the forced ranges: keys above `cut`, and the first `equals` of those
+// equal to it.
+struct SelectCut {
+  unsigned key;
+  unsigned equals;
+};
+
+struct SelectShared {
+  unsigned* bins;     // kSelectBins
+  unsigned* scratch;  // kBlockReduceWords
+  unsigned* found;    // 2: bin, entries above it
+};
+
+// The cut that leaves exactly `wanted` of the entries [begin, end), 0 < wanted < end - begin. Each
+// round counts one digit of the keys that agree with the digits found so far.
+__device__ inline SelectCut find_cut(const float* scores, int begin, int end, unsigned wanted,
+                                     const SelectShared& shared) {
+  const int thread = static_cast<int>(threadIdx.x);
+  unsigned prefix = 0;
+  for (int digit = 0; digit < kSelectDigits; ++digit) {
+    const int shift = digit_shift(digit);
+    const int bits = digit_bits(digit);
+    for (int bin = thread; bin < kSelectBins; bin += kSelectThreads) shared.bins[bin] = 0;
+    __syncthreads();
+    for (int t = begin + thread; t < end; t += kSelectThreads) {
+      const unsigned key = key_of(scores[t]);
+      const bool agrees = digit == 0 || key >> (shift + bits) == prefix;
+      if (agrees) atomic_add(&shared.bins[(key >> shift) & ((1U << bits) - 1U)], 1U);
+    }
+    __syncthreads();
+    // A thread's bins, from the highest bin down; exactly one of all holds the wanted-th entry.
+    constexpr int kOwnBins = kSelectBins / kSelectThreads;
+    unsigned own = 0;
+    for (int i = 0; i < kOwnBins; ++i)
+      own += shared.bins[kSelectBins - 1 - (thread * kOwnBins + i)];
+    unsigned total = 0;
+    unsigned above = block_scan(own, shared.scratch, total);
+    for (int i = 0; i < kOwnBins; ++i) {
+      const int bin = kSelectBins - 1 - (thread * kOwnBins + i);
+      const unsigned count = shared.bins[bin];
+      if (above < wanted && wanted <= above + count) {
+        shared.found[0] = static_cast<unsigned>(bin);
+        shared.found[1] = above;
+      }
+      above += count;
+    }
+    __syncthreads();
+    prefix = (prefix << bits) | shared.found[0];
+    wanted -= shared.found[1];
+    __syncthreads();
+  }
+  return {prefix, wanted};
+}
+
+struct SelectRange {
+  int length;
+  int begin;  // of the entries that compete
+  int end;
+};
+
+__device__ inline SelectRange select_range(const SelectRows& call) {
+  const int length = call.lengths[blockIdx.x / call.rows_per_sequence];
+  const int begin = static_cast<int>(smaller<std::int64_t>(call.sinks, length));
+  const int end = larger(begin, static_cast<int>(larger<std::int64_t>(0, length - call.local)));
+  return {length, begin, end};
+}
+
+// Writes the selected indices in order: counts of a chunk packed into one scan, those certainly
+// selected in the low half and those equal to the cut in the high half.
+__device__ inline void write_selected(const SelectRows& call, const float* scores,
+                                      SelectRange range, SelectCut cut, unsigned* scratch) {
+  std::int32_t* out = call.indices + blockIdx.x * call.capacity;
+  unsigned sure_before = 0;
+  unsigned equal_before = 0;
+  for (int chunk = 0; chunk < range.length; chunk += kSelectChunk) {
+    const int first = chunk + static_cast<int>(threadIdx.x) * kSelectOwn;
+    unsigned sure = 0;   // bit i: entry first + i is selected whatever comes before it
+    unsigned equal = 0;  // bit i: it equals the cut
+    TRIPHASE_UNROLL
+    for (int i = 0; i < kSelectOwn; ++i) {
+      const int t = first + i;
+      if (t >= range.length) continue;
+      if (t < range.begin || t >= range.end) {
+        sure |= 1U << i;
+        continue;
+      }
+      const unsigned key = key_of(scores[t]);
+      sure |= static_cast<unsigned>(key > cut.key) << i;
+      equal |= static_cast<unsigned>(key == cut.key) << i;
+    }
+    unsigned total = 0;
+    const unsigned before = block_scan(
+        static_cast<unsigned>(count_bits(sure)) + (static_cast<unsigned>(count_bits(equal)) << 16),
+        scratch, total);
+    unsigned sure_rank = sure_before + (before & 0xFFFFU);
+    unsigned equal_rank = equal_before + (before >> 16);
+    TRIPHASE_UNROLL
+    for (int i = 0; i < kSelectOwn; ++i) {
+      const bool is_sure = (sure >> i & 1U) != 0U;
+      const bool is_equal = (equal >> i & 1U) != 0U;
+      if (is_sure || (is_equal && equal_rank < cut.equals)) {
+        const unsigned place = sure_rank + smaller(equal_rank, cut.equals);
+        device_check(place < static_cast<unsigned>(call.capacity));
+        out[place] = first + i;
+      }
+      sure_rank += static_cast<unsigned>(is_sure);
+      equal_rank += static_cast<unsigned>(is_equal);
+    }
+    sure_before += total & 0xFFFFU;
+    equal_before += total >> 16;
+  }
+  if (threadIdx.x == 0) {
+    call.counts[blockIdx.x] =
+        static_cast<std::int32_t>(sure_before + smaller(equal_before, cut.equals));
+  }
+}
+
+// The cut of the best k entries in all, the forced ones counted.
+__device__ inline SelectCut find_top_cut(const float* scores, SelectRange range, int k,
+                                         const SelectShared& shared) {
+  const int competing = range.end - range.begin;
+  const int free = k - (range.length - competing);
+  // Every key is at least 0: "equal to 0 or above" without a limit is all, a limit of 0 is none.
+  SelectCut cut{0xFFFFFFFFU, 0};
+  if (free >= competing) {
+    cut = {0, 0xFFFFFFFFU};
+  } else if (free > 0) {
+    cut = find_cut(scores, range.begin, range.end, static_cast<unsigned>(free), shared);
+  }
+  return cut;
+}
+
+}  // namespace triphase::cuda

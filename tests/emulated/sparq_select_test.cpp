@@ -1,0 +1,259 @@
+#include "kernels/cuda/sparq_select.h"
+
+#include "kernels/cuda/kv_channels.h"
+#include "kernels/cuda/select_rows.h"
+#include "kernels/sizing/cuda_workspace.h"
+#include "tests/emulated/score_fixture.h"
+
+namespace triphase::cuda {
+namespace {
+
+struct Chosen {
+  std::vector<std::int32_t> indices, counts;
+  std::vector<float> alpha;
+  std::int64_t capacity = 0;
+
+  [[nodiscard]] std::vector<std::int32_t> row(std::int64_t r) const {
+    const auto begin = indices.begin() + static_cast<std::ptrdiff_t>(r * capacity);
+    return {begin, begin + counts[static_cast<std::size_t>(r)]};
+  }
+};
+
+struct Rule {
+  std::int64_t rank, k, sinks, local;
+};
+
+Chosen run(const ScoreKeys& keys, const ScoreQueries& queries, const Rule& rule) {
+  const std::int64_t rows = keys.sequences * keys.kv_heads;
+  Chosen chosen;
+  chosen.capacity = std::max<std::int64_t>(1, std::max(rule.k, rule.sinks + rule.local));
+  chosen.indices.assign(static_cast<std::size_t>(rows * chosen.capacity), -1);
+  chosen.counts.assign(static_cast<std::size_t>(rows), -1);
+  chosen.alpha = poisoned(keys.sequences * queries.heads);
+  SparqSelect call;
+  call.keys = keys;
+  call.queries = queries;
+  call.rank = rule.rank;
+  call.k = rule.k;
+  call.sinks = rule.sinks;
+  call.local = rule.local;
+  call.indices = chosen.indices.data();
+  call.capacity = chosen.capacity;
+  call.counts = chosen.counts.data();
+  call.alpha = chosen.alpha.data();
+  sparq_select(call, nullptr);
+  return chosen;
+}
+
+// Transposed keys of every full page, poisoned elsewhere.
+std::vector<std::byte> channels_of(const PagedCache& cache) {
+  KvCache view;
+  view.k = const_cast<void*>(cache.k_data());
+  view.dtype = cache.dtype;
+  view.page_tokens = static_cast<int>(cache.page_tokens);
+  view.kv_heads = static_cast<int>(cache.kv_heads);
+  view.head_dim = static_cast<int>(cache.head_dim);
+  std::vector<std::int32_t> full;
+  for (std::size_t b = 0; b < cache.lengths.size(); ++b) {
+    for (std::int64_t i = 0; (i + 1) * cache.page_tokens < cache.lengths[b]; ++i) {
+      full.push_back(
+          cache.pages[b * static_cast<std::size_t>(cache.max_pages) + static_cast<std::size_t>(i)]);
+    }
+  }
+  const std::size_t pages = cache.lengths.size() * static_cast<std::size_t>(cache.max_pages) + 1;
+  std::vector<std::byte> channels(
+      pages * static_cast<std::size_t>(cache.page_elements()) * dtype_bytes(cache.dtype),
+      std::byte{0xFF});
+  if (!full.empty()) {
+    kv_write_channels(full.data(), static_cast<int>(full.size()), view, channels.data(), nullptr);
+  }
+  return channels;
+}
+
+// The chosen tokens hold the forced ones and, of the others, none whose score is clearly below that
+// of one left out.
+void expect_best(const std::vector<std::int32_t>& found, const std::vector<double>& scores,
+                 const Rule& rule) {
+  const auto length = static_cast<std::int64_t>(scores.size());
+  const auto forced = [&](std::int64_t t) { return t < rule.sinks || t >= length - rule.local; };
+  std::int64_t forced_count = 0;
+  for (std::int64_t t = 0; t < length; ++t) forced_count += forced(t) ? 1 : 0;
+  ASSERT_EQ(static_cast<std::int64_t>(found.size()),
+            std::min(length, std::max(rule.k, forced_count)));
+  ASSERT_TRUE(std::ranges::is_sorted(found));
+  ASSERT_EQ(std::ranges::adjacent_find(found), found.end());
+  std::vector<bool> is_found(scores.size(), false);
+  double lowest = INFINITY;
+  for (const std::int32_t t : found) {
+    ASSERT_LT(t, length);
+    is_found[static_cast<std::size_t>(t)] = true;
+    if (!forced(t)) lowest = std::min(lowest, scores[static_cast<std::size_t>(t)]);
+  }
+  for (std::int64_t t = 0; t < length; ++t) {
+    if (is_found[static_cast<std::size_t>(t)]) continue;
+    ASSERT_FALSE(forced(t)) << "token " << t;
+    ASSERT_LE(scores[static_cast<std::size_t>(t)], lowest * (1.0 + 1e-4)) << "token " << t;
+  }
+}
+
+void check(DType dtype, std::int64_t group, std::int64_t dim, std::int64_t page_tokens,
+           const Rule& rule, bool with_channels, std::uint32_t seed) {
+  std::mt19937 random(seed);
+  const PagedCache cache(random, dtype, {0, 1, 127, 128, 129, 300}, page_tokens, 2, dim);
+  const auto sequences = static_cast<std::int64_t>(cache.lengths.size());
+  const std::int64_t heads = 2 * group;
+  const std::vector<float> q = random_floats(random, sequences * heads * dim);
+  const std::vector<std::byte> channels = channels_of(cache);
+  ScoreKeys keys = keys_of(cache);
+  if (with_channels) keys.channels = channels.data();
+  const Chosen chosen = run(keys, {q.data(), heads * dim, heads}, rule);
+  for (std::int64_t row = 0; row < sequences * 2; ++row) {
+    const SparqRow expected =
+        sparq_row(cache, row / 2, row % 2, q.data() + row * group * dim, group, rule.rank);
+    const std::vector<std::int32_t> found = chosen.row(row);
+    expect_best(found, expected.scores, rule);
+    for (std::int64_t g = 0; g < group; ++g) {
+      double share = 0.0;
+      for (const std::int32_t t : found) {
+        share += expected.probabilities[static_cast<std::size_t>(g)][static_cast<std::size_t>(t)];
+      }
+      ASSERT_NEAR(chosen.alpha[static_cast<std::size_t>(row * group + g)], share, 2e-5)
+          << "row " << row << " head " << g;
+    }
+  }
+}
+
+TEST(EmulatedSparqSelect, MatchesFloat64ForGroupsTypesPagesAndOddHeads) {
+  std::uint32_t seed = 1;
+  for (const std::int64_t group : {1, 2, 3, 4, 5, 6, 7, 8}) {
+    const emulated::Order order(static_cast<std::uint64_t>(group % 3));
+    check(DType::kF16, group, 20, 32 << group % 3, {7, 40, 4, 8}, group % 4 != 3, seed++);
+  }
+  for (const DType dtype : {DType::kBF16, DType::kU8}) {
+    for (const bool with_channels : {false, true}) {
+      check(dtype, 2, 24, 64, {8, 33, 0, 1}, with_channels, seed++);
+      check(dtype, 1, 13, 128, {13, 128, 0, 0}, with_channels, seed++);  // all channels
+    }
+  }
+}
+
+TEST(EmulatedSparqSelect, ForcedTokensMayExceedKAndKMayExceedTheRow) {
+  check(DType::kF16, 2, 16, 32, {4, 5, 10, 20}, true, 60);
+  check(DType::kF16, 1, 16, 32, {4, 1000, 0, 0}, true, 61);
+  check(DType::kF16, 1, 16, 32, {16, 0, 0, 1}, true, 62);
+}
+
+TEST(EmulatedSparqSelect, EqualScoresGoToTheSmallestTokens) {
+  std::mt19937 random(70);
+  const PagedCache cache(random, DType::kF16, {200}, 64, 1, 8);
+  const std::vector<float> q(16, 0.0F);  // every logit is 0
+  const Chosen chosen = run(keys_of(cache), {q.data(), 16, 2}, {4, 10, 0, 3});
+  EXPECT_THAT(chosen.row(0), testing::ElementsAre(0, 1, 2, 3, 4, 5, 6, 197, 198, 199));
+  EXPECT_NEAR(chosen.alpha[0], 0.05, 1e-6);
+  EXPECT_NEAR(chosen.alpha[1], 0.05, 1e-6);
+}
+
+// The separate kernels choose the same tokens from the same row.
+TEST(EmulatedSparqSelect, ChoosesWhatTheSeparateKernelsChoose) {
+  std::mt19937 random(80);
+  const std::int64_t group = 4;
+  const std::int64_t dim = 32;
+  const PagedCache cache(random, DType::kF16, {500, 257}, 64, 2, dim, true);
+  const std::vector<float> q = random_floats(random, 2 * 2 * group * dim);
+  const ScoreQueries queries{q.data(), 2 * group * dim, 2 * group};
+  const ScoreKeys keys = keys_of(cache);
+  const Rule rule{8, 64, 4, 16};
+  const Chosen fused = run(keys, queries, rule);
+
+  std::vector<std::int32_t> channels(4 * 8, -1);
+  std::vector<float> factors = poisoned(4 * group);
+  choose_channels(queries, 2, 2, dim, rule.rank, channels.data(), factors.data(), nullptr);
+  const std::int64_t stride = cache.max_length;
+  std::vector<float> logits = poisoned(score_logit_floats(2, 2 * group, stride));
+  std::vector<float> partials = poisoned(score_partial_floats(2, 2 * group, stride));
+  std::vector<float> scores = poisoned(4 * stride);
+  std::vector<float> totals = poisoned(4 * group * 2);
+  const ScoreLogits out{logits.data(), partials.data(), stride};
+  score_sparq(keys, queries, channels.data(), factors.data(), rule.rank, out, nullptr);
+  group_scores(out, cache.lengths.data(), 2, 4, group, cache.max_length,
+               GroupReduce::kProbabilitySum, scores.data(), totals.data(), nullptr);
+  std::vector<std::int32_t> indices(4 * 64, -1);
+  std::vector<std::int32_t> counts(4, -1);
+  select_top({.scores = scores.data(),
+              .score_stride = stride,
+              .lengths = cache.lengths.data(),
+              .rows = 4,
+              .rows_per_sequence = 2,
+              .max_length = cache.max_length,
+              .sinks = rule.sinks,
+              .local = rule.local,
+              .indices = indices.data(),
+              .capacity = 64,
+              .counts = counts.data()},
+             rule.k, nullptr);
+  EXPECT_EQ(fused.indices, indices);
+  EXPECT_EQ(fused.counts, counts);
+}
+
+TEST(EmulatedSparqSelect, ErrorsNameKernelAndShape) {
+  std::mt19937 random(90);
+  const PagedCache cache(random, DType::kF16, {40}, 32, 1, 8);
+  const std::vector<float> q = random_floats(random, 9 * 8);
+  try {
+    (void)run(keys_of(cache), {q.data(), 72, 9}, {4, 10, 0, 0});
+    FAIL() << "nine query heads of a row were taken";
+  } catch (const Error& error) {
+    EXPECT_THAT(std::string(error.what()), testing::HasSubstr("sparq_select"));
+    EXPECT_THAT(std::string(error.what()), testing::HasSubstr("heads 9, kv_heads 1, head_dim 8"));
+  }
+}
+
+TEST(SparqSelectSizing, TheLongestRowFitsAndOneMoreVectorDoesNot) {
+  constexpr std::int64_t kHopper = 227 << 10;
+  for (const std::int64_t group : {1, 2, 8}) {
+    const std::int64_t tokens = sparq_select_tokens(group, kHopper);
+    EXPECT_LE(sparq_select_shared_bytes(group, tokens) + kSparqSelectFixedBytes, kHopper);
+    EXPECT_GT(sparq_select_shared_bytes(group, tokens + 4) + kSparqSelectFixedBytes, kHopper);
+  }
+  EXPECT_EQ(sparq_select_tokens(1, 1 << 10), 0);
+}
+
+TEST(EmulatedChannels, FullPagesAreTransposed) {
+  for (const DType dtype : {DType::kF16, DType::kBF16, DType::kU8}) {
+    for (const std::int64_t dim : {13, 32, 70}) {
+      std::mt19937 random(static_cast<std::uint32_t>(dim));
+      const PagedCache cache(random, dtype, {1, 100, 64}, 32, 2, dim);
+      const std::vector<std::byte> channels = channels_of(cache);
+      const std::size_t width = dtype_bytes(dtype);
+      const auto* stored = static_cast<const std::byte*>(cache.k_data());
+      const std::vector<std::pair<std::size_t, std::int64_t>> closed = {
+          {1, 0}, {1, 1}, {1, 2}, {2, 0}};
+      std::size_t written = 0;
+      for (const auto& [b, block] : closed) {
+        const std::int64_t page = cache.pages[b * static_cast<std::size_t>(cache.max_pages) +
+                                              static_cast<std::size_t>(block)];
+        for (std::int64_t head = 0; head < 2; ++head) {
+          for (std::int64_t t = 0; t < 32; ++t) {
+            for (std::int64_t c = 0; c < dim; ++c) {
+              const auto from = static_cast<std::size_t>(cache.place(page, head, t, c));
+              const auto to = static_cast<std::size_t>(((page * 2 + head) * dim + c) * 32 + t);
+              ASSERT_EQ(std::memcmp(channels.data() + to * width, stored + from * width, width), 0);
+              ++written;
+            }
+          }
+        }
+      }
+      // Nothing else was touched.
+      std::size_t poison = 0;
+      for (std::size_t i = 0; i < channels.size(); i += width) {
+        bool all = true;
+        for (std::size_t j = 0; j < width; ++j) all = all && channels[i + j] == std::byte{0xFF};
+        poison += all ? 1 : 0;
+      }
+      EXPECT_GE(poison, channels.size() / width - written);
+    }
+  }
+}
+
+}  // namespace
+}  // namespace triphase::cuda
