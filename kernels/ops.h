@@ -60,6 +60,13 @@ struct KvLayerView {
   void* open_v = nullptr;
   DType open_dtype = DType::kF16;
 
+  // K^T, or null: the keys of full blocks once more, channel-major, as
+  // [page][kv_head][head_dim][page_tokens] in K's dtype, for pages below kt_pages. A page has its
+  // K^T where kt_ready (by page, on the host) is not 0; who writes to a page sets it to 0.
+  void* kt = nullptr;
+  std::uint8_t* kt_ready = nullptr;
+  std::int64_t kt_pages = 0;
+
   [[nodiscard]] bool quantized() const { return dtype == DType::kU8; }
 };
 

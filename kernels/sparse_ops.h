@@ -29,6 +29,14 @@ struct Centroids {
   const std::uint8_t* alive = nullptr;  // [kv_head][count]; null: all. Others score 0
 };
 
+// How SparQ (section 4 and appendix B) chooses tokens for one query.
+struct ChannelChoice {
+  std::int64_t rank = 0;    // channels per KV head that scores are made of, at most head_dim
+  std::int64_t tokens = 0;  // chosen per KV head, at most the context
+  std::int64_t recent = 0;  // of those, the newest of the context, in any case
+  bool sum_logits = false;  // a group adds its heads' logits instead of their softmax weights
+};
+
 class SparseOps {
  public:
   virtual ~SparseOps() = default;
@@ -41,6 +49,25 @@ class SparseOps {
                           const KvLayerView& cache, const AttentionSegment& keys, float scale,
                           float* probabilities, std::int64_t stride, Workspace workspace,
                           Stream& stream) = 0;
+
+  // Makes K^T (KvLayerView) of the context's full blocks where it is missing and has a place.
+  virtual void transpose_keys(const KvLayerView& cache, const AttentionSegment& keys,
+                              Stream& stream) = 0;
+
+  // SparQ's choice for query `row` at the last position of `keys`, which are as in score_keys:
+  //   1. per KV head the `rank` channels of largest sum over its query heads of |q_c|;
+  //   2. per query head a softmax over all tokens of q . k over these channels, scaled by
+  //      scale * sqrt(sum of all |q_c| / sum of the channels' |q_c|);
+  //   3. per KV head the newest `recent` tokens and, of the others, those with the largest sum of
+  //      the group's weights; ties go to the smaller token. A group of one head is ranked by
+  //      logits.
+  // tokens [kv_head][choice.tokens], ascending. alpha [head], or null: the share of the head's
+  // softmax that its chosen tokens hold, at most 1. Keys are read as K^T where a page has it and by
+  // rows where not, with the same result bit for bit.
+  virtual void choose_by_channels(ConstMatrix q, std::int64_t row, std::int64_t heads,
+                                  const KvLayerView& cache, const AttentionSegment& keys,
+                                  float scale, const ChannelChoice& choice, std::int32_t* tokens,
+                                  float* alpha, Workspace workspace, Stream& stream) = 0;
 
   // The second pass over a prefill chunk (attention-weight column sums): for every query of
   // `segment` from `first_query` on, in ascending order, and every query head of a KV head,

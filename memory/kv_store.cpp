@@ -16,6 +16,10 @@ std::uint64_t KvStore::page_bytes(const Shape& shape) {
   return 2 * page_elements(shape) * dtype_bytes(shape.dtype);
 }
 
+std::uint64_t KvStore::key_column_bytes(const Shape& shape) {
+  return shape.key_columns ? page_elements(shape) * dtype_bytes(shape.dtype) : 0;
+}
+
 std::uint64_t KvStore::open_page_bytes(const Shape& shape) {
   return shape.quantized() ? 2 * page_elements(shape) * dtype_bytes(shape.open_dtype) : 0;
 }
@@ -51,6 +55,11 @@ KvStore::KvStore(const Shape& shape, const Sizes& sizes, MemoryPool& device, Mem
       static_cast<std::uint64_t>(sizes.device_pages + sizes.staging_pages + sizes.cache_pages);
   k_ = device.allocate(page_bytes(shape) / 2 * pages, MemoryTag::kKv);
   v_ = device.allocate(page_bytes(shape) / 2 * pages, MemoryTag::kKv);
+  if (shape.key_columns) {
+    key_columns_ = device.allocate(
+        key_column_bytes(shape) * static_cast<std::uint64_t>(sizes.device_pages), MemoryTag::kKv);
+    key_columns_ready_.resize(static_cast<std::size_t>(sizes.device_pages), 0);
+  }
   if (shape.quantized()) {
     TRIPHASE_CHECK(sizes.open_pages > 0, "INT8 KV needs open pages");
     const std::uint64_t open =
@@ -129,6 +138,7 @@ void KvStore::offload(SequenceId sequence, std::int64_t first_block, std::int64_
 void KvStore::reload(SequenceId sequence, std::int64_t first_block, std::int64_t count) {
   for (std::int64_t block = first_block; block < first_block + count; ++block) {
     const KvResidency::Move move = residency_.begin_reload(sequence, block);
+    for (const PageId page : move.pages) forget_key_columns(page);
     runs_.clear();
     for (std::int64_t layer = 0; layer < shape_.layers; ++layer) {
       runs_.push_back(

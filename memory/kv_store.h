@@ -3,9 +3,10 @@
 // The bytes behind KvResidency. On the device one pool of pages, each holding K and V of one layer
 // for `block_tokens` tokens of one sequence, laid out as kernels/ops.h (KvLayerView) wants it:
 // first the pages that KvResidency gives out, then staging pages for blocks that are read from the
-// host, then cache pages, whose tokens come from anywhere on the host and stay. With INT8 also the
-// scales of every block, wherever its codes are, and a pool of open pages. On the host one record
-// per token and layer. Owns the memory and the bookkeeping; not thread safe.
+// host, then cache pages, whose tokens come from anywhere on the host and stay; on request K^T of
+// the first. With INT8 also the scales of every block, wherever its codes are, and a pool of open
+// pages. On the host one record per token and layer. Owns the memory and the bookkeeping; not
+// thread safe.
 
 #include <vector>
 
@@ -27,6 +28,7 @@ class KvStore {
     std::int64_t block_tokens = 32;
     DType dtype = DType::kF16;       // kU8: INT8 codes
     DType open_dtype = DType::kF16;  // INT8 only: of blocks that are still open
+    bool key_columns = false;        // K^T beside K for blocks at home on the device
 
     [[nodiscard]] bool quantized() const { return dtype == DType::kU8; }
   };
@@ -56,6 +58,8 @@ class KvStore {
   }
   // Bytes of one device page: K and V, 2 * kv_heads * block_tokens * head_dim elements.
   [[nodiscard]] static std::uint64_t page_bytes(const Shape& shape);
+  // K^T of one device page; 0 without key_columns.
+  [[nodiscard]] static std::uint64_t key_column_bytes(const Shape& shape);
   // Of one open page, and of one block's scales in one layer; 0 where the KV is not INT8.
   [[nodiscard]] static std::uint64_t open_page_bytes(const Shape& shape);
   [[nodiscard]] static std::uint64_t scale_bytes(const Shape& shape);
@@ -79,6 +83,16 @@ class KvStore {
   [[nodiscard]] std::byte* v_pages() const { return v_.data(); }
   [[nodiscard]] std::byte* open_k_pages() const { return open_k_.data(); }
   [[nodiscard]] std::byte* open_v_pages() const { return open_v_.data(); }
+  // K^T and which pages have it, as KvLayerView wants them; null without key_columns.
+  [[nodiscard]] std::byte* key_columns() const { return key_columns_.data(); }
+  [[nodiscard]] std::uint8_t* key_columns_ready() {
+    return key_columns_ready_.empty() ? nullptr : key_columns_ready_.data();
+  }
+  // Every writer to a page calls this, appends and transfers alike: K^T is made anew when it is
+  // next wanted.
+  void forget_key_columns(PageId page) {
+    if (page.index() < key_columns_ready_.size()) key_columns_ready_[page.index()] = 0;
+  }
   // Scales of a layer: entry i belongs to the block of KvResidency::block_index() i.
   [[nodiscard]] float* scales(LayerId layer) const;
   // Record of a token of a host block.
@@ -133,6 +147,8 @@ class KvStore {
   Buffer open_k_;
   Buffer open_v_;
   Buffer scales_;
+  Buffer key_columns_;
+  std::vector<std::uint8_t> key_columns_ready_;  // by page
   Buffer host_;
   std::vector<Move> moves_;
   std::vector<TokenRun> runs_;

@@ -19,7 +19,12 @@ std::uint64_t AttentionRunner::workspace_bytes(const AttentionShape& largest) {
 }
 
 void AttentionRunner::begin(SequenceId sequence, std::int64_t prompt_tokens) {
-  states_[sequence.value] = {method_->begin(prompt_tokens), prompt_tokens, {}};
+  begin(sequence, prompt_tokens, method_->begin(prompt_tokens));
+}
+
+void AttentionRunner::begin(SequenceId sequence, std::int64_t prompt_tokens,
+                            std::unique_ptr<AttentionMethod::State> state) {
+  states_[sequence.value] = {std::move(state), prompt_tokens, {}};
 }
 
 AttentionRunner::Entry& AttentionRunner::entry_of(SequenceId sequence) {
@@ -68,18 +73,28 @@ void AttentionRunner::find_slots(const AttentionSegment& segment, const KvLayerV
                                  std::span<const std::int32_t> known, Chosen& chosen) {
   const std::int64_t page = cache.page_tokens;
   const std::int64_t own = cache.quantized() ? (segment.context_tokens - 1) / page : -1;
-  chosen.slots.clear();
-  for (std::size_t i = 0; i < chosen.choice->tokens.size(); ++i) {
+  const std::vector<std::int32_t>& tokens = chosen.choice->tokens;
+  chosen.slots.resize(tokens.size());
+  // Tokens ascend within a list, so a block is looked up once for all its tokens.
+  std::int64_t begin = 0;
+  std::int64_t end = 0;
+  std::int64_t shift = 0;  // from a token of [begin, end) to its slot
+  for (std::size_t i = 0; i < tokens.size(); ++i) {
     if (!known.empty() && known[i] >= 0) {
-      chosen.slots.push_back(known[i]);
+      chosen.slots[i] = known[i];
       continue;
     }
-    const std::int32_t token = chosen.choice->tokens[i];
-    const std::int64_t block = token / page;
-    const PageId at =
-        block == own ? segment.open_page : segment.pages[static_cast<std::size_t>(block)];
-    TRIPHASE_CHECK(at.valid(), "a chosen token that is not on the device");
-    chosen.slots.push_back(static_cast<std::int32_t>(at.value * page + token % page));
+    const std::int64_t token = tokens[i];
+    if (token < begin || token >= end) {
+      const std::int64_t block = token / page;
+      const PageId at =
+          block == own ? segment.open_page : segment.pages[static_cast<std::size_t>(block)];
+      TRIPHASE_CHECK(at.valid(), "a chosen token that is not on the device");
+      begin = block * page;
+      end = begin + page;
+      shift = at.value * page - begin;
+    }
+    chosen.slots[i] = static_cast<std::int32_t>(token + shift);
   }
 }
 

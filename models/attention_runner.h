@@ -34,6 +34,9 @@ class AttentionRunner {
 
   // A sequence starts (or starts over) with a prompt of so many tokens; every later row is decoded.
   void begin(SequenceId sequence, std::int64_t prompt_tokens);
+  // The same, with what such a method remembers of a prompt that passed through it elsewhere.
+  void begin(SequenceId sequence, std::int64_t prompt_tokens,
+             std::unique_ptr<AttentionMethod::State> state);
   void end(SequenceId sequence) { states_.erase(sequence.value); }
 
   // The tokens that the sequence's next decoded row, at position context_tokens - 1, will attend in

@@ -137,6 +137,7 @@ KvSlots KvStep::slots(LayerId layer) {
       const auto row = static_cast<std::size_t>(entry.first_row + i);
       slot_pages_[row] = pages[static_cast<std::size_t>(position / block)];
       slot_offsets_[row] = static_cast<std::int32_t>(position % block);
+      store_->forget_key_columns(slot_pages_[row]);
     }
   }
   return {slot_pages_, slot_offsets_};
@@ -164,6 +165,7 @@ void KvStep::begin_open_runs(LayerId layer) {
             {.open_page = current,
              .page = pages[static_cast<std::size_t>(own)],
              .scale_page = PageId(store_->residency().block_index(entry.sequence, own))});
+        store_->forget_key_columns(closes_.back().page);
         // Queries of this step still read it; free once the layer is done.
         spent_open_.push_back(current);
         current = PageId();
@@ -184,7 +186,10 @@ KvLayerView KvStep::view(LayerId layer) const {
           .scales = store_->scales(layer),
           .open_k = store_->open_k_pages(),
           .open_v = store_->open_v_pages(),
-          .open_dtype = shape.open_dtype};
+          .open_dtype = shape.open_dtype,
+          .kt = store_->key_columns(),
+          .kt_ready = store_->key_columns_ready(),
+          .kt_pages = shape.key_columns ? store_->sizes().device_pages : 0};
 }
 
 std::span<const AttentionSegment> KvStep::segments(LayerId layer, std::int64_t group_index) {

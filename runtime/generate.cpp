@@ -87,6 +87,12 @@ void fill_engine_numbers(const EngineStats& stats, const PlacementStats& placeme
   add(device, MemoryTag::kKv, plan.memory.kv,
       static_cast<std::uint64_t>(residency.peak_pages()) * KvStore::page_bytes(shape) +
           kv_beside_pages);
+  if (plan.memory.key_columns > 0) {
+    // KV memory too, but what it costs beside K and V should be seen.
+    summary.memory.push_back(
+        {std::string(memory_tier_name(device)), "kt", plan.memory.key_columns,
+         static_cast<std::uint64_t>(residency.peak_pages()) * KvStore::key_column_bytes(shape)});
+  }
   if (plan.memory.staging > 0) {
     const std::uint64_t staging = plan.memory.staging + plan.memory.cache;
     add(device, MemoryTag::kStaging, staging, staging);

@@ -90,7 +90,8 @@ class Planner {
                 .head_dim = model_.config.head_dim,
                 .block_tokens = KvStore::default_block_tokens(dtype),
                 .dtype = dtype,
-                .open_dtype = compute};
+                .open_dtype = compute,
+                .key_columns = keeps_key_columns(options_.attention)};
     if (options_.kv_block > 0) plan_.kv.block_tokens = options_.kv_block;
     if (plan_.kv.quantized() && plan_.kv.block_tokens % kInt8BlockMultiple != 0) {
       throw Error(ErrorRole::kUsage, "E-CLI-OPTION", "--kv-block")
@@ -127,9 +128,10 @@ class Planner {
             .layer_weights = layer_bytes_,
             .other_weights = model_.weight_bytes - std::min(layers, model_.weight_bytes),
             .scratch = scratch(batch),
-            .kv_bytes_per_token = KvStore::page_bytes(plan_.kv) *
-                                  static_cast<std::uint64_t>(config.layers) /
-                                  static_cast<std::uint64_t>(plan_.kv.block_tokens)};
+            .kv_bytes_per_token =
+                (KvStore::page_bytes(plan_.kv) + KvStore::key_column_bytes(plan_.kv)) *
+                static_cast<std::uint64_t>(config.layers) /
+                static_cast<std::uint64_t>(plan_.kv.block_tokens)};
   }
 
   void divide() {
@@ -138,6 +140,7 @@ class Planner {
         .kv_budget = options_.device_kv_memory,
         .scratch = [this](std::int64_t batch) { return scratch(batch); },
         .page_bytes = KvStore::page_bytes(plan_.kv),
+        .key_column_bytes = KvStore::key_column_bytes(plan_.kv),
         .layers = plan_.kv.layers,
         .block_tokens = plan_.kv.block_tokens,
         .context = context_,
@@ -155,9 +158,9 @@ class Planner {
     std::int64_t& streamed = plan_.placement.streamed_layers;
     const bool chosen = streamed > 0;
     const auto fits = [&] {
-      const std::uint64_t needed =
-          device_weights(streamed) + request.scratch(1) +
-          request.page_bytes * static_cast<std::uint64_t>(plan_.kv.layers * kFewBlocks);
+      const std::uint64_t needed = device_weights(streamed) + request.scratch(1) +
+                                   (request.page_bytes + request.key_column_bytes) *
+                                       static_cast<std::uint64_t>(plan_.kv.layers * kFewBlocks);
       return needed <= plan_.budget;
     };
     while (!chosen && streamed < plan_.kv.layers && !fits()) ++streamed;
@@ -225,6 +228,10 @@ std::string describe(const RunPlan& plan, const ModelBundle& model) {
       format_bytes(plan.memory.kv), plan.memory.kv_pages, plan.kv.block_tokens,
       kv_dtype_name(plan.kv), format_bytes(plan.budget), plan.memory.batch_size, plan.prefill_chunk,
       plan.longest_line, model.config.max_positions);
+  if (plan.memory.key_columns > 0) {
+    text += fmt::format("; K^T {} beside it (sparq.kt=off saves it)",
+                        format_bytes(plan.memory.key_columns));
+  }
   if (plan.memory.host_blocks > 0) {
     text += fmt::format("; policy {}: {} of KV on the host, {} staging", plan.policy->name(),
                         format_bytes(plan.memory.host_kv), format_bytes(plan.memory.staging));

@@ -15,7 +15,8 @@ std::uint64_t saturating_sub(std::uint64_t a, std::uint64_t b) { return a > b ? 
 
 // Bytes the smallest request needs beside weights and scratch: one block in every layer.
 std::uint64_t smallest_kv(const MemoryRequest& request) {
-  return (request.page_bytes + request.scale_bytes) * static_cast<std::uint64_t>(request.layers);
+  return (request.page_bytes + request.key_column_bytes + request.scale_bytes) *
+         static_cast<std::uint64_t>(request.layers);
 }
 
 std::uint64_t open_bytes(const MemoryRequest& request, std::int64_t batch) {
@@ -135,8 +136,9 @@ MemoryPlan plan_memory(const MemoryRequest& request) {
   plan.weights = request.weights;
   plan.scratch = request.scratch(plan.batch_size);
   plan.open_pages = request.open_pages ? request.open_pages(plan.batch_size) : 0;
-  plan.kv +=
-      block_bytes * static_cast<std::uint64_t>(blocks) + open_bytes(request, plan.batch_size);
+  plan.key_columns = request.key_column_bytes * static_cast<std::uint64_t>(plan.kv_pages);
+  plan.kv += block_bytes * static_cast<std::uint64_t>(blocks) - plan.key_columns +
+             open_bytes(request, plan.batch_size);
   return plan;
 }
 

@@ -1,7 +1,9 @@
 #include "kernels/cpu/cpu_sparse_ops.h"
 
+#include "kernels/cpu/channel_choice.h"
 #include "kernels/cpu/group_scores.h"
 #include "kernels/cpu/key_scores.h"
+#include "kernels/cpu/transpose_keys.h"
 #include "kernels/sizing/sparse_workspace.h"
 #include "runtime/base/error.h"
 
@@ -49,6 +51,29 @@ class CpuSparseOps final : public SparseOps {
     const AttentionShape shape = shape_of(heads, cache, keys, workspace);
     cpu::score_keys(*pool_, q, row, heads, cache, keys, scale, probabilities, stride, shape,
                     workspace);
+  }
+
+  void transpose_keys(const KvLayerView& cache, const AttentionSegment& keys, Stream&) override {
+    check_keys(cache, keys);
+    if (cache.kt == nullptr) return;
+    TRIPHASE_CHECK(cache.kt_ready != nullptr && cache.kt_pages >= 0, "transpose_keys: cache");
+    cpu::transpose_keys(*pool_, cache, keys);
+  }
+
+  void choose_by_channels(ConstMatrix q, std::int64_t row, std::int64_t heads,
+                          const KvLayerView& cache, const AttentionSegment& keys, float scale,
+                          const ChannelChoice& choice, std::int32_t* tokens, float* alpha,
+                          Workspace workspace, Stream&) override {
+    check_keys(cache, keys);
+    check_query(q, row, heads, cache.kv_heads);
+    TRIPHASE_CHECK(q.cols == heads * cache.head_dim && tokens != nullptr && choice.rank > 0 &&
+                       choice.rank <= cache.head_dim && choice.recent >= 0 &&
+                       choice.recent <= choice.tokens && choice.tokens <= keys.context_tokens &&
+                       (cache.kt == nullptr || cache.kt_ready != nullptr),
+                   "choose_by_channels: shapes");
+    const AttentionShape shape = shape_of(heads, cache, keys, workspace);
+    cpu::choose_by_channels(*pool_, q, row, heads, cache, keys, scale, choice, tokens, alpha, shape,
+                            workspace);
   }
 
   void sum_columns(ConstMatrix q, std::int64_t heads, const KvLayerView& cache,

@@ -20,9 +20,12 @@ void blend(const TokenChoice& choice, const MethodShape& shape, float* out) {
     float* row = out + head * shape.head_dim;
     const float* mean =
         choice.mean.empty() ? nullptr : choice.mean.data() + head / shape.group() * shape.head_dim;
-    for (std::int64_t c = 0; c < shape.head_dim; ++c) {
-      row[c] = alpha * row[c] + (mean == nullptr ? 0.0F : (1.0F - alpha) * mean[c]);
+    if (mean == nullptr) {
+      for (std::int64_t c = 0; c < shape.head_dim; ++c) row[c] *= alpha;
+      continue;
     }
+    const float rest = 1.0F - alpha;
+    for (std::int64_t c = 0; c < shape.head_dim; ++c) row[c] = alpha * row[c] + rest * mean[c];
   }
 }
 

@@ -2,11 +2,9 @@
 // attention over the best tokens, the mean of V in place of the others.
 
 #include <algorithm>
-#include <cmath>
 
 #include "models/attention/methods.h"
 #include "runtime/base/error.h"
-#include "scheduler/attention/token_choice.h"
 
 namespace triphase {
 namespace {
@@ -64,89 +62,34 @@ class Sparq final : public AttentionMethod {
     choice.clear();
     choice.dense = is_dense(budget, context);
     if (choice.dense) return;
-    mask_query(static_cast<const float*>(q.data) + row * q.row_stride);
-    probabilities_.resize(static_cast<std::size_t>(shape_.heads * context));
-    const ConstMatrix masked{masked_.data(), DType::kF32, 1, shape_.heads * shape_.head_dim,
-                             shape_.heads * shape_.head_dim};
-    call.ops->score_keys(masked, 0, shape_.heads, call.cache, call.keys, call.scale,
-                         probabilities_.data(), context, call.workspace, *call.stream);
-    const auto local = share_of_tokens(options_.sparq.local, budget - 1) + 1;
-    const IndexRange recent{std::max<std::int64_t>(0, context - local), context};
-    if (reallocates_) choice.alpha.resize(static_cast<std::size_t>(shape_.heads));
-    for (std::int64_t head = 0; head < shape_.kv_heads; ++head) {
-      sum_group(head, context);
-      choose_top(scores_, budget - (recent.end - recent.begin), {&recent, 1}, scratch_,
-                 choice.tokens);
-      if (reallocates_) weigh_chosen(head, context, choice);
-      choice.begins.push_back(static_cast<std::int32_t>(choice.tokens.size()));
+    // Only now, so that blocks nobody looks into this way never cost a pass over their keys.
+    call.ops->transpose_keys(call.cache, call.keys, *call.stream);
+    const ChannelChoice channels{
+        .rank = rank_,
+        .tokens = budget,
+        .recent = std::min(context, share_of_tokens(options_.sparq.local, budget - 1) + 1),
+        .sum_logits = options_.sparq.logit_sum};
+    choice.tokens.resize(static_cast<std::size_t>(shape_.kv_heads * budget));
+    for (std::int64_t head = 1; head <= shape_.kv_heads; ++head) {
+      choice.begins.push_back(static_cast<std::int32_t>(head * budget));
     }
+    if (reallocates_) choice.alpha.resize(static_cast<std::size_t>(shape_.heads));
+    call.ops->choose_by_channels(q, row, shape_.heads, call.cache, call.keys, call.scale, channels,
+                                 choice.tokens.data(), reallocates_ ? choice.alpha.data() : nullptr,
+                                 call.workspace, *call.stream);
     if (!reallocates_) return;
     const SparqState::Sum& sum =
         static_cast<SparqState&>(state).sums[static_cast<std::size_t>(call.layer)];
     TRIPHASE_CHECK(sum.tokens == context, "sparq: every row's V must have been appended");
-    for (const float value : sum.values) {
-      choice.mean.push_back(value / static_cast<float>(sum.tokens));
-    }
+    const float share = 1.0F / static_cast<float>(sum.tokens);
+    choice.mean.resize(sum.values.size());
+    std::transform(sum.values.begin(), sum.values.end(), choice.mean.begin(),
+                   [share](float value) { return value * share; });
   }
 
  private:
-  // Step 1: the group's largest channels, scaled so that the usual scale gives eq. 9's temperature.
-  void mask_query(const float* q) {
-    const std::int64_t dim = shape_.head_dim;
-    const std::int64_t group = shape_.group();
-    masked_.assign(static_cast<std::size_t>(shape_.heads * dim), 0.0F);
-    for (std::int64_t head = 0; head < shape_.kv_heads; ++head) {
-      scores_.assign(static_cast<std::size_t>(dim), 0.0F);
-      for (std::int64_t i = head * group; i < (head + 1) * group; ++i) {
-        for (std::int64_t c = 0; c < dim; ++c) {
-          scores_[static_cast<std::size_t>(c)] += std::abs(q[i * dim + c]);
-        }
-      }
-      channels_.clear();
-      choose_top(scores_, rank_, {}, scratch_, channels_);
-      for (std::int64_t i = head * group; i < (head + 1) * group; ++i) {
-        float all = 0;
-        for (std::int64_t c = 0; c < dim; ++c) all += std::abs(q[i * dim + c]);
-        float kept = 0;
-        for (const std::int32_t c : channels_) kept += std::abs(q[i * dim + c]);
-        const float factor = kept > 0.0F ? std::sqrt(all / kept) : 0.0F;
-        for (const std::int32_t c : channels_) {
-          masked_[static_cast<std::size_t>(i * dim + c)] = q[i * dim + c] * factor;
-        }
-      }
-    }
-  }
-
-  void sum_group(std::int64_t head, std::int64_t context) {
-    scores_.assign(static_cast<std::size_t>(context), 0.0F);
-    for (std::int64_t i = head * shape_.group(); i < (head + 1) * shape_.group(); ++i) {
-      const float* row = probabilities_.data() + i * context;
-      for (std::int64_t t = 0; t < context; ++t) {
-        // Sums of log weights rank as sums of logits: they differ by a constant.
-        scores_[static_cast<std::size_t>(t)] +=
-            options_.sparq.logit_sum ? std::log(row[t]) : row[t];
-      }
-    }
-  }
-
-  void weigh_chosen(std::int64_t head, std::int64_t context, TokenChoice& choice) const {
-    const auto begin = static_cast<std::size_t>(choice.begins.back());
-    for (std::int64_t i = head * shape_.group(); i < (head + 1) * shape_.group(); ++i) {
-      float alpha = 0;
-      for (std::size_t at = begin; at < choice.tokens.size(); ++at) {
-        alpha += probabilities_[static_cast<std::size_t>(i * context + choice.tokens[at])];
-      }
-      choice.alpha[static_cast<std::size_t>(i)] = std::min(alpha, 1.0F);
-    }
-  }
-
   bool reallocates_ = false;
   std::int64_t rank_ = 0;
-  std::vector<float> masked_;
-  std::vector<float> probabilities_;
-  std::vector<float> scores_;
-  std::vector<std::int32_t> channels_;
-  std::vector<std::uint32_t> scratch_;
 };
 
 }  // namespace

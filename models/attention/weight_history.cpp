@@ -1,18 +1,17 @@
 #include "models/attention/weight_history.h"
 
 #include <algorithm>
-#include <cmath>
 
 namespace triphase {
 namespace {
 
 constexpr std::int64_t kBuckets = 8;
 
-// NaN counts as 0; a weight is at most the number of heads.
+// NaN counts as 0; a weight is at most the number of heads. Rounded to the nearest: the product and
+// the sum are exact.
 std::int64_t fixed(float weight) {
-  return weight > 0.0F
-             ? std::llround(std::ldexp(static_cast<double>(std::min(weight, 65536.0F)), 32))
-             : 0;
+  if (!(weight > 0.0F)) return 0;
+  return static_cast<std::int64_t>(static_cast<double>(std::min(weight, 65536.0F)) * 0x1p32 + 0.5);
 }
 
 }  // namespace
@@ -53,8 +52,9 @@ void WeightHistory::add(std::span<const std::int32_t> tokens, std::span<const fl
 
 void WeightHistory::scores(std::int64_t count, std::vector<float>& to) const {
   to.assign(static_cast<std::size_t>(count), 0.0F);
-  for (std::size_t i = 0; i < std::min(to.size(), sums_.size()); ++i) {
-    to[i] = static_cast<float>(std::ldexp(static_cast<double>(sums_[i]), -32));
+  const std::size_t known = std::min(to.size(), sums_.size());
+  for (std::size_t i = 0; i < known; ++i) {
+    to[i] = static_cast<float>(static_cast<double>(sums_[i]) * 0x1p-32);
   }
 }
 

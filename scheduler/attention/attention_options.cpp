@@ -117,6 +117,8 @@ const std::vector<Option>& all_options() {
                   TRIPHASE_FIELD(sparq.logit_sum)),
       word_option("sparq.reallocate", "auto, on or off", {"auto", "on", "off"},
                   TRIPHASE_FIELD(sparq.reallocate)),
+      word_option("sparq.kt", "on or off; fetching K^T from the host is not offered", {"off", "on"},
+                  TRIPHASE_FIELD(sparq.kt)),
       word_option("squeezed.levels", "1 or 2", {"1", "2"}, TRIPHASE_FIELD(squeezed.two_levels)),
       count_option("h2o.k", 1, "tokens, at least 1", TRIPHASE_FIELD(h2o.k)),
       share_option("h2o.k_ratio", false, TRIPHASE_FIELD(h2o.k_ratio)),
@@ -203,6 +205,11 @@ std::vector<std::string> describe_attention_options(const AttentionOptions& opti
     }
   }
   return lines;
+}
+
+bool keeps_key_columns(const AttentionOptions& options) {
+  using KeyColumns = decltype(options.sparq.kt);
+  return options.kind == AttentionKind::kSparq && options.sparq.kt == KeyColumns::kOn;
 }
 
 void set_keep_ratio(AttentionOptions& options, double keep) {

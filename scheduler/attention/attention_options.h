@@ -58,6 +58,9 @@ struct AttentionOptions {
     double local = 0.25;     // share of k that is forced to the most recent tokens; 0: none
     bool logit_sum = false;  // sparq.group_reduce=logit_sum
     enum class Reallocate : std::uint8_t { kAuto, kOn, kOff } reallocate = Reallocate::kAuto;
+    // sparq.kt: K once more, channel-major, for blocks on the device. Half of the KV's memory on
+    // top; without it scores read whole keys. The choice of tokens is the same.
+    enum class KeyColumns : std::uint8_t { kOff, kOn } kt = KeyColumns::kOn;
   } sparq;
   struct {
     bool two_levels = false;
@@ -84,6 +87,9 @@ struct AttentionOptions {
     std::int64_t dense_layers = 2;
   } quest;
 };
+
+// Whether the KV cache keeps K^T beside K for the chosen method.
+[[nodiscard]] bool keeps_key_columns(const AttentionOptions& options);
 
 // Sets one option from "method.option=value". Options of other methods are refused, with a list of
 // what the chosen method has. Throws E-CLI-ATTOPTION.

@@ -11,7 +11,10 @@ std::uint64_t touched_bytes(const AttentionOptions& options, const TouchedShape&
   std::int64_t shared = 0;  // of all KV heads together
   switch (options.kind) {
     case AttentionKind::kSparq:
-      per_head += context * std::min(options.sparq.rank, shape.head_dim) * shape.element_bytes;
+      // Without K^T the channels lie scattered over whole keys.
+      per_head += context * shape.element_bytes *
+                  (keeps_key_columns(options) ? std::min(options.sparq.rank, shape.head_dim)
+                                              : shape.head_dim);
       per_head += 8 * shape.head_dim;  // the sum of V, read and written
       break;
     case AttentionKind::kTopk:

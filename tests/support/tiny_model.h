@@ -104,7 +104,8 @@ class TinyModel {
             .head_dim = config_.head_dim,
             .block_tokens = options.block_tokens,
             .dtype = options.int8 ? DType::kU8 : options.dtype,
-            .open_dtype = options.dtype};
+            .open_dtype = options.dtype,
+            .key_columns = keeps_key_columns(options.attention)};
   }
   [[nodiscard]] std::int64_t longest_line(const TinyModelOptions& options) const {
     const std::int64_t longest =

@@ -50,13 +50,23 @@ TEST(AttentionOptions, WrongNamesAndValuesSayWhatExists) {
   EXPECT_THAT(error_of("sparq", "sparq.rang=3"), testing::HasSubstr("sparq.rank"));
   EXPECT_THAT(error_of("sparq", "swa.caching_ratio=0.3"), testing::HasSubstr("sparq.k_ratio"));
   EXPECT_THAT(error_of("dense", "sparq.rank=3"), testing::HasSubstr("no option"));
-  for (const char* setting :
-       {"sparq.rank=0", "sparq.rank=", "sparq.rank=1.5", "sparq.rank=3 ", "sparq.rank=99999999999",
-        "sparq.local=1.1", "sparq.local=nan", "sparq.local=-0.1", "sparq.reallocate=yes"}) {
+  for (const char* setting : {"sparq.rank=0", "sparq.rank=", "sparq.rank=1.5", "sparq.rank=3 ",
+                              "sparq.rank=99999999999", "sparq.kt=yes", "sparq.local=1.1",
+                              "sparq.local=nan", "sparq.local=-0.1", "sparq.reallocate=yes"}) {
     EXPECT_THAT(error_of("sparq", setting), testing::HasSubstr("E-CLI-ATTOPTION")) << setting;
   }
+  EXPECT_THAT(error_of("sparq", "sparq.kt=host"),
+              testing::AllOf(testing::HasSubstr("sparq.kt"), testing::HasSubstr("from the host")));
   EXPECT_THAT(error_of("swa", "swa.caching_ratio=0"), testing::HasSubstr("above 0"));
   EXPECT_THAT(error_of("swa", "swa.caching_ratio"), testing::HasSubstr("method.option=value"));
+}
+
+TEST(AttentionOptions, SparqAloneKeepsKeyColumnsUnlessToldNotTo) {
+  for (const std::string_view name : attention_names()) {
+    EXPECT_EQ(keeps_key_columns(of(name)), name == "sparq") << name;
+  }
+  EXPECT_FALSE(keeps_key_columns(of("sparq", {"sparq.kt=off"})));
+  EXPECT_TRUE(keeps_key_columns(of("sparq", {"sparq.kt=off", "sparq.kt=on"})));
 }
 
 TEST(AttentionOptions, BudgetsFollowTheDefinitions) {
@@ -100,6 +110,8 @@ TEST(TouchedBytes, FollowTheTable) {
   EXPECT_EQ(touched_bytes(of("local"), shape, 4096, 512), 2U * 512 * 128 * 2);
   EXPECT_EQ(touched_bytes(of("sparq"), shape, 4096, 129),
             4096U * 32 * 2 + 2U * 129 * 128 * 2 + 8U * 128);
+  EXPECT_EQ(touched_bytes(of("sparq", {"sparq.kt=off"}), shape, 4096, 129),
+            4096U * 128 * 2 + 2U * 129 * 128 * 2 + 8U * 128);
   EXPECT_EQ(touched_bytes(of("topk"), shape, 4096, 128), 4096U * 128 * 2 + 128U * 128 * 2);
   EXPECT_EQ(touched_bytes(of("h2o"), shape, 4096, 129), 2U * 129 * 128 * 2 + 8U * 129);
   // Bounds are F32 here, twice the table's FP16.

@@ -3,6 +3,8 @@
 
 #include <gtest/gtest.h>
 
+#include <algorithm>
+
 #include "scheduler/placement/accelerate_policy.h"
 #include "scheduler/placement/flexgen_policy.h"
 #include "scheduler/placement/triphase_policy.h"
@@ -83,6 +85,47 @@ TEST_P(AttentionPlacement, TheAnswerIsTheMethodsAlone) {
     if (chooses_early(GetParam()) && GetParam() != AttentionKind::kLocal) {
       EXPECT_GT(found, 0U);
     }
+  }
+}
+
+// K^T is made where a block is, again after it came back, and not at all for blocks that are read
+// through staging pages: no answer may depend on which of these a key went through.
+TEST(SparqKeyColumns, NeverChangeTheAnswerWhereverBlocksWere) {
+  const auto requests = mixed_requests(47, 10);
+  for (const bool int8 : {false, true}) {
+    TinyModelOptions options{.batch_size = 1, .prefill_chunk = 200, .block_tokens = 16};
+    options.attention = method(AttentionKind::kSparq);
+    options.attention.sparq.kt = decltype(options.attention.sparq.kt)::kOff;
+    options.int8 = int8;
+    TinyModel rows(options);
+    EXPECT_EQ(rows.kv().key_columns(), nullptr);
+    const auto expected = run_all(rows.engine(), requests);
+    options.attention.sparq.kt = decltype(options.attention.sparq.kt)::kOn;
+    {
+      TinyModel columns(options);
+      const KvStore& kv = columns.kv();
+      EXPECT_EQ(columns.pool().use(MemoryTag::kKv).now - rows.pool().use(MemoryTag::kKv).now,
+                KvStore::key_column_bytes(kv.shape()) *
+                    static_cast<std::uint64_t>(kv.sizes().device_pages));
+      expect_equal(expected, run_all(columns.engine(), requests));
+    }
+    std::uint64_t reloaded = 0;
+    for (const Place& place : places()) {
+      options.batch_size = 4;
+      options.prefill_chunk = 23;
+      options.kv_blocks = place.device_blocks;
+      options.host_blocks = place.host_blocks;
+      options.staging_blocks = place.host_blocks > 0 ? 24 : 0;
+      options.policy = place.policy;
+      TinyModel model(options);
+      SCOPED_TRACE(std::string(place.policy->name()) + (int8 ? " int8" : ""));
+      expect_equal(expected, run_all(model.engine(), requests));
+      const KvStore& kv = model.kv();
+      const std::uint8_t* ready = model.kv().key_columns_ready();
+      EXPECT_GT(std::count(ready, ready + kv.sizes().device_pages, 1), 0) << "K^T was never used";
+      reloaded += model.engine().placement().stats().reloaded_blocks;
+    }
+    EXPECT_GT(reloaded, 0U) << "no block came back";
   }
 }
 

@@ -114,6 +114,30 @@ TEST(PlanMemory, ChosenTokensGetACache) {
   EXPECT_LE(plan.total(), wanted.budget);
 }
 
+TEST(PlanMemory, KeyColumnsArePaidForPagesAtHomeAlone) {
+  MemoryRequest wanted = request();
+  wanted.batch_size = 10;
+  wanted.key_column_bytes = 25;
+  MemoryPlan plan = plan_memory(wanted);
+  EXPECT_EQ(plan.kv_pages, 30 * 2);
+  EXPECT_EQ(plan.kv, 3'000u);
+  EXPECT_EQ(plan.key_columns, 1'500u);
+  EXPECT_EQ(plan.total(), 4'000u + 1'000 + 4'500);
+  wanted.budget = 5'740;
+  plan = plan_memory(wanted);
+  EXPECT_EQ(plan.kv_pages, 740 / 150 * 2);
+  EXPECT_LE(plan.total(), wanted.budget);
+  wanted.budget = 6'500;
+  wanted.host = MemoryRequest::Host{.budget = 100'000};
+  plan = plan_memory(wanted);
+  EXPECT_EQ(plan.host_kv, 3'000u) << "host blocks and staging have no K^T";
+  EXPECT_EQ(plan.staging, 6u * 50);
+  EXPECT_EQ(plan.kv_pages, (6'500 - 5'000 - 6 * 50) / 150 * 2);
+  wanted.host.reset();
+  wanted.kv_budget = 149;
+  EXPECT_THROW((void)plan_memory(wanted), Error);
+}
+
 TEST(PlanMemory, Int8PaysForScalesAndOpenPages) {
   MemoryRequest wanted = request();
   wanted.batch_size = 10;

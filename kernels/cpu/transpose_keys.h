@@ -1,0 +1,13 @@
+#pragma once
+
+// The second, channel-major layout of keys. Arguments are checked by CpuSparseOps.
+
+#include "kernels/ops.h"
+#include "runtime/base/thread_pool.h"
+
+namespace triphase::cpu {
+
+// See SparseOps::transpose_keys.
+void transpose_keys(ThreadPool& pool, const KvLayerView& cache, const AttentionSegment& keys);
+
+}  // namespace triphase::cpu
