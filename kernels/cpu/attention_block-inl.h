@@ -206,9 +206,11 @@ inline void find_tokens(const KvLayerView& cache, const Block& block, std::int64
   const std::int64_t hi = std::min(tile + kTile, end);
   if (block.selected()) {
     const std::int32_t* slots = block.list.slots.data();
+    // 32-bit: a 64-bit division takes several times as long.
+    const auto page_tokens = static_cast<std::uint32_t>(cache.page_tokens);
     for (std::int64_t token = lo; token < hi; ++token) {
-      to[token - tile] = row_offset(cache, block.kv_head, slots[token] / cache.page_tokens,
-                                    slots[token] % cache.page_tokens);
+      const auto slot = static_cast<std::uint32_t>(slots[token]);
+      to[token - tile] = row_offset(cache, block.kv_head, slot / page_tokens, slot % page_tokens);
     }
   } else {
     const std::int64_t own =

@@ -364,6 +364,23 @@ void attend_selected_int8(const Call& call, const Block& block, const Scratch& s
   const std::int64_t stride = call.layout.padded_dim;
   const std::int64_t width = round_up(dim, kLanes);
   const std::int64_t own = (block.segment->context_tokens - 1) / cache.page_tokens;
+  const auto length = static_cast<std::int64_t>(block.list.tokens.size());
+  // The block of the last token whose scales were asked for. They are most of what is read: 32
+  // lines per block at 128 channels, beside four per token.
+  std::int64_t asked = -1;
+  const auto ask_for_scales = [&](std::int64_t token) {
+    if (token >= length) return;
+    const std::int64_t index =
+        block.list.tokens[static_cast<std::size_t>(token)] / cache.page_tokens;
+    if (index == asked || index == own) return;
+    asked = index;
+    for (const std::int64_t value : {0, 1}) {
+      const auto* at = reinterpret_cast<const char*>(scales_of(call, block, index, value).lambda);
+      for (std::int64_t byte = 0; byte < 2 * dim * 4; byte += 64) {
+        __builtin_prefetch(at + byte, 0, 2);
+      }
+    }
+  };
   std::int64_t at[2 * kTile];
   std::int64_t widened_at[kTile];
   const Tokens<U8> k{static_cast<const U8*>(cache.k), at, dim, kAhead};
@@ -374,6 +391,7 @@ void attend_selected_int8(const Call& call, const Block& block, const Scratch& s
     for (std::int64_t j = lo; j < hi; ++j) {
       k.prefetch(j);
       v.prefetch(j);
+      ask_for_scales(tile + j + kAhead);
       const std::int64_t index =
           block.list.tokens[static_cast<std::size_t>(tile + j)] / cache.page_tokens;
       if (index == own) {

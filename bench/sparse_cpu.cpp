@@ -1,0 +1,438 @@
+// Attention alone, one decode step, sparse methods over our own dense attention on the CPU. Keys,
+// values and queries are random; the methods run as in the decoder (models/attention_runner), with
+// their choosing, statistics and blending. Methods take turns within a round and step on through
+// the context together, so that the ratio is of neighbours in time at the same length.
+//
+//   triphase_sparse_cpu [--contexts N,...] [--batches N,...] [--kv-dtypes f16,int8] [--threads N]
+//     [--heads N] [--kv-heads N] [--head-dim N] [--page-tokens N] [--rounds N] [--memory BYTES]
+//     [--format md|csv|json]
+
+#include <fmt/format.h>
+
+#include <algorithm>
+#include <boost/program_options.hpp>
+#include <charconv>
+#include <cmath>
+#include <iostream>
+#include <sstream>
+
+#include "kernels/sizing/sparse_workspace.h"
+#include "models/attention_runner.h"
+#include "runtime/base/error.h"
+#include "runtime/base/format_bytes.h"
+#include "runtime/bench/measure.h"
+#include "runtime/bench/report.h"
+#include "scheduler/attention/touched_bytes.h"
+
+namespace triphase {
+namespace {
+
+using bench::BenchMemory;
+
+struct Setting {
+  std::int64_t heads = 32;
+  std::int64_t kv_heads = 32;
+  std::int64_t head_dim = 128;
+  std::int64_t page_tokens = 0;  // 0: as `triphase run`
+  std::int64_t threads = 0;
+  std::int64_t rounds = 9;
+  std::uint64_t memory = std::uint64_t{8} << 30;
+  std::vector<std::int64_t> contexts = {2048, 4096, 8192, 16384, 32768, 65536};
+  std::vector<std::int64_t> batches = {1, 8};
+  std::vector<bool> int8 = {false, true};
+};
+
+struct Cell {
+  std::int64_t context = 0;  // at the first step
+  std::int64_t batch = 0;
+  bool int8 = false;
+};
+
+// The layers' caches of a batch of sequences, full of random values beyond `context`.
+class RandomCache {
+ public:
+  RandomCache(Backend& backend, const Setting& setting, const Cell& cell, std::int64_t steps)
+      : page_tokens_(page_tokens(setting, cell)),
+        blocks_((cell.context + steps) / page_tokens_ + 1),
+        layers_(layers(setting, cell, steps)),
+        memory_(backend) {
+    const std::int64_t pages = layers_ * cell.batch * blocks_;
+    const auto page = static_cast<std::size_t>(setting.kv_heads * page_tokens_ * setting.head_dim);
+    const DType dtype = cell.int8 ? DType::kU8 : DType::kF16;
+    const std::size_t bytes = static_cast<std::size_t>(pages) * page * dtype_bytes(dtype);
+    for (Buffer* buffer : {&k_, &v_}) {
+      *buffer = memory_.bytes(bytes);
+      memory_.fill_random(buffer->data(), bytes, dtype, buffer == &k_ ? 1 : 2);
+    }
+    kt_ = memory_.bytes(bytes);
+    ready_.assign(static_cast<std::size_t>(pages), 0);
+    view_ = {.k = k_.data(),
+             .v = v_.data(),
+             .dtype = dtype,
+             .page_tokens = page_tokens_,
+             .kv_heads = setting.kv_heads,
+             .head_dim = setting.head_dim,
+             .kt = kt_.data(),
+             .kt_ready = ready_.data(),
+             .kt_pages = pages};
+    if (cell.int8) {
+      const std::size_t open = static_cast<std::size_t>(layers_ * cell.batch) * page * 2;
+      open_ = memory_.bytes(2 * open);
+      memory_.fill_random(open_.data(), 2 * open, DType::kF16, 3);
+      const std::size_t scales =
+          static_cast<std::size_t>(pages * 4 * setting.kv_heads * setting.head_dim);
+      scales_ = memory_.bytes(scales * sizeof(float));
+      // Codes around 128 in steps of 1/128: values between -1 and 1, as in F16.
+      auto* at = reinterpret_cast<float*>(scales_.data());
+      for (std::size_t i = 0; i < scales; ++i) {
+        at[i] = i / static_cast<std::size_t>(setting.head_dim) % 2 == 0 ? 1.0F / 128 : 128.0F;
+      }
+      view_.scales = at;
+      view_.open_k = open_.data();
+      view_.open_v = open_.data() + open;
+      view_.open_dtype = DType::kF16;
+    }
+    // Pages of a sequence in reverse: allocation order must not matter.
+    for (std::int64_t row = 0; row < layers_ * cell.batch; ++row) {
+      std::vector<PageId>& table = tables_.emplace_back();
+      for (std::int64_t block = blocks_; block-- > 0;) table.emplace_back(row * blocks_ + block);
+    }
+  }
+
+  [[nodiscard]] static std::int64_t page_tokens(const Setting& setting, const Cell& cell) {
+    if (setting.page_tokens > 0) return setting.page_tokens;
+    return cell.int8 ? 64 : 32;
+  }
+  // K and V that dense attention reads in one layer.
+  [[nodiscard]] static std::uint64_t layer_bytes(const Setting& setting, const Cell& cell) {
+    return static_cast<std::uint64_t>(2 * cell.batch * cell.context * setting.kv_heads *
+                                      setting.head_dim * (cell.int8 ? 1 : 2));
+  }
+  // Layers in turn, so that none is in a cache when its turn comes again.
+  [[nodiscard]] static std::int64_t layers(const Setting& setting, const Cell& cell, std::int64_t) {
+    return static_cast<std::int64_t>(bench::kRotateBytes / layer_bytes(setting, cell)) + 1;
+  }
+
+  [[nodiscard]] std::int64_t layers() const { return layers_; }
+  [[nodiscard]] const KvLayerView& view() const { return view_; }
+  [[nodiscard]] AttentionSegment segment(std::int64_t layer, std::int64_t batch, std::int64_t row,
+                                         std::int64_t context) const {
+    const std::int64_t at = layer * batch + row;
+    const std::vector<PageId>& table = tables_[static_cast<std::size_t>(at)];
+    AttentionSegment segment{.query_begin = row,
+                             .query_count = 1,
+                             .context_tokens = context,
+                             .pages = table,
+                             .window = 0};
+    if (view_.quantized()) {
+      segment.scale_pages = table;
+      segment.open_page = PageId(at);
+    }
+    return segment;
+  }
+
+ private:
+  std::int64_t page_tokens_;
+  std::int64_t blocks_;
+  std::int64_t layers_;
+  BenchMemory memory_;
+  Buffer k_;
+  Buffer v_;
+  Buffer kt_;
+  Buffer open_;
+  Buffer scales_;
+  std::vector<std::uint8_t> ready_;
+  std::vector<std::vector<PageId>> tables_;  // by layer and sequence
+  KvLayerView view_;
+};
+
+// One method over all layers and sequences of a cell, a step at a time.
+class Decoder {
+ public:
+  Decoder(Backend& backend, const Setting& setting, const Cell& cell, const RandomCache& cache,
+          const AttentionOptions& options, std::int64_t steps)
+      : backend_(&backend),
+        cell_(cell),
+        cache_(&cache),
+        shape_{cache.layers(), setting.heads, setting.kv_heads, setting.head_dim},
+        longest_{.heads = setting.heads,
+                 .kv_heads = setting.kv_heads,
+                 .head_dim = setting.head_dim,
+                 .max_query_rows = cell.batch,
+                 .max_context = cell.context + steps,
+                 .threads = backend.threads().threads(),
+                 .weighted_scores = setting.heads * (cell.context + steps)},
+        memory_(backend),
+        pool_(backend.device(), MemoryTier::kDevice, UINT64_MAX),
+        runner_(options, shape_, backend.sparse_ops(), longest_, pool_),
+        workspace_(memory_.bytes(attention_workspace_bytes(longest_))),
+        context_(cell.context) {
+    const std::size_t q =
+        static_cast<std::size_t>(cell.batch * setting.heads * setting.head_dim) * 4;
+    const std::size_t v =
+        static_cast<std::size_t>(cell.batch * setting.kv_heads * setting.head_dim) * 4;
+    for (Buffer* buffer : {&q_, &out_}) *buffer = memory_.bytes(q);
+    v_ = memory_.bytes(v);
+    memory_.fill_random(q_.data(), q, DType::kF32, 4);
+    memory_.fill_random(v_.data(), v, DType::kF32, 5);
+    for (std::int64_t row = 0; row < cell.batch; ++row) {
+      sequences_.emplace_back(row);
+      runner_.begin(sequences_.back(), cell.context, after_prompt(options));
+    }
+  }
+
+  void step() {
+    ++context_;
+    const std::int64_t q_width = shape_.heads * shape_.head_dim;
+    const std::int64_t v_width = shape_.kv_heads * shape_.head_dim;
+    const auto scale = static_cast<float>(1.0 / std::sqrt(static_cast<double>(shape_.head_dim)));
+    for (std::int64_t layer = 0; layer < shape_.layers; ++layer) {
+      segments_.clear();
+      for (std::int64_t row = 0; row < cell_.batch; ++row) {
+        segments_.push_back(cache_->segment(layer, cell_.batch, row, context_));
+      }
+      runner_.attend(LayerId(layer), segments_, sequences_,
+                     {q_.data(), DType::kF32, cell_.batch, q_width, q_width},
+                     {v_.data(), DType::kF32, cell_.batch, v_width, v_width}, cache_->view(), scale,
+                     {out_.data(), DType::kF32, cell_.batch, q_width, q_width}, backend_->ops(),
+                     {workspace_.data(), workspace_.bytes()}, backend_->stream());
+    }
+  }
+
+  // Seconds of one step in one layer.
+  [[nodiscard]] double time_step() {
+    const double start = backend_->now();
+    step();
+    return (backend_->now() - start) / static_cast<double>(shape_.layers);
+  }
+  [[nodiscard]] std::int64_t context() const { return context_; }
+
+ private:
+  // What the method remembers of a prompt. Sums of V take all its rows; statistics of attention are
+  // given the last rows alone, for the others cost as much as so many dense steps and what a step
+  // costs does not depend on them.
+  [[nodiscard]] std::unique_ptr<AttentionMethod::State> after_prompt(
+      const AttentionOptions& options) {
+    constexpr std::int64_t kRows = 2;
+    const auto method = make_attention_method(options, shape_);
+    auto state = method->begin(cell_.context);
+    const std::int64_t v_width = shape_.kv_heads * shape_.head_dim;
+    const std::int64_t q_width = shape_.heads * shape_.head_dim;
+    const auto scale = static_cast<float>(1.0 / std::sqrt(static_cast<double>(shape_.head_dim)));
+    const std::size_t bytes = sparse_workspace_bytes(longest_);
+    const Buffer workspace = memory_.bytes(bytes);
+    for (std::int64_t layer = 0; layer < shape_.layers; ++layer) {
+      AttentionSegment keys = cache_->segment(layer, cell_.batch, 0, cell_.context);
+      keys.query_begin = 0;
+      keys.query_count = std::min(kRows, cell_.batch);
+      const LayerCall call{.layer = layer,
+                           .keys = keys,
+                           .cache = cache_->view(),
+                           .scale = scale,
+                           .ops = &backend_->sparse_ops(),
+                           .workspace = {workspace.data(), bytes},
+                           .stream = &backend_->stream()};
+      // One row stands for all.
+      method->appended(*state, call, {v_.data(), DType::kF32, cell_.context, v_width, 0});
+      method->prefilled(*state, call, {q_.data(), DType::kF32, cell_.batch, q_width, q_width});
+    }
+    return state;
+  }
+
+  Backend* backend_;
+  Cell cell_;
+  const RandomCache* cache_;
+  MethodShape shape_;
+  AttentionShape longest_;
+  BenchMemory memory_;
+  MemoryPool pool_;
+  AttentionRunner runner_;
+  Buffer workspace_;
+  Buffer q_;
+  Buffer v_;
+  Buffer out_;
+  std::vector<SequenceId> sequences_;
+  std::vector<AttentionSegment> segments_;
+  std::int64_t context_;
+};
+
+double median(std::vector<double> values) {
+  std::ranges::sort(values);
+  return values[values.size() / 2];
+}
+
+// Bytes one step reads in one layer, INT8 scales included: of every block whose keys or values are
+// read whole, and of a block's chosen channels.
+double bytes_of(const AttentionOptions& options, const Setting& setting, const Cell& cell) {
+  const TouchedShape shape{setting.heads, setting.kv_heads, setting.head_dim, cell.int8 ? 1 : 2};
+  const std::int64_t attended = budget_tokens(options, cell.context, cell.context);
+  double bytes = static_cast<double>(touched_bytes(options, shape, cell.context, attended));
+  if (cell.int8) {
+    const auto page = static_cast<double>(RandomCache::page_tokens(setting, cell));
+    const double blocks = static_cast<double>(cell.context) / page;
+    const double left_out = 1.0 - static_cast<double>(attended) / static_cast<double>(cell.context);
+    const double touched = blocks * (1.0 - std::pow(left_out, page));
+    const auto heads = static_cast<double>(setting.kv_heads);
+    bytes += heads * touched * 16.0 * static_cast<double>(setting.head_dim);
+    if (options.kind == AttentionKind::kSparq) {
+      bytes += heads * blocks * 8.0 * static_cast<double>(options.sparq.rank);
+    }
+  }
+  return bytes * static_cast<double>(cell.batch);
+}
+
+std::vector<AttentionOptions> methods(const Setting& setting) {
+  std::vector<AttentionOptions> all(3);
+  all[1].kind = AttentionKind::kSparq;
+  all[1].sparq.rank = std::max<std::int64_t>(1, setting.head_dim / 8);
+  all[1].sparq.k_ratio = 1.0 / 16;
+  all[2].kind = AttentionKind::kSwa;
+  all[2].swa.caching_ratio = 0.2;
+  return all;
+}
+
+std::vector<bench::Row> bench_cell(Backend& backend, const Setting& setting, const Cell& cell) {
+  const std::int64_t steps = setting.rounds + 2;
+  const RandomCache cache(backend, setting, cell, steps);
+  const std::vector<AttentionOptions> options = methods(setting);
+  std::vector<std::unique_ptr<Decoder>> decoders;
+  for (const AttentionOptions& one : options) {
+    decoders.push_back(std::make_unique<Decoder>(backend, setting, cell, cache, one, steps));
+    decoders.back()->step();  // makes K^T, touches every page
+  }
+  std::vector<std::vector<double>> seconds(options.size());
+  for (std::int64_t round = 0; round < setting.rounds; ++round) {
+    for (std::size_t i = 0; i < options.size(); ++i) seconds[i].push_back(decoders[i]->time_step());
+  }
+  std::vector<bench::Row> rows;
+  const double dense_bytes = bytes_of(options[0], setting, cell);
+  for (std::size_t i = 0; i < options.size(); ++i) {
+    std::vector<double> ratios;
+    for (std::size_t round = 0; round < seconds[i].size(); ++round) {
+      ratios.push_back(seconds[0][round] / seconds[i][round]);
+    }
+    const double bytes = bytes_of(options[i], setting, cell);
+    const auto [least, most] = std::ranges::minmax(ratios);
+    rows.push_back({{"method", std::string(attention_name(options[i].kind))},
+                    {"kv_dtype", std::string(cell.int8 ? "int8" : "f16")},
+                    {"batch", cell.batch},
+                    {"context", cell.context},
+                    {"page_tokens", RandomCache::page_tokens(setting, cell)},
+                    {"us", median(seconds[i]) * 1e6},
+                    {"GB/s", bytes / median(seconds[i]) * 1e-9},
+                    {"speedup", median(ratios)},
+                    {"lowest", least},
+                    {"highest", most},
+                    {"bytes_bound", dense_bytes / bytes}});
+  }
+  return rows;
+}
+
+int bench_all(const Setting& setting, bench::ReportFormat format) {
+  const auto backend = Backend::open("cpu", setting.threads);
+  std::cerr << fmt::format("{}, {} threads\n", backend->ops().name(), backend->threads().threads());
+  std::vector<bench::Row> rows;
+  for (const bool int8 : setting.int8) {
+    for (const std::int64_t batch : setting.batches) {
+      for (const std::int64_t context : setting.contexts) {
+        const Cell cell{context, batch, int8};
+        const std::uint64_t layer = RandomCache::layer_bytes(setting, cell);
+        // K, V and K^T of as many layers as rotate.
+        const std::uint64_t needed = (bench::kRotateBytes / layer + 1) * layer / 2 * 3;
+        if (needed > setting.memory) {
+          std::cerr << fmt::format("{} batch {} context {}: left out, needs {} of --memory {}\n",
+                                   int8 ? "int8" : "f16", batch, context, format_bytes(needed),
+                                   format_bytes(setting.memory));
+          continue;
+        }
+        for (bench::Row& row : bench_cell(*backend, setting, cell)) {
+          std::cerr << bench::format_report({row}, bench::ReportFormat::kJsonLines);
+          rows.push_back(std::move(row));
+        }
+      }
+    }
+  }
+  std::cout << bench::format_report(rows, format);
+  return 0;
+}
+
+std::vector<std::int64_t> numbers(const std::string& text, const char* option) {
+  std::vector<std::int64_t> values;
+  std::stringstream parts(text);
+  for (std::string part; std::getline(parts, part, ',');) {
+    std::int64_t value = 0;
+    const auto [end, error] = std::from_chars(part.data(), part.data() + part.size(), value);
+    if (error != std::errc() || end != part.data() + part.size() || value < 1) {
+      throw Error(ErrorRole::kUsage, "E-CLI-VALUE", option)
+          .found(part)
+          .expected("whole numbers from 1, with commas between");
+    }
+    values.push_back(value);
+  }
+  return values;
+}
+
+bench::ReportFormat format_of(const std::string& name) {
+  if (name == "md") return bench::ReportFormat::kMarkdown;
+  if (name == "csv") return bench::ReportFormat::kCsv;
+  if (name == "json") return bench::ReportFormat::kJson;
+  throw Error(ErrorRole::kUsage, "E-CLI-VALUE", "--format").found(name).expected("md, csv or json");
+}
+
+std::vector<bool> int8_of(const std::string& text) {
+  std::vector<bool> values;
+  std::stringstream parts(text);
+  for (std::string part; std::getline(parts, part, ',');) {
+    if (part != "f16" && part != "int8") {
+      throw Error(ErrorRole::kUsage, "E-CLI-VALUE", "--kv-dtypes")
+          .found(part)
+          .expected("f16, int8 or both with a comma between");
+    }
+    values.push_back(part == "int8");
+  }
+  return values;
+}
+
+}  // namespace
+}  // namespace triphase
+
+int main(int argc, char** argv) {
+  namespace po = boost::program_options;
+  triphase::Setting setting;
+  std::string contexts;
+  std::string batches;
+  std::string dtypes = "f16,int8";
+  std::string format = "md";
+  po::options_description options("triphase_sparse_cpu");
+  options.add_options()("help", "show this")("contexts", po::value(&contexts),
+                                             "tokens before the first step, with commas between")(
+      "batches", po::value(&batches), "sequences, with commas between")(
+      "kv-dtypes", po::value(&dtypes), "f16, int8 or both")("threads", po::value(&setting.threads),
+                                                            "0: all cores")(
+      "heads", po::value(&setting.heads), "query heads")("kv-heads", po::value(&setting.kv_heads),
+                                                         "KV heads")(
+      "head-dim", po::value(&setting.head_dim), "channels")(
+      "page-tokens", po::value(&setting.page_tokens), "0: 32, with int8 64")(
+      "rounds", po::value(&setting.rounds), "timed steps of each method")(
+      "memory", po::value(&setting.memory), "bytes that a cell may take")(
+      "format", po::value(&format), "md, csv or json");
+  try {
+    po::variables_map values;
+    po::store(po::parse_command_line(argc, argv, options), values);
+    if (values.count("help") != 0) {
+      std::cout << options;
+      return 0;
+    }
+    po::notify(values);
+    if (!contexts.empty()) setting.contexts = triphase::numbers(contexts, "--contexts");
+    if (!batches.empty()) setting.batches = triphase::numbers(batches, "--batches");
+    setting.int8 = triphase::int8_of(dtypes);
+    return triphase::bench_all(setting, triphase::format_of(format));
+  } catch (const triphase::Error& error) {
+    std::cerr << "triphase_sparse_cpu: error: " << error.message() << "\n";
+    return triphase::exit_code(error.role());
+  } catch (const std::exception& error) {
+    std::cerr << "triphase_sparse_cpu: error: " << error.what() << "\n";
+    return 2;
+  }
+}
