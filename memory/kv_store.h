@@ -51,8 +51,8 @@ class KvStore {
   KvStore(const KvStore&) = delete;
   KvStore& operator=(const KvStore&) = delete;
 
-  // Tokens of a block where nobody chooses: INT8 blocks have scales of their own, so they are longer
-  // (docs/performance.md).
+  // Tokens of a block where nobody chooses: INT8 blocks have scales of their own, so they are
+  // longer (docs/performance.md).
   [[nodiscard]] static std::int64_t default_block_tokens(DType dtype) {
     return dtype == DType::kU8 ? 64 : 32;
   }

@@ -1,8 +1,9 @@
 #pragma once
 
 // How memory is divided before anything is loaded: on the device weights, scratch, KV pages and the
-// staging pages through which KV on the host is read, with a cache of tokens that are read again and
-// again; on the host the KV blocks that the device cannot hold. PURE. All sizes in bytes unless they say otherwise.
+// staging pages through which KV on the host is read, with a cache of tokens that are read again
+// and again; on the host the KV blocks that the device cannot hold. PURE. All sizes in bytes unless
+// they say otherwise.
 
 #include <cstdint>
 #include <functional>
