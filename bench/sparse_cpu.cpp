@@ -191,7 +191,7 @@ class Decoder {
       for (std::int64_t row = 0; row < cell_.batch; ++row) {
         segments_.push_back(cache_->segment(layer, cell_.batch, row, context_));
       }
-      runner_.attend(LayerId(layer), segments_, sequences_,
+      runner_.attend(LayerId(layer), segments_, sequences_, {},
                      {q_.data(), DType::kF32, cell_.batch, q_width, q_width},
                      {v_.data(), DType::kF32, cell_.batch, v_width, v_width}, cache_->view(), scale,
                      {out_.data(), DType::kF32, cell_.batch, q_width, q_width}, backend_->ops(),
