@@ -334,7 +334,8 @@ class ScheduleChooser {
       device = std::min(device,
                         memory.memory.weights + memory.memory.scratch + *options_.device_kv_memory);
     }
-    std::uint64_t taken = memory.memory.scratch;
+    // K^T takes its share of what the planner gives to K and V alone.
+    std::uint64_t taken = memory.memory.scratch + memory.memory.key_columns;
     if (kv_dtype == DType::kU8) {
       // Blocks that are still open lie apart, unquantized.
       KvStore::Shape shape = memory.kv;

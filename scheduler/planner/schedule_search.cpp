@@ -76,18 +76,25 @@ class Search {
     return steps_.fits(tokens, inputs) ? steps_.decode(tokens).step : kInfinite;
   }
 
-  // Times of the steps from j to the end, and how many of these do not fit (they count nothing).
+  // Times of the steps from j to the end, and how many of these do not fit (they count nothing),
+  // for every j >= `from`. `to_misfit`: below the last step that does not fit nothing else is
+  // asked.
   struct Tail {
     std::vector<double> seconds;
     std::vector<std::int64_t> misfits;
   };
-  [[nodiscard]] Tail tail_sums(const AwayRule& rule, double beta, std::int64_t inputs) const {
+  [[nodiscard]] Tail tail_sums(const AwayRule& rule, double beta, std::int64_t inputs,
+                               std::int64_t from, bool to_misfit) const {
     Tail tail{std::vector<double>(index(n_) + 1, 0.0), std::vector<std::int64_t>(index(n_) + 1, 0)};
-    for (std::int64_t j = n_ - 1; j >= 0; --j) {
+    for (std::int64_t j = n_ - 1; j >= from; --j) {
       const double step = step_seconds(phase_tokens(steps_, rule, beta, context(j), false), inputs);
       const bool fits = step != kInfinite;
       tail.seconds[index(j)] = tail.seconds[index(j + 1)] + (fits ? step : 0.0);
       tail.misfits[index(j)] = tail.misfits[index(j + 1)] + (fits ? 0 : 1);
+      if (!fits && to_misfit) {
+        std::fill(tail.misfits.begin(), tail.misfits.begin() + j, 1);
+        break;
+      }
     }
     return tail;
   }
@@ -110,9 +117,10 @@ class Search {
   // Exact best switch steps for fixed shares. `fixed_p1` < 0: free.
   [[nodiscard]] Switches best_switches(const AwayRule& rule, double beta, std::int64_t fixed_p1) {
     const std::int64_t inputs = beta > 0.0 ? inputs_needed(steps_, rule, beta) : 0;
-    const Tail& two = phase_two(rule, inputs);
+    const std::int64_t from = std::max<std::int64_t>(fixed_p1, 0);
+    const Tail& two = phase_two(rule, inputs, from);
     Tail three;
-    if (beta > 0.0) three = tail_sums(rule, beta, inputs);
+    if (beta > 0.0) three = tail_sums(rule, beta, inputs, from, true);
     const double save_inputs =
         inputs == 0 ? 0.0 : steps_.prefill(0, inputs).step - steps_.prefill(0, 0).step;
     // Steps [p1, p2) are in Phase II and the rest in Phase III. Both are differences of tail sums,
@@ -123,7 +131,7 @@ class Search {
     const auto offer = [&](std::int64_t p1, std::int64_t p2, double seconds) {
       if ((fixed_p1 < 0 || p1 == fixed_p1) && seconds < best.seconds) best = {p1, p2, seconds};
     };
-    for (std::int64_t p1 = n_; p1 >= 0; --p1) {
+    for (std::int64_t p1 = n_; p1 >= from; --p1) {
       if (p1 < n_ && two.misfits[index(p1)] != two.misfits[index(p1 + 1)]) best_tail = kInfinite;
       const double before = phase_one_[index(p1)];
       if (before != kInfinite && best_tail != kInfinite && (fixed_p1 < 0 || p1 == fixed_p1)) {
@@ -145,11 +153,11 @@ class Search {
     return best;
   }
 
-  const Tail& phase_two(const AwayRule& rule, std::int64_t inputs) {
-    const auto key = std::make_tuple(rule.alpha, rule.device_tokens, inputs);
+  const Tail& phase_two(const AwayRule& rule, std::int64_t inputs, std::int64_t from) {
+    const auto key = std::make_tuple(rule.alpha, rule.device_tokens, inputs, from);
     const auto found = phase_two_.find(key);
     if (found != phase_two_.end()) return found->second;
-    return phase_two_.emplace(key, tail_sums(rule, 0.0, inputs)).first->second;
+    return phase_two_.emplace(key, tail_sums(rule, 0.0, inputs, from, false)).first->second;
   }
 
   void consider(const AwayRule& rule, double beta, std::int64_t fixed_p1) {
@@ -311,7 +319,7 @@ class Search {
   const PlanOptions& options_;
   std::int64_t n_;
   std::vector<double> phase_one_;  // prefix sums
-  std::map<std::tuple<double, std::int64_t, std::int64_t>, Tail> phase_two_;
+  std::map<std::tuple<double, std::int64_t, std::int64_t, std::int64_t>, Tail> phase_two_;
   PhaseSchedule best_;
   double best_seconds_ = kInfinite;
   std::int64_t evaluations_ = 0;

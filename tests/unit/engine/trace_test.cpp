@@ -133,16 +133,18 @@ TEST_P(TraceOfFetching, TransfersOverlapComputeOnlyWhereTheyAreFetchedAhead) {
     if (test.streamed_layers > 0) options.streamed_layers = 4;
     // Slow enough that a transfer cannot be over before the compute that it should overlap.
     options.link = EmulatedLink{.bytes_per_second = 1e8, .seconds_per_record = 20e-6};
-    TinyModel model(options, config);
-    KeptTrace kept;
-    run_traced(model, plain_requests(6, 40, 10), kept);
-    std::vector<TraceEvent> links = kept.lane(TraceLane::kToDevice);
-    ASSERT_GT(links.size(), 20U);
-    if (prefetch) {
-      EXPECT_GT(overlaps(links, arithmetic(kept)), 0) << test.name;
-    } else {
-      EXPECT_EQ(overlaps(links, arithmetic(kept)), 0) << test.name;
+    // A busy machine may let the lane's thread wait for as long as the arithmetic takes: once is
+    // enough for overlap to exist, but never may it without prefetching.
+    std::int64_t found = 0;
+    for (int attempt = 0; attempt < (prefetch ? 20 : 1) && found == 0; ++attempt) {
+      TinyModel model(options, config);
+      KeptTrace kept;
+      run_traced(model, plain_requests(6, 40, 10), kept);
+      std::vector<TraceEvent> links = kept.lane(TraceLane::kToDevice);
+      ASSERT_GT(links.size(), 20U);
+      found = static_cast<std::int64_t>(overlaps(links, arithmetic(kept)));
     }
+    EXPECT_EQ(found > 0, prefetch) << test.name;
   }
 }
 
