@@ -25,6 +25,7 @@
 #include "models/weights.h"
 #include "runtime/backend.h"
 #include "runtime/base/error.h"
+#include "runtime/base/samples.h"
 
 namespace triphase {
 namespace {
@@ -81,12 +82,6 @@ struct Setting {
 
 std::string json_list(std::span<const double> values) {
   return fmt::format("[{:.3f}]", fmt::join(values, ", "));
-}
-
-double median(std::vector<double> values) {
-  if (values.empty()) return 0.0;
-  std::ranges::sort(values);
-  return values[values.size() / 2];
 }
 
 int bench(const Setting& setting) {
@@ -178,8 +173,9 @@ int bench(const Setting& setting) {
       "\"decode_tokens_per_second\": {:.3f}, \"samples\": {}}}\n",
       json_quote(setting.model), json_quote(backend->ops().name()),
       dtype_name(setting.weights_dtype), dtype_name(setting.kv_dtype), backend->threads().threads(),
-      setting.batch, setting.context, setting.steps, weights->bytes, median(prefill_samples),
-      json_list(prefill_samples), median(samples), json_list(samples));
+      setting.batch, setting.context, setting.steps, weights->bytes,
+      prefill_samples.empty() ? 0.0 : median(prefill_samples), json_list(prefill_samples),
+      median(samples), json_list(samples));
   return 0;
 }
 

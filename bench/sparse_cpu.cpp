@@ -17,9 +17,11 @@
 #include <sstream>
 
 #include "kernels/sizing/sparse_workspace.h"
+#include "memory/kv_store.h"
 #include "models/attention_runner.h"
 #include "runtime/base/error.h"
 #include "runtime/base/format_bytes.h"
+#include "runtime/base/samples.h"
 #include "runtime/bench/measure.h"
 #include "runtime/bench/report.h"
 #include "scheduler/attention/touched_bytes.h"
@@ -101,7 +103,7 @@ class RandomCache {
 
   [[nodiscard]] static std::int64_t page_tokens(const Setting& setting, const Cell& cell) {
     if (setting.page_tokens > 0) return setting.page_tokens;
-    return cell.int8 ? 64 : 32;
+    return KvStore::default_block_tokens(cell.int8 ? DType::kU8 : DType::kF16);
   }
   // K and V that dense attention reads in one layer.
   [[nodiscard]] static std::uint64_t layer_bytes(const Setting& setting, const Cell& cell) {
@@ -177,6 +179,7 @@ class Decoder {
     memory_.fill_random(v_.data(), v, DType::kF32, 5);
     for (std::int64_t row = 0; row < cell.batch; ++row) {
       sequences_.emplace_back(row);
+      slots_.emplace_back();
       runner_.begin(sequences_.back(), cell.context, after_prompt(options));
     }
   }
@@ -191,7 +194,7 @@ class Decoder {
       for (std::int64_t row = 0; row < cell_.batch; ++row) {
         segments_.push_back(cache_->segment(layer, cell_.batch, row, context_));
       }
-      runner_.attend(LayerId(layer), segments_, sequences_, {},
+      runner_.attend(LayerId(layer), segments_, sequences_, slots_,
                      {q_.data(), DType::kF32, cell_.batch, q_width, q_width},
                      {v_.data(), DType::kF32, cell_.batch, v_width, v_width}, cache_->view(), scale,
                      {out_.data(), DType::kF32, cell_.batch, q_width, q_width}, backend_->ops(),
@@ -252,14 +255,10 @@ class Decoder {
   Buffer v_;
   Buffer out_;
   std::vector<SequenceId> sequences_;
+  std::vector<std::span<const std::int32_t>> slots_;  // empty: tokens lie in their blocks' pages
   std::vector<AttentionSegment> segments_;
   std::int64_t context_;
 };
-
-double median(std::vector<double> values) {
-  std::ranges::sort(values);
-  return values[values.size() / 2];
-}
 
 // Bytes one step reads in one layer, INT8 scales included: of every block whose keys or values are
 // read whole, and of a block's chosen channels.

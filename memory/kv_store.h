@@ -53,6 +53,7 @@ class KvStore {
 
   // Tokens of a block where nobody chooses: INT8 blocks have scales of their own, so they are
   // longer (docs/performance.md).
+  static constexpr std::int64_t kInt8BlockMultiple = 16;  // what kernels/ops.h asks of INT8 pages
   [[nodiscard]] static std::int64_t default_block_tokens(DType dtype) {
     return dtype == DType::kU8 ? 64 : 32;
   }

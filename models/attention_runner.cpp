@@ -153,8 +153,7 @@ void AttentionRunner::attend(LayerId layer, std::span<const AttentionSegment> se
     Chosen& chosen = chosen_[used];
     chosen.segment = index;
     chosen.choice = &choice;
-    find_slots(segment, cache, slots.empty() ? std::span<const std::int32_t>() : slots[index],
-               chosen);
+    find_slots(segment, cache, slots[index], chosen);
     ++used;
   }
   if (!dense_.empty()) ops.attention(q, shape_.heads, cache, dense_, scale, out, dense, stream);

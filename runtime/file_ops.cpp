@@ -106,6 +106,11 @@ std::size_t read_at(FileOps& ops, int fd, char* data, std::size_t bytes, std::ui
   return got;
 }
 
+bool path_exists(const std::string& path) {
+  struct stat status = {};
+  return ::lstat(path.c_str(), &status) == 0;
+}
+
 void sync_directory_of(FileOps& ops, const std::string& path) {
   const std::string directory = directory_of(path);
   FileDescriptor fd(ops,

@@ -62,6 +62,9 @@ void write_all(FileOps& ops, int fd, std::string_view bytes, const std::string& 
 void write_file_atomically(FileOps& ops, const std::string& path, std::string_view text,
                            mode_t mode);
 
+// Whether there is anything of this name, a dangling link included.
+[[nodiscard]] bool path_exists(const std::string& path);
+
 // Makes a rename or unlink in the directory of `path` durable.
 void sync_directory_of(FileOps& ops, const std::string& path);
 

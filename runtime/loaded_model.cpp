@@ -4,6 +4,7 @@
 
 #include <algorithm>
 
+#include "models/attention/attention_method.h"
 #include "runtime/base/error.h"
 #include "runtime/base/format_bytes.h"
 #include "runtime/machine.h"
@@ -13,13 +14,7 @@
 namespace triphase {
 namespace {
 
-constexpr std::int64_t kInt8BlockMultiple = 16;  // kernels/ops.h
 constexpr std::int64_t kDefaultPrefillChunk = 256;
-// Of the memory that is free when we start, this share is ours; the rest is left for page cache and
-// whatever else the machine does.
-constexpr double kShareOfFreeMemory = 0.85;
-// Of host memory, the share that KV and weights of the host tier may take.
-constexpr double kShareOfHost = 0.7;
 
 class Planner {
  public:
@@ -73,13 +68,9 @@ class Planner {
 
   void choose_budgets() {
     const std::uint64_t free = usable_host_memory(inspect_machine());
-    plan_.budget = options_.device_memory.value_or(static_cast<std::uint64_t>(
-        static_cast<double>(std::min(free, options_.host_memory.value_or(UINT64_MAX))) *
-        kShareOfFreeMemory));
-    // Both tiers are this machine's memory.
-    const std::uint64_t left = free > plan_.budget ? free - plan_.budget : 0;
-    plan_.host_budget = options_.host_memory.value_or(
-        static_cast<std::uint64_t>(static_cast<double>(left) * kShareOfHost));
+    plan_.budget = options_.device_memory.value_or(
+        default_device_budget(std::min(free, options_.host_memory.value_or(UINT64_MAX))));
+    plan_.host_budget = options_.host_memory.value_or(default_host_budget(free, plan_.budget));
   }
 
   void choose_kv() {
@@ -93,10 +84,11 @@ class Planner {
                 .open_dtype = compute,
                 .key_columns = keeps_key_columns(options_.attention)};
     if (options_.kv_block > 0) plan_.kv.block_tokens = options_.kv_block;
-    if (plan_.kv.quantized() && plan_.kv.block_tokens % kInt8BlockMultiple != 0) {
+    if (plan_.kv.quantized() && plan_.kv.block_tokens % KvStore::kInt8BlockMultiple != 0) {
       throw Error(ErrorRole::kUsage, "E-CLI-OPTION", "--kv-block")
           .found(fmt::to_string(options_.kv_block))
-          .expected(fmt::format("a multiple of {} with --kv-dtype int8", kInt8BlockMultiple));
+          .expected(
+              fmt::format("a multiple of {} with --kv-dtype int8", KvStore::kInt8BlockMultiple));
     }
   }
 
@@ -104,7 +96,11 @@ class Planner {
   // keep no tokens, as their originals do not.
   [[nodiscard]] double chosen_share() const {
     const bool caches = plan_.policy->name() == "triphase" || options_.token_cache.has_value();
-    if (!caches || !chooses_early(options_.attention.kind)) return 0.0;
+    if (!caches || options_.attention.kind == AttentionKind::kDense) return 0.0;
+    const ModelConfig& config = model_.config;
+    const auto method = make_attention_method(
+        options_.attention, {config.layers, config.heads, config.kv_heads, config.head_dim});
+    if (!method->chooses_early()) return 0.0;
     return static_cast<double>(budget_tokens(options_.attention, context_, context_)) /
            static_cast<double>(context_);
   }

@@ -172,4 +172,15 @@ std::uint64_t usable_host_memory(const MachineInfo& machine) {
                   machine.cgroup_left.value_or(std::numeric_limits<std::uint64_t>::max()));
 }
 
+std::uint64_t default_device_budget(std::uint64_t usable) {
+  constexpr double kShare = 0.85;
+  return static_cast<std::uint64_t>(static_cast<double>(usable) * kShare);
+}
+
+std::uint64_t default_host_budget(std::uint64_t usable, std::uint64_t device) {
+  constexpr double kShare = 0.7;
+  return static_cast<std::uint64_t>(static_cast<double>(usable - std::min(usable, device)) *
+                                    kShare);
+}
+
 }  // namespace triphase

@@ -25,4 +25,10 @@ struct MachineInfo {
 // Bytes this process may still take: the lower of MemAvailable and the cgroup's rest.
 [[nodiscard]] std::uint64_t usable_host_memory(const MachineInfo& machine);
 
+// What a job takes of `usable` bytes where nobody says: of the emulated device the most, the rest
+// being left for the page cache and whatever else the machine does; of the host tier a share of
+// what the device, the same memory, leaves.
+[[nodiscard]] std::uint64_t default_device_budget(std::uint64_t usable);
+[[nodiscard]] std::uint64_t default_host_budget(std::uint64_t usable, std::uint64_t device);
+
 }  // namespace triphase

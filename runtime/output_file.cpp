@@ -25,11 +25,6 @@ constexpr std::string_view kOverwriteHint = "--overwrite starts the job anew";
 
 mode_t mode_of(const RunOptions& options) { return options.private_files ? 0600 : 0666; }
 
-bool exists(const std::string& path) {
-  struct stat status = {};
-  return ::lstat(path.c_str(), &status) == 0;
-}
-
 Error resume_error(const std::string& path, std::string_view field) {
   return Error(ErrorRole::kInput, "E-IN-RESUME", field).file(path);
 }
@@ -102,7 +97,7 @@ OutputFile::OutputFile(const RunOptions& options, const Manifest& manifest, File
   try {
     if (options.overwrite) {
       start_over();
-    } else if (exists(paths_.output)) {
+    } else if (path_exists(paths_.output)) {
       take_complete_output(manifest);
     } else {
       resume_part(manifest);
@@ -204,7 +199,7 @@ void OutputFile::start_over() {
   part_bytes_ = 0;
   // Before the new manifest: an old OUT must never look like the result of the new job.
   for (const std::string& path : {paths_.output, paths_.summary}) {
-    if (exists(path) && ops_.unlink(path.c_str()) != 0) throw_io_error(path, "unlink", errno);
+    if (path_exists(path) && ops_.unlink(path.c_str()) != 0) throw_io_error(path, "unlink", errno);
   }
   sync_directory_of(ops_, paths_.output);
 }
@@ -216,7 +211,7 @@ void OutputFile::take_complete_output(const Manifest& manifest) {
         .expected("no output")
         .hint(kOverwriteHint);
   }
-  if (!exists(paths_.manifest)) {
+  if (!path_exists(paths_.manifest)) {
     throw resume_error(paths_.output, "manifest")
         .found("an output without " + paths_.manifest)
         .expected("the manifest of the job that made it")
@@ -286,7 +281,7 @@ void OutputFile::take_complete_output(const Manifest& manifest) {
 
 void OutputFile::resume_part(const Manifest& manifest) {
   const bool records = part_bytes_ > 0;
-  const bool manifest_there = exists(paths_.manifest);
+  const bool manifest_there = path_exists(paths_.manifest);
   if (options_.resume == ResumeMode::kRequire && !(records || manifest_there)) {
     throw resume_error(paths_.part, "--resume=require")
         .found("no earlier run")

@@ -121,8 +121,6 @@ std::string strings(const std::vector<std::string>& values) {
   return "[" + out + "]";
 }
 
-}  // namespace
-
 // The plan that was followed, or null. The whole of a plan made for the job is in OUT.plan.json.
 std::string plan_json(const RunSummary& summary) {
   if (!summary.plan) return "null";
@@ -138,6 +136,8 @@ std::string plan_json(const RunSummary& summary) {
       json_number(s.beta), s.device_tokens, s.window_tokens, json_number(s.window_share),
       plan.block_tokens, s.streamed_layers, json_number(plan.tokens_per_second));
 }
+
+}  // namespace
 
 std::string summary_to_json(const RunSummary& summary, const RunOptions& options) {
   const std::uint64_t total = summary.records.total();

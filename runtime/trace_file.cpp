@@ -25,9 +25,6 @@ constexpr std::string_view kBeginning =
 constexpr std::array<const char*, kTraceLanes> kLaneNames = {
     "steps", "phases", "host work", "compute", "recompute", "link to device", "link to host"};
 
-// Threads of the file count from 1.
-int track(TraceLane lane) { return static_cast<int>(lane) + 1; }
-
 // Microseconds, with the clock's nanoseconds kept.
 void append_microseconds(std::string& text, TraceEvent::Clock::duration time) {
   const std::int64_t ns = std::chrono::duration_cast<std::chrono::nanoseconds>(time).count();
@@ -138,7 +135,7 @@ void TraceFile::append(const TraceEvent& event) {
   const auto common = [&](const char* type, TraceEvent::Clock::time_point time) {
     fmt::format_to(std::back_inserter(text_),
                    ",\n{{\"ph\": \"{}\", \"pid\": 1, \"tid\": {}, \"name\": \"{}\", \"ts\": ", type,
-                   track(event.lane), event.name);
+                   trace_track(event.lane), event.name);
     append_microseconds(text_, time - start_);
   };
   switch (event.kind) {

@@ -18,6 +18,9 @@ namespace triphase {
 // or a file that is no trace of an earlier run (which would be overwritten). Throws E-CLI-OUTPUT.
 void check_trace_location(const RunOptions& options);
 
+// A lane's thread number ("tid") in the file; they count from 1.
+[[nodiscard]] constexpr int trace_track(TraceLane lane) { return static_cast<int>(lane) + 1; }
+
 class TraceFile {
  public:
   // Opens the file, replacing an earlier trace, and takes what `trace` has from now on. `emulated`:

@@ -38,17 +38,11 @@ void AttentionMethod::prefilled(State&, const LayerCall&, ConstMatrix) {}
 void AttentionMethod::attended(State&, const LayerCall&, const TokenChoice&,
                                std::span<const float>) {}
 
-bool chooses_early(AttentionKind kind) {
-  switch (kind) {
-    case AttentionKind::kLocal:
-    case AttentionKind::kStrided:
-    case AttentionKind::kLmInfinite:
-    case AttentionKind::kSwa:
-    case AttentionKind::kH2o:
-      return true;
-    default:
-      return false;
+bool AttentionMethod::chooses_early() const {
+  for (std::int64_t layer = 0; layer < shape_.layers; ++layer) {
+    if (timing(layer) == Timing::kEarly) return true;
   }
+  return false;
 }
 
 std::unique_ptr<AttentionMethod> make_attention_method(const AttentionOptions& options,

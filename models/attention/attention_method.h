@@ -88,6 +88,8 @@ class AttentionMethod {
   AttentionMethod& operator=(const AttentionMethod&) = delete;
 
   [[nodiscard]] virtual Timing timing(std::int64_t layer) const = 0;
+  // Whether some layer's tokens are known before the query.
+  [[nodiscard]] bool chooses_early() const;
   // One list per KV head, or one for all heads (then a token moves as one record).
   [[nodiscard]] virtual bool per_kv_head() const { return false; }
   [[nodiscard]] virtual bool wants_weights() const { return false; }
@@ -123,9 +125,6 @@ class AttentionMethod {
   AttentionOptions options_;
   MethodShape shape_;
 };
-
-// Whether a method's layers choose their tokens before the query exists.
-[[nodiscard]] bool chooses_early(AttentionKind kind);
 
 // Keys of a job's fixed context, clustered (Squeezed Attention). All layers; token labels cover
 // positions [0, clustered_tokens).

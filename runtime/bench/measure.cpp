@@ -4,17 +4,13 @@
 #include <bit>
 
 #include "runtime/base/error.h"
+#include "runtime/base/samples.h"
 
 namespace triphase::bench {
 namespace {
 
 constexpr int kFewestSamples = 5;
 constexpr std::int64_t kMostCalls = 4096;
-
-double percentile(const std::vector<double>& sorted, double share) {
-  const auto last = static_cast<double>(sorted.size() - 1);
-  return sorted[static_cast<std::size_t>(share * last + 0.5)];
-}
 
 }  // namespace
 
@@ -41,7 +37,7 @@ Timing measure(Backend& backend, const Effort& effort,
     spent += seconds.back() * static_cast<double>(calls);
   }
   std::ranges::sort(seconds);
-  return {percentile(seconds, 0.5), percentile(seconds, 0.1), percentile(seconds, 0.9),
+  return {quantile(seconds, 0.5), quantile(seconds, 0.1), quantile(seconds, 0.9),
           static_cast<std::int64_t>(seconds.size())};
 }
 

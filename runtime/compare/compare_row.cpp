@@ -9,6 +9,7 @@
 #include "runtime/base/error.h"
 #include "runtime/base/json.h"
 #include "runtime/file_ops.h"
+#include "runtime/trace_file.h"
 
 namespace triphase::compare {
 namespace {
@@ -45,18 +46,21 @@ Json parse_line(std::string_view line, const std::string& path) {
   return parse_json_file(line, path, ErrorRole::kIo, "E-IO-READ");
 }
 
+constexpr std::uint64_t kToDevice = trace_track(TraceLane::kToDevice);
+constexpr std::uint64_t kToHost = trace_track(TraceLane::kToHost);
+
 void add_span(const Json& event, const std::string& path, LaneSeconds& seconds) {
   const std::string name = text(at(event, {"name"}, path));
   const double length = number(at(event, {"dur"}, path)) * 1e-6;
-  const auto lane = number(at(event, {"tid"}, path));
+  const auto track = count(at(event, {"tid"}, path));
   if (name == "forward") seconds.compute += length;
   if (name.starts_with("wait for weights") || name.starts_with("wait for KV")) {
     seconds.waiting += length;
     seconds.compute -= length;
   }
   if (name == "place" || name == "sample") seconds.host += length;
-  if (lane == 6.0) seconds.to_device += length;
-  if (lane == 7.0) seconds.to_host += length;
+  if (track == kToDevice) seconds.to_device += length;
+  if (track == kToHost) seconds.to_host += length;
 }
 
 }  // namespace

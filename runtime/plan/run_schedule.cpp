@@ -1,7 +1,6 @@
 #include "runtime/plan/run_schedule.h"
 
 #include <fmt/format.h>
-#include <sys/stat.h>
 
 #include <algorithm>
 
@@ -27,19 +26,12 @@ namespace {
 // Lines that are looked at to know the job's lengths, and bytes of them.
 constexpr std::int64_t kSampledLines = 256;
 constexpr std::uint64_t kSampledBytes = std::uint64_t{8} << 20;
-constexpr std::int64_t kInt8BlockMultiple = 16;  // kernels/ops.h
-constexpr double kShareOfFreeMemory = 0.85;
 
 struct Lengths {
   std::int64_t input = 0;    // mean of the sample, rounded up
   std::int64_t output = 0;   // the same of max_tokens
   std::int64_t longest = 0;  // prompt and completion of one line
 };
-
-bool exists(const std::string& path) {
-  struct stat facts {};
-  return ::lstat(path.c_str(), &facts) == 0;
-}
 
 DType store_dtype(DType plan_dtype) { return plan_dtype == DType::kI8 ? DType::kU8 : plan_dtype; }
 DType plan_dtype(DType store_dtype) { return store_dtype == DType::kU8 ? DType::kI8 : store_dtype; }
@@ -147,15 +139,14 @@ class ScheduleChooser {
       refuse("schedule.streamed_layers", plan.schedule.streamed_layers,
              fmt::format("at most {}, the model's layers", model_.config.layers));
     }
-    if (plan.kv_dtype == DType::kI8 && plan.block_tokens % kInt8BlockMultiple != 0) {
+    if (plan.kv_dtype == DType::kI8 && plan.block_tokens % KvStore::kInt8BlockMultiple != 0) {
       refuse("block_tokens", plan.block_tokens,
-             fmt::format("a multiple of {} with kv_dtype i8", kInt8BlockMultiple));
+             fmt::format("a multiple of {} with kv_dtype i8", KvStore::kInt8BlockMultiple));
     }
   }
 
   static std::uint64_t free_memory() {
-    return static_cast<std::uint64_t>(static_cast<double>(usable_host_memory(inspect_machine())) *
-                                      kShareOfFreeMemory);
+    return default_device_budget(usable_host_memory(inspect_machine()));
   }
 
   void require_fit(const Plan& plan, const std::string& file) const {
@@ -229,7 +220,8 @@ class ScheduleChooser {
   std::optional<RunSchedule> from_earlier_run(const RunPlan& memory) {
     const OutputPaths paths(options_.output);
     if (options_.overwrite || options_.resume == ResumeMode::kNever) return std::nullopt;
-    if (!exists(paths.plan) || (!exists(paths.part) && !exists(paths.output))) return std::nullopt;
+    if (!path_exists(paths.plan) || (!path_exists(paths.part) && !path_exists(paths.output)))
+      return std::nullopt;
     Plan plan =
         parse_plan(read_small_file(system_file_ops(), paths.plan, kMaxPlanBytes), paths.plan);
     require_plan_for_model(plan, model_.identity.fingerprint, paths.plan);

@@ -7,7 +7,7 @@
 #include <cmath>
 
 #include "runtime/base/error.h"
-#include "runtime/profile/samples.h"
+#include "runtime/base/samples.h"
 
 namespace triphase {
 namespace {

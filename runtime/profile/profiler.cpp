@@ -21,8 +21,6 @@ constexpr std::int64_t kMostContext = 32768;
 constexpr std::uint64_t kMostKvBytes = std::uint64_t{4} << 30;
 constexpr std::uint64_t kMostCopyBytes = std::uint64_t{64} << 20;
 constexpr std::uint64_t kMostGatherBytes = std::uint64_t{64} << 20;
-constexpr double kShareOfMemory = 0.85;
-constexpr double kShareOfHost = 0.7;
 // Measuring the memory's own rates takes seconds: only where there is time for it.
 constexpr double kTimeForCeilings = 20.0;
 constexpr int kCeilingRuns = 3;
@@ -90,11 +88,9 @@ class Profiler {
     profile.device = device_identity(backend_);
     profile.link = link_identity(options_.emulated_link);
     profile.host = fmt::format("{}, {} cores", machine.cpu_name, machine.usable_cores);
-    profile.device_memory = options_.device_memory.value_or(
-        static_cast<std::uint64_t>(static_cast<double>(free) * kShareOfMemory));
-    const std::uint64_t rest = free - std::min(free, profile.device_memory);
-    profile.host_memory = options_.host_memory.value_or(
-        static_cast<std::uint64_t>(static_cast<double>(rest) * kShareOfHost));
+    profile.device_memory = options_.device_memory.value_or(default_device_budget(free));
+    profile.host_memory =
+        options_.host_memory.value_or(default_host_budget(free, profile.device_memory));
     profile.model_name = model_.identity.path;
     profile.model_fingerprint = model_.identity.fingerprint;
     profile.layers = model_.config.layers;

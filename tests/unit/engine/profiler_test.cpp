@@ -9,8 +9,8 @@
 #include <sstream>
 #include <thread>
 
+#include "runtime/base/samples.h"
 #include "runtime/plan/profile_file.h"
-#include "runtime/profile/samples.h"
 #include "scheduler/cost/step_cost.h"
 #include "scheduler/planner/planner.h"
 #include "scheduler/simulator/simulation_policies.h"

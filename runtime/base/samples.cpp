@@ -1,4 +1,4 @@
-#include "runtime/profile/samples.h"
+#include "runtime/base/samples.h"
 
 #include <algorithm>
 #include <cmath>
@@ -19,6 +19,11 @@ double quantile(const std::vector<double>& sorted, double q) {
   const auto below = static_cast<std::size_t>(place);
   const std::size_t above = std::min(below + 1, sorted.size() - 1);
   return std::lerp(sorted[below], sorted[above], place - static_cast<double>(below));
+}
+
+double median(std::vector<double> values) {
+  std::ranges::sort(values);
+  return quantile(values, 0.5);
 }
 
 SampleSummary summarize_samples(std::vector<double> seconds) {

@@ -12,8 +12,8 @@ struct SampleSummary {
   double median = 0.0;  // seconds, of the samples that were kept
   double spread = 0.0;  // half their interquartile range
   std::size_t kept = 0;
-  std::size_t dropped =
-      0;  // outliers: beyond the quartiles by more than three times their distance
+  // Outliers: beyond the quartiles by more than three times their distance.
+  std::size_t dropped = 0;
 };
 
 // At least one sample. Fewer than four are all kept: quartiles of so few say nothing.
@@ -21,5 +21,8 @@ struct SampleSummary {
 
 // The q-quantile (0..1) of sorted values, joined linearly between them; at least one value.
 [[nodiscard]] double quantile(const std::vector<double>& sorted, double q);
+
+// Of values in any order, at least one.
+[[nodiscard]] double median(std::vector<double> values);
 
 }  // namespace triphase
