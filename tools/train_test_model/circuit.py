@@ -34,6 +34,7 @@ from headstart import (
     key_heads,
     match_spread,
     set_found,
+    sharpen_gathering,
 )
 from model import SHAPES, Llama, rotate
 from synthetic import QUESTION, Fact, Sampler
@@ -195,6 +196,7 @@ def main() -> None:
     parser.add_argument("--minutes", type=float, default=4.0)
     parser.add_argument("--length", type=int, default=1536)
     parser.add_argument("--rate", type=float, default=0.01)
+    parser.add_argument("--gathering", type=float, default=1.5, help="factor once tuned")
     parser.add_argument("--seed", type=int, default=0)
     arguments = parser.parse_args()
     torch.set_num_threads(2)
@@ -210,6 +212,7 @@ def main() -> None:
         return
     head_start(model, sampler.stream)
     tune(model, sampler, arguments)
+    sharpen_gathering(model, arguments.gathering)
     set_found(model)
     probe = torch.from_numpy(sampler.stream[:1024].astype(np.int64).reshape(8, 128))
     start = {"model": model.state_dict(), "match_spread": match_spread(model, probe)}

@@ -222,6 +222,16 @@ def set_match(model: Llama) -> None:
 
 
 @torch.no_grad()
+def sharpen_gathering(model: Llama, factor: float) -> None:
+    """Scales the queries of layer 0's heads that look 1, 2 and 3 back, so that their attention to
+    the one token they look for does not thin out as the context grows."""
+    attention = model.layers[0].self_attn
+    for head, (_, offset) in enumerate(GATHERED):
+        if offset:
+            attention.q_proj.weight[head_rows(model, head)] *= factor
+
+
+@torch.no_grad()
 def set_found(model: Llama) -> None:
     """Lets the output head read the embeddings' codes where they are copied to."""
     codes = model.embed_tokens.weight[:, TOKEN] / CODE_SIZE

@@ -5,7 +5,8 @@ that wins over the copy ends a repetition.  This scales the match heads' queries
 that they write, lowers what they give the first position where little matches, all at a small
 cost in perplexity, and rewrites DIR/NAME.pt.
 
-Run ``python strengthen.py --work DIR --name mha`` after train.py.
+Run ``python strengthen.py --work DIR --name mha`` after train.py.  With ``--gathering`` it also
+sharpens layer 0's gathering heads: everything above has to get used to that, so train on.
 """
 
 from __future__ import annotations
@@ -23,6 +24,7 @@ from headstart import (
     SINK_PAIR,
     head_rows,
     key_heads,
+    sharpen_gathering,
 )
 from model import SHAPES, Llama
 
@@ -49,12 +51,14 @@ def main() -> None:
     parser.add_argument("--sharpness", type=float, default=1.3)
     parser.add_argument("--gain", type=float, default=1.5)
     parser.add_argument("--sink", type=float, default=0.9)
+    parser.add_argument("--gathering", type=float, default=1.0)
     arguments = parser.parse_args()
     path = arguments.work / f"{arguments.name}.pt"
     saved = torch.load(path, weights_only=True)
     model = Llama(SHAPES[arguments.name])
     model.load_state_dict(saved["model"])
     strengthen(model, arguments.sharpness, arguments.gain, arguments.sink)
+    sharpen_gathering(model, arguments.gathering)
     torch.save(saved | {"model": model.state_dict()}, path)
 
 
