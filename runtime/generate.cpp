@@ -16,6 +16,7 @@
 #include "runtime/machine.h"
 #include "runtime/model_bundle.h"
 #include "runtime/plan/plan_file.h"
+#include "runtime/plan/prediction.h"
 #include "runtime/plan/run_schedule.h"
 #include "runtime/run_summary.h"
 #include "runtime/score_engine.h"
@@ -286,8 +287,9 @@ int generate(RunOptions options, Log& log) {
 
   // 2. Does it fit, and how is memory divided? Known before anything large is loaded.
   const auto backend = Backend::open(options.device, options.threads);
+  RunProfile profile(options, model, *backend, progress, log);
   const std::optional<RunSchedule> schedule =
-      choose_schedule(options, model, prompt_facts, *backend, progress, log);
+      choose_schedule(options, model, prompt_facts, *backend, profile, log);
   const RunPlan plan =
       plan_run(options, model, backend->threads().threads(),
                options.job == JobKind::kScore ? LogitRows::kAll : LogitRows::kLast);
@@ -301,6 +303,12 @@ int generate(RunOptions options, Log& log) {
     std::istringstream lines(explain_plan(schedule->plan));
     for (std::string line; std::getline(lines, line);) log.info(line);
   }
+  std::optional<RunPrediction> prediction;
+  if (options.predict) {
+    if (const HardwareProfile* found = profile.find()) {
+      prediction = predict_run(options, model, plan, prompt_facts, *found, log);
+    }
+  }
   if (options.explain) explain_options(options, log);
   if (options.dry_run) {
     log.info("dry run: everything needed is there; nothing was loaded or written");
@@ -311,6 +319,7 @@ int generate(RunOptions options, Log& log) {
   // none yet it is created only after loading, so that refused weights leave nothing behind.
   RunSummary summary = summary_of_setup(options, prompt_facts, model, plan, *backend);
   std::optional<OutputFile> output;
+  summary.prediction = prediction;
   if (schedule) {
     summary.plan = schedule->plan;
     summary.plan_origin = schedule->origin;

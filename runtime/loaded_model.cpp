@@ -180,13 +180,13 @@ class Planner {
     if (plan_.policy->name() == "triphase" && plan_.memory.host_blocks == 0) {
       plan_.policy = std::make_shared<DeviceOnlyPolicy>();
     }
-    const PlacementLimits limits{.layers = plan_.kv.layers,
-                                 .block_tokens = plan_.kv.block_tokens,
-                                 .device_pages = plan_.memory.kv_pages,
-                                 .host_pages = plan_.memory.host_blocks * plan_.kv.layers,
-                                 .batch_size = plan_.memory.batch_size,
-                                 .prefill_chunk = plan_.prefill_chunk};
-    plan_.longest_line = std::min(context_, plan_.policy->longest_line(limits));
+    plan_.places = {.layers = plan_.kv.layers,
+                    .block_tokens = plan_.kv.block_tokens,
+                    .device_pages = plan_.memory.kv_pages,
+                    .host_pages = plan_.memory.host_blocks * plan_.kv.layers,
+                    .batch_size = plan_.memory.batch_size,
+                    .prefill_chunk = plan_.prefill_chunk};
+    plan_.longest_line = std::min(context_, plan_.policy->longest_line(plan_.places));
     if (plan_.memory.host_blocks > 0) {
       // Dense attention reads a line's host blocks of one layer together.
       const std::int64_t staged = plan_.memory.staging_pages * plan_.kv.block_tokens;

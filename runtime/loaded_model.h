@@ -37,6 +37,7 @@ struct RunPlan {
   std::uint64_t host_weights = 0;  // bytes of streamed layers
   std::shared_ptr<const PlacementPolicy> policy;
   StaticPlacement placement;
+  PlacementLimits places;  // what the policy has to work with
 };
 
 // Throws ErrorRole::kResources E-MEM-FIT, saying what would fit.

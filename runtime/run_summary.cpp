@@ -137,6 +137,19 @@ std::string plan_json(const RunSummary& summary) {
       plan.block_tokens, s.streamed_layers, json_number(plan.tokens_per_second));
 }
 
+// Null without --predict.
+std::string prediction_json(const std::optional<RunPrediction>& prediction) {
+  if (!prediction) return "null";
+  const RunPrediction& p = *prediction;
+  return fmt::format(
+      "{{\"profile\": {}, \"lines\": {}, \"miss_rate\": {}, \"steps\": {}, \"seconds\": "
+      "{{\"prefill\": {}, \"decode\": {}}}, \"moved_bytes\": {{\"to_device\": {}, \"to_host\": "
+      "{}}}, \"extrapolated\": {}}}",
+      json_quote(p.profile), p.lines, json_number(p.miss_rate), p.steps,
+      json_number(p.prefill_seconds), json_number(p.decode_seconds), json_number(p.bytes_to_device),
+      json_number(p.bytes_to_host), p.extrapolated);
+}
+
 }  // namespace
 
 std::string summary_to_json(const RunSummary& summary, const RunOptions& options) {
@@ -194,6 +207,7 @@ std::string summary_to_json(const RunSummary& summary, const RunOptions& options
        fmt::format("{{\"wall\": {}, \"load\": {}, \"prefill\": {}, \"decode\": {}}}",
                    json_number(summary.wall_seconds), json_number(summary.load_seconds),
                    json_number(summary.prefill_seconds), json_number(summary.decode_seconds)));
+  line("prediction", prediction_json(summary.prediction));
   line("steps", fmt::to_string(summary.steps));
   line("max_batch", fmt::to_string(summary.max_batch));
   line("throughput", throughputs(summary, written_here));

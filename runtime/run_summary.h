@@ -40,6 +40,20 @@ struct TokenCacheUse {
   std::uint64_t found = 0;   // of these, in the cache
 };
 
+// What the cost model said before the run (runtime/plan/prediction.h).
+struct RunPrediction {
+  std::string profile;     // its name
+  bool emulated = false;   // it was measured over an emulated link
+  std::int64_t lines = 0;  // all of the job's, each to its longest
+  double miss_rate = 1.0;  // as assumed
+  std::int64_t steps = 0;
+  double prefill_seconds = 0.0;
+  double decode_seconds = 0.0;
+  double bytes_to_device = 0.0;
+  double bytes_to_host = 0.0;
+  bool extrapolated = false;  // beyond what the profile measured
+};
+
 struct RunSummary {
   // What ran.
   std::string model_path;
@@ -57,6 +71,8 @@ struct RunSummary {
   std::optional<Plan> plan;           // that the placement policy followed
   std::string plan_origin;            // its file, or that it was made for this job
   std::string plan_profile;           // where its times come from
+
+  std::optional<RunPrediction> prediction;  // of --predict
 
   // How long.
   double wall_seconds = 0.0;  // from start to the last record

@@ -171,6 +171,10 @@ constexpr OptionSpec kRunPlanOptions[] = {
     {"Plan (--policy triphase)", "profile", 0, kText, "", "FILE|NAME", 0, 0, false, false,
      "Plan with this profile: a file of triphase profile, or a built-in machine. Default: this "
      "machine's, measured once and kept under $XDG_CACHE_HOME/triphase."},
+    {"Plan (--policy triphase)", "miss-rate", 0, kReal, "1", "X", 0, 1, false, false,
+     "Share of the touched host tokens that plans and --predict take to cross the link in a step; "
+     "1 "
+     "is the bound, less where chosen tokens are found on the device again."},
     {"Plan (--policy triphase)", "profile-time", 0, kSeconds, "5s", "TIME", 0.01, 86400, false,
      false, "Measuring time where this machine has no profile for this model yet."},
 };
@@ -194,6 +198,10 @@ constexpr OptionSpec kJobLookingOptions[] = {
 };
 
 constexpr OptionSpec kTraceOptions[] = {
+    {"Looking", "predict", 0, kFlag, "", "", 0, 0, false, false,
+     "Simulate the job under this policy and division of memory with the profile first, and put "
+     "the "
+     "predicted seconds, steps and bytes into the summary. --profile then goes with any policy."},
     {"Looking", "trace", 0, kText, "", "FILE", 0, 0, false, false,
      "Write what happened when to FILE, for ui.perfetto.dev: steps, phases, compute, both "
      "directions of the link with their bytes. Replaces an earlier trace."},

@@ -285,16 +285,21 @@ void read_plan_options(const OptionValues& values, RunOptions& options) {
   }
   if (values.has("plan") && values.has("profile")) refuse_pair("--plan", "--profile");
   const std::string_view which = values.has("plan") ? "--plan" : "--profile";
-  if (plans && options.policy != "triphase") {
+  options.predict = values.flag("predict");
+  // A prediction needs the machine's times under every policy.
+  const bool only_predicts = options.predict && !values.has("plan");
+  if (plans && options.policy != "triphase" && !only_predicts) {
     throw Error(ErrorRole::kUsage, "E-CLI-CONFLICT", which)
         .found("--policy " + options.policy)
         .expected("--policy triphase: the others follow no plan");
   }
-  if (plans && !options.policy_options.empty()) refuse_pair(which, "--policy-option");
+  if (plans && !options.policy_options.empty() && !only_predicts)
+    refuse_pair(which, "--policy-option");
   options.plan_file = values.text("plan");
   options.plan_force = values.flag("plan-force");
   options.plan_strict = values.flag("plan-strict");
   options.profile = values.text("profile");
+  options.miss_rate = values.real("miss-rate");
   options.profile_seconds = values.seconds("profile-time");
 }
 

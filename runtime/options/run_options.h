@@ -92,6 +92,7 @@ struct RunOptions {
   bool plan_force = false;                    // also of another machine
   bool plan_strict = false;                   // a plan that does not cover the job is refused
   std::string profile;                    // --profile: file or built-in name; empty: this machine's
+  double miss_rate = 1.0;                 // --miss-rate: of the cost model
   double profile_seconds = 5.0;           // measuring time where this machine has no profile yet
   std::optional<PhaseSchedule> schedule;  // of the plan in use (runtime/plan/run_schedule.h)
   bool random_weights = false;
@@ -102,8 +103,9 @@ struct RunOptions {
   // Looking and reporting.
   bool dry_run = false;
   bool explain = false;
-  std::string trace;  // file of the trace; empty: none
-  int verbosity = 0;  // -1 quiet (warnings and errors only), 0 info, 1 debug, 2 trace
+  bool predict = false;  // simulate first, for the summary
+  std::string trace;     // file of the trace; empty: none
+  int verbosity = 0;     // -1 quiet (warnings and errors only), 0 info, 1 debug, 2 trace
   LogFormat log_format = LogFormat::kText;
   std::string log_file;  // empty: stderr only
   ProgressMode progress = ProgressMode::kAuto;

@@ -14,18 +14,15 @@
 #include "runtime/output_file.h"
 #include "runtime/plan/open_profile.h"
 #include "runtime/plan/plan_file.h"
-#include "runtime/plan/profile_cache.h"
 #include "runtime/plan/profile_file.h"
-#include "runtime/profile/profiler.h"
-#include "runtime/prompt_preparer.h"
+#include "runtime/plan/workload.h"
 #include "scheduler/planner/planner.h"
 
 namespace triphase {
 namespace {
 
 // Lines that are looked at to know the job's lengths, and bytes of them.
-constexpr std::int64_t kSampledLines = 256;
-constexpr std::uint64_t kSampledBytes = std::uint64_t{8} << 20;
+constexpr LineLimits kSample{.lines = 256, .bytes = std::uint64_t{8} << 20};
 
 struct Lengths {
   std::int64_t input = 0;    // mean of the sample, rounded up
@@ -33,20 +30,16 @@ struct Lengths {
   std::int64_t longest = 0;  // prompt and completion of one line
 };
 
-DType store_dtype(DType plan_dtype) { return plan_dtype == DType::kI8 ? DType::kU8 : plan_dtype; }
-DType plan_dtype(DType store_dtype) { return store_dtype == DType::kU8 ? DType::kI8 : store_dtype; }
-
 class ScheduleChooser {
  public:
   ScheduleChooser(RunOptions& options, const ModelBundle& model, const PromptFileFacts& prompts,
-                  Backend& backend, Progress& progress, Log& log)
+                  Backend& backend, RunProfile& profile, Log& log)
       : options_(options),
         model_(model),
         prompts_(prompts),
         backend_(backend),
-        progress_(progress),
-        log_(log),
-        machine_(device_identity(backend) + "; " + link_identity(options.emulated_link)) {}
+        profile_(profile),
+        log_(log) {}
 
   std::optional<RunSchedule> choose() {
     if (options_.job != JobKind::kGenerate || options_.policy != "triphase") return std::nullopt;
@@ -57,7 +50,7 @@ class ScheduleChooser {
       return std::nullopt;
     }
     // A profile that was named is read in any case, so that a wrong one never passes unseen.
-    if (!options_.profile.empty()) profile_ = named_profile();
+    if (!options_.profile.empty()) (void)profile_.find();
     const RunPlan memory =
         plan_run(options_, model_, backend_.threads().threads(), LogitRows::kLast);
     if (memory.memory.host_blocks == 0 && memory.placement.streamed_layers == 0) {
@@ -80,7 +73,7 @@ class ScheduleChooser {
     Plan plan = parse_plan(text, file);
     require_plan_for_model(plan, model_.identity.fingerprint, file);
     require_runnable(plan, file);
-    if (!options_.plan_force) require_plan_for_machine(plan, machine_, file);
+    if (!options_.plan_force) require_plan_for_machine(plan, profile_.machine(), file);
     require_fit(plan, file);
     const DType dtype = store_dtype(plan.kv_dtype);
     if (options_.kv_dtype && *options_.kv_dtype != dtype) {
@@ -184,25 +177,17 @@ class ScheduleChooser {
     const std::int64_t context = options_.max_context > 0
                                      ? std::min(options_.max_context, model_.config.max_positions)
                                      : model_.config.max_positions;
-    std::int64_t lines = 0;
+    const std::vector<SimulatedLine> sample =
+        prompts_.rereadable ? read_line_lengths(options_, model_, context, kSample)
+                            : std::vector<SimulatedLine>();
+    const auto lines = static_cast<std::int64_t>(sample.size());
     std::int64_t input = 0;
     std::int64_t output = 0;
     Lengths lengths;
-    if (prompts_.rereadable) {
-      const PromptPreparer preparer(model_.config, model_.tokenizer.get(),
-                                    {context, context, options_.truncate, options_.no_special});
-      PromptReader reader(options_);
-      while (lines < kSampledLines && reader.bytes_read() < kSampledBytes) {
-        std::optional<PromptLine> line = reader.next();
-        if (!line) break;
-        auto* request = std::get_if<Request>(&*line);
-        if (request == nullptr || preparer.prepare(*request)) continue;
-        ++lines;
-        const auto prompt = static_cast<std::int64_t>(request->tokens.size());
-        input += prompt;
-        output += request->sampling.max_tokens;
-        lengths.longest = std::max(lengths.longest, prompt + request->sampling.max_tokens);
-      }
+    for (const SimulatedLine& line : sample) {
+      input += line.prompt_tokens;
+      output += line.output_tokens;
+      lengths.longest = std::max(lengths.longest, line.prompt_tokens + line.output_tokens);
     }
     if (lines == 0) {
       const std::int64_t generated = std::min(options_.sampling.max_tokens, context - 1);
@@ -245,51 +230,6 @@ class ScheduleChooser {
            (!options_.host_memory || plan.budget.host_memory == memory.host_budget);
   }
 
-  HardwareProfile named_profile() {
-    const ModelCosts costs = model_costs(model_.config, model_.weights_dtype);
-    HardwareProfile profile =
-        open_profile(options_.profile, costs, model_.weights_dtype, options_.model);
-    if (!profile.measured) {
-      log_.info("profile " + profile.name + " is derived from stated peaks, not measured here");
-    } else if (profile.machine() != machine_ && !options_.plan_force) {
-      throw Error(ErrorRole::kInput, "E-PLAN-MACHINE", "device")
-          .file(options_.profile)
-          .found(profile.machine())
-          .expected(machine_)
-          .hint("profile this machine with triphase profile, or --plan-force");
-    }
-    return profile;
-  }
-
-  std::optional<HardwareProfile> find_profile() {
-    if (profile_) return profile_;
-    const DType asked = options_.kv_dtype.value_or(model_.weights_dtype);
-    const std::string cache =
-        profile_cache_path(device_identity(backend_), link_identity(options_.emulated_link), model_,
-                           asked == DType::kU8 ? model_.weights_dtype : asked);
-    if (auto profile = read_cached_profile(cache, model_, log_)) {
-      log_.info(fmt::format("profile of this machine: {}", escape_untrusted(cache)));
-      return profile;
-    }
-    if (options_.dry_run) {
-      log_.info(
-          fmt::format("no profile of this machine and model yet: a run would measure one for "
-                      "about {:g} s (or triphase profile, and --profile FILE)",
-                      options_.profile_seconds));
-      return std::nullopt;
-    }
-    const ProfileRequest request{.seconds = options_.profile_seconds,
-                                 .batch_size = std::max(options_.batch_size, kDefaultBatchSize),
-                                 .name = "measured by a run"};
-    MeasuredProfile measured =
-        measure_profile(model_, options_, request, backend_, progress_, log_);
-    const bool kept = keep_profile(cache, measured.profile, log_);
-    log_.info(fmt::format("measured this machine in {:.1f} s after loading for {:.1f} s{}",
-                          measured.measure_seconds, measured.load_seconds,
-                          kept ? "; kept in " + escape_untrusted(cache) : ""));
-    return std::move(measured.profile);
-  }
-
   [[nodiscard]] PlanRequest request_for(const RunPlan& memory, const Lengths& lengths,
                                         DType kv_dtype) const {
     const std::int64_t longest = std::max<std::int64_t>(memory.longest_line, 2);
@@ -299,15 +239,12 @@ class ScheduleChooser {
     if (prompts_.rereadable && prompts_.requests > 0) {
       batch = std::min(batch, static_cast<std::int64_t>(prompts_.requests));
     }
-    // What a step touches half way through a line.
-    const std::int64_t context = input + output / 2;
-    const double touched = static_cast<double>(budget_tokens(options_.attention, context, input)) /
-                           static_cast<double>(context);
     PlanRequest request{
         .workload = {.batch = batch,
                      .input_len = input,
                      .output_len = output,
-                     .caching_ratio = std::clamp(touched, 1e-6, 1.0)},
+                     .caching_ratio = touched_share(options_.attention, input, output),
+                     .miss_rate = options_.miss_rate},
         .budget = {memory.budget, memory.host_budget},
         .model = {.costs = model_costs(model_.config, model_.weights_dtype),
                   .weights_dtype = model_.weights_dtype,
@@ -343,8 +280,8 @@ class ScheduleChooser {
   }
 
   std::optional<RunSchedule> make(const RunPlan& memory) {
-    const std::optional<HardwareProfile> profile = find_profile();
-    if (!profile) return std::nullopt;
+    const HardwareProfile* profile = profile_.find();
+    if (profile == nullptr) return std::nullopt;
     const CostModel cost(*profile);
     const Lengths lengths = sample_lengths();
     const DType compute = options_.kv_dtype.value_or(model_.weights_dtype);
@@ -408,18 +345,16 @@ class ScheduleChooser {
   const ModelBundle& model_;
   const PromptFileFacts& prompts_;
   Backend& backend_;
-  Progress& progress_;
+  RunProfile& profile_;
   Log& log_;
-  std::string machine_;
-  std::optional<HardwareProfile> profile_;  // of --profile
 };
 
 }  // namespace
 
 std::optional<RunSchedule> choose_schedule(RunOptions& options, const ModelBundle& model,
                                            const PromptFileFacts& prompts, Backend& backend,
-                                           Progress& progress, Log& log) {
-  return ScheduleChooser(options, model, prompts, backend, progress, log).choose();
+                                           RunProfile& profile, Log& log) {
+  return ScheduleChooser(options, model, prompts, backend, profile, log).choose();
 }
 
 std::string describe(const RunSchedule& schedule) {

@@ -10,7 +10,7 @@
 #include "runtime/backend.h"
 #include "runtime/model_bundle.h"
 #include "runtime/options/run_options.h"
-#include "runtime/progress.h"
+#include "runtime/plan/run_profile.h"
 #include "runtime/prompt_file.h"
 #include "scheduler/planner/plan.h"
 
@@ -31,7 +31,7 @@ struct RunSchedule {
 [[nodiscard]] std::optional<RunSchedule> choose_schedule(RunOptions& options,
                                                          const ModelBundle& model,
                                                          const PromptFileFacts& prompts,
-                                                         Backend& backend, Progress& progress,
+                                                         Backend& backend, RunProfile& profile,
                                                          Log& log);
 
 // One line: "plan (made for this job): p1 12, p2 100 (never), ...".

@@ -10,6 +10,7 @@ StepModel::StepModel(const CostModel& cost, const PlanModel& model, const PlanWo
     : cost_(&cost), model_(model), workload_(workload), budget_(budget) {
   const auto layers = static_cast<double>(model.costs.layers);
   kv_token_ = layers * kv_layer_bytes(model.costs, model.kv_dtype, model.block_tokens);
+  record_token_ = layers * kv_record_bytes(model.costs, model.kv_dtype);
   input_token_ = layers * input_layer_bytes(model.costs);
   const std::int64_t resident =
       model.costs.layers - model.streamed_layers + std::min<std::int64_t>(model.streamed_layers, 2);
@@ -55,10 +56,10 @@ LaneTimes StepModel::decode(const StepTokens& tokens) const {
   // Dense attention streams whole pages; a sparse one gathers records of single tokens.
   const bool dense = workload_.caching_ratio >= 1.0;
   if (dense) {
-    work.h2d_bytes += batch * (away - again) * kv_token_;
+    work.h2d_bytes += batch * (away - again) * record_token_;
   } else {
     work.gathered_records = batch * layers * (away - again);
-    work.record_bytes = kv_token_ / layers;
+    work.record_bytes = record_token_ / layers;
   }
   if (again > 0.0) {
     work.recompute_rows = workload_.batch;
@@ -74,7 +75,7 @@ LaneTimes StepModel::decode(const StepTokens& tokens) const {
       static_cast<double>(model_.costs.layer_weights) * static_cast<double>(model_.streamed_layers);
   work.h2d_bytes += weights;
   work.h2d_copies = layers;
-  work.d2h_bytes = batch * static_cast<double>(tokens.newly_away) * kv_token_;
+  work.d2h_bytes = batch * static_cast<double>(tokens.newly_away) * record_token_;
   work.d2h_copies = layers;
   return cost_->step(work, {.layers = model_.costs.layers});
 }
@@ -92,10 +93,10 @@ LaneTimes StepModel::prefill(std::int64_t away, std::int64_t input_tokens) const
   work.h2d_bytes =
       static_cast<double>(model_.costs.layer_weights) * static_cast<double>(model_.streamed_layers);
   work.h2d_copies = static_cast<double>(model_.costs.layers);
-  work.d2h_bytes =
-      batch *
-      (static_cast<double>(away) * kv_token_ + static_cast<double>(input_tokens) * input_token_) /
-      static_cast<double>(chunks);
+  work.d2h_bytes = batch *
+                   (static_cast<double>(away) * record_token_ +
+                    static_cast<double>(input_tokens) * input_token_) /
+                   static_cast<double>(chunks);
   work.d2h_copies = static_cast<double>(model_.costs.layers);
   total = cost_->step(work, {.layers = model_.costs.layers});
   for (double* lane : {&total.compute, &total.h2d, &total.d2h, &total.serial, &total.step}) {
@@ -107,21 +108,24 @@ LaneTimes StepModel::prefill(std::int64_t away, std::int64_t input_tokens) const
 std::uint64_t StepModel::device_bytes(const StepTokens& tokens) const {
   const auto batch = static_cast<double>(workload_.batch);
   const auto layers = static_cast<double>(model_.costs.layers);
-  // Blocks are whole on the device; two layers of what is fetched are staged.
+  // Blocks are whole on the device, with the scales of all; two layers of what is fetched are
+  // staged.
   const std::int64_t on_device =
       round_to_blocks(tokens.context - tokens.host + model_.block_tokens - 1);
   const double staged =
       std::min(static_cast<double>(tokens.host),
                workload_.miss_rate > 0.0 ? fetched(tokens) / workload_.miss_rate : 0.0);
   return fixed_device_ +
-         static_cast<std::uint64_t>(batch * (static_cast<double>(on_device) * kv_token_ +
-                                             2.0 * staged * kv_token_ / layers));
+         static_cast<std::uint64_t>(
+             batch * (static_cast<double>(on_device) * kv_token_ +
+                      static_cast<double>(tokens.host) * (kv_token_ - record_token_) +
+                      2.0 * staged * record_token_ / layers));
 }
 
 std::uint64_t StepModel::host_bytes(const StepTokens& tokens, std::int64_t input_tokens) const {
   const auto batch = static_cast<double>(workload_.batch);
   return static_cast<std::uint64_t>(
-             batch * (static_cast<double>(tokens.host - tokens.recompute) * kv_token_ +
+             batch * (static_cast<double>(tokens.host - tokens.recompute) * record_token_ +
                       static_cast<double>(input_tokens) * input_token_)) +
          model_.costs.layer_weights * static_cast<std::uint64_t>(model_.streamed_layers);
 }

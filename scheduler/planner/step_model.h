@@ -64,8 +64,9 @@ class StepModel {
   PlanModel model_;
   PlanWorkload workload_;
   PlanBudget budget_;
-  double kv_token_ = 0.0;     // bytes of K and V of a token, all layers
-  double input_token_ = 0.0;  // of X
+  double kv_token_ = 0.0;      // bytes of K and V of a token, all layers
+  double record_token_ = 0.0;  // of it what crosses the link: INT8's scales do not
+  double input_token_ = 0.0;   // of X
   std::uint64_t fixed_device_ = 0;
 };
 

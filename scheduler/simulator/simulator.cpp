@@ -72,17 +72,22 @@ class Simulation {
                  .kv_bytes_per_token = static_cast<std::uint64_t>(
                      static_cast<double>(model.layers) *
                      kv_layer_bytes(model, job_.kv_dtype, job_.block_tokens))};
-    try {
-      statics_ = policy_.start(view);
-    } catch (const Error& error) {
-      if (error.role() != ErrorRole::kResources) throw;
-      result_.infeasible = error.found();
-      return false;
+    if (job_.division && job_.division->placement) {
+      statics_ = *job_.division->placement;
+    } else {
+      try {
+        statics_ = policy_.start(view);
+      } catch (const Error& error) {
+        if (error.role() != ErrorRole::kResources) throw;
+        result_.infeasible = error.found();
+        return false;
+      }
     }
     result_.kv_dtype = statics_.kv_dtype.value_or(job_.kv_dtype);
     result_.streamed_layers = statics_.streamed_layers;
     limits_.block_tokens = statics_.block_tokens.value_or(job_.block_tokens);
     if (job_.division) {
+      result_.kv_dtype = job_.kv_dtype;
       result_.streamed_layers = job_.division->streamed_layers;
       limits_ = job_.division->limits;
     }
@@ -138,20 +143,31 @@ class Simulation {
           format_bytes(job_.host_memory));
       return false;
     }
-    limits_.device_pages =
-        static_cast<std::int64_t>(static_cast<double>(job_.device_memory - fixed_device_) / block) *
-        model.layers;
-    if (statics_.host_tier) divide_host(block);
+    double room = static_cast<double>(job_.device_memory - fixed_device_);
+    if (statics_.host_tier) {
+      divide_host(longest);
+      // INT8's scales stay on the device wherever the block is; they must leave most of it.
+      const double scales = (kv_token_ - record_token_) * static_cast<double>(limits_.block_tokens);
+      if (scales > 0.0) {
+        const auto most = static_cast<std::int64_t>(room / 2.0 / scales);
+        limits_.host_pages = std::min(limits_.host_pages, most * limits_.layers);
+      }
+      room -= static_cast<double>(limits_.host_blocks()) * scales;
+    }
+    limits_.device_pages = static_cast<std::int64_t>(room / block) * model.layers;
     return true;
   }
 
-  void divide_host(double block) {
+  // At most what a full batch of longest lines could use, as the engine has it.
+  void divide_host(std::int64_t longest) {
+    const std::int64_t wanted = limits_.blocks_for(longest) * job_.batch_size;
+    const double block = record_token_ * static_cast<double>(limits_.block_tokens);
     double room = static_cast<double>(job_.host_memory - fixed_host_);
     const double input_block = input_token_ * static_cast<double>(limits_.block_tokens);
     const std::int64_t inputs = policy_.input_blocks(limits_.block_tokens) * job_.batch_size;
     limits_.input_pages = inputs * limits_.layers;
     room = std::max(room - static_cast<double>(inputs) * input_block, 0.0);
-    limits_.host_pages = static_cast<std::int64_t>(room / block) * limits_.layers;
+    limits_.host_pages = std::min(static_cast<std::int64_t>(room / block), wanted) * limits_.layers;
   }
 
   // What the step computes of every running line.
@@ -339,9 +355,13 @@ class Simulation {
     place.device_blocks = place.device_reserved = place.host_reserved = 0;
   }
 
+  [[nodiscard]] bool reads_whole_blocks() const {
+    return job_.caching_ratio >= 1.0 || !job_.fetches_chosen;
+  }
+
   // Host tokens of a decoding sequence that a step touches.
   [[nodiscard]] double touched_away(std::int64_t context, double away) const {
-    if (job_.caching_ratio >= 1.0) return away;
+    if (reads_whole_blocks()) return away;
     const auto length = static_cast<double>(context);
     const double window = std::ceil(length * job_.caching_ratio / 2.0);
     const double global = std::floor(length * job_.caching_ratio) - window;
@@ -351,7 +371,7 @@ class Simulation {
   void compute(StepWork& work) {
     work.int8_kv = result_.kv_dtype == DType::kI8;
     const bool on_host = statics_.host_kv == HostKvUse::kCpuAttention;
-    const bool dense = job_.caching_ratio >= 1.0;
+    const bool dense = reads_whole_blocks();
     const auto layers = static_cast<double>(limits_.layers);
     double prefill_context = 0.0;
     SimulatedStep record;
@@ -447,17 +467,20 @@ class Simulation {
     record.h2d_bytes = work.h2d_bytes + gathered;
     record.d2h_bytes = work.d2h_bytes;
     std::int64_t device_blocks = 0;
+    std::int64_t away_blocks = 0;
     double host_bytes = 0.0;
     const auto count = [&](const Line& line) {
       device_blocks += line.place.device_blocks;
-      host_bytes += block_bytes(line.place.host_blocks);
+      host_bytes += moved_bytes(line.place.host_blocks);
+      away_blocks += line.place.away_blocks();
       const std::int64_t with_inputs =
           std::min(line.place.input_blocks * limits_.block_tokens, line.place.context);
       host_bytes += static_cast<double>(with_inputs) * input_token_;
     };
     for (const Line& line : running_) count(line);
     for (const Line& line : suspended_) count(line);
-    record.device_kv_bytes = static_cast<std::uint64_t>(block_bytes(device_blocks));
+    record.device_kv_bytes = static_cast<std::uint64_t>(
+        block_bytes(device_blocks) + block_bytes(away_blocks) - moved_bytes(away_blocks));
     record.host_kv_bytes = static_cast<std::uint64_t>(host_bytes);
     result_.device_peak = std::max(result_.device_peak, fixed_device_ + record.device_kv_bytes);
     result_.host_peak = std::max(result_.host_peak, fixed_host_ + record.host_kv_bytes);
@@ -473,6 +496,11 @@ class Simulation {
     sum.serial += record.lanes.serial;
     sum.step += record.lanes.step;
     sum.extrapolated = sum.extrapolated || record.lanes.extrapolated;
+    const auto rows =
+        static_cast<double>(std::max<std::int64_t>(work.prefill_rows + work.decode_rows, 1));
+    const double prefill = record.seconds * static_cast<double>(work.prefill_rows) / rows;
+    result_.prefill_seconds += prefill;
+    result_.decode_seconds += record.seconds - prefill;
     result_.h2d_bytes += record.h2d_bytes;
     result_.d2h_bytes += record.d2h_bytes;
     result_.recomputed_tokens += work.recompute_tokens;

@@ -24,6 +24,7 @@ struct SimulatedLine {
 struct MemoryDivision {
   PlacementLimits limits;
   std::int64_t streamed_layers = 0;
+  std::optional<StaticPlacement> placement;  // what the policy chose then; nothing: it is asked
 };
 
 struct SimulatedJob {
@@ -37,6 +38,9 @@ struct SimulatedJob {
   std::int64_t prefill_chunk = 2048;
   double caching_ratio = 1.0;  // r: share of the context that a decode step touches
   double miss_rate = 1.0;      // share of the touched host tokens that crosses the link
+  // Of the host's tokens only those that a sparse step touches cross the link; false: the method
+  // chooses too late, and whole blocks cross.
+  bool fetches_chosen = true;
   std::vector<SimulatedLine> lines;
   std::optional<MemoryDivision> division;  // then the budgets above are not looked at
   bool keep_steps = false;                 // fill SimulationResult::steps, views and actions
@@ -58,7 +62,10 @@ struct SimulationResult {
   std::string infeasible;  // why the job cannot run under this policy; empty: it ran
   DType kv_dtype = DType::kF16;
   std::int64_t streamed_layers = 0;
-  double seconds = 0.0;            // prefill and decode
+  double seconds = 0.0;  // prefill and decode
+  // Of it, by the share of rows where a step has both kinds.
+  double prefill_seconds = 0.0;
+  double decode_seconds = 0.0;
   double tokens_per_second = 0.0;  // generated tokens
   std::uint64_t generated_tokens = 0;
   std::int64_t steps_taken = 0;

@@ -121,6 +121,38 @@ class RunPlan(unittest.TestCase):
         self.assertEqual(summary["placement"]["plan"]["profile"], "t4")
         self.assertEqual(self.cached(), [])
 
+    def test_a_prediction_stands_beside_what_was_measured(self):
+        prompts = self.folder / "tokens.jsonl"
+        prompts.write_text("".join(
+            json.dumps({"id": str(line), "prompt_tokens": [10 + line] + [40 + line * 3 + at for at in range(149)]}) + "\n"
+            for line in range(8)))
+        for policy, options, host in (("triphase", (), True), ("flexgen", ("kv-share=0.5",), True),
+                                      ("accelerate", (), True), ("device-only", (), False)):
+            with self.subTest(policy=policy):
+                output = self.folder / f"predicted-{policy}.jsonl"
+                done = self.command("run", "--model", MODEL, "--prompts", str(prompts), "--output", str(output),
+                                    "--max-context", "200", "--batch-size", "4", "--max-tokens", "24", "--ignore-eos",
+                                    "--prefill-chunk", "64", "--progress", "off", "--kv-dtype", "bf16", "--policy", policy, "--predict",
+                                    "--profile", "t4", *(("--device-memory", "12MiB") if host else ()),
+                                    *(f"--policy-option={option}" for option in options))
+                self.assertEqual(done.returncode, 0, done.stderr)
+                summary = json.loads(pathlib.Path(f"{output}.summary.json").read_text())
+                predicted = summary["prediction"]
+                self.assertEqual(predicted["profile"], "t4")
+                self.assertEqual(predicted["lines"], 8)
+                self.assertEqual(predicted["steps"], summary["steps"])
+                for way in ("to_device", "to_host"):
+                    self.assertEqual(predicted["moved_bytes"][way], summary["moved_bytes"][way])
+                self.assertEqual(predicted["moved_bytes"]["to_device"] > 0, host)
+                self.assertGreater(predicted["seconds"]["prefill"], 0)
+                self.assertGreater(predicted["seconds"]["decode"], 0)
+
+    def test_a_profile_alone_goes_with_no_other_policy(self):
+        done = self.command("run", "--model", MODEL, "--prompts", PROMPTS, "--output", str(self.folder / "no.jsonl"),
+                            "--policy", "zero", "--profile", "t4")
+        self.assertEqual(done.returncode, 2, done.stderr)
+        self.assertIn("E-CLI-CONFLICT", done.stderr)
+
     def test_a_given_plan_is_followed(self):
         plan = self.plan_file()
         done, summary, output = self.run_job("given", "--plan", str(plan))

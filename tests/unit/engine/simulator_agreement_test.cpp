@@ -115,7 +115,7 @@ std::vector<DecidedStep> run_simulator(const TinyModelOptions& options, const Mo
                    .host_memory = std::uint64_t{1} << 40,
                    .batch_size = options.batch_size,
                    .prefill_chunk = options.prefill_chunk,
-                   .division = MemoryDivision{limits, options.streamed_layers},
+                   .division = MemoryDivision{limits, options.streamed_layers, {}},
                    .keep_steps = true};
   for (const Request& request : requests) {
     job.lines.push_back(

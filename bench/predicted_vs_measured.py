@@ -1,0 +1,222 @@
+#!/usr/bin/env python3
+"""Predicted beside measured step times, on the CPU device with an emulated link.
+
+    bench/predicted_vs_measured.py TRIPHASE             about 8 minutes on an idle machine
+    bench/predicted_vs_measured.py TRIPHASE --quick     to try it; the numbers say little
+
+`triphase profile` measures the machine once for each link; `triphase run --predict` then simulates every
+configuration with the run's own placement policy and division of memory, before it runs it. A decode step's
+predicted and measured seconds are compared, each the decode time over the decode steps. Rounds go through all
+configurations in turn, so that a slow minute of the machine falls on all of them alike; the median round counts.
+
+What share of the chosen host tokens is found in the token cache depends on the text, not on the machine: of
+sparse configurations the first round only measures it, and the prediction of the others gets it as --miss-rate.
+"""
+
+import argparse
+import json
+import os
+import pathlib
+import random
+import statistics
+import subprocess
+import sys
+import tempfile
+import time
+
+ROOT = pathlib.Path(__file__).resolve().parent.parent
+DEFAULT_MODEL = ROOT / "bench" / "shapes" / "llama-110m" / "config.json"
+VOCABULARY = 2000  # token ids of the prompts; every shape has more
+
+
+class Configuration:
+    """One row: a job, its policy and its link."""
+
+    def __init__(self, policy, batch, prompt, output, link, memory, kv="fp16", attention="dense", options=(), note=""):
+        self.policy, self.batch, self.prompt, self.output = policy, batch, prompt, output
+        self.link, self.memory, self.kv, self.attention = link, memory, kv, attention
+        self.options, self.note = options, note
+        self.miss_rate = None
+
+    def name(self):
+        words = [self.policy, *self.options, self.attention, self.kv, f"b={self.batch}", f"{self.prompt}+{self.output}"]
+        return " ".join(words + [self.link, self.memory or "no budget"])
+
+    def sparse(self):
+        return self.attention != "dense"
+
+
+# KV of llama-110m takes 36,864 bytes a token in FP16; weights and scratch take 219 MiB. Under these budgets the device
+# holds a third to two thirds of the KV, or not all of the weights.
+FULL = [
+    Configuration("device-only", 8, 128, 48, "2GB/s,2us", None),
+    Configuration("device-only", 16, 64, 48, "2GB/s,2us", None, kv="int8"),
+    Configuration("zero", 8, 128, 48, "2GB/s,2us", "250MiB"),
+    Configuration("zero", 8, 128, 32, "0.5GB/s,2us", "250MiB", options=("stream-all=on",)),
+    Configuration("vllm", 8, 96, 64, "2GB/s,2us", "246MiB"),
+    Configuration("vllm", 8, 96, 64, "2GB/s,2us", "246MiB", options=("preemption=swap",)),
+    Configuration("accelerate", 8, 192, 48, "2GB/s,2us", "250MiB"),
+    Configuration("accelerate", 8, 192, 32, "0.5GB/s,2us", "250MiB"),
+    Configuration("flexgen", 8, 192, 48, "2GB/s,2us", "250MiB", options=("kv-share=0.25",)),
+    Configuration("flexgen", 8, 192, 32, "0.5GB/s,2us", "260MiB", kv="int8", options=("kv-share=0.25",)),
+    Configuration("triphase", 8, 192, 48, "2GB/s,2us", "250MiB"),
+    Configuration("triphase", 8, 192, 32, "0.5GB/s,2us", "250MiB"),
+    Configuration("triphase", 8, 192, 48, "0.5GB/s,2us", "260MiB", kv="int8"),
+    Configuration("triphase", 4, 448, 48, "2GB/s,2us", "250MiB", attention="swa"),
+    Configuration("triphase", 8, 192, 48, "0.5GB/s,2us", "250MiB", attention="swa"),
+    Configuration("triphase", 8, 192, 48, "0.5GB/s,2us", "260MiB", kv="int8", attention="swa"),
+]
+
+
+def write_prompts(path, configuration, lines):
+    """Token ids that share no prefix, so that every prompt is computed."""
+    dice = random.Random(f"{configuration.batch}-{configuration.prompt}")
+    with open(path, "w", encoding="utf-8") as file:
+        for line in range(lines):
+            tokens = [10 + line] + [dice.randrange(10, VOCABULARY) for _ in range(configuration.prompt - 1)]
+            file.write(json.dumps({"id": str(line), "prompt_tokens": tokens}) + "\n")
+
+
+class Bench:
+    def __init__(self, arguments, folder):
+        self.arguments, self.folder = arguments, pathlib.Path(folder)
+        self.profiles = {}
+
+    def call(self, *command):
+        done = subprocess.run([self.arguments.triphase, *command], capture_output=True, text=True,
+                              timeout=self.arguments.timeout)
+        if done.returncode != 0:
+            sys.exit(f"{' '.join(command)}\n{done.stderr}")
+        return done
+
+    def model(self):
+        return ["--model", str(self.arguments.model), "--threads", str(self.arguments.threads)]
+
+    def profile(self, link):
+        if link not in self.profiles:
+            path = self.folder / f"profile-{len(self.profiles)}.json"
+            self.call("profile", *self.model(), "--emulate-link", link, "--output", str(path), "--time",
+                      f"{self.arguments.profile_time}s", "--batch-size", "16", "--max-context", "512")
+            self.profiles[link] = path
+        return self.profiles[link]
+
+    def run(self, configuration):
+        """The summary of one round."""
+        prompts = self.folder / f"prompts-{configuration.batch}-{configuration.prompt}.jsonl"
+        if not prompts.exists():
+            write_prompts(prompts, configuration, configuration.batch)
+        output = self.folder / "out.jsonl"
+        command = ["run", *self.model(), "--random-weights", "--prompts", str(prompts), "--output", str(output), "--overwrite",
+                   "--progress", "off", "--quiet", "--ignore-eos", "--batch-size", str(configuration.batch), "--max-tokens",
+                   str(configuration.output), "--max-context", str(configuration.prompt + configuration.output),
+                   "--policy", configuration.policy, "--kv-dtype", configuration.kv, "--emulate-link",
+                   configuration.link, "--predict", "--profile", str(self.profile(configuration.link)),
+                   "--host-memory", "4GiB"]
+        if configuration.memory:
+            command += ["--device-memory", configuration.memory]
+        if configuration.sparse():
+            command += ["--attention", configuration.attention, "--kv-sparsity", "0.8"]
+        if configuration.miss_rate is not None:
+            command += ["--miss-rate", f"{configuration.miss_rate:.4f}"]
+        for option in configuration.options:
+            command += ["--policy-option", option]
+        self.call(*command)
+        with open(f"{output}.summary.json", encoding="utf-8") as file:
+            return json.load(file)
+
+    def measure(self, configurations):
+        rounds = {configuration.name(): [] for configuration in configurations}
+        for configuration in configurations:
+            if configuration.sparse():
+                hit_rate = self.run(configuration)["token_cache"]["hit_rate"]
+                configuration.miss_rate = 1.0 - (hit_rate or 0.0)
+        for number in range(self.arguments.rounds):
+            for configuration in configurations:
+                print(f"round {number + 1}: {configuration.name()}", file=sys.stderr)
+                rounds[configuration.name()].append(self.run(configuration))
+        return rounds
+
+
+def row_of(configuration, summaries):
+    """Decode seconds of a step, predicted and measured, and what else was predicted."""
+    first = summaries[0]
+    prediction = first["prediction"]
+    steps = configuration.output - 1
+    measured = [summary["seconds"]["decode"] / steps for summary in summaries]
+    median = statistics.median(measured)
+    predicted = prediction["seconds"]["decode"] / steps
+    prefill = statistics.median(summary["seconds"]["prefill"] for summary in summaries)
+    return {
+        "configuration": configuration.name(), "policy": configuration.policy, "attention": configuration.attention,
+        "kv_dtype": configuration.kv, "batch_size": configuration.batch, "input_len": configuration.prompt,
+        "output_len": configuration.output, "link": configuration.link, "device_memory": configuration.memory,
+        "miss_rate": configuration.miss_rate,
+        "predicted_step_seconds": predicted, "measured_step_seconds": median, "rounds": measured,
+        "error": predicted / median - 1.0,
+        "predicted_prefill_seconds": prediction["seconds"]["prefill"], "measured_prefill_seconds": prefill,
+        "prefill_error": prediction["seconds"]["prefill"] / prefill - 1.0,
+        "predicted_steps": prediction["steps"], "measured_steps": first["steps"],
+        "predicted_bytes_to_device": prediction["moved_bytes"]["to_device"],
+        "measured_bytes_to_device": first["moved_bytes"]["to_device"],
+        "predicted_bytes_to_host": prediction["moved_bytes"]["to_host"],
+        "measured_bytes_to_host": first["moved_bytes"]["to_host"],
+        "extrapolated": prediction["extrapolated"],
+    }
+
+
+def table(rows):
+    lines = ["| configuration | predicted ms | measured ms (rounds) | error | prefill error | bytes to device |",
+             "|---|---|---|---|---|---|"]
+    for row in rows:
+        rounds = sorted(row["rounds"])
+        moved, predicted = row["measured_bytes_to_device"], row["predicted_bytes_to_device"]
+        lines.append(
+            f"| {row['configuration']} | {1e3 * row['predicted_step_seconds']:.2f} | "
+            f"{1e3 * row['measured_step_seconds']:.2f} ({1e3 * rounds[0]:.2f} to {1e3 * rounds[-1]:.2f}) | "
+            f"{row['error']:+.1%} | {row['prefill_error']:+.1%} | "
+            f"{moved / 1e6:.1f} MB{'' if moved == predicted else f', predicted {predicted / 1e6:.1f}'} |")
+    return "\n".join(lines)
+
+
+def main():
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("triphase")
+    parser.add_argument("--model", type=pathlib.Path, default=DEFAULT_MODEL, help="a config.json; weights are random")
+    parser.add_argument("--threads", type=int, default=len(os.sched_getaffinity(0)))
+    parser.add_argument("--rounds", type=int, default=3)
+    parser.add_argument("--profile-time", type=float, default=30.0, help="seconds for each link")
+    parser.add_argument("--timeout", type=float, default=300.0)
+    parser.add_argument("--only", default="", help="configurations whose name has this in it")
+    parser.add_argument("--quick", action="store_true", help="one round, short profiles")
+    parser.add_argument("--output", type=pathlib.Path, help="folder for predicted_vs_measured.json and .md")
+    arguments = parser.parse_args()
+    if arguments.quick:
+        arguments.rounds, arguments.profile_time = 1, 10.0
+    configurations = [one for one in FULL if arguments.only in one.name()]
+    load = os.getloadavg()[0]
+    if load > 0.5:
+        print(f"warning: load average {load:.1f}; such numbers say little", file=sys.stderr)
+    start = time.monotonic()
+    with tempfile.TemporaryDirectory() as folder:
+        rounds = Bench(arguments, folder).measure(configurations)
+    rows = [row_of(configuration, rounds[configuration.name()]) for configuration in configurations]
+    errors = [abs(row["error"]) for row in rows]
+    summary = rounds[configurations[0].name()][0]
+    verdict = (f"Mean absolute error of a decode step over {len(rows)} configurations: {statistics.mean(errors):.1%} "
+               f"(worst {max(errors):.1%}).")
+    text = (f"# Predicted and measured step times\n\nWritten by `bench/predicted_vs_measured.py`. Emulated link; "
+            f"{summary['hardware']['cpu']}, {arguments.threads} threads, {arguments.model.parent.name} with random "
+            f"weights, {arguments.rounds} rounds, load average {load:.2f} at the start, "
+            f"{time.monotonic() - start:.0f} s in all.\n\n{table(rows)}\n\n{verdict}\n")
+    print(text)
+    if arguments.output:
+        arguments.output.mkdir(parents=True, exist_ok=True)
+        result = {"emulated": True, "cpu": summary["hardware"]["cpu"], "threads": arguments.threads,
+                  "commit": summary["program"]["commit"], "load_average": load, "rounds": arguments.rounds,
+                  "mean_absolute_error": statistics.mean(errors), "worst_error": max(errors), "rows": rows}
+        (arguments.output / "predicted_vs_measured.json").write_text(json.dumps(result, indent=1) + "\n")
+        (arguments.output / "predicted_vs_measured.md").write_text(text)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,82 @@
+#include "runtime/plan/prediction.h"
+
+#include <fmt/format.h>
+
+#include <algorithm>
+
+#include "models/attention/attention_method.h"
+#include "runtime/plan/workload.h"
+#include "scheduler/cost/step_cost.h"
+#include "scheduler/simulator/simulator.h"
+
+namespace triphase {
+namespace {
+
+// The simulator takes some microseconds for each line of each step.
+constexpr LineLimits kMost{.lines = 10000, .bytes = std::uint64_t{64} << 20};
+
+bool chooses_early(const RunOptions& options, const ModelConfig& config) {
+  if (options.attention.kind == AttentionKind::kDense) return false;
+  return make_attention_method(options.attention,
+                               {config.layers, config.heads, config.kv_heads, config.head_dim})
+      ->chooses_early();
+}
+
+double middle_share(const AttentionOptions& attention, const std::vector<SimulatedLine>& lines) {
+  const auto count = static_cast<std::int64_t>(lines.size());
+  std::int64_t input = 0;
+  std::int64_t output = 0;
+  for (const SimulatedLine& line : lines) {
+    input += line.prompt_tokens;
+    output += line.output_tokens;
+  }
+  return touched_share(attention, (input + count - 1) / count, (output + count - 1) / count);
+}
+
+}  // namespace
+
+std::optional<RunPrediction> predict_run(const RunOptions& options, const ModelBundle& model,
+                                         const RunPlan& plan, const PromptFileFacts& prompts,
+                                         const HardwareProfile& profile, Log& log) {
+  if (!prompts.rereadable || prompts.requests > static_cast<std::uint64_t>(kMost.lines)) {
+    log.info(fmt::format("no prediction: prompts from a pipe, or more than {} lines", kMost.lines));
+    return std::nullopt;
+  }
+  SimulatedJob job{
+      .model = model_costs(model.config, model.weights_dtype),
+      .weights_dtype = model.weights_dtype,
+      .kv_dtype = plan_dtype(plan.kv.dtype),
+      .block_tokens = plan.kv.block_tokens,
+      .batch_size = plan.memory.batch_size,
+      .prefill_chunk = plan.prefill_chunk,
+      .miss_rate = options.miss_rate,
+      .fetches_chosen = chooses_early(options, model.config),
+      .division = MemoryDivision{plan.places, plan.placement.streamed_layers, plan.placement}};
+  job.lines = read_line_lengths(options, model, plan.longest_line, kMost);
+  if (job.lines.empty()) return std::nullopt;
+  job.caching_ratio = middle_share(options.attention, job.lines);
+  const SimulationResult result = simulate(*plan.policy, CostModel(profile), job);
+  if (!result.infeasible.empty()) {
+    log.info("no prediction: " + result.infeasible);
+    return std::nullopt;
+  }
+  RunPrediction prediction{.profile = profile.name,
+                           .emulated = profile.emulated,
+                           .lines = static_cast<std::int64_t>(job.lines.size()),
+                           .miss_rate = options.miss_rate,
+                           .steps = result.steps_taken,
+                           .prefill_seconds = result.prefill_seconds,
+                           .decode_seconds = result.decode_seconds,
+                           .bytes_to_device = result.h2d_bytes,
+                           .bytes_to_host = result.d2h_bytes,
+                           .extrapolated = result.lanes.extrapolated};
+  log.info(
+      fmt::format("predicted with profile {}: {} lines in {} steps, {:.3g} s of prefill and "
+                  "{:.3g} s of decode{}",
+                  escape_untrusted(prediction.profile), prediction.lines, prediction.steps,
+                  prediction.prefill_seconds, prediction.decode_seconds,
+                  prediction.extrapolated ? " (partly extrapolated)" : ""));
+  return prediction;
+}
+
+}  // namespace triphase

@@ -1,0 +1,24 @@
+#pragma once
+
+// What the cost model says of a run before it begins (`run --predict`): the job simulated with the
+// run's own placement policy and division of memory, so that what was predicted and what was
+// measured can be held beside each other in the summary.
+
+#include <optional>
+
+#include "runtime/loaded_model.h"
+#include "runtime/log.h"
+#include "runtime/prompt_file.h"
+#include "runtime/run_summary.h"
+#include "scheduler/cost/hardware_profile.h"
+
+namespace triphase {
+
+// Nothing, with a line in the log: a job that cannot be read twice, or is too long to simulate.
+[[nodiscard]] std::optional<RunPrediction> predict_run(const RunOptions& options,
+                                                       const ModelBundle& model,
+                                                       const RunPlan& plan,
+                                                       const PromptFileFacts& prompts,
+                                                       const HardwareProfile& profile, Log& log);
+
+}  // namespace triphase

@@ -1,0 +1,42 @@
+#pragma once
+
+// The profile that a run plans and predicts with: what --profile names, else this machine's with
+// this model, from the cache or measured now. Looked for once.
+
+#include <optional>
+#include <string>
+
+#include "runtime/backend.h"
+#include "runtime/model_bundle.h"
+#include "runtime/options/run_options.h"
+#include "runtime/progress.h"
+#include "scheduler/cost/hardware_profile.h"
+
+namespace triphase {
+
+class RunProfile {
+ public:
+  // All must outlive it; options are read when find() is called first.
+  RunProfile(const RunOptions& options, const ModelBundle& model, Backend& backend,
+             Progress& progress, Log& log);
+
+  // Null: there is none, and a dry run measures nothing. Throws E-PLAN-* for a profile that is
+  // damaged, of another model, or (unless --plan-force) of another machine.
+  [[nodiscard]] const HardwareProfile* find();
+
+  // As HardwareProfile::machine() of a profile measured here.
+  [[nodiscard]] std::string machine() const;
+
+ private:
+  [[nodiscard]] HardwareProfile named() const;
+  [[nodiscard]] std::optional<HardwareProfile> cached_or_measured() const;
+
+  const RunOptions& options_;
+  const ModelBundle& model_;
+  Backend& backend_;
+  Progress& progress_;
+  Log& log_;
+  std::optional<HardwareProfile> found_;
+};
+
+}  // namespace triphase

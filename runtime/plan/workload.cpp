@@ -1,0 +1,36 @@
+#include "runtime/plan/workload.h"
+
+#include <algorithm>
+
+#include "runtime/prompt_file.h"
+#include "runtime/prompt_preparer.h"
+
+namespace triphase {
+
+std::vector<SimulatedLine> read_line_lengths(const RunOptions& options, const ModelBundle& model,
+                                             std::int64_t longest, const LineLimits& limits) {
+  std::vector<SimulatedLine> lines;
+  const PromptPreparer preparer(model.config, model.tokenizer.get(),
+                                {longest, longest, options.truncate, options.no_special});
+  PromptReader reader(options);
+  while (static_cast<std::int64_t>(lines.size()) < limits.lines &&
+         reader.bytes_read() < limits.bytes) {
+    std::optional<PromptLine> line = reader.next();
+    if (!line) break;
+    auto* request = std::get_if<Request>(&*line);
+    if (request == nullptr || preparer.prepare(*request)) continue;
+    lines.push_back(
+        {static_cast<std::int64_t>(request->tokens.size()), request->sampling.max_tokens});
+  }
+  return lines;
+}
+
+double touched_share(const AttentionOptions& attention, std::int64_t input_tokens,
+                     std::int64_t output_tokens) {
+  const std::int64_t context = input_tokens + output_tokens / 2;
+  const double touched = static_cast<double>(budget_tokens(attention, context, input_tokens)) /
+                         static_cast<double>(context);
+  return std::clamp(touched, 1e-6, 1.0);
+}
+
+}  // namespace triphase

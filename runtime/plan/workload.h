@@ -1,0 +1,40 @@
+#pragma once
+
+// A job as planner and simulator see it: how long its lines are, and which share of their tokens a
+// step touches.
+
+#include <cstdint>
+#include <vector>
+
+#include "runtime/base/dtype.h"
+#include "runtime/model_bundle.h"
+#include "runtime/options/run_options.h"
+#include "scheduler/simulator/simulator.h"
+
+namespace triphase {
+
+struct LineLimits {
+  std::int64_t lines = 0;
+  std::uint64_t bytes = 0;  // of the file
+};
+
+// The first lines that can run, up to either limit; lines longer than `longest` tokens cannot. The
+// prompts must be readable again. Output tokens are the most that a line may generate.
+[[nodiscard]] std::vector<SimulatedLine> read_line_lengths(const RunOptions& options,
+                                                           const ModelBundle& model,
+                                                           std::int64_t longest,
+                                                           const LineLimits& limits);
+
+// r: the share of the context that a decode step touches half way through such a line.
+[[nodiscard]] double touched_share(const AttentionOptions& attention, std::int64_t input_tokens,
+                                   std::int64_t output_tokens);
+
+// INT8 as the KV store calls it (codes with zero points), and as plans and cost models do.
+[[nodiscard]] inline DType store_dtype(DType plan_dtype) {
+  return plan_dtype == DType::kI8 ? DType::kU8 : plan_dtype;
+}
+[[nodiscard]] inline DType plan_dtype(DType store_dtype) {
+  return store_dtype == DType::kU8 ? DType::kI8 : store_dtype;
+}
+
+}  // namespace triphase
