@@ -145,6 +145,9 @@ void AttentionRunner::attend(LayerId layer, std::span<const AttentionSegment> se
     TRIPHASE_CHECK(segment.query_count == 1, "decoded rows come one at a time");
     const TokenChoice& choice = choose(entry, call, q, segment.query_begin);
     count(choice, segment.context_tokens);
+    if (observer_ != nullptr) {
+      observer_->decoded(sequences[index], call, q, segment.query_begin, choice);
+    }
     if (choice.dense) {
       dense_.push_back(segment);
       continue;

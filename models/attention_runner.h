@@ -17,6 +17,15 @@
 
 namespace triphase {
 
+// Sees every decoded row with what was chosen for it, before it is attended.
+class AttentionObserver {
+ public:
+  virtual ~AttentionObserver() = default;
+  // `row` of q is the query; choice.dense: the whole context of call.keys.context_tokens.
+  virtual void decoded(SequenceId sequence, const LayerCall& call, ConstMatrix q, std::int64_t row,
+                       const TokenChoice& choice) = 0;
+};
+
 class AttentionRunner {
  public:
   // Tokens attended and tokens there were, summed over decode steps, layers and KV heads.
@@ -58,6 +67,9 @@ class AttentionRunner {
   // Tokens at the start of a prompt whose KV may be taken from another sequence.
   [[nodiscard]] std::int64_t shareable_tokens(std::int64_t prompt_tokens) const;
 
+  // Tells it of every decoded row from now on; null: nobody. It must outlive the runner's calls.
+  void set_observer(AttentionObserver* observer) { observer_ = observer; }
+
   [[nodiscard]] const Touched& touched() const { return touched_; }
   [[nodiscard]] const AttentionMethod& method() const { return *method_; }
 
@@ -94,6 +106,7 @@ class AttentionRunner {
   Buffer workspace_;
   std::unordered_map<std::int32_t, Entry> states_;
   Touched touched_;
+  AttentionObserver* observer_ = nullptr;
 
   // Of the layer at hand; kept to reuse their memory.
   std::vector<AttentionSegment> dense_;

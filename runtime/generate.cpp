@@ -9,6 +9,7 @@
 
 #include "runtime/backend.h"
 #include "runtime/base/format_bytes.h"
+#include "runtime/calibrate/choose_sparsity.h"
 #include "runtime/engine.h"
 #include "runtime/generation_config.h"
 #include "runtime/job.h"
@@ -287,6 +288,8 @@ int generate(RunOptions options, Log& log) {
 
   // 2. Does it fit, and how is memory divided? Known before anything large is loaded.
   const auto backend = Backend::open(options.device, options.threads);
+  const std::optional<SparsityChoice> sparsity =
+      choose_sparsity(options, model, prompt_facts, *backend, progress, log);
   RunProfile profile(options, model, *backend, progress, log);
   const std::optional<RunSchedule> schedule =
       choose_schedule(options, model, prompt_facts, *backend, profile, log);
@@ -319,6 +322,7 @@ int generate(RunOptions options, Log& log) {
   // none yet it is created only after loading, so that refused weights leave nothing behind.
   RunSummary summary = summary_of_setup(options, prompt_facts, model, plan, *backend);
   std::optional<OutputFile> output;
+  summary.sparsity = sparsity;
   summary.prediction = prediction;
   if (schedule) {
     summary.plan = schedule->plan;
@@ -331,7 +335,12 @@ int generate(RunOptions options, Log& log) {
     if (schedule) manifest.plan_hash = schedule->file_hash;
     output.emplace(options, manifest);
     summary.resumed = output->resumed();
-    // Before the first record, so that a resumed job follows the same plan.
+    // Before the first record, so that a resumed job follows the same plan and the same sparsity.
+    if (sparsity && !output->already_complete()) {
+      write_file_atomically(system_file_ops(), OutputPaths(options.output).sparsity,
+                            sparsity_choice_to_json(*sparsity) + "\n",
+                            options.private_files ? 0600 : 0666);
+    }
     if (schedule && schedule->store && !output->already_complete()) {
       write_file_atomically(system_file_ops(), OutputPaths(options.output).plan,
                             plan_to_json(schedule->plan), options.private_files ? 0600 : 0666);

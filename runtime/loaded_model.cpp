@@ -242,23 +242,35 @@ std::string describe(const RunPlan& plan, const ModelBundle& model) {
   return text;
 }
 
-LoadedModel::LoadedModel(const ModelBundle& model, const RunOptions& options, const RunPlan& plan,
-                         Backend& backend, Progress& progress, Log& log)
+LoadedWeights::LoadedWeights(const ModelBundle& model, const RunOptions& options,
+                             const RunPlan& plan, Backend& backend, Progress& progress, Log& log)
     : pool(backend.device(), MemoryTier::kDevice, plan.budget),
       host_pool(backend.device(), MemoryTier::kHost, plan.host_budget),
       weight_memory(pool, MemoryTag::kWeights),
       host_weight_memory(host_pool, MemoryTag::kWeights),
-      transfers(plan.memory.host_blocks > 0 || plan.placement.streamed_layers > 0
-                    ? std::make_unique<HostTransferEngine>(options.emulated_link)
-                    : nullptr),
+      streamed_layers(plan.placement.streamed_layers),
       weights(load_model_weights(
-          model, options, {weight_memory, host_weight_memory, plan.placement.streamed_layers},
+          model, options, {weight_memory, host_weight_memory, streamed_layers},
           [&progress](std::uint64_t done, std::uint64_t total) {
             progress.update_bytes(done, total);
           },
-          log)),
-      decoder(model.config, *weights, backend.ops(), backend.threads().threads(), plan.limits, pool,
-              transfers.get()),
+          log)) {}
+
+LoadedModel::LoadedModel(const ModelBundle& model, const RunOptions& options, const RunPlan& plan,
+                         Backend& backend, Progress& progress, Log& log)
+    : LoadedModel(std::make_shared<LoadedWeights>(model, options, plan, backend, progress, log),
+                  model, options, plan, backend) {}
+
+LoadedModel::LoadedModel(std::shared_ptr<LoadedWeights> loaded, const ModelBundle& model,
+                         const RunOptions& options, const RunPlan& plan, Backend& backend)
+    : shared(std::move(loaded)),
+      pool(shared->pool),
+      host_pool(shared->host_pool),
+      transfers(plan.memory.host_blocks > 0 || plan.placement.streamed_layers > 0
+                    ? std::make_unique<HostTransferEngine>(options.emulated_link)
+                    : nullptr),
+      decoder(model.config, *shared->weights, backend.ops(), backend.threads().threads(),
+              plan.limits, pool, transfers.get()),
       kv(plan.kv,
          {.device_pages = plan.memory.kv_pages,
           .staging_pages = plan.memory.staging_pages,
@@ -266,6 +278,8 @@ LoadedModel::LoadedModel(const ModelBundle& model, const RunOptions& options, co
           .open_pages = plan.memory.open_pages,
           .host_blocks = plan.memory.host_blocks},
          pool, &host_pool, transfers.get()) {
+  TRIPHASE_CHECK(plan.placement.streamed_layers == shared->streamed_layers,
+                 "a plan for weights that lie elsewhere");
   decoder.set_attention(options.attention, backend.sparse_ops(), pool);
   decoder.kv_step().set_prefetch(plan.placement.overlap);
   decoder.weight_stream().set_prefetch(plan.placement.overlap);

@@ -50,21 +50,37 @@ struct RunPlan {
 // One line for the log.
 [[nodiscard]] std::string describe(const RunPlan& plan, const ModelBundle& model);
 
-// A model in memory, with the buffers around it. Members are destroyed in reverse: the pools
+// Weights in memory, and the pools that everything around them is taken from. One per model and
+// process; several LoadedModels may share it in turn. Members are destroyed in reverse: the pools
 // outlive what they lent.
-struct LoadedModel {
-  LoadedModel(const ModelBundle& model, const RunOptions& options, const RunPlan& plan,
-              Backend& backend, Progress& progress, Log& log);
-
-  // Records compute and transfers from now on; null: off.
-  void set_trace(Trace* trace);
+struct LoadedWeights {
+  LoadedWeights(const ModelBundle& model, const RunOptions& options, const RunPlan& plan,
+                Backend& backend, Progress& progress, Log& log);
 
   MemoryPool pool;
   MemoryPool host_pool;
   PoolDevice weight_memory;
   PoolDevice host_weight_memory;
-  std::unique_ptr<HostTransferEngine> transfers;  // null: nothing is on the host
+  std::int64_t streamed_layers = 0;  // on the host; a plan that streams another number needs others
   std::unique_ptr<ModelWeights> weights;
+};
+
+// A model that computes: weights with the buffers, KV store and attention method of one plan.
+struct LoadedModel {
+  LoadedModel(const ModelBundle& model, const RunOptions& options, const RunPlan& plan,
+              Backend& backend, Progress& progress, Log& log);
+  // Over weights that are there already. No other LoadedModel over them may be alive: the plan's
+  // budget is that of one.
+  LoadedModel(std::shared_ptr<LoadedWeights> loaded, const ModelBundle& model,
+              const RunOptions& options, const RunPlan& plan, Backend& backend);
+
+  // Records compute and transfers from now on; null: off.
+  void set_trace(Trace* trace);
+
+  std::shared_ptr<LoadedWeights> shared;
+  MemoryPool& pool;
+  MemoryPool& host_pool;
+  std::unique_ptr<HostTransferEngine> transfers;  // null: nothing is on the host
   DecoderModel decoder;
   KvStore kv;
 };

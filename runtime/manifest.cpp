@@ -15,9 +15,15 @@ namespace triphase {
 namespace {
 
 // The method with every option that decides its answers.
-std::string attention_text(const AttentionOptions& attention) {
-  std::string text(attention_name(attention.kind));
-  for (const std::string& option : describe_attention_options(attention)) text += " " + option;
+std::string attention_text(const RunOptions& options) {
+  std::string text(attention_name(options.attention.kind));
+  for (const std::string& option : describe_attention_options(options.attention)) {
+    text += " " + option;
+  }
+  // The budget above was chosen by this.
+  if (options.auto_sparsity) {
+    text += " kv-sparsity=auto max-divergence=" + json_number(options.max_divergence);
+  }
   return text;
 }
 
@@ -39,7 +45,7 @@ std::string generation_json(const RunOptions& options) {
       json_quote(truncate_name(options.truncate)),
       json_quote(options.replace_invalid_utf8 ? "replace" : "error"),
       flag(options.allow_duplicate_ids), flag(options.no_special), options.max_line_bytes,
-      json_quote(attention_text(options.attention)), flag(options.random_weights),
+      json_quote(attention_text(options)), flag(options.random_weights),
       options.weights_dtype ? json_quote(dtype_name(*options.weights_dtype)) : "null");
   if (options.job == JobKind::kScore) {
     return fmt::format("{{\"score\":true,\"token_logprobs\":{},{}}}", flag(options.token_logprobs),

@@ -43,6 +43,7 @@ OutputPaths::OutputPaths(const std::string& path)
       manifest(path + ".manifest.json"),
       summary(path + ".summary.json"),
       plan(path + ".plan.json"),
+      sparsity(path + ".sparsity.json"),
       staging(path + ".tmp") {}
 
 void check_output_location(const RunOptions& options) {
@@ -70,8 +71,8 @@ void check_output_location(const RunOptions& options) {
   }
   struct stat input = {};
   if (options.prompts != "-" && ::stat(options.prompts.c_str(), &input) == 0) {
-    for (const std::string& path :
-         {paths.output, paths.part, paths.manifest, paths.summary, paths.plan, paths.staging}) {
+    for (const std::string& path : {paths.output, paths.part, paths.manifest, paths.summary,
+                                    paths.plan, paths.sparsity, paths.staging}) {
       struct stat status = {};
       if (::stat(path.c_str(), &status) == 0 && status.st_dev == input.st_dev &&
           status.st_ino == input.st_ino) {

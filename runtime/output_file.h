@@ -35,6 +35,7 @@ struct OutputPaths {
   std::string manifest;  // OUT.manifest.json
   std::string summary;   // OUT.summary.json
   std::string plan;      // OUT.plan.json, of a job that made its own plan
+  std::string sparsity;  // OUT.sparsity.json, of a job with --kv-sparsity auto
   std::string staging;   // OUT.tmp, the ordered copy before its rename
 };
 

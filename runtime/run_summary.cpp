@@ -180,9 +180,11 @@ std::string summary_to_json(const RunSummary& summary, const RunOptions& options
                    json_quote(summary.model_path), json_quote(summary.model_type),
                    json_quote(summary.model_fingerprint), json_quote(summary.weights_dtype),
                    json_quote(summary.kv_dtype)));
-  line("attention", fmt::format("{{\"policy\": {}, \"tokens_touched_fraction\": {}}}",
-                                json_quote(summary.attention_policy),
-                                json_number(summary.tokens_touched_fraction)));
+  line("attention",
+       fmt::format("{{\"policy\": {}, \"tokens_touched_fraction\": {}, \"calibration\": {}}}",
+                   json_quote(summary.attention_policy),
+                   json_number(summary.tokens_touched_fraction),
+                   summary.sparsity ? sparsity_choice_to_json(*summary.sparsity, 2) : "null"));
   line("placement",
        fmt::format(
            "{{\"policy\": {}, \"preemptions\": {}, \"phases\": {}, \"phase_boundaries\": {}, "

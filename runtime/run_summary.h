@@ -11,6 +11,7 @@
 #include <string>
 #include <vector>
 
+#include "runtime/calibrate/sparsity_choice.h"
 #include "runtime/options/run_options.h"
 #include "runtime/output_file.h"
 #include "scheduler/placement/phase_boundaries.h"
@@ -65,7 +66,8 @@ struct RunSummary {
   std::int64_t threads = 0;
   std::string simd;  // target the kernels chose
   std::string attention_policy = "dense";
-  double tokens_touched_fraction = 1.0;  // mean over (layer, sequence, step)
+  std::optional<SparsityChoice> sparsity;  // that --kv-sparsity auto made
+  double tokens_touched_fraction = 1.0;    // mean over (layer, sequence, step)
   std::string placement_policy = "device-only";
   std::vector<std::string> emulated;  // anything emulated, by name
   std::optional<Plan> plan;           // that the placement policy followed

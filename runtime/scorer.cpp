@@ -210,6 +210,11 @@ void Scorer::score_rows(ConstMatrix logits) {
         running.result.scores[static_cast<std::size_t>(wanted.target - running.task.first_scored)];
     const TokenId token = running.task.tokens[static_cast<std::size_t>(wanted.target)];
     if (!score_token({values, vocabulary}, token, score)) score.logprob = NAN;
+    if (options_.on_row) {
+      options_.on_row({.key = running.task.key,
+                       .score = static_cast<std::size_t>(wanted.target - running.task.first_scored),
+                       .logits = {values, vocabulary}});
+    }
   });
   stats_.scored_tokens += wanted_.size();
 }

@@ -54,11 +54,20 @@ struct ScorerStats {
   std::int64_t max_batch = 0;
 };
 
+// What one token was scored by, for those who need more than its score.
+struct ScoredRow {
+  std::uint64_t key = 0;          // the task's; under score_all() its place in `tasks`
+  std::size_t score = 0;          // index into ScoredTask::scores
+  std::span<const float> logits;  // the whole vocabulary
+};
+
 class Scorer {
  public:
   struct Options {
     std::int64_t batch_size = 0;     // most sequences running together
     std::int64_t prefill_chunk = 0;  // most prefilled tokens in one step
+    // Called for every scored token, from several threads at once.
+    std::function<void(const ScoredRow& row)> on_row = {};
   };
 
   // The model's limits must allow batch_size + prefill_chunk rows, all of them with logits.

@@ -22,33 +22,6 @@ namespace {
 using compare::Cell;
 using compare::Row;
 
-std::vector<std::string> split(const std::string& text) {
-  std::vector<std::string> parts;
-  for (std::size_t begin = 0; begin <= text.size();) {
-    const std::size_t end = std::min(text.find(',', begin), text.size());
-    parts.push_back(text.substr(begin, end - begin));
-    begin = end + 1;
-  }
-  return parts;
-}
-
-// Words of a list that are among the choices of run's option.
-std::vector<std::string> choices(const OptionValues& values, const char* list, const char* option) {
-  const OptionSpec* spec = find_option(*find_command("run"), option);
-  TRIPHASE_CHECK(spec != nullptr, "an option of run");
-  std::string allowed(spec->value);
-  std::ranges::replace(allowed, '|', ',');
-  const std::vector<std::string> known = split(allowed);
-  std::vector<std::string> words = split(values.text(list));
-  for (const std::string& word : words) {
-    if (std::ranges::find(known, word) != known.end()) continue;
-    throw Error(ErrorRole::kUsage, "E-CLI-OPTION", fmt::format("--{}", list))
-        .found(word)
-        .expected(fmt::format("some of {}, separated by commas", fmt::join(known, ", ")));
-  }
-  return words;
-}
-
 std::vector<Row> make_rows(const OptionValues& values) {
   for (const char* single : {"policy", "attention", "batch-size"}) {
     if (!values.given(single)) continue;
@@ -57,14 +30,14 @@ std::vector<Row> make_rows(const OptionValues& values) {
         .expected("--policies, --attentions or --batch-sizes, which take lists");
   }
   std::vector<Row> rows;
-  for (const std::string& batch : split(values.text("batch-sizes"))) {
+  for (const std::string& batch : split_list(values.text("batch-sizes"))) {
     if (!read_integer(batch) || *read_integer(batch) < 0) {
       throw Error(ErrorRole::kUsage, "E-CLI-OPTION", "--batch-sizes")
           .found(batch)
           .expected("integers of at least 0, separated by commas");
     }
-    for (const std::string& attention : choices(values, "attentions", "attention")) {
-      for (const std::string& policy : choices(values, "policies", "policy")) {
+    for (const std::string& attention : option_choices(values, "attentions", "attention")) {
+      for (const std::string& policy : option_choices(values, "policies", "policy")) {
         rows.push_back({.cell = {policy, attention, batch}});
       }
     }
@@ -117,7 +90,7 @@ Arguments run_arguments(const OptionValues& values, const Cell& cell, const std:
         if (text.starts_with(cell.attention + ".")) {
           arguments.push_back("--attention-option=" + text);
         }
-      } else if (name != "kv-sparsity" || cell.attention != "dense") {
+      } else if ((name != "kv-sparsity" && name != "max-divergence") || cell.attention != "dense") {
         arguments.push_back(fmt::format("--{}={}", name, text));
       }
     }

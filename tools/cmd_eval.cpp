@@ -3,18 +3,19 @@
 #include <fmt/format.h>
 
 #include <algorithm>
-#include <optional>
+#include <filesystem>
 
 #include "runtime/base/error.h"
 #include "runtime/eval/eval.h"
 #include "runtime/eval/generation_tasks.h"
-#include "runtime/eval/svg_chart.h"
+#include "runtime/eval/sweep.h"
 #include "runtime/file_ops.h"
 #include "runtime/loaded_model.h"
 #include "runtime/options/parse_run_options.h"
 #include "runtime/signals.h"
 #include "scheduler/placement/device_only_policy.h"
 #include "tools/commands.h"
+#include "tools/eval_options.h"
 
 namespace triphase {
 namespace {
@@ -22,7 +23,6 @@ namespace {
 using bench::Row;
 
 constexpr std::uint64_t kMaxDataBytes = std::uint64_t{1} << 30;
-constexpr std::int64_t kNeedleLengths = 4;  // the context, and halves of it
 
 // KV bytes that decoded tokens read, as a share of dense attention's at the mean context.
 double touched_share(const AttentionRunner* attention, const ModelConfig& config,
@@ -38,67 +38,6 @@ double touched_share(const AttentionRunner* attention, const ModelConfig& config
          static_cast<double>(touched_bytes(AttentionOptions{}, shape, context, context));
 }
 
-template <class Number, class Read>
-std::vector<Number> number_list(const OptionValues& values, std::string_view option,
-                                std::string_view expected, const Read& read) {
-  std::vector<Number> numbers;
-  const std::string all = values.text(option);
-  std::string_view text = all;
-  for (;;) {
-    const std::size_t comma = std::min(text.find(','), text.size());
-    const std::optional<Number> number = read(text.substr(0, comma));
-    if (!number) {
-      throw Error(ErrorRole::kUsage, "E-CLI-OPTION", fmt::format("--{}", option))
-          .found(text.substr(0, comma))
-          .expected(expected);
-    }
-    numbers.push_back(*number);
-    if (comma == text.size()) return numbers;
-    text.remove_prefix(comma + 1);
-  }
-}
-
-eval::NeedleOptions needle_options(const OptionValues& values, std::int64_t context) {
-  eval::NeedleOptions options;
-  if (values.has("needle")) options.needle = values.text("needle");
-  if (values.has("question")) options.question = values.text("question");
-  options.depths = number_list<double>(
-      values, "depths", "numbers from 0 to 1, separated by commas", [](std::string_view text) {
-        const std::optional<double> depth = read_real(text);
-        return depth && *depth >= 0.0 && *depth <= 1.0 ? depth : std::nullopt;
-      });
-  if (values.has("lengths")) {
-    options.lengths = number_list<std::int64_t>(
-        values, "lengths", fmt::format("integers from 2 to {}, separated by commas", context),
-        [context](std::string_view text) {
-          const std::optional<std::int64_t> length = read_integer(text);
-          return length && *length >= 2 && *length <= context ? length : std::nullopt;
-        });
-  } else {
-    for (std::int64_t part = kNeedleLengths; part > 0; --part) {
-      options.lengths.push_back(context >> (part - 1));
-    }
-  }
-  return options;
-}
-
-// --window and --prefill-len against the model's context.
-void set_lengths(const OptionValues& values, std::int64_t context, eval::Setup& setup) {
-  const std::int64_t window = values.integer("window");
-  setup.window = window == 0 ? context : window;
-  if (setup.window > context || setup.window < 4) {
-    throw Error(ErrorRole::kUsage, "E-CLI-OPTION", "--window")
-        .found(fmt::to_string(setup.window))
-        .expected(fmt::format("4 to {}, the context that fits", context));
-  }
-  setup.prefill_len = values.has("prefill-len") ? values.integer("prefill-len") : setup.window / 2;
-  if (setup.prefill_len > setup.window - 2) {
-    throw Error(ErrorRole::kUsage, "E-CLI-OPTION", "--prefill-len")
-        .found(fmt::to_string(setup.prefill_len))
-        .expected(fmt::format("at most {}, two less than the window", setup.window - 2));
-  }
-}
-
 bench::ReportFormat report_format(const std::string& name) {
   if (name == "csv") return bench::ReportFormat::kCsv;
   if (name == "json") return bench::ReportFormat::kJson;
@@ -106,94 +45,152 @@ bench::ReportFormat report_format(const std::string& name) {
   return bench::ReportFormat::kMarkdown;
 }
 
-// The number of a row that the task is about, by its name.
-std::string score_name(const std::string& task) {
-  if (task == "choice") return "accuracy";
-  if (task == "exact-match") return "exact_match";
-  if (task == "summarize") return "rouge_l";
-  return task;
-}
-
-double number_of(const Row& row, std::string_view name) {
-  for (const auto& [key, value] : row) {
-    if (key != name) continue;
-    if (const auto* real = std::get_if<double>(&value)) return *real;
-    if (const auto* whole = std::get_if<std::int64_t>(&value)) return static_cast<double>(*whole);
-  }
-  return 0.0;
-}
-
-void write_chart(const std::string& path, const std::string& task, const std::vector<Row>& rows) {
-  const std::string score = score_name(task);
-  eval::Chart chart{
-      fmt::format("{} against KV bytes read", task), "KV bytes read per token", score, {}};
-  for (const Row& row : rows) {
-    chart.points.push_back({number_of(row, "kv_bytes_per_token"), number_of(row, score),
-                            number_of(row, score + "_stderr"),
-                            std::get<std::string>(row.at(1).second)});
-  }
-  write_file_atomically(system_file_ops(), path, eval::svg_chart(chart), 0666);
-}
-
-// What the tasks compute with, in the order it must be made.
-struct Evaluation {
+// The model of one `eval`, loaded once, and one combination of the sweep at a time around it.
+class Evaluation {
+ public:
   Evaluation(const OptionValues& values, const RunOptions& options, Log& log, Progress& progress)
-      : bundle(open_model(options)), backend(Backend::open(options.device, options.threads)) {
-    for (const std::string& note : bundle.notes) log.info(note);
-    if (bundle.tokenizer == nullptr) {
+      : values_(values),
+        options_(options),
+        log_(log),
+        progress_(progress),
+        bundle_(open_model(options)),
+        backend_(Backend::open(options.device, options.threads)),
+        cells_(eval::sweep_cells(sweep_lists(values), bundle_.config, bundle_.weights_dtype)) {
+    for (const std::string& note : bundle_.notes) log.info(note);
+    if (bundle_.tokenizer == nullptr) {
       throw Error(ErrorRole::kModel, "E-TOK-NONE", "tokenizer")
           .file(options.model)
           .found("none")
           .expected("a tokenizer: tasks are texts");
     }
-    plan = plan_run(options, bundle, backend->threads().threads(), LogitRows::kAll);
-    log.info(describe(plan, bundle));
-    context = std::min(bundle.config.max_positions, plan.memory.kv_tokens_per_sequence);
-    set_lengths(values, context, setup);
-    progress.begin_phase("loading model");
-    loaded.emplace(bundle, options, plan, *backend, progress, log);
-    scorer.emplace(Scorer::Options{plan.memory.batch_size, plan.prefill_chunk}, loaded->decoder,
-                   loaded->kv, backend->threads(), backend->stream());
-    setup.config = &bundle.config;
-    setup.tokenizer = bundle.tokenizer.get();
-    setup.scorer = &*scorer;
-    setup.kv_token_bytes = KvStore::page_bytes(plan.kv) /
-                           static_cast<std::uint64_t>(plan.kv.block_tokens) *
-                           static_cast<std::uint64_t>(plan.kv.layers);
+    setup_.config = &bundle_.config;
+    setup_.tokenizer = bundle_.tokenizer.get();
+    setup_.data_path = values.text("data");
+    setup_.samples = values.integer("samples");
+    setup_.seed = static_cast<std::uint64_t>(values.integer("seed"));
+    setup_.on_progress = [&progress](std::uint64_t done, std::uint64_t total) {
+      if (stop_requested()) {
+        progress.finish();
+        die_by_signal(stop_signal());
+      }
+      ProgressState state;
+      state.done = done;
+      state.total = total;
+      progress.update(state);
+    };
+    // What does not fit is refused before the first combination, not after hours.
+    for (const eval::SweepCell& cell : cells_) plan_cell(cell);
+    set_lengths(values, context_, setup_);
   }
 
-  std::vector<Row> run(const OptionValues& values, const std::string& data) {
-    const std::string task = values.text("task");
-    if (task == "perplexity") return eval::perplexity(setup, data);
+  [[nodiscard]] const std::vector<eval::SweepCell>& cells() const { return cells_; }
+
+  std::vector<Row> run(const eval::SweepCell& cell, const std::string& data) {
+    const RunOptions options = options_of(cell);
+    const RunPlan plan = plan_run(options, bundle_, backend_->threads().threads(), LogitRows::kAll);
+    log_.info(describe(plan, bundle_));
+    if (weights_ == nullptr || weights_->streamed_layers != plan.placement.streamed_layers) {
+      weights_ = nullptr;  // before the others are there: together they may not fit
+      progress_.begin_phase("loading model");
+      weights_ =
+          std::make_shared<LoadedWeights>(bundle_, options, plan, *backend_, progress_, log_);
+    }
+    LoadedModel loaded(weights_, bundle_, options, plan, *backend_);
+    Scorer scorer({plan.memory.batch_size, plan.prefill_chunk}, loaded.decoder, loaded.kv,
+                  backend_->threads(), backend_->stream());
+    setup_.scorer = &scorer;
+    setup_.kv_token_bytes = KvStore::page_bytes(plan.kv) /
+                            static_cast<std::uint64_t>(plan.kv.block_tokens) *
+                            static_cast<std::uint64_t>(plan.kv.layers);
+    progress_.begin_phase(
+        fmt::format("{}, {} attention", values_.text("task"), attention_name(cell.attention.kind)));
+    std::vector<Row> rows = run_task(plan, loaded, data);
+    setup_.scorer = nullptr;
+    const AttentionRunner* attention = loaded.decoder.attention();
+    const double share = touched_share(attention, bundle_.config, plan.kv);
+    const bool counted = attention != nullptr && attention->touched().context > 0;
+    for (Row& row : rows) {
+      for (auto& [name, value] : row) {
+        if (auto* bytes = std::get_if<double>(&value); bytes && name == "kv_bytes_per_token") {
+          *bytes *= share;
+        }
+      }
+      row.emplace_back(
+          "tokens_touched",
+          counted ? attention->touched().attended / attention->touched().context : 1.0);
+      eval::label_row(cell, kv_dtype_name(plan.kv), row);
+    }
+    return rows;
+  }
+
+ private:
+  [[nodiscard]] RunOptions options_of(const eval::SweepCell& cell) const {
+    RunOptions options = options_;
+    options.attention = cell.attention;
+    options.kv_dtype = cell.kv_dtype;
+    return options;
+  }
+
+  void plan_cell(const eval::SweepCell& cell) {
+    const RunPlan plan =
+        plan_run(options_of(cell), bundle_, backend_->threads().threads(), LogitRows::kAll);
+    const std::int64_t fits =
+        std::min(bundle_.config.max_positions, plan.memory.kv_tokens_per_sequence);
+    context_ = context_ == 0 ? fits : std::min(context_, fits);
+  }
+
+  std::vector<Row> run_task(const RunPlan& plan, LoadedModel& loaded, const std::string& data) {
+    const std::string task = values_.text("task");
+    if (task == "perplexity") return eval::perplexity(setup_, data);
     if (task == "repetition") {
-      return eval::repetition(setup, {values.integer("cue-len"), values.integer("answer-len")},
+      return eval::repetition(setup_, {values_.integer("cue-len"), values_.integer("answer-len")},
                               data);
     }
-    if (task == "needle") return eval::needle(setup, needle_options(values, context), data);
+    if (task == "needle") return eval::needle(setup_, needle_options(values_, context_), data);
     if (task == "choice") {
-      const ScorePreparer preparer(bundle.config, bundle.tokenizer.get(),
-                                   {.context = bundle.config.max_positions, .kv_tokens = context});
-      return eval::choice(setup, preparer, data);
+      const ScorePreparer preparer(
+          bundle_.config, bundle_.tokenizer.get(),
+          {.context = bundle_.config.max_positions, .kv_tokens = context_});
+      return eval::choice(setup_, preparer, data);
     }
-    const PromptPreparer preparer(bundle.config, bundle.tokenizer.get(),
-                                  {.context = bundle.config.max_positions, .kv_tokens = context});
+    const PromptPreparer preparer(bundle_.config, bundle_.tokenizer.get(),
+                                  {.context = bundle_.config.max_positions, .kv_tokens = context_});
     const DeviceOnlyPolicy policy;
     Engine engine({.batch_size = plan.memory.batch_size, .prefill_chunk = plan.prefill_chunk},
-                  policy, loaded->decoder, loaded->kv, preparer, bundle.tokenizer.get(),
-                  backend->threads(), backend->stream());
+                  policy, loaded.decoder, loaded.kv, preparer, bundle_.tokenizer.get(),
+                  backend_->threads(), backend_->stream());
     return eval::generate_and_compare(
-        setup, {task == "summarize", values.integer("max-tokens"), values.texts("stop")}, engine,
+        setup_, {task == "summarize", values_.integer("max-tokens"), values_.texts("stop")}, engine,
         data);
   }
 
-  ModelBundle bundle;
-  std::unique_ptr<Backend> backend;
-  RunPlan plan;
-  std::int64_t context = 0;
-  std::optional<LoadedModel> loaded;
-  std::optional<Scorer> scorer;
-  eval::Setup setup;
+  const OptionValues& values_;
+  const RunOptions& options_;
+  Log& log_;
+  Progress& progress_;
+  ModelBundle bundle_;
+  std::unique_ptr<Backend> backend_;
+  std::vector<eval::SweepCell> cells_;
+  std::int64_t context_ = 0;  // that fits with every cell
+  std::shared_ptr<LoadedWeights> weights_;
+  eval::Setup setup_;
 };
+
+void make_folder(const std::string& path) {
+  std::error_code failed;
+  std::filesystem::create_directories(path, failed);
+  if (failed) throw_io_error(path, "open", failed.value());
+}
+
+void write_files(const std::filesystem::path& folder, const std::string& task,
+                 const std::vector<Row>& rows, bool several_cells) {
+  const auto write = [&](const char* name, std::string_view text) {
+    write_file_atomically(system_file_ops(), folder / name, text, 0666);
+  };
+  write("eval.json", bench::format_report(rows, bench::ReportFormat::kJson, false));
+  write("eval.csv", bench::format_report(rows, bench::ReportFormat::kCsv, false));
+  write("eval.svg", eval::sweep_chart(task, rows, several_cells));
+}
 
 }  // namespace
 
@@ -202,44 +199,24 @@ int cmd_eval(const Arguments& arguments, std::unique_ptr<Log>& log) {
   RunOptions options;
   parse_machine_options(values, options);
   const std::string data = read_small_file(system_file_ops(), values.text("data"), kMaxDataBytes);
+  const std::string task = values.text("task");
   Progress progress(*log, options.progress);
   Evaluation evaluation(values, options, *log, progress);
-  evaluation.setup.data_path = values.text("data");
-  evaluation.setup.samples = values.integer("samples");
-  evaluation.setup.seed = static_cast<std::uint64_t>(values.integer("seed"));
-  evaluation.setup.on_progress = [&progress](std::uint64_t done, std::uint64_t total) {
-    if (stop_requested()) {
-      progress.finish();
-      die_by_signal(stop_signal());
-    }
-    ProgressState state;
-    state.done = done;
-    state.total = total;
-    progress.update(state);
-  };
+  const bool several = evaluation.cells().size() > 1;
+  if (values.has("output")) make_folder(values.text("output"));
   std::vector<Row> rows;
-  const std::string method(attention_name(options.attention.kind));
-  progress.begin_phase(fmt::format("{}, {} attention", values.text("task"), method));
-  for (Row& row : evaluation.run(values, data)) {
-    row.insert(row.begin() + 1, {"attention", method});
-    row.emplace_back("kv_dtype", std::string(kv_dtype_name(evaluation.plan.kv)));
-    const AttentionRunner* attention = evaluation.loaded->decoder.attention();
-    if (attention != nullptr && attention->touched().context > 0) {
-      row.emplace_back("tokens_touched",
-                       attention->touched().attended / attention->touched().context);
-    }
-    const double share = touched_share(attention, evaluation.bundle.config, evaluation.plan.kv);
-    for (auto& [name, value] : row) {
-      if (auto* bytes = std::get_if<double>(&value); bytes && name == "kv_bytes_per_token") {
-        *bytes *= share;
-      }
-    }
-    rows.push_back(std::move(row));
+  for (const eval::SweepCell& cell : evaluation.cells()) {
+    for (Row& row : evaluation.run(cell, data)) rows.push_back(std::move(row));
+    // A sweep that is stopped keeps what it has.
+    if (values.has("output")) write_files(values.text("output"), task, rows, several);
   }
   progress.finish();
   print(bench::format_report(rows, report_format(values.text("format")),
                              /*zero_is_missing=*/false));
-  if (values.has("svg")) write_chart(values.text("svg"), values.text("task"), rows);
+  if (values.has("svg")) {
+    write_file_atomically(system_file_ops(), values.text("svg"),
+                          eval::sweep_chart(task, rows, several), 0666);
+  }
   return 0;
 }
 

@@ -6,6 +6,7 @@
 #include "runtime/base/error.h"
 #include "runtime/base/json.h"
 #include "runtime/progress.h"
+#include "tools/attention_map.h"
 #include "tools/commands.h"
 
 namespace triphase {
@@ -107,6 +108,10 @@ std::string as_json(const ModelSummary& summary) {
 
 int cmd_inspect(const Arguments& arguments, std::unique_ptr<Log>& log) {
   const OptionValues values = begin_command("inspect", arguments, log);
+  if (values.has("attention-map")) {
+    print(draw_attention_map(values, *log));
+    return 0;
+  }
   const std::string model = values.text("model");
   ModelSummary summary;
   if (const std::optional<ModelConfig> shape = builtin_shape(model)) {

@@ -1,3 +1,4 @@
+#include <fmt/format.h>
 #include <unistd.h>
 
 #include <algorithm>
@@ -41,6 +42,33 @@ void print(std::string_view text) {
     }
     text.remove_prefix(static_cast<std::size_t>(written));
   }
+}
+
+std::vector<std::string> split_list(const std::string& text) {
+  std::vector<std::string> parts;
+  for (std::size_t begin = 0; begin <= text.size();) {
+    const std::size_t end = std::min(text.find(',', begin), text.size());
+    parts.push_back(text.substr(begin, end - begin));
+    begin = end + 1;
+  }
+  return parts;
+}
+
+std::vector<std::string> option_choices(const OptionValues& values, const char* list,
+                                        const char* option) {
+  const OptionSpec* spec = find_option(*find_command("run"), option);
+  TRIPHASE_CHECK(spec != nullptr, "an option of run");
+  std::string allowed(spec->value);
+  std::ranges::replace(allowed, '|', ',');
+  const std::vector<std::string> known = split_list(allowed);
+  std::vector<std::string> words = split_list(values.text(list));
+  for (const std::string& word : words) {
+    if (std::ranges::find(known, word) != known.end()) continue;
+    throw Error(ErrorRole::kUsage, "E-CLI-OPTION", fmt::format("--{}", list))
+        .found(word)
+        .expected(fmt::format("some of {}, separated by commas", fmt::join(known, ", ")));
+  }
+  return words;
 }
 
 }  // namespace triphase

@@ -43,4 +43,18 @@ SampleSummary summarize_samples(std::vector<double> seconds) {
   return summary;
 }
 
+Mean mean_of(const std::vector<double>& samples) {
+  Mean result;
+  result.count = static_cast<std::int64_t>(samples.size());
+  if (samples.empty()) return result;
+  const auto count = static_cast<double>(samples.size());
+  for (const double sample : samples) result.mean += sample;
+  result.mean /= count;
+  if (samples.size() < 2) return result;
+  double squares = 0.0;
+  for (const double sample : samples) squares += (sample - result.mean) * (sample - result.mean);
+  result.standard_error = std::sqrt(squares / (count - 1.0) / count);
+  return result;
+}
+
 }  // namespace triphase

@@ -4,6 +4,7 @@
 // PURE.
 
 #include <cstddef>
+#include <cstdint>
 #include <vector>
 
 namespace triphase {
@@ -24,5 +25,13 @@ struct SampleSummary {
 
 // Of values in any order, at least one.
 [[nodiscard]] double median(std::vector<double> values);
+
+// A mean and its standard error (sample standard deviation / sqrt(n); 0 for a single sample).
+struct Mean {
+  double mean = 0.0;
+  double standard_error = 0.0;
+  std::int64_t count = 0;
+};
+[[nodiscard]] Mean mean_of(const std::vector<double>& samples);
 
 }  // namespace triphase

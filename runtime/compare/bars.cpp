@@ -31,7 +31,7 @@ std::string opening(const std::string& name, double height) {
 
 }  // namespace
 
-std::string escaped(const std::string& text) {
+std::string escaped(std::string_view text) {
   std::string out;
   for (const char c : text) {
     if (c == '<') {
@@ -42,8 +42,11 @@ std::string escaped(const std::string& text) {
       out += "&amp;";
     } else if (c == '"') {
       out += "&quot;";
+    } else if (c == '\'') {
+      out += "&#39;";
     } else {
-      out += static_cast<unsigned char>(c) < 0x20 ? ' ' : c;
+      // XML has no control characters.
+      out += static_cast<unsigned char>(c) < 0x20 || c == 0x7F ? ' ' : c;
     }
   }
   return out;

@@ -4,6 +4,7 @@
 // classes c0 ... c7 of the page. Pure.
 
 #include <string>
+#include <string_view>
 #include <vector>
 
 namespace triphase::compare {
@@ -39,6 +40,6 @@ struct StepMark {
                                     const std::vector<StepMark>& marks, double highest);
 
 // Text for HTML and SVG.
-[[nodiscard]] std::string escaped(const std::string& text);
+[[nodiscard]] std::string escaped(std::string_view text);
 
 }  // namespace triphase::compare

@@ -1,26 +1,11 @@
 #include "runtime/eval/eval.h"
 
 #include <algorithm>
-#include <cmath>
 
 #include "runtime/base/error.h"
 #include "runtime/base/utf8.h"
 
 namespace triphase::eval {
-
-Mean mean_of(const std::vector<double>& samples) {
-  Mean result;
-  result.count = static_cast<std::int64_t>(samples.size());
-  if (samples.empty()) return result;
-  const auto count = static_cast<double>(samples.size());
-  for (const double sample : samples) result.mean += sample;
-  result.mean /= count;
-  if (samples.size() < 2) return result;
-  double squares = 0.0;
-  for (const double sample : samples) squares += (sample - result.mean) * (sample - result.mean);
-  result.standard_error = std::sqrt(squares / (count - 1.0) / count);
-  return result;
-}
 
 std::vector<ScoredTask> score_tasks(const Setup& setup, std::vector<ScoreTask> tasks) {
   const auto total = static_cast<std::uint64_t>(tasks.size());

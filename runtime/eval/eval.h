@@ -11,6 +11,7 @@
 #include <vector>
 
 #include "models/tokenizer/tokenizer.h"
+#include "runtime/base/samples.h"
 #include "runtime/bench/report.h"
 #include "runtime/score_preparer.h"
 #include "runtime/scorer.h"
@@ -32,14 +33,6 @@ struct Setup {
   std::string data_path;             // for messages
   std::function<void(std::uint64_t done, std::uint64_t total)> on_progress;
 };
-
-// A mean and its standard error (sample standard deviation / sqrt(n); 0 for a single sample).
-struct Mean {
-  double mean = 0.0;
-  double standard_error = 0.0;
-  std::int64_t count = 0;
-};
-[[nodiscard]] Mean mean_of(const std::vector<double>& samples);
 
 // exp(mean negative log-likelihood per token) over disjoint windows of `text`; also per word
 // (separated by white space) and in bits per byte. The standard error is over windows.

@@ -7,8 +7,12 @@
 #include <cmath>
 #include <string_view>
 
+#include "runtime/compare/bars.h"
+
 namespace triphase::eval {
 namespace {
+
+using compare::escaped;
 
 constexpr double kWidth = 720.0;
 constexpr double kHeight = 440.0;
@@ -20,33 +24,6 @@ constexpr int kTicks = 5;
 // Distinguishable with every common colour vision, on white and on black (after Wong, 2011).
 constexpr std::array<std::string_view, 8> kColors = {"#0072b2", "#d55e00", "#009e73", "#cc79a7",
                                                      "#e69f00", "#56b4e9", "#a0522d", "#7f7f7f"};
-
-std::string escaped(std::string_view text) {
-  std::string out;
-  for (const char c : text) {
-    switch (c) {
-      case '<':
-        out += "&lt;";
-        break;
-      case '>':
-        out += "&gt;";
-        break;
-      case '&':
-        out += "&amp;";
-        break;
-      case '"':
-        out += "&quot;";
-        break;
-      case '\'':
-        out += "&#39;";
-        break;
-      default:
-        // XML has no control characters.
-        out += static_cast<unsigned char>(c) < 0x20 || c == 0x7F ? ' ' : c;
-    }
-  }
-  return out;
-}
 
 struct Axis {
   double low = 0.0;
@@ -121,15 +98,19 @@ void draw_axes(const Chart& chart, const Axis& x, const Axis& y, Drawing& drawin
                fmt::format(" transform=\"rotate(-90 18 {:.1f})\"", middle));
 }
 
-void draw_series(const std::vector<ChartPoint>& points, std::string_view color, double legend_y,
-                 Drawing& drawing) {
+void draw_series(const std::vector<ChartPoint>& points, std::size_t index, Drawing& drawing) {
+  const std::string_view color = kColors[index % kColors.size()];
+  const double legend_y = kTop + 12 + 20 * static_cast<double>(index);
+  // Colours come round again dashed.
+  const std::string_view dashes = index < kColors.size() ? "" : " stroke-dasharray=\"6 4\"";
   std::string path;
   for (const ChartPoint& point : points) {
     path += fmt::format("{}{:.1f},{:.1f}", path.empty() ? "" : " ", drawing.x(point.x),
                         drawing.y(point.y));
   }
-  drawing.raw(fmt::format(
-      "<polyline points=\"{}\" fill=\"none\" stroke=\"{}\" stroke-width=\"2\"/>\n", path, color));
+  drawing.raw(
+      fmt::format("<polyline points=\"{}\" fill=\"none\" stroke=\"{}\" stroke-width=\"2\"{}/>\n",
+                  path, color, dashes));
   for (const ChartPoint& point : points) {
     if (point.error > 0.0) {
       drawing.line(drawing.x(point.x), drawing.y(point.y - point.error), drawing.x(point.x),
@@ -141,9 +122,8 @@ void draw_series(const std::vector<ChartPoint>& points, std::string_view color, 
         "{:.6g}</title></circle>\n",
         drawing.x(point.x), drawing.y(point.y), color, escaped(point.series), point.x, point.y));
   }
-  drawing.raw(
-      fmt::format("<rect x=\"{:.1f}\" y=\"{:.1f}\" width=\"12\" height=\"12\" fill=\"{}\"/>\n",
-                  kWidth - kRight + 16, legend_y - 10, color));
+  drawing.line(kWidth - kRight + 14, legend_y - 4, kWidth - kRight + 30, legend_y - 4,
+               fmt::format("stroke=\"{}\" stroke-width=\"4\"{}", color, dashes));
   drawing.text(kWidth - kRight + 34, legend_y, "start", points.front().series);
 }
 
@@ -173,9 +153,9 @@ std::string svg_chart(const Chart& chart) {
   drawing.raw(fmt::format(
       "<svg xmlns=\"http://www.w3.org/2000/svg\" viewBox=\"0 0 {0:.0f} {1:.0f}\" width=\"{0:.0f}\" "
       "height=\"{1:.0f}\" font-family=\"system-ui, sans-serif\" font-size=\"12\" role=\"img\">\n"
-      "<style>\n:root {{ color-scheme: light dark; }}\n.back {{ fill: #ffffff; }}\n"
+      "<style>\n.back {{ fill: #ffffff; }}\n"
       "text {{ fill: #1a1a1a; }}\n.grid {{ stroke: #d9d9d9; stroke-width: 1; }}\n"
-      "@media (prefers-color-scheme: dark) {{\n.back {{ fill: #16181c; }}\n"
+      "@media screen and (prefers-color-scheme: dark) {{\n.back {{ fill: #16181c; }}\n"
       "text {{ fill: #e6e6e6; }}\n.grid {{ stroke: #3a3d42; }}\n}}\n</style>\n"
       "<title>{2}</title>\n<rect class=\"back\" width=\"{0:.0f}\" height=\"{1:.0f}\"/>\n",
       kWidth, kHeight, escaped(chart.title)));
@@ -187,8 +167,7 @@ std::string svg_chart(const Chart& chart) {
     std::ranges::copy_if(points, std::back_inserter(series),
                          [&](const ChartPoint& point) { return point.series == first.series; });
     std::ranges::stable_sort(series, {}, &ChartPoint::x);
-    draw_series(series, kColors[drawn.size() % kColors.size()],
-                kTop + 12 + 20 * static_cast<double>(drawn.size()), drawing);
+    draw_series(series, drawn.size(), drawing);
     drawn.push_back(first.series);
   }
   drawing.raw("</svg>\n");

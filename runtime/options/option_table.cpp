@@ -144,8 +144,12 @@ constexpr OptionSpec kMachineOptions[] = {
      "Which tokens decoding touches; prompts are always dense."},
     {"Machine", "attention-option", 0, kText, "", "NAME=VALUE", 0, 0, true, false,
      "Option of the attention method, such as sparq.rank=32; a wrong name lists them."},
-    {"Machine", "kv-sparsity", 0, kReal, "", "X", 0, 0.999, false, false,
-     "Share of the context's tokens that the attention method leaves out."},
+    {"Machine", "kv-sparsity", 0, kText, "", "X|auto", 0, 0, false, false,
+     "Share of the context's tokens that the attention method leaves out, 0 to 0.999. run: auto "
+     "takes the highest that keeps --max-divergence on a sample of the job's own prompts."},
+    {"Machine", "max-divergence", 0, kReal, "0.05", "X", 1e-9, 100, false, false,
+     "--kv-sparsity auto: largest mean KL divergence, in nats, of next-token distributions from "
+     "dense attention's."},
     {"Machine", "policy", 0, kChoice, "triphase",
      "triphase|device-only|flexgen|vllm|accelerate|zero", 0, 0, false, false,
      "Where KV and weights live and how they get to the device."},
@@ -278,12 +282,14 @@ constexpr OptionSpec kEvalTaskOptions[] = {
     {"What", "task", 0, kChoice, "", "perplexity|repetition|needle|choice|exact-match|summarize", 0,
      0, false, true, "What is scored."},
     {"What", "data", 0, kText, "", "FILE", 0, 0, false, true,
-     "A text (perplexity, repetition, needle), or one JSON object per line (choice: context, "
+     "A text (perplexity, repetition, needle), or one JSON object per line (choice: "
+     "context, "
      "choices, answer; exact-match and summarize: prompt, answer)."},
     {"What", "window", 0, kInteger, "0", "N", 0, kNoLimit, false, false,
      "perplexity, repetition: tokens of one sequence; 0 is the model's context."},
     {"What", "prefill-len", 0, kInteger, "", "N", 0, kNoLimit, false, false,
-     "perplexity: dense tokens of each window in front of the scored ones. Default: half the "
+     "perplexity: dense tokens of each window in front of the scored ones. Default: "
+     "half the "
      "window."},
     {"What", "samples", 0, kInteger, "100", "N", 1, 1000000, false, false,
      "repetition: samples; needle: samples of each cell."},
@@ -311,6 +317,29 @@ constexpr OptionSpec kEvalTaskOptions[] = {
      "Form of the table on stdout."},
     {"What", "svg", 0, kText, "", "FILE", 0, 0, false, false,
      "Also draw the score against the KV bytes read per token."},
+    {"Sweep (every combination is scored, with the model loaded once; lists are separated by "
+     "commas)",
+     "attentions", 0, kText, "", "LIST", 0, 0, false, false,
+     "Attention methods. Default: that of --attention."},
+    {"Sweep (every combination is scored, with the model loaded once; lists are separated by "
+     "commas)",
+     "sparsities", 0, kText, "", "LIST", 0, 0, false, false,
+     "Shares of the context's tokens that the methods leave out, such as 0,0.5,0.8; dense is "
+     "scored "
+     "once."},
+    {"Sweep (every combination is scored, with the model loaded once; lists are separated by "
+     "commas)",
+     "compressions", 0, kText, "", "LIST", 0, 0, false, false,
+     "Instead of --sparsities: shares of dense attention's KV bytes that the methods read, such as "
+     "1/2,1/4,1/8."},
+    {"Sweep (every combination is scored, with the model loaded once; lists are separated by "
+     "commas)",
+     "kv-dtypes", 0, kText, "", "LIST", 0, 0, false, false,
+     "Types of the KV cache. Default: that of --kv-dtype."},
+    {"Sweep (every combination is scored, with the model loaded once; lists are separated by "
+     "commas)",
+     "output", 'o', kText, "", "DIR", 0, 0, false, false,
+     "Folder for eval.json, eval.csv and eval.svg, written anew after every combination."},
 };
 constexpr auto kEvalOptions =
     joined(kEvalTaskOptions, kMachineOptions, kWeightOptions, kProgressOptions, kLogOptions);
@@ -401,17 +430,28 @@ constexpr OptionSpec kSimulateOnlyOptions[] = {
 };
 constexpr auto kSimulateOptions = joined(kWorkloadOptions, kSimulateOnlyOptions, kLogOptions);
 
-constexpr OptionSpec kInspectOptions[] = {
+constexpr OptionSpec kInspectWhatOptions[] = {
     {"What", "model", 0, kText, "", "DIR", 0, 0, false, true,
      "Hugging Face model directory, or the name of a built-in shape such as llama-2-7b."},
     {"What", "format", 0, kChoice, "text", "text|json", 0, 0, false, false, "Form of the answer."},
-    kLogOptions[0],
-    kLogOptions[1],
-    kLogOptions[2],
-    kLogOptions[3],
-    kLogOptions[4],
-    kLogOptions[5],
+    {"Attention map (which tokens --attention touches while one prompt is completed greedily)",
+     "attention-map", 0, kText, "", "FILE", 0, 0, false, false,
+     "Draw it as SVG: tokens from left to right, decode steps from top to bottom."},
+    {"Attention map (which tokens --attention touches while one prompt is completed greedily)",
+     "prompt", 0, kText, "", "TEXT", 0, 0, false, false, "The prompt."},
+    {"Attention map (which tokens --attention touches while one prompt is completed greedily)",
+     "prompt-file", 0, kText, "", "FILE", 0, 0, false, false, "The prompt, as a text file."},
+    {"Attention map (which tokens --attention touches while one prompt is completed greedily)",
+     "max-tokens", 0, kInteger, "64", "N", 2, static_cast<double>(kMaxTokensLimit), false, false,
+     "Tokens to generate at most."},
+    {"Attention map (which tokens --attention touches while one prompt is completed greedily)",
+     "layer", 0, kInteger, "0", "N", 0, 65536, false, false, "Layer that is drawn."},
+    {"Attention map (which tokens --attention touches while one prompt is completed greedily)",
+     "head", 0, kInteger, "0", "N", 0, 65536, false, false,
+     "KV head that is drawn, where a method chooses for each one."},
 };
+constexpr auto kInspectOptions =
+    joined(kInspectWhatOptions, kMachineOptions, kWeightOptions, kProgressOptions, kLogOptions);
 
 constexpr OptionSpec kDoctorOptions[] = {
     {"What", "error", 0, kText, "", "CODE", 0, 0, false, false,

@@ -172,6 +172,16 @@ std::optional<DType> dtype_option(std::string_view text) {
   return std::nullopt;
 }
 
+double sparsity_option(const std::string& text) {
+  const std::optional<double> sparsity = read_real(text);
+  if (!sparsity || *sparsity < 0.0 || *sparsity > kMaxSparsity) {
+    throw Error(ErrorRole::kUsage, "E-CLI-OPTION", "--kv-sparsity")
+        .found(text)
+        .expected(fmt::format("a number from 0 to {}", kMaxSparsity));
+  }
+  return *sparsity;
+}
+
 EmulatedLink link_option(const std::string& text) {
   const std::optional<EmulatedLink> link = read_link(text);
   if (!link) {
@@ -204,6 +214,24 @@ Shard find_shard(const std::string& option_text, std::string_view option_origin,
 
 namespace {
 
+void read_sparsity(const OptionValues& values, RunOptions& options) {
+  options.auto_sparsity = values.text("kv-sparsity") == "auto";
+  options.max_divergence = values.real("max-divergence");
+  if (!options.auto_sparsity && values.given("max-divergence")) {
+    throw Error(ErrorRole::kUsage, "E-CLI-CONFLICT", "--max-divergence")
+        .found("alone")
+        .expected("--kv-sparsity auto with it");
+  }
+  if (options.auto_sparsity && options.attention.kind == AttentionKind::kDense) {
+    throw Error(ErrorRole::kUsage, "E-CLI-CONFLICT", "--kv-sparsity auto")
+        .found("with --attention dense")
+        .expected("a sparse --attention, such as swa or sparq");
+  }
+  if (values.has("kv-sparsity") && !options.auto_sparsity) {
+    set_keep_ratio(options.attention, 1.0 - sparsity_option(values.text("kv-sparsity")));
+  }
+}
+
 void read_machine_options(const OptionValues& values, RunOptions& options) {
   refuse_machine_contradictions(values);
   options.model = values.text("model");
@@ -216,12 +244,14 @@ void read_machine_options(const OptionValues& values, RunOptions& options) {
   options.token_cache = optional_size(values, "token-cache");
   options.host_memory = optional_size(values, "host-memory");
   options.kv_dtype = dtype_option(values.text("kv-dtype"));
-  options.attention.kind = attention_from_name(values.text("attention"));
-  if (values.has("kv-sparsity")) {
-    set_keep_ratio(options.attention, 1.0 - values.real("kv-sparsity"));
-  }
-  for (const std::string& option : values.texts("attention-option")) {
-    set_attention_option(options.attention, option);
+  // Where a command takes a list of methods instead, it reads their options itself.
+  const bool list = find_option(values.command(), "attentions") != nullptr;
+  if (!list || !values.has("attentions")) {
+    options.attention.kind = attention_from_name(values.text("attention"));
+    read_sparsity(values, options);
+    for (const std::string& option : values.texts("attention-option")) {
+      set_attention_option(options.attention, option);
+    }
   }
   options.policy = values.text("policy");
   options.policy_options = values.texts("policy-option");
@@ -268,6 +298,11 @@ void keep_kv_on_device(const OptionValues& values, RunOptions& options) {
 
 void parse_machine_options(const OptionValues& values, RunOptions& options) {
   read_machine_options(values, options);
+  if (options.auto_sparsity) {
+    throw Error(ErrorRole::kUsage, "E-CLI-OPTION", "--kv-sparsity")
+        .found("auto")
+        .expected("a number: only triphase run has prompts to choose it by");
+  }
   keep_kv_on_device(values, options);
 }
 
@@ -314,6 +349,9 @@ RunOptions parse_run_options(const OptionValues& values, const Environment& envi
   options.adopt_generation_config = values.text("generation-config") == "auto";
   options.trace = values.text("trace");
   read_machine_options(values, options);
+  if (options.auto_sparsity && options.prompts == "-") {
+    refuse_pair("--prompts -", "--kv-sparsity auto");
+  }
   read_plan_options(values, options);
   return options;
 }

@@ -85,6 +85,10 @@ struct RunOptions {
   std::int64_t kv_block = 0;                      // tokens of a KV block; 0: chosen
   std::int64_t max_context = 0;                   // tokens of the longest line; 0: the model's
   AttentionOptions attention;
+  // --kv-sparsity auto: the budget of `attention` is chosen by what it changes on the job's own
+  // prompts (runtime/calibrate); until then it is the method's default.
+  bool auto_sparsity = false;
+  double max_divergence = 0.0;  // nats, with auto_sparsity
   std::string policy = "triphase";
   std::vector<std::string> policy_options;    // "name=value"
   std::optional<EmulatedLink> emulated_link;  // paces copies between host and device

@@ -1,6 +1,10 @@
 #include "scheduler/attention/touched_bytes.h"
 
 #include <algorithm>
+#include <cmath>
+#include <string>
+
+#include "runtime/base/error.h"
 
 namespace triphase {
 
@@ -34,6 +38,39 @@ std::uint64_t touched_bytes(const AttentionOptions& options, const TouchedShape&
       break;
   }
   return static_cast<std::uint64_t>(shape.kv_heads * per_head + shared);
+}
+
+void set_compression(AttentionOptions& options, const TouchedShape& shape, double compression) {
+  const auto refuse = [&](const std::string& expected) {
+    throw Error(ErrorRole::kUsage, "E-CLI-ATTOPTION", "compression")
+        .found(std::to_string(compression) + " with --attention " +
+               std::string(attention_name(options.kind)))
+        .expected(expected);
+  };
+  if (!(compression > 0.0 && compression <= 1.0)) refuse("a share above 0, at most 1");
+  double always = 0.0;  // share of dense attention's bytes that is read whatever the budget is
+  double token = 1.0;   // and what a token of the budget costs, as a share of its key and value
+  switch (options.kind) {
+    case AttentionKind::kSparq:
+      // K^T is what makes channels cheap; 1 is dense.
+      options.sparq.kt = decltype(options.sparq.kt)::kOn;
+      options.sparq.rank = std::max<std::int64_t>(
+          1, std::llround(static_cast<double>(shape.head_dim) * compression));
+      if (compression < 1.0) compression /= 2.0;
+      break;
+    case AttentionKind::kTopk:
+      always = 0.5;
+      token = 0.5;
+      break;
+    case AttentionKind::kQuest:
+      always = 4.0 / static_cast<double>(options.quest.page * shape.element_bytes);
+      break;
+    default:
+      break;
+  }
+  const double keep = compression == 1.0 ? 1.0 : (compression - always) / token;
+  if (keep <= 0.0) refuse("more than " + std::to_string(always) + ", which it always reads");
+  set_keep_ratio(options, keep);
 }
 
 }  // namespace triphase

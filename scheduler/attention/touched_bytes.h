@@ -22,4 +22,10 @@ struct TouchedShape {
                                           const TouchedShape& shape, std::int64_t context,
                                           std::int64_t attended);
 
+// Sets the method's budget so that a decode step in a long context reads a share `compression` in
+// (0, 1] of dense attention's bytes. SparQ halves them between scores and chosen tokens: rank =
+// head_dim * compression, k = context * compression / 2. Throws E-CLI-ATTOPTION where what the
+// method always reads (topk every key, quest its bounds) is more than that, and for squeezed.
+void set_compression(AttentionOptions& options, const TouchedShape& shape, double compression);
+
 }  // namespace triphase

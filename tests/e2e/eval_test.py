@@ -107,7 +107,78 @@ class EvalTest(unittest.TestCase):
         self.assertAlmostEqual(rows["swa"]["tokens_touched"], 0.2, delta=0.01)
         self.assertLess(rows["swa"]["kv_bytes_per_token"], 0.3 * rows["dense"]["kv_bytes_per_token"])
 
+    def shorten_text(self, size):
+        (self.folder / "text.txt").write_text((self.folder / "text.txt").read_text()[:size])
+
+    def test_sweep(self):
+        self.shorten_text(5000)
+        rows = self.rows("perplexity", "text.txt", "--window", "512", "--prefill-len", "384", "--attentions",
+                         "dense,swa,sparq", "--sparsities", "0,0.8", "--kv-dtypes", "bf16,int8",
+                         "--attention-option", "sparq.rank=16", "--output", "sweep")
+        self.assertEqual([(row["attention"], row["kv_sparsity"], row["kv_dtype"]) for row in rows],
+                         [(*cell, dtype) for dtype in ("bf16", "int8") for cell in (
+                             ("dense", None), ("swa", 0), ("swa", 0.8), ("sparq", 0), ("sparq", 0.8))])
+        dense, full, swa, full_sparq, sparq = rows[:5]
+        self.assertEqual(full["perplexity"], dense["perplexity"])
+        self.assertEqual(full_sparq["perplexity"], dense["perplexity"])
+        self.assertGreater(swa["perplexity"], dense["perplexity"])
+        self.assertAlmostEqual(swa["tokens_touched"], 0.2, delta=0.01)
+        self.assertLess(swa["kv_bytes_per_token"], sparq["kv_bytes_per_token"])
+        self.assertIn("sparq.rank=16", sparq["attention_options"])
+        # A cell of a sweep is what a run of its own gives.
+        alone = self.rows("perplexity", "text.txt", "--window", "512", "--prefill-len", "384", "--attention", "sparq",
+                          "--kv-sparsity", "0.8", "--attention-option", "sparq.rank=16", "--kv-dtype", "int8")
+        self.assertEqual(alone, rows[9:])
+        self.assertEqual(json.loads((self.folder / "sweep" / "eval.json").read_text()), rows)
+        self.assertEqual(len((self.folder / "sweep" / "eval.csv").read_text().splitlines()), 11)
+        svg = (self.folder / "sweep" / "eval.svg").read_text()
+        xml.etree.ElementTree.fromstring(svg)
+        self.assertEqual(svg.count("<circle"), 10)
+        self.assertEqual(svg.count("<polyline"), 6)
+
+    def test_compression(self):
+        self.shorten_text(4000)
+        rows = self.rows("perplexity", "text.txt", "--window", "512", "--prefill-len", "448", "--attentions",
+                         "dense,lm-infinite,sparq", "--compressions", "1/4,0.125")
+        for row in rows[1:]:
+            self.assertAlmostEqual(row["kv_bytes_per_token"] / rows[0]["kv_bytes_per_token"], row["compression"],
+                                   delta=0.03, msg=row)
+
+    def test_attention_map(self):
+        def inspect(*extra, code=0):
+            done = subprocess.run([PROGRAM, "inspect", "--model", MODEL, "--attention-map", "map.svg", *extra],
+                                  cwd=self.folder, capture_output=True, text=True, check=False, timeout=300)
+            self.assertEqual(done.returncode, code, done.stderr)
+            return done
+        prompt = ("--prompt-file", "text.txt", "--max-tokens", "12")
+        self.shorten_text(1000)
+        for method, heads in (("swa", "all heads"), ("sparq", "KV head 3"), ("lm-infinite", "all heads")):
+            said = inspect(*prompt, "--attention", method, "--kv-sparsity", "0.7", "--layer", "2", "--head", "3").stdout
+            self.assertIn(f"{method}: layer 2, {heads}: 11 decode steps after", said)
+            share = float(said.split(" prompt tokens, ")[1].split(" %")[0])
+            self.assertAlmostEqual(share, 30, delta=1.5, msg=said)
+            svg = (self.folder / "map.svg").read_text()
+            xml.etree.ElementTree.fromstring(svg)
+            touched = svg.split('class="touched" d="')[1].split('"')[0]
+            if method == "lm-infinite":  # the sinks and the window, in every step
+                self.assertEqual(touched.count("M"), 22)
+            else:
+                self.assertGreaterEqual(touched.count("M"), 22)
+        self.assertIn("sparse --attention", inspect(*prompt, code=2).stderr)
+        self.assertIn("--prompt", inspect("--attention", "swa", code=2).stderr)
+        self.assertIn("--layer", inspect(*prompt, "--attention", "swa", "--layer", "99", code=2).stderr)
+        self.assertIn("--head", inspect(*prompt, "--attention", "swa", "--head", "99", code=2).stderr)
+
     def test_refusals(self):
+        for extra, named in ((("--attentions", "dense,swab"), "swab"),
+                             (("--attentions", "swa", "--attention", "swa"), "--attention"),
+                             (("--attentions", "swa", "--sparsities", "0.5,1"), "--sparsities"),
+                             (("--attentions", "swa", "--compressions", "1/0"), "--compressions"),
+                             (("--attentions", "swa", "--compressions", "1/2", "--sparsities", "0"), "--sparsities"),
+                             (("--attentions", "topk", "--compressions", "1/8"), "always reads"),
+                             (("--attentions", "swa", "--attention-option", "sparq.rank=3"), "sparq.rank"),
+                             (("--kv-dtypes", "int4"), "int4")):
+            self.assertIn(named, self.run_eval("perplexity", "text.txt", *extra, code=2).stderr)
         (self.folder / "bad.jsonl").write_text('{"context": "a", "choices": ["b", "c"], "answer": 1}\n{"context": 1}\n')
         self.assertIn("bad.jsonl:2: context", self.run_eval("choice", "bad.jsonl", code=4).stderr)
         (self.folder / "empty").write_text("")

@@ -121,5 +121,40 @@ TEST(TouchedBytes, FollowTheTable) {
   EXPECT_EQ(touched_bytes(of("swa"), gqa, 4096, 819), 2U * (2U * 819 * 128) + 8U * 819);
 }
 
+// What the budget of a compression reads of a long context, by the table of bytes.
+TEST(Compression, GivesTheShareOfDenseBytesThatWasAsked) {
+  constexpr std::int64_t kContext = 1 << 17;
+  for (const std::int64_t element_bytes : {2, 1}) {
+    const TouchedShape shape{32, 8, 128, element_bytes};
+    const auto dense = static_cast<double>(touched_bytes({}, shape, kContext, kContext));
+    for (const std::string_view name :
+         {"local", "strided", "swa", "sparq", "h2o", "lm-infinite", "topk", "quest"}) {
+      for (const double compression : {1.0, 0.75, 0.5, 0.25, 0.125}) {
+        AttentionOptions options = of(name);
+        const bool too_little = compression <= (name == "topk"    ? 0.5
+                                                : name == "quest" ? 0.25 / element_bytes
+                                                                  : 0.0);
+        if (too_little) {
+          EXPECT_THROW(set_compression(options, shape, compression), Error) << name;
+          continue;
+        }
+        set_compression(options, shape, compression);
+        const std::int64_t budget = budget_tokens(options, kContext, kContext);
+        if (compression == 1.0) {
+          EXPECT_EQ(budget, kContext) << name;
+          continue;
+        }
+        const auto read = static_cast<double>(touched_bytes(options, shape, kContext, budget));
+        EXPECT_NEAR(read / dense, compression, 0.005 + (name == "h2o" ? 0.02 : 0.0)) << name;
+      }
+    }
+  }
+  AttentionOptions sparq = of("sparq");
+  set_compression(sparq, {32, 32, 128, 2}, 1.0 / 8.0);
+  EXPECT_EQ(sparq.sparq.rank, 16);
+  EXPECT_EQ(budget_tokens(sparq, 2048, 2048), 128 + 1);
+  EXPECT_THROW(set_compression(sparq, {32, 32, 128, 2}, 0.0), Error);
+}
+
 }  // namespace
 }  // namespace triphase

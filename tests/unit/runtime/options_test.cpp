@@ -177,6 +177,11 @@ INSTANTIATE_TEST_SUITE_P(
         Misuse{"Cuda", {"--device=cuda:0"}, "runs models on the CPU"},
         Misuse{"Int4", {"--kv-dtype=int4"}, "int8"},
         Misuse{"Attention", {"--attention=squeezed"}, "key clusters"},
+        Misuse{"SparsityText", {"--attention=swa", "--kv-sparsity=aut"}, "--kv-sparsity"},
+        Misuse{"SparsityRange", {"--attention=swa", "--kv-sparsity=1"}, "0.999"},
+        Misuse{"SparsityAutoDense", {"--kv-sparsity=auto"}, "sparse --attention"},
+        Misuse{
+            "DivergenceAlone", {"--attention=swa", "--max-divergence=0.1"}, "--kv-sparsity auto"},
         Misuse{"AttentionOption", {"--attention=sparq", "--attention-option=sparq.rnk=3"}, "rank"},
         Misuse{"Policy", {"--policy=flexgn"}, "flexgen"},
         Misuse{"Link", {"--emulate-link=20Gbit"}, "a rate in GB/s"},

@@ -65,6 +65,63 @@ TEST(Summary, FollowsItsSchemaInEveryState) {
   EXPECT_EQ(violation("summary.schema.json", summary_to_json(summary, options)), "");
 }
 
+SparsityChoice sample_choice() {
+  return {
+      .attention = "swa",
+      .max_divergence = 0.05,
+      .prompts = 16,
+      .kv_dtype = "int8",
+      .tried = {{0.9, {0.125, 0.03125, 0.75, 0.0625, 700}}, {0.8, {0.04, 0.01, 0.9, 0.02, 700}}},
+      .chosen = 0.8};
+}
+
+TEST(Summary, SaysWhatASparsityWasChosenBy) {
+  RunSummary summary = sample_summary();
+  summary.sparsity = sample_choice();
+  const std::string text = summary_to_json(summary, RunOptions{});
+  EXPECT_EQ(violation("summary.schema.json", text), "");
+  EXPECT_EQ(parsed(text).find("attention")->find("calibration")->find("chosen")->number(), 0.8);
+  summary.sparsity->chosen.reset();
+  summary.sparsity->tried.clear();
+  EXPECT_EQ(violation("summary.schema.json", summary_to_json(summary, RunOptions{})), "");
+}
+
+TEST(SparsityChoiceFile, ReadsBackWhatWasWritten) {
+  SparsityChoice choice = sample_choice();
+  for (int round = 0; round < 2; ++round) {
+    const std::string text = sparsity_choice_to_json(choice);
+    const SparsityChoice back = parse_sparsity_choice(text, "s");
+    EXPECT_EQ(sparsity_choice_to_json(back), text);
+    EXPECT_EQ(back.chosen, choice.chosen);
+    choice.chosen.reset();
+  }
+}
+
+TEST(SparsityChoiceFile, DamageIsNamed) {
+  const std::string good = sparsity_choice_to_json(sample_choice());
+  const auto message = [](const std::string& text) -> std::string {
+    try {
+      (void)parse_sparsity_choice(text, "out.jsonl.sparsity.json");
+    } catch (const Error& error) {
+      return error.message();
+    }
+    return "";
+  };
+  const auto with = [&good](std::string_view from, std::string_view to) {
+    std::string text = good;
+    return text.replace(text.find(from), from.size(), to);
+  };
+  for (const auto& [text, named] : std::initializer_list<std::pair<std::string, const char*>>{
+           {good.substr(0, good.size() / 2), "E-IN-SPARSITY"},
+           {"[]", "E-IN-SPARSITY"},
+           {with("sparsity/1", "sparsity/9"), "format"},
+           {with("\"chosen\": 0.8", "\"chosen\": 1.8"), "chosen"},
+           {with("\"prompts\"", "\"lines\""), "prompts"},
+           {with("0.75", "-0.75"), "greedy_agreement"}}) {
+    EXPECT_NE(message(text).find(named), std::string::npos) << text << message(text);
+  }
+}
+
 TEST(Summary, NumbersAreWhatTheyClaim) {
   RunOptions options;
   options.origins = {{"seed", {"5", "command line"}}, {"order", {"input", "default"}}};

@@ -1,0 +1,222 @@
+#include "runtime/calibrate/choose_sparsity.h"
+
+#include <fmt/format.h>
+
+#include <algorithm>
+#include <array>
+
+#include "runtime/base/error.h"
+#include "runtime/calibrate/divergence.h"
+#include "runtime/engine.h"
+#include "runtime/file_ops.h"
+#include "runtime/loaded_model.h"
+#include "runtime/output_file.h"
+#include "runtime/prompt_preparer.h"
+#include "runtime/signals.h"
+#include "scheduler/placement/device_only_policy.h"
+
+namespace triphase {
+namespace {
+
+constexpr std::array kSparsities = {0.9, 0.8, 0.7, 0.6, 0.5, 0.4, 0.3, 0.2, 0.1};
+constexpr std::int64_t kPrompts = 16;
+constexpr std::int64_t kMostTokens = 128;  // of a continuation
+// Dense attention's logits of all compared tokens.
+constexpr std::uint64_t kMostLogitBytes = std::uint64_t{128} << 20;
+constexpr std::uint64_t kMostFileBytes = std::uint64_t{1} << 20;
+
+class Calibration {
+ public:
+  Calibration(const RunOptions& options, const ModelBundle& model, const PromptFileFacts& prompts,
+              Backend& backend, Progress& progress, Log& log)
+      : options_(options),
+        model_(model),
+        prompts_(prompts),
+        backend_(backend),
+        progress_(progress),
+        log_(log) {
+    options_.attention = {};
+    // Divides memory for the sample alone; the job has its own plan.
+    options_.batch_size = options.batch_size > 0 ? std::min(options.batch_size, kPrompts) : 0;
+    options_.shard = {};
+  }
+
+  SparsityChoice run(const AttentionOptions& method) {
+    SparsityChoice choice;
+    choice.attention = attention_name(method.kind);
+    choice.max_divergence = options_.max_divergence;
+    const RunPlan plan = plan_run(options_, model_, threads(), LogitRows::kAll);
+    choice.kv_dtype = kv_dtype_name(plan.kv);
+    progress_.begin_phase("loading model to choose the KV sparsity");
+    auto weights =
+        std::make_shared<LoadedWeights>(model_, options_, plan, backend_, progress_, log_);
+    const std::vector<ScoreTask> tasks = continued_sample(weights, plan);
+    choice.prompts = static_cast<std::int64_t>(tasks.size());
+    if (tasks.empty()) return choice;
+    LogitsReference reference(tasks, model_.config.vocab_size);
+    progress_.begin_phase("choosing the KV sparsity: dense attention");
+    score(weights, AttentionOptions{}, tasks,
+          [&reference](const ScoredRow& row) { reference.keep(row); });
+    for (const double sparsity : kSparsities) {
+      AttentionOptions attention = method;
+      set_keep_ratio(attention, 1.0 - sparsity);
+      progress_.begin_phase(fmt::format("choosing the KV sparsity: {:g}", sparsity));
+      score(weights, attention, tasks,
+            [&reference](const ScoredRow& row) { reference.compare(row); });
+      choice.tried.push_back({sparsity, reference.take_divergence()});
+      const Divergence& found = choice.tried.back().divergence;
+      log_.info(
+          fmt::format("KV sparsity {:g}: KL divergence {:.3g} nats, greedy agreement {:.1f} %",
+                      sparsity, found.kl, 100.0 * found.agreement));
+      if (found.kl > options_.max_divergence) continue;
+      choice.chosen = sparsity;
+      break;
+    }
+    return choice;
+  }
+
+ private:
+  [[nodiscard]] int threads() const { return backend_.threads().threads(); }
+
+  void look_for_stop() const {
+    if (!stop_requested()) return;
+    progress_.finish();
+    die_by_signal(stop_signal());
+  }
+
+  // Lines spread over the whole file, whatever the shard, greedy and of bounded length.
+  [[nodiscard]] std::vector<Request> sample(const RunPlan& plan) const {
+    const PromptPreparer preparer(model_.config, model_.tokenizer.get(),
+                                  {model_.config.max_positions, plan.memory.kv_tokens_per_sequence,
+                                   options_.truncate, options_.no_special});
+    const std::uint64_t row_bytes = static_cast<std::uint64_t>(model_.config.vocab_size) * 4;
+    const auto rows = static_cast<std::int64_t>(kMostLogitBytes / row_bytes);
+    const std::int64_t most_tokens = std::clamp<std::int64_t>(rows / kPrompts, 8, kMostTokens);
+    const std::uint64_t stride =
+        std::max<std::uint64_t>(1, prompts_.lines / static_cast<std::uint64_t>(kPrompts));
+    std::vector<Request> requests;
+    std::uint64_t wanted = 0;  // line index
+    PromptReader reader(options_);
+    while (static_cast<std::int64_t>(requests.size()) < kPrompts) {
+      std::optional<PromptLine> line = reader.next();
+      if (!line) break;
+      auto* request = std::get_if<Request>(&*line);
+      if (request == nullptr || request->index < wanted) continue;
+      request->sampling = {.max_tokens = std::min(request->sampling.max_tokens, most_tokens)};
+      if (preparer.prepare(*request)) continue;
+      request->prompt_form = PromptForm::kTokens;
+      request->index = requests.size();
+      requests.push_back(std::move(*request));
+      wanted += stride;
+    }
+    return requests;
+  }
+
+  // The sample with what dense attention makes of it. The token after the prompt is predicted by a
+  // dense row in any case, so that comparing begins one later.
+  [[nodiscard]] std::vector<ScoreTask> continued_sample(
+      const std::shared_ptr<LoadedWeights>& weights, const RunPlan& plan) const {
+    std::vector<Request> requests = sample(plan);
+    std::vector<ScoreTask> tasks(requests.size());
+    for (std::size_t at = 0; at < requests.size(); ++at) {
+      tasks[at].tokens = requests[at].tokens;
+      tasks[at].prefill_tokens = static_cast<std::int64_t>(requests[at].tokens.size());
+      tasks[at].first_scored = tasks[at].prefill_tokens + 1;
+    }
+    LoadedModel loaded(weights, model_, options_, plan, backend_);
+    const PromptPreparer preparer(
+        model_.config, model_.tokenizer.get(),
+        {.context = model_.config.max_positions, .kv_tokens = plan.memory.kv_tokens_per_sequence});
+    const DeviceOnlyPolicy policy;
+    Engine engine({.batch_size = plan.memory.batch_size, .prefill_chunk = plan.prefill_chunk},
+                  policy, loaded.decoder, loaded.kv, preparer, model_.tokenizer.get(),
+                  backend_.threads(), backend_.stream());
+    progress_.begin_phase("choosing the KV sparsity: continuing a sample of the prompts");
+    std::size_t next = 0;
+    while (next < requests.size() || engine.in_flight() > 0) {
+      while (next < requests.size() && engine.has_room()) {
+        engine.submit(std::move(requests[next++]));
+      }
+      for (const Completion& completion : engine.step()) {
+        std::vector<TokenId>& tokens = tasks[completion.index].tokens;
+        tokens.insert(tokens.end(), completion.tokens.begin(), completion.tokens.end());
+      }
+      look_for_stop();
+    }
+    std::erase_if(tasks, [](const ScoreTask& task) {
+      return static_cast<std::int64_t>(task.tokens.size()) <= task.first_scored;
+    });
+    return tasks;
+  }
+
+  void score(std::shared_ptr<LoadedWeights>& weights, const AttentionOptions& attention,
+             const std::vector<ScoreTask>& tasks,
+             const std::function<void(const ScoredRow&)>& on_row) const {
+    RunOptions options = options_;
+    options.attention = attention;
+    const RunPlan plan = plan_run(options, model_, threads(), LogitRows::kAll);
+    if (plan.placement.streamed_layers != weights->streamed_layers) {
+      weights.reset();  // both together may not fit
+      weights = std::make_shared<LoadedWeights>(model_, options, plan, backend_, progress_, log_);
+    }
+    LoadedModel loaded(weights, model_, options, plan, backend_);
+    Scorer scorer({plan.memory.batch_size, plan.prefill_chunk, on_row}, loaded.decoder, loaded.kv,
+                  backend_.threads(), backend_.stream());
+    const std::vector<ScoredTask> scored = scorer.score_all(tasks, [&](std::uint64_t done) {
+      look_for_stop();
+      ProgressState state;
+      state.done = done;
+      state.total = tasks.size();
+      progress_.update(state);
+    });
+    if (std::ranges::all_of(scored, &ScoredTask::finite)) return;
+    throw Error(ErrorRole::kModel, "E-NUM-LOGITS", "logits")
+        .file(options_.model)
+        .found("NaN or infinity while the KV sparsity was chosen")
+        .expected("numbers");
+  }
+
+  RunOptions options_;
+  const ModelBundle& model_;
+  const PromptFileFacts& prompts_;
+  Backend& backend_;
+  Progress& progress_;
+  Log& log_;
+};
+
+// The choice that the job began with.
+std::optional<SparsityChoice> earlier_choice(const RunOptions& options) {
+  const OutputPaths paths(options.output);
+  const bool begun = path_exists(paths.part) || path_exists(paths.output);
+  if (options.overwrite || options.resume == ResumeMode::kNever || !begun ||
+      !path_exists(paths.sparsity)) {
+    return std::nullopt;
+  }
+  SparsityChoice choice = parse_sparsity_choice(
+      read_small_file(system_file_ops(), paths.sparsity, kMostFileBytes), paths.sparsity);
+  // Another method is another job: the manifest says so in words.
+  if (choice.attention != attention_name(options.attention.kind)) return std::nullopt;
+  return choice;
+}
+
+}  // namespace
+
+std::optional<SparsityChoice> choose_sparsity(RunOptions& options, const ModelBundle& model,
+                                              const PromptFileFacts& prompts, Backend& backend,
+                                              Progress& progress, Log& log) {
+  if (!options.auto_sparsity || options.dry_run) return std::nullopt;
+  std::optional<SparsityChoice> choice = earlier_choice(options);
+  if (!choice) {
+    choice = Calibration(options, model, prompts, backend, progress, log).run(options.attention);
+  }
+  if (choice->chosen) {
+    set_keep_ratio(options.attention, 1.0 - *choice->chosen);
+    log.info(describe(*choice));
+  } else {
+    options.attention = {};
+    log.warning(describe(*choice));
+  }
+  return choice;
+}
+
+}  // namespace triphase

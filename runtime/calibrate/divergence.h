@@ -1,0 +1,43 @@
+#pragma once
+
+// How far the next-token distributions of one attention method are from those of another, over the
+// same tokens.
+
+#include <cstdint>
+#include <span>
+#include <vector>
+
+#include "runtime/calibrate/sparsity_choice.h"
+#include "runtime/scorer.h"
+
+namespace triphase {
+
+// KL(p || q) in nats of the softmax of two rows of logits, in float64; not negative. NaN where a
+// logit is not finite.
+[[nodiscard]] double kl_divergence(std::span<const float> p, std::span<const float> q);
+
+// The reference's logits for every scored token of some tasks, and what others are beside them.
+// Memory: scored tokens * vocabulary * 4 bytes.
+class LogitsReference {
+ public:
+  // `tasks` as they will be scored, in this order, by score_all().
+  LogitsReference(std::span<const ScoreTask> tasks, std::int64_t vocabulary);
+
+  // For Scorer::Options::on_row: keeps the reference's rows, or compares with them. Thread safe for
+  // different rows.
+  void keep(const ScoredRow& row);
+  void compare(const ScoredRow& row);
+  // Over all rows compared since the last call.
+  [[nodiscard]] Divergence take_divergence();
+
+ private:
+  [[nodiscard]] std::size_t row_index(const ScoredRow& row) const;
+
+  std::size_t vocabulary_;
+  std::vector<std::size_t> first_row_;  // of each task, and the end
+  std::vector<float> logits_;           // [row][vocabulary]
+  std::vector<double> kl_;              // of each row
+  std::vector<std::uint8_t> agrees_;
+};
+
+}  // namespace triphase

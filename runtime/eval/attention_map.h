@@ -1,0 +1,51 @@
+#pragma once
+
+// Which tokens a sparse attention method touches, step by step, for one sequence, layer and KV
+// head: recorded while the model decodes, counted, and drawn as SVG.
+
+#include <cstdint>
+#include <string>
+#include <vector>
+
+#include "models/attention_runner.h"
+
+namespace triphase::eval {
+
+struct AttentionMapStep {
+  std::int64_t context = 0;          // tokens there were, the current one included
+  bool dense = false;                // all of them
+  std::vector<std::int32_t> tokens;  // ascending; empty where dense
+};
+
+// Records what is chosen in one layer for one KV head (the common choice where heads share it).
+class AttentionMapRecorder final : public AttentionObserver {
+ public:
+  AttentionMapRecorder(std::int64_t layer, std::int64_t kv_head)
+      : layer_(layer), kv_head_(kv_head) {}
+
+  void decoded(SequenceId sequence, const LayerCall& call, ConstMatrix q, std::int64_t row,
+               const TokenChoice& choice) override;
+
+  [[nodiscard]] const std::vector<AttentionMapStep>& steps() const { return steps_; }
+
+ private:
+  std::int64_t layer_;
+  std::int64_t kv_head_;
+  std::vector<AttentionMapStep> steps_;
+};
+
+// How the choice changes from step to step.
+struct AttentionMapCounts {
+  std::int64_t touched = 0;   // tokens attended, over all steps
+  std::int64_t context = 0;   // tokens there were, over all steps
+  std::int64_t left = 0;      // times that a token was chosen in one step and not in the next
+  std::int64_t returned = 0;  // times that a token was chosen which had left before
+};
+[[nodiscard]] AttentionMapCounts count_changes(const std::vector<AttentionMapStep>& steps);
+
+// One row for each step from top to bottom, tokens from left to right; the prompt's end is marked.
+// No script, light and dark, foreign text escaped.
+[[nodiscard]] std::string attention_map_svg(const std::string& title, std::int64_t prompt_tokens,
+                                            const std::vector<AttentionMapStep>& steps);
+
+}  // namespace triphase::eval

@@ -1,0 +1,124 @@
+#include "runtime/eval/sweep.h"
+
+#include <fmt/format.h>
+
+#include <algorithm>
+#include <set>
+
+#include "runtime/base/error.h"
+#include "runtime/eval/svg_chart.h"
+#include "scheduler/attention/touched_bytes.h"
+
+namespace triphase::eval {
+namespace {
+
+using bench::Row;
+using bench::Value;
+
+bool is_option_of(const std::string& option, const std::string& method) {
+  return option.starts_with(method + ".");
+}
+
+void refuse_stray_options(const SweepLists& lists) {
+  for (const std::string& option : lists.attention_options) {
+    const bool known = std::ranges::any_of(
+        lists.attentions, [&](const std::string& method) { return is_option_of(option, method); });
+    if (known) continue;
+    throw Error(ErrorRole::kUsage, "E-CLI-ATTOPTION", "--attention-option")
+        .found(option)
+        .expected(
+            fmt::format("METHOD.NAME=VALUE with one of {}", fmt::join(lists.attentions, ", ")));
+  }
+}
+
+const Value* find_value(const Row& row, std::string_view name) {
+  const auto found = std::ranges::find(row, name, &Row::value_type::first);
+  return found == row.end() ? nullptr : &found->second;
+}
+
+std::string text_of(const Row& row, std::string_view name) {
+  const Value* value = find_value(row, name);
+  const auto* text = value == nullptr ? nullptr : std::get_if<std::string>(value);
+  return text == nullptr ? "" : *text;
+}
+
+double number_of(const Row& row, std::string_view name) {
+  const Value* value = find_value(row, name);
+  if (value == nullptr) return 0.0;
+  if (const auto* real = std::get_if<double>(value)) return *real;
+  const auto* whole = std::get_if<std::int64_t>(value);
+  return whole == nullptr ? 0.0 : static_cast<double>(*whole);
+}
+
+// The number of a row that the task is about, by its name.
+std::string score_name(const std::string& task) {
+  if (task == "choice") return "accuracy";
+  if (task == "exact-match") return "exact_match";
+  if (task == "summarize") return "rouge_l";
+  return task;
+}
+
+}  // namespace
+
+std::vector<SweepCell> sweep_cells(const SweepLists& lists, const ModelConfig& config,
+                                   DType weights_dtype) {
+  refuse_stray_options(lists);
+  std::vector<SweepCell> cells;
+  for (const std::optional<DType> kv_dtype : lists.kv_dtypes) {
+    const TouchedShape shape{
+        config.heads, config.kv_heads, config.head_dim,
+        static_cast<std::int64_t>(dtype_bytes(kv_dtype.value_or(weights_dtype)))};
+    for (const std::string& method : lists.attentions) {
+      SweepCell cell{.attention = {}, .kv_dtype = kv_dtype};
+      cell.attention.kind = attention_from_name(method);
+      for (const std::string& option : lists.attention_options) {
+        if (is_option_of(option, method)) set_attention_option(cell.attention, option);
+      }
+      const bool dense = cell.attention.kind == AttentionKind::kDense;
+      if (dense || (lists.sparsities.empty() && lists.compressions.empty())) {
+        cells.push_back(cell);
+        continue;
+      }
+      for (const double sparsity : lists.sparsities) {
+        SweepCell one = cell;
+        one.kv_sparsity = sparsity;
+        set_keep_ratio(one.attention, 1.0 - sparsity);
+        cells.push_back(one);
+      }
+      for (const double compression : lists.compressions) {
+        SweepCell one = cell;
+        one.compression = compression;
+        set_compression(one.attention, shape, compression);
+        cells.push_back(one);
+      }
+    }
+  }
+  return cells;
+}
+
+void label_row(const SweepCell& cell, std::string_view kv_dtype, Row& row) {
+  row.insert(row.begin() + 1, {"attention", std::string(attention_name(cell.attention.kind))});
+  row.emplace_back("attention_options",
+                   fmt::format("{}", fmt::join(describe_attention_options(cell.attention), " ")));
+  row.emplace_back("kv_sparsity", cell.kv_sparsity);
+  row.emplace_back("compression", cell.compression);
+  row.emplace_back("kv_dtype", std::string(kv_dtype));
+}
+
+std::string sweep_chart(const std::string& task, const std::vector<Row>& rows, bool several_cells) {
+  const std::string score = score_name(task);
+  Chart chart{fmt::format("{} against KV bytes read", task), "KV bytes read per token", score, {}};
+  std::set<std::string> dtypes;
+  for (const Row& row : rows) dtypes.insert(text_of(row, "kv_dtype"));
+  for (const Row& row : rows) {
+    const Value* depth = find_value(row, "depth");
+    if (several_cells && depth != nullptr && text_of(row, "depth") != "all") continue;
+    std::string series = text_of(row, "attention");
+    if (dtypes.size() > 1) series += ", " + text_of(row, "kv_dtype");
+    chart.points.push_back({number_of(row, "kv_bytes_per_token"), number_of(row, score),
+                            number_of(row, score + "_stderr"), std::move(series)});
+  }
+  return svg_chart(chart);
+}
+
+}  // namespace triphase::eval

@@ -1,0 +1,49 @@
+#pragma once
+
+// What one `triphase eval` scores: every combination of attention methods, budgets and KV types,
+// and the rows and the chart of such a sweep. Pure.
+
+#include <cmath>
+#include <optional>
+#include <string>
+#include <vector>
+
+#include "models/config/model_config.h"
+#include "runtime/base/dtype.h"
+#include "runtime/bench/report.h"
+#include "scheduler/attention/attention_options.h"
+
+namespace triphase::eval {
+
+struct SweepLists {
+  std::vector<std::string> attentions;
+  std::vector<std::string> attention_options;  // "sparq.rank=16"; each for one of `attentions`
+  // At most one of the two is not empty; neither: the budgets of the methods' own options.
+  std::vector<double> sparsities;               // shares of the tokens left out
+  std::vector<double> compressions;             // shares of dense attention's KV bytes
+  std::vector<std::optional<DType>> kv_dtypes;  // at least one; nothing: the weights' type
+};
+
+struct SweepCell {
+  AttentionOptions attention;
+  std::optional<DType> kv_dtype;
+  double kv_sparsity = NAN;  // as asked for; NaN: it was not
+  double compression = NAN;
+};
+
+// KV types outside, then methods, then budgets; dense attention has one cell for each KV type.
+// Options are set before the budget, which so wins. Throws E-CLI-ATTOPTION for an option that no
+// method of the list has, and for a budget that a method cannot keep.
+[[nodiscard]] std::vector<SweepCell> sweep_cells(const SweepLists& lists, const ModelConfig& config,
+                                                 DType weights_dtype);
+
+// Adds to a task's row what was asked of the cell: attention (second), then at the end
+// attention_options, kv_sparsity, compression and kv_dtype.
+void label_row(const SweepCell& cell, std::string_view kv_dtype, bench::Row& row);
+
+// The score of `task` against kv_bytes_per_token, as SVG. Rows are those of sweep and task; where
+// several cells were scored, of a task's rows only those over all its data ("all") count.
+[[nodiscard]] std::string sweep_chart(const std::string& task, const std::vector<bench::Row>& rows,
+                                      bool several_cells);
+
+}  // namespace triphase::eval

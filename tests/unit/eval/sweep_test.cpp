@@ -1,0 +1,124 @@
+// Which combinations a sweep scores, and what its rows and its chart say.
+
+#include "runtime/eval/sweep.h"
+
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+
+#include "runtime/base/error.h"
+
+namespace triphase::eval {
+namespace {
+
+using testing::HasSubstr;
+
+ModelConfig config() {
+  ModelConfig config;
+  config.heads = 8;
+  config.kv_heads = 2;
+  config.head_dim = 64;
+  return config;
+}
+
+std::vector<std::string> names(const std::vector<SweepCell>& cells) {
+  std::vector<std::string> names;
+  for (const SweepCell& cell : cells) {
+    std::string name(attention_name(cell.attention.kind));
+    if (!std::isnan(cell.kv_sparsity)) name += " " + std::to_string(cell.kv_sparsity).substr(0, 3);
+    if (cell.kv_dtype == DType::kU8) name += " int8";
+    names.push_back(name);
+  }
+  return names;
+}
+
+std::string error_of(const SweepLists& lists) {
+  try {
+    (void)sweep_cells(lists, config(), DType::kF16);
+  } catch (const Error& error) {
+    return error.message();
+  }
+  return "";
+}
+
+TEST(Sweep, EveryCombinationOnceAndDenseOnceForEachKvType) {
+  const SweepLists lists{.attentions = {"dense", "swa", "sparq"},
+                         .attention_options = {"sparq.rank=8"},
+                         .sparsities = {0.5, 0.8},
+                         .compressions = {},
+                         .kv_dtypes = {std::nullopt, DType::kU8}};
+  const std::vector<SweepCell> cells = sweep_cells(lists, config(), DType::kF16);
+  EXPECT_THAT(
+      names(cells),
+      testing::ElementsAre("dense", "swa 0.5", "swa 0.8", "sparq 0.5", "sparq 0.8", "dense int8",
+                           "swa 0.5 int8", "swa 0.8 int8", "sparq 0.5 int8", "sparq 0.8 int8"));
+  EXPECT_DOUBLE_EQ(cells[2].attention.swa.caching_ratio, 1.0 - 0.8);
+  EXPECT_EQ(cells[3].attention.sparq.rank, 8);
+}
+
+TEST(Sweep, WithoutBudgetsTheMethodsOwnOptionsCount) {
+  const SweepLists lists{.attentions = {"h2o"},
+                         .attention_options = {"h2o.k=7"},
+                         .sparsities = {},
+                         .compressions = {},
+                         .kv_dtypes = {std::nullopt}};
+  const std::vector<SweepCell> cells = sweep_cells(lists, config(), DType::kF16);
+  ASSERT_EQ(cells.size(), 1U);
+  EXPECT_EQ(budget_tokens(cells[0].attention, 1000, 500), 8);
+  EXPECT_TRUE(std::isnan(cells[0].kv_sparsity));
+}
+
+TEST(Sweep, RefusesOptionsOfOthersAndBudgetsThatCannotBeKept) {
+  EXPECT_THAT(error_of({.attentions = {"swa"},
+                        .attention_options = {"sparq.rank=8"},
+                        .sparsities = {},
+                        .compressions = {},
+                        .kv_dtypes = {std::nullopt}}),
+              testing::AllOf(HasSubstr("sparq.rank=8"), HasSubstr("one of swa")));
+  EXPECT_THAT(error_of({.attentions = {"dense", "topk"},
+                        .attention_options = {},
+                        .sparsities = {},
+                        .compressions = {0.5},
+                        .kv_dtypes = {std::nullopt}}),
+              testing::AllOf(HasSubstr("topk"), HasSubstr("always reads")));
+}
+
+bench::Row row(const char* depth, double score, double bytes) {
+  return {{"task", "needle"},
+          {"depth", depth},
+          {"needle", score},
+          {"needle_stderr", 0.1},
+          {"kv_bytes_per_token", bytes}};
+}
+
+TEST(Sweep, RowsSayWhatWasAskedAndTheChartHasOnePointForEachCell) {
+  SweepCell sparse;
+  sparse.attention.kind = AttentionKind::kSwa;
+  sparse.kv_sparsity = 0.8;
+  std::vector<bench::Row> rows;
+  for (const auto& [cell, score, bytes] :
+       {std::tuple{SweepCell{}, 1.0, 100.0}, std::tuple{sparse, 0.5, 20.0}}) {
+    for (const char* depth : {"0.5", "all"}) {
+      rows.push_back(row(depth, score, bytes));
+      label_row(cell, "f16", rows.back());
+    }
+  }
+  const std::string json = bench::format_report(rows, bench::ReportFormat::kJsonLines, false);
+  EXPECT_THAT(json, HasSubstr("\"task\": \"needle\", \"attention\": \"swa\""));
+  EXPECT_THAT(json, HasSubstr("\"kv_sparsity\": 0.8"));
+  EXPECT_THAT(json, HasSubstr("\"kv_sparsity\": null"));
+  EXPECT_THAT(json, HasSubstr("swa.split=full"));
+  const auto points = [&](bool several) {
+    const std::string svg = sweep_chart("needle", rows, several);
+    std::size_t count = 0;
+    for (std::size_t at = svg.find("<circle"); at != std::string::npos;
+         at = svg.find("<circle", at + 1)) {
+      ++count;
+    }
+    return count;
+  };
+  EXPECT_EQ(points(true), 2U);
+  EXPECT_EQ(points(false), 4U);
+}
+
+}  // namespace
+}  // namespace triphase::eval
