@@ -17,6 +17,7 @@
 #include "kernels/cuda/cublas_lt.h"
 #include "kernels/cuda/cuda_ceilings.h"
 #include "kernels/cuda/cuda_ops.h"
+#include "kernels/cuda/cuda_sparse_ops.h"
 #include "memory/cuda/cuda_device.h"
 #endif
 
@@ -49,6 +50,7 @@ std::unique_ptr<Backend> Backend::open(std::string_view device, std::int64_t thr
   std::unique_ptr<Backend> backend(new Backend);
   const std::int64_t count = threads > 0 ? threads : inspect_machine().usable_cores;
   backend->threads_ = std::make_unique<ThreadPool>(static_cast<int>(count));
+  backend->machine_.threads = backend->threads_->threads();
   if (cuda) {
     backend->use_cuda(*cuda);
   } else {
@@ -63,6 +65,7 @@ void Backend::use_cpu() {
   ops_ = make_cpu_ops(*threads_);
   sparse_ops_ = make_cpu_sparse_ops(*threads_);
   stream_ = device_->make_stream();
+  reserve_ = [](const OpsShape&) {};  // callers' workspaces are all there is
   measure_ceilings_ = [this](int runs) { return cpu::measure_ceilings(*threads_, *device_, runs); };
   now_ = [this] { return cpu::now_seconds(*threads_); };
 }
@@ -76,17 +79,30 @@ void Backend::use_cuda(int index) {
   device_ = std::move(device);
   host_ = std::make_unique<PinnedHostDevice>(*cuda, cuda_host_pinning(), threads_->threads());
   cuda::CudaOpsSettings settings;
-  settings.multiprocessors = cuda->facts().multiprocessors;
-  settings.shared_bytes_per_multiprocessor =
-      static_cast<std::int64_t>(cuda->facts().shared_bytes_per_multiprocessor);
+  machine_.gpu = GpuMachine{
+      .multiprocessors = cuda->facts().multiprocessors,
+      .shared_bytes_per_multiprocessor =
+          static_cast<std::int64_t>(cuda->facts().shared_bytes_per_multiprocessor),
+      .shared_bytes_per_block = static_cast<std::int64_t>(cuda->facts().shared_bytes_per_block)};
+  settings.machine = *machine_.gpu;
   settings.stream_handle = [](Stream& stream) { return cuda_stream(stream); };
   std::string refusal;
   settings.gemm = cuda::load_cublas_lt(*cuda, refusal);
   settings.name = fmt::format(
       "cuda:{} ({}, {})", index, cuda->facts().name,
       settings.gemm ? std::string(settings.gemm->name()) : fmt::format("no cuBLASLt: {}", refusal));
-  ops_ = cuda::make_cuda_ops(*device_, *host_, std::move(settings));
+  auto ops = cuda::make_cuda_ops(*device_, *host_, std::move(settings));
+  auto sparse_ops = cuda::make_cuda_sparse_ops(
+      *device_, *host_, {.machine = *machine_.gpu, .stream_handle = [](Stream& stream) {
+                           return cuda_stream(stream);
+                         }});
   stream_ = device_->make_stream();
+  reserve_ = [this, ops = ops.get(), sparse_ops = sparse_ops.get()](const OpsShape& shape) {
+    ops->reserve(shape, *stream_);
+    sparse_ops->reserve(shape, *stream_);
+  };
+  ops_ = std::move(ops);
+  sparse_ops_ = std::move(sparse_ops);
   measure_ceilings_ = [cuda](int runs) { return cuda::measure_ceilings(*cuda, runs); };
   now_ = [] {
     return std::chrono::duration<double>(std::chrono::steady_clock::now().time_since_epoch())

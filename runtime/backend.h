@@ -10,6 +10,7 @@
 
 #include "kernels/ceilings.h"
 #include "kernels/ops.h"
+#include "kernels/sizing/ops_scratch.h"
 #include "kernels/sparse_ops.h"
 #include "memory/device.h"
 #include "runtime/base/thread_pool.h"
@@ -32,6 +33,11 @@ class Backend {
   [[nodiscard]] Ops& ops() { return *ops_; }
   [[nodiscard]] SparseOps& sparse_ops() { return *sparse_ops_; }
   [[nodiscard]] ThreadPool& threads() { return *threads_; }
+  // What the sizes of scratch depend on.
+  [[nodiscard]] const ComputeMachine& machine() const { return machine_; }
+  // Allocates what operations within `shape` need for themselves: ops_reserved_bytes of machine(),
+  // which the plan has counted.
+  void reserve(const OpsShape& shape) { reserve_(shape); }
   [[nodiscard]] Stream& stream() { return *stream_; }
 
   // Takes seconds and 1 GiB of device memory; the best of `runs`.
@@ -45,12 +51,14 @@ class Backend {
   void use_cpu();
   void use_cuda(int index);
 
+  ComputeMachine machine_;
   std::unique_ptr<ThreadPool> threads_;
   std::unique_ptr<Device> device_;
   std::unique_ptr<Device> host_;
   std::unique_ptr<Ops> ops_;
   std::unique_ptr<SparseOps> sparse_ops_;
   std::unique_ptr<Stream> stream_;
+  std::function<void(const OpsShape&)> reserve_;
   std::function<Ceilings(int)> measure_ceilings_;
   std::function<double()> now_;
 };

@@ -294,7 +294,7 @@ int generate(RunOptions options, Log& log) {
   const std::optional<RunSchedule> schedule =
       choose_schedule(options, model, prompt_facts, *backend, profile, log);
   const RunPlan plan =
-      plan_run(options, model, backend->threads().threads(),
+      plan_run(options, model, backend->machine(),
                options.job == JobKind::kScore ? LogitRows::kAll : LogitRows::kLast);
   log.info(fmt::format("model: {} ({} layers, {} weights of {}), device: {}, {} threads",
                        model.config.architecture, model.config.layers,

@@ -16,12 +16,29 @@ namespace {
 
 constexpr std::int64_t kDefaultPrefillChunk = 256;
 
+// The largest calls of Ops that a decoder within `limits` makes.
+OpsShape ops_shape(const ModelConfig& config, const BatchLimits& limits, const KvStore::Shape& kv) {
+  return {.attention = {.heads = config.heads,
+                        .kv_heads = config.kv_heads,
+                        .head_dim = config.head_dim,
+                        .max_query_rows = limits.rows,
+                        .max_context = limits.context},
+          .max_sequences = limits.segments,
+          .max_list_tokens = limits.sparse ? limits.context : 0,
+          .widest_input =
+              std::max({config.hidden_size, config.q_width(), config.ffn_size, config.embed_dim}),
+          .kv_dtype = kv.dtype,
+          .open_dtype = kv.open_dtype,
+          .page_tokens = kv.block_tokens};
+}
+
 class Planner {
  public:
-  Planner(const RunOptions& options, const ModelBundle& model, int threads, LogitRows logit_rows)
+  Planner(const RunOptions& options, const ModelBundle& model, const ComputeMachine& machine,
+          LogitRows logit_rows)
       : options_(options),
         model_(model),
-        threads_(threads),
+        machine_(machine),
         logit_rows_(logit_rows),
         context_(options.max_context > 0 ? std::min(options.max_context, model.config.max_positions)
                                          : model.config.max_positions),
@@ -63,7 +80,9 @@ class Planner {
   }
 
   [[nodiscard]] std::uint64_t scratch(std::int64_t batch) const {
-    return DecoderModel::scratch_bytes(model_.config, limits_for(batch), threads_);
+    const BatchLimits limits = limits_for(batch);
+    return DecoderModel::scratch_bytes(model_.config, limits, machine_.threads) +
+           ops_reserved_bytes(machine_, ops_shape(model_.config, limits, plan_.kv));
   }
 
   void choose_budgets() {
@@ -198,7 +217,7 @@ class Planner {
 
   const RunOptions& options_;
   const ModelBundle& model_;
-  int threads_;
+  ComputeMachine machine_;
   LogitRows logit_rows_;
   std::int64_t context_;
   std::uint64_t layer_bytes_;
@@ -207,9 +226,9 @@ class Planner {
 
 }  // namespace
 
-RunPlan plan_run(const RunOptions& options, const ModelBundle& model, int threads,
+RunPlan plan_run(const RunOptions& options, const ModelBundle& model, const ComputeMachine& machine,
                  LogitRows logit_rows) {
-  return Planner(options, model, threads, logit_rows).plan();
+  return Planner(options, model, machine, logit_rows).plan();
 }
 
 std::string_view kv_dtype_name(const KvStore::Shape& shape) {
@@ -280,6 +299,7 @@ LoadedModel::LoadedModel(std::shared_ptr<LoadedWeights> loaded, const ModelBundl
          pool, &host_pool, transfers.get()) {
   TRIPHASE_CHECK(plan.placement.streamed_layers == shared->streamed_layers,
                  "a plan for weights that lie elsewhere");
+  backend.reserve(ops_shape(model.config, plan.limits, plan.kv));
   decoder.set_attention(options.attention, backend.sparse_ops(), pool);
   decoder.kv_step().set_prefetch(plan.placement.overlap);
   decoder.weight_stream().set_prefetch(plan.placement.overlap);

@@ -41,8 +41,8 @@ struct RunPlan {
 };
 
 // Throws ErrorRole::kResources E-MEM-FIT, saying what would fit.
-[[nodiscard]] RunPlan plan_run(const RunOptions& options, const ModelBundle& model, int threads,
-                               LogitRows logit_rows);
+[[nodiscard]] RunPlan plan_run(const RunOptions& options, const ModelBundle& model,
+                               const ComputeMachine& machine, LogitRows logit_rows);
 
 // "f16", ..., "int8": as in manifest and summary.
 [[nodiscard]] std::string_view kv_dtype_name(const KvStore::Shape& shape);

@@ -80,7 +80,7 @@ std::string draw_attention_map(const OptionValues& values, Log& log) {
   check_below(values, "layer", model.config.layers);
   check_below(values, "head", model.config.kv_heads);
   const auto backend = Backend::open(options.device, options.threads);
-  const RunPlan plan = plan_run(options, model, backend->threads().threads(), LogitRows::kLast);
+  const RunPlan plan = plan_run(options, model, backend->machine(), LogitRows::kLast);
   Progress progress(log, options.progress);
   progress.begin_phase("loading model");
   LoadedModel loaded(model, options, plan, *backend, progress, log);

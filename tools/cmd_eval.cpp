@@ -87,7 +87,7 @@ class Evaluation {
 
   std::vector<Row> run(const eval::SweepCell& cell, const std::string& data) {
     const RunOptions options = options_of(cell);
-    const RunPlan plan = plan_run(options, bundle_, backend_->threads().threads(), LogitRows::kAll);
+    const RunPlan plan = plan_run(options, bundle_, backend_->machine(), LogitRows::kAll);
     log_.info(describe(plan, bundle_));
     if (weights_ == nullptr || weights_->streamed_layers != plan.placement.streamed_layers) {
       weights_ = nullptr;  // before the others are there: together they may not fit
@@ -132,8 +132,7 @@ class Evaluation {
   }
 
   void plan_cell(const eval::SweepCell& cell) {
-    const RunPlan plan =
-        plan_run(options_of(cell), bundle_, backend_->threads().threads(), LogitRows::kAll);
+    const RunPlan plan = plan_run(options_of(cell), bundle_, backend_->machine(), LogitRows::kAll);
     const std::int64_t fits =
         std::min(bundle_.config.max_positions, plan.memory.kv_tokens_per_sequence);
     context_ = context_ == 0 ? fits : std::min(context_, fits);

@@ -109,7 +109,7 @@ Lists lists_of(std::span<const AttentionSegment> run) {
 
 class Batch {
  public:
-  Batch(const BatchAttention& call, const AttentionMachine& machine, ArgumentRing& arguments,
+  Batch(const BatchAttention& call, const GpuMachine& machine, ArgumentRing& arguments,
         DeviceScratch& scratch, Device& device, Stream& stream, StreamHandle handle)
       : call_(call),
         machine_(machine),
@@ -119,16 +119,16 @@ class Batch {
         stream_(stream),
         handle_(handle) {}
 
-  // Any queries, one kernel for the whole run: on tensor cores where it serves and bits may depend
-  // on how a prompt is cut into chunks.
+  // Any queries, one kernel for the whole run: on tensor cores where it serves.
   void paged(std::span<const AttentionSegment> run) {
     const KvLayerView& cache = call_.cache;
     const std::int64_t group = call_.heads / cache.kv_heads;
     PagedAttention args = paged_arguments();
     const bool on_tensor_cores =
-        !machine_.deterministic && prefill_attention_serves(args) &&
-        prefill_attention_shared_bytes(cache.dtype, cache.head_dim) + kSystemSharedBytes <=
-            machine_.shared_bytes_per_multiprocessor;
+        prefill_attention_serves(cache.dtype, cache.open_dtype, cache.head_dim, cache.page_tokens,
+                                 group) &&
+        prefill_attention_shared_bytes(cache.dtype, cache.head_dim) <=
+            machine_.shared_bytes_per_block;
     const Tables tables = tables_of(run, cache);
     std::vector<PagedSegment> segments;
     std::int64_t query_blocks = 0;
@@ -155,11 +155,13 @@ class Batch {
     args.pages = send(tables.pages);
     if (cache.quantized()) args.scale_pages = send(tables.scale_pages);
     if (on_tensor_cores) {
-      const std::int64_t splits =
-          prefill_splits(query_blocks, cache.kv_heads, max_context, machine_.multiprocessors);
-      args.partials =
-          floats(prefill_partial_floats(query_blocks, cache.kv_heads, cache.head_dim, splits));
-      prefill_attention(args, query_blocks, max_context, splits, handle_);
+      const PrefillSplits splits =
+          machine_.deterministic
+              ? prefill_fixed_splits(max_context)
+              : prefill_splits(query_blocks, cache.kv_heads, max_context, machine_.multiprocessors);
+      args.partials = floats(
+          prefill_partial_floats(query_blocks, cache.kv_heads, cache.head_dim, splits.count));
+      prefill_attention(args, query_blocks, splits, handle_);
       return;
     }
     args.partials =
@@ -229,8 +231,9 @@ class Batch {
       split.part_count = static_cast<int>(unit_count(run, lists, split.rows_per_count));
     } else {
       split.row_overhead = kRowOverhead;
-      split.part_count = static_cast<int>(gather_attn_parts(
-          machine_.multiprocessors, machine_.shared_bytes_per_multiprocessor, group));
+      split.part_count = static_cast<int>(
+          gather_attn_parts(machine_.multiprocessors, machine_.shared_bytes_per_multiprocessor,
+                            group, cache.head_dim, cache.quantized()));
     }
 
     const GatherScratch scratch =
@@ -281,9 +284,6 @@ class Batch {
   }
 
  private:
-  // What the system takes of a multiprocessor's shared memory for each block.
-  static constexpr std::int64_t kSystemSharedBytes = 1024;
-
   // Everything but the segments and their tables.
   [[nodiscard]] PagedAttention paged_arguments() const {
     const KvLayerView& cache = call_.cache;
@@ -347,7 +347,7 @@ class Batch {
   }
 
   const BatchAttention& call_;
-  const AttentionMachine& machine_;
+  const GpuMachine& machine_;
   ArgumentRing& arguments_;
   DeviceScratch& scratch_;
   Device& device_;
@@ -358,7 +358,7 @@ class Batch {
 }  // namespace
 
 void attend_batch(const BatchAttention& call, std::span<const AttentionSegment> segments,
-                  const AttentionMachine& machine, ArgumentRing& arguments, DeviceScratch& scratch,
+                  const GpuMachine& machine, ArgumentRing& arguments, DeviceScratch& scratch,
                   Device& device, Stream& stream, StreamHandle handle) {
   Batch batch(call, machine, arguments, scratch, device, stream, handle);
   std::size_t begin = 0;

@@ -9,6 +9,7 @@
 #include "kernels/cuda/device_scratch.h"
 #include "kernels/cuda/stream_handle.h"
 #include "kernels/ops.h"
+#include "kernels/sizing/compute_machine.h"
 
 namespace triphase::cuda {
 
@@ -20,15 +21,9 @@ struct BatchAttention {
   Matrix out;
 };
 
-struct AttentionMachine {
-  std::int64_t multiprocessors = 1;
-  std::int64_t shared_bytes_per_multiprocessor = 0;
-  bool deterministic = false;
-};
-
 // Segments have been checked. `stream` and `handle` are the same stream.
 void attend_batch(const BatchAttention& call, std::span<const AttentionSegment> segments,
-                  const AttentionMachine& machine, ArgumentRing& arguments, DeviceScratch& scratch,
+                  const GpuMachine& machine, ArgumentRing& arguments, DeviceScratch& scratch,
                   Device& device, Stream& stream, StreamHandle handle);
 
 }  // namespace triphase::cuda

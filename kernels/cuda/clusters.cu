@@ -231,7 +231,7 @@ void kmeans_assign(const Points& points, const float* centroids, std::int64_t cl
   const dim3 grid{static_cast<unsigned>(ceil_div<std::int64_t>(points.count, kPointTile)),
                   static_cast<unsigned>(points.rows), 1};
   const std::size_t shared = assign_shared_bytes(points.dim);
-  allow_shared_bytes(&kmeans_assign_kernel, shared, "kmeans_assign");
+  allow_shared_bytes(&kmeans_assign_kernel, shared, "kmeans_assign", shape);
   TRIPHASE_LAUNCH((kmeans_assign_kernel), grid, kThreads, shared, stream, points, centroids,
                   static_cast<int>(clusters), labels);
   check_launched("kmeans_assign", shape);
@@ -268,7 +268,7 @@ void expand_clusters(const ClusterTokens& clusters, const std::int32_t* chosen,
   if (clusters.rows == 0) return;
   const auto shared = static_cast<std::size_t>(
       ceil_div<std::int64_t>(larger<std::int64_t>(clusters.max_tokens, 1), 32) * 4);
-  allow_shared_bytes(&expand_clusters_kernel, shared, "expand_clusters");
+  allow_shared_bytes(&expand_clusters_kernel, shared, "expand_clusters", shape);
   TRIPHASE_LAUNCH((expand_clusters_kernel), static_cast<unsigned>(clusters.rows), kThreads, shared,
                   stream, clusters, chosen, chosen_stride, chosen_counts, indices, counts);
   check_launched("expand_clusters", shape);

@@ -14,15 +14,10 @@
 #include "kernels/cuda/norms.h"
 #include "kernels/cuda/pointwise.h"
 #include "kernels/cuda/stage_rows.h"
+#include "kernels/sizing/cuda_workspace.h"
 
 namespace triphase::cuda {
 namespace {
-
-CudaScratchBytes reserved(const CudaOpsSettings& settings) {
-  CudaScratchBytes bytes;
-  bytes.arguments = kCudaArgumentRingBytes;
-  return settings.reserve ? cuda_scratch_bytes(*settings.reserve) : bytes;
-}
 
 void check_indices(std::span<const std::int32_t> indices, const ConstMatrix& table,
                    const ConstMatrix& y, std::string_view operation) {
@@ -61,16 +56,22 @@ KvCache cache_of(const KvLayerView& view, std::string_view operation) {
           .open_dtype = view.open_dtype};
 }
 
-class CudaOps final : public Ops {
+class CudaOpsOnStreams final : public CudaOps {
  public:
-  CudaOps(Device& device, Device& host, CudaOpsSettings settings)
+  CudaOpsOnStreams(Device& device, Device& host, CudaOpsSettings settings)
       : device_(&device),
         settings_(std::move(settings)),
-        arguments_(device, host, static_cast<std::size_t>(reserved(settings_).arguments)),
-        scratch_(device, static_cast<std::size_t>(reserved(settings_).attention)),
-        converted_(device, static_cast<std::size_t>(reserved(settings_).activations)) {}
+        arguments_(device, host, static_cast<std::size_t>(kCudaArgumentRingBytes)),
+        scratch_(device),
+        converted_(device) {}
 
   [[nodiscard]] std::string_view name() const override { return settings_.name; }
+
+  void reserve(const OpsShape& shape, Stream& stream) override {
+    const CudaScratchBytes bytes = cuda_scratch_bytes(settings_.machine, shape);
+    (void)scratch_.at_least(static_cast<std::size_t>(bytes.attention), stream);
+    (void)converted_.at_least(static_cast<std::size_t>(bytes.activations), stream);
+  }
 
   void linear(ConstMatrix x, ConstMatrix w, const float* bias, bool accumulate, Matrix y,
               Stream& stream) override {
@@ -79,7 +80,8 @@ class CudaOps final : public Ops {
             "linear", "F32 x and y, y must be x times w transposed", [&] {
               return shape_text({{"x", x}, {"w", w}, {"y", y}});
             });
-    if (settings_.gemm != nullptr && y.rows > 0 && y.cols > 0 && x.cols > 0) {
+    if (settings_.gemm != nullptr && !settings_.machine.deterministic && y.rows > 0 && y.cols > 0 &&
+        x.cols > 0) {
       const ConstMatrix rounded = w.dtype == DType::kF32 ? x : round_to(x, w.dtype, stream);
       if (settings_.gemm->run(rounded, w, bias, accumulate, y, handle(stream))) return;
     }
@@ -204,10 +206,8 @@ class CudaOps final : public Ops {
                      ", " + shape_of(cache);
             });
     for (const AttentionSegment& segment : segments) check_segment(segment, q.rows, cache);
-    attend_batch({q, heads, cache, scale, out}, segments,
-                 {settings_.multiprocessors, settings_.shared_bytes_per_multiprocessor,
-                  settings_.deterministic},
-                 arguments_, scratch_, *device_, stream, handle(stream));
+    attend_batch({q, heads, cache, scale, out}, segments, settings_.machine, arguments_, scratch_,
+                 *device_, stream, handle(stream));
   }
 
  private:
@@ -294,8 +294,8 @@ class CudaOps final : public Ops {
 
 }  // namespace
 
-std::unique_ptr<Ops> make_cuda_ops(Device& device, Device& host, CudaOpsSettings settings) {
-  return std::make_unique<CudaOps>(device, host, std::move(settings));
+std::unique_ptr<CudaOps> make_cuda_ops(Device& device, Device& host, CudaOpsSettings settings) {
+  return std::make_unique<CudaOpsOnStreams>(device, host, std::move(settings));
 }
 
 }  // namespace triphase::cuda

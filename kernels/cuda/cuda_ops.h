@@ -9,39 +9,41 @@
 //
 // Attention: runs of single queries (decode, and selections) use gather_attn, other queries
 // prefill_attention on tensor cores, or paged_attention where that does not serve. By default work
-// is divided over the GPU by the batch's lengths, so a row's last bits may depend on its
-// neighbours; with `deterministic` cuts lie at absolute positions and all but selections use
-// paged_attention.
+// is divided over the GPU by the batch's lengths and the library chooses a product by the number of
+// rows, so a row's last bits may depend on its neighbours. With `deterministic` they do not: cuts
+// lie at absolute positions, decode takes the kernel of prefill, and `linear` is gemm_tile, whose
+// sums run in one order whatever the rows (F32 on CUDA cores, several times slower).
 //
-// Scratch beyond the given workspace is the object's own: allocated at the start for the shapes
-// that `reserve` names, by kernels/sizing/cuda_workspace.h, and grown when a call needs more. One
-// stream and one thread at a time.
+// Scratch is the object's own, not the callers' workspace: allocated by reserve(), as large as
+// kernels/sizing/cuda_workspace.h says, and grown when a call needs more. One stream and one thread
+// at a time.
 
 #include <functional>
 #include <memory>
-#include <optional>
 #include <string>
 
 #include "kernels/cuda/gemm.h"
 #include "kernels/ops.h"
-#include "kernels/sizing/cuda_workspace.h"
+#include "kernels/sizing/ops_scratch.h"
 
 namespace triphase::cuda {
 
 struct CudaOpsSettings {
   std::string name;  // "cuda:0 (NVIDIA H200)"
-  std::int64_t multiprocessors = 1;
-  std::int64_t shared_bytes_per_multiprocessor = 0;
-  bool deterministic = false;
+  GpuMachine machine;
   // The CUDA stream behind one of the device's streams.
   std::function<StreamHandle(Stream&)> stream_handle;
   std::unique_ptr<Gemm> gemm;  // null: gemm_tile
-  // What cuda_scratch_bytes says for the calls to come is allocated at the start.
-  std::optional<CudaScratchShape> reserve;
+};
+
+class CudaOps : public Ops {
+ public:
+  // Allocates what calls within `shape` need: its share of cuda_scratch_bytes.
+  virtual void reserve(const OpsShape& shape, Stream& stream) = 0;
 };
 
 // `device` holds the scratch, `host` what travels to it; both must outlive the Ops.
-[[nodiscard]] std::unique_ptr<Ops> make_cuda_ops(Device& device, Device& host,
-                                                 CudaOpsSettings settings);
+[[nodiscard]] std::unique_ptr<CudaOps> make_cuda_ops(Device& device, Device& host,
+                                                     CudaOpsSettings settings);
 
 }  // namespace triphase::cuda

@@ -1,7 +1,6 @@
 #pragma once
 
-// A block of device memory that grows to the largest request so far, or starts as large as the plan
-// says. Its content is undefined after
+// A block of device memory that grows to the largest request so far. Its content is undefined after
 // a request; work that still uses the old block is waited for before it goes.
 
 #include <cstddef>
@@ -12,11 +11,7 @@ namespace triphase::cuda {
 
 class DeviceScratch {
  public:
-  explicit DeviceScratch(Device& device, std::size_t bytes = 0) : device_(&device) {
-    if (bytes == 0) return;
-    data_ = static_cast<std::byte*>(device_->allocate(bytes));
-    bytes_ = bytes;
-  }
+  explicit DeviceScratch(Device& device) : device_(&device) {}
   ~DeviceScratch() { release(); }
   DeviceScratch(const DeviceScratch&) = delete;
   DeviceScratch& operator=(const DeviceScratch&) = delete;

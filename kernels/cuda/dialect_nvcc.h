@@ -7,6 +7,7 @@
 #include <cuda_runtime.h>
 
 #include <cassert>
+#include <string>
 
 #include "memory/cuda/cuda_check.h"
 
@@ -16,6 +17,7 @@
 #define TRIPHASE_SHARED(type, name, count) __shared__ type name[count]
 #define TRIPHASE_DYNAMIC_SHARED(name) extern __shared__ __align__(16) unsigned char name[]
 #define TRIPHASE_UNROLL _Pragma("unroll")
+#define TRIPHASE_UNROLL_FOUR _Pragma("unroll 4")
 #define TRIPHASE_NO_UNROLL _Pragma("unroll 1")
 
 namespace triphase::cuda {
@@ -40,14 +42,15 @@ void check_launched(const char* kernel, const Shape& shape) {
   check_launch(kernel, shape);
 }
 
-// More than 48 KiB of shared memory must be asked for once per kernel and device.
-template <class Kernel>
-void allow_shared_bytes(Kernel* kernel, std::size_t bytes, const char* name) {
-  if (bytes > 48 * 1024) {
-    check_cuda(
-        cudaFuncSetAttribute(reinterpret_cast<const void*>(kernel),
-                             cudaFuncAttributeMaxDynamicSharedMemorySize, static_cast<int>(bytes)),
-        "cudaFuncSetAttribute", name);
+// More than 48 KiB of shared memory must be asked for once per kernel and device. `shape` as above.
+template <class Kernel, class Shape>
+void allow_shared_bytes(Kernel* kernel, std::size_t bytes, const char* name, const Shape& shape) {
+  if (bytes <= 48 * 1024) return;
+  const cudaError_t status =
+      cudaFuncSetAttribute(reinterpret_cast<const void*>(kernel),
+                           cudaFuncAttributeMaxDynamicSharedMemorySize, static_cast<int>(bytes));
+  if (status != cudaSuccess) {
+    throw_cuda_error(status, name, std::to_string(bytes) + " bytes of shared memory, " + shape());
   }
 }
 
@@ -162,6 +165,17 @@ __device__ __forceinline__ unsigned pack2(float first, float second) {
   return bits;
 }
 
+__device__ __forceinline__ unsigned subtract2_half(unsigned from, unsigned what) {
+  __half2 pair;
+  __half2 other;
+  memcpy(&pair, &from, 4);
+  memcpy(&other, &what, 4);
+  pair = __hsub2(pair, other);
+  unsigned bits = 0;
+  memcpy(&bits, &pair, 4);
+  return bits;
+}
+
 __device__ __forceinline__ uint4 load16(const void* from) {
   return __ldg(static_cast<const uint4*>(from));
 }
@@ -170,6 +184,12 @@ __device__ __forceinline__ uint2 load8(const void* from) {
 }
 __device__ __forceinline__ unsigned load4(const void* from) {
   return __ldg(static_cast<const unsigned*>(from));
+}
+__device__ __forceinline__ uint2 load_shared8(const void* from) {
+  return *static_cast<const uint2*>(from);
+}
+__device__ __forceinline__ unsigned load_shared4(const void* from) {
+  return *static_cast<const unsigned*>(from);
 }
 __device__ __forceinline__ void store16(void* to, uint4 value) { *static_cast<uint4*>(to) = value; }
 __device__ __forceinline__ void store8(void* to, uint2 value) { *static_cast<uint2*>(to) = value; }

@@ -5,14 +5,16 @@
 #include <string_view>
 
 #include "kernels/cuda/dialect.h"
+#include "kernels/cuda/launch_check.h"
 #include "runtime/base/dtype.h"
-#include "runtime/base/error.h"
 
 namespace triphase::cuda {
 
+// `shape` makes the text of the call's shapes for an error, as in launch_check.h.
+
 // Calls body.operator()<T>() with float, Half or BFloat16.
-template <class Body>
-void for_float_type(DType dtype, std::string_view kernel, const Body& body) {
+template <class Shape, class Body>
+void for_float_type(DType dtype, std::string_view kernel, const Shape& shape, const Body& body) {
   switch (dtype) {
     case DType::kF32:
       return body.template operator()<float>();
@@ -21,22 +23,21 @@ void for_float_type(DType dtype, std::string_view kernel, const Body& body) {
     case DType::kBF16:
       return body.template operator()<BFloat16>();
     default:
-      TRIPHASE_CHECK(false, std::string(kernel) + ": type " + std::string(dtype_name(dtype)));
+      reject_launch(kernel, "no kernel for the type " + std::string(dtype_name(dtype)), shape());
   }
 }
 
 // The same, and unsigned char for INT8 codes.
-template <class Body>
-void for_cache_type(DType dtype, std::string_view kernel, const Body& body) {
+template <class Shape, class Body>
+void for_cache_type(DType dtype, std::string_view kernel, const Shape& shape, const Body& body) {
   if (dtype == DType::kU8) return body.template operator()<unsigned char>();
-  for_float_type(dtype, kernel, body);
+  for_float_type(dtype, kernel, shape, body);
 }
 
 // Calls body.operator()<G>() with the smallest of 1, 2, 4, 8 that is at least `group`.
-template <class Body>
-void for_group(std::int64_t group, std::string_view kernel, const Body& body) {
-  TRIPHASE_CHECK(group >= 1 && group <= 8, std::string(kernel) + ": 1 to 8 query heads for each " +
-                                               "KV head, not " + std::to_string(group));
+template <class Shape, class Body>
+void for_group(std::int64_t group, std::string_view kernel, const Shape& shape, const Body& body) {
+  require(group >= 1 && group <= 8, kernel, "1 to 8 query heads for each KV head", shape);
   if (group == 1) return body.template operator()<1>();
   if (group == 2) return body.template operator()<2>();
   if (group <= 4) return body.template operator()<4>();

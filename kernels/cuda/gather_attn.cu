@@ -1,5 +1,5 @@
 #include "kernels/cuda/gather_attn.h"
-#include "kernels/cuda/gather_attn_kernel.h"
+#include "kernels/cuda/gather_walk.h"
 #include "kernels/cuda/launch_check.h"
 
 namespace triphase::cuda {

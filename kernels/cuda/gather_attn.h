@@ -4,13 +4,11 @@
 // lm-infinite and all sparse ones). One query token per sequence; a row's query heads share every
 // key and value that is read.
 //
-// Work is divided by a SplitPlan: one warp per part, no block barriers. A warp streams tiles of 4
-// KiB (K and V of 4 to 32 tokens) through a ring of three in shared memory, 16 bytes per copy, so
-// that 16 warps per multiprocessor keep 128 KiB under way. Scores are summed over the lanes that
-// share a token; each group of lanes keeps its own running (max, sum, output), merged at the end of
-// a row. Results are partial states; merge_states makes the output of them.
+// Work is divided by a SplitPlan: one warp per part, no block barriers. A warp streams tiles of
+// tokens through a ring of three stages in shared memory, 16 bytes per copy (gather_walk.h); one or
+// two query heads per KV head are computed on CUDA cores (gather_cores.h), more on tensor cores
+// (gather_tiles.h). Results are partial states; merge_states makes the output of them.
 //
-// INT8 keys and values are used as code - zero (exact), with lambda folded into the query for keys.
 // The open block of an INT8 cache is a second launch over the open pool.
 
 #include <cstddef>

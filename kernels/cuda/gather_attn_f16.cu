@@ -1,5 +1,5 @@
 // gather_attn over F16 keys and values.
-#include "kernels/cuda/gather_attn_kernel.h"
+#include "kernels/cuda/gather_launch.h"
 
 namespace triphase::cuda {
 

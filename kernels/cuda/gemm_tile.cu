@@ -84,7 +84,7 @@ void gemm_tile(ConstMatrix x, ConstMatrix w, const float* bias, bool accumulate,
   if (y.rows == 0 || y.cols == 0) return;
   const dim3 grid{static_cast<unsigned>(ceil_div<std::int64_t>(y.cols, kTile)),
                   static_cast<unsigned>(ceil_div<std::int64_t>(y.rows, kTile)), 1};
-  for_float_type(w.dtype, "gemm_tile", [&]<class T>() {
+  for_float_type(w.dtype, "gemm_tile", shape, [&]<class T>() {
     TRIPHASE_LAUNCH((gemm_tile_kernel<T>), grid, kThreads, 0, stream,
                     static_cast<const float*>(x.data), x.row_stride, static_cast<const T*>(w.data),
                     w.row_stride, bias, accumulate, static_cast<float*>(y.data), y.row_stride,

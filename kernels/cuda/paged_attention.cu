@@ -219,9 +219,9 @@ void paged_attention(const PagedAttention& call, std::int64_t query_blocks,
   const dim3 grid{static_cast<unsigned>(query_blocks), static_cast<unsigned>(call.kv_heads),
                   static_cast<unsigned>(splits)};
   const std::size_t shared = shared_bytes(call.head_dim);
-  for_cache_type(call.dtype, "paged_attention", [&]<class T>() {
+  for_cache_type(call.dtype, "paged_attention", shape, [&]<class T>() {
     const auto launch = [&]<int kOwnColumns>() {
-      allow_shared_bytes(&paged_attention_kernel<T, kOwnColumns>, shared, "paged_attention");
+      allow_shared_bytes(&paged_attention_kernel<T, kOwnColumns>, shared, "paged_attention", shape);
       TRIPHASE_LAUNCH((paged_attention_kernel<T, kOwnColumns>), grid, kThreads, shared, stream,
                       call);
     };

@@ -105,7 +105,7 @@ void gather_table(const std::int32_t* rows, ConstMatrix table, float scale, bool
   require(is_f32(y) && y.cols == table.cols && (rows != nullptr || y.rows == 0), "gather_table",
           "y must be F32 and as wide as the table", shape);
   if (y.rows == 0 || y.cols == 0) return;
-  for_float_type(table.dtype, "gather_table", [&]<class T>() {
+  for_float_type(table.dtype, "gather_table", shape, [&]<class T>() {
     TRIPHASE_LAUNCH((gather_table_kernel<T>), elementwise_grid(y.rows, y.cols), kThreads, 0, stream,
                     rows, static_cast<const T*>(table.data), table.row_stride, scale, accumulate,
                     static_cast<float*>(y.data), y.row_stride, y.cols);
@@ -162,7 +162,7 @@ void convert(ConstMatrix x, Matrix y, StreamHandle stream) {
   require(is_f32(x) && x.rows == y.rows && x.cols <= y.cols && y.dtype != DType::kF32, "convert",
           "from F32 to rows at least as wide of a 16-bit type", shape);
   if (y.rows == 0 || y.cols == 0) return;
-  for_float_type(y.dtype, "convert", [&]<class T>() {
+  for_float_type(y.dtype, "convert", shape, [&]<class T>() {
     TRIPHASE_LAUNCH((convert_kernel<T>), elementwise_grid(y.rows, y.cols), kThreads, 0, stream,
                     static_cast<const float*>(x.data), x.row_stride, x.cols,
                     static_cast<T*>(y.data), y.row_stride, y.cols);

@@ -14,7 +14,7 @@ constexpr int kRows = static_cast<int>(kPrefillRows);  // 16 of each warp
 constexpr int kStages = 2;
 constexpr float kLog2E = 1.44269504F;
 // Beside a row's elements, so that the eight rows of a tile of load_matrices lie in other banks.
-constexpr int kPad = 8;
+constexpr int kPad = static_cast<int>(kPrefillRowPad);
 
 // Stored: elements of the cache. T: operands of the products. kDim: columns in shared memory, zeros
 // from head_dim on.
@@ -23,7 +23,7 @@ struct Layout {
   using T = std::conditional_t<std::is_same_v<Stored, BFloat16>, BFloat16, Half>;
   static constexpr bool kCodes = sizeof(Stored) == 1;
   static constexpr int kTerms = std::is_same_v<T, BFloat16> ? 2 : 1;
-  static constexpr int kKeys = kDim > 128 ? 32 : 64;  // of a tile
+  static constexpr int kKeys = static_cast<int>(prefill_tile_keys(kDim));
   static constexpr int kPitch = kDim + kPad;
   static constexpr int kQueryElements = kTerms * kRows * kPitch;
   static constexpr int kTileElements = kKeys * kPitch;  // K or V
@@ -419,26 +419,8 @@ void for_layout(DType dtype, std::int64_t head_dim, const Body& body) {
 
 }  // namespace
 
-bool prefill_attention_serves(const PagedAttention& call) {
-  const bool page_is_power =
-      call.page_tokens >= 16 && (call.page_tokens & (call.page_tokens - 1)) == 0;
-  const bool float_cache = call.dtype == DType::kF16 || call.dtype == DType::kBF16;
-  const bool codes = call.dtype == DType::kU8 &&
-                     (call.open_dtype == DType::kF16 || call.open_dtype == DType::kBF16);
-  return (float_cache || codes) && call.head_dim > 0 && call.head_dim <= 256 &&
-         call.head_dim % 8 == 0 && page_is_power && call.kv_heads > 0 &&
-         call.heads / call.kv_heads <= kRows;
-}
-
-std::int64_t prefill_attention_shared_bytes(DType dtype, std::int64_t head_dim) {
-  std::size_t bytes = 0;
-  for_layout(dtype, head_dim,
-             [&]<class Stored, int kDim>() { bytes = Layout<Stored, kDim>::kSharedBytes; });
-  return static_cast<std::int64_t>(bytes);
-}
-
 void prefill_attention(const PagedAttention& call, std::int64_t query_blocks,
-                       std::int64_t max_context, std::int64_t splits, StreamHandle stream) {
+                       const PrefillSplits& splits, StreamHandle stream) {
   const auto shape = [&] {
     return shape_text({{"query_blocks", query_blocks},
                        {"heads", call.heads},
@@ -446,39 +428,46 @@ void prefill_attention(const PagedAttention& call, std::int64_t query_blocks,
                        {"head_dim", call.head_dim},
                        {"page_tokens", call.page_tokens},
                        {"segments", call.segment_count},
-                       {"max_context", max_context},
-                       {"splits", splits}}) +
+                       {"splits", splits.count},
+                       {"split_tokens", splits.tokens}}) +
            ", cache " + std::string(dtype_name(call.dtype));
   };
   const auto check = [&](bool condition, const char* what) {
     require(condition, "prefill_attention", what, shape);
   };
-  check(prefill_attention_serves(call), "the cache's type, head_dim or page_tokens");
-  check(call.kv_heads <= 65535 && call.heads > 0 && call.heads % call.kv_heads == 0,
+  check(call.kv_heads > 0 && call.kv_heads <= 65535 && call.heads > 0 &&
+            call.heads % call.kv_heads == 0,
         "heads must be a positive multiple of kv_heads");
+  check(prefill_attention_serves(call.dtype, call.open_dtype, call.head_dim, call.page_tokens,
+                                 call.heads / call.kv_heads),
+        "the cache's type, head_dim, page_tokens or group");
   check(call.q != nullptr && call.k != nullptr && call.v != nullptr && call.out != nullptr &&
             call.segments != nullptr && call.pages != nullptr,
         "null pointer");
   check(call.dtype != DType::kU8 || (call.scales != nullptr && call.open_k != nullptr &&
                                      call.open_v != nullptr && call.scale_pages != nullptr),
         "an INT8 cache needs scales, their pages and the open pool");
-  check(splits >= 1 && splits <= 65535, "splits must be 1 to 65535");
-  check(splits == 1 || call.partials != nullptr, "splits need partials");
+  check(splits.count >= 1 && splits.count <= 65535 && splits.tokens > 0 && splits.tokens % 128 == 0,
+        "splits must be 1 to 65535, of whole pages of 128");
+  check(splits.count == 1 || call.partials != nullptr, "splits need partials");
   if (query_blocks == 0) return;
   const dim3 grid{static_cast<unsigned>(query_blocks), static_cast<unsigned>(call.kv_heads),
-                  static_cast<unsigned>(splits)};
-  const std::int64_t split_tokens = prefill_split_tokens(max_context, splits);
+                  static_cast<unsigned>(splits.count)};
   for_layout(call.dtype, call.head_dim, [&]<class Stored, int kDim>() {
     constexpr std::size_t kShared = Layout<Stored, kDim>::kSharedBytes;
-    allow_shared_bytes(&prefill_attention_kernel<Stored, kDim>, kShared, "prefill_attention");
+    check(static_cast<std::int64_t>(kShared) ==
+              prefill_attention_shared_bytes(call.dtype, call.head_dim),
+          "shared memory that kernels/sizing does not know");
+    allow_shared_bytes(&prefill_attention_kernel<Stored, kDim>, kShared, "prefill_attention",
+                       shape);
     TRIPHASE_LAUNCH((prefill_attention_kernel<Stored, kDim>), grid, kThreads, kShared, stream, call,
-                    split_tokens);
+                    splits.tokens);
   });
   check_launched("prefill_attention", shape);
-  if (splits == 1) return;
+  if (splits.count == 1) return;
   const dim3 merge_grid{grid.x, grid.y, 1};
   TRIPHASE_LAUNCH((prefill_attention_merge_kernel), merge_grid, kThreads, 0, stream, call,
-                  static_cast<int>(splits));
+                  static_cast<int>(splits.count));
   check_launched("prefill_attention (merge)", shape);
 }
 

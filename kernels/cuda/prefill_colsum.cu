@@ -132,8 +132,8 @@ void prefill_colsum(const PrefillColumns& call, StreamHandle stream) {
   const dim3 grid{static_cast<unsigned>(ceil_div<std::int64_t>(context, kThreads)),
                   static_cast<unsigned>(call.kv_heads), 1};
   const std::size_t shared = shared_bytes(call.head_dim);
-  for_cache_type(call.dtype, "prefill_colsum", [&]<class T>() {
-    allow_shared_bytes(&prefill_colsum_kernel<T>, shared, "prefill_colsum");
+  for_cache_type(call.dtype, "prefill_colsum", shape, [&]<class T>() {
+    allow_shared_bytes(&prefill_colsum_kernel<T>, shared, "prefill_colsum", shape);
     TRIPHASE_LAUNCH((prefill_colsum_kernel<T>), grid, kThreads, shared, stream, call);
   });
   check_launched("prefill_colsum", shape);

@@ -23,7 +23,8 @@ struct KeyPlace {
 
 template <class T>
 __device__ inline KeyPlace<T> place_of(const ScoreKeys& keys, int sequence, int head, int token) {
-  const std::int64_t page = keys.pages[sequence * keys.max_pages + token / keys.page_tokens];
+  const std::int64_t entry = sequence * keys.max_pages + token / keys.page_tokens;
+  const std::int64_t page = keys.pages[entry];
   const std::int64_t offset = token % keys.page_tokens;
   const std::int64_t block = page * keys.kv_heads + head;
   const std::int64_t page_elements = keys.page_tokens * keys.head_dim;
@@ -34,7 +35,8 @@ __device__ inline KeyPlace<T> place_of(const ScoreKeys& keys, int sequence, int 
     place.channel = static_cast<const T*>(keys.channels) + block * page_elements + offset;
   }
   if constexpr (sizeof(T) == 1) {
-    place.lambda = keys.scales + (page * 2 * keys.kv_heads + head) * 2 * keys.head_dim;
+    place.lambda =
+        keys.scales + (keys.scale_pages[entry] * 2 * keys.kv_heads + head) * 2 * keys.head_dim;
   }
   return place;
 }
@@ -77,7 +79,7 @@ struct ChannelScratch {  // shared memory
 // of largest sum over the group of |q|, ascending, ties to the smallest, and the softmax factors of
 // the query heads (score_rows.h). q [group][head_dim].
 __device__ inline void choose_row_channels(const float* q, int group, int head_dim, int rank,
-                                           std::int32_t* channels, float* factors,
+                                           float scale, std::int32_t* channels, float* factors,
                                            const ChannelScratch& shared) {
   const int c = static_cast<int>(threadIdx.x);
   float sum = 0.0F;
@@ -106,8 +108,7 @@ __device__ inline void choose_row_channels(const float* q, int group, int head_d
     const float part = block_sum(is_chosen ? size : 0.0F, shared.reduce);
     if (c == 0) {
       // No weight on the chosen channels: every logit is 0, whatever the factor.
-      factors[g] =
-          part > 0.0F ? kScoreLog2E / sqrtf(static_cast<float>(head_dim) * part / all) : 0.0F;
+      factors[g] = part > 0.0F ? kScoreLog2E * scale * sqrtf(all / part) : 0.0F;
     }
   }
   __syncthreads();

@@ -35,7 +35,7 @@ __device__ inline void write_tile(const float (&logit)[G], float weight, int tok
 }
 
 __global__ void __launch_bounds__(kMaxScoreDim)
-    choose_channels_kernel(ScoreQueries queries, int kv_heads, int head_dim, int rank,
+    choose_channels_kernel(ScoreQueries queries, int kv_heads, int head_dim, int rank, float scale,
                            std::int32_t* channels, float* factors) {
   TRIPHASE_SHARED(float, weight, kMaxScoreDim);
   TRIPHASE_SHARED(int, chosen, kMaxScoreDim);
@@ -46,7 +46,7 @@ __global__ void __launch_bounds__(kMaxScoreDim)
   const float* q =
       queries.q + sequence * queries.q_stride + static_cast<std::int64_t>(head) * group * head_dim;
   choose_row_channels(
-      q, group, head_dim, rank, channels + static_cast<std::int64_t>(blockIdx.x) * rank,
+      q, group, head_dim, rank, scale, channels + static_cast<std::int64_t>(blockIdx.x) * rank,
       factors + static_cast<std::int64_t>(blockIdx.x) * group, {weight, chosen, scratch});
 }
 
@@ -280,14 +280,14 @@ __global__ void __launch_bounds__(kThreads)
     }
     if (token < length) {
       const float logit = logits.logits[(row * group + g) * logits.length_stride + token];
-      if (reduce == GroupReduce::kLogitSum) {
-        score += logit;
-      } else if (sum > 0.0F) {
-        score += exp2_fast(logit - top) / sum;
+      const float weight = sum > 0.0F ? exp2_fast(logit - top) / sum : 0.0F;
+      score += reduce == GroupReduce::kLogitSum ? logit : weight;
+      if (reduce == GroupReduce::kNone) {
+        scores[(row * group + g) * logits.length_stride + token] = weight;
       }
     }
   }
-  if (token < length) {
+  if (token < length && reduce != GroupReduce::kNone) {
     if (reduce == GroupReduce::kProbabilityMean) score /= static_cast<float>(group);
     scores[row * logits.length_stride + token] = score;
   }
@@ -367,9 +367,9 @@ void check_keys(const ScoreKeys& keys, const ScoreQueries& queries, std::string_
   check(keys.keys != nullptr && keys.pages != nullptr && keys.lengths != nullptr &&
             queries.q != nullptr,
         "null pointer");
-  check(keys.dtype != DType::kU8 ||
-            (keys.scales != nullptr && keys.open_keys != nullptr && keys.open_pages != nullptr),
-        "INT8 keys need scales and the open pool");
+  check(keys.dtype != DType::kU8 || (keys.scales != nullptr && keys.scale_pages != nullptr &&
+                                     keys.open_keys != nullptr && keys.open_pages != nullptr),
+        "INT8 keys need scales, their pages and the open pool");
 }
 
 void check_out(const ScoreLogits& out, std::int64_t max_length, std::string_view kernel) {
@@ -400,7 +400,7 @@ std::int64_t score_partial_floats(std::int64_t sequences, std::int64_t heads,
 }
 
 void choose_channels(const ScoreQueries& queries, std::int64_t sequences, std::int64_t kv_heads,
-                     std::int64_t head_dim, std::int64_t rank, std::int32_t* channels,
+                     std::int64_t head_dim, std::int64_t rank, float scale, std::int32_t* channels,
                      float* factors, StreamHandle stream) {
   const auto shape = [&] {
     return shape_text({{"sequences", sequences},
@@ -417,7 +417,7 @@ void choose_channels(const ScoreQueries& queries, std::int64_t sequences, std::i
   if (sequences == 0) return;
   TRIPHASE_LAUNCH((choose_channels_kernel), static_cast<unsigned>(sequences * kv_heads),
                   kMaxScoreDim, 0, stream, queries, static_cast<int>(kv_heads),
-                  static_cast<int>(head_dim), static_cast<int>(rank), channels, factors);
+                  static_cast<int>(head_dim), static_cast<int>(rank), scale, channels, factors);
   check_launched("choose_channels", shape);
 }
 
@@ -431,8 +431,8 @@ void score_sparq(const ScoreKeys& keys, const ScoreQueries& queries, const std::
           "score_sparq", "rank must be 1 to head_dim, with channels and factors", shape);
   const std::int64_t rows = keys.sequences * keys.kv_heads;
   if (rows == 0) return;
-  for_cache_type(keys.dtype, "score_sparq", [&]<class T>() {
-    for_group(queries.heads / keys.kv_heads, "score_sparq", [&]<int G>() {
+  for_cache_type(keys.dtype, "score_sparq", shape, [&]<class T>() {
+    for_group(queries.heads / keys.kv_heads, "score_sparq", shape, [&]<int G>() {
       TRIPHASE_LAUNCH((score_sparq_kernel<T, G>), tile_grid(rows, keys.max_length), kThreads, 0,
                       stream, keys, queries, channels, factors, static_cast<int>(rank), out);
     });
@@ -448,8 +448,8 @@ void score_exact(const ScoreKeys& keys, const ScoreQueries& queries, float scale
   require(keys.head_dim % 4 == 0, "score_exact", "head_dim must be a multiple of 4", shape);
   const std::int64_t rows = keys.sequences * keys.kv_heads;
   if (rows == 0) return;
-  for_cache_type(keys.dtype, "score_exact", [&]<class T>() {
-    for_group(queries.heads / keys.kv_heads, "score_exact", [&]<int G>() {
+  for_cache_type(keys.dtype, "score_exact", shape, [&]<class T>() {
+    for_group(queries.heads / keys.kv_heads, "score_exact", shape, [&]<int G>() {
       TRIPHASE_LAUNCH((score_exact_kernel<T, G>), tile_grid(rows, keys.max_length), kThreads, 0,
                       stream, keys, queries, scale * kScoreLog2E, out);
     });
@@ -479,8 +479,8 @@ void score_centroids(const void* centroids, DType dtype, const std::int32_t* clu
   if (rows == 0) return;
   const Centroids view{centroids,    clusters, members,
                        max_clusters, kv_heads, static_cast<int>(head_dim)};
-  for_float_type(dtype, "score_centroids", [&]<class T>() {
-    for_group(queries.heads / kv_heads, "score_centroids", [&]<int G>() {
+  for_float_type(dtype, "score_centroids", shape, [&]<class T>() {
+    for_group(queries.heads / kv_heads, "score_centroids", shape, [&]<int G>() {
       TRIPHASE_LAUNCH((score_centroids_kernel<T, G>), tile_grid(rows, max_clusters), kThreads, 0,
                       stream, view, queries, scale * kScoreLog2E, out);
     });
@@ -543,7 +543,7 @@ void score_quest(const ScoreKeys& keys, const void* bounds, DType bounds_dtype, 
   if (rows == 0 || sub_pages == 0) return;
   const dim3 grid{static_cast<unsigned>(rows),
                   static_cast<unsigned>(ceil_div<std::int64_t>(sub_pages, kWarps)), 1};
-  for_float_type(bounds_dtype, "score_quest", [&]<class T>() {
+  for_float_type(bounds_dtype, "score_quest", shape, [&]<class T>() {
     TRIPHASE_LAUNCH((score_quest_kernel<T>), grid, kThreads, 0, stream, keys,
                     static_cast<const T*>(bounds), static_cast<int>(tokens), queries, scores,
                     score_stride);

@@ -24,11 +24,12 @@ struct ScoreKeys {
                                     // before the query's own; or null
   DType dtype = DType::kF16;        // F32, F16, BF16, or U8: INT8 codes before the query's own
                                     // block
-  const float* scales = nullptr;    // U8: [page][K, V][kv_head][lambda, zero][head_dim]
+  const float* scales = nullptr;    // U8: [scale page][K, V][kv_head][lambda, zero][head_dim]
   const void* open_keys = nullptr;  // U8: own blocks, that of sequence b in page open_pages[b]
   const std::int32_t* open_pages = nullptr;
   DType open_dtype = DType::kF16;  // U8 only
   const std::int32_t* pages = nullptr;
+  const std::int32_t* scale_pages = nullptr;  // U8: beside `pages`
   std::int64_t max_pages = 0;
   const std::int32_t* lengths = nullptr;  // [sequences] tokens, the current one included
   std::int64_t sequences = 0;
@@ -56,9 +57,10 @@ struct ScoreLogits {
                                                 std::int64_t max_length);
 
 // SparQ step 1. Channels of largest sum over the group of |q|, ascending, ties to the smallest:
-// channels [row][rank]. factors [row][g] = log2(e) / tau, tau = sqrt(d sum_chosen |q| / sum |q|).
+// channels [row][rank]. factors [row][g] = log2(e) scale sqrt(sum |q| / sum_chosen |q|); `scale` as
+// in attention (1 / sqrt(d)).
 void choose_channels(const ScoreQueries& queries, std::int64_t sequences, std::int64_t kv_heads,
-                     std::int64_t head_dim, std::int64_t rank, std::int32_t* channels,
+                     std::int64_t head_dim, std::int64_t rank, float scale, std::int32_t* channels,
                      float* factors, StreamHandle stream);
 
 // SparQ step 2: logits over the chosen channels, from `channels` of closed pages where there are
@@ -82,6 +84,7 @@ enum class GroupReduce : std::uint8_t {
   kProbabilitySum,   // sum over the group of softmax probabilities
   kProbabilityMean,  // their mean (Squeezed, H2O)
   kLogitSum,         // sum of logits before any softmax (the published SparQ accuracy for GQA)
+  kNone,             // every head's probabilities: scores [row][g][length_stride]
 };
 
 // scores [row][length_stride] from logits; totals [row][g][2] (maximum, sum) of the whole row, for

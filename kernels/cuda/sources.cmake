@@ -28,4 +28,5 @@ set(TRIPHASE_CUDA_HOST_SOURCES
   argument_ring.cpp
   batch_attention.cpp
   cuda_ops.cpp
+  cuda_sparse_ops.cpp
   launch_check.cpp)

@@ -70,13 +70,16 @@ __device__ inline void score_page(const Row<T, G>& row, int page_index) {
   const int tokens = static_cast<int>(keys.page_tokens);
   const int lanes = tokens / kVector;
   const int side_by_side = kWarpSize / lanes;
-  const std::int64_t page = keys.pages[row.sequence * keys.max_pages + page_index];
+  const std::int64_t entry = row.sequence * keys.max_pages + page_index;
+  const std::int64_t page = keys.pages[entry];
   const T* from = static_cast<const T*>(keys.channels) +
                   (page * keys.kv_heads + row.head) * tokens * keys.head_dim +
                   lane_id() % lanes * kVector;
-  const float* lambda =
-      sizeof(T) == 1 ? keys.scales + (page * 2 * keys.kv_heads + row.head) * 2 * keys.head_dim
-                     : nullptr;
+  const float* lambda = nullptr;
+  if constexpr (sizeof(T) == 1) {
+    lambda =
+        keys.scales + (keys.scale_pages[entry] * 2 * keys.kv_heads + row.head) * 2 * keys.head_dim;
+  }
   float sum[G][kVector] = {};
   for (int first = 0; first < row.rank; first += side_by_side) {
     const int i = first + lane_id() / lanes;
@@ -152,7 +155,7 @@ __global__ void __launch_bounds__(kThreads, 2)
   float* scores = logits + (group > 1 ? group * stride : 0);
 
   choose_row_channels(
-      q, group, static_cast<int>(keys.head_dim), rank, channel, factor,
+      q, group, static_cast<int>(keys.head_dim), rank, call.scale, channel, factor,
       {reinterpret_cast<float*>(bins), reinterpret_cast<int*>(bins) + kMaxScoreDim, reduce});
   for (int i = thread; i < rank * G; i += kThreads) {
     const int g = i % G;
@@ -262,9 +265,9 @@ void sparq_select(const SparqSelect& call, StreamHandle stream) {
             call.queries.q != nullptr && call.indices != nullptr && call.counts != nullptr &&
             call.alpha != nullptr,
         "null pointer");
-  check(!quantized ||
-            (keys.scales != nullptr && keys.open_keys != nullptr && keys.open_pages != nullptr),
-        "INT8 keys need scales and the open pool");
+  check(!quantized || (keys.scales != nullptr && keys.scale_pages != nullptr &&
+                       keys.open_keys != nullptr && keys.open_pages != nullptr),
+        "INT8 keys need scales, their pages and the open pool");
   const std::int64_t rows = keys.sequences * keys.kv_heads;
   if (rows == 0) return;
   const SelectRows select{.lengths = keys.lengths,
@@ -281,8 +284,8 @@ void sparq_select(const SparqSelect& call, StreamHandle stream) {
   SparqSelect bounded = call;
   bounded.k = smaller(call.k, std::int64_t{1} << 30);
   for_sparq_type(keys.dtype, [&]<class T>() {
-    for_group(group, "sparq_select", [&]<int G>() {
-      allow_shared_bytes(&sparq_select_kernel<T, G>, shared, "sparq_select");
+    for_group(group, "sparq_select", shape, [&]<int G>() {
+      allow_shared_bytes(&sparq_select_kernel<T, G>, shared, "sparq_select", shape);
       TRIPHASE_LAUNCH((sparq_select_kernel<T, G>), static_cast<unsigned>(rows), kThreads, shared,
                       stream, bounded, select, static_cast<int>(stride));
     });

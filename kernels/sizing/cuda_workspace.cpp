@@ -14,15 +14,17 @@ SplitPlanLayout split_plan_layout(std::int64_t rows, std::int64_t part_count) {
 }
 
 std::int64_t gather_attn_parts(std::int64_t multiprocessors,
-                               std::int64_t shared_bytes_per_multiprocessor, std::int64_t group) {
-  // Blocks of 4 warps and 48 KiB, of which the system takes 1 KiB more each; registers allow 4, 3
-  // or 2 of them (the launch bounds of gather_attn_kernel.h).
-  constexpr std::int64_t kWarps = 4;
-  constexpr std::int64_t kBlockBytes = 49 * 1024;
-  const std::int64_t by_registers = group == 1 ? 4 : group <= 4 ? 3 : 2;
+                               std::int64_t shared_bytes_per_multiprocessor, std::int64_t group,
+                               std::int64_t head_dim, bool quantized) {
+  constexpr std::int64_t kSystemBytes = 1024;  // what the system takes for each block
+  const bool on_cores = group <= kGatherCoreGroup;
+  const std::int64_t dim = gather_attn_dim(head_dim);
+  const std::int64_t block_bytes =
+      on_cores ? kGatherCoreBlockBytes : gather_mma_block_bytes(dim, quantized ? 1 : 2);
+  const std::int64_t by_registers = on_cores ? gather_core_blocks(group) : gather_mma_blocks(dim);
   const std::int64_t by_shared =
-      std::max<std::int64_t>(1, shared_bytes_per_multiprocessor / kBlockBytes);
-  return multiprocessors * std::min(by_registers, by_shared) * kWarps;
+      std::max<std::int64_t>(1, shared_bytes_per_multiprocessor / (block_bytes + kSystemBytes));
+  return multiprocessors * std::min(by_registers, by_shared) * (on_cores ? kGatherCoreWarps : 1);
 }
 
 GatherStatesLayout gather_states_layout(std::int64_t rows, std::int64_t part_count,
@@ -40,19 +42,25 @@ std::int64_t prefill_query_blocks(std::int64_t query_count, std::int64_t group) 
   return (query_count + queries - 1) / queries;
 }
 
-std::int64_t prefill_splits(std::int64_t query_blocks, std::int64_t kv_heads,
-                            std::int64_t max_context, std::int64_t multiprocessors) {
+PrefillSplits prefill_splits(std::int64_t query_blocks, std::int64_t kv_heads,
+                             std::int64_t max_context, std::int64_t multiprocessors) {
   // A split shorter than this is not worth its merge.
   constexpr std::int64_t kFewestTokens = 512;
+  constexpr std::int64_t kPage = 128;
   const std::int64_t blocks = std::max<std::int64_t>(1, query_blocks * kv_heads);
   const std::int64_t wanted = kPrefillBlocksEach * multiprocessors / blocks;
-  return std::clamp<std::int64_t>(wanted, 1,
-                                  std::max<std::int64_t>(1, max_context / kFewestTokens));
+  PrefillSplits splits;
+  splits.count =
+      std::clamp<std::int64_t>(wanted, 1, std::max<std::int64_t>(1, max_context / kFewestTokens));
+  splits.tokens =
+      std::max<std::int64_t>(1, (max_context + splits.count * kPage - 1) / (splits.count * kPage)) *
+      kPage;
+  return splits;
 }
 
-std::int64_t prefill_split_tokens(std::int64_t max_context, std::int64_t splits) {
-  constexpr std::int64_t kPage = 128;
-  return std::max<std::int64_t>(1, (max_context + splits * kPage - 1) / (splits * kPage)) * kPage;
+PrefillSplits prefill_fixed_splits(std::int64_t max_context) {
+  return {std::max<std::int64_t>(1, (max_context + kPrefillFixedTokens - 1) / kPrefillFixedTokens),
+          kPrefillFixedTokens};
 }
 
 std::int64_t prefill_partial_floats(std::int64_t query_blocks, std::int64_t kv_heads,
@@ -98,33 +106,89 @@ std::int64_t rounded_activation_bytes(std::int64_t rows, std::int64_t cols) {
   return rows * stride * 2;
 }
 
-CudaScratchBytes cuda_scratch_bytes(const CudaScratchShape& shape) {
+bool prefill_attention_serves(DType dtype, DType open_dtype, std::int64_t head_dim,
+                              std::int64_t page_tokens, std::int64_t group) {
+  const auto is_16_bit = [](DType type) { return type == DType::kF16 || type == DType::kBF16; };
+  const bool page_is_power = page_tokens >= 16 && (page_tokens & (page_tokens - 1)) == 0;
+  return (is_16_bit(dtype) || (dtype == DType::kU8 && is_16_bit(open_dtype))) && head_dim > 0 &&
+         head_dim <= 256 && head_dim % 8 == 0 && page_is_power && group >= 1 &&
+         group <= kPrefillRows;
+}
+
+std::int64_t prefill_attention_shared_bytes(DType dtype, std::int64_t head_dim) {
+  constexpr std::int64_t kStages = 2;
+  const std::int64_t dim = gather_attn_dim(head_dim);
+  const std::int64_t terms = dtype == DType::kBF16 ? 2 : 1;
+  return 2 * (dim + kPrefillRowPad) * (terms * kPrefillRows + kStages * 2 * prefill_tile_keys(dim));
+}
+
+CudaScratchBytes cuda_scratch_bytes(const GpuMachine& machine, const OpsShape& shape) {
   constexpr std::int64_t kUnitTokens = 32;  // of a plan
   const AttentionShape& attention = shape.attention;
+  const bool quantized = shape.kv_dtype == DType::kU8;
   const std::int64_t rows = shape.max_sequences * attention.kv_heads;
   const std::int64_t group = attention.heads / attention.kv_heads;
   CudaScratchBytes bytes;
   bytes.arguments = kCudaArgumentRingBytes;
-  bytes.activations = rounded_activation_bytes(attention.max_query_rows, shape.widest_input);
+  bytes.sparse_arguments = kCudaSparseRingBytes;
+  // The library's product is not for deterministic runs.
+  if (!machine.deterministic) {
+    bytes.activations = rounded_activation_bytes(attention.max_query_rows, shape.widest_input);
+  }
 
   const std::int64_t parts =
-      shape.deterministic
+      machine.deterministic
           ? 1 + rows * ((shape.max_list_tokens + kUnitTokens - 1) / kUnitTokens)
-          : gather_attn_parts(shape.multiprocessors, shape.shared_bytes_per_multiprocessor, group);
-  bytes.attention = gather_scratch(shape.max_sequences, attention.heads, attention.kv_heads,
-                                   attention.head_dim, parts, shape.quantized,
-                                   shape.max_list_tokens > 0 ? rows : 0, shape.max_list_tokens)
-                        .bytes;
+          : gather_attn_parts(machine.multiprocessors, machine.shared_bytes_per_multiprocessor,
+                              group, attention.head_dim, quantized);
+  bytes.attention =
+      gather_scratch(shape.max_sequences, attention.heads, attention.kv_heads, attention.head_dim,
+                     parts, quantized, shape.max_list_tokens > 0 ? rows : 0, shape.max_list_tokens)
+          .bytes;
   // Every segment may end in a block that is not full.
-  const std::int64_t paged_blocks =
-      paged_query_blocks(attention.max_query_rows, group) + shape.max_sequences;
-  const std::int64_t paged = 4 * paged_attention_floats(paged_blocks, attention.kv_heads,
-                                                        attention.head_dim, attention.max_context);
-  const std::int64_t most_split = kPrefillBlocksEach * shape.multiprocessors;
-  const std::int64_t prefill =
-      4 * prefill_partial_floats(1, 1, attention.head_dim, std::max<std::int64_t>(2, most_split));
-  bytes.attention = std::max(bytes.attention, shape.tensor_cores ? prefill : paged);
+  const auto query_blocks = [&](std::int64_t of_rows) { return of_rows + shape.max_sequences; };
+  const bool on_tensor_cores =
+      prefill_attention_serves(shape.kv_dtype, shape.open_dtype, attention.head_dim,
+                               shape.page_tokens, group) &&
+      prefill_attention_shared_bytes(shape.kv_dtype, attention.head_dim) <=
+          machine.shared_bytes_per_block;
+  std::int64_t floats = 0;
+  if (!on_tensor_cores) {
+    floats =
+        paged_attention_floats(query_blocks(paged_query_blocks(attention.max_query_rows, group)),
+                               attention.kv_heads, attention.head_dim, attention.max_context);
+  } else if (machine.deterministic) {
+    floats = prefill_partial_floats(
+        query_blocks(prefill_query_blocks(attention.max_query_rows, group)), attention.kv_heads,
+        attention.head_dim, prefill_fixed_splits(attention.max_context).count);
+  } else {
+    const std::int64_t most = kPrefillBlocksEach * machine.multiprocessors;
+    floats = prefill_partial_floats(1, 1, attention.head_dim, std::max<std::int64_t>(2, most));
+  }
+  bytes.attention = std::max(bytes.attention, 4 * floats);
+  if (shape.max_list_tokens > 0) bytes.selection = cuda_sparse_scratch(attention).bytes;
   return bytes;
+}
+
+CudaSparseScratch cuda_sparse_scratch(const AttentionShape& shape) {
+  constexpr std::int64_t kTile = 128;  // of partial maxima and sums
+  const std::int64_t context = shape.max_context;
+  CudaSparseScratch scratch;
+  const auto take = [&scratch](std::int64_t words) {
+    const std::int64_t at = scratch.bytes;
+    scratch.bytes += cuda_region_bytes(4 * words);
+    return at;
+  };
+  scratch.indices_at = take(shape.kv_heads * context);
+  scratch.counts_at = take(shape.kv_heads);
+  scratch.alpha_at = take(shape.heads);
+  scratch.channels_at = take(shape.kv_heads * shape.head_dim);
+  scratch.factors_at = take(shape.heads);
+  scratch.logits_at = take(shape.heads * context);
+  scratch.partials_at = take(shape.heads * ((context + kTile - 1) / kTile) * 2);
+  scratch.scores_at = take(shape.heads * context);
+  scratch.totals_at = take(shape.heads * 2);
+  return scratch;
 }
 
 }  // namespace triphase

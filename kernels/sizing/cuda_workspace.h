@@ -5,7 +5,7 @@
 
 #include <cstdint>
 
-#include "kernels/sizing/attention_workspace.h"
+#include "kernels/sizing/ops_scratch.h"
 
 namespace triphase {
 
@@ -27,11 +27,40 @@ struct SplitPlanLayout {
   return split_plan_layout(rows, part_count).bytes;
 }
 
-// gather_attn: warps that a GPU runs at once, the number of parts a balanced plan should have.
-// `group` is query heads per KV head.
+// gather_attn. A warp has a ring of stages in shared memory. Up to kGatherCoreGroup query heads of
+// a row: on CUDA cores, blocks of kGatherCoreWarps warps with stages of a fixed size. More: on
+// tensor cores, a warp alone in its block, stages of kGatherMmaTokens tokens and beside them the
+// queries of kGatherMmaHeads heads in two 16-bit terms.
+inline constexpr std::int64_t kGatherRingStages = 3;
+inline constexpr std::int64_t kGatherCoreGroup = 2;
+inline constexpr std::int64_t kGatherCoreWarps = 4;
+inline constexpr std::int64_t kGatherCoreStageBytes = 4096;
+inline constexpr std::int64_t kGatherCoreBlockBytes =
+    kGatherCoreWarps * kGatherRingStages * kGatherCoreStageBytes;
+inline constexpr std::int64_t kGatherMmaTokens = 16;
+inline constexpr std::int64_t kGatherMmaHeads = 8;
+// Channels that a kernel for head_dim keeps: 64, 128 or 256.
+[[nodiscard]] constexpr std::int64_t gather_attn_dim(std::int64_t head_dim) {
+  return head_dim <= 64 ? 64 : head_dim <= 128 ? 128 : 256;
+}
+[[nodiscard]] constexpr std::int64_t gather_mma_block_bytes(std::int64_t dim,
+                                                            std::int64_t element_bytes) {
+  return kGatherRingStages * 2 * kGatherMmaTokens * dim * element_bytes +
+         2 * 2 * kGatherMmaHeads * dim;
+}
+// Blocks that a multiprocessor's registers must allow: the kernels' launch bounds.
+[[nodiscard]] constexpr std::int64_t gather_core_blocks(std::int64_t group) {
+  return group == 1 ? 4 : 3;
+}
+[[nodiscard]] constexpr std::int64_t gather_mma_blocks(std::int64_t dim) {
+  return dim <= 128 ? 12 : 8;
+}
+// Warps that a GPU runs at once, the number of parts a balanced plan should have. `group` is query
+// heads per KV head.
 [[nodiscard]] std::int64_t gather_attn_parts(std::int64_t multiprocessors,
                                              std::int64_t shared_bytes_per_multiprocessor,
-                                             std::int64_t group);
+                                             std::int64_t group, std::int64_t head_dim,
+                                             bool quantized);
 
 // gather_attn's partial results: outputs [result][group][head_dim] and (max, sum) pairs
 // [result][group], F32. One result per part and row, and with an INT8 cache one more per row.
@@ -45,16 +74,20 @@ struct GatherStatesLayout {
                                                       std::int64_t group, std::int64_t head_dim,
                                                       bool quantized);
 
-// prefill_attention: blocks of kPrefillRows rows (queries x query heads of a KV head). Contexts are
-// split only when there are too few blocks for the multiprocessors, so that partial results never
-// grow with the context.
+// prefill_attention: blocks of kPrefillRows rows (queries x query heads of a KV head). By default
+// contexts are split only when there are too few blocks for the multiprocessors, so that partial
+// results never grow with the context; fixed splits lie at absolute positions, whatever the batch.
 inline constexpr std::int64_t kPrefillRows = 64;
 inline constexpr std::int64_t kPrefillBlocksEach = 2;  // that fit on a multiprocessor
+inline constexpr std::int64_t kPrefillFixedTokens = 2048;
+struct PrefillSplits {
+  std::int64_t count = 1;
+  std::int64_t tokens = 0;  // of a split: whole pages of 128; all of them hold the longest context
+};
 [[nodiscard]] std::int64_t prefill_query_blocks(std::int64_t query_count, std::int64_t group);
-[[nodiscard]] std::int64_t prefill_splits(std::int64_t query_blocks, std::int64_t kv_heads,
-                                          std::int64_t max_context, std::int64_t multiprocessors);
-// Tokens of a split: whole pages of 128, and `splits` of them hold max_context tokens.
-[[nodiscard]] std::int64_t prefill_split_tokens(std::int64_t max_context, std::int64_t splits);
+[[nodiscard]] PrefillSplits prefill_splits(std::int64_t query_blocks, std::int64_t kv_heads,
+                                           std::int64_t max_context, std::int64_t multiprocessors);
+[[nodiscard]] PrefillSplits prefill_fixed_splits(std::int64_t max_context);
 // 0 for one split.
 [[nodiscard]] std::int64_t prefill_partial_floats(std::int64_t query_blocks, std::int64_t kv_heads,
                                                   std::int64_t head_dim, std::int64_t splits);
@@ -100,31 +133,54 @@ struct GatherScratch {
                                            std::int64_t part_count, bool quantized,
                                            std::int64_t weighted_lists, std::int64_t capacity);
 
-// All that the CUDA Ops allocate for themselves, for calls that stay within `shape`. The memory
-// budget counts it before anything is allocated; Ops that were told the shape allocate exactly this
-// at the start and nothing later.
-struct CudaScratchShape {
-  AttentionShape attention;          // threads and weighted_scores do not matter
-  std::int64_t max_sequences = 0;    // segments of one attention call
-  std::int64_t max_list_tokens = 0;  // longest list of a selection; 0: no selections
-  std::int64_t widest_input = 0;     // columns of the widest x of `linear`
-  bool quantized = false;            // INT8 cache
-  bool deterministic = false;        // CudaOpsSettings
-  bool tensor_cores = true;          // prefill_attention serves the cache, outside `deterministic`
-  std::int64_t multiprocessors = 1;
-  std::int64_t shared_bytes_per_multiprocessor = 0;
-};
+// Whether prefill_attention takes a cache: F16, BF16 or U8 over an open pool of one of these,
+// head_dim a multiple of 8 up to 256, page_tokens a power of two from 16 on, at most kPrefillRows
+// query heads per KV head; and shared memory of a block, of which a GPU may offer less (sm_75,
+// sm_86 and sm_89 for wide heads).
+[[nodiscard]] bool prefill_attention_serves(DType dtype, DType open_dtype, std::int64_t head_dim,
+                                            std::int64_t page_tokens, std::int64_t group);
+[[nodiscard]] std::int64_t prefill_attention_shared_bytes(DType dtype, std::int64_t head_dim);
+// Keys of a tile, and what a row of elements has beside it, so that rows start at other banks.
+[[nodiscard]] constexpr std::int64_t prefill_tile_keys(std::int64_t dim) {
+  return dim > 128 ? 32 : 64;
+}
+inline constexpr std::int64_t kPrefillRowPad = 8;
+
+// All that the CUDA Ops and SparseOps allocate for themselves, for calls that stay within `shape`.
+// The memory budget counts it before anything is allocated; once they were told the shape they hold
+// exactly this and allocate nothing later.
 struct CudaScratchBytes {
-  std::int64_t arguments = 0;  // on the device, and as much again in pinned host memory
+  std::int64_t arguments = 0;         // on the device, and as much again in pinned host memory
+  std::int64_t sparse_arguments = 0;  // the same, of the CUDA SparseOps
   std::int64_t activations = 0;
   std::int64_t attention = 0;
-  [[nodiscard]] std::int64_t device() const { return arguments + activations + attention; }
+  std::int64_t selection = 0;  // CudaSparseScratch of the longest context
+  [[nodiscard]] std::int64_t device() const {
+    return arguments + sparse_arguments + activations + attention + selection;
+  }
 };
-[[nodiscard]] CudaScratchBytes cuda_scratch_bytes(const CudaScratchShape& shape);
+[[nodiscard]] CudaScratchBytes cuda_scratch_bytes(const GpuMachine& machine, const OpsShape& shape);
 // Activations rounded to 16 bits for the library's product, in rows of whole vectors.
 inline constexpr std::int64_t kGemmRowElements = 8;
 [[nodiscard]] std::int64_t rounded_activation_bytes(std::int64_t rows, std::int64_t cols);
 // Tables and lists on their way to the device; what does not fit makes the ring grow.
 inline constexpr std::int64_t kCudaArgumentRingBytes = std::int64_t{16} << 20;
+inline constexpr std::int64_t kCudaSparseRingBytes = std::int64_t{1} << 20;
+
+// One call of the CUDA SparseOps for one sequence: results on the device, and where rows are too
+// long for sparq_select, logits, their partials and scores. Byte offsets from the start.
+struct CudaSparseScratch {
+  std::int64_t indices_at = 0;  // [kv_heads][max_context]
+  std::int64_t counts_at = 0;   // [kv_heads]
+  std::int64_t alpha_at = 0;    // [heads]
+  std::int64_t channels_at = 0;
+  std::int64_t factors_at = 0;
+  std::int64_t logits_at = 0;  // [heads][max_context]
+  std::int64_t partials_at = 0;
+  std::int64_t scores_at = 0;  // [heads][max_context]
+  std::int64_t totals_at = 0;
+  std::int64_t bytes = 0;
+};
+[[nodiscard]] CudaSparseScratch cuda_sparse_scratch(const AttentionShape& shape);
 
 }  // namespace triphase

@@ -45,7 +45,7 @@ class Calibration {
     SparsityChoice choice;
     choice.attention = attention_name(method.kind);
     choice.max_divergence = options_.max_divergence;
-    const RunPlan plan = plan_run(options_, model_, threads(), LogitRows::kAll);
+    const RunPlan plan = plan_run(options_, model_, backend_.machine(), LogitRows::kAll);
     choice.kv_dtype = kv_dtype_name(plan.kv);
     progress_.begin_phase("loading model to choose the KV sparsity");
     auto weights =
@@ -76,8 +76,6 @@ class Calibration {
   }
 
  private:
-  [[nodiscard]] int threads() const { return backend_.threads().threads(); }
-
   void look_for_stop() const {
     if (!stop_requested()) return;
     progress_.finish();
@@ -154,7 +152,7 @@ class Calibration {
              const std::function<void(const ScoredRow&)>& on_row) const {
     RunOptions options = options_;
     options.attention = attention;
-    const RunPlan plan = plan_run(options, model_, threads(), LogitRows::kAll);
+    const RunPlan plan = plan_run(options, model_, backend_.machine(), LogitRows::kAll);
     if (plan.placement.streamed_layers != weights->streamed_layers) {
       weights.reset();  // both together may not fit
       weights = std::make_shared<LoadedWeights>(model_, options, plan, backend_, progress_, log_);

@@ -3,8 +3,13 @@
 
 #include "kernels/cuda/cuda_ops.h"
 
+#include <numeric>
+
 #include "kernels/cpu/cpu_ops.h"
-#include "kernels/sizing/attention_workspace.h"
+#include "kernels/cpu/cpu_sparse_ops.h"
+#include "kernels/cuda/cuda_sparse_ops.h"
+#include "kernels/sizing/cuda_workspace.h"
+#include "kernels/sizing/sparse_workspace.h"
 #include "memory/host_device.h"
 #include "runtime/base/thread_pool.h"
 #include "tests/emulated/emulated_test.h"
@@ -38,22 +43,29 @@ class CountingDevice final : public Device {
   std::uint64_t held_ = 0;
 };
 
+GpuMachine gpu(bool deterministic) {
+  return {.multiprocessors = 2,
+          .shared_bytes_per_multiprocessor = 228 << 10,
+          .shared_bytes_per_block = 227 << 10,
+          .deterministic = deterministic};
+}
+
 struct Machine {
-  explicit Machine(bool deterministic = false, std::unique_ptr<Gemm> gemm = nullptr,
-                   std::optional<CudaScratchShape> reserve = {}) {
+  explicit Machine(bool deterministic = false, std::unique_ptr<Gemm> gemm = nullptr) {
     CudaOpsSettings settings;
     settings.name = "emulated";
-    settings.multiprocessors = 2;
-    settings.shared_bytes_per_multiprocessor = 228 << 10;
-    settings.deterministic = deterministic;
+    settings.machine = gpu(deterministic);
     settings.stream_handle = [](Stream&) { return StreamHandle{}; };
     settings.gemm = std::move(gemm);
-    settings.reserve = reserve;
     ops = make_cuda_ops(device, device, std::move(settings));
+    sparse = make_cuda_sparse_ops(
+        device, device,
+        {.machine = gpu(deterministic), .stream_handle = [](Stream&) { return StreamHandle{}; }});
     stream = device.make_stream();
   }
   CountingDevice device;
-  std::unique_ptr<Ops> ops;
+  std::unique_ptr<CudaOps> ops;
+  std::unique_ptr<CudaSparseOps> sparse;
   std::unique_ptr<Stream> stream;
 };
 
@@ -247,13 +259,73 @@ TEST(EmulatedCudaOps, MixedBatchesMatchFloat64) {
       machine.ops->attention(matrix(q, 24, kColumns), kHeads, filled.view(), segments, 0.25F,
                              matrix(out, 24, kColumns), {}, *machine.stream);
       // Prefill on tensor cores rounds queries and weights to FP16 (unit 2^-11).
-      const double tolerance = deterministic || dtype == DType::kBF16 ? 2e-4 : 1e-3;
+      const double tolerance = dtype == DType::kBF16 ? 2e-4 : 1e-3;
       expect_close(
           out,
           reference::attention(matrix(q, 24, kColumns), kHeads, filled.view(), segments, 0.25F),
           tolerance);
     }
   }
+}
+
+// Deterministic: a row has the same bits alone as in a batch, as a row of a prompt or decoded, and
+// however its prompt was cut.
+TEST(EmulatedCudaOps, DeterministicRowsDependOnThemselvesAlone) {
+  for (const DType dtype : {DType::kF16, DType::kBF16}) {
+    Machine machine(true);
+    Filled filled(*machine.ops, *machine.stream, dtype, {33, 140}, 4);
+    std::mt19937 random(8);
+    std::vector<float> q = random_floats(random, 24 * kColumns);
+    const auto attend = [&](std::span<const AttentionSegment> segments) {
+      std::vector<float> out(static_cast<std::size_t>(24 * kColumns), -1.0F);
+      machine.ops->attention(matrix(q, 24, kColumns), kHeads, filled.view(), segments, 0.25F,
+                             matrix(out, 24, kColumns), {}, *machine.stream);
+      return out;
+    };
+    // Rows 0..19: the last tokens of the second sequence; then a row of the first.
+    const std::vector<AttentionSegment> together = {filled.segment(1, 0, 20),
+                                                    filled.segment(0, 20, 1)};
+    const std::vector<float> batch = attend(together);
+    for (const std::int64_t first : {0, 1, 7, 19}) {
+      std::vector<AttentionSegment> parts;
+      if (first > 0) {
+        parts.push_back(filled.segment(1, 0, first));
+        parts.back().context_tokens = 120 + first;
+      }
+      parts.push_back(filled.segment(1, first, 20 - first));
+      const std::vector<float> cut = attend(parts);
+      EXPECT_EQ(std::memcmp(cut.data(), batch.data(), 20 * kColumns * sizeof(float)), 0)
+          << dtype_name(dtype) << " cut at " << first;
+    }
+    std::vector<float> x = random_floats(random, 5 * 40);
+    const Stored w(dtype, random_floats(random, 7 * 40));
+    std::vector<float> all = poisoned(5 * 7);
+    std::vector<float> one = poisoned(7);
+    const ConstMatrix weights{w.data(), dtype, 7, 40, 40};
+    machine.ops->linear(matrix(x, 5, 40), weights, nullptr, false, matrix(all, 5, 7),
+                        *machine.stream);
+    machine.ops->linear({x.data() + 3 * 40, DType::kF32, 1, 40, 40}, weights, nullptr, false,
+                        matrix(one, 1, 7), *machine.stream);
+    EXPECT_EQ(std::memcmp(one.data(), all.data() + 3 * 7, 7 * sizeof(float)), 0);
+  }
+}
+
+// The library chooses by the number of rows, so deterministic runs do not ask it.
+TEST(EmulatedCudaOps, DeterministicRunsDoWithoutTheLibrary) {
+  struct Never final : Gemm {
+    [[nodiscard]] std::string_view name() const override { return "never"; }
+    [[nodiscard]] bool run(ConstMatrix, ConstMatrix, const float*, bool, Matrix,
+                           StreamHandle) override {
+      ADD_FAILURE() << "asked";
+      return true;
+    }
+  };
+  Machine machine(true, std::make_unique<Never>());
+  std::vector<float> x(8, 1.0F);
+  std::vector<float> y = poisoned(1);
+  machine.ops->linear(matrix(x, 1, 8), matrix(x, 1, 8), nullptr, false, matrix(y, 1, 1),
+                      *machine.stream);
+  EXPECT_EQ(y[0], 8.0F);
 }
 
 TEST(EmulatedCudaOps, SelectionsMatchFloat64AndReturnTheirWeights) {
@@ -335,6 +407,95 @@ TEST(EmulatedCudaOps, ErrorsNameOperationAndShape) {
               testing::AllOf(testing::HasSubstr("rms_norm"), testing::HasSubstr("y 2 x 4 f32")));
 }
 
+// SparQ's choice through the seam: as on the CPU, in one kernel and in steps, with transposed keys
+// and without.
+TEST(EmulatedCudaOps, SparqChoosesAsOnTheCpu) {
+  ThreadPool pool(1);
+  const auto cpu = make_cpu_sparse_ops(pool);
+  const AttentionShape longest{.heads = kHeads,
+                               .kv_heads = Filled::kKvHeads,
+                               .head_dim = Filled::kDim,
+                               .max_query_rows = 1,
+                               .max_context = 160};
+  HostDevice host;
+  const std::size_t bytes = sparse_workspace_bytes(longest);
+  void* scratch = host.allocate(bytes);
+  const Workspace workspace{static_cast<std::byte*>(scratch), bytes};
+  for (const DType dtype : {DType::kF16, DType::kBF16, DType::kU8}) {
+    for (const std::int64_t shared : {std::int64_t{227} << 10, std::int64_t{0}}) {
+      for (const bool sum_logits : {false, true}) {
+        for (const bool transposed : {false, true}) {
+          SCOPED_TRACE(std::string(dtype_name(dtype)) + (shared > 0 ? " fused" : " in steps") +
+                       (sum_logits ? " logits" : "") + (transposed ? " transposed" : ""));
+          Machine machine;
+          GpuMachine gpu_of_case = gpu(false);
+          gpu_of_case.shared_bytes_per_block = shared;
+          const auto ours = make_cuda_sparse_ops(
+              machine.device, machine.device,
+              {.machine = gpu_of_case, .stream_handle = [](Stream&) { return StreamHandle{}; }});
+          Filled filled(*machine.ops, *machine.stream, dtype, {40, 140}, 6);
+          KvLayerView view = filled.view();
+          std::vector<std::byte> kt(filled.k.size(), std::byte{0xFF});
+          std::vector<std::uint8_t> ready(2 * Filled::kMaxPages, 0);
+          view.kt = kt.data();
+          view.kt_ready = ready.data();
+          view.kt_pages = 2 * Filled::kMaxPages;
+          std::mt19937 random(12);
+          std::vector<float> q = random_floats(random, 2 * kColumns);
+          for (const std::size_t b : {std::size_t{0}, std::size_t{1}}) {
+            const AttentionSegment keys = filled.segment(b, 0, 1);
+            if (transposed) ours->transpose_keys(view, keys, *machine.stream);
+            const ChannelChoice choice{
+                .rank = 5, .tokens = 24, .recent = 4, .sum_logits = sum_logits};
+            std::vector<std::int32_t> got(2 * 24, -1), expected(2 * 24, -1);
+            std::vector<float> alpha = poisoned(kHeads);
+            std::vector<float> expected_alpha = poisoned(kHeads);
+            ours->choose_by_channels(matrix(q, 2, kColumns), 1, kHeads, view, keys, 0.3F, choice,
+                                     got.data(), alpha.data(), {}, *machine.stream);
+            cpu->choose_by_channels(matrix(q, 2, kColumns), 1, kHeads, filled.view(), keys, 0.3F,
+                                    choice, expected.data(), expected_alpha.data(), workspace,
+                                    *machine.stream);
+            EXPECT_EQ(got, expected);
+            for (std::size_t h = 0; h < alpha.size(); ++h) {
+              EXPECT_NEAR(alpha[h], expected_alpha[h], 1e-4);
+            }
+            // Exact top-k's probabilities, with room beside each row.
+            std::vector<float> ours_p = poisoned(kHeads * 150);
+            std::vector<float> theirs_p = poisoned(kHeads * 150);
+            ours->score_keys(matrix(q, 2, kColumns), 1, kHeads, view, keys, 0.3F, ours_p.data(),
+                             150, {}, *machine.stream);
+            cpu->score_keys(matrix(q, 2, kColumns), 1, kHeads, filled.view(), keys, 0.3F,
+                            theirs_p.data(), 150, workspace, *machine.stream);
+            for (std::size_t i = 0; i < ours_p.size(); ++i) {
+              if (static_cast<std::int64_t>(i % 150) < keys.context_tokens) {
+                ASSERT_NEAR(ours_p[i], theirs_p[i], 1e-5);
+              } else {
+                ASSERT_TRUE(std::isnan(ours_p[i]));
+              }
+            }
+          }
+          // Full pages are transposed, INT8's query block is not; nothing else is.
+          EXPECT_EQ(std::accumulate(ready.begin(), ready.end(), 0), transposed ? 1 + 4 : 0);
+        }
+      }
+    }
+  }
+  host.release(scratch, bytes);
+}
+
+TEST(EmulatedCudaOps, SelectionThatStaysOnTheCpuIsRefusedByName) {
+  Machine machine;
+  std::vector<float> q(kColumns);
+  try {
+    machine.sparse->score_pages(matrix(q, 1, kColumns), 0, kHeads, 2, {}, 7, nullptr, 7,
+                                *machine.stream);
+    FAIL() << "accepted";
+  } catch (const Error& error) {
+    EXPECT_THAT(error.message(),
+                testing::AllOf(testing::HasSubstr("score_pages"), testing::HasSubstr("pages 7")));
+  }
+}
+
 // Calls within the announced shape find everything allocated; the plan counted every byte.
 TEST(EmulatedCudaOps, ReservedScratchIsAllThatCallsNeed) {
   struct Yes final : Gemm {
@@ -346,7 +507,7 @@ TEST(EmulatedCudaOps, ReservedScratchIsAllThatCallsNeed) {
   };
   for (const bool deterministic : {false, true}) {
     for (const DType dtype : {DType::kF16, DType::kU8}) {
-      CudaScratchShape shape;
+      OpsShape shape;
       shape.attention = {.heads = kHeads,
                          .kv_heads = Filled::kKvHeads,
                          .head_dim = Filled::kDim,
@@ -355,17 +516,16 @@ TEST(EmulatedCudaOps, ReservedScratchIsAllThatCallsNeed) {
       shape.max_sequences = 5;
       shape.max_list_tokens = 140;
       shape.widest_input = 100;
-      shape.quantized = dtype == DType::kU8;
-      shape.deterministic = deterministic;
-      shape.tensor_cores = !deterministic;
-      shape.multiprocessors = 2;
-      shape.shared_bytes_per_multiprocessor = 228 << 10;
-      Machine machine(deterministic, std::make_unique<Yes>(), shape);
+      shape.kv_dtype = dtype;
+      Machine machine(deterministic, std::make_unique<Yes>());
+      machine.ops->reserve(shape, *machine.stream);
+      machine.sparse->reserve(shape, *machine.stream);
       Filled filled(*machine.ops, *machine.stream, dtype, {1, 33, 96, 140, 64}, 4);
       const std::int64_t before = machine.device.allocations();
+      // The test's device is also the host that tables start from: their rings count twice.
       EXPECT_EQ(machine.device.held_bytes(),
-                static_cast<std::uint64_t>(cuda_scratch_bytes(shape).device() +
-                                           cuda_scratch_bytes(shape).arguments));
+                ops_reserved_bytes({.gpu = gpu(deterministic)}, shape) +
+                    static_cast<std::uint64_t>(kCudaArgumentRingBytes + kCudaSparseRingBytes));
       std::mt19937 random(5);
       std::vector<float> q = random_floats(random, 24 * kColumns);
       std::vector<float> out = poisoned(24 * kColumns);
@@ -395,6 +555,10 @@ TEST(EmulatedCudaOps, ReservedScratchIsAllThatCallsNeed) {
       const Stored w(DType::kF16, std::vector<float>(3 * 100, 0.5F));
       machine.ops->linear(matrix(wide, 24, 100), {w.data(), DType::kF16, 3, 100, 100}, nullptr,
                           false, matrix(out, 24, 3), *machine.stream);
+      std::vector<std::int32_t> picked(2 * 20);
+      machine.sparse->choose_by_channels(
+          matrix(q, 1, kColumns), 0, kHeads, filled.view(), filled.segment(3, 0, 1), 0.25F,
+          {.rank = 4, .tokens = 20, .recent = 3}, picked.data(), nullptr, {}, *machine.stream);
       EXPECT_EQ(machine.device.allocations(), before) << dtype_name(dtype) << deterministic;
     }
   }

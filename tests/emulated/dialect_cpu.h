@@ -35,6 +35,7 @@
 #define TRIPHASE_DYNAMIC_SHARED(name) \
   unsigned char* const name = ::triphase::emulated::dynamic_shared()
 #define TRIPHASE_UNROLL
+#define TRIPHASE_UNROLL_FOUR
 #define TRIPHASE_NO_UNROLL
 
 namespace triphase::cuda {
@@ -121,8 +122,9 @@ void aligned_store(void* to, T value) {
 
 template <class Shape>
 void check_launched(const char* /*kernel*/, const Shape& /*shape*/) {}
-template <class Kernel>
-void allow_shared_bytes(Kernel* /*kernel*/, std::size_t /*bytes*/, const char* /*name*/) {}
+template <class Kernel, class Shape>
+void allow_shared_bytes(Kernel* /*kernel*/, std::size_t /*bytes*/, const char* /*name*/,
+                        const Shape& /*shape*/) {}
 
 inline void device_check(bool condition) {
   if (!condition) emulated::fault("device_check failed");
@@ -237,9 +239,17 @@ unsigned pack2(float first, float second) {
          static_cast<unsigned>(from_float<T>(second).bits) << 16;
 }
 
+inline unsigned subtract2_half(unsigned from, unsigned what) {
+  const float2 pair = unpack2<Half>(from);
+  const float2 other = unpack2<Half>(what);
+  return pack2<Half>(pair.x - other.x, pair.y - other.y);
+}
+
 inline uint4 load16(const void* from) { return detail::aligned_load<uint4>(from); }
 inline uint2 load8(const void* from) { return detail::aligned_load<uint2>(from); }
 inline unsigned load4(const void* from) { return detail::aligned_load<unsigned>(from); }
+inline uint2 load_shared8(const void* from) { return load8(from); }
+inline unsigned load_shared4(const void* from) { return load4(from); }
 inline void store16(void* to, uint4 value) { detail::aligned_store(to, value); }
 inline void store8(void* to, uint2 value) { detail::aligned_store(to, value); }
 inline void store4(void* to, unsigned value) { detail::aligned_store(to, value); }

@@ -266,7 +266,9 @@ TEST(GatherAttn, RaggedLengthsOfEveryType) {
     for (const std::uint64_t seed : {0, 1, 17}) {
       const emulated::Order order(seed);
       SCOPED_TRACE(std::string(dtype_name(dtype)) + " order " + std::to_string(seed));
-      expect_right({.kv = {.lengths = kRagged, .kv_heads = 2, .dtype = dtype}, .logits = true});
+      expect_right({.kv = {.lengths = kRagged, .kv_heads = 2, .dtype = dtype},
+                    .group = seed == 17 ? 4 : 1,
+                    .logits = true});
     }
   }
 }
@@ -286,14 +288,17 @@ TEST(GatherAttn, GroupsOfOneToNineHeads) {
 TEST(GatherAttn, HeadSizesAndPages) {
   for (const DType dtype : {DType::kF16, DType::kBF16, DType::kU8}) {
     for (const int dim : {1, 7, 20, 64, 72, 80, 96, 100, 128, 160, 256}) {
-      SCOPED_TRACE(std::string(dtype_name(dtype)) + " head_dim " + std::to_string(dim));
-      expect_right({.kv = {.lengths = {65, 3},
-                           .head_dim = dim,
-                           .page_tokens = dim % 3 == 0 ? 64 : 32,
-                           .dtype = dtype,
-                           .open_dtype = DType::kBF16},
-                    .group = 2,
-                    .parts = 3});
+      for (const int group : {2, 4}) {
+        SCOPED_TRACE(std::string(dtype_name(dtype)) + " head_dim " + std::to_string(dim) +
+                     " group " + std::to_string(group));
+        expect_right({.kv = {.lengths = {65, 3},
+                             .head_dim = dim,
+                             .page_tokens = dim % 3 == 0 ? 64 : 32,
+                             .dtype = dtype,
+                             .open_dtype = DType::kBF16},
+                      .group = group,
+                      .parts = 3});
+      }
     }
   }
 }
@@ -305,7 +310,7 @@ TEST(GatherAttn, RangesAndLists) {
         SCOPED_TRACE(std::string(dtype_name(dtype)) + (per_row ? " per row" : " shared") +
                      (slots ? " slots" : ""));
         expect_right({.kv = {.lengths = kRagged, .kv_heads = 2, .page_tokens = 64, .dtype = dtype},
-                      .group = 2,
+                      .group = per_row ? 2 : 4,
                       .source = TokenSource::kList,
                       .list_per_row = per_row,
                       .with_slots = slots,
@@ -327,6 +332,7 @@ TEST(GatherAttn, TokensInHostRecords) {
                            .head_dim = 80,
                            .dtype = dtype,
                            .host_every = 3},
+                    .group = read_host ? 4 : 1,
                     .source = TokenSource::kList,
                     .with_slots = true,
                     .read_host = read_host,
@@ -339,9 +345,13 @@ TEST(GatherAttn, SplitsDoNotChangeTheResult) {
   for (const DType dtype : {DType::kBF16, DType::kU8}) {
     for (const int parts : {1, 2, 3, 16, 64}) {
       SCOPED_TRACE(std::string(dtype_name(dtype)) + " parts " + std::to_string(parts));
-      expect_right({.kv = {.lengths = {513, 40}, .dtype = dtype}, .parts = parts});
+      for (const int group : {1, 4}) {
+        expect_right(
+            {.kv = {.lengths = {513, 40}, .dtype = dtype}, .group = group, .parts = parts});
+      }
     }
     expect_right({.kv = {.lengths = {513, 40, 0, 64}, .dtype = dtype},
+                  .group = 4,
                   .parts = 10,
                   .mode = SplitMode::kFixed,
                   .unit_tokens = 64});
@@ -349,10 +359,11 @@ TEST(GatherAttn, SplitsDoNotChangeTheResult) {
 }
 
 TEST(GatherAttn, PlacesAndNeighboursDoNotChangeABit) {
-  for (const DType dtype : {DType::kF16, DType::kU8}) {
+  for (const auto& [dtype, group] :
+       {std::pair{DType::kF16, 2}, {DType::kU8, 2}, {DType::kBF16, 4}, {DType::kU8, 8}}) {
     const Case base{
         .kv = {.lengths = {200, 333, 64}, .kv_heads = 2, .page_tokens = 64, .dtype = dtype},
-        .group = 2,
+        .group = group,
         .parts = 64,
         .mode = SplitMode::kFixed,
         .unit_tokens = 64};
@@ -370,7 +381,7 @@ TEST(GatherAttn, PlacesAndNeighboursDoNotChangeABit) {
     Case alone = base;
     alone.kv.lengths = {200};
     const Outcome only = Runner(alone).run();
-    const std::size_t floats = static_cast<std::size_t>(4 * base.kv.head_dim);
+    const std::size_t floats = static_cast<std::size_t>(2 * group * base.kv.head_dim);
     EXPECT_EQ(std::memcmp(first.out.data(), only.out.data(), floats * sizeof(float)), 0);
   }
 }
@@ -387,23 +398,46 @@ TEST(GatherAttn, HalfPrecisionQueriesAndOutputs) {
 
 TEST(GatherAttn, LargeScoresDoNotOverflow) {
   // Scores of several hundred: exp would overflow without the running maximum.
-  const Case c{.kv = {.lengths = {90}, .head_dim = 64, .page_tokens = 32}, .q_factor = 300.0F};
-  Runner runner(c);
-  const Outcome outcome = runner.run();
-  // Rounding of a score of s is about s * 2^-24 and moves its weight by as much.
-  runner.expect_right(outcome, 2e-3);
-  for (const float x : outcome.lse) {
-    EXPECT_TRUE(std::isfinite(x));
-    EXPECT_GT(std::abs(x), 100.0F);
+  for (const int group : {1, 4}) {
+    const Case c{.kv = {.lengths = {90}, .head_dim = 64, .page_tokens = 32},
+                 .group = group,
+                 .q_factor = 300.0F};
+    Runner runner(c);
+    const Outcome outcome = runner.run();
+    // Rounding of a score of s is about s * 2^-24 and moves its weight by as much.
+    runner.expect_right(outcome, 2e-3);
+    for (const float x : outcome.lse) {
+      EXPECT_TRUE(std::isfinite(x));
+      EXPECT_GT(std::abs(x), 50.0F);
+    }
+  }
+}
+
+// The tensor cores' operands are 16 bits wide, the queries' range is not.
+TEST(GatherAttn, QueriesOfAnySizeOnTensorCores) {
+  for (const DType dtype : {DType::kF16, DType::kBF16, DType::kU8}) {
+    for (const float factor : {0.0F, 1e-30F, 1e-7F, 1.0F, 30.0F}) {
+      if (dtype == DType::kBF16 && factor > 1.0F) continue;  // 16 bits of a score of hundreds
+      SCOPED_TRACE(std::string(dtype_name(dtype)) + " factor " + std::to_string(factor));
+      expect_right({.kv = {.lengths = {70, 1}, .page_tokens = 32, .dtype = dtype},
+                    .group = 5,
+                    .logits = true,
+                    .q_factor = factor},
+                   factor > 1.0F ? 2e-4 : kTolerance);
+    }
   }
 }
 
 TEST(GatherAttn, PartsFillTheGpu) {
   // H200: 132 multiprocessors of 228 KiB; A100: 108 of 164 KiB, where shared memory is the limit.
-  EXPECT_EQ(gather_attn_parts(132, 228 * 1024, 1), 132 * 16);
-  EXPECT_EQ(gather_attn_parts(132, 228 * 1024, 4), 132 * 12);
-  EXPECT_EQ(gather_attn_parts(132, 228 * 1024, 8), 132 * 8);
-  EXPECT_EQ(gather_attn_parts(108, 164 * 1024, 1), 108 * 12);
+  EXPECT_EQ(gather_attn_parts(132, 228 * 1024, 1, 128, false), 132 * 16);
+  EXPECT_EQ(gather_attn_parts(132, 228 * 1024, 2, 128, true), 132 * 12);
+  EXPECT_EQ(gather_attn_parts(108, 164 * 1024, 1, 128, false), 108 * 12);
+  // Tensor cores: warps alone; 16-bit stages are twice as long as those of codes.
+  EXPECT_EQ(gather_attn_parts(132, 228 * 1024, 8, 128, false), 132 * 7);
+  EXPECT_EQ(gather_attn_parts(132, 228 * 1024, 8, 128, true), 132 * 12);
+  EXPECT_EQ(gather_attn_parts(132, 228 * 1024, 3, 256, false), 132 * 4);
+  EXPECT_EQ(gather_attn_parts(108, 164 * 1024, 4, 80, false), 108 * 5);
 }
 
 TEST(GatherAttn, RefusesBadShapesByName) {

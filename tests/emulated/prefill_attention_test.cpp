@@ -17,7 +17,8 @@ PagedResult run(const Case& c, const PagedCache& cache, const std::vector<float>
         std::vector<float> partials =
             poisoned(prefill_partial_floats(blocks, c.kv_heads, c.head_dim, splits));
         call.partials = partials.data();
-        prefill_attention(call, blocks, cache.max_length, splits, nullptr);
+        const std::int64_t tokens = (cache.max_length + splits * 128 - 1) / (splits * 128) * 128;
+        prefill_attention(call, blocks, {splits, tokens}, nullptr);
       });
 }
 
@@ -121,14 +122,18 @@ TEST(PrefillWorkspace, PartialsAreBoundedByTheMachineNotByTheContext) {
   const std::int64_t most = 132;
   for (const std::int64_t blocks : {1, 7, 33, 500}) {
     for (const std::int64_t context : {1, 511, 4096, 131072, 1 << 20}) {
-      const std::int64_t splits = prefill_splits(blocks, 8, context, most);
-      ASSERT_GE(splits, 1);
-      EXPECT_LE(splits == 1 ? 0 : splits * blocks * 8, 2 * most);
-      EXPECT_GE(prefill_split_tokens(context, splits) * splits, context);
-      EXPECT_EQ(prefill_split_tokens(context, splits) % 128, 0);
+      const PrefillSplits splits = prefill_splits(blocks, 8, context, most);
+      ASSERT_GE(splits.count, 1);
+      EXPECT_LE(splits.count == 1 ? 0 : splits.count * blocks * 8, 2 * most);
+      EXPECT_GE(splits.tokens * splits.count, context);
+      EXPECT_EQ(splits.tokens % 128, 0);
     }
   }
-  EXPECT_EQ(prefill_splits(1, 1, 1 << 20, most), 2 * most);
+  EXPECT_EQ(prefill_splits(1, 1, 1 << 20, most).count, 2 * most);
+  // Fixed splits: where they lie does not depend on the context.
+  EXPECT_EQ(prefill_fixed_splits(1).count, 1);
+  EXPECT_EQ(prefill_fixed_splits(2049).count, 2);
+  EXPECT_EQ(prefill_fixed_splits(1).tokens, prefill_fixed_splits(1 << 20).tokens);
   EXPECT_EQ(prefill_partial_floats(500, 8, 128, 1), 0);
 }
 

@@ -18,6 +18,7 @@ inline ScoreKeys keys_of(const PagedCache& cache) {
   keys.dtype = cache.dtype;
   if (cache.dtype == DType::kU8) {
     keys.scales = cache.scales.data();
+    keys.scale_pages = cache.pages.data();
     keys.open_keys = cache.open_k[0].data();
     keys.open_pages = cache.open_pages.data();
   }

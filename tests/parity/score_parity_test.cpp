@@ -28,7 +28,7 @@ TEST_P(ScoreParity, MatchesTheFloat64LogSoftmax) {
   Progress progress(log, ProgressMode::kOff);
   const auto backend = Backend::open("cpu", 1);
   const ModelBundle bundle = open_model(options);
-  const RunPlan plan = plan_run(options, bundle, 1, LogitRows::kAll);
+  const RunPlan plan = plan_run(options, bundle, backend->machine(), LogitRows::kAll);
   LoadedModel model(bundle, options, plan, *backend, progress, log);
   Scorer scorer({plan.memory.batch_size, plan.prefill_chunk}, model.decoder, model.kv,
                 backend->threads(), backend->stream());

@@ -1,0 +1,37 @@
+#pragma once
+
+// SparseOps on a GPU. Queries and the cache lie in device memory, what methods get (tokens, shares,
+// probabilities) in host memory: a call copies it there and waits for the stream.
+//
+// On the GPU: SparQ's choice (sparq_select; rows too long for a block's shared memory take
+// score_rows and select_rows), its transposed keys, and softmax probabilities over all keys (exact
+// top-k). The others keep their data with the method on the host (Quest's bounds, Squeezed's
+// centroids, column sums) and are refused by name: no run uses a GPU for them yet.
+
+#include <functional>
+#include <memory>
+
+#include "kernels/cuda/stream_handle.h"
+#include "kernels/sizing/ops_scratch.h"
+#include "kernels/sparse_ops.h"
+
+namespace triphase::cuda {
+
+struct CudaSparseSettings {
+  GpuMachine machine;
+  // The CUDA stream behind one of the device's streams.
+  std::function<StreamHandle(Stream&)> stream_handle;
+};
+
+class CudaSparseOps : public SparseOps {
+ public:
+  // Allocates what calls within `shape` need: its share of cuda_scratch_bytes.
+  virtual void reserve(const OpsShape& shape, Stream& stream) = 0;
+};
+
+// `device` holds scratch and `host` what travels to it; both must outlive the result. Workspaces
+// given with a call are not used. One stream and one thread at a time.
+[[nodiscard]] std::unique_ptr<CudaSparseOps> make_cuda_sparse_ops(Device& device, Device& host,
+                                                                  CudaSparseSettings settings);
+
+}  // namespace triphase::cuda

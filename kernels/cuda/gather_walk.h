@@ -1,0 +1,292 @@
+#pragma once
+
+// What the kernels of gather_attn.h share: the walk over a plan's rows and the stream of their
+// tokens through a ring of stages in shared memory. A warp works alone; no block barriers.
+
+#include <cmath>
+#include <type_traits>
+
+#include "kernels/cuda/dialect.h"
+#include "kernels/cuda/gather_attn.h"
+#include "kernels/sizing/cuda_workspace.h"
+
+namespace triphase::cuda {
+
+// What the kernel needs, checked and with strides worked out by the wrapper.
+struct GatherShape {
+  const void* q;
+  DType q_dtype;
+  std::int64_t q_stride;
+  float log2_scale;  // scale * log2(e)
+  const unsigned char* k;
+  const unsigned char* v;
+  const float* scales;
+  KvPageTables tables;
+  int rows;
+  int kv_heads;
+  int head_dim;
+  int group;  // query heads of a row
+  int page_shift;
+  bool vector_rows;  // a token's head is a multiple of 16 bytes
+  const std::int32_t* lengths;
+  TokenSource source;
+  const TokenRanges* ranges;
+  const std::int32_t* tokens;
+  const std::int32_t* slots;
+  const std::int32_t* list_counts;
+  int list_capacity;
+  bool list_per_row;
+  const unsigned char* host_records;
+  const SplitPart* parts;
+  int part_count;
+  int unit_tokens;
+  bool open_block;  // this launch reads the open pool: the row's last tokens only
+  bool skip_open;   // this launch reads codes: tokens of the open block are left out
+  int result_base;  // of the open block's results
+  float* states;
+  float* max_sum;
+  float* logits;
+  int logit_capacity;
+};
+
+constexpr int kGatherStages = static_cast<int>(kGatherRingStages);
+constexpr int kNoPlace = INT32_MIN;
+constexpr float kLog2E = 1.44269504088896340736F;
+
+// One warp. E: Half, BFloat16 or uint8_t. A stage of the ring holds K, then V, of kTokens tokens,
+// kPitch bytes each; what lies beyond a head's channels or belongs to no token is zero. Kernel:
+//   static int chunk_of(int token, int chunk)   where the token's 16-byte piece lies in its line
+//   void begin_row()                            row_, sequence_, head_ and end_ are set
+//   void compute_tile(stage, valid, ordinal)    valid: bit per token; scale_page_now_: lane's token
+//   void end_row(int result)
+template <class Kernel, class E, int kPitch, int kTokens>
+class GatherWalk {
+ public:
+  static constexpr int kTile = kTokens;
+  static constexpr bool kCodes = sizeof(E) == 1;
+  static constexpr int kStageBytes = 2 * kTokens * kPitch;
+  static constexpr int kChunks = kPitch / 16;  // 16-byte pieces of a token
+  static_assert(kTokens <= kWarpSize && kTokens * kChunks % kWarpSize == 0 &&
+                kGatherUnitTokens % kTokens == 0);
+
+  __device__ GatherWalk(const GatherShape& shape, unsigned char* ring, int first_head)
+      : shape_(shape), ring_(ring), first_head_(first_head) {}
+
+  __device__ __forceinline__ void run_part(int part) {
+    const bool open_block = shape_.open_block;
+    const SplitPart walk = open_block ? SplitPart{part, 0, part, 0} : shape_.parts[part];
+    for (int row = walk.row_begin; row <= walk.row_end && row < shape_.rows; ++row) {
+      const int count = count_of(row);
+      int begin = row == walk.row_begin ? walk.unit_begin * shape_.unit_tokens : 0;
+      int end = count;
+      if (open_block) {
+        begin = larger(0, count - (1 << shape_.page_shift));  // an open block has no more
+      } else if (row == walk.row_end) {
+        end = smaller(count, walk.unit_end * shape_.unit_tokens);
+      }
+      if (open_block || begin < end) {
+        attend(row, begin, end, open_block ? shape_.result_base + row : part + row);
+      }
+    }
+  }
+
+ protected:
+  __device__ __forceinline__ int list_of(int row) const {
+    return shape_.list_per_row ? row : row / shape_.kv_heads;
+  }
+
+  __device__ __forceinline__ int count_of(int row) const {
+    const int sequence = row / shape_.kv_heads;
+    if (shape_.source == TokenSource::kList) return shape_.list_counts[list_of(row)];
+    if (shape_.source == TokenSource::kAll) return shape_.lengths[sequence];
+    return shape_.ranges[sequence].first.count + shape_.ranges[sequence].second.count;
+  }
+
+  // Finds the token of `ordinal` for this lane: place_ is its line in the pool (>= 0), ~record for
+  // a host record, or kNoPlace.
+  __device__ __forceinline__ void locate(int ordinal, int end) {
+    place_ = kNoPlace;
+    scale_page_ = -1;
+    if (lane_id() >= kTokens || ordinal >= end) return;
+    int token = ordinal;
+    int slot = 0;
+    bool has_slot = false;
+    if (shape_.source == TokenSource::kList) {
+      const std::int64_t at =
+          static_cast<std::int64_t>(list_of(row_)) * shape_.list_capacity + ordinal;
+      token = shape_.tokens[at];
+      if (shape_.slots != nullptr) {
+        slot = shape_.slots[at];
+        has_slot = true;
+      }
+    } else if (shape_.source == TokenSource::kRanges) {
+      const TokenRanges& ranges = shape_.ranges[sequence_];
+      token = ordinal < ranges.first.count
+                  ? ranges.first.start + ordinal * ranges.first.stride
+                  : ranges.second.start + (ordinal - ranges.first.count) * ranges.second.stride;
+    }
+    const bool in_open_block = token >= open_begin_;
+    if (shape_.open_block ? !in_open_block : shape_.skip_open && in_open_block) return;
+    const int block = token >> shape_.page_shift;
+    const std::int64_t table =
+        static_cast<std::int64_t>(sequence_) * shape_.tables.max_pages + block;
+    if constexpr (kCodes) scale_page_ = shape_.tables.scale_pages[table];
+    if (has_slot && slot < 0) {
+      if (shape_.host_records != nullptr && !shape_.open_block) place_ = slot;
+      return;
+    }
+    int page = 0;
+    int offset = 0;
+    if (has_slot) {
+      page = slot >> shape_.page_shift;
+      offset = slot & ((1 << shape_.page_shift) - 1);
+    } else {
+      page = shape_.open_block ? shape_.tables.open_pages[sequence_] : shape_.tables.pages[table];
+      offset = token & ((1 << shape_.page_shift) - 1);
+    }
+    device_check(page >= 0);
+    place_ = ((page * shape_.kv_heads + head_) << shape_.page_shift) + offset;
+  }
+
+  // Starts the copies of the tile whose places the lanes hold.
+  __device__ __forceinline__ void copy_tile(unsigned char* stage) const {
+    const int row_bytes = shape_.head_dim * static_cast<int>(sizeof(E));
+    TRIPHASE_UNROLL
+    for (int i = 0; i < kTokens * kChunks / kWarpSize; ++i) {
+      const int chunk = i * kWarpSize + lane_id();
+      const int token = chunk / kChunks;
+      const int place = shuffle(place_, token);
+      const int column = chunk % kChunks * 16;
+      const unsigned char* k_line = shape_.k;
+      const unsigned char* v_line = shape_.v;
+      if (place >= 0) {
+        const std::int64_t at = static_cast<std::int64_t>(place) * row_bytes;
+        k_line += at;
+        v_line += at;
+      } else if (place != kNoPlace) {
+        k_line = shape_.host_records +
+                 (static_cast<std::int64_t>(~place) * shape_.kv_heads + head_) * 2 * row_bytes;
+        v_line = k_line + row_bytes;
+      }
+      unsigned char* to = stage + token * kPitch + Kernel::chunk_of(token, chunk % kChunks) * 16;
+      if (shape_.vector_rows) {
+        const bool valid = place != kNoPlace && column < row_bytes;
+        copy_async16(to, k_line + (valid ? column : 0), valid);
+        copy_async16(to + kTokens * kPitch, v_line + (valid ? column : 0), valid);
+      } else {
+        const int step = static_cast<int>(sizeof(E));
+        for (int byte = 0; byte < 16; byte += step) {
+          const bool valid = place != kNoPlace && column + byte < row_bytes;
+          for (int j = byte; j < byte + step; ++j) {
+            to[j] = valid ? k_line[column + j] : 0;
+            to[kTokens * kPitch + j] = valid ? v_line[column + j] : 0;
+          }
+        }
+      }
+    }
+  }
+
+  // An element of the row's queries, times the scale; 0 beyond the group's heads and channels.
+  __device__ __forceinline__ float query(int head, int channel) const {
+    if (head >= shape_.group || channel >= shape_.head_dim) return 0.0F;
+    const std::int64_t at =
+        sequence_ * shape_.q_stride +
+        static_cast<std::int64_t>(head_ * shape_.group + head) * shape_.head_dim + channel;
+    float value = 0.0F;
+    if (shape_.q_dtype == DType::kF32) {
+      value = static_cast<const float*>(shape_.q)[at];
+    } else {
+      const unsigned bits = static_cast<const std::uint16_t*>(shape_.q)[at];
+      value = shape_.q_dtype == DType::kF16 ? unpack2<Half>(bits).x : bits_float(bits << 16);
+    }
+    return value * shape_.log2_scale;
+  }
+
+  // [lambda, zero][head_dim] of the head's K (0) or V (1) in a block.
+  __device__ __forceinline__ const float* scales_of(int scale_page, int which) const {
+    return shape_.scales +
+           ((static_cast<std::int64_t>(scale_page) * 2 + which) * shape_.kv_heads + head_) * 2 *
+               shape_.head_dim;
+  }
+
+  __device__ __forceinline__ void write_logit(int head, int ordinal, float score,
+                                              bool is_valid) const {
+    if (head >= shape_.group || ordinal >= end_ || (shape_.open_block && !is_valid)) return;
+    shape_.logits[(static_cast<std::int64_t>(row_) * shape_.group + head) * shape_.logit_capacity +
+                  ordinal] = score * (1.0F / kLog2E);
+  }
+
+  __device__ __forceinline__ void attend(int row, int begin, int end, int result) {
+    row_ = row;
+    sequence_ = row / shape_.kv_heads;
+    head_ = row % shape_.kv_heads;
+    end_ = end;
+    const int length = shape_.lengths[sequence_];
+    open_begin_ = length > 0 ? ((length - 1) >> shape_.page_shift) << shape_.page_shift : 0;
+    self().begin_row();
+
+    const int tiles = ceil_div(larger(0, end - begin), kTokens);
+    // Validity and scale pages of the tiles under way: [0] is the one to compute next.
+    unsigned valid[kGatherStages - 1];
+    int scale_page[kGatherStages - 1];
+    TRIPHASE_UNROLL
+    for (int i = 0; i < kGatherStages - 1; ++i) {
+      valid[i] = 0;
+      scale_page[i] = -1;
+    }
+    locate(begin + lane_id(), end);
+    int read = 0;
+    int write = 0;
+    // The first rounds only start copies: one place in the code for each step.
+    TRIPHASE_NO_UNROLL
+    for (int tile = 1 - kGatherStages; tile < tiles; ++tile) {
+      if (tile >= 0) copy_async_wait<kGatherStages - 2>();
+      sync_warp();  // everybody's copies are here, and nobody reads the stage that comes next
+      const unsigned next_valid = ballot(place_ != kNoPlace);
+      const int next_scale_page = scale_page_;
+      if (tile + kGatherStages - 1 < tiles) copy_tile(ring_ + write * kStageBytes);
+      copy_async_commit();
+      // The places of the tile after that are looked up while this one is computed.
+      locate(begin + (tile + kGatherStages) * kTokens + lane_id(), end);
+      if (tile >= 0) {
+        scale_page_now_ = scale_page[0];
+        self().compute_tile(ring_ + read * kStageBytes, valid[0], begin + tile * kTokens);
+        read = read + 1 == kGatherStages ? 0 : read + 1;
+      }
+      TRIPHASE_UNROLL
+      for (int i = 0; i + 1 < kGatherStages - 1; ++i) {
+        valid[i] = valid[i + 1];
+        scale_page[i] = scale_page[i + 1];
+      }
+      valid[kGatherStages - 2] = next_valid;
+      scale_page[kGatherStages - 2] = next_scale_page;
+      write = write + 1 == kGatherStages ? 0 : write + 1;
+    }
+    copy_async_wait<0>();
+    sync_warp();  // the ring is free for the next row
+    self().end_row(result);
+  }
+
+  const GatherShape& shape_;
+  unsigned char* ring_;
+  int first_head_;
+  int row_ = 0;
+  int sequence_ = 0;
+  int head_ = 0;
+  int end_ = 0;
+  int scale_page_now_ = -1;
+
+ private:
+  __device__ __forceinline__ Kernel& self() { return static_cast<Kernel&>(*this); }
+
+  int open_begin_ = 0;
+  int place_ = kNoPlace;
+  int scale_page_ = -1;
+};
+
+// One per element type, each in its own source file.
+void launch_gather_f16(const GatherShape& shape, StreamHandle stream);
+void launch_gather_bf16(const GatherShape& shape, StreamHandle stream);
+void launch_gather_u8(const GatherShape& shape, StreamHandle stream);
+
+}  // namespace triphase::cuda

@@ -1,0 +1,29 @@
+#pragma once
+
+// Device memory that the backends' operations hold for themselves, beside the workspaces that their
+// callers give them: what the planner counts and Backend::reserve() allocates. Pure.
+
+#include <cstdint>
+
+#include "kernels/sizing/attention_workspace.h"
+#include "kernels/sizing/compute_machine.h"
+#include "runtime/base/dtype.h"
+
+namespace triphase {
+
+// The largest calls to come. Grows with every size.
+struct OpsShape {
+  AttentionShape attention;          // of Ops::attention; threads and weighted_scores do not matter
+  std::int64_t max_sequences = 0;    // its segments
+  std::int64_t max_list_tokens = 0;  // longest list of a selection; 0: no selections
+  std::int64_t widest_input = 0;     // columns of the widest x of Ops::linear
+  DType kv_dtype = DType::kF16;
+  DType open_dtype = DType::kF16;  // INT8 only
+  std::int64_t page_tokens = 32;
+};
+
+// 0 where calls work in their callers' workspaces alone (the CPU).
+[[nodiscard]] std::uint64_t ops_reserved_bytes(const ComputeMachine& machine,
+                                               const OpsShape& shape);
+
+}  // namespace triphase

@@ -1,0 +1,356 @@
+// Every wrapper refuses what its kernel cannot take, before a launch, and says which kernel and
+// which shapes.
+
+#include <functional>
+
+#include "kernels/cuda/ceiling_kernels.h"
+#include "kernels/cuda/clusters.h"
+#include "kernels/cuda/gather_attn.h"
+#include "kernels/cuda/gemm_tile.h"
+#include "kernels/cuda/kv_append.h"
+#include "kernels/cuda/kv_channels.h"
+#include "kernels/cuda/kv_quantize.h"
+#include "kernels/cuda/merge_states.h"
+#include "kernels/cuda/norms.h"
+#include "kernels/cuda/plan_splits.h"
+#include "kernels/cuda/pointwise.h"
+#include "kernels/cuda/prefill_attention.h"
+#include "kernels/cuda/prefill_colsum.h"
+#include "kernels/cuda/score_rows.h"
+#include "kernels/cuda/score_update.h"
+#include "kernels/cuda/select_rows.h"
+#include "kernels/cuda/sparq_select.h"
+#include "kernels/cuda/stage_rows.h"
+#include "tests/emulated/emulated_test.h"
+
+namespace triphase::cuda {
+namespace {
+
+struct Refusal {
+  const char* kernel;
+  const char* what;   // the condition
+  const char* shape;  // one of its sizes
+  std::function<void()> call;
+};
+
+// Addresses that no refused call may read.
+float* floats() { return reinterpret_cast<float*>(std::uintptr_t{4096}); }
+std::int32_t* ids() { return reinterpret_cast<std::int32_t*>(std::uintptr_t{4096}); }
+
+Matrix f32(std::int64_t rows, std::int64_t cols) {
+  return {floats(), DType::kF32, rows, cols, cols};
+}
+
+KvCache cache_of(DType dtype) {
+  return {.k = floats(),
+          .v = floats(),
+          .dtype = dtype,
+          .page_tokens = 64,
+          .kv_heads = 2,
+          .head_dim = 72};
+}
+
+ScoreKeys keys_of(DType dtype) {
+  ScoreKeys keys;
+  keys.keys = floats();
+  keys.dtype = dtype;
+  keys.pages = ids();
+  keys.max_pages = 2;
+  keys.lengths = ids();
+  keys.sequences = 3;
+  keys.max_length = 100;
+  keys.page_tokens = 64;
+  keys.kv_heads = 2;
+  keys.head_dim = 72;
+  return keys;
+}
+
+ScoreQueries queries_of(std::int64_t heads) { return {floats(), heads * 72, heads}; }
+ScoreLogits logits_of(std::int64_t stride) { return {floats(), floats(), stride}; }
+
+PagedAttention attention_of(DType dtype) {
+  PagedAttention call;
+  call.q = floats();
+  call.heads = 4;
+  call.k = floats();
+  call.v = floats();
+  call.dtype = dtype;
+  call.page_tokens = 64;
+  call.kv_heads = 2;
+  call.head_dim = 72;
+  call.segments = reinterpret_cast<const PagedSegment*>(floats());
+  call.segment_count = 1;
+  call.pages = ids();
+  call.out = floats();
+  return call;
+}
+
+GatherAttnArgs gather_of(DType dtype) {
+  GatherAttnArgs args;
+  args.q = floats();
+  args.q_stride = 4 * 72;
+  args.sequences = 3;
+  args.heads = 4;
+  args.cache = cache_of(dtype);
+  args.tables.pages = ids();
+  args.tables.max_pages = 2;
+  args.lengths = ids();
+  args.plan = {reinterpret_cast<const SplitPart*>(floats()), nullptr, 5, 6, 32};
+  args.states = floats();
+  args.max_sum = floats();
+  return args;
+}
+
+MergeStatesArgs merge_of() {
+  MergeStatesArgs args;
+  args.sequences = 3;
+  args.heads = 4;
+  args.kv_heads = 2;
+  args.head_dim = 72;
+  args.out = floats();
+  args.out_stride = 4 * 72;
+  return args;
+}
+
+template <class Call>
+Call with(Call call, const std::function<void(Call&)>& change) {
+  change(call);
+  return call;
+}
+
+std::vector<Refusal> attention_refusals() {
+  using Gather = GatherAttnArgs;
+  using Paged = PagedAttention;
+  return {
+      {"gather_attn", "multiple of kv_heads", "heads 5",
+       [] { gather_attn(with<Gather>(gather_of(DType::kF16), [](auto& a) { a.heads = 5; }), {}); }},
+      {"gather_attn", "head_dim must be 1 to 256", "head_dim 264",
+       [] {
+         gather_attn(with<Gather>(gather_of(DType::kF16), [](auto& a) { a.cache.head_dim = 264; }),
+                     {});
+       }},
+      {"gather_attn", "cache must be", "cache f32",
+       [] { gather_attn(gather_of(DType::kF32), {}); }},
+      {"gather_attn", "INT8 cache needs", "cache u8",
+       [] { gather_attn(gather_of(DType::kU8), {}); }},
+      {"gather_attn", "plan is for other rows", "sequences 4",
+       [] {
+         gather_attn(with<Gather>(gather_of(DType::kF16), [](auto& a) { a.sequences = 4; }), {});
+       }},
+      {"gather_attn", "whole tiles", "parts 5",
+       [] {
+         gather_attn(with<Gather>(gather_of(DType::kF16), [](auto& a) { a.plan.unit_tokens = 24; }),
+                     {});
+       }},
+      {"gather_attn", "no token lists", "list_capacity 0",
+       [] {
+         gather_attn(
+             with<Gather>(gather_of(DType::kF16), [](auto& a) { a.source = TokenSource::kList; }),
+             {});
+       }},
+      {"merge_states", "multiple of kv_heads", "heads 5",
+       [] { merge_states(with<MergeStatesArgs>(merge_of(), [](auto& a) { a.heads = 5; }), {}); }},
+      {"merge_states", "reallocation needs", "sequences 3",
+       [] {
+         merge_states(with<MergeStatesArgs>(merge_of(), [](auto& a) { a.alpha = floats(); }), {});
+       }},
+      {"token_weights", "list_rows must be", "list_rows 4",
+       [] {
+         token_weights({.sequences = 3,
+                        .heads = 4,
+                        .kv_heads = 2,
+                        .logits = floats(),
+                        .lse = floats(),
+                        .list_counts = ids(),
+                        .list_rows = 4,
+                        .capacity = 9,
+                        .weights = floats()},
+                       {});
+       }},
+      {"plan_splits", "workspace is too small", "rows 6",
+       [] {
+         (void)plan_splits({.counts = ids(), .rows = 6, .unit_tokens = 32, .part_count = 4},
+                           floats(), 16, {});
+       }},
+      {"prefill_attention", "type, head_dim, page_tokens", "head_dim 76",
+       [] {
+         prefill_attention(with<Paged>(attention_of(DType::kF16), [](auto& a) { a.head_dim = 76; }),
+                           1, {1, 128}, {});
+       }},
+      {"prefill_attention", "whole pages", "split_tokens 100",
+       [] {
+         prefill_attention(attention_of(DType::kF16), 1, {1, 100}, {});
+       }},
+      {"prefill_attention", "need partials", "splits 2",
+       [] {
+         prefill_attention(attention_of(DType::kF16), 1, {2, 128}, {});
+       }},
+      {"paged_attention", "multiple of kv_heads", "heads 5",
+       [] {
+         paged_attention(with<Paged>(attention_of(DType::kF16), [](auto& a) { a.heads = 5; }), 1, 9,
+                         {});
+       }},
+      {"paged_attention", "INT8 cache needs", "max_context 9",
+       [] {
+         paged_attention(
+             with<Paged>(attention_of(DType::kU8), [](auto& a) { a.partials = floats(); }), 1, 9,
+             {});
+       }},
+      {"prefill_colsum", "sum_stride below the context", "sum_stride 5",
+       [] {
+         PrefillColumns call;
+         call.queries = 6;
+         call.page_tokens = 64;
+         call.heads = 4;
+         call.kv_heads = 2;
+         call.head_dim = 72;
+         call.sum_stride = 5;
+         prefill_colsum(call, {});
+       }},
+  };
+}
+
+std::vector<Refusal> cache_refusals() {
+  return {
+      {"kv_append", "tokens must be", "tokens 0",
+       [] { kv_append({.cache = cache_of(DType::kF16)}, {}); }},
+      {"kv_append", "stored as F16 or BF16", "head_dim 72",
+       [] { kv_append({.tokens = 1, .cache = cache_of(DType::kF32)}, {}); }},
+      {"kv_quantize_pages", "not INT8", "blocks 1",
+       [] { kv_quantize_pages(nullptr, 1, cache_of(DType::kF16), {}); }},
+      {"kv_dequantize_pages", "blocks must be", "blocks 0",
+       [] { kv_dequantize_pages(nullptr, 0, cache_of(DType::kU8), {}); }},
+      {"kv_write_channels", "cache must be", "cache f32",
+       [] { kv_write_channels(ids(), 1, cache_of(DType::kF32), floats(), {}); }},
+      {"stage_rows", "null pointer", "count 7",
+       [] { stage_rows({.cache = cache_of(DType::kF16), .count = 7}, {}); }},
+  };
+}
+
+std::vector<Refusal> selection_refusals() {
+  const SelectRows select{.scores = floats(),
+                          .score_stride = 50,
+                          .lengths = ids(),
+                          .rows = 6,
+                          .rows_per_sequence = 2,
+                          .max_length = 50,
+                          .indices = ids(),
+                          .capacity = 10,
+                          .counts = ids()};
+  const StepLogits step{floats(), floats(), 40, 6, 2};
+  const Points points{floats(), 2, 9, 300};
+  return {
+      {"choose_channels", "rank 1 to head_dim", "rank 73",
+       [] { choose_channels(queries_of(4), 3, 2, 72, 73, 1.0F, ids(), floats(), {}); }},
+      {"score_sparq", "multiple of kv_heads", "heads 5",
+       [] {
+         score_sparq(keys_of(DType::kF16), queries_of(5), ids(), floats(), 8, logits_of(100), {});
+       }},
+      {"score_sparq", "INT8 keys need", "keys u8",
+       [] {
+         score_sparq(keys_of(DType::kU8), queries_of(4), ids(), floats(), 8, logits_of(100), {});
+       }},
+      {"score_sparq", "shorter rows", "length_stride 90",
+       [] {
+         score_sparq(keys_of(DType::kF16), queries_of(4), ids(), floats(), 8, logits_of(90), {});
+       }},
+      // Found by the choice of a kernel: the type has none.
+      {"score_exact", "no kernel for the type", "keys i64",
+       [] { score_exact(keys_of(DType::kI64), queries_of(4), 1.0F, logits_of(100), {}); }},
+      {"score_exact", "1 to 8 query heads", "heads 18",
+       [] { score_exact(keys_of(DType::kF16), queries_of(18), 1.0F, logits_of(100), {}); }},
+      {"score_centroids", "null pointer", "max_clusters 8",
+       [] {
+         score_centroids(nullptr, DType::kF16, ids(), 8, queries_of(4), 3, 2, 72, 1.0F, ids(),
+                         logits_of(8), {});
+       }},
+      {"score_quest", "whole sub-pages", "tokens 24",
+       [] {
+         score_quest(keys_of(DType::kF16), floats(), DType::kF32, 24, queries_of(4), floats(), 9,
+                     {});
+       }},
+      {"group_scores", "not positive", "group 0",
+       [] {
+         group_scores(logits_of(50), ids(), 2, 6, 0, 50, GroupReduce::kLogitSum, floats(), floats(),
+                      {});
+       }},
+      {"selected_share", "no query heads", "rows 6",
+       [] { selected_share(logits_of(50), floats(), ids(), 10, ids(), 6, 0, floats(), {}); }},
+      {"select_top", "capacity below k", "k 11", [=] { select_top(select, 11, {}); }},
+      {"select_above", "every entry", "capacity 10",
+       [=] { select_above(select, floats(), 1, {}); }},
+      {"sparq_select", "rank must be", "rank 0",
+       [] {
+         SparqSelect call;
+         call.keys = keys_of(DType::kF16);
+         call.queries = queries_of(4);
+         sparq_select(call, {});
+       }},
+      {"update_h2o", "null pointer", "capacity 40",
+       [=] { update_h2o(step, nullptr, ids(), floats(), 50, {}); }},
+      {"update_swa", "window must hold", "rows 6",
+       [=] { update_swa(step, 2, ids(), ids(), ids(), ids(), ids(), {}, {}); }},
+      {"update_swa_buckets", "rows", "rows 6",
+       [=] { update_swa_buckets(step, 4, ids(), ids(), ids(), ids(), ids(), ids(), 50, {}, {}); }},
+      {"normalize_points", "dim not 1 to 256", "dim 300",
+       [=] { normalize_points(points, floats(), {}); }},
+      {"kmeans_assign", "no clusters", "clusters 0",
+       [=] { kmeans_assign(points, floats(), 0, ids(), {}); }},
+      {"kmeans_update", "no clusters", "points 9",
+       [=] { kmeans_update(points, ids(), 0, floats(), ids(), {}); }},
+      {"expand_clusters", "null pointer", "max_tokens 77",
+       [] { expand_clusters({.max_tokens = 77}, ids(), 1, ids(), ids(), ids(), {}); }},
+      {"expand_pages", "capacity below", "tokens_per_page 16",
+       [] { expand_pages(ids(), 4, ids(), 6, 16, ids(), 2, ids(), 60, ids(), {}); }},
+  };
+}
+
+std::vector<Refusal> dense_refusals() {
+  const Matrix half{floats(), DType::kF16, 2, 8, 8};
+  return {
+      {"gemm_tile", "x times w", "w 4 x 9 f32",
+       [] { gemm_tile(f32(2, 8), f32(4, 9), nullptr, false, f32(2, 4), {}); }},
+      {"gemm_tile", "no kernel for the type", "w 4 x 8 u8",
+       [] {
+         gemm_tile(f32(2, 8), {floats(), DType::kU8, 4, 8, 8}, nullptr, false, f32(2, 4), {});
+       }},
+      {"rms_norm", "one shape", "y 2 x 9 f32",
+       [] { rms_norm(f32(2, 8), floats(), 0.0F, 1e-5F, f32(2, 9), {}); }},
+      {"layer_norm", "one shape", "x 3 x 8 f32",
+       [] { layer_norm(f32(3, 8), floats(), nullptr, 1e-5F, f32(2, 8), {}); }},
+      {"top_logit", "must be F32", "logits 2 x 8 f16",
+       [=] { top_logit(half, ids(), nullptr, nullptr, {}); }},
+      {"gather_table", "as wide", "table 5 x 9 f32",
+       [] { gather_table(ids(), f32(5, 9), 1.0F, false, f32(2, 8), {}); }},
+      {"rope", "even rotary_dim", "rotary_dim 3", [] { rope(f32(2, 8), 2, 4, 3, f32(2, 3), {}); }},
+      {"activate", "one shape", "gate 2 x 9 f32",
+       [] { activate(Activation::kSilu, f32(2, 9), {}, f32(2, 8), {}); }},
+      {"add", "one shape", "x 1 x 8 f32", [] { add(f32(1, 8), f32(2, 8), {}); }},
+      {"convert", "16-bit type", "y 2 x 8 f32", [] { convert(f32(2, 8), f32(2, 8), {}); }},
+      {"read_all", "multiple of 16", "bytes 17", [] { read_all(floats(), 17, 1, floats(), {}); }},
+      {"multiply_add", "no rounds", "rounds 0", [] { multiply_add(0, 1, floats(), {}); }},
+  };
+}
+
+void expect_refused(const std::vector<Refusal>& refusals) {
+  for (const Refusal& refusal : refusals) {
+    SCOPED_TRACE(std::string(refusal.kernel) + ": " + refusal.what);
+    try {
+      refusal.call();
+      ADD_FAILURE() << "accepted";
+    } catch (const Error& error) {
+      EXPECT_EQ(error.code(), "E-INT-CHECK");
+      EXPECT_THAT(error.message(), testing::AllOf(testing::HasSubstr(refusal.kernel),
+                                                  testing::HasSubstr(refusal.what),
+                                                  testing::HasSubstr(refusal.shape)));
+    }
+  }
+}
+
+TEST(Refusals, OfAttentionNameKernelAndShape) { expect_refused(attention_refusals()); }
+TEST(Refusals, OfTheCacheNameKernelAndShape) { expect_refused(cache_refusals()); }
+TEST(Refusals, OfSelectionNameKernelAndShape) { expect_refused(selection_refusals()); }
+TEST(Refusals, OfDenseKernelsNameKernelAndShape) { expect_refused(dense_refusals()); }
+
+}  // namespace
+}  // namespace triphase::cuda
