@@ -131,13 +131,15 @@ NamedSimulation run_flexgen(const CostModel& cost, const SimulatedJob& job,
       candidate.sync_each_layer = true;
     }
     SimulationResult result = simulate(FlexGenPolicy(candidate), cost, job);
-    const bool better =
-        result.infeasible.empty() && (!best.result.infeasible.empty() ||
-                                      result.tokens_per_second > best.result.tokens_per_second);
+    const bool ran = result.infeasible.empty();
+    const bool whole = ran && result.max_running >= job.batch_size;
+    const bool better = ran && (!best.result.infeasible.empty() ||
+                                result.tokens_per_second > best.result.tokens_per_second);
     if (better) {
       best.result = std::move(result);
       best.detail = detail;
     }
+    return whole;
   };
   for (const HostKvUse use : {HostKvUse::kStream, HostKvUse::kCpuAttention}) {
     const bool on_host = use == HostKvUse::kCpuAttention;
@@ -164,15 +166,17 @@ NamedSimulation run_flexgen(const CostModel& cost, const SimulatedJob& job,
     }
     // By hand, as the paper does after its search: whole sequences on the
     // device, as many as fit.
-    for (const double weights : {1.0, 0.5, 0.0}) {
+    for (const double weights : {1.0, 0.5, 0.2, 0.0}) {
+      bool whole_block = false;
       for (std::int64_t tenths = 10; tenths >= 0; --tenths) {
-        attempt({.device_kv_share = static_cast<double>(tenths) / 10.0,
-                 .device_weight_share = weights,
-                 .host_kv = use},
-                fmt::format("by hand: wg {:.2f}, cg {:.2f}, {}", weights,
-                            static_cast<double>(tenths) / 10.0, mode));
+        whole_block |= attempt({.device_kv_share = static_cast<double>(tenths) / 10.0,
+                                .device_weight_share = weights,
+                                .host_kv = use},
+                               fmt::format("by hand: wg {:.2f}, cg {:.2f}, {}", weights,
+                                           static_cast<double>(tenths) / 10.0, mode));
       }
-      if (best.result.infeasible.empty()) break;
+      // Fewer weights on the device only where more leave no room for the whole block.
+      if (whole_block) break;
     }
   }
   return best;
