@@ -6,6 +6,7 @@
 #include <filesystem>
 
 #include "runtime/base/error.h"
+#include "runtime/eval/attention_analysis.h"
 #include "runtime/eval/eval.h"
 #include "runtime/eval/generation_tasks.h"
 #include "runtime/eval/sweep.h"
@@ -126,7 +127,8 @@ class Evaluation {
  private:
   [[nodiscard]] RunOptions options_of(const eval::SweepCell& cell) const {
     RunOptions options = options_;
-    options.attention = cell.attention;
+    const bool watched = values_.text("task") == "attention";
+    options.attention = watched ? eval::observable(cell.attention) : cell.attention;
     options.kv_dtype = cell.kv_dtype;
     return options;
   }
@@ -146,6 +148,9 @@ class Evaluation {
                               data);
     }
     if (task == "needle") return eval::needle(setup_, needle_options(values_, context_), data);
+    if (task == "attention") {
+      return eval::attention_analysis(setup_, *loaded.decoder.attention(), data);
+    }
     if (task == "choice") {
       const ScorePreparer preparer(
           bundle_.config, bundle_.tokenizer.get(),

@@ -1,5 +1,7 @@
 #include "runtime/eval/eval.h"
 
+#include <fmt/format.h>
+
 #include <algorithm>
 
 #include "runtime/base/error.h"
@@ -54,6 +56,30 @@ std::vector<TokenId> text_tokens(const Setup& setup, std::string_view text) {
         .expected("UTF-8 text");
   }
   return setup.tokenizer->encode(text, {.add_special = false, .parse_special = false});
+}
+
+std::vector<ScoreTask> text_windows(const Setup& setup, std::string_view text) {
+  const std::vector<TokenId> tokens = text_tokens(setup, text);
+  const std::vector<TokenId> prefix = leading_specials(*setup.tokenizer);
+  const auto step = static_cast<std::size_t>(setup.window) - prefix.size();
+  std::vector<ScoreTask> tasks;
+  for (std::size_t begin = 0; begin < tokens.size(); begin += step) {
+    ScoreTask task;
+    task.tokens = prefix;
+    const std::size_t end = std::min(begin + step, tokens.size());
+    task.tokens.insert(task.tokens.end(), tokens.begin() + static_cast<std::ptrdiff_t>(begin),
+                       tokens.begin() + static_cast<std::ptrdiff_t>(end));
+    // Token prefill_len is predicted by the last dense row, so scores begin after it.
+    task.prefill_tokens = setup.prefill_len;
+    task.first_scored = setup.prefill_len + 1;
+    if (static_cast<std::int64_t>(task.tokens.size()) <= task.first_scored) break;
+    tasks.push_back(std::move(task));
+  }
+  if (tasks.empty()) {
+    bad_data(setup, 0, "text", fmt::format("{} tokens", tokens.size()),
+             fmt::format("more than the {} of --prefill-len", setup.prefill_len + 1));
+  }
+  return tasks;
 }
 
 }  // namespace triphase::eval

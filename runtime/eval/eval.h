@@ -72,6 +72,10 @@ struct NeedleOptions {
 // Throws ErrorRole::kInput E-IN-EVAL; line 0: the whole file.
 [[noreturn]] void bad_data(const Setup& setup, std::uint64_t line, std::string_view field,
                            std::string_view found, std::string_view expected);
+// The text in disjoint windows of setup.window tokens, each begun with what stands in front of a
+// text; setup.prefill_len tokens are dense, and scores begin one after them, since a dense row
+// predicts the next. At least one, else E-IN-EVAL.
+[[nodiscard]] std::vector<ScoreTask> text_windows(const Setup& setup, std::string_view text);
 // The text as plain tokens, and what stands in front of every window (BOS).
 [[nodiscard]] std::vector<TokenId> text_tokens(const Setup& setup, std::string_view text);
 

@@ -23,26 +23,8 @@ std::int64_t count_words(std::string_view text) {
 }  // namespace
 
 std::vector<Row> perplexity(const Setup& setup, std::string_view text) {
-  const std::vector<TokenId> tokens = text_tokens(setup, text);
-  const std::vector<TokenId> prefix = leading_specials(*setup.tokenizer);
-  const auto step = static_cast<std::size_t>(setup.window) - prefix.size();
-  std::vector<ScoreTask> tasks;
-  for (std::size_t begin = 0; begin < tokens.size(); begin += step) {
-    ScoreTask task;
-    task.tokens = prefix;
-    const std::size_t end = std::min(begin + step, tokens.size());
-    task.tokens.insert(task.tokens.end(), tokens.begin() + static_cast<std::ptrdiff_t>(begin),
-                       tokens.begin() + static_cast<std::ptrdiff_t>(end));
-    // Token prefill_len is predicted by the last dense row, so scores begin after it.
-    task.prefill_tokens = setup.prefill_len;
-    task.first_scored = setup.prefill_len + 1;
-    if (static_cast<std::int64_t>(task.tokens.size()) <= task.first_scored) break;
-    tasks.push_back(std::move(task));
-  }
-  if (tasks.empty()) {
-    bad_data(setup, 0, "text", fmt::format("{} tokens", tokens.size()),
-             fmt::format("more than the {} of --prefill-len", setup.prefill_len + 1));
-  }
+  const std::vector<ScoreTask> tasks = text_windows(setup, text);
+  const bool begins = !leading_specials(*setup.tokenizer).empty();
   const double bytes_per_token = dense_bytes_per_token(setup, tasks);
   const std::vector<ScoredTask> scored = score_tasks(setup, tasks);
 
@@ -71,7 +53,7 @@ std::vector<Row> perplexity(const Setup& setup, std::string_view text) {
            {"definition",
             fmt::format("per token: exp(mean nats); disjoint windows of {} tokens{}, {} dense, the "
                         "rest scored one step each",
-                        setup.window, prefix.empty() ? "" : " (first BOS)", setup.prefill_len)},
+                        setup.window, begins ? " (first BOS)" : "", setup.prefill_len)},
            {"perplexity", per_token},
            {"perplexity_stderr", per_token * mean_of(of_window).standard_error},
            {"word_perplexity", words == 0.0 ? NAN : std::exp(nats / words)},

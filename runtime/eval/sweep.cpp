@@ -3,6 +3,7 @@
 #include <fmt/format.h>
 
 #include <algorithm>
+#include <array>
 #include <set>
 
 #include "runtime/base/error.h"
@@ -52,6 +53,7 @@ double number_of(const Row& row, std::string_view name) {
 
 // The number of a row that the task is about, by its name.
 std::string score_name(const std::string& task) {
+  if (task == "attention") return "coverage";
   if (task == "choice") return "accuracy";
   if (task == "exact-match") return "exact_match";
   if (task == "summarize") return "rouge_l";
@@ -111,8 +113,10 @@ std::string sweep_chart(const std::string& task, const std::vector<Row>& rows, b
   std::set<std::string> dtypes;
   for (const Row& row : rows) dtypes.insert(text_of(row, "kv_dtype"));
   for (const Row& row : rows) {
-    const Value* depth = find_value(row, "depth");
-    if (several_cells && depth != nullptr && text_of(row, "depth") != "all") continue;
+    const bool part = std::ranges::any_of(std::array{"depth", "layer"}, [&](const char* name) {
+      return find_value(row, name) != nullptr && text_of(row, name) != "all";
+    });
+    if (several_cells && part) continue;
     std::string series = text_of(row, "attention");
     if (dtypes.size() > 1) series += ", " + text_of(row, "kv_dtype");
     chart.points.push_back({number_of(row, "kv_bytes_per_token"), number_of(row, score),

@@ -279,20 +279,21 @@ constexpr auto kScoreOptions =
 
 constexpr OptionSpec kEvalTaskOptions[] = {
     {"What", "model", 0, kText, "", "DIR", 0, 0, false, true, "Hugging Face model directory."},
-    {"What", "task", 0, kChoice, "", "perplexity|repetition|needle|choice|exact-match|summarize", 0,
-     0, false, true, "What is scored."},
+    {"What", "task", 0, kChoice, "",
+     "perplexity|repetition|needle|choice|exact-match|summarize|attention", 0, 0, false, true,
+     "What is scored."},
     {"What", "data", 0, kText, "", "FILE", 0, 0, false, true,
-     "A text (perplexity, repetition, needle), or one JSON object per line (choice: "
+     "A text (perplexity, repetition, needle, attention), or one JSON object per line (choice: "
      "context, "
      "choices, answer; exact-match and summarize: prompt, answer)."},
     {"What", "window", 0, kInteger, "0", "N", 0, kNoLimit, false, false,
-     "perplexity, repetition: tokens of one sequence; 0 is the model's context."},
+     "perplexity, repetition, attention: tokens of one sequence; 0 is the model's context."},
     {"What", "prefill-len", 0, kInteger, "", "N", 0, kNoLimit, false, false,
-     "perplexity: dense tokens of each window in front of the scored ones. Default: "
+     "perplexity, attention: dense tokens of each window in front of the scored ones. Default: "
      "half the "
      "window."},
     {"What", "samples", 0, kInteger, "100", "N", 1, 1000000, false, false,
-     "repetition: samples; needle: samples of each cell."},
+     "repetition: samples; needle: samples of each cell; attention: windows at most."},
     {"What", "cue-len", 0, kInteger, "32", "N", 1, 1000000, false, false,
      "repetition: tokens of the passage that are given again."},
     {"What", "answer-len", 0, kInteger, "32", "N", 1, 1000000, false, false,

@@ -144,6 +144,30 @@ class EvalTest(unittest.TestCase):
             self.assertAlmostEqual(row["kv_bytes_per_token"] / rows[0]["kv_bytes_per_token"], row["compression"],
                                    delta=0.03, msg=row)
 
+    def test_attention_analysis(self):
+        self.shorten_text(3000)
+        rows = self.rows("attention", "text.txt", "--window", "256", "--prefill-len", "192", "--samples", "2",
+                         "--attentions", "dense,topk,sparq,lm-infinite", "--sparsities", "0.8", "--svg", "a.svg")
+        over_all = {row["attention"]: row for row in rows if row["layer"] == "all"}
+        self.assertEqual(len(rows), 4 * (1 + sum(row["attention"] == "dense" and row["layer"] != "all" for row in rows)))
+        dense, topk, sparq, window = (over_all[name] for name in ("dense", "topk", "sparq", "lm-infinite"))
+        self.assertAlmostEqual(dense["coverage"], 1, places=5)
+        self.assertEqual((dense["top_k_agreement"], dense["tokens_touched"]), (1, 1))
+        self.assertAlmostEqual(dense["spearman"], 1, places=5)
+        self.assertEqual(dense["attention_sparsity"], dense["dense_attention_sparsity"])
+        # One head for each KV head here: the exact top k is the best that can be chosen, but for the current token,
+        # which is always among it.
+        self.assertGreater(topk["top_k_agreement"], 0.95)
+        self.assertLessEqual(topk["top_k_agreement"], 1)
+        for row in (sparq, window):
+            self.assertLess(row["coverage"], topk["coverage"])
+            self.assertLess(row["top_k_agreement"], 1)
+            self.assertGreaterEqual(row["attention_sparsity"], 0.79)
+        self.assertGreater(sparq["top_k_agreement"], window["top_k_agreement"])
+        self.assertAlmostEqual(sparq["coverage_estimated"], sparq["coverage"], delta=sparq["coverage_error"] + 1e-6)
+        self.assertIsNone(window["coverage_estimated"])
+        self.assertEqual((self.folder / "a.svg").read_text().count("<circle"), 4)
+
     def test_attention_map(self):
         def inspect(*extra, code=0):
             done = subprocess.run([PROGRAM, "inspect", "--model", MODEL, "--attention-map", "map.svg", *extra],
