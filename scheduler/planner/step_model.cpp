@@ -108,18 +108,20 @@ LaneTimes StepModel::prefill(std::int64_t away, std::int64_t input_tokens) const
 std::uint64_t StepModel::device_bytes(const StepTokens& tokens) const {
   const auto batch = static_cast<double>(workload_.batch);
   const auto layers = static_cast<double>(model_.costs.layers);
-  // Blocks are whole on the device, with the scales of all; two layers of what is fetched are
-  // staged.
+  // Blocks are whole on the device. Where any are on the host, a job has set aside the scales of as
+  // many as a full batch can have. Two layers of what is fetched are staged.
+  const std::int64_t longest =
+      round_to_blocks(workload_.input_len + workload_.output_len + model_.block_tokens - 1);
+  const auto scaled = static_cast<double>(tokens.host > 0 ? longest : 0);
   const std::int64_t on_device =
       round_to_blocks(tokens.context - tokens.host + model_.block_tokens - 1);
   const double staged =
       std::min(static_cast<double>(tokens.host),
                workload_.miss_rate > 0.0 ? fetched(tokens) / workload_.miss_rate : 0.0);
   return fixed_device_ +
-         static_cast<std::uint64_t>(
-             batch * (static_cast<double>(on_device) * kv_token_ +
-                      static_cast<double>(tokens.host) * (kv_token_ - record_token_) +
-                      2.0 * staged * record_token_ / layers));
+         static_cast<std::uint64_t>(batch * (static_cast<double>(on_device) * kv_token_ +
+                                             scaled * (kv_token_ - record_token_) +
+                                             2.0 * staged * record_token_ / layers));
 }
 
 std::uint64_t StepModel::host_bytes(const StepTokens& tokens, std::int64_t input_tokens) const {
