@@ -20,8 +20,16 @@ std::string wrapped(std::string_view text, std::size_t column, std::size_t start
   std::size_t at = start;
   while (!text.empty()) {
     const std::size_t blank = std::min(text.find(' '), text.size());
-    const std::string_view word = text.substr(0, blank);
-    text.remove_prefix(std::min(blank + 1, text.size()));
+    std::string_view word = text.substr(0, blank);
+    // A list of choices longer than a line is cut behind one of its bars.
+    const std::size_t bar = word.size() > kWidth - column ? word.rfind('|', kWidth - column - 1)
+                                                          : std::string_view::npos;
+    if (bar != std::string_view::npos) {
+      word = text.substr(0, bar + 1);
+      text.remove_prefix(bar + 1);
+    } else {
+      text.remove_prefix(std::min(blank + 1, text.size()));
+    }
     if (at > column && at + 1 + word.size() > kWidth) {
       out += "\n" + std::string(column, ' ');
       at = column;
