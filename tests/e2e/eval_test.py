@@ -111,7 +111,9 @@ class EvalTest(unittest.TestCase):
         (self.folder / "text.txt").write_text((self.folder / "text.txt").read_text()[:size])
 
     def test_sweep(self):
-        self.shorten_text(5000)
+        # A passage again and again: dense attention finds it, a fifth of the tokens does not hold it.
+        passage = (self.folder / "text.txt").read_text()[:800]
+        (self.folder / "text.txt").write_text(passage * 6)
         rows = self.rows("perplexity", "text.txt", "--window", "512", "--prefill-len", "384", "--attentions",
                          "dense,swa,sparq", "--sparsities", "0,0.8", "--kv-dtypes", "bf16,int8",
                          "--attention-option", "sparq.rank=16", "--output", "sweep")
@@ -121,7 +123,7 @@ class EvalTest(unittest.TestCase):
         dense, full, swa, full_sparq, sparq = rows[:5]
         self.assertEqual(full["perplexity"], dense["perplexity"])
         self.assertEqual(full_sparq["perplexity"], dense["perplexity"])
-        self.assertNotEqual(swa["perplexity"], dense["perplexity"])
+        self.assertGreater(swa["perplexity"], dense["perplexity"])
         self.assertAlmostEqual(swa["tokens_touched"], 0.2, delta=0.01)
         self.assertLess(swa["kv_bytes_per_token"], sparq["kv_bytes_per_token"])
         self.assertIn("sparq.rank=16", sparq["attention_options"])
