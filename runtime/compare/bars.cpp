@@ -5,9 +5,12 @@
 #include <algorithm>
 
 #include "runtime/base/format_bytes.h"
+#include "runtime/base/svg.h"
 
 namespace triphase::compare {
 namespace {
+
+using svg::escaped;
 
 constexpr double kWidth = 760.0;
 constexpr double kLabels = 210.0;
@@ -31,27 +34,6 @@ std::string opening(const std::string& name, double height) {
 
 }  // namespace
 
-std::string escaped(std::string_view text) {
-  std::string out;
-  for (const char c : text) {
-    if (c == '<') {
-      out += "&lt;";
-    } else if (c == '>') {
-      out += "&gt;";
-    } else if (c == '&') {
-      out += "&amp;";
-    } else if (c == '"') {
-      out += "&quot;";
-    } else if (c == '\'') {
-      out += "&#39;";
-    } else {
-      // XML has no control characters.
-      out += static_cast<unsigned char>(c) < 0x20 || c == 0x7F ? ' ' : c;
-    }
-  }
-  return out;
-}
-
 std::string bars_svg(const std::string& name, const std::vector<Bar>& bars) {
   double longest = 0.0;
   for (const Bar& bar : bars) {
@@ -64,8 +46,7 @@ std::string bars_svg(const std::string& name, const std::vector<Bar>& bars) {
   double y = 3.0;
   for (const Bar& bar : bars) {
     const double middle = y + kRow / 2.0;
-    out += fmt::format("<text x=\"{:.1f}\" y=\"{:.1f}\" text-anchor=\"end\">{}</text>\n",
-                       kLabels - 8.0, middle + 4.0, escaped(bar.label));
+    out += svg::text(kLabels - 8.0, middle + 4.0, "end", bar.label);
     double x = kLabels;
     for (const BarPart& part : bar.parts) {
       const double width = part.value * scale;
@@ -82,8 +63,7 @@ std::string bars_svg(const std::string& name, const std::vector<Bar>& bars) {
           kLabels + bar.low * scale, kLabels + bar.high * scale, middle, middle - 4.0);
       x = std::max(x, kLabels + bar.high * scale);
     }
-    out += fmt::format("<text x=\"{:.1f}\" y=\"{:.1f}\">{}</text>\n", x + 8.0, middle + 4.0,
-                       escaped(bar.text));
+    out += svg::text(x + 8.0, middle + 4.0, "start", bar.text);
     y += kRow;
   }
   return out + "</svg>\n";
@@ -104,9 +84,8 @@ std::string steps_svg(const std::string& name, const std::vector<StepPoint>& poi
     const double bytes = highest * share;
     out += fmt::format("<path class=\"grid\" d=\"M{:.1f} {:.1f}H{:.1f}\"/>\n", kPlotLeft, y(bytes),
                        kWidth - kPlotRight);
-    out += fmt::format("<text x=\"{:.1f}\" y=\"{:.1f}\" text-anchor=\"end\">{}</text>\n",
-                       kPlotLeft - 6.0, y(bytes) + 4.0,
-                       format_bytes(static_cast<std::uint64_t>(bytes)));
+    out += svg::text(kPlotLeft - 6.0, y(bytes) + 4.0, "end",
+                     format_bytes(static_cast<std::uint64_t>(bytes)));
   }
   const std::size_t every = points.size() / kMostPoints + 1;
   for (const bool device : {true, false}) {
@@ -121,13 +100,11 @@ std::string steps_svg(const std::string& name, const std::vector<StepPoint>& poi
   for (const StepMark& mark : marks) {
     out += fmt::format("<path class=\"mark\" d=\"M{0:.1f} {1:.1f}V{2:.1f}\"/>\n", x(mark.step),
                        kPlotTop - 10.0, kPlotHeight - kPlotBottom);
-    out += fmt::format("<text x=\"{:.1f}\" y=\"{:.1f}\">{}</text>\n", x(mark.step) + 4.0,
-                       kPlotTop - 12.0, escaped(mark.name));
+    out += svg::text(x(mark.step) + 4.0, kPlotTop - 12.0, "start", mark.name);
   }
+  out += svg::text(kPlotLeft, kPlotHeight - 10.0, "start", "step 0");
   out +=
-      fmt::format("<text x=\"{:.1f}\" y=\"{:.1f}\">step 0</text>\n", kPlotLeft, kPlotHeight - 10.0);
-  out += fmt::format("<text x=\"{:.1f}\" y=\"{:.1f}\" text-anchor=\"end\">step {:.0f}</text>\n",
-                     kWidth - kPlotRight, kPlotHeight - 10.0, last);
+      svg::text(kWidth - kPlotRight, kPlotHeight - 10.0, "end", fmt::format("step {:.0f}", last));
   return out + "</svg>\n";
 }
 

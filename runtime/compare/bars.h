@@ -4,7 +4,6 @@
 // classes c0 ... c7 of the page. Pure.
 
 #include <string>
-#include <string_view>
 #include <vector>
 
 namespace triphase::compare {
@@ -38,8 +37,5 @@ struct StepMark {
 };
 [[nodiscard]] std::string steps_svg(const std::string& name, const std::vector<StepPoint>& points,
                                     const std::vector<StepMark>& marks, double highest);
-
-// Text for HTML and SVG.
-[[nodiscard]] std::string escaped(std::string_view text);
 
 }  // namespace triphase::compare

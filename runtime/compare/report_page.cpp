@@ -5,10 +5,13 @@
 #include <algorithm>
 
 #include "runtime/base/format_bytes.h"
+#include "runtime/base/svg.h"
 #include "runtime/compare/bars.h"
 
 namespace triphase::compare {
 namespace {
+
+using svg::escaped;
 
 // Colours are distinguishable with every common colour vision (after Wong, 2011).
 constexpr const char* kHead = R"(<!doctype html>

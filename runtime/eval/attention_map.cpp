@@ -3,15 +3,14 @@
 #include <fmt/format.h>
 
 #include <algorithm>
+#include <cmath>
 #include <iterator>
 #include <numeric>
 
-#include "runtime/compare/bars.h"
+#include "runtime/base/svg.h"
 
 namespace triphase::eval {
 namespace {
-
-using compare::escaped;
 
 constexpr double kLeft = 56.0;
 constexpr double kTop = 54.0;
@@ -40,18 +39,10 @@ void for_each_run(const std::vector<std::int32_t>& tokens, const Each& each) {
   }
 }
 
-std::string text(double x, double y, std::string_view anchor, const std::string& words) {
-  return fmt::format("<text x=\"{:.1f}\" y=\"{:.1f}\" text-anchor=\"{}\">{}</text>\n", x, y, anchor,
-                     escaped(words));
-}
-
-// 1, 2 or 5 times a power of ten, so that at most kTicks fit into `count`.
+// So that at most kTicks fit into `count`.
 std::int64_t tick_step(std::int64_t count) {
-  for (std::int64_t power = 1;; power *= 10) {
-    for (const std::int64_t factor : {1, 2, 5}) {
-      if (power * factor * kTicks >= count) return power * factor;
-    }
-  }
+  const double least = static_cast<double>(count) / static_cast<double>(kTicks);
+  return std::max<std::int64_t>(1, std::llround(svg::round_step(least)));
 }
 
 }  // namespace
@@ -101,18 +92,12 @@ std::string attention_map_svg(const std::string& title, std::int64_t prompt_toke
   const double column = kPlotWidth / static_cast<double>(context);
   const double height = row * static_cast<double>(rows);
   const double width = kLeft + kPlotWidth + kRight;
-  std::string out = fmt::format(
-      "<svg xmlns=\"http://www.w3.org/2000/svg\" viewBox=\"0 0 {0:.0f} {1:.0f}\" "
-      "width=\"{0:.0f}\" height=\"{1:.0f}\" font-family=\"system-ui, sans-serif\" "
-      "font-size=\"12\" role=\"img\">\n<style>\n.back {{ fill: #ffffff; }}\n"
-      ".there {{ fill: #e8e8e8; }}\n.touched {{ fill: #0072b2; }}\n"
-      ".prompt {{ stroke: #d55e00; stroke-width: 1.5; stroke-dasharray: 4 3; }}\n"
-      "text {{ fill: #1a1a1a; }}\n@media screen and (prefers-color-scheme: dark) {{\n"
-      ".back {{ fill: #16181c; }}\n.there {{ fill: #2b2e33; }}\n.touched {{ fill: #56b4e9; }}\n"
-      "text {{ fill: #e6e6e6; }}\n}}\n</style>\n<title>{2}</title>\n"
-      "<rect class=\"back\" width=\"{0:.0f}\" height=\"{1:.0f}\"/>\n",
-      width, kTop + height + kBottom, escaped(title));
-  out += text(kLeft, 24, "start", title);
+  std::string out = svg::opening(width, kTop + height + kBottom, title,
+                                 ".there { fill: #e8e8e8; }\n.touched { fill: #0072b2; }\n"
+                                 ".prompt { stroke: #d55e00; stroke-width: 1.5; "
+                                 "stroke-dasharray: 4 3; }\n",
+                                 ".there { fill: #2b2e33; }\n.touched { fill: #56b4e9; }\n");
+  out += svg::text(kLeft, 24, "start", title);
   std::string there;
   std::string touched;
   for (std::size_t index = 0; index < steps.size(); ++index) {
@@ -130,21 +115,20 @@ std::string attention_map_svg(const std::string& title, std::int64_t prompt_toke
   out += fmt::format(
       "<line class=\"prompt\" x1=\"{0:.1f}\" x2=\"{0:.1f}\" y1=\"{1:.1f}\" y2=\"{2:.1f}\"/>\n",
       prompt_end, kTop - 4, kTop + height + 4);
-  out += text(prompt_end, kTop - 8, prompt_tokens * 2 > context ? "end" : "start",
-              "end of the prompt");
+  out += svg::text(prompt_end, kTop - 8, prompt_tokens * 2 > context ? "end" : "start",
+                   "end of the prompt");
   for (std::int64_t token = 0; token <= context; token += tick_step(context)) {
-    out += text(kLeft + column * static_cast<double>(token), kTop + height + 18, "middle",
-                fmt::to_string(token));
+    out += svg::text(kLeft + column * static_cast<double>(token), kTop + height + 18, "middle",
+                     fmt::to_string(token));
   }
   for (std::int64_t step = 0; step < rows; step += tick_step(rows)) {
-    out += text(kLeft - 6, kTop + row * static_cast<double>(step) + std::max(row, 8.0), "end",
-                fmt::to_string(step));
+    out += svg::text(kLeft - 6, kTop + row * static_cast<double>(step) + std::max(row, 8.0), "end",
+                     fmt::to_string(step));
   }
-  out += text(kLeft + kPlotWidth / 2, kTop + height + 38, "middle", "token");
-  out += fmt::format(
-      "<text x=\"14\" y=\"{0:.1f}\" text-anchor=\"middle\" "
-      "transform=\"rotate(-90 14 {0:.1f})\">decode step</text>\n",
-      kTop + height / 2);
+  out += svg::text(kLeft + kPlotWidth / 2, kTop + height + 38, "middle", "token");
+  const double middle = kTop + height / 2;
+  out += svg::text(14, middle, "middle", "decode step",
+                   fmt::format(" transform=\"rotate(-90 14 {:.1f})\"", middle));
   return out + "</svg>\n";
 }
 

@@ -7,12 +7,10 @@
 #include <cmath>
 #include <string_view>
 
-#include "runtime/compare/bars.h"
+#include "runtime/base/svg.h"
 
 namespace triphase::eval {
 namespace {
-
-using compare::escaped;
 
 constexpr double kWidth = 720.0;
 constexpr double kHeight = 440.0;
@@ -33,19 +31,15 @@ struct Axis {
   [[nodiscard]] double share(double value) const { return (value - low) / (high - low); }
 };
 
-// Round bounds and steps of 1, 2 or 5 times a power of ten.
+// Round bounds and steps.
 Axis axis_over(double low, double high) {
   if (high <= low) {
     const double margin = low == 0.0 ? 1.0 : std::abs(low) * 0.1;
     low -= margin;
     high += margin;
   }
-  const double raw = (high - low) / kTicks;
-  const double power = std::pow(10.0, std::floor(std::log10(raw)));
-  const double mantissa = raw / power;
-  const double nice = mantissa <= 1.0 ? 1.0 : mantissa <= 2.0 ? 2.0 : mantissa <= 5.0 ? 5.0 : 10.0;
   Axis axis;
-  axis.step = nice * power;
+  axis.step = svg::round_step((high - low) / kTicks);
   axis.low = std::floor(low / axis.step) * axis.step;
   axis.high = std::ceil(high / axis.step) * axis.step;
   return axis;
@@ -64,8 +58,7 @@ class Drawing {
 
   void text(double at_x, double at_y, std::string_view anchor, std::string_view words,
             std::string_view more = "") {
-    out_ += fmt::format("<text x=\"{:.1f}\" y=\"{:.1f}\" text-anchor=\"{}\"{}>{}</text>\n", at_x,
-                        at_y, anchor, more, escaped(words));
+    out_ += svg::text(at_x, at_y, anchor, words, more);
   }
   void line(double x1, double y1, double x2, double y2, std::string_view look) {
     out_ += fmt::format("<line x1=\"{:.1f}\" y1=\"{:.1f}\" x2=\"{:.1f}\" y2=\"{:.1f}\" {}/>\n", x1,
@@ -117,10 +110,11 @@ void draw_series(const std::vector<ChartPoint>& points, std::size_t index, Drawi
                    drawing.y(point.y + point.error),
                    fmt::format("stroke=\"{}\" stroke-width=\"1\"", color));
     }
-    drawing.raw(fmt::format(
-        "<circle cx=\"{:.1f}\" cy=\"{:.1f}\" r=\"3.5\" fill=\"{}\"><title>{}: {:.6g}, "
-        "{:.6g}</title></circle>\n",
-        drawing.x(point.x), drawing.y(point.y), color, escaped(point.series), point.x, point.y));
+    drawing.raw(
+        fmt::format("<circle cx=\"{:.1f}\" cy=\"{:.1f}\" r=\"3.5\" fill=\"{}\"><title>{}: {:.6g}, "
+                    "{:.6g}</title></circle>\n",
+                    drawing.x(point.x), drawing.y(point.y), color, svg::escaped(point.series),
+                    point.x, point.y));
   }
   drawing.line(kWidth - kRight + 14, legend_y - 4, kWidth - kRight + 30, legend_y - 4,
                fmt::format("stroke=\"{}\" stroke-width=\"4\"{}", color, dashes));
@@ -150,15 +144,9 @@ std::string svg_chart(const Chart& chart) {
     y = axis_over(low, high);
   }
   Drawing drawing(x, y);
-  drawing.raw(fmt::format(
-      "<svg xmlns=\"http://www.w3.org/2000/svg\" viewBox=\"0 0 {0:.0f} {1:.0f}\" width=\"{0:.0f}\" "
-      "height=\"{1:.0f}\" font-family=\"system-ui, sans-serif\" font-size=\"12\" role=\"img\">\n"
-      "<style>\n.back {{ fill: #ffffff; }}\n"
-      "text {{ fill: #1a1a1a; }}\n.grid {{ stroke: #d9d9d9; stroke-width: 1; }}\n"
-      "@media screen and (prefers-color-scheme: dark) {{\n.back {{ fill: #16181c; }}\n"
-      "text {{ fill: #e6e6e6; }}\n.grid {{ stroke: #3a3d42; }}\n}}\n</style>\n"
-      "<title>{2}</title>\n<rect class=\"back\" width=\"{0:.0f}\" height=\"{1:.0f}\"/>\n",
-      kWidth, kHeight, escaped(chart.title)));
+  drawing.raw(svg::opening(kWidth, kHeight, chart.title,
+                           ".grid { stroke: #d9d9d9; stroke-width: 1; }\n",
+                           ".grid { stroke: #3a3d42; }\n"));
   draw_axes(chart, x, y, drawing);
   std::vector<std::string> drawn;  // series in the order they first appear
   for (const ChartPoint& first : points) {

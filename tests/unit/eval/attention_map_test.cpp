@@ -5,16 +5,10 @@
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
+#include "tests/support/count_text.h"
+
 namespace triphase::eval {
 namespace {
-
-std::size_t count(const std::string& text, const std::string& part) {
-  std::size_t found = 0;
-  for (std::size_t at = text.find(part); at != std::string::npos; at = text.find(part, at + 1)) {
-    ++found;
-  }
-  return found;
-}
 
 TEST(AttentionMap, RecordsOneLayerAndHead) {
   AttentionMapRecorder recorder(1, 1);
@@ -59,8 +53,8 @@ TEST(AttentionMap, DrawsRunsAndEscapesItsTitle) {
   const std::size_t begin = svg.find("class=\"touched\" d=\"");
   ASSERT_NE(begin, std::string::npos);
   const std::string touched = svg.substr(begin + 19, svg.find("\"/>", begin + 19) - begin - 19);
-  EXPECT_EQ(count(touched, "M"), 2U + 1U + 2U);  // a rectangle for each run of neighbours
-  EXPECT_EQ(count(svg, "<swa>"), 0U);
+  EXPECT_EQ(count_text(touched, "M"), 2U + 1U + 2U);  // a rectangle for each run of neighbours
+  EXPECT_EQ(count_text(svg, "<swa>"), 0U);
   EXPECT_EQ(svg.find('\x01'), std::string::npos);
   EXPECT_NE(svg.find("prefers-color-scheme: dark"), std::string::npos);
   EXPECT_EQ(svg.find("<script"), std::string::npos);

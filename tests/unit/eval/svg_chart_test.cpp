@@ -7,16 +7,10 @@
 #include <cmath>
 #include <regex>
 
+#include "tests/support/count_text.h"
+
 namespace triphase::eval {
 namespace {
-
-std::size_t count(const std::string& text, const std::string& part) {
-  std::size_t found = 0;
-  for (std::size_t at = text.find(part); at != std::string::npos; at = text.find(part, at + 1)) {
-    ++found;
-  }
-  return found;
-}
 
 TEST(SvgChart, DrawsEverySeriesWithItsPointsAndErrors) {
   const std::string svg = svg_chart({"score",
@@ -27,10 +21,10 @@ TEST(SvgChart, DrawsEverySeriesWithItsPointsAndErrors) {
                                       {2e6, 0.4, 0.0, "swa"},
                                       {2e6, NAN, 0.0, "swa"},
                                       {INFINITY, 1.0, 0.0, "none"}}});
-  EXPECT_EQ(count(svg, "<polyline"), 2U);
-  EXPECT_EQ(count(svg, "<circle"), 3U);
-  EXPECT_EQ(count(svg, ">sparq<"), 1U);
-  EXPECT_EQ(count(svg, ">none<"), 0U);
+  EXPECT_EQ(count_text(svg, "<polyline"), 2U);
+  EXPECT_EQ(count_text(svg, "<circle"), 3U);
+  EXPECT_EQ(count_text(svg, ">sparq<"), 1U);
+  EXPECT_EQ(count_text(svg, ">none<"), 0U);
   EXPECT_NE(svg.find("prefers-color-scheme: dark"), std::string::npos);
   EXPECT_EQ(svg.find("<script"), std::string::npos);
   EXPECT_EQ(svg.find("nan"), std::string::npos);
@@ -44,16 +38,16 @@ TEST(SvgChart, DrawsEverySeriesWithItsPointsAndErrors) {
 
 TEST(SvgChart, EscapesForeignText) {
   const std::string svg = svg_chart({"<script>\x01&", "\"x\"", "'y'", {{1, 1, 0, "</svg><a>"}}});
-  EXPECT_EQ(count(svg, "<script>"), 0U);
-  EXPECT_EQ(count(svg, "</svg>"), 1U);
-  EXPECT_EQ(count(svg, "<a>"), 0U);
+  EXPECT_EQ(count_text(svg, "<script>"), 0U);
+  EXPECT_EQ(count_text(svg, "</svg>"), 1U);
+  EXPECT_EQ(count_text(svg, "<a>"), 0U);
   EXPECT_EQ(svg.find('\x01'), std::string::npos);
   EXPECT_NE(svg.find("&lt;script&gt; &amp;"), std::string::npos);
 }
 
 TEST(SvgChart, OnePointOrNone) {
-  EXPECT_EQ(count(svg_chart({"t", "x", "y", {{0, 0, 0, "a"}}}), "<circle"), 1U);
-  EXPECT_EQ(count(svg_chart({"t", "x", "y", {}}), "<circle"), 0U);
+  EXPECT_EQ(count_text(svg_chart({"t", "x", "y", {{0, 0, 0, "a"}}}), "<circle"), 1U);
+  EXPECT_EQ(count_text(svg_chart({"t", "x", "y", {}}), "<circle"), 0U);
 }
 
 }  // namespace
