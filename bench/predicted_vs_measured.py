@@ -1,7 +1,7 @@
 #!/usr/bin/env python3
 """Predicted beside measured step times, on the CPU device with an emulated link.
 
-    bench/predicted_vs_measured.py TRIPHASE             about 8 minutes on an idle machine
+    bench/predicted_vs_measured.py TRIPHASE             about 9 minutes on an idle machine
     bench/predicted_vs_measured.py TRIPHASE --quick     to try it; the numbers say little
 
 `triphase profile` measures the machine once for each link; `triphase run --predict` then simulates every
@@ -184,7 +184,7 @@ def main():
     parser.add_argument("--model", type=pathlib.Path, default=DEFAULT_MODEL, help="a config.json; weights are random")
     parser.add_argument("--threads", type=int, default=len(os.sched_getaffinity(0)))
     parser.add_argument("--rounds", type=int, default=3)
-    parser.add_argument("--profile-time", type=float, default=30.0, help="seconds for each link")
+    parser.add_argument("--profile-time", type=float, default=80.0, help="seconds for each link")
     parser.add_argument("--timeout", type=float, default=300.0)
     parser.add_argument("--only", default="", help="configurations whose name has this in it")
     parser.add_argument("--quick", action="store_true", help="one round, short profiles")
