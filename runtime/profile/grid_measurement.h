@@ -1,9 +1,10 @@
 #pragma once
 
-// Fills a table of a hardware profile by timing work on a grid. Every cell is measured in two
-// rounds that lie apart in time, so that the table also says how repeatable it is. Axes stop where
-// the time for the table would not allow their larger values; two values of each are always
-// measured.
+// Fills a table of a hardware profile by timing work on a grid. Every cell is measured in
+// three rounds that lie apart in time: the middle one of their medians counts, so that a machine
+// that was busy for a while does not matter, and the table also says how repeatable it is. Axes
+// stop where the time for the table would not allow their larger values; two values of each are
+// always measured.
 
 #include <cstdint>
 #include <functional>
@@ -32,12 +33,12 @@ class GridWork {
 
 // How well a table's cells came out, over all of them.
 struct Repeatability {
-  std::int64_t cells = 0;     // measured
-  std::int64_t filled = 0;    // not possible for this model, continued from their neighbours
-  std::int64_t samples = 0;   // that count
-  std::int64_t dropped = 0;   // outliers
-  double spread = 0.0;        // median over the cells: half the interquartile range / median
-  double rounds = 0.0;        // median over the cells: difference of the two rounds' medians
+  std::int64_t cells = 0;    // measured
+  std::int64_t filled = 0;   // not possible for this model, continued from their neighbours
+  std::int64_t samples = 0;  // that count
+  std::int64_t dropped = 0;  // outliers
+  double spread = 0.0;       // median over the cells: half the interquartile range / median
+  double rounds = 0.0;       // median over the cells: slowest minus fastest round's median / median
   double rounds_worst = 0.0;  // largest of them
   double seconds = 0.0;       // time spent, warm-up included
 };

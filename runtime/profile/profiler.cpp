@@ -98,7 +98,7 @@ class Profiler {
     profile.kv_width = model_.config.kv_width();
     profile.notes.push_back(fmt::format(
         "weights {}, KV {} in the tables that are not INT8; times are wall time, medians "
-        "of two rounds",
+        "of three rounds",
         dtype_name(model_.weights_dtype), dtype_name(kv_dtype())));
     profile.notes.emplace_back(
         "h2d and d2h move whole KV blocks; recompute reads unquantized layer inputs");
