@@ -29,12 +29,20 @@ struct Centroids {
   const std::uint8_t* alive = nullptr;  // [kv_head][count]; null: all. Others score 0
 };
 
+// tau of SparQ's approximate softmax (eq. 7; section 5.4 compares them).
+enum class ChannelTemperature : std::uint8_t {
+  kCoverage,  // sqrt(d * share of |q| that the chosen channels hold), eq. 9
+  kHeadDim,   // sqrt(d)
+  kRank,      // sqrt(rank)
+};
+
 // How SparQ (section 4 and appendix B) chooses tokens for one query.
 struct ChannelChoice {
   std::int64_t rank = 0;    // channels per KV head that scores are made of, at most head_dim
   std::int64_t tokens = 0;  // chosen per KV head, at most the context
   std::int64_t recent = 0;  // of those, the newest of the context, in any case
   bool sum_logits = false;  // a group adds its heads' logits instead of their softmax weights
+  ChannelTemperature temperature = ChannelTemperature::kCoverage;
 };
 
 class SparseOps {
@@ -57,7 +65,8 @@ class SparseOps {
   // SparQ's choice for query `row` at the last position of `keys`, which are as in score_keys:
   //   1. per KV head the `rank` channels of largest sum over its query heads of |q_c|;
   //   2. per query head a softmax over all tokens of q . k over these channels, scaled by
-  //      scale * sqrt(sum of all |q_c| / sum of the channels' |q_c|);
+  //      scale * sqrt(sum of all |q_c| / sum of the channels' |q_c|), or by scale or
+  //      scale * sqrt(head_dim / rank) as choice.temperature says;
   //   3. per KV head the newest `recent` tokens and, of the others, those with the largest sum of
   //      the group's weights; ties go to the smaller token. A group of one head is ranked by
   //      logits.

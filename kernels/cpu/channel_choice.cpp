@@ -57,6 +57,20 @@ void choose_channels(const float* q, std::int64_t group, std::int64_t dim, std::
   std::sort(channels, channels + rank);
 }
 
+// sqrt(head_dim) / tau of one query head; 0 for a query of zeros.
+float sharpness(const ChannelChoice& choice, const float* q, std::int64_t dim,
+                const std::int32_t* channels) {
+  if (choice.temperature == ChannelTemperature::kHeadDim) return 1.0F;
+  if (choice.temperature == ChannelTemperature::kRank) {
+    return std::sqrt(static_cast<float>(dim) / static_cast<float>(choice.rank));
+  }
+  float all = 0.0F;
+  for (std::int64_t c = 0; c < dim; ++c) all += std::abs(q[c]);
+  float kept = 0.0F;
+  for (std::int64_t c = 0; c < choice.rank; ++c) kept += std::abs(q[channels[c]]);
+  return kept > 0.0F ? std::sqrt(all / kept) : 0.0F;
+}
+
 // Steps 1 and the query of step 2, for scores that are base-2 logits.
 ChannelQuery load_query(const ChoiceCall& call, std::int64_t head, float* scratch) {
   const std::int64_t dim = call.cache.head_dim;
@@ -78,12 +92,8 @@ ChannelQuery load_query(const ChoiceCall& call, std::int64_t head, float* scratc
   query.scaled = scratch + layout.scaled_queries;
   query.starts = scratch + layout.starts;
   for (std::int64_t i = 0; i < group; ++i) {
-    float all = 0.0F;
-    for (std::int64_t c = 0; c < dim; ++c) all += std::abs(from[i * dim + c]);
-    float kept = 0.0F;
-    for (std::int64_t c = 0; c < query.rank; ++c) kept += std::abs(from[i * dim + channels[c]]);
     const float factor =
-        kept > 0.0F ? call.scale * 1.44269504088896341F * std::sqrt(all / kept) : 0.0F;
+        call.scale * 1.44269504088896341F * sharpness(call.choice, from + i * dim, dim, channels);
     for (std::int64_t c = 0; c < query.rank; ++c) {
       to[i * query.stride + c] = from[i * dim + channels[c]] * factor;
     }

@@ -125,6 +125,9 @@ class CudaSparseOpsOnStreams final : public CudaSparseOps {
                  shape_text(
                      {{"rank", choice.rank}, {"tokens", choice.tokens}, {"recent", choice.recent}});
         });
+    require(choice.temperature == ChannelTemperature::kCoverage, "choose_by_channels",
+            "a temperature other than eq. 9's, which only the CPU has",
+            [&] { return shape_of(cache, keys); });
     if (fits_one_block(call, choice)) {
       choose_fused(call, scale, choice, settings_.stream_handle(stream));
     } else {

@@ -30,6 +30,12 @@ class Sparq final : public AttentionMethod {
     reallocates_ = options.sparq.reallocate == Reallocate::kOn ||
                    (options.sparq.reallocate == Reallocate::kAuto && shape.group() == 1);
     rank_ = std::min(options.sparq.rank, shape.head_dim);
+    using Temperature = decltype(options.sparq.temperature);
+    if (options.sparq.temperature == Temperature::kHeadDim) {
+      temperature_ = ChannelTemperature::kHeadDim;
+    } else if (options.sparq.temperature == Temperature::kRank) {
+      temperature_ = ChannelTemperature::kRank;
+    }
   }
 
   [[nodiscard]] Timing timing(std::int64_t) const override { return Timing::kLate; }
@@ -68,7 +74,8 @@ class Sparq final : public AttentionMethod {
         .rank = rank_,
         .tokens = budget,
         .recent = std::min(context, share_of_tokens(options_.sparq.local, budget - 1) + 1),
-        .sum_logits = options_.sparq.logit_sum};
+        .sum_logits = options_.sparq.logit_sum,
+        .temperature = temperature_};
     choice.tokens.resize(static_cast<std::size_t>(shape_.kv_heads * budget));
     for (std::int64_t head = 1; head <= shape_.kv_heads; ++head) {
       choice.begins.push_back(static_cast<std::int32_t>(head * budget));
@@ -90,6 +97,7 @@ class Sparq final : public AttentionMethod {
  private:
   bool reallocates_ = false;
   std::int64_t rank_ = 0;
+  ChannelTemperature temperature_ = ChannelTemperature::kCoverage;
 };
 
 }  // namespace

@@ -117,6 +117,8 @@ const std::vector<Option>& all_options() {
                   TRIPHASE_FIELD(sparq.logit_sum)),
       word_option("sparq.reallocate", "auto, on or off", {"auto", "on", "off"},
                   TRIPHASE_FIELD(sparq.reallocate)),
+      word_option("sparq.temperature", "coverage, head_dim or rank",
+                  {"coverage", "head_dim", "rank"}, TRIPHASE_FIELD(sparq.temperature)),
       word_option("sparq.kt", "on or off; fetching K^T from the host is not offered", {"off", "on"},
                   TRIPHASE_FIELD(sparq.kt)),
       word_option("squeezed.levels", "1 or 2", {"1", "2"}, TRIPHASE_FIELD(squeezed.two_levels)),

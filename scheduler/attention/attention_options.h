@@ -58,6 +58,12 @@ struct AttentionOptions {
     double local = 0.25;     // share of k that is forced to the most recent tokens; 0: none
     bool logit_sum = false;  // sparq.group_reduce=logit_sum
     enum class Reallocate : std::uint8_t { kAuto, kOn, kOff } reallocate = Reallocate::kAuto;
+    // sparq.temperature of the approximate softmax: eq. 9, sqrt(head dimension) or sqrt(rank).
+    enum class Temperature : std::uint8_t {
+      kCoverage,
+      kHeadDim,
+      kRank
+    } temperature = Temperature::kCoverage;
     // sparq.kt: K once more, channel-major, for blocks on the device. Half of the KV's memory on
     // top; without it scores read whole keys. The choice of tokens is the same.
     enum class KeyColumns : std::uint8_t { kOff, kOn } kt = KeyColumns::kOn;

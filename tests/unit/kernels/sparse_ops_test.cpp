@@ -184,7 +184,12 @@ class ChannelChoiceTest : public SparseOpsTest {
           for (const auto& [sum, c] : sums) {
             logit += k[static_cast<std::size_t>(c)] * q.at(1, h * shape.dim + c);
           }
-          weight.push_back(std::exp(kScale * logit * std::sqrt(all / kept)));
+          const double ratio =
+              choice.temperature == ChannelTemperature::kCoverage ? all / kept
+              : choice.temperature == ChannelTemperature::kRank
+                  ? static_cast<double>(shape.dim) / static_cast<double>(choice.rank)
+                  : 1.0;
+          weight.push_back(std::exp(kScale * logit * std::sqrt(ratio)));
           if (choice.sum_logits) score[static_cast<std::size_t>(t)] += std::log(weight.back());
         }
         const double total = std::accumulate(weight.begin(), weight.end(), 0.0);
@@ -224,7 +229,11 @@ TEST_P(ChannelChoiceTest, TakesTheBestTokensAndSaysTheirShare) {
          {ChannelChoice{.rank = 5, .tokens = 40, .recent = 11},
           ChannelChoice{.rank = shape.dim, .tokens = 1, .recent = 0},
           ChannelChoice{.rank = 1, .tokens = 90, .recent = 90},
-          ChannelChoice{.rank = 7, .tokens = 100, .recent = 1, .sum_logits = true}}) {
+          ChannelChoice{.rank = 7, .tokens = 100, .recent = 1, .sum_logits = true},
+          ChannelChoice{
+              .rank = 5, .tokens = 40, .recent = 11, .temperature = ChannelTemperature::kHeadDim},
+          ChannelChoice{
+              .rank = 5, .tokens = 40, .recent = 11, .temperature = ChannelTemperature::kRank}}) {
       for (const std::int64_t context : {100, 129, 512, 700}) {
         const AttentionSegment keys = cache.segment(1, 1, context);
         expect_best(shape, cache.view(), keys, q, choice,
