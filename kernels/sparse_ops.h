@@ -3,7 +3,12 @@
 // What sparse attention methods compute besides attention itself: scores of tokens, of pages and of
 // centroids for one sequence in one layer, and the statistics they keep. Same rules as
 // kernels/ops.h: F32 results that depend on the row and the cache's values alone, no allocation,
-// checked arguments; `stream` last. Implementation: kernels/cpu; float64: kernels/reference.
+// checked arguments; `stream` last. Implementations: kernels/cpu, kernels/cuda; float64:
+// kernels/reference.
+//
+// Where things lie: q, the cache, PageBounds and Centroids' means and keys in the device's memory;
+// what a method decides by (tokens, shares, probabilities, sums, scores, and which clusters are
+// alive) in host memory, complete when a call returns.
 
 #include <cstdint>
 #include <memory>
@@ -26,7 +31,7 @@ struct Centroids {
   const float* means = nullptr;  // [kv_head][count][head_dim]
   const float* keys = nullptr;   // N, [kv_head][count]
   std::int64_t count = 0;
-  const std::uint8_t* alive = nullptr;  // [kv_head][count]; null: all. Others score 0
+  const std::uint8_t* alive = nullptr;  // [kv_head][count], host; null: all. Others score 0
 };
 
 // tau of SparQ's approximate softmax (eq. 7; section 5.4 compares them).
@@ -48,6 +53,9 @@ struct ChannelChoice {
 class SparseOps {
  public:
   virtual ~SparseOps() = default;
+
+  // The device's memory, for what methods keep there.
+  [[nodiscard]] virtual Device& memory() = 0;
 
   // probabilities[head * stride + t] = softmax over the `keys.context_tokens` tokens of
   // scale * q[row, head] . k[t]. q [T, heads * head_dim] F32. `keys` names the tokens as in

@@ -84,10 +84,11 @@ void Backend::use_cuda(int index) {
       .shared_bytes_per_multiprocessor =
           static_cast<std::int64_t>(cuda->facts().shared_bytes_per_multiprocessor),
       .shared_bytes_per_block = static_cast<std::int64_t>(cuda->facts().shared_bytes_per_block)};
-  settings.machine = *machine_.gpu;
-  settings.stream_handle = [](Stream& stream) { return cuda_stream(stream); };
   std::string refusal;
   settings.gemm = cuda::load_cublas_lt(*cuda, refusal);
+  machine_.gpu->gemm_library = settings.gemm != nullptr;
+  settings.machine = *machine_.gpu;
+  settings.stream_handle = [](Stream& stream) { return cuda_stream(stream); };
   settings.name = fmt::format(
       "cuda:{} ({}, {})", index, cuda->facts().name,
       settings.gemm ? std::string(settings.gemm->name()) : fmt::format("no cuBLASLt: {}", refusal));

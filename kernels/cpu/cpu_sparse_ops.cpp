@@ -5,6 +5,7 @@
 #include "kernels/cpu/key_scores.h"
 #include "kernels/cpu/transpose_keys.h"
 #include "kernels/sizing/sparse_workspace.h"
+#include "memory/host_device.h"
 #include "runtime/base/error.h"
 
 namespace triphase {
@@ -39,6 +40,8 @@ void check_query(const ConstMatrix& q, std::int64_t row, std::int64_t heads,
 class CpuSparseOps final : public SparseOps {
  public:
   explicit CpuSparseOps(ThreadPool& pool) : pool_(&pool) {}
+
+  [[nodiscard]] Device& memory() override { return memory_; }
 
   void score_keys(ConstMatrix q, std::int64_t row, std::int64_t heads, const KvLayerView& cache,
                   const AttentionSegment& keys, float scale, float* probabilities,
@@ -141,6 +144,7 @@ class CpuSparseOps final : public SparseOps {
   }
 
   ThreadPool* pool_;
+  HostDevice memory_;
 };
 
 }  // namespace

@@ -10,12 +10,13 @@
 #include <vector>
 
 #include "kernels/cuda/launch_check.h"
+#include "kernels/sizing/cuda_workspace.h"
 #include "runtime/base/error.h"
 
 namespace triphase::cuda {
 namespace {
 
-constexpr std::size_t kWorkspaceBytes = std::size_t{32} << 20;  // what NVIDIA advises for Hopper
+constexpr auto kWorkspaceBytes = static_cast<std::size_t>(kGemmWorkspaceBytes);
 
 struct CloseLibrary {
   void operator()(void* library) const { dlclose(library); }

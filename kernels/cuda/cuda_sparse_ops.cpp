@@ -8,6 +8,8 @@
 #include "kernels/cuda/device_scratch.h"
 #include "kernels/cuda/kv_channels.h"
 #include "kernels/cuda/launch_check.h"
+#include "kernels/cuda/page_bounds.h"
+#include "kernels/cuda/prefill_colsum.h"
 #include "kernels/cuda/score_rows.h"
 #include "kernels/cuda/select_rows.h"
 #include "kernels/cuda/sparq_select.h"
@@ -21,7 +23,8 @@ std::int64_t blocks_of(const KvLayerView& cache, const AttentionSegment& keys) {
 }
 
 bool has_channels(const KvLayerView& cache, PageId page) {
-  return cache.kt != nullptr && page.value < cache.kt_pages && cache.kt_ready[page.index()] != 0;
+  return cache.kt != nullptr && page.valid() && page.value < cache.kt_pages &&
+         cache.kt_ready[page.index()] != 0;
 }
 
 std::string shape_of(const KvLayerView& cache, const AttentionSegment& keys) {
@@ -49,6 +52,43 @@ void check_keys(const KvLayerView& cache, const AttentionSegment& keys, const ch
         "a segment's scale pages or open page");
 }
 
+std::string shape_of(const ConstMatrix& q, std::int64_t row, std::int64_t heads,
+                     std::int64_t kv_heads) {
+  return shape_text({{"q", q}}) + ", " +
+         shape_text({{"row", row}, {"heads", heads}, {"kv_heads", kv_heads}});
+}
+
+template <class Shape>
+void check_query(const ConstMatrix& q, std::int64_t row, std::int64_t heads, std::int64_t kv_heads,
+                 const char* operation, const Shape& shape) {
+  require(q.data != nullptr && q.dtype == DType::kF32 && row >= 0 && row < q.rows && kv_heads > 0 &&
+              heads > 0 && heads % kv_heads == 0 && q.cols % heads == 0,
+          operation, "q must be F32 rows of whole groups of heads", shape);
+}
+
+void check_columns(const ConstMatrix& q, std::int64_t heads, const KvLayerView& cache,
+                   const AttentionSegment& segment, std::int64_t first_query, const float* sums,
+                   std::int64_t stride) {
+  const auto check = [&](bool condition, const char* what) {
+    require(condition, "sum_columns", what, [&] {
+      return shape_of(cache, segment) + ", " +
+             shape_of(q, segment.query_begin, heads, cache.kv_heads) + ", " +
+             shape_text({{"query_count", segment.query_count},
+                         {"first_query", first_query},
+                         {"stride", stride}});
+    });
+  };
+  check(q.data != nullptr && q.dtype == DType::kF32 && heads > 0 && heads % cache.kv_heads == 0 &&
+            q.cols == heads * cache.head_dim,
+        "q must be F32 rows of the cache's heads");
+  check(segment.query_begin >= 0 && segment.query_count >= 0 &&
+            segment.query_count <= segment.context_tokens &&
+            segment.query_begin + segment.query_count <= q.rows && first_query >= 0 &&
+            segment.selection.empty(),
+        "a segment's rows");
+  check(sums != nullptr && stride >= segment.context_tokens, "no room for the sums");
+}
+
 class CudaSparseOpsOnStreams final : public CudaSparseOps {
  public:
   CudaSparseOpsOnStreams(Device& device, Device& host, CudaSparseSettings settings)
@@ -56,6 +96,8 @@ class CudaSparseOpsOnStreams final : public CudaSparseOps {
         settings_(std::move(settings)),
         arguments_(device, host, static_cast<std::size_t>(kCudaSparseRingBytes)),
         scratch_(device) {}
+
+  [[nodiscard]] Device& memory() override { return *device_; }
 
   void reserve(const OpsShape& shape, Stream& stream) override {
     const CudaScratchBytes bytes = cuda_scratch_bytes(settings_.machine, shape);
@@ -143,23 +185,140 @@ class CudaSparseOpsOnStreams final : public CudaSparseOps {
     stream.synchronize();
   }
 
-  void sum_columns(ConstMatrix, std::int64_t, const KvLayerView& cache,
-                   const AttentionSegment& segment, std::int64_t, float, float*, std::int64_t,
-                   Workspace, Stream&) override {
-    refuse("sum_columns", shape_of(cache, segment));
+  void sum_columns(ConstMatrix q, std::int64_t heads, const KvLayerView& cache,
+                   const AttentionSegment& segment, std::int64_t first_query, float scale,
+                   float* sums, std::int64_t stride, Workspace, Stream& stream) override {
+    check_keys(cache, segment, "sum_columns");
+    check_columns(q, heads, cache, segment, first_query, sums, stride);
+    if (first_query >= segment.query_count) return;
+    const std::int64_t context = segment.context_tokens;
+    const CudaSparseScratch scratch = scratch_of(heads, cache.kv_heads, cache.head_dim, context);
+    std::byte* base = scratch_.at_least(static_cast<std::size_t>(scratch.bytes), stream);
+    const Tables tables = send_tables(cache, segment, stream);
+    auto* log_sums = reinterpret_cast<float*>(base + scratch.log_sums_at);
+    auto* partials = reinterpret_cast<float*>(base + scratch.log_partials_at);
+    auto* columns = reinterpret_cast<float*>(base + scratch.scores_at);
+
+    // Added to what is there, so that one order of additions holds over all chunks.
+    copy_rows(columns, context, sums, stride, cache.kv_heads, context, stream);
+    const StreamHandle handle = settings_.stream_handle(stream);
+    for (std::int64_t query = first_query; query < segment.query_count;
+         query += kColumnSliceQueries) {
+      PrefillColumns call;
+      call.queries = std::min(kColumnSliceQueries, segment.query_count - query);
+      call.q = static_cast<const float*>(q.data) + (segment.query_begin + query) * q.row_stride;
+      call.q_stride = q.row_stride;
+      call.first_position = context - segment.query_count + query;
+      call.row_begin = call.first_position;
+      call.row_end = call.first_position + call.queries;
+      call.window = segment.window;
+      call.k = cache.k;
+      call.dtype = cache.dtype;
+      call.scales = cache.scales;
+      call.scale_pages = tables.scale_pages;
+      call.open_k = cache.open_k;
+      call.open_dtype = cache.open_dtype;
+      call.open_page = segment.open_page.value;
+      call.pages = tables.pages;
+      call.page_tokens = cache.page_tokens;
+      call.heads = heads;
+      call.kv_heads = cache.kv_heads;
+      call.head_dim = cache.head_dim;
+      call.scale = scale;
+      prefill_log_sums(call, log_sums, partials, handle);
+      prefill_colsum(call, log_sums, columns, context, handle);
+    }
+    copy_rows(sums, stride, columns, context, cache.kv_heads, context, stream);
+    stream.synchronize();
   }
-  void bound_pages(const KvLayerView& cache, const AttentionSegment& keys, std::int64_t,
-                   const PageBounds&, Stream&) override {
-    refuse("bound_pages", shape_of(cache, keys));
+
+  void bound_pages(const KvLayerView& cache, const AttentionSegment& keys, std::int64_t first_token,
+                   const PageBounds& bounds, Stream& stream) override {
+    check_keys(cache, keys, "bound_pages");
+    require(bounds.data != nullptr && bounds.page_tokens > 0 && first_token >= 0, "bound_pages",
+            "no bounds, or a page without tokens", [&] {
+              return shape_of(cache, keys) + ", " +
+                     shape_text({{"first_token", first_token}, {"tokens", bounds.page_tokens}});
+            });
+    if (first_token >= keys.context_tokens) return;
+    cuda::bound_pages(score_keys_of(cache, keys, send_tables(cache, keys, stream)),
+                      first_token / bounds.page_tokens, bounds.page_tokens, bounds.data,
+                      settings_.stream_handle(stream));
   }
-  void score_pages(ConstMatrix q, std::int64_t, std::int64_t, std::int64_t, const PageBounds&,
-                   std::int64_t pages, float*, std::int64_t, Stream&) override {
-    refuse("score_pages", shape_text({{"q", q}}) + ", " + shape_text({{"pages", pages}}));
+
+  void score_pages(ConstMatrix q, std::int64_t row, std::int64_t heads, std::int64_t kv_heads,
+                   const PageBounds& bounds, std::int64_t pages, float* scores, std::int64_t stride,
+                   Stream& stream) override {
+    const auto shape = [&] {
+      return shape_of(q, row, heads, kv_heads) + ", " +
+             shape_text({{"pages", pages}, {"tokens", bounds.page_tokens}, {"stride", stride}});
+    };
+    check_query(q, row, heads, kv_heads, "score_pages", shape);
+    require(pages >= 0 && stride >= pages && bounds.page_tokens > 0 &&
+                (pages == 0 || (scores != nullptr && bounds.data != nullptr)),
+            "score_pages", "no bounds, or no room for the scores", shape);
+    if (pages == 0) return;
+    const std::int64_t head_dim = q.cols / heads;
+    const CudaSparseScratch scratch = scratch_of(heads, kv_heads, head_dim, pages);
+    std::byte* base = scratch_.at_least(static_cast<std::size_t>(scratch.bytes), stream);
+    auto* results = reinterpret_cast<float*>(base + scratch.scores_at);
+    // Every page counts as full: only how many there are matters here.
+    tables_.assign(1, static_cast<std::int32_t>(pages * bounds.page_tokens));
+    ScoreKeys keys;
+    keys.lengths = arguments_.send(std::span<const std::int32_t>(tables_), stream);
+    keys.sequences = 1;
+    keys.max_pages = pages;
+    keys.max_length = pages * bounds.page_tokens;
+    keys.page_tokens = bounds.page_tokens;
+    keys.kv_heads = kv_heads;
+    keys.head_dim = head_dim;
+    score_quest(keys, bounds.data, DType::kF32, bounds.page_tokens, query_of(q, row, heads),
+                results, pages, settings_.stream_handle(stream));
+    copy_rows(scores, stride, results, pages, kv_heads, pages, stream);
+    stream.synchronize();
   }
-  void score_centroids(ConstMatrix q, std::int64_t, std::int64_t, std::int64_t,
-                       const triphase::Centroids& centroids, float, float*, Stream&) override {
-    refuse("score_centroids",
-           shape_text({{"q", q}}) + ", " + shape_text({{"count", centroids.count}}));
+
+  void score_centroids(ConstMatrix q, std::int64_t row, std::int64_t heads, std::int64_t kv_heads,
+                       const Centroids& centroids, float scale, float* scores,
+                       Stream& stream) override {
+    const std::int64_t count = centroids.count;
+    const auto shape = [&] {
+      return shape_of(q, row, heads, kv_heads) + ", " + shape_text({{"count", count}});
+    };
+    check_query(q, row, heads, kv_heads, "score_centroids", shape);
+    require(count >= 0 && (count == 0 || (centroids.means != nullptr && centroids.keys != nullptr &&
+                                          scores != nullptr)),
+            "score_centroids", "no clusters, or no room for the scores", shape);
+    if (count == 0) return;
+    const std::int64_t head_dim = q.cols / heads;
+    const auto entries = static_cast<std::size_t>(kv_heads * count);
+    Call call;
+    call.scratch = scratch_of(heads, kv_heads, head_dim, count);
+    call.base = scratch_.at_least(static_cast<std::size_t>(call.scratch.bytes), stream);
+    call.keys.max_length = count;
+    tables_.assign(static_cast<std::size_t>(kv_heads), static_cast<std::int32_t>(count));
+    arguments_.reserve(tables_.size() * sizeof(std::int32_t) + entries, 2, stream);
+    ScoreClusters clusters;
+    clusters.centroids = centroids.means;
+    clusters.dtype = DType::kF32;
+    clusters.keys = centroids.keys;
+    clusters.clusters = arguments_.send(std::span<const std::int32_t>(tables_), stream);
+    if (centroids.alive != nullptr) {
+      clusters.alive = arguments_.send(std::span(centroids.alive, entries), stream);
+    }
+    clusters.max_clusters = count;
+    clusters.sequences = 1;
+    clusters.kv_heads = kv_heads;
+    clusters.head_dim = head_dim;
+    const ScoreLogits logits = logits_of(call);
+    const StreamHandle handle = settings_.stream_handle(stream);
+    cuda::score_centroids(clusters, query_of(q, row, heads), scale, logits, handle);
+    auto* results = call.at<float>(call.scratch.scores_at);
+    group_scores(logits, clusters.clusters, 1, kv_heads, heads / kv_heads, count,
+                 GroupReduce::kProbabilityMean, results, call.at<float>(call.scratch.totals_at),
+                 handle);
+    device_->copy(scores, results, entries * sizeof(float), stream);
+    stream.synchronize();
   }
 
  private:
@@ -175,63 +334,95 @@ class CudaSparseOpsOnStreams final : public CudaSparseOps {
     }
   };
 
-  [[noreturn]] static void refuse(const char* operation, const std::string& shape) {
-    reject_launch(operation, "its data lies with the method on the host; CPU only", shape);
+  // A sequence's tables on the device.
+  struct Tables {
+    const std::int32_t* length = nullptr;
+    const std::int32_t* open_page = nullptr;
+    const std::int32_t* pages = nullptr;
+    const std::int32_t* scale_pages = nullptr;
+  };
+
+  static CudaSparseScratch scratch_of(std::int64_t heads, std::int64_t kv_heads,
+                                      std::int64_t head_dim, std::int64_t length) {
+    return cuda_sparse_scratch({.heads = heads,
+                                .kv_heads = kv_heads,
+                                .head_dim = head_dim,
+                                .max_query_rows = 1,
+                                .max_context = length});
   }
 
-  Call prepare(const ConstMatrix& q, std::int64_t row, std::int64_t heads, const KvLayerView& cache,
-               const AttentionSegment& keys, Stream& stream, const char* operation) {
-    check_keys(cache, keys, operation);
-    const auto shape = [&] {
-      return shape_of(cache, keys) + ", " + shape_text({{"q", q}}) + ", " +
-             shape_text({{"row", row}, {"heads", heads}});
-    };
-    require(q.data != nullptr && q.dtype == DType::kF32 && row >= 0 && row < q.rows && heads > 0 &&
-                heads % cache.kv_heads == 0 && q.cols == heads * cache.head_dim,
-            operation, "q must be F32 rows of whole groups of heads", shape);
-    Call call;
-    call.scratch = cuda_sparse_scratch({.heads = heads,
-                                        .kv_heads = cache.kv_heads,
-                                        .head_dim = cache.head_dim,
-                                        .max_query_rows = 1,
-                                        .max_context = keys.context_tokens});
-    call.base = scratch_.at_least(static_cast<std::size_t>(call.scratch.bytes), stream);
+  static ScoreQueries query_of(const ConstMatrix& q, std::int64_t row, std::int64_t heads) {
+    return {static_cast<const float*>(q.data) + row * q.row_stride, q.row_stride, heads};
+  }
 
-    // [length, open page], pages, scale pages: one array on its way.
+  // `columns` floats of each of `rows` rows; either side may be the host's.
+  void copy_rows(float* to, std::int64_t to_stride, const float* from, std::int64_t from_stride,
+                 std::int64_t rows, std::int64_t columns, Stream& stream) {
+    for (std::int64_t row = 0; row < rows; ++row) {
+      device_->copy(to + row * to_stride, from + row * from_stride,
+                    static_cast<std::size_t>(columns) * sizeof(float), stream);
+    }
+  }
+
+  // [length, open page], pages, scale pages: one array on its way.
+  Tables send_tables(const KvLayerView& cache, const AttentionSegment& keys, Stream& stream) {
     const auto blocks = static_cast<std::size_t>(blocks_of(cache, keys));
     tables_.assign(2 + 2 * blocks, 0);
     tables_[0] = static_cast<std::int32_t>(keys.context_tokens);
     tables_[1] = keys.open_page.value;
-    const std::size_t pages = std::min(blocks, keys.pages.size());
-    bool all_transposed = true;
-    for (std::size_t i = 0; i < pages; ++i) {
+    for (std::size_t i = 0; i < std::min(blocks, keys.pages.size()); ++i) {
       tables_[2 + i] = keys.pages[i].value;
-      if (i + 1 < blocks && !has_channels(cache, keys.pages[i])) all_transposed = false;
     }
     if (cache.quantized()) {
       for (std::size_t i = 0; i < std::min(blocks, keys.scale_pages.size()); ++i) {
         tables_[2 + blocks + i] = keys.scale_pages[i].value;
       }
     }
-    arguments_.reserve(tables_.size() * sizeof(std::int32_t), 1, stream);
     const std::int32_t* sent = arguments_.send(std::span<const std::int32_t>(tables_), stream);
-    call.keys = {.keys = cache.k,
-                 .channels = all_transposed ? cache.kt : nullptr,
-                 .dtype = cache.dtype,
-                 .scales = cache.scales,
-                 .open_keys = cache.open_k,
-                 .open_pages = sent + 1,
-                 .open_dtype = cache.open_dtype,
-                 .pages = sent + 2,
-                 .scale_pages = sent + 2 + blocks,
-                 .max_pages = static_cast<std::int64_t>(blocks),
-                 .lengths = sent,
-                 .sequences = 1,
-                 .max_length = keys.context_tokens,
-                 .page_tokens = cache.page_tokens,
-                 .kv_heads = cache.kv_heads,
-                 .head_dim = cache.head_dim};
-    call.queries = {static_cast<const float*>(q.data) + row * q.row_stride, q.row_stride, heads};
+    return {sent, sent + 1, sent + 2, sent + 2 + blocks};
+  }
+
+  // Keys by rows.
+  static ScoreKeys score_keys_of(const KvLayerView& cache, const AttentionSegment& keys,
+                                 const Tables& tables) {
+    return {.keys = cache.k,
+            .dtype = cache.dtype,
+            .scales = cache.scales,
+            .open_keys = cache.open_k,
+            .open_pages = tables.open_page,
+            .open_dtype = cache.open_dtype,
+            .pages = tables.pages,
+            .scale_pages = tables.scale_pages,
+            .max_pages = blocks_of(cache, keys),
+            .lengths = tables.length,
+            .sequences = 1,
+            .max_length = keys.context_tokens,
+            .page_tokens = cache.page_tokens,
+            .kv_heads = cache.kv_heads,
+            .head_dim = cache.head_dim};
+  }
+
+  // K^T of every full block before the query's own.
+  static bool all_transposed(const KvLayerView& cache, const AttentionSegment& keys) {
+    const auto full = static_cast<std::size_t>(blocks_of(cache, keys) - 1);
+    return std::ranges::all_of(keys.pages.first(std::min(full, keys.pages.size())),
+                               [&](PageId page) { return has_channels(cache, page); });
+  }
+
+  Call prepare(const ConstMatrix& q, std::int64_t row, std::int64_t heads, const KvLayerView& cache,
+               const AttentionSegment& keys, Stream& stream, const char* operation) {
+    check_keys(cache, keys, operation);
+    const auto shape = [&] {
+      return shape_of(cache, keys) + ", " + shape_of(q, row, heads, cache.kv_heads);
+    };
+    check_query(q, row, heads, cache.kv_heads, operation, shape);
+    require(q.cols == heads * cache.head_dim, operation, "q's heads are not the cache's", shape);
+    Call call;
+    call.scratch = scratch_of(heads, cache.kv_heads, cache.head_dim, keys.context_tokens);
+    call.base = scratch_.at_least(static_cast<std::size_t>(call.scratch.bytes), stream);
+    call.keys = score_keys_of(cache, keys, send_tables(cache, keys, stream));
+    if (all_transposed(cache, keys)) call.keys.channels = cache.kt;
+    call.queries = query_of(q, row, heads);
     return call;
   }
 

@@ -1,12 +1,9 @@
 #pragma once
 
-// SparseOps on a GPU. Queries and the cache lie in device memory, what methods get (tokens, shares,
-// probabilities) in host memory: a call copies it there and waits for the stream.
-//
-// On the GPU: SparQ's choice (sparq_select; rows too long for a block's shared memory take
-// score_rows and select_rows), its transposed keys, and softmax probabilities over all keys (exact
-// top-k). The others keep their data with the method on the host (Quest's bounds, Squeezed's
-// centroids, column sums) and are refused by name: no run uses a GPU for them yet.
+// SparseOps on a GPU: SparQ's choice (sparq_select; rows too long for a block's shared memory take
+// score_rows and select_rows) and its transposed keys, softmax probabilities over all keys (exact
+// top-k), column sums (H2O, SWA), bounds and scores of pages (Quest) and of clusters (Squeezed).
+// Where a method decides on the host, the call copies its results there and waits for the stream.
 
 #include <functional>
 #include <memory>

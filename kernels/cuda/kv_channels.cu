@@ -12,7 +12,7 @@ constexpr int kLines = 8;  // warps: lines of a tile at a time
 
 // Element is as wide as the cache's type; the bits are copied. Block x: page and head, y: channels.
 template <class Element>
-__global__ void __launch_bounds__(kTile* kLines)
+__global__ void __launch_bounds__(kTile* kLines, 4)
     kv_write_channels_kernel(const std::int32_t* pages, KvCache cache, Element* channels) {
   TRIPHASE_SHARED(Element, tile, kTile * (kTile + 1));
   const int head = static_cast<int>(blockIdx.x) % cache.kv_heads;

@@ -1,5 +1,6 @@
 #include <string>
 
+#include "kernels/cuda/column_tiles.h"
 #include "kernels/cuda/dispatch.h"
 #include "kernels/cuda/launch_check.h"
 #include "kernels/cuda/prefill_colsum.h"
@@ -7,134 +8,105 @@
 namespace triphase::cuda {
 namespace {
 
-constexpr int kThreads = 64;  // keys of a block
-constexpr int kQueryTile = 16;
-constexpr int kMaxDim = 256;
-constexpr float kLog2E = 1.44269504F;
-
-std::size_t shared_bytes(std::int64_t head_dim) {
-  return sizeof(float) *
-         static_cast<std::size_t>((kThreads + kQueryTile) * (head_dim + 1) + kQueryTile);
+std::string shape_of(const PrefillColumns& call) {
+  return shape_text({{"queries", call.queries},
+                     {"first_position", call.first_position},
+                     {"row_begin", call.row_begin},
+                     {"row_end", call.row_end},
+                     {"window", call.window},
+                     {"heads", call.heads},
+                     {"kv_heads", call.kv_heads},
+                     {"head_dim", call.head_dim},
+                     {"page_tokens", call.page_tokens}}) +
+         ", cache " + std::string(dtype_name(call.dtype));
 }
 
-__device__ inline float open_element(const void* data, DType dtype, std::int64_t at) {
-  if (dtype == DType::kF32) return static_cast<const float*>(data)[at];
-  if (dtype == DType::kF16) return to_float(static_cast<const Half*>(data)[at]);
-  return to_float(static_cast<const BFloat16*>(data)[at]);
-}
-
-// Channel c of a token's key.
+// Block (key tile, KV head), one thread per key.
 template <class T>
-__device__ inline float key_element(const PrefillColumns& call, std::int64_t head,
-                                    std::int64_t token, std::int64_t context, int c) {
-  const std::int64_t offset = token % call.page_tokens;
-  const auto place = [&](std::int64_t page) {
-    return ((page * call.kv_heads + head) * call.page_tokens + offset) * call.head_dim + c;
-  };
-  if constexpr (sizeof(T) == 1) {
-    if (token >= (context - 1) / call.page_tokens * call.page_tokens) {
-      return open_element(call.open_k, call.open_dtype, place(call.open_page));
-    }
-    const std::int64_t entry = token / call.page_tokens;
-    const float* lambda =
-        call.scales + (call.scale_pages[entry] * 2 * call.kv_heads + head) * 2 * call.head_dim + c;
-    const T code = static_cast<const T*>(call.k)[place(call.pages[entry])];
-    return lambda[0] * (static_cast<float>(code) - lambda[call.head_dim]);
-  } else {
-    return to_float(static_cast<const T*>(call.k)[place(call.pages[token / call.page_tokens])]);
-  }
-}
-
-template <class T>
-__global__ void __launch_bounds__(kThreads) prefill_colsum_kernel(PrefillColumns call) {
+__global__ void __launch_bounds__(kColumnThreads, 16)
+    prefill_colsum_kernel(PrefillColumns call, const float* log_sums, float* sums,
+                          std::int64_t sum_stride) {
   TRIPHASE_DYNAMIC_SHARED(bytes);
-  const int dim = static_cast<int>(call.head_dim);
-  const int stride = dim + 1;
-  auto* keys = reinterpret_cast<float*>(bytes);
-  float* q = keys + kThreads * stride;
-  float* log_sums = q + kQueryTile * stride;
-  const int thread = static_cast<int>(threadIdx.x);
-  const std::int64_t first = static_cast<std::int64_t>(blockIdx.x) * kThreads;
+  TRIPHASE_SHARED(float, row_log_sums, kColumnRows);
+  TRIPHASE_SHARED(int, positions, kColumnRows);
   const std::int64_t head = blockIdx.y;
-  const std::int64_t context = call.first_position + call.queries;
-  for (int i = thread; i < kThreads * dim; i += kThreads) {
-    const std::int64_t token = first + i / dim;
-    keys[i / dim * stride + i % dim] =
-        token < context ? key_element<T>(call, head, token, context, i % dim) : 0.0F;
-  }
+  const std::int64_t first = static_cast<std::int64_t>(blockIdx.x) * kColumnThreads;
+  const int thread = static_cast<int>(threadIdx.x);
   const std::int64_t token = first + thread;
-  const std::int64_t group = call.heads / call.kv_heads;
-  // Queries before the first key of the tile see none of it.
-  const std::int64_t begin =
-      larger(larger(call.row_begin, call.first_position), first) - call.first_position;
-  const std::int64_t end = smaller(call.row_end, context) - call.first_position;
-  float sum = 0.0F;
-  for (std::int64_t query = begin; query < end; query += kQueryTile) {
-    for (std::int64_t g = 0; g < group; ++g) {
-      __syncthreads();
-      for (int i = thread; i < kQueryTile * dim; i += kThreads) {
-        const std::int64_t row = query + i / dim;
-        q[i / dim * stride + i % dim] =
-            row < end ? call.q[row * call.q_stride + (head * group + g) * dim + i % dim] *
-                            (call.scale * kLog2E)
-                      : 0.0F;
+  // Queries before the tile's first key see none of it.
+  ColumnRows rows = column_rows(call);
+  rows.begin = larger(rows.begin, first);
+  const ColumnTiles tiles(call, head, reinterpret_cast<float*>(bytes));
+  if (rows.count() > 0) {
+    tiles.load_keys<T>(first, first_seen(call, rows.begin), rows.end);
+  }
+  float sum = token < rows.end ? sums[head * sum_stride + token] : 0.0F;
+  TRIPHASE_NO_UNROLL
+  for (std::int64_t row = 0; row < rows.count(); row += kColumnRows) {
+    __syncthreads();
+    tiles.load_rows(rows, row);
+    if (thread < kColumnRows) {
+      const std::int64_t own = row + thread;
+      const std::int64_t position = rows.position(own);
+      positions[thread] = own < rows.count() ? static_cast<int>(position) : -1;
+      if (own < rows.count()) {
+        row_log_sums[thread] = log_sums[(position - call.first_position) * call.heads +
+                                        head * rows.group + own % rows.group] *
+                               kColumnLog2E;
       }
-      if (thread < kQueryTile) {
-        const std::int64_t row = query + thread;
-        log_sums[thread] =
-            row < end ? call.log_sums[row * call.heads + head * group + g] * kLog2E : 0.0F;
-      }
-      __syncthreads();
-      for (int i = 0; i < kQueryTile; ++i) {
-        if (query + i >= end || token > call.first_position + query + i) continue;
-        float dot = 0.0F;
-        for (int c = 0; c < dim; ++c) {
-          dot = fma_rn(q[i * stride + c], keys[thread * stride + c], dot);
-        }
-        sum += exp2_fast(dot - log_sums[i]);
+    }
+    __syncthreads();
+    float dot[kColumnRows];
+    tiles.multiply(dot);
+    TRIPHASE_UNROLL
+    for (int i = 0; i < kColumnRows; ++i) {
+      if (token <= positions[i] && token >= first_seen(call, positions[i])) {
+        sum += exp2_fast(dot[i] - row_log_sums[i]);
       }
     }
   }
-  if (token < context) call.sums[head * call.sum_stride + token] += sum;
+  if (token < rows.end) sums[head * sum_stride + token] = sum;
 }
 
 }  // namespace
 
-void prefill_colsum(const PrefillColumns& call, StreamHandle stream) {
+void check_columns(const PrefillColumns& call, const char* kernel) {
   const std::int64_t context = call.first_position + call.queries;
-  const auto shape = [&] {
-    return shape_text({{"queries", call.queries},
-                       {"first_position", call.first_position},
-                       {"heads", call.heads},
-                       {"kv_heads", call.kv_heads},
-                       {"head_dim", call.head_dim},
-                       {"page_tokens", call.page_tokens},
-                       {"sum_stride", call.sum_stride}});
-  };
   const auto check = [&](bool condition, const char* what) {
-    require(condition, "prefill_colsum", what, shape);
+    require(condition, kernel, what, [&] { return shape_of(call); });
   };
-  check(call.kv_heads > 0 && call.kv_heads <= 65535 && call.heads % call.kv_heads == 0,
-        "heads must be a multiple of kv_heads");
-  check(call.head_dim > 0 && call.head_dim <= kMaxDim, "head_dim must be 1 to 256");
-  check(call.page_tokens > 0 && call.first_position >= 0 && call.queries >= 0, "sizes");
-  check(call.sum_stride >= context, "sum_stride below the context");
-  check(call.q != nullptr && call.log_sums != nullptr && call.k != nullptr &&
-            call.pages != nullptr && call.sums != nullptr,
-        "null pointer");
+  check(call.kv_heads > 0 && call.kv_heads <= 65535 && call.heads > 0 &&
+            call.heads % call.kv_heads == 0,
+        "heads must be a positive multiple of kv_heads");
+  check(call.head_dim > 0 && call.head_dim <= kColumnMaxDim, "head_dim must be 1 to 256");
+  check(call.page_tokens > 0 && call.first_position >= 0 && call.queries >= 0 && call.window >= 0,
+        "sizes");
+  check(call.q != nullptr && call.k != nullptr && call.pages != nullptr, "null pointer");
   check(call.dtype != DType::kU8 || (call.scales != nullptr && call.scale_pages != nullptr &&
                                      call.open_k != nullptr && call.open_page >= 0),
         "an INT8 cache needs scales, their pages and the open page");
   check(call.dtype != DType::kU8 || call.queries == 0 ||
             call.first_position >= (context - 1) / call.page_tokens * call.page_tokens,
         "INT8 queries of more than one block");
-  if (call.queries == 0) return;
-  const dim3 grid{static_cast<unsigned>(ceil_div<std::int64_t>(context, kThreads)),
+}
+
+void prefill_colsum(const PrefillColumns& call, const float* log_sums, float* sums,
+                    std::int64_t sum_stride, StreamHandle stream) {
+  check_columns(call, "prefill_colsum");
+  const std::int64_t keys = smaller(call.row_end, call.first_position + call.queries);
+  const auto shape = [&] {
+    return shape_of(call) + ", " + shape_text({{"sum_stride", sum_stride}});
+  };
+  require(sum_stride >= keys, "prefill_colsum", "sum_stride below the context", shape);
+  require(log_sums != nullptr && sums != nullptr, "prefill_colsum", "null pointer", shape);
+  if (keys <= larger(call.row_begin, call.first_position)) return;
+  const dim3 grid{static_cast<unsigned>(ceil_div<std::int64_t>(keys, kColumnThreads)),
                   static_cast<unsigned>(call.kv_heads), 1};
-  const std::size_t shared = shared_bytes(call.head_dim);
+  const std::size_t shared = column_tile_bytes(call.head_dim);
   for_cache_type(call.dtype, "prefill_colsum", shape, [&]<class T>() {
     allow_shared_bytes(&prefill_colsum_kernel<T>, shared, "prefill_colsum", shape);
-    TRIPHASE_LAUNCH((prefill_colsum_kernel<T>), grid, kThreads, shared, stream, call);
+    TRIPHASE_LAUNCH((prefill_colsum_kernel<T>), grid, kColumnThreads, shared, stream, call,
+                    log_sums, sums, sum_stride);
   });
   check_launched("prefill_colsum", shape);
 }

@@ -1,9 +1,10 @@
 #pragma once
 
-// Sums of attention weights by key, from a second pass over QK^T with the log-sum-exp of prefill:
-// how H2O (all query rows), SWA (the last rows of the prompt) and Squeezed's calibration start. No
-// float atomics: one block owns a tile of keys of one KV head and adds queries in order, so the
-// sums do not depend on how prefill was cut when the chunks' calls come in order.
+// Sums of attention weights by key, from a second pass over QK^T: how H2O (all query rows), SWA
+// (the last rows of the prompt) and Squeezed's calibration start. Two kernels: the rows'
+// log-sum-exps, where prefill did not leave them, then the sums by key. On CUDA cores in F32; no
+// float atomics: one block owns a tile of keys of one KV head and adds rows in order, so the sums
+// have the same bits however prefill was cut, when the chunks' calls come in order.
 
 #include <cstdint>
 
@@ -15,12 +16,12 @@ namespace triphase::cuda {
 struct PrefillColumns {
   const float* q = nullptr;  // [queries, heads * head_dim] of one sequence
   std::int64_t q_stride = 0;
-  const float* log_sums = nullptr;  // [queries][heads]
   std::int64_t queries = 0;
   std::int64_t first_position = 0;  // absolute position of query 0
   // Queries at positions [row_begin, row_end) count.
   std::int64_t row_begin = 0;
   std::int64_t row_end = 0;
+  std::int64_t window = 0;  // > 0: a query sees the last so many tokens, itself included
   const void* k = nullptr;  // [page][kv_head][page_tokens][head_dim], F32, F16, BF16 or U8
   DType dtype = DType::kF16;
   // U8: the queries lie in one block, which is open; earlier ones are codes, with scales [scale
@@ -36,11 +37,20 @@ struct PrefillColumns {
   std::int64_t kv_heads = 0;
   std::int64_t head_dim = 0;
   float scale = 1.0F;
-  float* sums = nullptr;  // [kv_head][sum_stride]: summed over the group, added to what is there
-  std::int64_t sum_stride = 0;
 };
 
-// Keys 0 .. first_position + queries - 1, each for the queries at or after it.
-void prefill_colsum(const PrefillColumns& call, StreamHandle stream);
+// log_sums [queries][heads], natural, of the rows that count; the others stay as they are. Contexts
+// are split at absolute positions: partials are prefill_log_sum_floats of kernels/sizing for the
+// rows that count and the context that the last of them sees.
+void prefill_log_sums(const PrefillColumns& call, float* log_sums, float* partials,
+                      StreamHandle stream);
+
+// sums [kv_head][sum_stride]: the weights of the rows that count, summed over the group and added
+// to what is there, for every key 0 .. row_end - 1 that they see. log_sums [queries][heads].
+void prefill_colsum(const PrefillColumns& call, const float* log_sums, float* sums,
+                    std::int64_t sum_stride, StreamHandle stream);
+
+// What both check, by the kernel's name.
+void check_columns(const PrefillColumns& call, const char* kernel);
 
 }  // namespace triphase::cuda

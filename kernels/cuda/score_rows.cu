@@ -13,8 +13,8 @@ namespace {
 constexpr int kThreads = 128;
 constexpr int kWarps = kThreads / kWarpSize;
 
-// Writes a tile's logits (one per thread and query head; -infinity where the row ends) and their
-// partial maximum and sum. `weight`: how many keys the entry stands for.
+// Writes a tile's logits (one per thread and query head) and their partial maximum and sum.
+// `weight`: how many keys the entry stands for; with none its logit is -infinity.
 template <int G>
 __device__ inline void write_tile(const float (&logit)[G], float weight, int token, int length,
                                   int group, std::int64_t row, const ScoreLogits& out,
@@ -22,8 +22,10 @@ __device__ inline void write_tile(const float (&logit)[G], float weight, int tok
   const std::int64_t tiles = ceil_div<std::int64_t>(out.length_stride, kScoreTile);
   for (int g = 0; g < group; ++g) {
     const bool inside = token < length;
-    if (inside) out.logits[(row * group + g) * out.length_stride + token] = logit[g];
     const bool counts = inside && weight > 0.0F;
+    if (inside) {
+      out.logits[(row * group + g) * out.length_stride + token] = counts ? logit[g] : -INFINITY;
+    }
     const float top = block_max(counts ? logit[g] : -INFINITY, scratch);
     const float sum = block_sum(counts ? weight * exp2_fast(logit[g] - top) : 0.0F, scratch);
     if (threadIdx.x == 0) {
@@ -50,8 +52,14 @@ __global__ void __launch_bounds__(kMaxScoreDim)
       factors + static_cast<std::int64_t>(blockIdx.x) * group, {weight, chosen, scratch});
 }
 
+// Blocks that a multiprocessor's registers must allow: as many as fit without spills.
 template <class T, int G>
-__global__ void __launch_bounds__(kThreads)
+constexpr int sparq_blocks() {
+  return G == 8 || sizeof(T) == 1 ? 10 : 12;
+}
+
+template <class T, int G>
+__global__ void __launch_bounds__(kThreads, sparq_blocks<T, G>())
     score_sparq_kernel(ScoreKeys keys, ScoreQueries queries, const std::int32_t* channels,
                        const float* factors, int rank, ScoreLogits out) {
   TRIPHASE_SHARED(float, q_chosen, kMaxScoreDim* G);
@@ -206,44 +214,34 @@ __global__ void __launch_bounds__(kThreads)
                 scratch);
 }
 
-struct Centroids {
-  const void* values;
-  const std::int32_t* clusters;
-  const std::int32_t* members;
-  std::int64_t max_clusters;
-  std::int64_t kv_heads;
-  int head_dim;
-};
-
 template <class T, int G>
 __global__ void __launch_bounds__(kThreads)
-    score_centroids_kernel(Centroids centroids, ScoreQueries queries, float factor,
+    score_centroids_kernel(ScoreClusters clusters, ScoreQueries queries, float factor,
                            ScoreLogits out) {
   TRIPHASE_SHARED(float, tile, kThreads* G);
   TRIPHASE_SHARED(float, scratch, kBlockReduceWords);
   const auto row = static_cast<std::int64_t>(blockIdx.x);
-  const std::int64_t sequence = row / centroids.kv_heads;
-  const std::int64_t head = row % centroids.kv_heads;
-  const int length = centroids.clusters[row];
+  const std::int64_t sequence = row / clusters.kv_heads;
+  const std::int64_t head = row % clusters.kv_heads;
+  const int length = clusters.clusters[row];
   const int first = static_cast<int>(blockIdx.y) * kThreads;
   if (first >= length) return;
-  const int group = static_cast<int>(queries.heads / centroids.kv_heads);
-  const int head_dim = centroids.head_dim;
+  const int group = static_cast<int>(queries.heads / clusters.kv_heads);
+  const int head_dim = static_cast<int>(clusters.head_dim);
   float4 part[G][kLaneParts];
   load_queries<G>(queries.q + sequence * queries.q_stride + head * group * head_dim, group,
                   head_dim, factor, part);
   const T* values =
-      static_cast<const T*>(centroids.values) + row * centroids.max_clusters * head_dim;
+      static_cast<const T*>(clusters.centroids) + row * clusters.max_clusters * head_dim;
   exact_tile<G>(part, first, length, group, head_dim, tile, [&](int cluster, int c) -> float4 {
     return load_four(values + static_cast<std::int64_t>(cluster) * head_dim + c);
   });
   float logit[G] = {};
   for (int g = 0; g < group; ++g) logit[g] = tile[threadIdx.x * G + g];
   const int cluster = first + static_cast<int>(threadIdx.x);
-  const float weight =
-      cluster < length
-          ? static_cast<float>(centroids.members[row * centroids.max_clusters + cluster])
-          : 0.0F;
+  const std::int64_t at = row * clusters.max_clusters + cluster;
+  const bool counts = cluster < length && (clusters.alive == nullptr || clusters.alive[at] != 0);
+  const float weight = counts ? clusters.keys[at] : 0.0F;
   write_tile<G>(logit, weight, cluster, length, group, row, out, scratch);
 }
 
@@ -328,7 +326,8 @@ __global__ void __launch_bounds__(kThreads)
   const int group = static_cast<int>(queries.heads / keys.kv_heads);
   const int head_dim = static_cast<int>(keys.head_dim);
   const int per_page = static_cast<int>(keys.page_tokens) / sub_tokens;
-  const std::int64_t page = keys.pages[sequence * keys.max_pages + sub_page / per_page];
+  const std::int64_t entry = sequence * keys.max_pages + sub_page / per_page;
+  const std::int64_t page = keys.pages == nullptr ? entry : keys.pages[entry];
   const T* low =
       bounds + ((page * keys.kv_heads + head) * per_page + sub_page % per_page) * 2 * head_dim;
   const float* q = queries.q + sequence * queries.q_stride + head * group * keys.head_dim;
@@ -457,32 +456,30 @@ void score_exact(const ScoreKeys& keys, const ScoreQueries& queries, float scale
   check_launched("score_exact", shape);
 }
 
-void score_centroids(const void* centroids, DType dtype, const std::int32_t* clusters,
-                     std::int64_t max_clusters, const ScoreQueries& queries, std::int64_t sequences,
-                     std::int64_t kv_heads, std::int64_t head_dim, float scale,
-                     const std::int32_t* members, const ScoreLogits& out, StreamHandle stream) {
-  check_out(out, max_clusters, "score_centroids");
+void score_centroids(const ScoreClusters& clusters, const ScoreQueries& queries, float scale,
+                     const ScoreLogits& out, StreamHandle stream) {
+  check_out(out, clusters.max_clusters, "score_centroids");
   const auto shape = [&] {
-    return shape_text({{"sequences", sequences},
+    return shape_text({{"sequences", clusters.sequences},
                        {"heads", queries.heads},
-                       {"kv_heads", kv_heads},
-                       {"head_dim", head_dim},
-                       {"max_clusters", max_clusters}}) +
-           ", centroids " + std::string(dtype_name(dtype));
+                       {"kv_heads", clusters.kv_heads},
+                       {"head_dim", clusters.head_dim},
+                       {"max_clusters", clusters.max_clusters}}) +
+           ", centroids " + std::string(dtype_name(clusters.dtype));
   };
-  require(kv_heads > 0 && queries.heads % kv_heads == 0 && head_dim % 4 == 0 &&
-              head_dim <= kMaxScoreDim,
+  require(clusters.kv_heads > 0 && queries.heads > 0 && queries.heads % clusters.kv_heads == 0 &&
+              clusters.head_dim > 0 && clusters.head_dim % 4 == 0 &&
+              clusters.head_dim <= kMaxScoreDim,
           "score_centroids", "whole groups, and head_dim a multiple of 4 up to 256", shape);
-  require(centroids != nullptr && clusters != nullptr && members != nullptr && queries.q != nullptr,
+  require(clusters.centroids != nullptr && clusters.clusters != nullptr &&
+              clusters.keys != nullptr && queries.q != nullptr,
           "score_centroids", "null pointer", shape);
-  const std::int64_t rows = sequences * kv_heads;
+  const std::int64_t rows = clusters.sequences * clusters.kv_heads;
   if (rows == 0) return;
-  const Centroids view{centroids,    clusters, members,
-                       max_clusters, kv_heads, static_cast<int>(head_dim)};
-  for_float_type(dtype, "score_centroids", shape, [&]<class T>() {
-    for_group(queries.heads / kv_heads, "score_centroids", shape, [&]<int G>() {
-      TRIPHASE_LAUNCH((score_centroids_kernel<T, G>), tile_grid(rows, max_clusters), kThreads, 0,
-                      stream, view, queries, scale * kScoreLog2E, out);
+  for_float_type(clusters.dtype, "score_centroids", shape, [&]<class T>() {
+    for_group(queries.heads / clusters.kv_heads, "score_centroids", shape, [&]<int G>() {
+      TRIPHASE_LAUNCH((score_centroids_kernel<T, G>), tile_grid(rows, clusters.max_clusters),
+                      kThreads, 0, stream, clusters, queries, scale * kScoreLog2E, out);
     });
   });
   check_launched("score_centroids", shape);
@@ -535,8 +532,7 @@ void score_quest(const ScoreKeys& keys, const void* bounds, DType bounds_dtype, 
               score_stride >= ceil_div<std::int64_t>(keys.max_length, tokens),
           "score_quest", "whole sub-pages of a page, whole groups, and room for every sub-page",
           shape);
-  require(bounds != nullptr && keys.pages != nullptr && keys.lengths != nullptr &&
-              queries.q != nullptr && scores != nullptr,
+  require(bounds != nullptr && keys.lengths != nullptr && queries.q != nullptr && scores != nullptr,
           "score_quest", "null pointer", shape);
   const std::int64_t rows = keys.sequences * keys.kv_heads;
   const std::int64_t sub_pages = ceil_div<std::int64_t>(keys.max_length, tokens);

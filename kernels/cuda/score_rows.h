@@ -73,12 +73,22 @@ void score_sparq(const ScoreKeys& keys, const ScoreQueries& queries, const std::
 void score_exact(const ScoreKeys& keys, const ScoreQueries& queries, float scale,
                  const ScoreLogits& out, StreamHandle stream);
 
-// Squeezed: logits of key clusters. centroids [row][max_clusters][head_dim] F16, cluster counts
-// [row], in `lengths` of `out`'s later steps too.
-void score_centroids(const void* centroids, DType dtype, const std::int32_t* clusters,
-                     std::int64_t max_clusters, const ScoreQueries& queries, std::int64_t sequences,
-                     std::int64_t kv_heads, std::int64_t head_dim, float scale,
-                     const std::int32_t* members, const ScoreLogits& out, StreamHandle stream);
+// Key clusters of rows (Squeezed). A cluster that has no keys or is not alive counts for nothing:
+// its logit is -infinity.
+struct ScoreClusters {
+  const void* centroids = nullptr;      // [row][max_clusters][head_dim]
+  DType dtype = DType::kF16;            // F32, F16 or BF16
+  const float* keys = nullptr;          // [row][max_clusters]: how many keys each stands for
+  const std::uint8_t* alive = nullptr;  // [row][max_clusters]; null: all
+  const std::int32_t* clusters =
+      nullptr;  // [row]: how many a row has, `lengths` of later steps too
+  std::int64_t max_clusters = 0;
+  std::int64_t sequences = 0;
+  std::int64_t kv_heads = 0;
+  std::int64_t head_dim = 0;  // a multiple of 4
+};
+void score_centroids(const ScoreClusters& clusters, const ScoreQueries& queries, float scale,
+                     const ScoreLogits& out, StreamHandle stream);
 
 enum class GroupReduce : std::uint8_t {
   kProbabilitySum,   // sum over the group of softmax probabilities
@@ -101,7 +111,8 @@ void selected_share(const ScoreLogits& logits, const float* totals, const std::i
 
 // Quest: scores [row][score_stride] of sub-pages of `tokens` tokens: the maximum over the group of
 // sum_c max(q_c max_c, q_c min_c). bounds [page][kv_head][page_tokens / tokens][min, max][head_dim]
-// F32, F16 or BF16; sub-pages that hold no token are not written.
+// F32, F16 or BF16; keys.pages null: the i-th page of sequence b is b * max_pages + i. Sub-pages
+// that hold no token are not written.
 void score_quest(const ScoreKeys& keys, const void* bounds, DType bounds_dtype, std::int64_t tokens,
                  const ScoreQueries& queries, float* scores, std::int64_t score_stride,
                  StreamHandle stream);

@@ -13,11 +13,13 @@ set(TRIPHASE_CUDA_KERNELS
   kv_quantize.cu
   merge_states.cu
   norms.cu
+  page_bounds.cu
   paged_attention.cu
   plan_splits.cu
   pointwise.cu
   prefill_attention.cu
   prefill_colsum.cu
+  prefill_log_sums.cu
   score_rows.cu
   score_update.cu
   select_rows.cu

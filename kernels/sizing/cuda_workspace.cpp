@@ -135,6 +135,7 @@ CudaScratchBytes cuda_scratch_bytes(const GpuMachine& machine, const OpsShape& s
   if (!machine.deterministic) {
     bytes.activations = rounded_activation_bytes(attention.max_query_rows, shape.widest_input);
   }
+  if (machine.gemm_library) bytes.library = cuda_region_bytes(kGemmWorkspaceBytes);
 
   const std::int64_t parts =
       machine.deterministic
@@ -188,6 +189,9 @@ CudaSparseScratch cuda_sparse_scratch(const AttentionShape& shape) {
   scratch.partials_at = take(shape.heads * ((context + kTile - 1) / kTile) * 2);
   scratch.scores_at = take(shape.heads * context);
   scratch.totals_at = take(shape.heads * 2);
+  const std::int64_t queries = std::min(kColumnSliceQueries, context);
+  scratch.log_sums_at = take(queries * shape.heads);
+  scratch.log_partials_at = take(prefill_log_sum_floats(queries, shape.heads, context));
   return scratch;
 }
 

@@ -152,11 +152,12 @@ inline constexpr std::int64_t kPrefillRowPad = 8;
 struct CudaScratchBytes {
   std::int64_t arguments = 0;         // on the device, and as much again in pinned host memory
   std::int64_t sparse_arguments = 0;  // the same, of the CUDA SparseOps
+  std::int64_t library = 0;           // the GEMM library's own workspace, held from its start
   std::int64_t activations = 0;
   std::int64_t attention = 0;
   std::int64_t selection = 0;  // CudaSparseScratch of the longest context
   [[nodiscard]] std::int64_t device() const {
-    return arguments + sparse_arguments + activations + attention + selection;
+    return arguments + sparse_arguments + library + activations + attention + selection;
   }
 };
 [[nodiscard]] CudaScratchBytes cuda_scratch_bytes(const GpuMachine& machine, const OpsShape& shape);
@@ -167,8 +168,27 @@ inline constexpr std::int64_t kGemmRowElements = 8;
 inline constexpr std::int64_t kCudaArgumentRingBytes = std::int64_t{16} << 20;
 inline constexpr std::int64_t kCudaSparseRingBytes = std::int64_t{1} << 20;
 
-// One call of the CUDA SparseOps for one sequence: results on the device, and where rows are too
-// long for sparq_select, logits, their partials and scores. Byte offsets from the start.
+// cuBLASLt's workspace: what NVIDIA advises for Hopper.
+inline constexpr std::int64_t kGemmWorkspaceBytes = std::int64_t{32} << 20;
+
+// prefill_log_sums: contexts are split at absolute positions; (maximum, sum) per row, KV head and
+// split. sum_columns takes a chunk's queries in slices, so that its scratch does not grow with the
+// chunk.
+inline constexpr std::int64_t kColumnSplitTokens = 1024;
+inline constexpr std::int64_t kColumnSliceQueries = 256;
+[[nodiscard]] constexpr std::int64_t prefill_log_sum_splits(std::int64_t context) {
+  return context <= kColumnSplitTokens ? 1
+                                       : (context + kColumnSplitTokens - 1) / kColumnSplitTokens;
+}
+[[nodiscard]] constexpr std::int64_t prefill_log_sum_floats(std::int64_t queries,
+                                                            std::int64_t heads,
+                                                            std::int64_t context) {
+  return queries * heads * prefill_log_sum_splits(context) * 2;
+}
+
+// One call of the CUDA SparseOps for one sequence: results on the device; where rows are too long
+// for sparq_select, logits, their partials and scores; the column sums' rows. Scores are also where
+// column sums and the scores of pages and clusters are made. Byte offsets from the start.
 struct CudaSparseScratch {
   std::int64_t indices_at = 0;  // [kv_heads][max_context]
   std::int64_t counts_at = 0;   // [kv_heads]
@@ -179,8 +199,11 @@ struct CudaSparseScratch {
   std::int64_t partials_at = 0;
   std::int64_t scores_at = 0;  // [heads][max_context]
   std::int64_t totals_at = 0;
+  std::int64_t log_sums_at = 0;      // [kColumnSliceQueries][heads]
+  std::int64_t log_partials_at = 0;  // prefill_log_sum_floats
   std::int64_t bytes = 0;
 };
+// `max_context` is also the largest number of pages or clusters.
 [[nodiscard]] CudaSparseScratch cuda_sparse_scratch(const AttentionShape& shape);
 
 }  // namespace triphase

@@ -3,6 +3,7 @@
 
 #include <algorithm>
 
+#include "models/attention/device_floats.h"
 #include "models/attention/methods.h"
 #include "scheduler/attention/token_choice.h"
 
@@ -12,10 +13,10 @@ namespace {
 struct QuestState final : AttentionMethod::State {
   [[nodiscard]] std::uint64_t bytes() const override {
     std::uint64_t sum = 0;
-    for (const std::vector<float>& layer : bounds) sum += 4 * layer.size();
+    for (const DeviceFloats& layer : bounds) sum += layer.bytes();
     return sum;
   }
-  std::vector<std::vector<float>> bounds;  // by layer, see PageBounds
+  std::vector<DeviceFloats> bounds;  // by layer, see PageBounds
 };
 
 class Quest final : public AttentionMethod {
@@ -37,15 +38,15 @@ class Quest final : public AttentionMethod {
   // when it closed. The first call of a sequence reads all keys that it finds.
   void appended(State& state, const LayerCall& call, ConstMatrix) override {
     if (timing(call.layer) == Timing::kDense) return;
-    std::vector<float>& bounds = bounds_of(state, call);
-    const std::int64_t known = static_cast<std::int64_t>(bounds.size()) / page_floats();
+    DeviceFloats& bounds = bounds_of(state, call);
+    const std::int64_t known = bounds.size() / page_floats();
     const std::int64_t context = call.keys.context_tokens;
     std::int64_t first = std::max<std::int64_t>(0, context - call.keys.query_count);
     if (call.cache.quantized() && first > 0) {
       first = (first - 1) / call.cache.page_tokens * call.cache.page_tokens;
     }
     first = std::min(first, known * options_.quest.page);
-    bounds.resize(static_cast<std::size_t>(pages_of(context) * page_floats()));
+    bounds.resize(pages_of(context) * page_floats(), call.ops->memory(), *call.stream);
     call.ops->bound_pages(call.cache, call.keys, first, {bounds.data(), options_.quest.page},
                           *call.stream);
   }
@@ -86,7 +87,7 @@ class Quest final : public AttentionMethod {
     return (context + options_.quest.page - 1) / options_.quest.page;
   }
   [[nodiscard]] std::int64_t page_floats() const { return 2 * shape_.kv_heads * shape_.head_dim; }
-  static std::vector<float>& bounds_of(State& state, const LayerCall& call) {
+  static DeviceFloats& bounds_of(State& state, const LayerCall& call) {
     return static_cast<QuestState&>(state).bounds[static_cast<std::size_t>(call.layer)];
   }
 

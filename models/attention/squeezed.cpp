@@ -3,6 +3,7 @@
 
 #include <algorithm>
 
+#include "models/attention/device_floats.h"
 #include "models/attention/methods.h"
 #include "runtime/base/error.h"
 #include "scheduler/attention/token_choice.h"
@@ -39,9 +40,9 @@ class Squeezed final : public AttentionMethod {
     const std::int64_t context = call.keys.context_tokens;
     choice.clear();
     const ContextClusters& clusters = *clusters_;
-    Centroids fine = centroids_of(clusters.fine, call.layer);
+    Centroids fine = centroids_of(clusters.fine, fine_, call);
     if (options_.squeezed.two_levels) {
-      score(call, q, row, centroids_of(clusters.coarse, call.layer), coarse_scores_);
+      score(call, q, row, centroids_of(clusters.coarse, coarse_, call), coarse_scores_);
       keep_children(call.layer);
       fine.alive = alive_.data();
     }
@@ -69,11 +70,20 @@ class Squeezed final : public AttentionMethod {
             static_cast<std::int64_t>(level.means.size()) == rows() * level.count * shape_.head_dim,
         "squeezed: clusters");
   }
-  [[nodiscard]] Centroids centroids_of(const ContextClusters::Level& level,
-                                       std::int64_t layer) const {
-    const std::int64_t first = layer * shape_.kv_heads * level.count;
-    return {level.means.data() + first * shape_.head_dim, level.keys.data() + first, level.count,
-            nullptr};
+  // A level's centroids in the device's memory, brought there when they are first asked for.
+  struct OnDevice {
+    DeviceFloats means;
+    DeviceFloats keys;
+  };
+  [[nodiscard]] Centroids centroids_of(const ContextClusters::Level& level, OnDevice& on_device,
+                                       const LayerCall& call) const {
+    if (on_device.means.size() == 0) {
+      on_device.means.assign(level.means, call.ops->memory(), *call.stream);
+      on_device.keys.assign(level.keys, call.ops->memory(), *call.stream);
+    }
+    const std::int64_t first = call.layer * shape_.kv_heads * level.count;
+    return {on_device.means.data() + first * shape_.head_dim, on_device.keys.data() + first,
+            level.count, nullptr};
   }
   void score(const LayerCall& call, ConstMatrix q, std::int64_t row, const Centroids& centroids,
              std::vector<float>& to) const {
@@ -95,6 +105,8 @@ class Squeezed final : public AttentionMethod {
   }
 
   const ContextClusters* clusters_;
+  OnDevice fine_;
+  OnDevice coarse_;
   std::vector<float> scores_;
   std::vector<float> coarse_scores_;
   std::vector<std::uint8_t> alive_;

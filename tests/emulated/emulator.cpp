@@ -59,6 +59,7 @@ struct Block {
 thread_local Block* g_block = nullptr;
 thread_local std::uint64_t g_order = 0;
 thread_local std::uint64_t g_serial = 0;
+thread_local Watch* g_watch = nullptr;
 
 std::string thread_name(const Thread& thread) {
   return "block (" + std::to_string(g_block->index.x) + ", " + std::to_string(g_block->index.y) +
@@ -159,6 +160,8 @@ void run_block(Shuffler& threads) {
 Order::Order(std::uint64_t seed) : before_(g_order) { g_order = seed; }
 Order::~Order() { g_order = before_; }
 
+void set_watch(Watch* watch) { g_watch = watch; }
+
 void launch(Dim3 grid, Dim3 block_size, std::size_t shared_bytes,
             const std::function<void()>& thread) {
   const std::size_t count = std::size_t{block_size.x} * block_size.y * block_size.z;
@@ -192,12 +195,14 @@ void launch(Dim3 grid, Dim3 block_size, std::size_t shared_bytes,
     Block* mine;
     std::vector<std::unique_ptr<Thread>>* pool;
     ~Restore() {
+      if (g_watch != nullptr) g_watch->kernel_ends();
       g_block = before;
       pool->swap(mine->threads);
     }
   };
   const Restore restore{.mine = &block, .pool = &pool};
   g_block = &block;
+  if (g_watch != nullptr) g_watch->kernel_begins();
 
   const std::size_t blocks = std::size_t{grid.x} * grid.y * grid.z;
   Shuffler block_order(blocks);

@@ -48,6 +48,16 @@ class Order {
 
 void launch(Dim3 grid, Dim3 block, std::size_t shared_bytes, const std::function<void()>& thread);
 
+// Told when kernels begin and end, so that a test can give them other memory than the host's code.
+class Watch {
+ public:
+  virtual ~Watch() = default;
+  virtual void kernel_begins() = 0;
+  virtual void kernel_ends() = 0;
+};
+// Null: nobody watches. Of this thread; it must outlive every launch.
+void set_watch(Watch* watch);
+
 // What follows is called inside kernels, through dialect_cpu.h.
 const Dim3& thread_index();
 const Dim3& block_index();

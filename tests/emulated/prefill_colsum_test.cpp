@@ -1,5 +1,6 @@
 #include "kernels/cuda/prefill_colsum.h"
 
+#include "kernels/sizing/cuda_workspace.h"
 #include "tests/emulated/emulated_test.h"
 
 namespace triphase::cuda {
@@ -37,12 +38,10 @@ Prompt make_prompt(std::mt19937& random, const PagedCache& cache, std::int64_t h
 }
 
 PrefillColumns chunk(const Prompt& prompt, const PagedCache& cache, std::int64_t first,
-                     std::int64_t count, std::int64_t row_begin, std::int64_t row_end,
-                     std::vector<float>& sums) {
+                     std::int64_t count, std::int64_t row_begin, std::int64_t row_end) {
   PrefillColumns call;
   call.q = prompt.q.data() + first * prompt.heads * prompt.dim;
   call.q_stride = prompt.heads * prompt.dim;
-  call.log_sums = prompt.log_sums.data() + first * prompt.heads;
   call.queries = count;
   call.first_position = first;
   call.row_begin = row_begin;
@@ -61,9 +60,15 @@ PrefillColumns chunk(const Prompt& prompt, const PagedCache& cache, std::int64_t
   call.kv_heads = prompt.kv_heads;
   call.head_dim = prompt.dim;
   call.scale = 0.2F;
-  call.sums = sums.data();
-  call.sum_stride = prompt.tokens + 1;
   return call;
+}
+
+void add_chunk(const Prompt& prompt, const PagedCache& cache, std::int64_t first,
+               std::int64_t count, std::int64_t row_begin, std::int64_t row_end,
+               std::vector<float>& sums) {
+  prefill_colsum(chunk(prompt, cache, first, count, row_begin, row_end),
+                 prompt.log_sums.data() + first * prompt.heads, sums.data(), prompt.tokens + 1,
+                 nullptr);
 }
 
 // Sums of the rows [begin, end) in a call whose queries start at `first`.
@@ -72,7 +77,7 @@ void expect_sums(const Prompt& prompt, const PagedCache& cache, std::int64_t fir
   const std::int64_t tokens = prompt.tokens;
   const std::int64_t group = prompt.heads / cache.kv_heads;
   std::vector<float> sums(static_cast<std::size_t>(cache.kv_heads * (tokens + 1)), 0.0F);
-  prefill_colsum(chunk(prompt, cache, first, tokens - first, begin, end, sums), nullptr);
+  add_chunk(prompt, cache, first, tokens - first, begin, end, sums);
   for (std::int64_t kv = 0; kv < cache.kv_heads; ++kv) {
     for (std::int64_t t = 0; t < tokens; ++t) {
       double expected = 0.0;
@@ -115,21 +120,86 @@ TEST(EmulatedColumnSums, Int8ReadsCodesAndItsOwnBlockUnquantized) {
   const PagedCache cache(random, DType::kU8, {40}, 32, 1, 16);
   const Prompt prompt = make_prompt(random, cache, 1);
   std::vector<float> sums(41, 0.0F);
-  EXPECT_THROW(prefill_colsum(chunk(prompt, cache, 20, 20, 0, 40, sums), nullptr), Error);
+  EXPECT_THROW(add_chunk(prompt, cache, 20, 20, 0, 40, sums), Error);
 }
 
+// Bit for bit: rows are added one by one in their order.
 TEST(EmulatedColumnSums, ChunksInOrderAddUpToTheWholePrompt) {
   std::mt19937 random(2);
   const PagedCache cache(random, DType::kF32, {100}, 16, 1, 16);
-  const Prompt prompt = make_prompt(random, cache, 1);
+  const Prompt prompt = make_prompt(random, cache, 3);
   std::vector<float> whole(101, 0.0F);
-  prefill_colsum(chunk(prompt, cache, 0, 100, 0, 100, whole), nullptr);
+  add_chunk(prompt, cache, 0, 100, 0, 100, whole);
   std::vector<float> cut(101, 0.0F);
   for (const auto& [first, count] :
        {std::pair<std::int64_t, std::int64_t>{0, 37}, {37, 1}, {38, 62}}) {
-    prefill_colsum(chunk(prompt, cache, first, count, 0, 100, cut), nullptr);
+    add_chunk(prompt, cache, first, count, 0, 100, cut);
   }
-  for (std::size_t t = 0; t < 100; ++t) ASSERT_NEAR(cut[t], whole[t], 1e-5 * whole[t]);
+  EXPECT_EQ(std::memcmp(cut.data(), whole.data(), whole.size() * sizeof(float)), 0);
+}
+
+// Rows beyond those that count keep what was there; contexts longer than a split are merged.
+TEST(EmulatedColumnSums, LogSumsMatchFloat64ForAnyChunkAndSplit) {
+  std::mt19937 random(3);
+  std::uint32_t order = 0;
+  for (const auto& [dtype, tokens, heads] :
+       {std::tuple<DType, std::int32_t, std::int64_t>{DType::kF32, 1, 2},
+        {DType::kF16, 65, 6},
+        {DType::kBF16, 129, 2},
+        {DType::kU8, 110, 10},
+        {DType::kF16, static_cast<std::int32_t>(kColumnSplitTokens) + 70, 1}}) {
+    const emulated::Order threads(order++ % 3);
+    const std::int64_t kv_heads = heads == 1 ? 1 : 2;
+    const PagedCache cache(random, dtype, {tokens}, 32, kv_heads, 12);
+    const Prompt prompt = make_prompt(random, cache, heads);
+    const std::int64_t first = dtype == DType::kU8 ? cache.own_block(0) : std::max(0, tokens - 80);
+    const std::int64_t end = std::max<std::int64_t>(first + 1, tokens - 3);
+    const PrefillColumns call = chunk(prompt, cache, first, tokens - first, first, end);
+    std::vector<float> log_sums = poisoned((tokens - first) * heads);
+    std::vector<float> partials = poisoned(prefill_log_sum_floats(end - first, heads, end));
+    prefill_log_sums(call, log_sums.data(), partials.data(), nullptr);
+    for (std::int64_t i = 0; i < (tokens - first) * heads; ++i) {
+      const float value = log_sums[static_cast<std::size_t>(i)];
+      if (first + i / heads >= end) {
+        ASSERT_TRUE(std::isnan(value)) << i;
+      } else {
+        ASSERT_NEAR(value, prompt.log_sums[static_cast<std::size_t>(first * heads + i)], 1e-5) << i;
+      }
+    }
+  }
+}
+
+// A window's weights: pages in front of it are not even looked up.
+TEST(EmulatedColumnSums, WindowsHideWhatLiesBeforeThem) {
+  std::mt19937 random(5);
+  const std::int64_t tokens = 150;
+  const std::int64_t window = 40;
+  PagedCache cache(random, DType::kF16, {150}, 32, 1, 16);
+  const Prompt prompt = make_prompt(random, cache, 2);
+  cache.pages[0] = -1;
+  cache.pages[1] = -1;
+  const std::int64_t first = 110;
+  PrefillColumns call = chunk(prompt, cache, first, tokens - first, first, tokens);
+  call.window = window;
+  std::vector<float> log_sums = poisoned((tokens - first) * 2);
+  std::vector<float> partials = poisoned(prefill_log_sum_floats(tokens - first, 2, tokens));
+  prefill_log_sums(call, log_sums.data(), partials.data(), nullptr);
+  std::vector<float> sums(static_cast<std::size_t>(tokens), 0.0F);
+  prefill_colsum(call, log_sums.data(), sums.data(), tokens, nullptr);
+  std::vector<double> expected(sums.size(), 0.0);
+  for (std::int64_t i = first; i < tokens; ++i) {
+    for (std::int64_t head = 0; head < 2; ++head) {
+      const double* row = prompt.weights.data() + (i * 2 + head) * tokens;
+      double seen = 0.0;
+      for (std::int64_t t = i + 1 - window; t <= i; ++t) seen += row[t];
+      for (std::int64_t t = i + 1 - window; t <= i; ++t) {
+        expected[static_cast<std::size_t>(t)] += row[t] / seen;
+      }
+    }
+  }
+  for (std::size_t t = 0; t < sums.size(); ++t) {
+    ASSERT_NEAR(sums[t], expected[t], 2e-5 * expected[t] + 1e-9) << t;
+  }
 }
 
 }  // namespace

@@ -12,6 +12,7 @@
 #include "kernels/cuda/kv_quantize.h"
 #include "kernels/cuda/merge_states.h"
 #include "kernels/cuda/norms.h"
+#include "kernels/cuda/page_bounds.h"
 #include "kernels/cuda/plan_splits.h"
 #include "kernels/cuda/pointwise.h"
 #include "kernels/cuda/prefill_attention.h"
@@ -112,6 +113,21 @@ MergeStatesArgs merge_of() {
   return args;
 }
 
+PrefillColumns columns_of() {
+  PrefillColumns call;
+  call.q = floats();
+  call.q_stride = 4 * 72;
+  call.queries = 6;
+  call.row_end = 6;
+  call.k = floats();
+  call.pages = ids();
+  call.page_tokens = 64;
+  call.heads = 4;
+  call.kv_heads = 2;
+  call.head_dim = 72;
+  return call;
+}
+
 template <class Call>
 Call with(Call call, const std::function<void(Call&)>& change) {
   change(call);
@@ -197,16 +213,29 @@ std::vector<Refusal> attention_refusals() {
              {});
        }},
       {"prefill_colsum", "sum_stride below the context", "sum_stride 5",
+       [] { prefill_colsum(columns_of(), floats(), floats(), 5, {}); }},
+      {"prefill_colsum", "null pointer", "sum_stride 6",
+       [] { prefill_colsum(columns_of(), floats(), nullptr, 6, {}); }},
+      {"prefill_log_sums", "multiple of kv_heads", "heads 5",
        [] {
-         PrefillColumns call;
-         call.queries = 6;
-         call.page_tokens = 64;
-         call.heads = 4;
-         call.kv_heads = 2;
-         call.head_dim = 72;
-         call.sum_stride = 5;
-         prefill_colsum(call, {});
+         prefill_log_sums(with<PrefillColumns>(columns_of(), [](auto& a) { a.heads = 5; }),
+                          floats(), floats(), {});
        }},
+      {"prefill_log_sums", "INT8 queries of more than one block", "queries 6",
+       [] {
+         prefill_log_sums(with<PrefillColumns>(columns_of(),
+                                               [](auto& a) {
+                                                 a.dtype = DType::kU8;
+                                                 a.scales = floats();
+                                                 a.scale_pages = ids();
+                                                 a.open_k = floats();
+                                                 a.open_page = 1;
+                                                 a.first_position = 60;
+                                               }),
+                          floats(), floats(), {});
+       }},
+      {"prefill_log_sums", "null pointer", "splits 1",
+       [] { prefill_log_sums(columns_of(), floats(), nullptr, {}); }},
   };
 }
 
@@ -261,13 +290,21 @@ std::vector<Refusal> selection_refusals() {
        [] { score_exact(keys_of(DType::kF16), queries_of(18), 1.0F, logits_of(100), {}); }},
       {"score_centroids", "null pointer", "max_clusters 8",
        [] {
-         score_centroids(nullptr, DType::kF16, ids(), 8, queries_of(4), 3, 2, 72, 1.0F, ids(),
-                         logits_of(8), {});
+         score_centroids(
+             {.clusters = ids(), .max_clusters = 8, .sequences = 3, .kv_heads = 2, .head_dim = 72},
+             queries_of(4), 1.0F, logits_of(8), {});
        }},
       {"score_quest", "whole sub-pages", "tokens 24",
        [] {
          score_quest(keys_of(DType::kF16), floats(), DType::kF32, 24, queries_of(4), floats(), 9,
                      {});
+       }},
+      {"bound_pages", "one sequence", "sequences 3",
+       [] { bound_pages(keys_of(DType::kF16), 0, 16, floats(), {}); }},
+      {"bound_pages", "INT8 keys need", "keys u8",
+       [] {
+         bound_pages(with<ScoreKeys>(keys_of(DType::kU8), [](auto& a) { a.sequences = 1; }), 0, 16,
+                     floats(), {});
        }},
       {"group_scores", "not positive", "group 0",
        [] {

@@ -163,14 +163,25 @@ TEST(EmulatedScore, CentroidsAreWeighedByTheirMembers) {
   const std::vector<std::int32_t> clusters = {1, 150, 129};  // one sequence, three KV heads
   const std::vector<float> values = random_floats(random, 3 * most * dim);
   const Stored centroids(DType::kF16, values);
-  std::vector<std::int32_t> members(static_cast<std::size_t>(3 * most));
-  for (auto& count : members) count = static_cast<std::int32_t>(random() % 5);  // some are empty
-  members[0] = 2;
+  std::vector<float> members(static_cast<std::size_t>(3 * most));
+  for (auto& count : members) count = static_cast<float>(random() % 5);  // some are empty
+  std::vector<std::uint8_t> alive(members.size());
+  for (auto& flag : alive) flag = random() % 6 == 0 ? 0 : 1;
+  members[0] = 2.0F;
+  alive[0] = 1;
   const std::vector<float> q = random_floats(random, 6 * dim);
   const ScoreQueries queries{q.data(), 6 * dim, 6};
   Scored scored = make_scored(1, 6, most, 3);
-  score_centroids(centroids.data(), DType::kF16, clusters.data(), most, queries, 1, 3, dim, 0.3F,
-                  members.data(), scored.view, nullptr);
+  ScoreClusters given;
+  given.centroids = centroids.data();
+  given.keys = members.data();
+  given.alive = alive.data();
+  given.clusters = clusters.data();
+  given.max_clusters = most;
+  given.sequences = 1;
+  given.kv_heads = 3;
+  given.head_dim = dim;
+  score_centroids(given, queries, 0.3F, scored.view, nullptr);
   group_scores(scored.view, clusters.data(), 1, 3, 2, most, GroupReduce::kProbabilityMean,
                scored.scores.data(), scored.totals.data(), nullptr);
   for (std::int64_t row = 0; row < 3; ++row) {
@@ -184,8 +195,10 @@ TEST(EmulatedScore, CentroidsAreWeighedByTheirMembers) {
           dot += q[static_cast<std::size_t>((row * 2 + g) * dim + c)] *
                  centroids.at((row * most + static_cast<std::int64_t>(i)) * dim + c);
         }
-        weight.push_back(std::exp(0.3F * dot));
-        sum += members[static_cast<std::size_t>(row * most) + i] * weight.back();
+        const std::size_t at = static_cast<std::size_t>(row * most) + i;
+        const bool counts = members[at] > 0.0F && alive[at] != 0;
+        weight.push_back(counts ? std::exp(0.3F * dot) : 0.0);
+        sum += static_cast<double>(members[at]) * weight.back();
       }
       for (std::size_t i = 0; i < expected.size(); ++i) expected[i] += 0.5 * weight[i] / sum;
     }

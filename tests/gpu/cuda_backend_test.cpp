@@ -10,6 +10,7 @@
 #include "runtime/base/error.h"
 #include "runtime/bench/bench.h"
 #include "runtime/bench/check.h"
+#include "tests/emulated/sparse_seam_checks.h"
 
 namespace triphase {
 namespace {
@@ -61,6 +62,16 @@ TEST_F(CudaBackendOnGpu, AttentionMatchesFloat64ForGroupsAndHeadSizes) {
       }
     }
   }
+}
+
+TEST_F(CudaBackendOnGpu, SelectionMatchesTheCpu) {
+  const cuda::Seam seam{backend_->ops(), backend_->sparse_ops(), backend_->device(),
+                        backend_->stream()};
+  cuda::check_column_sums(seam);
+  cuda::check_long_chunks(seam);
+  cuda::check_page_bounds(seam);
+  cuda::check_centroids(seam);
+  cuda::check_choices(seam);
 }
 
 TEST_F(CudaBackendOnGpu, CeilingsAreThoseOfAGpu) {

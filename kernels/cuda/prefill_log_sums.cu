@@ -1,0 +1,133 @@
+#include <cmath>
+
+#include "kernels/cuda/block_reduce.h"
+#include "kernels/cuda/column_tiles.h"
+#include "kernels/cuda/dispatch.h"
+#include "kernels/cuda/launch_check.h"
+#include "kernels/cuda/prefill_colsum.h"
+#include "kernels/sizing/cuda_workspace.h"
+
+namespace triphase::cuda {
+namespace {
+
+// Block (row tile, KV head, split of the context): per row the maximum of its logits in base 2 and
+// the sum of their powers, in partials [row][kv_head][split][2]. A thread keeps its own keys of
+// every tile, then the block merges, so that a row's bits depend on itself and its keys alone.
+template <class T>
+__global__ void __launch_bounds__(kColumnThreads, 8)
+    prefill_log_sums_kernel(PrefillColumns call, float* partials) {
+  TRIPHASE_DYNAMIC_SHARED(bytes);
+  TRIPHASE_SHARED(int, positions, kColumnRows);
+  TRIPHASE_SHARED(float, scratch, kBlockReduceWords);
+  const std::int64_t head = blockIdx.y;
+  const int thread = static_cast<int>(threadIdx.x);
+  const ColumnRows rows = column_rows(call);
+  const std::int64_t first_row = static_cast<std::int64_t>(blockIdx.x) * kColumnRows;
+  const std::int64_t last_row = smaller(first_row + kColumnRows, rows.count()) - 1;
+  const std::int64_t split_begin = static_cast<std::int64_t>(blockIdx.z) * kColumnSplitTokens;
+  const std::int64_t end = smaller(split_begin + kColumnSplitTokens, rows.position(last_row) + 1);
+  // The tile's first query sees the earliest tokens.
+  const std::int64_t seen_from = first_seen(call, rows.position(first_row));
+  const std::int64_t begin = larger(split_begin, seen_from / kColumnThreads * kColumnThreads);
+
+  const ColumnTiles tiles(call, head, reinterpret_cast<float*>(bytes));
+  tiles.load_rows(rows, first_row);
+  if (thread < kColumnRows) {
+    const std::int64_t own = first_row + thread;
+    positions[thread] = own <= last_row ? static_cast<int>(rows.position(own)) : -1;
+  }
+  float top[kColumnRows];
+  float sum[kColumnRows];
+  TRIPHASE_UNROLL
+  for (int i = 0; i < kColumnRows; ++i) {
+    top[i] = -INFINITY;
+    sum[i] = 0.0F;
+  }
+  TRIPHASE_NO_UNROLL
+  for (std::int64_t first = begin; first < end; first += kColumnThreads) {
+    __syncthreads();
+    tiles.load_keys<T>(first, seen_from, end);
+    __syncthreads();
+    float dot[kColumnRows];
+    tiles.multiply(dot);
+    const std::int64_t token = first + thread;
+    TRIPHASE_UNROLL
+    for (int i = 0; i < kColumnRows; ++i) {
+      if (token >= end || token > positions[i] || token < first_seen(call, positions[i])) continue;
+      const float new_top = larger(top[i], dot[i]);
+      sum[i] = sum[i] * exp2_fast(top[i] - new_top) + exp2_fast(dot[i] - new_top);
+      top[i] = new_top;
+    }
+  }
+  __syncthreads();
+  TRIPHASE_UNROLL
+  for (int i = 0; i < kColumnRows; ++i) {
+    const float most = block_max(top[i], scratch);
+    const float total =
+        block_sum(sum[i] > 0.0F ? sum[i] * exp2_fast(top[i] - most) : 0.0F, scratch);
+    if (thread == 0 && first_row + i <= last_row) {
+      float* partial =
+          partials + (((first_row + i) * call.kv_heads + head) * gridDim.z + blockIdx.z) * 2;
+      partial[0] = most;
+      partial[1] = total;
+    }
+  }
+}
+
+// One thread per row and KV head merges its splits in ascending order.
+__global__ void __launch_bounds__(kColumnThreads)
+    prefill_log_sums_merge_kernel(PrefillColumns call, const float* partials, int splits,
+                                  float* log_sums) {
+  const ColumnRows rows = column_rows(call);
+  const std::int64_t row = static_cast<std::int64_t>(blockIdx.x) * kColumnThreads + threadIdx.x;
+  const std::int64_t head = blockIdx.y;
+  if (row >= rows.count()) return;
+  const float* from = partials + (row * call.kv_heads + head) * splits * 2;
+  float top = -INFINITY;
+  for (int split = 0; split < splits; ++split) top = larger(top, from[2 * split]);
+  float sum = 0.0F;
+  for (int split = 0; split < splits; ++split) {
+    if (from[2 * split + 1] > 0.0F) sum += from[2 * split + 1] * exp2_fast(from[2 * split] - top);
+  }
+  log_sums[(rows.position(row) - call.first_position) * call.heads + head * rows.group +
+           row % rows.group] = (top + log2_fast(sum)) / kColumnLog2E;
+}
+
+}  // namespace
+
+void prefill_log_sums(const PrefillColumns& call, float* log_sums, float* partials,
+                      StreamHandle stream) {
+  check_columns(call, "prefill_log_sums");
+  const std::int64_t begin = larger(call.row_begin, call.first_position);
+  const std::int64_t end = smaller(call.row_end, call.first_position + call.queries);
+  const std::int64_t splits = prefill_log_sum_splits(end);
+  const auto shape = [&] {
+    return shape_text({{"queries", call.queries},
+                       {"first_position", call.first_position},
+                       {"heads", call.heads},
+                       {"kv_heads", call.kv_heads},
+                       {"head_dim", call.head_dim},
+                       {"splits", splits}}) +
+           ", cache " + std::string(dtype_name(call.dtype));
+  };
+  require(log_sums != nullptr && partials != nullptr, "prefill_log_sums", "null pointer", shape);
+  require(splits <= 65535, "prefill_log_sums", "the context has too many splits", shape);
+  if (end <= begin) return;
+  const std::int64_t rows = (end - begin) * (call.heads / call.kv_heads);
+  const dim3 grid{static_cast<unsigned>(ceil_div<std::int64_t>(rows, kColumnRows)),
+                  static_cast<unsigned>(call.kv_heads), static_cast<unsigned>(splits)};
+  const std::size_t shared = column_tile_bytes(call.head_dim);
+  for_cache_type(call.dtype, "prefill_log_sums", shape, [&]<class T>() {
+    allow_shared_bytes(&prefill_log_sums_kernel<T>, shared, "prefill_log_sums", shape);
+    TRIPHASE_LAUNCH((prefill_log_sums_kernel<T>), grid, kColumnThreads, shared, stream, call,
+                    partials);
+  });
+  check_launched("prefill_log_sums", shape);
+  const dim3 merge_grid{static_cast<unsigned>(ceil_div<std::int64_t>(rows, kColumnThreads)),
+                        static_cast<unsigned>(call.kv_heads), 1};
+  TRIPHASE_LAUNCH((prefill_log_sums_merge_kernel), merge_grid, kColumnThreads, 0, stream, call,
+                  partials, static_cast<int>(splits), log_sums);
+  check_launched("prefill_log_sums (merge)", shape);
+}
+
+}  // namespace triphase::cuda

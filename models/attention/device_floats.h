@@ -1,0 +1,48 @@
+#pragma once
+
+// Numbers that a method keeps in the device's memory. Move-only; the device must outlive them. Work
+// on them is queued on the stream that a call names.
+
+#include <cstdint>
+#include <span>
+#include <utility>
+
+#include "memory/device.h"
+
+namespace triphase {
+
+class DeviceFloats {
+ public:
+  DeviceFloats() = default;
+  DeviceFloats(DeviceFloats&& other) noexcept { *this = std::move(other); }
+  DeviceFloats& operator=(DeviceFloats&& other) noexcept {
+    std::swap(device_, other.device_);
+    std::swap(data_, other.data_);
+    std::swap(size_, other.size_);
+    std::swap(room_, other.room_);
+    return *this;
+  }
+  ~DeviceFloats() {
+    if (data_ != nullptr) device_->release(data_, bytes_of(room_));
+  }
+
+  // What was there stays; what is new is undefined.
+  void resize(std::int64_t count, Device& device, Stream& stream);
+  void assign(std::span<const float> values, Device& device, Stream& stream);
+
+  [[nodiscard]] float* data() const { return data_; }
+  [[nodiscard]] std::int64_t size() const { return size_; }
+  [[nodiscard]] std::uint64_t bytes() const { return bytes_of(room_); }
+
+ private:
+  static std::size_t bytes_of(std::int64_t count) {
+    return static_cast<std::size_t>(count) * sizeof(float);
+  }
+
+  Device* device_ = nullptr;
+  float* data_ = nullptr;
+  std::int64_t size_ = 0;
+  std::int64_t room_ = 0;
+};
+
+}  // namespace triphase

@@ -1,0 +1,177 @@
+// CudaSparseOps whole, on the emulator, beside the CPU's. Device memory is closed to the host and
+// what methods keep on the host is closed to kernels (guarded_memory.h).
+
+#include "kernels/cuda/cuda_sparse_ops.h"
+
+#include <functional>
+
+#include "tests/emulated/guarded_machine.h"
+#include "tests/emulated/sparse_seam_checks.h"
+
+namespace triphase::cuda {
+namespace {
+
+Seam seam_of(GuardedMachine& machine) {
+  return {*machine.ops, *machine.sparse, machine.device, *machine.stream};
+}
+
+TEST(EmulatedCudaSparseOps, ColumnSumsMatchTheCpuForAnyChunks) {
+  GuardedMachine machine;
+  check_column_sums(seam_of(machine));
+}
+TEST(EmulatedCudaSparseOps, LongChunksAreSummedInSlices) {
+  GuardedMachine machine;
+  check_long_chunks(seam_of(machine));
+}
+TEST(EmulatedCudaSparseOps, PageBoundsAndScoresMatchTheCpu) {
+  GuardedMachine machine;
+  check_page_bounds(seam_of(machine));
+}
+TEST(EmulatedCudaSparseOps, CentroidScoresMatchTheCpu) {
+  GuardedMachine machine;
+  check_centroids(seam_of(machine));
+}
+// In one kernel, and in steps where a block's shared memory holds no row.
+TEST(EmulatedCudaSparseOps, ChoicesAndProbabilitiesMatchTheCpu) {
+  for (const bool fused : {true, false}) {
+    SCOPED_TRACE(fused ? "fused" : "in steps");
+    GpuMachine gpu = emulated_gpu();
+    if (!fused) gpu.shared_bytes_per_block = 0;
+    GuardedMachine machine(gpu);
+    check_choices(seam_of(machine));
+  }
+}
+
+// Calls within the announced shape allocate nothing.
+TEST(EmulatedCudaSparseOps, ReservedScratchIsEnough) {
+  class Counting final : public Device {
+   public:
+    [[nodiscard]] std::string_view name() const override { return "counting"; }
+    [[nodiscard]] void* allocate(std::size_t bytes) override {
+      ++allocations;
+      return device_.allocate(bytes);
+    }
+    void release(void* data, std::size_t bytes) noexcept override { device_.release(data, bytes); }
+    void copy(void* to, const void* from, std::size_t bytes, Stream& stream) override {
+      device_.copy(to, from, bytes, stream);
+    }
+    [[nodiscard]] std::unique_ptr<Stream> make_stream() override { return device_.make_stream(); }
+    int allocations = 0;
+
+   private:
+    GuardedDevice device_;
+  };
+  Counting device;
+  HostDevice pinned;
+  const auto stream = device.make_stream();
+  const auto sparse = make_cuda_sparse_ops(
+      device, pinned,
+      {.machine = emulated_gpu(), .stream_handle = [](Stream&) { return StreamHandle{}; }});
+  OpsShape shape;
+  shape.attention = {.heads = kHeads,
+                     .kv_heads = kKvHeads,
+                     .head_dim = kDim,
+                     .max_query_rows = 140,
+                     .max_context = 140};
+  shape.max_sequences = 1;
+  shape.max_list_tokens = 140;
+  sparse->reserve(shape, *stream);
+  GuardedMachine machine;
+  const FilledCache cache(*machine.ops, machine.device, DType::kF16, {140}, 3);
+  const Queries q(machine.device, 140, 5);
+  const DeviceArray<float> bounds(machine.device, 140 * kKvHeads * 2 * kDim);
+  const DeviceArray<float> means(machine.device, std::vector<float>(kKvHeads * 140 * kDim, 0.5F));
+  const DeviceArray<float> keys(machine.device, std::vector<float>(kKvHeads * 140, 1.0F));
+  HostVector<float> results(kHeads * 140, 0.0F);
+  HostVector<std::int32_t> tokens(kKvHeads * 140);
+  const HostVector<std::uint8_t> alive(kKvHeads * 140, 1);
+  const int before = device.allocations;
+  sparse->sum_columns(q.view(), kHeads, cache.view(), cache.segment(0, 0, 140), 0, 0.3F,
+                      results.data(), 140, {}, *stream);
+  sparse->bound_pages(cache.view(), cache.segment(0, 0, 1), 0, {bounds.data(), 1}, *stream);
+  sparse->score_pages(q.view(), 0, kHeads, kKvHeads, {bounds.data(), 1}, 140, results.data(), 140,
+                      *stream);
+  sparse->score_centroids(q.view(), 0, kHeads, kKvHeads,
+                          {means.data(), keys.data(), 140, alive.data()}, 0.3F, results.data(),
+                          *stream);
+  sparse->score_keys(q.view(), 0, kHeads, cache.view(), cache.segment(0, 0, 1), 0.3F,
+                     results.data(), 140, {}, *stream);
+  sparse->choose_by_channels(q.view(), 0, kHeads, cache.view(), cache.segment(0, 0, 1), 0.3F,
+                             {.rank = kDim, .tokens = 140}, tokens.data(), results.data(), {},
+                             *stream);
+  EXPECT_EQ(device.allocations, before);
+}
+
+TEST(EmulatedCudaSparseOps, RefusalsNameOperationAndShape) {
+  GuardedMachine machine;
+  const FilledCache cache(*machine.ops, machine.device, DType::kF16, {40}, 4);
+  const Queries q(machine.device, 2, 6);
+  const DeviceArray<float> numbers(machine.device, 64);
+  std::vector<float> results(4096);
+  SparseOps& sparse = *machine.sparse;
+  Stream& stream = *machine.stream;
+  struct Refusal {
+    const char* operation;
+    const char* what;
+    const char* shape;
+    std::function<void()> call;
+  };
+  const std::vector<Refusal> refusals = {
+      {"sum_columns", "rows of the cache's heads", "heads 5",
+       [&] {
+         sparse.sum_columns(q.view(), 5, cache.view(), cache.segment(0, 0, 1), 0, 1.0F,
+                            results.data(), 40, {}, stream);
+       }},
+      {"sum_columns", "a segment's rows", "query_count 3",
+       [&] {
+         sparse.sum_columns(q.view(), kHeads, cache.view(), cache.segment(0, 0, 3), 0, 1.0F,
+                            results.data(), 40, {}, stream);
+       }},
+      {"sum_columns", "no room", "stride 39",
+       [&] {
+         sparse.sum_columns(q.view(), kHeads, cache.view(), cache.segment(0, 0, 1), 0, 1.0F,
+                            results.data(), 39, {}, stream);
+       }},
+      {"bound_pages", "no bounds", "tokens 0",
+       [&] {
+         sparse.bound_pages(cache.view(), cache.segment(0, 0, 1), 0, {numbers.data(), 0}, stream);
+       }},
+      {"bound_pages", "a segment's pages", "context_tokens 400",
+       [&] {
+         sparse.bound_pages(cache.view(), cache.segment(0, 0, 1, 400), 0, {numbers.data(), 16},
+                            stream);
+       }},
+      {"score_pages", "no room", "pages 7",
+       [&] {
+         sparse.score_pages(q.view(), 0, kHeads, kKvHeads, {numbers.data(), 16}, 7, results.data(),
+                            6, stream);
+       }},
+      {"score_pages", "whole groups", "row 2",
+       [&] {
+         sparse.score_pages(q.view(), 2, kHeads, kKvHeads, {numbers.data(), 16}, 7, results.data(),
+                            7, stream);
+       }},
+      {"score_centroids", "no clusters", "count 7",
+       [&] {
+         sparse.score_centroids(q.view(), 0, kHeads, kKvHeads, {numbers.data(), nullptr, 7}, 1.0F,
+                                results.data(), stream);
+       }},
+      {"score_centroids", "whole groups", "kv_heads 4", [&] {
+         sparse.score_centroids(q.view(), 0, kHeads, 4, {numbers.data(), numbers.data(), 7}, 1.0F,
+                                results.data(), stream);
+       }}};
+  for (const Refusal& refusal : refusals) {
+    SCOPED_TRACE(std::string(refusal.operation) + ": " + refusal.what);
+    try {
+      refusal.call();
+      ADD_FAILURE() << "accepted";
+    } catch (const Error& error) {
+      EXPECT_THAT(error.message(), testing::AllOf(testing::HasSubstr(refusal.operation),
+                                                  testing::HasSubstr(refusal.what),
+                                                  testing::HasSubstr(refusal.shape)));
+    }
+  }
+}
+
+}  // namespace
+}  // namespace triphase::cuda

@@ -1,0 +1,166 @@
+#pragma once
+
+// Two kinds of memory for the seams' tests: a device's, which only kernels and copies may touch,
+// and the host's, which kernels may not. Whoever touches the other's dies of SIGSEGV at that line,
+// as host code that reads a device pointer does with a GPU. Blocks end at unmapped pages, to within
+// 64 bytes. Memory that is meant for both (pinned) is an ordinary HostDevice's. Without a watch on
+// the emulator (on a GPU) host blocks are plain memory. One thread.
+
+#include <sys/mman.h>
+#include <unistd.h>
+
+#include <cstring>
+#include <map>
+#include <new>
+#include <vector>
+
+#include "memory/device.h"
+#include "memory/host_device.h"
+#include "tests/emulated/emulator.h"
+
+namespace triphase::cuda {
+
+enum class Side : std::uint8_t { kDevice, kHost };
+
+class GuardedMemory final : public emulated::Watch {
+ public:
+  static GuardedMemory& instance() {
+    static GuardedMemory memory;
+    return memory;
+  }
+
+  void* allocate(std::size_t bytes, Side side) {
+    const std::size_t page = page_bytes();
+    const std::size_t used = (bytes + 63) / 64 * 64;
+    const std::size_t data = (used + page - 1) / page * page;
+    void* mapped = mmap(nullptr, data + 2 * page, PROT_NONE,
+                        MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
+    if (mapped == MAP_FAILED) throw std::bad_alloc();
+    const Block block{static_cast<std::byte*>(mapped) + page, data, side};
+    std::byte* start = block.begin + data - used;
+    blocks_[start] = block;
+    protect(block, PROT_READ | PROT_WRITE);
+    std::memset(start, 0xFF, used);
+    protect(block, at_rest(side));
+    return start;
+  }
+  void release(void* data) noexcept {
+    if (data == nullptr) return;
+    const auto found = blocks_.find(static_cast<std::byte*>(data));
+    munmap(found->second.begin - page_bytes(), found->second.bytes + 2 * page_bytes());
+    blocks_.erase(found);
+  }
+
+  // A copy, from and to anywhere.
+  void copy(void* to, const void* from, std::size_t bytes) {
+    protect_all(Side::kDevice, PROT_READ | PROT_WRITE);
+    if (bytes > 0) std::memcpy(to, from, bytes);
+    protect_all(Side::kDevice, PROT_NONE);
+  }
+
+  void kernel_begins() override {
+    protect_all(Side::kDevice, PROT_READ | PROT_WRITE);
+    protect_all(Side::kHost, PROT_NONE);
+  }
+  void kernel_ends() override {
+    protect_all(Side::kDevice, PROT_NONE);
+    protect_all(Side::kHost, PROT_READ | PROT_WRITE);
+  }
+
+ private:
+  struct Block {
+    std::byte* begin = nullptr;
+    std::size_t bytes = 0;
+    Side side = Side::kDevice;
+  };
+
+  static std::size_t page_bytes() { return static_cast<std::size_t>(sysconf(_SC_PAGESIZE)); }
+  static int at_rest(Side side) {
+    return side == Side::kDevice ? PROT_NONE : PROT_READ | PROT_WRITE;
+  }
+  static void protect(const Block& block, int protection) {
+    mprotect(block.begin, block.bytes, protection);
+  }
+  void protect_all(Side side, int protection) {
+    for (const auto& [start, block] : blocks_) {
+      if (block.side == side) protect(block, protection);
+    }
+  }
+
+  std::map<std::byte*, Block> blocks_;
+};
+
+class GuardedDevice final : public Device {
+ public:
+  [[nodiscard]] std::string_view name() const override { return "guarded"; }
+  [[nodiscard]] void* allocate(std::size_t bytes) override {
+    return GuardedMemory::instance().allocate(bytes, Side::kDevice);
+  }
+  void release(void* data, std::size_t) noexcept override {
+    GuardedMemory::instance().release(data);
+  }
+  void copy(void* to, const void* from, std::size_t bytes, Stream&) override {
+    GuardedMemory::instance().copy(to, from, bytes);
+  }
+  [[nodiscard]] std::unique_ptr<Stream> make_stream() override {
+    return HostDevice().make_stream();
+  }
+};
+
+// For vectors that kernels must not touch.
+template <class T>
+struct HostOnly {
+  using value_type = T;
+  HostOnly() = default;
+  template <class U>
+  HostOnly(const HostOnly<U>&) {}  // NOLINT(google-explicit-constructor)
+  T* allocate(std::size_t count) {
+    return static_cast<T*>(GuardedMemory::instance().allocate(count * sizeof(T), Side::kHost));
+  }
+  void deallocate(T* data, std::size_t) noexcept { GuardedMemory::instance().release(data); }
+  template <class U>
+  bool operator==(const HostOnly<U>&) const {
+    return true;
+  }
+};
+template <class T>
+using HostVector = std::vector<T, HostOnly<T>>;
+
+// Elements in a device's memory, all bits set at first.
+template <class T>
+class DeviceArray {
+ public:
+  DeviceArray(Device& device, std::int64_t count)
+      : device_(&device), count_(static_cast<std::size_t>(count)), stream_(device.make_stream()) {
+    data_ = static_cast<T*>(device.allocate(bytes()));
+    fill(0xFF);
+  }
+  DeviceArray(Device& device, const std::vector<T>& values)
+      : DeviceArray(device, static_cast<std::int64_t>(values.size())) {
+    device.copy(data_, values.data(), bytes(), *stream_);
+  }
+  DeviceArray(const DeviceArray&) = delete;
+  DeviceArray& operator=(const DeviceArray&) = delete;
+  ~DeviceArray() { device_->release(data_, bytes()); }
+
+  void fill(unsigned char byte) {
+    const std::vector<unsigned char> values(bytes(), byte);
+    device_->copy(data_, values.data(), bytes(), *stream_);
+  }
+  [[nodiscard]] T* data() const { return data_; }
+  [[nodiscard]] std::vector<T> host() const {
+    std::vector<T> values(count_);
+    device_->copy(values.data(), data_, bytes(), *stream_);
+    return values;
+  }
+
+ private:
+  [[nodiscard]] std::size_t bytes() const { return count_ * sizeof(T); }
+
+  Device* device_;
+  std::size_t count_;
+  std::unique_ptr<Stream> stream_;
+  T* data_ = nullptr;
+};
+
+}  // namespace triphase::cuda

@@ -1,0 +1,285 @@
+#pragma once
+
+// What a CUDA SparseOps must do, beside the CPU's: run on the emulator, with guarded memory, and on
+// a GPU.
+
+#include "kernels/cpu/cpu_ops.h"
+#include "kernels/cpu/cpu_sparse_ops.h"
+#include "kernels/sizing/cuda_workspace.h"
+#include "kernels/sizing/sparse_workspace.h"
+#include "runtime/base/thread_pool.h"
+#include "tests/emulated/filled_cache.h"
+
+namespace triphase::cuda {
+
+inline constexpr std::int64_t kHeads = 6;
+inline constexpr std::int64_t kKvHeads = FilledCache::kKvHeads;
+inline constexpr std::int64_t kDim = FilledCache::kDim;
+inline constexpr std::int64_t kColumns = kHeads * kDim;
+inline constexpr DType kCaches[] = {DType::kF16, DType::kBF16, DType::kU8};
+
+// The CPU's operations, with room for any call of these tests.
+class Cpu {
+ public:
+  Cpu() {
+    const AttentionShape longest{.heads = kHeads,
+                                 .kv_heads = kKvHeads,
+                                 .head_dim = kDim,
+                                 .max_query_rows = 1,
+                                 .max_context = 160};
+    workspace.bytes = sparse_workspace_bytes(longest);
+    workspace.data = static_cast<std::byte*>(device.allocate(workspace.bytes));
+  }
+  ~Cpu() { device.release(workspace.data, workspace.bytes); }
+  Cpu(const Cpu&) = delete;
+  Cpu& operator=(const Cpu&) = delete;
+
+  HostDevice device;
+  ThreadPool pool{1};
+  std::unique_ptr<Ops> ops = make_cpu_ops(pool);
+  std::unique_ptr<SparseOps> sparse = make_cpu_sparse_ops(pool);
+  std::unique_ptr<Stream> stream = device.make_stream();
+  Workspace workspace;
+};
+
+// The CUDA operations under test.
+struct Seam {
+  Ops& ops;
+  SparseOps& sparse;
+  Device& device;
+  Stream& stream;
+};
+
+// The same random rows of queries in either memory.
+class Queries {
+ public:
+  Queries(Device& device, std::int64_t rows, std::uint32_t seed)
+      : rows_(rows), values_(device, make(rows, seed)) {}
+  [[nodiscard]] ConstMatrix view() const {
+    return {values_.data(), DType::kF32, rows_, kColumns, kColumns + 1};
+  }
+
+ private:
+  static std::vector<float> make(std::int64_t rows, std::uint32_t seed) {
+    std::mt19937 random(seed);
+    return random_floats(random, rows * (kColumns + 1));
+  }
+
+  std::int64_t rows_;
+  DeviceArray<float> values_;
+};
+
+template <class A, class B>
+void expect_near(const A& actual, const B& expected, double relative, double absolute,
+                 const std::string& what) {
+  ASSERT_EQ(actual.size(), expected.size());
+  for (std::size_t i = 0; i < actual.size(); ++i) {
+    if (std::isnan(expected[i])) {
+      ASSERT_TRUE(std::isnan(actual[i])) << what << " element " << i;
+      continue;
+    }
+    ASSERT_NEAR(actual[i], expected[i], relative * std::abs(expected[i]) + absolute)
+        << what << " element " << i;
+  }
+}
+
+struct ColumnCase {
+  std::int64_t first_query, window;
+};
+
+// All tokens of a prompt of 140, in chunks of at most `chunk`; INT8 chunks end with their block.
+template <class Sums>
+Sums sum_prompt(SparseOps& sparse, const FilledCache& cache, const Queries& q, std::int64_t chunk,
+                const ColumnCase& of, Workspace workspace, Stream& stream) {
+  constexpr std::int64_t kTokens = 140;
+  constexpr std::int64_t kStride = kTokens + 3;
+  Sums sums(static_cast<std::size_t>(kKvHeads * kStride), 0.25F);
+  for (std::int64_t head = 0; head < kKvHeads; ++head) {
+    for (std::int64_t t = kTokens; t < kStride; ++t) {
+      sums[static_cast<std::size_t>(head * kStride + t)] = std::numeric_limits<float>::quiet_NaN();
+    }
+  }
+  for (std::int64_t at = 0; at < kTokens;) {
+    std::int64_t end = std::min(at + chunk, kTokens);
+    const std::int64_t block = at / FilledCache::kPageTokens;
+    if (cache.quantized()) end = std::min(end, (block + 1) * FilledCache::kPageTokens);
+    AttentionSegment segment = cache.segment(0, at, end - at, end);
+    segment.window = of.window;
+    sparse.sum_columns(q.view(), kHeads, cache.view(), segment,
+                       std::max<std::int64_t>(0, of.first_query - at), 0.3F, sums.data(), kStride,
+                       workspace, stream);
+    at = end;
+  }
+  return sums;
+}
+
+// H2O and SWA: as on the CPU, with the same bits however the prompt is cut.
+inline void check_column_sums(const Seam& seam) {
+  Cpu cpu;
+  for (const DType dtype : kCaches) {
+    for (const ColumnCase& of : {ColumnCase{0, 0}, ColumnCase{120, 0}, ColumnCase{0, 45}}) {
+      SCOPED_TRACE(std::string(dtype_name(dtype)) + " from " + std::to_string(of.first_query) +
+                   " window " + std::to_string(of.window));
+      const FilledCache ours(seam.ops, seam.device, dtype, {140}, 3);
+      const FilledCache theirs(*cpu.ops, cpu.device, dtype, {140}, 3);
+      const Queries q(seam.device, 140, 5);
+      const Queries cpu_q(cpu.device, 140, 5);
+      const auto whole =
+          sum_prompt<HostVector<float>>(seam.sparse, ours, q, 140, of, {}, seam.stream);
+      const auto cut = sum_prompt<HostVector<float>>(seam.sparse, ours, q, 19, of, {}, seam.stream);
+      EXPECT_EQ(std::memcmp(whole.data(), cut.data(), whole.size() * sizeof(float)), 0);
+      const auto expected = sum_prompt<std::vector<float>>(*cpu.sparse, theirs, cpu_q, 140, of,
+                                                           cpu.workspace, *cpu.stream);
+      expect_near(whole, expected, 2e-5, 1e-6, "sums");
+    }
+  }
+}
+
+// More queries than a slice of the call's scratch holds.
+inline void check_long_chunks(const Seam& seam) {
+  constexpr std::int64_t kTokens = kColumnSliceQueries + 5;
+  constexpr std::int64_t kPages = kTokens / 64 + 1;
+  const std::int64_t elements = kPages * 64 * 8;
+  std::mt19937 random(7);
+  std::vector<float> keys = random_floats(random, elements);
+  const DeviceArray<float> k(seam.device, keys);
+  const DeviceArray<float> q(seam.device, random_floats(random, kTokens * 8));
+  std::vector<PageId> pages;
+  for (std::int64_t p = 0; p < kPages; ++p) pages.emplace_back(p);
+  const KvLayerView cache{k.data(), k.data(), DType::kF32, 64, 1, 8};
+  const AttentionSegment segment{0, kTokens, kTokens, pages, 0};
+  HostVector<float> sums(static_cast<std::size_t>(kTokens), 0.0F);
+  seam.sparse.sum_columns({q.data(), DType::kF32, kTokens, 8, 8}, 1, cache, segment, 0, 0.5F,
+                          sums.data(), kTokens, {}, seam.stream);
+  // Every row's weights add up to 1, and the last token has one row's weight of itself.
+  double all = 0.0;
+  for (const float sum : sums) all += sum;
+  EXPECT_NEAR(all, kTokens, 1e-3);
+  EXPECT_GT(sums.back(), 0.0F);
+  EXPECT_LT(sums.back(), 1.0F);
+}
+
+// Quest: bounds bit for bit as on the CPU, also of the block that is not closed yet, and only from
+// the first page asked for.
+inline void check_page_bounds(const Seam& seam) {
+  Cpu cpu;
+  for (const DType dtype : kCaches) {
+    SCOPED_TRACE(std::string(dtype_name(dtype)));
+    const FilledCache ours(seam.ops, seam.device, dtype, {40, 139}, 4);
+    const FilledCache theirs(*cpu.ops, cpu.device, dtype, {40, 139}, 4);
+    const Queries q(seam.device, 2, 6);
+    const Queries cpu_q(cpu.device, 2, 6);
+    for (const std::int64_t tokens : {16, 5, 48}) {
+      const std::int64_t pages = (139 + tokens - 1) / tokens;
+      const std::int64_t floats = pages * kKvHeads * 2 * kDim;
+      const DeviceArray<float> bounds(seam.device, floats);
+      const DeviceArray<float> expected(cpu.device, floats);
+      for (const std::int64_t first : {100, 0}) {
+        seam.sparse.bound_pages(ours.view(), ours.segment(1, 0, 1), first, {bounds.data(), tokens},
+                                seam.stream);
+        cpu.sparse->bound_pages(theirs.view(), theirs.segment(1, 0, 1), first,
+                                {expected.data(), tokens}, *cpu.stream);
+        const std::vector<float> got = bounds.host();
+        const std::vector<float> want = expected.host();
+        EXPECT_EQ(std::memcmp(got.data(), want.data(), got.size() * sizeof(float)), 0)
+            << tokens << " from " << first;
+        EXPECT_EQ(std::isnan(got[0]), first > 0);
+      }
+      const std::int64_t stride = pages + 2;
+      HostVector<float> scores(static_cast<std::size_t>(kKvHeads * stride), -7.0F);
+      std::vector<float> cpu_scores(scores.size(), -7.0F);
+      seam.sparse.score_pages(q.view(), 1, kHeads, kKvHeads, {bounds.data(), tokens}, pages,
+                              scores.data(), stride, seam.stream);
+      cpu.sparse->score_pages(cpu_q.view(), 1, kHeads, kKvHeads, {expected.data(), tokens}, pages,
+                              cpu_scores.data(), stride, *cpu.stream);
+      expect_near(scores, cpu_scores, 1e-5, 1e-5, "scores");
+    }
+  }
+}
+
+// Squeezed: clusters that have no keys or are not alive score exactly 0, also when none is left.
+inline void check_centroids(const Seam& seam) {
+  Cpu cpu;
+  const Queries q(seam.device, 2, 8);
+  const Queries cpu_q(cpu.device, 2, 8);
+  for (const std::int64_t count : {1, 130}) {
+    std::mt19937 random(9);
+    const std::vector<float> means = random_floats(random, kKvHeads * count * kDim, 3.0F);
+    std::vector<float> keys;
+    std::vector<std::uint8_t> some;
+    for (std::int64_t i = 0; i < kKvHeads * count; ++i) {
+      keys.push_back(static_cast<float>(i % 4));
+      some.push_back(i % 5 != 0 ? 1 : 0);
+    }
+    const DeviceArray<float> device_means(seam.device, means);
+    const DeviceArray<float> device_keys(seam.device, keys);
+    const std::vector<std::uint8_t> none(some.size(), 0);
+    for (const std::vector<std::uint8_t>& alive : {std::vector<std::uint8_t>{}, some, none}) {
+      const HostVector<std::uint8_t> host_alive(alive.begin(), alive.end());
+      HostVector<float> scores(keys.size(), -1.0F);
+      std::vector<float> expected(keys.size(), -1.0F);
+      seam.sparse.score_centroids(q.view(), 1, kHeads, kKvHeads,
+                                  {device_means.data(), device_keys.data(), count,
+                                   alive.empty() ? nullptr : host_alive.data()},
+                                  0.4F, scores.data(), seam.stream);
+      cpu.sparse->score_centroids(
+          cpu_q.view(), 1, kHeads, kKvHeads,
+          {means.data(), keys.data(), count, alive.empty() ? nullptr : alive.data()}, 0.4F,
+          expected.data(), *cpu.stream);
+      expect_near(scores, expected, 2e-5, 1e-12, "centroids");
+    }
+  }
+}
+
+// SparQ and exact top-k, with transposed keys and without.
+inline void check_choices(const Seam& seam) {
+  Cpu cpu;
+  const std::vector<std::int32_t> lengths = {40, 140};
+  for (const DType dtype : kCaches) {
+    const FilledCache theirs(*cpu.ops, cpu.device, dtype, lengths, 6);
+    const Queries cpu_q(cpu.device, 2, 12);
+    for (const bool transposed : {false, true}) {
+      SCOPED_TRACE(std::string(dtype_name(dtype)) + (transposed ? " transposed" : ""));
+      const FilledCache ours(seam.ops, seam.device, dtype, lengths, 6);
+      const Queries q(seam.device, 2, 12);
+      const DeviceArray<std::byte> kt(seam.device,
+                                      static_cast<std::int64_t>(ours.k().host().size()));
+      HostVector<std::uint8_t> ready(2 * FilledCache::kMaxPages, 0);
+      KvLayerView view = ours.view();
+      view.kt = kt.data();
+      view.kt_ready = ready.data();
+      view.kt_pages = 2 * FilledCache::kMaxPages;
+      for (const std::size_t b : {std::size_t{0}, std::size_t{1}}) {
+        const AttentionSegment keys = ours.segment(b, 0, 1);
+        if (transposed) seam.sparse.transpose_keys(view, keys, seam.stream);
+        for (const bool sum_logits : {false, true}) {
+          const ChannelChoice choice{
+              .rank = 5, .tokens = 24, .recent = 4, .sum_logits = sum_logits};
+          HostVector<std::int32_t> tokens(kKvHeads * 24, -1);
+          HostVector<float> alpha(kHeads, -1.0F);
+          std::vector<std::int32_t> cpu_tokens(tokens.size(), -1);
+          std::vector<float> cpu_alpha(alpha.size(), -1.0F);
+          seam.sparse.choose_by_channels(q.view(), 1, kHeads, view, keys, 0.3F, choice,
+                                         tokens.data(), alpha.data(), {}, seam.stream);
+          cpu.sparse->choose_by_channels(cpu_q.view(), 1, kHeads, theirs.view(),
+                                         theirs.segment(b, 0, 1), 0.3F, choice, cpu_tokens.data(),
+                                         cpu_alpha.data(), cpu.workspace, *cpu.stream);
+          EXPECT_TRUE(std::ranges::equal(tokens, cpu_tokens));
+          expect_near(alpha, cpu_alpha, 0.0, 1e-4, "alpha");
+        }
+        // With room beside each row.
+        HostVector<float> weights(kHeads * 150, -1.0F);
+        std::vector<float> cpu_weights(weights.size(), -1.0F);
+        seam.sparse.score_keys(q.view(), 1, kHeads, view, keys, 0.3F, weights.data(), 150, {},
+                               seam.stream);
+        cpu.sparse->score_keys(cpu_q.view(), 1, kHeads, theirs.view(), theirs.segment(b, 0, 1),
+                               0.3F, cpu_weights.data(), 150, cpu.workspace, *cpu.stream);
+        expect_near(weights, cpu_weights, 0.0, 1e-5, "weights");
+      }
+      // Full pages are transposed, the query's own INT8 block is not; nothing else is.
+      EXPECT_EQ(std::count(ready.begin(), ready.end(), 1), transposed ? 1 + 4 : 0);
+    }
+  }
+}
+
+}  // namespace triphase::cuda
