@@ -102,7 +102,7 @@ struct AttentionSegment {
   // gives zeros.
   TokenSelection selection;
   // With a selection, or null: each chosen token's softmax weight, summed over the query heads of
-  // its list, in the order of selection.tokens.
+  // its list, in the order of selection.tokens. Host memory, complete when the call returns.
   float* weights = nullptr;
 };
 

@@ -6,9 +6,9 @@
 // checked arguments; `stream` last. Implementations: kernels/cpu, kernels/cuda; float64:
 // kernels/reference.
 //
-// Where things lie: q, the cache, PageBounds and Centroids' means and keys in the device's memory;
-// what a method decides by (tokens, shares, probabilities, sums, scores, and which clusters are
-// alive) in host memory, complete when a call returns.
+// Where things lie: matrices, the cache, PageBounds, Centroids' means and keys and the sums of V in
+// the device's memory; what a method decides by (tokens, shares, probabilities, column sums,
+// scores, and which clusters are alive) in host memory, complete when a call returns.
 
 #include <cstdint>
 #include <memory>
@@ -113,6 +113,15 @@ class SparseOps {
   virtual void score_centroids(ConstMatrix q, std::int64_t row, std::int64_t heads,
                                std::int64_t kv_heads, const Centroids& centroids, float scale,
                                float* scores, Stream& stream) = 0;
+
+  // sums[c] += v[t, c] for every row t of v [T, C] F32, in ascending order (SparQ's running mean).
+  virtual void sum_values(ConstMatrix v, float* sums, Stream& stream) = 0;
+
+  // Row `row` of out, for each query head: out = alpha out + (1 - alpha) sums / tokens. sums
+  // [kv_head][head_dim] of so many tokens' V; null: out = alpha out. alpha [head], on the host.
+  virtual void reallocate(Matrix out, std::int64_t row, std::int64_t heads, std::int64_t kv_heads,
+                          const float* alpha, const float* sums, std::int64_t tokens,
+                          Stream& stream) = 0;
 };
 
 }  // namespace triphase

@@ -180,8 +180,7 @@ void AttentionRunner::attend(LayerId layer, std::span<const AttentionSegment> se
     const AttentionSegment& segment = segments[chosen.segment];
     method_->attended(*entry_of(sequences[chosen.segment]).state, call_of(segment), *chosen.choice,
                       chosen.weights);
-    blend(*chosen.choice, shape_,
-          static_cast<float*>(out.data) + segment.query_begin * out.row_stride);
+    blend(*chosen.choice, shape_, *ops_, out, segment.query_begin, stream);
   }
   for (std::size_t index = 0; index < segments.size(); ++index) {
     Entry& entry = entry_of(sequences[index]);

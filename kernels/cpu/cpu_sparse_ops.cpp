@@ -128,6 +128,35 @@ class CpuSparseOps final : public SparseOps {
     cpu::score_centroids(*pool_, q, row, heads, kv_heads, centroids, scale, scores);
   }
 
+  void sum_values(ConstMatrix v, float* sums, Stream&) override {
+    TRIPHASE_CHECK(v.dtype == DType::kF32 && (v.rows == 0 || v.data != nullptr) && sums != nullptr,
+                   "sum_values: shapes");
+    for (std::int64_t row = 0; row < v.rows; ++row) {
+      const float* from = static_cast<const float*>(v.data) + row * v.row_stride;
+      for (std::int64_t c = 0; c < v.cols; ++c) sums[c] += from[c];
+    }
+  }
+
+  void reallocate(Matrix out, std::int64_t row, std::int64_t heads, std::int64_t kv_heads,
+                  const float* alpha, const float* sums, std::int64_t tokens, Stream&) override {
+    check_query(out, row, heads, kv_heads);
+    TRIPHASE_CHECK(alpha != nullptr && (sums == nullptr || tokens > 0), "reallocate: shapes");
+    const std::int64_t dim = out.cols / heads;
+    const float share = sums == nullptr ? 0.0F : 1.0F / static_cast<float>(tokens);
+    for (std::int64_t head = 0; head < heads; ++head) {
+      float* to = static_cast<float*>(out.data) + row * out.row_stride + head * dim;
+      if (sums == nullptr) {
+        for (std::int64_t c = 0; c < dim; ++c) to[c] *= alpha[head];
+        continue;
+      }
+      const float* sum = sums + head / (heads / kv_heads) * dim;
+      const float rest = 1.0F - alpha[head];
+      for (std::int64_t c = 0; c < dim; ++c) {
+        to[c] = alpha[head] * to[c] + rest * (sum[c] * share);
+      }
+    }
+  }
+
  private:
   [[nodiscard]] AttentionShape shape_of(std::int64_t heads, const KvLayerView& cache,
                                         const AttentionSegment& keys, Workspace workspace) const {

@@ -344,6 +344,7 @@ class Batch {
                      count * sizeof(float), stream_);
       }
     }
+    stream_.synchronize();
   }
 
   const BatchAttention& call_;

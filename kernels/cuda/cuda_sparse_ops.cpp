@@ -13,6 +13,7 @@
 #include "kernels/cuda/score_rows.h"
 #include "kernels/cuda/select_rows.h"
 #include "kernels/cuda/sparq_select.h"
+#include "kernels/cuda/value_mean.h"
 #include "kernels/sizing/cuda_workspace.h"
 
 namespace triphase::cuda {
@@ -63,7 +64,7 @@ void check_query(const ConstMatrix& q, std::int64_t row, std::int64_t heads, std
                  const char* operation, const Shape& shape) {
   require(q.data != nullptr && q.dtype == DType::kF32 && row >= 0 && row < q.rows && kv_heads > 0 &&
               heads > 0 && heads % kv_heads == 0 && q.cols % heads == 0,
-          operation, "q must be F32 rows of whole groups of heads", shape);
+          operation, "a row of whole groups of heads, in F32", shape);
 }
 
 void check_columns(const ConstMatrix& q, std::int64_t heads, const KvLayerView& cache,
@@ -319,6 +320,25 @@ class CudaSparseOpsOnStreams final : public CudaSparseOps {
                  handle);
     device_->copy(scores, results, entries * sizeof(float), stream);
     stream.synchronize();
+  }
+
+  void sum_values(ConstMatrix v, float* sums, Stream& stream) override {
+    cuda::sum_values(v, sums, settings_.stream_handle(stream));
+  }
+
+  void reallocate(Matrix out, std::int64_t row, std::int64_t heads, std::int64_t kv_heads,
+                  const float* alpha, const float* sums, std::int64_t tokens,
+                  Stream& stream) override {
+    const auto shape = [&] {
+      return shape_of(out, row, heads, kv_heads) + ", " + shape_text({{"tokens", tokens}});
+    };
+    check_query(out, row, heads, kv_heads, "reallocate", shape);
+    require(alpha != nullptr, "reallocate", "no shares", shape);
+    out.data = static_cast<float*>(out.data) + row * out.row_stride;
+    out.rows = 1;
+    const auto shares = std::span(alpha, static_cast<std::size_t>(heads));
+    cuda::reallocate(out, heads, kv_heads, arguments_.send(shares, stream), sums, tokens,
+                     settings_.stream_handle(stream));
   }
 
  private:

@@ -24,7 +24,8 @@ set(TRIPHASE_CUDA_KERNELS
   score_update.cu
   select_rows.cu
   sparq_select.cu
-  stage_rows.cu)
+  stage_rows.cu
+  value_mean.cu)
 # Host code beside them, without CUDA headers.
 set(TRIPHASE_CUDA_HOST_SOURCES
   argument_ring.cpp

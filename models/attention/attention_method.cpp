@@ -10,23 +10,15 @@ void TokenChoice::clear() {
   begins.assign(1, 0);
   tokens.clear();
   alpha.clear();
-  mean.clear();
+  value_sums = nullptr;
+  summed_tokens = 0;
 }
 
-void blend(const TokenChoice& choice, const MethodShape& shape, float* out) {
+void blend(const TokenChoice& choice, const MethodShape& shape, SparseOps& ops, Matrix out,
+           std::int64_t row, Stream& stream) {
   if (choice.alpha.empty()) return;
-  for (std::int64_t head = 0; head < shape.heads; ++head) {
-    const float alpha = choice.alpha[static_cast<std::size_t>(head)];
-    float* row = out + head * shape.head_dim;
-    const float* mean =
-        choice.mean.empty() ? nullptr : choice.mean.data() + head / shape.group() * shape.head_dim;
-    if (mean == nullptr) {
-      for (std::int64_t c = 0; c < shape.head_dim; ++c) row[c] *= alpha;
-      continue;
-    }
-    const float rest = 1.0F - alpha;
-    for (std::int64_t c = 0; c < shape.head_dim; ++c) row[c] = alpha * row[c] + rest * mean[c];
-  }
+  ops.reallocate(out, row, shape.heads, shape.kv_heads, choice.alpha.data(), choice.value_sums,
+                 choice.summed_tokens, stream);
 }
 
 std::int64_t AttentionMethod::prefill_rows(std::int64_t) const { return 0; }

@@ -4,6 +4,8 @@
 // A method is a value made from AttentionOptions; what it knows about a sequence is in a State that
 // travels with the sequence (it is part of what a suspended sequence keeps). Prefill is dense.
 //
+// Matrices (q, v, out) lie in the device's memory; methods reach them through SparseOps alone.
+//
 // What the caller does for one sequence in one layer, after writing the new tokens' K and V:
 //
 //   method.appended(state, call, v)                  always; v: the new rows, unquantized
@@ -57,15 +59,18 @@ struct TokenChoice {
   std::vector<std::int32_t> tokens;
   // Empty, or per query head the share of the true softmax weight that the tokens hold.
   std::vector<float> alpha;
-  // Empty, or [kv_head][head_dim]: what stands for the tokens that were left out.
-  std::vector<float> mean;
+  // Null, or [kv_head][head_dim] in the device's memory: the sum of so many tokens' V, whose mean
+  // stands for the tokens that were left out.
+  const float* value_sums = nullptr;
+  std::int64_t summed_tokens = 0;
 
   void clear();
 };
 
-// Turns attention over the chosen tokens, one row [heads * head_dim], into the method's output:
+// Turns attention over the chosen tokens, a row of out, into the method's output:
 // alpha * out + (1 - alpha) * mean.
-void blend(const TokenChoice& choice, const MethodShape& shape, float* out);
+void blend(const TokenChoice& choice, const MethodShape& shape, SparseOps& ops, Matrix out,
+           std::int64_t row, Stream& stream);
 
 class AttentionMethod {
  public:

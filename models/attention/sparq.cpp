@@ -3,6 +3,7 @@
 
 #include <algorithm>
 
+#include "models/attention/device_floats.h"
 #include "models/attention/methods.h"
 #include "runtime/base/error.h"
 
@@ -11,12 +12,12 @@ namespace {
 
 struct SparqState final : AttentionMethod::State {
   struct Sum {
-    std::vector<float> values;  // [kv_head][head_dim]
+    DeviceFloats values;  // [kv_head][head_dim]
     std::int64_t tokens = 0;
   };
   [[nodiscard]] std::uint64_t bytes() const override {
     std::uint64_t sum = 0;
-    for (const Sum& layer : sums) sum += 4 * layer.values.size();
+    for (const Sum& layer : sums) sum += layer.values.bytes();
     return sum;
   }
   std::vector<Sum> sums;  // by layer
@@ -53,11 +54,11 @@ class Sparq final : public AttentionMethod {
     if (!reallocates_) return;
     SparqState::Sum& sum =
         static_cast<SparqState&>(state).sums[static_cast<std::size_t>(call.layer)];
-    sum.values.resize(static_cast<std::size_t>(v.cols), 0.0F);
-    for (std::int64_t row = 0; row < v.rows; ++row) {
-      const float* from = static_cast<const float*>(v.data) + row * v.row_stride;
-      for (std::int64_t c = 0; c < v.cols; ++c) sum.values[static_cast<std::size_t>(c)] += from[c];
+    if (sum.values.size() == 0) {
+      sum.values.assign(std::vector<float>(static_cast<std::size_t>(v.cols)), call.ops->memory(),
+                        *call.stream);
     }
+    call.ops->sum_values(v, sum.values.data(), *call.stream);
     sum.tokens += v.rows;
   }
 
@@ -88,10 +89,8 @@ class Sparq final : public AttentionMethod {
     const SparqState::Sum& sum =
         static_cast<SparqState&>(state).sums[static_cast<std::size_t>(call.layer)];
     TRIPHASE_CHECK(sum.tokens == context, "sparq: every row's V must have been appended");
-    const float share = 1.0F / static_cast<float>(sum.tokens);
-    choice.mean.resize(sum.values.size());
-    std::transform(sum.values.begin(), sum.values.end(), choice.mean.begin(),
-                   [share](float value) { return value * share; });
+    choice.value_sums = sum.values.data();
+    choice.summed_tokens = sum.tokens;
   }
 
  private:

@@ -31,6 +31,10 @@ TEST(EmulatedCudaSparseOps, CentroidScoresMatchTheCpu) {
   GuardedMachine machine;
   check_centroids(seam_of(machine));
 }
+TEST(EmulatedCudaSparseOps, ReallocationMatchesTheCpuBitForBit) {
+  GuardedMachine machine;
+  check_reallocation(seam_of(machine));
+}
 // In one kernel, and in steps where a block's shared memory holds no row.
 TEST(EmulatedCudaSparseOps, ChoicesAndProbabilitiesMatchTheCpu) {
   for (const bool fused : {true, false}) {
@@ -155,6 +159,11 @@ TEST(EmulatedCudaSparseOps, RefusalsNameOperationAndShape) {
        [&] {
          sparse.score_centroids(q.view(), 0, kHeads, kKvHeads, {numbers.data(), nullptr, 7}, 1.0F,
                                 results.data(), stream);
+       }},
+      {"reallocate", "whole groups", "row 3",
+       [&] {
+         sparse.reallocate({numbers.data(), DType::kF32, 2, 12, 12}, 3, kHeads, kKvHeads,
+                           results.data(), nullptr, 0, stream);
        }},
       {"score_centroids", "whole groups", "kv_heads 4", [&] {
          sparse.score_centroids(q.view(), 0, kHeads, 4, {numbers.data(), numbers.data(), 7}, 1.0F,

@@ -22,6 +22,7 @@
 #include "kernels/cuda/select_rows.h"
 #include "kernels/cuda/sparq_select.h"
 #include "kernels/cuda/stage_rows.h"
+#include "kernels/cuda/value_mean.h"
 #include "tests/emulated/emulated_test.h"
 
 namespace triphase::cuda {
@@ -362,6 +363,12 @@ std::vector<Refusal> dense_refusals() {
       {"rope", "even rotary_dim", "rotary_dim 3", [] { rope(f32(2, 8), 2, 4, 3, f32(2, 3), {}); }},
       {"activate", "one shape", "gate 2 x 9 f32",
        [] { activate(Activation::kSilu, f32(2, 9), {}, f32(2, 8), {}); }},
+      {"sum_values", "F32 rows", "v 2 x 8 f16", [=] { sum_values(half, floats(), {}); }},
+      {"sum_values", "null pointer", "v 2 x 8 f32", [] { sum_values(f32(2, 8), nullptr, {}); }},
+      {"reallocate", "whole groups", "heads 3",
+       [] { reallocate(f32(1, 8), 3, 1, floats(), nullptr, 0, {}); }},
+      {"reallocate", "no tokens", "tokens 0",
+       [] { reallocate(f32(1, 8), 2, 1, floats(), floats(), 0, {}); }},
       {"add", "one shape", "x 1 x 8 f32", [] { add(f32(1, 8), f32(2, 8), {}); }},
       {"convert", "16-bit type", "y 2 x 8 f32", [] { convert(f32(2, 8), f32(2, 8), {}); }},
       {"read_all", "multiple of 16", "bytes 17", [] { read_all(floats(), 17, 1, floats(), {}); }},

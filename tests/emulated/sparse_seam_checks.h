@@ -282,4 +282,38 @@ inline void check_choices(const Seam& seam) {
   }
 }
 
+// SparQ's running mean and reallocation, bit for bit.
+inline void check_reallocation(const Seam& seam) {
+  Cpu cpu;
+  const Queries v(seam.device, 9, 15);
+  const Queries cpu_v(cpu.device, 9, 15);
+  const std::vector<float> nothing(kColumns, 0.0F);
+  const DeviceArray<float> sums(seam.device, nothing);
+  const DeviceArray<float> cpu_sums(cpu.device, nothing);
+  for (const std::int64_t rows : {5, 0, 1}) {
+    ConstMatrix some = v.view();
+    ConstMatrix cpu_some = cpu_v.view();
+    some.rows = rows;
+    cpu_some.rows = rows;
+    seam.sparse.sum_values(some, sums.data(), seam.stream);
+    cpu.sparse->sum_values(cpu_some, cpu_sums.data(), *cpu.stream);
+  }
+  EXPECT_EQ(sums.host(), cpu_sums.host());
+  std::mt19937 random(16);
+  const std::vector<float> start = random_floats(random, 3 * kColumns);
+  const HostVector<float> alpha = {0.0F, 0.25F, 1.0F, 0.7F, 0.1F, 0.9F};
+  for (const bool with_mean : {true, false}) {
+    const DeviceArray<float> out(seam.device, start);
+    const DeviceArray<float> cpu_out(cpu.device, start);
+    // Heads in two groups: the means are the first 2 * kDim sums.
+    seam.sparse.reallocate({out.data(), DType::kF32, 3, kColumns, kColumns}, 1, kHeads, kKvHeads,
+                           alpha.data(), with_mean ? sums.data() : nullptr, 6, seam.stream);
+    cpu.sparse->reallocate({cpu_out.data(), DType::kF32, 3, kColumns, kColumns}, 1, kHeads,
+                           kKvHeads, alpha.data(), with_mean ? cpu_sums.data() : nullptr, 6,
+                           *cpu.stream);
+    EXPECT_EQ(out.host(), cpu_out.host());
+    EXPECT_NE(out.host(), start);
+  }
+}
+
 }  // namespace triphase::cuda

@@ -84,7 +84,9 @@ class AttentionMethodsTest : public KvCacheTest {
       done.out = run(*ops_, 2, shape, cache.view(), q.view(), {&segment, 1}, kScale).row(position);
       if (!done.choice.dense) {
         if (method.wants_weights()) method.attended(*state, call, done.choice, weights);
-        blend(done.choice, method.shape(), done.out.data());
+        const auto columns = static_cast<std::int64_t>(done.out.size());
+        blend(done.choice, method.shape(), *sparse_,
+              {done.out.data(), DType::kF32, 1, columns, columns}, 0, *stream_);
       }
       steps.push_back(std::move(done));
     }

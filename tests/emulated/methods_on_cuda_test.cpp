@@ -1,0 +1,186 @@
+// Every attention method as the decoder runs it, on the emulated CUDA backend beside the CPU: the
+// same tokens, the same outputs. Device memory is closed to the host, so a method that reads what
+// lies there dies here and not on a GPU.
+
+#include "kernels/cpu/cpu_ops.h"
+#include "kernels/cpu/cpu_sparse_ops.h"
+#include "kernels/sizing/attention_workspace.h"
+#include "models/attention_runner.h"
+#include "runtime/base/thread_pool.h"
+#include "tests/emulated/filled_cache.h"
+#include "tests/emulated/guarded_machine.h"
+
+namespace triphase::cuda {
+namespace {
+
+constexpr std::int64_t kHeads = 4;
+constexpr std::int64_t kDim = FilledCache::kDim;
+constexpr std::int64_t kColumns = kHeads * kDim;
+constexpr std::int64_t kValueColumns = FilledCache::kKvHeads * kDim;
+constexpr std::int64_t kPrompt = 70;
+constexpr std::int64_t kTokens = 76;
+constexpr float kScale = 0.25F;
+constexpr MethodShape kShape{
+    .layers = 1, .heads = kHeads, .kv_heads = FilledCache::kKvHeads, .head_dim = kDim};
+
+AttentionOptions of(std::string_view name, std::initializer_list<std::string_view> settings) {
+  AttentionOptions options;
+  options.kind = attention_from_name(name);
+  for (const std::string_view setting : settings) set_attention_option(options, setting);
+  return options;
+}
+
+struct Machine {
+  Ops& ops;
+  SparseOps& sparse;
+  Device& device;
+  Stream& stream;
+};
+
+struct Decoded final : AttentionObserver {
+  void decoded(SequenceId, const LayerCall&, ConstMatrix, std::int64_t,
+               const TokenChoice& choice) override {
+    chosen.push_back(choice.tokens);
+  }
+  std::vector<std::vector<std::int32_t>> chosen;  // by step
+  std::vector<float> out;                         // [token][head][dim]
+};
+
+std::vector<float> random_values(std::int64_t count, std::uint32_t seed) {
+  std::mt19937 random(seed);
+  return random_floats(random, count, 1.5F);
+}
+
+// A prompt in chunks of at most 40 tokens, then one token at a time. INT8 chunks end with their
+// block.
+Decoded run_method(const Machine& machine, const AttentionOptions& options, DType dtype) {
+  const FilledCache cache(machine.ops, machine.device, dtype, {kTokens}, 21);
+  const DeviceArray<float> q(machine.device, random_values(kTokens * kColumns, 22));
+  const DeviceArray<float> v(machine.device, random_values(kTokens * kValueColumns, 23));
+  const DeviceArray<float> out(machine.device, kTokens * kColumns);
+  MemoryPool pool(machine.device, MemoryTier::kDevice, std::uint64_t{1} << 30);
+  const AttentionShape largest{.heads = kHeads,
+                               .kv_heads = FilledCache::kKvHeads,
+                               .head_dim = kDim,
+                               .max_query_rows = kTokens,
+                               .max_context = kTokens,
+                               .weighted_scores = kTokens * kHeads * 2};
+  const Buffer workspace = pool.allocate(attention_workspace_bytes(largest), MemoryTag::kWorkspace);
+  AttentionRunner runner(options, kShape, machine.sparse, largest, pool);
+  Decoded run;
+  runner.set_observer(&run);
+  const SequenceId sequence(1);
+  runner.begin(sequence, kPrompt);
+  for (std::int64_t at = 0; at < kTokens;) {
+    std::int64_t end = at < kPrompt ? std::min(at + 40, kPrompt) : at + 1;
+    const std::int64_t block = at / FilledCache::kPageTokens;
+    if (cache.quantized()) end = std::min(end, (block + 1) * FilledCache::kPageTokens);
+    const AttentionSegment segment = cache.segment(0, at, end - at, end);
+    const std::span<const std::int32_t> no_slots;
+    runner.attend(LayerId(0), {&segment, 1}, {&sequence, 1}, {&no_slots, 1},
+                  {q.data(), DType::kF32, kTokens, kColumns, kColumns},
+                  {v.data(), DType::kF32, kTokens, kValueColumns, kValueColumns}, cache.view(),
+                  kScale, {out.data(), DType::kF32, kTokens, kColumns, kColumns}, machine.ops,
+                  {workspace.data(), workspace.bytes()}, machine.stream);
+    at = end;
+  }
+  run.out = out.host();
+  return run;
+}
+
+const std::vector<AttentionOptions>& methods() {
+  static const std::vector<AttentionOptions> all = {
+      of("dense", {}),
+      of("local", {"local.keep=0.3"}),
+      of("strided", {"strided.keep=0.3"}),
+      of("lm-infinite", {"lm-infinite.k=20"}),
+      of("swa", {"swa.caching_ratio=0.3", "swa.history=ring"}),
+      of("swa", {"swa.caching_ratio=0.5", "swa.history=buckets"}),
+      of("h2o", {"h2o.k=24"}),
+      of("sparq", {"sparq.rank=6", "sparq.k=24"}),
+      of("sparq", {"sparq.rank=6", "sparq.k=24", "sparq.reallocate=on"}),
+      of("topk", {"topk.k=20"}),
+      of("topk", {"topk.k=20", "topk.renormalize=1"}),
+      of("quest", {"quest.k=48", "quest.dense_layers=0"})};
+  return all;
+}
+
+class CpuMachine {
+ public:
+  [[nodiscard]] Machine get() { return {*ops_, *sparse_, device_, *stream_}; }
+
+ private:
+  HostDevice device_;
+  ThreadPool pool_{1};
+  std::unique_ptr<Ops> ops_ = make_cpu_ops(pool_);
+  std::unique_ptr<SparseOps> sparse_ = make_cpu_sparse_ops(pool_);
+  std::unique_ptr<Stream> stream_ = device_.make_stream();
+};
+
+TEST(MethodsOnCuda, ChooseAndAttendAsOnTheCpu) {
+  CpuMachine cpu;
+  GuardedMachine gpu;
+  for (const DType dtype : {DType::kF16, DType::kU8}) {
+    for (const AttentionOptions& options : methods()) {
+      SCOPED_TRACE(std::string(attention_name(options.kind)) + " " +
+                   std::string(dtype_name(dtype)));
+      const Decoded ours =
+          run_method({*gpu.ops, *gpu.sparse, gpu.device, *gpu.stream}, options, dtype);
+      const Decoded theirs = run_method(cpu.get(), options, dtype);
+      ASSERT_EQ(ours.chosen, theirs.chosen);
+      ASSERT_EQ(ours.chosen.size(), static_cast<std::size_t>(kTokens - kPrompt));
+      for (std::size_t i = 0; i < ours.out.size(); ++i) {
+        // Prompt rows go through tensor cores, which round queries and weights to FP16.
+        ASSERT_NEAR(ours.out[i], theirs.out[i], 4e-3) << "element " << i;
+      }
+    }
+  }
+}
+
+// Clusters of every third token, one level and two; the runner does not know this method yet.
+TEST(MethodsOnCuda, SqueezedKeepsTheSameClusters) {
+  CpuMachine cpu;
+  GuardedMachine gpu;
+  ContextClusters clusters;
+  clusters.clustered_tokens = 60;
+  clusters.fine.count = 12;
+  clusters.coarse.count = 4;
+  for (ContextClusters::Level* level : {&clusters.fine, &clusters.coarse}) {
+    level->means = random_values(FilledCache::kKvHeads * level->count * kDim,
+                                 static_cast<std::uint32_t>(level->count));
+    level->keys.assign(static_cast<std::size_t>(FilledCache::kKvHeads * level->count),
+                       static_cast<float>(60 / level->count));
+    level->threshold = 0.01;
+  }
+  for (std::int64_t head = 0; head < FilledCache::kKvHeads; ++head) {
+    for (std::int32_t t = 0; t < 60; ++t) clusters.labels.push_back(t % 12);
+    for (std::int32_t i = 0; i < 12; ++i) clusters.parents.push_back(i % 4);
+  }
+  for (const std::string_view levels : {"squeezed.levels=1", "squeezed.levels=2"}) {
+    const auto choose = [&](const Machine& machine) {
+      const DeviceArray<float> q(machine.device, random_values(3 * kColumns, 24));
+      const auto method = make_attention_method(of("squeezed", {levels}), kShape, &clusters);
+      const auto state = method->begin(kPrompt);
+      LayerCall call;
+      call.keys.context_tokens = kPrompt;
+      call.scale = kScale;
+      call.ops = &machine.sparse;
+      call.stream = &machine.stream;
+      std::vector<std::vector<std::int32_t>> chosen;
+      for (std::int64_t row = 0; row < 3; ++row) {
+        TokenChoice choice;
+        method->choose(*state, call, {q.data(), DType::kF32, 3, kColumns, kColumns}, row, choice);
+        chosen.push_back(choice.tokens);
+      }
+      return chosen;
+    };
+    const auto ours = choose({*gpu.ops, *gpu.sparse, gpu.device, *gpu.stream});
+    EXPECT_EQ(ours, choose(cpu.get()));
+    // The thresholds leave something out and keep something.
+    EXPECT_LT(ours[0].size(), static_cast<std::size_t>(2 * kPrompt));
+    EXPECT_GT(ours[0].size(), static_cast<std::size_t>(2 * (kPrompt - 60)));
+  }
+}
+
+}  // namespace
+}  // namespace triphase::cuda
