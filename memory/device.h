@@ -13,8 +13,15 @@
 namespace triphase {
 
 // Every allocation says what it is for; reports list bytes and peaks by tag.
-enum class MemoryTag : std::uint8_t { kWeights, kKv, kActivations, kStaging, kWorkspace };
-inline constexpr int kMemoryTags = 5;
+enum class MemoryTag : std::uint8_t {
+  kWeights,
+  kKv,
+  kActivations,
+  kStaging,
+  kWorkspace,
+  kInputs,  // saved layer inputs
+};
+inline constexpr int kMemoryTags = 6;
 [[nodiscard]] std::string_view memory_tag_name(MemoryTag tag);
 
 enum class MemoryTier : std::uint8_t { kDevice, kHost };

@@ -61,6 +61,8 @@ std::string_view memory_tag_name(MemoryTag tag) {
       return "staging";
     case MemoryTag::kWorkspace:
       return "workspace";
+    case MemoryTag::kInputs:
+      return "layer-inputs";
   }
   return "unknown";
 }

@@ -33,9 +33,14 @@ KvResidency::KvResidency(const Shape& shape) : shape_(shape) {
   for (std::int64_t block = shape.host_blocks; block-- > 0;) {
     free_host_.push_back(static_cast<std::int32_t>(block));
   }
+  TRIPHASE_CHECK(shape.input_blocks >= 0, "KV residency shape");
+  free_inputs_.reserve(static_cast<std::size_t>(shape.input_blocks));
+  for (std::int64_t block = shape.input_blocks; block-- > 0;) {
+    free_inputs_.push_back(static_cast<std::int32_t>(block));
+  }
   // All blocks there can ever be, so that a decode step that needs one allocates nothing.
-  const auto blocks =
-      static_cast<std::size_t>(shape.device_pages / shape.layers + shape.host_blocks);
+  const auto blocks = static_cast<std::size_t>(shape.device_pages / shape.layers +
+                                               shape.host_blocks + shape.input_blocks);
   blocks_.resize(blocks);
   free_blocks_.reserve(blocks);
   for (std::size_t index = blocks; index-- > 0;) {
@@ -74,21 +79,27 @@ void KvResidency::reference(BlockIndex index) {
   Block& block = blocks_[static_cast<std::size_t>(index)];
   if (block.references++ == 0 && block.findable) {
     lru_.erase(block.lru);
-    --(block.place == BlockPlace::kDevice ? evictable_blocks_ : evictable_host_blocks_);
+    count_evictable(block, -1);
   }
 }
 
 void KvResidency::dereference(BlockIndex index) {
   Block& block = blocks_[static_cast<std::size_t>(index)];
   if (--block.references != 0) return;
-  TRIPHASE_CHECK(block.place == BlockPlace::kDevice || block.place == BlockPlace::kHost,
+  TRIPHASE_CHECK(block.place != BlockPlace::kLeaving && block.place != BlockPlace::kReturning,
                  "a block is given up while it moves");
   if (block.findable) {
     block.lru = lru_.insert(lru_.end(), index);
-    ++(block.place == BlockPlace::kDevice ? evictable_blocks_ : evictable_host_blocks_);
+    count_evictable(block, 1);
   } else {
     free_block(index);
   }
+}
+
+void KvResidency::count_evictable(const Block& block, std::int64_t change) {
+  if (block.place == BlockPlace::kDevice) evictable_blocks_ += change;
+  if (block.place == BlockPlace::kHost) evictable_host_blocks_ += change;
+  if (block.input_block != kNone) evictable_inputs_ += change;
 }
 
 void KvResidency::make_unfindable(BlockIndex index) {
@@ -110,6 +121,8 @@ void KvResidency::free_block(BlockIndex index) {
   block.pages.clear();
   if (block.host_block != kNone) free_host_.push_back(block.host_block);
   block.host_block = kNone;
+  if (block.input_block != kNone) free_inputs_.push_back(block.input_block);
+  block.input_block = kNone;
   block.place = BlockPlace::kDevice;
   block.tokens.clear();
   block.live = false;
@@ -124,9 +137,7 @@ void KvResidency::evict_one_block() {
   // Whoever holds a block holds its parent too, so children always leave before their parent.
   TRIPHASE_CHECK(blocks_[static_cast<std::size_t>(index)].children == 0, "eviction order");
   lru_.pop_front();
-  --(blocks_[static_cast<std::size_t>(index)].place == BlockPlace::kDevice
-         ? evictable_blocks_
-         : evictable_host_blocks_);
+  count_evictable(blocks_[static_cast<std::size_t>(index)], -1);
   make_unfindable(index);
   free_block(index);
 }
@@ -219,7 +230,10 @@ KvResidency::Admission KvResidency::admit(std::span<const TokenId> prompt, std::
   const std::int64_t room =
       free_pages() + (evictable_blocks_ - newly_held) * shape_.layers - reserved_;
   const std::int64_t needed_host = std::min(own, reservation.host_blocks);
-  if (needed > room || needed_host > free_host_blocks()) return {};
+  const std::int64_t needed_inputs = std::min(own, reservation.input_blocks);
+  if (needed > room || needed_host > free_host_blocks() || needed_inputs > free_input_blocks()) {
+    return {};
+  }
 
   Admission admission;
   if (free_sequences_.empty()) {
@@ -237,12 +251,16 @@ KvResidency::Admission KvResidency::admit(std::span<const TokenId> prompt, std::
   sequence.reserved_host = needed_host;
   sequence.max_blocks = blocks;
   reserved_host_ += needed_host;
+  TRIPHASE_CHECK(needed_inputs == 0 || shared.empty(), "layer inputs of shared blocks");
+  sequence.input_blocks = sequence.reserved_inputs = needed_inputs;
+  reserved_inputs_ += needed_inputs;
   sequence.blocks.reserve(static_cast<std::size_t>(blocks));
   sequence.pages.resize(static_cast<std::size_t>(shape_.layers));
   // Room for the whole sequence now, so that a decode step never allocates.
   for (auto& table : sequence.pages) table.reserve(static_cast<std::size_t>(blocks));
   for (const BlockIndex index : shared) {
     reference(index);
+    drop_unheld_inputs(index);
     push_block(sequence, index);
   }
   sequence.published_blocks = static_cast<std::int64_t>(shared.size());
@@ -269,8 +287,41 @@ void KvResidency::append(SequenceId id, std::int64_t count) {
                    "append beyond the length of the admission");
     const BlockIndex index = new_block(id);
     blocks_[static_cast<std::size_t>(index)].references = 1;
+    if (static_cast<std::int64_t>(sequence.blocks.size()) < sequence.input_blocks) {
+      take_input_block(index, sequence);
+    }
     push_block(sequence, index);
   }
+}
+
+// Layer inputs that an ended sequence left behind count as free. Its block goes to one that has no
+// use for them, so they become free.
+void KvResidency::drop_unheld_inputs(BlockIndex index) {
+  Block& block = blocks_[static_cast<std::size_t>(index)];
+  if (block.references != 1 || block.input_block == kNone) return;
+  free_inputs_.push_back(block.input_block);
+  block.input_block = kNone;
+}
+
+// Equal tokens after equal tokens have equal layer inputs.
+void KvResidency::take_over_inputs(BlockIndex from, BlockIndex to) {
+  Block& own = blocks_[static_cast<std::size_t>(from)];
+  Block& existing = blocks_[static_cast<std::size_t>(to)];
+  if (own.input_block == kNone) {
+    drop_unheld_inputs(to);
+  } else if (existing.input_block == kNone) {
+    existing.input_block = std::exchange(own.input_block, kNone);
+  }
+}
+
+void KvResidency::take_input_block(BlockIndex index, Sequence& sequence) {
+  while (free_inputs_.empty()) evict_one_block();
+  --sequence.reserved_inputs;
+  --reserved_inputs_;
+  blocks_[static_cast<std::size_t>(index)].input_block = free_inputs_.back();
+  free_inputs_.pop_back();
+  peak_inputs_ =
+      std::max(peak_inputs_, shape_.input_blocks - static_cast<std::int64_t>(free_inputs_.size()));
 }
 
 void KvResidency::publish(SequenceId id, std::span<const TokenId> tokens) {
@@ -289,6 +340,7 @@ void KvResidency::publish(SequenceId id, std::span<const TokenId> tokens) {
       const Block& found = blocks_[static_cast<std::size_t>(existing)];
       if (found.references == 0 && found.place != BlockPlace::kDevice) break;
       reference(existing);
+      take_over_inputs(sequence.blocks[position], existing);
       dereference(sequence.blocks[position]);
       sequence.blocks[position] = existing;
       const Block& other = blocks_[static_cast<std::size_t>(existing)];
@@ -314,6 +366,7 @@ void KvResidency::release(SequenceId id) {
   Sequence& sequence = at(id);
   reserved_ -= sequence.reserved_pages;
   reserved_host_ -= sequence.reserved_host;
+  reserved_inputs_ -= sequence.reserved_inputs;
   // Last block first: eviction then meets children before their parents.
   for (std::size_t position = sequence.blocks.size(); position-- > 0;) {
     dereference(sequence.blocks[position]);
@@ -398,6 +451,15 @@ void KvResidency::cancel_move(SequenceId id, std::int64_t position) {
   }
 }
 
+void KvResidency::discard(SequenceId id, std::int64_t position) {
+  Block& block = block_at(id, position);
+  TRIPHASE_CHECK(block.place == BlockPlace::kHost && block.input_block != kNone,
+                 "only host blocks with saved layer inputs become recomputable");
+  free_host_.push_back(block.host_block);
+  block.host_block = kNone;
+  block.place = BlockPlace::kRecomputable;
+}
+
 // A shared block has the same position in every sequence that holds it.
 void KvResidency::update_page_tables(BlockIndex index) {
   const Block& block = blocks_[static_cast<std::size_t>(index)];
@@ -419,6 +481,17 @@ void KvResidency::drop_reservations(SequenceId id) {
   Sequence& sequence = at(id);
   reserved_ -= std::exchange(sequence.reserved_pages, 0);
   reserved_host_ -= std::exchange(sequence.reserved_host, 0);
+}
+
+std::int64_t KvResidency::input_blocks(SequenceId id) const {
+  const Sequence& sequence = at(id);
+  const auto there =
+      std::min(sequence.input_blocks, static_cast<std::int64_t>(sequence.blocks.size()));
+  // A block taken over from another sequence may lack them.
+  for (std::int64_t block = 0; block < there; ++block) {
+    if (block_at(id, block).input_block == kNone) return block;
+  }
+  return sequence.input_blocks;
 }
 
 std::int64_t KvResidency::blocks(SequenceId sequence) const {
@@ -454,6 +527,7 @@ KvPlace KvResidency::place(SequenceId id, LayerId layer, HeadGroupId head_group,
   const std::int64_t position = token / shape_.block_tokens;
   const Block& block = block_at(id, position);
   const auto offset = static_cast<std::int32_t>(token % shape_.block_tokens);
+  TRIPHASE_CHECK(block.place != BlockPlace::kRecomputable, "a recomputable token has no place");
   if (block.place == BlockPlace::kHost || block.place == BlockPlace::kReturning) {
     return {MemoryTier::kHost, PageId(block.host_block), offset};
   }
@@ -465,10 +539,12 @@ void KvResidency::check() const {
   std::vector<std::int32_t> references(blocks_.size(), 0);
   std::int64_t reserved = 0;
   std::int64_t reserved_host = 0;
+  std::int64_t reserved_inputs = 0;
   for (const Sequence& sequence : sequences_) {
     if (!sequence.live) continue;
     reserved += sequence.reserved_pages;
     reserved_host += sequence.reserved_host;
+    reserved_inputs += sequence.reserved_inputs;
     TRIPHASE_CHECK(static_cast<std::int64_t>(sequence.blocks.size()) ==
                        blocks_for(sequence.tokens, shape_.block_tokens),
                    "blocks against tokens");
@@ -484,7 +560,9 @@ void KvResidency::check() const {
       }
     }
   }
-  TRIPHASE_CHECK(reserved == reserved_ && reserved_host == reserved_host_, "reservation sum");
+  TRIPHASE_CHECK(reserved == reserved_ && reserved_host == reserved_host_ &&
+                     reserved_inputs == reserved_inputs_,
+                 "reservation sum");
   std::vector<bool> seen(static_cast<std::size_t>(shape_.device_pages), false);
   const auto see = [&seen](PageId page) {
     TRIPHASE_CHECK(page.valid() && page.index() < seen.size() && !seen[page.index()],
@@ -498,31 +576,52 @@ void KvResidency::check() const {
                    "a host block is held twice");
     seen_host[index] = true;
   };
+  std::vector<bool> seen_inputs(static_cast<std::size_t>(shape_.input_blocks), false);
+  const auto see_inputs = [&seen_inputs](std::int32_t block) {
+    const auto index = static_cast<std::size_t>(block);
+    TRIPHASE_CHECK(block >= 0 && index < seen_inputs.size() && !seen_inputs[index],
+                   "an input block is held twice");
+    seen_inputs[index] = true;
+  };
   std::int64_t evictable = 0;
   std::int64_t evictable_host = 0;
+  std::int64_t evictable_inputs = 0;
+  std::int64_t evictable_blocks = 0;
   for (std::size_t index = 0; index < blocks_.size(); ++index) {
     const Block& block = blocks_[index];
     TRIPHASE_CHECK(block.references == references[index], "reference count");
     TRIPHASE_CHECK(!block.live || block.references > 0 || block.findable, "a lost block");
     if (block.findable && block.references == 0) {
-      ++(block.place == BlockPlace::kDevice ? evictable : evictable_host);
+      ++evictable_blocks;
+      evictable += block.place == BlockPlace::kDevice ? 1 : 0;
+      evictable_host += block.place == BlockPlace::kHost ? 1 : 0;
+      evictable_inputs += block.input_block != kNone ? 1 : 0;
     }
-    const bool on_host = block.live && block.place != BlockPlace::kDevice;
+    const bool nowhere = block.place == BlockPlace::kRecomputable;
+    TRIPHASE_CHECK(!nowhere || block.input_block != kNone, "a block that nothing can bring back");
+    if (block.input_block != kNone) see_inputs(block.input_block);
+    const bool on_host = block.live && block.place != BlockPlace::kDevice && !nowhere;
     TRIPHASE_CHECK((block.host_block != kNone) == on_host, "host block against place");
-    TRIPHASE_CHECK(!block.live || block.pages.empty() == (block.place == BlockPlace::kHost),
-                   "pages against place");
+    TRIPHASE_CHECK(
+        !block.live || block.pages.empty() == (block.place == BlockPlace::kHost || nowhere),
+        "pages against place");
     for (const PageId page : block.pages) see(page);
     if (block.host_block != kNone) see_host(block.host_block);
   }
   for (const PageId page : free_) see(page);
   for (const std::int32_t block : free_host_) see_host(block);
+  for (const std::int32_t block : free_inputs_) see_inputs(block);
+  TRIPHASE_CHECK(std::ranges::all_of(seen_inputs, [](bool held) { return held; }),
+                 "a lost input block");
   TRIPHASE_CHECK(std::ranges::all_of(seen_host, [](bool held) { return held; }),
                  "a lost host block");
   TRIPHASE_CHECK(std::ranges::all_of(seen, [](bool held) { return held; }), "a lost page");
   TRIPHASE_CHECK(evictable == evictable_blocks_ && evictable_host == evictable_host_blocks_ &&
-                     evictable + evictable_host == static_cast<std::int64_t>(lru_.size()),
+                     evictable_inputs == evictable_inputs_ &&
+                     evictable_blocks == static_cast<std::int64_t>(lru_.size()),
                  "evictable blocks");
   TRIPHASE_CHECK(free_pages() + evictable_pages() >= reserved_, "a promise that cannot be kept");
+  TRIPHASE_CHECK(free_input_blocks() >= 0, "a promise of layer inputs that cannot be kept");
   TRIPHASE_CHECK(free_host_blocks() >= 0, "a host promise that cannot be kept");
 }
 

@@ -5,10 +5,11 @@
 // A token is keyed by (sequence, layer, head group, token) as DESIGN section 3 has it. Tokens are
 // grouped into blocks of `block_tokens` consecutive positions. A block at home on the device has
 // one page per layer, from a common set of device pages; one at home on the host has one host
-// block, which holds all layers. A block is closed when all its positions are written; only closed
-// blocks move. Closed blocks of equal token prefixes are shared: blocks are reference-counted, and
-// closed prompt blocks stay findable (and evictable, least recently used first) after their
-// sequences have ended.
+// block, which holds all layers. A block whose layer inputs are saved (it has an input block) may
+// give up its host block: it is then recomputable. A block is closed when all its positions are
+// written; only closed blocks move. Closed blocks of equal token prefixes are shared: blocks are
+// reference-counted, and closed prompt blocks stay findable (and evictable, least recently used
+// first) after their sequences have ended.
 //
 // A sequence is admitted with a reservation of blocks on each tier that others cannot take; beyond
 // it, it grows into what nobody holds or has reserved.
@@ -33,7 +34,8 @@ struct KvPlace {
 };
 
 // Where a block's bytes are valid. While a block moves it is read where it was.
-enum class BlockPlace : std::uint8_t { kDevice, kLeaving, kHost, kReturning };
+// kRecomputable: nowhere; K and V come from the saved layer inputs.
+enum class BlockPlace : std::uint8_t { kDevice, kLeaving, kHost, kReturning, kRecomputable };
 
 class KvResidency {
  public:
@@ -43,12 +45,14 @@ class KvResidency {
     std::int64_t block_tokens = 32;
     std::int64_t device_pages = 0;  // pages of one layer each
     std::int64_t host_blocks = 0;   // blocks of all layers
+    std::int64_t input_blocks = 0;  // of saved layer inputs, all layers
   };
 
   // In blocks, beyond those the sequence shares. Nothing for the device: all it will ever need.
   struct Reservation {
     std::optional<std::int64_t> device_blocks;
     std::int64_t host_blocks = 0;
+    std::int64_t input_blocks = 0;                   // leading blocks whose layer inputs are saved
     std::optional<std::int64_t> most_shared_blocks;  // share no more than these
   };
 
@@ -100,6 +104,8 @@ class KvResidency {
   void finish_offload(SequenceId sequence, std::int64_t block);
   [[nodiscard]] Move begin_reload(SequenceId sequence, std::int64_t block);
   void finish_reload(SequenceId sequence, std::int64_t block);
+  // A host block whose layer inputs are saved is dropped; from now on it is recomputable.
+  void discard(SequenceId sequence, std::int64_t block);
   // The move failed: the block stays where it was.
   void cancel_move(SequenceId sequence, std::int64_t block);
 
@@ -120,6 +126,12 @@ class KvResidency {
   [[nodiscard]] BlockPlace block_place(SequenceId sequence, std::int64_t block) const;
   // Of a block that is on the host or moving; -1 otherwise.
   [[nodiscard]] std::int32_t host_block(SequenceId sequence, std::int64_t block) const;
+  // Where the block's layer inputs are saved; -1: nowhere.
+  [[nodiscard]] std::int32_t input_block(SequenceId sequence, std::int64_t block) const {
+    return block_at(sequence, block).input_block;
+  }
+  // Leading blocks whose layer inputs are saved, or will be when they are computed.
+  [[nodiscard]] std::int64_t input_blocks(SequenceId sequence) const;
   // Number of a block, below block_capacity(), the same for all sequences that share it.
   [[nodiscard]] std::int32_t block_index(SequenceId sequence, std::int64_t block) const;
   // The same for a block's whole life, and no other block's ever.
@@ -139,7 +151,7 @@ class KvResidency {
   void release(SequenceId sequence);
 
   [[nodiscard]] std::int64_t tokens(SequenceId sequence) const;
-  // The page table of a layer: a page per block, none for blocks that are on the host alone.
+  // The page table of a layer: a page per block, none for blocks that are not on the device.
   [[nodiscard]] std::span<const PageId> pages(SequenceId sequence, LayerId layer) const;
   [[nodiscard]] KvPlace place(SequenceId sequence, LayerId layer, HeadGroupId head_group,
                               std::int64_t token) const;
@@ -158,6 +170,11 @@ class KvResidency {
     return shape_.host_blocks - static_cast<std::int64_t>(free_host_.size()) -
            evictable_host_blocks_;
   }
+  // Input blocks that nobody has or is promised.
+  [[nodiscard]] std::int64_t free_input_blocks() const {
+    return static_cast<std::int64_t>(free_inputs_.size()) + evictable_inputs_ - reserved_inputs_;
+  }
+  [[nodiscard]] std::int64_t peak_input_blocks() const { return peak_inputs_; }
   [[nodiscard]] std::int64_t peak_host_blocks() const { return peak_host_; }
   [[nodiscard]] const Shape& shape() const { return shape_; }
 
@@ -175,6 +192,7 @@ class KvResidency {
     std::vector<PageId> pages;  // by layer; empty: not on the device
     BlockPlace place = BlockPlace::kDevice;
     std::int32_t host_block = kNone;
+    std::int32_t input_block = kNone;
     std::int32_t references = 0;
     bool findable = false;
     bool live = false;
@@ -189,9 +207,11 @@ class KvResidency {
   struct Sequence {
     bool live = false;
     std::int64_t tokens = 0;
-    std::int64_t reserved_pages = 0;  // still to be taken
-    std::int64_t reserved_host = 0;   // host blocks still to be taken
-    std::int64_t max_blocks = 0;      // at its longest
+    std::int64_t reserved_pages = 0;   // still to be taken
+    std::int64_t reserved_host = 0;    // host blocks still to be taken
+    std::int64_t max_blocks = 0;       // at its longest
+    std::int64_t input_blocks = 0;     // leading ones whose layer inputs are saved
+    std::int64_t reserved_inputs = 0;  // input blocks still to be taken
     std::uint64_t context_key = 0;
     std::int64_t published_blocks = 0;
     std::vector<BlockIndex> blocks;
@@ -206,6 +226,11 @@ class KvResidency {
   void dereference(BlockIndex index);
   void make_unfindable(BlockIndex index);
   void free_block(BlockIndex index);
+  void take_input_block(BlockIndex index, Sequence& sequence);
+  void drop_unheld_inputs(BlockIndex index);
+  void take_over_inputs(BlockIndex from, BlockIndex to);
+  // A findable block that nobody holds any more, or that somebody holds again.
+  void count_evictable(const Block& block, std::int64_t change);
   void evict_one_block();
   void take_pages(BlockIndex index, SequenceId payer);
   BlockIndex new_block(SequenceId payer);
@@ -225,6 +250,10 @@ class KvResidency {
   std::int64_t reserved_host_ = 0;
   std::int64_t peak_host_ = 0;
   std::int64_t evictable_host_blocks_ = 0;
+  std::vector<std::int32_t> free_inputs_;
+  std::int64_t reserved_inputs_ = 0;
+  std::int64_t evictable_inputs_ = 0;
+  std::int64_t peak_inputs_ = 0;
   std::vector<Block> blocks_;
   std::vector<BlockIndex> free_blocks_;
   std::uint64_t last_block_id_ = 0;

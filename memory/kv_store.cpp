@@ -34,10 +34,20 @@ std::uint64_t KvStore::host_block_bytes(const Shape& shape) {
   return page_bytes(shape) * static_cast<std::uint64_t>(shape.layers);
 }
 
+std::uint64_t KvStore::input_bytes(const Shape& shape) {
+  return static_cast<std::uint64_t>(shape.block_tokens) *
+         (static_cast<std::uint64_t>(shape.input_width) + sizeof(float));
+}
+
+bool KvStore::page_holds_inputs(const Shape& shape, std::int64_t input_width) {
+  const auto half = static_cast<std::int64_t>(page_bytes(shape) / 2) / shape.block_tokens;
+  return input_width > 0 && input_width <= half && std::int64_t{sizeof(float)} <= half;
+}
+
 std::int64_t KvStore::open_pages_needed(const Shape& shape, std::int64_t sequences,
                                         std::int64_t rows) {
   if (!shape.quantized()) return 0;
-  return shape.layers * sequences + rows / shape.block_tokens + 2 * sequences;
+  return shape.layers * sequences + rows / shape.block_tokens + 2 * sequences + 1;
 }
 
 KvStore::KvStore(const Shape& shape, const Sizes& sizes, MemoryPool& device, MemoryPool* host,
@@ -49,7 +59,8 @@ KvStore::KvStore(const Shape& shape, const Sizes& sizes, MemoryPool& device, Mem
                   .head_groups = 1,
                   .block_tokens = shape.block_tokens,
                   .device_pages = sizes.device_pages,
-                  .host_blocks = sizes.host_blocks}),
+                  .host_blocks = sizes.host_blocks,
+                  .input_blocks = sizes.input_blocks}),
       open_pages_(sizes.open_pages, shape.layers) {
   const auto pages =
       static_cast<std::uint64_t>(sizes.device_pages + sizes.staging_pages + sizes.cache_pages);
@@ -75,6 +86,13 @@ KvStore::KvStore(const Shape& shape, const Sizes& sizes, MemoryPool& device, Mem
     host_ = host->allocate(host_block_bytes(shape) * static_cast<std::uint64_t>(sizes.host_blocks),
                            MemoryTag::kKv);
   }
+  if (sizes.input_blocks > 0) {
+    TRIPHASE_CHECK(sizes.host_blocks > 0 && page_holds_inputs(shape, shape.input_width),
+                   "layer inputs are for blocks on the host, and pass through pages");
+    host_inputs_ = host->allocate(
+        input_bytes(shape) * static_cast<std::uint64_t>(shape.layers * sizes.input_blocks),
+        MemoryTag::kInputs);
+  }
 }
 
 KvStore::~KvStore() {
@@ -85,6 +103,8 @@ KvStore::~KvStore() {
       // The store ends anyway; nobody reads what this move should have brought.
     }
   }
+  // Others may move tokens or layer inputs of this store still, after a run that failed.
+  if (transfers_ != nullptr) transfers_->drain();
 }
 
 KvGeometry KvStore::geometry() const {
@@ -105,6 +125,13 @@ float* KvStore::scales(LayerId layer) const {
 std::int64_t KvStore::host_record(std::int32_t host_block, LayerId layer,
                                   std::int64_t offset) const {
   return (layer.value * sizes_.host_blocks + host_block) * shape_.block_tokens + offset;
+}
+
+std::byte* KvStore::saved_inputs(std::int32_t input_block, LayerId layer) const {
+  const auto index =
+      static_cast<std::uint64_t>(layer.value) * static_cast<std::uint64_t>(sizes_.input_blocks) +
+      static_cast<std::uint64_t>(input_block);
+  return host_inputs_.data() + index * input_bytes(shape_);
 }
 
 TokenCache& KvStore::token_cache(std::int64_t parts) {
@@ -149,6 +176,14 @@ void KvStore::reload(SequenceId sequence, std::int64_t first_block, std::int64_t
     }
     moves_.push_back({transfers_->move_tokens(Lane::kToDevice, geometry(), runs_), sequence, block,
                       /*to_host=*/false});
+  }
+}
+
+void KvStore::discard(SequenceId sequence, std::int64_t first_block, std::int64_t count) {
+  const auto last = first_block + count;
+  for (std::int64_t block = first_block; block < last; ++block) {
+    if (residency_.block_place(sequence, block) == BlockPlace::kLeaving) settle(/*all=*/true);
+    residency_.discard(sequence, block);
   }
 }
 

@@ -5,8 +5,8 @@
 // first the pages that KvResidency gives out, then staging pages for blocks that are read from the
 // host, then cache pages, whose tokens come from anywhere on the host and stay; on request K^T of
 // the first. With INT8 also the scales of every block, wherever its codes are, and a pool of open
-// pages. On the host one record per token and layer. Owns the memory and the bookkeeping; not
-// thread safe.
+// pages. On the host one record per token and layer, and where asked for the INT8 layer inputs X of
+// blocks that may be recomputed. Owns the memory and the bookkeeping; not thread safe.
 
 #include <vector>
 
@@ -29,6 +29,7 @@ class KvStore {
     DType dtype = DType::kF16;       // kU8: INT8 codes
     DType open_dtype = DType::kF16;  // INT8 only: of blocks that are still open
     bool key_columns = false;        // K^T beside K for blocks at home on the device
+    std::int64_t input_width = 0;    // of saved layer inputs: the hidden size; 0: none are saved
 
     [[nodiscard]] bool quantized() const { return dtype == DType::kU8; }
   };
@@ -39,6 +40,7 @@ class KvStore {
     std::int64_t cache_pages = 0;    // for tokens read from the host that are kept a while
     std::int64_t open_pages = 0;     // INT8 only, see open_pages_needed()
     std::int64_t host_blocks = 0;    // blocks of all layers
+    std::int64_t input_blocks = 0;   // of saved layer inputs, all layers
   };
 
   // Takes all its memory from the pools (tags kv and staging). Throws E-MEM-BUDGET. `host` and
@@ -66,8 +68,14 @@ class KvStore {
   [[nodiscard]] static std::uint64_t scale_bytes(const Shape& shape);
   // Of one block of all layers on the host.
   [[nodiscard]] static std::uint64_t host_block_bytes(const Shape& shape);
+  // Of one block's saved layer inputs in one layer: codes and a scale for each token.
+  [[nodiscard]] static std::uint64_t input_bytes(const Shape& shape);
+  // Whether a page can take them in until K and V are projected: codes where K will be, scales
+  // where V will be. Only then can blocks be recomputed.
+  [[nodiscard]] static bool page_holds_inputs(const Shape& shape, std::int64_t input_width);
   // Open pages that steps of at most `rows` rows of at most `sequences` sequences need: one per
-  // sequence and layer, and within a layer one per block that is begun.
+  // sequence and layer, within a layer one per block that is begun, and one for a block that is
+  // recomputed.
   [[nodiscard]] static std::int64_t open_pages_needed(const Shape& shape, std::int64_t sequences,
                                                       std::int64_t rows);
 
@@ -100,6 +108,10 @@ class KvStore {
   [[nodiscard]] std::int64_t host_record(std::int32_t host_block, LayerId layer,
                                          std::int64_t offset) const;
 
+  // Codes of a block's layer inputs on the host, [block_tokens][input_width]; its scales follow
+  // them.
+  [[nodiscard]] std::byte* saved_inputs(std::int32_t input_block, LayerId layer) const;
+
   [[nodiscard]] OpenPages& open_pages() { return open_pages_; }
 
   // Tokens of host blocks that are in the cache pages, each in so many parts that are chosen apart;
@@ -116,6 +128,8 @@ class KvStore {
   void offload(SequenceId sequence, std::int64_t first_block, std::int64_t count,
                bool open = false);
   void reload(SequenceId sequence, std::int64_t first_block, std::int64_t count);
+  // Host blocks become recomputable (KvResidency::discard); waits for those that only leave.
+  void discard(SequenceId sequence, std::int64_t first_block, std::int64_t count);
   // Finishes moves that are done; with `all` waits for those that are not. A move that failed is
   // taken back and its error thrown.
   void settle(bool all);
@@ -151,6 +165,7 @@ class KvStore {
   Buffer key_columns_;
   std::vector<std::uint8_t> key_columns_ready_;  // by page
   Buffer host_;
+  Buffer host_inputs_;
   std::vector<Move> moves_;
   std::vector<TokenRun> runs_;
 };

@@ -53,6 +53,11 @@ ScratchSizes scratch_sizes(const ModelConfig& config, const BatchLimits& limits,
   return sizes;
 }
 
+// Rows that LayerInputs works with: those of a step, and those of a block.
+std::int64_t input_rows(const BatchLimits& limits) {
+  return std::max(limits.rows, limits.input_block_tokens);
+}
+
 Matrix matrix(const Buffer& buffer, std::int64_t rows, std::int64_t cols) {
   return {buffer.data(), DType::kF32, rows, cols, cols};
 }
@@ -69,6 +74,9 @@ std::uint64_t DecoderModel::scratch_bytes(const ModelConfig& config, const Batch
   std::uint64_t bytes = scratch_sizes(config, limits, threads).bytes();
   if (limits.sparse) {
     bytes += AttentionRunner::workspace_bytes(largest_attention(config, limits, threads));
+  }
+  if (limits.input_block_tokens > 0) {
+    bytes += LayerInputs::scratch_bytes(config, input_rows(limits));
   }
   return bytes;
 }
@@ -119,6 +127,14 @@ void DecoderModel::set_attention(const AttentionOptions& options, SparseOps& ops
       largest_attention(config_, limits_, threads_), pool);
 }
 
+void DecoderModel::set_layer_inputs(std::int64_t tokens, InputOps* ops, MemoryPool& pool) {
+  if (tokens == 0) return;
+  TRIPHASE_CHECK(limits_.input_block_tokens > 0 && ops != nullptr,
+                 "buffers and operations for layer inputs");
+  inputs_ = std::make_unique<LayerInputs>(config_, tokens, input_rows(limits_), *ops_, *ops,
+                                          rope_ ? &*rope_ : nullptr, pool);
+}
+
 void DecoderModel::begin_sequence(SequenceId sequence, std::int64_t prompt_tokens) {
   if (runner_) runner_->begin(sequence, prompt_tokens);
 }
@@ -138,6 +154,7 @@ ConstMatrix DecoderModel::forward(const ForwardBatch& batch, KvStore& kv, Stream
                      static_cast<std::int64_t>(batch.logit_rows.size()) <= limits_.logit_rows,
                  "a batch beyond the limits the buffers were made for");
   fill_positions(batch);
+  if (inputs_) inputs_->begin(kv, batch.segments);
   kv_step_.begin(kv, batch.segments, windows_, runner_.get());
   const Matrix x = matrix(x_, rows, config_.hidden_size);
   const Matrix normed = matrix(normed_, rows, config_.hidden_size);
@@ -155,7 +172,7 @@ ConstMatrix DecoderModel::forward(const ForwardBatch& batch, KvStore& kv, Stream
       // Both branches read the same x; the MLP's input must exist before attention adds to x. The
       // branches share `normed`, so the MLP runs first.
       norm(x, w.attention_norm, w.attention_norm_bias, normed, stream);
-      project_qkv(w, normed, stream);
+      project_qkv(layer, w, normed, stream);
       norm(x, w.mlp_norm, w.mlp_norm_bias, normed, stream);
       mlp_block(w, normed, x, stream);
       attend(layer, w, x, stream);
@@ -196,14 +213,18 @@ void DecoderModel::embed(const ForwardBatch& batch, Matrix x, Stream& stream) {
 
 void DecoderModel::attention_block(std::int64_t layer, const LayerWeights& w, ConstMatrix input,
                                    Matrix x, Stream& stream) {
-  project_qkv(w, input, stream);
+  project_qkv(layer, w, input, stream);
   attend(layer, w, x, stream);
 }
 
-void DecoderModel::project_qkv(const LayerWeights& w, ConstMatrix input, Stream& stream) {
+void DecoderModel::project_qkv(std::int64_t layer, const LayerWeights& w, ConstMatrix input,
+                               Stream& stream) {
   const TraceSpan span(trace_, TraceLane::kCompute, "qkv");
   const Matrix qkv = matrix(qkv_, input.rows, config_.q_width() + 2 * config_.kv_width());
   ops_->linear(input, w.qkv, w.qkv_bias, false, qkv, stream);
+  if (!inputs_) return;
+  inputs_->project(LayerId(layer), w, input,
+                   columns(qkv, config_.q_width(), 2 * config_.kv_width()), stream);
 }
 
 void DecoderModel::attend(std::int64_t layer, const LayerWeights& w, Matrix x, Stream& stream) {
@@ -216,6 +237,7 @@ void DecoderModel::attend(std::int64_t layer, const LayerWeights& w, Matrix x, S
   const float scale = static_cast<float>(1.0 / std::sqrt(static_cast<double>(config_.head_dim)));
   for (std::int64_t group = 0; group < kv_step_.groups(); ++group) {
     const std::span<const AttentionSegment> segments = wait_for_kv(layer, group);
+    recompute(w, cache, stream);
     const TraceSpan span(trace_, TraceLane::kCompute, "attend");
     const Workspace workspace{workspace_.data(), workspace_.bytes()};
     if (runner_) {
@@ -251,6 +273,14 @@ std::span<const AttentionSegment> DecoderModel::wait_for_kv(std::int64_t layer,
   TraceSpan span(kv_step_.staging() ? trace_ : nullptr, TraceLane::kCompute, "wait for KV");
   span.note("group", group);
   return kv_step_.segments(LayerId(layer), group);
+}
+
+void DecoderModel::recompute(const LayerWeights& w, const KvLayerView& cache, Stream& stream) {
+  if (kv_step_.recomputes().empty()) return;
+  TRIPHASE_CHECK(inputs_ != nullptr, "recomputable blocks have layer inputs");
+  TraceSpan span(trace_, TraceLane::kRecompute, "recompute");
+  span.note("blocks", static_cast<std::int64_t>(kv_step_.recomputes().size()));
+  inputs_->recompute(w, kv_step_.recomputes(), cache, stream);
 }
 
 void DecoderModel::mlp_block(const LayerWeights& w, ConstMatrix input, Matrix x, Stream& stream) {

@@ -16,6 +16,7 @@
 #include "models/config/model_config.h"
 #include "models/forward_batch.h"
 #include "models/kv_step.h"
+#include "models/layer_inputs.h"
 #include "models/rope.h"
 #include "models/weight_stream.h"
 #include "models/weights.h"
@@ -29,6 +30,8 @@ struct BatchLimits {
   std::int64_t logit_rows = 0;
   std::int64_t context = 0;  // longest context of a sequence
   bool sparse = false;       // a sparse attention method may be used
+  // Tokens of a KV block where layer inputs may be used (set_layer_inputs); 0: they are not.
+  std::int64_t input_block_tokens = 0;
 };
 
 class DecoderModel {
@@ -49,6 +52,11 @@ class DecoderModel {
   [[nodiscard]] AttentionRunner* attention() { return runner_.get(); }
   [[nodiscard]] const AttentionRunner* attention() const { return runner_.get(); }
 
+  // From now on K and V of every sequence's first `tokens` tokens come from their INT8 layer inputs
+  // (layer_inputs.h); 0: as without. `limits.input_block_tokens` must be set, and ops not null.
+  void set_layer_inputs(std::int64_t tokens, InputOps* ops, MemoryPool& pool);
+  [[nodiscard]] const LayerInputs* layer_inputs() const { return inputs_.get(); }
+
   // Returns logits [logit_rows, vocab] F32, valid until the next call; writes the new tokens' KV.
   [[nodiscard]] ConstMatrix forward(const ForwardBatch& batch, KvStore& kv, Stream& stream);
 
@@ -66,7 +74,7 @@ class DecoderModel {
   void embed(const ForwardBatch& batch, Matrix x, Stream& stream);
   void attention_block(std::int64_t layer, const LayerWeights& w, ConstMatrix input, Matrix x,
                        Stream& stream);
-  void project_qkv(const LayerWeights& w, ConstMatrix input, Stream& stream);
+  void project_qkv(std::int64_t layer, const LayerWeights& w, ConstMatrix input, Stream& stream);
   // From finished q, k, v of this layer to x += output projection.
   void attend(std::int64_t layer, const LayerWeights& w, Matrix x, Stream& stream);
   // Rotates q and k, writes k and v; returns where this layer's KV lies.
@@ -74,6 +82,8 @@ class DecoderModel {
                                       Stream& stream);
   [[nodiscard]] std::span<const AttentionSegment> wait_for_kv(std::int64_t layer,
                                                               std::int64_t group);
+  // Projects K and V of the group's recomputable blocks.
+  void recompute(const LayerWeights& w, const KvLayerView& cache, Stream& stream);
   void mlp_block(const LayerWeights& w, ConstMatrix input, Matrix x, Stream& stream);
   void norm(ConstMatrix x, const float* weight, const float* bias, Matrix y, Stream& stream);
   [[nodiscard]] ConstMatrix head(const ForwardBatch& batch, ConstMatrix x, Stream& stream);
@@ -91,6 +101,7 @@ class DecoderModel {
   std::vector<std::int64_t> windows_;  // by layer
   KvStep kv_step_;
   std::unique_ptr<AttentionRunner> runner_;  // null: dense
+  std::unique_ptr<LayerInputs> inputs_;      // null: K and V from the layer's own inputs
   int threads_ = 1;
   WeightStream weight_stream_;
   Trace* trace_ = nullptr;

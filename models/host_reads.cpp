@@ -16,19 +16,32 @@ void HostReads::begin(LayerId layer, std::int64_t first_page) {
   layer_ = layer;
   first_page_ = first_page;
   blocks_.clear();
+  recomputes_.clear();
   cells_.clear();
   slots_.clear();
   found_.clear();
 }
 
 // A page of the table that is a staging page already was put there by this layer's reads.
-std::int64_t HostReads::block_of(SequenceId sequence, std::int64_t block, PageId& page) {
+std::int64_t HostReads::block_of(const BatchSegment& rows, std::int64_t block, PageId& page) {
   if (page.valid()) return page.value >= first_page_ ? page.value - first_page_ : -1;
   const KvResidency& residency = store_->residency();
+  const SequenceId sequence = rows.sequence;
   const auto next = static_cast<std::int64_t>(blocks_.size());
-  const auto [place, is_new] = found_.try_emplace(residency.block_index(sequence, block), next);
-  if (is_new) {
+  const std::int32_t index = residency.block_index(sequence, block);
+  const auto [place, is_new] = found_.try_emplace(index, next);
+  if (is_new && residency.block_place(sequence, block) == BlockPlace::kRecomputable) {
+    blocks_.push_back({.recomputed = true});
+    recomputes_.push_back({.page = PageId(static_cast<std::int32_t>(first_page_ + next)),
+                           .scale_page = PageId(index),
+                           .input_block = residency.input_block(sequence, block),
+                           .first_position = block * store_->shape().block_tokens,
+                           .rope_key = rows.rope_key});
+    bytes_.inputs += KvStore::input_bytes(store_->shape());
+  } else if (is_new) {
     blocks_.push_back({store_->host_record(residency.host_block(sequence, block), layer_, 0)});
+  }
+  if (is_new) {
     cells_.resize(cells_.size() + static_cast<std::size_t>(block_cells_), 0);
     slots_.resize(cells_.size(), -1);
   }
@@ -36,18 +49,23 @@ std::int64_t HostReads::block_of(SequenceId sequence, std::int64_t block, PageId
   return place->second;
 }
 
-void HostReads::read_blocks(SequenceId sequence, std::int64_t first_block,
+void HostReads::read_blocks(const BatchSegment& rows, std::int64_t first_block,
                             std::span<PageId> table) {
   for (std::int64_t block = first_block; block < static_cast<std::int64_t>(table.size()); ++block) {
-    const std::int64_t index = block_of(sequence, block, table[static_cast<std::size_t>(block)]);
+    const std::int64_t index = block_of(rows, block, table[static_cast<std::size_t>(block)]);
     if (index >= 0) blocks_[static_cast<std::size_t>(index)].whole = true;
   }
 }
 
-std::int32_t HostReads::slot_of(SequenceId sequence, std::int64_t token, std::int64_t part,
+std::int32_t HostReads::slot_of(const BatchSegment& rows, std::int64_t token, std::int64_t part,
                                 PageId& page) {
+  const SequenceId sequence = rows.sequence;
   const std::int64_t block = token / store_->shape().block_tokens;
   const std::int64_t offset = token % store_->shape().block_tokens;
+  if (store_->residency().block_place(sequence, block) == BlockPlace::kRecomputable) {
+    (void)block_of(rows, block, page);
+    return -1;
+  }
   TokenCache& cache = store_->token_cache(parts_);
   const TokenCache::BlockKey key{store_->residency().block_index(sequence, block),
                                  store_->residency().block_id(sequence, block)};
@@ -58,7 +76,7 @@ std::int32_t HostReads::slot_of(SequenceId sequence, std::int64_t token, std::in
     bytes_.cached += part_bytes;
     return static_cast<std::int32_t>(store_->cache_slot(layer_, cached));
   }
-  const std::int64_t index = block_of(sequence, block, page);
+  const std::int64_t index = block_of(rows, block, page);
   const auto cell = static_cast<std::size_t>(index * block_cells_ + offset * parts_ + part);
   // Marked before and not in the cache: it comes to the staging page for another sequence.
   if (cells_[cell] != 0) return -1;
@@ -68,8 +86,8 @@ std::int32_t HostReads::slot_of(SequenceId sequence, std::int64_t token, std::in
   return slots_[cell];
 }
 
-void HostReads::read_tokens(SequenceId sequence, const TokenChoice& choice, std::span<PageId> table,
-                            std::vector<std::int32_t>& slots) {
+void HostReads::read_tokens(const BatchSegment& rows, const TokenChoice& choice,
+                            std::span<PageId> table, std::vector<std::int32_t>& slots) {
   const std::int64_t block_tokens = store_->shape().block_tokens;
   const auto device_pages = static_cast<std::int32_t>(store_->sizes().device_pages);
   const auto lists = static_cast<std::int64_t>(choice.begins.size()) - 1;
@@ -83,7 +101,7 @@ void HostReads::read_tokens(SequenceId sequence, const TokenChoice& choice, std:
     for (const std::int32_t token : std::span(choice.tokens).subspan(begin, count)) {
       PageId& page = table[static_cast<std::size_t>(token / block_tokens)];
       const bool on_device = page.valid() && page.value < device_pages;
-      slots.push_back(on_device ? -1 : slot_of(sequence, token, list, page));
+      slots.push_back(on_device ? -1 : slot_of(rows, token, list, page));
     }
   }
 }
@@ -95,6 +113,7 @@ void HostReads::make_runs(std::int64_t gap_bytes, std::vector<TokenRun>& runs) {
   runs.clear();
   for (std::size_t index = 0; index < blocks_.size(); ++index) {
     const Block& block = blocks_[index];
+    if (block.recomputed) continue;
     const std::int64_t slot = (first_page_ + static_cast<std::int64_t>(index)) * shape.block_tokens;
     const std::span<std::uint8_t> wanted = std::span(cells_).subspan(index * cells, cells);
     const auto slots = std::span<const std::int32_t>(slots_).subspan(index * cells, cells);

@@ -4,7 +4,8 @@
 // blocks, or of a block only the tokens that an attention method chose. Every block gets a staging
 // page, in which its tokens have the same offsets as on the host; what is not asked for is not
 // brought. Chosen tokens go to slots of the store's token cache while it has some, and are not
-// brought again while they stay there. PURE bookkeeping; kept between uses to reuse its memory.
+// brought again while they stay there. Of recomputable blocks the saved layer inputs are brought,
+// whole blocks always. PURE bookkeeping; kept between uses to reuse its memory.
 
 #include <cstdint>
 #include <span>
@@ -13,8 +14,19 @@
 
 #include "memory/kv_store.h"
 #include "models/attention/attention_method.h"
+#include "models/forward_batch.h"
 
 namespace triphase {
+
+// A block that nothing stores: its layer inputs come from `input_block` into its staging page,
+// where its K and V are then projected.
+struct KvRecompute {
+  PageId page;
+  PageId scale_page;                // INT8: of its scales
+  std::int32_t input_block = -1;    // KvResidency::input_block
+  std::int64_t first_position = 0;  // of its tokens
+  std::uint64_t rope_key = 0;
+};
 
 class HostReads {
  public:
@@ -25,13 +37,16 @@ class HostReads {
 
   // Both put staging pages into the sequence's page table where a block that is read is on the
   // host.
-  void read_blocks(SequenceId sequence, std::int64_t first_block, std::span<PageId> table);
+  void read_blocks(const BatchSegment& rows, std::int64_t first_block, std::span<PageId> table);
   // slots: for each chosen token the device slot where it is or will be, -1: as the table says.
-  void read_tokens(SequenceId sequence, const TokenChoice& choice, std::span<PageId> table,
+  void read_tokens(const BatchSegment& rows, const TokenChoice& choice, std::span<PageId> table,
                    std::vector<std::int32_t>& slots);
 
   // The pieces that bring them; a gap of up to `gap_bytes` between two is brought along.
   void make_runs(std::int64_t gap_bytes, std::vector<TokenRun>& runs);
+
+  // The blocks among them that are recomputed.
+  [[nodiscard]] std::span<const KvRecompute> recomputes() const { return recomputes_; }
 
   // Since the start.
   struct Bytes {
@@ -39,6 +54,7 @@ class HostReads {
     std::uint64_t tokens = 0;  // of chosen tokens brought, with the gaps
     std::uint64_t chosen = 0;  // of tokens that were on the host and chosen
     std::uint64_t cached = 0;  // of these, in the cache already
+    std::uint64_t inputs = 0;  // of layer inputs brought
   };
   [[nodiscard]] const Bytes& bytes() const { return bytes_; }
 
@@ -46,20 +62,23 @@ class HostReads {
   struct Block {
     std::int64_t record = 0;  // of its first token
     bool whole = false;
+    bool recomputed = false;
   };
 
   // Index into blocks_ of a block of the sequence that is on the host; -1: it is on the device.
-  std::int64_t block_of(SequenceId sequence, std::int64_t block, PageId& page);
+  std::int64_t block_of(const BatchSegment& rows, std::int64_t block, PageId& page);
   // Device slot of one part of a token that is on the host, -1: by its page; makes it come if it
   // is not there.
-  std::int32_t slot_of(SequenceId sequence, std::int64_t token, std::int64_t part, PageId& page);
+  std::int32_t slot_of(const BatchSegment& rows, std::int64_t token, std::int64_t part,
+                       PageId& page);
 
   KvStore* store_ = nullptr;
   LayerId layer_;
   std::int64_t first_page_ = 0;
   std::int64_t parts_ = 1;  // of a token: KV heads that are chosen apart
   std::int64_t block_cells_ = 0;
-  std::vector<Block> blocks_;                             // by staging page
+  std::vector<Block> blocks_;  // by staging page
+  std::vector<KvRecompute> recomputes_;
   std::vector<std::uint8_t> cells_;                       // [block][token][part]: is to come
   std::vector<std::int32_t> slots_;                       // to this slot; -1: to the staging page
   std::unordered_map<std::int32_t, std::int64_t> found_;  // by KvResidency::block_index

@@ -106,14 +106,35 @@ void KvStep::stage(std::int64_t number) {
     table.assign(pages.begin(), pages.end());
     unit.slots[index].clear();
     if (const TokenChoice* choice = early_choice(entry, layer)) {
-      reads_.read_tokens(entry.sequence, *choice, table, unit.slots[index]);
+      reads_.read_tokens(entry, *choice, table, unit.slots[index]);
     } else {
-      reads_.read_blocks(entry.sequence, first_needed_block(entry, layer.value), table);
+      reads_.read_blocks(entry, first_needed_block(entry, layer.value), table);
     }
   }
   TransferEngine& transfers = *store_->transfers();
   reads_.make_runs(transfers.piece_cost_bytes(), runs_);
   unit.ticket = transfers.move_tokens(Lane::kToDevice, store_->geometry(), runs_);
+  fetch_inputs(unit, layer);
+}
+
+// Layer inputs of recomputable blocks come to the pages of their K and V: codes to K's, scales to
+// V's.
+void KvStep::fetch_inputs(Unit& unit, LayerId layer) {
+  unit.recomputes.assign(reads_.recomputes().begin(), reads_.recomputes().end());
+  unit.input_tickets.clear();
+  if (unit.recomputes.empty()) return;
+  const std::size_t half = KvStore::page_bytes(store_->shape()) / 2;
+  const auto codes = static_cast<std::size_t>(block_tokens() * store_->shape().input_width);
+  const std::size_t scales = KvStore::input_bytes(store_->shape()) - codes;
+  TransferEngine& transfers = *store_->transfers();
+  for (const KvRecompute& block : unit.recomputes) {
+    const std::byte* from = store_->saved_inputs(block.input_block, layer);
+    const std::size_t page = block.page.index() * half;
+    unit.input_tickets.push_back(
+        transfers.move_bytes(Lane::kToDevice, store_->k_pages() + page, from, codes));
+    unit.input_tickets.push_back(
+        transfers.move_bytes(Lane::kToDevice, store_->v_pages() + page, from + codes, scales));
+  }
 }
 
 KvSlots KvStep::slots(LayerId layer) {
@@ -194,9 +215,12 @@ KvLayerView KvStep::view(LayerId layer) const {
 
 std::span<const AttentionSegment> KvStep::segments(LayerId layer, std::int64_t group_index) {
   const std::int64_t number = layer.value * groups() + group_index;
+  recomputes_ = {};
   if (staging_) {
     stage(number);
     store_->transfers()->wait(unit_of(number).ticket);
+    for (const Ticket ticket : unit_of(number).input_tickets) store_->transfers()->wait(ticket);
+    recomputes_ = unit_of(number).recomputes;
     // The other half was read by the group before this one, which is done.
     const bool more = number + 1 < static_cast<std::int64_t>(windows_.size()) * groups();
     if (prefetch_ && double_buffer_ && more) stage(number + 1);

@@ -42,6 +42,9 @@ class KvStep {
   [[nodiscard]] std::int64_t groups() const { return static_cast<std::int64_t>(groups_.size()); }
   // Waits for the group's staged blocks; throws what made their transfer fail.
   [[nodiscard]] std::span<const AttentionSegment> segments(LayerId layer, std::int64_t group);
+  // The blocks of the segments last returned whose layer inputs lie in their staging pages: their K
+  // and V must be projected there before the segments are attended.
+  [[nodiscard]] std::span<const KvRecompute> recomputes() const { return recomputes_; }
   // The sequence of each of the segments last returned, and the device slots of its chosen tokens
   // (HostReads::read_tokens); none where nothing was chosen early or nothing is on the host.
   [[nodiscard]] std::span<const SequenceId> segment_sequences() const { return segment_sequences_; }
@@ -74,10 +77,13 @@ class KvStep {
   struct Unit {
     std::int64_t number = -1;  // layer * groups + group; -1: none
     Ticket ticket;
+    std::vector<Ticket> input_tickets;
+    std::vector<KvRecompute> recomputes;
     std::vector<std::vector<PageId>> tables;       // page tables of the group's entries
     std::vector<std::vector<std::int32_t>> slots;  // and of their chosen tokens
   };
 
+  void fetch_inputs(Unit& unit, LayerId layer);
   void make_groups();
   void make_scale_tables();
   void stage(std::int64_t number);
@@ -94,6 +100,7 @@ class KvStep {
   std::span<const BatchSegment> rows_;
   std::span<const std::int64_t> windows_;
   AttentionRunner* attention_ = nullptr;
+  std::span<const KvRecompute> recomputes_;
   std::vector<Group> groups_;
   bool staging_ = false;        // some block of the step is on the host
   bool double_buffer_ = false;  // a group needs at most half of the staging pages

@@ -7,6 +7,7 @@
 #include <optional>
 
 #include "kernels/cpu/ceilings.h"
+#include "kernels/cpu/cpu_input_ops.h"
 #include "kernels/cpu/cpu_ops.h"
 #include "kernels/cpu/cpu_sparse_ops.h"
 #include "memory/host_device.h"
@@ -64,6 +65,7 @@ void Backend::use_cpu() {
   host_ = std::make_unique<HostDevice>();
   ops_ = make_cpu_ops(*threads_);
   sparse_ops_ = make_cpu_sparse_ops(*threads_);
+  input_ops_ = make_cpu_input_ops(*threads_);
   stream_ = device_->make_stream();
   reserve_ = [](const OpsShape&) {};  // callers' workspaces are all there is
   measure_ceilings_ = [this](int runs) { return cpu::measure_ceilings(*threads_, *device_, runs); };

@@ -9,6 +9,7 @@
 #include <string_view>
 
 #include "kernels/ceilings.h"
+#include "kernels/input_ops.h"
 #include "kernels/ops.h"
 #include "kernels/sizing/ops_scratch.h"
 #include "kernels/sparse_ops.h"
@@ -32,6 +33,8 @@ class Backend {
   [[nodiscard]] Device& host() { return *host_; }
   [[nodiscard]] Ops& ops() { return *ops_; }
   [[nodiscard]] SparseOps& sparse_ops() { return *sparse_ops_; }
+  // Null: this backend does not recompute KV from layer inputs.
+  [[nodiscard]] InputOps* input_ops() { return input_ops_.get(); }
   [[nodiscard]] ThreadPool& threads() { return *threads_; }
   // What the sizes of scratch depend on.
   [[nodiscard]] const ComputeMachine& machine() const { return machine_; }
@@ -57,6 +60,7 @@ class Backend {
   std::unique_ptr<Device> host_;
   std::unique_ptr<Ops> ops_;
   std::unique_ptr<SparseOps> sparse_ops_;
+  std::unique_ptr<InputOps> input_ops_;
   std::unique_ptr<Stream> stream_;
   std::function<void(const OpsShape&)> reserve_;
   std::function<Ceilings(int)> measure_ceilings_;

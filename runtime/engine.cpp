@@ -19,6 +19,7 @@ PlacementLimits limits_of(const EngineOptions& options, const KvStore& kv) {
           .block_tokens = kv.shape().block_tokens,
           .device_pages = kv.sizes().device_pages,
           .host_pages = kv.sizes().host_blocks * kv.shape().layers,
+          .input_pages = kv.sizes().input_blocks * kv.shape().layers,
           .batch_size = options.batch_size,
           .prefill_chunk = options.prefill_chunk};
 }

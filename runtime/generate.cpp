@@ -68,8 +68,14 @@ void fill_engine_numbers(const EngineStats& stats, const PlacementStats& placeme
         .weights = loaded.decoder.weight_stream().brought_bytes(),
         .kv_reloads = placement.reloaded_blocks * KvStore::host_block_bytes(loaded.kv.shape()),
         .kv_blocks = read.blocks,
-        .kv_tokens = read.tokens};
+        .kv_tokens = read.tokens,
+        .inputs = read.inputs};
     summary.token_cache = {plan.memory.cache, read.chosen, read.cached};
+  }
+  if (const LayerInputs* inputs = loaded.decoder.layer_inputs()) {
+    const auto layers = static_cast<std::uint64_t>(loaded.kv.shape().layers);
+    summary.layer_inputs = {inputs->tokens(), inputs->use().saved_bytes,
+                            inputs->use().recomputed_tokens / layers};
   }
   const auto add = [&summary](MemoryTier tier, MemoryTag tag, std::uint64_t planned,
                               std::uint64_t peak) {
@@ -111,6 +117,11 @@ void fill_engine_numbers(const EngineStats& stats, const PlacementStats& placeme
     add(host, MemoryTag::kKv, plan.memory.host_kv,
         static_cast<std::uint64_t>(residency.peak_host_blocks()) *
             KvStore::host_block_bytes(shape));
+  }
+  if (plan.memory.host_inputs > 0) {
+    add(host, MemoryTag::kInputs, plan.memory.host_inputs,
+        static_cast<std::uint64_t>(residency.peak_input_blocks() * shape.layers) *
+            KvStore::input_bytes(shape));
   }
 }
 
@@ -330,8 +341,8 @@ int generate(RunOptions options, Log& log) {
     summary.plan_profile = schedule->profile;
   }
   const auto open_output = [&] {
-    Manifest manifest =
-        make_manifest(options, prompt_facts, model.identity, kv_dtype_name(plan.kv));
+    Manifest manifest = make_manifest(options, prompt_facts, model.identity, kv_dtype_name(plan.kv),
+                                      plan.input_tokens);
     if (schedule) manifest.plan_hash = schedule->file_hash;
     output.emplace(options, manifest);
     summary.resumed = output->resumed();

@@ -65,6 +65,7 @@ class Planner {
           .found("cpu-attention")
           .expected("KV on the host streamed through the device in this version");
     }
+    choose_inputs();
     divide();
     return std::move(plan_);
   }
@@ -76,7 +77,8 @@ class Planner {
             .segments = batch,
             .logit_rows = logit_rows_ == LogitRows::kAll ? rows : batch,
             .context = context_,
-            .sparse = options_.attention.kind != AttentionKind::kDense};
+            .sparse = options_.attention.kind != AttentionKind::kDense,
+            .input_block_tokens = plan_.input_tokens > 0 ? plan_.kv.block_tokens : 0};
   }
 
   [[nodiscard]] std::uint64_t scratch(std::int64_t batch) const {
@@ -109,6 +111,31 @@ class Planner {
           .expected(
               fmt::format("a multiple of {} with --kv-dtype int8", KvStore::kInt8BlockMultiple));
     }
+  }
+
+  // K and V of these tokens come from their layer inputs under every policy, whether or not any
+  // are saved: a record must not depend on placement.
+  void choose_inputs() {
+    const std::int64_t block = plan_.kv.block_tokens;
+    const std::int64_t blocks = plan_.policy->input_blocks(block);
+    plan_.input_tokens = std::max(options_.layer_inputs, blocks * block);
+    if (plan_.input_tokens > 0 && machine_.gpu) {
+      throw Error(ErrorRole::kUsage, "E-CLI-CONFLICT", "--layer-inputs")
+          .found("a GPU, which does not project K and V from layer inputs in this version")
+          .expected("--device cpu")
+          .hint("plan with --no-recompute");
+    }
+    if (blocks == 0) return;
+    if (!KvStore::page_holds_inputs(plan_.kv, model_.config.hidden_size)) {
+      throw Error(ErrorRole::kUsage, "E-CLI-CONFLICT", "recomputation")
+          .found(fmt::format("{} bytes of K of a token in one layer",
+                             KvStore::page_bytes(plan_.kv) / 2 / static_cast<std::uint64_t>(block)))
+          .expected(fmt::format("at least {}, its INT8 layer inputs: with fewer, transferring is "
+                                "always cheaper",
+                                model_.config.hidden_size))
+          .hint("plan with --no-recompute");
+    }
+    plan_.kv.input_width = model_.config.hidden_size;
   }
 
   // Of a longest line's tokens, the share that a method with early choices reads. The baselines
@@ -190,7 +217,10 @@ class Planner {
           .holds_everything = plan_.policy->name() == "accelerate",
           .always = plan_.policy->name() == "flexgen",
           .chosen_share = chosen_share(),
-          .token_cache = options_.token_cache};
+          .token_cache = options_.token_cache,
+          .input_blocks = plan_.policy->input_blocks(plan_.kv.block_tokens),
+          .input_block_bytes =
+              KvStore::input_bytes(plan_.kv) * static_cast<std::uint64_t>(plan_.kv.layers)};
     }
     plan_.memory = plan_memory(request);
     plan_.limits = limits_for(plan_.memory.batch_size);
@@ -203,6 +233,7 @@ class Planner {
                     .block_tokens = plan_.kv.block_tokens,
                     .device_pages = plan_.memory.kv_pages,
                     .host_pages = plan_.memory.host_blocks * plan_.kv.layers,
+                    .input_pages = plan_.memory.input_blocks * plan_.kv.layers,
                     .batch_size = plan_.memory.batch_size,
                     .prefill_chunk = plan_.prefill_chunk};
     plan_.longest_line = std::min(context_, plan_.policy->longest_line(plan_.places));
@@ -254,6 +285,10 @@ std::string describe(const RunPlan& plan, const ModelBundle& model) {
       text += fmt::format(", {} for tokens chosen again", format_bytes(plan.memory.cache));
     }
   }
+  if (plan.input_tokens > 0) {
+    text += fmt::format("; K and V of the first {} tokens from INT8 layer inputs, {} of them saved",
+                        plan.input_tokens, format_bytes(plan.memory.host_inputs));
+  }
   if (plan.placement.streamed_layers > 0) {
     text += fmt::format("; weights of {} of {} layers streamed from the host",
                         plan.placement.streamed_layers, plan.kv.layers);
@@ -295,12 +330,14 @@ LoadedModel::LoadedModel(std::shared_ptr<LoadedWeights> loaded, const ModelBundl
           .staging_pages = plan.memory.staging_pages,
           .cache_pages = plan.memory.cache_pages,
           .open_pages = plan.memory.open_pages,
-          .host_blocks = plan.memory.host_blocks},
+          .host_blocks = plan.memory.host_blocks,
+          .input_blocks = plan.memory.input_blocks},
          pool, &host_pool, transfers.get()) {
   TRIPHASE_CHECK(plan.placement.streamed_layers == shared->streamed_layers,
                  "a plan for weights that lie elsewhere");
   backend.reserve(ops_shape(model.config, plan.limits, plan.kv));
   decoder.set_attention(options.attention, backend.sparse_ops(), pool);
+  decoder.set_layer_inputs(plan.input_tokens, backend.input_ops(), pool);
   decoder.kv_step().set_prefetch(plan.placement.overlap);
   decoder.weight_stream().set_prefetch(plan.placement.overlap);
 }

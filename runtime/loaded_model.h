@@ -37,7 +37,8 @@ struct RunPlan {
   std::uint64_t host_weights = 0;  // bytes of streamed layers
   std::shared_ptr<const PlacementPolicy> policy;
   StaticPlacement placement;
-  PlacementLimits places;  // what the policy has to work with
+  std::int64_t input_tokens = 0;  // leading ones whose K and V come from INT8 layer inputs
+  PlacementLimits places;         // what the policy has to work with
 };
 
 // Throws ErrorRole::kResources E-MEM-FIT, saying what would fit.

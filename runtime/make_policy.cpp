@@ -114,7 +114,13 @@ std::shared_ptr<const PlacementPolicy> make_triphase(const RunOptions& options) 
   read_knobs(options,
              {count("p1", schedule.p1), share("alpha", schedule.alpha),
               count("window", schedule.window_tokens), share("window-share", schedule.window_share),
-              count("streamed-layers", schedule.streamed_layers)});
+              count("streamed-layers", schedule.streamed_layers), count("p2", schedule.p2),
+              share("beta", schedule.beta), count("input-tokens", schedule.input_tokens)});
+  if (schedule.beta > 0.0 && schedule.input_tokens == 0) {
+    throw Error(ErrorRole::kUsage, "E-CLI-OPTION", "--policy-option")
+        .found("beta without input-tokens")
+        .expected("input-tokens=N, of how many leading tokens the layer inputs are saved");
+  }
   return std::make_shared<TriphasePolicy>(schedule);
 }
 

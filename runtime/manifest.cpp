@@ -161,7 +161,8 @@ void compare_generation(const std::string& there, const std::string& now,
 }  // namespace
 
 Manifest make_manifest(const RunOptions& options, const PromptFileFacts& input,
-                       const ModelIdentity& model, std::string_view kv_dtype) {
+                       const ModelIdentity& model, std::string_view kv_dtype,
+                       std::int64_t layer_inputs) {
   Manifest manifest;
   manifest.program_version = program_version();
   manifest.commit = build_commit();
@@ -174,6 +175,7 @@ Manifest make_manifest(const RunOptions& options, const PromptFileFacts& input,
   manifest.generation = generation_json(options);
   manifest.seed = options.seed;
   manifest.kv_dtype = kv_dtype;
+  manifest.layer_inputs = static_cast<std::uint64_t>(layer_inputs);
   manifest.shard_index = options.shard.index;
   manifest.shard_count = options.shard.count;
   manifest.order = order_name(options.order);
@@ -200,6 +202,7 @@ std::string manifest_to_json(const Manifest& manifest) {
   line(fmt::format("\"generation\": {},\n", manifest.generation));
   line(fmt::format("\"seed\": {},\n", manifest.seed));
   line(fmt::format("\"kv_dtype\": {},\n", json_quote(manifest.kv_dtype)));
+  line(fmt::format("\"layer_inputs\": {},\n", manifest.layer_inputs));
   line(fmt::format("\"plan_hash\": {},\n", json_quote(manifest.plan_hash)));
   line(fmt::format("\"shard\": {{\"index\": {}, \"count\": {}}},\n", manifest.shard_index,
                    manifest.shard_count));
@@ -233,6 +236,7 @@ Manifest parse_manifest(std::string_view text, std::string_view file) {
   manifest.generation = canonical_object(top.at("generation"));
   manifest.seed = top.count("seed");
   manifest.kv_dtype = top.text("kv_dtype");
+  manifest.layer_inputs = top.count("layer_inputs");
   manifest.plan_hash = top.text("plan_hash");
   const Fields shard = top.object("shard");
   manifest.shard_index = shard.count("index");
@@ -265,6 +269,7 @@ std::vector<std::string> manifest_differences(const Manifest& there, const Manif
   compare("tokenizer", there.model.tokenizer, now.model.tokenizer);
   compare("seed", fmt::to_string(there.seed), fmt::to_string(now.seed));
   compare("kv-dtype", there.kv_dtype, now.kv_dtype);
+  compare("layer-inputs", fmt::to_string(there.layer_inputs), fmt::to_string(now.layer_inputs));
   compare("plan", there.plan_hash, now.plan_hash);
   compare("shard", fmt::format("{}/{}", there.shard_index, there.shard_count),
           fmt::format("{}/{}", now.shard_index, now.shard_count));

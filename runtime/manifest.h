@@ -34,8 +34,9 @@ struct Manifest {
   ModelIdentity model;        // `path` reported, not compared
   std::string generation;     // JSON object text: every option that can change a record
   std::uint64_t seed = 0;
-  std::string kv_dtype;   // resolved: "f16", "bf16", "f32"
-  std::string plan_hash;  // empty: no plan
+  std::string kv_dtype;            // resolved: "f16", "bf16", "f32"
+  std::uint64_t layer_inputs = 0;  // leading tokens with K and V from INT8 layer inputs
+  std::string plan_hash;           // empty: no plan
   std::uint64_t shard_index = 0;
   std::uint64_t shard_count = 1;
   std::string order;         // "input" or "completed"
@@ -46,9 +47,12 @@ struct Manifest {
   std::string writer_host;
 };
 
+inline constexpr std::uint64_t kMaxManifestBytes = std::uint64_t{16} << 20;
+
 // `generation` is filled from the options (after --generation-config was adopted).
 [[nodiscard]] Manifest make_manifest(const RunOptions& options, const PromptFileFacts& input,
-                                     const ModelIdentity& model, std::string_view kv_dtype);
+                                     const ModelIdentity& model, std::string_view kv_dtype,
+                                     std::int64_t layer_inputs);
 
 [[nodiscard]] std::string manifest_to_json(const Manifest& manifest);
 

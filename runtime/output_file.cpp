@@ -18,7 +18,6 @@
 namespace triphase {
 namespace {
 
-constexpr std::uint64_t kMaxManifestBytes = std::uint64_t{16} << 20;
 constexpr std::size_t kCopyBytes = std::size_t{1} << 20;
 constexpr std::string_view kResumeHint = "run the same command to resume";
 constexpr std::string_view kOverwriteHint = "--overwrite starts the job anew";

@@ -38,6 +38,7 @@ void PlacementDriver::place(const Lines& lines) {
     };
     noted("offloaded_blocks", stats_.offloaded_blocks, before.offloaded_blocks);
     noted("reloaded_blocks", stats_.reloaded_blocks, before.reloaded_blocks);
+    noted("discarded_blocks", stats_.discarded_blocks, before.discarded_blocks);
     noted("suspended", stats_.swaps + stats_.drops, before.swaps + before.drops);
   }
   see_phases(lines);
@@ -79,6 +80,7 @@ Phase PlacementDriver::phase_of(const RunningLine& line) const {
   const KvResidency& residency = kv_->residency();
   if (limits_.host_pages == 0 || residency.blocks(line.id) == 0) return Phase::kOne;
   const BlockPlace oldest = residency.block_place(line.id, 0);
+  if (oldest == BlockPlace::kRecomputable) return Phase::kThree;
   const bool away = oldest == BlockPlace::kHost || oldest == BlockPlace::kLeaving;
   return away ? Phase::kTwo : Phase::kOne;
 }
@@ -97,6 +99,7 @@ void PlacementDriver::look(const Lines& lines) {
   view_.free_device_pages =
       residency.free_pages() + residency.evictable_pages() - residency.reserved_pages();
   view_.free_host_pages = residency.free_host_blocks() * limits_.layers;
+  view_.free_input_pages = residency.free_input_blocks() * limits_.layers;
   look_at_running(lines);
   look_at_suspended(lines);
   look_at_waiting(lines);
@@ -114,22 +117,32 @@ void PlacementDriver::look_at_running(const Lines& lines) {
   for (std::size_t index = 0; index < lines.running.size(); ++index) {
     const RunningLine& line = lines.running[index];
     const std::int64_t blocks = residency.blocks(line.id);
-    std::int64_t on_host = 0;
-    while (on_host < blocks && residency.block_place(line.id, on_host) == BlockPlace::kHost) {
-      ++on_host;
-    }
+    const std::int64_t recomputable = leading_blocks(line.id, 0, BlockPlace::kRecomputable);
+    const std::int64_t on_host = leading_blocks(line.id, recomputable, BlockPlace::kHost);
     view_.running.push_back({.id = line.id,
                              .prompt_tokens = line.sequence->prompt_tokens(),
                              .prefill_tokens = line.prefill_tokens,
                              .context = line.computed,
                              .step_tokens = counts[index],
                              .max_tokens = line.sequence->max_kv_tokens(),
+                             .recompute_blocks = recomputable,
                              .host_blocks = on_host,
-                             .device_blocks = blocks - on_host,
+                             .device_blocks = blocks - recomputable - on_host,
+                             .input_blocks = residency.input_blocks(line.id),
                              .device_reserved = residency.reserved_blocks(line.id),
                              .host_reserved = residency.reserved_host_blocks(line.id)});
   }
   find_shared_blocks(lines);
+}
+
+// Blocks of the sequence at `place` from `first` on, up to the first that is elsewhere.
+std::int64_t PlacementDriver::leading_blocks(SequenceId sequence, std::int64_t first,
+                                             BlockPlace place) const {
+  const KvResidency& residency = kv_->residency();
+  const std::int64_t blocks = residency.blocks(sequence);
+  std::int64_t block = first;
+  while (block < blocks && residency.block_place(sequence, block) == place) ++block;
+  return block - first;
 }
 
 void PlacementDriver::find_shared_blocks(const Lines& lines) {
@@ -157,15 +170,19 @@ void PlacementDriver::look_at_suspended(const Lines& lines) {
   view_.suspended.clear();
   for (const SuspendedLine& suspended : lines.suspended) {
     const RunningLine& line = suspended.line;
-    view_.suspended.push_back({.id = line.id,
-                               .mode = suspended.mode,
-                               .prompt_tokens = line.sequence->prompt_tokens(),
-                               .prefill_tokens = line.prefill_tokens,
-                               .context = line.computed,
-                               .max_tokens = line.sequence->max_kv_tokens(),
-                               .host_blocks = suspended.mode == SuspendMode::kSwap
-                                                  ? kv_->residency().blocks(line.id)
-                                                  : 0});
+    const bool swapped = suspended.mode == SuspendMode::kSwap;
+    const std::int64_t recomputable =
+        swapped ? leading_blocks(line.id, 0, BlockPlace::kRecomputable) : 0;
+    view_.suspended.push_back(
+        {.id = line.id,
+         .mode = suspended.mode,
+         .prompt_tokens = line.sequence->prompt_tokens(),
+         .prefill_tokens = line.prefill_tokens,
+         .context = line.computed,
+         .max_tokens = line.sequence->max_kv_tokens(),
+         .recompute_blocks = recomputable,
+         .host_blocks = swapped ? kv_->residency().blocks(line.id) - recomputable : 0,
+         .input_blocks = swapped ? kv_->residency().input_blocks(line.id) : 0});
   }
 }
 
@@ -248,6 +265,7 @@ void PlacementDriver::apply(const Admit& action, const Lines& lines) {
       kv_->residency().admit(waiting->tokens(), waiting->max_kv_tokens(), rope_key,
                              {.device_blocks = action.device_blocks,
                               .host_blocks = action.host_blocks,
+                              .input_blocks = action.input_blocks,
                               .most_shared_blocks = prompt.shared_blocks + prompt.cached_blocks});
   TRIPHASE_CHECK(admission.sequence.valid(), "an admission that the policy counted out");
   const std::int64_t prompt_tokens = waiting->prompt_tokens();
@@ -274,8 +292,8 @@ void PlacementDriver::apply(const Reload& action, const Lines& /*lines*/) {
 }
 
 void PlacementDriver::apply(const Discard& action, const Lines& /*lines*/) {
-  check_failed("layer inputs", __FILE__, __LINE__,
-               to_text(action) + ": no layer inputs were reserved, so nothing can be discarded");
+  kv_->discard(action.sequence, action.first_block, action.end_block - action.first_block);
+  stats_.discarded_blocks += static_cast<std::uint64_t>(action.end_block - action.first_block);
 }
 
 void PlacementDriver::apply(const Suspend& action, const Lines& lines) {
@@ -299,7 +317,8 @@ void PlacementDriver::apply(const Suspend& action, const Lines& lines) {
     std::int64_t first = 0;
     // Blocks that the same decision sent away are on the host as good as the others.
     const auto away = [&](BlockPlace place) {
-      return place == BlockPlace::kHost || place == BlockPlace::kLeaving;
+      return place == BlockPlace::kHost || place == BlockPlace::kLeaving ||
+             place == BlockPlace::kRecomputable;
     };
     while (first < blocks && away(residency.block_place(entry->id, first))) ++first;
     kv_->offload(entry->id, first, blocks - first, /*open=*/true);

@@ -23,8 +23,9 @@ struct PlacementStats {
   std::uint64_t shared_prompt_tokens = 0;  // of them found in the KV store
   std::uint64_t offloaded_blocks = 0;      // of all layers
   std::uint64_t reloaded_blocks = 0;
-  std::uint64_t swaps = 0;  // preemptions whose KV waited on the host
-  std::uint64_t drops = 0;  // preemptions whose KV was computed again
+  std::uint64_t discarded_blocks = 0;  // recomputable from then on
+  std::uint64_t swaps = 0;             // preemptions whose KV waited on the host
+  std::uint64_t drops = 0;             // preemptions whose KV was computed again
   std::uint64_t recomputed_tokens = 0;
 };
 
@@ -72,6 +73,8 @@ class PlacementDriver {
   void look_at_running(const Lines& lines);
   void look_at_suspended(const Lines& lines);
   void look_at_waiting(const Lines& lines);
+  [[nodiscard]] std::int64_t leading_blocks(SequenceId sequence, std::int64_t first,
+                                            BlockPlace place) const;
   void find_shared_blocks(const Lines& lines);
   [[nodiscard]] bool may_share(const Sequence& waiting) const;
   [[nodiscard]] bool should_wait_for_shared_prefix(const Sequence& waiting, std::uint64_t rope_key,

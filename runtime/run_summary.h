@@ -32,6 +32,7 @@ struct ToDeviceBytes {
   std::uint64_t kv_reloads = 0;  // blocks that came to stay
   std::uint64_t kv_blocks = 0;   // whole blocks, for the step that attended them
   std::uint64_t kv_tokens = 0;   // chosen tokens, for the step that attended them
+  std::uint64_t inputs = 0;      // layer inputs, for the step that recomputed their KV
 };
 
 // Tokens on the host that were chosen, and what kept them from crossing the link.
@@ -53,6 +54,13 @@ struct RunPrediction {
   double bytes_to_device = 0.0;
   double bytes_to_host = 0.0;
   bool extrapolated = false;  // beyond what the profile measured
+};
+
+// INT8 layer inputs X, from which K and V of leading tokens come.
+struct LayerInputUse {
+  std::int64_t tokens = 0;              // leading ones of every line
+  std::uint64_t saved_bytes = 0;        // to the host, of bytes_to_host
+  std::uint64_t recomputed_tokens = 0;  // K and V projected again, all layers
 };
 
 struct RunSummary {
@@ -94,6 +102,7 @@ struct RunSummary {
   std::uint64_t bytes_to_host = 0;
   ToDeviceBytes to_device;
   TokenCacheUse token_cache;
+  LayerInputUse layer_inputs;
   std::vector<PhaseBoundary> phase_boundaries;  // empty: none met
   // Steps and seconds by the latest phase that any line was in; I, II, III.
   std::array<PhaseUse, 3> phases{};

@@ -83,15 +83,23 @@ void plan_host_tier(const MemoryRequest& request, std::int64_t wanted_blocks,
                     std::int64_t blocks_per_sequence, std::uint64_t& room, MemoryPlan& plan) {
   const auto layers = static_cast<std::uint64_t>(request.layers);
   const std::uint64_t host_block = request.page_bytes * layers;
-  std::uint64_t blocks =
-      std::min(static_cast<std::uint64_t>(wanted_blocks), request.host->budget / host_block);
   // Scales stay on the device; they must leave most of it for blocks.
-  if (request.scale_bytes > 0) {
-    blocks = std::min(blocks, room / 2 / (request.scale_bytes * layers));
+  const std::uint64_t scaled =
+      request.scale_bytes > 0 ? room / 2 / (request.scale_bytes * layers) : UINT64_MAX;
+  std::uint64_t inputs = 0;
+  if (request.host->input_blocks > 0) {
+    inputs = static_cast<std::uint64_t>(request.host->input_blocks * plan.batch_size);
+    inputs =
+        std::min({inputs, request.host->budget / 2 / request.host->input_block_bytes, scaled / 2});
   }
+  plan.input_blocks = static_cast<std::int64_t>(inputs);
+  plan.host_inputs = inputs * request.host->input_block_bytes;
+  const std::uint64_t blocks =
+      std::min({static_cast<std::uint64_t>(wanted_blocks),
+                (request.host->budget - plan.host_inputs) / host_block, scaled - inputs});
   plan.host_blocks = static_cast<std::int64_t>(blocks);
   plan.host_kv = host_block * blocks;
-  const std::uint64_t scales = blocks * request.scale_bytes * layers;
+  const std::uint64_t scales = (blocks + inputs) * request.scale_bytes * layers;
   room -= scales;
   plan.kv += scales;
   const std::int64_t sequences = request.host->holds_everything ? plan.batch_size : 1;

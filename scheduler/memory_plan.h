@@ -2,8 +2,8 @@
 
 // How memory is divided before anything is loaded: on the device weights, scratch, KV pages and the
 // staging pages through which KV on the host is read, with a cache of tokens that are read again
-// and again; on the host the KV blocks that the device cannot hold. PURE. All sizes in bytes unless
-// they say otherwise.
+// and again; on the host the KV blocks that the device cannot hold, and saved layer inputs. PURE.
+// All sizes in bytes unless they say otherwise.
 
 #include <cstdint>
 #include <functional>
@@ -41,6 +41,9 @@ struct MemoryRequest {
     // blocks, and no token is cached.
     double chosen_share = 0.0;
     std::optional<std::uint64_t> token_cache;  // bytes; nothing: chosen here
+    // Saved layer inputs: leading blocks of each sequence, and bytes of one, all layers.
+    std::int64_t input_blocks = 0;
+    std::uint64_t input_block_bytes = 0;
   };
   std::optional<Host> host;
 };
@@ -60,6 +63,8 @@ struct MemoryPlan {
   std::int64_t open_pages = 0;
   std::int64_t host_blocks = 0;  // of all layers
   std::uint64_t host_kv = 0;
+  std::int64_t input_blocks = 0;  // of saved layer inputs, all layers
+  std::uint64_t host_inputs = 0;
   [[nodiscard]] std::uint64_t total() const {
     return weights + scratch + kv + key_columns + staging + cache;
   }

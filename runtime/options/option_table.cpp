@@ -139,6 +139,9 @@ constexpr OptionSpec kMachineOptions[] = {
     {"Machine", "max-context", 0, kInteger, "0", "N", 0, 16777216, false, false,
      "Longest line, prompt and completion, that memory is divided for; longer ones become error "
      "records. 0 is the model's context."},
+    {"Machine", "layer-inputs", 0, kInteger, "0", "N", 0, 16777216, false, false,
+     "K and V of each line's first N tokens are projected from their INT8 layer inputs, as where "
+     "Phase III recomputes them: the same answers under every policy."},
     {"Machine", "attention", 0, kChoice, "dense",
      "dense|local|strided|swa|sparq|h2o|lm-infinite|topk|quest", 0, 0, false, false,
      "Which tokens decoding touches; prompts are always dense."},
@@ -175,6 +178,11 @@ constexpr OptionSpec kRunPlanOptions[] = {
     {"Plan (--policy triphase)", "profile", 0, kText, "", "FILE|NAME", 0, 0, false, false,
      "Plan with this profile: a file of triphase profile, or a built-in machine. Default: this "
      "machine's, measured once and kept under $XDG_CACHE_HOME/triphase."},
+    {"Plan (--policy triphase)", "recompute", 0, kChoice, "auto", "auto|on|off", 0, 0, false, false,
+     "May a plan made for the job enter Phase III where that is predicted to be faster? There KV "
+     "of "
+     "leading tokens comes from their INT8 layer inputs, which rounds completions as INT8 KV does. "
+     "auto: unless --kv-dtype names another type than int8."},
     {"Plan (--policy triphase)", "miss-rate", 0, kReal, "1", "X", 0, 1, false, false,
      "Share of the touched host tokens that plans and --predict take to cross the link in a step; "
      "1 "

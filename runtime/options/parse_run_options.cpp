@@ -257,6 +257,7 @@ void read_machine_options(const OptionValues& values, RunOptions& options) {
   options.policy_options = values.texts("policy-option");
   options.kv_block = values.integer("kv-block");
   options.max_context = values.integer("max-context");
+  options.layer_inputs = values.integer("layer-inputs");
   if (values.has("emulate-link")) {
     options.emulated_link = link_option(values.text("emulate-link"));
   }
@@ -334,6 +335,7 @@ void read_plan_options(const OptionValues& values, RunOptions& options) {
   options.plan_force = values.flag("plan-force");
   options.plan_strict = values.flag("plan-strict");
   options.profile = values.text("profile");
+  options.recompute = value_of(kRecomputeNames, values.text("recompute")).value();
   options.miss_rate = values.real("miss-rate");
   options.profile_seconds = values.seconds("profile-time");
 }

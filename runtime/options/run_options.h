@@ -22,6 +22,9 @@ enum class InputFormat : std::uint8_t { kAuto, kJsonl, kOpenAi, kIds };
 enum class Truncate : std::uint8_t { kNone, kLeft, kRight };
 enum class RecordOrder : std::uint8_t { kInput, kCompleted };
 enum class ResumeMode : std::uint8_t { kAuto, kNever, kRequire };
+// Whether a plan made for the job may enter Phase III. kAuto: unless an unquantized KV type is
+// asked for.
+enum class RecomputeMode : std::uint8_t { kAuto, kOn, kOff };
 enum class ProgressMode : std::uint8_t { kAuto, kOff, kPlain, kJson };
 enum class LogFormat : std::uint8_t { kText, kJson };
 
@@ -84,6 +87,8 @@ struct RunOptions {
   std::optional<DType> kv_dtype;                  // nothing: auto; kU8: INT8
   std::int64_t kv_block = 0;                      // tokens of a KV block; 0: chosen
   std::int64_t max_context = 0;                   // tokens of the longest line; 0: the model's
+  // Leading tokens of every line whose K and V come from their INT8 layer inputs.
+  std::int64_t layer_inputs = 0;
   AttentionOptions attention;
   // --kv-sparsity auto: the budget of `attention` is chosen by what it changes on the job's own
   // prompts (runtime/calibrate); until then it is the method's default.
@@ -95,7 +100,8 @@ struct RunOptions {
   std::string plan_file;                      // --plan; empty: one is made where the host is needed
   bool plan_force = false;                    // also of another machine
   bool plan_strict = false;                   // a plan that does not cover the job is refused
-  std::string profile;                    // --profile: file or built-in name; empty: this machine's
+  std::string profile;  // --profile: file or built-in name; empty: this machine's
+  RecomputeMode recompute = RecomputeMode::kAuto;
   double miss_rate = 1.0;                 // --miss-rate: of the cost model
   double profile_seconds = 5.0;           // measuring time where this machine has no profile yet
   std::optional<PhaseSchedule> schedule;  // of the plan in use (runtime/plan/run_schedule.h)

@@ -11,6 +11,7 @@
 #include "runtime/file_ops.h"
 #include "runtime/loaded_model.h"
 #include "runtime/machine.h"
+#include "runtime/manifest.h"
 #include "runtime/output_file.h"
 #include "runtime/plan/open_profile.h"
 #include "runtime/plan/plan_file.h"
@@ -43,6 +44,7 @@ class ScheduleChooser {
 
   std::optional<RunSchedule> choose() {
     if (options_.job != JobKind::kGenerate || options_.policy != "triphase") return std::nullopt;
+    keep_inputs_of_earlier_run();
     if (!options_.plan_file.empty()) {
       std::optional<RunSchedule> given = from_file();
       if (given) return given;
@@ -91,6 +93,7 @@ class ScheduleChooser {
           .hint("plan again with these lengths, or without --plan-strict");
     }
     options_.kv_dtype = dtype;
+    require_recompute(plan, file);
     if (!too_small.empty()) {
       log_.info(fmt::format("{} does not cover this job ({}): planning again",
                             escape_untrusted(file), too_small));
@@ -103,11 +106,6 @@ class ScheduleChooser {
           std::min(plan.budget.device_memory, std::max(free, plan.device_peak));
     }
     if (!options_.host_memory) options_.host_memory = plan.budget.host_memory;
-    if (plan.schedule.beta > 0.0 && plan.schedule.p2 < plan.workload.output_len) {
-      log_.warning(
-          "the plan recomputes tokens in Phase III, which runs do not do yet: they are transferred "
-          "instead, at another speed than predicted");
-    }
     const XXH128_hash_t hash = XXH3_128bits(text.data(), text.size());
     RunSchedule schedule{.plan = std::move(plan),
                          .origin = file,
@@ -135,6 +133,18 @@ class ScheduleChooser {
       refuse("block_tokens", plan.block_tokens,
              fmt::format("a multiple of {} with kv_dtype i8", KvStore::kInt8BlockMultiple));
     }
+  }
+
+  void require_recompute(const Plan& plan, const std::string& file) const {
+    if (plan.schedule.beta == 0.0 || plan.schedule.p2 >= plan.workload.output_len) return;
+    if (options_.recompute != RecomputeMode::kOff && backend_.input_ops() != nullptr) return;
+    const bool asked = options_.recompute == RecomputeMode::kOff;
+    throw Error(ErrorRole::kUsage, "E-CLI-CONFLICT", asked ? "--recompute" : "--device")
+        .found(fmt::format("{} with a plan that recomputes from step {} on ({})",
+                           asked ? "off" : backend_.ops().name(), plan.schedule.p2,
+                           escape_untrusted(file)))
+        .expected(asked ? "auto or on" : "a device that recomputes KV, as the CPU does")
+        .hint("or plan with --no-recompute");
   }
 
   static std::uint64_t free_memory() {
@@ -199,6 +209,18 @@ class ScheduleChooser {
     return lengths;
   }
 
+  // Records that are there already were made with these layer inputs, whatever is planned now.
+  void keep_inputs_of_earlier_run() {
+    if (options_.overwrite || options_.resume == ResumeMode::kNever) return;
+    const OutputPaths paths(options_.output);
+    if (!path_exists(paths.manifest)) return;
+    if (!path_exists(paths.part) && !path_exists(paths.output)) return;
+    const Manifest manifest = parse_manifest(
+        read_small_file(system_file_ops(), paths.manifest, kMaxManifestBytes), paths.manifest);
+    options_.layer_inputs =
+        std::max(options_.layer_inputs, static_cast<std::int64_t>(manifest.layer_inputs));
+  }
+
   // The plan that the job began with; with other budgets a new one with the same KV type, since a
   // job's records must not change underway.
   std::optional<RunSchedule> from_earlier_run(const RunPlan& memory) {
@@ -214,6 +236,7 @@ class ScheduleChooser {
     if (*options_.kv_dtype != store_dtype(plan.kv_dtype)) return std::nullopt;
     if (!same_budgets(plan, memory)) {
       log_.info("other budgets than when the job began: planning again");
+      inputs_settled_ = true;
       return std::nullopt;
     }
     options_.schedule = plan.schedule;
@@ -230,7 +253,7 @@ class ScheduleChooser {
   }
 
   [[nodiscard]] PlanRequest request_for(const RunPlan& memory, const Lengths& lengths,
-                                        DType kv_dtype) const {
+                                        DType kv_dtype) {
     const std::int64_t longest = std::max<std::int64_t>(memory.longest_line, 2);
     const std::int64_t input = std::clamp<std::int64_t>(lengths.input, 1, longest - 1);
     const std::int64_t output = std::clamp<std::int64_t>(lengths.output, 1, longest - input);
@@ -251,8 +274,7 @@ class ScheduleChooser {
                   .block_tokens = options_.kv_block > 0 ? options_.kv_block
                                                         : KvStore::default_block_tokens(kv_dtype),
                   .prefill_chunk = memory.prefill_chunk}};
-    // Runs keep no layer inputs, so that nothing can be recomputed from them.
-    request.options.allow_recompute = false;
+    request.options.allow_recompute = may_recompute(memory.kv, kv_dtype);
     // The planner's estimate of scratch memory gives way to what this run really takes.
     const std::int64_t chunk = std::min(memory.prefill_chunk, batch * input);
     const std::uint64_t estimate =
@@ -276,6 +298,19 @@ class ScheduleChooser {
     }
     device = device + estimate - std::min(device + estimate, taken);
     return request;
+  }
+
+  // Whether a plan made here may enter Phase III; the planner decides whether it does.
+  [[nodiscard]] bool may_recompute(KvStore::Shape pages, DType kv_dtype) {
+    if (inputs_settled_ || options_.recompute == RecomputeMode::kOff) return false;
+    // Who named an unquantized type wants no rounding.
+    const bool named = options_.given("kv-dtype") && options_.origins["kv-dtype"].value != "auto";
+    if (options_.recompute == RecomputeMode::kAuto && named && kv_dtype != DType::kU8) return false;
+    // Blocks are recomputed whole: methods that fetch single tokens gain nothing.
+    if (options_.attention.kind != AttentionKind::kDense) return false;
+    pages.dtype = kv_dtype;
+    return backend_.input_ops() != nullptr &&
+           KvStore::page_holds_inputs(pages, model_.config.hidden_size);
   }
 
   std::optional<RunSchedule> make(const RunPlan& memory) {
@@ -345,6 +380,7 @@ class ScheduleChooser {
   const PromptFileFacts& prompts_;
   Backend& backend_;
   RunProfile& profile_;
+  bool inputs_settled_ = false;  // an earlier run decided about layer inputs
   Log& log_;
 };
 
@@ -360,8 +396,10 @@ std::string describe(const RunSchedule& schedule) {
   const Plan& plan = schedule.plan;
   const PhaseSchedule& s = plan.schedule;
   const bool never = s.p1 >= plan.workload.output_len;
+  const bool recomputes = s.beta > 0.0 && s.p2 < plan.workload.output_len;
   return fmt::format(
-      "plan ({}; profile: {}): for batch {} with {} + {} tokens, KV {} in blocks of {}; p1 {}{}{}; "
+      "plan ({}; profile: {}): for batch {} with {} + {} tokens, KV {} in blocks of {}; p1 "
+      "{}{}{}{}; "
       "predicted {:.1f} tokens/s{}",
       escape_untrusted(schedule.origin), escape_untrusted(schedule.profile), plan.workload.batch,
       plan.workload.input_len, plan.workload.output_len, dtype_name(plan.kv_dtype),
@@ -371,6 +409,9 @@ std::string describe(const RunSchedule& schedule) {
           ? fmt::format(", then {} tokens of each sequence stay on the device", s.device_tokens)
           : fmt::format(", alpha {:.3f}", s.alpha),
       s.streamed_layers > 0 ? fmt::format(", {} layers streamed", s.streamed_layers) : "",
+      recomputes
+          ? fmt::format("; from p2 {} on {:.3f} of the host's tokens are recomputed", s.p2, s.beta)
+          : "",
       plan.tokens_per_second, plan.extrapolated ? " (times extrapolated)" : "");
 }
 

@@ -185,7 +185,10 @@ RecomputeWork::RecomputeWork(ModelRig& rig) : rig_(rig) {
     return buffer;
   };
   input_ = take(config.hidden_size);
-  normed_ = take(config.hidden_size);
+  scales_ = take(1);
+  const auto codes = static_cast<std::size_t>(rows * config.hidden_size);
+  codes_ = rig.pool().allocate(codes, MemoryTag::kWorkspace);
+  fill(rig.backend(), codes_.data(), codes);
   kv_ = take(2 * config.kv_width());
   if (rope_) angles_ = take(rope_->rotary_dim());
 }
@@ -214,12 +217,10 @@ void RecomputeWork::project(std::int64_t rows) {
   Ops& ops = rig_.backend().ops();
   Stream& stream = rig_.backend().stream();
   const Matrix input = rows_of(input_, rows, config.hidden_size);
-  const Matrix normed = rows_of(normed_, rows, config.hidden_size);
   const Matrix kv = rows_of(kv_, rows, 2 * config.kv_width());
   const Matrix k{kv.data, DType::kF32, rows, config.kv_width(), kv.row_stride};
   const Matrix v{static_cast<float*>(kv.data) + config.kv_width(), DType::kF32, rows,
                  config.kv_width(), kv.row_stride};
-  const auto eps = static_cast<float>(config.norm_eps);
   const std::size_t used = static_cast<std::size_t>(rows);
   const KvSlots slots{std::span(pages_).first(used), std::span(offsets_).first(used)};
   const KvStore::Shape& shape = rig_.kv().shape();
@@ -238,15 +239,9 @@ void RecomputeWork::project(std::int64_t rows) {
     }
   }
   for (const LayerWeights& w : rig_.weights().layers) {
-    ConstMatrix x = input;
-    if (config.norm_before) {
-      if (config.norm == Norm::kLayerNorm) {
-        ops.layer_norm(input, w.attention_norm, w.attention_norm_bias, eps, normed, stream);
-      } else {
-        ops.rms_norm(input, w.attention_norm, config.norm == Norm::kRmsNormPlusOne ? 1.0F : 0.0F,
-                     eps, normed, stream);
-      }
-      x = normed;
+    // X was saved after the norm.
+    if (InputOps* inputs = rig_.backend().input_ops()) {
+      inputs->dequantize(codes_.as<std::int8_t>(), scales_.as<float>(), input, stream);
     }
     // The rows of W_K and W_V follow those of W_Q.
     ConstMatrix projection = w.qkv;
@@ -255,7 +250,7 @@ void RecomputeWork::project(std::int64_t rows) {
         static_cast<const std::byte*>(w.qkv.data) + config.q_width() * w.qkv.row_stride * element;
     projection.rows = 2 * config.kv_width();
     const float* bias = w.qkv_bias == nullptr ? nullptr : w.qkv_bias + config.q_width();
-    ops.linear(x, projection, bias, false, kv, stream);
+    ops.linear(input, projection, bias, false, kv, stream);
     if (rope_) {
       ops.rope(k, config.kv_heads, config.head_dim, rope_->rotary_dim(), angles, stream);
     }

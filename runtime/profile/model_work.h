@@ -96,8 +96,8 @@ class PrefillWork final : public GridWork {
   std::vector<std::int32_t> logit_rows_;
 };
 
-// K and V of `y` tokens of each of `x` sequences from their layer inputs, all layers: norm, the
-// rows of W_K and W_V, rotation, and writing into the cache.
+// K and V of `y` tokens of each of `x` sequences from their INT8 layer inputs, all layers:
+// reading these, the rows of W_K and W_V, rotation, and writing into the cache.
 class RecomputeWork final : public GridWork {
  public:
   explicit RecomputeWork(ModelRig& rig);
@@ -109,7 +109,7 @@ class RecomputeWork final : public GridWork {
 
   ModelRig& rig_;
   std::optional<RopeTable> rope_;
-  Buffer input_, normed_, kv_, angles_;
+  Buffer codes_, scales_, input_, kv_, angles_;
   std::vector<PageId> pages_;
   std::vector<std::int32_t> offsets_;
   std::int64_t rows_ = 0;

@@ -101,7 +101,8 @@ class Profiler {
         "of three rounds",
         dtype_name(model_.weights_dtype), dtype_name(kv_dtype())));
     profile.notes.emplace_back(
-        "h2d and d2h move whole KV blocks; recompute reads unquantized layer inputs");
+        "h2d and d2h move whole KV blocks; recompute reads INT8 layer inputs and writes KV that is "
+        "not INT8");
   }
 
   [[nodiscard]] ModelRigLimits choose_limits() const {

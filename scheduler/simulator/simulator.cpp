@@ -164,9 +164,11 @@ class Simulation {
     const double block = record_token_ * static_cast<double>(limits_.block_tokens);
     double room = static_cast<double>(job_.host_memory - fixed_host_);
     const double input_block = input_token_ * static_cast<double>(limits_.block_tokens);
-    const std::int64_t inputs = policy_.input_blocks(limits_.block_tokens) * job_.batch_size;
+    const std::int64_t inputs =
+        std::min(policy_.input_blocks(limits_.block_tokens) * job_.batch_size,
+                 static_cast<std::int64_t>(room / 2.0 / input_block));
     limits_.input_pages = inputs * limits_.layers;
-    room = std::max(room - static_cast<double>(inputs) * input_block, 0.0);
+    room -= static_cast<double>(inputs) * input_block;
     limits_.host_pages = std::min(static_cast<std::int64_t>(room / block), wanted) * limits_.layers;
   }
 
@@ -291,6 +293,11 @@ class Simulation {
         const std::int64_t blocks = reload->end_block - reload->first_block;
         work.h2d_bytes += moved_bytes(blocks);
         running_line(reload->sequence).returning += blocks;
+      } else if (const auto* discard = std::get_if<Discard>(&action)) {
+        // What only leaves is waited for first.
+        const Line& line = running_line(discard->sequence);
+        const std::int64_t away = ledger.running(index_of(view, discard->sequence)).away_blocks();
+        if (discard->end_block > away - line.leaving) settle();
       } else if (const auto* suspend = std::get_if<Suspend>(&action)) {
         Line line = running_line(suspend->sequence);
         line.place = ledger.running(index_of(view, suspend->sequence));
@@ -397,10 +404,14 @@ class Simulation {
         work.touched_tokens += on_host ? std::max(touched - away, 0.0) : touched;
       }
       const bool attend_on_host = on_host && !place.prefilling();
-      const double again = attend_on_host ? 0.0 : fetched * again_share;
+      const bool whole = dense || place.prefilling();
+      const double again = attend_on_host ? 0.0
+                           : whole
+                               ? static_cast<double>(place.recompute_blocks * limits_.block_tokens)
+                               : fetched * again_share;
       if (attend_on_host) {
         work.host_attention_tokens += away;
-      } else if (dense || place.prefilling()) {
+      } else if (whole) {
         work.h2d_bytes += (fetched - again) * record_token_ + again * input_token_;
       } else {
         work.gathered_records += layers * (fetched - again);
@@ -413,6 +424,7 @@ class Simulation {
       const std::int64_t with_inputs = place.input_blocks * limits_.block_tokens;
       const std::int64_t saved = std::clamp<std::int64_t>(with_inputs - place.context, 0, rows);
       work.d2h_bytes += static_cast<double>(saved) * input_token_;
+      result_.inputs_d2h_bytes += static_cast<double>(saved) * input_token_;
       if (work.int8_kv) work.quantized_tokens += static_cast<double>(rows);
       record.phase = std::max(record.phase, place.recompute_blocks > 0 ? Phase::kThree
                                             : place.host_blocks > 0    ? Phase::kTwo
@@ -504,6 +516,7 @@ class Simulation {
     result_.h2d_bytes += record.h2d_bytes;
     result_.d2h_bytes += record.d2h_bytes;
     result_.recomputed_tokens += work.recompute_tokens;
+    result_.inputs_h2d_bytes += work.recompute_tokens * input_token_;
     const auto phase = static_cast<std::size_t>(record.phase) - 1;
     ++result_.phase_steps[phase];
     result_.phase_seconds[phase] += record.seconds;

@@ -72,7 +72,10 @@ struct SimulationResult {
   LaneTimes lanes;  // sums; `step` is the whole
   double h2d_bytes = 0.0;
   double d2h_bytes = 0.0;
-  double recomputed_tokens = 0.0;     // from X
+  double recomputed_tokens = 0.0;  // from X
+  // Of h2d_bytes and d2h_bytes: X brought for steps that recompute, and X saved.
+  double inputs_h2d_bytes = 0.0;
+  double inputs_d2h_bytes = 0.0;
   std::uint64_t repeated_tokens = 0;  // prefilled again after a drop
   std::int64_t suspensions = 0;
   std::int64_t max_running = 0;

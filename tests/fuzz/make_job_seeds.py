@@ -51,7 +51,7 @@ MANIFEST = {
     "input": {"path": "in", "bytes": 9, "lines": 4, "hash": "xxh3:0", "format": "auto"},
     "model": {"path": "m", "fingerprint": "xxh3:1", "tokenizer": ""},
     "generation": {"max_tokens": 16, "stop": ["a"], "ignore_eos": False, "weights_dtype": None},
-    "seed": 0, "kv_dtype": "f32", "plan_hash": "", "shard": {"index": 0, "count": 1},
+    "seed": 0, "kv_dtype": "f32", "layer_inputs": 0, "plan_hash": "", "shard": {"index": 0, "count": 1},
     "records": 4, "order": "input", "writer": {"pid": 1, "host": "h"},
 }
 LINE_TABLE = {"bytes": [1, 1024], "seconds": [1e-6, 2e-6], "spread": [0, 0]}

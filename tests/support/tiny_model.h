@@ -49,6 +49,8 @@ struct TinyModelOptions {
   std::int64_t host_blocks = 0;     // of all layers each
   std::int64_t staging_blocks = 0;  // of one layer each
   std::int64_t cache_blocks = 0;    // of all layers each: for chosen tokens
+  std::int64_t input_tokens = 0;    // leading ones whose K and V come from INT8 layer inputs
+  std::int64_t input_blocks = 0;    // of all layers each: for saved layer inputs
   std::int64_t streamed_layers = 0;
   bool prefetch = true;
   std::optional<EmulatedLink> link;
@@ -73,17 +75,20 @@ class TinyModel {
              .cache_pages = options.cache_blocks * config_.layers,
              .open_pages = KvStore::open_pages_needed(kv_shape(options), 2 * options.batch_size,
                                                       options.batch_size + options.prefill_chunk),
-             .host_blocks = options.host_blocks},
+             .host_blocks = options.host_blocks,
+             .input_blocks = options.input_blocks},
             pool_, &host_pool_, &transfers_),
         model_(config_, *weights_, backend_->ops(), backend_->threads().threads(),
                {options.batch_size + options.prefill_chunk, options.batch_size, options.batch_size,
-                config_.max_positions, options.attention.kind != AttentionKind::kDense},
+                config_.max_positions, options.attention.kind != AttentionKind::kDense,
+                options.input_tokens > 0 ? options.block_tokens : 0},
                pool_, &transfers_),
         preparer_(config_, nullptr,
                   {.context = config_.max_positions, .kv_tokens = longest_line(options)}),
         engine_({options.batch_size, options.prefill_chunk, options.job_seed}, *policy_, model_,
                 kv_, preparer_, nullptr, backend_->threads(), backend_->stream()) {
     model_.set_attention(options.attention, backend_->sparse_ops(), pool_);
+    model_.set_layer_inputs(options.input_tokens, backend_->input_ops(), pool_);
     model_.kv_step().set_prefetch(options.prefetch);
     model_.weight_stream().set_prefetch(options.prefetch);
     engine_.placement().set_checking(true);
@@ -105,7 +110,8 @@ class TinyModel {
             .block_tokens = options.block_tokens,
             .dtype = options.int8 ? DType::kU8 : options.dtype,
             .open_dtype = options.dtype,
-            .key_columns = keeps_key_columns(options.attention)};
+            .key_columns = keeps_key_columns(options.attention),
+            .input_width = options.input_tokens > 0 ? config_.hidden_size : 0};
   }
   [[nodiscard]] std::int64_t longest_line(const TinyModelOptions& options) const {
     const std::int64_t longest =

@@ -60,15 +60,17 @@ DecidedStep decided(StepView view, const PlacementActions& actions) {
 
 std::string text_of(const StepView& view) {
   std::string text = "free " + std::to_string(view.free_device_pages) + " device, " +
-                     std::to_string(view.free_host_pages) + " host; waiting " +
+                     std::to_string(view.free_host_pages) + " host, " +
+                     std::to_string(view.free_input_pages) + " inputs; waiting " +
                      std::to_string(view.waiting.size());
   for (const RunningSequence& s : view.running) {
     text += "\n  running: context " + std::to_string(s.context) + " step " +
             std::to_string(s.step_tokens) + " prefill " + std::to_string(s.prefill_tokens) +
-            " of " + std::to_string(s.max_tokens) + ", blocks " + std::to_string(s.host_blocks) +
-            " + " + std::to_string(s.device_blocks) + ", reserved " +
-            std::to_string(s.device_reserved) + " + " + std::to_string(s.host_reserved) +
-            ", shares " + std::to_string(s.shared_blocks);
+            " of " + std::to_string(s.max_tokens) + ", blocks " +
+            std::to_string(s.recompute_blocks) + " + " + std::to_string(s.host_blocks) + " + " +
+            std::to_string(s.device_blocks) + ", inputs " + std::to_string(s.input_blocks) +
+            ", reserved " + std::to_string(s.device_reserved) + " + " +
+            std::to_string(s.host_reserved) + ", shares " + std::to_string(s.shared_blocks);
   }
   for (const SuspendedSequence& s : view.suspended) {
     text += "\n  suspended: context " + std::to_string(s.context) + " prefill " +
@@ -103,9 +105,14 @@ std::vector<DecidedStep> run_engine(TinyModel& model, const std::vector<Request>
   return steps;
 }
 
-std::vector<DecidedStep> run_simulator(const TinyModelOptions& options, const ModelConfig& config,
-                                       const PlacementLimits& limits,
-                                       const std::vector<Request>& requests) {
+struct SimulatedSteps {
+  std::vector<DecidedStep> steps;
+  double inputs_to_device = 0.0;
+  double inputs_to_host = 0.0;
+};
+
+SimulatedSteps run_simulator(const TinyModelOptions& options, const ModelConfig& config,
+                             const PlacementLimits& limits, const std::vector<Request>& requests) {
   const ModelCosts costs = model_costs(config, options.dtype);
   SimulatedJob job{.model = costs,
                    .weights_dtype = options.dtype,
@@ -125,13 +132,14 @@ std::vector<DecidedStep> run_simulator(const TinyModelOptions& options, const Mo
   const CostModel cost(profile);
   const SimulationResult result = simulate(*options.policy, cost, job);
   EXPECT_EQ(result.infeasible, "");
-  std::vector<DecidedStep> steps;
+  SimulatedSteps simulated{{}, result.inputs_h2d_bytes, result.inputs_d2h_bytes};
   for (std::size_t index = 0; index < result.actions.size(); ++index) {
-    steps.push_back(decided(result.views[index], result.actions[index]));
-    steps.back().to_device = static_cast<std::int64_t>(result.steps[index].h2d_bytes);
-    steps.back().to_host = static_cast<std::int64_t>(result.steps[index].d2h_bytes);
+    DecidedStep& step =
+        simulated.steps.emplace_back(decided(result.views[index], result.actions[index]));
+    step.to_device = static_cast<std::int64_t>(result.steps[index].h2d_bytes);
+    step.to_host = static_cast<std::int64_t>(result.steps[index].d2h_bytes);
   }
-  return steps;
+  return simulated;
 }
 
 void expect_same(const std::vector<DecidedStep>& engine,
@@ -169,7 +177,8 @@ struct Case {
   std::int64_t device_blocks = 0;  // the least; jobs have up to twice as many
   std::int64_t streamed_layers = 0;
   bool prefetch = true;
-  std::string must_happen;  // the beginning of an action's text
+  std::string must_happen;        // the beginning of an action's text
+  std::int64_t input_tokens = 0;  // saved of each line
 };
 
 std::vector<Case> cases() {
@@ -177,7 +186,14 @@ std::vector<Case> cases() {
     return std::make_shared<TriphasePolicy>(
         PhaseSchedule{.p1 = p1, .p2 = 1 << 30, .alpha = alpha, .window_tokens = 4});
   };
+  const auto third = [](std::int64_t p1, std::int64_t p2, double beta) {
+    return std::make_shared<TriphasePolicy>(PhaseSchedule{
+        .p1 = p1, .p2 = p2, .alpha = 0.9, .beta = beta, .window_tokens = 4, .input_tokens = 32});
+  };
   return {
+      {"phase_3_at_once", third(0, 0, 1.0), 150, 40, 0, true, "discard", 32},
+      {"phase_3_half_later", third(2, 6, 0.5), 150, 40, 2, true, "discard", 32},
+      {"phase_3_no_prefetch", third(0, 3, 0.8), 150, 40, 0, false, "discard", 32},
       {"triphase_by_pressure", schedule(1 << 20, 0.0), 150, 20, 0, true, "offload"},
       {"triphase_p1_0", schedule(0, 0.9), 150, 40, 0, true, "offload"},
       {"triphase_p1_5_streamed", schedule(5, 0.6), 150, 40, 3, true, "offload"},
@@ -208,6 +224,8 @@ TEST_P(SimulatorAgreement, ActionsAndBytesAreTheEngines) {
   const Case& test = GetParam();
   ModelConfig config = tiny_config();
   config.layers = 4;
+  // Layer inputs pass through pages of K and V that are as wide.
+  if (test.input_tokens > 0) config.kv_heads = config.heads;
   std::int64_t happened = 0;
   std::int64_t moved = 0;
   for (std::uint32_t seed = 0; seed < 16; ++seed) {
@@ -224,6 +242,8 @@ TEST_P(SimulatorAgreement, ActionsAndBytesAreTheEngines) {
         3;
     options.host_blocks = test.host_blocks / longer;
     options.staging_blocks = test.host_blocks == 0 ? 0 : 64;
+    options.input_tokens = test.input_tokens;
+    options.input_blocks = test.input_tokens / options.block_tokens * options.batch_size;
     options.streamed_layers = test.streamed_layers;
     options.prefetch = test.prefetch;
     options.policy = test.policy;
@@ -233,10 +253,16 @@ TEST_P(SimulatorAgreement, ActionsAndBytesAreTheEngines) {
                  << options.prefill_chunk << ", " << options.kv_blocks << " device blocks");
     TinyModel model(options, config);
     const std::vector<DecidedStep> engine = run_engine(model, requests);
-    const std::vector<DecidedStep> simulator =
+    const SimulatedSteps simulator =
         run_simulator(options, config, model.engine().placement().limits(), requests);
-    expect_same(engine, simulator);
+    expect_same(engine, simulator.steps);
     if (HasFatalFailure()) return;
+    if (const LayerInputs* inputs = model.model().layer_inputs()) {
+      EXPECT_EQ(simulator.inputs_to_host, static_cast<double>(inputs->use().saved_bytes));
+      EXPECT_EQ(simulator.inputs_to_device,
+                static_cast<double>(model.model().kv_step().reads().bytes().inputs));
+      EXPECT_GT(simulator.inputs_to_host, 0.0);
+    }
     for (const DecidedStep& step : engine) {
       moved += step.to_device + step.to_host;
       happened += std::ranges::count_if(step.actions, [&](const std::string& action) {

@@ -67,9 +67,53 @@ TEST(KvMoves, AFullHostRefusesAndReservationsKeepItsBlocks) {
   kv.check();
 }
 
-// Random lives of sequences whose blocks move to and fro: no page or host block is lost or held
-// twice, every promise holds, and every token keeps the bytes that were written for it.
+TEST(KvMoves, OnlyHostBlocksWithSavedInputsAreDiscarded) {
+  KvResidency kv(
+      {.layers = 1, .block_tokens = 4, .device_pages = 8, .host_blocks = 2, .input_blocks = 1});
+  const SequenceId id = kv.admit(iota_tokens(8), 12, 0, {.input_blocks = 1}).sequence;
+  EXPECT_EQ(kv.free_input_blocks(), 0);
+  EXPECT_FALSE(kv.admit(iota_tokens(8, 50), 12, 0, {.input_blocks = 1}).sequence.valid());
+  kv.append(id, 8);
+  EXPECT_EQ(kv.input_blocks(id), 1);
+  EXPECT_THROW(kv.discard(id, 0), Error) << "on the device";
+  for (const std::int64_t block : {0, 1}) {
+    static_cast<void>(kv.begin_offload(id, block));
+    kv.finish_offload(id, block);
+  }
+  kv.discard(id, 0);
+  kv.check();
+  EXPECT_EQ(kv.block_place(id, 0), BlockPlace::kRecomputable);
+  EXPECT_EQ(kv.free_host_blocks(), 1);
+  EXPECT_THROW((void)kv.place(id, LayerId(0), HeadGroupId(0), 3), Error);
+  EXPECT_THROW(kv.discard(id, 1), Error) << "no layer inputs";
+  kv.release(id);
+  kv.check();
+  EXPECT_EQ(kv.free_input_blocks(), 1);
+}
+
+TEST(KvMoves, InputsThatAnEndedSequenceLeftDoNotBreakPromises) {
+  KvResidency kv(
+      {.layers = 1, .block_tokens = 4, .device_pages = 8, .host_blocks = 2, .input_blocks = 1});
+  const SequenceId first = kv.admit(iota_tokens(5), 8, 0, {.input_blocks = 1}).sequence;
+  kv.append(first, 5);
+  kv.publish(first, iota_tokens(5));
+  kv.release(first);
+  EXPECT_EQ(kv.free_input_blocks(), 1);
+  const SequenceId second = kv.admit(iota_tokens(4, 50), 4, 0, {.input_blocks = 1}).sequence;
+  // Shares the block whose layer inputs the second one was promised.
+  const auto third = kv.admit(iota_tokens(5), 8, 0);
+  EXPECT_EQ(third.shared_tokens, 4);
+  kv.check();
+  kv.append(second, 4);
+  kv.check();
+  EXPECT_EQ(kv.input_blocks(second), 1);
+}
+
+// Random lives of sequences whose blocks move to and fro and are discarded: no page, host block or
+// input block is lost or held twice, every promise holds, and every token keeps the bytes that were
+// written for it or for its layer inputs.
 TEST(KvMovesProperty, RandomMovesKeepEveryTokensContent) {
+  int discarded = 0;
   for (int seed = 0; seed < 150; ++seed) {
     SCOPED_TRACE(seed);
     std::mt19937 random(static_cast<unsigned>(seed));
@@ -79,7 +123,8 @@ TEST(KvMovesProperty, RandomMovesKeepEveryTokensContent) {
     const KvResidency::Shape shape{.layers = pick(1, 3),
                                    .block_tokens = pick(1, 5),
                                    .device_pages = pick(6, 40),
-                                   .host_blocks = pick(0, 12)};
+                                   .host_blocks = pick(0, 12),
+                                   .input_blocks = pick(0, 6)};
     KvResidency kv(shape);
     struct Life {
       std::vector<TokenId> tokens;
@@ -92,8 +137,17 @@ TEST(KvMovesProperty, RandomMovesKeepEveryTokensContent) {
       return std::pair(static_cast<int>(place.tier),
                        place.page.value * shape.block_tokens + place.offset);
     };
+    constexpr int kInputs = 2;  // beside the two tiers: saved layer inputs
+    const auto read = [&](SequenceId id, std::int64_t token) {
+      const std::int64_t block = token / shape.block_tokens;
+      if (kv.block_place(id, block) != BlockPlace::kRecomputable) {
+        return content[key(kv.place(id, LayerId(0), HeadGroupId(0), token))];
+      }
+      return content[{kInputs,
+                      kv.input_block(id, block) * shape.block_tokens + token % shape.block_tokens}];
+    };
     for (int step = 0; step < 150; ++step) {
-      const std::int64_t action = pick(0, 5);
+      const std::int64_t action = pick(0, 6);
       if (action == 0) {
         Life life;
         life.tokens = iota_tokens(static_cast<std::size_t>(pick(1, 12)),
@@ -102,6 +156,9 @@ TEST(KvMovesProperty, RandomMovesKeepEveryTokensContent) {
         KvResidency::Reservation reservation;
         if (pick(0, 1) == 1) {
           reservation = {.device_blocks = pick(1, 3), .host_blocks = pick(0, 3)};
+        }
+        if (kv.find_prefix(life.tokens, 0).blocks.empty()) {
+          reservation.input_blocks = std::min(pick(0, 3), kv.free_input_blocks());
         }
         const auto admission = kv.admit(life.tokens, life.max_tokens, 0, reservation);
         if (admission.sequence.valid()) lives[admission.sequence.value] = life;
@@ -121,12 +178,26 @@ TEST(KvMovesProperty, RandomMovesKeepEveryTokensContent) {
             for (std::int64_t token = tokens; token < tokens + count; ++token) {
               content[key(kv.place(id, LayerId(0), HeadGroupId(0), token))] =
                   life.tokens[static_cast<std::size_t>(token)];
+              const std::int32_t inputs = kv.input_block(id, token / shape.block_tokens);
+              if (inputs >= 0) {
+                content[{kInputs, inputs * shape.block_tokens + token % shape.block_tokens}] =
+                    life.tokens[static_cast<std::size_t>(token)];
+              }
             }
             kv.publish(id, std::span(life.tokens).first(static_cast<std::size_t>(tokens + count)));
           }
         } else if (action == 2) {
           kv.release(id);
           lives.erase(entry);
+        } else if (action == 3) {
+          for (std::int64_t block = 0; block < kv.blocks(id); ++block) {
+            if (kv.block_place(id, block) != BlockPlace::kHost || kv.input_block(id, block) < 0) {
+              continue;
+            }
+            content[{1, kv.host_block(id, block) * shape.block_tokens}] = -1;  // poison
+            kv.discard(id, block);
+            ++discarded;
+          }
         } else {
           const std::int64_t closed = tokens / shape.block_tokens;
           if (closed > 0) {
@@ -172,13 +243,13 @@ TEST(KvMovesProperty, RandomMovesKeepEveryTokensContent) {
       kv.check();
       for (const auto& [value, life] : lives) {
         for (std::int64_t token = 0; token < kv.tokens(SequenceId(value)); ++token) {
-          ASSERT_EQ((content[key(kv.place(SequenceId(value), LayerId(0), HeadGroupId(0), token))]),
-                    life.tokens[static_cast<std::size_t>(token)])
+          ASSERT_EQ(read(SequenceId(value), token), life.tokens[static_cast<std::size_t>(token)])
               << "sequence " << value << " token " << token << " step " << step;
         }
       }
     }
   }
+  EXPECT_GT(discarded, 100);
 }
 
 }  // namespace

@@ -200,6 +200,10 @@ TEST(ManifestFile, MovedFilesAndOtherMachinesAreTheSameJob) {
   moved.kv_dtype = "f16";
   EXPECT_EQ(manifest_differences(manifest, moved),
             std::vector<std::string>{"kv-dtype: f32 there, f16 now"});
+  moved.kv_dtype = manifest.kv_dtype;
+  moved.layer_inputs = 64;
+  EXPECT_EQ(manifest_differences(manifest, moved),
+            std::vector<std::string>{"layer-inputs: 0 there, 64 now"});
 }
 
 TEST(Records, FollowTheirSchema) {

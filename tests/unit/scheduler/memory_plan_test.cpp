@@ -89,6 +89,24 @@ TEST(PlanMemory, TheHostTakesWhatTheDeviceCannotHold) {
   EXPECT_EQ(plan_memory(wanted).host_blocks, 2);
 }
 
+TEST(PlanMemory, LayerInputsShareTheHostWithItsBlocks) {
+  MemoryRequest wanted = request();
+  wanted.batch_size = 10;
+  wanted.budget = 6'500;
+  wanted.host =
+      MemoryRequest::Host{.budget = 100'000, .input_blocks = 2, .input_block_bytes = 60};
+  MemoryPlan plan = plan_memory(wanted);
+  EXPECT_EQ(plan.input_blocks, 20);
+  EXPECT_EQ(plan.host_inputs, 1'200u);
+  EXPECT_EQ(plan.host_blocks, 30);
+  // Half of the host at most, and what is left for whole blocks.
+  wanted.host->budget = 1'000;
+  plan = plan_memory(wanted);
+  EXPECT_EQ(plan.input_blocks, 8);
+  EXPECT_EQ(plan.host_blocks, (1'000 - 8 * 60) / 100);
+  EXPECT_LE(plan.host_kv + plan.host_inputs, wanted.host->budget);
+}
+
 TEST(PlanMemory, ChosenTokensGetACache) {
   MemoryRequest wanted = request();
   wanted.batch_size = 10;

@@ -1,0 +1,14 @@
+#pragma once
+
+// The CPU implementation of InputOps, on all threads of a pool, which must outlive it.
+
+#include <memory>
+
+#include "kernels/input_ops.h"
+#include "runtime/base/thread_pool.h"
+
+namespace triphase {
+
+[[nodiscard]] std::unique_ptr<InputOps> make_cpu_input_ops(ThreadPool& pool);
+
+}  // namespace triphase

@@ -1,0 +1,29 @@
+#pragma once
+
+// SEAM 2b: quantization of layer inputs X, from which K and V are projected again (Phase III). A
+// row is one token of one layer: x = scale * code with scale = max |x| / 127 and code =
+// round(x / scale), ties to even, F32 arithmetic; a row of zeros has scale 0. Error at most
+// scale / 2 plus F32 rounding. A row that holds NaN or infinity reads as NaN throughout. Every
+// implementation gives the same bits, so that what is stored and what is computed at once agree.
+
+#include <cstdint>
+
+#include "kernels/ops.h"
+
+namespace triphase {
+
+class InputOps {
+ public:
+  InputOps() = default;
+  InputOps(const InputOps&) = delete;
+  InputOps& operator=(const InputOps&) = delete;
+  virtual ~InputOps() = default;
+
+  // x [T, C] F32; codes [T][C] and scales [T] without gaps.
+  virtual void quantize(ConstMatrix x, std::int8_t* codes, float* scales, Stream& stream) = 0;
+  // The reverse, into x [T, C] F32.
+  virtual void dequantize(const std::int8_t* codes, const float* scales, Matrix x,
+                          Stream& stream) = 0;
+};
+
+}  // namespace triphase

@@ -1,0 +1,249 @@
+#include "models/layer_inputs.h"
+
+#include <algorithm>
+#include <exception>
+
+#include "runtime/base/error.h"
+
+namespace triphase {
+namespace {
+
+constexpr std::int64_t kKept = 2;  // layers whose X is held
+
+struct Sizes {
+  std::uint64_t codes, scales, inputs, kv, angles;  // bytes
+};
+
+Sizes sizes_of(const ModelConfig& config, std::int64_t rows) {
+  const auto count = static_cast<std::uint64_t>(rows);
+  const auto floats = [&](std::int64_t columns) {
+    return count * static_cast<std::uint64_t>(columns) * sizeof(float);
+  };
+  return {.codes = kKept * count * static_cast<std::uint64_t>(config.hidden_size),
+          .scales = kKept * floats(1),
+          .inputs = floats(config.hidden_size),
+          .kv = floats(2 * config.kv_width()),
+          .angles = config.rope ? floats(config.rope->rotary_dim) : 0};
+}
+
+Matrix rows_of(const Buffer& buffer, std::int64_t rows, std::int64_t cols) {
+  return {buffer.data(), DType::kF32, rows, cols, cols};
+}
+
+template <class AnyMatrix>
+AnyMatrix part_of(AnyMatrix all, std::int64_t first_row, std::int64_t rows,
+                  std::int64_t first_column, std::int64_t columns) {
+  using Float = std::conditional_t<std::is_same_v<AnyMatrix, Matrix>, float, const float>;
+  all.data = static_cast<Float*>(all.data) + first_row * all.row_stride + first_column;
+  all.rows = rows;
+  all.cols = columns;
+  return all;
+}
+
+}  // namespace
+
+LayerInputs::LayerInputs(const ModelConfig& config, std::int64_t tokens, std::int64_t rows,
+                         Ops& ops, InputOps& input_ops, const RopeTable* rope, MemoryPool& pool)
+    : config_(config),
+      tokens_(tokens),
+      rows_capacity_(rows),
+      ops_(&ops),
+      input_ops_(&input_ops),
+      rope_(rope) {
+  TRIPHASE_CHECK(tokens > 0 && rows > 0, "leading tokens with layer inputs");
+  const Sizes sizes = sizes_of(config, rows);
+  codes_ = pool.allocate(sizes.codes, MemoryTag::kActivations);
+  scales_ = pool.allocate(sizes.scales, MemoryTag::kActivations);
+  inputs_ = pool.allocate(sizes.inputs, MemoryTag::kActivations);
+  kv_ = pool.allocate(sizes.kv, MemoryTag::kActivations);
+  if (sizes.angles > 0) angles_ = pool.allocate(sizes.angles, MemoryTag::kActivations);
+  slot_pages_.resize(static_cast<std::size_t>(rows));
+  slot_offsets_.resize(static_cast<std::size_t>(rows));
+}
+
+LayerInputs::~LayerInputs() {
+  for (std::vector<Ticket>& saves : saves_) {
+    for (const Ticket ticket : saves) {
+      try {
+        transfers_->wait(ticket);
+      } catch (const std::exception&) {
+        // Nobody reads what this should have saved.
+      }
+    }
+  }
+}
+
+std::uint64_t LayerInputs::scratch_bytes(const ModelConfig& config, std::int64_t rows) {
+  const Sizes sizes = sizes_of(config, rows);
+  return sizes.codes + sizes.scales + sizes.inputs + sizes.kv + sizes.angles;
+}
+
+void LayerInputs::begin(KvStore& store, std::span<const BatchSegment> rows) {
+  for (std::vector<Ticket>& saves : saves_) wait_for_saves(saves);
+  store_ = &store;
+  transfers_ = store.transfers();
+  rows_ = rows;
+  runs_.clear();
+  for (const BatchSegment& entry : rows) {
+    const std::int64_t count =
+        std::clamp<std::int64_t>(tokens_ - entry.first_position, 0, entry.count);
+    if (count == 0) continue;
+    if (!runs_.empty() && runs_.back().first + runs_.back().count == entry.first_row) {
+      runs_.back().count += count;
+    } else {
+      runs_.push_back({entry.first_row, count});
+    }
+  }
+}
+
+void LayerInputs::wait_for_saves(std::vector<Ticket>& saves) {
+  while (!saves.empty()) {
+    const Ticket ticket = saves.back();
+    saves.pop_back();
+    transfers_->wait(ticket);
+  }
+}
+
+ConstMatrix LayerInputs::kv_weights(const LayerWeights& weights) const {
+  // The rows of W_K and W_V follow those of W_Q.
+  ConstMatrix part = weights.qkv;
+  const auto element = static_cast<std::int64_t>(dtype_bytes(part.dtype));
+  part.data =
+      static_cast<const std::byte*>(part.data) + config_.q_width() * part.row_stride * element;
+  part.rows = 2 * config_.kv_width();
+  return part;
+}
+
+const float* LayerInputs::kv_bias(const LayerWeights& weights) const {
+  return weights.qkv_bias == nullptr ? nullptr : weights.qkv_bias + config_.q_width();
+}
+
+void LayerInputs::project(LayerId layer, const LayerWeights& weights, ConstMatrix input, Matrix kv,
+                          Stream& stream) {
+  if (runs_.empty()) return;
+  const std::int64_t hidden = config_.hidden_size;
+  const auto kept = static_cast<std::size_t>(layer.value % kKept);
+  std::vector<Ticket>& saves = saves_[kept];
+  wait_for_saves(saves);
+  const std::int64_t first = static_cast<std::int64_t>(kept) * rows_capacity_;
+  auto* codes = codes_.as<std::int8_t>() + first * hidden;
+  float* scales = scales_.as<float>() + first;
+  for (const RowRun& run : runs_) {
+    const Matrix restored = rows_of(inputs_, run.count, hidden);
+    input_ops_->quantize(part_of(input, run.first, run.count, 0, hidden),
+                         codes + run.first * hidden, scales + run.first, stream);
+    input_ops_->dequantize(codes + run.first * hidden, scales + run.first, restored, stream);
+    ops_->linear(restored, kv_weights(weights), kv_bias(weights), false,
+                 part_of(kv, run.first, run.count, 0, kv.cols), stream);
+  }
+  if (store_->sizes().input_blocks == 0) return;
+  stream.synchronize();
+  save(layer, codes, scales, saves);
+}
+
+void LayerInputs::save(LayerId layer, const std::int8_t* codes, const float* scales,
+                       std::vector<Ticket>& saves) {
+  const std::int64_t block_tokens = store_->shape().block_tokens;
+  const std::int64_t hidden = config_.hidden_size;
+  const auto send = [&](std::byte* to, const void* from, std::int64_t bytes) {
+    saves.push_back(transfers_->move_bytes(Lane::kToHost, to, static_cast<const std::byte*>(from),
+                                           static_cast<std::size_t>(bytes)));
+    use_.saved_bytes += static_cast<std::uint64_t>(bytes);
+  };
+  for (const BatchSegment& entry : rows_) {
+    const std::int64_t end = std::min(entry.first_position + entry.count, tokens_);
+    for (std::int64_t position = entry.first_position; position < end;) {
+      const std::int64_t block = position / block_tokens;
+      const std::int64_t offset = position % block_tokens;
+      const std::int64_t count = std::min(end - position, block_tokens - offset);
+      const std::int32_t home = store_->residency().input_block(entry.sequence, block);
+      const std::int64_t row = entry.first_row + position - entry.first_position;
+      position += count;
+      if (home < 0) continue;
+      std::byte* to = store_->saved_inputs(home, layer);
+      send(to + offset * hidden, codes + row * hidden, count * hidden);
+      constexpr std::int64_t kScale = sizeof(float);
+      send(to + block_tokens * hidden + offset * kScale, scales + row, count * kScale);
+    }
+  }
+}
+
+void LayerInputs::recompute(const LayerWeights& weights, std::span<const KvRecompute> blocks,
+                            const KvLayerView& cache, Stream& stream) {
+  const auto most = static_cast<std::size_t>(rows_capacity_ / cache.page_tokens);
+  TRIPHASE_CHECK(most > 0, "buffers for the rows of a block");
+  while (!blocks.empty()) {
+    const std::size_t count = std::min(most, blocks.size());
+    recompute_part(weights, blocks.first(count), cache, stream);
+    blocks = blocks.subspan(count);
+  }
+}
+
+void LayerInputs::recompute_part(const LayerWeights& weights, std::span<const KvRecompute> blocks,
+                                 const KvLayerView& cache, Stream& stream) {
+  const std::int64_t tokens = cache.page_tokens;
+  const auto rows = static_cast<std::int64_t>(blocks.size()) * tokens;
+  const std::int64_t width = config_.kv_width();
+  const std::int64_t page_bytes =
+      tokens * width * static_cast<std::int64_t>(dtype_bytes(cache.dtype));
+  const Matrix inputs = rows_of(inputs_, rows, config_.hidden_size);
+  std::int64_t row = 0;
+  for (const KvRecompute& block : blocks) {
+    const auto at = block.page.value * page_bytes;
+    const auto* codes =
+        reinterpret_cast<const std::int8_t*>(static_cast<const std::byte*>(cache.k) + at);
+    const auto* scales =
+        reinterpret_cast<const float*>(static_cast<const std::byte*>(cache.v) + at);
+    input_ops_->dequantize(codes, scales, part_of(inputs, row, tokens, 0, inputs.cols), stream);
+    row += tokens;
+  }
+  const Matrix kv = rows_of(kv_, rows, 2 * width);
+  ops_->linear(inputs, kv_weights(weights), kv_bias(weights), false, kv, stream);
+  const Matrix k = part_of(kv, 0, rows, 0, width);
+  const Matrix v = part_of(kv, 0, rows, width, width);
+  if (rope_ != nullptr) {
+    const std::int64_t rotary = rope_->rotary_dim();
+    float* angles = angles_.as<float>();
+    for (const KvRecompute& block : blocks) {
+      for (std::int64_t i = 0; i < tokens; ++i, angles += rotary) {
+        rope_->fill(block.rope_key, block.first_position + i,
+                    {angles, static_cast<std::size_t>(rotary)});
+      }
+    }
+    ops_->rope(k, config_.kv_heads, config_.head_dim, rotary, rows_of(angles_, rows, rotary),
+               stream);
+  }
+  put_into_pages(blocks, k, v, cache, stream);
+  use_.recomputed_tokens += static_cast<std::uint64_t>(rows);
+}
+
+void LayerInputs::put_into_pages(std::span<const KvRecompute> blocks, ConstMatrix k, ConstMatrix v,
+                                 const KvLayerView& cache, Stream& stream) {
+  const std::int64_t tokens = cache.page_tokens;
+  // INT8 blocks pass through an open page, one after another, and get the scales that they had:
+  // the same numbers make the same scales.
+  const PageId open = cache.quantized() ? store_->open_pages().take() : PageId();
+  std::size_t at = 0;
+  for (const KvRecompute& block : blocks) {
+    for (std::int64_t i = 0; i < tokens; ++i, ++at) {
+      slot_pages_[at] = cache.quantized() ? open : block.page;
+      slot_offsets_[at] = static_cast<std::int32_t>(i);
+    }
+  }
+  const std::int64_t step = cache.quantized() ? tokens : k.rows;
+  for (std::int64_t row = 0; row < k.rows; row += step) {
+    const auto first = static_cast<std::size_t>(row);
+    const auto count = static_cast<std::size_t>(step);
+    ops_->kv_append(part_of(k, row, step, 0, k.cols), part_of(v, row, step, 0, v.cols),
+                    {std::span(slot_pages_).subspan(first, count),
+                     std::span(slot_offsets_).subspan(first, count)},
+                    cache, stream);
+    if (!cache.quantized()) continue;
+    const KvRecompute& block = blocks[static_cast<std::size_t>(row / tokens)];
+    const KvClose close{.open_page = open, .page = block.page, .scale_page = block.scale_page};
+    ops_->kv_close({&close, 1}, cache, stream);
+  }
+  if (open.valid()) store_->open_pages().give_back(open);
+}
+
+}  // namespace triphase

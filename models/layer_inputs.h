@@ -1,0 +1,97 @@
+#pragma once
+
+// K and V from INT8 layer inputs X (DESIGN section 3, Phase III). X is what a layer's K and V are
+// projected from: after the norm where a norm comes before attention. K and V of the first `tokens`
+// tokens of every sequence are projected from the quantized X, in prefill, decode and recompute
+// alike and by the same arithmetic, so that stored and recomputed KV are the same numbers. Saves X
+// of blocks that have an input block, and projects again where a block is recomputable. Not thread
+// safe; ops and pool must outlive it.
+
+#include <array>
+#include <cstdint>
+#include <optional>
+#include <span>
+#include <vector>
+
+#include "kernels/input_ops.h"
+#include "kernels/ops.h"
+#include "memory/kv_store.h"
+#include "memory/memory_pool.h"
+#include "models/config/model_config.h"
+#include "models/forward_batch.h"
+#include "models/host_reads.h"
+#include "models/rope.h"
+#include "models/weights.h"
+
+namespace triphase {
+
+class LayerInputs {
+ public:
+  // `rows`: of one forward call, and of one block at least.
+  LayerInputs(const ModelConfig& config, std::int64_t tokens, std::int64_t rows, Ops& ops,
+              InputOps& input_ops, const RopeTable* rope, MemoryPool& pool);
+  // Waits for what is on its way.
+  ~LayerInputs();
+  LayerInputs(const LayerInputs&) = delete;
+  LayerInputs& operator=(const LayerInputs&) = delete;
+
+  // Bytes that the constructor takes.
+  [[nodiscard]] static std::uint64_t scratch_bytes(const ModelConfig& config, std::int64_t rows);
+
+  // A step begins; what the one before saved is on the host when this returns. `rows` must stay.
+  void begin(KvStore& store, std::span<const BatchSegment> rows);
+
+  // kv [T, 2 * kv_width]: K and V as projected from `input` [T, hidden]; rows of leading tokens are
+  // projected again from their quantized input, before positions are applied.
+  void project(LayerId layer, const LayerWeights& weights, ConstMatrix input, Matrix kv,
+               Stream& stream);
+
+  // Blocks of this layer whose X lies in their pages get their K and V there.
+  void recompute(const LayerWeights& weights, std::span<const KvRecompute> blocks,
+                 const KvLayerView& cache, Stream& stream);
+
+  // Since the start.
+  struct Use {
+    std::uint64_t saved_bytes = 0;
+    std::uint64_t recomputed_tokens = 0;  // in one layer each
+  };
+  [[nodiscard]] const Use& use() const { return use_; }
+  [[nodiscard]] std::int64_t tokens() const { return tokens_; }
+
+ private:
+  struct RowRun {
+    std::int64_t first = 0;
+    std::int64_t count = 0;
+  };
+
+  [[nodiscard]] ConstMatrix kv_weights(const LayerWeights& weights) const;
+  [[nodiscard]] const float* kv_bias(const LayerWeights& weights) const;
+  void wait_for_saves(std::vector<Ticket>& saves);
+  void save(LayerId layer, const std::int8_t* codes, const float* scales,
+            std::vector<Ticket>& saves);
+  void recompute_part(const LayerWeights& weights, std::span<const KvRecompute> blocks,
+                      const KvLayerView& cache, Stream& stream);
+  void put_into_pages(std::span<const KvRecompute> blocks, ConstMatrix k, ConstMatrix v,
+                      const KvLayerView& cache, Stream& stream);
+
+  ModelConfig config_;
+  std::int64_t tokens_;
+  std::int64_t rows_capacity_;
+  Ops* ops_;
+  InputOps* input_ops_;
+  const RopeTable* rope_;  // null: positions are not rotated
+  // X of two layers: one is saved while the next one is made.
+  Buffer codes_, scales_;
+  Buffer inputs_, kv_, angles_;
+
+  KvStore* store_ = nullptr;
+  TransferEngine* transfers_ = nullptr;  // of the store, which may end first
+  std::span<const BatchSegment> rows_;
+  std::vector<RowRun> runs_;  // of leading tokens
+  std::array<std::vector<Ticket>, 2> saves_;
+  std::vector<PageId> slot_pages_;
+  std::vector<std::int32_t> slot_offsets_;
+  Use use_;
+};
+
+}  // namespace triphase

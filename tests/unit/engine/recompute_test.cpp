@@ -1,0 +1,194 @@
+// Phase III: K and V projected again from INT8 layer inputs are the numbers that were stored, so
+// that recomputing never changes an answer.
+
+#include <gtest/gtest.h>
+
+#include "runtime/base/error.h"
+#include "scheduler/placement/triphase_policy.h"
+#include "tests/support/engine_runs.h"
+#include "tests/support/tiny_model.h"
+
+namespace triphase {
+namespace {
+
+constexpr std::int64_t kInputTokens = 32;
+
+struct Variant {
+  std::string name;
+  ModelConfig config;
+};
+
+// Every place where a model's layer inputs and its K and V can differ.
+std::vector<Variant> variants() {
+  ModelConfig llama = tiny_config();
+  llama.kv_heads = llama.heads;
+  ModelConfig biased = llama;
+  biased.qkv_bias = true;
+  biased.norm = Norm::kLayerNorm;
+  biased.norm_bias = true;
+  ModelConfig neox = biased;
+  neox.parallel_residual = true;
+  neox.rope->rotary_dim = 4;
+  ModelConfig post_norm = biased;
+  post_norm.norm_before = false;
+  post_norm.final_norm = false;
+  return {{"llama", llama}, {"biased", biased}, {"neox", neox}, {"post_norm", post_norm}};
+}
+
+const std::vector<Request>& requests_of_test() {
+  static const std::vector<Request> requests = mixed_requests(33, 24);
+  return requests;
+}
+
+// Everything on the device, one line at a time.
+std::map<std::uint64_t, Completion> resident(const ModelConfig& config, bool int8,
+                                             const AttentionOptions& attention,
+                                             std::int64_t input_tokens = kInputTokens) {
+  TinyModel alone({.batch_size = 1,
+                   .prefill_chunk = 200,
+                   .block_tokens = 16,
+                   .kv_blocks = 20,
+                   .attention = attention,
+                   .int8 = int8,
+                   .input_tokens = input_tokens},
+                  config);
+  return run_all(alone.engine(), requests_of_test());
+}
+
+TinyModelOptions third_phase(std::mt19937& random, bool int8) {
+  TinyModelOptions options;
+  options.int8 = int8;
+  options.block_tokens = int8 ? 16 : 8;
+  options.batch_size = 1 + static_cast<std::int64_t>(random() % 5);
+  options.prefill_chunk = 5 + static_cast<std::int64_t>(random() % 50);
+  options.kv_blocks = (int8 ? 20 : 40) + static_cast<std::int64_t>(random() % 10);
+  options.host_blocks = 150;
+  options.staging_blocks = random() % 2 == 0 ? 20 : 64;
+  options.threads = 1 + static_cast<std::int64_t>(random() % 2);
+  options.prefetch = random() % 4 != 0;
+  options.streamed_layers = static_cast<std::int64_t>(random() % 2);
+  options.input_tokens = kInputTokens;
+  options.input_blocks = kInputTokens / options.block_tokens * options.batch_size;
+  const auto p1 = static_cast<std::int64_t>(random() % 4);
+  options.policy = std::make_shared<TriphasePolicy>(
+      PhaseSchedule{.p1 = p1,
+                    .p2 = p1 + static_cast<std::int64_t>(random() % 4),
+                    .alpha = 0.9,
+                    .beta = random() % 2 == 0 ? 1.0 : 0.5,
+                    .window_tokens = 4,
+                    .input_tokens = kInputTokens});
+  return options;
+}
+
+class Recompute : public testing::TestWithParam<Variant> {};
+
+TEST_P(Recompute, NeverChangesTheAnswer) {
+  AttentionOptions swa;
+  swa.kind = AttentionKind::kSwa;
+  AttentionOptions sparq;
+  sparq.kind = AttentionKind::kSparq;
+  std::uint64_t recomputed = 0;
+  std::uint64_t third = 0;
+  for (const bool int8 : {false, true}) {
+    for (const AttentionOptions& attention : {AttentionOptions{}, swa, sparq}) {
+      const auto expected = resident(GetParam().config, int8, attention);
+      for (std::uint32_t seed = 0; seed < 3; ++seed) {
+        std::mt19937 random(seed);
+        TinyModelOptions options = third_phase(random, int8);
+        options.attention = attention;
+        TinyModel model(options, GetParam().config);
+        SCOPED_TRACE(testing::Message()
+                     << attention_name(attention.kind) << ", int8 " << int8 << ", seed " << seed);
+        expect_equal(expected, run_all(model.engine(), requests_of_test()));
+        if (HasFatalFailure()) return;
+        model.kv().residency().check();
+        EXPECT_EQ(model.kv().residency().reserved_pages(), 0);
+        recomputed += model.model().layer_inputs()->use().recomputed_tokens;
+        third += model.engine().stats().phases[2].steps;
+        // What was brought and saved is all that crossed as layer inputs.
+        const auto layers = static_cast<std::uint64_t>(GetParam().config.layers);
+        const std::uint64_t block = KvStore::input_bytes(model.kv().shape());
+        EXPECT_EQ(model.model().kv_step().reads().bytes().inputs,
+                  model.model().layer_inputs()->use().recomputed_tokens /
+                      static_cast<std::uint64_t>(options.block_tokens) * block);
+        EXPECT_EQ(model.model().layer_inputs()->use().saved_bytes % layers, 0U);
+      }
+    }
+  }
+  EXPECT_GT(recomputed, 5000U);
+  EXPECT_GT(third, 100U);
+}
+
+TEST_P(Recompute, QuantizedInputsAreNearTheLayersOwn) {
+  const auto exact = resident(GetParam().config, false, {}, 0);
+  const auto rounded = resident(GetParam().config, false, {});
+  std::size_t compared = 0;
+  bool any_difference = false;
+  for (const auto& [index, completion] : exact) {
+    const Completion& other = rounded.at(index);
+    if (completion.tokens.empty() || other.tokens.empty()) continue;
+    if (completion.tokens.front() != other.tokens.front()) continue;
+    ++compared;
+    any_difference |= completion.logprobs.front().logprob != other.logprobs.front().logprob;
+    EXPECT_NEAR(completion.logprobs.front().logprob, other.logprobs.front().logprob, 0.1);
+  }
+  EXPECT_TRUE(any_difference);
+  EXPECT_GE(compared, 16U);
+}
+
+INSTANTIATE_TEST_SUITE_P(Models, Recompute, testing::ValuesIn(variants()),
+                         [](const auto& param) { return param.param.name; });
+
+TEST(RecomputeFaults, AFailedTransferEndsTheRunAndLosesNoMemory) {
+  for (int nth = 1; nth < 60; nth += 4) {
+    std::mt19937 random(7);
+    auto model = std::make_unique<TinyModel>(third_phase(random, false), variants()[0].config);
+    model->transfers().fail_transfer(nth);
+    try {
+      run_all(model->engine(), requests_of_test());
+      FAIL() << "the failure went unseen";
+    } catch (const Error& error) {
+      EXPECT_EQ(error.code(), "E-DEV-TRANSFER");
+    }
+    model.reset();  // nothing hangs
+  }
+}
+
+TEST(RecomputePhases, BoundariesAreMetInOrder) {
+  TinyModelOptions options;
+  options.block_tokens = 8;
+  options.kv_blocks = 60;
+  options.host_blocks = 100;
+  options.staging_blocks = 64;
+  options.input_tokens = kInputTokens;
+  options.input_blocks = 16;
+  options.prefill_chunk = 200;
+  options.policy = std::make_shared<TriphasePolicy>(PhaseSchedule{.p1 = 4,
+                                                                  .p2 = 9,
+                                                                  .alpha = 0.8,
+                                                                  .beta = 1.0,
+                                                                  .window_tokens = 4,
+                                                                  .input_tokens = kInputTokens});
+  TinyModel model(options, variants()[0].config);
+  std::mt19937 random(3);
+  std::vector<Request> requests;
+  for (std::uint64_t i = 0; i < 4; ++i) {
+    auto tokens = random_tokens(random, 40);
+    tokens[0] = static_cast<TokenId>(i);
+    requests.push_back(request(i, tokens, 20));
+    requests.back().sampling.ignore_eos = true;
+  }
+  run_all(model.engine(), requests);
+  const std::vector<PhaseBoundary> met = model.engine().placement().phases().boundaries();
+  ASSERT_EQ(met.size(), 2U);
+  EXPECT_EQ(met[0].phase, Phase::kTwo);
+  EXPECT_EQ(met[0].least_generated, 4);
+  EXPECT_EQ(met[1].phase, Phase::kThree);
+  EXPECT_EQ(met[1].least_generated, 9);
+  EXPECT_EQ(met[1].sequences, 4);
+  // Contexts 49 to 58 are before the steps in Phase III.
+  EXPECT_EQ(model.engine().stats().phases[2].steps, 10U);
+}
+
+}  // namespace
+}  // namespace triphase
