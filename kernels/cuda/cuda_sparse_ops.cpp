@@ -1,6 +1,7 @@
 #include "kernels/cuda/cuda_sparse_ops.h"
 
 #include <algorithm>
+#include <cmath>
 #include <utility>
 #include <vector>
 
@@ -90,6 +91,18 @@ void check_columns(const ConstMatrix& q, std::int64_t heads, const KvLayerView& 
   check(sums != nullptr && stride >= segment.context_tokens, "no room for the sums");
 }
 
+// sqrt(head_dim) / tau where it is the same for all queries, else 0.
+float sharpness_of(const ChannelChoice& choice, std::int64_t head_dim) {
+  switch (choice.temperature) {
+    case ChannelTemperature::kHeadDim:
+      return 1.0F;
+    case ChannelTemperature::kRank:
+      return std::sqrt(static_cast<float>(head_dim) / static_cast<float>(choice.rank));
+    default:
+      return 0.0F;
+  }
+}
+
 class CudaSparseOpsOnStreams final : public CudaSparseOps {
  public:
   CudaSparseOpsOnStreams(Device& device, Device& host, CudaSparseSettings settings)
@@ -168,13 +181,11 @@ class CudaSparseOpsOnStreams final : public CudaSparseOps {
                  shape_text(
                      {{"rank", choice.rank}, {"tokens", choice.tokens}, {"recent", choice.recent}});
         });
-    require(choice.temperature == ChannelTemperature::kCoverage, "choose_by_channels",
-            "a temperature other than eq. 9's, which only the CPU has",
-            [&] { return shape_of(cache, keys); });
+    const SparqScale sparq{scale, sharpness_of(choice, cache.head_dim)};
     if (fits_one_block(call, choice)) {
-      choose_fused(call, scale, choice, settings_.stream_handle(stream));
+      choose_fused(call, sparq, choice, settings_.stream_handle(stream));
     } else {
-      choose_in_steps(call, scale, choice, settings_.stream_handle(stream));
+      choose_in_steps(call, sparq, choice, settings_.stream_handle(stream));
     }
     device_->copy(tokens, call.at<std::int32_t>(call.scratch.indices_at),
                   static_cast<std::size_t>(cache.kv_heads * choice.tokens) * sizeof(std::int32_t),
@@ -454,7 +465,7 @@ class CudaSparseOpsOnStreams final : public CudaSparseOps {
            keys.max_length <= sparq_select_tokens(group, settings_.machine.shared_bytes_per_block);
   }
 
-  static void choose_fused(const Call& call, float scale, const ChannelChoice& choice,
+  static void choose_fused(const Call& call, const SparqScale& scale, const ChannelChoice& choice,
                            StreamHandle handle) {
     SparqSelect select;
     select.keys = call.keys;
@@ -470,8 +481,8 @@ class CudaSparseOpsOnStreams final : public CudaSparseOps {
     sparq_select(select, handle);
   }
 
-  static void choose_in_steps(const Call& call, float scale, const ChannelChoice& choice,
-                              StreamHandle handle) {
+  static void choose_in_steps(const Call& call, const SparqScale& scale,
+                              const ChannelChoice& choice, StreamHandle handle) {
     const ScoreKeys& keys = call.keys;
     const CudaSparseScratch& at = call.scratch;
     const std::int64_t group = call.queries.heads / keys.kv_heads;

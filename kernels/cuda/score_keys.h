@@ -79,8 +79,8 @@ struct ChannelScratch {  // shared memory
 // of largest sum over the group of |q|, ascending, ties to the smallest, and the softmax factors of
 // the query heads (score_rows.h). q [group][head_dim].
 __device__ inline void choose_row_channels(const float* q, int group, int head_dim, int rank,
-                                           float scale, std::int32_t* channels, float* factors,
-                                           const ChannelScratch& shared) {
+                                           const SparqScale& scale, std::int32_t* channels,
+                                           float* factors, const ChannelScratch& shared) {
   const int c = static_cast<int>(threadIdx.x);
   float sum = 0.0F;
   for (int g = 0; g < group && c < head_dim; ++g) sum += fabsf(q[g * head_dim + c]);
@@ -108,7 +108,8 @@ __device__ inline void choose_row_channels(const float* q, int group, int head_d
     const float part = block_sum(is_chosen ? size : 0.0F, shared.reduce);
     if (c == 0) {
       // No weight on the chosen channels: every logit is 0, whatever the factor.
-      factors[g] = part > 0.0F ? kScoreLog2E * scale * sqrtf(all / part) : 0.0F;
+      const float own = part > 0.0F ? sqrtf(all / part) : 0.0F;
+      factors[g] = kScoreLog2E * scale.scale * (scale.sharpness > 0.0F ? scale.sharpness : own);
     }
   }
   __syncthreads();

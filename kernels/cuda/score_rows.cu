@@ -37,8 +37,8 @@ __device__ inline void write_tile(const float (&logit)[G], float weight, int tok
 }
 
 __global__ void __launch_bounds__(kMaxScoreDim)
-    choose_channels_kernel(ScoreQueries queries, int kv_heads, int head_dim, int rank, float scale,
-                           std::int32_t* channels, float* factors) {
+    choose_channels_kernel(ScoreQueries queries, int kv_heads, int head_dim, int rank,
+                           SparqScale scale, std::int32_t* channels, float* factors) {
   TRIPHASE_SHARED(float, weight, kMaxScoreDim);
   TRIPHASE_SHARED(int, chosen, kMaxScoreDim);
   TRIPHASE_SHARED(float, scratch, kBlockReduceWords);
@@ -399,8 +399,8 @@ std::int64_t score_partial_floats(std::int64_t sequences, std::int64_t heads,
 }
 
 void choose_channels(const ScoreQueries& queries, std::int64_t sequences, std::int64_t kv_heads,
-                     std::int64_t head_dim, std::int64_t rank, float scale, std::int32_t* channels,
-                     float* factors, StreamHandle stream) {
+                     std::int64_t head_dim, std::int64_t rank, const SparqScale& scale,
+                     std::int32_t* channels, float* factors, StreamHandle stream) {
   const auto shape = [&] {
     return shape_text({{"sequences", sequences},
                        {"heads", queries.heads},

@@ -56,12 +56,18 @@ struct ScoreLogits {
 [[nodiscard]] std::int64_t score_partial_floats(std::int64_t sequences, std::int64_t heads,
                                                 std::int64_t max_length);
 
+// SparQ's softmax over the chosen channels: logits are scaled by log2(e) scale sharpness.
+struct SparqScale {
+  float scale = 1.0F;  // as in attention: 1 / sqrt(head_dim)
+  // 0: each query head's own, sqrt(sum |q| / sum_chosen |q|) (eq. 9); else this for all.
+  float sharpness = 0.0F;
+};
+
 // SparQ step 1. Channels of largest sum over the group of |q|, ascending, ties to the smallest:
-// channels [row][rank]. factors [row][g] = log2(e) scale sqrt(sum |q| / sum_chosen |q|); `scale` as
-// in attention (1 / sqrt(d)).
+// channels [row][rank]; factors [row][g], the logits' scales.
 void choose_channels(const ScoreQueries& queries, std::int64_t sequences, std::int64_t kv_heads,
-                     std::int64_t head_dim, std::int64_t rank, float scale, std::int32_t* channels,
-                     float* factors, StreamHandle stream);
+                     std::int64_t head_dim, std::int64_t rank, const SparqScale& scale,
+                     std::int32_t* channels, float* factors, StreamHandle stream);
 
 // SparQ step 2: logits over the chosen channels, from `channels` of closed pages where there are
 // any, else from the keys.

@@ -17,7 +17,7 @@ struct SparqSelect {
   ScoreKeys keys;
   ScoreQueries queries;
   std::int64_t rank = 0;
-  float scale = 0.0F;  // of logits, as in attention: 1 / sqrt(head_dim)
+  SparqScale scale;
   // As in SelectRows: at most k tokens in all, the forced ones counted.
   std::int64_t k = 0;
   std::int64_t sinks = 0;

@@ -271,7 +271,7 @@ std::vector<Refusal> selection_refusals() {
   const Points points{floats(), 2, 9, 300};
   return {
       {"choose_channels", "rank 1 to head_dim", "rank 73",
-       [] { choose_channels(queries_of(4), 3, 2, 72, 73, 1.0F, ids(), floats(), {}); }},
+       [] { choose_channels(queries_of(4), 3, 2, 72, 73, {}, ids(), floats(), {}); }},
       {"score_sparq", "multiple of kv_heads", "heads 5",
        [] {
          score_sparq(keys_of(DType::kF16), queries_of(5), ids(), floats(), 8, logits_of(100), {});

@@ -36,7 +36,7 @@ void check_sparq(DType dtype, std::int64_t group, std::int64_t dim, std::int64_t
   const ScoreQueries queries{q.data(), heads * dim, heads};
   std::vector<std::int32_t> channels(static_cast<std::size_t>(sequences * 2 * rank), -1);
   std::vector<float> factors = poisoned(sequences * heads);
-  choose_channels(queries, sequences, 2, dim, rank, 1.0F / std::sqrt(static_cast<float>(dim)),
+  choose_channels(queries, sequences, 2, dim, rank, {1.0F / std::sqrt(static_cast<float>(dim))},
                   channels.data(), factors.data(), nullptr);
   Scored scored = make_scored(sequences, heads, cache.max_length, 2);
   score_sparq(keys_of(cache), queries, channels.data(), factors.data(), rank, scored.view, nullptr);
@@ -108,7 +108,7 @@ TEST(EmulatedScore, SparqWithZeroQueriesIsUniform) {
   const ScoreQueries queries{q.data(), 8, 1};
   std::vector<std::int32_t> channels(4);
   std::vector<float> factor(1);
-  choose_channels(queries, 1, 1, 8, 4, 1.0F / std::sqrt(8.0F), channels.data(), factor.data(),
+  choose_channels(queries, 1, 1, 8, 4, {1.0F / std::sqrt(8.0F)}, channels.data(), factor.data(),
                   nullptr);
   EXPECT_THAT(channels, testing::ElementsAre(0, 1, 2, 3));
   Scored scored = make_scored(1, 1, 40, 1);

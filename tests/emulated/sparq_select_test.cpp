@@ -34,7 +34,7 @@ Chosen run(const ScoreKeys& keys, const ScoreQueries& queries, const Rule& rule)
   call.keys = keys;
   call.queries = queries;
   call.rank = rule.rank;
-  call.scale = 1.0F / std::sqrt(static_cast<float>(keys.head_dim));
+  call.scale.scale = 1.0F / std::sqrt(static_cast<float>(keys.head_dim));
   call.k = rule.k;
   call.sinks = rule.sinks;
   call.local = rule.local;
@@ -168,7 +168,7 @@ TEST(EmulatedSparqSelect, ChoosesWhatTheSeparateKernelsChoose) {
 
   std::vector<std::int32_t> channels(4 * 8, -1);
   std::vector<float> factors = poisoned(4 * group);
-  choose_channels(queries, 2, 2, dim, rule.rank, 1.0F / std::sqrt(static_cast<float>(dim)),
+  choose_channels(queries, 2, 2, dim, rule.rank, {1.0F / std::sqrt(static_cast<float>(dim))},
                   channels.data(), factors.data(), nullptr);
   const std::int64_t stride = cache.max_length;
   std::vector<float> logits = poisoned(score_logit_floats(2, 2 * group, stride));

@@ -252,9 +252,17 @@ inline void check_choices(const Seam& seam) {
       for (const std::size_t b : {std::size_t{0}, std::size_t{1}}) {
         const AttentionSegment keys = ours.segment(b, 0, 1);
         if (transposed) seam.sparse.transpose_keys(view, keys, seam.stream);
-        for (const bool sum_logits : {false, true}) {
-          const ChannelChoice choice{
-              .rank = 5, .tokens = 24, .recent = 4, .sum_logits = sum_logits};
+        for (const ChannelChoice& choice :
+             {ChannelChoice{.rank = 5, .tokens = 24, .recent = 4},
+              ChannelChoice{.rank = 5, .tokens = 24, .recent = 4, .sum_logits = true},
+              ChannelChoice{.rank = 5,
+              .tokens = 24,
+              .recent = 4,
+              .temperature = ChannelTemperature::kHeadDim},
+              ChannelChoice{.rank = 5,
+              .tokens = 24,
+              .recent = 4,
+              .temperature = ChannelTemperature::kRank}}) {
           HostVector<std::int32_t> tokens(kKvHeads * 24, -1);
           HostVector<float> alpha(kHeads, -1.0F);
           std::vector<std::int32_t> cpu_tokens(tokens.size(), -1);
