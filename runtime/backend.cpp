@@ -17,6 +17,7 @@
 #ifdef TRIPHASE_WITH_CUDA
 #include "kernels/cuda/cublas_lt.h"
 #include "kernels/cuda/cuda_ceilings.h"
+#include "kernels/cuda/cuda_input_ops.h"
 #include "kernels/cuda/cuda_ops.h"
 #include "kernels/cuda/cuda_sparse_ops.h"
 #include "memory/cuda/cuda_device.h"
@@ -106,6 +107,7 @@ void Backend::use_cuda(int index) {
   };
   ops_ = std::move(ops);
   sparse_ops_ = std::move(sparse_ops);
+  input_ops_ = cuda::make_cuda_input_ops([](Stream& stream) { return cuda_stream(stream); });
   measure_ceilings_ = [cuda](int runs) { return cuda::measure_ceilings(*cuda, runs); };
   now_ = [] {
     return std::chrono::duration<double>(std::chrono::steady_clock::now().time_since_epoch())

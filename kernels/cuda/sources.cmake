@@ -8,6 +8,7 @@ set(TRIPHASE_CUDA_KERNELS
   gather_attn_f16.cu
   gather_attn_u8.cu
   gemm_tile.cu
+  input_codes.cu
   kv_append.cu
   kv_channels.cu
   kv_quantize.cu
@@ -30,6 +31,7 @@ set(TRIPHASE_CUDA_KERNELS
 set(TRIPHASE_CUDA_HOST_SOURCES
   argument_ring.cpp
   batch_attention.cpp
+  cuda_input_ops.cpp
   cuda_ops.cpp
   cuda_sparse_ops.cpp
   launch_check.cpp)

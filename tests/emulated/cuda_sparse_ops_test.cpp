@@ -6,6 +6,7 @@
 #include <functional>
 
 #include "tests/emulated/guarded_machine.h"
+#include "tests/emulated/input_seam_checks.h"
 #include "tests/emulated/sparse_seam_checks.h"
 
 namespace triphase::cuda {
@@ -34,6 +35,10 @@ TEST(EmulatedCudaSparseOps, CentroidScoresMatchTheCpu) {
 TEST(EmulatedCudaSparseOps, ReallocationMatchesTheCpuBitForBit) {
   GuardedMachine machine;
   check_reallocation(seam_of(machine));
+}
+TEST(EmulatedCudaInputOps, CodesAreTheCpusBitForBit) {
+  GuardedMachine machine;
+  check_input_codes(*machine.inputs, machine.device, *machine.stream);
 }
 // In one kernel, and in steps where a block's shared memory holds no row.
 TEST(EmulatedCudaSparseOps, ChoicesAndProbabilitiesMatchTheCpu) {

@@ -58,6 +58,7 @@ class FilledCache {
         full.push_back({page, page, page});  // the same number in each pool
       }
       if (quantized()) ops.kv_close(full, view(), *stream);
+      stream->synchronize();
     }
   }
 

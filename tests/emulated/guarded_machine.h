@@ -4,6 +4,7 @@
 
 #include <memory>
 
+#include "kernels/cuda/cuda_input_ops.h"
 #include "kernels/cuda/cuda_ops.h"
 #include "kernels/cuda/cuda_sparse_ops.h"
 #include "tests/emulated/guarded_memory.h"
@@ -30,12 +31,14 @@ struct GuardedMachine {
     sparse = make_cuda_sparse_ops(
         device, pinned,
         {.machine = machine, .stream_handle = [](Stream&) { return StreamHandle{}; }});
+    inputs = make_cuda_input_ops([](Stream&) { return StreamHandle{}; });
     stream = device.make_stream();
   }
   GuardedDevice device;
   HostDevice pinned;
   std::unique_ptr<CudaOps> ops;
   std::unique_ptr<CudaSparseOps> sparse;
+  std::unique_ptr<InputOps> inputs;
   std::unique_ptr<Stream> stream;
 };
 

@@ -9,6 +9,7 @@
 #include <sys/mman.h>
 #include <unistd.h>
 
+#include <algorithm>
 #include <cstring>
 #include <map>
 #include <new>
@@ -126,36 +127,42 @@ struct HostOnly {
 template <class T>
 using HostVector = std::vector<T, HostOnly<T>>;
 
-// Elements in a device's memory, all bits set at first.
+// Elements in a device's memory, all bits set at first. Copies are done when a call returns; work
+// that others queued on their streams is not waited for.
 template <class T>
 class DeviceArray {
  public:
   DeviceArray(Device& device, std::int64_t count)
       : device_(&device), count_(static_cast<std::size_t>(count)), stream_(device.make_stream()) {
-    data_ = static_cast<T*>(device.allocate(bytes()));
+    data_ = static_cast<T*>(device.allocate(std::max(bytes(), sizeof(T))));
     fill(0xFF);
   }
   DeviceArray(Device& device, const std::vector<T>& values)
       : DeviceArray(device, static_cast<std::int64_t>(values.size())) {
-    device.copy(data_, values.data(), bytes(), *stream_);
+    copy(data_, values.data());
   }
   DeviceArray(const DeviceArray&) = delete;
   DeviceArray& operator=(const DeviceArray&) = delete;
-  ~DeviceArray() { device_->release(data_, bytes()); }
+  ~DeviceArray() { device_->release(data_, std::max(bytes(), sizeof(T))); }
 
   void fill(unsigned char byte) {
     const std::vector<unsigned char> values(bytes(), byte);
-    device_->copy(data_, values.data(), bytes(), *stream_);
+    copy(data_, values.data());
   }
   [[nodiscard]] T* data() const { return data_; }
   [[nodiscard]] std::vector<T> host() const {
     std::vector<T> values(count_);
-    device_->copy(values.data(), data_, bytes(), *stream_);
+    copy(values.data(), data_);
     return values;
   }
 
  private:
   [[nodiscard]] std::size_t bytes() const { return count_ * sizeof(T); }
+  void copy(void* to, const void* from) const {
+    if (count_ == 0) return;
+    device_->copy(to, from, bytes(), *stream_);
+    stream_->synchronize();
+  }
 
   Device* device_;
   std::size_t count_;

@@ -7,6 +7,7 @@
 #include "kernels/cuda/clusters.h"
 #include "kernels/cuda/gather_attn.h"
 #include "kernels/cuda/gemm_tile.h"
+#include "kernels/cuda/input_codes.h"
 #include "kernels/cuda/kv_append.h"
 #include "kernels/cuda/kv_channels.h"
 #include "kernels/cuda/kv_quantize.h"
@@ -363,6 +364,10 @@ std::vector<Refusal> dense_refusals() {
       {"rope", "even rotary_dim", "rotary_dim 3", [] { rope(f32(2, 8), 2, 4, 3, f32(2, 3), {}); }},
       {"activate", "one shape", "gate 2 x 9 f32",
        [] { activate(Activation::kSilu, f32(2, 9), {}, f32(2, 8), {}); }},
+      {"quantize_inputs", "F32 rows", "x 2 x 8 f16",
+       [=] { quantize_inputs(half, nullptr, floats(), {}); }},
+      {"dequantize_inputs", "null pointer", "x 2 x 8 f32",
+       [] { dequantize_inputs(nullptr, floats(), f32(2, 8), {}); }},
       {"sum_values", "F32 rows", "v 2 x 8 f16", [=] { sum_values(half, floats(), {}); }},
       {"sum_values", "null pointer", "v 2 x 8 f32", [] { sum_values(f32(2, 8), nullptr, {}); }},
       {"reallocate", "whole groups", "heads 3",

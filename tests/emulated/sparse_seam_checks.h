@@ -179,6 +179,7 @@ inline void check_page_bounds(const Seam& seam) {
                                 seam.stream);
         cpu.sparse->bound_pages(theirs.view(), theirs.segment(1, 0, 1), first,
                                 {expected.data(), tokens}, *cpu.stream);
+        seam.stream.synchronize();
         const std::vector<float> got = bounds.host();
         const std::vector<float> want = expected.host();
         EXPECT_EQ(std::memcmp(got.data(), want.data(), got.size() * sizeof(float)), 0)
@@ -306,6 +307,7 @@ inline void check_reallocation(const Seam& seam) {
     seam.sparse.sum_values(some, sums.data(), seam.stream);
     cpu.sparse->sum_values(cpu_some, cpu_sums.data(), *cpu.stream);
   }
+  seam.stream.synchronize();
   EXPECT_EQ(sums.host(), cpu_sums.host());
   std::mt19937 random(16);
   const std::vector<float> start = random_floats(random, 3 * kColumns);
@@ -319,6 +321,7 @@ inline void check_reallocation(const Seam& seam) {
     cpu.sparse->reallocate({cpu_out.data(), DType::kF32, 3, kColumns, kColumns}, 1, kHeads,
                            kKvHeads, alpha.data(), with_mean ? cpu_sums.data() : nullptr, 6,
                            *cpu.stream);
+    seam.stream.synchronize();
     EXPECT_EQ(out.host(), cpu_out.host());
     EXPECT_NE(out.host(), start);
   }

@@ -10,6 +10,7 @@
 #include "runtime/base/error.h"
 #include "runtime/bench/bench.h"
 #include "runtime/bench/check.h"
+#include "tests/emulated/input_seam_checks.h"
 #include "tests/emulated/sparse_seam_checks.h"
 
 namespace triphase {
@@ -73,6 +74,10 @@ TEST_F(CudaBackendOnGpu, SelectionMatchesTheCpu) {
   cuda::check_centroids(seam);
   cuda::check_choices(seam);
   cuda::check_reallocation(seam);
+}
+
+TEST_F(CudaBackendOnGpu, InputCodesAreTheCpusBitForBit) {
+  cuda::check_input_codes(*backend_->input_ops(), backend_->device(), backend_->stream());
 }
 
 TEST_F(CudaBackendOnGpu, CeilingsAreThoseOfAGpu) {

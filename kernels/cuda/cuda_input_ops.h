@@ -1,0 +1,17 @@
+#pragma once
+
+// The CUDA implementation of InputOps: everything in device memory, queued on the call's stream.
+
+#include <functional>
+#include <memory>
+
+#include "kernels/cuda/stream_handle.h"
+#include "kernels/input_ops.h"
+
+namespace triphase::cuda {
+
+// `stream_handle`: the CUDA stream behind one of the device's streams.
+[[nodiscard]] std::unique_ptr<InputOps> make_cuda_input_ops(
+    std::function<StreamHandle(Stream&)> stream_handle);
+
+}  // namespace triphase::cuda
