@@ -1,75 +1,26 @@
-// CudaOps whole, on the emulator: host memory stands in for the device's. The oracle is the float64
-// reference, or the CPU's Ops where results must agree in every bit.
+// CudaOps whole, on the emulator, whose device memory is closed to the host (guarded_memory.h). The
+// oracle is the float64 reference, or the CPU's Ops where results must agree in every bit.
 
 #include "kernels/cuda/cuda_ops.h"
 
 #include <numeric>
 
 #include "kernels/cpu/cpu_ops.h"
-#include "kernels/cpu/cpu_sparse_ops.h"
-#include "kernels/cuda/cuda_sparse_ops.h"
+#include "kernels/sizing/attention_workspace.h"
 #include "kernels/sizing/cuda_workspace.h"
-#include "kernels/sizing/sparse_workspace.h"
-#include "memory/host_device.h"
 #include "runtime/base/thread_pool.h"
-#include "tests/emulated/emulated_test.h"
+#include "tests/emulated/filled_cache.h"
+#include "tests/emulated/guarded_machine.h"
 
 namespace triphase::cuda {
 namespace {
 
-// The host as a device that counts what is asked of it.
-class CountingDevice final : public Device {
- public:
-  [[nodiscard]] std::string_view name() const override { return host_.name(); }
-  [[nodiscard]] void* allocate(std::size_t bytes) override {
-    ++allocations_;
-    held_ += bytes;
-    return host_.allocate(bytes);
-  }
-  void release(void* data, std::size_t bytes) noexcept override {
-    held_ -= bytes;
-    host_.release(data, bytes);
-  }
-  void copy(void* to, const void* from, std::size_t bytes, Stream& stream) override {
-    host_.copy(to, from, bytes, stream);
-  }
-  [[nodiscard]] std::unique_ptr<Stream> make_stream() override { return host_.make_stream(); }
-  [[nodiscard]] std::int64_t allocations() const { return allocations_; }
-  [[nodiscard]] std::uint64_t held_bytes() const { return held_; }
+using Numbers = DeviceArray<float>;
 
- private:
-  HostDevice host_;
-  std::int64_t allocations_ = 0;
-  std::uint64_t held_ = 0;
-};
-
-GpuMachine gpu(bool deterministic) {
-  return {.multiprocessors = 2,
-          .shared_bytes_per_multiprocessor = 228 << 10,
-          .shared_bytes_per_block = 227 << 10,
-          .deterministic = deterministic};
+Matrix matrix(const Numbers& values, std::int64_t rows, std::int64_t cols) {
+  return {values.data(), DType::kF32, rows, cols, cols};
 }
-
-struct Machine {
-  explicit Machine(bool deterministic = false, std::unique_ptr<Gemm> gemm = nullptr) {
-    CudaOpsSettings settings;
-    settings.name = "emulated";
-    settings.machine = gpu(deterministic);
-    settings.stream_handle = [](Stream&) { return StreamHandle{}; };
-    settings.gemm = std::move(gemm);
-    ops = make_cuda_ops(device, device, std::move(settings));
-    sparse = make_cuda_sparse_ops(
-        device, device,
-        {.machine = gpu(deterministic), .stream_handle = [](Stream&) { return StreamHandle{}; }});
-    stream = device.make_stream();
-  }
-  CountingDevice device;
-  std::unique_ptr<CudaOps> ops;
-  std::unique_ptr<CudaSparseOps> sparse;
-  std::unique_ptr<Stream> stream;
-};
-
-Matrix matrix(std::vector<float>& values, std::int64_t rows, std::int64_t cols) {
+ConstMatrix on_host(const std::vector<float>& values, std::int64_t rows, std::int64_t cols) {
   return {values.data(), DType::kF32, rows, cols, cols};
 }
 
@@ -80,25 +31,34 @@ TEST(EmulatedCudaOps, LinearRoundsActivationsForALibraryAndNotWithoutOne) {
                            StreamHandle) override {
       EXPECT_EQ(x.dtype, w.dtype);
       EXPECT_EQ(x.row_stride % 8, 0);
-      for (std::int64_t c = 0; c < x.cols; ++c) rounded.push_back(reference::element(x, 0, c));
+      // On a stream of its own, as a library reads them.
+      rounded.resize(static_cast<std::size_t>(x.cols));
+      HostDevice host;
+      GuardedDevice().copy(rounded.data(), x.data, rounded.size() * sizeof(rounded[0]),
+                           *host.make_stream());
       return false;  // no kernel: CudaOps must go on with its own
     }
-    std::vector<double> rounded;
+    std::vector<std::uint16_t> rounded;  // the first row
   };
   std::mt19937 random(1);
-  std::vector<float> x = random_floats(random, 2 * 21);
-  const Stored w(DType::kF16, random_floats(random, 5 * 21));
-  std::vector<float> y = poisoned(2 * 5);
-  const ConstMatrix weights{w.data(), DType::kF16, 5, 21, 21};
+  const std::vector<float> x = random_floats(random, 2 * 21);
+  std::vector<std::uint16_t> w;
+  for (const float value : random_floats(random, 5 * 21)) w.push_back(f32_to_f16(value));
   auto recorder = std::make_unique<Recorder>();
   Recorder* seen = recorder.get();
-  Machine machine(false, std::move(recorder));
-  machine.ops->linear(matrix(x, 2, 21), weights, nullptr, false, matrix(y, 2, 5), *machine.stream);
+  GuardedMachine machine(emulated_gpu(), std::move(recorder));
+  const Numbers device_x(machine.device, x);
+  const DeviceArray<std::uint16_t> device_w(machine.device, w);
+  const Numbers device_y(machine.device, 2 * 5);
+  machine.ops->linear(matrix(device_x, 2, 21), {device_w.data(), DType::kF16, 5, 21, 21}, nullptr,
+                      false, matrix(device_y, 2, 5), *machine.stream);
   ASSERT_EQ(seen->rounded.size(), 21U);
   for (std::size_t c = 0; c < 21; ++c) {
-    EXPECT_EQ(seen->rounded[c], f16_to_f32(f32_to_f16(x[c])));
+    EXPECT_EQ(seen->rounded[c], f32_to_f16(x[c]));
   }
-  const auto expected = reference::linear(matrix(x, 2, 21), weights, nullptr, {});
+  const auto expected =
+      reference::linear(on_host(x, 2, 21), {w.data(), DType::kF16, 5, 21, 21}, nullptr, {});
+  const std::vector<float> y = device_y.host();
   for (std::size_t i = 0; i < y.size(); ++i) {
     EXPECT_NEAR(y[i], expected.value[i], 25 * 0x1p-24 * expected.magnitude[i]);
   }
@@ -106,9 +66,10 @@ TEST(EmulatedCudaOps, LinearRoundsActivationsForALibraryAndNotWithoutOne) {
 
 TEST(EmulatedCudaOps, IndicesTravelAndBadOnesAreRefused) {
   std::mt19937 random(2);
-  Machine machine;
-  std::vector<float> table = random_floats(random, 7 * 10);
-  std::vector<float> y = poisoned(3 * 10);
+  GuardedMachine machine;
+  const std::vector<float> values = random_floats(random, 7 * 10);
+  const Numbers table(machine.device, values);
+  const Numbers y(machine.device, 3 * 10);
   // More calls than the ring of arguments holds, so that it comes round.
   for (int call = 0; call < 70000; ++call) {
     const std::vector<std::int32_t> ids = {call % 7, 6, (call + 3) % 7};
@@ -118,8 +79,9 @@ TEST(EmulatedCudaOps, IndicesTravelAndBadOnesAreRefused) {
       continue;
     }
     machine.ops->gather_rows(matrix(table, 7, 10), ids, matrix(y, 3, 10), *machine.stream);
+    const std::vector<float> gathered = y.host();
     for (std::size_t row = 0; row < 3; ++row) {
-      ASSERT_EQ(std::memcmp(y.data() + row * 10, table.data() + ids[row] * 10, 40), 0);
+      ASSERT_EQ(std::memcmp(gathered.data() + row * 10, values.data() + ids[row] * 10, 40), 0);
     }
   }
   const std::vector<std::int32_t> bad = {0, 7, 1};
@@ -128,84 +90,8 @@ TEST(EmulatedCudaOps, IndicesTravelAndBadOnesAreRefused) {
       Error);
 }
 
-// A cache filled through kv_append (and closed, for INT8) by both Ops, and what attention needs.
-struct Filled {
-  Filled(Ops& ops, Stream& stream, DType cache_dtype, std::vector<std::int32_t> token_counts,
-         std::uint32_t seed)
-      : dtype(cache_dtype), lengths(std::move(token_counts)) {
-    std::mt19937 random(seed);
-    const auto sequences = static_cast<std::int64_t>(lengths.size());
-    const std::int64_t pool_pages = sequences * kMaxPages;
-    const auto elements = static_cast<std::size_t>(pool_pages * kPageTokens * kKvHeads * kDim);
-    k.assign(elements * dtype_bytes(dtype), std::byte{0xFF});
-    v = k;
-    const bool int8 = dtype == DType::kU8;
-    if (int8) {
-      scales = poisoned(pool_pages * 4 * kKvHeads * kDim);
-      open_k.assign(elements * 2, std::byte{0xFF});
-      open_v = open_k;
-    }
-    for (std::int64_t b = 0; b < sequences; ++b) {
-      pages.emplace_back();
-      for (std::int64_t i = 0; i < kMaxPages; ++i)
-        pages.back().push_back(PageId(pool_pages - 1 - b * kMaxPages - i));
-      const std::int64_t count = lengths[static_cast<std::size_t>(b)];
-      std::vector<float> key = random_floats(random, count * kKvHeads * kDim);
-      std::vector<float> value = random_floats(random, count * kKvHeads * kDim);
-      std::vector<PageId> at;
-      std::vector<std::int32_t> offsets;
-      for (std::int64_t t = 0; t < count; ++t) {
-        at.push_back(pages.back()[static_cast<std::size_t>(t / kPageTokens)]);
-        offsets.push_back(static_cast<std::int32_t>(t % kPageTokens));
-      }
-      ops.kv_append(matrix(key, count, kKvHeads * kDim), matrix(value, count, kKvHeads * kDim),
-                    {at, offsets}, view(), stream);
-      std::vector<KvClose> full;
-      for (std::int64_t i = 0; int8 && (i + 1) * kPageTokens < count; ++i) {
-        const PageId page = pages.back()[static_cast<std::size_t>(i)];
-        full.push_back({page, page, page});  // the same number in each pool
-      }
-      if (int8) ops.kv_close(full, view(), stream);
-    }
-  }
-
-  [[nodiscard]] KvLayerView view() {
-    KvLayerView cache{k.data(), v.data(), dtype, kPageTokens, kKvHeads, kDim};
-    if (dtype == DType::kU8) {
-      cache.scales = scales.data();
-      cache.open_k = open_k.data();
-      cache.open_v = open_v.data();
-      cache.open_dtype = DType::kF16;
-    }
-    return cache;
-  }
-  [[nodiscard]] AttentionSegment segment(std::size_t b, std::int64_t first_row,
-                                         std::int64_t queries) const {
-    AttentionSegment segment;
-    segment.query_begin = first_row;
-    segment.query_count = queries;
-    segment.context_tokens = lengths[b];
-    segment.pages = pages[b];
-    if (dtype == DType::kU8) {
-      segment.scale_pages = pages[b];
-      segment.open_page = pages[b][static_cast<std::size_t>((lengths[b] - 1) / kPageTokens)];
-    }
-    return segment;
-  }
-
-  static constexpr std::int64_t kPageTokens = 32;
-  static constexpr std::int64_t kMaxPages = 5;
-  static constexpr std::int64_t kKvHeads = 2;
-  static constexpr std::int64_t kDim = 16;
-  DType dtype;
-  std::vector<std::int32_t> lengths;
-  std::vector<std::byte> k, v, open_k, open_v;
-  std::vector<float> scales;
-  std::vector<std::vector<PageId>> pages;
-};
-
 constexpr std::int64_t kHeads = 6;
-constexpr std::int64_t kColumns = kHeads * Filled::kDim;
+constexpr std::int64_t kColumns = kHeads * FilledCache::kDim;
 
 void expect_close(const std::vector<float>& actual, const reference::AttentionValues& expected,
                   double tolerance) {
@@ -218,28 +104,35 @@ void expect_close(const std::vector<float>& actual, const reference::AttentionVa
 TEST(EmulatedCudaOps, TheCacheHoldsTheSameBytesAsOnTheCpu) {
   ThreadPool pool(1);
   const auto cpu = make_cpu_ops(pool);
-  Machine machine;
+  HostDevice host;
+  const auto host_stream = host.make_stream();
+  GuardedMachine machine;
   for (const DType dtype : {DType::kF16, DType::kBF16, DType::kU8}) {
-    Filled ours(*machine.ops, *machine.stream, dtype, {1, 32, 70, 129}, 3);
-    Filled theirs(*cpu, *machine.stream, dtype, {1, 32, 70, 129}, 3);
-    EXPECT_EQ(ours.k, theirs.k);
-    EXPECT_EQ(ours.v, theirs.v);
-    EXPECT_EQ(ours.open_k, theirs.open_k);
-    EXPECT_TRUE(ours.scales.empty() ||
-                std::memcmp(ours.scales.data(), theirs.scales.data(), ours.scales.size() * 4) == 0);
+    const std::vector<std::int32_t> lengths = {1, 32, 70, 129};
+    const FilledCache ours(*machine.ops, machine.device, dtype, lengths, 3);
+    const FilledCache theirs(*cpu, host, dtype, lengths, 3);
+    EXPECT_EQ(ours.k().host(), theirs.k().host());
+    EXPECT_EQ(ours.v().host(), theirs.v().host());
+    EXPECT_EQ(ours.open_k().host(), theirs.open_k().host());
+    const std::vector<float> scales = ours.scales().host();
+    const std::vector<float> expected_scales = theirs.scales().host();
+    EXPECT_EQ(std::memcmp(scales.data(), expected_scales.data(), scales.size() * sizeof(float)), 0);
     const std::vector<std::int32_t> slots = {3, 40, 41, 300};
     const std::size_t record =
-        static_cast<std::size_t>(2 * Filled::kKvHeads * Filled::kDim) * dtype_bytes(dtype);
+        static_cast<std::size_t>(2 * FilledCache::kKvHeads * FilledCache::kDim) *
+        dtype_bytes(dtype);
+    // Records are pinned memory, which both sides may touch.
     std::vector<std::byte> packed(slots.size() * record);
     std::vector<std::byte> expected(slots.size() * record);
     machine.ops->kv_pack(ours.view(), slots, packed.data(), *machine.stream);
-    cpu->kv_pack(theirs.view(), slots, expected.data(), *machine.stream);
+    cpu->kv_pack(theirs.view(), slots, expected.data(), *host_stream);
     EXPECT_EQ(packed, expected);
-    std::fill(ours.k.begin(), ours.k.end(), std::byte{0});
-    std::fill(theirs.k.begin(), theirs.k.end(), std::byte{0});
-    machine.ops->kv_unpack(packed.data(), slots, ours.view(), *machine.stream);
-    cpu->kv_unpack(expected.data(), slots, theirs.view(), *machine.stream);
-    EXPECT_EQ(ours.k, theirs.k);
+    const FilledCache empty(*machine.ops, machine.device, dtype, {0, 0, 0, 0}, 3);
+    const FilledCache cpu_empty(*cpu, host, dtype, {0, 0, 0, 0}, 3);
+    machine.ops->kv_unpack(packed.data(), slots, empty.view(), *machine.stream);
+    cpu->kv_unpack(expected.data(), slots, cpu_empty.view(), *host_stream);
+    EXPECT_EQ(empty.k().host(), cpu_empty.k().host());
+    EXPECT_NE(empty.k().host(), ours.k().host());
   }
 }
 
@@ -247,22 +140,24 @@ TEST(EmulatedCudaOps, TheCacheHoldsTheSameBytesAsOnTheCpu) {
 TEST(EmulatedCudaOps, MixedBatchesMatchFloat64) {
   for (const bool deterministic : {false, true}) {
     for (const DType dtype : {DType::kF16, DType::kBF16, DType::kU8}) {
-      Machine machine(deterministic);
-      Filled filled(*machine.ops, *machine.stream, dtype, {1, 33, 96, 140, 64}, 4);
+      GuardedMachine machine(emulated_gpu(deterministic));
+      const FilledCache filled(*machine.ops, machine.device, dtype, {1, 33, 96, 140, 64}, 4);
       std::vector<AttentionSegment> segments = {filled.segment(0, 0, 1), filled.segment(1, 1, 1),
                                                 filled.segment(2, 2, 20), filled.segment(3, 22, 1),
                                                 filled.segment(4, 23, 1)};
       segments[3].window = 50;
       std::mt19937 random(5);
-      std::vector<float> q = random_floats(random, 24 * kColumns);
-      std::vector<float> out = poisoned(24 * kColumns);
-      machine.ops->attention(matrix(q, 24, kColumns), kHeads, filled.view(), segments, 0.25F,
+      const std::vector<float> q = random_floats(random, 24 * kColumns);
+      const Numbers device_q(machine.device, q);
+      const Numbers out(machine.device, 24 * kColumns);
+      machine.ops->attention(matrix(device_q, 24, kColumns), kHeads, filled.view(), segments, 0.25F,
                              matrix(out, 24, kColumns), {}, *machine.stream);
       // Prefill on tensor cores rounds queries and weights to FP16 (unit 2^-11).
       const double tolerance = dtype == DType::kBF16 ? 2e-4 : 1e-3;
+      const HostCopy copy(filled);
       expect_close(
-          out,
-          reference::attention(matrix(q, 24, kColumns), kHeads, filled.view(), segments, 0.25F),
+          out.host(),
+          reference::attention(on_host(q, 24, kColumns), kHeads, copy.view(), segments, 0.25F),
           tolerance);
     }
   }
@@ -272,15 +167,16 @@ TEST(EmulatedCudaOps, MixedBatchesMatchFloat64) {
 // however its prompt was cut.
 TEST(EmulatedCudaOps, DeterministicRowsDependOnThemselvesAlone) {
   for (const DType dtype : {DType::kF16, DType::kBF16}) {
-    Machine machine(true);
-    Filled filled(*machine.ops, *machine.stream, dtype, {33, 140}, 4);
+    GuardedMachine machine(emulated_gpu(true));
+    const FilledCache filled(*machine.ops, machine.device, dtype, {33, 140}, 4);
     std::mt19937 random(8);
-    std::vector<float> q = random_floats(random, 24 * kColumns);
+    const Numbers q(machine.device, random_floats(random, 24 * kColumns));
     const auto attend = [&](std::span<const AttentionSegment> segments) {
-      std::vector<float> out(static_cast<std::size_t>(24 * kColumns), -1.0F);
+      const Numbers out(machine.device,
+                        std::vector<float>(static_cast<std::size_t>(24 * kColumns), -1.0F));
       machine.ops->attention(matrix(q, 24, kColumns), kHeads, filled.view(), segments, 0.25F,
                              matrix(out, 24, kColumns), {}, *machine.stream);
-      return out;
+      return out.host();
     };
     // Rows 0..19: the last tokens of the second sequence; then a row of the first.
     const std::vector<AttentionSegment> together = {filled.segment(1, 0, 20),
@@ -288,25 +184,26 @@ TEST(EmulatedCudaOps, DeterministicRowsDependOnThemselvesAlone) {
     const std::vector<float> batch = attend(together);
     for (const std::int64_t first : {0, 1, 7, 19}) {
       std::vector<AttentionSegment> parts;
-      if (first > 0) {
-        parts.push_back(filled.segment(1, 0, first));
-        parts.back().context_tokens = 120 + first;
-      }
+      if (first > 0) parts.push_back(filled.segment(1, 0, first, 120 + first));
       parts.push_back(filled.segment(1, first, 20 - first));
       const std::vector<float> cut = attend(parts);
       EXPECT_EQ(std::memcmp(cut.data(), batch.data(), 20 * kColumns * sizeof(float)), 0)
           << dtype_name(dtype) << " cut at " << first;
     }
-    std::vector<float> x = random_floats(random, 5 * 40);
-    const Stored w(dtype, random_floats(random, 7 * 40));
-    std::vector<float> all = poisoned(5 * 7);
-    std::vector<float> one = poisoned(7);
-    const ConstMatrix weights{w.data(), dtype, 7, 40, 40};
+    const Numbers x(machine.device, random_floats(random, 5 * 40));
+    std::vector<std::uint16_t> w;
+    for (const float value : random_floats(random, 7 * 40)) {
+      w.push_back(static_cast<std::uint16_t>(reference::stored_bits(value, dtype)));
+    }
+    const DeviceArray<std::uint16_t> device_w(machine.device, w);
+    const Numbers all(machine.device, 5 * 7);
+    const Numbers one(machine.device, 7);
+    const ConstMatrix weights{device_w.data(), dtype, 7, 40, 40};
     machine.ops->linear(matrix(x, 5, 40), weights, nullptr, false, matrix(all, 5, 7),
                         *machine.stream);
     machine.ops->linear({x.data() + 3 * 40, DType::kF32, 1, 40, 40}, weights, nullptr, false,
                         matrix(one, 1, 7), *machine.stream);
-    EXPECT_EQ(std::memcmp(one.data(), all.data() + 3 * 7, 7 * sizeof(float)), 0);
+    EXPECT_EQ(std::memcmp(one.host().data(), all.host().data() + 3 * 7, 7 * sizeof(float)), 0);
   }
 }
 
@@ -320,56 +217,102 @@ TEST(EmulatedCudaOps, DeterministicRunsDoWithoutTheLibrary) {
       return true;
     }
   };
-  Machine machine(true, std::make_unique<Never>());
-  std::vector<float> x(8, 1.0F);
-  std::vector<float> y = poisoned(1);
+  GuardedMachine machine(emulated_gpu(true), std::make_unique<Never>());
+  const Numbers x(machine.device, std::vector<float>(8, 1.0F));
+  const Numbers y(machine.device, 1);
   machine.ops->linear(matrix(x, 1, 8), matrix(x, 1, 8), nullptr, false, matrix(y, 1, 1),
                       *machine.stream);
-  EXPECT_EQ(y[0], 8.0F);
+  EXPECT_EQ(y.host()[0], 8.0F);
+}
+
+// Norms, positions, activations and sums, one after the other, as on the CPU.
+TEST(EmulatedCudaOps, RowsOfADecoderLayerMatchTheCpu) {
+  constexpr std::int64_t kRows = 5;
+  ThreadPool pool(1);
+  HostDevice host;
+  GuardedMachine gpu;
+  const auto cpu = make_cpu_ops(pool);
+  const auto run = [&](Ops& ops, Device& device) {
+    std::mt19937 random(17);
+    const auto stream = device.make_stream();
+    const Numbers x(device, random_floats(random, kRows * kColumns));
+    const Numbers y(device, random_floats(random, kRows * kColumns));
+    const Numbers weight(device, random_floats(random, kColumns));
+    const Numbers bias(device, random_floats(random, kColumns));
+    const Numbers angles(device, random_floats(random, kRows * FilledCache::kDim));
+    const Numbers table(device, random_floats(random, 9 * kColumns));
+    const std::vector<std::int32_t> positions = {8, 0, 3, 3, 7};
+    const Matrix a = matrix(x, kRows, kColumns);
+    const Matrix b = matrix(y, kRows, kColumns);
+    ops.rms_norm(a, weight.data(), 1.0F, 1e-5F, b, *stream);
+    ops.rope(b, kHeads, FilledCache::kDim, FilledCache::kDim,
+             matrix(angles, kRows, FilledCache::kDim), *stream);
+    ops.add(a, b, *stream);
+    ops.layer_norm(b, weight.data(), bias.data(), 1e-5F, a, *stream);
+    ops.add_positions(positions, matrix(table, 9, kColumns), a, *stream);
+    ops.gated_activation(Activation::kSilu, a, b, b, *stream);
+    ops.activate(Activation::kGeluErf, b, *stream);
+    ops.embed(std::vector<TokenId>{1, 2, 8, 0, 4}, matrix(table, 9, kColumns), 2.0F, a, *stream);
+    ops.add(a, b, *stream);
+    return y.host();
+  };
+  const std::vector<float> ours = run(*gpu.ops, gpu.device);
+  const std::vector<float> theirs = run(*cpu, host);
+  for (std::size_t i = 0; i < ours.size(); ++i) {
+    ASSERT_NEAR(ours[i], theirs[i], 2e-5 * (1.0F + std::abs(theirs[i]))) << i;
+  }
 }
 
 TEST(EmulatedCudaOps, SelectionsMatchFloat64AndReturnTheirWeights) {
   ThreadPool pool(1);
   const auto cpu = make_cpu_ops(pool);
+  HostDevice host;
+  const auto host_stream = host.make_stream();
+  const AttentionShape shape{kHeads, FilledCache::kKvHeads, FilledCache::kDim, 2, 200,
+                             1,      200 * kHeads * 2};
+  const DeviceArray<std::byte> scratch(host,
+                                       static_cast<std::int64_t>(attention_workspace_bytes(shape)));
   for (const DType dtype : {DType::kF16, DType::kU8}) {
     for (const bool shared : {true, false}) {
-      Machine machine;
-      Filled filled(*machine.ops, *machine.stream, dtype, {40, 140}, 6);
+      GuardedMachine machine;
+      const std::vector<std::int32_t> lengths = {40, 140};
+      const FilledCache filled(*machine.ops, machine.device, dtype, lengths, 6);
+      const FilledCache cpu_filled(*cpu, host, dtype, lengths, 6);
       std::vector<AttentionSegment> segments = {filled.segment(0, 0, 1), filled.segment(1, 1, 1)};
       const std::size_t lists = shared ? 1 : 2;
       std::vector<std::vector<std::int32_t>> begins(2), tokens(2), slots(2);
-      std::vector<std::vector<float>> ours(2), theirs(2);
+      std::vector<HostVector<float>> ours(2);
+      std::vector<std::vector<float>> theirs(2);
       for (std::size_t b = 0; b < 2; ++b) {
         begins[b].push_back(0);
         for (std::size_t list = 0; list < lists; ++list) {
-          for (std::int32_t t = static_cast<std::int32_t>(list); t < filled.lengths[b];
+          for (std::int32_t t = static_cast<std::int32_t>(list); t < filled.length(b);
                t += 3 + static_cast<std::int32_t>(list)) {
             tokens[b].push_back(t);
-            slots[b].push_back(filled.pages[b][static_cast<std::size_t>(t / 32)].value * 32 +
-                               t % 32);
+            slots[b].push_back(filled.page(b, t / 32).value * 32 + t % 32);
           }
           begins[b].push_back(static_cast<std::int32_t>(tokens[b].size()));
         }
-        ours[b] = poisoned(static_cast<std::int64_t>(tokens[b].size()));
-        theirs[b] = ours[b];
+        ours[b].assign(tokens[b].size(), -1.0F);
+        theirs[b].assign(tokens[b].size(), -1.0F);
         segments[b].selection = {begins[b], tokens[b], slots[b]};
       }
       std::mt19937 random(7);
-      std::vector<float> q = random_floats(random, 2 * kColumns);
-      std::vector<float> out = poisoned(2 * kColumns);
-      std::vector<float> expected = poisoned(2 * kColumns);
+      const std::vector<float> q = random_floats(random, 2 * kColumns);
+      const Numbers device_q(machine.device, q);
+      const Numbers host_q(host, q);
+      const Numbers out(machine.device, 2 * kColumns);
+      const Numbers expected(host, 2 * kColumns);
       for (std::size_t b = 0; b < 2; ++b) segments[b].weights = theirs[b].data();
-      const AttentionShape shape{kHeads, Filled::kKvHeads, Filled::kDim, 2, 200,
-                                 1,      200 * kHeads * 2};
-      const std::size_t scratch_bytes = attention_workspace_bytes(shape);
-      auto* scratch = static_cast<std::byte*>(machine.device.allocate(scratch_bytes));
-      cpu->attention(matrix(q, 2, kColumns), kHeads, filled.view(), segments, 0.25F,
-                     matrix(expected, 2, kColumns), {scratch, scratch_bytes}, *machine.stream);
-      machine.device.release(scratch, scratch_bytes);
+      cpu->attention(matrix(host_q, 2, kColumns), kHeads, cpu_filled.view(), segments, 0.25F,
+                     matrix(expected, 2, kColumns),
+                     {scratch.data(), attention_workspace_bytes(shape)}, *host_stream);
       for (std::size_t b = 0; b < 2; ++b) segments[b].weights = ours[b].data();
-      machine.ops->attention(matrix(q, 2, kColumns), kHeads, filled.view(), segments, 0.25F,
+      machine.ops->attention(matrix(device_q, 2, kColumns), kHeads, filled.view(), segments, 0.25F,
                              matrix(out, 2, kColumns), {}, *machine.stream);
-      for (std::size_t i = 0; i < out.size(); ++i) ASSERT_NEAR(out[i], expected[i], 2e-4);
+      const std::vector<float> a = out.host();
+      const std::vector<float> e = expected.host();
+      for (std::size_t i = 0; i < a.size(); ++i) ASSERT_NEAR(a[i], e[i], 2e-4);
       for (std::size_t b = 0; b < 2; ++b) {
         for (std::size_t i = 0; i < ours[b].size(); ++i)
           ASSERT_NEAR(ours[b][i], theirs[b][i], 2e-4);
@@ -379,8 +322,8 @@ TEST(EmulatedCudaOps, SelectionsMatchFloat64AndReturnTheirWeights) {
 }
 
 TEST(EmulatedCudaOps, ErrorsNameOperationAndShape) {
-  Machine machine;
-  std::vector<float> x(12);
+  GuardedMachine machine;
+  const Numbers x(machine.device, 12);
   const auto refused = [&](const auto& call) {
     try {
       call();
@@ -409,37 +352,44 @@ TEST(EmulatedCudaOps, ErrorsNameOperationAndShape) {
 
 // Calls within the announced shape find everything allocated; the plan counted every byte.
 TEST(EmulatedCudaOps, ReservedScratchIsAllThatCallsNeed) {
-  struct Yes final : Gemm {
-    [[nodiscard]] std::string_view name() const override { return "yes"; }
+  // Holds its workspace from the start, as cuBLASLt's wrapper does.
+  struct Library final : Gemm {
+    explicit Library(Device& device) : workspace(device, kGemmWorkspaceBytes) {}
+    [[nodiscard]] std::string_view name() const override { return "library"; }
     [[nodiscard]] bool run(ConstMatrix, ConstMatrix, const float*, bool, Matrix,
                            StreamHandle) override {
       return true;
     }
+    DeviceArray<std::byte> workspace;
   };
+  GuardedDevice library_memory;
   for (const bool deterministic : {false, true}) {
     for (const DType dtype : {DType::kF16, DType::kU8}) {
       OpsShape shape;
       shape.attention = {.heads = kHeads,
-                         .kv_heads = Filled::kKvHeads,
-                         .head_dim = Filled::kDim,
+                         .kv_heads = FilledCache::kKvHeads,
+                         .head_dim = FilledCache::kDim,
                          .max_query_rows = 24,
                          .max_context = 140};
       shape.max_sequences = 5;
       shape.max_list_tokens = 140;
       shape.widest_input = 100;
       shape.kv_dtype = dtype;
-      Machine machine(deterministic, std::make_unique<Yes>());
+      GpuMachine gpu = emulated_gpu(deterministic);
+      gpu.gemm_library = true;
+      GuardedMachine machine(gpu, std::make_unique<Library>(library_memory));
       machine.ops->reserve(shape, *machine.stream);
       machine.sparse->reserve(shape, *machine.stream);
-      Filled filled(*machine.ops, *machine.stream, dtype, {1, 33, 96, 140, 64}, 4);
-      const std::int64_t before = machine.device.allocations();
-      // The test's device is also the host that tables start from: their rings count twice.
-      EXPECT_EQ(machine.device.held_bytes(),
-                ops_reserved_bytes({.gpu = gpu(deterministic)}, shape) +
-                    static_cast<std::uint64_t>(kCudaArgumentRingBytes + kCudaSparseRingBytes));
+      EXPECT_EQ(machine.device.held_bytes() + library_memory.held_bytes(),
+                ops_reserved_bytes({.gpu = gpu}, shape));
+      const FilledCache filled(*machine.ops, machine.device, dtype, {1, 33, 96, 140, 64}, 4);
       std::mt19937 random(5);
-      std::vector<float> q = random_floats(random, 24 * kColumns);
-      std::vector<float> out = poisoned(24 * kColumns);
+      const Numbers q(machine.device, random_floats(random, 24 * kColumns));
+      const Numbers out(machine.device, 24 * kColumns);
+      const Numbers wide(machine.device, 24 * 100);
+      const DeviceArray<std::uint16_t> w(machine.device, 3 * 100);
+      std::vector<std::int32_t> picked(2 * 20);
+      const std::int64_t before = machine.device.allocations();
       const std::vector<AttentionSegment> mixed = {
           filled.segment(0, 0, 1), filled.segment(1, 1, 1), filled.segment(2, 2, 20),
           filled.segment(3, 22, 1), filled.segment(4, 23, 1)};
@@ -448,25 +398,22 @@ TEST(EmulatedCudaOps, ReservedScratchIsAllThatCallsNeed) {
       // Everything selected, with weights: the largest lists.
       std::vector<std::int32_t> begins = {0};
       std::vector<std::int32_t> tokens, slots;
-      for (std::int64_t head = 0; head < Filled::kKvHeads; ++head) {
+      for (std::int64_t head = 0; head < FilledCache::kKvHeads; ++head) {
         for (std::int32_t t = 0; t < 140; ++t) {
           tokens.push_back(t);
-          slots.push_back(filled.pages[3][static_cast<std::size_t>(t / 32)].value * 32 + t % 32);
+          slots.push_back(filled.page(3, t / 32).value * 32 + t % 32);
         }
         begins.push_back(static_cast<std::int32_t>(tokens.size()));
       }
-      std::vector<float> weights = poisoned(static_cast<std::int64_t>(tokens.size()));
+      HostVector<float> weights(tokens.size(), -1.0F);
       AttentionSegment chosen = filled.segment(3, 0, 1);
       chosen.selection = {begins, tokens, slots};
       chosen.weights = weights.data();
       const std::vector<AttentionSegment> selected = {chosen};
       machine.ops->attention(matrix(q, 1, kColumns), kHeads, filled.view(), selected, 0.25F,
                              matrix(out, 1, kColumns), {}, *machine.stream);
-      std::vector<float> wide = poisoned(24 * 100);
-      const Stored w(DType::kF16, std::vector<float>(3 * 100, 0.5F));
       machine.ops->linear(matrix(wide, 24, 100), {w.data(), DType::kF16, 3, 100, 100}, nullptr,
                           false, matrix(out, 24, 3), *machine.stream);
-      std::vector<std::int32_t> picked(2 * 20);
       machine.sparse->choose_by_channels(
           matrix(q, 1, kColumns), 0, kHeads, filled.view(), filled.segment(3, 0, 1), 0.25F,
           {.rank = 4, .tokens = 20, .recent = 3}, picked.data(), nullptr, {}, *machine.stream);

@@ -114,4 +114,31 @@ class FilledCache {
   std::vector<std::vector<PageId>> pages_;
 };
 
+// A cache's bytes on the host, for float64 oracles.
+class HostCopy {
+ public:
+  explicit HostCopy(const FilledCache& cache)
+      : view_(cache.view()),
+        k_(cache.k().host()),
+        v_(cache.v().host()),
+        open_k_(cache.open_k().host()),
+        open_v_(cache.open_v().host()),
+        scales_(cache.scales().host()) {
+    view_.k = k_.data();
+    view_.v = v_.data();
+    if (!view_.quantized()) return;
+    view_.scales = scales_.data();
+    view_.open_k = open_k_.data();
+    view_.open_v = open_v_.data();
+  }
+  HostCopy(const HostCopy&) = delete;
+  HostCopy& operator=(const HostCopy&) = delete;
+  [[nodiscard]] const KvLayerView& view() const { return view_; }
+
+ private:
+  KvLayerView view_;
+  std::vector<std::byte> k_, v_, open_k_, open_v_;
+  std::vector<float> scales_;
+};
+
 }  // namespace triphase::cuda

@@ -95,9 +95,12 @@ class GuardedDevice final : public Device {
  public:
   [[nodiscard]] std::string_view name() const override { return "guarded"; }
   [[nodiscard]] void* allocate(std::size_t bytes) override {
+    ++allocations_;
+    held_ += bytes;
     return GuardedMemory::instance().allocate(bytes, Side::kDevice);
   }
-  void release(void* data, std::size_t) noexcept override {
+  void release(void* data, std::size_t bytes) noexcept override {
+    held_ -= bytes;
     GuardedMemory::instance().release(data);
   }
   void copy(void* to, const void* from, std::size_t bytes, Stream&) override {
@@ -106,6 +109,12 @@ class GuardedDevice final : public Device {
   [[nodiscard]] std::unique_ptr<Stream> make_stream() override {
     return HostDevice().make_stream();
   }
+  [[nodiscard]] std::int64_t allocations() const { return allocations_; }
+  [[nodiscard]] std::uint64_t held_bytes() const { return held_; }
+
+ private:
+  std::int64_t allocations_ = 0;
+  std::uint64_t held_ = 0;
 };
 
 // For vectors that kernels must not touch.
