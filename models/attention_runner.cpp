@@ -8,9 +8,10 @@
 namespace triphase {
 
 AttentionRunner::AttentionRunner(const AttentionOptions& options, const MethodShape& shape,
-                                 SparseOps& ops, const AttentionShape& largest, MemoryPool& pool)
+                                 SparseOps& ops, const AttentionShape& largest, MemoryPool& pool,
+                                 const ContextClusters* clusters)
     : shape_(shape),
-      method_(make_attention_method(options, shape)),
+      method_(make_attention_method(options, shape, clusters)),
       ops_(&ops),
       workspace_(pool.allocate(workspace_bytes(largest), MemoryTag::kWorkspace)) {}
 
@@ -102,12 +103,25 @@ void AttentionRunner::count(const TokenChoice& choice, std::int64_t context) {
   const auto all = static_cast<double>(context);
   touched_.context += all;
   touched_.rows += 1.0;
+  touched_.centroids += static_cast<double>(choice.centroids);
   if (choice.dense) {
     touched_.attended += all;
     return;
   }
   const auto lists = static_cast<double>(choice.begins.size() - 1);
   touched_.attended += static_cast<double>(choice.tokens.size()) / lists;
+}
+
+AttentionRunner::ReadBytes AttentionRunner::read_bytes(std::int64_t element_bytes) const {
+  if (touched_.rows == 0.0) return {};
+  const auto mean = [&](double sum) { return static_cast<std::int64_t>(sum / touched_.rows); };
+  const TouchedShape shape{shape_.heads, shape_.kv_heads, shape_.head_dim, element_bytes,
+                           mean(touched_.centroids)};
+  const std::int64_t context = mean(touched_.context);
+  const auto bytes = [&](const AttentionOptions& options, std::int64_t attended) {
+    return touched_.rows * static_cast<double>(touched_bytes(options, shape, context, attended));
+  };
+  return {bytes(method_->options(), mean(touched_.attended)), bytes(AttentionOptions{}, context)};
 }
 
 void AttentionRunner::attend(LayerId layer, std::span<const AttentionSegment> segments,
@@ -184,9 +198,10 @@ void AttentionRunner::attend(LayerId layer, std::span<const AttentionSegment> se
   }
   for (std::size_t index = 0; index < segments.size(); ++index) {
     Entry& entry = entry_of(sequences[index]);
-    if (is_prompt(segments[index], entry)) {
-      method_->prefilled(*entry.state, call_of(segments[index]), q);
-    }
+    if (!is_prompt(segments[index], entry)) continue;
+    const LayerCall call = call_of(segments[index]);
+    method_->prefilled(*entry.state, call, q);
+    if (observer_ != nullptr) observer_->prefilled(sequences[index], call, q);
   }
 }
 

@@ -17,13 +17,16 @@
 
 namespace triphase {
 
-// Sees every decoded row with what was chosen for it, before it is attended.
+// Sees every decoded row with what was chosen for it, before it is attended; and every chunk of a
+// prompt in every layer, after it was attended.
 class AttentionObserver {
  public:
   virtual ~AttentionObserver() = default;
   // `row` of q is the query; choice.dense: the whole context of call.keys.context_tokens.
   virtual void decoded(SequenceId sequence, const LayerCall& call, ConstMatrix q, std::int64_t row,
                        const TokenChoice& choice) = 0;
+  // The chunk's rows of q are call.keys' queries; its keys are in call.cache.
+  virtual void prefilled(SequenceId, const LayerCall& /*call*/, ConstMatrix /*q*/) {}
 };
 
 class AttentionRunner {
@@ -32,11 +35,14 @@ class AttentionRunner {
   struct Touched {
     double attended = 0.0;
     double context = 0.0;
-    double rows = 0.0;  // decoded rows times layers
+    double rows = 0.0;       // decoded rows times layers
+    double centroids = 0.0;  // looked up (TokenChoice::centroids)
   };
 
+  // `clusters`: as of make_attention_method.
   AttentionRunner(const AttentionOptions& options, const MethodShape& shape, SparseOps& ops,
-                  const AttentionShape& largest, MemoryPool& pool);
+                  const AttentionShape& largest, MemoryPool& pool,
+                  const ContextClusters* clusters = nullptr);
 
   // Bytes of workspace that the constructor takes.
   [[nodiscard]] static std::uint64_t workspace_bytes(const AttentionShape& largest);
@@ -67,10 +73,17 @@ class AttentionRunner {
   // Tokens at the start of a prompt whose KV may be taken from another sequence.
   [[nodiscard]] std::int64_t shareable_tokens(std::int64_t prompt_tokens) const;
 
-  // Tells it of every decoded row from now on; null: nobody. It must outlive the runner's calls.
+  // Tells it of every row from now on; null: nobody. It must outlive the runner's calls.
   void set_observer(AttentionObserver* observer) { observer_ = observer; }
 
   [[nodiscard]] const Touched& touched() const { return touched_; }
+  // KV bytes that the decoded rows read, by the methods' formulae at the mean context, and what
+  // dense attention would have read. `element_bytes` of a stored key or value.
+  struct ReadBytes {
+    double touched = 0.0;
+    double dense = 0.0;
+  };
+  [[nodiscard]] ReadBytes read_bytes(std::int64_t element_bytes) const;
   [[nodiscard]] const AttentionMethod& method() const { return *method_; }
 
  private:

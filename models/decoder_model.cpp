@@ -118,13 +118,13 @@ DecoderModel::DecoderModel(const ModelConfig& config, const ModelWeights& weight
   }
 }
 
-void DecoderModel::set_attention(const AttentionOptions& options, SparseOps& ops,
-                                 MemoryPool& pool) {
+void DecoderModel::set_attention(const AttentionOptions& options, SparseOps& ops, MemoryPool& pool,
+                                 const ContextClusters* clusters) {
   if (options.kind == AttentionKind::kDense) return;
   TRIPHASE_CHECK(limits_.sparse, "buffers without room for a sparse method");
   runner_ = std::make_unique<AttentionRunner>(
       options, MethodShape{config_.layers, config_.heads, config_.kv_heads, config_.head_dim}, ops,
-      largest_attention(config_, limits_, threads_), pool);
+      largest_attention(config_, limits_, threads_), pool, clusters);
 }
 
 void DecoderModel::set_layer_inputs(std::int64_t tokens, InputOps* ops, MemoryPool& pool) {

@@ -46,7 +46,9 @@ class DecoderModel {
   // Decodes with this method from now on (default: dense); `limits.sparse` must be set. Sequences
   // must be announced then: begin_sequence() before their first row, with the length of their
   // prompt, end_sequence() when their KV is gone.
-  void set_attention(const AttentionOptions& options, SparseOps& ops, MemoryPool& pool);
+  // `clusters`: of the sequences' fixed context, for squeezed alone; must outlive the model.
+  void set_attention(const AttentionOptions& options, SparseOps& ops, MemoryPool& pool,
+                     const ContextClusters* clusters = nullptr);
   void begin_sequence(SequenceId sequence, std::int64_t prompt_tokens);
   void end_sequence(SequenceId sequence);
   [[nodiscard]] AttentionRunner* attention() { return runner_.get(); }

@@ -124,6 +124,11 @@ void sync_directory_of(FileOps& ops, const std::string& path) {
 
 void write_file_atomically(FileOps& ops, const std::string& path, std::string_view text,
                            mode_t mode) {
+  write_file_atomically(ops, path, std::span(&text, 1), mode);
+}
+
+void write_file_atomically(FileOps& ops, const std::string& path,
+                           std::span<const std::string_view> parts, mode_t mode) {
   const std::string temporary = path + ".tmp";
   // Left over from a crash: ours by name, and never the only copy of anything.
   ops.unlink(temporary.c_str());
@@ -132,7 +137,7 @@ void write_file_atomically(FileOps& ops, const std::string& path, std::string_vi
       open_repeating(ops, temporary, O_WRONLY | O_CREAT | O_EXCL | O_NOFOLLOW | O_CLOEXEC, mode));
   if (!fd.valid()) throw_io_error(temporary, "open", errno);
   try {
-    write_all(ops, fd.get(), text, temporary);
+    for (const std::string_view part : parts) write_all(ops, fd.get(), part, temporary);
     if (sync_file(ops, fd.get()) != 0) throw_io_error(temporary, "fsync", errno);
     fd.reset();
     if (ops.rename(temporary.c_str(), path.c_str()) != 0) throw_io_error(path, "rename", errno);

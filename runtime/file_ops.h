@@ -8,6 +8,7 @@
 
 #include <cstddef>
 #include <cstdint>
+#include <span>
 #include <string>
 #include <string_view>
 
@@ -61,6 +62,9 @@ void write_all(FileOps& ops, int fd, std::string_view bytes, const std::string& 
 // ErrorRole::kIo E-IO-*.
 void write_file_atomically(FileOps& ops, const std::string& path, std::string_view text,
                            mode_t mode);
+// The same for a content in several parts, one after the other.
+void write_file_atomically(FileOps& ops, const std::string& path,
+                           std::span<const std::string_view> parts, mode_t mode);
 
 // Whether there is anything of this name, a dangling link included.
 [[nodiscard]] bool path_exists(const std::string& path);

@@ -56,7 +56,12 @@ void fill_engine_numbers(const EngineStats& stats, const PlacementStats& placeme
   summary.phase_boundaries = boundaries;
   if (const AttentionRunner* attention = loaded.decoder.attention()) {
     const AttentionRunner::Touched& touched = attention->touched();
-    if (touched.context > 0) summary.tokens_touched_fraction = touched.attended / touched.context;
+    if (touched.context > 0) {
+      summary.tokens_touched_fraction = touched.attended / touched.context;
+      const AttentionRunner::ReadBytes bytes =
+          attention->read_bytes(static_cast<std::int64_t>(dtype_bytes(loaded.kv.shape().dtype)));
+      summary.attention_bytes = {bytes.touched, bytes.dense};
+    }
   }
   if (loaded.transfers) {
     // What is on its way still (the next step's weights) counts, as it does in a trace.
@@ -105,8 +110,12 @@ void fill_engine_numbers(const EngineStats& stats, const PlacementStats& placeme
     const std::uint64_t staging = plan.memory.staging + plan.memory.cache;
     add(device, MemoryTag::kStaging, staging, staging);
   }
-  add(device, MemoryTag::kActivations, plan.memory.scratch - workspace,
+  add(device, MemoryTag::kActivations, plan.memory.scratch - workspace - summary.cluster_bytes,
       pool.use(MemoryTag::kActivations).peak);
+  if (summary.cluster_bytes > 0) {
+    summary.memory.push_back({std::string(memory_tier_name(device)), "clusters",
+                              summary.cluster_bytes, summary.cluster_bytes});
+  }
   add(device, MemoryTag::kWorkspace, workspace, workspace);
   const auto host = MemoryTier::kHost;
   if (plan.host_weights > 0) {
@@ -140,9 +149,10 @@ class Worker {
                       backend.stream());
       return;
     }
-    preparer_.emplace(model.config, model.tokenizer.get(),
-                      PromptPreparer::Limits{model.config.max_positions, plan.longest_line,
-                                             options.truncate, options.no_special});
+    preparer_.emplace(
+        model.config, model.tokenizer.get(),
+        PromptPreparer::Limits{model.most_positions(), plan.longest_line, options.truncate,
+                               options.no_special, model.context_tokens()});
     generator_.emplace(EngineOptions{batch_size, plan.prefill_chunk, options.seed}, *plan.policy,
                        loaded.decoder, loaded.kv, *preparer_, model.tokenizer.get(),
                        backend.threads(), backend.stream());
@@ -226,6 +236,11 @@ RunSummary summary_of_setup(const RunOptions& options, const PromptFileFacts& pr
   summary.threads = backend.threads().threads();
   summary.simd = backend.ops().name();
   summary.attention_policy = attention_name(options.attention.kind);
+  if (model.fixed_context) {
+    summary.fixed_context = {options.fixed_context, model.fixed_context->hash,
+                             model.fixed_context->tokens.size()};
+  }
+  summary.cluster_bytes = cluster_memory(options, model);
   summary.placement_policy = options.policy;
   if (options.emulated_link) summary.emulated.emplace_back("link");
   if (plan.memory.host_blocks > 0 || plan.placement.streamed_layers > 0) {
@@ -233,6 +248,21 @@ RunSummary summary_of_setup(const RunOptions& options, const PromptFileFacts& pr
   }
   if (prompt_facts.rereadable) summary.total_requests = prompt_facts.requests;
   return summary;
+}
+
+// What a fixed context spared, for people.
+void report_fixed_context(const RunSummary& summary, Log& log) {
+  if (!summary.fixed_context) return;
+  std::string line = fmt::format(
+      "fixed context: {} tokens in front of every line, {} prompt tokens computed and {} shared",
+      summary.fixed_context->tokens, summary.prompt_tokens, summary.shared_prompt_tokens);
+  if (summary.attention_bytes) {
+    line += fmt::format("; decoding touched {:.1f} % of the tokens and read {} of KV, dense {}",
+                        100.0 * summary.tokens_touched_fraction,
+                        format_bytes(static_cast<std::uint64_t>(summary.attention_bytes->touched)),
+                        format_bytes(static_cast<std::uint64_t>(summary.attention_bytes->dense)));
+  }
+  log.info(line);
 }
 
 // The last line of a run: what came out, and how to go on.
@@ -436,6 +466,7 @@ int generate(RunOptions options, Log& log) {
   close_summary(result, "");
   progress.finish();
   report_phases(summary, log);
+  report_fixed_context(summary, log);
   log.info(closing_line(options, output->counts(), summary));
   return result;
 }

@@ -84,7 +84,8 @@ class Planner {
   [[nodiscard]] std::uint64_t scratch(std::int64_t batch) const {
     const BatchLimits limits = limits_for(batch);
     return DecoderModel::scratch_bytes(model_.config, limits, machine_.threads) +
-           ops_reserved_bytes(machine_, ops_shape(model_.config, limits, plan_.kv));
+           ops_reserved_bytes(machine_, ops_shape(model_.config, limits, plan_.kv)) +
+           cluster_memory(options_, model_);
   }
 
   void choose_budgets() {
@@ -145,7 +146,8 @@ class Planner {
     if (!caches || options_.attention.kind == AttentionKind::kDense) return 0.0;
     const ModelConfig& config = model_.config;
     const auto method = make_attention_method(
-        options_.attention, {config.layers, config.heads, config.kv_heads, config.head_dim});
+        options_.attention, {config.layers, config.heads, config.kv_heads, config.head_dim},
+        model_.clusters());
     if (!method->chooses_early()) return 0.0;
     return static_cast<double>(budget_tokens(options_.attention, context_, context_)) /
            static_cast<double>(context_);
@@ -262,6 +264,11 @@ RunPlan plan_run(const RunOptions& options, const ModelBundle& model, const Comp
   return Planner(options, model, machine, logit_rows).plan();
 }
 
+std::uint64_t cluster_memory(const RunOptions& options, const ModelBundle& model) {
+  if (options.attention.kind != AttentionKind::kSqueezed || !model.fixed_context) return 0;
+  return cluster_bytes(model.fixed_context->clusters);
+}
+
 std::string_view kv_dtype_name(const KvStore::Shape& shape) {
   return shape.quantized() ? "int8" : dtype_name(shape.dtype);
 }
@@ -277,6 +284,10 @@ std::string describe(const RunPlan& plan, const ModelBundle& model) {
   if (plan.memory.key_columns > 0) {
     text += fmt::format("; K^T {} beside it (sparq.kt=off saves it)",
                         format_bytes(plan.memory.key_columns));
+  }
+  if (model.fixed_context) {
+    text += fmt::format("; fixed context {} tokens in front of every line",
+                        model.fixed_context->tokens.size());
   }
   if (plan.memory.host_blocks > 0) {
     text += fmt::format("; policy {}: {} of KV on the host, {} staging", plan.policy->name(),
@@ -336,7 +347,7 @@ LoadedModel::LoadedModel(std::shared_ptr<LoadedWeights> loaded, const ModelBundl
   TRIPHASE_CHECK(plan.placement.streamed_layers == shared->streamed_layers,
                  "a plan for weights that lie elsewhere");
   backend.reserve(ops_shape(model.config, plan.limits, plan.kv));
-  decoder.set_attention(options.attention, backend.sparse_ops(), pool);
+  decoder.set_attention(options.attention, backend.sparse_ops(), pool, model.clusters());
   decoder.set_layer_inputs(plan.input_tokens, backend.input_ops(), pool);
   decoder.kv_step().set_prefetch(plan.placement.overlap);
   decoder.weight_stream().set_prefetch(plan.placement.overlap);

@@ -45,6 +45,9 @@ struct RunPlan {
 [[nodiscard]] RunPlan plan_run(const RunOptions& options, const ModelBundle& model,
                                const ComputeMachine& machine, LogitRows logit_rows);
 
+// Device bytes of the key clusters that the job's attention looks up; 0 for every other method.
+[[nodiscard]] std::uint64_t cluster_memory(const RunOptions& options, const ModelBundle& model);
+
 // "f16", ..., "int8": as in manifest and summary.
 [[nodiscard]] std::string_view kv_dtype_name(const KvStore::Shape& shape);
 

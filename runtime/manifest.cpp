@@ -37,9 +37,9 @@ std::string host_name() {
 
 // Every option that can change the bytes of a record; the values after all defaults. Memory and
 // batch sizes stay out: after a lack of memory the same job must be able to go on with others.
-std::string generation_json(const RunOptions& options) {
+std::string generation_json(const RunOptions& options, const ModelIdentity& model) {
   const auto flag = [](bool value) { return value ? "true" : "false"; };
-  const std::string lines = fmt::format(
+  std::string lines = fmt::format(
       "\"truncate\":{},\"invalid_utf8\":{},\"allow_duplicate_ids\":{},\"no_special\":{},"
       "\"max_line_bytes\":{},\"attention\":{},\"random_weights\":{},\"weights_dtype\":{}",
       json_quote(truncate_name(options.truncate)),
@@ -47,6 +47,9 @@ std::string generation_json(const RunOptions& options) {
       flag(options.allow_duplicate_ids), flag(options.no_special), options.max_line_bytes,
       json_quote(attention_text(options)), flag(options.random_weights),
       options.weights_dtype ? json_quote(dtype_name(*options.weights_dtype)) : "null");
+  if (!model.fixed_context.empty()) {
+    lines += fmt::format(",\"fixed_context\":{}", json_quote(model.fixed_context));
+  }
   if (options.job == JobKind::kScore) {
     return fmt::format("{{\"score\":true,\"token_logprobs\":{},{}}}", flag(options.token_logprobs),
                        lines);
@@ -172,7 +175,7 @@ Manifest make_manifest(const RunOptions& options, const PromptFileFacts& input,
   manifest.records = input.requests;
   manifest.input_hash = input.hash;
   manifest.model = model;
-  manifest.generation = generation_json(options);
+  manifest.generation = generation_json(options, model);
   manifest.seed = options.seed;
   manifest.kv_dtype = kv_dtype;
   manifest.layer_inputs = static_cast<std::uint64_t>(layer_inputs);
@@ -231,7 +234,7 @@ Manifest parse_manifest(std::string_view text, std::string_view file) {
   manifest.input_hash = input.text("hash");
   manifest.input_format = input.text("format");
   const Fields model = top.object("model");
-  manifest.model = {model.text("path"), model.text("fingerprint"), model.text("tokenizer")};
+  manifest.model = {model.text("path"), model.text("fingerprint"), model.text("tokenizer"), {}};
   top.object("generation");  // checks the type
   manifest.generation = canonical_object(top.at("generation"));
   manifest.seed = top.count("seed");

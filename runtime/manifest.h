@@ -16,9 +16,10 @@ namespace triphase {
 
 // What the model contributes; the engine's side fills it before any weight is read.
 struct ModelIdentity {
-  std::string path;         // as given
-  std::string fingerprint;  // hash of config.json, every safetensors header, and file sizes
-  std::string tokenizer;    // hash of the tokenizer files; empty: none
+  std::string path;           // as given
+  std::string fingerprint;    // hash of config.json, every safetensors header, and file sizes
+  std::string tokenizer;      // hash of the tokenizer files; empty: none
+  std::string fixed_context;  // hash of what stands in front of every prompt; empty: nothing
 };
 
 struct Manifest {

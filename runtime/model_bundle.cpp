@@ -15,6 +15,7 @@
 #include "models/files/model_directory.h"
 #include "models/weight_lookup.h"
 #include "runtime/base/error.h"
+#include "runtime/context/context_file.h"
 
 namespace triphase {
 namespace {
@@ -137,6 +138,11 @@ ModelBundle open_model(const RunOptions& options) {
     bundle.notes.push_back("random weights: completions are noise, speed is real");
   }
   bundle.weight_bytes = weight_bytes(bundle.config, bundle.weights_dtype);
+  if (!options.fixed_context.empty()) {
+    bundle.fixed_context = std::make_shared<FixedContext>(
+        read_fixed_context(options.fixed_context, bundle.identity, bundle.config));
+    bundle.identity.fixed_context = bundle.fixed_context->hash;
+  }
   return bundle;
 }
 

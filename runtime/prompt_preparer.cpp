@@ -2,9 +2,29 @@
 
 #include <fmt/format.h>
 
+#include <algorithm>
+
 #include "runtime/base/error.h"
+#include "runtime/score_preparer.h"
 
 namespace triphase {
+
+PromptPreparer::PromptPreparer(const ModelConfig& config, const Tokenizer* tokenizer,
+                               const Limits& limits)
+    : config_(&config), tokenizer_(tokenizer), limits_(limits) {
+  if (limits.fixed_context.empty()) return;
+  if (tokenizer != nullptr) {
+    leading_ = leading_specials(*tokenizer);
+  } else if (const std::optional<TokenId> first = bos()) {
+    leading_ = {*first};
+  }
+}
+
+void PromptPreparer::drop_leading(std::vector<TokenId>& tokens) const {
+  const auto [own, left] =
+      std::mismatch(tokens.begin(), tokens.end(), leading_.begin(), leading_.end());
+  if (left == leading_.end()) tokens.erase(tokens.begin(), own);
+}
 
 std::optional<TokenId> PromptPreparer::bos() const {
   if (tokenizer_ != nullptr) return tokenizer_->bos();
@@ -17,6 +37,10 @@ std::optional<RecordError> PromptPreparer::prepare(Request& request) const {
     if (auto error = tokenize(request)) return error;
   } else if (auto error = check_ids(request)) {
     return error;
+  }
+  if (!limits_.fixed_context.empty()) {
+    drop_leading(request.tokens);
+    return fit(request);
   }
   if (request.tokens.empty()) {
     const std::optional<TokenId> first = bos();
@@ -61,35 +85,42 @@ std::optional<RecordError> PromptPreparer::check_ids(const Request& request) con
 
 std::optional<RecordError> PromptPreparer::fit(Request& request) const {
   const std::int64_t wanted = request.sampling.max_tokens;
-  const std::int64_t room = limits_.context - wanted;
+  const auto fixed = static_cast<std::int64_t>(limits_.fixed_context.size());
+  const std::int64_t room = limits_.context - wanted - fixed;
   auto size = static_cast<std::int64_t>(request.tokens.size());
+  const std::string fixed_text =
+      fixed == 0 ? std::string() : fmt::format(", {} of the fixed context", fixed);
   if (size > room) {
     if (limits_.truncate == Truncate::kNone || room < 1) {
       return RecordError{
           "E-IN-CONTEXT",
-          fmt::format("prompt: {} tokens and max_tokens {} make {}, expected at most {}; hint: {}",
-                      size, wanted, size + wanted, limits_.context,
-                      room < 1 ? "lower max_tokens" : "--truncate=left keeps the prompt's end")};
+          fmt::format(
+              "prompt: {} tokens{} and max_tokens {} make {}, expected at most {}; hint: {}", size,
+              fixed_text, wanted, size + fixed + wanted, limits_.context,
+              room < 1 ? "lower max_tokens" : "--truncate=left keeps the prompt's end")};
     }
     if (limits_.truncate == Truncate::kRight) {
       request.tokens.resize(static_cast<std::size_t>(room));
     } else {
       // The beginning-of-sequence token stays in front: models are lost without it.
-      const bool keep_first = room > 1 && bos() && request.tokens.front() == *bos();
+      const bool keep_first = fixed == 0 && room > 1 && bos() && request.tokens.front() == *bos();
       const std::int64_t keep = keep_first ? room - 1 : room;
       request.tokens.erase(request.tokens.begin() + (keep_first ? 1 : 0),
                            request.tokens.end() - keep);
     }
     size = room;
   }
-  if (size + wanted - 1 > limits_.kv_tokens) {
+  const std::int64_t needed = fixed + size + wanted - 1;
+  if (needed > limits_.kv_tokens) {
     return RecordError{
         "E-MEM-LINE",
         fmt::format(
-            "prompt: {} tokens and max_tokens {} need KV for {}, expected at most {} in the "
+            "prompt: {} tokens{} and max_tokens {} need KV for {}, expected at most {} in the "
             "memory budget; hint: raise --device-memory or --device-kv-memory",
-            size, wanted, size + wanted - 1, limits_.kv_tokens)};
+            size, fixed_text, wanted, needed, limits_.kv_tokens)};
   }
+  request.tokens.insert(request.tokens.begin(), limits_.fixed_context.begin(),
+                        limits_.fixed_context.end());
   return std::nullopt;
 }
 

@@ -137,6 +137,19 @@ std::string plan_json(const RunSummary& summary) {
       plan.block_tokens, s.streamed_layers, json_number(plan.tokens_per_second));
 }
 
+// Null where attention was dense.
+std::string attention_bytes(const std::optional<AttentionBytes>& bytes) {
+  if (!bytes) return "null";
+  return fmt::format("{{\"touched\": {:.0f}, \"dense\": {:.0f}}}", bytes->touched, bytes->dense);
+}
+
+// Null without --fixed-context.
+std::string fixed_context(const std::optional<FixedContextUse>& context) {
+  if (!context) return "null";
+  return fmt::format("{{\"path\": {}, \"hash\": {}, \"tokens\": {}}}", json_quote(context->path),
+                     json_quote(context->hash), context->tokens);
+}
+
 // Null without --predict.
 std::string prediction_json(const std::optional<RunPrediction>& prediction) {
   if (!prediction) return "null";
@@ -181,10 +194,13 @@ std::string summary_to_json(const RunSummary& summary, const RunOptions& options
                    json_quote(summary.model_fingerprint), json_quote(summary.weights_dtype),
                    json_quote(summary.kv_dtype)));
   line("attention",
-       fmt::format("{{\"policy\": {}, \"tokens_touched_fraction\": {}, \"calibration\": {}}}",
+       fmt::format("{{\"policy\": {}, \"tokens_touched_fraction\": {}, \"decode_read_bytes\": {}, "
+                   "\"calibration\": {}}}",
                    json_quote(summary.attention_policy),
                    json_number(summary.tokens_touched_fraction),
+                   attention_bytes(summary.attention_bytes),
                    summary.sparsity ? sparsity_choice_to_json(*summary.sparsity, 2) : "null"));
+  line("fixed_context", fixed_context(summary.fixed_context));
   line("placement",
        fmt::format(
            "{{\"policy\": {}, \"preemptions\": {}, \"phases\": {}, \"phase_boundaries\": {}, "

@@ -42,6 +42,19 @@ struct TokenCacheUse {
   std::uint64_t found = 0;   // of these, in the cache
 };
 
+// KV bytes read by decode steps, by the methods' formulae.
+struct AttentionBytes {
+  double touched = 0.0;
+  double dense = 0.0;  // of dense attention in the same steps
+};
+
+// What stood in front of every prompt.
+struct FixedContextUse {
+  std::string path;
+  std::string hash;          // of its clusters.json
+  std::uint64_t tokens = 0;  // in every line's prompt
+};
+
 // What the cost model said before the run (runtime/plan/prediction.h).
 struct RunPrediction {
   std::string profile;     // its name
@@ -76,6 +89,10 @@ struct RunSummary {
   std::string attention_policy = "dense";
   std::optional<SparsityChoice> sparsity;  // that --kv-sparsity auto made
   double tokens_touched_fraction = 1.0;    // mean over (layer, sequence, step)
+  // KV bytes that decode steps read, and those of dense attention; nothing with dense attention.
+  std::optional<AttentionBytes> attention_bytes;
+  std::optional<FixedContextUse> fixed_context;
+  std::uint64_t cluster_bytes = 0;  // of its key clusters, on the device
   std::string placement_policy = "device-only";
   std::vector<std::string> emulated;  // anything emulated, by name
   std::optional<Plan> plan;           // that the placement policy followed

@@ -37,9 +37,10 @@ void check_below(const OptionValues& values, const char* option, std::int64_t co
 // Tokens of the prompt.
 std::int64_t complete(const OptionValues& values, const RunPlan& plan, const ModelBundle& model,
                       LoadedModel& loaded, Backend& backend, std::string prompt) {
-  const PromptPreparer preparer(
-      model.config, model.tokenizer.get(),
-      {.context = model.config.max_positions, .kv_tokens = plan.memory.kv_tokens_per_sequence});
+  const PromptPreparer preparer(model.config, model.tokenizer.get(),
+                                {.context = model.most_positions(),
+                                 .kv_tokens = plan.memory.kv_tokens_per_sequence,
+                                 .fixed_context = model.context_tokens()});
   const DeviceOnlyPolicy policy;
   Engine engine({.batch_size = 1, .prefill_chunk = plan.prefill_chunk}, policy, loaded.decoder,
                 loaded.kv, preparer, model.tokenizer.get(), backend.threads(), backend.stream());

@@ -25,18 +25,26 @@ using bench::Row;
 
 constexpr std::uint64_t kMaxDataBytes = std::uint64_t{1} << 30;
 
-// KV bytes that decoded tokens read, as a share of dense attention's at the mean context.
-double touched_share(const AttentionRunner* attention, const ModelConfig& config,
-                     const KvStore::Shape& kv) {
-  if (attention == nullptr || attention->touched().rows == 0.0) return 1.0;
-  const AttentionRunner::Touched& touched = attention->touched();
-  const auto context = static_cast<std::int64_t>(touched.context / touched.rows);
-  const auto attended = static_cast<std::int64_t>(touched.attended / touched.rows);
-  const TouchedShape shape{config.heads, config.kv_heads, config.head_dim,
-                           static_cast<std::int64_t>(dtype_bytes(kv.dtype))};
-  return static_cast<double>(
-             touched_bytes(attention->method().options(), shape, context, attended)) /
-         static_cast<double>(touched_bytes(AttentionOptions{}, shape, context, context));
+// KV bytes that decoded tokens read, as a share of dense attention's.
+double touched_share(const AttentionRunner* attention, const KvStore::Shape& kv) {
+  if (attention == nullptr) return 1.0;
+  const AttentionRunner::ReadBytes bytes =
+      attention->read_bytes(static_cast<std::int64_t>(dtype_bytes(kv.dtype)));
+  return bytes.dense == 0.0 ? 1.0 : bytes.touched / bytes.dense;
+}
+
+// Squeezed attention is of a fixed context, and a fixed context of prompts.
+void check_fixed_context(const OptionValues& values, const std::vector<eval::SweepCell>& cells) {
+  const std::string task = values.text("task");
+  if (values.has("fixed-context") && task != "exact-match" && task != "summarize") {
+    throw Error(ErrorRole::kUsage, "E-CLI-CONFLICT", "--fixed-context")
+        .found("with --task " + task)
+        .expected("--task exact-match or summarize: the others make their own prompts");
+  }
+  const bool squeezed = std::ranges::any_of(cells, [](const eval::SweepCell& cell) {
+    return cell.attention.kind == AttentionKind::kSqueezed;
+  });
+  if (squeezed && !values.has("fixed-context")) refuse_squeezed_alone();
 }
 
 bench::ReportFormat report_format(const std::string& name) {
@@ -58,6 +66,7 @@ class Evaluation {
         backend_(Backend::open(options.device, options.threads)),
         cells_(eval::sweep_cells(sweep_lists(values), bundle_.config, bundle_.weights_dtype)) {
     for (const std::string& note : bundle_.notes) log.info(note);
+    check_fixed_context(values, cells_);
     if (bundle_.tokenizer == nullptr) {
       throw Error(ErrorRole::kModel, "E-TOK-NONE", "tokenizer")
           .file(options.model)
@@ -108,7 +117,7 @@ class Evaluation {
     std::vector<Row> rows = run_task(plan, loaded, data);
     setup_.scorer = nullptr;
     const AttentionRunner* attention = loaded.decoder.attention();
-    const double share = touched_share(attention, bundle_.config, plan.kv);
+    const double share = touched_share(attention, plan.kv);
     const bool counted = attention != nullptr && attention->touched().context > 0;
     for (Row& row : rows) {
       for (auto& [name, value] : row) {
@@ -158,7 +167,9 @@ class Evaluation {
       return eval::choice(setup_, preparer, data);
     }
     const PromptPreparer preparer(bundle_.config, bundle_.tokenizer.get(),
-                                  {.context = bundle_.config.max_positions, .kv_tokens = context_});
+                                  {.context = bundle_.most_positions(),
+                                   .kv_tokens = context_,
+                                   .fixed_context = bundle_.context_tokens()});
     const DeviceOnlyPolicy policy;
     Engine engine({.batch_size = plan.memory.batch_size, .prefill_chunk = plan.prefill_chunk},
                   policy, loaded.decoder, loaded.kv, preparer, bundle_.tokenizer.get(),

@@ -24,6 +24,7 @@ using Arguments = std::vector<std::string>;
 [[nodiscard]] int cmd_inspect(const Arguments& arguments, std::unique_ptr<Log>& log);
 [[nodiscard]] int cmd_doctor(const Arguments& arguments, std::unique_ptr<Log>& log);
 [[nodiscard]] int cmd_bench(const Arguments& arguments, std::unique_ptr<Log>& log);
+[[nodiscard]] int cmd_cluster(const Arguments& arguments, std::unique_ptr<Log>& log);
 [[nodiscard]] int cmd_merge(const Arguments& arguments, std::unique_ptr<Log>& log);
 
 // Parses by the option table and replaces `log` by one with the command's settings.

@@ -30,7 +30,7 @@ constexpr Command kCommands[] = {
     {"run", cmd_run},           {"compare", cmd_compare}, {"score", cmd_score},
     {"eval", cmd_eval},         {"profile", cmd_profile}, {"plan", cmd_plan},
     {"simulate", cmd_simulate}, {"inspect", cmd_inspect}, {"doctor", cmd_doctor},
-    {"bench", cmd_bench},       {"merge", cmd_merge}};
+    {"bench", cmd_bench},       {"cluster", cmd_cluster}, {"merge", cmd_merge}};
 
 std::string version_text() {
   const MachineInfo machine = inspect_machine();

@@ -12,6 +12,7 @@ void TokenChoice::clear() {
   alpha.clear();
   value_sums = nullptr;
   summed_tokens = 0;
+  centroids = 0;
 }
 
 void blend(const TokenChoice& choice, const MethodShape& shape, SparseOps& ops, Matrix out,

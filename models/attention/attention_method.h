@@ -63,6 +63,8 @@ struct TokenChoice {
   // stands for the tokens that were left out.
   const float* value_sums = nullptr;
   std::int64_t summed_tokens = 0;
+  // Centroids that were scored to choose, all KV heads together.
+  std::int64_t centroids = 0;
 
   void clear();
 };

@@ -15,7 +15,10 @@ class Squeezed final : public AttentionMethod {
  public:
   Squeezed(const AttentionOptions& options, const MethodShape& shape,
            const ContextClusters& clusters)
-      : AttentionMethod(options, shape), clusters_(&clusters) {
+      : AttentionMethod(options, shape),
+        clusters_(&clusters),
+        threshold_(options.squeezed.threshold.value_or(clusters.fine.threshold)),
+        coarse_threshold_(options.squeezed.coarse_threshold.value_or(clusters.coarse.threshold)) {
     check_level(clusters.fine);
     TRIPHASE_CHECK(
         static_cast<std::int64_t>(clusters.labels.size()) == rows() * clusters.clustered_tokens,
@@ -43,8 +46,10 @@ class Squeezed final : public AttentionMethod {
     Centroids fine = centroids_of(clusters.fine, fine_, call);
     if (options_.squeezed.two_levels) {
       score(call, q, row, centroids_of(clusters.coarse, coarse_, call), coarse_scores_);
-      keep_children(call.layer);
+      choice.centroids = shape_.kv_heads * clusters.coarse.count + keep_children(call.layer);
       fine.alive = alive_.data();
+    } else {
+      choice.centroids = shape_.kv_heads * fine.count;
     }
     score(call, q, row, fine, scores_);
     const std::int64_t clustered = std::min(clusters.clustered_tokens, context - 1);
@@ -54,7 +59,7 @@ class Squeezed final : public AttentionMethod {
       for (std::int64_t t = 0; t < clustered; ++t) {
         const auto at = static_cast<std::size_t>(head * clusters.fine.count + labels[t]);
         if (fine.alive != nullptr && alive_[at] == 0) continue;
-        if (static_cast<double>(scores_[at]) < clusters.fine.threshold) continue;
+        if (static_cast<double>(scores_[at]) < threshold_) continue;
         choice.tokens.push_back(static_cast<std::int32_t>(t));
       }
       choose_range({clustered, context}, choice.tokens);
@@ -91,8 +96,8 @@ class Squeezed final : public AttentionMethod {
     call.ops->score_centroids(q, row, shape_.heads, shape_.kv_heads, centroids, call.scale,
                               to.data(), *call.stream);
   }
-  // Fine clusters survive with the coarse cluster that they belong to.
-  void keep_children(std::int64_t layer) {
+  // Fine clusters survive with the coarse cluster that they belong to. Returns how many did.
+  std::int64_t keep_children(std::int64_t layer) {
     const std::int64_t count = clusters_->fine.count;
     alive_.resize(static_cast<std::size_t>(shape_.kv_heads * count));
     for (std::int64_t i = 0; i < shape_.kv_heads * count; ++i) {
@@ -100,11 +105,14 @@ class Squeezed final : public AttentionMethod {
           clusters_->parents[static_cast<std::size_t>(layer * shape_.kv_heads * count + i)];
       const auto at = static_cast<std::size_t>(i / count * clusters_->coarse.count + parent);
       alive_[static_cast<std::size_t>(i)] =
-          static_cast<double>(coarse_scores_[at]) >= clusters_->coarse.threshold ? 1 : 0;
+          static_cast<double>(coarse_scores_[at]) >= coarse_threshold_ ? 1 : 0;
     }
+    return std::ranges::count(alive_, std::uint8_t{1});
   }
 
   const ContextClusters* clusters_;
+  double threshold_;
+  double coarse_threshold_;
   OnDevice fine_;
   OnDevice coarse_;
   std::vector<float> scores_;

@@ -84,9 +84,10 @@ class Calibration {
 
   // Lines spread over the whole file, whatever the shard, greedy and of bounded length.
   [[nodiscard]] std::vector<Request> sample(const RunPlan& plan) const {
-    const PromptPreparer preparer(model_.config, model_.tokenizer.get(),
-                                  {model_.config.max_positions, plan.memory.kv_tokens_per_sequence,
-                                   options_.truncate, options_.no_special});
+    const PromptPreparer preparer(
+        model_.config, model_.tokenizer.get(),
+        {model_.most_positions(), plan.memory.kv_tokens_per_sequence, options_.truncate,
+         options_.no_special, model_.context_tokens()});
     const std::uint64_t row_bytes = static_cast<std::uint64_t>(model_.config.vocab_size) * 4;
     const auto rows = static_cast<std::int64_t>(kMostLogitBytes / row_bytes);
     const std::int64_t most_tokens = std::clamp<std::int64_t>(rows / kPrompts, 8, kMostTokens);

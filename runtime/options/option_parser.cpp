@@ -28,7 +28,6 @@ struct Unavailable {
 };
 constexpr Unavailable kUnavailable[] = {
     {"device", "cuda", "this version runs models on the CPU; triphase bench also takes cuda:N"},
-    {"attention", "squeezed", "key clusters cannot be made in this version"},
 };
 
 Error option_error(const OptionSpec& option, std::string_view origin) {

@@ -45,6 +45,12 @@ constexpr OptionSpec kRunFormatOptions[] = {
      "ids. The output has the same form."},
 };
 
+constexpr OptionSpec kContextOptions[] = {
+    {"Files", "fixed-context", 0, kText, "", "DIR", 0, 0, false, false,
+     "Put the context that triphase cluster wrote to DIR in front of every prompt. Its KV is "
+     "computed once and shared by all lines; --attention squeezed decodes by its key clusters."},
+};
+
 constexpr OptionSpec kOutputOptions[] = {
     {"Files", "order", 0, kChoice, "input", "input|completed", 0, 0, false, false,
      "Order of the records in the output."},
@@ -143,8 +149,8 @@ constexpr OptionSpec kMachineOptions[] = {
      "K and V of each line's first N tokens are projected from their INT8 layer inputs, as where "
      "Phase III recomputes them: the same answers under every policy."},
     {"Machine", "attention", 0, kChoice, "dense",
-     "dense|local|strided|swa|sparq|h2o|lm-infinite|topk|quest", 0, 0, false, false,
-     "Which tokens decoding touches; prompts are always dense."},
+     "dense|local|strided|swa|sparq|squeezed|h2o|lm-infinite|topk|quest", 0, 0, false, false,
+     "Which tokens decoding touches; prompts are always dense. squeezed needs --fixed-context."},
     {"Machine", "attention-option", 0, kText, "", "NAME=VALUE", 0, 0, true, false,
      "Option of the attention method, such as sparq.rank=32; a wrong name lists them."},
     {"Machine", "kv-sparsity", 0, kText, "", "X|auto", 0, 0, false, false,
@@ -239,9 +245,9 @@ consteval auto joined(const OptionSpec (&... groups)[sizes]) {
 }
 
 constexpr auto kRunOptions =
-    joined(kRunFileOptions, kRunFormatOptions, kOutputOptions, kGenerationOptions, kTruncateOptions,
-           kLineOptions, kMachineOptions, kRunPlanOptions, kWeightOptions, kJobLookingOptions,
-           kTraceOptions, kProgressOptions, kLogOptions);
+    joined(kRunFileOptions, kRunFormatOptions, kContextOptions, kOutputOptions, kGenerationOptions,
+           kTruncateOptions, kLineOptions, kMachineOptions, kRunPlanOptions, kWeightOptions,
+           kJobLookingOptions, kTraceOptions, kProgressOptions, kLogOptions);
 
 constexpr OptionSpec kCompareWhatOptions[] = {
     {"What", "model", 0, kText, "", "DIR", 0, 0, false, true,
@@ -261,8 +267,8 @@ constexpr OptionSpec kCompareWhatOptions[] = {
      "Timed repetitions of every cell, in turns, after one that is traced; the median counts."},
 };
 constexpr auto kCompareOptions =
-    joined(kCompareWhatOptions, kRunFormatOptions, kGenerationOptions, kTruncateOptions,
-           kLineOptions, kMachineOptions, kWeightOptions, kLogOptions);
+    joined(kCompareWhatOptions, kRunFormatOptions, kContextOptions, kGenerationOptions,
+           kTruncateOptions, kLineOptions, kMachineOptions, kWeightOptions, kLogOptions);
 
 constexpr OptionSpec kScoreFileOptions[] = {
     {"Files", "model", 0, kText, "", "DIR", 0, 0, false, true,
@@ -350,8 +356,8 @@ constexpr OptionSpec kEvalTaskOptions[] = {
      "output", 'o', kText, "", "DIR", 0, 0, false, false,
      "Folder for eval.json, eval.csv and eval.svg, written anew after every combination."},
 };
-constexpr auto kEvalOptions =
-    joined(kEvalTaskOptions, kMachineOptions, kWeightOptions, kProgressOptions, kLogOptions);
+constexpr auto kEvalOptions = joined(kEvalTaskOptions, kContextOptions, kMachineOptions,
+                                     kWeightOptions, kProgressOptions, kLogOptions);
 
 constexpr OptionSpec kWorkloadOptions[] = {
     {"What", "model", 0, kText, "", "DIR", 0, 0, false, true,
@@ -459,8 +465,53 @@ constexpr OptionSpec kInspectWhatOptions[] = {
      "head", 0, kInteger, "0", "N", 0, 65536, false, false,
      "KV head that is drawn, where a method chooses for each one."},
 };
-constexpr auto kInspectOptions =
-    joined(kInspectWhatOptions, kMachineOptions, kWeightOptions, kProgressOptions, kLogOptions);
+constexpr auto kInspectOptions = joined(kInspectWhatOptions, kContextOptions, kMachineOptions,
+                                        kWeightOptions, kProgressOptions, kLogOptions);
+
+constexpr OptionSpec kClusterOnlyOptions[] = {
+    {"What", "model", 0, kText, "", "DIR", 0, 0, false, true,
+     "Hugging Face model directory. With --random-weights also a config.json or the name of a "
+     "built-in shape such as llama-2-7b."},
+    {"What", "context", 'i', kText, "", "FILE", 0, 0, false, true,
+     "The text that will stand in front of every prompt."},
+    {"What", "output", 'o', kText, "", "DIR", 0, 0, false, true,
+     "Directory for clusters.json and clusters.safetensors; an earlier one is replaced."},
+    {"What", "context-format", 0, kChoice, "text", "text|ids", 0, 0, false, false,
+     "ids: FILE is a JSON array of token ids, taken as they are."},
+    {"What", "no-special", 0, kFlag, "", "", 0, 0, false, false,
+     "Text that looks like a special token is plain text."},
+    {"Clusters", "levels", 0, kInteger, "2", "N", 1, 2, false, false,
+     "2 also groups the clusters, for --attention-option squeezed.levels=2; 1 does not."},
+    {"Clusters", "centroids", 0, kReal, "0.05", "X", 1e-6, 1, false, false,
+     "Clusters for each clustered token, in every layer and KV head."},
+    {"Clusters", "coarse-centroids", 0, kReal, "0.01", "X", 1e-6, 1, false, false,
+     "The same of the level above."},
+    {"Clusters", "window", 0, kInteger, "100", "N", 1, 16777216, false, false,
+     "Last tokens of the context: always attended, and the queries of the calibration."},
+    {"Clusters", "seed", 0, kInteger, "0", "N", 0, kNoLimit, false, false, "Seed of K-means."},
+    {"Clusters", "max-iterations", 0, kInteger, "300", "N", 1, 1000000, false, false,
+     "Iterations of one K-means at most."},
+    {"Thresholds", "sparsity", 0, kReal, "0.9", "X", 0, 0.999, false, false,
+     "Share of the clustered keys whose mean score over the calibration's queries lies below the "
+     "threshold."},
+    {"Thresholds", "coarse-sparsity", 0, kReal, "0.5", "X", 0, 0.999, false, false,
+     "The same of the level above."},
+    {"Thresholds", "calibrate", 0, kChoice, "full", "full|pruned", 0, 0, false, false,
+     "Two levels: score clusters beside all others, as published, or beside those that the level "
+     "above leaves, as decoding does."},
+    {"Machine", "device", 0, kChoice, "auto", "auto|cpu", 0, 0, false, false, "Where to compute."},
+    {"Machine", "threads", 0, kInteger, "0", "N", 0, 4096, false, false,
+     "Threads; 0 is one for each usable core. The clusters do not depend on it."},
+    {"Machine", "prefill-chunk", 0, kInteger, "0", "N", 0, 1048576, false, false,
+     "Tokens computed in one step; 0 chooses."},
+    {"Machine", "kv-dtype", 0, kChoice, "auto", "auto|fp16|bf16|fp32", 0, 0, false, false,
+     "Type in which keys are read; auto is the type of the weights. The clusters serve jobs of "
+     "every --kv-dtype, INT8 too."},
+    {"Machine", "device-memory", 0, kSize, "", "SIZE", 1, kNoLimit, false, false,
+     "Budget for everything on the device. Default: what is free."},
+};
+constexpr auto kClusterOptions =
+    joined(kClusterOnlyOptions, kWeightOptions, kProgressOptions, kLogOptions);
 
 constexpr OptionSpec kDoctorOptions[] = {
     {"What", "error", 0, kText, "", "CODE", 0, 0, false, false,
@@ -582,6 +633,11 @@ constexpr CommandSpec kCommands[] = {
      "GB/s count the bytes that the operation must read; us is the median of one call, us_p10 and "
      "us_p90 its spread. An operation whose results disagree with float64 arithmetic is not timed. "
      "With one CPU thread times are processor time."},
+    {"cluster", "key clusters of a fixed context, for run --fixed-context", "", kClusterOptions,
+     "Squeezed Attention's offline part; docs/fixed-context.md has the method and the format. With "
+     "--attention squeezed a decoded token attends the keys of the context whose clusters score at "
+     "least the threshold, the context's last tokens, and everything after the context; prompts "
+     "attend densely."},
     {"merge", "join the outputs of shards", "SHARD...", kMergeOptions,
      "Each SHARD is the complete output of a run with --shard; its manifest must lie beside it."},
 };

@@ -182,6 +182,13 @@ double sparsity_option(const std::string& text) {
   return *sparsity;
 }
 
+void refuse_squeezed_alone() {
+  throw Error(ErrorRole::kUsage, "E-CLI-CONFLICT", "--attention squeezed")
+      .found("without --fixed-context")
+      .expected("the directory of a context's key clusters with it")
+      .hint("triphase cluster makes one");
+}
+
 EmulatedLink link_option(const std::string& text) {
   const std::optional<EmulatedLink> link = read_link(text);
   if (!link) {
@@ -227,6 +234,11 @@ void read_sparsity(const OptionValues& values, RunOptions& options) {
         .found("with --attention dense")
         .expected("a sparse --attention, such as swa or sparq");
   }
+  if (options.auto_sparsity && options.attention.kind == AttentionKind::kSqueezed) {
+    throw Error(ErrorRole::kUsage, "E-CLI-CONFLICT", "--kv-sparsity auto")
+        .found("with --attention squeezed")
+        .expected("another method: a threshold of key clusters decides, not a share of tokens");
+  }
   if (values.has("kv-sparsity") && !options.auto_sparsity) {
     set_keep_ratio(options.attention, 1.0 - sparsity_option(values.text("kv-sparsity")));
   }
@@ -251,6 +263,12 @@ void read_machine_options(const OptionValues& values, RunOptions& options) {
     read_sparsity(values, options);
     for (const std::string& option : values.texts("attention-option")) {
       set_attention_option(options.attention, option);
+    }
+  }
+  if (find_option(values.command(), "fixed-context") != nullptr) {
+    options.fixed_context = values.text("fixed-context");
+    if (options.attention.kind == AttentionKind::kSqueezed && options.fixed_context.empty()) {
+      refuse_squeezed_alone();
     }
   }
   options.policy = values.text("policy");

@@ -26,6 +26,9 @@ void parse_machine_options(const OptionValues& values, RunOptions& options);
 inline constexpr double kMaxSparsity = 0.999;
 [[nodiscard]] double sparsity_option(const std::string& text);
 
+// Throws E-CLI-CONFLICT: squeezed attention without a fixed context.
+[[noreturn]] void refuse_squeezed_alone();
+
 // --emulate-link. Throws E-CLI-OPTION.
 [[nodiscard]] EmulatedLink link_option(const std::string& text);
 

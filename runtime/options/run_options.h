@@ -53,6 +53,7 @@ struct RunOptions {
   std::string model;  // directory; with random_weights also a config.json or a built-in shape name
   std::string prompts;  // "-" is stdin
   std::string output;
+  std::string fixed_context;  // directory that triphase cluster wrote; empty: none
   InputFormat input_format = InputFormat::kAuto;
   SamplingParams sampling;  // defaults of every line; sampling.seed stays empty
   std::uint64_t seed = 0;   // the job's

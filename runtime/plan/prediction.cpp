@@ -15,10 +15,12 @@ namespace {
 // The simulator takes some microseconds for each line of each step.
 constexpr LineLimits kMost{.lines = 10000, .bytes = std::uint64_t{64} << 20};
 
-bool chooses_early(const RunOptions& options, const ModelConfig& config) {
+bool chooses_early(const RunOptions& options, const ModelBundle& model) {
+  const ModelConfig& config = model.config;
   if (options.attention.kind == AttentionKind::kDense) return false;
   return make_attention_method(options.attention,
-                               {config.layers, config.heads, config.kv_heads, config.head_dim})
+                               {config.layers, config.heads, config.kv_heads, config.head_dim},
+                               model.clusters())
       ->chooses_early();
 }
 
@@ -50,7 +52,7 @@ std::optional<RunPrediction> predict_run(const RunOptions& options, const ModelB
       .batch_size = plan.memory.batch_size,
       .prefill_chunk = plan.prefill_chunk,
       .miss_rate = options.miss_rate,
-      .fetches_chosen = chooses_early(options, model.config),
+      .fetches_chosen = chooses_early(options, model),
       .division = MemoryDivision{plan.places, plan.placement.streamed_layers, plan.placement}};
   job.lines = read_line_lengths(options, model, plan.longest_line, kMost);
   if (job.lines.empty()) return std::nullopt;

@@ -11,7 +11,8 @@ std::vector<SimulatedLine> read_line_lengths(const RunOptions& options, const Mo
                                              std::int64_t longest, const LineLimits& limits) {
   std::vector<SimulatedLine> lines;
   const PromptPreparer preparer(model.config, model.tokenizer.get(),
-                                {longest, longest, options.truncate, options.no_special});
+                                {std::min(longest, model.most_positions()), longest,
+                                 options.truncate, options.no_special, model.context_tokens()});
   PromptReader reader(options);
   while (static_cast<std::int64_t>(lines.size()) < limits.lines &&
          reader.bytes_read() < limits.bytes) {

@@ -74,6 +74,26 @@ Option share_option(std::string_view name, bool positive, const Field& field) {
       [=](const AttentionOptions& o) { return format(field(const_cast<AttentionOptions&>(o))); }};
 }
 
+// A threshold of cluster scores, or "auto": as it was calibrated.
+template <class Field>
+Option threshold_option(std::string_view name, const Field& field) {
+  return {name, "a number from 0 to 1, or auto",
+          [=](AttentionOptions& o, std::string_view text) {
+            double value = 0;
+            if (text == "auto") {
+              field(o) = std::nullopt;
+              return true;
+            }
+            if (!parse(text, value) || !(value >= 0.0 && value <= 1.0)) return false;
+            field(o) = value;
+            return true;
+          },
+          [=](const AttentionOptions& o) {
+            const std::optional<double>& value = field(const_cast<AttentionOptions&>(o));
+            return value ? format(*value) : std::string("auto");
+          }};
+}
+
 // One of a few words; word i stands for value i of the field.
 template <class Field>
 Option word_option(std::string_view name, std::string_view expected,
@@ -122,6 +142,8 @@ const std::vector<Option>& all_options() {
       word_option("sparq.kt", "on or off; fetching K^T from the host is not offered", {"off", "on"},
                   TRIPHASE_FIELD(sparq.kt)),
       word_option("squeezed.levels", "1 or 2", {"1", "2"}, TRIPHASE_FIELD(squeezed.two_levels)),
+      threshold_option("squeezed.threshold", TRIPHASE_FIELD(squeezed.threshold)),
+      threshold_option("squeezed.coarse_threshold", TRIPHASE_FIELD(squeezed.coarse_threshold)),
       count_option("h2o.k", 1, "tokens, at least 1", TRIPHASE_FIELD(h2o.k)),
       share_option("h2o.k_ratio", false, TRIPHASE_FIELD(h2o.k_ratio)),
       share_option("h2o.local", false, TRIPHASE_FIELD(h2o.local)),

@@ -4,6 +4,7 @@
 // gives at a context length. Pure values; the methods themselves are in models/attention.
 
 #include <cstdint>
+#include <optional>
 #include <span>
 #include <string>
 #include <string_view>
@@ -70,6 +71,9 @@ struct AttentionOptions {
   } sparq;
   struct {
     bool two_levels = false;
+    // Clusters of at least this score are kept; nothing: as the clusters were calibrated.
+    std::optional<double> threshold;
+    std::optional<double> coarse_threshold;  // of level 1 of two
   } squeezed;
   struct {
     std::int64_t k = 128;

@@ -30,6 +30,10 @@ std::uint64_t touched_bytes(const AttentionOptions& options, const TouchedShape&
     case AttentionKind::kSwa:
       shared = 8 * attended;  // the newest row of the history, written and later taken out
       break;
+    case AttentionKind::kSqueezed:
+      per_head += 4 * attended;                             // the list of tokens
+      shared = shape.centroids * 4 * (shape.head_dim + 1);  // F32 means and counts
+      break;
     case AttentionKind::kQuest:
       per_head +=
           2 * ((context + options.quest.page - 1) / options.quest.page) * shape.head_dim * 4;

@@ -14,6 +14,7 @@ struct TouchedShape {
   std::int64_t kv_heads = 0;
   std::int64_t head_dim = 0;
   std::int64_t element_bytes = 2;
+  std::int64_t centroids = 0;  // squeezed: looked up, all KV heads together
 };
 
 // `attended`: tokens really attended per KV head (at most budget_tokens); `context` includes the

@@ -16,6 +16,7 @@ sys.path.insert(0, str(HERE.parent / "bad"))
 sys.path.insert(0, str(HERE))
 sys.dont_write_bytecode = True
 
+from cases_clusters import FACTS as CLUSTERS  # noqa: E402
 from make_corpus import build_case, load_cases  # noqa: E402
 from make_seeds import Seeds  # noqa: E402
 
@@ -85,6 +86,8 @@ PLAN = {
     "neighbours": [{"change": "p1 1 -> 2", "seconds": 1, "infeasible": ""}],
 }
 WORDS = {
+    "fuzz_clusters": [*CLUSTERS, *CLUSTERS["model"], *CLUSTERS["context"], *CLUSTERS["options"], *CLUSTERS["fine"],
+                      *CLUSTERS["calibration"], *CLUSTERS["data"], "full", "pruned", "triphase-clusters/1"],
     "fuzz_plan": [*PLAN, *PLAN["schedule"], *PLAN["workload"], *PHASE, "change", "infeasible", "f16", "never",
                   "adaptive"],
     "fuzz_profile": [*PROFILE, *PROFILE["tables"], "batch", "tokens_touched", "context", "seconds", "spread",
@@ -129,6 +132,10 @@ def main():
     seeds.add("fuzz_manifest", json.dumps(MANIFEST).encode())
     seeds.add("fuzz_profile", json.dumps(PROFILE).encode())
     seeds.add("fuzz_plan", json.dumps(PLAN).encode())
+    two_levels = dict(CLUSTERS, options=dict(CLUSTERS["options"], levels=2), coarse=dict(CLUSTERS["fine"], clusters=1),
+                      calibration=dict(CLUSTERS["calibration"], kept_share_levels2=0.1, looked_up_share=0.05))
+    for facts in (CLUSTERS, two_levels):
+        seeds.add("fuzz_clusters", json.dumps(facts).encode())
     for target, words in WORDS.items():
         lines = [f'"{word}"' for word in words] + [f'"\\"{word}\\":"' for word in words]
         (seeds.folder / f"{target}.dict").write_text("\n".join(lines) + "\n")

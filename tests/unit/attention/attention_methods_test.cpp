@@ -322,13 +322,21 @@ TEST_P(AttentionMethodsTest, SqueezedKeepsClustersAboveTheThresholdAndTheTail) {
       ASSERT_EQ(static_cast<std::size_t>(step.choice.begins[1]), step.choice.tokens.size() / 2);
       ASSERT_EQ(step.choice.tokens.back() + 1, step.choice.begins[1]);
     }
-    clusters.fine.threshold = 0.017;
-    clusters.coarse.threshold = 0.016;
-    const std::vector<Done> steps =
-        run_method(*make_attention_method(options, sizes, &clusters), shape, cache, q, kPrompt);
+    // As calibrated, or given instead.
+    const bool given = two_levels;
+    clusters.fine.threshold = given ? 1.0 : 0.017;
+    clusters.coarse.threshold = given ? 1.0 : 0.016;
+    AttentionOptions with_thresholds = options;
+    if (given) {
+      set_attention_option(with_thresholds, "squeezed.threshold=0.017");
+      set_attention_option(with_thresholds, "squeezed.coarse_threshold=0.016");
+    }
+    const std::vector<Done> steps = run_method(
+        *make_attention_method(with_thresholds, sizes, &clusters), shape, cache, q, kPrompt);
     for (std::size_t i = 0; i < steps.size(); ++i) {
       const std::int64_t at = kPrompt + static_cast<std::int64_t>(i);
       std::vector<std::int32_t> expected;
+      std::int64_t centroids = 0;
       for (std::int64_t h = 0; h < 2; ++h) {
         const auto scores = [&](const ContextClusters::Level& level,
                                 const std::vector<bool>& alive) {
@@ -353,7 +361,9 @@ TEST_P(AttentionMethodsTest, SqueezedKeepsClustersAboveTheThresholdAndTheTail) {
         if (two_levels) {
           const std::vector<double> coarse = scores(clusters.coarse, std::vector<bool>(4, true));
           for (std::size_t j = 0; j < 12; ++j) alive[j] = coarse[j % 4] >= 0.016;
+          centroids += 4;
         }
+        centroids += std::ranges::count(alive, true);
         const std::vector<double> fine = scores(clusters.fine, alive);
         for (std::int32_t t = 0; t <= at; ++t) {
           const auto cluster = static_cast<std::size_t>(t % 12);
@@ -361,6 +371,7 @@ TEST_P(AttentionMethodsTest, SqueezedKeepsClustersAboveTheThresholdAndTheTail) {
         }
       }
       ASSERT_EQ(steps[i].choice.tokens, expected) << "step " << i << " levels " << two_levels;
+      ASSERT_EQ(steps[i].choice.centroids, centroids);
     }
   }
 }

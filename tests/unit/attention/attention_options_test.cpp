@@ -117,6 +117,11 @@ TEST(TouchedBytes, FollowTheTable) {
   // Bounds are F32 here, twice the table's FP16.
   EXPECT_EQ(touched_bytes(of("quest"), shape, 4096, 1024),
             2U * 256 * 128 * 4 + 2U * 1024 * 128 * 2);
+  // 205 centroids with their counts, F32, and a list of tokens.
+  TouchedShape clustered = shape;
+  clustered.centroids = 205;
+  EXPECT_EQ(touched_bytes(of("squeezed"), clustered, 4096, 410),
+            205U * (128 + 1) * 4 + 2U * 410 * 128 * 2 + 410U * 4);
   const TouchedShape gqa{.heads = 8, .kv_heads = 2, .head_dim = 128, .element_bytes = 1};
   EXPECT_EQ(touched_bytes(of("swa"), gqa, 4096, 819), 2U * (2U * 819 * 128) + 8U * 819);
 }

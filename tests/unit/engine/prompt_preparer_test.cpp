@@ -12,7 +12,7 @@ class BosTokenizer final : public Tokenizer {
   [[nodiscard]] std::vector<TokenId> encode(std::string_view text,
                                             const EncodeOptions& options) const override {
     auto ids = bytes_.encode(text, options);
-    ids.insert(ids.begin(), 7);
+    if (options.add_special) ids.insert(ids.begin(), 7);
     return ids;
   }
   [[nodiscard]] std::unique_ptr<TextDecoder> new_decoder(bool skip) const override {
@@ -117,6 +117,43 @@ TEST(PromptPreparer, TruncatesWhereAsked) {
   Request right = text_request("abcdefghijklmnopqrst");
   EXPECT_EQ(c.code(right, &c.tokenizer), "");
   EXPECT_EQ(right.tokens.back(), 'p');
+}
+
+TEST(PromptPreparer, PutsAFixedContextInFrontAndKeepsOneBos) {
+  Case c;
+  const std::vector<TokenId> context = {7, 100, 101};
+  c.limits.fixed_context = context;
+  Request text = text_request("ab");
+  EXPECT_EQ(c.code(text, &c.bos_tokenizer), "");
+  EXPECT_EQ(text.tokens, (std::vector<TokenId>{7, 100, 101, 'a', 'b'}));
+  Request ids = id_request({7, 5, 7});
+  EXPECT_EQ(c.code(ids, &c.bos_tokenizer), "");
+  EXPECT_EQ(ids.tokens, (std::vector<TokenId>{7, 100, 101, 5, 7})) << "only the leading one goes";
+  Request plain = text_request("ab");
+  EXPECT_EQ(c.code(plain, &c.tokenizer), "");
+  EXPECT_EQ(plain.tokens, (std::vector<TokenId>{7, 100, 101, 'a', 'b'}));
+  Request empty = id_request({});
+  EXPECT_EQ(c.code(empty, &c.bos_tokenizer), "") << "the context alone is a prompt";
+  EXPECT_EQ(empty.tokens, context);
+  c.config.bos_id = 9;
+  Request by_config = id_request({9, 1});
+  EXPECT_EQ(c.code(by_config, nullptr), "");
+  EXPECT_EQ(by_config.tokens, (std::vector<TokenId>{7, 100, 101, 1}));
+  // 20 tokens in all: 3 of the context, 4 to generate.
+  Request fits = text_request(std::string(13, 'x'));
+  EXPECT_EQ(c.code(fits, &c.bos_tokenizer), "");
+  EXPECT_EQ(fits.tokens.size(), 16U);
+  Request long_text = text_request(std::string(14, 'x'));
+  EXPECT_EQ(c.code(long_text, &c.bos_tokenizer), "E-IN-CONTEXT");
+  c.limits.truncate = Truncate::kLeft;
+  Request cut = text_request("abcdefghijklmno");
+  EXPECT_EQ(c.code(cut, &c.bos_tokenizer), "");
+  EXPECT_EQ(cut.tokens.size(), 16U);
+  EXPECT_EQ(cut.tokens[2], 101);
+  EXPECT_EQ(cut.tokens[3], 'c') << "only the line's own tokens are cut";
+  c.limits.kv_tokens = 10;
+  Request large = text_request("abcdef");
+  EXPECT_EQ(c.code(large, &c.bos_tokenizer), "E-MEM-LINE");
 }
 
 TEST(PromptPreparer, RefusesLinesThatDoNotFitAlone) {

@@ -1,0 +1,281 @@
+#include "runtime/context/build_context.h"
+
+#include <fmt/format.h>
+
+#include <algorithm>
+#include <cmath>
+
+#define XXH_INLINE_ALL
+#include <xxhash.h>
+
+#include "runtime/base/error.h"
+#include "runtime/base/json.h"
+#include "runtime/base/utf8.h"
+#include "runtime/build_info.h"
+#include "runtime/context/calibration.h"
+#include "runtime/context/row_clusters.h"
+#include "runtime/score_preparer.h"
+#include "runtime/signals.h"
+
+namespace triphase {
+namespace {
+
+constexpr std::string_view kCode = "E-IN-FIXED";
+
+Error context_error(std::string_view file, std::string_view field) {
+  Error error(ErrorRole::kInput, kCode, field);
+  error.file(file);
+  return error;
+}
+
+std::vector<TokenId> ids_of(const ModelConfig& config, std::string_view text,
+                            std::string_view file) {
+  const Json json = parse_json_file(text, file, ErrorRole::kInput, kCode);
+  if (json.array() == nullptr) {
+    throw context_error(file, "token ids").found(json.describe()).expected("an array of token ids");
+  }
+  std::vector<TokenId> tokens;
+  for (const Json& item : *json.array()) {
+    const std::optional<std::int64_t> id = item.integer();
+    if (!id || *id < 0 || *id >= config.vocab_size) {
+      throw context_error(file, fmt::format("[{}]", tokens.size()))
+          .found(item.describe())
+          .expected(fmt::format("a token id from 0 to {}", config.vocab_size - 1));
+    }
+    tokens.push_back(static_cast<TokenId>(*id));
+  }
+  return tokens;
+}
+
+// Keys of tokens [0, tokens) of one KV head as F32, [token][head_dim].
+std::vector<float> gather_keys(const LayerCall& call, std::int64_t head, std::int64_t tokens) {
+  const KvLayerView& cache = call.cache;
+  const std::int64_t dim = cache.head_dim;
+  std::vector<float> keys(static_cast<std::size_t>(tokens * dim));
+  for (std::int64_t token = 0; token < tokens; ++token) {
+    const PageId page = call.keys.pages[static_cast<std::size_t>(token / cache.page_tokens)];
+    TRIPHASE_CHECK(page.valid(), "the context's keys are on the device");
+    const std::int64_t first =
+        ((page.value * cache.kv_heads + head) * cache.page_tokens + token % cache.page_tokens) *
+        dim;
+    float* to = keys.data() + token * dim;
+    switch (cache.dtype) {
+      case DType::kF32:
+        std::copy_n(static_cast<const float*>(cache.k) + first, dim, to);
+        break;
+      case DType::kF16:
+        std::transform(static_cast<const std::uint16_t*>(cache.k) + first,
+                       static_cast<const std::uint16_t*>(cache.k) + first + dim, to, f16_to_f32);
+        break;
+      case DType::kBF16:
+        std::transform(static_cast<const std::uint16_t*>(cache.k) + first,
+                       static_cast<const std::uint16_t*>(cache.k) + first + dim, to, bf16_to_f32);
+        break;
+      default:
+        TRIPHASE_CHECK(false, "keys to cluster are not quantized");
+    }
+  }
+  return keys;
+}
+
+// Where a row of a level begins, [layer][kv_head][count].
+template <class Number>
+void put_row(const std::vector<Number>& row, std::size_t index, std::vector<Number>& all) {
+  std::copy(row.begin(), row.end(), all.begin() + static_cast<std::ptrdiff_t>(index * row.size()));
+}
+
+// Sees the context's last rows pass through every layer and clusters the keys they attend.
+class KeyClusterer final : public AttentionObserver {
+ public:
+  KeyClusterer(const ClusterOptions& options, FixedContext& context, ThreadPool& pool,
+               Progress& progress)
+      : options_(options),
+        context_(context),
+        pool_(pool),
+        progress_(progress),
+        queries_(static_cast<std::size_t>(context.shape.layers)) {
+    const MethodShape& shape = context.shape;
+    ContextClusters& clusters = context.clusters;
+    const std::int64_t tokens = clusters.clustered_tokens;
+    const std::int64_t rows = shape.layers * shape.kv_heads;
+    const auto make_room = [&](ContextClusters::Level& level, std::int64_t count) {
+      level.count = count;
+      level.keys.resize(static_cast<std::size_t>(rows * count));
+      level.means.resize(static_cast<std::size_t>(rows * count * shape.head_dim));
+    };
+    make_room(clusters.fine, cluster_count(options.centroids, tokens));
+    clusters.labels.resize(static_cast<std::size_t>(rows * tokens));
+    if (options.levels == 1) return;
+    make_room(clusters.coarse,
+              std::min(clusters.fine.count, cluster_count(options.coarse_centroids, tokens)));
+    clusters.parents.resize(static_cast<std::size_t>(rows * clusters.fine.count));
+  }
+
+  void decoded(SequenceId, const LayerCall&, ConstMatrix, std::int64_t,
+               const TokenChoice&) override {}
+
+  void prefilled(SequenceId, const LayerCall& call, ConstMatrix q) override {
+    const auto total = static_cast<std::int64_t>(context_.tokens.size());
+    if (call.keys.context_tokens < total) return;
+    TRIPHASE_CHECK(call.keys.query_count == options_.window, "the last rows come together");
+    scale_ = call.scale;
+    std::vector<float>& queries = queries_[static_cast<std::size_t>(call.layer)];
+    for (std::int64_t row = 0; row < options_.window; ++row) {
+      const float* from =
+          static_cast<const float*>(q.data) + (call.keys.query_begin + row) * q.row_stride;
+      queries.insert(queries.end(), from, from + q.cols);
+    }
+    for (std::int64_t head = 0; head < context_.shape.kv_heads; ++head) {
+      if (stop_requested()) {
+        progress_.finish();
+        die_by_signal(stop_signal());
+      }
+      cluster(call, head);
+      report();
+    }
+  }
+
+  [[nodiscard]] std::span<const std::vector<float>> queries() const { return queries_; }
+  [[nodiscard]] float scale() const { return scale_; }
+
+ private:
+  void cluster(const LayerCall& call, std::int64_t head) {
+    ContextClusters& clusters = context_.clusters;
+    const std::vector<float> keys = gather_keys(call, head, clusters.clustered_tokens);
+    if (!std::ranges::all_of(keys, [](float value) { return std::isfinite(value); })) {
+      throw Error(ErrorRole::kInput, kCode, fmt::format("keys of layer {}", call.layer))
+          .found("NaN or infinity")
+          .expected("finite numbers")
+          .hint("--kv-dtype fp32, or --check-weights to find out why");
+    }
+    const auto row = static_cast<std::size_t>(call.layer * context_.shape.kv_heads + head);
+    const RowClusters made = cluster_row(pool_, keys, context_.shape.head_dim, options_, row);
+    put_row(made.fine.means, row, clusters.fine.means);
+    put_row(made.fine.keys, row, clusters.fine.keys);
+    put_row(made.labels, row, clusters.labels);
+    put_row(made.coarse.means, row, clusters.coarse.means);
+    put_row(made.coarse.keys, row, clusters.coarse.keys);
+    put_row(made.parents, row, clusters.parents);
+  }
+
+  void report() {
+    if (done_ == 0) progress_.begin_phase("clustering keys (layers x KV heads)");
+    ProgressState state;
+    state.done = ++done_;
+    state.total = static_cast<std::uint64_t>(context_.shape.layers * context_.shape.kv_heads);
+    progress_.update(state);
+  }
+
+  const ClusterOptions& options_;
+  FixedContext& context_;
+  ThreadPool& pool_;
+  Progress& progress_;
+  std::vector<std::vector<float>> queries_;  // [layer]
+  float scale_ = 1.0F;
+  std::uint64_t done_ = 0;
+};
+
+// The context through the model in chunks; its last `window` tokens are a chunk of their own.
+void prefill(const FixedContext& context, const RunPlan& plan, LoadedModel& loaded,
+             Backend& backend, Progress& progress) {
+  const std::span<const TokenId> tokens = context.tokens;
+  const auto total = static_cast<std::int64_t>(tokens.size());
+  const std::int64_t last = total - context.options.window;
+  const std::uint64_t rope_key = loaded.decoder.rope_key_for_prompt(total);
+  KvResidency& residency = loaded.kv.residency();
+  const KvResidency::Admission admission = residency.admit(tokens, total, rope_key);
+  TRIPHASE_CHECK(admission.sequence.valid() && admission.shared_tokens == 0,
+                 "the plan holds one line of the context's length");
+  loaded.decoder.begin_sequence(admission.sequence, total);
+  for (std::int64_t position = 0; position < total;) {
+    const std::int64_t count =
+        position < last ? std::min(plan.prefill_chunk, last - position) : total - position;
+    residency.append(admission.sequence, count);
+    const BatchSegment segment{.sequence = admission.sequence,
+                               .first_row = 0,
+                               .count = count,
+                               .first_position = position,
+                               .rope_key = rope_key};
+    const std::span<const TokenId> part =
+        tokens.subspan(static_cast<std::size_t>(position), static_cast<std::size_t>(count));
+    (void)loaded.decoder.forward({part, {&segment, 1}, {}}, loaded.kv, backend.stream());
+    backend.stream().synchronize();
+    position += count;
+    if (stop_requested()) {
+      progress.finish();
+      die_by_signal(stop_signal());
+    }
+    if (position > last) break;  // its phase is another one
+    ProgressState state;
+    state.done = static_cast<std::uint64_t>(position);
+    state.total = static_cast<std::uint64_t>(total);
+    progress.update(state);
+  }
+  loaded.decoder.end_sequence(admission.sequence);
+  residency.release(admission.sequence);
+}
+
+}  // namespace
+
+std::vector<TokenId> context_tokens(const ModelBundle& model, std::string_view text,
+                                    const ContextForm& form, std::string_view file) {
+  if (form.token_ids) return ids_of(model.config, text, file);
+  if (model.tokenizer == nullptr) {
+    throw Error(ErrorRole::kModel, "E-TOK-NONE", "tokenizer")
+        .file(model.identity.path)
+        .found("none")
+        .expected("a tokenizer, or a context of token ids")
+        .hint("--context-format ids");
+  }
+  const std::size_t invalid = first_invalid_utf8(text);
+  if (invalid != std::string_view::npos) {
+    throw context_error(file, "text")
+        .byte(invalid + 1)
+        .found("bytes that are not UTF-8")
+        .expected("UTF-8 text");
+  }
+  std::vector<TokenId> tokens = leading_specials(*model.tokenizer);
+  const std::vector<TokenId> own =
+      model.tokenizer->encode(text, {.add_special = false, .parse_special = !form.no_special});
+  tokens.insert(tokens.end(), own.begin(), own.end());
+  return tokens;
+}
+
+std::string context_hash(std::string_view text) {
+  const XXH128_hash_t hash = XXH3_128bits(text.data(), text.size());
+  return fmt::format("xxh3:{:016x}{:016x}", hash.high64, hash.low64);
+}
+
+FixedContext build_fixed_context(std::vector<TokenId> tokens, const ClusterOptions& options,
+                                 const ModelBundle& model, const RunPlan& plan, LoadedModel& loaded,
+                                 Backend& backend, Progress& progress) {
+  const ModelConfig& config = model.config;
+  FixedContext context;
+  context.program_version = program_version();
+  context.program_commit = build_commit();
+  context.model_fingerprint = model.identity.fingerprint;
+  context.tokens = std::move(tokens);
+  context.shape = {config.layers, config.heads, config.kv_heads, config.head_dim};
+  context.options = options;
+  context.clusters.clustered_tokens =
+      static_cast<std::int64_t>(context.tokens.size()) - options.window;
+  TRIPHASE_CHECK(context.clusters.clustered_tokens > 0 && loaded.decoder.attention() != nullptr &&
+                     plan.limits.rows >= options.window,
+                 "a context to cluster, and a model that shows its keys");
+  KeyClusterer clusterer(options, context, backend.threads(), progress);
+  progress.begin_phase("computing the context");
+  loaded.decoder.attention()->set_observer(&clusterer);
+  try {
+    prefill(context, plan, loaded, backend, progress);
+  } catch (...) {
+    loaded.decoder.attention()->set_observer(nullptr);
+    throw;
+  }
+  loaded.decoder.attention()->set_observer(nullptr);
+  progress.begin_phase("calibrating thresholds");
+  context.calibration = calibrate(backend.sparse_ops(), backend.stream(), context.shape, options,
+                                  clusterer.queries(), clusterer.scale(), context.clusters);
+  return context;
+}
+
+}  // namespace triphase

@@ -1,0 +1,152 @@
+// `triphase cluster`: key clusters of a text that will stand in front of every prompt.
+
+#include <fmt/format.h>
+
+#include <algorithm>
+#include <filesystem>
+
+#include "runtime/base/error.h"
+#include "runtime/base/format_bytes.h"
+#include "runtime/context/build_context.h"
+#include "runtime/context/context_file.h"
+#include "runtime/options/option_names.h"
+#include "runtime/options/parse_run_options.h"
+#include "tools/commands.h"
+
+namespace triphase {
+namespace {
+
+constexpr std::uint64_t kMaxContextBytes = std::uint64_t{1} << 30;
+constexpr std::int64_t kPrefillChunk = 256;
+
+ClusterOptions cluster_options(const OptionValues& values) {
+  return {.centroids = values.real("centroids"),
+          .coarse_centroids = values.real("coarse-centroids"),
+          .levels = values.integer("levels"),
+          .quantile = values.real("sparsity"),
+          .coarse_quantile = values.real("coarse-sparsity"),
+          .pruned_calibration = values.text("calibrate") == "pruned",
+          .window = values.integer("window"),
+          .seed = static_cast<std::uint64_t>(values.integer("seed")),
+          .max_iterations = values.integer("max-iterations")};
+}
+
+// One sequence, all its KV on the device.
+RunOptions model_options(const OptionValues& values) {
+  RunOptions options;
+  options.model = values.text("model");
+  options.device = values.text("device");
+  options.threads = values.integer("threads");
+  options.kv_dtype = dtype_option(values.text("kv-dtype"));
+  if (values.has("device-memory")) options.device_memory = values.size("device-memory");
+  options.random_weights = values.flag("random-weights");
+  options.weights_dtype = dtype_option(values.text("weights-dtype"));
+  options.check_weights = value_of(kCheckWeightsNames, values.text("check-weights")).value();
+  options.allow_trailing_bytes = values.flag("allow-trailing-bytes");
+  options.progress = value_of(kProgressNames, values.text("progress")).value();
+  options.policy = "device-only";
+  options.batch_size = 1;
+  const std::int64_t chunk = values.integer("prefill-chunk");
+  options.prefill_chunk = std::max(chunk > 0 ? chunk : kPrefillChunk, values.integer("window"));
+  // Prompts are dense under every method; this one makes their keys visible layer by layer.
+  options.attention.kind = AttentionKind::kLocal;
+  return options;
+}
+
+// Minutes of work must not end in a place that cannot be written.
+void check_output(const std::string& output) {
+  std::error_code failed;
+  std::filesystem::create_directories(output, failed);
+  if (failed) throw_io_error(output, "open", failed.value());
+}
+
+void check_length(const OptionValues& values, std::int64_t tokens, const ModelBundle& model) {
+  const std::int64_t window = values.integer("window");
+  Error error(ErrorRole::kInput, "E-IN-FIXED", "context");
+  error.file(values.text("context")).found(fmt::format("{} tokens", tokens));
+  if (tokens <= window) {
+    throw error.expected(fmt::format("more than the {} of --window", window));
+  }
+  // A prompt of one token and its completion must have room behind it.
+  if (tokens > model.config.max_positions - 2) {
+    throw error.expected(fmt::format("at most {}: the model's context is {} tokens",
+                                     model.config.max_positions - 2, model.config.max_positions));
+  }
+}
+
+void check_memory(const RunPlan& plan, std::int64_t tokens) {
+  if (plan.longest_line >= tokens) return;
+  throw Error(ErrorRole::kResources, "E-MEM-FIT", "context")
+      .found(fmt::format("{} tokens", tokens))
+      .expected(fmt::format("at most {}, whose KV fits the device's memory", plan.longest_line))
+      .hint("raise --device-memory");
+}
+
+std::string percent(double share) { return fmt::format("{:.1f} %", 100.0 * share); }
+
+// What was made, for people.
+std::string report(const FixedContext& context, const OptionValues& values,
+                   const ContextFileSizes& sizes) {
+  const ContextClusters& clusters = context.clusters;
+  const ClusterOptions& options = context.options;
+  const CalibrationFacts& facts = context.calibration;
+  const bool two = options.levels == 2;
+  std::string out =
+      fmt::format("{}: {} tokens of {}, {} of them clustered; the last {} are always attended\n",
+                  values.text("output"), context.tokens.size(), values.text("context"),
+                  clusters.clustered_tokens, options.window);
+  out += fmt::format("clusters: {} in each of {} layers x {} KV heads{}\n", clusters.fine.count,
+                     context.shape.layers, context.shape.kv_heads,
+                     two ? fmt::format(", in {} groups", clusters.coarse.count) : "");
+  out += fmt::format("threshold: {:.4g}, below which {} of the keys lie\n", clusters.fine.threshold,
+                     percent(options.quantile));
+  if (two) {
+    out += fmt::format("threshold of groups: {:.4g}, below which {} of the keys lie\n",
+                       clusters.coarse.threshold, percent(options.coarse_quantile));
+  }
+  out += fmt::format(
+      "kept by the last {} tokens as queries: {} of the clustered keys{}\n", facts.queries,
+      percent(facts.kept_share),
+      two ? fmt::format("; with two levels {}, looking up centroids for {}",
+                        percent(facts.kept_share_levels2), percent(facts.looked_up_share))
+          : "");
+  out += fmt::format("{} on disk, {} in memory\n", format_bytes(sizes.json + sizes.data),
+                     format_bytes(cluster_bytes(clusters)));
+  return out;
+}
+
+}  // namespace
+
+int cmd_cluster(const Arguments& arguments, std::unique_ptr<Log>& log) {
+  const OptionValues values = begin_command("cluster", arguments, log);
+  RunOptions options = model_options(values);
+  const std::string file = values.text("context");
+  const std::string text = read_small_file(system_file_ops(), file, kMaxContextBytes);
+  const ModelBundle model = open_model(options);
+  for (const std::string& note : model.notes) log->info(note);
+  const ContextForm form{.token_ids = values.text("context-format") == "ids",
+                         .no_special = values.flag("no-special")};
+  std::vector<TokenId> tokens = context_tokens(model, text, form, file);
+  const auto length = static_cast<std::int64_t>(tokens.size());
+  check_length(values, length, model);
+  options.max_context = length;
+  const auto backend = Backend::open(options.device, options.threads);
+  const RunPlan plan = plan_run(options, model, backend->machine(), LogitRows::kLast);
+  check_memory(plan, length);
+  check_output(values.text("output"));
+  Progress progress(*log, options.progress);
+  progress.begin_phase("loading model");
+  LoadedModel loaded(model, options, plan, *backend, progress, *log);
+  FixedContext context = build_fixed_context(std::move(tokens), cluster_options(values), model,
+                                             plan, loaded, *backend, progress);
+  if (!form.token_ids) context.tokenizer_fingerprint = model.identity.tokenizer;
+  context.text_hash = context_hash(text);
+  progress.begin_phase("writing clusters");
+  const ContextFileSizes sizes =
+      write_fixed_context(system_file_ops(), values.text("output"), context);
+  progress.finish();
+  print(report(context, values, sizes));
+  return 0;
+}
+
+}  // namespace triphase
