@@ -323,12 +323,10 @@ def explanation(results):
                   "weights below 1 % of the largest", "the same, dense", "Spearman's rho"], rows)
 
 
-WHY = """Why a target is missed or met can be read from the table above: a method that leaves out tokens with much of dense
-attention's weight (low coverage) answers from what is left. `local` and `lm-infinite` cannot hold a passage or a
-fact that lies far back, whatever the query. SWA and H2O choose by past attention: what no earlier row attended is
-not there when it is first asked for, which is what repetition and needle ask. SparQ chooses by the query, and
-loses where the few channels it reads rank the tokens wrongly. These models are small (5 million parameters), so
-that few heads do all the looking up and each miss shows; the papers' models are a thousand times larger.
+READING = """Coverage is the share of dense attention's weight that the chosen tokens hold, top-k agreement the share of the
+heaviest tokens that were chosen. Where a method misses a target, its coverage in the table above says how much of
+what dense attention looks at it never saw. These models are small (5 million parameters): few heads do all the
+looking up, so that a miss shows more than in the papers' models.
 """
 
 
@@ -351,7 +349,7 @@ def document(results, counts, arguments, seconds):
            table(["what", "target", "found", ""],
                  [[what, target, found, "met" if met else "**missed**"] for what, target, found, met in targets(results)]),
            "\nErrors of these ratios are as if both sides had their own samples; they share them, so that the true ones "
-           "are smaller.\n", explanation(results), "\n" + WHY]
+           "are smaller.\n", explanation(results), "\n" + READING]
     for model in MODELS:
         out.append(f"## {model}\n\n### By bytes, as in SparQ's Tables 2 and 3\n")
         for task, name, digits in (("perplexity", "perplexity", 2), ("repetition", "repetition", 1)):

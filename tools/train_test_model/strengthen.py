@@ -5,6 +5,9 @@ that wins over the copy ends a repetition.  This scales the match heads' queries
 that they write, lowers what they give the first position where little matches, all at a small
 cost in perplexity, and rewrites DIR/NAME.pt.
 
+With ``--recent`` above 1 the last dozen tokens weigh more in a match than the last three: where
+the same three tokens stand in several places, what came before them tells these apart.
+
 Run ``python strengthen.py --work DIR --name mha`` after train.py.  With ``--gathering`` it also
 sharpens layer 0's gathering heads: everything above has to get used to that, so train on.
 """
@@ -21,6 +24,7 @@ from headstart import (
     FIRST_POSITION,
     MATCH_HEADS,
     MATCH_LAYER,
+    RECENT,
     SINK_PAIR,
     head_rows,
     key_heads,
@@ -30,13 +34,14 @@ from model import SHAPES, Llama
 
 
 @torch.no_grad()
-def strengthen(model: Llama, sharpness: float, gain: float, sink: float) -> None:
-    """Scales the match heads' queries by sharpness, their output of codes by gain, and the
-    first position's key by sink."""
+def strengthen(model: Llama, sharpness: float, gain: float, sink: float, recent: float) -> None:
+    """Scales the match heads' queries by sharpness and what of them reads the last dozen tokens
+    also by recent, their output of codes by gain, and the first position's key by sink."""
     attention = model.layers[MATCH_LAYER].self_attn
     for head in range(MATCH_HEADS):
         rows = head_rows(model, head)
         attention.q_proj.weight[rows] *= sharpness
+        attention.q_proj.weight[rows, RECENT] *= recent
         attention.o_proj.weight[:, rows.start : rows.start + CODE_LENGTH] *= gain
     for head in range(key_heads(model, MATCH_HEADS)):
         row = head_rows(model, head).start + SINK_PAIR
@@ -51,13 +56,14 @@ def main() -> None:
     parser.add_argument("--sharpness", type=float, default=1.3)
     parser.add_argument("--gain", type=float, default=1.5)
     parser.add_argument("--sink", type=float, default=0.9)
+    parser.add_argument("--recent", type=float, default=1.0)
     parser.add_argument("--gathering", type=float, default=1.0)
     arguments = parser.parse_args()
     path = arguments.work / f"{arguments.name}.pt"
     saved = torch.load(path, weights_only=True)
     model = Llama(SHAPES[arguments.name])
     model.load_state_dict(saved["model"])
-    strengthen(model, arguments.sharpness, arguments.gain, arguments.sink)
+    strengthen(model, arguments.sharpness, arguments.gain, arguments.sink, arguments.recent)
     sharpen_gathering(model, arguments.gathering)
     torch.save(saved | {"model": model.state_dict()}, path)
 
