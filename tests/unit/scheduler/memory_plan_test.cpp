@@ -93,8 +93,7 @@ TEST(PlanMemory, LayerInputsShareTheHostWithItsBlocks) {
   MemoryRequest wanted = request();
   wanted.batch_size = 10;
   wanted.budget = 6'500;
-  wanted.host =
-      MemoryRequest::Host{.budget = 100'000, .input_blocks = 2, .input_block_bytes = 60};
+  wanted.host = MemoryRequest::Host{.budget = 100'000, .input_blocks = 2, .input_block_bytes = 60};
   MemoryPlan plan = plan_memory(wanted);
   EXPECT_EQ(plan.input_blocks, 20);
   EXPECT_EQ(plan.host_inputs, 1'200u);
