@@ -94,7 +94,6 @@ Arguments run_arguments(const OptionValues& values, const Cell& cell, const std:
         arguments.push_back(fmt::format("--{}={}", name, text));
       }
     }
-    if (option->type == OptionType::kFlag) arguments.push_back("--" + name);
   }
   return arguments;
 }

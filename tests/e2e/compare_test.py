@@ -103,6 +103,12 @@ class Compare(unittest.TestCase):
                 self.assertIn(option, done.stderr)
                 self.assertFalse(self.report.exists())
 
+    def test_options_without_a_value_reach_the_runs(self) -> None:
+        # The first run gets as far as what squeezed attention needs.
+        done = self.compare("--ignore-eos", "--attentions", "squeezed")
+        self.assertEqual(done.returncode, 2, done.stderr)
+        self.assertIn("--fixed-context", done.stderr)
+
 
 if __name__ == "__main__":
     unittest.main(argv=sys.argv[:1])
