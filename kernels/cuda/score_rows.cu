@@ -52,10 +52,18 @@ __global__ void __launch_bounds__(kMaxScoreDim)
       factors + static_cast<std::int64_t>(blockIdx.x) * group, {weight, chosen, scratch});
 }
 
+// Threads that a multiprocessor has room for at least.
+#if defined(__CUDA_ARCH__) && __CUDA_ARCH__ < 800
+constexpr int kResidentThreads = 1024;  // Turing
+#else
+constexpr int kResidentThreads = 1536;
+#endif
+
 // Blocks that a multiprocessor's registers must allow: as many as fit without spills.
 template <class T, int G>
 constexpr int sparq_blocks() {
-  return G == 8 || sizeof(T) == 1 ? 10 : 12;
+  constexpr int kBlocks = G == 8 || sizeof(T) == 1 ? 10 : 12;
+  return kBlocks < kResidentThreads / kThreads ? kBlocks : kResidentThreads / kThreads;
 }
 
 template <class T, int G>
