@@ -1,7 +1,7 @@
 #!/usr/bin/env python3
 """Predicted beside measured step times, on the CPU device with an emulated link.
 
-    bench/predicted_vs_measured.py TRIPHASE             about 9 minutes on an idle machine
+    bench/predicted_vs_measured.py TRIPHASE             about 8 minutes on an idle machine
     bench/predicted_vs_measured.py TRIPHASE --quick     to try it; the numbers say little
 
 `triphase profile` measures the machine once for each link; `triphase run --predict` then simulates every

@@ -135,7 +135,7 @@ CudaScratchBytes cuda_scratch_bytes(const GpuMachine& machine, const OpsShape& s
   if (!machine.deterministic) {
     bytes.activations = rounded_activation_bytes(attention.max_query_rows, shape.widest_input);
   }
-  if (machine.gemm_library) bytes.library = cuda_region_bytes(kGemmWorkspaceBytes);
+  if (machine.gemm_library) bytes.gemm_workspace = cuda_region_bytes(kGemmWorkspaceBytes);
 
   const std::int64_t parts =
       machine.deterministic

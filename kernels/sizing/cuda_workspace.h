@@ -152,12 +152,12 @@ inline constexpr std::int64_t kPrefillRowPad = 8;
 struct CudaScratchBytes {
   std::int64_t arguments = 0;         // on the device, and as much again in pinned host memory
   std::int64_t sparse_arguments = 0;  // the same, of the CUDA SparseOps
-  std::int64_t library = 0;           // the GEMM library's own workspace, held from its start
+  std::int64_t gemm_workspace = 0;    // the GEMM library's own workspace, held from its start
   std::int64_t activations = 0;
   std::int64_t attention = 0;
   std::int64_t selection = 0;  // CudaSparseScratch of the longest context
   [[nodiscard]] std::int64_t device() const {
-    return arguments + sparse_arguments + library + activations + attention + selection;
+    return arguments + sparse_arguments + gemm_workspace + activations + attention + selection;
   }
 };
 [[nodiscard]] CudaScratchBytes cuda_scratch_bytes(const GpuMachine& machine, const OpsShape& shape);
