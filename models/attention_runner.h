@@ -23,8 +23,8 @@ class AttentionObserver {
  public:
   virtual ~AttentionObserver() = default;
   // `row` of q is the query; choice.dense: the whole context of call.keys.context_tokens.
-  virtual void decoded(SequenceId sequence, const LayerCall& call, ConstMatrix q, std::int64_t row,
-                       const TokenChoice& choice) = 0;
+  virtual void decoded(SequenceId, const LayerCall& /*call*/, ConstMatrix /*q*/,
+                       std::int64_t /*row*/, const TokenChoice& /*choice*/) {}
   // The chunk's rows of q are call.keys' queries; its keys are in call.cache.
   virtual void prefilled(SequenceId, const LayerCall& /*call*/, ConstMatrix /*q*/) {}
 };

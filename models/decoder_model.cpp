@@ -127,11 +127,10 @@ void DecoderModel::set_attention(const AttentionOptions& options, SparseOps& ops
       largest_attention(config_, limits_, threads_), pool, clusters);
 }
 
-void DecoderModel::set_layer_inputs(std::int64_t tokens, InputOps* ops, MemoryPool& pool) {
+void DecoderModel::set_layer_inputs(std::int64_t tokens, InputOps& ops, MemoryPool& pool) {
   if (tokens == 0) return;
-  TRIPHASE_CHECK(limits_.input_block_tokens > 0 && ops != nullptr,
-                 "buffers and operations for layer inputs");
-  inputs_ = std::make_unique<LayerInputs>(config_, tokens, input_rows(limits_), *ops_, *ops,
+  TRIPHASE_CHECK(limits_.input_block_tokens > 0, "buffers for layer inputs");
+  inputs_ = std::make_unique<LayerInputs>(config_, tokens, input_rows(limits_), *ops_, ops,
                                           rope_ ? &*rope_ : nullptr, pool);
 }
 

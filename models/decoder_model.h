@@ -55,8 +55,8 @@ class DecoderModel {
   [[nodiscard]] const AttentionRunner* attention() const { return runner_.get(); }
 
   // From now on K and V of every sequence's first `tokens` tokens come from their INT8 layer inputs
-  // (layer_inputs.h); 0: as without. `limits.input_block_tokens` must be set, and ops not null.
-  void set_layer_inputs(std::int64_t tokens, InputOps* ops, MemoryPool& pool);
+  // (layer_inputs.h); 0: as without. `limits.input_block_tokens` must be set.
+  void set_layer_inputs(std::int64_t tokens, InputOps& ops, MemoryPool& pool);
   [[nodiscard]] const LayerInputs* layer_inputs() const { return inputs_.get(); }
 
   // Returns logits [logit_rows, vocab] F32, valid until the next call; writes the new tokens' KV.

@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <exception>
 
+#include "models/kv_projection.h"
 #include "runtime/base/error.h"
 
 namespace triphase {
@@ -104,20 +105,6 @@ void LayerInputs::wait_for_saves(std::vector<Ticket>& saves) {
   }
 }
 
-ConstMatrix LayerInputs::kv_weights(const LayerWeights& weights) const {
-  // The rows of W_K and W_V follow those of W_Q.
-  ConstMatrix part = weights.qkv;
-  const auto element = static_cast<std::int64_t>(dtype_bytes(part.dtype));
-  part.data =
-      static_cast<const std::byte*>(part.data) + config_.q_width() * part.row_stride * element;
-  part.rows = 2 * config_.kv_width();
-  return part;
-}
-
-const float* LayerInputs::kv_bias(const LayerWeights& weights) const {
-  return weights.qkv_bias == nullptr ? nullptr : weights.qkv_bias + config_.q_width();
-}
-
 void LayerInputs::project(LayerId layer, const LayerWeights& weights, ConstMatrix input, Matrix kv,
                           Stream& stream) {
   if (runs_.empty()) return;
@@ -133,8 +120,8 @@ void LayerInputs::project(LayerId layer, const LayerWeights& weights, ConstMatri
     input_ops_->quantize(part_of(input, run.first, run.count, 0, hidden),
                          codes + run.first * hidden, scales + run.first, stream);
     input_ops_->dequantize(codes + run.first * hidden, scales + run.first, restored, stream);
-    ops_->linear(restored, kv_weights(weights), kv_bias(weights), false,
-                 part_of(kv, run.first, run.count, 0, kv.cols), stream);
+    ops_->linear(restored, kv_projection(weights, config_), kv_projection_bias(weights, config_),
+                 false, part_of(kv, run.first, run.count, 0, kv.cols), stream);
   }
   if (store_->sizes().input_blocks == 0) return;
   stream.synchronize();
@@ -198,7 +185,8 @@ void LayerInputs::recompute_part(const LayerWeights& weights, std::span<const Kv
     row += tokens;
   }
   const Matrix kv = rows_of(kv_, rows, 2 * width);
-  ops_->linear(inputs, kv_weights(weights), kv_bias(weights), false, kv, stream);
+  ops_->linear(inputs, kv_projection(weights, config_), kv_projection_bias(weights, config_), false,
+               kv, stream);
   const Matrix k = part_of(kv, 0, rows, 0, width);
   const Matrix v = part_of(kv, 0, rows, width, width);
   if (rope_ != nullptr) {

@@ -64,8 +64,6 @@ class LayerInputs {
     std::int64_t count = 0;
   };
 
-  [[nodiscard]] ConstMatrix kv_weights(const LayerWeights& weights) const;
-  [[nodiscard]] const float* kv_bias(const LayerWeights& weights) const;
   void wait_for_saves(std::vector<Ticket>& saves);
   void save(LayerId layer, const std::int8_t* codes, const float* scales,
             std::vector<Ticket>& saves);

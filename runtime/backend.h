@@ -33,8 +33,7 @@ class Backend {
   [[nodiscard]] Device& host() { return *host_; }
   [[nodiscard]] Ops& ops() { return *ops_; }
   [[nodiscard]] SparseOps& sparse_ops() { return *sparse_ops_; }
-  // Null: this backend does not recompute KV from layer inputs.
-  [[nodiscard]] InputOps* input_ops() { return input_ops_.get(); }
+  [[nodiscard]] InputOps& input_ops() { return *input_ops_; }
   [[nodiscard]] ThreadPool& threads() { return *threads_; }
   // What the sizes of scratch depend on.
   [[nodiscard]] const ComputeMachine& machine() const { return machine_; }

@@ -45,6 +45,12 @@ OutputPaths::OutputPaths(const std::string& path)
       sparsity(path + ".sparsity.json"),
       staging(path + ".tmp") {}
 
+bool may_resume(const RunOptions& options) {
+  if (options.overwrite || options.resume == ResumeMode::kNever) return false;
+  const OutputPaths paths(options.output);
+  return path_exists(paths.part) || path_exists(paths.output);
+}
+
 void check_output_location(const RunOptions& options) {
   const OutputPaths paths(options.output);
   const std::size_t slash = options.output.rfind('/');

@@ -39,6 +39,10 @@ struct OutputPaths {
   std::string staging;   // OUT.tmp, the ordered copy before its rename
 };
 
+// Whether the job may go on from records of an earlier run: --resume and --overwrite allow it, and
+// OUT or OUT.part is there. What that run settled holds for this one too.
+[[nodiscard]] bool may_resume(const RunOptions& options);
+
 // Before the model is touched: `options.output` is no directory, its directory exists and can be
 // written, and it is not the input file. Creates nothing. Throws E-CLI-OUTPUT (usage) or E-IO-OPEN.
 void check_output_location(const RunOptions& options);

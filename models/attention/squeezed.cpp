@@ -5,6 +5,7 @@
 
 #include "models/attention/device_floats.h"
 #include "models/attention/methods.h"
+#include "models/attention/surviving_clusters.h"
 #include "runtime/base/error.h"
 #include "scheduler/attention/token_choice.h"
 
@@ -46,7 +47,9 @@ class Squeezed final : public AttentionMethod {
     Centroids fine = centroids_of(clusters.fine, fine_, call);
     if (options_.squeezed.two_levels) {
       score(call, q, row, centroids_of(clusters.coarse, coarse_, call), coarse_scores_);
-      choice.centroids = shape_.kv_heads * clusters.coarse.count + keep_children(call.layer);
+      choice.centroids = shape_.kv_heads * clusters.coarse.count +
+                         find_surviving_clusters(clusters, call.layer, shape_.kv_heads,
+                                                 coarse_scores_, coarse_threshold_, alive_);
       fine.alive = alive_.data();
     } else {
       choice.centroids = shape_.kv_heads * fine.count;
@@ -96,20 +99,6 @@ class Squeezed final : public AttentionMethod {
     call.ops->score_centroids(q, row, shape_.heads, shape_.kv_heads, centroids, call.scale,
                               to.data(), *call.stream);
   }
-  // Fine clusters survive with the coarse cluster that they belong to. Returns how many did.
-  std::int64_t keep_children(std::int64_t layer) {
-    const std::int64_t count = clusters_->fine.count;
-    alive_.resize(static_cast<std::size_t>(shape_.kv_heads * count));
-    for (std::int64_t i = 0; i < shape_.kv_heads * count; ++i) {
-      const std::int32_t parent =
-          clusters_->parents[static_cast<std::size_t>(layer * shape_.kv_heads * count + i)];
-      const auto at = static_cast<std::size_t>(i / count * clusters_->coarse.count + parent);
-      alive_[static_cast<std::size_t>(i)] =
-          static_cast<double>(coarse_scores_[at]) >= coarse_threshold_ ? 1 : 0;
-    }
-    return std::ranges::count(alive_, std::uint8_t{1});
-  }
-
   const ContextClusters* clusters_;
   double threshold_;
   double coarse_threshold_;

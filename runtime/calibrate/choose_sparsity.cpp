@@ -186,11 +186,7 @@ class Calibration {
 // The choice that the job began with.
 std::optional<SparsityChoice> earlier_choice(const RunOptions& options) {
   const OutputPaths paths(options.output);
-  const bool begun = path_exists(paths.part) || path_exists(paths.output);
-  if (options.overwrite || options.resume == ResumeMode::kNever || !begun ||
-      !path_exists(paths.sparsity)) {
-    return std::nullopt;
-  }
+  if (!may_resume(options) || !path_exists(paths.sparsity)) return std::nullopt;
   SparsityChoice choice = parse_sparsity_choice(
       read_small_file(system_file_ops(), paths.sparsity, kMostFileBytes), paths.sparsity);
   // Another method is another job: the manifest says so in words.

@@ -111,9 +111,6 @@ class KeyClusterer final : public AttentionObserver {
     clusters.parents.resize(static_cast<std::size_t>(rows * clusters.fine.count));
   }
 
-  void decoded(SequenceId, const LayerCall&, ConstMatrix, std::int64_t,
-               const TokenChoice&) override {}
-
   void prefilled(SequenceId, const LayerCall& call, ConstMatrix q) override {
     const auto total = static_cast<std::int64_t>(context_.tokens.size());
     if (call.keys.context_tokens < total) return;

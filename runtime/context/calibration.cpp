@@ -5,6 +5,7 @@
 #include <cmath>
 
 #include "models/attention/device_floats.h"
+#include "models/attention/surviving_clusters.h"
 #include "runtime/base/error.h"
 
 namespace triphase {
@@ -100,17 +101,8 @@ class Calibration {
   // Which fine clusters of a layer the query's coarse scores leave.
   const std::uint8_t* survivors(std::int64_t layer, std::int64_t query) {
     lookup_.score(clusters_.coarse, layer, query, nullptr, coarse_scores_);
-    const std::int64_t count = clusters_.fine.count;
-    alive_.resize(static_cast<std::size_t>(shape_.kv_heads * count));
-    for (std::int64_t i = 0; i < shape_.kv_heads * count; ++i) {
-      const std::int32_t parent =
-          clusters_.parents[static_cast<std::size_t>(layer * shape_.kv_heads * count + i)];
-      const float score =
-          coarse_scores_[static_cast<std::size_t>(i / count * clusters_.coarse.count + parent)];
-      const bool alive = static_cast<double>(score) >= clusters_.coarse.threshold;
-      alive_[static_cast<std::size_t>(i)] = alive ? 1 : 0;
-      surviving_ += alive ? 1.0 : 0.0;
-    }
+    surviving_ += static_cast<double>(find_surviving_clusters(
+        clusters_, layer, shape_.kv_heads, coarse_scores_, clusters_.coarse.threshold, alive_));
     return alive_.data();
   }
 

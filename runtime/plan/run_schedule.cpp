@@ -137,7 +137,7 @@ class ScheduleChooser {
 
   void require_recompute(const Plan& plan, const std::string& file) const {
     if (plan.schedule.beta == 0.0 || plan.schedule.p2 >= plan.workload.output_len) return;
-    if (options_.recompute != RecomputeMode::kOff && backend_.input_ops() != nullptr) return;
+    if (options_.recompute != RecomputeMode::kOff && !backend_.machine().gpu) return;
     const bool asked = options_.recompute == RecomputeMode::kOff;
     throw Error(ErrorRole::kUsage, "E-CLI-CONFLICT", asked ? "--recompute" : "--device")
         .found(fmt::format("{} with a plan that recomputes from step {} on ({})",
@@ -211,10 +211,8 @@ class ScheduleChooser {
 
   // Records that are there already were made with these layer inputs, whatever is planned now.
   void keep_inputs_of_earlier_run() {
-    if (options_.overwrite || options_.resume == ResumeMode::kNever) return;
     const OutputPaths paths(options_.output);
-    if (!path_exists(paths.manifest)) return;
-    if (!path_exists(paths.part) && !path_exists(paths.output)) return;
+    if (!may_resume(options_) || !path_exists(paths.manifest)) return;
     const Manifest manifest = parse_manifest(
         read_small_file(system_file_ops(), paths.manifest, kMaxManifestBytes), paths.manifest);
     options_.layer_inputs =
@@ -225,9 +223,7 @@ class ScheduleChooser {
   // job's records must not change underway.
   std::optional<RunSchedule> from_earlier_run(const RunPlan& memory) {
     const OutputPaths paths(options_.output);
-    if (options_.overwrite || options_.resume == ResumeMode::kNever) return std::nullopt;
-    if (!path_exists(paths.plan) || (!path_exists(paths.part) && !path_exists(paths.output)))
-      return std::nullopt;
+    if (!may_resume(options_) || !path_exists(paths.plan)) return std::nullopt;
     Plan plan =
         parse_plan(read_small_file(system_file_ops(), paths.plan, kMaxPlanBytes), paths.plan);
     require_plan_for_model(plan, model_.identity.fingerprint, paths.plan);
@@ -309,8 +305,7 @@ class ScheduleChooser {
     // Blocks are recomputed whole: methods that fetch single tokens gain nothing.
     if (options_.attention.kind != AttentionKind::kDense) return false;
     pages.dtype = kv_dtype;
-    return backend_.input_ops() != nullptr &&
-           KvStore::page_holds_inputs(pages, model_.config.hidden_size);
+    return !backend_.machine().gpu && KvStore::page_holds_inputs(pages, model_.config.hidden_size);
   }
 
   std::optional<RunSchedule> make(const RunPlan& memory) {

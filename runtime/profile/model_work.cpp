@@ -4,6 +4,7 @@
 #include <cmath>
 #include <numeric>
 
+#include "models/kv_projection.h"
 #include "runtime/base/error.h"
 
 namespace triphase {
@@ -240,17 +241,9 @@ void RecomputeWork::project(std::int64_t rows) {
   }
   for (const LayerWeights& w : rig_.weights().layers) {
     // X was saved after the norm.
-    if (InputOps* inputs = rig_.backend().input_ops()) {
-      inputs->dequantize(codes_.as<std::int8_t>(), scales_.as<float>(), input, stream);
-    }
-    // The rows of W_K and W_V follow those of W_Q.
-    ConstMatrix projection = w.qkv;
-    const auto element = static_cast<std::int64_t>(dtype_bytes(w.qkv.dtype));
-    projection.data =
-        static_cast<const std::byte*>(w.qkv.data) + config.q_width() * w.qkv.row_stride * element;
-    projection.rows = 2 * config.kv_width();
-    const float* bias = w.qkv_bias == nullptr ? nullptr : w.qkv_bias + config.q_width();
-    ops.linear(input, projection, bias, false, kv, stream);
+    rig_.backend().input_ops().dequantize(codes_.as<std::int8_t>(), scales_.as<float>(), input,
+                                          stream);
+    ops.linear(input, kv_projection(w, config), kv_projection_bias(w, config), false, kv, stream);
     if (rope_) {
       ops.rope(k, config.kv_heads, config.head_dim, rope_->rotary_dim(), angles, stream);
     }

@@ -1,0 +1,29 @@
+#pragma once
+
+// The part of a layer's joint projection that makes K and V: what is projected again where KV is
+// recomputed from layer inputs.
+
+#include "kernels/ops.h"
+#include "models/config/model_config.h"
+#include "models/weights.h"
+
+namespace triphase {
+
+// W_K and W_V, [2 * kv_width, hidden]: their rows follow those of W_Q.
+[[nodiscard]] inline ConstMatrix kv_projection(const LayerWeights& weights,
+                                               const ModelConfig& config) {
+  ConstMatrix part = weights.qkv;
+  const auto element = static_cast<std::int64_t>(dtype_bytes(part.dtype));
+  part.data =
+      static_cast<const std::byte*>(part.data) + config.q_width() * part.row_stride * element;
+  part.rows = 2 * config.kv_width();
+  return part;
+}
+
+// Their bias; null without one.
+[[nodiscard]] inline const float* kv_projection_bias(const LayerWeights& weights,
+                                                     const ModelConfig& config) {
+  return weights.qkv_bias == nullptr ? nullptr : weights.qkv_bias + config.q_width();
+}
+
+}  // namespace triphase
