@@ -5,6 +5,11 @@
 #include "runtime/base/error.h"
 
 namespace triphase {
+namespace {
+
+constexpr std::int64_t kStagedParts = 4;
+
+}  // namespace
 
 void KvStep::begin(KvStore& store, std::span<const BatchSegment> rows,
                    std::span<const std::int64_t> windows, AttentionRunner* attention) {
@@ -12,7 +17,6 @@ void KvStep::begin(KvStore& store, std::span<const BatchSegment> rows,
   attention_ = attention;
   rows_ = rows;
   windows_ = windows;
-  for (Unit& unit : units_) unit.number = -1;
   make_groups();
   if (store.shape().quantized()) make_scale_tables();
   std::int64_t count = 0;
@@ -20,43 +24,67 @@ void KvStep::begin(KvStore& store, std::span<const BatchSegment> rows,
   slot_pages_.resize(static_cast<std::size_t>(count));
   slot_offsets_.resize(static_cast<std::size_t>(count));
   reads_.begin_step(store, attention != nullptr && attention->method().per_kv_head());
-  if (staging_ && prefetch_) stage(0);
+  staged_ = 0;
+  if (!staging_) return;
+  ring_.reset(store.sizes().staging_pages);
+  if (prefetch_) stage_to(0);
 }
 
-// Consecutive entries whose blocks on the host fit the staging pages together.
+// Consecutive entries whose blocks on the host fit their part of the staging pages together: of
+// quarters, so that one is read while others are filled and the link does not wait for what a layer
+// computes besides attention; of larger parts where a sequence needs that. What sequences share is
+// brought once for a group.
 void KvStep::make_groups() {
   groups_.clear();
   staging_ = false;
-  double_buffer_ = false;
-  const KvResidency& residency = store_->residency();
   if (store_->sizes().host_blocks > 0) {
-    const auto on_host = [&](const BatchSegment& entry) {
-      const std::span<const PageId> pages = residency.pages(entry.sequence, LayerId(0));
-      return static_cast<std::int64_t>(
-          std::ranges::count_if(pages, [](PageId page) { return !page.valid(); }));
-    };
     std::int64_t largest = 0;
-    for (const BatchSegment& entry : rows_) largest = std::max(largest, on_host(entry));
+    for (const BatchSegment& entry : rows_) largest = std::max(largest, blocks_on_host(entry));
     if (largest > 0) {
       const std::int64_t pages = store_->sizes().staging_pages;
       TRIPHASE_CHECK(largest <= pages, "a sequence's blocks on the host exceed the staging pages");
       staging_ = true;
-      double_buffer_ = largest <= pages / 2;
-      const std::int64_t room = double_buffer_ ? pages / 2 : pages;
-      std::int64_t used = 0;
+      const std::int64_t room = std::max(pages / kStagedParts, largest);
+      seen_blocks_.resize(static_cast<std::size_t>(store_->residency().block_capacity()), -1);
+      ++group_stamp_;
+      groups_.push_back({});
       for (std::size_t index = 0; index < rows_.size(); ++index) {
-        const std::int64_t blocks = on_host(rows_[index]);
-        if (groups_.empty() || used + blocks > room) {
-          groups_.push_back({index, 0});
-          used = 0;
+        std::int64_t blocks = new_blocks(rows_[index]);
+        if (groups_.back().pages + blocks > room) {
+          groups_.push_back({index});
+          ++group_stamp_;
+          blocks = new_blocks(rows_[index]);
         }
-        used += blocks;
+        groups_.back().pages += blocks;
         ++groups_.back().count;
       }
       return;
     }
   }
-  groups_.push_back({0, rows_.size()});
+  groups_.push_back({0, rows_.size(), 0});
+}
+
+// A sequence's blocks are in the same tier in every layer.
+std::int64_t KvStep::blocks_on_host(const BatchSegment& rows) const {
+  const std::span<const PageId> pages = store_->residency().pages(rows.sequence, LayerId(0));
+  return std::ranges::count_if(pages, [](PageId page) { return !page.valid(); });
+}
+
+// Those that no entry of the group at hand has; they count as seen from here on.
+std::int64_t KvStep::new_blocks(const BatchSegment& rows) {
+  const KvResidency& residency = store_->residency();
+  const std::span<const PageId> pages = residency.pages(rows.sequence, LayerId(0));
+  std::int64_t count = 0;
+  for (std::size_t block = 0; block < pages.size(); ++block) {
+    if (pages[block].valid()) continue;
+    const std::int32_t index =
+        residency.block_index(rows.sequence, static_cast<std::int64_t>(block));
+    std::int64_t& seen = seen_blocks_[static_cast<std::size_t>(index)];
+    if (seen == group_stamp_) continue;
+    seen = group_stamp_;
+    ++count;
+  }
+  return count;
 }
 
 void KvStep::make_scale_tables() {
@@ -85,19 +113,29 @@ const TokenChoice* KvStep::early_choice(const BatchSegment& rows, LayerId layer)
   return attention_->early_choice(layer, rows.sequence, rows.first_position + 1);
 }
 
-void KvStep::stage(std::int64_t number) {
+void KvStep::give_back_before(std::int64_t number) {
+  while (staged_ - ring_.held() < std::min(number, staged_)) ring_.give_back_oldest();
+}
+
+void KvStep::stage_to(std::int64_t number) {
+  const std::int64_t last = prefetch_ ? unit_count() : number + 1;
+  while (staged_ < last && ring_.held() < static_cast<std::int64_t>(units_.size())) {
+    const Group& group = groups_[static_cast<std::size_t>(staged_ % groups())];
+    const std::optional<std::int64_t> page = ring_.take(group.pages);
+    if (!page) break;
+    stage(staged_++, store_->sizes().device_pages + *page);
+  }
+  TRIPHASE_CHECK(staged_ > number, "staging pages for the group at hand");
+}
+
+void KvStep::stage(std::int64_t number, std::int64_t first_page) {
   Unit& unit = unit_of(number);
-  if (unit.number == number) return;
-  unit.number = number;
   const LayerId layer(number / groups());
   const Group& group = groups_[static_cast<std::size_t>(number % groups())];
   if (unit.tables.size() < group.count) {
     unit.tables.resize(group.count);
     unit.slots.resize(group.count);
   }
-  const KvStore::Sizes& sizes = store_->sizes();
-  std::int64_t first_page = sizes.device_pages;
-  if (double_buffer_ && number % 2 == 1) first_page += sizes.staging_pages / 2;
   reads_.begin(layer, first_page);
   for (std::size_t index = 0; index < group.count; ++index) {
     const BatchSegment& entry = rows_[group.first + index];
@@ -217,13 +255,11 @@ std::span<const AttentionSegment> KvStep::segments(LayerId layer, std::int64_t g
   const std::int64_t number = layer.value * groups() + group_index;
   recomputes_ = {};
   if (staging_) {
-    stage(number);
+    give_back_before(number);
+    stage_to(number);
     store_->transfers()->wait(unit_of(number).ticket);
     for (const Ticket ticket : unit_of(number).input_tickets) store_->transfers()->wait(ticket);
     recomputes_ = unit_of(number).recomputes;
-    // The other half was read by the group before this one, which is done.
-    const bool more = number + 1 < static_cast<std::int64_t>(windows_.size()) * groups();
-    if (prefetch_ && double_buffer_ && more) stage(number + 1);
   }
   const Group& group = groups_[static_cast<std::size_t>(group_index)];
   const auto table_of = [&](std::size_t entry) -> std::span<const PageId> {

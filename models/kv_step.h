@@ -8,9 +8,10 @@
 //   append at slots(layer); close closes();
 //   for each group: attend segments(layer, group), then done(layer, group)
 //
-// A group is as many sequences as the staging pages hold at once (all of them, where nothing is on
-// the host). While one group is attended the next one's blocks are on their way, in the other half
-// of the staging pages. Kept between steps to reuse its memory; not thread safe.
+// A group is some of the sequences, so many that the staging pages hold several groups at once (all
+// sequences, where nothing is on the host). While one group is attended, and while a layer computes
+// what is not attention, the blocks of as many groups as the other staging pages hold are on their
+// way, those of later layers too. Kept between steps to reuse its memory; not thread safe.
 
 #include <array>
 #include <cstdint>
@@ -22,6 +23,7 @@
 #include "models/attention_runner.h"
 #include "models/forward_batch.h"
 #include "models/host_reads.h"
+#include "models/staging_ring.h"
 
 namespace triphase {
 
@@ -53,8 +55,8 @@ class KvStep {
   }
   void done(LayerId layer, std::int64_t group);
 
-  // Whether the next group's blocks are fetched while one is attended (default), or only when they
-  // are needed (a handicap that some baselines have).
+  // Whether later groups' blocks are fetched while one is attended (default), or only when they are
+  // needed (a handicap that some baselines have).
   void set_prefetch(bool prefetch) { prefetch_ = prefetch; }
 
   // Whether segments() of this step may wait for blocks that are on the host.
@@ -65,6 +67,7 @@ class KvStep {
   struct Group {
     std::size_t first = 0;  // index into rows_
     std::size_t count = 0;
+    std::int64_t pages = 0;  // that its blocks on the host take in one layer
   };
   // Rows of one entry of rows_ that lie in one block, and the open page of that block (INT8).
   struct OpenRun {
@@ -73,9 +76,8 @@ class KvStep {
     std::int64_t count = 0;
     PageId open_page;
   };
-  // The staged blocks of one (layer, group).
+  // The staged blocks of one (layer, group); units are numbered layer * groups + group.
   struct Unit {
-    std::int64_t number = -1;  // layer * groups + group; -1: none
     Ticket ticket;
     std::vector<Ticket> input_tickets;
     std::vector<KvRecompute> recomputes;
@@ -85,14 +87,23 @@ class KvStep {
 
   void fetch_inputs(Unit& unit, LayerId layer);
   void make_groups();
+  [[nodiscard]] std::int64_t blocks_on_host(const BatchSegment& rows) const;
+  [[nodiscard]] std::int64_t new_blocks(const BatchSegment& rows);
   void make_scale_tables();
-  void stage(std::int64_t number);
+  // Units before `number` have been read.
+  void give_back_before(std::int64_t number);
+  // Stages the units up to `number`, and then as many as there are pages for.
+  void stage_to(std::int64_t number);
+  void stage(std::int64_t number, std::int64_t first_page);
   void begin_open_runs(LayerId layer);
   // The first of the blocks that the rows read when they read whole blocks.
   [[nodiscard]] std::int64_t first_needed_block(const BatchSegment& rows, std::int64_t layer) const;
   [[nodiscard]] const TokenChoice* early_choice(const BatchSegment& rows, LayerId layer) const;
   [[nodiscard]] Unit& unit_of(std::int64_t number) {
     return units_[static_cast<std::size_t>(number) % units_.size()];
+  }
+  [[nodiscard]] std::int64_t unit_count() const {
+    return static_cast<std::int64_t>(windows_.size()) * groups();
   }
   [[nodiscard]] std::int64_t block_tokens() const { return store_->shape().block_tokens; }
 
@@ -102,11 +113,15 @@ class KvStep {
   AttentionRunner* attention_ = nullptr;
   std::span<const KvRecompute> recomputes_;
   std::vector<Group> groups_;
-  bool staging_ = false;        // some block of the step is on the host
-  bool double_buffer_ = false;  // a group needs at most half of the staging pages
+  std::vector<std::int64_t> seen_blocks_;  // by KvResidency::block_index: the last group's stamp
+  std::int64_t group_stamp_ = 0;
+  bool staging_ = false;  // some block of the step is on the host
   bool prefetch_ = true;
 
-  std::array<Unit, 2> units_;
+  static constexpr std::size_t kMostStaged = 64;  // units at a time
+  std::array<Unit, kMostStaged> units_;
+  StagingRing ring_;
+  std::int64_t staged_ = 0;  // units before this one have been staged in this step
   std::vector<TokenRun> runs_;
   HostReads reads_;  // of the unit at hand
 

@@ -63,6 +63,9 @@ std::uint64_t kv_room(const MemoryRequest& request, std::int64_t batch) {
                                fixed_bytes(request, 1) + smallest_kv(request)));
 }
 
+// Staging for what arrives ahead: this share of the KV's room, at most a layer of the batch.
+constexpr std::uint64_t kAheadShare = 16;
+
 // The cache holds at most what decoding chooses of a full host tier. A block must stay possible.
 void plan_token_cache(const MemoryRequest& request, std::uint64_t& room, MemoryPlan& plan) {
   const MemoryRequest::Host& host = *request.host;
@@ -106,6 +109,12 @@ void plan_host_tier(const MemoryRequest& request, std::int64_t wanted_blocks,
   const auto most = static_cast<std::uint64_t>(2 * sequences * blocks_per_sequence);
   const std::uint64_t share = request.host->holds_everything ? room / 4 * 3 : room / 3;
   plan.staging_pages = static_cast<std::int64_t>(std::min(most, share / request.page_bytes));
+  if (!request.host->holds_everything) {
+    // The link goes on while a layer computes what is not attention.
+    const auto layer = static_cast<std::uint64_t>(wanted_blocks);
+    plan.staging_pages +=
+        static_cast<std::int64_t>(std::min(layer, room / kAheadShare / request.page_bytes));
+  }
   plan.staging = static_cast<std::uint64_t>(plan.staging_pages) * request.page_bytes;
   room -= plan.staging;
   plan_token_cache(request, room, plan);

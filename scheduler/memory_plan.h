@@ -75,10 +75,10 @@ inline constexpr std::int64_t kDefaultBatchSize = 32;
 
 // Divides the budget. KV gets what a full batch of longest sequences could use, at most the rest of
 // the budget; where that is less and there is a host tier, the host gets the same, and up to a
-// third of the rest becomes staging for two longest sequences, and up to a quarter of what is then
-// left the cache of chosen tokens. Throws ErrorRole::kResources
-// E-MEM-FIT, saying what would fit, when weights, scratch and the smallest request (one block) do
-// not fit.
+// third of the rest becomes staging for two longest sequences, up to a sixteenth of it staging for
+// blocks that arrive early, and up to a quarter of what is then left the cache of chosen tokens.
+// Throws ErrorRole::kResources E-MEM-FIT, saying what would fit, when weights, scratch and the
+// smallest request (one block) do not fit.
 [[nodiscard]] MemoryPlan plan_memory(const MemoryRequest& request);
 
 }  // namespace triphase

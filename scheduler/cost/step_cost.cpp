@@ -93,14 +93,19 @@ LaneTimes CostModel::step(const StepWork& work, const StepRules& rules) const {
     lanes.step = device + lanes.h2d + lanes.d2h + lanes.serial;
     return lanes;
   }
-  // The first layer waits for its own loads.
+  // The first layer waits for its own loads, and nothing is loaded beside what follows the last
+  // layer's attention.
   const auto layers = static_cast<double>(std::max<std::int64_t>(rules.layers, 1));
-  lanes.serial += lanes.h2d / layers;
+  const double first_loads = lanes.h2d / layers;
+  const double last_layer = lanes.h2d > 0.0 ? device / layers : 0.0;
+  const double slowest = std::max({device, lanes.h2d, lanes.d2h});
+  lanes.serial +=
+      std::max({device + first_loads, lanes.h2d + last_layer, lanes.d2h + first_loads}) - slowest;
   // Lanes that meet at every layer lose what does not divide evenly among them: at least the start
   // of the slowest lane's work behind the others.
   if (rules.sync_each_layer)
     lanes.serial += lanes.d2h / layers + std::min(device, lanes.h2d) / layers;
-  lanes.step = std::max({device, lanes.h2d - lanes.h2d / layers, lanes.d2h}) + lanes.serial;
+  lanes.step = slowest + lanes.serial;
   return lanes;
 }
 

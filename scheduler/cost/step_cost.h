@@ -47,7 +47,8 @@ struct LaneTimes {
   double h2d = 0.0;
   double d2h = 0.0;
   double host = 0.0;    // attention on the host, between a layer's other work
-  double serial = 0.0;  // cannot overlap: the first layer's loads, pageable copies
+  double serial = 0.0;  // cannot overlap: the first layer's loads or what follows the last ones,
+                        // pageable copies
   double step = 0.0;    // all together
   bool extrapolated = false;
 };

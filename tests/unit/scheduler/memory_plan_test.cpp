@@ -79,8 +79,9 @@ TEST(PlanMemory, TheHostTakesWhatTheDeviceCannotHold) {
   const MemoryPlan plan = plan_memory(wanted);
   EXPECT_EQ(plan.host_blocks, 30);
   EXPECT_EQ(plan.host_kv, 3'000u);
-  EXPECT_EQ(plan.staging_pages, 6) << "two sequences of three blocks in one layer";
-  EXPECT_EQ(plan.kv_pages, (6'500 - 5'000 - 6 * 50) / 100 * 2);
+  EXPECT_EQ(plan.staging_pages, 6 + 1'500 / 16 / 50)
+      << "two sequences of three blocks in one layer, and a sixteenth for what comes early";
+  EXPECT_EQ(plan.kv_pages, (6'500 - 5'000 - 7 * 50) / 100 * 2);
   EXPECT_LE(plan.total(), wanted.budget);
   wanted.host->budget = 250;
   EXPECT_EQ(plan_memory(wanted).host_blocks, 2);
@@ -115,13 +116,13 @@ TEST(PlanMemory, ChosenTokensGetACache) {
   const std::int64_t without = plan_memory(wanted).kv_pages;
   wanted.host->chosen_share = 1.0;
   MemoryPlan plan = plan_memory(wanted);
-  // A quarter of 6500 - 5000 - 300, in blocks of 100 bytes.
-  EXPECT_EQ(plan.cache, 300u);
-  EXPECT_EQ(plan.cache_pages, 3 * 2);
+  // A quarter of 6500 - 5000 - 350, in blocks of 100 bytes.
+  EXPECT_EQ(plan.cache, 200u);
+  EXPECT_EQ(plan.cache_pages, 2 * 2);
   EXPECT_EQ(plan.kv_pages, without - plan.cache_pages);
   EXPECT_LE(plan.total(), wanted.budget);
   wanted.host->chosen_share = 0.05;
-  EXPECT_EQ(plan_memory(wanted).cache, 200u) << "5 % of 30 blocks";
+  EXPECT_EQ(plan_memory(wanted).cache, 200u) << "5 % of 30 blocks, rounded up";
   wanted.host->chosen_share = 1.0;
   wanted.host->token_cache = 0;
   EXPECT_EQ(plan_memory(wanted).cache, 0u);
@@ -148,8 +149,8 @@ TEST(PlanMemory, KeyColumnsArePaidForPagesAtHomeAlone) {
   wanted.host = MemoryRequest::Host{.budget = 100'000};
   plan = plan_memory(wanted);
   EXPECT_EQ(plan.host_kv, 3'000u) << "host blocks and staging have no K^T";
-  EXPECT_EQ(plan.staging, 6u * 50);
-  EXPECT_EQ(plan.kv_pages, (6'500 - 5'000 - 6 * 50) / 150 * 2);
+  EXPECT_EQ(plan.staging, 7u * 50);
+  EXPECT_EQ(plan.kv_pages, (6'500 - 5'000 - 7 * 50) / 150 * 2);
   wanted.host.reset();
   wanted.kv_budget = 149;
   EXPECT_THROW((void)plan_memory(wanted), Error);

@@ -1,0 +1,38 @@
+#include "models/staging_ring.h"
+
+#include <algorithm>
+
+#include "runtime/base/error.h"
+
+namespace triphase {
+
+void StagingRing::reset(std::int64_t pages) {
+  pages_ = pages;
+  ranges_.clear();
+}
+
+std::optional<std::int64_t> StagingRing::take(std::int64_t count) {
+  const auto used = [](const Range& range) { return range.count > 0; };
+  const auto oldest = std::ranges::find_if(ranges_, used);
+  if (oldest == ranges_.end() || count == 0) {
+    if (count > pages_) return std::nullopt;
+    ranges_.push_back({0, count});
+    return 0;
+  }
+  const auto newest = std::find_if(ranges_.rbegin(), ranges_.rend(), used);
+  const std::int64_t end = newest->begin + newest->count;
+  const bool wrapped = newest->begin < oldest->begin;
+  std::int64_t begin = end;
+  if (!wrapped && end + count > pages_) begin = 0;
+  const std::int64_t limit = wrapped || begin == 0 ? oldest->begin : pages_;
+  if (begin + count > limit) return std::nullopt;
+  ranges_.push_back({begin, count});
+  return begin;
+}
+
+void StagingRing::give_back_oldest() {
+  TRIPHASE_CHECK(!ranges_.empty(), "staging pages are held");
+  ranges_.pop_front();
+}
+
+}  // namespace triphase
