@@ -7,10 +7,20 @@
 // implementation gives the same bits, so that what is stored and what is computed at once agree.
 
 #include <cstdint>
+#include <span>
 
 #include "kernels/ops.h"
 
 namespace triphase {
+
+// A token that lies unquantized in an open page, where its codes go (a slot, page * page_tokens +
+// offset), and its block's scales.
+struct KvRequantize {
+  PageId open_page;
+  std::int32_t open_offset = 0;
+  std::int32_t slot = 0;
+  PageId scale_page;
+};
 
 class InputOps {
  public:
@@ -24,6 +34,12 @@ class InputOps {
   // The reverse, into x [T, C] F32.
   virtual void dequantize(const std::int8_t* codes, const float* scales, Matrix x,
                           Stream& stream) = 0;
+
+  // INT8 caches: codes of single tokens of blocks that were closed before, by the scales that
+  // Ops::kv_close gave their blocks: the same numbers get the same codes. (But for channels whose
+  // values differ by less than 255 subnormal steps.)
+  virtual void kv_requantize(std::span<const KvRequantize> tokens, const KvLayerView& cache,
+                             Stream& stream) = 0;
 };
 
 }  // namespace triphase

@@ -53,9 +53,10 @@ ScratchSizes scratch_sizes(const ModelConfig& config, const BatchLimits& limits,
   return sizes;
 }
 
-// Rows that LayerInputs works with: those of a step, and those of a block.
+// Rows that LayerInputs works with: those of a step, and those of a block, whose tokens may go to
+// two places each.
 std::int64_t input_rows(const BatchLimits& limits) {
-  return std::max(limits.rows, limits.input_block_tokens);
+  return std::max(limits.rows, 2 * limits.input_block_tokens);
 }
 
 Matrix matrix(const Buffer& buffer, std::int64_t rows, std::int64_t cols) {
@@ -275,11 +276,12 @@ std::span<const AttentionSegment> DecoderModel::wait_for_kv(std::int64_t layer,
 }
 
 void DecoderModel::recompute(const LayerWeights& w, const KvLayerView& cache, Stream& stream) {
-  if (kv_step_.recomputes().empty()) return;
+  const KvRecomputes& recomputes = kv_step_.recomputes();
+  if (recomputes.tokens.empty()) return;
   TRIPHASE_CHECK(inputs_ != nullptr, "recomputable blocks have layer inputs");
   TraceSpan span(trace_, TraceLane::kRecompute, "recompute");
-  span.note("blocks", static_cast<std::int64_t>(kv_step_.recomputes().size()));
-  inputs_->recompute(w, kv_step_.recomputes(), cache, stream);
+  span.note("tokens", static_cast<std::int64_t>(recomputes.tokens.size()));
+  inputs_->recompute(w, recomputes, cache, stream);
 }
 
 void DecoderModel::mlp_block(const LayerWeights& w, ConstMatrix input, Matrix x, Stream& stream) {

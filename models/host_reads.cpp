@@ -1,5 +1,7 @@
 #include "models/host_reads.h"
 
+#include <algorithm>
+
 #include "memory/transfer/gather_runs.h"
 #include "runtime/base/error.h"
 
@@ -31,13 +33,12 @@ std::int64_t HostReads::block_of(const BatchSegment& rows, std::int64_t block, P
   const std::int32_t index = residency.block_index(sequence, block);
   const auto [place, is_new] = found_.try_emplace(index, next);
   if (is_new && residency.block_place(sequence, block) == BlockPlace::kRecomputable) {
-    blocks_.push_back({.recomputed = true});
+    blocks_.push_back({.recomputed = static_cast<std::int32_t>(recomputes_.size())});
     recomputes_.push_back({.page = PageId(static_cast<std::int32_t>(first_page_ + next)),
                            .scale_page = PageId(index),
                            .input_block = residency.input_block(sequence, block),
                            .first_position = block * store_->shape().block_tokens,
                            .rope_key = rows.rope_key});
-    bytes_.inputs += KvStore::input_bytes(store_->shape());
   } else if (is_new) {
     blocks_.push_back({store_->host_record(residency.host_block(sequence, block), layer_, 0)});
   }
@@ -62,10 +63,6 @@ std::int32_t HostReads::slot_of(const BatchSegment& rows, std::int64_t token, st
   const SequenceId sequence = rows.sequence;
   const std::int64_t block = token / store_->shape().block_tokens;
   const std::int64_t offset = token % store_->shape().block_tokens;
-  if (store_->residency().block_place(sequence, block) == BlockPlace::kRecomputable) {
-    (void)block_of(rows, block, page);
-    return -1;
-  }
   TokenCache& cache = store_->token_cache(parts_);
   const TokenCache::BlockKey key{store_->residency().block_index(sequence, block),
                                  store_->residency().block_id(sequence, block)};
@@ -77,10 +74,13 @@ std::int32_t HostReads::slot_of(const BatchSegment& rows, std::int64_t token, st
     return static_cast<std::int32_t>(store_->cache_slot(layer_, cached));
   }
   const std::int64_t index = block_of(rows, block, page);
+  const bool recomputed = blocks_[static_cast<std::size_t>(index)].recomputed >= 0;
   const auto cell = static_cast<std::size_t>(index * block_cells_ + offset * parts_ + part);
   // Marked before and not in the cache: it comes to the staging page for another sequence.
   if (cells_[cell] != 0) return -1;
   cells_[cell] = 1;
+  // What is recomputed is whole tokens; slots of single heads are not for them.
+  if (recomputed && parts_ > 1) return -1;
   cached = cache.add(layer_.value, part, key, offset);
   if (cached >= 0) slots_[cell] = static_cast<std::int32_t>(store_->cache_slot(layer_, cached));
   return slots_[cell];
@@ -113,7 +113,7 @@ void HostReads::make_runs(std::int64_t gap_bytes, std::vector<TokenRun>& runs) {
   runs.clear();
   for (std::size_t index = 0; index < blocks_.size(); ++index) {
     const Block& block = blocks_[index];
-    if (block.recomputed) continue;
+    if (block.recomputed >= 0) continue;
     const std::int64_t slot = (first_page_ + static_cast<std::int64_t>(index)) * shape.block_tokens;
     const std::span<std::uint8_t> wanted = std::span(cells_).subspan(index * cells, cells);
     const auto slots = std::span<const std::int32_t>(slots_).subspan(index * cells, cells);
@@ -134,6 +134,67 @@ void HostReads::make_runs(std::int64_t gap_bytes, std::vector<TokenRun>& runs) {
       bytes_.tokens += static_cast<std::uint64_t>(geometry.bytes(run));
     }
   }
+}
+
+void HostReads::make_recomputes(std::int64_t gap_bytes, KvRecomputes& recomputes,
+                                std::vector<BytePiece>& pieces) {
+  recomputes.clear();
+  pieces.clear();
+  for (std::size_t index = 0; index < blocks_.size(); ++index) {
+    if (blocks_[index].recomputed < 0) continue;
+    KvRecompute& block = recomputes.blocks.emplace_back(
+        recomputes_[static_cast<std::size_t>(blocks_[index].recomputed)]);
+    const std::size_t first = recomputes.tokens.size();
+    add_tokens(index, block, recomputes.tokens);
+    add_pieces(block, std::span(recomputes.tokens).subspan(first), gap_bytes, pieces);
+  }
+}
+
+void HostReads::add_tokens(std::size_t index, KvRecompute& block,
+                           std::vector<KvRecomputeToken>& tokens) {
+  const std::int64_t block_tokens = store_->shape().block_tokens;
+  const std::size_t before = tokens.size();
+  for (std::int64_t offset = 0; offset < block_tokens; ++offset) {
+    const auto first =
+        static_cast<std::size_t>(static_cast<std::int64_t>(index) * block_cells_ + offset * parts_);
+    const auto wanted = std::span(cells_).subspan(first, static_cast<std::size_t>(parts_));
+    const bool chosen = std::ranges::any_of(wanted, [](std::uint8_t cell) { return cell != 0; });
+    const std::int32_t cached = slots_[first];
+    const auto token = static_cast<std::int32_t>(offset);
+    const bool whole = blocks_[index].whole;
+    if (whole || (chosen && cached < 0)) {
+      tokens.push_back({token, static_cast<std::int32_t>(block.page.value * block_tokens) + token});
+    }
+    if (chosen && cached >= 0) tokens.push_back({token, cached});
+  }
+  block.token_count = static_cast<std::int32_t>(tokens.size() - before);
+}
+
+void HostReads::add_pieces(const KvRecompute& block, std::span<const KvRecomputeToken> tokens,
+                           std::int64_t gap_bytes, std::vector<BytePiece>& pieces) {
+  if (tokens.empty()) return;
+  const KvStore::Shape& shape = store_->shape();
+  const std::int64_t width = shape.input_width;
+  const std::byte* codes = store_->saved_inputs(block.input_block, layer_);
+  const std::size_t page = block.page.index() * (KvStore::page_bytes(shape) / 2);
+  const auto add = [&](std::byte* to, const std::byte* from, std::int64_t bytes) {
+    pieces.push_back({to, from, static_cast<std::size_t>(bytes)});
+    bytes_.inputs += static_cast<std::uint64_t>(bytes);
+  };
+  // Runs of tokens, and of gaps that are not worth a piece more. One token may go to two slots.
+  for (std::size_t at = 0; at < tokens.size();) {
+    const std::int64_t first = tokens[at].offset;
+    std::int64_t end = first + 1;
+    for (++at; at < tokens.size() && (tokens[at].offset - end) * width <= gap_bytes; ++at) {
+      end = tokens[at].offset + 1;
+    }
+    add(store_->k_pages() + page + first * width, codes + first * width, (end - first) * width);
+  }
+  // Scales take less than a piece more would cost.
+  constexpr std::int64_t kScale = sizeof(float);
+  const std::int64_t first = tokens.front().offset * kScale;
+  add(store_->v_pages() + page + first, codes + shape.block_tokens * width + first,
+      (tokens.back().offset + 1) * kScale - first);
 }
 
 }  // namespace triphase

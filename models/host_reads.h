@@ -4,8 +4,8 @@
 // blocks, or of a block only the tokens that an attention method chose. Every block gets a staging
 // page, in which its tokens have the same offsets as on the host; what is not asked for is not
 // brought. Chosen tokens go to slots of the store's token cache while it has some, and are not
-// brought again while they stay there. Of recomputable blocks the saved layer inputs are brought,
-// whole blocks always. PURE bookkeeping; kept between uses to reuse its memory.
+// brought again while they stay there. Of recomputable blocks the same tokens' saved layer inputs
+// are brought. PURE bookkeeping; kept between uses to reuse its memory.
 
 #include <cstdint>
 #include <span>
@@ -18,14 +18,33 @@
 
 namespace triphase {
 
-// A block that nothing stores: its layer inputs come from `input_block` into its staging page,
-// where its K and V are then projected.
+// A block that nothing stores: layer inputs of some of its tokens come from `input_block` into its
+// staging page, codes where its K will be and scales where its V will be, each token's at its
+// offset; their K and V are then projected.
 struct KvRecompute {
   PageId page;
   PageId scale_page;                // INT8: of its scales
   std::int32_t input_block = -1;    // KvResidency::input_block
   std::int64_t first_position = 0;  // of its tokens
   std::uint64_t rope_key = 0;
+  std::int32_t token_count = 0;  // in the list of tokens, in the order of the blocks
+};
+
+// One of them: its offset in the block, and the device slot where its K and V go.
+struct KvRecomputeToken {
+  std::int32_t offset = 0;
+  std::int32_t slot = 0;
+};
+
+// All of one layer's reads.
+struct KvRecomputes {
+  std::vector<KvRecompute> blocks;
+  std::vector<KvRecomputeToken> tokens;
+
+  void clear() {
+    blocks.clear();
+    tokens.clear();
+  }
 };
 
 class HostReads {
@@ -44,9 +63,9 @@ class HostReads {
 
   // The pieces that bring them; a gap of up to `gap_bytes` between two is brought along.
   void make_runs(std::int64_t gap_bytes, std::vector<TokenRun>& runs);
-
-  // The blocks among them that are recomputed.
-  [[nodiscard]] std::span<const KvRecompute> recomputes() const { return recomputes_; }
+  // What is recomputed, and the pieces that bring its layer inputs.
+  void make_recomputes(std::int64_t gap_bytes, KvRecomputes& recomputes,
+                       std::vector<BytePiece>& pieces);
 
   // Since the start.
   struct Bytes {
@@ -62,7 +81,7 @@ class HostReads {
   struct Block {
     std::int64_t record = 0;  // of its first token
     bool whole = false;
-    bool recomputed = false;
+    std::int32_t recomputed = -1;  // index into recomputes_
   };
 
   // Index into blocks_ of a block of the sequence that is on the host; -1: it is on the device.
@@ -71,6 +90,10 @@ class HostReads {
   // is not there.
   std::int32_t slot_of(const BatchSegment& rows, std::int64_t token, std::int64_t part,
                        PageId& page);
+  // The tokens of one recomputable block.
+  void add_tokens(std::size_t index, KvRecompute& block, std::vector<KvRecomputeToken>& tokens);
+  void add_pieces(const KvRecompute& block, std::span<const KvRecomputeToken> tokens,
+                  std::int64_t gap_bytes, std::vector<BytePiece>& pieces);
 
   KvStore* store_ = nullptr;
   LayerId layer_;

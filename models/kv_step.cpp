@@ -11,6 +11,8 @@ constexpr std::int64_t kStagedParts = 4;
 
 }  // namespace
 
+const KvRecomputes KvStep::kNoRecomputes;
+
 void KvStep::begin(KvStore& store, std::span<const BatchSegment> rows,
                    std::span<const std::int64_t> windows, AttentionRunner* attention) {
   store_ = &store;
@@ -152,27 +154,8 @@ void KvStep::stage(std::int64_t number, std::int64_t first_page) {
   TransferEngine& transfers = *store_->transfers();
   reads_.make_runs(transfers.piece_cost_bytes(), runs_);
   unit.ticket = transfers.move_tokens(Lane::kToDevice, store_->geometry(), runs_);
-  fetch_inputs(unit, layer);
-}
-
-// Layer inputs of recomputable blocks come to the pages of their K and V: codes to K's, scales to
-// V's.
-void KvStep::fetch_inputs(Unit& unit, LayerId layer) {
-  unit.recomputes.assign(reads_.recomputes().begin(), reads_.recomputes().end());
-  unit.input_tickets.clear();
-  if (unit.recomputes.empty()) return;
-  const std::size_t half = KvStore::page_bytes(store_->shape()) / 2;
-  const auto codes = static_cast<std::size_t>(block_tokens() * store_->shape().input_width);
-  const std::size_t scales = KvStore::input_bytes(store_->shape()) - codes;
-  TransferEngine& transfers = *store_->transfers();
-  for (const KvRecompute& block : unit.recomputes) {
-    const std::byte* from = store_->saved_inputs(block.input_block, layer);
-    const std::size_t page = block.page.index() * half;
-    unit.input_tickets.push_back(
-        transfers.move_bytes(Lane::kToDevice, store_->k_pages() + page, from, codes));
-    unit.input_tickets.push_back(
-        transfers.move_bytes(Lane::kToDevice, store_->v_pages() + page, from + codes, scales));
-  }
+  reads_.make_recomputes(transfers.piece_cost_bytes(), unit.recomputes, pieces_);
+  unit.input_ticket = transfers.move_pieces(Lane::kToDevice, pieces_);
 }
 
 KvSlots KvStep::slots(LayerId layer) {
@@ -253,13 +236,13 @@ KvLayerView KvStep::view(LayerId layer) const {
 
 std::span<const AttentionSegment> KvStep::segments(LayerId layer, std::int64_t group_index) {
   const std::int64_t number = layer.value * groups() + group_index;
-  recomputes_ = {};
+  recomputes_ = &kNoRecomputes;
   if (staging_) {
     give_back_before(number);
     stage_to(number);
     store_->transfers()->wait(unit_of(number).ticket);
-    for (const Ticket ticket : unit_of(number).input_tickets) store_->transfers()->wait(ticket);
-    recomputes_ = unit_of(number).recomputes;
+    store_->transfers()->wait(unit_of(number).input_ticket);
+    recomputes_ = &unit_of(number).recomputes;
   }
   const Group& group = groups_[static_cast<std::size_t>(group_index)];
   const auto table_of = [&](std::size_t entry) -> std::span<const PageId> {

@@ -44,9 +44,9 @@ class KvStep {
   [[nodiscard]] std::int64_t groups() const { return static_cast<std::int64_t>(groups_.size()); }
   // Waits for the group's staged blocks; throws what made their transfer fail.
   [[nodiscard]] std::span<const AttentionSegment> segments(LayerId layer, std::int64_t group);
-  // The blocks of the segments last returned whose layer inputs lie in their staging pages: their K
-  // and V must be projected there before the segments are attended.
-  [[nodiscard]] std::span<const KvRecompute> recomputes() const { return recomputes_; }
+  // Tokens of the segments last returned whose layer inputs lie in staging pages: their K and V
+  // must be projected before the segments are attended.
+  [[nodiscard]] const KvRecomputes& recomputes() const { return *recomputes_; }
   // The sequence of each of the segments last returned, and the device slots of its chosen tokens
   // (HostReads::read_tokens); none where nothing was chosen early or nothing is on the host.
   [[nodiscard]] std::span<const SequenceId> segment_sequences() const { return segment_sequences_; }
@@ -79,13 +79,12 @@ class KvStep {
   // The staged blocks of one (layer, group); units are numbered layer * groups + group.
   struct Unit {
     Ticket ticket;
-    std::vector<Ticket> input_tickets;
-    std::vector<KvRecompute> recomputes;
+    Ticket input_ticket;
+    KvRecomputes recomputes;
     std::vector<std::vector<PageId>> tables;       // page tables of the group's entries
     std::vector<std::vector<std::int32_t>> slots;  // and of their chosen tokens
   };
 
-  void fetch_inputs(Unit& unit, LayerId layer);
   void make_groups();
   [[nodiscard]] std::int64_t blocks_on_host(const BatchSegment& rows) const;
   [[nodiscard]] std::int64_t new_blocks(const BatchSegment& rows);
@@ -111,7 +110,8 @@ class KvStep {
   std::span<const BatchSegment> rows_;
   std::span<const std::int64_t> windows_;
   AttentionRunner* attention_ = nullptr;
-  std::span<const KvRecompute> recomputes_;
+  static const KvRecomputes kNoRecomputes;
+  const KvRecomputes* recomputes_ = &kNoRecomputes;
   std::vector<Group> groups_;
   std::vector<std::int64_t> seen_blocks_;  // by KvResidency::block_index: the last group's stamp
   std::int64_t group_stamp_ = 0;
@@ -123,6 +123,7 @@ class KvStep {
   StagingRing ring_;
   std::int64_t staged_ = 0;  // units before this one have been staged in this step
   std::vector<TokenRun> runs_;
+  std::vector<BytePiece> pieces_;
   HostReads reads_;  // of the unit at hand
 
   std::vector<PageId> slot_pages_;

@@ -58,6 +58,7 @@ LayerInputs::LayerInputs(const ModelConfig& config, std::int64_t tokens, std::in
   inputs_ = pool.allocate(sizes.inputs, MemoryTag::kActivations);
   kv_ = pool.allocate(sizes.kv, MemoryTag::kActivations);
   if (sizes.angles > 0) angles_ = pool.allocate(sizes.angles, MemoryTag::kActivations);
+  requantized_.reserve(static_cast<std::size_t>(rows));
   slot_pages_.resize(static_cast<std::size_t>(rows));
   slot_offsets_.resize(static_cast<std::size_t>(rows));
 }
@@ -132,9 +133,9 @@ void LayerInputs::save(LayerId layer, const std::int8_t* codes, const float* sca
                        std::vector<Ticket>& saves) {
   const std::int64_t block_tokens = store_->shape().block_tokens;
   const std::int64_t hidden = config_.hidden_size;
+  pieces_.clear();
   const auto send = [&](std::byte* to, const void* from, std::int64_t bytes) {
-    saves.push_back(transfers_->move_bytes(Lane::kToHost, to, static_cast<const std::byte*>(from),
-                                           static_cast<std::size_t>(bytes)));
+    pieces_.push_back({to, static_cast<const std::byte*>(from), static_cast<std::size_t>(bytes)});
     use_.saved_bytes += static_cast<std::uint64_t>(bytes);
   };
   for (const BatchSegment& entry : rows_) {
@@ -153,83 +154,118 @@ void LayerInputs::save(LayerId layer, const std::int8_t* codes, const float* sca
       send(to + block_tokens * hidden + offset * kScale, scales + row, count * kScale);
     }
   }
+  if (!pieces_.empty()) saves.push_back(transfers_->move_pieces(Lane::kToHost, pieces_));
 }
 
-void LayerInputs::recompute(const LayerWeights& weights, std::span<const KvRecompute> blocks,
+void LayerInputs::recompute(const LayerWeights& weights, const KvRecomputes& recomputes,
                             const KvLayerView& cache, Stream& stream) {
-  const auto most = static_cast<std::size_t>(rows_capacity_ / cache.page_tokens);
-  TRIPHASE_CHECK(most > 0, "buffers for the rows of a block");
+  std::span<const KvRecompute> blocks = recomputes.blocks;
+  std::span<const KvRecomputeToken> tokens = recomputes.tokens;
   while (!blocks.empty()) {
-    const std::size_t count = std::min(most, blocks.size());
-    recompute_part(weights, blocks.first(count), cache, stream);
+    // Whole blocks: K and V take the place of the layer inputs that they come from.
+    std::size_t count = 0;
+    std::int64_t rows = 0;
+    while (count < blocks.size() && rows + blocks[count].token_count <= rows_capacity_) {
+      rows += blocks[count++].token_count;
+    }
+    TRIPHASE_CHECK(count > 0, "buffers for the rows of a block");
+    const auto part = static_cast<std::size_t>(rows);
+    if (rows > 0) {
+      recompute_part(weights, blocks.first(count), tokens.first(part), cache, stream);
+    }
     blocks = blocks.subspan(count);
+    tokens = tokens.subspan(part);
   }
 }
 
 void LayerInputs::recompute_part(const LayerWeights& weights, std::span<const KvRecompute> blocks,
-                                 const KvLayerView& cache, Stream& stream) {
-  const std::int64_t tokens = cache.page_tokens;
-  const auto rows = static_cast<std::int64_t>(blocks.size()) * tokens;
+                                 std::span<const KvRecomputeToken> tokens, const KvLayerView& cache,
+                                 Stream& stream) {
+  const auto rows = static_cast<std::int64_t>(tokens.size());
   const std::int64_t width = config_.kv_width();
-  const std::int64_t page_bytes =
-      tokens * width * static_cast<std::int64_t>(dtype_bytes(cache.dtype));
-  const Matrix inputs = rows_of(inputs_, rows, config_.hidden_size);
+  const std::int64_t rotary = rope_ == nullptr ? 0 : rope_->rotary_dim();
   std::int64_t row = 0;
   for (const KvRecompute& block : blocks) {
-    const auto at = block.page.value * page_bytes;
-    const auto* codes =
-        reinterpret_cast<const std::int8_t*>(static_cast<const std::byte*>(cache.k) + at);
-    const auto* scales =
-        reinterpret_cast<const float*>(static_cast<const std::byte*>(cache.v) + at);
-    input_ops_->dequantize(codes, scales, part_of(inputs, row, tokens, 0, inputs.cols), stream);
-    row += tokens;
+    const auto own =
+        tokens.subspan(static_cast<std::size_t>(row), static_cast<std::size_t>(block.token_count));
+    read_inputs(block, own, row, cache, stream);
+    for (const KvRecomputeToken& token : own) {
+      if (rope_ != nullptr) {
+        rope_->fill(block.rope_key, block.first_position + token.offset,
+                    {angles_.as<float>() + row * rotary, static_cast<std::size_t>(rotary)});
+      }
+      ++row;
+    }
   }
+  const Matrix inputs = rows_of(inputs_, rows, config_.hidden_size);
   const Matrix kv = rows_of(kv_, rows, 2 * width);
   ops_->linear(inputs, kv_projection(weights, config_), kv_projection_bias(weights, config_), false,
                kv, stream);
   const Matrix k = part_of(kv, 0, rows, 0, width);
   const Matrix v = part_of(kv, 0, rows, width, width);
   if (rope_ != nullptr) {
-    const std::int64_t rotary = rope_->rotary_dim();
-    float* angles = angles_.as<float>();
-    for (const KvRecompute& block : blocks) {
-      for (std::int64_t i = 0; i < tokens; ++i, angles += rotary) {
-        rope_->fill(block.rope_key, block.first_position + i,
-                    {angles, static_cast<std::size_t>(rotary)});
-      }
-    }
     ops_->rope(k, config_.kv_heads, config_.head_dim, rotary, rows_of(angles_, rows, rotary),
                stream);
   }
-  put_into_pages(blocks, k, v, cache, stream);
+  put_into_slots(blocks, tokens, k, v, cache, stream);
   use_.recomputed_tokens += static_cast<std::uint64_t>(rows);
 }
 
-void LayerInputs::put_into_pages(std::span<const KvRecompute> blocks, ConstMatrix k, ConstMatrix v,
-                                 const KvLayerView& cache, Stream& stream) {
-  const std::int64_t tokens = cache.page_tokens;
-  // INT8 blocks pass through an open page, one after another, and get the scales that they had:
-  // the same numbers make the same scales.
-  const PageId open = cache.quantized() ? store_->open_pages().take() : PageId();
-  std::size_t at = 0;
+void LayerInputs::read_inputs(const KvRecompute& block, std::span<const KvRecomputeToken> tokens,
+                              std::int64_t row, const KvLayerView& cache, Stream& stream) {
+  const std::int64_t hidden = config_.hidden_size;
+  const std::int64_t page = block.page.value * cache.page_tokens * config_.kv_width() *
+                            static_cast<std::int64_t>(dtype_bytes(cache.dtype));
+  const auto* codes =
+      reinterpret_cast<const std::int8_t*>(static_cast<const std::byte*>(cache.k) + page);
+  const auto* scales =
+      reinterpret_cast<const float*>(static_cast<const std::byte*>(cache.v) + page);
+  while (!tokens.empty()) {
+    // Neighbours in one call.
+    const std::int64_t first = tokens.front().offset;
+    std::size_t count = 1;
+    while (count < tokens.size() &&
+           tokens[count].offset == first + static_cast<std::int64_t>(count)) {
+      ++count;
+    }
+    const auto rows = static_cast<std::int64_t>(count);
+    const Matrix to = part_of(rows_of(inputs_, row + rows, hidden), row, rows, 0, hidden);
+    input_ops_->dequantize(codes + first * hidden, scales + first, to, stream);
+    row += rows;
+    tokens = tokens.subspan(count);
+  }
+}
+
+void LayerInputs::put_into_slots(std::span<const KvRecompute> blocks,
+                                 std::span<const KvRecomputeToken> tokens, ConstMatrix k,
+                                 ConstMatrix v, const KvLayerView& cache, Stream& stream) {
+  const bool quantized = cache.quantized();
+  // INT8 tokens pass through an open page, a page at a time, and are quantized by the scales that
+  // their blocks got when they were closed.
+  const PageId open = quantized ? store_->open_pages().take() : PageId();
+  requantized_.clear();
+  std::size_t row = 0;
   for (const KvRecompute& block : blocks) {
-    for (std::int64_t i = 0; i < tokens; ++i, ++at) {
-      slot_pages_[at] = cache.quantized() ? open : block.page;
-      slot_offsets_[at] = static_cast<std::int32_t>(i);
+    for (std::int32_t i = 0; i < block.token_count; ++i, ++row) {
+      const std::int32_t slot = tokens[row].slot;
+      const std::int64_t place = quantized ? static_cast<std::int64_t>(row) : slot;
+      slot_pages_[row] =
+          quantized ? open : PageId(static_cast<std::int32_t>(place / cache.page_tokens));
+      slot_offsets_[row] = static_cast<std::int32_t>(place % cache.page_tokens);
+      if (quantized) requantized_.push_back({open, slot_offsets_[row], slot, block.scale_page});
     }
   }
-  const std::int64_t step = cache.quantized() ? tokens : k.rows;
-  for (std::int64_t row = 0; row < k.rows; row += step) {
-    const auto first = static_cast<std::size_t>(row);
-    const auto count = static_cast<std::size_t>(step);
-    ops_->kv_append(part_of(k, row, step, 0, k.cols), part_of(v, row, step, 0, v.cols),
+  const std::int64_t step = quantized ? cache.page_tokens : k.rows;
+  for (std::int64_t begin = 0; begin < k.rows; begin += step) {
+    const std::int64_t rows = std::min(step, k.rows - begin);
+    const auto first = static_cast<std::size_t>(begin);
+    const auto count = static_cast<std::size_t>(rows);
+    ops_->kv_append(part_of(k, begin, rows, 0, k.cols), part_of(v, begin, rows, 0, v.cols),
                     {std::span(slot_pages_).subspan(first, count),
                      std::span(slot_offsets_).subspan(first, count)},
                     cache, stream);
-    if (!cache.quantized()) continue;
-    const KvRecompute& block = blocks[static_cast<std::size_t>(row / tokens)];
-    const KvClose close{.open_page = open, .page = block.page, .scale_page = block.scale_page};
-    ops_->kv_close({&close, 1}, cache, stream);
+    if (!quantized) continue;
+    input_ops_->kv_requantize(std::span(requantized_).subspan(first, count), cache, stream);
   }
   if (open.valid()) store_->open_pages().give_back(open);
 }

@@ -27,7 +27,7 @@ namespace triphase {
 
 class LayerInputs {
  public:
-  // `rows`: of one forward call, and of one block at least.
+  // `rows`: of one forward call, and twice the tokens of a block at least.
   LayerInputs(const ModelConfig& config, std::int64_t tokens, std::int64_t rows, Ops& ops,
               InputOps& input_ops, const RopeTable* rope, MemoryPool& pool);
   // Waits for what is on its way.
@@ -46,8 +46,8 @@ class LayerInputs {
   void project(LayerId layer, const LayerWeights& weights, ConstMatrix input, Matrix kv,
                Stream& stream);
 
-  // Blocks of this layer whose X lies in their pages get their K and V there.
-  void recompute(const LayerWeights& weights, std::span<const KvRecompute> blocks,
+  // Tokens of this layer whose X lies in staging pages get their K and V.
+  void recompute(const LayerWeights& weights, const KvRecomputes& recomputes,
                  const KvLayerView& cache, Stream& stream);
 
   // Since the start.
@@ -67,10 +67,15 @@ class LayerInputs {
   void wait_for_saves(std::vector<Ticket>& saves);
   void save(LayerId layer, const std::int8_t* codes, const float* scales,
             std::vector<Ticket>& saves);
+  // Some whole blocks, and all their tokens.
   void recompute_part(const LayerWeights& weights, std::span<const KvRecompute> blocks,
-                      const KvLayerView& cache, Stream& stream);
-  void put_into_pages(std::span<const KvRecompute> blocks, ConstMatrix k, ConstMatrix v,
-                      const KvLayerView& cache, Stream& stream);
+                      std::span<const KvRecomputeToken> tokens, const KvLayerView& cache,
+                      Stream& stream);
+  // Reads X of a block's tokens from its page into inputs_, from `row` on.
+  void read_inputs(const KvRecompute& block, std::span<const KvRecomputeToken> tokens,
+                   std::int64_t row, const KvLayerView& cache, Stream& stream);
+  void put_into_slots(std::span<const KvRecompute> blocks, std::span<const KvRecomputeToken> tokens,
+                      ConstMatrix k, ConstMatrix v, const KvLayerView& cache, Stream& stream);
 
   ModelConfig config_;
   std::int64_t tokens_;
@@ -87,6 +92,8 @@ class LayerInputs {
   std::span<const BatchSegment> rows_;
   std::vector<RowRun> runs_;  // of leading tokens
   std::array<std::vector<Ticket>, 2> saves_;
+  std::vector<BytePiece> pieces_;
+  std::vector<KvRequantize> requantized_;
   std::vector<PageId> slot_pages_;
   std::vector<std::int32_t> slot_offsets_;
   Use use_;

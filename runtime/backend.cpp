@@ -107,7 +107,8 @@ void Backend::use_cuda(int index) {
   };
   ops_ = std::move(ops);
   sparse_ops_ = std::move(sparse_ops);
-  input_ops_ = cuda::make_cuda_input_ops([](Stream& stream) { return cuda_stream(stream); });
+  input_ops_ = cuda::make_cuda_input_ops(*device_, *host_,
+                                         [](Stream& stream) { return cuda_stream(stream); });
   measure_ceilings_ = [cuda](int runs) { return cuda::measure_ceilings(*cuda, runs); };
   now_ = [] {
     return std::chrono::duration<double>(std::chrono::steady_clock::now().time_since_epoch())

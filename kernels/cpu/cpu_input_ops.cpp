@@ -5,6 +5,8 @@
 #include <limits>
 
 #include "kernels/cpu/for_rows.h"
+#include "kernels/cpu/kv_close.h"
+#include "runtime/base/error.h"
 
 namespace triphase {
 namespace {
@@ -55,6 +57,18 @@ class CpuInputOps final : public InputOps {
       auto* to = cpu::row_of<float>(x.data, row, x.row_stride);
       for (std::int64_t i = 0; i < x.cols; ++i) to[i] = static_cast<float>(from[i]) * scales[row];
     });
+  }
+
+  void kv_requantize(std::span<const KvRequantize> tokens, const KvLayerView& cache,
+                     Stream& /*stream*/) override {
+    TRIPHASE_CHECK(cache.quantized() && cache.open_k != nullptr && cache.scales != nullptr,
+                   "kv_requantize: not an INT8 cache");
+    for (const KvRequantize& token : tokens) {
+      TRIPHASE_CHECK(token.open_page.valid() && token.scale_page.valid() && token.slot >= 0 &&
+                         token.open_offset >= 0 && token.open_offset < cache.page_tokens,
+                     "kv_requantize: a place out of range");
+    }
+    cpu::kv_requantize(pool_, tokens, cache);
   }
 
  private:

@@ -1,5 +1,7 @@
 #include "kernels/cpu/kv_close.h"
 
+#include "kernels/cpu/for_rows.h"
+
 #undef HWY_TARGET_INCLUDE
 #define HWY_TARGET_INCLUDE "kernels/cpu/kv_close.cpp"
 #include "hwy/foreach_target.h"
@@ -10,7 +12,9 @@ HWY_BEFORE_NAMESPACE();
 namespace triphase::cpu::HWY_NAMESPACE {
 namespace {
 
-void store_codes(VF whole, std::uint8_t* to, std::int64_t count) {
+void store_codes(VF code, std::uint8_t* to, std::int64_t count) {
+  const DF d;
+  const VF whole = hn::Min(hn::Max(hn::Round(code), hn::Zero(d)), hn::Set(d, 255.0F));
   const hn::RebindToSigned<DF> di;
   alignas(64) std::int32_t codes[kLanes];
   hn::Store(hn::ConvertTo(di, whole), di, codes);
@@ -47,13 +51,56 @@ void close_channels(const T* from, std::int64_t tokens, std::int64_t dim, std::i
   const auto zero_codes = hn::Or(constant, hn::Not(is_finite));
   for (std::int64_t t = 0; t < tokens; ++t) {
     VF code = hn::Add(hn::Div(load_some(from + t * dim, count), divisor), zero);
-    code = hn::IfThenZeroElse(zero_codes, code);
-    code = hn::Min(hn::Max(hn::Round(code), nothing), hn::Set(d, 255.0F));
-    store_codes(code, codes + t * dim, count);
+    store_codes(hn::IfThenZeroElse(zero_codes, code), codes + t * dim, count);
   }
 }
 
+// The same for one token whose block has its scales. A constant channel's lambda is its value: the
+// quotient is 1, its zero point -1.
+template <class T>
+void requantize_channels(const T* from, std::int64_t count, const float* lambdas,
+                         const float* zeros, std::uint8_t* codes) {
+  const DF d;
+  const VF nothing = hn::Zero(d);
+  const VF lambda = load_some(lambdas, count);
+  const VF divisor = hn::IfThenElse(hn::Eq(lambda, nothing), hn::Set(d, 1.0F), lambda);
+  const VF code = hn::Add(hn::Div(load_some(from, count), divisor), load_some(zeros, count));
+  const auto is_finite = hn::Eq(hn::Mul(lambda, nothing), nothing);
+  store_codes(hn::IfThenElseZero(is_finite, code), codes, count);
+}
+
 }  // namespace
+
+void kv_requantize(ThreadPool& pool, std::span<const KvRequantize> tokens,
+                   const KvLayerView& cache) {
+  const std::int64_t dim = cache.head_dim;
+  const std::int64_t head_elements = cache.page_tokens * dim;
+  with_elements(cache.open_k, cache.open_dtype, [&](auto* elements) {
+    using T = std::remove_const_t<std::remove_pointer_t<decltype(elements)>>;
+    for_rows(pool, static_cast<std::int64_t>(tokens.size()), 2 * cache.kv_heads * dim,
+             [&](std::int64_t row) {
+               const KvRequantize& token = tokens[static_cast<std::size_t>(row)];
+               const std::int64_t page = token.slot / cache.page_tokens;
+               const std::int64_t offset = token.slot % cache.page_tokens;
+               for (std::int64_t part = 0; part < 2 * cache.kv_heads; ++part) {
+                 const bool value = part >= cache.kv_heads;
+                 const std::int64_t head = part % cache.kv_heads;
+                 const T* from = static_cast<const T*>(value ? cache.open_v : cache.open_k) +
+                                 (token.open_page.value * cache.kv_heads + head) * head_elements +
+                                 token.open_offset * dim;
+                 auto* codes = static_cast<std::uint8_t*>(value ? cache.v : cache.k) +
+                               (page * cache.kv_heads + head) * head_elements + offset * dim;
+                 const float* lambdas =
+                     cache.scales +
+                     ((token.scale_page.value * 2 + (value ? 1 : 0)) * cache.kv_heads + head) * 2 *
+                         dim;
+                 for_columns(dim, [&](std::int64_t c, std::int64_t count) {
+                   requantize_channels(from + c, count, lambdas + c, lambdas + dim + c, codes + c);
+                 });
+               }
+             });
+  });
+}
 
 void kv_close(ThreadPool& pool, std::span<const KvClose> blocks, const KvLayerView& cache) {
   const std::int64_t units = 2 * cache.kv_heads;
@@ -87,10 +134,16 @@ HWY_AFTER_NAMESPACE();
 namespace triphase::cpu {
 namespace {
 HWY_EXPORT(kv_close);
+HWY_EXPORT(kv_requantize);
 }  // namespace
 
 void kv_close(ThreadPool& pool, std::span<const KvClose> blocks, const KvLayerView& cache) {
   HWY_DYNAMIC_DISPATCH(kv_close)(pool, blocks, cache);
+}
+
+void kv_requantize(ThreadPool& pool, std::span<const KvRequantize> tokens,
+                   const KvLayerView& cache) {
+  HWY_DYNAMIC_DISPATCH(kv_requantize)(pool, tokens, cache);
 }
 
 }  // namespace triphase::cpu

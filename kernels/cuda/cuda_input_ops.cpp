@@ -1,16 +1,23 @@
 #include "kernels/cuda/cuda_input_ops.h"
 
 #include <utility>
+#include <vector>
 
+#include "kernels/cuda/argument_ring.h"
+#include "kernels/cuda/cache_view.h"
 #include "kernels/cuda/input_codes.h"
+#include "kernels/cuda/kv_quantize.h"
+#include "kernels/cuda/launch_check.h"
+#include "kernels/sizing/cuda_workspace.h"
 
 namespace triphase::cuda {
 namespace {
 
 class CudaInputOps final : public InputOps {
  public:
-  explicit CudaInputOps(std::function<StreamHandle(Stream&)> stream_handle)
-      : stream_handle_(std::move(stream_handle)) {}
+  CudaInputOps(Device& device, Device& host, std::function<StreamHandle(Stream&)> stream_handle)
+      : stream_handle_(std::move(stream_handle)),
+        arguments_(device, host, static_cast<std::size_t>(kCudaInputRingBytes)) {}
 
   void quantize(ConstMatrix x, std::int8_t* codes, float* scales, Stream& stream) override {
     quantize_inputs(x, codes, scales, stream_handle_(stream));
@@ -19,15 +26,36 @@ class CudaInputOps final : public InputOps {
                   Stream& stream) override {
     dequantize_inputs(codes, scales, x, stream_handle_(stream));
   }
+  void kv_requantize(std::span<const KvRequantize> tokens, const KvLayerView& cache,
+                     Stream& stream) override {
+    std::vector<KvTokenCodes> places;
+    places.reserve(tokens.size());
+    for (const KvRequantize& token : tokens) {
+      require(token.open_page.valid() && token.scale_page.valid() && token.slot >= 0 &&
+                  token.open_offset >= 0 && token.open_offset < cache.page_tokens,
+              "kv_requantize", "a place out of range", [&] {
+                return shape_text({{"slot", token.slot}, {"offset", token.open_offset}});
+              });
+      places.push_back(
+          {static_cast<std::int32_t>(token.open_page.value * cache.page_tokens) + token.open_offset,
+           token.slot, token.scale_page.value});
+    }
+    if (places.empty()) return;
+    kv_requantize_tokens(arguments_.send(std::span<const KvTokenCodes>(places), stream),
+                         static_cast<std::int64_t>(places.size()), cache_of(cache, "kv_requantize"),
+                         stream_handle_(stream));
+  }
 
  private:
   std::function<StreamHandle(Stream&)> stream_handle_;
+  ArgumentRing arguments_;
 };
 
 }  // namespace
 
-std::unique_ptr<InputOps> make_cuda_input_ops(std::function<StreamHandle(Stream&)> stream_handle) {
-  return std::make_unique<CudaInputOps>(std::move(stream_handle));
+std::unique_ptr<InputOps> make_cuda_input_ops(Device& device, Device& host,
+                                              std::function<StreamHandle(Stream&)> stream_handle) {
+  return std::make_unique<CudaInputOps>(device, host, std::move(stream_handle));
 }
 
 }  // namespace triphase::cuda

@@ -10,8 +10,9 @@
 
 namespace triphase::cuda {
 
-// `stream_handle`: the CUDA stream behind one of the device's streams.
+// `device` and `host` hold lists on their way to the device; both must outlive the result.
+// `stream_handle`: the CUDA stream behind one of the device's streams. One stream at a time.
 [[nodiscard]] std::unique_ptr<InputOps> make_cuda_input_ops(
-    std::function<StreamHandle(Stream&)> stream_handle);
+    Device& device, Device& host, std::function<StreamHandle(Stream&)> stream_handle);
 
 }  // namespace triphase::cuda

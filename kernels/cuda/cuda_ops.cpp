@@ -6,6 +6,7 @@
 
 #include "kernels/cuda/argument_ring.h"
 #include "kernels/cuda/batch_attention.h"
+#include "kernels/cuda/cache_view.h"
 #include "kernels/cuda/device_scratch.h"
 #include "kernels/cuda/gemm_tile.h"
 #include "kernels/cuda/kv_append.h"
@@ -31,29 +32,6 @@ void check_indices(std::span<const std::int32_t> indices, const ConstMatrix& tab
     require(index >= 0 && index < table.rows, operation, "an index out of range",
             [&] { return "index " + std::to_string(index) + ", " + shape(); });
   }
-}
-
-std::string shape_of(const KvLayerView& view) {
-  return shape_text({{"page_tokens", view.page_tokens},
-                     {"kv_heads", view.kv_heads},
-                     {"head_dim", view.head_dim}}) +
-         ", cache " + std::string(dtype_name(view.dtype));
-}
-
-KvCache cache_of(const KvLayerView& view, std::string_view operation) {
-  require(view.k != nullptr && view.v != nullptr && view.page_tokens > 0 && view.kv_heads > 0 &&
-              view.head_dim > 0,
-          operation, "a cache without keys, values or sizes", [&] { return shape_of(view); });
-  return {.k = view.k,
-          .v = view.v,
-          .dtype = view.dtype,
-          .page_tokens = static_cast<int>(view.page_tokens),
-          .kv_heads = static_cast<int>(view.kv_heads),
-          .head_dim = static_cast<int>(view.head_dim),
-          .scales = view.scales,
-          .open_k = view.open_k,
-          .open_v = view.open_v,
-          .open_dtype = view.open_dtype};
 }
 
 class CudaOpsOnStreams final : public CudaOps {

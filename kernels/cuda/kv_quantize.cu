@@ -1,3 +1,6 @@
+#include <cstdint>
+#include <string>
+
 #include "kernels/cuda/dialect.h"
 #include "kernels/cuda/kv_quantize.h"
 #include "kernels/cuda/launch_check.h"
@@ -6,6 +9,8 @@ namespace triphase::cuda {
 namespace {
 
 constexpr int kWarps = 8;
+constexpr int kMaxGrid = 65535;  // of the grid's second dimension
+constexpr int kTokenThreads = 64;
 constexpr int kMaxRows = 128 / kWarps;  // tokens that one thread holds
 
 struct BlockShape {
@@ -160,6 +165,38 @@ __global__ void __launch_bounds__(kWarps* kWarpSize) kv_dequantize_kernel(const 
   }
 }
 
+// Block (token, head, K or V), threads over its channels. A constant channel's lambda is its value:
+// the quotient is 1, its zero point -1.
+template <class T>
+__global__ void __launch_bounds__(kTokenThreads)
+    kv_requantize_kernel(const BlockShape shape, const KvTokenCodes* tokens) {
+  const KvTokenCodes token = tokens[blockIdx.x];
+  const int head = static_cast<int>(blockIdx.y);
+  const int kv = static_cast<int>(blockIdx.z);
+  const auto line_of = [&](int slot) {
+    const std::int64_t page = slot / shape.page_tokens;
+    const std::int64_t line = (page * shape.kv_heads + head) * shape.page_tokens;
+    return (line + slot % shape.page_tokens) * shape.head_dim;
+  };
+  const T* open = static_cast<const T*>(shape.open[kv]) + line_of(token.open_slot);
+  auto* codes = static_cast<std::uint8_t*>(shape.codes[kv]) + line_of(token.slot);
+  const float* lambdas =
+      shape.scales +
+      ((static_cast<std::int64_t>(token.scale_page) * 2 + kv) * shape.kv_heads + head) * 2 *
+          shape.head_dim;
+  for (int channel = static_cast<int>(threadIdx.x); channel < shape.head_dim;
+       channel += kTokenThreads) {
+    const float lambda = lambdas[channel];
+    float code = 0.0F;
+    if (mul_rn(lambda, 0.0F) == 0.0F) {  // finite
+      const float divisor = lambda == 0.0F ? 1.0F : lambda;
+      code = add_rn(div_rn(to_float(open[channel]), divisor), lambdas[shape.head_dim + channel]);
+      code = smaller(larger(round_even(code), 0.0F), 255.0F);
+    }
+    codes[channel] = static_cast<std::uint8_t>(code);
+  }
+}
+
 template <class T>
 void launch(const BlockShape& shape, bool quantize, dim3 grid, StreamHandle stream) {
   constexpr int kThreads = kWarps * kWarpSize;
@@ -172,37 +209,47 @@ void launch(const BlockShape& shape, bool quantize, dim3 grid, StreamHandle stre
   }
 }
 
-void run(const char* kernel, const KvBlock* blocks, int count, const KvCache& cache, bool quantize,
-         StreamHandle stream) {
-  const auto shape_of_call = [&] {
-    return shape_text({{"blocks", count},
-                       {"kv_heads", cache.kv_heads},
-                       {"head_dim", cache.head_dim},
-                       {"page_tokens", cache.page_tokens}});
+std::string shape_of(const char* what, std::int64_t count, const KvCache& cache) {
+  return shape_text({{what, count},
+                     {"kv_heads", cache.kv_heads},
+                     {"head_dim", cache.head_dim},
+                     {"page_tokens", cache.page_tokens}});
+}
+
+// `places`: the blocks or tokens, so many as `what` says.
+BlockShape checked_shape(const char* kernel, const void* places, const char* what,
+                         std::int64_t count, const KvCache& cache) {
+  const auto check = [&](bool condition, const char* rule) {
+    require(condition, kernel, rule, [&] { return shape_of(what, count, cache); });
   };
-  const auto check = [&](bool condition, const char* what) {
-    require(condition, kernel, what, shape_of_call);
-  };
-  check(count > 0 && count <= 65535, "blocks must be 1 to 65535 in one call");
   check(cache.quantized(), "the cache is not INT8");
-  check(cache.kv_heads > 0 && cache.head_dim > 0, "sizes must be positive");
+  check(cache.kv_heads > 0 && cache.kv_heads <= kMaxGrid && cache.head_dim > 0,
+        "sizes must be positive");
   check(cache.page_tokens == 32 || cache.page_tokens == 64 || cache.page_tokens == 128,
         "page_tokens must be 32, 64 or 128");
   check(cache.open_dtype == DType::kF16 || cache.open_dtype == DType::kBF16,
         "the open pool must be F16 or BF16");
-  check(blocks != nullptr && cache.k != nullptr && cache.v != nullptr && cache.scales != nullptr &&
+  check(places != nullptr && cache.k != nullptr && cache.v != nullptr && cache.scales != nullptr &&
             cache.open_k != nullptr && cache.open_v != nullptr,
         "null pointer");
-  const BlockShape shape{blocks,           {cache.k, cache.v}, {cache.open_k, cache.open_v},
-                         cache.scales,     cache.kv_heads,     cache.head_dim,
-                         cache.page_tokens};
+  return {nullptr,          {cache.k, cache.v}, {cache.open_k, cache.open_v},
+          cache.scales,     cache.kv_heads,     cache.head_dim,
+          cache.page_tokens};
+}
+
+void run(const char* kernel, const KvBlock* blocks, int count, const KvCache& cache, bool quantize,
+         StreamHandle stream) {
+  const auto text = [&] { return shape_of("blocks", count, cache); };
+  require(count > 0 && count <= kMaxGrid, kernel, "blocks must be 1 to 65535 in one call", text);
+  BlockShape shape = checked_shape(kernel, blocks, "blocks", count, cache);
+  shape.blocks = blocks;
   const dim3 grid(static_cast<unsigned>(cache.kv_heads), static_cast<unsigned>(count), 2);
   if (cache.open_dtype == DType::kF16) {
     launch<Half>(shape, quantize, grid, stream);
   } else {
     launch<BFloat16>(shape, quantize, grid, stream);
   }
-  check_launched(kernel, shape_of_call);
+  check_launched(kernel, text);
 }
 
 }  // namespace
@@ -215,6 +262,22 @@ void kv_quantize_pages(const KvBlock* blocks, int count, const KvCache& cache,
 void kv_dequantize_pages(const KvBlock* blocks, int count, const KvCache& cache,
                          StreamHandle stream) {
   run("kv_dequantize_pages", blocks, count, cache, false, stream);
+}
+
+void kv_requantize_tokens(const KvTokenCodes* tokens, std::int64_t count, const KvCache& cache,
+                          StreamHandle stream) {
+  const char* kernel = "kv_requantize_tokens";
+  const auto text = [&] { return shape_of("tokens", count, cache); };
+  require(count > 0 && count <= INT32_MAX, kernel, "tokens must be positive", text);
+  const BlockShape shape = checked_shape(kernel, tokens, "tokens", count, cache);
+  const dim3 grid(static_cast<unsigned>(count), static_cast<unsigned>(cache.kv_heads), 2);
+  if (cache.open_dtype == DType::kF16) {
+    TRIPHASE_LAUNCH((kv_requantize_kernel<Half>), grid, kTokenThreads, 0, stream, shape, tokens);
+  } else {
+    TRIPHASE_LAUNCH((kv_requantize_kernel<BFloat16>), grid, kTokenThreads, 0, stream, shape,
+                    tokens);
+  }
+  check_launched(kernel, text);
 }
 
 }  // namespace triphase::cuda

@@ -1,6 +1,7 @@
 #pragma once
 
-// Full blocks of an INT8 cache: from the open pool to codes and scales, and back. Codes and scales
+// Full blocks of an INT8 cache, from the open pool to codes and scales and back, and single tokens
+// of closed blocks once more. Codes and scales
 // are bit-equal to the CPU's kv_close (the definition is in kernels/ops.h): per channel of a head,
 //   lambda = (max - min) / 255, zero = round(-min / lambda), code = round(x / lambda + zero) in
 //   0..255, halves to even, every operation rounded once in F32;
@@ -19,11 +20,23 @@ struct KvBlock {
   std::int32_t scale_page;
 };
 
+// Slots are page * page_tokens + offset, in the open pool and among the codes.
+struct KvTokenCodes {
+  std::int32_t open_slot;
+  std::int32_t slot;
+  std::int32_t scale_page;
+};
+
 // `blocks`: device array of `count`.
 void kv_quantize_pages(const KvBlock* blocks, int count, const KvCache& cache, StreamHandle stream);
 
 // lambda * (code - zero), rounded to the open pool's type, into the blocks' open pages.
 void kv_dequantize_pages(const KvBlock* blocks, int count, const KvCache& cache,
                          StreamHandle stream);
+
+// InputOps::kv_requantize: codes by the scales that the tokens' blocks have. `tokens`: device array
+// of `count`.
+void kv_requantize_tokens(const KvTokenCodes* tokens, std::int64_t count, const KvCache& cache,
+                          StreamHandle stream);
 
 }  // namespace triphase::cuda

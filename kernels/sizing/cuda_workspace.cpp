@@ -131,6 +131,7 @@ CudaScratchBytes cuda_scratch_bytes(const GpuMachine& machine, const OpsShape& s
   CudaScratchBytes bytes;
   bytes.arguments = kCudaArgumentRingBytes;
   bytes.sparse_arguments = kCudaSparseRingBytes;
+  bytes.input_arguments = kCudaInputRingBytes;
   // The library's product is not for deterministic runs.
   if (!machine.deterministic) {
     bytes.activations = rounded_activation_bytes(attention.max_query_rows, shape.widest_input);

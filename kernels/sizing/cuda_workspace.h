@@ -146,18 +146,20 @@ struct GatherScratch {
 }
 inline constexpr std::int64_t kPrefillRowPad = 8;
 
-// All that the CUDA Ops and SparseOps allocate for themselves, for calls that stay within `shape`.
-// The memory budget counts it before anything is allocated; once they were told the shape they hold
-// exactly this and allocate nothing later.
+// All that the CUDA Ops, SparseOps and InputOps allocate for themselves, for calls that stay within
+// `shape`. The memory budget counts it before anything is allocated; once they were told the shape
+// they hold exactly this and allocate nothing later.
 struct CudaScratchBytes {
   std::int64_t arguments = 0;         // on the device, and as much again in pinned host memory
   std::int64_t sparse_arguments = 0;  // the same, of the CUDA SparseOps
+  std::int64_t input_arguments = 0;   // the same, of the CUDA InputOps
   std::int64_t gemm_workspace = 0;    // the GEMM library's own workspace, held from its start
   std::int64_t activations = 0;
   std::int64_t attention = 0;
   std::int64_t selection = 0;  // CudaSparseScratch of the longest context
   [[nodiscard]] std::int64_t device() const {
-    return arguments + sparse_arguments + gemm_workspace + activations + attention + selection;
+    return arguments + sparse_arguments + input_arguments + gemm_workspace + activations +
+           attention + selection;
   }
 };
 [[nodiscard]] CudaScratchBytes cuda_scratch_bytes(const GpuMachine& machine, const OpsShape& shape);
@@ -167,6 +169,7 @@ inline constexpr std::int64_t kGemmRowElements = 8;
 // Tables and lists on their way to the device; what does not fit makes the ring grow.
 inline constexpr std::int64_t kCudaArgumentRingBytes = std::int64_t{16} << 20;
 inline constexpr std::int64_t kCudaSparseRingBytes = std::int64_t{1} << 20;
+inline constexpr std::int64_t kCudaInputRingBytes = std::int64_t{64} << 10;
 
 // cuBLASLt's workspace: what NVIDIA advises for Hopper.
 inline constexpr std::int64_t kGemmWorkspaceBytes = std::int64_t{32} << 20;

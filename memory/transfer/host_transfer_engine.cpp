@@ -89,11 +89,23 @@ Ticket HostTransferEngine::move_tokens(Lane lane, const KvGeometry& geometry,
 Ticket HostTransferEngine::move_bytes(Lane lane, std::byte* to, const std::byte* from,
                                       std::size_t bytes) {
   Job job;
-  job.to = to;
-  job.from = from;
-  job.bytes = bytes;
+  job.piece = {to, from, bytes};
   job.records = 1;
   job.total_bytes = bytes;
+  return submit(lane, std::move(job));
+}
+
+Ticket HostTransferEngine::move_pieces(Lane lane, std::span<const BytePiece> pieces) {
+  if (pieces.empty()) return {};
+  Job job;
+  job.pieces.assign(pieces.begin(), pieces.end());
+  const std::byte* end = nullptr;  // of the piece before, in the host's memory
+  for (const BytePiece& piece : pieces) {
+    const std::byte* host = lane == Lane::kToHost ? piece.to : piece.from;
+    if (host != end) ++job.records;
+    end = host + piece.bytes;
+    job.total_bytes += piece.bytes;
+  }
   return submit(lane, std::move(job));
 }
 
@@ -150,7 +162,8 @@ void HostTransferEngine::execute(Lane lane, const Job& job) {
                 lane == Lane::kToHost ? "to host" : "to device")
         .found("a failure that a test asked for");
   }
-  if (job.bytes != 0) std::memcpy(job.to, job.from, job.bytes);
+  if (job.piece.bytes != 0) std::memcpy(job.piece.to, job.piece.from, job.piece.bytes);
+  for (const BytePiece& piece : job.pieces) std::memcpy(piece.to, piece.from, piece.bytes);
   for (const TokenRun& run : job.runs) copy_run(lane, job.geometry, run);
 }
 

@@ -31,6 +31,7 @@ class HostTransferEngine final : public TransferEngine {
                                    std::span<const TokenRun> runs) override;
   [[nodiscard]] Ticket move_bytes(Lane lane, std::byte* to, const std::byte* from,
                                   std::size_t bytes) override;
+  [[nodiscard]] Ticket move_pieces(Lane lane, std::span<const BytePiece> pieces) override;
   void wait(Ticket ticket) override;
   [[nodiscard]] bool done(Ticket ticket) const override;
   // Of the emulated link; without one every byte is copied alike, and a piece more costs nothing.
@@ -49,9 +50,8 @@ class HostTransferEngine final : public TransferEngine {
     std::uint64_t ticket = 0;
     KvGeometry geometry;
     std::vector<TokenRun> runs;
-    std::byte* to = nullptr;
-    const std::byte* from = nullptr;
-    std::size_t bytes = 0;
+    BytePiece piece;
+    std::vector<BytePiece> pieces;
     std::uint64_t records = 0;
     std::uint64_t total_bytes = 0;
     bool fails = false;

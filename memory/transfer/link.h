@@ -30,6 +30,13 @@ struct TokenRun {
   std::int32_t head_count = 0;
 };
 
+// One contiguous copy.
+struct BytePiece {
+  std::byte* to = nullptr;
+  const std::byte* from = nullptr;
+  std::size_t bytes = 0;
+};
+
 // Where device pages and host records lie, and their shape. Device: K and V apart, each
 // [page][kv_head][page_tokens][head_dim]. Host: [record][kv_head][K, V][head_dim].
 struct KvGeometry {

@@ -35,9 +35,13 @@ class TransferEngine {
   [[nodiscard]] virtual Ticket move_tokens(Lane lane, const KvGeometry& geometry,
                                            std::span<const TokenRun> runs) = 0;
 
-  // One contiguous copy of bytes (weights, layer inputs).
+  // One contiguous copy of bytes (weights).
   [[nodiscard]] virtual Ticket move_bytes(Lane lane, std::byte* to, const std::byte* from,
                                           std::size_t bytes) = 0;
+
+  // Several of them as one transfer (layer inputs). The pieces are copied; they need not outlive
+  // the call.
+  [[nodiscard]] virtual Ticket move_pieces(Lane lane, std::span<const BytePiece> pieces) = 0;
 
   // Returns once the ticket's transfer is done; throws what made it fail. Each ticket may be waited
   // for any number of times; a failure is thrown once.

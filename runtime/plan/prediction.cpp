@@ -4,7 +4,6 @@
 
 #include <algorithm>
 
-#include "models/attention/attention_method.h"
 #include "runtime/plan/workload.h"
 #include "scheduler/cost/step_cost.h"
 #include "scheduler/simulator/simulator.h"
@@ -14,15 +13,6 @@ namespace {
 
 // The simulator takes some microseconds for each line of each step.
 constexpr LineLimits kMost{.lines = 10000, .bytes = std::uint64_t{64} << 20};
-
-bool chooses_early(const RunOptions& options, const ModelBundle& model) {
-  const ModelConfig& config = model.config;
-  if (options.attention.kind == AttentionKind::kDense) return false;
-  return make_attention_method(options.attention,
-                               {config.layers, config.heads, config.kv_heads, config.head_dim},
-                               model.clusters())
-      ->chooses_early();
-}
 
 double middle_share(const AttentionOptions& attention, const std::vector<SimulatedLine>& lines) {
   const auto count = static_cast<std::int64_t>(lines.size());

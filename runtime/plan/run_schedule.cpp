@@ -302,8 +302,9 @@ class ScheduleChooser {
     // Who named an unquantized type wants no rounding.
     const bool named = options_.given("kv-dtype") && options_.origins["kv-dtype"].value != "auto";
     if (options_.recompute == RecomputeMode::kAuto && named && kv_dtype != DType::kU8) return false;
-    // Blocks are recomputed whole: methods that fetch single tokens gain nothing.
-    if (options_.attention.kind != AttentionKind::kDense) return false;
+    // Where a method chooses after it has seen the query, whole blocks would be recomputed.
+    const bool dense = options_.attention.kind == AttentionKind::kDense;
+    if (!dense && !chooses_early(options_, model_)) return false;
     pages.dtype = kv_dtype;
     return !backend_.machine().gpu && KvStore::page_holds_inputs(pages, model_.config.hidden_size);
   }

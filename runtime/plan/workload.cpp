@@ -2,6 +2,7 @@
 
 #include <algorithm>
 
+#include "models/attention/attention_method.h"
 #include "runtime/prompt_file.h"
 #include "runtime/prompt_preparer.h"
 
@@ -32,6 +33,15 @@ double touched_share(const AttentionOptions& attention, std::int64_t input_token
   const double touched = static_cast<double>(budget_tokens(attention, context, input_tokens)) /
                          static_cast<double>(context);
   return std::clamp(touched, 1e-6, 1.0);
+}
+
+bool chooses_early(const RunOptions& options, const ModelBundle& model) {
+  const ModelConfig& config = model.config;
+  if (options.attention.kind == AttentionKind::kDense) return false;
+  return make_attention_method(options.attention,
+                               {config.layers, config.heads, config.kv_heads, config.head_dim},
+                               model.clusters())
+      ->chooses_early();
 }
 
 }  // namespace triphase

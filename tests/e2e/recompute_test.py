@@ -114,8 +114,8 @@ class Recompute(unittest.TestCase):
         for event in trace["traceEvents"]:
             if event["ph"] == "X":
                 lanes[event["tid"]].append(event)
-        blocks = sum(event["args"]["blocks"] for event in lanes[RECOMPUTE])
-        self.assertEqual(blocks * 16, summary["layer_inputs"]["recomputed_tokens"] * LAYERS)
+        tokens = sum(event["args"]["tokens"] for event in lanes[RECOMPUTE])
+        self.assertEqual(tokens, summary["layer_inputs"]["recomputed_tokens"] * LAYERS)
         for lane, way in ((TO_DEVICE, "to_device"), (TO_HOST, "to_host")):
             self.assertEqual(sum(event["args"]["bytes"] for event in lanes[lane]), summary["moved_bytes"][way])
 
@@ -162,14 +162,31 @@ class Recompute(unittest.TestCase):
         done = self.planned("refused", "--plan", str(kept), "--plan-force", "--recompute", "off", ending=2)
         self.assertIn("--recompute", done.stderr)
 
-        # A type without rounding that somebody asked for, or an attention method, is left alone.
+        # A type without rounding that somebody asked for is left alone, and so are methods that choose late.
         for name, *options in (("off", "--recompute", "off"), ("bf16", "--kv-dtype", "bf16"),
-                               ("swa", "--attention", "swa", "--kv-sparsity", "0.5")):
+                               ("sparq", "--attention", "sparq")):
             _, summary, _ = self.planned(name, "--profile", "t4", *options)
             self.assertEqual(summary["placement"]["plan"]["beta"], 0, name)
             self.assertEqual(summary["layer_inputs"], {"tokens": 0, "saved_bytes": 0, "recomputed_tokens": 0})
         _, summary, _ = self.planned("on", "--profile", "t4", "--kv-dtype", "bf16", "--recompute", "on")
         self.assertGreater(summary["placement"]["plan"]["beta"], 0)
+
+    def test_sparse_attention_recomputes_what_it_chose(self):
+        schedule = (*HOST, *SCHEDULE, "--attention", "swa", "--kv-sparsity", "0.6", "--kv-dtype", "int8", "--kv-block", "16")
+        _, whole, output = self.run_job("sparse", *schedule, "--token-cache", "0B")
+        _, _, alone = self.run_job("alone", "--policy", "device-only", *schedule[-8:], "--layer-inputs", "96")
+        self.assertEqual(output.read_bytes(), alone.read_bytes())
+        recomputed = whole["layer_inputs"]["recomputed_tokens"]
+        moved = whole["moved_bytes"]["to_device_by_kind"]["layer_inputs"]
+        self.assertGreaterEqual(moved, recomputed * INPUT_TOKEN)
+        _, dense, _ = self.run_job("dense", *schedule[:-8], *schedule[-4:])
+        self.assertGreater(recomputed, 0)
+        self.assertLess(recomputed, dense["layer_inputs"]["recomputed_tokens"])
+        self.assertLess(moved, dense["moved_bytes"]["to_device_by_kind"]["layer_inputs"])
+        # What was chosen and recomputed before is in the token cache.
+        _, cached, output = self.run_job("cached", *schedule)
+        self.assertEqual(output.read_bytes(), alone.read_bytes())
+        self.assertLess(cached["layer_inputs"]["recomputed_tokens"], recomputed)
 
     def test_what_cannot_be_recomputed_is_refused(self):
         done = self.run_job("beta", *HOST, "--policy-option=p2=4", "--policy-option=beta=0.5", ending=2)

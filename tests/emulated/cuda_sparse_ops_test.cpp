@@ -40,6 +40,10 @@ TEST(EmulatedCudaInputOps, CodesAreTheCpusBitForBit) {
   GuardedMachine machine;
   check_input_codes(*machine.inputs, machine.device, *machine.stream);
 }
+TEST(EmulatedCudaInputOps, TokensGetTheCodesThatTheirBlocksClosingGaveThem) {
+  GuardedMachine machine;
+  check_requantized_tokens(*machine.ops, *machine.inputs, machine.device, *machine.stream);
+}
 // In one kernel, and in steps where a block's shared memory holds no row.
 TEST(EmulatedCudaSparseOps, ChoicesAndProbabilitiesMatchTheCpu) {
   for (const bool fused : {true, false}) {

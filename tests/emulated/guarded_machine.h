@@ -31,7 +31,7 @@ struct GuardedMachine {
     sparse = make_cuda_sparse_ops(
         device, pinned,
         {.machine = machine, .stream_handle = [](Stream&) { return StreamHandle{}; }});
-    inputs = make_cuda_input_ops([](Stream&) { return StreamHandle{}; });
+    inputs = make_cuda_input_ops(device, pinned, [](Stream&) { return StreamHandle{}; });
     stream = device.make_stream();
   }
   GuardedDevice device;

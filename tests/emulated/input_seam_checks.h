@@ -4,8 +4,10 @@
 // GPU.
 
 #include "kernels/cpu/cpu_input_ops.h"
+#include "kernels/ops.h"
 #include "runtime/base/thread_pool.h"
 #include "tests/emulated/emulated_test.h"
+#include "tests/emulated/filled_cache.h"
 #include "tests/emulated/guarded_memory.h"
 
 namespace triphase::cuda {
@@ -72,6 +74,45 @@ inline void check_input_codes(InputOps& inputs, Device& device, Stream& stream) 
     expect_same(scales, cpu_scales);
     expect_same(restored, cpu_restored);
   }
+}
+
+// Single tokens of closed blocks, quantized again in place, keep the codes that kv_close gave them.
+inline void check_requantized_tokens(Ops& ops, InputOps& inputs, Device& device, Stream& stream) {
+  const std::vector<std::int32_t> lengths = {3 * FilledCache::kPageTokens + 1};
+  const FilledCache filled(ops, device, DType::kU8, lengths, 5);
+  const FilledCache cleared(ops, device, DType::kU8, lengths, 5);
+  std::vector<KvRequantize> tokens;
+  for (std::int64_t block = 0; block < 3; ++block) {
+    const PageId page = filled.page(0, block);
+    for (std::int32_t offset = 0; offset < FilledCache::kPageTokens; ++offset) {
+      const auto slot = static_cast<std::int32_t>(page.value * FilledCache::kPageTokens + offset);
+      tokens.push_back({page, offset, slot, page});
+    }
+  }
+  const std::size_t bytes = cleared.k().host().size();
+  const DeviceArray<std::byte> wrong(device, static_cast<std::int64_t>(bytes));
+  device.copy(cleared.k().data(), wrong.data(), bytes, stream);
+  device.copy(cleared.v().data(), wrong.data(), bytes, stream);
+  inputs.kv_requantize({}, cleared.view(), stream);
+  inputs.kv_requantize(tokens, cleared.view(), stream);
+  stream.synchronize();
+  const std::size_t page_bytes = static_cast<std::size_t>(
+      FilledCache::kPageTokens * FilledCache::kKvHeads * FilledCache::kDim);
+  const auto expect_same_codes = [&](const DeviceArray<std::byte>& actual,
+                                     const DeviceArray<std::byte>& expected) {
+    const std::vector<std::byte> a = actual.host();
+    const std::vector<std::byte> b = expected.host();
+    for (std::int64_t block = 0; block < 3; ++block) {
+      const auto at = static_cast<std::ptrdiff_t>(filled.page(0, block).index() * page_bytes);
+      EXPECT_TRUE(std::equal(a.begin() + at,
+                             a.begin() + at + static_cast<std::ptrdiff_t>(page_bytes),
+                             b.begin() + at));
+    }
+  };
+  expect_same_codes(cleared.k(), filled.k());
+  expect_same_codes(cleared.v(), filled.v());
+  tokens[0].open_offset = FilledCache::kPageTokens;
+  EXPECT_THROW(inputs.kv_requantize(tokens, cleared.view(), stream), Error);
 }
 
 }  // namespace triphase::cuda

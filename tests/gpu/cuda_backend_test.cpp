@@ -78,6 +78,8 @@ TEST_F(CudaBackendOnGpu, SelectionMatchesTheCpu) {
 
 TEST_F(CudaBackendOnGpu, InputCodesAreTheCpusBitForBit) {
   cuda::check_input_codes(backend_->input_ops(), backend_->device(), backend_->stream());
+  cuda::check_requantized_tokens(backend_->ops(), backend_->input_ops(), backend_->device(),
+                                 backend_->stream());
 }
 
 TEST_F(CudaBackendOnGpu, CeilingsAreThoseOfAGpu) {

@@ -1,5 +1,6 @@
 #include <gtest/gtest.h>
 
+#include <algorithm>
 #include <chrono>
 #include <numeric>
 #include <random>
@@ -37,8 +38,9 @@ struct Tiers {
   [[nodiscard]] Bytes device_token(std::int64_t slot, std::int64_t head) const {
     const auto at = static_cast<std::ptrdiff_t>(
         ((slot / kTokens * kHeads + head) * kTokens + slot % kTokens) * kHeadBytes);
-    Bytes token(k.begin() + at, k.begin() + at + kHeadBytes);
-    token.insert(token.end(), v.begin() + at, v.begin() + at + kHeadBytes);
+    Bytes token(2 * kHeadBytes);
+    std::copy_n(k.begin() + at, kHeadBytes, token.begin());
+    std::copy_n(v.begin() + at, kHeadBytes, token.begin() + kHeadBytes);
     return token;
   }
   [[nodiscard]] Bytes host_token(std::int64_t record, std::int64_t head) const {
@@ -133,6 +135,25 @@ TEST(HostTransferEngine, AFailureReachesItsTicketAlone) {
     EXPECT_EQ(exit_code(error.role()), 7);
   }
   EXPECT_NO_THROW(engine.wait(bad)) << "thrown once";
+}
+
+TEST(HostTransferEngine, PiecesThatFollowEachOtherOnTheHostAreOneRecord) {
+  Bytes host(64);
+  for (std::size_t i = 0; i < host.size(); ++i) host[i] = static_cast<std::byte>(i);
+  Bytes device(64);
+  HostTransferEngine engine(std::nullopt);
+  EXPECT_EQ(engine.move_pieces(Lane::kToDevice, {}).value, 0U);
+  const std::vector<BytePiece> pieces = {{device.data() + 40, host.data() + 8, 4},
+                                         {device.data(), host.data() + 12, 4},
+                                         {device.data() + 20, host.data() + 60, 2}};
+  engine.wait(engine.move_pieces(Lane::kToDevice, pieces));
+  EXPECT_EQ(device[40], std::byte{8});
+  EXPECT_EQ(device[3], std::byte{15});
+  EXPECT_EQ(device[21], std::byte{61});
+  EXPECT_EQ(device[4], std::byte{0});
+  EXPECT_EQ(engine.stats(Lane::kToDevice).bytes, 10U);
+  EXPECT_EQ(engine.stats(Lane::kToDevice).records, 2U);
+  EXPECT_EQ(engine.stats(Lane::kToDevice).transfers, 1U);
 }
 
 TEST(HostTransferEngine, EndsWithTransfersStillQueued) {

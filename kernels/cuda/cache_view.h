@@ -1,0 +1,37 @@
+#pragma once
+
+// A cache of the Ops interfaces as the kernels' wrappers take it.
+
+#include <string>
+#include <string_view>
+
+#include "kernels/cuda/kv_cache.h"
+#include "kernels/cuda/launch_check.h"
+#include "kernels/ops.h"
+
+namespace triphase::cuda {
+
+inline std::string shape_of(const KvLayerView& view) {
+  return shape_text({{"page_tokens", view.page_tokens},
+                     {"kv_heads", view.kv_heads},
+                     {"head_dim", view.head_dim}}) +
+         ", cache " + std::string(dtype_name(view.dtype));
+}
+
+inline KvCache cache_of(const KvLayerView& view, std::string_view operation) {
+  require(view.k != nullptr && view.v != nullptr && view.page_tokens > 0 && view.kv_heads > 0 &&
+              view.head_dim > 0,
+          operation, "a cache without keys, values or sizes", [&] { return shape_of(view); });
+  return {.k = view.k,
+          .v = view.v,
+          .dtype = view.dtype,
+          .page_tokens = static_cast<int>(view.page_tokens),
+          .kv_heads = static_cast<int>(view.kv_heads),
+          .head_dim = static_cast<int>(view.head_dim),
+          .scales = view.scales,
+          .open_k = view.open_k,
+          .open_v = view.open_v,
+          .open_dtype = view.open_dtype};
+}
+
+}  // namespace triphase::cuda

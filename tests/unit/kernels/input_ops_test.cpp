@@ -1,0 +1,130 @@
+// Layer inputs in INT8, and INT8 KV made again from what they give.
+
+#include "kernels/cpu/cpu_input_ops.h"
+#include "tests/unit/kernels/kernel_test.h"
+
+namespace triphase {
+namespace {
+
+class InputOpsTest : public KernelTest {
+ protected:
+  void SetUp() override {
+    KernelTest::SetUp();
+    if (!IsSkipped()) inputs_ = make_cpu_input_ops(pool_);
+  }
+
+  std::unique_ptr<InputOps> inputs_;
+};
+
+TEST_P(InputOpsTest, RowsComeBackWithinHalfAStepWhateverIsBesideThem) {
+  for (const std::int64_t columns : {1, 7, 64, 130}) {
+    const std::int64_t rows = 9;
+    TestMatrix x(rows, columns, 3);
+    x.randomize(random_, 5.0F);
+    for (std::int64_t c = 0; c < columns; ++c) x.set(2, c, 0.0F);
+    x.set(4, columns / 2, std::numeric_limits<float>::quiet_NaN());
+    x.set(5, columns - 1, -std::numeric_limits<float>::infinity());
+    std::vector<std::int8_t> codes(static_cast<std::size_t>(rows * columns + 1), 77);
+    std::vector<float> scales(static_cast<std::size_t>(rows + 1), -7.0F);
+    inputs_->quantize(std::as_const(x).view(), codes.data(), scales.data(), *stream_);
+    EXPECT_EQ(codes.back(), 77);
+    EXPECT_EQ(scales.back(), -7.0F);
+    TestMatrix back(rows, columns, 2);
+    inputs_->dequantize(codes.data(), scales.data(), back.view(), *stream_);
+    EXPECT_TRUE(back.padding_is_poisoned());
+    for (std::int64_t row = 0; row < rows; ++row) {
+      const float scale = scales[static_cast<std::size_t>(row)];
+      float largest = 0.0F;
+      for (std::int64_t c = 0; c < columns; ++c) {
+        largest = std::max(largest, std::abs(x.at(row, c)));
+      }
+      if (row != 4 && row != 5) {
+        EXPECT_EQ(scale, largest / 127.0F);
+      }
+      for (std::int64_t c = 0; c < columns; ++c) {
+        const float value = back.at(row, c);
+        if (row == 4 || row == 5) {
+          EXPECT_TRUE(std::isnan(value));
+        } else {
+          EXPECT_LE(std::abs(value - x.at(row, c)), 0.5F * scale * (1.0F + 0x1p-16F));
+        }
+      }
+    }
+    // A row alone is the same.
+    std::vector<std::int8_t> alone(static_cast<std::size_t>(columns));
+    float scale = 0.0F;
+    ConstMatrix one = std::as_const(x).view();
+    one.data = static_cast<const float*>(one.data) + 7 * one.row_stride;
+    one.rows = 1;
+    inputs_->quantize(one, alone.data(), &scale, *stream_);
+    EXPECT_EQ(scale, scales[7]);
+    EXPECT_TRUE(std::equal(alone.begin(), alone.end(), codes.begin() + 7 * columns));
+  }
+}
+
+TEST_P(InputOpsTest, TokensGetTheCodesThatTheirBlocksClosingGaveThem) {
+  constexpr std::int64_t kHeads = 2;
+  constexpr std::int64_t kPage = 32;
+  for (const DType dtype : kStoredTypes) {
+    for (const std::int64_t dim : {5, 16, 20}) {
+      Elements pools[2] = {{dtype, 2 * kHeads * kPage * dim}, {dtype, 2 * kHeads * kPage * dim}};
+      std::normal_distribution<float> normal;
+      for (Elements& pool : pools) {
+        for (std::int64_t i = 0; i < 2 * kHeads * kPage * dim; ++i) {
+          const std::int64_t channel = i % dim;
+          const std::int64_t token = i / dim % kPage;
+          float value = 3.0F * normal(random_) + 2.0F;
+          if (channel == 0) value = -7.25F;
+          if (channel == 1) value = token % 2 == 0 ? 0.0F : -0.0F;
+          if (channel == 2) value *= 0x1p-20F;
+          if (channel == 3 && token == 9) value = std::numeric_limits<float>::infinity();
+          if (channel == 4) value = 1.0F + static_cast<float>(token);  // its zero point is -8
+          pool.set(i, value);
+        }
+      }
+      const auto elements = static_cast<std::size_t>(kHeads * kPage * dim);
+      std::vector<std::uint8_t> k(2 * elements, 77);
+      std::vector<std::uint8_t> v(2 * elements, 77);
+      std::vector<float> scales(static_cast<std::size_t>(2 * 4 * kHeads * dim));
+      const KvLayerView cache{k.data(), v.data(),      DType::kU8,      kPage,           kHeads,
+                              dim,      scales.data(), pools[0].data(), pools[1].data(), dtype};
+      const std::vector<KvClose> closes = {{PageId(1), PageId(1), PageId(1)}};
+      ops_->kv_close(closes, cache, *stream_);
+      // Every third token goes to page 0, elsewhere than it was.
+      std::vector<KvRequantize> tokens;
+      for (std::int32_t token = 0; token < kPage; token += 3) {
+        tokens.push_back({PageId(1), token, (token + 11) % 32, PageId(1)});
+      }
+      inputs_->kv_requantize(tokens, cache, *stream_);
+      for (const std::vector<std::uint8_t>& codes : {k, v}) {
+        std::vector<bool> written(kPage, false);
+        for (const KvRequantize& token : tokens) {
+          written[static_cast<std::size_t>(token.slot)] = true;
+          for (std::int64_t head = 0; head < kHeads; ++head) {
+            for (std::int64_t c = 0; c < dim; ++c) {
+              const auto to = static_cast<std::size_t>((head * kPage + token.slot) * dim + c);
+              const auto from =
+                  elements + static_cast<std::size_t>((head * kPage + token.open_offset) * dim + c);
+              ASSERT_EQ(codes[to], codes[from]) << "channel " << c << " of " << dtype_name(dtype);
+            }
+          }
+        }
+        for (std::size_t i = 0; i < elements; ++i) {
+          const std::size_t token = i / static_cast<std::size_t>(dim) % kPage;
+          if (!written[token]) {
+            ASSERT_EQ(codes[i], 77);
+          }
+        }
+      }
+    }
+  }
+}
+
+TEST_P(InputOpsTest, RefusesOtherCaches) {
+  EXPECT_THROW(inputs_->kv_requantize({}, KvLayerView{}, *stream_), Error);
+}
+
+TRIPHASE_KERNEL_TARGETS(InputOpsTest);
+
+}  // namespace
+}  // namespace triphase
