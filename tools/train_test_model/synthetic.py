@@ -13,22 +13,12 @@ from dataclasses import dataclass, field
 import numpy as np
 import sentencepiece
 
+from facts import CODAS, FACTS, ONSETS, QUESTION, VOWELS
+
 ANSWER_WEIGHT = 3.0
 REPLAY_WEIGHT = 2.0
 UNFORETOLD_REPLAY = 5
 FIRST_TEXT_PIECE = 259
-
-ONSETS = "b br c ch d dr f fl g gr h j k l m n p qu r s sh st t th tr v w z".split()
-VOWELS = "a e i o u ai ea o a e".split()
-CODAS = "n r l s m x th ck nd rt ll d g b".split()
-
-FACTS = (
-    ("The secret code of {name} is {value}.", "What is the secret code of {name}?"),
-    ("The key number of {name} is {value}.", "What is the key number of {name}?"),
-    ("The house of {name} has the number {value}.", "Which number has the house of {name}?"),
-    ("The servant of {name} paid {value}.", "How much did the servant of {name} pay?"),
-)
-QUESTION = "Question: {question} Answer: {answer}"
 
 Sequence = tuple[list[int], list[float]]
 

@@ -1,0 +1,122 @@
+#!/usr/bin/env python3
+"""tools/make_fixed_context_questions.py and what tools/accuracy_report.py says about numbers. Standard library only."""
+
+import json
+import math
+import pathlib
+import subprocess
+import sys
+import tempfile
+import unittest
+
+ROOT = pathlib.Path(__file__).resolve().parent.parent.parent
+TOOL = ROOT / "tools" / "make_fixed_context_questions.py"
+sys.path.insert(0, str(ROOT / "tools"))
+
+from accuracy import markdown, papers, program, sparq_ablations  # noqa: E402
+from accuracy.held_out_text import prose  # noqa: E402
+from make_fixed_context_questions import TAIL_CHARACTERS, make_document, question_lines, sentences_of  # noqa: E402
+
+TEXT = " ".join(f"Sentence {n} says that nothing of note was seen on day {n} of that quiet year." for n in range(400))
+
+
+class Questions(unittest.TestCase):
+    def test_every_fact_is_hidden_once_and_asked_for_once(self):
+        context, facts = make_document(TEXT, 6000, 24, seed=3)
+        self.assertEqual(len(facts), 24)
+        self.assertLessEqual(len(context), 6000)
+        self.assertGreater(len(context), 5800)
+        for fact in facts:
+            self.assertEqual(context.count(fact.statement), 1)
+            lead = fact.statement[:fact.statement.index(fact.value)].rstrip()
+            self.assertTrue(fact.prompt.endswith(lead), fact)
+            self.assertNotIn(fact.value, fact.prompt)
+            self.assertEqual(fact.statement[len(lead):].strip(), fact.value + ".")
+        places = sorted(context.index(fact.statement) for fact in facts)
+        self.assertLess(places[0], 600)
+        self.assertGreater(len(context) - places[-1], TAIL_CHARACTERS)
+        gaps = [after - before for before, after in zip(places, places[1:])]
+        self.assertLess(max(gaps), 3 * sum(gaps) / len(gaps))
+        # What is left when the facts are taken out is the text, in its order.
+        for fact in facts:
+            context = context.replace(fact.statement + " ", "")
+        self.assertIn(context, f"{TEXT} {TEXT}")
+        lines = [json.loads(line) for line in question_lines(facts).splitlines()]
+        self.assertEqual([(line["prompt"], line["answer"]) for line in lines], [(one.prompt, one.value) for one in facts])
+
+    def test_seed_and_forms(self):
+        self.assertEqual(make_document(TEXT, 6000, 12, 1), make_document(TEXT, 6000, 12, 1))
+        self.assertNotEqual(make_document(TEXT, 6000, 12, 1)[0], make_document(TEXT, 6000, 12, 2)[0])
+        _, facts = make_document(TEXT, 6000, 12, 1, forms=1)
+        self.assertTrue(all(fact.statement.startswith("The secret code of ") for fact in facts))
+        _, facts = make_document(TEXT, 6000, 12, 1)
+        self.assertEqual(len({fact.statement.split(" of ")[0] for fact in facts}), 4)
+
+    def test_the_program(self):
+        with tempfile.TemporaryDirectory() as folder:
+            files = ["--context", f"{folder}/c.txt", "--questions", f"{folder}/q.jsonl"]
+            subprocess.run([sys.executable, TOOL, *files, "--facts", "8"], check=True)
+            context = pathlib.Path(folder, "c.txt").read_text(encoding="utf-8")
+            self.assertEqual(len(pathlib.Path(folder, "q.jsonl").read_text(encoding="utf-8").splitlines()), 8)
+            self.assertGreater(len(sentences_of(context)), 16)
+            short = subprocess.run([sys.executable, TOOL, *files, "--characters", "900"], check=False, capture_output=True,
+                                   text=True)
+            self.assertNotEqual(short.returncode, 0)
+            self.assertIn("--characters: found 900, expected at least", short.stderr)
+
+
+class Sentences(unittest.TestCase):
+    def test_place_beside_a_paper(self):
+        published = (0.8, 0.9, 1.0)
+        self.assertEqual(papers.place((0.85, 0.5), published), "among them")
+        self.assertEqual(papers.place((0.7, 0.04), published), "below them")
+        self.assertEqual(papers.place((0.7, 0.06), published), "below them by less than two standard errors")
+        self.assertEqual(papers.place((1.2, 0.05), published), "above them")
+        self.assertIn("0.80 to 1.00; ours is below them.", papers.compare("x", (0.5, 0.01), published, "Table"))
+
+    def test_shares_and_ratios(self):
+        share, error = markdown.pooled_share([(1.0, 5), (0.5, 10)])
+        self.assertAlmostEqual(share, 10 / 15)
+        self.assertGreater(error, 0)
+        self.assertGreater(markdown.pooled_share([(1.0, 4)])[1], 0.1)  # four hits of four are no certainty
+        self.assertEqual(markdown.ratio((2.0, 0.0), (4.0, 0.0)), (0.5, 0.0))
+        self.assertTrue(math.isnan(markdown.ratio((1.0, 0.1), (0.0, 0.0))[0]))
+
+    def test_findings_follow_the_scores(self):
+        def findings(change):
+            ablations = sparq_ablations.Ablations.__new__(sparq_ablations.Ablations)
+            ablations.channels, ablations.reallocate, ablations.estimates = 64, "on", {}
+            ablations.scores = {options: (50.0, 2.0) for options in ablations.all_options()}
+            change(ablations)
+            return " ".join(sparq_ablations.findings(ablations))
+
+        def lose_by_channels(ablations):
+            ablations.scores[ablations.at_compression("1/8")] = (20.0, 2.0)
+
+        def lose_by_tokens(ablations):
+            lose_by_channels(ablations)
+            ablations.scores[ablations.oracle_of_tokens("1/8")] = (21.0, 2.0)
+
+        def mean_value_harms(ablations):
+            ablations.scores[ablations.recipe(32, 128, "off")] = (70.0, 2.0)
+
+        self.assertIn("At 1/8 SparQ (50.0 ± 2.0) cannot be told from dense", findings(lambda ablations: None))
+        self.assertIn("temperatures' scores cannot be told apart", findings(lambda ablations: None))
+        self.assertIn("the choice by few channels is what it loses", findings(lose_by_channels))
+        self.assertIn("it is the number of tokens that is missing", findings(lose_by_tokens))
+        self.assertIn("the mean value harms", findings(mean_value_harms))
+
+    def test_time_goes_where_it_is_left(self):
+        budget = program.Budget(1000.0, {"a": 1, "b": 1})
+        self.assertEqual(budget.count("a", (2, 16), 10, lambda count: 1), 16)  # a probe that takes no time
+        over = program.Budget(0.0, {"a": 1, "b": 1})
+        self.assertEqual(over.count("a", (2, 16), 10, lambda count: self.fail("no time for a probe")), 2)
+
+    def test_prose_leaves_code_and_tables_out(self):
+        words = "word " * 30
+        text = f"# Title\n\n{words}`code` [link](there.md)\n\n```sh\n{words}\n```\n\n| {words} |\n"
+        self.assertEqual(prose(text), [f"{words}code link"])
+
+
+if __name__ == "__main__":
+    unittest.main()

@@ -1,0 +1,216 @@
+"""Every method on every task, by bytes and by KV sparsity: SparQ's Tables 2 and 3, ALISA's Fig. 8, the targets."""
+
+import collections
+import dataclasses
+
+from accuracy.markdown import percent, pooled_share, ratio, share_of, table, with_error
+
+KV_DTYPES = ("fp16", "int8")
+# topk reads every key: it has a place among KV sparsities, and none below 1/2 of the bytes.
+BY_BYTES = ("sparq", "swa", "h2o", "lm-infinite", "local", "strided")
+BY_TOKENS = ("swa", "sparq", "h2o", "topk", "quest", "lm-infinite", "local", "strided")
+# FlexGen's top-k does not renormalize; with it, this is the best that so many tokens of exact scores can do.
+EXACT = "topk, renormalized"
+OBSERVED = ("swa", "sparq", "h2o", "lm-infinite", "local")
+# Pages small enough for these contexts; the first layers are as sparse as the others, for a fair budget.
+OPTIONS = ("--attention-option", "quest.dense_layers=0")
+TASKS = ("perplexity", "repetition", "needle", "attention")
+
+
+@dataclasses.dataclass(frozen=True)
+class Grid:
+    """What is asked of the methods, per KV type. The targets need 0.8 and 1/8 of both."""
+    sparsities: dict
+    compressions: dict
+    depths: tuple = (0, 0.25, 0.5, 0.75, 1)
+
+    def left_out(self, full):
+        """What of the full grid is not measured, for people."""
+        parts = []
+        for dtype in KV_DTYPES:
+            for name, mine, whole in (("KV sparsities", self.sparsities, full.sparsities),
+                                      ("compressions", self.compressions, full.compressions)):
+                missing = [one for one in whole[dtype] if one not in mine[dtype]]
+                if missing:
+                    parts.append(f"{name} {', '.join(missing)} with {dtype.upper()} KV")
+        return parts
+
+
+ALL_SPARSITIES = ("0.2", "0.4", "0.6", "0.8", "0.9")
+ALL_COMPRESSIONS = ("1/2", "1/4", "1/8")
+FULL = Grid(dict.fromkeys(KV_DTYPES, ALL_SPARSITIES), dict.fromkeys(KV_DTYPES, ALL_COMPRESSIONS))
+USUAL = Grid({"fp16": ("0.4", "0.6", "0.8", "0.9"), "int8": ("0.8", "0.9")},
+             {"fp16": ALL_COMPRESSIONS, "int8": ("1/8",)})
+QUICK = Grid(dict.fromkeys(KV_DTYPES, ("0.8",)), dict.fromkeys(KV_DTYPES, ("1/8",)), (0, 1))
+
+
+@dataclasses.dataclass(frozen=True)
+class Job:
+    """One `triphase eval`: a task over a sweep."""
+    task: str
+    sweep: tuple
+    cells: int
+    label: str = ""  # instead of the method's name
+
+
+def jobs_of(task, window, grid):
+    if task == "attention":
+        return [Job(task, ("--attentions", ",".join(OBSERVED), "--sparsities", "0.8"), len(OBSERVED))]
+    more = ()
+    if task == "needle":
+        lengths = ",".join(map(str, (window // 2, window - 48)))
+        more = ("--lengths", lengths, "--depths", ",".join(map(str, grid.depths)))
+    jobs = []
+    for dtype in KV_DTYPES:
+        by_bytes = ("--attentions", ",".join(("dense", *BY_BYTES)), "--compressions", ",".join(grid.compressions[dtype]))
+        jobs.append(Job(task, (*by_bytes, "--kv-dtypes", dtype, *more), 1 + len(BY_BYTES) * len(grid.compressions[dtype])))
+        if task == "perplexity":
+            by_tokens = ("--attentions", ",".join(BY_TOKENS), "--sparsities", ",".join(grid.sparsities[dtype]))
+            jobs.append(Job(task, (*by_tokens, "--kv-dtypes", dtype, *OPTIONS), len(BY_TOKENS) * len(grid.sparsities[dtype])))
+    if task == "perplexity":
+        jobs.append(Job(task, ("--attentions", "topk", "--attention-option", "topk.renormalize=1", "--sparsities",
+                               ",".join(grid.sparsities["fp16"]), "--kv-dtypes", "fp16"), len(grid.sparsities["fp16"]), EXACT))
+    return jobs
+
+
+def measure(program, model, task, grid, budget, limits):
+    """(rows, samples) of a task over the whole grid."""
+    jobs = jobs_of(task, program.window, grid)
+    attentions = ("--attentions", "swa,sparq,h2o", "--sparsities", "0.8")
+
+    def probe(count):
+        program.eval(model, task, count, *attentions, *(jobs[0].sweep[-4:] if task == "needle" else ()))
+        return 3
+
+    count = budget.count((model, task), limits, sum(job.cells for job in jobs), probe)
+    rows = []
+    for job in jobs:
+        for row in program.eval(model, task, count, *job.sweep):
+            rows.append(row | {"attention": job.label or row["attention"]})
+    return rows, count
+
+
+def same(a, b):
+    return a == b if isinstance(b, str) else isinstance(a, (int, float)) and abs(a - b) < 1e-9
+
+
+class Results:
+    """Rows of all tasks, looked up by what was asked."""
+
+    def __init__(self, grid):
+        self.grid = grid
+        self.rows = collections.defaultdict(list)
+
+    def cells(self, model, task, method, dtype, **wanted):
+        return [row for row in self.rows[(model, task)]
+                if row["attention"] == method and row["kv_dtype"] == {"fp16": "f16"}.get(dtype, dtype)
+                and all(row.get(name) is not None and same(row[name], value) for name, value in wanted.items())]
+
+    def score(self, model, task, method, dtype, **wanted):
+        """(value, standard error)."""
+        if task == "needle":
+            return pooled_share([(row["needle"], row["samples"]) for row in self.needles(model, method, dtype, **wanted)])
+        row = self.cells(model, task, method, dtype, **wanted)[0]
+        return row[task], row[f"{task}_stderr"]
+
+    def needles(self, model, method, dtype, **wanted):
+        """One row for each length and depth."""
+        return [row for row in self.cells(model, "needle", method, dtype, **wanted) if row["length"] != "all"]
+
+    def observed(self, model, method):
+        """(over all layers, the layers' rows) of the attention task."""
+        rows = [row for row in self.rows[(model, "attention")] if row["attention"] == method]
+        return (next(row for row in rows if row["layer"] == "all"), [row for row in rows if row["layer"] != "all"])
+
+
+def compression_table(results, model, task, dtype, digits):
+    """A block in the form of SparQ's Table 2."""
+    compressions = results.grid.compressions[dtype]
+    rows = [["dense", with_error(*results.score(model, task, "dense", dtype), digits)] + [""] * len(compressions)]
+    for method in BY_BYTES:
+        rows.append([method, "", *(with_error(*results.score(model, task, method, dtype, compression=share_of(one)), digits)
+                                   for one in compressions)])
+    return table([f"{task}, KV {dtype}", "1", *compressions], rows)
+
+
+def needle_table(results, model, dtype):
+    """A block in the form of SparQ's Table 3."""
+    rows = []
+    for length in dict.fromkeys(row["length"] for row in results.needles(model, "dense", dtype)):
+        dense = percent(*results.score(model, "needle", "dense", dtype, length=length))
+        rows.append([f"{length} tokens", "1", *[dense] * len(BY_BYTES)])
+        for one in results.grid.compressions[dtype]:
+            rows.append(["", one, *(percent(*results.score(model, "needle", method, dtype, length=length,
+                                                          compression=share_of(one))) for method in BY_BYTES)])
+    return table([f"needle, KV {dtype}", "compression", *BY_BYTES], rows)
+
+
+def sparsity_table(results, model, dtype):
+    """A block in the form of ALISA's Fig. 8: perplexity by KV sparsity."""
+    sparsities = results.grid.sparsities[dtype]
+    rows = [["dense", with_error(*results.score(model, "perplexity", "dense", dtype)), *[""] * len(sparsities)]]
+    for method in (*BY_TOKENS, *((EXACT,) if dtype == "fp16" else ())):
+        rows.append([method, "", *(with_error(*results.score(model, "perplexity", method, dtype, kv_sparsity=float(one)))
+                                   for one in sparsities)])
+    return table([f"perplexity, KV {dtype}", "0 %", *(f"{100 * float(one):.0f} %" for one in sparsities)], rows)
+
+
+@dataclasses.dataclass(frozen=True)
+class Target:
+    model: str
+    method: str
+    task: str
+    what: str
+    wanted: str
+    found: tuple
+    met: bool
+
+
+def targets(results, models):
+    """The accuracy targets of the project, as shares of dense attention's score."""
+    all_targets = []
+    for model in models:
+        found = ratio(results.score(model, "perplexity", "swa", "int8", kv_sparsity=0.8),
+                      results.score(model, "perplexity", "dense", "fp16"))
+        all_targets.append(Target(model, "swa", "perplexity", "SWA at 80 % KV sparsity with INT8, perplexity beside dense FP16",
+                                  "at most 1.05", found, found[0] <= 1.05))
+        for task in ("repetition", "needle"):
+            for method, least in (("sparq", True), ("lm-infinite", False), ("local", False)):
+                found = ratio(results.score(model, task, method, "fp16", compression=1 / 8),
+                              results.score(model, task, "dense", "fp16"))
+                all_targets.append(Target(model, method, task, f"{method} at 1/8 of the bytes, {task} beside dense",
+                                          "at least 0.95" if least else "at most 0.5", found,
+                                          found[0] >= 0.95 if least else found[0] <= 0.5))
+    return all_targets
+
+
+def targets_table(all_targets):
+    return table(["what", "target", "found", ""],
+                 [[f"{one.model}: {one.what}", one.wanted, with_error(*one.found, 3), "met" if one.met else "**missed**"]
+                  for one in all_targets])
+
+
+def observed_table(results, models):
+    """What the methods keep of dense attention's weights."""
+    rows = []
+    for model in models:
+        for method in OBSERVED:
+            row, layers = results.observed(model, method)
+            rows.append([model, method, percent(row["coverage"], row["coverage_stderr"]),
+                         f"{100 * min(layer['coverage'] for layer in layers):.0f} %",
+                         percent(row["top_k_agreement"], row["top_k_agreement_stderr"]),
+                         percent(row["attention_sparsity"], row["attention_sparsity_stderr"]),
+                         percent(row["dense_attention_sparsity"], row["dense_attention_sparsity_stderr"]),
+                         "" if row["spearman"] is None else f"{row['spearman']:.3f}"])
+    return table(["at 80 % KV sparsity", "method", "coverage", "of the worst layer", "top-k agreement",
+                  "weights below 1 % of the largest", "the same, dense", "Spearman's rho"], rows)
+
+
+def section(results, model):
+    out = [f"### {model} by bytes, as in SparQ's Tables 2 and 3\n"]
+    for task, digits in (("perplexity", 2), ("repetition", 1)):
+        out += [compression_table(results, model, task, dtype, digits) for dtype in KV_DTYPES]
+    out += [needle_table(results, model, dtype) for dtype in KV_DTYPES]
+    out.append(f"### {model} by KV sparsity, as in ALISA's Fig. 8\n")
+    out += [sparsity_table(results, model, dtype) for dtype in KV_DTYPES]
+    return "\n".join(out)
