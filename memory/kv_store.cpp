@@ -212,6 +212,18 @@ void KvStore::settle(bool all) {
   moves_.resize(kept);
 }
 
+void KvStore::give_up_moves() noexcept {
+  for (const Move& move : moves_) {
+    try {
+      transfers_->wait(move.ticket);
+    } catch (const std::exception&) {
+      // What ended the job has been said already.
+    }
+    residency_.cancel_move(move.sequence, move.block);
+  }
+  moves_.clear();
+}
+
 void KvStore::release(SequenceId sequence) {
   // A block must not end while it moves. Shared blocks move under another sequence's name too.
   if (moving()) settle(/*all=*/true);

@@ -133,6 +133,8 @@ class KvStore {
   // Finishes moves that are done; with `all` waits for those that are not. A move that failed is
   // taken back and its error thrown.
   void settle(bool all);
+  // For a job that ends in the middle: waits for every move and takes it back, failed or not.
+  void give_up_moves() noexcept;
   [[nodiscard]] bool moving() const { return !moves_.empty(); }
 
   // Ends a sequence (KvResidency::release) and what the store keeps for it.

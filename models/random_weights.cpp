@@ -93,7 +93,9 @@ std::unique_ptr<ModelWeights> random_weights(const ModelConfig& config, DType dt
   const float norm_weight = config.norm == Norm::kRmsNormPlusOne ? 0.0F : 1.0F;
 
   ThreadPool pool(fill_threads());
-  std::vector<std::byte> staging(kStagingBytes);
+  std::uint64_t largest = 0;
+  for (const WeightEntry& entry : manifest) largest = std::max(largest, entry_bytes(entry, dtype));
+  std::vector<std::byte> staging(std::min<std::uint64_t>(kStagingBytes, largest));
   std::uint64_t done = 0;
   for (std::size_t i = 0; i < manifest.size(); ++i) {
     const WeightEntry& entry = manifest[i];

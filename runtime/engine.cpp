@@ -50,6 +50,8 @@ Engine::Engine(const EngineOptions& options, const PlacementPolicy& policy, Deco
 }
 
 Engine::~Engine() {
+  // A destructor must not throw what made a transfer fail.
+  kv_->give_up_moves();
   for (const RunningLine& line : running_) kv_->release(line.id);
   for (const SuspendedLine& suspended : suspended_) {
     if (suspended.mode == SuspendMode::kSwap) kv_->release(suspended.line.id);

@@ -1,0 +1,183 @@
+// DESIGN section 3's invariants on random jobs: neither placement, budget, phase switches nor
+// neighbours change an answer, nothing is over-committed or lost, and a failure in the middle of a
+// transfer or a cancelled job leaves nothing behind and nobody waiting. A failing job is made as
+// small as it goes before it is printed.
+
+#include <gtest/gtest.h>
+
+#include <exception>
+#include <optional>
+#include <set>
+#include <string>
+
+#include "runtime/base/error.h"
+#include "tests/support/engine_runs.h"
+#include "tests/support/shrink.h"
+#include "tests/unit/engine/random_job.h"
+
+namespace triphase {
+namespace {
+
+#if defined(__SANITIZE_ADDRESS__)
+constexpr unsigned kJobsPerPart = 60;
+#else
+constexpr unsigned kJobsPerPart = 400;
+#endif
+constexpr unsigned kParts = 6;
+
+using Results = std::map<std::uint64_t, Completion>;
+
+// Empty: equal bit for bit.
+std::string difference(const Results& expected, const Results& found) {
+  if (expected.size() != found.size()) return "another number of lines";
+  for (const auto& [index, left] : expected) {
+    const auto at = found.find(index);
+    if (at == found.end()) return "line " + std::to_string(index) + " is missing";
+    const Completion& right = at->second;
+    const std::string line = "line " + std::to_string(index);
+    if (left.error.has_value() || right.error.has_value()) return line + " has an error";
+    if (left.tokens != right.tokens) return line + " has other tokens";
+    if (left.logprobs.size() != right.logprobs.size()) return line + " has other log-probabilities";
+    for (std::size_t i = 0; i < left.logprobs.size(); ++i) {
+      if (left.logprobs[i].logprob != right.logprobs[i].logprob)
+        return line + " has another log-probability at " + std::to_string(i);
+    }
+  }
+  return "";
+}
+
+// What a job did, over all jobs: a test of jobs in which nothing happens would mean nothing.
+struct Coverage {
+  std::uint64_t offloaded = 0, preempted = 0, shared = 0, recomputed = 0;
+  std::int64_t faults = 0, cancelled = 0;
+};
+
+std::string problem_of(const RandomJob& job, Coverage* coverage) {
+  const std::vector<Request> requests = requests_of(job);
+  if (requests.empty()) return "";
+  try {
+    TinyModel alone(alone_options_of(job), config_of(job));
+    const Results expected = run_all(alone.engine(), requests);
+    TinyModel model(options_of(job), config_of(job));
+    const Results found = run_all(model.engine(), requests);
+    if (std::string problem = difference(expected, found); !problem.empty()) return problem;
+    model.kv().residency().check();
+    if (model.kv().residency().reserved_pages() != 0) return "pages stay reserved";
+    if (model.kv().moving()) return "something still moves";
+    if (job[Knob::kInt8] != 0 &&
+        model.kv().open_pages().free_pages() != model.kv().open_pages().pages())
+      return "open pages are lost";
+    if (coverage != nullptr) {
+      const PlacementStats& stats = model.engine().placement().stats();
+      coverage->offloaded += stats.offloaded_blocks;
+      coverage->preempted += stats.swaps + stats.drops;
+      coverage->shared += stats.shared_prompt_tokens;
+      coverage->recomputed += stats.discarded_blocks;
+    }
+  } catch (const std::exception& error) {
+    return error.what();
+  }
+  return "";
+}
+
+// The job ends in the middle: by its nth transfer failing, or by nobody asking for more steps.
+std::string problem_of_ending(const RandomJob& job, unsigned seed, Coverage* coverage) {
+  const std::vector<Request> requests = requests_of(job);
+  if (requests.empty()) return "";
+  std::mt19937 random(seed);
+  const bool fault = random() % 2 == 0;
+  try {
+    TinyModel model(options_of(job), config_of(job));
+    if (fault) model.transfers().fail_transfer(1 + static_cast<int>(random() % 30));
+    const auto steps = static_cast<int>(random() % 12);
+    for (const Request& request : requests) {
+      if (model.engine().has_room()) model.engine().submit(request);
+    }
+    for (int step = 0; step < steps && model.engine().in_flight() > 0; ++step) {
+      static_cast<void>(model.engine().step());
+    }
+    if (coverage != nullptr && model.engine().in_flight() > 0) ++coverage->cancelled;
+  } catch (const Error& error) {
+    if (!fault || error.code() != "E-DEV-TRANSFER") return error.what();
+    if (coverage != nullptr) ++coverage->faults;
+  } catch (const std::exception& error) {
+    return error.what();
+  }
+  return "";
+}
+
+void fail_small(const RandomJob& job, unsigned seed,
+                const std::function<std::string(const RandomJob&)>& problem) {
+  const RandomJob small = testing_support::shrink(
+      job, simpler_jobs, [&](const RandomJob& one) { return !problem(one).empty(); }, 300);
+  FAIL() << "seed " << seed << ": " << problem(small) << "\n  " << to_text(small) << "\n  was "
+         << to_text(job);
+}
+
+class RandomJobs : public testing::TestWithParam<unsigned> {};
+
+TEST_P(RandomJobs, PlacementAndNeighboursNeverChangeAnAnswer) {
+  Coverage coverage;
+  for (unsigned seed = GetParam() * kJobsPerPart; seed < (GetParam() + 1) * kJobsPerPart; ++seed) {
+    std::mt19937 random(seed);
+    const RandomJob job = random_job(random);
+    if (problem_of(job, &coverage).empty()) continue;
+    fail_small(job, seed, [](const RandomJob& one) { return problem_of(one, nullptr); });
+    return;
+  }
+  EXPECT_GT(coverage.offloaded, kJobsPerPart / 2);
+  EXPECT_GT(coverage.shared, kJobsPerPart / 5);
+  if (kJobsPerPart < 200) return;
+  EXPECT_GT(coverage.preempted, 0U);
+  EXPECT_GT(coverage.recomputed, 0U);
+}
+
+TEST_P(RandomJobs, EndInTheMiddleWithoutATrace) {
+  Coverage coverage;
+  for (unsigned seed = GetParam() * kJobsPerPart; seed < (GetParam() + 1) * kJobsPerPart; ++seed) {
+    std::mt19937 random(seed);
+    const RandomJob job = random_job(random);
+    if (problem_of_ending(job, seed, &coverage).empty()) continue;
+    fail_small(job, seed,
+               [&](const RandomJob& one) { return problem_of_ending(one, seed, nullptr); });
+    return;
+  }
+  EXPECT_GT(coverage.faults, 0);
+  EXPECT_GT(coverage.cancelled, 0);
+}
+
+INSTANTIATE_TEST_SUITE_P(Parts, RandomJobs, testing::Range(0U, kParts));
+
+TEST(Shrink, FindsTheSmallestJobThatStillFails) {
+  const auto fails = [](const RandomJob& job) {
+    return job.lines.size() >= 2 && job.lines.back().prompt >= 7 && job[Knob::kInt8] == 1 &&
+           job[Knob::kBatch] >= 3;
+  };
+  int shrunk = 0;
+  for (unsigned seed = 0; seed < 400; ++seed) {
+    std::mt19937 random(seed);
+    const RandomJob job = random_job(random);
+    if (!fails(job)) continue;
+    ++shrunk;
+    const RandomJob small = testing_support::shrink(job, simpler_jobs, fails);
+    EXPECT_EQ(to_text(small),
+              "batch=3 int8=1 lines (prompt+output, shared, sampled): 1+1,0,0 7+1,0,0");
+  }
+  EXPECT_GT(shrunk, 10);
+}
+
+TEST(Shrink, StopsAfterSoManyTries) {
+  int tried = 0;
+  const int left = testing_support::shrink(
+      1000, [](int value) { return std::vector<int>{value - 1}; },
+      [&](int) {
+        ++tried;
+        return true;
+      },
+      10);
+  EXPECT_EQ(tried, 10);
+  EXPECT_EQ(left, 990);
+}
+
+}  // namespace
+}  // namespace triphase
