@@ -194,9 +194,11 @@ class Decoder {
       for (std::int64_t row = 0; row < cell_.batch; ++row) {
         segments_.push_back(cache_->segment(layer, cell_.batch, row, context_));
       }
-      runner_.attend(LayerId(layer), segments_, sequences_, slots_,
-                     {q_.data(), DType::kF32, cell_.batch, q_width, q_width},
-                     {v_.data(), DType::kF32, cell_.batch, v_width, v_width}, cache_->view(), scale,
+      const ConstMatrix q{q_.data(), DType::kF32, cell_.batch, q_width, q_width};
+      static_cast<void>(runner_.choose(LayerId(layer), segments_, sequences_, q,
+                                       {v_.data(), DType::kF32, cell_.batch, v_width, v_width},
+                                       cache_->view(), scale, backend_->stream()));
+      runner_.attend(LayerId(layer), segments_, sequences_, slots_, q, cache_->view(), scale,
                      {out_.data(), DType::kF32, cell_.batch, q_width, q_width}, backend_->ops(),
                      {workspace_.data(), workspace_.bytes()}, backend_->stream());
     }
@@ -233,6 +235,7 @@ class Decoder {
                            .cache = cache_->view(),
                            .scale = scale,
                            .ops = &backend_->sparse_ops(),
+                           .memory = &backend_->device(),
                            .workspace = {workspace.data(), bytes},
                            .stream = &backend_->stream()};
       // One row stands for all.

@@ -19,9 +19,10 @@ enum class MemoryTag : std::uint8_t {
   kActivations,
   kStaging,
   kWorkspace,
-  kInputs,  // saved layer inputs
+  kInputs,     // saved layer inputs
+  kSelection,  // what attention methods keep to choose tokens by
 };
-inline constexpr int kMemoryTags = 6;
+inline constexpr int kMemoryTags = 7;
 [[nodiscard]] std::string_view memory_tag_name(MemoryTag tag);
 
 enum class MemoryTier : std::uint8_t { kDevice, kHost };

@@ -63,6 +63,8 @@ std::string_view memory_tag_name(MemoryTag tag) {
       return "workspace";
     case MemoryTag::kInputs:
       return "layer-inputs";
+    case MemoryTag::kSelection:
+      return "selection";
   }
   return "unknown";
 }

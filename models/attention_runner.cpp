@@ -10,7 +10,8 @@ namespace triphase {
 AttentionRunner::AttentionRunner(const AttentionOptions& options, const MethodShape& shape,
                                  SparseOps& ops, const AttentionShape& largest, MemoryPool& pool,
                                  const ContextClusters* clusters)
-    : shape_(shape),
+    : memory_(pool, MemoryTag::kSelection),
+      shape_(shape),
       method_(make_attention_method(options, shape, clusters)),
       ops_(&ops),
       workspace_(pool.allocate(workspace_bytes(largest), MemoryTag::kWorkspace)) {}
@@ -124,53 +125,78 @@ AttentionRunner::ReadBytes AttentionRunner::read_bytes(std::int64_t element_byte
   return {bytes(method_->options(), mean(touched_.attended)), bytes(AttentionOptions{}, context)};
 }
 
-void AttentionRunner::attend(LayerId layer, std::span<const AttentionSegment> segments,
-                             std::span<const SequenceId> sequences,
-                             std::span<const std::span<const std::int32_t>> slots, ConstMatrix q,
-                             ConstMatrix v, const KvLayerView& cache, float scale, Matrix out,
-                             Ops& ops, Workspace dense, Stream& stream) {
-  dense_.clear();
-  sparse_.clear();
-  std::size_t used = 0;
-  const auto call_of = [&](const AttentionSegment& segment) {
-    return LayerCall{.layer = layer.value,
-                     .keys = segment,
-                     .cache = cache,
-                     .scale = scale,
-                     .ops = ops_,
-                     .workspace = {workspace_.data(), workspace_.bytes()},
-                     .stream = &stream};
-  };
-  const auto is_prompt = [&](const AttentionSegment& segment, const Entry& entry) {
-    return segment.context_tokens <= entry.prompt_tokens;
-  };
+std::int64_t AttentionRunner::first_key_to_choose(LayerId layer, SequenceId sequence,
+                                                  std::int64_t context_tokens, bool quantized,
+                                                  std::int64_t page_tokens) {
+  if (method_->timing(layer.value) != AttentionMethod::Timing::kLate) return 0;
+  const Entry& entry = entry_of(sequence);
+  if (context_tokens <= entry.prompt_tokens) return 0;
+  LayerCall call;
+  call.layer = layer.value;
+  call.keys.query_count = 1;
+  call.keys.context_tokens = context_tokens;
+  call.cache.page_tokens = page_tokens;
+  if (quantized) call.cache.dtype = DType::kU8;
+  return method_->first_key(*entry.state, call);
+}
+
+LayerCall AttentionRunner::call_of(LayerId layer, const AttentionSegment& segment,
+                                   const KvLayerView& cache, float scale, Stream& stream) {
+  return {.layer = layer.value,
+          .keys = segment,
+          .cache = cache,
+          .scale = scale,
+          .ops = ops_,
+          .memory = &memory_,
+          .workspace = {workspace_.data(), workspace_.bytes()},
+          .stream = &stream};
+}
+
+std::span<const TokenChoice* const> AttentionRunner::choose(
+    LayerId layer, std::span<const AttentionSegment> segments,
+    std::span<const SequenceId> sequences, ConstMatrix q, ConstMatrix v, const KvLayerView& cache,
+    float scale, Stream& stream) {
+  choices_.clear();
   for (std::size_t index = 0; index < segments.size(); ++index) {
     const AttentionSegment& segment = segments[index];
     Entry& entry = entry_of(sequences[index]);
-    const LayerCall call = call_of(segment);
+    const LayerCall call = call_of(layer, segment, cache, scale, stream);
     ConstMatrix rows = v;
     rows.data = static_cast<const float*>(v.data) + segment.query_begin * v.row_stride;
     rows.rows = segment.query_count;
     method_->appended(*entry.state, call, rows);
-    if (is_prompt(segment, entry)) {
-      dense_.push_back(segment);
-      continue;
-    }
+    choices_.push_back(nullptr);
+    if (segment.context_tokens <= entry.prompt_tokens) continue;
     TRIPHASE_CHECK(segment.query_count == 1, "decoded rows come one at a time");
     const TokenChoice& choice = choose(entry, call, q, segment.query_begin);
     count(choice, segment.context_tokens);
     if (observer_ != nullptr) {
       observer_->decoded(sequences[index], call, q, segment.query_begin, choice);
     }
-    if (choice.dense) {
-      dense_.push_back(segment);
+    if (!choice.dense) choices_.back() = &choice;
+  }
+  return choices_;
+}
+
+void AttentionRunner::attend(LayerId layer, std::span<const AttentionSegment> segments,
+                             std::span<const SequenceId> sequences,
+                             std::span<const std::span<const std::int32_t>> slots, ConstMatrix q,
+                             const KvLayerView& cache, float scale, Matrix out, Ops& ops,
+                             Workspace dense, Stream& stream) {
+  TRIPHASE_CHECK(choices_.size() == segments.size(), "segments that were chosen for");
+  dense_.clear();
+  sparse_.clear();
+  std::size_t used = 0;
+  for (std::size_t index = 0; index < segments.size(); ++index) {
+    if (choices_[index] == nullptr) {
+      dense_.push_back(segments[index]);
       continue;
     }
     if (chosen_.size() <= used) chosen_.emplace_back();
     Chosen& chosen = chosen_[used];
     chosen.segment = index;
-    chosen.choice = &choice;
-    find_slots(segment, cache, slots[index], chosen);
+    chosen.choice = choices_[index];
+    find_slots(segments[index], cache, slots[index], chosen);
     ++used;
   }
   if (!dense_.empty()) ops.attention(q, shape_.heads, cache, dense_, scale, out, dense, stream);
@@ -192,14 +218,15 @@ void AttentionRunner::attend(LayerId layer, std::span<const AttentionSegment> se
   for (std::size_t i = 0; i < used; ++i) {
     Chosen& chosen = chosen_[i];
     const AttentionSegment& segment = segments[chosen.segment];
-    method_->attended(*entry_of(sequences[chosen.segment]).state, call_of(segment), *chosen.choice,
+    method_->attended(*entry_of(sequences[chosen.segment]).state,
+                      call_of(layer, segment, cache, scale, stream), *chosen.choice,
                       chosen.weights);
     blend(*chosen.choice, shape_, *ops_, out, segment.query_begin, stream);
   }
   for (std::size_t index = 0; index < segments.size(); ++index) {
     Entry& entry = entry_of(sequences[index]);
-    if (!is_prompt(segments[index], entry)) continue;
-    const LayerCall call = call_of(segments[index]);
+    if (segments[index].context_tokens > entry.prompt_tokens) continue;
+    const LayerCall call = call_of(layer, segments[index], cache, scale, stream);
     method_->prefilled(*entry.state, call, q);
     if (observer_ != nullptr) observer_->prefilled(sequences[index], call, q);
   }

@@ -61,12 +61,25 @@ class AttentionRunner {
   [[nodiscard]] const TokenChoice* early_choice(LayerId layer, SequenceId sequence,
                                                 std::int64_t context_tokens);
 
-  // out = the method's attention of the segments; `sequences` names each segment's sequence,
-  // `slots` where its chosen tokens lie (KvStep::segment_slots). The new rows' K and V are in the
-  // cache; v holds them unquantized.
+  // Of the closed or full blocks' keys the first that the method reads to choose for the
+  // sequence's next decoded row, in a cache of such pages (AttentionMethod::first_key); 0: all, or
+  // a row of the prompt.
+  [[nodiscard]] std::int64_t first_key_to_choose(LayerId layer, SequenceId sequence,
+                                                 std::int64_t context_tokens, bool quantized,
+                                                 std::int64_t page_tokens);
+
+  // The method's choices for the segments of one layer: by segment, null where the whole context
+  // is attended. `sequences` names each segment's sequence. The new rows' K and V are in the cache;
+  // v holds them unquantized. Valid until attend(), which must follow.
+  [[nodiscard]] std::span<const TokenChoice* const> choose(
+      LayerId layer, std::span<const AttentionSegment> segments,
+      std::span<const SequenceId> sequences, ConstMatrix q, ConstMatrix v, const KvLayerView& cache,
+      float scale, Stream& stream);
+  // out = the method's attention of the segments last chosen for; `slots` says where their chosen
+  // tokens lie (KvStep::segment_slots).
   void attend(LayerId layer, std::span<const AttentionSegment> segments,
               std::span<const SequenceId> sequences,
-              std::span<const std::span<const std::int32_t>> slots, ConstMatrix q, ConstMatrix v,
+              std::span<const std::span<const std::int32_t>> slots, ConstMatrix q,
               const KvLayerView& cache, float scale, Matrix out, Ops& ops, Workspace dense,
               Stream& stream);
 
@@ -107,12 +120,15 @@ class AttentionRunner {
   };
 
   [[nodiscard]] Entry& entry_of(SequenceId sequence);
+  [[nodiscard]] LayerCall call_of(LayerId layer, const AttentionSegment& segment,
+                                  const KvLayerView& cache, float scale, Stream& stream);
   // Chooses unless it is done already; `row` is the query's.
   const TokenChoice& choose(Entry& entry, const LayerCall& call, ConstMatrix q, std::int64_t row);
   static void find_slots(const AttentionSegment& segment, const KvLayerView& cache,
                          std::span<const std::int32_t> known, Chosen& chosen);
   void count(const TokenChoice& choice, std::int64_t context);
 
+  PoolDevice memory_;  // of the states
   MethodShape shape_;
   std::unique_ptr<AttentionMethod> method_;
   SparseOps* ops_;
@@ -122,6 +138,7 @@ class AttentionRunner {
   AttentionObserver* observer_ = nullptr;
 
   // Of the layer at hand; kept to reuse their memory.
+  std::vector<const TokenChoice*> choices_;  // by segment
   std::vector<AttentionSegment> dense_;
   std::vector<AttentionSegment> sparse_;
   std::vector<Chosen> chosen_;

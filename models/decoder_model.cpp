@@ -238,11 +238,12 @@ void DecoderModel::attend(std::int64_t layer, const LayerWeights& w, Matrix x, S
   for (std::int64_t group = 0; group < kv_step_.groups(); ++group) {
     const std::span<const AttentionSegment> segments = wait_for_kv(layer, group);
     recompute(w, cache, stream);
-    const TraceSpan span(trace_, TraceLane::kCompute, "attend");
     const Workspace workspace{workspace_.data(), workspace_.bytes()};
+    if (runner_) choose(layer, group, segments, w, q, v, cache, scale, stream);
+    const TraceSpan span(trace_, TraceLane::kCompute, "attend");
     if (runner_) {
       runner_->attend(LayerId(layer), segments, kv_step_.segment_sequences(),
-                      kv_step_.segment_slots(), q, v, cache, scale, attended, *ops_, workspace,
+                      kv_step_.segment_slots(), q, cache, scale, attended, *ops_, workspace,
                       stream);
     } else {
       ops_->attention(q, config_.heads, cache, segments, scale, attended, workspace, stream);
@@ -273,6 +274,24 @@ std::span<const AttentionSegment> DecoderModel::wait_for_kv(std::int64_t layer,
   TraceSpan span(kv_step_.staging() ? trace_ : nullptr, TraceLane::kCompute, "wait for KV");
   span.note("group", group);
   return kv_step_.segments(LayerId(layer), group);
+}
+
+void DecoderModel::choose(std::int64_t layer, std::int64_t group,
+                          std::span<const AttentionSegment> segments, const LayerWeights& w,
+                          ConstMatrix q, ConstMatrix v, const KvLayerView& cache, float scale,
+                          Stream& stream) {
+  const auto choices = [&] {
+    const TraceSpan span(trace_, TraceLane::kCompute, "choose");
+    return runner_->choose(LayerId(layer), segments, kv_step_.segment_sequences(), q, v, cache,
+                           scale, stream);
+  }();
+  if (!kv_step_.chooses_late()) return;
+  {
+    TraceSpan span(trace_, TraceLane::kCompute, "wait for KV");
+    span.note("group", group);
+    kv_step_.fetch(LayerId(layer), group, choices);
+  }
+  recompute(w, cache, stream);
 }
 
 void DecoderModel::recompute(const LayerWeights& w, const KvLayerView& cache, Stream& stream) {

@@ -84,7 +84,11 @@ class DecoderModel {
                                       Stream& stream);
   [[nodiscard]] std::span<const AttentionSegment> wait_for_kv(std::int64_t layer,
                                                               std::int64_t group);
-  // Projects K and V of the group's recomputable blocks.
+  // The attention method chooses for the group's segments, and what it chose is brought.
+  void choose(std::int64_t layer, std::int64_t group, std::span<const AttentionSegment> segments,
+              const LayerWeights& w, ConstMatrix q, ConstMatrix v, const KvLayerView& cache,
+              float scale, Stream& stream);
+  // Projects K and V of what was brought of recomputable blocks.
   void recompute(const LayerWeights& w, const KvLayerView& cache, Stream& stream);
   void mlp_block(const LayerWeights& w, ConstMatrix input, Matrix x, Stream& stream);
   void norm(ConstMatrix x, const float* weight, const float* bias, Matrix y, Stream& stream);

@@ -18,6 +18,7 @@ void HostReads::begin(LayerId layer, std::int64_t first_page) {
   layer_ = layer;
   first_page_ = first_page;
   blocks_.clear();
+  arrived_ = 0;
   recomputes_.clear();
   cells_.clear();
   slots_.clear();
@@ -50,6 +51,16 @@ std::int64_t HostReads::block_of(const BatchSegment& rows, std::int64_t block, P
   return place->second;
 }
 
+bool HostReads::has_arrived(SequenceId sequence, std::int64_t block, PageId& page) const {
+  if (arrived_ == 0) return false;
+  const auto found = found_.find(store_->residency().block_index(sequence, block));
+  if (found == found_.end() || found->second >= arrived_) return false;
+  TRIPHASE_CHECK(blocks_[static_cast<std::size_t>(found->second)].whole,
+                 "a first round brings whole blocks");
+  page = PageId(static_cast<std::int32_t>(first_page_ + found->second));
+  return true;
+}
+
 void HostReads::read_blocks(const BatchSegment& rows, std::int64_t first_block,
                             std::span<PageId> table) {
   for (std::int64_t block = first_block; block < static_cast<std::int64_t>(table.size()); ++block) {
@@ -63,6 +74,7 @@ std::int32_t HostReads::slot_of(const BatchSegment& rows, std::int64_t token, st
   const SequenceId sequence = rows.sequence;
   const std::int64_t block = token / store_->shape().block_tokens;
   const std::int64_t offset = token % store_->shape().block_tokens;
+  if (has_arrived(sequence, block, page)) return -1;
   TokenCache& cache = store_->token_cache(parts_);
   const TokenCache::BlockKey key{store_->residency().block_index(sequence, block),
                                  store_->residency().block_id(sequence, block)};
@@ -111,7 +123,7 @@ void HostReads::make_runs(std::int64_t gap_bytes, std::vector<TokenRun>& runs) {
   const KvGeometry geometry = store_->geometry();
   const auto cells = static_cast<std::size_t>(block_cells_);
   runs.clear();
-  for (std::size_t index = 0; index < blocks_.size(); ++index) {
+  for (auto index = static_cast<std::size_t>(arrived_); index < blocks_.size(); ++index) {
     const Block& block = blocks_[index];
     if (block.recomputed >= 0) continue;
     const std::int64_t slot = (first_page_ + static_cast<std::int64_t>(index)) * shape.block_tokens;
@@ -140,7 +152,7 @@ void HostReads::make_recomputes(std::int64_t gap_bytes, KvRecomputes& recomputes
                                 std::vector<BytePiece>& pieces) {
   recomputes.clear();
   pieces.clear();
-  for (std::size_t index = 0; index < blocks_.size(); ++index) {
+  for (auto index = static_cast<std::size_t>(arrived_); index < blocks_.size(); ++index) {
     if (blocks_[index].recomputed < 0) continue;
     KvRecompute& block = recomputes.blocks.emplace_back(
         recomputes_[static_cast<std::size_t>(blocks_[index].recomputed)]);

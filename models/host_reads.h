@@ -5,7 +5,8 @@
 // page, in which its tokens have the same offsets as on the host; what is not asked for is not
 // brought. Chosen tokens go to slots of the store's token cache while it has some, and are not
 // brought again while they stay there. Of recomputable blocks the same tokens' saved layer inputs
-// are brought. PURE bookkeeping; kept between uses to reuse its memory.
+// are brought. What a method chooses only once some blocks are there comes in a second round.
+// PURE bookkeeping; kept between uses to reuse its memory.
 
 #include <cstdint>
 #include <span>
@@ -54,6 +55,9 @@ class HostReads {
   // Starts over for a layer; the first block gets `first_page`, the others the pages after it.
   void begin(LayerId layer, std::int64_t first_page);
 
+  // What was read so far has arrived, as whole blocks; what follows is read beside it.
+  void begin_second_round() { arrived_ = static_cast<std::int64_t>(blocks_.size()); }
+
   // Both put staging pages into the sequence's page table where a block that is read is on the
   // host.
   void read_blocks(const BatchSegment& rows, std::int64_t first_block, std::span<PageId> table);
@@ -61,9 +65,10 @@ class HostReads {
   void read_tokens(const BatchSegment& rows, const TokenChoice& choice, std::span<PageId> table,
                    std::vector<std::int32_t>& slots);
 
-  // The pieces that bring them; a gap of up to `gap_bytes` between two is brought along.
+  // The pieces that bring what this round read; a gap of up to `gap_bytes` between two is brought
+  // along.
   void make_runs(std::int64_t gap_bytes, std::vector<TokenRun>& runs);
-  // What is recomputed, and the pieces that bring its layer inputs.
+  // What of it is recomputed, and the pieces that bring its layer inputs.
   void make_recomputes(std::int64_t gap_bytes, KvRecomputes& recomputes,
                        std::vector<BytePiece>& pieces);
 
@@ -86,6 +91,8 @@ class HostReads {
 
   // Index into blocks_ of a block of the sequence that is on the host; -1: it is on the device.
   std::int64_t block_of(const BatchSegment& rows, std::int64_t block, PageId& page);
+  // Whether the block came in an earlier round; then its page is in `page`.
+  [[nodiscard]] bool has_arrived(SequenceId sequence, std::int64_t block, PageId& page) const;
   // Device slot of one part of a token that is on the host, -1: by its page; makes it come if it
   // is not there.
   std::int32_t slot_of(const BatchSegment& rows, std::int64_t token, std::int64_t part,
@@ -101,6 +108,7 @@ class HostReads {
   std::int64_t parts_ = 1;  // of a token: KV heads that are chosen apart
   std::int64_t block_cells_ = 0;
   std::vector<Block> blocks_;  // by staging page
+  std::int64_t arrived_ = 0;   // of them, in earlier rounds
   std::vector<KvRecompute> recomputes_;
   std::vector<std::uint8_t> cells_;                       // [block][token][part]: is to come
   std::vector<std::int32_t> slots_;                       // to this slot; -1: to the staging page

@@ -130,6 +130,13 @@ void KvStep::stage_to(std::int64_t number) {
   TRIPHASE_CHECK(staged_ > number, "staging pages for the group at hand");
 }
 
+std::int64_t KvStep::first_block_to_choose(const BatchSegment& rows, LayerId layer) const {
+  if (attention_ == nullptr || rows.count != 1) return 0;
+  return attention_->first_key_to_choose(layer, rows.sequence, rows.first_position + 1,
+                                         store_->shape().quantized(), block_tokens()) /
+         block_tokens();
+}
+
 void KvStep::stage(std::int64_t number, std::int64_t first_page) {
   Unit& unit = unit_of(number);
   const LayerId layer(number / groups());
@@ -137,25 +144,68 @@ void KvStep::stage(std::int64_t number, std::int64_t first_page) {
   if (unit.tables.size() < group.count) {
     unit.tables.resize(group.count);
     unit.slots.resize(group.count);
+    unit.first_blocks.resize(group.count);
   }
-  reads_.begin(layer, first_page);
+  unit.first_page = first_page;
+  unit.any_late = false;
+  for (std::size_t index = 0; index < group.count; ++index) {
+    const BatchSegment& entry = rows_[group.first + index];
+    const std::int64_t first = first_block_to_choose(entry, layer);
+    unit.any_late = unit.any_late || first > 0;
+    unit.first_blocks[index] = std::max(first, first_needed_block(entry, layer.value));
+    unit.slots[index].clear();
+  }
+  read_first_round(unit, layer, group);
+  unit.ticket = move_reads(unit.recomputes, unit.input_ticket);
+}
+
+void KvStep::read_first_round(Unit& unit, LayerId layer, const Group& group) {
+  reads_.begin(layer, unit.first_page);
   for (std::size_t index = 0; index < group.count; ++index) {
     const BatchSegment& entry = rows_[group.first + index];
     const std::span<const PageId> pages = store_->residency().pages(entry.sequence, layer);
     std::vector<PageId>& table = unit.tables[index];
     table.assign(pages.begin(), pages.end());
-    unit.slots[index].clear();
     if (const TokenChoice* choice = early_choice(entry, layer)) {
       reads_.read_tokens(entry, *choice, table, unit.slots[index]);
     } else {
-      reads_.read_blocks(entry, first_needed_block(entry, layer.value), table);
+      reads_.read_blocks(entry, unit.first_blocks[index], table);
     }
   }
+}
+
+Ticket KvStep::move_reads(KvRecomputes& recomputes, Ticket& inputs) {
   TransferEngine& transfers = *store_->transfers();
   reads_.make_runs(transfers.piece_cost_bytes(), runs_);
-  unit.ticket = transfers.move_tokens(Lane::kToDevice, store_->geometry(), runs_);
-  reads_.make_recomputes(transfers.piece_cost_bytes(), unit.recomputes, pieces_);
-  unit.input_ticket = transfers.move_pieces(Lane::kToDevice, pieces_);
+  const Ticket ticket = transfers.move_tokens(Lane::kToDevice, store_->geometry(), runs_);
+  reads_.make_recomputes(transfers.piece_cost_bytes(), recomputes, pieces_);
+  inputs = transfers.move_pieces(Lane::kToDevice, pieces_);
+  return ticket;
+}
+
+void KvStep::fetch(LayerId layer, std::int64_t group_index,
+                   std::span<const TokenChoice* const> choices) {
+  TRIPHASE_CHECK(late_ && choices.size() == segments_.size(), "a choice for each segment");
+  Unit& unit = unit_of(layer.value * groups() + group_index);
+  const Group& group = groups_[static_cast<std::size_t>(group_index)];
+  // Other units have been staged since: what came of this one is counted up again.
+  read_first_round(unit, layer, group);
+  reads_.begin_second_round();
+  for (std::size_t index = 0; index < choices.size(); ++index) {
+    const std::size_t at = segment_entries_[index];
+    const BatchSegment& entry = rows_[group.first + at];
+    if (choices[index] == nullptr) {
+      reads_.read_blocks(entry, first_needed_block(entry, layer.value), unit.tables[at]);
+    } else {
+      reads_.read_tokens(entry, *choices[index], unit.tables[at], unit.slots[at]);
+      segment_slots_[index] = unit.slots[at];
+    }
+  }
+  Ticket inputs;
+  const Ticket ticket = move_reads(fetched_recomputes_, inputs);
+  recomputes_ = &fetched_recomputes_;
+  store_->transfers()->wait(ticket);
+  store_->transfers()->wait(inputs);
 }
 
 KvSlots KvStep::slots(LayerId layer) {
@@ -237,12 +287,14 @@ KvLayerView KvStep::view(LayerId layer) const {
 std::span<const AttentionSegment> KvStep::segments(LayerId layer, std::int64_t group_index) {
   const std::int64_t number = layer.value * groups() + group_index;
   recomputes_ = &kNoRecomputes;
+  late_ = false;
   if (staging_) {
     give_back_before(number);
     stage_to(number);
     store_->transfers()->wait(unit_of(number).ticket);
     store_->transfers()->wait(unit_of(number).input_ticket);
     recomputes_ = &unit_of(number).recomputes;
+    late_ = unit_of(number).any_late;
   }
   const Group& group = groups_[static_cast<std::size_t>(group_index)];
   const auto table_of = [&](std::size_t entry) -> std::span<const PageId> {
@@ -251,6 +303,7 @@ std::span<const AttentionSegment> KvStep::segments(LayerId layer, std::int64_t g
   };
   const auto add_sequence = [&](std::size_t entry) {
     segment_sequences_.push_back(rows_[entry].sequence);
+    segment_entries_.push_back(entry - group.first);
     segment_slots_.emplace_back();
     if (staging_) segment_slots_.back() = unit_of(number).slots[entry - group.first];
   };
@@ -258,6 +311,7 @@ std::span<const AttentionSegment> KvStep::segments(LayerId layer, std::int64_t g
   segments_.clear();
   segment_sequences_.clear();
   segment_slots_.clear();
+  segment_entries_.clear();
   if (store_->shape().quantized()) {
     for (const OpenRun& run : open_runs_) {
       if (run.entry < group.first || run.entry >= group.first + group.count) continue;

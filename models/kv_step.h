@@ -2,11 +2,13 @@
 
 // The KV tables of one decoder step: where each layer's new tokens go, which open blocks close, and
 // what each query attends, with the blocks that are on the host brought into staging pages just
-// before they are read. Of a decoded row whose attention method knows its tokens before the query
-// exists, only the chosen tokens are brought. Layer by layer the caller does
+// before they are read. Of a decoded row only the tokens that its attention method chose are
+// brought: ahead, where it knows them before the query exists, else once it has chosen. Layer by
+// layer the caller does
 //
 //   append at slots(layer); close closes();
-//   for each group: attend segments(layer, group), then done(layer, group)
+//   for each group: choose for segments(layer, group), and where chooses_late() fetch(layer,
+//                   group, choices); attend the segments, then done(layer, group)
 //
 // A group is some of the sequences, so many that the staging pages hold several groups at once (all
 // sequences, where nothing is on the host). While one group is attended, and while a layer computes
@@ -44,11 +46,17 @@ class KvStep {
   [[nodiscard]] std::int64_t groups() const { return static_cast<std::int64_t>(groups_.size()); }
   // Waits for the group's staged blocks; throws what made their transfer fail.
   [[nodiscard]] std::span<const AttentionSegment> segments(LayerId layer, std::int64_t group);
-  // Tokens of the segments last returned whose layer inputs lie in staging pages: their K and V
-  // must be projected before the segments are attended.
+  // Whether some segment last returned has tokens on the host that come only once its method has
+  // chosen; then fetch() must follow.
+  [[nodiscard]] bool chooses_late() const { return late_; }
+  // Brings what was chosen for the segments last returned: by segment a choice, or null where the
+  // whole context is attended. Waits for it, as segments() does.
+  void fetch(LayerId layer, std::int64_t group, std::span<const TokenChoice* const> choices);
+  // Tokens that the last segments() or fetch() brought and whose layer inputs lie in staging pages:
+  // their K and V must be projected before anybody reads them.
   [[nodiscard]] const KvRecomputes& recomputes() const { return *recomputes_; }
   // The sequence of each of the segments last returned, and the device slots of its chosen tokens
-  // (HostReads::read_tokens); none where nothing was chosen early or nothing is on the host.
+  // (HostReads::read_tokens); none where nothing was chosen yet or nothing is on the host.
   [[nodiscard]] std::span<const SequenceId> segment_sequences() const { return segment_sequences_; }
   [[nodiscard]] std::span<const std::span<const std::int32_t>> segment_slots() const {
     return segment_slots_;
@@ -83,6 +91,9 @@ class KvStep {
     KvRecomputes recomputes;
     std::vector<std::vector<PageId>> tables;       // page tables of the group's entries
     std::vector<std::vector<std::int32_t>> slots;  // and of their chosen tokens
+    std::vector<std::int64_t> first_blocks;        // where entries without an early choice begin
+    std::int64_t first_page = 0;
+    bool any_late = false;  // what lies before the first block comes once it is chosen
   };
 
   void make_groups();
@@ -94,9 +105,16 @@ class KvStep {
   // Stages the units up to `number`, and then as many as there are pages for.
   void stage_to(std::int64_t number);
   void stage(std::int64_t number, std::int64_t first_page);
+  // Puts what the group's entries read ahead into the unit's tables and reads_.
+  void read_first_round(Unit& unit, LayerId layer, const Group& group);
+  // Brings what reads_ holds: K and V by the ticket that is returned, layer inputs by `inputs`.
+  [[nodiscard]] Ticket move_reads(KvRecomputes& recomputes, Ticket& inputs);
   void begin_open_runs(LayerId layer);
   // The first of the blocks that the rows read when they read whole blocks.
   [[nodiscard]] std::int64_t first_needed_block(const BatchSegment& rows, std::int64_t layer) const;
+  // Of the blocks that a decoded row's late method looks into before it chooses, the first; 0:
+  // all, or another row.
+  [[nodiscard]] std::int64_t first_block_to_choose(const BatchSegment& rows, LayerId layer) const;
   [[nodiscard]] const TokenChoice* early_choice(const BatchSegment& rows, LayerId layer) const;
   [[nodiscard]] Unit& unit_of(std::int64_t number) {
     return units_[static_cast<std::size_t>(number) % units_.size()];
@@ -112,11 +130,13 @@ class KvStep {
   AttentionRunner* attention_ = nullptr;
   static const KvRecomputes kNoRecomputes;
   const KvRecomputes* recomputes_ = &kNoRecomputes;
+  KvRecomputes fetched_recomputes_;
   std::vector<Group> groups_;
   std::vector<std::int64_t> seen_blocks_;  // by KvResidency::block_index: the last group's stamp
   std::int64_t group_stamp_ = 0;
   bool staging_ = false;  // some block of the step is on the host
   bool prefetch_ = true;
+  bool late_ = false;
 
   static constexpr std::size_t kMostStaged = 64;  // units at a time
   std::array<Unit, kMostStaged> units_;
@@ -132,6 +152,7 @@ class KvStep {
   std::vector<AttentionSegment> segments_;
   std::vector<SequenceId> segment_sequences_;
   std::vector<std::span<const std::int32_t>> segment_slots_;
+  std::vector<std::size_t> segment_entries_;  // index into the group
 
   std::vector<std::vector<PageId>> scale_tables_;  // by entry of rows_
   std::vector<OpenRun> open_runs_;                 // of the layer at hand, by entry

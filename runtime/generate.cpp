@@ -110,8 +110,12 @@ void fill_engine_numbers(const EngineStats& stats, const PlacementStats& placeme
     const std::uint64_t staging = plan.memory.staging + plan.memory.cache;
     add(device, MemoryTag::kStaging, staging, staging);
   }
-  add(device, MemoryTag::kActivations, plan.memory.scratch - workspace - summary.cluster_bytes,
+  add(device, MemoryTag::kActivations,
+      plan.memory.scratch - workspace - summary.cluster_bytes - plan.selection,
       pool.use(MemoryTag::kActivations).peak);
+  if (plan.selection > 0) {
+    add(device, MemoryTag::kSelection, plan.selection, pool.use(MemoryTag::kSelection).peak);
+  }
   if (summary.cluster_bytes > 0) {
     summary.memory.push_back({std::string(memory_tier_name(device)), "clusters",
                               summary.cluster_bytes, summary.cluster_bytes});

@@ -85,7 +85,25 @@ class Planner {
     const BatchLimits limits = limits_for(batch);
     return DecoderModel::scratch_bytes(model_.config, limits, machine_.threads) +
            ops_reserved_bytes(machine_, ops_shape(model_.config, limits, plan_.kv)) +
-           cluster_memory(options_, model_);
+           cluster_memory(options_, model_) + selection(batch);
+  }
+
+  [[nodiscard]] std::unique_ptr<AttentionMethod> method() const {
+    const ModelConfig& config = model_.config;
+    return make_attention_method(options_.attention,
+                                 {config.layers, config.heads, config.kv_heads, config.head_dim},
+                                 model_.clusters());
+  }
+
+  // What the attention method keeps of every sequence, suspended ones included.
+  [[nodiscard]] std::uint64_t selection(std::int64_t batch) const {
+    if (options_.attention.kind == AttentionKind::kDense) return 0;
+    return method()->state_bytes(batch + waiting(batch), context_);
+  }
+
+  // Sequences that vLLM's policy swaps out keep what is not in pages: as many again may wait.
+  [[nodiscard]] std::int64_t waiting(std::int64_t batch) const {
+    return plan_.policy->name() == "vllm" ? batch : 0;
   }
 
   void choose_budgets() {
@@ -139,16 +157,12 @@ class Planner {
     plan_.kv.input_width = model_.config.hidden_size;
   }
 
-  // Of a longest line's tokens, the share that a method with early choices reads. The baselines
-  // keep no tokens, as their originals do not.
+  // Of a longest line's tokens, the share that a method reads which fetches its tokens. The
+  // baselines keep no tokens, as their originals do not.
   [[nodiscard]] double chosen_share() const {
     const bool caches = plan_.policy->name() == "triphase" || options_.token_cache.has_value();
     if (!caches || options_.attention.kind == AttentionKind::kDense) return 0.0;
-    const ModelConfig& config = model_.config;
-    const auto method = make_attention_method(
-        options_.attention, {config.layers, config.heads, config.kv_heads, config.head_dim},
-        model_.clusters());
-    if (!method->chooses_early()) return 0.0;
+    if (!method()->fetches_tokens()) return 0.0;
     return static_cast<double>(budget_tokens(options_.attention, context_, context_)) /
            static_cast<double>(context_);
   }
@@ -193,9 +207,7 @@ class Planner {
         .open_page_bytes = KvStore::open_page_bytes(plan_.kv)};
     if (plan_.kv.quantized()) {
       request.open_pages = [this](std::int64_t batch) {
-        // Sequences that vLLM's policy swaps out keep their open blocks: as many again may wait.
-        const std::int64_t waiting = plan_.policy->name() == "vllm" ? batch : 0;
-        return KvStore::open_pages_needed(plan_.kv, batch + waiting, limits_for(batch).rows);
+        return KvStore::open_pages_needed(plan_.kv, batch + waiting(batch), limits_for(batch).rows);
       };
     }
     // Weights that do not fit beside a little KV are streamed under every policy.
@@ -226,6 +238,7 @@ class Planner {
     }
     plan_.memory = plan_memory(request);
     plan_.limits = limits_for(plan_.memory.batch_size);
+    plan_.selection = selection(plan_.memory.batch_size);
     // Nothing can leave the device: Phase I to the end. Reserving at admission then decides the
     // same once, not in every step.
     if (plan_.policy->name() == "triphase" && plan_.memory.host_blocks == 0) {

@@ -37,6 +37,7 @@ struct RunPlan {
   std::uint64_t host_weights = 0;  // bytes of streamed layers
   std::shared_ptr<const PlacementPolicy> policy;
   StaticPlacement placement;
+  std::uint64_t selection = 0;    // of the scratch: what the attention method keeps to choose by
   std::int64_t input_tokens = 0;  // leading ones whose K and V come from INT8 layer inputs
   PlacementLimits places;         // what the policy has to work with
 };

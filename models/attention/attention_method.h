@@ -11,6 +11,7 @@
 //   method.appended(state, call, v)                  always; v: the new rows, unquantized
 //   prefill:  dense attention; then method.prefilled(state, call, q)
 //   decode:   method.choose(state, call, q, row, choice)
+//             (appended() and choose() may read keys from first_key() on, no others)
 //             choice.dense -> dense attention, nothing else to do
 //             else attend choice's tokens, with weights if method.wants_weights();
 //                  method.attended(state, call, choice, weights);  blend(choice, ...)
@@ -48,7 +49,8 @@ struct LayerCall {
   KvLayerView cache;
   float scale = 1.0F;  // of q . k
   SparseOps* ops = nullptr;
-  Workspace workspace;  // kernels/sizing/sparse_workspace.h
+  Device* memory = nullptr;  // of the device: for what a method remembers
+  Workspace workspace;       // kernels/sizing/sparse_workspace.h
   Stream* stream = nullptr;
 };
 
@@ -85,7 +87,7 @@ class AttentionMethod {
   enum class Timing : std::uint8_t {
     kDense,  // this layer is always dense: choose() is not needed
     kEarly,  // tokens are known before the query
-    kLate,   // choose() needs the query and K of the whole context, or what stands for it
+    kLate,   // choose() needs the query, and keys from first_key() on
   };
 
   AttentionMethod(const AttentionOptions& options, const MethodShape& shape)
@@ -102,14 +104,26 @@ class AttentionMethod {
   [[nodiscard]] virtual bool wants_weights() const { return false; }
   // Tokens that were once left out are never chosen again: their KV may be freed.
   [[nodiscard]] virtual bool drops_tokens() const { return false; }
-  // Whether late choose() reads every key of the context from the device.
-  [[nodiscard]] virtual bool reads_all_keys() const { return false; }
+  // Late methods, for a decoded row: of the keys of closed or full blocks, the first that
+  // appended() and choose() read; what lies before it is needed only if it is chosen. 0: the whole
+  // context. The call has its layer, keys.context_tokens, keys.query_count and the cache's shape.
+  [[nodiscard]] virtual std::int64_t first_key(const State&, const LayerCall&) const { return 0; }
+  // Whether some layer's choice leaves keys of the context unread.
+  [[nodiscard]] virtual bool chooses_without_keys() const { return false; }
+  // Whether of KV on the host only chosen tokens are brought, ahead or once they are chosen.
+  [[nodiscard]] bool fetches_tokens() const { return chooses_early() || chooses_without_keys(); }
   // How many of the prompt's last rows must pass through prefilled(): a sequence that shares a
   // longer part of its prompt's KV with others must still compute these rows.
   [[nodiscard]] virtual std::int64_t prefill_rows(std::int64_t prompt_tokens) const;
   // Whether every row of the prompt must pass through appended().
   [[nodiscard]] virtual bool needs_every_row() const { return false; }
 
+  // Bytes of the device's memory that the states of so many sequences of at most so many tokens
+  // take together, at most.
+  [[nodiscard]] virtual std::uint64_t state_bytes(std::int64_t /*sequences*/,
+                                                  std::int64_t /*tokens*/) const {
+    return 0;
+  }
   [[nodiscard]] virtual std::unique_ptr<State> begin(std::int64_t prompt_tokens) const;
   virtual void appended(State& state, const LayerCall& call, ConstMatrix v);
   virtual void prefilled(State& state, const LayerCall& call, ConstMatrix q);

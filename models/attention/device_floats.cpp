@@ -6,8 +6,8 @@ namespace triphase {
 
 void DeviceFloats::resize(std::int64_t count, Device& device, Stream& stream) {
   if (count > room_) {
-    // Half as much again, so that a growing sequence seldom moves.
-    const std::int64_t room = std::max(count, room_ + room_ / 2);
+    // An eighth as much again, so that a growing sequence seldom moves.
+    const std::int64_t room = std::max(count, room_ + room_ / kSlack);
     DeviceFloats larger;
     larger.data_ = static_cast<float*>(device.allocate(bytes_of(room)));
     larger.device_ = &device;

@@ -30,11 +30,17 @@ class DeviceFloats {
   void resize(std::int64_t count, Device& device, Stream& stream);
   void assign(std::span<const float> values, Device& device, Stream& stream);
 
+  // Bytes that growing to so many numbers takes at most.
+  [[nodiscard]] static std::uint64_t most_bytes(std::int64_t count) {
+    return bytes_of(count + count / kSlack);
+  }
+
   [[nodiscard]] float* data() const { return data_; }
   [[nodiscard]] std::int64_t size() const { return size_; }
   [[nodiscard]] std::uint64_t bytes() const { return bytes_of(room_); }
 
  private:
+  static constexpr std::int64_t kSlack = 8;
   static std::size_t bytes_of(std::int64_t count) {
     return static_cast<std::size_t>(count) * sizeof(float);
   }

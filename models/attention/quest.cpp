@@ -27,26 +27,35 @@ class Quest final : public AttentionMethod {
     return layer < options_.quest.dense_layers ? Timing::kDense : Timing::kLate;
   }
   [[nodiscard]] bool per_kv_head() const override { return true; }
+  [[nodiscard]] bool chooses_without_keys() const override { return true; }
+  [[nodiscard]] std::int64_t first_key(const State& state, const LayerCall& call) const override {
+    const std::int64_t context = call.keys.context_tokens;
+    const bool dense = timing(call.layer) == Timing::kDense ||
+                       is_dense(budget_tokens(options_, context, context), context);
+    return dense ? 0 : first_unbounded(static_cast<const QuestState&>(state), call);
+  }
 
+  // While one layer's bounds grow they are there twice.
+  [[nodiscard]] std::uint64_t state_bytes(std::int64_t sequences,
+                                          std::int64_t tokens) const override {
+    const std::int64_t layers =
+        std::max<std::int64_t>(0, shape_.layers - options_.quest.dense_layers);
+    if (layers == 0) return 0;
+    return static_cast<std::uint64_t>(sequences * layers + 1) *
+           DeviceFloats::most_bytes(pages_of(tokens) * page_floats());
+  }
   [[nodiscard]] std::unique_ptr<State> begin(std::int64_t) const override {
     auto state = std::make_unique<QuestState>();
     state->bounds.resize(static_cast<std::size_t>(shape_.layers));
     return state;
   }
 
-  // Reads the newest tokens' keys; with INT8 also those of the block before them, which changed
-  // when it closed. The first call of a sequence reads all keys that it finds.
   void appended(State& state, const LayerCall& call, ConstMatrix) override {
     if (timing(call.layer) == Timing::kDense) return;
     DeviceFloats& bounds = bounds_of(state, call);
-    const std::int64_t known = bounds.size() / page_floats();
     const std::int64_t context = call.keys.context_tokens;
-    std::int64_t first = std::max<std::int64_t>(0, context - call.keys.query_count);
-    if (call.cache.quantized() && first > 0) {
-      first = (first - 1) / call.cache.page_tokens * call.cache.page_tokens;
-    }
-    first = std::min(first, known * options_.quest.page);
-    bounds.resize(pages_of(context) * page_floats(), call.ops->memory(), *call.stream);
+    const std::int64_t first = first_unbounded(static_cast<const QuestState&>(state), call);
+    bounds.resize(pages_of(context) * page_floats(), *call.memory, *call.stream);
     call.ops->bound_pages(call.cache, call.keys, first, {bounds.data(), options_.quest.page},
                           *call.stream);
   }
@@ -87,6 +96,21 @@ class Quest final : public AttentionMethod {
     return (context + options_.quest.page - 1) / options_.quest.page;
   }
   [[nodiscard]] std::int64_t page_floats() const { return 2 * shape_.kv_heads * shape_.head_dim; }
+  // The first token whose key the bounds lack: of the newest ones; with INT8 also of the block
+  // before them, whose keys changed when it closed. A sequence's first call finds all keys
+  // unbounded.
+  [[nodiscard]] std::int64_t first_unbounded(const QuestState& state, const LayerCall& call) const {
+    const DeviceFloats& bounds = state.bounds[static_cast<std::size_t>(call.layer)];
+    const std::int64_t known = bounds.size() / page_floats();
+    std::int64_t first =
+        std::max<std::int64_t>(0, call.keys.context_tokens - call.keys.query_count);
+    if (call.cache.quantized() && first > 0) {
+      first = (first - 1) / call.cache.page_tokens * call.cache.page_tokens;
+    }
+    first = std::min(first, known * options_.quest.page);
+    // A page is bounded as a whole.
+    return first / options_.quest.page * options_.quest.page;
+  }
   static DeviceFloats& bounds_of(State& state, const LayerCall& call) {
     return static_cast<QuestState&>(state).bounds[static_cast<std::size_t>(call.layer)];
   }

@@ -41,9 +41,14 @@ class Sparq final : public AttentionMethod {
 
   [[nodiscard]] Timing timing(std::int64_t) const override { return Timing::kLate; }
   [[nodiscard]] bool per_kv_head() const override { return true; }
-  [[nodiscard]] bool reads_all_keys() const override { return true; }
   [[nodiscard]] bool needs_every_row() const override { return reallocates_; }
 
+  [[nodiscard]] std::uint64_t state_bytes(std::int64_t sequences,
+                                          std::int64_t /*tokens*/) const override {
+    if (!reallocates_) return 0;
+    return static_cast<std::uint64_t>(sequences * shape_.layers) *
+           DeviceFloats::most_bytes(shape_.kv_heads * shape_.head_dim);
+  }
   [[nodiscard]] std::unique_ptr<State> begin(std::int64_t) const override {
     auto state = std::make_unique<SparqState>();
     state->sums.resize(static_cast<std::size_t>(shape_.layers));
@@ -55,7 +60,7 @@ class Sparq final : public AttentionMethod {
     SparqState::Sum& sum =
         static_cast<SparqState&>(state).sums[static_cast<std::size_t>(call.layer)];
     if (sum.values.size() == 0) {
-      sum.values.assign(std::vector<float>(static_cast<std::size_t>(v.cols)), call.ops->memory(),
+      sum.values.assign(std::vector<float>(static_cast<std::size_t>(v.cols)), *call.memory,
                         *call.stream);
     }
     call.ops->sum_values(v, sum.values.data(), *call.stream);

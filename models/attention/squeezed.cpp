@@ -38,6 +38,11 @@ class Squeezed final : public AttentionMethod {
 
   [[nodiscard]] Timing timing(std::int64_t) const override { return Timing::kLate; }
   [[nodiscard]] bool per_kv_head() const override { return true; }
+  // Centroids stand for the keys.
+  [[nodiscard]] std::int64_t first_key(const State&, const LayerCall& call) const override {
+    return call.keys.context_tokens;
+  }
+  [[nodiscard]] bool chooses_without_keys() const override { return true; }
 
   void choose(State&, const LayerCall& call, ConstMatrix q, std::int64_t row,
               TokenChoice& choice) override {

@@ -15,7 +15,6 @@ class Topk final : public AttentionMethod {
 
   [[nodiscard]] Timing timing(std::int64_t) const override { return Timing::kLate; }
   [[nodiscard]] bool per_kv_head() const override { return true; }
-  [[nodiscard]] bool reads_all_keys() const override { return true; }
 
   void choose(State&, const LayerCall& call, ConstMatrix q, std::int64_t row,
               TokenChoice& choice) override {

@@ -42,7 +42,7 @@ std::optional<RunPrediction> predict_run(const RunOptions& options, const ModelB
       .batch_size = plan.memory.batch_size,
       .prefill_chunk = plan.prefill_chunk,
       .miss_rate = options.miss_rate,
-      .fetches_chosen = chooses_early(options, model),
+      .fetch = sparse_fetch(options, model),
       .division = MemoryDivision{plan.places, plan.placement.streamed_layers, plan.placement}};
   job.lines = read_line_lengths(options, model, plan.longest_line, kMost);
   if (job.lines.empty()) return std::nullopt;

@@ -269,7 +269,8 @@ class ScheduleChooser {
                   .kv_dtype = plan_dtype(kv_dtype),
                   .block_tokens = options_.kv_block > 0 ? options_.kv_block
                                                         : KvStore::default_block_tokens(kv_dtype),
-                  .prefill_chunk = memory.prefill_chunk}};
+                  .prefill_chunk = memory.prefill_chunk,
+                  .fetch = sparse_fetch(options_, model_)}};
     request.options.allow_recompute = may_recompute(memory.kv, kv_dtype);
     // The planner's estimate of scratch memory gives way to what this run really takes.
     const std::int64_t chunk = std::min(memory.prefill_chunk, batch * input);
@@ -302,9 +303,9 @@ class ScheduleChooser {
     // Who named an unquantized type wants no rounding.
     const bool named = options_.given("kv-dtype") && options_.origins["kv-dtype"].value != "auto";
     if (options_.recompute == RecomputeMode::kAuto && named && kv_dtype != DType::kU8) return false;
-    // Where a method chooses after it has seen the query, whole blocks would be recomputed.
+    // Where a method reads every key to choose, whole blocks would be recomputed.
     const bool dense = options_.attention.kind == AttentionKind::kDense;
-    if (!dense && !chooses_early(options_, model_)) return false;
+    if (!dense && sparse_fetch(options_, model_) == SparseFetch::kWholeBlocks) return false;
     pages.dtype = kv_dtype;
     return !backend_.machine().gpu && KvStore::page_holds_inputs(pages, model_.config.hidden_size);
   }

@@ -35,13 +35,14 @@ double touched_share(const AttentionOptions& attention, std::int64_t input_token
   return std::clamp(touched, 1e-6, 1.0);
 }
 
-bool chooses_early(const RunOptions& options, const ModelBundle& model) {
+SparseFetch sparse_fetch(const RunOptions& options, const ModelBundle& model) {
   const ModelConfig& config = model.config;
-  if (options.attention.kind == AttentionKind::kDense) return false;
-  return make_attention_method(options.attention,
-                               {config.layers, config.heads, config.kv_heads, config.head_dim},
-                               model.clusters())
-      ->chooses_early();
+  if (options.attention.kind == AttentionKind::kDense) return SparseFetch::kWholeBlocks;
+  const auto method = make_attention_method(
+      options.attention, {config.layers, config.heads, config.kv_heads, config.head_dim},
+      model.clusters());
+  if (method->chooses_early()) return SparseFetch::kAhead;
+  return method->fetches_tokens() ? SparseFetch::kOnDemand : SparseFetch::kWholeBlocks;
 }
 
 }  // namespace triphase

@@ -29,9 +29,8 @@ struct LineLimits {
 [[nodiscard]] double touched_share(const AttentionOptions& attention, std::int64_t input_tokens,
                                    std::int64_t output_tokens);
 
-// Whether the attention method knows its tokens before the query exists, so that of KV on the host
-// only these are brought. Dense attention does not.
-[[nodiscard]] bool chooses_early(const RunOptions& options, const ModelBundle& model);
+// How the attention method's tokens on the host come to the device; dense attention reads blocks.
+[[nodiscard]] SparseFetch sparse_fetch(const RunOptions& options, const ModelBundle& model);
 
 // INT8 as the KV store calls it (codes with zero points), and as plans and cost models do.
 [[nodiscard]] inline DType store_dtype(DType plan_dtype) {

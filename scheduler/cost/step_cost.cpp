@@ -81,9 +81,15 @@ LaneTimes CostModel::step(const StepWork& work, const StepRules& rules) const {
     copies = std::max(copies, 1.0);
     return copies * take(table.at(bytes / copies), flag);
   };
-  lanes.h2d = bulk(curve(CostTable::kH2D), work.h2d_bytes, work.h2d_copies) +
-              take(gather(work.record_bytes, work.gathered_records), flag) +
-              take(gather(work.input_bytes, work.gathered_inputs), flag);
+  double ahead = bulk(curve(CostTable::kH2D), work.h2d_bytes, work.h2d_copies);
+  const double gathered = take(gather(work.record_bytes, work.gathered_records), flag) +
+                          take(gather(work.input_bytes, work.gathered_inputs), flag);
+  lanes.h2d = ahead + gathered;
+  if (work.fetch == SparseFetch::kOnDemand) {
+    if (rules.overlap) lanes.serial += gathered;
+  } else {
+    ahead += gathered;
+  }
   lanes.d2h = bulk(curve(CostTable::kD2H), work.d2h_bytes, work.d2h_copies);
 
   if (!rules.pinned) lanes.serial += kPageableFactor * lanes.h2d;
@@ -96,15 +102,14 @@ LaneTimes CostModel::step(const StepWork& work, const StepRules& rules) const {
   // The first layer waits for its own loads, and nothing is loaded beside what follows the last
   // layer's attention.
   const auto layers = static_cast<double>(std::max<std::int64_t>(rules.layers, 1));
-  const double first_loads = lanes.h2d / layers;
-  const double last_layer = lanes.h2d > 0.0 ? device / layers : 0.0;
-  const double slowest = std::max({device, lanes.h2d, lanes.d2h});
+  const double first_loads = ahead / layers;
+  const double last_layer = ahead > 0.0 ? device / layers : 0.0;
+  const double slowest = std::max({device, ahead, lanes.d2h});
   lanes.serial +=
-      std::max({device + first_loads, lanes.h2d + last_layer, lanes.d2h + first_loads}) - slowest;
+      std::max({device + first_loads, ahead + last_layer, lanes.d2h + first_loads}) - slowest;
   // Lanes that meet at every layer lose what does not divide evenly among them: at least the start
   // of the slowest lane's work behind the others.
-  if (rules.sync_each_layer)
-    lanes.serial += lanes.d2h / layers + std::min(device, lanes.h2d) / layers;
+  if (rules.sync_each_layer) lanes.serial += lanes.d2h / layers + std::min(device, ahead) / layers;
   lanes.step = slowest + lanes.serial;
   return lanes;
 }

@@ -10,6 +10,13 @@
 
 namespace triphase {
 
+// How tokens on the host that a sparse decode step touches come to the device.
+enum class SparseFetch : std::uint8_t {
+  kAhead,        // while the layer before is computed
+  kOnDemand,     // once the layer's query has chosen them: attention waits
+  kWholeBlocks,  // with their blocks, ahead: the choice needs every key
+};
+
 // What a step does. Counts of the whole step; "tokens" are counted once, not per layer.
 struct StepWork {
   std::int64_t decode_rows = 0;        // sequences that decode
@@ -27,8 +34,9 @@ struct StepWork {
   double record_bytes = 0.0;
   double gathered_inputs = 0.0;  // the same of saved layer inputs
   double input_bytes = 0.0;
-  double h2d_bytes = 0.0;   // bulk: streamed weights, reloads, X, swapped sequences
-  double h2d_copies = 1.0;  // in so many pieces
+  SparseFetch fetch = SparseFetch::kAhead;  // of what is gathered
+  double h2d_bytes = 0.0;                   // bulk: streamed weights, reloads, X, swapped sequences
+  double h2d_copies = 1.0;                  // in so many pieces
   // To the host.
   double d2h_bytes = 0.0;
   double d2h_copies = 1.0;
@@ -48,7 +56,7 @@ struct LaneTimes {
   double d2h = 0.0;
   double host = 0.0;    // attention on the host, between a layer's other work
   double serial = 0.0;  // cannot overlap: the first layer's loads or what follows the last ones,
-                        // pageable copies
+                        // what is fetched on demand, pageable copies
   double step = 0.0;    // all together
   bool extrapolated = false;
 };

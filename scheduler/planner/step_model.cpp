@@ -31,7 +31,7 @@ std::int64_t StepModel::movable(std::int64_t context) const {
 
 double StepModel::fetched(const StepTokens& tokens) const {
   const auto host = static_cast<double>(tokens.host);
-  if (workload_.caching_ratio >= 1.0) return host;
+  if (reads_whole_blocks()) return host;
   // The global half of the selection falls on older tokens, wherever they are.
   const auto context = static_cast<double>(tokens.context);
   const double window = std::ceil(context * workload_.caching_ratio / 2.0);
@@ -54,7 +54,8 @@ LaneTimes StepModel::decode(const StepTokens& tokens) const {
                 .int8_kv = model_.kv_dtype == DType::kI8};
   if (work.int8_kv) work.quantized_tokens = batch;
   // Dense attention streams whole pages; a sparse one gathers records of single tokens.
-  const bool dense = workload_.caching_ratio >= 1.0;
+  const bool dense = reads_whole_blocks();
+  work.fetch = model_.fetch;
   if (dense) {
     work.h2d_bytes += batch * (away - again) * record_token_;
   } else {

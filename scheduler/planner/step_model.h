@@ -19,6 +19,7 @@ struct PlanModel {
   std::int64_t block_tokens = 32;
   std::int64_t streamed_layers = 0;
   std::int64_t prefill_chunk = 2048;
+  SparseFetch fetch = SparseFetch::kAhead;  // below r = 1
 };
 
 // Where one sequence's tokens are during a step.
@@ -58,6 +59,9 @@ class StepModel {
   [[nodiscard]] const PlanWorkload& workload() const { return workload_; }
 
  private:
+  [[nodiscard]] bool reads_whole_blocks() const {
+    return workload_.caching_ratio >= 1.0 || model_.fetch == SparseFetch::kWholeBlocks;
+  }
   [[nodiscard]] double fetched(const StepTokens& tokens) const;  // host tokens touched, a sequence
 
   const CostModel* cost_;

@@ -38,7 +38,8 @@ std::optional<NamedSimulation> run_planned(const CostModel& cost, const Simulate
                 .weights_dtype = job.weights_dtype,
                 .kv_dtype = job.kv_dtype,
                 .block_tokens = job.block_tokens,
-                .prefill_chunk = job.prefill_chunk},
+                .prefill_chunk = job.prefill_chunk,
+                .fetch = job.fetch},
       .choose_kv_dtype = options.choose_kv_dtype,
       .options = {.kind = options.schedule, .allow_recompute = options.allow_recompute}};
   NamedSimulation named{.policy = "triphase"};

@@ -363,7 +363,7 @@ class Simulation {
   }
 
   [[nodiscard]] bool reads_whole_blocks() const {
-    return job_.caching_ratio >= 1.0 || !job_.fetches_chosen;
+    return job_.caching_ratio >= 1.0 || job_.fetch == SparseFetch::kWholeBlocks;
   }
 
   // Host tokens of a decoding sequence that a step touches.
@@ -377,6 +377,7 @@ class Simulation {
 
   void compute(StepWork& work) {
     work.int8_kv = result_.kv_dtype == DType::kI8;
+    work.fetch = job_.fetch;
     const bool on_host = statics_.host_kv == HostKvUse::kCpuAttention;
     const bool dense = reads_whole_blocks();
     const auto layers = static_cast<double>(limits_.layers);

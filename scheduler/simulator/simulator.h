@@ -38,9 +38,7 @@ struct SimulatedJob {
   std::int64_t prefill_chunk = 2048;
   double caching_ratio = 1.0;  // r: share of the context that a decode step touches
   double miss_rate = 1.0;      // share of the touched host tokens that crosses the link
-  // Of the host's tokens only those that a sparse step touches cross the link; false: the method
-  // chooses too late, and whole blocks cross.
-  bool fetches_chosen = true;
+  SparseFetch fetch = SparseFetch::kAhead;  // below r = 1
   std::vector<SimulatedLine> lines;
   std::optional<MemoryDivision> division;  // then the budgets above are not looked at
   bool keep_steps = false;                 // fill SimulationResult::steps, views and actions

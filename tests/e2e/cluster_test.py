@@ -126,10 +126,19 @@ class FixedContext(unittest.TestCase):
             for extra in (("--batch-size", 6), ("--batch-size", 3, "--prefill-chunk", 96)):
                 self.assertEqual(self.squeezed("batch", "--overwrite", *extra, *levels)[0], output)
         int8 = self.squeezed("int8", "--kv-dtype", "int8", "--batch-size", 2)[0]
-        tight, summary, _ = self.squeezed("tight", "--kv-dtype", "int8", "--batch-size", 2, "--device-kv-memory",
-                                          "4500KiB", "--host-memory", "64MiB", "--max-context", 520, "--profile", "h200")
-        self.assertEqual(tight, int8)
-        self.assertGreater(summary["moved_bytes"]["to_device"], 0)
+        tight = ("--kv-dtype", "int8", "--batch-size", 2, "--device-kv-memory", "4500KiB", "--host-memory", "64MiB",
+                 "--max-context", 520, "--profile", "h200")
+        output, summary, _ = self.squeezed("tight", *tight, "--recompute", "off")
+        self.assertEqual(output, int8)
+        moved = summary["moved_bytes"]
+        self.assertGreater(moved["to_device"], 0)
+        # Of the host's tokens those whose clusters were chosen.
+        self.assertGreater(moved["to_device_by_kind"]["kv_tokens"], 0)
+        # A plan that recomputes rounds layer inputs; the answer is then that of the same rounding.
+        output, summary, _ = self.squeezed("again", *tight)
+        tokens = summary["layer_inputs"]["tokens"]
+        self.assertEqual(output, self.squeezed("rounded", "--kv-dtype", "int8", "--batch-size", 2, "--policy",
+                                               "device-only", "--layer-inputs", tokens)[0])
 
     def test_other_methods_decode_behind_it_too(self):
         for method in ("sparq", "swa", "local", "topk"):

@@ -77,9 +77,11 @@ Decoded run_method(const Machine& machine, const AttentionOptions& options, DTyp
     if (cache.quantized()) end = std::min(end, (block + 1) * FilledCache::kPageTokens);
     const AttentionSegment segment = cache.segment(0, at, end - at, end);
     const std::span<const std::int32_t> no_slots;
-    runner.attend(LayerId(0), {&segment, 1}, {&sequence, 1}, {&no_slots, 1},
-                  {q.data(), DType::kF32, kTokens, kColumns, kColumns},
-                  {v.data(), DType::kF32, kTokens, kValueColumns, kValueColumns}, cache.view(),
+    const ConstMatrix queries{q.data(), DType::kF32, kTokens, kColumns, kColumns};
+    const ConstMatrix values{v.data(), DType::kF32, kTokens, kValueColumns, kValueColumns};
+    static_cast<void>(runner.choose(LayerId(0), {&segment, 1}, {&sequence, 1}, queries, values,
+                                    cache.view(), kScale, machine.stream));
+    runner.attend(LayerId(0), {&segment, 1}, {&sequence, 1}, {&no_slots, 1}, queries, cache.view(),
                   kScale, {out.data(), DType::kF32, kTokens, kColumns, kColumns}, machine.ops,
                   {workspace.data(), workspace.bytes()}, machine.stream);
     at = end;
@@ -165,6 +167,7 @@ TEST(MethodsOnCuda, SqueezedKeepsTheSameClusters) {
       call.keys.context_tokens = kPrompt;
       call.scale = kScale;
       call.ops = &machine.sparse;
+      call.memory = &machine.device;
       call.stream = &machine.stream;
       std::vector<std::vector<std::int32_t>> chosen;
       for (std::int64_t row = 0; row < 3; ++row) {

@@ -44,7 +44,8 @@ struct TinyModelOptions {
   std::uint64_t job_seed = 0;
   DType dtype = DType::kF16;
   AttentionOptions attention;
-  bool int8 = false;  // INT8 KV; `dtype` is then that of open blocks
+  const ContextClusters* clusters = nullptr;  // of squeezed; must outlive the model
+  bool int8 = false;                          // INT8 KV; `dtype` is then that of open blocks
   // Host tier, streaming and policy; the policy's default is device-only.
   std::int64_t host_blocks = 0;     // of all layers each
   std::int64_t staging_blocks = 0;  // of one layer each
@@ -87,7 +88,7 @@ class TinyModel {
                   {.context = config_.max_positions, .kv_tokens = longest_line(options)}),
         engine_({options.batch_size, options.prefill_chunk, options.job_seed}, *policy_, model_,
                 kv_, preparer_, nullptr, backend_->threads(), backend_->stream()) {
-    model_.set_attention(options.attention, backend_->sparse_ops(), pool_);
+    model_.set_attention(options.attention, backend_->sparse_ops(), pool_, options.clusters);
     model_.set_layer_inputs(options.input_tokens, backend_->input_ops(), pool_);
     model_.kv_step().set_prefetch(options.prefetch);
     model_.weight_stream().set_prefetch(options.prefetch);

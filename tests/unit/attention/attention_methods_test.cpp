@@ -48,7 +48,13 @@ class AttentionMethodsTest : public KvCacheTest {
                                SequenceCache& cache, const TestMatrix& q, std::int64_t chunk,
                                std::int64_t layer = 0) {
     const std::unique_ptr<AttentionMethod::State> state = method.begin(kPrompt);
-    LayerCall call{layer, {}, cache.view(), kScale, sparse_.get(), workspace_, stream_.get()};
+    LayerCall call{.layer = layer,
+                   .cache = cache.view(),
+                   .scale = kScale,
+                   .ops = sparse_.get(),
+                   .memory = &device_,
+                   .workspace = workspace_,
+                   .stream = stream_.get()};
     const auto append = [&](const AttentionSegment& keys) {
       call.keys = keys;
       method.appended(*state, call,

@@ -10,6 +10,7 @@
 #include "scheduler/placement/triphase_policy.h"
 #include "scheduler/placement/vllm_policy.h"
 #include "tests/support/engine_runs.h"
+#include "tests/support/tiny_clusters.h"
 #include "tests/support/tiny_model.h"
 
 namespace triphase {
@@ -54,9 +55,11 @@ class AttentionPlacement : public testing::TestWithParam<AttentionKind> {};
 
 TEST_P(AttentionPlacement, TheAnswerIsTheMethodsAlone) {
   const auto requests = mixed_requests(31, 12);
+  const ContextClusters clusters = tiny_clusters(tiny_config(), 40);
   for (const bool int8 : {false, true}) {
     TinyModelOptions options{.batch_size = 1, .prefill_chunk = 200, .block_tokens = 16};
     options.attention = method(GetParam());
+    options.clusters = &clusters;
     options.int8 = int8;
     TinyModel alone(options);
     const auto expected = run_all(alone.engine(), requests);
@@ -64,7 +67,7 @@ TEST_P(AttentionPlacement, TheAnswerIsTheMethodsAlone) {
     EXPECT_LT(touched.attended, 0.9 * touched.context) << "the method left nothing out";
     std::uint64_t moved = 0;
     std::uint64_t found = 0;
-    bool early = false;
+    bool fetches = false;
     for (const Place& place : places()) {
       options.batch_size = 4;
       options.prefill_chunk = 23;
@@ -79,12 +82,12 @@ TEST_P(AttentionPlacement, TheAnswerIsTheMethodsAlone) {
       model.kv().residency().check();
       const PlacementStats& stats = model.engine().placement().stats();
       moved += stats.offloaded_blocks + stats.drops;
-      early = model.model().attention()->method().chooses_early();
+      fetches = model.model().attention()->method().fetches_tokens();
       found += model.model().kv_step().reads().bytes().cached;
     }
     EXPECT_GT(moved, 10U);
     // Local windows hold hardly a token that is on the host.
-    if (early && GetParam() != AttentionKind::kLocal) {
+    if (fetches && GetParam() != AttentionKind::kLocal) {
       EXPECT_GT(found, 0U);
     }
   }
@@ -135,7 +138,8 @@ INSTANTIATE_TEST_SUITE_P(Methods, AttentionPlacement,
                          testing::Values(AttentionKind::kLocal, AttentionKind::kStrided,
                                          AttentionKind::kSwa, AttentionKind::kSparq,
                                          AttentionKind::kH2o, AttentionKind::kLmInfinite,
-                                         AttentionKind::kTopk, AttentionKind::kQuest),
+                                         AttentionKind::kTopk, AttentionKind::kQuest,
+                                         AttentionKind::kSqueezed),
                          [](const auto& param) {
                            std::string name(attention_name(param.param));
                            std::erase(name, '-');

@@ -91,13 +91,17 @@ TEST_P(Recompute, NeverChangesTheAnswer) {
   std::uint64_t third = 0;
   for (const bool int8 : {false, true}) {
     for (const AttentionKind kind :
-         {AttentionKind::kDense, AttentionKind::kSwa, AttentionKind::kH2o, AttentionKind::kSparq}) {
+         {AttentionKind::kDense, AttentionKind::kSwa, AttentionKind::kH2o, AttentionKind::kSparq,
+          AttentionKind::kQuest}) {
       AttentionOptions attention;
       attention.kind = kind;
       attention.h2o.k = 10;
+      attention.quest.k = 8;
+      attention.quest.page = 4;
+      attention.quest.dense_layers = 0;
       const auto expected = resident(GetParam().config, int8, attention);
-      const bool early = kind == AttentionKind::kSwa || kind == AttentionKind::kH2o;
-      for (std::uint32_t seed = 0; seed < (early ? 2U : 1U); ++seed) {
+      const bool whole = kind == AttentionKind::kDense || kind == AttentionKind::kSparq;
+      for (std::uint32_t seed = 0; seed < (whole ? 1U : 2U); ++seed) {
         std::mt19937 random(seed + (int8 ? 10 : 0));
         TinyModelOptions options = third_phase(random, int8);
         options.attention = attention;

@@ -10,6 +10,7 @@
 #include "scheduler/placement/accelerate_policy.h"
 #include "scheduler/placement/triphase_policy.h"
 #include "tests/support/engine_runs.h"
+#include "tests/support/tiny_clusters.h"
 #include "tests/support/tiny_model.h"
 
 namespace triphase {
@@ -32,6 +33,11 @@ TinyModelOptions options_of(const Case& test) {
   options.attention.h2o.k = 10;
   options.attention.lm_infinite.sinks = 3;
   options.attention.lm_infinite.k = 30;
+  static const ContextClusters clusters = tiny_clusters(tiny_config(), 60);
+  options.clusters = &clusters;
+  options.attention.quest.k = 12;
+  options.attention.quest.page = 4;
+  options.attention.quest.dense_layers = 0;
   return options;
 }
 
@@ -49,25 +55,32 @@ std::int64_t host_tokens(TinyModel& model, SequenceId sequence) {
 // A part of a token in one layer that lies on the host: (layer, list, token).
 using Cell = std::tuple<std::int64_t, std::int64_t, std::int32_t>;
 
-// What the sequence's last step chose of the host's tokens.
-std::set<Cell> chosen_cells(TinyModel& model, SequenceId sequence) {
-  const std::int64_t context = model.kv().residency().tokens(sequence);
-  const std::int64_t on_host = host_tokens(model, sequence);
-  std::set<Cell> cells;
-  for (std::int64_t layer = 0; layer < model.kv().shape().layers; ++layer) {
-    const TokenChoice* choice =
-        model.model().attention()->early_choice(LayerId(layer), sequence, context);
-    EXPECT_NE(choice, nullptr) << "the method attends everything";
-    if (choice == nullptr) continue;
-    for (std::size_t list = 0; list + 1 < choice->begins.size(); ++list) {
-      for (auto i = choice->begins[list]; i < choice->begins[list + 1]; ++i) {
-        const std::int32_t token = choice->tokens[static_cast<std::size_t>(i)];
-        if (token < on_host) cells.emplace(layer, static_cast<std::int64_t>(list), token);
+// Remembers what the sequence's last step chose.
+class Choices final : public AttentionObserver {
+ public:
+  void decoded(SequenceId, const LayerCall& call, ConstMatrix, std::int64_t,
+               const TokenChoice& choice) override {
+    if (call.layer == 0) cells_.clear();
+    EXPECT_FALSE(choice.dense) << "the method attends everything";
+    for (std::size_t list = 0; list + 1 < choice.begins.size(); ++list) {
+      for (auto i = choice.begins[list]; i < choice.begins[list + 1]; ++i) {
+        cells_.emplace(call.layer, static_cast<std::int64_t>(list),
+                       choice.tokens[static_cast<std::size_t>(i)]);
       }
     }
   }
-  return cells;
-}
+  // Of them, those before token `end`.
+  [[nodiscard]] std::set<Cell> before(std::int64_t end) const {
+    std::set<Cell> cells;
+    for (const Cell& cell : cells_) {
+      if (std::get<2>(cell) < end) cells.insert(cell);
+    }
+    return cells;
+  }
+
+ private:
+  std::set<Cell> cells_;
+};
 
 std::uint64_t cell_bytes(TinyModel& model) {
   const KvStore::Shape& shape = model.kv().shape();
@@ -76,11 +89,28 @@ std::uint64_t cell_bytes(TinyModel& model) {
          dtype_bytes(shape.dtype);
 }
 
-// Submits one line and calls `look` after each of its decode steps but the last, with the bytes
-// that the step brought.
+constexpr SequenceId kSequence(0);
+
+// A decode step: what it brought, what it chose of the tokens that are on the host, and of these
+// the ones that come with whole blocks, which its method looks into before it chooses.
+struct Seen {
+  std::uint64_t brought = 0;
+  std::set<Cell> chosen;
+  std::uint64_t whole = 0;  // bytes of such blocks
+};
+
+// Quest, INT8: once a block has closed, its keys are bounded again.
+std::int64_t first_key(const Case& test, std::int64_t context) {
+  const bool again = test.kind == AttentionKind::kQuest && test.int8;
+  return again ? (context - 2) / 16 * 16 : context;
+}
+
+// Submits one line and calls `look` after each of its decode steps but the last.
 template <class Look>
-void decode_one(TinyModel& model, Look look) {
+void decode_one(const Case& test, TinyModel& model, Look look) {
   std::mt19937 random(5);
+  Choices choices;
+  model.model().attention()->set_observer(&choices);
   Engine& engine = model.engine();
   engine.submit(request(0, random_tokens(random, 70), 40));
   static_cast<void>(engine.step());
@@ -88,11 +118,15 @@ void decode_one(TinyModel& model, Look look) {
     const std::uint64_t before = to_device(model);
     static_cast<void>(engine.step());
     if (engine.in_flight() == 0) return;
-    look(to_device(model) - before);
+    const std::int64_t on_host = host_tokens(model, kSequence);
+    const std::int64_t first = first_key(test, model.kv().residency().tokens(kSequence));
+    const std::int64_t looked_into = std::max<std::int64_t>(0, on_host - first);
+    look(Seen{.brought = to_device(model) - before,
+              .chosen = choices.before(std::min(on_host, first)),
+              .whole = static_cast<std::uint64_t>(looked_into * model.kv().shape().layers *
+                                                  model.kv().geometry().record_bytes())});
   }
 }
-
-constexpr SequenceId kSequence(0);
 
 class TokenFetch : public testing::TestWithParam<Case> {};
 
@@ -100,10 +134,11 @@ TEST_P(TokenFetch, BringsTheChosenTokensAndNothingElse) {
   TinyModel model(options_of(GetParam()));
   std::uint64_t chosen = 0;
   std::uint64_t whole = 0;
-  decode_one(model, [&](std::uint64_t brought) {
-    const std::set<Cell> cells = chosen_cells(model, kSequence);
-    EXPECT_EQ(brought, cells.size() * cell_bytes(model));
-    chosen += brought;
+  std::uint64_t looked_into = 0;
+  decode_one(GetParam(), model, [&](const Seen& seen) {
+    EXPECT_EQ(seen.brought, seen.chosen.size() * cell_bytes(model) + seen.whole);
+    chosen += seen.brought;
+    looked_into += seen.whole;
     const std::int64_t on_host = host_tokens(model, kSequence);
     whole += static_cast<std::uint64_t>(on_host * model.kv().shape().layers *
                                         model.kv().geometry().record_bytes());
@@ -111,14 +146,16 @@ TEST_P(TokenFetch, BringsTheChosenTokensAndNothingElse) {
       const std::int64_t context = model.kv().residency().tokens(kSequence);
       const auto in_window = static_cast<std::size_t>(std::max<std::int64_t>(
           0, on_host - (context - options_of(GetParam()).attention.local.window)));
-      EXPECT_EQ(cells.size(), in_window * static_cast<std::size_t>(model.kv().shape().layers));
+      EXPECT_EQ(seen.chosen.size(),
+                in_window * static_cast<std::size_t>(model.kv().shape().layers));
     }
   });
   EXPECT_GT(chosen, 0U) << "nothing was on the host";
   EXPECT_LT(chosen, whole / 2);
   const HostReads::Bytes& bytes = model.model().kv_step().reads().bytes();
   EXPECT_EQ(bytes.blocks + bytes.tokens, to_device(model));
-  EXPECT_EQ(bytes.blocks, 0U) << "the prompt came in one piece";
+  // The prompt came in one piece.
+  EXPECT_EQ(bytes.blocks, looked_into);
   EXPECT_EQ(bytes.chosen, bytes.tokens);
   EXPECT_EQ(bytes.cached, 0U);
 }
@@ -127,11 +164,11 @@ TEST_P(TokenFetch, WhatIsInTheCacheDoesNotCrossAgain) {
   TinyModelOptions options = options_of(GetParam());
   options.cache_blocks = 10;  // more than the line has
   TinyModel model(options);
-  std::set<Cell> seen;
-  decode_one(model, [&](std::uint64_t brought) {
+  std::set<Cell> cached;
+  decode_one(GetParam(), model, [&](const Seen& seen) {
     std::uint64_t fresh = 0;
-    for (const Cell& cell : chosen_cells(model, kSequence)) fresh += seen.insert(cell).second;
-    EXPECT_EQ(brought, fresh * cell_bytes(model));
+    for (const Cell& cell : seen.chosen) fresh += cached.insert(cell).second;
+    EXPECT_EQ(seen.brought, fresh * cell_bytes(model) + seen.whole);
   });
   const HostReads::Bytes& bytes = model.model().kv_step().reads().bytes();
   EXPECT_EQ(bytes.tokens + bytes.cached, bytes.chosen);
@@ -146,11 +183,10 @@ TEST_P(TokenFetch, ASmallCacheDoesNotThrash) {
   TinyModel model(options);
   std::set<Cell> last;
   std::uint64_t again = 0;
-  decode_one(model, [&](std::uint64_t brought) {
-    const std::set<Cell> cells = chosen_cells(model, kSequence);
-    EXPECT_LE(brought, cells.size() * cell_bytes(model));
-    for (const Cell& cell : cells) again += last.contains(cell) ? cell_bytes(model) : 0;
-    last = cells;
+  decode_one(GetParam(), model, [&](const Seen& seen) {
+    EXPECT_LE(seen.brought, seen.chosen.size() * cell_bytes(model) + seen.whole);
+    for (const Cell& cell : seen.chosen) again += last.contains(cell) ? cell_bytes(model) : 0;
+    last = seen.chosen;
   });
   const HostReads::Bytes& bytes = model.model().kv_step().reads().bytes();
   EXPECT_EQ(bytes.tokens + bytes.cached, bytes.chosen);
@@ -204,7 +240,9 @@ INSTANTIATE_TEST_SUITE_P(
     testing::Values(Case{AttentionKind::kLocal, false}, Case{AttentionKind::kLocal, true},
                     Case{AttentionKind::kStrided, false}, Case{AttentionKind::kLmInfinite, true},
                     Case{AttentionKind::kSwa, false}, Case{AttentionKind::kSwa, true},
-                    Case{AttentionKind::kH2o, false}, Case{AttentionKind::kH2o, true}),
+                    Case{AttentionKind::kH2o, false}, Case{AttentionKind::kH2o, true},
+                    Case{AttentionKind::kQuest, false}, Case{AttentionKind::kQuest, true},
+                    Case{AttentionKind::kSqueezed, false}, Case{AttentionKind::kSqueezed, true}),
     [](const auto& param) {
       std::string name(attention_name(param.param.kind));
       std::erase(name, '-');

@@ -41,8 +41,8 @@ std::vector<Request> plain_requests(std::size_t count, std::int64_t prompt, std:
 
 // Arithmetic alone: what must not run while an unhidden transfer does.
 std::vector<TraceEvent> arithmetic(KeptTrace& kept) {
-  static const std::set<std::string_view> kNames = {"qkv", "append", "attend", "output",
-                                                    "mlp", "head",   "embed"};
+  static const std::set<std::string_view> kNames = {"qkv",    "append", "choose", "attend",
+                                                    "output", "mlp",    "head",   "embed"};
   std::vector<TraceEvent> found;
   for (const TraceEvent& event : kept.lane(TraceLane::kCompute)) {
     if (kNames.contains(event.name)) found.push_back(event);

@@ -114,6 +114,11 @@ TEST(StepCost, TheSlowestLaneDecidesAndTheFirstLayerWaits) {
   EXPECT_GT(bound.h2d, bound.compute);
   EXPECT_NEAR(bound.step, bound.h2d + bound.compute / 48, 1e-9)
       << "nothing is loaded behind the last layer's attention";
+  work.fetch = SparseFetch::kOnDemand;
+  const LaneTimes waited = model.step(work, rules);
+  EXPECT_EQ(waited.h2d, bound.h2d);
+  EXPECT_NEAR(waited.step, bound.compute + bound.h2d, 1e-9) << "attention waits for its tokens";
+  work.fetch = SparseFetch::kAhead;
   const LaneTimes serial = model.step(work, {.layers = 48, .overlap = false});
   EXPECT_NEAR(serial.step, serial.compute + serial.h2d, 1e-9);
   EXPECT_GT(model.step(work, {.layers = 48, .pinned = false}).step, 1.9 * bound.step);
