@@ -70,8 +70,9 @@ struct KvLayerView {
   [[nodiscard]] bool quantized() const { return dtype == DType::kU8; }
 };
 
-// The tokens that a sparse method chose for one query: positions ascending, their slots beside
-// them. One list for all KV heads, or one list per KV head: list h is [begins[h], begins[h + 1]).
+// The tokens that a sparse method chose for a segment's queries: positions ascending, their slots
+// beside them. One list for all KV heads, or one list per KV head: list h is [begins[h],
+// begins[h + 1]). A query attends the tokens of its list up to its own position.
 // A token of the query's own block has its slot in the open pool when the cache is INT8.
 struct TokenSelection {
   std::span<const std::int32_t> begins;  // 2 entries: shared list; kv_heads + 1: one per KV head
@@ -97,12 +98,13 @@ struct AttentionSegment {
   std::span<const PageId> scale_pages;
   PageId open_page;
 
-  // Not empty: the only query (query_count 1) attends these tokens and no others; `pages`,
-  // `open_page` and `window` are not looked at (INT8: `scale_pages` are). A list without tokens
-  // gives zeros.
+  // Not empty: the queries attend these tokens and no others; `pages`, `open_page` and `window` are
+  // not looked at (INT8: `scale_pages` are). A list without tokens gives zeros. More than one query
+  // only where SparseOps::selects_for_several_queries().
   TokenSelection selection;
-  // With a selection, or null: each chosen token's softmax weight, summed over the query heads of
-  // its list, in the order of selection.tokens. Host memory, complete when the call returns.
+  // With a selection for one query, or null: each chosen token's softmax weight, summed over the
+  // query heads of its list, in the order of selection.tokens. Host memory, complete when the call
+  // returns.
   float* weights = nullptr;
 };
 

@@ -14,7 +14,9 @@ AttentionRunner::AttentionRunner(const AttentionOptions& options, const MethodSh
       shape_(shape),
       method_(make_attention_method(options, shape, clusters)),
       ops_(&ops),
-      workspace_(pool.allocate(workspace_bytes(largest), MemoryTag::kWorkspace)) {}
+      workspace_(pool.allocate(workspace_bytes(largest), MemoryTag::kWorkspace)),
+      prompts_(triphase::prompt_units(options, clusters == nullptr ? 0 : clusters->context_tokens,
+                                      ops.selects_for_several_queries())) {}
 
 std::uint64_t AttentionRunner::workspace_bytes(const AttentionShape& largest) {
   return sparse_workspace_bytes(largest);
@@ -37,7 +39,8 @@ AttentionRunner::Entry& AttentionRunner::entry_of(SequenceId sequence) {
 
 std::int64_t AttentionRunner::shareable_tokens(std::int64_t prompt_tokens) const {
   if (method_->needs_every_row()) return 0;
-  return std::max<std::int64_t>(0, prompt_tokens - method_->prefill_rows(prompt_tokens));
+  const std::int64_t rest = prompt_tokens - method_->prefill_rows(prompt_tokens);
+  return std::clamp<std::int64_t>(rest, 0, prompt_units().causal_tokens(prompt_tokens));
 }
 
 const TokenChoice* AttentionRunner::early_choice(LayerId layer, SequenceId sequence,
@@ -72,18 +75,19 @@ const TokenChoice& AttentionRunner::choose(Entry& entry, const LayerCall& call, 
 // Where a token lies: where it was brought to, in the pages of its block, or with INT8 in the open
 // page of the query's own.
 void AttentionRunner::find_slots(const AttentionSegment& segment, const KvLayerView& cache,
-                                 std::span<const std::int32_t> known, Chosen& chosen) {
+                                 std::span<const std::int32_t> tokens,
+                                 std::span<const std::int32_t> known,
+                                 std::vector<std::int32_t>& slots) {
   const std::int64_t page = cache.page_tokens;
   const std::int64_t own = cache.quantized() ? (segment.context_tokens - 1) / page : -1;
-  const std::vector<std::int32_t>& tokens = chosen.choice->tokens;
-  chosen.slots.resize(tokens.size());
+  slots.resize(tokens.size());
   // Tokens ascend within a list, so a block is looked up once for all its tokens.
   std::int64_t begin = 0;
   std::int64_t end = 0;
   std::int64_t shift = 0;  // from a token of [begin, end) to its slot
   for (std::size_t i = 0; i < tokens.size(); ++i) {
     if (!known.empty() && known[i] >= 0) {
-      chosen.slots[i] = known[i];
+      slots[i] = known[i];
       continue;
     }
     const std::int64_t token = tokens[i];
@@ -96,7 +100,18 @@ void AttentionRunner::find_slots(const AttentionSegment& segment, const KvLayerV
       end = begin + page;
       shift = at.value * page - begin;
     }
-    chosen.slots[i] = static_cast<std::int32_t>(token + shift);
+    slots[i] = static_cast<std::int32_t>(token + shift);
+  }
+}
+
+void AttentionRunner::choose_for_prompt(const LayerCall& call, std::int64_t prompt_tokens,
+                                        ConstMatrix q) {
+  const std::size_t before = prompts_.parts().size();
+  prompts_.add(*method_, call, prompt_tokens, q, dense_);
+  for (PromptChoices::Part& part : prompts_.parts().subspan(before)) {
+    find_slots(part.segment, call.cache, part.tokens, {}, part.slots);
+    touched_.prompt_attended += PromptChoices::attended_tokens(part);
+    touched_.prompt_context += PromptChoices::context_tokens(part);
   }
 }
 
@@ -157,6 +172,8 @@ std::span<const TokenChoice* const> AttentionRunner::choose(
     std::span<const SequenceId> sequences, ConstMatrix q, ConstMatrix v, const KvLayerView& cache,
     float scale, Stream& stream) {
   choices_.clear();
+  dense_.clear();
+  prompts_.begin_layer();
   for (std::size_t index = 0; index < segments.size(); ++index) {
     const AttentionSegment& segment = segments[index];
     Entry& entry = entry_of(sequences[index]);
@@ -166,7 +183,10 @@ std::span<const TokenChoice* const> AttentionRunner::choose(
     rows.rows = segment.query_count;
     method_->appended(*entry.state, call, rows);
     choices_.push_back(nullptr);
-    if (segment.context_tokens <= entry.prompt_tokens) continue;
+    if (segment.context_tokens <= entry.prompt_tokens) {
+      if (prompt_units().rows > 0) choose_for_prompt(call, entry.prompt_tokens, q);
+      continue;
+    }
     TRIPHASE_CHECK(segment.query_count == 1, "decoded rows come one at a time");
     const TokenChoice& choice = choose(entry, call, q, segment.query_begin);
     count(choice, segment.context_tokens);
@@ -184,19 +204,21 @@ void AttentionRunner::attend(LayerId layer, std::span<const AttentionSegment> se
                              const KvLayerView& cache, float scale, Matrix out, Ops& ops,
                              Workspace dense, Stream& stream) {
   TRIPHASE_CHECK(choices_.size() == segments.size(), "segments that were chosen for");
-  dense_.clear();
   sparse_.clear();
   std::size_t used = 0;
   for (std::size_t index = 0; index < segments.size(); ++index) {
     if (choices_[index] == nullptr) {
-      dense_.push_back(segments[index]);
+      const bool prompt =
+          segments[index].context_tokens <= entry_of(sequences[index]).prompt_tokens;
+      // Of prompts that choose, choose() has taken what is attended densely.
+      if (!prompt || prompt_units().rows == 0) dense_.push_back(segments[index]);
       continue;
     }
     if (chosen_.size() <= used) chosen_.emplace_back();
     Chosen& chosen = chosen_[used];
     chosen.segment = index;
     chosen.choice = choices_[index];
-    find_slots(segments[index], cache, slots[index], chosen);
+    find_slots(segments[index], cache, chosen.choice->tokens, slots[index], chosen.slots);
     ++used;
   }
   if (!dense_.empty()) ops.attention(q, shape_.heads, cache, dense_, scale, out, dense, stream);
@@ -213,6 +235,10 @@ void AttentionRunner::attend(LayerId layer, std::span<const AttentionSegment> se
     } else {
       sparse_.push_back(segment);
     }
+  }
+  for (const PromptChoices::Part& part : prompts_.parts()) {
+    sparse_.push_back(part.segment);
+    sparse_.back().selection = {part.begins, part.tokens, part.slots};
   }
   if (!sparse_.empty()) ops.attention(q, shape_.heads, cache, sparse_, scale, out, dense, stream);
   for (std::size_t i = 0; i < used; ++i) {

@@ -2,7 +2,8 @@
 
 // Runs an attention method inside the decoder: keeps its state of every sequence, and turns what a
 // step attends (dense segments) into the method's choices, layer by layer. Prompt rows are attended
-// densely. Not thread safe; method's ops and the pool must outlive it.
+// densely but where they choose for themselves (prompt_units). Not thread safe; method's ops and
+// the pool must outlive it.
 
 #include <array>
 #include <cstdint>
@@ -14,6 +15,7 @@
 #include "kernels/sizing/attention_workspace.h"
 #include "memory/memory_pool.h"
 #include "models/attention/attention_method.h"
+#include "models/attention/prompt_choices.h"
 
 namespace triphase {
 
@@ -37,6 +39,9 @@ class AttentionRunner {
     double context = 0.0;
     double rows = 0.0;       // decoded rows times layers
     double centroids = 0.0;  // looked up (TokenChoice::centroids)
+    // The same of prompt rows that chose, layer by layer; 0 where prompts are dense.
+    double prompt_attended = 0.0;
+    double prompt_context = 0.0;
   };
 
   // `clusters`: as of make_attention_method.
@@ -85,6 +90,8 @@ class AttentionRunner {
 
   // Tokens at the start of a prompt whose KV may be taken from another sequence.
   [[nodiscard]] std::int64_t shareable_tokens(std::int64_t prompt_tokens) const;
+  // What of a prompt must be computed in one step, and alone (its KV depends on all of it).
+  [[nodiscard]] const PromptUnits& prompt_units() const { return prompts_.units(); }
 
   // Tells it of every row from now on; null: nobody. It must outlive the runner's calls.
   void set_observer(AttentionObserver* observer) { observer_ = observer; }
@@ -125,7 +132,9 @@ class AttentionRunner {
   // Chooses unless it is done already; `row` is the query's.
   const TokenChoice& choose(Entry& entry, const LayerCall& call, ConstMatrix q, std::int64_t row);
   static void find_slots(const AttentionSegment& segment, const KvLayerView& cache,
-                         std::span<const std::int32_t> known, Chosen& chosen);
+                         std::span<const std::int32_t> tokens, std::span<const std::int32_t> known,
+                         std::vector<std::int32_t>& slots);
+  void choose_for_prompt(const LayerCall& call, std::int64_t prompt_tokens, ConstMatrix q);
   void count(const TokenChoice& choice, std::int64_t context);
 
   PoolDevice memory_;  // of the states
@@ -134,6 +143,7 @@ class AttentionRunner {
   SparseOps* ops_;
   Buffer workspace_;
   std::unordered_map<std::int32_t, Entry> states_;
+  PromptChoices prompts_;
   Touched touched_;
   AttentionObserver* observer_ = nullptr;
 

@@ -49,6 +49,10 @@ class DecoderModel {
   // `clusters`: of the sequences' fixed context, for squeezed alone; must outlive the model.
   void set_attention(const AttentionOptions& options, SparseOps& ops, MemoryPool& pool,
                      const ContextClusters* clusters = nullptr);
+  // What of a prompt must be computed in one step (AttentionRunner::prompt_units).
+  [[nodiscard]] PromptUnits prompt_units() const {
+    return runner_ ? runner_->prompt_units() : PromptUnits{};
+  }
   void begin_sequence(SequenceId sequence, std::int64_t prompt_tokens);
   void end_sequence(SequenceId sequence);
   [[nodiscard]] AttentionRunner* attention() { return runner_.get(); }

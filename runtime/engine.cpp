@@ -96,7 +96,9 @@ std::vector<Completion> Engine::step() {
     for (const BatchSegment& segment : batch_segments_) {
       RunningLine& running = *std::ranges::find(running_, segment.sequence, &RunningLine::id);
       running.computed += segment.count;
-      const auto in_prompt = std::min(running.computed, running.sequence->prompt_tokens());
+      const std::int64_t prompt = running.sequence->prompt_tokens();
+      const auto in_prompt =
+          std::min(running.computed, model_->prompt_units().causal_tokens(prompt));
       kv_->residency().publish(
           running.id, running.sequence->tokens().first(static_cast<std::size_t>(in_prompt)));
     }
@@ -168,10 +170,13 @@ void Engine::build_batch() {
   batch_prefill_rows_ = 0;
   std::vector<SequenceProgress> progress;
   progress.reserve(running_.size());
-  for (const RunningLine& line : running_) progress.push_back({line.prefill_left()});
+  for (const RunningLine& line : running_) {
+    progress.push_back({line.prefill_left(), line.computed});
+  }
   const std::vector<std::int64_t> counts =
       plan_step(progress, {.rows = options_.batch_size + options_.prefill_chunk,
-                           .prefill_chunk = options_.prefill_chunk});
+                           .prefill_chunk = options_.prefill_chunk,
+                           .units = model_->prompt_units()});
   for (std::size_t index = 0; index < running_.size(); ++index) {
     if (counts[index] == 0) continue;
     const RunningLine& running = running_[index];

@@ -56,6 +56,9 @@ void fill_engine_numbers(const EngineStats& stats, const PlacementStats& placeme
   summary.phase_boundaries = boundaries;
   if (const AttentionRunner* attention = loaded.decoder.attention()) {
     const AttentionRunner::Touched& touched = attention->touched();
+    if (touched.prompt_context > 0) {
+      summary.prompt_tokens_touched_fraction = touched.prompt_attended / touched.prompt_context;
+    }
     if (touched.context > 0) {
       summary.tokens_touched_fraction = touched.attended / touched.context;
       const AttentionRunner::ReadBytes bytes =
@@ -265,6 +268,10 @@ void report_fixed_context(const RunSummary& summary, Log& log) {
                         100.0 * summary.tokens_touched_fraction,
                         format_bytes(static_cast<std::uint64_t>(summary.attention_bytes->touched)),
                         format_bytes(static_cast<std::uint64_t>(summary.attention_bytes->dense)));
+  }
+  if (summary.prompt_tokens_touched_fraction) {
+    line +=
+        fmt::format("; prompts touched {:.1f} %", 100.0 * *summary.prompt_tokens_touched_fraction);
   }
   log.info(line);
 }

@@ -53,6 +53,11 @@ class Planner {
     }
     plan_.prefill_chunk =
         options_.prefill_chunk > 0 ? options_.prefill_chunk : kDefaultPrefillChunk;
+    // A unit is computed in one step, and none is longer than what a prompt has behind the context.
+    const auto shared = static_cast<std::int64_t>(model_.context_tokens().size());
+    plan_.prompt_units = prompt_units(options_.attention, shared, !machine_.gpu);
+    plan_.prefill_chunk =
+        std::max(plan_.prefill_chunk, std::min(plan_.prompt_units.rows, context_ - shared));
     choose_budgets();
     choose_kv();
     const std::int64_t batch = options_.batch_size > 0 ? options_.batch_size : kDefaultBatchSize;

@@ -31,6 +31,7 @@ struct RunPlan {
   KvStore::Shape kv;
   BatchLimits limits;
   std::int64_t prefill_chunk = 0;
+  PromptUnits prompt_units;        // no longer than prefill_chunk, or no prompt is
   std::int64_t longest_line = 0;   // tokens of the longest line that the job can hold
   std::uint64_t budget = 0;        // device bytes
   std::uint64_t host_budget = 0;   // host bytes

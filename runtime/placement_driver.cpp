@@ -109,10 +109,13 @@ void PlacementDriver::look_at_running(const Lines& lines) {
   const KvResidency& residency = kv_->residency();
   std::vector<SequenceProgress> progress;
   progress.reserve(lines.running.size());
-  for (const RunningLine& line : lines.running) progress.push_back({line.prefill_left()});
-  const std::vector<std::int64_t> counts = plan_step(
-      progress,
-      {.rows = limits_.batch_size + limits_.prefill_chunk, .prefill_chunk = limits_.prefill_chunk});
+  for (const RunningLine& line : lines.running) {
+    progress.push_back({line.prefill_left(), line.computed});
+  }
+  const std::vector<std::int64_t> counts =
+      plan_step(progress, {.rows = limits_.batch_size + limits_.prefill_chunk,
+                           .prefill_chunk = limits_.prefill_chunk,
+                           .units = model_->prompt_units()});
   view_.running.clear();
   for (std::size_t index = 0; index < lines.running.size(); ++index) {
     const RunningLine& line = lines.running[index];

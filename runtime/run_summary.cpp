@@ -194,10 +194,14 @@ std::string summary_to_json(const RunSummary& summary, const RunOptions& options
                    json_quote(summary.model_fingerprint), json_quote(summary.weights_dtype),
                    json_quote(summary.kv_dtype)));
   line("attention",
-       fmt::format("{{\"policy\": {}, \"tokens_touched_fraction\": {}, \"decode_read_bytes\": {}, "
+       fmt::format("{{\"policy\": {}, \"tokens_touched_fraction\": {}, "
+                   "\"prompt_tokens_touched_fraction\": {}, \"decode_read_bytes\": {}, "
                    "\"calibration\": {}}}",
                    json_quote(summary.attention_policy),
                    json_number(summary.tokens_touched_fraction),
+                   summary.prompt_tokens_touched_fraction
+                       ? json_number(*summary.prompt_tokens_touched_fraction)
+                       : "null",
                    attention_bytes(summary.attention_bytes),
                    summary.sparsity ? sparsity_choice_to_json(*summary.sparsity, 2) : "null"));
   line("fixed_context", fixed_context(summary.fixed_context));

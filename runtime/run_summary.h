@@ -89,6 +89,8 @@ struct RunSummary {
   std::string attention_policy = "dense";
   std::optional<SparsityChoice> sparsity;  // that --kv-sparsity auto made
   double tokens_touched_fraction = 1.0;    // mean over (layer, sequence, step)
+  // Of prompts' tokens behind a fixed context; nothing where they attend densely.
+  std::optional<double> prompt_tokens_touched_fraction;
   // KV bytes that decode steps read, and those of dense attention; nothing with dense attention.
   std::optional<AttentionBytes> attention_bytes;
   std::optional<FixedContextUse> fixed_context;

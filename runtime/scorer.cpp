@@ -82,7 +82,9 @@ std::vector<ScoredTask> Scorer::step() {
   for (const BatchSegment& segment : batch_segments_) {
     Running& running = *std::ranges::find(running_, segment.sequence, &Running::id);
     running.computed += segment.count;
-    const std::span<const TokenId> prefix = shareable_prefix(running.task);
+    std::span<const TokenId> prefix = shareable_prefix(running.task);
+    prefix = prefix.first(static_cast<std::size_t>(
+        model_->prompt_units().causal_tokens(static_cast<std::int64_t>(prefix.size()))));
     kv_->residency().publish(
         running.id,
         prefix.first(std::min(static_cast<std::size_t>(running.computed), prefix.size())));
@@ -175,10 +177,13 @@ void Scorer::build_batch() {
   batch_prefill_rows_ = 0;
   std::vector<SequenceProgress> progress;
   progress.reserve(running_.size());
-  for (const Running& running : running_) progress.push_back({running.prefill_left()});
+  for (const Running& running : running_) {
+    progress.push_back({running.prefill_left(), running.computed});
+  }
   const std::vector<std::int64_t> counts =
       plan_step(progress, {.rows = options_.batch_size + options_.prefill_chunk,
-                           .prefill_chunk = options_.prefill_chunk});
+                           .prefill_chunk = options_.prefill_chunk,
+                           .units = model_->prompt_units()});
   for (std::size_t index = 0; index < running_.size(); ++index) {
     if (counts[index] == 0) continue;
     const Running& running = running_[index];

@@ -2,6 +2,8 @@
 
 #include <algorithm>
 
+#include "runtime/base/error.h"
+
 namespace triphase {
 
 std::vector<std::int64_t> plan_step(std::span<const SequenceProgress> running,
@@ -17,10 +19,14 @@ std::vector<std::int64_t> plan_step(std::span<const SequenceProgress> running,
   std::int64_t prefill_left = std::min(rows_left, limits.prefill_chunk);
   for (std::size_t i = 0; i < running.size() && prefill_left > 0; ++i) {
     if (running[i].prompt_left > 0) {
-      tokens[i] = std::min(running[i].prompt_left, prefill_left);
+      tokens[i] =
+          whole_units(limits.units, running[i].computed, running[i].prompt_left, prefill_left);
       prefill_left -= tokens[i];
     }
   }
+  TRIPHASE_CHECK(running.empty() || limits.rows <= 0 || limits.units.rows == 0 ||
+                     std::ranges::any_of(tokens, [](std::int64_t count) { return count > 0; }),
+                 "a prompt's unit is longer than a step");
   return tokens;
 }
 

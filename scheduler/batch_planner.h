@@ -10,21 +10,25 @@
 #include <vector>
 
 #include "runtime/base/ids.h"
+#include "scheduler/attention/prompt_units.h"
 
 namespace triphase {
 
 // A running sequence as the planner sees it, in order of admission.
 struct SequenceProgress {
   std::int64_t prompt_left = 0;  // prompt tokens not yet computed; 0: decoding
+  std::int64_t computed = 0;     // tokens that are
 };
 
 struct StepLimits {
   std::int64_t rows = 0;           // tokens of one step, all sequences together
   std::int64_t prefill_chunk = 0;  // of them at most this many from prompts
+  PromptUnits units;  // of prompts; no longer than prefill_chunk, or the prompts are not
 };
 
 // Tokens to compute per running sequence (same order; 0 = not in this step). The sum is at most
-// limits.rows; it is positive when any sequence is running and limits.rows > 0.
+// limits.rows; it is positive when any sequence is running and limits.rows > 0, and all of
+// prefill_chunk fits beside the decoding ones where there are units.
 [[nodiscard]] std::vector<std::int64_t> plan_step(std::span<const SequenceProgress> running,
                                                   const StepLimits& limits);
 

@@ -103,7 +103,8 @@ def document(report, program, arguments, seconds):
            "Made by `tools/accuracy_report.py`; do not edit. Every number is a mean with its standard error, measured by "
            "`triphase eval` ([eval.md](eval.md) defines each), and every sentence about numbers was chosen by them. A "
            "compression is the share of dense attention's KV bytes that a decode step reads, a KV sparsity the share of the "
-           "context's tokens that it leaves out. Scored tokens go through the decode path, behind a dense prompt. Samples are "
+           "context's tokens that it leaves out. Scored tokens go through the decode path, behind a dense prompt; with squeezed attention the questions about a "
+           "fixed context choose their tokens too. Samples are "
            "the same for every method. H2O's budget is a share of the prompt's tokens and does not grow; Quest's is whole "
            "pages; topk reads every key whatever its sparsity. Two scores are told apart when they differ by more than two "
            "standard errors.\n",

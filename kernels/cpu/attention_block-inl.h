@@ -77,9 +77,11 @@ struct Block {
     return window > 0 ? std::max<std::int64_t>(0, end(i) - window) : 0;
   }
   [[nodiscard]] std::int64_t end(std::int64_t i) const {
-    if (selected()) return static_cast<std::int64_t>(list.tokens.size());
-    return std::max<std::int64_t>(
+    const std::int64_t seen = std::max<std::int64_t>(
         0, segment->context_tokens - segment->query_count + first_query + i + 1);
+    if (!selected()) return seen;
+    if (seen == segment->context_tokens) return static_cast<std::int64_t>(list.tokens.size());
+    return std::lower_bound(list.tokens.begin(), list.tokens.end(), seen) - list.tokens.begin();
   }
 };
 

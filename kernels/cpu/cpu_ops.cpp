@@ -247,9 +247,9 @@ class CpuOps final : public Ops {
     const TokenSelection& selection = segment.selection;
     const auto lists = static_cast<std::int64_t>(selection.begins.size()) - 1;
     TRIPHASE_CHECK(
-        segment.query_count <= 1 && (lists == 1 || lists == cache.kv_heads) &&
-            selection.begins.front() == 0 && selection.begins.back() >= 0 &&
-            selection.tokens.size() == selection.slots.size() &&
+        segment.query_count <= (segment.weights == nullptr ? segment.context_tokens : 1) &&
+            (lists == 1 || lists == cache.kv_heads) && selection.begins.front() == 0 &&
+            selection.begins.back() >= 0 && selection.tokens.size() == selection.slots.size() &&
             static_cast<std::int64_t>(selection.tokens.size()) == selection.begins.back(),
         "attention: a selection's lists");
     for (std::size_t list = 0; list + 1 < selection.begins.size(); ++list) {

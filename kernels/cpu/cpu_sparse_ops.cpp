@@ -42,6 +42,7 @@ class CpuSparseOps final : public SparseOps {
   explicit CpuSparseOps(ThreadPool& pool) : pool_(&pool) {}
 
   [[nodiscard]] Device& memory() override { return memory_; }
+  [[nodiscard]] bool selects_for_several_queries() const override { return true; }
 
   void score_keys(ConstMatrix q, std::int64_t row, std::int64_t heads, const KvLayerView& cache,
                   const AttentionSegment& keys, float scale, float* probabilities,

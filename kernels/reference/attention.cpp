@@ -56,6 +56,7 @@ std::vector<Place> places_of(const KvLayerView& cache, const AttentionSegment& s
     const auto list = chosen.begins.size() == 2 ? 0 : static_cast<std::size_t>(kv_head);
     for (auto i = static_cast<std::size_t>(chosen.begins[list]);
          i < static_cast<std::size_t>(chosen.begins[list + 1]); ++i) {
+      if (chosen.tokens[i] > segment.context_tokens - segment.query_count + query) break;
       places.push_back({chosen.tokens[i], chosen.slots[i] / cache.page_tokens,
                         chosen.slots[i] % cache.page_tokens});
     }

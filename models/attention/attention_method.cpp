@@ -31,6 +31,11 @@ void AttentionMethod::prefilled(State&, const LayerCall&, ConstMatrix) {}
 void AttentionMethod::attended(State&, const LayerCall&, const TokenChoice&,
                                std::span<const float>) {}
 
+void AttentionMethod::choose_for_prompt(const LayerCall&, ConstMatrix, std::int64_t, std::int64_t,
+                                        TokenChoice&) {
+  TRIPHASE_CHECK(false, "a method that does not choose for prompts");
+}
+
 bool AttentionMethod::chooses_early() const {
   for (std::int64_t layer = 0; layer < shape_.layers; ++layer) {
     if (timing(layer) == Timing::kEarly) return true;

@@ -2,14 +2,17 @@
 
 // Which tokens of a sequence a decode step attends: every attention method behind one interface.
 // A method is a value made from AttentionOptions; what it knows about a sequence is in a State that
-// travels with the sequence (it is part of what a suspended sequence keeps). Prefill is dense.
+// travels with the sequence (it is part of what a suspended sequence keeps). Prefill is dense but
+// where a method chooses for prompts too.
 //
 // Matrices (q, v, out) lie in the device's memory; methods reach them through SparseOps alone.
 //
 // What the caller does for one sequence in one layer, after writing the new tokens' K and V:
 //
 //   method.appended(state, call, v)                  always; v: the new rows, unquantized
-//   prefill:  dense attention; then method.prefilled(state, call, q)
+//   prefill:  dense attention, or with prompt units (scheduler/attention/prompt_units.h)
+//             method.choose_for_prompt(call, q, first_row, rows, choice) for each unit, whose rows
+//             attend choice's tokens up to themselves; then method.prefilled(state, call, q)
 //   decode:   method.choose(state, call, q, row, choice)
 //             (appended() and choose() may read keys from first_key() on, no others)
 //             choice.dense -> dense attention, nothing else to do
@@ -131,6 +134,10 @@ class AttentionMethod {
   // token, keys.context_tokens - 1.
   virtual void choose(State& state, const LayerCall& call, ConstMatrix q, std::int64_t row,
                       TokenChoice& choice) = 0;
+  // One choice for rows [first_row, first_row + rows) of q, a prompt's; the last of them is at
+  // position keys.context_tokens - 1. Methods that prompt_units() gives units implement it.
+  virtual void choose_for_prompt(const LayerCall& call, ConstMatrix q, std::int64_t first_row,
+                                 std::int64_t rows, TokenChoice& choice);
   virtual void attended(State& state, const LayerCall& call, const TokenChoice& choice,
                         std::span<const float> weights);
 
@@ -157,6 +164,7 @@ struct ContextClusters {
     double threshold = 0;      // clusters of at least this score are kept
   };
   std::int64_t clustered_tokens = 0;
+  std::int64_t context_tokens = 0;  // of the context: the clustered ones and those behind them
   Level fine;
   std::vector<std::int32_t> labels;   // [layer][kv_head][token]: fine cluster
   Level coarse;                       // two levels only

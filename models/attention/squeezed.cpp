@@ -1,5 +1,6 @@
 // Squeezed Attention, one and two levels: keys of the fixed context whose cluster scores at least
-// the threshold, and everything after the clustered part.
+// the threshold, and everything after the clustered part. The tokens of a prompt choose together,
+// by the mean of their scores (appendix D).
 
 #include <algorithm>
 
@@ -46,12 +47,17 @@ class Squeezed final : public AttentionMethod {
 
   void choose(State&, const LayerCall& call, ConstMatrix q, std::int64_t row,
               TokenChoice& choice) override {
+    choose_for_prompt(call, q, row, 1, choice);
+  }
+
+  void choose_for_prompt(const LayerCall& call, ConstMatrix q, std::int64_t first_row,
+                         std::int64_t rows, TokenChoice& choice) override {
     const std::int64_t context = call.keys.context_tokens;
     choice.clear();
     const ContextClusters& clusters = *clusters_;
     Centroids fine = centroids_of(clusters.fine, fine_, call);
     if (options_.squeezed.two_levels) {
-      score(call, q, row, centroids_of(clusters.coarse, coarse_, call), coarse_scores_);
+      score(call, q, first_row, rows, centroids_of(clusters.coarse, coarse_, call), coarse_scores_);
       choice.centroids = shape_.kv_heads * clusters.coarse.count +
                          find_surviving_clusters(clusters, call.layer, shape_.kv_heads,
                                                  coarse_scores_, coarse_threshold_, alive_);
@@ -59,8 +65,8 @@ class Squeezed final : public AttentionMethod {
     } else {
       choice.centroids = shape_.kv_heads * fine.count;
     }
-    score(call, q, row, fine, scores_);
-    const std::int64_t clustered = std::min(clusters.clustered_tokens, context - 1);
+    score(call, q, first_row, rows, fine, scores_);
+    const std::int64_t clustered = std::min(clusters.clustered_tokens, context - rows);
     for (std::int64_t head = 0; head < shape_.kv_heads; ++head) {
       const std::int32_t* labels = clusters.labels.data() + (call.layer * shape_.kv_heads + head) *
                                                                 clusters.clustered_tokens;
@@ -98,11 +104,19 @@ class Squeezed final : public AttentionMethod {
     return {on_device.means.data() + first * shape_.head_dim, on_device.keys.data() + first,
             level.count, nullptr};
   }
-  void score(const LayerCall& call, ConstMatrix q, std::int64_t row, const Centroids& centroids,
-             std::vector<float>& to) const {
+  // The mean score of every centroid over the rows, summed in their order.
+  void score(const LayerCall& call, ConstMatrix q, std::int64_t first_row, std::int64_t rows,
+             const Centroids& centroids, std::vector<float>& to) {
     to.resize(static_cast<std::size_t>(shape_.kv_heads * centroids.count));
-    call.ops->score_centroids(q, row, shape_.heads, shape_.kv_heads, centroids, call.scale,
-                              to.data(), *call.stream);
+    sums_.assign(to.size(), 0.0);
+    for (std::int64_t row = first_row; row < first_row + rows; ++row) {
+      call.ops->score_centroids(q, row, shape_.heads, shape_.kv_heads, centroids, call.scale,
+                                to.data(), *call.stream);
+      for (std::size_t i = 0; i < to.size(); ++i) sums_[i] += static_cast<double>(to[i]);
+    }
+    for (std::size_t i = 0; i < to.size(); ++i) {
+      to[i] = static_cast<float>(sums_[i] / static_cast<double>(rows));
+    }
   }
   const ContextClusters* clusters_;
   double threshold_;
@@ -110,6 +124,7 @@ class Squeezed final : public AttentionMethod {
   OnDevice fine_;
   OnDevice coarse_;
   std::vector<float> scores_;
+  std::vector<double> sums_;
   std::vector<float> coarse_scores_;
   std::vector<std::uint8_t> alive_;
 };

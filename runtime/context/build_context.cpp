@@ -256,6 +256,7 @@ FixedContext build_fixed_context(std::vector<TokenId> tokens, const ClusterOptio
   context.options = options;
   context.clusters.clustered_tokens =
       static_cast<std::int64_t>(context.tokens.size()) - options.window;
+  context.clusters.context_tokens = static_cast<std::int64_t>(context.tokens.size());
   TRIPHASE_CHECK(context.clusters.clustered_tokens > 0 && loaded.decoder.attention() != nullptr &&
                      plan.limits.rows >= options.window,
                  "a context to cluster, and a model that shows its keys");

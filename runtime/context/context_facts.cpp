@@ -107,6 +107,7 @@ ContextFacts parse_context_facts(std::string_view text, std::string_view file) {
   JsonObjectReader made_from = top.object("context");
   context.text_hash = made_from.text("text_hash");
   facts.tokens = made_from.integer("tokens", 2, kMaxTokens);
+  context.clusters.context_tokens = facts.tokens;
   context.clusters.clustered_tokens = made_from.integer("clustered_tokens", 1, facts.tokens - 1);
   if (context.clusters.clustered_tokens != facts.tokens - context.options.window) {
     made_from.fail(

@@ -48,7 +48,7 @@ constexpr OptionSpec kRunFormatOptions[] = {
 constexpr OptionSpec kContextOptions[] = {
     {"Files", "fixed-context", 0, kText, "", "DIR", 0, 0, false, false,
      "Put the context that triphase cluster wrote to DIR in front of every prompt. Its KV is "
-     "computed once and shared by all lines; --attention squeezed decodes by its key clusters."},
+     "computed once and shared by all lines; --attention squeezed looks up its key clusters."},
 };
 
 constexpr OptionSpec kOutputOptions[] = {
@@ -150,7 +150,8 @@ constexpr OptionSpec kMachineOptions[] = {
      "Phase III recomputes them: the same answers under every policy."},
     {"Machine", "attention", 0, kChoice, "dense",
      "dense|local|strided|swa|sparq|squeezed|h2o|lm-infinite|topk|quest", 0, 0, false, false,
-     "Which tokens decoding touches; prompts are always dense. squeezed needs --fixed-context."},
+     "Which tokens decoding touches; prompts are dense but under squeezed, which needs "
+     "--fixed-context."},
     {"Machine", "attention-option", 0, kText, "", "NAME=VALUE", 0, 0, true, false,
      "Option of the attention method, such as sparq.rank=32; a wrong name lists them."},
     {"Machine", "kv-sparsity", 0, kText, "", "X|auto", 0, 0, false, false,
@@ -636,8 +637,8 @@ constexpr CommandSpec kCommands[] = {
     {"cluster", "key clusters of a fixed context, for run --fixed-context", "", kClusterOptions,
      "Squeezed Attention's offline part; docs/fixed-context.md has the method and the format. With "
      "--attention squeezed a decoded token attends the keys of the context whose clusters score at "
-     "least the threshold, the context's last tokens, and everything after the context; prompts "
-     "attend densely."},
+     "least the threshold, the context's last tokens, and everything after the context; the tokens "
+     "of a prompt choose such keys together (on a GPU they attend densely)."},
     {"merge", "join the outputs of shards", "SHARD...", kMergeOptions,
      "Each SHARD is the complete output of a run with --shard; its manifest must lie beside it."},
 };

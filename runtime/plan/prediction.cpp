@@ -41,6 +41,7 @@ std::optional<RunPrediction> predict_run(const RunOptions& options, const ModelB
       .block_tokens = plan.kv.block_tokens,
       .batch_size = plan.memory.batch_size,
       .prefill_chunk = plan.prefill_chunk,
+      .prompt_units = plan.prompt_units,
       .miss_rate = options.miss_rate,
       .fetch = sparse_fetch(options, model),
       .division = MemoryDivision{plan.places, plan.placement.streamed_layers, plan.placement}};

@@ -74,6 +74,10 @@ struct AttentionOptions {
     // Clusters of at least this score are kept; nothing: as the clusters were calibrated.
     std::optional<double> threshold;
     std::optional<double> coarse_threshold;  // of level 1 of two
+    // Whether prompts look up the clusters too; auto: where the device can attend what several
+    // queries chose (not on a GPU).
+    enum class Prefill : std::uint8_t { kAuto, kSparse, kDense } prefill = Prefill::kAuto;
+    std::int64_t prefill_rows = 1024;  // tokens of a prompt that share one choice
   } squeezed;
   struct {
     std::int64_t k = 128;

@@ -176,12 +176,13 @@ class Simulation {
   void plan_rows() {
     std::vector<SequenceProgress> progress;
     for (const Line& line : running_) {
-      progress.push_back(
-          {std::max<std::int64_t>(line.place.prefill_tokens - line.place.context, 0)});
+      progress.push_back({std::max<std::int64_t>(line.place.prefill_tokens - line.place.context, 0),
+                          line.place.context});
     }
-    const std::vector<std::int64_t> tokens = plan_step(
-        progress,
-        {.rows = job_.batch_size + job_.prefill_chunk, .prefill_chunk = job_.prefill_chunk});
+    const std::vector<std::int64_t> tokens =
+        plan_step(progress, {.rows = job_.batch_size + job_.prefill_chunk,
+                             .prefill_chunk = job_.prefill_chunk,
+                             .units = job_.prompt_units});
     for (std::size_t index = 0; index < running_.size(); ++index) {
       running_[index].place.step_tokens = tokens[index];
     }

@@ -8,6 +8,7 @@
 #include <string>
 #include <vector>
 
+#include "scheduler/attention/prompt_units.h"
 #include "scheduler/cost/model_costs.h"
 #include "scheduler/cost/step_cost.h"
 #include "scheduler/placement/phase_schedule.h"
@@ -36,6 +37,7 @@ struct SimulatedJob {
   std::uint64_t host_memory = 0;
   std::int64_t batch_size = 0;
   std::int64_t prefill_chunk = 2048;
+  PromptUnits prompt_units;    // that a step does not cut
   double caching_ratio = 1.0;  // r: share of the context that a decode step touches
   double miss_rate = 1.0;      // share of the touched host tokens that crosses the link
   SparseFetch fetch = SparseFetch::kAhead;  // below r = 1

@@ -62,8 +62,8 @@ class FixedContext(unittest.TestCase):
             return None, None, done
         return output.read_bytes(), json.loads(pathlib.Path(f"{output}.summary.json").read_text()), done
 
-    def squeezed(self, name, *extra):
-        return self.run_job(name, "--fixed-context", self.clusters, "--attention", "squeezed", *extra)
+    def squeezed(self, name, *extra, **more):
+        return self.run_job(name, "--fixed-context", self.clusters, "--attention", "squeezed", *extra, **more)
 
     def test_what_was_made(self):
         tokens, window = len(self.context), 100
@@ -97,6 +97,7 @@ class FixedContext(unittest.TestCase):
             output, summary, _ = self.run_job(name, "--fixed-context", self.clusters, *DENSE_BY_CLUSTERS, *extra)
             self.assertEqual(output, self.dense)
             self.assertEqual(summary["attention"]["tokens_touched_fraction"], 1)
+            self.assertEqual(summary["attention"]["prompt_tokens_touched_fraction"], 1)
 
     def test_it_is_computed_once_and_few_of_its_tokens_are_touched(self):
         _, dense, _ = self.run_job("counted", "--fixed-context", self.clusters, "--batch-size", 4)
@@ -116,8 +117,13 @@ class FixedContext(unittest.TestCase):
             self.assertGreater(touched, tail)
             self.assertLess(touched, tail + 3 * self.facts["calibration"][kept] + 0.1)
             self.assertLess(read["touched"], 0.9 * read["dense"])
+            prompts = summary["attention"]["prompt_tokens_touched_fraction"]
+            self.assertGreater(prompts, tail)
+            self.assertLess(prompts, 0.8)
             self.assertIn("clusters", [use["tag"] for use in summary["memory"]])
         self.assertIn(f"fixed context: {len(self.context)} tokens in front of every line", done.stderr)
+        self.assertIn("; prompts touched ", done.stderr)
+        self.assertIsNone(dense["attention"]["prompt_tokens_touched_fraction"])
 
     def test_the_answer_depends_neither_on_neighbours_nor_on_where_kv_lies(self):
         for levels in ((), TWO):
@@ -145,6 +151,22 @@ class FixedContext(unittest.TestCase):
             output, summary, _ = self.run_job(method, "--fixed-context", self.clusters, "--attention", method)
             self.assertEqual(len(output.splitlines()), len(OWN))
             self.assertLess(summary["attention"]["tokens_touched_fraction"], 0.6)
+
+    def test_long_prompts_choose_in_units_that_no_step_cuts(self):
+        lines = self.folder / "long_prompts.jsonl"
+        starts = [[40 + n * step % 900 for n in range(150)] for step in (7, 11, 7, 13)]
+        lines.write_text("".join(json.dumps({"prompt_tokens": start + [300 + n], "max_tokens": 8}) + "\n"
+                                 for n, start in enumerate(starts)))
+        few = ("--attention-option", "squeezed.prefill_rows=64")
+        dense, _, _ = self.squeezed("units", "--attention-option", "squeezed.prefill=dense", prompts=lines)
+        whole, summary, _ = self.squeezed("units", "--overwrite", "--batch-size", 1, prompts=lines)
+        units, more, _ = self.squeezed("units", "--overwrite", "--batch-size", 1, *few, prompts=lines)
+        self.assertEqual(len({dense, whole, units}), 3)
+        for one in (summary, more):
+            self.assertLess(one["attention"]["prompt_tokens_touched_fraction"], 0.8)
+        for extra in (("--batch-size", 4), ("--batch-size", 3, "--prefill-chunk", 16)):
+            self.assertEqual(self.squeezed("units", "--overwrite", *extra, prompts=lines)[0], whole)
+            self.assertEqual(self.squeezed("units", "--overwrite", *extra, *few, prompts=lines)[0], units)
 
     def test_a_resumed_job_has_the_same_context(self):
         arguments = ("--batch-size", 2)

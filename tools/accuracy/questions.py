@@ -11,6 +11,7 @@ FACTS = 24  # a document, as many as PreFixQA has on average
 BEHIND = 110  # tokens: the longest question and its answer
 CENTROIDS = {"5 %": ("0.05", "0.01"), "20 %": ("0.2", "0.04")}  # of the tokens: clusters, groups
 USUAL_CENTROIDS = "5 %"
+DENSE_PROMPTS = "squeezed, one level, 5 % centroids, questions attend densely"
 LEVELS = (1, 2)
 # topk renormalizes here: the best that as many tokens of exact scores can do.
 OTHERS = ("topk", "sparq", "quest", "swa", "h2o", "lm-infinite", "local")
@@ -29,7 +30,7 @@ class Questions:
 
     @property
     def cells(self):
-        return 1 + len(self.sparsities) * (len(CENTROIDS) * (1 + len(LEVELS)) + len(OTHERS))
+        return 1 + len(self.sparsities) * (len(CENTROIDS) * (1 + len(LEVELS)) + 1 + len(OTHERS))
 
     def make_document(self, seed):
         """(context, questions) files; the context fills the model's context but for a question."""
@@ -76,6 +77,8 @@ class Questions:
                                    "--attentions", "squeezed", "--attention-option", f"squeezed.levels={levels}")
                     if centroids == USUAL_CENTROIDS and levels == 1:
                         touched = row["tokens_touched"]
+                        self.ask(lambda row, of=(DENSE_PROMPTS, sparsity): of, questions, clusters, "--attentions",
+                                 "squeezed", "--attention-option", "squeezed.prefill=dense")
             self.ask(lambda row, of=sparsity: (row["attention"], of), questions, clusters, "--attentions",
                      ",".join(OTHERS), "--sparsities", f"{min(0.999, 1 - touched):.4f}", "--attention-option",
                      "quest.dense_layers=0", "--attention-option", "topk.renormalize=1")
@@ -116,6 +119,9 @@ def findings(questions):
         else:
             sentences.append(f"{named}: {percent(*score)} of the questions; as many tokens chosen by exact scores (topk) answer "
                              f"{percent(*exact)}, which is no better within the errors.")
+        prompts = questions.score(DENSE_PROMPTS, sparsity)
+        if levels == 1 and told_apart(prompts, score):
+            sentences.append(f"{named}: with questions that attend densely {percent(*prompts)} are answered.")
         if told_apart(more, score):
             sentences.append(f"With 20 % centroids {'more' if more[0] > score[0] else 'fewer'} are answered: {percent(*more)}.")
     return sentences
@@ -138,6 +144,7 @@ def section(questions):
     rows = [[f"squeezed, {'one level' if levels == 1 else 'two levels'}, {centroids} centroids",
              *(cell("squeezed", sparsity, centroids, levels) for sparsity in questions.sparsities)]
             for centroids in CENTROIDS for levels in LEVELS]
+    rows.append([DENSE_PROMPTS, *(cell(DENSE_PROMPTS, sparsity) for sparsity in questions.sparsities)])
     for method in OTHERS:
         name = "topk, renormalized" if method == "topk" else method
         rows.append([name, *(cell(method, sparsity) for sparsity in questions.sparsities)])

@@ -1,6 +1,7 @@
 #include "kernels/cpu/cpu_sparse_ops.h"
 #include "kernels/sizing/sparse_workspace.h"
 #include "models/attention/attention_method.h"
+#include "models/attention/prompt_choices.h"
 #include "tests/unit/attention/method_oracles.h"
 #include "tests/unit/kernels/kv_caches.h"
 
@@ -287,14 +288,11 @@ TEST_P(AttentionMethodsTest, FullBudgetsEqualDenseWithoutTheShortcut) {
 }
 
 // Every 5th token is its own cluster's key; the threshold decides between all and a part.
-TEST_P(AttentionMethodsTest, SqueezedKeepsClustersAboveTheThresholdAndTheTail) {
-  const CacheShape shape{.heads = 4, .kv_heads = 2, .dim = 20, .dtype = DType::kF32, .int8 = false};
-  SequenceCache cache(shape, kTokens, *ops_, *stream_, random_);
-  const TestMatrix q = TestMatrix(kTokens, 80, 1).randomize(random_, 2.0F);
-  const oracle::Sequence s = as_float64(shape, cache, q);
+// Keys of the first 60 tokens in 12 clusters and these in 4, by turns; 2 KV heads, 20 channels.
+ContextClusters clusters_by_turns(const oracle::Sequence& s) {
   ContextClusters clusters;
   clusters.clustered_tokens = 60;
-  const MethodShape sizes{.layers = 1, .heads = 4, .kv_heads = 2, .head_dim = 20};
+  clusters.context_tokens = 70;
   const std::int64_t counts[2] = {12, 4};
   for (std::int64_t level = 0; level < 2; ++level) {
     ContextClusters::Level& to = level == 0 ? clusters.fine : clusters.coarse;
@@ -317,6 +315,44 @@ TEST_P(AttentionMethodsTest, SqueezedKeepsClustersAboveTheThresholdAndTheTail) {
     for (std::int32_t t = 0; t < 60; ++t) clusters.labels.push_back(t % 12);
     for (std::int32_t i = 0; i < 12; ++i) clusters.parents.push_back(i % 4);
   }
+  return clusters;
+}
+
+// Mean score of a level's clusters over positions [first, end) and the query heads of KV head h
+// (eq. 1 with 1/sqrt(d), averaged as in appendix D).
+std::vector<double> mean_scores(const oracle::Sequence& s, const ContextClusters::Level& level,
+                                std::int64_t h, std::int64_t first, std::int64_t end,
+                                const std::vector<bool>& alive) {
+  std::vector<double> mean(static_cast<std::size_t>(level.count), 0.0);
+  for (std::int64_t at = first; at < end; ++at) {
+    for (std::int64_t head = h * s.group(); head < (h + 1) * s.group(); ++head) {
+      std::vector<double> row;
+      double total = 0;
+      for (std::int64_t j = 0; j < level.count; ++j) {
+        double logit = 0;
+        for (std::int64_t c = 0; c < s.dim; ++c) {
+          logit += s.q[static_cast<std::size_t>(at)][static_cast<std::size_t>(head)]
+                      [static_cast<std::size_t>(c)] *
+                   level.means[static_cast<std::size_t>((h * level.count + j) * s.dim + c)];
+        }
+        row.push_back(alive[static_cast<std::size_t>(j)] ? std::exp(s.scale * logit) : 0.0);
+        total += row.back() * level.keys[0];
+      }
+      for (std::size_t j = 0; j < row.size(); ++j) {
+        mean[j] += row[j] / total / static_cast<double>(s.group() * (end - first));
+      }
+    }
+  }
+  return mean;
+}
+
+TEST_P(AttentionMethodsTest, SqueezedKeepsClustersAboveTheThresholdAndTheTail) {
+  const CacheShape shape{.heads = 4, .kv_heads = 2, .dim = 20, .dtype = DType::kF32, .int8 = false};
+  SequenceCache cache(shape, kTokens, *ops_, *stream_, random_);
+  const TestMatrix q = TestMatrix(kTokens, 80, 1).randomize(random_, 2.0F);
+  const oracle::Sequence s = as_float64(shape, cache, q);
+  ContextClusters clusters = clusters_by_turns(s);
+  const MethodShape sizes{.layers = 1, .heads = 4, .kv_heads = 2, .head_dim = 20};
   for (const bool two_levels : {false, true}) {
     const AttentionOptions options =
         of("squeezed", {two_levels ? "squeezed.levels=2" : "squeezed.levels=1"});
@@ -346,22 +382,7 @@ TEST_P(AttentionMethodsTest, SqueezedKeepsClustersAboveTheThresholdAndTheTail) {
       for (std::int64_t h = 0; h < 2; ++h) {
         const auto scores = [&](const ContextClusters::Level& level,
                                 const std::vector<bool>& alive) {
-          std::vector<double> mean(static_cast<std::size_t>(level.count), 0.0);
-          for (std::int64_t head = h * 2; head < h * 2 + 2; ++head) {
-            std::vector<double> row;
-            double total = 0;
-            for (std::int64_t j = 0; j < level.count; ++j) {
-              double logit = 0;
-              for (std::int64_t c = 0; c < 20; ++c) {
-                logit += q.at(at, head * 20 + c) *
-                         level.means[static_cast<std::size_t>((h * level.count + j) * 20 + c)];
-              }
-              row.push_back(alive[static_cast<std::size_t>(j)] ? std::exp(kScale * logit) : 0.0);
-              total += row.back() * level.keys[0];
-            }
-            for (std::size_t j = 0; j < row.size(); ++j) mean[j] += row[j] / total / 2;
-          }
-          return mean;
+          return mean_scores(s, level, h, at, at + 1, alive);
         };
         std::vector<bool> alive(12, true);
         if (two_levels) {
@@ -379,6 +400,90 @@ TEST_P(AttentionMethodsTest, SqueezedKeepsClustersAboveTheThresholdAndTheTail) {
       ASSERT_EQ(steps[i].choice.tokens, expected) << "step " << i << " levels " << two_levels;
       ASSERT_EQ(steps[i].choice.centroids, centroids);
     }
+  }
+}
+
+TEST_P(AttentionMethodsTest, SqueezedPromptsShareOneChoice) {
+  const CacheShape shape{.heads = 4, .kv_heads = 2, .dim = 20, .dtype = DType::kF32, .int8 = false};
+  SequenceCache cache(shape, kTokens, *ops_, *stream_, random_);
+  const TestMatrix q = TestMatrix(kTokens, 80, 1).randomize(random_, 2.0F);
+  const oracle::Sequence s = as_float64(shape, cache, q);
+  ContextClusters clusters = clusters_by_turns(s);
+  const MethodShape sizes{.layers = 1, .heads = 4, .kv_heads = 2, .head_dim = 20};
+  const LayerCall call{.layer = 0,
+                       .cache = cache.view(),
+                       .scale = kScale,
+                       .ops = sparse_.get(),
+                       .memory = &device_,
+                       .workspace = workspace_,
+                       .stream = stream_.get()};
+  for (const bool two_levels : {false, true}) {
+    const AttentionOptions options =
+        of("squeezed", {two_levels ? "squeezed.levels=2" : "squeezed.levels=1"});
+    clusters.fine.threshold = 0.0168;
+    clusters.coarse.threshold = 0.0164;
+    PromptChoices choices(prompt_units(options, clusters.context_tokens, true));
+    ASSERT_EQ(choices.units(), (PromptUnits{70, 1024}));
+    const auto method = make_attention_method(options, sizes, &clusters);
+    // Rows 64 to 149: the last of the context, then the prompt's own.
+    constexpr std::int64_t kBegin = 64;
+    LayerCall rows = call;
+    rows.keys = cache.segment(kBegin, kTokens - kBegin, kTokens);
+    std::vector<AttentionSegment> dense;
+    choices.begin_layer();
+    choices.add(*method, rows, kTokens, q.view(), dense);
+    ASSERT_EQ(dense.size(), 1U);
+    EXPECT_EQ(dense[0].query_begin, kBegin);
+    EXPECT_EQ(dense[0].query_count, 6);
+    EXPECT_EQ(dense[0].context_tokens, 70);
+    ASSERT_EQ(choices.parts().size(), 1U);
+    const PromptChoices::Part& part = choices.parts()[0];
+    std::vector<oracle::Tokens> lists(2);
+    std::size_t kept = 0;
+    for (std::int64_t h = 0; h < 2; ++h) {
+      std::vector<bool> alive(12, true);
+      if (two_levels) {
+        const std::vector<double> coarse =
+            mean_scores(s, clusters.coarse, h, 70, kTokens, std::vector<bool>(4, true));
+        for (std::size_t j = 0; j < 12; ++j) alive[j] = coarse[j % 4] >= 0.0164;
+      }
+      const std::vector<double> fine = mean_scores(s, clusters.fine, h, 70, kTokens, alive);
+      for (std::int32_t t = 0; t < kTokens; ++t) {
+        const auto cluster = static_cast<std::size_t>(t % 12);
+        if (t < 60 && !(alive[cluster] && fine[cluster] >= 0.0168)) continue;
+        lists[static_cast<std::size_t>(h)].push_back(t);
+        if (t < 60) ++kept;
+      }
+    }
+    ASSERT_GT(kept, 0U);
+    ASSERT_LT(kept, 120U);
+    std::vector<std::int32_t> expected = lists[0];
+    expected.insert(expected.end(), lists[1].begin(), lists[1].end());
+    ASSERT_EQ(part.tokens, expected) << "levels " << two_levels;
+    TokenChoice chosen;
+    chosen.begins = part.begins;
+    chosen.tokens = part.tokens;
+    const OwnedSelection selection = with_slots(cache, chosen, kTokens);
+    AttentionSegment segment = part.segment;
+    segment.selection = selection.view();
+    const TestMatrix out = run(*ops_, 2, shape, cache.view(), q.view(), {&segment, 1}, kScale);
+    double attended = 0;
+    for (std::int64_t at = 70; at < kTokens; ++at) {
+      std::vector<oracle::Tokens> seen(2);
+      for (std::size_t h = 0; h < 2; ++h) {
+        std::ranges::copy_if(lists[h], std::back_inserter(seen[h]),
+                             [&](std::int32_t t) { return t <= at; });
+        attended += static_cast<double>(seen[h].size()) / 2;
+      }
+      const oracle::Step step = oracle::attend(s, at, seen);
+      for (std::int64_t c = 0; c < 80; ++c) {
+        const double value =
+            step.out[static_cast<std::size_t>(c / 20)][static_cast<std::size_t>(c % 20)];
+        ASSERT_NEAR(out.at(at, c), value, 5e-5 + 1e-4 * std::abs(value)) << at << " " << c;
+      }
+    }
+    EXPECT_DOUBLE_EQ(PromptChoices::attended_tokens(part), attended);
+    EXPECT_DOUBLE_EQ(PromptChoices::context_tokens(part), (71.0 + kTokens) * (kTokens - 70) / 2);
   }
 }
 

@@ -28,6 +28,7 @@ AttentionOptions method(AttentionKind kind) {
   options.quest.k = 8;
   options.quest.page = 4;
   options.quest.dense_layers = 1;
+  options.squeezed.prefill_rows = 20;  // a step has no more than 23
   return options;
 }
 
@@ -91,6 +92,92 @@ TEST_P(AttentionPlacement, TheAnswerIsTheMethodsAlone) {
       EXPECT_GT(found, 0U);
     }
   }
+}
+
+// Lines behind a context of 45 tokens, some of which begin alike behind it too.
+std::vector<Request> requests_behind_a_context() {
+  std::mt19937 random(19);
+  const std::vector<TokenId> context = random_tokens(random, 45);
+  const std::vector<TokenId> start = random_tokens(random, 40);
+  std::vector<Request> requests;
+  for (std::uint64_t index = 0; index < 12; ++index) {
+    std::vector<TokenId> tokens = context;
+    if (index % 2 == 0) tokens.insert(tokens.end(), start.begin(), start.begin() + 34 + index / 2);
+    const auto own = random_tokens(random, 1 + random() % 30);
+    tokens.insert(tokens.end(), own.begin(), own.end());
+    requests.push_back(request(index, std::move(tokens), 1 + static_cast<std::int64_t>(index)));
+  }
+  return requests;
+}
+
+// A prompt's KV depends on all tokens that chose together: no cut of prefill may part them, and no
+// other line may share them.
+TEST(SqueezedPrompts, TheAnswerDependsNeitherOnStepsNorOnNeighbours) {
+  const ContextClusters clusters = tiny_clusters(tiny_config(), 40);
+  const auto requests = requests_behind_a_context();
+  for (const bool int8 : {false, true}) {
+    for (const bool two_levels : {false, true}) {
+      TinyModelOptions options{.batch_size = 1, .prefill_chunk = 200, .block_tokens = 16};
+      options.attention.kind = AttentionKind::kSqueezed;
+      options.attention.squeezed.two_levels = two_levels;
+      options.attention.squeezed.prefill_rows = 21;
+      options.clusters = &clusters;
+      options.int8 = int8;
+      SCOPED_TRACE(std::string(int8 ? "int8" : "f16") + (two_levels ? ", two levels" : ""));
+      TinyModel alone(options);
+      const auto expected = run_all(alone.engine(), requests);
+      const AttentionRunner::Touched& touched = alone.model().attention()->touched();
+      EXPECT_LT(touched.prompt_attended, 0.95 * touched.prompt_context);
+      EXPECT_GT(touched.prompt_attended, 0.3 * touched.prompt_context);
+      std::int64_t shared = 0;
+      for (const Place& place : places()) {
+        options.batch_size = 4;
+        options.prefill_chunk = 23;
+        options.kv_blocks = place.device_blocks;
+        options.host_blocks = place.host_blocks;
+        options.staging_blocks = place.host_blocks > 0 ? 24 : 0;
+        options.cache_blocks = place.cache_blocks;
+        options.policy = place.policy;
+        TinyModel model(options);
+        SCOPED_TRACE(std::string(place.policy->name()));
+        expect_equal(expected, run_all(model.engine(), requests));
+        model.kv().residency().check();
+        shared += static_cast<std::int64_t>(model.engine().stats().shared_prompt_tokens);
+      }
+      EXPECT_GT(shared, 0) << "the context was never shared";
+    }
+  }
+}
+
+TEST(SqueezedPrompts, EqualDenseWhenTheThresholdIs0) {
+  const ContextClusters clusters = tiny_clusters(tiny_config(), 40);
+  const auto requests = requests_behind_a_context();
+  TinyModelOptions options{.batch_size = 4, .prefill_chunk = 64, .block_tokens = 16};
+  TinyModel dense(options);
+  const auto expected = run_all(dense.engine(), requests);
+  options.attention.kind = AttentionKind::kSqueezed;
+  options.attention.squeezed.prefill_rows = 50;
+  options.clusters = &clusters;
+  const auto differs = [&](TinyModel& model) {
+    const auto found = run_all(model.engine(), requests);
+    return std::ranges::any_of(expected, [&](const auto& line) {
+      return found.at(line.first).logprobs[0].logprob != line.second.logprobs[0].logprob;
+    });
+  };
+  // The first token of a line is the prompt's answer.
+  TinyModel sparse(options);
+  EXPECT_TRUE(differs(sparse));
+  options.attention.squeezed.prefill = decltype(options.attention.squeezed.prefill)::kDense;
+  TinyModel dense_prompts(options);
+  EXPECT_FALSE(differs(dense_prompts));
+  EXPECT_EQ(dense_prompts.model().attention()->touched().prompt_context, 0.0);
+  options.attention.squeezed.prefill = decltype(options.attention.squeezed.prefill)::kSparse;
+  options.attention.squeezed.threshold = 0.0;
+  TinyModel everything(options);
+  expect_equal(expected, run_all(everything.engine(), requests));
+  const AttentionRunner::Touched& touched = everything.model().attention()->touched();
+  EXPECT_EQ(touched.prompt_attended, touched.prompt_context);
+  EXPECT_GT(touched.prompt_context, 0.0);
 }
 
 // K^T is made where a block is, again after it came back, and not at all for blocks that are read

@@ -152,13 +152,65 @@ TEST_P(SelectionTest, EmptyListsGiveZeros) {
   EXPECT_FLOAT_EQ(weights[0], 2.0F);
 }
 
+TEST_P(SelectionTest, SeveralQueriesAttendTheirListUpToThemselves) {
+  for (const bool int8 : {false, true}) {
+    const CacheShape shape{.heads = 6, .kv_heads = 2, .dim = 20, .page_tokens = 64, .int8 = int8};
+    constexpr std::int64_t kContext = 1340;
+    // Queries of one block, more than one block of rows; of the first ones all chosen tokens lie
+    // in front, for the last list some queries see none of it.
+    constexpr std::int64_t kQueries = 40;
+    SequenceCache cache(shape, kContext, *ops_, *stream_, random_);
+    const TestMatrix q = TestMatrix(kQueries, 120, 3).randomize(random_);
+    for (const bool shared : {true, false}) {
+      const auto choose = [&](std::int64_t context) {
+        OwnedSelection lists;
+        for (std::int64_t list = 0; list < (shared ? 1 : 2); ++list) {
+          cache.add_list(lists, context, [&](std::int64_t token) {
+            return list == 0 ? token * 7 % 11 < 4 : token >= kContext - kQueries + 5;
+          });
+        }
+        return lists;
+      };
+      const OwnedSelection together = choose(kContext);
+      AttentionSegment segment = cache.segment(0, kQueries, kContext);
+      segment.pages = {};
+      segment.open_page = {};
+      segment.window = 3;
+      segment.selection = together.view();
+      const TestMatrix out = run(*ops_, 2, shape, cache.view(), q.view(), {&segment, 1});
+      expect_matches(shape, out, q.view(), cache.view(), {&segment, 1}, kContext);
+      for (std::int64_t row = 0; row < kQueries; ++row) {
+        const std::int64_t context = kContext - kQueries + row + 1;
+        const OwnedSelection own = choose(context);
+        AttentionSegment one = cache.segment(row, 1, context);
+        one.selection = own.view();
+        const TestMatrix alone = run(*ops_, 2, shape, cache.view(), q.view(), {&one, 1});
+        ASSERT_TRUE(same_bits(out.row(row), alone.row(row))) << describe(shape) << " row " << row;
+      }
+    }
+    OwnedSelection all;
+    cache.add_list(all, kContext, [](std::int64_t) { return true; });
+    AttentionSegment segment = cache.segment(0, kQueries, kContext);
+    const TestMatrix dense = run(*ops_, 2, shape, cache.view(), q.view(), {&segment, 1});
+    segment.selection = all.view();
+    const TestMatrix out = run(*ops_, 2, shape, cache.view(), q.view(), {&segment, 1});
+    for (std::int64_t row = 0; !int8 && row < kQueries; ++row) {
+      ASSERT_TRUE(same_bits(out.row(row), dense.row(row))) << row;
+    }
+    expect_matches(shape, out, q.view(), cache.view(), {&segment, 1}, kContext);
+  }
+}
+
 TEST_P(SelectionTest, RefusesBadLists) {
   const CacheShape shape{.int8 = false};
   SequenceCache cache(shape, 50, *ops_, *stream_, random_);
   const TestMatrix q = TestMatrix(2, 80).randomize(random_);
+  std::vector<float> weights(1);
   const auto throws = [&](const OwnedSelection& lists, std::int64_t queries) {
     AttentionSegment segment = cache.segment(0, queries, 50);
     segment.selection = lists.view();
+    // Weights are of one query.
+    if (queries > 1) segment.weights = weights.data();
     EXPECT_THROW((void)run(*ops_, 2, shape, cache.view(), q.view(), {&segment, 1}), Error);
   };
   throws({{0, 2}, {3, 3}, {3, 3}}, 1);

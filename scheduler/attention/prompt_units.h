@@ -1,0 +1,38 @@
+#pragma once
+
+// Prompts whose tokens choose what they attend: which of them choose together, and so have to be
+// computed in one step. PURE.
+
+#include <cstdint>
+
+#include "scheduler/attention/attention_options.h"
+
+namespace triphase {
+
+// Tokens from position `first` on in stretches of `rows`; a prompt's last one may be shorter. What
+// comes before is attended densely. rows 0: all of a prompt is.
+struct PromptUnits {
+  std::int64_t first = 0;
+  std::int64_t rows = 0;
+
+  // Leading tokens of a prompt whose KV depends on no token behind them, so that prompts that begin
+  // alike can share it.
+  [[nodiscard]] std::int64_t causal_tokens(std::int64_t prompt_tokens) const {
+    return rows > 0 && first < prompt_tokens ? first : prompt_tokens;
+  }
+
+  friend bool operator==(const PromptUnits&, const PromptUnits&) = default;
+};
+
+// Of a job whose prompts begin with a fixed context of so many tokens. `device_selects`: whether
+// the device attends chosen tokens for several queries at once. Throws E-CLI-ATTOPTION where the
+// options ask for that and it does not.
+[[nodiscard]] PromptUnits prompt_units(const AttentionOptions& options, std::int64_t context_tokens,
+                                       bool device_selects);
+
+// How many of the `left` tokens of a prompt, of which `computed` exist, a step with room for `room`
+// computes: none, unless it can finish every unit that it begins.
+[[nodiscard]] std::int64_t whole_units(const PromptUnits& units, std::int64_t computed,
+                                       std::int64_t left, std::int64_t room);
+
+}  // namespace triphase
