@@ -102,7 +102,7 @@ def question_lines(facts):
 def main():
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--text", help="UTF-8 text that hides the facts. Default: this project's documents")
-    parser.add_argument("--characters", type=int, default=5000, help="length of the context (default 5000)")
+    parser.add_argument("--characters", type=int, default=4500, help="length of the context (default 4500)")
     parser.add_argument("--facts", type=int, default=24, help="facts, each asked for once (default 24)")
     parser.add_argument("--forms", type=int, default=len(FACTS), choices=range(1, len(FACTS) + 1),
                         help="kinds of statements, by turns (default all)")
