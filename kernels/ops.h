@@ -61,8 +61,9 @@ struct KvLayerView {
   DType open_dtype = DType::kF16;
 
   // K^T, or null: the keys of full blocks once more, channel-major, as
-  // [page][kv_head][head_dim][page_tokens] in K's dtype, for pages below kt_pages. A page has its
-  // K^T where kt_ready (by page, on the host) is not 0; who writes to a page sets it to 0.
+  // [page][kv_head][head_dim][page_tokens] in K's dtype, kt_pages pages of its own numbering
+  // (AttentionSegment::key_columns). A page is written where kt_ready (by page, on the host) is not
+  // 0; who writes to the keys that it is made of sets it to 0.
   void* kt = nullptr;
   std::uint8_t* kt_ready = nullptr;
   std::int64_t kt_pages = 0;
@@ -98,6 +99,10 @@ struct AttentionSegment {
   std::span<const PageId> scale_pages;
   PageId open_page;
 
+  // By block the page of its K^T (KvLayerView::kt), invalid: it has no place; a block whose K^T is
+  // there need not have its keys in `pages`. Empty: pages of kt have the numbers of K's.
+  std::span<const PageId> key_columns;
+
   // Not empty: the queries attend these tokens and no others; `pages`, `open_page` and `window` are
   // not looked at (INT8: `scale_pages` are). A list without tokens gives zeros. More than one query
   // only where SparseOps::selects_for_several_queries().
@@ -107,6 +112,21 @@ struct AttentionSegment {
   // returns.
   float* weights = nullptr;
 };
+
+// The page for K^T of the context's block `index`; invalid: it has no place.
+[[nodiscard]] inline PageId column_page(const KvLayerView& cache, const AttentionSegment& keys,
+                                        std::size_t index) {
+  const std::span<const PageId> table = keys.key_columns.empty() ? keys.pages : keys.key_columns;
+  const bool there = cache.kt != nullptr && index < table.size() && table[index].valid() &&
+                     table[index].value < cache.kt_pages;
+  return there ? table[index] : PageId();
+}
+// The same, invalid too where K^T is not written yet.
+[[nodiscard]] inline PageId written_column_page(const KvLayerView& cache,
+                                                const AttentionSegment& keys, std::size_t index) {
+  const PageId page = column_page(cache, keys, index);
+  return page.valid() && cache.kt_ready[page.index()] != 0 ? page : PageId();
+}
 
 // Where new tokens' K and V go: row i of the batch belongs at pages[i], offset offsets[i]; INT8:
 // pages of the open pool.

@@ -138,6 +138,11 @@ class KvResidency {
   [[nodiscard]] std::uint64_t block_id(SequenceId sequence, std::int64_t block) const {
     return block_at(sequence, block).id;
   }
+  // The id of the block that has this number now; 0: none has it.
+  [[nodiscard]] std::uint64_t id_at(std::int32_t block_index) const {
+    const Block& block = blocks_[static_cast<std::size_t>(block_index)];
+    return block.live ? block.id : 0;
+  }
   [[nodiscard]] std::int64_t block_capacity() const {
     return static_cast<std::int64_t>(blocks_.size());
   }

@@ -67,9 +67,11 @@ KvStore::KvStore(const Shape& shape, const Sizes& sizes, MemoryPool& device, Mem
   k_ = device.allocate(page_bytes(shape) / 2 * pages, MemoryTag::kKv);
   v_ = device.allocate(page_bytes(shape) / 2 * pages, MemoryTag::kKv);
   if (shape.key_columns) {
-    key_columns_ = device.allocate(
-        key_column_bytes(shape) * static_cast<std::uint64_t>(sizes.device_pages), MemoryTag::kKv);
-    key_columns_ready_.resize(static_cast<std::size_t>(sizes.device_pages), 0);
+    key_columns_ = KeyColumns(sizes.key_column_blocks, shape.layers, residency_.block_capacity());
+    key_column_pages_ =
+        device.allocate(key_column_bytes(shape) *
+                            static_cast<std::uint64_t>(sizes.key_column_blocks * shape.layers),
+                        MemoryTag::kKv);
   }
   if (shape.quantized()) {
     TRIPHASE_CHECK(sizes.open_pages > 0, "INT8 KV needs open pages");
@@ -127,6 +129,12 @@ std::int64_t KvStore::host_record(std::int32_t host_block, LayerId layer,
   return (layer.value * sizes_.host_blocks + host_block) * shape_.block_tokens + offset;
 }
 
+void KvStore::forget_key_columns(SequenceId sequence, LayerId layer, std::int64_t block) {
+  if (key_columns_.places() == 0) return;
+  const std::int32_t place = key_columns_.find(residency_, sequence, block);
+  if (place != KeyColumns::kNone) key_columns_.forget(key_columns_.page(layer, place));
+}
+
 std::byte* KvStore::saved_inputs(std::int32_t input_block, LayerId layer) const {
   const auto index =
       static_cast<std::uint64_t>(layer.value) * static_cast<std::uint64_t>(sizes_.input_blocks) +
@@ -165,7 +173,6 @@ void KvStore::offload(SequenceId sequence, std::int64_t first_block, std::int64_
 void KvStore::reload(SequenceId sequence, std::int64_t first_block, std::int64_t count) {
   for (std::int64_t block = first_block; block < first_block + count; ++block) {
     const KvResidency::Move move = residency_.begin_reload(sequence, block);
-    for (const PageId page : move.pages) forget_key_columns(page);
     runs_.clear();
     for (std::int64_t layer = 0; layer < shape_.layers; ++layer) {
       runs_.push_back(

@@ -4,12 +4,14 @@
 // for `block_tokens` tokens of one sequence, laid out as kernels/ops.h (KvLayerView) wants it:
 // first the pages that KvResidency gives out, then staging pages for blocks that are read from the
 // host, then cache pages, whose tokens come from anywhere on the host and stay; on request K^T of
-// the first. With INT8 also the scales of every block, wherever its codes are, and a pool of open
-// pages. On the host one record per token and layer, and where asked for the INT8 layer inputs X of
-// blocks that may be recomputed. Owns the memory and the bookkeeping; not thread safe.
+// blocks wherever they live. With INT8 also the scales of every block, wherever its codes are, and
+// a pool of open pages. On the host one record per token and layer, and where asked for the INT8
+// layer inputs X of blocks that may be recomputed. Owns the memory and the bookkeeping; not thread
+// safe.
 
 #include <vector>
 
+#include "memory/key_columns.h"
 #include "memory/kv_residency.h"
 #include "memory/memory_pool.h"
 #include "memory/open_pages.h"
@@ -28,19 +30,20 @@ class KvStore {
     std::int64_t block_tokens = 32;
     DType dtype = DType::kF16;       // kU8: INT8 codes
     DType open_dtype = DType::kF16;  // INT8 only: of blocks that are still open
-    bool key_columns = false;        // K^T beside K for blocks at home on the device
+    bool key_columns = false;        // K^T beside K, on the device wherever the block is
     std::int64_t input_width = 0;    // of saved layer inputs: the hidden size; 0: none are saved
 
     [[nodiscard]] bool quantized() const { return dtype == DType::kU8; }
   };
 
   struct Sizes {
-    std::int64_t device_pages = 0;   // pages of one layer
-    std::int64_t staging_pages = 0;  // for blocks read from the host
-    std::int64_t cache_pages = 0;    // for tokens read from the host that are kept a while
-    std::int64_t open_pages = 0;     // INT8 only, see open_pages_needed()
-    std::int64_t host_blocks = 0;    // blocks of all layers
-    std::int64_t input_blocks = 0;   // of saved layer inputs, all layers
+    std::int64_t device_pages = 0;       // pages of one layer
+    std::int64_t staging_pages = 0;      // for blocks read from the host
+    std::int64_t cache_pages = 0;        // for tokens read from the host that are kept a while
+    std::int64_t open_pages = 0;         // INT8 only, see open_pages_needed()
+    std::int64_t host_blocks = 0;        // blocks of all layers
+    std::int64_t input_blocks = 0;       // of saved layer inputs, all layers
+    std::int64_t key_column_blocks = 0;  // that can have their K^T, all layers
   };
 
   // Takes all its memory from the pools (tags kv and staging). Throws E-MEM-BUDGET. `host` and
@@ -92,16 +95,13 @@ class KvStore {
   [[nodiscard]] std::byte* v_pages() const { return v_.data(); }
   [[nodiscard]] std::byte* open_k_pages() const { return open_k_.data(); }
   [[nodiscard]] std::byte* open_v_pages() const { return open_v_.data(); }
-  // K^T and which pages have it, as KvLayerView wants them; null without key_columns.
-  [[nodiscard]] std::byte* key_columns() const { return key_columns_.data(); }
-  [[nodiscard]] std::uint8_t* key_columns_ready() {
-    return key_columns_ready_.empty() ? nullptr : key_columns_ready_.data();
-  }
-  // Every writer to a page calls this, appends and transfers alike: K^T is made anew when it is
-  // next wanted.
-  void forget_key_columns(PageId page) {
-    if (page.index() < key_columns_ready_.size()) key_columns_ready_[page.index()] = 0;
-  }
+  // K^T as KvLayerView wants it, null without key_columns; and who has a place there.
+  [[nodiscard]] std::byte* key_column_pages() const { return key_column_pages_.data(); }
+  [[nodiscard]] KeyColumns& key_columns() { return key_columns_; }
+  [[nodiscard]] const KeyColumns& key_columns() const { return key_columns_; }
+  // Whoever changes a block's keys calls this (a block's keys are the same wherever it is): K^T is
+  // made anew when it is next wanted.
+  void forget_key_columns(SequenceId sequence, LayerId layer, std::int64_t block);
   // Scales of a layer: entry i belongs to the block of KvResidency::block_index() i.
   [[nodiscard]] float* scales(LayerId layer) const;
   // Record of a token of a host block.
@@ -164,8 +164,8 @@ class KvStore {
   Buffer open_k_;
   Buffer open_v_;
   Buffer scales_;
-  Buffer key_columns_;
-  std::vector<std::uint8_t> key_columns_ready_;  // by page
+  KeyColumns key_columns_;
+  Buffer key_column_pages_;
   Buffer host_;
   Buffer host_inputs_;
   std::vector<Move> moves_;

@@ -66,6 +66,10 @@ class AttentionRunner {
   [[nodiscard]] const TokenChoice* early_choice(LayerId layer, SequenceId sequence,
                                                 std::int64_t context_tokens);
 
+  // Whether the row that makes the sequence so long is decoded, not of the prompt.
+  [[nodiscard]] bool decodes(SequenceId sequence, std::int64_t context_tokens) {
+    return context_tokens > entry_of(sequence).prompt_tokens;
+  }
   // Of the closed or full blocks' keys the first that the method reads to choose for the
   // sequence's next decoded row, in a cache of such pages (AttentionMethod::first_key); 0: all, or
   // a row of the prompt.

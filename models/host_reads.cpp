@@ -64,9 +64,13 @@ bool HostReads::has_arrived(SequenceId sequence, std::int64_t block, PageId& pag
 void HostReads::read_blocks(const BatchSegment& rows, std::int64_t first_block,
                             std::span<PageId> table) {
   for (std::int64_t block = first_block; block < static_cast<std::int64_t>(table.size()); ++block) {
-    const std::int64_t index = block_of(rows, block, table[static_cast<std::size_t>(block)]);
-    if (index >= 0) blocks_[static_cast<std::size_t>(index)].whole = true;
+    read_block(rows, block, table);
   }
+}
+
+void HostReads::read_block(const BatchSegment& rows, std::int64_t block, std::span<PageId> table) {
+  const std::int64_t index = block_of(rows, block, table[static_cast<std::size_t>(block)]);
+  if (index >= 0) blocks_[static_cast<std::size_t>(index)].whole = true;
 }
 
 std::int32_t HostReads::slot_of(const BatchSegment& rows, std::int64_t token, std::int64_t part,

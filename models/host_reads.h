@@ -58,9 +58,10 @@ class HostReads {
   // What was read so far has arrived, as whole blocks; what follows is read beside it.
   void begin_second_round() { arrived_ = static_cast<std::int64_t>(blocks_.size()); }
 
-  // Both put staging pages into the sequence's page table where a block that is read is on the
+  // All put staging pages into the sequence's page table where a block that is read is on the
   // host.
   void read_blocks(const BatchSegment& rows, std::int64_t first_block, std::span<PageId> table);
+  void read_block(const BatchSegment& rows, std::int64_t block, std::span<PageId> table);
   // slots: for each chosen token the device slot where it is or will be, -1: as the table says.
   void read_tokens(const BatchSegment& rows, const TokenChoice& choice, std::span<PageId> table,
                    std::vector<std::int32_t>& slots);

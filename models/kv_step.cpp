@@ -21,6 +21,7 @@ void KvStep::begin(KvStore& store, std::span<const BatchSegment> rows,
   windows_ = windows;
   make_groups();
   if (store.shape().quantized()) make_scale_tables();
+  if (reads_key_columns()) make_column_places();
   std::int64_t count = 0;
   for (const BatchSegment& entry : rows) count += entry.count;
   slot_pages_.resize(static_cast<std::size_t>(count));
@@ -103,6 +104,34 @@ void KvStep::make_scale_tables() {
   }
 }
 
+void KvStep::make_column_places() {
+  if (column_places_.size() < rows_.size()) {
+    column_places_.resize(rows_.size());
+    column_tables_.resize(rows_.size());
+  }
+  for (std::size_t index = 0; index < rows_.size(); ++index) {
+    const BatchSegment& entry = rows_[index];
+    std::vector<std::int32_t>& places = column_places_[index];
+    places.clear();
+    if (!attention_->decodes(entry.sequence, entry.first_position + 1)) continue;
+    // INT8: the query's own block is read unquantized.
+    const std::int64_t tokens = entry.first_position + (store_->shape().quantized() ? 0 : 1);
+    for (std::int64_t block = 0; block < tokens / block_tokens(); ++block) {
+      places.push_back(store_->key_columns().take(store_->residency(), entry.sequence, block));
+    }
+  }
+}
+
+void KvStep::add_blocks_without_columns(std::size_t entry, LayerId layer,
+                                        std::vector<std::int64_t>& blocks) {
+  const KeyColumns& columns = store_->key_columns();
+  const std::vector<std::int32_t>& places = column_places_[entry];
+  for (std::size_t block = 0; block < places.size(); ++block) {
+    if (columns.is_ready(columns.page(layer, places[block]))) continue;
+    blocks.push_back(static_cast<std::int64_t>(block));
+  }
+}
+
 std::int64_t KvStep::first_needed_block(const BatchSegment& rows, std::int64_t layer) const {
   const std::int64_t window = windows_[static_cast<std::size_t>(layer)];
   // A method that chooses for itself does so among all tokens.
@@ -130,8 +159,15 @@ void KvStep::stage_to(std::int64_t number) {
   TRIPHASE_CHECK(staged_ > number, "staging pages for the group at hand");
 }
 
-std::int64_t KvStep::first_block_to_choose(const BatchSegment& rows, LayerId layer) const {
+std::int64_t KvStep::first_block_to_choose(std::size_t entry, LayerId layer) const {
+  const BatchSegment& rows = rows_[entry];
   if (attention_ == nullptr || rows.count != 1) return 0;
+  if (attention_->method().reads_key_columns()) {
+    // Where places are short, keys are read by rows.
+    if (!reads_key_columns()) return 0;
+    const std::vector<std::int32_t>& places = column_places_[entry];
+    if (std::ranges::find(places, KeyColumns::kNone) != places.end()) return 0;
+  }
   return attention_->first_key_to_choose(layer, rows.sequence, rows.first_position + 1,
                                          store_->shape().quantized(), block_tokens()) /
          block_tokens();
@@ -145,12 +181,17 @@ void KvStep::stage(std::int64_t number, std::int64_t first_page) {
     unit.tables.resize(group.count);
     unit.slots.resize(group.count);
     unit.first_blocks.resize(group.count);
+    unit.more_blocks.resize(group.count);
   }
   unit.first_page = first_page;
   unit.any_late = false;
   for (std::size_t index = 0; index < group.count; ++index) {
     const BatchSegment& entry = rows_[group.first + index];
-    const std::int64_t first = first_block_to_choose(entry, layer);
+    const std::int64_t first = first_block_to_choose(group.first + index, layer);
+    unit.more_blocks[index].clear();
+    if (first > 0 && reads_key_columns()) {
+      add_blocks_without_columns(group.first + index, layer, unit.more_blocks[index]);
+    }
     unit.any_late = unit.any_late || first > 0;
     unit.first_blocks[index] = std::max(first, first_needed_block(entry, layer.value));
     unit.slots[index].clear();
@@ -170,6 +211,9 @@ void KvStep::read_first_round(Unit& unit, LayerId layer, const Group& group) {
       reads_.read_tokens(entry, *choice, table, unit.slots[index]);
     } else {
       reads_.read_blocks(entry, unit.first_blocks[index], table);
+      for (const std::int64_t block : unit.more_blocks[index]) {
+        reads_.read_block(entry, block, table);
+      }
     }
   }
 }
@@ -229,7 +273,7 @@ KvSlots KvStep::slots(LayerId layer) {
       const auto row = static_cast<std::size_t>(entry.first_row + i);
       slot_pages_[row] = pages[static_cast<std::size_t>(position / block)];
       slot_offsets_[row] = static_cast<std::int32_t>(position % block);
-      store_->forget_key_columns(slot_pages_[row]);
+      store_->forget_key_columns(entry.sequence, layer, position / block);
     }
   }
   return {slot_pages_, slot_offsets_};
@@ -257,7 +301,7 @@ void KvStep::begin_open_runs(LayerId layer) {
             {.open_page = current,
              .page = pages[static_cast<std::size_t>(own)],
              .scale_page = PageId(store_->residency().block_index(entry.sequence, own))});
-        store_->forget_key_columns(closes_.back().page);
+        store_->forget_key_columns(entry.sequence, layer, own);
         // Queries of this step still read it; free once the layer is done.
         spent_open_.push_back(current);
         current = PageId();
@@ -279,9 +323,9 @@ KvLayerView KvStep::view(LayerId layer) const {
           .open_k = store_->open_k_pages(),
           .open_v = store_->open_v_pages(),
           .open_dtype = shape.open_dtype,
-          .kt = store_->key_columns(),
-          .kt_ready = store_->key_columns_ready(),
-          .kt_pages = shape.key_columns ? store_->sizes().device_pages : 0};
+          .kt = reads_key_columns() ? store_->key_column_pages() : nullptr,
+          .kt_ready = store_->key_columns().ready(),
+          .kt_pages = store_->key_columns().places() * shape.layers};
 }
 
 std::span<const AttentionSegment> KvStep::segments(LayerId layer, std::int64_t group_index) {
@@ -307,6 +351,18 @@ std::span<const AttentionSegment> KvStep::segments(LayerId layer, std::int64_t g
     segment_slots_.emplace_back();
     if (staging_) segment_slots_.back() = unit_of(number).slots[entry - group.first];
   };
+  const bool by_columns = reads_key_columns();
+  const auto columns_of = [&](std::size_t entry) -> std::span<const PageId> {
+    if (!by_columns) return {};
+    std::vector<PageId>& table = column_tables_[entry];
+    table.clear();
+    for (const std::int32_t place : column_places_[entry]) {
+      table.push_back(store_->key_columns().page(layer, place));
+    }
+    // An empty table would mean another numbering.
+    table.emplace_back();
+    return table;
+  };
   const std::int64_t window = windows_[layer.index()];
   segments_.clear();
   segment_sequences_.clear();
@@ -324,7 +380,8 @@ std::span<const AttentionSegment> KvStep::segments(LayerId layer, std::int64_t g
            .pages = table_of(run.entry),
            .window = window,
            .scale_pages = scale_tables_[run.entry],
-           .open_page = run.open_page});
+           .open_page = run.open_page,
+           .key_columns = columns_of(run.entry)});
     }
     return segments_;
   }
@@ -335,7 +392,8 @@ std::span<const AttentionSegment> KvStep::segments(LayerId layer, std::int64_t g
                          .query_count = entry.count,
                          .context_tokens = entry.first_position + entry.count,
                          .pages = table_of(index),
-                         .window = window});
+                         .window = window,
+                         .key_columns = columns_of(index)});
   }
   return segments_;
 }

@@ -92,6 +92,7 @@ class KvStep {
     std::vector<std::vector<PageId>> tables;       // page tables of the group's entries
     std::vector<std::vector<std::int32_t>> slots;  // and of their chosen tokens
     std::vector<std::int64_t> first_blocks;        // where entries without an early choice begin
+    std::vector<std::vector<std::int64_t>> more_blocks;  // and others that they read
     std::int64_t first_page = 0;
     bool any_late = false;  // what lies before the first block comes once it is chosen
   };
@@ -100,6 +101,14 @@ class KvStep {
   [[nodiscard]] std::int64_t blocks_on_host(const BatchSegment& rows) const;
   [[nodiscard]] std::int64_t new_blocks(const BatchSegment& rows);
   void make_scale_tables();
+  void make_column_places();
+  [[nodiscard]] bool reads_key_columns() const {
+    return attention_ != nullptr && store_->key_columns().places() > 0 &&
+           attention_->method().reads_key_columns();
+  }
+  // Blocks on the host that were never scored by channels in this layer: their keys make K^T.
+  void add_blocks_without_columns(std::size_t entry, LayerId layer,
+                                  std::vector<std::int64_t>& blocks);
   // Units before `number` have been read.
   void give_back_before(std::int64_t number);
   // Stages the units up to `number`, and then as many as there are pages for.
@@ -114,7 +123,7 @@ class KvStep {
   [[nodiscard]] std::int64_t first_needed_block(const BatchSegment& rows, std::int64_t layer) const;
   // Of the blocks that a decoded row's late method looks into before it chooses, the first; 0:
   // all, or another row.
-  [[nodiscard]] std::int64_t first_block_to_choose(const BatchSegment& rows, LayerId layer) const;
+  [[nodiscard]] std::int64_t first_block_to_choose(std::size_t entry, LayerId layer) const;
   [[nodiscard]] const TokenChoice* early_choice(const BatchSegment& rows, LayerId layer) const;
   [[nodiscard]] Unit& unit_of(std::int64_t number) {
     return units_[static_cast<std::size_t>(number) % units_.size()];
@@ -155,8 +164,12 @@ class KvStep {
   std::vector<std::size_t> segment_entries_;  // index into the group
 
   std::vector<std::vector<PageId>> scale_tables_;  // by entry of rows_
-  std::vector<OpenRun> open_runs_;                 // of the layer at hand, by entry
-  std::vector<PageId> spent_open_;                 // free again once the layer is done
+  // By entry of rows_, of a decoded row that may be scored by channels: places of its full blocks
+  // (KeyColumns), and their pages in the layer at hand.
+  std::vector<std::vector<std::int32_t>> column_places_;
+  std::vector<std::vector<PageId>> column_tables_;
+  std::vector<OpenRun> open_runs_;  // of the layer at hand, by entry
+  std::vector<PageId> spent_open_;  // free again once the layer is done
 };
 
 }  // namespace triphase

@@ -107,7 +107,8 @@ void fill_engine_numbers(const EngineStats& stats, const PlacementStats& placeme
     // KV memory too, but what it costs beside K and V should be seen.
     summary.memory.push_back(
         {std::string(memory_tier_name(device)), "kt", plan.memory.key_columns,
-         static_cast<std::uint64_t>(residency.peak_pages()) * KvStore::key_column_bytes(shape)});
+         static_cast<std::uint64_t>(loaded.kv.key_columns().peak() * shape.layers) *
+             KvStore::key_column_bytes(shape)});
   }
   if (plan.memory.staging > 0) {
     const std::uint64_t staging = plan.memory.staging + plan.memory.cache;

@@ -360,7 +360,8 @@ LoadedModel::LoadedModel(std::shared_ptr<LoadedWeights> loaded, const ModelBundl
           .cache_pages = plan.memory.cache_pages,
           .open_pages = plan.memory.open_pages,
           .host_blocks = plan.memory.host_blocks,
-          .input_blocks = plan.memory.input_blocks},
+          .input_blocks = plan.memory.input_blocks,
+          .key_column_blocks = plan.memory.key_column_blocks},
          pool, &host_pool, transfers.get()) {
   TRIPHASE_CHECK(plan.placement.streamed_layers == shared->streamed_layers,
                  "a plan for weights that lie elsewhere");

@@ -105,6 +105,13 @@ void plan_host_tier(const MemoryRequest& request, std::int64_t wanted_blocks,
   const std::uint64_t scales = (blocks + inputs) * request.scale_bytes * layers;
   room -= scales;
   plan.kv += scales;
+  if (request.key_column_bytes > 0) {
+    // K^T of a block on the host spares its way at a half of what a home would take.
+    const std::uint64_t one = request.key_column_bytes * layers;
+    const std::uint64_t with_columns = std::min(blocks + inputs, room / 2 / one);
+    plan.key_column_blocks = static_cast<std::int64_t>(with_columns);
+    room -= with_columns * one;
+  }
   const std::int64_t sequences = request.host->holds_everything ? plan.batch_size : 1;
   const auto most = static_cast<std::uint64_t>(2 * sequences * blocks_per_sequence);
   const std::uint64_t share = request.host->holds_everything ? room / 4 * 3 : room / 3;
@@ -153,8 +160,11 @@ MemoryPlan plan_memory(const MemoryRequest& request) {
   plan.weights = request.weights;
   plan.scratch = request.scratch(plan.batch_size);
   plan.open_pages = request.open_pages ? request.open_pages(plan.batch_size) : 0;
-  plan.key_columns = request.key_column_bytes * static_cast<std::uint64_t>(plan.kv_pages);
-  plan.kv += block_bytes * static_cast<std::uint64_t>(blocks) - plan.key_columns +
+  const std::uint64_t block_columns =
+      request.key_column_bytes * static_cast<std::uint64_t>(request.layers);
+  if (block_columns > 0) plan.key_column_blocks += blocks;
+  plan.key_columns = block_columns * static_cast<std::uint64_t>(plan.key_column_blocks);
+  plan.kv += (block_bytes - block_columns) * static_cast<std::uint64_t>(blocks) +
              open_bytes(request, plan.batch_size);
   return plan;
 }

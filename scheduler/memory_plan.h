@@ -18,7 +18,7 @@ struct MemoryRequest {
   // Activations and workspace for this many sequences decoding together.
   std::function<std::uint64_t(std::int64_t batch)> scratch;
   std::uint64_t page_bytes = 0;
-  std::uint64_t key_column_bytes = 0;  // K^T of a page at home on the device; 0: none is kept
+  std::uint64_t key_column_bytes = 0;  // K^T of a block in one layer; 0: none is kept
   std::int64_t layers = 0;
   std::int64_t block_tokens = 0;
   std::int64_t context = 0;                // longest sequence the model allows, tokens
@@ -54,8 +54,9 @@ struct MemoryPlan {
   std::int64_t kv_tokens_per_sequence = 0;  // longest sequence that fits alone
   std::uint64_t weights = 0;
   std::uint64_t scratch = 0;
-  std::uint64_t kv = 0;           // pages, open pages and scales
-  std::uint64_t key_columns = 0;  // K^T of the pages
+  std::uint64_t kv = 0;                // pages, open pages and scales
+  std::uint64_t key_columns = 0;       // K^T of the blocks that can have it
+  std::int64_t key_column_blocks = 0;  // of all layers
   std::int64_t staging_pages = 0;
   std::uint64_t staging = 0;
   std::int64_t cache_pages = 0;  // a multiple of the layers

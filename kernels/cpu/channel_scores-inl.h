@@ -168,8 +168,8 @@ void score_channels(const KvLayerView& cache, const AttentionSegment& keys, std:
   const auto element_of = [&](PageId page) {
     return (page.value * cache.kv_heads + kv_head) * page_tokens * dim;
   };
-  const auto has_columns = [&](PageId page) {
-    return cache.kt != nullptr && page.value < cache.kt_pages && cache.kt_ready[page.index()] != 0;
+  const auto columns_of = [&](std::int64_t index) {
+    return written_column_page(cache, keys, static_cast<std::size_t>(index));
   };
   const auto scales_of = [&](std::int64_t index) {
     return cache.scales +
@@ -184,12 +184,11 @@ void score_channels(const KvLayerView& cache, const AttentionSegment& keys, std:
       if (index == own) continue;
       const std::int64_t next = index + ahead;
       if (next < end && next != own) {
-        const PageId page = keys.pages[static_cast<std::size_t>(next)];
-        if (has_columns(page)) {
+        if (const PageId page = columns_of(next); page.valid()) {
           prefetch_columns<T>({kt + element_of(page), query.channels, page_tokens}, query.rank,
                               page_tokens);
         } else {
-          prefetch_rows(k + element_of(page),
+          prefetch_rows(k + element_of(keys.pages[static_cast<std::size_t>(next)]),
                         page_tokens * dim * static_cast<std::int64_t>(sizeof(T)));
         }
         if (coded)
@@ -203,13 +202,14 @@ void score_channels(const KvLayerView& cache, const AttentionSegment& keys, std:
         q = query.scaled;
         starts = query.starts;
       }
-      const PageId page = keys.pages[static_cast<std::size_t>(index)];
+      const PageId columns = columns_of(index);
       const std::int64_t t = index * page_tokens;
       const std::int64_t count = std::min(page_tokens, keys.context_tokens - t);
-      if (has_columns(page)) {
-        score_columns<T>({kt + element_of(page), query.channels, page_tokens}, count, query, q,
+      if (columns.valid()) {
+        score_columns<T>({kt + element_of(columns), query.channels, page_tokens}, count, query, q,
                          starts, to + t, to_stride);
       } else {
+        const PageId page = keys.pages[static_cast<std::size_t>(index)];
         score_rows_by_channels(k + element_of(page), dim, count, query, q, starts, tile, to + t,
                                to_stride);
       }

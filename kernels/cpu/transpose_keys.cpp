@@ -30,10 +30,12 @@ void transpose(const Bits* from, std::int64_t tokens, std::int64_t dim, Bits* to
 }
 
 template <class Bits>
-void transpose_page(const KvLayerView& cache, std::int64_t page, std::int64_t head) {
-  const std::int64_t at = (page * cache.kv_heads + head) * cache.page_tokens * cache.head_dim;
-  transpose(static_cast<const Bits*>(cache.k) + at, cache.page_tokens, cache.head_dim,
-            static_cast<Bits*>(cache.kt) + at);
+void transpose_page(const KvLayerView& cache, PageId from, PageId to, std::int64_t head) {
+  const auto at = [&](PageId page) {
+    return (page.value * cache.kv_heads + head) * cache.page_tokens * cache.head_dim;
+  };
+  transpose(static_cast<const Bits*>(cache.k) + at(from), cache.page_tokens, cache.head_dim,
+            static_cast<Bits*>(cache.kt) + at(to));
 }
 
 }  // namespace
@@ -42,31 +44,34 @@ void transpose_keys(ThreadPool& pool, const KvLayerView& cache, const AttentionS
   // INT8: the query's own block is read unquantized, and its page may not be written yet.
   const std::int64_t full = cache.quantized() ? (keys.context_tokens - 1) / cache.page_tokens
                                               : keys.context_tokens / cache.page_tokens;
-  const auto pages = keys.pages.first(static_cast<std::size_t>(full));
-  const auto missing = [&](PageId page) {
-    return page.value < cache.kt_pages && cache.kt_ready[page.index()] == 0;
+  const auto is_missing = [&](std::int64_t block) {
+    const auto index = static_cast<std::size_t>(block);
+    return column_page(cache, keys, index).valid() &&
+           !written_column_page(cache, keys, index).valid();
   };
-  const auto first = std::find_if(pages.begin(), pages.end(), missing);
-  if (first == pages.end()) return;
-  const auto rest = pages.subspan(static_cast<std::size_t>(first - pages.begin()));
-  pool.parallel_for(static_cast<std::int64_t>(rest.size()) * cache.kv_heads,
-                    [&](std::int64_t task, int) {
-                      const PageId page = rest[static_cast<std::size_t>(task / cache.kv_heads)];
-                      if (!missing(page)) return;
-                      const std::int64_t head = task % cache.kv_heads;
-                      switch (dtype_bytes(cache.dtype)) {
-                        case 1:
-                          transpose_page<std::uint8_t>(cache, page.value, head);
-                          return;
-                        case 2:
-                          transpose_page<std::uint16_t>(cache, page.value, head);
-                          return;
-                        default:
-                          transpose_page<std::uint32_t>(cache, page.value, head);
-                      }
-                    });
-  for (const PageId page : rest) {
-    if (page.value < cache.kt_pages) cache.kt_ready[page.index()] = 1;
+  std::int64_t first = 0;
+  while (first < full && !is_missing(first)) ++first;
+  if (first == full) return;
+  pool.parallel_for((full - first) * cache.kv_heads, [&](std::int64_t task, int) {
+    const std::int64_t block = first + task / cache.kv_heads;
+    if (!is_missing(block)) return;
+    const PageId from = keys.pages[static_cast<std::size_t>(block)];
+    const PageId to = column_page(cache, keys, static_cast<std::size_t>(block));
+    const std::int64_t head = task % cache.kv_heads;
+    switch (dtype_bytes(cache.dtype)) {
+      case 1:
+        transpose_page<std::uint8_t>(cache, from, to, head);
+        return;
+      case 2:
+        transpose_page<std::uint16_t>(cache, from, to, head);
+        return;
+      default:
+        transpose_page<std::uint32_t>(cache, from, to, head);
+    }
+  });
+  for (std::int64_t block = first; block < full; ++block) {
+    const PageId page = column_page(cache, keys, static_cast<std::size_t>(block));
+    if (page.valid()) cache.kt_ready[page.index()] = 1;
   }
 }
 

@@ -24,11 +24,6 @@ std::int64_t blocks_of(const KvLayerView& cache, const AttentionSegment& keys) {
   return (keys.context_tokens + cache.page_tokens - 1) / cache.page_tokens;
 }
 
-bool has_channels(const KvLayerView& cache, PageId page) {
-  return cache.kt != nullptr && page.valid() && page.value < cache.kt_pages &&
-         cache.kt_ready[page.index()] != 0;
-}
-
 std::string shape_of(const KvLayerView& cache, const AttentionSegment& keys) {
   return shape_text({{"context_tokens", keys.context_tokens},
                      {"pages", static_cast<std::int64_t>(keys.pages.size())},
@@ -121,7 +116,7 @@ class CudaSparseOpsOnStreams final : public CudaSparseOps {
   void score_keys(ConstMatrix q, std::int64_t row, std::int64_t heads, const KvLayerView& cache,
                   const AttentionSegment& keys, float scale, float* probabilities,
                   std::int64_t stride, Workspace, Stream& stream) override {
-    const Call call = prepare(q, row, heads, cache, keys, stream, "score_keys");
+    const Call call = prepare(q, row, heads, cache, keys, stream, "score_keys", Read::kRows);
     require(probabilities != nullptr && stride >= keys.context_tokens, "score_keys",
             "no room for the probabilities", [&] { return shape_of(cache, keys); });
     const ScoreLogits logits = logits_of(call);
@@ -146,32 +141,36 @@ class CudaSparseOpsOnStreams final : public CudaSparseOps {
     // INT8: the query's own block is read unquantized, and its page may not be written yet.
     const std::int64_t full =
         cache.quantized() ? blocks_of(cache, keys) - 1 : keys.context_tokens / cache.page_tokens;
-    std::vector<std::int32_t> missing;
-    for (const PageId page : keys.pages.first(static_cast<std::size_t>(full))) {
-      if (page.value < cache.kt_pages && !has_channels(cache, page)) {
-        missing.push_back(page.value);
-        // Whatever reads them comes later on the same stream.
-        cache.kt_ready[page.index()] = 1;
-      }
+    std::vector<std::int32_t> from;
+    std::vector<std::int32_t> to;
+    for (std::size_t i = 0; i < static_cast<std::size_t>(full); ++i) {
+      const PageId page = column_page(cache, keys, i);
+      if (!page.valid() || written_column_page(cache, keys, i).valid()) continue;
+      from.push_back(keys.pages[i].value);
+      to.push_back(page.value);
+      // Whatever reads them comes later on the same stream.
+      cache.kt_ready[page.index()] = 1;
     }
-    if (missing.empty()) return;
+    if (from.empty()) return;
+    const auto count = static_cast<int>(from.size());
+    from.insert(from.end(), to.begin(), to.end());
     KvCache view;
     view.k = cache.k;
     view.dtype = cache.dtype;
     view.page_tokens = static_cast<int>(cache.page_tokens);
     view.kv_heads = static_cast<int>(cache.kv_heads);
     view.head_dim = static_cast<int>(cache.head_dim);
-    arguments_.reserve(missing.size() * sizeof(std::int32_t), 1, stream);
-    kv_write_channels(arguments_.send(std::span<const std::int32_t>(missing), stream),
-                      static_cast<int>(missing.size()), view, cache.kt,
-                      settings_.stream_handle(stream));
+    arguments_.reserve(from.size() * sizeof(std::int32_t), 1, stream);
+    const std::int32_t* sent = arguments_.send(std::span<const std::int32_t>(from), stream);
+    kv_write_channels(sent, sent + count, count, view, cache.kt, settings_.stream_handle(stream));
   }
 
   void choose_by_channels(ConstMatrix q, std::int64_t row, std::int64_t heads,
                           const KvLayerView& cache, const AttentionSegment& keys, float scale,
                           const ChannelChoice& choice, std::int32_t* tokens, float* alpha,
                           Workspace, Stream& stream) override {
-    const Call call = prepare(q, row, heads, cache, keys, stream, "choose_by_channels");
+    const Call call =
+        prepare(q, row, heads, cache, keys, stream, "choose_by_channels", Read::kColumns);
     require(
         tokens != nullptr && choice.rank > 0 && choice.rank <= cache.head_dim &&
             choice.tokens > 0 && choice.tokens <= keys.context_tokens && choice.recent >= 0 &&
@@ -206,7 +205,7 @@ class CudaSparseOpsOnStreams final : public CudaSparseOps {
     const std::int64_t context = segment.context_tokens;
     const CudaSparseScratch scratch = scratch_of(heads, cache.kv_heads, cache.head_dim, context);
     std::byte* base = scratch_.at_least(static_cast<std::size_t>(scratch.bytes), stream);
-    const Tables tables = send_tables(cache, segment, stream);
+    const Tables tables = send_tables(cache, segment, false, stream);
     auto* log_sums = reinterpret_cast<float*>(base + scratch.log_sums_at);
     auto* partials = reinterpret_cast<float*>(base + scratch.log_partials_at);
     auto* columns = reinterpret_cast<float*>(base + scratch.scores_at);
@@ -253,7 +252,7 @@ class CudaSparseOpsOnStreams final : public CudaSparseOps {
                      shape_text({{"first_token", first_token}, {"tokens", bounds.page_tokens}});
             });
     if (first_token >= keys.context_tokens) return;
-    cuda::bound_pages(score_keys_of(cache, keys, send_tables(cache, keys, stream)),
+    cuda::bound_pages(score_keys_of(cache, keys, send_tables(cache, keys, false, stream)),
                       first_token / bounds.page_tokens, bounds.page_tokens, bounds.data,
                       settings_.stream_handle(stream));
   }
@@ -395,14 +394,17 @@ class CudaSparseOpsOnStreams final : public CudaSparseOps {
     }
   }
 
-  // [length, open page], pages, scale pages: one array on its way.
-  Tables send_tables(const KvLayerView& cache, const AttentionSegment& keys, Stream& stream) {
+  // [length, open page], pages, scale pages: one array on its way. With `columns` the pages before
+  // the query's own are those of K^T.
+  Tables send_tables(const KvLayerView& cache, const AttentionSegment& keys, bool columns,
+                     Stream& stream) {
     const auto blocks = static_cast<std::size_t>(blocks_of(cache, keys));
     tables_.assign(2 + 2 * blocks, 0);
     tables_[0] = static_cast<std::int32_t>(keys.context_tokens);
     tables_[1] = keys.open_page.value;
     for (std::size_t i = 0; i < std::min(blocks, keys.pages.size()); ++i) {
-      tables_[2 + i] = keys.pages[i].value;
+      const bool transposed = columns && i + 1 < blocks;
+      tables_[2 + i] = (transposed ? column_page(cache, keys, i) : keys.pages[i]).value;
     }
     if (cache.quantized()) {
       for (std::size_t i = 0; i < std::min(blocks, keys.scale_pages.size()); ++i) {
@@ -435,13 +437,18 @@ class CudaSparseOpsOnStreams final : public CudaSparseOps {
 
   // K^T of every full block before the query's own.
   static bool all_transposed(const KvLayerView& cache, const AttentionSegment& keys) {
-    const auto full = static_cast<std::size_t>(blocks_of(cache, keys) - 1);
-    return std::ranges::all_of(keys.pages.first(std::min(full, keys.pages.size())),
-                               [&](PageId page) { return has_channels(cache, page); });
+    const auto full =
+        std::min(static_cast<std::size_t>(blocks_of(cache, keys) - 1), keys.pages.size());
+    for (std::size_t i = 0; i < full; ++i) {
+      if (!written_column_page(cache, keys, i).valid()) return false;
+    }
+    return true;
   }
 
+  enum class Read : std::uint8_t { kRows, kColumns };  // the latter where all of them are there
+
   Call prepare(const ConstMatrix& q, std::int64_t row, std::int64_t heads, const KvLayerView& cache,
-               const AttentionSegment& keys, Stream& stream, const char* operation) {
+               const AttentionSegment& keys, Stream& stream, const char* operation, Read read) {
     check_keys(cache, keys, operation);
     const auto shape = [&] {
       return shape_of(cache, keys) + ", " + shape_of(q, row, heads, cache.kv_heads);
@@ -451,8 +458,9 @@ class CudaSparseOpsOnStreams final : public CudaSparseOps {
     Call call;
     call.scratch = scratch_of(heads, cache.kv_heads, cache.head_dim, keys.context_tokens);
     call.base = scratch_.at_least(static_cast<std::size_t>(call.scratch.bytes), stream);
-    call.keys = score_keys_of(cache, keys, send_tables(cache, keys, stream));
-    if (all_transposed(cache, keys)) call.keys.channels = cache.kt;
+    const bool columns = read == Read::kColumns && all_transposed(cache, keys);
+    call.keys = score_keys_of(cache, keys, send_tables(cache, keys, columns, stream));
+    if (columns) call.keys.channels = cache.kt;
     call.queries = query_of(q, row, heads);
     return call;
   }

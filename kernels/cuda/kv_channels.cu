@@ -13,13 +13,16 @@ constexpr int kLines = 8;  // warps: lines of a tile at a time
 // Element is as wide as the cache's type; the bits are copied. Block x: page and head, y: channels.
 template <class Element>
 __global__ void __launch_bounds__(kTile* kLines, 4)
-    kv_write_channels_kernel(const std::int32_t* pages, KvCache cache, Element* channels) {
+    kv_write_channels_kernel(const std::int32_t* pages, const std::int32_t* to, KvCache cache,
+                             Element* channels) {
   TRIPHASE_SHARED(Element, tile, kTile * (kTile + 1));
   const int head = static_cast<int>(blockIdx.x) % cache.kv_heads;
-  const std::int64_t page = pages[blockIdx.x / static_cast<unsigned>(cache.kv_heads)];
-  const std::int64_t block = (page * cache.kv_heads + head) * cache.page_tokens *
-                             static_cast<std::int64_t>(cache.head_dim);
-  const Element* from = static_cast<const Element*>(cache.k) + block;
+  const unsigned entry = blockIdx.x / static_cast<unsigned>(cache.kv_heads);
+  const std::int64_t page_elements = cache.page_tokens * static_cast<std::int64_t>(cache.head_dim);
+  const Element* from =
+      static_cast<const Element*>(cache.k) +
+      (static_cast<std::int64_t>(pages[entry]) * cache.kv_heads + head) * page_elements;
+  channels += (static_cast<std::int64_t>(to[entry]) * cache.kv_heads + head) * page_elements;
   const int first_channel = static_cast<int>(blockIdx.y) * kTile;
   for (int first = 0; first < cache.page_tokens; first += kTile) {
     const int c = first_channel + lane_id();
@@ -32,8 +35,8 @@ __global__ void __launch_bounds__(kTile* kLines, 4)
     for (int line = warp_id(); line < kTile; line += kLines) {
       const int channel = first_channel + line;
       if (channel < cache.head_dim) {
-        channels[block + static_cast<std::int64_t>(channel) * cache.page_tokens + first +
-                 lane_id()] = tile[lane_id() * (kTile + 1) + line];
+        channels[channel * cache.page_tokens + first + lane_id()] =
+            tile[lane_id() * (kTile + 1) + line];
       }
     }
     __syncthreads();
@@ -42,8 +45,8 @@ __global__ void __launch_bounds__(kTile* kLines, 4)
 
 }  // namespace
 
-void kv_write_channels(const std::int32_t* pages, int count, const KvCache& cache, void* channels,
-                       StreamHandle stream) {
+void kv_write_channels(const std::int32_t* pages, const std::int32_t* to, int count,
+                       const KvCache& cache, void* channels, StreamHandle stream) {
   const auto shape = [&] {
     return shape_text({{"pages", count},
                        {"kv_heads", cache.kv_heads},
@@ -59,17 +62,18 @@ void kv_write_channels(const std::int32_t* pages, int count, const KvCache& cach
         "page_tokens must be 32, 64 or 128");
   check(cache.quantized() || cache.dtype == DType::kF16 || cache.dtype == DType::kBF16,
         "the cache must be F16, BF16 or U8");
-  check(count >= 0 && pages != nullptr && cache.k != nullptr && channels != nullptr,
-        "null pointer");
+  check(
+      count >= 0 && pages != nullptr && to != nullptr && cache.k != nullptr && channels != nullptr,
+      "null pointer");
   if (count == 0) return;
   const dim3 grid{static_cast<unsigned>(count * cache.kv_heads),
                   static_cast<unsigned>(ceil_div(cache.head_dim, kTile)), 1};
   if (cache.quantized()) {
     TRIPHASE_LAUNCH((kv_write_channels_kernel<unsigned char>), grid, kTile * kLines, 0, stream,
-                    pages, cache, static_cast<unsigned char*>(channels));
+                    pages, to, cache, static_cast<unsigned char*>(channels));
   } else {
     TRIPHASE_LAUNCH((kv_write_channels_kernel<std::uint16_t>), grid, kTile * kLines, 0, stream,
-                    pages, cache, static_cast<std::uint16_t*>(channels));
+                    pages, to, cache, static_cast<std::uint16_t*>(channels));
   }
   check_launched("kv_write_channels", shape);
 }

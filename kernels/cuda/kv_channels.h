@@ -11,8 +11,9 @@
 namespace triphase::cuda {
 
 // channels [page][kv_head][head_dim][page_tokens] in the cache's type, from its k; `pages`: device
-// array of `count` pages that are full (INT8: whose codes have been written).
-void kv_write_channels(const std::int32_t* pages, int count, const KvCache& cache, void* channels,
-                       StreamHandle stream);
+// array of `count` pages that are full (INT8: whose codes have been written), `to`: of the pages of
+// `channels` that they go to.
+void kv_write_channels(const std::int32_t* pages, const std::int32_t* to, int count,
+                       const KvCache& cache, void* channels, StreamHandle stream);
 
 }  // namespace triphase::cuda

@@ -111,6 +111,9 @@ class AttentionMethod {
   // appended() and choose() read; what lies before it is needed only if it is chosen. 0: the whole
   // context. The call has its layer, keys.context_tokens, keys.query_count and the cache's shape.
   [[nodiscard]] virtual std::int64_t first_key(const State&, const LayerCall&) const { return 0; }
+  // Whether choose() reads the keys that first_key() leaves out as K^T, for which every full block
+  // must then have a place (KvLayerView::kt).
+  [[nodiscard]] virtual bool reads_key_columns() const { return false; }
   // Whether some layer's choice leaves keys of the context unread.
   [[nodiscard]] virtual bool chooses_without_keys() const { return false; }
   // Whether of KV on the host only chosen tokens are brought, ahead or once they are chosen.

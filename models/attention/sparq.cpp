@@ -42,6 +42,13 @@ class Sparq final : public AttentionMethod {
   [[nodiscard]] Timing timing(std::int64_t) const override { return Timing::kLate; }
   [[nodiscard]] bool per_kv_head() const override { return true; }
   [[nodiscard]] bool needs_every_row() const override { return reallocates_; }
+  [[nodiscard]] bool reads_key_columns() const override { return keeps_key_columns(options_); }
+  [[nodiscard]] bool chooses_without_keys() const override { return keeps_key_columns(options_); }
+  [[nodiscard]] std::int64_t first_key(const State&, const LayerCall& call) const override {
+    const std::int64_t context = call.keys.context_tokens;
+    const bool dense = is_dense(budget_tokens(options_, context, context), context);
+    return dense || !keeps_key_columns(options_) ? 0 : context;
+  }
 
   [[nodiscard]] std::uint64_t state_bytes(std::int64_t sequences,
                                           std::int64_t /*tokens*/) const override {

@@ -43,7 +43,7 @@ std::optional<RunPrediction> predict_run(const RunOptions& options, const ModelB
       .prefill_chunk = plan.prefill_chunk,
       .prompt_units = plan.prompt_units,
       .miss_rate = options.miss_rate,
-      .fetch = sparse_fetch(options, model),
+      .fetch = sparse_fetch(options, model, plan.memory),
       .division = MemoryDivision{plan.places, plan.placement.streamed_layers, plan.placement}};
   job.lines = read_line_lengths(options, model, plan.longest_line, kMost);
   if (job.lines.empty()) return std::nullopt;

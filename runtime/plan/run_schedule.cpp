@@ -270,8 +270,8 @@ class ScheduleChooser {
                   .block_tokens = options_.kv_block > 0 ? options_.kv_block
                                                         : KvStore::default_block_tokens(kv_dtype),
                   .prefill_chunk = memory.prefill_chunk,
-                  .fetch = sparse_fetch(options_, model_)}};
-    request.options.allow_recompute = may_recompute(memory.kv, kv_dtype);
+                  .fetch = sparse_fetch(options_, model_, memory.memory)}};
+    request.options.allow_recompute = may_recompute(memory.kv, kv_dtype, request.model.fetch);
     // The planner's estimate of scratch memory gives way to what this run really takes.
     const std::int64_t chunk = std::min(memory.prefill_chunk, batch * input);
     const std::uint64_t estimate =
@@ -298,14 +298,14 @@ class ScheduleChooser {
   }
 
   // Whether a plan made here may enter Phase III; the planner decides whether it does.
-  [[nodiscard]] bool may_recompute(KvStore::Shape pages, DType kv_dtype) {
+  [[nodiscard]] bool may_recompute(KvStore::Shape pages, DType kv_dtype, SparseFetch fetch) {
     if (inputs_settled_ || options_.recompute == RecomputeMode::kOff) return false;
     // Who named an unquantized type wants no rounding.
     const bool named = options_.given("kv-dtype") && options_.origins["kv-dtype"].value != "auto";
     if (options_.recompute == RecomputeMode::kAuto && named && kv_dtype != DType::kU8) return false;
     // Where a method reads every key to choose, whole blocks would be recomputed.
     const bool dense = options_.attention.kind == AttentionKind::kDense;
-    if (!dense && sparse_fetch(options_, model_) == SparseFetch::kWholeBlocks) return false;
+    if (!dense && fetch == SparseFetch::kWholeBlocks) return false;
     pages.dtype = kv_dtype;
     return !backend_.machine().gpu && KvStore::page_holds_inputs(pages, model_.config.hidden_size);
   }

@@ -35,14 +35,20 @@ double touched_share(const AttentionOptions& attention, std::int64_t input_token
   return std::clamp(touched, 1e-6, 1.0);
 }
 
-SparseFetch sparse_fetch(const RunOptions& options, const ModelBundle& model) {
+SparseFetch sparse_fetch(const RunOptions& options, const ModelBundle& model,
+                         const MemoryPlan& memory) {
   const ModelConfig& config = model.config;
   if (options.attention.kind == AttentionKind::kDense) return SparseFetch::kWholeBlocks;
   const auto method = make_attention_method(
       options.attention, {config.layers, config.heads, config.kv_heads, config.head_dim},
       model.clusters());
   if (method->chooses_early()) return SparseFetch::kAhead;
-  return method->fetches_tokens() ? SparseFetch::kOnDemand : SparseFetch::kWholeBlocks;
+  // Lines without a place for the K^T of all their blocks read them whole.
+  const bool short_of_columns =
+      method->reads_key_columns() &&
+      memory.key_column_blocks < memory.kv_pages / config.layers + memory.host_blocks;
+  return method->fetches_tokens() && !short_of_columns ? SparseFetch::kOnDemand
+                                                       : SparseFetch::kWholeBlocks;
 }
 
 }  // namespace triphase

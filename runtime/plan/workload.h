@@ -9,6 +9,7 @@
 #include "runtime/base/dtype.h"
 #include "runtime/model_bundle.h"
 #include "runtime/options/run_options.h"
+#include "scheduler/memory_plan.h"
 #include "scheduler/simulator/simulator.h"
 
 namespace triphase {
@@ -30,7 +31,8 @@ struct LineLimits {
                                    std::int64_t output_tokens);
 
 // How the attention method's tokens on the host come to the device; dense attention reads blocks.
-[[nodiscard]] SparseFetch sparse_fetch(const RunOptions& options, const ModelBundle& model);
+[[nodiscard]] SparseFetch sparse_fetch(const RunOptions& options, const ModelBundle& model,
+                                       const MemoryPlan& memory);
 
 // INT8 as the KV store calls it (codes with zero points), and as plans and cost models do.
 [[nodiscard]] inline DType store_dtype(DType plan_dtype) {

@@ -162,9 +162,9 @@ class Recompute(unittest.TestCase):
         done = self.planned("refused", "--plan", str(kept), "--plan-force", "--recompute", "off", ending=2)
         self.assertIn("--recompute", done.stderr)
 
-        # A type without rounding that somebody asked for is left alone, and so are methods that choose late.
+        # A type without rounding that somebody asked for is left alone, and so are methods that read whole blocks.
         for name, *options in (("off", "--recompute", "off"), ("bf16", "--kv-dtype", "bf16"),
-                               ("sparq", "--attention", "sparq")):
+                               ("topk", "--attention", "topk")):
             _, summary, _ = self.planned(name, "--profile", "t4", *options)
             self.assertEqual(summary["placement"]["plan"]["beta"], 0, name)
             self.assertEqual(summary["layer_inputs"], {"tokens": 0, "saved_bytes": 0, "recomputed_tokens": 0})

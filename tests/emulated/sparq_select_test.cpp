@@ -66,7 +66,8 @@ std::vector<std::byte> channels_of(const PagedCache& cache) {
       pages * static_cast<std::size_t>(cache.page_elements()) * dtype_bytes(cache.dtype),
       std::byte{0xFF});
   if (!full.empty()) {
-    kv_write_channels(full.data(), static_cast<int>(full.size()), view, channels.data(), nullptr);
+    kv_write_channels(full.data(), full.data(), static_cast<int>(full.size()), view,
+                      channels.data(), nullptr);
   }
   return channels;
 }

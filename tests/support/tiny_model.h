@@ -50,6 +50,7 @@ struct TinyModelOptions {
   std::int64_t host_blocks = 0;     // of all layers each
   std::int64_t staging_blocks = 0;  // of one layer each
   std::int64_t cache_blocks = 0;    // of all layers each: for chosen tokens
+  std::int64_t column_blocks = 0;   // of all layers each: K^T beside that of the device's own
   std::int64_t input_tokens = 0;    // leading ones whose K and V come from INT8 layer inputs
   std::int64_t input_blocks = 0;    // of all layers each: for saved layer inputs
   std::int64_t streamed_layers = 0;
@@ -77,7 +78,9 @@ class TinyModel {
              .open_pages = KvStore::open_pages_needed(kv_shape(options), 2 * options.batch_size,
                                                       options.batch_size + options.prefill_chunk),
              .host_blocks = options.host_blocks,
-             .input_blocks = options.input_blocks},
+             .input_blocks = options.input_blocks,
+             .key_column_blocks =
+                 kv_shape(options).key_columns ? options.kv_blocks + options.column_blocks : 0},
             pool_, &host_pool_, &transfers_),
         model_(config_, *weights_, backend_->ops(), backend_->threads().threads(),
                {options.batch_size + options.prefill_chunk, options.batch_size, options.batch_size,

@@ -76,6 +76,7 @@ TEST_P(AttentionPlacement, TheAnswerIsTheMethodsAlone) {
       options.host_blocks = place.host_blocks;
       options.staging_blocks = place.host_blocks > 0 ? 24 : 0;
       options.cache_blocks = place.cache_blocks;
+      options.column_blocks = place.host_blocks;
       options.policy = place.policy;
       TinyModel model(options);
       SCOPED_TRACE(std::string(place.policy->name()) + (int8 ? " int8" : ""));
@@ -190,7 +191,7 @@ TEST(SparqKeyColumns, NeverChangeTheAnswerWhereverBlocksWere) {
     options.attention.sparq.kt = decltype(options.attention.sparq.kt)::kOff;
     options.int8 = int8;
     TinyModel rows(options);
-    EXPECT_EQ(rows.kv().key_columns(), nullptr);
+    EXPECT_EQ(rows.kv().key_column_pages(), nullptr);
     const auto expected = run_all(rows.engine(), requests);
     options.attention.sparq.kt = decltype(options.attention.sparq.kt)::kOn;
     {
@@ -198,11 +199,14 @@ TEST(SparqKeyColumns, NeverChangeTheAnswerWhereverBlocksWere) {
       const KvStore& kv = columns.kv();
       EXPECT_EQ(columns.pool().use(MemoryTag::kKv).now - rows.pool().use(MemoryTag::kKv).now,
                 KvStore::key_column_bytes(kv.shape()) *
-                    static_cast<std::uint64_t>(kv.sizes().device_pages));
+                    static_cast<std::uint64_t>(kv.sizes().key_column_blocks * kv.shape().layers));
       expect_equal(expected, run_all(columns.engine(), requests));
     }
     std::uint64_t reloaded = 0;
+    std::uint64_t fetched = 0;
     for (const Place& place : places()) {
+      // Places for all, for some, and for no block on the host.
+      options.column_blocks = place.cache_blocks == 0 ? place.host_blocks : place.cache_blocks;
       options.batch_size = 4;
       options.prefill_chunk = 23;
       options.kv_blocks = place.device_blocks;
@@ -212,12 +216,14 @@ TEST(SparqKeyColumns, NeverChangeTheAnswerWhereverBlocksWere) {
       TinyModel model(options);
       SCOPED_TRACE(std::string(place.policy->name()) + (int8 ? " int8" : ""));
       expect_equal(expected, run_all(model.engine(), requests));
-      const KvStore& kv = model.kv();
-      const std::uint8_t* ready = model.kv().key_columns_ready();
-      EXPECT_GT(std::count(ready, ready + kv.sizes().device_pages, 1), 0) << "K^T was never used";
+      KeyColumns& columns = model.kv().key_columns();
+      const std::int64_t pages = columns.places() * model.kv().shape().layers;
+      EXPECT_GT(std::count(columns.ready(), columns.ready() + pages, 1), 0) << "K^T was never used";
       reloaded += model.engine().placement().stats().reloaded_blocks;
+      fetched += model.model().kv_step().reads().bytes().tokens;
     }
     EXPECT_GT(reloaded, 0U) << "no block came back";
+    EXPECT_GT(fetched, 0U) << "no token was fetched alone";
   }
 }
 

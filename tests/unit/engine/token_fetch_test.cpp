@@ -35,6 +35,9 @@ TinyModelOptions options_of(const Case& test) {
   options.attention.lm_infinite.k = 30;
   static const ContextClusters clusters = tiny_clusters(tiny_config(), 60);
   options.clusters = &clusters;
+  options.attention.sparq.rank = 4;
+  options.attention.sparq.k = 10;
+  options.column_blocks = 60;
   options.attention.quest.k = 12;
   options.attention.quest.page = 4;
   options.attention.quest.dense_layers = 0;
@@ -99,8 +102,10 @@ struct Seen {
   std::uint64_t whole = 0;  // bytes of such blocks
 };
 
-// Quest, INT8: once a block has closed, its keys are bounded again.
-std::int64_t first_key(const Case& test, std::int64_t context) {
+// Quest, INT8: once a block has closed, its keys are bounded again. SparQ: a full block's keys make
+// its K^T, once; `columns`: tokens of blocks that have it.
+std::int64_t first_key(const Case& test, std::int64_t context, std::int64_t columns) {
+  if (test.kind == AttentionKind::kSparq) return columns;
   const bool again = test.kind == AttentionKind::kQuest && test.int8;
   return again ? (context - 2) / 16 * 16 : context;
 }
@@ -114,12 +119,15 @@ void decode_one(const Case& test, TinyModel& model, Look look) {
   Engine& engine = model.engine();
   engine.submit(request(0, random_tokens(random, 70), 40));
   static_cast<void>(engine.step());
+  std::int64_t columns = 0;
   while (true) {
     const std::uint64_t before = to_device(model);
     static_cast<void>(engine.step());
     if (engine.in_flight() == 0) return;
     const std::int64_t on_host = host_tokens(model, kSequence);
-    const std::int64_t first = first_key(test, model.kv().residency().tokens(kSequence));
+    const std::int64_t context = model.kv().residency().tokens(kSequence);
+    const std::int64_t first = first_key(test, context, columns);
+    columns = (context - (test.int8 ? 1 : 0)) / 16 * 16;
     const std::int64_t looked_into = std::max<std::int64_t>(0, on_host - first);
     look(Seen{.brought = to_device(model) - before,
               .chosen = choices.before(std::min(on_host, first)),
@@ -241,6 +249,7 @@ INSTANTIATE_TEST_SUITE_P(
                     Case{AttentionKind::kStrided, false}, Case{AttentionKind::kLmInfinite, true},
                     Case{AttentionKind::kSwa, false}, Case{AttentionKind::kSwa, true},
                     Case{AttentionKind::kH2o, false}, Case{AttentionKind::kH2o, true},
+                    Case{AttentionKind::kSparq, false}, Case{AttentionKind::kSparq, true},
                     Case{AttentionKind::kQuest, false}, Case{AttentionKind::kQuest, true},
                     Case{AttentionKind::kSqueezed, false}, Case{AttentionKind::kSqueezed, true}),
     [](const auto& param) {

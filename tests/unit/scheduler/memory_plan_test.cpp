@@ -132,7 +132,7 @@ TEST(PlanMemory, ChosenTokensGetACache) {
   EXPECT_LE(plan.total(), wanted.budget);
 }
 
-TEST(PlanMemory, KeyColumnsArePaidForPagesAtHomeAlone) {
+TEST(PlanMemory, KeyColumnsArePaidForBlocksAtHomeAndOnTheHost) {
   MemoryRequest wanted = request();
   wanted.batch_size = 10;
   wanted.key_column_bytes = 25;
@@ -148,9 +148,13 @@ TEST(PlanMemory, KeyColumnsArePaidForPagesAtHomeAlone) {
   wanted.budget = 6'500;
   wanted.host = MemoryRequest::Host{.budget = 100'000};
   plan = plan_memory(wanted);
-  EXPECT_EQ(plan.host_kv, 3'000u) << "host blocks and staging have no K^T";
-  EXPECT_EQ(plan.staging, 7u * 50);
-  EXPECT_EQ(plan.kv_pages, (6'500 - 5'000 - 7 * 50) / 150 * 2);
+  EXPECT_EQ(plan.host_kv, 3'000u) << "the host has no K^T";
+  // Half of the room for K^T of 15 of the 30 blocks on the host, then staging without it.
+  EXPECT_EQ(plan.staging, 750u / 3 / 50 * 50);
+  EXPECT_EQ(plan.kv_pages, (750 - 250) / 150 * 2);
+  EXPECT_EQ(plan.key_column_blocks, 15 + 3);
+  EXPECT_EQ(plan.key_columns, 18u * 50);
+  EXPECT_LE(plan.total(), wanted.budget);
   wanted.host.reset();
   wanted.kv_budget = 149;
   EXPECT_THROW((void)plan_memory(wanted), Error);

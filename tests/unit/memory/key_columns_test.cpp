@@ -1,0 +1,60 @@
+#include "memory/key_columns.h"
+
+#include <gtest/gtest.h>
+
+#include <numeric>
+#include <vector>
+
+namespace triphase {
+namespace {
+
+SequenceId line_of(KvResidency& kv, std::int64_t tokens, TokenId first) {
+  std::vector<TokenId> prompt(static_cast<std::size_t>(tokens));
+  std::iota(prompt.begin(), prompt.end(), first);
+  const SequenceId id = kv.admit(prompt, tokens, 0, {.host_blocks = tokens / 4}).sequence;
+  kv.append(id, tokens);
+  return id;
+}
+
+TEST(KeyColumns, ABlockKeepsItsPlaceWhereverItGoes) {
+  KvResidency kv({.layers = 2, .block_tokens = 4, .device_pages = 12, .host_blocks = 8});
+  KeyColumns columns(2, 2, kv.block_capacity());
+  const SequenceId line = line_of(kv, 12, 0);
+  EXPECT_EQ(columns.find(kv, line, 0), KeyColumns::kNone);
+  const std::int32_t place = columns.take(kv, line, 0);
+  EXPECT_EQ(columns.take(kv, line, 0), place);
+  const PageId page = columns.page(LayerId(1), place);
+  EXPECT_NE(page, columns.page(LayerId(0), place));
+  EXPECT_FALSE(columns.is_ready(page));
+  columns.ready()[page.index()] = 1;
+  static_cast<void>(kv.begin_offload(line, 0));
+  kv.finish_offload(line, 0);
+  EXPECT_EQ(columns.find(kv, line, 0), place);
+  EXPECT_TRUE(columns.is_ready(page));
+  EXPECT_NE(columns.take(kv, line, 1), place);
+  EXPECT_EQ(columns.take(kv, line, 2), KeyColumns::kNone) << "there are two places";
+  EXPECT_EQ(columns.peak(), 2);
+  EXPECT_FALSE(columns.page(LayerId(0), KeyColumns::kNone).valid());
+}
+
+TEST(KeyColumns, APlaceOfABlockThatIsGoneGoesToAnotherEmpty) {
+  KvResidency kv({.layers = 2, .block_tokens = 4, .device_pages = 6, .host_blocks = 8});
+  KeyColumns columns(2, 2, kv.block_capacity());
+  for (TokenId first = 0; first < 1000; first += 100) {
+    const SequenceId line = line_of(kv, 12, first);
+    for (const std::int64_t block : {0, 1}) {
+      ASSERT_EQ(columns.find(kv, line, block), KeyColumns::kNone) << "another block's place";
+      const std::int32_t place = columns.take(kv, line, block);
+      ASSERT_NE(place, KeyColumns::kNone);
+      for (const std::int64_t layer : {0, 1}) {
+        const PageId page = columns.page(LayerId(layer), place);
+        EXPECT_FALSE(columns.is_ready(page));
+        columns.ready()[page.index()] = 1;
+      }
+    }
+    kv.release(line);
+  }
+}
+
+}  // namespace
+}  // namespace triphase
