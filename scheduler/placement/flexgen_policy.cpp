@@ -39,8 +39,9 @@ std::int64_t FlexGenPolicy::longest_line(const PlacementLimits& limits) const {
 PlacementActions FlexGenPolicy::decide(const StepView& view) const {
   PlacementLedger ledger(view);
   for (std::size_t index = 0; index < view.running.size(); ++index) {
-    // Lines of the device share were given no room on the host.
-    if (view.running[index].host_reserved + view.running[index].host_blocks > 0) {
+    // Lines of the device share were given no room on the host, though a prefix that they share
+    // with others may be there; the others have room for all that may still leave.
+    if (view.running[index].host_reserved > 0) {
       offload_closed_blocks(ledger, index);
     }
   }

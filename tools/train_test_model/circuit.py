@@ -12,6 +12,7 @@ train.py begins.
 from __future__ import annotations
 
 import argparse
+import math
 import time
 from pathlib import Path
 
@@ -30,8 +31,9 @@ from headstart import (
     MATCH_LAYER,
     RECENT,
     TOKEN,
+    head_rows,
     head_start,
-    key_heads,
+    match_heads,
     match_spread,
     set_found,
     sharpen_gathering,
@@ -39,14 +41,14 @@ from headstart import (
 from model import SHAPES, Llama, rotate
 from synthetic import QUESTION, Fact, Sampler
 
-CUE = 6
-NEW_TEXT_WEIGHT = 0.6
+EACH_HEAD_WEIGHT = 0.3
 
 
-def looked_up(sampler: Sampler, length: int) -> tuple[np.ndarray, np.ndarray]:
+def looked_up(sampler: Sampler, length: int, shortest: int) -> tuple[np.ndarray, np.ndarray]:
     """Ids that begin with BOS, and for every position where to look: -1 for no matter where.
 
-    Position t looks where the token that comes after t can be read, at 0 if it is new.
+    Position t looks where the token that comes after t can be read, at 0 if it is new.  Of a
+    repeated passage at least the shortest number of tokens come before the first that has to.
     """
     rng, tokenizer = sampler.rng, sampler.tokenizer
     ids: list[int] = [sampler.bos]
@@ -56,9 +58,9 @@ def looked_up(sampler: Sampler, length: int) -> tuple[np.ndarray, np.ndarray]:
     while len(ids) < length:
         draw = rng.random()
         if draw < 0.25 and len(ids) > 64:
-            count = int(rng.integers(12, 48))
+            cue = shortest + int(rng.integers(0, 4))
+            count = cue + int(rng.integers(6, 40))
             start = int(rng.integers(1, len(ids) - 48))
-            cue = CUE + int(rng.integers(0, 4))
             for step in range(min(count, len(ids) - start)):
                 look[-1] = start + step if step >= cue else -1
                 ids.append(ids[start + step])
@@ -115,27 +117,31 @@ def right_places(ids: np.ndarray, look: np.ndarray) -> np.ndarray:
 
 def match_scores(model: Llama, ids: Tensor) -> Tensor:
     """Log-probabilities of the match heads' attention, [heads, length, length]."""
-    length, shape = ids.shape[1], model.shape
+    length = ids.shape[1]
     x = model.embed_tokens(ids)
     cos, sin = model.cos[:length], model.sin[:length]
     for layer in model.layers[:MATCH_LAYER]:
         x, _ = layer(x, cos, sin, None, None)
     match = model.layers[MATCH_LAYER]
     attention, x = match.self_attn, match.input_layernorm(x)
-    query = rotate(attention.split(attention.q_proj(x)), cos, sin)[0, :MATCH_HEADS]
-    key = rotate(attention.split(attention.k_proj(x)), cos, sin)[0]
-    key = key.repeat_interleave(shape.heads // shape.kv_heads, 0)[:MATCH_HEADS]
-    scores = query @ key.mT * shape.head_dim**-0.5
+    query = rotate(attention.split(attention.q_proj(x)), cos, sin)[0, match_heads(model)]
+    key = rotate(attention.split(attention.k_proj(x)), cos, sin)[0, :MATCH_HEADS]
+    scores = query @ key.mT * model.shape.head_dim**-0.5
     future = torch.ones(length, length, dtype=torch.bool).triu(1)
     return scores.masked_fill(future, -1e9).log_softmax(-1)
 
 
 def circuit_masks(model: Llama, matching_only: bool) -> dict[str, Tensor]:
-    """One where a weight belongs to the circuit and is tuned here, by parameter name."""
+    """One where a weight belongs to the circuit and is tuned here, by parameter name.
+
+    Once layer 0 is trained, the match heads may read whatever it wrote, not the codes alone.
+    """
     size, named, masks = model.shape.head_dim, dict(model.named_parameters()), {}
     read = torch.zeros(model.shape.hidden_size)
     read[CONSTANT] = 1.0
-    if not matching_only:
+    if matching_only:
+        read[:] = 1.0
+    else:
         codes = torch.zeros_like(named["embed_tokens.weight"])
         codes[BOS + 2 :, TOKEN] = 1.0
         masks["embed_tokens.weight"] = codes
@@ -144,10 +150,11 @@ def circuit_masks(model: Llama, matching_only: bool) -> dict[str, Tensor]:
         masks[name][: len(GATHERED) * size] = read
     for channels in (FIRST_POSITION, TOKEN, *BACK, RECENT):
         read[channels] = 1.0
-    for kind, heads in (("q", MATCH_HEADS), ("k", key_heads(model, MATCH_HEADS))):
+    for kind, heads in (("q", match_heads(model)), ("k", range(MATCH_HEADS))):
         name = f"layers.{MATCH_LAYER}.self_attn.{kind}_proj.weight"
         masks[name] = torch.zeros_like(named[name])
-        masks[name][: heads * size] = read
+        for head in heads:
+            masks[name][head_rows(model, head)] = read
     return masks
 
 
@@ -162,7 +169,7 @@ def tune(model: Llama, sampler: Sampler, arguments: argparse.Namespace) -> None:
     while (progress := (time.monotonic() - started) / 60 / arguments.minutes) < 1.0:
         for group in optimiser.param_groups:
             group["lr"] = arguments.rate * min(1.0, (step + 1) / 20) * (1.02 - progress)
-        ids, look = looked_up(sampler, arguments.length)
+        ids, look = looked_up(sampler, arguments.length, arguments.cue)
         relieve(ids, look)
         target = torch.from_numpy(look)
         if not (target > 0).any():
@@ -171,18 +178,20 @@ def tune(model: Llama, sampler: Sampler, arguments: argparse.Namespace) -> None:
         places = torch.from_numpy(right_places(ids, look))
         found = log_share[:, target > 0].masked_fill(~places, -1e9).logsumexp(-1)
         each = -found.clamp(min=-20.0)
-        old, new = each.mean(), -log_share[:, target == 0, 0].clamp(min=-20.0).mean()
+        together = math.log(MATCH_HEADS) - found.logsumexp(0).clamp(min=-20.0)
+        old = (together.mean() + EACH_HEAD_WEIGHT * each.mean()) / (1.0 + EACH_HEAD_WEIGHT)
+        new = -log_share[:, target == 0, 0].clamp(min=-20.0).mean()
         optimiser.zero_grad()
-        (old + NEW_TEXT_WEIGHT * new).backward()
+        (old + arguments.new_text * new).backward()
         for name, mask in masks.items():
             named[name].grad *= mask
         optimiser.step()
-        right = (each < 0.69).float().mean().item()
+        right = (together < 0.69).float().mean().item()
         mean += 0.04 * (np.array([old.item(), new.item(), right]) - mean)
         step += 1
         if step % 25 == 0:
             repeated, fresh, found = mean / (1 - 0.96**step)
-            print(f"{step} steps: repeated {repeated:.3f} new {fresh:.3f} found {found:.3f}")
+            print(f"{step} steps: repeated {repeated:.3f} new {fresh:.3f} found {found:.4f}", flush=True)
     for parameter in model.parameters():
         parameter.requires_grad_(True)
 
@@ -195,6 +204,8 @@ def main() -> None:
     parser.add_argument("--again", action="store_true", help="tune the match heads of NAME.pt")
     parser.add_argument("--minutes", type=float, default=4.0)
     parser.add_argument("--length", type=int, default=1536)
+    parser.add_argument("--cue", type=int, default=6, help="tokens before a repetition must be found")
+    parser.add_argument("--new-text", type=float, default=0.6, help="weight of the loss on new text")
     parser.add_argument("--rate", type=float, default=0.01)
     parser.add_argument("--gathering", type=float, default=1.5, help="factor once tuned")
     parser.add_argument("--seed", type=int, default=0)

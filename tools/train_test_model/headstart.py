@@ -92,6 +92,13 @@ def key_heads(model: Llama, heads: int) -> int:
     return -(-heads * model.shape.kv_heads // model.shape.heads)
 
 
+def match_heads(model: Llama) -> list[int]:
+    """The match heads: the first query heads of as many key-value heads, so that each of them
+    compares with keys of its own."""
+    group = model.shape.heads // model.shape.kv_heads
+    return [key_head * group for key_head in range(MATCH_HEADS)]
+
+
 def rope_angles(model: Llama) -> Tensor:
     """The angle per position of every rotary pair."""
     half = model.shape.head_dim // 2
@@ -189,7 +196,6 @@ def set_gathering(model: Llama) -> None:
 def set_match(model: Llama) -> None:
     """The heads that find what followed the same passage, and copy it."""
     size, attention = model.shape.head_dim, model.layers[MATCH_LAYER].self_attn
-    group = model.shape.heads // model.shape.kv_heads
     pairs = torch.arange(SLOW_PAIRS.start, SLOW_PAIRS.stop)
     places = torch.cat((pairs, pairs + size // 2))
     codes_read = 1 + len(GATHERED)
@@ -201,20 +207,17 @@ def set_match(model: Llama) -> None:
     sink = (SINK_SHARE * MATCH * size**0.5) ** 0.5 * spread / CONSTANT_SIZE
     queried, keyed = (TOKEN, *BACK[:2], RECENT), (*BACK, RECENT)
     query, key, value = attention.q_proj.weight, attention.k_proj.weight, attention.v_proj.weight
-    mixes: list[Tensor] = []
-    for head in range(MATCH_HEADS):
-        first = head_rows(model, head).start
+    for key_head, head in enumerate(match_heads(model)):
+        first, own = head_rows(model, head).start, head_rows(model, key_head).start
         query[first : first + size] = 0.0
         query[first + SINK_PAIR, CONSTANT] = sink
-        if head % group == 0:
-            own = head_rows(model, head // group).start
-            key[own : own + size] = 0.0
-            key[own + SINK_PAIR, FIRST_POSITION] = sink
-            value[own : own + CODE_LENGTH] = 0.0
-            value[own : own + CODE_LENGTH, TOKEN] = torch.eye(CODE_LENGTH)
-            mixes = [torch.linalg.qr(torch.randn(len(places), CODE_LENGTH)).Q for _ in SHARES]
-            for mix, share, channels in zip(mixes, SHARES, keyed):
-                key[own + places, channels] = share**0.5 * sharp * mix
+        key[own : own + size] = 0.0
+        key[own + SINK_PAIR, FIRST_POSITION] = sink
+        value[own : own + CODE_LENGTH] = 0.0
+        value[own : own + CODE_LENGTH, TOKEN] = torch.eye(CODE_LENGTH)
+        mixes = [torch.linalg.qr(torch.randn(len(places), CODE_LENGTH)).Q for _ in SHARES]
+        for mix, share, channels in zip(mixes, SHARES, keyed):
+            key[own + places, channels] = share**0.5 * sharp * mix
         for mix, share, channels in zip(mixes, SHARES, queried):
             query[first + places, channels] = share**0.5 * sharp * mix
         copied = COPY_GAIN / MATCH_HEADS * torch.eye(CODE_LENGTH)
@@ -267,11 +270,16 @@ def rates(model: Llama) -> dict[str, Tensor]:
     for layer in range(MATCH_LAYER):
         share(f"layers.{layer}.self_attn.o_proj.weight")[held] = 0.0
         share(f"layers.{layer}.mlp.down_proj.weight")[held] = 0.0
-    for layer, heads, rate in ((0, len(GATHERED), 0.0), (MATCH_LAYER, MATCH_HEADS, MATCH_RATE)):
+    gathering = list(range(len(GATHERED)))
+    for layer, heads, keys, rate in (
+        (0, gathering, key_heads(model, len(GATHERED)), 0.0),
+        (MATCH_LAYER, match_heads(model), MATCH_HEADS, MATCH_RATE),
+    ):
         prefix = f"layers.{layer}.self_attn"
-        share(f"{prefix}.q_proj.weight")[: heads * size] = rate
-        share(f"{prefix}.k_proj.weight")[: key_heads(model, heads) * size] = rate
-        for head in range(key_heads(model, heads)):
+        for head in heads:
+            share(f"{prefix}.q_proj.weight")[head_rows(model, head)] = rate
+        share(f"{prefix}.k_proj.weight")[: keys * size] = rate
+        for head in range(keys):
             first = head_rows(model, head).start
             share(f"{prefix}.v_proj.weight")[first : first + CODE_LENGTH] = 0.0
     return shares
@@ -295,5 +303,6 @@ def keep_sharp(model: Llama, factor: float) -> None:
     reads after its norm; this makes up for it.
     """
     size, attention = model.shape.head_dim, model.layers[MATCH_LAYER].self_attn
-    attention.q_proj.weight[: MATCH_HEADS * size] *= factor
-    attention.k_proj.weight[: key_heads(model, MATCH_HEADS) * size] *= factor
+    for head in match_heads(model):
+        attention.q_proj.weight[head_rows(model, head)] *= factor
+    attention.k_proj.weight[: MATCH_HEADS * size] *= factor

@@ -5,15 +5,16 @@ are taken over.  Of every feed-forward block the most active units are kept.  Of
 layer's attention:
 
 * in layer 0 the gathering heads, whose keys are all alike, share the first key-value head;
-* in the match layer the match heads share the first key-value head, that of the first of
-  them;
+* in the match layer the match heads come with their own key-value heads;
 * otherwise every key-value head is that of one of the strongest MHA heads, and the first
   query head of its group is that head's.
 
 The other query heads start random with no output.  Training goes on from there.
 
 Run ``python merge.py --work DIR`` after train.py has made the MHA model; it writes
-DIR/gqa-start.pt.
+DIR/gqa-start.pt.  With ``--match-only`` it rewrites DIR/gqa.pt, a GQA model whose match heads
+shared the first key-value head: the second one gets keys of its own from the MHA model, in place
+of what the second key-value head did.  Tune the circuit and train on after that.
 """
 
 from __future__ import annotations
@@ -21,10 +22,18 @@ from __future__ import annotations
 import argparse
 from pathlib import Path
 
+import numpy as np
 import torch
 from torch import Tensor
 
-from headstart import CODE_LENGTH, GATHERED, MATCH_HEADS, MATCH_LAYER
+from headstart import (
+    CODE_LENGTH,
+    GATHERED,
+    MATCH_HEADS,
+    MATCH_LAYER,
+    match_heads,
+    match_spread,
+)
 from model import SHAPES, Attention, Llama
 
 
@@ -48,7 +57,7 @@ def take_head(source: Attention, target: Attention, head: int, key: int, query: 
     target.o_proj.weight[:, to_query] = source.o_proj.weight[:, rows]
 
 
-def share_first(source: Attention, target: Attention, heads: int, own_queries: bool) -> None:
+def share_first(source: Attention, target: Attention, heads: int) -> None:
     """Lets the first heads of source share the first key-value head of target.
 
     All of them have the same codes among their values; the rest of the shared values are
@@ -59,8 +68,7 @@ def share_first(source: Attention, target: Attention, heads: int, own_queries: b
     rest = []
     for head in range(heads):
         rows = slice(head * size, (head + 1) * size)
-        query = rows if own_queries else slice(0, size)
-        target.q_proj.weight[rows] = source.q_proj.weight[query]
+        target.q_proj.weight[rows] = source.q_proj.weight[rows]
         codes = slice(rows.start, rows.start + CODE_LENGTH)
         others = slice(codes.stop, rows.stop)
         target.o_proj.weight[:, codes] = source.o_proj.weight[:, codes]
@@ -94,27 +102,54 @@ def merge(source: Llama, target: Llama) -> None:
         second.down_proj.weight.copy_(first.down_proj.weight[:, kept])
         attention, shared = old.self_attn, new.self_attn
         if number == 0:
-            share_first(attention, shared, len(GATHERED), own_queries=True)
+            share_first(attention, shared, len(GATHERED))
             continue
         taken = 0
         if number == MATCH_LAYER:
-            share_first(attention, shared, MATCH_HEADS, own_queries=False)
-            taken = 1
-        others = strongest(attention, skip=MATCH_HEADS if taken else 0)
+            for head, query in enumerate(match_heads(target)):
+                take_head(attention, shared, head, head, query)
+            taken = MATCH_HEADS
+        others = strongest(attention, skip=taken)
         for key, head in zip(range(taken, target.shape.kv_heads), others):
             take_head(attention, shared, head, key, key * group)
+
+
+@torch.no_grad()
+def give_own_keys(source: Llama, target: Llama, probe: Tensor) -> None:
+    """Moves target's second match head, which shared the first key-value head, to the second one
+    with source's keys and queries.  The heads that used that one start anew with no output."""
+    size, group = target.shape.head_dim, target.shape.heads // target.shape.kv_heads
+    old, new = source.layers[MATCH_LAYER].self_attn, target.layers[MATCH_LAYER].self_attn
+    written = new.o_proj.weight[:, size : size + CODE_LENGTH].clone()
+    new.o_proj.weight[:, size : size + CODE_LENGTH] = 0.0
+    new.o_proj.weight[:, group * size :] = 0.0
+    take_head(old, new, 1, 1, group)
+    new.o_proj.weight[:, group * size : group * size + CODE_LENGTH] = written
+    # Queries and keys read behind a norm, whose size is not the same in both models.
+    scale = match_spread(target, probe) / match_spread(source, probe)
+    new.q_proj.weight[group * size : (group + 1) * size] *= scale
+    new.k_proj.weight[size : 2 * size] *= scale
 
 
 def main() -> None:
     """Parses the command line and merges."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--work", type=Path, required=True)
+    parser.add_argument("--match-only", action="store_true", help="change DIR/gqa.pt")
     parser.add_argument("--seed", type=int, default=0)
     arguments = parser.parse_args()
     torch.manual_seed(arguments.seed)
     saved = torch.load(arguments.work / "mha.pt", weights_only=True)
     source, target = Llama(SHAPES["mha"]), Llama(SHAPES["gqa"])
     source.load_state_dict(saved["model"])
+    if arguments.match_only:
+        reached = torch.load(arguments.work / "gqa.pt", weights_only=True)
+        target.load_state_dict(reached["model"])
+        stream = np.load(arguments.work / "train.npy")
+        probe = torch.from_numpy(stream[: 8 * 128].astype(np.int64).reshape(8, 128))
+        give_own_keys(source, target, probe)
+        torch.save(reached | {"model": target.state_dict()}, arguments.work / "gqa.pt")
+        return
     merge(source, target)
     spread = saved["progress"]["match_spread"]
     start = {"model": target.state_dict(), "match_spread": spread}

@@ -27,7 +27,7 @@ from headstart import (
     RECENT,
     SINK_PAIR,
     head_rows,
-    key_heads,
+    match_heads,
     sharpen_gathering,
 )
 from model import SHAPES, Llama
@@ -38,12 +38,12 @@ def strengthen(model: Llama, sharpness: float, gain: float, sink: float, recent:
     """Scales the match heads' queries by sharpness and what of them reads the last dozen tokens
     also by recent, their output of codes by gain, and the first position's key by sink."""
     attention = model.layers[MATCH_LAYER].self_attn
-    for head in range(MATCH_HEADS):
+    for head in match_heads(model):
         rows = head_rows(model, head)
         attention.q_proj.weight[rows] *= sharpness
         attention.q_proj.weight[rows, RECENT] *= recent
         attention.o_proj.weight[:, rows.start : rows.start + CODE_LENGTH] *= gain
-    for head in range(key_heads(model, MATCH_HEADS)):
+    for head in range(MATCH_HEADS):
         row = head_rows(model, head).start + SINK_PAIR
         attention.k_proj.weight[row, FIRST_POSITION] *= sink
 
@@ -53,9 +53,9 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--work", type=Path, required=True)
     parser.add_argument("--name", choices=sorted(SHAPES), required=True)
-    parser.add_argument("--sharpness", type=float, default=1.3)
-    parser.add_argument("--gain", type=float, default=1.5)
-    parser.add_argument("--sink", type=float, default=0.9)
+    parser.add_argument("--sharpness", type=float, default=1.0)
+    parser.add_argument("--gain", type=float, default=2.0)
+    parser.add_argument("--sink", type=float, default=0.88)
     parser.add_argument("--recent", type=float, default=1.0)
     parser.add_argument("--gathering", type=float, default=1.0)
     arguments = parser.parse_args()
