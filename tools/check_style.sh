@@ -4,6 +4,11 @@
 set -euo pipefail
 cd "$(dirname "$0")/.."
 
+if [ $# -gt 1 ] || { [ $# -eq 1 ] && [ "$1" != "--fix" ]; }; then
+  echo "usage: tools/check_style.sh [--fix]" >&2
+  exit 2
+fi
+
 mapfile -t sources < <(git ls-files '*.cpp' '*.h' '*.inl' '*.cu' '*.cuh')
 if [ "${1:-}" = "--fix" ]; then
   clang-format-14 -i "${sources[@]}"
