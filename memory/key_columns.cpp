@@ -26,7 +26,7 @@ std::int32_t KeyColumns::take(const KvResidency& residency, SequenceId sequence,
                               std::int64_t block) {
   const std::int32_t found = find(residency, sequence, block);
   if (found != kNone) return found;
-  if (free_.empty()) collect(residency);
+  if (free_.empty() && !collected_) collect(residency);
   if (free_.empty()) return kNone;
   const std::int32_t place = free_.back();
   free_.pop_back();
@@ -39,6 +39,7 @@ std::int32_t KeyColumns::take(const KvResidency& residency, SequenceId sequence,
 }
 
 void KeyColumns::collect(const KvResidency& residency) {
+  collected_ = true;
   for (std::size_t place = 0; place < owners_.size(); ++place) {
     Owner& owner = owners_[place];
     if (owner.index == kNone || residency.id_at(owner.index) == owner.id) continue;

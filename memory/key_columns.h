@@ -21,7 +21,10 @@ class KeyColumns {
 
   [[nodiscard]] std::int64_t places() const { return static_cast<std::int64_t>(owners_.size()); }
 
-  // The block's place, which it gets now if one is free (or its block is gone); kNone: none is.
+  // A step begins: blocks may have gone since the last one.
+  void begin_step() { collected_ = false; }
+  // The block's place, which it gets now if one is free (or its block was gone when the step
+  // began); kNone: none is.
   [[nodiscard]] std::int32_t take(const KvResidency& residency, SequenceId sequence,
                                   std::int64_t block);
   [[nodiscard]] std::int32_t find(const KvResidency& residency, SequenceId sequence,
@@ -54,6 +57,7 @@ class KeyColumns {
   std::vector<std::int32_t> places_;  // by block number
   std::vector<std::int32_t> free_;
   std::vector<std::uint8_t> ready_;
+  bool collected_ = false;  // in this step
   std::int64_t peak_ = 0;
 };
 

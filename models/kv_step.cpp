@@ -105,6 +105,7 @@ void KvStep::make_scale_tables() {
 }
 
 void KvStep::make_column_places() {
+  store_->key_columns().begin_step();
   if (column_places_.size() < rows_.size()) {
     column_places_.resize(rows_.size());
     column_tables_.resize(rows_.size());

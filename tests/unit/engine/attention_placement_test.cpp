@@ -52,6 +52,16 @@ std::vector<Place> places() {
           {std::make_shared<VllmPolicy>(VllmOptions{.preemption = SuspendMode::kSwap}), 12, 60}};
 }
 
+void move_to(const Place& place, TinyModelOptions& options) {
+  options.batch_size = 4;
+  options.prefill_chunk = 23;
+  options.kv_blocks = place.device_blocks;
+  options.host_blocks = place.host_blocks;
+  options.staging_blocks = place.host_blocks > 0 ? 24 : 0;
+  options.cache_blocks = place.cache_blocks;
+  options.policy = place.policy;
+}
+
 class AttentionPlacement : public testing::TestWithParam<AttentionKind> {};
 
 TEST_P(AttentionPlacement, TheAnswerIsTheMethodsAlone) {
@@ -70,14 +80,8 @@ TEST_P(AttentionPlacement, TheAnswerIsTheMethodsAlone) {
     std::uint64_t found = 0;
     bool fetches = false;
     for (const Place& place : places()) {
-      options.batch_size = 4;
-      options.prefill_chunk = 23;
-      options.kv_blocks = place.device_blocks;
-      options.host_blocks = place.host_blocks;
-      options.staging_blocks = place.host_blocks > 0 ? 24 : 0;
-      options.cache_blocks = place.cache_blocks;
+      move_to(place, options);
       options.column_blocks = place.host_blocks;
-      options.policy = place.policy;
       TinyModel model(options);
       SCOPED_TRACE(std::string(place.policy->name()) + (int8 ? " int8" : ""));
       expect_equal(expected, run_all(model.engine(), requests));
@@ -132,13 +136,7 @@ TEST(SqueezedPrompts, TheAnswerDependsNeitherOnStepsNorOnNeighbours) {
       EXPECT_GT(touched.prompt_attended, 0.3 * touched.prompt_context);
       std::int64_t shared = 0;
       for (const Place& place : places()) {
-        options.batch_size = 4;
-        options.prefill_chunk = 23;
-        options.kv_blocks = place.device_blocks;
-        options.host_blocks = place.host_blocks;
-        options.staging_blocks = place.host_blocks > 0 ? 24 : 0;
-        options.cache_blocks = place.cache_blocks;
-        options.policy = place.policy;
+        move_to(place, options);
         TinyModel model(options);
         SCOPED_TRACE(std::string(place.policy->name()));
         expect_equal(expected, run_all(model.engine(), requests));
@@ -207,12 +205,7 @@ TEST(SparqKeyColumns, NeverChangeTheAnswerWhereverBlocksWere) {
     for (const Place& place : places()) {
       // Places for all, for some, and for no block on the host.
       options.column_blocks = place.cache_blocks == 0 ? place.host_blocks : place.cache_blocks;
-      options.batch_size = 4;
-      options.prefill_chunk = 23;
-      options.kv_blocks = place.device_blocks;
-      options.host_blocks = place.host_blocks;
-      options.staging_blocks = place.host_blocks > 0 ? 24 : 0;
-      options.policy = place.policy;
+      move_to(place, options);
       TinyModel model(options);
       SCOPED_TRACE(std::string(place.policy->name()) + (int8 ? " int8" : ""));
       expect_equal(expected, run_all(model.engine(), requests));

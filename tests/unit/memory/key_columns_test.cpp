@@ -41,6 +41,7 @@ TEST(KeyColumns, APlaceOfABlockThatIsGoneGoesToAnotherEmpty) {
   KvResidency kv({.layers = 2, .block_tokens = 4, .device_pages = 6, .host_blocks = 8});
   KeyColumns columns(2, 2, kv.block_capacity());
   for (TokenId first = 0; first < 1000; first += 100) {
+    columns.begin_step();
     const SequenceId line = line_of(kv, 12, first);
     for (const std::int64_t block : {0, 1}) {
       ASSERT_EQ(columns.find(kv, line, block), KeyColumns::kNone) << "another block's place";
@@ -54,6 +55,23 @@ TEST(KeyColumns, APlaceOfABlockThatIsGoneGoesToAnotherEmpty) {
     }
     kv.release(line);
   }
+}
+
+TEST(KeyColumns, LooksForPlacesOfBlocksThatAreGoneOnceAStep) {
+  KvResidency kv({.layers = 1, .block_tokens = 4, .device_pages = 9, .host_blocks = 8});
+  KeyColumns columns(1, 1, kv.block_capacity());
+  const SequenceId first = line_of(kv, 4, 0);
+  const SequenceId second = line_of(kv, 4, 100);
+  const std::int32_t place = columns.take(kv, first, 0);
+  ASSERT_NE(place, KeyColumns::kNone);
+  columns.begin_step();
+  EXPECT_EQ(columns.take(kv, second, 0), KeyColumns::kNone);
+  kv.release(first);
+  // Its block may be kept for later prompts until another one wants its page.
+  const SequenceId third = line_of(kv, 28, 200);
+  EXPECT_EQ(columns.take(kv, third, 0), KeyColumns::kNone) << "looked for in this step already";
+  columns.begin_step();
+  EXPECT_EQ(columns.take(kv, third, 0), place);
 }
 
 }  // namespace
