@@ -6,8 +6,9 @@
 
 Every number comes from `triphase eval` in this run, and every sentence about numbers is chosen by them. The counts of
 samples are chosen so that the whole takes about --minutes: a probe times each task first, and stderr says what was
-chosen. --full measures all combinations, which takes longer. Text: the prose of this project's documents, which no
-model was trained on, or --text FILE. Standard library only.
+chosen. --full measures all combinations, which takes longer. Text: the part of the models' sources that
+their training left out (Debian packages, fetched into build/corpus with apt-get), --text FILE, or --text docs, the prose
+of this project's documents. Standard library only.
 """
 
 import argparse
@@ -89,6 +90,12 @@ def unit_of(part):
             "needle": "samples of each length and depth"}.get(part, "samples")
 
 
+def text_named(name):
+    return {None: "the last 3 % of every source of the models' training text, which training left out "
+                  "(tools/train_test_model/sources.py), in pieces of 8,000 characters from all over it",
+            "docs": "the prose of the documents of this project, which the models have not seen"}.get(name, name)
+
+
 def document(report, program, arguments, seconds):
     results = report.results
     commit = subprocess.run(["git", "-C", str(ROOT), "rev-parse", "--short", "HEAD"], capture_output=True, text=True,
@@ -110,7 +117,7 @@ def document(report, program, arguments, seconds):
            "standard errors.\n",
            f"Windows of {program.short_window} tokens (perplexity, repetition, attention), needles in up to "
            f"{program.window - 48}; {sizes}. Text: "
-           f"{arguments.text or 'the prose of the documents of this project, which the models have not seen'}. "
+           f"{text_named(arguments.text)}. "
            f"Commit {commit}, {platform.machine()}, {program.threads} threads, {seconds / 60:.1f} minutes. "
            + (f"Not measured here, but by `--full`: {'; '.join(left_out)}." if left_out else "") + "\n",
            "## Targets\n",
@@ -140,7 +147,8 @@ def main():
     parser.add_argument("--full", action="store_true", help="every KV sparsity and compression with INT8 as well")
     parser.add_argument("--window", type=int, default=2048, help="tokens of the longest sequences")
     parser.add_argument("--threads", type=int, default=os.cpu_count())
-    parser.add_argument("--text", help="UTF-8 text to use instead of the project's documents")
+    parser.add_argument("--text", metavar="FILE|docs", help="UTF-8 text to use instead of what training left out of the "
+                        "models' sources; docs: the project's documents")
     parser.add_argument("--raw", help="also keep all rows there (JSON)")
     arguments = parser.parse_args()
     if arguments.quick:

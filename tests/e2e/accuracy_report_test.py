@@ -14,6 +14,7 @@ TOOL = ROOT / "tools" / "make_fixed_context_questions.py"
 sys.path.insert(0, str(ROOT / "tools"))
 
 from accuracy import markdown, papers, program, sparq_ablations  # noqa: E402
+from accuracy.corpus_held_out import pieces_of, spread  # noqa: E402
 from accuracy.held_out_text import prose  # noqa: E402
 from make_fixed_context_questions import TAIL_CHARACTERS, make_document, question_lines, sentences_of  # noqa: E402
 
@@ -111,6 +112,17 @@ class Sentences(unittest.TestCase):
         self.assertEqual(budget.count("a", (2, 16), 10, lambda count: 1), 16)  # a probe that takes no time
         over = program.Budget(0.0, {"a": 1, "b": 1})
         self.assertEqual(over.count("a", (2, 16), 10, lambda count: self.fail("no time for a probe")), 2)
+
+    def test_any_first_pieces_of_held_out_text_lie_all_over_it(self):
+        paragraphs = [f"Paragraph {n} of a long book. " * 5 for n in range(400)]
+        pieces = pieces_of(paragraphs, 2000)
+        self.assertEqual("".join(pieces), "".join(one + "\n" for one in paragraphs))
+        order = spread(pieces)
+        self.assertEqual(sorted(order), sorted(pieces))
+        for first in (4, 8, 16):
+            places = sorted(pieces.index(one) for one in order[:first])
+            gaps = [after - before for before, after in zip(places, [*places[1:], len(pieces)])]
+            self.assertLess(max(gaps), 2.5 * len(pieces) / first, (first, places))
 
     def test_prose_leaves_code_and_tables_out(self):
         words = "word " * 30

@@ -6,6 +6,7 @@ import pathlib
 import subprocess
 import time
 
+from accuracy.corpus_held_out import corpus_held_out
 from accuracy.held_out_text import ROOT, held_out_text
 
 SEED = "11"
@@ -14,13 +15,20 @@ LIMITS = {"perplexity": (2, 16), "repetition": (6, 100), "needle": (1, 20), "att
           "questions": (1, 12)}
 
 
+def text_of(name):
+    """None: what the models' training left out; "docs": the project's documents; else a file's."""
+    if name is None:
+        return corpus_held_out()
+    return held_out_text() if name == "docs" else pathlib.Path(name).read_text(encoding="utf-8")
+
+
 class Program:
     def __init__(self, program, threads, window, text, folder):
         self.program = os.path.abspath(program)
         self.threads = threads
         self.window = window
         self.folder = folder
-        self.text = pathlib.Path(text).read_text(encoding="utf-8") if text else held_out_text()
+        self.text = text_of(text)
         self.whole = folder / "text.txt"
         self.whole.write_text(self.text, encoding="utf-8")
 
