@@ -66,6 +66,8 @@ class RandomCache {
       *buffer = memory_.bytes(bytes);
       memory_.fill_random(buffer->data(), bytes, dtype, buffer == &k_ ? 1 : 2);
     }
+    const std::int64_t run = backend.sparse_ops().key_column_run_bytes() /
+                             (page_tokens_ * static_cast<std::int64_t>(dtype_bytes(dtype)));
     kt_ = memory_.bytes(bytes);
     ready_.assign(static_cast<std::size_t>(pages), 0);
     view_ = {.k = k_.data(),
@@ -76,7 +78,8 @@ class RandomCache {
              .head_dim = setting.head_dim,
              .kt = kt_.data(),
              .kt_ready = ready_.data(),
-             .kt_pages = pages};
+             .kt_pages = pages,
+             .kt_run = std::max<std::int64_t>(1, run)};
     if (cell.int8) {
       const std::size_t open = static_cast<std::size_t>(layers_ * cell.batch) * page * 2;
       open_ = memory_.bytes(2 * open);
@@ -94,10 +97,12 @@ class RandomCache {
       view_.open_v = open_.data() + open;
       view_.open_dtype = DType::kF16;
     }
-    // Pages of a sequence in reverse: allocation order must not matter.
+    // Pages of a sequence in reverse: allocation order must not matter. K^T in order, as
+    // memory/key_columns gives places.
     for (std::int64_t row = 0; row < layers_ * cell.batch; ++row) {
       std::vector<PageId>& table = tables_.emplace_back();
       for (std::int64_t block = blocks_; block-- > 0;) table.emplace_back(row * blocks_ + block);
+      columns_.emplace_back(table.rbegin(), table.rend());
     }
   }
 
@@ -126,6 +131,7 @@ class RandomCache {
                              .context_tokens = context,
                              .pages = table,
                              .window = 0};
+    segment.key_columns = columns_[static_cast<std::size_t>(at)];
     if (view_.quantized()) {
       segment.scale_pages = table;
       segment.open_page = PageId(at);
@@ -144,7 +150,8 @@ class RandomCache {
   Buffer open_;
   Buffer scales_;
   std::vector<std::uint8_t> ready_;
-  std::vector<std::vector<PageId>> tables_;  // by layer and sequence
+  std::vector<std::vector<PageId>> tables_;   // by layer and sequence
+  std::vector<std::vector<PageId>> columns_;  // likewise
   KvLayerView view_;
 };
 

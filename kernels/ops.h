@@ -15,6 +15,7 @@
 //   - Sizes and types are checked; a mismatch throws an internal error naming the operation.
 //   - `stream` is last; on the CPU the work is done when the call returns.
 
+#include <algorithm>
 #include <cstdint>
 #include <memory>
 #include <span>
@@ -60,13 +61,15 @@ struct KvLayerView {
   void* open_v = nullptr;
   DType open_dtype = DType::kF16;
 
-  // K^T, or null: the keys of full blocks once more, channel-major, as
-  // [page][kv_head][head_dim][page_tokens] in K's dtype, kt_pages pages of its own numbering
-  // (AttentionSegment::key_columns). A page is written where kt_ready (by page, on the host) is not
-  // 0; who writes to the keys that it is made of sets it to 0.
+  // K^T, or null: the keys of full blocks once more, channel-major, in K's dtype, kt_pages pages of
+  // its own numbering (AttentionSegment::key_columns). Every kt_run pages lie side by side, as
+  // [kv_head][head_dim][page][page_tokens], so that a channel of consecutive blocks can be one run
+  // (key_column_place()). A page is written where kt_ready (by page, on the host) is not 0; who
+  // writes to the keys that it is made of sets it to 0.
   void* kt = nullptr;
   std::uint8_t* kt_ready = nullptr;
   std::int64_t kt_pages = 0;
+  std::int64_t kt_run = 1;
 
   [[nodiscard]] bool quantized() const { return dtype == DType::kU8; }
 };
@@ -126,6 +129,25 @@ struct AttentionSegment {
                                                 const AttentionSegment& keys, std::size_t index) {
   const PageId page = column_page(cache, keys, index);
   return page.valid() && cache.kt_ready[page.index()] != 0 ? page : PageId();
+}
+
+// Where the K^T of a page of kt lies under one KV head, in elements: channel c of its tokens is
+// [begin + c * stride, begin + c * stride + page_tokens). Pages [page, end) of the same
+// side-by-side group follow each other there.
+struct KeyColumnPlace {
+  std::int64_t begin = 0;
+  std::int64_t stride = 0;
+  std::int64_t end = 0;
+};
+[[nodiscard]] inline KeyColumnPlace key_column_place(const KvLayerView& cache, PageId page,
+                                                     std::int64_t kv_head) {
+  const std::int64_t first = page.value / cache.kt_run * cache.kt_run;
+  // The last group may be smaller, so that no memory is left over.
+  const std::int64_t together = std::min(cache.kt_run, cache.kt_pages - first);
+  const std::int64_t stride = together * cache.page_tokens;
+  return {(first * cache.kv_heads * cache.page_tokens + kv_head * stride) * cache.head_dim +
+              (page.value - first) * cache.page_tokens,
+          stride, first + together};
 }
 
 // Where new tokens' K and V go: row i of the batch belongs at pages[i], offset offsets[i]; INT8:

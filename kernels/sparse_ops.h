@@ -69,6 +69,10 @@ class SparseOps {
                           float* probabilities, std::int64_t stride, Workspace workspace,
                           Stream& stream) = 0;
 
+  // Bytes of a channel's K^T that should lie side by side where blocks follow each other
+  // (KvLayerView::kt_run); 0: a page's are enough, and no more are understood.
+  [[nodiscard]] virtual std::int64_t key_column_run_bytes() const { return 0; }
+
   // Makes K^T (KvLayerView) of the context's full blocks where it is missing and has a place.
   virtual void transpose_keys(const KvLayerView& cache, const AttentionSegment& keys,
                               Stream& stream) = 0;

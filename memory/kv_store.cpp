@@ -1,5 +1,7 @@
 #include "memory/kv_store.h"
 
+#include <algorithm>
+
 #include "runtime/base/error.h"
 
 namespace triphase {
@@ -67,7 +69,10 @@ KvStore::KvStore(const Shape& shape, const Sizes& sizes, MemoryPool& device, Mem
   k_ = device.allocate(page_bytes(shape) / 2 * pages, MemoryTag::kKv);
   v_ = device.allocate(page_bytes(shape) / 2 * pages, MemoryTag::kKv);
   if (shape.key_columns) {
-    key_columns_ = KeyColumns(sizes.key_column_blocks, shape.layers, residency_.block_capacity());
+    const std::int64_t column_bytes =
+        shape.block_tokens * static_cast<std::int64_t>(dtype_bytes(shape.dtype));
+    key_columns_ = KeyColumns(sizes.key_column_blocks, shape.layers, residency_.block_capacity(),
+                              std::max<std::int64_t>(1, sizes.key_column_run_bytes / column_bytes));
     key_column_pages_ =
         device.allocate(key_column_bytes(shape) *
                             static_cast<std::uint64_t>(sizes.key_column_blocks * shape.layers),

@@ -37,13 +37,14 @@ class KvStore {
   };
 
   struct Sizes {
-    std::int64_t device_pages = 0;       // pages of one layer
-    std::int64_t staging_pages = 0;      // for blocks read from the host
-    std::int64_t cache_pages = 0;        // for tokens read from the host that are kept a while
-    std::int64_t open_pages = 0;         // INT8 only, see open_pages_needed()
-    std::int64_t host_blocks = 0;        // blocks of all layers
-    std::int64_t input_blocks = 0;       // of saved layer inputs, all layers
-    std::int64_t key_column_blocks = 0;  // that can have their K^T, all layers
+    std::int64_t device_pages = 0;          // pages of one layer
+    std::int64_t staging_pages = 0;         // for blocks read from the host
+    std::int64_t cache_pages = 0;           // for tokens read from the host that are kept a while
+    std::int64_t open_pages = 0;            // INT8 only, see open_pages_needed()
+    std::int64_t host_blocks = 0;           // blocks of all layers
+    std::int64_t input_blocks = 0;          // of saved layer inputs, all layers
+    std::int64_t key_column_blocks = 0;     // that can have their K^T, all layers
+    std::int64_t key_column_run_bytes = 0;  // SparseOps::key_column_run_bytes()
   };
 
   // Takes all its memory from the pools (tags kv and staging). Throws E-MEM-BUDGET. `host` and

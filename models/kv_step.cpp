@@ -326,7 +326,8 @@ KvLayerView KvStep::view(LayerId layer) const {
           .open_dtype = shape.open_dtype,
           .kt = reads_key_columns() ? store_->key_column_pages() : nullptr,
           .kt_ready = store_->key_columns().ready(),
-          .kt_pages = store_->key_columns().places() * shape.layers};
+          .kt_pages = store_->key_columns().places() * shape.layers,
+          .kt_run = store_->key_columns().run()};
 }
 
 std::span<const AttentionSegment> KvStep::segments(LayerId layer, std::int64_t group_index) {

@@ -361,7 +361,8 @@ LoadedModel::LoadedModel(std::shared_ptr<LoadedWeights> loaded, const ModelBundl
           .open_pages = plan.memory.open_pages,
           .host_blocks = plan.memory.host_blocks,
           .input_blocks = plan.memory.input_blocks,
-          .key_column_blocks = plan.memory.key_column_blocks},
+          .key_column_blocks = plan.memory.key_column_blocks,
+          .key_column_run_bytes = backend.sparse_ops().key_column_run_bytes()},
          pool, &host_pool, transfers.get()) {
   TRIPHASE_CHECK(plan.placement.streamed_layers == shared->streamed_layers,
                  "a plan for weights that lie elsewhere");

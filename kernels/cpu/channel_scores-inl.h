@@ -38,6 +38,10 @@ struct Columns {
   const T* data;
   const std::int32_t* channels;  // null: 0, 1, ...
   std::int64_t stride;
+  // Not null: columns of the tokens that come after these, asked for on the way. Memory answers
+  // sooner than to the same requests all at once.
+  const T* ahead = nullptr;
+  std::int64_t ahead_stride = 0;
 
   [[nodiscard]] const T* column(std::int64_t i) const {
     return data + (channels == nullptr ? i : channels[i]) * stride;
@@ -49,6 +53,7 @@ template <int kHeads, int kVectors, class T>
 HWY_INLINE void score_vectors(const Columns<T>& columns, std::int64_t t, std::int64_t last,
                               std::int64_t rank, const float* q, std::int64_t q_stride,
                               const float* starts, float* to, std::int64_t to_stride) {
+  constexpr std::int64_t kLine = 64 / static_cast<std::int64_t>(sizeof(T));
   const DF d;
   VF sums[kHeads][kVectors];
   for (int h = 0; h < kHeads; ++h) {
@@ -58,6 +63,12 @@ HWY_INLINE void score_vectors(const Columns<T>& columns, std::int64_t t, std::in
   }
   for (std::int64_t i = 0; i < rank; ++i) {
     const T* from = columns.column(i) + t;
+    if (columns.ahead != nullptr) {
+      const T* ahead = columns.ahead + columns.channels[i] * columns.ahead_stride + t;
+      for (std::int64_t v = 0; v < kVectors * kLanes; v += kLine) {
+        __builtin_prefetch(ahead + v, 0, 3);
+      }
+    }
     VF keys[kVectors];
     HWY_UNROLL(4)
     for (int v = 0; v < kVectors; ++v) {
@@ -136,7 +147,7 @@ inline void scale_channels(const ChannelQuery& query, const float* lambda, const
   }
 }
 
-// Asks for the chosen channels of a page's K^T.
+// Asks for the chosen channels of `tokens` consecutive tokens.
 template <class T>
 HWY_INLINE void prefetch_columns(const Columns<T>& columns, std::int64_t rank,
                                  std::int64_t tokens) {
@@ -154,6 +165,29 @@ HWY_INLINE void prefetch_rows(const void* rows, std::int64_t bytes) {
   }
 }
 
+// Blocks [first, end) of a context whose K^T lies side by side, or one block without any.
+struct ColumnRun {
+  std::int64_t first;
+  std::int64_t end;
+  bool written;
+  KeyColumnPlace place;  // of the first
+
+  [[nodiscard]] std::int64_t blocks() const { return end - first; }
+};
+inline ColumnRun column_run(const KvLayerView& cache, const AttentionSegment& keys,
+                            std::int64_t kv_head, std::int64_t first, std::int64_t end) {
+  const PageId page = written_column_page(cache, keys, static_cast<std::size_t>(first));
+  if (!page.valid()) return {first, first + 1, false, {}};
+  ColumnRun run{first, first + 1, true, key_column_place(cache, page, kv_head)};
+  const std::int64_t most = std::min(end, first + run.place.end - page.value);
+  while (run.end < most) {
+    const PageId next = written_column_page(cache, keys, static_cast<std::size_t>(run.end));
+    if (next.value != page.value + (run.end - first)) break;
+    ++run.end;
+  }
+  return run;
+}
+
 // Base-2 logits of all tokens of the context's pages [first, end) into to[head * to_stride +
 // token]. `Open` is the type of a cache that is not INT8, else of its open pool.
 template <class Open>
@@ -165,11 +199,9 @@ void score_channels(const KvLayerView& cache, const AttentionSegment& keys, std:
   const std::int64_t dim = cache.head_dim;
   const bool coded = cache.quantized();
   const std::int64_t own = coded ? (keys.context_tokens - 1) / page_tokens : std::int64_t{-1};
-  const auto element_of = [&](PageId page) {
+  const std::int64_t closed = coded ? std::min(end, own) : end;
+  const auto row_of = [&](PageId page) {
     return (page.value * cache.kv_heads + kv_head) * page_tokens * dim;
-  };
-  const auto columns_of = [&](std::int64_t index) {
-    return written_column_page(cache, keys, static_cast<std::size_t>(index));
   };
   const auto scales_of = [&](std::int64_t index) {
     return cache.scales +
@@ -178,40 +210,73 @@ void score_channels(const KvLayerView& cache, const AttentionSegment& keys, std:
                2 * dim;
   };
   const auto run = [&]<class T>(const T* k, const T* kt) {
-    const std::int64_t page_bytes = query.rank * page_tokens * static_cast<std::int64_t>(sizeof(T));
-    const std::int64_t ahead = std::clamp<std::int64_t>(kAheadBytes / page_bytes, 1, 16);
-    for (std::int64_t index = first; index < end; ++index) {
-      if (index == own) continue;
-      const std::int64_t next = index + ahead;
-      if (next < end && next != own) {
-        if (const PageId page = columns_of(next); page.valid()) {
-          prefetch_columns<T>({kt + element_of(page), query.channels, page_tokens}, query.rank,
-                              page_tokens);
-        } else {
-          prefetch_rows(k + element_of(keys.pages[static_cast<std::size_t>(next)]),
-                        page_tokens * dim * static_cast<std::int64_t>(sizeof(T)));
-        }
-        if (coded)
-          prefetch_rows(scales_of(next), 2 * dim * static_cast<std::int64_t>(sizeof(float)));
-      }
-      const float* q = query.q;
-      const float* starts = nullptr;
-      if (coded) {
-        const float* lambda = scales_of(index);
-        scale_channels(query, lambda, lambda + dim);
-        q = query.scaled;
-        starts = query.starts;
-      }
-      const PageId columns = columns_of(index);
-      const std::int64_t t = index * page_tokens;
-      const std::int64_t count = std::min(page_tokens, keys.context_tokens - t);
-      if (columns.valid()) {
-        score_columns<T>({kt + element_of(columns), query.channels, page_tokens}, count, query, q,
-                         starts, to + t, to_stride);
+    const auto columns_of = [&](const ColumnRun& blocks, std::int64_t index) {
+      return Columns<T>{kt + blocks.place.begin + (index - blocks.first) * page_tokens,
+                        query.channels, blocks.place.stride};
+    };
+    const auto ask_for = [&](const ColumnRun& blocks) {
+      if (blocks.written) {
+        prefetch_columns(columns_of(blocks, blocks.first), query.rank,
+                         blocks.blocks() * page_tokens);
       } else {
-        const PageId page = keys.pages[static_cast<std::size_t>(index)];
-        score_rows_by_channels(k + element_of(page), dim, count, query, q, starts, tile, to + t,
-                               to_stride);
+        prefetch_rows(k + row_of(keys.pages[static_cast<std::size_t>(blocks.first)]),
+                      page_tokens * dim * static_cast<std::int64_t>(sizeof(T)));
+      }
+      for (std::int64_t index = blocks.first; coded && index < blocks.end; ++index) {
+        prefetch_rows(scales_of(index), 2 * dim * static_cast<std::int64_t>(sizeof(float)));
+      }
+    };
+    const auto tokens_to = [&](std::int64_t block) {
+      return std::min(block * page_tokens, keys.context_tokens);
+    };
+    const std::int64_t block_bytes =
+        query.rank * page_tokens * static_cast<std::int64_t>(sizeof(T));
+    const std::int64_t ahead = std::clamp<std::int64_t>(kAheadBytes / block_bytes, 1, 16);
+    std::int64_t asked = first;  // blocks before it have been asked for
+    const auto ask_to = [&](std::int64_t block) {
+      while (asked < std::min(block, closed)) {
+        const ColumnRun next = column_run(cache, keys, kv_head, asked, closed);
+        ask_for(next);
+        asked = next.end;
+      }
+    };
+    for (ColumnRun blocks{first, first, false, {}}; blocks.end < closed;) {
+      blocks = column_run(cache, keys, kv_head, blocks.end, closed);
+      ask_to(blocks.end);
+      ColumnRun next{};
+      // INT8: blocks are scored one by one, and their scales are needed as well.
+      if (!coded && asked == blocks.end && asked < closed && blocks.blocks() >= ahead) {
+        next = column_run(cache, keys, kv_head, asked, closed);
+      }
+      const bool on_the_way = next.written && next.blocks() == blocks.blocks();
+      if (on_the_way) {
+        asked = next.end;
+      } else {
+        ask_to(blocks.end + ahead);
+      }
+      for (std::int64_t index = blocks.first, until = 0; index < blocks.end; index = until) {
+        until = coded ? index + 1 : blocks.end;
+        const float* q = query.q;
+        const float* starts = nullptr;
+        if (coded) {
+          const float* lambda = scales_of(index);
+          scale_channels(query, lambda, lambda + dim);
+          q = query.scaled;
+          starts = query.starts;
+        }
+        const std::int64_t t = index * page_tokens;
+        const std::int64_t count = tokens_to(until) - t;
+        if (blocks.written) {
+          Columns<T> columns = columns_of(blocks, index);
+          if (on_the_way) {
+            columns.ahead = kt + next.place.begin;
+            columns.ahead_stride = next.place.stride;
+          }
+          score_columns<T>(columns, count, query, q, starts, to + t, to_stride);
+        } else {
+          score_rows_by_channels(k + row_of(keys.pages[static_cast<std::size_t>(index)]), dim,
+                                 count, query, q, starts, tile, to + t, to_stride);
+        }
       }
     }
   };
@@ -222,7 +287,7 @@ void score_channels(const KvLayerView& cache, const AttentionSegment& keys, std:
   run(static_cast<const U8*>(cache.k), static_cast<const U8*>(cache.kt));
   if (first <= own && own < end) {
     const std::int64_t t = own * page_tokens;
-    score_rows_by_channels(static_cast<const Open*>(cache.open_k) + element_of(keys.open_page), dim,
+    score_rows_by_channels(static_cast<const Open*>(cache.open_k) + row_of(keys.open_page), dim,
                            keys.context_tokens - t, query, query.q, nullptr, tile, to + t,
                            to_stride);
   }

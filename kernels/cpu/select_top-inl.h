@@ -9,7 +9,6 @@
 
 #include <algorithm>
 #include <cmath>
-#include <functional>
 #include <limits>
 
 #include "kernels/cpu/simd-inl.h"
@@ -48,6 +47,40 @@ HWY_INLINE void for_keys(const float* scores, std::int64_t size, const Body& bod
   });
 }
 
+// How many of `size` keys, a whole number of vectors, are larger than `limit`.
+inline std::int64_t count_above(const std::int32_t* keys, std::int64_t size, std::int32_t limit) {
+  const DI32 di;
+  const VI32 bound = hn::Set(di, limit);
+  VI32 sums[2] = {hn::Zero(di), hn::Zero(di)};
+  const auto add = [&](VI32& sum, std::int64_t i) {
+    sum = hn::Sub(sum, hn::VecFromMask(di, hn::Gt(hn::LoadU(di, keys + i), bound)));
+  };
+  std::int64_t i = 0;
+  for (; i + 2 * kLanes <= size; i += 2 * kLanes) {
+    add(sums[0], i);
+    add(sums[1], i + kLanes);
+  }
+  if (i < size) add(sums[0], i);
+  return hn::GetLane(hn::SumOfLanes(di, hn::Add(sums[0], sums[1])));
+}
+
+// The `count`-th largest of the keys, which lies within [low, high]. Halving the range of numbers
+// reads the keys up to 32 times, all vectors and no branches: less than std::nth_element takes.
+inline std::int32_t nth_largest(const std::int32_t* keys, std::int64_t size, std::int64_t count,
+                                std::int32_t low, std::int32_t high) {
+  while (low < high) {
+    const auto distance = static_cast<std::uint32_t>(high) - static_cast<std::uint32_t>(low);
+    const auto middle =
+        static_cast<std::int32_t>(static_cast<std::uint32_t>(low) + distance / 2 + 1);
+    if (count_above(keys, size, middle - 1) >= count) {
+      low = middle;
+    } else {
+      high = middle - 1;
+    }
+  }
+  return low;
+}
+
 // Keys that the threshold lies between, most likely; guessed from evenly spaced scores.
 struct KeyRange {
   std::int32_t low = kLowestKey;
@@ -55,6 +88,7 @@ struct KeyRange {
 };
 inline KeyRange guess_range(const float* scores, std::int64_t size, std::int64_t count,
                             std::int32_t* sample) {
+  static_assert(kSelectionSample % kLanes == 0);
   const std::int64_t step = size / kSelectionSample;
   if (step < 4) return {};
   float picked[kLanes];
@@ -67,17 +101,13 @@ inline KeyRange guess_range(const float* scores, std::int64_t size, std::int64_t
   // Three standard deviations of the rank that a random sample would give the threshold.
   const double slack = 3.0 * std::sqrt(rank * (1.0 - share)) + 4.0;
   KeyRange range;
-  std::int32_t* end = sample + kSelectionSample;
   if (rank + slack < kSelectionSample - 1) {
-    std::int32_t* low = sample + static_cast<std::int64_t>(rank + slack);
-    std::nth_element(sample, low, end, std::greater<>());
-    range.low = *low;
-    end = low;
+    range.low = nth_largest(sample, kSelectionSample, static_cast<std::int64_t>(rank + slack) + 1,
+                            kLowestKey, kHighestKey);
   }
   if (rank - slack >= 0.0) {
-    std::int32_t* high = sample + static_cast<std::int64_t>(rank - slack);
-    std::nth_element(sample, high, end, std::greater<>());
-    range.high = *high;
+    range.high = nth_largest(sample, kSelectionSample, static_cast<std::int64_t>(rank - slack) + 1,
+                             range.low, kHighestKey);
   }
   return range;
 }
@@ -113,37 +143,40 @@ inline void select_top(const float* scores, std::int64_t size, std::int64_t coun
                        std::int32_t* scratch, std::int32_t* to) {
   if (count <= 0) return;
   std::int32_t* keys = scratch + kSelectionSample;
-  Narrowed narrowed = narrow_keys(scores, size, guess_range(scores, size, count, scratch), keys);
+  KeyRange range = guess_range(scores, size, count, scratch);
+  Narrowed narrowed = narrow_keys(scores, size, range, keys);
   if (narrowed.above >= count || narrowed.above + narrowed.count < count) {
-    narrowed = narrow_keys(scores, size, {}, keys);
+    range = {};
+    narrowed = narrow_keys(scores, size, range, keys);
   }
-  std::int32_t* nth = keys + (count - narrowed.above - 1);
-  std::nth_element(keys, nth, keys + narrowed.count, std::greater<>());
-  const std::int32_t threshold = *nth;
-  const std::int64_t larger =
-      narrowed.above + std::count_if(keys, nth, [&](std::int32_t key) { return key > threshold; });
+  const std::int64_t vectors = (narrowed.count + kLanes - 1) / kLanes * kLanes;
+  hn::StoreU(hn::Set(DI32(), kLowestKey), DI32(), keys + narrowed.count);
+  const std::int32_t threshold =
+      nth_largest(keys, vectors, count - narrowed.above, range.low, range.high);
+  const std::int64_t larger = narrowed.above + count_above(keys, vectors, threshold);
   std::int64_t equals = count - larger;  // how many scores at the threshold are chosen
 
   const DI32 di;
   const VI32 limit = hn::Set(di, threshold);
   std::int64_t written = 0;
   for_keys(scores, size, [&](std::int64_t i, VI32 vector, std::int64_t some) {
-    auto chosen = hn::Gt(vector, limit);
-    auto equal = hn::Eq(vector, limit);
-    if (some < kLanes) equal = hn::And(equal, hn::FirstN(di, static_cast<std::size_t>(some)));
-    const auto ties = static_cast<std::int64_t>(hn::CountTrue(di, equal));
+    auto chosen = hn::Not(hn::Lt(vector, limit));
+    if (some < kLanes) chosen = hn::And(chosen, hn::FirstN(di, static_cast<std::size_t>(some)));
+    if (hn::AllFalse(di, chosen)) return;
     const VI32 indices = hn::Iota(di, static_cast<std::int32_t>(i));
+    const auto equal = hn::And(hn::Eq(vector, limit), chosen);
+    const auto ties = static_cast<std::int64_t>(hn::CountTrue(di, equal));
     if (ties > equals) {
       // The first `equals` of them, in order.
       alignas(64) std::int32_t tied[kLanes];
       hn::Store(hn::Compress(indices, equal), di, tied);
       const std::int32_t last = equals > 0 ? tied[equals - 1] : -1;
-      equal = hn::And(equal, hn::Not(hn::Gt(indices, hn::Set(di, last))));
+      const auto late = hn::And(equal, hn::Gt(indices, hn::Set(di, last)));
+      chosen = hn::AndNot(late, chosen);
       equals = 0;
     } else {
       equals -= ties;
     }
-    chosen = hn::Or(chosen, equal);
     const auto found = static_cast<std::int64_t>(hn::CountTrue(di, chosen));
     if (found == 0) return;
     if (written + kLanes <= count) {

@@ -10,9 +10,10 @@ namespace {
 
 constexpr std::int64_t kSide = 16;  // a square of elements stays in registers or L1
 
-// from [tokens][dim] to [dim][tokens].
+// from [tokens][dim] to [dim][stride], of which the first `tokens`.
 template <class Bits>
-void transpose(const Bits* from, std::int64_t tokens, std::int64_t dim, Bits* to) {
+void transpose(const Bits* from, std::int64_t tokens, std::int64_t dim, Bits* to,
+               std::int64_t stride) {
   Bits square[kSide][kSide];
   for (std::int64_t c = 0; c < dim; c += kSide) {
     const std::int64_t width = std::min(kSide, dim - c);
@@ -22,7 +23,7 @@ void transpose(const Bits* from, std::int64_t tokens, std::int64_t dim, Bits* to
         for (std::int64_t i = 0; i < width; ++i) square[i][j] = from[(t + j) * dim + c + i];
       }
       for (std::int64_t i = 0; i < width; ++i) {
-        std::memcpy(to + (c + i) * tokens + t, square[i],
+        std::memcpy(to + (c + i) * stride + t, square[i],
                     static_cast<std::size_t>(height) * sizeof(Bits));
       }
     }
@@ -31,11 +32,10 @@ void transpose(const Bits* from, std::int64_t tokens, std::int64_t dim, Bits* to
 
 template <class Bits>
 void transpose_page(const KvLayerView& cache, PageId from, PageId to, std::int64_t head) {
-  const auto at = [&](PageId page) {
-    return (page.value * cache.kv_heads + head) * cache.page_tokens * cache.head_dim;
-  };
-  transpose(static_cast<const Bits*>(cache.k) + at(from), cache.page_tokens, cache.head_dim,
-            static_cast<Bits*>(cache.kt) + at(to));
+  const std::int64_t at = (from.value * cache.kv_heads + head) * cache.page_tokens * cache.head_dim;
+  const KeyColumnPlace place = key_column_place(cache, to, head);
+  transpose(static_cast<const Bits*>(cache.k) + at, cache.page_tokens, cache.head_dim,
+            static_cast<Bits*>(cache.kt) + place.begin, place.stride);
 }
 
 }  // namespace

@@ -38,7 +38,7 @@ void check_keys(const KvLayerView& cache, const AttentionSegment& keys, const ch
     require(condition, operation, what, [&] { return shape_of(cache, keys); });
   };
   check(cache.k != nullptr && cache.page_tokens > 0 && cache.kv_heads > 0 && cache.head_dim > 0 &&
-            (cache.kt == nullptr || cache.kt_ready != nullptr),
+            (cache.kt == nullptr || (cache.kt_ready != nullptr && cache.kt_run == 1)),
         "a cache without keys or sizes");
   check(keys.context_tokens > 0, "no context");
   const std::int64_t blocks = blocks_of(cache, keys);

@@ -80,7 +80,9 @@ class TinyModel {
              .host_blocks = options.host_blocks,
              .input_blocks = options.input_blocks,
              .key_column_blocks =
-                 kv_shape(options).key_columns ? options.kv_blocks + options.column_blocks : 0},
+                 kv_shape(options).key_columns ? options.kv_blocks + options.column_blocks : 0,
+             // Four blocks, of F32 and of as few tokens as tests use.
+             .key_column_run_bytes = 16 * options.block_tokens},
             pool_, &host_pool_, &transfers_),
         model_(config_, *weights_, backend_->ops(), backend_->threads().threads(),
                {options.batch_size + options.prefill_chunk, options.batch_size, options.batch_size,

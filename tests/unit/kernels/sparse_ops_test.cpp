@@ -77,16 +77,18 @@ TEST_P(SparseOpsTest, KeyScoresMatchReferenceOnAnyThreads) {
 // Memory for K^T beside a cache; pages beyond `pages` have no place there.
 class KeyColumns {
  public:
-  KeyColumns(const CacheShape& shape, std::int64_t tokens, std::int64_t pages)
+  KeyColumns(const CacheShape& shape, std::int64_t tokens, std::int64_t pages, std::int64_t run = 1)
       : bytes_(static_cast<std::size_t>(pages * shape.kv_heads * shape.page_tokens * shape.dim) *
                    (shape.int8 ? 1 : dtype_bytes(shape.dtype)),
                std::byte{0xFF}),
         ready_(static_cast<std::size_t>(tokens / shape.page_tokens + 3), 0),
-        pages_(pages) {}
+        pages_(pages),
+        run_(run) {}
   [[nodiscard]] KvLayerView beside(KvLayerView cache) {
     cache.kt = bytes_.data();
     cache.kt_ready = ready_.data();
     cache.kt_pages = pages_;
+    cache.kt_run = run_;
     return cache;
   }
   [[nodiscard]] std::vector<std::uint8_t>& ready() { return ready_; }
@@ -96,6 +98,7 @@ class KeyColumns {
   std::vector<std::byte> bytes_;
   std::vector<std::uint8_t> ready_;
   std::int64_t pages_;
+  std::int64_t run_;
 };
 
 std::int64_t pages_of(const CacheShape& shape, std::int64_t tokens) {
@@ -105,29 +108,39 @@ std::int64_t pages_of(const CacheShape& shape, std::int64_t tokens) {
 TEST_P(SparseOpsTest, KeyColumnsAreTheKeysOfFullBlocksTransposed) {
   constexpr std::int64_t kTokens = 300;
   for (const CacheShape& shape : shapes()) {
-    SequenceCache cache(shape, kTokens, *ops_, *stream_, random_);
-    KeyColumns columns(shape, kTokens, pages_of(shape, kTokens));
-    const KvLayerView view = columns.beside(cache.view());
-    const AttentionSegment keys = cache.segment(0, 1, 256);
-    sparse_->transpose_keys(view, keys, *stream_);
-    const std::int64_t full = shape.int8 ? 255 / shape.page_tokens : 256 / shape.page_tokens;
-    EXPECT_EQ(std::count(columns.ready().begin(), columns.ready().end(), 1), full);
-    const std::size_t element = shape.int8 ? 1 : dtype_bytes(shape.dtype);
-    const auto* k = static_cast<const std::byte*>(view.k);
-    for (std::int64_t block = 0; block < full; ++block) {
-      const PageId page = keys.pages[static_cast<std::size_t>(block)];
-      ASSERT_EQ(columns.ready()[page.index()], 1);
-      for (std::int64_t head = 0; head < shape.kv_heads; ++head) {
-        const std::int64_t at =
-            (page.value * shape.kv_heads + head) * shape.page_tokens * shape.dim;
-        for (std::int64_t i = 0; i < shape.page_tokens * shape.dim; ++i) {
-          const std::int64_t row = i / shape.dim;
-          const std::int64_t column = i % shape.dim * shape.page_tokens + row;
-          ASSERT_EQ(std::memcmp(k + static_cast<std::size_t>(at + i) * element,
-                                columns.data() + static_cast<std::size_t>(at + column) * element,
-                                element),
-                    0)
-              << describe(shape) << " block " << block << " element " << i;
+    for (const std::int64_t run : {1, 3, 8}) {
+      SequenceCache cache(shape, kTokens, *ops_, *stream_, random_);
+      const std::int64_t pages = pages_of(shape, kTokens);
+      KeyColumns columns(shape, kTokens, pages, run);
+      const KvLayerView view = columns.beside(cache.view());
+      const AttentionSegment keys = cache.segment(0, 1, 256);
+      sparse_->transpose_keys(view, keys, *stream_);
+      const std::int64_t full = shape.int8 ? 255 / shape.page_tokens : 256 / shape.page_tokens;
+      EXPECT_EQ(std::count(columns.ready().begin(), columns.ready().end(), 1), full);
+      const std::size_t element = shape.int8 ? 1 : dtype_bytes(shape.dtype);
+      const auto* k = static_cast<const std::byte*>(view.k);
+      for (std::int64_t block = 0; block < full; ++block) {
+        const PageId page = keys.pages[static_cast<std::size_t>(block)];
+        ASSERT_EQ(columns.ready()[page.index()], 1);
+        // Pages of a group, of which the last may be smaller, side by side in every channel.
+        const std::int64_t group = page.value / run;
+        const std::int64_t together = std::min(run, pages - group * run);
+        for (std::int64_t head = 0; head < shape.kv_heads; ++head) {
+          const std::int64_t at =
+              (page.value * shape.kv_heads + head) * shape.page_tokens * shape.dim;
+          for (std::int64_t i = 0; i < shape.page_tokens * shape.dim; ++i) {
+            const std::int64_t row = i / shape.dim;
+            const std::int64_t channel = i % shape.dim;
+            const std::int64_t column =
+                group * run * shape.kv_heads * shape.dim * shape.page_tokens +
+                ((head * shape.dim + channel) * together + page.value % run) * shape.page_tokens +
+                row;
+            ASSERT_EQ(
+                std::memcmp(k + static_cast<std::size_t>(at + i) * element,
+                            columns.data() + static_cast<std::size_t>(column) * element, element),
+                0)
+                << describe(shape) << " run " << run << " block " << block << " element " << i;
+          }
         }
       }
     }
@@ -251,23 +264,32 @@ TEST_P(ChannelChoiceTest, DoesNotDependOnKeyColumnsPagesOrThreads) {
     SequenceCache cache(shape, kTokens, *ops_, *stream_, random_);
     const TestMatrix q = TestMatrix(2, shape.heads * shape.dim, 3).randomize(random_);
     const std::int64_t pages = pages_of(shape, kTokens);
+    std::vector<PageId> ascending;
+    for (std::int64_t page = 0; page < pages; ++page) {
+      ascending.emplace_back(static_cast<std::int32_t>(page));
+    }
     for (const std::int64_t context : {75, 1024, 1100}) {
       const AttentionSegment keys = cache.segment(1, 1, context);
       const Chosen expected = choose(*sparse_, 2, shape, cache.view(), keys, q, choice);
       for (const int threads : {1, 2, 5}) {
         ThreadPool pool(threads);
         const auto ops = make_cpu_sparse_ops(pool);
-        // K^T everywhere, for part of the pages, and made for one page alone.
-        for (const std::int64_t places : {pages, pages / 2}) {
-          KeyColumns columns(shape, kTokens, places);
-          const KvLayerView view = columns.beside(cache.view());
-          for (int pass = 0; pass < 2; ++pass) {
-            if (pass == 0 || places == pages) ops->transpose_keys(view, keys, *stream_);
-            if (pass == 1) columns.ready()[keys.pages[0].index()] = 0;
-            const Chosen chosen = choose(*ops, threads, shape, view, keys, q, choice);
-            ASSERT_EQ(chosen.tokens, expected.tokens)
-                << describe(shape) << " context " << context << " threads " << threads;
-            ASSERT_TRUE(same_bits(chosen.alpha, expected.alpha)) << describe(shape);
+        // K^T everywhere, for part of the pages, and made for one page alone; of pages apart and
+        // side by side.
+        for (const std::int64_t run : {1, 3, 8}) {
+          AttentionSegment with_table = keys;
+          if (run > 1) with_table.key_columns = ascending;
+          for (const std::int64_t places : {pages, pages / 2}) {
+            KeyColumns columns(shape, kTokens, places, run);
+            const KvLayerView view = columns.beside(cache.view());
+            for (int pass = 0; pass < 2; ++pass) {
+              if (pass == 0 || places == pages) ops->transpose_keys(view, with_table, *stream_);
+              if (pass == 1) columns.ready()[keys.pages[0].index()] = 0;
+              const Chosen chosen = choose(*ops, threads, shape, view, with_table, q, choice);
+              ASSERT_EQ(chosen.tokens, expected.tokens) << describe(shape) << " context " << context
+                                                        << " threads " << threads << " run " << run;
+              ASSERT_TRUE(same_bits(chosen.alpha, expected.alpha)) << describe(shape);
+            }
           }
         }
       }

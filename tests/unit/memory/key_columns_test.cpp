@@ -74,5 +74,47 @@ TEST(KeyColumns, LooksForPlacesOfBlocksThatAreGoneOnceAStep) {
   EXPECT_EQ(columns.take(kv, third, 0), place);
 }
 
+TEST(KeyColumns, BlocksOfASequenceLieSideBySideWhereThereIsRoom) {
+  KvResidency kv({.layers = 3, .block_tokens = 4, .device_pages = 60, .host_blocks = 20});
+  KeyColumns columns(11, 3, kv.block_capacity(), 4);
+  const SequenceId first = line_of(kv, 24, 0);
+  const SequenceId second = line_of(kv, 24, 100);
+  // Two lines take turns, as in steps that close a block of each.
+  for (const std::int64_t block : {0, 1, 2, 3, 4}) {
+    for (const SequenceId line : {first, second}) {
+      ASSERT_NE(columns.take(kv, line, block), KeyColumns::kNone) << block;
+    }
+  }
+  for (const SequenceId line : {first, second}) {
+    for (const std::int64_t layer : {0, 1, 2}) {
+      const auto page = [&](std::int64_t block) {
+        return columns.page(LayerId(layer), columns.find(kv, line, block)).value;
+      };
+      for (const std::int64_t block : {1, 2, 3}) EXPECT_EQ(page(block), page(0) + block);
+      EXPECT_EQ(page(0) % 4, 0);
+    }
+  }
+  // Every page of every layer is there once.
+  std::vector<int> seen(33, 0);
+  for (std::int32_t place = 0; place < 11; ++place) {
+    for (const std::int64_t layer : {0, 1, 2}) {
+      const PageId page = columns.page(LayerId(layer), place);
+      ASSERT_LT(page.index(), seen.size());
+      EXPECT_EQ(seen[page.index()]++, 0) << page.value;
+    }
+  }
+  EXPECT_NE(columns.take(kv, first, 5), KeyColumns::kNone) << "the eleventh place";
+  EXPECT_EQ(columns.take(kv, second, 5), KeyColumns::kNone);
+  EXPECT_EQ(columns.peak(), 11);
+  // A line that is gone leaves whole groups to the next.
+  kv.release(first);
+  const SequenceId third = line_of(kv, 56, 200);
+  columns.begin_step();
+  const std::int32_t begin = columns.take(kv, third, 0);
+  ASSERT_NE(begin, KeyColumns::kNone);
+  EXPECT_EQ(begin % 4, 0);
+  EXPECT_EQ(columns.take(kv, third, 1), begin + 1);
+}
+
 }  // namespace
 }  // namespace triphase
