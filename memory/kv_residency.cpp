@@ -202,6 +202,7 @@ KvResidency::Prefix KvResidency::find_prefix(std::span<const TokenId> prompt,
     const Block& block = blocks_[static_cast<std::size_t>(child)];
     // What ended prompts left on the host is not worth a trip.
     if (block.references == 0 && block.place != BlockPlace::kDevice) break;
+    if (!is_written(block)) break;
     if (block.references > 0) ++prefix.held;
     prefix.blocks.push_back(child);
     parent = child;
@@ -339,6 +340,7 @@ void KvResidency::publish(SequenceId id, std::span<const TokenId> tokens) {
       // with an older block on the device, and homes are ordered by age.
       const Block& found = blocks_[static_cast<std::size_t>(existing)];
       if (found.references == 0 && found.place != BlockPlace::kDevice) break;
+      if (!is_written(found)) break;
       reference(existing);
       take_over_inputs(sequence.blocks[position], existing);
       dereference(sequence.blocks[position]);
@@ -369,6 +371,8 @@ void KvResidency::release(SequenceId id) {
   reserved_inputs_ -= sequence.reserved_inputs;
   // Last block first: eviction then meets children before their parents.
   for (std::size_t position = sequence.blocks.size(); position-- > 0;) {
+    Block& block = blocks_[static_cast<std::size_t>(sequence.blocks[position])];
+    if (block.place == BlockPlace::kReplaying) give_up_place(block);
     dereference(sequence.blocks[position]);
   }
   sequence = Sequence{};
@@ -460,6 +464,40 @@ void KvResidency::discard(SequenceId id, std::int64_t position) {
   block.place = BlockPlace::kRecomputable;
 }
 
+void KvResidency::give_up_place(Block& block) {
+  free_.insert(free_.end(), block.pages.begin(), block.pages.end());
+  block.pages.clear();
+  if (block.host_block != kNone) free_host_.push_back(block.host_block);
+  block.host_block = kNone;
+  block.place = BlockPlace::kDropped;
+}
+
+void KvResidency::drop(SequenceId id, std::int64_t position) {
+  Block& block = block_at(id, position);
+  TRIPHASE_CHECK(block.references == 1 && block.input_block == kNone &&
+                     (position + 1) * shape_.block_tokens <= at(id).tokens,
+                 "only closed blocks of one sequence alone are computed again");
+  TRIPHASE_CHECK(block.place != BlockPlace::kLeaving && block.place != BlockPlace::kReturning,
+                 "a block is dropped while it moves");
+  give_up_place(block);
+  update_page_tables(at(id).blocks[static_cast<std::size_t>(position)]);
+}
+
+void KvResidency::begin_replay(SequenceId id, std::int64_t position) {
+  Block& block = block_at(id, position);
+  TRIPHASE_CHECK(block.place == BlockPlace::kDropped, "the block was not dropped");
+  const BlockIndex index = at(id).blocks[static_cast<std::size_t>(position)];
+  take_pages(index, id);
+  block.place = BlockPlace::kReplaying;
+  update_page_tables(index);
+}
+
+void KvResidency::finish_replay(SequenceId id, std::int64_t position) {
+  Block& block = block_at(id, position);
+  TRIPHASE_CHECK(block.place == BlockPlace::kReplaying, "the block is not being computed again");
+  block.place = BlockPlace::kDevice;
+}
+
 // A shared block has the same position in every sequence that holds it.
 void KvResidency::update_page_tables(BlockIndex index) {
   const Block& block = blocks_[static_cast<std::size_t>(index)];
@@ -527,7 +565,8 @@ KvPlace KvResidency::place(SequenceId id, LayerId layer, HeadGroupId head_group,
   const std::int64_t position = token / shape_.block_tokens;
   const Block& block = block_at(id, position);
   const auto offset = static_cast<std::int32_t>(token % shape_.block_tokens);
-  TRIPHASE_CHECK(block.place != BlockPlace::kRecomputable, "a recomputable token has no place");
+  TRIPHASE_CHECK(block.place != BlockPlace::kRecomputable && block.place != BlockPlace::kDropped,
+                 "a token that is computed again has no place");
   if (block.place == BlockPlace::kHost || block.place == BlockPlace::kReturning) {
     return {MemoryTier::kHost, PageId(block.host_block), offset};
   }

@@ -69,10 +69,14 @@ void KvResidency::check() const {
       evictable_host += block.place == BlockPlace::kHost ? 1 : 0;
       evictable_inputs += block.input_block != kNone ? 1 : 0;
     }
-    const bool nowhere = block.place == BlockPlace::kRecomputable;
-    TRIPHASE_CHECK(!nowhere || block.input_block != kNone, "a block that nothing can bring back");
+    TRIPHASE_CHECK(block.place != BlockPlace::kRecomputable || block.input_block != kNone,
+                   "a block that nothing can bring back");
+    const bool nowhere =
+        block.place == BlockPlace::kRecomputable || block.place == BlockPlace::kDropped;
+    const bool on_device =
+        block.place == BlockPlace::kDevice || block.place == BlockPlace::kReplaying;
     if (block.input_block != kNone) see_inputs(block.input_block);
-    const bool on_host = block.live && block.place != BlockPlace::kDevice && !nowhere;
+    const bool on_host = block.live && !on_device && !nowhere;
     TRIPHASE_CHECK((block.host_block != kNone) == on_host, "host block against place");
     TRIPHASE_CHECK(
         !block.live || block.pages.empty() == (block.place == BlockPlace::kHost || nowhere),

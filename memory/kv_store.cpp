@@ -199,6 +199,14 @@ void KvStore::discard(SequenceId sequence, std::int64_t first_block, std::int64_
   }
 }
 
+void KvStore::drop(SequenceId sequence, std::int64_t count) {
+  for (std::int64_t block = 0; block < count; ++block) {
+    const BlockPlace place = residency_.block_place(sequence, block);
+    if (place == BlockPlace::kLeaving || place == BlockPlace::kReturning) settle(/*all=*/true);
+    residency_.drop(sequence, block);
+  }
+}
+
 void KvStore::settle(bool all) {
   std::size_t kept = 0;
   for (std::size_t index = 0; index < moves_.size(); ++index) {

@@ -131,6 +131,9 @@ class KvStore {
   void reload(SequenceId sequence, std::int64_t first_block, std::int64_t count);
   // Host blocks become recomputable (KvResidency::discard); waits for those that only leave.
   void discard(SequenceId sequence, std::int64_t first_block, std::int64_t count);
+  // Leading blocks of a sequence that is suspended keep nothing (KvResidency::drop); waits for
+  // those that only leave.
+  void drop(SequenceId sequence, std::int64_t count);
   // Finishes moves that are done; with `all` waits for those that are not. A move that failed is
   // taken back and its error thrown.
   void settle(bool all);

@@ -17,6 +17,9 @@ struct BatchSegment {
   std::int64_t count = 0;
   std::int64_t first_position = 0;  // absolute position of the first of them
   std::uint64_t rope_key = 0;       // RopeTable::key_for_prompt
+  // Whole blocks of the prompt that were computed before and whose KV was given up: attended
+  // densely, and told to no attention method, which has seen them.
+  bool replay = false;
 };
 
 struct ForwardBatch {

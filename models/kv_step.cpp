@@ -67,16 +67,23 @@ void KvStep::make_groups() {
   groups_.push_back({0, rows_.size(), 0});
 }
 
+std::span<const PageId> KvStep::pages_of(const BatchSegment& rows, LayerId layer) const {
+  // A replayed prefix has the rest of its sequence behind it.
+  const std::int64_t tokens = rows.first_position + rows.count;
+  const auto blocks = static_cast<std::size_t>((tokens + block_tokens() - 1) / block_tokens());
+  return store_->residency().pages(rows.sequence, layer).first(blocks);
+}
+
 // A sequence's blocks are in the same tier in every layer.
 std::int64_t KvStep::blocks_on_host(const BatchSegment& rows) const {
-  const std::span<const PageId> pages = store_->residency().pages(rows.sequence, LayerId(0));
+  const std::span<const PageId> pages = pages_of(rows, LayerId(0));
   return std::ranges::count_if(pages, [](PageId page) { return !page.valid(); });
 }
 
 // Those that no entry of the group at hand has; they count as seen from here on.
 std::int64_t KvStep::new_blocks(const BatchSegment& rows) {
   const KvResidency& residency = store_->residency();
-  const std::span<const PageId> pages = residency.pages(rows.sequence, LayerId(0));
+  const std::span<const PageId> pages = pages_of(rows, LayerId(0));
   std::int64_t count = 0;
   for (std::size_t block = 0; block < pages.size(); ++block) {
     if (pages[block].valid()) continue;
@@ -205,7 +212,7 @@ void KvStep::read_first_round(Unit& unit, LayerId layer, const Group& group) {
   reads_.begin(layer, unit.first_page);
   for (std::size_t index = 0; index < group.count; ++index) {
     const BatchSegment& entry = rows_[group.first + index];
-    const std::span<const PageId> pages = store_->residency().pages(entry.sequence, layer);
+    const std::span<const PageId> pages = pages_of(entry, layer);
     std::vector<PageId>& table = unit.tables[index];
     table.assign(pages.begin(), pages.end());
     if (const TokenChoice* choice = early_choice(entry, layer)) {
@@ -286,7 +293,9 @@ void KvStep::begin_open_runs(LayerId layer) {
   for (std::size_t index = 0; index < rows_.size(); ++index) {
     const BatchSegment& entry = rows_[index];
     const std::span<const PageId> pages = store_->residency().pages(entry.sequence, layer);
-    PageId& current = store_->open_pages().current(entry.sequence, layer);
+    // The sequence's own open block is further on than what is computed again, in whole blocks.
+    PageId replayed;
+    PageId& current = entry.replay ? replayed : store_->open_pages().current(entry.sequence, layer);
     const std::int64_t end = entry.first_position + entry.count;
     for (std::int64_t position = entry.first_position; position < end;) {
       const std::int64_t own = position / block;
@@ -348,7 +357,7 @@ std::span<const AttentionSegment> KvStep::segments(LayerId layer, std::int64_t g
     return store_->residency().pages(rows_[entry].sequence, layer);
   };
   const auto add_sequence = [&](std::size_t entry) {
-    segment_sequences_.push_back(rows_[entry].sequence);
+    segment_sequences_.push_back(rows_[entry].replay ? SequenceId() : rows_[entry].sequence);
     segment_entries_.push_back(entry - group.first);
     segment_slots_.emplace_back();
     if (staging_) segment_slots_.back() = unit_of(number).slots[entry - group.first];

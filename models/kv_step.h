@@ -55,8 +55,9 @@ class KvStep {
   // Tokens that the last segments() or fetch() brought and whose layer inputs lie in staging pages:
   // their K and V must be projected before anybody reads them.
   [[nodiscard]] const KvRecomputes& recomputes() const { return *recomputes_; }
-  // The sequence of each of the segments last returned, and the device slots of its chosen tokens
-  // (HostReads::read_tokens); none where nothing was chosen yet or nothing is on the host.
+  // The sequence of each of the segments last returned (none: a replay), and the device slots of
+  // its chosen tokens (HostReads::read_tokens); none where nothing was chosen yet or nothing is on
+  // the host.
   [[nodiscard]] std::span<const SequenceId> segment_sequences() const { return segment_sequences_; }
   [[nodiscard]] std::span<const std::span<const std::int32_t>> segment_slots() const {
     return segment_slots_;
@@ -98,6 +99,8 @@ class KvStep {
   };
 
   void make_groups();
+  // By block of what the rows attend: their pages, none where they are on the host.
+  [[nodiscard]] std::span<const PageId> pages_of(const BatchSegment& rows, LayerId layer) const;
   [[nodiscard]] std::int64_t blocks_on_host(const BatchSegment& rows) const;
   [[nodiscard]] std::int64_t new_blocks(const BatchSegment& rows);
   void make_scale_tables();

@@ -8,6 +8,7 @@
 #include "runtime/base/ids.h"
 #include "runtime/phase_log.h"
 #include "runtime/sequence.h"
+#include "scheduler/batch_planner.h"
 #include "scheduler/placement/placement_view.h"
 
 namespace triphase {
@@ -21,8 +22,16 @@ struct RunningLine {
   // Leading tokens computed in chunks before decoding goes on: the prompt, or after a preemption
   // by recomputation everything the line had.
   std::int64_t prefill_tokens = 0;
+  // After a preemption that dropped a prefix: its tokens, and how many are computed again already.
+  std::int64_t replay_tokens = 0;
+  std::int64_t replayed = 0;
   LinePhase phase;
 
+  // What a step may compute of it; a prefix is computed again in whole blocks.
+  [[nodiscard]] SequenceProgress progress(std::int64_t block_tokens) const {
+    if (replay_tokens > 0) return {replay_tokens - replayed, replayed, block_tokens};
+    return {prefill_left(), computed};
+  }
   [[nodiscard]] std::int64_t prefill_left() const {
     return computed < prefill_tokens ? prefill_tokens - computed : 0;
   }

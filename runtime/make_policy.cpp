@@ -8,6 +8,7 @@
 #include <limits>
 #include <string>
 #include <string_view>
+#include <utility>
 #include <vector>
 
 #include "runtime/base/error.h"
@@ -93,22 +94,29 @@ std::shared_ptr<const PlacementPolicy> make_flexgen(const RunOptions& options) {
   return std::make_shared<FlexGenPolicy>(flexgen);
 }
 
-std::shared_ptr<const PlacementPolicy> make_vllm(const RunOptions& options) {
-  VllmOptions vllm;
-  read_knobs(options, {{"preemption", "recompute or swap",
+std::shared_ptr<const PlacementPolicy> make_vllm(const RunOptions& options,
+                                                 std::shared_ptr<const ReplayCosts> replay) {
+  VllmOptions vllm{.replay = std::move(replay)};
+  read_knobs(options, {{"preemption", "recompute, swap or cheapest",
                         [&vllm](std::string_view text) {
-                          if (text != "recompute" && text != "swap") return false;
+                          if (text != "recompute" && text != "swap" && text != "cheapest") {
+                            return false;
+                          }
                           vllm.preemption =
-                              text == "swap" ? SuspendMode::kSwap : SuspendMode::kDrop;
+                              text == "recompute" ? SuspendMode::kDrop : SuspendMode::kSwap;
+                          vllm.weigh = text == "cheapest";
                           return true;
                         }},
                        share("watermark", vllm.watermark)});
-  return std::make_shared<VllmPolicy>(vllm);
+  return std::make_shared<VllmPolicy>(std::move(vllm));
 }
 
 // Without a plan: Phase I until memory is short, then the oldest blocks leave as needed.
-std::shared_ptr<const PlacementPolicy> make_triphase(const RunOptions& options) {
-  if (options.schedule) return std::make_shared<TriphasePolicy>(*options.schedule);
+std::shared_ptr<const PlacementPolicy> make_triphase(const RunOptions& options,
+                                                     std::shared_ptr<const ReplayCosts> replay) {
+  if (options.schedule) {
+    return std::make_shared<TriphasePolicy>(*options.schedule, std::move(replay));
+  }
   PhaseSchedule schedule{.p1 = std::numeric_limits<std::int32_t>::max(),
                          .p2 = std::numeric_limits<std::int32_t>::max()};
   read_knobs(options,
@@ -121,14 +129,15 @@ std::shared_ptr<const PlacementPolicy> make_triphase(const RunOptions& options) 
         .found("beta without input-tokens")
         .expected("input-tokens=N, of how many leading tokens the layer inputs are saved");
   }
-  return std::make_shared<TriphasePolicy>(schedule);
+  return std::make_shared<TriphasePolicy>(schedule, std::move(replay));
 }
 
 }  // namespace
 
-std::shared_ptr<const PlacementPolicy> make_policy(const RunOptions& options) {
+std::shared_ptr<const PlacementPolicy> make_policy(const RunOptions& options,
+                                                   std::shared_ptr<const ReplayCosts> replay) {
   if (options.policy == "flexgen") return make_flexgen(options);
-  if (options.policy == "vllm") return make_vllm(options);
+  if (options.policy == "vllm") return make_vllm(options, std::move(replay));
   if (options.policy == "accelerate") {
     AccelerateOptions accelerate;
     read_knobs(options, {on_off("overlap", accelerate.overlap)});
@@ -144,7 +153,7 @@ std::shared_ptr<const PlacementPolicy> make_policy(const RunOptions& options) {
     return std::make_shared<DeviceOnlyPolicy>();
   }
   TRIPHASE_CHECK(options.policy == "triphase", "the option table knows the policies");
-  return make_triphase(options);
+  return make_triphase(options, std::move(replay));
 }
 
 }  // namespace triphase

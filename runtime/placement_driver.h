@@ -23,10 +23,12 @@ struct PlacementStats {
   std::uint64_t shared_prompt_tokens = 0;  // of them found in the KV store
   std::uint64_t offloaded_blocks = 0;      // of all layers
   std::uint64_t reloaded_blocks = 0;
-  std::uint64_t discarded_blocks = 0;  // recomputable from then on
-  std::uint64_t swaps = 0;             // preemptions whose KV waited on the host
-  std::uint64_t drops = 0;             // preemptions whose KV was computed again
-  std::uint64_t recomputed_tokens = 0;
+  std::uint64_t discarded_blocks = 0;   // recomputable from then on
+  std::uint64_t swaps = 0;              // preemptions whose KV waited on the host
+  std::uint64_t drops = 0;              // preemptions whose KV was computed again
+  std::uint64_t recomputed_tokens = 0;  // what drops and replayed prefixes had computed
+  std::uint64_t dropped_blocks = 0;     // prefixes' that swaps dropped instead of storing them
+  std::uint64_t replayed_tokens = 0;    // of them computed again
 };
 
 class PlacementDriver {
@@ -53,6 +55,8 @@ class PlacementDriver {
 
   // Spans of the phases and of what each decision did; null: off.
   void set_trace(Trace* trace);
+  // So many tokens of the line's dropped prefix are computed again.
+  void replayed(RunningLine& line, std::int64_t tokens);
   // The line's last place in the trace; before its KV is released.
   void line_ended(const RunningLine& line) const;
   // Ends the spans that are open; no place() may follow.
@@ -73,6 +77,7 @@ class PlacementDriver {
   void look_at_running(const Lines& lines);
   void look_at_suspended(const Lines& lines);
   void look_at_waiting(const Lines& lines);
+  [[nodiscard]] std::int64_t replayable_blocks(const RunningLine& line) const;
   [[nodiscard]] std::int64_t leading_blocks(SequenceId sequence, std::int64_t first,
                                             BlockPlace place) const;
   void find_shared_blocks(const Lines& lines);

@@ -26,6 +26,7 @@ const std::vector<std::string>& columns() {
                                                     "max_running",
                                                     "suspensions",
                                                     "repeated_tokens",
+                                                    "replayed_tokens",
                                                     "compute_seconds",
                                                     "h2d_seconds",
                                                     "d2h_seconds",
@@ -65,6 +66,7 @@ std::vector<TableCell> row(const NamedSimulation& named, const PlannedModel& mod
           count(r.max_running),
           count(r.suspensions),
           count(r.repeated_tokens),
+          count(r.replayed_tokens),
           number(r.lanes.compute + r.lanes.recompute),
           number(r.lanes.h2d),
           number(r.lanes.d2h),
@@ -81,6 +83,11 @@ std::vector<TableCell> row(const NamedSimulation& named, const PlannedModel& mod
           text_cell(ran && r.lanes.extrapolated ? "yes" : "no"),
           text_cell(named.detail),
           ran ? null_cell() : text_cell(r.infeasible)};
+}
+
+VllmPreemption vllm_preemption(std::string_view name) {
+  if (name == "swap") return VllmPreemption::kSwap;
+  return name == "cheapest" ? VllmPreemption::kCheapest : VllmPreemption::kRecompute;
 }
 
 std::vector<std::string> policies(const OptionValues& values) {
@@ -114,8 +121,7 @@ int cmd_simulate(const Arguments& arguments, std::unique_ptr<Log>& log) {
       .allow_recompute = !values.flag("no-recompute"),
       .choose_kv_dtype = values.text("kv-dtype") == "auto",
       .handicaps = values.flag("handicaps"),
-      .vllm_preemption =
-          values.text("vllm-preemption") == "swap" ? SuspendMode::kSwap : SuspendMode::kDrop};
+      .vllm_preemption = vllm_preemption(values.text("vllm-preemption"))};
   std::vector<std::vector<TableCell>> rows;
   for (const std::int64_t batch : integer_list(values, "batch-size")) {
     SimulatedJob job{

@@ -436,8 +436,10 @@ constexpr OptionSpec kSimulateOnlyOptions[] = {
      "Lines of the job. Default: one batch."},
     {"What", "policies", 0, kText, "all", "NAME,...", 0, 0, false, false,
      "Policies to simulate: triphase, flexgen, vllm, accelerate, zero, device-only."},
-    {"Schedule", "vllm-preemption", 0, kChoice, "recompute", "recompute|swap", 0, 0, false, false,
-     "How vllm's preempted sequences come back."},
+    {"Schedule", "vllm-preemption", 0, kChoice, "recompute", "recompute|swap|cheapest", 0, 0, false,
+     false,
+     "How vllm's preempted sequences come back; cheapest: swapped but for the part of the prompt "
+     "that costs less to compute again."},
     {"Schedule", "handicaps", 0, kFlag, "", "", 0, 0, false, false,
      "Give the baselines their originals' handicaps: pageable copies, a sync per layer, no "
      "prefetch."},

@@ -17,9 +17,14 @@ RunProfile::RunProfile(const RunOptions& options, const ModelBundle& model, Back
     : options_(options), model_(model), backend_(backend), progress_(progress), log_(log) {}
 
 const HardwareProfile* RunProfile::find() {
+  if (find_known() == nullptr) found_ = measured();
+  return found_ ? &*found_ : nullptr;
+}
+
+const HardwareProfile* RunProfile::find_known() {
   if (!found_) {
     if (options_.profile.empty()) {
-      found_ = cached_or_measured();
+      found_ = cached();
     } else {
       found_ = named();
     }
@@ -47,15 +52,21 @@ HardwareProfile RunProfile::named() const {
   return profile;
 }
 
-std::optional<HardwareProfile> RunProfile::cached_or_measured() const {
+std::string RunProfile::cache_path() const {
   const DType asked = options_.kv_dtype.value_or(model_.weights_dtype);
-  const std::string cache =
-      profile_cache_path(device_identity(backend_), link_identity(options_.emulated_link), model_,
-                         asked == DType::kU8 ? model_.weights_dtype : asked);
-  if (auto profile = read_cached_profile(cache, model_, log_)) {
-    log_.info(fmt::format("profile of this machine: {}", escape_untrusted(cache)));
-    return profile;
-  }
+  return profile_cache_path(device_identity(backend_), link_identity(options_.emulated_link),
+                            model_, asked == DType::kU8 ? model_.weights_dtype : asked);
+}
+
+std::optional<HardwareProfile> RunProfile::cached() const {
+  const std::string cache = cache_path();
+  auto profile = read_cached_profile(cache, model_, log_);
+  if (profile) log_.info(fmt::format("profile of this machine: {}", escape_untrusted(cache)));
+  return profile;
+}
+
+std::optional<HardwareProfile> RunProfile::measured() const {
+  const std::string cache = cache_path();
   if (options_.dry_run) {
     log_.info(
         fmt::format("no profile of this machine and model yet: a run would measure one for "

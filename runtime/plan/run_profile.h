@@ -24,12 +24,17 @@ class RunProfile {
   // damaged, of another model, or (unless --plan-force) of another machine.
   [[nodiscard]] const HardwareProfile* find();
 
+  // The same without measuring: null where there is none yet.
+  [[nodiscard]] const HardwareProfile* find_known();
+
   // As HardwareProfile::machine() of a profile measured here.
   [[nodiscard]] std::string machine() const;
 
  private:
   [[nodiscard]] HardwareProfile named() const;
-  [[nodiscard]] std::optional<HardwareProfile> cached_or_measured() const;
+  [[nodiscard]] std::string cache_path() const;
+  [[nodiscard]] std::optional<HardwareProfile> cached() const;
+  [[nodiscard]] std::optional<HardwareProfile> measured() const;
 
   const RunOptions& options_;
   const ModelBundle& model_;

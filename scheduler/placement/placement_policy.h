@@ -71,6 +71,11 @@ class PlacementPolicy {
   // Leading blocks of a sequence whose layer inputs X the policy wants saved on the host.
   [[nodiscard]] virtual std::int64_t input_blocks(std::int64_t /*block_tokens*/) const { return 0; }
 
+  // Whether it could weigh computing prefixes of suspended sequences again (ReplayCosts), and has
+  // not got the costs: whoever knows them makes it anew with them.
+  enum class WantsCosts : std::uint8_t { kNo, kIfKnown, kYes };
+  [[nodiscard]] virtual WantsCosts wants_costs() const { return WantsCosts::kNo; }
+
   // What to do before the step. Never over-commits (action_checker.h) for a view in which every
   // line is at most longest_line(), and keeps at least one sequence running when any is there.
   [[nodiscard]] virtual PlacementActions decide(const StepView& view) const = 0;

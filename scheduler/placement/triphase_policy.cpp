@@ -6,6 +6,7 @@
 
 #include "scheduler/placement/host_lines.h"
 #include "scheduler/placement/placement_ledger.h"
+#include "scheduler/placement/swap_or_drop.h"
 
 namespace triphase {
 namespace {
@@ -84,14 +85,12 @@ std::int64_t TriphasePolicy::longest_line(const PlacementLimits& limits) const {
 PlacementActions TriphasePolicy::decide(const StepView& view) const {
   PlacementLedger ledger(view);
   follow_schedule(ledger);
-  relieve_pressure(ledger, /*keep_window=*/true);
-  relieve_pressure(ledger, /*keep_window=*/false);
+  relieve_pressure(ledger);
   bool suspended = false;
   for (std::size_t index = view.running.size(); index-- > 1 && ledger.spare_device_pages() < 0;) {
-    const RunningSequence& sequence = ledger.running(index);
-    const bool swap = ledger.swap_host_blocks(index) <=
-                      ledger.free_host_pages() / view.limits.layers + sequence.host_reserved;
-    ledger.apply(Suspend{sequence.id, swap ? SuspendMode::kSwap : SuspendMode::kDrop});
+    ledger.apply(swap_or_drop(ledger, index, replay_.get()));
+    // What it needed staged leaves room for blocks of others, also of those that it shared.
+    relieve_pressure(ledger);
     suspended = true;
   }
   if (ledger.actions().empty()) reload_when_plenty(ledger);
@@ -101,6 +100,7 @@ PlacementActions TriphasePolicy::decide(const StepView& view) const {
 
 std::int64_t TriphasePolicy::movable_end(const RunningSequence& sequence,
                                          const PlacementLimits& limits, bool keep_window) const {
+  if (sequence.replaying()) return 0;
   std::int64_t tokens = sequence.context;
   if (keep_window) {
     tokens -= std::max(schedule_.window_tokens, share_of(schedule_.window_share, tokens));
@@ -134,6 +134,11 @@ void TriphasePolicy::follow_schedule(PlacementLedger& ledger) const {
   }
 }
 
+void TriphasePolicy::relieve_pressure(PlacementLedger& ledger) const {
+  relieve_pressure(ledger, /*keep_window=*/true);
+  relieve_pressure(ledger, /*keep_window=*/false);
+}
+
 void TriphasePolicy::relieve_pressure(PlacementLedger& ledger, bool keep_window) const {
   const PlacementLimits& limits = ledger.view().limits;
   if (limits.host_pages == 0) return;
@@ -146,7 +151,7 @@ void TriphasePolicy::relieve_pressure(PlacementLedger& ledger, bool keep_window)
       const RunningSequence& sequence = ledger.running(index);
       const std::int64_t movable =
           movable_end(sequence, limits, keep_window) - sequence.away_blocks();
-      if (!stuck[index] && movable > most) {
+      if (!stuck[index] && ledger.is_running(index) && movable > most) {
         most = movable;
         best = index;
       }
@@ -190,10 +195,13 @@ void TriphasePolicy::admit_waiting(PlacementLedger& ledger) const {
                                 (swapped ? limits.blocks_for(sequence.context) : 0);
     const std::int64_t room = ledger.spare_device_pages() / limits.layers - growth -
                               (alone ? 0 : prefill_blocks(limits) + kHostLineDeviceBlocks);
-    const std::int64_t open =
-        limits.blocks_for(sequence.context) - sequence.context / limits.block_tokens;
-    const std::int64_t device =
-        swapped ? std::clamp<std::int64_t>(room, open, sequence.host_blocks) : 0;
+    // What was dropped comes first, and the rest of the line has to follow it to the device.
+    const std::int64_t whole = sequence.host_blocks + sequence.dropped_blocks;
+    const std::int64_t least =
+        sequence.dropped_blocks > 0
+            ? whole
+            : limits.blocks_for(sequence.context) - sequence.context / limits.block_tokens;
+    const std::int64_t device = swapped ? std::clamp<std::int64_t>(room, least, whole) : 0;
     const std::int64_t staged_now =
         (limits.blocks_for(sequence.context) - device) * limits.block_tokens;
     const bool fits = room >= device && (alone || staged_now <= staging_room(ledger));

@@ -5,19 +5,20 @@
 
 #include "scheduler/placement/device_only_policy.h"
 #include "scheduler/placement/placement_ledger.h"
+#include "scheduler/placement/swap_or_drop.h"
 
 namespace triphase {
 namespace {
 
 // The most recently admitted sequence makes room. Returns whether any had to.
-bool preempt_until_it_fits(PlacementLedger& ledger, SuspendMode mode) {
+bool preempt_until_it_fits(PlacementLedger& ledger, const VllmOptions& options) {
   bool preempted = false;
   for (std::size_t index = ledger.view().running.size();
        index-- > 1 && ledger.spare_device_pages() < 0;) {
-    const RunningSequence& sequence = ledger.running(index);
-    const std::int64_t host_pages = sequence.device_blocks * ledger.view().limits.layers;
-    const bool swap = mode == SuspendMode::kSwap && host_pages <= ledger.free_host_pages();
-    ledger.apply(Suspend{sequence.id, swap ? SuspendMode::kSwap : SuspendMode::kDrop});
+    const SequenceId id = ledger.running(index).id;
+    ledger.apply(options.preemption == SuspendMode::kSwap
+                     ? swap_or_drop(ledger, index, options.weigh ? options.replay.get() : nullptr)
+                     : Suspend{id, SuspendMode::kDrop});
     preempted = true;
   }
   return preempted;
@@ -35,7 +36,7 @@ std::int64_t VllmPolicy::longest_line(const PlacementLimits& limits) const {
 
 PlacementActions VllmPolicy::decide(const StepView& view) const {
   PlacementLedger ledger(view);
-  if (preempt_until_it_fits(ledger, options_.preemption)) return ledger.actions();
+  if (preempt_until_it_fits(ledger, options_)) return ledger.actions();
 
   const PlacementLimits& limits = view.limits;
   const auto watermark = static_cast<std::int64_t>(

@@ -23,6 +23,12 @@ std::int64_t longest_output(const SimulatedJob& job) {
   return std::ranges::max(job.lines, {}, &SimulatedLine::output_tokens).output_tokens;
 }
 
+std::shared_ptr<const ReplayCosts> replay_costs(const CostModel& cost, const SimulatedJob& job,
+                                                DType kv_dtype) {
+  return std::make_shared<const ReplayCosts>(cost, job.model.layers,
+                                             kv_record_bytes(job.model, kv_dtype));
+}
+
 // One plan and its run with so many sequences at a time; nothing when no
 // schedule fits.
 std::optional<NamedSimulation> run_planned(const CostModel& cost, const SimulatedJob& job,
@@ -56,7 +62,8 @@ std::optional<NamedSimulation> run_planned(const CostModel& cost, const Simulate
       batch, s.p1, s.p2, s.alpha, s.beta, s.streamed_layers);
   SimulatedJob part = job;
   part.batch_size = batch;
-  named.result = simulate(TriphasePolicy(s), cost, part);
+  named.result = simulate(
+      TriphasePolicy(s, replay_costs(cost, job, s.kv_dtype.value_or(job.kv_dtype))), cost, part);
   return named;
 }
 
@@ -202,8 +209,12 @@ NamedSimulation simulate_policy(std::string_view policy, const CostModel& cost,
     named.result = simulate(object, cost, dense);
   };
   if (policy == "vllm") {
-    run(VllmPolicy({.preemption = options.vllm_preemption}));
-    named.detail = options.vllm_preemption == SuspendMode::kSwap ? "swap" : "recompute";
+    const bool recompute = options.vllm_preemption == VllmPreemption::kRecompute;
+    const bool weigh = options.vllm_preemption == VllmPreemption::kCheapest;
+    run(VllmPolicy({.preemption = recompute ? SuspendMode::kDrop : SuspendMode::kSwap,
+                    .weigh = weigh,
+                    .replay = replay_costs(cost, dense, dense.kv_dtype)}));
+    named.detail = recompute ? "recompute" : weigh ? "cheapest" : "swap";
   } else if (policy == "accelerate") {
     run(AcceleratePolicy({.overlap = !options.handicaps, .pinned = !options.handicaps}));
   } else if (policy == "zero") {

@@ -4,6 +4,7 @@
 // planner, `flexgen` by its own search and by hand-set percentages, KV moved or attended on the
 // host, whichever is fastest. PURE.
 
+#include <cstdint>
 #include <memory>
 #include <optional>
 #include <string>
@@ -24,12 +25,16 @@ struct NamedSimulation {
   std::optional<Plan> plan;  // of triphase
 };
 
+// How vllm's preempted sequences come back; kCheapest: swapped but for the part of the prompt that
+// is cheaper to compute again.
+enum class VllmPreemption : std::uint8_t { kRecompute, kSwap, kCheapest };
+
 struct SimulationOptions {
   ScheduleKind schedule = ScheduleKind::kAdaptive;
   bool allow_recompute = true;
   bool choose_kv_dtype = false;  // triphase weighs INT8 against the given type
   bool handicaps = false;        // baselines with their originals' handicaps
-  SuspendMode vllm_preemption = SuspendMode::kDrop;
+  VllmPreemption vllm_preemption = VllmPreemption::kRecompute;
 };
 
 // Runs `policy` on the job. The policy name

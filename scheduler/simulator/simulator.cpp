@@ -176,8 +176,14 @@ class Simulation {
   void plan_rows() {
     std::vector<SequenceProgress> progress;
     for (const Line& line : running_) {
-      progress.push_back({std::max<std::int64_t>(line.place.prefill_tokens - line.place.context, 0),
-                          line.place.context});
+      const RunningSequence& place = line.place;
+      if (place.replaying()) {
+        progress.push_back(
+            {place.replay_tokens - place.replayed, place.replayed, limits_.block_tokens});
+        continue;
+      }
+      progress.push_back(
+          {std::max<std::int64_t>(place.prefill_tokens - place.context, 0), place.context});
     }
     const std::vector<std::int64_t> tokens =
         plan_step(progress, {.rows = job_.batch_size + job_.prefill_chunk,
@@ -190,6 +196,7 @@ class Simulation {
 
   [[nodiscard]] StepView make_view() {
     plan_rows();
+    for (Line& line : running_) line.place.replayable_blocks = replayable(line.place);
     StepView view{.step = result_.steps_taken,
                   .limits = limits_,
                   .free_device_pages = free_device_,
@@ -205,7 +212,8 @@ class Simulation {
                                 .max_tokens = line.place.max_tokens,
                                 .recompute_blocks = line.place.recompute_blocks,
                                 .host_blocks = line.place.host_blocks,
-                                .input_blocks = line.place.input_blocks});
+                                .input_blocks = line.place.input_blocks,
+                                .dropped_blocks = line.place.replay_tokens / limits_.block_tokens});
     }
     if (running_.size() >= static_cast<std::size_t>(job_.batch_size)) return view;
     const std::size_t end =
@@ -216,6 +224,13 @@ class Simulation {
                               .max_tokens = line.prompt_tokens + line.output_tokens - 1});
     }
     return view;
+  }
+
+  // Lines share nothing here, and prompts are computed densely but for their units.
+  [[nodiscard]] std::int64_t replayable(const RunningSequence& place) const {
+    if (place.input_blocks > 0 || place.replaying()) return 0;
+    const std::int64_t exact = job_.prompt_units.causal_tokens(place.prompt_tokens);
+    return std::min(exact, place.context) / limits_.block_tokens;
   }
 
   void step() {
@@ -271,7 +286,7 @@ class Simulation {
   // Blocks that the step's tokens of a sequence begin.
   [[nodiscard]] std::int64_t added_blocks(const RunningSequence& place) const {
     return std::max<std::int64_t>(
-        limits_.blocks_for(place.context + place.step_tokens) - place.blocks(), 0);
+        limits_.blocks_for(place.context + place.new_tokens()) - place.blocks(), 0);
   }
 
   [[nodiscard]] Line& running_line(SequenceId id) {
@@ -313,7 +328,8 @@ class Simulation {
         if (found->mode == SuspendMode::kSwap) {
           // It may itself be on its way out still.
           settle();
-          work.h2d_bytes += moved_bytes(resume->device_blocks);
+          const std::int64_t dropped = found->place.replay_tokens / limits_.block_tokens;
+          work.h2d_bytes += moved_bytes(resume->device_blocks - dropped);
         }
         started.push_back(*found);
         suspended_.erase(found);
@@ -348,16 +364,24 @@ class Simulation {
     ++result_.suspensions;
     line.mode = action.mode;
     RunningSequence& place = line.place;
+    const std::int64_t dropped = action.dropped_blocks;
     if (action.mode == SuspendMode::kSwap) {
-      work.d2h_bytes += moved_bytes(place.device_blocks);
-      leaving_ += place.device_blocks;
-      place.host_blocks += place.device_blocks;
+      const std::int64_t away = place.away_blocks();
+      const std::int64_t moved = place.blocks() - std::max(away, dropped);
+      // What is on its way out arrives before it is dropped.
+      if (dropped > away - line.leaving && line.leaving > 0) settle();
+      work.d2h_bytes += moved_bytes(moved);
+      leaving_ += moved;
+      place.host_blocks += place.device_blocks - dropped;
+      place.replay_tokens = dropped * limits_.block_tokens;
+      place.replayed = 0;
+      result_.replayed_tokens += static_cast<std::uint64_t>(place.replay_tokens);
     } else {
       settle();  // nothing ends while it moves
       result_.repeated_tokens += static_cast<std::uint64_t>(place.context);
       // The last token it sampled is computed with the others.
       if (!place.prefilling()) place.prefill_tokens = place.context + 1;
-      place.context = 0;
+      place.context = place.replay_tokens = place.replayed = 0;
       place.host_blocks = place.recompute_blocks = place.input_blocks = 0;
     }
     place.device_blocks = place.device_reserved = place.host_reserved = 0;
@@ -397,7 +421,8 @@ class Simulation {
       double fetched = away;
       if (place.prefilling()) {
         work.prefill_rows += rows;
-        prefill_context += static_cast<double>(rows) * static_cast<double>(place.context);
+        const std::int64_t before = place.replaying() ? place.replayed : place.context;
+        prefill_context += static_cast<double>(rows) * static_cast<double>(before);
       } else {
         ++work.decode_rows;
         fetched = touched_away(place.context + 1, away);
@@ -431,7 +456,7 @@ class Simulation {
       record.phase = std::max(record.phase, place.recompute_blocks > 0 ? Phase::kThree
                                             : place.host_blocks > 0    ? Phase::kTwo
                                                                        : Phase::kOne);
-      record.longest_context = std::max(record.longest_context, place.context + rows);
+      record.longest_context = std::max(record.longest_context, place.context + place.new_tokens());
       grow(line);
     }
     if (work.prefill_rows > 0) {
@@ -464,6 +489,11 @@ class Simulation {
   // The step's tokens get their blocks; a line samples once its prefill is complete.
   void grow(Line& line) {
     RunningSequence& place = line.place;
+    if (place.replaying()) {
+      place.replayed += place.step_tokens;
+      if (place.replayed == place.replay_tokens) place.replay_tokens = place.replayed = 0;
+      return;
+    }
     const std::int64_t added = added_blocks(place);
     place.context += place.step_tokens;
     const std::int64_t reserved = std::min(added, place.device_reserved);

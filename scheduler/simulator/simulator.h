@@ -77,6 +77,7 @@ struct SimulationResult {
   double inputs_h2d_bytes = 0.0;
   double inputs_d2h_bytes = 0.0;
   std::uint64_t repeated_tokens = 0;  // prefilled again after a drop
+  std::uint64_t replayed_tokens = 0;  // of prefixes that a swap dropped, from their token ids
   std::int64_t suspensions = 0;
   std::int64_t max_running = 0;
   std::uint64_t device_peak = 0;  // weights, scratch and staging included

@@ -10,6 +10,7 @@
 #include "scheduler/placement/vllm_policy.h"
 #include "scheduler/placement/zero_policy.h"
 #include "tests/support/engine_runs.h"
+#include "tests/support/replay_costs.h"
 #include "tests/support/tiny_model.h"
 
 namespace triphase {
@@ -49,6 +50,11 @@ PhaseSchedule early_schedule(std::int64_t p1, double alpha) {
   return {.p1 = p1, .p2 = 1 << 30, .alpha = alpha, .window_tokens = 4};
 }
 
+std::shared_ptr<const PlacementPolicy> vllm_weighing(std::shared_ptr<const ReplayCosts> costs) {
+  return std::make_shared<VllmPolicy>(
+      VllmOptions{.preemption = SuspendMode::kSwap, .weigh = true, .replay = std::move(costs)});
+}
+
 struct Case {
   std::string name;
   std::shared_ptr<const PlacementPolicy> policy;
@@ -74,6 +80,8 @@ std::vector<Case> cases() {
       {"vllm_drop", std::make_shared<VllmPolicy>(VllmOptions{}), 0, 15},
       {"vllm_swap", std::make_shared<VllmPolicy>(VllmOptions{.preemption = SuspendMode::kSwap}), 60,
        15},
+      {"vllm_replay", vllm_weighing(replay_always()), 60, 15},
+      {"vllm_replay_never", vllm_weighing(replay_never()), 60, 15},
   };
 }
 
@@ -84,6 +92,8 @@ TEST_P(PlacementInvariant, PlacementNeverChangesTheAnswer) {
   const auto& requests = requests_of_test();
   std::uint64_t offloaded = 0;
   std::uint64_t preempted = 0;
+  std::uint64_t dropped = 0;
+  std::uint64_t replayed = 0;
   for (int round = 0; round < 6; ++round) {
     TinyModelOptions options;
     options.batch_size = 1 + round;
@@ -105,13 +115,23 @@ TEST_P(PlacementInvariant, PlacementNeverChangesTheAnswer) {
     const PlacementStats& stats = model.engine().placement().stats();
     offloaded += stats.offloaded_blocks;
     preempted += stats.swaps + stats.drops;
+    dropped += stats.dropped_blocks;
+    // A line that is preempted again while it is computed again starts over.
+    EXPECT_LE(stats.replayed_tokens, stats.dropped_blocks * 8);
+    replayed += stats.replayed_tokens;
   }
   // The test means nothing where nothing moved.
   if (test.host_blocks > 0) {
-    EXPECT_GT(offloaded, 20U);
+    EXPECT_GT(offloaded + dropped, 20U);
   }
   if (test.name.starts_with("vllm")) {
     EXPECT_GT(preempted, 3U);
+  }
+  if (test.name.ends_with("replay")) {
+    EXPECT_GT(dropped, 5U);
+    EXPECT_GT(replayed, 5U * 8);
+  } else {
+    EXPECT_EQ(dropped + replayed, 0U);
   }
 }
 

@@ -11,6 +11,7 @@
 #include "scheduler/placement/vllm_policy.h"
 #include "scheduler/placement/zero_policy.h"
 #include "tests/support/engine_runs.h"
+#include "tests/support/replay_costs.h"
 #include "tests/support/shrink.h"
 
 namespace triphase {
@@ -85,6 +86,12 @@ std::int64_t input_tokens_of(const RandomJob& job) {
   return possible ? (job[Knob::kInputTokens] + block - 1) / block * block : 0;
 }
 
+// What policies weigh prefixes of suspended lines with; the plainest job weighs nothing.
+std::shared_ptr<const ReplayCosts> replay_of(const RandomJob& job) {
+  if (job[Knob::kBeta] == 0) return nullptr;
+  return replay_costs(share(job[Knob::kAlpha]), share(job[Knob::kBeta]));
+}
+
 std::shared_ptr<const PlacementPolicy> make_policy(const RandomJob& job) {
   switch (policy_of(job)) {
     case JobPolicy::kDeviceOnly:
@@ -97,7 +104,8 @@ std::shared_ptr<const PlacementPolicy> make_policy(const RandomJob& job) {
                         .alpha = share(job[Knob::kAlpha]),
                         .beta = input_tokens_of(job) > 0 ? share(job[Knob::kBeta]) : 0.0,
                         .window_tokens = job[Knob::kWindow],
-                        .input_tokens = input_tokens_of(job)});
+                        .input_tokens = input_tokens_of(job)},
+          replay_of(job));
     case JobPolicy::kAccelerate:
       return std::make_shared<AcceleratePolicy>(AccelerateOptions{});
     case JobPolicy::kFlexGen:
@@ -106,7 +114,8 @@ std::shared_ptr<const PlacementPolicy> make_policy(const RandomJob& job) {
     case JobPolicy::kVllmDrop:
       return std::make_shared<VllmPolicy>(VllmOptions{});
     case JobPolicy::kVllmSwap:
-      return std::make_shared<VllmPolicy>(VllmOptions{.preemption = SuspendMode::kSwap});
+      return std::make_shared<VllmPolicy>(
+          VllmOptions{.preemption = SuspendMode::kSwap, .weigh = true, .replay = replay_of(job)});
     case JobPolicy::kZero:
       return std::make_shared<ZeroPolicy>(ZeroOptions{.stream_all = true});
   }

@@ -83,6 +83,54 @@ TEST(KvResidency, EndedPromptsStayFindableUntilTheirPagesAreNeeded) {
   EXPECT_EQ(kv.admit(prompt, 9, 0).shared_tokens, 0);
 }
 
+TEST(KvResidency, DroppedBlocksAreNobodysUntilTheyAreComputedAgain) {
+  KvResidency kv(
+      {.layers = 2, .head_groups = 1, .block_tokens = 4, .device_pages = 16, .host_blocks = 4});
+  const auto prompt = iota_tokens(13);
+  const SequenceId line = kv.admit(prompt, 16, 0).sequence;
+  kv.append(line, 13);
+  kv.publish(line, prompt);
+  kv.drop_reservations(line);
+  (void)kv.begin_offload(line, 0);
+  EXPECT_THROW(kv.drop(line, 0), Error) << "it moves";
+  kv.finish_offload(line, 0);
+  kv.drop(line, 0);  // from the host
+  kv.drop(line, 1);  // from the device
+  EXPECT_THROW(kv.drop(line, 3), Error) << "it is open";
+  kv.check();
+  EXPECT_EQ(kv.used_host_blocks(), 0);
+  EXPECT_EQ(kv.used_pages(), 4);
+  EXPECT_THROW((void)kv.place(line, LayerId(0), HeadGroupId(0), 5), Error);
+  EXPECT_TRUE(kv.find_prefix(prompt, 0).blocks.empty()) << "nothing to share";
+
+  // Another line computes the same prompt for itself.
+  const auto other = kv.admit(prompt, 16, 0);
+  EXPECT_EQ(other.shared_tokens, 0);
+  kv.append(other.sequence, 13);
+  kv.publish(other.sequence, prompt);
+  EXPECT_FALSE(kv.shared(line, 0));
+  kv.check();
+  kv.release(other.sequence);
+
+  kv.begin_replay(line, 0);
+  kv.begin_replay(line, 1);
+  kv.check();
+  EXPECT_TRUE(kv.pages(line, LayerId(1))[1].valid());
+  EXPECT_TRUE(kv.find_prefix(prompt, 0).blocks.empty()) << "not computed yet";
+  kv.finish_replay(line, 0);
+  kv.finish_replay(line, 1);
+  EXPECT_EQ(kv.find_prefix(prompt, 0).held, 3);
+  EXPECT_THROW(kv.finish_replay(line, 1), Error);
+  kv.check();
+  // One that ends half way leaves no page behind.
+  kv.drop(line, 0);
+  kv.drop(line, 1);
+  kv.begin_replay(line, 0);
+  kv.release(line);
+  kv.check();
+  EXPECT_EQ(kv.used_pages(), kv.evictable_pages());
+}
+
 TEST(KvResidency, RefusesWhatDoesNotFitWithoutChangingAnything) {
   KvResidency kv({.layers = 2, .head_groups = 1, .block_tokens = 4, .device_pages = 5});
   const auto prompt = iota_tokens(3);

@@ -8,9 +8,11 @@
 #include "scheduler/placement/device_only_policy.h"
 #include "scheduler/placement/flexgen_policy.h"
 #include "scheduler/placement/placement_ledger.h"
+#include "scheduler/placement/swap_or_drop.h"
 #include "scheduler/placement/triphase_policy.h"
 #include "scheduler/placement/vllm_policy.h"
 #include "scheduler/placement/zero_policy.h"
+#include "tests/support/replay_costs.h"
 #include "tests/unit/scheduler/placement_world.h"
 
 namespace triphase {
@@ -28,7 +30,7 @@ PlacementLimits small_limits() {
 
 struct Outcome {
   std::int64_t steps = 0;
-  std::int64_t suspensions = 0, offloaded = 0, discarded = 0, max_running = 0;
+  std::int64_t suspensions = 0, offloaded = 0, discarded = 0, max_running = 0, replayed = 0;
 };
 
 // Runs a job to its end, every action list checked by the checker and by the world.
@@ -52,6 +54,7 @@ Outcome run(const PlacementPolicy& policy, const PlacementLimits& limits,
   outcome.offloaded = world.offloaded();
   outcome.discarded = world.discarded();
   outcome.max_running = world.max_running();
+  outcome.replayed = world.replayed();
   return outcome;
 }
 
@@ -73,6 +76,95 @@ TEST(Vllm, AdmitsMoreThanFitAtTheEndAndPreempts) {
     EXPECT_GT(outcome.max_running, 2);
     EXPECT_GT(outcome.suspensions, 0);
   }
+}
+
+TEST(Vllm, DropsThePrefixesThatAreCheaperToComputeAgain) {
+  const auto preempted = [](std::shared_ptr<const ReplayCosts> costs) {
+    const VllmPolicy policy(
+        {.preemption = SuspendMode::kSwap, .weigh = true, .replay = std::move(costs)});
+    return run(policy, small_limits(), equal_lines(6, 8, 20));
+  };
+  const Outcome always = preempted(replay_always());
+  EXPECT_GT(always.suspensions, 0);
+  EXPECT_GT(always.replayed, 0);
+  const Outcome never = preempted(replay_never());
+  EXPECT_GT(never.suspensions, 0);
+  EXPECT_EQ(never.replayed, 0);
+  EXPECT_EQ(preempted(nullptr).replayed, 0);
+}
+
+// Five blocks, three of them the prompt's; store and reload take 4 s a block together.
+TEST(SwapOrDrop, WeighsBringingBackAgainstComputing) {
+  StepView view{.limits = small_limits(),
+                .free_device_pages = 8,
+                .free_host_pages = 40,
+                .running = {{.id = SequenceId(3),
+                             .prompt_tokens = 12,
+                             .prefill_tokens = 12,
+                             .context = 17,
+                             .step_tokens = 1,
+                             .max_tokens = 24,
+                             .device_blocks = 5,
+                             .replayable_blocks = 3}}};
+  const auto dropped = [&](double compute) {
+    const auto costs = replay_costs(0.5, compute);
+    const Suspend suspend = swap_or_drop(PlacementLedger(view), 0, costs.get());
+    EXPECT_EQ(suspend.mode, SuspendMode::kSwap);
+    return suspend.dropped_blocks;
+  };
+  // seconds(r) = 2 (5 - r) + max(2 (5 - r), 4 r compute).
+  EXPECT_EQ(dropped(0.1), 3);
+  EXPECT_EQ(dropped(0.3), 3) << "beside the rest, which takes longer";
+  EXPECT_EQ(dropped(0.6), 3) << "4 + 7.2 against 6 + 6";
+  EXPECT_EQ(dropped(0.8), 2) << "6 + 6.4 against 4 + 9.6";
+  EXPECT_EQ(dropped(1.2), 2) << "6 + 9.6 against 8 + 8";
+  EXPECT_EQ(dropped(2.1), 1) << "8 + 8.4 against 6 + 16.8";
+  EXPECT_EQ(dropped(2.9), 1) << "8 + 11.6 against 10 + 10";
+  EXPECT_EQ(dropped(3.1), 0);
+
+  view.running[0].recompute_blocks = 1;
+  view.running[0].device_blocks = 4;
+  EXPECT_EQ(dropped(0.1), 0) << "its oldest block comes from layer inputs";
+  view.running[0].recompute_blocks = 0;
+  view.running[0].device_blocks = 5;
+  view.limits.prefill_chunk = 3;
+  EXPECT_EQ(dropped(0.1), 0) << "a step computes no whole block";
+  view.limits.prefill_chunk = 8;
+  view.limits.device_pages = 16;
+  EXPECT_EQ(dropped(0.1), 0) << "it could not come back whole";
+  view.limits.device_pages = 20;
+
+  // A full host leaves room for what is computed again alone.
+  view.free_host_pages = 4;
+  EXPECT_EQ(dropped(4.1), 3);
+  view.free_host_pages = 2;
+  EXPECT_EQ(swap_or_drop(PlacementLedger(view), 0, replay_never().get()).mode, SuspendMode::kDrop);
+
+  // Half way through computing them again, none of the three is there.
+  view.free_host_pages = 40;
+  view.running[0].replayable_blocks = 0;
+  view.running[0].replay_tokens = 12;
+  view.running[0].replayed = 8;
+  EXPECT_EQ(dropped(4.1), 3);
+}
+
+// Its lines seldom have to: here both tiers are full.
+TEST(Triphase, DropsPrefixesWhereTheHostIsFull) {
+  const RunningSequence line{.id = SequenceId(0),
+                             .prompt_tokens = 20,
+                             .prefill_tokens = 20,
+                             .context = 20,
+                             .step_tokens = 1,
+                             .max_tokens = 24,
+                             .device_blocks = 5,
+                             .replayable_blocks = 5};
+  StepView view{.limits = small_limits(), .running = {line, line}};
+  view.running[1].id = SequenceId(1);
+  const PhaseSchedule schedule{.p1 = 1000, .p2 = 1000};
+  EXPECT_THAT(TriphasePolicy(schedule, replay_always()).decide(view),
+              testing::ElementsAre(Suspend{SequenceId(1), SuspendMode::kSwap, 5}));
+  EXPECT_THAT(TriphasePolicy(schedule).decide(view),
+              testing::ElementsAre(Suspend{SequenceId(1), SuspendMode::kDrop}));
 }
 
 TEST(Accelerate, KeepsOnlyOpenBlocksOnTheDevice) {
@@ -241,7 +333,9 @@ Case random_case(std::mt19937& random) {
       break;
     case 2:
       result.policy = std::make_unique<VllmPolicy>(
-          VllmOptions{.preemption = pick(0, 1) == 0 ? SuspendMode::kDrop : SuspendMode::kSwap});
+          VllmOptions{.preemption = pick(0, 2) == 0 ? SuspendMode::kDrop : SuspendMode::kSwap,
+                      .weigh = pick(0, 1) == 0,
+                      .replay = replay_costs(real(), real())});
       break;
     case 3:
       result.policy = std::make_unique<AcceleratePolicy>();
@@ -261,7 +355,8 @@ Case random_case(std::mt19937& random) {
                              .window_share = real() * 0.3,
                              .input_tokens = pick(0, 60)};
       schedule.p2 = schedule.p1 + pick(0, 30);
-      result.policy = std::make_unique<TriphasePolicy>(schedule);
+      result.policy = std::make_unique<TriphasePolicy>(
+          schedule, pick(0, 1) == 0 ? replay_costs(real(), real()) : nullptr);
     }
   }
   const std::int64_t longest = std::min<std::int64_t>(result.policy->longest_line(limits), 120);
@@ -282,6 +377,7 @@ TEST(PlacementProperty, NoPolicyOverCommitsAndEveryLineEnds) {
   std::int64_t offloaded = 0;
   std::int64_t discarded = 0;
   std::int64_t suspensions = 0;
+  std::int64_t replayed = 0;
   for (unsigned seed = 0; seed < 4000; ++seed) {
     std::mt19937 random(seed);
     const Case job = random_case(random);
@@ -291,6 +387,7 @@ TEST(PlacementProperty, NoPolicyOverCommitsAndEveryLineEnds) {
       offloaded += outcome.offloaded;
       discarded += outcome.discarded;
       suspensions += outcome.suspensions;
+      replayed += outcome.replayed;
     } catch (const std::exception& error) {
       FAIL() << "seed " << seed << ", " << job.policy->name() << ": " << error.what();
     }
@@ -298,6 +395,7 @@ TEST(PlacementProperty, NoPolicyOverCommitsAndEveryLineEnds) {
   EXPECT_GT(offloaded, 10'000);
   EXPECT_GT(discarded, 100);
   EXPECT_GT(suspensions, 100);
+  EXPECT_GT(replayed, 100);
 }
 
 }  // namespace

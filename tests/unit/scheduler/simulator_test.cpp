@@ -122,7 +122,7 @@ TEST(Simulator, VllmPreemptsAndRepeats) {
   EXPECT_GT(drop.suspensions, 0);
   EXPECT_GT(drop.repeated_tokens, 0u);
   const SimulationResult swap =
-      simulate_policy("vllm", m.cost, m.job, {.vllm_preemption = SuspendMode::kSwap}).result;
+      simulate_policy("vllm", m.cost, m.job, {.vllm_preemption = VllmPreemption::kSwap}).result;
   EXPECT_GT(swap.d2h_bytes, 0.0);
   EXPECT_EQ(swap.repeated_tokens, 0u);
 }
