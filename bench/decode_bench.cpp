@@ -3,11 +3,12 @@
 // One sequence is prefilled for real and timed (or none, with --prefill-repeats 0); the KV of the
 // others is filled with random values, which costs the decode steps the same and the caller minutes
 // less. Every decode step then runs the whole model and takes the arg-max of each row, for `batch`
-// sequences of `context` tokens.
+// sequences of `context` tokens. With --attention the same is timed under that method, in turns
+// with dense attention over the same KV, and the speed-up is the median of the turns' ratios.
 //
 //   triphase_decode_bench --model SHAPE|config.json [--weights-dtype f16] [--kv-dtype f16]
 //     [--threads N] [--batch N] [--context N] [--steps N] [--repeats N]
-//     [--prefill-chunk N] [--prefill-repeats N]
+//     [--prefill-chunk N] [--prefill-repeats N] [--attention METHOD] [--attention-option M.X=V ...]
 
 #include <fmt/format.h>
 
@@ -16,10 +17,12 @@
 #include <chrono>
 #include <fstream>
 #include <iostream>
+#include <optional>
 #include <random>
 #include <span>
 #include <sstream>
 
+#include "bench/prompt_state.h"
 #include "memory/kv_store.h"
 #include "models/decoder_model.h"
 #include "models/weights.h"
@@ -78,13 +81,120 @@ struct Setting {
   std::int64_t prefill_chunk = 256;
   std::int64_t repeats = 3;
   std::int64_t prefill_repeats = 1;
+  AttentionOptions attention;
+
+  [[nodiscard]] bool sparse() const { return attention.kind != AttentionKind::kDense; }
 };
 
 std::string json_list(std::span<const double> values) {
   return fmt::format("[{:.3f}]", fmt::join(values, ", "));
 }
 
-int bench(const Setting& setting) {
+// `batch` sequences of random prompts whose KV is there, and the steps that go on with them.
+class Decoder {
+ public:
+  Decoder(const Setting& setting, const ModelConfig& config, KvStore& kv, DecoderModel& model,
+          Stream& stream, std::int64_t longest)
+      : kv_(&kv), model_(&model), stream_(&stream), position_(setting.context) {
+    std::mt19937 random(4);
+    prompt_.resize(static_cast<std::size_t>(setting.context));
+    for (std::int64_t row = 0; row < setting.batch; ++row) {
+      for (TokenId& token : prompt_) {
+        token = static_cast<TokenId>(random() % static_cast<std::uint32_t>(config.vocab_size));
+      }
+      // Another decoder's sequences with the same prompts have the same blocks.
+      sequences_.push_back(
+          kv.residency().admit(prompt_, longest, static_cast<std::uint64_t>(row)).sequence);
+      const std::int64_t there = kv.residency().tokens(sequences_.back());
+      kv.residency().append(sequences_.back(), setting.context - there);
+      kv.residency().publish(sequences_.back(), prompt_);
+      rows_.push_back(static_cast<std::int32_t>(row));
+    }
+    tokens_.assign(sequences_.size(), 1);
+    segments_.resize(sequences_.size());
+  }
+
+  [[nodiscard]] std::span<const SequenceId> sequences() const { return sequences_; }
+
+  // Seconds of the last sequence's prompt. Another time writes the same values to the same places.
+  [[nodiscard]] double prefill(std::int64_t chunk) {
+    const auto tokens = static_cast<std::int64_t>(prompt_.size());
+    return seconds_of([&] {
+      for (std::int64_t begin = 0; begin < tokens; begin += chunk) {
+        const std::int64_t count = std::min(chunk, tokens - begin);
+        const BatchSegment segment{sequences_.back(), 0, count, begin, 0};
+        const std::int32_t last = static_cast<std::int32_t>(count - 1);
+        (void)model_->forward({std::span(prompt_).subspan(static_cast<std::size_t>(begin),
+                                                          static_cast<std::size_t>(count)),
+                               {&segment, 1},
+                               {&last, begin + count == tokens ? 1U : 0U}},
+                              *kv_, *stream_);
+      }
+    });
+  }
+
+  void step() {
+    for (std::size_t row = 0; row < sequences_.size(); ++row) {
+      kv_->residency().append(sequences_[row], 1);
+      segments_[row] = {sequences_[row], static_cast<std::int64_t>(row), 1, position_, 0};
+    }
+    const ConstMatrix logits = model_->forward({tokens_, segments_, rows_}, *kv_, *stream_);
+    for (std::size_t row = 0; row < sequences_.size(); ++row) {
+      const float* values = static_cast<const float*>(logits.data) +
+                            static_cast<std::int64_t>(row) * logits.row_stride;
+      tokens_[row] = static_cast<TokenId>(std::max_element(values, values + logits.cols) - values);
+    }
+    ++position_;
+  }
+  // Tokens per second of so many steps.
+  [[nodiscard]] double rate(std::int64_t steps) {
+    const double seconds = seconds_of([&] {
+      for (std::int64_t i = 0; i < steps; ++i) step();
+    });
+    return static_cast<double>(steps) * static_cast<double>(sequences_.size()) / seconds;
+  }
+
+ private:
+  KvStore* kv_;
+  DecoderModel* model_;
+  Stream* stream_;
+  std::int64_t position_;
+  std::vector<TokenId> prompt_;  // the last sequence's
+  std::vector<SequenceId> sequences_;
+  std::vector<TokenId> tokens_;
+  std::vector<std::int32_t> rows_;
+  std::vector<BatchSegment> segments_;
+};
+
+// A method's runner starts where the prompts end.
+void remember_prompts(const Setting& setting, const ModelConfig& config, Backend& backend,
+                      KvStore& kv, DecoderModel& model, std::span<const SequenceId> sequences,
+                      std::int64_t longest) {
+  const MethodShape shape{config.layers, config.heads, config.kv_heads, config.head_dim};
+  const AttentionShape largest{.heads = config.heads,
+                               .kv_heads = config.kv_heads,
+                               .head_dim = config.head_dim,
+                               .max_query_rows = setting.batch,
+                               .max_context = longest,
+                               .threads = backend.threads().threads(),
+                               .weighted_scores = config.heads * longest};
+  for (const SequenceId sequence : sequences) {
+    const auto kv_of = [&](std::int64_t layer) {
+      return bench::LayerKv{{.pages = kv.residency().pages(sequence, LayerId(layer))},
+                            {.k = kv.k_pages(),
+                             .v = kv.v_pages(),
+                             .dtype = kv.shape().dtype,
+                             .page_tokens = kv.shape().block_tokens,
+                             .kv_heads = kv.shape().kv_heads,
+                             .head_dim = kv.shape().head_dim}};
+    };
+    model.attention()->begin(sequence, setting.context,
+                             bench::state_after_prompt(setting.attention, shape, largest,
+                                                       setting.context, kv_of, backend));
+  }
+}
+
+int bench_model(const Setting& setting) {
   const ModelConfig config = read_config(setting.model);
   const auto backend = Backend::open("cpu", setting.threads);
   MemoryPool pool(backend->device(), MemoryTier::kDevice, UINT64_MAX);
@@ -93,89 +203,71 @@ int bench(const Setting& setting) {
 
   const std::int64_t longest = setting.context + setting.steps * setting.repeats + 1;
   const std::int64_t blocks = (longest + kBlockTokens - 1) / kBlockTokens;
-  const KvStore::Shape shape{config.layers, config.kv_heads, config.head_dim, kBlockTokens,
-                             setting.kv_dtype};
-  KvStore kv(shape, blocks * setting.batch * config.layers, pool);
-  fill_random(kv.k_pages(),
-              KvStore::page_bytes(shape) / 2 *
-                  static_cast<std::size_t>(blocks * setting.batch * config.layers),
-              shape.dtype, 2);
-  fill_random(kv.v_pages(),
-              KvStore::page_bytes(shape) / 2 *
-                  static_cast<std::size_t>(blocks * setting.batch * config.layers),
-              shape.dtype, 3);
+  // A second set of sequences shares the prompts' full blocks.
+  const std::int64_t more = setting.sparse() ? blocks - setting.context / kBlockTokens + 1 : 0;
+  KvStore::Shape shape{config.layers, config.kv_heads, config.head_dim, kBlockTokens,
+                       setting.kv_dtype};
+  shape.key_columns = keeps_key_columns(setting.attention);
+  const std::int64_t pages = (blocks + more) * setting.batch * config.layers;
+  KvStore kv(shape,
+             {.device_pages = pages,
+              .key_column_blocks = shape.key_columns ? (blocks + more) * setting.batch : 0,
+              .key_column_run_bytes = backend->sparse_ops().key_column_run_bytes()},
+             pool, nullptr, nullptr);
+  const std::size_t half = KvStore::page_bytes(shape) / 2 * static_cast<std::size_t>(pages);
+  fill_random(kv.k_pages(), half, shape.dtype, 2);
+  fill_random(kv.v_pages(), half, shape.dtype, 3);
 
   const BatchLimits limits{std::max(setting.prefill_chunk, setting.batch), setting.batch,
-                           setting.batch, longest};
-  DecoderModel model(config, *weights, backend->ops(), backend->threads().threads(), limits, pool);
-
-  std::mt19937 random(4);
-  std::vector<SequenceId> sequences;
-  std::vector<TokenId> prompt(static_cast<std::size_t>(setting.context));
-  for (std::int64_t row = 0; row < setting.batch; ++row) {
-    for (TokenId& token : prompt)
-      token = static_cast<TokenId>(random() % static_cast<std::uint32_t>(config.vocab_size));
-    sequences.push_back(
-        kv.residency().admit(prompt, longest, static_cast<std::uint64_t>(row)).sequence);
-    kv.residency().append(sequences.back(), setting.context);
-  }
-
-  // A repeat writes the same places with the same values.
+                           setting.batch, longest, setting.sparse()};
+  const int threads = backend->threads().threads();
+  DecoderModel model(config, *weights, backend->ops(), threads, limits, pool);
+  Decoder dense(setting, config, kv, model, backend->stream(), longest);
   std::vector<double> prefill_samples;
   for (std::int64_t repeat = 0; repeat < setting.prefill_repeats; ++repeat) {
-    const double seconds = seconds_of([&] {
-      for (std::int64_t begin = 0; begin < setting.context; begin += setting.prefill_chunk) {
-        const std::int64_t count = std::min(setting.prefill_chunk, setting.context - begin);
-        const BatchSegment segment{sequences.back(), 0, count, begin, 0};
-        const std::int32_t last = static_cast<std::int32_t>(count - 1);
-        const bool end = begin + count == setting.context;
-        (void)model.forward({std::span(prompt).subspan(static_cast<std::size_t>(begin),
-                                                       static_cast<std::size_t>(count)),
-                             {&segment, 1},
-                             {&last, end ? 1u : 0u}},
-                            kv, backend->stream());
-      }
-    });
-    prefill_samples.push_back(static_cast<double>(setting.context) / seconds);
+    prefill_samples.push_back(static_cast<double>(setting.context) /
+                              dense.prefill(setting.prefill_chunk));
   }
 
-  std::vector<TokenId> tokens(sequences.size(), 1);
-  std::vector<std::int32_t> rows(sequences.size());
-  for (std::size_t row = 0; row < rows.size(); ++row) rows[row] = static_cast<std::int32_t>(row);
-  std::vector<BatchSegment> segments(sequences.size());
-  std::int64_t position = setting.context;
-  const auto decode_step = [&] {
-    for (std::size_t row = 0; row < sequences.size(); ++row) {
-      kv.residency().append(sequences[row], 1);
-      segments[row] = {sequences[row], static_cast<std::int64_t>(row), 1, position, 0};
-    }
-    const ConstMatrix logits = model.forward({tokens, segments, rows}, kv, backend->stream());
-    for (std::size_t row = 0; row < sequences.size(); ++row) {
-      const float* values = static_cast<const float*>(logits.data) +
-                            static_cast<std::int64_t>(row) * logits.row_stride;
-      tokens[row] = static_cast<TokenId>(std::max_element(values, values + logits.cols) - values);
-    }
-    ++position;
-  };
-  decode_step();  // warm-up
+  std::optional<DecoderModel> sparse_model;
+  std::optional<Decoder> sparse;
+  if (setting.sparse()) {
+    sparse_model.emplace(config, *weights, backend->ops(), threads, limits, pool);
+    sparse_model->set_attention(setting.attention, backend->sparse_ops(), pool);
+    sparse.emplace(setting, config, kv, *sparse_model, backend->stream(), longest);
+    remember_prompts(setting, config, *backend, kv, *sparse_model, sparse->sequences(), longest);
+    sparse->step();
+  }
+  dense.step();  // warm-up
   std::vector<double> samples;
+  std::vector<double> sparse_samples;
+  std::vector<double> ratios;
   for (std::int64_t repeat = 0; repeat < setting.repeats; ++repeat) {
-    const std::int64_t steps = std::min(setting.steps, longest - position);
-    const double seconds = seconds_of([&] {
-      for (std::int64_t step = 0; step < steps; ++step) decode_step();
-    });
-    samples.push_back(static_cast<double>(steps * setting.batch) / seconds);
+    samples.push_back(dense.rate(setting.steps));
+    if (!sparse) continue;
+    sparse_samples.push_back(sparse->rate(setting.steps));
+    ratios.push_back(sparse_samples.back() / samples.back());
+  }
+  std::string of_method;
+  if (sparse) {
+    of_method = fmt::format(
+        ", \"attention\": \"{}\", \"attention_options\": [\"{}\"], "
+        "\"sparse_decode_tokens_per_second\": {:.3f}, \"sparse_samples\": {}, "
+        "\"speedup\": {:.3f}, \"speedups\": {}",
+        attention_name(setting.attention.kind),
+        fmt::join(describe_attention_options(setting.attention), "\", \""), median(sparse_samples),
+        json_list(sparse_samples), median(ratios), json_list(ratios));
   }
   fmt::print(
       "{{\"model\": {}, \"ops\": {}, \"weights_dtype\": \"{}\", \"kv_dtype\": \"{}\", "
       "\"threads\": {}, \"batch\": {}, \"context\": {}, \"steps\": {}, \"weight_bytes\": {}, "
       "\"prefill_tokens_per_second\": {:.3f}, \"prefill_samples\": {}, "
-      "\"decode_tokens_per_second\": {:.3f}, \"samples\": {}}}\n",
+      "\"decode_tokens_per_second\": {:.3f}, \"samples\": {}{}}}\n",
       json_quote(setting.model), json_quote(backend->ops().name()),
-      dtype_name(setting.weights_dtype), dtype_name(setting.kv_dtype), backend->threads().threads(),
-      setting.batch, setting.context, setting.steps, weights->bytes,
+      dtype_name(setting.weights_dtype), dtype_name(setting.kv_dtype), threads, setting.batch,
+      setting.context, setting.steps, weights->bytes,
       prefill_samples.empty() ? 0.0 : median(prefill_samples), json_list(prefill_samples),
-      median(samples), json_list(samples));
+      median(samples), json_list(samples), of_method);
   return 0;
 }
 
@@ -187,6 +279,18 @@ DType parse_dtype(const std::string& name, const char* option) {
   return *dtype;
 }
 
+AttentionOptions parse_attention(const std::string& name, std::span<const std::string> options) {
+  AttentionOptions parsed;
+  parsed.kind = attention_from_name(name);
+  if (parsed.kind == AttentionKind::kSqueezed) {
+    throw Error(ErrorRole::kUsage, "E-CLI-VALUE", "--attention")
+        .found(name)
+        .expected("an attention method that needs no fixed context");
+  }
+  for (const std::string& option : options) set_attention_option(parsed, option);
+  return parsed;
+}
+
 }  // namespace
 }  // namespace triphase
 
@@ -195,6 +299,8 @@ int main(int argc, char** argv) {
   triphase::Setting setting;
   std::string weights_dtype = "f16";
   std::string kv_dtype = "f16";
+  std::string attention = "dense";
+  std::vector<std::string> attention_options;
   po::options_description options("triphase_decode_bench");
   options.add_options()("help", "show this")("model", po::value(&setting.model)->required(),
                                              "built-in shape or config.json")(
@@ -207,6 +313,8 @@ int main(int argc, char** argv) {
       "prefill-chunk", po::value(&setting.prefill_chunk), "prompt tokens per call")(
       "repeats", po::value(&setting.repeats), "timed repeats")(
       "prefill-repeats", po::value(&setting.prefill_repeats), "timed prefills; 0: none")(
+      "attention", po::value(&attention), "a sparse method to time as well, in turns")(
+      "attention-option", po::value(&attention_options)->composing(), "METHOD.NAME=VALUE")(
       "json", "accepted: the output is JSON")("random-weights",
                                               "accepted: weights are always random");
   try {
@@ -219,7 +327,8 @@ int main(int argc, char** argv) {
     po::notify(values);
     setting.weights_dtype = triphase::parse_dtype(weights_dtype, "--weights-dtype");
     setting.kv_dtype = triphase::parse_dtype(kv_dtype, "--kv-dtype");
-    return triphase::bench(setting);
+    setting.attention = triphase::parse_attention(attention, attention_options);
+    return triphase::bench_model(setting);
   } catch (const triphase::Error& error) {
     std::cerr << "triphase_decode_bench: error: " << error.message() << "\n";
     return triphase::exit_code(error.role());

@@ -16,7 +16,7 @@
 #include <iostream>
 #include <sstream>
 
-#include "kernels/sizing/sparse_workspace.h"
+#include "bench/prompt_state.h"
 #include "memory/kv_store.h"
 #include "models/attention_runner.h"
 #include "runtime/base/error.h"
@@ -187,7 +187,14 @@ class Decoder {
     for (std::int64_t row = 0; row < cell.batch; ++row) {
       sequences_.emplace_back(row);
       slots_.emplace_back();
-      runner_.begin(sequences_.back(), cell.context, after_prompt(options));
+      runner_.begin(sequences_.back(), cell.context,
+                    bench::state_after_prompt(
+                        options, shape_, longest_, cell.context,
+                        [&](std::int64_t layer) {
+                          return bench::LayerKv{cache.segment(layer, cell.batch, 0, cell.context),
+                                                cache.view()};
+                        },
+                        backend));
     }
   }
 
@@ -220,38 +227,6 @@ class Decoder {
   [[nodiscard]] std::int64_t context() const { return context_; }
 
  private:
-  // What the method remembers of a prompt. Sums of V take all its rows; statistics of attention are
-  // given the last rows alone, for the others cost as much as so many dense steps and what a step
-  // costs does not depend on them.
-  [[nodiscard]] std::unique_ptr<AttentionMethod::State> after_prompt(
-      const AttentionOptions& options) {
-    constexpr std::int64_t kRows = 2;
-    const auto method = make_attention_method(options, shape_);
-    auto state = method->begin(cell_.context);
-    const std::int64_t v_width = shape_.kv_heads * shape_.head_dim;
-    const std::int64_t q_width = shape_.heads * shape_.head_dim;
-    const auto scale = static_cast<float>(1.0 / std::sqrt(static_cast<double>(shape_.head_dim)));
-    const std::size_t bytes = sparse_workspace_bytes(longest_);
-    const Buffer workspace = memory_.bytes(bytes);
-    for (std::int64_t layer = 0; layer < shape_.layers; ++layer) {
-      AttentionSegment keys = cache_->segment(layer, cell_.batch, 0, cell_.context);
-      keys.query_begin = 0;
-      keys.query_count = std::min(kRows, cell_.batch);
-      const LayerCall call{.layer = layer,
-                           .keys = keys,
-                           .cache = cache_->view(),
-                           .scale = scale,
-                           .ops = &backend_->sparse_ops(),
-                           .memory = &backend_->device(),
-                           .workspace = {workspace.data(), bytes},
-                           .stream = &backend_->stream()};
-      // One row stands for all.
-      method->appended(*state, call, {v_.data(), DType::kF32, cell_.context, v_width, 0});
-      method->prefilled(*state, call, {q_.data(), DType::kF32, cell_.batch, q_width, q_width});
-    }
-    return state;
-  }
-
   Backend* backend_;
   Cell cell_;
   const RandomCache* cache_;

@@ -105,7 +105,8 @@ def document(report, program, arguments, seconds):
     targets = methods.targets(results, MODELS)
     missed = reasons.target_reasons(results, report.ablations, targets)
     beside = [one for model in MODELS
-              for one in reasons.paper_comparisons(results, model) + reasons.same_order(results, model)]
+              for one in (reasons.better_than_dense(results, model) + reasons.paper_comparisons(results, model)
+                          + reasons.same_order(results, model))]
     out = ["# Accuracy of the attention methods\n",
            "Made by `tools/accuracy_report.py`; do not edit. Every number is a mean with its standard error, measured by "
            "`triphase eval` ([eval.md](eval.md) defines each), and every sentence about numbers was chosen by them. A "

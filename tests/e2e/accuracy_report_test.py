@@ -101,6 +101,12 @@ class Sentences(unittest.TestCase):
         def mean_value_harms(ablations):
             ablations.scores[ablations.recipe(32, 128, "off")] = (70.0, 2.0)
 
+        def gain_by_more_channels(ablations):
+            lose_by_channels(ablations)
+            ablations.scores[ablations.divided("13/16")] = (49.0, 2.0)
+
+        self.assertIn("With 13/16 of 1/8 of the bytes for scores (rank=13, k_ratio=0.0234375)", findings(gain_by_more_channels))
+        self.assertIn("no difference that can be told", findings(lambda ablations: None))
         self.assertIn("At 1/8 SparQ (50.0 ± 2.0) cannot be told from dense", findings(lambda ablations: None))
         self.assertIn("temperatures' scores cannot be told apart", findings(lambda ablations: None))
         self.assertIn("the choice by few channels is what it loses", findings(lose_by_channels))

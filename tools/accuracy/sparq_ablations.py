@@ -8,6 +8,9 @@ COMPRESSIONS = ("1/2", "1/4", "1/8")
 TEMPERATURES = ("coverage", "head_dim", "rank")
 TEMPERATURE_NAMES = {"coverage": "eq. 9", "head_dim": "sqrt(head dimension)", "rank": "sqrt(rank)"}
 TOKENS = (32, 64, 128, 256)
+# Of 1/8 of the bytes, the share that scores take; the rest reads the chosen tokens.
+DIVIDED = "1/8"
+DIVISIONS = ("1/2", "5/8", "3/4", "13/16")
 
 
 class Ablations:
@@ -41,6 +44,7 @@ class Ablations:
         for rank, k in self.recipes:
             options += [self.recipe(rank, k, "on", temperature) for temperature in TEMPERATURES]
             options.append(self.recipe(rank, k, "off"))
+        options += [self.divided(one) for one in DIVISIONS]
         options += [self.recipe(rank, k) for rank in self.ranks for k in TOKENS]
         return list(dict.fromkeys(options))
 
@@ -51,6 +55,12 @@ class Ablations:
         """As `triphase eval --compressions` divides the bytes: half for scores, half for tokens."""
         share = share_of(compression)
         return (f"rank={round(self.channels * share)}", f"k_ratio={share / 2}")
+
+    def divided(self, for_scores):
+        """Bytes are those of `rank` of the head's channels of every key, and of k keys and values."""
+        share, scores = share_of(DIVIDED), share_of(for_scores)
+        rank = round(2 * self.channels * share * scores)
+        return (f"rank={rank}", f"k_ratio={share - rank / (2 * self.channels)}")
 
     def oracle_of_tokens(self, compression):
         """As many tokens, chosen by the exact scores (all channels)."""
@@ -121,6 +131,14 @@ def findings(ablations):
         elif not told_apart(sparq, dense):
             sentences.append(f"At {one} SparQ ({with_error(*sparq, 1)}) cannot be told from dense attention "
                              f"({with_error(*dense, 1)}), and exact scores with as many tokens give {with_error(*oracle, 1)}.")
+    division = max(DIVISIONS, key=lambda one: scores[ablations.divided(one)][0])
+    options, even = ablations.divided(division), ablations.divided(DIVISIONS[0])
+    if told_apart(scores[options], scores[even]):
+        sentences.append(f"With {division} of {DIVIDED} of the bytes for scores ({', '.join(options)}) instead of {DIVISIONS[0]}, "
+                         f"SparQ repeats {with_error(*scores[options], 1)}: few channels, not few tokens, are what so small a "
+                         "head lacks.")
+    else:
+        sentences.append(f"How {DIVIDED} of the bytes is divided between scores and tokens makes no difference that can be told.")
     for rank, k in ablations.recipes:
         tried = {temperature: scores[ablations.recipe(rank, k, "on", temperature)] for temperature in TEMPERATURES}
         best = max(tried, key=lambda name: tried[name][0])
@@ -168,6 +186,8 @@ def section(ablations):
         rows.append([f"rank {rank}, k {k}: coverage, and its estimate's mean error (Fig. 4f)",
                      *(f"{percent(row['coverage'], row['coverage_stderr'])}; {row['coverage_error']:.3f}" for row in estimates), ""])
     out.append(table(["Fig. 7b: temperature", *TEMPERATURE_NAMES.values(), "no mean value"], rows))
+    rows = [["SparQ", *(ablations.cell(ablations.divided(one)) for one in DIVISIONS)]]
+    out.append(table([f"{DIVIDED} of the bytes, of which for scores", *DIVISIONS], rows))
     rows = [[f"rank {rank}", *(ablations.cell(ablations.recipe(rank, k)) for k in TOKENS)] for rank in ablations.ranks]
     out.append(table(["Fig. 7c", *(f"k {k}" for k in TOKENS)], rows))
     out.append(bullets(findings(ablations)))

@@ -1,0 +1,49 @@
+#include "bench/prompt_state.h"
+
+#include <cmath>
+
+#include "kernels/sizing/sparse_workspace.h"
+#include "models/attention/methods.h"
+#include "runtime/bench/measure.h"
+
+namespace triphase::bench {
+
+std::unique_ptr<AttentionMethod::State> state_after_prompt(
+    const AttentionOptions& options, const MethodShape& shape, const AttentionShape& longest,
+    std::int64_t tokens, const std::function<LayerKv(std::int64_t)>& kv_of, Backend& backend) {
+  constexpr std::int64_t kRows = 2;
+  const std::int64_t q_width = shape.heads * shape.head_dim;
+  const std::int64_t v_width = shape.kv_heads * shape.head_dim;
+  const auto scale = static_cast<float>(1.0 / std::sqrt(static_cast<double>(shape.head_dim)));
+  BenchMemory memory(backend);
+  const auto random = [&](std::int64_t elements, std::uint64_t seed) {
+    Buffer buffer = memory.bytes(static_cast<std::size_t>(elements) * sizeof(float));
+    memory.fill_random(buffer.data(), buffer.bytes(), DType::kF32, seed);
+    return buffer;
+  };
+  const Buffer q = random(kRows * q_width, 4);
+  const Buffer v = random(v_width, 5);
+  const std::size_t bytes = sparse_workspace_bytes(longest);
+  const Buffer workspace = memory.bytes(bytes);
+  const auto method = make_attention_method(options, shape);
+  auto state = method->begin(tokens);
+  for (std::int64_t layer = 0; layer < shape.layers; ++layer) {
+    LayerKv kv = kv_of(layer);
+    kv.keys.query_begin = 0;
+    kv.keys.query_count = std::min(kRows, tokens);
+    kv.keys.context_tokens = tokens;
+    const LayerCall call{.layer = layer,
+                         .keys = kv.keys,
+                         .cache = kv.cache,
+                         .scale = scale,
+                         .ops = &backend.sparse_ops(),
+                         .memory = &backend.device(),
+                         .workspace = {workspace.data(), bytes},
+                         .stream = &backend.stream()};
+    method->appended(*state, call, {v.data(), DType::kF32, tokens, v_width, 0});
+    method->prefilled(*state, call, {q.data(), DType::kF32, kRows, q_width, q_width});
+  }
+  return state;
+}
+
+}  // namespace triphase::bench
