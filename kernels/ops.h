@@ -71,6 +71,10 @@ struct KvLayerView {
   std::int64_t kt_pages = 0;
   std::int64_t kt_run = 1;
 
+  // [page][page_tokens][kv_head][K, V][head_dim] instead, as KV lies on the host (KvGeometry): v is
+  // k and head_dim elements. Not INT8; read by the CPU's attention over all tokens alone.
+  bool records = false;
+
   [[nodiscard]] bool quantized() const { return dtype == DType::kU8; }
 };
 

@@ -88,6 +88,7 @@ void KvResidency::dereference(BlockIndex index) {
   if (--block.references != 0) return;
   TRIPHASE_CHECK(block.place != BlockPlace::kLeaving && block.place != BlockPlace::kReturning,
                  "a block is given up while it moves");
+  if (block.mirrored_for != kNone) drop_mirror(block);
   if (block.findable) {
     block.lru = lru_.insert(lru_.end(), index);
     count_evictable(block, 1);
@@ -158,6 +159,54 @@ void KvResidency::take_pages(BlockIndex index, SequenceId payer) {
     free_.pop_back();
   }
   peak_ = std::max(peak_, used_pages() - evictable_pages());
+}
+
+std::int32_t KvResidency::take_host_block() {
+  while (free_host_.empty()) evict_one_block();
+  const std::int32_t block = free_host_.back();
+  free_host_.pop_back();
+  peak_host_ =
+      std::max(peak_host_, shape_.host_blocks - static_cast<std::int64_t>(free_host_.size()) -
+                               evictable_host_blocks_);
+  return block;
+}
+
+void KvResidency::begin_mirror(BlockIndex index, SequenceId payer) {
+  Block& block = blocks_[static_cast<std::size_t>(index)];
+  block.host_block = take_host_block();
+  block.mirrored_for = payer.value;
+  block.copied = true;
+  ++at(payer).mirrors;
+  ++mirrors_;
+}
+
+void KvResidency::end_mirror(Block& block) {
+  --sequences_[static_cast<std::size_t>(block.mirrored_for)].mirrors;
+  --mirrors_;
+  block.mirrored_for = kNone;
+}
+
+void KvResidency::drop_mirror(Block& block) {
+  end_mirror(block);
+  free_host_.push_back(block.host_block);
+  block.host_block = kNone;
+  block.copied = false;
+}
+
+void KvResidency::drop_mirrors(SequenceId payer) {
+  const Sequence& sequence = at(payer);
+  if (sequence.mirrors == 0) return;
+  for (const BlockIndex index : sequence.blocks) {
+    Block& block = blocks_[static_cast<std::size_t>(index)];
+    if (block.mirrored_for == payer.value) drop_mirror(block);
+  }
+}
+
+std::int32_t KvResidency::host_copy(SequenceId id, std::int64_t position) const {
+  const Block& block = block_at(id, position);
+  const bool there =
+      block.copied || block.place == BlockPlace::kHost || block.place == BlockPlace::kReturning;
+  return there ? block.host_block : -1;
 }
 
 KvResidency::BlockIndex KvResidency::new_block(SequenceId payer) {
@@ -288,6 +337,7 @@ void KvResidency::append(SequenceId id, std::int64_t count) {
                    "append beyond the length of the admission");
     const BlockIndex index = new_block(id);
     blocks_[static_cast<std::size_t>(index)].references = 1;
+    if (shape_.mirrored && sequence.reserved_host > sequence.mirrors) begin_mirror(index, id);
     if (static_cast<std::int64_t>(sequence.blocks.size()) < sequence.input_blocks) {
       take_input_block(index, sequence);
     }
@@ -365,6 +415,7 @@ void KvResidency::publish(SequenceId id, std::span<const TokenId> tokens) {
 }
 
 void KvResidency::release(SequenceId id) {
+  drop_mirrors(id);
   Sequence& sequence = at(id);
   reserved_ -= sequence.reserved_pages;
   reserved_host_ -= sequence.reserved_host;
@@ -399,26 +450,25 @@ KvResidency::Move KvResidency::begin_offload(SequenceId id, std::int64_t positio
   TRIPHASE_CHECK(block.place == BlockPlace::kDevice &&
                      (open || (position + 1) * shape_.block_tokens <= sequence.tokens),
                  "only closed blocks on the device can be offloaded");
-  if (sequence.reserved_host > 0) {
+  const bool mirrored = block.mirrored_for != kNone;
+  if (mirrored) end_mirror(block);
+  if (sequence.reserved_host > sequence.mirrors) {
     --sequence.reserved_host;
     --reserved_host_;
   } else {
-    TRIPHASE_CHECK(free_host_blocks() > 0, "a block beyond the host's room");
+    // A mirror counts as taken already.
+    TRIPHASE_CHECK(free_host_blocks() >= (mirrored ? 0 : 1), "a block beyond the host's room");
   }
-  while (free_host_.empty()) evict_one_block();
-  block.host_block = free_host_.back();
-  free_host_.pop_back();
+  if (!mirrored) block.host_block = take_host_block();
   block.place = BlockPlace::kLeaving;
-  peak_host_ =
-      std::max(peak_host_, shape_.host_blocks - static_cast<std::int64_t>(free_host_.size()) -
-                               evictable_host_blocks_);
-  return {block.host_block, block.pages};
+  return {block.host_block, block.pages, mirrored};
 }
 
 void KvResidency::finish_offload(SequenceId id, std::int64_t position) {
   Block& block = block_at(id, position);
   TRIPHASE_CHECK(block.place == BlockPlace::kLeaving, "the block is not leaving");
   block.place = BlockPlace::kHost;
+  block.copied = false;
   free_.insert(free_.end(), block.pages.begin(), block.pages.end());
   block.pages.clear();
   update_page_tables(at(id).blocks[static_cast<std::size_t>(position)]);
@@ -448,6 +498,7 @@ void KvResidency::cancel_move(SequenceId id, std::int64_t position) {
     block.place = BlockPlace::kDevice;
     free_host_.push_back(block.host_block);
     block.host_block = kNone;
+    block.copied = false;
   } else if (block.place == BlockPlace::kReturning) {
     block.place = BlockPlace::kHost;
     free_.insert(free_.end(), block.pages.begin(), block.pages.end());
@@ -516,6 +567,7 @@ void KvResidency::update_page_tables(BlockIndex index) {
 }
 
 void KvResidency::drop_reservations(SequenceId id) {
+  drop_mirrors(id);
   Sequence& sequence = at(id);
   reserved_ -= std::exchange(sequence.reserved_pages, 0);
   reserved_host_ -= std::exchange(sequence.reserved_host, 0);

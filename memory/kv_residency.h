@@ -56,6 +56,9 @@ class KvResidency {
     std::int64_t device_pages = 0;  // pages of one layer each
     std::int64_t host_blocks = 0;   // blocks of all layers
     std::int64_t input_blocks = 0;  // of saved layer inputs, all layers
+    // Blocks of a sequence with a host reservation have their host block from their beginning: what
+    // is written to them on the device is written there too.
+    bool mirrored = false;
   };
 
   // In blocks, beyond those the sequence shares. Nothing for the device: all it will ever need.
@@ -109,6 +112,7 @@ class KvResidency {
   struct Move {
     std::int32_t host_block = -1;
     std::span<const PageId> pages;
+    bool there = false;  // nothing to copy: the block was mirrored
   };
   [[nodiscard]] Move begin_offload(SequenceId sequence, std::int64_t block, bool open = false);
   void finish_offload(SequenceId sequence, std::int64_t block);
@@ -142,6 +146,13 @@ class KvResidency {
   [[nodiscard]] BlockPlace block_place(SequenceId sequence, std::int64_t block) const;
   // Of a block that is on the host or moving; -1 otherwise.
   [[nodiscard]] std::int32_t host_block(SequenceId sequence, std::int64_t block) const;
+  // The host block that what is written to this block is written to as well; -1: it is not.
+  [[nodiscard]] std::int32_t mirror(SequenceId sequence, std::int64_t block) const {
+    const Block& at = block_at(sequence, block);
+    return at.mirrored_for == kNone ? -1 : at.host_block;
+  }
+  // The host block that holds all that is written of the block, wherever it is read; -1: none does.
+  [[nodiscard]] std::int32_t host_copy(SequenceId sequence, std::int64_t block) const;
   // Where the block's layer inputs are saved; -1: nowhere.
   [[nodiscard]] std::int32_t input_block(SequenceId sequence, std::int64_t block) const {
     return block_at(sequence, block).input_block;
@@ -184,7 +195,8 @@ class KvResidency {
   [[nodiscard]] std::int64_t peak_pages() const { return peak_; }
   // Host blocks that a new move could take.
   [[nodiscard]] std::int64_t free_host_blocks() const {
-    return static_cast<std::int64_t>(free_host_.size()) + evictable_host_blocks_ - reserved_host_;
+    return static_cast<std::int64_t>(free_host_.size()) + evictable_host_blocks_ -
+           (reserved_host_ - mirrors_);
   }
   // Held by sequences, moves under way included.
   [[nodiscard]] std::int64_t used_host_blocks() const {
@@ -214,6 +226,8 @@ class KvResidency {
     BlockPlace place = BlockPlace::kDevice;
     std::int32_t host_block = kNone;
     std::int32_t input_block = kNone;
+    std::int32_t mirrored_for = kNone;  // on the device: whose reservation host_block is of
+    bool copied = false;                // host_block has what is in the pages
     std::int32_t references = 0;
     bool findable = false;
     bool live = false;
@@ -230,6 +244,7 @@ class KvResidency {
     std::int64_t tokens = 0;
     std::int64_t reserved_pages = 0;   // still to be taken
     std::int64_t reserved_host = 0;    // host blocks still to be taken
+    std::int64_t mirrors = 0;          // of reserved_host, those that blocks on the device have
     std::int64_t max_blocks = 0;       // at its longest
     std::int64_t input_blocks = 0;     // leading ones whose layer inputs are saved
     std::int64_t reserved_inputs = 0;  // input blocks still to be taken
@@ -259,6 +274,11 @@ class KvResidency {
   void count_evictable(const Block& block, std::int64_t change);
   void evict_one_block();
   void take_pages(BlockIndex index, SequenceId payer);
+  [[nodiscard]] std::int32_t take_host_block();
+  void begin_mirror(BlockIndex index, SequenceId payer);
+  void end_mirror(Block& block);  // its host block stays with it
+  void drop_mirror(Block& block);
+  void drop_mirrors(SequenceId payer);
   BlockIndex new_block(SequenceId payer);
   void update_page_tables(BlockIndex index);
   [[nodiscard]] Block& block_at(SequenceId sequence, std::int64_t block);
@@ -274,6 +294,7 @@ class KvResidency {
   std::int64_t evictable_blocks_ = 0;  // with pages
   std::vector<std::int32_t> free_host_;
   std::int64_t reserved_host_ = 0;
+  std::int64_t mirrors_ = 0;
   std::int64_t peak_host_ = 0;
   std::int64_t evictable_host_blocks_ = 0;
   std::vector<std::int32_t> free_inputs_;

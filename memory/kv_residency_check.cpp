@@ -59,6 +59,7 @@ void KvResidency::check() const {
   std::int64_t evictable_host = 0;
   std::int64_t evictable_inputs = 0;
   std::int64_t evictable_blocks = 0;
+  std::int64_t mirrors = 0;
   for (std::size_t index = 0; index < blocks_.size(); ++index) {
     const Block& block = blocks_[index];
     TRIPHASE_CHECK(block.references == references[index], "reference count");
@@ -77,7 +78,13 @@ void KvResidency::check() const {
         block.place == BlockPlace::kDevice || block.place == BlockPlace::kReplaying;
     if (block.input_block != kNone) see_inputs(block.input_block);
     const bool on_host = block.live && !on_device && !nowhere;
-    TRIPHASE_CHECK((block.host_block != kNone) == on_host, "host block against place");
+    const bool mirrored = block.mirrored_for != kNone;
+    mirrors += mirrored ? 1 : 0;
+    TRIPHASE_CHECK(
+        !mirrored || (block.place == BlockPlace::kDevice && block.copied && block.references > 0),
+        "a mirror of a block that is not on the device");
+    TRIPHASE_CHECK((block.host_block != kNone) == (on_host || mirrored),
+                   "host block against place");
     TRIPHASE_CHECK(
         !block.live || block.pages.empty() == (block.place == BlockPlace::kHost || nowhere),
         "pages against place");
@@ -98,6 +105,12 @@ void KvResidency::check() const {
                  "evictable blocks");
   TRIPHASE_CHECK(free_pages() + evictable_pages() >= reserved_, "a promise that cannot be kept");
   TRIPHASE_CHECK(free_input_blocks() >= 0, "a promise of layer inputs that cannot be kept");
+  std::int64_t counted = 0;
+  for (const Sequence& sequence : sequences_) {
+    TRIPHASE_CHECK(sequence.mirrors <= sequence.reserved_host, "mirrors beyond what is reserved");
+    counted += sequence.mirrors;
+  }
+  TRIPHASE_CHECK(mirrors == mirrors_ && counted == mirrors_, "mirrors");
   TRIPHASE_CHECK(free_host_blocks() >= 0, "a host promise that cannot be kept");
 }
 

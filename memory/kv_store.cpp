@@ -62,7 +62,8 @@ KvStore::KvStore(const Shape& shape, const Sizes& sizes, MemoryPool& device, Mem
                   .block_tokens = shape.block_tokens,
                   .device_pages = sizes.device_pages,
                   .host_blocks = sizes.host_blocks,
-                  .input_blocks = sizes.input_blocks}),
+                  .input_blocks = sizes.input_blocks,
+                  .mirrored = shape.host_attention}),
       open_pages_(sizes.open_pages, shape.layers) {
   const auto pages =
       static_cast<std::uint64_t>(sizes.device_pages + sizes.staging_pages + sizes.cache_pages);
@@ -162,6 +163,10 @@ void KvStore::offload(SequenceId sequence, std::int64_t first_block, std::int64_
                       bool open) {
   for (std::int64_t block = first_block; block < first_block + count; ++block) {
     const KvResidency::Move move = residency_.begin_offload(sequence, block, open);
+    if (move.there) {
+      moves_.push_back({Ticket{}, sequence, block, /*to_host=*/true});
+      continue;
+    }
     runs_.clear();
     for (std::int64_t layer = 0; layer < shape_.layers; ++layer) {
       runs_.push_back(

@@ -32,6 +32,9 @@ class KvStore {
     DType open_dtype = DType::kF16;  // INT8 only: of blocks that are still open
     bool key_columns = false;        // K^T beside K, on the device wherever the block is
     std::int64_t input_width = 0;    // of saved layer inputs: the hidden size; 0: none are saved
+    // Decoded rows of sequences with a host reservation are attended on the host: their blocks are
+    // mirrored there (KvResidency::Shape). Not INT8.
+    bool host_attention = false;
 
     [[nodiscard]] bool quantized() const { return dtype == DType::kU8; }
   };

@@ -156,6 +156,7 @@ ConstMatrix DecoderModel::forward(const ForwardBatch& batch, KvStore& kv, Stream
   fill_positions(batch);
   if (inputs_) inputs_->begin(kv, batch.segments);
   kv_step_.begin(kv, batch.segments, windows_, runner_.get());
+  if (host_attention_) host_attention_->begin(kv, batch.segments, kv_step_);
   const Matrix x = matrix(x_, rows, config_.hidden_size);
   const Matrix normed = matrix(normed_, rows, config_.hidden_size);
   embed(batch, x, stream);
@@ -183,7 +184,12 @@ ConstMatrix DecoderModel::forward(const ForwardBatch& batch, KvStore& kv, Stream
       mlp_block(w, normed, x, stream);
     }
     weight_stream_.done(layer);
+    if (sync_layers_ && kv.transfers() != nullptr) {
+      stream.synchronize();
+      kv.transfers()->drain();
+    }
   }
+  if (host_attention_) host_attention_->finish();
   return head(batch, x, stream);
 }
 
@@ -235,6 +241,7 @@ void DecoderModel::attend(std::int64_t layer, const LayerWeights& w, Matrix x, S
   const KvLayerView cache = append_kv(layer, q, k, v, stream);
   const Matrix attended = matrix(attended_, x.rows, config_.q_width());
   const float scale = static_cast<float>(1.0 / std::sqrt(static_cast<double>(config_.head_dim)));
+  if (host_attention_) host_attention_->send(LayerId(layer), q, stream);
   for (std::int64_t group = 0; group < kv_step_.groups(); ++group) {
     const std::span<const AttentionSegment> segments = wait_for_kv(layer, group);
     recompute(w, cache, stream);
@@ -245,13 +252,22 @@ void DecoderModel::attend(std::int64_t layer, const LayerWeights& w, Matrix x, S
       runner_->attend(LayerId(layer), segments, kv_step_.segment_sequences(),
                       kv_step_.segment_slots(), q, cache, scale, attended, *ops_, workspace,
                       stream);
-    } else {
+    } else if (!segments.empty()) {
       ops_->attention(q, config_.heads, cache, segments, scale, attended, workspace, stream);
     }
     kv_step_.done(LayerId(layer), group);
   }
+  if (host_attention_) attend_on_host(layer, scale, attended, stream);
   const TraceSpan span(trace_, TraceLane::kCompute, "output");
   ops_->linear(attended, w.attention_out, w.attention_out_bias, true, x, stream);
+}
+
+void DecoderModel::attend_on_host(std::int64_t layer, float scale, Matrix attended,
+                                  Stream& stream) {
+  if (!host_attention_->active()) return;
+  const TraceSpan span(trace_, TraceLane::kCompute, "attend on host");
+  host_attention_->attend(LayerId(layer), windows_[static_cast<std::size_t>(layer)], scale,
+                          attended, stream);
 }
 
 KvLayerView DecoderModel::append_kv(std::int64_t layer, Matrix q, Matrix k, Matrix v,

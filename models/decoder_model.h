@@ -15,6 +15,7 @@
 #include "models/attention_runner.h"
 #include "models/config/model_config.h"
 #include "models/forward_batch.h"
+#include "models/host_attention.h"
 #include "models/kv_step.h"
 #include "models/layer_inputs.h"
 #include "models/rope.h"
@@ -63,6 +64,17 @@ class DecoderModel {
   void set_layer_inputs(std::int64_t tokens, InputOps& ops, MemoryPool& pool);
   [[nodiscard]] const LayerInputs* layer_inputs() const { return inputs_.get(); }
 
+  // Decoded rows of sequences on the host are attended there from now on (host_attention.h), at
+  // most `rows` in a step; for stores with Shape::host_attention. `ops`: of the host, with as many
+  // threads as the constructor was told.
+  void set_host_attention(std::int64_t rows, Ops& ops, MemoryPool& host_pool) {
+    host_attention_ =
+        std::make_unique<HostAttention>(config_, rows, limits_.context, threads_, ops, host_pool);
+  }
+  [[nodiscard]] const HostAttention* host_attention() const { return host_attention_.get(); }
+  // All transfers end before the next layer begins, as some baselines have it.
+  void set_sync_layers(bool sync) { sync_layers_ = sync; }
+
   // Returns logits [logit_rows, vocab] F32, valid until the next call; writes the new tokens' KV.
   [[nodiscard]] ConstMatrix forward(const ForwardBatch& batch, KvStore& kv, Stream& stream);
 
@@ -86,6 +98,7 @@ class DecoderModel {
   // Rotates q and k, writes k and v; returns where this layer's KV lies.
   [[nodiscard]] KvLayerView append_kv(std::int64_t layer, Matrix q, Matrix k, Matrix v,
                                       Stream& stream);
+  void attend_on_host(std::int64_t layer, float scale, Matrix attended, Stream& stream);
   [[nodiscard]] std::span<const AttentionSegment> wait_for_kv(std::int64_t layer,
                                                               std::int64_t group);
   // The attention method chooses for the group's segments, and what it chose is brought.
@@ -110,8 +123,10 @@ class DecoderModel {
   std::vector<std::int32_t> positions_;
   std::vector<std::int64_t> windows_;  // by layer
   KvStep kv_step_;
-  std::unique_ptr<AttentionRunner> runner_;  // null: dense
-  std::unique_ptr<LayerInputs> inputs_;      // null: K and V from the layer's own inputs
+  std::unique_ptr<AttentionRunner> runner_;        // null: dense
+  std::unique_ptr<LayerInputs> inputs_;            // null: K and V from the layer's own inputs
+  std::unique_ptr<HostAttention> host_attention_;  // null: all rows are attended on the device
+  bool sync_layers_ = false;
   int threads_ = 1;
   WeightStream weight_stream_;
   Trace* trace_ = nullptr;

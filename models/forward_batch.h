@@ -17,6 +17,9 @@ struct BatchSegment {
   std::int64_t count = 0;
   std::int64_t first_position = 0;  // absolute position of the first of them
   std::uint64_t rope_key = 0;       // RopeTable::key_for_prompt
+  // A sampled token: attended where its sequence's KV lies, if that is the host
+  // (KvStore::Shape::host_attention).
+  bool decode = false;
   // Whole blocks of the prompt that were computed before and whose KV was given up: attended
   // densely, and told to no attention method, which has seen them.
   bool replay = false;

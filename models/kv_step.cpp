@@ -19,6 +19,7 @@ void KvStep::begin(KvStore& store, std::span<const BatchSegment> rows,
   attention_ = attention;
   rows_ = rows;
   windows_ = windows;
+  find_host_entries();
   make_groups();
   if (store.shape().quantized()) make_scale_tables();
   if (reads_key_columns()) make_column_places();
@@ -33,6 +34,22 @@ void KvStep::begin(KvStore& store, std::span<const BatchSegment> rows,
   if (prefetch_) stage_to(0);
 }
 
+void KvStep::find_host_entries() {
+  on_host_.assign(rows_.size(), false);
+  // A method chooses with what it keeps on the device.
+  if (!store_->shape().host_attention || attention_ != nullptr) return;
+  const KvResidency& residency = store_->residency();
+  for (std::size_t index = 0; index < rows_.size(); ++index) {
+    const BatchSegment& entry = rows_[index];
+    bool there = entry.decode;
+    const std::int64_t blocks = residency.blocks(entry.sequence);
+    for (std::int64_t block = 0; block < blocks && there; ++block) {
+      there = residency.host_copy(entry.sequence, block) >= 0;
+    }
+    on_host_[index] = there;
+  }
+}
+
 // Consecutive entries whose blocks on the host fit their part of the staging pages together: of
 // quarters, so that one is read while others are filled and the link does not wait for what a layer
 // computes besides attention; of larger parts where a sequence needs that. What sequences share is
@@ -42,7 +59,9 @@ void KvStep::make_groups() {
   staging_ = false;
   if (store_->sizes().host_blocks > 0) {
     std::int64_t largest = 0;
-    for (const BatchSegment& entry : rows_) largest = std::max(largest, blocks_on_host(entry));
+    for (std::size_t index = 0; index < rows_.size(); ++index) {
+      largest = std::max(largest, blocks_on_host(index));
+    }
     if (largest > 0) {
       const std::int64_t pages = store_->sizes().staging_pages;
       TRIPHASE_CHECK(largest <= pages, "a sequence's blocks on the host exceed the staging pages");
@@ -52,11 +71,11 @@ void KvStep::make_groups() {
       ++group_stamp_;
       groups_.push_back({});
       for (std::size_t index = 0; index < rows_.size(); ++index) {
-        std::int64_t blocks = new_blocks(rows_[index]);
+        std::int64_t blocks = new_blocks(index);
         if (groups_.back().pages + blocks > room) {
           groups_.push_back({index});
           ++group_stamp_;
-          blocks = new_blocks(rows_[index]);
+          blocks = new_blocks(index);
         }
         groups_.back().pages += blocks;
         ++groups_.back().count;
@@ -75,13 +94,16 @@ std::span<const PageId> KvStep::pages_of(const BatchSegment& rows, LayerId layer
 }
 
 // A sequence's blocks are in the same tier in every layer.
-std::int64_t KvStep::blocks_on_host(const BatchSegment& rows) const {
-  const std::span<const PageId> pages = pages_of(rows, LayerId(0));
+std::int64_t KvStep::blocks_on_host(std::size_t entry) const {
+  if (on_host_[entry]) return 0;
+  const std::span<const PageId> pages = pages_of(rows_[entry], LayerId(0));
   return std::ranges::count_if(pages, [](PageId page) { return !page.valid(); });
 }
 
 // Those that no entry of the group at hand has; they count as seen from here on.
-std::int64_t KvStep::new_blocks(const BatchSegment& rows) {
+std::int64_t KvStep::new_blocks(std::size_t entry) {
+  if (on_host_[entry]) return 0;
+  const BatchSegment& rows = rows_[entry];
   const KvResidency& residency = store_->residency();
   const std::span<const PageId> pages = pages_of(rows, LayerId(0));
   std::int64_t count = 0;
@@ -215,6 +237,7 @@ void KvStep::read_first_round(Unit& unit, LayerId layer, const Group& group) {
     const std::span<const PageId> pages = pages_of(entry, layer);
     std::vector<PageId>& table = unit.tables[index];
     table.assign(pages.begin(), pages.end());
+    if (on_host_[group.first + index]) continue;
     if (const TokenChoice* choice = early_choice(entry, layer)) {
       reads_.read_tokens(entry, *choice, table, unit.slots[index]);
     } else {
@@ -397,6 +420,7 @@ std::span<const AttentionSegment> KvStep::segments(LayerId layer, std::int64_t g
     return segments_;
   }
   for (std::size_t index = group.first; index < group.first + group.count; ++index) {
+    if (on_host_[index]) continue;
     const BatchSegment& entry = rows_[index];
     add_sequence(index);
     segments_.push_back({.query_begin = entry.first_row,

@@ -43,6 +43,10 @@ class KvStep {
   [[nodiscard]] std::span<const KvClose> closes() const { return closes_; }
   [[nodiscard]] KvLayerView view(LayerId layer) const;
 
+  // Whether the rows of an entry are attended on the host (host_attention.h): then they are in no
+  // segment, and nothing is brought for them.
+  [[nodiscard]] bool on_host(std::size_t entry) const { return on_host_[entry]; }
+
   [[nodiscard]] std::int64_t groups() const { return static_cast<std::int64_t>(groups_.size()); }
   // Waits for the group's staged blocks; throws what made their transfer fail.
   [[nodiscard]] std::span<const AttentionSegment> segments(LayerId layer, std::int64_t group);
@@ -98,11 +102,12 @@ class KvStep {
     bool any_late = false;  // what lies before the first block comes once it is chosen
   };
 
+  void find_host_entries();
   void make_groups();
   // By block of what the rows attend: their pages, none where they are on the host.
   [[nodiscard]] std::span<const PageId> pages_of(const BatchSegment& rows, LayerId layer) const;
-  [[nodiscard]] std::int64_t blocks_on_host(const BatchSegment& rows) const;
-  [[nodiscard]] std::int64_t new_blocks(const BatchSegment& rows);
+  [[nodiscard]] std::int64_t blocks_on_host(std::size_t entry) const;
+  [[nodiscard]] std::int64_t new_blocks(std::size_t entry);
   void make_scale_tables();
   void make_column_places();
   [[nodiscard]] bool reads_key_columns() const {
@@ -143,6 +148,7 @@ class KvStep {
   static const KvRecomputes kNoRecomputes;
   const KvRecomputes* recomputes_ = &kNoRecomputes;
   KvRecomputes fetched_recomputes_;
+  std::vector<bool> on_host_;  // by entry of rows_
   std::vector<Group> groups_;
   std::vector<std::int64_t> seen_blocks_;  // by KvResidency::block_index: the last group's stamp
   std::int64_t group_stamp_ = 0;

@@ -100,6 +100,7 @@ void Backend::use_cuda(int index) {
       *device_, *host_, {.machine = *machine_.gpu, .stream_handle = [](Stream& stream) {
                            return cuda_stream(stream);
                          }});
+  host_ops_ = make_cpu_ops(*threads_);
   stream_ = device_->make_stream();
   reserve_ = [this, ops = ops.get(), sparse_ops = sparse_ops.get()](const OpsShape& shape) {
     ops->reserve(shape, *stream_);

@@ -32,6 +32,8 @@ class Backend {
   // Memory of the host that the device copies from and to at full speed.
   [[nodiscard]] Device& host() { return *host_; }
   [[nodiscard]] Ops& ops() { return *ops_; }
+  // The CPU's, for what is computed where host memory is.
+  [[nodiscard]] Ops& host_ops() { return host_ops_ ? *host_ops_ : *ops_; }
   [[nodiscard]] SparseOps& sparse_ops() { return *sparse_ops_; }
   [[nodiscard]] InputOps& input_ops() { return *input_ops_; }
   [[nodiscard]] ThreadPool& threads() { return *threads_; }
@@ -58,6 +60,7 @@ class Backend {
   std::unique_ptr<Device> device_;
   std::unique_ptr<Device> host_;
   std::unique_ptr<Ops> ops_;
+  std::unique_ptr<Ops> host_ops_;  // null: ops_ are
   std::unique_ptr<SparseOps> sparse_ops_;
   std::unique_ptr<InputOps> input_ops_;
   std::unique_ptr<Stream> stream_;

@@ -199,6 +199,7 @@ void Engine::build_batch() {
                                .count = counts[index],
                                .first_position = first,
                                .rope_key = running.rope_key,
+                               .decode = !replay && running.prefill_left() == 0,
                                .replay = replay});
     batch_tokens_.insert(batch_tokens_.end(), tokens.begin(), tokens.end());
     if (replay) batch_replay_rows_ += counts[index];

@@ -79,8 +79,15 @@ void fill_engine_numbers(const EngineStats& stats, const PlacementStats& placeme
         .kv_reloads = placement.reloaded_blocks * KvStore::host_block_bytes(loaded.kv.shape()),
         .kv_blocks = read.blocks,
         .kv_tokens = read.tokens,
-        .inputs = read.inputs};
+        .inputs = read.inputs,
+        .results = loaded.decoder.host_attention() != nullptr
+                       ? loaded.decoder.host_attention()->use().results
+                       : 0};
     summary.token_cache = {plan.memory.cache, read.chosen, read.cached};
+  }
+  if (const HostAttention* host = loaded.decoder.host_attention()) {
+    const HostAttention::Use& use = host->use();
+    summary.host_attention = {use.rows, use.queries, use.results, use.kv};
   }
   if (const LayerInputs* inputs = loaded.decoder.layer_inputs()) {
     const auto layers = static_cast<std::uint64_t>(loaded.kv.shape().layers);
@@ -136,6 +143,12 @@ void fill_engine_numbers(const EngineStats& stats, const PlacementStats& placeme
     add(host, MemoryTag::kKv, plan.memory.host_kv,
         static_cast<std::uint64_t>(residency.peak_host_blocks()) *
             KvStore::host_block_bytes(shape));
+  }
+  if (plan.host_scratch > 0) {
+    const std::uint64_t buffers = loaded.host_pool.use(MemoryTag::kWorkspace).peak;
+    add(host, MemoryTag::kActivations, plan.host_scratch - buffers,
+        loaded.host_pool.use(MemoryTag::kActivations).peak);
+    add(host, MemoryTag::kWorkspace, buffers, buffers);
   }
   if (plan.memory.host_inputs > 0) {
     add(host, MemoryTag::kInputs, plan.memory.host_inputs,

@@ -65,11 +65,7 @@ class Planner {
     if (plan_.placement.block_tokens && !options_.given("kv-block")) {
       plan_.kv.block_tokens = *plan_.placement.block_tokens;
     }
-    if (plan_.placement.host_kv == HostKvUse::kCpuAttention) {
-      throw Error(ErrorRole::kUsage, "E-CLI-OPTION", "--policy-option")
-          .found("cpu-attention")
-          .expected("KV on the host streamed through the device in this version");
-    }
+    choose_host_attention();
     choose_inputs();
     divide();
     return std::move(plan_);
@@ -135,6 +131,29 @@ class Planner {
           .expected(
               fmt::format("a multiple of {} with --kv-dtype int8", KvStore::kInt8BlockMultiple));
     }
+  }
+
+  // The host attends whole contexts as they are stored.
+  void choose_host_attention() {
+    if (plan_.placement.host_kv != HostKvUse::kCpuAttention) return;
+    const auto refuse = [](std::string_view option, std::string_view found,
+                           std::string_view expected) {
+      throw Error(ErrorRole::kUsage, "E-CLI-CONFLICT", option)
+          .found(fmt::format("{} with --policy-option host-kv=cpu-attention", found))
+          .expected(expected)
+          .hint("or host-kv=stream");
+    };
+    if (plan_.kv.quantized()) refuse("--kv-dtype", "int8", "fp16, bf16 or fp32");
+    if (options_.attention.kind != AttentionKind::kDense) {
+      refuse("--attention", attention_name(options_.attention.kind), "dense");
+    }
+    plan_.kv.host_attention = true;
+  }
+
+  // Buffers of attention on the host.
+  [[nodiscard]] std::uint64_t host_scratch(std::int64_t batch) const {
+    if (!plan_.kv.host_attention) return 0;
+    return HostAttention::host_bytes(model_.config, batch, context_, machine_.threads);
   }
 
   // K and V of these tokens come from their layer inputs under every policy, whether or not any
@@ -231,19 +250,24 @@ class Planner {
     // Without a budget for the device both tiers would be the same memory.
     const bool budgeted = options_.device_memory || options_.device_kv_memory;
     if (plan_.placement.host_tier && (budgeted || plan_.policy->name() != "triphase")) {
-      request.host = MemoryRequest::Host{
-          .budget = plan_.host_budget - std::min(plan_.host_budget, plan_.host_weights),
-          .holds_everything = plan_.policy->name() == "accelerate",
-          .always = plan_.policy->name() == "flexgen",
-          .chosen_share = chosen_share(),
-          .token_cache = options_.token_cache,
-          .input_blocks = plan_.policy->input_blocks(plan_.kv.block_tokens),
-          .input_block_bytes =
-              KvStore::input_bytes(plan_.kv) * static_cast<std::uint64_t>(plan_.kv.layers)};
+      const std::uint64_t taken =
+          plan_.host_weights +
+          host_scratch(options_.batch_size > 0 ? options_.batch_size : kDefaultBatchSize);
+      request.host =
+          MemoryRequest::Host{.budget = plan_.host_budget - std::min(plan_.host_budget, taken),
+                              .holds_everything = plan_.policy->name() == "accelerate",
+                              .always = plan_.policy->name() == "flexgen",
+                              .chosen_share = chosen_share(),
+                              .token_cache = options_.token_cache,
+                              .input_blocks = plan_.policy->input_blocks(plan_.kv.block_tokens),
+                              .input_block_bytes = KvStore::input_bytes(plan_.kv) *
+                                                   static_cast<std::uint64_t>(plan_.kv.layers)};
     }
     plan_.memory = plan_memory(request);
     plan_.limits = limits_for(plan_.memory.batch_size);
     plan_.selection = selection(plan_.memory.batch_size);
+    plan_.kv.host_attention = plan_.kv.host_attention && plan_.memory.host_blocks > 0;
+    plan_.host_scratch = host_scratch(plan_.memory.batch_size);
     // Nothing can leave the device: Phase I to the end. Reserving at admission then decides the
     // same once, not in every step.
     if (plan_.policy->name() == "triphase" && plan_.memory.host_blocks == 0) {
@@ -369,6 +393,11 @@ LoadedModel::LoadedModel(std::shared_ptr<LoadedWeights> loaded, const ModelBundl
   backend.reserve(ops_shape(model.config, plan.limits, plan.kv));
   decoder.set_attention(options.attention, backend.sparse_ops(), pool, model.clusters());
   decoder.set_layer_inputs(plan.input_tokens, backend.input_ops(), pool);
+  if (transfers) transfers->set_pageable(!plan.placement.pinned);
+  if (plan.kv.host_attention) {
+    decoder.set_host_attention(plan.memory.batch_size, backend.host_ops(), host_pool);
+  }
+  decoder.set_sync_layers(plan.placement.sync_each_layer);
   decoder.kv_step().set_prefetch(plan.placement.overlap);
   decoder.weight_stream().set_prefetch(plan.placement.overlap);
 }

@@ -36,6 +36,7 @@ struct RunPlan {
   std::uint64_t budget = 0;        // device bytes
   std::uint64_t host_budget = 0;   // host bytes
   std::uint64_t host_weights = 0;  // bytes of streamed layers
+  std::uint64_t host_scratch = 0;  // bytes of attention's buffers on the host
   std::shared_ptr<const PlacementPolicy> policy;
   StaticPlacement placement;
   std::uint64_t selection = 0;    // of the scratch: what the attention method keeps to choose by

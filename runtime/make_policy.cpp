@@ -85,6 +85,8 @@ std::shared_ptr<const PlacementPolicy> make_flexgen(const RunOptions& options) {
                        count("gpu-batch", flexgen.gpu_batch),
                        count("num-batches", flexgen.num_batches),
                        on_off("overlap", flexgen.overlap),
+                       on_off("pinned", flexgen.pinned),
+                       on_off("sync-each-layer", flexgen.sync_each_layer),
                        {"host-kv", "stream or cpu-attention", [&flexgen](std::string_view text) {
                           if (text != "stream" && text != "cpu-attention") return false;
                           flexgen.host_kv =
@@ -140,7 +142,8 @@ std::shared_ptr<const PlacementPolicy> make_policy(const RunOptions& options,
   if (options.policy == "vllm") return make_vllm(options, std::move(replay));
   if (options.policy == "accelerate") {
     AccelerateOptions accelerate;
-    read_knobs(options, {on_off("overlap", accelerate.overlap)});
+    read_knobs(options,
+               {on_off("overlap", accelerate.overlap), on_off("pinned", accelerate.pinned)});
     return std::make_shared<AcceleratePolicy>(accelerate);
   }
   if (options.policy == "zero") {

@@ -33,6 +33,7 @@ struct ToDeviceBytes {
   std::uint64_t kv_blocks = 0;   // whole blocks, for the step that attended them
   std::uint64_t kv_tokens = 0;   // chosen tokens, for the step that attended them
   std::uint64_t inputs = 0;      // layer inputs, for the step that recomputed their KV
+  std::uint64_t results = 0;     // of attention on the host
 };
 
 // Tokens on the host that were chosen, and what kept them from crossing the link.
@@ -82,6 +83,14 @@ struct ReplayUse {
   std::uint64_t replayed_tokens = 0;
 };
 
+// Rows that were attended on the host, and what of them crossed the link; bytes.
+struct HostAttentionUse {
+  std::uint64_t rows = 0;  // in one layer each
+  std::uint64_t queries = 0;
+  std::uint64_t results = 0;
+  std::uint64_t kv = 0;  // new tokens' K and V
+};
+
 struct RunSummary {
   // What ran.
   std::string model_path;
@@ -129,6 +138,7 @@ struct RunSummary {
   ToDeviceBytes to_device;
   TokenCacheUse token_cache;
   LayerInputUse layer_inputs;
+  HostAttentionUse host_attention;
   std::vector<PhaseBoundary> phase_boundaries;  // empty: none met
   // Steps and seconds by the latest phase that any line was in; I, II, III.
   std::array<PhaseUse, 3> phases{};

@@ -37,7 +37,7 @@ std::vector<Row> make_rows(const OptionValues& values) {
           .expected("integers of at least 0, separated by commas");
     }
     for (const std::string& attention : option_choices(values, "attentions", "attention")) {
-      for (const std::string& policy : option_choices(values, "policies", "policy")) {
+      for (const std::string& policy : option_choices(values, "policies", "policy", true)) {
         rows.push_back({.cell = {policy, attention, batch}});
       }
     }
@@ -68,7 +68,8 @@ class Folder {
 // What the user gave for every run, and what this one adds.
 Arguments run_arguments(const OptionValues& values, const Cell& cell, const std::string& output) {
   const CommandSpec& run = *find_command("run");
-  Arguments arguments = {"--policy=" + cell.policy,
+  // "flexgen:cpu" is flexgen with options of its own.
+  Arguments arguments = {"--policy=" + cell.policy.substr(0, cell.policy.find(':')),
                          "--attention=" + cell.attention,
                          "--batch-size=" + cell.batch_size,
                          "--output=" + output,

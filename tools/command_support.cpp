@@ -55,7 +55,7 @@ std::vector<std::string> split_list(const std::string& text) {
 }
 
 std::vector<std::string> option_choices(const OptionValues& values, const char* list,
-                                        const char* option) {
+                                        const char* option, bool labelled) {
   const OptionSpec* spec = find_option(*find_command("run"), option);
   TRIPHASE_CHECK(spec != nullptr, "an option of run");
   std::string allowed(spec->value);
@@ -63,7 +63,8 @@ std::vector<std::string> option_choices(const OptionValues& values, const char* 
   const std::vector<std::string> known = split_list(allowed);
   std::vector<std::string> words = split_list(values.text(list));
   for (const std::string& word : words) {
-    if (std::ranges::find(known, word) != known.end()) continue;
+    const std::string name = labelled ? word.substr(0, word.find(':')) : word;
+    if (std::ranges::find(known, name) != known.end()) continue;
     throw Error(ErrorRole::kUsage, "E-CLI-OPTION", fmt::format("--{}", list))
         .found(word)
         .expected(fmt::format("some of {}, separated by commas", fmt::join(known, ", ")));

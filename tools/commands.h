@@ -37,9 +37,9 @@ void print(std::string_view text);
 
 // "a,b" -> "a", "b"; an empty text is one empty part.
 [[nodiscard]] std::vector<std::string> split_list(const std::string& text);
-// The words of the list option --`list`, each one of the choices of run's --`option`. Throws
-// E-CLI-OPTION.
+// The words of the list option --`list`, each one of the choices of run's --`option`; with
+// `labelled` perhaps followed by a colon and a label. Throws E-CLI-OPTION.
 [[nodiscard]] std::vector<std::string> option_choices(const OptionValues& values, const char* list,
-                                                      const char* option);
+                                                      const char* option, bool labelled = false);
 
 }  // namespace triphase

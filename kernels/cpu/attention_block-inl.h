@@ -196,6 +196,9 @@ inline void reset(const Call& call, const Block& block, const State& state) {
 // Element offset of a slot's row under `head`, in K and V alike.
 inline std::int64_t row_offset(const KvLayerView& cache, std::int64_t head, std::int64_t page,
                                std::int64_t offset) {
+  if (cache.records) {
+    return ((page * cache.page_tokens + offset) * cache.kv_heads + head) * 2 * cache.head_dim;
+  }
   return ((page * cache.kv_heads + head) * cache.page_tokens + offset) * cache.head_dim;
 }
 
@@ -217,6 +220,7 @@ inline void find_tokens(const KvLayerView& cache, const Block& block, std::int64
   } else {
     const std::int64_t own =
         cache.quantized() ? (block.segment->context_tokens - 1) / cache.page_tokens : -1;
+    const std::int64_t step = cache.records ? 2 * cache.kv_heads * cache.head_dim : cache.head_dim;
     std::int64_t page_index = lo / cache.page_tokens;
     std::int64_t offset = lo % cache.page_tokens;
     for (std::int64_t token = lo; token < hi; ++page_index, offset = 0) {
@@ -225,7 +229,7 @@ inline void find_tokens(const KvLayerView& cache, const Block& block, std::int64
                             : block.segment->pages[static_cast<std::size_t>(page_index)].value;
       const std::int64_t run = std::min(hi - token, cache.page_tokens - offset);
       const std::int64_t at = row_offset(cache, block.kv_head, page, offset);
-      for (std::int64_t i = 0; i < run; ++i) to[token - tile + i] = at + i * cache.head_dim;
+      for (std::int64_t i = 0; i < run; ++i) to[token - tile + i] = at + i * step;
       token += run;
     }
   }

@@ -39,19 +39,22 @@ bool same_shape(const ConstMatrix& a, const ConstMatrix& b) {
   return a.rows == b.rows && a.cols == b.cols;
 }
 
+// As it lies on the device, or in records.
 bool is_cache(const KvLayerView& cache) {
   const bool typed = cache.quantized()
                          ? cache.scales != nullptr && cache.open_k != nullptr &&
                                cache.open_v != nullptr && is_weight_type(cache.open_dtype) &&
                                cache.page_tokens % 16 == 0
                          : is_weight_type(cache.dtype);
-  return typed && cache.k != nullptr && cache.v != nullptr && cache.page_tokens > 0 &&
+  const bool laid_out = !cache.records || !cache.quantized();
+  return typed && laid_out && cache.k != nullptr && cache.v != nullptr && cache.page_tokens > 0 &&
          cache.kv_heads > 0 && cache.head_dim > 0;
 }
 
 void check_slots(std::span<const std::int32_t> slots, const void* records, const KvLayerView& cache,
                  std::string_view operation) {
-  TRIPHASE_CHECK(is_cache(cache) && (records != nullptr || slots.empty()), operation);
+  TRIPHASE_CHECK(is_cache(cache) && !cache.records && (records != nullptr || slots.empty()),
+                 operation);
   for (const std::int32_t slot : slots) TRIPHASE_CHECK(slot >= 0, operation);
 }
 
@@ -145,7 +148,7 @@ class CpuOps final : public Ops {
   void kv_append(ConstMatrix k, ConstMatrix v, const KvSlots& slots, const KvLayerView& cache,
                  Stream&) override {
     TRIPHASE_CHECK(is_activation(k) && is_activation(v) && same_shape(k, v) && is_cache(cache) &&
-                       k.cols == cache.kv_heads * cache.head_dim &&
+                       !cache.records && k.cols == cache.kv_heads * cache.head_dim &&
                        static_cast<std::int64_t>(slots.pages.size()) == k.rows &&
                        slots.offsets.size() == slots.pages.size(),
                    "kv_append: shapes");
@@ -199,6 +202,7 @@ class CpuOps final : public Ops {
         shape.max_context = std::max(shape.max_context, segment.context_tokens);
         continue;
       }
+      TRIPHASE_CHECK(!cache.records, "attention: chosen tokens of records");
       check_selection(segment, cache);
       const std::span<const std::int32_t> begins = segment.selection.begins;
       for (std::size_t list = 0; list + 1 < begins.size(); ++list) {

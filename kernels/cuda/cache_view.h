@@ -20,8 +20,9 @@ inline std::string shape_of(const KvLayerView& view) {
 
 inline KvCache cache_of(const KvLayerView& view, std::string_view operation) {
   require(view.k != nullptr && view.v != nullptr && view.page_tokens > 0 && view.kv_heads > 0 &&
-              view.head_dim > 0,
-          operation, "a cache without keys, values or sizes", [&] { return shape_of(view); });
+              view.head_dim > 0 && !view.records,
+          operation, "a cache without keys, values or sizes, or in records",
+          [&] { return shape_of(view); });
   return {.k = view.k,
           .v = view.v,
           .dtype = view.dtype,

@@ -259,7 +259,10 @@ constexpr OptionSpec kCompareWhatOptions[] = {
     {"What", "output", 'o', kText, "", "DIR", 0, 0, false, true,
      "Folder of the report: index.html, compare.json, compare.csv, and the runs' own files."},
     {"What", "policies", 0, kText, "triphase,flexgen,vllm,accelerate,zero,device-only", "LIST", 0,
-     0, false, false, "Placement policies, separated by commas."},
+     0, false, false,
+     "Placement policies, separated by commas. One may come several times with labels and options "
+     "of "
+     "its own: flexgen,flexgen:cpu --policy-option flexgen:cpu.host-kv=cpu-attention."},
     {"What", "attentions", 0, kText, "dense", "LIST", 0, 0, false, false,
      "Attention methods, separated by commas. Agreement is measured where dense is among them."},
     {"What", "batch-sizes", 0, kText, "0", "LIST", 0, 0, false, false,

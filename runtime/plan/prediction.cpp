@@ -34,11 +34,18 @@ std::optional<RunPrediction> predict_run(const RunOptions& options, const ModelB
     log.info(fmt::format("no prediction: prompts from a pipe, or more than {} lines", kMost.lines));
     return std::nullopt;
   }
+  const CostModel cost(profile);
+  if (plan.placement.host_kv == HostKvUse::kCpuAttention && !cost.can_attend_on_host()) {
+    log.info(fmt::format("no prediction: profile {} does not say what attention on the host costs",
+                         escape_untrusted(profile.name)));
+    return std::nullopt;
+  }
   SimulatedJob job{
       .model = model_costs(model.config, model.weights_dtype),
       .weights_dtype = model.weights_dtype,
       .kv_dtype = plan_dtype(plan.kv.dtype),
       .block_tokens = plan.kv.block_tokens,
+      .activation_bytes = sizeof(float),
       .batch_size = plan.memory.batch_size,
       .prefill_chunk = plan.prefill_chunk,
       .prompt_units = plan.prompt_units,
@@ -48,7 +55,7 @@ std::optional<RunPrediction> predict_run(const RunOptions& options, const ModelB
   job.lines = read_line_lengths(options, model, plan.longest_line, kMost);
   if (job.lines.empty()) return std::nullopt;
   job.caching_ratio = middle_share(options.attention, job.lines);
-  const SimulationResult result = simulate(*plan.policy, CostModel(profile), job);
+  const SimulationResult result = simulate(*plan.policy, cost, job);
   if (!result.infeasible.empty()) {
     log.info("no prediction: " + result.infeasible);
     return std::nullopt;

@@ -2,8 +2,6 @@
 
 #include <algorithm>
 
-#include "scheduler/placement/host_lines.h"
-
 namespace triphase {
 namespace {
 
@@ -11,8 +9,10 @@ namespace {
 std::int64_t most_dropped(const PlacementLedger& ledger, std::size_t index) {
   const RunningSequence& sequence = ledger.running(index);
   const PlacementLimits& limits = ledger.view().limits;
-  const std::int64_t whole =
-      limits.blocks_for(sequence.context + 1) + kHostLineDeviceBlocks + prefill_blocks(limits);
+  // With what its next step adds it must fit when it runs alone.
+  const std::int64_t prompt_left = sequence.prefill_tokens - sequence.context;
+  const std::int64_t whole = limits.blocks_for(
+      sequence.context + std::clamp<std::int64_t>(prompt_left, 1, limits.prefill_chunk));
   if (limits.prefill_chunk < limits.block_tokens || whole > limits.device_blocks()) return 0;
   if (sequence.recompute_blocks > 0 || ledger.shared_with_others(index) > 0) return 0;
   return sequence.replayable_blocks;

@@ -20,6 +20,7 @@ struct Line {
   SuspendMode mode = SuspendMode::kSwap;  // while suspended
   // Blocks on their way, which are read where they were until they have arrived.
   std::int64_t leaving = 0;
+  bool on_host = false;  // decoded rows are attended there, and new tokens stored as they are made
   std::int64_t returning = 0;
 };
 
@@ -96,6 +97,7 @@ class Simulation {
     record_ = kv_record_bytes(model, result_.kv_dtype);
     record_token_ = record_ * static_cast<double>(model.layers);
     input_token_ = input_layer_bytes(model) * static_cast<double>(model.layers);
+    query_ = static_cast<double>(model.q_width * model.layers) * job_.activation_bytes;
 
     if (!job_.division && !divide(longest, longest_prompt, scratch)) return false;
     const std::int64_t allowed = policy_.longest_line(limits_);
@@ -302,8 +304,9 @@ class Simulation {
     for (const PlacementAction& action : actions) {
       if (const auto* offload = std::get_if<Offload>(&action)) {
         const std::int64_t blocks = offload->end_block - offload->first_block;
-        work.d2h_bytes += moved_bytes(blocks);
-        running_line(offload->sequence).leaving += blocks;
+        Line& line = running_line(offload->sequence);
+        if (!line.on_host) work.d2h_bytes += moved_bytes(blocks);
+        line.leaving += blocks;
         leaving_ += blocks;
       } else if (const auto* reload = std::get_if<Reload>(&action)) {
         const std::int64_t blocks = reload->end_block - reload->first_block;
@@ -333,8 +336,9 @@ class Simulation {
         }
         started.push_back(*found);
         suspended_.erase(found);
-      } else if (std::holds_alternative<Admit>(action)) {
+      } else if (const auto* admit = std::get_if<Admit>(&action)) {
         Line line{.index = next_ + admitted++};
+        line.on_host = statics_.host_kv == HostKvUse::kCpuAttention && admit->host_blocks > 0;
         line.place.id = SequenceId(static_cast<std::int64_t>(line.index));
         started.push_back(line);
       }
@@ -403,7 +407,6 @@ class Simulation {
   void compute(StepWork& work) {
     work.int8_kv = result_.kv_dtype == DType::kI8;
     work.fetch = job_.fetch;
-    const bool on_host = statics_.host_kv == HostKvUse::kCpuAttention;
     const bool dense = reads_whole_blocks();
     const auto layers = static_cast<double>(limits_.layers);
     double prefill_context = 0.0;
@@ -428,16 +431,19 @@ class Simulation {
         fetched = touched_away(place.context + 1, away);
         const double touched =
             std::max(std::floor(static_cast<double>(place.context + 1) * job_.caching_ratio), 1.0);
-        work.touched_tokens += on_host ? std::max(touched - away, 0.0) : touched;
+        if (!line.on_host) work.touched_tokens += touched;
       }
-      const bool attend_on_host = on_host && !place.prefilling();
+      const bool attend_on_host = line.on_host && !place.prefilling();
       const bool whole = dense || place.prefilling();
       const double again = attend_on_host ? 0.0
                            : whole
                                ? static_cast<double>(place.recompute_blocks * limits_.block_tokens)
                                : fetched * again_share;
       if (attend_on_host) {
-        work.host_attention_tokens += away;
+        // The query goes there and the result comes back.
+        work.host_attention_tokens += static_cast<double>(place.context + 1);
+        work.d2h_bytes += query_;
+        work.h2d_bytes += query_;
       } else if (whole) {
         work.h2d_bytes += (fetched - again) * record_token_ + again * input_token_;
       } else {
@@ -452,6 +458,7 @@ class Simulation {
       const std::int64_t saved = std::clamp<std::int64_t>(with_inputs - place.context, 0, rows);
       work.d2h_bytes += static_cast<double>(saved) * input_token_;
       result_.inputs_d2h_bytes += static_cast<double>(saved) * input_token_;
+      if (line.on_host) work.d2h_bytes += static_cast<double>(place.new_tokens()) * record_token_;
       if (work.int8_kv) work.quantized_tokens += static_cast<double>(rows);
       record.phase = std::max(record.phase, place.recompute_blocks > 0 ? Phase::kThree
                                             : place.host_blocks > 0    ? Phase::kTwo
@@ -578,6 +585,7 @@ class Simulation {
   double record_ = 0.0;    // what of kv_layer_ crosses the link
   double record_token_ = 0.0;
   double input_token_ = 0.0;  // bytes of X of a token, all layers
+  double query_ = 0.0;        // bytes of a row's queries, all layers
   std::uint64_t fixed_device_ = 0;
   std::uint64_t fixed_host_ = 0;
   std::int64_t free_device_ = 0;

@@ -35,6 +35,7 @@ struct SimulatedJob {
   std::int64_t block_tokens = 32;  // the same
   std::uint64_t device_memory = 0;
   std::uint64_t host_memory = 0;
+  double activation_bytes = 2.0;  // of a query's element as it crosses the link
   std::int64_t batch_size = 0;
   std::int64_t prefill_chunk = 2048;
   PromptUnits prompt_units;    // that a step does not cut

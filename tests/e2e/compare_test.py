@@ -31,6 +31,19 @@ class Compare(unittest.TestCase):
             capture_output=True, text=True, timeout=300,
         )  # fmt: skip
 
+    def test_one_policy_twice(self) -> None:
+        done = self.compare(
+            "--policies", "flexgen,flexgen:cpu", "--repeat", "1", "--kv-dtype", "bf16",
+            "--batch-sizes", "8", "--device-memory", "16MiB", "--host-memory", "256MiB",
+            "--policy-option", "flexgen:cpu.host-kv=cpu-attention",
+        )  # fmt: skip
+        self.assertEqual(done.returncode, 0, done.stderr)
+        moved, attended = json.loads((self.report / "compare.json").read_text())
+        self.assertEqual([moved["policy"], attended["policy"]], ["flexgen", "flexgen:cpu"])
+        self.assertEqual(attended["identical"], "yes")
+        # Queries and results take the place of KV.
+        self.assertLess(attended["to_device_bytes"], moved["to_device_bytes"])
+
     def test_rows_and_page(self) -> None:
         done = self.compare(
             "--policies", "triphase,vllm,zero", "--attentions", "dense,local", "--kv-sparsity", "0.8",

@@ -48,6 +48,8 @@ class Placement(unittest.TestCase):
             ("triphase", ()),
             ("triphase", ("p1=0", "alpha=0.8", "window=8")),
             ("flexgen", ("kv-share=0.5", "weight-share=0.5")),
+            ("flexgen", ("pinned=off", "sync-each-layer=on", "overlap=off")),
+            ("flexgen", ("kv-share=0.25", "host-kv=cpu-attention", "weight-share=1", "pinned=off")),
             ("accelerate", ()),
             ("vllm", ()),
             ("vllm", ("preemption=swap",)),

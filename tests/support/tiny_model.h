@@ -55,6 +55,9 @@ struct TinyModelOptions {
   std::int64_t input_blocks = 0;    // of all layers each: for saved layer inputs
   std::int64_t streamed_layers = 0;
   bool prefetch = true;
+  bool host_attention = false;  // decoded rows of lines on the host are attended there
+  bool sync_layers = false;
+  bool pageable = false;
   std::optional<EmulatedLink> link;
   std::shared_ptr<const PlacementPolicy> policy = std::make_shared<DeviceOnlyPolicy>();
 };
@@ -95,6 +98,11 @@ class TinyModel {
                 kv_, preparer_, nullptr, backend_->threads(), backend_->stream()) {
     model_.set_attention(options.attention, backend_->sparse_ops(), pool_, options.clusters);
     model_.set_layer_inputs(options.input_tokens, backend_->input_ops(), pool_);
+    if (options.host_attention) {
+      model_.set_host_attention(options.batch_size, backend_->host_ops(), host_pool_);
+    }
+    model_.set_sync_layers(options.sync_layers);
+    transfers_.set_pageable(options.pageable);
     model_.kv_step().set_prefetch(options.prefetch);
     model_.weight_stream().set_prefetch(options.prefetch);
     engine_.placement().set_checking(true);
@@ -117,7 +125,8 @@ class TinyModel {
             .dtype = options.int8 ? DType::kU8 : options.dtype,
             .open_dtype = options.dtype,
             .key_columns = keeps_key_columns(options.attention),
-            .input_width = options.input_tokens > 0 ? config_.hidden_size : 0};
+            .input_width = options.input_tokens > 0 ? config_.hidden_size : 0,
+            .host_attention = options.host_attention};
   }
   [[nodiscard]] std::int64_t longest_line(const TinyModelOptions& options) const {
     const std::int64_t longest =

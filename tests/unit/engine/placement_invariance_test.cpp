@@ -61,6 +61,7 @@ struct Case {
   std::int64_t host_blocks = 0;
   std::int64_t device_blocks = 0;
   std::int64_t streamed_layers = 0;
+  bool host_attention = false;
 };
 
 std::vector<Case> cases() {
@@ -76,6 +77,16 @@ std::vector<Case> cases() {
        std::make_shared<FlexGenPolicy>(
            FlexGenOptions{.device_kv_share = 0.5, .device_weight_share = 0.5}),
        200, 60, 1},
+      {"flexgen_0_cpu_attention",
+       std::make_shared<FlexGenPolicy>(
+           FlexGenOptions{.device_kv_share = 0.0, .host_kv = HostKvUse::kCpuAttention}),
+       200, 20, 0, true},
+      {"flexgen_50_cpu_attention",
+       std::make_shared<FlexGenPolicy>(FlexGenOptions{.device_kv_share = 0.5,
+                                                      .gpu_batch = 2,
+                                                      .num_batches = 2,
+                                                      .host_kv = HostKvUse::kCpuAttention}),
+       200, 60, 1, true},
       {"zero", std::make_shared<ZeroPolicy>(ZeroOptions{.stream_all = true}), 0, 60, 2},
       {"vllm_drop", std::make_shared<VllmPolicy>(VllmOptions{}), 0, 15},
       {"vllm_swap", std::make_shared<VllmPolicy>(VllmOptions{.preemption = SuspendMode::kSwap}), 60,
@@ -86,12 +97,14 @@ std::vector<Case> cases() {
 }
 
 class PlacementInvariant : public testing::TestWithParam<Case> {};
+class PlacementInvariantInt8 : public testing::TestWithParam<Case> {};
 
 TEST_P(PlacementInvariant, PlacementNeverChangesTheAnswer) {
   const Case& test = GetParam();
   const auto& requests = requests_of_test();
   std::uint64_t offloaded = 0;
   std::uint64_t preempted = 0;
+  std::uint64_t attended = 0;  // rows on the host
   std::uint64_t dropped = 0;
   std::uint64_t replayed = 0;
   for (int round = 0; round < 6; ++round) {
@@ -103,6 +116,9 @@ TEST_P(PlacementInvariant, PlacementNeverChangesTheAnswer) {
     options.host_blocks = test.host_blocks;
     options.staging_blocks = test.host_blocks == 0 ? 0 : (round % 2 == 0 ? 20 : 64);
     options.streamed_layers = test.streamed_layers;
+    options.host_attention = test.host_attention;
+    options.sync_layers = round % 3 == 1 && test.name.starts_with("flexgen");
+    options.pageable = round % 3 == 2;
     options.prefetch = round != 3;
     options.threads = 1 + round % 2;
     options.policy = test.policy;
@@ -115,6 +131,7 @@ TEST_P(PlacementInvariant, PlacementNeverChangesTheAnswer) {
     const PlacementStats& stats = model.engine().placement().stats();
     offloaded += stats.offloaded_blocks;
     preempted += stats.swaps + stats.drops;
+    if (const HostAttention* host = model.model().host_attention()) attended += host->use().rows;
     dropped += stats.dropped_blocks;
     // A line that is preempted again while it is computed again starts over.
     EXPECT_LE(stats.replayed_tokens, stats.dropped_blocks * 8);
@@ -124,6 +141,7 @@ TEST_P(PlacementInvariant, PlacementNeverChangesTheAnswer) {
   if (test.host_blocks > 0) {
     EXPECT_GT(offloaded + dropped, 20U);
   }
+  EXPECT_EQ(attended > 100, test.host_attention);
   if (test.name.starts_with("vllm")) {
     EXPECT_GT(preempted, 3U);
   }
@@ -137,7 +155,7 @@ TEST_P(PlacementInvariant, PlacementNeverChangesTheAnswer) {
 
 // The same with INT8 KV: a token's value does not depend on whether it ever travelled, nor on how
 // prefill was cut into chunks.
-TEST_P(PlacementInvariant, HoldsForInt8) {
+TEST_P(PlacementInvariantInt8, PlacementNeverChangesTheAnswer) {
   const Case& test = GetParam();
   const auto& requests = requests_of_test();
   for (int round = 0; round < 3; ++round) {
@@ -180,6 +198,16 @@ TEST(Int8, IsNotTheUnquantizedAnswerButNearIt) {
   EXPECT_GE(compared, 20U);
   EXPECT_GE(first_equal * 10, compared * 8);
 }
+
+// What is attended on the host is not INT8.
+std::vector<Case> int8_cases() {
+  std::vector<Case> all = cases();
+  std::erase_if(all, [](const Case& test) { return test.host_attention; });
+  return all;
+}
+
+INSTANTIATE_TEST_SUITE_P(Policies, PlacementInvariantInt8, testing::ValuesIn(int8_cases()),
+                         [](const auto& param) { return param.param.name; });
 
 INSTANTIATE_TEST_SUITE_P(Policies, PlacementInvariant, testing::ValuesIn(cases()),
                          [](const auto& param) { return param.param.name; });

@@ -86,6 +86,12 @@ std::int64_t input_tokens_of(const RandomJob& job) {
   return possible ? (job[Knob::kInputTokens] + block - 1) / block * block : 0;
 }
 
+// FlexGen's rows on the host, in jobs that may: dense, and not INT8.
+bool attends_on_host(const RandomJob& job) {
+  return policy_of(job) == JobPolicy::kFlexGen && job[Knob::kHostBlocks] > 0 &&
+         job[Knob::kInt8] == 0 && job[Knob::kMethod] == 0 && job[Knob::kBeta] > 0;
+}
+
 // What policies weigh prefixes of suspended lines with; the plainest job weighs nothing.
 std::shared_ptr<const ReplayCosts> replay_of(const RandomJob& job) {
   if (job[Knob::kBeta] == 0) return nullptr;
@@ -109,8 +115,9 @@ std::shared_ptr<const PlacementPolicy> make_policy(const RandomJob& job) {
     case JobPolicy::kAccelerate:
       return std::make_shared<AcceleratePolicy>(AccelerateOptions{});
     case JobPolicy::kFlexGen:
-      return std::make_shared<FlexGenPolicy>(
-          FlexGenOptions{.device_kv_share = share(job[Knob::kAlpha])});
+      return std::make_shared<FlexGenPolicy>(FlexGenOptions{
+          .device_kv_share = share(job[Knob::kAlpha]),
+          .host_kv = attends_on_host(job) ? HostKvUse::kCpuAttention : HostKvUse::kStream});
     case JobPolicy::kVllmDrop:
       return std::make_shared<VllmPolicy>(VllmOptions{});
     case JobPolicy::kVllmSwap:
@@ -209,6 +216,10 @@ RandomJob random_job(std::mt19937& random) {
     entry.sampled = pick(0, 1);
     job.lines.push_back(entry);
   }
+  // Whether it replays prefixes, or attends on the host.
+  if (policy_of(job) == JobPolicy::kVllmSwap || policy_of(job) == JobPolicy::kFlexGen) {
+    job[Knob::kBeta] = pick(0, 4) * 25;
+  }
   return job;
 }
 
@@ -285,6 +296,7 @@ TinyModelOptions options_of(const RandomJob& job) {
   options.cache_blocks = host ? job[Knob::kCacheBlocks] : 0;
   options.input_blocks =
       (options.input_tokens + options.block_tokens - 1) / options.block_tokens * options.batch_size;
+  options.host_attention = attends_on_host(job);
   options.streamed_layers = job[Knob::kStreamedLayers];
   options.prefetch = job[Knob::kNoPrefetch] == 0;
   if (job[Knob::kLink] > 0) {

@@ -123,6 +123,7 @@ SimulatedSteps run_simulator(const TinyModelOptions& options, const ModelConfig&
                    .block_tokens = options.block_tokens,
                    .device_memory = std::uint64_t{1} << 40,
                    .host_memory = std::uint64_t{1} << 40,
+                   .activation_bytes = sizeof(float),
                    .batch_size = options.batch_size,
                    .prefill_chunk = options.prefill_chunk,
                    .division = MemoryDivision{limits, options.streamed_layers, {}},
@@ -190,6 +191,7 @@ struct Case {
   bool prefetch = true;
   std::string must_happen;        // the beginning of an action's text
   std::int64_t input_tokens = 0;  // saved of each line
+  bool host_attention = false;
 };
 
 std::vector<Case> cases() {
@@ -221,6 +223,15 @@ std::vector<Case> cases() {
        std::make_shared<FlexGenPolicy>(
            FlexGenOptions{.device_kv_share = 0.5, .device_weight_share = 0.5, .overlap = false}),
        200, 60, 2, false, "offload"},
+      {"flexgen_cpu_attention",
+       std::make_shared<FlexGenPolicy>(
+           FlexGenOptions{.device_kv_share = 0.0, .host_kv = HostKvUse::kCpuAttention}),
+       200, 20, 0, true, "offload", 0, true},
+      {"flexgen_50_cpu_attention",
+       std::make_shared<FlexGenPolicy>(FlexGenOptions{.device_kv_share = 0.5,
+                                                      .device_weight_share = 0.5,
+                                                      .host_kv = HostKvUse::kCpuAttention}),
+       200, 60, 2, true, "offload", 0, true},
       {"vllm_drop", std::make_shared<VllmPolicy>(VllmOptions{}), 0, 14, 0, true, "suspend"},
       {"vllm_swap", std::make_shared<VllmPolicy>(VllmOptions{.preemption = SuspendMode::kSwap}), 60,
        14, 0, true, "resume"},
@@ -252,6 +263,7 @@ TinyModelOptions options_of(const Case& test, std::mt19937& random, bool int8) {
   options.input_blocks = test.input_tokens / options.block_tokens * options.batch_size;
   options.streamed_layers = test.streamed_layers;
   options.prefetch = test.prefetch;
+  options.host_attention = test.host_attention;
   options.policy = test.policy;
   return options;
 }
@@ -266,9 +278,11 @@ TEST_P(SimulatorAgreement, ActionsAndBytesAreTheEngines) {
   if (test.input_tokens > 0) config.kv_heads = config.heads;
   std::int64_t happened = 0;
   std::int64_t moved = 0;
+  std::uint64_t attended = 0;
   for (std::uint32_t seed = 0; seed < 16; ++seed) {
     std::mt19937 random(seed);
-    const TinyModelOptions options = options_of(test, random, /*int8=*/seed % 4 == 3);
+    const TinyModelOptions options =
+        options_of(test, random, /*int8=*/seed % 4 == 3 && !test.host_attention);
     const std::vector<Request> requests = lines_of_job(random, /*ragged=*/seed % 2 == 0);
     SCOPED_TRACE(testing::Message()
                  << "seed " << seed << ", batch " << options.batch_size << ", chunk "
@@ -285,6 +299,11 @@ TEST_P(SimulatorAgreement, ActionsAndBytesAreTheEngines) {
                 static_cast<double>(model.model().kv_step().reads().bytes().inputs));
       EXPECT_GT(simulator.inputs_to_host, 0.0);
     }
+    if (const HostAttention* host = model.model().host_attention()) {
+      EXPECT_EQ(host->use().queries, host->use().results);
+      EXPECT_EQ(host->use().results, host->use().rows * 32 * sizeof(float)) << "4 heads of 8";
+      attended += host->use().rows;
+    }
     for (const DecidedStep& step : engine) {
       moved += step.to_device + step.to_host;
       happened += std::ranges::count_if(step.actions, [&](const std::string& action) {
@@ -292,6 +311,7 @@ TEST_P(SimulatorAgreement, ActionsAndBytesAreTheEngines) {
       });
     }
   }
+  EXPECT_EQ(attended > 1000, test.host_attention);
   // Agreement about nothing means nothing.
   EXPECT_GE(happened, 10) << test.must_happen;
   if (test.host_blocks > 0 || test.streamed_layers > 0) {
@@ -338,11 +358,12 @@ TEST_P(SparseAgreement, MethodsChangeNoDecision) {
   }
 }
 
-// All but the one that decodes again what it dropped: its lines are then no longer where the
-// simulator thinks.
+// All but those that attend densely on the host, and the one that decodes again what it dropped:
+// its lines are then no longer where the simulator thinks.
 std::vector<Case> sparse_cases() {
   std::vector<Case> all = cases();
-  std::erase_if(all, [](const Case& test) { return test.name == "vllm_drop"; });
+  std::erase_if(all,
+                [](const Case& test) { return test.name == "vllm_drop" || test.host_attention; });
   return all;
 }
 

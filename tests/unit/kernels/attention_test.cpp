@@ -1,3 +1,5 @@
+#include <cstring>
+
 #include "kernels/sizing/attention_workspace.h"
 #include "tests/unit/kernels/kernel_test.h"
 
@@ -24,7 +26,8 @@ class PagedCache {
   PagedCache(const Shape& shape, const std::vector<std::int64_t>& contexts, std::mt19937& random)
       : shape_(shape),
         k_(shape.dtype, total_pages(shape, contexts) * page_elements(shape)),
-        v_(shape.dtype, total_pages(shape, contexts) * page_elements(shape)) {
+        v_(shape.dtype, total_pages(shape, contexts) * page_elements(shape)),
+        pages_there_(total_pages(shape, contexts)) {
     k_.poison();
     v_.poison();
     std::vector<PageId> order;
@@ -52,6 +55,29 @@ class PagedCache {
 
   [[nodiscard]] KvLayerView view() {
     return {k_.data(), v_.data(), shape_.dtype, shape_.page_tokens, shape_.kv_heads, shape_.dim};
+  }
+  // The same tokens as the host has them: K and V of a token side by side.
+  [[nodiscard]] KvLayerView records() {
+    const auto size = static_cast<std::int64_t>(dtype_bytes(shape_.dtype));
+    const std::int64_t row = shape_.dim * size;
+    const std::int64_t rows = pages_there_ * shape_.kv_heads * shape_.page_tokens;
+    records_.assign(static_cast<std::size_t>(2 * rows * row), std::byte{0});
+    for (std::int64_t from = 0; from < rows; ++from) {
+      const std::int64_t token = from % shape_.page_tokens;
+      const std::int64_t head = from / shape_.page_tokens % shape_.kv_heads;
+      const std::int64_t page = from / shape_.page_tokens / shape_.kv_heads;
+      std::byte* to = records_.data() +
+                      ((page * shape_.page_tokens + token) * shape_.kv_heads + head) * 2 * row;
+      std::memcpy(to, static_cast<const std::byte*>(k_.data()) + from * row,
+                  static_cast<std::size_t>(row));
+      std::memcpy(to + row, static_cast<const std::byte*>(v_.data()) + from * row,
+                  static_cast<std::size_t>(row));
+    }
+    KvLayerView view = this->view();
+    view.k = records_.data();
+    view.v = records_.data() + row;
+    view.records = true;
+    return view;
   }
   [[nodiscard]] std::span<const PageId> pages(std::size_t sequence) const {
     return pages_[sequence];
@@ -91,12 +117,19 @@ class PagedCache {
   Shape shape_;
   Elements k_;
   Elements v_;
+  std::int64_t pages_there_;
+  std::vector<std::byte> records_;
   std::vector<std::vector<PageId>> pages_;
 };
 
 class AttentionTest : public KernelTest {
  protected:
   [[nodiscard]] TestMatrix run(Ops& ops, int threads, const Shape& shape, PagedCache& cache,
+                               const ConstMatrix& q, std::span<const AttentionSegment> segments,
+                               float scale) {
+    return run(ops, threads, shape, cache.view(), q, segments, scale);
+  }
+  [[nodiscard]] TestMatrix run(Ops& ops, int threads, const Shape& shape, const KvLayerView& view,
                                const ConstMatrix& q, std::span<const AttentionSegment> segments,
                                float scale) {
     AttentionShape sizes{.heads = shape.heads,
@@ -114,7 +147,7 @@ class AttentionTest : public KernelTest {
     std::fill_n(static_cast<float*>(workspace), bytes / sizeof(float),
                 std::numeric_limits<float>::quiet_NaN());
     TestMatrix out(q.rows, q.cols, 2);
-    ops.attention(q, shape.heads, cache.view(), segments, scale, out.view(),
+    ops.attention(q, shape.heads, view, segments, scale, out.view(),
                   {static_cast<std::byte*>(workspace), bytes}, *stream_);
     device_.release(workspace, bytes);
     return out;
@@ -222,6 +255,28 @@ TEST_P(AttentionTest, ResultsDoNotDependOnChunksNeighboursOrThreads) {
         for (const std::int64_t position : {0, 3, 63, 64, 500, 511, 512, 513, 599}) {
           expect_same(*ops, threads, position, 1);
         }
+      }
+    }
+  }
+}
+
+// Wherever K and V of a token lie, the same arithmetic.
+TEST_P(AttentionTest, RecordsGiveTheBitsOfPages) {
+  for (const DType dtype : {DType::kF32, DType::kF16, DType::kBF16}) {
+    for (const std::int64_t window : {std::int64_t{0}, std::int64_t{70}}) {
+      const Shape shape{.heads = 6, .kv_heads = 3, .dim = 24, .page_tokens = 16, .dtype = dtype};
+      const std::vector<std::int64_t> contexts = {1, 37, 700};
+      PagedCache cache(shape, contexts, random_);
+      std::vector<AttentionSegment> segments;
+      for (std::size_t i = 0; i < contexts.size(); ++i) {
+        segments.push_back({static_cast<std::int64_t>(i), 1, contexts[i], cache.pages(i), window});
+      }
+      const TestMatrix q = TestMatrix(3, shape.heads * shape.dim, 3).randomize(random_);
+      const TestMatrix pages = run(*ops_, 2, shape, cache, q.view(), segments, 0.3F);
+      const TestMatrix records = run(*ops_, 2, shape, cache.records(), q.view(), segments, 0.3F);
+      for (std::int64_t row = 0; row < 3; ++row) {
+        EXPECT_TRUE(same_bits(records.row(row), pages.row(row)))
+            << dtype_name(dtype) << " window " << window << " row " << row;
       }
     }
   }

@@ -131,6 +131,58 @@ TEST(KvResidency, DroppedBlocksAreNobodysUntilTheyAreComputedAgain) {
   EXPECT_EQ(kv.used_pages(), kv.evictable_pages());
 }
 
+TEST(KvResidency, MirroredBlocksHaveTheirHostBlockFromTheBeginning) {
+  KvResidency kv({.layers = 1,
+                  .head_groups = 1,
+                  .block_tokens = 4,
+                  .device_pages = 12,
+                  .host_blocks = 6,
+                  .mirrored = true});
+  const auto prompt = iota_tokens(9);
+  const KvResidency::Reservation on_host{.device_blocks = 0, .host_blocks = 3};
+  const SequenceId line = kv.admit(prompt, 12, 0, on_host).sequence;
+  kv.append(line, 9);
+  EXPECT_EQ(kv.free_host_blocks(), 3) << "reserved and taken are one thing";
+  EXPECT_EQ(kv.reserved_host_blocks(line), 3);
+  for (std::int64_t block = 0; block < 3; ++block) {
+    EXPECT_GE(kv.mirror(line, block), 0);
+    EXPECT_EQ(kv.host_copy(line, block), kv.mirror(line, block));
+  }
+  kv.publish(line, prompt);
+  kv.check();
+
+  // One with room on the device alone shares them, and has no mirrors of its own.
+  const auto other = kv.admit(prompt, 12, 0, {.device_blocks = 1});
+  EXPECT_EQ(other.shared_tokens, 8);
+  kv.append(other.sequence, 1);
+  EXPECT_GE(kv.mirror(other.sequence, 1), 0);
+  EXPECT_EQ(kv.mirror(other.sequence, 2), -1);
+  kv.check();
+
+  const std::int32_t there = kv.mirror(line, 0);
+  const KvResidency::Move move = kv.begin_offload(line, 0);
+  EXPECT_TRUE(move.there);
+  EXPECT_EQ(move.host_block, there);
+  EXPECT_EQ(kv.mirror(line, 0), -1);
+  EXPECT_EQ(kv.host_copy(line, 0), there) << "on its way and there";
+  kv.check();
+  kv.finish_offload(line, 0);
+  EXPECT_EQ(kv.host_copy(line, 0), there);
+  EXPECT_EQ(kv.reserved_host_blocks(line), 2);
+  EXPECT_EQ(kv.free_host_blocks(), 3);
+
+  // The line ends; the other one keeps the blocks, and no mirror of them.
+  kv.release(line);
+  EXPECT_EQ(kv.mirror(other.sequence, 1), -1);
+  EXPECT_EQ(kv.free_host_blocks(), 5);
+  EXPECT_FALSE(kv.begin_offload(other.sequence, 1).there);
+  kv.finish_offload(other.sequence, 1);
+  kv.check();
+  kv.release(other.sequence);
+  EXPECT_EQ(kv.free_host_blocks(), 6);
+  kv.check();
+}
+
 TEST(KvResidency, RefusesWhatDoesNotFitWithoutChangingAnything) {
   KvResidency kv({.layers = 2, .head_groups = 1, .block_tokens = 4, .device_pages = 5});
   const auto prompt = iota_tokens(3);

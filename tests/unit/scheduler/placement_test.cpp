@@ -130,7 +130,7 @@ TEST(SwapOrDrop, WeighsBringingBackAgainstComputing) {
   view.limits.prefill_chunk = 3;
   EXPECT_EQ(dropped(0.1), 0) << "a step computes no whole block";
   view.limits.prefill_chunk = 8;
-  view.limits.device_pages = 16;
+  view.limits.device_pages = 8;
   EXPECT_EQ(dropped(0.1), 0) << "it could not come back whole";
   view.limits.device_pages = 20;
 
