@@ -15,6 +15,7 @@
 #include <span>
 
 #include "kernels/ops.h"
+#include "runtime/base/error.h"
 
 namespace triphase {
 
@@ -77,6 +78,17 @@ class SparseOps {
   virtual void transpose_keys(const KvLayerView& cache, const AttentionSegment& keys,
                               Stream& stream) = 0;
 
+  // Whether choose_by_channels reads AttentionSegment::gathered.
+  [[nodiscard]] virtual bool reads_gathered_channels() const { return false; }
+  // Step 1 of choose_by_channels alone: channels [kv_head][rank], ascending, which the same query
+  // will score by. In host memory, complete when the call returns. Only where
+  // reads_gathered_channels().
+  virtual void largest_channels(ConstMatrix /*q*/, std::int64_t /*row*/, std::int64_t /*heads*/,
+                                std::int64_t /*kv_heads*/, std::int64_t /*rank*/,
+                                std::int32_t* /*channels*/, Stream& /*stream*/) {
+    TRIPHASE_CHECK(false, "largest_channels: a device that reads no gathered channels");
+  }
+
   // SparQ's choice for query `row` at the last position of `keys`, which are as in score_keys:
   //   1. per KV head the `rank` channels of largest sum over its query heads of |q_c|;
   //   2. per query head a softmax over all tokens of q . k over these channels, scaled by
@@ -86,8 +98,8 @@ class SparseOps {
   //      the group's weights; ties go to the smaller token. A group of one head is ranked by
   //      logits.
   // tokens [kv_head][choice.tokens], ascending. alpha [head], or null: the share of the head's
-  // softmax that its chosen tokens hold, at most 1. Keys are read as K^T where a page has it and by
-  // rows where not, with the same result bit for bit.
+  // softmax that its chosen tokens hold, at most 1. Keys are read from keys.gathered where a block
+  // is there, as K^T where a page has it, and else by rows, with the same result bit for bit.
   virtual void choose_by_channels(ConstMatrix q, std::int64_t row, std::int64_t heads,
                                   const KvLayerView& cache, const AttentionSegment& keys,
                                   float scale, const ChannelChoice& choice, std::int32_t* tokens,

@@ -19,10 +19,11 @@ enum class MemoryTag : std::uint8_t {
   kActivations,
   kStaging,
   kWorkspace,
-  kInputs,     // saved layer inputs
-  kSelection,  // what attention methods keep to choose tokens by
+  kInputs,      // saved layer inputs
+  kSelection,   // what attention methods keep to choose tokens by
+  kKeyColumns,  // K^T
 };
-inline constexpr int kMemoryTags = 7;
+inline constexpr int kMemoryTags = 8;
 [[nodiscard]] std::string_view memory_tag_name(MemoryTag tag);
 
 enum class MemoryTier : std::uint8_t { kDevice, kHost };

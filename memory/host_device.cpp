@@ -65,6 +65,8 @@ std::string_view memory_tag_name(MemoryTag tag) {
       return "layer-inputs";
     case MemoryTag::kSelection:
       return "selection";
+    case MemoryTag::kKeyColumns:
+      return "kt";
   }
   return "unknown";
 }

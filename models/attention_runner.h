@@ -16,6 +16,7 @@
 #include "memory/memory_pool.h"
 #include "models/attention/attention_method.h"
 #include "models/attention/prompt_choices.h"
+#include "models/channel_reads.h"
 
 namespace triphase {
 
@@ -79,12 +80,13 @@ class AttentionRunner {
 
   // The method's choices for the segments of one layer: by segment, null where the whole context
   // is attended. `sequences` names each segment's sequence; none: prompt rows that the method has
-  // seen before, attended densely. The new rows' K and V are in the cache;
-  // v holds them unquantized. Valid until attend(), which must follow.
+  // seen before, attended densely. The new rows' K and V are in the cache; v holds them
+  // unquantized. `channels` brings the channels of segments that it expects; null: none does. Valid
+  // until attend(), which must follow.
   [[nodiscard]] std::span<const TokenChoice* const> choose(
       LayerId layer, std::span<const AttentionSegment> segments,
       std::span<const SequenceId> sequences, ConstMatrix q, ConstMatrix v, const KvLayerView& cache,
-      float scale, Stream& stream);
+      float scale, ChannelReads* channels, Stream& stream);
   // out = the method's attention of the segments last chosen for; `slots` says where their chosen
   // tokens lie (KvStep::segment_slots).
   void attend(LayerId layer, std::span<const AttentionSegment> segments,
@@ -134,6 +136,9 @@ class AttentionRunner {
   [[nodiscard]] Entry& entry_of(SequenceId sequence);
   [[nodiscard]] LayerCall call_of(LayerId layer, const AttentionSegment& segment,
                                   const KvLayerView& cache, float scale, Stream& stream);
+  // Asks for the channels that the segments' queries will choose by.
+  void want_channels(LayerId layer, std::span<const AttentionSegment> segments, ConstMatrix q,
+                     const KvLayerView& cache, float scale, ChannelReads& channels, Stream& stream);
   // Chooses unless it is done already; `row` is the query's.
   const TokenChoice& choose(Entry& entry, const LayerCall& call, ConstMatrix q, std::int64_t row);
   static void find_slots(const AttentionSegment& segment, const KvLayerView& cache,
@@ -157,6 +162,7 @@ class AttentionRunner {
   std::vector<AttentionSegment> dense_;
   std::vector<AttentionSegment> sparse_;
   std::vector<Chosen> chosen_;
+  std::vector<std::int32_t> wanted_;
 };
 
 }  // namespace triphase

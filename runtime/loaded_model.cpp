@@ -123,7 +123,14 @@ class Planner {
                 .block_tokens = KvStore::default_block_tokens(dtype),
                 .dtype = dtype,
                 .open_dtype = compute,
-                .key_columns = keeps_key_columns(options_.attention)};
+                .key_columns = keeps_key_columns(options_.attention),
+                .host_channels = host_channels(options_.attention, model_.config.head_dim)};
+    if (plan_.kv.host_channels > 0 && machine_.gpu) {
+      throw Error(ErrorRole::kUsage, "E-CLI-CONFLICT", "sparq.kt=host")
+          .found("a GPU, which does not score by channels from the host in this version")
+          .expected("sparq.kt=device or sparq.kt=off with a GPU")
+          .hint("--attention-option sparq.kt=device");
+    }
     if (options_.kv_block > 0) plan_.kv.block_tokens = options_.kv_block;
     if (plan_.kv.quantized() && plan_.kv.block_tokens % KvStore::kInt8BlockMultiple != 0) {
       throw Error(ErrorRole::kUsage, "E-CLI-OPTION", "--kv-block")
@@ -223,6 +230,9 @@ class Planner {
         .scratch = [this](std::int64_t batch) { return scratch(batch); },
         .page_bytes = KvStore::page_bytes(plan_.kv),
         .key_column_bytes = KvStore::key_column_bytes(plan_.kv),
+        .host_column_bytes =
+            KvStore::host_column_bytes(plan_.kv) / static_cast<std::uint64_t>(plan_.kv.layers),
+        .channel_bytes = KvStore::channel_bytes(plan_.kv),
         .layers = plan_.kv.layers,
         .block_tokens = plan_.kv.block_tokens,
         .context = context_,
@@ -285,6 +295,10 @@ class Planner {
       // Dense attention reads a line's host blocks of one layer together.
       const std::int64_t staged = plan_.memory.staging_pages * plan_.kv.block_tokens;
       plan_.longest_line = std::min(plan_.longest_line, staged);
+      if (plan_.memory.host_key_columns > 0) {
+        plan_.longest_line =
+            std::min(plan_.longest_line, plan_.memory.channel_blocks * plan_.kv.block_tokens);
+      }
     }
   }
 
@@ -326,6 +340,9 @@ std::string describe(const RunPlan& plan, const ModelBundle& model) {
   if (plan.memory.key_columns > 0) {
     text += fmt::format("; K^T {} beside it (sparq.kt=off saves it)",
                         format_bytes(plan.memory.key_columns));
+    if (plan.memory.host_key_columns > 0) {
+      text += fmt::format(", {} on the host", format_bytes(plan.memory.host_key_columns));
+    }
   }
   if (model.fixed_context) {
     text += fmt::format("; fixed context {} tokens in front of every line",
@@ -386,11 +403,13 @@ LoadedModel::LoadedModel(std::shared_ptr<LoadedWeights> loaded, const ModelBundl
           .host_blocks = plan.memory.host_blocks,
           .input_blocks = plan.memory.input_blocks,
           .key_column_blocks = plan.memory.key_column_blocks,
-          .key_column_run_bytes = backend.sparse_ops().key_column_run_bytes()},
+          .key_column_run_bytes = backend.sparse_ops().key_column_run_bytes(),
+          .channel_blocks = plan.memory.channel_blocks},
          pool, &host_pool, transfers.get()) {
   TRIPHASE_CHECK(plan.placement.streamed_layers == shared->streamed_layers,
                  "a plan for weights that lie elsewhere");
   backend.reserve(ops_shape(model.config, plan.limits, plan.kv));
+  kv.set_threads(&backend.threads());
   decoder.set_attention(options.attention, backend.sparse_ops(), pool, model.clusters());
   decoder.set_layer_inputs(plan.input_tokens, backend.input_ops(), pool);
   if (transfers) transfers->set_pageable(!plan.placement.pinned);

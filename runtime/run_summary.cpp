@@ -240,10 +240,10 @@ std::string summary_to_json(const RunSummary& summary, const RunOptions& options
        fmt::format(
            "{{\"to_device\": {}, \"to_host\": {}, \"to_device_by_kind\": {{\"weights\": {}, "
            "\"kv_reloads\": {}, \"kv_blocks\": {}, \"kv_tokens\": {}, "
-           "\"layer_inputs\": {}, \"attention_results\": {}}}}}",
+           "\"kv_channels\": {}, \"layer_inputs\": {}, \"attention_results\": {}}}}}",
            summary.bytes_to_device, summary.bytes_to_host, summary.to_device.weights,
            summary.to_device.kv_reloads, summary.to_device.kv_blocks, summary.to_device.kv_tokens,
-           summary.to_device.inputs, summary.to_device.results));
+           summary.to_device.kv_channels, summary.to_device.inputs, summary.to_device.results));
   line("layer_inputs",
        fmt::format("{{\"tokens\": {}, \"saved_bytes\": {}, \"recomputed_tokens\": {}}}",
                    summary.layer_inputs.tokens, summary.layer_inputs.saved_bytes,

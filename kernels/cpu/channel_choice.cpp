@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <bit>
 #include <cmath>
+#include <vector>
 
 #undef HWY_TARGET_INCLUDE
 #define HWY_TARGET_INCLUDE "kernels/cpu/channel_choice.cpp"
@@ -41,8 +42,8 @@ struct ChoiceCall {
 
 // The `rank` channels with the largest sum over the group of |q_c|, ascending; of equal sums the
 // smaller channel wins and NaN comes last.
-void choose_channels(const float* q, std::int64_t group, std::int64_t dim, std::int64_t rank,
-                     std::uint64_t* ranked, std::int32_t* channels) {
+void choose_group_channels(const float* q, std::int64_t group, std::int64_t dim, std::int64_t rank,
+                           std::uint64_t* ranked, std::int32_t* channels) {
   for (std::int64_t c = 0; c < dim; ++c) {
     float sum = 0.0F;
     for (std::int64_t i = 0; i < group; ++i) sum += std::abs(q[i * dim + c]);
@@ -85,8 +86,8 @@ ChannelQuery load_query(const ChoiceCall& call, std::int64_t head, float* scratc
   auto* channels = reinterpret_cast<std::int32_t*>(scratch + layout.channels);
   query.channels = channels;
   // The tile is not in use yet.
-  choose_channels(from, group, dim, query.rank,
-                  reinterpret_cast<std::uint64_t*>(scratch + layout.tile), channels);
+  choose_group_channels(from, group, dim, query.rank,
+                        reinterpret_cast<std::uint64_t*>(scratch + layout.tile), channels);
   float* to = scratch + layout.queries;
   query.q = to;
   query.scaled = scratch + layout.scaled_queries;
@@ -219,6 +220,18 @@ void choose_tokens(const ChoiceCall& call, std::int64_t head, float* scores, flo
 
 }  // namespace
 
+void largest_channels(ConstMatrix q, std::int64_t row, std::int64_t heads, std::int64_t kv_heads,
+                      std::int64_t rank, std::int32_t* channels) {
+  const std::int64_t dim = q.cols / heads;
+  const std::int64_t group = heads / kv_heads;
+  const float* from = static_cast<const float*>(q.data) + row * q.row_stride;
+  std::vector<std::uint64_t> ranked(static_cast<std::size_t>(dim));
+  for (std::int64_t head = 0; head < kv_heads; ++head) {
+    choose_group_channels(from + head * group * dim, group, dim, rank, ranked.data(),
+                          channels + head * rank);
+  }
+}
+
 void choose_by_channels(ThreadPool& pool, ConstMatrix q, std::int64_t row, std::int64_t heads,
                         const KvLayerView& cache, const AttentionSegment& keys, float scale,
                         const ChannelChoice& choice, std::int32_t* tokens, float* alpha,
@@ -263,8 +276,14 @@ HWY_AFTER_NAMESPACE();
 #if HWY_ONCE
 namespace triphase::cpu {
 namespace {
+HWY_EXPORT(largest_channels);
 HWY_EXPORT(choose_by_channels);
 }  // namespace
+
+void largest_channels(ConstMatrix q, std::int64_t row, std::int64_t heads, std::int64_t kv_heads,
+                      std::int64_t rank, std::int32_t* channels) {
+  HWY_DYNAMIC_DISPATCH(largest_channels)(q, row, heads, kv_heads, rank, channels);
+}
 
 void choose_by_channels(ThreadPool& pool, ConstMatrix q, std::int64_t row, std::int64_t heads,
                         const KvLayerView& cache, const AttentionSegment& keys, float scale,

@@ -1,12 +1,17 @@
 #pragma once
 
-// SparQ's choice of tokens from a few channels of the keys. Arguments are checked by CpuSparseOps.
+// SparQ's choice of channels, and of tokens from a few channels of the keys. Arguments are checked
+// by CpuSparseOps.
 
 #include "kernels/sizing/sparse_workspace.h"
 #include "kernels/sparse_ops.h"
 #include "runtime/base/thread_pool.h"
 
 namespace triphase::cpu {
+
+// See SparseOps::largest_channels.
+void largest_channels(ConstMatrix q, std::int64_t row, std::int64_t heads, std::int64_t kv_heads,
+                      std::int64_t rank, std::int32_t* channels);
 
 // See SparseOps::choose_by_channels; shape.max_context is the segment's context.
 void choose_by_channels(ThreadPool& pool, ConstMatrix q, std::int64_t row, std::int64_t heads,

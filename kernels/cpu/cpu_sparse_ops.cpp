@@ -67,6 +67,16 @@ class CpuSparseOps final : public SparseOps {
     cpu::transpose_keys(*pool_, cache, keys);
   }
 
+  [[nodiscard]] bool reads_gathered_channels() const override { return true; }
+
+  void largest_channels(ConstMatrix q, std::int64_t row, std::int64_t heads, std::int64_t kv_heads,
+                        std::int64_t rank, std::int32_t* channels, Stream&) override {
+    check_query(q, row, heads, kv_heads);
+    TRIPHASE_CHECK(channels != nullptr && rank > 0 && rank <= q.cols / heads,
+                   "largest_channels: shapes");
+    cpu::largest_channels(q, row, heads, kv_heads, rank, channels);
+  }
+
   void choose_by_channels(ConstMatrix q, std::int64_t row, std::int64_t heads,
                           const KvLayerView& cache, const AttentionSegment& keys, float scale,
                           const ChannelChoice& choice, std::int32_t* tokens, float* alpha,
@@ -76,7 +86,8 @@ class CpuSparseOps final : public SparseOps {
     TRIPHASE_CHECK(q.cols == heads * cache.head_dim && tokens != nullptr && choice.rank > 0 &&
                        choice.rank <= cache.head_dim && choice.recent >= 0 &&
                        choice.recent <= choice.tokens && choice.tokens <= keys.context_tokens &&
-                       (cache.kt == nullptr || (cache.kt_ready != nullptr && cache.kt_run > 0)),
+                       (cache.kt == nullptr || (cache.kt_ready != nullptr && cache.kt_run > 0)) &&
+                       (keys.gathered.places.empty() || keys.gathered.data != nullptr),
                    "choose_by_channels: shapes");
     const AttentionShape shape = shape_of(heads, cache, keys, workspace);
     cpu::choose_by_channels(*pool_, q, row, heads, cache, keys, scale, choice, tokens, alpha, shape,

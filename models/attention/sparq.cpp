@@ -50,6 +50,13 @@ class Sparq final : public AttentionMethod {
     return dense || !keeps_key_columns(options_) ? 0 : context;
   }
 
+  void channels_to_choose(const LayerCall& call, ConstMatrix q, std::int64_t row,
+                          std::vector<std::int32_t>& channels) const override {
+    channels.resize(static_cast<std::size_t>(shape_.kv_heads * rank_));
+    call.ops->largest_channels(q, row, shape_.heads, shape_.kv_heads, rank_, channels.data(),
+                               *call.stream);
+  }
+
   [[nodiscard]] std::uint64_t state_bytes(std::int64_t sequences,
                                           std::int64_t /*tokens*/) const override {
     if (!reallocates_) return 0;

@@ -51,6 +51,7 @@ std::optional<RunPrediction> predict_run(const RunOptions& options, const ModelB
       .prompt_units = plan.prompt_units,
       .miss_rate = options.miss_rate,
       .fetch = sparse_fetch(options, model, plan.memory),
+      .channels = brought_channels(options.attention, model.config),
       .division = MemoryDivision{plan.places, plan.placement.streamed_layers, plan.placement}};
   job.lines = read_line_lengths(options, model, plan.longest_line, kMost);
   if (job.lines.empty()) return std::nullopt;

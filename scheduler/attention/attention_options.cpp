@@ -114,6 +114,16 @@ Option word_option(std::string_view name, std::string_view expected,
 #define TRIPHASE_FIELD(path) \
   [](AttentionOptions & o) -> auto& { return o.path; }
 
+// "on" is what the default was called before K^T could be on the host.
+Option key_columns_option() {
+  Option option = word_option("sparq.kt", "device (or on), host or off", {"off", "device", "host"},
+                              TRIPHASE_FIELD(sparq.kt));
+  option.set = [set = option.set](AttentionOptions& o, std::string_view text) {
+    return set(o, text == "on" ? "device" : text);
+  };
+  return option;
+}
+
 const std::vector<Option>& all_options() {
   static const std::vector<Option> options = {
       share_option("local.keep", true, TRIPHASE_FIELD(local.keep)),
@@ -139,8 +149,7 @@ const std::vector<Option>& all_options() {
                   TRIPHASE_FIELD(sparq.reallocate)),
       word_option("sparq.temperature", "coverage, head_dim or rank",
                   {"coverage", "head_dim", "rank"}, TRIPHASE_FIELD(sparq.temperature)),
-      word_option("sparq.kt", "on or off; fetching K^T from the host is not offered", {"off", "on"},
-                  TRIPHASE_FIELD(sparq.kt)),
+      key_columns_option(),
       word_option("squeezed.levels", "1 or 2", {"1", "2"}, TRIPHASE_FIELD(squeezed.two_levels)),
       threshold_option("squeezed.threshold", TRIPHASE_FIELD(squeezed.threshold)),
       threshold_option("squeezed.coarse_threshold", TRIPHASE_FIELD(squeezed.coarse_threshold)),
@@ -237,7 +246,13 @@ std::vector<std::string> describe_attention_options(const AttentionOptions& opti
 
 bool keeps_key_columns(const AttentionOptions& options) {
   using KeyColumns = decltype(options.sparq.kt);
-  return options.kind == AttentionKind::kSparq && options.sparq.kt == KeyColumns::kOn;
+  return options.kind == AttentionKind::kSparq && options.sparq.kt != KeyColumns::kOff;
+}
+
+std::int64_t host_channels(const AttentionOptions& options, std::int64_t head_dim) {
+  using KeyColumns = decltype(options.sparq.kt);
+  if (options.kind != AttentionKind::kSparq || options.sparq.kt != KeyColumns::kHost) return 0;
+  return std::min(options.sparq.rank, head_dim);
 }
 
 void set_keep_ratio(AttentionOptions& options, double keep) {

@@ -57,7 +57,7 @@ void set_compression(AttentionOptions& options, const TouchedShape& shape, doubl
   switch (options.kind) {
     case AttentionKind::kSparq:
       // K^T is what makes channels cheap; 1 is dense.
-      options.sparq.kt = decltype(options.sparq.kt)::kOn;
+      if (!keeps_key_columns(options)) options.sparq.kt = decltype(options.sparq.kt)::kDevice;
       options.sparq.rank = std::max<std::int64_t>(
           1, std::llround(static_cast<double>(shape.head_dim) * compression));
       if (compression < 1.0) compression /= 2.0;

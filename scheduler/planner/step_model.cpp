@@ -61,6 +61,9 @@ LaneTimes StepModel::decode(const StepTokens& tokens) const {
   } else {
     work.gathered_records = batch * layers * (away - again);
     work.record_bytes = record_token_ / layers;
+    work.add_channels(static_cast<double>(model_.channels), batch * layers,
+                      static_cast<double>(tokens.host),
+                      static_cast<double>(dtype_bytes(model_.kv_dtype)));
   }
   if (again > 0.0) {
     work.recompute_rows = workload_.batch;

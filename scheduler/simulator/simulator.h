@@ -42,6 +42,8 @@ struct SimulatedJob {
   double caching_ratio = 1.0;  // r: share of the context that a decode step touches
   double miss_rate = 1.0;      // share of the touched host tokens that crosses the link
   SparseFetch fetch = SparseFetch::kAhead;  // below r = 1
+  std::int64_t channels =
+      0;  // of all KV heads, of each token on the host, to choose by; below r = 1
   std::vector<SimulatedLine> lines;
   std::optional<MemoryDivision> division;  // then the budgets above are not looked at
   bool keep_steps = false;                 // fill SimulationResult::steps, views and actions
@@ -77,6 +79,7 @@ struct SimulationResult {
   // Of h2d_bytes and d2h_bytes: X brought for steps that recompute, and X saved.
   double inputs_h2d_bytes = 0.0;
   double inputs_d2h_bytes = 0.0;
+  double channels_h2d_bytes = 0.0;    // of h2d_bytes
   std::uint64_t repeated_tokens = 0;  // prefilled again after a drop
   std::uint64_t replayed_tokens = 0;  // of prefixes that a swap dropped, from their token ids
   std::int64_t suspensions = 0;

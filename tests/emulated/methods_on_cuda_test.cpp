@@ -80,7 +80,7 @@ Decoded run_method(const Machine& machine, const AttentionOptions& options, DTyp
     const ConstMatrix queries{q.data(), DType::kF32, kTokens, kColumns, kColumns};
     const ConstMatrix values{v.data(), DType::kF32, kTokens, kValueColumns, kValueColumns};
     static_cast<void>(runner.choose(LayerId(0), {&segment, 1}, {&sequence, 1}, queries, values,
-                                    cache.view(), kScale, machine.stream));
+                                    cache.view(), kScale, nullptr, machine.stream));
     runner.attend(LayerId(0), {&segment, 1}, {&sequence, 1}, {&no_slots, 1}, queries, cache.view(),
                   kScale, {out.data(), DType::kF32, kTokens, kColumns, kColumns}, machine.ops,
                   {workspace.data(), workspace.bytes()}, machine.stream);

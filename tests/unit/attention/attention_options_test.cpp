@@ -55,8 +55,8 @@ TEST(AttentionOptions, WrongNamesAndValuesSayWhatExists) {
                               "sparq.local=nan", "sparq.local=-0.1", "sparq.reallocate=yes"}) {
     EXPECT_THAT(error_of("sparq", setting), testing::HasSubstr("E-CLI-ATTOPTION")) << setting;
   }
-  EXPECT_THAT(error_of("sparq", "sparq.kt=host"),
-              testing::AllOf(testing::HasSubstr("sparq.kt"), testing::HasSubstr("from the host")));
+  EXPECT_THAT(error_of("sparq", "sparq.kt=disk"),
+              testing::AllOf(testing::HasSubstr("sparq.kt"), testing::HasSubstr("device")));
   EXPECT_THAT(error_of("swa", "swa.caching_ratio=0"), testing::HasSubstr("above 0"));
   EXPECT_THAT(error_of("swa", "swa.caching_ratio"), testing::HasSubstr("method.option=value"));
 }
@@ -67,6 +67,12 @@ TEST(AttentionOptions, SparqAloneKeepsKeyColumnsUnlessToldNotTo) {
   }
   EXPECT_FALSE(keeps_key_columns(of("sparq", {"sparq.kt=off"})));
   EXPECT_TRUE(keeps_key_columns(of("sparq", {"sparq.kt=off", "sparq.kt=on"})));
+  EXPECT_EQ(describe_attention_options(of("sparq", {"sparq.kt=on"})),
+            describe_attention_options(of("sparq", {"sparq.kt=device"})));
+  EXPECT_EQ(host_channels(of("sparq"), 128), 0);
+  EXPECT_EQ(host_channels(of("sparq", {"sparq.kt=host"}), 128), 32);
+  EXPECT_EQ(host_channels(of("sparq", {"sparq.kt=host"}), 16), 16);
+  EXPECT_TRUE(keeps_key_columns(of("sparq", {"sparq.kt=host"})));
 }
 
 TEST(AttentionOptions, BudgetsFollowTheDefinitions) {

@@ -198,11 +198,11 @@ TEST(SparqKeyColumns, NeverChangeTheAnswerWhereverBlocksWere) {
     TinyModel rows(options);
     EXPECT_EQ(rows.kv().key_column_pages(), nullptr);
     const auto expected = run_all(rows.engine(), requests);
-    options.attention.sparq.kt = decltype(options.attention.sparq.kt)::kOn;
+    options.attention.sparq.kt = decltype(options.attention.sparq.kt)::kDevice;
     {
       TinyModel columns(options);
       const KvStore& kv = columns.kv();
-      EXPECT_EQ(columns.pool().use(MemoryTag::kKv).now - rows.pool().use(MemoryTag::kKv).now,
+      EXPECT_EQ(columns.pool().use(MemoryTag::kKeyColumns).now,
                 KvStore::key_column_bytes(kv.shape()) *
                     static_cast<std::uint64_t>(kv.sizes().key_column_blocks * kv.shape().layers));
       expect_equal(expected, run_all(columns.engine(), requests));
@@ -224,6 +224,45 @@ TEST(SparqKeyColumns, NeverChangeTheAnswerWhereverBlocksWere) {
     }
     EXPECT_GT(reloaded, 0U) << "no block came back";
     EXPECT_GT(fetched, 0U) << "no token was fetched alone";
+  }
+}
+
+// The same where K^T of blocks on the host is there too, and channels of it cross in every step.
+TEST(SparqKeyColumns, OnTheHostGiveTheSameAnswer) {
+  const auto requests = mixed_requests(47, 10);
+  for (const bool int8 : {false, true}) {
+    TinyModelOptions options{.batch_size = 1, .prefill_chunk = 200, .block_tokens = 16};
+    options.attention = method(AttentionKind::kSparq);
+    options.int8 = int8;
+    TinyModel device(options);
+    const auto expected = run_all(device.engine(), requests);
+    options.attention.sparq.kt = decltype(options.attention.sparq.kt)::kHost;
+    std::uint64_t channels = 0;
+    std::uint64_t reloaded = 0;
+    for (const bool dear : {false, true}) {
+      if (dear) options.link = EmulatedLink{.bytes_per_second = 1e10, .seconds_per_record = 1e-8};
+      for (const Place& place : places()) {
+        move_to(place, options);
+        // Room for the channels of one longest line, and of two.
+        options.channel_blocks = place.cache_blocks > 0 ? 10 : 20;
+        TinyModel model(options);
+        SCOPED_TRACE(std::string(place.policy->name()) + (int8 ? " int8" : ""));
+        expect_equal(expected, run_all(model.engine(), requests));
+        model.kv().residency().check();
+        EXPECT_EQ(model.host_pool().use(MemoryTag::kKeyColumns).now,
+                  KvStore::host_column_bytes(model.kv().shape()) *
+                      static_cast<std::uint64_t>(place.host_blocks));
+        reloaded += model.engine().placement().stats().reloaded_blocks;
+        const std::uint64_t brought = model.model().kv_step().channel_bytes();
+        channels += brought;
+        if (place.policy->name() == "accelerate") {
+          EXPECT_GT(brought, 0U);
+          EXPECT_GT(model.model().kv_step().reads().bytes().tokens, 0U);
+        }
+      }
+    }
+    EXPECT_GT(channels, 0U);
+    EXPECT_GT(reloaded, 0U) << "no block came back";
   }
 }
 
