@@ -40,11 +40,11 @@ WeightBlock::WeightBlock(const ModelConfig& config, std::span<const WeightEntry>
   }
   layers.resize(static_cast<std::size_t>(config.layers));
   host_layers.resize(layers.size());
-  block_ = static_cast<std::byte*>(homes.device->allocate(bytes));
-  if (host_bytes > 0) host_block_ = static_cast<std::byte*>(homes.host->allocate(host_bytes));
+  block_ = take(*homes.device, bytes);
+  if (host_bytes > 0) host_block_ = take(*homes.host, host_bytes);
   for (std::size_t i = 0; i < manifest.size(); ++i) {
     const WeightEntry& entry = manifest[i];
-    slots_.push_back((on_host(entry) ? host_block_ : block_) + offsets[i]);
+    slots_.push_back((on_host(entry) ? host_block_ : block_).get() + offsets[i]);
     place(entry, dtypes[i], slots_.back());
     if (!on_host(entry)) continue;
     const auto layer = static_cast<std::size_t>(entry.layer);
@@ -57,11 +57,6 @@ WeightBlock::WeightBlock(const ModelConfig& config, std::span<const WeightEntry>
         "a layer's weights are one range");
   }
   if (config.tied_embeddings) lm_head = embedding;
-}
-
-WeightBlock::~WeightBlock() {
-  if (block_ != nullptr) homes_.device->release(block_, bytes);
-  if (host_block_ != nullptr) homes_.host->release(host_block_, host_bytes);
 }
 
 void WeightBlock::place(const WeightEntry& entry, DType dtype, const std::byte* data) {

@@ -5,6 +5,7 @@
 // slots are one range. Used by load_weights and random_weights; not for others.
 
 #include <cstddef>
+#include <memory>
 #include <span>
 #include <vector>
 
@@ -19,7 +20,6 @@ class WeightBlock final : public ModelWeights {
   // `dtypes[i]` is the type of manifest[i]'s matrix (vectors are F32). Throws E-MEM-ALLOC.
   WeightBlock(const ModelConfig& config, std::span<const WeightEntry> manifest,
               std::span<const DType> dtypes, const WeightHomes& homes);
-  ~WeightBlock() override;
 
   // Memory of manifest[i].
   [[nodiscard]] std::byte* slot(std::size_t index) const { return slots_[index]; }
@@ -27,9 +27,19 @@ class WeightBlock final : public ModelWeights {
  private:
   void place(const WeightEntry& entry, DType dtype, const std::byte* data);
 
+  struct GiveBack {
+    Device* device;
+    std::size_t bytes;
+    void operator()(std::byte* data) const noexcept { device->release(data, bytes); }
+  };
+  using Memory = std::unique_ptr<std::byte, GiveBack>;
+  [[nodiscard]] static Memory take(Device& device, std::size_t bytes) {
+    return Memory(static_cast<std::byte*>(device.allocate(bytes)), {&device, bytes});
+  }
+
   WeightHomes homes_;
-  std::byte* block_ = nullptr;
-  std::byte* host_block_ = nullptr;
+  Memory block_;
+  Memory host_block_;
   std::vector<std::byte*> slots_;
 };
 

@@ -10,6 +10,7 @@
 #include "runtime/machine.h"
 #include "runtime/make_policy.h"
 #include "scheduler/placement/device_only_policy.h"
+#include "scheduler/placement/host_lines.h"
 
 namespace triphase {
 namespace {
@@ -272,6 +273,11 @@ class Planner {
                               .input_blocks = plan_.policy->input_blocks(plan_.kv.block_tokens),
                               .input_block_bytes = KvStore::input_bytes(plan_.kv) *
                                                    static_cast<std::uint64_t>(plan_.kv.layers)};
+      if (plan_.policy->name() == "accelerate" || plan_.policy->name() == "flexgen") {
+        request.host->line_homes = kHostLineDeviceBlocks;
+        request.host->step_homes =
+            (plan_.prefill_chunk + plan_.kv.block_tokens - 1) / plan_.kv.block_tokens;
+      }
     }
     plan_.memory = plan_memory(request);
     plan_.limits = limits_for(plan_.memory.batch_size);

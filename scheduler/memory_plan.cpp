@@ -121,9 +121,16 @@ void plan_host_tier(const MemoryRequest& request, std::int64_t wanted_blocks,
   room -= scales;
   plan.kv += scales;
   if (request.key_column_bytes > 0 && columns == 0) {
-    // K^T of a block on the host spares its way at a half of what a home would take.
+    // K^T of a block on the host spares its way at a half of what a home would take. What staging
+    // leaves must hold the homes that no step can do without.
     const std::uint64_t one = request.key_column_bytes * layers;
-    const std::uint64_t with_columns = std::min(blocks + inputs, room / 2 / one);
+    const std::uint64_t homes =
+        smallest_kv(request) *
+        static_cast<std::uint64_t>(request.host->step_homes +
+                                   request.host->line_homes * plan.batch_size);
+    const std::uint64_t kept = request.host->holds_everything ? 4 * homes : 2 * homes;
+    const std::uint64_t most = room > kept ? std::min(room / 2, room - kept) : 0;
+    const std::uint64_t with_columns = std::min(blocks + inputs, most / one);
     plan.key_column_blocks = static_cast<std::int64_t>(with_columns);
     room -= with_columns * one;
   }

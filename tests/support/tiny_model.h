@@ -61,6 +61,7 @@ struct TinyModelOptions {
   bool sync_layers = false;
   bool pageable = false;
   std::optional<EmulatedLink> link;
+  Device* device = nullptr;  // of both tiers, instead of the backend's
   std::shared_ptr<const PlacementPolicy> policy = std::make_shared<DeviceOnlyPolicy>();
 };
 
@@ -70,12 +71,12 @@ class TinyModel {
       : config_(std::move(config)),
         policy_(options.policy),
         backend_(Backend::open("cpu", options.threads)),
-        pool_(backend_->device(), MemoryTier::kDevice, std::uint64_t{1} << 30),
-        host_pool_(backend_->device(), MemoryTier::kHost, std::uint64_t{1} << 30),
+        pool_(memory_of(options), MemoryTier::kDevice, std::uint64_t{1} << 30),
+        host_pool_(memory_of(options), MemoryTier::kHost, std::uint64_t{1} << 30),
         host_weights_(host_pool_, MemoryTag::kWeights),
         transfers_(options.link),
         weights_(random_weights(config_, options.dtype, 7,
-                                {backend_->device(), host_weights_, options.streamed_layers}, {})),
+                                {memory_of(options), host_weights_, options.streamed_layers}, {})),
         kv_(kv_shape(options),
             {.device_pages = options.kv_blocks * config_.layers,
              .staging_pages = options.staging_blocks,
@@ -121,6 +122,9 @@ class TinyModel {
   MemoryPool& host_pool() { return host_pool_; }
 
  private:
+  [[nodiscard]] Device& memory_of(const TinyModelOptions& options) const {
+    return options.device != nullptr ? *options.device : backend_->device();
+  }
   [[nodiscard]] KvStore::Shape kv_shape(const TinyModelOptions& options) const {
     return {.layers = config_.layers,
             .kv_heads = config_.kv_heads,

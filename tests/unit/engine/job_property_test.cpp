@@ -1,7 +1,7 @@
 // DESIGN section 3's invariants on random jobs: neither placement, budget, phase switches nor
 // neighbours change an answer, nothing is over-committed or lost, and a failure in the middle of a
-// transfer or a cancelled job leaves nothing behind and nobody waiting. A failing job is made as
-// small as it goes before it is printed.
+// transfer, a refused allocation or a cancelled job leaves nothing behind and nobody waiting. A
+// failing job is made as small as it goes before it is printed.
 
 #include <gtest/gtest.h>
 
@@ -12,6 +12,7 @@
 
 #include "runtime/base/error.h"
 #include "tests/support/engine_runs.h"
+#include "tests/support/refusing_device.h"
 #include "tests/support/shrink.h"
 #include "tests/unit/engine/random_job.h"
 
@@ -50,7 +51,7 @@ std::string difference(const Results& expected, const Results& found) {
 struct Coverage {
   std::uint64_t offloaded = 0, preempted = 0, shared = 0, recomputed = 0, replayed = 0;
   std::uint64_t on_host = 0;  // rows attended there
-  std::int64_t faults = 0, cancelled = 0;
+  std::int64_t faults = 0, cancelled = 0, refused = 0;
 };
 
 std::string problem_of(const RandomJob& job, Coverage* coverage) {
@@ -109,6 +110,32 @@ std::string problem_of_ending(const RandomJob& job, unsigned seed, Coverage* cov
     return error.what();
   }
   return "";
+}
+
+// One of the job's allocations is refused.
+std::string problem_of_refusal(const RandomJob& job, unsigned seed, Coverage* coverage) {
+  const std::vector<Request> requests = requests_of(job);
+  if (requests.empty()) return "";
+  const auto problem_with = [&](RefusingDevice& device) -> std::string {
+    TinyModelOptions options = options_of(job);
+    options.device = &device;
+    try {
+      TinyModel model(options, config_of(job));
+      static_cast<void>(run_all(model.engine(), requests));
+    } catch (const Error& error) {
+      if (error.code() != "E-MEM-ALLOC") return error.what();
+      if (coverage != nullptr) ++coverage->refused;
+    } catch (const std::exception& error) {
+      return error.what();
+    }
+    if (device.live() != 0) return std::to_string(device.live()) + " allocations are kept";
+    return device.wrong_releases() == 0 ? "" : "something is released twice";
+  };
+  RefusingDevice all;
+  if (std::string problem = problem_with(all); !problem.empty()) return problem;
+  std::mt19937 random(seed);
+  RefusingDevice some(static_cast<std::int64_t>(random() % static_cast<unsigned>(all.asked())));
+  return problem_with(some);
 }
 
 void fail_small(const RandomJob& job, unsigned seed,
@@ -180,6 +207,21 @@ TEST_P(RandomJobs, EndInTheMiddleWithoutATrace) {
   if (kJobsPerPart < 200) return;  // too few to say
   EXPECT_GT(coverage.faults, 0);
   EXPECT_GT(coverage.cancelled, 0);
+}
+
+TEST_P(RandomJobs, GiveEverythingBackWhenAnAllocationIsRefused) {
+  Coverage coverage;
+  for (unsigned seed = GetParam() * kJobsPerPart; seed < (GetParam() + 1) * kJobsPerPart;
+       seed += 10) {
+    std::mt19937 random(seed);
+    const RandomJob job = random_job(random);
+    if (problem_of_refusal(job, seed, &coverage).empty()) continue;
+    fail_small(job, seed,
+               [&](const RandomJob& one) { return problem_of_refusal(one, seed, nullptr); });
+    return;
+  }
+  if (kJobsPerPart < 200) return;  // too few to say
+  EXPECT_GT(coverage.refused, kJobsPerPart / 20);
 }
 
 INSTANTIATE_TEST_SUITE_P(Parts, RandomJobs, testing::Range(0U, kParts));

@@ -155,6 +155,16 @@ TEST(PlanMemory, KeyColumnsArePaidForBlocksAtHomeAndOnTheHost) {
   EXPECT_EQ(plan.key_column_blocks, 15 + 3);
   EXPECT_EQ(plan.key_columns, 18u * 50);
   EXPECT_LE(plan.total(), wanted.budget);
+  // Where every line lies on the host, K^T leaves the homes that a step cannot do without.
+  wanted.host->holds_everything = true;
+  wanted.host->step_homes = 2;
+  plan = plan_memory(wanted);
+  EXPECT_EQ(plan.key_column_blocks, 6 + 2);
+  EXPECT_EQ(plan.kv_pages, 2 * 2);
+  EXPECT_LE(plan.total(), wanted.budget);
+  wanted.host->line_homes = 1;
+  EXPECT_EQ(plan_memory(wanted).key_columns, plan_memory(wanted).kv_pages / 2 * 50U)
+      << "none for blocks on the host";
   wanted.host.reset();
   wanted.kv_budget = 149;
   EXPECT_THROW((void)plan_memory(wanted), Error);
