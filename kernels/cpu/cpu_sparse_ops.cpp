@@ -43,7 +43,7 @@ class CpuSparseOps final : public SparseOps {
 
   [[nodiscard]] Device& memory() override { return memory_; }
   [[nodiscard]] bool selects_for_several_queries() const override { return true; }
-  // A line of 64 bytes here and there is read at a third of the rate of half a KiB.
+  // Lines of 64 bytes here and there arrive at less than half of the rate of half a KiB.
   [[nodiscard]] std::int64_t key_column_run_bytes() const override { return 512; }
 
   void score_keys(ConstMatrix q, std::int64_t row, std::int64_t heads, const KvLayerView& cache,
