@@ -19,7 +19,12 @@ def text_of(name):
     """None: what the models' training left out; "docs": the project's documents; else a file's."""
     if name is None:
         return corpus_held_out()
-    return held_out_text() if name == "docs" else pathlib.Path(name).read_text(encoding="utf-8")
+    if name == "docs":
+        return held_out_text()
+    try:
+        return pathlib.Path(name).read_text(encoding="utf-8")
+    except (OSError, UnicodeDecodeError) as error:
+        raise SystemExit(f"--text {name}: {error}; expected a UTF-8 text, or docs") from error
 
 
 class Program:
