@@ -1,8 +1,8 @@
 #include "memory/host_key_columns.h"
 
-#include <algorithm>
 #include <cstring>
 
+#include "memory/transpose_tokens.h"
 #include "runtime/base/error.h"
 
 namespace triphase {
@@ -52,25 +52,12 @@ void HostKeyColumns::make(LayerId layer, std::span<const Source> sources, Thread
 
 template <class Bits>
 void HostKeyColumns::transpose(LayerId layer, std::int64_t kv_head, const Source& source) const {
-  constexpr std::int64_t kSide = 16;  // a square of elements stays in registers or L1
   const std::int64_t dim = shape_.head_dim;
-  const std::int64_t stride = 2 * shape_.kv_heads * dim;  // from one token's keys to the next's
   const Bits* from = reinterpret_cast<const Bits*>(source.records) + 2 * kv_head * dim;
-  Bits square[kSide][kSide];
-  for (std::int64_t c = 0; c < dim; c += kSide) {
-    const std::int64_t width = std::min(kSide, dim - c);
-    for (std::int64_t t = 0; t < shape_.block_tokens; t += kSide) {
-      const std::int64_t height = std::min(kSide, shape_.block_tokens - t);
-      for (std::int64_t j = 0; j < height; ++j) {
-        for (std::int64_t i = 0; i < width; ++i) square[i][j] = from[(t + j) * stride + c + i];
-      }
-      for (std::int64_t i = 0; i < width; ++i) {
-        std::byte* to = buffer_.data() + offset(layer, kv_head, c + i, source.place) +
-                        static_cast<std::size_t>(t) * sizeof(Bits);
-        std::memcpy(to, square[i], static_cast<std::size_t>(height) * sizeof(Bits));
-      }
-    }
-  }
+  auto* to = reinterpret_cast<Bits*>(buffer_.data() + offset(layer, kv_head, 0, source.place));
+  // A record holds keys and values of all heads; a channel's row, all places.
+  transpose_tokens(from, 2 * shape_.kv_heads * dim, shape_.block_tokens, dim, to,
+                   places_ * shape_.block_tokens);
 }
 
 void HostKeyColumns::forget(std::int32_t place) {

@@ -1,41 +1,17 @@
 #include "kernels/cpu/transpose_keys.h"
 
-#include <algorithm>
-#include <cstring>
-
+#include "memory/transpose_tokens.h"
 #include "runtime/base/dtype.h"
 
 namespace triphase::cpu {
 namespace {
 
-constexpr std::int64_t kSide = 16;  // a square of elements stays in registers or L1
-
-// from [tokens][dim] to [dim][stride], of which the first `tokens`.
-template <class Bits>
-void transpose(const Bits* from, std::int64_t tokens, std::int64_t dim, Bits* to,
-               std::int64_t stride) {
-  Bits square[kSide][kSide];
-  for (std::int64_t c = 0; c < dim; c += kSide) {
-    const std::int64_t width = std::min(kSide, dim - c);
-    for (std::int64_t t = 0; t < tokens; t += kSide) {
-      const std::int64_t height = std::min(kSide, tokens - t);
-      for (std::int64_t j = 0; j < height; ++j) {
-        for (std::int64_t i = 0; i < width; ++i) square[i][j] = from[(t + j) * dim + c + i];
-      }
-      for (std::int64_t i = 0; i < width; ++i) {
-        std::memcpy(to + (c + i) * stride + t, square[i],
-                    static_cast<std::size_t>(height) * sizeof(Bits));
-      }
-    }
-  }
-}
-
 template <class Bits>
 void transpose_page(const KvLayerView& cache, PageId from, PageId to, std::int64_t head) {
   const std::int64_t at = (from.value * cache.kv_heads + head) * cache.page_tokens * cache.head_dim;
   const KeyColumnPlace place = key_column_place(cache, to, head);
-  transpose(static_cast<const Bits*>(cache.k) + at, cache.page_tokens, cache.head_dim,
-            static_cast<Bits*>(cache.kt) + place.begin, place.stride);
+  transpose_tokens(static_cast<const Bits*>(cache.k) + at, cache.head_dim, cache.page_tokens,
+                   cache.head_dim, static_cast<Bits*>(cache.kt) + place.begin, place.stride);
 }
 
 }  // namespace
