@@ -62,6 +62,7 @@ void HostAttention::begin(KvStore& store, std::span<const BatchSegment> rows, co
   finish();  // of a step that failed
   rows_ = rows;
   attended_.clear();
+  pages_.clear();
   mirrors_ = false;
   const KvResidency& residency = store.residency();
   for (std::size_t index = 0; index < rows.size(); ++index) {
@@ -73,11 +74,10 @@ void HostAttention::begin(KvStore& store, std::span<const BatchSegment> rows, co
       mirrors_ = residency.mirror(entry.sequence, block) >= 0;
     }
     if (!step.on_host(index)) continue;
-    Row& row = attended_.emplace_back();
-    row.entry = index;
     const std::int64_t blocks = residency.blocks(entry.sequence);
+    attended_.push_back({index, pages_.size(), static_cast<std::size_t>(blocks)});
     for (std::int64_t block = 0; block < blocks; ++block) {
-      row.pages.emplace_back(residency.host_copy(entry.sequence, block));
+      pages_.emplace_back(residency.host_copy(entry.sequence, block));
     }
   }
 }
@@ -149,7 +149,7 @@ void HostAttention::attend(LayerId layer, std::int64_t window, float scale, Matr
     segments_.push_back({.query_begin = static_cast<std::int64_t>(segments_.size()),
                          .query_count = 1,
                          .context_tokens = rows_[row.entry].first_position + 1,
-                         .pages = row.pages,
+                         .pages = std::span(pages_).subspan(row.first_page, row.pages),
                          .window = window});
   }
   wait(kv_ticket_);

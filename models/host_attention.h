@@ -60,7 +60,8 @@ class HostAttention {
   // A row that is attended here.
   struct Row {
     std::size_t entry = 0;
-    std::vector<PageId> pages;  // host blocks
+    std::size_t first_page = 0;  // of pages_
+    std::size_t pages = 0;
   };
 
   [[nodiscard]] KvLayerView view(LayerId layer) const;
@@ -73,8 +74,9 @@ class HostAttention {
   KvStore* store_ = nullptr;
   std::span<const BatchSegment> rows_;
   std::vector<Row> attended_;
-  bool mirrors_ = false;  // some row of the step lies in a mirrored block
-  Ticket kv_ticket_;      // the last: a lane finishes its transfers in order
+  std::vector<PageId> pages_;  // host blocks of all attended rows, one row's after another's
+  bool mirrors_ = false;       // some row of the step lies in a mirrored block
+  Ticket kv_ticket_;           // the last: a lane finishes its transfers in order
   Ticket q_ticket_;
   Ticket out_ticket_;
   std::vector<TokenRun> runs_;

@@ -1,0 +1,45 @@
+#pragma once
+
+// How a simulated job's memory is divided before its first step, once for the whole job: on the
+// device resident layers (and two slots for streamed ones), embeddings and head, scratch for a
+// step's activations, staging for the host's tokens of two layers, and the rest KV pages; on the
+// host streamed layers, saved layer inputs, at most half of what is left, and KV blocks for at most
+// a full batch of longest lines. INT8's scales stay on the device wherever their block is. The
+// engine divides memory in memory_plan.h, with what its kernels and caches really take; a job that
+// has such a division is taken at its word. PURE. Sizes in bytes unless they say otherwise.
+
+#include <cstdint>
+#include <string>
+
+#include "scheduler/placement/placement_policy.h"
+#include "scheduler/simulator/simulated_job.h"
+
+namespace triphase {
+
+// Layers' weights that the device holds while it streams: one is used while the next one arrives.
+inline constexpr std::int64_t kWeightSlots = 2;
+
+struct JobMemory {
+  std::string infeasible;     // why the job cannot run under the policy; empty: it can
+  StaticPlacement placement;  // the policy's choices
+  DType kv_dtype = DType::kF16;
+  std::int64_t streamed_layers = 0;
+  PlacementLimits limits;
+
+  // Of one token, in all layers but where they say otherwise.
+  double kv_token = 0.0;      // K and V, INT8's scales included
+  double record_layer = 0.0;  // what of them crosses the link, in one layer
+  double record_token = 0.0;  // the same in all layers
+  double input_token = 0.0;   // saved layer inputs X
+  double query_row = 0.0;     // a row's queries, as they cross the link
+
+  // What a step finds taken before any KV. Nothing where the division was given.
+  std::uint64_t fixed_device = 0;
+  std::uint64_t fixed_host = 0;
+};
+
+// Never throws for a job that does not fit: the result says why, and fields past what was decided
+// until then keep their defaults. `job` has at least one line.
+[[nodiscard]] JobMemory divide_memory(const PlacementPolicy& policy, const SimulatedJob& job);
+
+}  // namespace triphase

@@ -1,0 +1,51 @@
+#pragma once
+
+// A job as the simulator gets it: its lines' lengths, what a token costs in bytes, and the budgets
+// or a division of memory that is given. PURE.
+
+#include <cstdint>
+#include <optional>
+#include <vector>
+
+#include "runtime/base/dtype.h"
+#include "scheduler/attention/prompt_units.h"
+#include "scheduler/cost/model_costs.h"
+#include "scheduler/cost/step_cost.h"
+#include "scheduler/placement/placement_policy.h"
+
+namespace triphase {
+
+struct SimulatedLine {
+  std::int64_t prompt_tokens = 0;
+  std::int64_t output_tokens = 0;
+};
+
+// Memory that is divided already, as a run has it, instead of by the simulator.
+struct MemoryDivision {
+  PlacementLimits limits;
+  std::int64_t streamed_layers = 0;
+  std::optional<StaticPlacement> placement;  // what the policy chose then; nothing: it is asked
+};
+
+struct SimulatedJob {
+  ModelCosts model;
+  DType weights_dtype = DType::kF16;
+  DType kv_dtype = DType::kF16;    // where the policy does not choose
+  std::int64_t block_tokens = 32;  // the same
+  std::uint64_t device_memory = 0;
+  std::uint64_t host_memory = 0;
+  double activation_bytes = 2.0;  // of a query's element as it crosses the link
+  std::int64_t batch_size = 0;
+  std::int64_t prefill_chunk = 2048;
+  PromptUnits prompt_units;    // that a step does not cut
+  double caching_ratio = 1.0;  // r: share of the context that a decode step touches
+  double miss_rate = 1.0;      // share of the touched host tokens that crosses the link
+  SparseFetch fetch = SparseFetch::kAhead;  // below r = 1
+  std::int64_t channels =
+      0;  // of all KV heads, of each token on the host, to choose by; below r = 1
+  std::vector<SimulatedLine> lines;
+  std::optional<MemoryDivision> division;  // then the budgets above are not looked at
+  bool keep_steps = false;                 // fill SimulationResult::steps, views and actions
+};
+
+}  // namespace triphase
