@@ -1,6 +1,8 @@
 #include "models/attention_runner.h"
 
 #include <algorithm>
+#include <bit>
+#include <limits>
 
 #include "kernels/sizing/sparse_workspace.h"
 #include "runtime/base/error.h"
@@ -80,28 +82,34 @@ void AttentionRunner::find_slots(const AttentionSegment& segment, const KvLayerV
                                  std::vector<std::int32_t>& slots) {
   const std::int64_t page = cache.page_tokens;
   const std::int64_t own = cache.quantized() ? (segment.context_tokens - 1) / page : -1;
-  slots.resize(tokens.size());
-  // Tokens ascend within a list, so a block is looked up once for all its tokens.
-  std::int64_t begin = 0;
-  std::int64_t end = 0;
-  std::int64_t shift = 0;  // from a token of [begin, end) to its slot
-  for (std::size_t i = 0; i < tokens.size(); ++i) {
-    if (!known.empty() && known[i] >= 0) {
-      slots[i] = known[i];
-      continue;
-    }
-    const std::int64_t token = tokens[i];
-    if (token < begin || token >= end) {
-      const std::int64_t block = token / page;
-      const PageId at =
-          block == own ? segment.open_page : segment.pages[static_cast<std::size_t>(block)];
-      TRIPHASE_CHECK(at.valid(), "a chosen token that is not on the device");
-      begin = block * page;
-      end = begin + page;
-      shift = at.value * page - begin;
-    }
-    slots[i] = static_cast<std::int32_t>(token + shift);
+  const std::int64_t blocks = (segment.context_tokens + page - 1) / page;
+  // A block's tokens are all shifted alike; lists are many, so each block is looked up once.
+  constexpr std::int32_t kAbsent = std::numeric_limits<std::int32_t>::min();
+  shifts_.assign(static_cast<std::size_t>(blocks), kAbsent);
+  for (std::int64_t block = 0; block < blocks; ++block) {
+    const auto index = static_cast<std::size_t>(block);
+    const PageId at = block == own                   ? segment.open_page
+                      : index < segment.pages.size() ? segment.pages[index]
+                                                     : PageId();
+    if (at.valid()) shifts_[index] = static_cast<std::int32_t>((at.value - block) * page);
   }
+  slots.resize(tokens.size());
+  const auto shift_all = [&](const auto& block_of) {
+    bool absent = false;
+    for (std::size_t i = 0; i < tokens.size(); ++i) {
+      const std::int32_t shift = shifts_[block_of(static_cast<std::uint32_t>(tokens[i]))];
+      const bool brought = !known.empty() && known[i] >= 0;
+      absent |= shift == kAbsent && !brought;
+      slots[i] = brought ? known[i] : tokens[i] + shift;
+    }
+    return !absent;
+  };
+  const auto size = static_cast<std::uint32_t>(page);
+  const int bits = std::countr_zero(size);
+  TRIPHASE_CHECK(std::has_single_bit(size)
+                     ? shift_all([bits](std::uint32_t token) { return token >> bits; })
+                     : shift_all([size](std::uint32_t token) { return token / size; }),
+                 "a chosen token that is not on the device");
 }
 
 void AttentionRunner::choose_for_prompt(const LayerCall& call, std::int64_t prompt_tokens,

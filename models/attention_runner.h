@@ -141,9 +141,9 @@ class AttentionRunner {
                      const KvLayerView& cache, float scale, ChannelReads& channels, Stream& stream);
   // Chooses unless it is done already; `row` is the query's.
   const TokenChoice& choose(Entry& entry, const LayerCall& call, ConstMatrix q, std::int64_t row);
-  static void find_slots(const AttentionSegment& segment, const KvLayerView& cache,
-                         std::span<const std::int32_t> tokens, std::span<const std::int32_t> known,
-                         std::vector<std::int32_t>& slots);
+  void find_slots(const AttentionSegment& segment, const KvLayerView& cache,
+                  std::span<const std::int32_t> tokens, std::span<const std::int32_t> known,
+                  std::vector<std::int32_t>& slots);
   void choose_for_prompt(const LayerCall& call, std::int64_t prompt_tokens, ConstMatrix q);
   void count(const TokenChoice& choice, std::int64_t context);
 
@@ -163,6 +163,7 @@ class AttentionRunner {
   std::vector<AttentionSegment> sparse_;
   std::vector<Chosen> chosen_;
   std::vector<std::int32_t> wanted_;
+  std::vector<std::int32_t> shifts_;  // by block, from a token to its slot
 };
 
 }  // namespace triphase

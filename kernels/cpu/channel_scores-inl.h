@@ -263,16 +263,19 @@ void score_channels(const KvLayerView& cache, const AttentionSegment& keys, std:
         asked = next.end;
       }
     };
-    for (ColumnRun blocks{first, first, false, false, {}}; blocks.end < closed;) {
-      blocks = column_run(cache, keys, kv_head, query.rank, blocks.end, closed);
+    ColumnRun blocks{first, first, false, false, {}};
+    ColumnRun next = blocks;  // known if it begins where `blocks` ends
+    while (blocks.end < closed) {
+      blocks = next.first == blocks.end && next.blocks() > 0
+                   ? next
+                   : column_run(cache, keys, kv_head, query.rank, blocks.end, closed);
       ask_to(blocks.end);
-      ColumnRun next{};
       // INT8: blocks are scored one by one, and their scales are needed as well.
       if (!coded && asked == blocks.end && asked < closed && blocks.blocks() >= ahead) {
         next = column_run(cache, keys, kv_head, query.rank, asked, closed);
       }
-      const bool on_the_way =
-          next.written && !next.gathered && !blocks.gathered && next.blocks() == blocks.blocks();
+      const bool on_the_way = next.first == blocks.end && next.written && !next.gathered &&
+                              !blocks.gathered && next.blocks() == blocks.blocks();
       if (on_the_way) {
         asked = next.end;
       } else {

@@ -246,6 +246,19 @@ class CpuOps final : public Ops {
                    "attention: INT8 queries of more than one block in a segment");
   }
 
+  // No early end: the loop is all vectors, and lists are nearly always right.
+  static bool ascend_with_slots(std::span<const std::int32_t> tokens,
+                                std::span<const std::int32_t> slots, std::int64_t context) {
+    if (tokens.empty()) return true;
+    std::int32_t least = std::min(tokens.front(), slots.front());
+    std::int32_t disorder = 0;
+    for (std::size_t i = 1; i < tokens.size(); ++i) {
+      least = std::min(least, slots[i]);
+      disorder |= static_cast<std::int32_t>(tokens[i] <= tokens[i - 1]);
+    }
+    return least >= 0 && disorder == 0 && tokens.back() < context;
+  }
+
   // Every list's tokens ascend within the context and have a slot.
   static void check_selection(const AttentionSegment& segment, const KvLayerView& cache) {
     const TokenSelection& selection = segment.selection;
@@ -259,14 +272,12 @@ class CpuOps final : public Ops {
     for (std::size_t list = 0; list + 1 < selection.begins.size(); ++list) {
       TRIPHASE_CHECK(selection.begins[list] <= selection.begins[list + 1],
                      "attention: a selection's lists");
-      std::int64_t previous = -1;
-      for (auto i = static_cast<std::size_t>(selection.begins[list]);
-           i < static_cast<std::size_t>(selection.begins[list + 1]); ++i) {
-        TRIPHASE_CHECK(selection.tokens[i] > previous &&
-                           selection.tokens[i] < segment.context_tokens && selection.slots[i] >= 0,
-                       "attention: a selected token out of order or range, or without a slot");
-        previous = selection.tokens[i];
-      }
+      const auto first = static_cast<std::size_t>(selection.begins[list]);
+      const auto count = static_cast<std::size_t>(selection.begins[list + 1]) - first;
+      TRIPHASE_CHECK(
+          ascend_with_slots(selection.tokens.subspan(first, count),
+                            selection.slots.subspan(first, count), segment.context_tokens),
+          "attention: a selected token out of order or range, or without a slot");
     }
     if (!cache.quantized() || selection.tokens.empty()) return;
     const std::int64_t blocks =

@@ -91,10 +91,10 @@ inline KeyRange guess_range(const float* scores, std::int64_t size, std::int64_t
   static_assert(kSelectionSample % kLanes == 0);
   const std::int64_t step = size / kSelectionSample;
   if (step < 4) return {};
-  float picked[kLanes];
+  const DI32 di;
+  const VI32 places = hn::Mul(hn::Iota(di, 0), hn::Set(di, static_cast<std::int32_t>(step)));
   for (std::int64_t i = 0; i < kSelectionSample; i += kLanes) {
-    for (std::int64_t j = 0; j < kLanes; ++j) picked[j] = scores[(i + j) * step];
-    hn::StoreU(keys_of(hn::LoadU(DF(), picked)), DI32(), sample + i);
+    hn::StoreU(keys_of(hn::GatherIndex(DF(), scores + i * step, places)), di, sample + i);
   }
   const double share = static_cast<double>(count) / static_cast<double>(size);
   const double rank = share * kSelectionSample;
@@ -158,12 +158,13 @@ inline void select_top(const float* scores, std::int64_t size, std::int64_t coun
 
   const DI32 di;
   const VI32 limit = hn::Set(di, threshold);
+  const VI32 iota = hn::Iota(di, 0);
   std::int64_t written = 0;
   for_keys(scores, size, [&](std::int64_t i, VI32 vector, std::int64_t some) {
     auto chosen = hn::Not(hn::Lt(vector, limit));
     if (some < kLanes) chosen = hn::And(chosen, hn::FirstN(di, static_cast<std::size_t>(some)));
-    if (hn::AllFalse(di, chosen)) return;
-    const VI32 indices = hn::Iota(di, static_cast<std::int32_t>(i));
+    // No branch for vectors of which nothing is chosen: it would be mispredicted all the time.
+    const VI32 indices = hn::Add(iota, hn::Set(di, static_cast<std::int32_t>(i)));
     const auto equal = hn::And(hn::Eq(vector, limit), chosen);
     const auto ties = static_cast<std::int64_t>(hn::CountTrue(di, equal));
     if (ties > equals) {
@@ -178,7 +179,6 @@ inline void select_top(const float* scores, std::int64_t size, std::int64_t coun
       equals -= ties;
     }
     const auto found = static_cast<std::int64_t>(hn::CountTrue(di, chosen));
-    if (found == 0) return;
     if (written + kLanes <= count) {
       hn::StoreU(hn::Compress(indices, chosen), di, to + written);
     } else {
