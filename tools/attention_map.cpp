@@ -2,6 +2,8 @@
 
 #include <fmt/format.h>
 
+#include <filesystem>
+
 #include "runtime/base/error.h"
 #include "runtime/engine.h"
 #include "runtime/eval/attention_map.h"
@@ -100,11 +102,25 @@ std::string draw_attention_map(const OptionValues& values, Log& log) {
       "{}: layer {}{}", attention_name(options.attention.kind), values.integer("layer"),
       runner.method().per_kv_head() ? fmt::format(", KV head {}", values.integer("head"))
                                     : ", all heads");
-  write_file_atomically(
-      system_file_ops(), values.text("attention-map"),
-      eval::attention_map_svg(fmt::format("{}; {:.1f} % of the tokens touched", what, 100 * share),
-                              prompt_tokens, recorder.steps()),
-      0666);
+  if (counts.touched == counts.context) {
+    log.info(
+        fmt::format("{} attends densely in every step of layer {}: see another --layer, or a "
+                    "higher --kv-sparsity",
+                    attention_name(options.attention.kind), values.integer("layer")));
+  }
+  // Without the slash that a shell's completion leaves behind a folder.
+  const std::filesystem::path folder =
+      std::filesystem::path(values.text("model") + "/").parent_path();
+  const std::string model_name = folder.filename();
+  write_file_atomically(system_file_ops(), values.text("attention-map"),
+                        eval::attention_map_svg(
+                            {.title = fmt::format("Tokens attended by {}", what),
+                             .subtitle = fmt::format(
+                                 "{}: {} prompt tokens, {} decode steps, {:.1f} % of the tokens "
+                                 "attended",
+                                 model_name, prompt_tokens, recorder.steps().size(), 100 * share)},
+                            prompt_tokens, recorder.steps()),
+                        0666);
   return fmt::format(
       "{}: {} decode steps after {} prompt tokens, {:.1f} % of the tokens touched; tokens left the "
       "choice {} times and came back {} times\n",

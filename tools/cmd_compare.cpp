@@ -194,6 +194,24 @@ class Comparison {
     }
   }
 
+  // What was given for every cell, as one would give it again.
+  [[nodiscard]] std::vector<std::string> given_options() const {
+    std::vector<std::string> given;
+    for (const auto& [name, value] : values_.all()) {
+      const OptionSpec* option = find_option(*find_command("run"), name);
+      if (option == nullptr || !values_.given(name) || option->group == "Messages" ||
+          name == "model" || name == "prompts" || name == "output") {
+        continue;
+      }
+      for (const std::string& text : value.texts) {
+        given.push_back(option->type == OptionType::kFlag && text == "true"
+                            ? "--" + name
+                            : fmt::format("--{} {}", name, text));
+      }
+    }
+    return given;
+  }
+
   void write_report() const {
     const std::vector<std::string> columns = {"policy",
                                               "attention",
@@ -226,7 +244,8 @@ class Comparison {
     for (const Row& row : rows_) cells.push_back(table_row(row, columns.size()));
     folder_.write("compare.json", format_table("json", columns, cells));
     folder_.write("compare.csv", format_table("csv", columns, cells));
-    compare::PageFacts facts{.title = "Placement policies compared"};
+    compare::PageFacts facts{
+        .title = "Placement policies compared", .facts = {}, .options = given_options()};
     facts.facts.push_back("model: " + values_.text("model"));
     facts.facts.push_back("prompts: " + values_.text("prompts"));
     for (const Row& row : rows_) {

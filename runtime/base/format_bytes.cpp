@@ -4,8 +4,13 @@
 
 namespace triphase {
 
+namespace {
+
+constexpr const char* kUnits[] = {"bytes", "KiB", "MiB", "GiB", "TiB", "PiB", "EiB"};
+
+}  // namespace
+
 std::string format_bytes(std::uint64_t bytes) {
-  static constexpr const char* kUnits[] = {"bytes", "KiB", "MiB", "GiB", "TiB", "PiB", "EiB"};
   if (bytes < 1024) return fmt::format("{} bytes", bytes);
   auto value = static_cast<double>(bytes);
   int unit = 0;
@@ -14,6 +19,14 @@ std::string format_bytes(std::uint64_t bytes) {
     ++unit;
   }
   return fmt::format("{:.1f} {}", value, kUnits[unit]);
+}
+
+ByteUnit byte_unit(double most) {
+  ByteUnit found{kUnits[0], 1.0};
+  for (int unit = 1; unit <= 6 && most >= found.bytes * 1024.0; ++unit) {
+    found = {kUnits[unit], found.bytes * 1024.0};
+  }
+  return found;
 }
 
 }  // namespace triphase

@@ -1,7 +1,8 @@
 #pragma once
 
-// Horizontal bars as inline SVG: a label, one or several parts laid end to end, a text. Colours are
-// classes c0 ... c7 of the page. Pure.
+// Horizontal bars as inline SVG, over an axis with round steps: a label, one or several tracks
+// under each other, each of parts laid end to end with a text behind. Colours are classes c0 ... c7
+// of the page. Pure.
 
 #include <string>
 #include <vector>
@@ -14,28 +15,32 @@ struct BarPart {
   std::string title;  // shown on pointing
 };
 
+struct BarTrack {
+  std::vector<BarPart> parts;
+  std::string text;  // after the parts
+};
+
 struct Bar {
   std::string label;
-  std::vector<BarPart> parts;
-  std::string text;  // after the bar
-  double low = 0.0;  // whiskers, where high > 0
+  std::vector<BarTrack> tracks;  // at least one
+  double low = 0.0;              // whiskers, where high > 0
   double high = 0.0;
 };
 
-// `name` is read to those who do not see the picture.
-[[nodiscard]] std::string bars_svg(const std::string& name, const std::vector<Bar>& bars);
+// What charts below each other share, so that their bars can be compared.
+struct BarScale {
+  double unit = 1.0;   // of the values, that the axis counts in
+  std::string label;   // what the axis counts: "MiB"
+  double longest = 0;  // where the axis ends at least
+  double labels = 0;   // pixels of the longest label, of the longest text
+  double texts = 0;
 
-// KV bytes of both tiers over steps, with lines where phases begin.
-struct StepPoint {
-  double step = 0.0;
-  double device = 0.0;
-  double host = 0.0;
+  // Makes room for these bars.
+  void fit(const std::vector<Bar>& bars);
 };
-struct StepMark {
-  double step = 0.0;
-  std::string name;
-};
-[[nodiscard]] std::string steps_svg(const std::string& name, const std::vector<StepPoint>& points,
-                                    const std::vector<StepMark>& marks, double highest);
+
+// `name` is read to those who do not see the picture.
+[[nodiscard]] std::string bars_svg(const std::string& name, const std::vector<Bar>& bars,
+                                   const BarScale& scale);
 
 }  // namespace triphase::compare

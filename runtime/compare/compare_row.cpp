@@ -161,7 +161,7 @@ bool identical(const Completions& reference, const Completions& other) {
   return true;
 }
 
-double agreement(const Completions& reference, const Completions& other) {
+std::optional<double> agreement(const Completions& reference, const Completions& other) {
   double sum = 0.0;
   double lines = 0.0;
   for (std::size_t line = 0; line < std::min(reference.size(), other.size()); ++line) {
@@ -172,7 +172,8 @@ double agreement(const Completions& reference, const Completions& other) {
         static_cast<double>(differs.in1 - expected.begin()) / static_cast<double>(expected.size());
     lines += 1.0;
   }
-  return lines > 0.0 ? sum / lines : 1.0;
+  if (lines == 0.0) return std::nullopt;
+  return sum / lines;
 }
 
 }  // namespace triphase::compare

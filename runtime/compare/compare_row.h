@@ -69,7 +69,7 @@ struct Row {
   std::string infeasible;              // why the cell cannot run; empty: it ran
   std::vector<Measured> timed;         // in the order of the repetitions
   Traced traced;                       // of a repetition before them
-  std::optional<double> agreement;     // with dense attention; nothing: no dense cell ran
+  std::optional<double> agreement;     // with dense attention; nothing: no dense line to see
   std::optional<std::string> same_as;  // the cell whose completions this one's must equal
   bool identical = true;               // to those of same_as
 
@@ -88,8 +88,9 @@ using Completions = std::vector<std::optional<std::vector<std::int64_t>>>;
 [[nodiscard]] Completions read_completions(const std::string& path);
 
 // Over the lines that both have completed: whether they are the same, and the mean share of
-// `reference`'s tokens before the first that differs (1 where there is no such line).
+// `reference`'s tokens before the first that differs; nothing where there is no such line.
 [[nodiscard]] bool identical(const Completions& reference, const Completions& other);
-[[nodiscard]] double agreement(const Completions& reference, const Completions& other);
+[[nodiscard]] std::optional<double> agreement(const Completions& reference,
+                                              const Completions& other);
 
 }  // namespace triphase::compare

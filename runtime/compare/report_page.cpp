@@ -3,10 +3,13 @@
 #include <fmt/format.h>
 
 #include <algorithm>
+#include <functional>
+#include <iterator>
 
 #include "runtime/base/format_bytes.h"
 #include "runtime/base/svg.h"
 #include "runtime/compare/bars.h"
+#include "runtime/compare/steps_plot.h"
 
 namespace triphase::compare {
 namespace {
@@ -21,43 +24,74 @@ constexpr const char* kHead = R"(<!doctype html>
 <title>)";
 constexpr const char* kStyle = R"(</title>
 <style>
-:root { --back: #ffffff; --text: #1a1a1a; --soft: #5a5f66; --grid: #dddddd; --note: #fff4d6; }
-@media (prefers-color-scheme: dark) {
-  :root { --back: #16181c; --text: #e6e6e6; --soft: #a0a6ad; --grid: #3a3d42; --note: #3a3320; }
-}
-@media print {
-  :root { --back: #ffffff; --text: #000000; --soft: #444444; --grid: #cccccc; --note: #ffffff; }
-  section, tr { break-inside: avoid; }
-  * { print-color-adjust: exact; -webkit-print-color-adjust: exact; }
+:root { --back: #ffffff; --text: #1a1a1a; --soft: #5a5f66; --grid: #dddddd; --note: #fff4d6;
+        --two: #f1f1f1; --three: #e2e2e2; }
+@media screen and (prefers-color-scheme: dark) {
+  :root { --back: #16181c; --text: #e6e6e6; --soft: #a9afb6; --grid: #3a3d42; --note: #3a3320;
+          --two: #23262b; --three: #30343a; }
 }
 body { background: var(--back); color: var(--text); font: 15px/1.5 system-ui, sans-serif;
        max-width: 860px; margin: 2rem auto; padding: 0 1rem; }
-h1 { font-size: 1.5rem; } h2 { font-size: 1.15rem; margin: 2rem 0 .4rem; }
+h1 { font-size: 1.5rem; line-height: 1.3; } h2 { font-size: 1.15rem; margin: 2.2rem 0 .3rem; }
 p, li { color: var(--soft); margin: .2rem 0; }
+.option { display: inline-block; }
+ul { padding-left: 1.2rem; overflow-wrap: anywhere; }
 .note { background: var(--note); color: var(--text); border: 1px solid var(--grid);
-        padding: .5rem .8rem; border-radius: 4px; }
-svg { width: 100%; height: auto; font: 12px system-ui, sans-serif; }
-svg text { fill: var(--text); }
+        padding: .5rem .8rem; border-radius: 4px; margin: .8rem 0; }
+figure { margin: .9rem 0 0; break-inside: avoid; }
+figcaption { font-weight: 600; font-size: .95rem; }
+figure figure { margin-top: .4rem; } figure figure figcaption { font-weight: 400; font-size: .85rem; }
+svg { display: block; width: 100%; height: auto; font: 12px system-ui, sans-serif; }
+svg text { fill: var(--text); } svg text.soft { fill: var(--soft); }
+.scroll { overflow-x: auto; } .scroll svg { min-width: 540px; }
+.plots { display: grid; grid-template-columns: repeat(auto-fit, minmax(300px, 1fr)); gap: 0 1rem; }
+.plots svg { max-width: 480px; }
 .c0 { fill: #0072b2; } .c1 { fill: #d55e00; } .c2 { fill: #009e73; } .c3 { fill: #cc79a7; }
 .c4 { fill: #e69f00; } .c5 { fill: #56b4e9; } .c6 { fill: #a0522d; } .c7 { fill: #7f7f7f; }
-.line { fill: none; stroke-width: 2; } .s0 { stroke: #0072b2; } .s1 { stroke: #d55e00; }
+.line { fill: none; stroke-width: 2; } .s0 { stroke: #2b8fcb; }
+.s1 { stroke: #d55e00; stroke-dasharray: 7 3; }
 .grid { stroke: var(--grid); } .axis { stroke: var(--text); fill: none; }
-.mark { stroke: var(--soft); stroke-dasharray: 4 3; }
+.p1 { fill: none; } .p2 { fill: var(--two); } .p3 { fill: var(--three); }
+.mark { stroke: var(--soft); stroke-dasharray: 2 2; }
+.legend { font-size: .85rem; margin: 0; }
 .legend span { display: inline-block; margin-right: 1.2em; }
 .legend i { display: inline-block; width: .8em; height: .8em; margin-right: .4em; }
+.legend i.l { height: 0; width: 1.6em; vertical-align: .3em; border-top: 2px solid #2b8fcb; }
+.legend i.h { border-top: 2px dashed #d55e00; }
 .b0 { background: #0072b2; } .b1 { background: #d55e00; } .b2 { background: #009e73; }
 .b3 { background: #cc79a7; } .b4 { background: #e69f00; }
-table { border-collapse: collapse; width: 100%; font-size: .85rem; }
-td, th { border-bottom: 1px solid var(--grid); padding: .25rem .5rem; text-align: right; }
-td:first-child, th:first-child { text-align: left; }
-.scroll { overflow-x: auto; }
+.b5 { background: var(--two); border: 1px solid var(--grid); }
+.b6 { background: var(--three); border: 1px solid var(--grid); }
+table { border-collapse: collapse; width: 100%; font-size: .8rem; margin-top: .6rem;
+        font-variant-numeric: tabular-nums; }
+td, th { border-bottom: 1px solid var(--grid); padding: .25rem .4rem; text-align: right;
+         vertical-align: bottom; }
+td { white-space: nowrap; } td:first-child, th:first-child { text-align: left; }
+td.why { text-align: left; white-space: normal; color: var(--soft); }
+.group td { font-weight: 600; padding-top: .7rem; text-align: left; }
+.no { font-weight: 600; color: #d55e00; }
+@media print {
+  :root { --back: #ffffff; --text: #000000; --soft: #444444; --grid: #cccccc; --note: #ffffff; }
+  body { max-width: none; margin: 0; font-size: 10pt; }
+  h2, figcaption, .legend { break-after: avoid; }
+  section > p, .group { break-inside: avoid; break-after: avoid; } tr { break-inside: avoid; } thead { display: table-header-group; }
+  table { font-size: 7pt; } td, th { padding: .2rem .25rem; }
+  .scroll { overflow: visible; } .scroll svg { min-width: 0; }
+  .many { break-inside: auto; } .plots { display: block; } .plots figure { display: inline-block; width: 48%; }
+  * { print-color-adjust: exact; -webkit-print-color-adjust: exact; }
+}
 </style></head><body>
 )";
 
-std::string legend(const std::vector<std::string>& names) {
+struct LegendEntry {
+  const char* look;  // class of its sign
+  const char* words;
+};
+
+std::string legend(const std::vector<LegendEntry>& entries) {
   std::string out = "<p class=\"legend\">";
-  for (std::size_t index = 0; index < names.size(); ++index) {
-    out += fmt::format("<span><i class=\"b{}\"></i>{}</span>", index, names[index]);
+  for (const LegendEntry& entry : entries) {
+    out += fmt::format("<span><i class=\"{}\"></i>{}</span>", entry.look, entry.words);
   }
   return out + "</p>\n";
 }
@@ -85,129 +119,277 @@ int color_of(const std::vector<Row>& rows, const Row& row) {
   return static_cast<int>((std::ranges::find(policies, row.cell.policy) - policies.begin()) % 8);
 }
 
-std::string throughput(const std::vector<Row>& rows) {
-  std::vector<Bar> bars;
-  for (const Row* row : rows_that_ran(rows)) {
-    const double speed = row->median().tokens_per_second;
-    bars.push_back({.label = row->cell.label(),
-                    .parts = {{speed, color_of(rows, *row), row->cell.label()}},
-                    .text = fmt::format("{:.1f}", speed),
-                    .low = row->slowest(),
-                    .high = row->fastest()});
+// Cells that differ in their policy alone: what is compared with each other.
+struct Group {
+  std::string title;  // "sparq attention, batch 8"
+  std::vector<const Row*> rows;
+
+  [[nodiscard]] std::string name(const std::string& what) const { return what + ", " + title; }
+};
+
+std::vector<Group> groups_of(const std::vector<Row>& rows) {
+  std::vector<Group> groups;
+  for (const Row& row : rows) {
+    std::string title = row.cell.attention + " attention, ";
+    title +=
+        row.cell.batch_size == "0" ? "largest batch that fits" : "batch " + row.cell.batch_size;
+    const auto found = std::ranges::find(groups, title, &Group::title);
+    if (found == groups.end()) {
+      groups.push_back({std::move(title), {&row}});
+    } else {
+      found->rows.push_back(&row);
+    }
   }
-  return section("Throughput",
-                 "Generated tokens per second over prefill and decode: the median of the "
-                 "repetitions; whiskers from the slowest to the fastest.",
-                 bars_svg("Throughput by policy and batch", bars));
+  return groups;
 }
 
-std::string lanes(const std::vector<Row>& rows) {
-  std::vector<Bar> bars;
-  for (const Row* row : rows_that_ran(rows)) {
-    const LaneSeconds& s = row->traced.seconds;
-    bars.push_back({.label = row->cell.label(),
-                    .parts = {{s.compute, 0, fmt::format("compute {:.3f} s", s.compute)},
-                              {s.waiting, 1, fmt::format("waiting {:.3f} s", s.waiting)},
-                              {s.host, 2, fmt::format("host work {:.3f} s", s.host)}},
-                    .text = fmt::format("{:.2f} s", s.compute + s.waiting + s.host)});
-    bars.push_back({.label = "its link",
-                    .parts = {{s.to_device, 3, fmt::format("to device {:.3f} s", s.to_device)},
-                              {s.to_host, 4, fmt::format("to host {:.3f} s", s.to_host)}},
-                    .text = fmt::format("{:.2f} s", s.to_device + s.to_host)});
+std::string figure(const std::string& caption, const std::string& body,
+                   const char* attributes = "") {
+  return fmt::format("<figure{}>{}{}</figure>\n", attributes,
+                     caption.empty() ? "" : "<figcaption>" + escaped(caption) + "</figcaption>\n",
+                     body);
+}
+
+using MakeBar = std::function<Bar(const Row&)>;
+
+struct Chart {
+  std::string name;
+  std::string legend;
+  std::string unit_label;
+  double unit = 1.0;
+};
+
+// "8 lines failed".
+std::string failures(const Measured& run) {
+  return fmt::format("{} {} failed", run.failed_lines, run.failed_lines == 1 ? "line" : "lines");
+}
+
+bool completed_any(const Row& row) {
+  return row.infeasible.empty() && row.median().tokens_per_second > 0.0;
+}
+
+Bar bar_without_work(const Row& row) {
+  return {.label = row.cell.policy,
+          .tracks = {{{}, row.infeasible.empty() ? failures(row.median()) : "cannot run"}}};
+}
+
+// A figure for each group, all on one scale; cells that did nothing keep their place.
+std::string bar_figures(const std::vector<Group>& groups, const Chart& chart, const MakeBar& make) {
+  std::vector<std::vector<Bar>> bars;
+  BarScale scale{.unit = chart.unit, .label = chart.unit_label};
+  for (const Group& group : groups) {
+    std::vector<Bar>& made = bars.emplace_back();
+    for (const Row* row : group.rows) {
+      made.push_back(completed_any(*row) ? make(*row) : bar_without_work(*row));
+    }
+    scale.fit(made);
   }
+  std::string out;
+  for (std::size_t index = 0; index < groups.size(); ++index) {
+    out += figure(groups[index].title,
+                  chart.legend + "<div class=\"scroll\">" +
+                      bars_svg(groups[index].name(chart.name), bars[index], scale) + "</div>");
+  }
+  return out;
+}
+
+std::string speed_text(const Measured& run) {
+  return fmt::format("{:.1f}{}", run.tokens_per_second,
+                     run.failed_lines == 0 ? "" : " (" + failures(run) + ")");
+}
+
+// Tracks of what there was something of; a word where there was nothing.
+std::vector<BarTrack> without_empty(std::vector<BarTrack> tracks) {
+  std::erase_if(tracks, [](const BarTrack& track) {
+    return std::ranges::all_of(track.parts, [](const BarPart& part) { return part.value <= 0.0; });
+  });
+  if (tracks.empty()) tracks.push_back({{}, "nothing"});
+  return tracks;
+}
+
+std::string throughput(const std::vector<Row>& rows, const std::vector<Group>& groups) {
+  const std::string figures = bar_figures(
+      groups, {"Throughput", "", "generated tokens per second", 1.0}, [&](const Row& row) {
+        const double speed = row.median().tokens_per_second;
+        return Bar{.label = row.cell.policy,
+                   .tracks = {{{{speed, color_of(rows, row), row.cell.label()}},
+                               speed_text(row.median())}},
+                   .low = row.slowest(),
+                   .high = row.timed.size() > 1 ? row.fastest() : 0.0};
+      });
+  const bool failed = std::ranges::any_of(
+      rows_that_ran(rows), [](const Row* row) { return row->median().failed_lines > 0; });
+  const std::size_t repeats = rows_that_ran(rows).front()->timed.size();
   return section(
-      "Time by lane",
-      "Of one traced repetition. The link works beside compute: what it could not hide is waiting.",
-      legend(
-          {"compute", "waiting for KV or weights", "host work", "link to device", "link to host"}) +
-          bars_svg("Time by lane", bars));
+      "Throughput by policy and batch",
+      (repeats > 1 ? fmt::format("Over prefill and decode: the median of {} repetitions; "
+                                 "whiskers from the slowest to the fastest.",
+                                 repeats)
+                   : "Over prefill and decode, of one repetition.") +
+          (failed ? std::string(" Cells in which lines failed did less work than the others.")
+                  : std::string()),
+      figures);
 }
 
-std::string memory(const std::vector<Row>& rows) {
+std::string lanes(const std::vector<Group>& groups) {
+  const std::string figures = bar_figures(
+      groups,
+      {"Time by lane",
+       legend({{"b0", "compute"},
+               {"b1", "waiting for KV or weights"},
+               {"b2", "host work"},
+               {"b3", "link to device"},
+               {"b4", "link to host"}}),
+       "seconds", 1.0},
+      [](const Row& row) {
+        const LaneSeconds& s = row.traced.seconds;
+        return Bar{.label = row.cell.policy,
+                   .tracks = without_empty(
+                       {{{{s.compute, 0, fmt::format("compute {:.3f} s", s.compute)},
+                          {s.waiting, 1, fmt::format("waiting {:.3f} s", s.waiting)},
+                          {s.host, 2, fmt::format("host work {:.3f} s", s.host)}},
+                         fmt::format("{:.2f} s", s.compute + s.waiting + s.host)},
+                        {{{s.to_device, 3, fmt::format("to device {:.3f} s", s.to_device)}},
+                         fmt::format("{:.2f} s", s.to_device)},
+                        {{{s.to_host, 4, fmt::format("to host {:.3f} s", s.to_host)}},
+                         fmt::format("{:.2f} s", s.to_host)}})};
+      });
+  return section("Time by lane",
+                 "Of the traced run. The upper bar is the run itself; the link's two directions "
+                 "work beside it, and what compute could not hide of them is waiting.",
+                 figures);
+}
+
+std::string memory(const std::vector<Row>& rows, const std::vector<Group>& groups) {
   double highest = 0.0;
   for (const Row& row : rows) {
     for (const MemoryPoint& point : row.traced.memory) {
       highest = std::max({highest, point.device, point.host});
     }
   }
-  std::string body = legend({"KV on the device", "KV on the host"});
-  for (const Row* row : rows_that_ran(rows)) {
-    std::vector<StepPoint> points;
-    for (const MemoryPoint& point : row->traced.memory) {
-      points.push_back({static_cast<double>(point.step), point.device, point.host});
+  const std::string signs = legend({{"l", "KV on the device"},
+                                    {"l h", "KV on the host"},
+                                    {"b5", "Phase II"},
+                                    {"b6", "Phase III"}});
+  std::string body;
+  for (const Group& group : groups) {
+    std::string plots;
+    for (const Row* row : group.rows) {
+      if (!row->infeasible.empty() || row->traced.memory.empty()) continue;
+      plots += figure(row->cell.policy,
+                      steps_svg("KV bytes by step, " + row->cell.label(), row->traced, highest));
     }
-    std::vector<StepMark> marks;
-    for (const PhaseStart& phase : row->traced.phases) {
-      marks.push_back({static_cast<double>(phase.step), phase.name});
-    }
-    body += fmt::format("<p>{}</p>\n", escaped(row->cell.label())) +
-            steps_svg("KV bytes by step, " + row->cell.label(), points, marks, highest);
+    if (plots.empty()) continue;
+    body +=
+        figure(group.title, signs + "<div class=\"plots\">" + plots + "</div>", " class=\"many\"");
   }
   return section("Memory by tier",
-                 "KV bytes over the steps of the job, on one scale; a dashed line where the batch "
-                 "changes its phase.",
+                 "KV bytes over the steps of the traced run, on one scale. Behind them the phase "
+                 "that the whole batch is in: a dotted line where it changes.",
                  body);
 }
 
-std::string moved(const std::vector<Row>& rows) {
-  std::vector<Bar> bars;
-  for (const Row* row : rows_that_ran(rows)) {
-    const Measured& run = row->median();
-    const auto to_device = static_cast<double>(run.to_device_bytes);
-    const auto to_host = static_cast<double>(run.to_host_bytes);
-    bars.push_back(
-        {.label = row->cell.label(),
-         .parts = {{to_device, 0, "to device " + format_bytes(run.to_device_bytes)},
-                   {to_host, 1, "to host " + format_bytes(run.to_host_bytes)}},
-         .text = format_bytes(run.to_device_bytes) + " + " + format_bytes(run.to_host_bytes)});
+std::string moved(const std::vector<Group>& groups) {
+  double most = 0.0;
+  for (const Group& group : groups) {
+    for (const Row* row : group.rows) {
+      if (!row->infeasible.empty()) continue;
+      most = std::max({most, static_cast<double>(row->median().to_device_bytes),
+                       static_cast<double>(row->median().to_host_bytes)});
+    }
   }
-  return section("Bytes moved", "KV and weights across the link, in the whole job.",
-                 legend({"to device", "to host"}) + bars_svg("Bytes moved", bars));
+  const ByteUnit unit = byte_unit(most);
+  const std::string figures = bar_figures(
+      groups,
+      {"Bytes moved", legend({{"b3", "to the device"}, {"b4", "to the host"}}), unit.name,
+       unit.bytes},
+      [](const Row& row) {
+        const Measured& run = row.median();
+        const std::string to_device = format_bytes(run.to_device_bytes);
+        const std::string to_host = format_bytes(run.to_host_bytes);
+        return Bar{
+            .label = row.cell.policy,
+            .tracks = without_empty(
+                {{{{static_cast<double>(run.to_device_bytes), 3, "to the device " + to_device}},
+                  to_device},
+                 {{{static_cast<double>(run.to_host_bytes), 4, "to the host " + to_host}},
+                  to_host}})};
+      });
+  return section("Bytes moved",
+                 "Everything that crossed the link in the whole job: KV, weights, and "
+                 "what attention needs of them.",
+                 figures);
 }
 
-std::string agreements(const std::vector<Row>& rows) {
+// One bar where all policies of a group agree alike, as they must.
+std::string agreements(const std::vector<Row>& rows, const std::vector<Group>& groups) {
   std::vector<Bar> bars;
-  for (const Row* row : rows_that_ran(rows)) {
-    if (!row->agreement) continue;
-    const double share = *row->agreement;
-    bars.push_back({.label = row->cell.label(),
-                    .parts = {{share, color_of(rows, *row), row->cell.label()}},
-                    .text = fmt::format("{:.1f} %", 100.0 * share)});
-  }
-  if (bars.empty()) return "";
-  return section("Agreement with dense attention",
-                 "The share of a completion's tokens before the first that differs from dense "
-                 "attention's, mean over lines. Placement alone must change nothing.",
-                 bars_svg("Agreement with dense attention", bars));
-}
-
-std::string table(const std::vector<Row>& rows) {
-  std::string out =
-      "<div class=\"scroll\"><table><tr><th>cell</th><th>tokens/s</th><th>prefill s</th>"
-      "<th>decode s</th><th>device peak</th><th>host peak</th><th>preemptions</th><th>failed "
-      "lines</th><th>KV</th>"
-      "<th>same completions</th></tr>\n";
-  for (const Row& row : rows) {
-    if (!row.infeasible.empty()) {
-      out += fmt::format("<tr><td>{}</td><td colspan=\"9\">cannot run: {}</td></tr>\n",
-                         escaped(row.cell.label()), escaped(row.infeasible));
+  const auto add = [&](const std::string& label, int color, double share) {
+    bars.push_back({.label = label,
+                    .tracks = {{{{share, color, label}}, fmt::format("{:.1f} %", 100.0 * share)}}});
+  };
+  for (const Group& group : groups) {
+    std::vector<const Row*> known;
+    std::ranges::copy_if(group.rows, std::back_inserter(known),
+                         [](const Row* row) { return row->agreement.has_value(); });
+    const bool alike = std::ranges::all_of(
+        known, [&](const Row* row) { return row->agreement == known.front()->agreement; });
+    if (known.size() > 1 && alike) {
+      add(fmt::format("{}: {} policies", group.title, known.size()), 7, *known.front()->agreement);
       continue;
     }
-    const Measured& run = row.median();
-    out += fmt::format(
-        "<tr><td>{}</td><td>{:.1f}</td><td>{:.3f}</td><td>{:.3f}</td><td>{}</td><td>{}</td>"
-        "<td>{}</td><td>{}</td><td>{}</td><td>{}</td></tr>\n",
-        escaped(row.cell.label()), run.tokens_per_second, run.prefill_seconds, run.decode_seconds,
-        format_bytes(run.device_peak_bytes), format_bytes(run.host_peak_bytes), run.preemptions,
-        run.failed_lines, escaped(run.kv_dtype),
-        !row.same_as    ? "first of its kind"
-        : row.identical ? "yes"
-                        : "NO");
+    for (const Row* row : known) {
+      add(fmt::format("{}: {}", group.title, row->cell.policy), color_of(rows, *row),
+          *row->agreement);
+    }
+  }
+  if (bars.empty()) return "";
+  BarScale scale{.unit = 0.01, .label = "% of the tokens", .longest = 1.0};
+  scale.fit(bars);
+  return section(
+      "Agreement with dense attention",
+      "The share of a completion's tokens before the first that differs from dense "
+      "attention's at the same KV type, mean over lines. Placement alone must change "
+      "nothing.",
+      figure("", "<div class=\"scroll\">" +
+                     bars_svg("Agreement with dense attention", bars, scale) + "</div>"));
+}
+
+std::string numbers(const Row& row) {
+  if (!row.infeasible.empty()) {
+    return fmt::format("<tr><td>{}</td><td class=\"why\" colspan=\"11\">cannot run: {}</td></tr>\n",
+                       escaped(row.cell.policy), escaped(row.infeasible));
+  }
+  const Measured& run = row.median();
+  return fmt::format(
+      "<tr><td>{}</td><td>{:.1f}</td><td>{:.3f}</td><td>{:.3f}</td><td>{}</td><td>{}</td>"
+      "<td>{}</td><td>{}</td><td>{}</td><td>{}</td><td>{}</td>{}</tr>\n",
+      escaped(row.cell.policy), run.tokens_per_second, run.prefill_seconds, run.decode_seconds,
+      run.max_batch, format_bytes(run.device_peak_bytes), format_bytes(run.host_peak_bytes),
+      run.preemptions, run.failed_lines, escaped(run.kv_dtype), run.layer_inputs,
+      run.tokens_per_second <= 0.0 ? "<td>none</td>"
+      : !row.same_as               ? "<td>reference</td>"
+      : row.identical              ? "<td>yes</td>"
+                                   : "<td class=\"no\">NO</td>");
+}
+
+std::string table(const std::vector<Group>& groups) {
+  std::string out =
+      "<div class=\"scroll\"><table><thead><tr><th>policy</th><th>tokens/s</th><th>prefill (s)</th>"
+      "<th>decode (s)</th><th>batch</th><th>device peak</th><th>host peak</th>"
+      "<th>preemp&shy;tions</th><th>failed lines</th><th>KV type</th><th>tokens from X</th>"
+      "<th>same comple&shy;tions</th></tr></thead>\n";
+  for (const Group& group : groups) {
+    out +=
+        fmt::format("<tr class=\"group\"><td colspan=\"12\">{}</td></tr>\n", escaped(group.title));
+    for (const Row* row : group.rows) out += numbers(*row);
   }
   return section(
       "Numbers",
       "The median repetition of every cell. Lines that a cell has no room for fail there alone; "
-      "completions are compared where both have them.",
+      "completions are compared with the reference, the first cell of equal attention and KV type, "
+      "where both have them. Tokens from X: a line's leading tokens whose KV comes from INT8 layer "
+      "inputs, which tells completions apart as a KV type does.",
       out + "</table></div>\n");
 }
 
@@ -217,6 +399,13 @@ std::string report_page(const PageFacts& facts, const std::vector<Row>& rows) {
   std::string page = kHead + escaped(facts.title) + kStyle;
   page += fmt::format("<h1>{}</h1>\n<ul>\n", escaped(facts.title));
   for (const std::string& fact : facts.facts) page += "<li>" + escaped(fact) + "</li>\n";
+  if (!facts.options.empty()) {
+    page += "<li>options:";
+    for (const std::string& option : facts.options) {
+      page += " <span class=\"option\">" + escaped(option) + "</span>";
+    }
+    page += "</li>\n";
+  }
   page += "</ul>\n";
   std::vector<std::string> emulated;
   for (const Row* row : rows_that_ran(rows)) {
@@ -230,10 +419,12 @@ std::string report_page(const PageFacts& facts, const std::vector<Row>& rows) {
         "other; they are not the speed of any device.</p>\n",
         escaped(fmt::format("{}", fmt::join(emulated, ", "))));
   }
+  const std::vector<Group> groups = groups_of(rows);
   if (!rows_that_ran(rows).empty()) {
-    page += throughput(rows) + lanes(rows) + memory(rows) + moved(rows) + agreements(rows);
+    page += throughput(rows, groups) + lanes(groups) + memory(rows, groups) + moved(groups) +
+            agreements(rows, groups);
   }
-  return page + table(rows) + "</body></html>\n";
+  return page + table(groups) + "</body></html>\n";
 }
 
 }  // namespace triphase::compare

@@ -12,7 +12,8 @@ namespace triphase::compare {
 
 struct PageFacts {
   std::string title;
-  std::vector<std::string> facts;  // what ran where, one line each
+  std::vector<std::string> facts;    // what ran where, one line each
+  std::vector<std::string> options;  // as on the command line, of all cells
 };
 
 [[nodiscard]] std::string report_page(const PageFacts& facts, const std::vector<Row>& rows);

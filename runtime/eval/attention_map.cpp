@@ -6,6 +6,7 @@
 #include <cmath>
 #include <iterator>
 #include <numeric>
+#include <utility>
 
 #include "runtime/base/svg.h"
 
@@ -13,9 +14,10 @@ namespace triphase::eval {
 namespace {
 
 constexpr double kLeft = 56.0;
-constexpr double kTop = 54.0;
+constexpr double kTop = 92.0;
 constexpr double kPlotWidth = 860.0;
 constexpr double kBottom = 48.0;
+constexpr double kSwatch = 11.0;
 constexpr double kRight = 20.0;
 constexpr double kTallestRow = 8.0;
 constexpr double kTallestPlot = 640.0;
@@ -43,6 +45,20 @@ void for_each_run(const std::vector<std::int32_t>& tokens, const Each& each) {
 std::int64_t tick_step(std::int64_t count) {
   const double least = static_cast<double>(count) / static_cast<double>(kTicks);
   return std::max<std::int64_t>(1, std::llround(svg::round_step(least)));
+}
+
+std::string legend() {
+  std::string out;
+  double x = kLeft;
+  for (const auto& [look, words] : {std::pair{"touched", "attended in this step"},
+                                    std::pair{"there", "in the context, not attended"}}) {
+    out +=
+        fmt::format("<rect class=\"{}\" x=\"{:.1f}\" y=\"{:.1f}\" width=\"{}\" height=\"{}\"/>\n",
+                    look, x, 64.0 - kSwatch, kSwatch, kSwatch);
+    out += svg::text(x + kSwatch + 6, 63, "start", words);
+    x += 170;
+  }
+  return out;
 }
 
 }  // namespace
@@ -83,7 +99,7 @@ AttentionMapCounts count_changes(const std::vector<AttentionMapStep>& steps) {
   return counts;
 }
 
-std::string attention_map_svg(const std::string& title, std::int64_t prompt_tokens,
+std::string attention_map_svg(const AttentionMapTitle& title, std::int64_t prompt_tokens,
                               const std::vector<AttentionMapStep>& steps) {
   std::int64_t context = std::max<std::int64_t>(prompt_tokens, 1);
   for (const AttentionMapStep& step : steps) context = std::max(context, step.context);
@@ -92,12 +108,16 @@ std::string attention_map_svg(const std::string& title, std::int64_t prompt_toke
   const double column = kPlotWidth / static_cast<double>(context);
   const double height = row * static_cast<double>(rows);
   const double width = kLeft + kPlotWidth + kRight;
-  std::string out = svg::opening(width, kTop + height + kBottom, title,
-                                 ".there { fill: #e8e8e8; }\n.touched { fill: #0072b2; }\n"
-                                 ".prompt { stroke: #d55e00; stroke-width: 1.5; "
-                                 "stroke-dasharray: 4 3; }\n",
-                                 ".there { fill: #2b2e33; }\n.touched { fill: #56b4e9; }\n");
-  out += svg::text(kLeft, 24, "start", title);
+  std::string out = svg::opening(
+      width, kTop + height + kBottom, title.title,
+      ".there { fill: #e4e4e4; }\n.touched { fill: #0072b2; }\n.soft { fill: #5a5f66; }\n"
+      ".tick { stroke: #5a5f66; }\n.prompt { stroke: #d55e00; stroke-width: 1.5; }\n"
+      ".halo { stroke: #ffffff; stroke-width: 4; }\n",
+      ".there { fill: #33373d; }\n.touched { fill: #56b4e9; }\n.soft { fill: #a0a6ad; }\n"
+      ".tick { stroke: #a0a6ad; }\n.prompt { stroke: #ff9d4d; }\n.halo { stroke: #16181c; }\n");
+  out += svg::text(kLeft, 24, "start", title.title, " font-size=\"15\" font-weight=\"600\"");
+  out += svg::text(kLeft, 44, "start", title.subtitle, " class=\"soft\"");
+  out += legend();
   std::string there;
   std::string touched;
   for (std::size_t index = 0; index < steps.size(); ++index) {
@@ -112,20 +132,25 @@ std::string attention_map_svg(const std::string& title, std::int64_t prompt_toke
   out += fmt::format("<path class=\"there\" d=\"{}\"/>\n<path class=\"touched\" d=\"{}\"/>\n",
                      there, touched);
   const double prompt_end = kLeft + column * static_cast<double>(prompt_tokens);
-  out += fmt::format(
-      "<line class=\"prompt\" x1=\"{0:.1f}\" x2=\"{0:.1f}\" y1=\"{1:.1f}\" y2=\"{2:.1f}\"/>\n",
-      prompt_end, kTop - 4, kTop + height + 4);
+  // Light around the line, which is to be seen on touched tokens too.
+  for (const char* look : {"halo", "prompt"}) {
+    out += fmt::format("<path class=\"{}\" d=\"M{:.1f} {:.1f}V{:.1f}\"/>\n", look, prompt_end,
+                       kTop - 4, kTop + height + 4);
+  }
   out += svg::text(prompt_end, kTop - 8, prompt_tokens * 2 > context ? "end" : "start",
                    "end of the prompt");
   for (std::int64_t token = 0; token <= context; token += tick_step(context)) {
-    out += svg::text(kLeft + column * static_cast<double>(token), kTop + height + 18, "middle",
-                     fmt::to_string(token));
+    const double x = kLeft + column * static_cast<double>(token);
+    out += fmt::format("<path class=\"tick\" d=\"M{:.1f} {:.1f}v4\"/>\n", x, kTop + height);
+    out += svg::text(x, kTop + height + 18, "middle", fmt::to_string(token));
   }
   for (std::int64_t step = 0; step < rows; step += tick_step(rows)) {
-    out += svg::text(kLeft - 6, kTop + row * static_cast<double>(step) + std::max(row, 8.0), "end",
-                     fmt::to_string(step));
+    const double y = kTop + row * (static_cast<double>(step) + 0.5);
+    out += fmt::format("<path class=\"tick\" d=\"M{:.1f} {:.1f}h-4\"/>\n", kLeft, y);
+    out += svg::text(kLeft - 8, y + 4, "end", fmt::to_string(step));
   }
-  out += svg::text(kLeft + kPlotWidth / 2, kTop + height + 38, "middle", "token");
+  out += svg::text(kLeft + kPlotWidth / 2, kTop + height + 38, "middle",
+                   "token, by its position in the sequence");
   const double middle = kTop + height / 2;
   out += svg::text(14, middle, "middle", "decode step",
                    fmt::format(" transform=\"rotate(-90 14 {:.1f})\"", middle));

@@ -43,9 +43,15 @@ struct AttentionMapCounts {
 };
 [[nodiscard]] AttentionMapCounts count_changes(const std::vector<AttentionMapStep>& steps);
 
+struct AttentionMapTitle {
+  std::string title;
+  std::string subtitle;
+};
+
 // One row for each step from top to bottom, tokens from left to right; the prompt's end is marked.
 // No script, light and dark, foreign text escaped.
-[[nodiscard]] std::string attention_map_svg(const std::string& title, std::int64_t prompt_tokens,
+[[nodiscard]] std::string attention_map_svg(const AttentionMapTitle& title,
+                                            std::int64_t prompt_tokens,
                                             const std::vector<AttentionMapStep>& steps);
 
 }  // namespace triphase::eval

@@ -20,9 +20,13 @@ struct Chart {
   std::string x_label;
   std::string y_label;
   std::vector<ChartPoint> points;  // a series' points are joined in the order of x
+  std::string subtitle;            // what the y axis measures; broken into lines
+  // A series to compare the others with: where it is one point, a dashed line marks its level.
+  std::string reference;
 };
 
-// Points that are not finite are left out.
+// Points that are not finite are left out. Where no y is below 0, neither is the axis; error bars
+// end at the plot's edge.
 [[nodiscard]] std::string svg_chart(const Chart& chart);
 
 }  // namespace triphase::eval

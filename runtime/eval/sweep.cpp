@@ -7,6 +7,7 @@
 #include <set>
 
 #include "runtime/base/error.h"
+#include "runtime/base/format_bytes.h"
 #include "runtime/eval/svg_chart.h"
 #include "scheduler/attention/touched_bytes.h"
 
@@ -109,9 +110,21 @@ void label_row(const SweepCell& cell, std::string_view kv_dtype, Row& row) {
 
 std::string sweep_chart(const std::string& task, const std::vector<Row>& rows, bool several_cells) {
   const std::string score = score_name(task);
-  Chart chart{fmt::format("{} against KV bytes read", task), "KV bytes read per token", score, {}};
   std::set<std::string> dtypes;
-  for (const Row& row : rows) dtypes.insert(text_of(row, "kv_dtype"));
+  double most_bytes = 0.0;
+  for (const Row& row : rows) {
+    dtypes.insert(text_of(row, "kv_dtype"));
+    most_bytes = std::max(most_bytes, number_of(row, "kv_bytes_per_token"));
+  }
+  // With two types there are two levels, neither of which all others are to be compared with.
+  Chart chart{.title = fmt::format("{} against KV bytes read", task),
+              .x_label = "",
+              .y_label = score,
+              .points = {},
+              .subtitle = rows.empty() ? "" : text_of(rows.front(), "definition"),
+              .reference = std::string(attention_name(AttentionKind::kDense))};
+  const ByteUnit unit = byte_unit(most_bytes);
+  chart.x_label = fmt::format("KV bytes read per token ({})", unit.name);
   for (const Row& row : rows) {
     const bool part = std::ranges::any_of(std::array{"depth", "layer"}, [&](const char* name) {
       return find_value(row, name) != nullptr && text_of(row, name) != "all";
@@ -119,8 +132,9 @@ std::string sweep_chart(const std::string& task, const std::vector<Row>& rows, b
     if (several_cells && part) continue;
     std::string series = text_of(row, "attention");
     if (dtypes.size() > 1) series += ", " + text_of(row, "kv_dtype");
-    chart.points.push_back({number_of(row, "kv_bytes_per_token"), number_of(row, score),
-                            number_of(row, score + "_stderr"), std::move(series)});
+    chart.points.push_back({number_of(row, "kv_bytes_per_token") / unit.bytes,
+                            number_of(row, score), number_of(row, score + "_stderr"),
+                            std::move(series)});
   }
   return svg_chart(chart);
 }

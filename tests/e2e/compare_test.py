@@ -93,10 +93,15 @@ class Compare(unittest.TestCase):
         self.assertIn("prefers-color-scheme: dark", page)
         self.assertIn("@media print", page)
         self.assertIn("Emulated: ", page)
+        self.assertIn("--emulate-link 500MB/s", page)
+        self.assertIn("generated tokens per second", page)
+        self.assertEqual(page.count(">8 lines failed"), 0)
+        self.assertEqual(page.count("(8 lines failed)"), 4)
         self.assertIn("cannot run", page)
         pictures = re.findall(r"<svg.*?</svg>", page, re.DOTALL)
-        # Throughput, lanes, bytes, agreement, and memory of each of the four cells that ran.
-        self.assertEqual(len(pictures), 8)
+        # Throughput, lanes and bytes of either attention, agreement, and memory of each of the four
+        # cells that ran.
+        self.assertEqual(len(pictures), 11)
         for picture in pictures:
             xml.etree.ElementTree.fromstring(picture)
             self.assertNotIn("nan", picture)

@@ -2,6 +2,8 @@
 
 #include <gtest/gtest.h>
 
+#include "runtime/base/format_bytes.h"
+
 namespace triphase::svg {
 namespace {
 
@@ -28,6 +30,15 @@ TEST(Svg, StepsAreTheNextOfOneTwoFive) {
   EXPECT_DOUBLE_EQ(round_step(5.5), 10.0);
   EXPECT_DOUBLE_EQ(round_step(1000.0), 1000.0);
   EXPECT_DOUBLE_EQ(round_step(2.1e-7), 5e-7);
+}
+
+TEST(Svg, AxesCountInTheLargestUnitThatFits) {
+  EXPECT_STREQ(byte_unit(0.0).name, "bytes");
+  EXPECT_STREQ(byte_unit(1023.0).name, "bytes");
+  EXPECT_STREQ(byte_unit(1024.0).name, "KiB");
+  EXPECT_STREQ(byte_unit(3.5e9).name, "GiB");
+  EXPECT_DOUBLE_EQ(byte_unit(3.5e9).bytes, 1024.0 * 1024.0 * 1024.0);
+  EXPECT_STREQ(byte_unit(1e30).name, "EiB");
 }
 
 }  // namespace

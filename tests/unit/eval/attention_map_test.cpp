@@ -48,18 +48,23 @@ TEST(AttentionMap, CountsWhatLeavesAndWhatComesBack) {
 }
 
 TEST(AttentionMap, DrawsRunsAndEscapesItsTitle) {
-  const std::string svg = attention_map_svg(
-      "<swa> & \x01", 3, {{4, false, {0, 2, 3}}, {5, true, {}}, {6, false, {0, 1, 2, 4, 5}}});
+  const std::string svg =
+      attention_map_svg({"<swa> & \x01", "</svg>"}, 3,
+                        {{4, false, {0, 2, 3}}, {5, true, {}}, {6, false, {0, 1, 2, 4, 5}}});
   const std::size_t begin = svg.find("class=\"touched\" d=\"");
   ASSERT_NE(begin, std::string::npos);
   const std::string touched = svg.substr(begin + 19, svg.find("\"/>", begin + 19) - begin - 19);
   EXPECT_EQ(count_text(touched, "M"), 2U + 1U + 2U);  // a rectangle for each run of neighbours
   EXPECT_EQ(count_text(svg, "<swa>"), 0U);
+  EXPECT_EQ(count_text(svg, "</svg>"), 1U);
+  // What the colours mean is said with them.
+  EXPECT_EQ(count_text(svg, "attended in this step"), 1U);
+  EXPECT_EQ(count_text(svg, "in the context, not attended"), 1U);
   EXPECT_EQ(svg.find('\x01'), std::string::npos);
   EXPECT_NE(svg.find("prefers-color-scheme: dark"), std::string::npos);
   EXPECT_EQ(svg.find("<script"), std::string::npos);
   // Nothing decoded is a map too.
-  EXPECT_NE(attention_map_svg("t", 3, {}).find("</svg>"), std::string::npos);
+  EXPECT_NE(attention_map_svg({"t", "s"}, 3, {}).find("</svg>"), std::string::npos);
 }
 
 }  // namespace

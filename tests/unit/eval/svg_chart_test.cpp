@@ -45,6 +45,31 @@ TEST(SvgChart, EscapesForeignText) {
   EXPECT_NE(svg.find("&lt;script&gt; &amp;"), std::string::npos);
 }
 
+TEST(SvgChart, TheAxisOfNumbersThatAreNeverNegativeBeginsAtZero) {
+  // An error bar reaches below 0, where no score can be.
+  const std::string svg = svg_chart({"t", "x", "y", {{1, 1, 3, "a"}, {2, 40, 1, "a"}}});
+  EXPECT_EQ(count_text(svg, ">-"), 0U);
+  EXPECT_EQ(count_text(svg, "± standard error"), 1U);
+  EXPECT_GT(count_text(svg_chart({"t", "x", "y", {{1, -1, 0, "a"}, {2, 1, 0, "a"}}}), ">-"), 0U);
+}
+
+TEST(SvgChart, MarksTheLevelOfALonePointToCompareWith) {
+  Chart chart{"t", "x", "y", {{1, 1, 0, "swa"}, {2, 2, 0, "swa"}, {3, 3, 0, "dense"}}};
+  const std::size_t without = count_text(svg_chart(chart), "<line");
+  chart.reference = "dense";
+  EXPECT_EQ(count_text(svg_chart(chart), "<line"), without + 1);
+  chart.reference = "swa";
+  EXPECT_EQ(count_text(svg_chart(chart), "<line"), without) << "a curve has no level";
+}
+
+TEST(SvgChart, BreaksALongSubtitleIntoLines) {
+  Chart chart{"t", "x", "y", {{1, 1, 0, "a"}}};
+  for (int word = 0; word < 40; ++word) chart.subtitle += "word ";
+  const std::string svg = svg_chart(chart);
+  EXPECT_EQ(count_text(svg, "word"), 40U);
+  EXPECT_EQ(count_text(svg, "word</text>"), 2U) << "200 characters, 100 a line";
+}
+
 TEST(SvgChart, OnePointOrNone) {
   EXPECT_EQ(count_text(svg_chart({"t", "x", "y", {{0, 0, 0, "a"}}}), "<circle"), 1U);
   EXPECT_EQ(count_text(svg_chart({"t", "x", "y", {}}), "<circle"), 0U);
