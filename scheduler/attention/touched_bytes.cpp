@@ -44,6 +44,19 @@ std::uint64_t touched_bytes(const AttentionOptions& options, const TouchedShape&
   return static_cast<std::uint64_t>(shape.kv_heads * per_head + shared);
 }
 
+namespace {
+
+std::int64_t rank_of_compression(std::int64_t head_dim, double compression) {
+  constexpr double kFewChannels = 16.0;
+  constexpr double kMostForScores = 13.0 / 16.0;
+  const double half = static_cast<double>(head_dim) * compression;
+  const double most = std::floor(2.0 * half * kMostForScores);
+  const auto rank = std::llround(std::max(half, std::min(kFewChannels, most)));
+  return std::clamp<std::int64_t>(rank, 1, head_dim);
+}
+
+}  // namespace
+
 void set_compression(AttentionOptions& options, const TouchedShape& shape, double compression) {
   const auto refuse = [&](const std::string& expected) {
     throw Error(ErrorRole::kUsage, "E-CLI-ATTOPTION", "compression")
@@ -58,9 +71,8 @@ void set_compression(AttentionOptions& options, const TouchedShape& shape, doubl
     case AttentionKind::kSparq:
       // K^T is what makes channels cheap; 1 is dense.
       if (!keeps_key_columns(options)) options.sparq.kt = decltype(options.sparq.kt)::kDevice;
-      options.sparq.rank = std::max<std::int64_t>(
-          1, std::llround(static_cast<double>(shape.head_dim) * compression));
-      if (compression < 1.0) compression /= 2.0;
+      options.sparq.rank = rank_of_compression(shape.head_dim, compression);
+      always = static_cast<double>(options.sparq.rank) / static_cast<double>(2 * shape.head_dim);
       break;
     case AttentionKind::kTopk:
       always = 0.5;

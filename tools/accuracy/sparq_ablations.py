@@ -52,19 +52,22 @@ class Ablations:
         return (f"rank={rank}", f"k={k}", f"reallocate={reallocate or self.reallocate}", f"temperature={temperature}")
 
     def at_compression(self, compression):
-        """As `triphase eval --compressions` divides the bytes: half for scores, half for tokens."""
+        """As `triphase eval --compressions` divides the bytes: half for scores, more where that is fewer than 16 channels."""
         share = share_of(compression)
-        return (f"rank={round(self.channels * share)}", f"k_ratio={share / 2}")
+        most = int(2 * self.channels * share * 13 / 16)
+        return self.with_rank(share, round(max(self.channels * share, min(16, most))))
 
     def divided(self, for_scores):
-        """Bytes are those of `rank` of the head's channels of every key, and of k keys and values."""
         share, scores = share_of(DIVIDED), share_of(for_scores)
-        rank = round(2 * self.channels * share * scores)
+        return self.with_rank(share, round(2 * self.channels * share * scores))
+
+    def with_rank(self, share, rank):
+        """Bytes are those of `rank` of the head's channels of every key, and of k keys and values."""
         return (f"rank={rank}", f"k_ratio={share - rank / (2 * self.channels)}")
 
     def oracle_of_tokens(self, compression):
         """As many tokens, chosen by the exact scores (all channels)."""
-        return (f"rank={self.channels}", f"k_ratio={share_of(compression) / 2}")
+        return (f"rank={self.channels}", self.at_compression(compression)[1])
 
     def oracle_of_bytes(self, compression):
         """All of the bytes spent on tokens, chosen by exact scores that cost nothing: Fig. 7a's oracle."""

@@ -167,5 +167,29 @@ TEST(Compression, GivesTheShareOfDenseBytesThatWasAsked) {
   EXPECT_THROW(set_compression(sparq, {32, 32, 128, 2}, 0.0), Error);
 }
 
+// Of a small head half of the bytes are too few channels: scores get up to 13/16.
+TEST(Compression, KeepsSixteenChannelsOfSmallHeadsWhereItCan) {
+  struct Case {
+    std::int64_t head_dim;
+    double compression;
+    std::int64_t rank;
+  };
+  for (const Case& one :
+       {Case{64, 1.0 / 8, 13}, Case{64, 1.0 / 4, 16}, Case{64, 0.5, 32}, Case{128, 1.0 / 16, 13},
+        Case{80, 1.0 / 8, 16}, Case{8, 0.75, 8}, Case{8, 1.0, 8}}) {
+    AttentionOptions sparq = of("sparq");
+    const TouchedShape shape{8, 2, one.head_dim, 2};
+    set_compression(sparq, shape, one.compression);
+    EXPECT_EQ(sparq.sparq.rank, one.rank) << one.head_dim << " " << one.compression;
+    constexpr std::int64_t kContext = 1 << 17;
+    const auto dense = static_cast<double>(touched_bytes({}, shape, kContext, kContext));
+    const auto read = static_cast<double>(
+        touched_bytes(sparq, shape, kContext, budget_tokens(sparq, kContext, kContext)));
+    if (one.compression < 1.0) {
+      EXPECT_NEAR(read / dense, one.compression, 0.005) << one.head_dim << " " << one.compression;
+    }
+  }
+}
+
 }  // namespace
 }  // namespace triphase
