@@ -36,8 +36,10 @@ std::optional<RunPrediction> predict_run(const RunOptions& options, const ModelB
   }
   const CostModel cost(profile);
   if (plan.placement.host_kv == HostKvUse::kCpuAttention && !cost.can_attend_on_host()) {
-    log.info(fmt::format("no prediction: profile {} does not say what attention on the host costs",
-                         escape_untrusted(profile.name)));
+    log.info(
+        fmt::format("no prediction: profile {} does not say what attention on the host costs; "
+                    "triphase profile measures it",
+                    escape_untrusted(profile.name)));
     return std::nullopt;
   }
   SimulatedJob job{

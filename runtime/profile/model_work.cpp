@@ -10,8 +10,6 @@
 namespace triphase {
 namespace {
 
-// Bytes that make ordinary, harmless numbers in every type: a cache of zeros or of remains would be
-// read at other speeds where the hardware treats denormals or untouched pages differently.
 constexpr int kFill = 0x2C;
 
 std::int64_t count(double value) { return std::llround(value); }
@@ -20,8 +18,10 @@ Matrix rows_of(const Buffer& buffer, std::int64_t rows, std::int64_t cols) {
   return {buffer.data(), DType::kF32, rows, cols, cols};
 }
 
-// Fills device memory from the host, whichever device it is.
-void fill(Backend& backend, std::byte* data, std::size_t bytes) {
+}  // namespace
+
+// From the host, whichever device it is.
+void fill_ordinary(Backend& backend, std::byte* data, std::size_t bytes) {
   constexpr std::size_t kPart = std::size_t{4} << 20;
   const std::vector<std::byte> part(std::min(bytes, kPart), static_cast<std::byte>(kFill));
   for (std::size_t done = 0; done < bytes; done += kPart) {
@@ -31,7 +31,9 @@ void fill(Backend& backend, std::byte* data, std::size_t bytes) {
   backend.stream().synchronize();
 }
 
-}  // namespace
+void fill_ordinary_host(std::byte* data, std::size_t bytes) {
+  std::fill_n(data, bytes, static_cast<std::byte>(kFill));
+}
 
 ModelRig::ModelRig(const ModelBundle& model, const RunOptions& options,
                    const ModelRigLimits& limits, Backend& backend, Progress& progress, Log& log)
@@ -79,17 +81,17 @@ void ModelRig::use_kv(DType dtype) {
       pool_, nullptr, nullptr);
   const std::size_t half = KvStore::page_bytes(shape) / 2;
   const auto pages = static_cast<std::size_t>(kv_->sizes().device_pages);
-  fill(backend_, kv_->k_pages(), half * pages);
-  fill(backend_, kv_->v_pages(), half * pages);
+  fill_ordinary(backend_, kv_->k_pages(), half * pages);
+  fill_ordinary(backend_, kv_->v_pages(), half * pages);
   if (!shape.quantized()) return;
   const std::size_t open = KvStore::open_page_bytes(shape) / 2;
   const auto open_pages = static_cast<std::size_t>(kv_->sizes().open_pages);
-  fill(backend_, kv_->open_k_pages(), open * open_pages);
-  fill(backend_, kv_->open_v_pages(), open * open_pages);
+  fill_ordinary(backend_, kv_->open_k_pages(), open * open_pages);
+  fill_ordinary(backend_, kv_->open_v_pages(), open * open_pages);
   const auto scales = static_cast<std::size_t>(kv_->residency().block_capacity());
   for (std::int64_t layer = 0; layer < shape.layers; ++layer) {
-    fill(backend_, reinterpret_cast<std::byte*>(kv_->scales(LayerId(layer))),
-         KvStore::scale_bytes(shape) * scales);
+    fill_ordinary(backend_, reinterpret_cast<std::byte*>(kv_->scales(LayerId(layer))),
+                  KvStore::scale_bytes(shape) * scales);
   }
 }
 
@@ -182,14 +184,14 @@ RecomputeWork::RecomputeWork(ModelRig& rig) : rig_(rig) {
   const auto take = [&](std::int64_t columns) {
     const auto elements = static_cast<std::size_t>(rows * columns);
     Buffer buffer = rig.pool().allocate(elements * sizeof(float), MemoryTag::kWorkspace);
-    fill(rig.backend(), buffer.data(), elements * sizeof(float));
+    fill_ordinary(rig.backend(), buffer.data(), elements * sizeof(float));
     return buffer;
   };
   input_ = take(config.hidden_size);
   scales_ = take(1);
   const auto codes = static_cast<std::size_t>(rows * config.hidden_size);
   codes_ = rig.pool().allocate(codes, MemoryTag::kWorkspace);
-  fill(rig.backend(), codes_.data(), codes);
+  fill_ordinary(rig.backend(), codes_.data(), codes);
   kv_ = take(2 * config.kv_width());
   if (rope_) angles_ = take(rope_->rotary_dim());
 }

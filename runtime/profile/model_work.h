@@ -26,6 +26,12 @@ struct ModelRigLimits {
   std::int64_t tokens = 0;   // of KV on the device, all sequences together
 };
 
+// Bytes that make ordinary, harmless numbers in every type: a cache of zeros or of remains would be
+// read at other speeds where the hardware treats denormals or untouched pages differently. Into the
+// device's memory, and into the host's.
+void fill_ordinary(Backend& backend, std::byte* data, std::size_t bytes);
+void fill_ordinary_host(std::byte* data, std::size_t bytes);
+
 // A model in the device's memory with one KV cache at a time.
 class ModelRig {
  public:
@@ -34,6 +40,7 @@ class ModelRig {
 
   // Gives the old cache's memory back first. kU8: INT8.
   void use_kv(DType dtype);
+  void drop_kv() { kv_.reset(); }
 
   [[nodiscard]] const ModelConfig& config() const { return decoder_.config(); }
   [[nodiscard]] const ModelRigLimits& limits() const { return limits_; }

@@ -13,7 +13,7 @@ const CostTableInfo& cost_table_info(CostTable table) {
       {"gather", "record_bytes", "count"},
       {"quantize", "tokens", ""},
       {"dequantize", "tokens", "", false},
-      {"host_attention", "tokens_touched", "", false},
+      {"host_attention", "batch", "tokens_touched", false},
   }};
   return kInfo[static_cast<std::size_t>(table)];
 }

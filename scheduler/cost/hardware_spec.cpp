@@ -125,8 +125,8 @@ HardwareProfile derive_profile(const HardwareSpec& spec, const ModelCosts& model
   const double host_kv = layers * kv_layer_bytes(model, dtype, 128) /
                          (spec.host_memory_rate * costs.host_attention_share);
   profile.table(CostTable::kHostAttention) =
-      sample_grid(powers_of_two(64, 64.0 * 1048576), {},
-                  [&](double count, double /*unused*/) { return count * host_kv; });
+      sample_grid({1.0, 1048576.0}, powers_of_two(64, 64.0 * 1048576),
+                  [&](double /*rows*/, double count) { return count * host_kv; });
   return profile;
 }
 

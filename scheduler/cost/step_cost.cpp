@@ -36,8 +36,8 @@ Estimate CostModel::decode(bool int8, double batch, double touched) const {
 Estimate CostModel::prefill(double tokens, double context) const {
   return curve(CostTable::kPrefill).at(tokens, context);
 }
-Estimate CostModel::host_attention(double tokens) const {
-  return curve(CostTable::kHostAttention).at(tokens);
+Estimate CostModel::host_attention(double rows, double tokens) const {
+  return curve(CostTable::kHostAttention).at(rows, tokens);
 }
 Estimate CostModel::recompute(double batch, double tokens_each) const {
   return tokens_each <= 0.0 ? Estimate{} : curve(CostTable::kRecompute).at(batch, tokens_each);
@@ -72,9 +72,11 @@ LaneTimes CostModel::step(const StepWork& work, const StepRules& rules) const {
     const double rows = static_cast<double>(std::max<std::int64_t>(work.recompute_rows, 1));
     lanes.recompute = take(recompute(rows, work.recompute_tokens / rows), flag);
   }
-  if (work.host_attention_tokens > 0.0) {
+  if (work.host_attention_rows > 0) {
     TRIPHASE_CHECK(can_attend_on_host(), "the profile has attention on the host");
-    lanes.host = take(curve(CostTable::kHostAttention).at(work.host_attention_tokens), flag);
+    lanes.host = take(
+        host_attention(static_cast<double>(work.host_attention_rows), work.host_attention_tokens),
+        flag);
   }
   const auto bulk = [&](const TimeCurve& table, double bytes, double copies) {
     if (bytes <= 0.0) return 0.0;

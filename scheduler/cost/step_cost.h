@@ -19,14 +19,15 @@ enum class SparseFetch : std::uint8_t {
 
 // What a step does. Counts of the whole step; "tokens" are counted once, not per layer.
 struct StepWork {
-  std::int64_t decode_rows = 0;        // sequences that decode
-  double touched_tokens = 0.0;         // tokens that they touch on the device, all together
-  std::int64_t decode_groups = 1;      // zig-zag: computed one group after another
-  std::int64_t prefill_rows = 0;       // prompt tokens computed
-  double prefill_context = 0.0;        // tokens before them, mean over the rows
-  std::int64_t recompute_rows = 0;     // sequences with recomputed tokens
-  double recompute_tokens = 0.0;       // projected again from X, all sequences together
-  double host_attention_tokens = 0.0;  // touched where they lie on the host
+  std::int64_t decode_rows = 0;          // sequences that decode
+  double touched_tokens = 0.0;           // tokens that they touch on the device, all together
+  std::int64_t decode_groups = 1;        // zig-zag: computed one group after another
+  std::int64_t prefill_rows = 0;         // prompt tokens computed
+  double prefill_context = 0.0;          // tokens before them, mean over the rows
+  std::int64_t recompute_rows = 0;       // sequences with recomputed tokens
+  double recompute_tokens = 0.0;         // projected again from X, all sequences together
+  std::int64_t host_attention_rows = 0;  // of decode_rows, those attended on the host
+  double host_attention_tokens = 0.0;    // that they touch there, all together
   double quantized_tokens = 0.0;
   bool int8_kv = false;
   // To the device.
@@ -64,7 +65,7 @@ struct LaneTimes {
   double recompute = 0.0;  // on the same device as compute, reported apart
   double h2d = 0.0;
   double d2h = 0.0;
-  double host = 0.0;    // attention on the host, between a layer's other work
+  double host = 0.0;    // attention on the host, between a layer's other work, never beside it
   double serial = 0.0;  // cannot overlap: the first layer's loads or what follows the last ones,
                         // what is fetched on demand, pageable copies
   double step = 0.0;    // all together
@@ -83,7 +84,8 @@ class CostModel {
   [[nodiscard]] Estimate gather(double record_bytes, double count) const;
   [[nodiscard]] Estimate decode(bool int8, double batch, double touched) const;
   [[nodiscard]] Estimate prefill(double tokens, double context) const;
-  [[nodiscard]] Estimate host_attention(double tokens) const;  // needs can_attend_on_host()
+  // Needs can_attend_on_host().
+  [[nodiscard]] Estimate host_attention(double rows, double tokens) const;
   [[nodiscard]] Estimate recompute(double batch, double tokens_each) const;
   [[nodiscard]] bool can_attend_on_host() const {
     return !curve(CostTable::kHostAttention).empty();

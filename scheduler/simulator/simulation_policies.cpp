@@ -100,6 +100,9 @@ NamedSimulation run_triphase(const CostModel& cost, const SimulatedJob& job,
   return best;
 }
 
+// Tokens of each sequence at which a rate per operation is taken from a table of seconds.
+constexpr std::int64_t kProbeContext = 4096;
+
 // The published model of the machine from the profile's own tables, with rates
 // per operation.
 flexgen::Machine flexgen_machine(const CostModel& cost, const SimulatedJob& job,
@@ -108,7 +111,7 @@ flexgen::Machine flexgen_machine(const CostModel& cost, const SimulatedJob& job,
   const double h1 = static_cast<double>(job.model.hidden);
   const double token_ops = 2.0 * job.model.layer_matmul * layers;
   const auto batch = static_cast<double>(job.batch_size);
-  const double probe = 4096.0;
+  const auto probe = static_cast<double>(kProbeContext);
   const double touched_ops = 4.0 * h1 * layers * probe * batch;
   const double prefill_tokens = 2048.0;
   flexgen::Machine machine;
@@ -156,8 +159,10 @@ NamedSimulation run_flexgen(const CostModel& cost, const SimulatedJob& job,
     const char* mode = on_host ? "CPU attention" : "KV moved";
     // Attention does one multiply-add for each FP16 value read: an operation
     // for every byte.
+    const double touched = static_cast<double>(job.batch_size * kProbeContext);
     const double rate =
-        on_host ? 4.0 * model.hidden * model.layers * 1e6 / cost.host_attention(1e6).seconds
+        on_host ? 4.0 * model.hidden * model.layers * touched /
+                      cost.host_attention(static_cast<double>(job.batch_size), touched).seconds
                 : 1e9 / cost.h2d(1e9).seconds;
     const auto policy = flexgen::search_policy(
         model, static_cast<double>(longest_prompt(job)), static_cast<double>(longest_output(job)),

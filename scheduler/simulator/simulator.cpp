@@ -323,6 +323,7 @@ class Simulation {
                          : fetched * again_share;
       if (attend_on_host) {
         // The query goes there and the result comes back.
+        ++work.host_attention_rows;
         work.host_attention_tokens += static_cast<double>(place.context + 1);
         work.d2h_bytes += memory_.query_row;
         work.h2d_bytes += memory_.query_row;

@@ -127,9 +127,10 @@ class RunPlan(unittest.TestCase):
             json.dumps({"id": str(line), "prompt_tokens": [10 + line] + [40 + line * 3 + at for at in range(149)]}) + "\n"
             for line in range(8)))
         for policy, options, host in (("triphase", (), True), ("flexgen", ("kv-share=0.5",), True),
+                                      ("flexgen", ("kv-share=0.5", "host-kv=cpu-attention"), True),
                                       ("accelerate", (), True), ("device-only", (), False)):
-            with self.subTest(policy=policy):
-                output = self.folder / f"predicted-{policy}.jsonl"
+            with self.subTest(policy=policy, options=options):
+                output = self.folder / f"predicted-{policy}-{len(options)}.jsonl"
                 done = self.command("run", "--model", MODEL, "--prompts", str(prompts), "--output", str(output),
                                     "--max-context", "200", "--batch-size", "4", "--max-tokens", "24", "--ignore-eos",
                                     "--prefill-chunk", "64", "--progress", "off", "--kv-dtype", "bf16", "--policy", policy, "--predict",
@@ -146,6 +147,26 @@ class RunPlan(unittest.TestCase):
                 self.assertEqual(predicted["moved_bytes"]["to_device"] > 0, host)
                 self.assertGreater(predicted["seconds"]["prefill"], 0)
                 self.assertGreater(predicted["seconds"]["decode"], 0)
+
+    def test_attention_on_the_host_is_measured_and_predicted(self):
+        _, summary, _ = self.run_job("delegate", *SMALL, "--policy", "flexgen", "--policy-option", "kv-share=0.5",
+                                     "--policy-option", "host-kv=cpu-attention", "--kv-dtype", "bf16", "--predict")
+        self.assertGreater(summary["host_attention"]["rows"], 0)
+        predicted = summary["prediction"]
+        self.assertEqual(predicted["profile"], "measured by a run")
+        self.assertGreater(predicted["seconds"]["decode"], 0)
+        (cached,) = self.cached()
+        profile = json.loads(cached.read_text())
+        table = profile["tables"]["host_attention"]
+        self.assertEqual(len(table["seconds"]), len(table["batch"]))
+        self.assertEqual(len(table["seconds"][0]), len(table["tokens_touched"]))
+        # A profile of before, which does not know: the job runs, and why there is no prediction is said.
+        del profile["tables"]["host_attention"]
+        cached.write_text(json.dumps(profile))
+        done, summary, _ = self.run_job("unpriced", *SMALL, "--policy", "flexgen", "--policy-option", "kv-share=0.5",
+                                        "--policy-option", "host-kv=cpu-attention", "--kv-dtype", "bf16", "--predict")
+        self.assertIsNone(summary["prediction"])
+        self.assertIn("does not say what attention on the host costs", done.stderr)
 
     def test_a_profile_alone_goes_with_no_other_policy(self):
         done = self.command("run", "--model", MODEL, "--prompts", PROMPTS, "--output", str(self.folder / "no.jsonl"),

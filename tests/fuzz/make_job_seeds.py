@@ -68,7 +68,7 @@ PROFILE = {
         "h2d": LINE_TABLE, "d2h": LINE_TABLE,
         "gather": {"record_bytes": [256], "count": [0, 9], "seconds": [[0, 1]]},
         "quantize": {"tokens": [1], "seconds": [1]}, "dequantize": {"tokens": [1], "seconds": [1]},
-        "host_attention": {"tokens_touched": [1], "seconds": [1]},
+        "host_attention": {"batch": [1], "tokens_touched": [1], "seconds": [[1]]},
     },
 }
 PHASE = {"steps": 1, "seconds": 1, "compute_seconds": 1, "transfer_seconds": 0, "recompute_seconds": 0}

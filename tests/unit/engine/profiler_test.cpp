@@ -150,7 +150,7 @@ TEST_F(MeasuredTinyModel, SaysWhatWasMeasured) {
   EXPECT_EQ(profile().device_memory, 1U << 20);
   EXPECT_EQ(profile().layers, 2);
   EXPECT_EQ(profile().model_fingerprint, "xxh3:0123456789abcdef");
-  EXPECT_EQ(measured_->tables.size(), 8U);
+  EXPECT_EQ(measured_->tables.size(), 9U);
   for (const ProfiledTable& table : measured_->tables) {
     EXPECT_THAT(profile().notes,
                 Contains(HasSubstr(std::string(cost_table_info(table.table).name) + ": ")));
@@ -211,6 +211,15 @@ TEST_F(MeasuredTinyModel, LookupsNeverFallWithMoreWork) {
     EXPECT_GE(seconds, before);
     before = seconds;
   }
+  ASSERT_TRUE(cost.can_attend_on_host());
+  before = 0.0;
+  for (double touched = 8; touched <= 8 * 160; touched *= 1.3) {
+    const double seconds = cost.host_attention(8, touched).seconds;
+    EXPECT_GE(seconds, before);
+    EXPECT_GE(seconds, cost.host_attention(2, touched).seconds) << "more rows, the same tokens";
+    before = seconds;
+  }
+  EXPECT_FALSE(cost.host_attention(8, 64).extrapolated);
   EXPECT_FALSE(cost.decode(true, 2, 64).extrapolated);
   EXPECT_TRUE(cost.decode(true, 4096, 256).extrapolated);
 }

@@ -135,6 +135,29 @@ TEST(StepCost, TheSlowestLaneDecidesAndTheFirstLayerWaits) {
   EXPECT_GT(model.step(work, {.layers = 48, .sync_each_layer = true}).step, bound.step);
 }
 
+TEST(StepCost, AttentionOnTheHostIsPricedByRowsAndTokensAndWaitedFor) {
+  HardwareProfile profile = opt30b_on_h100();
+  profile.table(CostTable::kHostAttention) = {.x = {1, 4}, .y = {0, 100}, .seconds = {1, 2, 3, 6}};
+  const CostModel model(profile);
+  StepWork work{.decode_rows = 8, .touched_tokens = 600};
+  const StepRules rules{.layers = 48};
+  const LaneTimes alone = model.step(work, rules);
+  work.host_attention_rows = 2;
+  work.host_attention_tokens = 50;
+  const LaneTimes attended = model.step(work, rules);
+  EXPECT_DOUBLE_EQ(attended.host, 2.5) << "a third of the way from 1.5 to 4.5";
+  EXPECT_FALSE(attended.extrapolated);
+  EXPECT_NEAR(attended.step, alone.step + 2.5, 1e-12) << "a layer waits for it: never beside";
+  work.host_attention_rows = 8;
+  EXPECT_GT(model.step(work, rules).host, 3.0);
+  EXPECT_TRUE(model.step(work, rules).extrapolated);
+  // Other lines' KV comes over the link meanwhile.
+  work.host_attention_rows = 2;
+  work.h2d_bytes = 1e9;
+  const LaneTimes beside = model.step(work, rules);
+  EXPECT_NEAR(beside.step, attended.step + beside.h2d / 48, 1e-9);
+}
+
 std::string changed(std::string text, const std::string& from, const std::string& to) {
   const std::size_t at = text.find(from);
   EXPECT_NE(at, std::string::npos) << from;
@@ -182,6 +205,17 @@ TEST(ProfileFile, NamesTheFieldThatIsWrong) {
   EXPECT_THAT(message(changed(good, "\"name\": \"h100-80gb\"", "\"nam\": 1, \"name\": \"x\"")),
               HasSubstr("nam: an unknown field"));
   EXPECT_THAT(message(good.substr(0, good.size() / 2)), HasSubstr("p.json"));
+  EXPECT_THAT(message(changed(good, "\"batch\": [1, 1048576],", "")),
+              HasSubstr("tables.host_attention.batch: missing"));
+}
+
+TEST(ProfileFile, AttentionOnTheHostMayBeUnknown) {
+  HardwareProfile profile = opt30b_on_h100();
+  EXPECT_TRUE(CostModel(profile).can_attend_on_host());
+  profile.table(CostTable::kHostAttention) = {};
+  const HardwareProfile read = parse_profile(profile_to_json(profile), "p.json");
+  EXPECT_EQ(read, profile);
+  EXPECT_FALSE(CostModel(read).can_attend_on_host());
 }
 
 // What is computed again grows as the link gets slower, and as the device gets faster.

@@ -105,6 +105,26 @@ TEST(Simulator, ReproducesFlexGensTableOfTheT4) {
   EXPECT_GT(flexgen.max_running, 72);
 }
 
+// FlexGen's CPU delegate is taken where the profile's own numbers make it the faster way.
+TEST(Simulator, TheProfileDecidesWhetherFlexGenAttendsOnTheHost) {
+  Machine m = machine("opt-30b", "t4", 64, 1.0);
+  m.job.lines.assign(64, {512, 32});
+  const auto host_seconds = [&](double factor) {
+    HardwareProfile profile = m.profile;
+    for (double& seconds : profile.table(CostTable::kHostAttention).seconds) seconds *= factor;
+    const NamedSimulation named = simulate_policy("flexgen", CostModel(profile), m.job, {});
+    EXPECT_EQ(named.result.infeasible, "");
+    EXPECT_THAT(named.detail,
+                ::testing::HasSubstr(named.result.lanes.host > 0.0 ? "CPU attention" : "KV moved"));
+    return named.result.lanes.host;
+  };
+  EXPECT_GT(host_seconds(1.0), 0.0);
+  EXPECT_EQ(host_seconds(1e4), 0.0);
+  // Nobody measured it: the delegate is out of the question.
+  m.profile.table(CostTable::kHostAttention) = {};
+  EXPECT_EQ(host_seconds(1.0), 0.0);
+}
+
 TEST(Simulator, SaysWhyAJobCannotRun) {
   const Machine zero = machine("opt-13b", "v100-32gb", 64, 1.0);
   EXPECT_THAT(simulate_policy("zero", zero.cost, zero.job, {}).result.infeasible,
