@@ -120,6 +120,7 @@ class Comparison {
       : values_(values), log_(log), rows_(checked_rows(values)), folder_(values.text("output")) {}
 
   int run() {
+    refuse_contradictions();
     const std::int64_t repeats = values_.integer("repeat");
     // One traced repetition first, which also warms the machine up.
     for (Row& row : rows_) run_traced(row);
@@ -137,17 +138,31 @@ class Comparison {
   }
 
  private:
-  compare::Measured run_once(const Cell& cell, const std::string& trace) {
-    const std::string output = folder_.run(cell, ".jsonl");
-    Arguments arguments = run_arguments(values_, cell, output);
-    if (!trace.empty()) arguments.push_back("--trace=" + trace);
+  void run_cell(const Cell& cell, const std::string& extra) const {
+    Arguments arguments = run_arguments(values_, cell, folder_.run(cell, ".jsonl"));
+    if (!extra.empty()) arguments.push_back(extra);
     const OptionValues run_values =
         parse_options(*find_command("run"), arguments, [](const char*) -> const char* {
           return nullptr;  // the environment has had its say in this command's own options
         });
     Log quiet({.verbosity = -1});
     (void)generate(parse_run_options(run_values, process_environment()), quiet);
-    return compare::read_summary(output + ".summary.json");
+  }
+
+  // Options that contradict each other in the last cell are to be told before the first one runs.
+  void refuse_contradictions() const {
+    for (const Row& row : rows_) {
+      try {
+        run_cell(row.cell, "--dry-run");
+      } catch (const Error& error) {
+        if (error.role() != ErrorRole::kResources) throw;
+      }
+    }
+  }
+
+  compare::Measured run_once(const Cell& cell, const std::string& trace) {
+    run_cell(cell, trace.empty() ? "" : "--trace=" + trace);
+    return compare::read_summary(folder_.run(cell, ".jsonl") + ".summary.json");
   }
 
   void run_traced(Row& row) {

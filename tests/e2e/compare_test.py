@@ -121,6 +121,15 @@ class Compare(unittest.TestCase):
                 self.assertIn(option, done.stderr)
                 self.assertFalse(self.report.exists())
 
+    def test_a_contradiction_in_the_last_cell_is_told_before_the_first_runs(self) -> None:
+        done = self.compare(
+            "--policies", "device-only,flexgen", "--attentions", "dense,swa",
+            "--policy-option", "flexgen.host-kv=cpu-attention",
+        )  # fmt: skip
+        self.assertEqual(done.returncode, 2, done.stderr)
+        self.assertIn("swa with --policy-option host-kv=cpu-attention", done.stderr)
+        self.assertNotIn("traced", done.stderr)
+
     def test_options_without_a_value_reach_the_runs(self) -> None:
         # The first run gets as far as what squeezed attention needs.
         done = self.compare("--ignore-eos", "--attentions", "squeezed")
