@@ -268,6 +268,7 @@ void KvStore::discard(SequenceId sequence, std::int64_t first_block, std::int64_
 }
 
 void KvStore::drop(SequenceId sequence, std::int64_t count) {
+  stop_reading_early(sequence, count);
   for (std::int64_t block = 0; block < count; ++block) {
     const BlockPlace place = residency_.block_place(sequence, block);
     if (place == BlockPlace::kLeaving || place == BlockPlace::kReturning) settle(/*all=*/true);
@@ -314,11 +315,56 @@ void KvStore::give_up_moves() noexcept {
     residency_.cancel_move(move.sequence, move.block);
   }
   moves_.clear();
+  for (std::int64_t range = early_waited_; range < early_.ranges(); ++range) {
+    try {
+      transfers_->wait(early_.ticket(range));
+    } catch (const std::exception&) {
+      // The same.
+    }
+  }
+  forget_early();
+}
+
+std::optional<EarlyBlocks::Source> KvStore::early_source(LayerId layer, SequenceId sequence,
+                                                         std::int64_t block) const {
+  const BlockPlace place = residency_.block_place(sequence, block);
+  if (place != BlockPlace::kHost && place != BlockPlace::kReturning) return std::nullopt;
+  return EarlyBlocks::Source{.layer = layer.value,
+                             .block_index = residency_.block_index(sequence, block),
+                             .block_id = residency_.block_id(sequence, block),
+                             .host_block = residency_.host_block(sequence, block)};
+}
+
+void KvStore::wait_for_early(std::int64_t ranges) {
+  ranges = std::min(ranges, early_.ranges());
+  for (; early_waited_ < ranges; ++early_waited_) transfers_->wait(early_.ticket(early_waited_));
+}
+
+void KvStore::end_early() {
+  wait_for_early(early_.ranges());
+  forget_early();
+}
+
+void KvStore::forget_early() {
+  ended_early_ = early_use();
+  early_.clear();
+  early_waited_ = 0;
+}
+
+void KvStore::stop_reading_early(SequenceId sequence, std::int64_t count) {
+  for (std::int64_t block = 0; block < count && early_waited_ < early_.ranges(); ++block) {
+    if (residency_.shared(sequence, block)) continue;
+    if (early_.reads(residency_.block_index(sequence, block),
+                     residency_.host_block(sequence, block))) {
+      wait_for_early(early_.ranges());
+    }
+  }
 }
 
 void KvStore::release(SequenceId sequence) {
   // A block must not end while it moves. Shared blocks move under another sequence's name too.
   if (moving()) settle(/*all=*/true);
+  stop_reading_early(sequence, residency_.blocks(sequence));
   open_pages_.forget(sequence);
   residency_.release(sequence);
 }

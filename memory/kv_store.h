@@ -11,6 +11,7 @@
 
 #include <vector>
 
+#include "memory/early_blocks.h"
 #include "memory/host_key_columns.h"
 #include "memory/key_columns.h"
 #include "memory/kv_residency.h"
@@ -160,9 +161,36 @@ class KvStore {
   // Finishes moves that are done; with `all` waits for those that are not. A move that failed is
   // taken back and its error thrown.
   void settle(bool all);
-  // For a job that ends in the middle: waits for every move and takes it back, failed or not.
+  // For a job that ends in the middle: waits for every move and takes it back, failed or not; also
+  // for what was brought early.
   void give_up_moves() noexcept;
   [[nodiscard]] bool moving() const { return !moves_.empty(); }
+
+  // What was brought to staging pages for the step to come. No block in it gives up its host block
+  // before it has arrived.
+  [[nodiscard]] EarlyBlocks& early() { return early_; }
+  [[nodiscard]] const EarlyBlocks& early() const { return early_; }
+  // Where a layer of the block would be read from; nothing: it is not on the host.
+  [[nodiscard]] std::optional<EarlyBlocks::Source> early_source(LayerId layer, SequenceId sequence,
+                                                                std::int64_t block) const;
+  // Returns once the first `ranges` of early() have arrived; throws what made one fail.
+  void wait_for_early(std::int64_t ranges);
+  // The step that should read them has: waits for all and forgets them.
+  void end_early();
+  // Bytes of what was brought early and not read yet.
+  [[nodiscard]] std::uint64_t waiting_early_bytes() const {
+    return static_cast<std::uint64_t>(early_.unused()) * page_bytes(shape_);
+  }
+  // Since the start: bytes brought early, and of these the ones that no step read (any more).
+  struct EarlyUse {
+    std::uint64_t brought = 0;
+    std::uint64_t unused = 0;
+  };
+  [[nodiscard]] EarlyUse early_use() const {
+    const auto blocks = static_cast<std::uint64_t>(early_.blocks());
+    return {ended_early_.brought + blocks * page_bytes(shape_),
+            ended_early_.unused + waiting_early_bytes()};
+  }
 
   // Ends a sequence (KvResidency::release) and what the store keeps for it.
   void release(SequenceId sequence);
@@ -175,6 +203,9 @@ class KvStore {
     bool to_host = false;
   };
 
+  void forget_early();
+  // The sequence's first `count` blocks may give up their host blocks.
+  void stop_reading_early(SequenceId sequence, std::int64_t count);
   // K^T of a block on the host must be there without its record.
   void keep_host_columns(SequenceId sequence, std::int64_t block);
   // Of each layer.
@@ -202,6 +233,9 @@ class KvStore {
   Buffer host_;
   Buffer host_inputs_;
   std::vector<Move> moves_;
+  EarlyBlocks early_;
+  std::int64_t early_waited_ = 0;  // of its ranges
+  EarlyUse ended_early_;
   std::vector<TokenRun> runs_;
 };
 

@@ -41,7 +41,8 @@ void ChannelReads::start() {
   while (started_ < wanted_) {
     Row& row = rows_[started_];
     lay_out(row);
-    const std::optional<std::int64_t> first = ring_.take(row.blocks);
+    const std::optional<std::int64_t> first =
+        ring_.take(row.blocks, static_cast<std::int64_t>(started_));
     if (!first) return;
     row.first = *first;
     start(row);
@@ -127,7 +128,7 @@ GatheredChannels ChannelReads::arrived(std::size_t segment) {
 void ChannelReads::done(std::size_t segment) {
   TRIPHASE_CHECK(done_ < started_ && rows_[done_].segment == segment, "a row that arrived");
   ++done_;
-  ring_.give_back_oldest();
+  ring_.give_back_before(static_cast<std::int64_t>(done_));
   start();
 }
 

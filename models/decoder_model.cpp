@@ -289,7 +289,11 @@ std::span<const AttentionSegment> DecoderModel::wait_for_kv(std::int64_t layer,
                                                             std::int64_t group) {
   TraceSpan span(kv_step_.staging() ? trace_ : nullptr, TraceLane::kCompute, "wait for KV");
   span.note("group", group);
-  return kv_step_.segments(LayerId(layer), group);
+  const std::int64_t before = kv_step_.fetched_for_next_step();
+  const std::span<const AttentionSegment> segments = kv_step_.segments(LayerId(layer), group);
+  const std::int64_t early = kv_step_.fetched_for_next_step() - before;
+  if (early > 0) span.note("blocks_for_next_step", early);
+  return segments;
 }
 
 void DecoderModel::choose(std::int64_t layer, std::int64_t group,

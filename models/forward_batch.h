@@ -3,6 +3,7 @@
 // What one forward call computes: a ragged batch of any mix of prefill chunks and single decode
 // tokens, laid end to end without padding.
 
+#include <algorithm>
 #include <cstdint>
 #include <span>
 
@@ -23,6 +24,16 @@ struct BatchSegment {
   // Whole blocks of the prompt that were computed before and whose KV was given up: attended
   // densely, and told to no attention method, which has seen them.
   bool replay = false;
+  // Its sequence decodes one token in the step after this one, unless what this step samples ends
+  // it: what that step will read may be fetched already.
+  bool continues = false;
+
+  // The first block that its rows read in a layer with a sliding window; 0 for no window.
+  [[nodiscard]] std::int64_t first_block_in_window(std::int64_t window,
+                                                   std::int64_t block_tokens) const {
+    if (window <= 0) return 0;
+    return std::max<std::int64_t>(0, first_position + 1 - window) / block_tokens;
+  }
 };
 
 struct ForwardBatch {

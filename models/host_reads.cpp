@@ -16,7 +16,8 @@ void HostReads::begin_step(KvStore& store, bool per_head) {
 
 void HostReads::begin(LayerId layer, std::int64_t first_page) {
   layer_ = layer;
-  first_page_ = first_page;
+  next_page_ = first_page;
+  early_ranges_ = 0;
   blocks_.clear();
   arrived_ = 0;
   recomputes_.clear();
@@ -27,28 +28,40 @@ void HostReads::begin(LayerId layer, std::int64_t first_page) {
 
 // A page of the table that is a staging page already was put there by this layer's reads.
 std::int64_t HostReads::block_of(const BatchSegment& rows, std::int64_t block, PageId& page) {
-  if (page.valid()) return page.value >= first_page_ ? page.value - first_page_ : -1;
+  if (page.valid() && page.value < store_->sizes().device_pages) return -1;
+  const std::int32_t index = store_->residency().block_index(rows.sequence, block);
+  const auto next = static_cast<std::int64_t>(blocks_.size());
+  const auto [place, is_new] = found_.try_emplace(index, next);
+  if (is_new) add_block(rows, block, index);
+  page = blocks_[static_cast<std::size_t>(place->second)].page;
+  return place->second;
+}
+
+void HostReads::add_block(const BatchSegment& rows, std::int64_t block, std::int32_t block_index) {
   const KvResidency& residency = store_->residency();
   const SequenceId sequence = rows.sequence;
-  const auto next = static_cast<std::int64_t>(blocks_.size());
-  const std::int32_t index = residency.block_index(sequence, block);
-  const auto [place, is_new] = found_.try_emplace(index, next);
-  if (is_new && residency.block_place(sequence, block) == BlockPlace::kRecomputable) {
-    blocks_.push_back({.recomputed = static_cast<std::int32_t>(recomputes_.size())});
-    recomputes_.push_back({.page = PageId(static_cast<std::int32_t>(first_page_ + next)),
-                           .scale_page = PageId(index),
-                           .input_block = residency.input_block(sequence, block),
-                           .first_position = block * store_->shape().block_tokens,
-                           .rope_key = rows.rope_key});
-  } else if (is_new) {
-    blocks_.push_back({store_->host_record(residency.host_block(sequence, block), layer_, 0)});
+  Block& added = blocks_.emplace_back();
+  cells_.resize(cells_.size() + static_cast<std::size_t>(block_cells_), 0);
+  slots_.resize(cells_.size(), -1);
+  if (const auto source = store_->early_source(layer_, sequence, block)) {
+    if (const auto found = store_->early().use(*source)) {
+      added.page = found->page;
+      added.whole = added.early = true;
+      early_ranges_ = std::max(early_ranges_, found->range + 1);
+      return;
+    }
   }
-  if (is_new) {
-    cells_.resize(cells_.size() + static_cast<std::size_t>(block_cells_), 0);
-    slots_.resize(cells_.size(), -1);
+  added.page = PageId(next_page_++);
+  if (residency.block_place(sequence, block) != BlockPlace::kRecomputable) {
+    added.record = store_->host_record(residency.host_block(sequence, block), layer_, 0);
+    return;
   }
-  page = PageId(static_cast<std::int32_t>(first_page_ + place->second));
-  return place->second;
+  added.recomputed = static_cast<std::int32_t>(recomputes_.size());
+  recomputes_.push_back({.page = added.page,
+                         .scale_page = PageId(block_index),
+                         .input_block = residency.input_block(sequence, block),
+                         .first_position = block * store_->shape().block_tokens,
+                         .rope_key = rows.rope_key});
 }
 
 bool HostReads::has_arrived(SequenceId sequence, std::int64_t block, PageId& page) const {
@@ -57,7 +70,7 @@ bool HostReads::has_arrived(SequenceId sequence, std::int64_t block, PageId& pag
   if (found == found_.end() || found->second >= arrived_) return false;
   TRIPHASE_CHECK(blocks_[static_cast<std::size_t>(found->second)].whole,
                  "a first round brings whole blocks");
-  page = PageId(static_cast<std::int32_t>(first_page_ + found->second));
+  page = blocks_[static_cast<std::size_t>(found->second)].page;
   return true;
 }
 
@@ -129,8 +142,8 @@ void HostReads::make_runs(std::int64_t gap_bytes, std::vector<TokenRun>& runs) {
   runs.clear();
   for (auto index = static_cast<std::size_t>(arrived_); index < blocks_.size(); ++index) {
     const Block& block = blocks_[index];
-    if (block.recomputed >= 0) continue;
-    const std::int64_t slot = (first_page_ + static_cast<std::int64_t>(index)) * shape.block_tokens;
+    if (block.recomputed >= 0 || block.early) continue;
+    const std::int64_t slot = block.page.value * shape.block_tokens;
     const std::span<std::uint8_t> wanted = std::span(cells_).subspan(index * cells, cells);
     const auto slots = std::span<const std::int32_t>(slots_).subspan(index * cells, cells);
     if (block.whole) {

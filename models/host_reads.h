@@ -52,8 +52,15 @@ class HostReads {
  public:
   // A step of the engine begins. `per_head`: choices are lists by KV head.
   void begin_step(KvStore& store, bool per_head);
-  // Starts over for a layer; the first block gets `first_page`, the others the pages after it.
+  // Starts over for a layer; the first block gets `first_page`, the others the pages after it, but
+  // for those that were brought early (KvStore::early), which stay where they are.
   void begin(LayerId layer, std::int64_t first_page);
+  // So many of the early ranges, from the first on, must have arrived before what was read is read.
+  [[nodiscard]] std::int64_t early_ranges() const { return early_ranges_; }
+  // Counts blocks that were brought whole for a step to come.
+  void count_early(std::int64_t blocks) {
+    bytes_.blocks += static_cast<std::uint64_t>(blocks) * KvStore::page_bytes(store_->shape());
+  }
 
   // What was read so far has arrived, as whole blocks; what follows is read beside it.
   void begin_second_round() { arrived_ = static_cast<std::int64_t>(blocks_.size()); }
@@ -86,12 +93,16 @@ class HostReads {
  private:
   struct Block {
     std::int64_t record = 0;  // of its first token
+    PageId page;
     bool whole = false;
+    bool early = false;            // it was brought before the step
     std::int32_t recomputed = -1;  // index into recomputes_
   };
 
   // Index into blocks_ of a block of the sequence that is on the host; -1: it is on the device.
   std::int64_t block_of(const BatchSegment& rows, std::int64_t block, PageId& page);
+  // The same of one that is read for the first time.
+  void add_block(const BatchSegment& rows, std::int64_t block, std::int32_t block_index);
   // Whether the block came in an earlier round; then its page is in `page`.
   [[nodiscard]] bool has_arrived(SequenceId sequence, std::int64_t block, PageId& page) const;
   // Device slot of one part of a token that is on the host, -1: by its page; makes it come if it
@@ -105,11 +116,12 @@ class HostReads {
 
   KvStore* store_ = nullptr;
   LayerId layer_;
-  std::int64_t first_page_ = 0;
   std::int64_t parts_ = 1;  // of a token: KV heads that are chosen apart
   std::int64_t block_cells_ = 0;
-  std::vector<Block> blocks_;  // by staging page
-  std::int64_t arrived_ = 0;   // of them, in earlier rounds
+  std::int64_t next_page_ = 0;
+  std::int64_t early_ranges_ = 0;
+  std::vector<Block> blocks_;
+  std::int64_t arrived_ = 0;  // of them, in earlier rounds
   std::vector<KvRecompute> recomputes_;
   std::vector<std::uint8_t> cells_;                       // [block][token][part]: is to come
   std::vector<std::int32_t> slots_;                       // to this slot; -1: to the staging page

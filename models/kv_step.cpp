@@ -5,16 +5,18 @@
 #include "runtime/base/error.h"
 
 namespace triphase {
-namespace {
-
-constexpr std::int64_t kStagedParts = 4;
-
-}  // namespace
-
 const KvRecomputes KvStep::kNoRecomputes;
 
 void KvStep::begin(KvStore& store, std::span<const BatchSegment> rows,
                    std::span<const std::int64_t> windows, AttentionRunner* attention) {
+  const bool kept = store_ == &store && !store.early().empty();
+  fetched_ = kept ? next_.fetched() : NextStep::Fetched{};
+  if (kept) {
+    ring_.give_back_before(unit_count());
+  } else {
+    if (!store.early().empty()) store.end_early();
+    ring_.reset(store.sizes().staging_pages);
+  }
   store_ = &store;
   attention_ = attention;
   rows_ = rows;
@@ -29,9 +31,9 @@ void KvStep::begin(KvStore& store, std::span<const BatchSegment> rows,
   slot_offsets_.resize(static_cast<std::size_t>(count));
   reads_.begin_step(store, attention != nullptr && attention->method().per_kv_head());
   staged_ = 0;
-  if (!staging_) return;
-  ring_.reset(store.sizes().staging_pages);
-  if (prefetch_) stage_to(0);
+  meet_early();
+  next_.begin(store, rows, windows);
+  if (staging_ && prefetch_) stage_to(0);
 }
 
 void KvStep::find_host_entries() {
@@ -50,40 +52,26 @@ void KvStep::find_host_entries() {
   }
 }
 
-// Consecutive entries whose blocks on the host fit their part of the staging pages together: of
-// quarters, so that one is read while others are filled and the link does not wait for what a layer
-// computes besides attention; of larger parts where a sequence needs that. What sequences share is
-// brought once for a group.
 void KvStep::make_groups() {
-  groups_.clear();
-  staging_ = false;
-  if (store_->sizes().host_blocks > 0) {
-    std::int64_t largest = 0;
-    for (std::size_t index = 0; index < rows_.size(); ++index) {
-      largest = std::max(largest, blocks_on_host(index));
-    }
-    if (largest > 0) {
-      const std::int64_t pages = store_->sizes().staging_pages;
-      TRIPHASE_CHECK(largest <= pages, "a sequence's blocks on the host exceed the staging pages");
-      staging_ = true;
-      const std::int64_t room = std::max(pages / kStagedParts, largest);
-      seen_blocks_.resize(static_cast<std::size_t>(store_->residency().block_capacity()), -1);
-      ++group_stamp_;
-      groups_.push_back({});
-      for (std::size_t index = 0; index < rows_.size(); ++index) {
-        std::int64_t blocks = new_blocks(index);
-        if (groups_.back().pages + blocks > room) {
-          groups_.push_back({index});
-          ++group_stamp_;
-          blocks = new_blocks(index);
-        }
-        groups_.back().pages += blocks;
-        ++groups_.back().count;
-      }
-      return;
-    }
+  if (store_->sizes().host_blocks == 0) {
+    groups_.make_one(rows_.size());
+  } else {
+    entries_ = {.rows = rows_,
+                .blocks =
+                    [this](std::size_t entry) {
+                      if (on_host_[entry]) return std::int64_t{0};
+                      return static_cast<std::int64_t>(pages_of(rows_[entry], LayerId(0)).size());
+                    },
+                // A sequence's blocks are in the same tier in every layer.
+                .is_away =
+                    [this](std::size_t entry, std::int64_t block) {
+                      const std::span<const PageId> pages =
+                          store_->residency().pages(rows_[entry].sequence, LayerId(0));
+                      return !pages[static_cast<std::size_t>(block)].valid();
+                    }};
+    groups_.make(store_->residency(), entries_, store_->sizes().staging_pages);
   }
-  groups_.push_back({0, rows_.size(), 0});
+  staging_ = groups_.staging();
 }
 
 std::span<const PageId> KvStep::pages_of(const BatchSegment& rows, LayerId layer) const {
@@ -91,32 +79,6 @@ std::span<const PageId> KvStep::pages_of(const BatchSegment& rows, LayerId layer
   const std::int64_t tokens = rows.first_position + rows.count;
   const auto blocks = static_cast<std::size_t>((tokens + block_tokens() - 1) / block_tokens());
   return store_->residency().pages(rows.sequence, layer).first(blocks);
-}
-
-// A sequence's blocks are in the same tier in every layer.
-std::int64_t KvStep::blocks_on_host(std::size_t entry) const {
-  if (on_host_[entry]) return 0;
-  const std::span<const PageId> pages = pages_of(rows_[entry], LayerId(0));
-  return std::ranges::count_if(pages, [](PageId page) { return !page.valid(); });
-}
-
-// Those that no entry of the group at hand has; they count as seen from here on.
-std::int64_t KvStep::new_blocks(std::size_t entry) {
-  if (on_host_[entry]) return 0;
-  const BatchSegment& rows = rows_[entry];
-  const KvResidency& residency = store_->residency();
-  const std::span<const PageId> pages = pages_of(rows, LayerId(0));
-  std::int64_t count = 0;
-  for (std::size_t block = 0; block < pages.size(); ++block) {
-    if (pages[block].valid()) continue;
-    const std::int32_t index =
-        residency.block_index(rows.sequence, static_cast<std::int64_t>(block));
-    std::int64_t& seen = seen_blocks_[static_cast<std::size_t>(index)];
-    if (seen == group_stamp_) continue;
-    seen = group_stamp_;
-    ++count;
-  }
-  return count;
 }
 
 void KvStep::make_scale_tables() {
@@ -182,10 +144,9 @@ void KvStep::add_blocks_without_columns(std::size_t entry, LayerId layer,
 }
 
 std::int64_t KvStep::first_needed_block(const BatchSegment& rows, std::int64_t layer) const {
-  const std::int64_t window = windows_[static_cast<std::size_t>(layer)];
   // A method that chooses for itself does so among all tokens.
-  if (window <= 0 || attention_ != nullptr) return 0;
-  return std::max<std::int64_t>(0, rows.first_position + 1 - window) / block_tokens();
+  if (attention_ != nullptr) return 0;
+  return rows.first_block_in_window(windows_[static_cast<std::size_t>(layer)], block_tokens());
 }
 
 const TokenChoice* KvStep::early_choice(const BatchSegment& rows, LayerId layer) const {
@@ -193,19 +154,97 @@ const TokenChoice* KvStep::early_choice(const BatchSegment& rows, LayerId layer)
   return attention_->early_choice(layer, rows.sequence, rows.first_position + 1);
 }
 
-void KvStep::give_back_before(std::int64_t number) {
-  while (staged_ - ring_.held() < std::min(number, staged_)) ring_.give_back_oldest();
+void KvStep::meet_early() {
+  fresh_.clear();
+  last_early_unit_ = -1;
+  early_for_next_ = 0;
+  const EarlyBlocks& early = store_->early();
+  if (early.empty()) return;
+  std::vector<std::int64_t> readers(static_cast<std::size_t>(early.ranges()), -1);
+  const std::int64_t units = staging_ ? early.layers() * groups() : 0;
+  for (std::int64_t number = 0; number < units; ++number) {
+    const LayerId layer(number / groups());
+    std::int64_t& fresh = fresh_.emplace_back(0);
+    groups_.for_each_away(
+        store_->residency(), entries_, groups_.at(number % groups()),
+        [&](std::size_t entry, std::int64_t block) {
+          const auto source = store_->early_source(layer, rows_[entry].sequence, block);
+          const auto found = source ? early.find(*source) : std::nullopt;
+          if (found) {
+            readers[static_cast<std::size_t>(found->range)] = last_early_unit_ = number;
+          } else {
+            ++fresh;
+          }
+        });
+  }
+  if (last_early_unit_ < 0) {
+    end_early();
+    ring_.reset(store_->sizes().staging_pages);
+    return;
+  }
+  // The pages of a range that were not filled are for the unit that it was meant for.
+  for (std::int64_t number = 0; number < units; ++number) {
+    const NextStep::Range* range = meant_for(number);
+    if (range == nullptr) continue;
+    std::int64_t& reader = readers[static_cast<std::size_t>(range - fetched_.ranges.data())];
+    reader = std::max(reader, number);
+    last_early_unit_ = std::max(last_early_unit_, number);
+  }
+  for (std::size_t range = 0; range < readers.size(); ++range) {
+    const std::int64_t reader = readers[range] < 0 ? last_early_unit_ : readers[range];
+    ring_.set_reader(static_cast<std::int64_t>(range), reader);
+  }
+}
+
+const NextStep::Range* KvStep::meant_for(std::int64_t number) const {
+  const std::int64_t group = number % groups();
+  if (group >= fetched_.groups) return nullptr;
+  const auto range = static_cast<std::size_t>(number / groups() * fetched_.groups + group);
+  return range < fetched_.ranges.size() ? &fetched_.ranges[range] : nullptr;
+}
+
+void KvStep::end_early() {
+  store_->end_early();
+  last_early_unit_ = -1;
+  fetched_.ranges.clear();
+  fresh_.clear();
+}
+
+std::optional<std::int64_t> KvStep::take_pages(std::int64_t number) {
+  const auto index = static_cast<std::size_t>(number);
+  const std::int64_t fresh =
+      index < fresh_.size() ? fresh_[index] : groups_.at(number % groups()).pages;
+  const NextStep::Range* range = meant_for(number);
+  if (range != nullptr && range->pages - range->early >= fresh) {
+    return range->first_page + range->early;
+  }
+  return ring_.take(fresh, number);
 }
 
 void KvStep::stage_to(std::int64_t number) {
   const std::int64_t last = prefetch_ ? unit_count() : number + 1;
-  while (staged_ < last && ring_.held() < static_cast<std::int64_t>(units_.size())) {
-    const Group& group = groups_[static_cast<std::size_t>(staged_ % groups())];
-    const std::optional<std::int64_t> page = ring_.take(group.pages);
+  while (staged_ < last && staged_ - number < static_cast<std::int64_t>(units_.size())) {
+    std::optional<std::int64_t> page = take_pages(staged_);
+    if (!page && staged_ == number && last_early_unit_ >= 0) {
+      // What was brought early leaves no room for what has come to it since.
+      end_early();
+      ring_.reset(store_->sizes().staging_pages);
+      page = take_pages(staged_);
+    }
     if (!page) break;
     stage(staged_++, store_->sizes().device_pages + *page);
   }
   TRIPHASE_CHECK(staged_ > number, "staging pages for the group at hand");
+}
+
+// While the last layer computes, so that what this step still needs of the link comes first.
+void KvStep::fetch_for_next_step(std::int64_t number) {
+  const bool last_layer = number + groups() >= unit_count();
+  if (!prefetch_ || !last_layer || staged_ < unit_count() || last_early_unit_ >= 0) return;
+  if (attention_ != nullptr || store_->shape().host_attention) return;
+  const std::int64_t blocks = next_.fetch(ring_, unit_count());
+  early_for_next_ += blocks;
+  reads_.count_early(blocks);
 }
 
 std::int64_t KvStep::first_block_to_choose(std::size_t entry, LayerId layer) const {
@@ -226,7 +265,7 @@ std::int64_t KvStep::first_block_to_choose(std::size_t entry, LayerId layer) con
 void KvStep::stage(std::int64_t number, std::int64_t first_page) {
   Unit& unit = unit_of(number);
   const LayerId layer(number / groups());
-  const Group& group = groups_[static_cast<std::size_t>(number % groups())];
+  const SequenceGroup& group = groups_.at(number % groups());
   if (unit.tables.size() < group.count) {
     unit.tables.resize(group.count);
     unit.slots.resize(group.count);
@@ -250,10 +289,11 @@ void KvStep::stage(std::int64_t number, std::int64_t first_page) {
     unit.slots[index].clear();
   }
   read_first_round(unit, layer, group);
+  unit.early_ranges = reads_.early_ranges();
   unit.ticket = move_reads(unit.recomputes, unit.input_ticket);
 }
 
-void KvStep::read_first_round(Unit& unit, LayerId layer, const Group& group) {
+void KvStep::read_first_round(Unit& unit, LayerId layer, const SequenceGroup& group) {
   reads_.begin(layer, unit.first_page);
   for (std::size_t index = 0; index < group.count; ++index) {
     const BatchSegment& entry = rows_[group.first + index];
@@ -285,7 +325,7 @@ void KvStep::fetch(LayerId layer, std::int64_t group_index,
                    std::span<const TokenChoice* const> choices) {
   TRIPHASE_CHECK(late_ && choices.size() == segments_.size(), "a choice for each segment");
   Unit& unit = unit_of(layer.value * groups() + group_index);
-  const Group& group = groups_[static_cast<std::size_t>(group_index)];
+  const SequenceGroup& group = groups_.at(group_index);
   // Other units have been staged since: what came of this one is counted up again.
   read_first_round(unit, layer, group);
   reads_.begin_second_round();
@@ -388,7 +428,7 @@ KvLayerView KvStep::view(LayerId layer) const {
 // Rows that choose by channels: those whose keys did not come in the first round.
 void KvStep::expect_channels(LayerId layer, std::int64_t group_index) {
   const Unit& unit = unit_of(layer.value * groups() + group_index);
-  const Group& group = groups_[static_cast<std::size_t>(group_index)];
+  const SequenceGroup& group = groups_.at(group_index);
   channels_.begin(*store_, layer);
   for (std::size_t index = 0; index < segments_.size(); ++index) {
     const std::size_t at = segment_entries_[index];
@@ -405,8 +445,11 @@ std::span<const AttentionSegment> KvStep::segments(LayerId layer, std::int64_t g
   late_ = false;
   brings_channels_ = false;
   if (staging_) {
-    give_back_before(number);
+    if (last_early_unit_ >= 0 && number > last_early_unit_) end_early();
+    ring_.give_back_before(number);
     stage_to(number);
+    fetch_for_next_step(number);
+    store_->wait_for_early(unit_of(number).early_ranges);
     store_->transfers()->wait(unit_of(number).ticket);
     store_->transfers()->wait(unit_of(number).input_ticket);
     recomputes_ = &unit_of(number).recomputes;
@@ -419,7 +462,7 @@ std::span<const AttentionSegment> KvStep::segments(LayerId layer, std::int64_t g
 
 void KvStep::make_segments(LayerId layer, std::int64_t group_index) {
   const std::int64_t number = layer.value * groups() + group_index;
-  const Group& group = groups_[static_cast<std::size_t>(group_index)];
+  const SequenceGroup& group = groups_.at(group_index);
   const auto table_of = [&](std::size_t entry) -> std::span<const PageId> {
     if (staging_) return unit_of(number).tables[entry - group.first];
     return store_->residency().pages(rows_[entry].sequence, layer);

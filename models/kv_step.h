@@ -14,7 +14,9 @@
 // A group is some of the sequences, so many that the staging pages hold several groups at once (all
 // sequences, where nothing is on the host). While one group is attended, and while a layer computes
 // what is not attention, the blocks of as many groups as the other staging pages hold are on their
-// way, those of later layers too. Kept between steps to reuse its memory; not thread safe.
+// way, those of later layers too; and at a step's end those of the next step's first layers, as far
+// as it is sure to read them (next_step.h). Kept between steps to reuse its memory; not thread
+// safe.
 
 #include <array>
 #include <cstdint>
@@ -27,6 +29,8 @@
 #include "models/channel_reads.h"
 #include "models/forward_batch.h"
 #include "models/host_reads.h"
+#include "models/next_step.h"
+#include "models/sequence_groups.h"
 #include "models/staging_ring.h"
 
 namespace triphase {
@@ -49,7 +53,7 @@ class KvStep {
   // segment, and nothing is brought for them.
   [[nodiscard]] bool on_host(std::size_t entry) const { return on_host_[entry]; }
 
-  [[nodiscard]] std::int64_t groups() const { return static_cast<std::int64_t>(groups_.size()); }
+  [[nodiscard]] std::int64_t groups() const { return groups_.count(); }
   // Waits for the group's staged blocks; throws what made their transfer fail.
   [[nodiscard]] std::span<const AttentionSegment> segments(LayerId layer, std::int64_t group);
   // Whether some segment last returned has tokens on the host that come only once its method has
@@ -79,15 +83,12 @@ class KvStep {
 
   // Whether segments() of this step may wait for blocks that are on the host.
   [[nodiscard]] bool staging() const { return staging_; }
+  // Blocks of one layer fetched so far for the step after this one.
+  [[nodiscard]] std::int64_t fetched_for_next_step() const { return early_for_next_; }
   [[nodiscard]] const HostReads& reads() const { return reads_; }
   [[nodiscard]] std::uint64_t channel_bytes() const { return channels_.bytes(); }
 
  private:
-  struct Group {
-    std::size_t first = 0;  // index into rows_
-    std::size_t count = 0;
-    std::int64_t pages = 0;  // that its blocks on the host take in one layer
-  };
   // Rows of one entry of rows_ that lie in one block, and the open page of that block (INT8).
   struct OpenRun {
     std::size_t entry = 0;
@@ -105,15 +106,14 @@ class KvStep {
     std::vector<std::int64_t> first_blocks;        // where entries without an early choice begin
     std::vector<std::vector<std::int64_t>> more_blocks;  // and others that they read
     std::int64_t first_page = 0;
-    bool any_late = false;  // what lies before the first block comes once it is chosen
+    std::int64_t early_ranges = 0;  // HostReads::early_ranges
+    bool any_late = false;          // what lies before the first block comes once it is chosen
   };
 
   void find_host_entries();
   void make_groups();
   // By block of what the rows attend: their pages, none where they are on the host.
   [[nodiscard]] std::span<const PageId> pages_of(const BatchSegment& rows, LayerId layer) const;
-  [[nodiscard]] std::int64_t blocks_on_host(std::size_t entry) const;
-  [[nodiscard]] std::int64_t new_blocks(std::size_t entry);
   void make_scale_tables();
   void make_column_places();
   [[nodiscard]] bool reads_key_columns() const {
@@ -131,13 +131,21 @@ class KvStep {
   // Blocks on the host that were never scored by channels in this layer: their keys make K^T.
   void add_blocks_without_columns(std::size_t entry, LayerId layer,
                                   std::vector<std::int64_t>& blocks);
-  // Units before `number` have been read.
-  void give_back_before(std::int64_t number);
+  // Finds what was brought for this step before it began, and says how long it is held.
+  void meet_early();
+  // The units that read it are past, or it takes the room of what they read besides.
+  void end_early();
+  // The first of the staging pages for what the unit reads that was not brought early, if there is
+  // room.
+  [[nodiscard]] std::optional<std::int64_t> take_pages(std::int64_t number);
+  // The range of pages that was taken for this unit before the step; null: none.
+  [[nodiscard]] const NextStep::Range* meant_for(std::int64_t number) const;
+  void fetch_for_next_step(std::int64_t number);
   // Stages the units up to `number`, and then as many as there are pages for.
   void stage_to(std::int64_t number);
   void stage(std::int64_t number, std::int64_t first_page);
   // Puts what the group's entries read ahead into the unit's tables and reads_.
-  void read_first_round(Unit& unit, LayerId layer, const Group& group);
+  void read_first_round(Unit& unit, LayerId layer, const SequenceGroup& group);
   // Brings what reads_ holds: K and V by the ticket that is returned, layer inputs by `inputs`.
   [[nodiscard]] Ticket move_reads(KvRecomputes& recomputes, Ticket& inputs);
   void begin_open_runs(LayerId layer);
@@ -163,9 +171,8 @@ class KvStep {
   const KvRecomputes* recomputes_ = &kNoRecomputes;
   KvRecomputes fetched_recomputes_;
   std::vector<bool> on_host_;  // by entry of rows_
-  std::vector<Group> groups_;
-  std::vector<std::int64_t> seen_blocks_;  // by KvResidency::block_index: the last group's stamp
-  std::int64_t group_stamp_ = 0;
+  SequenceGroups::Entries entries_;
+  SequenceGroups groups_;
   bool staging_ = false;  // some block of the step is on the host
   bool prefetch_ = true;
   bool late_ = false;
@@ -175,6 +182,11 @@ class KvStep {
   std::array<Unit, kMostStaged> units_;
   StagingRing ring_;
   std::int64_t staged_ = 0;  // units before this one have been staged in this step
+  NextStep next_;
+  NextStep::Fetched fetched_;          // for this step, before it began
+  std::vector<std::int64_t> fresh_;    // by unit that it concerns: blocks that were not
+  std::int64_t last_early_unit_ = -1;  // that reads any of it; -1: nothing is left of it
+  std::int64_t early_for_next_ = 0;    // blocks brought for the next step
   std::vector<TokenRun> runs_;
   std::vector<BytePiece> pieces_;
   HostReads reads_;        // of the unit at hand

@@ -2,8 +2,6 @@
 
 #include <algorithm>
 
-#include "runtime/base/error.h"
-
 namespace triphase {
 
 void StagingRing::reset(std::int64_t pages) {
@@ -11,12 +9,12 @@ void StagingRing::reset(std::int64_t pages) {
   ranges_.clear();
 }
 
-std::optional<std::int64_t> StagingRing::take(std::int64_t count) {
+std::optional<std::int64_t> StagingRing::take(std::int64_t count, std::int64_t reader) {
   const auto used = [](const Range& range) { return range.count > 0; };
   const auto oldest = std::ranges::find_if(ranges_, used);
   if (oldest == ranges_.end() || count == 0) {
     if (count > pages_) return std::nullopt;
-    ranges_.push_back({0, count});
+    ranges_.push_back({0, count, reader});
     return 0;
   }
   const auto newest = std::find_if(ranges_.rbegin(), ranges_.rend(), used);
@@ -26,13 +24,12 @@ std::optional<std::int64_t> StagingRing::take(std::int64_t count) {
   if (!wrapped && end + count > pages_) begin = 0;
   const std::int64_t limit = wrapped || begin == 0 ? oldest->begin : pages_;
   if (begin + count > limit) return std::nullopt;
-  ranges_.push_back({begin, count});
+  ranges_.push_back({begin, count, reader});
   return begin;
 }
 
-void StagingRing::give_back_oldest() {
-  TRIPHASE_CHECK(!ranges_.empty(), "staging pages are held");
-  ranges_.pop_front();
+void StagingRing::give_back_before(std::int64_t reader) {
+  while (!ranges_.empty() && ranges_.front().reader < reader) ranges_.pop_front();
 }
 
 }  // namespace triphase

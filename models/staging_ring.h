@@ -1,7 +1,8 @@
 #pragma once
 
-// Staging pages handed out in ranges and given back in the same order, so that several groups'
-// blocks can be on their way while one is read. PURE bookkeeping.
+// Staging pages handed out in ranges and given back in the same order, so that several units'
+// blocks can be on their way while one is read. Units are numbered in the order in which they are
+// read. PURE bookkeeping.
 
 #include <cstdint>
 #include <deque>
@@ -14,10 +15,16 @@ class StagingRing {
   // Of pages 0 to pages - 1; all are free.
   void reset(std::int64_t pages);
 
-  // The first of `count` consecutive pages; nothing: so many are not free side by side.
-  [[nodiscard]] std::optional<std::int64_t> take(std::int64_t count);
-  // The range that was taken first of those that are still held.
-  void give_back_oldest();
+  // The first of `count` consecutive pages, which `reader` is the last unit to read; nothing: so
+  // many are not free side by side.
+  [[nodiscard]] std::optional<std::int64_t> take(std::int64_t count, std::int64_t reader);
+  // Units before `reader` have been read: the ranges that were theirs are free, up to the oldest
+  // that is not.
+  void give_back_before(std::int64_t reader);
+  // The same of the range that was taken after `older` of those still held, once that is known.
+  void set_reader(std::int64_t older, std::int64_t reader) {
+    ranges_[static_cast<std::size_t>(older)].reader = reader;
+  }
 
   [[nodiscard]] std::int64_t held() const { return static_cast<std::int64_t>(ranges_.size()); }
 
@@ -25,6 +32,7 @@ class StagingRing {
   struct Range {
     std::int64_t begin = 0;
     std::int64_t count = 0;
+    std::int64_t reader = 0;
   };
 
   std::int64_t pages_ = 0;

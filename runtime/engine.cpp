@@ -194,13 +194,16 @@ void Engine::build_batch() {
       if (kv_->residency().append_room(running.id) < counts[index]) kv_->settle(/*all=*/true);
       kv_->residency().append(running.id, counts[index]);
     }
-    batch_segments_.push_back({.sequence = running.id,
-                               .first_row = static_cast<std::int64_t>(batch_tokens_.size()),
-                               .count = counts[index],
-                               .first_position = first,
-                               .rope_key = running.rope_key,
-                               .decode = !replay && running.prefill_left() == 0,
-                               .replay = replay});
+    const bool decode = !replay && running.prefill_left() == 0;
+    batch_segments_.push_back(
+        {.sequence = running.id,
+         .first_row = static_cast<std::int64_t>(batch_tokens_.size()),
+         .count = counts[index],
+         .first_position = first,
+         .rope_key = running.rope_key,
+         .decode = decode,
+         .replay = replay,
+         .continues = decode && running.computed + 2 <= running.sequence->max_kv_tokens()});
     batch_tokens_.insert(batch_tokens_.end(), tokens.begin(), tokens.end());
     if (replay) batch_replay_rows_ += counts[index];
     if (replay || running.prefill_left() > 0) batch_prefill_rows_ += counts[index];

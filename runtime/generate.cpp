@@ -84,6 +84,8 @@ void fill_engine_numbers(const EngineStats& stats, const PlacementStats& placeme
         .results = loaded.decoder.host_attention() != nullptr
                        ? loaded.decoder.host_attention()->use().results
                        : 0};
+    const KvStore::EarlyUse early = loaded.kv.early_use();
+    summary.early = {early.brought, early.unused};
     summary.token_cache = {plan.memory.cache, read.chosen, read.cached};
   }
   if (const HostAttention* host = loaded.decoder.host_attention()) {

@@ -37,6 +37,12 @@ struct ToDeviceBytes {
   std::uint64_t results = 0;      // of attention on the host
 };
 
+// Of these, what was fetched while the step before ended, and what of it no step read after all.
+struct EarlyBytes {
+  std::uint64_t bytes = 0;
+  std::uint64_t unused = 0;
+};
+
 // Tokens on the host that were chosen, and what kept them from crossing the link.
 struct TokenCacheUse {
   std::uint64_t budget = 0;  // bytes of the cache
@@ -137,6 +143,7 @@ struct RunSummary {
   std::uint64_t bytes_to_device = 0;
   std::uint64_t bytes_to_host = 0;
   ToDeviceBytes to_device;
+  EarlyBytes early;
   TokenCacheUse token_cache;
   LayerInputUse layer_inputs;
   HostAttentionUse host_attention;

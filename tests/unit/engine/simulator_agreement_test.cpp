@@ -88,9 +88,11 @@ std::vector<DecidedStep> run_engine(TinyModel& model, const std::vector<Request>
   engine.placement().set_observer([&](const StepView& view, const PlacementActions& actions) {
     steps.push_back(decided(view, actions));
   });
+  // What is brought early is of the step that reads it.
   const auto bytes = [&](Lane lane) {
     model.transfers().drain();
-    return static_cast<std::int64_t>(model.transfers().stats(lane).bytes);
+    const std::uint64_t early = lane == Lane::kToDevice ? model.kv().waiting_early_bytes() : 0;
+    return static_cast<std::int64_t>(model.transfers().stats(lane).bytes - early);
   };
   std::size_t next = 0;
   std::int64_t to_device = 0;
@@ -286,6 +288,7 @@ TEST_P(SimulatorAgreement, ActionsAndBytesAreTheEngines) {
   std::int64_t happened = 0;
   std::int64_t moved = 0;
   std::uint64_t attended = 0;
+  std::uint64_t early = 0;
   for (std::uint32_t seed = 0; seed < 16; ++seed) {
     std::mt19937 random(seed);
     const TinyModelOptions options =
@@ -300,6 +303,8 @@ TEST_P(SimulatorAgreement, ActionsAndBytesAreTheEngines) {
         run_simulator(options, config, model.engine().placement().limits(), requests);
     expect_same(engine, simulator.steps, /*chooses=*/false);
     if (HasFatalFailure()) return;
+    early += model.kv().early_use().brought;
+    EXPECT_EQ(model.kv().early_use().unused, 0U);
     if (const LayerInputs* inputs = model.model().layer_inputs()) {
       EXPECT_EQ(simulator.inputs_to_host, static_cast<double>(inputs->use().saved_bytes));
       EXPECT_EQ(simulator.inputs_to_device,
@@ -319,6 +324,9 @@ TEST_P(SimulatorAgreement, ActionsAndBytesAreTheEngines) {
     }
   }
   EXPECT_EQ(attended > 1000, test.host_attention);
+  // Policies whose lines read the host in every step.
+  const bool reads = test.must_happen == "offload" || test.must_happen == "discard";
+  EXPECT_EQ(early > 0, reads && test.prefetch && !test.host_attention);
   // Agreement about nothing means nothing.
   EXPECT_GE(happened, 10) << test.must_happen;
   if (test.host_blocks > 0 || test.streamed_layers > 0) {

@@ -148,6 +148,40 @@ TEST_P(TraceOfFetching, TransfersOverlapComputeOnlyWhereTheyAreFetchedAhead) {
   }
 }
 
+// The link brings the next step's first layer beside the head and the sampling of this one, where
+// no weights and no blocks that come to stay could do so.
+TEST(TraceOfSteps, WhatTheNextStepReadsIsFetchedWhileTheStepEnds) {
+  ModelConfig config = tiny_config();
+  config.layers = 5;
+  for (const bool prefetch : {true, false}) {
+    TinyModelOptions options = options_of(
+        {"accelerate", std::make_shared<AcceleratePolicy>(AccelerateOptions{}), 150, 30});
+    options.prefetch = prefetch;
+    options.link = EmulatedLink{.bytes_per_second = 2e6, .seconds_per_record = 20e-6};
+    TinyModel model(options, config);
+    KeptTrace kept;
+    run_traced(model, plain_requests(4, 40, 8), kept);
+    const std::vector<TraceEvent> steps = kept.lane(TraceLane::kSteps);
+    std::int64_t across = 0;
+    for (const TraceEvent& fetch : kept.lane(TraceLane::kToDevice)) {
+      across += std::ranges::count_if(steps, [&](const TraceEvent& step) {
+        return step.begin < fetch.begin && fetch.begin < step.end && step.end < fetch.end;
+      });
+    }
+    std::vector<TraceEvent> ends;
+    for (const TraceEvent& event : kept.lane(TraceLane::kCompute)) {
+      if (std::string_view(event.name) == "head") ends.push_back(event);
+    }
+    const std::int64_t beside = overlaps(kept.lane(TraceLane::kToDevice), ends);
+    const std::int64_t announced = sum_of(kept.lane(TraceLane::kCompute), "blocks_for_next_step");
+    const auto page = static_cast<std::int64_t>(KvStore::page_bytes(model.kv().shape()));
+    EXPECT_EQ(announced * page, static_cast<std::int64_t>(model.kv().early_use().brought));
+    EXPECT_EQ(announced > 0, prefetch);
+    EXPECT_EQ(beside > 0, prefetch);
+    EXPECT_EQ(across > 0, prefetch);
+  }
+}
+
 // Where KV or weights cross the link while a step computes.
 std::vector<Case> fetching_cases() {
   return {

@@ -1,0 +1,70 @@
+#include "models/sequence_groups.h"
+
+#include <algorithm>
+
+#include "runtime/base/error.h"
+
+namespace triphase {
+namespace {
+
+constexpr std::int64_t kStagedParts = 4;
+
+}  // namespace
+
+std::int64_t SequenceGroups::most_away(const Entries& entries) {
+  std::int64_t most = 0;
+  for (std::size_t entry = 0; entry < entries.rows.size(); ++entry) {
+    const std::int64_t blocks = entries.blocks(entry);
+    std::int64_t away = 0;
+    for (std::int64_t block = 0; block < blocks; ++block) {
+      if (entries.is_away(entry, block)) ++away;
+    }
+    most = std::max(most, away);
+  }
+  return most;
+}
+
+void SequenceGroups::make_one(std::size_t entries) {
+  groups_.clear();
+  groups_.push_back({0, entries, 0});
+  staging_ = false;
+}
+
+// Of quarters of the staging pages, so that one is read while others are filled and the link does
+// not wait for what a layer computes besides attention; of larger parts where a sequence needs
+// that. What sequences share is brought once for a group.
+void SequenceGroups::make(const KvResidency& residency, const Entries& entries,
+                          std::int64_t pages) {
+  const std::int64_t largest = most_away(entries);
+  if (largest == 0) {
+    make_one(entries.rows.size());
+    return;
+  }
+  staging_ = true;
+  groups_.clear();
+  TRIPHASE_CHECK(largest <= pages, "a sequence's blocks on the host exceed the staging pages");
+  const std::int64_t room = std::max(pages / kStagedParts, largest);
+  seen_.resize(static_cast<std::size_t>(residency.block_capacity()), -1);
+  const auto pages_of = [&](std::size_t entry) {
+    const std::int64_t blocks = entries.blocks(entry);
+    std::int64_t count = 0;
+    for (std::int64_t block = 0; block < blocks; ++block) {
+      if (entries.is_away(entry, block) && is_new(residency, entries.rows[entry], block)) ++count;
+    }
+    return count;
+  };
+  begin_group();
+  groups_.push_back({});
+  for (std::size_t entry = 0; entry < entries.rows.size(); ++entry) {
+    std::int64_t added = pages_of(entry);
+    if (groups_.back().pages + added > room) {
+      groups_.push_back({entry});
+      begin_group();
+      added = pages_of(entry);
+    }
+    groups_.back().pages += added;
+    ++groups_.back().count;
+  }
+}
+
+}  // namespace triphase

@@ -1,0 +1,80 @@
+#pragma once
+
+// The sequences of a step in groups that are attended one after another, since their blocks on the
+// host pass through staging pages: consecutive ones whose blocks fit their part of these pages
+// together. Kept between uses to reuse its memory.
+
+#include <cstddef>
+#include <cstdint>
+#include <functional>
+#include <span>
+#include <utility>
+#include <vector>
+
+#include "memory/kv_residency.h"
+#include "models/forward_batch.h"
+
+namespace triphase {
+
+struct SequenceGroup {
+  std::size_t first = 0;  // index into the entries
+  std::size_t count = 0;
+  std::int64_t pages = 0;  // that its blocks on the host take in one layer
+};
+
+class SequenceGroups {
+ public:
+  // Blocks of an entry, and whether one of them is on the host.
+  struct Entries {
+    std::span<const BatchSegment> rows;
+    std::function<std::int64_t(std::size_t entry)> blocks;
+    std::function<bool(std::size_t entry, std::int64_t block)> is_away;
+  };
+  // Most blocks that one entry has on the host.
+  [[nodiscard]] static std::int64_t most_away(const Entries& entries);
+  // Groups for `pages` staging pages, which an entry's blocks on the host must fit; one group where
+  // nothing is there.
+  void make(const KvResidency& residency, const Entries& entries, std::int64_t pages);
+
+  // One group of so many entries; nothing is on the host.
+  void make_one(std::size_t entries);
+
+  [[nodiscard]] std::span<const SequenceGroup> groups() const { return groups_; }
+  [[nodiscard]] const SequenceGroup& at(std::int64_t group) const {
+    return groups_[static_cast<std::size_t>(group)];
+  }
+  [[nodiscard]] std::int64_t count() const { return static_cast<std::int64_t>(groups_.size()); }
+  // Whether a block of some entry is on the host.
+  [[nodiscard]] bool staging() const { return staging_; }
+
+  // Calls visit(entry, block) for the blocks on the host of one group, each once.
+  template <class Visit>
+  void for_each_away(const KvResidency& residency, const Entries& entries,
+                     const SequenceGroup& group, Visit visit) {
+    begin_group();
+    for (std::size_t entry = group.first; entry < group.first + group.count; ++entry) {
+      const std::int64_t blocks = entries.blocks(entry);
+      for (std::int64_t block = 0; block < blocks; ++block) {
+        if (entries.is_away(entry, block) && is_new(residency, entries.rows[entry], block)) {
+          visit(entry, block);
+        }
+      }
+    }
+  }
+
+ private:
+  void begin_group() { ++stamp_; }
+  // Whether no entry of the group at hand had the block; it counts as seen from here on.
+  bool is_new(const KvResidency& residency, const BatchSegment& rows, std::int64_t block) {
+    std::int64_t& seen =
+        seen_[static_cast<std::size_t>(residency.block_index(rows.sequence, block))];
+    return std::exchange(seen, stamp_) != stamp_;
+  }
+
+  std::vector<SequenceGroup> groups_;
+  std::vector<std::int64_t> seen_;  // by KvResidency::block_index: the last group's stamp
+  std::int64_t stamp_ = 0;
+  bool staging_ = false;
+};
+
+}  // namespace triphase

@@ -1,0 +1,237 @@
+// What a step fetches for the one after it: it is under way before the step ends, the next step
+// does not fetch it again, what the policy moves in between is left alone, and answers never
+// change.
+
+#include <gtest/gtest.h>
+
+#include <functional>
+#include <memory>
+#include <utility>
+
+#include "runtime/base/error.h"
+#include "scheduler/placement/accelerate_policy.h"
+#include "scheduler/placement/triphase_policy.h"
+#include "tests/support/engine_runs.h"
+#include "tests/support/tiny_model.h"
+
+namespace triphase {
+namespace {
+
+// Does what another policy does, but now and then something of its own.
+class Meddling final : public PlacementPolicy {
+ public:
+  using Instead = std::function<PlacementActions(const StepView& view)>;
+  Meddling(std::shared_ptr<const PlacementPolicy> usual, Instead instead)
+      : usual_(std::move(usual)), instead_(std::move(instead)) {}
+
+  [[nodiscard]] std::string_view name() const override { return usual_->name(); }
+  [[nodiscard]] StaticPlacement start(const JobView& job) const override {
+    return usual_->start(job);
+  }
+  [[nodiscard]] std::int64_t longest_line(const PlacementLimits& limits) const override {
+    return usual_->longest_line(limits);
+  }
+  [[nodiscard]] PlacementActions decide(const StepView& view) const override {
+    PlacementActions own = instead_(view);
+    return own.empty() ? usual_->decide(view) : own;
+  }
+
+ private:
+  std::shared_ptr<const PlacementPolicy> usual_;
+  Instead instead_;
+};
+
+ModelConfig config_of_layers(std::int64_t layers) {
+  ModelConfig config = tiny_config();
+  config.layers = layers;
+  return config;
+}
+
+TinyModelOptions options_of(std::shared_ptr<const PlacementPolicy> policy, bool int8) {
+  TinyModelOptions options;
+  options.int8 = int8;
+  if (int8) options.block_tokens = 16;
+  options.kv_blocks = 60;
+  options.host_blocks = 80;
+  options.staging_blocks = 48;
+  options.policy = std::move(policy);
+  return options;
+}
+
+std::shared_ptr<const PlacementPolicy> all_away() {
+  return std::make_shared<TriphasePolicy>(
+      PhaseSchedule{.p1 = 0, .p2 = 1 << 30, .alpha = 0.9, .window_tokens = 4});
+}
+
+std::vector<Request> some_requests(std::size_t count, std::int64_t output) {
+  std::mt19937 random(3);
+  std::vector<Request> requests;
+  for (std::size_t i = 0; i < count; ++i) {
+    requests.push_back(request(i, random_tokens(random, 40 + 3 * i), output));
+    requests.back().sampling.ignore_eos = true;
+  }
+  return requests;
+}
+
+std::uint64_t to_device(TinyModel& model) { return model.transfers().stats(Lane::kToDevice).bytes; }
+
+// Blocks of the running lines that are on the host.
+std::int64_t host_blocks(TinyModel& model, std::span<const SequenceId> lines) {
+  std::int64_t count = 0;
+  const KvResidency& residency = model.kv().residency();
+  for (const SequenceId line : lines) {
+    for (std::int64_t block = 0; block < residency.blocks(line); ++block) {
+      if (residency.block_place(line, block) == BlockPlace::kHost) ++count;
+    }
+  }
+  return count;
+}
+
+class EarlyFetch : public testing::TestWithParam<bool> {
+ protected:
+  // Runs the requests where everything is on the device.
+  static std::map<std::uint64_t, Completion> expected(const std::vector<Request>& requests) {
+    TinyModelOptions options;
+    options.int8 = GetParam();
+    if (options.int8) options.block_tokens = 16;
+    TinyModel model(options, config_of_layers(3));
+    return run_all(model.engine(), requests);
+  }
+};
+
+TEST_P(EarlyFetch, IsUnderWayWhenTheStepEndsAndIsNotFetchedAgain) {
+  TinyModelOptions options = options_of(all_away(), GetParam());
+  options.batch_size = 3;
+  options.prefill_chunk = 200;
+  TinyModel model(options, config_of_layers(3));
+  const std::vector<Request> requests = some_requests(3, 24);
+  std::vector<SequenceId> lines;
+  model.engine().placement().set_observer([&](const StepView& view, const PlacementActions&) {
+    lines.clear();
+    for (const RunningSequence& line : view.running) lines.push_back(line.id);
+  });
+  for (const Request& one : requests) model.engine().submit(one);
+  static_cast<void>(model.engine().step());
+  const std::uint64_t page = KvStore::page_bytes(model.kv().shape());
+  std::uint64_t waiting = 0;
+  for (int step = 1; step < 23; ++step) {
+    const std::uint64_t before = to_device(model);
+    static_cast<void>(model.engine().step());
+    const EarlyBlocks& early = model.kv().early();
+    if (step > 1) {
+      EXPECT_GT(early.ranges(), 0) << "step " << step;
+    }
+    model.transfers().drain();
+    const std::uint64_t now = model.kv().waiting_early_bytes();
+    // Every block on the host once in each layer, whenever it came. Places are those of the step:
+    // what it sent away arrives after it.
+    const std::uint64_t all = static_cast<std::uint64_t>(3 * host_blocks(model, lines)) * page;
+    EXPECT_EQ(to_device(model) - before + waiting - now, all) << "step " << step;
+    waiting = now;
+  }
+  EXPECT_EQ(model.engine().in_flight(), 3U);
+  static_cast<void>(model.engine().step());
+  EXPECT_EQ(model.engine().in_flight(), 0U);
+  EXPECT_TRUE(model.kv().early().empty()) << "no line goes on after its last step";
+  EXPECT_EQ(model.kv().early_use().unused, 0U);
+  EXPECT_GT(model.kv().early_use().brought, 0U);
+}
+
+// A line has to make room between two steps, in either way: what was fetched for it is not read,
+// and counted; its host blocks are other lines' at once.
+TEST_P(EarlyFetch, ALineThatIsSuspendedInBetweenLeavesItUnread) {
+  const std::vector<Request> requests = some_requests(4, 40);
+  const auto reference = expected(requests);
+  for (const SuspendMode mode : {SuspendMode::kSwap, SuspendMode::kDrop}) {
+    std::int64_t suspended = 0;
+    TinyModelOptions options = options_of(
+        std::make_shared<Meddling>(all_away(),
+                                   [&](const StepView& view) -> PlacementActions {
+                                     const bool now = view.step % 9 == 8 && view.running.size() > 1;
+                                     if (!now || view.running.front().prefilling()) return {};
+                                     // The leading blocks keep nothing, where that is possible.
+                                     const RunningSequence& first = view.running.front();
+                                     if (first.host_blocks == 0) return {};
+                                     ++suspended;
+                                     const std::int64_t dropped =
+                                         mode == SuspendMode::kSwap ? first.replayable_blocks : 0;
+                                     return {Suspend{first.id, mode, dropped}};
+                                   }),
+        GetParam());
+    // Slow enough that the first line's blocks are on their way still.
+    options.link = EmulatedLink{.bytes_per_second = 5e6, .seconds_per_record = 0.0};
+    TinyModel model(options, config_of_layers(3));
+    expect_equal(run_all(model.engine(), requests), reference);
+    EXPECT_GT(suspended, 2);
+    const KvStore::EarlyUse use = model.kv().early_use();
+    EXPECT_GT(use.unused, 0U);
+    EXPECT_LT(use.unused, use.brought / 4);
+    model.kv().residency().check();
+    EXPECT_FALSE(model.kv().moving());
+    const HostReads::Bytes& read = model.model().kv_step().reads().bytes();
+    model.transfers().drain();
+    EXPECT_EQ(read.blocks + model.engine().placement().stats().reloaded_blocks *
+                                KvStore::host_block_bytes(model.kv().shape()),
+              to_device(model))
+        << "what nobody read was moved all the same";
+  }
+}
+
+// Blocks that come back to the device are read on the host while they do.
+TEST_P(EarlyFetch, BlocksThatReturnAreReadWhereTheyWere) {
+  const std::vector<Request> requests = some_requests(3, 40);
+  const auto reference = expected(requests);
+  std::int64_t reloaded = 0;
+  TinyModelOptions options =
+      options_of(std::make_shared<Meddling>(all_away(),
+                                            [&](const StepView& view) -> PlacementActions {
+                                              if (view.step % 7 != 6 || view.running.empty())
+                                                return {};
+                                              const RunningSequence& first = view.running.front();
+                                              if (first.prefilling() || first.host_blocks == 0 ||
+                                                  first.shared_blocks > 0)
+                                                return {};
+                                              ++reloaded;
+                                              return {Reload{first.id, 0, first.host_blocks}};
+                                            }),
+                 GetParam());
+  TinyModel model(options, config_of_layers(3));
+  expect_equal(run_all(model.engine(), requests), reference);
+  EXPECT_GT(reloaded, 2);
+  EXPECT_GT(model.kv().early_use().brought, 0U);
+  EXPECT_EQ(model.kv().early_use().unused, 0U);
+}
+
+// Whichever transfer fails, nothing hangs and nothing is left.
+TEST_P(EarlyFetch, AFailureEndsTheJobAndNothingElse) {
+  const std::vector<Request> requests = some_requests(3, 12);
+  int failed = 0;
+  for (int nth = 1; nth < 60; ++nth) {
+    TinyModelOptions options = options_of(std::make_shared<AcceleratePolicy>(), GetParam());
+    options.prefill_chunk = 200;
+    TinyModel model(options, config_of_layers(3));
+    model.transfers().fail_transfer(nth);
+    try {
+      static_cast<void>(run_all(model.engine(), requests));
+    } catch (const Error& error) {
+      EXPECT_EQ(error.code(), "E-DEV-TRANSFER");
+      ++failed;
+    }
+  }
+  EXPECT_GT(failed, 40);
+}
+
+TEST_P(EarlyFetch, WithoutPrefetchingThereIsNone) {
+  TinyModelOptions options = options_of(all_away(), GetParam());
+  options.prefetch = false;
+  TinyModel model(options, config_of_layers(3));
+  static_cast<void>(run_all(model.engine(), some_requests(3, 12)));
+  EXPECT_EQ(model.kv().early_use().brought, 0U);
+  EXPECT_GT(to_device(model), 0U);
+}
+
+INSTANTIATE_TEST_SUITE_P(Kv, EarlyFetch, testing::Bool(),
+                         [](const auto& param) { return param.param ? "int8" : "f16"; });
+
+}  // namespace
+}  // namespace triphase
