@@ -57,10 +57,15 @@ TEST_P(LongText, MillionCharactersTakeLinearTime) {
                                     "\xF0\x9F\x98\x80",
                                     "\xE2\x96\x81"};
   for (const std::string_view unit : units) {
-    const double small = encode_seconds(*tokenizer, repeated(unit, 62'500));
-    const double large = encode_seconds(*tokenizer, repeated(unit, 1'000'000));
-    // 16 times the text; quadratic would be 256 times the time. Short times are noise.
-    EXPECT_LT(large, 64 * std::max(small, 0.002)) << "unit " << escape_untrusted(unit);
+    // 16 times the text; quadratic would be 256 times the time. Short times are noise, and programs
+    // that share the caches may slow down one of two measurements, but not every time.
+    double times = 0.0;
+    for (int attempt = 0; attempt < 3; ++attempt) {
+      const double small = encode_seconds(*tokenizer, repeated(unit, 62'500));
+      times = encode_seconds(*tokenizer, repeated(unit, 1'000'000)) / std::max(small, 0.002);
+      if (times < 64.0) break;
+    }
+    EXPECT_LT(times, 64.0) << "unit " << escape_untrusted(unit);
   }
 }
 
