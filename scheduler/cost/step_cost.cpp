@@ -83,7 +83,8 @@ LaneTimes CostModel::step(const StepWork& work, const StepRules& rules) const {
     copies = std::max(copies, 1.0);
     return copies * take(table.at(bytes / copies), flag);
   };
-  double ahead = bulk(curve(CostTable::kH2D), work.h2d_bytes, work.h2d_copies);
+  const double whole = bulk(curve(CostTable::kH2D), work.h2d_bytes, work.h2d_copies);
+  double ahead = whole;
   const double channel = work.channel_bytes / std::max(work.channel_pieces, 1.0);
   const double gathered = take(gather(work.record_bytes, work.gathered_records), flag) +
                           take(gather(work.input_bytes, work.gathered_inputs), flag) +
@@ -104,10 +105,14 @@ LaneTimes CostModel::step(const StepWork& work, const StepRules& rules) const {
     return lanes;
   }
   // The first layer waits for its own loads, and nothing is loaded beside what follows the last
-  // layer's attention.
+  // layer's attention: nothing but what the next step will read early, which spares that one the
+  // same wait.
   const auto layers = static_cast<double>(std::max<std::int64_t>(rules.layers, 1));
-  const double first_loads = ahead / layers;
-  const double last_layer = ahead > 0.0 ? device / layers : 0.0;
+  const double early_layer =
+      work.early_bytes > 0.0 ? whole * work.early_bytes / work.h2d_bytes / layers : 0.0;
+  const double early = rules.early_layers * early_layer;
+  const double first_loads = ahead / layers - std::min(early, early_layer);
+  const double last_layer = ahead > 0.0 ? std::max(device / layers - early, 0.0) : 0.0;
   const double slowest = std::max({device, ahead, lanes.d2h});
   lanes.serial +=
       std::max({device + first_loads, ahead + last_layer, lanes.d2h + first_loads}) - slowest;

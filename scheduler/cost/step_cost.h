@@ -41,6 +41,8 @@ struct StepWork {
   SparseFetch fetch = SparseFetch::kAhead;  // of what is gathered
   double h2d_bytes = 0.0;                   // bulk: streamed weights, reloads, X, swapped sequences
   double h2d_copies = 1.0;                  // in so many pieces
+  // Of h2d_bytes, KV that the step before may fetch while it ends.
+  double early_bytes = 0.0;
   // To the host.
   double d2h_bytes = 0.0;
   double d2h_copies = 1.0;
@@ -56,6 +58,7 @@ struct StepWork {
 struct StepRules {
   std::int64_t layers = 1;
   bool overlap = true;           // false: lanes wait for each other
+  double early_layers = 0.0;     // layers' worth of StepWork::early_bytes that staging has room for
   bool pinned = true;            // false: loads pay a blocking copy through pageable memory first
   bool sync_each_layer = false;  // a layer waits for its own copies: lanes meet at every layer
 };
@@ -66,8 +69,9 @@ struct LaneTimes {
   double h2d = 0.0;
   double d2h = 0.0;
   double host = 0.0;    // attention on the host, between a layer's other work, never beside it
-  double serial = 0.0;  // cannot overlap: the first layer's loads or what follows the last ones,
-                        // what is fetched on demand, pageable copies
+  double serial = 0.0;  // cannot overlap: of the first layer's loads and of what follows the last
+                        // ones what no fetching between steps hides; what is fetched on demand,
+                        // pageable copies
   double step = 0.0;    // all together
   bool extrapolated = false;
 };

@@ -108,7 +108,7 @@ std::optional<Candidate> best_candidate(const CostModel& cost, const PlanRequest
 void predict_phases(const StepModel& steps, Plan& plan) {
   for (std::int64_t j = 0; j < plan.workload.output_len; ++j) {
     const StepTokens tokens = tokens_at(steps, plan.schedule, j);
-    const LaneTimes lanes = steps.decode(tokens);
+    const LaneTimes lanes = steps.decode(tokens, plan.schedule.input_tokens);
     const auto phase = static_cast<std::size_t>(scheduled_phase(plan.schedule, j)) - 1;
     PhasePrediction& prediction =
         plan.phases[plan.schedule.p1 >= plan.workload.output_len ? 0 : phase];

@@ -73,7 +73,7 @@ class Search {
     return steps_.workload().input_len + j + 1;
   }
   [[nodiscard]] double step_seconds(const StepTokens& tokens, std::int64_t inputs) const {
-    return steps_.fits(tokens, inputs) ? steps_.decode(tokens).step : kInfinite;
+    return steps_.fits(tokens, inputs) ? steps_.decode(tokens, inputs).step : kInfinite;
   }
 
   // Times of the steps from j to the end, and how many of these do not fit (they count nothing),
@@ -349,7 +349,7 @@ ScheduleCost schedule_cost(const StepModel& steps, const PhaseSchedule& schedule
                           format_bytes(steps.device_bytes(tokens)),
                           format_bytes(steps.host_bytes(tokens, schedule.input_tokens)))};
     }
-    cost.seconds += steps.decode(tokens).step;
+    cost.seconds += steps.decode(tokens, schedule.input_tokens).step;
   }
   if (schedule.p1 == 0) {
     const AwayRule rule{schedule.alpha, schedule.device_tokens};

@@ -4,6 +4,13 @@
 #include <cmath>
 
 namespace triphase {
+namespace {
+
+// Of what is fetched, that staging holds: one is read while the next one arrives, in the next step
+// too.
+constexpr double kStagedLayers = 2.0;
+
+}  // namespace
 
 StepModel::StepModel(const CostModel& cost, const PlanModel& model, const PlanWorkload& workload,
                      const PlanBudget& budget)
@@ -40,7 +47,7 @@ double StepModel::fetched(const StepTokens& tokens) const {
   return std::clamp(global * host / older, 0.0, host) * workload_.miss_rate;
 }
 
-LaneTimes StepModel::decode(const StepTokens& tokens) const {
+LaneTimes StepModel::decode(const StepTokens& tokens, std::int64_t input_tokens) const {
   const auto batch = static_cast<double>(workload_.batch);
   const auto layers = static_cast<double>(model_.costs.layers);
   const double touched =
@@ -58,6 +65,13 @@ LaneTimes StepModel::decode(const StepTokens& tokens) const {
   work.fetch = model_.fetch;
   if (dense) {
     work.h2d_bytes += batch * (away - again) * record_token_;
+    // Not what has just left, nor what may be recomputed instead.
+    const std::int64_t kept =
+        tokens.host - std::max(std::min(input_tokens, tokens.host), tokens.recompute);
+    if (workload_.caching_ratio >= 1.0) {
+      work.early_bytes = batch * record_token_ *
+                         static_cast<double>(std::max<std::int64_t>(kept - tokens.newly_away, 0));
+    }
   } else {
     work.gathered_records = batch * layers * (away - again);
     work.record_bytes = record_token_ / layers;
@@ -81,7 +95,7 @@ LaneTimes StepModel::decode(const StepTokens& tokens) const {
   work.h2d_copies = layers;
   work.d2h_bytes = batch * static_cast<double>(tokens.newly_away) * record_token_;
   work.d2h_copies = layers;
-  return cost_->step(work, {.layers = model_.costs.layers});
+  return cost_->step(work, {.layers = model_.costs.layers, .early_layers = kStagedLayers - 1.0});
 }
 
 LaneTimes StepModel::prefill(std::int64_t away, std::int64_t input_tokens) const {
@@ -113,7 +127,7 @@ std::uint64_t StepModel::device_bytes(const StepTokens& tokens) const {
   const auto batch = static_cast<double>(workload_.batch);
   const auto layers = static_cast<double>(model_.costs.layers);
   // Blocks are whole on the device. Where any are on the host, a job has set aside the scales of as
-  // many as a full batch can have. Two layers of what is fetched are staged.
+  // many as a full batch can have.
   const std::int64_t longest =
       round_to_blocks(workload_.input_len + workload_.output_len + model_.block_tokens - 1);
   const auto scaled = static_cast<double>(tokens.host > 0 ? longest : 0);
@@ -125,7 +139,7 @@ std::uint64_t StepModel::device_bytes(const StepTokens& tokens) const {
   return fixed_device_ +
          static_cast<std::uint64_t>(batch * (static_cast<double>(on_device) * kv_token_ +
                                              scaled * (kv_token_ - record_token_) +
-                                             2.0 * staged * record_token_ / layers));
+                                             kStagedLayers * staged * record_token_ / layers));
 }
 
 std::uint64_t StepModel::host_bytes(const StepTokens& tokens, std::int64_t input_tokens) const {

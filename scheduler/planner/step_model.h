@@ -37,7 +37,8 @@ class StepModel {
   StepModel(const CostModel& cost, const PlanModel& model, const PlanWorkload& workload,
             const PlanBudget& budget);
 
-  [[nodiscard]] LaneTimes decode(const StepTokens& tokens) const;
+  // X of each sequence's first `input_tokens` tokens is saved.
+  [[nodiscard]] LaneTimes decode(const StepTokens& tokens, std::int64_t input_tokens) const;
   // Prefill of the whole batch; `away` tokens of each sequence go to the host and X of
   // `input_tokens` is saved.
   [[nodiscard]] LaneTimes prefill(std::int64_t away, std::int64_t input_tokens) const;

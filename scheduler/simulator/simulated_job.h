@@ -25,6 +25,7 @@ struct MemoryDivision {
   PlacementLimits limits;
   std::int64_t streamed_layers = 0;
   std::optional<StaticPlacement> placement;  // what the policy chose then; nothing: it is asked
+  std::int64_t staging_pages = 0;            // through which KV on the host is read
 };
 
 struct SimulatedJob {

@@ -18,6 +18,7 @@ struct Line {
   SuspendMode mode = SuspendMode::kSwap;  // while suspended
   // Blocks on their way, which are read where they were until they have arrived.
   std::int64_t leaving = 0;
+  bool decoded = false;  // in the step before
   bool on_host = false;  // decoded rows are attended there, and new tokens stored as they are made
   std::int64_t returning = 0;
 };
@@ -271,6 +272,7 @@ class Simulation {
       place.host_blocks = place.recompute_blocks = place.input_blocks = 0;
     }
     place.device_blocks = place.device_reserved = place.host_reserved = 0;
+    line.decoded = false;
   }
 
   [[nodiscard]] bool reads_whole_blocks() const {
@@ -292,6 +294,7 @@ class Simulation {
     const bool dense = reads_whole_blocks();
     const auto layers = static_cast<double>(memory_.limits.layers);
     double prefill_context = 0.0;
+    EarlyReads early;
     SimulatedStep record;
     for (Line& line : running_) {
       RunningSequence& place = line.place;
@@ -329,6 +332,7 @@ class Simulation {
         work.h2d_bytes += memory_.query_row;
       } else if (whole) {
         work.h2d_bytes += (fetched - again) * memory_.record_token + again * memory_.input_token;
+        if (!place.prefilling()) count_early(line, early, work);
       } else {
         work.gathered_records += layers * (fetched - again);
         work.gathered_inputs += layers * again;
@@ -351,6 +355,7 @@ class Simulation {
                                             : place.host_blocks > 0    ? Phase::kTwo
                                                                        : Phase::kOne);
       record.longest_context = std::max(record.longest_context, place.context + place.new_tokens());
+      line.decoded = !place.prefilling();
       grow(line);
     }
     if (work.prefill_rows > 0) {
@@ -366,9 +371,40 @@ class Simulation {
     work.h2d_copies = work.d2h_copies = layers;
     record.lanes = cost_.step(work, {.layers = memory_.limits.layers,
                                      .overlap = memory_.placement.overlap,
+                                     .early_layers = early_layers(early),
                                      .pinned = memory_.placement.pinned,
                                      .sync_each_layer = memory_.placement.sync_each_layer});
     account(work, record);
+  }
+
+  // Whole blocks that the step before may fetch for this one (models/next_step.h).
+  struct EarlyReads {
+    std::int64_t lines = 0;
+    std::int64_t blocks = 0;  // of one layer
+    std::int64_t largest = 0;
+  };
+  void count_early(const Line& line, EarlyReads& early, StepWork& work) const {
+    if (!line.decoded || job_.caching_ratio < 1.0) return;
+    const RunningSequence& place = line.place;
+    // What may be recomputed instead is not certain.
+    const std::int64_t kept = std::max(place.input_blocks, place.recompute_blocks);
+    const std::int64_t blocks =
+        std::max<std::int64_t>(place.away_blocks() - line.leaving - kept, 0);
+    ++early.lines;
+    early.blocks += blocks;
+    early.largest = std::max(early.largest, blocks);
+    work.early_bytes += moved_bytes(blocks);
+  }
+  // One layer where memory is divided here; else as a run's staging pages have it, of which a
+  // quarter or a line's blocks are being read and each line may need one more.
+  [[nodiscard]] double early_layers(const EarlyReads& early) const {
+    if (!job_.division) return 1.0;
+    if (early.blocks == 0) return 0.0;
+    const std::int64_t pages = job_.division->staging_pages;
+    const std::int64_t ahead = pages - std::max(pages / 4, early.largest);
+    const double most = static_cast<double>(memory_.limits.layers - 1);
+    return std::clamp(static_cast<double>(ahead) / static_cast<double>(early.blocks + early.lines),
+                      0.0, most);
   }
 
   // Weights that cross the link in this step. Fetched ahead, from the last layer on to the first of

@@ -158,6 +158,39 @@ TEST(StepCost, AttentionOnTheHostIsPricedByRowsAndTokensAndWaitedFor) {
   EXPECT_NEAR(beside.step, attended.step + beside.h2d / 48, 1e-9);
 }
 
+// A layer's loads that the step before fetched while it ended are not waited for, and the link does
+// not idle then, as far as staging has room.
+TEST(StepCost, WhatIsFetchedEarlyHidesTheFirstWaitAndTheLastLayer) {
+  const CostModel model(opt30b_on_h100());
+  StepWork work{.decode_rows = 64, .touched_tokens = 64 * 100, .h2d_bytes = 2e8, .h2d_copies = 48};
+  const auto step = [&](double early_bytes, double early_layers) {
+    work.early_bytes = early_bytes;
+    return model.step(work, {.layers = 48, .early_layers = early_layers});
+  };
+  // The link hides under compute but for the first layer.
+  const LaneTimes none = step(0, 1);
+  ASSERT_LT(none.h2d, none.compute);
+  EXPECT_NEAR(none.step, none.compute + none.h2d / 48, 1e-12);
+  EXPECT_NEAR(step(2e8, 1).step, none.compute, 1e-12);
+  EXPECT_NEAR(step(2e8, 0.25).step, none.compute + 0.75 * none.h2d / 48, 1e-12);
+  EXPECT_NEAR(step(1e8, 1).step, none.compute + 0.5 * none.h2d / 48, 1e-12) << "half is certain";
+  EXPECT_EQ(step(2e8, 0).step, none.step);
+  EXPECT_EQ(step(2e8, 1).h2d, none.h2d) << "it crosses all the same";
+
+  // The link decides: it works through the last layer too, as far as there is something to bring.
+  work.h2d_bytes = 2e9;
+  const LaneTimes bound = step(0, 1);
+  ASSERT_GT(bound.h2d, bound.compute);
+  EXPECT_NEAR(bound.step, bound.h2d + bound.compute / 48, 1e-9);
+  EXPECT_NEAR(step(2e9, 1).step, bound.h2d, 1e-9);
+  const double tenth = step(2e9, 0.1).step;
+  EXPECT_NEAR(tenth, bound.step - 0.1 * bound.h2d / 48, 1e-9);
+  EXPECT_GE(step(2e9, 20).step, bound.h2d - 1e-9) << "never faster than the link";
+
+  const LaneTimes serial = model.step(work, {.layers = 48, .overlap = false, .early_layers = 1});
+  EXPECT_NEAR(serial.step, serial.compute + serial.h2d, 1e-9);
+}
+
 std::string changed(std::string text, const std::string& from, const std::string& to) {
   const std::size_t at = text.find(from);
   EXPECT_NE(at, std::string::npos) << from;
