@@ -33,7 +33,7 @@ void KvStep::begin(KvStore& store, std::span<const BatchSegment> rows,
   staged_ = 0;
   meet_early();
   next_.begin(store, rows, windows);
-  if (staging_ && prefetch_) stage_to(0);
+  if (staging() && prefetch_) stage_to(0);
 }
 
 void KvStep::find_host_entries() {
@@ -71,7 +71,6 @@ void KvStep::make_groups() {
                     }};
     groups_.make(store_->residency(), entries_, store_->sizes().staging_pages);
   }
-  staging_ = groups_.staging();
 }
 
 std::span<const PageId> KvStep::pages_of(const BatchSegment& rows, LayerId layer) const {
@@ -161,7 +160,7 @@ void KvStep::meet_early() {
   const EarlyBlocks& early = store_->early();
   if (early.empty()) return;
   std::vector<std::int64_t> readers(static_cast<std::size_t>(early.ranges()), -1);
-  const std::int64_t units = staging_ ? early.layers() * groups() : 0;
+  const std::int64_t units = staging() ? early.layers() * groups() : 0;
   for (std::int64_t number = 0; number < units; ++number) {
     const LayerId layer(number / groups());
     std::int64_t& fresh = fresh_.emplace_back(0);
@@ -444,7 +443,7 @@ std::span<const AttentionSegment> KvStep::segments(LayerId layer, std::int64_t g
   recomputes_ = &kNoRecomputes;
   late_ = false;
   brings_channels_ = false;
-  if (staging_) {
+  if (staging()) {
     if (last_early_unit_ >= 0 && number > last_early_unit_) end_early();
     ring_.give_back_before(number);
     stage_to(number);
@@ -464,14 +463,14 @@ void KvStep::make_segments(LayerId layer, std::int64_t group_index) {
   const std::int64_t number = layer.value * groups() + group_index;
   const SequenceGroup& group = groups_.at(group_index);
   const auto table_of = [&](std::size_t entry) -> std::span<const PageId> {
-    if (staging_) return unit_of(number).tables[entry - group.first];
+    if (staging()) return unit_of(number).tables[entry - group.first];
     return store_->residency().pages(rows_[entry].sequence, layer);
   };
   const auto add_sequence = [&](std::size_t entry) {
     segment_sequences_.push_back(rows_[entry].replay ? SequenceId() : rows_[entry].sequence);
     segment_entries_.push_back(entry - group.first);
     segment_slots_.emplace_back();
-    if (staging_) segment_slots_.back() = unit_of(number).slots[entry - group.first];
+    if (staging()) segment_slots_.back() = unit_of(number).slots[entry - group.first];
   };
   const bool by_columns = reads_key_columns();
   const auto columns_of = [&](std::size_t entry) -> std::span<const PageId> {

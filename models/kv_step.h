@@ -82,7 +82,7 @@ class KvStep {
   void set_prefetch(bool prefetch) { prefetch_ = prefetch; }
 
   // Whether segments() of this step may wait for blocks that are on the host.
-  [[nodiscard]] bool staging() const { return staging_; }
+  [[nodiscard]] bool staging() const { return groups_.staging(); }
   // Blocks of one layer fetched so far for the step after this one.
   [[nodiscard]] std::int64_t fetched_for_next_step() const { return early_for_next_; }
   [[nodiscard]] const HostReads& reads() const { return reads_; }
@@ -173,7 +173,6 @@ class KvStep {
   std::vector<bool> on_host_;  // by entry of rows_
   SequenceGroups::Entries entries_;
   SequenceGroups groups_;
-  bool staging_ = false;  // some block of the step is on the host
   bool prefetch_ = true;
   bool late_ = false;
   bool brings_channels_ = false;

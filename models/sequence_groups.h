@@ -39,7 +39,6 @@ class SequenceGroups {
   // One group of so many entries; nothing is on the host.
   void make_one(std::size_t entries);
 
-  [[nodiscard]] std::span<const SequenceGroup> groups() const { return groups_; }
   [[nodiscard]] const SequenceGroup& at(std::int64_t group) const {
     return groups_[static_cast<std::size_t>(group)];
   }

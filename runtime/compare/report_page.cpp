@@ -222,10 +222,11 @@ std::string throughput(const std::vector<Row>& rows, const std::vector<Group>& g
   const std::size_t repeats = rows_that_ran(rows).front()->timed.size();
   return section(
       "Throughput by policy and batch",
-      (repeats > 1 ? fmt::format("Over prefill and decode: the median of {} repetitions; "
-                                 "whiskers from the slowest to the fastest.",
-                                 repeats)
-                   : "Over prefill and decode, of one repetition.") +
+      (repeats > 1
+           ? fmt::format("Over prefill and decode: the middle one of {} repetitions{}; "
+                         "whiskers from the slowest to the fastest.",
+                         repeats, repeats % 2 == 0 ? ", of the middle two the slower one" : "")
+           : "Over prefill and decode, of one repetition.") +
           (failed ? std::string(" Cells in which lines failed did less work than the others.")
                   : std::string()),
       figures);
