@@ -11,6 +11,10 @@ configurations in turn, so that a slow minute of the machine falls on all of the
 
 What share of the chosen host tokens is found in the token cache depends on the text, not on the machine: of
 sparse configurations the first round only measures it, and the prediction of the others gets it as --miss-rate.
+
+On a virtual machine other tenants take processor time away ("steal"): a profile or a run that lost more than
+MOST_STEAL of it is measured again, a few times at most, and the one that lost least counts. The page says how much
+that was at worst.
 """
 
 import argparse
@@ -27,6 +31,32 @@ import time
 ROOT = pathlib.Path(__file__).resolve().parent.parent
 DEFAULT_MODEL = ROOT / "bench" / "shapes" / "llama-110m" / "config.json"
 VOCABULARY = 2000  # token ids of the prompts; every shape has more
+MOST_STEAL = 0.02  # of the processors' time
+ATTEMPTS = 3
+
+
+def processor_ticks():
+    """All of the processors' time so far, and what of it other tenants took; zeros where nobody says."""
+    try:
+        fields = pathlib.Path("/proc/stat").read_text(encoding="ascii").splitlines()[0].split()[1:9]
+    except OSError:
+        return 0, 0
+    return sum(map(int, fields)), int(fields[7])
+
+
+def least_disturbed(measure):
+    """What measure() returned when other tenants took least of the processors' time, and what share they took."""
+    best = None
+    for _ in range(ATTEMPTS):
+        all_before, stolen_before = processor_ticks()
+        result = measure()
+        all_after, stolen_after = processor_ticks()
+        share = (stolen_after - stolen_before) / max(all_after - all_before, 1)
+        if best is None or share < best[1]:
+            best = result, share
+        if share <= MOST_STEAL:
+            break
+    return best
 
 
 class Configuration:
@@ -81,6 +111,7 @@ class Bench:
     def __init__(self, arguments, folder):
         self.arguments, self.folder = arguments, pathlib.Path(folder)
         self.profiles = {}
+        self.worst_steal = 0.0
 
     def call(self, *command):
         done = subprocess.run([self.arguments.triphase, *command], capture_output=True, text=True,
@@ -94,11 +125,18 @@ class Bench:
 
     def profile(self, link):
         if link not in self.profiles:
-            path = self.folder / f"profile-{len(self.profiles)}.json"
-            self.call("profile", *self.model(), "--emulate-link", link, "--output", str(path), "--time",
-                      f"{self.arguments.profile_time}s", "--batch-size", "16", "--max-context", "512")
-            self.profiles[link] = path
+            profile, share = least_disturbed(lambda: self.measure_profile(link))
+            self.worst_steal = max(self.worst_steal, share)
+            self.profiles[link] = self.folder / f"profile-{len(self.profiles)}.json"
+            self.profiles[link].write_text(profile, encoding="utf-8")
         return self.profiles[link]
+
+    def measure_profile(self, link):
+        path = self.folder / "profile.json"
+        path.unlink(missing_ok=True)
+        self.call("profile", *self.model(), "--emulate-link", link, "--output", str(path), "--time",
+                  f"{self.arguments.profile_time}s", "--batch-size", "16", "--max-context", "512")
+        return path.read_text(encoding="utf-8")
 
     def run(self, configuration):
         """The summary of one round."""
@@ -125,6 +163,8 @@ class Bench:
             return json.load(file)
 
     def measure(self, configurations):
+        for link in {configuration.link: None for configuration in configurations}:
+            self.profile(link)
         rounds = {configuration.name(): [] for configuration in configurations}
         for configuration in configurations:
             if configuration.sparse():
@@ -133,7 +173,9 @@ class Bench:
         for number in range(self.arguments.rounds):
             for configuration in configurations:
                 print(f"round {number + 1}: {configuration.name()}", file=sys.stderr)
-                rounds[configuration.name()].append(self.run(configuration))
+                summary, share = least_disturbed(lambda one=configuration: self.run(one))
+                self.worst_steal = max(self.worst_steal, share)
+                rounds[configuration.name()].append(summary)
         return rounds
 
 
@@ -198,7 +240,8 @@ def main():
         print(f"warning: load average {load:.1f}; such numbers say little", file=sys.stderr)
     start = time.monotonic()
     with tempfile.TemporaryDirectory() as folder:
-        rounds = Bench(arguments, folder).measure(configurations)
+        bench = Bench(arguments, folder)
+        rounds = bench.measure(configurations)
     rows = [row_of(configuration, rounds[configuration.name()]) for configuration in configurations]
     errors = [abs(row["error"]) for row in rows]
     summary = rounds[configurations[0].name()][0]
@@ -207,12 +250,13 @@ def main():
     text = (f"# Predicted and measured step times\n\nWritten by `bench/predicted_vs_measured.py`. Emulated link; "
             f"{summary['hardware']['cpu']}, {arguments.threads} threads, {arguments.model.parent.name} with random "
             f"weights, {arguments.rounds} rounds, load average {load:.2f} at the start, "
-            f"{time.monotonic() - start:.0f} s in all.\n\n{table(rows)}\n\n{verdict}\n")
+            f"other tenants took at most {bench.worst_steal:.1%} of a measurement's processor time, {time.monotonic() - start:.0f} s in all.\n\n{table(rows)}\n\n{verdict}\n")
     print(text)
     if arguments.output:
         arguments.output.mkdir(parents=True, exist_ok=True)
         result = {"emulated": True, "cpu": summary["hardware"]["cpu"], "threads": arguments.threads,
-                  "commit": summary["program"]["commit"], "load_average": load, "rounds": arguments.rounds,
+                  "commit": summary["program"]["commit"], "load_average": load,
+                  "worst_steal": bench.worst_steal, "rounds": arguments.rounds,
                   "mean_absolute_error": statistics.mean(errors), "worst_error": max(errors), "rows": rows}
         (arguments.output / "predicted_vs_measured.json").write_text(json.dumps(result, indent=1) + "\n")
         (arguments.output / "predicted_vs_measured.md").write_text(text)
