@@ -68,6 +68,10 @@ Matrix columns(Matrix all, std::int64_t first, std::int64_t cols) {
   return {static_cast<float*>(all.data) + first, DType::kF32, all.rows, cols, all.row_stride};
 }
 
+Matrix rows_of(const Buffer& buffer, ZigzagBlock::Rows rows, std::int64_t cols) {
+  return {buffer.as<float>() + rows.first * cols, DType::kF32, rows.count, cols, cols};
+}
+
 }  // namespace
 
 std::uint64_t DecoderModel::scratch_bytes(const ModelConfig& config, const BatchLimits& limits,
@@ -158,30 +162,22 @@ ConstMatrix DecoderModel::forward(const ForwardBatch& batch, KvStore& kv, Stream
   kv_step_.begin(kv, batch.segments, windows_, runner_.get());
   if (host_attention_) host_attention_->begin(kv, batch.segments, kv_step_);
   const Matrix x = matrix(x_, rows, config_.hidden_size);
-  const Matrix normed = matrix(normed_, rows, config_.hidden_size);
   embed(batch, x, stream);
+  zigzag_.begin(batch.segments, x);
+  const std::span<const ZigzagBlock::Rows> batches = zigzag_.batches();
+  TRIPHASE_CHECK(!inputs_ || batches.size() == 1, "layer inputs of all rows together");
   for (std::int64_t layer = 0; layer < config_.layers; ++layer) {
     TraceSpan span(trace_, TraceLane::kCompute, "layer");
     span.note("layer", layer);
     const LayerWeights& w = wait_for_weights(layer);
-    if (!config_.norm_before) {
-      attention_block(layer, w, x, x, stream);
-      norm(x, w.attention_norm, w.attention_norm_bias, x, stream);
-      mlp_block(w, x, x, stream);
-      norm(x, w.mlp_norm, w.mlp_norm_bias, x, stream);
-    } else if (config_.parallel_residual) {
-      // Both branches read the same x; the MLP's input must exist before attention adds to x. The
-      // branches share `normed`, so the MLP runs first.
-      norm(x, w.attention_norm, w.attention_norm_bias, normed, stream);
-      project_qkv(layer, w, normed, stream);
-      norm(x, w.mlp_norm, w.mlp_norm_bias, normed, stream);
-      mlp_block(w, normed, x, stream);
-      attend(layer, w, x, stream);
-    } else {
-      norm(x, w.attention_norm, w.attention_norm_bias, normed, stream);
-      attention_block(layer, w, normed, x, stream);
-      norm(x, w.mlp_norm, w.mlp_norm_bias, normed, stream);
-      mlp_block(w, normed, x, stream);
+    for (std::size_t i = 0; i < batches.size(); ++i) {
+      zigzag_.enter(i);
+      before_attention(layer, w, batches[i], stream);
+    }
+    attend(layer, w, rows, stream);
+    for (std::size_t i = 0; i < batches.size(); ++i) {
+      after_attention(w, batches[i], stream);
+      if (layer + 1 < config_.layers) zigzag_.leave(i, stream);
     }
     weight_stream_.done(layer);
     if (sync_layers_ && kv.transfers() != nullptr) {
@@ -217,29 +213,61 @@ void DecoderModel::embed(const ForwardBatch& batch, Matrix x, Stream& stream) {
   }
 }
 
-void DecoderModel::attention_block(std::int64_t layer, const LayerWeights& w, ConstMatrix input,
-                                   Matrix x, Stream& stream) {
-  project_qkv(layer, w, input, stream);
-  attend(layer, w, x, stream);
+void DecoderModel::before_attention(std::int64_t layer, const LayerWeights& w,
+                                    ZigzagBlock::Rows rows, Stream& stream) {
+  const Matrix x = rows_of(x_, rows, config_.hidden_size);
+  const Matrix qkv = rows_of(qkv_, rows, config_.q_width() + 2 * config_.kv_width());
+  if (!config_.norm_before) {
+    project_qkv(layer, w, x, qkv, stream);
+    return;
+  }
+  const Matrix normed = rows_of(normed_, rows, config_.hidden_size);
+  norm(x, w.attention_norm, w.attention_norm_bias, normed, stream);
+  project_qkv(layer, w, normed, qkv, stream);
+  if (!config_.parallel_residual) return;
+  // Both branches read the same x: the MLP's input must exist before attention adds to x. The
+  // branches share `normed`, so the MLP runs first.
+  norm(x, w.mlp_norm, w.mlp_norm_bias, normed, stream);
+  mlp_block(w, normed, rows_of(up_, rows, up_width()), x, stream);
+}
+
+void DecoderModel::after_attention(const LayerWeights& w, ZigzagBlock::Rows rows, Stream& stream) {
+  const Matrix x = rows_of(x_, rows, config_.hidden_size);
+  {
+    const TraceSpan span(trace_, TraceLane::kCompute, "output");
+    ops_->linear(rows_of(attended_, rows, config_.q_width()), w.attention_out, w.attention_out_bias,
+                 true, x, stream);
+  }
+  if (config_.norm_before && config_.parallel_residual) return;
+  const Matrix up = rows_of(up_, rows, up_width());
+  if (!config_.norm_before) {
+    norm(x, w.attention_norm, w.attention_norm_bias, x, stream);
+    mlp_block(w, x, up, x, stream);
+    norm(x, w.mlp_norm, w.mlp_norm_bias, x, stream);
+    return;
+  }
+  const Matrix normed = rows_of(normed_, rows, config_.hidden_size);
+  norm(x, w.mlp_norm, w.mlp_norm_bias, normed, stream);
+  mlp_block(w, normed, up, x, stream);
 }
 
 void DecoderModel::project_qkv(std::int64_t layer, const LayerWeights& w, ConstMatrix input,
-                               Stream& stream) {
+                               Matrix qkv, Stream& stream) {
   const TraceSpan span(trace_, TraceLane::kCompute, "qkv");
-  const Matrix qkv = matrix(qkv_, input.rows, config_.q_width() + 2 * config_.kv_width());
   ops_->linear(input, w.qkv, w.qkv_bias, false, qkv, stream);
   if (!inputs_) return;
   inputs_->project(LayerId(layer), w, input,
                    columns(qkv, config_.q_width(), 2 * config_.kv_width()), stream);
 }
 
-void DecoderModel::attend(std::int64_t layer, const LayerWeights& w, Matrix x, Stream& stream) {
-  const Matrix qkv = matrix(qkv_, x.rows, config_.q_width() + 2 * config_.kv_width());
+void DecoderModel::attend(std::int64_t layer, const LayerWeights& w, std::int64_t rows,
+                          Stream& stream) {
+  const Matrix qkv = matrix(qkv_, rows, config_.q_width() + 2 * config_.kv_width());
   const Matrix q = columns(qkv, 0, config_.q_width());
   const Matrix k = columns(qkv, config_.q_width(), config_.kv_width());
   const Matrix v = columns(qkv, config_.q_width() + config_.kv_width(), config_.kv_width());
   const KvLayerView cache = append_kv(layer, q, k, v, stream);
-  const Matrix attended = matrix(attended_, x.rows, config_.q_width());
+  const Matrix attended = matrix(attended_, rows, config_.q_width());
   const float scale = static_cast<float>(1.0 / std::sqrt(static_cast<double>(config_.head_dim)));
   if (host_attention_) host_attention_->send(LayerId(layer), q, stream);
   for (std::int64_t group = 0; group < kv_step_.groups(); ++group) {
@@ -258,8 +286,6 @@ void DecoderModel::attend(std::int64_t layer, const LayerWeights& w, Matrix x, S
     kv_step_.done(LayerId(layer), group);
   }
   if (host_attention_) attend_on_host(layer, scale, attended, stream);
-  const TraceSpan span(trace_, TraceLane::kCompute, "output");
-  ops_->linear(attended, w.attention_out, w.attention_out_bias, true, x, stream);
 }
 
 void DecoderModel::attend_on_host(std::int64_t layer, float scale, Matrix attended,
@@ -323,10 +349,10 @@ void DecoderModel::recompute(const LayerWeights& w, const KvLayerView& cache, St
   inputs_->recompute(w, recomputes, cache, stream);
 }
 
-void DecoderModel::mlp_block(const LayerWeights& w, ConstMatrix input, Matrix x, Stream& stream) {
+void DecoderModel::mlp_block(const LayerWeights& w, ConstMatrix input, Matrix up, Matrix x,
+                             Stream& stream) {
   const TraceSpan span(trace_, TraceLane::kCompute, "mlp");
   const std::int64_t ffn = config_.ffn_size;
-  const Matrix up = matrix(up_, x.rows, config_.gated_mlp ? 2 * ffn : ffn);
   // The residual form aliases input and x; both products read `input` before x changes.
   ops_->linear(input, w.up, w.up_bias, false, up, stream);
   if (config_.gated_mlp) {

@@ -21,6 +21,7 @@
 #include "models/rope.h"
 #include "models/weight_stream.h"
 #include "models/weights.h"
+#include "models/zigzag_block.h"
 #include "runtime/base/trace.h"
 
 namespace triphase {
@@ -72,6 +73,10 @@ class DecoderModel {
         std::make_unique<HostAttention>(config_, rows, limits_.context, threads_, ops, host_pool);
   }
   [[nodiscard]] const HostAttention* host_attention() const { return host_attention_.get(); }
+  // Which sequences go through a layer's products together, and where their hidden states are
+  // between two layers. Not with layer inputs.
+  [[nodiscard]] ZigzagBlock& zigzag() { return zigzag_; }
+  [[nodiscard]] const ZigzagBlock& zigzag() const { return zigzag_; }
   // All transfers end before the next layer begins, as some baselines have it.
   void set_sync_layers(bool sync) { sync_layers_ = sync; }
 
@@ -90,11 +95,15 @@ class DecoderModel {
  private:
   [[nodiscard]] const LayerWeights& wait_for_weights(std::int64_t layer);
   void embed(const ForwardBatch& batch, Matrix x, Stream& stream);
-  void attention_block(std::int64_t layer, const LayerWeights& w, ConstMatrix input, Matrix x,
-                       Stream& stream);
-  void project_qkv(std::int64_t layer, const LayerWeights& w, ConstMatrix input, Stream& stream);
-  // From finished q, k, v of this layer to x += output projection.
-  void attend(std::int64_t layer, const LayerWeights& w, Matrix x, Stream& stream);
+  // What a layer does with some rows of x (and of the buffers beside it) before their attention,
+  // which leaves their q, k and v; and from their attended values on.
+  void before_attention(std::int64_t layer, const LayerWeights& w, ZigzagBlock::Rows rows,
+                        Stream& stream);
+  void after_attention(const LayerWeights& w, ZigzagBlock::Rows rows, Stream& stream);
+  void project_qkv(std::int64_t layer, const LayerWeights& w, ConstMatrix input, Matrix qkv,
+                   Stream& stream);
+  // From finished q, k, v of all rows in this layer to their attended values.
+  void attend(std::int64_t layer, const LayerWeights& w, std::int64_t rows, Stream& stream);
   // Rotates q and k, writes k and v; returns where this layer's KV lies.
   [[nodiscard]] KvLayerView append_kv(std::int64_t layer, Matrix q, Matrix k, Matrix v,
                                       Stream& stream);
@@ -107,10 +116,13 @@ class DecoderModel {
               float scale, Stream& stream);
   // Projects K and V of what was brought of recomputable blocks.
   void recompute(const LayerWeights& w, const KvLayerView& cache, Stream& stream);
-  void mlp_block(const LayerWeights& w, ConstMatrix input, Matrix x, Stream& stream);
+  void mlp_block(const LayerWeights& w, ConstMatrix input, Matrix up, Matrix x, Stream& stream);
   void norm(ConstMatrix x, const float* weight, const float* bias, Matrix y, Stream& stream);
   [[nodiscard]] ConstMatrix head(const ForwardBatch& batch, ConstMatrix x, Stream& stream);
   void fill_positions(const ForwardBatch& batch);
+  [[nodiscard]] std::int64_t up_width() const {
+    return config_.ffn_size * (config_.gated_mlp ? 2 : 1);
+  }
 
   ModelConfig config_;
   const ModelWeights* weights_;
@@ -126,6 +138,7 @@ class DecoderModel {
   std::unique_ptr<AttentionRunner> runner_;        // null: dense
   std::unique_ptr<LayerInputs> inputs_;            // null: K and V from the layer's own inputs
   std::unique_ptr<HostAttention> host_attention_;  // null: all rows are attended on the device
+  ZigzagBlock zigzag_;
   bool sync_layers_ = false;
   int threads_ = 1;
   WeightStream weight_stream_;

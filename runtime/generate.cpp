@@ -83,7 +83,8 @@ void fill_engine_numbers(const EngineStats& stats, const PlacementStats& placeme
         .inputs = read.inputs,
         .results = loaded.decoder.host_attention() != nullptr
                        ? loaded.decoder.host_attention()->use().results
-                       : 0};
+                       : 0,
+        .hidden = loaded.decoder.zigzag().moved_bytes()};
     const KvStore::EarlyUse early = loaded.kv.early_use();
     summary.early = {early.brought, early.unused};
     summary.token_cache = {plan.memory.cache, read.chosen, read.cached};

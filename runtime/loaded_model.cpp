@@ -158,10 +158,16 @@ class Planner {
     plan_.kv.host_attention = true;
   }
 
-  // Buffers of attention on the host.
+  // Buffers of attention on the host, and hidden states that lie there between layers.
   [[nodiscard]] std::uint64_t host_scratch(std::int64_t batch) const {
-    if (!plan_.kv.host_attention) return 0;
-    return HostAttention::host_bytes(model_.config, batch, context_, machine_.threads);
+    std::uint64_t bytes = 0;
+    if (plan_.kv.host_attention) {
+      bytes += HostAttention::host_bytes(model_.config, batch, context_, machine_.threads);
+    }
+    if (plan_.placement.hidden_on_host) {
+      bytes += ZigzagBlock::host_bytes(limits_for(batch).rows, model_.config.hidden_size);
+    }
+    return bytes;
   }
 
   // K and V of these tokens come from their layer inputs under every policy, whether or not any
@@ -396,7 +402,8 @@ LoadedModel::LoadedModel(std::shared_ptr<LoadedWeights> loaded, const ModelBundl
     : shared(std::move(loaded)),
       pool(shared->pool),
       host_pool(shared->host_pool),
-      transfers(plan.memory.host_blocks > 0 || plan.placement.streamed_layers > 0
+      transfers(plan.memory.host_blocks > 0 || plan.placement.streamed_layers > 0 ||
+                        plan.placement.hidden_on_host
                     ? std::make_unique<HostTransferEngine>(options.emulated_link)
                     : nullptr),
       decoder(model.config, *shared->weights, backend.ops(), backend.threads().threads(),
@@ -422,6 +429,12 @@ LoadedModel::LoadedModel(std::shared_ptr<LoadedWeights> loaded, const ModelBundl
   if (plan.kv.host_attention) {
     decoder.set_host_attention(plan.memory.batch_size, backend.host_ops(), host_pool);
   }
+  decoder.zigzag().set_batch(plan.placement.gpu_batch);
+  if (plan.placement.hidden_on_host) {
+    decoder.zigzag().keep_on_host(plan.limits.rows, model.config.hidden_size, *transfers,
+                                  host_pool);
+  }
+  decoder.zigzag().set_prefetch(plan.placement.overlap);
   decoder.set_sync_layers(plan.placement.sync_each_layer);
   decoder.kv_step().set_prefetch(plan.placement.overlap);
   decoder.weight_stream().set_prefetch(plan.placement.overlap);

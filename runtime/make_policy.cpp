@@ -84,6 +84,12 @@ std::shared_ptr<const PlacementPolicy> make_flexgen(const RunOptions& options) {
                        share("weight-share", flexgen.device_weight_share),
                        count("gpu-batch", flexgen.gpu_batch),
                        count("num-batches", flexgen.num_batches),
+                       {"activation-share", "0 or 1: they sit on one tier",
+                        [&flexgen](std::string_view text) {
+                          if (text != "0" && text != "1") return false;
+                          flexgen.hidden_on_host = text == "0";
+                          return true;
+                        }},
                        on_off("overlap", flexgen.overlap),
                        on_off("pinned", flexgen.pinned),
                        on_off("sync-each-layer", flexgen.sync_each_layer),

@@ -35,6 +35,7 @@ struct ToDeviceBytes {
   std::uint64_t kv_channels = 0;  // channels of K^T, for the step that chose by them
   std::uint64_t inputs = 0;       // layer inputs, for the step that recomputed their KV
   std::uint64_t results = 0;      // of attention on the host
+  std::uint64_t hidden = 0;       // hidden states that lie on the host between layers
 };
 
 // Of these, what was fetched while the step before ended, and what of it no step read after all.

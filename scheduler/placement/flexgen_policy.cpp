@@ -24,6 +24,7 @@ StaticPlacement FlexGenPolicy::start(const JobView& job) const {
                             .host_kv = options_.host_kv,
                             .gpu_batch = options_.gpu_batch,
                             .num_batches = options_.num_batches,
+                            .hidden_on_host = options_.hidden_on_host,
                             .overlap = options_.overlap,
                             .pinned = options_.pinned,
                             .sync_each_layer = options_.sync_each_layer};

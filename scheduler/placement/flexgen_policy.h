@@ -14,6 +14,9 @@ struct FlexGenOptions {
   double device_weight_share = 1.0;  // wg: share of the layers' weights on the device
   std::int64_t gpu_batch = 0;        // sequences computed together; 0: the whole batch
   std::int64_t num_batches = 1;      // a layer's weights are loaded once for all of them
+  // hg = 0: hidden states lie on the host between layers. They sit on one tier, as the original
+  // demands.
+  bool hidden_on_host = false;
   HostKvUse host_kv = HostKvUse::kStream;
   // The original's handicaps.
   bool overlap = true;

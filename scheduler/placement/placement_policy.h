@@ -42,6 +42,7 @@ struct StaticPlacement {
   HostKvUse host_kv = HostKvUse::kStream;
   std::int64_t gpu_batch = 0;     // zig-zag: sequences computed together; 0: all
   std::int64_t num_batches = 1;   // of them in one block: a layer's weights are loaded once
+  bool hidden_on_host = false;    // hidden states of the block lie there between two layers
   std::optional<DType> kv_dtype;  // nothing: the job's choice
   std::optional<std::int64_t> block_tokens;  // nothing: the job's choice
   // Handicaps of the originals; all off by default.

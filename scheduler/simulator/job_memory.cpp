@@ -73,6 +73,10 @@ void count_token_bytes(const SimulatedJob& job, JobMemory& memory) {
   memory.input_token = layers * input_layer_bytes(job.model);
   memory.query_row =
       static_cast<double>(job.model.q_width * job.model.layers) * job.activation_bytes;
+  if (memory.placement.hidden_on_host) {
+    memory.hidden_row =
+        static_cast<double>(job.model.hidden * (job.model.layers - 1)) * job.activation_bytes;
+  }
 }
 
 // Sets how many tokens staging holds, and returns its bytes.
@@ -118,6 +122,11 @@ void divide(const PlacementPolicy& policy, const SimulatedJob& job, Longest long
                         model.layer_weights * static_cast<std::uint64_t>(
                                                   model.layers - memory.streamed_layers + slots);
   memory.fixed_host = model.layer_weights * static_cast<std::uint64_t>(memory.streamed_layers);
+  if (memory.placement.hidden_on_host) {
+    memory.fixed_host += static_cast<std::uint64_t>(
+        static_cast<double>((job.prefill_chunk + job.batch_size) * model.hidden) *
+        job.activation_bytes);
+  }
   if (memory.fixed_device > job.device_memory || memory.fixed_host > job.host_memory) {
     memory.infeasible = fmt::format(
         "weights, scratch and staging take {} of {} on the device and {} of {} on the host",

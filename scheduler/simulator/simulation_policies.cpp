@@ -173,10 +173,11 @@ NamedSimulation run_flexgen(const CostModel& cost, const SimulatedJob& job,
                .device_weight_share = policy->shares.wg,
                .gpu_batch = static_cast<std::int64_t>(policy->workload.gpu_batch),
                .num_batches = static_cast<std::int64_t>(policy->workload.num_batches),
+               .hidden_on_host = policy->shares.hg < 0.5,
                .host_kv = use},
-              fmt::format("searched: wg {:.2f}, cg {:.2f}, {} x {}, {}", policy->shares.wg,
-                          policy->shares.cg, policy->workload.gpu_batch,
-                          policy->workload.num_batches, mode));
+              fmt::format("searched: wg {:.2f}, cg {:.2f}, hg {:.0f}, {} x {}, {}",
+                          policy->shares.wg, policy->shares.cg, policy->shares.hg < 0.5 ? 0.0 : 1.0,
+                          policy->workload.gpu_batch, policy->workload.num_batches, mode));
     }
     // By hand, as the paper does after its search: whole sequences on the
     // device, as many as fit.

@@ -367,7 +367,10 @@ class Simulation {
       work.decode_groups =
           (work.decode_rows + memory_.placement.gpu_batch - 1) / memory_.placement.gpu_batch;
     }
-    work.h2d_bytes += streamed_bytes();
+    const double hidden =
+        static_cast<double>(work.decode_rows + work.prefill_rows) * memory_.hidden_row;
+    work.d2h_bytes += hidden;
+    work.h2d_bytes += hidden + streamed_bytes();
     work.h2d_copies = work.d2h_copies = layers;
     record.lanes = cost_.step(work, {.layers = memory_.limits.layers,
                                      .overlap = memory_.placement.overlap,

@@ -13,6 +13,7 @@
 #include "runtime/engine.h"
 #include "runtime/prompt_preparer.h"
 #include "scheduler/placement/device_only_policy.h"
+#include "scheduler/placement/flexgen_policy.h"
 
 namespace triphase {
 
@@ -106,6 +107,14 @@ class TinyModel {
       model_.set_host_attention(options.batch_size, backend_->host_ops(), host_pool_);
     }
     model_.set_sync_layers(options.sync_layers);
+    if (const auto* flexgen = dynamic_cast<const FlexGenPolicy*>(policy_.get())) {
+      model_.zigzag().set_batch(flexgen->options().gpu_batch);
+      if (flexgen->options().hidden_on_host) {
+        model_.zigzag().keep_on_host(options.batch_size + options.prefill_chunk,
+                                     config_.hidden_size, transfers_, host_pool_);
+      }
+    }
+    model_.zigzag().set_prefetch(options.prefetch);
     transfers_.set_pageable(options.pageable);
     model_.kv_step().set_prefetch(options.prefetch);
     model_.weight_stream().set_prefetch(options.prefetch);

@@ -77,6 +77,13 @@ std::vector<Case> cases() {
        std::make_shared<FlexGenPolicy>(
            FlexGenOptions{.device_kv_share = 0.5, .device_weight_share = 0.5}),
        200, 60, 1},
+      {"flexgen_hidden_on_host",
+       std::make_shared<FlexGenPolicy>(FlexGenOptions{.device_kv_share = 0.5,
+                                                      .device_weight_share = 0.5,
+                                                      .gpu_batch = 2,
+                                                      .num_batches = 3,
+                                                      .hidden_on_host = true}),
+       200, 60, 1},
       {"flexgen_0_cpu_attention",
        std::make_shared<FlexGenPolicy>(
            FlexGenOptions{.device_kv_share = 0.0, .host_kv = HostKvUse::kCpuAttention}),
@@ -105,6 +112,7 @@ TEST_P(PlacementInvariant, PlacementNeverChangesTheAnswer) {
   std::uint64_t offloaded = 0;
   std::uint64_t preempted = 0;
   std::uint64_t attended = 0;  // rows on the host
+  std::uint64_t hidden = 0;    // bytes of hidden states
   std::uint64_t dropped = 0;
   std::uint64_t replayed = 0;
   for (int round = 0; round < 6; ++round) {
@@ -132,6 +140,7 @@ TEST_P(PlacementInvariant, PlacementNeverChangesTheAnswer) {
     offloaded += stats.offloaded_blocks;
     preempted += stats.swaps + stats.drops;
     if (const HostAttention* host = model.model().host_attention()) attended += host->use().rows;
+    hidden += model.model().zigzag().moved_bytes();
     dropped += stats.dropped_blocks;
     // A line that is preempted again while it is computed again starts over.
     EXPECT_LE(stats.replayed_tokens, stats.dropped_blocks * 8);
@@ -142,6 +151,7 @@ TEST_P(PlacementInvariant, PlacementNeverChangesTheAnswer) {
     EXPECT_GT(offloaded + dropped, 20U);
   }
   EXPECT_EQ(attended > 100, test.host_attention);
+  EXPECT_EQ(hidden > 0, test.name == "flexgen_hidden_on_host");
   if (test.name.starts_with("vllm")) {
     EXPECT_GT(preempted, 3U);
   }

@@ -232,6 +232,13 @@ std::vector<Case> cases() {
        std::make_shared<FlexGenPolicy>(
            FlexGenOptions{.device_kv_share = 0.5, .device_weight_share = 0.5, .overlap = false}),
        200, 60, 2, false, "offload"},
+      {"flexgen_hidden_on_host",
+       std::make_shared<FlexGenPolicy>(FlexGenOptions{.device_kv_share = 0.5,
+                                                      .device_weight_share = 0.5,
+                                                      .gpu_batch = 2,
+                                                      .num_batches = 2,
+                                                      .hidden_on_host = true}),
+       200, 60, 2, true, "offload"},
       {"flexgen_cpu_attention",
        std::make_shared<FlexGenPolicy>(
            FlexGenOptions{.device_kv_share = 0.0, .host_kv = HostKvUse::kCpuAttention}),
