@@ -211,6 +211,7 @@ std::byte* KvStore::saved_inputs(std::int32_t input_block, LayerId layer) const 
 
 TokenCache& KvStore::token_cache(std::int64_t parts) {
   if (token_cache_.shape().layers == 0 || token_cache_.shape().parts != parts) {
+    end_early_tokens();
     token_cache_ = TokenCache({.layers = shape_.layers,
                                .parts = parts,
                                .block_tokens = shape_.block_tokens,
@@ -261,6 +262,7 @@ void KvStore::reload(SequenceId sequence, std::int64_t first_block, std::int64_t
 void KvStore::discard(SequenceId sequence, std::int64_t first_block, std::int64_t count) {
   const auto last = first_block + count;
   for (std::int64_t block = first_block; block < last; ++block) {
+    stop_reading_early(sequence, block);
     if (residency_.block_place(sequence, block) == BlockPlace::kLeaving) settle(/*all=*/true);
     if (host_columns_.places() > 0) keep_host_columns(sequence, block);
     residency_.discard(sequence, block);
@@ -268,7 +270,7 @@ void KvStore::discard(SequenceId sequence, std::int64_t first_block, std::int64_
 }
 
 void KvStore::drop(SequenceId sequence, std::int64_t count) {
-  stop_reading_early(sequence, count);
+  stop_reading_own_early(sequence, count);
   for (std::int64_t block = 0; block < count; ++block) {
     const BlockPlace place = residency_.block_place(sequence, block);
     if (place == BlockPlace::kLeaving || place == BlockPlace::kReturning) settle(/*all=*/true);
@@ -315,24 +317,48 @@ void KvStore::give_up_moves() noexcept {
     residency_.cancel_move(move.sequence, move.block);
   }
   moves_.clear();
-  for (std::int64_t range = early_waited_; range < early_.ranges(); ++range) {
+  const auto give_up = [this](Ticket ticket) {
     try {
-      transfers_->wait(early_.ticket(range));
+      transfers_->wait(ticket);
     } catch (const std::exception&) {
       // The same.
     }
+  };
+  for (std::int64_t range = early_waited_; range < early_.ranges(); ++range) {
+    give_up(early_.ticket(range));
+  }
+  for (std::int64_t range = early_tokens_waited_; range < early_tokens_.ranges(); ++range) {
+    give_up(early_tokens_.ticket(range));
   }
   forget_early();
+  forget_early_tokens(/*lost=*/true);
 }
 
 std::optional<EarlyBlocks::Source> KvStore::early_source(LayerId layer, SequenceId sequence,
                                                          std::int64_t block) const {
   const BlockPlace place = residency_.block_place(sequence, block);
   if (place != BlockPlace::kHost && place != BlockPlace::kReturning) return std::nullopt;
-  return EarlyBlocks::Source{.layer = layer.value,
-                             .block_index = residency_.block_index(sequence, block),
-                             .block_id = residency_.block_id(sequence, block),
-                             .host_block = residency_.host_block(sequence, block)};
+  return source_of(layer, sequence, block);
+}
+
+std::optional<EarlyBlocks::Source> KvStore::arrived_source(LayerId layer, SequenceId sequence,
+                                                           std::int64_t block) const {
+  const BlockPlace place = residency_.block_place(sequence, block);
+  if (place == BlockPlace::kHost) return source_of(layer, sequence, block);
+  if (place != BlockPlace::kLeaving) return std::nullopt;
+  const auto move = std::ranges::find_if(moves_, [&](const Move& one) {
+    return one.to_host && one.sequence == sequence && one.block == block;
+  });
+  if (move == moves_.end() || !transfers_->done(move->ticket)) return std::nullopt;
+  return source_of(layer, sequence, block);
+}
+
+EarlyBlocks::Source KvStore::source_of(LayerId layer, SequenceId sequence,
+                                       std::int64_t block) const {
+  return {.layer = layer.value,
+          .block_index = residency_.block_index(sequence, block),
+          .block_id = residency_.block_id(sequence, block),
+          .host_block = residency_.host_block(sequence, block)};
 }
 
 void KvStore::wait_for_early(std::int64_t ranges) {
@@ -351,20 +377,66 @@ void KvStore::forget_early() {
   early_waited_ = 0;
 }
 
-void KvStore::stop_reading_early(SequenceId sequence, std::int64_t count) {
-  for (std::int64_t block = 0; block < count && early_waited_ < early_.ranges(); ++block) {
-    if (residency_.shared(sequence, block)) continue;
-    if (early_.reads(residency_.block_index(sequence, block),
-                     residency_.host_block(sequence, block))) {
-      wait_for_early(early_.ranges());
+void KvStore::wait_for_early_tokens(std::int64_t ranges) {
+  ranges = std::min(ranges, early_tokens_.ranges());
+  for (; early_tokens_waited_ < ranges; ++early_tokens_waited_) {
+    try {
+      transfers_->wait(early_tokens_.ticket(early_tokens_waited_));
+    } catch (...) {
+      // Nothing more of them is written to the cache, nor read on the host, by then.
+      transfers_->drain();
+      forget_early_tokens(/*lost=*/true);
+      throw;
     }
+  }
+}
+
+void KvStore::end_early_tokens() {
+  wait_for_early_tokens(early_tokens_.ranges());
+  forget_early_tokens(/*lost=*/false);
+}
+
+void KvStore::forget_early_tokens(bool lost) {
+  ended_early_ = early_use();
+  for (const EarlyTokens::Slot& at : early_tokens_.slots()) {
+    if (lost) {
+      token_cache_.forget(at.layer, at.part, at.slot);
+    } else {
+      token_cache_.end_early(at.layer, at.part, at.slot);
+    }
+  }
+  early_tokens_.clear();
+  early_tokens_waited_ = 0;
+}
+
+std::uint64_t KvStore::waiting_early_bytes() const {
+  const std::int64_t parts = std::max<std::int64_t>(token_cache_.shape().parts, 1);
+  const auto part_bytes = static_cast<std::uint64_t>(geometry().record_bytes() / parts);
+  return static_cast<std::uint64_t>(early_.unused()) * page_bytes(shape_) +
+         static_cast<std::uint64_t>(token_cache_.early()) * part_bytes;
+}
+
+void KvStore::stop_reading_early(SequenceId sequence, std::int64_t block) {
+  const std::int32_t index = residency_.block_index(sequence, block);
+  const std::int32_t host_block = residency_.host_block(sequence, block);
+  if (early_waited_ < early_.ranges() && early_.reads(index, host_block)) {
+    wait_for_early(early_.ranges());
+  }
+  if (early_tokens_waited_ < early_tokens_.ranges() && early_tokens_.reads(index, host_block)) {
+    wait_for_early_tokens(early_tokens_.ranges());
+  }
+}
+
+void KvStore::stop_reading_own_early(SequenceId sequence, std::int64_t count) {
+  for (std::int64_t block = 0; block < count; ++block) {
+    if (!residency_.shared(sequence, block)) stop_reading_early(sequence, block);
   }
 }
 
 void KvStore::release(SequenceId sequence) {
   // A block must not end while it moves. Shared blocks move under another sequence's name too.
   if (moving()) settle(/*all=*/true);
-  stop_reading_early(sequence, residency_.blocks(sequence));
+  stop_reading_own_early(sequence, residency_.blocks(sequence));
   open_pages_.forget(sequence);
   residency_.release(sequence);
 }

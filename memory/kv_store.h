@@ -12,6 +12,7 @@
 #include <vector>
 
 #include "memory/early_blocks.h"
+#include "memory/early_tokens.h"
 #include "memory/host_key_columns.h"
 #include "memory/key_columns.h"
 #include "memory/kv_residency.h"
@@ -173,14 +174,23 @@ class KvStore {
   // Where a layer of the block would be read from; nothing: it is not on the host.
   [[nodiscard]] std::optional<EarlyBlocks::Source> early_source(LayerId layer, SequenceId sequence,
                                                                 std::int64_t block) const;
+  // Where it will be read from once the step has begun, if its bytes are there by now: also those
+  // that settle() has not seen arrive.
+  [[nodiscard]] std::optional<EarlyBlocks::Source> arrived_source(LayerId layer,
+                                                                  SequenceId sequence,
+                                                                  std::int64_t block) const;
   // Returns once the first `ranges` of early() have arrived; throws what made one fail.
   void wait_for_early(std::int64_t ranges);
   // The step that should read them has: waits for all and forgets them.
   void end_early();
+  // The same of chosen tokens that were brought to the token cache: they stay there.
+  [[nodiscard]] EarlyTokens& early_tokens() { return early_tokens_; }
+  [[nodiscard]] const EarlyTokens& early_tokens() const { return early_tokens_; }
+  // Where one fails, the cache has none of them.
+  void wait_for_early_tokens(std::int64_t ranges);
+  void end_early_tokens();
   // Bytes of what was brought early and not read yet.
-  [[nodiscard]] std::uint64_t waiting_early_bytes() const {
-    return static_cast<std::uint64_t>(early_.unused()) * page_bytes(shape_);
-  }
+  [[nodiscard]] std::uint64_t waiting_early_bytes() const;
   // Since the start: bytes brought early, and of these the ones that no step read (any more).
   struct EarlyUse {
     std::uint64_t brought = 0;
@@ -188,7 +198,7 @@ class KvStore {
   };
   [[nodiscard]] EarlyUse early_use() const {
     const auto blocks = static_cast<std::uint64_t>(early_.blocks());
-    return {ended_early_.brought + blocks * page_bytes(shape_),
+    return {ended_early_.brought + blocks * page_bytes(shape_) + early_tokens_.bytes(),
             ended_early_.unused + waiting_early_bytes()};
   }
 
@@ -203,9 +213,15 @@ class KvStore {
     bool to_host = false;
   };
 
+  [[nodiscard]] EarlyBlocks::Source source_of(LayerId layer, SequenceId sequence,
+                                              std::int64_t block) const;
   void forget_early();
-  // The sequence's first `count` blocks may give up their host blocks.
-  void stop_reading_early(SequenceId sequence, std::int64_t count);
+  // Their bytes are there, or (lost) will never be.
+  void forget_early_tokens(bool lost);
+  // The sequence's block may give up its host block.
+  void stop_reading_early(SequenceId sequence, std::int64_t block);
+  // The same of its first `count` blocks, but those that other sequences hold too.
+  void stop_reading_own_early(SequenceId sequence, std::int64_t count);
   // K^T of a block on the host must be there without its record.
   void keep_host_columns(SequenceId sequence, std::int64_t block);
   // Of each layer.
@@ -235,6 +251,8 @@ class KvStore {
   std::vector<Move> moves_;
   EarlyBlocks early_;
   std::int64_t early_waited_ = 0;  // of its ranges
+  EarlyTokens early_tokens_;
+  std::int64_t early_tokens_waited_ = 0;
   EarlyUse ended_early_;
   std::vector<TokenRun> runs_;
 };

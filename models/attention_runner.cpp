@@ -30,7 +30,7 @@ void AttentionRunner::begin(SequenceId sequence, std::int64_t prompt_tokens) {
 
 void AttentionRunner::begin(SequenceId sequence, std::int64_t prompt_tokens,
                             std::unique_ptr<AttentionMethod::State> state) {
-  states_[sequence.value] = {std::move(state), prompt_tokens, {}};
+  states_[sequence.value] = {std::move(state), prompt_tokens, {}, {}};
 }
 
 AttentionRunner::Entry& AttentionRunner::entry_of(SequenceId sequence) {
@@ -45,24 +45,47 @@ std::int64_t AttentionRunner::shareable_tokens(std::int64_t prompt_tokens) const
   return std::clamp<std::int64_t>(rest, 0, prompt_units().causal_tokens(prompt_tokens));
 }
 
-const TokenChoice* AttentionRunner::early_choice(LayerId layer, SequenceId sequence,
-                                                 std::int64_t context_tokens) {
+AttentionRunner::Entry* AttentionRunner::early_entry(LayerId layer, SequenceId sequence,
+                                                     std::int64_t context_tokens) {
   if (method_->timing(layer.value) != AttentionMethod::Timing::kEarly) return nullptr;
   Entry& entry = entry_of(sequence);
-  if (context_tokens <= entry.prompt_tokens) return nullptr;
+  return context_tokens > entry.prompt_tokens ? &entry : nullptr;
+}
+
+const TokenChoice* AttentionRunner::early_choice(LayerId layer, SequenceId sequence,
+                                                 std::int64_t context_tokens) {
+  Entry* entry = early_entry(layer, sequence, context_tokens);
+  if (entry == nullptr) return nullptr;
   LayerCall call;
   call.layer = layer.value;
   call.keys.context_tokens = context_tokens;
-  const TokenChoice& choice = choose(entry, call, {}, 0);
+  const TokenChoice& choice = choose(*entry, call, {}, 0);
   return choice.dense ? nullptr : &choice;
+}
+
+const TokenChoice* AttentionRunner::next_choice(LayerId layer, SequenceId sequence,
+                                                std::int64_t context_tokens) {
+  Entry* entry = early_entry(layer, sequence, context_tokens);
+  if (entry == nullptr) return nullptr;
+  LayerCall call;
+  call.layer = layer.value;
+  call.keys.context_tokens = context_tokens;
+  if (entry->next.empty()) entry->next.resize(static_cast<std::size_t>(2 * shape_.layers));
+  Made& made = entry->next_of(call);
+  if (!made.is_for(call)) make(*entry, call, {}, 0, made);
+  return made.choice.dense ? nullptr : &made.choice;
 }
 
 const TokenChoice& AttentionRunner::choose(Entry& entry, const LayerCall& call, ConstMatrix q,
                                            std::int64_t row) {
+  if (!entry.next.empty() && entry.next_of(call).is_for(call)) return entry.next_of(call).choice;
   Made& made = entry.made[static_cast<std::size_t>(call.layer) % entry.made.size()];
-  if (made.layer == call.layer && made.context_tokens == call.keys.context_tokens) {
-    return made.choice;
-  }
+  if (!made.is_for(call)) make(entry, call, q, row, made);
+  return made.choice;
+}
+
+void AttentionRunner::make(Entry& entry, const LayerCall& call, ConstMatrix q, std::int64_t row,
+                           Made& made) {
   made.layer = call.layer;
   made.context_tokens = call.keys.context_tokens;
   made.choice.clear();
@@ -71,7 +94,6 @@ const TokenChoice& AttentionRunner::choose(Entry& entry, const LayerCall& call, 
   } else {
     method_->choose(*entry.state, call, q, row, made.choice);
   }
-  return made.choice;
 }
 
 // Where a token lies: where it was brought to, in the pages of its block, or with INT8 in the open

@@ -67,6 +67,11 @@ class AttentionRunner {
   [[nodiscard]] const TokenChoice* early_choice(LayerId layer, SequenceId sequence,
                                                 std::int64_t context_tokens);
 
+  // The same of the decoded row after the one at hand, of which this layer has been attended.
+  // Valid until it is asked for the second row after that; early_choice() and choose() return it.
+  [[nodiscard]] const TokenChoice* next_choice(LayerId layer, SequenceId sequence,
+                                               std::int64_t context_tokens);
+
   // Whether the row that makes the sequence so long is decoded, not of the prompt.
   [[nodiscard]] bool decodes(SequenceId sequence, std::int64_t context_tokens) {
     return context_tokens > entry_of(sequence).prompt_tokens;
@@ -119,11 +124,20 @@ class AttentionRunner {
     std::int64_t layer = -1;
     std::int64_t context_tokens = 0;
     TokenChoice choice;
+
+    [[nodiscard]] bool is_for(const LayerCall& call) const {
+      return layer == call.layer && context_tokens == call.keys.context_tokens;
+    }
   };
   struct Entry {
+    [[nodiscard]] Made& next_of(const LayerCall& call) {
+      return next[static_cast<std::size_t>(2 * call.layer + call.keys.context_tokens % 2)];
+    }
+
     std::unique_ptr<AttentionMethod::State> state;
     std::int64_t prompt_tokens = 0;
     std::array<Made, 2> made;  // of the layer at hand and of the next, by layer
+    std::vector<Made> next;    // before the row's step began, [layer][of a row and the one after]
   };
   // One decoded row whose tokens were chosen.
   struct Chosen {
@@ -139,6 +153,9 @@ class AttentionRunner {
   // Asks for the channels that the segments' queries will choose by.
   void want_channels(LayerId layer, std::span<const AttentionSegment> segments, ConstMatrix q,
                      const KvLayerView& cache, float scale, ChannelReads& channels, Stream& stream);
+  // The sequence, where the method knows early what that row attends in this layer; else null.
+  [[nodiscard]] Entry* early_entry(LayerId layer, SequenceId sequence, std::int64_t context_tokens);
+  void make(Entry& entry, const LayerCall& call, ConstMatrix q, std::int64_t row, Made& made);
   // Chooses unless it is done already; `row` is the query's.
   const TokenChoice& choose(Entry& entry, const LayerCall& call, ConstMatrix q, std::int64_t row);
   void find_slots(const AttentionSegment& segment, const KvLayerView& cache,

@@ -316,9 +316,14 @@ std::span<const AttentionSegment> DecoderModel::wait_for_kv(std::int64_t layer,
   TraceSpan span(kv_step_.staging() ? trace_ : nullptr, TraceLane::kCompute, "wait for KV");
   span.note("group", group);
   const std::int64_t before = kv_step_.fetched_for_next_step();
+  const std::uint64_t token_bytes = kv_step_.token_bytes_for_next_step();
   const std::span<const AttentionSegment> segments = kv_step_.segments(LayerId(layer), group);
   const std::int64_t early = kv_step_.fetched_for_next_step() - before;
   if (early > 0) span.note("blocks_for_next_step", early);
+  const std::uint64_t early_tokens = kv_step_.token_bytes_for_next_step() - token_bytes;
+  if (early_tokens > 0) {
+    span.note("token_bytes_for_next_step", static_cast<std::int64_t>(early_tokens));
+  }
   return segments;
 }
 

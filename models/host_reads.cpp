@@ -17,7 +17,7 @@ void HostReads::begin_step(KvStore& store, bool per_head) {
 void HostReads::begin(LayerId layer, std::int64_t first_page) {
   layer_ = layer;
   next_page_ = first_page;
-  early_ranges_ = 0;
+  early_ranges_ = early_token_ranges_ = 0;
   blocks_.clear();
   arrived_ = 0;
   recomputes_.clear();
@@ -97,10 +97,14 @@ std::int32_t HostReads::slot_of(const BatchSegment& rows, std::int64_t token, st
                                  store_->residency().block_id(sequence, block)};
   const auto part_bytes = static_cast<std::uint64_t>(store_->geometry().record_bytes() / parts_);
   bytes_.chosen += part_bytes;
-  std::int32_t cached = cache.find(layer_.value, part, key, offset);
-  if (cached >= 0) {
-    bytes_.cached += part_bytes;
-    return static_cast<std::int32_t>(store_->cache_slot(layer_, cached));
+  const TokenCache::Hit hit = cache.look_up(layer_.value, part, key, offset);
+  if (hit.slot >= 0) {
+    if (hit.early) {
+      early_token_ranges_ = store_->early_tokens().ranges_of(layer_.value);
+    } else {
+      bytes_.cached += part_bytes;
+    }
+    return static_cast<std::int32_t>(store_->cache_slot(layer_, hit.slot));
   }
   const std::int64_t index = block_of(rows, block, page);
   const bool recomputed = blocks_[static_cast<std::size_t>(index)].recomputed >= 0;
@@ -110,8 +114,8 @@ std::int32_t HostReads::slot_of(const BatchSegment& rows, std::int64_t token, st
   cells_[cell] = 1;
   // What is recomputed is whole tokens; slots of single heads are not for them.
   if (recomputed && parts_ > 1) return -1;
-  cached = cache.add(layer_.value, part, key, offset);
-  if (cached >= 0) slots_[cell] = static_cast<std::int32_t>(store_->cache_slot(layer_, cached));
+  const std::int32_t added = cache.add(layer_.value, part, key, offset);
+  if (added >= 0) slots_[cell] = static_cast<std::int32_t>(store_->cache_slot(layer_, added));
   return slots_[cell];
 }
 

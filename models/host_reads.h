@@ -57,10 +57,14 @@ class HostReads {
   void begin(LayerId layer, std::int64_t first_page);
   // So many of the early ranges, from the first on, must have arrived before what was read is read.
   [[nodiscard]] std::int64_t early_ranges() const { return early_ranges_; }
+  // The same of the early tokens (KvStore::early_tokens).
+  [[nodiscard]] std::int64_t early_token_ranges() const { return early_token_ranges_; }
   // Counts blocks that were brought whole for a step to come.
   void count_early(std::int64_t blocks) {
     bytes_.blocks += static_cast<std::uint64_t>(blocks) * KvStore::page_bytes(store_->shape());
   }
+  // And chosen tokens.
+  void count_early_tokens(std::uint64_t bytes) { bytes_.tokens += bytes; }
 
   // What was read so far has arrived, as whole blocks; what follows is read beside it.
   void begin_second_round() { arrived_ = static_cast<std::int64_t>(blocks_.size()); }
@@ -85,7 +89,7 @@ class HostReads {
     std::uint64_t blocks = 0;  // of blocks brought whole
     std::uint64_t tokens = 0;  // of chosen tokens brought, with the gaps
     std::uint64_t chosen = 0;  // of tokens that were on the host and chosen
-    std::uint64_t cached = 0;  // of these, in the cache already
+    std::uint64_t cached = 0;  // of these, in the cache already, and not brought there for the step
     std::uint64_t inputs = 0;  // of layer inputs brought
   };
   [[nodiscard]] const Bytes& bytes() const { return bytes_; }
@@ -120,6 +124,7 @@ class HostReads {
   std::int64_t block_cells_ = 0;
   std::int64_t next_page_ = 0;
   std::int64_t early_ranges_ = 0;
+  std::int64_t early_token_ranges_ = 0;
   std::vector<Block> blocks_;
   std::int64_t arrived_ = 0;  // of them, in earlier rounds
   std::vector<KvRecompute> recomputes_;

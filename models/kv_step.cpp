@@ -17,6 +17,9 @@ void KvStep::begin(KvStore& store, std::span<const BatchSegment> rows,
     if (!store.early().empty()) store.end_early();
     ring_.reset(store.sizes().staging_pages);
   }
+  // Those of the step before this one, if it did not come to its last layer's attention.
+  if (has_early_tokens_ && store_ == &store) store.end_early_tokens();
+  has_early_tokens_ = !store.early_tokens().empty();
   store_ = &store;
   attention_ = attention;
   rows_ = rows;
@@ -33,6 +36,8 @@ void KvStep::begin(KvStore& store, std::span<const BatchSegment> rows,
   staged_ = 0;
   meet_early();
   next_.begin(store, rows, windows);
+  next_tokens_.begin(store, rows);
+  early_token_bytes_ = 0;
   if (staging() && prefetch_) stage_to(0);
 }
 
@@ -240,10 +245,24 @@ void KvStep::stage_to(std::int64_t number) {
 void KvStep::fetch_for_next_step(std::int64_t number) {
   const bool last_layer = number + groups() >= unit_count();
   if (!prefetch_ || !last_layer || staged_ < unit_count() || last_early_unit_ >= 0) return;
-  if (attention_ != nullptr || store_->shape().host_attention) return;
+  if (store_->shape().host_attention) return;
+  if (attention_ != nullptr) return fetch_tokens_for_next_step();
   const std::int64_t blocks = next_.fetch(ring_, unit_count());
   early_for_next_ += blocks;
   reads_.count_early(blocks);
+}
+
+void KvStep::fetch_tokens_for_next_step() {
+  if (!next_tokens_.pending()) return;
+  // What was brought for this step is of layers that are past.
+  if (has_early_tokens_) store_->end_early_tokens();
+  has_early_tokens_ = false;
+  std::optional<std::int64_t> spare = ring_.take(1, unit_count());
+  if (spare) *spare += store_->sizes().device_pages;
+  const auto last_layer = static_cast<std::int64_t>(windows_.size()) - 1;
+  const std::uint64_t bytes = next_tokens_.fetch(*attention_, last_layer, spare);
+  early_token_bytes_ += bytes;
+  reads_.count_early_tokens(bytes);
 }
 
 std::int64_t KvStep::first_block_to_choose(std::size_t entry, LayerId layer) const {
@@ -289,6 +308,7 @@ void KvStep::stage(std::int64_t number, std::int64_t first_page) {
   }
   read_first_round(unit, layer, group);
   unit.early_ranges = reads_.early_ranges();
+  unit.early_token_ranges = reads_.early_token_ranges();
   unit.ticket = move_reads(unit.recomputes, unit.input_ticket);
 }
 
@@ -449,6 +469,7 @@ std::span<const AttentionSegment> KvStep::segments(LayerId layer, std::int64_t g
     stage_to(number);
     fetch_for_next_step(number);
     store_->wait_for_early(unit_of(number).early_ranges);
+    store_->wait_for_early_tokens(unit_of(number).early_token_ranges);
     store_->transfers()->wait(unit_of(number).ticket);
     store_->transfers()->wait(unit_of(number).input_ticket);
     recomputes_ = &unit_of(number).recomputes;

@@ -15,8 +15,8 @@
 // sequences, where nothing is on the host). While one group is attended, and while a layer computes
 // what is not attention, the blocks of as many groups as the other staging pages hold are on their
 // way, those of later layers too; and at a step's end those of the next step's first layers, as far
-// as it is sure to read them (next_step.h). Kept between steps to reuse its memory; not thread
-// safe.
+// as it is sure to read them (next_step.h), or the tokens that it will choose (next_tokens.h). Kept
+// between steps to reuse its memory; not thread safe.
 
 #include <array>
 #include <cstdint>
@@ -30,6 +30,7 @@
 #include "models/forward_batch.h"
 #include "models/host_reads.h"
 #include "models/next_step.h"
+#include "models/next_tokens.h"
 #include "models/sequence_groups.h"
 #include "models/staging_ring.h"
 
@@ -85,6 +86,8 @@ class KvStep {
   [[nodiscard]] bool staging() const { return groups_.staging(); }
   // Blocks of one layer fetched so far for the step after this one.
   [[nodiscard]] std::int64_t fetched_for_next_step() const { return early_for_next_; }
+  // Bytes of chosen tokens that were.
+  [[nodiscard]] std::uint64_t token_bytes_for_next_step() const { return early_token_bytes_; }
   [[nodiscard]] const HostReads& reads() const { return reads_; }
   [[nodiscard]] std::uint64_t channel_bytes() const { return channels_.bytes(); }
 
@@ -106,8 +109,9 @@ class KvStep {
     std::vector<std::int64_t> first_blocks;        // where entries without an early choice begin
     std::vector<std::vector<std::int64_t>> more_blocks;  // and others that they read
     std::int64_t first_page = 0;
-    std::int64_t early_ranges = 0;  // HostReads::early_ranges
-    bool any_late = false;          // what lies before the first block comes once it is chosen
+    std::int64_t early_ranges = 0;        // HostReads::early_ranges
+    std::int64_t early_token_ranges = 0;  // HostReads::early_token_ranges
+    bool any_late = false;  // what lies before the first block comes once it is chosen
   };
 
   void find_host_entries();
@@ -141,6 +145,7 @@ class KvStep {
   // The range of pages that was taken for this unit before the step; null: none.
   [[nodiscard]] const NextStep::Range* meant_for(std::int64_t number) const;
   void fetch_for_next_step(std::int64_t number);
+  void fetch_tokens_for_next_step();
   // Stages the units up to `number`, and then as many as there are pages for.
   void stage_to(std::int64_t number);
   void stage(std::int64_t number, std::int64_t first_page);
@@ -186,6 +191,9 @@ class KvStep {
   std::vector<std::int64_t> fresh_;    // by unit that it concerns: blocks that were not
   std::int64_t last_early_unit_ = -1;  // that reads any of it; -1: nothing is left of it
   std::int64_t early_for_next_ = 0;    // blocks brought for the next step
+  NextTokens next_tokens_;
+  bool has_early_tokens_ = false;        // brought for this step, before it began
+  std::uint64_t early_token_bytes_ = 0;  // brought for the next step
   std::vector<TokenRun> runs_;
   std::vector<BytePiece> pieces_;
   HostReads reads_;        // of the unit at hand

@@ -118,6 +118,12 @@ std::int64_t first_key(const Case& test, std::int64_t context, std::int64_t colu
   return again ? (context - 2) / 16 * 16 : context;
 }
 
+// Brought so far for steps that have been: what is brought early is of the step that reads it.
+std::uint64_t brought_until_now(TinyModel& model) {
+  model.transfers().drain();
+  return to_device(model) - model.kv().waiting_early_bytes();
+}
+
 // Submits one line and calls `look` after each of its decode steps but the last.
 template <class Look>
 void decode_one(const Case& test, TinyModel& model, Look look) {
@@ -129,7 +135,7 @@ void decode_one(const Case& test, TinyModel& model, Look look) {
   static_cast<void>(engine.step());
   std::int64_t columns = 0;
   while (true) {
-    const std::uint64_t before = to_device(model);
+    const std::uint64_t before = brought_until_now(model);
     static_cast<void>(engine.step());
     if (engine.in_flight() == 0) return;
     const std::int64_t on_host = host_tokens(model, kSequence);
@@ -140,7 +146,7 @@ void decode_one(const Case& test, TinyModel& model, Look look) {
     const KvStore::Shape& shape = model.kv().shape();
     const auto keys = static_cast<std::uint64_t>(on_host * shape.layers * shape.kv_heads) *
                       dtype_bytes(shape.dtype);
-    look(Seen{.brought = to_device(model) - before,
+    look(Seen{.brought = brought_until_now(model) - before,
               .chosen = choices.before(std::min(on_host, first)),
               .whole = static_cast<std::uint64_t>(looked_into * shape.layers *
                                                   model.kv().geometry().record_bytes()),

@@ -182,6 +182,35 @@ TEST(TraceOfSteps, WhatTheNextStepReadsIsFetchedWhileTheStepEnds) {
   }
 }
 
+// The same of tokens that a method knows beforehand.
+TEST(TraceOfSteps, TokensThatTheNextStepChoosesAreFetchedWhileTheStepEnds) {
+  ModelConfig config = tiny_config();
+  config.layers = 5;
+  for (const bool prefetch : {true, false}) {
+    TinyModelOptions options = options_of(
+        {"accelerate", std::make_shared<AcceleratePolicy>(AccelerateOptions{}), 150, 30});
+    options.prefetch = prefetch;
+    options.attention.kind = AttentionKind::kStrided;
+    options.cache_blocks = 60;
+    options.link = EmulatedLink{.bytes_per_second = 2e6, .seconds_per_record = 20e-6};
+    TinyModel model(options, config);
+    KeptTrace kept;
+    run_traced(model, plain_requests(4, 60, 10), kept);
+    const std::vector<TraceEvent> links = kept.lane(TraceLane::kToDevice);
+    std::vector<TraceEvent> ends;
+    for (const TraceEvent& event : kept.lane(TraceLane::kCompute)) {
+      if (std::string_view(event.name) == "head") ends.push_back(event);
+    }
+    const std::int64_t announced =
+        sum_of(kept.lane(TraceLane::kCompute), "token_bytes_for_next_step");
+    EXPECT_EQ(announced, static_cast<std::int64_t>(model.kv().early_use().brought));
+    EXPECT_EQ(announced > 0, prefetch);
+    EXPECT_EQ(overlaps(links, ends) > 0, prefetch);
+    const HostReads::Bytes& read = model.model().kv_step().reads().bytes();
+    EXPECT_EQ(sum_of(links, "bytes"), static_cast<std::int64_t>(read.blocks + read.tokens));
+  }
+}
+
 // Where KV or weights cross the link while a step computes.
 std::vector<Case> fetching_cases() {
   return {

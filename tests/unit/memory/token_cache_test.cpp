@@ -47,6 +47,52 @@ TEST(TokenCache, KeepsWhatIsChosenAgainAndDropsTheOldest) {
   cache.check();
 }
 
+TEST(TokenCache, WhatTheNextStepChoosesStaysForIt) {
+  TokenCache cache({.layers = 1, .parts = 1, .block_tokens = 8, .slots = 3, .blocks = 1});
+  const TokenCache::BlockKey block{0, 9};
+  cache.begin_step();
+  for (std::int64_t token : {0, 1, 2}) EXPECT_GE(cache.add(0, 0, block, token), 0);
+  cache.begin_step();
+  const std::int32_t kept = cache.find(0, 0, block, 2);
+  EXPECT_TRUE(cache.keep_for_next(0, 0, block, 0));
+  EXPECT_FALSE(cache.keep_for_next(0, 0, block, 5));
+  const std::int32_t early = cache.add_for_next(0, 0, block, 5);
+  ASSERT_GE(early, 0);
+  EXPECT_NE(early, kept) << "read in this step";
+  EXPECT_EQ(cache.find(0, 0, block, 1), TokenCache::kNone) << "the only one that nobody wants";
+  EXPECT_EQ(cache.add_for_next(0, 0, block, 6), TokenCache::kNone);
+  EXPECT_EQ(cache.early(), 1);
+  cache.check();
+  cache.begin_step();
+  EXPECT_EQ(cache.add(0, 0, block, 6), TokenCache::kNone) << "all were chosen in the last step";
+  EXPECT_GE(cache.find(0, 0, block, 0), 0);
+  EXPECT_TRUE(cache.look_up(0, 0, block, 5).early);
+  EXPECT_EQ(cache.early(), 0);
+  EXPECT_EQ(cache.find(0, 0, block, 2), kept);
+  cache.check();
+}
+
+// A slot that is forgotten, or brought for a step that did not come, leaves like others.
+TEST(TokenCache, EarlyTokensThatNobodyChoseLeaveInTheirTurn) {
+  TokenCache cache({.layers = 1, .parts = 1, .block_tokens = 8, .slots = 2, .blocks = 1});
+  const TokenCache::BlockKey block{0, 9};
+  cache.begin_step();
+  const std::int32_t lost = cache.add_for_next(0, 0, block, 3);
+  const std::int32_t unread = cache.add_for_next(0, 0, block, 4);
+  cache.forget(0, 0, lost);
+  cache.end_early(0, 0, unread);
+  EXPECT_EQ(cache.early(), 0);
+  EXPECT_EQ(cache.find(0, 0, block, 3), TokenCache::kNone);
+  cache.check();
+  cache.begin_step();
+  cache.begin_step();
+  EXPECT_EQ(cache.add(0, 0, block, 6), lost);
+  cache.begin_step();
+  EXPECT_EQ(cache.add(0, 0, block, 7), unread);
+  EXPECT_EQ(cache.find(0, 0, block, 4), TokenCache::kNone);
+  cache.check();
+}
+
 TEST(TokenCache, ABlockThatTookAnothersPlaceHasNoneOfItsTokens) {
   TokenCache cache(kShape);
   cache.begin_step();
