@@ -271,7 +271,8 @@ void DecoderModel::attend(std::int64_t layer, const LayerWeights& w, std::int64_
   const float scale = static_cast<float>(1.0 / std::sqrt(static_cast<double>(config_.head_dim)));
   if (host_attention_) host_attention_->send(LayerId(layer), q, stream);
   for (std::int64_t group = 0; group < kv_step_.groups(); ++group) {
-    const std::span<const AttentionSegment> segments = wait_for_kv(layer, group);
+    const std::span<const AttentionSegment> segments =
+        copy_kv(group, wait_for_kv(layer, group), stream);
     recompute(w, cache, stream);
     const Workspace workspace{workspace_.data(), workspace_.bytes()};
     if (runner_) choose(layer, group, segments, w, q, v, cache, scale, stream);
@@ -325,6 +326,18 @@ std::span<const AttentionSegment> DecoderModel::wait_for_kv(std::int64_t layer,
     span.note("token_bytes_for_next_step", static_cast<std::int64_t>(early_tokens));
   }
   return segments;
+}
+
+std::span<const AttentionSegment> DecoderModel::copy_kv(std::int64_t group,
+                                                        std::span<const AttentionSegment> segments,
+                                                        Stream& stream) {
+  if (!copies_) return segments;
+  TraceSpan span(trace_, TraceLane::kCompute, "copy KV");
+  const std::uint64_t before = copies_->bytes();
+  if (group == 0) copies_->begin_layer(kv_step_.store());
+  const auto copied = copies_->copy(kv_step_.store(), kv_step_, segments, stream);
+  span.note("bytes", static_cast<std::int64_t>(copies_->bytes() - before));
+  return copied;
 }
 
 void DecoderModel::choose(std::int64_t layer, std::int64_t group,

@@ -14,6 +14,7 @@
 #include "memory/memory_pool.h"
 #include "models/attention_runner.h"
 #include "models/config/model_config.h"
+#include "models/device_copies.h"
 #include "models/forward_batch.h"
 #include "models/host_attention.h"
 #include "models/kv_step.h"
@@ -77,6 +78,10 @@ class DecoderModel {
   // between two layers. Not with layer inputs.
   [[nodiscard]] ZigzagBlock& zigzag() { return zigzag_; }
   [[nodiscard]] const ZigzagBlock& zigzag() const { return zigzag_; }
+  // KV that is on the device anyhow is copied there before every use, as some baselines have it;
+  // for stores with Sizes::copy_pages. `device` holds the store.
+  void set_device_copies(Device& device) { copies_ = std::make_unique<DeviceCopies>(device); }
+  [[nodiscard]] const DeviceCopies* device_copies() const { return copies_.get(); }
   // All transfers end before the next layer begins, as some baselines have it.
   void set_sync_layers(bool sync) { sync_layers_ = sync; }
 
@@ -110,6 +115,8 @@ class DecoderModel {
   void attend_on_host(std::int64_t layer, float scale, Matrix attended, Stream& stream);
   [[nodiscard]] std::span<const AttentionSegment> wait_for_kv(std::int64_t layer,
                                                               std::int64_t group);
+  [[nodiscard]] std::span<const AttentionSegment> copy_kv(
+      std::int64_t group, std::span<const AttentionSegment> segments, Stream& stream);
   // The attention method chooses for the group's segments, and what it chose is brought.
   void choose(std::int64_t layer, std::int64_t group, std::span<const AttentionSegment> segments,
               const LayerWeights& w, ConstMatrix q, ConstMatrix v, const KvLayerView& cache,
@@ -139,6 +146,7 @@ class DecoderModel {
   std::unique_ptr<LayerInputs> inputs_;            // null: K and V from the layer's own inputs
   std::unique_ptr<HostAttention> host_attention_;  // null: all rows are attended on the device
   ZigzagBlock zigzag_;
+  std::unique_ptr<DeviceCopies> copies_;           // null: KV is attended where it is
   bool sync_layers_ = false;
   int threads_ = 1;
   WeightStream weight_stream_;

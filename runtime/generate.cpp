@@ -89,6 +89,9 @@ void fill_engine_numbers(const EngineStats& stats, const PlacementStats& placeme
     summary.early = {early.brought, early.unused};
     summary.token_cache = {plan.memory.cache, read.chosen, read.cached};
   }
+  if (const DeviceCopies* copies = loaded.decoder.device_copies()) {
+    summary.bytes_within_device = copies->bytes();
+  }
   if (const HostAttention* host = loaded.decoder.host_attention()) {
     const HostAttention::Use& use = host->use();
     summary.host_attention = {use.rows, use.queries, use.results, use.kv};
@@ -122,8 +125,8 @@ void fill_engine_numbers(const EngineStats& stats, const PlacementStats& placeme
         static_cast<std::uint64_t>(loaded.kv.key_columns().peak() * shape.layers) *
             KvStore::key_column_bytes(shape));
   }
-  if (plan.memory.staging > 0) {
-    const std::uint64_t staging = plan.memory.staging + plan.memory.cache;
+  if (plan.memory.staging + plan.memory.copies > 0) {
+    const std::uint64_t staging = plan.memory.staging + plan.memory.cache + plan.memory.copies;
     add(device, MemoryTag::kStaging, staging, staging);
   }
   add(device, MemoryTag::kActivations,

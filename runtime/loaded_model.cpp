@@ -240,6 +240,7 @@ class Planner {
         .host_column_bytes =
             KvStore::host_column_bytes(plan_.kv) / static_cast<std::uint64_t>(plan_.kv.layers),
         .channel_bytes = KvStore::channel_bytes(plan_.kv),
+        .copies = plan_.placement.copy_device,
         .layers = plan_.kv.layers,
         .block_tokens = plan_.kv.block_tokens,
         .context = context_,
@@ -360,6 +361,9 @@ std::string describe(const RunPlan& plan, const ModelBundle& model) {
     text += fmt::format("; fixed context {} tokens in front of every line",
                         model.fixed_context->tokens.size());
   }
+  if (plan.memory.copies > 0) {
+    text += fmt::format("; {} for copies of it", format_bytes(plan.memory.copies));
+  }
   if (plan.memory.host_blocks > 0) {
     text += fmt::format("; policy {}: {} of KV on the host, {} staging", plan.policy->name(),
                         format_bytes(plan.memory.host_kv), format_bytes(plan.memory.staging));
@@ -412,6 +416,7 @@ LoadedModel::LoadedModel(std::shared_ptr<LoadedWeights> loaded, const ModelBundl
          {.device_pages = plan.memory.kv_pages,
           .staging_pages = plan.memory.staging_pages,
           .cache_pages = plan.memory.cache_pages,
+          .copy_pages = plan.memory.copy_pages,
           .open_pages = plan.memory.open_pages,
           .host_blocks = plan.memory.host_blocks,
           .input_blocks = plan.memory.input_blocks,
@@ -435,6 +440,7 @@ LoadedModel::LoadedModel(std::shared_ptr<LoadedWeights> loaded, const ModelBundl
                                   host_pool);
   }
   decoder.zigzag().set_prefetch(plan.placement.overlap);
+  if (plan.placement.copy_device) decoder.set_device_copies(pool.device());
   decoder.set_sync_layers(plan.placement.sync_each_layer);
   decoder.kv_step().set_prefetch(plan.placement.overlap);
   decoder.weight_stream().set_prefetch(plan.placement.overlap);

@@ -93,6 +93,7 @@ std::shared_ptr<const PlacementPolicy> make_flexgen(const RunOptions& options) {
                        on_off("overlap", flexgen.overlap),
                        on_off("pinned", flexgen.pinned),
                        on_off("sync-each-layer", flexgen.sync_each_layer),
+                       on_off("copy-device", flexgen.copy_device),
                        {"host-kv", "stream or cpu-attention", [&flexgen](std::string_view text) {
                           if (text != "stream" && text != "cpu-attention") return false;
                           flexgen.host_kv =

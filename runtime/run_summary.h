@@ -143,6 +143,7 @@ struct RunSummary {
   std::uint64_t max_batch = 0;  // most sequences decoded together
   std::uint64_t bytes_to_device = 0;
   std::uint64_t bytes_to_host = 0;
+  std::uint64_t bytes_within_device = 0;  // KV copied there before it was read
   ToDeviceBytes to_device;
   EarlyBytes early;
   TokenCacheUse token_cache;

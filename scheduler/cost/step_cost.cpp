@@ -54,6 +54,12 @@ LaneTimes CostModel::step(const StepWork& work, const StepRules& rules) const {
                              work.touched_tokens / groups),
                       flag);
   }
+  if (work.copied_tokens > 0.0) {
+    // A copy reads and writes what attention reads once.
+    const auto rows = static_cast<double>(std::max<std::int64_t>(work.decode_rows, 1));
+    const double touched = take(decode(work.int8_kv, rows, work.copied_tokens), flag);
+    lanes.compute += 2.0 * std::max(touched - decode(work.int8_kv, rows, 0.0).seconds, 0.0);
+  }
   if (work.prefill_rows > 0) {
     double prefill = take(
         curve(CostTable::kPrefill).at(static_cast<double>(work.prefill_rows), work.prefill_context),

@@ -22,6 +22,7 @@ struct FlexGenOptions {
   bool overlap = true;
   bool pinned = true;
   bool sync_each_layer = false;
+  bool copy_device = false;
 };
 
 class FlexGenPolicy final : public PlacementPolicy {

@@ -146,8 +146,10 @@ void divide(const PlacementPolicy& policy, const SimulatedJob& job, Longest long
     }
     room -= static_cast<double>(limits.host_blocks()) * scales;
   }
-  const double block = memory.kv_token * block_tokens;
-  limits.device_pages = static_cast<std::int64_t>(room / block) * model.layers;
+  const double copy = memory.placement.copy_device ? memory.record_layer * block_tokens : 0.0;
+  const auto blocks = static_cast<std::int64_t>(room / (memory.kv_token * block_tokens + copy));
+  limits.device_pages = blocks * model.layers;
+  memory.fixed_device += static_cast<std::uint64_t>(copy * static_cast<double>(blocks));
 }
 
 }  // namespace

@@ -141,6 +141,7 @@ NamedSimulation run_flexgen(const CostModel& cost, const SimulatedJob& job,
     if (options.handicaps) {
       candidate.pinned = false;
       candidate.sync_each_layer = true;
+      candidate.copy_device = true;
     }
     SimulationResult result = simulate(FlexGenPolicy(candidate), cost, job);
     const bool ran = result.infeasible.empty();

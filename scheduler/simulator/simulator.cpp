@@ -331,6 +331,7 @@ class Simulation {
         work.d2h_bytes += memory_.query_row;
         work.h2d_bytes += memory_.query_row;
       } else if (whole) {
+        if (memory_.placement.copy_device) count_copies(line, away_blocks, work);
         work.h2d_bytes += (fetched - again) * memory_.record_token + again * memory_.input_token;
         if (!place.prefilling()) count_early(line, early, work);
       } else {
@@ -378,6 +379,17 @@ class Simulation {
                                      .pinned = memory_.placement.pinned,
                                      .sync_each_layer = memory_.placement.sync_each_layer});
     account(work, record);
+  }
+
+  // A decoded row's KV is copied before it is read where all of it is on the device to stay; of an
+  // INT8 line what is closed.
+  void count_copies(const Line& line, std::int64_t away_blocks, StepWork& work) {
+    const RunningSequence& place = line.place;
+    if (place.prefilling() || away_blocks > 0 || place.host_reserved > 0) return;
+    const std::int64_t blocks = work.int8_kv ? place.context / memory_.limits.block_tokens
+                                             : memory_.limits.blocks_for(place.context + 1);
+    work.copied_tokens += static_cast<double>(blocks * memory_.limits.block_tokens);
+    result_.copied_bytes += moved_bytes(blocks);
   }
 
   // Whole blocks that the step before may fetch for this one (models/next_step.h).

@@ -44,20 +44,21 @@ class Placement(unittest.TestCase):
         self.assertTrue(summary["complete"])
         self.assertEqual(summary["moved_bytes"]["to_device"], 0)
         self.assertEqual(summary["moved_bytes"]["to_host"], 0)
-        for policy, options in (
+        for number, (policy, options) in enumerate((
             ("triphase", ()),
             ("triphase", ("p1=0", "alpha=0.8", "window=8")),
             ("flexgen", ("kv-share=0.5", "weight-share=0.5")),
             ("flexgen", ("pinned=off", "sync-each-layer=on", "overlap=off")),
             ("flexgen", ("kv-share=0.25", "host-kv=cpu-attention", "weight-share=1", "pinned=off")),
+            ("flexgen", ("kv-share=0.25", "gpu-batch=4", "copy-device=on")),
             ("accelerate", ()),
             ("vllm", ()),
             ("vllm", ("preemption=swap",)),
-        ):
+        )):
             with self.subTest(policy=policy, options=options):
                 knobs = [f"--policy-option={option}" for option in options]
                 text, summary, done = self.run_job(
-                    f"{policy}{len(options)}", "--policy", policy, "--device-memory", "16MiB",
+                    f"{policy}{number}", "--policy", policy, "--device-memory", "16MiB",
                     "--host-memory", "256MiB", "--emulate-link", "5GB/s", "--prefill-chunk", "64",
                     *knobs,
                 )  # fmt: skip
@@ -66,6 +67,8 @@ class Placement(unittest.TestCase):
                 self.assertLessEqual(summary["peak_bytes"].get("host", 0), 256 * MIB)
                 self.assertIn("link", summary["emulated"])
                 self.check_kinds(summary)
+                within = summary["moved_bytes"]["within_device"]
+                self.assertEqual(within > MIB, "copy-device=on" in options, within)
                 if options or policy == "accelerate":
                     self.assertGreater(summary["moved_bytes"]["to_host"], 0)
         # Weights that do not fit are streamed, and the answer stays.

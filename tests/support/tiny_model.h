@@ -61,6 +61,7 @@ struct TinyModelOptions {
   bool host_attention = false;  // decoded rows of lines on the host are attended there
   bool sync_layers = false;
   bool pageable = false;
+  bool copy_device = false;
   std::optional<EmulatedLink> link;
   Device* device = nullptr;  // of both tiers, instead of the backend's
   std::shared_ptr<const PlacementPolicy> policy = std::make_shared<DeviceOnlyPolicy>();
@@ -82,6 +83,7 @@ class TinyModel {
             {.device_pages = options.kv_blocks * config_.layers,
              .staging_pages = options.staging_blocks,
              .cache_pages = options.cache_blocks * config_.layers,
+             .copy_pages = options.copy_device ? options.kv_blocks : 0,
              .open_pages = KvStore::open_pages_needed(kv_shape(options), 2 * options.batch_size,
                                                       options.batch_size + options.prefill_chunk),
              .host_blocks = options.host_blocks,
@@ -106,6 +108,7 @@ class TinyModel {
     if (options.host_attention) {
       model_.set_host_attention(options.batch_size, backend_->host_ops(), host_pool_);
     }
+    if (options.copy_device) model_.set_device_copies(pool_.device());
     model_.set_sync_layers(options.sync_layers);
     if (const auto* flexgen = dynamic_cast<const FlexGenPolicy*>(policy_.get())) {
       model_.zigzag().set_batch(flexgen->options().gpu_batch);

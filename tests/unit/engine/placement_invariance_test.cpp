@@ -3,6 +3,9 @@
 
 #include <gtest/gtest.h>
 
+#include <cstring>
+
+#include "memory/host_device.h"
 #include "runtime/base/error.h"
 #include "scheduler/placement/accelerate_policy.h"
 #include "scheduler/placement/flexgen_policy.h"
@@ -62,6 +65,7 @@ struct Case {
   std::int64_t device_blocks = 0;
   std::int64_t streamed_layers = 0;
   bool host_attention = false;
+  bool copy_device = false;
 };
 
 std::vector<Case> cases() {
@@ -94,6 +98,9 @@ std::vector<Case> cases() {
                                                       .num_batches = 2,
                                                       .host_kv = HostKvUse::kCpuAttention}),
        200, 60, 1, true},
+      {"flexgen_50_copies",
+       std::make_shared<FlexGenPolicy>(FlexGenOptions{.device_kv_share = 0.5, .copy_device = true}),
+       200, 60, 0, false, true},
       {"zero", std::make_shared<ZeroPolicy>(ZeroOptions{.stream_all = true}), 0, 60, 2},
       {"vllm_drop", std::make_shared<VllmPolicy>(VllmOptions{}), 0, 15},
       {"vllm_swap", std::make_shared<VllmPolicy>(VllmOptions{.preemption = SuspendMode::kSwap}), 60,
@@ -125,6 +132,7 @@ TEST_P(PlacementInvariant, PlacementNeverChangesTheAnswer) {
     options.staging_blocks = test.host_blocks == 0 ? 0 : (round % 2 == 0 ? 20 : 64);
     options.streamed_layers = test.streamed_layers;
     options.host_attention = test.host_attention;
+    options.copy_device = test.copy_device;
     options.sync_layers = round % 3 == 1 && test.name.starts_with("flexgen");
     options.pageable = round % 3 == 2;
     options.prefetch = round != 3;
@@ -178,12 +186,57 @@ TEST_P(PlacementInvariantInt8, PlacementNeverChangesTheAnswer) {
     options.host_blocks = test.host_blocks;
     options.staging_blocks = test.host_blocks == 0 ? 0 : 24;
     options.streamed_layers = test.streamed_layers;
+    options.copy_device = test.copy_device;
     options.policy = test.policy;
     TinyModel model(options);
     SCOPED_TRACE(round);
     expect_equal(expected_int8(requests), run_all(model.engine(), requests));
     expect_everything_given_back(model);
     EXPECT_EQ(model.kv().open_pages().free_pages(), model.kv().open_pages().pages());
+  }
+}
+
+// Copies that hold something else, once it is told to make such.
+class WrongCopies final : public Device {
+ public:
+  [[nodiscard]] std::string_view name() const override { return host_.name(); }
+  [[nodiscard]] void* allocate(std::size_t bytes) override { return host_.allocate(bytes); }
+  void release(void* data, std::size_t bytes) noexcept override { host_.release(data, bytes); }
+  void copy(void* to, const void* from, std::size_t bytes, Stream& stream) override {
+    if (wrong_) {
+      std::memset(to, 0, bytes);
+    } else {
+      host_.copy(to, from, bytes, stream);
+    }
+  }
+  [[nodiscard]] std::unique_ptr<Stream> make_stream() override { return host_.make_stream(); }
+
+  void go_wrong() { wrong_ = true; }
+
+ private:
+  HostDevice host_;
+  bool wrong_ = false;
+};
+
+TEST(DeviceCopies, AreWhatIsAttended) {
+  const auto& requests = requests_of_test();
+  for (const bool wrong : {false, true}) {
+    WrongCopies device;
+    TinyModelOptions options;
+    options.copy_device = true;
+    options.device = &device;
+    options.policy = std::make_shared<FlexGenPolicy>(
+        FlexGenOptions{.device_kv_share = 1.0, .copy_device = true});
+    TinyModel model(options);
+    if (wrong) device.go_wrong();
+    const auto results = run_all(model.engine(), requests);
+    EXPECT_GT(model.model().device_copies()->bytes(), 100'000U);
+    const auto& expected = expected_of(requests);
+    std::size_t different = 0;
+    for (const auto& [index, completion] : results) {
+      if (completion.tokens != expected.at(index).tokens) ++different;
+    }
+    EXPECT_EQ(different > 10, wrong) << different;
   }
 }
 

@@ -115,6 +115,7 @@ struct SimulatedSteps {
   double inputs_to_device = 0.0;
   double inputs_to_host = 0.0;
   double channels_to_device = 0.0;
+  double copied = 0.0;
 };
 
 SimulatedSteps run_simulator(const TinyModelOptions& options, const ModelConfig& config,
@@ -144,8 +145,11 @@ SimulatedSteps run_simulator(const TinyModelOptions& options, const ModelConfig&
   const CostModel cost(profile);
   const SimulationResult result = simulate(*options.policy, cost, job);
   EXPECT_EQ(result.infeasible, "");
-  SimulatedSteps simulated{
-      {}, result.inputs_h2d_bytes, result.inputs_d2h_bytes, result.channels_h2d_bytes};
+  SimulatedSteps simulated{{},
+                           result.inputs_h2d_bytes,
+                           result.inputs_d2h_bytes,
+                           result.channels_h2d_bytes,
+                           result.copied_bytes};
   for (std::size_t index = 0; index < result.actions.size(); ++index) {
     DecidedStep& step =
         simulated.steps.emplace_back(decided(result.views[index], result.actions[index]));
@@ -201,6 +205,7 @@ struct Case {
   std::string must_happen;        // the beginning of an action's text
   std::int64_t input_tokens = 0;  // saved of each line
   bool host_attention = false;
+  bool copy_device = false;
 };
 
 std::vector<Case> cases() {
@@ -248,6 +253,9 @@ std::vector<Case> cases() {
                                                       .device_weight_share = 0.5,
                                                       .host_kv = HostKvUse::kCpuAttention}),
        200, 60, 2, true, "offload", 0, true},
+      {"flexgen_50_copies",
+       std::make_shared<FlexGenPolicy>(FlexGenOptions{.device_kv_share = 0.5, .copy_device = true}),
+       200, 60, 0, true, "offload", 0, false, true},
       {"vllm_drop", std::make_shared<VllmPolicy>(VllmOptions{}), 0, 14, 0, true, "suspend"},
       {"vllm_swap", std::make_shared<VllmPolicy>(VllmOptions{.preemption = SuspendMode::kSwap}), 60,
        14, 0, true, "resume"},
@@ -280,6 +288,7 @@ TinyModelOptions options_of(const Case& test, std::mt19937& random, bool int8) {
   options.streamed_layers = test.streamed_layers;
   options.prefetch = test.prefetch;
   options.host_attention = test.host_attention;
+  options.copy_device = test.copy_device;
   options.policy = test.policy;
   return options;
 }
@@ -296,6 +305,7 @@ TEST_P(SimulatorAgreement, ActionsAndBytesAreTheEngines) {
   std::int64_t moved = 0;
   std::uint64_t attended = 0;
   std::uint64_t early = 0;
+  std::uint64_t copied = 0;
   for (std::uint32_t seed = 0; seed < 16; ++seed) {
     std::mt19937 random(seed);
     const TinyModelOptions options =
@@ -318,6 +328,10 @@ TEST_P(SimulatorAgreement, ActionsAndBytesAreTheEngines) {
                 static_cast<double>(model.model().kv_step().reads().bytes().inputs));
       EXPECT_GT(simulator.inputs_to_host, 0.0);
     }
+    if (const DeviceCopies* copies = model.model().device_copies()) {
+      EXPECT_EQ(static_cast<double>(copies->bytes()), simulator.copied);
+      copied += copies->bytes();
+    }
     if (const HostAttention* host = model.model().host_attention()) {
       EXPECT_EQ(host->use().queries, host->use().results);
       EXPECT_EQ(host->use().results, host->use().rows * 32 * sizeof(float)) << "4 heads of 8";
@@ -331,6 +345,7 @@ TEST_P(SimulatorAgreement, ActionsAndBytesAreTheEngines) {
     }
   }
   EXPECT_EQ(attended > 1000, test.host_attention);
+  EXPECT_EQ(copied > 1'000'000, test.copy_device) << copied;
   // Policies whose lines read the host in every step.
   const bool reads = test.must_happen == "offload" || test.must_happen == "discard";
   EXPECT_EQ(early > 0, reads && test.prefetch && !test.host_attention);

@@ -135,6 +135,17 @@ TEST(StepCost, TheSlowestLaneDecidesAndTheFirstLayerWaits) {
   EXPECT_GT(model.step(work, {.layers = 48, .sync_each_layer = true}).step, bound.step);
 }
 
+TEST(StepCost, ACopyOnTheDeviceCostsTwiceWhatReadingItDoes) {
+  const CostModel model(opt30b_on_h100());
+  StepWork work{.decode_rows = 64, .touched_tokens = 64 * 400};
+  const StepRules rules{.layers = 48};
+  const double read = model.step(work, rules).step - model.decode(false, 64, 0).seconds;
+  const double without = model.step(work, rules).step;
+  work.copied_tokens = 64 * 400;
+  EXPECT_GT(read, 0.0);
+  EXPECT_NEAR(model.step(work, rules).step, without + 2.0 * read, 1e-9);
+}
+
 TEST(StepCost, AttentionOnTheHostIsPricedByRowsAndTokensAndWaitedFor) {
   HardwareProfile profile = opt30b_on_h100();
   profile.table(CostTable::kHostAttention) = {.x = {1, 4}, .y = {0, 100}, .seconds = {1, 2, 3, 6}};
