@@ -68,10 +68,12 @@ class DecoderModel {
 
   // Decoded rows of sequences on the host are attended there from now on (host_attention.h), at
   // most `rows` in a step; for stores with Shape::host_attention. `ops`: of the host, with as many
-  // threads as the constructor was told.
-  void set_host_attention(std::int64_t rows, Ops& ops, MemoryPool& host_pool) {
-    host_attention_ =
-        std::make_unique<HostAttention>(config_, rows, limits_.context, threads_, ops, host_pool);
+  // threads as the constructor was told. `workspace_block_tokens`: HostAttention::Limits.
+  void set_host_attention(std::int64_t rows, Ops& ops, MemoryPool& host_pool,
+                          std::int64_t workspace_block_tokens = 0) {
+    host_attention_ = std::make_unique<HostAttention>(
+        config_, HostAttention::Limits{rows, limits_.context, threads_, workspace_block_tokens},
+        ops, host_pool);
   }
   [[nodiscard]] const HostAttention* host_attention() const { return host_attention_.get(); }
   // Which sequences go through a layer's products together, and where their hidden states are

@@ -94,7 +94,7 @@ void fill_engine_numbers(const EngineStats& stats, const PlacementStats& placeme
   }
   if (const HostAttention* host = loaded.decoder.host_attention()) {
     const HostAttention::Use& use = host->use();
-    summary.host_attention = {use.rows, use.queries, use.results, use.kv};
+    summary.host_attention = {use.rows, use.queries, use.results, use.kv, use.workspace};
   }
   if (const LayerInputs* inputs = loaded.decoder.layer_inputs()) {
     const auto layers = static_cast<std::uint64_t>(loaded.kv.shape().layers);

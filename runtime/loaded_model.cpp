@@ -162,7 +162,8 @@ class Planner {
   [[nodiscard]] std::uint64_t host_scratch(std::int64_t batch) const {
     std::uint64_t bytes = 0;
     if (plan_.kv.host_attention) {
-      bytes += HostAttention::host_bytes(model_.config, batch, context_, machine_.threads);
+      bytes += HostAttention::host_bytes(
+          model_.config, {batch, context_, machine_.threads, plan_.workspace_block_tokens()});
     }
     if (plan_.placement.hidden_on_host) {
       bytes += ZigzagBlock::host_bytes(limits_for(batch).rows, model_.config.hidden_size);
@@ -432,7 +433,8 @@ LoadedModel::LoadedModel(std::shared_ptr<LoadedWeights> loaded, const ModelBundl
   decoder.set_layer_inputs(plan.input_tokens, backend.input_ops(), pool);
   if (transfers) transfers->set_pageable(!plan.placement.pinned);
   if (plan.kv.host_attention) {
-    decoder.set_host_attention(plan.memory.batch_size, backend.host_ops(), host_pool);
+    decoder.set_host_attention(plan.memory.batch_size, backend.host_ops(), host_pool,
+                               plan.workspace_block_tokens());
   }
   decoder.zigzag().set_batch(plan.placement.gpu_batch);
   if (plan.placement.hidden_on_host) {

@@ -94,12 +94,18 @@ std::shared_ptr<const PlacementPolicy> make_flexgen(const RunOptions& options) {
                        on_off("pinned", flexgen.pinned),
                        on_off("sync-each-layer", flexgen.sync_each_layer),
                        on_off("copy-device", flexgen.copy_device),
+                       on_off("fp32-workspace", flexgen.fp32_workspace),
                        {"host-kv", "stream or cpu-attention", [&flexgen](std::string_view text) {
                           if (text != "stream" && text != "cpu-attention") return false;
                           flexgen.host_kv =
                               text == "stream" ? HostKvUse::kStream : HostKvUse::kCpuAttention;
                           return true;
                         }}});
+  if (flexgen.fp32_workspace && flexgen.host_kv != HostKvUse::kCpuAttention) {
+    throw Error(ErrorRole::kUsage, "E-CLI-OPTION", "--policy-option")
+        .found("fp32-workspace=on with host-kv=stream")
+        .expected("host-kv=cpu-attention, whose workspace it is");
+  }
   return std::make_shared<FlexGenPolicy>(flexgen);
 }
 

@@ -253,9 +253,10 @@ std::string summary_to_json(const RunSummary& summary, const RunOptions& options
                    summary.layer_inputs.tokens, summary.layer_inputs.saved_bytes,
                    summary.layer_inputs.recomputed_tokens));
   const HostAttentionUse& host = summary.host_attention;
-  line("host_attention", fmt::format("{{\"rows\": {}, \"query_bytes\": {}, \"result_bytes\": {}, "
-                                     "\"kv_bytes\": {}}}",
-                                     host.rows, host.queries, host.results, host.kv));
+  line("host_attention",
+       fmt::format("{{\"rows\": {}, \"query_bytes\": {}, \"result_bytes\": {}, "
+                   "\"kv_bytes\": {}, \"workspace_bytes\": {}}}",
+                   host.rows, host.queries, host.results, host.kv, host.workspace));
   const TokenCacheUse& cache = summary.token_cache;
   line("token_cache",
        fmt::format("{{\"budget_bytes\": {}, \"chosen_bytes\": {}, \"found_bytes\": {}, "

@@ -96,7 +96,8 @@ struct HostAttentionUse {
   std::uint64_t rows = 0;  // in one layer each
   std::uint64_t queries = 0;
   std::uint64_t results = 0;
-  std::uint64_t kv = 0;  // new tokens' K and V
+  std::uint64_t kv = 0;         // new tokens' K and V
+  std::uint64_t workspace = 0;  // not of the link: F32 copies of K and V
 };
 
 struct RunSummary {

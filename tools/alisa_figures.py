@@ -171,7 +171,8 @@ far as the link is what a step waits for; saved layer inputs are charged with th
 {ablation}
 The paper's techniques contribute about equally. Here most comes from sparsity, then from INT8 and recomputation: pinned,
 overlapped copies already belong to the baseline, whose best percentages keep all KV of fewer sequences on the device,
-so that its original's handicaps cost it nothing; and dense dynamic scheduling does the same.
+so that of its original's handicaps it pays for the copy of that KV in every step alone; and dense dynamic scheduling
+does the same.
 """
 
 

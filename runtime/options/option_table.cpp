@@ -444,8 +444,8 @@ constexpr OptionSpec kSimulateOnlyOptions[] = {
      "How vllm's preempted sequences come back; cheapest: swapped but for the part of the prompt "
      "that costs less to compute again."},
     {"Schedule", "handicaps", 0, kFlag, "", "", 0, 0, false, false,
-     "Give the baselines their originals' handicaps: pageable copies, a sync per layer, a copy of "
-     "the device's KV, no prefetch."},
+     "Give the baselines their originals' handicaps: pageable copies, a sync per layer, copies of "
+     "KV on the device and, in F32, of what is attended on the host, no prefetch."},
     {"Result", "format", 0, kChoice, "md", "md|csv|json|jsonl", 0, 0, false, false,
      "Form of the table."},
 };

@@ -83,6 +83,9 @@ LaneTimes CostModel::step(const StepWork& work, const StepRules& rules) const {
     lanes.host = take(
         host_attention(static_cast<double>(work.host_attention_rows), work.host_attention_tokens),
         flag);
+    const double reading =
+        lanes.host - host_attention(static_cast<double>(work.host_attention_rows), 0.0).seconds;
+    lanes.host += (work.host_attention_passes - 1.0) * std::max(reading, 0.0);
   }
   const auto bulk = [&](const TimeCurve& table, double bytes, double copies) {
     if (bytes <= 0.0) return 0.0;

@@ -28,6 +28,7 @@ struct StepWork {
   double recompute_tokens = 0.0;         // projected again from X, all sequences together
   std::int64_t host_attention_rows = 0;  // of decode_rows, those attended on the host
   double host_attention_tokens = 0.0;    // that they touch there, all together
+  double host_attention_passes = 1.0;    // times as many bytes as attention there reads
   double copied_tokens = 0.0;            // on the device, before they are touched
   double quantized_tokens = 0.0;
   bool int8_kv = false;

@@ -27,6 +27,7 @@ StaticPlacement FlexGenPolicy::start(const JobView& job) const {
                             .hidden_on_host = options_.hidden_on_host,
                             .overlap = options_.overlap,
                             .pinned = options_.pinned,
+                            .fp32_workspace = options_.fp32_workspace,
                             .copy_device = options_.copy_device,
                             .sync_each_layer = options_.sync_each_layer};
   placement.streamed_layers =

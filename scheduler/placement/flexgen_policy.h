@@ -23,6 +23,7 @@ struct FlexGenOptions {
   bool pinned = true;
   bool sync_each_layer = false;
   bool copy_device = false;
+  bool fp32_workspace = false;  // with kCpuAttention
 };
 
 class FlexGenPolicy final : public PlacementPolicy {

@@ -48,6 +48,7 @@ struct StaticPlacement {
   // Handicaps of the originals; all off by default.
   bool overlap = true;           // false: copies and compute wait for each other
   bool pinned = true;            // false: every load pays a blocking copy through pageable memory
+  bool fp32_workspace = false;   // KV that is attended on the host is copied to F32 before
   bool copy_device = false;      // KV that is on the device is copied there before every use
   bool sync_each_layer = false;  // wait for all devices after every (layer, batch)
 };

@@ -127,6 +127,11 @@ void divide(const PlacementPolicy& policy, const SimulatedJob& job, Longest long
         static_cast<double>((job.prefill_chunk + job.batch_size) * model.hidden) *
         job.activation_bytes);
   }
+  if (memory.placement.fp32_workspace) {
+    const std::int64_t tokens =
+        limits.blocks_for(longest.context) * limits.block_tokens * job.batch_size;
+    memory.fixed_host += static_cast<std::uint64_t>(tokens * 2 * model.kv_width) * sizeof(float);
+  }
   if (memory.fixed_device > job.device_memory || memory.fixed_host > job.host_memory) {
     memory.infeasible = fmt::format(
         "weights, scratch and staging take {} of {} on the device and {} of {} on the host",

@@ -326,6 +326,7 @@ class Simulation {
                          : fetched * again_share;
       if (attend_on_host) {
         // The query goes there and the result comes back.
+        if (memory_.placement.fp32_workspace) count_workspace(place, work);
         ++work.host_attention_rows;
         work.host_attention_tokens += static_cast<double>(place.context + 1);
         work.d2h_bytes += memory_.query_row;
@@ -390,6 +391,14 @@ class Simulation {
                                              : memory_.limits.blocks_for(place.context + 1);
     work.copied_tokens += static_cast<double>(blocks * memory_.limits.block_tokens);
     result_.copied_bytes += moved_bytes(blocks);
+  }
+
+  // What is stored is read once and written and read once more in F32. Whole blocks are.
+  void count_workspace(const RunningSequence& place, StepWork& work) {
+    const auto stored = static_cast<double>(dtype_bytes(result_.kv_dtype));
+    work.host_attention_passes = (stored + 2.0 * sizeof(float)) / stored;
+    const std::int64_t blocks = memory_.limits.blocks_for(place.context + 1);
+    result_.workspace_bytes += moved_bytes(blocks) / stored * sizeof(float);
   }
 
   // Whole blocks that the step before may fetch for this one (models/next_step.h).

@@ -51,6 +51,7 @@ class Placement(unittest.TestCase):
             ("flexgen", ("pinned=off", "sync-each-layer=on", "overlap=off")),
             ("flexgen", ("kv-share=0.25", "host-kv=cpu-attention", "weight-share=1", "pinned=off")),
             ("flexgen", ("kv-share=0.25", "gpu-batch=4", "copy-device=on")),
+            ("flexgen", ("host-kv=cpu-attention", "fp32-workspace=on")),
             ("accelerate", ()),
             ("vllm", ()),
             ("vllm", ("preemption=swap",)),
@@ -69,6 +70,8 @@ class Placement(unittest.TestCase):
                 self.check_kinds(summary)
                 within = summary["moved_bytes"]["within_device"]
                 self.assertEqual(within > MIB, "copy-device=on" in options, within)
+                workspace = summary["host_attention"]["workspace_bytes"]
+                self.assertEqual(workspace > MIB, "fp32-workspace=on" in options, workspace)
                 if options or policy == "accelerate":
                     self.assertGreater(summary["moved_bytes"]["to_host"], 0)
         # Weights that do not fit are streamed, and the answer stays.

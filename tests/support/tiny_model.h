@@ -59,6 +59,7 @@ struct TinyModelOptions {
   std::int64_t streamed_layers = 0;
   bool prefetch = true;
   bool host_attention = false;  // decoded rows of lines on the host are attended there
+  bool fp32_workspace = false;  // with host_attention
   bool sync_layers = false;
   bool pageable = false;
   bool copy_device = false;
@@ -106,7 +107,8 @@ class TinyModel {
     model_.set_attention(options.attention, backend_->sparse_ops(), pool_, options.clusters);
     model_.set_layer_inputs(options.input_tokens, backend_->input_ops(), pool_);
     if (options.host_attention) {
-      model_.set_host_attention(options.batch_size, backend_->host_ops(), host_pool_);
+      model_.set_host_attention(options.batch_size, backend_->host_ops(), host_pool_,
+                                options.fp32_workspace ? options.block_tokens : 0);
     }
     if (options.copy_device) model_.set_device_copies(pool_.device());
     model_.set_sync_layers(options.sync_layers);

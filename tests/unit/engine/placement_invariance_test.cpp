@@ -66,6 +66,7 @@ struct Case {
   std::int64_t streamed_layers = 0;
   bool host_attention = false;
   bool copy_device = false;
+  bool fp32_workspace = false;
 };
 
 std::vector<Case> cases() {
@@ -98,6 +99,10 @@ std::vector<Case> cases() {
                                                       .num_batches = 2,
                                                       .host_kv = HostKvUse::kCpuAttention}),
        200, 60, 1, true},
+      {"flexgen_25_fp32_workspace",
+       std::make_shared<FlexGenPolicy>(FlexGenOptions{
+           .device_kv_share = 0.25, .host_kv = HostKvUse::kCpuAttention, .fp32_workspace = true}),
+       200, 60, 0, true, false, true},
       {"flexgen_50_copies",
        std::make_shared<FlexGenPolicy>(FlexGenOptions{.device_kv_share = 0.5, .copy_device = true}),
        200, 60, 0, false, true},
@@ -133,6 +138,7 @@ TEST_P(PlacementInvariant, PlacementNeverChangesTheAnswer) {
     options.streamed_layers = test.streamed_layers;
     options.host_attention = test.host_attention;
     options.copy_device = test.copy_device;
+    options.fp32_workspace = test.fp32_workspace;
     options.sync_layers = round % 3 == 1 && test.name.starts_with("flexgen");
     options.pageable = round % 3 == 2;
     options.prefetch = round != 3;
@@ -147,7 +153,12 @@ TEST_P(PlacementInvariant, PlacementNeverChangesTheAnswer) {
     const PlacementStats& stats = model.engine().placement().stats();
     offloaded += stats.offloaded_blocks;
     preempted += stats.swaps + stats.drops;
-    if (const HostAttention* host = model.model().host_attention()) attended += host->use().rows;
+    if (const HostAttention* host = model.model().host_attention()) {
+      attended += host->use().rows;
+      // A block of 8 tokens of 16 keys and 16 values for each row at least.
+      const std::uint64_t least = host->use().rows * 8 * 32 * sizeof(float);
+      EXPECT_EQ(host->use().workspace >= least, test.fp32_workspace || least == 0);
+    }
     hidden += model.model().zigzag().moved_bytes();
     dropped += stats.dropped_blocks;
     // A line that is preempted again while it is computed again starts over.

@@ -116,6 +116,7 @@ struct SimulatedSteps {
   double inputs_to_host = 0.0;
   double channels_to_device = 0.0;
   double copied = 0.0;
+  double workspace = 0.0;
 };
 
 SimulatedSteps run_simulator(const TinyModelOptions& options, const ModelConfig& config,
@@ -149,7 +150,8 @@ SimulatedSteps run_simulator(const TinyModelOptions& options, const ModelConfig&
                            result.inputs_h2d_bytes,
                            result.inputs_d2h_bytes,
                            result.channels_h2d_bytes,
-                           result.copied_bytes};
+                           result.copied_bytes,
+                           result.workspace_bytes};
   for (std::size_t index = 0; index < result.actions.size(); ++index) {
     DecidedStep& step =
         simulated.steps.emplace_back(decided(result.views[index], result.actions[index]));
@@ -206,6 +208,7 @@ struct Case {
   std::int64_t input_tokens = 0;  // saved of each line
   bool host_attention = false;
   bool copy_device = false;
+  bool fp32_workspace = false;
 };
 
 std::vector<Case> cases() {
@@ -253,6 +256,10 @@ std::vector<Case> cases() {
                                                       .device_weight_share = 0.5,
                                                       .host_kv = HostKvUse::kCpuAttention}),
        200, 60, 2, true, "offload", 0, true},
+      {"flexgen_fp32_workspace",
+       std::make_shared<FlexGenPolicy>(FlexGenOptions{
+           .device_kv_share = 0.0, .host_kv = HostKvUse::kCpuAttention, .fp32_workspace = true}),
+       200, 20, 0, true, "offload", 0, true, false, true},
       {"flexgen_50_copies",
        std::make_shared<FlexGenPolicy>(FlexGenOptions{.device_kv_share = 0.5, .copy_device = true}),
        200, 60, 0, true, "offload", 0, false, true},
@@ -289,6 +296,7 @@ TinyModelOptions options_of(const Case& test, std::mt19937& random, bool int8) {
   options.prefetch = test.prefetch;
   options.host_attention = test.host_attention;
   options.copy_device = test.copy_device;
+  options.fp32_workspace = test.fp32_workspace;
   options.policy = test.policy;
   return options;
 }
@@ -336,6 +344,8 @@ TEST_P(SimulatorAgreement, ActionsAndBytesAreTheEngines) {
       EXPECT_EQ(host->use().queries, host->use().results);
       EXPECT_EQ(host->use().results, host->use().rows * 32 * sizeof(float)) << "4 heads of 8";
       attended += host->use().rows;
+      EXPECT_EQ(static_cast<double>(host->use().workspace), simulator.workspace);
+      EXPECT_EQ(host->use().workspace > 0, test.fp32_workspace && host->use().rows > 0);
     }
     for (const DecidedStep& step : engine) {
       moved += step.to_device + step.to_host;

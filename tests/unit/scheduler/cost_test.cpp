@@ -159,6 +159,10 @@ TEST(StepCost, AttentionOnTheHostIsPricedByRowsAndTokensAndWaitedFor) {
   EXPECT_DOUBLE_EQ(attended.host, 2.5) << "a third of the way from 1.5 to 4.5";
   EXPECT_FALSE(attended.extrapolated);
   EXPECT_NEAR(attended.step, alone.step + 2.5, 1e-12) << "a layer waits for it: never beside";
+  // Five times the bytes; rows without tokens take 5/3.
+  work.host_attention_passes = 5.0;
+  EXPECT_NEAR(model.step(work, rules).host, 2.5 + 4.0 * (2.5 - 5.0 / 3.0), 1e-9);
+  work.host_attention_passes = 1.0;
   work.host_attention_rows = 8;
   EXPECT_GT(model.step(work, rules).host, 3.0);
   EXPECT_TRUE(model.step(work, rules).extrapolated);
