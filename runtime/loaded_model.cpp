@@ -144,12 +144,15 @@ class Planner {
   // The host attends whole contexts as they are stored.
   void choose_host_attention() {
     if (plan_.placement.host_kv != HostKvUse::kCpuAttention) return;
-    const auto refuse = [](std::string_view option, std::string_view found,
-                           std::string_view expected) {
+    const bool zero = plan_.policy->name() == "zero";
+    const auto refuse = [zero](std::string_view option, std::string_view found,
+                               std::string_view expected) {
       throw Error(ErrorRole::kUsage, "E-CLI-CONFLICT", option)
-          .found(fmt::format("{} with --policy-option host-kv=cpu-attention", found))
+          .found(fmt::format(
+              "{} with --policy-option {}", found,
+              zero ? "mode=2023, whose attention is on the host" : "host-kv=cpu-attention"))
           .expected(expected)
-          .hint("or host-kv=stream");
+          .hint(zero ? "or mode=2022" : "or host-kv=stream");
     };
     if (plan_.kv.quantized()) refuse("--kv-dtype", "int8", "fp16, bf16 or fp32");
     if (options_.attention.kind != AttentionKind::kDense) {
@@ -274,14 +277,14 @@ class Planner {
           host_scratch(options_.batch_size > 0 ? options_.batch_size : kDefaultBatchSize);
       request.host =
           MemoryRequest::Host{.budget = plan_.host_budget - std::min(plan_.host_budget, taken),
-                              .holds_everything = plan_.policy->name() == "accelerate",
-                              .always = plan_.policy->name() == "flexgen",
+                              .holds_everything = plan_.placement.host_streams_all,
+                              .always = plan_.placement.host_always,
                               .chosen_share = chosen_share(),
                               .token_cache = options_.token_cache,
                               .input_blocks = plan_.policy->input_blocks(plan_.kv.block_tokens),
                               .input_block_bytes = KvStore::input_bytes(plan_.kv) *
                                                    static_cast<std::uint64_t>(plan_.kv.layers)};
-      if (plan_.policy->name() == "accelerate" || plan_.policy->name() == "flexgen") {
+      if (plan_.placement.host_lines) {
         request.host->line_homes = kHostLineDeviceBlocks;
         request.host->step_homes =
             (plan_.prefill_chunk + plan_.kv.block_tokens - 1) / plan_.kv.block_tokens;

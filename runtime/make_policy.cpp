@@ -26,7 +26,7 @@ namespace {
 // One option of a policy: its name, what its value may be, and where the value goes.
 struct Knob {
   std::string_view name;
-  std::string_view expected;
+  std::string expected;
   std::function<bool(std::string_view text)> set;  // false: not such a value
 };
 
@@ -56,6 +56,22 @@ Knob on_off(std::string_view name, bool& value) {
           }};
 }
 
+// A choice among few, by their names.
+template <class Value>
+Knob one_of(std::string_view name, std::vector<std::pair<std::string_view, Value>> choices,
+            Value& value) {
+  std::vector<std::string_view> names;
+  for (const auto& choice : choices) names.push_back(choice.first);
+  return {name, fmt::format("{}", fmt::join(names, " or ")),
+          [choices = std::move(choices), &value](std::string_view text) {
+            const auto found =
+                std::ranges::find(choices, text, &std::pair<std::string_view, Value>::first);
+            if (found == choices.end()) return false;
+            value = found->second;
+            return true;
+          }};
+}
+
 void read_knobs(const RunOptions& options, const std::vector<Knob>& knobs) {
   for (const std::string& option : options.policy_options) {
     const std::size_t equals = option.find('=');
@@ -80,27 +96,25 @@ void read_knobs(const RunOptions& options, const std::vector<Knob>& knobs) {
 
 std::shared_ptr<const PlacementPolicy> make_flexgen(const RunOptions& options) {
   FlexGenOptions flexgen;
-  read_knobs(options, {share("kv-share", flexgen.device_kv_share),
-                       share("weight-share", flexgen.device_weight_share),
-                       count("gpu-batch", flexgen.gpu_batch),
-                       count("num-batches", flexgen.num_batches),
-                       {"activation-share", "0 or 1: they sit on one tier",
-                        [&flexgen](std::string_view text) {
-                          if (text != "0" && text != "1") return false;
-                          flexgen.hidden_on_host = text == "0";
-                          return true;
-                        }},
-                       on_off("overlap", flexgen.overlap),
-                       on_off("pinned", flexgen.pinned),
-                       on_off("sync-each-layer", flexgen.sync_each_layer),
-                       on_off("copy-device", flexgen.copy_device),
-                       on_off("fp32-workspace", flexgen.fp32_workspace),
-                       {"host-kv", "stream or cpu-attention", [&flexgen](std::string_view text) {
-                          if (text != "stream" && text != "cpu-attention") return false;
-                          flexgen.host_kv =
-                              text == "stream" ? HostKvUse::kStream : HostKvUse::kCpuAttention;
-                          return true;
-                        }}});
+  read_knobs(options,
+             {share("kv-share", flexgen.device_kv_share),
+              share("weight-share", flexgen.device_weight_share),
+              count("gpu-batch", flexgen.gpu_batch),
+              count("num-batches", flexgen.num_batches),
+              {"activation-share", "0 or 1: they sit on one tier",
+               [&flexgen](std::string_view text) {
+                 if (text != "0" && text != "1") return false;
+                 flexgen.hidden_on_host = text == "0";
+                 return true;
+               }},
+              on_off("overlap", flexgen.overlap),
+              on_off("pinned", flexgen.pinned),
+              on_off("sync-each-layer", flexgen.sync_each_layer),
+              on_off("copy-device", flexgen.copy_device),
+              on_off("fp32-workspace", flexgen.fp32_workspace),
+              one_of("host-kv",
+                     {{"stream", HostKvUse::kStream}, {"cpu-attention", HostKvUse::kCpuAttention}},
+                     flexgen.host_kv)});
   if (flexgen.fp32_workspace && flexgen.host_kv != HostKvUse::kCpuAttention) {
     throw Error(ErrorRole::kUsage, "E-CLI-OPTION", "--policy-option")
         .found("fp32-workspace=on with host-kv=stream")
@@ -161,7 +175,16 @@ std::shared_ptr<const PlacementPolicy> make_policy(const RunOptions& options,
   }
   if (options.policy == "zero") {
     ZeroOptions zero;
-    read_knobs(options, {on_off("stream-all", zero.stream_all), on_off("overlap", zero.overlap)});
+    bool stream_all = false;
+    Knob streaming = on_off("stream-all", stream_all);
+    streaming.set = [&zero, &stream_all, read = std::move(streaming.set)](std::string_view text) {
+      if (!read(text)) return false;
+      zero.stream_all = stream_all;
+      return true;
+    };
+    read_knobs(options,
+               {one_of("mode", {{"2022", ZeroMode::k2022}, {"2023", ZeroMode::k2023}}, zero.mode),
+                std::move(streaming), on_off("overlap", zero.overlap)});
     return std::make_shared<ZeroPolicy>(zero);
   }
   if (options.policy == "device-only") {

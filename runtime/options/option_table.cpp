@@ -443,6 +443,10 @@ constexpr OptionSpec kSimulateOnlyOptions[] = {
      false,
      "How vllm's preempted sequences come back; cheapest: swapped but for the part of the prompt "
      "that costs less to compute again."},
+    {"Schedule", "zero-mode", 0, kChoice, "2022", "2022|2023", 0, 0, false, false,
+     "What zero keeps where: weights alone on the host, or as its release of 2023 the whole KV "
+     "too, "
+     "attended there."},
     {"Schedule", "handicaps", 0, kFlag, "", "", 0, 0, false, false,
      "Give the baselines their originals' handicaps: pageable copies, a sync per layer, copies of "
      "KV on the device and, in F32, of what is attended on the host, no prefetch."},

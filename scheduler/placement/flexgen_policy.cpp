@@ -22,6 +22,8 @@ std::int64_t round_down(double value) {
 StaticPlacement FlexGenPolicy::start(const JobView& job) const {
   StaticPlacement placement{.host_tier = options_.device_kv_share < 1.0,
                             .host_kv = options_.host_kv,
+                            .host_lines = true,
+                            .host_always = true,
                             .gpu_batch = options_.gpu_batch,
                             .num_batches = options_.num_batches,
                             .hidden_on_host = options_.hidden_on_host,

@@ -1,6 +1,6 @@
 #pragma once
 
-// Rules that policies with whole sequences on the host share (`accelerate`, `flexgen`): such a
+// Rules that policies with whole sequences on the host share (`accelerate`, `flexgen`, `zero`): a
 // line's closed blocks leave the device before the next step, so that it holds at most its open
 // block, and one more while a step runs.
 
@@ -21,6 +21,10 @@ void offload_closed_blocks(PlacementLedger& ledger, std::size_t index);
 // Host blocks to reserve for a line whose every block ends up there.
 [[nodiscard]] std::int64_t host_line_blocks(const PlacementLedger& ledger,
                                             const WaitingPrompt& prompt);
+
+// All lines live there: closed blocks leave, and prompts are admitted in order as far as both tiers
+// and staging hold them at their longest.
+void keep_lines_on_host(PlacementLedger& ledger);
 
 // Longest line when every closed block may be on the host.
 [[nodiscard]] std::int64_t longest_host_line(const PlacementLimits& limits);

@@ -40,6 +40,11 @@ struct StaticPlacement {
   std::int64_t streamed_layers = 0;  // layers whose weights live on the host and cross every step
   bool host_tier = false;  // KV may live on the host; false: PlacementLimits::host_pages is 0
   HostKvUse host_kv = HostKvUse::kStream;
+  // How the host tier is used. Lines have all of their closed blocks there; also where the device
+  // alone could hold them; the device needs staging more than homes, as all KV passes through it.
+  bool host_lines = false;
+  bool host_always = false;
+  bool host_streams_all = false;
   std::int64_t gpu_batch = 0;     // zig-zag: sequences computed together; 0: all
   std::int64_t num_batches = 1;   // of them in one block: a layer's weights are loaded once
   bool hidden_on_host = false;    // hidden states of the block lie there between two layers

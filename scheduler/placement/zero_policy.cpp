@@ -5,10 +5,19 @@
 #include "runtime/base/error.h"
 #include "runtime/base/format_bytes.h"
 #include "scheduler/placement/device_only_policy.h"
+#include "scheduler/placement/host_lines.h"
 
 namespace triphase {
 
 StaticPlacement ZeroPolicy::start(const JobView& job) const {
+  if (options_.mode == ZeroMode::k2023) {
+    return {.streamed_layers = streams_all() ? job.layers : 0,
+            .host_tier = true,
+            .host_kv = HostKvUse::kCpuAttention,
+            .host_lines = true,
+            .host_always = true,
+            .overlap = options_.overlap};
+  }
   const std::uint64_t kv = full_batch_kv(job);
   if (device_kv_room(job, job.layers) < kv) {
     const std::uint64_t room = device_kv_room(job, job.layers);
@@ -28,7 +37,7 @@ StaticPlacement ZeroPolicy::start(const JobView& job) const {
     throw error;
   }
   StaticPlacement placement{.overlap = options_.overlap};
-  placement.streamed_layers = options_.stream_all ? job.layers : 0;
+  placement.streamed_layers = streams_all() ? job.layers : 0;
   while (placement.streamed_layers < job.layers &&
          device_kv_room(job, placement.streamed_layers) < kv) {
     ++placement.streamed_layers;
@@ -37,12 +46,16 @@ StaticPlacement ZeroPolicy::start(const JobView& job) const {
 }
 
 std::int64_t ZeroPolicy::longest_line(const PlacementLimits& limits) const {
-  return longest_device_line(limits);
+  return options_.mode == ZeroMode::k2023 ? longest_host_line(limits) : longest_device_line(limits);
 }
 
 PlacementActions ZeroPolicy::decide(const StepView& view) const {
   PlacementLedger ledger(view);
-  admit_with_full_reservation(ledger);
+  if (options_.mode == ZeroMode::k2023) {
+    keep_lines_on_host(ledger);
+  } else {
+    admit_with_full_reservation(ledger);
+  }
   return ledger.actions();
 }
 

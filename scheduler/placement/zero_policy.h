@@ -2,15 +2,22 @@
 
 // `zero`, after DeepSpeed ZeRO-Inference as ALISA measured it: weights are streamed from the host
 // layer by layer in every step, KV stays on the device, and a batch whose KV does not fit is
-// refused (it offloads weights, not KV).
+// refused (it offloads weights, not KV). As an option its release of 2023, whose whole KV lives on
+// the host and is attended there in decode.
+
+#include <optional>
 
 #include "scheduler/placement/placement_policy.h"
 
 namespace triphase {
 
+enum class ZeroMode : std::uint8_t { k2022, k2023 };
+
 struct ZeroOptions {
-  // Stream every layer, as the original does. Off: only as many as the batch's KV needs room.
-  bool stream_all = false;
+  ZeroMode mode = ZeroMode::k2022;
+  // Stream every layer, as the originals do. Off: only as many as the batch's KV needs room.
+  // Nothing: k2023 alone does.
+  std::optional<bool> stream_all;
   bool overlap = true;
 };
 
@@ -19,12 +26,16 @@ class ZeroPolicy final : public PlacementPolicy {
   explicit ZeroPolicy(const ZeroOptions& options = {}) : options_(options) {}
 
   [[nodiscard]] std::string_view name() const override { return "zero"; }
-  // Throws E-MEM-FIT when the KV of a full batch does not fit beside two streamed layers.
+  // k2022: throws E-MEM-FIT when the KV of a full batch does not fit beside two streamed layers.
   [[nodiscard]] StaticPlacement start(const JobView& job) const override;
   [[nodiscard]] std::int64_t longest_line(const PlacementLimits& limits) const override;
   [[nodiscard]] PlacementActions decide(const StepView& view) const override;
 
  private:
+  [[nodiscard]] bool streams_all() const {
+    return options_.stream_all.value_or(options_.mode == ZeroMode::k2023);
+  }
+
   ZeroOptions options_;
 };
 

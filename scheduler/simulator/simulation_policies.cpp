@@ -227,7 +227,15 @@ NamedSimulation simulate_policy(std::string_view policy, const CostModel& cost,
   } else if (policy == "accelerate") {
     run(AcceleratePolicy({.overlap = !options.handicaps, .pinned = !options.handicaps}));
   } else if (policy == "zero") {
-    run(ZeroPolicy({.stream_all = options.handicaps}));
+    const bool on_host = options.zero_mode == ZeroMode::k2023;
+    if (on_host && !cost.can_attend_on_host()) {
+      named.result.infeasible = "the profile does not say what attention on the host costs";
+    } else {
+      ZeroOptions zero{.mode = options.zero_mode};
+      if (options.handicaps) zero.stream_all = true;
+      run(ZeroPolicy(zero));
+    }
+    named.detail = on_host ? "2023: KV attended on the host" : "";
   } else {
     TRIPHASE_CHECK(policy == "device-only", "a known policy");
     run(DeviceOnlyPolicy());

@@ -11,6 +11,7 @@
 #include <string_view>
 #include <vector>
 
+#include "scheduler/placement/zero_policy.h"
 #include "scheduler/planner/planner.h"
 #include "scheduler/simulator/simulator.h"
 
@@ -35,6 +36,7 @@ struct SimulationOptions {
   bool choose_kv_dtype = false;  // triphase weighs INT8 against the given type
   bool handicaps = false;        // baselines with their originals' handicaps
   VllmPreemption vllm_preemption = VllmPreemption::kRecompute;
+  ZeroMode zero_mode = ZeroMode::k2022;
 };
 
 // Runs `policy` on the job. The policy name

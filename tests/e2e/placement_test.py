@@ -53,6 +53,7 @@ class Placement(unittest.TestCase):
             ("flexgen", ("kv-share=0.25", "gpu-batch=4", "copy-device=on")),
             ("flexgen", ("host-kv=cpu-attention", "fp32-workspace=on")),
             ("accelerate", ()),
+            ("zero", ("mode=2023",)),
             ("vllm", ()),
             ("vllm", ("preemption=swap",)),
         )):

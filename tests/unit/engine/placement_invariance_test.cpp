@@ -107,6 +107,8 @@ std::vector<Case> cases() {
        std::make_shared<FlexGenPolicy>(FlexGenOptions{.device_kv_share = 0.5, .copy_device = true}),
        200, 60, 0, false, true},
       {"zero", std::make_shared<ZeroPolicy>(ZeroOptions{.stream_all = true}), 0, 60, 2},
+      {"zero_2023", std::make_shared<ZeroPolicy>(ZeroOptions{.mode = ZeroMode::k2023}), 200, 20, 2,
+       true},
       {"vllm_drop", std::make_shared<VllmPolicy>(VllmOptions{}), 0, 15},
       {"vllm_swap", std::make_shared<VllmPolicy>(VllmOptions{.preemption = SuspendMode::kSwap}), 60,
        15},

@@ -273,6 +273,8 @@ std::vector<Case> cases() {
        "offload"},
       {"zero", std::make_shared<ZeroPolicy>(ZeroOptions{.stream_all = true}), 0, 20, 4, true,
        "admit"},
+      {"zero_2023", std::make_shared<ZeroPolicy>(ZeroOptions{.mode = ZeroMode::k2023}), 200, 20, 4,
+       true, "offload", 0, true},
       {"zero_two_layers", std::make_shared<ZeroPolicy>(ZeroOptions{}), 0, 20, 2, true, "admit"},
       {"device_only", std::make_shared<DeviceOnlyPolicy>(), 0, 14, 0, true, "admit"},
   };

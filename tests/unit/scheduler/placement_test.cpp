@@ -274,6 +274,21 @@ TEST(Zero, RefusesABatchWhoseKvDoesNotFitAndSaysWhatWould) {
   EXPECT_EQ(ZeroPolicy({.stream_all = true}).start(smaller).streamed_layers, 10);
 }
 
+TEST(Zero, OfTheYear2023KeepsItsKvOnTheHost) {
+  const ZeroPolicy policy({.mode = ZeroMode::k2023});
+  const Outcome outcome = run(policy, small_limits(), equal_lines(6, 4, 16));
+  EXPECT_EQ(outcome.suspensions, 0);
+  EXPECT_GE(outcome.offloaded, 6 * 3);
+  // Where the other mode refuses.
+  const JobView job{.layers = 10, .block_tokens = 4, .batch_size = 8, .longest_tokens = 10000};
+  const StaticPlacement placement = policy.start(job);
+  EXPECT_EQ(placement.streamed_layers, 10);
+  EXPECT_TRUE(placement.host_tier && placement.host_always);
+  EXPECT_EQ(placement.host_kv, HostKvUse::kCpuAttention);
+  EXPECT_EQ(ZeroPolicy({.mode = ZeroMode::k2023, .stream_all = false}).start(job).streamed_layers,
+            0);
+}
+
 TEST(Checker, RefusesWhatOverCommits) {
   StepView view{.limits = small_limits(),
                 .free_device_pages = 2,
@@ -329,7 +344,8 @@ Case random_case(std::mt19937& random) {
       result.policy = std::make_unique<DeviceOnlyPolicy>();
       break;
     case 1:
-      result.policy = std::make_unique<ZeroPolicy>();
+      result.policy = std::make_unique<ZeroPolicy>(
+          ZeroOptions{.mode = pick(0, 1) == 0 ? ZeroMode::k2022 : ZeroMode::k2023});
       break;
     case 2:
       result.policy = std::make_unique<VllmPolicy>(

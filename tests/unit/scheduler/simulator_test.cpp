@@ -105,6 +105,18 @@ TEST(Simulator, ReproducesFlexGensTableOfTheT4) {
   EXPECT_GT(flexgen.max_running, 72);
 }
 
+// KV that does not fit beside the weights' slots is no reason to refuse where it lives on the host.
+TEST(Simulator, ZeroOfTheYear2023AttendsOnTheHost) {
+  const Machine m = machine("opt-30b", "t4", 64, 1.0);
+  EXPECT_NE(simulate_policy("zero", m.cost, m.job, {}).result.infeasible, "");
+  const SimulationResult zero =
+      simulate_policy("zero", m.cost, m.job, {.zero_mode = ZeroMode::k2023}).result;
+  ASSERT_EQ(zero.infeasible, "");
+  EXPECT_EQ(zero.max_running, 64);
+  EXPECT_EQ(zero.streamed_layers, m.job.model.layers);
+  EXPECT_GT(zero.lanes.host, 0.0);
+}
+
 // FlexGen's CPU delegate is taken where the profile's own numbers make it the faster way.
 TEST(Simulator, TheProfileDecidesWhetherFlexGenAttendsOnTheHost) {
   Machine m = machine("opt-30b", "t4", 64, 1.0);
