@@ -9,6 +9,7 @@
 #include "runtime/base/format_bytes.h"
 #include "runtime/machine.h"
 #include "runtime/make_policy.h"
+#include "scheduler/flexgen/weight_rounding.h"
 #include "scheduler/placement/device_only_policy.h"
 #include "scheduler/placement/host_lines.h"
 
@@ -231,7 +232,8 @@ class Planner {
             .kv_bytes_per_token =
                 (KvStore::page_bytes(plan_.kv) + KvStore::key_column_bytes(plan_.kv)) *
                 static_cast<std::uint64_t>(config.layers) /
-                static_cast<std::uint64_t>(plan_.kv.block_tokens)};
+                static_cast<std::uint64_t>(plan_.kv.block_tokens),
+            .layer_modules = flexgen::layer_modules(config)};
   }
 
   void divide() {

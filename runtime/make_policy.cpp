@@ -112,6 +112,9 @@ std::shared_ptr<const PlacementPolicy> make_flexgen(const RunOptions& options) {
               on_off("sync-each-layer", flexgen.sync_each_layer),
               on_off("copy-device", flexgen.copy_device),
               on_off("fp32-workspace", flexgen.fp32_workspace),
+              one_of("weight-rounding",
+                     {{"layer", WeightRounding::kLayer}, {"tensor", WeightRounding::kTensor}},
+                     flexgen.weight_rounding),
               one_of("host-kv",
                      {{"stream", HostKvUse::kStream}, {"cpu-attention", HostKvUse::kCpuAttention}},
                      flexgen.host_kv)});

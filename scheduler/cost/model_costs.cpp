@@ -1,6 +1,7 @@
 #include "scheduler/cost/model_costs.h"
 
 #include "models/config/tensor_manifest.h"
+#include "scheduler/flexgen/weight_rounding.h"
 
 namespace triphase {
 
@@ -11,6 +12,7 @@ ModelCosts model_costs(const ModelConfig& config, DType dtype) {
                    .q_width = config.q_width(),
                    .kv_width = config.kv_width(),
                    .vocab = config.vocab_size};
+  costs.layer_modules = flexgen::layer_modules(config);
   std::vector<WeightEntry> layer;
   for (const WeightEntry& entry : weight_manifest(config)) {
     if (entry.layer != 0) continue;

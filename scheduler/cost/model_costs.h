@@ -4,6 +4,7 @@
 // derived profiles count with. PURE. Sizes in bytes.
 
 #include <cstdint>
+#include <vector>
 
 #include "models/config/model_config.h"
 #include "runtime/base/dtype.h"
@@ -21,6 +22,7 @@ struct ModelCosts {
   std::uint64_t other_weights = 0;  // embeddings, output head, final norm
   double layer_matmul = 0.0;        // multiply-adds of one token in one layer's matrices
   double head_matmul = 0.0;         // of the output head
+  std::vector<std::vector<double>> layer_modules;  // flexgen/weight_rounding.h
 
   [[nodiscard]] std::uint64_t weights() const {
     return layer_weights * static_cast<std::uint64_t>(layers) + other_weights;

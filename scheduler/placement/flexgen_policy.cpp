@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <cmath>
 
+#include "scheduler/flexgen/weight_rounding.h"
 #include "scheduler/placement/device_only_policy.h"
 #include "scheduler/placement/host_lines.h"
 
@@ -32,9 +33,18 @@ StaticPlacement FlexGenPolicy::start(const JobView& job) const {
                             .fp32_workspace = options_.fp32_workspace,
                             .copy_device = options_.copy_device,
                             .sync_each_layer = options_.sync_each_layer};
-  placement.streamed_layers =
-      job.layers - round_down(options_.device_weight_share * static_cast<double>(job.layers));
+  placement.streamed_layers = job.layers - device_layers(job);
   return placement;
+}
+
+std::int64_t FlexGenPolicy::device_layers(const JobView& job) const {
+  const auto layers = static_cast<double>(job.layers);
+  if (options_.weight_rounding == WeightRounding::kLayer) {
+    return round_down(options_.device_weight_share * layers);
+  }
+  // The engine streams whole layers: as many bytes stay as the tensors of all layers have.
+  const double held = flexgen::held_share(job.layer_modules, options_.device_weight_share);
+  return std::llround(held * layers);
 }
 
 std::int64_t FlexGenPolicy::longest_line(const PlacementLimits& limits) const {

@@ -9,6 +9,10 @@
 
 namespace triphase {
 
+// What an asked share of the weights becomes: whole layers, rounded down, or what the original's
+// whole tensors hold of a layer (flexgen/weight_rounding.h), as the nearest number of layers.
+enum class WeightRounding : std::uint8_t { kLayer, kTensor };
+
 struct FlexGenOptions {
   double device_kv_share = 0.0;      // cg: share of the block's sequences with KV on the device
   double device_weight_share = 1.0;  // wg: share of the layers' weights on the device
@@ -19,6 +23,7 @@ struct FlexGenOptions {
   bool hidden_on_host = false;
   HostKvUse host_kv = HostKvUse::kStream;
   // The original's handicaps.
+  WeightRounding weight_rounding = WeightRounding::kLayer;
   bool overlap = true;
   bool pinned = true;
   bool sync_each_layer = false;
@@ -38,6 +43,7 @@ class FlexGenPolicy final : public PlacementPolicy {
   [[nodiscard]] const FlexGenOptions& options() const { return options_; }
 
  private:
+  [[nodiscard]] std::int64_t device_layers(const JobView& job) const;
   void admit_block(class PlacementLedger& ledger) const;
 
   FlexGenOptions options_;

@@ -9,6 +9,7 @@
 #include <memory>
 #include <optional>
 #include <string_view>
+#include <vector>
 
 #include "runtime/base/dtype.h"
 #include "scheduler/placement/placement_view.h"
@@ -33,6 +34,8 @@ struct JobView {
   std::uint64_t other_weights = 0;       // embeddings, head, final norm: always on the device
   std::uint64_t scratch = 0;             // activations and workspace on the device
   std::uint64_t kv_bytes_per_token = 0;  // K and V, all layers, at the job's KV precision
+  // Elements of a decoder layer's tensors (flexgen/weight_rounding.h); empty: nobody knows.
+  std::vector<std::vector<double>> layer_modules;
 };
 
 // Fixed for a whole job.

@@ -45,7 +45,8 @@ StaticPlacement ask(const PlacementPolicy& policy, const SimulatedJob& job, Long
                        .scratch = scratch_of(job),
                        .kv_bytes_per_token = static_cast<std::uint64_t>(
                            static_cast<double>(model.layers) *
-                           kv_layer_bytes(model, job.kv_dtype, job.block_tokens))});
+                           kv_layer_bytes(model, job.kv_dtype, job.block_tokens)),
+                       .layer_modules = model.layer_modules});
 }
 
 void take_choices(const SimulatedJob& job, JobMemory& memory) {

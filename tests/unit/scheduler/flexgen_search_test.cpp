@@ -7,6 +7,8 @@
 #include <random>
 
 #include "scheduler/flexgen/policy_search.h"
+#include "scheduler/flexgen/weight_rounding.h"
+#include "scheduler/placement/flexgen_policy.h"
 
 namespace triphase::flexgen {
 namespace {
@@ -150,6 +152,37 @@ TEST(FlexGenSearch, KeepsAFixedBlock) {
       search_policy(kOpt6, 128, 512, t4_machine(), Objective::kCode, {.fixed_block = 16});
   ASSERT_TRUE(policy.has_value());
   EXPECT_DOUBLE_EQ(policy->workload.block(), 16.0);
+}
+
+TEST(WeightRounding, HoldsThePublishedSharesOfOpt) {
+  for (const char* shape : {"opt-6.7b", "opt-30b"}) {
+    const std::vector<Module> modules = layer_modules(builtin_shape(shape).value());
+    ASSERT_EQ(modules.size(), 2U);
+    EXPECT_EQ(modules[0].size(), 10U) << "q, k, v and out with biases, and the norm";
+    EXPECT_EQ(modules[1].size(), 6U);
+    // The last projection of attention alone: an MLP's last matrix has its middle just before 75 %.
+    EXPECT_NEAR(held_share(modules, 0.25), 0.083, 0.0005) << shape;
+    EXPECT_NEAR(held_share(modules, 0.30), 0.417, 0.0005) << shape;
+    EXPECT_NEAR(held_share(modules, 0.20), 0.083, 0.0005) << "the paper's own 30B policy";
+    EXPECT_EQ(held_share(modules, 0.0), 0.0);
+    EXPECT_EQ(held_share(modules, 1.0), 1.0);
+  }
+  EXPECT_EQ(held_share({}, 0.4), 0.4);
+}
+
+TEST(WeightRounding, DecidesHowManyLayersStayOnTheDevice) {
+  const ModelConfig config = builtin_shape("opt-30b").value();
+  const JobView job{.layers = config.layers, .layer_modules = layer_modules(config)};
+  const auto streamed = [&](double share, WeightRounding rounding) {
+    return FlexGenPolicy({.device_weight_share = share, .weight_rounding = rounding})
+        .start(job)
+        .streamed_layers;
+  };
+  ASSERT_EQ(config.layers, 48);
+  EXPECT_EQ(streamed(0.25, WeightRounding::kLayer), 48 - 12);
+  EXPECT_EQ(streamed(0.25, WeightRounding::kTensor), 48 - 4);
+  EXPECT_EQ(streamed(0.30, WeightRounding::kTensor), 48 - 20);
+  EXPECT_EQ(streamed(1.0, WeightRounding::kTensor), 0);
 }
 
 }  // namespace
