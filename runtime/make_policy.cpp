@@ -56,6 +56,13 @@ Knob on_off(std::string_view name, bool& value) {
           }};
 }
 
+// Of an original's 4-bit types, which this version lacks: who asks for them is told what there is.
+Knob only_model_type(std::string_view name, std::string_view instead) {
+  return {name,
+          fmt::format("model (the checkpoint's type): 4-bit groups are not there, {}", instead),
+          [](std::string_view text) { return text == "model"; }};
+}
+
 // A choice among few, by their names.
 template <class Value>
 Knob one_of(std::string_view name, std::vector<std::pair<std::string_view, Value>> choices,
@@ -115,6 +122,8 @@ std::shared_ptr<const PlacementPolicy> make_flexgen(const RunOptions& options) {
               one_of("weight-rounding",
                      {{"layer", WeightRounding::kLayer}, {"tensor", WeightRounding::kTensor}},
                      flexgen.weight_rounding),
+              only_model_type("kv-quantization", "--kv-dtype int8 is"),
+              only_model_type("weight-quantization", "weight-share leaves fewer weights to stream"),
               one_of("host-kv",
                      {{"stream", HostKvUse::kStream}, {"cpu-attention", HostKvUse::kCpuAttention}},
                      flexgen.host_kv)});
@@ -185,9 +194,11 @@ std::shared_ptr<const PlacementPolicy> make_policy(const RunOptions& options,
       zero.stream_all = stream_all;
       return true;
     };
-    read_knobs(options,
-               {one_of("mode", {{"2022", ZeroMode::k2022}, {"2023", ZeroMode::k2023}}, zero.mode),
-                std::move(streaming), on_off("overlap", zero.overlap)});
+    read_knobs(
+        options,
+        {one_of("mode", {{"2022", ZeroMode::k2022}, {"2023", ZeroMode::k2023}}, zero.mode),
+         std::move(streaming), on_off("overlap", zero.overlap),
+         only_model_type("weight-quantization", "stream-all=off leaves fewer weights to stream")});
     return std::make_shared<ZeroPolicy>(zero);
   }
   if (options.policy == "device-only") {

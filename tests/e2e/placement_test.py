@@ -110,6 +110,19 @@ class Placement(unittest.TestCase):
         _, _, done = self.run_job("knob", "--policy", "vllm", "--policy-option", "p1=3")
         self.assertEqual(done.returncode, 2)
         self.assertIn("preemption, watermark", done.stderr)
+        # What the originals have and this version has not is told by name, with what there is.
+        for policy, option, instead in (
+            ("flexgen", "kv-quantization=int4", "--kv-dtype int8 is"),
+            ("flexgen", "weight-quantization=int4", "weight-share"),
+            ("zero", "weight-quantization=int4", "stream-all=off"),
+            ("flexgen", "fp32-workspace=on", "host-kv=cpu-attention"),
+        ):
+            with self.subTest(option=option):
+                _, _, done = self.run_job("knob", "--policy", policy, "--policy-option", option)
+                self.assertEqual(done.returncode, 2, done.stderr)
+                self.assertIn(instead, done.stderr)
+                errors = [line for line in done.stderr.splitlines() if "error:" in line]
+                self.assertEqual(len(errors), 1, done.stderr)
 
 
 if __name__ == "__main__":
