@@ -6,6 +6,7 @@
 
 #include <algorithm>
 #include <filesystem>
+#include <set>
 
 #include "runtime/base/error.h"
 #include "runtime/build_info.h"
@@ -123,7 +124,9 @@ class Comparison {
     refuse_contradictions();
     const std::int64_t repeats = values_.integer("repeat");
     // One traced repetition first, which also warms the machine up.
-    for (Row& row : rows_) run_traced(row);
+    for (Row& row : rows_) {
+      if (row.infeasible.empty()) run_traced(row);
+    }
     for (std::int64_t repeat = 0; repeat < repeats; ++repeat) {
       for (Row& row : rows_) {
         if (!row.infeasible.empty()) continue;
@@ -150,14 +153,37 @@ class Comparison {
   }
 
   // Options that contradict each other in the last cell are to be told before the first one runs.
-  void refuse_contradictions() const {
-    for (const Row& row : rows_) {
+  // A policy that cannot do with an attention method or a KV type that others of the table can is
+  // no such contradiction: its cell cannot run.
+  void refuse_contradictions() {
+    std::vector<std::pair<Row*, Error>> excluded;
+    std::set<std::string> possible;  // attention methods
+    for (Row& row : rows_) {
       try {
         run_cell(row.cell, "--dry-run");
       } catch (const Error& error) {
-        if (error.role() != ErrorRole::kResources) throw;
+        if (error.role() == ErrorRole::kResources) continue;
+        if (!excludes(error)) throw;
+        excluded.emplace_back(&row, error);
+        continue;
       }
+      possible.insert(row.cell.attention);
     }
+    for (const auto& [row, error] : excluded) {
+      if (!possible.contains(row->cell.attention)) throw Error(error);
+      cannot_run(*row, error);
+    }
+  }
+
+  // Whether the policy excludes the cell's attention method or KV type.
+  [[nodiscard]] static bool excludes(const Error& error) {
+    return error.code() == "E-CLI-CONFLICT" &&
+           (error.field() == "--attention" || error.field() == "--kv-dtype");
+  }
+
+  void cannot_run(Row& row, const Error& error) {
+    row.infeasible = error.found();
+    log_.info(fmt::format("{} cannot run: {}", row.cell.label(), error.found()));
   }
 
   compare::Measured run_once(const Cell& cell, const std::string& trace) {
@@ -171,8 +197,7 @@ class Comparison {
       (void)run_once(row.cell, trace);
     } catch (const Error& error) {
       if (error.role() != ErrorRole::kResources) throw;
-      row.infeasible = error.found();
-      log_.info(fmt::format("{} cannot run: {}", row.cell.label(), error.found()));
+      cannot_run(row, error);
       return;
     }
     row.traced = compare::read_trace(trace);

@@ -121,13 +121,32 @@ class Compare(unittest.TestCase):
                 self.assertIn(option, done.stderr)
                 self.assertFalse(self.report.exists())
 
-    def test_a_contradiction_in_the_last_cell_is_told_before_the_first_runs(self) -> None:
+    def test_a_policy_that_excludes_an_attention_method_is_a_cell_that_cannot_run(self) -> None:
         done = self.compare(
-            "--policies", "device-only,flexgen", "--attentions", "dense,swa",
+            "--policies", "device-only,flexgen", "--attentions", "dense,swa", "--repeat", "1",
+            "--policy-option", "flexgen.host-kv=cpu-attention", "--kv-sparsity", "0.5",
+        )  # fmt: skip
+        self.assertEqual(done.returncode, 0, done.stderr)
+        rows = json.loads((self.report / "compare.json").read_text())
+        why = {(row["policy"], row["attention"]): row["infeasible"] for row in rows}
+        self.assertIn("swa with --policy-option host-kv=cpu-attention", why.pop(("flexgen", "swa")))
+        self.assertEqual(set(why.values()), {None})
+        self.assertIn("cannot run", (self.report / "index.html").read_text())
+
+    def test_a_contradiction_in_the_last_cell_is_told_before_the_first_runs(self) -> None:
+        # No cell can do what is asked.
+        done = self.compare(
+            "--policies", "flexgen", "--attentions", "swa",
             "--policy-option", "flexgen.host-kv=cpu-attention",
         )  # fmt: skip
         self.assertEqual(done.returncode, 2, done.stderr)
         self.assertIn("swa with --policy-option host-kv=cpu-attention", done.stderr)
+        # Nor is an option of the last cell's policy wrong because of its cell.
+        done = self.compare(
+            "--policies", "device-only,flexgen", "--policy-option", "flexgen.pace=slow",
+        )  # fmt: skip
+        self.assertEqual(done.returncode, 2, done.stderr)
+        self.assertIn("pace=slow", done.stderr)
         self.assertNotIn("traced", done.stderr)
 
     def test_options_without_a_value_reach_the_runs(self) -> None:
