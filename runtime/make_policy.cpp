@@ -117,6 +117,7 @@ std::shared_ptr<const PlacementPolicy> make_flexgen(const RunOptions& options) {
               on_off("overlap", flexgen.overlap),
               on_off("pinned", flexgen.pinned),
               on_off("sync-each-layer", flexgen.sync_each_layer),
+              on_off("padding", flexgen.padding),
               on_off("copy-device", flexgen.copy_device),
               on_off("fp32-workspace", flexgen.fp32_workspace),
               one_of("weight-rounding",

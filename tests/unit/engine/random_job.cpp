@@ -92,6 +92,13 @@ bool attends_on_host(const RandomJob& job) {
          job[Knob::kInt8] == 0 && job[Knob::kMethod] == 0 && job[Knob::kBeta] > 0;
 }
 
+// FlexGen's prompts of one length, in jobs that may: dense, and without layer inputs.
+bool pads_prompts(const RandomJob& job) {
+  return policy_of(job) == JobPolicy::kFlexGen && job[Knob::kAlpha] % 2 == 1 &&
+         static_cast<AttentionKind>(job[Knob::kMethod]) == AttentionKind::kDense &&
+         input_tokens_of(job) == 0;
+}
+
 // What policies weigh prefixes of suspended lines with; the plainest job weighs nothing.
 std::shared_ptr<const ReplayCosts> replay_of(const RandomJob& job) {
   if (job[Knob::kBeta] == 0) return nullptr;
@@ -117,7 +124,8 @@ std::shared_ptr<const PlacementPolicy> make_policy(const RandomJob& job) {
     case JobPolicy::kFlexGen:
       return std::make_shared<FlexGenPolicy>(FlexGenOptions{
           .device_kv_share = share(job[Knob::kAlpha]),
-          .host_kv = attends_on_host(job) ? HostKvUse::kCpuAttention : HostKvUse::kStream});
+          .host_kv = attends_on_host(job) ? HostKvUse::kCpuAttention : HostKvUse::kStream,
+          .padding = pads_prompts(job)});
     case JobPolicy::kVllmDrop:
       return std::make_shared<VllmPolicy>(VllmOptions{});
     case JobPolicy::kVllmSwap:
