@@ -139,6 +139,8 @@ const std::vector<Option>& all_options() {
       word_option("swa.split", "full or paper", {"full", "paper"}, TRIPHASE_FIELD(swa.paper_split)),
       word_option("swa.history", "auto, ring or buckets", {"auto", "ring", "buckets"},
                   TRIPHASE_FIELD(swa.history)),
+      count_option("swa.refresh_steps", 0, "steps from one whole row to the next, or 0 for none",
+                   TRIPHASE_FIELD(swa.refresh_steps)),
       count_option("sparq.rank", 1, "channels, at least 1", TRIPHASE_FIELD(sparq.rank)),
       count_option("sparq.k", 1, "tokens, at least 1", TRIPHASE_FIELD(sparq.k)),
       share_option("sparq.k_ratio", false, TRIPHASE_FIELD(sparq.k_ratio)),
@@ -315,6 +317,7 @@ std::int64_t budget_tokens(const AttentionOptions& options, std::int64_t context
       if (options.swa.paper_split) {
         budget = 2 * share_of_tokens(options.swa.caching_ratio / 2.0, context);
       }
+      if (options.swa.refreshes(context, prompt)) budget = context;
       break;
     case AttentionKind::kSparq:
       budget = by_ratio(options.sparq.k_ratio, options.sparq.k, context) +

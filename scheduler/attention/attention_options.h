@@ -51,6 +51,14 @@ struct AttentionOptions {
     std::int64_t window_rows = 0;  // 0: max(floor(n r / 2), 1)
     bool paper_split = false;      // swa.split=paper
     enum class History : std::uint8_t { kAuto, kRing, kBuckets } history = History::kAuto;
+    // Every so many decode steps a row attends its whole context, and all its weights count in the
+    // sums: else a token that was left out for window_rows steps has nothing to come back by. 0:
+    // never, as in the paper.
+    std::int64_t refresh_steps = 0;
+    // Whether the row that makes a sequence so long is such a row.
+    [[nodiscard]] bool refreshes(std::int64_t context, std::int64_t prompt) const {
+      return refresh_steps > 0 && context > prompt && (context - prompt) % refresh_steps == 0;
+    }
   } swa;
   struct {
     std::int64_t rank = 32;

@@ -186,6 +186,8 @@ TEST_P(AttentionMethodsTest, FollowTheirOracles) {
     check(of("lm-infinite", {"lm-infinite.sinks=4", "lm-infinite.k=20"}),
           oracle::lm_infinite(s, 4, 20));
     check(of("swa", {"swa.caching_ratio=0.3", "swa.history=ring"}), oracle::swa(s, 0.3));
+    check(of("swa", {"swa.caching_ratio=0.3", "swa.history=ring", "swa.refresh_steps=4"}),
+          oracle::swa(s, 0.3, 4));
     check(of("h2o", {"h2o.k=24"}), oracle::h2o(s, 24, 0.25));
     check(of("sparq", {"sparq.rank=6", "sparq.k=24"}), oracle::sparq(s, 6, 24, 0.25, mha));
     check(of("sparq", {"sparq.rank=6", "sparq.k=24", "sparq.reallocate=on"}),
@@ -204,6 +206,7 @@ const std::vector<AttentionOptions>& every_method() {
       of("swa", {"swa.caching_ratio=0.3"}),
       of("swa", {"swa.caching_ratio=0.5", "swa.history=buckets"}),
       of("swa", {"swa.caching_ratio=0.3", "swa.split=paper"}),
+      of("swa", {"swa.caching_ratio=0.3", "swa.refresh_steps=5"}),
       of("h2o", {"h2o.k=24"}),
       of("sparq", {"sparq.rank=6", "sparq.k=24"}),
       of("sparq", {"sparq.rank=6", "sparq.k=24", "sparq.group_reduce=logit_sum"}),

@@ -110,7 +110,7 @@ std::vector<Step> strided(const Sequence& s, double keep) {
 }
 
 // ALISA, Algorithm 1; rows before the first decode step are dense.
-std::vector<Step> swa(const Sequence& s, double r) {
+std::vector<Step> swa(const Sequence& s, double r, std::int64_t refresh_steps) {
   std::vector<Row> rows;  // by position: weights summed over heads, by token
   for (std::int64_t at = 0; at < s.prompt; ++at) {
     Row row(s.q.size(), 0.0);
@@ -132,7 +132,9 @@ std::vector<Step> swa(const Sequence& s, double r) {
     };
     const Tokens chosen =
         best(range(0, at + 1 - local_count), floor_of(n * r) - local_count, score);
-    const Tokens list = join(chosen, range(at + 1 - local_count, at + 1));
+    const bool whole = refresh_steps > 0 && (at + 1 - s.prompt) % refresh_steps == 0;
+    const Tokens list =
+        whole ? range(0, at + 1) : join(chosen, range(at + 1 - local_count, at + 1));
     Row row(s.q.size(), 0.0);
     for (std::int64_t head = 0; head < s.heads; ++head) {
       const Row p = s.weights(head, at, list);
