@@ -46,30 +46,29 @@ std::int64_t AttentionRunner::shareable_tokens(std::int64_t prompt_tokens) const
 }
 
 AttentionRunner::Entry* AttentionRunner::early_entry(LayerId layer, SequenceId sequence,
-                                                     std::int64_t context_tokens) {
+                                                     std::int64_t context_tokens, LayerCall& call) {
   if (method_->timing(layer.value) != AttentionMethod::Timing::kEarly) return nullptr;
   Entry& entry = entry_of(sequence);
-  return context_tokens > entry.prompt_tokens ? &entry : nullptr;
+  if (context_tokens <= entry.prompt_tokens) return nullptr;
+  call.layer = layer.value;
+  call.keys.context_tokens = context_tokens;
+  return &entry;
 }
 
 const TokenChoice* AttentionRunner::early_choice(LayerId layer, SequenceId sequence,
                                                  std::int64_t context_tokens) {
-  Entry* entry = early_entry(layer, sequence, context_tokens);
-  if (entry == nullptr) return nullptr;
   LayerCall call;
-  call.layer = layer.value;
-  call.keys.context_tokens = context_tokens;
+  Entry* entry = early_entry(layer, sequence, context_tokens, call);
+  if (entry == nullptr) return nullptr;
   const TokenChoice& choice = choose(*entry, call, {}, 0);
   return choice.dense ? nullptr : &choice;
 }
 
 const TokenChoice* AttentionRunner::next_choice(LayerId layer, SequenceId sequence,
                                                 std::int64_t context_tokens) {
-  Entry* entry = early_entry(layer, sequence, context_tokens);
-  if (entry == nullptr) return nullptr;
   LayerCall call;
-  call.layer = layer.value;
-  call.keys.context_tokens = context_tokens;
+  Entry* entry = early_entry(layer, sequence, context_tokens, call);
+  if (entry == nullptr) return nullptr;
   if (entry->next.empty()) entry->next.resize(static_cast<std::size_t>(2 * shape_.layers));
   Made& made = entry->next_of(call);
   if (!made.is_for(call)) make(*entry, call, {}, 0, made);

@@ -153,8 +153,10 @@ class AttentionRunner {
   // Asks for the channels that the segments' queries will choose by.
   void want_channels(LayerId layer, std::span<const AttentionSegment> segments, ConstMatrix q,
                      const KvLayerView& cache, float scale, ChannelReads& channels, Stream& stream);
-  // The sequence, where the method knows early what that row attends in this layer; else null.
-  [[nodiscard]] Entry* early_entry(LayerId layer, SequenceId sequence, std::int64_t context_tokens);
+  // The sequence, where the method knows early what that row attends in this layer, and the call to
+  // ask it with; else null.
+  [[nodiscard]] Entry* early_entry(LayerId layer, SequenceId sequence, std::int64_t context_tokens,
+                                   LayerCall& call);
   void make(Entry& entry, const LayerCall& call, ConstMatrix q, std::int64_t row, Made& made);
   // Chooses unless it is done already; `row` is the query's.
   const TokenChoice& choose(Entry& entry, const LayerCall& call, ConstMatrix q, std::int64_t row);

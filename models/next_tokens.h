@@ -25,8 +25,8 @@ class NextTokens {
   // Whether fetch() has not been called in this step.
   [[nodiscard]] bool pending() const { return !done_; }
   // Fetches for layers [0, layers), which the step has attended; returns the bytes brought.
-  // `spare_page`: a page of the pool that nobody reads, to which
-  // gaps between tokens may go that are not worth a piece more; none: they are not brought.
+  // `spare_page`: a page of the pool that nobody reads, to which gaps between tokens may go that
+  // are not worth a piece more; none: they are not brought.
   [[nodiscard]] std::uint64_t fetch(AttentionRunner& attention, std::int64_t layers,
                                     std::optional<std::int64_t> spare_page);
 

@@ -6,6 +6,7 @@
 #include <algorithm>
 #include <functional>
 #include <limits>
+#include <optional>
 #include <string>
 #include <string_view>
 #include <utility>
@@ -103,31 +104,24 @@ void read_knobs(const RunOptions& options, const std::vector<Knob>& knobs) {
 
 std::shared_ptr<const PlacementPolicy> make_flexgen(const RunOptions& options) {
   FlexGenOptions flexgen;
-  read_knobs(options,
-             {share("kv-share", flexgen.device_kv_share),
-              share("weight-share", flexgen.device_weight_share),
-              count("gpu-batch", flexgen.gpu_batch),
-              count("num-batches", flexgen.num_batches),
-              {"activation-share", "0 or 1: they sit on one tier",
-               [&flexgen](std::string_view text) {
-                 if (text != "0" && text != "1") return false;
-                 flexgen.hidden_on_host = text == "0";
-                 return true;
-               }},
-              on_off("overlap", flexgen.overlap),
-              on_off("pinned", flexgen.pinned),
-              on_off("sync-each-layer", flexgen.sync_each_layer),
-              on_off("padding", flexgen.padding),
-              on_off("copy-device", flexgen.copy_device),
-              on_off("fp32-workspace", flexgen.fp32_workspace),
-              one_of("weight-rounding",
-                     {{"layer", WeightRounding::kLayer}, {"tensor", WeightRounding::kTensor}},
-                     flexgen.weight_rounding),
-              only_model_type("kv-quantization", "--kv-dtype int8 is"),
-              only_model_type("weight-quantization", "weight-share leaves fewer weights to stream"),
-              one_of("host-kv",
-                     {{"stream", HostKvUse::kStream}, {"cpu-attention", HostKvUse::kCpuAttention}},
-                     flexgen.host_kv)});
+  read_knobs(
+      options,
+      {share("kv-share", flexgen.device_kv_share),
+       share("weight-share", flexgen.device_weight_share), count("gpu-batch", flexgen.gpu_batch),
+       count("num-batches", flexgen.num_batches),
+       // They sit on one tier.
+       one_of("activation-share", {{"1", false}, {"0", true}}, flexgen.hidden_on_host),
+       on_off("overlap", flexgen.overlap), on_off("pinned", flexgen.pinned),
+       on_off("sync-each-layer", flexgen.sync_each_layer), on_off("padding", flexgen.padding),
+       on_off("copy-device", flexgen.copy_device), on_off("fp32-workspace", flexgen.fp32_workspace),
+       one_of("weight-rounding",
+              {{"layer", WeightRounding::kLayer}, {"tensor", WeightRounding::kTensor}},
+              flexgen.weight_rounding),
+       only_model_type("kv-quantization", "--kv-dtype int8 is"),
+       only_model_type("weight-quantization", "weight-share leaves fewer weights to stream"),
+       one_of("host-kv",
+              {{"stream", HostKvUse::kStream}, {"cpu-attention", HostKvUse::kCpuAttention}},
+              flexgen.host_kv)});
   if (flexgen.fp32_workspace && flexgen.host_kv != HostKvUse::kCpuAttention) {
     throw Error(ErrorRole::kUsage, "E-CLI-OPTION", "--policy-option")
         .found("fp32-workspace=on with host-kv=stream")
@@ -188,17 +182,11 @@ std::shared_ptr<const PlacementPolicy> make_policy(const RunOptions& options,
   }
   if (options.policy == "zero") {
     ZeroOptions zero;
-    bool stream_all = false;
-    Knob streaming = on_off("stream-all", stream_all);
-    streaming.set = [&zero, &stream_all, read = std::move(streaming.set)](std::string_view text) {
-      if (!read(text)) return false;
-      zero.stream_all = stream_all;
-      return true;
-    };
     read_knobs(
         options,
         {one_of("mode", {{"2022", ZeroMode::k2022}, {"2023", ZeroMode::k2023}}, zero.mode),
-         std::move(streaming), on_off("overlap", zero.overlap),
+         one_of<std::optional<bool>>("stream-all", {{"on", true}, {"off", false}}, zero.stream_all),
+         on_off("overlap", zero.overlap),
          only_model_type("weight-quantization", "stream-all=off leaves fewer weights to stream")});
     return std::make_shared<ZeroPolicy>(zero);
   }

@@ -30,13 +30,8 @@ std::vector<SimulatedLine> read_line_lengths(const RunOptions& options, const Mo
 double touched_share(const AttentionOptions& attention, std::int64_t input_tokens,
                      std::int64_t output_tokens) {
   const std::int64_t context = input_tokens + output_tokens / 2;
-  AttentionOptions usual = attention;
-  usual.swa.refresh_steps = 0;
-  double touched = static_cast<double>(budget_tokens(usual, context, input_tokens)) /
-                   static_cast<double>(context);
-  if (attention.kind == AttentionKind::kSwa && attention.swa.refresh_steps > 0) {
-    touched += (1.0 - touched) / static_cast<double>(attention.swa.refresh_steps);
-  }
+  const double touched =
+      mean_budget_tokens(attention, context, input_tokens) / static_cast<double>(context);
   return std::clamp(touched, 1e-6, 1.0);
 }
 

@@ -340,4 +340,14 @@ std::int64_t budget_tokens(const AttentionOptions& options, std::int64_t context
   return std::clamp<std::int64_t>(budget, std::min<std::int64_t>(1, context), context);
 }
 
+double mean_budget_tokens(const AttentionOptions& options, std::int64_t context,
+                          std::int64_t prompt) {
+  AttentionOptions usual = options;
+  usual.swa.refresh_steps = 0;
+  const auto tokens = static_cast<double>(budget_tokens(usual, context, prompt));
+  if (options.kind != AttentionKind::kSwa || options.swa.refresh_steps == 0) return tokens;
+  return tokens +
+         (static_cast<double>(context) - tokens) / static_cast<double>(options.swa.refresh_steps);
+}
+
 }  // namespace triphase

@@ -137,5 +137,8 @@ void set_keep_ratio(AttentionOptions& options, double keep);
 // decide. `prompt` matters to h2o alone.
 [[nodiscard]] std::int64_t budget_tokens(const AttentionOptions& options, std::int64_t context,
                                          std::int64_t prompt);
+// The same of rows about that long on average, where some have another budget than others.
+[[nodiscard]] double mean_budget_tokens(const AttentionOptions& options, std::int64_t context,
+                                        std::int64_t prompt);
 
 }  // namespace triphase

@@ -82,6 +82,11 @@ TEST(AttentionOptions, BudgetsFollowTheDefinitions) {
   EXPECT_EQ(budget_tokens(of("local", {"local.window=64"}), 35, 35), 35);
   EXPECT_EQ(budget_tokens(of("swa", {"swa.caching_ratio=1"}), 35, 35), 35);
   EXPECT_EQ(budget_tokens(of("swa", {"swa.caching_ratio=1", "swa.split=paper"}), 35, 35), 34);
+  const AttentionOptions refreshed = of("swa", {"swa.refresh_steps=4"});
+  EXPECT_EQ(budget_tokens(refreshed, 103, 100), 20);
+  EXPECT_EQ(budget_tokens(refreshed, 104, 100), 104);
+  EXPECT_EQ(mean_budget_tokens(refreshed, 100, 40), 20.0 + 80.0 / 4.0);
+  EXPECT_EQ(mean_budget_tokens(of("swa"), 100, 40), 20.0);
   EXPECT_EQ(budget_tokens(of("sparq"), 1000, 10), 129);
   EXPECT_EQ(budget_tokens(of("sparq", {"sparq.local=0"}), 1000, 10), 128);
   EXPECT_EQ(budget_tokens(of("sparq", {"sparq.k_ratio=0.125"}), 1000, 10), 126);

@@ -8,7 +8,7 @@
 
 #include "runtime/base/error.h"
 #include "scheduler/placement/accelerate_policy.h"
-#include "scheduler/placement/triphase_policy.h"
+#include "tests/support/early_rig.h"
 #include "tests/support/engine_runs.h"
 #include "tests/support/meddling_policy.h"
 #include "tests/support/tiny_model.h"
@@ -16,26 +16,8 @@
 namespace triphase {
 namespace {
 
-ModelConfig config_of_layers(std::int64_t layers) {
-  ModelConfig config = tiny_config();
-  config.layers = layers;
-  return config;
-}
-
-std::shared_ptr<const PlacementPolicy> all_away() {
-  return std::make_shared<TriphasePolicy>(
-      PhaseSchedule{.p1 = 0, .p2 = 1 << 30, .alpha = 0.9, .window_tokens = 4});
-}
-
-// Prompts of several lengths.
 std::vector<Request> some_requests(std::size_t count, std::int64_t output) {
-  std::mt19937 random(3);
-  std::vector<Request> requests;
-  for (std::size_t i = 0; i < count; ++i) {
-    requests.push_back(request(i, random_tokens(random, 60 + 5 * i), output));
-    requests.back().sampling.ignore_eos = true;
-  }
-  return requests;
+  return growing_requests(count, output, /*first=*/60, /*more=*/5);
 }
 
 std::uint64_t to_device(TinyModel& model) {
