@@ -79,11 +79,11 @@ struct KvLayerView {
 };
 
 // The tokens that a sparse method chose for a segment's queries: positions ascending, their slots
-// beside them. One list for all KV heads, or one list per KV head: list h is [begins[h],
-// begins[h + 1]). A query attends the tokens of its list up to its own position.
+// beside them. One list for all heads, one list per KV head, or one per query head: list h is
+// [begins[h], begins[h + 1]). A query attends the tokens of its list up to its own position.
 // A token of the query's own block has its slot in the open pool when the cache is INT8.
 struct TokenSelection {
-  std::span<const std::int32_t> begins;  // 2 entries: shared list; kv_heads + 1: one per KV head
+  std::span<const std::int32_t> begins;  // one entry more than lists: 1, kv_heads or heads
   std::span<const std::int32_t> tokens;
   std::span<const std::int32_t> slots;
 
@@ -134,6 +134,9 @@ struct AttentionSegment {
   // query heads of its list, in the order of selection.tokens. Host memory, complete when the call
   // returns.
   float* weights = nullptr;
+  // With a selection for one query, or null: each query head's log of the sum of exp(scale * q . k)
+  // over its list; -infinity for an empty one. Host memory, as weights.
+  float* log_sums = nullptr;
 };
 
 // The page for K^T of the context's block `index`; invalid: it has no place.

@@ -50,8 +50,8 @@ struct KvRecomputes {
 
 class HostReads {
  public:
-  // A step of the engine begins. `per_head`: choices are lists by KV head.
-  void begin_step(KvStore& store, bool per_head);
+  // A step of the engine begins. `parts`: AttentionMethod::parts() of what chooses, else 1.
+  void begin_step(KvStore& store, std::int64_t parts);
   // Starts over for a layer; the first block gets `first_page`, the others the pages after it, but
   // for those that were brought early (KvStore::early), which stay where they are.
   void begin(LayerId layer, std::int64_t first_page);

@@ -27,9 +27,11 @@ void NextTokens::look_at(const BatchSegment& rows, LayerId layer, const TokenCho
   const std::int64_t blocks = store_->residency().blocks(rows.sequence);
   std::int64_t block = -1;
   std::optional<EarlyBlocks::Source> source;
-  for (std::int64_t part = 0; part < parts_; ++part) {
-    const auto begin = static_cast<std::size_t>(choice.begins[static_cast<std::size_t>(part)]);
-    const auto end = static_cast<std::size_t>(choice.begins[static_cast<std::size_t>(part) + 1]);
+  const auto lists = static_cast<std::int64_t>(choice.begins.size()) - 1;
+  for (std::int64_t list = 0; list < lists; ++list) {
+    const std::int64_t part = list / (lists / parts_);
+    const auto begin = static_cast<std::size_t>(choice.begins[static_cast<std::size_t>(list)]);
+    const auto end = static_cast<std::size_t>(choice.begins[static_cast<std::size_t>(list) + 1]);
     for (const std::int32_t token : std::span(choice.tokens).subspan(begin, end - begin)) {
       if (token / block_tokens != block) {
         block = token / block_tokens;
@@ -88,7 +90,7 @@ std::uint64_t NextTokens::bring(LayerId layer, std::optional<std::int64_t> spare
 std::uint64_t NextTokens::fetch(AttentionRunner& attention, std::int64_t layers,
                                 std::optional<std::int64_t> spare_page) {
   done_ = true;
-  parts_ = attention.method().per_kv_head() ? store_->shape().kv_heads : 1;
+  parts_ = attention.method().parts();
   block_cells_ = store_->shape().block_tokens * parts_;
   if (store_->token_cache(parts_).empty()) return 0;
   std::uint64_t bytes = 0;

@@ -27,6 +27,7 @@ OpsShape ops_shape(const ModelConfig& config, const BatchLimits& limits, const K
                         .max_context = limits.context},
           .max_sequences = limits.segments,
           .max_list_tokens = limits.sparse ? limits.context : 0,
+          .query_head_lists = limits.query_head_lists,
           .widest_input =
               std::max({config.hidden_size, config.q_width(), config.ffn_size, config.embed_dim}),
           .kv_dtype = kv.dtype,
@@ -82,7 +83,9 @@ class Planner {
             .logit_rows = logit_rows_ == LogitRows::kAll ? rows : batch,
             .context = context_,
             .sparse = options_.attention.kind != AttentionKind::kDense,
-            .input_block_tokens = plan_.input_tokens > 0 ? plan_.kv.block_tokens : 0};
+            .input_block_tokens = plan_.input_tokens > 0 ? plan_.kv.block_tokens : 0,
+            .sink_rows = moves_queries(options_.attention) ? batch : 0,
+            .query_head_lists = method()->lists() > model_.config.kv_heads};
   }
 
   [[nodiscard]] std::uint64_t scratch(std::int64_t batch) const {
@@ -134,12 +137,31 @@ class Planner {
           .expected("sparq.kt=device or sparq.kt=off with a GPU")
           .hint("--attention-option sparq.kt=device");
     }
+    check_attention_fits(dtype);
     if (options_.kv_block > 0) plan_.kv.block_tokens = options_.kv_block;
     if (plan_.kv.quantized() && plan_.kv.block_tokens % KvStore::kInt8BlockMultiple != 0) {
       throw Error(ErrorRole::kUsage, "E-CLI-OPTION", "--kv-block")
           .found(fmt::to_string(options_.kv_block))
           .expected(
               fmt::format("a multiple of {} with --kv-dtype int8", KvStore::kInt8BlockMultiple));
+    }
+  }
+
+  // Options of attention methods that need something of the model or its cache.
+  void check_attention_fits(DType kv_dtype) const {
+    const AttentionOptions& attention = options_.attention;
+    if (moves_queries(attention) && !model_.config.rope) {
+      throw Error(ErrorRole::kUsage, "E-CLI-CONFLICT", "lm-infinite.rope_mode=in_cache")
+          .found("a model whose positions are learned, or none")
+          .expected("a model that rotates its keys")
+          .hint("--attention-option lm-infinite.rope_mode=absolute");
+    }
+    if (attention.kind == AttentionKind::kSparq && attention.sparq.channels_by_range &&
+        kv_dtype != DType::kU8) {
+      throw Error(ErrorRole::kUsage, "E-CLI-CONFLICT", "sparq.channels=range")
+          .found(fmt::format("KV in {}, which has no scales", dtype_name(kv_dtype)))
+          .expected("INT8 KV, whose scales are the ranges")
+          .hint("--kv-dtype int8, or --attention-option sparq.channels=query");
     }
   }
 
@@ -224,8 +246,11 @@ class Planner {
     const bool caches = plan_.policy->name() == "triphase" || options_.token_cache.has_value();
     if (!caches || options_.attention.kind == AttentionKind::kDense) return 0.0;
     if (!method()->fetches_tokens()) return 0.0;
-    return static_cast<double>(budget_tokens(options_.attention, context_, context_)) /
-           static_cast<double>(context_);
+    // Of lists that share a KV head's tokens, as if they had none in common.
+    const std::int64_t lists =
+        std::max<std::int64_t>(1, method()->lists() / model_.config.kv_heads);
+    const std::int64_t tokens = budget_tokens(options_.attention, context_, context_) * lists;
+    return static_cast<double>(std::min(tokens, context_)) / static_cast<double>(context_);
   }
 
   // Weights on the device when so many layers are streamed.

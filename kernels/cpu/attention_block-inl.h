@@ -43,31 +43,41 @@ struct Call {
   [[nodiscard]] std::int64_t group() const { return heads / cache.kv_heads; }
 };
 
-// The list of `selection` that KV head `head` attends.
+// How many query heads one task of the segment has: a KV head's, or, where each has a list of its
+// own, one.
+inline std::int64_t heads_together(const Call& call, const AttentionSegment& segment) {
+  const auto lists = static_cast<std::int64_t>(segment.selection.begins.size()) - 1;
+  return lists > call.cache.kv_heads ? 1 : call.group();
+}
+
+// List `index` of `selection`, or the only one.
 struct TokenList {
   std::span<const std::int32_t> tokens;
   std::span<const std::int32_t> slots;
   std::int64_t begin;  // in the selection
 };
-inline TokenList list_of(const TokenSelection& selection, std::int64_t head) {
-  const auto list = selection.begins.size() == 2 ? 0 : static_cast<std::size_t>(head);
+inline TokenList list_of(const TokenSelection& selection, std::int64_t index) {
+  const auto list = selection.begins.size() == 2 ? 0 : static_cast<std::size_t>(index);
   const auto begin = static_cast<std::size_t>(selection.begins[list]);
   const auto count = static_cast<std::size_t>(selection.begins[list + 1]) - begin;
   return {selection.tokens.subspan(begin, count), selection.slots.subspan(begin, count),
           selection.begins[list]};
 }
 
-// One block of queries under one KV head. With a selection, "tokens" are ordinals of its list.
+// One block of queries under one KV head, of all its query heads or of one. With a selection,
+// "tokens" are ordinals of its list.
 struct Block {
   const AttentionSegment* segment;
   TokenList list;  // with a selection
   std::int64_t kv_head;
+  std::int64_t first_head;  // of `heads` query heads
+  std::int64_t heads;
   std::int64_t first_query;
   std::int64_t queries;
-  std::int64_t rows;  // queries times heads of the group, query-major
+  std::int64_t rows;  // queries times heads, query-major
   // Where rows' scores go when weights are asked for, `list.tokens.size()` apart; else null.
   float* kept_scores;
-  float* kept_tops;  // of the group's heads
+  float* kept_tops;  // of the block's heads
   float* kept_totals;
 
   [[nodiscard]] bool selected() const { return !segment->selection.empty(); }
@@ -152,21 +162,22 @@ inline Block block_of(const Call& call, std::int64_t task) {
   const std::int64_t local = task - entry->first_task;
   Block block{};
   block.segment = &segment;
-  block.kv_head = local / blocks;
+  block.heads = heads_together(call, segment);
+  block.first_head = local / blocks * block.heads;
+  block.kv_head = block.first_head / call.group();
   block.first_query = local % blocks * call.layout.block_queries;
   block.queries = std::min(call.layout.block_queries, segment.query_count - block.first_query);
-  block.rows = block.queries * call.group();
+  block.rows = block.queries * block.heads;
   if (!block.selected()) return block;
-  block.list = list_of(segment.selection, block.kv_head);
+  block.list = list_of(segment.selection, local / blocks);
   if (entry->weighing < 0) return block;
   const bool shared = segment.selection.begins.size() == 2;
-  const std::int64_t first_head = block.kv_head * call.group();
   const auto length = static_cast<std::int64_t>(block.list.tokens.size());
   float* kept = call.weighing + entry->weighing;
-  block.kept_tops = kept + first_head;
-  block.kept_totals = kept + call.heads + first_head;
+  block.kept_tops = kept + block.first_head;
+  block.kept_totals = kept + call.heads + block.first_head;
   block.kept_scores =
-      kept + 2 * call.heads + (shared ? first_head * length : block.list.begin * call.group());
+      kept + 2 * call.heads + (shared ? block.first_head * length : block.list.begin * block.heads);
   return block;
 }
 
@@ -175,8 +186,8 @@ inline void load_queries(const Call& call, const Block& block, float* to) {
   const std::int64_t dim = call.cache.head_dim;
   const VF factor = hn::Set(DF(), call.scale * 1.44269504088896341F);
   for (std::int64_t row = 0; row < block.rows; ++row) {
-    const std::int64_t query = block.segment->query_begin + block.first_query + row / call.group();
-    const std::int64_t head = block.kv_head * call.group() + row % call.group();
+    const std::int64_t query = block.segment->query_begin + block.first_query + row / block.heads;
+    const std::int64_t head = block.first_head + row % block.heads;
     const float* from =
         static_cast<const float*>(call.q.data) + query * call.q.row_stride + head * dim;
     float* at = to + row * call.layout.padded_dim;

@@ -76,11 +76,11 @@ inline Seen seen_by(const Block& block, std::int64_t query, std::int64_t tile, s
 inline void soften_tile(const Call& call, const Block& block, const Scratch& scratch,
                         std::int64_t tile) {
   const std::int64_t stride = call.layout.padded_dim;
-  const std::int64_t group = call.group();
+  const std::int64_t heads = block.heads;
   for (std::int64_t query = 0; query < block.queries; ++query) {
     const Seen seen = seen_by(block, query, tile, 0, kTile);
     if (seen.first >= seen.end) continue;
-    for (std::int64_t row = query * group; row < (query + 1) * group; ++row) {
+    for (std::int64_t row = query * heads; row < (query + 1) * heads; ++row) {
       float* scores = scratch.scores + row * kTile;
       std::fill(scores, scores + seen.first, kMinusInfinity);
       std::fill(scores + seen.end, scores + kTile, kMinusInfinity);
@@ -101,7 +101,7 @@ template <class T>
 void weigh_part(const Call& call, const Block& block, const Scratch& scratch, std::int64_t tile,
                 std::int64_t from, std::int64_t to, const Tokens<T>& v, float* out) {
   const std::int64_t stride = call.layout.padded_dim;
-  const std::int64_t group = call.group();
+  const std::int64_t heads = block.heads;
   for (std::int64_t query = 0; query < block.queries;) {
     const Seen seen = seen_by(block, query, tile, from, to);
     std::int64_t same = query + 1;
@@ -111,8 +111,8 @@ void weigh_part(const Call& call, const Block& block, const Scratch& scratch, st
       ++same;
     }
     if (seen.first < seen.end) {
-      for_row_groups<kValueRows>((same - query) * group, [&]<int kRows>(std::int64_t at) {
-        const std::int64_t row = query * group + at;
+      for_row_groups<kValueRows>((same - query) * heads, [&]<int kRows>(std::int64_t at) {
+        const std::int64_t row = query * heads + at;
         weigh_rows<kRows>(scratch.scores + row * kTile, row == 0 ? v : again(v), seen.first,
                           seen.end, out + row * stride, stride);
       });
@@ -260,7 +260,7 @@ void weigh_codes(const Call& call, const Block& block, const Scratch& scratch, s
   std::fill_n(scratch.codes_out, block.rows * stride, 0.0F);
   weigh_part(call, block, scratch, tile, part.from, part.to, v, scratch.codes_out);
   for (std::int64_t row = 0; row < block.rows; ++row) {
-    const Seen seen = seen_by(block, row / call.group(), tile, part.from, part.to);
+    const Seen seen = seen_by(block, row / block.heads, tile, part.from, part.to);
     if (seen.first >= seen.end) continue;
     const float* weights = scratch.scores + row * kTile;
     VF sum = hn::Zero(d);

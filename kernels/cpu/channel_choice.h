@@ -11,7 +11,7 @@ namespace triphase::cpu {
 
 // See SparseOps::largest_channels.
 void largest_channels(ConstMatrix q, std::int64_t row, std::int64_t heads, std::int64_t kv_heads,
-                      std::int64_t rank, std::int32_t* channels);
+                      const ChannelChoice& choice, std::int32_t* channels);
 
 // See SparseOps::choose_by_channels; shape.max_context is the segment's context.
 void choose_by_channels(ThreadPool& pool, ConstMatrix q, std::int64_t row, std::int64_t heads,

@@ -47,8 +47,8 @@ __device__ inline float key_element(const PrefillColumns& call, std::int64_t hea
   }
 }
 
-// The rows that count, numbered from the first: all query heads of a KV head for the queries at
-// positions [begin, end).
+// The rows that count, numbered from the first: `group` query heads, all of a KV head or one, for
+// the queries at positions [begin, end).
 struct ColumnRows {
   std::int64_t begin;
   std::int64_t end;
@@ -70,9 +70,12 @@ __device__ inline std::int64_t first_seen(const PrefillColumns& call, std::int64
 
 class ColumnTiles {
  public:
-  __device__ ColumnTiles(const PrefillColumns& call, std::int64_t head, float* shared)
+  // Keys of KV head `head`, queries of the query heads from `first_query_head` on.
+  __device__ ColumnTiles(const PrefillColumns& call, std::int64_t head,
+                         std::int64_t first_query_head, float* shared)
       : call_(call),
         head_(head),
+        first_query_head_(first_query_head),
         dim_(static_cast<int>(call.head_dim)),
         stride_(dim_ + 1),
         keys_(shared),
@@ -98,7 +101,7 @@ class ColumnTiles {
       float value = 0.0F;
       if (row < rows.count()) {
         const std::int64_t query = rows.position(row) - call_.first_position;
-        value = call_.q[query * call_.q_stride + (head_ * rows.group + row % rows.group) * dim_ +
+        value = call_.q[query * call_.q_stride + (first_query_head_ + row % rows.group) * dim_ +
                         i % dim_] *
                 (call_.scale * kColumnLog2E);
       }
@@ -122,6 +125,7 @@ class ColumnTiles {
  private:
   const PrefillColumns& call_;
   std::int64_t head_;
+  std::int64_t first_query_head_;
   int dim_;
   int stride_;
   float* keys_;

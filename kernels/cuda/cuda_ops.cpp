@@ -183,7 +183,7 @@ class CudaOpsOnStreams final : public CudaOps {
               return shape_text({{"q", q}, {"out", out}}) + ", " + shape_text({{"heads", heads}}) +
                      ", " + shape_of(cache);
             });
-    for (const AttentionSegment& segment : segments) check_segment(segment, q.rows, cache);
+    for (const AttentionSegment& segment : segments) check_segment(segment, q.rows, heads, cache);
     attend_batch({q, heads, cache, scale, out}, segments, settings_.machine, arguments_, scratch_,
                  *device_, stream, handle(stream));
   }
@@ -226,7 +226,7 @@ class CudaOpsOnStreams final : public CudaOps {
     stage_rows(args, handle(stream));
   }
 
-  static void check_segment(const AttentionSegment& segment, std::int64_t rows,
+  static void check_segment(const AttentionSegment& segment, std::int64_t rows, std::int64_t heads,
                             const KvLayerView& cache) {
     const auto check = [&](bool condition, const char* what) {
       require(condition, "attention", what, [&] {
@@ -248,7 +248,7 @@ class CudaOpsOnStreams final : public CudaOps {
     const std::size_t closed = cache.quantized() && blocks > 0 ? blocks - 1 : blocks;
     if (!segment.selection.empty()) {
       const auto lists = static_cast<std::int64_t>(segment.selection.begins.size()) - 1;
-      check(segment.query_count <= 1 && (lists == 1 || lists == cache.kv_heads) &&
+      check(segment.query_count <= 1 && (lists == 1 || lists == cache.kv_heads || lists == heads) &&
                 segment.selection.tokens.size() == segment.selection.slots.size(),
             "a selection's lists");
       check(!cache.quantized() || segment.scale_pages.size() >= closed, "a segment's scale pages");

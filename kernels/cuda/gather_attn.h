@@ -51,7 +51,10 @@ struct GatherAttnArgs {
 
   TokenSource source = TokenSource::kAll;
   const TokenRanges* ranges = nullptr;  // [sequences]
-  // Lists: list_rows is sequences (one list for all heads) or sequences * kv_heads.
+  // Query heads of a row: those of a KV head, or (1) each query head is a row of its own, with the
+  // plan's rows [sequence][query head].
+  bool row_per_query_head = false;
+  // Lists: list_rows is sequences (one list for all heads) or the plan's rows.
   int list_rows = 0;
   int list_capacity = 0;
   const std::int32_t* tokens = nullptr;       // [list_rows][list_capacity]

@@ -21,7 +21,7 @@ std::string shape_of(const PrefillColumns& call) {
          ", cache " + std::string(dtype_name(call.dtype));
 }
 
-// Block (key tile, KV head), one thread per key.
+// Block (key tile, row of sums), one thread per key.
 template <class T>
 __global__ void __launch_bounds__(kColumnThreads, 16)
     prefill_colsum_kernel(PrefillColumns call, const float* log_sums, float* sums,
@@ -29,18 +29,22 @@ __global__ void __launch_bounds__(kColumnThreads, 16)
   TRIPHASE_DYNAMIC_SHARED(bytes);
   TRIPHASE_SHARED(float, row_log_sums, kColumnRows);
   TRIPHASE_SHARED(int, positions, kColumnRows);
-  const std::int64_t head = blockIdx.y;
+  const std::int64_t sum_row = blockIdx.y;
   const std::int64_t first = static_cast<std::int64_t>(blockIdx.x) * kColumnThreads;
   const int thread = static_cast<int>(threadIdx.x);
   const std::int64_t token = first + thread;
   // Queries before the tile's first key see none of it.
   ColumnRows rows = column_rows(call);
   rows.begin = larger(rows.begin, first);
-  const ColumnTiles tiles(call, head, reinterpret_cast<float*>(bytes));
+  const std::int64_t group = rows.group;
+  if (call.by_query_head) rows.group = 1;
+  const std::int64_t first_query_head = sum_row * rows.group;
+  const ColumnTiles tiles(call, first_query_head / group, first_query_head,
+                          reinterpret_cast<float*>(bytes));
   if (rows.count() > 0) {
     tiles.load_keys<T>(first, first_seen(call, rows.begin), rows.end);
   }
-  float sum = token < rows.end ? sums[head * sum_stride + token] : 0.0F;
+  float sum = token < rows.end ? sums[sum_row * sum_stride + token] : 0.0F;
   TRIPHASE_NO_UNROLL
   for (std::int64_t row = 0; row < rows.count(); row += kColumnRows) {
     __syncthreads();
@@ -51,7 +55,7 @@ __global__ void __launch_bounds__(kColumnThreads, 16)
       positions[thread] = own < rows.count() ? static_cast<int>(position) : -1;
       if (own < rows.count()) {
         row_log_sums[thread] = log_sums[(position - call.first_position) * call.heads +
-                                        head * rows.group + own % rows.group] *
+                                        first_query_head + own % rows.group] *
                                kColumnLog2E;
       }
     }
@@ -65,7 +69,7 @@ __global__ void __launch_bounds__(kColumnThreads, 16)
       }
     }
   }
-  if (token < rows.end) sums[head * sum_stride + token] = sum;
+  if (token < rows.end) sums[sum_row * sum_stride + token] = sum;
 }
 
 }  // namespace
@@ -75,9 +79,9 @@ void check_columns(const PrefillColumns& call, const char* kernel) {
   const auto check = [&](bool condition, const char* what) {
     require(condition, kernel, what, [&] { return shape_of(call); });
   };
-  check(call.kv_heads > 0 && call.kv_heads <= 65535 && call.heads > 0 &&
-            call.heads % call.kv_heads == 0,
-        "heads must be a positive multiple of kv_heads");
+  check(
+      call.kv_heads > 0 && call.heads <= 65535 && call.heads > 0 && call.heads % call.kv_heads == 0,
+      "heads must be a positive multiple of kv_heads");
   check(call.head_dim > 0 && call.head_dim <= kColumnMaxDim, "head_dim must be 1 to 256");
   check(call.page_tokens > 0 && call.first_position >= 0 && call.queries >= 0 && call.window >= 0,
         "sizes");
@@ -101,7 +105,7 @@ void prefill_colsum(const PrefillColumns& call, const float* log_sums, float* su
   require(log_sums != nullptr && sums != nullptr, "prefill_colsum", "null pointer", shape);
   if (keys <= larger(call.row_begin, call.first_position)) return;
   const dim3 grid{static_cast<unsigned>(ceil_div<std::int64_t>(keys, kColumnThreads)),
-                  static_cast<unsigned>(call.kv_heads), 1};
+                  static_cast<unsigned>(call.by_query_head ? call.heads : call.kv_heads), 1};
   const std::size_t shared = column_tile_bytes(call.head_dim);
   for_cache_type(call.dtype, "prefill_colsum", shape, [&]<class T>() {
     allow_shared_bytes(&prefill_colsum_kernel<T>, shared, "prefill_colsum", shape);

@@ -13,15 +13,19 @@ namespace {
 constexpr int kThreads = 128;
 constexpr int kWarps = kThreads / kWarpSize;
 
+// What a token stands for (write_tile).
+__device__ inline float one_key(int /*head*/) { return 1.0F; }
+
 // Writes a tile's logits (one per thread and query head) and their partial maximum and sum.
-// `weight`: how many keys the entry stands for; with none its logit is -infinity.
-template <int G>
-__device__ inline void write_tile(const float (&logit)[G], float weight, int token, int length,
-                                  int group, std::int64_t row, const ScoreLogits& out,
+// weight_of(query head): how many keys the entry stands for; with none its logit is -infinity.
+template <int G, class WeightOf>
+__device__ inline void write_tile(const float (&logit)[G], const WeightOf& weight_of, int token,
+                                  int length, int group, std::int64_t row, const ScoreLogits& out,
                                   float* scratch) {
   const std::int64_t tiles = ceil_div<std::int64_t>(out.length_stride, kScoreTile);
   for (int g = 0; g < group; ++g) {
     const bool inside = token < length;
+    const float weight = weight_of(g);
     const bool counts = inside && weight > 0.0F;
     if (inside) {
       out.logits[(row * group + g) * out.length_stride + token] = counts ? logit[g] : -INFINITY;
@@ -47,9 +51,10 @@ __global__ void __launch_bounds__(kMaxScoreDim)
   const int group = static_cast<int>(queries.heads) / kv_heads;
   const float* q =
       queries.q + sequence * queries.q_stride + static_cast<std::int64_t>(head) * group * head_dim;
-  choose_row_channels(
-      q, group, head_dim, rank, scale, channels + static_cast<std::int64_t>(blockIdx.x) * rank,
-      factors + static_cast<std::int64_t>(blockIdx.x) * group, {weight, chosen, scratch});
+  choose_row_channels(q, group, head_dim, rank, scale, channel_weights_of(scale, head, head_dim),
+                      channels + static_cast<std::int64_t>(blockIdx.x) * rank,
+                      factors + static_cast<std::int64_t>(blockIdx.x) * group,
+                      {weight, chosen, scratch});
 }
 
 // Threads that a multiprocessor has room for at least.
@@ -107,7 +112,7 @@ __global__ void __launch_bounds__(kThreads, sparq_blocks<T, G>())
       for (int g = 0; g < G; ++g) logit[g] = fma_rn(q_chosen[i * G + g], key, logit[g]);
     }
   }
-  write_tile<G>(logit, 1.0F, token, length, group, row, out, scratch);
+  write_tile<G>(logit, one_key, token, length, group, row, out, scratch);
 }
 
 // A lane's part of a vector: four consecutive channels of every 128.
@@ -218,7 +223,7 @@ __global__ void __launch_bounds__(kThreads)
   });
   float logit[G] = {};
   for (int g = 0; g < group; ++g) logit[g] = tile[threadIdx.x * G + g];
-  write_tile<G>(logit, 1.0F, first + static_cast<int>(threadIdx.x), length, group, row, out,
+  write_tile<G>(logit, one_key, first + static_cast<int>(threadIdx.x), length, group, row, out,
                 scratch);
 }
 
@@ -247,10 +252,13 @@ __global__ void __launch_bounds__(kThreads)
   float logit[G] = {};
   for (int g = 0; g < group; ++g) logit[g] = tile[threadIdx.x * G + g];
   const int cluster = first + static_cast<int>(threadIdx.x);
-  const std::int64_t at = row * clusters.max_clusters + cluster;
-  const bool counts = cluster < length && (clusters.alive == nullptr || clusters.alive[at] != 0);
-  const float weight = counts ? clusters.keys[at] : 0.0F;
-  write_tile<G>(logit, weight, cluster, length, group, row, out, scratch);
+  const float keys = cluster < length ? clusters.keys[row * clusters.max_clusters + cluster] : 0.0F;
+  const auto keys_of = [&](int g) {
+    if (clusters.alive == nullptr || cluster >= length) return keys;
+    const std::int64_t flags = clusters.alive_by_query_head ? row * group + g : row;
+    return clusters.alive[flags * clusters.max_clusters + cluster] != 0 ? keys : 0.0F;
+  };
+  write_tile<G>(logit, keys_of, cluster, length, group, row, out, scratch);
 }
 
 // Each block first merges the row's partials, in their order, then scores its own tile.
@@ -324,21 +332,22 @@ __global__ void __launch_bounds__(kThreads)
 template <class T>
 __global__ void __launch_bounds__(kThreads)
     score_quest_kernel(ScoreKeys keys, const T* bounds, int sub_tokens, ScoreQueries queries,
-                       float* scores, std::int64_t score_stride) {
+                       int group, float* scores, std::int64_t score_stride) {
   const auto row = static_cast<std::int64_t>(blockIdx.x);
-  const int sequence = static_cast<int>(row / keys.kv_heads);
-  const int head = static_cast<int>(row % keys.kv_heads);
+  const std::int64_t sequence_rows = queries.heads / group;
+  const int sequence = static_cast<int>(row / sequence_rows);
+  const std::int64_t first_head = row % sequence_rows * group;
+  const std::int64_t head = first_head / (queries.heads / keys.kv_heads);
   const int sub_pages = ceil_div(keys.lengths[sequence], sub_tokens);
   const int sub_page = static_cast<int>(blockIdx.y) * kWarps + warp_id();
   if (sub_page >= sub_pages) return;
-  const int group = static_cast<int>(queries.heads / keys.kv_heads);
   const int head_dim = static_cast<int>(keys.head_dim);
   const int per_page = static_cast<int>(keys.page_tokens) / sub_tokens;
   const std::int64_t entry = sequence * keys.max_pages + sub_page / per_page;
   const std::int64_t page = keys.pages == nullptr ? entry : keys.pages[entry];
   const T* low =
       bounds + ((page * keys.kv_heads + head) * per_page + sub_page % per_page) * 2 * head_dim;
-  const float* q = queries.q + sequence * queries.q_stride + head * group * keys.head_dim;
+  const float* q = queries.q + sequence * queries.q_stride + first_head * keys.head_dim;
   float best = -INFINITY;
   for (int g = 0; g < group; ++g) {
     float sum = 0.0F;
@@ -529,8 +538,8 @@ void selected_share(const ScoreLogits& logits, const float* totals, const std::i
 }
 
 void score_quest(const ScoreKeys& keys, const void* bounds, DType bounds_dtype, std::int64_t tokens,
-                 const ScoreQueries& queries, float* scores, std::int64_t score_stride,
-                 StreamHandle stream) {
+                 const ScoreQueries& queries, bool by_query_head, float* scores,
+                 std::int64_t score_stride, StreamHandle stream) {
   const auto shape = [&] {
     return shape_of(keys, queries) + ", " +
            shape_text({{"tokens", tokens}, {"score_stride", score_stride}});
@@ -542,15 +551,16 @@ void score_quest(const ScoreKeys& keys, const void* bounds, DType bounds_dtype, 
           shape);
   require(bounds != nullptr && keys.lengths != nullptr && queries.q != nullptr && scores != nullptr,
           "score_quest", "null pointer", shape);
-  const std::int64_t rows = keys.sequences * keys.kv_heads;
+  const std::int64_t group = by_query_head ? 1 : queries.heads / keys.kv_heads;
+  const std::int64_t rows = keys.sequences * queries.heads / group;
   const std::int64_t sub_pages = ceil_div<std::int64_t>(keys.max_length, tokens);
   if (rows == 0 || sub_pages == 0) return;
   const dim3 grid{static_cast<unsigned>(rows),
                   static_cast<unsigned>(ceil_div<std::int64_t>(sub_pages, kWarps)), 1};
   for_float_type(bounds_dtype, "score_quest", shape, [&]<class T>() {
     TRIPHASE_LAUNCH((score_quest_kernel<T>), grid, kThreads, 0, stream, keys,
-                    static_cast<const T*>(bounds), static_cast<int>(tokens), queries, scores,
-                    score_stride);
+                    static_cast<const T*>(bounds), static_cast<int>(tokens), queries,
+                    static_cast<int>(group), scores, score_stride);
   });
   check_launched("score_quest", shape);
 }

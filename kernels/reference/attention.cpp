@@ -48,12 +48,14 @@ struct Place {
   std::int64_t offset;
 };
 
+// Query head `head` of `heads`.
 std::vector<Place> places_of(const KvLayerView& cache, const AttentionSegment& segment,
-                             std::int64_t query, std::int64_t kv_head) {
+                             std::int64_t query, std::int64_t head, std::int64_t heads) {
   std::vector<Place> places;
   if (!segment.selection.empty()) {
     const TokenSelection& chosen = segment.selection;
-    const auto list = chosen.begins.size() == 2 ? 0 : static_cast<std::size_t>(kv_head);
+    const auto lists = static_cast<std::int64_t>(chosen.begins.size()) - 1;
+    const auto list = static_cast<std::size_t>(head / (heads / lists));
     for (auto i = static_cast<std::size_t>(chosen.begins[list]);
          i < static_cast<std::size_t>(chosen.begins[list + 1]); ++i) {
       if (chosen.tokens[i] > segment.context_tokens - segment.query_count + query) break;
@@ -112,7 +114,7 @@ AttentionValues attention(const ConstMatrix& q, std::int64_t heads, const KvLaye
       const std::int64_t head = i % heads;
       const std::int64_t kv_head = head / (heads / cache.kv_heads);
       const std::int64_t row = segment.query_begin + query;
-      const std::vector<Place> places = places_of(cache, segment, query, kv_head);
+      const std::vector<Place> places = places_of(cache, segment, query, head, heads);
       std::vector<double> weights;
       double& largest = result.score_magnitude[static_cast<std::size_t>(row * heads + head)];
       for (const Place& place : places) {
@@ -131,6 +133,7 @@ AttentionValues attention(const ConstMatrix& q, std::int64_t heads, const KvLaye
       const double top = *std::max_element(weights.begin(), weights.end());
       double total = 0;
       for (double& weight : weights) total += weight = std::exp(weight - top);
+      result.log_sums.push_back(top + std::log(total));
       for (double& weight : weights) weight /= total;
       for (std::size_t at_place = 0; at_place < places.size(); ++at_place) {
         read_row(cache, segment, places[at_place], 1, kv_head, v);
@@ -150,7 +153,7 @@ AttentionValues attention(const ConstMatrix& q, std::int64_t heads, const KvLaye
 std::vector<double> cached_row(const KvLayerView& cache, const AttentionSegment& segment,
                                std::int64_t kv_head, std::int64_t token, bool value) {
   const std::int64_t last = segment.query_count - 1;
-  for (const Place& place : places_of(cache, segment, last, kv_head)) {
+  for (const Place& place : places_of(cache, segment, last, kv_head, cache.kv_heads)) {
     if (place.token != token) continue;
     Row row;
     read_row(cache, segment, place, value ? 1 : 0, kv_head, row);

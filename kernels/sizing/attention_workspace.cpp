@@ -37,9 +37,9 @@ AttentionLayout attention_layout(const AttentionShape& shape) {
   layout.partial_floats = rows * layout.padded_dim + 2 * row_values;
   // With more tasks than this the threads are busy anyway.
   layout.max_split_tasks = shape.threads > 1 ? 4 * shape.threads - 1 : 0;
-  // Tasks of one call hold at most kv_heads blocks per query row.
+  // Tasks of one call hold at most `heads` blocks per query row.
   layout.partials =
-      std::min(layout.max_split_tasks, shape.max_query_rows * shape.kv_heads) * layout.splits;
+      std::min(layout.max_split_tasks, shape.max_query_rows * shape.heads) * layout.splits;
   if (shape.weighted_scores > 0) {
     layout.weight_floats = shape.weighted_scores + 2 * shape.heads * shape.max_query_rows;
   }

@@ -95,8 +95,7 @@ GatherScratch gather_scratch(std::int64_t sequences, std::int64_t heads, std::in
       cuda_region_bytes(gather_states_layout(rows, part_count, group, head_dim, quantized).bytes);
   scratch.lse_at =
       scratch.logits_at + (weighted ? cuda_region_bytes(rows * group * capacity * kFloat) : 0);
-  scratch.weights_at =
-      scratch.lse_at + (weighted ? cuda_region_bytes(sequences * heads * kFloat) : 0);
+  scratch.weights_at = scratch.lse_at + cuda_region_bytes(sequences * heads * kFloat);
   scratch.bytes = scratch.weights_at + cuda_region_bytes(weighted_lists * capacity * kFloat);
   return scratch;
 }
@@ -126,7 +125,6 @@ CudaScratchBytes cuda_scratch_bytes(const GpuMachine& machine, const OpsShape& s
   constexpr std::int64_t kUnitTokens = 32;  // of a plan
   const AttentionShape& attention = shape.attention;
   const bool quantized = shape.kv_dtype == DType::kU8;
-  const std::int64_t rows = shape.max_sequences * attention.kv_heads;
   const std::int64_t group = attention.heads / attention.kv_heads;
   CudaScratchBytes bytes;
   bytes.arguments = kCudaArgumentRingBytes;
@@ -138,15 +136,23 @@ CudaScratchBytes cuda_scratch_bytes(const GpuMachine& machine, const OpsShape& s
   }
   if (machine.gemm_library) bytes.gemm_workspace = cuda_region_bytes(kGemmWorkspaceBytes);
 
-  const std::int64_t parts =
-      machine.deterministic
-          ? 1 + rows * ((shape.max_list_tokens + kUnitTokens - 1) / kUnitTokens)
-          : gather_attn_parts(machine.multiprocessors, machine.shared_bytes_per_multiprocessor,
-                              group, attention.head_dim, quantized);
-  bytes.attention =
-      gather_scratch(shape.max_sequences, attention.heads, attention.kv_heads, attention.head_dim,
-                     parts, quantized, shape.max_list_tokens > 0 ? rows : 0, shape.max_list_tokens)
-          .bytes;
+  // Of calls with so many rows of work for each sequence.
+  const auto gather_bytes = [&](std::int64_t sequence_rows) {
+    const std::int64_t rows = shape.max_sequences * sequence_rows;
+    const std::int64_t parts =
+        machine.deterministic
+            ? 1 + rows * ((shape.max_list_tokens + kUnitTokens - 1) / kUnitTokens)
+            : gather_attn_parts(machine.multiprocessors, machine.shared_bytes_per_multiprocessor,
+                                attention.heads / sequence_rows, attention.head_dim, quantized);
+    return gather_scratch(shape.max_sequences, attention.heads, sequence_rows, attention.head_dim,
+                          parts, quantized, shape.max_list_tokens > 0 ? rows : 0,
+                          shape.max_list_tokens)
+        .bytes;
+  };
+  bytes.attention = gather_bytes(attention.kv_heads);
+  if (shape.query_head_lists) {
+    bytes.attention = std::max(bytes.attention, gather_bytes(attention.heads));
+  }
   // Every segment may end in a block that is not full.
   const auto query_blocks = [&](std::int64_t of_rows) { return of_rows + shape.max_sequences; };
   const bool on_tensor_cores =

@@ -1,5 +1,6 @@
 // FlexGen's exact top-k: softmax over all keys, the k previous tokens of the largest weight (summed
-// over the KV head's query heads) and the current one; weights are not renormalized by default.
+// over the KV head's query heads, or each head's own) and the current one; weights are not
+// renormalized by default.
 
 #include <algorithm>
 
@@ -14,7 +15,7 @@ class Topk final : public AttentionMethod {
   using AttentionMethod::AttentionMethod;
 
   [[nodiscard]] Timing timing(std::int64_t) const override { return Timing::kLate; }
-  [[nodiscard]] bool per_kv_head() const override { return true; }
+  [[nodiscard]] std::int64_t lists() const override { return lists_by_head(); }
 
   void choose(State&, const LayerCall& call, ConstMatrix q, std::int64_t row,
               TokenChoice& choice) override {
@@ -28,9 +29,10 @@ class Topk final : public AttentionMethod {
                          probabilities_.data(), context, call.workspace, *call.stream);
     if (!options_.topk.renormalize) choice.alpha.resize(static_cast<std::size_t>(shape_.heads));
     const IndexRange current{context - 1, context};
-    for (std::int64_t head = 0; head < shape_.kv_heads; ++head) {
+    const std::int64_t together = shape_.heads / lists();
+    for (std::int64_t list = 0; list < lists(); ++list) {
       scores_.assign(static_cast<std::size_t>(context), 0.0F);
-      for (std::int64_t i = head * shape_.group(); i < (head + 1) * shape_.group(); ++i) {
+      for (std::int64_t i = list * together; i < (list + 1) * together; ++i) {
         const float* weights = probabilities_.data() + i * context;
         for (std::int64_t t = 0; t < context; ++t) {
           scores_[static_cast<std::size_t>(t)] += weights[t];
@@ -40,7 +42,7 @@ class Topk final : public AttentionMethod {
       choose_top(scores_, budget - 1, {&current, 1}, scratch_, choice.tokens);
       choice.begins.push_back(static_cast<std::int32_t>(choice.tokens.size()));
       if (options_.topk.renormalize) continue;
-      for (std::int64_t i = head * shape_.group(); i < (head + 1) * shape_.group(); ++i) {
+      for (std::int64_t i = list * together; i < (list + 1) * together; ++i) {
         float alpha = 0;
         for (std::size_t at = begin; at < choice.tokens.size(); ++at) {
           alpha += probabilities_[static_cast<std::size_t>(i * context + choice.tokens[at])];

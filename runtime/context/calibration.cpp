@@ -15,24 +15,34 @@ namespace {
 // brought to the device's memory once.
 class Lookup {
  public:
-  Lookup(SparseOps& ops, Stream& stream, const MethodShape& shape, float scale,
+  Lookup(SparseOps& ops, Stream& stream, const MethodShape& shape, HeadScope scope, float scale,
          std::span<const std::vector<float>> queries)
-      : ops_(ops), stream_(stream), shape_(shape), scale_(scale), queries_(queries.size()) {
+      : ops_(ops),
+        stream_(stream),
+        shape_(shape),
+        scope_(scope),
+        scale_(scale),
+        queries_(queries.size()) {
     for (std::size_t layer = 0; layer < queries.size(); ++layer) {
       queries_[layer].assign(queries[layer], ops.memory(), stream);
     }
   }
 
-  // [kv_head][cluster]; `alive` as in Centroids.
+  // As many rows of scores as there are KV heads, or query heads.
+  [[nodiscard]] std::int64_t rows() const {
+    return scope_ == HeadScope::kQueryHead ? shape_.heads : shape_.kv_heads;
+  }
+
+  // [row][cluster]; `alive` as in Centroids.
   void score(const ContextClusters::Level& level, std::int64_t layer, std::int64_t query,
              const std::uint8_t* alive, std::vector<float>& scores) {
     const DeviceLevel& there = bring(level);
     const DeviceFloats& queries = queries_[static_cast<std::size_t>(layer)];
     const std::int64_t width = shape_.heads * shape_.head_dim;
     const std::int64_t first = layer * shape_.kv_heads * level.count;
-    scores.resize(static_cast<std::size_t>(shape_.kv_heads * level.count));
+    scores.resize(static_cast<std::size_t>(rows() * level.count));
     ops_.score_centroids({queries.data(), DType::kF32, queries.size() / width, width, width}, query,
-                         shape_.heads, shape_.kv_heads,
+                         shape_.heads, shape_.kv_heads, scope_,
                          {there.means.data() + first * shape_.head_dim, there.keys.data() + first,
                           level.count, alive},
                          scale_, scores.data(), stream_);
@@ -58,6 +68,7 @@ class Lookup {
   SparseOps& ops_;
   Stream& stream_;
   MethodShape shape_;
+  HeadScope scope_;
   float scale_;
   std::vector<DeviceFloats> queries_;  // [layer]
   std::array<DeviceLevel, 2> levels_;  // fine and coarse, in the order of their first use
@@ -68,7 +79,8 @@ class Calibration {
   Calibration(SparseOps& ops, Stream& stream, const MethodShape& shape,
               const ClusterOptions& options, std::span<const std::vector<float>> queries,
               float scale, ContextClusters& clusters)
-      : lookup_(ops, stream, shape, scale, queries),
+      : lookup_(ops, stream, shape,
+                options.by_query_head ? HeadScope::kQueryHead : HeadScope::kKvHead, scale, queries),
         shape_(shape),
         options_(options),
         queries_(queries),
@@ -79,6 +91,7 @@ class Calibration {
     CalibrationFacts facts;
     facts.queries = rows_;
     const bool two = options_.levels == 2;
+    clusters_.by_query_head = options_.by_query_head;
     if (two) {
       clusters_.coarse.threshold =
           threshold(clusters_.coarse, options_.coarse_quantile, /*pruned=*/false);
@@ -90,7 +103,7 @@ class Calibration {
       surviving_ = 0.0;
       facts.kept_share_levels2 = kept(/*pruned=*/true);
       const double lookups = static_cast<double>(queries_.size()) * static_cast<double>(rows_) *
-                             static_cast<double>(shape_.kv_heads);
+                             static_cast<double>(lookup_.rows());
       facts.looked_up_share = (static_cast<double>(clusters_.coarse.count) + surviving_ / lookups) /
                               static_cast<double>(clusters_.clustered_tokens);
     }
@@ -108,37 +121,47 @@ class Calibration {
 
   double threshold(const ContextClusters::Level& level, double quantile, bool pruned) {
     std::vector<WeightedValue> values;
-    values.reserve(level.keys.size());
-    const auto row_clusters = static_cast<std::size_t>(shape_.kv_heads * level.count);
-    std::vector<double> sums(row_clusters);
+    values.reserve(queries_.size() * static_cast<std::size_t>(lookup_.rows() * level.count));
+    const auto layer_clusters = static_cast<std::size_t>(lookup_.rows() * level.count);
+    std::vector<double> sums(layer_clusters);
     for (std::size_t layer = 0; layer < queries_.size(); ++layer) {
       std::fill(sums.begin(), sums.end(), 0.0);
       for (std::int64_t query = 0; query < rows_; ++query) {
         const auto at = static_cast<std::int64_t>(layer);
         const std::uint8_t* alive = pruned ? survivors(at, query) : nullptr;
         lookup_.score(level, at, query, alive, scores_);
-        for (std::size_t i = 0; i < row_clusters; ++i) sums[i] += scores_[i];
+        for (std::size_t i = 0; i < layer_clusters; ++i) sums[i] += scores_[i];
       }
-      for (std::size_t i = 0; i < row_clusters; ++i) {
-        values.push_back({static_cast<float>(sums[i] / static_cast<double>(rows_)),
-                          level.keys[layer * row_clusters + i]});
+      for (std::size_t i = 0; i < layer_clusters; ++i) {
+        values.push_back(
+            {static_cast<float>(sums[i] / static_cast<double>(rows_)), keys_of(level, layer, i)});
       }
     }
     return weighted_quantile(values, quantile);
+  }
+
+  // Of entry `i` of a layer's scores.
+  [[nodiscard]] float keys_of(const ContextClusters::Level& level, std::size_t layer,
+                              std::size_t i) const {
+    const auto count = static_cast<std::size_t>(level.count);
+    const std::size_t kv_head = i / count * static_cast<std::size_t>(shape_.kv_heads) /
+                                static_cast<std::size_t>(lookup_.rows());
+    return level
+        .keys[(layer * static_cast<std::size_t>(shape_.kv_heads) + kv_head) * count + i % count];
   }
 
   // Share of the keys that the queries' lookups keep, over all of them.
   double kept(bool pruned) {
     double kept_keys = 0.0;
     double all_keys = 0.0;
-    const auto row_clusters = static_cast<std::size_t>(shape_.kv_heads * clusters_.fine.count);
+    const auto layer_clusters = static_cast<std::size_t>(lookup_.rows() * clusters_.fine.count);
     for (std::size_t layer = 0; layer < queries_.size(); ++layer) {
       for (std::int64_t query = 0; query < rows_; ++query) {
         const auto at = static_cast<std::int64_t>(layer);
         const std::uint8_t* alive = pruned ? survivors(at, query) : nullptr;
         lookup_.score(clusters_.fine, at, query, alive, scores_);
-        for (std::size_t i = 0; i < row_clusters; ++i) {
-          const double keys = clusters_.fine.keys[layer * row_clusters + i];
+        for (std::size_t i = 0; i < layer_clusters; ++i) {
+          const double keys = keys_of(clusters_.fine, layer, i);
           all_keys += keys;
           if (alive != nullptr && alive[i] == 0) continue;
           if (static_cast<double>(scores_[i]) >= clusters_.fine.threshold) kept_keys += keys;

@@ -55,10 +55,11 @@ std::string context_facts_json(const FixedContext& context, std::int64_t tokens,
                    json_quote(context.text_hash), tokens, context.clusters.clustered_tokens));
   line("options",
        fmt::format("{{\"centroids\": {}, \"coarse_centroids\": {}, \"levels\": {}, \"window\": {}, "
-                   "\"calibrate\": {}, \"seed\": {}, \"max_iterations\": {}}}",
+                   "\"calibrate\": {}, \"scope\": {}, \"seed\": {}, \"max_iterations\": {}}}",
                    json_number(options.centroids), json_number(options.coarse_centroids),
                    options.levels, options.window,
-                   json_quote(options.pruned_calibration ? "pruned" : "full"), options.seed,
+                   json_quote(options.pruned_calibration ? "pruned" : "full"),
+                   json_quote(options.by_query_head ? "query_head" : "kv_head"), options.seed,
                    options.max_iterations));
   line("fine", level_json(context.clusters.fine, options.quantile));
   line("coarse",
@@ -101,6 +102,13 @@ ContextFacts parse_context_facts(std::string_view text, std::string_view file) {
     options.fail("calibrate", json_quote(calibrate), "full or pruned");
   }
   context.options.pruned_calibration = calibrate == "pruned";
+  // Artefacts of versions that knew no other lack it.
+  const std::string scope = options.has("scope") ? options.text("scope") : "kv_head";
+  if (scope != "kv_head" && scope != "query_head") {
+    options.fail("scope", json_quote(scope), "kv_head or query_head");
+  }
+  context.options.by_query_head = scope == "query_head";
+  context.clusters.by_query_head = context.options.by_query_head;
   context.options.seed = static_cast<std::uint64_t>(options.integer("seed", 0, kMaxNumber));
   context.options.max_iterations = options.integer("max_iterations", 1, kMaxNumber);
   options.finish();

@@ -63,8 +63,7 @@ struct ByToken {
 // Watches one window at a time.
 class Watcher final : public AttentionObserver {
  public:
-  Watcher(const ModelConfig& config, std::size_t windows)
-      : heads_(config.heads), group_(config.heads / config.kv_heads) {
+  Watcher(const ModelConfig& config, std::size_t windows) : heads_(config.heads) {
     const auto layers = static_cast<std::size_t>(config.layers);
     const auto vocabulary = static_cast<std::size_t>(config.vocab_size);
     sums_.assign(windows, std::vector<Sums>(layers));
@@ -130,8 +129,8 @@ class Watcher final : public AttentionObserver {
   [[nodiscard]] std::span<const std::int32_t> chosen_by(const TokenChoice& choice,
                                                         std::int64_t head) const {
     if (choice.dense) return all_;
-    const std::size_t list =
-        choice.begins.size() == 2 ? 0 : static_cast<std::size_t>(head / group_);
+    const auto lists = static_cast<std::int64_t>(choice.begins.size()) - 1;
+    const auto list = static_cast<std::size_t>(head / (heads_ / lists));
     const auto begin = static_cast<std::size_t>(choice.begins[list]);
     const auto end = static_cast<std::size_t>(choice.begins[list + 1]);
     return std::span(choice.tokens).subspan(begin, end - begin);
@@ -153,7 +152,6 @@ class Watcher final : public AttentionObserver {
   }
 
   std::int64_t heads_;
-  std::int64_t group_;
   std::size_t window_ = 0;
   std::span<const TokenId> tokens_;
   std::vector<std::vector<Sums>> sums_;  // [window][layer]

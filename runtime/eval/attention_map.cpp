@@ -69,7 +69,7 @@ void AttentionMapRecorder::decoded(SequenceId, const LayerCall& call, ConstMatri
   AttentionMapStep step{.context = call.keys.context_tokens, .dense = choice.dense, .tokens = {}};
   if (!choice.dense) {
     const std::size_t lists = choice.begins.size() - 1;
-    const std::size_t list = lists == 1 ? 0 : static_cast<std::size_t>(kv_head_);
+    const std::size_t list = lists == 1 ? 0 : static_cast<std::size_t>(list_);
     step.tokens.assign(choice.tokens.begin() + choice.begins[list],
                        choice.tokens.begin() + choice.begins[list + 1]);
   }

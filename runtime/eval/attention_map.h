@@ -20,8 +20,8 @@ struct AttentionMapStep {
 // Records what is chosen in one layer for one KV head (the common choice where heads share it).
 class AttentionMapRecorder final : public AttentionObserver {
  public:
-  AttentionMapRecorder(std::int64_t layer, std::int64_t kv_head)
-      : layer_(layer), kv_head_(kv_head) {}
+  // `list`: of a choice, by KV or query head; where all heads have one it does not matter.
+  AttentionMapRecorder(std::int64_t layer, std::int64_t list) : layer_(layer), list_(list) {}
 
   void decoded(SequenceId sequence, const LayerCall& call, ConstMatrix q, std::int64_t row,
                const TokenChoice& choice) override;
@@ -30,7 +30,7 @@ class AttentionMapRecorder final : public AttentionObserver {
 
  private:
   std::int64_t layer_;
-  std::int64_t kv_head_;
+  std::int64_t list_;
   std::vector<AttentionMapStep> steps_;
 };
 

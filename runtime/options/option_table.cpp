@@ -510,6 +510,10 @@ constexpr OptionSpec kClusterOnlyOptions[] = {
     {"Thresholds", "calibrate", 0, kChoice, "full", "full|pruned", 0, 0, false, false,
      "Two levels: score clusters beside all others, as published, or beside those that the level "
      "above leaves, as decoding does."},
+    {"Thresholds", "scope", 0, kChoice, "kv_head", "kv_head|query_head", 0, 0, false, false,
+     "Whose scores the thresholds are of, and whose lists of keys decoding makes: KV heads' (the "
+     "mean "
+     "over their query heads, so that a key is read once), or query heads', as published."},
     {"Machine", "device", 0, kChoice, "auto", "auto|cpu", 0, 0, false, false, "Where to compute."},
     {"Machine", "threads", 0, kInteger, "0", "N", 0, 4096, false, false,
      "Threads; 0 is one for each usable core. The clusters do not depend on it."},

@@ -261,7 +261,9 @@ class ScheduleChooser {
         .workload = {.batch = batch,
                      .input_len = input,
                      .output_len = output,
-                     .caching_ratio = touched_share(options_.attention, input, output),
+                     .caching_ratio =
+                         touched_share(options_.attention,
+                                       model_.config.heads / model_.config.kv_heads, input, output),
                      .miss_rate = options_.miss_rate},
         .budget = {memory.budget, memory.host_budget -
                                       std::min(memory.host_budget, memory.memory.host_key_columns)},

@@ -77,6 +77,9 @@ struct AttentionOptions {
     // whole keys. Of blocks on the host K^T is on the device too, or (kHost) on the host, and the
     // chosen channels cross the link in every step. The choice of tokens is the same.
     enum class KeyColumns : std::uint8_t { kOff, kDevice, kHost } kt = KeyColumns::kDevice;
+    // sparq.channels=range: channels rank by |q_c| times the range of INT8 keys, 127 lambda_c (the
+    // largest of the closed blocks'), instead of |q_c| alone.
+    bool channels_by_range = false;
   } sparq;
   struct {
     bool two_levels = false;
@@ -87,29 +90,63 @@ struct AttentionOptions {
     // queries chose (not on a GPU).
     enum class Prefill : std::uint8_t { kAuto, kSparse, kDense } prefill = Prefill::kAuto;
     std::int64_t prefill_rows = 1024;  // tokens of a prompt that share one choice
+    // Whose lists of tokens; auto: as the clusters were calibrated.
+    enum class Scope : std::uint8_t { kAuto, kKvHead, kQueryHead } scope = Scope::kAuto;
   } squeezed;
+  // Four algorithms have the name. All keep so many tokens for good and drop the rest; they differ
+  // in how many a step attends and in what becomes of a token that leaves the most recent ones:
+  //   sparq    k + 1 attended; it competes with the kept ones at once (SparQ's comparison)
+  //   drop     the same (utils_real_drop)
+  //   mask     k attended; for one step it is left out, then it competes (utils_hh)
+  //   flexgen  k attended; it takes the place of the kept one of least weight (h2o_flexgen)
   struct {
     std::int64_t k = 128;
     double k_ratio = 0;  // > 0: k = floor(k_ratio * prompt tokens) instead
-    double local = 0.25;
+    // Share of k that is forced to the most recent tokens; nothing: a quarter with sparq, else
+    // half.
+    std::optional<double> local;
+    enum class Variant : std::uint8_t { kSparq, kMask, kDrop, kFlexgen } variant = Variant::kSparq;
+    bool per_query_head = false;  // h2o.scope=query_head
   } h2o;
   struct {
+    // lm-infinite.preset=streaming sets sinks=4, k=516 and rope_mode=in_cache (StreamingLLM).
+    enum class Preset : std::uint8_t { kLmInfinite, kStreaming } preset = Preset::kLmInfinite;
     std::int64_t sinks = 16;
     std::int64_t k = 128;  // sinks and window together
     double k_ratio = 0;
+    // rope_mode=in_cache: positions are places among the kept tokens, so that the sinks lie
+    // directly before the window. Only for models that rotate keys.
+    bool in_cache = false;
   } lm_infinite;
   struct {
     std::int64_t k = 128;
     double k_ratio = 0;
     bool renormalize = false;
+    bool per_query_head = false;  // topk.scope=query_head
   } topk;
   struct {
     std::int64_t k = 1024;  // tokens
     double k_ratio = 0;
     std::int64_t page = 16;
     std::int64_t dense_layers = 2;
+    // quest.semantics=python: the newest page competes like others, and at least 3 pages are
+    // attended, as in the published evaluation; the kernels (cuda) always attend the newest one.
+    bool newest_competes = false;
+    bool per_query_head = false;  // quest.scope=query_head
   } quest;
 };
+
+// Of h2o's k kept tokens those that are forced to be the most recent ones (sparq and drop: less the
+// current one).
+[[nodiscard]] std::int64_t h2o_recent_tokens(const AttentionOptions& options, std::int64_t k);
+
+// Whether every query head has its own list of tokens, not every KV head (squeezed: as set, auto
+// counts as KV heads).
+[[nodiscard]] bool lists_by_query_head(const AttentionOptions& options);
+
+// Whether a query attends some tokens as if at another position (lm-infinite.rope_mode=in_cache):
+// only where keys are rotated.
+[[nodiscard]] bool moves_queries(const AttentionOptions& options);
 
 // Whether the KV cache keeps K^T beside K for the chosen method.
 [[nodiscard]] bool keeps_key_columns(const AttentionOptions& options);

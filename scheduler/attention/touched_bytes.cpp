@@ -11,8 +11,10 @@ namespace triphase {
 std::uint64_t touched_bytes(const AttentionOptions& options, const TouchedShape& shape,
                             std::int64_t context, std::int64_t attended) {
   const std::int64_t row = shape.head_dim * shape.element_bytes;  // one key or value
-  std::int64_t per_head = 2 * attended * row;
-  std::int64_t shared = 0;  // of all KV heads together
+  const std::int64_t lists = lists_by_query_head(options) ? shape.heads : shape.kv_heads;
+  std::int64_t per_list = 2 * attended * row;
+  std::int64_t per_head = 0;  // of a KV head
+  std::int64_t shared = 0;    // of all KV heads together
   switch (options.kind) {
     case AttentionKind::kSparq:
       // Without K^T the channels lie scattered over whole keys.
@@ -22,16 +24,17 @@ std::uint64_t touched_bytes(const AttentionOptions& options, const TouchedShape&
       per_head += 8 * shape.head_dim;  // the sum of V, read and written
       break;
     case AttentionKind::kTopk:
-      per_head += (context - attended) * row;  // every key, chosen values
+      per_head += context * row;  // every key, chosen values
+      per_list = attended * row;
       break;
     case AttentionKind::kH2o:
-      per_head += 8 * attended;
+      per_list += 8 * attended;
       break;
     case AttentionKind::kSwa:
       shared = 8 * attended;  // the newest row of the history, written and later taken out
       break;
     case AttentionKind::kSqueezed:
-      per_head += 4 * attended;                             // the list of tokens
+      per_list += 4 * attended;                             // the list of tokens
       shared = shape.centroids * 4 * (shape.head_dim + 1);  // F32 means and counts
       break;
     case AttentionKind::kQuest:
@@ -41,7 +44,7 @@ std::uint64_t touched_bytes(const AttentionOptions& options, const TouchedShape&
     default:
       break;
   }
-  return static_cast<std::uint64_t>(shape.kv_heads * per_head + shared);
+  return static_cast<std::uint64_t>(lists * per_list + shape.kv_heads * per_head + shared);
 }
 
 namespace {
@@ -83,6 +86,9 @@ void set_compression(AttentionOptions& options, const TouchedShape& shape, doubl
       break;
     default:
       break;
+  }
+  if (lists_by_query_head(options)) {
+    token *= static_cast<double>(shape.heads) / static_cast<double>(shape.kv_heads);
   }
   const double keep = compression == 1.0 ? 1.0 : (compression - always) / token;
   if (keep <= 0.0) refuse("more than " + std::to_string(always) + ", which it always reads");

@@ -17,8 +17,8 @@ struct TouchedShape {
   std::int64_t centroids = 0;  // squeezed: looked up, all KV heads together
 };
 
-// `attended`: tokens really attended per KV head (at most budget_tokens); `context` includes the
-// current token.
+// `attended`: tokens really attended per list, of a KV or query head (at most budget_tokens);
+// `context` includes the current token.
 [[nodiscard]] std::uint64_t touched_bytes(const AttentionOptions& options,
                                           const TouchedShape& shape, std::int64_t context,
                                           std::int64_t attended);

@@ -66,14 +66,24 @@ void move_to(const Place& place, TinyModelOptions& options) {
   options.policy = place.policy;
 }
 
-class AttentionPlacement : public testing::TestWithParam<AttentionKind> {};
+// A method with some of its options.
+struct Case {
+  const char* name;
+  AttentionKind kind;
+  std::vector<const char*> settings = {};
+};
+
+class AttentionPlacement : public testing::TestWithParam<Case> {};
 
 TEST_P(AttentionPlacement, TheAnswerIsTheMethodsAlone) {
   const auto requests = mixed_requests(31, 12);
   const ContextClusters clusters = tiny_clusters(tiny_config(), 40);
   for (const bool int8 : {false, true}) {
     TinyModelOptions options{.batch_size = 1, .prefill_chunk = 200, .block_tokens = 16};
-    options.attention = method(GetParam());
+    options.attention = method(GetParam().kind);
+    for (const char* setting : GetParam().settings) {
+      set_attention_option(options.attention, setting);
+    }
     options.clusters = &clusters;
     options.int8 = int8;
     TinyModel alone(options);
@@ -87,6 +97,7 @@ TEST_P(AttentionPlacement, TheAnswerIsTheMethodsAlone) {
     for (const Place& place : places()) {
       move_to(place, options);
       options.column_blocks = place.host_blocks;
+      options.channel_blocks = host_channels(options.attention, 8) > 0 ? 20 : 0;
       TinyModel model(options);
       SCOPED_TRACE(std::string(place.policy->name()) + (int8 ? " int8" : ""));
       expect_equal(expected, run_all(model.engine(), requests));
@@ -100,7 +111,7 @@ TEST_P(AttentionPlacement, TheAnswerIsTheMethodsAlone) {
     EXPECT_GT(moved, 10U);
     EXPECT_GT(replayed, 0U);
     // Local windows hold hardly a token that is on the host.
-    if (fetches && GetParam() != AttentionKind::kLocal) {
+    if (fetches && GetParam().kind != AttentionKind::kLocal) {
       EXPECT_GT(found, 0U);
     }
   }
@@ -266,17 +277,31 @@ TEST(SparqKeyColumns, OnTheHostGiveTheSameAnswer) {
   }
 }
 
-INSTANTIATE_TEST_SUITE_P(Methods, AttentionPlacement,
-                         testing::Values(AttentionKind::kLocal, AttentionKind::kStrided,
-                                         AttentionKind::kSwa, AttentionKind::kSparq,
-                                         AttentionKind::kH2o, AttentionKind::kLmInfinite,
-                                         AttentionKind::kTopk, AttentionKind::kQuest,
-                                         AttentionKind::kSqueezed),
-                         [](const auto& param) {
-                           std::string name(attention_name(param.param));
-                           std::erase(name, '-');
-                           return name;
-                         });
+INSTANTIATE_TEST_SUITE_P(
+    Methods, AttentionPlacement,
+    testing::Values(
+        Case{"local", AttentionKind::kLocal}, Case{"strided", AttentionKind::kStrided},
+        Case{"swa", AttentionKind::kSwa}, Case{"sparq", AttentionKind::kSparq},
+        Case{"sparq_by_range", AttentionKind::kSparq, {"sparq.channels=range"}},
+        Case{"sparq_by_range_on_host",
+             AttentionKind::kSparq,
+             {"sparq.channels=range", "sparq.kt=host"}},
+        Case{"h2o", AttentionKind::kH2o},
+        Case{"h2o_mask_by_query_head",
+             AttentionKind::kH2o,
+             {"h2o.variant=mask", "h2o.scope=query_head"}},
+        Case{"h2o_flexgen", AttentionKind::kH2o, {"h2o.variant=flexgen"}},
+        Case{"lm_infinite", AttentionKind::kLmInfinite},
+        Case{
+            "lm_infinite_in_cache", AttentionKind::kLmInfinite, {"lm-infinite.rope_mode=in_cache"}},
+        Case{"topk", AttentionKind::kTopk},
+        Case{"topk_by_query_head", AttentionKind::kTopk, {"topk.scope=query_head"}},
+        Case{"quest", AttentionKind::kQuest},
+        Case{"quest_python", AttentionKind::kQuest, {"quest.semantics=python"}},
+        Case{"quest_by_query_head", AttentionKind::kQuest, {"quest.scope=query_head"}},
+        Case{"squeezed", AttentionKind::kSqueezed},
+        Case{"squeezed_by_query_head", AttentionKind::kSqueezed, {"squeezed.scope=query_head"}}),
+    [](const auto& param) { return std::string(param.param.name); });
 
 }  // namespace
 }  // namespace triphase

@@ -26,8 +26,8 @@ std::uint64_t to_device(TinyModel& model) {
 }
 
 TokenCache& cache_of(TinyModel& model) {
-  const bool per_head = model.model().attention()->method().per_kv_head();
-  return model.kv().token_cache(per_head ? model.kv().shape().kv_heads : 1);
+  const std::int64_t parts = model.model().attention()->method().parts();
+  return model.kv().token_cache(parts);
 }
 
 // Lets what leaves in a step arrive within it, however busy the machine is.

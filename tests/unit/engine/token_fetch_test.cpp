@@ -93,8 +93,8 @@ class Choices final : public AttentionObserver {
 
 std::uint64_t cell_bytes(TinyModel& model) {
   const KvStore::Shape& shape = model.kv().shape();
-  const bool per_head = model.model().attention()->method().per_kv_head();
-  return static_cast<std::uint64_t>(2 * shape.head_dim * (per_head ? 1 : shape.kv_heads)) *
+  const std::int64_t parts = model.model().attention()->method().parts();
+  return static_cast<std::uint64_t>(2 * shape.head_dim * (parts > 1 ? 1 : shape.kv_heads)) *
          dtype_bytes(shape.dtype);
 }
 

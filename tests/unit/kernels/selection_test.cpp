@@ -5,11 +5,10 @@ namespace {
 
 class SelectionTest : public KvCacheTest {
  protected:
-  // Lists of about every third token (shared, or one per KV head), the last token always.
-  OwnedSelection choose(const SequenceCache& cache, const CacheShape& shape, std::int64_t context,
-                        bool shared) {
+  // So many lists of about every third token, the last token always.
+  OwnedSelection choose(const SequenceCache& cache, std::int64_t context, std::int64_t lists) {
     OwnedSelection selection;
-    for (std::int64_t list = 0; list < (shared ? 1 : shape.kv_heads); ++list) {
+    for (std::int64_t list = 0; list < lists; ++list) {
       cache.add_list(selection, context, [&](std::int64_t token) {
         return token + 1 == context || random_() % 3 == 0;
       });
@@ -30,14 +29,16 @@ TEST_P(SelectionTest, MatchesReferenceWithWeights) {
   shapes.push_back({.heads = 12, .kv_heads = 1, .dim = 128, .page_tokens = 128});
   for (const CacheShape& shape : shapes) {
     SequenceCache cache(shape, 1900, *ops_, *stream_, random_);
-    for (const bool shared : {true, false}) {
+    for (const std::int64_t lists : {std::int64_t{1}, shape.kv_heads, shape.heads}) {
       const std::vector<std::int64_t> contexts = {1, 33, 64, 200, 1900};
       const auto rows = static_cast<std::int64_t>(contexts.size());
       const TestMatrix q = TestMatrix(rows, shape.heads * shape.dim, 3).randomize(random_);
       std::vector<OwnedSelection> selections;
       std::vector<std::vector<float>> weights;
+      std::vector<std::vector<float>> log_sums(
+          contexts.size(), std::vector<float>(static_cast<std::size_t>(shape.heads), -7.0F));
       for (const std::int64_t context : contexts) {
-        selections.push_back(choose(cache, shape, context, shared));
+        selections.push_back(choose(cache, context, lists));
         weights.emplace_back(selections.back().tokens.size(), -1.0F);
       }
       std::vector<AttentionSegment> segments;
@@ -49,19 +50,27 @@ TEST_P(SelectionTest, MatchesReferenceWithWeights) {
         segments.back().window = 5;
         segments.back().selection = selections[i].view();
         if (i != 1) segments.back().weights = weights[i].data();
+        if (i != 2) segments.back().log_sums = log_sums[i].data();
       }
       const TestMatrix out = run(*ops_, 2, shape, cache.view(), q.view(), segments);
       expect_matches(shape, out, q.view(), cache.view(), segments, 1900);
       const reference::AttentionValues expected =
           reference::attention(q.view(), shape.heads, cache.view(), segments, 0.25F);
       EXPECT_THAT(weights[1], testing::Each(-1.0F));
+      EXPECT_THAT(log_sums[2], testing::Each(-7.0F));
+      for (std::size_t i = 0; i < contexts.size(); ++i) {
+        for (std::size_t head = 0; i != 2 && head < log_sums[i].size(); ++head) {
+          const double sum = expected.log_sums[i * static_cast<std::size_t>(shape.heads) + head];
+          ASSERT_NEAR(log_sums[i][head], sum, 2e-5 * std::abs(sum) + 2e-5)
+              << describe(shape) << " context " << contexts[i] << " head " << head;
+        }
+      }
       for (std::size_t i = 0; i < contexts.size(); ++i) {
         if (i == 1) continue;
         const OwnedSelection& chosen = selections[i];
         std::vector<double> sums(chosen.tokens.size(), 0.0);
         for (std::int64_t head = 0; head < shape.heads; ++head) {
-          const auto list =
-              shared ? 0 : static_cast<std::size_t>(head / (shape.heads / shape.kv_heads));
+          const auto list = static_cast<std::size_t>(head / (shape.heads / lists));
           const std::vector<double>& row =
               expected.weights[i * static_cast<std::size_t>(shape.heads) +
                                static_cast<std::size_t>(head)];
@@ -145,7 +154,11 @@ TEST_P(SelectionTest, EmptyListsGiveZeros) {
   AttentionSegment segment = cache.segment(0, 1, 50);
   segment.selection = lists.view();
   segment.weights = weights.data();
+  std::vector<float> log_sums(4);
+  segment.log_sums = log_sums.data();
   const std::vector<float> out = run(*ops_, 2, shape, cache.view(), q.view(), {&segment, 1}).row(0);
+  EXPECT_EQ(log_sums[1], -std::numeric_limits<float>::infinity());
+  EXPECT_TRUE(std::isfinite(log_sums[2]));
   EXPECT_THAT(std::vector<float>(out.begin(), out.begin() + 40), testing::Each(0.0F));
   EXPECT_THAT(std::vector<float>(out.begin() + 40, out.end()),
               testing::Contains(testing::Ne(0.0F)));
