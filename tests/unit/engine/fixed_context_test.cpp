@@ -326,8 +326,7 @@ TEST_F(FixedContextTest, ThresholdsOfQueryHeadsAreQuantilesOverEveryHeadAndKey) 
         for (std::int64_t k = 0; k < level.count; ++k) {
           double logit = 0.0;
           for (std::int64_t c = 0; c < shape.head_dim; ++c) {
-            const auto at =
-                static_cast<std::size_t>((row * level.count + k) * shape.head_dim + c);
+            const auto at = static_cast<std::size_t>((row * level.count + k) * shape.head_dim + c);
             logit += static_cast<double>(q[c]) * level.means[at];
           }
           weights.push_back(keys[k] > 0.0F ? std::exp(scale * logit) : 0.0);
