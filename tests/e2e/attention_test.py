@@ -1,0 +1,84 @@
+#!/usr/bin/env python3
+"""The forms of the attention methods as users ask for them: same answers on the device and through the host, what
+they touch in the summary, and one line where a model or its cache does not fit.
+
+Usage: attention_test.py TRIPHASE MODEL MODEL_WITH_LEARNED_POSITIONS PROMPTS
+"""
+
+import json
+import pathlib
+import subprocess
+import sys
+import tempfile
+import unittest
+
+PROGRAM, MODEL, OPT, PROMPTS = sys.argv[1:5]
+FORMS = {
+    "topk": ["topk.k=16", "topk.scope=query_head"],
+    "quest": ["quest.k=48", "quest.dense_layers=0", "quest.semantics=python", "quest.scope=query_head"],
+    "h2o": ["h2o.k=20", "h2o.variant=mask", "h2o.scope=query_head"],
+    "lm-infinite": ["lm-infinite.preset=streaming", "lm-infinite.k=20"],
+}
+
+
+class Attention(unittest.TestCase):
+    @classmethod
+    def setUpClass(cls):
+        scratch = tempfile.TemporaryDirectory()
+        cls.addClassCleanup(scratch.cleanup)
+        cls.folder = pathlib.Path(scratch.name)
+        cls.prompts = cls.folder / "in.jsonl"
+        cls.prompts.write_text("\n".join(pathlib.Path(PROMPTS).read_text().splitlines()[:8]) + "\n")
+
+    def run_job(self, name, method, options, *extra, model=MODEL, code=0):
+        output = self.folder / f"{name}.jsonl"
+        arguments = [PROGRAM, "run", "--model", model, "--prompts", self.prompts, "--output", output, "--progress", "off",
+                     "--threads", "2", "--max-tokens", "16", "--attention", method, *extra]
+        for option in options:
+            arguments += ["--attention-option", option]
+        done = subprocess.run([str(argument) for argument in arguments], capture_output=True, text=True, timeout=300,
+                              check=False)
+        self.assertEqual(done.returncode, code, done.stderr)
+        if code != 0:
+            return done.stderr
+        return output.read_bytes(), json.loads(pathlib.Path(f"{output}.summary.json").read_text())
+
+    def test_answers_do_not_depend_on_where_kv_lies(self):
+        for method, options in FORMS.items():
+            with self.subTest(method):
+                alone, summary = self.run_job(f"{method}-device", method, options)
+                self.assertLess(summary["attention"]["tokens_touched_fraction"], 0.7)
+                through, moved = self.run_job(f"{method}-host", method, options, "--policy", "accelerate",
+                                              "--device-memory", "30MiB", "--host-memory", "200MiB")
+                self.assertEqual(alone, through)
+                self.assertGreater(moved["moved_bytes"]["to_device"], 0)
+
+    def test_lists_of_query_heads_read_more(self):
+        read = {}
+        for scope in ("kv_head", "query_head"):
+            _, summary = self.run_job(f"scope-{scope}", "quest", ["quest.k=16", "quest.dense_layers=0", f"quest.scope={scope}"])
+            read[scope] = summary["attention"]["decode_read_bytes"]
+        self.assertEqual(read["kv_head"]["dense"], read["query_head"]["dense"])
+        self.assertGreater(read["query_head"]["touched"], read["kv_head"]["touched"])
+        self.assertLess(read["query_head"]["touched"], read["query_head"]["dense"])
+
+    def test_what_does_not_fit_is_said_in_one_line(self):
+        for name, method, option, model, expected in (
+                ("learned", "lm-infinite", "lm-infinite.rope_mode=in_cache", OPT, "rotates its keys"),
+                ("range", "sparq", "sparq.channels=range", MODEL, "--kv-dtype int8"),
+                ("variant", "h2o", "h2o.variant=paper", MODEL, "sparq, mask, drop or flexgen"),
+                ("scope", "swa", "swa.scope=query_head", MODEL, "swa.caching_ratio")):
+            with self.subTest(name):
+                error = self.run_job(name, method, [option], model=model, code=2)
+                lines = [line for line in error.splitlines() if "error:" in line]
+                self.assertEqual(len(lines), 1, error)
+                self.assertIn(expected, lines[0])
+
+    def test_ranges_need_int8(self):
+        _, summary = self.run_job("int8", "sparq", ["sparq.channels=range", "sparq.k=8", "sparq.rank=8"], "--kv-dtype",
+                                  "int8")
+        self.assertLess(summary["attention"]["tokens_touched_fraction"], 0.5)
+
+
+if __name__ == "__main__":
+    unittest.main(argv=sys.argv[:1])
