@@ -475,8 +475,7 @@ constexpr OptionSpec kInspectWhatOptions[] = {
     {"Attention map (which tokens --attention touches while one prompt is completed greedily)",
      "head", 0, kInteger, "0", "N", 0, 65536, false, false,
      "KV head (query head, where the method has lists by these) that is drawn, where a method "
-     "chooses "
-     "for each one."},
+     "chooses for each one."},
 };
 constexpr auto kInspectOptions = joined(kInspectWhatOptions, kContextOptions, kMachineOptions,
                                         kWeightOptions, kProgressOptions, kLogOptions);

@@ -49,7 +49,8 @@ class Attention(unittest.TestCase):
                 alone, summary = self.run_job(f"{method}-device", method, options)
                 self.assertLess(summary["attention"]["tokens_touched_fraction"], 0.7)
                 through, moved = self.run_job(f"{method}-host", method, options, "--policy", "accelerate",
-                                              "--device-memory", "30MiB", "--host-memory", "200MiB")
+                                              "--device-memory", "30MiB", "--host-memory", "200MiB",
+                                              "--batch-size", "4")
                 self.assertEqual(alone, through)
                 self.assertGreater(moved["moved_bytes"]["to_device"], 0)
 
