@@ -42,6 +42,52 @@ double along(double low, double high, bool single, double fraction) {
   return high > low ? low + (high - low) * fraction : low;  // equal: the fraction may be infinite
 }
 
+// Values [rows][columns] that never fall along a row or a column.
+void raise_to_neighbours(std::vector<double>& values, std::size_t rows, std::size_t columns) {
+  for (std::size_t row = 0; row < rows; ++row) {
+    for (std::size_t column = 0; column < columns; ++column) {
+      double& value = values[row * columns + column];
+      if (row > 0) value = std::max(value, values[(row - 1) * columns + column]);
+      if (column > 0) value = std::max(value, values[row * columns + column - 1]);
+    }
+  }
+}
+
+void transpose(std::vector<double>& values, std::size_t rows, std::size_t columns) {
+  std::vector<double> turned(values.size());
+  for (std::size_t row = 0; row < rows; ++row) {
+    for (std::size_t column = 0; column < columns; ++column) {
+      turned[column * rows + row] = values[row * columns + column];
+    }
+  }
+  values = std::move(turned);
+}
+
+// Adds samples at 0 and far beyond the last one to an axis, and to each of the `lines` of values
+// along it what its own slopes give there.
+void extend(std::vector<double>& axis, std::vector<double>& values, std::size_t lines) {
+  constexpr double kFar = 1e6;
+  const double first = axis.front();
+  const double far = axis.back() > 0.0 ? axis.back() * kFar : kFar;
+  const std::size_t count = axis.size();
+  std::vector<double> longer;
+  for (std::size_t line = 0; line < lines; ++line) {
+    const double* from = values.data() + line * count;
+    const auto value_at = [&](double place) {
+      const Position position = locate(axis, place);
+      const bool single = count == 1;
+      return std::max(0.0, along(from[position.index], from[position.index + (single ? 0 : 1)],
+                                 single, position.fraction));
+    };
+    if (first > 0.0) longer.push_back(value_at(0.0));
+    longer.insert(longer.end(), from, from + count);
+    longer.push_back(value_at(far));
+  }
+  if (first > 0.0) axis.insert(axis.begin(), 0.0);
+  axis.push_back(far);
+  values = std::move(longer);
+}
+
 std::string axis_problem(const char* name, const std::vector<double>& axis) {
   for (std::size_t at = 0; at < axis.size(); ++at) {
     if (!(axis[at] >= 0.0 && axis[at] <= kLargestAmount)) {
@@ -118,6 +164,7 @@ void make_monotone(std::vector<double>& values) {
 TimeCurve::TimeCurve(const GridTable& table) : x_(table.x), y_(table.y), seconds_(table.seconds) {
   if (table.empty()) return;
   TRIPHASE_CHECK(table_problem(table).empty(), table_problem(table));
+  x_range_ = {x_.front(), x_.back()};
   if (y_.empty()) {
     make_monotone(seconds_);
     return;
@@ -139,13 +186,14 @@ TimeCurve::TimeCurve(const GridTable& table) : x_(table.x), y_(table.y), seconds
     make_monotone(line);
     for (std::size_t row = 0; row < x_.size(); ++row) seconds_[row * columns + column] = line[row];
   }
-  for (std::size_t row = 0; row < x_.size(); ++row) {
-    for (std::size_t column = 0; column < columns; ++column) {
-      double& value = seconds_[row * columns + column];
-      if (row > 0) value = std::max(value, seconds_[(row - 1) * columns + column]);
-      if (column > 0) value = std::max(value, seconds_[row * columns + column - 1]);
-    }
-  }
+  raise_to_neighbours(seconds_, x_.size(), columns);
+  y_range_ = {y_.front(), y_.back()};
+  // Lines go on with their own slopes, so that they might cross outside.
+  extend(y_, seconds_, x_.size());
+  transpose(seconds_, x_.size(), y_.size());
+  extend(x_, seconds_, y_.size());
+  transpose(seconds_, y_.size(), x_.size());
+  raise_to_neighbours(seconds_, x_.size(), y_.size());
 }
 
 Estimate TimeCurve::at(double x) const {
@@ -163,17 +211,17 @@ Estimate TimeCurve::at(double x, double y) const {
   TRIPHASE_CHECK(!empty() && !y_.empty(), "a table of two variables");
   if (x <= 0.0) return {};
   const Position px = locate(x_, x);
-  const Position py = locate(y_, y);
-  const std::size_t columns = y_.size();
-  const bool single_x = x_.size() == 1;
-  const bool single_y = columns == 1;
+  const Position py = locate(y_, std::max(y, 0.0));
   const auto row_value = [&](std::size_t row) {
-    const double* values = seconds_.data() + row * columns + py.index;
-    return along(values[0], values[single_y ? 0 : 1], single_y, py.fraction);
+    const double* values = seconds_.data() + row * y_.size() + py.index;
+    return along(values[0], values[1], /*single=*/false, py.fraction);
   };
-  const double low = row_value(px.index);
-  const double high = single_x ? low : row_value(px.index + 1);
-  return {std::max(along(low, high, single_x, px.fraction), 0.0), px.outside || py.outside};
+  const double seconds =
+      along(row_value(px.index), row_value(px.index + 1), /*single=*/false, px.fraction);
+  const auto outside = [](const std::array<double, 2>& range, double value) {
+    return value < range[0] || value > range[1];
+  };
+  return {std::max(seconds, 0.0), outside(x_range_, x) || outside(y_range_, y)};
 }
 
 }  // namespace triphase

@@ -7,6 +7,7 @@
 // nearest in least squares along one axis at a time), then joined linearly, so that noise of a
 // measurement cannot make a planner believe that more work is faster.
 
+#include <array>
 #include <cstdint>
 #include <string>
 #include <vector>
@@ -35,7 +36,8 @@ inline constexpr std::size_t kMaxTableCells = 1 << 20;
 [[nodiscard]] std::string table_problem(const GridTable& table);
 
 // A table prepared for looking up. Outside of the samples it goes on with the slope of the nearest
-// segment, never below zero; a table of one sample is proportional to its variable.
+// segment, never below zero; a table of one sample is proportional to its variable. In a table of
+// two variables slopes may differ from line to line: there it is made monotone outside as within.
 class TimeCurve {
  public:
   TimeCurve() = default;
@@ -46,9 +48,13 @@ class TimeCurve {
   [[nodiscard]] Estimate at(double x, double y) const;
 
  private:
+  // Of two variables: with a sample at 0 and one far outside added to both axes.
   std::vector<double> x_;
   std::vector<double> y_;
   std::vector<double> seconds_;
+  // What was measured.
+  std::array<double, 2> x_range_{};
+  std::array<double, 2> y_range_{};
 };
 
 // Nearest non-decreasing sequence in least squares (pool adjacent violators).

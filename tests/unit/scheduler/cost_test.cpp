@@ -60,12 +60,21 @@ TEST(GridTableProperty, MoreWorkIsNeverFaster) {
     const TimeCurve curve(table);
     const double x_limit = table.x.back();
     const double y_limit = table.y.back();
+    // Inside, before the first sample and behind the last.
+    for (int probe = 0; probe < 40; ++probe) {
+      const double x = (x_limit + 1.0) * noise(random) * 2.0;
+      const double y = (y_limit + 1.0) * noise(random) * 2.0;
+      const Estimate here = curve.at(x, y);
+      ASSERT_EQ(here.extrapolated, x < table.x.front() || x > x_limit || y > y_limit);
+      ASSERT_GE(curve.at(x * (1.0 + noise(random)), y).seconds, here.seconds * (1 - 1e-9));
+      ASSERT_GE(curve.at(x, y * (1.0 + noise(random))).seconds, here.seconds * (1 - 1e-9));
+    }
+    const TimeCurve line(GridTable{
+        .x = table.x,
+        .seconds = {table.seconds.begin(), table.seconds.begin() + static_cast<long>(rows)}});
     for (int probe = 0; probe < 20; ++probe) {
-      const double x = 1.0 + (x_limit - 1.0) * noise(random) / 2.0;
-      const double y = y_limit * noise(random) / 2.0;
-      const double here = curve.at(x, y).seconds;
-      ASSERT_GE(curve.at(x + (x_limit - x) / 2.0, y).seconds, here - 1e-12);
-      ASSERT_GE(curve.at(x, y + (y_limit - y) / 2.0).seconds, here - 1e-12);
+      const double x = (x_limit + 1.0) * noise(random) * 2.0;
+      ASSERT_GE(line.at(x * (1.0 + noise(random))).seconds, line.at(x).seconds * (1 - 1e-9));
     }
   }
 }
