@@ -2,7 +2,8 @@
 
 // What happened when, for `run --trace`: spans on lanes, counters, and the lives of lines. Whoever
 // does the work adds events from its own thread; the job's thread hands them on between steps. All
-// places that record take a Trace*, and null means off: then a span costs one branch.
+// places that record take a Trace*, and null means off: then a span costs a branch or two. Spans
+// are ranges of a profiler too (profiler_ranges.h), whether they are recorded or not.
 
 #include <array>
 #include <chrono>
@@ -13,6 +14,8 @@
 #include <optional>
 #include <utility>
 #include <vector>
+
+#include "runtime/base/profiler_ranges.h"
 
 namespace triphase {
 
@@ -82,10 +85,12 @@ class Trace {
 class TraceSpan {
  public:
   TraceSpan(Trace* trace, TraceLane lane, const char* name) : trace_(trace) {
+    push_profiler_range(name);
     if (trace_ != nullptr) begin(lane, name);
   }
   ~TraceSpan() {
     if (trace_ != nullptr) end();
+    pop_profiler_range();
   }
   TraceSpan(const TraceSpan&) = delete;
   TraceSpan& operator=(const TraceSpan&) = delete;

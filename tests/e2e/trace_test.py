@@ -1,10 +1,11 @@
 #!/usr/bin/env python3
 """run --trace: the file agrees with the summary, and tracing changes nothing.
 
-Usage: trace_test.py TRIPHASE MODEL PROMPTS
+Usage: trace_test.py TRIPHASE MODEL PROMPTS [NVTX_LISTENER]
 """
 
 import json
+import os
 import subprocess
 import sys
 import tempfile
@@ -13,6 +14,7 @@ from collections import defaultdict
 from pathlib import Path
 
 PROGRAM, MODEL, PROMPTS = sys.argv[1], sys.argv[2], sys.argv[3]
+LISTENER = sys.argv[4] if len(sys.argv) > 4 else None
 STEPS, PHASES, HOST, COMPUTE, RECOMPUTE, TO_DEVICE, TO_HOST = range(1, 8)
 NUMERALS = {1: "Phase I", 2: "Phase II", 3: "Phase III"}
 
@@ -23,6 +25,8 @@ def nanoseconds(event: dict) -> tuple[int, int]:
 
 
 class Trace(unittest.TestCase):
+    environment: dict[str, str] | None = None
+
     def setUp(self) -> None:
         self.folder = tempfile.TemporaryDirectory()
         self.addCleanup(self.folder.cleanup)
@@ -37,7 +41,7 @@ class Trace(unittest.TestCase):
             "--policy-option=p1=8", "--policy-option=alpha=0.8", "--policy-option=window=8",
             "--device-memory", memory, "--host-memory", "256MiB", "--ignore-eos", *extra,
         ]  # fmt: skip
-        done = subprocess.run(command, capture_output=True, text=True, timeout=300)
+        done = subprocess.run(command, capture_output=True, text=True, timeout=300, env=self.environment)
         # 1: some prompts are longer than --max-context.
         self.assertIn(done.returncode, (0, 1), done.stderr)
         return output.read_bytes(), json.loads(Path(f"{output}.summary.json").read_text()), done.stderr
@@ -51,6 +55,26 @@ class Trace(unittest.TestCase):
             if event["ph"] == "X":
                 lanes[event["tid"]].append(event)
         return text, summary, trace, lanes, log
+
+    @unittest.skipUnless(LISTENER, "a build without NVTX")
+    def test_profilers_see_ranges_of_the_same_names(self) -> None:
+        heard = Path(self.folder.name) / "heard.txt"
+        self.environment = dict(os.environ, NVTX_INJECTION64_PATH=str(LISTENER), NVTX_LISTENER_FILE=str(heard))
+        _, _, _, lanes, _ = self.traced("listened", "--emulate-link", "100MB/s,20us")
+        first, *lines = heard.read_text().splitlines()
+        self.assertEqual(first, "0 still open in triphase")
+        ranges = {name: int(count) for count, name in (line.split(" ", 1) for line in lines)}
+        spans = defaultdict(int)
+        for lane in (STEPS, HOST, COMPUTE, RECOMPUTE):
+            for event in lanes[lane]:
+                spans[event["name"]] += 1
+        self.assertGreater(spans["attend"], 0)
+        for name, count in spans.items():
+            self.assertEqual(ranges.get(name), count, name)
+        # Without --trace there are ranges all the same.
+        heard.unlink()
+        self.run_job("untraced", "--emulate-link", "100MB/s,20us")
+        self.assertIn(f"{spans['attend']} attend", heard.read_text().splitlines())
 
     def test_agrees_with_the_summary_and_changes_nothing(self) -> None:
         plain, _, _ = self.run_job("plain")
