@@ -24,6 +24,7 @@
 #include "memory/device.h"
 #include "runtime/base/activation.h"
 #include "runtime/base/dtype.h"
+#include "runtime/base/group_matrix.h"
 #include "runtime/base/ids.h"
 
 namespace triphase {
@@ -196,6 +197,10 @@ class Ops {
   // x [M, K] F32, w [N, K] F32/F16/BF16, bias [N] F32 or null, y [M, N] F32.
   virtual void linear(ConstMatrix x, ConstMatrix w, const float* bias, bool accumulate, Matrix y,
                       Stream& stream) = 0;
+
+  // y[n, k] = what the code of w[n, k] reads as (kernels/group_quant.h). w [N, K] in 4-bit groups,
+  // y [N, K] F16. The same bits on every device.
+  virtual void widen_groups(const GroupMatrix& w, Matrix y, Stream& stream) = 0;
 
   // y[t, :] = scale * table[ids[t], :]. table [V, C] F32/F16/BF16, y [T, C] F32. Ids must be in
   // range (checked).

@@ -14,6 +14,7 @@
 #include "kernels/cpu/rope.h"
 #include "kernels/cpu/rows.h"
 #include "kernels/cpu/simd_target.h"
+#include "kernels/cpu/widen_groups.h"
 #include "kernels/sizing/attention_workspace.h"
 #include "runtime/base/error.h"
 
@@ -81,6 +82,13 @@ class CpuOps final : public Ops {
                        y.rows == x.rows && y.cols == w.rows,
                    "linear: shapes");
     cpu::linear(*pool_, x, w, bias, accumulate, y);
+  }
+
+  void widen_groups(const GroupMatrix& w, Matrix y, Stream&) override {
+    TRIPHASE_CHECK(is_valid(y) && y.dtype == DType::kF16 && y.rows == w.rows && y.cols == w.cols &&
+                       (!w.empty() || y.rows == 0 || y.cols == 0),
+                   "widen_groups: shapes or type");
+    cpu::widen_groups(*pool_, w, y);
   }
 
   void embed(std::span<const TokenId> ids, ConstMatrix table, float scale, Matrix y,

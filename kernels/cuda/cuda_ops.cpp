@@ -66,6 +66,10 @@ class CudaOpsOnStreams final : public CudaOps {
     gemm_tile(x, w, bias, accumulate, y, handle(stream));
   }
 
+  void widen_groups(const GroupMatrix& w, Matrix y, Stream& stream) override {
+    cuda::widen_groups(w, y, handle(stream));
+  }
+
   void embed(std::span<const TokenId> ids, ConstMatrix table, float scale, Matrix y,
              Stream& stream) override {
     check_indices(ids, table, y, "embed");

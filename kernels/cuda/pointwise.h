@@ -9,6 +9,7 @@
 #include "kernels/cuda/stream_handle.h"
 #include "runtime/base/activation.h"
 #include "runtime/base/dtype.h"
+#include "runtime/base/group_matrix.h"
 
 namespace triphase::cuda {
 
@@ -29,5 +30,8 @@ void add(ConstMatrix x, Matrix y, StreamHandle stream);
 // y = x rounded to y's type (F16 or BF16, nearest even); columns from x.cols up to y.cols are
 // zeroed.
 void convert(ConstMatrix x, Matrix y, StreamHandle stream);
+
+// y = w read back, F16. See Ops::widen_groups.
+void widen_groups(const GroupMatrix& w, Matrix y, StreamHandle stream);
 
 }  // namespace triphase::cuda

@@ -376,6 +376,10 @@ std::vector<Refusal> dense_refusals() {
        [] { reallocate(f32(1, 8), 2, 1, floats(), floats(), 0, {}); }},
       {"add", "one shape", "x 1 x 8 f32", [] { add(f32(1, 8), f32(2, 8), {}); }},
       {"convert", "16-bit type", "y 2 x 8 f32", [] { convert(f32(2, 8), f32(2, 8), {}); }},
+      {"widen_groups", "F16", "y 2 x 8 f32",
+       [] {
+         widen_groups({nullptr, 2, 8}, f32(2, 8), {});
+       }},
       {"read_all", "multiple of 16", "bytes 17", [] { read_all(floats(), 17, 1, floats(), {}); }},
       {"multiply_add", "no rounds", "rounds 0", [] { multiply_add(0, 1, floats(), {}); }},
   };
