@@ -9,10 +9,12 @@
 
 #include "models/config/tensor_manifest.h"
 #include "models/files/weight_files.h"
+#include "models/pack_rows.h"
 #include "models/tensor_scan.h"
 #include "models/weight_block.h"
 #include "models/weight_lookup.h"
 #include "runtime/base/error.h"
+#include "runtime/base/thread_pool.h"
 
 namespace triphase {
 namespace {
@@ -97,19 +99,36 @@ class Loader {
       if (options_.check != WeightOptions::Check::kOff) {
         scan_non_finite(source, bytes, static_cast<std::uint64_t>(row) * cols, bad);
       }
-      const std::byte* from = bytes.data();
-      if (source != target) {
-        widened_.resize(static_cast<std::size_t>(rows) * cols);
-        widen_to_f32(source, bytes, widened_);
-        from = reinterpret_cast<const std::byte*>(widened_.data());
+      if (WeightFormat(target, homes_.groups).packs(entry)) {
+        place_groups(entry, part, source, bytes, slot, row, rows);
+      } else {
+        const std::byte* from = bytes.data();
+        if (source != target) {
+          widened_.resize(static_cast<std::size_t>(rows) * cols);
+          widen_to_f32(source, bytes, widened_);
+          from = reinterpret_cast<const std::byte*>(widened_.data());
+        }
+        place_rows(device_, *stream_, config_, entry, part, slot, from, row, rows,
+                   cols * dtype_bytes(target));
       }
-      place_rows(device_, *stream_, config_, entry, part, slot, from, row, rows,
-                 cols * dtype_bytes(target));
       stream_->synchronize();
       done_ += bytes.size();
       if (progress_) progress_(done_, total_);
     }
     if (bad.count != 0) report_non_finite(tensor, bad);
+  }
+
+  // The same of rows that become 4-bit groups.
+  void place_groups(const WeightEntry& entry, const TensorPart& part, DType source,
+                    std::span<const std::byte> bytes, std::byte* slot, std::int64_t first,
+                    std::int64_t rows) {
+    const GroupMatrix whole{slot, entry.rows, entry.cols};
+    if (!pool_) pool_.emplace(loading_threads());
+    packed_.pack(*pool_, source, bytes, entry.cols);
+    place_rows(device_, *stream_, config_, entry, part, slot, packed_.ranges().data(), first, rows,
+               whole.range_row_bytes());
+    place_rows(device_, *stream_, config_, entry, part, slot + whole.codes_offset(),
+               packed_.codes().data(), first, rows, whole.code_row_bytes());
   }
 
   void report_non_finite(const FileTensor& tensor, const NonFinite& bad) {
@@ -155,6 +174,8 @@ class Loader {
   std::unique_ptr<Stream> stream_;
   std::vector<std::byte> staging_;
   std::vector<float> widened_;
+  PackedRows packed_;
+  std::optional<ThreadPool> pool_;  // of packing
   std::uint64_t done_ = 0;
   std::uint64_t total_ = 0;
 };
@@ -167,15 +188,15 @@ std::unique_ptr<ModelWeights> load_weights(const WeightFiles& files, const Model
   return Loader(files, config, homes, options, notes, progress).load();
 }
 
-std::uint64_t weight_bytes(const ModelConfig& config, DType dtype) {
-  return manifest_bytes(weight_manifest(config), dtype);
+std::uint64_t weight_bytes(const ModelConfig& config, WeightFormat format) {
+  return manifest_bytes(weight_manifest(config), format);
 }
 
-std::uint64_t largest_layer_bytes(const ModelConfig& config, DType dtype) {
+std::uint64_t largest_layer_bytes(const ModelConfig& config, WeightFormat format) {
   std::vector<std::uint64_t> by_layer(static_cast<std::size_t>(config.layers));
   for (const WeightEntry& entry : weight_manifest(config)) {
     if (entry.layer < 0) continue;
-    const std::uint64_t size = entry_bytes(entry, dtype);
+    const std::uint64_t size = entry_bytes(entry, format);
     by_layer[static_cast<std::size_t>(entry.layer)] +=
         (size + kWeightAlignment - 1) / kWeightAlignment * kWeightAlignment;
   }

@@ -50,10 +50,11 @@ struct Manifest {
 
 inline constexpr std::uint64_t kMaxManifestBytes = std::uint64_t{16} << 20;
 
-// `generation` is filled from the options (after --generation-config was adopted).
+// `generation` is filled from the options (after --generation-config was adopted), and says whether
+// layers' weights lie in 4-bit groups.
 [[nodiscard]] Manifest make_manifest(const RunOptions& options, const PromptFileFacts& input,
                                      const ModelIdentity& model, std::string_view kv_dtype,
-                                     std::int64_t layer_inputs);
+                                     std::int64_t layer_inputs, bool grouped_weights = false);
 
 [[nodiscard]] std::string manifest_to_json(const Manifest& manifest);
 

@@ -29,7 +29,8 @@ Longest longest_of(const SimulatedJob& job) {
 
 std::uint64_t scratch_of(const SimulatedJob& job) {
   return scratch_bytes(job.model, job.prefill_chunk + job.batch_size, job.batch_size,
-                       job.weights_dtype);
+                       job.weights_dtype) +
+         job.model.widened_layer;
 }
 
 StaticPlacement ask(const PlacementPolicy& policy, const SimulatedJob& job, Longest longest) {

@@ -40,9 +40,10 @@ enum class Knob : std::uint8_t {
   kCacheBlocks,
   kStreamedLayers,
   kNoPrefetch,
-  kLink,  // MB/s; 0: none is emulated
+  kLink,          // MB/s; 0: none is emulated
+  kGroupWeights,  // layers' matrices in 4-bit groups
 };
-inline constexpr std::size_t kKnobs = 25;
+inline constexpr std::size_t kKnobs = 26;
 
 enum class JobPolicy : std::uint8_t {
   kDeviceOnly,

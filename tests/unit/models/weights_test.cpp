@@ -1,7 +1,9 @@
 #include "models/weights.h"
 
+#include <cstring>
 #include <numeric>
 
+#include "kernels/group_quant.h"
 #include "memory/host_device.h"
 #include "models/config/tensor_manifest.h"
 #include "models/files/weight_files.h"
@@ -47,13 +49,20 @@ class Checkpoint {
   ModelConfig& config() { return config_; }
 
   std::unique_ptr<ModelWeights> load(const WeightOptions& options = {}) {
+    return load(options, device_);
+  }
+  // In 4-bit groups, so many layers on the host.
+  std::unique_ptr<ModelWeights> load_groups(std::int64_t streamed) {
+    return load({}, {device_, device_, streamed, /*in_groups=*/true});
+  }
+  std::unique_ptr<ModelWeights> load(const WeightOptions& options, const WeightHomes& homes) {
     const TemporaryDirectory directory;
     directory.write("model.safetensors", safetensors(tensors_));
     notes_.clear();
     const WeightFiles files = WeightFiles::open(directory.path(), false, notes_);
     progress_.clear();
     return load_weights(
-        files, config_, device_, options, notes_,
+        files, config_, homes, options, notes_,
         [this](std::uint64_t done, std::uint64_t total) { progress_.emplace_back(done, total); });
   }
   Error load_error(const WeightOptions& options = {}) {
@@ -165,6 +174,66 @@ TEST(LoadWeights, NeoxRowsAcrossChunks) {
     const std::int64_t source = (head * 3 + which) * 208 + target % 208;
     ASSERT_EQ(at(weights->layers[0].qkv, target, 77), Checkpoint::value(matrix, source * 1040 + 77))
         << target;
+  }
+}
+
+// Groups hold what packing the rows that are there without them gives, each in its place.
+void expect_packed(const GroupMatrix& groups, const ConstMatrix& matrix) {
+  ASSERT_EQ(groups.rows, matrix.rows);
+  ASSERT_EQ(groups.cols, matrix.cols);
+  for (std::int64_t row = 0; row < matrix.rows; ++row) {
+    std::vector<float> values;
+    for (std::int64_t col = 0; col < matrix.cols; ++col) values.push_back(at(matrix, row, col));
+    std::vector<GroupRange> ranges(static_cast<std::size_t>(groups.groups()));
+    std::vector<std::uint8_t> codes(groups.code_row_bytes());
+    pack_groups(values, kGroupValues, ranges.data(), codes.data());
+    ASSERT_EQ(std::memcmp(groups.ranges() + row * groups.groups(), ranges.data(),
+                          groups.range_row_bytes()),
+              0)
+        << row;
+    ASSERT_EQ(std::memcmp(groups.codes() + row * static_cast<std::int64_t>(codes.size()),
+                          codes.data(), codes.size()),
+              0)
+        << row;
+  }
+}
+
+TEST(LoadWeights, LayersMatricesInGroups) {
+  // Rows of 64, 192 and 208 values; NeoX's rows change their order on the way.
+  const std::string neox =
+      with(with(with(kNeoxConfig, "hidden_size", "208"), "intermediate_size", "192"),
+           "num_attention_heads", "2");
+  for (const std::string& config : {std::string(kLlamaConfig), neox}) {
+    const bool llama = config == kLlamaConfig;
+    Checkpoint checkpoint(config, llama ? "model." : "gpt_neox.");
+    const auto plain = checkpoint.load();
+    const WeightFormat format(DType::kF32, /*in_groups=*/true);
+    for (const std::int64_t streamed : {0, 1, 2}) {
+      const auto weights = checkpoint.load_groups(streamed);
+      ASSERT_EQ(weights->groups.size(), 2U);
+      for (std::size_t layer = 0; layer < 2; ++layer) {
+        const LayerWeights& there = plain->layers[layer];
+        const LayerGroups& groups = weights->groups[layer];
+        expect_packed(groups.qkv, there.qkv);
+        expect_packed(groups.attention_out, there.attention_out);
+        expect_packed(groups.up, there.up);
+        expect_packed(groups.down, there.down);
+        EXPECT_TRUE(weights->layers[layer].qkv.empty());
+        EXPECT_EQ(weights->layers[layer].mlp_norm[3], there.mlp_norm[3]);
+        const ModelWeights::HostLayer& host = weights->host_layers[layer];
+        if (host.data == nullptr) continue;
+        EXPECT_EQ(host.bytes, largest_layer_bytes(checkpoint.config(), format));
+        EXPECT_GE(groups.down.data, host.data);
+        EXPECT_LE(groups.down.data +
+                      groups.down.rows * static_cast<std::int64_t>(groups.down.row_bytes()),
+                  host.data + host.bytes);
+      }
+      EXPECT_EQ(weights->lm_head.dtype, DType::kF32) << "embeddings and head are not packed";
+      EXPECT_EQ(at(weights->embedding, 5, 3), at(plain->embedding, 5, 3));
+      EXPECT_EQ(weights->bytes + weights->host_bytes, weight_bytes(checkpoint.config(), format));
+      EXPECT_EQ(weights->host_bytes, largest_layer_bytes(checkpoint.config(), format) *
+                                         static_cast<std::uint64_t>(streamed));
+    }
   }
 }
 
