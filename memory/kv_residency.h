@@ -126,6 +126,9 @@ class KvResidency {
   void drop(SequenceId sequence, std::int64_t block);
   void begin_replay(SequenceId sequence, std::int64_t block);
   void finish_replay(SequenceId sequence, std::int64_t block);
+  // A suspended sequence gives up all but its first `blocks` blocks, which are closed, and goes on
+  // from where they end. Nothing of it moves, and none of what it gives up has saved layer inputs.
+  void truncate(SequenceId sequence, std::int64_t blocks);
   // The move failed: the block stays where it was.
   void cancel_move(SequenceId sequence, std::int64_t block);
 

@@ -1,6 +1,8 @@
 // How blocks change their place: to the host and back, mirrored there, discarded, dropped and
 // computed again.
 
+#include <algorithm>
+
 #include "memory/kv_residency.h"
 #include "runtime/base/error.h"
 
@@ -109,6 +111,28 @@ void KvResidency::finish_replay(SequenceId id, std::int64_t position) {
   Block& block = block_at(id, position);
   TRIPHASE_CHECK(block.place == BlockPlace::kReplaying, "the block is not being computed again");
   block.place = BlockPlace::kDevice;
+}
+
+void KvResidency::truncate(SequenceId id, std::int64_t blocks) {
+  Sequence& sequence = at(id);
+  TRIPHASE_CHECK(blocks >= 0 && blocks * shape_.block_tokens <= sequence.tokens &&
+                     sequence.input_blocks <= blocks,
+                 "a sequence keeps closed blocks that it has");
+  for (auto position = static_cast<std::size_t>(blocks); position < sequence.blocks.size();
+       ++position) {
+    const BlockPlace place = blocks_[static_cast<std::size_t>(sequence.blocks[position])].place;
+    TRIPHASE_CHECK(place != BlockPlace::kLeaving && place != BlockPlace::kReturning,
+                   "a block is given up while it moves");
+  }
+  while (static_cast<std::int64_t>(sequence.blocks.size()) > blocks) {
+    Block& block = blocks_[static_cast<std::size_t>(sequence.blocks.back())];
+    if (block.place == BlockPlace::kReplaying) give_up_place(block);
+    dereference(sequence.blocks.back());
+    sequence.blocks.pop_back();
+    for (auto& table : sequence.pages) table.pop_back();
+  }
+  sequence.tokens = blocks * shape_.block_tokens;
+  sequence.published_blocks = std::min(sequence.published_blocks, blocks);
 }
 
 void KvResidency::begin_mirror(BlockIndex index, SequenceId payer) {

@@ -278,6 +278,17 @@ void KvStore::drop(SequenceId sequence, std::int64_t count) {
   }
 }
 
+void KvStore::truncate(SequenceId sequence, std::int64_t blocks) {
+  const std::int64_t held = residency_.blocks(sequence);
+  for (std::int64_t block = 0; block < held; ++block) {
+    const BlockPlace place = residency_.block_place(sequence, block);
+    if (place == BlockPlace::kLeaving || place == BlockPlace::kReturning) settle(/*all=*/true);
+  }
+  stop_reading_own_early(sequence, held);
+  open_pages_.forget(sequence);
+  residency_.truncate(sequence, blocks);
+}
+
 void KvStore::settle(bool all) {
   std::size_t kept = 0;
   for (std::size_t index = 0; index < moves_.size(); ++index) {

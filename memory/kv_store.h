@@ -165,6 +165,9 @@ class KvStore {
   // Leading blocks of a sequence that is suspended keep nothing (KvResidency::drop); waits for
   // those that only leave.
   void drop(SequenceId sequence, std::int64_t count);
+  // A suspended sequence keeps its first `blocks` blocks alone (KvResidency::truncate); waits for
+  // what moves.
+  void truncate(SequenceId sequence, std::int64_t blocks);
   // Finishes moves that are done; with `all` waits for those that are not. A move that failed is
   // taken back and its error thrown.
   void settle(bool all);

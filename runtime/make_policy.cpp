@@ -137,13 +137,15 @@ std::shared_ptr<const PlacementPolicy> make_flexgen(const RunOptions& options) {
 std::shared_ptr<const PlacementPolicy> make_vllm(const RunOptions& options,
                                                  std::shared_ptr<const ReplayCosts> replay) {
   VllmOptions vllm{.replay = std::move(replay)};
-  read_knobs(options, {{"preemption", "recompute, swap or cheapest",
+  read_knobs(options, {{"preemption", "recompute, swap, cheapest or offload",
                         [&vllm](std::string_view text) {
-                          if (text != "recompute" && text != "swap" && text != "cheapest") {
+                          if (text != "recompute" && text != "swap" && text != "cheapest" &&
+                              text != "offload") {
                             return false;
                           }
                           vllm.preemption =
                               text == "recompute" ? SuspendMode::kDrop : SuspendMode::kSwap;
+                          vllm.keep_prefixes = text == "offload";
                           vllm.weigh = text == "cheapest";
                           return true;
                         }},

@@ -326,22 +326,24 @@ void PlacementDriver::apply(const Suspend& action, const Lines& lines) {
   TRIPHASE_CHECK(entry != lines.running.end() && entry->padding == 0,
                  "a suspended line must be running, and not padded");
   KvResidency& residency = kv_->residency();
-  const std::int64_t blocks = residency.blocks(entry->id);
   SuspendMode mode = action.mode;
   // Blocks that others hold stay with them, so a line that shares some is computed again.
-  for (std::int64_t block = 0; block < blocks && mode == SuspendMode::kSwap; ++block) {
+  const std::int64_t held_blocks = residency.blocks(entry->id);
+  for (std::int64_t block = 0; block < held_blocks && mode == SuspendMode::kSwap; ++block) {
     if (residency.shared(entry->id, block)) mode = SuspendMode::kDrop;
   }
   // A waiting line's open INT8 blocks stay in their pages, of which there are so many for each line
   // of a batch.
   const auto held = static_cast<std::int64_t>(lines.running.size() + lines.suspended.size());
-  if (kv_->shape().quantized() && held > limits_.batch_size &&
+  if (!action.kept_blocks && kv_->shape().quantized() && held > limits_.batch_size &&
       kv_->open_pages().pages() < 2 * limits_.batch_size * limits_.layers) {
     mode = SuspendMode::kDrop;
   }
   phases_.suspended(entry->phase, line_index(*entry));
   if (mode == SuspendMode::kSwap) {
     residency.drop_reservations(entry->id);
+    if (action.kept_blocks) keep_blocks(*entry, *action.kept_blocks);
+    const std::int64_t blocks = residency.blocks(entry->id);
     std::int64_t first = action.dropped_blocks;
     kv_->drop(entry->id, first);
     entry->replay_tokens = first * limits_.block_tokens;
@@ -375,6 +377,19 @@ void PlacementDriver::apply(const Suspend& action, const Lines& lines) {
   });
   lines.suspended.insert(place, {std::move(*entry), mode});
   lines.running.erase(entry);
+}
+
+// What a line has after its first blocks ends; its tokens are prefill when it resumes.
+void PlacementDriver::keep_blocks(RunningLine& line, std::int64_t blocks) {
+  TRIPHASE_CHECK(model_->attention() == nullptr,
+                 "what was decoded under a sparse method is not computed as prefill");
+  kv_->truncate(line.id, blocks);
+  const std::int64_t kept = blocks * limits_.block_tokens;
+  stats_.recomputed_tokens += static_cast<std::uint64_t>(line.computed - kept);
+  if (line.prefill_left() == 0) {
+    line.prefill_tokens = static_cast<std::int64_t>(line.sequence->tokens().size());
+  }
+  line.computed = kept;
 }
 
 void PlacementDriver::replayed(RunningLine& line, std::int64_t tokens) {

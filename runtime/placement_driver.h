@@ -95,6 +95,7 @@ class PlacementDriver {
   void apply(const Discard& action, const Lines& lines);
   void apply(const Suspend& action, const Lines& lines);
   void apply(const Resume& action, const Lines& lines);
+  void keep_blocks(RunningLine& line, std::int64_t blocks);
 
   const PlacementPolicy* policy_;
   PlacementLimits limits_;

@@ -87,6 +87,7 @@ std::vector<TableCell> row(const NamedSimulation& named, const PlannedModel& mod
 
 VllmPreemption vllm_preemption(std::string_view name) {
   if (name == "swap") return VllmPreemption::kSwap;
+  if (name == "offload") return VllmPreemption::kOffload;
   return name == "cheapest" ? VllmPreemption::kCheapest : VllmPreemption::kRecompute;
 }
 

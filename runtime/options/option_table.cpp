@@ -439,10 +439,11 @@ constexpr OptionSpec kSimulateOnlyOptions[] = {
      "Lines of the job. Default: one batch."},
     {"What", "policies", 0, kText, "all", "NAME,...", 0, 0, false, false,
      "Policies to simulate: triphase, flexgen, vllm, accelerate, zero, device-only."},
-    {"Schedule", "vllm-preemption", 0, kChoice, "recompute", "recompute|swap|cheapest", 0, 0, false,
-     false,
+    {"Schedule", "vllm-preemption", 0, kChoice, "recompute", "recompute|swap|cheapest|offload", 0,
+     0, false, false,
      "How vllm's preempted sequences come back; cheapest: swapped but for the part of the prompt "
-     "that costs less to compute again."},
+     "that costs less to compute again; offload: full blocks from the host, what is after them "
+     "computed again."},
     {"Schedule", "zero-mode", 0, kChoice, "2022", "2022|2023", 0, 0, false, false,
      "What zero keeps where: weights alone on the host, or as its release of 2023 the whole KV "
      "too, "

@@ -270,7 +270,15 @@ void PlacementLedger::suspend(const Suspend& action) {
   };
   const std::int64_t away = sequence.away_blocks();
   const std::int64_t dropped = action.dropped_blocks;
-  if (action.mode == SuspendMode::kSwap) {
+  if (action.mode == SuspendMode::kSwap && action.kept_blocks) {
+    const std::int64_t kept = *action.kept_blocks;
+    TRIPHASE_CHECK(dropped == 0 && shared == 0 && sequence.input_blocks == 0 && kept > 0 &&
+                       kept <= sequence.closed_blocks(view_.limits.block_tokens),
+                   fmt::format("{}: {} closed blocks of its own may be kept", to_text(action),
+                               sequence.closed_blocks(view_.limits.block_tokens)));
+    view_.free_host_pages += std::max<std::int64_t>(away - kept, 0) * layers;
+    take_host_pages(sequence, std::max<std::int64_t>(kept - away, 0));
+  } else if (action.mode == SuspendMode::kSwap) {
     require_droppable(sequence, shared, dropped);
     view_.free_host_pages += std::min(dropped, away) * layers;
     take_host_pages(sequence, swap_host_blocks(index, dropped));
@@ -425,11 +433,12 @@ std::string to_text(const PlacementAction& action) {
                              a.device_blocks, a.host_blocks, a.input_blocks,
                              a.padding > 0 ? fmt::format(", padded by {}", a.padding) : "");
         } else if constexpr (std::is_same_v<Action, Suspend>) {
-          return fmt::format("suspend {} by {}{}", a.sequence.value,
+          return fmt::format("suspend {} by {}{}{}", a.sequence.value,
                              a.mode == SuspendMode::kSwap ? "swap" : "drop",
                              a.dropped_blocks > 0
                                  ? fmt::format(" without its first {} blocks", a.dropped_blocks)
-                                 : "");
+                                 : "",
+                             a.kept_blocks ? fmt::format(" of {} blocks", *a.kept_blocks) : "");
         } else if constexpr (std::is_same_v<Action, Resume>) {
           return fmt::format("resume {} with {} device blocks", a.sequence.value, a.device_blocks);
         } else {

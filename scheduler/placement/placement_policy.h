@@ -48,6 +48,9 @@ struct StaticPlacement {
   bool host_lines = false;
   bool host_always = false;
   bool host_streams_all = false;
+  // Tokens after what a suspended line keeps are computed again as prefill, decoded ones too
+  // (Suspend::kept_blocks): not with sparse attention, which decodes them.
+  bool repeats_decoded = false;
   std::int64_t gpu_batch = 0;     // zig-zag: sequences computed together; 0: all
   std::int64_t num_batches = 1;   // of them in one block: a layer's weights are loaded once
   bool hidden_on_host = false;    // hidden states of the block lie there between two layers

@@ -14,6 +14,7 @@
 // action on it acts for every sequence that holds it.
 
 #include <cstdint>
+#include <optional>
 #include <string>
 #include <string_view>
 #include <variant>
@@ -104,7 +105,7 @@ struct SuspendedSequence {
   SequenceId id;
   SuspendMode mode = SuspendMode::kSwap;
   std::int64_t prompt_tokens = 0;
-  std::int64_t prefill_tokens = 0;  // kDrop: everything it had, to be computed again
+  std::int64_t prefill_tokens = 0;  // where some of it ended: everything it had
   std::int64_t context = 0;         // tokens whose KV exists; kDrop: 0
   std::int64_t max_tokens = 0;
   std::int64_t recompute_blocks = 0;  // kSwap: how it will lie until blocks are reloaded
@@ -184,6 +185,10 @@ struct Suspend {
   // kSwap: so many leading blocks keep nothing, and are computed again from their token ids when
   // the sequence resumes (at most RunningSequence::replayable_blocks; those under replay at least).
   std::int64_t dropped_blocks = 0;
+  // kSwap: only so many leading blocks wait on the host, closed ones that nobody else holds; what
+  // comes after them ends, and its tokens are computed as prefill when the sequence resumes. Not
+  // with dropped_blocks. Nothing: all blocks wait.
+  std::optional<std::int64_t> kept_blocks;
   friend bool operator==(const Suspend&, const Suspend&) = default;
 };
 // A suspended sequence runs again from this step on. kSwap: its youngest `device_blocks` blocks are

@@ -4,21 +4,27 @@
 #include <cmath>
 
 #include "scheduler/placement/device_only_policy.h"
+#include "scheduler/placement/keep_prefix.h"
 #include "scheduler/placement/placement_ledger.h"
 #include "scheduler/placement/swap_or_drop.h"
 
 namespace triphase {
 namespace {
 
+Suspend preemption(const PlacementLedger& ledger, std::size_t index, const VllmOptions& options) {
+  if (options.preemption == SuspendMode::kDrop) {
+    return {ledger.running(index).id, SuspendMode::kDrop};
+  }
+  if (options.keep_prefixes) return keep_prefix(ledger, index);
+  return swap_or_drop(ledger, index, options.weigh ? options.replay.get() : nullptr);
+}
+
 // The most recently admitted sequence makes room. Returns whether any had to.
 bool preempt_until_it_fits(PlacementLedger& ledger, const VllmOptions& options) {
   bool preempted = false;
   for (std::size_t index = ledger.view().running.size();
        index-- > 1 && ledger.spare_device_pages() < 0;) {
-    const SequenceId id = ledger.running(index).id;
-    ledger.apply(options.preemption == SuspendMode::kSwap
-                     ? swap_or_drop(ledger, index, options.weigh ? options.replay.get() : nullptr)
-                     : Suspend{id, SuspendMode::kDrop});
+    ledger.apply(preemption(ledger, index, options));
     preempted = true;
   }
   return preempted;
@@ -27,7 +33,9 @@ bool preempt_until_it_fits(PlacementLedger& ledger, const VllmOptions& options) 
 }  // namespace
 
 StaticPlacement VllmPolicy::start(const JobView& /*job*/) const {
-  return {.host_tier = options_.preemption == SuspendMode::kSwap, .block_tokens = kVllmBlockTokens};
+  return {.host_tier = options_.preemption == SuspendMode::kSwap,
+          .repeats_decoded = options_.keep_prefixes,
+          .block_tokens = kVllmBlockTokens};
 }
 
 std::int64_t VllmPolicy::longest_line(const PlacementLimits& limits) const {

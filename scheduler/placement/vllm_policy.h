@@ -4,7 +4,8 @@
 // Prompts are admitted first come, first served while blocks are free; when running sequences need
 // more blocks than there are, the most recently admitted is preempted and later computed again, or
 // swapped to the host as the 2023 version that ALISA measured could. Where it knows what both cost
-// it swaps, and computes again as much of each prompt as that is cheaper for.
+// it swaps, and computes again as much of each prompt as that is cheaper for. Or, as with its
+// offloading connector, full blocks wait on the host and the tokens after them are computed again.
 
 #include <memory>
 #include <utility>
@@ -18,7 +19,8 @@ struct VllmOptions {
   SuspendMode preemption = SuspendMode::kDrop;
   // Share of the device's blocks kept free at admission, against preempting at once.
   double watermark = 0.01;
-  bool weigh = false;  // kSwap: prefixes are computed again where that is cheaper
+  bool keep_prefixes = false;  // kSwap: closed blocks wait on the host alone (keep_prefix.h)
+  bool weigh = false;          // kSwap: prefixes are computed again where that is cheaper
   std::shared_ptr<const ReplayCosts> replay;  // to weigh with; null: it swaps whole sequences
 };
 

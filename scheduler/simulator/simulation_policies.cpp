@@ -232,10 +232,12 @@ NamedSimulation simulate_policy(std::string_view policy, const CostModel& cost,
   if (policy == "vllm") {
     const bool recompute = options.vllm_preemption == VllmPreemption::kRecompute;
     const bool weigh = options.vllm_preemption == VllmPreemption::kCheapest;
+    const bool keep = options.vllm_preemption == VllmPreemption::kOffload;
     run(VllmPolicy({.preemption = recompute ? SuspendMode::kDrop : SuspendMode::kSwap,
+                    .keep_prefixes = keep,
                     .weigh = weigh,
                     .replay = replay_costs(cost, dense, dense.kv_dtype)}));
-    named.detail = recompute ? "recompute" : weigh ? "cheapest" : "swap";
+    named.detail = recompute ? "recompute" : weigh ? "cheapest" : keep ? "offload" : "swap";
   } else if (policy == "accelerate") {
     run(AcceleratePolicy({.overlap = !options.handicaps, .pinned = !options.handicaps}));
   } else if (policy == "zero") {

@@ -27,8 +27,8 @@ struct NamedSimulation {
 };
 
 // How vllm's preempted sequences come back; kCheapest: swapped but for the part of the prompt that
-// is cheaper to compute again.
-enum class VllmPreemption : std::uint8_t { kRecompute, kSwap, kCheapest };
+// is cheaper to compute again; kOffload: full blocks from the host, the rest computed again.
+enum class VllmPreemption : std::uint8_t { kRecompute, kSwap, kCheapest, kOffload };
 
 struct SimulationOptions {
   ScheduleKind schedule = ScheduleKind::kAdaptive;

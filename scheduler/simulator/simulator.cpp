@@ -253,7 +253,18 @@ class Simulation {
     line.mode = action.mode;
     RunningSequence& place = line.place;
     const std::int64_t dropped = action.dropped_blocks;
-    if (action.mode == SuspendMode::kSwap) {
+    if (action.mode == SuspendMode::kSwap && action.kept_blocks) {
+      if (line.leaving > 0) settle();
+      const std::int64_t moved =
+          std::max<std::int64_t>(*action.kept_blocks - place.away_blocks(), 0);
+      work.d2h_bytes += moved_bytes(moved);
+      leaving_ += moved;
+      const std::int64_t kept = *action.kept_blocks * memory_.limits.block_tokens;
+      result_.repeated_tokens += static_cast<std::uint64_t>(place.context - kept);
+      if (!place.prefilling()) place.prefill_tokens = place.context + 1;
+      place.context = kept;
+      place.host_blocks = *action.kept_blocks;
+    } else if (action.mode == SuspendMode::kSwap) {
       const std::int64_t away = place.away_blocks();
       const std::int64_t moved = place.blocks() - std::max(away, dropped);
       // What is on its way out arrives before it is dropped.

@@ -100,6 +100,12 @@ bool pads_prompts(const RandomJob& job) {
          input_tokens_of(job) == 0;
 }
 
+// vLLM's lines that leave closed blocks on the host, in jobs that may: dense.
+bool keeps_prefixes(const RandomJob& job) {
+  return job[Knob::kBeta] == 0 && job[Knob::kAlpha] % 20 == 10 &&
+         static_cast<AttentionKind>(job[Knob::kMethod]) == AttentionKind::kDense;
+}
+
 // What policies weigh prefixes of suspended lines with; the plainest job weighs nothing.
 std::shared_ptr<const ReplayCosts> replay_of(const RandomJob& job) {
   if (job[Knob::kBeta] == 0) return nullptr;
@@ -130,8 +136,10 @@ std::shared_ptr<const PlacementPolicy> make_policy(const RandomJob& job) {
     case JobPolicy::kVllmDrop:
       return std::make_shared<VllmPolicy>(VllmOptions{});
     case JobPolicy::kVllmSwap:
-      return std::make_shared<VllmPolicy>(
-          VllmOptions{.preemption = SuspendMode::kSwap, .weigh = true, .replay = replay_of(job)});
+      return std::make_shared<VllmPolicy>(VllmOptions{.preemption = SuspendMode::kSwap,
+                                                      .keep_prefixes = keeps_prefixes(job),
+                                                      .weigh = true,
+                                                      .replay = replay_of(job)});
     case JobPolicy::kZero:
       return std::make_shared<ZeroPolicy>(ZeroOptions{.stream_all = true});
   }

@@ -223,6 +223,8 @@ std::vector<Case> cases() {
     return std::make_shared<TriphasePolicy>(PhaseSchedule{
         .p1 = p1, .p2 = p2, .alpha = 0.9, .beta = beta, .window_tokens = 4, .input_tokens = 32});
   };
+  const auto keeping = std::make_shared<VllmPolicy>(
+      VllmOptions{.preemption = SuspendMode::kSwap, .keep_prefixes = true});
   const auto weighing = [](std::shared_ptr<const ReplayCosts> costs) {
     return std::make_shared<VllmPolicy>(
         VllmOptions{.preemption = SuspendMode::kSwap, .weigh = true, .replay = std::move(costs)});
@@ -282,6 +284,9 @@ std::vector<Case> cases() {
       {"vllm_drop", std::make_shared<VllmPolicy>(VllmOptions{}), 0, 14, 0, true, "suspend"},
       {"vllm_swap", std::make_shared<VllmPolicy>(VllmOptions{.preemption = SuspendMode::kSwap}), 60,
        14, 0, true, "resume"},
+      {"vllm_offload", keeping, 60, 14, 0, true, "suspend"},
+      {"vllm_offload_resumes", keeping, 60, 14, 0, true, "resume"},
+      {"vllm_offload_little_host", keeping, 4, 14, 0, true, "resume"},
       {"vllm_replay", weighing(replay_always()), 60, 14, 0, true, "suspend"},
       {"vllm_replay_some", weighing(replay_costs(1.0, 2.5)), 60, 14, 0, true, "resume"},
       {"vllm_replay_never", weighing(replay_never()), 60, 14, 0, true, "resume"},
@@ -469,12 +474,14 @@ TEST_P(SparseAgreement, ChannelsFromTheHostAreCounted) {
   }
 }
 
-// All but those that attend densely on the host, and the one that decodes again what it dropped:
-// its lines are then no longer where the simulator thinks.
+// All but those that attend densely on the host, those that compute decoded tokens as prefill, and
+// the one that decodes again what it dropped: its lines are then no longer where the simulator
+// thinks.
 std::vector<Case> sparse_cases() {
   std::vector<Case> all = cases();
   std::erase_if(all, [](const Case& test) {
-    return test.name == "vllm_drop" || test.host_attention || test.policy->pads_prompts();
+    return test.name == "vllm_drop" || test.name.starts_with("vllm_offload") ||
+           test.host_attention || test.policy->pads_prompts();
   });
   return all;
 }

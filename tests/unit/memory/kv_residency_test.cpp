@@ -198,6 +198,7 @@ TEST(KvResidency, RefusesWhatDoesNotFitWithoutChangingAnything) {
 // A model that knows what every page must hold: pages are written with (context key, token prefix)
 // and every read through the tables must find exactly that.
 TEST(KvResidencyProperty, RandomLivesKeepEveryTokensContent) {
+  int truncated = 0;
   for (std::uint32_t seed = 0; seed < 60; ++seed) {
     std::mt19937 random(seed);
     const auto pick = [&random](std::int64_t low, std::int64_t high) {
@@ -231,7 +232,7 @@ TEST(KvResidencyProperty, RandomLivesKeepEveryTokensContent) {
       }
     };
     for (int step = 0; step < 120; ++step) {
-      const auto action = pick(0, 3);
+      const auto action = pick(0, 4);
       if (action == 0) {
         Live live;
         live.prompt = pick(1, 14);
@@ -250,12 +251,22 @@ TEST(KvResidencyProperty, RandomLivesKeepEveryTokensContent) {
       } else if (action <= 2 && !lives.empty()) {
         auto& [id, live] =
             *std::next(lives.begin(), pick(0, static_cast<std::int64_t>(lives.size()) - 1));
-        if (static_cast<std::int64_t>(live.tokens.size()) < live.max) {
+        const bool room = kv.append_room(SequenceId(id)) > 0;
+        if (room && static_cast<std::int64_t>(live.tokens.size()) < live.max) {
           live.tokens.push_back(static_cast<TokenId>(pick(0, 3)));
           kv.append(SequenceId(id), 1);
           const auto size = static_cast<std::int64_t>(live.tokens.size());
           write(SequenceId(id), live, size - 1, size);
         }
+      } else if (action == 3 && !lives.empty()) {
+        auto& [id, live] =
+            *std::next(lives.begin(), pick(0, static_cast<std::int64_t>(lives.size()) - 1));
+        const std::int64_t closed = static_cast<std::int64_t>(live.tokens.size()) / block_tokens;
+        const std::int64_t kept = pick(0, closed);
+        kv.drop_reservations(SequenceId(id));
+        kv.truncate(SequenceId(id), kept);
+        live.tokens.resize(static_cast<std::size_t>(kept * block_tokens));
+        ++truncated;
       } else if (!lives.empty()) {
         const auto entry =
             std::next(lives.begin(), pick(0, static_cast<std::int64_t>(lives.size()) - 1));
@@ -279,6 +290,7 @@ TEST(KvResidencyProperty, RandomLivesKeepEveryTokensContent) {
     EXPECT_EQ(kv.reserved_pages(), 0);
     EXPECT_EQ(kv.used_pages(), kv.evictable_pages());
   }
+  EXPECT_GT(truncated, 500);
 }
 
 }  // namespace

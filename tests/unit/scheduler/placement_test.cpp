@@ -7,6 +7,7 @@
 #include "scheduler/placement/accelerate_policy.h"
 #include "scheduler/placement/device_only_policy.h"
 #include "scheduler/placement/flexgen_policy.h"
+#include "scheduler/placement/keep_prefix.h"
 #include "scheduler/placement/placement_ledger.h"
 #include "scheduler/placement/swap_or_drop.h"
 #include "scheduler/placement/triphase_policy.h"
@@ -30,7 +31,8 @@ PlacementLimits small_limits() {
 
 struct Outcome {
   std::int64_t steps = 0;
-  std::int64_t suspensions = 0, offloaded = 0, discarded = 0, max_running = 0, replayed = 0;
+  std::int64_t suspensions = 0, offloaded = 0, discarded = 0, max_running = 0, replayed = 0,
+               kept = 0;
 };
 
 // Runs a job to its end, every action list checked by the checker and by the world.
@@ -55,6 +57,7 @@ Outcome run(const PlacementPolicy& policy, const PlacementLimits& limits,
   outcome.discarded = world.discarded();
   outcome.max_running = world.max_running();
   outcome.replayed = world.replayed();
+  outcome.kept = world.kept();
   return outcome;
 }
 
@@ -91,6 +94,66 @@ TEST(Vllm, DropsThePrefixesThatAreCheaperToComputeAgain) {
   EXPECT_GT(never.suspensions, 0);
   EXPECT_EQ(never.replayed, 0);
   EXPECT_EQ(preempted(nullptr).replayed, 0);
+}
+
+TEST(Vllm, KeepsPrefixesOnTheHost) {
+  const VllmPolicy policy({.preemption = SuspendMode::kSwap, .keep_prefixes = true});
+  EXPECT_TRUE(policy.start({}).host_tier);
+  EXPECT_TRUE(policy.start({}).repeats_decoded);
+  const Outcome outcome = run(policy, small_limits(), equal_lines(6, 8, 20));
+  EXPECT_GT(outcome.suspensions, 0);
+  EXPECT_GE(outcome.kept, outcome.suspensions);
+  // With no room on the host it computes everything again.
+  PlacementLimits limits = small_limits();
+  limits.host_pages = 0;
+  const Outcome without = run(policy, limits, equal_lines(6, 8, 20));
+  EXPECT_GT(without.suspensions, 0);
+  EXPECT_EQ(without.kept, 0);
+}
+
+// Five blocks of four tokens, the last one open.
+TEST(KeepPrefix, KeepsClosedBlocksAsFarAsTheHostHasRoom) {
+  StepView view{.limits = small_limits(),
+                .free_host_pages = 40,
+                .running = {{.id = SequenceId(3),
+                             .prompt_tokens = 12,
+                             .prefill_tokens = 12,
+                             .context = 17,
+                             .step_tokens = 1,
+                             .max_tokens = 24,
+                             .device_blocks = 5}}};
+  const auto kept = [&] {
+    PlacementLedger ledger(view);
+    const Suspend suspend = keep_prefix(ledger, 0);
+    const std::int64_t host = ledger.free_host_pages();
+    const std::int64_t device = ledger.free_device_pages();
+    ledger.apply(suspend);
+    const std::int64_t layers = view.limits.layers;
+    EXPECT_EQ(ledger.free_device_pages() - device, view.running[0].device_blocks * layers);
+    const std::int64_t stored = suspend.kept_blocks.value_or(0) - view.running[0].host_blocks;
+    EXPECT_EQ(host - ledger.free_host_pages(), stored * layers);
+    EXPECT_EQ(suspend.mode, suspend.kept_blocks ? SuspendMode::kSwap : SuspendMode::kDrop);
+    return suspend.kept_blocks.value_or(0);
+  };
+  EXPECT_EQ(kept(), 4);
+  view.free_host_pages = 3 * view.limits.layers;
+  EXPECT_EQ(kept(), 3);
+  view.free_host_pages = 0;
+  EXPECT_EQ(kept(), 0);
+  view.running[0].host_blocks = 2;
+  view.running[0].device_blocks = 3;
+  EXPECT_EQ(kept(), 2) << "those that are there";
+  view.free_host_pages = 40;
+  EXPECT_EQ(kept(), 4);
+  view.running[0] = {.id = SequenceId(3), .context = 3, .max_tokens = 24, .device_blocks = 1};
+  EXPECT_EQ(kept(), 0) << "an open block alone";
+  // What the rules forbid.
+  view.running[0].context = 17;
+  view.running[0].device_blocks = 5;
+  for (const std::int64_t blocks : {0, 5}) {
+    PlacementLedger ledger(view);
+    EXPECT_THROW(ledger.apply(Suspend{.sequence = SequenceId(3), .kept_blocks = blocks}), Error);
+  }
 }
 
 // Five blocks, three of them the prompt's; store and reload take 4 s a block together.
@@ -384,6 +447,7 @@ Case random_case(std::mt19937& random) {
     case 2:
       result.policy = std::make_unique<VllmPolicy>(
           VllmOptions{.preemption = pick(0, 2) == 0 ? SuspendMode::kDrop : SuspendMode::kSwap,
+                      .keep_prefixes = pick(0, 2) == 0,
                       .weigh = pick(0, 1) == 0,
                       .replay = replay_costs(real(), real())});
       break;
@@ -429,6 +493,7 @@ TEST(PlacementProperty, NoPolicyOverCommitsAndEveryLineEnds) {
   std::int64_t discarded = 0;
   std::int64_t suspensions = 0;
   std::int64_t replayed = 0;
+  std::int64_t kept = 0;
   for (unsigned seed = 0; seed < 4000; ++seed) {
     std::mt19937 random(seed);
     const Case job = random_case(random);
@@ -439,6 +504,7 @@ TEST(PlacementProperty, NoPolicyOverCommitsAndEveryLineEnds) {
       discarded += outcome.discarded;
       suspensions += outcome.suspensions;
       replayed += outcome.replayed;
+      kept += outcome.kept;
     } catch (const std::exception& error) {
       FAIL() << "seed " << seed << ", " << job.policy->name() << ": " << error.what();
     }
@@ -447,6 +513,7 @@ TEST(PlacementProperty, NoPolicyOverCommitsAndEveryLineEnds) {
   EXPECT_GT(discarded, 100);
   EXPECT_GT(suspensions, 100);
   EXPECT_GT(replayed, 100);
+  EXPECT_GT(kept, 100);
 }
 
 }  // namespace

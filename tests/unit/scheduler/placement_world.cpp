@@ -221,6 +221,15 @@ void PlacementWorld::step(const StepView& view, const PlacementActions& actions)
         sequence.blocks.clear();
         sequence.input_blocks = 0;
       } else {
+        if (d->kept_blocks) {
+          const std::int64_t kept = *d->kept_blocks * limits_.block_tokens;
+          if (kept > sequence.context || sequence.dropped > 0)
+            fail("blocks kept that are not there");
+          sequence.target = std::max(sequence.target, sequence.context);
+          sequence.context = kept;
+          sequence.blocks.resize(static_cast<std::size_t>(*d->kept_blocks));
+          kept_ += *d->kept_blocks;
+        }
         if (sequence.dropped > d->dropped_blocks) fail("blocks that were never computed are kept");
         sequence.dropped = d->dropped_blocks;
         for (std::int64_t at = 0; at < d->dropped_blocks; ++at) {

@@ -38,6 +38,7 @@ class PlacementWorld {
   [[nodiscard]] std::int64_t offloaded() const { return offloaded_; }
   [[nodiscard]] std::int64_t discarded() const { return discarded_; }
   [[nodiscard]] std::int64_t replayed() const { return replayed_; }  // blocks
+  [[nodiscard]] std::int64_t kept() const { return kept_; }          // by Suspend::kept_blocks
   [[nodiscard]] std::int64_t max_running() const { return max_running_; }
 
   [[nodiscard]] StepView view() const;
@@ -83,7 +84,7 @@ class PlacementWorld {
   std::int64_t steps_ = 0;
   std::int32_t next_id_ = 0;
   std::int64_t finished_lines_ = 0, suspensions_ = 0, offloaded_ = 0, discarded_ = 0,
-               max_running_ = 0, replayed_ = 0;
+               max_running_ = 0, replayed_ = 0, kept_ = 0;
 };
 
 }  // namespace triphase
