@@ -16,8 +16,10 @@ namespace triphase {
 
 class PackedRows {
  public:
-  // Whole rows of `cols` elements of `dtype` (F32, F16 or BF16).
-  void pack(ThreadPool& pool, DType dtype, std::span<const std::byte> rows, std::int64_t cols);
+  // Whole rows of `cols` elements of `dtype` (F32, F16 or BF16). Returns how many groups hold what
+  // is no F16 number, and so read as NaN.
+  std::uint64_t pack(ThreadPool& pool, DType dtype, std::span<const std::byte> rows,
+                     std::int64_t cols);
 
   // Of the rows of the last call, in the order of GroupMatrix.
   [[nodiscard]] std::span<const std::byte> ranges() const {

@@ -91,6 +91,7 @@ class Loader {
     const auto chunk_rows = static_cast<std::int64_t>(kStagingBytes / source_row);
     TRIPHASE_CHECK(chunk_rows > 0, "a row larger than the staging buffer");
     NonFinite bad;
+    std::uint64_t lost_groups = 0;
     for (std::int64_t row = 0; row < part.rows; row += chunk_rows) {
       const std::int64_t rows = std::min(chunk_rows, part.rows - row);
       const std::span<std::byte> bytes =
@@ -100,7 +101,7 @@ class Loader {
         scan_non_finite(source, bytes, static_cast<std::uint64_t>(row) * cols, bad);
       }
       if (WeightFormat(target, homes_.groups).packs(entry)) {
-        place_groups(entry, part, source, bytes, slot, row, rows);
+        lost_groups += place_groups(entry, part, source, bytes, slot, row, rows);
       } else {
         const std::byte* from = bytes.data();
         if (source != target) {
@@ -115,25 +116,31 @@ class Loader {
       done_ += bytes.size();
       if (progress_) progress_(done_, total_);
     }
-    if (bad.count != 0) report_non_finite(tensor, bad);
+    if (bad.count != 0) {
+      report_non_finite(tensor, fmt::format("{} values that are NaN or infinite, the first at "
+                                            "element {}",
+                                            bad.count, bad.first));
+    } else if (lost_groups != 0 && options_.check != WeightOptions::Check::kOff) {
+      report_non_finite(tensor, fmt::format("{} groups of {} with values that FP16 cannot hold",
+                                            lost_groups, kGroupValues));
+    }
   }
 
-  // The same of rows that become 4-bit groups.
-  void place_groups(const WeightEntry& entry, const TensorPart& part, DType source,
-                    std::span<const std::byte> bytes, std::byte* slot, std::int64_t first,
-                    std::int64_t rows) {
+  // The same of rows that become 4-bit groups. Returns how many of these read as NaN.
+  std::uint64_t place_groups(const WeightEntry& entry, const TensorPart& part, DType source,
+                             std::span<const std::byte> bytes, std::byte* slot, std::int64_t first,
+                             std::int64_t rows) {
     const GroupMatrix whole{slot, entry.rows, entry.cols};
     if (!pool_) pool_.emplace(loading_threads());
-    packed_.pack(*pool_, source, bytes, entry.cols);
+    const std::uint64_t lost = packed_.pack(*pool_, source, bytes, entry.cols);
     place_rows(device_, *stream_, config_, entry, part, slot, packed_.ranges().data(), first, rows,
                whole.range_row_bytes());
     place_rows(device_, *stream_, config_, entry, part, slot + whole.codes_offset(),
                packed_.codes().data(), first, rows, whole.code_row_bytes());
+    return lost;
   }
 
-  void report_non_finite(const FileTensor& tensor, const NonFinite& bad) {
-    const std::string found = fmt::format(
-        "{} values that are NaN or infinite, the first at element {}", bad.count, bad.first);
+  void report_non_finite(const FileTensor& tensor, const std::string& found) {
     if (options_.check == WeightOptions::Check::kRefuse) {
       throw Error(ErrorRole::kModel, "E-ST-NONFINITE", tensor.record.name)
           .file(files_.file_name(tensor.file))

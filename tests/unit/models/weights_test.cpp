@@ -1,5 +1,6 @@
 #include "models/weights.h"
 
+#include <cmath>
 #include <cstring>
 #include <numeric>
 
@@ -52,8 +53,9 @@ class Checkpoint {
     return load(options, device_);
   }
   // In 4-bit groups, so many layers on the host.
-  std::unique_ptr<ModelWeights> load_groups(std::int64_t streamed) {
-    return load({}, {device_, device_, streamed, /*in_groups=*/true});
+  std::unique_ptr<ModelWeights> load_groups(std::int64_t streamed,
+                                            const WeightOptions& options = {}) {
+    return load(options, {device_, device_, streamed, /*in_groups=*/true});
   }
   std::unique_ptr<ModelWeights> load(const WeightOptions& options, const WeightHomes& homes) {
     const TemporaryDirectory directory;
@@ -235,6 +237,24 @@ TEST(LoadWeights, LayersMatricesInGroups) {
                                          static_cast<std::uint64_t>(streamed));
     }
   }
+}
+
+TEST(LoadWeights, GroupsRefuseWhatF16CannotHold) {
+  Checkpoint checkpoint(kLlamaConfig, "model.");
+  const std::string name = "model.layers.1.mlp.up_proj.weight";
+  const float large = 70000.0F;
+  std::memcpy(checkpoint.tensor(name).data.data() + 4 * 100, &large, 4);
+  (void)checkpoint.load();
+  const Error error = thrown_by([&] { (void)checkpoint.load_groups(0); });
+  expect_error(error, "E-ST-NONFINITE", "1 groups of 64 with values that FP16 cannot hold");
+  EXPECT_EQ(error.field(), name);
+  (void)checkpoint.load_groups(0, {.check = WeightOptions::Check::kWarn});
+  ASSERT_EQ(checkpoint.notes().size(), 1U);
+  const auto weights = checkpoint.load_groups(0, {.check = WeightOptions::Check::kOff});
+  EXPECT_TRUE(checkpoint.notes().empty());
+  // Row 96 + 1 of gate and up together: its one group reads as NaN.
+  EXPECT_TRUE(std::isnan(f16_to_f32(weights->groups[1].up.ranges()[97].minimum)));
+  EXPECT_FALSE(std::isnan(f16_to_f32(weights->groups[1].up.ranges()[98].minimum)));
 }
 
 TEST(LoadWeights, OptPartsAndPrefixes) {

@@ -183,6 +183,14 @@ TEST(Simulator, VllmPreemptsAndRepeats) {
       simulate_policy("vllm", m.cost, m.job, {.vllm_preemption = VllmPreemption::kSwap}).result;
   EXPECT_GT(swap.d2h_bytes, 0.0);
   EXPECT_EQ(swap.repeated_tokens, 0u);
+  // Full blocks come back, and less than a block of each line is computed again.
+  const SimulationResult offload =
+      simulate_policy("vllm", m.cost, m.job, {.vllm_preemption = VllmPreemption::kOffload}).result;
+  EXPECT_GT(offload.suspensions, 0);
+  EXPECT_GT(offload.repeated_tokens, 0u);
+  EXPECT_LT(offload.repeated_tokens, static_cast<std::uint64_t>(offload.suspensions) * 16);
+  EXPECT_GT(offload.d2h_bytes, 0.0);
+  EXPECT_LT(offload.d2h_bytes, swap.d2h_bytes);
 }
 
 TEST(SimulatorProperty, EveryLineEndsWithinTheBudgets) {
