@@ -46,14 +46,24 @@ std::vector<Row> make_rows(const OptionValues& values) {
   return rows;
 }
 
-// The folder of a comparison and the names of its files.
+// The folder of a comparison and the names of its files. A comparison that is refused leaves no
+// folder behind that was not there.
 class Folder {
  public:
   explicit Folder(const std::string& path) : path_(path) {
     std::error_code failed;
+    had_folder_ = std::filesystem::exists(path_, failed);
     std::filesystem::create_directories(path_ / "runs", failed);
     if (failed) throw_io_error(path, "open", failed.value());
   }
+  ~Folder() {
+    // Only empty ones go.
+    std::error_code kept;
+    std::filesystem::remove(path_ / "runs", kept);
+    if (!had_folder_) std::filesystem::remove(path_, kept);
+  }
+  Folder(const Folder&) = delete;
+  Folder& operator=(const Folder&) = delete;
   [[nodiscard]] std::string run(const Cell& cell, const std::string& suffix) const {
     return path_ / "runs" /
            fmt::format("{}-{}-{}{}", cell.policy, cell.attention, cell.batch_size, suffix);
@@ -64,6 +74,7 @@ class Folder {
 
  private:
   std::filesystem::path path_;
+  bool had_folder_ = false;
 };
 
 // What the user gave for every run, and what this one adds.

@@ -148,6 +148,7 @@ class Compare(unittest.TestCase):
         self.assertEqual(done.returncode, 2, done.stderr)
         self.assertIn("pace=slow", done.stderr)
         self.assertNotIn("traced", done.stderr)
+        self.assertFalse(self.report.exists(), "a refused comparison leaves no folder")
 
     def test_options_without_a_value_reach_the_runs(self) -> None:
         # The first run gets as far as what squeezed attention needs.
