@@ -15,6 +15,10 @@ namespace {
 constexpr int kRounds = 3;
 constexpr double kShortest = 1e-12;  // seconds; no clock shows less
 constexpr std::size_t kFewestSamples = 2;
+// Of cells where one call takes more than this share of the table's time a round takes one sample,
+// without a call before it: what a first call pays extra is little beside it, and such a cell is
+// the largest work there is, which no line through smaller ones replaces.
+constexpr double kDearShare = 0.02;
 constexpr std::size_t kMostSamples = 200;
 // Of the time for a table, the share that one call of every cell may take before the axes are cut.
 constexpr double kWarmUpShare = 0.2;
@@ -146,10 +150,17 @@ class Grid {
     while (y_.size() > 1 && !at(x_.back(), y_.back()).measured) y_.pop_back();
   }
 
-  [[nodiscard]] double once() {
+  [[nodiscard]] bool is_dear(const Cell& cell) const { return cell.once > seconds_ * kDearShare; }
+
+  // What the fewest samples of every cell take.
+  [[nodiscard]] double fewest_samples() {
     double sum = 0.0;
     for (const AxisValue& x : x_) {
-      for (const AxisValue& y : y_) sum += at(x, y).once;
+      for (const AxisValue& y : y_) {
+        const Cell& cell = at(x, y);
+        const std::size_t calls = is_dear(cell) ? 1 : kFewestSamples + 1;
+        sum += cell.once * static_cast<double>(kRounds * calls);
+      }
     }
     return sum;
   }
@@ -157,8 +168,7 @@ class Grid {
   // Until the fewest samples of every cell fit the time left: long axes become coarser, short ones
   // lose the largest value that saves most.
   void cut_to_time() {
-    const double calls = static_cast<double>(kRounds * (kFewestSamples + 1));
-    while (once() * calls > seconds_ * (1.0 - kWarmUpShare)) {
+    while (fewest_samples() > seconds_ * (1.0 - kWarmUpShare)) {
       Axis& longer = x_.size() >= y_.size() ? x_ : y_;
       if (longer.size() > kCoarseValues) {
         thin(longer);
@@ -195,9 +205,10 @@ class Grid {
         const double slice = left / static_cast<double>(cells_left--);
         const double begin = now();
         work_.begin(x.value, y.value);
-        work_.run();
+        if (!is_dear(cell)) work_.run();
+        const std::size_t fewest = is_dear(cell) ? 1 : kFewestSamples;
         std::vector<double>& samples = cell.rounds[round];
-        while (samples.size() < kFewestSamples ||
+        while (samples.size() < fewest ||
                (samples.size() < kMostSamples && now() - begin < slice)) {
           samples.push_back(timed_run());
         }

@@ -108,6 +108,16 @@ TEST(GridMeasurement, AxesStopWhereTheTimeEnds) {
   EXPECT_TRUE(measured.table.y.empty());
 }
 
+// A prompt's chunk among single rows: the largest work is sampled once a round, so that it stays.
+TEST(GridMeasurement, KeepsDearCellsWithFewerSamples) {
+  FakeWork work(1e9, /*milliseconds_per_unit=*/0.25);
+  const GridMeasurement measured = measure_grid(work, {1, 4, 16, 64, 256}, {0, 1}, 1.4);
+  EXPECT_EQ(measured.table.x.back(), 256.0);
+  EXPECT_LT(work.runs().at({256.0, 0.0}), 9);
+  EXPECT_GE(work.runs().at({256.0, 0.0}), 4);
+  EXPECT_GE(work.runs().at({1.0, 0.0}), 9);
+}
+
 ModelBundle tiny_bundle() {
   ModelBundle bundle;
   bundle.config = tiny_config();
