@@ -246,7 +246,7 @@ def main():
     errors = [abs(row["error"]) for row in rows]
     summary = rounds[configurations[0].name()][0]
     verdict = (f"Mean absolute error of a decode step over {len(rows)} configurations: {statistics.mean(errors):.1%} "
-               f"(worst {max(errors):.1%}).")
+               f"(worst {max(errors):.1%}); of the prefill {statistics.mean(abs(row['prefill_error']) for row in rows):.1%}.")
     text = (f"# Predicted and measured step times\n\nWritten by `bench/predicted_vs_measured.py`. Emulated link; "
             f"{summary['hardware']['cpu']}, {arguments.threads} threads, {arguments.model.parent.name} with random "
             f"weights, {arguments.rounds} rounds, load average {load:.2f} at the start, "
