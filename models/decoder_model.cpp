@@ -196,12 +196,10 @@ ConstMatrix DecoderModel::forward(const ForwardBatch& batch, KvStore& kv, Stream
 
 const LayerWeights& DecoderModel::weights_of(std::int64_t layer, Stream& stream) {
   {
-    const TraceSpan span(weight_stream_.streams() ? trace_ : nullptr, TraceLane::kCompute,
-                         "wait for weights");
+    const TraceSpan span(trace_, TraceLane::kCompute, "wait for weights", weight_stream_.streams());
     weight_stream_.acquire(layer);
   }
-  const TraceSpan span(weight_stream_.widens() ? trace_ : nullptr, TraceLane::kCompute,
-                       "widen weights");
+  const TraceSpan span(trace_, TraceLane::kCompute, "widen weights", weight_stream_.widens());
   return weight_stream_.widened(layer, *ops_, stream);
 }
 
@@ -330,7 +328,7 @@ KvLayerView DecoderModel::append_kv(std::int64_t layer, Matrix q, Matrix k, Matr
 
 std::span<const AttentionSegment> DecoderModel::wait_for_kv(std::int64_t layer,
                                                             std::int64_t group) {
-  TraceSpan span(kv_step_.staging() ? trace_ : nullptr, TraceLane::kCompute, "wait for KV");
+  TraceSpan span(trace_, TraceLane::kCompute, "wait for KV", kv_step_.staging());
   span.note("group", group);
   const std::int64_t before = kv_step_.fetched_for_next_step();
   const std::uint64_t token_bytes = kv_step_.token_bytes_for_next_step();

@@ -84,13 +84,15 @@ class Trace {
 // A span from construction to destruction.
 class TraceSpan {
  public:
-  TraceSpan(Trace* trace, TraceLane lane, const char* name) : trace_(trace) {
-    push_profiler_range(name);
+  // `wanted`: whether there is anything to see; else it is no range either.
+  TraceSpan(Trace* trace, TraceLane lane, const char* name, bool wanted = true)
+      : trace_(wanted ? trace : nullptr), wanted_(wanted) {
+    if (wanted_) push_profiler_range(name);
     if (trace_ != nullptr) begin(lane, name);
   }
   ~TraceSpan() {
     if (trace_ != nullptr) end();
-    pop_profiler_range();
+    if (wanted_) pop_profiler_range();
   }
   TraceSpan(const TraceSpan&) = delete;
   TraceSpan& operator=(const TraceSpan&) = delete;
@@ -106,6 +108,7 @@ class TraceSpan {
   void put(const char* name, std::int64_t value);
 
   Trace* trace_;
+  bool wanted_;
   std::optional<TraceEvent> event_;
 };
 
