@@ -287,10 +287,10 @@ class Planner {
   [[nodiscard]] double chosen_share() const {
     const bool caches = plan_.policy->name() == "triphase" || options_.token_cache.has_value();
     if (!caches || options_.attention.kind == AttentionKind::kDense) return 0.0;
-    if (!method()->fetches_tokens()) return 0.0;
+    const std::unique_ptr<AttentionMethod> chooses = method();
+    if (!chooses->fetches_tokens()) return 0.0;
     // Of lists that share a KV head's tokens, as if they had none in common.
-    const std::int64_t lists =
-        std::max<std::int64_t>(1, method()->lists() / model_.config.kv_heads);
+    const std::int64_t lists = std::max<std::int64_t>(1, chooses->lists() / model_.config.kv_heads);
     const std::int64_t tokens = budget_tokens(options_.attention, context_, context_) * lists;
     return static_cast<double>(std::min(tokens, context_)) / static_cast<double>(context_);
   }

@@ -3,10 +3,10 @@
 #include <cmath>
 #include <cstring>
 
-#include "kernels/group_quant.h"
 #include "memory/host_device.h"
 #include "models/weights.h"
 #include "tests/unit/models/config_text.h"
+#include "tests/unit/models/packed_rows.h"
 
 namespace triphase {
 namespace {
@@ -83,17 +83,7 @@ TEST_P(RandomWeights, InGroupsAreThePackedOnes) {
       for (std::int64_t col = 0; col < matrix.cols; ++col) {
         values.push_back(static_cast<float>(element(matrix, row * matrix.cols + col)));
       }
-      std::vector<GroupRange> ranges(static_cast<std::size_t>(groups.groups()));
-      std::vector<std::uint8_t> codes(groups.code_row_bytes());
-      pack_groups(values, kGroupValues, ranges.data(), codes.data());
-      ASSERT_EQ(std::memcmp(groups.ranges() + row * groups.groups(), ranges.data(),
-                            groups.range_row_bytes()),
-                0)
-          << row;
-      ASSERT_EQ(std::memcmp(groups.codes() + row * static_cast<std::int64_t>(codes.size()),
-                            codes.data(), codes.size()),
-                0)
-          << row;
+      ASSERT_NO_FATAL_FAILURE(expect_packed_row(groups, row, values));
     }
   };
   compare(packed->groups[0].qkv, plain->layers[0].qkv);

@@ -4,13 +4,13 @@
 #include <cstring>
 #include <numeric>
 
-#include "kernels/group_quant.h"
 #include "memory/host_device.h"
 #include "models/config/tensor_manifest.h"
 #include "models/files/weight_files.h"
 #include "tests/unit/models/checkpoint_builder.h"
 #include "tests/unit/models/config_text.h"
 #include "tests/unit/models/error_matcher.h"
+#include "tests/unit/models/packed_rows.h"
 
 namespace triphase {
 namespace {
@@ -186,17 +186,7 @@ void expect_packed(const GroupMatrix& groups, const ConstMatrix& matrix) {
   for (std::int64_t row = 0; row < matrix.rows; ++row) {
     std::vector<float> values;
     for (std::int64_t col = 0; col < matrix.cols; ++col) values.push_back(at(matrix, row, col));
-    std::vector<GroupRange> ranges(static_cast<std::size_t>(groups.groups()));
-    std::vector<std::uint8_t> codes(groups.code_row_bytes());
-    pack_groups(values, kGroupValues, ranges.data(), codes.data());
-    ASSERT_EQ(std::memcmp(groups.ranges() + row * groups.groups(), ranges.data(),
-                          groups.range_row_bytes()),
-              0)
-        << row;
-    ASSERT_EQ(std::memcmp(groups.codes() + row * static_cast<std::int64_t>(codes.size()),
-                          codes.data(), codes.size()),
-              0)
-        << row;
+    ASSERT_NO_FATAL_FAILURE(expect_packed_row(groups, row, values));
   }
 }
 

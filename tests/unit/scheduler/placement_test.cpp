@@ -112,17 +112,21 @@ TEST(Vllm, KeepsPrefixesOnTheHost) {
   EXPECT_EQ(without.kept, 0);
 }
 
+StepView one_line_of_five_blocks() {
+  return {.limits = small_limits(),
+          .free_host_pages = 40,
+          .running = {{.id = SequenceId(3),
+                       .prompt_tokens = 12,
+                       .prefill_tokens = 12,
+                       .context = 17,
+                       .step_tokens = 1,
+                       .max_tokens = 24,
+                       .device_blocks = 5}}};
+}
+
 // Five blocks of four tokens, the last one open.
 TEST(KeepPrefix, KeepsClosedBlocksAsFarAsTheHostHasRoom) {
-  StepView view{.limits = small_limits(),
-                .free_host_pages = 40,
-                .running = {{.id = SequenceId(3),
-                             .prompt_tokens = 12,
-                             .prefill_tokens = 12,
-                             .context = 17,
-                             .step_tokens = 1,
-                             .max_tokens = 24,
-                             .device_blocks = 5}}};
+  StepView view = one_line_of_five_blocks();
   const auto kept = [&] {
     PlacementLedger ledger(view);
     const Suspend suspend = keep_prefix(ledger, 0);
@@ -159,17 +163,9 @@ TEST(KeepPrefix, KeepsClosedBlocksAsFarAsTheHostHasRoom) {
 
 // Five blocks, three of them the prompt's; store and reload take 4 s a block together.
 TEST(SwapOrDrop, WeighsBringingBackAgainstComputing) {
-  StepView view{.limits = small_limits(),
-                .free_device_pages = 8,
-                .free_host_pages = 40,
-                .running = {{.id = SequenceId(3),
-                             .prompt_tokens = 12,
-                             .prefill_tokens = 12,
-                             .context = 17,
-                             .step_tokens = 1,
-                             .max_tokens = 24,
-                             .device_blocks = 5,
-                             .replayable_blocks = 3}}};
+  StepView view = one_line_of_five_blocks();
+  view.free_device_pages = 8;
+  view.running.front().replayable_blocks = 3;
   const auto dropped = [&](double compute) {
     const auto costs = replay_costs(0.5, compute);
     const Suspend suspend = swap_or_drop(PlacementLedger(view), 0, costs.get());
