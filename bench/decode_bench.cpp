@@ -22,13 +22,13 @@
 #include <span>
 #include <sstream>
 
+#include "base/error.h"
+#include "base/samples.h"
 #include "bench/prompt_state.h"
-#include "memory/kv_store.h"
+#include "memory/kv/kv_store.h"
 #include "models/decoder_model.h"
-#include "models/weights.h"
+#include "models/weights/weights.h"
 #include "runtime/backend.h"
-#include "runtime/base/error.h"
-#include "runtime/base/samples.h"
 
 namespace triphase {
 namespace {

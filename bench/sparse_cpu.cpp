@@ -16,12 +16,12 @@
 #include <iostream>
 #include <sstream>
 
+#include "base/error.h"
+#include "base/format_bytes.h"
+#include "base/samples.h"
 #include "bench/prompt_state.h"
-#include "memory/kv_store.h"
+#include "memory/kv/kv_store.h"
 #include "models/attention_runner.h"
-#include "runtime/base/error.h"
-#include "runtime/base/format_bytes.h"
-#include "runtime/base/samples.h"
 #include "runtime/bench/measure.h"
 #include "runtime/bench/report.h"
 #include "scheduler/attention/touched_bytes.h"

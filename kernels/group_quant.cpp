@@ -3,8 +3,8 @@
 #include <algorithm>
 #include <cmath>
 
-#include "runtime/base/dtype.h"
-#include "runtime/base/error.h"
+#include "base/dtype.h"
+#include "base/error.h"
 
 namespace triphase {
 namespace {

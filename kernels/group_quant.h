@@ -5,14 +5,14 @@
 // step as they are stored; a code reads as the F16 nearest to minimum + step * code (F32, ties to
 // even). Equal values have step 0 and read as the F16 nearest to them: exactly what they were,
 // where they were F16. A group that holds NaN, infinity or what F16 cannot hold (65520 and more in
-// size) reads as NaN throughout. Pure; layouts of whole matrices: runtime/base/group_matrix.h. Rows
+// size) reads as NaN throughout. Pure; layouts of whole matrices: base/group_matrix.h. Rows
 // of a 4-bit KV cache (KvLayerView) have the same ranges and codes; attention reads minimum + step
 // * code as it is in F32.
 
 #include <cstdint>
 #include <span>
 
-#include "runtime/base/group_matrix.h"
+#include "base/group_matrix.h"
 
 namespace triphase {
 

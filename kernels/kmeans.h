@@ -9,7 +9,7 @@
 #include <span>
 #include <vector>
 
-#include "runtime/base/thread_pool.h"
+#include "base/thread_pool.h"
 
 namespace triphase {
 

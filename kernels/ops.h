@@ -21,11 +21,11 @@
 #include <span>
 #include <string_view>
 
-#include "memory/device.h"
-#include "runtime/base/activation.h"
-#include "runtime/base/dtype.h"
-#include "runtime/base/group_matrix.h"
-#include "runtime/base/ids.h"
+#include "base/activation.h"
+#include "base/device.h"
+#include "base/dtype.h"
+#include "base/group_matrix.h"
+#include "base/ids.h"
 
 namespace triphase {
 

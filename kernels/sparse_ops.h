@@ -14,8 +14,8 @@
 #include <memory>
 #include <span>
 
+#include "base/error.h"
 #include "kernels/ops.h"
-#include "runtime/base/error.h"
 
 namespace triphase {
 

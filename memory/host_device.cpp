@@ -9,7 +9,7 @@
 #include <fstream>
 #include <string>
 
-#include "runtime/base/error.h"
+#include "base/error.h"
 
 namespace triphase {
 namespace {
@@ -48,32 +48,6 @@ std::uint64_t cgroup_room() {
 }
 
 }  // namespace
-
-std::string_view memory_tag_name(MemoryTag tag) {
-  switch (tag) {
-    case MemoryTag::kWeights:
-      return "weights";
-    case MemoryTag::kKv:
-      return "kv";
-    case MemoryTag::kActivations:
-      return "activations";
-    case MemoryTag::kStaging:
-      return "staging";
-    case MemoryTag::kWorkspace:
-      return "workspace";
-    case MemoryTag::kInputs:
-      return "layer-inputs";
-    case MemoryTag::kSelection:
-      return "selection";
-    case MemoryTag::kKeyColumns:
-      return "kt";
-  }
-  return "unknown";
-}
-
-std::string_view memory_tier_name(MemoryTier tier) {
-  return tier == MemoryTier::kDevice ? "device" : "host";
-}
 
 void* HostDevice::allocate(std::size_t bytes) {
   if (bytes == 0) bytes = 1;

@@ -4,7 +4,7 @@
 // Large blocks come straight from mmap, untouched and huge-page friendly, so that a generous KV
 // pool costs nothing until tokens arrive. Thread safe.
 
-#include "memory/device.h"
+#include "base/device.h"
 
 namespace triphase {
 

@@ -7,7 +7,7 @@
 #include <array>
 #include <mutex>
 
-#include "memory/device.h"
+#include "base/device.h"
 
 namespace triphase {
 

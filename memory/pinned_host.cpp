@@ -8,7 +8,7 @@
 #include <thread>
 #include <utility>
 
-#include "runtime/base/error.h"
+#include "base/error.h"
 
 namespace triphase {
 namespace {

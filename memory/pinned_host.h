@@ -11,7 +11,7 @@
 #include <string>
 #include <vector>
 
-#include "memory/device.h"
+#include "base/device.h"
 
 namespace triphase {
 

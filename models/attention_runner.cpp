@@ -5,8 +5,8 @@
 #include <cmath>
 #include <limits>
 
+#include "base/error.h"
 #include "kernels/sizing/sparse_workspace.h"
-#include "runtime/base/error.h"
 
 namespace triphase {
 

@@ -14,7 +14,7 @@
 #include <vector>
 
 #include "kernels/ops.h"
-#include "memory/kv_store.h"
+#include "memory/kv/kv_store.h"
 #include "models/staging_ring.h"
 
 namespace triphase {

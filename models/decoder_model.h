@@ -9,8 +9,9 @@
 #include <span>
 #include <vector>
 
+#include "base/trace.h"
 #include "kernels/ops.h"
-#include "memory/kv_store.h"
+#include "memory/kv/kv_store.h"
 #include "memory/memory_pool.h"
 #include "models/attention_runner.h"
 #include "models/config/model_config.h"
@@ -21,9 +22,8 @@
 #include "models/layer_inputs.h"
 #include "models/rope.h"
 #include "models/weight_stream.h"
-#include "models/weights.h"
+#include "models/weights/weights.h"
 #include "models/zigzag_block.h"
-#include "runtime/base/trace.h"
 
 namespace triphase {
 

@@ -3,7 +3,7 @@
 #include <algorithm>
 #include <utility>
 
-#include "runtime/base/error.h"
+#include "base/error.h"
 
 namespace triphase {
 namespace {

@@ -9,9 +9,9 @@
 #include <span>
 #include <vector>
 
+#include "base/device.h"
 #include "kernels/ops.h"
-#include "memory/device.h"
-#include "memory/kv_store.h"
+#include "memory/kv/kv_store.h"
 #include "models/kv_step.h"
 
 namespace triphase {

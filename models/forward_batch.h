@@ -7,7 +7,7 @@
 #include <cstdint>
 #include <span>
 
-#include "runtime/base/ids.h"
+#include "base/ids.h"
 
 namespace triphase {
 

@@ -4,8 +4,8 @@
 #include <exception>
 #include <utility>
 
+#include "base/error.h"
 #include "kernels/sizing/attention_workspace.h"
-#include "runtime/base/error.h"
 
 namespace triphase {
 namespace {

@@ -12,7 +12,7 @@
 #include <vector>
 
 #include "kernels/ops.h"
-#include "memory/kv_store.h"
+#include "memory/kv/kv_store.h"
 #include "memory/memory_pool.h"
 #include "models/config/model_config.h"
 #include "models/forward_batch.h"

@@ -2,8 +2,8 @@
 
 #include <algorithm>
 
+#include "base/error.h"
 #include "memory/transfer/gather_runs.h"
-#include "runtime/base/error.h"
 
 namespace triphase {
 

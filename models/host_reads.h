@@ -13,7 +13,7 @@
 #include <unordered_map>
 #include <vector>
 
-#include "memory/kv_store.h"
+#include "memory/kv/kv_store.h"
 #include "models/attention/attention_method.h"
 #include "models/forward_batch.h"
 

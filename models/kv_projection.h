@@ -5,7 +5,7 @@
 
 #include "kernels/ops.h"
 #include "models/config/model_config.h"
-#include "models/weights.h"
+#include "models/weights/weights.h"
 
 namespace triphase {
 

@@ -24,7 +24,7 @@
 #include <vector>
 
 #include "kernels/ops.h"
-#include "memory/kv_store.h"
+#include "memory/kv/kv_store.h"
 #include "models/attention_runner.h"
 #include "models/channel_reads.h"
 #include "models/forward_batch.h"

@@ -3,8 +3,8 @@
 #include <algorithm>
 #include <exception>
 
+#include "base/error.h"
 #include "models/kv_projection.h"
-#include "runtime/base/error.h"
 
 namespace triphase {
 namespace {

@@ -15,13 +15,13 @@
 
 #include "kernels/input_ops.h"
 #include "kernels/ops.h"
-#include "memory/kv_store.h"
+#include "memory/kv/kv_store.h"
 #include "memory/memory_pool.h"
 #include "models/config/model_config.h"
 #include "models/forward_batch.h"
 #include "models/host_reads.h"
 #include "models/rope.h"
-#include "models/weights.h"
+#include "models/weights/weights.h"
 
 namespace triphase {
 

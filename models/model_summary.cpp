@@ -3,10 +3,10 @@
 #include <algorithm>
 #include <map>
 
+#include "base/error.h"
 #include "models/config/tensor_manifest.h"
-#include "models/weight_block.h"
-#include "models/weight_lookup.h"
-#include "runtime/base/error.h"
+#include "models/weights/weight_block.h"
+#include "models/weights/weight_lookup.h"
 
 namespace triphase {
 namespace {

@@ -11,7 +11,7 @@
 #include <span>
 #include <vector>
 
-#include "memory/kv_store.h"
+#include "memory/kv/kv_store.h"
 #include "models/forward_batch.h"
 #include "models/sequence_groups.h"
 #include "models/staging_ring.h"

@@ -12,7 +12,7 @@
 #include <unordered_map>
 #include <vector>
 
-#include "memory/kv_store.h"
+#include "memory/kv/kv_store.h"
 #include "models/attention_runner.h"
 #include "models/forward_batch.h"
 

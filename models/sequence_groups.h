@@ -11,7 +11,7 @@
 #include <utility>
 #include <vector>
 
-#include "memory/kv_residency.h"
+#include "memory/kv/kv_residency.h"
 #include "models/forward_batch.h"
 
 namespace triphase {

@@ -2,8 +2,8 @@
 
 #include <algorithm>
 
+#include "base/error.h"
 #include "models/attention_runner.h"
-#include "runtime/base/error.h"
 
 namespace triphase {
 

@@ -14,7 +14,7 @@
 #include "kernels/ops.h"
 #include "memory/memory_pool.h"
 #include "memory/transfer/transfer_engine.h"
-#include "models/weights.h"
+#include "models/weights/weights.h"
 
 namespace triphase {
 

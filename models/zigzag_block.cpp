@@ -3,7 +3,7 @@
 #include <exception>
 #include <utility>
 
-#include "runtime/base/error.h"
+#include "base/error.h"
 
 namespace triphase {
 

@@ -6,20 +6,20 @@
 #include <chrono>
 #include <optional>
 
+#include "base/error.h"
 #include "kernels/cpu/ceilings.h"
 #include "kernels/cpu/cpu_input_ops.h"
 #include "kernels/cpu/cpu_ops.h"
 #include "kernels/cpu/cpu_sparse_ops.h"
 #include "memory/host_device.h"
-#include "runtime/base/error.h"
 #include "runtime/machine.h"
 
 #ifdef TRIPHASE_WITH_CUDA
 #include "kernels/cuda/cublas_lt.h"
-#include "kernels/cuda/cuda_ceilings.h"
 #include "kernels/cuda/cuda_input_ops.h"
 #include "kernels/cuda/cuda_ops.h"
 #include "kernels/cuda/cuda_sparse_ops.h"
+#include "memory/cuda/cuda_ceilings.h"
 #include "memory/cuda/cuda_device.h"
 #endif
 
@@ -65,7 +65,7 @@ void Backend::use_cpu() {
   device_ = std::make_unique<HostDevice>();
   host_ = std::make_unique<HostDevice>();
   ops_ = make_cpu_ops(*threads_);
-  sparse_ops_ = make_cpu_sparse_ops(*threads_);
+  sparse_ops_ = make_cpu_sparse_ops(*threads_, *device_);
   input_ops_ = make_cpu_input_ops(*threads_);
   stream_ = device_->make_stream();
   reserve_ = [](const OpsShape&) {};  // callers' workspaces are all there is

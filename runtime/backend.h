@@ -8,13 +8,13 @@
 #include <string>
 #include <string_view>
 
+#include "base/device.h"
+#include "base/thread_pool.h"
 #include "kernels/ceilings.h"
 #include "kernels/input_ops.h"
 #include "kernels/ops.h"
 #include "kernels/sizing/ops_scratch.h"
 #include "kernels/sparse_ops.h"
-#include "memory/device.h"
-#include "runtime/base/thread_pool.h"
 
 namespace triphase {
 

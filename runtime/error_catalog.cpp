@@ -5,7 +5,7 @@ namespace {
 
 constexpr ErrorExplanation kCatalog[] = {
 #define TRIPHASE_ERROR_CODE(code, text) {code, text},
-#include "runtime/base/error_codes.inc"
+#include "base/error_codes.inc"
 #undef TRIPHASE_ERROR_CODE
 };
 

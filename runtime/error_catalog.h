@@ -1,6 +1,6 @@
 #pragma once
 
-// The paragraphs behind the error codes (runtime/base/error_codes.inc). Constant data.
+// The paragraphs behind the error codes (base/error_codes.inc). Constant data.
 
 #include <optional>
 #include <span>

@@ -7,23 +7,23 @@
 #include <optional>
 #include <sstream>
 
+#include "base/format_bytes.h"
 #include "runtime/backend.h"
-#include "runtime/base/format_bytes.h"
 #include "runtime/calibrate/choose_sparsity.h"
-#include "runtime/engine.h"
-#include "runtime/generation_config.h"
-#include "runtime/job.h"
-#include "runtime/loaded_model.h"
+#include "runtime/engine/engine.h"
+#include "runtime/engine/loaded_model.h"
+#include "runtime/engine/model_bundle.h"
+#include "runtime/engine/score_engine.h"
+#include "runtime/job/generation_config.h"
+#include "runtime/job/job.h"
+#include "runtime/job/run_summary.h"
+#include "runtime/job/trace_file.h"
 #include "runtime/machine.h"
-#include "runtime/model_bundle.h"
 #include "runtime/plan/plan_file.h"
 #include "runtime/plan/prediction.h"
 #include "runtime/plan/replay_choice.h"
 #include "runtime/plan/run_schedule.h"
-#include "runtime/run_summary.h"
-#include "runtime/score_engine.h"
 #include "runtime/signals.h"
-#include "runtime/trace_file.h"
 
 namespace triphase {
 namespace {

@@ -9,9 +9,9 @@
 #include <cstdlib>
 #include <cstring>
 
-#include "runtime/base/error.h"
-#include "runtime/base/json.h"
-#include "runtime/file_ops.h"
+#include "base/error.h"
+#include "base/json.h"
+#include "runtime/job/file_ops.h"
 
 namespace triphase {
 namespace {

@@ -6,7 +6,7 @@
 #include <cmath>
 #include <utility>
 
-#include "runtime/base/json.h"
+#include "base/json.h"
 
 namespace triphase {
 namespace {

@@ -11,7 +11,7 @@
 #include <string>
 #include <string_view>
 
-#include "runtime/base/format_bytes.h"
+#include "base/format_bytes.h"
 #include "runtime/log.h"
 #include "runtime/options/run_options.h"
 

@@ -9,7 +9,7 @@
 #include <span>
 #include <vector>
 
-#include "runtime/base/ids.h"
+#include "base/ids.h"
 #include "scheduler/attention/prompt_units.h"
 
 namespace triphase {

@@ -5,8 +5,8 @@
 #include <algorithm>
 #include <cmath>
 
-#include "runtime/base/error.h"
-#include "runtime/base/format_bytes.h"
+#include "base/error.h"
+#include "base/format_bytes.h"
 
 namespace triphase {
 namespace {

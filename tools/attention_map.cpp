@@ -4,11 +4,11 @@
 
 #include <filesystem>
 
-#include "runtime/base/error.h"
-#include "runtime/engine.h"
+#include "base/error.h"
+#include "runtime/engine/engine.h"
+#include "runtime/engine/loaded_model.h"
 #include "runtime/eval/attention_map.h"
-#include "runtime/file_ops.h"
-#include "runtime/loaded_model.h"
+#include "runtime/job/file_ops.h"
 #include "runtime/options/parse_run_options.h"
 #include "runtime/signals.h"
 #include "scheduler/placement/device_only_policy.h"

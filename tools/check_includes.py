@@ -9,21 +9,22 @@ import sys
 from pathlib import Path
 
 # Layer -> layers its files may include besides itself. The longest matching prefix is the layer.
+BELOW_MEMORY = {"base", "kernels", "scheduler/attention"}
+BELOW_MODELS = BELOW_MEMORY | {"memory"}
+BELOW_RUNTIME = BELOW_MODELS | {"models", "models/config", "scheduler"}
 ALLOWED = {
-    "runtime/base": set(),
-    "models/config": {"runtime/base"},
-    "kernels/sizing": {"runtime/base"},
-    "scheduler/attention": {"runtime/base"},
-    "scheduler": {"runtime/base", "models/config", "kernels/sizing", "scheduler/attention"},
-    "memory": {"runtime/base"},
-    "kernels": {"runtime/base", "kernels/sizing", "memory"},
-    "models": {"runtime/base", "models/config", "kernels/sizing", "scheduler/attention", "memory", "kernels"},
-    "runtime": {"runtime/base", "models/config", "kernels/sizing", "scheduler", "scheduler/attention", "memory", "kernels",
-                "models"},
-    "tools": {"runtime/base", "models/config", "kernels/sizing", "scheduler", "scheduler/attention", "memory", "kernels", "models", "runtime"},
+    "base": set(),
+    "scheduler/attention": {"base"},
+    "scheduler": {"base", "scheduler/attention", "models/config"},
+    "kernels": {"base"},
+    "memory": BELOW_MEMORY,
+    "models/config": {"base"},
+    "models": BELOW_MODELS | {"models/config"},
+    "runtime": BELOW_RUNTIME,
+    "tools": BELOW_RUNTIME | {"runtime"},
 }
 CUDA_LAYERS = ("memory/cuda/", "kernels/cuda/")
-# Headers of runtime/base may use the standard library only, so that every layer stays light.
+# Headers of base/ may use the standard library only, so that every layer stays light.
 PROJECT_INCLUDE = re.compile(r'^\s*#\s*include\s+"([^"]+)"', re.MULTILINE)
 SYSTEM_INCLUDE = re.compile(r"^\s*#\s*include\s+<([^>]+)>", re.MULTILINE)
 
@@ -52,8 +53,8 @@ def violations_of(path: str, text: str) -> list[str]:
     for included in SYSTEM_INCLUDE.findall(text):
         if included.startswith("cuda") and not path.startswith(CUDA_LAYERS):
             found.append(f"{path}: CUDA header <{included}> outside {' and '.join(CUDA_LAYERS)}")
-        if layer == "runtime/base" and path.endswith(".h") and ("/" in included or included.endswith(".h")):
-            found.append(f"{path}: headers of runtime/base use the standard library only, found <{included}>")
+        if layer == "base" and path.endswith(".h") and ("/" in included or included.endswith(".h")):
+            found.append(f"{path}: headers of base/ use the standard library only, found <{included}>")
     return found
 
 
@@ -61,7 +62,7 @@ def main() -> int:
     root = Path(sys.argv[1] if len(sys.argv) > 1 else ".")
     found = []
     checked = 0
-    for top in ("runtime", "scheduler", "memory", "kernels", "models", "tools"):
+    for top in ("base", "runtime", "scheduler", "memory", "kernels", "models", "tools"):
         for path in sorted((root / top).rglob("*")):
             if path.suffix in (".h", ".cpp", ".cu", ".cuh", ".inl", ".inc"):
                 checked += 1

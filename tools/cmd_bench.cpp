@@ -4,7 +4,7 @@
 
 #include <optional>
 
-#include "runtime/base/error.h"
+#include "base/error.h"
 #include "runtime/bench/bench.h"
 #include "tools/commands.h"
 

@@ -5,8 +5,8 @@
 #include <algorithm>
 #include <filesystem>
 
-#include "runtime/base/error.h"
-#include "runtime/base/format_bytes.h"
+#include "base/error.h"
+#include "base/format_bytes.h"
 #include "runtime/context/build_context.h"
 #include "runtime/context/context_file.h"
 #include "runtime/options/option_names.h"

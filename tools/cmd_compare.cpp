@@ -8,11 +8,11 @@
 #include <filesystem>
 #include <set>
 
-#include "runtime/base/error.h"
+#include "base/error.h"
 #include "runtime/build_info.h"
 #include "runtime/compare/report_page.h"
-#include "runtime/file_ops.h"
 #include "runtime/generate.h"
+#include "runtime/job/file_ops.h"
 #include "runtime/options/parse_run_options.h"
 #include "tools/commands.h"
 #include "tools/table_writer.h"

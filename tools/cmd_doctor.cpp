@@ -10,9 +10,9 @@
 #include <cerrno>
 #include <cstring>
 
+#include "base/error.h"
+#include "base/json.h"
 #include "runtime/backend.h"
-#include "runtime/base/error.h"
-#include "runtime/base/json.h"
 #include "runtime/build_info.h"
 #include "runtime/error_catalog.h"
 #include "runtime/machine.h"

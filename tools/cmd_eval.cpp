@@ -5,13 +5,13 @@
 #include <algorithm>
 #include <filesystem>
 
-#include "runtime/base/error.h"
+#include "base/error.h"
+#include "runtime/engine/loaded_model.h"
 #include "runtime/eval/attention_analysis.h"
 #include "runtime/eval/eval.h"
 #include "runtime/eval/generation_tasks.h"
 #include "runtime/eval/sweep.h"
-#include "runtime/file_ops.h"
-#include "runtime/loaded_model.h"
+#include "runtime/job/file_ops.h"
 #include "runtime/options/parse_run_options.h"
 #include "runtime/signals.h"
 #include "scheduler/placement/device_only_policy.h"

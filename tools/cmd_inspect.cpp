@@ -2,9 +2,9 @@
 
 #include <fmt/format.h>
 
+#include "base/error.h"
+#include "base/json.h"
 #include "models/model_summary.h"
-#include "runtime/base/error.h"
-#include "runtime/base/json.h"
 #include "runtime/progress.h"
 #include "tools/attention_map.h"
 #include "tools/commands.h"

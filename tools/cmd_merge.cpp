@@ -1,8 +1,8 @@
 #include <fmt/format.h>
 
-#include "runtime/base/error.h"
-#include "runtime/job.h"
-#include "runtime/merge.h"
+#include "base/error.h"
+#include "runtime/job/job.h"
+#include "runtime/job/merge.h"
 #include "tools/commands.h"
 
 namespace triphase {

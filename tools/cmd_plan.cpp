@@ -2,8 +2,8 @@
 
 #include <fmt/format.h>
 
-#include "runtime/base/error.h"
-#include "runtime/file_ops.h"
+#include "base/error.h"
+#include "runtime/job/file_ops.h"
 #include "runtime/plan/plan_file.h"
 #include "runtime/plan/profile_file.h"
 #include "scheduler/planner/planner.h"

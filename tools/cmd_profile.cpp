@@ -4,8 +4,8 @@
 
 #include <filesystem>
 
-#include "runtime/base/error.h"
-#include "runtime/file_ops.h"
+#include "base/error.h"
+#include "runtime/job/file_ops.h"
 #include "runtime/options/option_names.h"
 #include "runtime/options/parse_run_options.h"
 #include "runtime/plan/profile_file.h"

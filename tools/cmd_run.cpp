@@ -1,4 +1,4 @@
-#include "runtime/base/error.h"
+#include "base/error.h"
 #include "runtime/generate.h"
 #include "runtime/options/parse_run_options.h"
 #include "tools/commands.h"

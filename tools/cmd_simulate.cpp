@@ -4,7 +4,7 @@
 
 #include <algorithm>
 
-#include "runtime/base/error.h"
+#include "base/error.h"
 #include "scheduler/simulator/simulation_policies.h"
 #include "tools/commands.h"
 #include "tools/plan_inputs.h"

@@ -4,8 +4,8 @@
 #include <algorithm>
 #include <cerrno>
 
-#include "runtime/base/error.h"
-#include "runtime/file_ops.h"
+#include "base/error.h"
+#include "runtime/job/file_ops.h"
 #include "runtime/options/option_names.h"
 #include "tools/commands.h"
 

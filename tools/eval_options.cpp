@@ -5,7 +5,7 @@
 #include <algorithm>
 #include <optional>
 
-#include "runtime/base/error.h"
+#include "base/error.h"
 #include "runtime/options/parse_run_options.h"
 #include "tools/commands.h"
 

@@ -4,8 +4,8 @@
 
 #include <filesystem>
 
-#include "runtime/base/error.h"
-#include "runtime/model_bundle.h"
+#include "base/error.h"
+#include "runtime/engine/model_bundle.h"
 #include "runtime/plan/open_profile.h"
 
 namespace triphase {

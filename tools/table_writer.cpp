@@ -4,8 +4,8 @@
 
 #include <cmath>
 
-#include "runtime/base/error.h"
-#include "runtime/base/json.h"
+#include "base/error.h"
+#include "base/json.h"
 
 namespace triphase {
 namespace {

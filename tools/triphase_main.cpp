@@ -12,8 +12,8 @@
 #include <string>
 #include <vector>
 
+#include "base/error.h"
 #include "runtime/backend.h"
-#include "runtime/base/error.h"
 #include "runtime/build_info.h"
 #include "runtime/machine.h"
 #include "runtime/signals.h"

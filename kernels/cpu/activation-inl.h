@@ -7,8 +7,8 @@
 #define TRIPHASE_KERNELS_CPU_ACTIVATION_INL_H_
 #endif
 
+#include "base/activation.h"
 #include "kernels/cpu/exp-inl.h"
-#include "runtime/base/activation.h"
 
 HWY_BEFORE_NAMESPACE();
 namespace triphase::cpu::HWY_NAMESPACE {

@@ -2,9 +2,9 @@
 
 // Attention over paged KV, all tokens or selected ones. Arguments are checked by CpuOps.
 
+#include "base/thread_pool.h"
 #include "kernels/ops.h"
 #include "kernels/sizing/attention_workspace.h"
-#include "runtime/base/thread_pool.h"
 
 namespace triphase::cpu {
 

@@ -5,9 +5,9 @@
 
 #include <span>
 
+#include "base/device.h"
+#include "base/thread_pool.h"
 #include "kernels/ceilings.h"
-#include "memory/device.h"
-#include "runtime/base/thread_pool.h"
 
 namespace triphase::cpu {
 

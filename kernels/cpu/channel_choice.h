@@ -3,9 +3,9 @@
 // SparQ's choice of channels, and of tokens from a few channels of the keys. Arguments are checked
 // by CpuSparseOps.
 
+#include "base/thread_pool.h"
 #include "kernels/sizing/sparse_workspace.h"
 #include "kernels/sparse_ops.h"
-#include "runtime/base/thread_pool.h"
 
 namespace triphase::cpu {
 

@@ -4,9 +4,9 @@
 #include <cmath>
 #include <limits>
 
+#include "base/error.h"
 #include "kernels/cpu/for_rows.h"
 #include "kernels/cpu/kv_close.h"
-#include "runtime/base/error.h"
 
 namespace triphase {
 namespace {

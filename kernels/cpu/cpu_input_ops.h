@@ -4,8 +4,8 @@
 
 #include <memory>
 
+#include "base/thread_pool.h"
 #include "kernels/input_ops.h"
-#include "runtime/base/thread_pool.h"
 
 namespace triphase {
 

@@ -4,6 +4,7 @@
 #include <cstdlib>
 #include <string>
 
+#include "base/error.h"
 #include "kernels/cpu/attention.h"
 #include "kernels/cpu/elementwise.h"
 #include "kernels/cpu/kv_append.h"
@@ -16,7 +17,6 @@
 #include "kernels/cpu/simd_target.h"
 #include "kernels/cpu/widen_groups.h"
 #include "kernels/sizing/attention_workspace.h"
-#include "runtime/base/error.h"
 
 namespace triphase {
 namespace {

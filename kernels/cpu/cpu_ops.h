@@ -6,8 +6,8 @@
 
 #include <memory>
 
+#include "base/thread_pool.h"
 #include "kernels/ops.h"
-#include "runtime/base/thread_pool.h"
 
 namespace triphase {
 

@@ -2,13 +2,12 @@
 
 #include <algorithm>
 
+#include "base/error.h"
 #include "kernels/cpu/channel_choice.h"
 #include "kernels/cpu/group_scores.h"
 #include "kernels/cpu/key_scores.h"
 #include "kernels/cpu/transpose_keys.h"
 #include "kernels/sizing/sparse_workspace.h"
-#include "memory/host_device.h"
-#include "runtime/base/error.h"
 
 namespace triphase {
 namespace {
@@ -48,7 +47,7 @@ class CpuSparseOps final : public SparseOps {
  public:
   explicit CpuSparseOps(ThreadPool& pool) : pool_(&pool) {}
 
-  [[nodiscard]] Device& memory() override { return memory_; }
+  [[nodiscard]] Device& memory() override { return *memory_; }
   [[nodiscard]] bool selects_for_several_queries() const override { return true; }
   // Lines of 64 bytes here and there arrive at less than half of the rate of half a KiB.
   [[nodiscard]] std::int64_t key_column_run_bytes() const override { return 512; }
@@ -216,13 +215,13 @@ class CpuSparseOps final : public SparseOps {
   }
 
   ThreadPool* pool_;
-  HostDevice memory_;
+  Device* memory_;
 };
 
 }  // namespace
 
-std::unique_ptr<SparseOps> make_cpu_sparse_ops(ThreadPool& pool) {
-  return std::make_unique<CpuSparseOps>(pool);
+std::unique_ptr<SparseOps> make_cpu_sparse_ops(ThreadPool& pool, Device& memory) {
+  return std::make_unique<CpuSparseOps>(pool, memory);
 }
 
 }  // namespace triphase

@@ -6,7 +6,7 @@
 #include <algorithm>
 #include <cstdint>
 
-#include "runtime/base/thread_pool.h"
+#include "base/thread_pool.h"
 
 namespace triphase::cpu {
 

@@ -3,8 +3,8 @@
 // Scores of groups of tokens: Quest's pages and Squeezed Attention's centroids. Arguments are
 // checked by CpuSparseOps.
 
+#include "base/thread_pool.h"
 #include "kernels/sparse_ops.h"
-#include "runtime/base/thread_pool.h"
 
 namespace triphase::cpu {
 

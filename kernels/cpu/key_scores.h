@@ -3,9 +3,9 @@
 // Softmax weights of all tokens, for selection and for statistics. Arguments are checked by
 // CpuSparseOps.
 
+#include "base/thread_pool.h"
 #include "kernels/sizing/attention_workspace.h"
 #include "kernels/sparse_ops.h"
-#include "runtime/base/thread_pool.h"
 
 namespace triphase::cpu {
 

@@ -3,8 +3,8 @@
 #include <algorithm>
 #include <limits>
 
+#include "base/error.h"
 #include "kernels/cpu/linear.h"
-#include "runtime/base/error.h"
 
 namespace triphase {
 namespace {

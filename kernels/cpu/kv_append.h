@@ -2,8 +2,8 @@
 
 // Writing new tokens into the KV cache. Arguments are checked by CpuOps.
 
+#include "base/thread_pool.h"
 #include "kernels/ops.h"
-#include "runtime/base/thread_pool.h"
 
 namespace triphase::cpu {
 

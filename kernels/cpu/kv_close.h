@@ -5,9 +5,9 @@
 
 #include <span>
 
+#include "base/thread_pool.h"
 #include "kernels/input_ops.h"
 #include "kernels/ops.h"
-#include "runtime/base/thread_pool.h"
 
 namespace triphase::cpu {
 

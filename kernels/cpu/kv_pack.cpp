@@ -2,8 +2,8 @@
 
 #include <cstring>
 
+#include "base/dtype.h"
 #include "kernels/cpu/for_rows.h"
-#include "runtime/base/dtype.h"
 
 namespace triphase::cpu {
 namespace {

@@ -5,8 +5,8 @@
 #include <cstddef>
 #include <span>
 
+#include "base/thread_pool.h"
 #include "kernels/ops.h"
-#include "runtime/base/thread_pool.h"
 
 namespace triphase::cpu {
 

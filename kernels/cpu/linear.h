@@ -2,8 +2,8 @@
 
 // Matrix product of the CPU backend. Arguments are checked by CpuOps.
 
+#include "base/thread_pool.h"
 #include "kernels/ops.h"
-#include "runtime/base/thread_pool.h"
 
 namespace triphase::cpu {
 

@@ -2,8 +2,8 @@
 
 // Rotary position embedding. Arguments are checked by CpuOps.
 
+#include "base/thread_pool.h"
 #include "kernels/ops.h"
-#include "runtime/base/thread_pool.h"
 
 namespace triphase::cpu {
 

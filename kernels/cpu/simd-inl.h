@@ -11,9 +11,9 @@
 #include <cstdint>
 #include <cstring>
 
+#include "base/dtype.h"
+#include "base/error.h"
 #include "hwy/highway.h"
-#include "runtime/base/dtype.h"
-#include "runtime/base/error.h"
 
 HWY_BEFORE_NAMESPACE();
 namespace triphase::cpu::HWY_NAMESPACE {
@@ -133,7 +133,7 @@ HWY_INLINE VF load_part(const U8* from, std::int64_t count) {
 
 HWY_INLINE VU16 narrow(F16, VF value) {
 #if TRIPHASE_SOFT_F16
-  // As f32_to_f16 (runtime/base/dtype.cpp), lane by lane.
+  // As f32_to_f16 (base/dtype.cpp), lane by lane.
   const DF df;
   const DU32 du;
   const VU32 bits = hn::BitCast(du, value);

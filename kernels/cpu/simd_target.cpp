@@ -1,7 +1,7 @@
 #include "kernels/cpu/simd_target.h"
 
+#include "base/error.h"
 #include "hwy/highway.h"
-#include "runtime/base/error.h"
 
 namespace triphase::cpu {
 namespace {

@@ -1,7 +1,7 @@
 #include "kernels/cpu/transpose_keys.h"
 
-#include "memory/transpose_tokens.h"
-#include "runtime/base/dtype.h"
+#include "base/dtype.h"
+#include "kernels/transpose_tokens.h"
 
 namespace triphase::cpu {
 namespace {

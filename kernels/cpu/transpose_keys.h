@@ -2,8 +2,8 @@
 
 // The second, channel-major layout of keys. Arguments are checked by CpuSparseOps.
 
+#include "base/thread_pool.h"
 #include "kernels/ops.h"
-#include "runtime/base/thread_pool.h"
 
 namespace triphase::cpu {
 

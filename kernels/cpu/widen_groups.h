@@ -2,8 +2,8 @@
 
 // Matrices in 4-bit groups read back. Arguments are checked by CpuOps.
 
+#include "base/thread_pool.h"
 #include "kernels/ops.h"
-#include "runtime/base/thread_pool.h"
 
 namespace triphase::cpu {
 

@@ -8,7 +8,7 @@
 #include <span>
 #include <type_traits>
 
-#include "memory/device.h"
+#include "base/device.h"
 
 namespace triphase::cuda {
 

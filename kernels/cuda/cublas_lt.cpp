@@ -9,9 +9,9 @@
 #include <tuple>
 #include <vector>
 
+#include "base/error.h"
 #include "kernels/cuda/launch_check.h"
 #include "kernels/sizing/cuda_workspace.h"
-#include "runtime/base/error.h"
 
 namespace triphase::cuda {
 namespace {

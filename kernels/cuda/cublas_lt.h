@@ -6,8 +6,8 @@
 #include <memory>
 #include <string>
 
+#include "base/device.h"
 #include "kernels/cuda/gemm.h"
-#include "memory/device.h"
 
 namespace triphase::cuda {
 

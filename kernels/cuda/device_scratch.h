@@ -5,7 +5,7 @@
 
 #include <cstddef>
 
-#include "memory/device.h"
+#include "base/device.h"
 
 namespace triphase::cuda {
 

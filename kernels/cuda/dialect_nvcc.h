@@ -9,7 +9,7 @@
 #include <cassert>
 #include <string>
 
-#include "memory/cuda/cuda_check.h"
+#include "kernels/cuda/cuda_check.h"
 
 #define TRIPHASE_LAUNCH(kernel, grid, block, shared_bytes, stream, ...)                     \
   (::triphase::cuda::detail::unwrap kernel)<<<(grid), (block), (shared_bytes), (stream)>>>( \

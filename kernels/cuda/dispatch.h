@@ -4,9 +4,9 @@
 
 #include <string_view>
 
+#include "base/dtype.h"
 #include "kernels/cuda/dialect.h"
 #include "kernels/cuda/launch_check.h"
-#include "runtime/base/dtype.h"
 
 namespace triphase::cuda {
 

@@ -4,8 +4,8 @@
 
 #include <string_view>
 
+#include "base/dtype.h"
 #include "kernels/cuda/stream_handle.h"
-#include "runtime/base/dtype.h"
 
 namespace triphase::cuda {
 

@@ -11,7 +11,7 @@
 
 #include <cstdint>
 
-#include "runtime/base/dtype.h"
+#include "base/dtype.h"
 
 namespace triphase::cuda {
 

@@ -1,6 +1,6 @@
 #include "kernels/cuda/launch_check.h"
 
-#include "runtime/base/error.h"
+#include "base/error.h"
 
 namespace triphase::cuda {
 

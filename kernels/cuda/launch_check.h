@@ -8,7 +8,7 @@
 #include <string_view>
 #include <utility>
 
-#include "runtime/base/dtype.h"
+#include "base/dtype.h"
 
 namespace triphase::cuda {
 

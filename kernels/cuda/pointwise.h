@@ -6,10 +6,10 @@
 
 #include <cstdint>
 
+#include "base/activation.h"
+#include "base/dtype.h"
+#include "base/group_matrix.h"
 #include "kernels/cuda/stream_handle.h"
-#include "runtime/base/activation.h"
-#include "runtime/base/dtype.h"
-#include "runtime/base/group_matrix.h"
 
 namespace triphase::cuda {
 

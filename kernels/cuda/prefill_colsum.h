@@ -8,8 +8,8 @@
 
 #include <cstdint>
 
+#include "base/dtype.h"
 #include "kernels/cuda/stream_handle.h"
-#include "runtime/base/dtype.h"
 
 namespace triphase::cuda {
 

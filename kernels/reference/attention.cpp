@@ -1,8 +1,8 @@
 #include <algorithm>
 #include <cmath>
 
+#include "base/group_matrix.h"
 #include "kernels/reference/reference_ops.h"
-#include "runtime/base/group_matrix.h"
 
 namespace triphase::reference {
 namespace {

@@ -5,9 +5,9 @@
 
 #include <cstdint>
 
+#include "base/dtype.h"
 #include "kernels/sizing/attention_workspace.h"
 #include "kernels/sizing/compute_machine.h"
-#include "runtime/base/dtype.h"
 
 namespace triphase {
 

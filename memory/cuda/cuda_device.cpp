@@ -5,8 +5,8 @@
 #include <algorithm>
 #include <utility>
 
-#include "memory/cuda/cuda_check.h"
-#include "runtime/base/error.h"
+#include "base/error.h"
+#include "kernels/cuda/cuda_check.h"
 
 namespace triphase {
 namespace {

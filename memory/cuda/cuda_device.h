@@ -1,6 +1,6 @@
 #pragma once
 
-// One CUDA device behind memory/device.h. Allocations are cudaMalloc (large blocks that pools cut
+// One CUDA device behind base/device.h. Allocations are cudaMalloc (large blocks that pools cut
 // up), copies are asynchronous on the given stream, streams do not wait for the default stream.
 // Host memory for fast copies comes from PinnedHostDevice with cuda_host_pinning(). Thread safe:
 // every call selects the device for its thread.
@@ -9,7 +9,7 @@
 
 #include <string>
 
-#include "memory/device.h"
+#include "base/device.h"
 #include "memory/pinned_host.h"
 
 namespace triphase {

@@ -1,6 +1,6 @@
 #include "memory/transfer/gather_runs.h"
 
-#include "runtime/base/error.h"
+#include "base/error.h"
 
 namespace triphase {
 namespace {

@@ -3,7 +3,7 @@
 #include <cstring>
 #include <utility>
 
-#include "runtime/base/error.h"
+#include "base/error.h"
 
 namespace triphase {
 namespace {

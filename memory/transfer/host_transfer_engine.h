@@ -14,8 +14,8 @@
 #include <thread>
 #include <vector>
 
+#include "base/trace.h"
 #include "memory/transfer/transfer_engine.h"
-#include "runtime/base/trace.h"
 
 namespace triphase {
 

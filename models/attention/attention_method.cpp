@@ -1,7 +1,7 @@
 #include "models/attention/attention_method.h"
 
+#include "base/error.h"
 #include "models/attention/methods.h"
-#include "runtime/base/error.h"
 
 namespace triphase {
 

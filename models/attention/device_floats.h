@@ -7,7 +7,7 @@
 #include <span>
 #include <utility>
 
-#include "memory/device.h"
+#include "base/device.h"
 
 namespace triphase {
 

@@ -3,9 +3,9 @@
 
 #include <algorithm>
 
+#include "base/error.h"
 #include "models/attention/device_floats.h"
 #include "models/attention/methods.h"
-#include "runtime/base/error.h"
 
 namespace triphase {
 namespace {

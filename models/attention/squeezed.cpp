@@ -4,10 +4,10 @@
 
 #include <algorithm>
 
+#include "base/error.h"
 #include "models/attention/device_floats.h"
 #include "models/attention/methods.h"
 #include "models/attention/surviving_clusters.h"
-#include "runtime/base/error.h"
 #include "scheduler/attention/token_choice.h"
 
 namespace triphase {

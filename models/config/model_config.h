@@ -10,9 +10,9 @@
 #include <string_view>
 #include <vector>
 
-#include "runtime/base/activation.h"
-#include "runtime/base/dtype.h"
-#include "runtime/base/json.h"
+#include "base/activation.h"
+#include "base/dtype.h"
+#include "base/json.h"
 
 namespace triphase {
 

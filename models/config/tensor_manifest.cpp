@@ -6,8 +6,8 @@
 #include <array>
 #include <map>
 
-#include "runtime/base/checked_math.h"
-#include "runtime/base/error.h"
+#include "base/checked_math.h"
+#include "base/error.h"
 
 namespace triphase {
 namespace {

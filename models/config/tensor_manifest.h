@@ -10,9 +10,9 @@
 #include <string_view>
 #include <vector>
 
+#include "base/dtype.h"
+#include "base/group_matrix.h"
 #include "models/config/model_config.h"
-#include "runtime/base/dtype.h"
-#include "runtime/base/group_matrix.h"
 
 namespace triphase {
 

@@ -5,7 +5,7 @@
 #include <algorithm>
 #include <string>
 
-#include "runtime/base/error.h"
+#include "base/error.h"
 
 namespace triphase {
 namespace {

@@ -1,7 +1,7 @@
 #include "models/files/model_directory.h"
 
-#include "models/weight_lookup.h"
-#include "runtime/base/error.h"
+#include "base/error.h"
+#include "models/weights/weight_lookup.h"
 
 namespace triphase {
 namespace {

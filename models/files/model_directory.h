@@ -7,10 +7,10 @@
 #include <optional>
 #include <string>
 
+#include "base/json.h"
 #include "models/config/model_config.h"
 #include "models/files/file_reader.h"
 #include "models/files/weight_files.h"
-#include "runtime/base/json.h"
 
 namespace triphase {
 

@@ -8,8 +8,8 @@
 #include <cstring>
 #include <nlohmann/json.hpp>
 
+#include "base/checked_math.h"
 #include "models/files/file_kind.h"
-#include "runtime/base/checked_math.h"
 
 namespace triphase {
 namespace {

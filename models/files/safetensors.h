@@ -12,8 +12,8 @@
 #include <string_view>
 #include <vector>
 
+#include "base/dtype.h"
 #include "models/files/file_reader.h"
-#include "runtime/base/dtype.h"
 
 namespace triphase {
 

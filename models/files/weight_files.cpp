@@ -4,7 +4,7 @@
 
 #include <algorithm>
 
-#include "runtime/base/error.h"
+#include "base/error.h"
 
 namespace triphase {
 namespace {

@@ -4,8 +4,8 @@
 
 #include <algorithm>
 
+#include "base/json.h"
 #include "models/files/safetensors.h"
-#include "runtime/base/json.h"
 
 namespace triphase {
 namespace {

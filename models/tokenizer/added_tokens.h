@@ -10,7 +10,7 @@
 #include <unordered_map>
 #include <vector>
 
-#include "runtime/base/ids.h"
+#include "base/ids.h"
 
 namespace triphase {
 

@@ -10,7 +10,7 @@
 #include <span>
 #include <vector>
 
-#include "runtime/base/ids.h"
+#include "base/ids.h"
 
 namespace triphase {
 

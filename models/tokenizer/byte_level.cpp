@@ -2,7 +2,7 @@
 
 #include <array>
 
-#include "runtime/base/utf8.h"
+#include "base/utf8.h"
 
 namespace triphase {
 namespace {

@@ -4,7 +4,7 @@
 
 #include <algorithm>
 
-#include "runtime/base/utf8.h"
+#include "base/utf8.h"
 
 namespace triphase {
 namespace {

@@ -4,8 +4,8 @@
 
 #include <optional>
 
+#include "base/utf8.h"
 #include "models/tokenizer/characters.h"
-#include "runtime/base/utf8.h"
 
 namespace triphase {
 namespace {

@@ -8,8 +8,8 @@
 #include <string>
 #include <string_view>
 
-#include "runtime/base/error.h"
-#include "runtime/base/json.h"
+#include "base/error.h"
+#include "base/json.h"
 
 namespace triphase {
 

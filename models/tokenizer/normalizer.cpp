@@ -3,8 +3,8 @@
 #include <algorithm>
 #include <utility>
 
+#include "base/utf8.h"
 #include "models/tokenizer/characters.h"
-#include "runtime/base/utf8.h"
 
 namespace triphase {
 namespace {

@@ -4,9 +4,9 @@
 #include <optional>
 #include <utility>
 
+#include "base/utf8.h"
 #include "models/tokenizer/byte_level.h"
 #include "models/tokenizer/characters.h"
-#include "runtime/base/utf8.h"
 
 namespace triphase {
 namespace {

@@ -8,9 +8,9 @@
 #include <array>
 #include <new>
 
+#include "base/error.h"
+#include "base/utf8.h"
 #include "models/tokenizer/regex_translate.h"
-#include "runtime/base/error.h"
-#include "runtime/base/utf8.h"
 
 namespace triphase {
 

@@ -5,9 +5,9 @@
 #include <string>
 #include <utility>
 
+#include "base/utf8.h"
 #include "models/tokenizer/bpe_model.h"
 #include "models/tokenizer/characters.h"
-#include "runtime/base/utf8.h"
 
 namespace triphase {
 namespace {

@@ -8,9 +8,9 @@
 #include <string>
 #include <unordered_set>
 
+#include "base/utf8.h"
 #include "models/tokenizer/byte_level.h"
 #include "models/tokenizer/sentencepiece_charsmap.h"
-#include "runtime/base/utf8.h"
 
 namespace triphase {
 namespace {

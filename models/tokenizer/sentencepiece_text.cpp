@@ -3,9 +3,9 @@
 #include <algorithm>
 #include <utility>
 
+#include "base/utf8.h"
 #include "models/tokenizer/byte_level.h"
 #include "models/tokenizer/characters.h"
-#include "runtime/base/utf8.h"
 
 namespace triphase {
 

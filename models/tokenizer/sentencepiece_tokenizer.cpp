@@ -6,13 +6,13 @@
 #include <algorithm>
 #include <utility>
 
+#include "base/utf8.h"
 #include "models/tokenizer/byte_level.h"
 #include "models/tokenizer/characters.h"
 #include "models/tokenizer/sentencepiece_bpe.h"
 #include "models/tokenizer/sentencepiece_check.h"
 #include "models/tokenizer/sentencepiece_unigram.h"
 #include "models/tokenizer/text_decoder.h"
-#include "runtime/base/utf8.h"
 
 namespace triphase {
 namespace {

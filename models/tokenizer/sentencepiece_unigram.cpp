@@ -4,9 +4,9 @@
 #include <cfloat>
 #include <string>
 
+#include "base/error.h"
+#include "base/utf8.h"
 #include "models/tokenizer/vocabulary.h"
-#include "runtime/base/error.h"
-#include "runtime/base/utf8.h"
 
 namespace triphase {
 namespace {

@@ -4,10 +4,10 @@
 #include <optional>
 #include <utility>
 
+#include "base/error.h"
+#include "base/utf8.h"
 #include "models/tokenizer/byte_level.h"
 #include "models/tokenizer/normalizer.h"
-#include "runtime/base/error.h"
-#include "runtime/base/utf8.h"
 
 namespace triphase {
 namespace {

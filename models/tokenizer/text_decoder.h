@@ -10,8 +10,8 @@
 #include <string_view>
 #include <vector>
 
+#include "base/ids.h"
 #include "models/tokenizer/regex.h"
-#include "runtime/base/ids.h"
 
 namespace triphase {
 

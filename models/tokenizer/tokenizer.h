@@ -11,8 +11,8 @@
 #include <string_view>
 #include <vector>
 
+#include "base/ids.h"
 #include "models/config/model_config.h"
-#include "runtime/base/ids.h"
 
 namespace triphase {
 

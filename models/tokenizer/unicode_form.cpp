@@ -6,8 +6,8 @@
 #include <iterator>
 #include <vector>
 
-#include "runtime/base/error.h"
-#include "runtime/base/utf8.h"
+#include "base/error.h"
+#include "base/utf8.h"
 
 namespace triphase {
 namespace {

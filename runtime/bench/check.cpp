@@ -4,9 +4,9 @@
 
 #include <cmath>
 
+#include "base/error.h"
 #include "kernels/reference/reference_ops.h"
 #include "kernels/sizing/attention_workspace.h"
-#include "runtime/base/error.h"
 
 namespace triphase::bench {
 namespace {

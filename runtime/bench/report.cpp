@@ -4,7 +4,7 @@
 
 #include <cmath>
 
-#include "runtime/base/json.h"
+#include "base/json.h"
 
 namespace triphase::bench {
 namespace {

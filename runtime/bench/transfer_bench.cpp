@@ -5,7 +5,7 @@
 #include <cstring>
 #include <map>
 
-#include "runtime/base/error.h"
+#include "base/error.h"
 #include "runtime/bench/bench.h"
 
 namespace triphase::bench {

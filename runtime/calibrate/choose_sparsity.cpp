@@ -5,13 +5,13 @@
 #include <algorithm>
 #include <array>
 
-#include "runtime/base/error.h"
+#include "base/error.h"
 #include "runtime/calibrate/divergence.h"
-#include "runtime/engine.h"
-#include "runtime/file_ops.h"
-#include "runtime/loaded_model.h"
-#include "runtime/output_file.h"
-#include "runtime/prompt_preparer.h"
+#include "runtime/engine/engine.h"
+#include "runtime/engine/loaded_model.h"
+#include "runtime/job/file_ops.h"
+#include "runtime/job/output_file.h"
+#include "runtime/job/prompt_preparer.h"
 #include "runtime/signals.h"
 #include "scheduler/placement/device_only_policy.h"
 

@@ -9,10 +9,10 @@
 
 #include "runtime/backend.h"
 #include "runtime/calibrate/sparsity_choice.h"
-#include "runtime/model_bundle.h"
+#include "runtime/engine/model_bundle.h"
+#include "runtime/job/prompt_file.h"
 #include "runtime/options/run_options.h"
 #include "runtime/progress.h"
-#include "runtime/prompt_file.h"
 
 namespace triphase {
 

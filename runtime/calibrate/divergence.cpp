@@ -3,8 +3,8 @@
 #include <algorithm>
 #include <cmath>
 
-#include "runtime/base/error.h"
-#include "runtime/base/samples.h"
+#include "base/error.h"
+#include "base/samples.h"
 
 namespace triphase {
 namespace {

@@ -8,7 +8,7 @@
 #include <vector>
 
 #include "runtime/calibrate/sparsity_choice.h"
-#include "runtime/scorer.h"
+#include "runtime/engine/scorer.h"
 
 namespace triphase {
 

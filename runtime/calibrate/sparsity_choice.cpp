@@ -2,8 +2,8 @@
 
 #include <fmt/format.h>
 
-#include "runtime/base/error.h"
-#include "runtime/base/json.h"
+#include "base/error.h"
+#include "base/json.h"
 #include "runtime/plan/json_reader.h"
 
 namespace triphase {

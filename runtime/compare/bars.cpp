@@ -4,7 +4,7 @@
 
 #include <algorithm>
 
-#include "runtime/base/svg.h"
+#include "base/svg.h"
 
 namespace triphase::compare {
 namespace {

@@ -6,10 +6,10 @@
 #include <fstream>
 #include <numeric>
 
-#include "runtime/base/error.h"
-#include "runtime/base/json.h"
-#include "runtime/file_ops.h"
-#include "runtime/trace_file.h"
+#include "base/error.h"
+#include "base/json.h"
+#include "runtime/job/file_ops.h"
+#include "runtime/job/trace_file.h"
 
 namespace triphase::compare {
 namespace {

@@ -6,8 +6,8 @@
 #include <functional>
 #include <iterator>
 
-#include "runtime/base/format_bytes.h"
-#include "runtime/base/svg.h"
+#include "base/format_bytes.h"
+#include "base/svg.h"
 #include "runtime/compare/bars.h"
 #include "runtime/compare/steps_plot.h"
 

@@ -4,8 +4,8 @@
 
 #include <algorithm>
 
-#include "runtime/base/format_bytes.h"
-#include "runtime/base/svg.h"
+#include "base/format_bytes.h"
+#include "base/svg.h"
 
 namespace triphase::compare {
 namespace {

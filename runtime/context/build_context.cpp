@@ -8,13 +8,13 @@
 #define XXH_INLINE_ALL
 #include <xxhash.h>
 
-#include "runtime/base/error.h"
-#include "runtime/base/json.h"
-#include "runtime/base/utf8.h"
+#include "base/error.h"
+#include "base/json.h"
+#include "base/utf8.h"
 #include "runtime/build_info.h"
 #include "runtime/context/calibration.h"
 #include "runtime/context/row_clusters.h"
-#include "runtime/score_preparer.h"
+#include "runtime/job/score_preparer.h"
 #include "runtime/signals.h"
 
 namespace triphase {

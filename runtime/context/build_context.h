@@ -8,8 +8,8 @@
 
 #include "runtime/backend.h"
 #include "runtime/context/fixed_context.h"
-#include "runtime/loaded_model.h"
-#include "runtime/model_bundle.h"
+#include "runtime/engine/loaded_model.h"
+#include "runtime/engine/model_bundle.h"
 #include "runtime/progress.h"
 
 namespace triphase {

@@ -4,9 +4,9 @@
 #include <array>
 #include <cmath>
 
+#include "base/error.h"
 #include "models/attention/device_floats.h"
 #include "models/attention/surviving_clusters.h"
-#include "runtime/base/error.h"
 
 namespace triphase {
 namespace {

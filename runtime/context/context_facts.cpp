@@ -4,7 +4,7 @@
 
 #include <utility>
 
-#include "runtime/base/json.h"
+#include "base/json.h"
 #include "runtime/plan/json_reader.h"
 
 namespace triphase {

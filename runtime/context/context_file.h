@@ -9,8 +9,8 @@
 
 #include "models/config/model_config.h"
 #include "runtime/context/fixed_context.h"
-#include "runtime/file_ops.h"
-#include "runtime/manifest.h"
+#include "runtime/job/file_ops.h"
+#include "runtime/job/manifest.h"
 
 namespace triphase {
 

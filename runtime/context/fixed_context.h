@@ -8,8 +8,8 @@
 #include <string>
 #include <vector>
 
+#include "base/ids.h"
 #include "models/attention/attention_method.h"
-#include "runtime/base/ids.h"
 
 namespace triphase {
 

@@ -3,8 +3,8 @@
 #include <algorithm>
 #include <cmath>
 
+#include "base/error.h"
 #include "kernels/kmeans.h"
-#include "runtime/base/error.h"
 #include "scheduler/attention/attention_options.h"
 
 namespace triphase {

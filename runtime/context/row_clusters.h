@@ -7,7 +7,7 @@
 #include <span>
 #include <vector>
 
-#include "runtime/base/thread_pool.h"
+#include "base/thread_pool.h"
 #include "runtime/context/fixed_context.h"
 
 namespace triphase {

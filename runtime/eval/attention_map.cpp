@@ -8,7 +8,7 @@
 #include <numeric>
 #include <utility>
 
-#include "runtime/base/svg.h"
+#include "base/svg.h"
 
 namespace triphase::eval {
 namespace {

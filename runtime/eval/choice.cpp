@@ -3,9 +3,9 @@
 #include <algorithm>
 #include <optional>
 
-#include "runtime/base/error.h"
-#include "runtime/base/json.h"
-#include "runtime/base/utf8.h"
+#include "base/error.h"
+#include "base/json.h"
+#include "base/utf8.h"
 #include "runtime/eval/eval.h"
 
 namespace triphase::eval {

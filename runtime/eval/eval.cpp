@@ -4,8 +4,8 @@
 
 #include <algorithm>
 
-#include "runtime/base/error.h"
-#include "runtime/base/utf8.h"
+#include "base/error.h"
+#include "base/utf8.h"
 
 namespace triphase::eval {
 

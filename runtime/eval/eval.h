@@ -10,11 +10,11 @@
 #include <string_view>
 #include <vector>
 
+#include "base/samples.h"
 #include "models/tokenizer/tokenizer.h"
-#include "runtime/base/samples.h"
 #include "runtime/bench/report.h"
-#include "runtime/score_preparer.h"
-#include "runtime/scorer.h"
+#include "runtime/engine/scorer.h"
+#include "runtime/job/score_preparer.h"
 
 namespace triphase::eval {
 

@@ -6,8 +6,8 @@
 #include <optional>
 #include <utility>
 
-#include "runtime/base/json.h"
-#include "runtime/base/utf8.h"
+#include "base/json.h"
+#include "base/utf8.h"
 #include "runtime/eval/rouge.h"
 
 namespace triphase::eval {

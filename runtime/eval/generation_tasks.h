@@ -6,7 +6,7 @@
 #include <string_view>
 #include <vector>
 
-#include "runtime/engine.h"
+#include "runtime/engine/engine.h"
 #include "runtime/eval/eval.h"
 
 namespace triphase::eval {

@@ -7,7 +7,7 @@
 #include <cmath>
 #include <string_view>
 
-#include "runtime/base/svg.h"
+#include "base/svg.h"
 
 namespace triphase::eval {
 namespace {

@@ -6,8 +6,8 @@
 #include <array>
 #include <set>
 
-#include "runtime/base/error.h"
-#include "runtime/base/format_bytes.h"
+#include "base/error.h"
+#include "base/format_bytes.h"
 #include "runtime/eval/svg_chart.h"
 #include "scheduler/attention/touched_bytes.h"
 

@@ -8,8 +8,8 @@
 #include <string>
 #include <vector>
 
+#include "base/dtype.h"
 #include "models/config/model_config.h"
-#include "runtime/base/dtype.h"
 #include "runtime/bench/report.h"
 #include "scheduler/attention/attention_options.h"
 

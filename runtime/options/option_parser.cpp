@@ -9,8 +9,8 @@
 #include <sstream>
 #include <utility>
 
-#include "runtime/base/error.h"
-#include "runtime/file_ops.h"
+#include "base/error.h"
+#include "runtime/job/file_ops.h"
 
 namespace triphase {
 namespace {

@@ -2,7 +2,7 @@
 
 #include <array>
 
-#include "runtime/sampling_limits.h"
+#include "runtime/engine/sampling_limits.h"
 
 namespace triphase {
 namespace {

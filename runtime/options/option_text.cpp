@@ -6,7 +6,7 @@
 #include <cctype>
 #include <vector>
 
-#include "runtime/base/error.h"
+#include "base/error.h"
 #include "runtime/options/option_table.h"
 
 namespace triphase {

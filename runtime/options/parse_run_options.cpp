@@ -4,9 +4,9 @@
 
 #include <algorithm>
 
-#include "runtime/base/error.h"
+#include "base/error.h"
+#include "runtime/engine/sampling_limits.h"
 #include "runtime/options/option_names.h"
-#include "runtime/sampling_limits.h"
 
 namespace triphase {
 namespace {

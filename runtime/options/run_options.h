@@ -9,10 +9,10 @@
 #include <string>
 #include <vector>
 
+#include "base/dtype.h"
 #include "memory/transfer/link.h"
-#include "models/weights.h"
-#include "runtime/base/dtype.h"
-#include "runtime/request.h"
+#include "models/weights/weights.h"
+#include "runtime/job/request.h"
 #include "scheduler/attention/attention_options.h"
 #include "scheduler/placement/phase_schedule.h"
 

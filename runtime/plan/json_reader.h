@@ -8,7 +8,7 @@
 #include <string_view>
 #include <vector>
 
-#include "runtime/base/json.h"
+#include "base/json.h"
 
 namespace triphase {
 

@@ -6,7 +6,7 @@
 #include <string>
 #include <string_view>
 
-#include "runtime/base/dtype.h"
+#include "base/dtype.h"
 #include "scheduler/cost/hardware_profile.h"
 #include "scheduler/cost/model_costs.h"
 

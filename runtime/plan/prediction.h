@@ -6,10 +6,10 @@
 
 #include <optional>
 
-#include "runtime/loaded_model.h"
+#include "runtime/engine/loaded_model.h"
+#include "runtime/job/prompt_file.h"
+#include "runtime/job/run_summary.h"
 #include "runtime/log.h"
-#include "runtime/prompt_file.h"
-#include "runtime/run_summary.h"
 #include "scheduler/cost/hardware_profile.h"
 
 namespace triphase {

@@ -8,9 +8,9 @@
 #define XXH_INLINE_ALL
 #include <xxhash.h>
 
-#include "runtime/base/error.h"
+#include "base/error.h"
 #include "runtime/build_info.h"
-#include "runtime/file_ops.h"
+#include "runtime/job/file_ops.h"
 #include "runtime/plan/open_profile.h"
 #include "runtime/plan/profile_file.h"
 

@@ -8,8 +8,8 @@
 #include <optional>
 #include <string>
 
+#include "runtime/engine/model_bundle.h"
 #include "runtime/log.h"
-#include "runtime/model_bundle.h"
 #include "scheduler/cost/hardware_profile.h"
 
 namespace triphase {

@@ -5,8 +5,8 @@
 #define XXH_INLINE_ALL
 #include <xxhash.h>
 
-#include "runtime/base/error.h"
-#include "runtime/base/json.h"
+#include "base/error.h"
+#include "base/json.h"
 #include "runtime/plan/json_reader.h"
 
 namespace triphase {

@@ -1,6 +1,6 @@
 #include "runtime/plan/replay_choice.h"
 
-#include "runtime/make_policy.h"
+#include "runtime/engine/make_policy.h"
 
 namespace triphase {
 

@@ -3,7 +3,7 @@
 // Gives a run's placement policy the costs by which it weighs bringing KV back against computing it
 // again.
 
-#include "runtime/loaded_model.h"
+#include "runtime/engine/loaded_model.h"
 #include "runtime/plan/run_profile.h"
 
 namespace triphase {

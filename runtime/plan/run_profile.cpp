@@ -4,8 +4,8 @@
 
 #include <algorithm>
 
-#include "runtime/base/error.h"
-#include "runtime/make_policy.h"
+#include "base/error.h"
+#include "runtime/engine/make_policy.h"
 #include "runtime/plan/open_profile.h"
 #include "runtime/plan/profile_cache.h"
 #include "runtime/profile/profiler.h"

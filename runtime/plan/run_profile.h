@@ -7,7 +7,7 @@
 #include <string>
 
 #include "runtime/backend.h"
-#include "runtime/model_bundle.h"
+#include "runtime/engine/model_bundle.h"
 #include "runtime/options/run_options.h"
 #include "runtime/progress.h"
 #include "scheduler/cost/hardware_profile.h"

@@ -7,12 +7,12 @@
 #define XXH_INLINE_ALL
 #include <xxhash.h>
 
-#include "runtime/base/error.h"
-#include "runtime/file_ops.h"
-#include "runtime/loaded_model.h"
+#include "base/error.h"
+#include "runtime/engine/loaded_model.h"
+#include "runtime/job/file_ops.h"
+#include "runtime/job/manifest.h"
+#include "runtime/job/output_file.h"
 #include "runtime/machine.h"
-#include "runtime/manifest.h"
-#include "runtime/output_file.h"
 #include "runtime/plan/open_profile.h"
 #include "runtime/plan/plan_file.h"
 #include "runtime/plan/profile_file.h"

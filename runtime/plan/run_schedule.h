@@ -8,10 +8,10 @@
 #include <string>
 
 #include "runtime/backend.h"
-#include "runtime/model_bundle.h"
+#include "runtime/engine/model_bundle.h"
+#include "runtime/job/prompt_file.h"
 #include "runtime/options/run_options.h"
 #include "runtime/plan/run_profile.h"
-#include "runtime/prompt_file.h"
 #include "scheduler/planner/plan.h"
 
 namespace triphase {

@@ -3,8 +3,8 @@
 #include <algorithm>
 
 #include "models/attention/attention_method.h"
-#include "runtime/prompt_file.h"
-#include "runtime/prompt_preparer.h"
+#include "runtime/job/prompt_file.h"
+#include "runtime/job/prompt_preparer.h"
 
 namespace triphase {
 

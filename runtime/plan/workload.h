@@ -6,8 +6,8 @@
 #include <cstdint>
 #include <vector>
 
-#include "runtime/base/dtype.h"
-#include "runtime/model_bundle.h"
+#include "base/dtype.h"
+#include "runtime/engine/model_bundle.h"
 #include "runtime/options/run_options.h"
 #include "scheduler/memory_plan.h"
 #include "scheduler/simulator/simulator.h"

@@ -6,8 +6,8 @@
 #include <chrono>
 #include <cmath>
 
-#include "runtime/base/error.h"
-#include "runtime/base/samples.h"
+#include "base/error.h"
+#include "base/samples.h"
 
 namespace triphase {
 namespace {

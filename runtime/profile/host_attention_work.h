@@ -6,7 +6,7 @@
 #include <cstdint>
 #include <vector>
 
-#include "memory/kv_store.h"
+#include "memory/kv/kv_store.h"
 #include "memory/memory_pool.h"
 #include "memory/transfer/transfer_engine.h"
 #include "models/host_attention.h"

@@ -4,8 +4,8 @@
 #include <cmath>
 #include <numeric>
 
+#include "base/error.h"
 #include "models/kv_projection.h"
-#include "runtime/base/error.h"
 
 namespace triphase {
 namespace {

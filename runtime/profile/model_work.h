@@ -8,14 +8,14 @@
 #include <optional>
 #include <vector>
 
-#include "memory/kv_store.h"
+#include "memory/kv/kv_store.h"
 #include "memory/memory_pool.h"
 #include "models/decoder_model.h"
 #include "runtime/backend.h"
-#include "runtime/model_bundle.h"
+#include "runtime/engine/model_bundle.h"
+#include "runtime/engine/sampler.h"
 #include "runtime/profile/grid_measurement.h"
 #include "runtime/progress.h"
-#include "runtime/sampler.h"
 
 namespace triphase {
 

@@ -7,8 +7,8 @@
 #include <cmath>
 #include <set>
 
+#include "base/error.h"
 #include "memory/transfer/host_transfer_engine.h"
-#include "runtime/base/error.h"
 #include "runtime/machine.h"
 #include "runtime/profile/host_attention_work.h"
 #include "runtime/profile/link_work.h"

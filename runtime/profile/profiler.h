@@ -11,7 +11,7 @@
 
 #include "memory/transfer/link.h"
 #include "runtime/backend.h"
-#include "runtime/model_bundle.h"
+#include "runtime/engine/model_bundle.h"
 #include "runtime/profile/grid_measurement.h"
 #include "runtime/progress.h"
 #include "scheduler/cost/hardware_profile.h"

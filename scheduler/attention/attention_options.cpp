@@ -5,7 +5,7 @@
 #include <cmath>
 #include <functional>
 
-#include "runtime/base/error.h"
+#include "base/error.h"
 
 namespace triphase {
 namespace {

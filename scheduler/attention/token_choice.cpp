@@ -5,7 +5,7 @@
 #include <bit>
 #include <limits>
 
-#include "runtime/base/error.h"
+#include "base/error.h"
 
 namespace triphase {
 namespace {

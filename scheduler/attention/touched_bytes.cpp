@@ -4,7 +4,7 @@
 #include <cmath>
 #include <string>
 
-#include "runtime/base/error.h"
+#include "base/error.h"
 
 namespace triphase {
 

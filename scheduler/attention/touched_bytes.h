@@ -5,7 +5,7 @@
 
 #include <cstdint>
 
-#include "runtime/base/dtype.h"
+#include "base/dtype.h"
 #include "scheduler/attention/attention_options.h"
 
 namespace triphase {

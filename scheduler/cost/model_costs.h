@@ -6,9 +6,9 @@
 #include <cstdint>
 #include <vector>
 
+#include "base/dtype.h"
 #include "models/config/model_config.h"
 #include "models/config/tensor_manifest.h"
-#include "runtime/base/dtype.h"
 
 namespace triphase {
 

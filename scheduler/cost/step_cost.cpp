@@ -2,7 +2,7 @@
 
 #include <algorithm>
 
-#include "runtime/base/error.h"
+#include "base/error.h"
 
 namespace triphase {
 namespace {

@@ -6,7 +6,7 @@
 
 #include <cstdint>
 
-#include "runtime/base/dtype.h"
+#include "base/dtype.h"
 #include "scheduler/cost/hardware_profile.h"
 
 namespace triphase {

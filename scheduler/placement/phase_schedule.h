@@ -7,7 +7,7 @@
 #include <cstdint>
 #include <optional>
 
-#include "runtime/base/dtype.h"
+#include "base/dtype.h"
 
 namespace triphase {
 

@@ -11,7 +11,7 @@
 #include <string_view>
 #include <vector>
 
-#include "runtime/base/dtype.h"
+#include "base/dtype.h"
 #include "scheduler/placement/placement_view.h"
 
 namespace triphase {

@@ -20,7 +20,7 @@
 #include <variant>
 #include <vector>
 
-#include "runtime/base/ids.h"
+#include "base/ids.h"
 
 namespace triphase {
 

@@ -2,8 +2,8 @@
 
 #include <fmt/format.h>
 
-#include "runtime/base/error.h"
-#include "runtime/base/format_bytes.h"
+#include "base/error.h"
+#include "base/format_bytes.h"
 #include "scheduler/placement/device_only_policy.h"
 #include "scheduler/placement/host_lines.h"
 

@@ -6,7 +6,7 @@
 #include <string>
 #include <vector>
 
-#include "runtime/base/dtype.h"
+#include "base/dtype.h"
 #include "scheduler/placement/phase_schedule.h"
 
 namespace triphase {

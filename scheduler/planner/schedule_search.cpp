@@ -5,7 +5,7 @@
 #include <limits>
 #include <map>
 
-#include "runtime/base/format_bytes.h"
+#include "base/format_bytes.h"
 #include "scheduler/planner/planner.h"
 
 namespace triphase {

@@ -7,7 +7,7 @@
 #include <optional>
 #include <vector>
 
-#include "runtime/base/dtype.h"
+#include "base/dtype.h"
 #include "scheduler/attention/prompt_units.h"
 #include "scheduler/cost/model_costs.h"
 #include "scheduler/cost/step_cost.h"

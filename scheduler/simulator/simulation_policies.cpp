@@ -4,7 +4,7 @@
 
 #include <algorithm>
 
-#include "runtime/base/error.h"
+#include "base/error.h"
 #include "scheduler/flexgen/policy_search.h"
 #include "scheduler/placement/accelerate_policy.h"
 #include "scheduler/placement/device_only_policy.h"

@@ -3,7 +3,7 @@
 #include <algorithm>
 #include <cmath>
 
-#include "runtime/base/error.h"
+#include "base/error.h"
 #include "scheduler/batch_planner.h"
 #include "scheduler/placement/placement_ledger.h"
 #include "scheduler/simulator/job_memory.h"

@@ -1,5 +1,5 @@
 #!/usr/bin/env python3
-"""tools/make_fixed_context_questions.py and what tools/accuracy_report.py says about numbers. Standard library only."""
+"""tools/lab/make_fixed_context_questions.py and what tools/lab/accuracy_report.py says about numbers. Standard library only."""
 
 import json
 import math
@@ -10,8 +10,8 @@ import tempfile
 import unittest
 
 ROOT = pathlib.Path(__file__).resolve().parent.parent.parent
-TOOL = ROOT / "tools" / "make_fixed_context_questions.py"
-sys.path.insert(0, str(ROOT / "tools"))
+TOOL = ROOT / "tools" / "lab" / "make_fixed_context_questions.py"
+sys.path.insert(0, str(ROOT / "tools" / "lab"))
 
 from accuracy import markdown, papers, program, sparq_ablations  # noqa: E402
 from accuracy.corpus_held_out import pieces_of, spread  # noqa: E402

@@ -10,11 +10,11 @@ import tempfile
 from pathlib import Path
 
 PLANTED = {
-    "scheduler/plan.cpp": '#include "memory/device.h"\n',
-    "runtime/base/text.h": "#include <fmt/format.h>\n",
-    "memory/pool.cpp": '#include "kernels/ops.h"\n',
+    "scheduler/plan.cpp": '#include "memory/memory_pool.h"\n',
+    "base/text.h": "#include <fmt/format.h>\n",
+    "kernels/ops.h": '#include "memory/memory_pool.h"\n',
     "kernels/cpu/gemm.cpp": "#include <cuda_runtime.h>\n",
-    "runtime/engine.cpp": '#include "tests/support/tiny.h"\n',
+    "runtime/engine/engine.cpp": '#include "tests/support/tiny.h"\n',
     "models/net.cpp": '#include "kernels/cuda/launch.h"\n',
 }
 

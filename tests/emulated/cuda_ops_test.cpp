@@ -5,10 +5,10 @@
 
 #include <numeric>
 
+#include "base/thread_pool.h"
 #include "kernels/cpu/cpu_ops.h"
 #include "kernels/sizing/attention_workspace.h"
 #include "kernels/sizing/cuda_workspace.h"
-#include "runtime/base/thread_pool.h"
 #include "tests/emulated/filled_cache.h"
 #include "tests/emulated/guarded_machine.h"
 

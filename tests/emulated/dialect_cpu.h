@@ -7,7 +7,7 @@
 #include <tuple>
 #include <type_traits>
 
-#include "runtime/base/dtype.h"
+#include "base/dtype.h"
 #include "tests/emulated/emulator.h"
 
 #define __global__

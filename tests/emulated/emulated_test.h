@@ -12,8 +12,8 @@
 #include <random>
 #include <vector>
 
+#include "base/error.h"
 #include "kernels/reference/reference_ops.h"
-#include "runtime/base/error.h"
 #include "tests/emulated/emulator.h"
 
 namespace triphase::cuda {

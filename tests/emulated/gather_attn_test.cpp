@@ -5,9 +5,9 @@
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
+#include "base/error.h"
 #include "kernels/cuda/merge_states.h"
 #include "kernels/sizing/cuda_workspace.h"
-#include "runtime/base/error.h"
 #include "tests/emulated/emulator.h"
 #include "tests/emulated/kv_fixture.h"
 

@@ -15,7 +15,7 @@
 #include <new>
 #include <vector>
 
-#include "memory/device.h"
+#include "base/device.h"
 #include "memory/host_device.h"
 #include "tests/emulated/emulator.h"
 

@@ -3,9 +3,9 @@
 // What a CUDA InputOps must do: the CPU's bits. Run on the emulator, with guarded memory, and on a
 // GPU.
 
+#include "base/thread_pool.h"
 #include "kernels/cpu/cpu_input_ops.h"
 #include "kernels/ops.h"
-#include "runtime/base/thread_pool.h"
 #include "tests/emulated/emulated_test.h"
 #include "tests/emulated/filled_cache.h"
 #include "tests/emulated/guarded_memory.h"

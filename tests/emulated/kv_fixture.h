@@ -12,8 +12,8 @@
 #include <random>
 #include <vector>
 
+#include "base/dtype.h"
 #include "kernels/cuda/kv_cache.h"
-#include "runtime/base/dtype.h"
 
 namespace triphase::cuda {
 

@@ -11,12 +11,12 @@
 #include <set>
 #include <vector>
 
+#include "base/error.h"
 #include "kernels/cpu/cpu_ops.h"
 #include "kernels/cuda/kv_append.h"
 #include "kernels/cuda/kv_quantize.h"
 #include "kernels/cuda/stage_rows.h"
 #include "memory/host_device.h"
-#include "runtime/base/error.h"
 #include "tests/emulated/emulator.h"
 #include "tests/emulated/kv_fixture.h"
 

@@ -2,12 +2,12 @@
 // same tokens, the same outputs. Device memory is closed to the host, so a method that reads what
 // lies there dies here and not on a GPU.
 
+#include "base/thread_pool.h"
 #include "kernels/cpu/cpu_ops.h"
 #include "kernels/cpu/cpu_sparse_ops.h"
 #include "kernels/sizing/attention_workspace.h"
 #include "models/attention_runner.h"
 #include "models/sink_queries.h"
-#include "runtime/base/thread_pool.h"
 #include "tests/emulated/filled_cache.h"
 #include "tests/emulated/guarded_machine.h"
 
@@ -138,7 +138,7 @@ class CpuMachine {
   HostDevice device_;
   ThreadPool pool_{1};
   std::unique_ptr<Ops> ops_ = make_cpu_ops(pool_);
-  std::unique_ptr<SparseOps> sparse_ = make_cpu_sparse_ops(pool_);
+  std::unique_ptr<SparseOps> sparse_ = make_cpu_sparse_ops(pool_, device_);
   std::unique_ptr<Stream> stream_ = device_.make_stream();
 };
 

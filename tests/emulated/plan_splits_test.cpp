@@ -7,8 +7,8 @@
 #include <random>
 #include <set>
 
+#include "base/error.h"
 #include "kernels/sizing/cuda_workspace.h"
-#include "runtime/base/error.h"
 #include "tests/emulated/emulator.h"
 
 namespace triphase::cuda {

@@ -3,11 +3,11 @@
 // What a CUDA SparseOps must do, beside the CPU's: run on the emulator, with guarded memory, and on
 // a GPU.
 
+#include "base/thread_pool.h"
 #include "kernels/cpu/cpu_ops.h"
 #include "kernels/cpu/cpu_sparse_ops.h"
 #include "kernels/sizing/cuda_workspace.h"
 #include "kernels/sizing/sparse_workspace.h"
-#include "runtime/base/thread_pool.h"
 #include "tests/emulated/filled_cache.h"
 
 namespace triphase::cuda {
@@ -37,7 +37,7 @@ class Cpu {
   HostDevice device;
   ThreadPool pool{1};
   std::unique_ptr<Ops> ops = make_cpu_ops(pool);
-  std::unique_ptr<SparseOps> sparse = make_cpu_sparse_ops(pool);
+  std::unique_ptr<SparseOps> sparse = make_cpu_sparse_ops(pool, device);
   std::unique_ptr<Stream> stream = device.make_stream();
   Workspace workspace;
 };

@@ -1,6 +1,6 @@
 // OUT.manifest.json of an earlier run: what is accepted must survive writing and reading again.
 
-#include "runtime/manifest.h"
+#include "runtime/job/manifest.h"
 #include "tests/fuzz/fuzz_support.h"
 
 extern "C" int LLVMFuzzerTestOneInput(const std::uint8_t* data, std::size_t size) {

@@ -1,8 +1,8 @@
 // One line of a prompt file. Byte 0 chooses the format and what happens to invalid UTF-8.
 
-#include "runtime/output_record.h"
-#include "runtime/prompt_line.h"
-#include "runtime/sampling_limits.h"
+#include "runtime/engine/sampling_limits.h"
+#include "runtime/job/output_record.h"
+#include "runtime/job/prompt_line.h"
 #include "tests/fuzz/fuzz_support.h"
 
 namespace triphase {

@@ -3,7 +3,7 @@
 #include <algorithm>
 #include <cstring>
 
-#include "runtime/record_scan.h"
+#include "runtime/job/record_scan.h"
 #include "tests/fuzz/fuzz_support.h"
 
 namespace triphase {

@@ -9,7 +9,7 @@
 #include <cstdlib>
 #include <string_view>
 
-#include "runtime/base/error.h"
+#include "base/error.h"
 
 namespace triphase {
 

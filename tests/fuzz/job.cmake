@@ -1,12 +1,12 @@
 # Fuzz targets of what a job reads besides the model: prompts, records, manifests.
 triphase_fuzz_library(fuzz_job
-  "${root}/runtime/file_ops.cpp"
-  "${root}/runtime/line_fields.cpp"
-  "${root}/runtime/manifest.cpp"
-  "${root}/runtime/output_record.cpp"
-  "${root}/runtime/prompt_line.cpp"
-  "${root}/runtime/record_scan.cpp"
-  "${root}/runtime/score_line.cpp"
+  "${root}/runtime/job/file_ops.cpp"
+  "${root}/runtime/job/line_fields.cpp"
+  "${root}/runtime/job/manifest.cpp"
+  "${root}/runtime/job/output_record.cpp"
+  "${root}/runtime/job/prompt_line.cpp"
+  "${root}/runtime/job/record_scan.cpp"
+  "${root}/runtime/job/score_line.cpp"
   "${root}/runtime/build_info.cpp")
 target_include_directories(fuzz_job PRIVATE "${CMAKE_BINARY_DIR}/runtime/generated")
 target_compile_definitions(fuzz_job PRIVATE TRIPHASE_VERSION="fuzz" TRIPHASE_BUILD_TYPE="fuzz")

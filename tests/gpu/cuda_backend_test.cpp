@@ -4,10 +4,10 @@
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
+#include "base/error.h"
 #include "kernels/cuda/cublas_lt.h"
 #include "memory/cuda/cuda_device.h"
 #include "memory/host_device.h"
-#include "runtime/base/error.h"
 #include "runtime/bench/bench.h"
 #include "runtime/bench/check.h"
 #include "tests/emulated/input_seam_checks.h"

@@ -8,7 +8,7 @@
 #include <string>
 #include <vector>
 
-#include "runtime/base/ids.h"
+#include "base/ids.h"
 
 namespace triphase::parity {
 

@@ -4,9 +4,9 @@
 #include <fstream>
 #include <sstream>
 
+#include "base/error.h"
 #include "kernels/cpu/cpu_ops.h"
 #include "models/files/weight_files.h"
-#include "runtime/base/error.h"
 
 namespace triphase::parity {
 namespace {

@@ -9,14 +9,14 @@
 #include <string>
 #include <vector>
 
+#include "base/thread_pool.h"
 #include "kernels/ops.h"
 #include "memory/host_device.h"
-#include "memory/kv_store.h"
+#include "memory/kv/kv_store.h"
 #include "memory/memory_pool.h"
 #include "models/config/model_config.h"
 #include "models/decoder_model.h"
-#include "models/weights.h"
-#include "runtime/base/thread_pool.h"
+#include "models/weights/weights.h"
 
 namespace triphase::parity {
 

@@ -7,8 +7,8 @@
 #include <algorithm>
 #include <cmath>
 
-#include "runtime/loaded_model.h"
-#include "runtime/scorer.h"
+#include "runtime/engine/loaded_model.h"
+#include "runtime/engine/scorer.h"
 #include "tests/parity/fixture.h"
 
 namespace triphase::parity {

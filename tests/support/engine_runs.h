@@ -8,7 +8,7 @@
 #include <random>
 #include <vector>
 
-#include "runtime/engine.h"
+#include "runtime/engine/engine.h"
 
 namespace triphase {
 

@@ -5,8 +5,8 @@
 #include <cstdint>
 #include <unordered_map>
 
+#include "base/error.h"
 #include "memory/host_device.h"
-#include "runtime/base/error.h"
 
 namespace triphase {
 

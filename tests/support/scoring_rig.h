@@ -5,7 +5,7 @@
 #include <memory>
 #include <vector>
 
-#include "runtime/scorer.h"
+#include "runtime/engine/scorer.h"
 #include "tests/support/tiny_model.h"
 
 namespace triphase {

@@ -5,13 +5,13 @@
 
 #include <memory>
 
-#include "memory/kv_store.h"
+#include "memory/kv/kv_store.h"
 #include "memory/transfer/host_transfer_engine.h"
 #include "models/decoder_model.h"
-#include "models/weights.h"
+#include "models/weights/weights.h"
 #include "runtime/backend.h"
-#include "runtime/engine.h"
-#include "runtime/prompt_preparer.h"
+#include "runtime/engine/engine.h"
+#include "runtime/job/prompt_preparer.h"
 #include "scheduler/placement/device_only_policy.h"
 #include "scheduler/placement/flexgen_policy.h"
 

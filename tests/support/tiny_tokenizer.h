@@ -6,9 +6,9 @@
 #include <memory>
 #include <string>
 
+#include "base/utf8.h"
 #include "models/tokenizer/text_decoder.h"
 #include "models/tokenizer/tokenizer.h"
-#include "runtime/base/utf8.h"
 
 namespace triphase {
 

@@ -8,7 +8,7 @@
 #include <string_view>
 #include <vector>
 
-#include "runtime/base/trace.h"
+#include "base/trace.h"
 
 namespace triphase {
 

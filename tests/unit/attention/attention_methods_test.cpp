@@ -30,7 +30,7 @@ class AttentionMethodsTest : public KvCacheTest {
   void SetUp() override {
     KvCacheTest::SetUp();
     if (ops_ == nullptr) return;
-    sparse_ = make_cpu_sparse_ops(pool_);
+    sparse_ = make_cpu_sparse_ops(pool_, device_);
     const std::size_t bytes = sparse_workspace_bytes({.heads = 8,
                                                       .kv_heads = 1,
                                                       .head_dim = 64,

@@ -3,7 +3,7 @@
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
-#include "runtime/base/error.h"
+#include "base/error.h"
 #include "scheduler/attention/touched_bytes.h"
 
 namespace triphase {

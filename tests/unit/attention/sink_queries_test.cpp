@@ -78,7 +78,7 @@ TEST_P(SinkQueriesTest, AttendAsWithPositionsInsideTheCache) {
     config.rope = RopeConfig{.rotary_dim = shape.dim - 4};
     const RopeTable rope(*config.rope, 100);
     SequenceCache cache(shape, kTokens, *ops_, *stream_, random_);
-    const auto sparse = make_cpu_sparse_ops(pool_);
+    const auto sparse = make_cpu_sparse_ops(pool_, device_);
     MemoryPool pool(device_, MemoryTier::kDevice, std::uint64_t{1} << 30);
     const AttentionShape largest{.heads = shape.heads,
                                  .kv_heads = shape.kv_heads,

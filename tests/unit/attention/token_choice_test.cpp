@@ -7,7 +7,7 @@
 #include <limits>
 #include <random>
 
-#include "runtime/base/error.h"
+#include "base/error.h"
 
 namespace triphase {
 namespace {

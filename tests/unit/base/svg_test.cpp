@@ -1,8 +1,8 @@
-#include "runtime/base/svg.h"
+#include "base/svg.h"
 
 #include <gtest/gtest.h>
 
-#include "runtime/base/format_bytes.h"
+#include "base/format_bytes.h"
 
 namespace triphase::svg {
 namespace {

@@ -1,4 +1,4 @@
-#include "runtime/base/thread_pool.h"
+#include "base/thread_pool.h"
 
 #include <gtest/gtest.h>
 

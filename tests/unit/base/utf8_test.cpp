@@ -1,4 +1,4 @@
-#include "runtime/base/utf8.h"
+#include "base/utf8.h"
 
 #include <gtest/gtest.h>
 

@@ -8,7 +8,7 @@
 
 #include <cmath>
 
-#include "runtime/base/error.h"
+#include "base/error.h"
 #include "tests/support/scoring_rig.h"
 
 namespace triphase {

@@ -6,7 +6,7 @@
 
 #include <memory>
 
-#include "runtime/base/error.h"
+#include "base/error.h"
 #include "scheduler/placement/accelerate_policy.h"
 #include "tests/support/early_rig.h"
 #include "tests/support/engine_runs.h"

@@ -10,7 +10,7 @@
 #include <set>
 #include <string>
 
-#include "runtime/base/error.h"
+#include "base/error.h"
 #include "tests/support/engine_runs.h"
 #include "tests/support/refusing_device.h"
 #include "tests/support/shrink.h"

@@ -5,8 +5,8 @@
 
 #include <cstring>
 
+#include "base/error.h"
 #include "memory/host_device.h"
-#include "runtime/base/error.h"
 #include "scheduler/placement/accelerate_policy.h"
 #include "scheduler/placement/flexgen_policy.h"
 #include "scheduler/placement/triphase_policy.h"

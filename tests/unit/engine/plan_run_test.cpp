@@ -4,8 +4,8 @@
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
-#include "runtime/base/error.h"
-#include "runtime/loaded_model.h"
+#include "base/error.h"
+#include "runtime/engine/loaded_model.h"
 #include "tests/support/tiny_model.h"
 
 namespace triphase {

@@ -9,7 +9,7 @@
 #include <sstream>
 #include <thread>
 
-#include "runtime/base/samples.h"
+#include "base/samples.h"
 #include "runtime/plan/profile_file.h"
 #include "scheduler/cost/step_cost.h"
 #include "scheduler/planner/planner.h"

@@ -1,4 +1,4 @@
-#include "runtime/prompt_preparer.h"
+#include "runtime/job/prompt_preparer.h"
 
 #include <gtest/gtest.h>
 

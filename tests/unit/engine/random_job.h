@@ -9,7 +9,7 @@
 #include <string>
 #include <vector>
 
-#include "runtime/request.h"
+#include "runtime/job/request.h"
 #include "tests/support/tiny_model.h"
 
 namespace triphase {

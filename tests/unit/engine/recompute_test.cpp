@@ -6,7 +6,7 @@
 #include <map>
 #include <set>
 
-#include "runtime/base/error.h"
+#include "base/error.h"
 #include "scheduler/placement/triphase_policy.h"
 #include "tests/support/engine_runs.h"
 #include "tests/support/tiny_model.h"

@@ -1,4 +1,4 @@
-#include "runtime/sampler.h"
+#include "runtime/engine/sampler.h"
 
 #include <gtest/gtest.h>
 

@@ -1,6 +1,6 @@
 // Where context and continuation meet, and the windows of long texts (lm-evaluation-harness rules).
 
-#include "runtime/score_preparer.h"
+#include "runtime/job/score_preparer.h"
 
 #include <gtest/gtest.h>
 

@@ -1,13 +1,13 @@
 // Teacher-forced scoring: never dependent on batch, chunk, sharing or the path a token takes.
 
-#include "runtime/scorer.h"
+#include "runtime/engine/scorer.h"
 
 #include <gtest/gtest.h>
 
 #include <cmath>
 #include <random>
 
-#include "runtime/score_engine.h"
+#include "runtime/engine/score_engine.h"
 #include "tests/support/scoring_rig.h"
 
 namespace triphase {

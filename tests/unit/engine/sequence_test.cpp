@@ -1,4 +1,4 @@
-#include "runtime/sequence.h"
+#include "runtime/engine/sequence.h"
 
 #include <gtest/gtest.h>
 

@@ -7,8 +7,8 @@
 #include <cmath>
 #include <random>
 
-#include "runtime/base/error.h"
-#include "runtime/base/json.h"
+#include "base/error.h"
+#include "base/json.h"
 #include "runtime/eval/generation_tasks.h"
 #include "tests/support/scoring_rig.h"
 #include "tests/support/tiny_tokenizer.h"

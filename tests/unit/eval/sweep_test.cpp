@@ -5,7 +5,7 @@
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
-#include "runtime/base/error.h"
+#include "base/error.h"
 
 namespace triphase::eval {
 namespace {

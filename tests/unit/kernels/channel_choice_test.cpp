@@ -144,7 +144,7 @@ TEST_P(ChannelChoiceTest, DoesNotDependOnKeyColumnsPagesOrThreads) {
       const Chosen expected = choose(*sparse_, 2, shape, cache.view(), keys, q, choice);
       for (const int threads : {1, 2, 5}) {
         ThreadPool pool(threads);
-        const auto ops = make_cpu_sparse_ops(pool);
+        const auto ops = make_cpu_sparse_ops(pool, device_);
         // K^T everywhere, for part of the pages, and made for one page alone; of pages apart and
         // side by side.
         for (const std::int64_t run : {1, 3, 8}) {
@@ -222,7 +222,7 @@ TEST_P(ChannelChoiceTest, DoesNotDependOnWhatWasGathered) {
     keys.gathered = {bytes.data(), stride, places};
     for (const int threads : {1, 5}) {
       ThreadPool pool(threads);
-      const auto ops = make_cpu_sparse_ops(pool);
+      const auto ops = make_cpu_sparse_ops(pool, device_);
       const Chosen chosen = choose(*ops, threads, shape, cache.view(), keys, q, choice);
       EXPECT_EQ(chosen.tokens, expected.tokens) << describe(shape) << " threads " << threads;
       EXPECT_TRUE(same_bits(chosen.alpha, expected.alpha)) << describe(shape);

@@ -16,11 +16,11 @@
 #include <string>
 #include <vector>
 
+#include "base/error.h"
 #include "kernels/cpu/cpu_ops.h"
 #include "kernels/cpu/simd_target.h"
 #include "kernels/reference/reference_ops.h"
 #include "memory/host_device.h"
-#include "runtime/base/error.h"
 #include "tests/unit/kernels/tolerances.h"
 
 namespace triphase {

@@ -13,7 +13,7 @@ class SparseOpsTest : public KvCacheTest {
  protected:
   void SetUp() override {
     KvCacheTest::SetUp();
-    if (ops_ != nullptr) sparse_ = make_cpu_sparse_ops(pool_);
+    if (ops_ != nullptr) sparse_ = make_cpu_sparse_ops(pool_, device_);
   }
   // The least workspace for one context, full of NaN.
   Workspace workspace(const CacheShape& shape, std::int64_t context, int threads) {

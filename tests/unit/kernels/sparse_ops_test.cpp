@@ -30,8 +30,8 @@ TEST_P(SparseOpsTest, KeyScoresMatchReferenceOnAnyThreads) {
         }
       }
       ThreadPool one(1);
-      EXPECT_TRUE(
-          same_bits(result, scores(*make_cpu_sparse_ops(one), 1, shape, cache, q, 1, context)));
+      EXPECT_TRUE(same_bits(
+          result, scores(*make_cpu_sparse_ops(one, device_), 1, shape, cache, q, 1, context)));
     }
   }
 }

@@ -1,7 +1,7 @@
 #include <gtest/gtest.h>
 
+#include "base/error.h"
 #include "kernels/sizing/attention_workspace.h"
-#include "runtime/base/error.h"
 
 namespace triphase {
 namespace {

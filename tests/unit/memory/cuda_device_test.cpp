@@ -9,10 +9,10 @@
 #include <numeric>
 #include <vector>
 
-#include "memory/cuda/cuda_check.h"
+#include "base/error.h"
+#include "kernels/cuda/cuda_check.h"
 #include "memory/host_device.h"
 #include "memory/memory_pool.h"
-#include "runtime/base/error.h"
 
 namespace triphase {
 namespace {

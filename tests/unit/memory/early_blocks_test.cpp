@@ -1,4 +1,4 @@
-#include "memory/early_blocks.h"
+#include "memory/kv/early_blocks.h"
 
 #include <gtest/gtest.h>
 

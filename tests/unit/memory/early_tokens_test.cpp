@@ -1,17 +1,17 @@
 // Tokens on their way to the token cache before their step: who waits for them, and what is left
 // when they do not come.
 
-#include "memory/early_tokens.h"
+#include "memory/kv/early_tokens.h"
 
 #include <gtest/gtest.h>
 
 #include <algorithm>
 #include <vector>
 
+#include "base/error.h"
 #include "memory/host_device.h"
-#include "memory/kv_store.h"
+#include "memory/kv/kv_store.h"
 #include "memory/transfer/host_transfer_engine.h"
-#include "runtime/base/error.h"
 
 namespace triphase {
 namespace {

@@ -1,4 +1,4 @@
-#include "memory/host_key_columns.h"
+#include "memory/kv/host_key_columns.h"
 
 #include <gtest/gtest.h>
 

@@ -1,4 +1,4 @@
-#include "memory/key_columns.h"
+#include "memory/kv/key_columns.h"
 
 #include <gtest/gtest.h>
 

@@ -4,8 +4,8 @@
 #include <numeric>
 #include <random>
 
-#include "memory/kv_residency.h"
-#include "runtime/base/error.h"
+#include "base/error.h"
+#include "memory/kv/kv_residency.h"
 
 namespace triphase {
 namespace {

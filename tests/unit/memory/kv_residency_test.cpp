@@ -1,4 +1,4 @@
-#include "memory/kv_residency.h"
+#include "memory/kv/kv_residency.h"
 
 #include <gtest/gtest.h>
 
@@ -6,7 +6,7 @@
 #include <numeric>
 #include <random>
 
-#include "runtime/base/error.h"
+#include "base/error.h"
 
 namespace triphase {
 namespace {

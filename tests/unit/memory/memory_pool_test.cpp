@@ -2,8 +2,8 @@
 
 #include <gtest/gtest.h>
 
+#include "base/error.h"
 #include "memory/host_device.h"
-#include "runtime/base/error.h"
 
 namespace triphase {
 namespace {

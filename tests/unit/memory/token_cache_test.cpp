@@ -1,4 +1,4 @@
-#include "memory/token_cache.h"
+#include "memory/kv/token_cache.h"
 
 #include <gtest/gtest.h>
 

@@ -6,8 +6,8 @@
 #include <random>
 #include <vector>
 
+#include "base/error.h"
 #include "memory/transfer/host_transfer_engine.h"
-#include "runtime/base/error.h"
 
 namespace triphase {
 namespace {

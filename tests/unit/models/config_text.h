@@ -4,8 +4,8 @@
 
 #include <string>
 
+#include "base/json.h"
 #include "models/config/model_config.h"
-#include "runtime/base/json.h"
 
 namespace triphase {
 

@@ -7,7 +7,7 @@
 #include <optional>
 #include <string>
 
-#include "runtime/base/error.h"
+#include "base/error.h"
 
 namespace triphase {
 

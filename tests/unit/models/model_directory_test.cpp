@@ -4,8 +4,8 @@
 
 #include "memory/host_device.h"
 #include "models/model_summary.h"
-#include "models/weight_lookup.h"
-#include "models/weights.h"
+#include "models/weights/weight_lookup.h"
+#include "models/weights/weights.h"
 #include "tests/support/paths.h"
 #include "tests/unit/models/checkpoint_builder.h"
 #include "tests/unit/models/config_text.h"

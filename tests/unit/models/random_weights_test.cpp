@@ -4,7 +4,7 @@
 #include <cstring>
 
 #include "memory/host_device.h"
-#include "models/weights.h"
+#include "models/weights/weights.h"
 #include "tests/unit/models/config_text.h"
 #include "tests/unit/models/packed_rows.h"
 

@@ -1,4 +1,4 @@
-#include "models/tensor_scan.h"
+#include "models/weights/tensor_scan.h"
 
 #include <gtest/gtest.h>
 

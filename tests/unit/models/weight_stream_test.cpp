@@ -7,11 +7,11 @@
 
 #include <cstring>
 
+#include "base/error.h"
 #include "kernels/cpu/cpu_ops.h"
 #include "kernels/group_quant.h"
 #include "memory/host_device.h"
 #include "memory/transfer/host_transfer_engine.h"
-#include "runtime/base/error.h"
 #include "tests/unit/models/config_text.h"
 
 namespace triphase {

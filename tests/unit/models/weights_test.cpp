@@ -1,4 +1,4 @@
-#include "models/weights.h"
+#include "models/weights/weights.h"
 
 #include <cmath>
 #include <cstring>

@@ -5,7 +5,7 @@
 
 #include <cmath>
 
-#include "runtime/base/error.h"
+#include "base/error.h"
 #include "runtime/bench/check.h"
 #include "runtime/bench/measure.h"
 #include "runtime/bench/report.h"

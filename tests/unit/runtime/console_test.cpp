@@ -8,8 +8,8 @@
 #include <atomic>
 #include <csignal>
 
+#include "base/json.h"
 #include "job_fixture.h"
-#include "runtime/base/json.h"
 #include "runtime/log.h"
 #include "runtime/progress.h"
 #include "runtime/signals.h"

@@ -1,6 +1,6 @@
 // --generation-config=auto (bad-inputs C18): what is adopted, what wins, what is refused.
 
-#include "runtime/generation_config.h"
+#include "runtime/job/generation_config.h"
 
 #include <gtest/gtest.h>
 

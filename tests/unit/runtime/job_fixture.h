@@ -14,11 +14,11 @@
 #include <string>
 #include <vector>
 
-#include "runtime/base/error.h"
-#include "runtime/job.h"
-#include "runtime/manifest.h"
-#include "runtime/output_file.h"
-#include "runtime/prompt_file.h"
+#include "base/error.h"
+#include "runtime/job/job.h"
+#include "runtime/job/manifest.h"
+#include "runtime/job/output_file.h"
+#include "runtime/job/prompt_file.h"
 
 namespace triphase::testing {
 

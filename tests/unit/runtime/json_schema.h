@@ -7,7 +7,7 @@
 #include <array>
 #include <string>
 
-#include "runtime/base/json.h"
+#include "base/json.h"
 
 namespace triphase::testing {
 

@@ -1,6 +1,6 @@
 // Joining shards (bad-inputs X12): the whole, or nothing and the reason.
 
-#include "runtime/merge.h"
+#include "runtime/job/merge.h"
 
 #include <gtest/gtest.h>
 

@@ -1,6 +1,6 @@
 // The durability protocol (bad-inputs section 3, X1, X5-X11, L13, R11).
 
-#include "runtime/output_file.h"
+#include "runtime/job/output_file.h"
 
 #include <gtest/gtest.h>
 #include <sys/stat.h>
@@ -8,7 +8,7 @@
 #include <unistd.h>
 
 #include "job_fixture.h"
-#include "runtime/output_record.h"
+#include "runtime/job/output_record.h"
 
 namespace triphase {
 namespace {

@@ -1,10 +1,10 @@
 // Records in both forms: exact bytes for the format, and what resume reads back.
 
-#include "runtime/output_record.h"
+#include "runtime/job/output_record.h"
 
 #include <gtest/gtest.h>
 
-#include "runtime/base/json.h"
+#include "base/json.h"
 
 namespace triphase {
 namespace {

@@ -1,6 +1,6 @@
 // The prompt file as a stream of lines (bad-inputs P1-P5, P14-P16, P23, P25, X9).
 
-#include "runtime/prompt_file.h"
+#include "runtime/job/prompt_file.h"
 
 #include <gtest/gtest.h>
 #include <sys/resource.h>

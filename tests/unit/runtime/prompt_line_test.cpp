@@ -1,6 +1,6 @@
 // One prompt line to a request or an error (bad-inputs section 4.4).
 
-#include "runtime/prompt_line.h"
+#include "runtime/job/prompt_line.h"
 
 #include <gtest/gtest.h>
 

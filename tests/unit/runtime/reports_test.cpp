@@ -8,8 +8,8 @@
 #include "job_fixture.h"
 #include "json_schema.h"
 #include "runtime/error_catalog.h"
-#include "runtime/output_record.h"
-#include "runtime/run_summary.h"
+#include "runtime/job/output_record.h"
+#include "runtime/job/run_summary.h"
 #include "tests/support/paths.h"
 
 namespace triphase {
@@ -268,7 +268,7 @@ TEST(ErrorCatalog, IsSortedAndExplainsEveryCodeOfThisLayer) {
            ++match) {
         EXPECT_TRUE(known.contains((*match)[1].str()))
             << (*match)[1].str() << " in " << file.path()
-            << " has no paragraph in runtime/base/error_codes.inc";
+            << " has no paragraph in base/error_codes.inc";
       }
     }
   }

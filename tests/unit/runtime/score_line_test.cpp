@@ -1,11 +1,11 @@
 // One line of a request file of `triphase score`, and its record.
 
-#include "runtime/score_line.h"
+#include "runtime/job/score_line.h"
 
 #include <gtest/gtest.h>
 
-#include "runtime/output_record.h"
-#include "runtime/prompt_line.h"
+#include "runtime/job/output_record.h"
+#include "runtime/job/prompt_line.h"
 
 namespace triphase {
 namespace {

@@ -1,6 +1,6 @@
 // The trace file: its schema, its times, where it may lie, and what a full disk does to it.
 
-#include "runtime/trace_file.h"
+#include "runtime/job/trace_file.h"
 
 #include <gtest/gtest.h>
 #include <sys/stat.h>

@@ -6,7 +6,7 @@
 #include <numeric>
 #include <random>
 
-#include "runtime/base/error.h"
+#include "base/error.h"
 
 namespace triphase {
 namespace {

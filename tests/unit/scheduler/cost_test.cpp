@@ -5,7 +5,7 @@
 #include <random>
 #include <sstream>
 
-#include "runtime/base/error.h"
+#include "base/error.h"
 #include "runtime/plan/profile_file.h"
 #include "scheduler/cost/hardware_spec.h"
 #include "scheduler/cost/replay_costs.h"

@@ -3,8 +3,8 @@
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
+#include "base/error.h"
 #include "models/config/model_config.h"
-#include "runtime/base/error.h"
 
 namespace triphase {
 namespace {

@@ -4,7 +4,7 @@
 #include <cmath>
 #include <functional>
 
-#include "runtime/base/error.h"
+#include "base/error.h"
 #include "scheduler/placement/accelerate_policy.h"
 #include "scheduler/placement/device_only_policy.h"
 #include "scheduler/placement/flexgen_policy.h"

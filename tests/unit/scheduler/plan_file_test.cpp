@@ -7,7 +7,7 @@
 #include <fstream>
 #include <sstream>
 
-#include "runtime/base/error.h"
+#include "base/error.h"
 #include "scheduler/cost/hardware_spec.h"
 #include "scheduler/planner/planner.h"
 #include "tests/unit/runtime/json_schema.h"

@@ -7,7 +7,7 @@
 #include <cmath>
 #include <random>
 
-#include "runtime/base/error.h"
+#include "base/error.h"
 #include "scheduler/cost/hardware_spec.h"
 
 namespace triphase {

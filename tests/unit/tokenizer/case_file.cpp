@@ -5,7 +5,7 @@
 #include <fstream>
 #include <stdexcept>
 
-#include "runtime/base/json.h"
+#include "base/json.h"
 
 namespace triphase {
 namespace {

@@ -1,6 +1,7 @@
 #pragma once
 
-// Reads cases.jsonl files of tools/make_tokenizer_fixtures.py and compares a tokenizer with them.
+// Reads cases.jsonl files of tools/lab/make_tokenizer_fixtures.py and compares a tokenizer with
+// them.
 
 #include <cstdint>
 #include <string>

@@ -59,7 +59,7 @@ TEST_P(OutsideData, EncodesAndDecodesAsItsReference) {
   if (data == nullptr) GTEST_SKIP() << "TRIPHASE_TEST_DATA names no folder of test data";
   if (expected == nullptr) {
     GTEST_SKIP() << "TRIPHASE_TOKENIZER_EXPECTED names no folder written by "
-                    "tools/make_tokenizer_fixtures.py expected";
+                    "tools/lab/make_tokenizer_fixtures.py expected";
   }
   const std::string cases_path = std::string(expected) + "/" + GetParam().expected + ".jsonl";
   if (!exists(cases_path)) GTEST_SKIP() << cases_path << " is not there";
@@ -80,7 +80,7 @@ TEST_P(CommittedTokenizer, EncodesRandomStringsAsItsReference) {
   const char* expected = std::getenv("TRIPHASE_TOKENIZER_EXPECTED");
   if (expected == nullptr) {
     GTEST_SKIP() << "TRIPHASE_TOKENIZER_EXPECTED names no folder written by "
-                    "tools/make_tokenizer_fixtures.py expected";
+                    "tools/lab/make_tokenizer_fixtures.py expected";
   }
   const std::string cases_path = std::string(expected) + "/small-" + GetParam() + ".jsonl";
   if (!exists(cases_path)) GTEST_SKIP() << cases_path << " is not there";

@@ -1,0 +1,240 @@
+#include "base/json.h"
+
+#include <fmt/format.h>
+
+#include <charconv>
+#include <cmath>
+#include <nlohmann/json.hpp>
+#include <unordered_set>
+
+#include "base/utf8.h"
+
+namespace triphase {
+namespace {
+
+// Builds our tree from nlohmann's events and stops at the first broken rule.
+class TreeBuilder : public nlohmann::json_sax<nlohmann::json> {
+ public:
+  TreeBuilder(const JsonLimits& limits, JsonProblem& problem)
+      : limits_(limits), problem_(problem) {}
+
+  bool null() override { return add(Json(nullptr)); }
+  bool boolean(bool value) override { return add(Json(value)); }
+  bool number_integer(number_integer_t value) override { return add(Json(std::int64_t{value})); }
+  bool number_unsigned(number_unsigned_t value) override { return add(Json(std::uint64_t{value})); }
+  bool number_float(number_float_t value, const string_t& text) override {
+    // nlohmann turns integers beyond 64 bits into doubles; a file must not depend on that.
+    if (text.find_first_of(".eE") == std::string::npos) {
+      return fail(text, "an integer that fits 64 bits");
+    }
+    if (!std::isfinite(value)) return fail(text, "a finite number");
+    return add(Json(value));
+  }
+  bool string(string_t& value) override { return add(Json(std::move(value))); }
+  bool binary(binary_t&) override { return fail("binary value", "JSON"); }
+
+  bool start_object(std::size_t) override { return open(Json(JsonObject{})); }
+  bool start_array(std::size_t) override { return open(Json(JsonArray{})); }
+  bool key(string_t& name) override {
+    if (!stack_.back().keys.insert(name).second) {
+      return fail(fmt::format("duplicate key \"{}\"", name), "each key once");
+    }
+    stack_.back().key = std::move(name);
+    return true;
+  }
+  bool end_object() override { return close(); }
+  bool end_array() override { return close(); }
+
+  bool parse_error(std::size_t position, const std::string& last_token,
+                   const nlohmann::json::exception&) override {
+    problem_.byte = position;
+    if (problem_.expected.empty()) {
+      problem_.found = last_token.empty() ? "end of text" : "unexpected \"" + last_token + "\"";
+      problem_.expected = "valid JSON (which has no NaN, comments or trailing commas)";
+    }
+    return false;
+  }
+
+  [[nodiscard]] Json take_root() { return std::move(root_); }
+
+ private:
+  struct Open {
+    Json::Value value;
+    std::string key;
+    std::unordered_set<std::string> keys;
+  };
+
+  bool fail(std::string_view found, std::string_view expected) {
+    problem_.found = found;
+    problem_.expected = expected;
+    return false;
+  }
+
+  bool add(Json value) {
+    if (++values_ > limits_.max_values) {
+      return fail(fmt::format("more than {} values", limits_.max_values), "a smaller document");
+    }
+    if (stack_.empty()) {
+      root_ = std::move(value);
+      return true;
+    }
+    Open& top = stack_.back();
+    if (auto* array = std::get_if<JsonArray>(&top.value)) {
+      array->push_back(std::move(value));
+    } else {
+      std::get<JsonObject>(top.value).emplace_back(std::move(top.key), std::move(value));
+    }
+    return true;
+  }
+
+  bool open(Json value) {
+    if (stack_.size() >= limits_.max_depth) {
+      return fail(fmt::format("nesting deeper than {}", limits_.max_depth), "flatter JSON");
+    }
+    stack_.push_back(Open{value.value(), {}, {}});
+    return true;
+  }
+
+  bool close() {
+    Json value(std::move(stack_.back().value));
+    stack_.pop_back();
+    return add(std::move(value));
+  }
+
+  const JsonLimits& limits_;
+  JsonProblem& problem_;
+  std::vector<Open> stack_;
+  std::size_t values_ = 0;
+  Json root_;
+};
+
+}  // namespace
+
+std::optional<bool> Json::boolean() const {
+  if (const bool* value = std::get_if<bool>(&value_)) return *value;
+  return std::nullopt;
+}
+
+std::optional<std::int64_t> Json::integer() const {
+  if (const auto* value = std::get_if<std::int64_t>(&value_)) return *value;
+  if (const auto* value = std::get_if<std::uint64_t>(&value_)) {
+    if (*value <= static_cast<std::uint64_t>(INT64_MAX)) return static_cast<std::int64_t>(*value);
+  }
+  return std::nullopt;
+}
+
+std::optional<double> Json::number() const {
+  if (const auto* value = std::get_if<double>(&value_)) return *value;
+  if (const auto* value = std::get_if<std::int64_t>(&value_)) return static_cast<double>(*value);
+  if (const auto* value = std::get_if<std::uint64_t>(&value_)) return static_cast<double>(*value);
+  return std::nullopt;
+}
+
+const Json* Json::find(std::string_view key) const {
+  const JsonObject* members = object();
+  if (members == nullptr) return nullptr;
+  for (const auto& [name, value] : *members) {
+    if (name == key) return &value;
+  }
+  return nullptr;
+}
+
+std::string Json::describe() const {
+  if (is_null()) return "null";
+  if (const bool* value = std::get_if<bool>(&value_)) return *value ? "true" : "false";
+  if (const auto* value = std::get_if<std::int64_t>(&value_)) return std::to_string(*value);
+  if (const auto* value = std::get_if<std::uint64_t>(&value_)) return std::to_string(*value);
+  if (const auto* value = std::get_if<double>(&value_)) return json_number(*value);
+  if (const std::string* value = string()) return "\"" + escape_untrusted(*value) + "\"";
+  if (const JsonArray* value = array()) return fmt::format("array of {}", value->size());
+  return fmt::format("object of {}", object()->size());
+}
+
+std::optional<Json> parse_json(std::string_view text, JsonProblem& problem,
+                               const JsonLimits& limits) {
+  problem = JsonProblem{};
+  const bool bom = text.starts_with("\xEF\xBB\xBF");
+  const std::size_t skipped = bom ? 3 : 0;
+  const std::size_t bad = first_invalid_utf8(text);
+  if (bad != std::string_view::npos) {
+    problem.byte = bad + 1;
+    problem.found =
+        fmt::format("invalid UTF-8 byte 0x{:02x}", static_cast<unsigned char>(text[bad]));
+    problem.expected = "UTF-8";
+    return std::nullopt;
+  }
+  text.remove_prefix(skipped);
+  TreeBuilder builder(limits, problem);
+  // nlohmann reports the position only with syntax errors; broken rules get byte 0 = "somewhere".
+  if (!nlohmann::json::sax_parse(text.begin(), text.end(), &builder)) {
+    if (problem.byte != 0) problem.byte += skipped;
+    return std::nullopt;
+  }
+  return builder.take_root();
+}
+
+Json parse_json_file(std::string_view text, std::string_view file, ErrorRole role,
+                     std::string_view code, const JsonLimits& limits) {
+  JsonProblem problem;
+  std::optional<Json> value = parse_json(text, problem, limits);
+  if (value) return std::move(*value);
+  throw Error(role, code, "JSON")
+      .file(file)
+      .byte(problem.byte)
+      .found(problem.found)
+      .expected(problem.expected);
+}
+
+std::string json_quote(std::string_view text) {
+  std::string out = "\"";
+  std::size_t position = 0;
+  while (position < text.size()) {
+    const auto byte = static_cast<unsigned char>(text[position]);
+    if (byte >= 0x80) {
+      const std::size_t length = utf8_sequence_length(text, position);
+      if (length == 0) {
+        out += "\xEF\xBF\xBD";
+        position += 1;
+      } else {
+        out.append(text.substr(position, length));
+        position += length;
+      }
+      continue;
+    }
+    switch (byte) {
+      case '"':
+        out += "\\\"";
+        break;
+      case '\\':
+        out += "\\\\";
+        break;
+      case '\n':
+        out += "\\n";
+        break;
+      case '\r':
+        out += "\\r";
+        break;
+      case '\t':
+        out += "\\t";
+        break;
+      default:
+        if (byte < 0x20 || byte == 0x7F) {
+          out += fmt::format("\\u{:04x}", byte);
+        } else {
+          out.push_back(static_cast<char>(byte));
+        }
+    }
+    ++position;
+  }
+  out.push_back('"');
+  return out;
+}
+
+std::string json_number(double value) {
+  if (!std::isfinite(value)) return "null";
+  char buffer[64];
+  const auto result = std::to_chars(buffer, buffer + sizeof(buffer), value);
+  return {buffer, result.ptr};
+}
+
+}  // namespace triphase

@@ -1,0 +1,56 @@
+#include "base/svg.h"
+
+#include <fmt/format.h>
+
+#include <cmath>
+
+namespace triphase::svg {
+
+std::string escaped(std::string_view text) {
+  std::string out;
+  for (const char c : text) {
+    if (c == '<') {
+      out += "&lt;";
+    } else if (c == '>') {
+      out += "&gt;";
+    } else if (c == '&') {
+      out += "&amp;";
+    } else if (c == '"') {
+      out += "&quot;";
+    } else if (c == '\'') {
+      out += "&#39;";
+    } else {
+      // XML has no control characters.
+      out += static_cast<unsigned char>(c) < 0x20 || c == 0x7F ? ' ' : c;
+    }
+  }
+  return out;
+}
+
+std::string text(double x, double y, std::string_view anchor, std::string_view words,
+                 std::string_view more) {
+  return fmt::format("<text x=\"{:.1f}\" y=\"{:.1f}\" text-anchor=\"{}\"{}>{}</text>\n", x, y,
+                     anchor, more, escaped(words));
+}
+
+std::string opening(double width, double height, std::string_view title, std::string_view light,
+                    std::string_view dark) {
+  return fmt::format(
+      "<svg xmlns=\"http://www.w3.org/2000/svg\" viewBox=\"0 0 {0:.0f} {1:.0f}\" width=\"{0:.0f}\" "
+      "height=\"{1:.0f}\" font-family=\"system-ui, sans-serif\" font-size=\"12\" role=\"img\">\n"
+      "<style>\n.back {{ fill: #ffffff; }}\ntext {{ fill: #1a1a1a; }}\n{2}"
+      "@media screen and (prefers-color-scheme: dark) {{\n.back {{ fill: #16181c; }}\n"
+      "text {{ fill: #e6e6e6; }}\n{3}}}\n</style>\n<title>{4}</title>\n"
+      "<rect class=\"back\" width=\"{0:.0f}\" height=\"{1:.0f}\"/>\n",
+      width, height, light, dark, escaped(title));
+}
+
+double round_step(double least) {
+  const double power = std::pow(10.0, std::floor(std::log10(least)));
+  for (const double factor : {1.0, 2.0, 5.0}) {
+    if (power * factor >= least) return power * factor;
+  }
+  return power * 10.0;
+}
+
+}  // namespace triphase::svg

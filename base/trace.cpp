@@ -1,0 +1,66 @@
+#include "base/trace.h"
+
+#include <new>
+#include <utility>
+
+namespace triphase {
+namespace {
+
+constexpr std::size_t kLarge = 4096;
+
+}  // namespace
+
+void Trace::add(const TraceEvent& event) noexcept {
+  const std::lock_guard lock(mutex_);
+  try {
+    events_.push_back(event);
+  } catch (const std::bad_alloc&) {
+    ++lost_;
+  }
+}
+
+void Trace::flush() {
+  if (!sink_) return;
+  leaving_.clear();
+  {
+    const std::lock_guard lock(mutex_);
+    std::swap(events_, leaving_);
+  }
+  // Outside of the lock: a slow disk must not hold up the lanes.
+  sink_(leaving_);
+}
+
+void Trace::flush_if_large() {
+  {
+    const std::lock_guard lock(mutex_);
+    if (events_.size() < kLarge) return;
+  }
+  flush();
+}
+
+std::uint64_t Trace::lost() const {
+  const std::lock_guard lock(mutex_);
+  return lost_;
+}
+
+void TraceSpan::begin(TraceLane lane, const char* name) {
+  event_.emplace();
+  event_->lane = lane;
+  event_->name = name;
+  event_->begin = TraceEvent::Clock::now();
+}
+
+void TraceSpan::end() {
+  event_->end = TraceEvent::Clock::now();
+  trace_->add(*event_);
+}
+
+void TraceSpan::put(const char* name, std::int64_t value) {
+  for (TraceValue& slot : event_->values) {
+    if (slot.name != nullptr) continue;
+    slot = {name, value};
+    return;
+  }
+}
+
+}  // namespace triphase

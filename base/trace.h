@@ -1,0 +1,115 @@
+#pragma once
+
+// What happened when, for `run --trace`: spans on lanes, counters, and the lives of lines. Whoever
+// does the work adds events from its own thread; the job's thread hands them on between steps. All
+// places that record take a Trace*, and null means off: then a span costs a branch or two. Spans
+// are ranges of a profiler too (profiler_ranges.h), whether they are recorded or not.
+
+#include <array>
+#include <chrono>
+#include <cstddef>
+#include <cstdint>
+#include <functional>
+#include <mutex>
+#include <optional>
+#include <utility>
+#include <vector>
+
+#include "base/profiler_ranges.h"
+
+namespace triphase {
+
+// Spans of one lane nest or follow each other. The order is that of the tracks in the file.
+enum class TraceLane : std::uint8_t {
+  kSteps,      // one span for each step of the engine
+  kPhases,     // the latest phase that any running line is in
+  kHost,       // the engine's own work: placement, sampling
+  kCompute,    // the model's arithmetic, and its waits for weights and KV
+  kRecompute,  // KV computed again from saved layer inputs
+  kToDevice,   // the link, one span for each transfer
+  kToHost,
+};
+inline constexpr int kTraceLanes = 7;
+
+struct TraceValue {
+  const char* name = nullptr;  // null: not used
+  std::int64_t value = 0;
+};
+
+struct TraceEvent {
+  using Clock = std::chrono::steady_clock;
+  enum class Kind : std::uint8_t {
+    kSpan,       // on a lane
+    kLine,       // a line's life, from admission to its end
+    kLinePhase,  // within it: a phase, or a suspension
+    kCounter,    // the values from `begin` on
+  };
+
+  Kind kind = Kind::kSpan;
+  TraceLane lane = TraceLane::kSteps;
+  const char* name = "";  // of static storage
+  std::int64_t line = 0;  // index of the line, of the line kinds
+  Clock::time_point begin;
+  Clock::time_point end;
+  std::array<TraceValue, 4> values{};
+};
+
+class Trace {
+ public:
+  using Sink = std::function<void(std::vector<TraceEvent>& events)>;
+
+  // From any thread. An event for which there is no memory is counted as lost.
+  void add(const TraceEvent& event) noexcept;
+
+  // Where events go; without a sink they are kept.
+  void set_sink(Sink sink) { sink_ = std::move(sink); }
+  // Hands over what there is, or only if there is much of it. One thread, and only while no span is
+  // open that holds others.
+  void flush();
+  void flush_if_large();
+
+  [[nodiscard]] std::uint64_t lost() const;
+  // No event is earlier.
+  [[nodiscard]] TraceEvent::Clock::time_point start() const { return start_; }
+
+ private:
+  const TraceEvent::Clock::time_point start_ = TraceEvent::Clock::now();
+  mutable std::mutex mutex_;
+  std::vector<TraceEvent> events_;
+  std::vector<TraceEvent> leaving_;
+  std::uint64_t lost_ = 0;
+  Sink sink_;
+};
+
+// A span from construction to destruction.
+class TraceSpan {
+ public:
+  // `wanted`: whether there is anything to see; else it is no range either.
+  TraceSpan(Trace* trace, TraceLane lane, const char* name, bool wanted = true)
+      : trace_(wanted ? trace : nullptr), wanted_(wanted) {
+    if (wanted_) push_profiler_range(name);
+    if (trace_ != nullptr) begin(lane, name);
+  }
+  ~TraceSpan() {
+    if (trace_ != nullptr) end();
+    if (wanted_) pop_profiler_range();
+  }
+  TraceSpan(const TraceSpan&) = delete;
+  TraceSpan& operator=(const TraceSpan&) = delete;
+
+  // A value of the event, by a name of static storage; as many as TraceEvent has room for.
+  void note(const char* name, std::int64_t value) {
+    if (trace_ != nullptr) put(name, value);
+  }
+
+ private:
+  void begin(TraceLane lane, const char* name);
+  void end();
+  void put(const char* name, std::int64_t value);
+
+  Trace* trace_;
+  bool wanted_;
+  std::optional<TraceEvent> event_;
+};
+
+}  // namespace triphase

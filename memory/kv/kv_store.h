@@ -1,0 +1,269 @@
+#pragma once
+
+// The bytes behind KvResidency. On the device one pool of pages, each holding K and V of one layer
+// for `block_tokens` tokens of one sequence, laid out as kernels/ops.h (KvLayerView) wants it:
+// first the pages that KvResidency gives out, then staging pages for blocks that are read from the
+// host, then cache pages, whose tokens come from anywhere on the host and stay, then pages for
+// copies of others; on request K^T of blocks: on the device wherever they live, or where they live.
+// With INT8 also the scales of every block, wherever its codes are, and a pool of open pages. On
+// the host one record per token and layer, and where asked for the INT8 layer inputs X of blocks
+// that may be recomputed. Owns the memory and the bookkeeping; not thread safe.
+
+#include <vector>
+
+#include "base/dtype.h"
+#include "memory/kv/early_blocks.h"
+#include "memory/kv/early_tokens.h"
+#include "memory/kv/host_key_columns.h"
+#include "memory/kv/key_columns.h"
+#include "memory/kv/kv_residency.h"
+#include "memory/kv/open_pages.h"
+#include "memory/kv/token_cache.h"
+#include "memory/memory_pool.h"
+#include "memory/transfer/transfer_engine.h"
+
+namespace triphase {
+
+class KvStore {
+ public:
+  struct Shape {
+    std::int64_t layers = 0;
+    std::int64_t kv_heads = 0;
+    std::int64_t head_dim = 0;
+    std::int64_t block_tokens = 32;
+    DType dtype = DType::kF16;       // kU8: INT8 codes; kQ4: 4-bit rows
+    DType open_dtype = DType::kF16;  // INT8 only: of blocks that are still open
+    bool key_columns = false;        // K^T beside K, on the device
+    // 0: there wherever the block is. Else K^T of blocks that are on the host is on the host, and
+    // so many channels of each KV head come to the device when a query has chosen them.
+    std::int64_t host_channels = 0;
+    std::int64_t input_width = 0;  // of saved layer inputs: the hidden size; 0: none are saved
+    // Decoded rows of sequences with a host reservation are attended on the host: their blocks are
+    // mirrored there (KvResidency::Shape). Not INT8 or 4-bit.
+    bool host_attention = false;
+
+    [[nodiscard]] bool quantized() const { return dtype == DType::kU8; }
+  };
+
+  struct Sizes {
+    std::int64_t device_pages = 0;          // pages of one layer
+    std::int64_t staging_pages = 0;         // for blocks read from the host
+    std::int64_t cache_pages = 0;           // for tokens read from the host that are kept a while
+    std::int64_t copy_pages = 0;            // for copies of device pages (models/device_copies.h)
+    std::int64_t open_pages = 0;            // INT8 only, see open_pages_needed()
+    std::int64_t host_blocks = 0;           // blocks of all layers
+    std::int64_t input_blocks = 0;          // of saved layer inputs, all layers
+    std::int64_t key_column_blocks = 0;     // that can have their K^T on the device, all layers
+    std::int64_t key_column_run_bytes = 0;  // SparseOps::key_column_run_bytes()
+    std::int64_t channel_blocks = 0;        // whose channels come from the host together, one layer
+  };
+
+  // Takes all its memory from the pools (tags kv, kt, staging and layer-inputs). Throws
+  // E-MEM-BUDGET. `host` and `transfers` may be null where host_blocks is 0.
+  KvStore(const Shape& shape, const Sizes& sizes, MemoryPool& device, MemoryPool* host,
+          TransferEngine* transfers);
+  KvStore(const Shape& shape, std::int64_t device_pages, MemoryPool& device)
+      : KvStore(shape, {.device_pages = device_pages}, device, nullptr, nullptr) {}
+  ~KvStore();
+  KvStore(const KvStore&) = delete;
+  KvStore& operator=(const KvStore&) = delete;
+
+  // Tokens of a block where nobody chooses: INT8 blocks have scales of their own, so they are
+  // longer (docs/performance.md).
+  static constexpr std::int64_t kInt8BlockMultiple = 16;  // what kernels/ops.h asks of INT8 pages
+  [[nodiscard]] static std::int64_t default_block_tokens(DType dtype) {
+    return dtype == DType::kU8 ? 64 : 32;
+  }
+  // Bytes of one device page: K and V, 2 * kv_heads * block_tokens rows of head_dim elements.
+  [[nodiscard]] static std::uint64_t page_bytes(const Shape& shape);
+  // K^T of one device page; 0 without key_columns.
+  [[nodiscard]] static std::uint64_t key_column_bytes(const Shape& shape);
+  // K^T of one block of all layers on the host, and the channels of one block in one layer that
+  // come from there together; 0 without host_channels.
+  [[nodiscard]] static std::uint64_t host_column_bytes(const Shape& shape);
+  [[nodiscard]] static std::uint64_t channel_bytes(const Shape& shape);
+  // Of one open page, and of one block's scales in one layer; 0 where the KV is not INT8.
+  [[nodiscard]] static std::uint64_t open_page_bytes(const Shape& shape);
+  [[nodiscard]] static std::uint64_t scale_bytes(const Shape& shape);
+  // Of one block of all layers on the host.
+  [[nodiscard]] static std::uint64_t host_block_bytes(const Shape& shape);
+  // Of one block's saved layer inputs in one layer: codes and a scale for each token.
+  [[nodiscard]] static std::uint64_t input_bytes(const Shape& shape);
+  // Whether a page can take them in until K and V are projected: codes where K will be, scales
+  // where V will be. Only then can blocks be recomputed.
+  [[nodiscard]] static bool page_holds_inputs(const Shape& shape, std::int64_t input_width);
+  // Open pages that steps of at most `rows` rows of at most `sequences` sequences need: one per
+  // sequence and layer, within a layer one per block that is begun, and one for a block that is
+  // recomputed.
+  [[nodiscard]] static std::int64_t open_pages_needed(const Shape& shape, std::int64_t sequences,
+                                                      std::int64_t rows);
+
+  [[nodiscard]] KvResidency& residency() { return residency_; }
+  [[nodiscard]] const KvResidency& residency() const { return residency_; }
+  [[nodiscard]] const Shape& shape() const { return shape_; }
+  [[nodiscard]] const Sizes& sizes() const { return sizes_; }
+  [[nodiscard]] TransferEngine* transfers() const { return transfers_; }
+  [[nodiscard]] KvGeometry geometry() const;
+
+  // Base of all K pages and of all V pages; the same for every layer, since layers differ by their
+  // page tables.
+  [[nodiscard]] std::byte* k_pages() const { return k_.data(); }
+  [[nodiscard]] std::byte* v_pages() const { return v_.data(); }
+  [[nodiscard]] std::byte* open_k_pages() const { return open_k_.data(); }
+  [[nodiscard]] std::byte* open_v_pages() const { return open_v_.data(); }
+  // K^T as KvLayerView wants it, null without key_columns; and who has a place there.
+  [[nodiscard]] std::byte* key_column_pages() const { return key_column_pages_.data(); }
+  [[nodiscard]] KeyColumns& key_columns() { return key_columns_; }
+  [[nodiscard]] const KeyColumns& key_columns() const { return key_columns_; }
+  // Whoever changes a block's keys calls this (a block's keys are the same wherever it is): K^T is
+  // made anew when it is next wanted.
+  void forget_key_columns(SequenceId sequence, LayerId layer, std::int64_t block);
+  // K^T on the host, of blocks that are not on the device (host_channels).
+  [[nodiscard]] const HostKeyColumns& host_columns() const { return host_columns_; }
+  // The block's place there; kNone: it is on the device.
+  [[nodiscard]] std::int32_t host_column(SequenceId sequence, std::int64_t block) const;
+  // Makes it for the sequence's blocks [0, count) in one layer, where it is missing.
+  void make_host_columns(SequenceId sequence, LayerId layer, std::int64_t count);
+  // On the device, room for the channels of sizes().channel_blocks blocks.
+  [[nodiscard]] std::byte* channel_staging() const { return channel_staging_.data(); }
+  // Who shares the work of making K^T on the host; null (default): the caller alone does it. They
+  // must outlive the store's use.
+  void set_threads(ThreadPool* threads) { threads_ = threads; }
+  // Scales of a layer: entry i belongs to the block of KvResidency::block_index() i.
+  [[nodiscard]] float* scales(LayerId layer) const;
+  // Record of a token of a host block.
+  [[nodiscard]] std::int64_t host_record(std::int32_t host_block, LayerId layer,
+                                         std::int64_t offset) const;
+
+  // Codes of a block's layer inputs on the host, [block_tokens][input_width]; its scales follow
+  // them.
+  [[nodiscard]] std::byte* saved_inputs(std::int32_t input_block, LayerId layer) const;
+
+  [[nodiscard]] OpenPages& open_pages() { return open_pages_; }
+
+  // Tokens of host blocks that are in the cache pages, each in so many parts that are chosen apart;
+  // empty again when asked for another number of parts.
+  [[nodiscard]] TokenCache& token_cache(std::int64_t parts);
+  // The place of a cache slot among all token slots of the device.
+  [[nodiscard]] std::int64_t cache_slot(LayerId layer, std::int32_t slot) const {
+    return (sizes_.device_pages + sizes_.staging_pages) * shape_.block_tokens +
+           layer.value * cache_slots() + slot;
+  }
+
+  // The n-th page for copies.
+  [[nodiscard]] PageId copy_page(std::int64_t n) const {
+    return PageId(sizes_.device_pages + sizes_.staging_pages + sizes_.cache_pages + n);
+  }
+
+  // Blocks of a sequence start to move; settle() finishes what has arrived. `open`: the sequence is
+  // suspended, so that its open block may go too (KvResidency::begin_offload).
+  void offload(SequenceId sequence, std::int64_t first_block, std::int64_t count,
+               bool open = false);
+  void reload(SequenceId sequence, std::int64_t first_block, std::int64_t count);
+  // Host blocks become recomputable (KvResidency::discard); waits for those that only leave.
+  void discard(SequenceId sequence, std::int64_t first_block, std::int64_t count);
+  // Leading blocks of a sequence that is suspended keep nothing (KvResidency::drop); waits for
+  // those that only leave.
+  void drop(SequenceId sequence, std::int64_t count);
+  // A suspended sequence keeps its first `blocks` blocks alone (KvResidency::truncate); waits for
+  // what moves.
+  void truncate(SequenceId sequence, std::int64_t blocks);
+  // Finishes moves that are done; with `all` waits for those that are not. A move that failed is
+  // taken back and its error thrown.
+  void settle(bool all);
+  // For a job that ends in the middle: waits for every move and takes it back, failed or not; also
+  // for what was brought early.
+  void give_up_moves() noexcept;
+  [[nodiscard]] bool moving() const { return !moves_.empty(); }
+
+  // What was brought to staging pages for the step to come. No block in it gives up its host block
+  // before it has arrived.
+  [[nodiscard]] EarlyBlocks& early() { return early_; }
+  [[nodiscard]] const EarlyBlocks& early() const { return early_; }
+  // Where a layer of the block would be read from; nothing: it is not on the host.
+  [[nodiscard]] std::optional<EarlyBlocks::Source> early_source(LayerId layer, SequenceId sequence,
+                                                                std::int64_t block) const;
+  // Where it will be read from once the step has begun, if its bytes are there by now: also those
+  // that settle() has not seen arrive.
+  [[nodiscard]] std::optional<EarlyBlocks::Source> arrived_source(LayerId layer,
+                                                                  SequenceId sequence,
+                                                                  std::int64_t block) const;
+  // Returns once the first `ranges` of early() have arrived; throws what made one fail.
+  void wait_for_early(std::int64_t ranges);
+  // The step that should read them has: waits for all and forgets them.
+  void end_early();
+  // The same of chosen tokens that were brought to the token cache: they stay there.
+  [[nodiscard]] EarlyTokens& early_tokens() { return early_tokens_; }
+  [[nodiscard]] const EarlyTokens& early_tokens() const { return early_tokens_; }
+  // Where one fails, the cache has none of them.
+  void wait_for_early_tokens(std::int64_t ranges);
+  void end_early_tokens();
+  // Bytes of what was brought early and not read yet.
+  [[nodiscard]] std::uint64_t waiting_early_bytes() const;
+  // Since the start: bytes brought early, and of these the ones that no step read (any more).
+  struct EarlyUse {
+    std::uint64_t brought = 0;
+    std::uint64_t unused = 0;
+  };
+  [[nodiscard]] EarlyUse early_use() const {
+    const auto blocks = static_cast<std::uint64_t>(early_.blocks());
+    return {ended_early_.brought + blocks * page_bytes(shape_) + early_tokens_.bytes(),
+            ended_early_.unused + waiting_early_bytes()};
+  }
+
+  // Ends a sequence (KvResidency::release) and what the store keeps for it.
+  void release(SequenceId sequence);
+
+ private:
+  struct Move {
+    Ticket ticket;
+    SequenceId sequence;
+    std::int64_t block = 0;
+    bool to_host = false;
+  };
+
+  [[nodiscard]] EarlyBlocks::Source source_of(LayerId layer, SequenceId sequence,
+                                              std::int64_t block) const;
+  void forget_early();
+  // Their bytes are there, or (lost) will never be.
+  void forget_early_tokens(bool lost);
+  // The sequence's block may give up its host block.
+  void stop_reading_early(SequenceId sequence, std::int64_t block);
+  // The same of its first `count` blocks, but those that other sequences hold too.
+  void stop_reading_own_early(SequenceId sequence, std::int64_t count);
+  // K^T of a block on the host must be there without its record.
+  void keep_host_columns(SequenceId sequence, std::int64_t block);
+  // Of each layer.
+  [[nodiscard]] std::int64_t cache_slots() const {
+    return sizes_.cache_pages / shape_.layers * shape_.block_tokens;
+  }
+
+  Shape shape_;
+  Sizes sizes_;
+  TransferEngine* transfers_;
+  KvResidency residency_;
+  OpenPages open_pages_;
+  TokenCache token_cache_;
+  Buffer k_;
+  Buffer v_;
+  Buffer open_k_;
+  Buffer open_v_;
+  Buffer scales_;
+  KeyColumns key_columns_;
+  Buffer key_column_pages_;
+  HostKeyColumns host_columns_;
+  std::vector<HostKeyColumns::Source> sources_;
+  ThreadPool* threads_ = nullptr;
+  Buffer channel_staging_;
+  Buffer host_;
+  Buffer host_inputs_;
+  std::vector<Move> moves_;
+  EarlyBlocks early_;
+  std::int64_t early_waited_ = 0;  // of its ranges
+  EarlyTokens early_tokens_;
+  std::int64_t early_tokens_waited_ = 0;
+  EarlyUse ended_early_;
+  std::vector<TokenRun> runs_;
+};
+
+}  // namespace triphase

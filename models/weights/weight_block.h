@@ -1,0 +1,54 @@
+#pragma once
+
+// The memory behind ModelWeights: one block of the device and, for streamed layers, one of the
+// host, which together hold every slot of the manifest, each aligned to kWeightAlignment; a layer's
+// slots are one range. Used by load_weights and random_weights; not for others.
+
+#include <cstddef>
+#include <memory>
+#include <span>
+#include <vector>
+
+#include "models/config/tensor_manifest.h"
+#include "models/weights/weights.h"
+
+namespace triphase {
+
+class WeightBlock final : public ModelWeights {
+ public:
+  // Allocates the blocks and points every matrix and vector into it; contents are unset.
+  // `dtypes[i]` is the type of manifest[i]'s matrix, unless `homes` has it in groups (vectors are
+  // F32). Throws E-MEM-ALLOC.
+  WeightBlock(const ModelConfig& config, std::span<const WeightEntry> manifest,
+              std::span<const DType> dtypes, const WeightHomes& homes);
+
+  // Memory of manifest[i].
+  [[nodiscard]] std::byte* slot(std::size_t index) const { return slots_[index]; }
+
+ private:
+  void place(const WeightEntry& entry, DType dtype, const std::byte* data);
+  static void place_groups(const WeightEntry& entry, const std::byte* data, LayerGroups& layer);
+
+  struct GiveBack {
+    Device* device;
+    std::size_t bytes;
+    void operator()(std::byte* data) const noexcept { device->release(data, bytes); }
+  };
+  using Memory = std::unique_ptr<std::byte, GiveBack>;
+  [[nodiscard]] static Memory take(Device& device, std::size_t bytes) {
+    return Memory(static_cast<std::byte*>(device.allocate(bytes)), {&device, bytes});
+  }
+
+  WeightHomes homes_;
+  Memory block_;
+  Memory host_block_;
+  std::vector<std::byte*> slots_;
+};
+
+// Threads for making or packing weights while they are loaded.
+[[nodiscard]] int loading_threads();
+
+// Writes `count` floats of one value: norms and biases without a tensor. `stream` is synchronised.
+void fill_vector(Device& device, Stream& stream, std::byte* to, std::int64_t count, float value);
+
+}  // namespace triphase

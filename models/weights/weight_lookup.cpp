@@ -1,0 +1,183 @@
+#include "models/weights/weight_lookup.h"
+
+#include <fmt/format.h>
+
+#include <algorithm>
+#include <string>
+#include <unordered_set>
+
+#include "base/error.h"
+
+namespace triphase {
+namespace {
+
+constexpr std::size_t kListed = 5;  // names in one message
+
+std::optional<std::string_view> prefix_in_use(const WeightFiles& files, TensorNaming naming) {
+  for (const std::string_view prefix : tensor_prefixes(naming)) {
+    if (files.find(fmt::format("{}{}", prefix, embedding_tensor(naming)))) return prefix;
+  }
+  return std::nullopt;
+}
+
+std::string shape_text(std::span<const std::uint64_t> shape) {
+  std::string text = "[";
+  for (std::size_t i = 0; i < shape.size(); ++i) {
+    text += fmt::format("{}{}", i == 0 ? "" : ", ", shape[i]);
+  }
+  return text + "]";
+}
+
+class Matcher {
+ public:
+  Matcher(const WeightFiles& files, const ModelConfig& config) : files_(files), config_(config) {
+    prefix_ = std::string(
+        prefix_in_use(files, config.naming).value_or(tensor_prefixes(config.naming).front()));
+  }
+
+  WeightLookup match(std::span<const WeightEntry> manifest, Notes& notes) {
+    refuse_quantized();
+    WeightLookup result;
+    for (const WeightEntry& entry : manifest) {
+      std::vector<FileTensor>& tensors = result.tensors.emplace_back();
+      for (const TensorPart& part : entry.parts) {
+        const std::optional<FileTensor> tensor = find(part);
+        if (!tensor) {
+          missing_.push_back(full_name(part));
+          continue;
+        }
+        check(entry, part, *tensor);
+        used_.insert(tensor->record.name);
+        result.bytes += tensor->record.bytes;
+        tensors.push_back(*tensor);
+      }
+      result.dtypes.push_back(common_dtype(tensors));
+    }
+    if (!missing_.empty()) throw_missing();
+    note_extra(result, notes);
+    if (config_.declared_dtype && !result.dtypes.empty() &&
+        result.dtypes.front() != *config_.declared_dtype) {
+      notes.push_back(fmt::format("weights: the files hold {}, config.json says {}: the files win",
+                                  dtype_name(result.dtypes.front()),
+                                  dtype_name(*config_.declared_dtype)));
+    }
+    return result;
+  }
+
+ private:
+  [[nodiscard]] std::string full_name(const TensorPart& part) const {
+    return part.prefixed ? prefix_ + part.name : part.name;
+  }
+
+  [[nodiscard]] std::optional<FileTensor> find(const TensorPart& part) const {
+    std::optional<FileTensor> tensor = files_.find(full_name(part));
+    if (!tensor && !part.other_name.empty()) tensor = files_.find(part.other_name);
+    return tensor;
+  }
+
+  void check(const WeightEntry& entry, const TensorPart& part, const FileTensor& tensor) const {
+    const std::optional<DType> dtype = tensor.record.type->dtype;
+    if (dtype != DType::kF32 && dtype != DType::kF16 && dtype != DType::kBF16) {
+      throw Error(ErrorRole::kModel, "E-ST-DTYPE", tensor.record.name)
+          .file(files_.file_name(tensor.file))
+          .found(tensor.record.type->name)
+          .expected("F16, BF16 or F32");
+    }
+    const std::uint64_t rows = static_cast<std::uint64_t>(part.rows);
+    const std::uint64_t cols = static_cast<std::uint64_t>(entry.cols);
+    const auto& shape = tensor.record.shape;
+    const bool matches = entry.vector ? shape.size() == 1 && shape[0] == rows
+                                      : shape.size() == 2 && shape[0] == rows && shape[1] == cols;
+    if (matches) return;
+    throw Error(ErrorRole::kModel, "E-ST-SHAPE", tensor.record.name)
+        .file(files_.file_name(tensor.file))
+        .found(shape_text(shape))
+        .expected(entry.vector ? fmt::format("[{}] ({} in config.json)", rows, part.rows_from)
+                               : fmt::format("[{}, {}] ({} and {} in config.json)", rows, cols,
+                                             part.rows_from, part.cols_from));
+  }
+
+  static DType common_dtype(std::span<const FileTensor> tensors) {
+    if (tensors.empty()) return DType::kF32;
+    const DType first = *tensors.front().record.type->dtype;
+    for (const FileTensor& tensor : tensors) {
+      if (tensor.record.type->dtype != first) return DType::kF32;
+    }
+    return first;
+  }
+
+  void refuse_quantized() const {
+    files_.for_each([&](const FileTensor& tensor) {
+      if (!quantized_tensor(tensor.record.name)) return true;
+      throw Error(ErrorRole::kModel, "E-ST-QUANT", tensor.record.name)
+          .file(files_.file_name(tensor.file))
+          .found("a quantized weight (GPTQ, AWQ or the like)")
+          .expected("weights in F16, BF16 or F32")
+          .hint("use the unquantized checkpoint of this model");
+    });
+  }
+
+  [[noreturn]] void throw_missing() const {
+    std::string names;
+    for (std::size_t i = 0; i < missing_.size() && i < kListed; ++i) {
+      names += (i == 0 ? "" : ", ") + missing_[i];
+    }
+    if (missing_.size() > kListed) {
+      names += fmt::format(" and {} more", missing_.size() - kListed);
+    }
+    throw Error(ErrorRole::kModel, "E-ST-MISSING", "tensors")
+        .found(fmt::format("{} missing in {} file{}: {}", missing_.size(), files_.file_count(),
+                           files_.file_count() == 1 ? "" : "s", names))
+        .expected(fmt::format("every weight of a {} model", config_.model_type));
+  }
+
+  void note_extra(WeightLookup& result, Notes& notes) const {
+    std::string names;
+    std::size_t count = 0;
+    files_.for_each([&](const FileTensor& tensor) {
+      const std::string_view name = tensor.record.name;
+      if (used_.contains(name) || harmless_extra_tensor(name)) return true;
+      if (config_.tied_embeddings && (name == "lm_head.weight" || name == "embed_out.weight")) {
+        result.tied_head = tensor;
+        return true;
+      }
+      if (count < kListed) names += (count == 0 ? "" : ", ") + escape_untrusted(name);
+      ++count;
+      return true;
+    });
+    if (count == 0) return;
+    notes.push_back(fmt::format("weights: {} tensor{} of the files {} not part of the model: {}{}",
+                                count, count == 1 ? "" : "s", count == 1 ? "is" : "are", names,
+                                count > kListed ? ", ..." : ""));
+  }
+
+  const WeightFiles& files_;
+  const ModelConfig& config_;
+  std::string prefix_;
+  std::vector<std::string> missing_;
+  std::unordered_set<std::string_view> used_;
+};
+
+}  // namespace
+
+WeightLookup find_weights(const WeightFiles& files, const ModelConfig& config,
+                          std::span<const WeightEntry> manifest, Notes& notes) {
+  return Matcher(files, config).match(manifest, notes);
+}
+
+void check_weight_tensors(const WeightFiles& files, ModelConfig& config) {
+  Notes unused;  // load_weights gives the same ones
+  const std::vector<WeightEntry> manifest = weight_manifest(config);
+  const WeightLookup lookup = find_weights(files, config, manifest, unused);
+  set_embedding_scale(config, *lookup.tensors.front().front().record.type->dtype);
+}
+
+std::optional<DType> embedding_dtype(const WeightFiles& files, const ModelConfig& config) {
+  for (const std::string_view prefix : tensor_prefixes(config.naming)) {
+    const auto tensor = files.find(fmt::format("{}{}", prefix, embedding_tensor(config.naming)));
+    if (tensor) return tensor->record.type->dtype;
+  }
+  return std::nullopt;
+}
+
+}  // namespace triphase

@@ -1,0 +1,129 @@
+#pragma once
+
+// A model's weights where the arithmetic wants them: matrices in the checkpoint's own type, biases
+// and norm vectors in F32. ModelWeights owns the memory (from one Device); the decoder only reads.
+// Safe to read from many threads.
+
+#include <cstdint>
+#include <functional>
+#include <memory>
+#include <string>
+#include <vector>
+
+#include "base/device.h"
+#include "base/dtype.h"
+#include "base/group_matrix.h"
+#include "models/config/model_config.h"
+#include "models/config/tensor_manifest.h"
+
+namespace triphase {
+
+class WeightFiles;
+
+// Null pointers and empty matrices: the model has no such part, or the matrices are in LayerGroups.
+// Matrices are [out, in].
+struct LayerWeights {
+  const float* attention_norm = nullptr;  // [hidden]
+  const float* attention_norm_bias = nullptr;
+  // Rows: all query heads, then all key heads, then all value heads, head_dim rows each (GPT-NeoX's
+  // interleaved rows are put into this order while loading).
+  ConstMatrix qkv;  // [(heads + 2 kv_heads) * head_dim, hidden]
+  const float* qkv_bias = nullptr;
+  ConstMatrix attention_out;  // [hidden, heads * head_dim]
+  const float* attention_out_bias = nullptr;
+  const float* mlp_norm = nullptr;
+  const float* mlp_norm_bias = nullptr;
+  ConstMatrix up;  // [ffn, hidden]; gated models: [2 * ffn, hidden], gate rows first
+  const float* up_bias = nullptr;
+  ConstMatrix down;  // [hidden, ffn]
+  const float* down_bias = nullptr;
+};
+
+// The matrices of a layer that lie in 4-bit groups, as in LayerWeights.
+struct LayerGroups {
+  GroupMatrix qkv, attention_out, up, down;
+};
+
+struct WeightOptions {
+  enum class Check : std::uint8_t { kRefuse, kWarn, kOff };
+  Check check = Check::kRefuse;  // NaN and Inf in weights (bad-inputs M29)
+  bool allow_trailing_bytes = false;
+};
+
+// Where weights live. Streamed layers stay in `host` memory, one contiguous range each, and come to
+// the device when they are needed (models/weight_stream.h).
+struct WeightHomes {
+  // NOLINTNEXTLINE(google-explicit-constructor): a device alone is the usual home
+  WeightHomes(Device& all) : device(&all) {}
+  WeightHomes(Device& device_memory, Device& host_memory, std::int64_t layers_streamed,
+              bool in_groups = false)
+      : device(&device_memory),
+        host(&host_memory),
+        streamed_layers(layers_streamed),
+        groups(in_groups) {}
+
+  Device* device;
+  Device* host = nullptr;
+  std::int64_t streamed_layers = 0;
+  bool groups = false;  // layers' matrices lie there in 4-bit groups (WeightFormat)
+
+  // Streamed layers are spread evenly, so that the link works while resident ones compute.
+  [[nodiscard]] bool streamed(std::int64_t layer, std::int64_t layers) const {
+    return (layer + 1) * streamed_layers / layers > layer * streamed_layers / layers;
+  }
+};
+
+class ModelWeights {
+ public:
+  // A streamed layer's bytes on the host; no data: the layer is resident.
+  struct HostLayer {
+    const std::byte* data = nullptr;
+    std::uint64_t bytes = 0;
+  };
+
+  ModelWeights(const ModelWeights&) = delete;
+  ModelWeights& operator=(const ModelWeights&) = delete;
+  virtual ~ModelWeights() = default;
+
+  ConstMatrix embedding;          // [vocab rows in the file, embed_dim]
+  ConstMatrix positions;          // learned: [max_positions + offset, hidden]
+  ConstMatrix embed_project_in;   // [hidden, embed_dim] (OPT-350m)
+  ConstMatrix embed_project_out;  // [embed_dim, hidden]
+  const float* final_norm = nullptr;
+  const float* final_norm_bias = nullptr;
+  ConstMatrix lm_head;               // [vocab, embed_dim]; the embedding itself when tied
+  std::vector<LayerWeights> layers;  // of a streamed layer: where it is on the host
+  std::vector<LayerGroups> groups;   // by layer; empty: `layers` has all matrices
+  std::vector<HostLayer> host_layers;
+  std::uint64_t bytes = 0;       // device bytes held
+  std::uint64_t host_bytes = 0;  // host bytes held
+
+ protected:
+  ModelWeights() = default;
+};
+
+// Called while loading with bytes read so far and in all; may be empty.
+using LoadProgress = std::function<void(std::uint64_t done, std::uint64_t total)>;
+
+// Reads every tensor the config needs (names, shapes and types from models/config/tensor_manifest),
+// with pread into memory of `device`. Throws ErrorRole::kModel naming file and tensor.
+[[nodiscard]] std::unique_ptr<ModelWeights> load_weights(const WeightFiles& files,
+                                                         const ModelConfig& config,
+                                                         const WeightHomes& homes,
+                                                         const WeightOptions& options, Notes& notes,
+                                                         const LoadProgress& progress);
+
+// Reproducible random weights of the same layout (--random-weights): matrices uniform with variance
+// 1/in, norms 1, biases 0, so that activations keep their scale and logits stay finite. In groups
+// they are what the same matrices become.
+[[nodiscard]] std::unique_ptr<ModelWeights> random_weights(const ModelConfig& config, DType dtype,
+                                                           std::uint64_t seed,
+                                                           const WeightHomes& homes,
+                                                           const LoadProgress& progress);
+
+// Bytes load_weights or random_weights will hold with weights of `format`; checked arithmetic.
+[[nodiscard]] std::uint64_t weight_bytes(const ModelConfig& config, WeightFormat format);
+// Of them those of the largest layer.
+[[nodiscard]] std::uint64_t largest_layer_bytes(const ModelConfig& config, WeightFormat format);
+
+}  // namespace triphase

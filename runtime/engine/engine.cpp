@@ -1,0 +1,258 @@
+#include "runtime/engine/engine.h"
+
+#include <algorithm>
+#include <chrono>
+#include <utility>
+
+#include "base/error.h"
+#include "scheduler/batch_planner.h"
+
+namespace triphase {
+namespace {
+
+// Enough waiting requests to find shareable prefixes and to refill places, few enough that a prompt
+// file of any length takes no memory.
+constexpr std::size_t kWaitingPerPlace = 2;
+
+PlacementLimits limits_of(const EngineOptions& options, const KvStore& kv) {
+  return {.layers = kv.shape().layers,
+          .block_tokens = kv.shape().block_tokens,
+          .device_pages = kv.sizes().device_pages,
+          .host_pages = kv.sizes().host_blocks * kv.shape().layers,
+          .input_pages = kv.sizes().input_blocks * kv.shape().layers,
+          .batch_size = options.batch_size,
+          .prefill_chunk = options.prefill_chunk};
+}
+
+}  // namespace
+
+Engine::Engine(const EngineOptions& options, const PlacementPolicy& policy, DecoderModel& model,
+               KvStore& kv, const PromptPreparer& preparer, const Tokenizer* tokenizer,
+               ThreadPool& pool, Stream& stream)
+    : options_(options),
+      model_(&model),
+      kv_(&kv),
+      preparer_(&preparer),
+      tokenizer_(tokenizer),
+      pool_(&pool),
+      stream_(&stream),
+      sampler_scratch_(static_cast<std::size_t>(pool.threads())),
+      sampled_vocab_(model.config().vocab_size),
+      placement_(policy, limits_of(options, kv), kv, model) {
+  TRIPHASE_CHECK(options.batch_size > 0 && options.prefill_chunk > 0, "engine options");
+  if (tokenizer != nullptr) sampled_vocab_ = std::min(sampled_vocab_, tokenizer->vocab_size());
+  const auto places = static_cast<std::size_t>(options.batch_size);
+  running_.reserve(places);
+  batch_tokens_.reserve(places + static_cast<std::size_t>(options.prefill_chunk));
+  batch_segments_.reserve(places);
+  logit_rows_.reserve(places);
+  logit_owners_.reserve(places);
+}
+
+Engine::~Engine() {
+  // A destructor must not throw what made a transfer fail.
+  kv_->give_up_moves();
+  for (const RunningLine& line : running_) kv_->release(line.id);
+  for (const SuspendedLine& suspended : suspended_) {
+    if (suspended.mode == SuspendMode::kSwap) kv_->release(suspended.line.id);
+  }
+}
+
+bool Engine::has_room() const {
+  return waiting_.size() < kWaitingPerPlace * static_cast<std::size_t>(options_.batch_size);
+}
+
+std::uint64_t Engine::in_flight() const {
+  return waiting_.size() + running_.size() + suspended_.size() + finished_.size();
+}
+
+void Engine::submit(Request request) {
+  const std::uint64_t index = request.index;
+  if (auto error = preparer_->prepare(request)) {
+    Completion completion;
+    completion.index = index;
+    completion.error = std::move(error);
+    finished_.push_back(std::move(completion));
+    return;
+  }
+  waiting_.push_back(std::make_unique<Sequence>(std::move(request), options_.job_seed,
+                                                model_->config().eos_ids, tokenizer_));
+}
+
+std::vector<Completion> Engine::step() {
+  if (trace_ != nullptr) trace_->flush_if_large();
+  // Waiting for moves between the tiers is part of what a step costs.
+  const auto start = std::chrono::steady_clock::now();
+  TraceSpan span(trace_, TraceLane::kSteps, "step");
+  admit_and_place();
+  if (!running_.empty()) {
+    build_batch();
+    span.note("step", placement_.step());
+    span.note("lines", static_cast<std::int64_t>(running_.size()));
+    span.note("prefill_rows", batch_prefill_rows_);
+    if (batch_replay_rows_ > 0) span.note("replayed_rows", batch_replay_rows_);
+    span.note("decode_rows", static_cast<std::int64_t>(batch_tokens_.size()) - batch_prefill_rows_);
+    if (trace_ != nullptr) trace_memory();
+    const ConstMatrix logits = forward();
+    for (const BatchSegment& segment : batch_segments_) {
+      RunningLine& running = *std::ranges::find(running_, segment.sequence, &RunningLine::id);
+      if (segment.replay) {
+        placement_.replayed(running, segment.count);
+        continue;
+      }
+      running.computed += segment.count;
+      if (placement_.pads_prompts()) continue;
+      const std::int64_t prompt = running.sequence->prompt_tokens();
+      const auto in_prompt =
+          std::min(running.computed, model_->prompt_units().causal_tokens(prompt));
+      kv_->residency().publish(
+          running.id, running.sequence->tokens().first(static_cast<std::size_t>(in_prompt)));
+    }
+    sample_rows(logits);
+    const std::chrono::duration<double> seconds = std::chrono::steady_clock::now() - start;
+    count_step(seconds.count());
+    collect_finished();
+  }
+  return std::exchange(finished_, {});
+}
+
+void Engine::count_step(double seconds) {
+  const double prefill_share =
+      static_cast<double>(batch_prefill_rows_) / static_cast<double>(batch_tokens_.size());
+  stats_.prefill_seconds += seconds * prefill_share;
+  stats_.decode_seconds += seconds * (1.0 - prefill_share);
+  ++stats_.steps;
+  PhaseUse& phase = stats_.phases[static_cast<std::size_t>(placement_.phases().of_step()) - 1];
+  ++phase.steps;
+  phase.seconds += seconds;
+}
+
+ConstMatrix Engine::forward() {
+  const TraceSpan span(trace_, TraceLane::kCompute, "forward");
+  const ConstMatrix logits =
+      model_->forward({batch_tokens_, batch_segments_, logit_rows_}, *kv_, *stream_);
+  stream_->synchronize();
+  return logits;
+}
+
+void Engine::set_trace(Trace* trace) {
+  trace_ = trace;
+  placement_.set_trace(trace);
+}
+
+void Engine::finish_trace() {
+  if (trace_ == nullptr) return;
+  for (const RunningLine& line : running_) placement_.line_ended(line);
+  placement_.finish_trace();
+}
+
+// KV bytes by tier, once the step's blocks are taken.
+void Engine::trace_memory() const {
+  const KvResidency& residency = kv_->residency();
+  const auto page = static_cast<std::int64_t>(KvStore::page_bytes(kv_->shape()));
+  const auto block = static_cast<std::int64_t>(KvStore::host_block_bytes(kv_->shape()));
+  trace_->add(
+      {.kind = TraceEvent::Kind::kCounter,
+       .name = "KV bytes",
+       .begin = TraceEvent::Clock::now(),
+       .values = {{{"device", (residency.used_pages() - residency.evictable_pages()) * page},
+                   {"host", residency.used_host_blocks() * block}}}});
+}
+
+void Engine::admit_and_place() {
+  placement_.place({waiting_, running_, suspended_});
+  stats_.prompt_tokens = placement_.stats().prompt_tokens;
+  stats_.shared_prompt_tokens = placement_.stats().shared_prompt_tokens;
+  stats_.max_batch = std::max(stats_.max_batch, static_cast<std::int64_t>(running_.size()));
+  TRIPHASE_CHECK(!running_.empty() || (waiting_.empty() && suspended_.empty()),
+                 "a prepared line fits alone");
+}
+
+void Engine::build_batch() {
+  batch_tokens_.clear();
+  batch_segments_.clear();
+  logit_rows_.clear();
+  logit_owners_.clear();
+  batch_prefill_rows_ = batch_replay_rows_ = batch_padding_rows_ = 0;
+  std::vector<SequenceProgress> progress;
+  progress.reserve(running_.size());
+  for (const RunningLine& line : running_) {
+    progress.push_back(line.progress(kv_->shape().block_tokens));
+  }
+  const std::vector<std::int64_t> counts =
+      plan_step(progress, {.rows = options_.batch_size + options_.prefill_chunk,
+                           .prefill_chunk = options_.prefill_chunk,
+                           .units = model_->prompt_units()});
+  for (std::size_t index = 0; index < running_.size(); ++index) {
+    if (counts[index] == 0) continue;
+    const RunningLine& running = running_[index];
+    const bool replay = running.replay_tokens > 0;
+    const std::int64_t first = replay ? running.replayed : running.computed;
+    if (!replay) {
+      // Pages may be on their way to the host still.
+      if (kv_->residency().append_room(running.id) < counts[index]) kv_->settle(/*all=*/true);
+      kv_->residency().append(running.id, counts[index]);
+    }
+    const bool decode = !replay && running.prefill_left() == 0;
+    batch_segments_.push_back(
+        {.sequence = running.id,
+         .first_row = static_cast<std::int64_t>(batch_tokens_.size()),
+         .count = counts[index],
+         .first_position = first,
+         .rope_key = running.rope_key,
+         .decode = decode,
+         .replay = replay,
+         .padding = running.padding,
+         .continues = decode && running.computed + 2 <= running.most_tokens()});
+    add_tokens(running, first, counts[index]);
+    if (replay) batch_replay_rows_ += counts[index];
+    if (replay || running.prefill_left() > 0) batch_prefill_rows_ += counts[index];
+    if (!replay &&
+        running.computed + counts[index] ==
+            running.padding + static_cast<std::int64_t>(running.sequence->tokens().size())) {
+      logit_rows_.push_back(static_cast<std::int32_t>(batch_tokens_.size()) - 1);
+      logit_owners_.push_back(index);
+    }
+  }
+  stats_.computed_prompt_tokens +=
+      static_cast<std::uint64_t>(batch_prefill_rows_ - batch_padding_rows_);
+  stats_.padding_tokens += static_cast<std::uint64_t>(batch_padding_rows_);
+}
+
+// Padding is any token: nobody sees what comes of it.
+void Engine::add_tokens(const RunningLine& running, std::int64_t first, std::int64_t count) {
+  const std::span<const TokenId> tokens = running.sequence->tokens();
+  const std::int64_t padded = std::clamp<std::int64_t>(running.padding - first, 0, count);
+  batch_tokens_.insert(batch_tokens_.end(), static_cast<std::size_t>(padded), tokens.front());
+  batch_padding_rows_ += padded;
+  const auto own = tokens.subspan(static_cast<std::size_t>(first + padded - running.padding),
+                                  static_cast<std::size_t>(count - padded));
+  batch_tokens_.insert(batch_tokens_.end(), own.begin(), own.end());
+}
+
+void Engine::sample_rows(ConstMatrix logits) {
+  TraceSpan span(trace_, TraceLane::kHost, "sample");
+  span.note("rows", static_cast<std::int64_t>(logit_owners_.size()));
+  pool_->parallel_for(
+      static_cast<std::int64_t>(logit_owners_.size()), [&](std::int64_t row, int worker) {
+        const float* values = static_cast<const float*>(logits.data) + row * logits.row_stride;
+        Sequence& sequence = *running_[logit_owners_[static_cast<std::size_t>(row)]].sequence;
+        sequence.sample_next({values, static_cast<std::size_t>(sampled_vocab_)},
+                             sampler_scratch_[static_cast<std::size_t>(worker)]);
+      });
+  stats_.generated_tokens += logit_owners_.size();
+}
+
+void Engine::collect_finished() {
+  for (RunningLine& running : running_) {
+    if (!running.sequence->finished()) continue;
+    placement_.line_ended(running);
+    kv_->release(running.id);
+    model_->end_sequence(running.id);
+    finished_.push_back(running.sequence->take_completion());
+    running.sequence.reset();
+  }
+  std::erase_if(running_, [](const RunningLine& running) { return running.sequence == nullptr; });
+}
+
+}  // namespace triphase

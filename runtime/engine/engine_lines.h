@@ -1,0 +1,50 @@
+#pragma once
+
+// The lines an Engine holds: waiting, running, and suspended ones. Plain values.
+
+#include <cstdint>
+#include <memory>
+
+#include "base/ids.h"
+#include "runtime/engine/phase_log.h"
+#include "runtime/engine/sequence.h"
+#include "scheduler/batch_planner.h"
+#include "scheduler/placement/placement_view.h"
+
+namespace triphase {
+
+struct RunningLine {
+  std::unique_ptr<Sequence> sequence;
+  SequenceId id;
+  std::uint64_t rope_key = 0;
+  std::uint64_t admission = 0;  // how many lines were admitted before it
+  // In front of its own tokens (Admit::padding); the numbers below count it.
+  std::int64_t padding = 0;
+  std::int64_t computed = 0;  // leading tokens whose KV is in the store
+  // Leading tokens computed in chunks before decoding goes on: the prompt, or after a preemption
+  // by recomputation everything the line had.
+  std::int64_t prefill_tokens = 0;
+  // After a preemption that dropped a prefix: its tokens, and how many are computed again already.
+  std::int64_t replay_tokens = 0;
+  std::int64_t replayed = 0;
+  LinePhase phase;
+
+  // What a step may compute of it; a prefix is computed again in whole blocks.
+  [[nodiscard]] SequenceProgress progress(std::int64_t block_tokens) const {
+    if (replay_tokens > 0) return {replay_tokens - replayed, replayed, block_tokens};
+    return {prefill_left(), computed};
+  }
+  // That it may have in the store.
+  [[nodiscard]] std::int64_t most_tokens() const { return padding + sequence->max_kv_tokens(); }
+  [[nodiscard]] std::int64_t prompt_tokens() const { return padding + sequence->prompt_tokens(); }
+  [[nodiscard]] std::int64_t prefill_left() const {
+    return computed < prefill_tokens ? prefill_tokens - computed : 0;
+  }
+};
+
+struct SuspendedLine {
+  RunningLine line;  // kDrop: its id names nothing in the store any more
+  SuspendMode mode = SuspendMode::kSwap;
+};
+
+}  // namespace triphase

@@ -1,0 +1,553 @@
+#include "runtime/engine/loaded_model.h"
+
+#include <fmt/format.h>
+
+#include <algorithm>
+
+#include "base/error.h"
+#include "base/format_bytes.h"
+#include "models/attention/attention_method.h"
+#include "runtime/engine/make_policy.h"
+#include "runtime/machine.h"
+#include "scheduler/flexgen/weight_rounding.h"
+#include "scheduler/placement/device_only_policy.h"
+#include "scheduler/placement/host_lines.h"
+
+namespace triphase {
+namespace {
+
+constexpr std::int64_t kDefaultPrefillChunk = 256;
+
+// The largest calls of Ops that a decoder within `limits` makes.
+OpsShape ops_shape(const ModelConfig& config, const BatchLimits& limits, const KvStore::Shape& kv) {
+  return {.attention = {.heads = config.heads,
+                        .kv_heads = config.kv_heads,
+                        .head_dim = config.head_dim,
+                        .max_query_rows = limits.rows,
+                        .max_context = limits.context},
+          .max_sequences = limits.segments,
+          .max_list_tokens = limits.sparse ? limits.context : 0,
+          .query_head_lists = limits.query_head_lists,
+          .widest_input =
+              std::max({config.hidden_size, config.q_width(), config.ffn_size, config.embed_dim}),
+          .kv_dtype = kv.dtype,
+          .open_dtype = kv.open_dtype,
+          .page_tokens = kv.block_tokens};
+}
+
+class Planner {
+ public:
+  Planner(const RunOptions& options, const ModelBundle& model, const ComputeMachine& machine,
+          LogitRows logit_rows)
+      : options_(options),
+        model_(model),
+        machine_(machine),
+        logit_rows_(logit_rows),
+        context_(options.max_context > 0 ? std::min(options.max_context, model.config.max_positions)
+                                         : model.config.max_positions) {}
+
+  RunPlan plan() {
+    // Scoring computes prompts alone, all of them on the device.
+    if (logit_rows_ == LogitRows::kAll) {
+      plan_.policy = std::make_shared<DeviceOnlyPolicy>();
+    } else {
+      plan_.policy = make_policy(options_);
+    }
+    measure_weights();
+    plan_.prefill_chunk =
+        options_.prefill_chunk > 0 ? options_.prefill_chunk : kDefaultPrefillChunk;
+    // A unit is computed in one step, and none is longer than what a prompt has behind the context.
+    const auto shared = static_cast<std::int64_t>(model_.context_tokens().size());
+    plan_.prompt_units = prompt_units(options_.attention, shared, !machine_.gpu);
+    plan_.prefill_chunk =
+        std::max(plan_.prefill_chunk, std::min(plan_.prompt_units.rows, context_ - shared));
+    choose_budgets();
+    choose_kv();
+    check_4bit_kv();
+    const std::int64_t batch = options_.batch_size > 0 ? options_.batch_size : kDefaultBatchSize;
+    plan_.placement = plan_.policy->start(job_view(batch));
+    if (plan_.placement.block_tokens && !options_.given("kv-block")) {
+      plan_.kv.block_tokens = *plan_.placement.block_tokens;
+    }
+    choose_host_attention();
+    choose_inputs();
+    check_padding();
+    check_repeating();
+    divide();
+    return std::move(plan_);
+  }
+
+ private:
+  [[nodiscard]] BatchLimits limits_for(std::int64_t batch) const {
+    const std::int64_t rows = batch + plan_.prefill_chunk;
+    return {.rows = rows,
+            .segments = batch,
+            .logit_rows = logit_rows_ == LogitRows::kAll ? rows : batch,
+            .context = context_,
+            .sparse = options_.attention.kind != AttentionKind::kDense,
+            .input_block_tokens = plan_.input_tokens > 0 ? plan_.kv.block_tokens : 0,
+            .sink_rows = moves_queries(options_.attention) ? batch : 0,
+            .query_head_lists = method()->lists() > model_.config.kv_heads};
+  }
+
+  [[nodiscard]] std::uint64_t scratch(std::int64_t batch) const {
+    const BatchLimits limits = limits_for(batch);
+    return DecoderModel::scratch_bytes(model_.config, limits, machine_.threads) +
+           ops_reserved_bytes(machine_, ops_shape(model_.config, limits, plan_.kv)) +
+           cluster_memory(options_, model_) + selection(batch);
+  }
+
+  [[nodiscard]] std::unique_ptr<AttentionMethod> method() const {
+    const ModelConfig& config = model_.config;
+    return make_attention_method(options_.attention,
+                                 {config.layers, config.heads, config.kv_heads, config.head_dim},
+                                 model_.clusters());
+  }
+
+  // What the attention method keeps of every sequence, suspended ones included.
+  [[nodiscard]] std::uint64_t selection(std::int64_t batch) const {
+    if (options_.attention.kind == AttentionKind::kDense) return 0;
+    return method()->state_bytes(batch + waiting(batch), context_);
+  }
+
+  // Sequences that vLLM's policy swaps out keep what is not in pages: as many again may wait.
+  [[nodiscard]] std::int64_t waiting(std::int64_t batch) const {
+    return plan_.policy->name() == "vllm" ? batch : 0;
+  }
+
+  void measure_weights() {
+    plan_.grouped_weights = plan_.policy->groups_weights();
+    const WeightFormat format(model_.weights_dtype, plan_.grouped_weights);
+    weight_bytes_ = weight_bytes(model_.config, format);
+    layer_bytes_ = largest_layer_bytes(model_.config, format);
+    widened_bytes_ = widened_layer_bytes(weight_manifest(model_.config), format);
+  }
+
+  void choose_budgets() {
+    const std::uint64_t free = usable_host_memory(inspect_machine());
+    plan_.budget = options_.device_memory.value_or(
+        default_device_budget(std::min(free, options_.host_memory.value_or(UINT64_MAX))));
+    plan_.host_budget = options_.host_memory.value_or(default_host_budget(free, plan_.budget));
+  }
+
+  void choose_kv() {
+    const DType compute = model_.weights_dtype;
+    const bool policy_has_type = stores_4bit_kv(options_);
+    const DType dtype = policy_has_type ? DType::kQ4 : options_.kv_dtype.value_or(compute);
+    plan_.kv = {.layers = model_.config.layers,
+                .kv_heads = model_.config.kv_heads,
+                .head_dim = model_.config.head_dim,
+                .block_tokens = KvStore::default_block_tokens(dtype),
+                .dtype = dtype,
+                .open_dtype = compute,
+                .key_columns = keeps_key_columns(options_.attention),
+                .host_channels = host_channels(options_.attention, model_.config.head_dim)};
+    if (plan_.kv.host_channels > 0 && machine_.gpu) {
+      throw Error(ErrorRole::kUsage, "E-CLI-CONFLICT", "sparq.kt=host")
+          .found("a GPU, which does not score by channels from the host in this version")
+          .expected("sparq.kt=device or sparq.kt=off with a GPU")
+          .hint("--attention-option sparq.kt=device");
+    }
+    check_attention_fits(dtype);
+    if (options_.kv_block > 0) plan_.kv.block_tokens = options_.kv_block;
+    if (plan_.kv.quantized() && plan_.kv.block_tokens % KvStore::kInt8BlockMultiple != 0) {
+      throw Error(ErrorRole::kUsage, "E-CLI-OPTION", "--kv-block")
+          .found(fmt::to_string(options_.kv_block))
+          .expected(
+              fmt::format("a multiple of {} with --kv-dtype int8", KvStore::kInt8BlockMultiple));
+    }
+  }
+
+  // Options of attention methods that need something of the model or its cache.
+  void check_attention_fits(DType kv_dtype) const {
+    const AttentionOptions& attention = options_.attention;
+    if (moves_queries(attention) && !model_.config.rope) {
+      throw Error(ErrorRole::kUsage, "E-CLI-CONFLICT", "lm-infinite.rope_mode=in_cache")
+          .found("a model whose positions are learned, or none")
+          .expected("a model that rotates its keys")
+          .hint("--attention-option lm-infinite.rope_mode=absolute");
+    }
+    if (attention.kind == AttentionKind::kSparq && attention.sparq.channels_by_range &&
+        kv_dtype != DType::kU8) {
+      throw Error(ErrorRole::kUsage, "E-CLI-CONFLICT", "sparq.channels=range")
+          .found(fmt::format("KV in {}, which has no scales", dtype_name(kv_dtype)))
+          .expected("INT8 KV, whose scales are the ranges")
+          .hint("--kv-dtype int8, or --attention-option sparq.channels=query");
+    }
+  }
+
+  // The host attends whole contexts as they are stored.
+  void choose_host_attention() {
+    if (plan_.placement.host_kv != HostKvUse::kCpuAttention) return;
+    const bool zero = plan_.policy->name() == "zero";
+    const auto refuse = [zero](std::string_view option, std::string_view found,
+                               std::string_view expected) {
+      throw Error(ErrorRole::kUsage, "E-CLI-CONFLICT", option)
+          .found(fmt::format(
+              "{} with --policy-option {}", found,
+              zero ? "mode=2023, whose attention is on the host" : "host-kv=cpu-attention"))
+          .expected(expected)
+          .hint(zero ? "or mode=2022" : "or host-kv=stream");
+    };
+    if (plan_.kv.quantized()) refuse("--kv-dtype", "int8", "fp16, bf16 or fp32");
+    if (options_.attention.kind != AttentionKind::kDense) {
+      refuse("--attention", attention_name(options_.attention.kind), "dense");
+    }
+    plan_.kv.host_attention = true;
+  }
+
+  // 4-bit rows are read whole, by kernels of the CPU.
+  void check_4bit_kv() const {
+    if (plan_.kv.dtype != DType::kQ4) return;
+    const auto refuse = [](std::string_view option, std::string_view found,
+                           std::string_view expected) {
+      throw Error(ErrorRole::kUsage, "E-CLI-CONFLICT", option)
+          .found(fmt::format("{} with 4-bit KV", found))
+          .expected(expected);
+    };
+    if (machine_.gpu) refuse("--device", "a GPU", "--device cpu: a GPU does not read it");
+    if (!reads_keys_by_rows(options_.attention.kind)) {
+      refuse("--attention", attention_name(options_.attention.kind),
+             "dense, swa, h2o, topk, lm-infinite, local or strided");
+    }
+    if (options_.layer_inputs > 0) {
+      refuse("--layer-inputs", fmt::to_string(options_.layer_inputs), "no layer inputs");
+    }
+  }
+
+  // Attention methods and layer inputs count a line's tokens from its first on.
+  void check_padding() const {
+    if (!plan_.placement.padding) return;
+    if (options_.attention.kind != AttentionKind::kDense) {
+      throw Error(ErrorRole::kUsage, "E-CLI-CONFLICT", "--attention")
+          .found(fmt::format("{} with --policy-option padding=on",
+                             attention_name(options_.attention.kind)))
+          .expected("dense")
+          .hint("or padding=off");
+    }
+    if (plan_.input_tokens > 0) {
+      throw Error(ErrorRole::kUsage, "E-CLI-CONFLICT", "--layer-inputs")
+          .found("--policy-option padding=on")
+          .expected("padding=off with layer inputs");
+    }
+  }
+
+  void check_repeating() const {
+    if (!plan_.placement.repeats_decoded || options_.attention.kind == AttentionKind::kDense) {
+      return;
+    }
+    throw Error(ErrorRole::kUsage, "E-CLI-CONFLICT", "--attention")
+        .found(fmt::format("{} with --policy-option preemption=offload, which computes decoded "
+                           "tokens again as prefill",
+                           attention_name(options_.attention.kind)))
+        .expected("dense")
+        .hint("or preemption=swap");
+  }
+
+  // Buffers of attention on the host, and hidden states that lie there between layers.
+  [[nodiscard]] std::uint64_t host_scratch(std::int64_t batch) const {
+    std::uint64_t bytes = 0;
+    if (plan_.kv.host_attention) {
+      bytes += HostAttention::host_bytes(
+          model_.config, {batch, context_, machine_.threads, plan_.workspace_block_tokens()});
+    }
+    if (plan_.placement.hidden_on_host) {
+      bytes += ZigzagBlock::host_bytes(limits_for(batch).rows, model_.config.hidden_size);
+    }
+    return bytes;
+  }
+
+  // K and V of these tokens come from their layer inputs under every policy, whether or not any
+  // are saved: a record must not depend on placement.
+  void choose_inputs() {
+    const std::int64_t block = plan_.kv.block_tokens;
+    const std::int64_t blocks = plan_.policy->input_blocks(block);
+    plan_.input_tokens = std::max(options_.layer_inputs, blocks * block);
+    if (plan_.input_tokens > 0 && machine_.gpu) {
+      throw Error(ErrorRole::kUsage, "E-CLI-CONFLICT", "--layer-inputs")
+          .found("a GPU, which does not project K and V from layer inputs in this version")
+          .expected("--device cpu")
+          .hint("plan with --no-recompute");
+    }
+    if (blocks == 0) return;
+    if (!KvStore::page_holds_inputs(plan_.kv, model_.config.hidden_size)) {
+      throw Error(ErrorRole::kUsage, "E-CLI-CONFLICT", "recomputation")
+          .found(fmt::format("{} bytes of K of a token in one layer",
+                             KvStore::page_bytes(plan_.kv) / 2 / static_cast<std::uint64_t>(block)))
+          .expected(fmt::format("at least {}, its INT8 layer inputs: with fewer, transferring is "
+                                "always cheaper",
+                                model_.config.hidden_size))
+          .hint("plan with --no-recompute");
+    }
+    plan_.kv.input_width = model_.config.hidden_size;
+  }
+
+  // Of a longest line's tokens, the share that a method reads which fetches its tokens. The
+  // baselines keep no tokens, as their originals do not.
+  [[nodiscard]] double chosen_share() const {
+    const bool caches = plan_.policy->name() == "triphase" || options_.token_cache.has_value();
+    if (!caches || options_.attention.kind == AttentionKind::kDense) return 0.0;
+    const std::unique_ptr<AttentionMethod> chooses = method();
+    if (!chooses->fetches_tokens()) return 0.0;
+    // Of lists that share a KV head's tokens, as if they had none in common.
+    const std::int64_t lists = std::max<std::int64_t>(1, chooses->lists() / model_.config.kv_heads);
+    const std::int64_t tokens = budget_tokens(options_.attention, context_, context_) * lists;
+    return static_cast<double>(std::min(tokens, context_)) / static_cast<double>(context_);
+  }
+
+  // Weights on the device when so many layers are streamed, with a layer's that are widened.
+  [[nodiscard]] std::uint64_t device_weights(std::int64_t streamed) const {
+    const auto count = static_cast<std::uint64_t>(streamed);
+    const std::uint64_t slots = streamed > 0 ? WeightStream::kSlots * layer_bytes_ : 0;
+    return weight_bytes_ - std::min(weight_bytes_, count * layer_bytes_) + slots + widened_bytes_;
+  }
+
+  [[nodiscard]] JobView job_view(std::int64_t batch) const {
+    const ModelConfig& config = model_.config;
+    const std::uint64_t layers = layer_bytes_ * static_cast<std::uint64_t>(config.layers);
+    return {.layers = config.layers,
+            .block_tokens = plan_.kv.block_tokens,
+            .batch_size = batch,
+            .longest_tokens = context_,
+            .device_budget = plan_.budget,
+            .host_budget = plan_.host_budget,
+            .layer_weights = layer_bytes_,
+            .other_weights = weight_bytes_ - std::min(layers, weight_bytes_),
+            .scratch = scratch(batch) + widened_bytes_,
+            .kv_bytes_per_token =
+                (KvStore::page_bytes(plan_.kv) + KvStore::key_column_bytes(plan_.kv)) *
+                static_cast<std::uint64_t>(config.layers) /
+                static_cast<std::uint64_t>(plan_.kv.block_tokens),
+            .layer_modules = flexgen::layer_modules(config)};
+  }
+
+  void divide() {
+    MemoryRequest request{
+        .budget = plan_.budget,
+        .kv_budget = options_.device_kv_memory,
+        .scratch = [this](std::int64_t batch) { return scratch(batch); },
+        .page_bytes = KvStore::page_bytes(plan_.kv),
+        .key_column_bytes = KvStore::key_column_bytes(plan_.kv),
+        .host_column_bytes =
+            KvStore::host_column_bytes(plan_.kv) / static_cast<std::uint64_t>(plan_.kv.layers),
+        .channel_bytes = KvStore::channel_bytes(plan_.kv),
+        .copies = plan_.placement.copy_device,
+        .layers = plan_.kv.layers,
+        .block_tokens = plan_.kv.block_tokens,
+        .context = context_,
+        .batch_size = options_.batch_size > 0 ? std::optional(options_.batch_size) : std::nullopt,
+        .scale_bytes = KvStore::scale_bytes(plan_.kv),
+        .open_page_bytes = KvStore::open_page_bytes(plan_.kv)};
+    if (plan_.kv.quantized()) {
+      request.open_pages = [this](std::int64_t batch) {
+        return KvStore::open_pages_needed(plan_.kv, batch + waiting(batch), limits_for(batch).rows);
+      };
+    }
+    // Weights that do not fit beside a little KV are streamed under every policy.
+    std::int64_t& streamed = plan_.placement.streamed_layers;
+    const bool chosen = streamed > 0;
+    const auto fits = [&] {
+      const std::uint64_t needed = device_weights(streamed) + request.scratch(1) +
+                                   (request.page_bytes + request.key_column_bytes) *
+                                       static_cast<std::uint64_t>(plan_.kv.layers * kFewBlocks);
+      return needed <= plan_.budget;
+    };
+    while (!chosen && streamed < plan_.kv.layers && !fits()) ++streamed;
+    if (!chosen && !fits()) streamed = 0;  // let the refusal speak of the whole model
+    plan_.host_weights = static_cast<std::uint64_t>(streamed) * layer_bytes_;
+    request.weights = device_weights(streamed);
+    // Without a budget for the device both tiers would be the same memory.
+    const bool budgeted = options_.device_memory || options_.device_kv_memory;
+    if (plan_.placement.host_tier && (budgeted || plan_.policy->name() != "triphase")) {
+      const std::uint64_t taken =
+          plan_.host_weights +
+          host_scratch(options_.batch_size > 0 ? options_.batch_size : kDefaultBatchSize);
+      request.host =
+          MemoryRequest::Host{.budget = plan_.host_budget - std::min(plan_.host_budget, taken),
+                              .holds_everything = plan_.placement.host_streams_all,
+                              .always = plan_.placement.host_always,
+                              .chosen_share = chosen_share(),
+                              .token_cache = options_.token_cache,
+                              .input_blocks = plan_.policy->input_blocks(plan_.kv.block_tokens),
+                              .input_block_bytes = KvStore::input_bytes(plan_.kv) *
+                                                   static_cast<std::uint64_t>(plan_.kv.layers)};
+      if (plan_.placement.host_lines) {
+        request.host->line_homes = kHostLineDeviceBlocks;
+        request.host->step_homes =
+            (plan_.prefill_chunk + plan_.kv.block_tokens - 1) / plan_.kv.block_tokens;
+      }
+    }
+    plan_.memory = plan_memory(request);
+    plan_.limits = limits_for(plan_.memory.batch_size);
+    plan_.selection = selection(plan_.memory.batch_size);
+    plan_.kv.host_attention = plan_.kv.host_attention && plan_.memory.host_blocks > 0;
+    plan_.host_scratch = host_scratch(plan_.memory.batch_size);
+    // Nothing can leave the device: Phase I to the end. Reserving at admission then decides the
+    // same once, not in every step.
+    if (plan_.policy->name() == "triphase" && plan_.memory.host_blocks == 0) {
+      plan_.policy = std::make_shared<DeviceOnlyPolicy>();
+    }
+    plan_.places = {.layers = plan_.kv.layers,
+                    .block_tokens = plan_.kv.block_tokens,
+                    .device_pages = plan_.memory.kv_pages,
+                    .host_pages = plan_.memory.host_blocks * plan_.kv.layers,
+                    .input_pages = plan_.memory.input_blocks * plan_.kv.layers,
+                    .batch_size = plan_.memory.batch_size,
+                    .prefill_chunk = plan_.prefill_chunk};
+    plan_.longest_line = std::min(context_, plan_.policy->longest_line(plan_.places));
+    if (plan_.memory.host_blocks > 0) {
+      // Dense attention reads a line's host blocks of one layer together.
+      const std::int64_t staged = plan_.memory.staging_pages * plan_.kv.block_tokens;
+      plan_.longest_line = std::min(plan_.longest_line, staged);
+      if (plan_.memory.host_key_columns > 0) {
+        plan_.longest_line =
+            std::min(plan_.longest_line, plan_.memory.channel_blocks * plan_.kv.block_tokens);
+      }
+    }
+  }
+
+  static constexpr std::int64_t kFewBlocks = 4;
+
+  const RunOptions& options_;
+  const ModelBundle& model_;
+  ComputeMachine machine_;
+  LogitRows logit_rows_;
+  std::int64_t context_;
+  std::uint64_t weight_bytes_ = 0;  // at home, as the policy has them
+  std::uint64_t layer_bytes_ = 0;
+  std::uint64_t widened_bytes_ = 0;
+  RunPlan plan_;
+};
+
+}  // namespace
+
+RunPlan plan_run(const RunOptions& options, const ModelBundle& model, const ComputeMachine& machine,
+                 LogitRows logit_rows) {
+  return Planner(options, model, machine, logit_rows).plan();
+}
+
+std::uint64_t cluster_memory(const RunOptions& options, const ModelBundle& model) {
+  if (options.attention.kind != AttentionKind::kSqueezed || !model.fixed_context) return 0;
+  return cluster_bytes(model.fixed_context->clusters);
+}
+
+std::string_view kv_dtype_name(const KvStore::Shape& shape) {
+  return shape.quantized() ? "int8" : dtype_name(shape.dtype);
+}
+
+std::string_view weights_dtype_name(const ModelBundle& model, const RunPlan& plan) {
+  return plan.grouped_weights ? "4bit" : dtype_name(model.weights_dtype);
+}
+
+std::string describe(const RunPlan& plan, const ModelBundle& model) {
+  std::string text = fmt::format(
+      "plan: weights {}, scratch {}, KV {} ({} pages of {} tokens, {}) of {} device memory; batch "
+      "{}, prefill chunk {} tokens, longest line {} of {} tokens",
+      format_bytes(plan.memory.weights), format_bytes(plan.memory.scratch),
+      format_bytes(plan.memory.kv), plan.memory.kv_pages, plan.kv.block_tokens,
+      kv_dtype_name(plan.kv), format_bytes(plan.budget), plan.memory.batch_size, plan.prefill_chunk,
+      plan.longest_line, model.config.max_positions);
+  if (plan.memory.key_columns > 0) {
+    text += fmt::format("; K^T {} beside it (sparq.kt=off saves it)",
+                        format_bytes(plan.memory.key_columns));
+    if (plan.memory.host_key_columns > 0) {
+      text += fmt::format(", {} on the host", format_bytes(plan.memory.host_key_columns));
+    }
+  }
+  if (model.fixed_context) {
+    text += fmt::format("; fixed context {} tokens in front of every line",
+                        model.fixed_context->tokens.size());
+  }
+  if (plan.memory.copies > 0) {
+    text += fmt::format("; {} for copies of it", format_bytes(plan.memory.copies));
+  }
+  if (plan.memory.host_blocks > 0) {
+    text += fmt::format("; policy {}: {} of KV on the host, {} staging", plan.policy->name(),
+                        format_bytes(plan.memory.host_kv), format_bytes(plan.memory.staging));
+    if (plan.memory.cache > 0) {
+      text += fmt::format(", {} for tokens chosen again", format_bytes(plan.memory.cache));
+    }
+  }
+  if (plan.input_tokens > 0) {
+    text += fmt::format("; K and V of the first {} tokens from INT8 layer inputs, {} of them saved",
+                        plan.input_tokens, format_bytes(plan.memory.host_inputs));
+  }
+  if (plan.placement.streamed_layers > 0) {
+    text += fmt::format("; weights of {} of {} layers streamed from the host",
+                        plan.placement.streamed_layers, plan.kv.layers);
+  }
+  if (plan.grouped_weights) text += "; layers' weights in 4-bit groups, widened one at a time";
+  return text;
+}
+
+LoadedWeights::LoadedWeights(const ModelBundle& model, const RunOptions& options,
+                             const RunPlan& plan, Backend& backend, Progress& progress, Log& log)
+    : pool(backend.device(), MemoryTier::kDevice, plan.budget),
+      host_pool(backend.device(), MemoryTier::kHost, plan.host_budget),
+      weight_memory(pool, MemoryTag::kWeights),
+      host_weight_memory(host_pool, MemoryTag::kWeights),
+      streamed_layers(plan.placement.streamed_layers),
+      in_groups(plan.grouped_weights),
+      weights(load_model_weights(
+          model, options, {weight_memory, host_weight_memory, streamed_layers, in_groups},
+          [&progress](std::uint64_t done, std::uint64_t total) {
+            progress.update_bytes(done, total);
+          },
+          log)) {}
+
+LoadedModel::LoadedModel(const ModelBundle& model, const RunOptions& options, const RunPlan& plan,
+                         Backend& backend, Progress& progress, Log& log)
+    : LoadedModel(std::make_shared<LoadedWeights>(model, options, plan, backend, progress, log),
+                  model, options, plan, backend) {}
+
+LoadedModel::LoadedModel(std::shared_ptr<LoadedWeights> loaded, const ModelBundle& model,
+                         const RunOptions& options, const RunPlan& plan, Backend& backend)
+    : shared(std::move(loaded)),
+      pool(shared->pool),
+      host_pool(shared->host_pool),
+      transfers(plan.memory.host_blocks > 0 || plan.placement.streamed_layers > 0 ||
+                        plan.placement.hidden_on_host
+                    ? std::make_unique<HostTransferEngine>(options.emulated_link)
+                    : nullptr),
+      decoder(model.config, *shared->weights, backend.ops(), backend.threads().threads(),
+              plan.limits, pool, transfers.get()),
+      kv(plan.kv,
+         {.device_pages = plan.memory.kv_pages,
+          .staging_pages = plan.memory.staging_pages,
+          .cache_pages = plan.memory.cache_pages,
+          .copy_pages = plan.memory.copy_pages,
+          .open_pages = plan.memory.open_pages,
+          .host_blocks = plan.memory.host_blocks,
+          .input_blocks = plan.memory.input_blocks,
+          .key_column_blocks = plan.memory.key_column_blocks,
+          .key_column_run_bytes = backend.sparse_ops().key_column_run_bytes(),
+          .channel_blocks = plan.memory.channel_blocks},
+         pool, &host_pool, transfers.get()) {
+  TRIPHASE_CHECK(shared->lie_as(plan), "a plan for weights that lie elsewhere");
+  backend.reserve(ops_shape(model.config, plan.limits, plan.kv));
+  kv.set_threads(&backend.threads());
+  decoder.set_attention(options.attention, backend.sparse_ops(), pool, model.clusters());
+  decoder.set_layer_inputs(plan.input_tokens, backend.input_ops(), pool);
+  if (transfers) transfers->set_pageable(!plan.placement.pinned);
+  if (plan.kv.host_attention) {
+    decoder.set_host_attention(plan.memory.batch_size, backend.host_ops(), host_pool,
+                               plan.workspace_block_tokens());
+  }
+  decoder.zigzag().set_batch(plan.placement.gpu_batch);
+  if (plan.placement.hidden_on_host) {
+    decoder.zigzag().keep_on_host(plan.limits.rows, model.config.hidden_size, *transfers,
+                                  host_pool);
+  }
+  decoder.zigzag().set_prefetch(plan.placement.overlap);
+  if (plan.placement.copy_device) decoder.set_device_copies(pool.device());
+  decoder.set_sync_layers(plan.placement.sync_each_layer);
+  decoder.kv_step().set_prefetch(plan.placement.overlap);
+  decoder.weight_stream().set_prefetch(plan.placement.overlap);
+}
+
+void LoadedModel::set_trace(Trace* trace) {
+  decoder.set_trace(trace);
+  if (transfers) transfers->set_trace(trace);
+}
+
+}  // namespace triphase

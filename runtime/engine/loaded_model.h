@@ -1,0 +1,110 @@
+#pragma once
+
+// From a model directory to a model that computes: how memory is divided and where KV and weights
+// live, decided before a byte of weights is read, then the weights in memory with the buffers
+// around them. The one way every command that computes gets its model.
+
+#include <cstdint>
+#include <memory>
+#include <optional>
+#include <string>
+
+#include "memory/host_device.h"
+#include "memory/kv/kv_store.h"
+#include "memory/memory_pool.h"
+#include "memory/transfer/host_transfer_engine.h"
+#include "models/decoder_model.h"
+#include "runtime/backend.h"
+#include "runtime/engine/model_bundle.h"
+#include "runtime/options/run_options.h"
+#include "runtime/progress.h"
+#include "scheduler/memory_plan.h"
+#include "scheduler/placement/placement_policy.h"
+
+namespace triphase {
+
+// Which rows of a step have logits: one per sequence (generation), or all of them (scoring).
+enum class LogitRows : std::uint8_t { kLast, kAll };
+
+struct RunPlan {
+  MemoryPlan memory;
+  KvStore::Shape kv;
+  BatchLimits limits;
+  std::int64_t prefill_chunk = 0;
+  PromptUnits prompt_units;        // no longer than prefill_chunk, or no prompt is
+  std::int64_t longest_line = 0;   // tokens of the longest line that the job can hold
+  std::uint64_t budget = 0;        // device bytes
+  std::uint64_t host_budget = 0;   // host bytes
+  std::uint64_t host_weights = 0;  // bytes of streamed layers
+  std::uint64_t host_scratch = 0;  // bytes of attention's buffers on the host
+  std::shared_ptr<const PlacementPolicy> policy;
+  StaticPlacement placement;
+  std::uint64_t selection = 0;    // of the scratch: what the attention method keeps to choose by
+  std::int64_t input_tokens = 0;  // leading ones whose K and V come from INT8 layer inputs
+  bool grouped_weights = false;   // layers' matrices lie at home in 4-bit groups
+  PlacementLimits places;         // what the policy has to work with
+
+  // HostAttention::Limits.
+  [[nodiscard]] std::int64_t workspace_block_tokens() const {
+    return placement.fp32_workspace ? kv.block_tokens : 0;
+  }
+};
+
+// Throws ErrorRole::kResources E-MEM-FIT, saying what would fit.
+[[nodiscard]] RunPlan plan_run(const RunOptions& options, const ModelBundle& model,
+                               const ComputeMachine& machine, LogitRows logit_rows);
+
+// Device bytes of the key clusters that the job's attention looks up; 0 for every other method.
+[[nodiscard]] std::uint64_t cluster_memory(const RunOptions& options, const ModelBundle& model);
+
+// "f16", ..., "int8": as in manifest and summary.
+[[nodiscard]] std::string_view kv_dtype_name(const KvStore::Shape& shape);
+
+// "f16", ...; "4bit": layers' matrices in 4-bit groups.
+[[nodiscard]] std::string_view weights_dtype_name(const ModelBundle& model, const RunPlan& plan);
+
+// One line for the log.
+[[nodiscard]] std::string describe(const RunPlan& plan, const ModelBundle& model);
+
+// Weights in memory, and the pools that everything around them is taken from. One per model and
+// process; several LoadedModels may share it in turn. Members are destroyed in reverse: the pools
+// outlive what they lent.
+struct LoadedWeights {
+  LoadedWeights(const ModelBundle& model, const RunOptions& options, const RunPlan& plan,
+                Backend& backend, Progress& progress, Log& log);
+
+  // Whether they lie where and how the plan has them; a plan that has not needs others.
+  [[nodiscard]] bool lie_as(const RunPlan& plan) const {
+    return streamed_layers == plan.placement.streamed_layers && in_groups == plan.grouped_weights;
+  }
+
+  MemoryPool pool;
+  MemoryPool host_pool;
+  PoolDevice weight_memory;
+  PoolDevice host_weight_memory;
+  std::int64_t streamed_layers = 0;  // on the host
+  bool in_groups = false;
+  std::unique_ptr<ModelWeights> weights;
+};
+
+// A model that computes: weights with the buffers, KV store and attention method of one plan.
+struct LoadedModel {
+  LoadedModel(const ModelBundle& model, const RunOptions& options, const RunPlan& plan,
+              Backend& backend, Progress& progress, Log& log);
+  // Over weights that are there already. No other LoadedModel over them may be alive: the plan's
+  // budget is that of one.
+  LoadedModel(std::shared_ptr<LoadedWeights> loaded, const ModelBundle& model,
+              const RunOptions& options, const RunPlan& plan, Backend& backend);
+
+  // Records compute and transfers from now on; null: off.
+  void set_trace(Trace* trace);
+
+  std::shared_ptr<LoadedWeights> shared;
+  MemoryPool& pool;
+  MemoryPool& host_pool;
+  std::unique_ptr<HostTransferEngine> transfers;  // null: nothing is on the host
+  DecoderModel decoder;
+  KvStore kv;
+};
+
+}  // namespace triphase

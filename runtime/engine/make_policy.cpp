@@ -1,0 +1,226 @@
+#include "runtime/engine/make_policy.h"
+
+#include <fmt/format.h>
+#include <fmt/ranges.h>
+
+#include <algorithm>
+#include <functional>
+#include <limits>
+#include <optional>
+#include <string>
+#include <string_view>
+#include <utility>
+#include <vector>
+
+#include "base/error.h"
+#include "runtime/options/option_parser.h"
+#include "scheduler/placement/accelerate_policy.h"
+#include "scheduler/placement/device_only_policy.h"
+#include "scheduler/placement/flexgen_policy.h"
+#include "scheduler/placement/triphase_policy.h"
+#include "scheduler/placement/vllm_policy.h"
+#include "scheduler/placement/zero_policy.h"
+
+namespace triphase {
+namespace {
+
+// One option of a policy: its name, what its value may be, and where the value goes.
+struct Knob {
+  std::string_view name;
+  std::string expected;
+  std::function<bool(std::string_view text)> set;  // false: not such a value
+};
+
+Knob count(std::string_view name, std::int64_t& value) {
+  return {name, "an integer of at least 0", [&value](std::string_view text) {
+            const auto read = read_integer(text);
+            if (!read || *read < 0) return false;
+            value = *read;
+            return true;
+          }};
+}
+
+Knob share(std::string_view name, double& value) {
+  return {name, "a number from 0 to 1", [&value](std::string_view text) {
+            const auto read = read_real(text);
+            if (!read || *read < 0.0 || *read > 1.0) return false;
+            value = *read;
+            return true;
+          }};
+}
+
+Knob on_off(std::string_view name, bool& value) {
+  return {name, "on or off", [&value](std::string_view text) {
+            if (text != "on" && text != "off") return false;
+            value = text == "on";
+            return true;
+          }};
+}
+
+// A choice among few, by their names.
+template <class Value>
+Knob one_of(std::string_view name, std::vector<std::pair<std::string_view, Value>> choices,
+            Value& value) {
+  std::vector<std::string_view> names;
+  for (const auto& choice : choices) names.push_back(choice.first);
+  return {name, fmt::format("{}", fmt::join(names, " or ")),
+          [choices = std::move(choices), &value](std::string_view text) {
+            const auto found =
+                std::ranges::find(choices, text, &std::pair<std::string_view, Value>::first);
+            if (found == choices.end()) return false;
+            value = found->second;
+            return true;
+          }};
+}
+
+Knob group_weights(bool& value) {
+  return one_of("weight-quantization", {{"model", false}, {"4bit", true}}, value);
+}
+
+void read_knobs(const RunOptions& options, const std::vector<Knob>& knobs) {
+  for (const std::string& option : options.policy_options) {
+    const std::size_t equals = option.find('=');
+    const std::string_view name = std::string_view(option).substr(0, equals);
+    const auto knob = std::ranges::find(knobs, name, &Knob::name);
+    if (equals == std::string::npos || knob == knobs.end()) {
+      std::vector<std::string_view> names;
+      for (const Knob& known : knobs) names.push_back(known.name);
+      throw Error(ErrorRole::kUsage, "E-CLI-OPTION", "--policy-option")
+          .found(option)
+          .expected(names.empty()
+                        ? fmt::format("nothing: policy {} has no options", options.policy)
+                        : fmt::format("NAME=VALUE with one of {}", fmt::join(names, ", ")));
+    }
+    if (!knob->set(std::string_view(option).substr(equals + 1))) {
+      throw Error(ErrorRole::kUsage, "E-CLI-OPTION", "--policy-option")
+          .found(option)
+          .expected(fmt::format("{} as {}", knob->name, knob->expected));
+    }
+  }
+}
+
+// What the original's compressed KV excludes.
+void check_4bit(const RunOptions& options, const FlexGenOptions& flexgen) {
+  const auto refuse = [](std::string_view code, std::string_view option, std::string_view found,
+                         std::string_view expected) {
+    throw Error(ErrorRole::kUsage, code, option)
+        .found(fmt::format("{} with kv-quantization=4bit", found))
+        .expected(expected);
+  };
+  if (flexgen.device_kv_share != 0.0 && flexgen.device_kv_share != 1.0) {
+    refuse("E-CLI-OPTION", "--policy-option", fmt::format("kv-share={}", flexgen.device_kv_share),
+           "kv-share=0 or kv-share=1: 4-bit KV lies on one tier as a whole");
+  }
+  if (flexgen.host_kv != HostKvUse::kStream) {
+    refuse("E-CLI-OPTION", "--policy-option", "host-kv=cpu-attention", "host-kv=stream");
+  }
+  if (options.kv_dtype) {
+    refuse("E-CLI-CONFLICT", "--kv-dtype",
+           *options.kv_dtype == DType::kU8 ? "int8" : dtype_name(*options.kv_dtype),
+           "--kv-dtype auto, or kv-quantization=model");
+  }
+}
+
+FlexGenOptions read_flexgen(const RunOptions& options) {
+  FlexGenOptions flexgen;
+  read_knobs(
+      options,
+      {share("kv-share", flexgen.device_kv_share),
+       share("weight-share", flexgen.device_weight_share), count("gpu-batch", flexgen.gpu_batch),
+       count("num-batches", flexgen.num_batches),
+       // They sit on one tier.
+       one_of("activation-share", {{"1", false}, {"0", true}}, flexgen.hidden_on_host),
+       on_off("overlap", flexgen.overlap), on_off("pinned", flexgen.pinned),
+       on_off("sync-each-layer", flexgen.sync_each_layer), on_off("padding", flexgen.padding),
+       on_off("copy-device", flexgen.copy_device), on_off("fp32-workspace", flexgen.fp32_workspace),
+       one_of("weight-rounding",
+              {{"layer", WeightRounding::kLayer}, {"tensor", WeightRounding::kTensor}},
+              flexgen.weight_rounding),
+       one_of("kv-quantization", {{"model", false}, {"4bit", true}}, flexgen.kv_4bit),
+       group_weights(flexgen.group_weights),
+       one_of("host-kv",
+              {{"stream", HostKvUse::kStream}, {"cpu-attention", HostKvUse::kCpuAttention}},
+              flexgen.host_kv)});
+  if (flexgen.fp32_workspace && flexgen.host_kv != HostKvUse::kCpuAttention) {
+    throw Error(ErrorRole::kUsage, "E-CLI-OPTION", "--policy-option")
+        .found("fp32-workspace=on with host-kv=stream")
+        .expected("host-kv=cpu-attention, whose workspace it is");
+  }
+  if (flexgen.kv_4bit) check_4bit(options, flexgen);
+  return flexgen;
+}
+
+std::shared_ptr<const PlacementPolicy> make_vllm(const RunOptions& options,
+                                                 std::shared_ptr<const ReplayCosts> replay) {
+  VllmOptions vllm{.replay = std::move(replay)};
+  read_knobs(options, {{"preemption", "recompute, swap, cheapest or offload",
+                        [&vllm](std::string_view text) {
+                          if (text != "recompute" && text != "swap" && text != "cheapest" &&
+                              text != "offload") {
+                            return false;
+                          }
+                          vllm.preemption =
+                              text == "recompute" ? SuspendMode::kDrop : SuspendMode::kSwap;
+                          vllm.keep_prefixes = text == "offload";
+                          vllm.weigh = text == "cheapest";
+                          return true;
+                        }},
+                       share("watermark", vllm.watermark)});
+  return std::make_shared<VllmPolicy>(std::move(vllm));
+}
+
+// Without a plan: Phase I until memory is short, then the oldest blocks leave as needed.
+std::shared_ptr<const PlacementPolicy> make_triphase(const RunOptions& options,
+                                                     std::shared_ptr<const ReplayCosts> replay) {
+  if (options.schedule) {
+    return std::make_shared<TriphasePolicy>(*options.schedule, std::move(replay));
+  }
+  PhaseSchedule schedule{.p1 = std::numeric_limits<std::int32_t>::max(),
+                         .p2 = std::numeric_limits<std::int32_t>::max()};
+  read_knobs(options,
+             {count("p1", schedule.p1), share("alpha", schedule.alpha),
+              count("window", schedule.window_tokens), share("window-share", schedule.window_share),
+              count("streamed-layers", schedule.streamed_layers), count("p2", schedule.p2),
+              share("beta", schedule.beta), count("input-tokens", schedule.input_tokens)});
+  if (schedule.beta > 0.0 && schedule.input_tokens == 0) {
+    throw Error(ErrorRole::kUsage, "E-CLI-OPTION", "--policy-option")
+        .found("beta without input-tokens")
+        .expected("input-tokens=N, of how many leading tokens the layer inputs are saved");
+  }
+  return std::make_shared<TriphasePolicy>(schedule, std::move(replay));
+}
+
+}  // namespace
+
+std::shared_ptr<const PlacementPolicy> make_policy(const RunOptions& options,
+                                                   std::shared_ptr<const ReplayCosts> replay) {
+  if (options.policy == "flexgen") return std::make_shared<FlexGenPolicy>(read_flexgen(options));
+  if (options.policy == "vllm") return make_vllm(options, std::move(replay));
+  if (options.policy == "accelerate") {
+    AccelerateOptions accelerate;
+    read_knobs(options,
+               {on_off("overlap", accelerate.overlap), on_off("pinned", accelerate.pinned)});
+    return std::make_shared<AcceleratePolicy>(accelerate);
+  }
+  if (options.policy == "zero") {
+    ZeroOptions zero;
+    read_knobs(
+        options,
+        {one_of("mode", {{"2022", ZeroMode::k2022}, {"2023", ZeroMode::k2023}}, zero.mode),
+         one_of<std::optional<bool>>("stream-all", {{"on", true}, {"off", false}}, zero.stream_all),
+         on_off("overlap", zero.overlap), group_weights(zero.group_weights)});
+    return std::make_shared<ZeroPolicy>(zero);
+  }
+  if (options.policy == "device-only") {
+    read_knobs(options, {});
+    return std::make_shared<DeviceOnlyPolicy>();
+  }
+  TRIPHASE_CHECK(options.policy == "triphase", "the option table knows the policies");
+  return make_triphase(options, std::move(replay));
+}
+
+bool stores_4bit_kv(const RunOptions& options) {
+  return options.policy == "flexgen" && read_flexgen(options).kv_4bit;
+}
+
+}  // namespace triphase

@@ -1,0 +1,164 @@
+#include "runtime/engine/model_bundle.h"
+
+#include <fmt/format.h>
+#include <sys/stat.h>
+
+#include <array>
+#include <filesystem>
+#include <map>
+#include <utility>
+
+#define XXH_INLINE_ALL
+#include <xxhash.h>
+
+#include "base/error.h"
+#include "models/files/file_reader.h"
+#include "models/files/model_directory.h"
+#include "models/weights/weight_lookup.h"
+#include "runtime/context/context_file.h"
+
+namespace triphase {
+namespace {
+
+constexpr std::uint64_t kMaxConfigBytes = std::uint64_t{16} << 20;
+constexpr std::uint64_t kMaxTokenizerBytes = std::uint64_t{256} << 20;
+constexpr FileErrors kConfigErrors{ErrorRole::kModel, "E-CFG-FILE"};
+constexpr std::uint64_t kRandomWeightSeed = 0;
+
+bool is_directory(const std::string& path) {
+  struct stat facts {};
+  return ::stat(path.c_str(), &facts) == 0 && S_ISDIR(facts.st_mode);
+}
+
+std::string hex(std::uint64_t value) { return fmt::format("{:016x}", value); }
+
+// What makes two directories the same model for a resumed job: the config, every weight header and
+// the sizes, not gigabytes of weights.
+std::string fingerprint(const std::string& config_text, const WeightFiles* files) {
+  std::string identity = config_text;
+  if (files != nullptr) {
+    for (std::size_t file = 0; file < files->file_count(); ++file) {
+      identity += fmt::format("\n{} {} {:x}", files->file_name(file), files->file_bytes(file),
+                              files->header_hash(file));
+    }
+  } else {
+    identity += fmt::format("\nrandom weights, seed {}", kRandomWeightSeed);
+  }
+  return "xxh3:" + hex(XXH3_64bits(identity.data(), identity.size()));
+}
+
+std::string tokenizer_hash(const DirectoryHandle& directory) {
+  constexpr std::array<const char*, 7> kFiles = {
+      "tokenizer.json",        "tokenizer.model",         "vocab.json",       "merges.txt",
+      "tokenizer_config.json", "special_tokens_map.json", "added_tokens.json"};
+  std::uint64_t hash = 0;
+  for (const char* name : kFiles) {
+    if (!directory.contains(name)) continue;
+    const std::string text =
+        read_small_file(directory, name, kMaxTokenizerBytes, {ErrorRole::kModel, "E-TOK-FILE"});
+    hash = XXH3_64bits_withSeed(text.data(), text.size(), hash + 1);
+  }
+  return "xxh3:" + hex(hash);
+}
+
+// The element type most of the matrices' bytes have.
+DType main_dtype(const WeightFiles& files) {
+  std::map<DType, std::uint64_t> bytes;
+  files.for_each([&bytes](const FileTensor& tensor) {
+    if (tensor.record.type->dtype && tensor.record.shape.size() >= 2) {
+      bytes[*tensor.record.type->dtype] += tensor.record.bytes;
+    }
+    return true;
+  });
+  DType best = DType::kF32;
+  std::uint64_t most = 0;
+  for (const DType dtype : {DType::kF32, DType::kF16, DType::kBF16}) {
+    if (bytes[dtype] > most) {
+      most = bytes[dtype];
+      best = dtype;
+    }
+  }
+  return best;
+}
+
+void open_directory(const RunOptions& options, ModelBundle& bundle) {
+  ModelDirectory directory = open_model_directory(
+      options.model,
+      {.weights = !options.random_weights, .allow_trailing_bytes = options.allow_trailing_bytes});
+  bundle.config = std::move(directory.config);
+  bundle.files = std::move(directory.files);
+  bundle.generation_config = std::move(directory.generation_config);
+  bundle.notes = std::move(directory.notes);
+  // Before any output file exists: a missing or misshapen tensor refuses the run.
+  if (bundle.files) check_weight_tensors(*bundle.files, bundle.config);
+  bundle.tokenizer = load_tokenizer(options.model, bundle.config, bundle.notes);
+  bundle.identity.fingerprint = fingerprint(directory.config_text, bundle.files.get());
+  if (bundle.tokenizer) {
+    bundle.identity.tokenizer = tokenizer_hash(DirectoryHandle(options.model));
+  }
+}
+
+void open_shape(const RunOptions& options, ModelBundle& bundle) {
+  std::string identity = options.model;
+  if (auto shape = builtin_shape(options.model)) {
+    bundle.config = std::move(*shape);
+  } else {
+    const std::filesystem::path path(options.model);
+    const std::string parent = path.has_parent_path() ? path.parent_path().string() : ".";
+    if (!path.has_filename() || !std::filesystem::exists(path)) {
+      throw Error(ErrorRole::kModel, "E-CFG-DIR", "--model")
+          .file(options.model)
+          .found("neither a directory, a config.json nor a built-in shape")
+          .expected(fmt::format("one of {}", fmt::join(builtin_shape_names(), ", ")));
+    }
+    identity = read_small_file(DirectoryHandle(parent), path.filename().string(), kMaxConfigBytes,
+                               kConfigErrors);
+    bundle.config = parse_model_config(
+        parse_json_file(identity, options.model, ErrorRole::kModel, "E-CFG-JSON"), nullptr,
+        options.model, bundle.notes);
+  }
+  bundle.identity.fingerprint = fingerprint(identity, nullptr);
+}
+
+}  // namespace
+
+ModelBundle open_model(const RunOptions& options) {
+  ModelBundle bundle;
+  bundle.identity.path = options.model;
+  if (options.random_weights && !is_directory(options.model)) {
+    open_shape(options, bundle);
+  } else {
+    open_directory(options, bundle);
+  }
+  if (bundle.files) {
+    bundle.weights_dtype = main_dtype(*bundle.files);
+  } else {
+    bundle.weights_dtype =
+        options.weights_dtype.value_or(bundle.config.declared_dtype.value_or(DType::kF16));
+    bundle.notes.push_back("random weights: completions are noise, speed is real");
+  }
+  bundle.weight_bytes = weight_bytes(bundle.config, bundle.weights_dtype);
+  if (!options.fixed_context.empty()) {
+    bundle.fixed_context = std::make_shared<FixedContext>(
+        read_fixed_context(options.fixed_context, bundle.identity, bundle.config));
+    bundle.identity.fixed_context = bundle.fixed_context->hash;
+  }
+  return bundle;
+}
+
+std::unique_ptr<ModelWeights> load_model_weights(const ModelBundle& bundle,
+                                                 const RunOptions& options,
+                                                 const WeightHomes& homes,
+                                                 const LoadProgress& progress, Log& log) {
+  if (!bundle.files) {
+    return random_weights(bundle.config, bundle.weights_dtype, kRandomWeightSeed, homes, progress);
+  }
+  Notes notes;
+  auto weights =
+      load_weights(*bundle.files, bundle.config, homes,
+                   {options.check_weights, options.allow_trailing_bytes}, notes, progress);
+  for (const std::string& note : notes) log.warning(note);
+  return weights;
+}
+
+}  // namespace triphase

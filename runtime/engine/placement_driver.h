@@ -1,0 +1,114 @@
+#pragma once
+
+// Shows a placement policy what an Engine holds and does what it answers: admissions, moves between
+// the tiers, preemptions. Not thread safe; policy and store must outlive it.
+
+#include <cstdint>
+#include <deque>
+#include <functional>
+#include <memory>
+#include <utility>
+#include <vector>
+
+#include "memory/kv/kv_store.h"
+#include "models/decoder_model.h"
+#include "runtime/engine/engine_lines.h"
+#include "scheduler/placement/placement_policy.h"
+
+namespace triphase {
+
+// What placement did so far.
+struct PlacementStats {
+  std::uint64_t prompt_tokens = 0;         // of all admitted prompts
+  std::uint64_t shared_prompt_tokens = 0;  // of them found in the KV store
+  std::uint64_t offloaded_blocks = 0;      // of all layers
+  std::uint64_t reloaded_blocks = 0;
+  std::uint64_t discarded_blocks = 0;   // recomputable from then on
+  std::uint64_t swaps = 0;              // preemptions whose KV waited on the host
+  std::uint64_t drops = 0;              // preemptions whose KV was computed again
+  std::uint64_t recomputed_tokens = 0;  // what drops and replayed prefixes had computed
+  std::uint64_t dropped_blocks = 0;     // prefixes' that swaps dropped instead of storing them
+  std::uint64_t replayed_tokens = 0;    // of them computed again
+};
+
+class PlacementDriver {
+ public:
+  struct Lines {
+    std::deque<std::unique_ptr<Sequence>>& waiting;
+    std::vector<RunningLine>& running;  // in order of admission
+    std::vector<SuspendedLine>& suspended;
+  };
+
+  PlacementDriver(const PlacementPolicy& policy, const PlacementLimits& limits, KvStore& kv,
+                  DecoderModel& model);
+
+  // One decision of the policy. Moves go on while the step computes.
+  void place(const Lines& lines);
+
+  // Sees every decision with what it was made of, also those that could be left out because nothing
+  // can change.
+  using Observer = std::function<void(const StepView& view, const PlacementActions& actions)>;
+  void set_observer(Observer observer) { observer_ = std::move(observer); }
+
+  // Replays every decision against the rules (tests).
+  void set_checking(bool checking) { checking_ = checking; }
+
+  // Spans of the phases and of what each decision did; null: off.
+  void set_trace(Trace* trace);
+  // So many tokens of the line's dropped prefix are computed again.
+  void replayed(RunningLine& line, std::int64_t tokens);
+  // The line's last place in the trace; before its KV is released.
+  void line_ended(const RunningLine& line) const;
+  // Ends the spans that are open; no place() may follow.
+  void finish_trace() { phases_.finish(); }
+
+  [[nodiscard]] const PlacementStats& stats() const { return stats_; }
+  [[nodiscard]] const PhaseLog& phases() const { return phases_; }
+  // Number of the present decision, from 0.
+  [[nodiscard]] std::int64_t step() const { return view_.step - 1; }
+  [[nodiscard]] const PlacementLimits& limits() const { return limits_; }
+  [[nodiscard]] bool pads_prompts() const { return policy_->pads_prompts(); }
+
+ private:
+  void decide(const Lines& lines);
+  void see_phases(const Lines& lines);
+  [[nodiscard]] Phase phase_of(const RunningLine& line) const;
+  [[nodiscard]] bool nothing_to_decide(const Lines& lines) const;
+  void look(const Lines& lines);
+  void look_at_running(const Lines& lines);
+  void look_at_suspended(const Lines& lines);
+  void look_at_waiting(const Lines& lines);
+  [[nodiscard]] std::int64_t replayable_blocks(const RunningLine& line) const;
+  [[nodiscard]] std::int64_t leading_blocks(SequenceId sequence, std::int64_t first,
+                                            BlockPlace place) const;
+  void find_shared_blocks(const Lines& lines);
+  [[nodiscard]] bool may_share(const Sequence& waiting) const;
+  [[nodiscard]] bool should_wait_for_shared_prefix(const Sequence& waiting, std::uint64_t rope_key,
+                                                   const Lines& lines) const;
+  [[nodiscard]] bool should_wait_for_prompt_before(const Sequence& waiting, std::uint64_t rope_key,
+                                                   const WaitingPrompt& prompt,
+                                                   const Lines& lines) const;
+
+  void apply(const Admit& action, const Lines& lines);
+  void apply(const Offload& action, const Lines& lines);
+  void apply(const Reload& action, const Lines& lines);
+  void apply(const Discard& action, const Lines& lines);
+  void apply(const Suspend& action, const Lines& lines);
+  void apply(const Resume& action, const Lines& lines);
+  void keep_blocks(RunningLine& line, std::int64_t blocks);
+
+  const PlacementPolicy* policy_;
+  PlacementLimits limits_;
+  KvStore* kv_;
+  DecoderModel* model_;
+  bool checking_ = false;
+  Observer observer_;
+  StepView view_;
+  std::uint64_t admissions_ = 0;
+  std::vector<std::size_t> shown_;  // waiting lines in the view, by their index in the queue
+  PlacementStats stats_;
+  PhaseLog phases_;
+  Trace* trace_ = nullptr;
+};
+
+}  // namespace triphase

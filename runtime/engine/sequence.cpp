@@ -1,0 +1,98 @@
+#include "runtime/engine/sequence.h"
+
+#include <fmt/format.h>
+
+#include <algorithm>
+#include <utility>
+
+namespace triphase {
+
+Sequence::Sequence(Request request, std::uint64_t job_seed, std::span<const std::int32_t> eos_ids,
+                   const Tokenizer* tokenizer)
+    : request_(std::move(request)),
+      key_(line_key(request_.sampling, job_seed, request_.index)),
+      eos_ids_(eos_ids),
+      tokens_(std::move(request_.tokens)),
+      prompt_tokens_(static_cast<std::int64_t>(tokens_.size())) {
+  // Room for the whole completion now: decode steps do not allocate.
+  tokens_.reserve(tokens_.size() + static_cast<std::size_t>(request_.sampling.max_tokens));
+  if (tokenizer != nullptr) decoder_.emplace(*tokenizer);
+  for (const std::string& stop : request_.sampling.stop) {
+    longest_stop_ = std::max(longest_stop_, stop.size());
+  }
+}
+
+std::int64_t Sequence::max_kv_tokens() const {
+  return prompt_tokens_ + request_.sampling.max_tokens - 1;
+}
+
+void Sequence::sample_next(std::span<const float> logits, SamplerScratch& scratch) {
+  Sampled sampled = sample(logits, request_.sampling, tokens_, key_,
+                           static_cast<std::uint64_t>(completion_tokens()), scratch);
+  if (!sampled.finite) {
+    error_ = RecordError{
+        "E-NUM-LOGITS",
+        fmt::format("logits of completion token {} hold NaN or Inf", completion_tokens())};
+    finished_ = true;
+    return;
+  }
+  const bool is_eos = std::ranges::find(eos_ids_, sampled.token) != eos_ids_.end();
+  if (is_eos && !request_.sampling.ignore_eos) {
+    finish(FinishReason::kStop);
+    return;
+  }
+  if (sampled.logprob) logprobs_.push_back(std::move(*sampled.logprob));
+  accept(sampled.token);
+}
+
+void Sequence::accept(TokenId token) {
+  tokens_.push_back(token);
+  if (decoder_) {
+    const std::size_t before = text_.size();
+    text_ += decoder_->push(token);
+    look_for_stop_strings(before);
+    if (finished_) return;
+  }
+  if (completion_tokens() >= request_.sampling.max_tokens) finish(FinishReason::kLength);
+}
+
+void Sequence::look_for_stop_strings(std::size_t new_from) {
+  if (longest_stop_ == 0) return;
+  // A stop string may have begun before the new text.
+  const std::size_t from = new_from > longest_stop_ ? new_from - longest_stop_ : 0;
+  std::size_t first = std::string::npos;
+  for (const std::string& stop : request_.sampling.stop) {
+    first = std::min(first, text_.find(stop, from));
+  }
+  if (first == std::string::npos) return;
+  text_.resize(first);
+  finished_ = true;
+  reason_ = FinishReason::kStop;
+}
+
+void Sequence::finish(FinishReason reason) {
+  finished_ = true;
+  reason_ = reason;
+  if (!decoder_) return;
+  // Bytes held back inside a character are text too, and may complete a stop string.
+  const std::size_t before = text_.size();
+  text_ += decoder_->finish();
+  look_for_stop_strings(before);
+}
+
+Completion Sequence::take_completion() {
+  Completion completion;
+  completion.index = request_.index;
+  if (error_) {
+    completion.error = std::move(error_);
+    return completion;
+  }
+  if (decoder_) completion.text = std::move(text_);
+  completion.tokens.assign(tokens_.begin() + prompt_tokens_, tokens_.end());
+  completion.finish_reason = reason_;
+  completion.prompt_tokens = prompt_tokens_;
+  completion.logprobs = std::move(logprobs_);
+  return completion;
+}
+
+}  // namespace triphase

@@ -1,0 +1,93 @@
+#include "runtime/job/generation_config.h"
+
+#include <fmt/format.h>
+
+#include <functional>
+
+#include "base/error.h"
+#include "runtime/engine/sampling_limits.h"
+
+namespace triphase {
+namespace {
+
+struct Source {
+  RunOptions& options;
+  const Json& config;
+  std::string_view file;
+  std::vector<std::string> taken;
+
+  // `option` is the name without dashes; what the user gave wins.
+  void take(const std::string& option, std::string value, const std::function<void()>& set) {
+    if (options.given(option)) return;
+    set();
+    taken.push_back(fmt::format("{} {} from generation_config.json", option, value));
+    options.origins[option] = {std::move(value), "generation_config.json"};
+  }
+
+  [[noreturn]] void refuse(std::string_view field, const Json& value, std::string_view expected) {
+    throw Error(ErrorRole::kModel, "E-CFG-GENERATION", field)
+        .file(file)
+        .found(value.describe())
+        .expected(expected)
+        .hint("--generation-config=none leaves the file alone");
+  }
+
+  const Json* find(std::string_view key) const {
+    const Json* value = config.find(key);
+    return value == nullptr || value->is_null() ? nullptr : value;
+  }
+
+  void take_real(std::string_view key, const std::string& option, double low, double high,
+                 double& target) {
+    const Json* value = find(key);
+    if (value == nullptr) return;
+    const std::optional<double> number = value->number();
+    if (!number || *number < low || *number > high) {
+      refuse(key, *value, fmt::format("a number from {} to {}", low, high));
+    }
+    take(option, json_number(*number), [&] { target = *number; });
+  }
+
+  void take_integer(std::string_view key, const std::string& option, std::int64_t low,
+                    std::int64_t high, std::int64_t& target) {
+    const Json* value = find(key);
+    if (value == nullptr) return;
+    const std::optional<std::int64_t> number = value->integer();
+    if (!number || *number < low || *number > high) {
+      refuse(key, *value, fmt::format("an integer from {} to {}", low, high));
+    }
+    take(option, fmt::to_string(*number), [&] { target = *number; });
+  }
+};
+
+}  // namespace
+
+std::vector<std::string> adopt_generation_config(RunOptions& options, const Json& config,
+                                                 std::string_view file) {
+  Source source{options, config, file, {}};
+  SamplingParams& sampling = options.sampling;
+  if (!config.is_object()) source.refuse("generation_config", config, "an object");
+  const Json* do_sample = source.find("do_sample");
+  if (do_sample != nullptr && !do_sample->is_bool()) {
+    source.refuse("do_sample", *do_sample, "true or false");
+  }
+  // transformers decodes greedily unless do_sample is true, whatever the temperature says.
+  const bool samples = do_sample != nullptr && *do_sample->boolean();
+  if (!samples) {
+    source.take("temperature", "0", [&] { sampling.temperature = 0.0; });
+  } else {
+    if (source.find("temperature") == nullptr) {
+      source.take("temperature", "1", [&] { sampling.temperature = 1.0; });
+    }
+    source.take_real("temperature", "temperature", 0.0, kTemperatureLimit, sampling.temperature);
+    source.take_real("top_p", "top-p", 1e-9, 1.0, sampling.top_p);
+    source.take_integer("top_k", "top-k", 0, kTopKLimit, sampling.top_k);
+    source.take_real("min_p", "min-p", 0.0, 1.0, sampling.min_p);
+  }
+  source.take_real("repetition_penalty", "repetition-penalty", kRepetitionPenaltyMin,
+                   kRepetitionPenaltyMax, sampling.repetition_penalty);
+  source.take_integer("max_new_tokens", "max-tokens", 1, kMaxTokensLimit, sampling.max_tokens);
+  return source.taken;
+}
+
+}  // namespace triphase

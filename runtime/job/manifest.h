@@ -1,0 +1,68 @@
+#pragma once
+
+// OUT.manifest.json: what job the records in OUT.part and OUT belong to. Two runs may share an
+// output only when their manifests agree. Schema: docs/schemas/manifest.schema.json. Plain values.
+
+#include <cstdint>
+#include <optional>
+#include <string>
+#include <string_view>
+#include <vector>
+
+#include "runtime/job/prompt_file.h"
+#include "runtime/options/run_options.h"
+
+namespace triphase {
+
+// What the model contributes; the engine's side fills it before any weight is read.
+struct ModelIdentity {
+  std::string path;           // as given
+  std::string fingerprint;    // hash of config.json, every safetensors header, and file sizes
+  std::string tokenizer;      // hash of the tokenizer files; empty: none
+  std::string fixed_context;  // hash of what stands in front of every prompt; empty: nothing
+};
+
+struct Manifest {
+  std::string program_version;
+  std::string commit;
+
+  // Fields that must agree between a run and its resumption.
+  std::string input_path;  // reported, not compared: a file may be moved
+  std::uint64_t input_bytes = 0;
+  std::uint64_t input_lines = 0;
+  std::uint64_t records = 0;  // of a complete output of this shard; follows from the other fields
+  std::string input_hash;     // empty: a pipe, which cannot be resumed
+  ModelIdentity model;        // `path` reported, not compared
+  std::string generation;     // JSON object text: every option that can change a record
+  std::uint64_t seed = 0;
+  std::string kv_dtype;            // resolved: "f16", "bf16", "f32"
+  std::uint64_t layer_inputs = 0;  // leading tokens with K and V from INT8 layer inputs
+  std::string plan_hash;           // empty: no plan
+  std::uint64_t shard_index = 0;
+  std::uint64_t shard_count = 1;
+  std::string order;         // "input" or "completed"
+  std::string input_format;  // "auto", "jsonl", "openai", "ids"
+
+  // Who writes now; for the lock message.
+  std::int64_t writer_pid = 0;
+  std::string writer_host;
+};
+
+inline constexpr std::uint64_t kMaxManifestBytes = std::uint64_t{16} << 20;
+
+// `generation` is filled from the options (after --generation-config was adopted), and says whether
+// layers' weights lie in 4-bit groups.
+[[nodiscard]] Manifest make_manifest(const RunOptions& options, const PromptFileFacts& input,
+                                     const ModelIdentity& model, std::string_view kv_dtype,
+                                     std::int64_t layer_inputs, bool grouped_weights = false);
+
+[[nodiscard]] std::string manifest_to_json(const Manifest& manifest);
+
+// Throws ErrorRole::kInput E-IN-MANIFEST naming the field.
+[[nodiscard]] Manifest parse_manifest(std::string_view text, std::string_view file);
+
+// "seed: 1 there, 2 now" for every compared field that differs; empty: the same job.
+[[nodiscard]] std::vector<std::string> manifest_differences(const Manifest& there,
+                                                            const Manifest& now);
+
+}  // namespace triphase

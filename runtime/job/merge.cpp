@@ -1,0 +1,224 @@
+#include "runtime/job/merge.h"
+
+#include <fcntl.h>
+#include <fmt/format.h>
+#include <sys/stat.h>
+
+#include <algorithm>
+#include <cerrno>
+#include <memory>
+#include <optional>
+
+#include "base/error.h"
+#include "runtime/job/manifest.h"
+#include "runtime/job/record_scan.h"
+#include "runtime/job/record_window.h"
+
+namespace triphase {
+namespace {
+
+constexpr std::uint64_t kNone = ~std::uint64_t{0};
+constexpr std::uint64_t kMaxManifestBytes = std::uint64_t{16} << 20;
+constexpr std::size_t kCopyBytes = std::size_t{1} << 20;
+
+struct ShardFile {
+  std::string path;
+  Manifest manifest;
+  FileDescriptor fd;
+  std::uint64_t bytes = 0;
+  std::vector<std::uint64_t> offsets;  // by line index / shard count
+};
+
+Error merge_error(const std::string& path, std::string_view field) {
+  return Error(ErrorRole::kInput, "E-IN-MERGE", field).file(path);
+}
+
+ShardFile open_shard(FileOps& ops, const std::string& path) {
+  ShardFile shard;
+  shard.path = path;
+  const std::string manifest_path = OutputPaths(path).manifest;
+  shard.manifest =
+      parse_manifest(read_small_file(ops, manifest_path, kMaxManifestBytes), manifest_path);
+  shard.fd = FileDescriptor(ops, open_repeating(ops, path, O_RDONLY | O_NONBLOCK | O_CLOEXEC, 0));
+  struct stat status = {};
+  if (!shard.fd.valid() || ::fstat(shard.fd.get(), &status) != 0) {
+    throw merge_error(path, "shard")
+        .found("no complete output here")
+        .expected("an output")
+        .hint("finish the shard: the same command resumes it");
+  }
+  if (!S_ISREG(status.st_mode)) {
+    throw merge_error(path, "shard").found("not a regular file").expected("an output");
+  }
+  shard.bytes = static_cast<std::uint64_t>(status.st_size);
+  return shard;
+}
+
+// One file per shard number, all of one job. Sorts by shard number.
+void check_set(std::vector<ShardFile>& shards) {
+  const Manifest& first = shards.front().manifest;
+  if (first.input_hash.empty()) {
+    throw merge_error(shards.front().path, "prompts")
+        .found("a pipe, whose lines cannot be compared")
+        .expected("shards of one prompt file");
+  }
+  for (const ShardFile& shard : shards) {
+    Manifest same_shard = shard.manifest;
+    same_shard.shard_index = first.shard_index;
+    const std::vector<std::string> differences = manifest_differences(first, same_shard);
+    if (!differences.empty()) {
+      throw merge_error(shard.path, "another job")
+          .found(fmt::format("{}", fmt::join(differences, "; ")))
+          .expected(fmt::format("a shard of the job of {}", shards.front().path));
+    }
+  }
+  std::sort(shards.begin(), shards.end(), [](const ShardFile& a, const ShardFile& b) {
+    return a.manifest.shard_index < b.manifest.shard_index;
+  });
+  for (std::size_t at = 1; at < shards.size(); ++at) {
+    if (shards[at].manifest.shard_index == shards[at - 1].manifest.shard_index) {
+      throw merge_error(shards[at].path, "shard")
+          .found(fmt::format("shard {} a second time", shards[at].manifest.shard_index))
+          .expected("each shard once");
+    }
+  }
+  const std::uint64_t count = shards.front().manifest.shard_count;
+  if (shards.size() == count) return;
+  std::string missing;
+  std::size_t at = 0;
+  for (std::uint64_t index = 0; index < count && missing.size() < 200; ++index) {
+    if (at < shards.size() && shards[at].manifest.shard_index == index) {
+      ++at;
+    } else {
+      missing += fmt::format("{}{}", missing.empty() ? "" : ", ", index);
+    }
+  }
+  throw Error(ErrorRole::kInput, "E-IN-MERGE", "shards")
+      .found(fmt::format("{} of {}, missing {}", shards.size(), count, missing))
+      .expected("every shard");
+}
+
+void find_records(FileOps& ops, ShardFile& shard, RecordCounts& counts) {
+  const std::uint64_t count = shard.manifest.shard_count;
+  std::uint64_t records = 0;
+  const std::uint64_t whole =
+      scan_records(ops, shard.fd.get(), shard.path, shard.bytes, [&](const ScannedRecord& record) {
+        const std::uint64_t index = record.facts.index;
+        if (index >= shard.manifest.input_lines || index % count != shard.manifest.shard_index) {
+          throw merge_error(shard.path, "index")
+              .line(record.line)
+              .found(fmt::to_string(index))
+              .expected(fmt::format("a line of shard {}/{}", shard.manifest.shard_index, count));
+        }
+        const std::uint64_t slot = index / count;
+        if (slot >= shard.offsets.size()) shard.offsets.resize(slot + 1, kNone);
+        if (shard.offsets[slot] != kNone) {
+          throw merge_error(shard.path, "index")
+              .line(record.line)
+              .found(fmt::format("{} a second time", index))
+              .expected("one record for a line");
+        }
+        shard.offsets[slot] = record.offset;
+        ++records;
+        if (record.facts.error_code.empty()) {
+          ++counts.succeeded;
+        } else {
+          ++counts.failed_by_code[record.facts.error_code];
+        }
+      });
+  if (whole != shard.bytes || records != shard.manifest.records) {
+    throw merge_error(shard.path, "records")
+        .found(fmt::format("{} whole records", records))
+        .expected(fmt::format("{}, one for every line of the shard", shard.manifest.records))
+        .hint("run the shard again with --overwrite");
+  }
+}
+
+void copy_in_order(FileOps& ops, std::vector<ShardFile>& shards, int to, const std::string& path) {
+  std::vector<std::unique_ptr<RecordWindow>> windows;
+  std::size_t lines = 0;
+  for (const ShardFile& shard : shards) {
+    windows.push_back(std::make_unique<RecordWindow>(ops, shard.fd.get(), shard.path, shard.bytes));
+    lines = std::max(lines, shard.offsets.size());
+  }
+  std::string out;
+  for (std::size_t slot = 0; slot < lines; ++slot) {
+    for (std::size_t shard = 0; shard < shards.size(); ++shard) {
+      const auto& offsets = shards[shard].offsets;
+      if (slot >= offsets.size() || offsets[slot] == kNone) continue;  // a blank line
+      out += windows[shard]->line_at(offsets[slot]);
+      if (out.size() < kCopyBytes) continue;
+      write_all(ops, to, out, path);
+      out.clear();
+    }
+  }
+  write_all(ops, to, out, path);
+}
+
+void check_output(const MergeOptions& options) {
+  struct stat output = {};
+  if (::stat(options.output.c_str(), &output) != 0) return;
+  for (const std::string& path : options.shards) {
+    struct stat status = {};
+    if (::stat(path.c_str(), &status) == 0 && status.st_dev == output.st_dev &&
+        status.st_ino == output.st_ino) {
+      throw Error(ErrorRole::kUsage, "E-CLI-OUTPUT", "--output")
+          .file(options.output)
+          .found("one of the shards")
+          .expected("another file");
+    }
+  }
+  if (options.overwrite) return;
+  throw Error(ErrorRole::kUsage, "E-CLI-OUTPUT", "--output")
+      .file(options.output)
+      .found("an existing file")
+      .expected("a new name")
+      .hint("--overwrite replaces it");
+}
+
+}  // namespace
+
+RecordCounts merge_shards(const MergeOptions& options, FileOps& ops) {
+  RunOptions location;  // the output obeys the rules of any output
+  location.output = options.output;
+  location.prompts = "-";
+  check_output_location(location);
+  check_output(options);
+
+  std::vector<ShardFile> shards;
+  for (const std::string& path : options.shards) shards.push_back(open_shard(ops, path));
+  check_set(shards);
+  RecordCounts counts;
+  for (ShardFile& shard : shards) find_records(ops, shard, counts);
+
+  const OutputPaths paths(options.output);
+  const mode_t mode = options.private_files ? 0600 : 0666;
+  ops.unlink(paths.staging.c_str());
+  FileDescriptor staging(
+      ops, open_repeating(ops, paths.staging, O_WRONLY | O_CREAT | O_EXCL | O_NOFOLLOW | O_CLOEXEC,
+                          mode));
+  if (!staging.valid()) throw_io_error(paths.staging, "open", errno);
+  try {
+    copy_in_order(ops, shards, staging.get(), paths.staging);
+    if (ops.fsync(staging.get()) != 0) throw_io_error(paths.staging, "fsync", errno);
+    staging.reset();
+    // The manifest first: an output without its manifest would be refused by the next run. And an
+    // old output must not stand beside the new manifest.
+    ops.unlink(paths.output.c_str());
+    Manifest whole = shards.front().manifest;
+    whole.shard_index = 0;
+    whole.shard_count = 1;
+    whole.records = counts.total();
+    write_file_atomically(ops, paths.manifest, manifest_to_json(whole), mode);
+    if (ops.rename(paths.staging.c_str(), paths.output.c_str()) != 0) {
+      throw_io_error(paths.output, "rename", errno);
+    }
+  } catch (...) {
+    ops.unlink(paths.staging.c_str());
+    throw;
+  }
+  sync_directory_of(ops, paths.output);
+  return counts;
+}
+
+}  // namespace triphase

@@ -1,0 +1,76 @@
+#pragma once
+
+// The prompt file as a stream of lines. Memory is bounded by the longest allowed line plus 16 bytes
+// per id seen (duplicate detection), whatever the file's size. Not thread safe.
+
+#include <cstdint>
+#include <memory>
+#include <optional>
+#include <string>
+#include <string_view>
+#include <vector>
+
+#include "runtime/job/prompt_line.h"
+#include "runtime/job/request.h"
+#include "runtime/options/run_options.h"
+
+namespace triphase {
+
+// What one pass over a regular prompt file finds before the job starts.
+struct PromptFileFacts {
+  bool rereadable = false;  // regular file; a pipe has no further facts and cannot be resumed
+  std::uint64_t bytes = 0;
+  std::uint64_t lines = 0;     // blank ones included
+  std::uint64_t requests = 0;  // non-blank lines of our shard = records of a complete output
+  std::string hash;            // "xxh3:" and 32 hex digits over all bytes
+};
+
+// Opens and reads `options.prompts` once from front to end. Throws ErrorRole::kInput E-IN-OPEN
+// (missing, directory, device, unreadable) and E-IN-UTF16. With `options.strict` also parses every
+// line and throws E-IN-STRICT for the first bad one. A pipe returns at once.
+[[nodiscard]] PromptFileFacts examine_prompt_file(const RunOptions& options);
+
+// Ids seen so far, 16 bytes each: 88 bits of a hash and 40 bits of line index. Two different ids
+// among n are taken for equal with a chance below n^2 / 2^89 (10^8 ids: 2 in 10^11).
+class SeenIds {
+ public:
+  // The index of the first line with this id, when there is one; else remembers `index`.
+  [[nodiscard]] std::optional<std::uint64_t> insert(std::string_view id, std::uint64_t index);
+  [[nodiscard]] std::uint64_t size() const { return size_; }
+
+ private:
+  struct Slot {
+    std::uint64_t high = 0;  // 64 bits of hash
+    std::uint64_t low = 0;   // 24 bits of hash, 40 bits of index + 1; 0: empty
+  };
+  void grow();
+  std::vector<Slot> slots_;
+  std::uint64_t size_ = 0;
+};
+
+class PromptReader {
+ public:
+  // Opens the file again (or takes stdin). With `facts` the end of a regular file checks that it
+  // is still the file that was examined. `options` must outlive the reader. Errors as
+  // examine_prompt_file.
+  explicit PromptReader(const RunOptions& options, const PromptFileFacts* facts = nullptr);
+  ~PromptReader();
+  PromptReader(const PromptReader&) = delete;
+  PromptReader& operator=(const PromptReader&) = delete;
+
+  // The next non-blank line of our shard, or nothing at the end. Blocks on a pipe. Throws
+  // ErrorRole::kIo E-IO-READ when reading fails underway, E-IO-CHANGED when the file is not the one
+  // that was examined. A pipe also ends when a stop is requested.
+  [[nodiscard]] std::optional<PromptLine> next();
+  // The next line would have to be waited for (a slow pipe): do other work first.
+  [[nodiscard]] bool would_block();
+
+  [[nodiscard]] std::uint64_t bytes_read() const;  // for progress, against PromptFileFacts::bytes
+  [[nodiscard]] std::uint64_t lines_read() const;  // blank and foreign ones included
+
+ private:
+  class Impl;
+  std::unique_ptr<Impl> impl_;
+};
+
+}  // namespace triphase

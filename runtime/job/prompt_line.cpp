@@ -1,0 +1,316 @@
+#include "runtime/job/prompt_line.h"
+
+#include <fmt/format.h>
+
+#include <array>
+#include <cmath>
+#include <utility>
+
+#include "base/error.h"
+#include "base/json.h"
+#include "base/utf8.h"
+#include "runtime/engine/sampling_limits.h"
+#include "runtime/job/line_fields.h"
+#include "runtime/job/score_line.h"
+
+namespace triphase {
+namespace {
+
+// A value tree costs about twenty times the bytes of a dense list of small numbers.
+constexpr std::size_t kMaxValuesPerLine = 4'000'000;
+
+constexpr std::string_view kPromptFields = "prompt, prompt_tokens or prompt_token_ids";
+constexpr std::string_view kChatHint =
+    "chat templates are not executed; tools/apply_chat_template.py turns chats into prompts";
+
+std::int64_t integer_in(const Json& value, std::string_view field, std::int64_t low,
+                        std::int64_t high) {
+  const std::optional<std::int64_t> number = value.integer();
+  if (!number || *number < low || *number > high) {
+    fail_line("E-IN-PARAM", field, value.describe(),
+              fmt::format("an integer from {} to {}", low, high));
+  }
+  return *number;
+}
+
+double number_in(const Json& value, std::string_view field, double low, bool low_allowed,
+                 double high) {
+  const std::optional<double> number = value.number();
+  const bool inside = number && (low_allowed ? *number >= low : *number > low) && *number <= high;
+  if (!inside) {
+    fail_line("E-IN-PARAM", field, value.describe(),
+              fmt::format("a number {} {} and at most {}", low_allowed ? "at least" : "above", low,
+                          high));
+  }
+  return *number;
+}
+
+std::string stop_string(const Json& value) {
+  const std::string* text = value.string();
+  if (text == nullptr || text->empty() || text->size() > kStopBytesLimit) {
+    fail_line("E-IN-PARAM", "stop",
+              text == nullptr ? value.describe() : fmt::format("{} bytes", text->size()),
+              fmt::format("strings of 1 to {} bytes", kStopBytesLimit));
+  }
+  return *text;
+}
+
+std::vector<std::string> stop_strings(const Json& value) {
+  if (value.is_string()) return {stop_string(value)};
+  const JsonArray* items = value.array();
+  if (items == nullptr || items->size() > kStopStringsLimit) {
+    fail_line("E-IN-PARAM", "stop", value.describe(),
+              fmt::format("a string or at most {} strings", kStopStringsLimit));
+  }
+  std::vector<std::string> stops;
+  for (const Json& item : *items) stops.push_back(stop_string(item));
+  return stops;
+}
+
+std::uint64_t seed_value(const Json& value) {
+  if (const auto* number = std::get_if<std::uint64_t>(&value.value())) return *number;
+  const std::optional<std::int64_t> number = value.integer();
+  if (!number || *number < 0) {
+    fail_line("E-IN-PARAM", "seed", value.describe(), "an integer from 0 to 18446744073709551615");
+  }
+  return static_cast<std::uint64_t>(*number);
+}
+
+// Parameters of the OpenAI API that would change the text and that we do not compute: only their
+// neutral value passes, so that nobody gets other text than asked for.
+void refuse_unsupported_parameters(const Json& body) {
+  for (const std::string_view field : {"n", "best_of"}) {
+    if (const Json* value = line_member(body, field)) integer_in(*value, field, 1, 1);
+  }
+  for (const std::string_view field : {"presence_penalty", "frequency_penalty"}) {
+    const Json* value = line_member(body, field);
+    if (value != nullptr && value->number() != 0.0) {
+      fail_line("E-IN-PARAM", field, value->describe(), "0 (not supported otherwise)");
+    }
+  }
+  if (const Json* value = line_member(body, "echo");
+      value != nullptr && value->boolean() != false) {
+    fail_line("E-IN-PARAM", "echo", value->describe(), "false (not supported otherwise)");
+  }
+  if (const Json* value = line_member(body, "suffix")) {
+    if (value->string() == nullptr || !value->string()->empty()) {
+      fail_line("E-IN-PARAM", "suffix", value->describe(), "none (not supported)");
+    }
+  }
+  if (const Json* value = line_member(body, "logit_bias")) {
+    if (value->object() == nullptr || !value->object()->empty()) {
+      fail_line("E-IN-PARAM", "logit_bias", value->describe(), "none (not supported)");
+    }
+  }
+}
+
+void read_sampling(const Json& body, SamplingParams& sampling) {
+  if (const Json* value = line_member(body, "max_tokens")) {
+    sampling.max_tokens = integer_in(*value, "max_tokens", 1, kMaxTokensLimit);
+  }
+  if (const Json* value = line_member(body, "temperature")) {
+    sampling.temperature = number_in(*value, "temperature", 0.0, true, kTemperatureLimit);
+  }
+  if (const Json* value = line_member(body, "top_p")) {
+    sampling.top_p = number_in(*value, "top_p", 0.0, false, 1.0);
+  }
+  if (const Json* value = line_member(body, "top_k")) {
+    sampling.top_k = integer_in(*value, "top_k", 0, kTopKLimit);
+  }
+  if (const Json* value = line_member(body, "min_p")) {
+    sampling.min_p = number_in(*value, "min_p", 0.0, true, 1.0);
+  }
+  if (const Json* value = line_member(body, "repetition_penalty")) {
+    sampling.repetition_penalty =
+        number_in(*value, "repetition_penalty", kRepetitionPenaltyMin, true, kRepetitionPenaltyMax);
+  }
+  if (const Json* value = line_member(body, "stop")) sampling.stop = stop_strings(*value);
+  if (const Json* value = line_member(body, "seed")) sampling.seed = seed_value(*value);
+  if (const Json* value = line_member(body, "logprobs")) {
+    sampling.logprobs = integer_in(*value, "logprobs", 0, kLogprobsLimit);
+  }
+  if (const Json* value = line_member(body, "ignore_eos")) {
+    const std::optional<bool> flag = value->boolean();
+    if (!flag) fail_line("E-IN-PARAM", "ignore_eos", value->describe(), "true or false");
+    sampling.ignore_eos = *flag;
+  }
+  refuse_unsupported_parameters(body);
+}
+
+void read_prompt(const Json& body, std::string_view prefix, Request& request) {
+  if (line_member(body, "messages") != nullptr) {
+    fail_line("E-IN-CHAT", fmt::format("{}messages", prefix), "a chat",
+              fmt::format("one of {}", kPromptFields), kChatHint);
+  }
+  const Json* prompt = nullptr;
+  std::string field;
+  for (const std::string_view name : {"prompt", "prompt_tokens", "prompt_token_ids"}) {
+    const Json* value = body.find(name);
+    if (value == nullptr) continue;
+    if (prompt != nullptr) {
+      fail_line("E-IN-FIELD", field, fmt::format("{}{} beside it", prefix, name),
+                fmt::format("only one of {}", kPromptFields));
+    }
+    prompt = value;
+    field = fmt::format("{}{}", prefix, name);
+  }
+  if (prompt == nullptr) {
+    fail_line("E-IN-FIELD", fmt::format("{}prompt", prefix), "missing",
+              fmt::format("one of {}", kPromptFields));
+  }
+  const bool text_allowed = field.ends_with("prompt");
+  if (const std::string* text = prompt->string(); text != nullptr && text_allowed) {
+    request.prompt_form = PromptForm::kText;
+    request.text = *text;
+    return;
+  }
+  const JsonArray* items = prompt->array();
+  if (items == nullptr) {
+    fail_line("E-IN-TYPE", field, prompt->describe(),
+              text_allowed ? "a string or an array of token ids" : "an array of token ids");
+  }
+  request.prompt_form = PromptForm::kTokens;
+  request.tokens = read_token_ids(*items, field);
+}
+
+bool has_prompt(const Json& line) {
+  return line.find("prompt") != nullptr || line.find("prompt_tokens") != nullptr ||
+         line.find("prompt_token_ids") != nullptr;
+}
+
+LineForm form_of(const Json& line, const PromptLineRules& rules) {
+  if (rules.job == JobKind::kScore) return LineForm::kSimple;
+  if (rules.format == InputFormat::kOpenAi) return LineForm::kOpenAi;
+  if (rules.format != InputFormat::kAuto) return LineForm::kSimple;
+  if (!line.is_object()) return rules.fallback_form;
+  const bool openai = line.find("body") != nullptr || line.find("url") != nullptr ||
+                      (line.find("custom_id") != nullptr && !has_prompt(line));
+  if (openai) return LineForm::kOpenAi;
+  return has_prompt(line) || line.find("messages") != nullptr || line.find("id") != nullptr
+             ? LineForm::kSimple
+             : rules.fallback_form;
+}
+
+void read_openai(const Json& line, Request& request) {
+  read_line_id(line, "custom_id", /*numbers=*/false, request.id, request.id_is_number);
+  if (const Json* url = line_member(line, "url")) {
+    if (url->string() != nullptr && *url->string() == "/v1/chat/completions") {
+      fail_line("E-IN-CHAT", "url", url->describe(), "\"/v1/completions\"", kChatHint);
+    }
+    if (url->string() == nullptr || *url->string() != "/v1/completions") {
+      fail_line("E-IN-FIELD", "url", url->describe(), "\"/v1/completions\"");
+    }
+  }
+  if (const Json* method = line_member(line, "method")) {
+    if (method->string() == nullptr || *method->string() != "POST") {
+      fail_line("E-IN-FIELD", "method", method->describe(), "\"POST\"");
+    }
+  }
+  const Json* body = line.find("body");
+  if (body == nullptr || !body->is_object()) {
+    fail_line("E-IN-FIELD", "body", body == nullptr ? "missing" : body->describe(), "an object");
+  }
+  if (const Json* model = line_member(*body, "model")) {
+    if (model->string() == nullptr || model->string()->size() > kIdBytesLimit) {
+      fail_line("E-IN-TYPE", "body.model", model->describe(),
+                fmt::format("a string of at most {} bytes", kIdBytesLimit));
+    }
+    request.served_model = *model->string();
+  }
+  read_prompt(*body, "body.", request);
+  read_sampling(*body, request.sampling);
+}
+
+void read_line(const Json& line, const PromptLineRules& rules, Request& request) {
+  if (rules.job == JobKind::kScore) {
+    read_score_line(line, request);
+    return;
+  }
+  if (rules.format == InputFormat::kIds) {
+    if (!line.is_array()) fail_line("E-IN-TYPE", "line", line.describe(), "an array of token ids");
+    request.prompt_form = PromptForm::kTokens;
+    request.tokens = read_token_ids(*line.array(), "line");
+    return;
+  }
+  if (!line.is_object()) fail_line("E-IN-TYPE", "line", line.describe(), "a JSON object");
+  if (request.line_form == LineForm::kOpenAi) {
+    read_openai(line, request);
+    return;
+  }
+  read_line_id(line, "id", /*numbers=*/true, request.id, request.id_is_number);
+  read_prompt(line, "", request);
+  read_sampling(line, request.sampling);
+}
+
+BadLine bad_line(const Request& request, LineProblem problem) {
+  return {request.index,        request.line_form, request.id,
+          request.id_is_number, problem.byte,      std::move(problem.error)};
+}
+
+// The id and form of a line that is refused for its bytes, when they are not damaged themselves.
+void recover_identity(std::string_view line, const PromptLineRules& rules, Request& request) {
+  JsonProblem problem;
+  const std::optional<Json> value =
+      parse_json(replace_invalid_utf8(line), problem, {.max_values = kMaxValuesPerLine});
+  if (!value) return;
+  request.line_form = form_of(*value, rules);
+  try {
+    const bool simple = request.line_form == LineForm::kSimple;
+    read_line_id(*value, simple ? "id" : "custom_id", simple, request.id, request.id_is_number);
+  } catch (const LineProblem&) {
+    request.id.reset();
+  }
+  if (request.id && request.id->find("\xEF\xBF\xBD") != std::string::npos) request.id.reset();
+}
+
+}  // namespace
+
+bool is_blank_line(std::string_view line) {
+  return line.find_first_not_of(" \t\r") == std::string_view::npos;
+}
+
+PromptLine parse_prompt_line(std::string_view line, std::uint64_t index,
+                             const PromptLineRules& rules) {
+  Request request;
+  request.index = index;
+  request.line_form = rules.format == InputFormat::kOpenAi ? LineForm::kOpenAi
+                      : rules.format == InputFormat::kAuto ? rules.fallback_form
+                                                           : LineForm::kSimple;
+  request.sampling = rules.defaults;
+
+  std::string replaced;
+  const std::size_t invalid = first_invalid_utf8(line);
+  if (invalid != std::string_view::npos) {
+    if (!rules.replace_invalid_utf8) {
+      recover_identity(line, rules, request);
+      return bad_line(
+          request,
+          {{"E-IN-UTF8", fmt::format("byte {}: invalid UTF-8 byte 0x{:02x}, expected UTF-8; hint: "
+                                     "--invalid-utf8=replace substitutes U+FFFD",
+                                     invalid + 1, static_cast<unsigned char>(line[invalid]))},
+           invalid + 1});
+    }
+    replaced = replace_invalid_utf8(line);
+    line = replaced;
+  }
+
+  JsonProblem problem;
+  const std::optional<Json> value = parse_json(line, problem, {.max_values = kMaxValuesPerLine});
+  if (!value) {
+    const std::string place =
+        problem.byte == 0 ? std::string("line") : fmt::format("byte {}", problem.byte);
+    return bad_line(request,
+                    {{"E-IN-JSON", fmt::format("{}: {}, expected {}", place,
+                                               escape_untrusted(problem.found), problem.expected)},
+                     problem.byte});
+  }
+  try {
+    request.line_form = form_of(*value, rules);
+    read_line(*value, rules, request);
+  } catch (LineProblem& line_problem) {
+    return bad_line(request, std::move(line_problem));
+  }
+  return request;
+}
+
+}  // namespace triphase

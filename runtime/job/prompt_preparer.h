@@ -1,0 +1,50 @@
+#pragma once
+
+// From a parsed line to token ids the model can run: tokenizing, range checks, a fixed context in
+// front, truncation, and the fit into context and memory. Immutable, thread safe.
+
+#include <cstdint>
+#include <optional>
+#include <span>
+#include <vector>
+
+#include "models/config/model_config.h"
+#include "models/tokenizer/tokenizer.h"
+#include "runtime/job/request.h"
+#include "runtime/options/run_options.h"
+
+namespace triphase {
+
+class PromptPreparer {
+ public:
+  struct Limits {
+    std::int64_t context = 0;    // tokens of prompt and completion together
+    std::int64_t kv_tokens = 0;  // what the KV budget holds of a single sequence
+    Truncate truncate = Truncate::kNone;
+    bool no_special = false;
+    // Tokens in front of every line's own, which then come without what the tokenizer puts in front
+    // of a text (BOS); must outlive the preparer.
+    std::span<const TokenId> fixed_context = {};
+  };
+
+  // `tokenizer` may be null: then lines with text get an error.
+  PromptPreparer(const ModelConfig& config, const Tokenizer* tokenizer, const Limits& limits);
+
+  // Fills request.tokens. Returns why the line cannot run, or nothing.
+  [[nodiscard]] std::optional<RecordError> prepare(Request& request) const;
+
+ private:
+  [[nodiscard]] std::optional<RecordError> tokenize(Request& request) const;
+  [[nodiscard]] std::optional<RecordError> check_ids(const Request& request) const;
+  [[nodiscard]] std::optional<RecordError> fit(Request& request) const;
+  // Drops what stands in front of every text, where the line begins with it.
+  void drop_leading(std::vector<TokenId>& tokens) const;
+  [[nodiscard]] std::optional<TokenId> bos() const;
+
+  const ModelConfig* config_;
+  const Tokenizer* tokenizer_;
+  Limits limits_;
+  std::vector<TokenId> leading_;  // with a fixed context: what a text begins with
+};
+
+}  // namespace triphase

@@ -1,0 +1,86 @@
+#pragma once
+
+// One line of work and its result, as the engine and the job's files exchange them. Plain values.
+
+#include <cstdint>
+#include <optional>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include "base/ids.h"
+
+namespace triphase {
+
+struct SamplingParams {
+  std::int64_t max_tokens = 16;
+  double temperature = 0.0;  // below 1e-5: greedy
+  double top_p = 1.0;        // (0, 1]
+  std::int64_t top_k = 0;    // 0: off
+  double min_p = 0.0;        // [0, 1]: drop tokens below min_p times the best probability
+  double repetition_penalty = 1.0;
+  std::vector<std::string> stop;      // text that ends the completion; not part of it
+  std::optional<std::uint64_t> seed;  // the line's own; else the job's seed and the index decide
+  std::int64_t logprobs = -1;         // -1 off, else number of alternatives per token (0..20)
+  bool ignore_eos = false;
+
+  bool operator==(const SamplingParams&) const = default;
+};
+
+enum class PromptForm : std::uint8_t { kText, kTokens };
+enum class LineForm : std::uint8_t { kSimple, kOpenAi };
+// What a line of `triphase score` asks for: the log-likelihood of a continuation after a context,
+// or of a whole text in consecutive windows. kNone: the line is completed instead.
+enum class ScoreForm : std::uint8_t { kNone, kContinuation, kRolling };
+
+struct Request {
+  std::uint64_t index = 0;  // 0-based line of the input file, blank lines counted
+  LineForm line_form = LineForm::kSimple;
+  std::optional<std::string> id;  // "id" or "custom_id"; numbers are kept as written
+  bool id_is_number = false;
+  std::string served_model;  // OpenAI "body.model", echoed in the record; empty: none
+  PromptForm prompt_form = PromptForm::kText;
+  std::string text;             // kText
+  std::vector<TokenId> tokens;  // kTokens; for kText filled by the tokenizer
+  SamplingParams sampling;
+
+  // Scoring: text and tokens above are the context, or with kRolling all that is scored.
+  ScoreForm score_form = ScoreForm::kNone;
+  PromptForm continuation_form = PromptForm::kText;
+  std::string continuation;
+  std::vector<TokenId> continuation_tokens;
+};
+
+enum class FinishReason : std::uint8_t { kStop, kLength };
+
+struct TokenLogprob {
+  TokenId token = 0;
+  float logprob = 0.0F;                        // natural log, of the unmodified distribution
+  std::vector<std::pair<TokenId, float>> top;  // best first; ties to the lower id
+};
+
+// What a line of `triphase score` gets.
+struct LineScore {
+  double logprob = 0.0;                // natural log, sum over the scored tokens
+  bool greedy = true;                  // each scored token is the likeliest at its place
+  std::vector<double> token_logprobs;  // of Completion::tokens, when asked for
+};
+
+// Why a line has no completion: `code` is an E-code.
+struct RecordError {
+  std::string code;
+  std::string message;
+};
+
+struct Completion {
+  std::uint64_t index = 0;
+  std::optional<std::string> text;  // left out when the model has no tokenizer
+  std::vector<TokenId> tokens;      // without the end-of-sequence token
+  FinishReason finish_reason = FinishReason::kLength;
+  std::int64_t prompt_tokens = 0;
+  std::vector<TokenLogprob> logprobs;
+  std::optional<LineScore> score;    // set: tokens are the scored ones, prompt_tokens the context
+  std::optional<RecordError> error;  // set: the fields above are empty
+};
+
+}  // namespace triphase

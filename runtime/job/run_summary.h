@@ -1,0 +1,181 @@
+#pragma once
+
+// OUT.summary.json: how a run went. The engine fills the numbers, the job the counts. Times are of
+// the monotonic clock, in seconds; token counts are of this run alone (resumed records are only in
+// `requests`). Schema: docs/schemas/summary.schema.json. Plain values.
+
+#include <array>
+#include <cstdint>
+#include <map>
+#include <optional>
+#include <string>
+#include <vector>
+
+#include "runtime/calibrate/sparsity_choice.h"
+#include "runtime/job/output_file.h"
+#include "runtime/options/run_options.h"
+#include "scheduler/placement/phase_boundaries.h"
+#include "scheduler/planner/plan.h"
+
+namespace triphase {
+
+struct MemoryUse {
+  std::string tier;                      // memory_tier_name
+  std::string tag;                       // memory_tag_name
+  std::optional<std::uint64_t> planned;  // bytes; nothing: not planned
+  std::uint64_t peak = 0;                // bytes, measured
+};
+
+// What crossed the link to the device, by what it was; together bytes_to_device.
+struct ToDeviceBytes {
+  std::uint64_t weights = 0;
+  std::uint64_t kv_reloads = 0;   // blocks that came to stay
+  std::uint64_t kv_blocks = 0;    // whole blocks, for the step that attended them
+  std::uint64_t kv_tokens = 0;    // chosen tokens, for the step that attended them
+  std::uint64_t kv_channels = 0;  // channels of K^T, for the step that chose by them
+  std::uint64_t inputs = 0;       // layer inputs, for the step that recomputed their KV
+  std::uint64_t results = 0;      // of attention on the host
+  std::uint64_t hidden = 0;       // hidden states that lie on the host between layers
+};
+
+// Of these, what was fetched while the step before ended, and what of it no step read after all.
+struct EarlyBytes {
+  std::uint64_t bytes = 0;
+  std::uint64_t unused = 0;
+};
+
+// Tokens on the host that were chosen, and what kept them from crossing the link.
+struct TokenCacheUse {
+  std::uint64_t budget = 0;  // bytes of the cache
+  std::uint64_t chosen = 0;  // bytes of tokens on the host that decoding chose
+  std::uint64_t found = 0;   // of these, in the cache
+};
+
+// KV bytes read by decode steps, by the methods' formulae.
+struct AttentionBytes {
+  double touched = 0.0;
+  double dense = 0.0;  // of dense attention in the same steps
+};
+
+// What stood in front of every prompt.
+struct FixedContextUse {
+  std::string path;
+  std::string hash;          // of its clusters.json
+  std::uint64_t tokens = 0;  // in every line's prompt
+};
+
+// What the cost model said before the run (runtime/plan/prediction.h).
+struct RunPrediction {
+  std::string profile;     // its name
+  bool emulated = false;   // it was measured over an emulated link
+  std::int64_t lines = 0;  // all of the job's, each to its longest
+  double miss_rate = 1.0;  // as assumed
+  std::int64_t steps = 0;
+  double prefill_seconds = 0.0;
+  double decode_seconds = 0.0;
+  double bytes_to_device = 0.0;
+  double bytes_to_host = 0.0;
+  bool extrapolated = false;  // beyond what the profile measured
+};
+
+// INT8 layer inputs X, from which K and V of leading tokens come.
+struct LayerInputUse {
+  std::int64_t tokens = 0;              // leading ones of every line
+  std::uint64_t saved_bytes = 0;        // to the host, of bytes_to_host
+  std::uint64_t recomputed_tokens = 0;  // K and V projected again, all layers
+};
+
+// Prompt prefixes of preempted lines that were dropped instead of stored, and computed again.
+struct ReplayUse {
+  std::uint64_t dropped_blocks = 0;
+  std::uint64_t replayed_tokens = 0;
+};
+
+// Rows that were attended on the host, and what of them crossed the link; bytes.
+struct HostAttentionUse {
+  std::uint64_t rows = 0;  // in one layer each
+  std::uint64_t queries = 0;
+  std::uint64_t results = 0;
+  std::uint64_t kv = 0;         // new tokens' K and V
+  std::uint64_t workspace = 0;  // not of the link: F32 copies of K and V
+};
+
+struct RunSummary {
+  // What ran.
+  std::string model_path;
+  std::string model_type;
+  std::string model_fingerprint;
+  std::string weights_dtype;  // "f16", ... ; "4bit": layers' matrices in 4-bit groups
+  std::string kv_dtype;
+  std::string device;  // "cpu": with its model name, as the engine reports it
+  std::int64_t threads = 0;
+  std::string simd;  // target the kernels chose
+  std::string attention_policy = "dense";
+  std::optional<SparsityChoice> sparsity;  // that --kv-sparsity auto made
+  double tokens_touched_fraction = 1.0;    // mean over (layer, sequence, step)
+  // Of prompts' tokens behind a fixed context; nothing where they attend densely.
+  std::optional<double> prompt_tokens_touched_fraction;
+  // KV bytes that decode steps read, and those of dense attention; nothing with dense attention.
+  std::optional<AttentionBytes> attention_bytes;
+  std::optional<FixedContextUse> fixed_context;
+  std::uint64_t cluster_bytes = 0;  // of its key clusters, on the device
+  std::string placement_policy = "device-only";
+  std::vector<std::string> emulated;  // anything emulated, by name
+  std::optional<Plan> plan;           // that the placement policy followed
+  std::string plan_origin;            // its file, or that it was made for this job
+  std::string plan_profile;           // where its times come from
+
+  std::optional<RunPrediction> prediction;  // of --predict
+
+  // How long.
+  double wall_seconds = 0.0;  // from start to the last record
+  double load_seconds = 0.0;
+  double prefill_seconds = 0.0;
+  double decode_seconds = 0.0;
+
+  // How much.
+  std::uint64_t prompt_tokens = 0;         // prefilled in this run
+  std::uint64_t padding_tokens = 0;        // prefilled in front of them, for their length alone
+  std::uint64_t generated_tokens = 0;      // sampled in this run
+  std::uint64_t shared_prompt_tokens = 0;  // found in the KV store, not prefilled
+  std::uint64_t recomputed_tokens = 0;
+  std::uint64_t preemptions = 0;
+  ReplayUse replay;
+  std::uint64_t steps = 0;      // decode steps
+  std::uint64_t max_batch = 0;  // most sequences decoded together
+  std::uint64_t bytes_to_device = 0;
+  std::uint64_t bytes_to_host = 0;
+  std::uint64_t bytes_within_device = 0;  // KV copied there before it was read
+  ToDeviceBytes to_device;
+  EarlyBytes early;
+  TokenCacheUse token_cache;
+  LayerInputUse layer_inputs;
+  HostAttentionUse host_attention;
+  std::vector<PhaseBoundary> phase_boundaries;  // empty: none met
+  // Steps and seconds by the latest phase that any line was in; I, II, III.
+  std::array<PhaseUse, 3> phases{};
+  std::vector<MemoryUse> memory;
+
+  // The job.
+  RecordCounts records;                         // all records in the output, resumed ones included
+  std::optional<std::uint64_t> total_requests;  // nothing: not counted (a pipe, stopped early)
+  std::uint64_t resumed = 0;
+  bool complete = false;  // OUT was written
+  int exit_code = 0;      // 128 + n: ended by signal n
+  std::string error;      // the one line, when the run ended by an error
+};
+
+// JSON text with the throughputs derived from the numbers above; each throughput names what it
+// counts and what it leaves out. `options` gives seed and the options that differ from defaults.
+[[nodiscard]] std::string summary_to_json(const RunSummary& summary, const RunOptions& options);
+
+// Writes OUT.summary.json atomically.
+void write_summary(const RunSummary& summary, const RunOptions& options,
+                   FileOps& ops = system_file_ops());
+
+// A complete OUT may lack its summary (a crash between the two): writes one that holds what the
+// records tell. Does nothing when there is a summary.
+void write_missing_summary(const RunOptions& options, const RecordCounts& records,
+                           FileOps& ops = system_file_ops());
+
+}  // namespace triphase

@@ -1,0 +1,62 @@
+#pragma once
+
+// From a scoring line to token ids: where the context ends, what is scored, and the windows of a
+// long text, by the rules of EleutherAI's lm-evaluation-harness (docs/scoring.md), so that scores
+// are comparable. Immutable, thread safe.
+
+#include <cstdint>
+#include <optional>
+#include <vector>
+
+#include "models/config/model_config.h"
+#include "models/tokenizer/tokenizer.h"
+#include "runtime/engine/scorer.h"
+#include "runtime/job/request.h"
+#include "runtime/options/run_options.h"
+
+namespace triphase {
+
+// One line as work: its windows in the order of the text (one, unless the form is kRolling).
+struct PreparedScore {
+  std::vector<ScoreTask> tasks;
+  std::vector<TokenId> scored;      // the scored tokens of all tasks, in order
+  std::int64_t context_tokens = 0;  // that a first window begins with
+};
+
+// What the tokenizer puts in front of a text: BOS for LLaMA, nothing for NeoX.
+[[nodiscard]] std::vector<TokenId> leading_specials(const Tokenizer& tokenizer);
+
+class ScorePreparer {
+ public:
+  struct Limits {
+    std::int64_t context = 0;    // tokens that go through the model; one more may be scored
+    std::int64_t kv_tokens = 0;  // what the KV budget holds of a single sequence
+    Truncate truncate = Truncate::kNone;  // kLeft drops the beginning of contexts that do not fit
+    bool no_special = false;              // special-token text is plain text
+  };
+
+  // `tokenizer` may be null: then lines with text get an error.
+  ScorePreparer(const ModelConfig& config, const Tokenizer* tokenizer, const Limits& limits);
+
+  // Returns why the line cannot be scored, or nothing. All tokens of the tasks are prefilled.
+  [[nodiscard]] std::optional<RecordError> prepare(const Request& request,
+                                                   PreparedScore& prepared) const;
+
+ private:
+  using Tokens = std::vector<TokenId>;
+  [[nodiscard]] std::optional<RecordError> tokenize(const Request& request, Tokens& context,
+                                                    Tokens& scored) const;
+  [[nodiscard]] std::optional<RecordError> check_ids(const Tokens& tokens,
+                                                     std::string_view field) const;
+  [[nodiscard]] std::optional<RecordError> one_task(const Tokens& context,
+                                                    PreparedScore& prepared) const;
+  void add_windows(TokenId first, PreparedScore& prepared) const;
+
+  const ModelConfig* config_;
+  const Tokenizer* tokenizer_;
+  Limits limits_;
+  Tokens prefix_;                 // what the tokenizer puts in front of every text
+  std::optional<TokenId> start_;  // what an empty context becomes: BOS, else EOS
+};
+
+}  // namespace triphase

@@ -1,1 +1,0 @@
-"""The parts of tools/accuracy_report.py."""
