@@ -56,7 +56,8 @@ cp /etc/resolv.conf "$root/etc/resolv.conf"
 apt-config dump Acquire | grep -i proxy >"$root/etc/apt/apt.conf.d/90host" || true
 # The same path inside, so that the compiler cache knows the files.
 git clone --quiet --no-hardlinks "file://$source" "$root$source"
-[ -z "${CCACHE_DIR:-}" ] || environment+=(CCACHE_DIR=/ccache)
+# The cache knows a compilation by its language too.
+[ -z "${CCACHE_DIR:-}" ] || environment+=(CCACHE_DIR=/ccache "LANG=${LANG:-}")
 
 for command in tools/demo.sh tools/test.sh; do
   step "$command"

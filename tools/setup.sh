@@ -11,6 +11,12 @@ if [ "${1:-}" = "--checks" ]; then
   packages+=(clang-14 clang-format-14 clang-tidy-14 libclang-rt-14-dev shellcheck)
 fi
 
+if ! command -v apt-get >/dev/null || ! command -v dpkg-query >/dev/null; then
+  echo "triphase: error: no apt-get here, expected Debian 12: install what its packages hold," \
+    "${packages[*]}, then run tools/build.sh" >&2
+  exit 5
+fi
+
 missing=()
 for package in "${packages[@]}"; do
   dpkg-query -W -f='${Status}' "$package" 2>/dev/null | grep -q 'ok installed' || missing+=("$package")
