@@ -24,8 +24,8 @@ done
 [ ${#missing[@]} -eq 0 ] && exit 0
 
 if [ "$(id -u)" -ne 0 ]; then
-  echo "triphase: error: these Debian packages are missing; install them and run this again:" >&2
-  echo "  sudo apt-get install -y --no-install-recommends ${missing[*]}" >&2
+  echo "triphase: error: Debian packages are missing, install them and run this again:" \
+    "sudo apt-get install -y --no-install-recommends ${missing[*]}" >&2
   exit 5
 fi
 echo "Installing from Debian: ${missing[*]}"

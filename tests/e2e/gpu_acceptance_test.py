@@ -42,7 +42,7 @@ class GpuAcceptance(unittest.TestCase):
 
     def accept(self, *arguments):
         run = subprocess.run([sys.executable, str(self.kit / "gpu_acceptance"), *arguments], cwd=self.temporary.name,
-                             env={"PATH": str(self.path), "HOME": self.temporary.name}, capture_output=True, text=True, timeout=60)
+                             env={"PATH": str(self.path), "HOME": self.temporary.name}, capture_output=True, text=True, timeout=300)
         return run.returncode, run.stdout + run.stderr
 
     def results(self, gpu="nvidia-h200"):

@@ -19,7 +19,7 @@ WORKLOAD = ["--model", "opt-13b", "--profile", "v100-32gb", "--kv-sparsity", "0.
 
 
 def run(*arguments):
-    return subprocess.run([PROGRAM, *arguments], capture_output=True, text=True, timeout=120)
+    return subprocess.run([PROGRAM, *arguments], capture_output=True, text=True, timeout=300)
 
 
 class Plan(unittest.TestCase):
