@@ -29,10 +29,10 @@ for name in http_proxy https_proxy no_proxy; do
   [ -z "${!name:-}" ] || environment+=("$name=${!name}")
 done
 
-# In namespaces of their own, mounts and processes end with the command.
+# In a namespace of their own, mounts end with the command.
 inside() {
-  # shellcheck disable=SC2016  # expanded inside of the namespaces
-  unshare --mount --pid --fork --kill-child bash -euc '
+  # shellcheck disable=SC2016  # expanded inside of the namespace
+  unshare --mount bash -euc '
     root=$1
     shift
     mount -t proc proc "$root/proc"
