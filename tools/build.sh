@@ -1,5 +1,6 @@
 #!/usr/bin/env bash
-# Configures and builds one preset: [TRIPHASE_CUDA=ON|OFF] tools/build.sh [release|debug|asan|portable]
+# Configures and builds one preset, whole or some targets of it:
+# [TRIPHASE_CUDA=ON|OFF] tools/build.sh [release|debug|asan|portable [TARGET...]]
 set -euo pipefail
 cd "$(dirname "$0")/.."
 preset=${1:-release}
@@ -29,4 +30,4 @@ elif [ -n "$nvcc" ]; then
 else
   echo "No CUDA compiler found: building for the CPU only."
 fi
-cmake --build --preset "$preset"
+cmake --build --preset "$preset" ${2:+--target "${@:2}"}

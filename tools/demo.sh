@@ -1,5 +1,5 @@
 #!/usr/bin/env bash
-# The main job from nothing: installs what is missing, builds, and completes the shipped prompts with
+# The main job from nothing: installs what is missing, builds the program, and completes the shipped prompts with
 # the shipped model. Usage: tools/demo.sh [extra options for `triphase run`]
 set -euo pipefail
 cd "$(dirname "$0")/.."
@@ -7,7 +7,7 @@ cd "$(dirname "$0")/.."
 tools/setup.sh
 # The CUDA backend takes minutes to build: only where there is a GPU to use it.
 if nvidia-smi -L >/dev/null 2>&1; then cuda=auto; else cuda=OFF; fi
-TRIPHASE_CUDA=$cuda tools/build.sh release
+TRIPHASE_CUDA=$cuda tools/build.sh release triphase
 output=$(mktemp -d)/completions.jsonl
 echo
 echo "triphase run --model models/shipped/triphase-mha --prompts models/shipped/prompts.jsonl --output $output $*"

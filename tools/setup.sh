@@ -6,9 +6,15 @@ set -euo pipefail
 
 packages=(g++ cmake ninja-build pkg-config git ca-certificates python3 ccache patchelf
   coinor-libclp-dev libboost-program-options-dev libfmt-dev libgtest-dev libgmock-dev libhwy-dev
-  libpcre2-dev libsentencepiece-dev libutf8proc-dev libxxhash-dev nlohmann-json3-dev)
+  libpcre2-dev libsentencepiece-dev libutf8proc-dev libxxhash-dev nlohmann-json3-dev zlib1g-dev)
 if [ "${1:-}" = "--checks" ]; then
   packages+=(clang-14 clang-format-14 clang-tidy-14 libclang-rt-14-dev shellcheck)
+fi
+
+if ! command -v apt-get >/dev/null || ! command -v dpkg-query >/dev/null; then
+  echo "triphase: error: no apt-get here, expected Debian 12: install what its packages hold," \
+    "${packages[*]}, then run tools/build.sh" >&2
+  exit 5
 fi
 
 missing=()
@@ -18,8 +24,8 @@ done
 [ ${#missing[@]} -eq 0 ] && exit 0
 
 if [ "$(id -u)" -ne 0 ]; then
-  echo "triphase: error: these Debian packages are missing; install them and run this again:" >&2
-  echo "  sudo apt-get install -y --no-install-recommends ${missing[*]}" >&2
+  echo "triphase: error: Debian packages are missing, install them and run this again:" \
+    "sudo apt-get install -y --no-install-recommends ${missing[*]}" >&2
   exit 5
 fi
 echo "Installing from Debian: ${missing[*]}"

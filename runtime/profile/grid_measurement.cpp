@@ -5,6 +5,7 @@
 #include <algorithm>
 #include <chrono>
 #include <cmath>
+#include <utility>
 
 #include "base/error.h"
 #include "base/samples.h"
@@ -28,10 +29,6 @@ constexpr double kCheapShare = 0.005;
 constexpr int kCheapCalls = 3;
 constexpr std::size_t kFewestValues = 2;
 constexpr std::size_t kCoarseValues = 4;  // axes longer than this are thinned before they are cut
-
-double now() {
-  return std::chrono::duration<double>(std::chrono::steady_clock::now().time_since_epoch()).count();
-}
 
 struct Cell {
   bool measured = false;
@@ -64,8 +61,14 @@ void thin(Axis& axis) {
 
 class Grid {
  public:
-  Grid(GridWork& work, const std::vector<double>& x, const std::vector<double>& y, double seconds)
-      : work_(work), x_(axis_of(x)), y_(axis_of(y)), seconds_(seconds), start_(now()) {
+  Grid(GridWork& work, const std::vector<double>& x, const std::vector<double>& y, double seconds,
+       std::function<double()> now)
+      : now_(std::move(now)),
+        work_(work),
+        x_(axis_of(x)),
+        y_(axis_of(y)),
+        seconds_(seconds),
+        start_(now_()) {
     TRIPHASE_CHECK(!x_.empty() && seconds > 0.0, "a grid to measure and time for it");
     one_variable_ = y_.empty();
     if (one_variable_) y_ = {{}};
@@ -86,9 +89,9 @@ class Grid {
   }
 
   double timed_run() {
-    const double before = now();
+    const double before = now_();
     work_.run();
-    return now() - before;
+    return now_() - before;
   }
 
   void warm_up_cell(const AxisValue& x, const AxisValue& y) {
@@ -119,7 +122,7 @@ class Grid {
   // a point.
   void warm_up() {
     const auto too_long = [&](double next) {
-      return warmed_ + next > seconds_ * kWarmUpShare || now() - start_ > seconds_ * kPatience;
+      return warmed_ + next > seconds_ * kWarmUpShare || now_() - start_ > seconds_ * kPatience;
     };
     std::vector<double> rows;
     for (std::size_t i = 0; i < x_.size(); ++i) {
@@ -200,16 +203,16 @@ class Grid {
       for (const AxisValue& y : y_) {
         Cell& cell = at(x, y);
         if (!cell.measured) continue;
-        const double spent = now() - start_;
+        const double spent = now_() - start_;
         const double left = (seconds_ - spent) / static_cast<double>(kRounds - round);
         const double slice = left / static_cast<double>(cells_left--);
-        const double begin = now();
+        const double begin = now_();
         work_.begin(x.value, y.value);
         if (!is_dear(cell)) work_.run();
         const std::size_t fewest = is_dear(cell) ? 1 : kFewestSamples;
         std::vector<double>& samples = cell.rounds[round];
         while (samples.size() < fewest ||
-               (samples.size() < kMostSamples && now() - begin < slice)) {
+               (samples.size() < kMostSamples && now_() - begin < slice)) {
           samples.push_back(timed_run());
         }
         work_.end();
@@ -260,7 +263,7 @@ class Grid {
     quality.rounds = quantile(differences, 0.5);
     quality.rounds_worst = differences.back();
     fill_impossible(table, quality);
-    quality.seconds = now() - start_;
+    quality.seconds = now_() - start_;
     return out;
   }
 
@@ -281,6 +284,7 @@ class Grid {
     }
   }
 
+  std::function<double()> now_;
   GridWork& work_;
   Axis x_;
   Axis y_;
@@ -294,9 +298,14 @@ class Grid {
 
 }  // namespace
 
+double steady_seconds() {
+  return std::chrono::duration<double>(std::chrono::steady_clock::now().time_since_epoch()).count();
+}
+
 GridMeasurement measure_grid(GridWork& work, const std::vector<double>& x,
-                             const std::vector<double>& y, double seconds) {
-  return Grid(work, x, y, seconds).measure();
+                             const std::vector<double>& y, double seconds,
+                             std::function<double()> now) {
+  return Grid(work, x, y, seconds, std::move(now)).measure();
 }
 
 std::string to_text(const Repeatability& r) {

@@ -48,10 +48,14 @@ struct GridMeasurement {
   Repeatability repeatability;
 };
 
+[[nodiscard]] double steady_seconds();
+
 // `x` and `y` ascending; y empty: a table of one variable. `seconds`: time to spend, warm-up
 // included; the fewest samples that mean anything are taken even where it does not suffice.
+// `now`: a clock's seconds, which never fall.
 [[nodiscard]] GridMeasurement measure_grid(GridWork& work, const std::vector<double>& x,
-                                           const std::vector<double>& y, double seconds);
+                                           const std::vector<double>& y, double seconds,
+                                           std::function<double()> now = steady_seconds);
 
 // "24 cells, 410 samples, 3 outliers dropped; spread 1.2 %, rounds 0.8 % apart (worst 4.1 %)".
 [[nodiscard]] std::string to_text(const Repeatability& repeatability);

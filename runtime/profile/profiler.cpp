@@ -3,7 +3,6 @@
 #include <fmt/format.h>
 
 #include <algorithm>
-#include <chrono>
 #include <cmath>
 #include <set>
 
@@ -25,10 +24,6 @@ constexpr std::uint64_t kMostGatherBytes = std::uint64_t{64} << 20;
 // Measuring the memory's own rates takes seconds: only where there is time for it.
 constexpr double kTimeForCeilings = 20.0;
 constexpr int kCeilingRuns = 3;
-
-double now() {
-  return std::chrono::duration<double>(std::chrono::steady_clock::now().time_since_epoch()).count();
-}
 
 // first, first * factor, ... up to `last`, which ends the list where the step to it is worth it.
 std::vector<double> steps(double first, double last, double factor, bool with_zero) {
@@ -54,17 +49,17 @@ class Profiler {
     describe_machine();
     const ModelRigLimits limits = choose_limits();
     progress_.begin_phase("loading model");
-    const double load_start = now();
+    const double load_start = steady_seconds();
     rig_.emplace(model_, options_, limits, backend_, progress_, log);
-    out_.load_seconds = now() - load_start;
-    measure_start_ = now();
+    out_.load_seconds = steady_seconds() - load_start;
+    measure_start_ = steady_seconds();
     measure_model();
     HostTransferEngine transfers(options_.emulated_link);
     measure_host_attention(transfers);
     rig_.reset();
     measure_link(transfers);
     if (request_.seconds >= kTimeForCeilings) measure_memory();
-    out_.measure_seconds = now() - measure_start_;
+    out_.measure_seconds = steady_seconds() - measure_start_;
     for (const ProfiledTable& table : out_.tables) {
       out_.profile.notes.push_back(
           fmt::format("{}: {}", cost_table_info(table.table).name, to_text(table.repeatability)));

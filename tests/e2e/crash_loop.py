@@ -58,7 +58,7 @@ class Job:
         except subprocess.TimeoutExpired:
             for number in signals:
                 process.send_signal(number)
-        _, errors = process.communicate(timeout=60)
+        _, errors = process.communicate(timeout=300)
         code = process.returncode
         if code < 0 and -code in signals:
             return True

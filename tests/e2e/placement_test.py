@@ -31,7 +31,7 @@ class Placement(unittest.TestCase):
             "--max-context", "384", "--batch-size", batch, "--max-tokens", "40", "--progress", "off",
             *kv, *extra,
         ]  # fmt: skip
-        done = subprocess.run(command, capture_output=True, text=True, timeout=120)
+        done = subprocess.run(command, capture_output=True, text=True, timeout=300)
         summary = Path(f"{output}.summary.json")
         return (
             output.read_bytes() if output.exists() else b"",

@@ -62,7 +62,7 @@ class ScoreTest(unittest.TestCase):
         if text is not None:
             (self.folder / "in.jsonl").write_text(text, encoding="utf-8")
         result = subprocess.run(self.command(*extra, model=model, output=output), cwd=self.folder,
-                                capture_output=True, check=False, timeout=120)
+                                capture_output=True, check=False, timeout=300)
         self.assertEqual(result.returncode, code, result.stderr.decode())
         return (self.folder / output).read_text() if code in (0, 1) else result.stderr.decode()
 
@@ -90,7 +90,7 @@ class ScoreTest(unittest.TestCase):
         for _ in range(3):
             process = subprocess.Popen(self.command("--sync-every=0s"), cwd=self.folder, stderr=subprocess.DEVNULL)
             size = part.stat().st_size if part.exists() else 0
-            deadline = time.monotonic() + 60
+            deadline = time.monotonic() + 300
             while process.poll() is None and not (part.exists() and part.stat().st_size > size):
                 self.assertLess(time.monotonic(), deadline)
                 time.sleep(0.002)

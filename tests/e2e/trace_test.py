@@ -147,7 +147,7 @@ class Trace(unittest.TestCase):
         done = subprocess.run(
             [PROGRAM, "run", "--model", MODEL, "--prompts", PROMPTS, "--output",
              str(Path(self.folder.name) / "o.jsonl"), "--trace", str(precious)],
-            capture_output=True, text=True, timeout=60,
+            capture_output=True, text=True, timeout=300,
         )  # fmt: skip
         self.assertEqual(done.returncode, 2, done.stderr)
         self.assertIn("--trace", done.stderr)

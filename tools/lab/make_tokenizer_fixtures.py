@@ -8,8 +8,7 @@
   make_tokenizer_fixtures.py expected --data DIR --out DIR [--strings 20000]
       The same cases for real tokenizers (DIR/tokenizers/llama2, neox, opt) on every line of
       DIR/text/*.txt and on random Unicode strings, and for the committed tokenizers on the random
-      strings. Tests read the result where
-      TRIPHASE_TOKENIZER_EXPECTED and TRIPHASE_TEST_DATA name the two folders.
+      strings. tokenizer_large_reference_check reads the result (tests/fixtures/tokenizer/README.md).
 
 Needs PyPI's tokenizers and sentencepiece (the fixtures were made with 0.23.3 and 0.2.3);
 `expected` writes llama2-special too where transformers 4.x is installed.

@@ -3,11 +3,9 @@
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
-#include <chrono>
 #include <fstream>
 #include <map>
 #include <sstream>
-#include <thread>
 
 #include "base/samples.h"
 #include "runtime/plan/profile_file.h"
@@ -43,7 +41,7 @@ TEST(Samples, OutliersDoNotMoveTheMedian) {
   EXPECT_DOUBLE_EQ(quantile({0, 10}, 0.25), 2.5);
 }
 
-// Counts what is asked of it; sleeps so many milliseconds as a cell costs.
+// Counts what is asked of it. Its clock moves on by what a cell costs, and by a stall now and then.
 class FakeWork final : public GridWork {
  public:
   explicit FakeWork(double limit, double milliseconds_per_unit = 0.0)
@@ -58,16 +56,26 @@ class FakeWork final : public GridWork {
   void run() override {
     EXPECT_TRUE(open_);
     ++runs_[cell_];
-    std::this_thread::sleep_for(
-        std::chrono::duration<double, std::milli>(milliseconds_ * cell_.first + 0.01));
+    now_ += kShortestCall + milliseconds_ * 1e-3 * cell_.first;
+    if (stall_every > 0 && ++calls_ % stall_every == 0) now_ += kStall;
   }
   void end() override { open_ = false; }
 
   [[nodiscard]] const std::map<std::pair<double, double>, int>& runs() const { return runs_; }
+  GridMeasurement measure(const std::vector<double>& x, const std::vector<double>& y,
+                          double seconds) {
+    return measure_grid(*this, x, y, seconds, [this] { return now_; });
+  }
+
+  static constexpr double kShortestCall = 1e-5;  // seconds
+  static constexpr double kStall = 0.3;
+  int stall_every = 0;  // calls
 
  private:
   double limit_;
   double milliseconds_;
+  double now_ = 0.0;
+  int calls_ = 0;
   bool open_ = false;
   std::pair<double, double> cell_;
   std::map<std::pair<double, double>, int> runs_;
@@ -75,7 +83,7 @@ class FakeWork final : public GridWork {
 
 TEST(GridMeasurement, MeasuresEveryCellInTwoRounds) {
   FakeWork work(1e9);
-  const GridMeasurement measured = measure_grid(work, {1, 2, 4}, {0, 8}, 20.0);
+  const GridMeasurement measured = work.measure({1, 2, 4}, {0, 8}, 20.0);
   EXPECT_THAT(measured.table.x, ElementsAre(1, 2, 4));
   EXPECT_THAT(measured.table.y, ElementsAre(0, 8));
   EXPECT_EQ(table_problem(measured.table), "");
@@ -85,12 +93,14 @@ TEST(GridMeasurement, MeasuresEveryCellInTwoRounds) {
   // A warm-up for the whole grid, then in each round another one and at least three samples.
   for (const auto& [cell, runs] : work.runs()) EXPECT_GE(runs, 9);
   EXPECT_GE(measured.repeatability.samples + measured.repeatability.dropped, 36);
-  for (const double seconds : measured.table.seconds) EXPECT_GE(seconds, 1e-5);
+  for (const double seconds : measured.table.seconds) {
+    EXPECT_NEAR(seconds, FakeWork::kShortestCall, 1e-12);
+  }
 }
 
 TEST(GridMeasurement, ContinuesWhatTheModelCannotReach) {
   FakeWork work(/*limit=*/8);
-  const GridMeasurement measured = measure_grid(work, {1, 4}, {0, 8, 32, 128}, 20.0);
+  const GridMeasurement measured = work.measure({1, 4}, {0, 8, 32, 128}, 20.0);
   EXPECT_THAT(measured.table.y, ElementsAre(0, 8, 32)) << "nothing reaches 128";
   EXPECT_EQ(measured.repeatability.cells, 5);
   EXPECT_EQ(measured.repeatability.filled, 1);
@@ -101,8 +111,7 @@ TEST(GridMeasurement, ContinuesWhatTheModelCannotReach) {
 
 TEST(GridMeasurement, AxesStopWhereTheTimeEnds) {
   FakeWork work(1e9, /*milliseconds_per_unit=*/1.0);
-  const GridMeasurement measured =
-      measure_grid(work, {1, 2, 4, 8, 16, 32, 64, 128, 256, 512}, {}, 0.1);
+  const GridMeasurement measured = work.measure({1, 2, 4, 8, 16, 32, 64, 128, 256, 512}, {}, 0.1);
   EXPECT_GE(measured.table.x.size(), 2U);
   EXPECT_LE(measured.table.x.back(), 32.0) << "eight calls of 64 ms do not fit 100 ms";
   EXPECT_TRUE(measured.table.y.empty());
@@ -111,11 +120,24 @@ TEST(GridMeasurement, AxesStopWhereTheTimeEnds) {
 // A prompt's chunk among single rows: the largest work is sampled once a round, so that it stays.
 TEST(GridMeasurement, KeepsDearCellsWithFewerSamples) {
   FakeWork work(1e9, /*milliseconds_per_unit=*/0.25);
-  const GridMeasurement measured = measure_grid(work, {1, 4, 16, 64, 256}, {0, 1}, 1.4);
+  const GridMeasurement measured = work.measure({1, 4, 16, 64, 256}, {0, 1}, 1.4);
   EXPECT_EQ(measured.table.x.back(), 256.0);
-  EXPECT_LT(work.runs().at({256.0, 0.0}), 9);
-  EXPECT_GE(work.runs().at({256.0, 0.0}), 4);
+  EXPECT_EQ(work.runs().at({256.0, 0.0}), 4) << "warmed up once";
   EXPECT_GE(work.runs().at({1.0, 0.0}), 9);
+}
+
+// However little of the time other programs leave, every cell is sampled in every round.
+TEST(GridMeasurement, SamplesEveryRoundOnABusyMachine) {
+  FakeWork work(1e9, /*milliseconds_per_unit=*/0.25);
+  for (const int stall_every : {3, 2, 1}) {
+    work.stall_every = stall_every;
+    const GridMeasurement measured = work.measure({1, 4, 16}, {0, 1, 2}, 0.5);
+    EXPECT_GE(measured.table.x.size(), 2U);
+    EXPECT_GE(measured.table.y.size(), 2U);
+    EXPECT_EQ(table_problem(measured.table), "");
+    EXPECT_GE(measured.repeatability.samples + measured.repeatability.dropped,
+              3 * measured.repeatability.cells);
+  }
 }
 
 ModelBundle tiny_bundle() {

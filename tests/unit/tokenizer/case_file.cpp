@@ -6,6 +6,7 @@
 #include <stdexcept>
 
 #include "base/json.h"
+#include "tests/support/paths.h"
 
 namespace triphase {
 namespace {
@@ -50,6 +51,10 @@ std::string streamed(const Tokenizer& tokenizer, const std::vector<TokenId>& ids
 }
 
 }  // namespace
+
+std::string committed_tokenizer(const std::string& name) {
+  return source_path("tests/fixtures/tokenizer/" + name);
+}
 
 std::vector<TokenizerCase> read_cases(const std::string& path) {
   std::ifstream file(path);

@@ -11,6 +11,14 @@
 
 namespace triphase {
 
+// The folders under tests/fixtures/tokenizer.
+inline constexpr const char* kCommittedTokenizers[] = {
+    "llama3",       "qwen2",          "neox",        "gpt2",          "sp-bpe",
+    "sp-gemma",     "sp-unigram",     "sp-bpe-nfkc", "sp-bpe-suffix", "llama2-json",
+    "mistral-json", "metaspace-json", "gemma-json"};
+
+[[nodiscard]] std::string committed_tokenizer(const std::string& name);
+
 struct TokenizerCase {
   std::string text;
   std::vector<TokenId> ids;

@@ -28,8 +28,7 @@ std::string repeated(std::string_view unit, std::size_t characters) {
 
 std::unique_ptr<Tokenizer> load(const std::string& name) {
   Notes notes;
-  return load_tokenizer(std::string(TRIPHASE_TEST_SOURCE_DIR) + "/tests/fixtures/tokenizer/" + name,
-                        config_with_vocabulary(2000), notes);
+  return load_tokenizer(committed_tokenizer(name), config_with_vocabulary(2000), notes);
 }
 
 // Processor time, as other programs may run beside the test.
