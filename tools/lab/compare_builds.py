@@ -39,12 +39,12 @@ attention.policy attention.tokens_touched_fraction attention.prompt_tokens_touch
 attention.decode_read_bytes.touched attention.decode_read_bytes.dense attention.calibration.chosen
 attention.calibration.tried fixed_context.tokens placement.policy placement.preemptions placement.replay
 placement.phases[].phase placement.phases[].steps placement.phase_boundaries placement.plan seed shard requests
-tokens.prompt tokens.shared_prompt tokens.generated tokens.recomputed steps max_batch moved_bytes.to_device
-moved_bytes.to_host moved_bytes.to_device_by_kind.weights moved_bytes.to_device_by_kind.kv_reloads
-moved_bytes.to_device_by_kind.kv_blocks moved_bytes.to_device_by_kind.kv_tokens
+tokens.prompt tokens.shared_prompt tokens.generated tokens.recomputed steps max_batch moved_bytes.to_host
+moved_bytes.to_device_by_kind.weights moved_bytes.to_device_by_kind.kv_reloads
+moved_bytes.to_device_by_kind.kv_blocks
 moved_bytes.to_device_by_kind.layer_inputs moved_bytes.to_device_by_kind.attention_results
 moved_bytes.to_device_by_kind.hidden_states layer_inputs host_attention.rows host_attention.query_bytes
-host_attention.result_bytes host_attention.kv_bytes token_cache prediction.steps prediction.seconds
+host_attention.result_bytes host_attention.kv_bytes token_cache.budget_bytes token_cache.chosen_bytes prediction.steps prediction.seconds
 prediction.moved_bytes.to_device prediction.moved_bytes.to_host
 """.split()
 PLAN = """
@@ -85,6 +85,14 @@ def pick(value, path):
 def fields_of(text, names):
     report = json.loads(text)
     return {name: pick(report, name.replace("[]", ".[]").strip(".").split(".")) for name in names}
+
+
+def tokens_of(text):
+    """Bytes of chosen tokens that were brought or found in the cache: how many of each, the clock decides."""
+    summary = json.loads(text)
+    brought = pick(summary, ["moved_bytes", "to_device_by_kind", "kv_tokens"])
+    found = pick(summary, ["token_cache", "found_bytes"])
+    return {"kv_tokens + found_bytes": "absent" if "absent" in (brought, found) else brought + found}
 
 
 def spans_of(text):
@@ -157,6 +165,7 @@ class Build:
                 continue  # what a resumed job still had to do depends on when it was killed
             elif file.endswith(".summary.json"):
                 add(file, fields_of(path.read_text(), SUMMARY))
+                add(file, tokens_of(path.read_text()))
             elif file.endswith(".plan.json"):
                 add(file, fields_of(path.read_text(), PLAN))
             elif file == "trace.json":

@@ -4,6 +4,7 @@ A row's commands run one after another in a folder of its own. $mha, $gqa and $i
 models and the folder of inputs. Where a newer build has other names, a row has `new` commands too.
 """
 
+import itertools
 import json
 from dataclasses import dataclass
 
@@ -41,9 +42,26 @@ DTYPES = ("bf16", "int8", "fp16", "fp32")
 
 # Prompts of up to some 150 tokens; of the budget for KV on the device only a few lines fit.
 JOB = "--output out.jsonl --threads 1 --progress off --max-context 256 --prefill-chunk 64"
-HOST = "--device-memory 24MiB --host-memory 128MiB --emulate-link 5GB/s"
-KV_BUDGET = {"mha": "--device-kv-memory 1536KiB", "gqa": "--device-kv-memory 512KiB"}
-CONTEXT_KV_BUDGET = {"mha": "--device-kv-memory 3MiB", "gqa": "--device-kv-memory 1MiB"}
+LONG_JOB = JOB.replace("--max-context 256", "--max-context 512")  # behind a fixed context
+HOST = "--host-memory 128MiB --emulate-link 5GB/s"
+KV_KIB = {"mha": 4096, "gqa": 1536}  # of FP16 and BF16 KV on the device; it is scaled for the other types
+
+
+def room(model, dtype="bf16", method="dense", policy="triphase"):
+    """Budgets that hold the longest line, but not the KV of the whole batch."""
+    # INT8 blocks have 64 tokens, so that a batch needs more room than its bytes.
+    share = {"int8": 1.5 if model == "mha" else 2.25, "fp32": 2}.get(dtype, 1) * {"sparq": 1.5, "squeezed": 2}.get(method, 1)
+    if policy == "vllm":
+        share *= 0.75
+    if policy == "device-only":
+        return "--device-memory 64MiB"
+    if policy in ("accelerate", "zero"):
+        # KV is on one tier as a whole: accelerate's goes to the host, for zero's layers are streamed.
+        fixed, kv = {("accelerate", "mha"): (11, 6), ("accelerate", "gqa"): (10.5, 2.5),
+                     ("zero", "mha"): (8, 10), ("zero", "gqa"): (8, 4.5)}[policy, model]  # fmt: skip
+        fixed += 2 if method == "squeezed" else 0
+        return f"--device-memory {round((fixed + kv * share) * 1024)}KiB"
+    return f"--device-memory 32MiB --device-kv-memory {round(KV_KIB[model] * share)}KiB"
 
 
 @dataclass(frozen=True)
@@ -120,36 +138,39 @@ def cluster(model, options=""):
 
 
 def grid():
-    """Each policy with each method; models, KV types and the policy's variants in turns."""
-    for p, policy in enumerate(POLICIES):
-        for m, (method, options) in enumerate(METHODS.items()):
-            model = ("mha", "gqa")[(p + m) % 2]
-            variants = POLICY_OPTIONS[policy]
-            first = (cluster(model),) if method == "squeezed" else ()
-            prompts = "own" if method == "squeezed" else "grid"
-            # device-only and zero keep all KV on the device, so they get room for one batch.
-            budgets = CONTEXT_KV_BUDGET if method == "squeezed" else KV_BUDGET
-            room = "" if policy in ("device-only", "zero") else budgets[model]
-            context = JOB.replace("256", "512") if method == "squeezed" else JOB
-            run = (f"run --model ${model} --prompts $in/{prompts}.jsonl {context} {HOST} {room} --policy {policy} "
-                   f"{variants[m % len(variants)]} --attention {method} {options} --batch-size 8 "
-                   f"--kv-dtype {DTYPES[(p + 3 * m) % 4]} --trace trace.json")  # fmt: skip
-            yield Row(f"grid/{policy}/{method}/{model}", (*first, run))
+    """Each policy with each method and model; KV types and the policy's variants in turns."""
+    for (p, policy), (m, method), (n, model) in itertools.product(
+        enumerate(POLICIES), enumerate(METHODS), enumerate(("mha", "gqa"))
+    ):
+        dtype = DTYPES[(p + 3 * m + 2 * n) % 4]
+        options = POLICY_OPTIONS[policy][(m + n) % len(POLICY_OPTIONS[policy])]
+        if policy == "triphase" and model == "gqa" and dtype == "int8":
+            options = PHASES  # its layer inputs would be larger than its KV
+        if policy == "accelerate" and dtype == "int8":
+            dtype = "bf16"  # INT8 KV of a batch this small always fits the device
+        first, job, prompts = (), JOB, "grid"
+        if method == "squeezed":
+            first, job, prompts = (cluster(model),), LONG_JOB, "own"
+        run = (f"run --model ${model} --prompts $in/{prompts}.jsonl {job} {HOST} --policy {policy} "
+               f"{room(model, dtype, method, policy)} {options} --attention {method} {METHODS[method]} "
+               f"--batch-size 6 --kv-dtype {dtype} --trace trace.json")  # fmt: skip
+        yield Row(f"grid/{policy}/{method}/{model}", (*first, run))
 
 
 def runs():
     run = "run --model $mha --prompts $in/grid.jsonl " + JOB
-    small = f"{HOST} {KV_BUDGET['mha']}"
+    small = f"{HOST} {room('mha')}"
     for model in ("mha", "gqa"):
         for dtype in DTYPES:
             yield Row(f"plain/{model}/{dtype}", (f"run --model ${model} --prompts $in/grid.jsonl {JOB} --kv-dtype {dtype}",))
-        host = f"{HOST} {KV_BUDGET[model]}"
+        host = f"{HOST} {room(model)}"
         yield Row(f"greedy/{model}", (f"run --model ${model} --prompts $in/greedy.jsonl {JOB} --ignore-eos "
                                       f"--logprobs 2 --max-tokens 12 {host} {THREE_PHASES} --kv-dtype bf16",))
-        yield Row(f"sampled/{model}", (f"run --model ${model} --prompts $in/own.jsonl {JOB} --seed 9 --temperature 0.9 "
-                                       f"--top-k 40 --top-p 0.9 --min-p 0.01 {host} {PHASES} --kv-dtype int8",))
+        yield Row(f"sampled/{model}", (f"run --model ${model} --prompts $in/sampled.jsonl {JOB} --seed 9 "
+                                       "--temperature 0.9 --top-k 40 --top-p 0.9 --min-p 0.01 --ignore-eos "
+                                       f"{host} {PHASES} --kv-dtype bf16",))
         yield Row(f"phase-3/{model}", (f"run --model ${model} --prompts $in/equal.jsonl {JOB} {host} {THREE_PHASES} "
-                                       "--batch-size 8 --kv-dtype int8 --kv-block 16 --trace trace.json",))
+                                       "--batch-size 8 --kv-dtype bf16 --kv-block 16 --trace trace.json",))
         yield Row(f"mixed/{model}", (f"run --model ${model} --prompts $in/mixed.jsonl {JOB} --max-tokens 10",), ends=1)
     for name, options in {
         "two-threads": "--threads 2", "batch-2": "--batch-size 2", "blocks-16": f"--kv-block 16 {small} {PHASES}",
@@ -177,19 +198,19 @@ def runs():
     yield Row("run/strict", (own + "mixed.jsonl --strict",), ends=4)
     # A small budget and a built-in machine: the plan and its times are the same everywhere.
     for model in ("mha", "gqa"):
-        planned = (f"run --model ${model} --prompts $in/equal.jsonl {JOB} --device-memory 24MiB --host-memory 64MiB "
-                   f"{KV_BUDGET[model]} --batch-size 8")  # fmt: skip
+        planned = (f"run --model ${model} --prompts $in/equal.jsonl {JOB} --host-memory 64MiB "
+                   f"{room(model)} --batch-size 8")  # fmt: skip
         yield Row(f"planned/{model}", (f"{planned} --profile t4 --trace trace.json",))
         yield Row(f"planned/{model}/no-recompute", (f"{planned} --profile t4 --recompute off --attention h2o",))
     yield Row("planned/file", (
-        "plan --model $mha --profile t4 --batch-size 8 --input-len 96 --output-len 24 --device-memory 24MiB "
+        "plan --model $mha --profile t4 --batch-size 8 --input-len 96 --output-len 24 --device-memory 14MiB "
         "--host-memory 64MiB --output made.plan.json",
         f"run --model $mha --prompts $in/equal.jsonl {JOB} --plan made.plan.json --plan-force --batch-size 8"))  # fmt: skip
 
 
 def jobs():
     run = f"run --model $mha --prompts $in/grid.jsonl {JOB} --batch-size 2 --sync-every 0.02s"
-    small = f"{HOST} {KV_BUDGET['mha']}"
+    small = f"{HOST} {room('mha')}"
     slow = small.replace("5GB/s", "300MB/s")
     yield Row("resume/device", (run,), kill=True)
     yield Row("resume/host", (f"{run} {slow} {THREE_PHASES} --kv-dtype bf16",), kill=True)
@@ -203,20 +224,19 @@ def jobs():
     yield Row("dry-run/too-small", (f"{run} --device-memory 1MiB --dry-run",), ends=5)
     score = "score --model $gqa --requests $in/score.jsonl --output out.jsonl --threads 1 --progress off"
     yield Row("score", (f"{score} --token-logprobs",), ends=1)
-    yield Row("score/host", (f"{score} --device-memory 16MiB --device-kv-memory 256KiB --host-memory 64MiB "
-                             "--policy accelerate --max-context 256 --kv-dtype int8",), ends=1)
+    yield Row("score/int8", (f"{score} --batch-size 2 --kv-dtype int8 --order completed",), ends=1)
     data = "eval --model $mha --data $in/text.txt --format json --threads 1 --progress off"
     for method in ("dense", "swa", "sparq", "quest"):
         yield Row(f"eval/perplexity/{method}", (f"{data} --task perplexity --window 96 --attention {method} "
                                                 f"{METHODS[method]}",))
-    yield Row("eval/repetition", (f"{data} --task repetition --window 96 --samples 6 --attentions dense,h2o "
+    yield Row("eval/repetition", (f"{data} --task repetition --window 160 --samples 6 --attentions dense,h2o "
                                   "--sparsities 0,0.5 --kv-dtypes bf16,int8",))
     yield Row("eval/attention", (f"{data} --task attention --window 96 --samples 2",))
     yield Row("cluster/gqa", (cluster("gqa", "--levels 2 --sparsity 0.7"),
-                              f"run --model $gqa --prompts $in/own.jsonl {JOB.replace('256', '512')} --fixed-context "
+                              f"run --model $gqa --prompts $in/own.jsonl {LONG_JOB} --fixed-context "
                               "clusters --attention squeezed --attention-option squeezed.levels=2"))
     yield Row("cluster/dense", (cluster("mha", "--levels 1"), f"run --model $mha --prompts $in/own.jsonl "
-                                f"{JOB.replace('256', '512')} --fixed-context clusters"))
+                                f"{LONG_JOB} --fixed-context clusters"))
     yield Row("map", ("inspect --model $mha --attention-map map.svg --prompt Once --attention swa --kv-sparsity 0.5 "
                       "--max-tokens 12 --threads 1",))
     for model in ("mha", "gqa"):
