@@ -11,10 +11,10 @@ Nothing is built or run; the sources are read as clang-format leaves them. The r
 - knobs: distinct option names, attention options ("method.name" in attention_options.cpp), policy options (the
   names that make_policy.cpp reads) and TRIPHASE_* variables that C++ reads outside tests.
 - error codes: rows of error_codes.inc.
-- refused pairs: option rows whose help restricts them to company ("not with", "needs", "only with",
-  "instead of", "with --", or another option in front of a colon), and places outside tests and bench that refuse a
-  combination: a throw of E-CLI-CONFLICT, a throw of another E-CLI code whose text before the hint names two options,
-  and a call of a helper named refuse* that only throws an E-CLI code (the helper's own throw does not count).
+- refused pairs: option rows whose help ties them to another option ("not with --x", "needs --x", "only with --x",
+  "under --x", "instead of --x", or "--x: ..." in front), and places outside tests and bench that refuse a combination:
+  a throw of E-CLI-CONFLICT, or of another E-CLI code with two options in its text before the hint. Where a helper
+  named refuse* does nothing but throw, its calls in that file count instead, their texts together with its own.
 - classes, functions: outside tests and bench; a function's lines from its name to its closing brace; a class's data
   members and member functions that are declared in its braces.
 - files on a prompt's way: those that the diagram "The way of the data" in docs/ARCHITECTURE.md names, a .h and its
@@ -32,7 +32,7 @@ CPP = {".cpp", ".h", ".inl", ".inc"}
 CUDA = {".cu", ".cuh"}
 APART = {"tests", "bench"}
 STRING = r'"(?:[^"\\\n]|\\.)*"'
-COMPANY = re.compile(r"\bnot with\b|\bneeds?\b|\bonly (?:with|under)\b|\binstead of\b|\bwith --|^--[a-z-]+[^:.]*:", re.I)
+COMPANY = re.compile(r"\b(?:not with|needs?|only with|under|instead of) --[a-z]|^--[a-z-]+[^:.]*:", re.I)
 NO_FUNCTION = re.compile(r"(?:^|> )(?:class|struct|enum|union) |^(?:for|if|while|switch|do|else|try|return|case)\b")
 OPTION_NAME = re.compile(r"--[a-z][a-z0-9-]+|\b[a-z][a-z0-9-]*(?:\.[a-z_]+)?=(?=[a-z0-9{])")
 
@@ -120,6 +120,10 @@ def knobs(tree):
     }
 
 
+def before_hint(statement):
+    return " ".join(re.findall(STRING, statement.split(".hint(")[0]))
+
+
 def refused_pairs(tree):
     """(option rows, places), one line of text each."""
     _, helps = option_table(tree)
@@ -128,16 +132,14 @@ def refused_pairs(tree):
     places = []
     for name, text in sorted(tree.product(CPP).items()):
         text = re.sub(r"//[^\n]*", "", text)
-        throwing = {re.match(r"refuse\w*", match[0])[0] for match in helper.finditer(text)
-                    if "E-CLI-" in match[1] or "code" in match[1]}  # fmt: skip
-        rest = helper.sub("", text)
-        for statement in re.findall(r"\b(?:throw Error|refuse\w*)\([^;]*;", rest):
-            before_hint = statement.split(".hint(")[0]
-            words = " ".join(re.findall(STRING, before_hint))
-            calls = re.match(r"refuse\w*", statement)
+        throwing = {re.match(r"refuse\w*", match[0])[0]: before_hint(match[1]) for match in helper.finditer(text)}
+        for statement in re.findall(r"\b(?:throw Error|refuse\w*)\([^;]*;", helper.sub("", text)):
+            called = re.match(r"refuse\w*|throw", statement)[0]
+            if called != "throw" and called not in throwing:
+                continue
+            words = before_hint(statement) + throwing.get(called, "")
             options = set(OPTION_NAME.findall(words)) - {"--policy-option", "--attention-option"}
-            if (calls and calls[0] in throwing) or (not calls and (
-                    "E-CLI-CONFLICT" in words or ("E-CLI-" in words and len(options) > 1))):  # fmt: skip
+            if "E-CLI-CONFLICT" in words or ("E-CLI-" in words and len(options) > 1):
                 places.append(f"{name}: {' '.join(statement.split())[:150]}")
     return rows, places
 
