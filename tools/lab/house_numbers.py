@@ -12,7 +12,7 @@ Nothing is built or run; the sources are read as clang-format leaves them. The r
   names that make_policy.cpp reads) and TRIPHASE_* variables that C++ reads outside tests.
 - error codes: rows of error_codes.inc.
 - refused pairs: option rows whose help ties them to another option ("not with --x", "needs --x", "only with --x",
-  "under --x", "instead of --x", or "--x: ..." in front), and places outside tests and bench that refuse a combination:
+  "has it under --x", "instead of --x", or "--x: ..." in front), and places outside tests and bench that refuse a combination:
   a throw of E-CLI-CONFLICT, or of another E-CLI code with two options in its text before the hint. Where a helper
   named refuse* does nothing but throw, its calls in that file count instead, their texts together with its own.
 - classes, functions: outside tests and bench; a function's lines from its name to its closing brace; a class's data
@@ -32,7 +32,7 @@ CPP = {".cpp", ".h", ".inl", ".inc"}
 CUDA = {".cu", ".cuh"}
 APART = {"tests", "bench"}
 STRING = r'"(?:[^"\\\n]|\\.)*"'
-COMPANY = re.compile(r"\b(?:not with|needs?|only with|under|instead of) --[a-z]|^--[a-z-]+[^:.]*:", re.I)
+COMPANY = re.compile(r"\b(?:not with|needs?|only with|has it under|instead of) --[a-z]|^--[a-z-]+[^:.]*:", re.I)
 NO_FUNCTION = re.compile(r"(?:^|> )(?:class|struct|enum|union) |^(?:for|if|while|switch|do|else|try|return|case)\b")
 OPTION_NAME = re.compile(r"--[a-z][a-z0-9-]+|\b[a-z][a-z0-9-]*(?:\.[a-z_]+)?=(?=[a-z0-9{])")
 
