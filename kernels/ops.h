@@ -102,20 +102,6 @@ struct TokenSelection {
   [[nodiscard]] bool empty() const { return begins.empty(); }
 };
 
-// Of blocks whose keys are elsewhere, the values of the channels by which one query is about to
-// choose (SparseOps::largest_channels), in the device's memory and in K's dtype:
-// [kv_head][channel, as chosen][stride][page_tokens].
-struct GatheredChannels {
-  const void* data = nullptr;
-  std::int64_t stride = 0;               // from one channel to the next, in blocks
-  std::span<const std::int32_t> places;  // by block of the context: which of them; -1: none
-
-  [[nodiscard]] bool has(std::int64_t block) const {
-    const auto index = static_cast<std::size_t>(block);
-    return index < places.size() && places[index] >= 0;
-  }
-};
-
 // Consecutive query tokens of one sequence inside a batch. Query i (0-based) sits at absolute
 // position context_tokens - query_count + i and attends positions 0..itself (causal), limited to
 // the last `window` of them when window > 0. Token t of the context lies in page pages[t /
@@ -135,8 +121,6 @@ struct AttentionSegment {
   // By block the page of its K^T (KvLayerView::kt), invalid: it has no place; a block whose K^T is
   // there need not have its keys in `pages`. Empty: pages of kt have the numbers of K's.
   std::span<const PageId> key_columns;
-  // Blocks that are in neither, for SparseOps::choose_by_channels of the segment's one query.
-  GatheredChannels gathered;
 
   // Not empty: the queries attend these tokens and no others; `pages`, `open_page` and `window` are
   // not looked at (INT8: `scale_pages` are). A list without tokens gives zeros. More than one query

@@ -52,8 +52,6 @@ struct ChannelChoice {
   std::int64_t tokens = 0;  // chosen per KV head, at most the context
   std::int64_t recent = 0;  // of those, the newest of the context, in any case
   bool sum_logits = false;  // a group adds its heads' logits instead of their softmax weights
-  // Null, or [kv_head][head_dim] in the device's memory: channels rank by |q_c| times these.
-  const float* channel_weights = nullptr;
   ChannelTemperature temperature = ChannelTemperature::kCoverage;
 };
 
@@ -84,26 +82,8 @@ class SparseOps {
   virtual void transpose_keys(const KvLayerView& cache, const AttentionSegment& keys,
                               Stream& stream) = 0;
 
-  // Whether choose_by_channels reads AttentionSegment::gathered.
-  [[nodiscard]] virtual bool reads_gathered_channels() const { return false; }
-  // Step 1 of choose_by_channels alone: channels [kv_head][choice.rank], ascending, which the same
-  // query will score by. In host memory, complete when the call returns. Only where
-  // reads_gathered_channels().
-  virtual void largest_channels(ConstMatrix /*q*/, std::int64_t /*row*/, std::int64_t /*heads*/,
-                                std::int64_t /*kv_heads*/, const ChannelChoice& /*choice*/,
-                                std::int32_t* /*channels*/, Stream& /*stream*/) {
-    TRIPHASE_CHECK(false, "largest_channels: a device that reads no gathered channels");
-  }
-
-  // INT8: ranges[kv_head][channel] (device memory) becomes at least half of the range of the
-  // channel's codes, 127 lambda, in each of the context's blocks [first, end), which are closed.
-  virtual void widen_key_ranges(const KvLayerView& cache, const AttentionSegment& keys,
-                                std::int64_t first, std::int64_t end, float* ranges,
-                                Stream& stream) = 0;
-
   // SparQ's choice for query `row` at the last position of `keys`, which are as in score_keys:
-  //   1. per KV head the `rank` channels of largest sum over its query heads of |q_c|, times
-  //      channel_weights where there are any;
+  //   1. per KV head the `rank` channels of largest sum over its query heads of |q_c|;
   //   2. per query head a softmax over all tokens of q . k over these channels, scaled by
   //      scale * sqrt(sum of all |q_c| / sum of the channels' |q_c|), or by scale or
   //      scale * sqrt(head_dim / rank) as choice.temperature says;
@@ -111,8 +91,8 @@ class SparseOps {
   //      the group's weights; ties go to the smaller token. A group of one head is ranked by
   //      logits.
   // tokens [kv_head][choice.tokens], ascending. alpha [head], or null: the share of the head's
-  // softmax that its chosen tokens hold, at most 1. Keys are read from keys.gathered where a block
-  // is there, as K^T where a page has it, and else by rows, with the same result bit for bit.
+  // softmax that its chosen tokens hold, at most 1. Keys are read as K^T where a page has it, and
+  // else by rows, with the same result bit for bit.
   virtual void choose_by_channels(ConstMatrix q, std::int64_t row, std::int64_t heads,
                                   const KvLayerView& cache, const AttentionSegment& keys,
                                   float scale, const ChannelChoice& choice, std::int32_t* tokens,

@@ -201,26 +201,10 @@ LayerCall AttentionRunner::call_of(LayerId layer, const AttentionSegment& segmen
           .stream = &stream};
 }
 
-void AttentionRunner::want_channels(LayerId layer, std::span<const AttentionSegment> segments,
-                                    std::span<const SequenceId> sequences, ConstMatrix q,
-                                    const KvLayerView& cache, float scale, ChannelReads& channels,
-                                    Stream& stream) {
-  for (std::size_t index = 0; index < segments.size(); ++index) {
-    if (!channels.expects(index)) continue;
-    method_->channels_to_choose(*entry_of(sequences[index]).state,
-                                call_of(layer, segments[index], cache, scale, stream), q,
-                                segments[index].query_begin, wanted_);
-    channels.want(index, wanted_);
-  }
-}
-
 std::span<const TokenChoice* const> AttentionRunner::choose(
     LayerId layer, std::span<const AttentionSegment> segments,
     std::span<const SequenceId> sequences, ConstMatrix q, ConstMatrix v, const KvLayerView& cache,
-    float scale, ChannelReads* channels, Stream& stream) {
-  if (channels != nullptr) {
-    want_channels(layer, segments, sequences, q, cache, scale, *channels, stream);
-  }
+    float scale, Stream& stream) {
   choices_.clear();
   dense_.clear();
   prompts_.begin_layer();
@@ -231,7 +215,7 @@ std::span<const TokenChoice* const> AttentionRunner::choose(
       continue;
     }
     Entry& entry = entry_of(sequences[index]);
-    LayerCall call = call_of(layer, segment, cache, scale, stream);
+    const LayerCall call = call_of(layer, segment, cache, scale, stream);
     ConstMatrix rows = v;
     rows.data = static_cast<const float*>(v.data) + segment.query_begin * v.row_stride;
     rows.rows = segment.query_count;
@@ -242,13 +226,7 @@ std::span<const TokenChoice* const> AttentionRunner::choose(
       continue;
     }
     TRIPHASE_CHECK(segment.query_count == 1, "decoded rows come one at a time");
-    const bool gathers = channels != nullptr && channels->expects(index);
-    if (gathers) call.keys.gathered = channels->arrived(index);
     const TokenChoice& choice = choose(entry, call, q, segment.query_begin);
-    if (gathers) {
-      call.keys.gathered = {};
-      channels->done(index);
-    }
     count(choice, segment.context_tokens);
     if (observer_ != nullptr) {
       observer_->decoded(sequences[index], call, q, segment.query_begin, choice);

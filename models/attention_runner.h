@@ -16,7 +16,6 @@
 #include "memory/memory_pool.h"
 #include "models/attention/attention_method.h"
 #include "models/attention/prompt_choices.h"
-#include "models/channel_reads.h"
 #include "models/sink_queries.h"
 
 namespace triphase {
@@ -89,12 +88,11 @@ class AttentionRunner {
   // The method's choices for the segments of one layer: by segment, null where the whole context
   // is attended. `sequences` names each segment's sequence; none: prompt rows that the method has
   // seen before, attended densely. The new rows' K and V are in the cache; v holds them
-  // unquantized. `channels` brings the channels of segments that it expects; null: none does. Valid
-  // until attend(), which must follow.
+  // unquantized. Valid until attend(), which must follow.
   [[nodiscard]] std::span<const TokenChoice* const> choose(
       LayerId layer, std::span<const AttentionSegment> segments,
       std::span<const SequenceId> sequences, ConstMatrix q, ConstMatrix v, const KvLayerView& cache,
-      float scale, ChannelReads* channels, Stream& stream);
+      float scale, Stream& stream);
   // out = the method's attention of the segments last chosen for; `slots` says where their chosen
   // tokens lie (KvStep::segment_slots). `sink_queries`: of methods whose choices have sinks.
   void attend(LayerId layer, std::span<const AttentionSegment> segments,
@@ -159,10 +157,6 @@ class AttentionRunner {
   [[nodiscard]] Entry& entry_of(SequenceId sequence);
   [[nodiscard]] LayerCall call_of(LayerId layer, const AttentionSegment& segment,
                                   const KvLayerView& cache, float scale, Stream& stream);
-  // Asks for the channels that the segments' queries will choose by.
-  void want_channels(LayerId layer, std::span<const AttentionSegment> segments,
-                     std::span<const SequenceId> sequences, ConstMatrix q, const KvLayerView& cache,
-                     float scale, ChannelReads& channels, Stream& stream);
   // The sequence, where the method knows early what that row attends in this layer, and the call to
   // ask it with; else null.
   [[nodiscard]] Entry* early_entry(LayerId layer, SequenceId sequence, std::int64_t context_tokens,
@@ -197,7 +191,6 @@ class AttentionRunner {
   std::vector<AttentionSegment> sparse_;
   std::vector<AttentionSegment> sinks_;
   std::vector<Chosen> chosen_;
-  std::vector<std::int32_t> wanted_;
   std::vector<std::int32_t> shifts_;  // by block, from a token to its slot
 };
 

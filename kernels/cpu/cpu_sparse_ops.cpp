@@ -74,33 +74,6 @@ class CpuSparseOps final : public SparseOps {
     cpu::transpose_keys(*pool_, cache, keys);
   }
 
-  [[nodiscard]] bool reads_gathered_channels() const override { return true; }
-
-  void largest_channels(ConstMatrix q, std::int64_t row, std::int64_t heads, std::int64_t kv_heads,
-                        const ChannelChoice& choice, std::int32_t* channels, Stream&) override {
-    check_query(q, row, heads, kv_heads);
-    TRIPHASE_CHECK(channels != nullptr && choice.rank > 0 && choice.rank <= q.cols / heads,
-                   "largest_channels: shapes");
-    cpu::largest_channels(q, row, heads, kv_heads, choice, channels);
-  }
-
-  void widen_key_ranges(const KvLayerView& cache, const AttentionSegment& keys, std::int64_t first,
-                        std::int64_t end, float* ranges, Stream&) override {
-    check_keys(cache, keys);
-    TRIPHASE_CHECK(cache.quantized() && ranges != nullptr && first >= 0 &&
-                       end <= static_cast<std::int64_t>(keys.scale_pages.size()),
-                   "widen_key_ranges: blocks");
-    const std::int64_t dim = cache.head_dim;
-    for (std::int64_t block = first; block < end; ++block) {
-      const PageId page = keys.scale_pages[static_cast<std::size_t>(block)];
-      for (std::int64_t head = 0; head < cache.kv_heads; ++head) {
-        const float* lambda = cache.scales + (2 * page.value * cache.kv_heads + head) * 2 * dim;
-        float* to = ranges + head * dim;
-        for (std::int64_t c = 0; c < dim; ++c) to[c] = std::max(to[c], 127.0F * lambda[c]);
-      }
-    }
-  }
-
   void choose_by_channels(ConstMatrix q, std::int64_t row, std::int64_t heads,
                           const KvLayerView& cache, const AttentionSegment& keys, float scale,
                           const ChannelChoice& choice, std::int32_t* tokens, float* alpha,
@@ -111,8 +84,7 @@ class CpuSparseOps final : public SparseOps {
     TRIPHASE_CHECK(q.cols == heads * cache.head_dim && tokens != nullptr && choice.rank > 0 &&
                        choice.rank <= cache.head_dim && choice.recent >= 0 &&
                        choice.recent <= choice.tokens && choice.tokens <= keys.context_tokens &&
-                       (cache.kt == nullptr || (cache.kt_ready != nullptr && cache.kt_run > 0)) &&
-                       (keys.gathered.places.empty() || keys.gathered.data != nullptr),
+                       (cache.kt == nullptr || (cache.kt_ready != nullptr && cache.kt_run > 0)),
                    "choose_by_channels: shapes");
     const AttentionShape shape = shape_of(heads, cache, keys, workspace);
     cpu::choose_by_channels(*pool_, q, row, heads, cache, keys, scale, choice, tokens, alpha, shape,

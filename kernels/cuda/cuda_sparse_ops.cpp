@@ -7,7 +7,6 @@
 
 #include "kernels/cuda/argument_ring.h"
 #include "kernels/cuda/device_scratch.h"
-#include "kernels/cuda/key_ranges.h"
 #include "kernels/cuda/kv_channels.h"
 #include "kernels/cuda/launch_check.h"
 #include "kernels/cuda/page_bounds.h"
@@ -166,25 +165,6 @@ class CudaSparseOpsOnStreams final : public CudaSparseOps {
     kv_write_channels(sent, sent + count, count, view, cache.kt, settings_.stream_handle(stream));
   }
 
-  void widen_key_ranges(const KvLayerView& cache, const AttentionSegment& keys, std::int64_t first,
-                        std::int64_t end, float* ranges, Stream& stream) override {
-    check_keys(cache, keys, "widen_key_ranges");
-    require(cache.quantized() && first >= 0 &&
-                end <= static_cast<std::int64_t>(keys.scale_pages.size()),
-            "widen_key_ranges", "an INT8 cache with the blocks' scale pages", [&] {
-              return shape_of(cache, keys) + ", " + shape_text({{"first", first}, {"end", end}});
-            });
-    if (first >= end) return;
-    tables_.clear();
-    for (std::int64_t block = first; block < end; ++block) {
-      tables_.push_back(keys.scale_pages[static_cast<std::size_t>(block)].value);
-    }
-    const std::int32_t* pages = arguments_.send(std::span<const std::int32_t>(tables_), stream);
-    cuda::widen_key_ranges(cache.scales, pages, static_cast<int>(tables_.size()),
-                           static_cast<int>(cache.kv_heads), static_cast<int>(cache.head_dim),
-                           ranges, settings_.stream_handle(stream));
-  }
-
   void choose_by_channels(ConstMatrix q, std::int64_t row, std::int64_t heads,
                           const KvLayerView& cache, const AttentionSegment& keys, float scale,
                           const ChannelChoice& choice, std::int32_t* tokens, float* alpha,
@@ -200,7 +180,7 @@ class CudaSparseOpsOnStreams final : public CudaSparseOps {
                  shape_text(
                      {{"rank", choice.rank}, {"tokens", choice.tokens}, {"recent", choice.recent}});
         });
-    const SparqScale sparq{scale, sharpness_of(choice, cache.head_dim), choice.channel_weights};
+    const SparqScale sparq{scale, sharpness_of(choice, cache.head_dim)};
     if (fits_one_block(call, choice)) {
       choose_fused(call, sparq, choice, settings_.stream_handle(stream));
     } else {

@@ -51,10 +51,9 @@ __global__ void __launch_bounds__(kMaxScoreDim)
   const int group = static_cast<int>(queries.heads) / kv_heads;
   const float* q =
       queries.q + sequence * queries.q_stride + static_cast<std::int64_t>(head) * group * head_dim;
-  choose_row_channels(q, group, head_dim, rank, scale, channel_weights_of(scale, head, head_dim),
-                      channels + static_cast<std::int64_t>(blockIdx.x) * rank,
-                      factors + static_cast<std::int64_t>(blockIdx.x) * group,
-                      {weight, chosen, scratch});
+  choose_row_channels(
+      q, group, head_dim, rank, scale, channels + static_cast<std::int64_t>(blockIdx.x) * rank,
+      factors + static_cast<std::int64_t>(blockIdx.x) * group, {weight, chosen, scratch});
 }
 
 // Threads that a multiprocessor has room for at least.

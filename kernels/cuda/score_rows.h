@@ -61,11 +61,9 @@ struct SparqScale {
   float scale = 1.0F;  // as in attention: 1 / sqrt(head_dim)
   // 0: each query head's own, sqrt(sum |q| / sum_chosen |q|) (eq. 9); else this for all.
   float sharpness = 0.0F;
-  // Null, or [kv_head][head_dim]: channels are chosen by sum |q| times these.
-  const float* channel_weights = nullptr;
 };
 
-// SparQ step 1. Channels of largest sum over the group of |q| (times its weight), ascending, ties
+// SparQ step 1. Channels of largest sum over the group of |q|, ascending, ties
 // to the smallest: channels [row][rank]; factors [row][g], the logits' scales.
 void choose_channels(const ScoreQueries& queries, std::int64_t sequences, std::int64_t kv_heads,
                      std::int64_t head_dim, std::int64_t rank, const SparqScale& scale,

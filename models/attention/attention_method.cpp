@@ -28,10 +28,6 @@ std::unique_ptr<AttentionMethod::State> AttentionMethod::begin(std::int64_t) con
   return std::make_unique<State>();
 }
 void AttentionMethod::appended(State&, const LayerCall&, ConstMatrix) {}
-void AttentionMethod::channels_to_choose(State&, const LayerCall&, ConstMatrix, std::int64_t,
-                                         std::vector<std::int32_t>&) const {
-  TRIPHASE_CHECK(false, "channels of a method that reads no key columns");
-}
 void AttentionMethod::prefilled(State&, const LayerCall&, ConstMatrix) {}
 void AttentionMethod::attended(State&, const LayerCall&, const TokenChoice&,
                                std::span<const float>) {}

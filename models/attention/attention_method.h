@@ -123,10 +123,6 @@ class AttentionMethod {
   // Whether choose() reads the keys that first_key() leaves out as K^T, for which every full block
   // must then have a place (KvLayerView::kt).
   [[nodiscard]] virtual bool reads_key_columns() const { return false; }
-  // For query `row`: the channels of K^T that choose() will read, [kv_head][host_channels()]. Only
-  // methods that read key columns have them; where they lie on the host they can then be brought.
-  virtual void channels_to_choose(State& state, const LayerCall& call, ConstMatrix q,
-                                  std::int64_t row, std::vector<std::int32_t>& channels) const;
   // Whether some layer's choice leaves keys of the context unread.
   [[nodiscard]] virtual bool chooses_without_keys() const { return false; }
   // Whether of KV on the host only chosen tokens are brought, ahead or once they are chosen.

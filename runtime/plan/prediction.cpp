@@ -54,7 +54,6 @@ std::optional<RunPrediction> predict_run(const RunOptions& options, const ModelB
       .prompt_units = plan.prompt_units,
       .miss_rate = options.miss_rate,
       .fetch = sparse_fetch(options, model, plan.memory),
-      .channels = brought_channels(options.attention, model.config),
       .division = MemoryDivision{.limits = plan.places,
                                  .streamed_layers = plan.placement.streamed_layers,
                                  .placement = plan.placement,

@@ -46,14 +46,10 @@ SparseFetch sparse_fetch(const RunOptions& options, const ModelBundle& model,
   if (method->chooses_early()) return SparseFetch::kAhead;
   // Lines without a place for the K^T of all their blocks read them whole.
   const bool short_of_columns =
-      method->reads_key_columns() && memory.host_key_columns == 0 &&
+      method->reads_key_columns() &&
       memory.key_column_blocks < memory.kv_pages / config.layers + memory.host_blocks;
   return method->fetches_tokens() && !short_of_columns ? SparseFetch::kOnDemand
                                                        : SparseFetch::kWholeBlocks;
-}
-
-std::int64_t brought_channels(const AttentionOptions& attention, const ModelConfig& config) {
-  return config.kv_heads * host_channels(attention, config.head_dim);
 }
 
 }  // namespace triphase

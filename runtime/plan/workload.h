@@ -35,10 +35,6 @@ struct LineLimits {
 [[nodiscard]] SparseFetch sparse_fetch(const RunOptions& options, const ModelBundle& model,
                                        const MemoryPlan& memory);
 
-// Channels, of all KV heads, that it brings of each token on the host to choose by.
-[[nodiscard]] std::int64_t brought_channels(const AttentionOptions& attention,
-                                            const ModelConfig& config);
-
 // INT8 as the KV store calls it (codes with zero points), and as plans and cost models do.
 [[nodiscard]] inline DType store_dtype(DType plan_dtype) {
   return plan_dtype == DType::kI8 ? DType::kU8 : plan_dtype;

@@ -114,16 +114,6 @@ Option word_option(std::string_view name, std::string_view expected,
 #define TRIPHASE_FIELD(path) \
   [](AttentionOptions & o) -> auto& { return o.path; }
 
-// "on" is what the default was called before K^T could be on the host.
-Option key_columns_option() {
-  Option option = word_option("sparq.kt", "device (or on), host or off", {"off", "device", "host"},
-                              TRIPHASE_FIELD(sparq.kt));
-  option.set = [set = option.set](AttentionOptions& o, std::string_view text) {
-    return set(o, text == "on" ? "device" : text);
-  };
-  return option;
-}
-
 // A preset is the options it stands for: what is set after it holds.
 Option preset_option() {
   Option option = word_option("lm-infinite.preset", "lm-infinite or streaming",
@@ -173,9 +163,7 @@ const std::vector<Option>& all_options() {
                   TRIPHASE_FIELD(sparq.reallocate)),
       word_option("sparq.temperature", "coverage, head_dim or rank",
                   {"coverage", "head_dim", "rank"}, TRIPHASE_FIELD(sparq.temperature)),
-      key_columns_option(),
-      word_option("sparq.channels", "query or range", {"query", "range"},
-                  TRIPHASE_FIELD(sparq.channels_by_range)),
+      word_option("sparq.kt", "device or off", {"off", "device"}, TRIPHASE_FIELD(sparq.kt)),
       word_option("squeezed.levels", "1 or 2", {"1", "2"}, TRIPHASE_FIELD(squeezed.two_levels)),
       auto_share_option("squeezed.threshold", TRIPHASE_FIELD(squeezed.threshold)),
       auto_share_option("squeezed.coarse_threshold", TRIPHASE_FIELD(squeezed.coarse_threshold)),
@@ -314,14 +302,7 @@ bool reads_keys_by_rows(AttentionKind kind) {
 }
 
 bool keeps_key_columns(const AttentionOptions& options) {
-  using KeyColumns = decltype(options.sparq.kt);
-  return options.kind == AttentionKind::kSparq && options.sparq.kt != KeyColumns::kOff;
-}
-
-std::int64_t host_channels(const AttentionOptions& options, std::int64_t head_dim) {
-  using KeyColumns = decltype(options.sparq.kt);
-  if (options.kind != AttentionKind::kSparq || options.sparq.kt != KeyColumns::kHost) return 0;
-  return std::min(options.sparq.rank, head_dim);
+  return options.kind == AttentionKind::kSparq && options.sparq.kt;
 }
 
 void set_keep_ratio(AttentionOptions& options, double keep) {

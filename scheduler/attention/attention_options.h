@@ -73,13 +73,9 @@ struct AttentionOptions {
       kHeadDim,
       kRank
     } temperature = Temperature::kCoverage;
-    // sparq.kt: K once more, channel-major, half of the KV's memory on top; without it scores read
-    // whole keys. Of blocks on the host K^T is on the device too, or (kHost) on the host, and the
-    // chosen channels cross the link in every step. The choice of tokens is the same.
-    enum class KeyColumns : std::uint8_t { kOff, kDevice, kHost } kt = KeyColumns::kDevice;
-    // sparq.channels=range: channels rank by |q_c| times the range of INT8 keys, 127 lambda_c (the
-    // largest of the closed blocks'), instead of |q_c| alone.
-    bool channels_by_range = false;
+    // sparq.kt=device: K once more, channel-major, half of the KV's memory on top; without it
+    // scores read whole keys. The choice of tokens is the same.
+    bool kt = true;
   } sparq;
   struct {
     bool two_levels = false;
@@ -154,9 +150,6 @@ struct AttentionOptions {
 
 // Whether the KV cache keeps K^T beside K for the chosen method.
 [[nodiscard]] bool keeps_key_columns(const AttentionOptions& options);
-// Where K^T of blocks on the host is on the host: how many channels of each KV head cross the link
-// for a decoded row; else 0.
-[[nodiscard]] std::int64_t host_channels(const AttentionOptions& options, std::int64_t head_dim);
 
 // Sets one option from "method.option=value". Options of other methods are refused, with a list of
 // what the chosen method has. Throws E-CLI-ATTOPTION.

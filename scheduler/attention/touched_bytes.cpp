@@ -75,7 +75,7 @@ void set_compression(AttentionOptions& options, const TouchedShape& shape, doubl
   switch (options.kind) {
     case AttentionKind::kSparq:
       // K^T is what makes channels cheap; 1 is dense.
-      if (!keeps_key_columns(options)) options.sparq.kt = decltype(options.sparq.kt)::kDevice;
+      options.sparq.kt = true;
       options.sparq.rank = rank_of_compression(shape.head_dim, compression);
       always = static_cast<double>(options.sparq.rank) / static_cast<double>(2 * shape.head_dim);
       break;

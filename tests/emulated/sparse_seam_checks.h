@@ -240,49 +240,6 @@ inline void check_centroids(const Seam& seam) {
   }
 }
 
-// SparQ under INT8: the blocks' ranges bit for bit, and channels that are chosen by them.
-inline void check_channel_weights(const Seam& seam) {
-  Cpu cpu;
-  const std::vector<std::int32_t> lengths = {40, 140};
-  const FilledCache ours(seam.ops, seam.device, DType::kU8, lengths, 6);
-  const FilledCache theirs(*cpu.ops, cpu.device, DType::kU8, lengths, 6);
-  const Queries q(seam.device, 2, 12);
-  const Queries cpu_q(cpu.device, 2, 12);
-  const DeviceArray<float> ranges(seam.device, std::vector<float>(kKvHeads * kDim, 0.0F));
-  const DeviceArray<float> cpu_ranges(cpu.device, std::vector<float>(kKvHeads * kDim, 0.0F));
-  for (const auto& [first, end] : {std::pair<std::int64_t, std::int64_t>{0, 1}, {1, 4}}) {
-    seam.sparse.widen_key_ranges(ours.view(), ours.segment(1, 0, 1), first, end, ranges.data(),
-                                 seam.stream);
-    cpu.sparse->widen_key_ranges(theirs.view(), theirs.segment(1, 0, 1), first, end,
-                                 cpu_ranges.data(), *cpu.stream);
-  }
-  seam.stream.synchronize();
-  EXPECT_EQ(ranges.host(), cpu_ranges.host());
-  // As they are, and so different that they decide.
-  std::vector<float> steep;
-  for (std::int64_t i = 0; i < kKvHeads * kDim; ++i) {
-    steep.push_back(i % 3 == 0 ? 100.0F : static_cast<float>(i % 5));
-  }
-  const DeviceArray<float> steep_there(seam.device, steep);
-  const auto choose = [&](const float* weights, const float* cpu_weights) {
-    ChannelChoice choice{.rank = 5, .tokens = 24, .recent = 4};
-    HostVector<std::int32_t> tokens(kKvHeads * 24, -1);
-    std::vector<std::int32_t> cpu_tokens(tokens.size(), -1);
-    choice.channel_weights = weights;
-    seam.sparse.choose_by_channels(q.view(), 1, kHeads, ours.view(), ours.segment(1, 0, 1), 0.3F,
-                                   choice, tokens.data(), nullptr, {}, seam.stream);
-    choice.channel_weights = cpu_weights;
-    cpu.sparse->choose_by_channels(cpu_q.view(), 1, kHeads, theirs.view(), theirs.segment(1, 0, 1),
-                                   0.3F, choice, cpu_tokens.data(), nullptr, cpu.workspace,
-                                   *cpu.stream);
-    EXPECT_TRUE(std::ranges::equal(tokens, cpu_tokens));
-    return cpu_tokens;
-  };
-  const std::vector<std::int32_t> plain = choose(nullptr, nullptr);
-  EXPECT_NE(choose(steep_there.data(), steep.data()), plain);
-  static_cast<void>(choose(ranges.data(), cpu_ranges.data()));
-}
-
 // SparQ and exact top-k, with transposed keys and without.
 inline void check_choices(const Seam& seam) {
   Cpu cpu;

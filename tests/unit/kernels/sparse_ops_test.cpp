@@ -238,29 +238,6 @@ TEST_P(SparseOpsTest, CentroidScoresMatchEquationOne) {
   }
 }
 
-// 127 lambda of the blocks asked for, and what is there already stays if it is more.
-TEST_P(SparseOpsTest, KeyRangesAreTheLargestOfTheBlocks) {
-  const CacheShape shape{.heads = 4, .kv_heads = 2, .dim = 20, .page_tokens = 32};
-  SequenceCache cache(shape, 300, *ops_, *stream_, random_);
-  const AttentionSegment keys = cache.segment(0, 1, 300);
-  std::vector<float> ranges(40, 0.0F);
-  ranges[7] = 1e6F;
-  sparse_->widen_key_ranges(cache.view(), keys, 2, 9, ranges.data(), *stream_);
-  for (std::int64_t head = 0; head < 2; ++head) {
-    for (std::int64_t c = 0; c < 20; ++c) {
-      float expected = head * 20 + c == 7 ? 1e6F : 0.0F;
-      for (std::size_t block = 2; block < 9; ++block) {
-        const std::int64_t page = keys.scale_pages[block].value;
-        const auto at = static_cast<std::size_t>(((page * 2) * 2 + head) * 2 * 20 + c);
-        expected = std::max(expected, 127.0F * cache.scales()[at]);
-      }
-      EXPECT_EQ(ranges[static_cast<std::size_t>(head * 20 + c)], expected);
-    }
-  }
-  EXPECT_THROW(sparse_->widen_key_ranges(cache.view(), keys, 0, 11, ranges.data(), *stream_),
-               Error);
-}
-
 TEST_P(SparseOpsTest, RefusesBadArguments) {
   const CacheShape shape{.int8 = false};
   SequenceCache cache(shape, 50, *ops_, *stream_, random_);
