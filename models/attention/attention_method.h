@@ -143,7 +143,7 @@ class AttentionMethod {
   virtual void appended(State& state, const LayerCall& call, ConstMatrix v);
   virtual void prefilled(State& state, const LayerCall& call, ConstMatrix q);
   // q [T, heads * head_dim]; `row` is the only query. Each list ascends and holds the current
-  // token, keys.context_tokens - 1 (but with quest.semantics=python).
+  // token, keys.context_tokens - 1.
   virtual void choose(State& state, const LayerCall& call, ConstMatrix q, std::int64_t row,
                       TokenChoice& choice) = 0;
   // One choice for rows [first_row, first_row + rows) of q, a prompt's; the last of them is at

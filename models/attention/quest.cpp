@@ -1,6 +1,5 @@
 // Quest: pages of 16 tokens with channel-wise bounds of their keys; the pages of the largest bound
-// on q . k and the newest page are attended exactly (or, as in the published evaluation, the newest
-// page competes). The first layers are dense.
+// on q . k and the newest page are attended exactly. The first layers are dense.
 
 #include <algorithm>
 
@@ -76,15 +75,14 @@ class Quest final : public AttentionMethod {
     call.ops->score_pages(q, row, shape_.heads, shape_.kv_heads, scope(),
                           {bounds_of(state, call).data(), options_.quest.page}, pages,
                           scores_.data(), pages, *call.stream);
-    // The newest page is always attended and counts in the budget, unless it competes.
-    const std::int64_t forced = options_.quest.newest_competes ? 0 : 1;
-    const IndexRange newest{pages - forced, pages};
-    const std::int64_t others = (all ? pages : budget) - forced;
+    // The newest page is always attended and counts in the budget.
+    const IndexRange newest{pages - 1, pages};
+    const std::int64_t others = (all ? pages : budget) - 1;
     for (std::int64_t list = 0; list < lists(); ++list) {
       chosen_.clear();
       choose_top(std::span(scores_).subspan(static_cast<std::size_t>(list * pages),
                                             static_cast<std::size_t>(pages)),
-                 others, {&newest, static_cast<std::size_t>(forced)}, scratch_, chosen_);
+                 others, {&newest, 1}, scratch_, chosen_);
       for (const std::int32_t page : chosen_) {
         const std::int64_t begin = page * options_.quest.page;
         choose_range({begin, std::min(begin + options_.quest.page, context)}, choice.tokens);

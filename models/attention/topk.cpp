@@ -1,6 +1,6 @@
 // FlexGen's exact top-k: softmax over all keys, the k previous tokens of the largest weight (summed
 // over the KV head's query heads, or each head's own) and the current one; weights are not
-// renormalized by default.
+// renormalized.
 
 #include <algorithm>
 
@@ -27,7 +27,7 @@ class Topk final : public AttentionMethod {
     probabilities_.resize(static_cast<std::size_t>(shape_.heads * context));
     call.ops->score_keys(q, row, shape_.heads, call.cache, call.keys, call.scale,
                          probabilities_.data(), context, call.workspace, *call.stream);
-    if (!options_.topk.renormalize) choice.alpha.resize(static_cast<std::size_t>(shape_.heads));
+    choice.alpha.resize(static_cast<std::size_t>(shape_.heads));
     const IndexRange current{context - 1, context};
     const std::int64_t together = shape_.heads / lists();
     for (std::int64_t list = 0; list < lists(); ++list) {
@@ -41,7 +41,6 @@ class Topk final : public AttentionMethod {
       const std::size_t begin = choice.tokens.size();
       choose_top(scores_, budget - 1, {&current, 1}, scratch_, choice.tokens);
       choice.begins.push_back(static_cast<std::int32_t>(choice.tokens.size()));
-      if (options_.topk.renormalize) continue;
       for (std::int64_t i = list * together; i < (list + 1) * together; ++i) {
         float alpha = 0;
         for (std::size_t at = begin; at < choice.tokens.size(); ++at) {

@@ -30,8 +30,8 @@ std::vector<SimulatedLine> read_line_lengths(const RunOptions& options, const Mo
 double touched_share(const AttentionOptions& attention, std::int64_t group,
                      std::int64_t input_tokens, std::int64_t output_tokens) {
   const std::int64_t context = input_tokens + output_tokens / 2;
-  const double touched =
-      mean_budget_tokens(attention, context, input_tokens) / static_cast<double>(context);
+  const double touched = static_cast<double>(budget_tokens(attention, context, input_tokens)) /
+                         static_cast<double>(context);
   const auto lists = static_cast<double>(lists_by_query_head(attention) ? group : 1);
   return std::clamp(touched * lists, 1e-6, 1.0);
 }

@@ -151,8 +151,6 @@ const std::vector<Option>& all_options() {
       word_option("swa.split", "full or paper", {"full", "paper"}, TRIPHASE_FIELD(swa.paper_split)),
       word_option("swa.history", "auto, ring or buckets", {"auto", "ring", "buckets"},
                   TRIPHASE_FIELD(swa.history)),
-      count_option("swa.refresh_steps", 0, "steps from one whole row to the next, or 0 for none",
-                   TRIPHASE_FIELD(swa.refresh_steps)),
       count_option("sparq.rank", 1, "channels, at least 1", TRIPHASE_FIELD(sparq.rank)),
       count_option("sparq.k", 1, "tokens, at least 1", TRIPHASE_FIELD(sparq.k)),
       share_option("sparq.k_ratio", false, TRIPHASE_FIELD(sparq.k_ratio)),
@@ -169,15 +167,11 @@ const std::vector<Option>& all_options() {
       auto_share_option("squeezed.coarse_threshold", TRIPHASE_FIELD(squeezed.coarse_threshold)),
       word_option("squeezed.prefill", "auto, sparse or dense", {"auto", "sparse", "dense"},
                   TRIPHASE_FIELD(squeezed.prefill)),
-      count_option("squeezed.prefill_rows", 1, "tokens, at least 1",
-                   TRIPHASE_FIELD(squeezed.prefill_rows)),
       word_option("squeezed.scope", "auto, kv_head or query_head",
                   {"auto", "kv_head", "query_head"}, TRIPHASE_FIELD(squeezed.scope)),
       count_option("h2o.k", 1, "tokens, at least 1", TRIPHASE_FIELD(h2o.k)),
       share_option("h2o.k_ratio", false, TRIPHASE_FIELD(h2o.k_ratio)),
-      auto_share_option("h2o.local", TRIPHASE_FIELD(h2o.local)),
-      word_option("h2o.variant", "sparq, mask, drop or flexgen",
-                  {"sparq", "mask", "drop", "flexgen"}, TRIPHASE_FIELD(h2o.variant)),
+      share_option("h2o.local", false, TRIPHASE_FIELD(h2o.local)),
       scope_option("h2o.scope", TRIPHASE_FIELD(h2o.per_query_head)),
       preset_option(),
       count_option("lm-infinite.sinks", 0, "tokens", TRIPHASE_FIELD(lm_infinite.sinks)),
@@ -187,14 +181,11 @@ const std::vector<Option>& all_options() {
                   TRIPHASE_FIELD(lm_infinite.in_cache)),
       count_option("topk.k", 1, "tokens, at least 1", TRIPHASE_FIELD(topk.k)),
       share_option("topk.k_ratio", false, TRIPHASE_FIELD(topk.k_ratio)),
-      word_option("topk.renormalize", "0 or 1", {"0", "1"}, TRIPHASE_FIELD(topk.renormalize)),
       scope_option("topk.scope", TRIPHASE_FIELD(topk.per_query_head)),
       count_option("quest.k", 1, "tokens, at least 1", TRIPHASE_FIELD(quest.k)),
       share_option("quest.k_ratio", false, TRIPHASE_FIELD(quest.k_ratio)),
       count_option("quest.page", 1, "tokens, at least 1", TRIPHASE_FIELD(quest.page)),
       count_option("quest.dense_layers", 0, "layers", TRIPHASE_FIELD(quest.dense_layers)),
-      word_option("quest.semantics", "cuda or python", {"cuda", "python"},
-                  TRIPHASE_FIELD(quest.newest_competes)),
       scope_option("quest.scope", TRIPHASE_FIELD(quest.per_query_head)),
   };
   return options;
@@ -227,12 +218,6 @@ std::int64_t share_of_tokens(double share, std::int64_t tokens) {
   // The least bit above: 0.2 * 35 is 7.000000000000001 or 6.999999999999999 by luck.
   return static_cast<std::int64_t>(
       std::floor(share * static_cast<double>(tokens) * (1.0 + 0x1p-50)));
-}
-
-std::int64_t h2o_recent_tokens(const AttentionOptions& options, std::int64_t k) {
-  using Variant = decltype(options.h2o.variant);
-  const double usual = options.h2o.variant == Variant::kSparq ? 0.25 : 0.5;
-  return share_of_tokens(options.h2o.local.value_or(usual), k);
 }
 
 std::span<const std::string_view> attention_names() { return kNames; }
@@ -365,21 +350,14 @@ std::int64_t budget_tokens(const AttentionOptions& options, std::int64_t context
       if (options.swa.paper_split) {
         budget = 2 * share_of_tokens(options.swa.caching_ratio / 2.0, context);
       }
-      if (options.swa.refreshes(context, prompt)) budget = context;
       break;
     case AttentionKind::kSparq:
       budget = by_ratio(options.sparq.k_ratio, options.sparq.k, context) +
                (options.sparq.local > 0.0 ? 1 : 0);
       break;
-    case AttentionKind::kH2o: {
-      using Variant = decltype(options.h2o.variant);
-      budget = by_ratio(options.h2o.k_ratio, options.h2o.k, prompt);
-      const bool fits = options.h2o.variant == Variant::kMask && context - 1 <= budget;
-      if (options.h2o.variant == Variant::kSparq || options.h2o.variant == Variant::kDrop || fits) {
-        ++budget;
-      }
+    case AttentionKind::kH2o:
+      budget = by_ratio(options.h2o.k_ratio, options.h2o.k, prompt) + 1;
       break;
-    }
     case AttentionKind::kLmInfinite:
       budget = by_ratio(options.lm_infinite.k_ratio, options.lm_infinite.k, context);
       break;
@@ -388,22 +366,10 @@ std::int64_t budget_tokens(const AttentionOptions& options, std::int64_t context
       break;
     case AttentionKind::kQuest:
       budget = by_ratio(options.quest.k_ratio, options.quest.k, context);
-      budget = std::max<std::int64_t>(options.quest.newest_competes ? 3 : 1,
-                                      budget / options.quest.page) *
-               options.quest.page;
+      budget = std::max<std::int64_t>(1, budget / options.quest.page) * options.quest.page;
       break;
   }
   return std::clamp<std::int64_t>(budget, std::min<std::int64_t>(1, context), context);
-}
-
-double mean_budget_tokens(const AttentionOptions& options, std::int64_t context,
-                          std::int64_t prompt) {
-  AttentionOptions usual = options;
-  usual.swa.refresh_steps = 0;
-  const auto tokens = static_cast<double>(budget_tokens(usual, context, prompt));
-  if (options.kind != AttentionKind::kSwa || options.swa.refresh_steps == 0) return tokens;
-  return tokens +
-         (static_cast<double>(context) - tokens) / static_cast<double>(options.swa.refresh_steps);
 }
 
 }  // namespace triphase

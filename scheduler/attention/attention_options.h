@@ -31,6 +31,9 @@ enum class AttentionKind : std::uint8_t {
 // Throws E-CLI-ATTENTION with what exists.
 [[nodiscard]] AttentionKind attention_from_name(std::string_view name);
 
+// Tokens of a prompt that look up clusters together (squeezed).
+inline constexpr std::int64_t kPromptUnitRows = 1024;
+
 // Every option of every method, with its default. Token counts of 0 mean "by the ratio".
 struct AttentionOptions {
   AttentionKind kind = AttentionKind::kDense;
@@ -51,14 +54,6 @@ struct AttentionOptions {
     std::int64_t window_rows = 0;  // 0: max(floor(n r / 2), 1)
     bool paper_split = false;      // swa.split=paper
     enum class History : std::uint8_t { kAuto, kRing, kBuckets } history = History::kAuto;
-    // Every so many decode steps a row attends its whole context, and all its weights count in the
-    // sums: else a token that was left out for window_rows steps has nothing to come back by. 0:
-    // never, as in the paper.
-    std::int64_t refresh_steps = 0;
-    // Whether the row that makes a sequence so long is such a row.
-    [[nodiscard]] bool refreshes(std::int64_t context, std::int64_t prompt) const {
-      return refresh_steps > 0 && context > prompt && (context - prompt) % refresh_steps == 0;
-    }
   } swa;
   struct {
     std::int64_t rank = 32;
@@ -85,23 +80,17 @@ struct AttentionOptions {
     // Whether prompts look up the clusters too; auto: where the device can attend what several
     // queries chose (not on a GPU).
     enum class Prefill : std::uint8_t { kAuto, kSparse, kDense } prefill = Prefill::kAuto;
-    std::int64_t prefill_rows = 1024;  // tokens of a prompt that share one choice
+    // Tokens of a prompt that share one choice (fewer only in tests).
+    std::int64_t prefill_rows = kPromptUnitRows;
     // Whose lists of tokens; auto: as the clusters were calibrated.
     enum class Scope : std::uint8_t { kAuto, kKvHead, kQueryHead } scope = Scope::kAuto;
   } squeezed;
-  // Four algorithms have the name. All keep so many tokens for good and drop the rest; they differ
-  // in how many a step attends and in what becomes of a token that leaves the most recent ones:
-  //   sparq    k + 1 attended; it competes with the kept ones at once (SparQ's comparison)
-  //   drop     the same (utils_real_drop)
-  //   mask     k attended; for one step it is left out, then it competes (utils_hh)
-  //   flexgen  k attended; it takes the place of the kept one of least weight (h2o_flexgen)
+  // Keeps so many tokens for good, the most recent ones and those of the largest accumulated
+  // weight, and drops the rest (SparQ's form of H2O).
   struct {
     std::int64_t k = 128;
-    double k_ratio = 0;  // > 0: k = floor(k_ratio * prompt tokens) instead
-    // Share of k that is forced to the most recent tokens; nothing: a quarter with sparq, else
-    // half.
-    std::optional<double> local;
-    enum class Variant : std::uint8_t { kSparq, kMask, kDrop, kFlexgen } variant = Variant::kSparq;
+    double k_ratio = 0;           // > 0: k = floor(k_ratio * prompt tokens) instead
+    double local = 0.25;          // share of k that is forced to the most recent tokens
     bool per_query_head = false;  // h2o.scope=query_head
   } h2o;
   struct {
@@ -117,7 +106,6 @@ struct AttentionOptions {
   struct {
     std::int64_t k = 128;
     double k_ratio = 0;
-    bool renormalize = false;
     bool per_query_head = false;  // topk.scope=query_head
   } topk;
   struct {
@@ -125,16 +113,9 @@ struct AttentionOptions {
     double k_ratio = 0;
     std::int64_t page = 16;
     std::int64_t dense_layers = 2;
-    // quest.semantics=python: the newest page competes like others, and at least 3 pages are
-    // attended, as in the published evaluation; the kernels (cuda) always attend the newest one.
-    bool newest_competes = false;
     bool per_query_head = false;  // quest.scope=query_head
   } quest;
 };
-
-// Of h2o's k kept tokens those that are forced to be the most recent ones (sparq and drop: less the
-// current one).
-[[nodiscard]] std::int64_t h2o_recent_tokens(const AttentionOptions& options, std::int64_t k);
 
 // Whether every query head has its own list of tokens, not every KV head (squeezed: as set, auto
 // counts as KV heads).
@@ -171,8 +152,5 @@ void set_keep_ratio(AttentionOptions& options, double keep);
 // decide. `prompt` matters to h2o alone.
 [[nodiscard]] std::int64_t budget_tokens(const AttentionOptions& options, std::int64_t context,
                                          std::int64_t prompt);
-// The same of rows about that long on average, where some have another budget than others.
-[[nodiscard]] double mean_budget_tokens(const AttentionOptions& options, std::int64_t context,
-                                        std::int64_t prompt);
 
 }  // namespace triphase

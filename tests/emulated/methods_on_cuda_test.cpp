@@ -116,17 +116,13 @@ const std::vector<AttentionOptions>& methods() {
       of("swa", {"swa.caching_ratio=0.5", "swa.history=buckets"}),
       of("lm-infinite", {"lm-infinite.k=20", "lm-infinite.rope_mode=in_cache"}),
       of("h2o", {"h2o.k=24"}),
-      of("h2o", {"h2o.k=24", "h2o.variant=mask", "h2o.scope=query_head"}),
-      of("h2o", {"h2o.k=24", "h2o.variant=flexgen"}),
+      of("h2o", {"h2o.k=24", "h2o.scope=query_head"}),
       of("sparq", {"sparq.rank=6", "sparq.k=24"}),
       of("sparq", {"sparq.rank=6", "sparq.k=24", "sparq.reallocate=on"}),
-      of("sparq", {"sparq.rank=6", "sparq.k=24", "sparq.channels=range"}),
       of("topk", {"topk.k=20"}),
-      of("topk", {"topk.k=20", "topk.renormalize=1"}),
       of("topk", {"topk.k=20", "topk.scope=query_head"}),
       of("quest", {"quest.k=48", "quest.dense_layers=0"}),
-      of("quest", {"quest.k=48", "quest.dense_layers=0", "quest.scope=query_head"}),
-      of("quest", {"quest.k=48", "quest.dense_layers=0", "quest.semantics=python"})};
+      of("quest", {"quest.k=48", "quest.dense_layers=0", "quest.scope=query_head"})};
   return all;
 }
 

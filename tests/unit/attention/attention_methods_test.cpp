@@ -186,32 +186,18 @@ TEST_P(AttentionMethodsTest, FollowTheirOracles) {
     check(of("lm-infinite", {"lm-infinite.sinks=4", "lm-infinite.k=20"}),
           oracle::lm_infinite(s, 4, 20));
     check(of("swa", {"swa.caching_ratio=0.3", "swa.history=ring"}), oracle::swa(s, 0.3));
-    check(of("swa", {"swa.caching_ratio=0.3", "swa.history=ring", "swa.refresh_steps=4"}),
-          oracle::swa(s, 0.3, 4));
     check(of("h2o", {"h2o.k=24"}), oracle::h2o(s, 24, 0.25));
-    check(of("h2o", {"h2o.k=24", "h2o.local=0.5"}), oracle::h2o_drop(s, 12, 12));
-    check(of("h2o", {"h2o.k=24", "h2o.variant=drop"}), oracle::h2o_drop(s, 12, 12));
-    check(of("h2o", {"h2o.k=25", "h2o.variant=drop", "h2o.local=0.2"}), oracle::h2o_drop(s, 20, 5));
-    check(of("h2o", {"h2o.k=24", "h2o.variant=mask"}), oracle::h2o_mask(s, 12, 12, false));
-    check(of("h2o", {"h2o.k=24", "h2o.variant=mask", "h2o.scope=query_head"}),
-          oracle::h2o_mask(s, 12, 12, true));
+    check(of("h2o", {"h2o.k=24", "h2o.local=0.5"}), oracle::h2o(s, 24, 0.5));
+    check(of("h2o", {"h2o.k=25", "h2o.local=0.2"}), oracle::h2o(s, 25, 0.2));
     // The prompt fits: nothing is dropped until decoding has outgrown k.
-    check(of("h2o", {"h2o.k=100", "h2o.variant=mask", "h2o.local=0.1"}),
-          oracle::h2o_mask(s, 90, 10, false));
-    check(of("h2o", {"h2o.k=24", "h2o.variant=flexgen"}), oracle::h2o_flexgen(s, 12));
+    check(of("h2o", {"h2o.k=100", "h2o.local=0.1"}), oracle::h2o(s, 100, 0.1));
     check(of("sparq", {"sparq.rank=6", "sparq.k=24"}), oracle::sparq(s, 6, 24, 0.25, mha));
     check(of("sparq", {"sparq.rank=6", "sparq.k=24", "sparq.reallocate=on"}),
           oracle::sparq(s, 6, 24, 0.25, true));
-    check(of("topk", {"topk.k=20"}), oracle::topk(s, 20, false));
-    check(of("topk", {"topk.k=20", "topk.renormalize=1"}), oracle::topk(s, 20, true));
-    check(of("topk", {"topk.k=20", "topk.scope=query_head"}), oracle::topk(s, 20, false, true));
+    check(of("topk", {"topk.k=20"}), oracle::topk(s, 20));
+    check(of("topk", {"topk.k=20", "topk.scope=query_head"}), oracle::topk(s, 20, true));
     check(of("quest", {"quest.k=48"}), oracle::quest(s, 3, 16));
-    check(of("quest", {"quest.k=48", "quest.scope=query_head"}),
-          oracle::quest(s, 3, 16, {.by_query_head = true}));
-    check(of("quest", {"quest.k=64", "quest.semantics=python"}),
-          oracle::quest(s, 4, 16, {.newest_competes = true}));
-    check(of("quest", {"quest.k=16", "quest.semantics=python", "quest.scope=query_head"}),
-          oracle::quest(s, 1, 16, {.newest_competes = true, .by_query_head = true}));
+    check(of("quest", {"quest.k=48", "quest.scope=query_head"}), oracle::quest(s, 3, 16, true));
   }
 }
 
@@ -223,20 +209,16 @@ const std::vector<AttentionOptions>& every_method() {
       of("swa", {"swa.caching_ratio=0.3"}),
       of("swa", {"swa.caching_ratio=0.5", "swa.history=buckets"}),
       of("swa", {"swa.caching_ratio=0.3", "swa.split=paper"}),
-      of("swa", {"swa.caching_ratio=0.3", "swa.refresh_steps=5"}),
       of("h2o", {"h2o.k=24"}),
-      of("h2o", {"h2o.k=24", "h2o.variant=mask", "h2o.scope=query_head"}),
-      of("h2o", {"h2o.k_ratio=0.3", "h2o.variant=flexgen"}),
+      of("h2o", {"h2o.k_ratio=0.3", "h2o.scope=query_head"}),
       of("sparq", {"sparq.rank=6", "sparq.k=24"}),
-      of("sparq", {"sparq.rank=6", "sparq.k=24", "sparq.channels=range"}),
       of("sparq", {"sparq.rank=6", "sparq.k=24", "sparq.group_reduce=logit_sum"}),
       of("sparq", {"sparq.rank=6", "sparq.k_ratio=0.125", "sparq.local=0"}),
       of("lm-infinite", {"lm-infinite.k=20"}),
       of("topk", {"topk.k_ratio=0.1"}),
       of("topk", {"topk.k_ratio=0.1", "topk.scope=query_head"}),
       of("quest", {"quest.k=32", "quest.dense_layers=0"}),
-      of("quest", {"quest.k=48", "quest.dense_layers=0", "quest.scope=query_head"}),
-      of("quest", {"quest.k=64", "quest.dense_layers=0", "quest.semantics=python"})};
+      of("quest", {"quest.k=48", "quest.dense_layers=0", "quest.scope=query_head"})};
   return methods;
 }
 
@@ -264,7 +246,6 @@ TEST_P(AttentionMethodsTest, ChoicesDoNotDependOnChunksOrPagesAndKeepTheirBudget
         for (std::size_t list = 0; list + 1 < choice.begins.size(); ++list) {
           const std::int64_t count = choice.begins[list + 1] - choice.begins[list];
           ASSERT_LE(count, budget_tokens(options, context, kPrompt));
-          if (options.quest.newest_competes) continue;
           ASSERT_EQ(choice.tokens[static_cast<std::size_t>(choice.begins[list + 1] - 1)],
                     context - 1);
         }
@@ -284,11 +265,9 @@ TEST_P(AttentionMethodsTest, FullBudgetsEqualDenseWithoutTheShortcut) {
       of("lm-infinite", {"lm-infinite.k=500"}),
       of("topk", {"topk.k=500"}),
       of("topk", {"topk.k=500", "topk.scope=query_head"}),
-      of("h2o", {"h2o.k=500", "h2o.variant=mask"}),
-      of("h2o", {"h2o.k=500", "h2o.variant=flexgen", "h2o.scope=query_head"}),
+      of("h2o", {"h2o.k=500", "h2o.scope=query_head"}),
       of("quest", {"quest.k=512", "quest.dense_layers=0"}),
-      of("quest", {"quest.k=512", "quest.dense_layers=0", "quest.scope=query_head"}),
-      of("quest", {"quest.k=512", "quest.dense_layers=0", "quest.semantics=python"})};
+      of("quest", {"quest.k=512", "quest.dense_layers=0", "quest.scope=query_head"})};
   for (const bool int8 : {false, true}) {
     const CacheShape shape{.heads = 4, .kv_heads = 2, .dim = 20, .page_tokens = 32, .int8 = int8};
     SequenceCache cache(shape, kTokens, *ops_, *stream_, random_);
@@ -462,7 +441,7 @@ TEST_P(AttentionMethodsTest, SqueezedPromptsShareOneChoice) {
     clusters.fine.threshold = 0.0168;
     clusters.coarse.threshold = 0.0164;
     PromptChoices choices(prompt_units(options, clusters.context_tokens, true));
-    ASSERT_EQ(choices.units(), (PromptUnits{70, 1024}));
+    ASSERT_EQ(choices.units(), (PromptUnits{70, kPromptUnitRows}));
     const auto method = make_attention_method(options, sizes, &clusters);
     // Rows 64 to 149: the last of the context, then the prompt's own.
     constexpr std::int64_t kBegin = 64;
@@ -541,7 +520,6 @@ TEST_P(AttentionMethodsTest, TellWhatTheyNeed) {
   EXPECT_EQ(make(of("topk"))->lists(), 2);
   EXPECT_EQ(make(of("topk", {"topk.scope=query_head"}))->lists(), 4);
   EXPECT_EQ(make(of("topk", {"topk.scope=query_head"}))->parts(), 2);
-  EXPECT_FALSE(make(of("h2o", {"h2o.variant=mask"}))->drops_tokens());
   EXPECT_EQ(make(of("swa"))->prefill_rows(99), 10);
   EXPECT_EQ(make(of("h2o"))->prefill_rows(99), 99);
   EXPECT_TRUE(make(of("h2o"))->drops_tokens());
