@@ -130,9 +130,6 @@ struct AttentionSegment {
   // query heads of its list, in the order of selection.tokens. Host memory, complete when the call
   // returns.
   float* weights = nullptr;
-  // With a selection for one query, or null: each query head's log of the sum of exp(scale * q . k)
-  // over its list; -infinity for an empty one. Host memory, as weights.
-  float* log_sums = nullptr;
 };
 
 // The page for K^T of the context's block `index`; invalid: it has no place.

@@ -16,7 +16,6 @@
 #include "memory/memory_pool.h"
 #include "models/attention/attention_method.h"
 #include "models/attention/prompt_choices.h"
-#include "models/sink_queries.h"
 
 namespace triphase {
 
@@ -94,12 +93,12 @@ class AttentionRunner {
       std::span<const SequenceId> sequences, ConstMatrix q, ConstMatrix v, const KvLayerView& cache,
       float scale, Stream& stream);
   // out = the method's attention of the segments last chosen for; `slots` says where their chosen
-  // tokens lie (KvStep::segment_slots). `sink_queries`: of methods whose choices have sinks.
+  // tokens lie (KvStep::segment_slots).
   void attend(LayerId layer, std::span<const AttentionSegment> segments,
               std::span<const SequenceId> sequences,
               std::span<const std::span<const std::int32_t>> slots, ConstMatrix q,
-              const SinkQueries* sink_queries, const KvLayerView& cache, float scale, Matrix out,
-              Ops& ops, Workspace dense, Stream& stream);
+              const KvLayerView& cache, float scale, Matrix out, Ops& ops, Workspace dense,
+              Stream& stream);
 
   // Tokens at the start of a prompt whose KV may be taken from another sequence.
   [[nodiscard]] std::int64_t shareable_tokens(std::int64_t prompt_tokens) const;
@@ -146,12 +145,6 @@ class AttentionRunner {
     const TokenChoice* choice = nullptr;
     std::vector<std::int32_t> slots;
     std::vector<float> weights;
-    // With sinks: the two parts of the list, their log-sum-exps by query head, and what share of
-    // the softmax the window has.
-    std::array<std::int32_t, 2> sink_list;
-    std::array<std::int32_t, 2> window_list;
-    std::vector<float> sink_sums;
-    std::vector<float> window_sums;
   };
 
   [[nodiscard]] Entry& entry_of(SequenceId sequence);
@@ -168,11 +161,6 @@ class AttentionRunner {
                   std::span<const std::int32_t> tokens, std::span<const std::int32_t> known,
                   std::vector<std::int32_t>& slots);
   void choose_for_prompt(const LayerCall& call, std::int64_t prompt_tokens, ConstMatrix q);
-  // Makes two of a segment whose choice has sinks: the window's stays, the sinks' goes to sinks_.
-  void split_sinks(Chosen& chosen, const SinkQueries& queries, AttentionSegment& segment);
-  // Adds what the sinks gave to the window's result in a row of out.
-  void merge_sinks(Chosen& chosen, const SinkQueries& queries, std::int64_t row, Matrix out,
-                   Stream& stream);
   void count(const TokenChoice& choice, std::int64_t context);
 
   PoolDevice memory_;  // of the states
@@ -189,7 +177,6 @@ class AttentionRunner {
   std::vector<const TokenChoice*> choices_;  // by segment
   std::vector<AttentionSegment> dense_;
   std::vector<AttentionSegment> sparse_;
-  std::vector<AttentionSegment> sinks_;
   std::vector<Chosen> chosen_;
   std::vector<std::int32_t> shifts_;  // by block, from a token to its slot
 };

@@ -67,13 +67,7 @@ void store_results(const Call& call, const Block& block, const State& merged) {
     const std::int64_t head = block.first_head + row % block.heads;
     float* to = static_cast<float*>(call.out.data) + query * call.out.row_stride + head * dim;
     const float* from = merged.out + row * call.layout.padded_dim;
-    const bool empty = block.begin(index) >= block.end(index);
-    if (block.selected() && block.segment->log_sums != nullptr) {
-      constexpr float kLn2 = 0.693147180559945309F;
-      block.segment->log_sums[head] =
-          empty ? kMinusInfinity : (merged.top[row] + std::log2(merged.total[row])) * kLn2;
-    }
-    if (empty) {
+    if (block.begin(index) >= block.end(index)) {
       std::fill_n(to, dim, 0.0F);
       continue;
     }

@@ -278,12 +278,8 @@ class Batch {
     merge.out =
         static_cast<float*>(call_.out.data) + run.front().query_begin * call_.out.row_stride;
     merge.out_stride = call_.out.row_stride;
-    const bool wants_sums = lists_given && std::ranges::any_of(run, [](const auto& segment) {
-                              return segment.log_sums != nullptr;
-                            });
-    merge.lse = wants_weights || wants_sums ? lse : nullptr;
+    merge.lse = wants_weights ? lse : nullptr;
     merge_states(merge, handle_);
-    if (wants_sums) copy_log_sums(run, lse);
     if (!wants_weights) return;
     token_weights({.sequences = args.sequences,
                    .heads = args.heads,
@@ -344,16 +340,6 @@ class Batch {
       for (const AttentionSegment& segment : run) add(segment.context_tokens);
     }
     return units;
-  }
-
-  // lse [sequence][query head].
-  void copy_log_sums(std::span<const AttentionSegment> run, const float* lse) {
-    for (std::size_t b = 0; b < run.size(); ++b) {
-      if (run[b].log_sums == nullptr) continue;
-      device_.copy(run[b].log_sums, lse + static_cast<std::int64_t>(b) * call_.heads,
-                   static_cast<std::size_t>(call_.heads) * sizeof(float), stream_);
-    }
-    stream_.synchronize();
   }
 
   void copy_weights(std::span<const AttentionSegment> run, const Lists& lists,

@@ -13,7 +13,6 @@ void TokenChoice::clear() {
   value_sums = nullptr;
   summed_tokens = 0;
   centroids = 0;
-  sinks = 0;
 }
 
 void blend(const TokenChoice& choice, const MethodShape& shape, SparseOps& ops, Matrix out,

@@ -71,9 +71,6 @@ struct TokenChoice {
   std::int64_t summed_tokens = 0;
   // Centroids that were scored to choose, all KV heads together.
   std::int64_t centroids = 0;
-  // > 0: the first so many tokens of the one list are attended by the query as it would be at
-  // AttentionMethod::sink_position, the others by the query as it is (models/sink_queries.h).
-  std::int64_t sinks = 0;
 
   void clear();
 };
@@ -106,9 +103,6 @@ class AttentionMethod {
   [[nodiscard]] virtual Timing timing(std::int64_t layer) const = 0;
   // Whether some layer's tokens are known before the query.
   [[nodiscard]] bool chooses_early() const;
-  // The position from which the row that makes a sequence so long attends its choice's sinks; -1:
-  // it has none.
-  [[nodiscard]] virtual std::int64_t sink_position(std::int64_t /*context*/) const { return -1; }
   // Lists of a choice: 1 for all heads, one per KV head, or one per query head.
   [[nodiscard]] virtual std::int64_t lists() const { return 1; }
   // What a token moves in: as one record (1), or each KV head's part for itself.

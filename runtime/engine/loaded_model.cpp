@@ -86,7 +86,6 @@ class Planner {
             .context = context_,
             .sparse = options_.attention.kind != AttentionKind::kDense,
             .input_block_tokens = plan_.input_tokens > 0 ? plan_.kv.block_tokens : 0,
-            .sink_rows = moves_queries(options_.attention) ? batch : 0,
             .query_head_lists = method()->lists() > model_.config.kv_heads};
   }
 
@@ -141,24 +140,12 @@ class Planner {
                 .dtype = dtype,
                 .open_dtype = compute,
                 .key_columns = keeps_key_columns(options_.attention)};
-    check_attention_fits();
     if (options_.kv_block > 0) plan_.kv.block_tokens = options_.kv_block;
     if (plan_.kv.quantized() && plan_.kv.block_tokens % KvStore::kInt8BlockMultiple != 0) {
       throw Error(ErrorRole::kUsage, "E-CLI-OPTION", "--kv-block")
           .found(fmt::to_string(options_.kv_block))
           .expected(
               fmt::format("a multiple of {} with --kv-dtype int8", KvStore::kInt8BlockMultiple));
-    }
-  }
-
-  // Options of attention methods that need something of the model or its cache.
-  void check_attention_fits() const {
-    const AttentionOptions& attention = options_.attention;
-    if (moves_queries(attention) && !model_.config.rope) {
-      throw Error(ErrorRole::kUsage, "E-CLI-CONFLICT", "lm-infinite.rope_mode=in_cache")
-          .found("a model whose positions are learned, or none")
-          .expected("a model that rotates its keys")
-          .hint("--attention-option lm-infinite.rope_mode=absolute");
     }
   }
 

@@ -116,7 +116,8 @@ Option word_option(std::string_view name, std::string_view expected,
 
 // A preset is the options it stands for: what is set after it holds.
 Option preset_option() {
-  Option option = word_option("lm-infinite.preset", "lm-infinite or streaming",
+  Option option = word_option("lm-infinite.preset",
+                              "lm-infinite or streaming (StreamingLLM at absolute positions)",
                               {"lm-infinite", "streaming"}, TRIPHASE_FIELD(lm_infinite.preset));
   option.set = [set = option.set](AttentionOptions& o, std::string_view text) {
     if (!set(o, text)) return false;
@@ -124,7 +125,6 @@ Option preset_option() {
     const bool streaming = text == "streaming";
     to.sinks = streaming ? 4 : 16;
     to.k = streaming ? 4 + 512 : 128;
-    to.in_cache = streaming;
     to.k_ratio = 0;
     return true;
   };
@@ -177,8 +177,6 @@ const std::vector<Option>& all_options() {
       count_option("lm-infinite.sinks", 0, "tokens", TRIPHASE_FIELD(lm_infinite.sinks)),
       count_option("lm-infinite.k", 1, "tokens, at least 1", TRIPHASE_FIELD(lm_infinite.k)),
       share_option("lm-infinite.k_ratio", false, TRIPHASE_FIELD(lm_infinite.k_ratio)),
-      word_option("lm-infinite.rope_mode", "absolute or in_cache", {"absolute", "in_cache"},
-                  TRIPHASE_FIELD(lm_infinite.in_cache)),
       count_option("topk.k", 1, "tokens, at least 1", TRIPHASE_FIELD(topk.k)),
       share_option("topk.k_ratio", false, TRIPHASE_FIELD(topk.k_ratio)),
       scope_option("topk.scope", TRIPHASE_FIELD(topk.per_query_head)),
@@ -274,11 +272,6 @@ bool lists_by_query_head(const AttentionOptions& options) {
     default:
       return false;
   }
-}
-
-bool moves_queries(const AttentionOptions& options) {
-  return options.kind == AttentionKind::kLmInfinite && options.lm_infinite.in_cache &&
-         options.lm_infinite.sinks > 0;
 }
 
 bool reads_keys_by_rows(AttentionKind kind) {

@@ -94,14 +94,12 @@ struct AttentionOptions {
     bool per_query_head = false;  // h2o.scope=query_head
   } h2o;
   struct {
-    // lm-infinite.preset=streaming sets sinks=4, k=516 and rope_mode=in_cache (StreamingLLM).
+    // lm-infinite.preset=streaming sets sinks=4 and k=516 (StreamingLLM's numbers; positions stay
+    // the tokens' own).
     enum class Preset : std::uint8_t { kLmInfinite, kStreaming } preset = Preset::kLmInfinite;
     std::int64_t sinks = 16;
     std::int64_t k = 128;  // sinks and window together
     double k_ratio = 0;
-    // rope_mode=in_cache: positions are places among the kept tokens, so that the sinks lie
-    // directly before the window. Only for models that rotate keys.
-    bool in_cache = false;
   } lm_infinite;
   struct {
     std::int64_t k = 128;
@@ -120,10 +118,6 @@ struct AttentionOptions {
 // Whether every query head has its own list of tokens, not every KV head (squeezed: as set, auto
 // counts as KV heads).
 [[nodiscard]] bool lists_by_query_head(const AttentionOptions& options);
-
-// Whether a query attends some tokens as if at another position (lm-infinite.rope_mode=in_cache):
-// only where keys are rotated.
-[[nodiscard]] bool moves_queries(const AttentionOptions& options);
 
 // Whether the method looks at stored keys row by row, if at all: not channel by channel, and
 // without keeping bounds or clusters of them. 4-bit KV has no form for others.

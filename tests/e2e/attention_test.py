@@ -65,7 +65,6 @@ class Attention(unittest.TestCase):
 
     def test_what_does_not_fit_is_said_in_one_line(self):
         for name, method, option, model, expected in (
-                ("learned", "lm-infinite", "lm-infinite.rope_mode=in_cache", OPT, "rotates its keys"),
                 ("variant", "h2o", "h2o.variant=mask", MODEL, "h2o.k_ratio, h2o.local"),
                 ("scope", "swa", "swa.scope=query_head", MODEL, "swa.caching_ratio")):
             with self.subTest(name):

@@ -246,10 +246,7 @@ INSTANTIATE_TEST_SUITE_P(
         Case{"swa", AttentionKind::kSwa}, Case{"sparq", AttentionKind::kSparq},
         Case{"h2o", AttentionKind::kH2o},
         Case{"h2o_by_query_head", AttentionKind::kH2o, {"h2o.scope=query_head"}},
-        Case{"lm_infinite", AttentionKind::kLmInfinite},
-        Case{
-            "lm_infinite_in_cache", AttentionKind::kLmInfinite, {"lm-infinite.rope_mode=in_cache"}},
-        Case{"topk", AttentionKind::kTopk},
+        Case{"lm_infinite", AttentionKind::kLmInfinite}, Case{"topk", AttentionKind::kTopk},
         Case{"topk_by_query_head", AttentionKind::kTopk, {"topk.scope=query_head"}},
         Case{"quest", AttentionKind::kQuest},
         Case{"quest_by_query_head", AttentionKind::kQuest, {"quest.scope=query_head"}},
