@@ -91,11 +91,11 @@ struct KvLayerView {
 };
 
 // The tokens that a sparse method chose for a segment's queries: positions ascending, their slots
-// beside them. One list for all heads, one list per KV head, or one per query head: list h is
-// [begins[h], begins[h + 1]). A query attends the tokens of its list up to its own position.
+// beside them. One list for all heads, or one per KV head: list h is [begins[h],
+// begins[h + 1]). A query attends the tokens of its list up to its own position.
 // A token of the query's own block has its slot in the open pool when the cache is INT8.
 struct TokenSelection {
-  std::span<const std::int32_t> begins;  // one entry more than lists: 1, kv_heads or heads
+  std::span<const std::int32_t> begins;  // one entry more than lists: 1 or kv_heads
   std::span<const std::int32_t> tokens;
   std::span<const std::int32_t> slots;
 

@@ -151,14 +151,10 @@ void AttentionRunner::count(const TokenChoice& choice, std::int64_t context) {
   touched_.centroids += static_cast<double>(choice.centroids);
   if (choice.dense) {
     touched_.attended += all;
-    touched_.read +=
-        all * static_cast<double>(method_->parts()) / static_cast<double>(method_->lists());
     return;
   }
   const auto lists = static_cast<double>(choice.begins.size() - 1);
-  const double attended = static_cast<double>(choice.tokens.size()) / lists;
-  touched_.attended += attended;
-  touched_.read += attended;
+  touched_.attended += static_cast<double>(choice.tokens.size()) / lists;
 }
 
 AttentionRunner::ReadBytes AttentionRunner::read_bytes(DType stored) const {
@@ -170,7 +166,7 @@ AttentionRunner::ReadBytes AttentionRunner::read_bytes(DType stored) const {
   const auto bytes = [&](const AttentionOptions& options, std::int64_t attended) {
     return touched_.rows * static_cast<double>(touched_bytes(options, shape, context, attended));
   };
-  return {bytes(method_->options(), mean(touched_.read)), bytes(AttentionOptions{}, context)};
+  return {bytes(method_->options(), mean(touched_.attended)), bytes(AttentionOptions{}, context)};
 }
 
 std::int64_t AttentionRunner::first_key_to_choose(LayerId layer, SequenceId sequence,

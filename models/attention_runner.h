@@ -37,9 +37,7 @@ class AttentionRunner {
   struct Touched {
     double attended = 0.0;
     double context = 0.0;
-    double rows = 0.0;  // decoded rows times layers
-    // As `attended`, with the whole context of dense rows shared by the lists of a KV head.
-    double read = 0.0;
+    double rows = 0.0;       // decoded rows times layers
     double centroids = 0.0;  // looked up (TokenChoice::centroids)
     // The same of prompt rows that chose, layer by layer; 0 where prompts are dense.
     double prompt_attended = 0.0;

@@ -35,7 +35,6 @@ struct BatchLimits {
   bool sparse = false;       // a sparse attention method may be used
   // Tokens of a KV block where layer inputs may be used (set_layer_inputs); 0: they are not.
   std::int64_t input_block_tokens = 0;
-  bool query_head_lists = false;  // the method makes a list for each query head
 };
 
 class DecoderModel {

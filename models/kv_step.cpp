@@ -32,7 +32,7 @@ void KvStep::begin(KvStore& store, std::span<const BatchSegment> rows,
   for (const BatchSegment& entry : rows) count += entry.count;
   slot_pages_.resize(static_cast<std::size_t>(count));
   slot_offsets_.resize(static_cast<std::size_t>(count));
-  reads_.begin_step(store, attention == nullptr ? 1 : attention->method().parts());
+  reads_.begin_step(store, attention == nullptr ? 1 : attention->method().lists());
   staged_ = 0;
   meet_early();
   next_.begin(store, rows, windows);

@@ -91,7 +91,7 @@ class CpuSparseOps final : public SparseOps {
                             workspace);
   }
 
-  void sum_columns(ConstMatrix q, std::int64_t heads, HeadScope scope, const KvLayerView& cache,
+  void sum_columns(ConstMatrix q, std::int64_t heads, const KvLayerView& cache,
                    const AttentionSegment& segment, std::int64_t first_query, float scale,
                    float* sums, std::int64_t stride, Workspace workspace, Stream&) override {
     check_keys(cache, segment);
@@ -107,8 +107,8 @@ class CpuSparseOps final : public SparseOps {
                                              (segment.context_tokens - 1) / cache.page_tokens,
                    "sum_columns: INT8 queries of more than one block in a segment");
     const AttentionShape shape = shape_of(heads, cache, segment, workspace);
-    cpu::sum_columns(*pool_, q, heads, scope, cache, segment, first_query, scale, sums, stride,
-                     shape, workspace);
+    cpu::sum_columns(*pool_, q, heads, cache, segment, first_query, scale, sums, stride, shape,
+                     workspace);
   }
 
   void bound_pages(const KvLayerView& cache, const AttentionSegment& keys, std::int64_t first_token,
@@ -122,24 +122,23 @@ class CpuSparseOps final : public SparseOps {
   }
 
   void score_pages(ConstMatrix q, std::int64_t row, std::int64_t heads, std::int64_t kv_heads,
-                   HeadScope scope, const PageBounds& bounds, std::int64_t pages, float* scores,
-                   std::int64_t stride, Stream&) override {
+                   const PageBounds& bounds, std::int64_t pages, float* scores, std::int64_t stride,
+                   Stream&) override {
     check_query(q, row, heads, kv_heads);
     TRIPHASE_CHECK(pages >= 0 && stride >= pages && (pages == 0 || scores != nullptr) &&
                        (pages == 0 || bounds.data != nullptr),
                    "score_pages: shapes");
-    cpu::score_pages(*pool_, q, row, heads, kv_heads, scope, bounds, pages, scores, stride);
+    cpu::score_pages(*pool_, q, row, heads, kv_heads, bounds, pages, scores, stride);
   }
 
   void score_centroids(ConstMatrix q, std::int64_t row, std::int64_t heads, std::int64_t kv_heads,
-                       HeadScope scope, const Centroids& centroids, float scale, float* scores,
-                       Stream&) override {
+                       const Centroids& centroids, float scale, float* scores, Stream&) override {
     check_query(q, row, heads, kv_heads);
     TRIPHASE_CHECK(centroids.count >= 0 &&
                        (centroids.count == 0 || (centroids.means != nullptr &&
                                                  centroids.keys != nullptr && scores != nullptr)),
                    "score_centroids: shapes");
-    cpu::score_centroids(*pool_, q, row, heads, kv_heads, scope, centroids, scale, scores);
+    cpu::score_centroids(*pool_, q, row, heads, kv_heads, centroids, scale, scores);
   }
 
   void sum_values(ConstMatrix v, float* sums, Stream&) override {

@@ -23,7 +23,6 @@
 // context length is known, before the layer begins, so that their tokens can be fetched ahead.
 // Methods keep buffers: one thread at a time.
 
-#include <algorithm>
 #include <cstdint>
 #include <memory>
 #include <span>
@@ -103,10 +102,9 @@ class AttentionMethod {
   [[nodiscard]] virtual Timing timing(std::int64_t layer) const = 0;
   // Whether some layer's tokens are known before the query.
   [[nodiscard]] bool chooses_early() const;
-  // Lists of a choice: 1 for all heads, one per KV head, or one per query head.
+  // Lists of a choice: 1 for all heads, or one per KV head. A token moves as one record, or each
+  // KV head's part for itself.
   [[nodiscard]] virtual std::int64_t lists() const { return 1; }
-  // What a token moves in: as one record (1), or each KV head's part for itself.
-  [[nodiscard]] std::int64_t parts() const { return std::min(lists(), shape_.kv_heads); }
   [[nodiscard]] virtual bool wants_weights() const { return false; }
   // Tokens that were once left out are never chosen again: their KV may be freed.
   [[nodiscard]] virtual bool drops_tokens() const { return false; }
@@ -151,13 +149,6 @@ class AttentionMethod {
   [[nodiscard]] const MethodShape& shape() const { return shape_; }
 
  protected:
-  // By whose lists: of every KV head, or as the options say of every query head.
-  [[nodiscard]] HeadScope scope() const {
-    return lists_by_query_head(options_) ? HeadScope::kQueryHead : HeadScope::kKvHead;
-  }
-  [[nodiscard]] std::int64_t lists_by_head() const {
-    return scope() == HeadScope::kQueryHead ? shape_.heads : shape_.kv_heads;
-  }
   // Whether a budget of `tokens` takes the dense path.
   [[nodiscard]] bool is_dense(std::int64_t tokens, std::int64_t context) const {
     return options_.dense_shortcut && tokens >= context;
@@ -180,7 +171,6 @@ struct ContextClusters {
   std::int64_t context_tokens = 0;  // of the context: the clustered ones and those behind them
   Level fine;
   std::vector<std::int32_t> labels;   // [layer][kv_head][token]: fine cluster
-  bool by_query_head = false;         // thresholds are of query heads' scores, not of means
   Level coarse;                       // two levels only
   std::vector<std::int32_t> parents;  // [layer][kv_head][fine cluster]: coarse cluster
 };

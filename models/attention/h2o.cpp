@@ -11,7 +11,7 @@ namespace triphase {
 namespace {
 
 struct H2oState final : AttentionMethod::State {
-  // Of one KV or query head.
+  // Of one KV head.
   struct List {
     std::vector<std::int32_t> tokens;  // kept, ascending
     std::vector<float> sums;           // of their weights
@@ -31,7 +31,7 @@ class H2o final : public AttentionMethod {
   using AttentionMethod::AttentionMethod;
 
   [[nodiscard]] Timing timing(std::int64_t) const override { return Timing::kEarly; }
-  [[nodiscard]] std::int64_t lists() const override { return lists_by_head(); }
+  [[nodiscard]] std::int64_t lists() const override { return shape_.kv_heads; }
   [[nodiscard]] bool wants_weights() const override { return true; }
   [[nodiscard]] bool drops_tokens() const override { return true; }
   [[nodiscard]] std::int64_t prefill_rows(std::int64_t prompt_tokens) const override {
@@ -53,8 +53,8 @@ class H2o final : public AttentionMethod {
       const std::vector<float>& old = list_of(own, call, i).sums;
       std::copy(old.begin(), old.end(), sums_.begin() + i * context);
     }
-    call.ops->sum_columns(q, shape_.heads, scope(), call.cache, call.keys, 0, call.scale,
-                          sums_.data(), context, call.workspace, *call.stream);
+    call.ops->sum_columns(q, shape_.heads, call.cache, call.keys, 0, call.scale, sums_.data(),
+                          context, call.workspace, *call.stream);
     for (std::int64_t i = 0; i < lists(); ++i) {
       H2oState::List& kept = list_of(own, call, i);
       kept.sums.assign(sums_.begin() + i * context, sums_.begin() + (i + 1) * context);

@@ -26,7 +26,7 @@ class Quest final : public AttentionMethod {
   [[nodiscard]] Timing timing(std::int64_t layer) const override {
     return layer < options_.quest.dense_layers ? Timing::kDense : Timing::kLate;
   }
-  [[nodiscard]] std::int64_t lists() const override { return lists_by_head(); }
+  [[nodiscard]] std::int64_t lists() const override { return shape_.kv_heads; }
   [[nodiscard]] bool chooses_without_keys() const override { return true; }
   [[nodiscard]] std::int64_t first_key(const State& state, const LayerCall& call) const override {
     const std::int64_t context = call.keys.context_tokens;
@@ -72,7 +72,7 @@ class Quest final : public AttentionMethod {
                    is_dense(budget_tokens(options_, context, context), context);
     if (choice.dense) return;
     scores_.resize(static_cast<std::size_t>(lists() * pages));
-    call.ops->score_pages(q, row, shape_.heads, shape_.kv_heads, scope(),
+    call.ops->score_pages(q, row, shape_.heads, shape_.kv_heads,
                           {bounds_of(state, call).data(), options_.quest.page}, pages,
                           scores_.data(), pages, *call.stream);
     // The newest page is always attended and counts in the budget.

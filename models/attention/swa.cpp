@@ -58,8 +58,8 @@ class Swa final : public AttentionMethod {
       row.query_count = 1;
       row.context_tokens = context;
       sums_.assign(static_cast<std::size_t>(shape_.kv_heads * context), 0.0F);
-      call.ops->sum_columns(q, shape_.heads, HeadScope::kKvHead, call.cache, row, 0, call.scale,
-                            sums_.data(), context, call.workspace, *call.stream);
+      call.ops->sum_columns(q, shape_.heads, call.cache, row, 0, call.scale, sums_.data(), context,
+                            call.workspace, *call.stream);
       for (std::int64_t head = 1; head < shape_.kv_heads; ++head) {
         for (std::int64_t t = 0; t < context; ++t) {
           sums_[static_cast<std::size_t>(t)] += sums_[static_cast<std::size_t>(head * context + t)];

@@ -27,7 +27,6 @@ OpsShape ops_shape(const ModelConfig& config, const BatchLimits& limits, const K
                         .max_context = limits.context},
           .max_sequences = limits.segments,
           .max_list_tokens = limits.sparse ? limits.context : 0,
-          .query_head_lists = limits.query_head_lists,
           .widest_input =
               std::max({config.hidden_size, config.q_width(), config.ffn_size, config.embed_dim}),
           .kv_dtype = kv.dtype,
@@ -85,8 +84,7 @@ class Planner {
             .logit_rows = logit_rows_ == LogitRows::kAll ? rows : batch,
             .context = context_,
             .sparse = options_.attention.kind != AttentionKind::kDense,
-            .input_block_tokens = plan_.input_tokens > 0 ? plan_.kv.block_tokens : 0,
-            .query_head_lists = method()->lists() > model_.config.kv_heads};
+            .input_block_tokens = plan_.input_tokens > 0 ? plan_.kv.block_tokens : 0};
   }
 
   [[nodiscard]] std::uint64_t scratch(std::int64_t batch) const {
@@ -260,12 +258,9 @@ class Planner {
   [[nodiscard]] double chosen_share() const {
     const bool caches = plan_.policy->name() == "triphase" || options_.token_cache.has_value();
     if (!caches || options_.attention.kind == AttentionKind::kDense) return 0.0;
-    const std::unique_ptr<AttentionMethod> chooses = method();
-    if (!chooses->fetches_tokens()) return 0.0;
-    // Of lists that share a KV head's tokens, as if they had none in common.
-    const std::int64_t lists = std::max<std::int64_t>(1, chooses->lists() / model_.config.kv_heads);
-    const std::int64_t tokens = budget_tokens(options_.attention, context_, context_) * lists;
-    return static_cast<double>(std::min(tokens, context_)) / static_cast<double>(context_);
+    if (!method()->fetches_tokens()) return 0.0;
+    return static_cast<double>(budget_tokens(options_.attention, context_, context_)) /
+           static_cast<double>(context_);
   }
 
   // Weights on the device when so many layers are streamed, with a layer's that are widened.

@@ -261,9 +261,7 @@ class ScheduleChooser {
         .workload = {.batch = batch,
                      .input_len = input,
                      .output_len = output,
-                     .caching_ratio =
-                         touched_share(options_.attention,
-                                       model_.config.heads / model_.config.kv_heads, input, output),
+                     .caching_ratio = touched_share(options_.attention, input, output),
                      .miss_rate = options_.miss_rate},
         .budget = {memory.budget, memory.host_budget},
         .model = {.costs = model_costs(model_.config, model_.weights_dtype),

@@ -27,13 +27,12 @@ std::vector<SimulatedLine> read_line_lengths(const RunOptions& options, const Mo
   return lines;
 }
 
-double touched_share(const AttentionOptions& attention, std::int64_t group,
-                     std::int64_t input_tokens, std::int64_t output_tokens) {
+double touched_share(const AttentionOptions& attention, std::int64_t input_tokens,
+                     std::int64_t output_tokens) {
   const std::int64_t context = input_tokens + output_tokens / 2;
   const double touched = static_cast<double>(budget_tokens(attention, context, input_tokens)) /
                          static_cast<double>(context);
-  const auto lists = static_cast<double>(lists_by_query_head(attention) ? group : 1);
-  return std::clamp(touched * lists, 1e-6, 1.0);
+  return std::clamp(touched, 1e-6, 1.0);
 }
 
 SparseFetch sparse_fetch(const RunOptions& options, const ModelBundle& model,

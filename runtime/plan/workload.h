@@ -26,10 +26,9 @@ struct LineLimits {
                                                            std::int64_t longest,
                                                            const LineLimits& limits);
 
-// r: the share of the context that a decode step touches half way through such a line, at most
-// (lists of `group` query heads under one KV head count as if they had no token in common).
-[[nodiscard]] double touched_share(const AttentionOptions& attention, std::int64_t group,
-                                   std::int64_t input_tokens, std::int64_t output_tokens);
+// r: the share of the context that a decode step touches half way through such a line, at most.
+[[nodiscard]] double touched_share(const AttentionOptions& attention, std::int64_t input_tokens,
+                                   std::int64_t output_tokens);
 
 // How the attention method's tokens on the host come to the device; dense attention reads blocks.
 [[nodiscard]] SparseFetch sparse_fetch(const RunOptions& options, const ModelBundle& model,

@@ -131,11 +131,6 @@ Option preset_option() {
   return option;
 }
 
-template <class Field>
-Option scope_option(std::string_view name, const Field& per_query_head) {
-  return word_option(name, "kv_head or query_head", {"kv_head", "query_head"}, per_query_head);
-}
-
 const std::vector<Option>& all_options() {
   static const std::vector<Option> options = {
       share_option("local.keep", true, TRIPHASE_FIELD(local.keep)),
@@ -167,24 +162,19 @@ const std::vector<Option>& all_options() {
       auto_share_option("squeezed.coarse_threshold", TRIPHASE_FIELD(squeezed.coarse_threshold)),
       word_option("squeezed.prefill", "auto, sparse or dense", {"auto", "sparse", "dense"},
                   TRIPHASE_FIELD(squeezed.prefill)),
-      word_option("squeezed.scope", "auto, kv_head or query_head",
-                  {"auto", "kv_head", "query_head"}, TRIPHASE_FIELD(squeezed.scope)),
       count_option("h2o.k", 1, "tokens, at least 1", TRIPHASE_FIELD(h2o.k)),
       share_option("h2o.k_ratio", false, TRIPHASE_FIELD(h2o.k_ratio)),
       share_option("h2o.local", false, TRIPHASE_FIELD(h2o.local)),
-      scope_option("h2o.scope", TRIPHASE_FIELD(h2o.per_query_head)),
       preset_option(),
       count_option("lm-infinite.sinks", 0, "tokens", TRIPHASE_FIELD(lm_infinite.sinks)),
       count_option("lm-infinite.k", 1, "tokens, at least 1", TRIPHASE_FIELD(lm_infinite.k)),
       share_option("lm-infinite.k_ratio", false, TRIPHASE_FIELD(lm_infinite.k_ratio)),
       count_option("topk.k", 1, "tokens, at least 1", TRIPHASE_FIELD(topk.k)),
       share_option("topk.k_ratio", false, TRIPHASE_FIELD(topk.k_ratio)),
-      scope_option("topk.scope", TRIPHASE_FIELD(topk.per_query_head)),
       count_option("quest.k", 1, "tokens, at least 1", TRIPHASE_FIELD(quest.k)),
       share_option("quest.k_ratio", false, TRIPHASE_FIELD(quest.k_ratio)),
       count_option("quest.page", 1, "tokens, at least 1", TRIPHASE_FIELD(quest.page)),
       count_option("quest.dense_layers", 0, "layers", TRIPHASE_FIELD(quest.dense_layers)),
-      scope_option("quest.scope", TRIPHASE_FIELD(quest.per_query_head)),
   };
   return options;
 }
@@ -257,21 +247,6 @@ std::vector<std::string> describe_attention_options(const AttentionOptions& opti
     }
   }
   return lines;
-}
-
-bool lists_by_query_head(const AttentionOptions& options) {
-  switch (options.kind) {
-    case AttentionKind::kSqueezed:
-      return options.squeezed.scope == decltype(options.squeezed.scope)::kQueryHead;
-    case AttentionKind::kH2o:
-      return options.h2o.per_query_head;
-    case AttentionKind::kTopk:
-      return options.topk.per_query_head;
-    case AttentionKind::kQuest:
-      return options.quest.per_query_head;
-    default:
-      return false;
-  }
 }
 
 bool reads_keys_by_rows(AttentionKind kind) {

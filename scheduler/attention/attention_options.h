@@ -82,16 +82,13 @@ struct AttentionOptions {
     enum class Prefill : std::uint8_t { kAuto, kSparse, kDense } prefill = Prefill::kAuto;
     // Tokens of a prompt that share one choice (fewer only in tests).
     std::int64_t prefill_rows = kPromptUnitRows;
-    // Whose lists of tokens; auto: as the clusters were calibrated.
-    enum class Scope : std::uint8_t { kAuto, kKvHead, kQueryHead } scope = Scope::kAuto;
   } squeezed;
   // Keeps so many tokens for good, the most recent ones and those of the largest accumulated
   // weight, and drops the rest (SparQ's form of H2O).
   struct {
     std::int64_t k = 128;
-    double k_ratio = 0;           // > 0: k = floor(k_ratio * prompt tokens) instead
-    double local = 0.25;          // share of k that is forced to the most recent tokens
-    bool per_query_head = false;  // h2o.scope=query_head
+    double k_ratio = 0;   // > 0: k = floor(k_ratio * prompt tokens) instead
+    double local = 0.25;  // share of k that is forced to the most recent tokens
   } h2o;
   struct {
     // lm-infinite.preset=streaming sets sinks=4 and k=516 (StreamingLLM's numbers; positions stay
@@ -104,20 +101,14 @@ struct AttentionOptions {
   struct {
     std::int64_t k = 128;
     double k_ratio = 0;
-    bool per_query_head = false;  // topk.scope=query_head
   } topk;
   struct {
     std::int64_t k = 1024;  // tokens
     double k_ratio = 0;
     std::int64_t page = 16;
     std::int64_t dense_layers = 2;
-    bool per_query_head = false;  // quest.scope=query_head
   } quest;
 };
-
-// Whether every query head has its own list of tokens, not every KV head (squeezed: as set, auto
-// counts as KV heads).
-[[nodiscard]] bool lists_by_query_head(const AttentionOptions& options);
 
 // Whether the method looks at stored keys row by row, if at all: not channel by channel, and
 // without keeping bounds or clusters of them. 4-bit KV has no form for others.

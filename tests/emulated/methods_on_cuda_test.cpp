@@ -99,13 +99,10 @@ const std::vector<AttentionOptions>& methods() {
       of("swa", {"swa.caching_ratio=0.3", "swa.history=ring"}),
       of("swa", {"swa.caching_ratio=0.5", "swa.history=buckets"}),
       of("h2o", {"h2o.k=24"}),
-      of("h2o", {"h2o.k=24", "h2o.scope=query_head"}),
       of("sparq", {"sparq.rank=6", "sparq.k=24"}),
       of("sparq", {"sparq.rank=6", "sparq.k=24", "sparq.reallocate=on"}),
       of("topk", {"topk.k=20"}),
-      of("topk", {"topk.k=20", "topk.scope=query_head"}),
-      of("quest", {"quest.k=48", "quest.dense_layers=0"}),
-      of("quest", {"quest.k=48", "quest.dense_layers=0", "quest.scope=query_head"})};
+      of("quest", {"quest.k=48", "quest.dense_layers=0"})};
   return all;
 }
 

@@ -137,14 +137,6 @@ TEST(TouchedBytes, FollowTheTable) {
   clustered.centroids = 205;
   EXPECT_EQ(touched_bytes(of("squeezed"), clustered, 4096, 410),
             205U * (128 + 1) * 4 + 2U * 410 * 128 * 2 + 410U * 4);
-  // Lists of query heads share no read: 4 heads of one KV head.
-  const TouchedShape group{.heads = 4, .kv_heads = 1, .head_dim = 128, .element_bytes = 2};
-  EXPECT_EQ(touched_bytes(of("topk", {"topk.scope=query_head"}), group, 4096, 128),
-            4096U * 128 * 2 + 4U * 128 * 128 * 2);
-  EXPECT_EQ(touched_bytes(of("quest", {"quest.scope=query_head"}), group, 4096, 1024),
-            2U * 256 * 128 * 4 + 4U * 2 * 1024 * 128 * 2);
-  EXPECT_EQ(touched_bytes(of("h2o", {"h2o.scope=query_head"}), group, 4096, 129),
-            4U * (2U * 129 * 128 * 2 + 8U * 129));
   const TouchedShape gqa{.heads = 8, .kv_heads = 2, .head_dim = 128, .element_bytes = 1};
   EXPECT_EQ(touched_bytes(of("swa"), gqa, 4096, 819), 2U * (2U * 819 * 128) + 8U * 819);
 }
@@ -177,13 +169,6 @@ TEST(Compression, GivesTheShareOfDenseBytesThatWasAsked) {
       }
     }
   }
-  AttentionOptions by_query = of("quest", {"quest.scope=query_head"});
-  const TouchedShape group{32, 8, 128, 2};
-  set_compression(by_query, group, 0.5);
-  const auto all = static_cast<double>(touched_bytes({}, group, kContext, kContext));
-  const auto some = static_cast<double>(
-      touched_bytes(by_query, group, kContext, budget_tokens(by_query, kContext, kContext)));
-  EXPECT_NEAR(some / all, 0.5, 0.005);
   AttentionOptions sparq = of("sparq");
   set_compression(sparq, {32, 32, 128, 2}, 1.0 / 8.0);
   EXPECT_EQ(sparq.sparq.rank, 16);

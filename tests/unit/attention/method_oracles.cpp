@@ -235,13 +235,12 @@ std::vector<Step> sparq(const Sequence& s, std::int64_t rank, std::int64_t k, do
   });
 }
 
-std::vector<Step> topk(const Sequence& s, std::int64_t k, bool by_query_head) {
-  const std::int64_t together = by_query_head ? 1 : s.group();
+std::vector<Step> topk(const Sequence& s, std::int64_t k) {
   return steps(s, [&](std::int64_t at) {
     std::vector<Tokens> lists;
-    for (std::int64_t first = 0; first < s.heads; first += together) {
+    for (std::int64_t first = 0; first < s.heads; first += s.group()) {
       Row sums(z(at + 1), 0.0);
-      for (std::int64_t i = first; i < first + together; ++i) {
+      for (std::int64_t i = first; i < first + s.group(); ++i) {
         const Row p = s.weights(i, at, range(0, at + 1));
         for (std::size_t t = 0; t < p.size(); ++t) sums[t] += p[t];
       }
@@ -252,24 +251,22 @@ std::vector<Step> topk(const Sequence& s, std::int64_t k, bool by_query_head) {
     for (std::int64_t i = 0; i < s.heads; ++i) {
       const Row p = s.weights(i, at, range(0, at + 1));
       double mass = 0;
-      for (const std::int32_t t : step.lists[z(i / together)]) mass += p[z(t)];
+      for (const std::int32_t t : step.lists[z(i / s.group())]) mass += p[z(t)];
       for (double& x : step.out[z(i)]) x *= mass;
     }
     return step;
   });
 }
 
-std::vector<Step> quest(const Sequence& s, std::int64_t pages, std::int64_t page,
-                        bool by_query_head) {
-  const std::int64_t together = by_query_head ? 1 : s.group();
+std::vector<Step> quest(const Sequence& s, std::int64_t pages, std::int64_t page) {
   return steps(s, [&](std::int64_t at) {
     const std::int64_t last = at / page;
     std::vector<Tokens> lists;
-    for (std::int64_t first = 0; first < s.heads; first += together) {
+    for (std::int64_t first = 0; first < s.heads; first += s.group()) {
       const std::int64_t h = first / s.group();
       const Tokens others = best(range(0, last), pages - 1, [&](std::int32_t p) {
         double largest = -1e300;
-        for (std::int64_t i = first; i < first + together; ++i) {
+        for (std::int64_t i = first; i < first + s.group(); ++i) {
           double sum = 0;
           for (std::int64_t c = 0; c < s.dim; ++c) {
             double most = -1e300;

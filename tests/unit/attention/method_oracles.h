@@ -27,7 +27,7 @@ struct Sequence {
 
 using Tokens = std::vector<std::int32_t>;
 struct Step {
-  std::vector<Tokens> lists;             // one per KV or query head, or one
+  std::vector<Tokens> lists;             // one per KV head, or one
   std::vector<std::vector<double>> out;  // [head][dim]
 };
 
@@ -43,8 +43,7 @@ struct Step {
 [[nodiscard]] std::vector<Step> h2o(const Sequence& s, std::int64_t k, double local);
 [[nodiscard]] std::vector<Step> sparq(const Sequence& s, std::int64_t rank, std::int64_t k,
                                       double local, bool reallocate);
-[[nodiscard]] std::vector<Step> topk(const Sequence& s, std::int64_t k, bool by_query_head = false);
-[[nodiscard]] std::vector<Step> quest(const Sequence& s, std::int64_t pages, std::int64_t page,
-                                      bool by_query_head = false);
+[[nodiscard]] std::vector<Step> topk(const Sequence& s, std::int64_t k);
+[[nodiscard]] std::vector<Step> quest(const Sequence& s, std::int64_t pages, std::int64_t page);
 
 }  // namespace triphase::oracle

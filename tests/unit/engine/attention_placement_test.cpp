@@ -241,17 +241,12 @@ TEST(SparqKeyColumns, NeverChangeTheAnswerWhereverBlocksWere) {
 
 INSTANTIATE_TEST_SUITE_P(
     Methods, AttentionPlacement,
-    testing::Values(
-        Case{"local", AttentionKind::kLocal}, Case{"strided", AttentionKind::kStrided},
-        Case{"swa", AttentionKind::kSwa}, Case{"sparq", AttentionKind::kSparq},
-        Case{"h2o", AttentionKind::kH2o},
-        Case{"h2o_by_query_head", AttentionKind::kH2o, {"h2o.scope=query_head"}},
-        Case{"lm_infinite", AttentionKind::kLmInfinite}, Case{"topk", AttentionKind::kTopk},
-        Case{"topk_by_query_head", AttentionKind::kTopk, {"topk.scope=query_head"}},
-        Case{"quest", AttentionKind::kQuest},
-        Case{"quest_by_query_head", AttentionKind::kQuest, {"quest.scope=query_head"}},
-        Case{"squeezed", AttentionKind::kSqueezed},
-        Case{"squeezed_by_query_head", AttentionKind::kSqueezed, {"squeezed.scope=query_head"}}),
+    testing::Values(Case{"local", AttentionKind::kLocal}, Case{"strided", AttentionKind::kStrided},
+                    Case{"swa", AttentionKind::kSwa}, Case{"sparq", AttentionKind::kSparq},
+                    Case{"h2o", AttentionKind::kH2o},
+                    Case{"lm_infinite", AttentionKind::kLmInfinite},
+                    Case{"topk", AttentionKind::kTopk}, Case{"quest", AttentionKind::kQuest},
+                    Case{"squeezed", AttentionKind::kSqueezed}),
     [](const auto& param) { return std::string(param.param.name); });
 
 }  // namespace

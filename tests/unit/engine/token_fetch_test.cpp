@@ -87,8 +87,8 @@ class Choices final : public AttentionObserver {
 
 std::uint64_t cell_bytes(TinyModel& model) {
   const KvStore::Shape& shape = model.kv().shape();
-  const std::int64_t parts = model.model().attention()->method().parts();
-  return static_cast<std::uint64_t>(2 * shape.head_dim * (parts > 1 ? 1 : shape.kv_heads)) *
+  const std::int64_t lists = model.model().attention()->method().lists();
+  return static_cast<std::uint64_t>(2 * shape.head_dim * (lists > 1 ? 1 : shape.kv_heads)) *
          dtype_bytes(shape.dtype);
 }
 
