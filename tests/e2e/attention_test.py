@@ -1,6 +1,6 @@
 #!/usr/bin/env python3
 """The forms of the attention methods as users ask for them: same answers on the device and through the host, what
-they touch in the summary, and one line where a model or its cache does not fit.
+they touch in the summary, and one line where there is no such option.
 
 Usage: attention_test.py TRIPHASE MODEL PROMPTS
 """
