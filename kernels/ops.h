@@ -91,29 +91,15 @@ struct KvLayerView {
 };
 
 // The tokens that a sparse method chose for a segment's queries: positions ascending, their slots
-// beside them. One list for all heads, one list per KV head, or one per query head: list h is
-// [begins[h], begins[h + 1]). A query attends the tokens of its list up to its own position.
+// beside them. One list for all heads, or one per KV head: list h is [begins[h],
+// begins[h + 1]). A query attends the tokens of its list up to its own position.
 // A token of the query's own block has its slot in the open pool when the cache is INT8.
 struct TokenSelection {
-  std::span<const std::int32_t> begins;  // one entry more than lists: 1, kv_heads or heads
+  std::span<const std::int32_t> begins;  // one entry more than lists: 1 or kv_heads
   std::span<const std::int32_t> tokens;
   std::span<const std::int32_t> slots;
 
   [[nodiscard]] bool empty() const { return begins.empty(); }
-};
-
-// Of blocks whose keys are elsewhere, the values of the channels by which one query is about to
-// choose (SparseOps::largest_channels), in the device's memory and in K's dtype:
-// [kv_head][channel, as chosen][stride][page_tokens].
-struct GatheredChannels {
-  const void* data = nullptr;
-  std::int64_t stride = 0;               // from one channel to the next, in blocks
-  std::span<const std::int32_t> places;  // by block of the context: which of them; -1: none
-
-  [[nodiscard]] bool has(std::int64_t block) const {
-    const auto index = static_cast<std::size_t>(block);
-    return index < places.size() && places[index] >= 0;
-  }
 };
 
 // Consecutive query tokens of one sequence inside a batch. Query i (0-based) sits at absolute
@@ -135,8 +121,6 @@ struct AttentionSegment {
   // By block the page of its K^T (KvLayerView::kt), invalid: it has no place; a block whose K^T is
   // there need not have its keys in `pages`. Empty: pages of kt have the numbers of K's.
   std::span<const PageId> key_columns;
-  // Blocks that are in neither, for SparseOps::choose_by_channels of the segment's one query.
-  GatheredChannels gathered;
 
   // Not empty: the queries attend these tokens and no others; `pages`, `open_page` and `window` are
   // not looked at (INT8: `scale_pages` are). A list without tokens gives zeros. More than one query
@@ -146,9 +130,6 @@ struct AttentionSegment {
   // query heads of its list, in the order of selection.tokens. Host memory, complete when the call
   // returns.
   float* weights = nullptr;
-  // With a selection for one query, or null: each query head's log of the sum of exp(scale * q . k)
-  // over its list; -infinity for an empty one. Host memory, as weights.
-  float* log_sums = nullptr;
 };
 
 // The page for K^T of the context's block `index`; invalid: it has no place.

@@ -32,7 +32,7 @@ struct Centroids {
   const float* means = nullptr;  // [kv_head][count][head_dim]
   const float* keys = nullptr;   // N, [kv_head][count]
   std::int64_t count = 0;
-  const std::uint8_t* alive = nullptr;  // [row of scores][count], host; null: all. Others score 0
+  const std::uint8_t* alive = nullptr;  // [kv_head][count], host; null: all. Others score 0
 };
 
 // tau of SparQ's approximate softmax (eq. 7; section 5.4 compares them).
@@ -42,18 +42,12 @@ enum class ChannelTemperature : std::uint8_t {
   kRank,      // sqrt(rank)
 };
 
-// Whose results a score or a sum is: a KV head's, made of all its query heads, or each query head's
-// own. The result's rows are then `heads` instead of `kv_heads`.
-enum class HeadScope : std::uint8_t { kKvHead, kQueryHead };
-
 // How SparQ (section 4 and appendix B) chooses tokens for one query.
 struct ChannelChoice {
   std::int64_t rank = 0;    // channels per KV head that scores are made of, at most head_dim
   std::int64_t tokens = 0;  // chosen per KV head, at most the context
   std::int64_t recent = 0;  // of those, the newest of the context, in any case
   bool sum_logits = false;  // a group adds its heads' logits instead of their softmax weights
-  // Null, or [kv_head][head_dim] in the device's memory: channels rank by |q_c| times these.
-  const float* channel_weights = nullptr;
   ChannelTemperature temperature = ChannelTemperature::kCoverage;
 };
 
@@ -84,26 +78,8 @@ class SparseOps {
   virtual void transpose_keys(const KvLayerView& cache, const AttentionSegment& keys,
                               Stream& stream) = 0;
 
-  // Whether choose_by_channels reads AttentionSegment::gathered.
-  [[nodiscard]] virtual bool reads_gathered_channels() const { return false; }
-  // Step 1 of choose_by_channels alone: channels [kv_head][choice.rank], ascending, which the same
-  // query will score by. In host memory, complete when the call returns. Only where
-  // reads_gathered_channels().
-  virtual void largest_channels(ConstMatrix /*q*/, std::int64_t /*row*/, std::int64_t /*heads*/,
-                                std::int64_t /*kv_heads*/, const ChannelChoice& /*choice*/,
-                                std::int32_t* /*channels*/, Stream& /*stream*/) {
-    TRIPHASE_CHECK(false, "largest_channels: a device that reads no gathered channels");
-  }
-
-  // INT8: ranges[kv_head][channel] (device memory) becomes at least half of the range of the
-  // channel's codes, 127 lambda, in each of the context's blocks [first, end), which are closed.
-  virtual void widen_key_ranges(const KvLayerView& cache, const AttentionSegment& keys,
-                                std::int64_t first, std::int64_t end, float* ranges,
-                                Stream& stream) = 0;
-
   // SparQ's choice for query `row` at the last position of `keys`, which are as in score_keys:
-  //   1. per KV head the `rank` channels of largest sum over its query heads of |q_c|, times
-  //      channel_weights where there are any;
+  //   1. per KV head the `rank` channels of largest sum over its query heads of |q_c|;
   //   2. per query head a softmax over all tokens of q . k over these channels, scaled by
   //      scale * sqrt(sum of all |q_c| / sum of the channels' |q_c|), or by scale or
   //      scale * sqrt(head_dim / rank) as choice.temperature says;
@@ -111,21 +87,21 @@ class SparseOps {
   //      the group's weights; ties go to the smaller token. A group of one head is ranked by
   //      logits.
   // tokens [kv_head][choice.tokens], ascending. alpha [head], or null: the share of the head's
-  // softmax that its chosen tokens hold, at most 1. Keys are read from keys.gathered where a block
-  // is there, as K^T where a page has it, and else by rows, with the same result bit for bit.
+  // softmax that its chosen tokens hold, at most 1. Keys are read as K^T where a page has it, and
+  // else by rows, with the same result bit for bit.
   virtual void choose_by_channels(ConstMatrix q, std::int64_t row, std::int64_t heads,
                                   const KvLayerView& cache, const AttentionSegment& keys,
                                   float scale, const ChannelChoice& choice, std::int32_t* tokens,
                                   float* alpha, Workspace workspace, Stream& stream) = 0;
 
   // The second pass over a prefill chunk (attention-weight column sums): for every query of
-  // `segment` from `first_query` on, in ascending order, and every query head of a row (a KV head,
-  // or one query head), sums[row * stride + t] += its softmax weight of token t. The sums do not
-  // depend on how a prompt is cut into chunks, as long as its chunks come in order.
-  virtual void sum_columns(ConstMatrix q, std::int64_t heads, HeadScope scope,
-                           const KvLayerView& cache, const AttentionSegment& segment,
-                           std::int64_t first_query, float scale, float* sums, std::int64_t stride,
-                           Workspace workspace, Stream& stream) = 0;
+  // `segment` from `first_query` on, in ascending order, and every query head of a KV head,
+  // sums[kv_head * stride + t] += its softmax weight of token t. The sums do not depend on how a
+  // prompt is cut into chunks, as long as its chunks come in order.
+  virtual void sum_columns(ConstMatrix q, std::int64_t heads, const KvLayerView& cache,
+                           const AttentionSegment& segment, std::int64_t first_query, float scale,
+                           float* sums, std::int64_t stride, Workspace workspace,
+                           Stream& stream) = 0;
 
   // Computes the bounds of every page that holds a token of [first_token, keys.context_tokens),
   // from the keys as a query at the last position reads them. A page that the context ends in is
@@ -133,19 +109,18 @@ class SparseOps {
   virtual void bound_pages(const KvLayerView& cache, const AttentionSegment& keys,
                            std::int64_t first_token, const PageBounds& bounds, Stream& stream) = 0;
 
-  // scores[i * stride + page] = the largest, over the query heads of row i, of
+  // scores[kv_head * stride + page] = the largest, over the KV head's query heads, of
   // sum_c max(q_c min_c, q_c max_c): at least every q . k of the page (Quest, eq. 1).
   virtual void score_pages(ConstMatrix q, std::int64_t row, std::int64_t heads,
-                           std::int64_t kv_heads, HeadScope scope, const PageBounds& bounds,
-                           std::int64_t pages, float* scores, std::int64_t stride,
-                           Stream& stream) = 0;
+                           std::int64_t kv_heads, const PageBounds& bounds, std::int64_t pages,
+                           float* scores, std::int64_t stride, Stream& stream) = 0;
 
-  // scores[r * count + i] = mean over the query heads of row r of
+  // scores[kv_head * count + i] = mean over the KV head's query heads of
   // exp(scale q . C_i) / sum_j N_j exp(scale q . C_j), j over the clusters that are alive and have
   // keys; 0 for the others.
   virtual void score_centroids(ConstMatrix q, std::int64_t row, std::int64_t heads,
-                               std::int64_t kv_heads, HeadScope scope, const Centroids& centroids,
-                               float scale, float* scores, Stream& stream) = 0;
+                               std::int64_t kv_heads, const Centroids& centroids, float scale,
+                               float* scores, Stream& stream) = 0;
 
   // sums[c] += v[t, c] for every row t of v [T, C] F32, in ascending order (SparQ's running mean).
   virtual void sum_values(ConstMatrix v, float* sums, Stream& stream) = 0;

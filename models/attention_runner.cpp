@@ -2,7 +2,6 @@
 
 #include <algorithm>
 #include <bit>
-#include <cmath>
 #include <limits>
 
 #include "base/error.h"
@@ -152,14 +151,10 @@ void AttentionRunner::count(const TokenChoice& choice, std::int64_t context) {
   touched_.centroids += static_cast<double>(choice.centroids);
   if (choice.dense) {
     touched_.attended += all;
-    touched_.read +=
-        all * static_cast<double>(method_->parts()) / static_cast<double>(method_->lists());
     return;
   }
   const auto lists = static_cast<double>(choice.begins.size() - 1);
-  const double attended = static_cast<double>(choice.tokens.size()) / lists;
-  touched_.attended += attended;
-  touched_.read += attended;
+  touched_.attended += static_cast<double>(choice.tokens.size()) / lists;
 }
 
 AttentionRunner::ReadBytes AttentionRunner::read_bytes(DType stored) const {
@@ -171,7 +166,7 @@ AttentionRunner::ReadBytes AttentionRunner::read_bytes(DType stored) const {
   const auto bytes = [&](const AttentionOptions& options, std::int64_t attended) {
     return touched_.rows * static_cast<double>(touched_bytes(options, shape, context, attended));
   };
-  return {bytes(method_->options(), mean(touched_.read)), bytes(AttentionOptions{}, context)};
+  return {bytes(method_->options(), mean(touched_.attended)), bytes(AttentionOptions{}, context)};
 }
 
 std::int64_t AttentionRunner::first_key_to_choose(LayerId layer, SequenceId sequence,
@@ -201,26 +196,10 @@ LayerCall AttentionRunner::call_of(LayerId layer, const AttentionSegment& segmen
           .stream = &stream};
 }
 
-void AttentionRunner::want_channels(LayerId layer, std::span<const AttentionSegment> segments,
-                                    std::span<const SequenceId> sequences, ConstMatrix q,
-                                    const KvLayerView& cache, float scale, ChannelReads& channels,
-                                    Stream& stream) {
-  for (std::size_t index = 0; index < segments.size(); ++index) {
-    if (!channels.expects(index)) continue;
-    method_->channels_to_choose(*entry_of(sequences[index]).state,
-                                call_of(layer, segments[index], cache, scale, stream), q,
-                                segments[index].query_begin, wanted_);
-    channels.want(index, wanted_);
-  }
-}
-
 std::span<const TokenChoice* const> AttentionRunner::choose(
     LayerId layer, std::span<const AttentionSegment> segments,
     std::span<const SequenceId> sequences, ConstMatrix q, ConstMatrix v, const KvLayerView& cache,
-    float scale, ChannelReads* channels, Stream& stream) {
-  if (channels != nullptr) {
-    want_channels(layer, segments, sequences, q, cache, scale, *channels, stream);
-  }
+    float scale, Stream& stream) {
   choices_.clear();
   dense_.clear();
   prompts_.begin_layer();
@@ -231,7 +210,7 @@ std::span<const TokenChoice* const> AttentionRunner::choose(
       continue;
     }
     Entry& entry = entry_of(sequences[index]);
-    LayerCall call = call_of(layer, segment, cache, scale, stream);
+    const LayerCall call = call_of(layer, segment, cache, scale, stream);
     ConstMatrix rows = v;
     rows.data = static_cast<const float*>(v.data) + segment.query_begin * v.row_stride;
     rows.rows = segment.query_count;
@@ -242,13 +221,7 @@ std::span<const TokenChoice* const> AttentionRunner::choose(
       continue;
     }
     TRIPHASE_CHECK(segment.query_count == 1, "decoded rows come one at a time");
-    const bool gathers = channels != nullptr && channels->expects(index);
-    if (gathers) call.keys.gathered = channels->arrived(index);
     const TokenChoice& choice = choose(entry, call, q, segment.query_begin);
-    if (gathers) {
-      call.keys.gathered = {};
-      channels->done(index);
-    }
     count(choice, segment.context_tokens);
     if (observer_ != nullptr) {
       observer_->decoded(sequences[index], call, q, segment.query_begin, choice);
@@ -258,45 +231,13 @@ std::span<const TokenChoice* const> AttentionRunner::choose(
   return choices_;
 }
 
-void AttentionRunner::split_sinks(Chosen& chosen, const SinkQueries& queries,
-                                  AttentionSegment& segment) {
-  const TokenSelection all = segment.selection;
-  const auto count = static_cast<std::size_t>(chosen.choice->sinks);
-  const auto heads = static_cast<std::size_t>(shape_.heads);
-  TRIPHASE_CHECK(all.begins.size() == 2 && count <= all.tokens.size(), "sinks of one list");
-  chosen.sink_list = {0, static_cast<std::int32_t>(count)};
-  chosen.window_list = {0, static_cast<std::int32_t>(all.tokens.size() - count)};
-  chosen.sink_sums.resize(heads);
-  chosen.window_sums.resize(heads);
-  segment.selection = {chosen.window_list, all.tokens.subspan(count), all.slots.subspan(count)};
-  segment.log_sums = chosen.window_sums.data();
-  AttentionSegment& sinks = sinks_.emplace_back(segment);
-  sinks.query_begin = queries.row_of(segment.query_begin);
-  sinks.selection = {chosen.sink_list, all.tokens.first(count), all.slots.first(count)};
-  sinks.log_sums = chosen.sink_sums.data();
-}
-
-void AttentionRunner::merge_sinks(Chosen& chosen, const SinkQueries& queries, std::int64_t row,
-                                  Matrix out, Stream& stream) {
-  // The window holds the current token, so that its sum is a number.
-  std::vector<float>& shares = chosen.window_sums;
-  for (std::size_t head = 0; head < shares.size(); ++head) {
-    shares[head] = 1.0F / (1.0F + std::exp(chosen.sink_sums[head] - shares[head]));
-  }
-  const Matrix results = queries.results();
-  const float* sinks =
-      static_cast<const float*>(results.data) + queries.row_of(row) * results.row_stride;
-  ops_->reallocate(out, row, shape_.heads, shape_.heads, shares.data(), sinks, 1, stream);
-}
-
 void AttentionRunner::attend(LayerId layer, std::span<const AttentionSegment> segments,
                              std::span<const SequenceId> sequences,
                              std::span<const std::span<const std::int32_t>> slots, ConstMatrix q,
-                             const SinkQueries* sink_queries, const KvLayerView& cache, float scale,
-                             Matrix out, Ops& ops, Workspace dense, Stream& stream) {
+                             const KvLayerView& cache, float scale, Matrix out, Ops& ops,
+                             Workspace dense, Stream& stream) {
   TRIPHASE_CHECK(choices_.size() == segments.size(), "segments that were chosen for");
   sparse_.clear();
-  sinks_.clear();
   std::size_t used = 0;
   for (std::size_t index = 0; index < segments.size(); ++index) {
     if (choices_[index] == nullptr) {
@@ -325,10 +266,6 @@ void AttentionRunner::attend(LayerId layer, std::span<const AttentionSegment> se
       // One at a time: the workspace keeps one sequence's scores.
       ops.attention(q, shape_.heads, cache, {&segment, 1}, scale, out, dense, stream);
     } else {
-      if (chosen.choice->sinks > 0) {
-        TRIPHASE_CHECK(sink_queries != nullptr, "sinks without their queries");
-        split_sinks(chosen, *sink_queries, segment);
-      }
       sparse_.push_back(segment);
     }
   }
@@ -337,10 +274,6 @@ void AttentionRunner::attend(LayerId layer, std::span<const AttentionSegment> se
     sparse_.back().selection = {part.begins, part.tokens, part.slots};
   }
   if (!sparse_.empty()) ops.attention(q, shape_.heads, cache, sparse_, scale, out, dense, stream);
-  if (!sinks_.empty()) {
-    ops.attention(sink_queries->queries(), shape_.heads, cache, sinks_, scale,
-                  sink_queries->results(), dense, stream);
-  }
   for (std::size_t i = 0; i < used; ++i) {
     Chosen& chosen = chosen_[i];
     const AttentionSegment& segment = segments[chosen.segment];
@@ -348,9 +281,6 @@ void AttentionRunner::attend(LayerId layer, std::span<const AttentionSegment> se
                       call_of(layer, segment, cache, scale, stream), *chosen.choice,
                       chosen.weights);
     blend(*chosen.choice, shape_, *ops_, out, segment.query_begin, stream);
-    if (chosen.choice->sinks > 0) {
-      merge_sinks(chosen, *sink_queries, segment.query_begin, out, stream);
-    }
   }
   for (std::size_t index = 0; index < segments.size(); ++index) {
     if (!sequences[index].valid()) continue;

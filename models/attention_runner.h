@@ -16,8 +16,6 @@
 #include "memory/memory_pool.h"
 #include "models/attention/attention_method.h"
 #include "models/attention/prompt_choices.h"
-#include "models/channel_reads.h"
-#include "models/sink_queries.h"
 
 namespace triphase {
 
@@ -39,9 +37,7 @@ class AttentionRunner {
   struct Touched {
     double attended = 0.0;
     double context = 0.0;
-    double rows = 0.0;  // decoded rows times layers
-    // As `attended`, with the whole context of dense rows shared by the lists of a KV head.
-    double read = 0.0;
+    double rows = 0.0;       // decoded rows times layers
     double centroids = 0.0;  // looked up (TokenChoice::centroids)
     // The same of prompt rows that chose, layer by layer; 0 where prompts are dense.
     double prompt_attended = 0.0;
@@ -89,19 +85,18 @@ class AttentionRunner {
   // The method's choices for the segments of one layer: by segment, null where the whole context
   // is attended. `sequences` names each segment's sequence; none: prompt rows that the method has
   // seen before, attended densely. The new rows' K and V are in the cache; v holds them
-  // unquantized. `channels` brings the channels of segments that it expects; null: none does. Valid
-  // until attend(), which must follow.
+  // unquantized. Valid until attend(), which must follow.
   [[nodiscard]] std::span<const TokenChoice* const> choose(
       LayerId layer, std::span<const AttentionSegment> segments,
       std::span<const SequenceId> sequences, ConstMatrix q, ConstMatrix v, const KvLayerView& cache,
-      float scale, ChannelReads* channels, Stream& stream);
+      float scale, Stream& stream);
   // out = the method's attention of the segments last chosen for; `slots` says where their chosen
-  // tokens lie (KvStep::segment_slots). `sink_queries`: of methods whose choices have sinks.
+  // tokens lie (KvStep::segment_slots).
   void attend(LayerId layer, std::span<const AttentionSegment> segments,
               std::span<const SequenceId> sequences,
               std::span<const std::span<const std::int32_t>> slots, ConstMatrix q,
-              const SinkQueries* sink_queries, const KvLayerView& cache, float scale, Matrix out,
-              Ops& ops, Workspace dense, Stream& stream);
+              const KvLayerView& cache, float scale, Matrix out, Ops& ops, Workspace dense,
+              Stream& stream);
 
   // Tokens at the start of a prompt whose KV may be taken from another sequence.
   [[nodiscard]] std::int64_t shareable_tokens(std::int64_t prompt_tokens) const;
@@ -148,21 +143,11 @@ class AttentionRunner {
     const TokenChoice* choice = nullptr;
     std::vector<std::int32_t> slots;
     std::vector<float> weights;
-    // With sinks: the two parts of the list, their log-sum-exps by query head, and what share of
-    // the softmax the window has.
-    std::array<std::int32_t, 2> sink_list;
-    std::array<std::int32_t, 2> window_list;
-    std::vector<float> sink_sums;
-    std::vector<float> window_sums;
   };
 
   [[nodiscard]] Entry& entry_of(SequenceId sequence);
   [[nodiscard]] LayerCall call_of(LayerId layer, const AttentionSegment& segment,
                                   const KvLayerView& cache, float scale, Stream& stream);
-  // Asks for the channels that the segments' queries will choose by.
-  void want_channels(LayerId layer, std::span<const AttentionSegment> segments,
-                     std::span<const SequenceId> sequences, ConstMatrix q, const KvLayerView& cache,
-                     float scale, ChannelReads& channels, Stream& stream);
   // The sequence, where the method knows early what that row attends in this layer, and the call to
   // ask it with; else null.
   [[nodiscard]] Entry* early_entry(LayerId layer, SequenceId sequence, std::int64_t context_tokens,
@@ -174,11 +159,6 @@ class AttentionRunner {
                   std::span<const std::int32_t> tokens, std::span<const std::int32_t> known,
                   std::vector<std::int32_t>& slots);
   void choose_for_prompt(const LayerCall& call, std::int64_t prompt_tokens, ConstMatrix q);
-  // Makes two of a segment whose choice has sinks: the window's stays, the sinks' goes to sinks_.
-  void split_sinks(Chosen& chosen, const SinkQueries& queries, AttentionSegment& segment);
-  // Adds what the sinks gave to the window's result in a row of out.
-  void merge_sinks(Chosen& chosen, const SinkQueries& queries, std::int64_t row, Matrix out,
-                   Stream& stream);
   void count(const TokenChoice& choice, std::int64_t context);
 
   PoolDevice memory_;  // of the states
@@ -195,9 +175,7 @@ class AttentionRunner {
   std::vector<const TokenChoice*> choices_;  // by segment
   std::vector<AttentionSegment> dense_;
   std::vector<AttentionSegment> sparse_;
-  std::vector<AttentionSegment> sinks_;
   std::vector<Chosen> chosen_;
-  std::vector<std::int32_t> wanted_;
   std::vector<std::int32_t> shifts_;  // by block, from a token to its slot
 };
 

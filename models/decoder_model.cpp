@@ -80,7 +80,6 @@ std::uint64_t DecoderModel::scratch_bytes(const ModelConfig& config, const Batch
   if (limits.sparse) {
     bytes += AttentionRunner::workspace_bytes(largest_attention(config, limits, threads));
   }
-  if (limits.sink_rows > 0) bytes += SinkQueries::scratch_bytes(config, limits.sink_rows);
   if (limits.input_block_tokens > 0) {
     bytes += LayerInputs::scratch_bytes(config, input_rows(limits));
   }
@@ -131,9 +130,6 @@ void DecoderModel::set_attention(const AttentionOptions& options, SparseOps& ops
   runner_ = std::make_unique<AttentionRunner>(
       options, MethodShape{config_.layers, config_.heads, config_.kv_heads, config_.head_dim}, ops,
       largest_attention(config_, limits_, threads_), pool, clusters);
-  if (!moves_queries(options)) return;
-  TRIPHASE_CHECK(rope_ && limits_.sink_rows > 0, "a method that moves queries");
-  sink_queries_ = std::make_unique<SinkQueries>(config_, limits_.sink_rows, *ops_, *rope_, pool);
 }
 
 void DecoderModel::set_layer_inputs(std::int64_t tokens, InputOps& ops, MemoryPool& pool) {
@@ -162,7 +158,6 @@ ConstMatrix DecoderModel::forward(const ForwardBatch& batch, KvStore& kv, Stream
                      static_cast<std::int64_t>(batch.logit_rows.size()) <= limits_.logit_rows,
                  "a batch beyond the limits the buffers were made for");
   fill_positions(batch);
-  if (sink_queries_) sink_queries_->begin(batch.segments, *runner_, stream);
   if (inputs_) inputs_->begin(kv, batch.segments);
   kv_step_.begin(kv, batch.segments, windows_, runner_.get());
   if (host_attention_) host_attention_->begin(kv, batch.segments, kv_step_);
@@ -292,8 +287,8 @@ void DecoderModel::attend(std::int64_t layer, const LayerWeights& w, std::int64_
     }
     if (runner_) {
       runner_->attend(LayerId(layer), segments, kv_step_.segment_sequences(),
-                      kv_step_.segment_slots(), q, sink_queries_.get(), cache, scale, attended,
-                      *ops_, workspace, stream);
+                      kv_step_.segment_slots(), q, cache, scale, attended, *ops_, workspace,
+                      stream);
     } else if (!segments.empty()) {
       ops_->attention(q, config_.heads, cache, segments, scale, attended, workspace, stream);
     }
@@ -313,7 +308,6 @@ void DecoderModel::attend_on_host(std::int64_t layer, float scale, Matrix attend
 KvLayerView DecoderModel::append_kv(std::int64_t layer, Matrix q, Matrix k, Matrix v,
                                     Stream& stream) {
   const TraceSpan span(trace_, TraceLane::kCompute, "append");
-  if (sink_queries_) sink_queries_->take(q, stream);
   if (rope_) {
     const Matrix angles = matrix(angles_, q.rows, rope_->rotary_dim());
     ops_->rope(q, config_.heads, config_.head_dim, rope_->rotary_dim(), angles, stream);
@@ -368,7 +362,7 @@ void DecoderModel::choose(std::int64_t layer, std::int64_t group,
   const auto choices = [&] {
     const TraceSpan span(trace_, TraceLane::kCompute, "choose");
     return runner_->choose(LayerId(layer), segments, kv_step_.segment_sequences(), q, v, cache,
-                           scale, kv_step_.channel_reads(), stream);
+                           scale, stream);
   }();
   if (!kv_step_.chooses_late()) return;
   {

@@ -35,9 +35,6 @@ struct BatchLimits {
   bool sparse = false;       // a sparse attention method may be used
   // Tokens of a KV block where layer inputs may be used (set_layer_inputs); 0: they are not.
   std::int64_t input_block_tokens = 0;
-  // Decoded rows where the method moves queries (moves_queries() of its options); 0: it does not.
-  std::int64_t sink_rows = 0;
-  bool query_head_lists = false;  // the method makes a list for each query head
 };
 
 class DecoderModel {
@@ -150,7 +147,6 @@ class DecoderModel {
   std::vector<std::int64_t> windows_;  // by layer
   KvStep kv_step_;
   std::unique_ptr<AttentionRunner> runner_;        // null: dense
-  std::unique_ptr<SinkQueries> sink_queries_;      // null: all tokens are seen from one position
   std::unique_ptr<LayerInputs> inputs_;            // null: K and V from the layer's own inputs
   std::unique_ptr<HostAttention> host_attention_;  // null: all rows are attended on the device
   ZigzagBlock zigzag_;

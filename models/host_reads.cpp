@@ -124,7 +124,7 @@ void HostReads::read_tokens(const BatchSegment& rows, const TokenChoice& choice,
   const std::int64_t block_tokens = store_->shape().block_tokens;
   const auto device_pages = static_cast<std::int32_t>(store_->sizes().device_pages);
   const auto lists = static_cast<std::int64_t>(choice.begins.size()) - 1;
-  TRIPHASE_CHECK(lists % parts_ == 0, "a choice with another number of lists");
+  TRIPHASE_CHECK(lists == parts_, "a choice with another number of lists");
   slots.clear();
   slots.reserve(choice.tokens.size());
   for (std::int64_t list = 0; list < lists; ++list) {
@@ -134,7 +134,7 @@ void HostReads::read_tokens(const BatchSegment& rows, const TokenChoice& choice,
     for (const std::int32_t token : std::span(choice.tokens).subspan(begin, count)) {
       PageId& page = table[static_cast<std::size_t>(token / block_tokens)];
       const bool on_device = page.valid() && page.value < device_pages;
-      slots.push_back(on_device ? -1 : slot_of(rows, token, list / (lists / parts_), page));
+      slots.push_back(on_device ? -1 : slot_of(rows, token, list, page));
     }
   }
 }

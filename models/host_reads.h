@@ -50,7 +50,7 @@ struct KvRecomputes {
 
 class HostReads {
  public:
-  // A step of the engine begins. `parts`: AttentionMethod::parts() of what chooses, else 1.
+  // A step of the engine begins. `parts`: AttentionMethod::lists() of what chooses, else 1.
   void begin_step(KvStore& store, std::int64_t parts);
   // Starts over for a layer; the first block gets `first_page`, the others the pages after it, but
   // for those that were brought early (KvStore::early), which stay where they are.

@@ -32,7 +32,7 @@ void KvStep::begin(KvStore& store, std::span<const BatchSegment> rows,
   for (const BatchSegment& entry : rows) count += entry.count;
   slot_pages_.resize(static_cast<std::size_t>(count));
   slot_offsets_.resize(static_cast<std::size_t>(count));
-  reads_.begin_step(store, attention == nullptr ? 1 : attention->method().parts());
+  reads_.begin_step(store, attention == nullptr ? 1 : attention->method().lists());
   staged_ = 0;
   meet_early();
   next_.begin(store, rows, windows);
@@ -104,35 +104,17 @@ void KvStep::make_column_places() {
   if (column_places_.size() < rows_.size()) {
     column_places_.resize(rows_.size());
     column_tables_.resize(rows_.size());
-    host_places_.resize(rows_.size());
   }
-  const bool on_host = reads_host_columns();
   for (std::size_t index = 0; index < rows_.size(); ++index) {
     const BatchSegment& entry = rows_[index];
     std::vector<std::int32_t>& places = column_places_[index];
     places.clear();
-    host_places_[index].clear();
     if (!attention_->decodes(entry.sequence, entry.first_position + 1)) continue;
     // INT8: the query's own block is read unquantized.
     const std::int64_t tokens = entry.first_position + (store_->shape().quantized() ? 0 : 1);
     const std::int64_t blocks = tokens / block_tokens();
-    if (on_host) {
-      for (std::int64_t block = 0; block < blocks; ++block) {
-        host_places_[index].push_back(store_->host_column(entry.sequence, block));
-      }
-    }
-    const auto is_away = [&](std::int64_t block) {
-      return on_host &&
-             host_places_[index][static_cast<std::size_t>(block)] != HostKeyColumns::kNone;
-    };
     for (std::int64_t block = 0; block < blocks; ++block) {
-      places.push_back(
-          is_away(block) ? KeyColumns::kNone
-                         : store_->key_columns().take(store_->residency(), entry.sequence, block));
-    }
-    if (std::ranges::all_of(host_places_[index],
-                            [](std::int32_t place) { return place == HostKeyColumns::kNone; })) {
-      host_places_[index].clear();
+      places.push_back(store_->key_columns().take(store_->residency(), entry.sequence, block));
     }
   }
 }
@@ -272,8 +254,7 @@ std::int64_t KvStep::first_block_to_choose(std::size_t entry, LayerId layer) con
     // Where places are short, keys are read by rows.
     if (!reads_key_columns()) return 0;
     const std::vector<std::int32_t>& places = column_places_[entry];
-    const bool is_short = std::ranges::find(places, KeyColumns::kNone) != places.end();
-    if (is_short && !reads_host_columns()) return 0;
+    if (std::ranges::find(places, KeyColumns::kNone) != places.end()) return 0;
   }
   return attention_->first_key_to_choose(layer, rows.sequence, rows.first_position + 1,
                                          store_->shape().quantized(), block_tokens()) /
@@ -296,10 +277,7 @@ void KvStep::stage(std::int64_t number, std::int64_t first_page) {
     const BatchSegment& entry = rows_[group.first + index];
     const std::int64_t first = first_block_to_choose(group.first + index, layer);
     unit.more_blocks[index].clear();
-    if (first > 0 && reads_host_columns()) {
-      const auto blocks = static_cast<std::int64_t>(host_places_[group.first + index].size());
-      store_->make_host_columns(entry.sequence, layer, blocks);
-    } else if (first > 0 && reads_key_columns()) {
+    if (first > 0 && reads_key_columns()) {
       add_blocks_without_columns(group.first + index, layer, unit.more_blocks[index]);
     }
     unit.any_late = unit.any_late || first > 0;
@@ -444,25 +422,10 @@ KvLayerView KvStep::view(LayerId layer) const {
           .kt_run = store_->key_columns().run()};
 }
 
-// Rows that choose by channels: those whose keys did not come in the first round.
-void KvStep::expect_channels(LayerId layer, std::int64_t group_index) {
-  const Unit& unit = unit_of(layer.value * groups() + group_index);
-  const SequenceGroup& group = groups_.at(group_index);
-  channels_.begin(*store_, layer);
-  for (std::size_t index = 0; index < segments_.size(); ++index) {
-    const std::size_t at = segment_entries_[index];
-    const std::vector<std::int32_t>& places = host_places_[group.first + at];
-    if (unit.first_blocks[at] == 0 || places.empty()) continue;
-    channels_.expect(index, places);
-    brings_channels_ = true;
-  }
-}
-
 std::span<const AttentionSegment> KvStep::segments(LayerId layer, std::int64_t group_index) {
   const std::int64_t number = layer.value * groups() + group_index;
   recomputes_ = &kNoRecomputes;
   late_ = false;
-  brings_channels_ = false;
   if (staging()) {
     if (last_early_unit_ >= 0 && number > last_early_unit_) end_early();
     ring_.give_back_before(number);
@@ -476,7 +439,6 @@ std::span<const AttentionSegment> KvStep::segments(LayerId layer, std::int64_t g
     late_ = unit_of(number).any_late;
   }
   make_segments(layer, group_index);
-  if (late_ && reads_host_columns()) expect_channels(layer, group_index);
   return segments_;
 }
 

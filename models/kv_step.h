@@ -7,9 +7,8 @@
 // layer the caller does
 //
 //   append at slots(layer); close closes();
-//   for each group: choose for segments(layer, group) with channel_reads(), and where
-//                   chooses_late() fetch(layer, group, choices); attend the segments, then
-//                   done(layer, group)
+//   for each group: choose for segments(layer, group), and where chooses_late()
+//                   fetch(layer, group, choices); attend the segments, then done(layer, group)
 //
 // A group is some of the sequences, so many that the staging pages hold several groups at once (all
 // sequences, where nothing is on the host). While one group is attended, and while a layer computes
@@ -26,7 +25,6 @@
 #include "kernels/ops.h"
 #include "memory/kv/kv_store.h"
 #include "models/attention_runner.h"
-#include "models/channel_reads.h"
 #include "models/forward_batch.h"
 #include "models/host_reads.h"
 #include "models/next_step.h"
@@ -63,9 +61,6 @@ class KvStep {
   // Whether some segment last returned has tokens on the host that come only once its method has
   // chosen; then fetch() must follow.
   [[nodiscard]] bool chooses_late() const { return late_; }
-  // Brings channels of K^T for those of the segments last returned that choose by them and have
-  // blocks on the host; null: none do.
-  [[nodiscard]] ChannelReads* channel_reads() { return brings_channels_ ? &channels_ : nullptr; }
   // Brings what was chosen for the segments last returned: by segment a choice, or null where the
   // whole context is attended. Waits for it, as segments() does.
   void fetch(LayerId layer, std::int64_t group, std::span<const TokenChoice* const> choices);
@@ -105,7 +100,6 @@ class KvStep {
   // Bytes of chosen tokens that were.
   [[nodiscard]] std::uint64_t token_bytes_for_next_step() const { return early_token_bytes_; }
   [[nodiscard]] const HostReads& reads() const { return reads_; }
-  [[nodiscard]] std::uint64_t channel_bytes() const { return channels_.bytes(); }
 
  private:
   // Rows of one entry of rows_ that lie in one block, and the open page of that block (INT8).
@@ -140,14 +134,8 @@ class KvStep {
     return attention_ != nullptr && store_->key_columns().places() > 0 &&
            attention_->method().reads_key_columns();
   }
-  // Whether K^T of blocks on the host is there too.
-  [[nodiscard]] bool reads_host_columns() const {
-    return reads_key_columns() && store_->host_columns().places() > 0;
-  }
   // Fills segments_ and what belongs to them.
   void make_segments(LayerId layer, std::int64_t group);
-  // Tells channels_ which of segments_ will want channels of which blocks.
-  void expect_channels(LayerId layer, std::int64_t group);
   // Blocks on the host that were never scored by channels in this layer: their keys make K^T.
   void add_blocks_without_columns(std::size_t entry, LayerId layer,
                                   std::vector<std::int64_t>& blocks);
@@ -196,7 +184,6 @@ class KvStep {
   SequenceGroups groups_;
   bool prefetch_ = true;
   bool late_ = false;
-  bool brings_channels_ = false;
 
   static constexpr std::size_t kMostStaged = 64;  // units at a time
   std::array<Unit, kMostStaged> units_;
@@ -212,8 +199,7 @@ class KvStep {
   std::uint64_t early_token_bytes_ = 0;  // brought for the next step
   std::vector<TokenRun> runs_;
   std::vector<BytePiece> pieces_;
-  HostReads reads_;        // of the unit at hand
-  ChannelReads channels_;  // of the group at hand
+  HostReads reads_;  // of the unit at hand
 
   std::vector<PageId> slot_pages_;
   std::vector<std::int32_t> slot_offsets_;
@@ -228,10 +214,8 @@ class KvStep {
 
   std::vector<std::vector<PageId>> scale_tables_;  // by entry of rows_
   // By entry of rows_, of a decoded row that may be scored by channels: places of its full blocks
-  // (KeyColumns), their pages in the layer at hand, and places on the host (HostKeyColumns), empty
-  // where none is there.
+  // (KeyColumns) and their pages in the layer at hand.
   std::vector<std::vector<std::int32_t>> column_places_;
-  std::vector<std::vector<std::int32_t>> host_places_;
   std::vector<std::vector<PageId>> column_tables_;
   std::vector<OpenRun> open_runs_;  // of the layer at hand, by entry
   std::vector<PageId> spent_open_;  // free again once the layer is done

@@ -29,7 +29,6 @@ void NextTokens::look_at(const BatchSegment& rows, LayerId layer, const TokenCho
   std::optional<EarlyBlocks::Source> source;
   const auto lists = static_cast<std::int64_t>(choice.begins.size()) - 1;
   for (std::int64_t list = 0; list < lists; ++list) {
-    const std::int64_t part = list / (lists / parts_);
     const auto begin = static_cast<std::size_t>(choice.begins[static_cast<std::size_t>(list)]);
     const auto end = static_cast<std::size_t>(choice.begins[static_cast<std::size_t>(list) + 1]);
     for (const std::int32_t token : std::span(choice.tokens).subspan(begin, end - begin)) {
@@ -42,8 +41,8 @@ void NextTokens::look_at(const BatchSegment& rows, LayerId layer, const TokenCho
       if (!source) continue;
       const std::int64_t offset = token % block_tokens;
       const TokenCache::BlockKey key{source->block_index, source->block_id};
-      if (cache.keep_for_next(layer.value, part, key, offset)) continue;
-      cells_[first_cell(*source) + static_cast<std::size_t>(offset * parts_ + part)] = 1;
+      if (cache.keep_for_next(layer.value, list, key, offset)) continue;
+      cells_[first_cell(*source) + static_cast<std::size_t>(offset * parts_ + list)] = 1;
     }
   }
 }
@@ -90,7 +89,7 @@ std::uint64_t NextTokens::bring(LayerId layer, std::optional<std::int64_t> spare
 std::uint64_t NextTokens::fetch(AttentionRunner& attention, std::int64_t layers,
                                 std::optional<std::int64_t> spare_page) {
   done_ = true;
-  parts_ = attention.method().parts();
+  parts_ = attention.method().lists();
   block_cells_ = store_->shape().block_tokens * parts_;
   if (store_->token_cache(parts_).empty()) return 0;
   std::uint64_t bytes = 0;

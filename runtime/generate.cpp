@@ -79,7 +79,6 @@ void fill_engine_numbers(const EngineStats& stats, const PlacementStats& placeme
         .kv_reloads = placement.reloaded_blocks * KvStore::host_block_bytes(loaded.kv.shape()),
         .kv_blocks = read.blocks,
         .kv_tokens = read.tokens,
-        .kv_channels = loaded.decoder.kv_step().channel_bytes(),
         .inputs = read.inputs,
         .results = loaded.decoder.host_attention() != nullptr
                        ? loaded.decoder.host_attention()->use().results
@@ -149,12 +148,6 @@ void fill_engine_numbers(const EngineStats& stats, const PlacementStats& placeme
     add(host, MemoryTag::kKv, plan.memory.host_kv,
         static_cast<std::uint64_t>(residency.peak_host_blocks()) *
             KvStore::host_block_bytes(shape));
-  }
-  if (plan.memory.host_key_columns > 0) {
-    // Host blocks and layer inputs have it beside them.
-    add(host, MemoryTag::kKeyColumns, plan.memory.host_key_columns,
-        static_cast<std::uint64_t>(residency.peak_host_blocks() + residency.peak_input_blocks()) *
-            KvStore::host_column_bytes(shape));
   }
   if (plan.host_scratch > 0) {
     const std::uint64_t buffers = loaded.host_pool.use(MemoryTag::kWorkspace).peak;

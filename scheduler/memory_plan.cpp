@@ -67,8 +67,6 @@ std::uint64_t kv_room(const MemoryRequest& request, std::int64_t batch) {
 
 // Staging for what arrives ahead: this share of the KV's room, at most a layer of the batch.
 constexpr std::uint64_t kAheadShare = 16;
-// Channels of a line take at most half of what its blocks take in staging, a third of the room.
-constexpr std::uint64_t kChannelShare = 6;
 
 // The cache holds at most what decoding chooses of a full host tier. A block must stay possible.
 void plan_token_cache(const MemoryRequest& request, std::uint64_t& room, MemoryPlan& plan) {
@@ -85,44 +83,31 @@ void plan_token_cache(const MemoryRequest& request, std::uint64_t& room, MemoryP
   room -= plan.cache;
 }
 
-// Staging for channels from the host, of two longest sequences where there is room.
-void plan_channels(const MemoryRequest& request, std::int64_t blocks_per_sequence,
-                   std::uint64_t& room, MemoryPlan& plan) {
-  if (request.channel_bytes == 0 || plan.host_blocks == 0) return;
-  const auto most = static_cast<std::uint64_t>(2 * blocks_per_sequence);
-  const std::uint64_t blocks = std::min(most, room / kChannelShare / request.channel_bytes);
-  plan.channel_blocks = static_cast<std::int64_t>(blocks);
-  plan.staging = blocks * request.channel_bytes;
-  room -= plan.staging;
-}
-
 // Takes staging for the host tier from the room of the KV, and says how many blocks go to the host.
 void plan_host_tier(const MemoryRequest& request, std::int64_t wanted_blocks,
                     std::int64_t blocks_per_sequence, std::uint64_t& room, MemoryPlan& plan) {
   const auto layers = static_cast<std::uint64_t>(request.layers);
-  const std::uint64_t columns = request.host_column_bytes * layers;
-  const std::uint64_t host_block = request.page_bytes * layers + columns;
+  const std::uint64_t host_block = request.page_bytes * layers;
   // Scales stay on the device; they must leave most of it for blocks.
   const std::uint64_t scaled =
       request.scale_bytes > 0 ? room / 2 / (request.scale_bytes * layers) : UINT64_MAX;
   std::uint64_t inputs = 0;
   if (request.host->input_blocks > 0) {
     inputs = static_cast<std::uint64_t>(request.host->input_blocks * plan.batch_size);
-    const std::uint64_t one = request.host->input_block_bytes + columns;
-    inputs = std::min({inputs, request.host->budget / 2 / one, scaled / 2});
+    inputs =
+        std::min({inputs, request.host->budget / 2 / request.host->input_block_bytes, scaled / 2});
   }
   plan.input_blocks = static_cast<std::int64_t>(inputs);
   plan.host_inputs = inputs * request.host->input_block_bytes;
-  const std::uint64_t blocks = std::min(
-      {static_cast<std::uint64_t>(wanted_blocks),
-       (request.host->budget - plan.host_inputs - inputs * columns) / host_block, scaled - inputs});
+  const std::uint64_t blocks =
+      std::min({static_cast<std::uint64_t>(wanted_blocks),
+                (request.host->budget - plan.host_inputs) / host_block, scaled - inputs});
   plan.host_blocks = static_cast<std::int64_t>(blocks);
-  plan.host_kv = (host_block - columns) * blocks;
-  plan.host_key_columns = columns * (blocks + inputs);
+  plan.host_kv = host_block * blocks;
   const std::uint64_t scales = (blocks + inputs) * request.scale_bytes * layers;
   room -= scales;
   plan.kv += scales;
-  if (request.key_column_bytes > 0 && columns == 0) {
+  if (request.key_column_bytes > 0) {
     // K^T of a block on the host spares its way at a half of what a home would take. What staging
     // leaves must hold the homes that no step can do without.
     const std::uint64_t one = request.key_column_bytes * layers;
@@ -136,7 +121,6 @@ void plan_host_tier(const MemoryRequest& request, std::int64_t wanted_blocks,
     plan.key_column_blocks = static_cast<std::int64_t>(with_columns);
     room -= with_columns * one;
   }
-  plan_channels(request, blocks_per_sequence, room, plan);
   const std::int64_t sequences = request.host->holds_everything ? plan.batch_size : 1;
   const auto most = static_cast<std::uint64_t>(2 * sequences * blocks_per_sequence);
   const std::uint64_t share = request.host->holds_everything ? room / 4 * 3 : room / 3;
@@ -147,9 +131,8 @@ void plan_host_tier(const MemoryRequest& request, std::int64_t wanted_blocks,
     plan.staging_pages +=
         static_cast<std::int64_t>(std::min(layer, room / kAheadShare / request.page_bytes));
   }
-  const std::uint64_t staging = static_cast<std::uint64_t>(plan.staging_pages) * request.page_bytes;
-  plan.staging += staging;
-  room -= staging;
+  plan.staging = static_cast<std::uint64_t>(plan.staging_pages) * request.page_bytes;
+  room -= plan.staging;
   plan_token_cache(request, room, plan);
 }
 

@@ -19,10 +19,6 @@ struct MemoryRequest {
   std::function<std::uint64_t(std::int64_t batch)> scratch;
   std::uint64_t page_bytes = 0;
   std::uint64_t key_column_bytes = 0;  // K^T of a block in one layer; 0: none is kept
-  // Where K^T of blocks on the host is there too: its bytes in one layer, and those of the channels
-  // that cross the link together, on the device. 0: it is on the device, where there is room.
-  std::uint64_t host_column_bytes = 0;
-  std::uint64_t channel_bytes = 0;
   // What blocks have in one layer is there once more, as a copy to be read.
   bool copies = false;
   std::int64_t layers = 0;
@@ -67,9 +63,8 @@ struct MemoryPlan {
   std::uint64_t key_columns = 0;       // K^T of the blocks that can have it on the device
   std::int64_t key_column_blocks = 0;  // of all layers
   std::int64_t staging_pages = 0;
-  std::int64_t channel_blocks = 0;  // whose channels are staged together
-  std::uint64_t staging = 0;        // of both
-  std::int64_t cache_pages = 0;     // a multiple of the layers
+  std::uint64_t staging = 0;
+  std::int64_t cache_pages = 0;  // a multiple of the layers
   std::uint64_t cache = 0;
   std::int64_t copy_pages = 0;  // for copies of one layer's pages
   std::uint64_t copies = 0;
@@ -78,7 +73,6 @@ struct MemoryPlan {
   std::uint64_t host_kv = 0;
   std::int64_t input_blocks = 0;  // of saved layer inputs, all layers
   std::uint64_t host_inputs = 0;
-  std::uint64_t host_key_columns = 0;  // K^T of blocks on the host, where it is there too
   [[nodiscard]] std::uint64_t total() const {
     return weights + scratch + kv + key_columns + staging + cache + copies;
   }

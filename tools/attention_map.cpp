@@ -81,8 +81,7 @@ std::string draw_attention_map(const OptionValues& values, Log& log) {
   const ModelBundle model = open_model(options);
   for (const std::string& note : model.notes) log.info(note);
   check_below(values, "layer", model.config.layers);
-  check_below(values, "head",
-              lists_by_query_head(options.attention) ? model.config.heads : model.config.kv_heads);
+  check_below(values, "head", model.config.kv_heads);
   const auto backend = Backend::open(options.device, options.threads);
   const RunPlan plan = plan_run(options, model, backend->machine(), LogitRows::kLast);
   Progress progress(log, options.progress);
@@ -101,11 +100,8 @@ std::string draw_attention_map(const OptionValues& values, Log& log) {
                                                  static_cast<double>(counts.context);
   const std::string what = fmt::format(
       "{}: layer {}{}", attention_name(options.attention.kind), values.integer("layer"),
-      runner.method().lists() == 1
-          ? ", all heads"
-          : fmt::format(", {} head {}",
-                        runner.method().lists() > model.config.kv_heads ? "query" : "KV",
-                        values.integer("head")));
+      runner.method().lists() == 1 ? ", all heads"
+                                   : fmt::format(", KV head {}", values.integer("head")));
   if (counts.touched == counts.context) {
     log.info(
         fmt::format("{} attends densely in every step of layer {}: see another --layer, or a "

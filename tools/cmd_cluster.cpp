@@ -26,7 +26,6 @@ ClusterOptions cluster_options(const OptionValues& values) {
           .quantile = values.real("sparsity"),
           .coarse_quantile = values.real("coarse-sparsity"),
           .pruned_calibration = values.text("calibrate") == "pruned",
-          .by_query_head = values.text("scope") == "query_head",
           .window = values.integer("window"),
           .seed = static_cast<std::uint64_t>(values.integer("seed")),
           .max_iterations = values.integer("max-iterations")};

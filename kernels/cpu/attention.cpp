@@ -11,8 +11,7 @@
 //
 #include "kernels/cpu/attention_split-inl.h"
 
-// A task is one block of queries of one segment under one KV head (with lists by query head: of one
-// query head). It walks the context in splits
+// A task is one block of queries of one segment under one KV head. It walks the context in splits
 // of kAttentionSplit tokens; each split is an online softmax over tiles of kAttentionTile tokens,
 // started afresh, and the splits' (m, l, o) are merged in ascending order. When a call has too few
 // tasks for the threads, splits run in parallel and are merged afterwards: the same arithmetic.
@@ -67,13 +66,7 @@ void store_results(const Call& call, const Block& block, const State& merged) {
     const std::int64_t head = block.first_head + row % block.heads;
     float* to = static_cast<float*>(call.out.data) + query * call.out.row_stride + head * dim;
     const float* from = merged.out + row * call.layout.padded_dim;
-    const bool empty = block.begin(index) >= block.end(index);
-    if (block.selected() && block.segment->log_sums != nullptr) {
-      constexpr float kLn2 = 0.693147180559945309F;
-      block.segment->log_sums[head] =
-          empty ? kMinusInfinity : (merged.top[row] + std::log2(merged.total[row])) * kLn2;
-    }
-    if (empty) {
+    if (block.begin(index) >= block.end(index)) {
       std::fill_n(to, dim, 0.0F);
       continue;
     }
@@ -172,7 +165,7 @@ std::int64_t lay_out_tasks(Call& call) {
     if (segment.query_count == 0) continue;
     const bool weighs = !segment.selection.empty() && segment.weights != nullptr;
     call.table[call.table_size++] = {static_cast<std::int64_t>(i), tasks, weighs ? weighing : -1};
-    tasks += call.heads / heads_together(call, segment) * blocks_of(call, segment);
+    tasks += call.cache.kv_heads * blocks_of(call, segment);
     if (weighs) weighing += 2 * call.heads + weighted_scores(segment.selection, call.heads);
   }
   return tasks;

@@ -43,13 +43,6 @@ struct Call {
   [[nodiscard]] std::int64_t group() const { return heads / cache.kv_heads; }
 };
 
-// How many query heads one task of the segment has: a KV head's, or, where each has a list of its
-// own, one.
-inline std::int64_t heads_together(const Call& call, const AttentionSegment& segment) {
-  const auto lists = static_cast<std::int64_t>(segment.selection.begins.size()) - 1;
-  return lists > call.cache.kv_heads ? 1 : call.group();
-}
-
 // List `index` of `selection`, or the only one.
 struct TokenList {
   std::span<const std::int32_t> tokens;
@@ -64,8 +57,8 @@ inline TokenList list_of(const TokenSelection& selection, std::int64_t index) {
           selection.begins[list]};
 }
 
-// One block of queries under one KV head, of all its query heads or of one. With a selection,
-// "tokens" are ordinals of its list.
+// One block of queries under one KV head, of all its query heads. With a selection, "tokens" are
+// ordinals of its list.
 struct Block {
   const AttentionSegment* segment;
   TokenList list;  // with a selection
@@ -162,14 +155,14 @@ inline Block block_of(const Call& call, std::int64_t task) {
   const std::int64_t local = task - entry->first_task;
   Block block{};
   block.segment = &segment;
-  block.heads = heads_together(call, segment);
-  block.first_head = local / blocks * block.heads;
-  block.kv_head = block.first_head / call.group();
+  block.heads = call.group();
+  block.kv_head = local / blocks;
+  block.first_head = block.kv_head * block.heads;
   block.first_query = local % blocks * call.layout.block_queries;
   block.queries = std::min(call.layout.block_queries, segment.query_count - block.first_query);
   block.rows = block.queries * block.heads;
   if (!block.selected()) return block;
-  block.list = list_of(segment.selection, local / blocks);
+  block.list = list_of(segment.selection, block.kv_head);
   if (entry->weighing < 0) return block;
   const bool shared = segment.selection.begins.size() == 2;
   const auto length = static_cast<std::int64_t>(block.list.tokens.size());

@@ -43,11 +43,10 @@ struct ChoiceCall {
 // The `rank` channels with the largest sum over the group of |q_c|, ascending; of equal sums the
 // smaller channel wins and NaN comes last.
 void choose_group_channels(const float* q, std::int64_t group, std::int64_t dim, std::int64_t rank,
-                           const float* weights, std::uint64_t* ranked, std::int32_t* channels) {
+                           std::uint64_t* ranked, std::int32_t* channels) {
   for (std::int64_t c = 0; c < dim; ++c) {
     float sum = 0.0F;
     for (std::int64_t i = 0; i < group; ++i) sum += std::abs(q[i * dim + c]);
-    if (weights != nullptr) sum *= weights[c];
     // Bits of numbers that are not negative rank as the numbers do.
     const std::uint32_t bits = std::isnan(sum) ? 0U : std::bit_cast<std::uint32_t>(sum);
     ranked[c] = std::uint64_t{bits} << 32 | (0xFFFFFFFFU - static_cast<std::uint32_t>(c));
@@ -57,10 +56,6 @@ void choose_group_channels(const float* q, std::int64_t group, std::int64_t dim,
     channels[i] = static_cast<std::int32_t>(0xFFFFFFFFU - static_cast<std::uint32_t>(ranked[i]));
   }
   std::sort(channels, channels + rank);
-}
-
-const float* weights_of(const ChannelChoice& choice, std::int64_t head, std::int64_t dim) {
-  return choice.channel_weights == nullptr ? nullptr : choice.channel_weights + head * dim;
 }
 
 // sqrt(head_dim) / tau of one query head; 0 for a query of zeros.
@@ -91,7 +86,7 @@ ChannelQuery load_query(const ChoiceCall& call, std::int64_t head, float* scratc
   auto* channels = reinterpret_cast<std::int32_t*>(scratch + layout.channels);
   query.channels = channels;
   // The tile is not in use yet.
-  choose_group_channels(from, group, dim, query.rank, weights_of(call.choice, head, dim),
+  choose_group_channels(from, group, dim, query.rank,
                         reinterpret_cast<std::uint64_t*>(scratch + layout.tile), channels);
   float* to = scratch + layout.queries;
   query.q = to;
@@ -225,19 +220,6 @@ void choose_tokens(const ChoiceCall& call, std::int64_t head, float* scores, flo
 
 }  // namespace
 
-void largest_channels(ConstMatrix q, std::int64_t row, std::int64_t heads, std::int64_t kv_heads,
-                      const ChannelChoice& choice, std::int32_t* channels) {
-  const std::int64_t dim = q.cols / heads;
-  const std::int64_t group = heads / kv_heads;
-  const float* from = static_cast<const float*>(q.data) + row * q.row_stride;
-  std::vector<std::uint64_t> ranked(static_cast<std::size_t>(dim));
-  for (std::int64_t head = 0; head < kv_heads; ++head) {
-    choose_group_channels(from + head * group * dim, group, dim, choice.rank,
-                          weights_of(choice, head, dim), ranked.data(),
-                          channels + head * choice.rank);
-  }
-}
-
 void choose_by_channels(ThreadPool& pool, ConstMatrix q, std::int64_t row, std::int64_t heads,
                         const KvLayerView& cache, const AttentionSegment& keys, float scale,
                         const ChannelChoice& choice, std::int32_t* tokens, float* alpha,
@@ -282,14 +264,8 @@ HWY_AFTER_NAMESPACE();
 #if HWY_ONCE
 namespace triphase::cpu {
 namespace {
-HWY_EXPORT(largest_channels);
 HWY_EXPORT(choose_by_channels);
 }  // namespace
-
-void largest_channels(ConstMatrix q, std::int64_t row, std::int64_t heads, std::int64_t kv_heads,
-                      const ChannelChoice& choice, std::int32_t* channels) {
-  HWY_DYNAMIC_DISPATCH(largest_channels)(q, row, heads, kv_heads, choice, channels);
-}
 
 void choose_by_channels(ThreadPool& pool, ConstMatrix q, std::int64_t row, std::int64_t heads,
                         const KvLayerView& cache, const AttentionSegment& keys, float scale,

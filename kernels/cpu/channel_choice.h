@@ -1,17 +1,12 @@
 #pragma once
 
-// SparQ's choice of channels, and of tokens from a few channels of the keys. Arguments are checked
-// by CpuSparseOps.
+// SparQ's choice of tokens from a few channels of the keys. Arguments are checked by CpuSparseOps.
 
 #include "base/thread_pool.h"
 #include "kernels/sizing/sparse_workspace.h"
 #include "kernels/sparse_ops.h"
 
 namespace triphase::cpu {
-
-// See SparseOps::largest_channels.
-void largest_channels(ConstMatrix q, std::int64_t row, std::int64_t heads, std::int64_t kv_heads,
-                      const ChannelChoice& choice, std::int32_t* channels);
 
 // See SparseOps::choose_by_channels; shape.max_context is the segment's context.
 void choose_by_channels(ThreadPool& pool, ConstMatrix q, std::int64_t row, std::int64_t heads,

@@ -1,10 +1,9 @@
 // Scores of one KV head's queries over a few channels of every key. Compiled once per SIMD target.
 //
 // Lanes are tokens and channels follow each other in ascending order, so a token's score is one
-// chain of multiply-adds whatever shares the loop and wherever its key was read: from K^T, from
-// channels that were gathered, or from rows whose channels are collected into a tile first. INT8
-// codes are read with their scales folded into the query: lambda (code - zero) q = (q lambda) code
-// - (q lambda) zero.
+// chain of multiply-adds whatever shares the loop and wherever its key was read: from K^T, or from
+// rows whose channels are collected into a tile first. INT8 codes are read with their scales folded
+// into the query: lambda (code - zero) q = (q lambda) code - (q lambda) zero.
 
 #if defined(TRIPHASE_KERNELS_CPU_CHANNEL_SCORES_INL_H_) == defined(HWY_TARGET_TOGGLE)
 #ifdef TRIPHASE_KERNELS_CPU_CHANNEL_SCORES_INL_H_
@@ -33,20 +32,18 @@ struct ChannelQuery {
   float* starts;  // INT8: per head, minus the sum of q lambda zero
 };
 
-// Values of the chosen channels: channel i of token t is data[i or channels[i] times stride + t].
+// Values of the chosen channels: the i-th one of token t is data[channels[i] * stride + t].
 template <class T>
 struct Columns {
   const T* data;
-  const std::int32_t* channels;  // null: 0, 1, ...
+  const std::int32_t* channels;
   std::int64_t stride;
   // Not null: columns of the tokens that come after these, asked for on the way. Memory answers
   // sooner than to the same requests all at once.
   const T* ahead = nullptr;
   std::int64_t ahead_stride = 0;
 
-  [[nodiscard]] const T* column(std::int64_t i) const {
-    return data + (channels == nullptr ? i : channels[i]) * stride;
-  }
+  [[nodiscard]] const T* column(std::int64_t i) const { return data + channels[i] * stride; }
 };
 
 // Scores of `kVectors` vectors of tokens for `kHeads` heads; the last vector holds `last` tokens.
@@ -166,41 +163,20 @@ HWY_INLINE void prefetch_rows(const void* rows, std::int64_t bytes) {
   }
 }
 
-// Blocks [first, end) of a context whose K^T, or what was gathered of it, lies side by side; or one
-// block without any.
+// Blocks [first, end) of a context whose K^T lies side by side; or one block without any.
 struct ColumnRun {
   std::int64_t first;
   std::int64_t end;
   bool written;
-  bool gathered;
-  KeyColumnPlace place;  // of the first; gathered: of the channels alone
+  KeyColumnPlace place;  // of the first
 
   [[nodiscard]] std::int64_t blocks() const { return end - first; }
 };
-inline ColumnRun gathered_run(const KvLayerView& cache, const AttentionSegment& keys,
-                              std::int64_t kv_head, std::int64_t rank, std::int64_t first,
-                              std::int64_t end) {
-  const GatheredChannels& gathered = keys.gathered;
-  const std::int64_t place = gathered.places[static_cast<std::size_t>(first)];
-  const std::int64_t stride = gathered.stride * cache.page_tokens;
-  ColumnRun run{first,
-                first + 1,
-                true,
-                true,
-                {kv_head * rank * stride + place * cache.page_tokens, stride, gathered.stride}};
-  while (run.end < end && gathered.has(run.end) &&
-         gathered.places[static_cast<std::size_t>(run.end)] == place + (run.end - first)) {
-    ++run.end;
-  }
-  return run;
-}
 inline ColumnRun column_run(const KvLayerView& cache, const AttentionSegment& keys,
-                            std::int64_t kv_head, std::int64_t rank, std::int64_t first,
-                            std::int64_t end) {
-  if (keys.gathered.has(first)) return gathered_run(cache, keys, kv_head, rank, first, end);
+                            std::int64_t kv_head, std::int64_t first, std::int64_t end) {
   const PageId page = written_column_page(cache, keys, static_cast<std::size_t>(first));
-  if (!page.valid()) return {first, first + 1, false, false, {}};
-  ColumnRun run{first, first + 1, true, false, key_column_place(cache, page, kv_head)};
+  if (!page.valid()) return {first, first + 1, false, {}};
+  ColumnRun run{first, first + 1, true, key_column_place(cache, page, kv_head)};
   const std::int64_t most = std::min(end, first + run.place.end - page.value);
   while (run.end < most) {
     const PageId next = written_column_page(cache, keys, static_cast<std::size_t>(run.end));
@@ -233,9 +209,8 @@ void score_channels(const KvLayerView& cache, const AttentionSegment& keys, std:
   };
   const auto run = [&]<class T>(const T* k, const T* kt) {
     const auto columns_of = [&](const ColumnRun& blocks, std::int64_t index) {
-      const T* data = blocks.gathered ? static_cast<const T*>(keys.gathered.data) : kt;
-      return Columns<T>{data + blocks.place.begin + (index - blocks.first) * page_tokens,
-                        blocks.gathered ? nullptr : query.channels, blocks.place.stride};
+      return Columns<T>{kt + blocks.place.begin + (index - blocks.first) * page_tokens,
+                        query.channels, blocks.place.stride};
     };
     const auto ask_for = [&](const ColumnRun& blocks) {
       if (blocks.written) {
@@ -258,24 +233,24 @@ void score_channels(const KvLayerView& cache, const AttentionSegment& keys, std:
     std::int64_t asked = first;  // blocks before it have been asked for
     const auto ask_to = [&](std::int64_t block) {
       while (asked < std::min(block, closed)) {
-        const ColumnRun next = column_run(cache, keys, kv_head, query.rank, asked, closed);
+        const ColumnRun next = column_run(cache, keys, kv_head, asked, closed);
         ask_for(next);
         asked = next.end;
       }
     };
-    ColumnRun blocks{first, first, false, false, {}};
+    ColumnRun blocks{first, first, false, {}};
     ColumnRun next = blocks;  // known if it begins where `blocks` ends
     while (blocks.end < closed) {
       blocks = next.first == blocks.end && next.blocks() > 0
                    ? next
-                   : column_run(cache, keys, kv_head, query.rank, blocks.end, closed);
+                   : column_run(cache, keys, kv_head, blocks.end, closed);
       ask_to(blocks.end);
       // INT8: blocks are scored one by one, and their scales are needed as well.
       if (!coded && asked == blocks.end && asked < closed && blocks.blocks() >= ahead) {
-        next = column_run(cache, keys, kv_head, query.rank, asked, closed);
+        next = column_run(cache, keys, kv_head, asked, closed);
       }
-      const bool on_the_way = next.first == blocks.end && next.written && !next.gathered &&
-                              !blocks.gathered && next.blocks() == blocks.blocks();
+      const bool on_the_way =
+          next.first == blocks.end && next.written && next.blocks() == blocks.blocks();
       if (on_the_way) {
         asked = next.end;
       } else {

@@ -211,7 +211,7 @@ class CpuOps final : public Ops {
         continue;
       }
       TRIPHASE_CHECK(!cache.records, "attention: chosen tokens of records");
-      check_selection(segment, heads, cache);
+      check_selection(segment, cache);
       const std::span<const std::int32_t> begins = segment.selection.begins;
       for (std::size_t list = 0; list + 1 < begins.size(); ++list) {
         shape.max_context =
@@ -268,15 +268,13 @@ class CpuOps final : public Ops {
   }
 
   // Every list's tokens ascend within the context and have a slot.
-  static void check_selection(const AttentionSegment& segment, std::int64_t heads,
-                              const KvLayerView& cache) {
+  static void check_selection(const AttentionSegment& segment, const KvLayerView& cache) {
     const TokenSelection& selection = segment.selection;
     const auto lists = static_cast<std::int64_t>(selection.begins.size()) - 1;
     TRIPHASE_CHECK(
         segment.query_count <= (segment.weights == nullptr ? segment.context_tokens : 1) &&
-            (lists == 1 || lists == cache.kv_heads || lists == heads) &&
-            selection.begins.front() == 0 && selection.begins.back() >= 0 &&
-            selection.tokens.size() == selection.slots.size() &&
+            (lists == 1 || lists == cache.kv_heads) && selection.begins.front() == 0 &&
+            selection.begins.back() >= 0 && selection.tokens.size() == selection.slots.size() &&
             static_cast<std::int64_t>(selection.tokens.size()) == selection.begins.back(),
         "attention: a selection's lists");
     for (std::size_t list = 0; list + 1 < selection.begins.size(); ++list) {

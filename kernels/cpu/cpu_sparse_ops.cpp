@@ -74,33 +74,6 @@ class CpuSparseOps final : public SparseOps {
     cpu::transpose_keys(*pool_, cache, keys);
   }
 
-  [[nodiscard]] bool reads_gathered_channels() const override { return true; }
-
-  void largest_channels(ConstMatrix q, std::int64_t row, std::int64_t heads, std::int64_t kv_heads,
-                        const ChannelChoice& choice, std::int32_t* channels, Stream&) override {
-    check_query(q, row, heads, kv_heads);
-    TRIPHASE_CHECK(channels != nullptr && choice.rank > 0 && choice.rank <= q.cols / heads,
-                   "largest_channels: shapes");
-    cpu::largest_channels(q, row, heads, kv_heads, choice, channels);
-  }
-
-  void widen_key_ranges(const KvLayerView& cache, const AttentionSegment& keys, std::int64_t first,
-                        std::int64_t end, float* ranges, Stream&) override {
-    check_keys(cache, keys);
-    TRIPHASE_CHECK(cache.quantized() && ranges != nullptr && first >= 0 &&
-                       end <= static_cast<std::int64_t>(keys.scale_pages.size()),
-                   "widen_key_ranges: blocks");
-    const std::int64_t dim = cache.head_dim;
-    for (std::int64_t block = first; block < end; ++block) {
-      const PageId page = keys.scale_pages[static_cast<std::size_t>(block)];
-      for (std::int64_t head = 0; head < cache.kv_heads; ++head) {
-        const float* lambda = cache.scales + (2 * page.value * cache.kv_heads + head) * 2 * dim;
-        float* to = ranges + head * dim;
-        for (std::int64_t c = 0; c < dim; ++c) to[c] = std::max(to[c], 127.0F * lambda[c]);
-      }
-    }
-  }
-
   void choose_by_channels(ConstMatrix q, std::int64_t row, std::int64_t heads,
                           const KvLayerView& cache, const AttentionSegment& keys, float scale,
                           const ChannelChoice& choice, std::int32_t* tokens, float* alpha,
@@ -111,15 +84,14 @@ class CpuSparseOps final : public SparseOps {
     TRIPHASE_CHECK(q.cols == heads * cache.head_dim && tokens != nullptr && choice.rank > 0 &&
                        choice.rank <= cache.head_dim && choice.recent >= 0 &&
                        choice.recent <= choice.tokens && choice.tokens <= keys.context_tokens &&
-                       (cache.kt == nullptr || (cache.kt_ready != nullptr && cache.kt_run > 0)) &&
-                       (keys.gathered.places.empty() || keys.gathered.data != nullptr),
+                       (cache.kt == nullptr || (cache.kt_ready != nullptr && cache.kt_run > 0)),
                    "choose_by_channels: shapes");
     const AttentionShape shape = shape_of(heads, cache, keys, workspace);
     cpu::choose_by_channels(*pool_, q, row, heads, cache, keys, scale, choice, tokens, alpha, shape,
                             workspace);
   }
 
-  void sum_columns(ConstMatrix q, std::int64_t heads, HeadScope scope, const KvLayerView& cache,
+  void sum_columns(ConstMatrix q, std::int64_t heads, const KvLayerView& cache,
                    const AttentionSegment& segment, std::int64_t first_query, float scale,
                    float* sums, std::int64_t stride, Workspace workspace, Stream&) override {
     check_keys(cache, segment);
@@ -135,8 +107,8 @@ class CpuSparseOps final : public SparseOps {
                                              (segment.context_tokens - 1) / cache.page_tokens,
                    "sum_columns: INT8 queries of more than one block in a segment");
     const AttentionShape shape = shape_of(heads, cache, segment, workspace);
-    cpu::sum_columns(*pool_, q, heads, scope, cache, segment, first_query, scale, sums, stride,
-                     shape, workspace);
+    cpu::sum_columns(*pool_, q, heads, cache, segment, first_query, scale, sums, stride, shape,
+                     workspace);
   }
 
   void bound_pages(const KvLayerView& cache, const AttentionSegment& keys, std::int64_t first_token,
@@ -150,24 +122,23 @@ class CpuSparseOps final : public SparseOps {
   }
 
   void score_pages(ConstMatrix q, std::int64_t row, std::int64_t heads, std::int64_t kv_heads,
-                   HeadScope scope, const PageBounds& bounds, std::int64_t pages, float* scores,
-                   std::int64_t stride, Stream&) override {
+                   const PageBounds& bounds, std::int64_t pages, float* scores, std::int64_t stride,
+                   Stream&) override {
     check_query(q, row, heads, kv_heads);
     TRIPHASE_CHECK(pages >= 0 && stride >= pages && (pages == 0 || scores != nullptr) &&
                        (pages == 0 || bounds.data != nullptr),
                    "score_pages: shapes");
-    cpu::score_pages(*pool_, q, row, heads, kv_heads, scope, bounds, pages, scores, stride);
+    cpu::score_pages(*pool_, q, row, heads, kv_heads, bounds, pages, scores, stride);
   }
 
   void score_centroids(ConstMatrix q, std::int64_t row, std::int64_t heads, std::int64_t kv_heads,
-                       HeadScope scope, const Centroids& centroids, float scale, float* scores,
-                       Stream&) override {
+                       const Centroids& centroids, float scale, float* scores, Stream&) override {
     check_query(q, row, heads, kv_heads);
     TRIPHASE_CHECK(centroids.count >= 0 &&
                        (centroids.count == 0 || (centroids.means != nullptr &&
                                                  centroids.keys != nullptr && scores != nullptr)),
                    "score_centroids: shapes");
-    cpu::score_centroids(*pool_, q, row, heads, kv_heads, scope, centroids, scale, scores);
+    cpu::score_centroids(*pool_, q, row, heads, kv_heads, centroids, scale, scores);
   }
 
   void sum_values(ConstMatrix v, float* sums, Stream&) override {

@@ -91,50 +91,45 @@ void bound_pages(ThreadPool& pool, const KvLayerView& cache, const AttentionSegm
 }
 
 void score_pages(ThreadPool& pool, ConstMatrix q, std::int64_t row, std::int64_t heads,
-                 std::int64_t kv_heads, HeadScope scope, const PageBounds& bounds,
-                 std::int64_t pages, float* scores, std::int64_t stride) {
+                 std::int64_t kv_heads, const PageBounds& bounds, std::int64_t pages, float* scores,
+                 std::int64_t stride) {
   constexpr std::int64_t kStep = 64;
-  const std::int64_t rows = scope == HeadScope::kQueryHead ? heads : kv_heads;
-  const std::int64_t together = heads / rows;
+  const std::int64_t group = heads / kv_heads;
   const std::int64_t dim = q.cols / heads;
   const std::int64_t steps = (pages + kStep - 1) / kStep;
   const float* queries = static_cast<const float*>(q.data) + row * q.row_stride;
-  pool.parallel_for(rows * steps, [&](std::int64_t task, int) {
-    const std::int64_t first = task / steps * together;
-    const std::int64_t kv_head = first / (heads / kv_heads);
+  pool.parallel_for(kv_heads * steps, [&](std::int64_t task, int) {
+    const std::int64_t kv_head = task / steps;
     const std::int64_t end = std::min(pages, (task % steps + 1) * kStep);
     for (std::int64_t page = task % steps * kStep; page < end; ++page) {
       const float* at = bounds.data + (page * kv_heads + kv_head) * 2 * dim;
       float best = kMinusInfinity;
-      for (std::int64_t head = first; head < first + together; ++head) {
+      for (std::int64_t head = kv_head * group; head < (kv_head + 1) * group; ++head) {
         best = std::max(best, page_score(queries + head * dim, at, dim));
       }
-      scores[task / steps * stride + page] = best;
+      scores[kv_head * stride + page] = best;
     }
   });
 }
 
 void score_centroids(ThreadPool& pool, ConstMatrix q, std::int64_t row, std::int64_t heads,
-                     std::int64_t kv_heads, HeadScope scope, const Centroids& centroids,
-                     float scale, float* scores) {
-  const std::int64_t rows = scope == HeadScope::kQueryHead ? heads : kv_heads;
-  const std::int64_t together = heads / rows;
+                     std::int64_t kv_heads, const Centroids& centroids, float scale,
+                     float* scores) {
+  const std::int64_t group = heads / kv_heads;
   const std::int64_t dim = q.cols / heads;
   const std::int64_t count = centroids.count;
   const float* queries = static_cast<const float*>(q.data) + row * q.row_stride;
-  pool.parallel_for(rows, [&](std::int64_t to_row, int) {
-    const std::int64_t first = to_row * together;
-    const std::int64_t kv_head = first / (heads / kv_heads);
+  pool.parallel_for(kv_heads, [&](std::int64_t kv_head, int) {
     const float* means = centroids.means + kv_head * count * dim;
     const float* keys = centroids.keys + kv_head * count;
     const std::uint8_t* alive =
-        centroids.alive == nullptr ? nullptr : centroids.alive + to_row * count;
-    float* to = scores + to_row * count;
+        centroids.alive == nullptr ? nullptr : centroids.alive + kv_head * count;
+    float* to = scores + kv_head * count;
     const auto counts = [&](std::int64_t i) {
       return keys[i] > 0.0F && (alive == nullptr || alive[i] != 0);
     };
     std::fill_n(to, count, 0.0F);
-    for (std::int64_t head = first; head < first + together; ++head) {
+    for (std::int64_t head = kv_head * group; head < (kv_head + 1) * group; ++head) {
       // Two passes over the logits instead of a buffer for them: centroids stay in the cache.
       const float* query = queries + head * dim;
       float top = kMinusInfinity;
@@ -150,7 +145,7 @@ void score_centroids(ThreadPool& pool, ConstMatrix q, std::int64_t row, std::int
       for (std::int64_t i = 0; i < count; ++i) {
         if (!counts(i)) continue;
         const float weight = std::exp(scale * dot(query, means + i * dim, dim) - top);
-        to[i] += weight / static_cast<float>(total) / static_cast<float>(together);
+        to[i] += weight / static_cast<float>(total) / static_cast<float>(group);
       }
     }
   });
@@ -173,17 +168,17 @@ void bound_pages(ThreadPool& pool, const KvLayerView& cache, const AttentionSegm
 }
 
 void score_pages(ThreadPool& pool, ConstMatrix q, std::int64_t row, std::int64_t heads,
-                 std::int64_t kv_heads, HeadScope scope, const PageBounds& bounds,
-                 std::int64_t pages, float* scores, std::int64_t stride) {
+                 std::int64_t kv_heads, const PageBounds& bounds, std::int64_t pages, float* scores,
+                 std::int64_t stride) {
   HWY_DYNAMIC_DISPATCH(score_pages)
-  (pool, q, row, heads, kv_heads, scope, bounds, pages, scores, stride);
+  (pool, q, row, heads, kv_heads, bounds, pages, scores, stride);
 }
 
 void score_centroids(ThreadPool& pool, ConstMatrix q, std::int64_t row, std::int64_t heads,
-                     std::int64_t kv_heads, HeadScope scope, const Centroids& centroids,
-                     float scale, float* scores) {
+                     std::int64_t kv_heads, const Centroids& centroids, float scale,
+                     float* scores) {
   HWY_DYNAMIC_DISPATCH(score_centroids)
-  (pool, q, row, heads, kv_heads, scope, centroids, scale, scores);
+  (pool, q, row, heads, kv_heads, centroids, scale, scores);
 }
 
 }  // namespace triphase::cpu

@@ -12,10 +12,9 @@ namespace triphase::cpu {
 void bound_pages(ThreadPool& pool, const KvLayerView& cache, const AttentionSegment& keys,
                  std::int64_t first_token, const PageBounds& bounds);
 void score_pages(ThreadPool& pool, ConstMatrix q, std::int64_t row, std::int64_t heads,
-                 std::int64_t kv_heads, HeadScope scope, const PageBounds& bounds,
-                 std::int64_t pages, float* scores, std::int64_t stride);
+                 std::int64_t kv_heads, const PageBounds& bounds, std::int64_t pages, float* scores,
+                 std::int64_t stride);
 void score_centroids(ThreadPool& pool, ConstMatrix q, std::int64_t row, std::int64_t heads,
-                     std::int64_t kv_heads, HeadScope scope, const Centroids& centroids,
-                     float scale, float* scores);
+                     std::int64_t kv_heads, const Centroids& centroids, float scale, float* scores);
 
 }  // namespace triphase::cpu

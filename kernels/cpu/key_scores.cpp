@@ -176,10 +176,10 @@ void score_keys(ThreadPool& pool, ConstMatrix q, std::int64_t row, std::int64_t 
   });
 }
 
-void sum_columns(ThreadPool& pool, ConstMatrix q, std::int64_t heads, HeadScope scope,
-                 const KvLayerView& cache, const AttentionSegment& segment,
-                 std::int64_t first_query, float scale, float* sums, std::int64_t stride,
-                 const AttentionShape& shape, Workspace workspace) {
+void sum_columns(ThreadPool& pool, ConstMatrix q, std::int64_t heads, const KvLayerView& cache,
+                 const AttentionSegment& segment, std::int64_t first_query, float scale,
+                 float* sums, std::int64_t stride, const AttentionShape& shape,
+                 Workspace workspace) {
   const ScoreCall score = make_call(pool, q, heads, cache, scale, shape, workspace);
   pool.parallel_for(cache.kv_heads, [&](std::int64_t kv_head, int worker) {
     const Scratch scratch = scratch_of(score.call, worker);
@@ -203,8 +203,7 @@ void sum_columns(ThreadPool& pool, ConstMatrix q, std::int64_t heads, HeadScope 
         float* row = weights + head * weight_stride;
         std::fill(row, row + begin, kMinusInfinity);
         normalize(row, context);
-        float* to =
-            sums + (scope == HeadScope::kQueryHead ? block.first_head + head : kv_head) * stride;
+        float* to = sums + kv_head * stride;
         for_columns(context, [&](std::int64_t t, std::int64_t some) {
           store_some(hn::Add(load_some(to + t, some), load_some(row + t, some)), to + t, some);
         });
@@ -231,12 +230,12 @@ void score_keys(ThreadPool& pool, ConstMatrix q, std::int64_t row, std::int64_t 
   (pool, q, row, heads, cache, keys, scale, probabilities, stride, shape, workspace);
 }
 
-void sum_columns(ThreadPool& pool, ConstMatrix q, std::int64_t heads, HeadScope scope,
-                 const KvLayerView& cache, const AttentionSegment& segment,
-                 std::int64_t first_query, float scale, float* sums, std::int64_t stride,
-                 const AttentionShape& shape, Workspace workspace) {
+void sum_columns(ThreadPool& pool, ConstMatrix q, std::int64_t heads, const KvLayerView& cache,
+                 const AttentionSegment& segment, std::int64_t first_query, float scale,
+                 float* sums, std::int64_t stride, const AttentionShape& shape,
+                 Workspace workspace) {
   HWY_DYNAMIC_DISPATCH(sum_columns)
-  (pool, q, heads, scope, cache, segment, first_query, scale, sums, stride, shape, workspace);
+  (pool, q, heads, cache, segment, first_query, scale, sums, stride, shape, workspace);
 }
 
 }  // namespace triphase::cpu

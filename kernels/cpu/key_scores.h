@@ -14,9 +14,9 @@ void score_keys(ThreadPool& pool, ConstMatrix q, std::int64_t row, std::int64_t 
                 const KvLayerView& cache, const AttentionSegment& keys, float scale,
                 float* probabilities, std::int64_t stride, const AttentionShape& shape,
                 Workspace workspace);
-void sum_columns(ThreadPool& pool, ConstMatrix q, std::int64_t heads, HeadScope scope,
-                 const KvLayerView& cache, const AttentionSegment& segment,
-                 std::int64_t first_query, float scale, float* sums, std::int64_t stride,
-                 const AttentionShape& shape, Workspace workspace);
+void sum_columns(ThreadPool& pool, ConstMatrix q, std::int64_t heads, const KvLayerView& cache,
+                 const AttentionSegment& segment, std::int64_t first_query, float scale,
+                 float* sums, std::int64_t stride, const AttentionShape& shape,
+                 Workspace workspace);
 
 }  // namespace triphase::cpu

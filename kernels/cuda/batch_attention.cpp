@@ -28,13 +28,7 @@ bool gather_serves(const KvLayerView& cache) {
          cache.head_dim <= 256 && cache.head_dim % 8 == 0;
 }
 
-enum class Route : std::uint8_t {
-  kPaged,
-  kGatherAll,
-  kGatherShared,
-  kGatherByHead,
-  kGatherByQuery
-};
+enum class Route : std::uint8_t { kPaged, kGatherAll, kGatherShared, kGatherByHead };
 
 Route route_of(const AttentionSegment& segment, const KvLayerView& cache, bool deterministic) {
   if (!segment.selection.empty()) {
@@ -45,7 +39,6 @@ Route route_of(const AttentionSegment& segment, const KvLayerView& cache, bool d
                  ", cache " + std::string(dtype_name(cache.dtype));
         });
     const auto lists = static_cast<std::int64_t>(segment.selection.begins.size()) - 1;
-    if (lists > cache.kv_heads) return Route::kGatherByQuery;
     return lists == 1 ? Route::kGatherShared : Route::kGatherByHead;
   }
   const bool plain_decode = segment.query_count == 1 && segment.window == 0;
@@ -181,10 +174,8 @@ class Batch {
   void gather(std::span<const AttentionSegment> run, Route route) {
     const KvLayerView& cache = call_.cache;
     const auto sequences = static_cast<std::int64_t>(run.size());
-    const bool by_query = route == Route::kGatherByQuery;
-    const std::int64_t sequence_rows = by_query ? call_.heads : cache.kv_heads;
-    const std::int64_t rows = sequences * sequence_rows;
-    const std::int64_t group = call_.heads / sequence_rows;
+    const std::int64_t rows = sequences * cache.kv_heads;
+    const std::int64_t group = call_.heads / cache.kv_heads;
     const Tables tables = tables_of(run, cache);
     const bool lists_given = route != Route::kGatherAll;
     const Lists lists = lists_given ? lists_of(run) : Lists{};
@@ -204,7 +195,6 @@ class Batch {
     args.sequences = static_cast<int>(sequences);
     args.heads = static_cast<int>(call_.heads);
     args.scale = call_.scale;
-    args.row_per_query_head = by_query;
     args.cache = {.k = cache.k,
                   .v = cache.v,
                   .dtype = cache.dtype,
@@ -225,7 +215,7 @@ class Batch {
     PlanSplitsArgs split;
     split.counts = args.lengths;
     split.rows = static_cast<int>(rows);
-    split.rows_per_count = static_cast<int>(sequence_rows);
+    split.rows_per_count = static_cast<int>(cache.kv_heads);
     if (lists_given) {
       args.source = TokenSource::kList;
       args.list_rows = static_cast<int>(lists.rows);
@@ -248,7 +238,7 @@ class Batch {
     }
 
     const GatherScratch scratch =
-        gather_scratch(sequences, call_.heads, sequence_rows, cache.head_dim, split.part_count,
+        gather_scratch(sequences, call_.heads, cache.kv_heads, cache.head_dim, split.part_count,
                        cache.quantized(), wants_weights ? lists.rows : 0, lists.capacity);
     const GatherStatesLayout layout =
         gather_states_layout(rows, split.part_count, group, cache.head_dim, cache.quantized());
@@ -269,7 +259,7 @@ class Batch {
     MergeStatesArgs merge;
     merge.sequences = args.sequences;
     merge.heads = args.heads;
-    merge.kv_heads = static_cast<int>(sequence_rows);
+    merge.kv_heads = static_cast<int>(cache.kv_heads);
     merge.head_dim = args.cache.head_dim;
     merge.states = args.states;
     merge.max_sum = args.max_sum;
@@ -278,12 +268,8 @@ class Batch {
     merge.out =
         static_cast<float*>(call_.out.data) + run.front().query_begin * call_.out.row_stride;
     merge.out_stride = call_.out.row_stride;
-    const bool wants_sums = lists_given && std::ranges::any_of(run, [](const auto& segment) {
-                              return segment.log_sums != nullptr;
-                            });
-    merge.lse = wants_weights || wants_sums ? lse : nullptr;
+    merge.lse = wants_weights ? lse : nullptr;
     merge_states(merge, handle_);
-    if (wants_sums) copy_log_sums(run, lse);
     if (!wants_weights) return;
     token_weights({.sequences = args.sequences,
                    .heads = args.heads,
@@ -344,16 +330,6 @@ class Batch {
       for (const AttentionSegment& segment : run) add(segment.context_tokens);
     }
     return units;
-  }
-
-  // lse [sequence][query head].
-  void copy_log_sums(std::span<const AttentionSegment> run, const float* lse) {
-    for (std::size_t b = 0; b < run.size(); ++b) {
-      if (run[b].log_sums == nullptr) continue;
-      device_.copy(run[b].log_sums, lse + static_cast<std::int64_t>(b) * call_.heads,
-                   static_cast<std::size_t>(call_.heads) * sizeof(float), stream_);
-    }
-    stream_.synchronize();
   }
 
   void copy_weights(std::span<const AttentionSegment> run, const Lists& lists,

@@ -70,12 +70,10 @@ __device__ inline std::int64_t first_seen(const PrefillColumns& call, std::int64
 
 class ColumnTiles {
  public:
-  // Keys of KV head `head`, queries of the query heads from `first_query_head` on.
-  __device__ ColumnTiles(const PrefillColumns& call, std::int64_t head,
-                         std::int64_t first_query_head, float* shared)
+  // Of KV head `head`.
+  __device__ ColumnTiles(const PrefillColumns& call, std::int64_t head, float* shared)
       : call_(call),
         head_(head),
-        first_query_head_(first_query_head),
         dim_(static_cast<int>(call.head_dim)),
         stride_(dim_ + 1),
         keys_(shared),
@@ -101,7 +99,7 @@ class ColumnTiles {
       float value = 0.0F;
       if (row < rows.count()) {
         const std::int64_t query = rows.position(row) - call_.first_position;
-        value = call_.q[query * call_.q_stride + (first_query_head_ + row % rows.group) * dim_ +
+        value = call_.q[query * call_.q_stride + (head_ * rows.group + row % rows.group) * dim_ +
                         i % dim_] *
                 (call_.scale * kColumnLog2E);
       }
@@ -125,7 +123,6 @@ class ColumnTiles {
  private:
   const PrefillColumns& call_;
   std::int64_t head_;
-  std::int64_t first_query_head_;
   int dim_;
   int stride_;
   float* keys_;

@@ -7,7 +7,6 @@
 
 #include "kernels/cuda/argument_ring.h"
 #include "kernels/cuda/device_scratch.h"
-#include "kernels/cuda/key_ranges.h"
 #include "kernels/cuda/kv_channels.h"
 #include "kernels/cuda/launch_check.h"
 #include "kernels/cuda/page_bounds.h"
@@ -166,25 +165,6 @@ class CudaSparseOpsOnStreams final : public CudaSparseOps {
     kv_write_channels(sent, sent + count, count, view, cache.kt, settings_.stream_handle(stream));
   }
 
-  void widen_key_ranges(const KvLayerView& cache, const AttentionSegment& keys, std::int64_t first,
-                        std::int64_t end, float* ranges, Stream& stream) override {
-    check_keys(cache, keys, "widen_key_ranges");
-    require(cache.quantized() && first >= 0 &&
-                end <= static_cast<std::int64_t>(keys.scale_pages.size()),
-            "widen_key_ranges", "an INT8 cache with the blocks' scale pages", [&] {
-              return shape_of(cache, keys) + ", " + shape_text({{"first", first}, {"end", end}});
-            });
-    if (first >= end) return;
-    tables_.clear();
-    for (std::int64_t block = first; block < end; ++block) {
-      tables_.push_back(keys.scale_pages[static_cast<std::size_t>(block)].value);
-    }
-    const std::int32_t* pages = arguments_.send(std::span<const std::int32_t>(tables_), stream);
-    cuda::widen_key_ranges(cache.scales, pages, static_cast<int>(tables_.size()),
-                           static_cast<int>(cache.kv_heads), static_cast<int>(cache.head_dim),
-                           ranges, settings_.stream_handle(stream));
-  }
-
   void choose_by_channels(ConstMatrix q, std::int64_t row, std::int64_t heads,
                           const KvLayerView& cache, const AttentionSegment& keys, float scale,
                           const ChannelChoice& choice, std::int32_t* tokens, float* alpha,
@@ -200,7 +180,7 @@ class CudaSparseOpsOnStreams final : public CudaSparseOps {
                  shape_text(
                      {{"rank", choice.rank}, {"tokens", choice.tokens}, {"recent", choice.recent}});
         });
-    const SparqScale sparq{scale, sharpness_of(choice, cache.head_dim), choice.channel_weights};
+    const SparqScale sparq{scale, sharpness_of(choice, cache.head_dim)};
     if (fits_one_block(call, choice)) {
       choose_fused(call, sparq, choice, settings_.stream_handle(stream));
     } else {
@@ -216,7 +196,7 @@ class CudaSparseOpsOnStreams final : public CudaSparseOps {
     stream.synchronize();
   }
 
-  void sum_columns(ConstMatrix q, std::int64_t heads, HeadScope scope, const KvLayerView& cache,
+  void sum_columns(ConstMatrix q, std::int64_t heads, const KvLayerView& cache,
                    const AttentionSegment& segment, std::int64_t first_query, float scale,
                    float* sums, std::int64_t stride, Workspace, Stream& stream) override {
     check_keys(cache, segment, "sum_columns");
@@ -231,8 +211,7 @@ class CudaSparseOpsOnStreams final : public CudaSparseOps {
     auto* columns = reinterpret_cast<float*>(base + scratch.scores_at);
 
     // Added to what is there, so that one order of additions holds over all chunks.
-    const std::int64_t rows = scope == HeadScope::kQueryHead ? heads : cache.kv_heads;
-    copy_rows(columns, context, sums, stride, rows, context, stream);
+    copy_rows(columns, context, sums, stride, cache.kv_heads, context, stream);
     const StreamHandle handle = settings_.stream_handle(stream);
     for (std::int64_t query = first_query; query < segment.query_count;
          query += kColumnSliceQueries) {
@@ -257,11 +236,10 @@ class CudaSparseOpsOnStreams final : public CudaSparseOps {
       call.kv_heads = cache.kv_heads;
       call.head_dim = cache.head_dim;
       call.scale = scale;
-      call.by_query_head = scope == HeadScope::kQueryHead;
       prefill_log_sums(call, log_sums, partials, handle);
       prefill_colsum(call, log_sums, columns, context, handle);
     }
-    copy_rows(sums, stride, columns, context, rows, context, stream);
+    copy_rows(sums, stride, columns, context, cache.kv_heads, context, stream);
     stream.synchronize();
   }
 
@@ -280,8 +258,8 @@ class CudaSparseOpsOnStreams final : public CudaSparseOps {
   }
 
   void score_pages(ConstMatrix q, std::int64_t row, std::int64_t heads, std::int64_t kv_heads,
-                   HeadScope scope, const PageBounds& bounds, std::int64_t pages, float* scores,
-                   std::int64_t stride, Stream& stream) override {
+                   const PageBounds& bounds, std::int64_t pages, float* scores, std::int64_t stride,
+                   Stream& stream) override {
     const auto shape = [&] {
       return shape_of(q, row, heads, kv_heads) + ", " +
              shape_text({{"pages", pages}, {"tokens", bounds.page_tokens}, {"stride", stride}});
@@ -305,15 +283,14 @@ class CudaSparseOpsOnStreams final : public CudaSparseOps {
     keys.page_tokens = bounds.page_tokens;
     keys.kv_heads = kv_heads;
     keys.head_dim = head_dim;
-    const bool by_query = scope == HeadScope::kQueryHead;
     score_quest(keys, bounds.data, DType::kF32, bounds.page_tokens, query_of(q, row, heads),
-                by_query, results, pages, settings_.stream_handle(stream));
-    copy_rows(scores, stride, results, pages, by_query ? heads : kv_heads, pages, stream);
+                results, pages, settings_.stream_handle(stream));
+    copy_rows(scores, stride, results, pages, kv_heads, pages, stream);
     stream.synchronize();
   }
 
   void score_centroids(ConstMatrix q, std::int64_t row, std::int64_t heads, std::int64_t kv_heads,
-                       HeadScope scope, const Centroids& centroids, float scale, float* scores,
+                       const Centroids& centroids, float scale, float* scores,
                        Stream& stream) override {
     const std::int64_t count = centroids.count;
     const auto shape = [&] {
@@ -325,9 +302,7 @@ class CudaSparseOpsOnStreams final : public CudaSparseOps {
             "score_centroids", "no clusters, or no room for the scores", shape);
     if (count == 0) return;
     const std::int64_t head_dim = q.cols / heads;
-    const bool by_query = scope == HeadScope::kQueryHead;
-    const std::int64_t rows = by_query ? heads : kv_heads;
-    const auto entries = static_cast<std::size_t>(rows * count);
+    const auto entries = static_cast<std::size_t>(kv_heads * count);
     Call call;
     call.scratch = scratch_of(heads, kv_heads, head_dim, count);
     call.base = scratch_.at_least(static_cast<std::size_t>(call.scratch.bytes), stream);
@@ -341,7 +316,6 @@ class CudaSparseOpsOnStreams final : public CudaSparseOps {
     clusters.clusters = arguments_.send(std::span<const std::int32_t>(tables_), stream);
     if (centroids.alive != nullptr) {
       clusters.alive = arguments_.send(std::span(centroids.alive, entries), stream);
-      clusters.alive_by_query_head = by_query;
     }
     clusters.max_clusters = count;
     clusters.sequences = 1;
@@ -352,8 +326,8 @@ class CudaSparseOpsOnStreams final : public CudaSparseOps {
     cuda::score_centroids(clusters, query_of(q, row, heads), scale, logits, handle);
     auto* results = call.at<float>(call.scratch.scores_at);
     group_scores(logits, clusters.clusters, 1, kv_heads, heads / kv_heads, count,
-                 by_query ? GroupReduce::kNone : GroupReduce::kProbabilityMean, results,
-                 call.at<float>(call.scratch.totals_at), handle);
+                 GroupReduce::kProbabilityMean, results, call.at<float>(call.scratch.totals_at),
+                 handle);
     device_->copy(scores, results, entries * sizeof(float), stream);
     stream.synchronize();
   }

@@ -36,8 +36,7 @@ void check_args(const GatherAttnArgs& args) {
   check(args.q != nullptr && cache.k != nullptr && cache.v != nullptr && args.lengths != nullptr &&
             args.states != nullptr && args.max_sum != nullptr && args.plan.parts != nullptr,
         "null pointer");
-  check(args.plan.rows == args.sequences * (args.row_per_query_head ? args.heads : cache.kv_heads),
-        "the plan is for other rows");
+  check(args.plan.rows == args.sequences * cache.kv_heads, "the plan is for other rows");
   check(args.plan.unit_tokens > 0 && args.plan.unit_tokens % kGatherUnitTokens == 0,
         "the plan's units must be whole tiles");
   check(args.tables.max_pages > 0, "the page table is empty");
@@ -89,9 +88,7 @@ void gather_attn(const GatherAttnArgs& args, StreamHandle stream) {
   shape.rows = args.plan.rows;
   shape.kv_heads = cache.kv_heads;
   shape.head_dim = cache.head_dim;
-  shape.sequence_rows = args.plan.rows / args.sequences;
-  shape.head_rows = shape.sequence_rows / cache.kv_heads;
-  shape.group = args.heads / shape.sequence_rows;
+  shape.group = args.heads / cache.kv_heads;
   shape.page_shift = cache.page_tokens == 32 ? 5 : cache.page_tokens == 64 ? 6 : 7;
   shape.vector_rows = cache.head_dim * dtype_bytes(cache.dtype) % 16 == 0;
   shape.lengths = args.lengths;

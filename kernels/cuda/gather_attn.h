@@ -51,9 +51,6 @@ struct GatherAttnArgs {
 
   TokenSource source = TokenSource::kAll;
   const TokenRanges* ranges = nullptr;  // [sequences]
-  // Query heads of a row: those of a KV head, or (1) each query head is a row of its own, with the
-  // plan's rows [sequence][query head].
-  bool row_per_query_head = false;
   // Lists: list_rows is sequences (one list for all heads) or the plan's rows.
   int list_rows = 0;
   int list_capacity = 0;

@@ -25,9 +25,7 @@ struct GatherShape {
   int rows;
   int kv_heads;
   int head_dim;
-  int sequence_rows;
-  int head_rows;  // rows of a KV head
-  int group;      // query heads of a row
+  int group;  // query heads of a KV head
   int page_shift;
   bool vector_rows;  // a token's head is a multiple of 16 bytes
   const std::int32_t* lengths;
@@ -94,11 +92,11 @@ class GatherWalk {
 
  protected:
   __device__ __forceinline__ int list_of(int row) const {
-    return shape_.list_per_row ? row : row / shape_.sequence_rows;
+    return shape_.list_per_row ? row : row / shape_.kv_heads;
   }
 
   __device__ __forceinline__ int count_of(int row) const {
-    const int sequence = row / shape_.sequence_rows;
+    const int sequence = row / shape_.kv_heads;
     if (shape_.source == TokenSource::kList) return shape_.list_counts[list_of(row)];
     if (shape_.source == TokenSource::kAll) return shape_.lengths[sequence];
     return shape_.ranges[sequence].first.count + shape_.ranges[sequence].second.count;
@@ -193,8 +191,7 @@ class GatherWalk {
     if (head >= shape_.group || channel >= shape_.head_dim) return 0.0F;
     const std::int64_t at =
         sequence_ * shape_.q_stride +
-        static_cast<std::int64_t>(row_ % shape_.sequence_rows * shape_.group + head) *
-            shape_.head_dim +
+        static_cast<std::int64_t>(row_ % shape_.kv_heads * shape_.group + head) * shape_.head_dim +
         channel;
     float value = 0.0F;
     if (shape_.q_dtype == DType::kF32) {
@@ -222,8 +219,8 @@ class GatherWalk {
 
   __device__ __forceinline__ void attend(int row, int begin, int end, int result) {
     row_ = row;
-    sequence_ = row / shape_.sequence_rows;
-    head_ = row % shape_.sequence_rows / shape_.head_rows;
+    sequence_ = row / shape_.kv_heads;
+    head_ = row % shape_.kv_heads;
     end_ = end;
     const int length = shape_.lengths[sequence_];
     open_begin_ = length > 0 ? ((length - 1) >> shape_.page_shift) << shape_.page_shift : 0;

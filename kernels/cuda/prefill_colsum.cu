@@ -21,7 +21,7 @@ std::string shape_of(const PrefillColumns& call) {
          ", cache " + std::string(dtype_name(call.dtype));
 }
 
-// Block (key tile, row of sums), one thread per key.
+// Block (key tile, KV head), one thread per key.
 template <class T>
 __global__ void __launch_bounds__(kColumnThreads, 16)
     prefill_colsum_kernel(PrefillColumns call, const float* log_sums, float* sums,
@@ -29,22 +29,18 @@ __global__ void __launch_bounds__(kColumnThreads, 16)
   TRIPHASE_DYNAMIC_SHARED(bytes);
   TRIPHASE_SHARED(float, row_log_sums, kColumnRows);
   TRIPHASE_SHARED(int, positions, kColumnRows);
-  const std::int64_t sum_row = blockIdx.y;
+  const std::int64_t head = blockIdx.y;
   const std::int64_t first = static_cast<std::int64_t>(blockIdx.x) * kColumnThreads;
   const int thread = static_cast<int>(threadIdx.x);
   const std::int64_t token = first + thread;
   // Queries before the tile's first key see none of it.
   ColumnRows rows = column_rows(call);
   rows.begin = larger(rows.begin, first);
-  const std::int64_t group = rows.group;
-  if (call.by_query_head) rows.group = 1;
-  const std::int64_t first_query_head = sum_row * rows.group;
-  const ColumnTiles tiles(call, first_query_head / group, first_query_head,
-                          reinterpret_cast<float*>(bytes));
+  const ColumnTiles tiles(call, head, reinterpret_cast<float*>(bytes));
   if (rows.count() > 0) {
     tiles.load_keys<T>(first, first_seen(call, rows.begin), rows.end);
   }
-  float sum = token < rows.end ? sums[sum_row * sum_stride + token] : 0.0F;
+  float sum = token < rows.end ? sums[head * sum_stride + token] : 0.0F;
   TRIPHASE_NO_UNROLL
   for (std::int64_t row = 0; row < rows.count(); row += kColumnRows) {
     __syncthreads();
@@ -55,7 +51,7 @@ __global__ void __launch_bounds__(kColumnThreads, 16)
       positions[thread] = own < rows.count() ? static_cast<int>(position) : -1;
       if (own < rows.count()) {
         row_log_sums[thread] = log_sums[(position - call.first_position) * call.heads +
-                                        first_query_head + own % rows.group] *
+                                        head * rows.group + own % rows.group] *
                                kColumnLog2E;
       }
     }
@@ -69,7 +65,7 @@ __global__ void __launch_bounds__(kColumnThreads, 16)
       }
     }
   }
-  if (token < rows.end) sums[sum_row * sum_stride + token] = sum;
+  if (token < rows.end) sums[head * sum_stride + token] = sum;
 }
 
 }  // namespace
@@ -105,7 +101,7 @@ void prefill_colsum(const PrefillColumns& call, const float* log_sums, float* su
   require(log_sums != nullptr && sums != nullptr, "prefill_colsum", "null pointer", shape);
   if (keys <= larger(call.row_begin, call.first_position)) return;
   const dim3 grid{static_cast<unsigned>(ceil_div<std::int64_t>(keys, kColumnThreads)),
-                  static_cast<unsigned>(call.by_query_head ? call.heads : call.kv_heads), 1};
+                  static_cast<unsigned>(call.kv_heads), 1};
   const std::size_t shared = column_tile_bytes(call.head_dim);
   for_cache_type(call.dtype, "prefill_colsum", shape, [&]<class T>() {
     allow_shared_bytes(&prefill_colsum_kernel<T>, shared, "prefill_colsum", shape);

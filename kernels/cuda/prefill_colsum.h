@@ -37,7 +37,6 @@ struct PrefillColumns {
   std::int64_t kv_heads = 0;
   std::int64_t head_dim = 0;
   float scale = 1.0F;
-  bool by_query_head = false;  // prefill_colsum: a row of sums for each query head
 };
 
 // log_sums [queries][heads], natural, of the rows that count; the others stay as they are. Contexts
@@ -46,9 +45,8 @@ struct PrefillColumns {
 void prefill_log_sums(const PrefillColumns& call, float* log_sums, float* partials,
                       StreamHandle stream);
 
-// sums [kv_head][sum_stride], or [query head][sum_stride]: the weights of the rows that count,
-// summed over the group (or the one head) and added to what is there, for every key 0 .. row_end -
-// 1 that they see. log_sums [queries][heads].
+// sums [kv_head][sum_stride]: the weights of the rows that count, summed over the group and added
+// to what is there, for every key 0 .. row_end - 1 that they see. log_sums [queries][heads].
 void prefill_colsum(const PrefillColumns& call, const float* log_sums, float* sums,
                     std::int64_t sum_stride, StreamHandle stream);
 

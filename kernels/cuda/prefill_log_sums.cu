@@ -30,7 +30,7 @@ __global__ void __launch_bounds__(kColumnThreads, 8)
   const std::int64_t seen_from = first_seen(call, rows.position(first_row));
   const std::int64_t begin = larger(split_begin, seen_from / kColumnThreads * kColumnThreads);
 
-  const ColumnTiles tiles(call, head, head * rows.group, reinterpret_cast<float*>(bytes));
+  const ColumnTiles tiles(call, head, reinterpret_cast<float*>(bytes));
   tiles.load_rows(rows, first_row);
   if (thread < kColumnRows) {
     const std::int64_t own = first_row + thread;

@@ -75,24 +75,15 @@ struct ChannelScratch {  // shared memory
   float* reduce;         // kBlockReduceWords
 };
 
-// Of KV head `head`.
-__device__ inline const float* channel_weights_of(const SparqScale& scale, int head, int head_dim) {
-  return scale.channel_weights == nullptr ? nullptr
-                                          : scale.channel_weights + head * std::int64_t{head_dim};
-}
-
 // SparQ step 1 of one row by a block of kMaxScoreDim threads, one per channel: the `rank` channels
-// of largest sum over the group of |q| (times its weight of `weights`, unless null), ascending,
-// ties to the smallest, and the softmax factors of the query heads (score_rows.h). q
-// [group][head_dim].
+// of largest sum over the group of |q|, ascending, ties to the smallest, and the softmax factors of
+// the query heads (score_rows.h). q [group][head_dim].
 __device__ inline void choose_row_channels(const float* q, int group, int head_dim, int rank,
-                                           const SparqScale& scale, const float* weights,
-                                           std::int32_t* channels, float* factors,
-                                           const ChannelScratch& shared) {
+                                           const SparqScale& scale, std::int32_t* channels,
+                                           float* factors, const ChannelScratch& shared) {
   const int c = static_cast<int>(threadIdx.x);
   float sum = 0.0F;
   for (int g = 0; g < group && c < head_dim; ++g) sum += fabsf(q[g * head_dim + c]);
-  if (weights != nullptr && c < head_dim) sum *= weights[c];
   shared.weight[c] = sum;
   __syncthreads();
   // A channel's place among all by counting: as many steps as channels, no sorting network.

@@ -13,19 +13,15 @@ namespace {
 constexpr int kThreads = 128;
 constexpr int kWarps = kThreads / kWarpSize;
 
-// What a token stands for (write_tile).
-__device__ inline float one_key(int /*head*/) { return 1.0F; }
-
 // Writes a tile's logits (one per thread and query head) and their partial maximum and sum.
-// weight_of(query head): how many keys the entry stands for; with none its logit is -infinity.
-template <int G, class WeightOf>
-__device__ inline void write_tile(const float (&logit)[G], const WeightOf& weight_of, int token,
-                                  int length, int group, std::int64_t row, const ScoreLogits& out,
+// `weight`: how many keys the entry stands for; with none its logit is -infinity.
+template <int G>
+__device__ inline void write_tile(const float (&logit)[G], float weight, int token, int length,
+                                  int group, std::int64_t row, const ScoreLogits& out,
                                   float* scratch) {
   const std::int64_t tiles = ceil_div<std::int64_t>(out.length_stride, kScoreTile);
   for (int g = 0; g < group; ++g) {
     const bool inside = token < length;
-    const float weight = weight_of(g);
     const bool counts = inside && weight > 0.0F;
     if (inside) {
       out.logits[(row * group + g) * out.length_stride + token] = counts ? logit[g] : -INFINITY;
@@ -51,10 +47,9 @@ __global__ void __launch_bounds__(kMaxScoreDim)
   const int group = static_cast<int>(queries.heads) / kv_heads;
   const float* q =
       queries.q + sequence * queries.q_stride + static_cast<std::int64_t>(head) * group * head_dim;
-  choose_row_channels(q, group, head_dim, rank, scale, channel_weights_of(scale, head, head_dim),
-                      channels + static_cast<std::int64_t>(blockIdx.x) * rank,
-                      factors + static_cast<std::int64_t>(blockIdx.x) * group,
-                      {weight, chosen, scratch});
+  choose_row_channels(
+      q, group, head_dim, rank, scale, channels + static_cast<std::int64_t>(blockIdx.x) * rank,
+      factors + static_cast<std::int64_t>(blockIdx.x) * group, {weight, chosen, scratch});
 }
 
 // Threads that a multiprocessor has room for at least.
@@ -112,7 +107,7 @@ __global__ void __launch_bounds__(kThreads, sparq_blocks<T, G>())
       for (int g = 0; g < G; ++g) logit[g] = fma_rn(q_chosen[i * G + g], key, logit[g]);
     }
   }
-  write_tile<G>(logit, one_key, token, length, group, row, out, scratch);
+  write_tile<G>(logit, 1.0F, token, length, group, row, out, scratch);
 }
 
 // A lane's part of a vector: four consecutive channels of every 128.
@@ -223,7 +218,7 @@ __global__ void __launch_bounds__(kThreads)
   });
   float logit[G] = {};
   for (int g = 0; g < group; ++g) logit[g] = tile[threadIdx.x * G + g];
-  write_tile<G>(logit, one_key, first + static_cast<int>(threadIdx.x), length, group, row, out,
+  write_tile<G>(logit, 1.0F, first + static_cast<int>(threadIdx.x), length, group, row, out,
                 scratch);
 }
 
@@ -253,12 +248,9 @@ __global__ void __launch_bounds__(kThreads)
   for (int g = 0; g < group; ++g) logit[g] = tile[threadIdx.x * G + g];
   const int cluster = first + static_cast<int>(threadIdx.x);
   const float keys = cluster < length ? clusters.keys[row * clusters.max_clusters + cluster] : 0.0F;
-  const auto keys_of = [&](int g) {
-    if (clusters.alive == nullptr || cluster >= length) return keys;
-    const std::int64_t flags = clusters.alive_by_query_head ? row * group + g : row;
-    return clusters.alive[flags * clusters.max_clusters + cluster] != 0 ? keys : 0.0F;
-  };
-  write_tile<G>(logit, keys_of, cluster, length, group, row, out, scratch);
+  const bool dead = clusters.alive != nullptr && cluster < length &&
+                    clusters.alive[row * clusters.max_clusters + cluster] == 0;
+  write_tile<G>(logit, dead ? 0.0F : keys, cluster, length, group, row, out, scratch);
 }
 
 // Each block first merges the row's partials, in their order, then scores its own tile.
@@ -334,10 +326,8 @@ __global__ void __launch_bounds__(kThreads)
     score_quest_kernel(ScoreKeys keys, const T* bounds, int sub_tokens, ScoreQueries queries,
                        int group, float* scores, std::int64_t score_stride) {
   const auto row = static_cast<std::int64_t>(blockIdx.x);
-  const std::int64_t sequence_rows = queries.heads / group;
-  const int sequence = static_cast<int>(row / sequence_rows);
-  const std::int64_t first_head = row % sequence_rows * group;
-  const std::int64_t head = first_head / (queries.heads / keys.kv_heads);
+  const int sequence = static_cast<int>(row / keys.kv_heads);
+  const std::int64_t head = row % keys.kv_heads;
   const int sub_pages = ceil_div(keys.lengths[sequence], sub_tokens);
   const int sub_page = static_cast<int>(blockIdx.y) * kWarps + warp_id();
   if (sub_page >= sub_pages) return;
@@ -347,7 +337,7 @@ __global__ void __launch_bounds__(kThreads)
   const std::int64_t page = keys.pages == nullptr ? entry : keys.pages[entry];
   const T* low =
       bounds + ((page * keys.kv_heads + head) * per_page + sub_page % per_page) * 2 * head_dim;
-  const float* q = queries.q + sequence * queries.q_stride + first_head * keys.head_dim;
+  const float* q = queries.q + sequence * queries.q_stride + head * group * keys.head_dim;
   float best = -INFINITY;
   for (int g = 0; g < group; ++g) {
     float sum = 0.0F;
@@ -538,8 +528,8 @@ void selected_share(const ScoreLogits& logits, const float* totals, const std::i
 }
 
 void score_quest(const ScoreKeys& keys, const void* bounds, DType bounds_dtype, std::int64_t tokens,
-                 const ScoreQueries& queries, bool by_query_head, float* scores,
-                 std::int64_t score_stride, StreamHandle stream) {
+                 const ScoreQueries& queries, float* scores, std::int64_t score_stride,
+                 StreamHandle stream) {
   const auto shape = [&] {
     return shape_of(keys, queries) + ", " +
            shape_text({{"tokens", tokens}, {"score_stride", score_stride}});
@@ -551,8 +541,8 @@ void score_quest(const ScoreKeys& keys, const void* bounds, DType bounds_dtype, 
           shape);
   require(bounds != nullptr && keys.lengths != nullptr && queries.q != nullptr && scores != nullptr,
           "score_quest", "null pointer", shape);
-  const std::int64_t group = by_query_head ? 1 : queries.heads / keys.kv_heads;
-  const std::int64_t rows = keys.sequences * queries.heads / group;
+  const std::int64_t group = queries.heads / keys.kv_heads;
+  const std::int64_t rows = keys.sequences * keys.kv_heads;
   const std::int64_t sub_pages = ceil_div<std::int64_t>(keys.max_length, tokens);
   if (rows == 0 || sub_pages == 0) return;
   const dim3 grid{static_cast<unsigned>(rows),

@@ -61,11 +61,9 @@ struct SparqScale {
   float scale = 1.0F;  // as in attention: 1 / sqrt(head_dim)
   // 0: each query head's own, sqrt(sum |q| / sum_chosen |q|) (eq. 9); else this for all.
   float sharpness = 0.0F;
-  // Null, or [kv_head][head_dim]: channels are chosen by sum |q| times these.
-  const float* channel_weights = nullptr;
 };
 
-// SparQ step 1. Channels of largest sum over the group of |q| (times its weight), ascending, ties
+// SparQ step 1. Channels of largest sum over the group of |q|, ascending, ties
 // to the smallest: channels [row][rank]; factors [row][g], the logits' scales.
 void choose_channels(const ScoreQueries& queries, std::int64_t sequences, std::int64_t kv_heads,
                      std::int64_t head_dim, std::int64_t rank, const SparqScale& scale,
@@ -87,9 +85,8 @@ struct ScoreClusters {
   const void* centroids = nullptr;  // [row][max_clusters][head_dim]
   DType dtype = DType::kF16;        // F32, F16 or BF16
   const float* keys = nullptr;      // [row][max_clusters]: how many keys each stands for
-  // [row][max_clusters]; null: all. alive_by_query_head: [sequence][query head][max_clusters].
+  // [row][max_clusters]; null: all.
   const std::uint8_t* alive = nullptr;
-  bool alive_by_query_head = false;
   const std::int32_t* clusters =
       nullptr;  // [row]: how many a row has, `lengths` of later steps too
   std::int64_t max_clusters = 0;
@@ -119,12 +116,12 @@ void selected_share(const ScoreLogits& logits, const float* totals, const std::i
                     std::int64_t capacity, const std::int32_t* counts, std::int64_t rows,
                     std::int64_t group, float* alpha, StreamHandle stream);
 
-// Quest: scores [row][score_stride] of sub-pages of `tokens` tokens: the maximum over the group (or
-// of the one head: rows are then (sequence, query head)) of sum_c max(q_c max_c, q_c min_c). bounds
-// [page][kv_head][page_tokens / tokens][min, max][head_dim] F32, F16 or BF16; keys.pages null: the
-// i-th page of sequence b is b * max_pages + i. Sub-pages that hold no token are not written.
+// Quest: scores [row][score_stride] of sub-pages of `tokens` tokens: the maximum over the group of
+// sum_c max(q_c max_c, q_c min_c). bounds [page][kv_head][page_tokens / tokens][min, max][head_dim]
+// F32, F16 or BF16; keys.pages null: the i-th page of sequence b is b * max_pages + i. Sub-pages
+// that hold no token are not written.
 void score_quest(const ScoreKeys& keys, const void* bounds, DType bounds_dtype, std::int64_t tokens,
-                 const ScoreQueries& queries, bool by_query_head, float* scores,
-                 std::int64_t score_stride, StreamHandle stream);
+                 const ScoreQueries& queries, float* scores, std::int64_t score_stride,
+                 StreamHandle stream);
 
 }  // namespace triphase::cuda

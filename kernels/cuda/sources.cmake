@@ -10,7 +10,6 @@ set(TRIPHASE_CUDA_KERNELS
   gemm_tile.cu
   input_codes.cu
   kv_append.cu
-  key_ranges.cu
   kv_channels.cu
   kv_quantize.cu
   merge_states.cu

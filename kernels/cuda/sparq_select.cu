@@ -155,8 +155,7 @@ __global__ void __launch_bounds__(kThreads, 2)
   float* scores = logits + (group > 1 ? group * stride : 0);
 
   choose_row_channels(
-      q, group, static_cast<int>(keys.head_dim), rank, call.scale,
-      channel_weights_of(call.scale, head, static_cast<int>(keys.head_dim)), channel, factor,
+      q, group, static_cast<int>(keys.head_dim), rank, call.scale, channel, factor,
       {reinterpret_cast<float*>(bins), reinterpret_cast<int*>(bins) + kMaxScoreDim, reduce});
   for (int i = thread; i < rank * G; i += kThreads) {
     const int g = i % G;

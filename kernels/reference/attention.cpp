@@ -161,7 +161,6 @@ AttentionValues attention(const ConstMatrix& q, std::int64_t heads, const KvLaye
       const double top = *std::max_element(weights.begin(), weights.end());
       double total = 0;
       for (double& weight : weights) total += weight = std::exp(weight - top);
-      result.log_sums.push_back(top + std::log(total));
       for (double& weight : weights) weight /= total;
       for (std::size_t at_place = 0; at_place < places.size(); ++at_place) {
         read_row(cache, segment, places[at_place], 1, kv_head, v);

@@ -53,7 +53,6 @@ struct AttentionValues {
   std::vector<double> magnitude;
   std::vector<double> score_magnitude;
   std::vector<std::vector<double>> weights;
-  std::vector<double> log_sums;  // beside weights: log of the sum of exp(score)
 };
 [[nodiscard]] AttentionValues attention(const ConstMatrix& q, std::int64_t heads,
                                         const KvLayerView& cache,

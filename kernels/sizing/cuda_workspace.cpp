@@ -136,23 +136,16 @@ CudaScratchBytes cuda_scratch_bytes(const GpuMachine& machine, const OpsShape& s
   }
   if (machine.gemm_library) bytes.gemm_workspace = cuda_region_bytes(kGemmWorkspaceBytes);
 
-  // Of calls with so many rows of work for each sequence.
-  const auto gather_bytes = [&](std::int64_t sequence_rows) {
-    const std::int64_t rows = shape.max_sequences * sequence_rows;
-    const std::int64_t parts =
-        machine.deterministic
-            ? 1 + rows * ((shape.max_list_tokens + kUnitTokens - 1) / kUnitTokens)
-            : gather_attn_parts(machine.multiprocessors, machine.shared_bytes_per_multiprocessor,
-                                attention.heads / sequence_rows, attention.head_dim, quantized);
-    return gather_scratch(shape.max_sequences, attention.heads, sequence_rows, attention.head_dim,
-                          parts, quantized, shape.max_list_tokens > 0 ? rows : 0,
-                          shape.max_list_tokens)
-        .bytes;
-  };
-  bytes.attention = gather_bytes(attention.kv_heads);
-  if (shape.query_head_lists) {
-    bytes.attention = std::max(bytes.attention, gather_bytes(attention.heads));
-  }
+  const std::int64_t rows = shape.max_sequences * attention.kv_heads;
+  const std::int64_t parts =
+      machine.deterministic
+          ? 1 + rows * ((shape.max_list_tokens + kUnitTokens - 1) / kUnitTokens)
+          : gather_attn_parts(machine.multiprocessors, machine.shared_bytes_per_multiprocessor,
+                              group, attention.head_dim, quantized);
+  bytes.attention =
+      gather_scratch(shape.max_sequences, attention.heads, attention.kv_heads, attention.head_dim,
+                     parts, quantized, shape.max_list_tokens > 0 ? rows : 0, shape.max_list_tokens)
+          .bytes;
   // Every segment may end in a block that is not full.
   const auto query_blocks = [&](std::int64_t of_rows) { return of_rows + shape.max_sequences; };
   const bool on_tensor_cores =

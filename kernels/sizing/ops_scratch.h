@@ -16,7 +16,6 @@ struct OpsShape {
   AttentionShape attention;          // of Ops::attention; threads and weighted_scores do not matter
   std::int64_t max_sequences = 0;    // its segments
   std::int64_t max_list_tokens = 0;  // longest list of a selection; 0: no selections
-  bool query_head_lists = false;     // selections may have a list for each query head
   std::int64_t widest_input = 0;     // columns of the widest x of Ops::linear
   DType kv_dtype = DType::kF16;
   DType open_dtype = DType::kF16;  // INT8 only

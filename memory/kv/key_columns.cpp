@@ -67,11 +67,6 @@ void KeyColumns::set_owner(std::int32_t place, Owner owner) {
   if (of_group == 0) free_group_ = std::min<std::int64_t>(free_group_, place / run_);
 }
 
-void KeyColumns::give_back(const KvResidency& residency, SequenceId sequence, std::int64_t block) {
-  const std::int32_t place = find(residency, sequence, block);
-  if (place != kNone) set_owner(place, {});
-}
-
 void KeyColumns::collect(const KvResidency& residency) {
   collected_ = true;
   for (std::size_t place = 0; place < owners_.size(); ++place) {

@@ -33,8 +33,6 @@ class KeyColumns {
                                   std::int64_t block);
   [[nodiscard]] std::int32_t find(const KvResidency& residency, SequenceId sequence,
                                   std::int64_t block) const;
-  // The block gives its place up, if it has one.
-  void give_back(const KvResidency& residency, SequenceId sequence, std::int64_t block);
 
   // Pages of a group of places are numbered layer by layer.
   [[nodiscard]] PageId page(LayerId layer, std::int32_t place) const {

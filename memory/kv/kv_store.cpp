@@ -17,14 +17,6 @@ std::int64_t row_bytes(const KvStore::Shape& shape) {
   return dtype_row_bytes(shape.dtype, shape.head_dim);
 }
 
-HostKeyColumns::Shape column_shape(const KvStore::Shape& shape) {
-  return {.layers = shape.layers,
-          .kv_heads = shape.kv_heads,
-          .head_dim = shape.head_dim,
-          .block_tokens = shape.block_tokens,
-          .element_bytes = static_cast<std::int64_t>(dtype_bytes(shape.dtype))};
-}
-
 }  // namespace
 
 std::uint64_t KvStore::page_bytes(const Shape& shape) {
@@ -33,15 +25,6 @@ std::uint64_t KvStore::page_bytes(const Shape& shape) {
 
 std::uint64_t KvStore::key_column_bytes(const Shape& shape) {
   return shape.key_columns ? page_elements(shape) * dtype_bytes(shape.dtype) : 0;
-}
-
-std::uint64_t KvStore::host_column_bytes(const Shape& shape) {
-  return shape.host_channels > 0 ? HostKeyColumns::place_bytes(column_shape(shape)) : 0;
-}
-
-std::uint64_t KvStore::channel_bytes(const Shape& shape) {
-  return static_cast<std::uint64_t>(shape.host_channels * shape.kv_heads * shape.block_tokens) *
-         dtype_bytes(shape.dtype);
 }
 
 std::uint64_t KvStore::open_page_bytes(const Shape& shape) {
@@ -116,13 +99,6 @@ KvStore::KvStore(const Shape& shape, const Sizes& sizes, MemoryPool& device, Mem
     host_ = host->allocate(host_block_bytes(shape) * static_cast<std::uint64_t>(sizes.host_blocks),
                            MemoryTag::kKv);
   }
-  if (shape.host_channels > 0 && sizes.host_blocks > 0) {
-    host_columns_ =
-        HostKeyColumns(column_shape(shape), sizes.host_blocks + sizes.input_blocks, *host);
-    channel_staging_ =
-        device.allocate(channel_bytes(shape) * static_cast<std::uint64_t>(sizes.channel_blocks),
-                        MemoryTag::kStaging);
-  }
   if (sizes.input_blocks > 0) {
     TRIPHASE_CHECK(sizes.host_blocks > 0 && page_holds_inputs(shape, shape.input_width),
                    "layer inputs are for blocks on the host, and pass through pages");
@@ -170,43 +146,6 @@ void KvStore::forget_key_columns(SequenceId sequence, LayerId layer, std::int64_
   if (place != KeyColumns::kNone) key_columns_.forget(key_columns_.page(layer, place));
 }
 
-// Blocks on the host have their number's place, recomputable ones that of their layer inputs behind
-// those.
-std::int32_t KvStore::host_column(SequenceId sequence, std::int64_t block) const {
-  switch (residency_.block_place(sequence, block)) {
-    case BlockPlace::kHost:
-    case BlockPlace::kReturning:
-      return residency_.host_block(sequence, block);
-    case BlockPlace::kRecomputable:
-      return static_cast<std::int32_t>(sizes_.host_blocks) +
-             residency_.input_block(sequence, block);
-    default:
-      return HostKeyColumns::kNone;
-  }
-}
-
-void KvStore::make_host_columns(SequenceId sequence, LayerId layer, std::int64_t count) {
-  sources_.clear();
-  for (std::int64_t block = 0; block < count; ++block) {
-    const std::int32_t place = host_column(sequence, block);
-    if (place == HostKeyColumns::kNone || place >= sizes_.host_blocks) continue;
-    const std::int64_t record = host_record(place, layer, 0);
-    sources_.push_back({place, host_.data() + record * geometry().record_bytes()});
-  }
-  host_columns_.make(layer, sources_, threads_);
-}
-
-void KvStore::keep_host_columns(SequenceId sequence, std::int64_t block) {
-  const std::int32_t place = host_column(sequence, block);
-  for (std::int64_t layer = 0; layer < shape_.layers; ++layer) {
-    const std::int64_t record = host_record(place, LayerId(layer), 0);
-    sources_.assign({{place, host_.data() + record * geometry().record_bytes()}});
-    host_columns_.make(LayerId(layer), sources_, threads_);
-  }
-  const auto inputs = static_cast<std::int32_t>(sizes_.host_blocks);
-  host_columns_.copy(place, inputs + residency_.input_block(sequence, block));
-}
-
 std::byte* KvStore::saved_inputs(std::int32_t input_block, LayerId layer) const {
   const auto index =
       static_cast<std::uint64_t>(layer.value) * static_cast<std::uint64_t>(sizes_.input_blocks) +
@@ -230,7 +169,6 @@ void KvStore::offload(SequenceId sequence, std::int64_t first_block, std::int64_
                       bool open) {
   for (std::int64_t block = first_block; block < first_block + count; ++block) {
     const KvResidency::Move move = residency_.begin_offload(sequence, block, open);
-    if (host_columns_.places() > 0) host_columns_.forget(move.host_block);
     if (move.there) {
       moves_.push_back({Ticket{}, sequence, block, /*to_host=*/true});
       continue;
@@ -269,7 +207,6 @@ void KvStore::discard(SequenceId sequence, std::int64_t first_block, std::int64_
   for (std::int64_t block = first_block; block < last; ++block) {
     stop_reading_early(sequence, block);
     if (residency_.block_place(sequence, block) == BlockPlace::kLeaving) settle(/*all=*/true);
-    if (host_columns_.places() > 0) keep_host_columns(sequence, block);
     residency_.discard(sequence, block);
   }
 }
@@ -311,10 +248,6 @@ void KvStore::settle(bool all) {
       throw;
     }
     if (move.to_host) {
-      // On the host it has another one.
-      if (host_columns_.places() > 0) {
-        key_columns_.give_back(residency_, move.sequence, move.block);
-      }
       residency_.finish_offload(move.sequence, move.block);
     } else {
       residency_.finish_reload(move.sequence, move.block);

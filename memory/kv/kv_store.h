@@ -4,7 +4,7 @@
 // for `block_tokens` tokens of one sequence, laid out as kernels/ops.h (KvLayerView) wants it:
 // first the pages that KvResidency gives out, then staging pages for blocks that are read from the
 // host, then cache pages, whose tokens come from anywhere on the host and stay, then pages for
-// copies of others; on request K^T of blocks: on the device wherever they live, or where they live.
+// copies of others; on request K^T of blocks, wherever they live.
 // With INT8 also the scales of every block, wherever its codes are, and a pool of open pages. On
 // the host one record per token and layer, and where asked for the INT8 layer inputs X of blocks
 // that may be recomputed. Owns the memory and the bookkeeping; not thread safe.
@@ -14,7 +14,6 @@
 #include "base/dtype.h"
 #include "memory/kv/early_blocks.h"
 #include "memory/kv/early_tokens.h"
-#include "memory/kv/host_key_columns.h"
 #include "memory/kv/key_columns.h"
 #include "memory/kv/kv_residency.h"
 #include "memory/kv/open_pages.h"
@@ -34,10 +33,7 @@ class KvStore {
     DType dtype = DType::kF16;       // kU8: INT8 codes; kQ4: 4-bit rows
     DType open_dtype = DType::kF16;  // INT8 only: of blocks that are still open
     bool key_columns = false;        // K^T beside K, on the device
-    // 0: there wherever the block is. Else K^T of blocks that are on the host is on the host, and
-    // so many channels of each KV head come to the device when a query has chosen them.
-    std::int64_t host_channels = 0;
-    std::int64_t input_width = 0;  // of saved layer inputs: the hidden size; 0: none are saved
+    std::int64_t input_width = 0;    // of saved layer inputs: the hidden size; 0: none are saved
     // Decoded rows of sequences with a host reservation are attended on the host: their blocks are
     // mirrored there (KvResidency::Shape). Not INT8 or 4-bit.
     bool host_attention = false;
@@ -55,7 +51,6 @@ class KvStore {
     std::int64_t input_blocks = 0;          // of saved layer inputs, all layers
     std::int64_t key_column_blocks = 0;     // that can have their K^T on the device, all layers
     std::int64_t key_column_run_bytes = 0;  // SparseOps::key_column_run_bytes()
-    std::int64_t channel_blocks = 0;        // whose channels come from the host together, one layer
   };
 
   // Takes all its memory from the pools (tags kv, kt, staging and layer-inputs). Throws
@@ -78,10 +73,6 @@ class KvStore {
   [[nodiscard]] static std::uint64_t page_bytes(const Shape& shape);
   // K^T of one device page; 0 without key_columns.
   [[nodiscard]] static std::uint64_t key_column_bytes(const Shape& shape);
-  // K^T of one block of all layers on the host, and the channels of one block in one layer that
-  // come from there together; 0 without host_channels.
-  [[nodiscard]] static std::uint64_t host_column_bytes(const Shape& shape);
-  [[nodiscard]] static std::uint64_t channel_bytes(const Shape& shape);
   // Of one open page, and of one block's scales in one layer; 0 where the KV is not INT8.
   [[nodiscard]] static std::uint64_t open_page_bytes(const Shape& shape);
   [[nodiscard]] static std::uint64_t scale_bytes(const Shape& shape);
@@ -118,17 +109,6 @@ class KvStore {
   // Whoever changes a block's keys calls this (a block's keys are the same wherever it is): K^T is
   // made anew when it is next wanted.
   void forget_key_columns(SequenceId sequence, LayerId layer, std::int64_t block);
-  // K^T on the host, of blocks that are not on the device (host_channels).
-  [[nodiscard]] const HostKeyColumns& host_columns() const { return host_columns_; }
-  // The block's place there; kNone: it is on the device.
-  [[nodiscard]] std::int32_t host_column(SequenceId sequence, std::int64_t block) const;
-  // Makes it for the sequence's blocks [0, count) in one layer, where it is missing.
-  void make_host_columns(SequenceId sequence, LayerId layer, std::int64_t count);
-  // On the device, room for the channels of sizes().channel_blocks blocks.
-  [[nodiscard]] std::byte* channel_staging() const { return channel_staging_.data(); }
-  // Who shares the work of making K^T on the host; null (default): the caller alone does it. They
-  // must outlive the store's use.
-  void set_threads(ThreadPool* threads) { threads_ = threads; }
   // Scales of a layer: entry i belongs to the block of KvResidency::block_index() i.
   [[nodiscard]] float* scales(LayerId layer) const;
   // Record of a token of a host block.
@@ -231,8 +211,6 @@ class KvStore {
   void stop_reading_early(SequenceId sequence, std::int64_t block);
   // The same of its first `count` blocks, but those that other sequences hold too.
   void stop_reading_own_early(SequenceId sequence, std::int64_t count);
-  // K^T of a block on the host must be there without its record.
-  void keep_host_columns(SequenceId sequence, std::int64_t block);
   // Of each layer.
   [[nodiscard]] std::int64_t cache_slots() const {
     return sizes_.cache_pages / shape_.layers * shape_.block_tokens;
@@ -251,10 +229,6 @@ class KvStore {
   Buffer scales_;
   KeyColumns key_columns_;
   Buffer key_column_pages_;
-  HostKeyColumns host_columns_;
-  std::vector<HostKeyColumns::Source> sources_;
-  ThreadPool* threads_ = nullptr;
-  Buffer channel_staging_;
   Buffer host_;
   Buffer host_inputs_;
   std::vector<Move> moves_;

@@ -15,12 +15,6 @@ class Affine final : public AttentionMethod {
   [[nodiscard]] Timing timing(std::int64_t) const override {
     return options_.kind == AttentionKind::kDense ? Timing::kDense : Timing::kEarly;
   }
-  // Rotation turns by distances: from the window's tokens they are what they were, and the sinks,
-  // whose places are their positions, see the query at the last place.
-  [[nodiscard]] std::int64_t sink_position(std::int64_t context) const override {
-    const std::int64_t budget = budget_tokens(options_, context, context);
-    return moves_queries(options_) && !is_dense(budget, context) ? budget - 1 : -1;
-  }
   // What left the window never comes back; the budget may not grow for that to hold.
   [[nodiscard]] bool drops_tokens() const override {
     return (options_.kind == AttentionKind::kLocal && options_.local.window > 0) ||
@@ -42,7 +36,6 @@ class Affine final : public AttentionMethod {
         const std::int64_t sinks = std::min(options_.lm_infinite.sinks, budget - 1);
         choose_range({0, sinks}, choice.tokens);
         choose_range({context - (budget - sinks), context}, choice.tokens);
-        if (moves_queries(options_)) choice.sinks = sinks;
         break;
       }
       default:

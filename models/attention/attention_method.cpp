@@ -13,7 +13,6 @@ void TokenChoice::clear() {
   value_sums = nullptr;
   summed_tokens = 0;
   centroids = 0;
-  sinks = 0;
 }
 
 void blend(const TokenChoice& choice, const MethodShape& shape, SparseOps& ops, Matrix out,
@@ -28,10 +27,6 @@ std::unique_ptr<AttentionMethod::State> AttentionMethod::begin(std::int64_t) con
   return std::make_unique<State>();
 }
 void AttentionMethod::appended(State&, const LayerCall&, ConstMatrix) {}
-void AttentionMethod::channels_to_choose(State&, const LayerCall&, ConstMatrix, std::int64_t,
-                                         std::vector<std::int32_t>&) const {
-  TRIPHASE_CHECK(false, "channels of a method that reads no key columns");
-}
 void AttentionMethod::prefilled(State&, const LayerCall&, ConstMatrix) {}
 void AttentionMethod::attended(State&, const LayerCall&, const TokenChoice&,
                                std::span<const float>) {}

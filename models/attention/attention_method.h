@@ -23,7 +23,6 @@
 // context length is known, before the layer begins, so that their tokens can be fetched ahead.
 // Methods keep buffers: one thread at a time.
 
-#include <algorithm>
 #include <cstdint>
 #include <memory>
 #include <span>
@@ -71,9 +70,6 @@ struct TokenChoice {
   std::int64_t summed_tokens = 0;
   // Centroids that were scored to choose, all KV heads together.
   std::int64_t centroids = 0;
-  // > 0: the first so many tokens of the one list are attended by the query as it would be at
-  // AttentionMethod::sink_position, the others by the query as it is (models/sink_queries.h).
-  std::int64_t sinks = 0;
 
   void clear();
 };
@@ -106,13 +102,9 @@ class AttentionMethod {
   [[nodiscard]] virtual Timing timing(std::int64_t layer) const = 0;
   // Whether some layer's tokens are known before the query.
   [[nodiscard]] bool chooses_early() const;
-  // The position from which the row that makes a sequence so long attends its choice's sinks; -1:
-  // it has none.
-  [[nodiscard]] virtual std::int64_t sink_position(std::int64_t /*context*/) const { return -1; }
-  // Lists of a choice: 1 for all heads, one per KV head, or one per query head.
+  // Lists of a choice: 1 for all heads, or one per KV head. A token moves as one record, or each
+  // KV head's part for itself.
   [[nodiscard]] virtual std::int64_t lists() const { return 1; }
-  // What a token moves in: as one record (1), or each KV head's part for itself.
-  [[nodiscard]] std::int64_t parts() const { return std::min(lists(), shape_.kv_heads); }
   [[nodiscard]] virtual bool wants_weights() const { return false; }
   // Tokens that were once left out are never chosen again: their KV may be freed.
   [[nodiscard]] virtual bool drops_tokens() const { return false; }
@@ -123,10 +115,6 @@ class AttentionMethod {
   // Whether choose() reads the keys that first_key() leaves out as K^T, for which every full block
   // must then have a place (KvLayerView::kt).
   [[nodiscard]] virtual bool reads_key_columns() const { return false; }
-  // For query `row`: the channels of K^T that choose() will read, [kv_head][host_channels()]. Only
-  // methods that read key columns have them; where they lie on the host they can then be brought.
-  virtual void channels_to_choose(State& state, const LayerCall& call, ConstMatrix q,
-                                  std::int64_t row, std::vector<std::int32_t>& channels) const;
   // Whether some layer's choice leaves keys of the context unread.
   [[nodiscard]] virtual bool chooses_without_keys() const { return false; }
   // Whether of KV on the host only chosen tokens are brought, ahead or once they are chosen.
@@ -147,7 +135,7 @@ class AttentionMethod {
   virtual void appended(State& state, const LayerCall& call, ConstMatrix v);
   virtual void prefilled(State& state, const LayerCall& call, ConstMatrix q);
   // q [T, heads * head_dim]; `row` is the only query. Each list ascends and holds the current
-  // token, keys.context_tokens - 1 (but with quest.semantics=python).
+  // token, keys.context_tokens - 1.
   virtual void choose(State& state, const LayerCall& call, ConstMatrix q, std::int64_t row,
                       TokenChoice& choice) = 0;
   // One choice for rows [first_row, first_row + rows) of q, a prompt's; the last of them is at
@@ -161,13 +149,6 @@ class AttentionMethod {
   [[nodiscard]] const MethodShape& shape() const { return shape_; }
 
  protected:
-  // By whose lists: of every KV head, or as the options say of every query head.
-  [[nodiscard]] HeadScope scope() const {
-    return lists_by_query_head(options_) ? HeadScope::kQueryHead : HeadScope::kKvHead;
-  }
-  [[nodiscard]] std::int64_t lists_by_head() const {
-    return scope() == HeadScope::kQueryHead ? shape_.heads : shape_.kv_heads;
-  }
   // Whether a budget of `tokens` takes the dense path.
   [[nodiscard]] bool is_dense(std::int64_t tokens, std::int64_t context) const {
     return options_.dense_shortcut && tokens >= context;
@@ -190,7 +171,6 @@ struct ContextClusters {
   std::int64_t context_tokens = 0;  // of the context: the clustered ones and those behind them
   Level fine;
   std::vector<std::int32_t> labels;   // [layer][kv_head][token]: fine cluster
-  bool by_query_head = false;         // thresholds are of query heads' scores, not of means
   Level coarse;                       // two levels only
   std::vector<std::int32_t> parents;  // [layer][kv_head][fine cluster]: coarse cluster
 };

@@ -1,6 +1,6 @@
 // Heavy-hitter oracle (H2O): every list keeps its most recent tokens and those of the largest
 // accumulated weight (summed over its query heads, the prompt's rows included); what it lets go is
-// gone for good. The variants are told apart in AttentionOptions.
+// gone for good.
 
 #include <algorithm>
 
@@ -11,7 +11,7 @@ namespace triphase {
 namespace {
 
 struct H2oState final : AttentionMethod::State {
-  // Of one KV or query head. A kept token that one step leaves out is still kept.
+  // Of one KV head.
   struct List {
     std::vector<std::int32_t> tokens;  // kept, ascending
     std::vector<float> sums;           // of their weights
@@ -29,15 +29,11 @@ struct H2oState final : AttentionMethod::State {
 class H2o final : public AttentionMethod {
  public:
   using AttentionMethod::AttentionMethod;
-  using Variant = decltype(AttentionOptions::h2o.variant);
 
   [[nodiscard]] Timing timing(std::int64_t) const override { return Timing::kEarly; }
-  [[nodiscard]] std::int64_t lists() const override { return lists_by_head(); }
+  [[nodiscard]] std::int64_t lists() const override { return shape_.kv_heads; }
   [[nodiscard]] bool wants_weights() const override { return true; }
-  // What mask leaves out for one step may come back.
-  [[nodiscard]] bool drops_tokens() const override {
-    return options_.h2o.variant != Variant::kMask;
-  }
+  [[nodiscard]] bool drops_tokens() const override { return true; }
   [[nodiscard]] std::int64_t prefill_rows(std::int64_t prompt_tokens) const override {
     return prompt_tokens;
   }
@@ -57,8 +53,8 @@ class H2o final : public AttentionMethod {
       const std::vector<float>& old = list_of(own, call, i).sums;
       std::copy(old.begin(), old.end(), sums_.begin() + i * context);
     }
-    call.ops->sum_columns(q, shape_.heads, scope(), call.cache, call.keys, 0, call.scale,
-                          sums_.data(), context, call.workspace, *call.stream);
+    call.ops->sum_columns(q, shape_.heads, call.cache, call.keys, 0, call.scale, sums_.data(),
+                          context, call.workspace, *call.stream);
     for (std::int64_t i = 0; i < lists(); ++i) {
       H2oState::List& kept = list_of(own, call, i);
       kept.sums.assign(sums_.begin() + i * context, sums_.begin() + (i + 1) * context);
@@ -72,17 +68,17 @@ class H2o final : public AttentionMethod {
               TokenChoice& choice) override {
     auto& own = static_cast<H2oState&>(state);
     choice.clear();
-    const Cut cut = cut_of(call.keys.context_tokens, own.prompt_tokens);
+    const std::int64_t context = call.keys.context_tokens;
+    const std::int64_t budget = budget_tokens(options_, context, own.prompt_tokens);
+    const std::int64_t recent = context - share_of_tokens(options_.h2o.local, budget - 1) - 1;
     for (std::int64_t i = 0; i < lists(); ++i) {
       H2oState::List& kept = list_of(own, call, i);
-      while (kept.tokens.empty() || kept.tokens.back() < call.keys.context_tokens - 1) {
+      while (kept.tokens.empty() || kept.tokens.back() < context - 1) {
         kept.tokens.push_back(kept.tokens.empty() ? 0 : kept.tokens.back() + 1);
         kept.sums.push_back(0.0F);
       }
-      keep(cut, kept);
-      for (const std::int32_t token : kept.tokens) {
-        if (token != cut.left_out) choice.tokens.push_back(token);
-      }
+      keep(budget, recent, kept);
+      choice.tokens.insert(choice.tokens.end(), kept.tokens.begin(), kept.tokens.end());
       choice.begins.push_back(static_cast<std::int32_t>(choice.tokens.size()));
     }
   }
@@ -92,57 +88,20 @@ class H2o final : public AttentionMethod {
     auto& own = static_cast<H2oState&>(state);
     for (std::int64_t i = 0; i < lists(); ++i) {
       H2oState::List& kept = list_of(own, call, i);
-      auto at = static_cast<std::size_t>(choice.begins[static_cast<std::size_t>(i)]);
-      const auto end = static_cast<std::size_t>(choice.begins[static_cast<std::size_t>(i) + 1]);
-      for (std::size_t k = 0; k < kept.tokens.size() && at < end; ++k) {
-        if (kept.tokens[k] == choice.tokens[at]) kept.sums[k] += weights[at++];
-      }
+      const float* added = weights.data() + choice.begins[static_cast<std::size_t>(i)];
+      for (std::size_t k = 0; k < kept.tokens.size(); ++k) kept.sums[k] += added[k];
     }
   }
 
  private:
-  // Which of a context's tokens stay: all from `recent` on, and of the others so many that `count`
-  // are attended.
-  struct Cut {
-    std::int64_t count;
-    std::int64_t recent;
-    std::int64_t left_out;  // stays but is not attended in this step; -1: none
-  };
-  [[nodiscard]] Cut cut_of(std::int64_t context, std::int64_t prompt) const {
-    const std::int64_t count = budget_tokens(options_, context, prompt);
-    switch (options_.h2o.variant) {
-      case Variant::kMask: {
-        const std::int64_t recent = context - std::max<std::int64_t>(1, recent_of(count));
-        const bool fits = count >= context;
-        return {count, recent, fits ? -1 : recent - 1};
-      }
-      case Variant::kFlexgen: {
-        // What left the recent ones with the step before has its place.
-        const std::int64_t entering = context > prompt + 1 ? 1 : 0;
-        const std::int64_t recent = std::max<std::int64_t>(1, recent_of(count)) + entering;
-        return {count, context - std::min(count, recent), -1};
-      }
-      default:
-        return {count, context - recent_of(count - 1) - 1, -1};
-    }
-  }
-  [[nodiscard]] std::int64_t recent_of(std::int64_t k) const {
-    return h2o_recent_tokens(options_, k);
-  }
-
-  void keep(const Cut& cut, H2oState::List& kept) {
-    const auto place_of = [&](std::int64_t token) {
-      return std::lower_bound(kept.tokens.begin(), kept.tokens.end(),
-                              static_cast<std::int32_t>(token)) -
-             kept.tokens.begin();
-    };
-    const auto count = static_cast<std::int64_t>(kept.tokens.size());
-    const bool waits = cut.left_out >= 0 && cut.left_out < cut.recent;
-    const IndexRange forced{place_of(waits ? cut.left_out : cut.recent), count};
-    const std::int64_t attended = count - forced.begin - (waits ? 1 : 0);
-    chosen_.clear();
-    choose_top(kept.sums, std::max<std::int64_t>(0, cut.count - attended), {&forced, 1}, scratch_,
-               chosen_);
+  // Leaves `count` tokens: all from position `recent` on, and of the others the best.
+  void keep(std::int64_t count, std::int64_t recent, H2oState::List& kept) {
+    const auto first =
+        std::lower_bound(kept.tokens.begin(), kept.tokens.end(), static_cast<std::int32_t>(recent));
+    const IndexRange forced{first - kept.tokens.begin(),
+                            static_cast<std::int64_t>(kept.tokens.size())};
+    choose_top(kept.sums, std::max<std::int64_t>(0, count - (forced.end - forced.begin)),
+               {&forced, 1}, scratch_, chosen_);
     for (std::size_t i = 0; i < chosen_.size(); ++i) {
       kept.tokens[i] = kept.tokens[static_cast<std::size_t>(chosen_[i])];
       kept.sums[i] = kept.sums[static_cast<std::size_t>(chosen_[i])];

@@ -1,6 +1,5 @@
 // Quest: pages of 16 tokens with channel-wise bounds of their keys; the pages of the largest bound
-// on q . k and the newest page are attended exactly (or, as in the published evaluation, the newest
-// page competes). The first layers are dense.
+// on q . k and the newest page are attended exactly. The first layers are dense.
 
 #include <algorithm>
 
@@ -27,7 +26,7 @@ class Quest final : public AttentionMethod {
   [[nodiscard]] Timing timing(std::int64_t layer) const override {
     return layer < options_.quest.dense_layers ? Timing::kDense : Timing::kLate;
   }
-  [[nodiscard]] std::int64_t lists() const override { return lists_by_head(); }
+  [[nodiscard]] std::int64_t lists() const override { return shape_.kv_heads; }
   [[nodiscard]] bool chooses_without_keys() const override { return true; }
   [[nodiscard]] std::int64_t first_key(const State& state, const LayerCall& call) const override {
     const std::int64_t context = call.keys.context_tokens;
@@ -73,18 +72,17 @@ class Quest final : public AttentionMethod {
                    is_dense(budget_tokens(options_, context, context), context);
     if (choice.dense) return;
     scores_.resize(static_cast<std::size_t>(lists() * pages));
-    call.ops->score_pages(q, row, shape_.heads, shape_.kv_heads, scope(),
+    call.ops->score_pages(q, row, shape_.heads, shape_.kv_heads,
                           {bounds_of(state, call).data(), options_.quest.page}, pages,
                           scores_.data(), pages, *call.stream);
-    // The newest page is always attended and counts in the budget, unless it competes.
-    const std::int64_t forced = options_.quest.newest_competes ? 0 : 1;
-    const IndexRange newest{pages - forced, pages};
-    const std::int64_t others = (all ? pages : budget) - forced;
+    // The newest page is always attended and counts in the budget.
+    const IndexRange newest{pages - 1, pages};
+    const std::int64_t others = (all ? pages : budget) - 1;
     for (std::int64_t list = 0; list < lists(); ++list) {
       chosen_.clear();
       choose_top(std::span(scores_).subspan(static_cast<std::size_t>(list * pages),
                                             static_cast<std::size_t>(pages)),
-                 others, {&newest, static_cast<std::size_t>(forced)}, scratch_, chosen_);
+                 others, {&newest, 1}, scratch_, chosen_);
       for (const std::int32_t page : chosen_) {
         const std::int64_t begin = page * options_.quest.page;
         choose_range({begin, std::min(begin + options_.quest.page, context)}, choice.tokens);

@@ -15,19 +15,12 @@ struct SparqState final : AttentionMethod::State {
     DeviceFloats values;  // [kv_head][head_dim]
     std::int64_t tokens = 0;
   };
-  // How far the keys of the first `blocks` blocks reach (SparseOps::widen_key_ranges).
-  struct Ranges {
-    DeviceFloats values;  // [kv_head][head_dim]
-    std::int64_t blocks = 0;
-  };
   [[nodiscard]] std::uint64_t bytes() const override {
     std::uint64_t sum = 0;
     for (const Sum& layer : sums) sum += layer.values.bytes();
-    for (const Ranges& layer : ranges) sum += layer.values.bytes();
     return sum;
   }
-  std::vector<Sum> sums;       // by layer
-  std::vector<Ranges> ranges;  // by layer
+  std::vector<Sum> sums;  // by layer
 };
 
 class Sparq final : public AttentionMethod {
@@ -57,24 +50,15 @@ class Sparq final : public AttentionMethod {
     return dense || !keeps_key_columns(options_) ? 0 : context;
   }
 
-  void channels_to_choose(State& state, const LayerCall& call, ConstMatrix q, std::int64_t row,
-                          std::vector<std::int32_t>& channels) const override {
-    channels.resize(static_cast<std::size_t>(shape_.kv_heads * rank_));
-    const ChannelChoice choice{.rank = rank_, .channel_weights = channel_weights(state, call)};
-    call.ops->largest_channels(q, row, shape_.heads, shape_.kv_heads, choice, channels.data(),
-                               *call.stream);
-  }
-
   [[nodiscard]] std::uint64_t state_bytes(std::int64_t sequences,
                                           std::int64_t /*tokens*/) const override {
-    const std::int64_t rows = (reallocates_ ? 1 : 0) + (options_.sparq.channels_by_range ? 1 : 0);
-    return static_cast<std::uint64_t>(rows * sequences * shape_.layers) *
+    if (!reallocates_) return 0;
+    return static_cast<std::uint64_t>(sequences * shape_.layers) *
            DeviceFloats::most_bytes(shape_.kv_heads * shape_.head_dim);
   }
   [[nodiscard]] std::unique_ptr<State> begin(std::int64_t) const override {
     auto state = std::make_unique<SparqState>();
     state->sums.resize(static_cast<std::size_t>(shape_.layers));
-    state->ranges.resize(static_cast<std::size_t>(shape_.layers));
     return state;
   }
 
@@ -104,7 +88,6 @@ class Sparq final : public AttentionMethod {
         .tokens = budget,
         .recent = std::min(context, share_of_tokens(options_.sparq.local, budget - 1) + 1),
         .sum_logits = options_.sparq.logit_sum,
-        .channel_weights = channel_weights(state, call),
         .temperature = temperature_};
     choice.tokens.resize(static_cast<std::size_t>(shape_.kv_heads * budget));
     for (std::int64_t head = 1; head <= shape_.kv_heads; ++head) {
@@ -123,23 +106,6 @@ class Sparq final : public AttentionMethod {
   }
 
  private:
-  // The closed blocks' ranges, brought up to date; null where |q| alone decides: as asked, without
-  // INT8 keys, and while the only block is open.
-  [[nodiscard]] const float* channel_weights(State& state, const LayerCall& call) const {
-    const std::int64_t blocks = (call.keys.context_tokens - 1) / call.cache.page_tokens;
-    if (!options_.sparq.channels_by_range || !call.cache.quantized() || blocks == 0) return nullptr;
-    SparqState::Ranges& ranges =
-        static_cast<SparqState&>(state).ranges[static_cast<std::size_t>(call.layer)];
-    if (ranges.values.size() == 0) {
-      const std::vector<float> none(static_cast<std::size_t>(shape_.kv_heads * shape_.head_dim));
-      ranges.values.assign(none, *call.memory, *call.stream);
-    }
-    call.ops->widen_key_ranges(call.cache, call.keys, ranges.blocks, blocks, ranges.values.data(),
-                               *call.stream);
-    ranges.blocks = blocks;
-    return ranges.values.data();
-  }
-
   bool reallocates_ = false;
   std::int64_t rank_ = 0;
   ChannelTemperature temperature_ = ChannelTemperature::kCoverage;

@@ -21,10 +21,6 @@ class Squeezed final : public AttentionMethod {
         clusters_(&clusters),
         threshold_(options.squeezed.threshold.value_or(clusters.fine.threshold)),
         coarse_threshold_(options.squeezed.coarse_threshold.value_or(clusters.coarse.threshold)) {
-    using Scope = decltype(options_.squeezed.scope);
-    if (options_.squeezed.scope == Scope::kAuto) {
-      options_.squeezed.scope = clusters.by_query_head ? Scope::kQueryHead : Scope::kKvHead;
-    }
     check_level(clusters.fine);
     TRIPHASE_CHECK(
         static_cast<std::int64_t>(clusters.labels.size()) == rows() * clusters.clustered_tokens,
@@ -42,7 +38,7 @@ class Squeezed final : public AttentionMethod {
   }
 
   [[nodiscard]] Timing timing(std::int64_t) const override { return Timing::kLate; }
-  [[nodiscard]] std::int64_t lists() const override { return lists_by_head(); }
+  [[nodiscard]] std::int64_t lists() const override { return shape_.kv_heads; }
   // Centroids stand for the keys.
   [[nodiscard]] std::int64_t first_key(const State&, const LayerCall& call) const override {
     return call.keys.context_tokens;
@@ -71,12 +67,11 @@ class Squeezed final : public AttentionMethod {
     }
     score(call, q, first_row, rows, fine, scores_);
     const std::int64_t clustered = std::min(clusters.clustered_tokens, context - rows);
-    for (std::int64_t list = 0; list < lists(); ++list) {
-      const std::int64_t head = list / (lists() / shape_.kv_heads);
+    for (std::int64_t head = 0; head < shape_.kv_heads; ++head) {
       const std::int32_t* labels = clusters.labels.data() + (call.layer * shape_.kv_heads + head) *
                                                                 clusters.clustered_tokens;
       for (std::int64_t t = 0; t < clustered; ++t) {
-        const auto at = static_cast<std::size_t>(list * clusters.fine.count + labels[t]);
+        const auto at = static_cast<std::size_t>(head * clusters.fine.count + labels[t]);
         if (fine.alive != nullptr && alive_[at] == 0) continue;
         if (static_cast<double>(scores_[at]) < threshold_) continue;
         choice.tokens.push_back(static_cast<std::int32_t>(t));
@@ -115,8 +110,8 @@ class Squeezed final : public AttentionMethod {
     to.resize(static_cast<std::size_t>(lists() * centroids.count));
     sums_.assign(to.size(), 0.0);
     for (std::int64_t row = first_row; row < first_row + rows; ++row) {
-      call.ops->score_centroids(q, row, shape_.heads, shape_.kv_heads, scope(), centroids,
-                                call.scale, to.data(), *call.stream);
+      call.ops->score_centroids(q, row, shape_.heads, shape_.kv_heads, centroids, call.scale,
+                                to.data(), *call.stream);
       for (std::size_t i = 0; i < to.size(); ++i) sums_[i] += static_cast<double>(to[i]);
     }
     for (std::size_t i = 0; i < to.size(); ++i) {

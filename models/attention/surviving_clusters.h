@@ -11,9 +11,8 @@
 
 namespace triphase {
 
-// alive [list][fine cluster] of a layer: 1 where the coarse cluster that it belongs to scores at
-// least `threshold`. coarse_scores [list][coarse cluster]: as many lists as KV heads, or as query
-// heads. Returns how many are alive.
+// alive [kv_head][fine cluster] of a layer: 1 where the coarse cluster that it belongs to scores at
+// least `threshold`. coarse_scores [kv_head][coarse cluster]. Returns how many are alive.
 std::int64_t find_surviving_clusters(const ContextClusters& clusters, std::int64_t layer,
                                      std::int64_t kv_heads, std::span<const float> coarse_scores,
                                      double threshold, std::vector<std::uint8_t>& alive);

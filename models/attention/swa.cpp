@@ -1,6 +1,5 @@
 // Sparse window attention (ALISA, Algorithm 1): a local window and as many tokens of the largest
-// attention sum over the last rows, one set for all heads of a layer. Beyond the paper, on request:
-// whole rows now and then, by which tokens that were left out can come back.
+// attention sum over the last rows, one set for all heads of a layer.
 
 #include <algorithm>
 
@@ -59,8 +58,8 @@ class Swa final : public AttentionMethod {
       row.query_count = 1;
       row.context_tokens = context;
       sums_.assign(static_cast<std::size_t>(shape_.kv_heads * context), 0.0F);
-      call.ops->sum_columns(q, shape_.heads, HeadScope::kKvHead, call.cache, row, 0, call.scale,
-                            sums_.data(), context, call.workspace, *call.stream);
+      call.ops->sum_columns(q, shape_.heads, call.cache, row, 0, call.scale, sums_.data(), context,
+                            call.workspace, *call.stream);
       for (std::int64_t head = 1; head < shape_.kv_heads; ++head) {
         for (std::int64_t t = 0; t < context; ++t) {
           sums_[static_cast<std::size_t>(t)] += sums_[static_cast<std::size_t>(head * context + t)];
@@ -83,12 +82,6 @@ class Swa final : public AttentionMethod {
     choice.clear();
     choice.dense = is_dense(total, context);
     if (choice.dense) return;
-    // Its weights count, unlike those of rows whose budget is the whole context.
-    if (options_.swa.refreshes(context, static_cast<SwaState&>(state).prompt_tokens)) {
-      choose_range({0, context}, choice.tokens);
-      choice.begins.push_back(static_cast<std::int32_t>(context));
-      return;
-    }
     history(static_cast<SwaState&>(state), call).scores(context, sums_);
     const IndexRange window{context - local, context};
     choose_top(sums_, total - local, {&window, 1}, scratch_, choice.tokens);

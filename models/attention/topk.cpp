@@ -1,6 +1,5 @@
 // FlexGen's exact top-k: softmax over all keys, the k previous tokens of the largest weight (summed
-// over the KV head's query heads, or each head's own) and the current one; weights are not
-// renormalized by default.
+// over the KV head's query heads) and the current one; weights are not renormalized.
 
 #include <algorithm>
 
@@ -15,7 +14,7 @@ class Topk final : public AttentionMethod {
   using AttentionMethod::AttentionMethod;
 
   [[nodiscard]] Timing timing(std::int64_t) const override { return Timing::kLate; }
-  [[nodiscard]] std::int64_t lists() const override { return lists_by_head(); }
+  [[nodiscard]] std::int64_t lists() const override { return shape_.kv_heads; }
 
   void choose(State&, const LayerCall& call, ConstMatrix q, std::int64_t row,
               TokenChoice& choice) override {
@@ -27,12 +26,11 @@ class Topk final : public AttentionMethod {
     probabilities_.resize(static_cast<std::size_t>(shape_.heads * context));
     call.ops->score_keys(q, row, shape_.heads, call.cache, call.keys, call.scale,
                          probabilities_.data(), context, call.workspace, *call.stream);
-    if (!options_.topk.renormalize) choice.alpha.resize(static_cast<std::size_t>(shape_.heads));
+    choice.alpha.resize(static_cast<std::size_t>(shape_.heads));
     const IndexRange current{context - 1, context};
-    const std::int64_t together = shape_.heads / lists();
     for (std::int64_t list = 0; list < lists(); ++list) {
       scores_.assign(static_cast<std::size_t>(context), 0.0F);
-      for (std::int64_t i = list * together; i < (list + 1) * together; ++i) {
+      for (std::int64_t i = list * shape_.group(); i < (list + 1) * shape_.group(); ++i) {
         const float* weights = probabilities_.data() + i * context;
         for (std::int64_t t = 0; t < context; ++t) {
           scores_[static_cast<std::size_t>(t)] += weights[t];
@@ -41,8 +39,7 @@ class Topk final : public AttentionMethod {
       const std::size_t begin = choice.tokens.size();
       choose_top(scores_, budget - 1, {&current, 1}, scratch_, choice.tokens);
       choice.begins.push_back(static_cast<std::int32_t>(choice.tokens.size()));
-      if (options_.topk.renormalize) continue;
-      for (std::int64_t i = list * together; i < (list + 1) * together; ++i) {
+      for (std::int64_t i = list * shape_.group(); i < (list + 1) * shape_.group(); ++i) {
         float alpha = 0;
         for (std::size_t at = begin; at < choice.tokens.size(); ++at) {
           alpha += probabilities_[static_cast<std::size_t>(i * context + choice.tokens[at])];

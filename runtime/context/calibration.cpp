@@ -15,34 +15,24 @@ namespace {
 // brought to the device's memory once.
 class Lookup {
  public:
-  Lookup(SparseOps& ops, Stream& stream, const MethodShape& shape, HeadScope scope, float scale,
+  Lookup(SparseOps& ops, Stream& stream, const MethodShape& shape, float scale,
          std::span<const std::vector<float>> queries)
-      : ops_(ops),
-        stream_(stream),
-        shape_(shape),
-        scope_(scope),
-        scale_(scale),
-        queries_(queries.size()) {
+      : ops_(ops), stream_(stream), shape_(shape), scale_(scale), queries_(queries.size()) {
     for (std::size_t layer = 0; layer < queries.size(); ++layer) {
       queries_[layer].assign(queries[layer], ops.memory(), stream);
     }
   }
 
-  // As many rows of scores as there are KV heads, or query heads.
-  [[nodiscard]] std::int64_t rows() const {
-    return scope_ == HeadScope::kQueryHead ? shape_.heads : shape_.kv_heads;
-  }
-
-  // [row][cluster]; `alive` as in Centroids.
+  // [kv_head][cluster]; `alive` as in Centroids.
   void score(const ContextClusters::Level& level, std::int64_t layer, std::int64_t query,
              const std::uint8_t* alive, std::vector<float>& scores) {
     const DeviceLevel& there = bring(level);
     const DeviceFloats& queries = queries_[static_cast<std::size_t>(layer)];
     const std::int64_t width = shape_.heads * shape_.head_dim;
     const std::int64_t first = layer * shape_.kv_heads * level.count;
-    scores.resize(static_cast<std::size_t>(rows() * level.count));
+    scores.resize(static_cast<std::size_t>(shape_.kv_heads * level.count));
     ops_.score_centroids({queries.data(), DType::kF32, queries.size() / width, width, width}, query,
-                         shape_.heads, shape_.kv_heads, scope_,
+                         shape_.heads, shape_.kv_heads,
                          {there.means.data() + first * shape_.head_dim, there.keys.data() + first,
                           level.count, alive},
                          scale_, scores.data(), stream_);
@@ -68,7 +58,6 @@ class Lookup {
   SparseOps& ops_;
   Stream& stream_;
   MethodShape shape_;
-  HeadScope scope_;
   float scale_;
   std::vector<DeviceFloats> queries_;  // [layer]
   std::array<DeviceLevel, 2> levels_;  // fine and coarse, in the order of their first use
@@ -79,8 +68,7 @@ class Calibration {
   Calibration(SparseOps& ops, Stream& stream, const MethodShape& shape,
               const ClusterOptions& options, std::span<const std::vector<float>> queries,
               float scale, ContextClusters& clusters)
-      : lookup_(ops, stream, shape,
-                options.by_query_head ? HeadScope::kQueryHead : HeadScope::kKvHead, scale, queries),
+      : lookup_(ops, stream, shape, scale, queries),
         shape_(shape),
         options_(options),
         queries_(queries),
@@ -91,7 +79,6 @@ class Calibration {
     CalibrationFacts facts;
     facts.queries = rows_;
     const bool two = options_.levels == 2;
-    clusters_.by_query_head = options_.by_query_head;
     if (two) {
       clusters_.coarse.threshold =
           threshold(clusters_.coarse, options_.coarse_quantile, /*pruned=*/false);
@@ -103,7 +90,7 @@ class Calibration {
       surviving_ = 0.0;
       facts.kept_share_levels2 = kept(/*pruned=*/true);
       const double lookups = static_cast<double>(queries_.size()) * static_cast<double>(rows_) *
-                             static_cast<double>(lookup_.rows());
+                             static_cast<double>(shape_.kv_heads);
       facts.looked_up_share = (static_cast<double>(clusters_.coarse.count) + surviving_ / lookups) /
                               static_cast<double>(clusters_.clustered_tokens);
     }
@@ -121,8 +108,8 @@ class Calibration {
 
   double threshold(const ContextClusters::Level& level, double quantile, bool pruned) {
     std::vector<WeightedValue> values;
-    values.reserve(queries_.size() * static_cast<std::size_t>(lookup_.rows() * level.count));
-    const auto layer_clusters = static_cast<std::size_t>(lookup_.rows() * level.count);
+    values.reserve(queries_.size() * static_cast<std::size_t>(shape_.kv_heads * level.count));
+    const auto layer_clusters = static_cast<std::size_t>(shape_.kv_heads * level.count);
     std::vector<double> sums(layer_clusters);
     for (std::size_t layer = 0; layer < queries_.size(); ++layer) {
       std::fill(sums.begin(), sums.end(), 0.0);
@@ -143,18 +130,14 @@ class Calibration {
   // Of entry `i` of a layer's scores.
   [[nodiscard]] float keys_of(const ContextClusters::Level& level, std::size_t layer,
                               std::size_t i) const {
-    const auto count = static_cast<std::size_t>(level.count);
-    const std::size_t kv_head = i / count * static_cast<std::size_t>(shape_.kv_heads) /
-                                static_cast<std::size_t>(lookup_.rows());
-    return level
-        .keys[(layer * static_cast<std::size_t>(shape_.kv_heads) + kv_head) * count + i % count];
+    return level.keys[layer * static_cast<std::size_t>(shape_.kv_heads * level.count) + i];
   }
 
   // Share of the keys that the queries' lookups keep, over all of them.
   double kept(bool pruned) {
     double kept_keys = 0.0;
     double all_keys = 0.0;
-    const auto layer_clusters = static_cast<std::size_t>(lookup_.rows() * clusters_.fine.count);
+    const auto layer_clusters = static_cast<std::size_t>(shape_.kv_heads * clusters_.fine.count);
     for (std::size_t layer = 0; layer < queries_.size(); ++layer) {
       for (std::int64_t query = 0; query < rows_; ++query) {
         const auto at = static_cast<std::int64_t>(layer);

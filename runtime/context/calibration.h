@@ -24,7 +24,7 @@ struct WeightedValue {
 
 // One threshold per level for all layers and heads: the quantile, over every (layer, KV head, key),
 // of the key's cluster's score, mean over the queries; a KV head's score is the mean over its query
-// heads, as in decoding (options.by_query_head: over every (layer, query head, key), as published).
+// heads, as in decoding.
 // Fills the levels' thresholds and returns what they keep of the queries' lookups. `queries`: by
 // layer, [query][heads * head_dim] F32, after RoPE; `scale` of q . k.
 [[nodiscard]] CalibrationFacts calibrate(SparseOps& ops, Stream& stream, const MethodShape& shape,

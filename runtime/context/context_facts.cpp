@@ -29,6 +29,18 @@ ContextClusters::Level read_level(JsonObjectReader reader, std::int64_t most, do
   return level;
 }
 
+// Thresholds of query heads' own scores are KV heads' only where each has one query head.
+void check_scope(JsonObjectReader& options, const MethodShape& shape, std::string_view file) {
+  if (!options.has("scope")) return;
+  const std::string scope = options.text("scope");
+  if (scope == "kv_head" || (scope == "query_head" && shape.heads == shape.kv_heads)) return;
+  throw Error(ErrorRole::kInput, kCode, options.name("scope"))
+      .file(file)
+      .found(json_quote(scope))
+      .expected("kv_head")
+      .hint("make the clusters again with triphase cluster");
+}
+
 }  // namespace
 
 std::string context_facts_json(const FixedContext& context, std::int64_t tokens,
@@ -55,11 +67,10 @@ std::string context_facts_json(const FixedContext& context, std::int64_t tokens,
                    json_quote(context.text_hash), tokens, context.clusters.clustered_tokens));
   line("options",
        fmt::format("{{\"centroids\": {}, \"coarse_centroids\": {}, \"levels\": {}, \"window\": {}, "
-                   "\"calibrate\": {}, \"scope\": {}, \"seed\": {}, \"max_iterations\": {}}}",
+                   "\"calibrate\": {}, \"seed\": {}, \"max_iterations\": {}}}",
                    json_number(options.centroids), json_number(options.coarse_centroids),
                    options.levels, options.window,
-                   json_quote(options.pruned_calibration ? "pruned" : "full"),
-                   json_quote(options.by_query_head ? "query_head" : "kv_head"), options.seed,
+                   json_quote(options.pruned_calibration ? "pruned" : "full"), options.seed,
                    options.max_iterations));
   line("fine", level_json(context.clusters.fine, options.quantile));
   line("coarse",
@@ -102,13 +113,7 @@ ContextFacts parse_context_facts(std::string_view text, std::string_view file) {
     options.fail("calibrate", json_quote(calibrate), "full or pruned");
   }
   context.options.pruned_calibration = calibrate == "pruned";
-  // Artefacts of versions that knew no other lack it.
-  const std::string scope = options.has("scope") ? options.text("scope") : "kv_head";
-  if (scope != "kv_head" && scope != "query_head") {
-    options.fail("scope", json_quote(scope), "kv_head or query_head");
-  }
-  context.options.by_query_head = scope == "query_head";
-  context.clusters.by_query_head = context.options.by_query_head;
+  check_scope(options, context.shape, file);
   context.options.seed = static_cast<std::uint64_t>(options.integer("seed", 0, kMaxNumber));
   context.options.max_iterations = options.integer("max_iterations", 1, kMaxNumber);
   options.finish();

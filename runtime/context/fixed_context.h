@@ -21,7 +21,6 @@ struct ClusterOptions {
   double quantile = 0.9;            // share of the keys whose mean score lies below the threshold
   double coarse_quantile = 0.5;     // the same of level 1
   bool pruned_calibration = false;  // level 2 is calibrated with the clusters that level 1 leaves
-  bool by_query_head = false;       // scores and thresholds of query heads, not of KV heads' means
   std::int64_t window = 100;        // last tokens: always attended, and the calibration's queries
   std::uint64_t seed = 0;
   std::int64_t max_iterations = 300;  // of one K-means

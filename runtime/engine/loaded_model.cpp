@@ -27,7 +27,6 @@ OpsShape ops_shape(const ModelConfig& config, const BatchLimits& limits, const K
                         .max_context = limits.context},
           .max_sequences = limits.segments,
           .max_list_tokens = limits.sparse ? limits.context : 0,
-          .query_head_lists = limits.query_head_lists,
           .widest_input =
               std::max({config.hidden_size, config.q_width(), config.ffn_size, config.embed_dim}),
           .kv_dtype = kv.dtype,
@@ -85,9 +84,7 @@ class Planner {
             .logit_rows = logit_rows_ == LogitRows::kAll ? rows : batch,
             .context = context_,
             .sparse = options_.attention.kind != AttentionKind::kDense,
-            .input_block_tokens = plan_.input_tokens > 0 ? plan_.kv.block_tokens : 0,
-            .sink_rows = moves_queries(options_.attention) ? batch : 0,
-            .query_head_lists = method()->lists() > model_.config.kv_heads};
+            .input_block_tokens = plan_.input_tokens > 0 ? plan_.kv.block_tokens : 0};
   }
 
   [[nodiscard]] std::uint64_t scratch(std::int64_t batch) const {
@@ -140,39 +137,13 @@ class Planner {
                 .block_tokens = KvStore::default_block_tokens(dtype),
                 .dtype = dtype,
                 .open_dtype = compute,
-                .key_columns = keeps_key_columns(options_.attention),
-                .host_channels = host_channels(options_.attention, model_.config.head_dim)};
-    if (plan_.kv.host_channels > 0 && machine_.gpu) {
-      throw Error(ErrorRole::kUsage, "E-CLI-CONFLICT", "sparq.kt=host")
-          .found("a GPU, which does not score by channels from the host in this version")
-          .expected("sparq.kt=device or sparq.kt=off with a GPU")
-          .hint("--attention-option sparq.kt=device");
-    }
-    check_attention_fits(dtype);
+                .key_columns = keeps_key_columns(options_.attention)};
     if (options_.kv_block > 0) plan_.kv.block_tokens = options_.kv_block;
     if (plan_.kv.quantized() && plan_.kv.block_tokens % KvStore::kInt8BlockMultiple != 0) {
       throw Error(ErrorRole::kUsage, "E-CLI-OPTION", "--kv-block")
           .found(fmt::to_string(options_.kv_block))
           .expected(
               fmt::format("a multiple of {} with --kv-dtype int8", KvStore::kInt8BlockMultiple));
-    }
-  }
-
-  // Options of attention methods that need something of the model or its cache.
-  void check_attention_fits(DType kv_dtype) const {
-    const AttentionOptions& attention = options_.attention;
-    if (moves_queries(attention) && !model_.config.rope) {
-      throw Error(ErrorRole::kUsage, "E-CLI-CONFLICT", "lm-infinite.rope_mode=in_cache")
-          .found("a model whose positions are learned, or none")
-          .expected("a model that rotates its keys")
-          .hint("--attention-option lm-infinite.rope_mode=absolute");
-    }
-    if (attention.kind == AttentionKind::kSparq && attention.sparq.channels_by_range &&
-        kv_dtype != DType::kU8) {
-      throw Error(ErrorRole::kUsage, "E-CLI-CONFLICT", "sparq.channels=range")
-          .found(fmt::format("KV in {}, which has no scales", dtype_name(kv_dtype)))
-          .expected("INT8 KV, whose scales are the ranges")
-          .hint("--kv-dtype int8, or --attention-option sparq.channels=query");
     }
   }
 
@@ -287,12 +258,9 @@ class Planner {
   [[nodiscard]] double chosen_share() const {
     const bool caches = plan_.policy->name() == "triphase" || options_.token_cache.has_value();
     if (!caches || options_.attention.kind == AttentionKind::kDense) return 0.0;
-    const std::unique_ptr<AttentionMethod> chooses = method();
-    if (!chooses->fetches_tokens()) return 0.0;
-    // Of lists that share a KV head's tokens, as if they had none in common.
-    const std::int64_t lists = std::max<std::int64_t>(1, chooses->lists() / model_.config.kv_heads);
-    const std::int64_t tokens = budget_tokens(options_.attention, context_, context_) * lists;
-    return static_cast<double>(std::min(tokens, context_)) / static_cast<double>(context_);
+    if (!method()->fetches_tokens()) return 0.0;
+    return static_cast<double>(budget_tokens(options_.attention, context_, context_)) /
+           static_cast<double>(context_);
   }
 
   // Weights on the device when so many layers are streamed, with a layer's that are widened.
@@ -328,9 +296,6 @@ class Planner {
         .scratch = [this](std::int64_t batch) { return scratch(batch); },
         .page_bytes = KvStore::page_bytes(plan_.kv),
         .key_column_bytes = KvStore::key_column_bytes(plan_.kv),
-        .host_column_bytes =
-            KvStore::host_column_bytes(plan_.kv) / static_cast<std::uint64_t>(plan_.kv.layers),
-        .channel_bytes = KvStore::channel_bytes(plan_.kv),
         .copies = plan_.placement.copy_device,
         .layers = plan_.kv.layers,
         .block_tokens = plan_.kv.block_tokens,
@@ -399,10 +364,6 @@ class Planner {
       // Dense attention reads a line's host blocks of one layer together.
       const std::int64_t staged = plan_.memory.staging_pages * plan_.kv.block_tokens;
       plan_.longest_line = std::min(plan_.longest_line, staged);
-      if (plan_.memory.host_key_columns > 0) {
-        plan_.longest_line =
-            std::min(plan_.longest_line, plan_.memory.channel_blocks * plan_.kv.block_tokens);
-      }
     }
   }
 
@@ -450,9 +411,6 @@ std::string describe(const RunPlan& plan, const ModelBundle& model) {
   if (plan.memory.key_columns > 0) {
     text += fmt::format("; K^T {} beside it (sparq.kt=off saves it)",
                         format_bytes(plan.memory.key_columns));
-    if (plan.memory.host_key_columns > 0) {
-      text += fmt::format(", {} on the host", format_bytes(plan.memory.host_key_columns));
-    }
   }
   if (model.fixed_context) {
     text += fmt::format("; fixed context {} tokens in front of every line",
@@ -520,12 +478,10 @@ LoadedModel::LoadedModel(std::shared_ptr<LoadedWeights> loaded, const ModelBundl
           .host_blocks = plan.memory.host_blocks,
           .input_blocks = plan.memory.input_blocks,
           .key_column_blocks = plan.memory.key_column_blocks,
-          .key_column_run_bytes = backend.sparse_ops().key_column_run_bytes(),
-          .channel_blocks = plan.memory.channel_blocks},
+          .key_column_run_bytes = backend.sparse_ops().key_column_run_bytes()},
          pool, &host_pool, transfers.get()) {
   TRIPHASE_CHECK(shared->lie_as(plan), "a plan for weights that lie elsewhere");
   backend.reserve(ops_shape(model.config, plan.limits, plan.kv));
-  kv.set_threads(&backend.threads());
   decoder.set_attention(options.attention, backend.sparse_ops(), pool, model.clusters());
   decoder.set_layer_inputs(plan.input_tokens, backend.input_ops(), pool);
   if (transfers) transfers->set_pageable(!plan.placement.pinned);

@@ -241,13 +241,13 @@ std::string summary_to_json(const RunSummary& summary, const RunOptions& options
                    "{{\"bytes\": {}, \"unused\": {}}}, "
                    "\"to_device_by_kind\": {{\"weights\": {}, "
                    "\"kv_reloads\": {}, \"kv_blocks\": {}, \"kv_tokens\": {}, "
-                   "\"kv_channels\": {}, \"layer_inputs\": {}, \"attention_results\": {}, "
+                   "\"layer_inputs\": {}, \"attention_results\": {}, "
                    "\"hidden_states\": {}}}}}",
                    summary.bytes_to_device, summary.bytes_to_host, summary.bytes_within_device,
                    summary.early.bytes, summary.early.unused, summary.to_device.weights,
                    summary.to_device.kv_reloads, summary.to_device.kv_blocks,
-                   summary.to_device.kv_tokens, summary.to_device.kv_channels,
-                   summary.to_device.inputs, summary.to_device.results, summary.to_device.hidden));
+                   summary.to_device.kv_tokens, summary.to_device.inputs, summary.to_device.results,
+                   summary.to_device.hidden));
   line("layer_inputs",
        fmt::format("{{\"tokens\": {}, \"saved_bytes\": {}, \"recomputed_tokens\": {}}}",
                    summary.layer_inputs.tokens, summary.layer_inputs.saved_bytes,

@@ -29,13 +29,12 @@ struct MemoryUse {
 // What crossed the link to the device, by what it was; together bytes_to_device.
 struct ToDeviceBytes {
   std::uint64_t weights = 0;
-  std::uint64_t kv_reloads = 0;   // blocks that came to stay
-  std::uint64_t kv_blocks = 0;    // whole blocks, for the step that attended them
-  std::uint64_t kv_tokens = 0;    // chosen tokens, for the step that attended them
-  std::uint64_t kv_channels = 0;  // channels of K^T, for the step that chose by them
-  std::uint64_t inputs = 0;       // layer inputs, for the step that recomputed their KV
-  std::uint64_t results = 0;      // of attention on the host
-  std::uint64_t hidden = 0;       // hidden states that lie on the host between layers
+  std::uint64_t kv_reloads = 0;  // blocks that came to stay
+  std::uint64_t kv_blocks = 0;   // whole blocks, for the step that attended them
+  std::uint64_t kv_tokens = 0;   // chosen tokens, for the step that attended them
+  std::uint64_t inputs = 0;      // layer inputs, for the step that recomputed their KV
+  std::uint64_t results = 0;     // of attention on the host
+  std::uint64_t hidden = 0;      // hidden states that lie on the host between layers
 };
 
 // Of these, what was fetched while the step before ended, and what of it no step read after all.

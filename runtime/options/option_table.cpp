@@ -481,8 +481,7 @@ constexpr OptionSpec kInspectWhatOptions[] = {
      "layer", 0, kInteger, "0", "N", 0, 65536, false, false, "Layer that is drawn."},
     {"Attention map (which tokens --attention touches while one prompt is completed greedily)",
      "head", 0, kInteger, "0", "N", 0, 65536, false, false,
-     "KV head (query head, where the method has lists by these) that is drawn, where a method "
-     "chooses for each one."},
+     "KV head that is drawn, where a method chooses for each one."},
 };
 constexpr auto kInspectOptions = joined(kInspectWhatOptions, kContextOptions, kMachineOptions,
                                         kWeightOptions, kProgressOptions, kLogOptions);
@@ -518,10 +517,6 @@ constexpr OptionSpec kClusterOnlyOptions[] = {
     {"Thresholds", "calibrate", 0, kChoice, "full", "full|pruned", 0, 0, false, false,
      "Two levels: score clusters beside all others, as published, or beside those that the level "
      "above leaves, as decoding does."},
-    {"Thresholds", "scope", 0, kChoice, "kv_head", "kv_head|query_head", 0, 0, false, false,
-     "Whose scores the thresholds are of, and whose lists of keys decoding makes: KV heads' (the "
-     "mean "
-     "over their query heads, so that a key is read once), or query heads', as published."},
     {"Machine", "device", 0, kChoice, "auto", "auto|cpu", 0, 0, false, false, "Where to compute."},
     {"Machine", "threads", 0, kInteger, "0", "N", 0, 4096, false, false,
      "Threads; 0 is one for each usable core. The clusters do not depend on it."},

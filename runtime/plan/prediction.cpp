@@ -14,8 +14,7 @@ namespace {
 // The simulator takes some microseconds for each line of each step.
 constexpr LineLimits kMost{.lines = 10000, .bytes = std::uint64_t{64} << 20};
 
-double middle_share(const AttentionOptions& attention, std::int64_t group,
-                    const std::vector<SimulatedLine>& lines) {
+double middle_share(const AttentionOptions& attention, const std::vector<SimulatedLine>& lines) {
   const auto count = static_cast<std::int64_t>(lines.size());
   std::int64_t input = 0;
   std::int64_t output = 0;
@@ -23,7 +22,7 @@ double middle_share(const AttentionOptions& attention, std::int64_t group,
     input += line.prompt_tokens;
     output += line.output_tokens;
   }
-  return touched_share(attention, group, (input + count - 1) / count, (output + count - 1) / count);
+  return touched_share(attention, (input + count - 1) / count, (output + count - 1) / count);
 }
 
 }  // namespace
@@ -54,15 +53,13 @@ std::optional<RunPrediction> predict_run(const RunOptions& options, const ModelB
       .prompt_units = plan.prompt_units,
       .miss_rate = options.miss_rate,
       .fetch = sparse_fetch(options, model, plan.memory),
-      .channels = brought_channels(options.attention, model.config),
       .division = MemoryDivision{.limits = plan.places,
                                  .streamed_layers = plan.placement.streamed_layers,
                                  .placement = plan.placement,
                                  .staging_pages = plan.memory.staging_pages}};
   job.lines = read_line_lengths(options, model, plan.longest_line, kMost);
   if (job.lines.empty()) return std::nullopt;
-  job.caching_ratio =
-      middle_share(options.attention, model.config.heads / model.config.kv_heads, job.lines);
+  job.caching_ratio = middle_share(options.attention, job.lines);
   const SimulationResult result = simulate(*plan.policy, cost, job);
   if (!result.infeasible.empty()) {
     log.info("no prediction: " + result.infeasible);

@@ -261,20 +261,16 @@ class ScheduleChooser {
         .workload = {.batch = batch,
                      .input_len = input,
                      .output_len = output,
-                     .caching_ratio =
-                         touched_share(options_.attention,
-                                       model_.config.heads / model_.config.kv_heads, input, output),
+                     .caching_ratio = touched_share(options_.attention, input, output),
                      .miss_rate = options_.miss_rate},
-        .budget = {memory.budget, memory.host_budget -
-                                      std::min(memory.host_budget, memory.memory.host_key_columns)},
+        .budget = {memory.budget, memory.host_budget},
         .model = {.costs = model_costs(model_.config, model_.weights_dtype),
                   .weights_dtype = model_.weights_dtype,
                   .kv_dtype = plan_dtype(kv_dtype),
                   .block_tokens = options_.kv_block > 0 ? options_.kv_block
                                                         : KvStore::default_block_tokens(kv_dtype),
                   .prefill_chunk = memory.prefill_chunk,
-                  .fetch = sparse_fetch(options_, model_, memory.memory),
-                  .channels = brought_channels(options_.attention, model_.config)}};
+                  .fetch = sparse_fetch(options_, model_, memory.memory)}};
     request.options.allow_recompute = may_recompute(memory.kv, kv_dtype, request.model.fetch);
     // The planner's estimate of scratch memory gives way to what this run really takes.
     const std::int64_t chunk = std::min(memory.prefill_chunk, batch * input);

@@ -27,13 +27,12 @@ std::vector<SimulatedLine> read_line_lengths(const RunOptions& options, const Mo
   return lines;
 }
 
-double touched_share(const AttentionOptions& attention, std::int64_t group,
-                     std::int64_t input_tokens, std::int64_t output_tokens) {
+double touched_share(const AttentionOptions& attention, std::int64_t input_tokens,
+                     std::int64_t output_tokens) {
   const std::int64_t context = input_tokens + output_tokens / 2;
-  const double touched =
-      mean_budget_tokens(attention, context, input_tokens) / static_cast<double>(context);
-  const auto lists = static_cast<double>(lists_by_query_head(attention) ? group : 1);
-  return std::clamp(touched * lists, 1e-6, 1.0);
+  const double touched = static_cast<double>(budget_tokens(attention, context, input_tokens)) /
+                         static_cast<double>(context);
+  return std::clamp(touched, 1e-6, 1.0);
 }
 
 SparseFetch sparse_fetch(const RunOptions& options, const ModelBundle& model,
@@ -46,14 +45,10 @@ SparseFetch sparse_fetch(const RunOptions& options, const ModelBundle& model,
   if (method->chooses_early()) return SparseFetch::kAhead;
   // Lines without a place for the K^T of all their blocks read them whole.
   const bool short_of_columns =
-      method->reads_key_columns() && memory.host_key_columns == 0 &&
+      method->reads_key_columns() &&
       memory.key_column_blocks < memory.kv_pages / config.layers + memory.host_blocks;
   return method->fetches_tokens() && !short_of_columns ? SparseFetch::kOnDemand
                                                        : SparseFetch::kWholeBlocks;
-}
-
-std::int64_t brought_channels(const AttentionOptions& attention, const ModelConfig& config) {
-  return config.kv_heads * host_channels(attention, config.head_dim);
 }
 
 }  // namespace triphase

@@ -26,18 +26,13 @@ struct LineLimits {
                                                            std::int64_t longest,
                                                            const LineLimits& limits);
 
-// r: the share of the context that a decode step touches half way through such a line, at most
-// (lists of `group` query heads under one KV head count as if they had no token in common).
-[[nodiscard]] double touched_share(const AttentionOptions& attention, std::int64_t group,
-                                   std::int64_t input_tokens, std::int64_t output_tokens);
+// r: the share of the context that a decode step touches half way through such a line, at most.
+[[nodiscard]] double touched_share(const AttentionOptions& attention, std::int64_t input_tokens,
+                                   std::int64_t output_tokens);
 
 // How the attention method's tokens on the host come to the device; dense attention reads blocks.
 [[nodiscard]] SparseFetch sparse_fetch(const RunOptions& options, const ModelBundle& model,
                                        const MemoryPlan& memory);
-
-// Channels, of all KV heads, that it brings of each token on the host to choose by.
-[[nodiscard]] std::int64_t brought_channels(const AttentionOptions& attention,
-                                            const ModelConfig& config);
 
 // INT8 as the KV store calls it (codes with zero points), and as plans and cost models do.
 [[nodiscard]] inline DType store_dtype(DType plan_dtype) {

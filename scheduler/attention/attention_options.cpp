@@ -114,19 +114,10 @@ Option word_option(std::string_view name, std::string_view expected,
 #define TRIPHASE_FIELD(path) \
   [](AttentionOptions & o) -> auto& { return o.path; }
 
-// "on" is what the default was called before K^T could be on the host.
-Option key_columns_option() {
-  Option option = word_option("sparq.kt", "device (or on), host or off", {"off", "device", "host"},
-                              TRIPHASE_FIELD(sparq.kt));
-  option.set = [set = option.set](AttentionOptions& o, std::string_view text) {
-    return set(o, text == "on" ? "device" : text);
-  };
-  return option;
-}
-
 // A preset is the options it stands for: what is set after it holds.
 Option preset_option() {
-  Option option = word_option("lm-infinite.preset", "lm-infinite or streaming",
+  Option option = word_option("lm-infinite.preset",
+                              "lm-infinite or streaming (StreamingLLM at absolute positions)",
                               {"lm-infinite", "streaming"}, TRIPHASE_FIELD(lm_infinite.preset));
   option.set = [set = option.set](AttentionOptions& o, std::string_view text) {
     if (!set(o, text)) return false;
@@ -134,16 +125,10 @@ Option preset_option() {
     const bool streaming = text == "streaming";
     to.sinks = streaming ? 4 : 16;
     to.k = streaming ? 4 + 512 : 128;
-    to.in_cache = streaming;
     to.k_ratio = 0;
     return true;
   };
   return option;
-}
-
-template <class Field>
-Option scope_option(std::string_view name, const Field& per_query_head) {
-  return word_option(name, "kv_head or query_head", {"kv_head", "query_head"}, per_query_head);
 }
 
 const std::vector<Option>& all_options() {
@@ -161,8 +146,6 @@ const std::vector<Option>& all_options() {
       word_option("swa.split", "full or paper", {"full", "paper"}, TRIPHASE_FIELD(swa.paper_split)),
       word_option("swa.history", "auto, ring or buckets", {"auto", "ring", "buckets"},
                   TRIPHASE_FIELD(swa.history)),
-      count_option("swa.refresh_steps", 0, "steps from one whole row to the next, or 0 for none",
-                   TRIPHASE_FIELD(swa.refresh_steps)),
       count_option("sparq.rank", 1, "channels, at least 1", TRIPHASE_FIELD(sparq.rank)),
       count_option("sparq.k", 1, "tokens, at least 1", TRIPHASE_FIELD(sparq.k)),
       share_option("sparq.k_ratio", false, TRIPHASE_FIELD(sparq.k_ratio)),
@@ -173,41 +156,25 @@ const std::vector<Option>& all_options() {
                   TRIPHASE_FIELD(sparq.reallocate)),
       word_option("sparq.temperature", "coverage, head_dim or rank",
                   {"coverage", "head_dim", "rank"}, TRIPHASE_FIELD(sparq.temperature)),
-      key_columns_option(),
-      word_option("sparq.channels", "query or range", {"query", "range"},
-                  TRIPHASE_FIELD(sparq.channels_by_range)),
+      word_option("sparq.kt", "device or off", {"off", "device"}, TRIPHASE_FIELD(sparq.kt)),
       word_option("squeezed.levels", "1 or 2", {"1", "2"}, TRIPHASE_FIELD(squeezed.two_levels)),
       auto_share_option("squeezed.threshold", TRIPHASE_FIELD(squeezed.threshold)),
       auto_share_option("squeezed.coarse_threshold", TRIPHASE_FIELD(squeezed.coarse_threshold)),
       word_option("squeezed.prefill", "auto, sparse or dense", {"auto", "sparse", "dense"},
                   TRIPHASE_FIELD(squeezed.prefill)),
-      count_option("squeezed.prefill_rows", 1, "tokens, at least 1",
-                   TRIPHASE_FIELD(squeezed.prefill_rows)),
-      word_option("squeezed.scope", "auto, kv_head or query_head",
-                  {"auto", "kv_head", "query_head"}, TRIPHASE_FIELD(squeezed.scope)),
       count_option("h2o.k", 1, "tokens, at least 1", TRIPHASE_FIELD(h2o.k)),
       share_option("h2o.k_ratio", false, TRIPHASE_FIELD(h2o.k_ratio)),
-      auto_share_option("h2o.local", TRIPHASE_FIELD(h2o.local)),
-      word_option("h2o.variant", "sparq, mask, drop or flexgen",
-                  {"sparq", "mask", "drop", "flexgen"}, TRIPHASE_FIELD(h2o.variant)),
-      scope_option("h2o.scope", TRIPHASE_FIELD(h2o.per_query_head)),
+      share_option("h2o.local", false, TRIPHASE_FIELD(h2o.local)),
       preset_option(),
       count_option("lm-infinite.sinks", 0, "tokens", TRIPHASE_FIELD(lm_infinite.sinks)),
       count_option("lm-infinite.k", 1, "tokens, at least 1", TRIPHASE_FIELD(lm_infinite.k)),
       share_option("lm-infinite.k_ratio", false, TRIPHASE_FIELD(lm_infinite.k_ratio)),
-      word_option("lm-infinite.rope_mode", "absolute or in_cache", {"absolute", "in_cache"},
-                  TRIPHASE_FIELD(lm_infinite.in_cache)),
       count_option("topk.k", 1, "tokens, at least 1", TRIPHASE_FIELD(topk.k)),
       share_option("topk.k_ratio", false, TRIPHASE_FIELD(topk.k_ratio)),
-      word_option("topk.renormalize", "0 or 1", {"0", "1"}, TRIPHASE_FIELD(topk.renormalize)),
-      scope_option("topk.scope", TRIPHASE_FIELD(topk.per_query_head)),
       count_option("quest.k", 1, "tokens, at least 1", TRIPHASE_FIELD(quest.k)),
       share_option("quest.k_ratio", false, TRIPHASE_FIELD(quest.k_ratio)),
       count_option("quest.page", 1, "tokens, at least 1", TRIPHASE_FIELD(quest.page)),
       count_option("quest.dense_layers", 0, "layers", TRIPHASE_FIELD(quest.dense_layers)),
-      word_option("quest.semantics", "cuda or python", {"cuda", "python"},
-                  TRIPHASE_FIELD(quest.newest_competes)),
-      scope_option("quest.scope", TRIPHASE_FIELD(quest.per_query_head)),
   };
   return options;
 }
@@ -239,12 +206,6 @@ std::int64_t share_of_tokens(double share, std::int64_t tokens) {
   // The least bit above: 0.2 * 35 is 7.000000000000001 or 6.999999999999999 by luck.
   return static_cast<std::int64_t>(
       std::floor(share * static_cast<double>(tokens) * (1.0 + 0x1p-50)));
-}
-
-std::int64_t h2o_recent_tokens(const AttentionOptions& options, std::int64_t k) {
-  using Variant = decltype(options.h2o.variant);
-  const double usual = options.h2o.variant == Variant::kSparq ? 0.25 : 0.5;
-  return share_of_tokens(options.h2o.local.value_or(usual), k);
 }
 
 std::span<const std::string_view> attention_names() { return kNames; }
@@ -288,40 +249,13 @@ std::vector<std::string> describe_attention_options(const AttentionOptions& opti
   return lines;
 }
 
-bool lists_by_query_head(const AttentionOptions& options) {
-  switch (options.kind) {
-    case AttentionKind::kSqueezed:
-      return options.squeezed.scope == decltype(options.squeezed.scope)::kQueryHead;
-    case AttentionKind::kH2o:
-      return options.h2o.per_query_head;
-    case AttentionKind::kTopk:
-      return options.topk.per_query_head;
-    case AttentionKind::kQuest:
-      return options.quest.per_query_head;
-    default:
-      return false;
-  }
-}
-
-bool moves_queries(const AttentionOptions& options) {
-  return options.kind == AttentionKind::kLmInfinite && options.lm_infinite.in_cache &&
-         options.lm_infinite.sinks > 0;
-}
-
 bool reads_keys_by_rows(AttentionKind kind) {
   return kind != AttentionKind::kSparq && kind != AttentionKind::kQuest &&
          kind != AttentionKind::kSqueezed;
 }
 
 bool keeps_key_columns(const AttentionOptions& options) {
-  using KeyColumns = decltype(options.sparq.kt);
-  return options.kind == AttentionKind::kSparq && options.sparq.kt != KeyColumns::kOff;
-}
-
-std::int64_t host_channels(const AttentionOptions& options, std::int64_t head_dim) {
-  using KeyColumns = decltype(options.sparq.kt);
-  if (options.kind != AttentionKind::kSparq || options.sparq.kt != KeyColumns::kHost) return 0;
-  return std::min(options.sparq.rank, head_dim);
+  return options.kind == AttentionKind::kSparq && options.sparq.kt;
 }
 
 void set_keep_ratio(AttentionOptions& options, double keep) {
@@ -384,21 +318,14 @@ std::int64_t budget_tokens(const AttentionOptions& options, std::int64_t context
       if (options.swa.paper_split) {
         budget = 2 * share_of_tokens(options.swa.caching_ratio / 2.0, context);
       }
-      if (options.swa.refreshes(context, prompt)) budget = context;
       break;
     case AttentionKind::kSparq:
       budget = by_ratio(options.sparq.k_ratio, options.sparq.k, context) +
                (options.sparq.local > 0.0 ? 1 : 0);
       break;
-    case AttentionKind::kH2o: {
-      using Variant = decltype(options.h2o.variant);
-      budget = by_ratio(options.h2o.k_ratio, options.h2o.k, prompt);
-      const bool fits = options.h2o.variant == Variant::kMask && context - 1 <= budget;
-      if (options.h2o.variant == Variant::kSparq || options.h2o.variant == Variant::kDrop || fits) {
-        ++budget;
-      }
+    case AttentionKind::kH2o:
+      budget = by_ratio(options.h2o.k_ratio, options.h2o.k, prompt) + 1;
       break;
-    }
     case AttentionKind::kLmInfinite:
       budget = by_ratio(options.lm_infinite.k_ratio, options.lm_infinite.k, context);
       break;
@@ -407,22 +334,10 @@ std::int64_t budget_tokens(const AttentionOptions& options, std::int64_t context
       break;
     case AttentionKind::kQuest:
       budget = by_ratio(options.quest.k_ratio, options.quest.k, context);
-      budget = std::max<std::int64_t>(options.quest.newest_competes ? 3 : 1,
-                                      budget / options.quest.page) *
-               options.quest.page;
+      budget = std::max<std::int64_t>(1, budget / options.quest.page) * options.quest.page;
       break;
   }
   return std::clamp<std::int64_t>(budget, std::min<std::int64_t>(1, context), context);
-}
-
-double mean_budget_tokens(const AttentionOptions& options, std::int64_t context,
-                          std::int64_t prompt) {
-  AttentionOptions usual = options;
-  usual.swa.refresh_steps = 0;
-  const auto tokens = static_cast<double>(budget_tokens(usual, context, prompt));
-  if (options.kind != AttentionKind::kSwa || options.swa.refresh_steps == 0) return tokens;
-  return tokens +
-         (static_cast<double>(context) - tokens) / static_cast<double>(options.swa.refresh_steps);
 }
 
 }  // namespace triphase

@@ -12,10 +12,8 @@ std::uint64_t touched_bytes(const AttentionOptions& options, const TouchedShape&
                             std::int64_t context, std::int64_t attended) {
   // One key or value.
   const std::int64_t row = std::llround(static_cast<double>(shape.head_dim) * shape.element_bytes);
-  const std::int64_t lists = lists_by_query_head(options) ? shape.heads : shape.kv_heads;
-  std::int64_t per_list = 2 * attended * row;
-  std::int64_t per_head = 0;  // of a KV head
-  std::int64_t shared = 0;    // of all KV heads together
+  std::int64_t per_head = 2 * attended * row;  // of a KV head
+  std::int64_t shared = 0;                     // of all KV heads together
   switch (options.kind) {
     case AttentionKind::kSparq:
       // Without K^T the channels lie scattered over whole keys.
@@ -26,17 +24,16 @@ std::uint64_t touched_bytes(const AttentionOptions& options, const TouchedShape&
       per_head += 8 * shape.head_dim;  // the sum of V, read and written
       break;
     case AttentionKind::kTopk:
-      per_head += context * row;  // every key, chosen values
-      per_list = attended * row;
+      per_head = (context + attended) * row;  // every key, chosen values
       break;
     case AttentionKind::kH2o:
-      per_list += 8 * attended;
+      per_head += 8 * attended;
       break;
     case AttentionKind::kSwa:
       shared = 8 * attended;  // the newest row of the history, written and later taken out
       break;
     case AttentionKind::kSqueezed:
-      per_list += 4 * attended;                             // the list of tokens
+      per_head += 4 * attended;                             // the list of tokens
       shared = shape.centroids * 4 * (shape.head_dim + 1);  // F32 means and counts
       break;
     case AttentionKind::kQuest:
@@ -46,7 +43,7 @@ std::uint64_t touched_bytes(const AttentionOptions& options, const TouchedShape&
     default:
       break;
   }
-  return static_cast<std::uint64_t>(lists * per_list + shape.kv_heads * per_head + shared);
+  return static_cast<std::uint64_t>(shape.kv_heads * per_head + shared);
 }
 
 namespace {
@@ -75,7 +72,7 @@ void set_compression(AttentionOptions& options, const TouchedShape& shape, doubl
   switch (options.kind) {
     case AttentionKind::kSparq:
       // K^T is what makes channels cheap; 1 is dense.
-      if (!keeps_key_columns(options)) options.sparq.kt = decltype(options.sparq.kt)::kDevice;
+      options.sparq.kt = true;
       options.sparq.rank = rank_of_compression(shape.head_dim, compression);
       always = static_cast<double>(options.sparq.rank) / static_cast<double>(2 * shape.head_dim);
       break;
@@ -88,9 +85,6 @@ void set_compression(AttentionOptions& options, const TouchedShape& shape, doubl
       break;
     default:
       break;
-  }
-  if (lists_by_query_head(options)) {
-    token *= static_cast<double>(shape.heads) / static_cast<double>(shape.kv_heads);
   }
   const double keep = compression == 1.0 ? 1.0 : (compression - always) / token;
   if (keep <= 0.0) refuse("more than " + std::to_string(always) + ", which it always reads");

@@ -22,7 +22,7 @@ struct TouchedShape {
   return static_cast<double>(dtype_row_bytes(stored, head_dim)) / static_cast<double>(head_dim);
 }
 
-// `attended`: tokens really attended per list, of a KV or query head (at most budget_tokens);
+// `attended`: tokens really attended per KV head (at most budget_tokens);
 // `context` includes the current token.
 [[nodiscard]] std::uint64_t touched_bytes(const AttentionOptions& options,
                                           const TouchedShape& shape, std::int64_t context,

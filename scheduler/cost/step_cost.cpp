@@ -110,10 +110,8 @@ LaneTimes CostModel::step(const StepWork& work, const StepRules& rules) const {
   };
   const double whole = bulk(curve(CostTable::kH2D), work.h2d_bytes, work.h2d_copies);
   double ahead = whole;
-  const double channel = work.channel_bytes / std::max(work.channel_pieces, 1.0);
   const double gathered = take(gather(work.record_bytes, work.gathered_records), flag) +
-                          take(gather(work.input_bytes, work.gathered_inputs), flag) +
-                          take(gather(channel, work.channel_pieces), flag);
+                          take(gather(work.input_bytes, work.gathered_inputs), flag);
   lanes.h2d = ahead + gathered;
   if (work.fetch == SparseFetch::kOnDemand) {
     if (rules.overlap) lanes.serial += gathered;

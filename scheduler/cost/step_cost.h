@@ -47,9 +47,6 @@ struct StepWork {
   double record_bytes = 0.0;
   double gathered_inputs = 0.0;  // the same of saved layer inputs
   double input_bytes = 0.0;
-  // Channels of keys by which decoded rows choose: pieces of one channel, and bytes of all of them.
-  double channel_pieces = 0.0;
-  double channel_bytes = 0.0;
   SparseFetch fetch = SparseFetch::kAhead;  // of what is gathered
   double h2d_bytes = 0.0;                   // bulk: streamed weights, reloads, X, swapped sequences
   double h2d_copies = 1.0;                  // in so many pieces
@@ -58,13 +55,6 @@ struct StepWork {
   // To the host.
   double d2h_bytes = 0.0;
   double d2h_copies = 1.0;
-
-  // Adds so many channels of so many tokens, for each of `rows` rows in one layer.
-  void add_channels(double channels, double rows, double tokens, double element_bytes) {
-    if (tokens <= 0.0) return;
-    channel_pieces += rows * channels;
-    channel_bytes += rows * channels * tokens * element_bytes;
-  }
 };
 
 struct StepRules {

@@ -75,9 +75,6 @@ LaneTimes StepModel::decode(const StepTokens& tokens, std::int64_t input_tokens)
   } else {
     work.gathered_records = batch * layers * (away - again);
     work.record_bytes = record_token_ / layers;
-    work.add_channels(static_cast<double>(model_.channels), batch * layers,
-                      static_cast<double>(tokens.host),
-                      static_cast<double>(dtype_bytes(model_.kv_dtype)));
   }
   if (again > 0.0) {
     work.recompute_rows = workload_.batch;

@@ -20,8 +20,6 @@ struct PlanModel {
   std::int64_t streamed_layers = 0;
   std::int64_t prefill_chunk = 2048;
   SparseFetch fetch = SparseFetch::kAhead;  // below r = 1
-  std::int64_t channels =
-      0;  // of all KV heads, of each token on the host, to choose by; below r = 1
 };
 
 // Where one sequence's tokens are during a step.

@@ -42,8 +42,6 @@ struct SimulatedJob {
   double caching_ratio = 1.0;  // r: share of the context that a decode step touches
   double miss_rate = 1.0;      // share of the touched host tokens that crosses the link
   SparseFetch fetch = SparseFetch::kAhead;  // below r = 1
-  std::int64_t channels =
-      0;  // of all KV heads, of each token on the host, to choose by; below r = 1
   std::vector<SimulatedLine> lines;
   std::optional<MemoryDivision> division;  // then the budgets above are not looked at
   bool keep_steps = false;                 // fill SimulationResult::steps, views and actions

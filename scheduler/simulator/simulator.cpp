@@ -350,8 +350,6 @@ class Simulation {
       } else {
         work.gathered_records += layers * (fetched - again);
         work.gathered_inputs += layers * again;
-        work.add_channels(static_cast<double>(job_.channels), layers, away,
-                          static_cast<double>(dtype_bytes(result_.kv_dtype)));
       }
       if (again > 0.0) {
         ++work.recompute_rows;
@@ -475,8 +473,8 @@ class Simulation {
   void account(const StepWork& work, SimulatedStep& record) {
     record.seconds = record.lanes.step;
     record.running = static_cast<std::int64_t>(running_.size());
-    const double gathered = work.gathered_records * memory_.record_layer +
-                            work.gathered_inputs * work.input_bytes + work.channel_bytes;
+    const double gathered =
+        work.gathered_records * memory_.record_layer + work.gathered_inputs * work.input_bytes;
     record.h2d_bytes = work.h2d_bytes + gathered;
     record.d2h_bytes = work.d2h_bytes;
     std::int64_t device_blocks = 0;
@@ -517,7 +515,6 @@ class Simulation {
     result_.decode_seconds += record.seconds - prefill;
     result_.h2d_bytes += record.h2d_bytes;
     result_.d2h_bytes += record.d2h_bytes;
-    result_.channels_h2d_bytes += work.channel_bytes;
     result_.recomputed_tokens += work.recompute_tokens;
     result_.inputs_h2d_bytes += work.recompute_tokens * memory_.input_token;
     const auto phase = static_cast<std::size_t>(record.phase) - 1;

@@ -44,7 +44,6 @@ struct SimulationResult {
   // Of h2d_bytes and d2h_bytes: X brought for steps that recompute, and X saved.
   double inputs_h2d_bytes = 0.0;
   double inputs_d2h_bytes = 0.0;
-  double channels_h2d_bytes = 0.0;    // of h2d_bytes
   double copied_bytes = 0.0;          // of KV, on the device
   double workspace_bytes = 0.0;       // F32 copies of KV that is attended on the host
   std::uint64_t padding_tokens = 0;   // in front of prompts

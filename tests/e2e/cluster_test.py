@@ -152,21 +152,17 @@ class FixedContext(unittest.TestCase):
             self.assertEqual(len(output.splitlines()), len(OWN))
             self.assertLess(summary["attention"]["tokens_touched_fraction"], 0.6)
 
-    def test_long_prompts_choose_in_units_that_no_step_cuts(self):
+    def test_long_prompts_choose_together_whatever_the_steps(self):
         lines = self.folder / "long_prompts.jsonl"
         starts = [[40 + n * step % 900 for n in range(150)] for step in (7, 11, 7, 13)]
         lines.write_text("".join(json.dumps({"prompt_tokens": start + [300 + n], "max_tokens": 8}) + "\n"
                                  for n, start in enumerate(starts)))
-        few = ("--attention-option", "squeezed.prefill_rows=64")
         dense, _, _ = self.squeezed("units", "--attention-option", "squeezed.prefill=dense", prompts=lines)
         whole, summary, _ = self.squeezed("units", "--overwrite", "--batch-size", 1, prompts=lines)
-        units, more, _ = self.squeezed("units", "--overwrite", "--batch-size", 1, *few, prompts=lines)
-        self.assertEqual(len({dense, whole, units}), 3)
-        for one in (summary, more):
-            self.assertLess(one["attention"]["prompt_tokens_touched_fraction"], 0.8)
+        self.assertNotEqual(dense, whole)
+        self.assertLess(summary["attention"]["prompt_tokens_touched_fraction"], 0.8)
         for extra in (("--batch-size", 4), ("--batch-size", 3, "--prefill-chunk", 16)):
             self.assertEqual(self.squeezed("units", "--overwrite", *extra, prompts=lines)[0], whole)
-            self.assertEqual(self.squeezed("units", "--overwrite", *extra, *few, prompts=lines)[0], units)
 
     def test_a_resumed_job_has_the_same_context(self):
         arguments = ("--batch-size", 2)

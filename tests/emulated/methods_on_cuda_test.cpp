@@ -7,7 +7,6 @@
 #include "kernels/cpu/cpu_sparse_ops.h"
 #include "kernels/sizing/attention_workspace.h"
 #include "models/attention_runner.h"
-#include "models/sink_queries.h"
 #include "tests/emulated/filled_cache.h"
 #include "tests/emulated/guarded_machine.h"
 
@@ -68,14 +67,6 @@ Decoded run_method(const Machine& machine, const AttentionOptions& options, DTyp
                                .weighted_scores = kTokens * kHeads * 2};
   const Buffer workspace = pool.allocate(attention_workspace_bytes(largest), MemoryTag::kWorkspace);
   AttentionRunner runner(options, kShape, machine.sparse, largest, pool);
-  ModelConfig config;
-  config.heads = kHeads;
-  config.kv_heads = FilledCache::kKvHeads;
-  config.head_dim = kDim;
-  config.rope = RopeConfig{.rotary_dim = kDim};
-  const RopeTable rope(*config.rope, 100);
-  std::optional<SinkQueries> moved;
-  if (moves_queries(options)) moved.emplace(config, 1, machine.ops, rope, pool);
   Decoded run;
   runner.set_observer(&run);
   const SequenceId sequence(1);
@@ -89,16 +80,9 @@ Decoded run_method(const Machine& machine, const AttentionOptions& options, DTyp
     const ConstMatrix queries{q.data(), DType::kF32, kTokens, kColumns, kColumns};
     const ConstMatrix values{v.data(), DType::kF32, kTokens, kValueColumns, kValueColumns};
     static_cast<void>(runner.choose(LayerId(0), {&segment, 1}, {&sequence, 1}, queries, values,
-                                    cache.view(), kScale, nullptr, machine.stream));
-    if (moved) {
-      const BatchSegment rows{
-          .sequence = sequence, .first_row = at, .count = end - at, .first_position = at};
-      moved->begin({&rows, 1}, runner, machine.stream);
-      moved->take(queries, machine.stream);
-    }
-    runner.attend(LayerId(0), {&segment, 1}, {&sequence, 1}, {&no_slots, 1}, queries,
-                  moved ? &*moved : nullptr, cache.view(), kScale,
-                  {out.data(), DType::kF32, kTokens, kColumns, kColumns}, machine.ops,
+                                    cache.view(), kScale, machine.stream));
+    runner.attend(LayerId(0), {&segment, 1}, {&sequence, 1}, {&no_slots, 1}, queries, cache.view(),
+                  kScale, {out.data(), DType::kF32, kTokens, kColumns, kColumns}, machine.ops,
                   {workspace.data(), workspace.bytes()}, machine.stream);
     at = end;
   }
@@ -114,19 +98,11 @@ const std::vector<AttentionOptions>& methods() {
       of("lm-infinite", {"lm-infinite.k=20"}),
       of("swa", {"swa.caching_ratio=0.3", "swa.history=ring"}),
       of("swa", {"swa.caching_ratio=0.5", "swa.history=buckets"}),
-      of("lm-infinite", {"lm-infinite.k=20", "lm-infinite.rope_mode=in_cache"}),
       of("h2o", {"h2o.k=24"}),
-      of("h2o", {"h2o.k=24", "h2o.variant=mask", "h2o.scope=query_head"}),
-      of("h2o", {"h2o.k=24", "h2o.variant=flexgen"}),
       of("sparq", {"sparq.rank=6", "sparq.k=24"}),
       of("sparq", {"sparq.rank=6", "sparq.k=24", "sparq.reallocate=on"}),
-      of("sparq", {"sparq.rank=6", "sparq.k=24", "sparq.channels=range"}),
       of("topk", {"topk.k=20"}),
-      of("topk", {"topk.k=20", "topk.renormalize=1"}),
-      of("topk", {"topk.k=20", "topk.scope=query_head"}),
-      of("quest", {"quest.k=48", "quest.dense_layers=0"}),
-      of("quest", {"quest.k=48", "quest.dense_layers=0", "quest.scope=query_head"}),
-      of("quest", {"quest.k=48", "quest.dense_layers=0", "quest.semantics=python"})};
+      of("quest", {"quest.k=48", "quest.dense_layers=0"})};
   return all;
 }
 

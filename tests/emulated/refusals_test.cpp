@@ -298,8 +298,8 @@ std::vector<Refusal> selection_refusals() {
        }},
       {"score_quest", "whole sub-pages", "tokens 24",
        [] {
-         score_quest(keys_of(DType::kF16), floats(), DType::kF32, 24, queries_of(4), false,
-                     floats(), 9, {});
+         score_quest(keys_of(DType::kF16), floats(), DType::kF32, 24, queries_of(4), floats(), 9,
+                     {});
        }},
       {"bound_pages", "one sequence", "sequences 3",
        [] { bound_pages(keys_of(DType::kF16), 0, 16, floats(), {}); }},

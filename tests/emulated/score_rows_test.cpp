@@ -259,8 +259,7 @@ TEST(EmulatedScore, QuestBoundsEveryLogit) {
   const std::vector<float> q = random_floats(random, 3 * 4 * dim);
   const ScoreQueries queries{q.data(), 4 * dim, 4};
   std::vector<float> scores = poisoned(6 * 9);
-  score_quest(keys_of(cache), bounds.data(), DType::kF32, sub, queries, false, scores.data(), 9,
-              nullptr);
+  score_quest(keys_of(cache), bounds.data(), DType::kF32, sub, queries, scores.data(), 9, nullptr);
   for (std::int64_t row = 0; row < 6; ++row) {
     const std::int64_t b = row / 2;
     const std::int64_t length = cache.lengths[static_cast<std::size_t>(b)];

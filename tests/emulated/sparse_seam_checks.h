@@ -83,13 +83,8 @@ void expect_near(const A& actual, const B& expected, double relative, double abs
   }
 }
 
-inline std::int64_t rows_of(HeadScope scope) {
-  return scope == HeadScope::kQueryHead ? kHeads : kKvHeads;
-}
-
 struct ColumnCase {
   std::int64_t first_query, window;
-  HeadScope scope = HeadScope::kKvHead;
 };
 
 // All tokens of a prompt of 140, in chunks of at most `chunk`; INT8 chunks end with their block.
@@ -98,8 +93,8 @@ Sums sum_prompt(SparseOps& sparse, const FilledCache& cache, const Queries& q, s
                 const ColumnCase& of, Workspace workspace, Stream& stream) {
   constexpr std::int64_t kTokens = 140;
   constexpr std::int64_t kStride = kTokens + 3;
-  Sums sums(static_cast<std::size_t>(rows_of(of.scope) * kStride), 0.25F);
-  for (std::int64_t head = 0; head < rows_of(of.scope); ++head) {
+  Sums sums(static_cast<std::size_t>(kKvHeads * kStride), 0.25F);
+  for (std::int64_t head = 0; head < kKvHeads; ++head) {
     for (std::int64_t t = kTokens; t < kStride; ++t) {
       sums[static_cast<std::size_t>(head * kStride + t)] = std::numeric_limits<float>::quiet_NaN();
     }
@@ -110,7 +105,7 @@ Sums sum_prompt(SparseOps& sparse, const FilledCache& cache, const Queries& q, s
     if (cache.quantized()) end = std::min(end, (block + 1) * FilledCache::kPageTokens);
     AttentionSegment segment = cache.segment(0, at, end - at, end);
     segment.window = of.window;
-    sparse.sum_columns(q.view(), kHeads, of.scope, cache.view(), segment,
+    sparse.sum_columns(q.view(), kHeads, cache.view(), segment,
                        std::max<std::int64_t>(0, of.first_query - at), 0.3F, sums.data(), kStride,
                        workspace, stream);
     at = end;
@@ -122,8 +117,8 @@ Sums sum_prompt(SparseOps& sparse, const FilledCache& cache, const Queries& q, s
 inline void check_column_sums(const Seam& seam) {
   Cpu cpu;
   for (const DType dtype : kCaches) {
-    for (const ColumnCase& of : {ColumnCase{0, 0}, ColumnCase{120, 0}, ColumnCase{0, 45},
-                                 ColumnCase{40, 45, HeadScope::kQueryHead}}) {
+    for (const ColumnCase& of :
+         {ColumnCase{0, 0}, ColumnCase{120, 0}, ColumnCase{0, 45}, ColumnCase{40, 45}}) {
       SCOPED_TRACE(std::string(dtype_name(dtype)) + " from " + std::to_string(of.first_query) +
                    " window " + std::to_string(of.window));
       const FilledCache ours(seam.ops, seam.device, dtype, {140}, 3);
@@ -155,8 +150,8 @@ inline void check_long_chunks(const Seam& seam) {
   const KvLayerView cache{k.data(), k.data(), DType::kF32, 64, 1, 8};
   const AttentionSegment segment{0, kTokens, kTokens, pages, 0};
   HostVector<float> sums(static_cast<std::size_t>(kTokens), 0.0F);
-  seam.sparse.sum_columns({q.data(), DType::kF32, kTokens, 8, 8}, 1, HeadScope::kKvHead, cache,
-                          segment, 0, 0.5F, sums.data(), kTokens, {}, seam.stream);
+  seam.sparse.sum_columns({q.data(), DType::kF32, kTokens, 8, 8}, 1, cache, segment, 0, 0.5F,
+                          sums.data(), kTokens, {}, seam.stream);
   // Every row's weights add up to 1, and the last token has one row's weight of itself.
   double all = 0.0;
   for (const float sum : sums) all += sum;
@@ -193,15 +188,13 @@ inline void check_page_bounds(const Seam& seam) {
         EXPECT_EQ(std::isnan(got[0]), first > 0);
       }
       const std::int64_t stride = pages + 2;
-      for (const HeadScope scope : {HeadScope::kKvHead, HeadScope::kQueryHead}) {
-        HostVector<float> scores(static_cast<std::size_t>(rows_of(scope) * stride), -7.0F);
-        std::vector<float> cpu_scores(scores.size(), -7.0F);
-        seam.sparse.score_pages(q.view(), 1, kHeads, kKvHeads, scope, {bounds.data(), tokens},
-                                pages, scores.data(), stride, seam.stream);
-        cpu.sparse->score_pages(cpu_q.view(), 1, kHeads, kKvHeads, scope, {expected.data(), tokens},
-                                pages, cpu_scores.data(), stride, *cpu.stream);
-        expect_near(scores, cpu_scores, 1e-5, 1e-5, "scores");
-      }
+      HostVector<float> scores(static_cast<std::size_t>(kKvHeads * stride), -7.0F);
+      std::vector<float> cpu_scores(scores.size(), -7.0F);
+      seam.sparse.score_pages(q.view(), 1, kHeads, kKvHeads, {bounds.data(), tokens}, pages,
+                              scores.data(), stride, seam.stream);
+      cpu.sparse->score_pages(cpu_q.view(), 1, kHeads, kKvHeads, {expected.data(), tokens}, pages,
+                              cpu_scores.data(), stride, *cpu.stream);
+      expect_near(scores, cpu_scores, 1e-5, 1e-5, "scores");
     }
   }
 }
@@ -217,70 +210,25 @@ inline void check_centroids(const Seam& seam) {
     std::vector<float> keys;
     std::vector<std::uint8_t> some;
     for (std::int64_t i = 0; i < kKvHeads * count; ++i) keys.push_back(static_cast<float>(i % 4));
-    for (std::int64_t i = 0; i < kHeads * count; ++i) some.push_back(i % 5 != 0 ? 1 : 0);
+    for (std::int64_t i = 0; i < kKvHeads * count; ++i) some.push_back(i % 5 != 0 ? 1 : 0);
     const DeviceArray<float> device_means(seam.device, means);
     const DeviceArray<float> device_keys(seam.device, keys);
     const std::vector<std::uint8_t> none(some.size(), 0);
     for (const std::vector<std::uint8_t>& alive : {std::vector<std::uint8_t>{}, some, none}) {
       const HostVector<std::uint8_t> host_alive(alive.begin(), alive.end());
-      for (const HeadScope scope : {HeadScope::kKvHead, HeadScope::kQueryHead}) {
-        HostVector<float> scores(static_cast<std::size_t>(rows_of(scope) * count), -1.0F);
-        std::vector<float> expected(scores.size(), -1.0F);
-        seam.sparse.score_centroids(q.view(), 1, kHeads, kKvHeads, scope,
-                                    {device_means.data(), device_keys.data(), count,
-                                     alive.empty() ? nullptr : host_alive.data()},
-                                    0.4F, scores.data(), seam.stream);
-        cpu.sparse->score_centroids(
-            cpu_q.view(), 1, kHeads, kKvHeads, scope,
-            {means.data(), keys.data(), count, alive.empty() ? nullptr : alive.data()}, 0.4F,
-            expected.data(), *cpu.stream);
-        expect_near(scores, expected, 2e-5, 1e-12, "centroids");
-      }
+      HostVector<float> scores(static_cast<std::size_t>(kKvHeads * count), -1.0F);
+      std::vector<float> expected(scores.size(), -1.0F);
+      seam.sparse.score_centroids(q.view(), 1, kHeads, kKvHeads,
+                                  {device_means.data(), device_keys.data(), count,
+                                   alive.empty() ? nullptr : host_alive.data()},
+                                  0.4F, scores.data(), seam.stream);
+      cpu.sparse->score_centroids(
+          cpu_q.view(), 1, kHeads, kKvHeads,
+          {means.data(), keys.data(), count, alive.empty() ? nullptr : alive.data()}, 0.4F,
+          expected.data(), *cpu.stream);
+      expect_near(scores, expected, 2e-5, 1e-12, "centroids");
     }
   }
-}
-
-// SparQ under INT8: the blocks' ranges bit for bit, and channels that are chosen by them.
-inline void check_channel_weights(const Seam& seam) {
-  Cpu cpu;
-  const std::vector<std::int32_t> lengths = {40, 140};
-  const FilledCache ours(seam.ops, seam.device, DType::kU8, lengths, 6);
-  const FilledCache theirs(*cpu.ops, cpu.device, DType::kU8, lengths, 6);
-  const Queries q(seam.device, 2, 12);
-  const Queries cpu_q(cpu.device, 2, 12);
-  const DeviceArray<float> ranges(seam.device, std::vector<float>(kKvHeads * kDim, 0.0F));
-  const DeviceArray<float> cpu_ranges(cpu.device, std::vector<float>(kKvHeads * kDim, 0.0F));
-  for (const auto& [first, end] : {std::pair<std::int64_t, std::int64_t>{0, 1}, {1, 4}}) {
-    seam.sparse.widen_key_ranges(ours.view(), ours.segment(1, 0, 1), first, end, ranges.data(),
-                                 seam.stream);
-    cpu.sparse->widen_key_ranges(theirs.view(), theirs.segment(1, 0, 1), first, end,
-                                 cpu_ranges.data(), *cpu.stream);
-  }
-  seam.stream.synchronize();
-  EXPECT_EQ(ranges.host(), cpu_ranges.host());
-  // As they are, and so different that they decide.
-  std::vector<float> steep;
-  for (std::int64_t i = 0; i < kKvHeads * kDim; ++i) {
-    steep.push_back(i % 3 == 0 ? 100.0F : static_cast<float>(i % 5));
-  }
-  const DeviceArray<float> steep_there(seam.device, steep);
-  const auto choose = [&](const float* weights, const float* cpu_weights) {
-    ChannelChoice choice{.rank = 5, .tokens = 24, .recent = 4};
-    HostVector<std::int32_t> tokens(kKvHeads * 24, -1);
-    std::vector<std::int32_t> cpu_tokens(tokens.size(), -1);
-    choice.channel_weights = weights;
-    seam.sparse.choose_by_channels(q.view(), 1, kHeads, ours.view(), ours.segment(1, 0, 1), 0.3F,
-                                   choice, tokens.data(), nullptr, {}, seam.stream);
-    choice.channel_weights = cpu_weights;
-    cpu.sparse->choose_by_channels(cpu_q.view(), 1, kHeads, theirs.view(), theirs.segment(1, 0, 1),
-                                   0.3F, choice, cpu_tokens.data(), nullptr, cpu.workspace,
-                                   *cpu.stream);
-    EXPECT_TRUE(std::ranges::equal(tokens, cpu_tokens));
-    return cpu_tokens;
-  };
-  const std::vector<std::int32_t> plain = choose(nullptr, nullptr);
-  EXPECT_NE(choose(steep_there.data(), steep.data()), plain);
-  static_cast<void>(choose(ranges.data(), cpu_ranges.data()));
 }
 
 // SparQ and exact top-k, with transposed keys and without.

@@ -73,7 +73,6 @@ TEST_F(CudaBackendOnGpu, SelectionMatchesTheCpu) {
   cuda::check_page_bounds(seam);
   cuda::check_centroids(seam);
   cuda::check_choices(seam);
-  cuda::check_channel_weights(seam);
   cuda::check_reallocation(seam);
 }
 

@@ -54,7 +54,6 @@ struct TinyModelOptions {
   std::int64_t cache_blocks = 0;    // of all layers each: for chosen tokens
   std::int64_t column_blocks = 0;   // of all layers each: K^T beside that of the device's own, of
                                     // blocks that are on the host
-  std::int64_t channel_blocks = 0;  // of one layer each: for channels from the host
   std::int64_t input_tokens = 0;    // leading ones whose K and V come from INT8 layer inputs
   std::int64_t input_blocks = 0;    // of all layers each: for saved layer inputs
   std::int64_t streamed_layers = 0;
@@ -96,14 +95,12 @@ class TinyModel {
              .key_column_blocks =
                  kv_shape(options).key_columns ? options.kv_blocks + options.column_blocks : 0,
              // Four blocks, of F32 and of as few tokens as tests use.
-             .key_column_run_bytes = 16 * options.block_tokens,
-             .channel_blocks = options.channel_blocks},
+             .key_column_run_bytes = 16 * options.block_tokens},
             pool_, &host_pool_, &transfers_),
         model_(config_, *weights_, backend_->ops(), backend_->threads().threads(),
                {options.batch_size + options.prefill_chunk, options.batch_size, options.batch_size,
                 config_.max_positions, options.attention.kind != AttentionKind::kDense,
-                options.input_tokens > 0 ? options.block_tokens : 0,
-                moves_queries(options.attention) ? options.batch_size : 0},
+                options.input_tokens > 0 ? options.block_tokens : 0},
                pool_, &transfers_),
         preparer_(config_, nullptr,
                   {.context = config_.max_positions, .kv_tokens = longest_line(options)}),
@@ -128,7 +125,6 @@ class TinyModel {
     transfers_.set_pageable(options.pageable);
     model_.kv_step().set_prefetch(options.prefetch);
     model_.weight_stream().set_prefetch(options.prefetch);
-    kv_.set_threads(&backend_->threads());
     engine_.placement().set_checking(true);
   }
 
@@ -154,7 +150,6 @@ class TinyModel {
                                        : options.dtype,
             .open_dtype = options.dtype,
             .key_columns = keeps_key_columns(options.attention),
-            .host_channels = host_channels(options.attention, config_.head_dim),
             .input_width = options.input_tokens > 0 ? config_.hidden_size : 0,
             .host_attention = options.host_attention};
   }

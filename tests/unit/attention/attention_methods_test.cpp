@@ -186,32 +186,16 @@ TEST_P(AttentionMethodsTest, FollowTheirOracles) {
     check(of("lm-infinite", {"lm-infinite.sinks=4", "lm-infinite.k=20"}),
           oracle::lm_infinite(s, 4, 20));
     check(of("swa", {"swa.caching_ratio=0.3", "swa.history=ring"}), oracle::swa(s, 0.3));
-    check(of("swa", {"swa.caching_ratio=0.3", "swa.history=ring", "swa.refresh_steps=4"}),
-          oracle::swa(s, 0.3, 4));
     check(of("h2o", {"h2o.k=24"}), oracle::h2o(s, 24, 0.25));
-    check(of("h2o", {"h2o.k=24", "h2o.local=0.5"}), oracle::h2o_drop(s, 12, 12));
-    check(of("h2o", {"h2o.k=24", "h2o.variant=drop"}), oracle::h2o_drop(s, 12, 12));
-    check(of("h2o", {"h2o.k=25", "h2o.variant=drop", "h2o.local=0.2"}), oracle::h2o_drop(s, 20, 5));
-    check(of("h2o", {"h2o.k=24", "h2o.variant=mask"}), oracle::h2o_mask(s, 12, 12, false));
-    check(of("h2o", {"h2o.k=24", "h2o.variant=mask", "h2o.scope=query_head"}),
-          oracle::h2o_mask(s, 12, 12, true));
+    check(of("h2o", {"h2o.k=24", "h2o.local=0.5"}), oracle::h2o(s, 24, 0.5));
+    check(of("h2o", {"h2o.k=25", "h2o.local=0.2"}), oracle::h2o(s, 25, 0.2));
     // The prompt fits: nothing is dropped until decoding has outgrown k.
-    check(of("h2o", {"h2o.k=100", "h2o.variant=mask", "h2o.local=0.1"}),
-          oracle::h2o_mask(s, 90, 10, false));
-    check(of("h2o", {"h2o.k=24", "h2o.variant=flexgen"}), oracle::h2o_flexgen(s, 12));
+    check(of("h2o", {"h2o.k=100", "h2o.local=0.1"}), oracle::h2o(s, 100, 0.1));
     check(of("sparq", {"sparq.rank=6", "sparq.k=24"}), oracle::sparq(s, 6, 24, 0.25, mha));
     check(of("sparq", {"sparq.rank=6", "sparq.k=24", "sparq.reallocate=on"}),
           oracle::sparq(s, 6, 24, 0.25, true));
-    check(of("topk", {"topk.k=20"}), oracle::topk(s, 20, false));
-    check(of("topk", {"topk.k=20", "topk.renormalize=1"}), oracle::topk(s, 20, true));
-    check(of("topk", {"topk.k=20", "topk.scope=query_head"}), oracle::topk(s, 20, false, true));
+    check(of("topk", {"topk.k=20"}), oracle::topk(s, 20));
     check(of("quest", {"quest.k=48"}), oracle::quest(s, 3, 16));
-    check(of("quest", {"quest.k=48", "quest.scope=query_head"}),
-          oracle::quest(s, 3, 16, {.by_query_head = true}));
-    check(of("quest", {"quest.k=64", "quest.semantics=python"}),
-          oracle::quest(s, 4, 16, {.newest_competes = true}));
-    check(of("quest", {"quest.k=16", "quest.semantics=python", "quest.scope=query_head"}),
-          oracle::quest(s, 1, 16, {.newest_competes = true, .by_query_head = true}));
   }
 }
 
@@ -223,20 +207,14 @@ const std::vector<AttentionOptions>& every_method() {
       of("swa", {"swa.caching_ratio=0.3"}),
       of("swa", {"swa.caching_ratio=0.5", "swa.history=buckets"}),
       of("swa", {"swa.caching_ratio=0.3", "swa.split=paper"}),
-      of("swa", {"swa.caching_ratio=0.3", "swa.refresh_steps=5"}),
       of("h2o", {"h2o.k=24"}),
-      of("h2o", {"h2o.k=24", "h2o.variant=mask", "h2o.scope=query_head"}),
-      of("h2o", {"h2o.k_ratio=0.3", "h2o.variant=flexgen"}),
+      of("h2o", {"h2o.k_ratio=0.3"}),
       of("sparq", {"sparq.rank=6", "sparq.k=24"}),
-      of("sparq", {"sparq.rank=6", "sparq.k=24", "sparq.channels=range"}),
       of("sparq", {"sparq.rank=6", "sparq.k=24", "sparq.group_reduce=logit_sum"}),
       of("sparq", {"sparq.rank=6", "sparq.k_ratio=0.125", "sparq.local=0"}),
       of("lm-infinite", {"lm-infinite.k=20"}),
       of("topk", {"topk.k_ratio=0.1"}),
-      of("topk", {"topk.k_ratio=0.1", "topk.scope=query_head"}),
-      of("quest", {"quest.k=32", "quest.dense_layers=0"}),
-      of("quest", {"quest.k=48", "quest.dense_layers=0", "quest.scope=query_head"}),
-      of("quest", {"quest.k=64", "quest.dense_layers=0", "quest.semantics=python"})};
+      of("quest", {"quest.k=32", "quest.dense_layers=0"})};
   return methods;
 }
 
@@ -264,7 +242,6 @@ TEST_P(AttentionMethodsTest, ChoicesDoNotDependOnChunksOrPagesAndKeepTheirBudget
         for (std::size_t list = 0; list + 1 < choice.begins.size(); ++list) {
           const std::int64_t count = choice.begins[list + 1] - choice.begins[list];
           ASSERT_LE(count, budget_tokens(options, context, kPrompt));
-          if (options.quest.newest_competes) continue;
           ASSERT_EQ(choice.tokens[static_cast<std::size_t>(choice.begins[list + 1] - 1)],
                     context - 1);
         }
@@ -283,12 +260,7 @@ TEST_P(AttentionMethodsTest, FullBudgetsEqualDenseWithoutTheShortcut) {
       of("sparq", {"sparq.rank=500", "sparq.k=500", "sparq.reallocate=on"}),
       of("lm-infinite", {"lm-infinite.k=500"}),
       of("topk", {"topk.k=500"}),
-      of("topk", {"topk.k=500", "topk.scope=query_head"}),
-      of("h2o", {"h2o.k=500", "h2o.variant=mask"}),
-      of("h2o", {"h2o.k=500", "h2o.variant=flexgen", "h2o.scope=query_head"}),
-      of("quest", {"quest.k=512", "quest.dense_layers=0"}),
-      of("quest", {"quest.k=512", "quest.dense_layers=0", "quest.scope=query_head"}),
-      of("quest", {"quest.k=512", "quest.dense_layers=0", "quest.semantics=python"})};
+      of("quest", {"quest.k=512", "quest.dense_layers=0"})};
   for (const bool int8 : {false, true}) {
     const CacheShape shape{.heads = 4, .kv_heads = 2, .dim = 20, .page_tokens = 32, .int8 = int8};
     SequenceCache cache(shape, kTokens, *ops_, *stream_, random_);
@@ -349,16 +321,14 @@ ContextClusters clusters_by_turns(const oracle::Sequence& s) {
   return clusters;
 }
 
-// Mean score of a level's clusters over positions [first, end) and the query heads of list `i` of
-// `lists` (eq. 1 with 1/sqrt(d), averaged as in appendix D).
+// Mean score of a level's clusters over positions [first, end) and the query heads of KV head `h`
+// (eq. 1 with 1/sqrt(d), averaged as in appendix D).
 std::vector<double> mean_scores(const oracle::Sequence& s, const ContextClusters::Level& level,
-                                std::int64_t i, std::int64_t first, std::int64_t end,
-                                const std::vector<bool>& alive, std::int64_t lists = 2) {
-  const std::int64_t together = s.heads / lists;
-  const std::int64_t h = i * together / s.group();
+                                std::int64_t h, std::int64_t first, std::int64_t end,
+                                const std::vector<bool>& alive) {
   std::vector<double> mean(static_cast<std::size_t>(level.count), 0.0);
   for (std::int64_t at = first; at < end; ++at) {
-    for (std::int64_t head = i * together; head < (i + 1) * together; ++head) {
+    for (std::int64_t head = h * s.group(); head < (h + 1) * s.group(); ++head) {
       std::vector<double> row;
       double total = 0;
       for (std::int64_t j = 0; j < level.count; ++j) {
@@ -372,7 +342,7 @@ std::vector<double> mean_scores(const oracle::Sequence& s, const ContextClusters
         total += row.back() * level.keys[0];
       }
       for (std::size_t j = 0; j < row.size(); ++j) {
-        mean[j] += row[j] / total / static_cast<double>(together * (end - first));
+        mean[j] += row[j] / total / static_cast<double>(s.group() * (end - first));
       }
     }
   }
@@ -386,21 +356,16 @@ TEST_P(AttentionMethodsTest, SqueezedKeepsClustersAboveTheThresholdAndTheTail) {
   const oracle::Sequence s = as_float64(shape, cache, q);
   ContextClusters clusters = clusters_by_turns(s);
   const MethodShape sizes{.layers = 1, .heads = 4, .kv_heads = 2, .head_dim = 20};
-  for (const auto& [two_levels, lists] :
-       {std::pair<bool, std::int64_t>{false, 2}, {true, 2}, {false, 4}, {true, 4}}) {
-    AttentionOptions options =
+  for (const bool two_levels : {false, true}) {
+    const AttentionOptions options =
         of("squeezed", {two_levels ? "squeezed.levels=2" : "squeezed.levels=1"});
-    // As asked for, or as the clusters were calibrated.
-    clusters.by_query_head = lists == 4 && two_levels;
-    if (lists == 4 && !two_levels) set_attention_option(options, "squeezed.scope=query_head");
     clusters.fine.threshold = 0;
     clusters.coarse.threshold = 0;
     for (const Done& step :
          run_method(*make_attention_method(options, sizes, &clusters), shape, cache, q, kPrompt)) {
-      ASSERT_EQ(step.choice.begins.size(), static_cast<std::size_t>(lists) + 1);
-      ASSERT_EQ(step.choice.tokens.size() % static_cast<std::size_t>(lists), 0U);
-      ASSERT_EQ(static_cast<std::size_t>(step.choice.begins[1]),
-                step.choice.tokens.size() / static_cast<std::size_t>(lists));
+      ASSERT_EQ(step.choice.begins.size(), 3U);
+      ASSERT_EQ(step.choice.tokens.size() % 2, 0U);
+      ASSERT_EQ(static_cast<std::size_t>(step.choice.begins[1]), step.choice.tokens.size() / 2);
       ASSERT_EQ(step.choice.tokens.back() + 1, step.choice.begins[1]);
     }
     // As calibrated, or given instead.
@@ -418,10 +383,10 @@ TEST_P(AttentionMethodsTest, SqueezedKeepsClustersAboveTheThresholdAndTheTail) {
       const std::int64_t at = kPrompt + static_cast<std::int64_t>(i);
       std::vector<std::int32_t> expected;
       std::int64_t centroids = 0;
-      for (std::int64_t h = 0; h < lists; ++h) {
-        const auto scores = [&, count = lists](const ContextClusters::Level& level,
-                                               const std::vector<bool>& alive) {
-          return mean_scores(s, level, h, at, at + 1, alive, count);
+      for (std::int64_t h = 0; h < 2; ++h) {
+        const auto scores = [&](const ContextClusters::Level& level,
+                                const std::vector<bool>& alive) {
+          return mean_scores(s, level, h, at, at + 1, alive);
         };
         std::vector<bool> alive(12, true);
         if (two_levels) {
@@ -462,7 +427,7 @@ TEST_P(AttentionMethodsTest, SqueezedPromptsShareOneChoice) {
     clusters.fine.threshold = 0.0168;
     clusters.coarse.threshold = 0.0164;
     PromptChoices choices(prompt_units(options, clusters.context_tokens, true));
-    ASSERT_EQ(choices.units(), (PromptUnits{70, 1024}));
+    ASSERT_EQ(choices.units(), (PromptUnits{70, kPromptUnitRows}));
     const auto method = make_attention_method(options, sizes, &clusters);
     // Rows 64 to 149: the last of the context, then the prompt's own.
     constexpr std::int64_t kBegin = 64;
@@ -537,11 +502,7 @@ TEST_P(AttentionMethodsTest, TellWhatTheyNeed) {
   EXPECT_EQ(make(of("quest"))->timing(2), Timing::kLate);
   EXPECT_EQ(make(of("swa"))->timing(0), Timing::kEarly);
   EXPECT_EQ(make(of("swa"))->lists(), 1);
-  EXPECT_EQ(make(of("swa"))->parts(), 1);
   EXPECT_EQ(make(of("topk"))->lists(), 2);
-  EXPECT_EQ(make(of("topk", {"topk.scope=query_head"}))->lists(), 4);
-  EXPECT_EQ(make(of("topk", {"topk.scope=query_head"}))->parts(), 2);
-  EXPECT_FALSE(make(of("h2o", {"h2o.variant=mask"}))->drops_tokens());
   EXPECT_EQ(make(of("swa"))->prefill_rows(99), 10);
   EXPECT_EQ(make(of("h2o"))->prefill_rows(99), 99);
   EXPECT_TRUE(make(of("h2o"))->drops_tokens());

@@ -111,7 +111,7 @@ std::vector<Step> strided(const Sequence& s, double keep) {
 }
 
 // ALISA, Algorithm 1; rows before the first decode step are dense.
-std::vector<Step> swa(const Sequence& s, double r, std::int64_t refresh_steps) {
+std::vector<Step> swa(const Sequence& s, double r) {
   std::vector<Row> rows;  // by position: weights summed over heads, by token
   for (std::int64_t at = 0; at < s.prompt; ++at) {
     Row row(s.q.size(), 0.0);
@@ -133,9 +133,7 @@ std::vector<Step> swa(const Sequence& s, double r, std::int64_t refresh_steps) {
     };
     const Tokens chosen =
         best(range(0, at + 1 - local_count), floor_of(n * r) - local_count, score);
-    const bool whole = refresh_steps > 0 && (at + 1 - s.prompt) % refresh_steps == 0;
-    const Tokens list =
-        whole ? range(0, at + 1) : join(chosen, range(at + 1 - local_count, at + 1));
+    const Tokens list = join(chosen, range(at + 1 - local_count, at + 1));
     Row row(s.q.size(), 0.0);
     for (std::int64_t head = 0; head < s.heads; ++head) {
       const Row p = s.weights(head, at, list);
@@ -173,127 +171,6 @@ std::vector<Step> h2o(const Sequence& s, std::int64_t k, double local_share) {
       kept[z(h)] = join(chosen, forced);
       lists.push_back(kept[z(h)]);
       add(at, h, kept[z(h)]);
-    }
-    return attend(s, at, lists);
-  });
-}
-
-// h2o_hf/utils_hh: a mask over all tokens for the step to come, made of accumulated scores; what it
-// leaves out is set to zero, but for the most recent ones.
-std::vector<Step> h2o_mask(const Sequence& s, std::int64_t heavy, std::int64_t recent,
-                           bool by_query_head) {
-  const std::int64_t lists = by_query_head ? s.heads : s.kv_heads;
-  const std::int64_t together = s.heads / lists;
-  std::vector<Row> scores(z(lists), Row(s.q.size(), 0.0));
-  std::vector<std::vector<bool>> mask(z(lists), std::vector<bool>(s.q.size() + 1, true));
-  const auto step_of = [&](std::int64_t at) {
-    std::vector<Tokens> chosen;
-    for (std::int64_t i = 0; i < lists; ++i) {
-      Tokens list;
-      for (std::int32_t t = 0; t <= at; ++t) {
-        if (at < s.prompt || mask[z(i)][z(t)]) list.push_back(t);
-      }
-      for (std::int64_t head = i * together; head < (i + 1) * together; ++head) {
-        const Row p = s.weights(head, at, list);
-        for (std::size_t t = 0; t < p.size(); ++t) scores[z(i)][z(list[t])] += p[t];
-      }
-      chosen.push_back(list);
-      const std::int64_t scored = at + 1;
-      if (at + 1 < s.prompt) continue;
-      std::fill(mask[z(i)].begin(), mask[z(i)].end(), true);
-      if (scored <= heavy + recent) continue;
-      for (std::int64_t t = 0; t <= scored - recent; ++t) mask[z(i)][z(t)] = false;
-      for (const std::int32_t t : best(range(0, scored - recent), heavy,
-                                       [&](std::int32_t t) { return scores[z(i)][z(t)]; })) {
-        mask[z(i)][z(t)] = true;
-      }
-      for (std::int64_t t = 0; t < scored - recent; ++t) {
-        if (!mask[z(i)][z(t)]) scores[z(i)][z(t)] = 0;
-      }
-    }
-    return chosen;
-  };
-  for (std::int64_t at = 0; at < s.prompt; ++at) (void)step_of(at);
-  return steps(s, [&](std::int64_t at) { return attend(s, at, step_of(at)); });
-}
-
-// h2o_hf/utils_real_drop: after each step, the cache with its scores is cut to heavy + recent.
-std::vector<Step> h2o_drop(const Sequence& s, std::int64_t heavy, std::int64_t recent) {
-  struct Cache {
-    Tokens tokens;
-    Row scores;
-  };
-  std::vector<Cache> caches(z(s.kv_heads));
-  const auto attend_and_cut = [&](std::int64_t at, bool cut) {
-    std::vector<Tokens> lists;
-    for (std::int64_t h = 0; h < s.kv_heads; ++h) {
-      Cache& cache = caches[z(h)];
-      cache.tokens.push_back(static_cast<std::int32_t>(at));
-      cache.scores.push_back(0);
-      lists.push_back(cache.tokens);
-      for (std::int64_t i = h * s.group(); i < (h + 1) * s.group(); ++i) {
-        const Row p = s.weights(i, at, cache.tokens);
-        for (std::size_t t = 0; t < p.size(); ++t) cache.scores[t] += p[t];
-      }
-      const auto size = static_cast<std::int64_t>(cache.tokens.size());
-      if (!cut || size <= heavy + recent) continue;
-      const Tokens keep = join(
-          best(range(0, size - recent), heavy, [&](std::int32_t i) { return cache.scores[z(i)]; }),
-          range(size - recent, size));
-      Cache next;
-      for (const std::int32_t i : keep) {
-        next.tokens.push_back(cache.tokens[z(i)]);
-        next.scores.push_back(cache.scores[z(i)]);
-      }
-      cache = next;
-    }
-    return lists;
-  };
-  for (std::int64_t at = 0; at < s.prompt; ++at) (void)attend_and_cut(at, at + 1 == s.prompt);
-  return steps(s, [&](std::int64_t at) { return attend(s, at, attend_and_cut(at, true)); });
-}
-
-// h2o_flexgen: slots of hh_k heavy tokens and a ring of hh_k - 1 recent ones.
-std::vector<Step> h2o_flexgen(const Sequence& s, std::int64_t hh_k) {
-  struct Slot {
-    std::int32_t token;
-    double score;
-  };
-  std::vector<std::vector<Slot>> heavy(z(s.kv_heads));
-  std::vector<std::vector<Slot>> recent(z(s.kv_heads));
-  for (std::int64_t h = 0; h < s.kv_heads; ++h) {
-    Row sums(z(s.prompt), 0.0);
-    for (std::int64_t at = 0; at < s.prompt; ++at) {
-      for (std::int64_t i = h * s.group(); i < (h + 1) * s.group(); ++i) {
-        const Row p = s.weights(i, at, range(0, at + 1));
-        for (std::size_t t = 0; t < p.size(); ++t) sums[t] += p[t];
-      }
-    }
-    for (const std::int32_t t :
-         best(range(0, s.prompt - hh_k + 1), hh_k, [&](std::int32_t t) { return sums[z(t)]; })) {
-      heavy[z(h)].push_back({t, sums[z(t)]});
-    }
-    for (std::int64_t t = s.prompt - hh_k + 1; t < s.prompt; ++t) {
-      recent[z(h)].push_back({static_cast<std::int32_t>(t), sums[z(t)]});
-    }
-  }
-  return steps(s, [&](std::int64_t at) {
-    std::vector<Tokens> lists;
-    for (std::int64_t h = 0; h < s.kv_heads; ++h) {
-      recent[z(h)].push_back({static_cast<std::int32_t>(at), 0.0});
-      std::vector<Slot*> all;
-      for (Slot& slot : heavy[z(h)]) all.push_back(&slot);
-      for (Slot& slot : recent[z(h)]) all.push_back(&slot);
-      std::ranges::sort(all, {}, &Slot::token);
-      Tokens list;
-      for (const Slot* slot : all) list.push_back(slot->token);
-      for (std::int64_t i = h * s.group(); i < (h + 1) * s.group(); ++i) {
-        const Row p = s.weights(i, at, list);
-        for (std::size_t t = 0; t < p.size(); ++t) all[t]->score += p[t];
-      }
-      lists.push_back(list);
-      *std::ranges::min_element(heavy[z(h)], {}, &Slot::score) = recent[z(h)].front();
-      recent[z(h)].erase(recent[z(h)].begin());
     }
     return attend(s, at, lists);
   });
@@ -358,13 +235,12 @@ std::vector<Step> sparq(const Sequence& s, std::int64_t rank, std::int64_t k, do
   });
 }
 
-std::vector<Step> topk(const Sequence& s, std::int64_t k, bool renormalize, bool by_query_head) {
-  const std::int64_t together = by_query_head ? 1 : s.group();
+std::vector<Step> topk(const Sequence& s, std::int64_t k) {
   return steps(s, [&](std::int64_t at) {
     std::vector<Tokens> lists;
-    for (std::int64_t first = 0; first < s.heads; first += together) {
+    for (std::int64_t first = 0; first < s.heads; first += s.group()) {
       Row sums(z(at + 1), 0.0);
-      for (std::int64_t i = first; i < first + together; ++i) {
+      for (std::int64_t i = first; i < first + s.group(); ++i) {
         const Row p = s.weights(i, at, range(0, at + 1));
         for (std::size_t t = 0; t < p.size(); ++t) sums[t] += p[t];
       }
@@ -372,28 +248,25 @@ std::vector<Step> topk(const Sequence& s, std::int64_t k, bool renormalize, bool
                            range(at, at + 1)));
     }
     Step step = attend(s, at, lists);
-    for (std::int64_t i = 0; !renormalize && i < s.heads; ++i) {
+    for (std::int64_t i = 0; i < s.heads; ++i) {
       const Row p = s.weights(i, at, range(0, at + 1));
       double mass = 0;
-      for (const std::int32_t t : step.lists[z(i / together)]) mass += p[z(t)];
+      for (const std::int32_t t : step.lists[z(i / s.group())]) mass += p[z(t)];
       for (double& x : step.out[z(i)]) x *= mass;
     }
     return step;
   });
 }
 
-std::vector<Step> quest(const Sequence& s, std::int64_t pages, std::int64_t page, QuestForm form) {
-  const std::int64_t together = form.by_query_head ? 1 : s.group();
+std::vector<Step> quest(const Sequence& s, std::int64_t pages, std::int64_t page) {
   return steps(s, [&](std::int64_t at) {
     const std::int64_t last = at / page;
     std::vector<Tokens> lists;
-    for (std::int64_t first = 0; first < s.heads; first += together) {
+    for (std::int64_t first = 0; first < s.heads; first += s.group()) {
       const std::int64_t h = first / s.group();
-      const Tokens candidates = range(0, form.newest_competes ? last + 1 : last);
-      const std::int64_t free = form.newest_competes ? std::max<std::int64_t>(3, pages) : pages - 1;
-      Tokens chosen = best(candidates, free, [&](std::int32_t p) {
+      const Tokens others = best(range(0, last), pages - 1, [&](std::int32_t p) {
         double largest = -1e300;
-        for (std::int64_t i = first; i < first + together; ++i) {
+        for (std::int64_t i = first; i < first + s.group(); ++i) {
           double sum = 0;
           for (std::int64_t c = 0; c < s.dim; ++c) {
             double most = -1e300;
@@ -406,9 +279,8 @@ std::vector<Step> quest(const Sequence& s, std::int64_t pages, std::int64_t page
         }
         return largest;
       });
-      if (!form.newest_competes) chosen = join(chosen, range(last, last + 1));
       Tokens list;
-      for (const std::int32_t p : chosen) {
+      for (const std::int32_t p : join(others, range(last, last + 1))) {
         list = join(list, range(p * page, std::min((p + 1) * page, at + 1)));
       }
       lists.push_back(list);

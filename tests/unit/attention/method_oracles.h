@@ -27,7 +27,7 @@ struct Sequence {
 
 using Tokens = std::vector<std::int32_t>;
 struct Step {
-  std::vector<Tokens> lists;             // one per KV or query head, or one
+  std::vector<Tokens> lists;             // one per KV head, or one
   std::vector<std::vector<double>> out;  // [head][dim]
 };
 
@@ -39,26 +39,11 @@ struct Step {
 [[nodiscard]] std::vector<Step> local(const Sequence& s, double keep);
 [[nodiscard]] std::vector<Step> lm_infinite(const Sequence& s, std::int64_t sinks, std::int64_t k);
 [[nodiscard]] std::vector<Step> strided(const Sequence& s, double keep);
-[[nodiscard]] std::vector<Step> swa(const Sequence& s, double caching_ratio,
-                                    std::int64_t refresh_steps = 0);
+[[nodiscard]] std::vector<Step> swa(const Sequence& s, double caching_ratio);
 [[nodiscard]] std::vector<Step> h2o(const Sequence& s, std::int64_t k, double local);
 [[nodiscard]] std::vector<Step> sparq(const Sequence& s, std::int64_t rank, std::int64_t k,
                                       double local, bool reallocate);
-// The other H2O variants as their published code does it, for each query head of one KV head each,
-// or
-// (`by_query_head` = false) sums over the group. `heavy` and `recent` tokens.
-[[nodiscard]] std::vector<Step> h2o_mask(const Sequence& s, std::int64_t heavy, std::int64_t recent,
-                                         bool by_query_head);
-[[nodiscard]] std::vector<Step> h2o_drop(const Sequence& s, std::int64_t heavy,
-                                         std::int64_t recent);
-[[nodiscard]] std::vector<Step> h2o_flexgen(const Sequence& s, std::int64_t hh_k);
-[[nodiscard]] std::vector<Step> topk(const Sequence& s, std::int64_t k, bool renormalize,
-                                     bool by_query_head = false);
-struct QuestForm {
-  bool newest_competes = false;
-  bool by_query_head = false;
-};
-[[nodiscard]] std::vector<Step> quest(const Sequence& s, std::int64_t pages, std::int64_t page,
-                                      QuestForm form = {});
+[[nodiscard]] std::vector<Step> topk(const Sequence& s, std::int64_t k);
+[[nodiscard]] std::vector<Step> quest(const Sequence& s, std::int64_t pages, std::int64_t page);
 
 }  // namespace triphase::oracle

@@ -99,7 +99,6 @@ TEST_P(AttentionPlacement, TheAnswerIsTheMethodsAlone) {
     for (const Place& place : places()) {
       move_to(place, options);
       options.column_blocks = place.host_blocks;
-      options.channel_blocks = host_channels(options.attention, 8) > 0 ? 20 : 0;
       TinyModel model(options);
       SCOPED_TRACE(std::string(place.policy->name()) + " " + std::string(type));
       expect_equal(expected, run_all(model.engine(), requests));
@@ -206,12 +205,12 @@ TEST(SparqKeyColumns, NeverChangeTheAnswerWhereverBlocksWere) {
   for (const bool int8 : {false, true}) {
     TinyModelOptions options{.batch_size = 1, .prefill_chunk = 200, .block_tokens = 16};
     options.attention = method(AttentionKind::kSparq);
-    options.attention.sparq.kt = decltype(options.attention.sparq.kt)::kOff;
+    options.attention.sparq.kt = false;
     options.int8 = int8;
     TinyModel rows(options);
     EXPECT_EQ(rows.kv().key_column_pages(), nullptr);
     const auto expected = run_all(rows.engine(), requests);
-    options.attention.sparq.kt = decltype(options.attention.sparq.kt)::kDevice;
+    options.attention.sparq.kt = true;
     {
       TinyModel columns(options);
       const KvStore& kv = columns.kv();
@@ -240,69 +239,14 @@ TEST(SparqKeyColumns, NeverChangeTheAnswerWhereverBlocksWere) {
   }
 }
 
-// The same where K^T of blocks on the host is there too, and channels of it cross in every step.
-TEST(SparqKeyColumns, OnTheHostGiveTheSameAnswer) {
-  const auto requests = mixed_requests(47, 10);
-  for (const bool int8 : {false, true}) {
-    TinyModelOptions options{.batch_size = 1, .prefill_chunk = 200, .block_tokens = 16};
-    options.attention = method(AttentionKind::kSparq);
-    options.int8 = int8;
-    TinyModel device(options);
-    const auto expected = run_all(device.engine(), requests);
-    options.attention.sparq.kt = decltype(options.attention.sparq.kt)::kHost;
-    std::uint64_t channels = 0;
-    std::uint64_t reloaded = 0;
-    for (const bool dear : {false, true}) {
-      if (dear) options.link = EmulatedLink{.bytes_per_second = 1e10, .seconds_per_record = 1e-8};
-      for (const Place& place : places()) {
-        move_to(place, options);
-        // Room for the channels of one longest line, and of two.
-        options.channel_blocks = place.cache_blocks > 0 ? 10 : 20;
-        TinyModel model(options);
-        SCOPED_TRACE(std::string(place.policy->name()) + (int8 ? " int8" : ""));
-        expect_equal(expected, run_all(model.engine(), requests));
-        model.kv().residency().check();
-        EXPECT_EQ(model.host_pool().use(MemoryTag::kKeyColumns).now,
-                  KvStore::host_column_bytes(model.kv().shape()) *
-                      static_cast<std::uint64_t>(place.host_blocks));
-        reloaded += model.engine().placement().stats().reloaded_blocks;
-        const std::uint64_t brought = model.model().kv_step().channel_bytes();
-        channels += brought;
-        if (place.policy->name() == "accelerate") {
-          EXPECT_GT(brought, 0U);
-          EXPECT_GT(model.model().kv_step().reads().bytes().tokens, 0U);
-        }
-      }
-    }
-    EXPECT_GT(channels, 0U);
-    EXPECT_GT(reloaded, 0U) << "no block came back";
-  }
-}
-
 INSTANTIATE_TEST_SUITE_P(
     Methods, AttentionPlacement,
-    testing::Values(
-        Case{"local", AttentionKind::kLocal}, Case{"strided", AttentionKind::kStrided},
-        Case{"swa", AttentionKind::kSwa}, Case{"sparq", AttentionKind::kSparq},
-        Case{"sparq_by_range", AttentionKind::kSparq, {"sparq.channels=range"}},
-        Case{"sparq_by_range_on_host",
-             AttentionKind::kSparq,
-             {"sparq.channels=range", "sparq.kt=host"}},
-        Case{"h2o", AttentionKind::kH2o},
-        Case{"h2o_mask_by_query_head",
-             AttentionKind::kH2o,
-             {"h2o.variant=mask", "h2o.scope=query_head"}},
-        Case{"h2o_flexgen", AttentionKind::kH2o, {"h2o.variant=flexgen"}},
-        Case{"lm_infinite", AttentionKind::kLmInfinite},
-        Case{
-            "lm_infinite_in_cache", AttentionKind::kLmInfinite, {"lm-infinite.rope_mode=in_cache"}},
-        Case{"topk", AttentionKind::kTopk},
-        Case{"topk_by_query_head", AttentionKind::kTopk, {"topk.scope=query_head"}},
-        Case{"quest", AttentionKind::kQuest},
-        Case{"quest_python", AttentionKind::kQuest, {"quest.semantics=python"}},
-        Case{"quest_by_query_head", AttentionKind::kQuest, {"quest.scope=query_head"}},
-        Case{"squeezed", AttentionKind::kSqueezed},
-        Case{"squeezed_by_query_head", AttentionKind::kSqueezed, {"squeezed.scope=query_head"}}),
+    testing::Values(Case{"local", AttentionKind::kLocal}, Case{"strided", AttentionKind::kStrided},
+                    Case{"swa", AttentionKind::kSwa}, Case{"sparq", AttentionKind::kSparq},
+                    Case{"h2o", AttentionKind::kH2o},
+                    Case{"lm_infinite", AttentionKind::kLmInfinite},
+                    Case{"topk", AttentionKind::kTopk}, Case{"quest", AttentionKind::kQuest},
+                    Case{"squeezed", AttentionKind::kSqueezed}),
     [](const auto& param) { return std::string(param.param.name); });
 
 }  // namespace

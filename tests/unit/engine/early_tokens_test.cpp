@@ -26,7 +26,7 @@ std::uint64_t to_device(TinyModel& model) {
 }
 
 TokenCache& cache_of(TinyModel& model) {
-  const std::int64_t parts = model.model().attention()->method().parts();
+  const std::int64_t parts = model.model().attention()->method().lists();
   return model.kv().token_cache(parts);
 }
 

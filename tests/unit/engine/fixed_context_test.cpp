@@ -292,66 +292,6 @@ std::vector<double> scores(const FixedContext& context, const ContextClusters::L
   return result;
 }
 
-// As published: every query head of every layer has scores of its own.
-TEST_F(FixedContextTest, ThresholdsOfQueryHeadsAreQuantilesOverEveryHeadAndKey) {
-  ClusterOptions options = kSmall;
-  options.by_query_head = true;
-  options.quantile = 0.8;
-  FixedContext context = build(options);
-  const MethodShape& shape = context.shape;
-  ASSERT_GT(shape.group(), 1);
-  constexpr std::int64_t kQueries = 5;
-  const std::int64_t width = shape.heads * shape.head_dim;
-  std::vector<std::vector<float>> queries;
-  for (std::int64_t layer = 0; layer < shape.layers; ++layer) {
-    queries.push_back(random_keys(kQueries, width, 40 + static_cast<unsigned>(layer)));
-  }
-  const auto scale = static_cast<float>(1.0 / std::sqrt(static_cast<double>(shape.head_dim)));
-  ContextClusters& clusters = context.clusters;
-  const CalibrationFacts facts = calibrate(backend_->sparse_ops(), backend_->stream(), shape,
-                                           options, queries, scale, clusters);
-  EXPECT_TRUE(clusters.by_query_head);
-  const auto expect_quantile = [&](const ContextClusters::Level& level, double share) {
-    std::vector<double> all;
-    for (std::int64_t i = 0; i < shape.layers * shape.heads; ++i) {
-      const std::int64_t layer = i / shape.heads;
-      const std::int64_t row = layer * shape.kv_heads + i % shape.heads / shape.group();
-      const float* keys = level.keys.data() + row * level.count;
-      std::vector<double> means(static_cast<std::size_t>(level.count), 0.0);
-      for (std::int64_t query = 0; query < kQueries; ++query) {
-        const float* q = queries[static_cast<std::size_t>(layer)].data() + query * width +
-                         i % shape.heads * shape.head_dim;
-        std::vector<double> weights;
-        double total = 0.0;
-        for (std::int64_t k = 0; k < level.count; ++k) {
-          double logit = 0.0;
-          for (std::int64_t c = 0; c < shape.head_dim; ++c) {
-            const auto at = static_cast<std::size_t>((row * level.count + k) * shape.head_dim + c);
-            logit += static_cast<double>(q[c]) * level.means[at];
-          }
-          weights.push_back(keys[k] > 0.0F ? std::exp(scale * logit) : 0.0);
-          total += keys[k] * weights.back();
-        }
-        for (std::size_t k = 0; k < means.size(); ++k) means[k] += weights[k] / total / kQueries;
-      }
-      for (std::size_t k = 0; k < means.size(); ++k) {
-        all.insert(all.end(), static_cast<std::size_t>(keys[k]), means[k]);
-      }
-    }
-    std::ranges::sort(all);
-    const double place = share * static_cast<double>(all.size() - 1);
-    const auto low = static_cast<std::size_t>(place);
-    const double expected = all[low] + (place - std::floor(place)) * (all[low + 1] - all[low]);
-    EXPECT_NEAR(level.threshold, expected, 1e-5 * expected);
-  };
-  expect_quantile(clusters.coarse, 0.5);
-  expect_quantile(clusters.fine, 0.8);
-  EXPECT_GT(facts.kept_share, 0.0);
-  EXPECT_LT(facts.kept_share, 1.0);
-  (void)write_fixed_context(system_file_ops(), folder_.string(), context);
-  EXPECT_TRUE(read().clusters.by_query_head);
-}
-
 TEST_F(FixedContextTest, ThresholdsAreQuantilesOverEveryKey) {
   for (const bool pruned : {false, true}) {
     ClusterOptions options = kSmall;
@@ -480,6 +420,24 @@ std::size_t begin_of(const std::string& data, const std::string& tensor) {
   return 8 + length + std::stoull(header.substr(offsets));
 }
 
+// Earlier programs wrote whose scores the thresholds are of.
+TEST_F(FixedContextTest, ThresholdsOfQueryHeadsAreOfKvHeadsOnlyWhereEachHasOne) {
+  const auto read_with_scope = [this](const std::string& scope) {
+    std::string text = content(kClustersJson);
+    const std::string seed = "\"seed\": 0";
+    put(kClustersJson,
+        text.replace(text.find(seed), seed.size(), "\"scope\": \"" + scope + "\", " + seed));
+    return read_error();
+  };
+  ASSERT_GT(model_.config.heads, model_.config.kv_heads);
+  (void)write_fixed_context(system_file_ops(), folder_.string(), build(kSmall));
+  EXPECT_EQ(read_with_scope("kv_head"), "");
+  (void)write_fixed_context(system_file_ops(), folder_.string(), build(kSmall));
+  const std::string refused = read_with_scope("query_head");
+  EXPECT_NE(refused.find("options.scope"), std::string::npos) << refused;
+  EXPECT_NE(refused.find("triphase cluster"), std::string::npos) << refused;
+}
+
 TEST_F(FixedContextTest, RefusesDamageByField) {
   (void)write_fixed_context(system_file_ops(), folder_.string(), build(kSmall));
   const std::string json = content(kClustersJson);
@@ -509,7 +467,7 @@ TEST_F(FixedContextTest, RefusesDamageByField) {
            {"\"levels\": 2", "\"levels\": 1", "coarse"},
            {"\"levels\": 2", "\"levels\": 3", "options.levels"},
            {"\"calibrate\": \"full\"", "\"calibrate\": \"half\"", "options.calibrate"},
-           {"\"scope\": \"kv_head\"", "\"scope\": \"head\"", "options.scope"},
+           {"\"seed\": 0", "\"scope\": \"head\", \"seed\": 0", "options.scope"},
            {"\"seed\": 0", "\"seed\": -1", "options.seed"},
            {"\"bytes\": ", "\"bytes\": 1", "data.bytes"},
            {"\"hash\": \"xxh3:", "\"hash\": \"xxh3:f", "data.hash"},

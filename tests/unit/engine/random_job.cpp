@@ -160,7 +160,7 @@ AttentionOptions method_of(const RandomJob& job) {
   options.local.window = budget;
   options.sparq.rank = 4;
   options.sparq.k = budget;
-  options.sparq.kt = static_cast<decltype(options.sparq.kt)>(budget % 3);
+  options.sparq.kt = budget % 3 != 0;
   options.h2o.k = budget;
   options.lm_infinite.sinks = budget / 4;
   options.lm_infinite.k = budget;
@@ -319,7 +319,6 @@ TinyModelOptions options_of(const RandomJob& job) {
   const bool host = has_host(policy_of(job));
   options.host_blocks = host ? job[Knob::kHostBlocks] : 0;
   options.staging_blocks = host ? job[Knob::kStagingBlocks] : 0;
-  options.channel_blocks = options.staging_blocks;
   options.cache_blocks = host ? job[Knob::kCacheBlocks] : 0;
   options.input_blocks =
       (options.input_tokens + options.block_tokens - 1) / options.block_tokens * options.batch_size;

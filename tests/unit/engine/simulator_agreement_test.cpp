@@ -114,7 +114,6 @@ struct SimulatedSteps {
   std::vector<DecidedStep> steps;
   double inputs_to_device = 0.0;
   double inputs_to_host = 0.0;
-  double channels_to_device = 0.0;
   double copied = 0.0;
   double workspace = 0.0;
   std::uint64_t padding = 0;
@@ -135,16 +134,11 @@ SimulatedSteps run_simulator(const TinyModelOptions& options, const ModelConfig&
       .activation_bytes = sizeof(float),
       .batch_size = options.batch_size,
       .prefill_chunk = options.prefill_chunk,
-      .channels = config.kv_heads * host_channels(options.attention, config.head_dim),
       .division = MemoryDivision{limits, options.streamed_layers, {}},
       .keep_steps = true};
   for (const Request& request : requests) {
     job.lines.push_back(
         {static_cast<std::int64_t>(request.tokens.size()), request.sampling.max_tokens});
-  }
-  if (job.channels > 0) {
-    job.caching_ratio = 0.5;
-    job.fetch = SparseFetch::kOnDemand;
   }
   const HardwareProfile profile = derive_profile(*find_hardware("t4"), costs, options.dtype);
   const CostModel cost(profile);
@@ -154,7 +148,6 @@ SimulatedSteps run_simulator(const TinyModelOptions& options, const ModelConfig&
   SimulatedSteps simulated{{},
                            result.inputs_h2d_bytes,
                            result.inputs_d2h_bytes,
-                           result.channels_h2d_bytes,
                            result.copied_bytes,
                            result.workspace_bytes,
                            result.padding_tokens};
@@ -492,37 +485,6 @@ TEST_P(SparseAgreement, MethodsChangeNoDecision) {
     // A policy that swaps whole sequences brings whole blocks.
     if (test.host_blocks > 0 && test.policy->name() != "vllm") {
       EXPECT_LT(brought, whole);
-    }
-  }
-}
-
-// The channels that SparQ's queries pick of K^T on the host are as many in every step, whichever
-// they are.
-TEST_P(SparseAgreement, ChannelsFromTheHostAreCounted) {
-  const Case& test = GetParam();
-  ModelConfig config = tiny_config();
-  config.layers = 4;
-  if (test.input_tokens > 0) config.kv_heads = config.heads;
-  for (std::uint32_t seed = 0; seed < 2; ++seed) {
-    std::mt19937 random(seed + 60);
-    TinyModelOptions options = options_of(test, random, /*int8=*/seed == 1);
-    options.attention.kind = AttentionKind::kSparq;
-    options.attention.sparq.kt = decltype(options.attention.sparq.kt)::kHost;
-    options.attention.sparq.rank = 3;
-    options.attention.sparq.k = 4;
-    options.channel_blocks = options.staging_blocks;
-    const std::vector<Request> requests = lines_of_job(random, /*ragged=*/seed == 0);
-    SCOPED_TRACE(testing::Message() << "seed " << seed);
-    TinyModel model(options, config);
-    static_cast<void>(run_engine(model, requests));
-    const SimulatedSteps simulator =
-        run_simulator(options, config, model.engine().placement().limits(), requests);
-    EXPECT_EQ(static_cast<double>(model.model().kv_step().channel_bytes()),
-              simulator.channels_to_device);
-    // vLLM's lines decode only where they are whole.
-    const bool on_host = model.engine().placement().stats().offloaded_blocks > 0;
-    if (on_host && !test.name.starts_with("vllm")) {
-      EXPECT_GT(simulator.channels_to_device, 0.0);
     }
   }
 }

@@ -19,7 +19,6 @@ namespace {
 struct Case {
   AttentionKind kind;
   bool int8;
-  bool host_columns = false;  // sparq.kt=host
 };
 
 TinyModelOptions options_of(const Case& test) {
@@ -38,12 +37,7 @@ TinyModelOptions options_of(const Case& test) {
   options.clusters = &clusters;
   options.attention.sparq.rank = 4;
   options.attention.sparq.k = 10;
-  if (test.host_columns) {
-    options.attention.sparq.kt = decltype(options.attention.sparq.kt)::kHost;
-    options.channel_blocks = 20;
-  } else {
-    options.column_blocks = 60;
-  }
+  options.column_blocks = 60;
   options.attention.quest.k = 12;
   options.attention.quest.page = 4;
   options.attention.quest.dense_layers = 0;
@@ -93,8 +87,8 @@ class Choices final : public AttentionObserver {
 
 std::uint64_t cell_bytes(TinyModel& model) {
   const KvStore::Shape& shape = model.kv().shape();
-  const std::int64_t parts = model.model().attention()->method().parts();
-  return static_cast<std::uint64_t>(2 * shape.head_dim * (parts > 1 ? 1 : shape.kv_heads)) *
+  const std::int64_t lists = model.model().attention()->method().lists();
+  return static_cast<std::uint64_t>(2 * shape.head_dim * (lists > 1 ? 1 : shape.kv_heads)) *
          dtype_bytes(shape.dtype);
 }
 
@@ -105,14 +99,12 @@ constexpr SequenceId kSequence(0);
 struct Seen {
   std::uint64_t brought = 0;
   std::set<Cell> chosen;
-  std::uint64_t whole = 0;     // bytes of such blocks
-  std::uint64_t channels = 0;  // bytes of K^T by which it chose
+  std::uint64_t whole = 0;  // bytes of such blocks
 };
 
 // Quest, INT8: once a block has closed, its keys are bounded again. SparQ: a full block's keys make
-// its K^T, once; `columns`: tokens of blocks that have it. Where K^T is on the host, none cross.
+// its K^T, once; `columns`: tokens of blocks that have it.
 std::int64_t first_key(const Case& test, std::int64_t context, std::int64_t columns) {
-  if (test.host_columns) return context;
   if (test.kind == AttentionKind::kSparq) return columns;
   const bool again = test.kind == AttentionKind::kQuest && test.int8;
   return again ? (context - 2) / 16 * 16 : context;
@@ -143,16 +135,10 @@ void decode_one(const Case& test, TinyModel& model, Look look) {
     const std::int64_t first = first_key(test, context, columns);
     columns = (context - (test.int8 ? 1 : 0)) / 16 * 16;
     const std::int64_t looked_into = std::max<std::int64_t>(0, on_host - first);
-    const KvStore::Shape& shape = model.kv().shape();
-    const auto keys = static_cast<std::uint64_t>(on_host * shape.layers * shape.kv_heads) *
-                      dtype_bytes(shape.dtype);
     look(Seen{.brought = brought_until_now(model) - before,
               .chosen = choices.before(std::min(on_host, first)),
-              .whole = static_cast<std::uint64_t>(looked_into * shape.layers *
-                                                  model.kv().geometry().record_bytes()),
-              .channels = test.host_columns ? keys * static_cast<std::uint64_t>(
-                                                         options_of(test).attention.sparq.rank)
-                                            : 0});
+              .whole = static_cast<std::uint64_t>(looked_into * model.kv().shape().layers *
+                                                  model.kv().geometry().record_bytes())});
   }
 }
 
@@ -163,11 +149,9 @@ TEST_P(TokenFetch, BringsTheChosenTokensAndNothingElse) {
   std::uint64_t chosen = 0;
   std::uint64_t whole = 0;
   std::uint64_t looked_into = 0;
-  std::uint64_t channels = 0;
   decode_one(GetParam(), model, [&](const Seen& seen) {
-    EXPECT_EQ(seen.brought, seen.chosen.size() * cell_bytes(model) + seen.whole + seen.channels);
-    chosen += seen.brought - seen.channels;
-    channels += seen.channels;
+    EXPECT_EQ(seen.brought, seen.chosen.size() * cell_bytes(model) + seen.whole);
+    chosen += seen.brought;
     looked_into += seen.whole;
     const std::int64_t on_host = host_tokens(model, kSequence);
     whole += static_cast<std::uint64_t>(on_host * model.kv().shape().layers *
@@ -183,9 +167,7 @@ TEST_P(TokenFetch, BringsTheChosenTokensAndNothingElse) {
   EXPECT_GT(chosen, 0U) << "nothing was on the host";
   EXPECT_LT(chosen, whole / 2);
   const HostReads::Bytes& bytes = model.model().kv_step().reads().bytes();
-  EXPECT_EQ(bytes.blocks + bytes.tokens + model.model().kv_step().channel_bytes(),
-            to_device(model));
-  EXPECT_EQ(channels > 0, GetParam().host_columns);
+  EXPECT_EQ(bytes.blocks + bytes.tokens, to_device(model));
   // The prompt came in one piece.
   EXPECT_EQ(bytes.blocks, looked_into);
   EXPECT_EQ(bytes.chosen, bytes.tokens);
@@ -200,7 +182,7 @@ TEST_P(TokenFetch, WhatIsInTheCacheDoesNotCrossAgain) {
   decode_one(GetParam(), model, [&](const Seen& seen) {
     std::uint64_t fresh = 0;
     for (const Cell& cell : seen.chosen) fresh += cached.insert(cell).second;
-    EXPECT_EQ(seen.brought, fresh * cell_bytes(model) + seen.whole + seen.channels);
+    EXPECT_EQ(seen.brought, fresh * cell_bytes(model) + seen.whole);
   });
   const HostReads::Bytes& bytes = model.model().kv_step().reads().bytes();
   EXPECT_EQ(bytes.tokens + bytes.cached, bytes.chosen);
@@ -216,7 +198,7 @@ TEST_P(TokenFetch, ASmallCacheDoesNotThrash) {
   std::set<Cell> last;
   std::uint64_t again = 0;
   decode_one(GetParam(), model, [&](const Seen& seen) {
-    EXPECT_LE(seen.brought, seen.chosen.size() * cell_bytes(model) + seen.whole + seen.channels);
+    EXPECT_LE(seen.brought, seen.chosen.size() * cell_bytes(model) + seen.whole);
     for (const Cell& cell : seen.chosen) again += last.contains(cell) ? cell_bytes(model) : 0;
     last = seen.chosen;
   });
@@ -274,15 +256,12 @@ INSTANTIATE_TEST_SUITE_P(
                     Case{AttentionKind::kSwa, false}, Case{AttentionKind::kSwa, true},
                     Case{AttentionKind::kH2o, false}, Case{AttentionKind::kH2o, true},
                     Case{AttentionKind::kSparq, false}, Case{AttentionKind::kSparq, true},
-                    Case{AttentionKind::kSparq, false, true},
-                    Case{AttentionKind::kSparq, true, true}, Case{AttentionKind::kQuest, false},
-                    Case{AttentionKind::kQuest, true}, Case{AttentionKind::kSqueezed, false},
-                    Case{AttentionKind::kSqueezed, true}),
+                    Case{AttentionKind::kQuest, false}, Case{AttentionKind::kQuest, true},
+                    Case{AttentionKind::kSqueezed, false}, Case{AttentionKind::kSqueezed, true}),
     [](const auto& param) {
       std::string name(attention_name(param.param.kind));
       std::erase(name, '-');
-      return name + (param.param.int8 ? "_int8" : "") +
-             (param.param.host_columns ? "_host_columns" : "");
+      return name + (param.param.int8 ? "_int8" : "");
     });
 
 }  // namespace

@@ -41,9 +41,6 @@ class ChannelChoiceTest : public SparseOpsTest {
         for (std::int64_t h = kv_head * group; h < (kv_head + 1) * group; ++h) {
           sum += std::abs(q.at(1, h * shape.dim + c));
         }
-        if (choice.channel_weights != nullptr) {
-          sum *= choice.channel_weights[kv_head * shape.dim + c];
-        }
         sums.emplace_back(-sum, c);
       }
       std::ranges::sort(sums);
@@ -104,13 +101,8 @@ TEST_P(ChannelChoiceTest, TakesTheBestTokensAndSaysTheirShare) {
   for (const CacheShape& shape : shapes()) {
     SequenceCache cache(shape, 700, *ops_, *stream_, random_);
     const TestMatrix q = TestMatrix(2, shape.heads * shape.dim, 3).randomize(random_);
-    std::vector<float> weights;
-    for (std::int64_t i = 0; i < shape.kv_heads * shape.dim; ++i) {
-      weights.push_back(std::uniform_real_distribution<float>(0.0F, 5.0F)(random_));
-    }
     for (const ChannelChoice& choice :
          {ChannelChoice{.rank = 5, .tokens = 40, .recent = 11},
-          ChannelChoice{.rank = 5, .tokens = 40, .recent = 11, .channel_weights = weights.data()},
           ChannelChoice{.rank = shape.dim, .tokens = 1, .recent = 0},
           ChannelChoice{.rank = 1, .tokens = 90, .recent = 90},
           ChannelChoice{.rank = 7, .tokens = 100, .recent = 1, .sum_logits = true},
@@ -172,61 +164,6 @@ TEST_P(ChannelChoiceTest, DoesNotDependOnKeyColumnsPagesOrThreads) {
     sparse_->transpose_keys(view, keys, *stream_);
     const Chosen expected = choose(*sparse_, 2, shape, cache.view(), keys, q, choice);
     EXPECT_EQ(choose(*sparse_, 2, shape, view, keys, q, choice).tokens, expected.tokens);
-  }
-}
-
-// Blocks of which there are only the query's channels, without a page, score as their keys do.
-TEST_P(ChannelChoiceTest, DoesNotDependOnWhatWasGathered) {
-  constexpr std::int64_t kTokens = 1100;
-  const ChannelChoice choice{.rank = 6, .tokens = 70, .recent = 17};
-  for (const CacheShape& shape : shapes()) {
-    SequenceCache cache(shape, kTokens, *ops_, *stream_, random_);
-    const TestMatrix q = TestMatrix(2, shape.heads * shape.dim, 3).randomize(random_);
-    AttentionSegment keys = cache.segment(1, 1, kTokens);
-    const Chosen expected = choose(*sparse_, 2, shape, cache.view(), keys, q, choice);
-    KeyColumns columns(shape, kTokens, pages_of(shape, kTokens));
-    const KvLayerView view = columns.beside(cache.view());
-    sparse_->transpose_keys(view, keys, *stream_);
-
-    std::vector<std::int32_t> channels(static_cast<std::size_t>(shape.kv_heads * choice.rank));
-    sparse_->largest_channels(q.view(), 1, shape.heads, shape.kv_heads, choice, channels.data(),
-                              *stream_);
-    const std::int64_t full = (kTokens - (shape.int8 ? 1 : 0)) / shape.page_tokens;
-    // Two of three full blocks are gathered, the newest first.
-    std::vector<std::int32_t> places(static_cast<std::size_t>(full), -1);
-    std::vector<PageId> pages(keys.pages.begin(), keys.pages.end());
-    std::int32_t gathered = 0;
-    for (std::int64_t block = full; block-- > 0;) {
-      if (block % 3 == 1) continue;
-      places[static_cast<std::size_t>(block)] = gathered++;
-      pages[static_cast<std::size_t>(block)] = PageId();
-    }
-    const std::size_t run =
-        static_cast<std::size_t>(shape.page_tokens) * (shape.int8 ? 1 : dtype_bytes(shape.dtype));
-    const std::int64_t stride = gathered + 2;
-    std::vector<std::byte> bytes(channels.size() * static_cast<std::size_t>(stride) * run,
-                                 std::byte{0xFF});
-    for (std::size_t index = 0; index < channels.size(); ++index) {
-      const std::int64_t head = static_cast<std::int64_t>(index) / choice.rank;
-      for (std::int64_t block = 0; block < full; ++block) {
-        const std::int32_t place = places[static_cast<std::size_t>(block)];
-        if (place < 0) continue;
-        const std::int64_t page = keys.pages[static_cast<std::size_t>(block)].value;
-        const std::int64_t from = (page * shape.kv_heads + head) * shape.dim + channels[index];
-        const std::int64_t to = static_cast<std::int64_t>(index) * stride + place;
-        std::memcpy(bytes.data() + static_cast<std::size_t>(to) * run,
-                    columns.data() + static_cast<std::size_t>(from) * run, run);
-      }
-    }
-    keys.pages = pages;
-    keys.gathered = {bytes.data(), stride, places};
-    for (const int threads : {1, 5}) {
-      ThreadPool pool(threads);
-      const auto ops = make_cpu_sparse_ops(pool, device_);
-      const Chosen chosen = choose(*ops, threads, shape, cache.view(), keys, q, choice);
-      EXPECT_EQ(chosen.tokens, expected.tokens) << describe(shape) << " threads " << threads;
-      EXPECT_TRUE(same_bits(chosen.alpha, expected.alpha)) << describe(shape);
-    }
   }
 }
 

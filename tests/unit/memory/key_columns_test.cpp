@@ -37,21 +37,6 @@ TEST(KeyColumns, ABlockKeepsItsPlaceWhereverItGoes) {
   EXPECT_FALSE(columns.page(LayerId(0), KeyColumns::kNone).valid());
 }
 
-TEST(KeyColumns, APlaceThatIsGivenBackIsForOthers) {
-  KvResidency kv({.layers = 2, .block_tokens = 4, .device_pages = 12, .host_blocks = 8});
-  KeyColumns columns(1, 2, kv.block_capacity());
-  const SequenceId line = line_of(kv, 12, 0);
-  columns.give_back(kv, line, 0);  // has none
-  const std::int32_t place = columns.take(kv, line, 0);
-  columns.ready()[columns.page(LayerId(1), place).index()] = 1;
-  EXPECT_EQ(columns.take(kv, line, 1), KeyColumns::kNone);
-  columns.give_back(kv, line, 0);
-  EXPECT_EQ(columns.find(kv, line, 0), KeyColumns::kNone);
-  EXPECT_EQ(columns.take(kv, line, 1), place);
-  EXPECT_FALSE(columns.is_ready(columns.page(LayerId(1), place)));
-  EXPECT_EQ(columns.take(kv, line, 0), KeyColumns::kNone);
-}
-
 TEST(KeyColumns, APlaceOfABlockThatIsGoneGoesToAnotherEmpty) {
   KvResidency kv({.layers = 2, .block_tokens = 4, .device_pages = 6, .host_blocks = 8});
   KeyColumns columns(2, 2, kv.block_capacity());

@@ -185,38 +185,6 @@ TEST(PlanMemory, KeyColumnsArePaidForBlocksAtHomeAndOnTheHost) {
   EXPECT_THROW((void)plan_memory(wanted), Error);
 }
 
-TEST(PlanMemory, KeyColumnsOfBlocksOnTheHostMayLieThere) {
-  MemoryRequest wanted = request();
-  wanted.batch_size = 10;
-  wanted.budget = 6'500;
-  wanted.key_column_bytes = 25;
-  wanted.host_column_bytes = 25;
-  wanted.channel_bytes = 10;
-  wanted.host = MemoryRequest::Host{.budget = 100'000};
-  MemoryPlan plan = plan_memory(wanted);
-  EXPECT_EQ(plan.host_blocks, 30);
-  EXPECT_EQ(plan.host_kv, 3'000u);
-  EXPECT_EQ(plan.host_key_columns, 30u * 50);
-  EXPECT_EQ(plan.key_column_blocks * 2, plan.kv_pages) << "on the device for its own blocks alone";
-  EXPECT_EQ(plan.channel_blocks, 6) << "two sequences of three blocks";
-  EXPECT_EQ(plan.staging, 6u * 10 + static_cast<std::uint64_t>(plan.staging_pages) * 50);
-  EXPECT_LE(plan.total(), wanted.budget);
-  wanted.host->budget = 1'000;
-  wanted.host->input_blocks = 2;
-  wanted.host->input_block_bytes = 60;
-  plan = plan_memory(wanted);
-  EXPECT_EQ(plan.input_blocks, 500 / (60 + 50)) << "K^T of recomputed blocks lies beside X";
-  EXPECT_EQ(plan.host_blocks, (1'000 - 4 * 110) / 150);
-  EXPECT_LE(plan.host_kv + plan.host_inputs + plan.host_key_columns, wanted.host->budget);
-  // A line that has staging for its blocks has it for their channels.
-  for (wanted.budget = 5'600; wanted.budget < 6'500; wanted.budget += 50) {
-    plan = plan_memory(wanted);
-    if (plan.host_blocks == 0) continue;
-    EXPECT_GE(plan.channel_blocks, std::min<std::int64_t>(plan.staging_pages, 3)) << wanted.budget;
-    EXPECT_LE(plan.total(), wanted.budget);
-  }
-}
-
 TEST(PlanMemory, Int8PaysForScalesAndOpenPages) {
   MemoryRequest wanted = request();
   wanted.batch_size = 10;

@@ -9,8 +9,10 @@ KV_DTYPES = ("fp16", "int8")
 # topk reads every key: it has a place among KV sparsities, and none below 1/2 of the bytes.
 BY_BYTES = ("sparq", "swa", "h2o", "lm-infinite", "local", "strided")
 BY_TOKENS = ("swa", "sparq", "h2o", "topk", "quest", "lm-infinite", "local", "strided")
-# FlexGen's top-k does not renormalize; with it, this is the best that so many tokens of exact scores can do.
-EXACT = "topk, renormalized"
+# SparQ with all channels: the best that so many tokens can do. FlexGen's top-k does not renormalize.
+EXACT = "exact scores"
+CHOOSE_EXACTLY = tuple(word for one in ("rank=65536", "local=0", "reallocate=off")
+                       for word in ("--attention-option", f"sparq.{one}"))
 OBSERVED = ("swa", "sparq", "h2o", "lm-infinite", "local")
 # Pages small enough for these contexts; the first layers are as sparse as the others, for a fair budget.
 OPTIONS = ("--attention-option", "quest.dense_layers=0")
@@ -68,7 +70,7 @@ def jobs_of(task, window, grid):
             by_tokens = ("--attentions", ",".join(BY_TOKENS), "--sparsities", ",".join(grid.sparsities[dtype]))
             jobs.append(Job(task, (*by_tokens, "--kv-dtypes", dtype, *OPTIONS), len(BY_TOKENS) * len(grid.sparsities[dtype])))
     if task == "perplexity":
-        jobs.append(Job(task, ("--attentions", "topk", "--attention-option", "topk.renormalize=1", "--sparsities",
+        jobs.append(Job(task, ("--attentions", "sparq", *CHOOSE_EXACTLY, "--sparsities",
                                ",".join(grid.sparsities["fp16"]), "--kv-dtypes", "fp16"), len(grid.sparsities["fp16"]), EXACT))
     return jobs
 

@@ -3,6 +3,7 @@
 import json
 
 from accuracy.markdown import bullets, percent, pooled_share, ratio, table
+from accuracy.methods import CHOOSE_EXACTLY, EXACT
 from accuracy.papers import SQUEEZED_PREFIXQA, compare
 from accuracy.sparq_ablations import told_apart
 from make_fixed_context_questions import make_document, question_lines
@@ -13,8 +14,7 @@ CENTROIDS = {"5 %": ("0.05", "0.01"), "20 %": ("0.2", "0.04")}  # of the tokens:
 USUAL_CENTROIDS = "5 %"
 DENSE_PROMPTS = "squeezed, one level, 5 % centroids, questions attend densely"
 LEVELS = (1, 2)
-# topk renormalizes here: the best that as many tokens of exact scores can do.
-OTHERS = ("topk", "sparq", "quest", "swa", "h2o", "lm-infinite", "local")
+OTHERS = ("sparq", "quest", "swa", "h2o", "lm-infinite", "local")
 
 
 class Questions:
@@ -30,7 +30,7 @@ class Questions:
 
     @property
     def cells(self):
-        return 1 + len(self.sparsities) * (len(CENTROIDS) * (1 + len(LEVELS)) + 1 + len(OTHERS))
+        return 1 + len(self.sparsities) * (len(CENTROIDS) * (1 + len(LEVELS)) + 2 + len(OTHERS))
 
     def make_document(self, seed):
         """(context, questions) files; the context fills the model's context but for a question."""
@@ -79,9 +79,11 @@ class Questions:
                         touched = row["tokens_touched"]
                         self.ask(lambda row, of=(DENSE_PROMPTS, sparsity): of, questions, clusters, "--attentions",
                                  "squeezed", "--attention-option", "squeezed.prefill=dense")
+            same_share = ("--sparsities", f"{min(0.999, 1 - touched):.4f}")
             self.ask(lambda row, of=sparsity: (row["attention"], of), questions, clusters, "--attentions",
-                     ",".join(OTHERS), "--sparsities", f"{min(0.999, 1 - touched):.4f}", "--attention-option",
-                     "quest.dense_layers=0", "--attention-option", "topk.renormalize=1")
+                     ",".join(OTHERS), *same_share, "--attention-option", "quest.dense_layers=0")
+            self.ask(lambda row, of=sparsity: (EXACT, of), questions, clusters, "--attentions", "sparq", *same_share,
+                     *CHOOSE_EXACTLY)
 
     def measure(self, budget, limits):
         def probe(_):
@@ -111,13 +113,13 @@ def findings(questions):
             sentences.append(compare(named, ratio(score, dense), published, "PreFixQA"))
         if not (told_apart(score, dense) and score[0] < dense[0]):
             continue
-        exact = questions.score("topk", sparsity)
+        exact = questions.score(EXACT, sparsity)
         more = questions.score("squeezed", sparsity, "20 %", levels)
         if told_apart(exact, score) and exact[0] > score[0]:
             sentences.append(f"{named}: {percent(*score)} of the questions, where as many tokens chosen by exact scores "
-                             f"(topk) answer {percent(*exact)}: it is the choice by clusters that loses.")
+                             f"answer {percent(*exact)}: it is the choice by clusters that loses.")
         else:
-            sentences.append(f"{named}: {percent(*score)} of the questions; as many tokens chosen by exact scores (topk) answer "
+            sentences.append(f"{named}: {percent(*score)} of the questions; as many tokens chosen by exact scores answer "
                              f"{percent(*exact)}, which is no better within the errors.")
         prompts = questions.score(DENSE_PROMPTS, sparsity)
         if levels == 1 and told_apart(prompts, score):
@@ -145,9 +147,8 @@ def section(questions):
              *(cell("squeezed", sparsity, centroids, levels) for sparsity in questions.sparsities)]
             for centroids in CENTROIDS for levels in LEVELS]
     rows.append([DENSE_PROMPTS, *(cell(DENSE_PROMPTS, sparsity) for sparsity in questions.sparsities)])
-    for method in OTHERS:
-        name = "topk, renormalized" if method == "topk" else method
-        rows.append([name, *(cell(method, sparsity) for sparsity in questions.sparsities)])
+    for method in (EXACT, *OTHERS):
+        rows.append([method, *(cell(method, sparsity) for sparsity in questions.sparsities)])
     out.append(table(["sparsity", *questions.sparsities], rows))
     sentences = findings(questions)
     if sentences:
