@@ -35,7 +35,7 @@ void SinkQueries::begin(std::span<const BatchSegment> batch, AttentionRunner& at
   angles_there_.clear();
   for (const BatchSegment& segment : batch) {
     const std::int64_t context = segment.first_position + segment.count;
-    if (segment.replay || !attention.decodes(segment.sequence, context)) continue;
+    if (!attention.decodes(segment.sequence, context)) continue;
     const std::int64_t position = attention.method().sink_position(context);
     if (position < 0) continue;
     TRIPHASE_CHECK(segment.count == 1 && rows_.size() < rows_.capacity(), "rows beyond the limit");

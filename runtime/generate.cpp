@@ -21,7 +21,6 @@
 #include "runtime/machine.h"
 #include "runtime/plan/plan_file.h"
 #include "runtime/plan/prediction.h"
-#include "runtime/plan/replay_choice.h"
 #include "runtime/plan/run_schedule.h"
 #include "runtime/signals.h"
 
@@ -53,7 +52,6 @@ void fill_engine_numbers(const EngineStats& stats, const PlacementStats& placeme
   summary.steps = stats.steps;
   summary.max_batch = static_cast<std::uint64_t>(stats.max_batch);
   summary.recomputed_tokens = placement.recomputed_tokens;
-  summary.replay = {placement.dropped_blocks, placement.replayed_tokens};
   summary.preemptions = placement.swaps + placement.drops;
   summary.phases = stats.phases;
   summary.phase_boundaries = boundaries;
@@ -375,7 +373,6 @@ int generate(RunOptions options, Log& log) {
       choose_schedule(options, model, prompt_facts, *backend, profile, log);
   RunPlan plan = plan_run(options, model, backend->machine(),
                           options.job == JobKind::kScore ? LogitRows::kAll : LogitRows::kLast);
-  weigh_replay(options, profile, plan);
   log.info(fmt::format("model: {} ({} layers, {} weights of {}), device: {}, {} threads",
                        model.config.architecture, model.config.layers,
                        dtype_name(model.weights_dtype), format_bytes(model.weight_bytes),

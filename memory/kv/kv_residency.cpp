@@ -213,7 +213,6 @@ KvResidency::Prefix KvResidency::find_prefix(std::span<const TokenId> prompt,
     const Block& block = blocks_[static_cast<std::size_t>(child)];
     // What ended prompts left on the host is not worth a trip.
     if (block.references == 0 && block.place != BlockPlace::kDevice) break;
-    if (!is_written(block)) break;
     if (block.references > 0) ++prefix.held;
     prefix.blocks.push_back(child);
     parent = child;
@@ -352,7 +351,6 @@ void KvResidency::publish(SequenceId id, std::span<const TokenId> tokens) {
       // with an older block on the device, and homes are ordered by age.
       const Block& found = blocks_[static_cast<std::size_t>(existing)];
       if (found.references == 0 && found.place != BlockPlace::kDevice) break;
-      if (!is_written(found)) break;
       reference(existing);
       take_over_inputs(sequence.blocks[position], existing);
       dereference(sequence.blocks[position]);
@@ -384,8 +382,6 @@ void KvResidency::release(SequenceId id) {
   reserved_inputs_ -= sequence.reserved_inputs;
   // Last block first: eviction then meets children before their parents.
   for (std::size_t position = sequence.blocks.size(); position-- > 0;) {
-    Block& block = blocks_[static_cast<std::size_t>(sequence.blocks[position])];
-    if (block.place == BlockPlace::kReplaying) give_up_place(block);
     dereference(sequence.blocks[position]);
   }
   sequence = Sequence{};
@@ -474,7 +470,7 @@ KvPlace KvResidency::place(SequenceId id, LayerId layer, HeadGroupId head_group,
   const std::int64_t position = token / shape_.block_tokens;
   const Block& block = block_at(id, position);
   const auto offset = static_cast<std::int32_t>(token % shape_.block_tokens);
-  TRIPHASE_CHECK(block.place != BlockPlace::kRecomputable && block.place != BlockPlace::kDropped,
+  TRIPHASE_CHECK(block.place != BlockPlace::kRecomputable,
                  "a token that is computed again has no place");
   if (block.place == BlockPlace::kHost || block.place == BlockPlace::kReturning) {
     return {MemoryTier::kHost, PageId(block.host_block), offset};

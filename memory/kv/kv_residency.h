@@ -34,18 +34,8 @@ struct KvPlace {
 };
 
 // Where a block's bytes are valid. While a block moves it is read where it was.
-// kRecomputable: nowhere; K and V come from the saved layer inputs. kDropped: nowhere; its tokens
-// are computed again before the sequence goes on. kReplaying: they are being computed, into pages
-// that nobody else reads before they are finished.
-enum class BlockPlace : std::uint8_t {
-  kDevice,
-  kLeaving,
-  kHost,
-  kReturning,
-  kRecomputable,
-  kDropped,
-  kReplaying
-};
+// kRecomputable: nowhere; K and V come from the saved layer inputs.
+enum class BlockPlace : std::uint8_t { kDevice, kLeaving, kHost, kReturning, kRecomputable };
 
 class KvResidency {
  public:
@@ -120,15 +110,6 @@ class KvResidency {
   void finish_reload(SequenceId sequence, std::int64_t block);
   // A host block whose layer inputs are saved is dropped; from now on it is recomputable.
   void discard(SequenceId sequence, std::int64_t block);
-  // A closed block of a suspended sequence, which nobody else holds and which does not move, gives
-  // up its place; begin_replay() takes pages for it again, finish_replay() says that its tokens are
-  // computed.
-  void drop(SequenceId sequence, std::int64_t block);
-  void begin_replay(SequenceId sequence, std::int64_t block);
-  void finish_replay(SequenceId sequence, std::int64_t block);
-  // A suspended sequence gives up all but its first `blocks` blocks, which are closed, and goes on
-  // from where they end. Nothing of it moves, and none of what it gives up has saved layer inputs.
-  void truncate(SequenceId sequence, std::int64_t blocks);
   // The move failed: the block stays where it was.
   void cancel_move(SequenceId sequence, std::int64_t block);
 
@@ -268,11 +249,6 @@ class KvResidency {
   void take_input_block(BlockIndex index, Sequence& sequence);
   void drop_unheld_inputs(BlockIndex index);
   void take_over_inputs(BlockIndex from, BlockIndex to);
-  // Whether others may take over its KV.
-  [[nodiscard]] static bool is_written(const Block& block) {
-    return block.place != BlockPlace::kDropped && block.place != BlockPlace::kReplaying;
-  }
-  void give_up_place(Block& block);
   // A findable block that nobody holds any more, or that somebody holds again.
   void count_evictable(const Block& block, std::int64_t change);
   void evict_one_block();

@@ -162,12 +162,6 @@ class KvStore {
   void reload(SequenceId sequence, std::int64_t first_block, std::int64_t count);
   // Host blocks become recomputable (KvResidency::discard); waits for those that only leave.
   void discard(SequenceId sequence, std::int64_t first_block, std::int64_t count);
-  // Leading blocks of a sequence that is suspended keep nothing (KvResidency::drop); waits for
-  // those that only leave.
-  void drop(SequenceId sequence, std::int64_t count);
-  // A suspended sequence keeps its first `blocks` blocks alone (KvResidency::truncate); waits for
-  // what moves.
-  void truncate(SequenceId sequence, std::int64_t blocks);
   // Finishes moves that are done; with `all` waits for those that are not. A move that failed is
   // taken back and its error thrown.
   void settle(bool all);
@@ -229,8 +223,6 @@ class KvStore {
   void forget_early_tokens(bool lost);
   // The sequence's block may give up its host block.
   void stop_reading_early(SequenceId sequence, std::int64_t block);
-  // The same of its first `count` blocks, but those that other sequences hold too.
-  void stop_reading_own_early(SequenceId sequence, std::int64_t count);
   // K^T of a block on the host must be there without its record.
   void keep_host_columns(SequenceId sequence, std::int64_t block);
   // Of each layer.

@@ -72,7 +72,6 @@ class Planner {
     choose_host_attention();
     choose_inputs();
     check_padding();
-    check_repeating();
     divide();
     return std::move(plan_);
   }
@@ -230,18 +229,6 @@ class Planner {
           .found("--policy-option padding=on")
           .expected("padding=off with layer inputs");
     }
-  }
-
-  void check_repeating() const {
-    if (!plan_.placement.repeats_decoded || options_.attention.kind == AttentionKind::kDense) {
-      return;
-    }
-    throw Error(ErrorRole::kUsage, "E-CLI-CONFLICT", "--attention")
-        .found(fmt::format("{} with --policy-option preemption=offload, which computes decoded "
-                           "tokens again as prefill",
-                           attention_name(options_.attention.kind)))
-        .expected("dense")
-        .hint("or preemption=swap");
   }
 
   // Buffers of attention on the host, and hidden states that lie there between layers.

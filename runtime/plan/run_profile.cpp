@@ -18,16 +18,12 @@ RunProfile::RunProfile(const RunOptions& options, const ModelBundle& model, Back
     : options_(options), model_(model), backend_(backend), progress_(progress), log_(log) {}
 
 const HardwareProfile* RunProfile::find() {
-  if (find_known() == nullptr) found_ = measured();
-  return found_ ? &*found_ : nullptr;
-}
-
-const HardwareProfile* RunProfile::find_known() {
   if (!found_) {
-    if (options_.profile.empty()) {
-      found_ = cached();
-    } else {
+    if (!options_.profile.empty()) {
       found_ = named();
+    } else {
+      found_ = cached();
+      if (!found_) found_ = measured();
     }
   }
   return found_ ? &*found_ : nullptr;

@@ -45,39 +45,6 @@ TEST(KvMoves, AnOffloadedBlockGivesItsPagesBack) {
   EXPECT_EQ(kv.block_place(id, 0), BlockPlace::kDevice);
 }
 
-TEST(KvMoves, ATruncatedSequenceKeepsItsFirstBlocks) {
-  KvResidency kv({.layers = 2, .block_tokens = 4, .device_pages = 12, .host_blocks = 4});
-  const auto tokens = iota_tokens(14);
-  const SequenceId id = kv.admit(tokens, 20, 0).sequence;
-  kv.append(id, 14);
-  kv.publish(id, std::span(tokens).first(12));
-  kv.drop_reservations(id);
-  EXPECT_THROW(kv.truncate(id, 4), Error) << "the last block is open";
-  static_cast<void>(kv.begin_offload(id, 0));
-  EXPECT_THROW(kv.truncate(id, 0), Error) << "a block is on its way";
-  kv.finish_offload(id, 0);
-  kv.truncate(id, 2);
-  kv.check();
-  EXPECT_EQ(kv.tokens(id), 8);
-  EXPECT_EQ(kv.blocks(id), 2);
-  EXPECT_EQ(kv.pages(id, LayerId(1)).size(), 2U);
-  EXPECT_EQ(kv.block_place(id, 0), BlockPlace::kHost);
-  EXPECT_EQ(kv.evictable_pages(), 2) << "the third block is still found by its tokens";
-  // It goes on from there, and finds again what it gave up.
-  kv.append(id, 5);
-  kv.publish(id, std::span(tokens).first(12));
-  kv.check();
-  EXPECT_EQ(kv.evictable_pages(), 0);
-  EXPECT_EQ(kv.blocks(id), 4);
-  // Nothing is left of what was on the host either.
-  kv.truncate(id, 0);
-  kv.check();
-  EXPECT_EQ(kv.tokens(id), 0);
-  EXPECT_EQ(kv.used_host_blocks(), 0);
-  kv.release(id);
-  kv.check();
-}
-
 TEST(KvMoves, OpenBlocksStay) {
   KvResidency kv({.layers = 1, .block_tokens = 4, .device_pages = 6, .host_blocks = 4});
   const SequenceId id = kv.admit(iota_tokens(3), 8, 0).sequence;
