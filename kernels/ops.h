@@ -247,9 +247,6 @@ class Ops {
   // y = act(y) in place, [T, F] F32.
   virtual void activate(Activation activation, Matrix y, Stream& stream) = 0;
 
-  // y += x, [T, C] F32.
-  virtual void add(ConstMatrix x, Matrix y, Stream& stream) = 0;
-
   // Writes row i of k and v [T, kv_heads * head_dim] F32 into the cache, rounded to its type
   // (nearest even; 4-bit: kernels/group_quant.h).
   virtual void kv_append(ConstMatrix k, ConstMatrix v, const KvSlots& slots,

@@ -21,17 +21,9 @@
 #include <unordered_map>
 #include <vector>
 
-#include "base/device.h"
 #include "base/ids.h"
 
 namespace triphase {
-
-// Where one token's K and V of one layer and head group lie.
-struct KvPlace {
-  MemoryTier tier = MemoryTier::kDevice;
-  PageId page;
-  std::int32_t offset = 0;  // token within the page
-};
 
 // Where a block's bytes are valid. While a block moves it is read where it was.
 // kRecomputable: nowhere; K and V come from the saved layer inputs.
@@ -41,7 +33,6 @@ class KvResidency {
  public:
   struct Shape {
     std::int64_t layers = 0;
-    std::int64_t head_groups = 1;
     std::int64_t block_tokens = 32;
     std::int64_t device_pages = 0;  // pages of one layer each
     std::int64_t host_blocks = 0;   // blocks of all layers
@@ -85,9 +76,6 @@ class KvResidency {
   };
   [[nodiscard]] Prefix find_prefix(std::span<const TokenId> prompt,
                                    std::uint64_t context_key) const;
-
-  // Pages a sequence of this many tokens needs when it shares nothing.
-  [[nodiscard]] std::int64_t pages_needed(std::int64_t tokens) const;
 
   // Tokens that append() can take now: within the reservation, and beyond it from pages nobody
   // reserved.
@@ -169,8 +157,6 @@ class KvResidency {
   [[nodiscard]] std::int64_t tokens(SequenceId sequence) const;
   // The page table of a layer: a page per block, none for blocks that are not on the device.
   [[nodiscard]] std::span<const PageId> pages(SequenceId sequence, LayerId layer) const;
-  [[nodiscard]] KvPlace place(SequenceId sequence, LayerId layer, HeadGroupId head_group,
-                              std::int64_t token) const;
 
   [[nodiscard]] std::int64_t free_pages() const { return static_cast<std::int64_t>(free_.size()); }
   [[nodiscard]] std::int64_t used_pages() const { return shape_.device_pages - free_pages(); }

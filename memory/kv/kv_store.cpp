@@ -80,7 +80,6 @@ KvStore::KvStore(const Shape& shape, const Sizes& sizes, MemoryPool& device, Mem
       sizes_(sizes),
       transfers_(transfers),
       residency_({.layers = shape.layers,
-                  .head_groups = 1,
                   .block_tokens = shape.block_tokens,
                   .device_pages = sizes.device_pages,
                   .host_blocks = sizes.host_blocks,

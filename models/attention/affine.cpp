@@ -21,11 +21,6 @@ class Affine final : public AttentionMethod {
     const std::int64_t budget = budget_tokens(options_, context, context);
     return moves_queries(options_) && !is_dense(budget, context) ? budget - 1 : -1;
   }
-  // What left the window never comes back; the budget may not grow for that to hold.
-  [[nodiscard]] bool drops_tokens() const override {
-    return (options_.kind == AttentionKind::kLocal && options_.local.window > 0) ||
-           (options_.kind == AttentionKind::kLmInfinite && options_.lm_infinite.k_ratio == 0.0);
-  }
 
   void choose(State&, const LayerCall& call, ConstMatrix, std::int64_t,
               TokenChoice& choice) override {

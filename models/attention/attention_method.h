@@ -114,8 +114,6 @@ class AttentionMethod {
   // What a token moves in: as one record (1), or each KV head's part for itself.
   [[nodiscard]] std::int64_t parts() const { return std::min(lists(), shape_.kv_heads); }
   [[nodiscard]] virtual bool wants_weights() const { return false; }
-  // Tokens that were once left out are never chosen again: their KV may be freed.
-  [[nodiscard]] virtual bool drops_tokens() const { return false; }
   // Late methods, for a decoded row: of the keys of closed or full blocks, the first that
   // appended() and choose() read; what lies before it is needed only if it is chosen. 0: the whole
   // context. The call has its layer, keys.context_tokens, keys.query_count and the cache's shape.

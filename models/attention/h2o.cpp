@@ -34,10 +34,6 @@ class H2o final : public AttentionMethod {
   [[nodiscard]] Timing timing(std::int64_t) const override { return Timing::kEarly; }
   [[nodiscard]] std::int64_t lists() const override { return lists_by_head(); }
   [[nodiscard]] bool wants_weights() const override { return true; }
-  // What mask leaves out for one step may come back.
-  [[nodiscard]] bool drops_tokens() const override {
-    return options_.h2o.variant != Variant::kMask;
-  }
   [[nodiscard]] std::int64_t prefill_rows(std::int64_t prompt_tokens) const override {
     return prompt_tokens;
   }

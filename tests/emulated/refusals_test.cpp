@@ -357,8 +357,6 @@ std::vector<Refusal> dense_refusals() {
        [] { rms_norm(f32(2, 8), floats(), 0.0F, 1e-5F, f32(2, 9), {}); }},
       {"layer_norm", "one shape", "x 3 x 8 f32",
        [] { layer_norm(f32(3, 8), floats(), nullptr, 1e-5F, f32(2, 8), {}); }},
-      {"top_logit", "must be F32", "logits 2 x 8 f16",
-       [=] { top_logit(half, ids(), nullptr, nullptr, {}); }},
       {"gather_table", "as wide", "table 5 x 9 f32",
        [] { gather_table(ids(), f32(5, 9), 1.0F, false, f32(2, 8), {}); }},
       {"rope", "even rotary_dim", "rotary_dim 3", [] { rope(f32(2, 8), 2, 4, 3, f32(2, 3), {}); }},
@@ -374,7 +372,6 @@ std::vector<Refusal> dense_refusals() {
        [] { reallocate(f32(1, 8), 3, 1, floats(), nullptr, 0, {}); }},
       {"reallocate", "no tokens", "tokens 0",
        [] { reallocate(f32(1, 8), 2, 1, floats(), floats(), 0, {}); }},
-      {"add", "one shape", "x 1 x 8 f32", [] { add(f32(1, 8), f32(2, 8), {}); }},
       {"convert", "16-bit type", "y 2 x 8 f32", [] { convert(f32(2, 8), f32(2, 8), {}); }},
       {"widen_groups", "F16", "y 2 x 8 f32",
        [] {

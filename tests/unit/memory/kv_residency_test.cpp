@@ -18,7 +18,7 @@ std::vector<TokenId> iota_tokens(std::size_t count, TokenId first = 0) {
 }
 
 TEST(KvResidency, PlacesFollowTheBlocks) {
-  KvResidency kv({.layers = 2, .head_groups = 3, .block_tokens = 4, .device_pages = 20});
+  KvResidency kv({.layers = 2, .block_tokens = 4, .device_pages = 20});
   const auto prompt = iota_tokens(6);
   const auto admission = kv.admit(prompt, 10, 0);
   ASSERT_TRUE(admission.sequence.valid());
@@ -27,13 +27,10 @@ TEST(KvResidency, PlacesFollowTheBlocks) {
   kv.append(admission.sequence, 6);
   EXPECT_EQ(kv.used_pages(), 4);
   EXPECT_EQ(kv.reserved_pages(), 2);
-  const KvPlace first = kv.place(admission.sequence, LayerId(0), HeadGroupId(0), 5);
-  const KvPlace other_layer = kv.place(admission.sequence, LayerId(1), HeadGroupId(2), 5);
-  EXPECT_EQ(first.offset, 1);
-  EXPECT_NE(first.page, other_layer.page);
-  EXPECT_EQ(first.page, kv.pages(admission.sequence, LayerId(0))[1]);
-  EXPECT_THROW((void)kv.place(admission.sequence, LayerId(0), HeadGroupId(0), 6), Error);
-  EXPECT_THROW((void)kv.place(admission.sequence, LayerId(2), HeadGroupId(0), 0), Error);
+  const auto first = kv.pages(admission.sequence, LayerId(0));
+  const auto second = kv.pages(admission.sequence, LayerId(1));
+  ASSERT_EQ(first.size(), 2U);
+  EXPECT_NE(first[1], second[1]);
   kv.append(admission.sequence, 4);
   EXPECT_EQ(kv.reserved_pages(), 0);
   kv.append(admission.sequence, 2);  // still inside the last block
@@ -41,7 +38,7 @@ TEST(KvResidency, PlacesFollowTheBlocks) {
 }
 
 TEST(KvResidency, EqualPrefixesShareClosedBlocksAfterPublishing) {
-  KvResidency kv({.layers = 1, .head_groups = 1, .block_tokens = 4, .device_pages = 20});
+  KvResidency kv({.layers = 1, .block_tokens = 4, .device_pages = 20});
   const auto prompt = iota_tokens(10);
   const auto first = kv.admit(prompt, 12, 0);
   kv.append(first.sequence, 10);
@@ -55,7 +52,7 @@ TEST(KvResidency, EqualPrefixesShareClosedBlocksAfterPublishing) {
 }
 
 TEST(KvResidency, TheLastPromptTokenIsNeverShared) {
-  KvResidency kv({.layers = 1, .head_groups = 1, .block_tokens = 4, .device_pages = 20});
+  KvResidency kv({.layers = 1, .block_tokens = 4, .device_pages = 20});
   const auto prompt = iota_tokens(8);
   const auto first = kv.admit(prompt, 8, 0);
   kv.append(first.sequence, 8);
@@ -64,7 +61,7 @@ TEST(KvResidency, TheLastPromptTokenIsNeverShared) {
 }
 
 TEST(KvResidency, EndedPromptsStayFindableUntilTheirPagesAreNeeded) {
-  KvResidency kv({.layers = 1, .head_groups = 1, .block_tokens = 4, .device_pages = 4});
+  KvResidency kv({.layers = 1, .block_tokens = 4, .device_pages = 4});
   const auto prompt = iota_tokens(9);
   const auto first = kv.admit(prompt, 9, 0);
   kv.append(first.sequence, 9);
@@ -84,12 +81,8 @@ TEST(KvResidency, EndedPromptsStayFindableUntilTheirPagesAreNeeded) {
 }
 
 TEST(KvResidency, MirroredBlocksHaveTheirHostBlockFromTheBeginning) {
-  KvResidency kv({.layers = 1,
-                  .head_groups = 1,
-                  .block_tokens = 4,
-                  .device_pages = 12,
-                  .host_blocks = 6,
-                  .mirrored = true});
+  KvResidency kv(
+      {.layers = 1, .block_tokens = 4, .device_pages = 12, .host_blocks = 6, .mirrored = true});
   const auto prompt = iota_tokens(9);
   const KvResidency::Reservation on_host{.device_blocks = 0, .host_blocks = 3};
   const SequenceId line = kv.admit(prompt, 12, 0, on_host).sequence;
@@ -136,7 +129,7 @@ TEST(KvResidency, MirroredBlocksHaveTheirHostBlockFromTheBeginning) {
 }
 
 TEST(KvResidency, RefusesWhatDoesNotFitWithoutChangingAnything) {
-  KvResidency kv({.layers = 2, .head_groups = 1, .block_tokens = 4, .device_pages = 5});
+  KvResidency kv({.layers = 2, .block_tokens = 4, .device_pages = 5});
   const auto prompt = iota_tokens(3);
   const auto first = kv.admit(prompt, 8, 0);
   ASSERT_TRUE(first.sequence.valid());
@@ -157,7 +150,7 @@ TEST(KvResidencyProperty, RandomLivesKeepEveryTokensContent) {
     };
     const std::int64_t layers = pick(1, 3);
     const std::int64_t block_tokens = pick(1, 5);
-    KvResidency kv({layers, 1, block_tokens, pick(10, 60)});
+    KvResidency kv({layers, block_tokens, pick(10, 60)});
     struct Live {
       std::vector<TokenId> tokens;
       std::int64_t max = 0;
@@ -166,7 +159,12 @@ TEST(KvResidencyProperty, RandomLivesKeepEveryTokensContent) {
     };
     std::map<std::int32_t, Live> lives;
     // Content of (page, offset): the whole token history that leads there.
-    std::map<std::pair<std::int32_t, std::int32_t>, std::string> memory;
+    std::map<std::pair<std::int32_t, std::int64_t>, std::string> memory;
+    const auto place = [&](SequenceId id, std::int64_t layer, std::int64_t token) {
+      const auto pages = kv.pages(id, LayerId(layer));
+      const PageId page = pages[static_cast<std::size_t>(token / block_tokens)];
+      return std::pair(page.value, token % block_tokens);
+    };
     const auto history = [](const Live& live, std::int64_t layer, std::int64_t token) {
       std::string text = std::to_string(live.key) + "/" + std::to_string(layer);
       for (std::int64_t t = 0; t <= token; ++t) {
@@ -177,8 +175,7 @@ TEST(KvResidencyProperty, RandomLivesKeepEveryTokensContent) {
     const auto write = [&](SequenceId id, const Live& live, std::int64_t begin, std::int64_t end) {
       for (std::int64_t layer = 0; layer < layers; ++layer) {
         for (std::int64_t token = begin; token < end; ++token) {
-          const KvPlace place = kv.place(id, LayerId(layer), HeadGroupId(0), token);
-          memory[{place.page.value, place.offset}] = history(live, layer, token);
+          memory[place(id, layer, token)] = history(live, layer, token);
         }
       }
     };
@@ -220,8 +217,7 @@ TEST(KvResidencyProperty, RandomLivesKeepEveryTokensContent) {
         for (std::int64_t layer = 0; layer < layers; ++layer) {
           for (std::size_t t = 0; t < live.tokens.size(); ++t) {
             const auto token = static_cast<std::int64_t>(t);
-            const KvPlace place = kv.place(SequenceId(id), LayerId(layer), HeadGroupId(0), token);
-            ASSERT_EQ((memory[{place.page.value, place.offset}]), history(live, layer, token))
+            ASSERT_EQ(memory[place(SequenceId(id), layer, token)], history(live, layer, token))
                 << "seed " << seed << " step " << step;
           }
         }
