@@ -185,7 +185,7 @@ std::int64_t AttentionRunner::first_key_to_choose(LayerId layer, SequenceId sequ
   call.keys.query_count = 1;
   call.keys.context_tokens = context_tokens;
   call.cache.page_tokens = page_tokens;
-  if (quantized) call.cache.dtype = DType::kU8;
+  if (quantized) call.cache.dtype = DType::kInt8;
   return method_->first_key(*entry.state, call);
 }
 

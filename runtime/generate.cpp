@@ -264,7 +264,7 @@ RunSummary summary_of_setup(const RunOptions& options, const PromptFileFacts& pr
   summary.model_type = model.config.model_type;
   summary.model_fingerprint = model.identity.fingerprint;
   summary.weights_dtype = weights_dtype_name(model, plan);
-  summary.kv_dtype = kv_dtype_name(plan.kv);
+  summary.kv_dtype = dtype_name(plan.kv.dtype);
   summary.device = fmt::format("cpu: {}", inspect_machine().cpu_name);
   summary.threads = backend.threads().threads();
   summary.simd = backend.ops().name();
@@ -407,8 +407,9 @@ int generate(RunOptions options, Log& log) {
     summary.plan_profile = schedule->profile;
   }
   const auto open_output = [&] {
-    Manifest manifest = make_manifest(options, prompt_facts, model.identity, kv_dtype_name(plan.kv),
-                                      plan.input_tokens, plan.grouped_weights);
+    Manifest manifest =
+        make_manifest(options, prompt_facts, model.identity, dtype_name(plan.kv.dtype),
+                      plan.input_tokens, plan.grouped_weights);
     if (schedule) manifest.plan_hash = schedule->file_hash;
     output.emplace(options, manifest);
     summary.resumed = output->resumed();

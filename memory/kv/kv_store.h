@@ -31,7 +31,7 @@ class KvStore {
     std::int64_t kv_heads = 0;
     std::int64_t head_dim = 0;
     std::int64_t block_tokens = 32;
-    DType dtype = DType::kF16;       // kU8: INT8 codes; kQ4: 4-bit rows
+    DType dtype = DType::kF16;       // kInt8: INT8 codes; kQ4: 4-bit rows
     DType open_dtype = DType::kF16;  // INT8 only: of blocks that are still open
     bool key_columns = false;        // K^T beside K, on the device
     // 0: there wherever the block is. Else K^T of blocks that are on the host is on the host, and
@@ -42,7 +42,7 @@ class KvStore {
     // mirrored there (KvResidency::Shape). Not INT8 or 4-bit.
     bool host_attention = false;
 
-    [[nodiscard]] bool quantized() const { return dtype == DType::kU8; }
+    [[nodiscard]] bool quantized() const { return dtype == DType::kInt8; }
   };
 
   struct Sizes {
@@ -72,7 +72,7 @@ class KvStore {
   // longer (docs/performance.md).
   static constexpr std::int64_t kInt8BlockMultiple = 16;  // what kernels/ops.h asks of INT8 pages
   [[nodiscard]] static std::int64_t default_block_tokens(DType dtype) {
-    return dtype == DType::kU8 ? 64 : 32;
+    return dtype == DType::kInt8 ? 64 : 32;
   }
   // Bytes of one device page: K and V, 2 * kv_heads * block_tokens rows of head_dim elements.
   [[nodiscard]] static std::uint64_t page_bytes(const Shape& shape);

@@ -167,7 +167,7 @@ class Planner {
           .hint("--attention-option lm-infinite.rope_mode=absolute");
     }
     if (attention.kind == AttentionKind::kSparq && attention.sparq.channels_by_range &&
-        kv_dtype != DType::kU8) {
+        kv_dtype != DType::kInt8) {
       throw Error(ErrorRole::kUsage, "E-CLI-CONFLICT", "sparq.channels=range")
           .found(fmt::format("KV in {}, which has no scales", dtype_name(kv_dtype)))
           .expected("INT8 KV, whose scales are the ranges")
@@ -418,10 +418,6 @@ std::uint64_t cluster_memory(const RunOptions& options, const ModelBundle& model
   return cluster_bytes(model.fixed_context->clusters);
 }
 
-std::string_view kv_dtype_name(const KvStore::Shape& shape) {
-  return shape.quantized() ? "int8" : dtype_name(shape.dtype);
-}
-
 std::string_view weights_dtype_name(const ModelBundle& model, const RunPlan& plan) {
   return plan.grouped_weights ? "4bit" : dtype_name(model.weights_dtype);
 }
@@ -432,8 +428,8 @@ std::string describe(const RunPlan& plan, const ModelBundle& model) {
       "{}, prefill chunk {} tokens, longest line {} of {} tokens",
       format_bytes(plan.memory.weights), format_bytes(plan.memory.scratch),
       format_bytes(plan.memory.kv), plan.memory.kv_pages, plan.kv.block_tokens,
-      kv_dtype_name(plan.kv), format_bytes(plan.budget), plan.memory.batch_size, plan.prefill_chunk,
-      plan.longest_line, model.config.max_positions);
+      dtype_name(plan.kv.dtype), format_bytes(plan.budget), plan.memory.batch_size,
+      plan.prefill_chunk, plan.longest_line, model.config.max_positions);
   if (plan.memory.key_columns > 0) {
     text += fmt::format("; K^T {} beside it (sparq.kt=off saves it)",
                         format_bytes(plan.memory.key_columns));

@@ -115,8 +115,7 @@ void check_4bit(const RunOptions& options, const FlexGenOptions& flexgen) {
     refuse("E-CLI-OPTION", "--policy-option", "host-kv=cpu-attention", "host-kv=stream");
   }
   if (options.kv_dtype) {
-    refuse("E-CLI-CONFLICT", "--kv-dtype",
-           *options.kv_dtype == DType::kU8 ? "int8" : dtype_name(*options.kv_dtype),
+    refuse("E-CLI-CONFLICT", "--kv-dtype", dtype_name(*options.kv_dtype),
            "--kv-dtype auto, or kv-quantization=model");
   }
 }

@@ -77,7 +77,7 @@ NamedSimulation run_triphase(const CostModel& cost, const SimulatedJob& job,
   // sequences at a time: what the device holds alone, and shares of the batch,
   // are weighed too.
   std::vector<std::int64_t> fewer = {job.batch_size * 3 / 4, job.batch_size / 2};
-  for (const DType type : {job.kv_dtype, options.choose_kv_dtype ? DType::kI8 : job.kv_dtype}) {
+  for (const DType type : {job.kv_dtype, options.choose_kv_dtype ? DType::kInt8 : job.kv_dtype}) {
     SimulatedJob resident = job;
     resident.kv_dtype = type;
     const SimulationResult alone = simulate(DeviceOnlyPolicy(), cost, resident);

@@ -482,9 +482,7 @@ class Simulation {
     result_.channels_h2d_bytes += work.channel_bytes;
     result_.recomputed_tokens += work.recompute_tokens;
     result_.inputs_h2d_bytes += work.recompute_tokens * memory_.input_token;
-    const auto phase = static_cast<std::size_t>(record.phase) - 1;
-    ++result_.phase_steps[phase];
-    result_.phase_seconds[phase] += record.seconds;
+    ++result_.phase_steps[static_cast<std::size_t>(record.phase) - 1];
     if (job_.keep_steps) result_.steps.push_back(record);
   }
 

@@ -54,7 +54,6 @@ struct SimulationResult {
   std::uint64_t device_peak = 0;  // weights, scratch and staging included
   std::uint64_t host_peak = 0;
   std::int64_t phase_steps[3] = {0, 0, 0};
-  double phase_seconds[3] = {0.0, 0.0, 0.0};
   std::vector<SimulatedStep> steps;
   std::vector<StepView> views;  // what the policy saw; ids are the lines' indices
   std::vector<PlacementActions> actions;

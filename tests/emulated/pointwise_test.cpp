@@ -161,9 +161,9 @@ TEST(EmulatedPointwise, BadShapesAreRefusedByName) {
     activate(Activation::kRelu, a, {}, b, nullptr);
     FAIL() << "no error";
   } catch (const Error& error) {
-    EXPECT_THAT(error.message(),
-                testing::AllOf(testing::HasSubstr("activate"), testing::HasSubstr("gate 2 x 4 f32"),
-                               testing::HasSubstr("y 1 x 4")));
+    EXPECT_THAT(error.message(), testing::AllOf(testing::HasSubstr("activate"),
+                                                testing::HasSubstr("gate 2 x 4 fp32"),
+                                                testing::HasSubstr("y 1 x 4")));
   }
 }
 

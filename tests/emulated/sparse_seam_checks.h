@@ -16,7 +16,7 @@ inline constexpr std::int64_t kHeads = 6;
 inline constexpr std::int64_t kKvHeads = FilledCache::kKvHeads;
 inline constexpr std::int64_t kDim = FilledCache::kDim;
 inline constexpr std::int64_t kColumns = kHeads * kDim;
-inline constexpr DType kCaches[] = {DType::kF16, DType::kBF16, DType::kU8};
+inline constexpr DType kCaches[] = {DType::kF16, DType::kBF16, DType::kInt8};
 
 // The CPU's operations, with room for any call of these tests.
 class Cpu {
@@ -244,8 +244,8 @@ inline void check_centroids(const Seam& seam) {
 inline void check_channel_weights(const Seam& seam) {
   Cpu cpu;
   const std::vector<std::int32_t> lengths = {40, 140};
-  const FilledCache ours(seam.ops, seam.device, DType::kU8, lengths, 6);
-  const FilledCache theirs(*cpu.ops, cpu.device, DType::kU8, lengths, 6);
+  const FilledCache ours(seam.ops, seam.device, DType::kInt8, lengths, 6);
+  const FilledCache theirs(*cpu.ops, cpu.device, DType::kInt8, lengths, 6);
   const Queries q(seam.device, 2, 12);
   const Queries cpu_q(cpu.device, 2, 12);
   const DeviceArray<float> ranges(seam.device, std::vector<float>(kKvHeads * kDim, 0.0F));

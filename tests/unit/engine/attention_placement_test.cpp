@@ -74,7 +74,7 @@ class AttentionPlacement : public testing::TestWithParam<Case> {};
 TEST_P(AttentionPlacement, TheAnswerIsTheMethodsAlone) {
   const auto requests = mixed_requests(31, 12);
   const ContextClusters clusters = tiny_clusters(tiny_config(), 40);
-  for (const std::string_view type : {"f16", "int8", "4bit"}) {
+  for (const std::string_view type : {"fp16", "int8", "4bit"}) {
     if (type == "4bit" && !reads_keys_by_rows(GetParam().kind)) continue;
     TinyModelOptions options{.batch_size = 1, .prefill_chunk = 200, .block_tokens = 16};
     options.attention = method(GetParam().kind);
@@ -141,7 +141,7 @@ TEST(SqueezedPrompts, TheAnswerDependsNeitherOnStepsNorOnNeighbours) {
       options.attention.squeezed.prefill_rows = 21;
       options.clusters = &clusters;
       options.int8 = int8;
-      SCOPED_TRACE(std::string(int8 ? "int8" : "f16") + (two_levels ? ", two levels" : ""));
+      SCOPED_TRACE(std::string(int8 ? "int8" : "fp16") + (two_levels ? ", two levels" : ""));
       TinyModel alone(options);
       const auto expected = run_all(alone.engine(), requests);
       const AttentionRunner::Touched& touched = alone.model().attention()->touched();

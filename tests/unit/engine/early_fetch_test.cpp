@@ -186,7 +186,7 @@ TEST_P(EarlyFetch, WithoutPrefetchingThereIsNone) {
 }
 
 INSTANTIATE_TEST_SUITE_P(Kv, EarlyFetch, testing::Bool(),
-                         [](const auto& param) { return param.param ? "int8" : "f16"; });
+                         [](const auto& param) { return param.param ? "int8" : "fp16"; });
 
 }  // namespace
 }  // namespace triphase

@@ -78,7 +78,7 @@ std::int64_t input_tokens_of(const RandomJob& job) {
                              .kv_heads = config.kv_heads,
                              .head_dim = config.head_dim,
                              .block_tokens = job[Knob::kBlockTokens],
-                             .dtype = job[Knob::kInt8] != 0 ? DType::kU8 : dtype_of(job),
+                             .dtype = job[Knob::kInt8] != 0 ? DType::kInt8 : dtype_of(job),
                              .open_dtype = dtype_of(job)};
   const bool possible = policy_of(job) == JobPolicy::kTriphase && job[Knob::kHostBlocks] > 0 &&
                         KvStore::page_holds_inputs(shape, config.hidden_size);

@@ -123,7 +123,7 @@ SimulatedSteps run_simulator(const TinyModelOptions& options, const ModelConfig&
   SimulatedJob job{
       .model = model_costs(config, WeightFormat(options.dtype, options.policy->groups_weights())),
       .weights_dtype = options.dtype,
-      .kv_dtype = options.int8      ? DType::kI8
+      .kv_dtype = options.int8      ? DType::kInt8
                   : options.kv_4bit ? DType::kQ4
                                     : options.dtype,
       .block_tokens = options.block_tokens,

@@ -105,7 +105,7 @@ TEST(ModelCosts, CountTheWeightsAndKvOfPublishedShapes) {
   const ModelCosts model = model_costs(builtin_shape("opt-30b").value(), DType::kF16);
   EXPECT_NEAR(static_cast<double>(model.weights()), 60e9, 0.6e9);
   EXPECT_DOUBLE_EQ(kv_layer_bytes(model, DType::kF16, 32) * 48, 1376256.0);
-  EXPECT_DOUBLE_EQ(kv_layer_bytes(model, DType::kI8, 128), 14336.0 + 448.0);
+  EXPECT_DOUBLE_EQ(kv_layer_bytes(model, DType::kInt8, 128), 14336.0 + 448.0);
   EXPECT_DOUBLE_EQ(kv_layer_bytes(model, DType::kQ4, 32), 2.0 * 7168 * 4.5 / 8);
   EXPECT_DOUBLE_EQ(input_layer_bytes(model), 7168.0 + 4.0);
   const ModelCosts grouped = model_costs(builtin_shape("llama-3-8b").value(), DType::kF16);
