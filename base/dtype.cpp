@@ -13,17 +13,13 @@ struct Row {
   std::size_t bytes;
 };
 
-constexpr std::array<Row, 11> kTable = {{
-    {DType::kF64, "f64", 8},
-    {DType::kF32, "f32", 4},
-    {DType::kF16, "f16", 2},
+constexpr std::array<Row, 7> kTable = {{
+    {DType::kF64, "fp64", 8},
+    {DType::kF32, "fp32", 4},
+    {DType::kF16, "fp16", 2},
     {DType::kBF16, "bf16", 2},
-    {DType::kI64, "i64", 8},
-    {DType::kI32, "i32", 4},
-    {DType::kI16, "i16", 2},
-    {DType::kI8, "i8", 1},
-    {DType::kU8, "u8", 1},
-    {DType::kBool, "bool", 1},
+    {DType::kI32, "int32", 4},
+    {DType::kInt8, "int8", 1},
     {DType::kQ4, "4bit", 0},
 }};
 

@@ -23,7 +23,6 @@ struct Id {
 
 using LayerId = Id<struct LayerTag>;
 using SequenceId = Id<struct SequenceTag>;
-using HeadGroupId = Id<struct HeadGroupTag>;
 using PageId = Id<struct PageTag>;
 using TokenId = std::int32_t;  // an entry of the vocabulary
 

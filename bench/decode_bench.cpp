@@ -6,7 +6,7 @@
 // sequences of `context` tokens. With --attention the same is timed under that method, in turns
 // with dense attention over the same KV, and the speed-up is the median of the turns' ratios.
 //
-//   triphase_decode_bench --model SHAPE|config.json [--weights-dtype f16] [--kv-dtype f16]
+//   triphase_decode_bench --model SHAPE|config.json [--weights-dtype fp16] [--kv-dtype fp16]
 //     [--threads N] [--batch N] [--context N] [--steps N] [--repeats N]
 //     [--prefill-chunk N] [--prefill-repeats N] [--attention METHOD] [--attention-option M.X=V ...]
 
@@ -274,7 +274,9 @@ int bench_model(const Setting& setting) {
 DType parse_dtype(const std::string& name, const char* option) {
   const auto dtype = dtype_from_name(name);
   if (!dtype || (*dtype != DType::kF32 && *dtype != DType::kF16 && *dtype != DType::kBF16)) {
-    throw Error(ErrorRole::kUsage, "E-CLI-VALUE", option).found(name).expected("f32, f16 or bf16");
+    throw Error(ErrorRole::kUsage, "E-CLI-VALUE", option)
+        .found(name)
+        .expected("fp32, fp16 or bf16");
   }
   return *dtype;
 }
@@ -297,16 +299,16 @@ AttentionOptions parse_attention(const std::string& name, std::span<const std::s
 int main(int argc, char** argv) {
   namespace po = boost::program_options;
   triphase::Setting setting;
-  std::string weights_dtype = "f16";
-  std::string kv_dtype = "f16";
+  std::string weights_dtype = "fp16";
+  std::string kv_dtype = "fp16";
   std::string attention = "dense";
   std::vector<std::string> attention_options;
   po::options_description options("triphase_decode_bench");
   options.add_options()("help", "show this")("model", po::value(&setting.model)->required(),
                                              "built-in shape or config.json")(
-      "weights-dtype", po::value(&weights_dtype), "f32, f16 or bf16")(
-      "kv-dtype", po::value(&kv_dtype), "f32, f16 or bf16")("threads", po::value(&setting.threads),
-                                                            "0: all cores")(
+      "weights-dtype", po::value(&weights_dtype), "fp32, fp16 or bf16")(
+      "kv-dtype", po::value(&kv_dtype), "fp32, fp16 or bf16")(
+      "threads", po::value(&setting.threads), "0: all cores")(
       "batch", po::value(&setting.batch), "sequences")("context", po::value(&setting.context),
                                                        "tokens per sequence before decoding")(
       "steps", po::value(&setting.steps), "decode steps per repeat")(

@@ -3,7 +3,7 @@
 // their choosing, statistics and blending. Methods take turns within a round and step on through
 // the context together, so that the ratio is of neighbours in time at the same length.
 //
-//   triphase_sparse_cpu [--contexts N,...] [--batches N,...] [--kv-dtypes f16,int8] [--threads N]
+//   triphase_sparse_cpu [--contexts N,...] [--batches N,...] [--kv-dtypes fp16,int8] [--threads N]
 //     [--heads N] [--kv-heads N] [--head-dim N] [--page-tokens N] [--rounds N] [--memory BYTES]
 //     [--format md|csv|json]
 
@@ -60,7 +60,7 @@ class RandomCache {
         memory_(backend) {
     const std::int64_t pages = layers_ * cell.batch * blocks_;
     const auto page = static_cast<std::size_t>(setting.kv_heads * page_tokens_ * setting.head_dim);
-    const DType dtype = cell.int8 ? DType::kU8 : DType::kF16;
+    const DType dtype = cell.int8 ? DType::kInt8 : DType::kF16;
     const std::size_t bytes = static_cast<std::size_t>(pages) * page * dtype_bytes(dtype);
     for (Buffer* buffer : {&k_, &v_}) {
       *buffer = memory_.bytes(bytes);
@@ -108,7 +108,7 @@ class RandomCache {
 
   [[nodiscard]] static std::int64_t page_tokens(const Setting& setting, const Cell& cell) {
     if (setting.page_tokens > 0) return setting.page_tokens;
-    return KvStore::default_block_tokens(cell.int8 ? DType::kU8 : DType::kF16);
+    return KvStore::default_block_tokens(cell.int8 ? DType::kInt8 : DType::kF16);
   }
   // K and V that dense attention reads in one layer.
   [[nodiscard]] static std::uint64_t layer_bytes(const Setting& setting, const Cell& cell) {
@@ -299,7 +299,7 @@ std::vector<bench::Row> bench_cell(Backend& backend, const Setting& setting, con
     const double bytes = bytes_of(options[i], setting, cell);
     const auto [least, most] = std::ranges::minmax(ratios);
     rows.push_back({{"method", std::string(attention_name(options[i].kind))},
-                    {"kv_dtype", std::string(cell.int8 ? "int8" : "f16")},
+                    {"kv_dtype", std::string(cell.int8 ? "int8" : "fp16")},
                     {"batch", cell.batch},
                     {"context", cell.context},
                     {"page_tokens", RandomCache::page_tokens(setting, cell)},
@@ -326,7 +326,7 @@ int bench_all(const Setting& setting, bench::ReportFormat format) {
         const std::uint64_t needed = (bench::kRotateBytes / layer + 1) * layer / 2 * 3;
         if (needed > setting.memory) {
           std::cerr << fmt::format("{} batch {} context {}: left out, needs {} of --memory {}\n",
-                                   int8 ? "int8" : "f16", batch, context, format_bytes(needed),
+                                   int8 ? "int8" : "fp16", batch, context, format_bytes(needed),
                                    format_bytes(setting.memory));
           continue;
         }
@@ -368,10 +368,10 @@ std::vector<bool> int8_of(const std::string& text) {
   std::vector<bool> values;
   std::stringstream parts(text);
   for (std::string part; std::getline(parts, part, ',');) {
-    if (part != "f16" && part != "int8") {
+    if (part != "fp16" && part != "int8") {
       throw Error(ErrorRole::kUsage, "E-CLI-VALUE", "--kv-dtypes")
           .found(part)
-          .expected("f16, int8 or both with a comma between");
+          .expected("fp16, int8 or both with a comma between");
     }
     values.push_back(part == "int8");
   }
@@ -386,14 +386,14 @@ int main(int argc, char** argv) {
   triphase::Setting setting;
   std::string contexts;
   std::string batches;
-  std::string dtypes = "f16,int8";
+  std::string dtypes = "fp16,int8";
   std::string format = "md";
   po::options_description options("triphase_sparse_cpu");
   options.add_options()("help", "show this")("contexts", po::value(&contexts),
                                              "tokens before the first step, with commas between")(
       "batches", po::value(&batches), "sequences, with commas between")(
-      "kv-dtypes", po::value(&dtypes), "f16, int8 or both")("threads", po::value(&setting.threads),
-                                                            "0: all cores")(
+      "kv-dtypes", po::value(&dtypes), "fp16, int8 or both")("threads", po::value(&setting.threads),
+                                                             "0: all cores")(
       "heads", po::value(&setting.heads), "query heads")("kv-heads", po::value(&setting.kv_heads),
                                                          "KV heads")(
       "head-dim", po::value(&setting.head_dim), "channels")(

@@ -138,7 +138,7 @@ class Comparison:
         command = [
             self.build / "bin/triphase_decode_bench",
             "--model", BENCH / "shapes" / shape / "config.json",
-            "--weights-dtype", "f16", "--kv-dtype", "f16",
+            "--weights-dtype", "fp16", "--kv-dtype", "fp16",
             "--threads", self.arguments.threads, "--batch", batch,
             "--context", self.filled(context), "--steps", self.arguments.steps,
             "--repeats", self.arguments.repeats, "--prefill-repeats", prefill_repeats,

@@ -50,11 +50,10 @@ def parse_arguments():
 
 def our_cells(path, dtype):
     """(B, H, KV, D, S) -> microseconds, from our own dense decode rows of this type."""
-    stored = {"fp16": "f16", "bf16": "bf16"}[dtype]
     cells = {}
     with open(path, encoding="utf-8") as file:
         for row in json.load(file):
-            if (row.get("op"), row.get("method"), row.get("queries"), row.get("kv_dtype")) == ("attention", "dense", 1, stored):
+            if (row.get("op"), row.get("method"), row.get("queries"), row.get("kv_dtype")) == ("attention", "dense", 1, dtype):
                 cells[(row["batch"], row["heads"], row["kv_heads"], row["head_dim"], row["context"])] = row["us"]
     return cells
 

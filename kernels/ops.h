@@ -39,15 +39,15 @@ struct Workspace {
 // [page][kv_head][page_tokens][head_dim], so one head's tokens of a page are contiguous. A slot is
 // page * page_tokens + offset: the place of one token in all heads.
 //
-// INT8 (dtype kU8; DESIGN section 3). A block is page_tokens consecutive positions. A closed block
-// is stored as codes: x = lambda * (code - zero), with one (lambda, zero) per channel of a head, K
-// and V apart. lambda = (max - min) / 255, zero = round(-min / lambda) kept as a whole F32 number,
-// code = round(x / lambda + zero) within 0..255; F32 arithmetic, ties to even. max == min gives
-// lambda = max, zero = -1, code = 0, which restores the constant exactly. Error at most lambda / 2
-// plus F32 rounding; a channel that holds NaN or infinity reads as NaN throughout its block. An
-// open block lies unquantized in a page of the open pool. A query reads the block that holds its
-// own position unquantized and every earlier block as codes, wherever they live and however prefill
-// was cut.
+// INT8 (dtype kInt8; DESIGN section 3). A block is page_tokens consecutive positions. A closed
+// block is stored as codes: x = lambda * (code - zero), with one (lambda, zero) per channel of a
+// head, K and V apart. lambda = (max - min) / 255, zero = round(-min / lambda) kept as a whole F32
+// number, code = round(x / lambda + zero) within 0..255; F32 arithmetic, ties to even. max == min
+// gives lambda = max, zero = -1, code = 0, which restores the constant exactly. Error at most
+// lambda / 2 plus F32 rounding; a channel that holds NaN or infinity reads as NaN throughout its
+// block. An open block lies unquantized in a page of the open pool. A query reads the block that
+// holds its own position unquantized and every earlier block as codes, wherever they live and
+// however prefill was cut.
 //
 // 4-bit (dtype kQ4). A token's row under a head is quantized when it is appended, in groups of
 // kGroupValues channels (the last one may be shorter; kernels/group_quant.h has the arithmetic and
@@ -83,7 +83,7 @@ struct KvLayerView {
   // k and head_dim elements. Not INT8 or 4-bit; read by the CPU's attention over all tokens alone.
   bool records = false;
 
-  [[nodiscard]] bool quantized() const { return dtype == DType::kU8; }
+  [[nodiscard]] bool quantized() const { return dtype == DType::kInt8; }
   // From one token's row under a head to the next: elements, of 4-bit rows bytes.
   [[nodiscard]] std::int64_t row_length() const {
     return dtype == DType::kQ4 ? dtype_row_bytes(dtype, head_dim) : head_dim;
@@ -227,9 +227,6 @@ class Ops {
 
   // y = act(y) in place, [T, F] F32.
   virtual void activate(Activation activation, Matrix y, Stream& stream) = 0;
-
-  // y += x, [T, C] F32.
-  virtual void add(ConstMatrix x, Matrix y, Stream& stream) = 0;
 
   // Writes row i of k and v [T, kv_heads * head_dim] F32 into the cache, rounded to its type
   // (nearest even; 4-bit: kernels/group_quant.h).

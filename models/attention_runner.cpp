@@ -180,7 +180,7 @@ std::int64_t AttentionRunner::first_key_to_choose(LayerId layer, SequenceId sequ
   call.keys.query_count = 1;
   call.keys.context_tokens = context_tokens;
   call.cache.page_tokens = page_tokens;
-  if (quantized) call.cache.dtype = DType::kU8;
+  if (quantized) call.cache.dtype = DType::kInt8;
   return method_->first_key(*entry.state, call);
 }
 
@@ -205,10 +205,6 @@ std::span<const TokenChoice* const> AttentionRunner::choose(
   prompts_.begin_layer();
   for (std::size_t index = 0; index < segments.size(); ++index) {
     const AttentionSegment& segment = segments[index];
-    if (!sequences[index].valid()) {
-      choices_.push_back(nullptr);
-      continue;
-    }
     Entry& entry = entry_of(sequences[index]);
     const LayerCall call = call_of(layer, segment, cache, scale, stream);
     ConstMatrix rows = v;
@@ -241,8 +237,8 @@ void AttentionRunner::attend(LayerId layer, std::span<const AttentionSegment> se
   std::size_t used = 0;
   for (std::size_t index = 0; index < segments.size(); ++index) {
     if (choices_[index] == nullptr) {
-      const bool prompt = sequences[index].valid() && segments[index].context_tokens <=
-                                                          entry_of(sequences[index]).prompt_tokens;
+      const bool prompt =
+          segments[index].context_tokens <= entry_of(sequences[index]).prompt_tokens;
       // Of prompts that choose, choose() has taken what is attended densely.
       if (!prompt || prompt_units().rows == 0) dense_.push_back(segments[index]);
       continue;
@@ -283,7 +279,6 @@ void AttentionRunner::attend(LayerId layer, std::span<const AttentionSegment> se
     blend(*chosen.choice, shape_, *ops_, out, segment.query_begin, stream);
   }
   for (std::size_t index = 0; index < segments.size(); ++index) {
-    if (!sequences[index].valid()) continue;
     Entry& entry = entry_of(sequences[index]);
     if (segments[index].context_tokens > entry.prompt_tokens) continue;
     const LayerCall call = call_of(layer, segments[index], cache, scale, stream);

@@ -83,9 +83,8 @@ class AttentionRunner {
                                                  std::int64_t page_tokens);
 
   // The method's choices for the segments of one layer: by segment, null where the whole context
-  // is attended. `sequences` names each segment's sequence; none: prompt rows that the method has
-  // seen before, attended densely. The new rows' K and V are in the cache; v holds them
-  // unquantized. Valid until attend(), which must follow.
+  // is attended. `sequences` names each segment's sequence. The new rows' K and V are in the cache;
+  // v holds them unquantized. Valid until attend(), which must follow.
   [[nodiscard]] std::span<const TokenChoice* const> choose(
       LayerId layer, std::span<const AttentionSegment> segments,
       std::span<const SequenceId> sequences, ConstMatrix q, ConstMatrix v, const KvLayerView& cache,

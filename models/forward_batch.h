@@ -21,9 +21,6 @@ struct BatchSegment {
   // A sampled token: attended where its sequence's KV lies, if that is the host
   // (KvStore::Shape::host_attention).
   bool decode = false;
-  // Whole blocks of the prompt that were computed before and whose KV was given up: attended
-  // densely, and told to no attention method, which has seen them.
-  bool replay = false;
   // Its sequence's leading tokens up to here, whole blocks, only stand for their length
   // (Admit::padding): the others neither see them nor count their positions from them.
   std::int64_t padding = 0;

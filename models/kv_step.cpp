@@ -65,7 +65,7 @@ void KvStep::make_groups() {
                 .blocks =
                     [this](std::size_t entry) {
                       if (on_host_[entry]) return std::int64_t{0};
-                      return static_cast<std::int64_t>(pages_of(rows_[entry], LayerId(0)).size());
+                      return store_->residency().blocks(rows_[entry].sequence);
                     },
                 // A sequence's blocks are in the same tier in every layer.
                 .is_away =
@@ -76,13 +76,6 @@ void KvStep::make_groups() {
                     }};
     groups_.make(store_->residency(), entries_, store_->sizes().staging_pages);
   }
-}
-
-std::span<const PageId> KvStep::pages_of(const BatchSegment& rows, LayerId layer) const {
-  // A replayed prefix has the rest of its sequence behind it.
-  const std::int64_t tokens = rows.first_position + rows.count;
-  const auto blocks = static_cast<std::size_t>((tokens + block_tokens() - 1) / block_tokens());
-  return store_->residency().pages(rows.sequence, layer).first(blocks);
 }
 
 void KvStep::make_scale_tables() {
@@ -294,7 +287,7 @@ void KvStep::read_first_round(Unit& unit, LayerId layer, const SequenceGroup& gr
   reads_.begin(layer, unit.first_page);
   for (std::size_t index = 0; index < group.count; ++index) {
     const BatchSegment& entry = rows_[group.first + index];
-    const std::span<const PageId> pages = pages_of(entry, layer);
+    const std::span<const PageId> pages = store_->residency().pages(entry.sequence, layer);
     std::vector<PageId>& table = unit.tables[index];
     table.assign(pages.begin(), pages.end());
     if (on_host_[group.first + index]) continue;
@@ -376,9 +369,7 @@ void KvStep::begin_open_runs(LayerId layer) {
   for (std::size_t index = 0; index < rows_.size(); ++index) {
     const BatchSegment& entry = rows_[index];
     const std::span<const PageId> pages = store_->residency().pages(entry.sequence, layer);
-    // The sequence's own open block is further on than what is computed again, in whole blocks.
-    PageId replayed;
-    PageId& current = entry.replay ? replayed : store_->open_pages().current(entry.sequence, layer);
+    PageId& current = store_->open_pages().current(entry.sequence, layer);
     const std::int64_t end = entry.first_position + entry.count;
     for (std::int64_t position = entry.first_position; position < end;) {
       const std::int64_t own = position / block;
@@ -450,7 +441,7 @@ void KvStep::make_segments(LayerId layer, std::int64_t group_index) {
     return store_->residency().pages(rows_[entry].sequence, layer);
   };
   const auto add_sequence = [&](std::size_t entry) {
-    segment_sequences_.push_back(rows_[entry].replay ? SequenceId() : rows_[entry].sequence);
+    segment_sequences_.push_back(rows_[entry].sequence);
     segment_entries_.push_back(entry - group.first);
     segment_slots_.emplace_back();
     if (staging()) segment_slots_.back() = unit_of(number).slots[entry - group.first];

@@ -67,7 +67,7 @@ class KvStep {
   // Tokens that the last segments() or fetch() brought and whose layer inputs lie in staging pages:
   // their K and V must be projected before anybody reads them.
   [[nodiscard]] const KvRecomputes& recomputes() const { return *recomputes_; }
-  // The sequence of each of the segments last returned (none: a replay), and the device slots of
+  // The sequence of each of the segments last returned, and the device slots of
   // its chosen tokens (HostReads::read_tokens); none where nothing was chosen yet or nothing is on
   // the host.
   [[nodiscard]] std::span<const SequenceId> segment_sequences() const { return segment_sequences_; }
@@ -127,7 +127,6 @@ class KvStep {
   void find_host_entries();
   void make_groups();
   // By block of what the rows attend: their pages, none where they are on the host.
-  [[nodiscard]] std::span<const PageId> pages_of(const BatchSegment& rows, LayerId layer) const;
   void make_scale_tables();
   void make_column_places();
   [[nodiscard]] bool reads_key_columns() const {

@@ -51,7 +51,7 @@ ModelSummary summarise_shape(const ModelConfig& config) {
   summary.parameters = parameter_count(config);
   summary.weights_dtype = config.declared_dtype.value_or(DType::kF16);
   summary.weight_bytes = weight_bytes(config, summary.weights_dtype);
-  for (const DType dtype : {DType::kF32, DType::kF16, DType::kI8}) {
+  for (const DType dtype : {DType::kF32, DType::kF16, DType::kInt8}) {
     summary.kv.push_back({dtype, config.kv_bytes_per_token(dtype)});
   }
   return summary;

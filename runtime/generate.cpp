@@ -21,7 +21,6 @@
 #include "runtime/machine.h"
 #include "runtime/plan/plan_file.h"
 #include "runtime/plan/prediction.h"
-#include "runtime/plan/replay_choice.h"
 #include "runtime/plan/run_schedule.h"
 #include "runtime/signals.h"
 
@@ -53,7 +52,6 @@ void fill_engine_numbers(const EngineStats& stats, const PlacementStats& placeme
   summary.steps = stats.steps;
   summary.max_batch = static_cast<std::uint64_t>(stats.max_batch);
   summary.recomputed_tokens = placement.recomputed_tokens;
-  summary.replay = {placement.dropped_blocks, placement.replayed_tokens};
   summary.preemptions = placement.swaps + placement.drops;
   summary.phases = stats.phases;
   summary.phase_boundaries = boundaries;
@@ -259,7 +257,7 @@ RunSummary summary_of_setup(const RunOptions& options, const PromptFileFacts& pr
   summary.model_type = model.config.model_type;
   summary.model_fingerprint = model.identity.fingerprint;
   summary.weights_dtype = weights_dtype_name(model, plan);
-  summary.kv_dtype = kv_dtype_name(plan.kv);
+  summary.kv_dtype = dtype_name(plan.kv.dtype);
   summary.device = fmt::format("cpu: {}", inspect_machine().cpu_name);
   summary.threads = backend.threads().threads();
   summary.simd = backend.ops().name();
@@ -368,7 +366,6 @@ int generate(RunOptions options, Log& log) {
       choose_schedule(options, model, prompt_facts, *backend, profile, log);
   RunPlan plan = plan_run(options, model, backend->machine(),
                           options.job == JobKind::kScore ? LogitRows::kAll : LogitRows::kLast);
-  weigh_replay(options, profile, plan);
   log.info(fmt::format("model: {} ({} layers, {} weights of {}), device: {}, {} threads",
                        model.config.architecture, model.config.layers,
                        dtype_name(model.weights_dtype), format_bytes(model.weight_bytes),
@@ -403,8 +400,9 @@ int generate(RunOptions options, Log& log) {
     summary.plan_profile = schedule->profile;
   }
   const auto open_output = [&] {
-    Manifest manifest = make_manifest(options, prompt_facts, model.identity, kv_dtype_name(plan.kv),
-                                      plan.input_tokens, plan.grouped_weights);
+    Manifest manifest =
+        make_manifest(options, prompt_facts, model.identity, dtype_name(plan.kv.dtype),
+                      plan.input_tokens, plan.grouped_weights);
     if (schedule) manifest.plan_hash = schedule->file_hash;
     output.emplace(options, manifest);
     summary.resumed = output->resumed();

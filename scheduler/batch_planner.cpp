@@ -19,10 +19,8 @@ std::vector<std::int64_t> plan_step(std::span<const SequenceProgress> running,
   std::int64_t prefill_left = std::min(rows_left, limits.prefill_chunk);
   for (std::size_t i = 0; i < running.size() && prefill_left > 0; ++i) {
     if (running[i].prompt_left > 0) {
-      const std::int64_t whole = running[i].whole;
-      tokens[i] = whole > 0 ? std::min(running[i].prompt_left, prefill_left) / whole * whole
-                            : whole_units(limits.units, running[i].computed, running[i].prompt_left,
-                                          prefill_left);
+      tokens[i] =
+          whole_units(limits.units, running[i].computed, running[i].prompt_left, prefill_left);
       prefill_left -= tokens[i];
     }
   }

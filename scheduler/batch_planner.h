@@ -18,7 +18,6 @@ namespace triphase {
 struct SequenceProgress {
   std::int64_t prompt_left = 0;  // prompt tokens not yet computed; 0: decoding
   std::int64_t computed = 0;     // tokens that are
-  std::int64_t whole = 0;        // prompt tokens come in multiples of it; 0: as the units say
 };
 
 struct StepLimits {

@@ -59,10 +59,10 @@ std::vector<std::int64_t> integers(const OptionValues& values, std::string_view 
 std::vector<DType> dtypes(const OptionValues& values) {
   return list<DType>(values, "dtype", {DType::kF16}, "fp16, bf16 or fp32, separated by commas",
                      [](std::string_view text) -> std::optional<DType> {
-                       if (text == "fp16") return DType::kF16;
-                       if (text == "bf16") return DType::kBF16;
-                       if (text == "fp32") return DType::kF32;
-                       return std::nullopt;
+                       const std::optional<DType> dtype = dtype_from_name(text);
+                       const bool known =
+                           dtype == DType::kF16 || dtype == DType::kBF16 || dtype == DType::kF32;
+                       return known ? dtype : std::nullopt;
                      });
 }
 

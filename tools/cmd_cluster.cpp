@@ -37,10 +37,10 @@ RunOptions model_options(const OptionValues& values) {
   options.model = values.text("model");
   options.device = values.text("device");
   options.threads = values.integer("threads");
-  options.kv_dtype = dtype_option(values.text("kv-dtype"));
+  options.kv_dtype = dtype_from_name(values.text("kv-dtype"));
   if (values.has("device-memory")) options.device_memory = values.size("device-memory");
   options.random_weights = values.flag("random-weights");
-  options.weights_dtype = dtype_option(values.text("weights-dtype"));
+  options.weights_dtype = dtype_from_name(values.text("weights-dtype"));
   options.check_weights = value_of(kCheckWeightsNames, values.text("check-weights")).value();
   options.allow_trailing_bytes = values.flag("allow-trailing-bytes");
   options.progress = value_of(kProgressNames, values.text("progress")).value();

@@ -78,7 +78,8 @@ class Folder {
 };
 
 // What the user gave for every run, and what this one adds.
-Arguments run_arguments(const OptionValues& values, const Cell& cell, const std::string& output) {
+Arguments run_arguments(const OptionValues& values, const std::vector<std::string>& policy_options,
+                        const Cell& cell, const std::string& output) {
   const CommandSpec& run = *find_command("run");
   // "flexgen:cpu" is flexgen with options of its own.
   Arguments arguments = {"--policy=" + cell.policy.substr(0, cell.policy.find(':')),
@@ -87,19 +88,15 @@ Arguments run_arguments(const OptionValues& values, const Cell& cell, const std:
                          "--output=" + output,
                          "--overwrite",
                          "--progress=off"};
+  for (const std::string& text : policy_options) arguments.push_back("--policy-option=" + text);
   for (const auto& [name, value] : values.all()) {
     const OptionSpec* option = find_option(run, name);
-    if (option == nullptr || !values.given(name) || name == "output" ||
+    if (option == nullptr || !values.given(name) || name == "output" || name == "policy-option" ||
         option->group == "Messages") {
       continue;
     }
     for (const std::string& text : value.texts) {
-      if (name == "policy-option") {
-        // "flexgen.kv-share=0.5" is for one policy.
-        if (text.starts_with(cell.policy + ".")) {
-          arguments.push_back("--policy-option=" + text.substr(cell.policy.size() + 1));
-        }
-      } else if (name == "attention-option") {
+      if (name == "attention-option") {
         if (text.starts_with(cell.attention + ".")) {
           arguments.push_back("--attention-option=" + text);
         }
@@ -111,25 +108,14 @@ Arguments run_arguments(const OptionValues& values, const Cell& cell, const std:
   return arguments;
 }
 
-std::vector<Row> checked_rows(const OptionValues& values) {
-  std::vector<Row> rows = make_rows(values);
-  if (!values.has("policy-option")) return rows;
-  for (const std::string& text : values.texts("policy-option")) {
-    const std::string policy = text.substr(0, text.find('.'));
-    const bool known =
-        std::ranges::any_of(rows, [&](const Row& row) { return row.cell.policy == policy; });
-    if (known && text.find('.') != std::string::npos) continue;
-    throw Error(ErrorRole::kUsage, "E-CLI-OPTION", "--policy-option")
-        .found(text)
-        .expected("POLICY.NAME=VALUE with one of --policies");
-  }
-  return rows;
-}
-
 class Comparison {
  public:
   Comparison(const OptionValues& values, Log& log)
-      : values_(values), log_(log), rows_(checked_rows(values)), folder_(values.text("output")) {}
+      : values_(values),
+        log_(log),
+        rows_(make_rows(values)),
+        policy_options_(policy_options(values, option_choices(values, "policies", "policy", true))),
+        folder_(values.text("output")) {}
 
   int run() {
     refuse_contradictions();
@@ -153,7 +139,10 @@ class Comparison {
 
  private:
   void run_cell(const Cell& cell, const std::string& extra) const {
-    Arguments arguments = run_arguments(values_, cell, folder_.run(cell, ".jsonl"));
+    const auto own = policy_options_.find(cell.policy);
+    Arguments arguments =
+        run_arguments(values_, own == policy_options_.end() ? Arguments() : own->second, cell,
+                      folder_.run(cell, ".jsonl"));
     if (!extra.empty()) arguments.push_back(extra);
     const OptionValues run_values =
         parse_options(*find_command("run"), arguments, [](const char*) -> const char* {
@@ -361,6 +350,7 @@ class Comparison {
   const OptionValues& values_;
   Log& log_;
   std::vector<Row> rows_;
+  std::map<std::string, std::vector<std::string>> policy_options_;
   Folder folder_;
 };
 

@@ -24,7 +24,7 @@ RunOptions run_options(const OptionValues& values) {
   options.threads = values.integer("threads");
   if (values.has("device-memory")) options.device_memory = values.size("device-memory");
   if (values.has("host-memory")) options.host_memory = values.size("host-memory");
-  options.kv_dtype = dtype_option(values.text("kv-dtype"));
+  options.kv_dtype = dtype_from_name(values.text("kv-dtype"));
   if (values.has("emulate-link")) {
     options.emulated_link = link_option(values.text("emulate-link"));
   }

@@ -72,4 +72,20 @@ std::vector<std::string> option_choices(const OptionValues& values, const char* 
   return words;
 }
 
+std::map<std::string, std::vector<std::string>> policy_options(
+    const OptionValues& values, const std::vector<std::string>& policies) {
+  std::map<std::string, std::vector<std::string>> options;
+  for (const std::string& text : values.texts("policy-option")) {
+    const std::size_t dot = text.find('.');
+    if (dot == std::string::npos ||
+        std::ranges::find(policies, text.substr(0, dot)) == policies.end()) {
+      throw Error(ErrorRole::kUsage, "E-CLI-OPTION", "--policy-option")
+          .found(text)
+          .expected("POLICY.NAME=VALUE with one of --policies");
+    }
+    options[text.substr(0, dot)].push_back(text.substr(dot + 1));
+  }
+  return options;
+}
+
 }  // namespace triphase

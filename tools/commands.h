@@ -3,6 +3,7 @@
 // The commands behind `triphase COMMAND`. Each takes the arguments after its name and returns the
 // exit code; errors leave as exceptions and are reported once, by main.
 
+#include <map>
 #include <memory>
 #include <string>
 #include <vector>
@@ -41,5 +42,9 @@ void print(std::string_view text);
 // `labelled` perhaps followed by a colon and a label. Throws E-CLI-OPTION.
 [[nodiscard]] std::vector<std::string> option_choices(const OptionValues& values, const char* list,
                                                       const char* option, bool labelled = false);
+// By policy its NAME=VALUEs: those of --policy-option POLICY.NAME=VALUE. Throws E-CLI-OPTION for a
+// policy that is not among `policies`.
+[[nodiscard]] std::map<std::string, std::vector<std::string>> policy_options(
+    const OptionValues& values, const std::vector<std::string>& policies);
 
 }  // namespace triphase

@@ -27,11 +27,7 @@ HardwareProfile open_profile(const std::string& name, const PlannedModel& model)
 }
 
 DType kv_dtype_option(const std::string& text, const PlannedModel& model) {
-  if (text == "fp16") return DType::kF16;
-  if (text == "bf16") return DType::kBF16;
-  if (text == "fp32") return DType::kF32;
-  if (text == "int8") return DType::kI8;
-  return model.dtype;
+  return dtype_from_name(text).value_or(model.dtype);
 }
 
 std::vector<std::string> text_list(const OptionValues& values, std::string_view option) {

@@ -148,11 +148,6 @@ class CpuOps final : public Ops {
     cpu::activate(*pool_, activation, y);
   }
 
-  void add(ConstMatrix x, Matrix y, Stream&) override {
-    TRIPHASE_CHECK(is_activation(x) && is_activation(y) && same_shape(x, y), "add: shapes");
-    cpu::add(*pool_, x, y);
-  }
-
   void kv_append(ConstMatrix k, ConstMatrix v, const KvSlots& slots, const KvLayerView& cache,
                  Stream&) override {
     TRIPHASE_CHECK(is_activation(k) && is_activation(v) && same_shape(k, v) && is_cache(cache) &&

@@ -24,12 +24,6 @@ void activate_row(const Function& function, const float* x, const float* up, std
   });
 }
 
-void add_row(const float* x, std::int64_t cols, float* y) {
-  for_columns(cols, [&](std::int64_t c, std::int64_t count) {
-    store_some(hn::Add(load_some(y + c, count), load_some(x + c, count)), y + c, count);
-  });
-}
-
 }  // namespace
 
 void gated_activation(ThreadPool& pool, Activation activation, ConstMatrix gate, ConstMatrix up,
@@ -52,13 +46,6 @@ void activate(ThreadPool& pool, Activation activation, Matrix y) {
   });
 }
 
-void add(ThreadPool& pool, ConstMatrix x, Matrix y) {
-  for_rows(pool, y.rows, y.cols, [&](std::int64_t row) {
-    add_row(row_of<float>(x.data, row, x.row_stride), y.cols,
-            row_of<float>(y.data, row, y.row_stride));
-  });
-}
-
 }  // namespace triphase::cpu::HWY_NAMESPACE
 HWY_AFTER_NAMESPACE();
 
@@ -67,7 +54,6 @@ namespace triphase::cpu {
 namespace {
 HWY_EXPORT(gated_activation);
 HWY_EXPORT(activate);
-HWY_EXPORT(add);
 }  // namespace
 
 void gated_activation(ThreadPool& pool, Activation activation, ConstMatrix gate, ConstMatrix up,
@@ -78,8 +64,6 @@ void gated_activation(ThreadPool& pool, Activation activation, ConstMatrix gate,
 void activate(ThreadPool& pool, Activation activation, Matrix y) {
   HWY_DYNAMIC_DISPATCH(activate)(pool, activation, y);
 }
-
-void add(ThreadPool& pool, ConstMatrix x, Matrix y) { HWY_DYNAMIC_DISPATCH(add)(pool, x, y); }
 
 }  // namespace triphase::cpu
 #endif

@@ -118,8 +118,6 @@ class CudaOpsOnStreams final : public CudaOps {
     cuda::activate(activation, y, {}, y, handle(stream));
   }
 
-  void add(ConstMatrix x, Matrix y, Stream& stream) override { cuda::add(x, y, handle(stream)); }
-
   void kv_append(ConstMatrix k, ConstMatrix v, const KvSlots& slots, const KvLayerView& cache,
                  Stream& stream) override {
     const auto shape = [&] {

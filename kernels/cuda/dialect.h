@@ -13,11 +13,10 @@
 //   TRIPHASE_UNROLL                             in front of a loop of constant length
 //   TRIPHASE_UNROLL_FOUR                        four rounds at a time, where registers are short
 //   TRIPHASE_NO_UNROLL                          in front of a loop that must stay one
-//   shuffle, shuffle_xor, shuffle_down, ballot, match_any, sync_warp
+//   shuffle, shuffle_xor, ballot, sync_warp
 //       all 32 lanes take part, always; warp-divergent use is an error that the emulator reports
-//   sync_block_or, sync_block_count             a barrier that also combines a predicate
-//   atomic_add, atomic_min, atomic_max, atomic_or, atomic_cas
-//   copy_async16, copy_async4, copy_async_commit, copy_async_wait<N>
+//   atomic_add, atomic_or
+//   copy_async16, copy_async_commit, copy_async_wait<N>
 //       global to shared without registers; an invalid copy writes zeros and reads nothing
 //   load_matrices, load_matrices_transposed    8 x 8 tiles of 16-bit values from shared memory
 //   multiply_tiles<T>                          tensor cores: 16 x 8 += 16 x 16 times 16 x 8
@@ -156,11 +155,6 @@ __device__ inline T warp_sum(T value, int width = kWarpSize) {
 template <class T>
 __device__ inline T warp_max(T value, int width = kWarpSize) {
   for (int step = width / 2; step > 0; step /= 2) value = larger(value, shuffle_xor(value, step));
-  return value;
-}
-template <class T>
-__device__ inline T warp_min(T value, int width = kWarpSize) {
-  for (int step = width / 2; step > 0; step /= 2) value = smaller(value, shuffle_xor(value, step));
   return value;
 }
 

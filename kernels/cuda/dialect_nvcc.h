@@ -70,44 +70,18 @@ template <class T>
 __device__ __forceinline__ T shuffle_xor(T value, int lane_mask) {
   return __shfl_xor_sync(kAllLanes, value, lane_mask);
 }
-template <class T>
-__device__ __forceinline__ T shuffle_down(T value, int by) {
-  return __shfl_down_sync(kAllLanes, value, by);
-}
 __device__ __forceinline__ unsigned ballot(bool predicate) {
   return __ballot_sync(kAllLanes, predicate);
 }
-template <class T>
-__device__ __forceinline__ unsigned match_any(T value) {
-  return __match_any_sync(kAllLanes, value);
-}
 __device__ __forceinline__ void sync_warp() { __syncwarp(); }
-__device__ __forceinline__ bool sync_block_or(bool predicate) {
-  return __syncthreads_or(predicate) != 0;
-}
-__device__ __forceinline__ int sync_block_count(bool predicate) {
-  return __syncthreads_count(predicate);
-}
 
 template <class T>
 __device__ __forceinline__ T atomic_add(T* at, T value) {
   return atomicAdd(at, value);
 }
 template <class T>
-__device__ __forceinline__ T atomic_min(T* at, T value) {
-  return atomicMin(at, value);
-}
-template <class T>
-__device__ __forceinline__ T atomic_max(T* at, T value) {
-  return atomicMax(at, value);
-}
-template <class T>
 __device__ __forceinline__ T atomic_or(T* at, T value) {
   return atomicOr(at, value);
-}
-template <class T>
-__device__ __forceinline__ T atomic_cas(T* at, T expected, T desired) {
-  return atomicCAS(at, expected, desired);
 }
 
 __device__ __forceinline__ int count_bits(unsigned value) { return __popc(value); }
@@ -207,16 +181,6 @@ __device__ __forceinline__ void copy_async16(void* to_shared, const void* from, 
 #else
   *static_cast<uint4*>(to_shared) =
       valid ? *static_cast<const uint4*>(from) : make_uint4(0U, 0U, 0U, 0U);
-#endif
-}
-__device__ __forceinline__ void copy_async4(void* to_shared, const void* from, bool valid) {
-#if __CUDA_ARCH__ >= 800
-  const auto to = static_cast<unsigned>(__cvta_generic_to_shared(to_shared));
-  const int bytes = valid ? 4 : 0;
-  asm volatile("cp.async.ca.shared.global [%0], [%1], 4, %2;\n" ::"r"(to), "l"(from), "r"(bytes)
-               : "memory");
-#else
-  *static_cast<unsigned*>(to_shared) = valid ? *static_cast<const unsigned*>(from) : 0U;
 #endif
 }
 __device__ __forceinline__ void copy_async_commit() {

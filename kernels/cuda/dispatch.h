@@ -30,7 +30,7 @@ void for_float_type(DType dtype, std::string_view kernel, const Shape& shape, co
 // The same, and unsigned char for INT8 codes.
 template <class Shape, class Body>
 void for_cache_type(DType dtype, std::string_view kernel, const Shape& shape, const Body& body) {
-  if (dtype == DType::kU8) return body.template operator()<unsigned char>();
+  if (dtype == DType::kInt8) return body.template operator()<unsigned char>();
   for_float_type(dtype, kernel, shape, body);
 }
 

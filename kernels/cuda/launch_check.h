@@ -16,7 +16,7 @@ namespace triphase::cuda {
 [[nodiscard]] std::string shape_text(
     std::initializer_list<std::pair<std::string_view, std::int64_t>> sizes);
 
-// "x 3 x 64 f32, y 3 x 128 f16"
+// "x 3 x 64 fp32, y 3 x 128 fp16"
 [[nodiscard]] std::string shape_text(
     std::initializer_list<std::pair<std::string_view, ConstMatrix>> matrices);
 

@@ -48,55 +48,6 @@ __global__ void __launch_bounds__(kThreads)
   }
 }
 
-struct Top {
-  float value;
-  int index;
-};
-
-__device__ inline Top better(Top a, Top b) {
-  return b.value > a.value || (b.value == a.value && b.index < a.index) ? b : a;
-}
-
-__global__ void __launch_bounds__(kThreads)
-    top_logit_kernel(const float* logits, std::int64_t stride, int cols, std::int32_t* top,
-                     float* value, float* log_sum) {
-  TRIPHASE_SHARED(float, scratch, kBlockReduceWords);
-  TRIPHASE_SHARED(int, index_scratch, kBlockReduceWords);
-  const float* row = logits + blockIdx.x * stride;
-  Top best{-INFINITY, cols};
-  bool broken = false;
-  for (int c = static_cast<int>(threadIdx.x); c < cols; c += kThreads) {
-    const float logit = row[c];
-    broken = broken || !(logit < INFINITY);
-    best = better(best, {logit, c});
-  }
-  for (int step = kWarpSize / 2; step > 0; step /= 2) {
-    best = better(best, {shuffle_xor(best.value, step), shuffle_xor(best.index, step)});
-  }
-  if (lane_id() == 0) {
-    scratch[warp_id()] = best.value;
-    index_scratch[warp_id()] = best.index;
-  }
-  __syncthreads();
-  for (int warp = 0; warp < kThreads / kWarpSize; ++warp) {
-    best = better(best, {scratch[warp], index_scratch[warp]});
-  }
-  __syncthreads();
-  broken = block_max(broken ? 1.0F : 0.0F, scratch) > 0.0F;
-  float sum = 0.0F;
-  if (log_sum != nullptr && best.value > -INFINITY) {
-    for (int c = static_cast<int>(threadIdx.x); c < cols; c += kThreads) {
-      sum += expf(row[c] - best.value);
-    }
-  }
-  sum = block_sum(sum, scratch);
-  if (threadIdx.x == 0) {
-    top[blockIdx.x] = broken || best.index >= cols ? -1 : best.index;
-    if (value != nullptr) value[blockIdx.x] = best.value;
-    if (log_sum != nullptr) log_sum[blockIdx.x] = best.value + logf(sum);
-  }
-}
-
 bool is_row_operation(const ConstMatrix& x, const ConstMatrix& y, const float* weight) {
   return x.dtype == DType::kF32 && y.dtype == DType::kF32 && x.rows == y.rows && x.cols == y.cols &&
          x.cols > 0 && x.cols < (std::int64_t{1} << 31) && weight != nullptr;
@@ -124,19 +75,6 @@ void layer_norm(ConstMatrix x, const float* weight, const float* bias, float eps
                   static_cast<const float*>(x.data), x.row_stride, weight, bias, eps,
                   static_cast<float*>(y.data), y.row_stride, static_cast<int>(x.cols));
   check_launched("layer_norm", shape);
-}
-
-void top_logit(ConstMatrix logits, std::int32_t* top, float* value, float* log_sum,
-               StreamHandle stream) {
-  const auto shape = [&] { return shape_text({{"logits", logits}}); };
-  require(logits.dtype == DType::kF32 && logits.cols > 0 && logits.cols < (std::int64_t{1} << 31) &&
-              top != nullptr,
-          "top_logit", "logits must be F32 with columns", shape);
-  if (logits.rows == 0) return;
-  TRIPHASE_LAUNCH((top_logit_kernel), static_cast<unsigned>(logits.rows), kThreads, 0, stream,
-                  static_cast<const float*>(logits.data), logits.row_stride,
-                  static_cast<int>(logits.cols), top, value, log_sum);
-  check_launched("top_logit", shape);
 }
 
 }  // namespace triphase::cuda

@@ -66,8 +66,8 @@ void bound_pages(const ScoreKeys& keys, std::int64_t first_page, std::int64_t to
   check(keys.page_tokens > 0 && keys.max_pages * keys.page_tokens >= keys.max_length,
         "the page table is too short");
   check(keys.keys != nullptr && keys.pages != nullptr && bounds != nullptr, "null pointer");
-  check(keys.dtype != DType::kU8 || (keys.scales != nullptr && keys.scale_pages != nullptr &&
-                                     keys.open_keys != nullptr && keys.open_pages != nullptr),
+  check(keys.dtype != DType::kInt8 || (keys.scales != nullptr && keys.scale_pages != nullptr &&
+                                       keys.open_keys != nullptr && keys.open_pages != nullptr),
         "INT8 keys need scales, their pages and the open pool");
   const std::int64_t pages = ceil_div(keys.max_length, tokens) - first_page;
   if (pages <= 0) return;

@@ -210,7 +210,7 @@ void paged_attention(const PagedAttention& call, std::int64_t query_blocks,
   check(call.q != nullptr && call.out != nullptr && call.partials != nullptr &&
             call.segments != nullptr,
         "null pointer");
-  check(call.dtype != DType::kU8 ||
+  check(call.dtype != DType::kInt8 ||
             (call.scales != nullptr && call.open_k != nullptr && call.scale_pages != nullptr),
         "an INT8 cache needs scales, their pages and the open pool");
   if (query_blocks == 0) return;

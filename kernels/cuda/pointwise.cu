@@ -74,13 +74,6 @@ __global__ void __launch_bounds__(kThreads)
   y[blockIdx.x * y_stride + c] = up == nullptr ? value : value * up[blockIdx.x * up_stride + c];
 }
 
-__global__ void __launch_bounds__(kThreads)
-    add_kernel(const float* x, std::int64_t x_stride, float* y, std::int64_t y_stride,
-               std::int64_t cols) {
-  const std::int64_t c = column();
-  if (c < cols) y[blockIdx.x * y_stride + c] += x[blockIdx.x * x_stride + c];
-}
-
 template <class T>
 __global__ void __launch_bounds__(kThreads)
     convert_kernel(const float* x, std::int64_t x_stride, std::int64_t x_cols, T* y,
@@ -162,17 +155,6 @@ void activate(Activation activation, ConstMatrix gate, ConstMatrix up, Matrix y,
                   static_cast<const float*>(up.data), up.row_stride, static_cast<float*>(y.data),
                   y.row_stride, y.cols);
   check_launched("activate", shape);
-}
-
-void add(ConstMatrix x, Matrix y, StreamHandle stream) {
-  const auto shape = [&] { return shape_text({{"x", x}, {"y", y}}); };
-  require(is_f32(x) && is_f32(y) && same_shape(x, y), "add", "x and y must be F32 of one shape",
-          shape);
-  if (y.rows == 0 || y.cols == 0) return;
-  TRIPHASE_LAUNCH((add_kernel), elementwise_grid(y.rows, y.cols), kThreads, 0, stream,
-                  static_cast<const float*>(x.data), x.row_stride, static_cast<float*>(y.data),
-                  y.row_stride, y.cols);
-  check_launched("add", shape);
 }
 
 void convert(ConstMatrix x, Matrix y, StreamHandle stream) {

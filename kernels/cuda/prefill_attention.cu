@@ -444,8 +444,8 @@ void prefill_attention(const PagedAttention& call, std::int64_t query_blocks,
   check(call.q != nullptr && call.k != nullptr && call.v != nullptr && call.out != nullptr &&
             call.segments != nullptr && call.pages != nullptr,
         "null pointer");
-  check(call.dtype != DType::kU8 || (call.scales != nullptr && call.open_k != nullptr &&
-                                     call.open_v != nullptr && call.scale_pages != nullptr),
+  check(call.dtype != DType::kInt8 || (call.scales != nullptr && call.open_k != nullptr &&
+                                       call.open_v != nullptr && call.scale_pages != nullptr),
         "an INT8 cache needs scales, their pages and the open pool");
   check(splits.count >= 1 && splits.count <= 65535 && splits.tokens > 0 && splits.tokens % 128 == 0,
         "splits must be 1 to 65535, of whole pages of 128");

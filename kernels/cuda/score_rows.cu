@@ -373,8 +373,8 @@ void check_keys(const ScoreKeys& keys, const ScoreQueries& queries, std::string_
   check(keys.keys != nullptr && keys.pages != nullptr && keys.lengths != nullptr &&
             queries.q != nullptr,
         "null pointer");
-  check(keys.dtype != DType::kU8 || (keys.scales != nullptr && keys.scale_pages != nullptr &&
-                                     keys.open_keys != nullptr && keys.open_pages != nullptr),
+  check(keys.dtype != DType::kInt8 || (keys.scales != nullptr && keys.scale_pages != nullptr &&
+                                       keys.open_keys != nullptr && keys.open_pages != nullptr),
         "INT8 keys need scales, their pages and the open pool");
 }
 

@@ -246,7 +246,7 @@ void sparq_select(const SparqSelect& call, StreamHandle stream) {
   const auto check = [&](bool condition, const char* what) {
     require(condition, "sparq_select", what, shape);
   };
-  const bool quantized = keys.dtype == DType::kU8;
+  const bool quantized = keys.dtype == DType::kInt8;
   check(quantized || keys.dtype == DType::kF16 || keys.dtype == DType::kBF16,
         "the keys must be F16, BF16 or U8");
   check(keys.kv_heads > 0 && call.queries.heads > 0 && call.queries.heads % keys.kv_heads == 0,

@@ -130,12 +130,6 @@ Values activate(Activation kind, const ConstMatrix& y) {
   });
 }
 
-Values add(const ConstMatrix& x, const ConstMatrix& y) {
-  return for_elements(y.rows, y.cols, [&](Values& out, std::int64_t row, std::int64_t col) {
-    push(out, element(x, row, col) + element(y, row, col));
-  });
-}
-
 std::uint32_t stored_bits(float value, DType dtype) {
   switch (dtype) {
     case DType::kF16:

@@ -38,7 +38,6 @@ struct Values {
 [[nodiscard]] Values gated_activation(Activation activation, const ConstMatrix& gate,
                                       const ConstMatrix& up);
 [[nodiscard]] Values activate(Activation activation, const ConstMatrix& y);
-[[nodiscard]] Values add(const ConstMatrix& x, const ConstMatrix& y);
 
 // Bits of `value` rounded to a 16-bit type, or of the float itself.
 [[nodiscard]] std::uint32_t stored_bits(float value, DType dtype);

@@ -109,7 +109,7 @@ bool prefill_attention_serves(DType dtype, DType open_dtype, std::int64_t head_d
                               std::int64_t page_tokens, std::int64_t group) {
   const auto is_16_bit = [](DType type) { return type == DType::kF16 || type == DType::kBF16; };
   const bool page_is_power = page_tokens >= 16 && (page_tokens & (page_tokens - 1)) == 0;
-  return (is_16_bit(dtype) || (dtype == DType::kU8 && is_16_bit(open_dtype))) && head_dim > 0 &&
+  return (is_16_bit(dtype) || (dtype == DType::kInt8 && is_16_bit(open_dtype))) && head_dim > 0 &&
          head_dim <= 256 && head_dim % 8 == 0 && page_is_power && group >= 1 &&
          group <= kPrefillRows;
 }
@@ -124,7 +124,7 @@ std::int64_t prefill_attention_shared_bytes(DType dtype, std::int64_t head_dim) 
 CudaScratchBytes cuda_scratch_bytes(const GpuMachine& machine, const OpsShape& shape) {
   constexpr std::int64_t kUnitTokens = 32;  // of a plan
   const AttentionShape& attention = shape.attention;
-  const bool quantized = shape.kv_dtype == DType::kU8;
+  const bool quantized = shape.kv_dtype == DType::kInt8;
   const std::int64_t group = attention.heads / attention.kv_heads;
   CudaScratchBytes bytes;
   bytes.arguments = kCudaArgumentRingBytes;

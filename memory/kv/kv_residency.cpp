@@ -23,8 +23,7 @@ std::uint64_t mix(std::uint64_t value) {
 }  // namespace
 
 KvResidency::KvResidency(const Shape& shape) : shape_(shape) {
-  TRIPHASE_CHECK(shape.layers > 0 && shape.head_groups > 0 && shape.block_tokens > 0 &&
-                     shape.device_pages >= 0,
+  TRIPHASE_CHECK(shape.layers > 0 && shape.block_tokens > 0 && shape.device_pages >= 0,
                  "KV residency shape");
   free_.reserve(static_cast<std::size_t>(shape.device_pages));
   for (std::int64_t page = shape.device_pages; page-- > 0;) free_.emplace_back(page);
@@ -47,10 +46,6 @@ KvResidency::KvResidency(const Shape& shape) : shape_(shape) {
     blocks_[index].pages.reserve(static_cast<std::size_t>(shape.layers));
     free_blocks_.push_back(static_cast<BlockIndex>(index));
   }
-}
-
-std::int64_t KvResidency::pages_needed(std::int64_t tokens) const {
-  return blocks_for(tokens, shape_.block_tokens) * shape_.layers;
 }
 
 std::uint64_t KvResidency::hash(BlockIndex parent, std::uint64_t context_key,
@@ -213,7 +208,6 @@ KvResidency::Prefix KvResidency::find_prefix(std::span<const TokenId> prompt,
     const Block& block = blocks_[static_cast<std::size_t>(child)];
     // What ended prompts left on the host is not worth a trip.
     if (block.references == 0 && block.place != BlockPlace::kDevice) break;
-    if (!is_written(block)) break;
     if (block.references > 0) ++prefix.held;
     prefix.blocks.push_back(child);
     parent = child;
@@ -352,7 +346,6 @@ void KvResidency::publish(SequenceId id, std::span<const TokenId> tokens) {
       // with an older block on the device, and homes are ordered by age.
       const Block& found = blocks_[static_cast<std::size_t>(existing)];
       if (found.references == 0 && found.place != BlockPlace::kDevice) break;
-      if (!is_written(found)) break;
       reference(existing);
       take_over_inputs(sequence.blocks[position], existing);
       dereference(sequence.blocks[position]);
@@ -384,8 +377,6 @@ void KvResidency::release(SequenceId id) {
   reserved_inputs_ -= sequence.reserved_inputs;
   // Last block first: eviction then meets children before their parents.
   for (std::size_t position = sequence.blocks.size(); position-- > 0;) {
-    Block& block = blocks_[static_cast<std::size_t>(sequence.blocks[position])];
-    if (block.place == BlockPlace::kReplaying) give_up_place(block);
     dereference(sequence.blocks[position]);
   }
   sequence = Sequence{};
@@ -462,25 +453,6 @@ std::int64_t KvResidency::tokens(SequenceId sequence) const { return at(sequence
 
 std::span<const PageId> KvResidency::pages(SequenceId sequence, LayerId layer) const {
   return at(sequence).pages[layer.index()];
-}
-
-KvPlace KvResidency::place(SequenceId id, LayerId layer, HeadGroupId head_group,
-                           std::int64_t token) const {
-  const Sequence& sequence = at(id);
-  TRIPHASE_CHECK(token >= 0 && token < sequence.tokens && layer.valid() &&
-                     layer.value < shape_.layers && head_group.valid() &&
-                     head_group.value < shape_.head_groups,
-                 "place of a token that is not there");
-  const std::int64_t position = token / shape_.block_tokens;
-  const Block& block = block_at(id, position);
-  const auto offset = static_cast<std::int32_t>(token % shape_.block_tokens);
-  TRIPHASE_CHECK(block.place != BlockPlace::kRecomputable && block.place != BlockPlace::kDropped,
-                 "a token that is computed again has no place");
-  if (block.place == BlockPlace::kHost || block.place == BlockPlace::kReturning) {
-    return {MemoryTier::kHost, PageId(block.host_block), offset};
-  }
-  return {MemoryTier::kDevice, sequence.pages[layer.index()][static_cast<std::size_t>(position)],
-          offset};
 }
 
 }  // namespace triphase

@@ -21,37 +21,18 @@
 #include <unordered_map>
 #include <vector>
 
-#include "base/device.h"
 #include "base/ids.h"
 
 namespace triphase {
 
-// Where one token's K and V of one layer and head group lie.
-struct KvPlace {
-  MemoryTier tier = MemoryTier::kDevice;
-  PageId page;
-  std::int32_t offset = 0;  // token within the page
-};
-
 // Where a block's bytes are valid. While a block moves it is read where it was.
-// kRecomputable: nowhere; K and V come from the saved layer inputs. kDropped: nowhere; its tokens
-// are computed again before the sequence goes on. kReplaying: they are being computed, into pages
-// that nobody else reads before they are finished.
-enum class BlockPlace : std::uint8_t {
-  kDevice,
-  kLeaving,
-  kHost,
-  kReturning,
-  kRecomputable,
-  kDropped,
-  kReplaying
-};
+// kRecomputable: nowhere; K and V come from the saved layer inputs.
+enum class BlockPlace : std::uint8_t { kDevice, kLeaving, kHost, kReturning, kRecomputable };
 
 class KvResidency {
  public:
   struct Shape {
     std::int64_t layers = 0;
-    std::int64_t head_groups = 1;
     std::int64_t block_tokens = 32;
     std::int64_t device_pages = 0;  // pages of one layer each
     std::int64_t host_blocks = 0;   // blocks of all layers
@@ -96,9 +77,6 @@ class KvResidency {
   [[nodiscard]] Prefix find_prefix(std::span<const TokenId> prompt,
                                    std::uint64_t context_key) const;
 
-  // Pages a sequence of this many tokens needs when it shares nothing.
-  [[nodiscard]] std::int64_t pages_needed(std::int64_t tokens) const;
-
   // Tokens that append() can take now: within the reservation, and beyond it from pages nobody
   // reserved.
   [[nodiscard]] std::int64_t append_room(SequenceId sequence) const;
@@ -120,15 +98,6 @@ class KvResidency {
   void finish_reload(SequenceId sequence, std::int64_t block);
   // A host block whose layer inputs are saved is dropped; from now on it is recomputable.
   void discard(SequenceId sequence, std::int64_t block);
-  // A closed block of a suspended sequence, which nobody else holds and which does not move, gives
-  // up its place; begin_replay() takes pages for it again, finish_replay() says that its tokens are
-  // computed.
-  void drop(SequenceId sequence, std::int64_t block);
-  void begin_replay(SequenceId sequence, std::int64_t block);
-  void finish_replay(SequenceId sequence, std::int64_t block);
-  // A suspended sequence gives up all but its first `blocks` blocks, which are closed, and goes on
-  // from where they end. Nothing of it moves, and none of what it gives up has saved layer inputs.
-  void truncate(SequenceId sequence, std::int64_t blocks);
   // The move failed: the block stays where it was.
   void cancel_move(SequenceId sequence, std::int64_t block);
 
@@ -188,8 +157,6 @@ class KvResidency {
   [[nodiscard]] std::int64_t tokens(SequenceId sequence) const;
   // The page table of a layer: a page per block, none for blocks that are not on the device.
   [[nodiscard]] std::span<const PageId> pages(SequenceId sequence, LayerId layer) const;
-  [[nodiscard]] KvPlace place(SequenceId sequence, LayerId layer, HeadGroupId head_group,
-                              std::int64_t token) const;
 
   [[nodiscard]] std::int64_t free_pages() const { return static_cast<std::int64_t>(free_.size()); }
   [[nodiscard]] std::int64_t used_pages() const { return shape_.device_pages - free_pages(); }
@@ -268,11 +235,6 @@ class KvResidency {
   void take_input_block(BlockIndex index, Sequence& sequence);
   void drop_unheld_inputs(BlockIndex index);
   void take_over_inputs(BlockIndex from, BlockIndex to);
-  // Whether others may take over its KV.
-  [[nodiscard]] static bool is_written(const Block& block) {
-    return block.place != BlockPlace::kDropped && block.place != BlockPlace::kReplaying;
-  }
-  void give_up_place(Block& block);
   // A findable block that nobody holds any more, or that somebody holds again.
   void count_evictable(const Block& block, std::int64_t change);
   void evict_one_block();

@@ -72,12 +72,9 @@ void KvResidency::check() const {
     }
     TRIPHASE_CHECK(block.place != BlockPlace::kRecomputable || block.input_block != kNone,
                    "a block that nothing can bring back");
-    const bool nowhere =
-        block.place == BlockPlace::kRecomputable || block.place == BlockPlace::kDropped;
-    const bool on_device =
-        block.place == BlockPlace::kDevice || block.place == BlockPlace::kReplaying;
+    const bool nowhere = block.place == BlockPlace::kRecomputable;
     if (block.input_block != kNone) see_inputs(block.input_block);
-    const bool on_host = block.live && !on_device && !nowhere;
+    const bool on_host = block.live && block.place != BlockPlace::kDevice && !nowhere;
     const bool mirrored = block.mirrored_for != kNone;
     mirrors += mirrored ? 1 : 0;
     TRIPHASE_CHECK(

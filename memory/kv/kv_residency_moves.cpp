@@ -1,7 +1,4 @@
-// How blocks change their place: to the host and back, mirrored there, discarded, dropped and
-// computed again.
-
-#include <algorithm>
+// How blocks change their place: to the host and back, mirrored there, discarded.
 
 #include "base/error.h"
 #include "memory/kv/kv_residency.h"
@@ -77,62 +74,6 @@ void KvResidency::discard(SequenceId id, std::int64_t position) {
   free_host_.push_back(block.host_block);
   block.host_block = kNone;
   block.place = BlockPlace::kRecomputable;
-}
-
-void KvResidency::give_up_place(Block& block) {
-  free_.insert(free_.end(), block.pages.begin(), block.pages.end());
-  block.pages.clear();
-  if (block.host_block != kNone) free_host_.push_back(block.host_block);
-  block.host_block = kNone;
-  block.place = BlockPlace::kDropped;
-}
-
-void KvResidency::drop(SequenceId id, std::int64_t position) {
-  Block& block = block_at(id, position);
-  TRIPHASE_CHECK(block.references == 1 && block.input_block == kNone &&
-                     (position + 1) * shape_.block_tokens <= at(id).tokens,
-                 "only closed blocks of one sequence alone are computed again");
-  TRIPHASE_CHECK(block.place != BlockPlace::kLeaving && block.place != BlockPlace::kReturning,
-                 "a block is dropped while it moves");
-  give_up_place(block);
-  update_page_tables(at(id).blocks[static_cast<std::size_t>(position)]);
-}
-
-void KvResidency::begin_replay(SequenceId id, std::int64_t position) {
-  Block& block = block_at(id, position);
-  TRIPHASE_CHECK(block.place == BlockPlace::kDropped, "the block was not dropped");
-  const BlockIndex index = at(id).blocks[static_cast<std::size_t>(position)];
-  take_pages(index, id);
-  block.place = BlockPlace::kReplaying;
-  update_page_tables(index);
-}
-
-void KvResidency::finish_replay(SequenceId id, std::int64_t position) {
-  Block& block = block_at(id, position);
-  TRIPHASE_CHECK(block.place == BlockPlace::kReplaying, "the block is not being computed again");
-  block.place = BlockPlace::kDevice;
-}
-
-void KvResidency::truncate(SequenceId id, std::int64_t blocks) {
-  Sequence& sequence = at(id);
-  TRIPHASE_CHECK(blocks >= 0 && blocks * shape_.block_tokens <= sequence.tokens &&
-                     sequence.input_blocks <= blocks,
-                 "a sequence keeps closed blocks that it has");
-  for (auto position = static_cast<std::size_t>(blocks); position < sequence.blocks.size();
-       ++position) {
-    const BlockPlace place = blocks_[static_cast<std::size_t>(sequence.blocks[position])].place;
-    TRIPHASE_CHECK(place != BlockPlace::kLeaving && place != BlockPlace::kReturning,
-                   "a block is given up while it moves");
-  }
-  while (static_cast<std::int64_t>(sequence.blocks.size()) > blocks) {
-    Block& block = blocks_[static_cast<std::size_t>(sequence.blocks.back())];
-    if (block.place == BlockPlace::kReplaying) give_up_place(block);
-    dereference(sequence.blocks.back());
-    sequence.blocks.pop_back();
-    for (auto& table : sequence.pages) table.pop_back();
-  }
-  sequence.tokens = blocks * shape_.block_tokens;
-  sequence.published_blocks = std::min(sequence.published_blocks, blocks);
 }
 
 void KvResidency::begin_mirror(BlockIndex index, SequenceId payer) {

@@ -63,7 +63,6 @@ KvStore::KvStore(const Shape& shape, const Sizes& sizes, MemoryPool& device, Mem
       sizes_(sizes),
       transfers_(transfers),
       residency_({.layers = shape.layers,
-                  .head_groups = 1,
                   .block_tokens = shape.block_tokens,
                   .device_pages = sizes.device_pages,
                   .host_blocks = sizes.host_blocks,
@@ -211,26 +210,6 @@ void KvStore::discard(SequenceId sequence, std::int64_t first_block, std::int64_
   }
 }
 
-void KvStore::drop(SequenceId sequence, std::int64_t count) {
-  stop_reading_own_early(sequence, count);
-  for (std::int64_t block = 0; block < count; ++block) {
-    const BlockPlace place = residency_.block_place(sequence, block);
-    if (place == BlockPlace::kLeaving || place == BlockPlace::kReturning) settle(/*all=*/true);
-    residency_.drop(sequence, block);
-  }
-}
-
-void KvStore::truncate(SequenceId sequence, std::int64_t blocks) {
-  const std::int64_t held = residency_.blocks(sequence);
-  for (std::int64_t block = 0; block < held; ++block) {
-    const BlockPlace place = residency_.block_place(sequence, block);
-    if (place == BlockPlace::kLeaving || place == BlockPlace::kReturning) settle(/*all=*/true);
-  }
-  stop_reading_own_early(sequence, held);
-  open_pages_.forget(sequence);
-  residency_.truncate(sequence, blocks);
-}
-
 void KvStore::settle(bool all) {
   std::size_t kept = 0;
   for (std::size_t index = 0; index < moves_.size(); ++index) {
@@ -376,16 +355,12 @@ void KvStore::stop_reading_early(SequenceId sequence, std::int64_t block) {
   }
 }
 
-void KvStore::stop_reading_own_early(SequenceId sequence, std::int64_t count) {
-  for (std::int64_t block = 0; block < count; ++block) {
-    if (!residency_.shared(sequence, block)) stop_reading_early(sequence, block);
-  }
-}
-
 void KvStore::release(SequenceId sequence) {
   // A block must not end while it moves. Shared blocks move under another sequence's name too.
   if (moving()) settle(/*all=*/true);
-  stop_reading_own_early(sequence, residency_.blocks(sequence));
+  for (std::int64_t block = 0; block < residency_.blocks(sequence); ++block) {
+    if (!residency_.shared(sequence, block)) stop_reading_early(sequence, block);
+  }
   open_pages_.forget(sequence);
   residency_.release(sequence);
 }

@@ -30,7 +30,7 @@ class KvStore {
     std::int64_t kv_heads = 0;
     std::int64_t head_dim = 0;
     std::int64_t block_tokens = 32;
-    DType dtype = DType::kF16;       // kU8: INT8 codes; kQ4: 4-bit rows
+    DType dtype = DType::kF16;       // kInt8: INT8 codes; kQ4: 4-bit rows
     DType open_dtype = DType::kF16;  // INT8 only: of blocks that are still open
     bool key_columns = false;        // K^T beside K, on the device
     std::int64_t input_width = 0;    // of saved layer inputs: the hidden size; 0: none are saved
@@ -38,7 +38,7 @@ class KvStore {
     // mirrored there (KvResidency::Shape). Not INT8 or 4-bit.
     bool host_attention = false;
 
-    [[nodiscard]] bool quantized() const { return dtype == DType::kU8; }
+    [[nodiscard]] bool quantized() const { return dtype == DType::kInt8; }
   };
 
   struct Sizes {
@@ -67,7 +67,7 @@ class KvStore {
   // longer (docs/performance.md).
   static constexpr std::int64_t kInt8BlockMultiple = 16;  // what kernels/ops.h asks of INT8 pages
   [[nodiscard]] static std::int64_t default_block_tokens(DType dtype) {
-    return dtype == DType::kU8 ? 64 : 32;
+    return dtype == DType::kInt8 ? 64 : 32;
   }
   // Bytes of one device page: K and V, 2 * kv_heads * block_tokens rows of head_dim elements.
   [[nodiscard]] static std::uint64_t page_bytes(const Shape& shape);
@@ -142,12 +142,6 @@ class KvStore {
   void reload(SequenceId sequence, std::int64_t first_block, std::int64_t count);
   // Host blocks become recomputable (KvResidency::discard); waits for those that only leave.
   void discard(SequenceId sequence, std::int64_t first_block, std::int64_t count);
-  // Leading blocks of a sequence that is suspended keep nothing (KvResidency::drop); waits for
-  // those that only leave.
-  void drop(SequenceId sequence, std::int64_t count);
-  // A suspended sequence keeps its first `blocks` blocks alone (KvResidency::truncate); waits for
-  // what moves.
-  void truncate(SequenceId sequence, std::int64_t blocks);
   // Finishes moves that are done; with `all` waits for those that are not. A move that failed is
   // taken back and its error thrown.
   void settle(bool all);
@@ -209,8 +203,6 @@ class KvStore {
   void forget_early_tokens(bool lost);
   // The sequence's block may give up its host block.
   void stop_reading_early(SequenceId sequence, std::int64_t block);
-  // The same of its first `count` blocks, but those that other sequences hold too.
-  void stop_reading_own_early(SequenceId sequence, std::int64_t count);
   // Of each layer.
   [[nodiscard]] std::int64_t cache_slots() const {
     return sizes_.cache_pages / shape_.layers * shape_.block_tokens;

@@ -15,12 +15,6 @@ class Affine final : public AttentionMethod {
   [[nodiscard]] Timing timing(std::int64_t) const override {
     return options_.kind == AttentionKind::kDense ? Timing::kDense : Timing::kEarly;
   }
-  // What left the window never comes back; the budget may not grow for that to hold.
-  [[nodiscard]] bool drops_tokens() const override {
-    return (options_.kind == AttentionKind::kLocal && options_.local.window > 0) ||
-           (options_.kind == AttentionKind::kLmInfinite && options_.lm_infinite.k_ratio == 0.0);
-  }
-
   void choose(State&, const LayerCall& call, ConstMatrix, std::int64_t,
               TokenChoice& choice) override {
     const std::int64_t context = call.keys.context_tokens;

@@ -106,8 +106,6 @@ class AttentionMethod {
   // KV head's part for itself.
   [[nodiscard]] virtual std::int64_t lists() const { return 1; }
   [[nodiscard]] virtual bool wants_weights() const { return false; }
-  // Tokens that were once left out are never chosen again: their KV may be freed.
-  [[nodiscard]] virtual bool drops_tokens() const { return false; }
   // Late methods, for a decoded row: of the keys of closed or full blocks, the first that
   // appended() and choose() read; what lies before it is needed only if it is chosen. 0: the whole
   // context. The call has its layer, keys.context_tokens, keys.query_count and the cache's shape.

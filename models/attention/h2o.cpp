@@ -33,7 +33,6 @@ class H2o final : public AttentionMethod {
   [[nodiscard]] Timing timing(std::int64_t) const override { return Timing::kEarly; }
   [[nodiscard]] std::int64_t lists() const override { return shape_.kv_heads; }
   [[nodiscard]] bool wants_weights() const override { return true; }
-  [[nodiscard]] bool drops_tokens() const override { return true; }
   [[nodiscard]] std::int64_t prefill_rows(std::int64_t prompt_tokens) const override {
     return prompt_tokens;
   }

@@ -33,8 +33,6 @@ constexpr std::string_view kHexDigits = "0123456789ABCDEF";
 
 }  // namespace
 
-char32_t byte_level_char(std::uint8_t byte) { return kAlphabet.char_of[byte]; }
-
 void append_byte_level(std::string_view bytes, std::string& out) {
   for (const char byte : bytes) {
     append_utf8(kAlphabet.char_of[static_cast<std::uint8_t>(byte)], out);

@@ -10,10 +10,7 @@
 
 namespace triphase {
 
-// The character that stands for a byte (U+0021 to U+0143).
-[[nodiscard]] char32_t byte_level_char(std::uint8_t byte);
-
-// Appends the characters that stand for `bytes`.
+// Appends the characters that stand for `bytes` (U+0021 to U+0143).
 void append_byte_level(std::string_view bytes, std::string& out);
 
 // The bytes a token of such characters stands for, or nothing when it holds another character.

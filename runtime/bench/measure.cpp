@@ -71,7 +71,7 @@ void BenchMemory::fill_random(std::byte* to, std::size_t count, DType dtype, std
       case DType::kBF16:
         *reinterpret_cast<std::uint16_t*>(at) = f32_to_bf16(value);
         break;
-      case DType::kU8:
+      case DType::kInt8:
         *at = static_cast<std::byte>(bits & 0xFF);
         break;
       default:

@@ -44,7 +44,7 @@ class BenchMemory {
   }
   void upload(std::byte* to, const void* from, std::size_t count);
   void download(void* to, const std::byte* from, std::size_t count);
-  // Reproducible uniform values in [-1, 1) of a float type; codes 0..255 for kU8.
+  // Reproducible uniform values in [-1, 1) of a float type; codes 0..255 for kInt8.
   void fill_random(std::byte* to, std::size_t count, DType dtype, std::uint64_t seed);
 
  private:

@@ -30,7 +30,7 @@ Pools make_pools(BenchMemory& memory, std::int64_t blocks, std::int64_t block_el
 }
 
 KvLayerView view_of(const Pools& pools, const QuantizeGrid& grid) {
-  KvLayerView cache{pools.codes_k.data(), pools.codes_v.data(), DType::kU8,
+  KvLayerView cache{pools.codes_k.data(), pools.codes_v.data(), DType::kInt8,
                     grid.block_tokens,    grid.kv_heads,        grid.head_dim};
   cache.scales = pools.scales.as<float>();
   cache.open_k = pools.open_k.data();
@@ -97,7 +97,7 @@ std::vector<Row> bench_quantize(Backend& backend, const Ceilings& ceilings,
                          (2.0 * 3.0 * static_cast<double>(elements) +
                           static_cast<double>(sizeof(float)) * static_cast<double>(scale_floats));
     rows.push_back({{"op", "quantize"},
-                    {"from", "f16"},
+                    {"from", "fp16"},
                     {"blocks", batch},
                     {"block_tokens", grid.block_tokens},
                     {"kv_heads", grid.kv_heads},

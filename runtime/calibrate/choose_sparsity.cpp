@@ -46,7 +46,7 @@ class Calibration {
     choice.attention = attention_name(method.kind);
     choice.max_divergence = options_.max_divergence;
     const RunPlan plan = plan_run(options_, model_, backend_.machine(), LogitRows::kAll);
-    choice.kv_dtype = kv_dtype_name(plan.kv);
+    choice.kv_dtype = dtype_name(plan.kv.dtype);
     progress_.begin_phase("loading model to choose the KV sparsity");
     auto weights =
         std::make_shared<LoadedWeights>(model_, options_, plan, backend_, progress_, log_);

@@ -90,16 +90,11 @@ std::vector<Completion> Engine::step() {
     span.note("step", placement_.step());
     span.note("lines", static_cast<std::int64_t>(running_.size()));
     span.note("prefill_rows", batch_prefill_rows_);
-    if (batch_replay_rows_ > 0) span.note("replayed_rows", batch_replay_rows_);
     span.note("decode_rows", static_cast<std::int64_t>(batch_tokens_.size()) - batch_prefill_rows_);
     if (trace_ != nullptr) trace_memory();
     const ConstMatrix logits = forward();
     for (const BatchSegment& segment : batch_segments_) {
       RunningLine& running = *std::ranges::find(running_, segment.sequence, &RunningLine::id);
-      if (segment.replay) {
-        placement_.replayed(running, segment.count);
-        continue;
-      }
       running.computed += segment.count;
       if (placement_.pads_prompts()) continue;
       const std::int64_t prompt = running.sequence->prompt_tokens();
@@ -173,11 +168,11 @@ void Engine::build_batch() {
   batch_segments_.clear();
   logit_rows_.clear();
   logit_owners_.clear();
-  batch_prefill_rows_ = batch_replay_rows_ = batch_padding_rows_ = 0;
+  batch_prefill_rows_ = batch_padding_rows_ = 0;
   std::vector<SequenceProgress> progress;
   progress.reserve(running_.size());
   for (const RunningLine& line : running_) {
-    progress.push_back(line.progress(kv_->shape().block_tokens));
+    progress.push_back(line.progress());
   }
   const std::vector<std::int64_t> counts =
       plan_step(progress, {.rows = options_.batch_size + options_.prefill_chunk,
@@ -186,30 +181,23 @@ void Engine::build_batch() {
   for (std::size_t index = 0; index < running_.size(); ++index) {
     if (counts[index] == 0) continue;
     const RunningLine& running = running_[index];
-    const bool replay = running.replay_tokens > 0;
-    const std::int64_t first = replay ? running.replayed : running.computed;
-    if (!replay) {
-      // Pages may be on their way to the host still.
-      if (kv_->residency().append_room(running.id) < counts[index]) kv_->settle(/*all=*/true);
-      kv_->residency().append(running.id, counts[index]);
-    }
-    const bool decode = !replay && running.prefill_left() == 0;
+    // Pages may be on their way to the host still.
+    if (kv_->residency().append_room(running.id) < counts[index]) kv_->settle(/*all=*/true);
+    kv_->residency().append(running.id, counts[index]);
+    const bool decode = running.prefill_left() == 0;
     batch_segments_.push_back(
         {.sequence = running.id,
          .first_row = static_cast<std::int64_t>(batch_tokens_.size()),
          .count = counts[index],
-         .first_position = first,
+         .first_position = running.computed,
          .rope_key = running.rope_key,
          .decode = decode,
-         .replay = replay,
          .padding = running.padding,
          .continues = decode && running.computed + 2 <= running.most_tokens()});
-    add_tokens(running, first, counts[index]);
-    if (replay) batch_replay_rows_ += counts[index];
-    if (replay || running.prefill_left() > 0) batch_prefill_rows_ += counts[index];
-    if (!replay &&
-        running.computed + counts[index] ==
-            running.padding + static_cast<std::int64_t>(running.sequence->tokens().size())) {
+    add_tokens(running, running.computed, counts[index]);
+    if (!decode) batch_prefill_rows_ += counts[index];
+    if (running.computed + counts[index] ==
+        running.padding + static_cast<std::int64_t>(running.sequence->tokens().size())) {
       logit_rows_.push_back(static_cast<std::int32_t>(batch_tokens_.size()) - 1);
       logit_owners_.push_back(index);
     }

@@ -100,7 +100,6 @@ class Engine final : public CompletionEngine {
   std::vector<std::int32_t> logit_rows_;
   std::vector<std::size_t> logit_owners_;  // index into running_ per logit row
   std::int64_t batch_prefill_rows_ = 0;
-  std::int64_t batch_replay_rows_ = 0;           // of them of prefixes computed again
   std::int64_t batch_padding_rows_ = 0;          // of batch_prefill_rows_
   std::vector<SamplerScratch> sampler_scratch_;  // per worker
   std::int64_t sampled_vocab_ = 0;  // rows of the head beyond the tokenizer's ids are never drawn

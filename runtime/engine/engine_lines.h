@@ -24,16 +24,10 @@ struct RunningLine {
   // Leading tokens computed in chunks before decoding goes on: the prompt, or after a preemption
   // by recomputation everything the line had.
   std::int64_t prefill_tokens = 0;
-  // After a preemption that dropped a prefix: its tokens, and how many are computed again already.
-  std::int64_t replay_tokens = 0;
-  std::int64_t replayed = 0;
   LinePhase phase;
 
-  // What a step may compute of it; a prefix is computed again in whole blocks.
-  [[nodiscard]] SequenceProgress progress(std::int64_t block_tokens) const {
-    if (replay_tokens > 0) return {replay_tokens - replayed, replayed, block_tokens};
-    return {prefill_left(), computed};
-  }
+  // What a step may compute of it.
+  [[nodiscard]] SequenceProgress progress() const { return {prefill_left(), computed}; }
   // That it may have in the store.
   [[nodiscard]] std::int64_t most_tokens() const { return padding + sequence->max_kv_tokens(); }
   [[nodiscard]] std::int64_t prompt_tokens() const { return padding + sequence->prompt_tokens(); }

@@ -71,7 +71,6 @@ class Planner {
     choose_host_attention();
     choose_inputs();
     check_padding();
-    check_repeating();
     divide();
     return std::move(plan_);
   }
@@ -201,18 +200,6 @@ class Planner {
           .found("--policy-option padding=on")
           .expected("padding=off with layer inputs");
     }
-  }
-
-  void check_repeating() const {
-    if (!plan_.placement.repeats_decoded || options_.attention.kind == AttentionKind::kDense) {
-      return;
-    }
-    throw Error(ErrorRole::kUsage, "E-CLI-CONFLICT", "--attention")
-        .found(fmt::format("{} with --policy-option preemption=offload, which computes decoded "
-                           "tokens again as prefill",
-                           attention_name(options_.attention.kind)))
-        .expected("dense")
-        .hint("or preemption=swap");
   }
 
   // Buffers of attention on the host, and hidden states that lie there between layers.
@@ -392,10 +379,6 @@ std::uint64_t cluster_memory(const RunOptions& options, const ModelBundle& model
   return cluster_bytes(model.fixed_context->clusters);
 }
 
-std::string_view kv_dtype_name(const KvStore::Shape& shape) {
-  return shape.quantized() ? "int8" : dtype_name(shape.dtype);
-}
-
 std::string_view weights_dtype_name(const ModelBundle& model, const RunPlan& plan) {
   return plan.grouped_weights ? "4bit" : dtype_name(model.weights_dtype);
 }
@@ -406,8 +389,8 @@ std::string describe(const RunPlan& plan, const ModelBundle& model) {
       "{}, prefill chunk {} tokens, longest line {} of {} tokens",
       format_bytes(plan.memory.weights), format_bytes(plan.memory.scratch),
       format_bytes(plan.memory.kv), plan.memory.kv_pages, plan.kv.block_tokens,
-      kv_dtype_name(plan.kv), format_bytes(plan.budget), plan.memory.batch_size, plan.prefill_chunk,
-      plan.longest_line, model.config.max_positions);
+      dtype_name(plan.kv.dtype), format_bytes(plan.budget), plan.memory.batch_size,
+      plan.prefill_chunk, plan.longest_line, model.config.max_positions);
   if (plan.memory.key_columns > 0) {
     text += fmt::format("; K^T {} beside it (sparq.kt=off saves it)",
                         format_bytes(plan.memory.key_columns));

@@ -57,10 +57,7 @@ struct RunPlan {
 // Device bytes of the key clusters that the job's attention looks up; 0 for every other method.
 [[nodiscard]] std::uint64_t cluster_memory(const RunOptions& options, const ModelBundle& model);
 
-// "f16", ..., "int8": as in manifest and summary.
-[[nodiscard]] std::string_view kv_dtype_name(const KvStore::Shape& shape);
-
-// "f16", ...; "4bit": layers' matrices in 4-bit groups.
+// "fp16", ...; "4bit": layers' matrices in 4-bit groups.
 [[nodiscard]] std::string_view weights_dtype_name(const ModelBundle& model, const RunPlan& plan);
 
 // One line for the log.

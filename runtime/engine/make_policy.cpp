@@ -115,8 +115,7 @@ void check_4bit(const RunOptions& options, const FlexGenOptions& flexgen) {
     refuse("E-CLI-OPTION", "--policy-option", "host-kv=cpu-attention", "host-kv=stream");
   }
   if (options.kv_dtype) {
-    refuse("E-CLI-CONFLICT", "--kv-dtype",
-           *options.kv_dtype == DType::kU8 ? "int8" : dtype_name(*options.kv_dtype),
+    refuse("E-CLI-CONFLICT", "--kv-dtype", dtype_name(*options.kv_dtype),
            "--kv-dtype auto, or kv-quantization=model");
   }
 }
@@ -150,31 +149,9 @@ FlexGenOptions read_flexgen(const RunOptions& options) {
   return flexgen;
 }
 
-std::shared_ptr<const PlacementPolicy> make_vllm(const RunOptions& options,
-                                                 std::shared_ptr<const ReplayCosts> replay) {
-  VllmOptions vllm{.replay = std::move(replay)};
-  read_knobs(options, {{"preemption", "recompute, swap, cheapest or offload",
-                        [&vllm](std::string_view text) {
-                          if (text != "recompute" && text != "swap" && text != "cheapest" &&
-                              text != "offload") {
-                            return false;
-                          }
-                          vllm.preemption =
-                              text == "recompute" ? SuspendMode::kDrop : SuspendMode::kSwap;
-                          vllm.keep_prefixes = text == "offload";
-                          vllm.weigh = text == "cheapest";
-                          return true;
-                        }},
-                       share("watermark", vllm.watermark)});
-  return std::make_shared<VllmPolicy>(std::move(vllm));
-}
-
 // Without a plan: Phase I until memory is short, then the oldest blocks leave as needed.
-std::shared_ptr<const PlacementPolicy> make_triphase(const RunOptions& options,
-                                                     std::shared_ptr<const ReplayCosts> replay) {
-  if (options.schedule) {
-    return std::make_shared<TriphasePolicy>(*options.schedule, std::move(replay));
-  }
+std::shared_ptr<const PlacementPolicy> make_triphase(const RunOptions& options) {
+  if (options.schedule) return std::make_shared<TriphasePolicy>(*options.schedule);
   PhaseSchedule schedule{.p1 = std::numeric_limits<std::int32_t>::max(),
                          .p2 = std::numeric_limits<std::int32_t>::max()};
   read_knobs(options,
@@ -187,15 +164,20 @@ std::shared_ptr<const PlacementPolicy> make_triphase(const RunOptions& options,
         .found("beta without input-tokens")
         .expected("input-tokens=N, of how many leading tokens the layer inputs are saved");
   }
-  return std::make_shared<TriphasePolicy>(schedule, std::move(replay));
+  return std::make_shared<TriphasePolicy>(schedule);
 }
 
 }  // namespace
 
-std::shared_ptr<const PlacementPolicy> make_policy(const RunOptions& options,
-                                                   std::shared_ptr<const ReplayCosts> replay) {
+std::shared_ptr<const PlacementPolicy> make_policy(const RunOptions& options) {
   if (options.policy == "flexgen") return std::make_shared<FlexGenPolicy>(read_flexgen(options));
-  if (options.policy == "vllm") return make_vllm(options, std::move(replay));
+  if (options.policy == "vllm") {
+    VllmOptions vllm;
+    read_knobs(options, {one_of("preemption",
+                                {{"recompute", SuspendMode::kDrop}, {"swap", SuspendMode::kSwap}},
+                                vllm.preemption)});
+    return std::make_shared<VllmPolicy>(vllm);
+  }
   if (options.policy == "accelerate") {
     AccelerateOptions accelerate;
     read_knobs(options,
@@ -216,7 +198,7 @@ std::shared_ptr<const PlacementPolicy> make_policy(const RunOptions& options,
     return std::make_shared<DeviceOnlyPolicy>();
   }
   TRIPHASE_CHECK(options.policy == "triphase", "the option table knows the policies");
-  return make_triphase(options, std::move(replay));
+  return make_triphase(options);
 }
 
 bool stores_4bit_kv(const RunOptions& options) {

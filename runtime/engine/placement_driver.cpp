@@ -39,7 +39,6 @@ void PlacementDriver::place(const Lines& lines) {
     noted("offloaded_blocks", stats_.offloaded_blocks, before.offloaded_blocks);
     noted("reloaded_blocks", stats_.reloaded_blocks, before.reloaded_blocks);
     noted("discarded_blocks", stats_.discarded_blocks, before.discarded_blocks);
-    noted("dropped_blocks", stats_.dropped_blocks, before.dropped_blocks);
     noted("suspended", stats_.swaps + stats_.drops, before.swaps + before.drops);
   }
   see_phases(lines);
@@ -111,7 +110,7 @@ void PlacementDriver::look_at_running(const Lines& lines) {
   std::vector<SequenceProgress> progress;
   progress.reserve(lines.running.size());
   for (const RunningLine& line : lines.running) {
-    progress.push_back(line.progress(limits_.block_tokens));
+    progress.push_back(line.progress());
   }
   const std::vector<std::int64_t> counts =
       plan_step(progress, {.rows = limits_.batch_size + limits_.prefill_chunk,
@@ -134,25 +133,9 @@ void PlacementDriver::look_at_running(const Lines& lines) {
                              .device_blocks = blocks - recomputable - on_host,
                              .input_blocks = residency.input_blocks(line.id),
                              .device_reserved = residency.reserved_blocks(line.id),
-                             .host_reserved = residency.reserved_host_blocks(line.id),
-                             .replayable_blocks = replayable_blocks(line),
-                             .replay_tokens = line.replay_tokens,
-                             .replayed = line.replayed});
+                             .host_reserved = residency.reserved_host_blocks(line.id)});
   }
   find_shared_blocks(lines);
-}
-
-// Closed blocks of the prompt whose KV depends on the tokens before them alone, and which the line
-// shares with nobody and has no layer inputs of.
-std::int64_t PlacementDriver::replayable_blocks(const RunningLine& line) const {
-  const KvResidency& residency = kv_->residency();
-  if (line.replay_tokens > 0 || residency.input_blocks(line.id) > 0) return 0;
-  const std::int64_t exact = model_->prompt_units().causal_tokens(line.prompt_tokens());
-  const std::int64_t blocks = std::min(exact, line.computed) / limits_.block_tokens;
-  for (std::int64_t block = 0; block < blocks; ++block) {
-    if (residency.shared(line.id, block) || residency.input_block(line.id, block) >= 0) return 0;
-  }
-  return blocks;
 }
 
 // Blocks of the sequence at `place` from `first` on, up to the first that is elsewhere.
@@ -193,7 +176,6 @@ void PlacementDriver::look_at_suspended(const Lines& lines) {
     const bool swapped = suspended.mode == SuspendMode::kSwap;
     const std::int64_t recomputable =
         swapped ? leading_blocks(line.id, 0, BlockPlace::kRecomputable) : 0;
-    const std::int64_t dropped = line.replay_tokens / limits_.block_tokens;
     view_.suspended.push_back(
         {.id = line.id,
          .mode = suspended.mode,
@@ -202,9 +184,8 @@ void PlacementDriver::look_at_suspended(const Lines& lines) {
          .context = line.computed,
          .max_tokens = line.sequence->max_kv_tokens(),
          .recompute_blocks = recomputable,
-         .host_blocks = swapped ? kv_->residency().blocks(line.id) - recomputable - dropped : 0,
-         .input_blocks = swapped ? kv_->residency().input_blocks(line.id) : 0,
-         .dropped_blocks = dropped});
+         .host_blocks = swapped ? kv_->residency().blocks(line.id) - recomputable : 0,
+         .input_blocks = swapped ? kv_->residency().input_blocks(line.id) : 0});
   }
 }
 
@@ -335,35 +316,28 @@ void PlacementDriver::apply(const Suspend& action, const Lines& lines) {
   // A waiting line's open INT8 blocks stay in their pages, of which there are so many for each line
   // of a batch.
   const auto held = static_cast<std::int64_t>(lines.running.size() + lines.suspended.size());
-  if (!action.kept_blocks && kv_->shape().quantized() && held > limits_.batch_size &&
+  if (kv_->shape().quantized() && held > limits_.batch_size &&
       kv_->open_pages().pages() < 2 * limits_.batch_size * limits_.layers) {
     mode = SuspendMode::kDrop;
   }
   phases_.suspended(entry->phase, line_index(*entry));
   if (mode == SuspendMode::kSwap) {
     residency.drop_reservations(entry->id);
-    if (action.kept_blocks) keep_blocks(*entry, *action.kept_blocks);
-    const std::int64_t blocks = residency.blocks(entry->id);
-    std::int64_t first = action.dropped_blocks;
-    kv_->drop(entry->id, first);
-    entry->replay_tokens = first * limits_.block_tokens;
-    entry->replayed = 0;
-    stats_.dropped_blocks += static_cast<std::uint64_t>(first);
-    stats_.recomputed_tokens += static_cast<std::uint64_t>(entry->replay_tokens);
     // Blocks that the same decision sent away are on the host as good as the others.
     const auto away = [&](BlockPlace place) {
       return place == BlockPlace::kHost || place == BlockPlace::kLeaving ||
              place == BlockPlace::kRecomputable;
     };
-    while (first < blocks && away(residency.block_place(entry->id, first))) ++first;
-    kv_->offload(entry->id, first, blocks - first, /*open=*/true);
-    stats_.offloaded_blocks += static_cast<std::uint64_t>(blocks - first);
+    std::int64_t first = 0;
+    while (first < held_blocks && away(residency.block_place(entry->id, first))) ++first;
+    kv_->offload(entry->id, first, held_blocks - first, /*open=*/true);
+    stats_.offloaded_blocks += static_cast<std::uint64_t>(held_blocks - first);
     ++stats_.swaps;
   } else {
     kv_->release(entry->id);
     model_->end_sequence(entry->id);
     stats_.recomputed_tokens += static_cast<std::uint64_t>(entry->computed);
-    entry->computed = entry->replay_tokens = entry->replayed = 0;
+    entry->computed = 0;
     entry->phase.now = Phase::kOne;
     // What was decoded under a sparse method must be decoded again, step by step.
     entry->prefill_tokens = model_->attention() != nullptr
@@ -379,30 +353,6 @@ void PlacementDriver::apply(const Suspend& action, const Lines& lines) {
   lines.running.erase(entry);
 }
 
-// What a line has after its first blocks ends; its tokens are prefill when it resumes.
-void PlacementDriver::keep_blocks(RunningLine& line, std::int64_t blocks) {
-  TRIPHASE_CHECK(model_->attention() == nullptr,
-                 "what was decoded under a sparse method is not computed as prefill");
-  kv_->truncate(line.id, blocks);
-  const std::int64_t kept = blocks * limits_.block_tokens;
-  stats_.recomputed_tokens += static_cast<std::uint64_t>(line.computed - kept);
-  if (line.prefill_left() == 0) {
-    line.prefill_tokens = static_cast<std::int64_t>(line.sequence->tokens().size());
-  }
-  line.computed = kept;
-}
-
-void PlacementDriver::replayed(RunningLine& line, std::int64_t tokens) {
-  line.replayed += tokens;
-  stats_.replayed_tokens += static_cast<std::uint64_t>(tokens);
-  if (line.replayed < line.replay_tokens) return;
-  // Not before the last one is: a line that must make room again drops all of them.
-  for (std::int64_t block = 0; block < line.replay_tokens / limits_.block_tokens; ++block) {
-    kv_->residency().finish_replay(line.id, block);
-  }
-  line.replay_tokens = line.replayed = 0;
-}
-
 void PlacementDriver::apply(const Resume& action, const Lines& lines) {
   const auto entry = std::ranges::find_if(lines.suspended, [&](const SuspendedLine& suspended) {
     return suspended.line.id == action.sequence;
@@ -415,15 +365,9 @@ void PlacementDriver::apply(const Resume& action, const Lines& lines) {
     const std::int64_t blocks = kv_->residency().blocks(line.id);
     // Its pages may only just be on their way out.
     kv_->settle(/*all=*/true);
-    const std::int64_t dropped = line.replay_tokens / limits_.block_tokens;
-    for (std::int64_t block = 0; block < dropped; ++block) {
-      kv_->residency().begin_replay(line.id, block);
-    }
-    const std::int64_t back = action.device_blocks - dropped;
-    kv_->reload(line.id, blocks - back, back);
-    // Beside a prefix that is computed first the rest has time to arrive.
-    if (dropped == 0) kv_->settle(/*all=*/true);
-    stats_.reloaded_blocks += static_cast<std::uint64_t>(back);
+    kv_->reload(line.id, blocks - action.device_blocks, action.device_blocks);
+    kv_->settle(/*all=*/true);
+    stats_.reloaded_blocks += static_cast<std::uint64_t>(action.device_blocks);
   } else {
     const KvResidency::Admission admission = kv_->residency().admit(
         line.sequence->tokens(), line.sequence->max_kv_tokens(), line.rope_key,

@@ -26,9 +26,7 @@ struct PlacementStats {
   std::uint64_t discarded_blocks = 0;   // recomputable from then on
   std::uint64_t swaps = 0;              // preemptions whose KV waited on the host
   std::uint64_t drops = 0;              // preemptions whose KV was computed again
-  std::uint64_t recomputed_tokens = 0;  // what drops and replayed prefixes had computed
-  std::uint64_t dropped_blocks = 0;     // prefixes' that swaps dropped instead of storing them
-  std::uint64_t replayed_tokens = 0;    // of them computed again
+  std::uint64_t recomputed_tokens = 0;  // what drops had computed
 };
 
 class PlacementDriver {
@@ -55,8 +53,6 @@ class PlacementDriver {
 
   // Spans of the phases and of what each decision did; null: off.
   void set_trace(Trace* trace);
-  // So many tokens of the line's dropped prefix are computed again.
-  void replayed(RunningLine& line, std::int64_t tokens);
   // The line's last place in the trace; before its KV is released.
   void line_ended(const RunningLine& line) const;
   // Ends the spans that are open; no place() may follow.
@@ -78,7 +74,6 @@ class PlacementDriver {
   void look_at_running(const Lines& lines);
   void look_at_suspended(const Lines& lines);
   void look_at_waiting(const Lines& lines);
-  [[nodiscard]] std::int64_t replayable_blocks(const RunningLine& line) const;
   [[nodiscard]] std::int64_t leading_blocks(SequenceId sequence, std::int64_t first,
                                             BlockPlace place) const;
   void find_shared_blocks(const Lines& lines);
@@ -95,7 +90,6 @@ class PlacementDriver {
   void apply(const Discard& action, const Lines& lines);
   void apply(const Suspend& action, const Lines& lines);
   void apply(const Resume& action, const Lines& lines);
-  void keep_blocks(RunningLine& line, std::int64_t blocks);
 
   const PlacementPolicy* policy_;
   PlacementLimits limits_;

@@ -66,7 +66,6 @@ class PromptReader {
   [[nodiscard]] bool would_block();
 
   [[nodiscard]] std::uint64_t bytes_read() const;  // for progress, against PromptFileFacts::bytes
-  [[nodiscard]] std::uint64_t lines_read() const;  // blank and foreign ones included
 
  private:
   class Impl;

@@ -207,10 +207,9 @@ std::string summary_to_json(const RunSummary& summary, const RunOptions& options
   line("fixed_context", fixed_context(summary.fixed_context));
   line("placement",
        fmt::format(
-           "{{\"policy\": {}, \"preemptions\": {}, \"replay\": {{\"dropped_blocks\": {}, "
-           "\"replayed_tokens\": {}}}, \"phases\": {}, \"phase_boundaries\": {}, \"plan\": {}}}",
-           json_quote(summary.placement_policy), summary.preemptions, summary.replay.dropped_blocks,
-           summary.replay.replayed_tokens, phase_uses(summary.phases),
+           "{{\"policy\": {}, \"preemptions\": {}, \"phases\": {}, \"phase_boundaries\": {}, "
+           "\"plan\": {}}}",
+           json_quote(summary.placement_policy), summary.preemptions, phase_uses(summary.phases),
            phase_boundaries(summary.phase_boundaries), plan_json(summary)));
   line("seed", fmt::to_string(options.seed));
   line("shard", fmt::format("{{\"index\": {}, \"count\": {}, \"origin\": {}}}", options.shard.index,

@@ -84,12 +84,6 @@ struct LayerInputUse {
   std::uint64_t recomputed_tokens = 0;  // K and V projected again, all layers
 };
 
-// Prompt prefixes of preempted lines that were dropped instead of stored, and computed again.
-struct ReplayUse {
-  std::uint64_t dropped_blocks = 0;
-  std::uint64_t replayed_tokens = 0;
-};
-
 // Rows that were attended on the host, and what of them crossed the link; bytes.
 struct HostAttentionUse {
   std::uint64_t rows = 0;  // in one layer each
@@ -104,7 +98,7 @@ struct RunSummary {
   std::string model_path;
   std::string model_type;
   std::string model_fingerprint;
-  std::string weights_dtype;  // "f16", ... ; "4bit": layers' matrices in 4-bit groups
+  std::string weights_dtype;  // "fp16", ...; "4bit": layers' matrices in 4-bit groups
   std::string kv_dtype;
   std::string device;  // "cpu": with its model name, as the engine reports it
   std::int64_t threads = 0;
@@ -139,7 +133,6 @@ struct RunSummary {
   std::uint64_t shared_prompt_tokens = 0;  // found in the KV store, not prefilled
   std::uint64_t recomputed_tokens = 0;
   std::uint64_t preemptions = 0;
-  ReplayUse replay;
   std::uint64_t steps = 0;      // decode steps
   std::uint64_t max_batch = 0;  // most sequences decoded together
   std::uint64_t bytes_to_device = 0;

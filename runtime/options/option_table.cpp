@@ -437,17 +437,12 @@ constexpr OptionSpec kSimulateOnlyOptions[] = {
      "Sequences decoded together; several sizes make several rows."},
     {"Workload", "lines", 0, kInteger, "", "N", 1, 1048576, false, false,
      "Lines of the job. Default: one batch."},
-    {"What", "policies", 0, kText, "all", "NAME,...", 0, 0, false, false,
-     "Policies to simulate: triphase, flexgen, vllm, accelerate, zero, device-only."},
-    {"Schedule", "vllm-preemption", 0, kChoice, "recompute", "recompute|swap|cheapest|offload", 0,
-     0, false, false,
-     "How vllm's preempted sequences come back; cheapest: swapped but for the part of the prompt "
-     "that costs less to compute again; offload: full blocks from the host, what is after them "
-     "computed again."},
-    {"Schedule", "zero-mode", 0, kChoice, "2022", "2022|2023", 0, 0, false, false,
-     "What zero keeps where: weights alone on the host, or as its release of 2023 the whole KV "
-     "too, "
-     "attended there."},
+    {"What", "policies", 0, kText, "triphase,flexgen,vllm,accelerate,zero,device-only", "LIST", 0,
+     0, false, false, "Policies to simulate, separated by commas, with labels as in compare."},
+    {"What", "policy-option", 0, kText, "", "POLICY.NAME=VALUE", 0, 0, true, false,
+     "An option of one policy, as run's --policy-option: vllm.preemption=swap. Policies that "
+     "search "
+     "their options, triphase and flexgen, then run with the given ones alone."},
     {"Schedule", "weight-quantization", 0, kChoice, "model", "model|4bit", 0, 0, false, false,
      "Weights of flexgen and zero as they lie at home and cross the link: in the model's type, or "
      "layers' matrices in 4-bit groups of 64, widened on the device."},

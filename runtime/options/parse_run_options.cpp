@@ -164,15 +164,6 @@ void read_job_options(const OptionValues& values, std::string_view input,
 
 }  // namespace
 
-std::optional<DType> dtype_option(std::string_view text) {
-  if (text == "fp16") return DType::kF16;
-  if (text == "bf16") return DType::kBF16;
-  if (text == "fp32") return DType::kF32;
-  if (text == "int8") return DType::kU8;
-  if (text == "4bit") return DType::kQ4;
-  return std::nullopt;
-}
-
 double sparsity_option(const std::string& text) {
   const std::optional<double> sparsity = read_real(text);
   if (!sparsity || *sparsity < 0.0 || *sparsity > kMaxSparsity) {
@@ -256,7 +247,7 @@ void read_machine_options(const OptionValues& values, RunOptions& options) {
   options.device_kv_memory = optional_size(values, "device-kv-memory");
   options.token_cache = optional_size(values, "token-cache");
   options.host_memory = optional_size(values, "host-memory");
-  options.kv_dtype = dtype_option(values.text("kv-dtype"));
+  options.kv_dtype = dtype_from_name(values.text("kv-dtype"));
   // Where a command takes a list of methods instead, it reads their options itself.
   const bool list = find_option(values.command(), "attentions") != nullptr;
   if (!list || !values.has("attentions")) {
@@ -281,7 +272,7 @@ void read_machine_options(const OptionValues& values, RunOptions& options) {
     options.emulated_link = link_option(values.text("emulate-link"));
   }
   options.random_weights = values.flag("random-weights");
-  options.weights_dtype = dtype_option(values.text("weights-dtype"));
+  options.weights_dtype = dtype_from_name(values.text("weights-dtype"));
   options.check_weights = value_of(kCheckWeightsNames, values.text("check-weights")).value();
   options.allow_trailing_bytes = values.flag("allow-trailing-bytes");
   if (values.has("watchdog")) options.watchdog_seconds = values.seconds("watchdog");

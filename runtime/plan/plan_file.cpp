@@ -132,8 +132,8 @@ Plan parse_plan(std::string_view text, std::string_view file) {
   budget.finish();
   const auto dtype = dtype_from_name(top.text("kv_dtype"));
   if (dtype != DType::kF32 && dtype != DType::kF16 && dtype != DType::kBF16 &&
-      dtype != DType::kI8) {
-    top.fail("kv_dtype", top.value("kv_dtype").describe(), "i8, f16, bf16 or f32");
+      dtype != DType::kInt8) {
+    top.fail("kv_dtype", top.value("kv_dtype").describe(), "int8, fp16, bf16 or fp32");
   }
   plan.kv_dtype = *dtype;
   plan.block_tokens = top.integer("block_tokens", 1, 4096);

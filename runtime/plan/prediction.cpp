@@ -45,7 +45,7 @@ std::optional<RunPrediction> predict_run(const RunOptions& options, const ModelB
   SimulatedJob job{
       .model = model_costs(model.config, WeightFormat(model.weights_dtype, plan.grouped_weights)),
       .weights_dtype = model.weights_dtype,
-      .kv_dtype = plan_dtype(plan.kv.dtype),
+      .kv_dtype = plan.kv.dtype,
       .block_tokens = plan.kv.block_tokens,
       .activation_bytes = sizeof(float),
       .batch_size = plan.memory.batch_size,

@@ -1,33 +1,108 @@
 #include "runtime/plan/run_profile.h"
 
+#define XXH_INLINE_ALL
 #include <fmt/format.h>
+#include <xxhash.h>
 
 #include <algorithm>
+#include <cstdlib>
+#include <filesystem>
+#include <optional>
+#include <string>
 
 #include "base/error.h"
+#include "runtime/build_info.h"
 #include "runtime/engine/make_policy.h"
+#include "runtime/engine/model_bundle.h"
+#include "runtime/job/file_ops.h"
+#include "runtime/log.h"
 #include "runtime/plan/open_profile.h"
-#include "runtime/plan/profile_cache.h"
+#include "runtime/plan/profile_file.h"
 #include "runtime/profile/profiler.h"
+#include "scheduler/cost/hardware_profile.h"
 #include "scheduler/memory_plan.h"
 
 namespace triphase {
+namespace {
+
+// Profiles that runs have measured, kept for the next run on the same machine: one file for each
+// machine, link, model shape, types and build under $XDG_CACHE_HOME/triphase (else
+// $HOME/.cache/triphase). A cache: what cannot be read is measured again, what cannot be written is
+// only reported.
+
+// An absolute path as the XDG base directory specification wants it; others are ignored.
+std::filesystem::path cache_folder() {
+  if (const char* base = std::getenv("XDG_CACHE_HOME"); base != nullptr && base[0] == '/') {
+    return std::filesystem::path(base) / "triphase";
+  }
+  if (const char* home = std::getenv("HOME"); home != nullptr && home[0] == '/') {
+    return std::filesystem::path(home) / ".cache" / "triphase";
+  }
+  return {};
+}
+
+// The file for this machine and model; empty: there is no place for a cache. `kv_dtype` is that of
+// the tables that are not INT8.
+std::string profile_cache_path(const std::string& device, const std::string& link,
+                               const ModelBundle& model, DType kv_dtype) {
+  const std::filesystem::path folder = cache_folder();
+  if (folder.empty()) return {};
+  const ModelConfig& config = model.config;
+  // Another build may compute at other speeds.
+  const std::string key = fmt::format(
+      "{}\n{} {}\n{}\n{}\nlayers {} hidden {} ffn {} heads {} {} of {} vocab {} context {}\n{} {}",
+      kProfileFormat, program_version(), build_commit(), device, link, config.layers,
+      config.hidden_size, config.ffn_size, config.heads, config.kv_heads, config.head_dim,
+      config.vocab_size, config.max_positions, dtype_name(model.weights_dtype),
+      dtype_name(kv_dtype));
+  return folder / fmt::format("profile-{:016x}.json", XXH3_64bits(key.data(), key.size()));
+}
+
+// Nothing where there is none, or none that can be used (which is logged).
+std::optional<HardwareProfile> read_cached_profile(const std::string& path,
+                                                   const ModelBundle& model, Log& log) {
+  std::error_code none;
+  if (path.empty() || !std::filesystem::exists(path, none)) return std::nullopt;
+  try {
+    HardwareProfile profile =
+        parse_profile(read_small_file(system_file_ops(), path, kMaxPlanBytes), path);
+    require_profile_for_model(profile, model_costs(model.config, model.weights_dtype),
+                              model.identity.path, path);
+    return profile;
+  } catch (const Error& error) {
+    log.warning(fmt::format("measuring again: {}", error.message()));
+    return std::nullopt;
+  }
+}
+
+// Returns whether it was kept; why not is logged.
+bool keep_profile(const std::string& path, const HardwareProfile& profile, Log& log) {
+  if (path.empty()) return false;
+  try {
+    std::filesystem::create_directories(std::filesystem::path(path).parent_path());
+    write_file_atomically(system_file_ops(), path, profile_to_json(profile), 0644);
+    return true;
+  } catch (const Error& error) {
+    log.warning(fmt::format("the profile is not kept: {}", error.message()));
+  } catch (const std::filesystem::filesystem_error& error) {
+    log.warning(fmt::format("the profile is not kept: {}: {}", escape_untrusted(path),
+                            error.code().message()));
+  }
+  return false;
+}
+}  // namespace
 
 RunProfile::RunProfile(const RunOptions& options, const ModelBundle& model, Backend& backend,
                        Progress& progress, Log& log)
     : options_(options), model_(model), backend_(backend), progress_(progress), log_(log) {}
 
 const HardwareProfile* RunProfile::find() {
-  if (find_known() == nullptr) found_ = measured();
-  return found_ ? &*found_ : nullptr;
-}
-
-const HardwareProfile* RunProfile::find_known() {
   if (!found_) {
-    if (options_.profile.empty()) {
-      found_ = cached();
-    } else {
+    if (!options_.profile.empty()) {
       found_ = named();
+    } else {
+      found_ = cached();
+      if (!found_) found_ = measured();
     }
   }
   return found_ ? &*found_ : nullptr;
@@ -56,7 +131,7 @@ HardwareProfile RunProfile::named() const {
 std::string RunProfile::cache_path() const {
   const DType asked = options_.kv_dtype.value_or(model_.weights_dtype);
   return profile_cache_path(device_identity(backend_), link_identity(options_.emulated_link),
-                            model_, asked == DType::kU8 ? model_.weights_dtype : asked);
+                            model_, asked == DType::kInt8 ? model_.weights_dtype : asked);
 }
 
 std::optional<HardwareProfile> RunProfile::cached() const {

@@ -24,9 +24,6 @@ class RunProfile {
   // damaged, of another model, or (unless --plan-force) of another machine.
   [[nodiscard]] const HardwareProfile* find();
 
-  // The same without measuring: null where there is none yet.
-  [[nodiscard]] const HardwareProfile* find_known();
-
   // As HardwareProfile::machine() of a profile measured here.
   [[nodiscard]] std::string machine() const;
 

@@ -76,7 +76,7 @@ class ScheduleChooser {
     require_runnable(plan, file);
     if (!options_.plan_force) require_plan_for_machine(plan, profile_.machine(), file);
     require_fit(plan, file);
-    const DType dtype = store_dtype(plan.kv_dtype);
+    const DType dtype = plan.kv_dtype;
     if (options_.kv_dtype && *options_.kv_dtype != dtype) {
       throw Error(ErrorRole::kUsage, "E-CLI-CONFLICT", "--kv-dtype")
           .found(options_.origins["kv-dtype"].value)
@@ -129,9 +129,9 @@ class ScheduleChooser {
       refuse("schedule.streamed_layers", plan.schedule.streamed_layers,
              fmt::format("at most {}, the model's layers", model_.config.layers));
     }
-    if (plan.kv_dtype == DType::kI8 && plan.block_tokens % KvStore::kInt8BlockMultiple != 0) {
+    if (plan.kv_dtype == DType::kInt8 && plan.block_tokens % KvStore::kInt8BlockMultiple != 0) {
       refuse("block_tokens", plan.block_tokens,
-             fmt::format("a multiple of {} with kv_dtype i8", KvStore::kInt8BlockMultiple));
+             fmt::format("a multiple of {} with kv_dtype int8", KvStore::kInt8BlockMultiple));
     }
   }
 
@@ -228,8 +228,8 @@ class ScheduleChooser {
         parse_plan(read_small_file(system_file_ops(), paths.plan, kMaxPlanBytes), paths.plan);
     require_plan_for_model(plan, model_.identity.fingerprint, paths.plan);
     require_runnable(plan, paths.plan);
-    if (!options_.kv_dtype) options_.kv_dtype = store_dtype(plan.kv_dtype);
-    if (*options_.kv_dtype != store_dtype(plan.kv_dtype)) return std::nullopt;
+    if (!options_.kv_dtype) options_.kv_dtype = plan.kv_dtype;
+    if (*options_.kv_dtype != plan.kv_dtype) return std::nullopt;
     if (!same_budgets(plan, memory)) {
       log_.info("other budgets than when the job began: planning again");
       inputs_settled_ = true;
@@ -266,7 +266,7 @@ class ScheduleChooser {
         .budget = {memory.budget, memory.host_budget},
         .model = {.costs = model_costs(model_.config, model_.weights_dtype),
                   .weights_dtype = model_.weights_dtype,
-                  .kv_dtype = plan_dtype(kv_dtype),
+                  .kv_dtype = kv_dtype,
                   .block_tokens = options_.kv_block > 0 ? options_.kv_block
                                                         : KvStore::default_block_tokens(kv_dtype),
                   .prefill_chunk = memory.prefill_chunk,
@@ -283,7 +283,7 @@ class ScheduleChooser {
     }
     // K^T takes its share of what the planner gives to K and V alone.
     std::uint64_t taken = memory.memory.scratch + memory.memory.key_columns;
-    if (kv_dtype == DType::kU8) {
+    if (kv_dtype == DType::kInt8) {
       // Blocks that are still open lie apart, unquantized.
       KvStore::Shape shape = memory.kv;
       shape.dtype = kv_dtype;
@@ -302,7 +302,8 @@ class ScheduleChooser {
     if (inputs_settled_ || options_.recompute == RecomputeMode::kOff) return false;
     // Who named an unquantized type wants no rounding.
     const bool named = options_.given("kv-dtype") && options_.origins["kv-dtype"].value != "auto";
-    if (options_.recompute == RecomputeMode::kAuto && named && kv_dtype != DType::kU8) return false;
+    if (options_.recompute == RecomputeMode::kAuto && named && kv_dtype != DType::kInt8)
+      return false;
     // Where a method reads every key to choose, whole blocks would be recomputed.
     const bool dense = options_.attention.kind == AttentionKind::kDense;
     if (!dense && fetch == SparseFetch::kWholeBlocks) return false;
@@ -321,7 +322,7 @@ class ScheduleChooser {
     const bool needs_host = !best || best->schedule.p1 < best->workload.output_len ||
                             best->schedule.streamed_layers > 0;
     if (!options_.kv_dtype && needs_host) {
-      std::optional<Plan> int8 = plan_with(cost, request_for(memory, lengths, DType::kU8));
+      std::optional<Plan> int8 = plan_with(cost, request_for(memory, lengths, DType::kInt8));
       if (int8 && (!best || int8->tokens_per_second > best->tokens_per_second)) best = int8;
     }
     if (!best) {
@@ -334,7 +335,7 @@ class ScheduleChooser {
     best->profile_fingerprint = profile_fingerprint(*profile);
     best->machine = profile->machine();
     const std::optional<DType> asked = options_.kv_dtype;
-    options_.kv_dtype = store_dtype(best->kv_dtype);
+    options_.kv_dtype = best->kv_dtype;
     options_.schedule = best->schedule;
     if (!fits_this_run()) {
       options_.kv_dtype = asked;

@@ -34,12 +34,5 @@ struct LineLimits {
 [[nodiscard]] SparseFetch sparse_fetch(const RunOptions& options, const ModelBundle& model,
                                        const MemoryPlan& memory);
 
-// INT8 as the KV store calls it (codes with zero points), and as plans and cost models do.
-[[nodiscard]] inline DType store_dtype(DType plan_dtype) {
-  return plan_dtype == DType::kI8 ? DType::kU8 : plan_dtype;
-}
-[[nodiscard]] inline DType plan_dtype(DType store_dtype) {
-  return store_dtype == DType::kU8 ? DType::kI8 : store_dtype;
-}
 
 }  // namespace triphase

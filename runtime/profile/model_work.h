@@ -38,7 +38,7 @@ class ModelRig {
   ModelRig(const ModelBundle& model, const RunOptions& options, const ModelRigLimits& limits,
            Backend& backend, Progress& progress, Log& log);
 
-  // Gives the old cache's memory back first. kU8: INT8.
+  // Gives the old cache's memory back first. kInt8: INT8.
   void use_kv(DType dtype);
   void drop_kv() { kv_.reset(); }
 

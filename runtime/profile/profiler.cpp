@@ -70,7 +70,7 @@ class Profiler {
  private:
   [[nodiscard]] DType kv_dtype() const {
     const DType asked = options_.kv_dtype.value_or(model_.weights_dtype);
-    return asked == DType::kU8 ? model_.weights_dtype : asked;
+    return asked == DType::kInt8 ? model_.weights_dtype : asked;
   }
   [[nodiscard]] std::int64_t record_bytes(DType dtype) const {
     return 2 * model_.config.kv_width() * static_cast<std::int64_t>(dtype_bytes(dtype));
@@ -185,7 +185,7 @@ class Profiler {
     }
     measure_4bit();
     // INT8 decides where the KV of a quantizing job goes, so closing blocks is always measured.
-    rig_->use_kv(DType::kU8);
+    rig_->use_kv(DType::kInt8);
     if (request_.int8_kv) {
       DecodeWork decode(*rig_);
       fill(CostTable::kDecodeInt8, decode, batches, touched, 0.17);

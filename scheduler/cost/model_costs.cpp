@@ -45,7 +45,7 @@ double kv_record_bytes(const ModelCosts& model, DType kv_dtype) {
 double kv_layer_bytes(const ModelCosts& model, DType kv_dtype, std::int64_t block_tokens) {
   const auto width = static_cast<double>(model.kv_width);
   const double values = kv_record_bytes(model, kv_dtype);
-  if (kv_dtype != DType::kI8 && kv_dtype != DType::kU8) return values;
+  if (kv_dtype != DType::kInt8) return values;
   return values + 8.0 * width / static_cast<double>(block_tokens);
 }
 

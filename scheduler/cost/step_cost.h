@@ -21,7 +21,7 @@ enum class SparseFetch : std::uint8_t {
 // How attention on the device reads stored KV.
 enum class KvForm : std::uint8_t { kPlain, kInt8, k4Bit };
 [[nodiscard]] inline KvForm kv_form(DType dtype) {
-  if (dtype == DType::kI8 || dtype == DType::kU8) return KvForm::kInt8;
+  if (dtype == DType::kInt8) return KvForm::kInt8;
   return dtype == DType::kQ4 ? KvForm::k4Bit : KvForm::kPlain;
 }
 

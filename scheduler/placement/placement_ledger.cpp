@@ -102,16 +102,18 @@ std::int64_t PlacementLedger::sharers(std::size_t index) const {
   return count;
 }
 
-std::int64_t PlacementLedger::swap_host_blocks(std::size_t index,
-                                               std::int64_t dropped_blocks) const {
+std::int64_t PlacementLedger::swap_host_blocks(std::size_t index) const {
   const RunningSequence& sequence = view_.running[index];
-  // A prefix is dropped by sequences that share nothing.
-  if (dropped_blocks > 0) {
-    return sequence.blocks() - std::max(dropped_blocks, sequence.away_blocks());
-  }
   const std::int64_t shared_away = std::min(shared_with_others(index), sequence.away_blocks());
   return sequence.device_blocks +
          std::max<std::int64_t>(shared_away - sequence.recompute_blocks, 0);
+}
+
+Suspend PlacementLedger::swap_if_it_fits(std::size_t index) const {
+  const RunningSequence& sequence = view_.running[index];
+  const std::int64_t room = view_.free_host_pages / view_.limits.layers + sequence.host_reserved;
+  const bool fits = swap_host_blocks(index) <= room;
+  return {sequence.id, fits ? SuspendMode::kSwap : SuspendMode::kDrop};
 }
 
 void PlacementLedger::admit(const Admit& action) {
@@ -269,19 +271,8 @@ void PlacementLedger::suspend(const Suspend& action) {
     return std::max<std::int64_t>(end - std::max(first, shared), 0);
   };
   const std::int64_t away = sequence.away_blocks();
-  const std::int64_t dropped = action.dropped_blocks;
-  if (action.mode == SuspendMode::kSwap && action.kept_blocks) {
-    const std::int64_t kept = *action.kept_blocks;
-    TRIPHASE_CHECK(dropped == 0 && shared == 0 && sequence.input_blocks == 0 && kept > 0 &&
-                       kept <= sequence.closed_blocks(view_.limits.block_tokens),
-                   fmt::format("{}: {} closed blocks of its own may be kept", to_text(action),
-                               sequence.closed_blocks(view_.limits.block_tokens)));
-    view_.free_host_pages += std::max<std::int64_t>(away - kept, 0) * layers;
-    take_host_pages(sequence, std::max<std::int64_t>(kept - away, 0));
-  } else if (action.mode == SuspendMode::kSwap) {
-    require_droppable(sequence, shared, dropped);
-    view_.free_host_pages += std::min(dropped, away) * layers;
-    take_host_pages(sequence, swap_host_blocks(index, dropped));
+  if (action.mode == SuspendMode::kSwap) {
+    take_host_pages(sequence, swap_host_blocks(index));
   } else {
     view_.free_host_pages += own(sequence.recompute_blocks, away) * layers;
     view_.free_input_pages += own(0, sequence.input_blocks) * layers;
@@ -289,19 +280,6 @@ void PlacementLedger::suspend(const Suspend& action) {
   view_.free_device_pages += (own(away, sequence.blocks()) + sequence.device_reserved) * layers;
   view_.free_host_pages += sequence.host_reserved * layers;
   gone_[index] = true;
-}
-
-void PlacementLedger::require_droppable(const RunningSequence& sequence, std::int64_t shared,
-                                        std::int64_t dropped) const {
-  const std::int64_t least =
-      sequence.replaying() ? sequence.replay_tokens / view_.limits.block_tokens : 0;
-  const std::int64_t most = std::max(least, sequence.replayable_blocks);
-  TRIPHASE_CHECK(dropped >= least && dropped <= most,
-                 fmt::format("{} blocks are dropped and {} to {} can be computed again", dropped,
-                             least, most));
-  TRIPHASE_CHECK(dropped == 0 || (shared == 0 && sequence.recompute_blocks == 0 &&
-                                  view_.limits.prefill_chunk >= view_.limits.block_tokens),
-                 "whole blocks of the sequence's own are computed again");
 }
 
 void PlacementLedger::resume(const Resume& action) {
@@ -319,28 +297,20 @@ void PlacementLedger::resume(const Resume& action) {
   if (found->mode == SuspendMode::kSwap) {
     const std::int64_t blocks = view_.limits.blocks_for(found->context);
     const std::int64_t closed = found->context / view_.limits.block_tokens;
-    const std::int64_t dropped = found->dropped_blocks;
-    const std::int64_t most = found->host_blocks + dropped;
     TRIPHASE_CHECK(
-        action.device_blocks >= (dropped > 0 ? most : blocks - closed) &&
-            action.device_blocks <= most,
-        fmt::format("{}: the open block and at most {} blocks come back, all where {} were dropped",
-                    to_text(action), most, dropped));
-    view_.free_host_pages += (action.device_blocks - dropped) * view_.limits.layers;
+        action.device_blocks >= blocks - closed && action.device_blocks <= found->host_blocks,
+        fmt::format("{}: the open block and at most {} blocks come back", to_text(action),
+                    found->host_blocks));
+    view_.free_host_pages += action.device_blocks * view_.limits.layers;
     sequence.context = found->context;
     sequence.recompute_blocks = found->recompute_blocks;
-    sequence.host_blocks = most - action.device_blocks;
+    sequence.host_blocks = found->host_blocks - action.device_blocks;
     sequence.device_blocks = action.device_blocks;
-    sequence.replay_tokens = dropped * view_.limits.block_tokens;
   } else {
     sequence.device_reserved = action.device_blocks;
   }
   sequence.step_tokens = 1;
-  if (sequence.replaying()) {
-    sequence.step_tokens = std::min(sequence.replay_tokens, prefill_left_) /
-                           view_.limits.block_tokens * view_.limits.block_tokens;
-    prefill_left_ -= sequence.step_tokens;
-  } else if (sequence.prefilling()) {
+  if (sequence.prefilling()) {
     sequence.step_tokens =
         std::clamp<std::int64_t>(sequence.prefill_tokens - sequence.context, 0, prefill_left_);
     prefill_left_ -= sequence.step_tokens;
@@ -351,7 +321,7 @@ void PlacementLedger::resume(const Resume& action) {
 
 std::int64_t PlacementLedger::new_blocks(const RunningSequence& sequence) const {
   return std::max<std::int64_t>(
-      view_.limits.blocks_for(sequence.context + sequence.new_tokens()) - sequence.blocks(), 0);
+      view_.limits.blocks_for(sequence.context + sequence.step_tokens) - sequence.blocks(), 0);
 }
 
 std::int64_t PlacementLedger::spare_device_pages() const {
@@ -433,12 +403,8 @@ std::string to_text(const PlacementAction& action) {
                              a.device_blocks, a.host_blocks, a.input_blocks,
                              a.padding > 0 ? fmt::format(", padded by {}", a.padding) : "");
         } else if constexpr (std::is_same_v<Action, Suspend>) {
-          return fmt::format("suspend {} by {}{}{}", a.sequence.value,
-                             a.mode == SuspendMode::kSwap ? "swap" : "drop",
-                             a.dropped_blocks > 0
-                                 ? fmt::format(" without its first {} blocks", a.dropped_blocks)
-                                 : "",
-                             a.kept_blocks ? fmt::format(" of {} blocks", *a.kept_blocks) : "");
+          return fmt::format("suspend {} by {}", a.sequence.value,
+                             a.mode == SuspendMode::kSwap ? "swap" : "drop");
         } else if constexpr (std::is_same_v<Action, Resume>) {
           return fmt::format("resume {} with {} device blocks", a.sequence.value, a.device_blocks);
         } else {

@@ -50,11 +50,11 @@ class PlacementLedger {
   // Running sequences that hold any block of running[index], itself included.
   [[nodiscard]] std::int64_t sharers(std::size_t index) const;
 
-  // Host blocks that a swap takes which drops so many leading ones: what is on the device, and
-  // copies of host blocks that others hold too, which may move while this sequence waits. What it
-  // drops on the host is free before.
-  [[nodiscard]] std::int64_t swap_host_blocks(std::size_t index,
-                                              std::int64_t dropped_blocks = 0) const;
+  // Host blocks that a swap takes: what is on the device, and copies of host blocks that others
+  // hold too, which may move while this sequence waits.
+  [[nodiscard]] std::int64_t swap_host_blocks(std::size_t index) const;
+  // How running[index] makes room: it waits on the host where that has room for all of it.
+  [[nodiscard]] Suspend swap_if_it_fits(std::size_t index) const;
 
   // Tokens of one layer that staging must hold for the fullest group of sequences.
   [[nodiscard]] std::int64_t staged_tokens() const;
@@ -73,8 +73,6 @@ class PlacementLedger {
   void resume(const Resume& action);
 
   void require_not_started(std::string_view action) const;
-  void require_droppable(const RunningSequence& sequence, std::int64_t shared,
-                         std::int64_t dropped) const;
   void take_device_pages(std::int64_t blocks);
   void take_host_pages(RunningSequence& sequence, std::int64_t blocks);
   [[nodiscard]] std::size_t index_of(SequenceId id) const;

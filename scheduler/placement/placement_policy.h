@@ -48,9 +48,6 @@ struct StaticPlacement {
   bool host_lines = false;
   bool host_always = false;
   bool host_streams_all = false;
-  // Tokens after what a suspended line keeps are computed again as prefill, decoded ones too
-  // (Suspend::kept_blocks): not with sparse attention, which decodes them.
-  bool repeats_decoded = false;
   std::int64_t gpu_batch = 0;     // zig-zag: sequences computed together; 0: all
   std::int64_t num_batches = 1;   // of them in one block: a layer's weights are loaded once
   bool hidden_on_host = false;    // hidden states of the block lie there between two layers
@@ -92,11 +89,6 @@ class PlacementPolicy {
 
   // Leading blocks of a sequence whose layer inputs X the policy wants saved on the host.
   [[nodiscard]] virtual std::int64_t input_blocks(std::int64_t /*block_tokens*/) const { return 0; }
-
-  // Whether it could weigh computing prefixes of suspended sequences again (ReplayCosts), and has
-  // not got the costs: whoever knows them makes it anew with them.
-  enum class WantsCosts : std::uint8_t { kNo, kIfKnown, kYes };
-  [[nodiscard]] virtual WantsCosts wants_costs() const { return WantsCosts::kNo; }
 
   // What to do before the step. Never over-commits (action_checker.h) for a view in which every
   // line is at most longest_line(), and keeps at least one sequence running when any is there.

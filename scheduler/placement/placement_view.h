@@ -14,7 +14,6 @@
 // action on it acts for every sequence that holds it.
 
 #include <cstdint>
-#include <optional>
 #include <string>
 #include <string_view>
 #include <variant>
@@ -69,24 +68,14 @@ struct RunningSequence {
   // Leading blocks shared with an earlier running sequence (an index below its own; -1: none).
   std::int64_t shares_with = -1;
   std::int64_t shared_blocks = 0;
-  // Leading closed blocks that computing their token ids again would give back exactly: of the
-  // prompt, computed by dense prefill, nobody else's, and without saved X.
-  std::int64_t replayable_blocks = 0;
-  // After a suspension that dropped a prefix: its tokens, whole blocks, and how many of them are
-  // computed again already. Its blocks have pages then and it does nothing else; 0: no replay.
-  std::int64_t replay_tokens = 0;
-  std::int64_t replayed = 0;
 
-  [[nodiscard]] bool replaying() const { return replay_tokens > 0; }
   [[nodiscard]] std::int64_t away_blocks() const { return recompute_blocks + host_blocks; }
   [[nodiscard]] std::int64_t blocks() const { return away_blocks() + device_blocks; }
   // Those that may leave the device.
   [[nodiscard]] std::int64_t closed_blocks(std::int64_t block_tokens) const {
-    return replaying() ? 0 : context / block_tokens;
+    return context / block_tokens;
   }
-  [[nodiscard]] bool prefilling() const { return context < prefill_tokens || replaying(); }
-  // Tokens that the step adds to the context.
-  [[nodiscard]] std::int64_t new_tokens() const { return replaying() ? 0 : step_tokens; }
+  [[nodiscard]] bool prefilling() const { return context < prefill_tokens; }
   // j of ALISA's Algorithm 2: tokens generated so far; negative while the prompt is computed.
   [[nodiscard]] std::int64_t decode_step() const { return context - prompt_tokens; }
 
@@ -111,7 +100,6 @@ struct SuspendedSequence {
   std::int64_t recompute_blocks = 0;  // kSwap: how it will lie until blocks are reloaded
   std::int64_t host_blocks = 0;
   std::int64_t input_blocks = 0;
-  std::int64_t dropped_blocks = 0;  // kSwap: leading ones that are computed again when it resumes
 
   friend bool operator==(const SuspendedSequence&, const SuspendedSequence&) = default;
 };
@@ -182,18 +170,10 @@ struct Discard {
 struct Suspend {
   SequenceId sequence;
   SuspendMode mode = SuspendMode::kSwap;
-  // kSwap: so many leading blocks keep nothing, and are computed again from their token ids when
-  // the sequence resumes (at most RunningSequence::replayable_blocks; those under replay at least).
-  std::int64_t dropped_blocks = 0;
-  // kSwap: only so many leading blocks wait on the host, closed ones that nobody else holds; what
-  // comes after them ends, and its tokens are computed as prefill when the sequence resumes. Not
-  // with dropped_blocks. Nothing: all blocks wait.
-  std::optional<std::int64_t> kept_blocks;
   friend bool operator==(const Suspend&, const Suspend&) = default;
 };
 // A suspended sequence runs again from this step on. kSwap: its youngest `device_blocks` blocks are
-// brought to the device; all of them get pages there where some were dropped. kDrop: it starts over
-// with `device_blocks` reserved.
+// brought to the device. kDrop: it starts over with `device_blocks` reserved.
 struct Resume {
   SequenceId sequence;
   std::int64_t device_blocks = 0;

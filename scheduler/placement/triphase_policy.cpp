@@ -6,7 +6,6 @@
 
 #include "scheduler/placement/host_lines.h"
 #include "scheduler/placement/placement_ledger.h"
-#include "scheduler/placement/swap_or_drop.h"
 
 namespace triphase {
 namespace {
@@ -88,7 +87,7 @@ PlacementActions TriphasePolicy::decide(const StepView& view) const {
   relieve_pressure(ledger);
   bool suspended = false;
   for (std::size_t index = view.running.size(); index-- > 1 && ledger.spare_device_pages() < 0;) {
-    ledger.apply(swap_or_drop(ledger, index, replay_.get()));
+    ledger.apply(ledger.swap_if_it_fits(index));
     // What it needed staged leaves room for blocks of others, also of those that it shared.
     relieve_pressure(ledger);
     suspended = true;
@@ -100,7 +99,6 @@ PlacementActions TriphasePolicy::decide(const StepView& view) const {
 
 std::int64_t TriphasePolicy::movable_end(const RunningSequence& sequence,
                                          const PlacementLimits& limits, bool keep_window) const {
-  if (sequence.replaying()) return 0;
   std::int64_t tokens = sequence.context;
   if (keep_window) {
     tokens -= std::max(schedule_.window_tokens, share_of(schedule_.window_share, tokens));
@@ -195,13 +193,10 @@ void TriphasePolicy::admit_waiting(PlacementLedger& ledger) const {
                                 (swapped ? limits.blocks_for(sequence.context) : 0);
     const std::int64_t room = ledger.spare_device_pages() / limits.layers - growth -
                               (alone ? 0 : prefill_blocks(limits) + kHostLineDeviceBlocks);
-    // What was dropped comes first, and the rest of the line has to follow it to the device.
-    const std::int64_t whole = sequence.host_blocks + sequence.dropped_blocks;
-    const std::int64_t least =
-        sequence.dropped_blocks > 0
-            ? whole
-            : limits.blocks_for(sequence.context) - sequence.context / limits.block_tokens;
-    const std::int64_t device = swapped ? std::clamp<std::int64_t>(room, least, whole) : 0;
+    const std::int64_t open =
+        limits.blocks_for(sequence.context) - sequence.context / limits.block_tokens;
+    const std::int64_t device =
+        swapped ? std::clamp<std::int64_t>(room, open, sequence.host_blocks) : 0;
     const std::int64_t staged_now =
         (limits.blocks_for(sequence.context) - device) * limits.block_tokens;
     const bool fits = room >= device && (alone || staged_now <= staging_room(ledger));

@@ -6,12 +6,8 @@
 // inputs. Memory pressure brings a switch forward, never past a budget; a sequence whose blocks
 // left early gets them back when pages are plenty. Lines are admitted while both tiers together can
 // hold every running line at its longest, so that nobody has to be suspended; a line that has to
-// goes to the host but for the part of its prompt that is cheaper to compute again.
+// waits on the host.
 
-#include <memory>
-#include <utility>
-
-#include "scheduler/cost/replay_costs.h"
 #include "scheduler/placement/phase_schedule.h"
 #include "scheduler/placement/placement_policy.h"
 
@@ -21,21 +17,13 @@ class PlacementLedger;
 
 class TriphasePolicy final : public PlacementPolicy {
  public:
-  // `replay`: what bringing a prefix back costs and what computing it again; null: lines are
-  // suspended whole.
-  explicit TriphasePolicy(const PhaseSchedule& schedule,
-                          std::shared_ptr<const ReplayCosts> replay = nullptr)
-      : schedule_(schedule), replay_(std::move(replay)) {}
+  explicit TriphasePolicy(const PhaseSchedule& schedule) : schedule_(schedule) {}
 
   [[nodiscard]] std::string_view name() const override { return "triphase"; }
   [[nodiscard]] StaticPlacement start(const JobView& job) const override;
   [[nodiscard]] std::int64_t longest_line(const PlacementLimits& limits) const override;
   [[nodiscard]] std::int64_t input_blocks(std::int64_t block_tokens) const override {
     return (schedule_.input_tokens + block_tokens - 1) / block_tokens;
-  }
-  // Its lines are seldom suspended: not worth measuring a machine.
-  [[nodiscard]] WantsCosts wants_costs() const override {
-    return replay_ == nullptr ? WantsCosts::kIfKnown : WantsCosts::kNo;
   }
   [[nodiscard]] PlacementActions decide(const StepView& view) const override;
 
@@ -54,7 +42,6 @@ class TriphasePolicy final : public PlacementPolicy {
   void reload_when_plenty(PlacementLedger& ledger) const;
 
   PhaseSchedule schedule_;
-  std::shared_ptr<const ReplayCosts> replay_;
 };
 
 }  // namespace triphase

@@ -4,27 +4,22 @@
 #include <cmath>
 
 #include "scheduler/placement/device_only_policy.h"
-#include "scheduler/placement/keep_prefix.h"
 #include "scheduler/placement/placement_ledger.h"
-#include "scheduler/placement/swap_or_drop.h"
 
 namespace triphase {
 namespace {
 
-Suspend preemption(const PlacementLedger& ledger, std::size_t index, const VllmOptions& options) {
-  if (options.preemption == SuspendMode::kDrop) {
-    return {ledger.running(index).id, SuspendMode::kDrop};
-  }
-  if (options.keep_prefixes) return keep_prefix(ledger, index);
-  return swap_or_drop(ledger, index, options.weigh ? options.replay.get() : nullptr);
-}
+// Share of the device's blocks kept free at admission, against preempting at once.
+constexpr double kWatermark = 0.01;
 
 // The most recently admitted sequence makes room. Returns whether any had to.
 bool preempt_until_it_fits(PlacementLedger& ledger, const VllmOptions& options) {
   bool preempted = false;
   for (std::size_t index = ledger.view().running.size();
        index-- > 1 && ledger.spare_device_pages() < 0;) {
-    ledger.apply(preemption(ledger, index, options));
+    ledger.apply(options.preemption == SuspendMode::kSwap
+                     ? ledger.swap_if_it_fits(index)
+                     : Suspend{ledger.running(index).id, SuspendMode::kDrop});
     preempted = true;
   }
   return preempted;
@@ -33,9 +28,7 @@ bool preempt_until_it_fits(PlacementLedger& ledger, const VllmOptions& options) 
 }  // namespace
 
 StaticPlacement VllmPolicy::start(const JobView& /*job*/) const {
-  return {.host_tier = options_.preemption == SuspendMode::kSwap,
-          .repeats_decoded = options_.keep_prefixes,
-          .block_tokens = kVllmBlockTokens};
+  return {.host_tier = options_.preemption == SuspendMode::kSwap, .block_tokens = kVllmBlockTokens};
 }
 
 std::int64_t VllmPolicy::longest_line(const PlacementLimits& limits) const {
@@ -48,7 +41,7 @@ PlacementActions VllmPolicy::decide(const StepView& view) const {
 
   const PlacementLimits& limits = view.limits;
   const auto watermark = static_cast<std::int64_t>(
-      std::ceil(options_.watermark * static_cast<double>(limits.device_blocks())));
+      std::ceil(kWatermark * static_cast<double>(limits.device_blocks())));
   const auto has_room = [&](std::int64_t pages) {
     const std::int64_t kept = ledger.running_count() == 0 ? 0 : watermark * limits.layers;
     return ledger.running_count() < limits.batch_size &&

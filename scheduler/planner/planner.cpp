@@ -44,7 +44,8 @@ void settle_schedule(const StepModel& steps, const PlanOptions& options, Candida
 // The best of the numbers of streamed layers and KV types asked for; nothing fits: no value.
 std::optional<Candidate> best_candidate(const CostModel& cost, const PlanRequest& request) {
   std::vector<DType> types = {request.model.kv_dtype};
-  if (request.choose_kv_dtype && request.model.kv_dtype != DType::kI8) types.push_back(DType::kI8);
+  if (request.choose_kv_dtype && request.model.kv_dtype != DType::kInt8)
+    types.push_back(DType::kInt8);
   std::vector<std::int64_t> streamed = {request.model.streamed_layers};
   if (request.choose_streamed_layers) {
     streamed.clear();

@@ -23,12 +23,6 @@ std::int64_t longest_output(const SimulatedJob& job) {
   return std::ranges::max(job.lines, {}, &SimulatedLine::output_tokens).output_tokens;
 }
 
-std::shared_ptr<const ReplayCosts> replay_costs(const CostModel& cost, const SimulatedJob& job,
-                                                DType kv_dtype) {
-  return std::make_shared<const ReplayCosts>(cost, job.model.layers,
-                                             kv_record_bytes(job.model, kv_dtype));
-}
-
 // One plan and its run with so many sequences at a time; nothing when no
 // schedule fits.
 std::optional<NamedSimulation> run_planned(const CostModel& cost, const SimulatedJob& job,
@@ -62,8 +56,7 @@ std::optional<NamedSimulation> run_planned(const CostModel& cost, const Simulate
       batch, s.p1, s.p2, s.alpha, s.beta, s.streamed_layers);
   SimulatedJob part = job;
   part.batch_size = batch;
-  named.result = simulate(
-      TriphasePolicy(s, replay_costs(cost, job, s.kv_dtype.value_or(job.kv_dtype))), cost, part);
+  named.result = simulate(TriphasePolicy(s), cost, part);
   return named;
 }
 
@@ -83,7 +76,7 @@ NamedSimulation run_triphase(const CostModel& cost, const SimulatedJob& job,
   // sequences at a time: what the device holds alone, and shares of the batch,
   // are weighed too.
   std::vector<std::int64_t> fewer = {job.batch_size * 3 / 4, job.batch_size / 2};
-  for (const DType type : {job.kv_dtype, options.choose_kv_dtype ? DType::kI8 : job.kv_dtype}) {
+  for (const DType type : {job.kv_dtype, options.choose_kv_dtype ? DType::kInt8 : job.kv_dtype}) {
     SimulatedJob resident = job;
     resident.kv_dtype = type;
     const SimulationResult alone = simulate(DeviceOnlyPolicy(), cost, resident);
@@ -218,12 +211,6 @@ NamedSimulation run_flexgen(const CostModel& cost, const SimulatedJob& job,
 
 }  // namespace
 
-const std::vector<std::string>& simulated_policy_names() {
-  static const std::vector<std::string> kNames = {"triphase",   "flexgen", "vllm",
-                                                  "accelerate", "zero",    "device-only"};
-  return kNames;
-}
-
 NamedSimulation simulate_policy(std::string_view policy, const CostModel& cost,
                                 const SimulatedJob& job, const SimulationOptions& options) {
   if (policy == "triphase") return run_triphase(cost, job, options);
@@ -237,27 +224,14 @@ NamedSimulation simulate_policy(std::string_view policy, const CostModel& cost,
     named.result = simulate(object, cost, dense);
   };
   if (policy == "vllm") {
-    const bool recompute = options.vllm_preemption == VllmPreemption::kRecompute;
-    const bool weigh = options.vllm_preemption == VllmPreemption::kCheapest;
-    const bool keep = options.vllm_preemption == VllmPreemption::kOffload;
-    run(VllmPolicy({.preemption = recompute ? SuspendMode::kDrop : SuspendMode::kSwap,
-                    .keep_prefixes = keep,
-                    .weigh = weigh,
-                    .replay = replay_costs(cost, dense, dense.kv_dtype)}));
-    named.detail = recompute ? "recompute" : weigh ? "cheapest" : keep ? "offload" : "swap";
+    run(VllmPolicy());
   } else if (policy == "accelerate") {
     run(AcceleratePolicy({.overlap = !options.handicaps, .pinned = !options.handicaps}));
   } else if (policy == "zero") {
-    const bool on_host = options.zero_mode == ZeroMode::k2023;
-    if (on_host && !cost.can_attend_on_host()) {
-      named.result.infeasible = "the profile does not say what attention on the host costs";
-    } else {
-      ZeroOptions zero{.mode = options.zero_mode, .group_weights = groups};
-      if (options.handicaps) zero.stream_all = true;
-      run(ZeroPolicy(zero));
-    }
-    named.detail = on_host ? "2023: KV attended on the host" : "";
-    if (groups) named.detail += on_host ? ", 4-bit weights" : "4-bit weights";
+    ZeroOptions zero{.group_weights = groups};
+    if (options.handicaps) zero.stream_all = true;
+    run(ZeroPolicy(zero));
+    named.detail = groups ? "4-bit weights" : "";
   } else {
     TRIPHASE_CHECK(policy == "device-only", "a known policy");
     run(DeviceOnlyPolicy());

@@ -11,13 +11,10 @@
 #include <string_view>
 #include <vector>
 
-#include "scheduler/placement/zero_policy.h"
 #include "scheduler/planner/planner.h"
 #include "scheduler/simulator/simulator.h"
 
 namespace triphase {
-
-[[nodiscard]] const std::vector<std::string>& simulated_policy_names();
 
 struct NamedSimulation {
   std::string policy;
@@ -26,26 +23,19 @@ struct NamedSimulation {
   std::optional<Plan> plan;  // of triphase
 };
 
-// How vllm's preempted sequences come back; kCheapest: swapped but for the part of the prompt that
-// is cheaper to compute again; kOffload: full blocks from the host, the rest computed again.
-enum class VllmPreemption : std::uint8_t { kRecompute, kSwap, kCheapest, kOffload };
-
 struct SimulationOptions {
   ScheduleKind schedule = ScheduleKind::kAdaptive;
   bool allow_recompute = true;
   bool choose_kv_dtype = false;  // triphase weighs INT8 against the given type
   bool handicaps = false;        // baselines with their originals' handicaps
-  VllmPreemption vllm_preemption = VllmPreemption::kRecompute;
-  ZeroMode zero_mode = ZeroMode::k2022;
   // The model with its weights in 4-bit groups, which flexgen and zero then have; nothing: in their
   // own type.
   std::optional<ModelCosts> grouped_model;
   bool flexgen_kv_4bit = false;  // FlexGenOptions::kv_4bit
 };
 
-// Runs `policy` on the job. The policy name
-// must be one of simulated_policy_names(). Sparsity applies to `triphase` alone: the others attend
-// densely as their originals do.
+// Runs `policy`, a name of --policy, on the job. Sparsity applies to `triphase` alone: the others
+// attend densely as their originals do.
 [[nodiscard]] NamedSimulation simulate_policy(std::string_view policy, const CostModel& cost,
                                               const SimulatedJob& job,
                                               const SimulationOptions& options);

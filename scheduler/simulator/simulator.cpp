@@ -46,6 +46,9 @@ class Simulation {
     result_.infeasible = memory_.infeasible;
     result_.kv_dtype = memory_.kv_dtype;
     result_.streamed_layers = memory_.streamed_layers;
+    if (memory_.placement.host_kv == HostKvUse::kCpuAttention && !cost_.can_attend_on_host()) {
+      result_.infeasible = "the profile does not say what attention on the host costs";
+    }
     if (result_.infeasible.empty()) {
       while (next_ < job_.lines.size() || !running_.empty() || !suspended_.empty()) step();
       result_.seconds = result_.lanes.step;
@@ -60,11 +63,6 @@ class Simulation {
     std::vector<SequenceProgress> progress;
     for (const Line& line : running_) {
       const RunningSequence& place = line.place;
-      if (place.replaying()) {
-        progress.push_back(
-            {place.replay_tokens - place.replayed, place.replayed, memory_.limits.block_tokens});
-        continue;
-      }
       progress.push_back(
           {std::max<std::int64_t>(place.prefill_tokens - place.context, 0), place.context});
     }
@@ -79,7 +77,6 @@ class Simulation {
 
   [[nodiscard]] StepView make_view() {
     plan_rows();
-    for (Line& line : running_) line.place.replayable_blocks = replayable(line.place);
     StepView view{.step = result_.steps_taken,
                   .limits = memory_.limits,
                   .free_device_pages = free_device_,
@@ -87,17 +84,15 @@ class Simulation {
                   .free_input_pages = free_input_};
     for (const Line& line : running_) view.running.push_back(line.place);
     for (const Line& line : suspended_) {
-      view.suspended.push_back(
-          {.id = line.place.id,
-           .mode = line.mode,
-           .prompt_tokens = line.place.prompt_tokens,
-           .prefill_tokens = line.place.prefill_tokens,
-           .context = line.place.context,
-           .max_tokens = line.place.max_tokens,
-           .recompute_blocks = line.place.recompute_blocks,
-           .host_blocks = line.place.host_blocks,
-           .input_blocks = line.place.input_blocks,
-           .dropped_blocks = line.place.replay_tokens / memory_.limits.block_tokens});
+      view.suspended.push_back({.id = line.place.id,
+                                .mode = line.mode,
+                                .prompt_tokens = line.place.prompt_tokens,
+                                .prefill_tokens = line.place.prefill_tokens,
+                                .context = line.place.context,
+                                .max_tokens = line.place.max_tokens,
+                                .recompute_blocks = line.place.recompute_blocks,
+                                .host_blocks = line.place.host_blocks,
+                                .input_blocks = line.place.input_blocks});
     }
     if (running_.size() >= static_cast<std::size_t>(job_.batch_size)) return view;
     const std::size_t end =
@@ -108,13 +103,6 @@ class Simulation {
                               .max_tokens = line.prompt_tokens + line.output_tokens - 1});
     }
     return view;
-  }
-
-  // Lines share nothing here, and prompts are computed densely but for their units.
-  [[nodiscard]] std::int64_t replayable(const RunningSequence& place) const {
-    if (place.input_blocks > 0 || place.replaying()) return 0;
-    const std::int64_t exact = job_.prompt_units.causal_tokens(place.prompt_tokens);
-    return std::min(exact, place.context) / memory_.limits.block_tokens;
   }
 
   void step() {
@@ -170,7 +158,7 @@ class Simulation {
   // Blocks that the step's tokens of a sequence begin.
   [[nodiscard]] std::int64_t added_blocks(const RunningSequence& place) const {
     return std::max<std::int64_t>(
-        memory_.limits.blocks_for(place.context + place.new_tokens()) - place.blocks(), 0);
+        memory_.limits.blocks_for(place.context + place.step_tokens) - place.blocks(), 0);
   }
 
   [[nodiscard]] Line& running_line(SequenceId id) {
@@ -213,8 +201,7 @@ class Simulation {
         if (found->mode == SuspendMode::kSwap) {
           // It may itself be on its way out still.
           settle();
-          const std::int64_t dropped = found->place.replay_tokens / memory_.limits.block_tokens;
-          work.h2d_bytes += moved_bytes(resume->device_blocks - dropped);
+          work.h2d_bytes += moved_bytes(resume->device_blocks);
         }
         started.push_back(*found);
         suspended_.erase(found);
@@ -252,35 +239,16 @@ class Simulation {
     ++result_.suspensions;
     line.mode = action.mode;
     RunningSequence& place = line.place;
-    const std::int64_t dropped = action.dropped_blocks;
-    if (action.mode == SuspendMode::kSwap && action.kept_blocks) {
-      if (line.leaving > 0) settle();
-      const std::int64_t moved =
-          std::max<std::int64_t>(*action.kept_blocks - place.away_blocks(), 0);
-      work.d2h_bytes += moved_bytes(moved);
-      leaving_ += moved;
-      const std::int64_t kept = *action.kept_blocks * memory_.limits.block_tokens;
-      result_.repeated_tokens += static_cast<std::uint64_t>(place.context - kept);
-      if (!place.prefilling()) place.prefill_tokens = place.context + 1;
-      place.context = kept;
-      place.host_blocks = *action.kept_blocks;
-    } else if (action.mode == SuspendMode::kSwap) {
-      const std::int64_t away = place.away_blocks();
-      const std::int64_t moved = place.blocks() - std::max(away, dropped);
-      // What is on its way out arrives before it is dropped.
-      if (dropped > away - line.leaving && line.leaving > 0) settle();
-      work.d2h_bytes += moved_bytes(moved);
-      leaving_ += moved;
-      place.host_blocks += place.device_blocks - dropped;
-      place.replay_tokens = dropped * memory_.limits.block_tokens;
-      place.replayed = 0;
-      result_.replayed_tokens += static_cast<std::uint64_t>(place.replay_tokens);
+    if (action.mode == SuspendMode::kSwap) {
+      work.d2h_bytes += moved_bytes(place.device_blocks);
+      leaving_ += place.device_blocks;
+      place.host_blocks += place.device_blocks;
     } else {
       settle();  // nothing ends while it moves
       result_.repeated_tokens += static_cast<std::uint64_t>(place.context);
       // The last token it sampled is computed with the others.
       if (!place.prefilling()) place.prefill_tokens = place.context + 1;
-      place.context = place.replay_tokens = place.replayed = 0;
+      place.context = 0;
       place.host_blocks = place.recompute_blocks = place.input_blocks = 0;
     }
     place.device_blocks = place.device_reserved = place.host_reserved = 0;
@@ -321,8 +289,7 @@ class Simulation {
       double fetched = away;
       if (place.prefilling()) {
         work.prefill_rows += rows;
-        const std::int64_t before = place.replaying() ? place.replayed : place.context;
-        prefill_context += static_cast<double>(rows) * static_cast<double>(before);
+        prefill_context += static_cast<double>(rows) * static_cast<double>(place.context);
       } else {
         ++work.decode_rows;
         fetched = touched_away(place.context + 1, away);
@@ -360,13 +327,13 @@ class Simulation {
       work.d2h_bytes += static_cast<double>(saved) * memory_.input_token;
       result_.inputs_d2h_bytes += static_cast<double>(saved) * memory_.input_token;
       if (line.on_host) {
-        work.d2h_bytes += static_cast<double>(place.new_tokens()) * memory_.record_token;
+        work.d2h_bytes += static_cast<double>(rows) * memory_.record_token;
       }
       if (work.kv == KvForm::kInt8) work.quantized_tokens += static_cast<double>(rows);
       record.phase = std::max(record.phase, place.recompute_blocks > 0 ? Phase::kThree
                                             : place.host_blocks > 0    ? Phase::kTwo
                                                                        : Phase::kOne);
-      record.longest_context = std::max(record.longest_context, place.context + place.new_tokens());
+      record.longest_context = std::max(record.longest_context, place.context + rows);
       line.decoded = !place.prefilling();
       grow(line);
     }
@@ -456,11 +423,6 @@ class Simulation {
   // The step's tokens get their blocks; a line samples once its prefill is complete.
   void grow(Line& line) {
     RunningSequence& place = line.place;
-    if (place.replaying()) {
-      place.replayed += place.step_tokens;
-      if (place.replayed == place.replay_tokens) place.replay_tokens = place.replayed = 0;
-      return;
-    }
     const std::int64_t added = added_blocks(place);
     place.context += place.step_tokens;
     const std::int64_t reserved = std::min(added, place.device_reserved);
@@ -517,9 +479,7 @@ class Simulation {
     result_.d2h_bytes += record.d2h_bytes;
     result_.recomputed_tokens += work.recompute_tokens;
     result_.inputs_h2d_bytes += work.recompute_tokens * memory_.input_token;
-    const auto phase = static_cast<std::size_t>(record.phase) - 1;
-    ++result_.phase_steps[phase];
-    result_.phase_seconds[phase] += record.seconds;
+    ++result_.phase_steps[static_cast<std::size_t>(record.phase) - 1];
     if (job_.keep_steps) result_.steps.push_back(record);
   }
 

@@ -48,13 +48,11 @@ struct SimulationResult {
   double workspace_bytes = 0.0;       // F32 copies of KV that is attended on the host
   std::uint64_t padding_tokens = 0;   // in front of prompts
   std::uint64_t repeated_tokens = 0;  // prefilled again after a drop
-  std::uint64_t replayed_tokens = 0;  // of prefixes that a swap dropped, from their token ids
   std::int64_t suspensions = 0;
   std::int64_t max_running = 0;
   std::uint64_t device_peak = 0;  // weights, scratch and staging included
   std::uint64_t host_peak = 0;
   std::int64_t phase_steps[3] = {0, 0, 0};
-  double phase_seconds[3] = {0.0, 0.0, 0.0};
   std::vector<SimulatedStep> steps;
   std::vector<StepView> views;  // what the policy saw; ids are the lines' indices
   std::vector<PlacementActions> actions;

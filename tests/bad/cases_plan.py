@@ -16,7 +16,7 @@ PLAN = {
     "machine": "another CPU, cpu (avx2), 96 threads; memory copies",
     "workload": {"batch_size": 2, "input_len": 8, "output_len": 8, "caching_ratio": 1, "miss_rate": 1},
     "budget": {"device_bytes": 1048576, "host_bytes": 1048576},
-    "kv_dtype": "f32",
+    "kv_dtype": "fp32",
     "block_tokens": 32,
     "recompute_source": "never",
     "schedule": {"kind": "adaptive", "p1": 2, "p2": 8, "alpha": 0, "beta": 0, "device_tokens": 8, "window_tokens": 0,

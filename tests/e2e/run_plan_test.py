@@ -77,13 +77,12 @@ class RunPlan(unittest.TestCase):
         for field in ("p1", "p2", "alpha", "beta", "device_tokens", "window_tokens"):
             self.assertEqual(used[field], stored["schedule"][field])
         self.assertEqual(stored["budget"], {"device_bytes": 16 << 20, "host_bytes": 256 << 20})
-        self.assertEqual(summary["model"]["kv_dtype"].replace("int8", "i8"), stored["kv_dtype"])
+        self.assertEqual(summary["model"]["kv_dtype"], stored["kv_dtype"])
         self.assertLessEqual(summary["peak_bytes"]["device"], 16 << 20)
         # Placement never changes the answer: the same numbers without a plan or a host. Whether the
         # plan recomputes KV, from layer inputs, is for the machine's speed to say.
-        kv = {"i8": "int8", "f16": "fp16", "bf16": "bf16", "f32": "fp32"}[stored["kv_dtype"]]
-        _, _, alone = self.run_job("alone", "--policy", "device-only", "--kv-dtype", kv, "--layer-inputs",
-                                   str(stored["schedule"]["input_tokens"]))
+        _, _, alone = self.run_job("alone", "--policy", "device-only", "--kv-dtype", stored["kv_dtype"],
+                                   "--layer-inputs", str(stored["schedule"]["input_tokens"]))
         self.assertEqual(output.read_bytes(), alone.read_bytes())
         # The next job finds the profile.
         done, _, _ = self.run_job("second", *SMALL)

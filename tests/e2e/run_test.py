@@ -288,7 +288,7 @@ class RunTest(unittest.TestCase):
         self.assertTrue({"memory", "output directory", "CUDA"} <= {check["check"] for check in checks})
         model = json.loads(subprocess.run([PROGRAM, "inspect", "--model", "model", "--format=json"],
                                           cwd=self.folder, capture_output=True, check=True).stdout)
-        self.assertEqual((model["layers"], model["kv_bytes_per_token"]["f32"]), (2, 2 * 2 * 8 * 4))
+        self.assertEqual((model["layers"], model["kv_bytes_per_token"]["fp32"]), (2, 2 * 2 * 8 * 4))
 
 
 if __name__ == "__main__":

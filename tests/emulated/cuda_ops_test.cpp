@@ -107,7 +107,7 @@ TEST(EmulatedCudaOps, TheCacheHoldsTheSameBytesAsOnTheCpu) {
   HostDevice host;
   const auto host_stream = host.make_stream();
   GuardedMachine machine;
-  for (const DType dtype : {DType::kF16, DType::kBF16, DType::kU8}) {
+  for (const DType dtype : {DType::kF16, DType::kBF16, DType::kInt8}) {
     const std::vector<std::int32_t> lengths = {1, 32, 70, 129};
     const FilledCache ours(*machine.ops, machine.device, dtype, lengths, 3);
     const FilledCache theirs(*cpu, host, dtype, lengths, 3);
@@ -139,7 +139,7 @@ TEST(EmulatedCudaOps, TheCacheHoldsTheSameBytesAsOnTheCpu) {
 // Decode rows, a prefill chunk and a windowed row in one batch: three routes to the kernels.
 TEST(EmulatedCudaOps, MixedBatchesMatchFloat64) {
   for (const bool deterministic : {false, true}) {
-    for (const DType dtype : {DType::kF16, DType::kBF16, DType::kU8}) {
+    for (const DType dtype : {DType::kF16, DType::kBF16, DType::kInt8}) {
       GuardedMachine machine(emulated_gpu(deterministic));
       const FilledCache filled(*machine.ops, machine.device, dtype, {1, 33, 96, 140, 64}, 4);
       std::vector<AttentionSegment> segments = {filled.segment(0, 0, 1), filled.segment(1, 1, 1),
@@ -247,13 +247,12 @@ TEST(EmulatedCudaOps, RowsOfADecoderLayerMatchTheCpu) {
     ops.rms_norm(a, weight.data(), 1.0F, 1e-5F, b, *stream);
     ops.rope(b, kHeads, FilledCache::kDim, FilledCache::kDim,
              matrix(angles, kRows, FilledCache::kDim), *stream);
-    ops.add(a, b, *stream);
     ops.layer_norm(b, weight.data(), bias.data(), 1e-5F, a, *stream);
     ops.add_positions(positions, matrix(table, 9, kColumns), a, *stream);
     ops.gated_activation(Activation::kSilu, a, b, b, *stream);
     ops.activate(Activation::kGeluErf, b, *stream);
     ops.embed(std::vector<TokenId>{1, 2, 8, 0, 4}, matrix(table, 9, kColumns), 2.0F, a, *stream);
-    ops.add(a, b, *stream);
+    ops.gated_activation(Activation::kSilu, a, b, b, *stream);
     return y.host();
   };
   const std::vector<float> ours = run(*gpu.ops, gpu.device);
@@ -272,7 +271,7 @@ TEST(EmulatedCudaOps, SelectionsMatchFloat64AndReturnTheirWeights) {
                              1,      200 * kHeads * 2};
   const DeviceArray<std::byte> scratch(host,
                                        static_cast<std::int64_t>(attention_workspace_bytes(shape)));
-  for (const DType dtype : {DType::kF16, DType::kU8}) {
+  for (const DType dtype : {DType::kF16, DType::kInt8}) {
     for (const std::int64_t list_count : {std::int64_t{1}, FilledCache::kKvHeads}) {
       SCOPED_TRACE(std::string(dtype_name(dtype)) + " lists " + std::to_string(list_count));
       GuardedMachine machine;
@@ -341,8 +340,8 @@ TEST(EmulatedCudaOps, ErrorsNameOperationAndShape) {
                 machine.ops->linear(matrix(x, 3, 4), matrix(x, 2, 6), nullptr, false,
                                     matrix(x, 3, 2), *machine.stream);
               }),
-              testing::AllOf(testing::HasSubstr("linear"), testing::HasSubstr("x 3 x 4 f32"),
-                             testing::HasSubstr("w 2 x 6 f32")));
+              testing::AllOf(testing::HasSubstr("linear"), testing::HasSubstr("x 3 x 4 fp32"),
+                             testing::HasSubstr("w 2 x 6 fp32")));
   const std::vector<std::int32_t> rows = {0, 9, 1};
   EXPECT_THAT(refused([&] {
                 machine.ops->gather_rows(matrix(x, 3, 4), rows, matrix(x, 3, 4), *machine.stream);
@@ -352,7 +351,7 @@ TEST(EmulatedCudaOps, ErrorsNameOperationAndShape) {
                 machine.ops->rms_norm(matrix(x, 3, 4), x.data(), 0.0F, 1e-5F, matrix(x, 2, 4),
                                       *machine.stream);
               }),
-              testing::AllOf(testing::HasSubstr("rms_norm"), testing::HasSubstr("y 2 x 4 f32")));
+              testing::AllOf(testing::HasSubstr("rms_norm"), testing::HasSubstr("y 2 x 4 fp32")));
 }
 
 // Calls within the announced shape find everything allocated; the plan counted every byte.
@@ -369,7 +368,7 @@ TEST(EmulatedCudaOps, ReservedScratchIsAllThatCallsNeed) {
   };
   GuardedDevice library_memory;
   for (const bool deterministic : {false, true}) {
-    for (const DType dtype : {DType::kF16, DType::kU8}) {
+    for (const DType dtype : {DType::kF16, DType::kInt8}) {
       OpsShape shape;
       shape.attention = {.heads = kHeads,
                          .kv_heads = FilledCache::kKvHeads,

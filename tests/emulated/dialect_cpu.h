@@ -21,10 +21,6 @@
 #define blockDim (::triphase::emulated::block_size())
 #define gridDim (::triphase::emulated::grid_size())
 #define __syncthreads() (::triphase::emulated::sync_block(__FILE__, __LINE__))
-#define sync_block_or(predicate) \
-  (::triphase::emulated::sync_block_count((predicate), __FILE__, __LINE__) != 0)
-#define sync_block_count(predicate) \
-  (::triphase::emulated::sync_block_count((predicate), __FILE__, __LINE__))
 
 #define TRIPHASE_LAUNCH(kernel, grid, block, shared_bytes, stream, ...)                      \
   ::triphase::cuda::detail::launch(::triphase::cuda::detail::unwrap kernel, (grid), (block), \
@@ -140,24 +136,10 @@ T shuffle_xor(T value, int lane_mask) {
   const std::uint64_t* all = emulated::warp_exchange("shuffle_xor", detail::to_word(value));
   return detail::from_word<T>(all[(detail::lane() ^ lane_mask) & 31]);
 }
-template <class T>
-T shuffle_down(T value, int by) {
-  const std::uint64_t* all = emulated::warp_exchange("shuffle_down", detail::to_word(value));
-  const int from = detail::lane() + by;
-  return detail::from_word<T>(all[from < 32 ? from : detail::lane()]);
-}
 inline unsigned ballot(bool predicate) {
   const std::uint64_t* all = emulated::warp_exchange("ballot", predicate ? 1 : 0);
   unsigned bits = 0;
   for (unsigned i = 0; i < 32; ++i) bits |= static_cast<unsigned>(all[i]) << i;
-  return bits;
-}
-template <class T>
-unsigned match_any(T value) {
-  const std::uint64_t mine = detail::to_word(value);
-  const std::uint64_t* all = emulated::warp_exchange("match_any", mine);
-  unsigned bits = 0;
-  for (unsigned i = 0; i < 32; ++i) bits |= (all[i] == mine ? 1U : 0U) << i;
   return bits;
 }
 inline void sync_warp() { (void)emulated::warp_exchange("sync_warp", 0); }
@@ -169,30 +151,11 @@ T atomic_add(T* at, T value) {
   return before;
 }
 template <class T>
-T atomic_min(T* at, T value) {
-  const T before = *at;
-  *at = value < before ? value : before;
-  return before;
-}
-template <class T>
-T atomic_max(T* at, T value) {
-  const T before = *at;
-  *at = before < value ? value : before;
-  return before;
-}
-template <class T>
 T atomic_or(T* at, T value) {
   const T before = *at;
   *at = before | value;
   return before;
 }
-template <class T>
-T atomic_cas(T* at, T expected, T desired) {
-  const T before = *at;
-  if (before == expected) *at = desired;
-  return before;
-}
-
 inline int count_bits(unsigned value) { return std::popcount(value); }
 inline int first_bit(unsigned value) { return value == 0 ? -1 : std::countr_zero(value); }
 inline unsigned float_bits(float value) { return std::bit_cast<unsigned>(value); }
@@ -256,9 +219,6 @@ inline void store4(void* to, unsigned value) { detail::aligned_store(to, value);
 
 inline void copy_async16(void* to_shared, const void* from, bool valid) {
   emulated::copy_async(to_shared, valid ? from : nullptr, 16);
-}
-inline void copy_async4(void* to_shared, const void* from, bool valid) {
-  emulated::copy_async(to_shared, valid ? from : nullptr, 4);
 }
 inline void copy_async_commit() { emulated::copy_async_commit(); }
 template <int kPending>

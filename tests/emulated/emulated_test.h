@@ -58,7 +58,7 @@ class Stored {
   std::vector<std::byte> bytes_;
 };
 
-// Random K and V of some sequences over shuffled pages, everything unused poisoned. With kU8 the
+// Random K and V of some sequences over shuffled pages, everything unused poisoned. With kInt8 the
 // codes have scales and the last block of each sequence lies in an open page of F16.
 struct PagedCache {
   PagedCache(std::mt19937& random, DType cache_dtype, std::vector<std::int32_t> token_counts,
@@ -76,7 +76,7 @@ struct PagedCache {
     const auto sequences = static_cast<std::int64_t>(lengths.size());
     const std::int64_t page_count = sequences * max_pages + 1;
     const std::int64_t elements = page_count * page_elements();
-    if (dtype == DType::kU8) {
+    if (dtype == DType::kInt8) {
       codes_k.assign(static_cast<std::size_t>(elements), 255);
       codes_v = codes_k;
       scales = poisoned(page_count * 4 * kv_heads * head_dim);
@@ -115,7 +115,7 @@ struct PagedCache {
   [[nodiscard]] double value(bool of_v, std::int64_t b, std::int64_t head, std::int64_t token,
                              std::int64_t c) const {
     const std::int64_t page = pages[static_cast<std::size_t>(b * max_pages + token / page_tokens)];
-    if (dtype != DType::kU8) return (of_v ? v : k)[0].at(place(page, head, token, c));
+    if (dtype != DType::kInt8) return (of_v ? v : k)[0].at(place(page, head, token, c));
     if (token >= own_block(b)) {
       return (of_v ? open_v : open_k)[0].at(
           place(open_pages[static_cast<std::size_t>(b)], head, token, c));
@@ -127,10 +127,10 @@ struct PagedCache {
            (code - static_cast<double>(scales[static_cast<std::size_t>(scale + head_dim)]));
   }
   [[nodiscard]] const void* k_data() const {
-    return dtype == DType::kU8 ? static_cast<const void*>(codes_k.data()) : k[0].data();
+    return dtype == DType::kInt8 ? static_cast<const void*>(codes_k.data()) : k[0].data();
   }
   [[nodiscard]] const void* v_data() const {
-    return dtype == DType::kU8 ? static_cast<const void*>(codes_v.data()) : v[0].data();
+    return dtype == DType::kInt8 ? static_cast<const void*>(codes_v.data()) : v[0].data();
   }
 
   DType dtype;
@@ -152,7 +152,7 @@ struct PagedCache {
       for (std::int64_t head = 0; head < kv_heads; ++head) {
         for (std::int64_t c = 0; c < head_dim; ++c) {
           const std::int64_t at = place(page, head, token, c);
-          if (dtype != DType::kU8) {
+          if (dtype != DType::kInt8) {
             const float key = normal(random);
             k[0].set(at, key);
             v[0].set(at, normal(random));

@@ -48,8 +48,6 @@ struct Block {
   std::unique_ptr<unsigned char[]> shared;
   const std::function<void()>* body = nullptr;
   int at_barrier = 0;
-  int predicate_sum = 0;
-  int barrier_result = 0;
   const char* barrier_file = "";
   int barrier_line = 0;
   std::exception_ptr error;
@@ -229,22 +227,17 @@ unsigned char* dynamic_shared() { return g_block->shared.get(); }
 
 void fault(const std::string& what) { throw Fault(thread_name(*g_block->current) + ": " + what); }
 
-void sync_block(const char* file, int line) { (void)sync_block_count(false, file, line); }
-
-int sync_block_count(bool predicate, const char* file, int line) {
+void sync_block(const char* file, int line) {
   Block& block = *g_block;
   if (block.at_barrier == 0) {
     block.barrier_file = file;
     block.barrier_line = line;
-    block.predicate_sum = 0;
   } else if (block.barrier_line != line || std::strcmp(block.barrier_file, file) != 0) {
     fault("is at the barrier of line " + std::to_string(line) + ", others are at line " +
           std::to_string(block.barrier_line));
   }
-  block.predicate_sum += predicate ? 1 : 0;
   if (++block.at_barrier == block.count) {
     block.at_barrier = 0;
-    block.barrier_result = block.predicate_sum;
     for (int i = 0; i < block.count; ++i) {
       block.threads[static_cast<std::size_t>(i)]->status = Status::kReady;
     }
@@ -253,7 +246,6 @@ int sync_block_count(bool predicate, const char* file, int line) {
   Thread* thread = block.current;
   if (block.at_barrier != 0) thread->status = Status::kAtBarrier;
   thread->fiber.yield();
-  return block.barrier_result;
 }
 
 const std::uint64_t* warp_exchange(const char* operation, std::uint64_t value) {

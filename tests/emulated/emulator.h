@@ -66,7 +66,6 @@ const Dim3& grid_size();
 std::uint64_t block_serial();  // a new number for every block that runs
 unsigned char* dynamic_shared();
 void sync_block(const char* file, int line);
-int sync_block_count(bool predicate, const char* file, int line);
 // All lanes of the warp leave a value and see everybody's: the base of every warp collective.
 // The result is valid until this lane's next exchange.
 const std::uint64_t* warp_exchange(const char* operation, std::uint64_t value);

@@ -87,7 +87,7 @@ class FilledCache {
     }
     return segment;
   }
-  [[nodiscard]] bool quantized() const { return dtype_ == DType::kU8; }
+  [[nodiscard]] bool quantized() const { return dtype_ == DType::kInt8; }
   [[nodiscard]] std::int64_t length(std::size_t b) const { return lengths_[b]; }
   [[nodiscard]] PageId page(std::size_t b, std::int64_t i) const {
     return pages_[b][static_cast<std::size_t>(i)];

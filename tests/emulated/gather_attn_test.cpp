@@ -262,7 +262,7 @@ void expect_right(const Case& c, double tolerance = kTolerance) {
 const std::vector<int> kRagged = {0, 1, 127, 128, 129, 300};
 
 TEST(GatherAttn, RaggedLengthsOfEveryType) {
-  for (const DType dtype : {DType::kF16, DType::kBF16, DType::kU8}) {
+  for (const DType dtype : {DType::kF16, DType::kBF16, DType::kInt8}) {
     for (const std::uint64_t seed : {0, 1, 17}) {
       const emulated::Order order(seed);
       SCOPED_TRACE(std::string(dtype_name(dtype)) + " order " + std::to_string(seed));
@@ -274,7 +274,7 @@ TEST(GatherAttn, RaggedLengthsOfEveryType) {
 }
 
 TEST(GatherAttn, GroupsOfOneToNineHeads) {
-  for (const DType dtype : {DType::kF16, DType::kU8}) {
+  for (const DType dtype : {DType::kF16, DType::kInt8}) {
     for (int group = 1; group <= 9; ++group) {
       SCOPED_TRACE(std::string(dtype_name(dtype)) + " group " + std::to_string(group));
       expect_right(
@@ -286,7 +286,7 @@ TEST(GatherAttn, GroupsOfOneToNineHeads) {
 }
 
 TEST(GatherAttn, HeadSizesAndPages) {
-  for (const DType dtype : {DType::kF16, DType::kBF16, DType::kU8}) {
+  for (const DType dtype : {DType::kF16, DType::kBF16, DType::kInt8}) {
     for (const int dim : {1, 7, 20, 64, 72, 80, 96, 100, 128, 160, 256}) {
       for (const int group : {2, 4}) {
         SCOPED_TRACE(std::string(dtype_name(dtype)) + " head_dim " + std::to_string(dim) +
@@ -304,7 +304,7 @@ TEST(GatherAttn, HeadSizesAndPages) {
 }
 
 TEST(GatherAttn, RangesAndLists) {
-  for (const DType dtype : {DType::kF16, DType::kU8}) {
+  for (const DType dtype : {DType::kF16, DType::kInt8}) {
     for (const bool per_row : {false, true}) {
       for (const bool slots : {false, true}) {
         SCOPED_TRACE(std::string(dtype_name(dtype)) + (per_row ? " per row" : " shared") +
@@ -324,7 +324,7 @@ TEST(GatherAttn, RangesAndLists) {
 }
 
 TEST(GatherAttn, TokensInHostRecords) {
-  for (const DType dtype : {DType::kF16, DType::kU8}) {
+  for (const DType dtype : {DType::kF16, DType::kInt8}) {
     for (const bool read_host : {true, false}) {
       SCOPED_TRACE(std::string(dtype_name(dtype)) + (read_host ? " read" : " left out"));
       expect_right({.kv = {.lengths = {0, 1, 129, 257},
@@ -342,7 +342,7 @@ TEST(GatherAttn, TokensInHostRecords) {
 }
 
 TEST(GatherAttn, SplitsDoNotChangeTheResult) {
-  for (const DType dtype : {DType::kBF16, DType::kU8}) {
+  for (const DType dtype : {DType::kBF16, DType::kInt8}) {
     for (const int parts : {1, 2, 3, 16, 64}) {
       SCOPED_TRACE(std::string(dtype_name(dtype)) + " parts " + std::to_string(parts));
       for (const int group : {1, 4}) {
@@ -360,7 +360,7 @@ TEST(GatherAttn, SplitsDoNotChangeTheResult) {
 
 TEST(GatherAttn, PlacesAndNeighboursDoNotChangeABit) {
   for (const auto& [dtype, group] :
-       {std::pair{DType::kF16, 2}, {DType::kU8, 2}, {DType::kBF16, 4}, {DType::kU8, 8}}) {
+       {std::pair{DType::kF16, 2}, {DType::kInt8, 2}, {DType::kBF16, 4}, {DType::kInt8, 8}}) {
     const Case base{
         .kv = {.lengths = {200, 333, 64}, .kv_heads = 2, .page_tokens = 64, .dtype = dtype},
         .group = group,
@@ -415,7 +415,7 @@ TEST(GatherAttn, LargeScoresDoNotOverflow) {
 
 // The tensor cores' operands are 16 bits wide, the queries' range is not.
 TEST(GatherAttn, QueriesOfAnySizeOnTensorCores) {
-  for (const DType dtype : {DType::kF16, DType::kBF16, DType::kU8}) {
+  for (const DType dtype : {DType::kF16, DType::kBF16, DType::kInt8}) {
     for (const float factor : {0.0F, 1e-30F, 1e-7F, 1.0F, 30.0F}) {
       if (dtype == DType::kBF16 && factor > 1.0F) continue;  // 16 bits of a score of hundreds
       SCOPED_TRACE(std::string(dtype_name(dtype)) + " factor " + std::to_string(factor));

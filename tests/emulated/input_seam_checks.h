@@ -79,8 +79,8 @@ inline void check_input_codes(InputOps& inputs, Device& device, Stream& stream) 
 // Single tokens of closed blocks, quantized again in place, keep the codes that kv_close gave them.
 inline void check_requantized_tokens(Ops& ops, InputOps& inputs, Device& device, Stream& stream) {
   const std::vector<std::int32_t> lengths = {3 * FilledCache::kPageTokens + 1};
-  const FilledCache filled(ops, device, DType::kU8, lengths, 5);
-  const FilledCache cleared(ops, device, DType::kU8, lengths, 5);
+  const FilledCache filled(ops, device, DType::kInt8, lengths, 5);
+  const FilledCache cleared(ops, device, DType::kInt8, lengths, 5);
   std::vector<KvRequantize> tokens;
   for (std::int64_t block = 0; block < 3; ++block) {
     const PageId page = filled.page(0, block);

@@ -85,7 +85,7 @@ class KvFixture {
   [[nodiscard]] const void* host_records() const { return records_.data(); }
   [[nodiscard]] int sequences() const { return static_cast<int>(shape_.lengths.size()); }
   [[nodiscard]] const KvFixtureShape& shape() const { return shape_; }
-  [[nodiscard]] bool quantized() const { return shape_.dtype == DType::kU8; }
+  [[nodiscard]] bool quantized() const { return shape_.dtype == DType::kInt8; }
   [[nodiscard]] bool on_host(int token) const {
     return shape_.host_every > 0 && token % shape_.host_every == 0;
   }

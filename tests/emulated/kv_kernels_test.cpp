@@ -78,7 +78,7 @@ TEST(KvAppend, TokensSumsAndBounds) {
         args.cache.kv_heads = kv_heads;
         args.cache.head_dim = dim;
         if (quantized) {
-          args.cache.dtype = DType::kU8;
+          args.cache.dtype = DType::kInt8;
           args.cache.open_dtype = stored;
           args.cache.open_k = k_pool.data();
           args.cache.open_v = v_pool.data();
@@ -200,7 +200,7 @@ struct Int8Cache {
     KvCache cache;
     cache.k = codes[0].data();
     cache.v = codes[1].data();
-    cache.dtype = DType::kU8;
+    cache.dtype = DType::kInt8;
     cache.page_tokens = page_tokens;
     cache.kv_heads = kv_heads;
     cache.head_dim = dim;
@@ -231,7 +231,7 @@ TEST(KvQuantize, BitEqualToTheCpu) {
           KvLayerView view;
           view.k = cpu.codes[0].data();
           view.v = cpu.codes[1].data();
-          view.dtype = DType::kU8;
+          view.dtype = DType::kInt8;
           view.page_tokens = page_tokens;
           view.kv_heads = cpu.kv_heads;
           view.head_dim = dim;
@@ -332,7 +332,7 @@ TEST(KvQuantize, BackWithinHalfAStep) {
 }
 
 TEST(StageRows, ThereAndBackWithTransposition) {
-  for (const DType dtype : {DType::kF16, DType::kU8}) {
+  for (const DType dtype : {DType::kF16, DType::kInt8}) {
     for (const int dim : {3, 20, 64, 128}) {
       for (const int max_blocks : {0, 1}) {
         SCOPED_TRACE(std::string(dtype_name(dtype)) + " dim " + std::to_string(dim));

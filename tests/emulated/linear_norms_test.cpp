@@ -81,30 +81,5 @@ TEST(EmulatedNorms, MatchFloat64InAnyOrderOfThreads) {
   }
 }
 
-TEST(EmulatedNorms, TopLogitBreaksTiesLowAndReportsBrokenRows) {
-  std::mt19937 random(4);
-  const std::int64_t cols = 700;
-  std::vector<float> logits = random_floats(random, 5 * cols);
-  logits[300] = logits[650] = logits[301] = 9.0F;        // ties: 300
-  logits[static_cast<std::size_t>(cols) + 699] = 12.0F;  // the last
-  logits[static_cast<std::size_t>(2 * cols) + 5] = std::nanf("");
-  logits[static_cast<std::size_t>(3 * cols) + 5] = INFINITY;
-  for (std::int64_t c = 0; c < cols; ++c) {
-    if (c != 42) logits[static_cast<std::size_t>(4 * cols + c)] = -INFINITY;  // banned tokens
-  }
-  std::vector<std::int32_t> top(5, -7);
-  std::vector<float> value = poisoned(5);
-  std::vector<float> log_sum = poisoned(5);
-  top_logit({logits.data(), DType::kF32, 5, cols, cols}, top.data(), value.data(), log_sum.data(),
-            nullptr);
-  EXPECT_THAT(top, testing::ElementsAre(300, 699, -1, -1, 42));
-  double sum = 0.0;
-  for (std::int64_t c = 0; c < cols; ++c)
-    sum += std::exp(static_cast<double>(logits[static_cast<std::size_t>(c)]));
-  EXPECT_NEAR(log_sum[0], std::log(sum), 1e-5);
-  EXPECT_EQ(value[1], 12.0F);
-  EXPECT_NEAR(log_sum[4], value[4], 1e-6);
-}
-
 }  // namespace
 }  // namespace triphase::cuda

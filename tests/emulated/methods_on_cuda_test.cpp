@@ -121,7 +121,7 @@ class CpuMachine {
 TEST(MethodsOnCuda, ChooseAndAttendAsOnTheCpu) {
   CpuMachine cpu;
   GuardedMachine gpu;
-  for (const DType dtype : {DType::kF16, DType::kU8}) {
+  for (const DType dtype : {DType::kF16, DType::kInt8}) {
     for (const AttentionOptions& options : methods()) {
       SCOPED_TRACE(std::string(attention_name(options.kind)) + " " +
                    std::string(dtype_name(dtype)));

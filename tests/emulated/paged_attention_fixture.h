@@ -45,7 +45,7 @@ PagedResult run_paged(const PagedCase& c, const PagedCache& cache, const std::ve
   call.k = cache.k_data();
   call.v = cache.v_data();
   call.dtype = c.dtype;
-  if (c.dtype == DType::kU8) {
+  if (c.dtype == DType::kInt8) {
     call.scales = cache.scales.data();
     call.open_k = cache.open_k[0].data();
     call.open_v = cache.open_v[0].data();

@@ -26,7 +26,7 @@ void expect_matches(const Case& c, std::uint32_t seed) {
 
 TEST(EmulatedPagedAttention, GroupsAndTypesOverRaggedDecodeRows) {
   std::uint32_t seed = 1;
-  for (const DType dtype : {DType::kF32, DType::kF16, DType::kBF16, DType::kU8}) {
+  for (const DType dtype : {DType::kF32, DType::kF16, DType::kBF16, DType::kInt8}) {
     for (const std::int64_t group : {1, 2, 3, 5, 8}) {
       const Case c{dtype, 2 * group, 2, 16, 32, 0, {1, 31, 33, 65}, {1, 1, 1, 1}};
       expect_matches(c, seed++);
@@ -67,8 +67,8 @@ TEST(EmulatedPagedAttention, BitsDoNotDependOnNeighboursOrChunks) {
 
 TEST(EmulatedPagedAttention, Int8ReadsItsOwnBlockUnquantized) {
   // Contexts that end exactly at a block's end: the block is still the query's own.
-  expect_matches({DType::kU8, 2, 1, 16, 32, 0, {64, 32}, {1, 1}}, 90);
-  expect_matches({DType::kU8, 2, 1, 16, 32, 0, {90, 64}, {20, 32}}, 91);
+  expect_matches({DType::kInt8, 2, 1, 16, 32, 0, {64, 32}, {1, 1}}, 90);
+  expect_matches({DType::kInt8, 2, 1, 16, 32, 0, {90, 64}, {20, 32}}, 91);
 }
 
 }  // namespace

@@ -43,7 +43,7 @@ TEST(EmulatedPrefillAttention, GroupsAndTypesOverRaggedLengths) {
     }
   }
   for (const std::int64_t group : {1, 3, 8}) {
-    expect_matches({DType::kU8, 2 * group, 2, 16, 32, 0, {1, 127, 128, 129}, {1, 3, 32, 1}},
+    expect_matches({DType::kInt8, 2 * group, 2, 16, 32, 0, {1, 127, 128, 129}, {1, 3, 32, 1}},
                    seed++);
   }
 }
@@ -59,7 +59,7 @@ TEST(EmulatedPrefillAttention, WindowsAndHeadSizesThatAreNoPowersOfTwo) {
   expect_matches({DType::kF16, 2, 1, 8, 128, 200, {300}, {20}}, 51);
   expect_matches({DType::kBF16, 1, 1, 136, 32, 0, {70}, {40}}, 52);
   expect_matches({DType::kF16, 2, 1, 256, 32, 0, {40}, {5}}, 53);
-  expect_matches({DType::kU8, 2, 1, 120, 64, 0, {150}, {20}}, 54);
+  expect_matches({DType::kInt8, 2, 1, 120, 64, 0, {150}, {20}}, 54);
 }
 
 TEST(EmulatedPrefillAttention, SplitsMergeToTheSame) {
@@ -67,7 +67,7 @@ TEST(EmulatedPrefillAttention, SplitsMergeToTheSame) {
     const emulated::Order order(static_cast<std::uint64_t>(splits));
     // Short segments beside a long one: some of their splits hold no token at all.
     expect_matches({DType::kF16, 4, 2, 16, 128, 0, {900, 5, 257}, {20, 5, 1}}, 60, splits);
-    expect_matches({DType::kU8, 2, 1, 16, 32, 0, {300}, {10}}, 61, splits);
+    expect_matches({DType::kInt8, 2, 1, 16, 32, 0, {300}, {10}}, 61, splits);
     expect_matches({DType::kBF16, 1, 1, 16, 64, 140, {600}, {60}}, 62, splits);
   }
 }

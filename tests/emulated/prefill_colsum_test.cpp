@@ -48,7 +48,7 @@ PrefillColumns chunk(const Prompt& prompt, const PagedCache& cache, std::int64_t
   call.row_end = row_end;
   call.k = cache.k_data();
   call.dtype = cache.dtype;
-  if (cache.dtype == DType::kU8) {
+  if (cache.dtype == DType::kInt8) {
     call.scales = cache.scales.data();
     call.scale_pages = cache.pages.data();
     call.open_k = cache.open_k[0].data();
@@ -112,12 +112,12 @@ TEST(EmulatedColumnSums, Int8ReadsCodesAndItsOwnBlockUnquantized) {
   std::mt19937 random(4);
   for (const std::int64_t heads : {2, 10}) {
     for (const std::int32_t tokens : {1, 32, 65, 96, 110}) {
-      const PagedCache cache(random, DType::kU8, {tokens}, 32, 2, 13);
+      const PagedCache cache(random, DType::kInt8, {tokens}, 32, 2, 13);
       const Prompt prompt = make_prompt(random, cache, heads);
       expect_sums(prompt, cache, cache.own_block(0), 0, tokens);
     }
   }
-  const PagedCache cache(random, DType::kU8, {40}, 32, 1, 16);
+  const PagedCache cache(random, DType::kInt8, {40}, 32, 1, 16);
   const Prompt prompt = make_prompt(random, cache, 1);
   std::vector<float> sums(41, 0.0F);
   EXPECT_THROW(add_chunk(prompt, cache, 20, 20, 0, 40, sums), Error);
@@ -146,13 +146,14 @@ TEST(EmulatedColumnSums, LogSumsMatchFloat64ForAnyChunkAndSplit) {
        {std::tuple<DType, std::int32_t, std::int64_t>{DType::kF32, 1, 2},
         {DType::kF16, 65, 6},
         {DType::kBF16, 129, 2},
-        {DType::kU8, 110, 10},
+        {DType::kInt8, 110, 10},
         {DType::kF16, static_cast<std::int32_t>(kColumnSplitTokens) + 70, 1}}) {
     const emulated::Order threads(order++ % 3);
     const std::int64_t kv_heads = heads == 1 ? 1 : 2;
     const PagedCache cache(random, dtype, {tokens}, 32, kv_heads, 12);
     const Prompt prompt = make_prompt(random, cache, heads);
-    const std::int64_t first = dtype == DType::kU8 ? cache.own_block(0) : std::max(0, tokens - 80);
+    const std::int64_t first =
+        dtype == DType::kInt8 ? cache.own_block(0) : std::max(0, tokens - 80);
     const std::int64_t end = std::max<std::int64_t>(first + 1, tokens - 3);
     const PrefillColumns call = chunk(prompt, cache, first, tokens - first, first, end);
     std::vector<float> log_sums = poisoned((tokens - first) * heads);

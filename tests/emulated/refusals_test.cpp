@@ -147,10 +147,10 @@ std::vector<Refusal> attention_refusals() {
          gather_attn(with<Gather>(gather_of(DType::kF16), [](auto& a) { a.cache.head_dim = 264; }),
                      {});
        }},
-      {"gather_attn", "cache must be", "cache f32",
+      {"gather_attn", "cache must be", "cache fp32",
        [] { gather_attn(gather_of(DType::kF32), {}); }},
-      {"gather_attn", "INT8 cache needs", "cache u8",
-       [] { gather_attn(gather_of(DType::kU8), {}); }},
+      {"gather_attn", "INT8 cache needs", "cache int8",
+       [] { gather_attn(gather_of(DType::kInt8), {}); }},
       {"gather_attn", "plan is for other rows", "sequences 4",
        [] {
          gather_attn(with<Gather>(gather_of(DType::kF16), [](auto& a) { a.sequences = 4; }), {});
@@ -211,7 +211,7 @@ std::vector<Refusal> attention_refusals() {
       {"paged_attention", "INT8 cache needs", "max_context 9",
        [] {
          paged_attention(
-             with<Paged>(attention_of(DType::kU8), [](auto& a) { a.partials = floats(); }), 1, 9,
+             with<Paged>(attention_of(DType::kInt8), [](auto& a) { a.partials = floats(); }), 1, 9,
              {});
        }},
       {"prefill_colsum", "sum_stride below the context", "sum_stride 5",
@@ -227,7 +227,7 @@ std::vector<Refusal> attention_refusals() {
        [] {
          prefill_log_sums(with<PrefillColumns>(columns_of(),
                                                [](auto& a) {
-                                                 a.dtype = DType::kU8;
+                                                 a.dtype = DType::kInt8;
                                                  a.scales = floats();
                                                  a.scale_pages = ids();
                                                  a.open_k = floats();
@@ -250,8 +250,8 @@ std::vector<Refusal> cache_refusals() {
       {"kv_quantize_pages", "not INT8", "blocks 1",
        [] { kv_quantize_pages(nullptr, 1, cache_of(DType::kF16), {}); }},
       {"kv_dequantize_pages", "blocks must be", "blocks 0",
-       [] { kv_dequantize_pages(nullptr, 0, cache_of(DType::kU8), {}); }},
-      {"kv_write_channels", "cache must be", "cache f32",
+       [] { kv_dequantize_pages(nullptr, 0, cache_of(DType::kInt8), {}); }},
+      {"kv_write_channels", "cache must be", "cache fp32",
        [] { kv_write_channels(ids(), ids(), 1, cache_of(DType::kF32), floats(), {}); }},
       {"stage_rows", "null pointer", "count 7",
        [] { stage_rows({.cache = cache_of(DType::kF16), .count = 7}, {}); }},
@@ -277,17 +277,17 @@ std::vector<Refusal> selection_refusals() {
        [] {
          score_sparq(keys_of(DType::kF16), queries_of(5), ids(), floats(), 8, logits_of(100), {});
        }},
-      {"score_sparq", "INT8 keys need", "keys u8",
+      {"score_sparq", "INT8 keys need", "keys int8",
        [] {
-         score_sparq(keys_of(DType::kU8), queries_of(4), ids(), floats(), 8, logits_of(100), {});
+         score_sparq(keys_of(DType::kInt8), queries_of(4), ids(), floats(), 8, logits_of(100), {});
        }},
       {"score_sparq", "shorter rows", "length_stride 90",
        [] {
          score_sparq(keys_of(DType::kF16), queries_of(4), ids(), floats(), 8, logits_of(90), {});
        }},
       // Found by the choice of a kernel: the type has none.
-      {"score_exact", "no kernel for the type", "keys i64",
-       [] { score_exact(keys_of(DType::kI64), queries_of(4), 1.0F, logits_of(100), {}); }},
+      {"score_exact", "no kernel for the type", "keys int32",
+       [] { score_exact(keys_of(DType::kI32), queries_of(4), 1.0F, logits_of(100), {}); }},
       {"score_exact", "1 to 8 query heads", "heads 18",
        [] { score_exact(keys_of(DType::kF16), queries_of(18), 1.0F, logits_of(100), {}); }},
       {"score_centroids", "null pointer", "max_clusters 8",
@@ -303,10 +303,10 @@ std::vector<Refusal> selection_refusals() {
        }},
       {"bound_pages", "one sequence", "sequences 3",
        [] { bound_pages(keys_of(DType::kF16), 0, 16, floats(), {}); }},
-      {"bound_pages", "INT8 keys need", "keys u8",
+      {"bound_pages", "INT8 keys need", "keys int8",
        [] {
-         bound_pages(with<ScoreKeys>(keys_of(DType::kU8), [](auto& a) { a.sequences = 1; }), 0, 16,
-                     floats(), {});
+         bound_pages(with<ScoreKeys>(keys_of(DType::kInt8), [](auto& a) { a.sequences = 1; }), 0,
+                     16, floats(), {});
        }},
       {"group_scores", "not positive", "group 0",
        [] {
@@ -347,36 +347,33 @@ std::vector<Refusal> selection_refusals() {
 std::vector<Refusal> dense_refusals() {
   const Matrix half{floats(), DType::kF16, 2, 8, 8};
   return {
-      {"gemm_tile", "x times w", "w 4 x 9 f32",
+      {"gemm_tile", "x times w", "w 4 x 9 fp32",
        [] { gemm_tile(f32(2, 8), f32(4, 9), nullptr, false, f32(2, 4), {}); }},
-      {"gemm_tile", "no kernel for the type", "w 4 x 8 u8",
+      {"gemm_tile", "no kernel for the type", "w 4 x 8 int8",
        [] {
-         gemm_tile(f32(2, 8), {floats(), DType::kU8, 4, 8, 8}, nullptr, false, f32(2, 4), {});
+         gemm_tile(f32(2, 8), {floats(), DType::kInt8, 4, 8, 8}, nullptr, false, f32(2, 4), {});
        }},
-      {"rms_norm", "one shape", "y 2 x 9 f32",
+      {"rms_norm", "one shape", "y 2 x 9 fp32",
        [] { rms_norm(f32(2, 8), floats(), 0.0F, 1e-5F, f32(2, 9), {}); }},
-      {"layer_norm", "one shape", "x 3 x 8 f32",
+      {"layer_norm", "one shape", "x 3 x 8 fp32",
        [] { layer_norm(f32(3, 8), floats(), nullptr, 1e-5F, f32(2, 8), {}); }},
-      {"top_logit", "must be F32", "logits 2 x 8 f16",
-       [=] { top_logit(half, ids(), nullptr, nullptr, {}); }},
-      {"gather_table", "as wide", "table 5 x 9 f32",
+      {"gather_table", "as wide", "table 5 x 9 fp32",
        [] { gather_table(ids(), f32(5, 9), 1.0F, false, f32(2, 8), {}); }},
       {"rope", "even rotary_dim", "rotary_dim 3", [] { rope(f32(2, 8), 2, 4, 3, f32(2, 3), {}); }},
-      {"activate", "one shape", "gate 2 x 9 f32",
+      {"activate", "one shape", "gate 2 x 9 fp32",
        [] { activate(Activation::kSilu, f32(2, 9), {}, f32(2, 8), {}); }},
-      {"quantize_inputs", "F32 rows", "x 2 x 8 f16",
+      {"quantize_inputs", "F32 rows", "x 2 x 8 fp16",
        [=] { quantize_inputs(half, nullptr, floats(), {}); }},
-      {"dequantize_inputs", "null pointer", "x 2 x 8 f32",
+      {"dequantize_inputs", "null pointer", "x 2 x 8 fp32",
        [] { dequantize_inputs(nullptr, floats(), f32(2, 8), {}); }},
-      {"sum_values", "F32 rows", "v 2 x 8 f16", [=] { sum_values(half, floats(), {}); }},
-      {"sum_values", "null pointer", "v 2 x 8 f32", [] { sum_values(f32(2, 8), nullptr, {}); }},
+      {"sum_values", "F32 rows", "v 2 x 8 fp16", [=] { sum_values(half, floats(), {}); }},
+      {"sum_values", "null pointer", "v 2 x 8 fp32", [] { sum_values(f32(2, 8), nullptr, {}); }},
       {"reallocate", "whole groups", "heads 3",
        [] { reallocate(f32(1, 8), 3, 1, floats(), nullptr, 0, {}); }},
       {"reallocate", "no tokens", "tokens 0",
        [] { reallocate(f32(1, 8), 2, 1, floats(), floats(), 0, {}); }},
-      {"add", "one shape", "x 1 x 8 f32", [] { add(f32(1, 8), f32(2, 8), {}); }},
-      {"convert", "16-bit type", "y 2 x 8 f32", [] { convert(f32(2, 8), f32(2, 8), {}); }},
-      {"widen_groups", "F16", "y 2 x 8 f32",
+      {"convert", "16-bit type", "y 2 x 8 fp32", [] { convert(f32(2, 8), f32(2, 8), {}); }},
+      {"widen_groups", "F16", "y 2 x 8 fp32",
        [] {
          widen_groups({nullptr, 2, 8}, f32(2, 8), {});
        }},

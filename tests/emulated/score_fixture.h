@@ -16,7 +16,7 @@ inline ScoreKeys keys_of(const PagedCache& cache) {
   keys.keys = cache.k_data();
   keys.channels = cache.channels.empty() ? nullptr : cache.channels[0].data();
   keys.dtype = cache.dtype;
-  if (cache.dtype == DType::kU8) {
+  if (cache.dtype == DType::kInt8) {
     keys.scales = cache.scales.data();
     keys.scale_pages = cache.pages.data();
     keys.open_keys = cache.open_k[0].data();

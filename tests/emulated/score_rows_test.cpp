@@ -95,7 +95,7 @@ TEST(EmulatedScore, SparqMatchesFloat64ForGroupsTypesAndOddHeads) {
   std::uint32_t seed = 1;
   for (const std::int64_t group : {1, 2, 3, 8})
     check_sparq(DType::kF16, group, 20, 7, true, seed++);
-  for (const DType dtype : {DType::kF32, DType::kBF16, DType::kU8}) {
+  for (const DType dtype : {DType::kF32, DType::kBF16, DType::kInt8}) {
     check_sparq(dtype, 2, 24, 8, dtype == DType::kF32, seed++);
   }
   check_sparq(DType::kF16, 1, 13, 13, false, seed++);  // all channels: tau is sqrt(d)
@@ -121,7 +121,7 @@ TEST(EmulatedScore, SparqWithZeroQueriesIsUniform) {
 
 TEST(EmulatedScore, ExactMatchesFloat64InAnyOrderOfThreads) {
   std::uint32_t seed = 30;
-  for (const DType dtype : {DType::kF32, DType::kF16, DType::kBF16, DType::kU8}) {
+  for (const DType dtype : {DType::kF32, DType::kF16, DType::kBF16, DType::kInt8}) {
     for (const std::int64_t group : {1, 4, 7}) {
       const emulated::Order order(seed % 3);
       std::mt19937 random(seed++);

@@ -131,7 +131,7 @@ TEST(EmulatedSparqSelect, MatchesFloat64ForGroupsTypesPagesAndOddHeads) {
     const emulated::Order order(static_cast<std::uint64_t>(group % 3));
     check(DType::kF16, group, 20, 32 << group % 3, {7, 40, 4, 8}, group % 4 != 3, seed++);
   }
-  for (const DType dtype : {DType::kBF16, DType::kU8}) {
+  for (const DType dtype : {DType::kBF16, DType::kInt8}) {
     for (const bool with_channels : {false, true}) {
       check(dtype, 2, 24, 64, {8, 33, 0, 1}, with_channels, seed++);
       check(dtype, 1, 13, 128, {13, 128, 0, 0}, with_channels, seed++);  // all channels
@@ -222,7 +222,7 @@ TEST(SparqSelectSizing, TheLongestRowFitsAndOneMoreVectorDoesNot) {
 }
 
 TEST(EmulatedChannels, FullPagesAreTransposed) {
-  for (const DType dtype : {DType::kF16, DType::kBF16, DType::kU8}) {
+  for (const DType dtype : {DType::kF16, DType::kBF16, DType::kInt8}) {
     for (const std::int64_t dim : {13, 32, 70}) {
       std::mt19937 random(static_cast<std::uint32_t>(dim));
       const PagedCache cache(random, dtype, {1, 100, 64}, 32, 2, dim);

@@ -16,7 +16,7 @@ inline constexpr std::int64_t kHeads = 6;
 inline constexpr std::int64_t kKvHeads = FilledCache::kKvHeads;
 inline constexpr std::int64_t kDim = FilledCache::kDim;
 inline constexpr std::int64_t kColumns = kHeads * kDim;
-inline constexpr DType kCaches[] = {DType::kF16, DType::kBF16, DType::kU8};
+inline constexpr DType kCaches[] = {DType::kF16, DType::kBF16, DType::kInt8};
 
 // The CPU's operations, with room for any call of these tests.
 class Cpu {

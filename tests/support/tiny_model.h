@@ -145,7 +145,7 @@ class TinyModel {
             .kv_heads = config_.kv_heads,
             .head_dim = config_.head_dim,
             .block_tokens = options.block_tokens,
-            .dtype = options.int8      ? DType::kU8
+            .dtype = options.int8      ? DType::kInt8
                      : options.kv_4bit ? DType::kQ4
                                        : options.dtype,
             .open_dtype = options.dtype,

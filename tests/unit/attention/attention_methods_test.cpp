@@ -505,9 +505,6 @@ TEST_P(AttentionMethodsTest, TellWhatTheyNeed) {
   EXPECT_EQ(make(of("topk"))->lists(), 2);
   EXPECT_EQ(make(of("swa"))->prefill_rows(99), 10);
   EXPECT_EQ(make(of("h2o"))->prefill_rows(99), 99);
-  EXPECT_TRUE(make(of("h2o"))->drops_tokens());
-  EXPECT_FALSE(make(of("local"))->drops_tokens());
-  EXPECT_TRUE(make(of("local", {"local.window=8"}))->drops_tokens());
   EXPECT_FALSE(make(of("sparq"))->needs_every_row());  // GQA: no reallocation
   EXPECT_TRUE(make(of("sparq", {"sparq.reallocate=on"}))->needs_every_row());
   EXPECT_THROW((void)make(of("squeezed")), Error);

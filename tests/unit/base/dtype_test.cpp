@@ -58,7 +58,7 @@ TEST(BrainFloat, RoundTripAndRounding) {
 }
 
 TEST(DTypeNames, RoundTrip) {
-  for (const DType dtype : {DType::kF64, DType::kF32, DType::kF16, DType::kBF16, DType::kI8}) {
+  for (const DType dtype : {DType::kF64, DType::kF32, DType::kF16, DType::kBF16, DType::kInt8}) {
     EXPECT_EQ(dtype_from_name(dtype_name(dtype)), dtype);
   }
   EXPECT_FALSE(dtype_from_name("f12").has_value());

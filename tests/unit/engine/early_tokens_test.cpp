@@ -190,8 +190,7 @@ TEST_P(EarlyTokensOfStep, ALineThatIsSuspendedInBetweenDoesNoHarm) {
           const RunningSequence& first = view.running.front();
           if (first.host_blocks == 0) return {};
           ++suspended;
-          const std::int64_t dropped = mode == SuspendMode::kSwap ? first.replayable_blocks : 0;
-          return {Suspend{first.id, mode, dropped}};
+          return {Suspend{first.id, mode}};
         }));
     options.link = EmulatedLink{.bytes_per_second = 2e7, .seconds_per_record = 0.0};
     TinyModel model(options, config_of_layers(3));

@@ -48,7 +48,7 @@ TEST(PlanRun, CompressedKvHasItsOwnBytesInEveryBudget) {
   for (const LogitRows rows : {LogitRows::kLast, LogitRows::kAll}) {
     const RunPlan plan = plan_run(options, bundle(), {}, rows);
     EXPECT_EQ(plan.kv.dtype, DType::kQ4);
-    EXPECT_EQ(kv_dtype_name(plan.kv), "4bit");
+    EXPECT_EQ(dtype_name(plan.kv.dtype), "4bit");
     // K and V of 2 heads, 32 codes and one group of 4 bytes each.
     EXPECT_EQ(KvStore::page_bytes(plan.kv), 2U * 2 * 36 * 32);
   }
@@ -73,7 +73,7 @@ TEST(PlanRun, WhatExcludesCompressedKvIsNamed) {
               HasSubstr("kv-share=0.25 with kv-quantization=4bit"));
   EXPECT_THAT(with([](RunOptions& o) { o.policy_options.emplace_back("host-kv=cpu-attention"); }),
               HasSubstr("host-kv=stream"));
-  EXPECT_THAT(with([](RunOptions& o) { o.kv_dtype = DType::kU8; }), HasSubstr("int8"));
+  EXPECT_THAT(with([](RunOptions& o) { o.kv_dtype = DType::kInt8; }), HasSubstr("int8"));
   EXPECT_THAT(with([](RunOptions& o) { o.layer_inputs = 32; }), HasSubstr("--layer-inputs"));
   for (const AttentionKind kind :
        {AttentionKind::kDense, AttentionKind::kLocal, AttentionKind::kStrided, AttentionKind::kSwa,

@@ -11,7 +11,6 @@
 #include "scheduler/placement/vllm_policy.h"
 #include "scheduler/placement/zero_policy.h"
 #include "tests/support/engine_runs.h"
-#include "tests/support/replay_costs.h"
 #include "tests/support/shrink.h"
 
 namespace triphase {
@@ -79,7 +78,7 @@ std::int64_t input_tokens_of(const RandomJob& job) {
                              .kv_heads = config.kv_heads,
                              .head_dim = config.head_dim,
                              .block_tokens = job[Knob::kBlockTokens],
-                             .dtype = job[Knob::kInt8] != 0 ? DType::kU8 : dtype_of(job),
+                             .dtype = job[Knob::kInt8] != 0 ? DType::kInt8 : dtype_of(job),
                              .open_dtype = dtype_of(job)};
   const bool possible = policy_of(job) == JobPolicy::kTriphase && job[Knob::kHostBlocks] > 0 &&
                         KvStore::page_holds_inputs(shape, config.hidden_size);
@@ -107,18 +106,6 @@ bool pads_prompts(const RandomJob& job) {
          input_tokens_of(job) == 0;
 }
 
-// vLLM's lines that leave closed blocks on the host, in jobs that may: dense.
-bool keeps_prefixes(const RandomJob& job) {
-  return job[Knob::kBeta] == 0 && job[Knob::kAlpha] % 20 == 10 &&
-         static_cast<AttentionKind>(job[Knob::kMethod]) == AttentionKind::kDense;
-}
-
-// What policies weigh prefixes of suspended lines with; the plainest job weighs nothing.
-std::shared_ptr<const ReplayCosts> replay_of(const RandomJob& job) {
-  if (job[Knob::kBeta] == 0) return nullptr;
-  return replay_costs(share(job[Knob::kAlpha]), share(job[Knob::kBeta]));
-}
-
 std::shared_ptr<const PlacementPolicy> make_policy(const RandomJob& job) {
   switch (policy_of(job)) {
     case JobPolicy::kDeviceOnly:
@@ -131,8 +118,7 @@ std::shared_ptr<const PlacementPolicy> make_policy(const RandomJob& job) {
                         .alpha = share(job[Knob::kAlpha]),
                         .beta = input_tokens_of(job) > 0 ? share(job[Knob::kBeta]) : 0.0,
                         .window_tokens = job[Knob::kWindow],
-                        .input_tokens = input_tokens_of(job)},
-          replay_of(job));
+                        .input_tokens = input_tokens_of(job)});
     case JobPolicy::kAccelerate:
       return std::make_shared<AcceleratePolicy>(AccelerateOptions{});
     case JobPolicy::kFlexGen:
@@ -143,10 +129,7 @@ std::shared_ptr<const PlacementPolicy> make_policy(const RandomJob& job) {
     case JobPolicy::kVllmDrop:
       return std::make_shared<VllmPolicy>(VllmOptions{});
     case JobPolicy::kVllmSwap:
-      return std::make_shared<VllmPolicy>(VllmOptions{.preemption = SuspendMode::kSwap,
-                                                      .keep_prefixes = keeps_prefixes(job),
-                                                      .weigh = true,
-                                                      .replay = replay_of(job)});
+      return std::make_shared<VllmPolicy>(VllmOptions{.preemption = SuspendMode::kSwap});
     case JobPolicy::kZero:
       return std::make_shared<ZeroPolicy>(ZeroOptions{.stream_all = true});
   }
@@ -241,10 +224,8 @@ RandomJob random_job(std::mt19937& random) {
     entry.sampled = pick(0, 1);
     job.lines.push_back(entry);
   }
-  // Whether it replays prefixes, or attends on the host.
-  if (policy_of(job) == JobPolicy::kVllmSwap || policy_of(job) == JobPolicy::kFlexGen) {
-    job[Knob::kBeta] = pick(0, 4) * 25;
-  }
+  // Whether it attends on the host.
+  if (policy_of(job) == JobPolicy::kFlexGen) job[Knob::kBeta] = pick(0, 4) * 25;
   job[Knob::kGroupWeights] = pick(0, 4) == 0 ? 1 : 0;
   return job;
 }

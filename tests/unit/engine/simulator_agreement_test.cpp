@@ -17,7 +17,6 @@
 #include "scheduler/placement/zero_policy.h"
 #include "scheduler/simulator/simulator.h"
 #include "tests/support/engine_runs.h"
-#include "tests/support/replay_costs.h"
 #include "tests/support/tiny_model.h"
 
 namespace triphase {
@@ -71,9 +70,7 @@ std::string text_of(const StepView& view) {
             std::to_string(s.recompute_blocks) + " + " + std::to_string(s.host_blocks) + " + " +
             std::to_string(s.device_blocks) + ", inputs " + std::to_string(s.input_blocks) +
             ", reserved " + std::to_string(s.device_reserved) + " + " +
-            std::to_string(s.host_reserved) + ", shares " + std::to_string(s.shared_blocks) +
-            ", replay " + std::to_string(s.replayed) + " of " + std::to_string(s.replay_tokens) +
-            ", replayable " + std::to_string(s.replayable_blocks);
+            std::to_string(s.host_reserved) + ", shares " + std::to_string(s.shared_blocks);
   }
   for (const SuspendedSequence& s : view.suspended) {
     text += "\n  suspended: context " + std::to_string(s.context) + " prefill " +
@@ -125,7 +122,7 @@ SimulatedSteps run_simulator(const TinyModelOptions& options, const ModelConfig&
   SimulatedJob job{
       .model = model_costs(config, WeightFormat(options.dtype, options.policy->groups_weights())),
       .weights_dtype = options.dtype,
-      .kv_dtype = options.int8      ? DType::kI8
+      .kv_dtype = options.int8      ? DType::kInt8
                   : options.kv_4bit ? DType::kQ4
                                     : options.dtype,
       .block_tokens = options.block_tokens,
@@ -219,12 +216,6 @@ std::vector<Case> cases() {
     return std::make_shared<TriphasePolicy>(PhaseSchedule{
         .p1 = p1, .p2 = p2, .alpha = 0.9, .beta = beta, .window_tokens = 4, .input_tokens = 32});
   };
-  const auto keeping = std::make_shared<VllmPolicy>(
-      VllmOptions{.preemption = SuspendMode::kSwap, .keep_prefixes = true});
-  const auto weighing = [](std::shared_ptr<const ReplayCosts> costs) {
-    return std::make_shared<VllmPolicy>(
-        VllmOptions{.preemption = SuspendMode::kSwap, .weigh = true, .replay = std::move(costs)});
-  };
   return {
       {"phase_3_at_once", third(0, 0, 1.0), 150, 40, 0, true, "discard", 32},
       {"phase_3_half_later", third(2, 6, 0.5), 150, 40, 2, true, "discard", 32},
@@ -280,12 +271,6 @@ std::vector<Case> cases() {
       {"vllm_drop", std::make_shared<VllmPolicy>(VllmOptions{}), 0, 14, 0, true, "suspend"},
       {"vllm_swap", std::make_shared<VllmPolicy>(VllmOptions{.preemption = SuspendMode::kSwap}), 60,
        14, 0, true, "resume"},
-      {"vllm_offload", keeping, 60, 14, 0, true, "suspend"},
-      {"vllm_offload_resumes", keeping, 60, 14, 0, true, "resume"},
-      {"vllm_offload_little_host", keeping, 4, 14, 0, true, "resume"},
-      {"vllm_replay", weighing(replay_always()), 60, 14, 0, true, "suspend"},
-      {"vllm_replay_some", weighing(replay_costs(1.0, 2.5)), 60, 14, 0, true, "resume"},
-      {"vllm_replay_never", weighing(replay_never()), 60, 14, 0, true, "resume"},
       {"accelerate", std::make_shared<AcceleratePolicy>(AccelerateOptions{}), 150, 20, 0, true,
        "offload"},
       {"zero", std::make_shared<ZeroPolicy>(ZeroOptions{.stream_all = true}), 0, 20, 4, true,
@@ -489,14 +474,12 @@ TEST_P(SparseAgreement, MethodsChangeNoDecision) {
   }
 }
 
-// All but those that attend densely on the host, those that compute decoded tokens as prefill, and
-// the one that decodes again what it dropped: its lines are then no longer where the simulator
-// thinks.
+// All but those that attend densely on the host, and the one that decodes again what it dropped:
+// its lines are then no longer where the simulator thinks.
 std::vector<Case> sparse_cases() {
   std::vector<Case> all = cases();
   std::erase_if(all, [](const Case& test) {
-    return test.name == "vllm_drop" || test.name.starts_with("vllm_offload") ||
-           test.host_attention || test.policy->pads_prompts();
+    return test.name == "vllm_drop" || test.host_attention || test.policy->pads_prompts();
   });
   return all;
 }

@@ -25,7 +25,7 @@ std::vector<std::string> names(const std::vector<SweepCell>& cells) {
   for (const SweepCell& cell : cells) {
     std::string name(attention_name(cell.attention.kind));
     if (!std::isnan(cell.kv_sparsity)) name += " " + std::to_string(cell.kv_sparsity).substr(0, 3);
-    if (cell.kv_dtype == DType::kU8) name += " int8";
+    if (cell.kv_dtype == DType::kInt8) name += " int8";
     names.push_back(name);
   }
   return names;
@@ -45,7 +45,7 @@ TEST(Sweep, EveryCombinationOnceAndDenseOnceForEachKvType) {
                          .attention_options = {"sparq.rank=8"},
                          .sparsities = {0.5, 0.8},
                          .compressions = {},
-                         .kv_dtypes = {std::nullopt, DType::kU8}};
+                         .kv_dtypes = {std::nullopt, DType::kInt8}};
   const std::vector<SweepCell> cells = sweep_cells(lists, config(), DType::kF16);
   EXPECT_THAT(
       names(cells),
@@ -99,7 +99,7 @@ TEST(Sweep, RowsSayWhatWasAskedAndTheChartHasOnePointForEachCell) {
        {std::tuple{SweepCell{}, 1.0, 100.0}, std::tuple{sparse, 0.5, 20.0}}) {
     for (const char* depth : {"0.5", "all"}) {
       rows.push_back(row(depth, score, bytes));
-      label_row(cell, "f16", rows.back());
+      label_row(cell, "fp16", rows.back());
     }
   }
   const std::string json = bench::format_report(rows, bench::ReportFormat::kJsonLines, false);

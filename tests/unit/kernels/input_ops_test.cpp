@@ -86,7 +86,7 @@ TEST_P(InputOpsTest, TokensGetTheCodesThatTheirBlocksClosingGaveThem) {
       std::vector<std::uint8_t> k(2 * elements, 77);
       std::vector<std::uint8_t> v(2 * elements, 77);
       std::vector<float> scales(static_cast<std::size_t>(2 * 4 * kHeads * dim));
-      const KvLayerView cache{k.data(), v.data(),      DType::kU8,      kPage,           kHeads,
+      const KvLayerView cache{k.data(), v.data(),      DType::kInt8,    kPage,           kHeads,
                               dim,      scales.data(), pools[0].data(), pools[1].data(), dtype};
       const std::vector<KvClose> closes = {{PageId(1), PageId(1), PageId(1)}};
       ops_->kv_close(closes, cache, *stream_);

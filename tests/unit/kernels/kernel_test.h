@@ -40,7 +40,7 @@ class Elements {
   }
   // NaN; bytes of other meaning get all their bits, which are NaN to 16-bit floats among them.
   void poison() {
-    if (dtype_ == DType::kU8) return std::fill(bytes_.begin(), bytes_.end(), std::byte{0xFF});
+    if (dtype_ == DType::kInt8) return std::fill(bytes_.begin(), bytes_.end(), std::byte{0xFF});
     const auto count = static_cast<std::int64_t>(bytes_.size() / dtype_bytes(dtype_));
     for (std::int64_t i = 0; i < count; ++i) set(i, std::numeric_limits<float>::quiet_NaN());
   }

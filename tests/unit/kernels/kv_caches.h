@@ -80,7 +80,7 @@ class SequenceCache {
       return {open_k_.data(),     open_v_.data(),  shape_.dtype,
               shape_.page_tokens, shape_.kv_heads, shape_.dim};
     }
-    return {codes_k_.data(), codes_v_.data(), DType::kU8,     shape_.page_tokens, shape_.kv_heads,
+    return {codes_k_.data(), codes_v_.data(), DType::kInt8,   shape_.page_tokens, shape_.kv_heads,
             shape_.dim,      scales_.data(),  open_k_.data(), open_v_.data(),     shape_.dtype};
   }
 
@@ -191,7 +191,7 @@ class SequenceCache {
  private:
   // 4-bit rows are bytes.
   [[nodiscard]] DType stored_type() const {
-    return shape_.dtype == DType::kQ4 ? DType::kU8 : shape_.dtype;
+    return shape_.dtype == DType::kQ4 ? DType::kInt8 : shape_.dtype;
   }
   [[nodiscard]] std::int64_t page_elements() const {
     const bool rows = shape_.dtype == DType::kQ4;

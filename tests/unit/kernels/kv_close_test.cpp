@@ -21,8 +21,9 @@ class KvCloseTest : public KernelTest {
     block.k.assign(3 * elements, 77);
     block.v = block.k;
     block.scales.assign(static_cast<std::size_t>(2 * 4 * kHeads * dim), -7.0F);
-    const KvLayerView cache{block.k.data(),      block.v.data(), DType::kU8, kPage,    kHeads, dim,
-                            block.scales.data(), k.data(),       v.data(),   k.dtype()};
+    const KvLayerView cache{
+        block.k.data(),      block.v.data(), DType::kInt8, kPage,    kHeads, dim,
+        block.scales.data(), k.data(),       v.data(),     k.dtype()};
     const std::vector<KvClose> closes = {{PageId(1), PageId(2), PageId(1)}};
     ops_->kv_close(closes, cache, *stream_);
     return block;
@@ -127,8 +128,8 @@ TEST_P(KvCloseTest, RefusesOtherCachesAndPages) {
   Elements k(DType::kF32, 2 * kHeads * kPage);
   const std::vector<KvClose> bad = {{PageId(1), PageId(), PageId(1)}};
   std::vector<float> scales(64);
-  KvLayerView cache{k.data(), k.data(),      DType::kU8, kPage,    kHeads,
-                    1,        scales.data(), k.data(),   k.data(), DType::kF32};
+  KvLayerView cache{k.data(), k.data(),      DType::kInt8, kPage,    kHeads,
+                    1,        scales.data(), k.data(),     k.data(), DType::kF32};
   EXPECT_THROW(ops_->kv_close(bad, cache, *stream_), Error);
   cache.dtype = DType::kF16;
   EXPECT_THROW(ops_->kv_close({}, cache, *stream_), Error);

@@ -10,7 +10,7 @@ TEST_P(KvPackTest, RecordsHoldEveryHeadsKAndVAndComeBackUnchanged) {
   constexpr std::int64_t kPage = 16;
   constexpr std::int64_t kDim = 5;
   constexpr std::int64_t kPages = 4;
-  for (const DType dtype : {DType::kF32, DType::kF16, DType::kBF16, DType::kU8}) {
+  for (const DType dtype : {DType::kF32, DType::kF16, DType::kBF16, DType::kInt8}) {
     const std::size_t e = dtype_bytes(dtype);
     const std::size_t bytes = kPages * kHeads * kPage * kDim * e;
     std::vector<std::byte> k(bytes);

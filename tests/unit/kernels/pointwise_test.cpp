@@ -101,13 +101,9 @@ TEST_P(PointwiseTest, ActivationsOfExtremesAndNan) {
   }
 }
 
-TEST_P(PointwiseTest, AddAndGather) {
+TEST_P(PointwiseTest, Gather) {
   for (const std::int64_t cols : kWidths) {
     const TestMatrix x = TestMatrix(6, cols, 3).randomize(random_);
-    TestMatrix y = TestMatrix(6, cols, 1).randomize(random_);
-    const reference::Values expected = reference::add(x.view(), y.view());
-    ops_->add(x.view(), y.view(), *stream_);
-    expect_close(y, expected, tolerance::kUnit, "add");
     const std::vector<std::int32_t> rows = {5, 0, 0, 3};
     TestMatrix picked(4, cols, 2);
     ops_->gather_rows(x.view(), rows, picked.view(), *stream_);
@@ -148,7 +144,6 @@ TEST_P(PointwiseTest, RowsDoNotDependOnNeighboursOrThreads) {
   const auto all_ops = [&](Ops& ops, const ConstMatrix& in) {
     TestMatrix y(in.rows, kCols);
     ops.rms_norm(in, weight.floats(), 1.0F, 1e-6F, y.view(), *stream_);
-    ops.add(in, y.view(), *stream_);
     ops.layer_norm(y.view(), weight.floats(), weight.floats(), 1e-5F, y.view(), *stream_);
     ops.activate(Activation::kGeluTanh, y.view(), *stream_);
     ops.gated_activation(Activation::kSilu, y.view(), in, y.view(), *stream_);

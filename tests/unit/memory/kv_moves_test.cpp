@@ -27,55 +27,22 @@ TEST(KvMoves, AnOffloadedBlockGivesItsPagesBack) {
   const auto move = kv.begin_offload(id, 0);
   EXPECT_EQ(move.pages.size(), 2U);
   EXPECT_GE(move.host_block, 0);
-  EXPECT_EQ(kv.place(id, LayerId(1), HeadGroupId(0), 3).tier, MemoryTier::kDevice)
+  EXPECT_TRUE(kv.pages(id, LayerId(1))[0].valid())
       << "read where it was until the move is finished";
   kv.finish_offload(id, 0);
   kv.check();
   EXPECT_EQ(kv.used_pages(), 0);
   EXPECT_EQ(kv.reserved_pages(), 2);
   EXPECT_EQ(kv.append_room(id), 12);
-  EXPECT_EQ(kv.place(id, LayerId(1), HeadGroupId(0), 3).tier, MemoryTier::kHost);
+  EXPECT_EQ(kv.block_place(id, 0), BlockPlace::kHost);
   EXPECT_FALSE(kv.pages(id, LayerId(0))[0].valid());
   EXPECT_THROW((void)kv.begin_offload(id, 0), Error);
 
   static_cast<void>(kv.begin_reload(id, 0));
   kv.finish_reload(id, 0);
   kv.check();
-  EXPECT_EQ(kv.place(id, LayerId(0), HeadGroupId(0), 0).tier, MemoryTier::kDevice);
+  EXPECT_TRUE(kv.pages(id, LayerId(0))[0].valid());
   EXPECT_EQ(kv.block_place(id, 0), BlockPlace::kDevice);
-}
-
-TEST(KvMoves, ATruncatedSequenceKeepsItsFirstBlocks) {
-  KvResidency kv({.layers = 2, .block_tokens = 4, .device_pages = 12, .host_blocks = 4});
-  const auto tokens = iota_tokens(14);
-  const SequenceId id = kv.admit(tokens, 20, 0).sequence;
-  kv.append(id, 14);
-  kv.publish(id, std::span(tokens).first(12));
-  kv.drop_reservations(id);
-  EXPECT_THROW(kv.truncate(id, 4), Error) << "the last block is open";
-  static_cast<void>(kv.begin_offload(id, 0));
-  EXPECT_THROW(kv.truncate(id, 0), Error) << "a block is on its way";
-  kv.finish_offload(id, 0);
-  kv.truncate(id, 2);
-  kv.check();
-  EXPECT_EQ(kv.tokens(id), 8);
-  EXPECT_EQ(kv.blocks(id), 2);
-  EXPECT_EQ(kv.pages(id, LayerId(1)).size(), 2U);
-  EXPECT_EQ(kv.block_place(id, 0), BlockPlace::kHost);
-  EXPECT_EQ(kv.evictable_pages(), 2) << "the third block is still found by its tokens";
-  // It goes on from there, and finds again what it gave up.
-  kv.append(id, 5);
-  kv.publish(id, std::span(tokens).first(12));
-  kv.check();
-  EXPECT_EQ(kv.evictable_pages(), 0);
-  EXPECT_EQ(kv.blocks(id), 4);
-  // Nothing is left of what was on the host either.
-  kv.truncate(id, 0);
-  kv.check();
-  EXPECT_EQ(kv.tokens(id), 0);
-  EXPECT_EQ(kv.used_host_blocks(), 0);
-  kv.release(id);
-  kv.check();
 }
 
 TEST(KvMoves, OpenBlocksStay) {
@@ -117,7 +84,7 @@ TEST(KvMoves, OnlyHostBlocksWithSavedInputsAreDiscarded) {
   kv.check();
   EXPECT_EQ(kv.block_place(id, 0), BlockPlace::kRecomputable);
   EXPECT_EQ(kv.free_host_blocks(), 1);
-  EXPECT_THROW((void)kv.place(id, LayerId(0), HeadGroupId(0), 3), Error);
+  EXPECT_EQ(kv.host_block(id, 0), -1);
   EXPECT_THROW(kv.discard(id, 1), Error) << "no layer inputs";
   kv.release(id);
   kv.check();
@@ -166,15 +133,20 @@ TEST(KvMovesProperty, RandomMovesKeepEveryTokensContent) {
     std::map<std::int32_t, Life> lives;
     // What stands in the tiers: layer 0 is enough, the layers go together.
     std::map<std::pair<int, std::int64_t>, TokenId> content;
-    const auto key = [&](const KvPlace& place) {
-      return std::pair(static_cast<int>(place.tier),
-                       place.page.value * shape.block_tokens + place.offset);
+    const auto key = [&](SequenceId id, std::int64_t token) {
+      const std::int64_t block = token / shape.block_tokens;
+      const BlockPlace place = kv.block_place(id, block);
+      const bool host = place == BlockPlace::kHost || place == BlockPlace::kReturning;
+      const std::int32_t at = host
+                                  ? kv.host_block(id, block)
+                                  : kv.pages(id, LayerId(0))[static_cast<std::size_t>(block)].value;
+      return std::pair(host ? 1 : 0, at * shape.block_tokens + token % shape.block_tokens);
     };
     constexpr int kInputs = 2;  // beside the two tiers: saved layer inputs
     const auto read = [&](SequenceId id, std::int64_t token) {
       const std::int64_t block = token / shape.block_tokens;
       if (kv.block_place(id, block) != BlockPlace::kRecomputable) {
-        return content[key(kv.place(id, LayerId(0), HeadGroupId(0), token))];
+        return content[key(id, token)];
       }
       return content[{kInputs,
                       kv.input_block(id, block) * shape.block_tokens + token % shape.block_tokens}];
@@ -209,8 +181,7 @@ TEST(KvMovesProperty, RandomMovesKeepEveryTokensContent) {
             }
             kv.append(id, count);
             for (std::int64_t token = tokens; token < tokens + count; ++token) {
-              content[key(kv.place(id, LayerId(0), HeadGroupId(0), token))] =
-                  life.tokens[static_cast<std::size_t>(token)];
+              content[key(id, token)] = life.tokens[static_cast<std::size_t>(token)];
               const std::int32_t inputs = kv.input_block(id, token / shape.block_tokens);
               if (inputs >= 0) {
                 content[{kInputs, inputs * shape.block_tokens + token % shape.block_tokens}] =
@@ -239,8 +210,7 @@ TEST(KvMovesProperty, RandomMovesKeepEveryTokensContent) {
             if (kv.block_place(id, block) == BlockPlace::kDevice && kv.free_host_blocks() > 0) {
               std::vector<TokenId> bytes;
               for (std::int64_t i = 0; i < shape.block_tokens; ++i) {
-                bytes.push_back(content[key(
-                    kv.place(id, LayerId(0), HeadGroupId(0), block * shape.block_tokens + i))]);
+                bytes.push_back(content[key(id, block * shape.block_tokens + i)]);
               }
               const auto move = kv.begin_offload(id, block);
               kv.check();

@@ -115,11 +115,11 @@ TEST(TensorManifest, BytesAreAlignedAndChecked) {
   EXPECT_EQ(manifest_bytes(manifest, DType::kF16), 64U + 64U);
   manifest[0].rows = std::int64_t{1} << 40;
   manifest[0].cols = std::int64_t{1} << 23;
-  EXPECT_EQ(manifest_bytes(manifest, DType::kI8), (std::uint64_t{1} << 63) + 64);
+  EXPECT_EQ(manifest_bytes(manifest, DType::kInt8), (std::uint64_t{1} << 63) + 64);
   expect_error(thrown_by([&] { (void)manifest_bytes(manifest, DType::kF16); }), "E-CFG-LIMIT",
                "2^64");
   manifest[1] = manifest[0];
-  EXPECT_THROW((void)manifest_bytes(manifest, DType::kI8), Error);
+  EXPECT_THROW((void)manifest_bytes(manifest, DType::kInt8), Error);
 }
 
 TEST(TensorManifest, KnownExtras) {

@@ -402,7 +402,7 @@ TEST(LoadWeights, TheFilesTypeWinsOverTheConfig) {
   Checkpoint checkpoint(with(kLlamaConfig, "torch_dtype", "\"bfloat16\""), "model.");
   EXPECT_EQ(checkpoint.load()->embedding.dtype, DType::kF32);
   ASSERT_EQ(checkpoint.notes().size(), 1U);
-  EXPECT_NE(checkpoint.notes()[0].find("the files hold f32, config.json says bf16"),
+  EXPECT_NE(checkpoint.notes()[0].find("the files hold fp32, config.json says bf16"),
             std::string::npos)
       << checkpoint.notes()[0];
 }

@@ -134,7 +134,7 @@ inline RunOptions job_options(const TempFolder& folder, const std::string& outpu
 
 inline Manifest test_manifest(const RunOptions& options) {
   return make_manifest(options, examine_prompt_file(options), {"model", "xxh3:0123", "xxh3:4567"},
-                       "f32", 0);
+                       "fp32", 0);
 }
 
 // The whole of `triphase run` but for the model. Returns what the program would.
@@ -142,7 +142,7 @@ inline int run_whole_job(const RunOptions& options, FileOps& ops = system_file_o
                          const std::function<void(FakeEngine&)>& prepare = {}) {
   const PromptFileFacts facts = examine_prompt_file(options);
   OutputFile output(
-      options, make_manifest(options, facts, {"model", "xxh3:0123", "xxh3:4567"}, "f32", 0), ops);
+      options, make_manifest(options, facts, {"model", "xxh3:0123", "xxh3:4567"}, "fp32", 0), ops);
   if (output.already_complete()) return exit_code_of(output.counts());
   PromptReader prompts(options, &facts);
   FakeEngine engine;

@@ -360,7 +360,7 @@ TEST_F(OutputFileTest, APipeCannotBeResumed) {
   from_pipe.prompts = "-";
   EXPECT_EQ(
       code_thrown([&] {
-        OutputFile output(from_pipe, make_manifest(from_pipe, {}, {"model", "m", "t"}, "f32", 0));
+        OutputFile output(from_pipe, make_manifest(from_pipe, {}, {"model", "m", "t"}, "fp32", 0));
       }),
       "E-IN-RESUME");
 }

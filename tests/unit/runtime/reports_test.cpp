@@ -195,7 +195,7 @@ TEST(ManifestFile, PackedWeightsMakeAnotherJob) {
   const Manifest plain = testing::test_manifest(options);
   const Manifest packed =
       make_manifest(options, examine_prompt_file(options), {"model", "xxh3:0123", "xxh3:4567"},
-                    "f32", 0, /*grouped_weights=*/true);
+                    "fp32", 0, /*grouped_weights=*/true);
   EXPECT_EQ(violation("manifest.schema.json", manifest_to_json(packed)), "");
   EXPECT_EQ(manifest_differences(plain, packed),
             (std::vector<std::string>{"weight_quantization: absent there, \"4bit\" now"}));
@@ -213,9 +213,9 @@ TEST(ManifestFile, MovedFilesAndOtherMachinesAreTheSameJob) {
   moved.writer_host = "other";
   moved.commit = "other";
   EXPECT_TRUE(manifest_differences(manifest, moved).empty());
-  moved.kv_dtype = "f16";
+  moved.kv_dtype = "fp16";
   EXPECT_EQ(manifest_differences(manifest, moved),
-            std::vector<std::string>{"kv-dtype: f32 there, f16 now"});
+            std::vector<std::string>{"kv-dtype: fp32 there, fp16 now"});
   moved.kv_dtype = manifest.kv_dtype;
   moved.layer_inputs = 64;
   EXPECT_EQ(manifest_differences(manifest, moved),

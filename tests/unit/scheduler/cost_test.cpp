@@ -8,9 +8,7 @@
 #include "base/error.h"
 #include "runtime/plan/profile_file.h"
 #include "scheduler/cost/hardware_spec.h"
-#include "scheduler/cost/replay_costs.h"
 #include "scheduler/cost/step_cost.h"
-#include "tests/support/replay_costs.h"
 #include "tests/unit/runtime/json_schema.h"
 
 namespace triphase {
@@ -107,7 +105,7 @@ TEST(ModelCosts, CountTheWeightsAndKvOfPublishedShapes) {
   const ModelCosts model = model_costs(builtin_shape("opt-30b").value(), DType::kF16);
   EXPECT_NEAR(static_cast<double>(model.weights()), 60e9, 0.6e9);
   EXPECT_DOUBLE_EQ(kv_layer_bytes(model, DType::kF16, 32) * 48, 1376256.0);
-  EXPECT_DOUBLE_EQ(kv_layer_bytes(model, DType::kI8, 128), 14336.0 + 448.0);
+  EXPECT_DOUBLE_EQ(kv_layer_bytes(model, DType::kInt8, 128), 14336.0 + 448.0);
   EXPECT_DOUBLE_EQ(kv_layer_bytes(model, DType::kQ4, 32), 2.0 * 7168 * 4.5 / 8);
   EXPECT_DOUBLE_EQ(input_layer_bytes(model), 7168.0 + 4.0);
   const ModelCosts grouped = model_costs(builtin_shape("llama-3-8b").value(), DType::kF16);
@@ -316,49 +314,6 @@ TEST(ProfileFile, AttentionOnTheHostMayBeUnknown) {
   const HardwareProfile read = parse_profile(profile_to_json(profile), "p.json");
   EXPECT_EQ(read, profile);
   EXPECT_FALSE(CostModel(read).can_attend_on_host());
-}
-
-// What is computed again grows as the link gets slower, and as the device gets faster.
-TEST(ReplayCosts, TheChoiceFlipsWhereTheTwoCostsCross) {
-  const ReplayCosts::Sequence sequence{
-      .blocks = 20, .stored_blocks = 0, .block_tokens = 64, .prefill_chunk = 256};
-  const auto chosen = [&](double link_rate) {
-    HardwareSpec spec = *find_hardware("h100-80gb");
-    spec.link_rate = link_rate;
-    const ModelCosts model = model_costs(builtin_shape("opt-30b").value(), DType::kF16);
-    const ReplayCosts costs(CostModel(derive_profile(spec, model, DType::kF16)), model.layers,
-                            kv_record_bytes(model, DType::kF16));
-    const std::int64_t best = costs.cheapest(sequence, 0, 16);
-    for (std::int64_t blocks = 0; blocks <= 16; ++blocks) {
-      EXPECT_LE(costs.seconds(sequence, best), costs.seconds(sequence, blocks));
-    }
-    EXPECT_LE(costs.cheapest(sequence, 0, 5), 5);
-    EXPECT_GE(costs.cheapest(sequence, 7, 16), 7);
-    return best;
-  };
-  EXPECT_EQ(chosen(1e12), 0);
-  EXPECT_EQ(chosen(1e9), 16);
-  std::int64_t before = 16;
-  std::int64_t between = 0;
-  for (double rate = 1e9; rate < 1e12; rate *= 1.2) {
-    const std::int64_t now = chosen(rate);
-    EXPECT_LE(now, before) << "at " << rate;
-    between += now > 0 && now < 16 ? 1 : 0;
-    before = now;
-  }
-  EXPECT_GT(between, 0) << "part of a prefix, beside the rest that comes over the link";
-}
-
-TEST(ReplayCosts, WhatIsOnTheHostIsNotStoredAgain) {
-  const auto costs = replay_costs(1.0, 1.0);
-  ReplayCosts::Sequence sequence{
-      .blocks = 4, .stored_blocks = 0, .block_tokens = 2, .prefill_chunk = 2};
-  EXPECT_DOUBLE_EQ(costs->seconds(sequence, 0), 8.0 + 8.0);
-  EXPECT_DOUBLE_EQ(costs->seconds(sequence, 1), 6.0 + 6.0);
-  sequence.stored_blocks = 3;
-  EXPECT_DOUBLE_EQ(costs->seconds(sequence, 0), 2.0 + 8.0);
-  EXPECT_DOUBLE_EQ(costs->seconds(sequence, 1), 2.0 + 6.0);
-  EXPECT_DOUBLE_EQ(costs->seconds(sequence, 4), 8.0);
 }
 
 }  // namespace

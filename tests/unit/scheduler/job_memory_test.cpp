@@ -166,10 +166,10 @@ TEST(JobMemory, ScalesOfInt8StayOnTheDevice) {
   SimulatedJob given = job();
   FixedPolicy policy;
   policy.placement.host_tier = true;
-  policy.placement.kv_dtype = DType::kI8;
+  policy.placement.kv_dtype = DType::kInt8;
   policy.placement.block_tokens = 64;
   const JobMemory memory = divide_memory(policy, given);
-  EXPECT_EQ(memory.kv_dtype, DType::kI8);
+  EXPECT_EQ(memory.kv_dtype, DType::kInt8);
   EXPECT_EQ(memory.limits.block_tokens, 64);
   EXPECT_EQ(memory.record_token, 2.0 * 768 * 12) << "a byte of each channel crosses the link";
   const double scales = (memory.kv_token - memory.record_token) * 64;
@@ -197,7 +197,7 @@ TEST(JobMemory, SaysWhyItDoesNotFit) {
 TEST(JobMemory, TakesAGivenDivisionAtItsWord) {
   SimulatedJob given = job();
   given.device_memory = given.host_memory = 0;  // not looked at
-  given.kv_dtype = DType::kI8;
+  given.kv_dtype = DType::kInt8;
   const PlacementLimits limits{.layers = 12, .block_tokens = 16, .device_pages = 240};
   StaticPlacement chosen;
   chosen.kv_dtype = DType::kF16;  // what the job says counts: the division was made for it
@@ -208,7 +208,7 @@ TEST(JobMemory, TakesAGivenDivisionAtItsWord) {
   EXPECT_EQ(policy.times_asked, 0);
   EXPECT_EQ(memory.limits, limits);
   EXPECT_EQ(memory.streamed_layers, 5);
-  EXPECT_EQ(memory.kv_dtype, DType::kI8);
+  EXPECT_EQ(memory.kv_dtype, DType::kInt8);
   EXPECT_EQ(memory.fixed_device, 0u);
   given.division->placement.reset();
   (void)divide_memory(policy, given);

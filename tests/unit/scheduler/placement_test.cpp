@@ -8,13 +8,10 @@
 #include "scheduler/placement/accelerate_policy.h"
 #include "scheduler/placement/device_only_policy.h"
 #include "scheduler/placement/flexgen_policy.h"
-#include "scheduler/placement/keep_prefix.h"
 #include "scheduler/placement/placement_ledger.h"
-#include "scheduler/placement/swap_or_drop.h"
 #include "scheduler/placement/triphase_policy.h"
 #include "scheduler/placement/vllm_policy.h"
 #include "scheduler/placement/zero_policy.h"
-#include "tests/support/replay_costs.h"
 #include "tests/unit/scheduler/placement_world.h"
 
 namespace triphase {
@@ -32,8 +29,7 @@ PlacementLimits small_limits() {
 
 struct Outcome {
   std::int64_t steps = 0;
-  std::int64_t suspensions = 0, offloaded = 0, discarded = 0, max_running = 0, replayed = 0,
-               kept = 0;
+  std::int64_t suspensions = 0, offloaded = 0, discarded = 0, max_running = 0;
 };
 
 // Runs a job to its end, every action list checked by the checker and by the world.
@@ -57,8 +53,6 @@ Outcome run(const PlacementPolicy& policy, const PlacementLimits& limits,
   outcome.offloaded = world.offloaded();
   outcome.discarded = world.discarded();
   outcome.max_running = world.max_running();
-  outcome.replayed = world.replayed();
-  outcome.kept = world.kept();
   return outcome;
 }
 
@@ -82,147 +76,47 @@ TEST(Vllm, AdmitsMoreThanFitAtTheEndAndPreempts) {
   }
 }
 
-TEST(Vllm, DropsThePrefixesThatAreCheaperToComputeAgain) {
-  const auto preempted = [](std::shared_ptr<const ReplayCosts> costs) {
-    const VllmPolicy policy(
-        {.preemption = SuspendMode::kSwap, .weigh = true, .replay = std::move(costs)});
-    return run(policy, small_limits(), equal_lines(6, 8, 20));
-  };
-  const Outcome always = preempted(replay_always());
-  EXPECT_GT(always.suspensions, 0);
-  EXPECT_GT(always.replayed, 0);
-  const Outcome never = preempted(replay_never());
-  EXPECT_GT(never.suspensions, 0);
-  EXPECT_EQ(never.replayed, 0);
-  EXPECT_EQ(preempted(nullptr).replayed, 0);
-}
-
-TEST(Vllm, KeepsPrefixesOnTheHost) {
-  const VllmPolicy policy({.preemption = SuspendMode::kSwap, .keep_prefixes = true});
-  EXPECT_TRUE(policy.start({}).host_tier);
-  EXPECT_TRUE(policy.start({}).repeats_decoded);
-  const Outcome outcome = run(policy, small_limits(), equal_lines(6, 8, 20));
-  EXPECT_GT(outcome.suspensions, 0);
-  EXPECT_GE(outcome.kept, outcome.suspensions);
-  // With no room on the host it computes everything again.
-  PlacementLimits limits = small_limits();
-  limits.host_pages = 0;
-  const Outcome without = run(policy, limits, equal_lines(6, 8, 20));
-  EXPECT_GT(without.suspensions, 0);
-  EXPECT_EQ(without.kept, 0);
-}
-
-StepView one_line_of_five_blocks() {
-  return {.limits = small_limits(),
-          .free_host_pages = 40,
-          .running = {{.id = SequenceId(3),
-                       .prompt_tokens = 12,
-                       .prefill_tokens = 12,
-                       .context = 17,
-                       .step_tokens = 1,
-                       .max_tokens = 24,
-                       .device_blocks = 5}}};
-}
-
-// Five blocks of four tokens, the last one open.
-TEST(KeepPrefix, KeepsClosedBlocksAsFarAsTheHostHasRoom) {
-  StepView view = one_line_of_five_blocks();
-  const auto kept = [&] {
+// Five blocks of four tokens, the last one open, in two layers.
+TEST(PlacementLedger, SwapsALineWhereTheHostHasRoomForAllOfIt) {
+  StepView view{.limits = small_limits(),
+                .free_host_pages = 10,
+                .running = {{.id = SequenceId(3),
+                             .prompt_tokens = 12,
+                             .prefill_tokens = 12,
+                             .context = 17,
+                             .step_tokens = 1,
+                             .max_tokens = 24,
+                             .device_blocks = 5}}};
+  const auto suspended = [&] {
     PlacementLedger ledger(view);
-    const Suspend suspend = keep_prefix(ledger, 0);
-    const std::int64_t host = ledger.free_host_pages();
-    const std::int64_t device = ledger.free_device_pages();
+    const Suspend suspend = ledger.swap_if_it_fits(0);
     ledger.apply(suspend);
-    const std::int64_t layers = view.limits.layers;
-    EXPECT_EQ(ledger.free_device_pages() - device, view.running[0].device_blocks * layers);
-    const std::int64_t stored = suspend.kept_blocks.value_or(0) - view.running[0].host_blocks;
-    EXPECT_EQ(host - ledger.free_host_pages(), stored * layers);
-    EXPECT_EQ(suspend.mode, suspend.kept_blocks ? SuspendMode::kSwap : SuspendMode::kDrop);
-    return suspend.kept_blocks.value_or(0);
+    EXPECT_EQ(ledger.free_device_pages(), view.running[0].device_blocks * view.limits.layers);
+    return suspend.mode;
   };
-  EXPECT_EQ(kept(), 4);
-  view.free_host_pages = 3 * view.limits.layers;
-  EXPECT_EQ(kept(), 3);
-  view.free_host_pages = 0;
-  EXPECT_EQ(kept(), 0);
-  view.running[0].host_blocks = 2;
-  view.running[0].device_blocks = 3;
-  EXPECT_EQ(kept(), 2) << "those that are there";
-  view.free_host_pages = 40;
-  EXPECT_EQ(kept(), 4);
-  view.running[0] = {.id = SequenceId(3), .context = 3, .max_tokens = 24, .device_blocks = 1};
-  EXPECT_EQ(kept(), 0) << "an open block alone";
-  // What the rules forbid.
-  view.running[0].context = 17;
-  view.running[0].device_blocks = 5;
-  for (const std::int64_t blocks : {0, 5}) {
-    PlacementLedger ledger(view);
-    EXPECT_THROW(ledger.apply(Suspend{.sequence = SequenceId(3), .kept_blocks = blocks}), Error);
-  }
-}
-
-// Five blocks, three of them the prompt's; store and reload take 4 s a block together.
-TEST(SwapOrDrop, WeighsBringingBackAgainstComputing) {
-  StepView view = one_line_of_five_blocks();
-  view.free_device_pages = 8;
-  view.running.front().replayable_blocks = 3;
-  const auto dropped = [&](double compute) {
-    const auto costs = replay_costs(0.5, compute);
-    const Suspend suspend = swap_or_drop(PlacementLedger(view), 0, costs.get());
-    EXPECT_EQ(suspend.mode, SuspendMode::kSwap);
-    return suspend.dropped_blocks;
-  };
-  // seconds(r) = 2 (5 - r) + max(2 (5 - r), 4 r compute).
-  EXPECT_EQ(dropped(0.1), 3);
-  EXPECT_EQ(dropped(0.3), 3) << "beside the rest, which takes longer";
-  EXPECT_EQ(dropped(0.6), 3) << "4 + 7.2 against 6 + 6";
-  EXPECT_EQ(dropped(0.8), 2) << "6 + 6.4 against 4 + 9.6";
-  EXPECT_EQ(dropped(1.2), 2) << "6 + 9.6 against 8 + 8";
-  EXPECT_EQ(dropped(2.1), 1) << "8 + 8.4 against 6 + 16.8";
-  EXPECT_EQ(dropped(2.9), 1) << "8 + 11.6 against 10 + 10";
-  EXPECT_EQ(dropped(3.1), 0);
-
-  view.running[0].recompute_blocks = 1;
+  EXPECT_EQ(suspended(), SuspendMode::kSwap);
+  view.free_host_pages = 9;
+  EXPECT_EQ(suspended(), SuspendMode::kDrop);
+  view.running[0].host_reserved = 1;
+  EXPECT_EQ(suspended(), SuspendMode::kSwap);
+  view.running[0].host_reserved = 0;
+  view.running[0].host_blocks = 1;
   view.running[0].device_blocks = 4;
-  EXPECT_EQ(dropped(0.1), 0) << "its oldest block comes from layer inputs";
-  view.running[0].recompute_blocks = 0;
-  view.running[0].device_blocks = 5;
-  view.limits.prefill_chunk = 3;
-  EXPECT_EQ(dropped(0.1), 0) << "a step computes no whole block";
-  view.limits.prefill_chunk = 8;
-  view.limits.device_pages = 8;
-  EXPECT_EQ(dropped(0.1), 0) << "it could not come back whole";
-  view.limits.device_pages = 20;
-
-  // A full host leaves room for what is computed again alone.
-  view.free_host_pages = 4;
-  EXPECT_EQ(dropped(4.1), 3);
-  view.free_host_pages = 2;
-  EXPECT_EQ(swap_or_drop(PlacementLedger(view), 0, replay_never().get()).mode, SuspendMode::kDrop);
-
-  // Half way through computing them again, none of the three is there.
-  view.free_host_pages = 40;
-  view.running[0].replayable_blocks = 0;
-  view.running[0].replay_tokens = 12;
-  view.running[0].replayed = 8;
-  EXPECT_EQ(dropped(4.1), 3);
+  EXPECT_EQ(suspended(), SuspendMode::kSwap) << "what is there needs no room";
 }
 
 // Its lines seldom have to: here both tiers are full.
-TEST(Triphase, DropsPrefixesWhereTheHostIsFull) {
+TEST(Triphase, ComputesALineAgainWhereTheHostIsFull) {
   const RunningSequence line{.id = SequenceId(0),
                              .prompt_tokens = 20,
                              .prefill_tokens = 20,
                              .context = 20,
                              .step_tokens = 1,
                              .max_tokens = 24,
-                             .device_blocks = 5,
-                             .replayable_blocks = 5};
+                             .device_blocks = 5};
   StepView view{.limits = small_limits(), .running = {line, line}};
   view.running[1].id = SequenceId(1);
   const PhaseSchedule schedule{.p1 = 1000, .p2 = 1000};
-  EXPECT_THAT(TriphasePolicy(schedule, replay_always()).decide(view),
-              testing::ElementsAre(Suspend{SequenceId(1), SuspendMode::kSwap, 5}));
   EXPECT_THAT(TriphasePolicy(schedule).decide(view),
               testing::ElementsAre(Suspend{SequenceId(1), SuspendMode::kDrop}));
 }
@@ -475,10 +369,7 @@ Case random_case(std::mt19937& random) {
       break;
     case 2:
       result.policy = std::make_unique<VllmPolicy>(
-          VllmOptions{.preemption = pick(0, 2) == 0 ? SuspendMode::kDrop : SuspendMode::kSwap,
-                      .keep_prefixes = pick(0, 2) == 0,
-                      .weigh = pick(0, 1) == 0,
-                      .replay = replay_costs(real(), real())});
+          VllmOptions{.preemption = pick(0, 2) == 0 ? SuspendMode::kDrop : SuspendMode::kSwap});
       break;
     case 3:
       result.policy = std::make_unique<AcceleratePolicy>();
@@ -501,8 +392,7 @@ Case random_case(std::mt19937& random) {
                              .window_share = real() * 0.3,
                              .input_tokens = pick(0, 60)};
       schedule.p2 = schedule.p1 + pick(0, 30);
-      result.policy = std::make_unique<TriphasePolicy>(
-          schedule, pick(0, 1) == 0 ? replay_costs(real(), real()) : nullptr);
+      result.policy = std::make_unique<TriphasePolicy>(schedule);
     }
   }
   const std::int64_t longest = std::min<std::int64_t>(result.policy->longest_line(limits), 120);
@@ -523,8 +413,6 @@ TEST(PlacementProperty, NoPolicyOverCommitsAndEveryLineEnds) {
   std::int64_t offloaded = 0;
   std::int64_t discarded = 0;
   std::int64_t suspensions = 0;
-  std::int64_t replayed = 0;
-  std::int64_t kept = 0;
   for (unsigned seed = 0; seed < 4000; ++seed) {
     std::mt19937 random(seed);
     const Case job = random_case(random);
@@ -534,8 +422,6 @@ TEST(PlacementProperty, NoPolicyOverCommitsAndEveryLineEnds) {
       offloaded += outcome.offloaded;
       discarded += outcome.discarded;
       suspensions += outcome.suspensions;
-      replayed += outcome.replayed;
-      kept += outcome.kept;
     } catch (const std::exception& error) {
       FAIL() << "seed " << seed << ", " << job.policy->name() << ": " << error.what();
     }
@@ -543,8 +429,6 @@ TEST(PlacementProperty, NoPolicyOverCommitsAndEveryLineEnds) {
   EXPECT_GT(offloaded, 10'000);
   EXPECT_GT(discarded, 100);
   EXPECT_GT(suspensions, 100);
-  EXPECT_GT(replayed, 100);
-  EXPECT_GT(kept, 100);
 }
 
 }  // namespace

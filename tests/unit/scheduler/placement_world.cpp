@@ -68,7 +68,6 @@ void PlacementWorld::check(const char* when) const {
     }
     for (const auto& block : sequence.blocks) {
       if (block->home == Home::kRecompute && !block->has_x) fail("a token is lost");
-      if (block->home == Home::kNowhere) fail("a running sequence lacks a block");
     }
   }
 }
@@ -77,14 +76,6 @@ std::vector<std::int64_t> PlacementWorld::step_tokens() const {
   std::vector<std::int64_t> tokens;
   std::int64_t left = limits_.prefill_chunk;
   for (const Sequence& sequence : running_) {
-    if (sequence.dropped > 0) {
-      std::int64_t count = sequence.dropped * limits_.block_tokens - sequence.replayed;
-      while (count > left) count -= limits_.block_tokens;
-      count = std::max<std::int64_t>(count, 0);
-      left -= count;
-      tokens.push_back(count);
-      continue;
-    }
     const std::int64_t missing = sequence.target - sequence.context;
     const std::int64_t count = missing > 0 ? std::min(missing, left) : 1;
     if (missing > 0) left -= count;
@@ -115,14 +106,7 @@ StepView PlacementWorld::view() const {
                           .device_blocks = count(sequence, Home::kDevice),
                           .input_blocks = sequence.input_blocks,
                           .device_reserved = sequence.device_reserved,
-                          .host_reserved = sequence.host_reserved,
-                          .replay_tokens = sequence.dropped * limits_.block_tokens,
-                          .replayed = sequence.replayed};
-    const bool alone = std::ranges::all_of(
-        sequence.blocks, [](const auto& block) { return block.use_count() == 1 && !block->has_x; });
-    if (alone && sequence.input_blocks == 0 && sequence.dropped == 0) {
-      entry.replayable_blocks = std::min(entry.prompt_tokens, entry.context) / limits_.block_tokens;
-    }
+                          .host_reserved = sequence.host_reserved};
     for (std::size_t other = 0; other < index; ++other) {
       const auto [mine, theirs] = std::ranges::mismatch(sequence.blocks, running_[other].blocks);
       const std::int64_t common = mine - sequence.blocks.begin();
@@ -142,8 +126,7 @@ StepView PlacementWorld::view() const {
                               .max_tokens = lines_[sequence.line].max_tokens,
                               .recompute_blocks = count(sequence, Home::kRecompute),
                               .host_blocks = count(sequence, Home::kHost),
-                              .input_blocks = sequence.input_blocks,
-                              .dropped_blocks = sequence.dropped});
+                              .input_blocks = sequence.input_blocks});
   }
   for (std::size_t place = 0; place < waiting_.size() && place < 10; ++place) {
     const WorldLine& line = lines_[waiting_[place]];
@@ -213,34 +196,15 @@ void PlacementWorld::step(const StepView& view, const PlacementActions& actions)
       Sequence sequence = std::move(find(d->sequence));
       std::erase_if(running_, [&](const Sequence& s) { return s.id == d->sequence; });
       sequence.mode = d->mode;
-      sequence.replayed = 0;
       sequence.device_reserved = sequence.host_reserved = 0;
       if (d->mode == SuspendMode::kDrop) {
         sequence.target = std::max(sequence.target, sequence.context);
-        sequence.context = sequence.dropped = 0;
+        sequence.context = 0;
         sequence.blocks.clear();
         sequence.input_blocks = 0;
       } else {
-        if (d->kept_blocks) {
-          const std::int64_t kept = *d->kept_blocks * limits_.block_tokens;
-          if (kept > sequence.context || sequence.dropped > 0)
-            fail("blocks kept that are not there");
-          sequence.target = std::max(sequence.target, sequence.context);
-          sequence.context = kept;
-          sequence.blocks.resize(static_cast<std::size_t>(*d->kept_blocks));
-          kept_ += *d->kept_blocks;
-        }
-        if (sequence.dropped > d->dropped_blocks) fail("blocks that were never computed are kept");
-        sequence.dropped = d->dropped_blocks;
-        for (std::int64_t at = 0; at < d->dropped_blocks; ++at) {
-          auto& block = sequence.blocks.at(static_cast<std::size_t>(at));
-          if (block.use_count() > 1 || (at + 1) * limits_.block_tokens > sequence.context) {
-            fail("a block is dropped that is shared or open");
-          }
-          block->home = Home::kNowhere;
-        }
         for (auto& block : sequence.blocks) {
-          if (block->home == Home::kRecompute || block->home == Home::kNowhere) continue;
+          if (block->home == Home::kRecompute) continue;
           const bool shared = block.use_count() > 1;
           if (block->home == Home::kHost && !shared) continue;
           block = std::make_shared<Block>(Block{Home::kHost, !shared && block->has_x});
@@ -286,14 +250,6 @@ void PlacementWorld::step(const StepView& view, const PlacementActions& actions)
   const std::vector<std::int64_t> tokens = step_tokens();
   for (std::size_t index = 0; index < running_.size(); ++index) {
     Sequence& sequence = running_[index];
-    if (sequence.dropped > 0) {
-      sequence.replayed += tokens[index];
-      if (sequence.replayed == sequence.dropped * limits_.block_tokens) {
-        replayed_ += sequence.dropped;
-        sequence.dropped = sequence.replayed = 0;
-      }
-      continue;
-    }
     sequence.context += tokens[index];
     while (static_cast<std::int64_t>(sequence.blocks.size()) * limits_.block_tokens <
            sequence.context) {

@@ -37,8 +37,6 @@ class PlacementWorld {
   [[nodiscard]] std::int64_t suspensions() const { return suspensions_; }
   [[nodiscard]] std::int64_t offloaded() const { return offloaded_; }
   [[nodiscard]] std::int64_t discarded() const { return discarded_; }
-  [[nodiscard]] std::int64_t replayed() const { return replayed_; }  // blocks
-  [[nodiscard]] std::int64_t kept() const { return kept_; }          // by Suspend::kept_blocks
   [[nodiscard]] std::int64_t max_running() const { return max_running_; }
 
   [[nodiscard]] StepView view() const;
@@ -47,7 +45,7 @@ class PlacementWorld {
   void step(const StepView& view, const PlacementActions& actions);
 
  private:
-  enum class Home { kDevice, kHost, kRecompute, kNowhere };
+  enum class Home { kDevice, kHost, kRecompute };
   struct Block {
     Home home = Home::kDevice;
     bool has_x = false;
@@ -61,8 +59,6 @@ class PlacementWorld {
     std::int64_t device_reserved = 0;
     std::int64_t host_reserved = 0;
     std::int64_t input_blocks = 0;
-    std::int64_t dropped = 0;  // leading blocks to compute again, and tokens of them that are
-    std::int64_t replayed = 0;
     SuspendMode mode = SuspendMode::kSwap;
     Blocks blocks;
   };
@@ -84,7 +80,7 @@ class PlacementWorld {
   std::int64_t steps_ = 0;
   std::int32_t next_id_ = 0;
   std::int64_t finished_lines_ = 0, suspensions_ = 0, offloaded_ = 0, discarded_ = 0,
-               max_running_ = 0, replayed_ = 0, kept_ = 0;
+               max_running_ = 0;
 };
 
 }  // namespace triphase

@@ -75,7 +75,7 @@ TEST(PlanFile, NamesTheFieldThatIsWrong) {
               HasSubstr("schedule.alpha: 1.5, expected a number from 0 to 1"));
   EXPECT_THAT(message("\"batch_size\": 16", "\"batch_size\": \"16\""),
               HasSubstr("workload.batch_size: \"16\", expected an integer"));
-  EXPECT_THAT(message("\"kv_dtype\": \"f16\"", "\"kv_dtype\": \"f8\""), HasSubstr("kv_dtype"));
+  EXPECT_THAT(message("\"kv_dtype\": \"fp16\"", "\"kv_dtype\": \"f8\""), HasSubstr("kv_dtype"));
   EXPECT_THAT(message("\"phases\"", "\"faces\""), HasSubstr("phases: missing"));
 }
 

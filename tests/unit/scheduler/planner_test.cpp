@@ -123,7 +123,7 @@ Setting random_setting(std::mt19937& random) {
                       .caching_ratio = pick(0, 3) != 0 ? 1.0 : real(0.2, 0.6),
                       .miss_rate = real(0.3, 1.0)};
   request.model = {
-      .costs = model, .kv_dtype = pick(0, 1) == 0 ? DType::kF16 : DType::kI8, .block_tokens = 1};
+      .costs = model, .kv_dtype = pick(0, 1) == 0 ? DType::kF16 : DType::kInt8, .block_tokens = 1};
   request.choose_streamed_layers = false;
   request.options.share_levels = 16;
   // The device holds a part of the KV at the end, the host the rest or nearly so.

@@ -105,7 +105,7 @@ class Results:
 
     def cells(self, model, task, method, dtype, **wanted):
         return [row for row in self.rows[(model, task)]
-                if row["attention"] == method and row["kv_dtype"] == {"fp16": "f16"}.get(dtype, dtype)
+                if row["attention"] == method and row["kv_dtype"] == dtype
                 and all(row.get(name) is not None and same(row[name], value) for name, value in wanted.items())]
 
     def score(self, model, task, method, dtype, **wanted):
