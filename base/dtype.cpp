@@ -2,8 +2,6 @@
 
 #include <array>
 
-#include "base/group_matrix.h"
-
 namespace triphase {
 namespace {
 
@@ -13,7 +11,7 @@ struct Row {
   std::size_t bytes;
 };
 
-constexpr std::array<Row, 11> kTable = {{
+constexpr std::array<Row, 10> kTable = {{
     {DType::kF64, "f64", 8},
     {DType::kF32, "f32", 4},
     {DType::kF16, "f16", 2},
@@ -24,19 +22,11 @@ constexpr std::array<Row, 11> kTable = {{
     {DType::kI8, "i8", 1},
     {DType::kU8, "u8", 1},
     {DType::kBool, "bool", 1},
-    {DType::kQ4, "4bit", 0},
 }};
 
 }  // namespace
 
 std::size_t dtype_bytes(DType dtype) { return kTable[static_cast<std::size_t>(dtype)].bytes; }
-
-std::int64_t dtype_row_bytes(DType dtype, std::int64_t elements) {
-  if (dtype != DType::kQ4) return elements * static_cast<std::int64_t>(dtype_bytes(dtype));
-  // Whole 16-bit words, so that the next row's ranges are aligned.
-  const std::int64_t codes = (elements + 3) / 4 * 2;
-  return group_count(elements) * static_cast<std::int64_t>(sizeof(GroupRange)) + codes;
-}
 
 std::string_view dtype_name(DType dtype) { return kTable[static_cast<std::size_t>(dtype)].name; }
 

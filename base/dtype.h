@@ -11,13 +11,9 @@
 
 namespace triphase {
 
-// kQ4: rows of 4-bit codes in groups, of a KV cache alone (kernels/ops.h).
-enum class DType : std::uint8_t { kF64, kF32, kF16, kBF16, kI64, kI32, kI16, kI8, kU8, kBool, kQ4 };
+enum class DType : std::uint8_t { kF64, kF32, kF16, kBF16, kI64, kI32, kI16, kI8, kU8, kBool };
 
-// Of one element; 0 for kQ4, whose elements share bytes.
 [[nodiscard]] std::size_t dtype_bytes(DType dtype);
-// Of so many elements that are stored together: K or V of one token under one head.
-[[nodiscard]] std::int64_t dtype_row_bytes(DType dtype, std::int64_t elements);
 [[nodiscard]] std::string_view dtype_name(
     DType dtype);  // "f16": our own spelling in files and options
 [[nodiscard]] std::optional<DType> dtype_from_name(std::string_view name);

@@ -64,7 +64,8 @@ void fill_engine_numbers(const EngineStats& stats, const PlacementStats& placeme
     }
     if (touched.context > 0) {
       summary.tokens_touched_fraction = touched.attended / touched.context;
-      const AttentionRunner::ReadBytes bytes = attention->read_bytes(loaded.kv.shape().dtype);
+      const AttentionRunner::ReadBytes bytes =
+          attention->read_bytes(static_cast<std::int64_t>(dtype_bytes(loaded.kv.shape().dtype)));
       summary.attention_bytes = {bytes.touched, bytes.dense};
     }
   }

@@ -28,7 +28,8 @@ constexpr std::uint64_t kMaxDataBytes = std::uint64_t{1} << 30;
 // KV bytes that decoded tokens read, as a share of dense attention's.
 double touched_share(const AttentionRunner* attention, const KvStore::Shape& kv) {
   if (attention == nullptr) return 1.0;
-  const AttentionRunner::ReadBytes bytes = attention->read_bytes(kv.dtype);
+  const AttentionRunner::ReadBytes bytes =
+      attention->read_bytes(static_cast<std::int64_t>(dtype_bytes(kv.dtype)));
   return bytes.dense == 0.0 ? 1.0 : bytes.touched / bytes.dense;
 }
 

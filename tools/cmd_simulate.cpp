@@ -126,8 +126,7 @@ int cmd_simulate(const Arguments& arguments, std::unique_ptr<Log>& log) {
       .zero_mode = values.text("zero-mode") == "2023" ? ZeroMode::k2023 : ZeroMode::k2022,
       .grouped_model = values.text("weight-quantization") == "4bit"
                            ? std::optional(model.grouped_costs)
-                           : std::nullopt,
-      .flexgen_kv_4bit = values.text("kv-quantization") == "4bit"};
+                           : std::nullopt};
   std::vector<std::vector<TableCell>> rows;
   for (const std::int64_t batch : integer_list(values, "batch-size")) {
     SimulatedJob job{

@@ -12,11 +12,6 @@ std::uint64_t page_elements(const KvStore::Shape& shape) {
   return static_cast<std::uint64_t>(shape.kv_heads * shape.block_tokens * shape.head_dim);
 }
 
-// K (or V) of one token under one head.
-std::int64_t row_bytes(const KvStore::Shape& shape) {
-  return dtype_row_bytes(shape.dtype, shape.head_dim);
-}
-
 HostKeyColumns::Shape column_shape(const KvStore::Shape& shape) {
   return {.layers = shape.layers,
           .kv_heads = shape.kv_heads,
@@ -28,7 +23,7 @@ HostKeyColumns::Shape column_shape(const KvStore::Shape& shape) {
 }  // namespace
 
 std::uint64_t KvStore::page_bytes(const Shape& shape) {
-  return 2 * static_cast<std::uint64_t>(shape.kv_heads * shape.block_tokens * row_bytes(shape));
+  return 2 * page_elements(shape) * dtype_bytes(shape.dtype);
 }
 
 std::uint64_t KvStore::key_column_bytes(const Shape& shape) {
@@ -150,7 +145,7 @@ KvGeometry KvStore::geometry() const {
           .host = host_.data(),
           .page_tokens = shape_.block_tokens,
           .kv_heads = shape_.kv_heads,
-          .head_bytes = row_bytes(shape_)};
+          .head_bytes = shape_.head_dim * static_cast<std::int64_t>(dtype_bytes(shape_.dtype))};
 }
 
 float* KvStore::scales(LayerId layer) const {

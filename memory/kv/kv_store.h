@@ -31,7 +31,7 @@ class KvStore {
     std::int64_t kv_heads = 0;
     std::int64_t head_dim = 0;
     std::int64_t block_tokens = 32;
-    DType dtype = DType::kF16;       // kU8: INT8 codes; kQ4: 4-bit rows
+    DType dtype = DType::kF16;       // kU8: INT8 codes
     DType open_dtype = DType::kF16;  // INT8 only: of blocks that are still open
     bool key_columns = false;        // K^T beside K, on the device
     // 0: there wherever the block is. Else K^T of blocks that are on the host is on the host, and
@@ -39,7 +39,7 @@ class KvStore {
     std::int64_t host_channels = 0;
     std::int64_t input_width = 0;  // of saved layer inputs: the hidden size; 0: none are saved
     // Decoded rows of sequences with a host reservation are attended on the host: their blocks are
-    // mirrored there (KvResidency::Shape). Not INT8 or 4-bit.
+    // mirrored there (KvResidency::Shape). Not INT8.
     bool host_attention = false;
 
     [[nodiscard]] bool quantized() const { return dtype == DType::kU8; }
@@ -74,7 +74,7 @@ class KvStore {
   [[nodiscard]] static std::int64_t default_block_tokens(DType dtype) {
     return dtype == DType::kU8 ? 64 : 32;
   }
-  // Bytes of one device page: K and V, 2 * kv_heads * block_tokens rows of head_dim elements.
+  // Bytes of one device page: K and V, 2 * kv_heads * block_tokens * head_dim elements.
   [[nodiscard]] static std::uint64_t page_bytes(const Shape& shape);
   // K^T of one device page; 0 without key_columns.
   [[nodiscard]] static std::uint64_t key_column_bytes(const Shape& shape);

@@ -63,7 +63,6 @@ class Planner {
         std::max(plan_.prefill_chunk, std::min(plan_.prompt_units.rows, context_ - shared));
     choose_budgets();
     choose_kv();
-    check_4bit_kv();
     const std::int64_t batch = options_.batch_size > 0 ? options_.batch_size : kDefaultBatchSize;
     plan_.placement = plan_.policy->start(job_view(batch));
     if (plan_.placement.block_tokens && !options_.given("kv-block")) {
@@ -132,8 +131,7 @@ class Planner {
 
   void choose_kv() {
     const DType compute = model_.weights_dtype;
-    const bool policy_has_type = stores_4bit_kv(options_);
-    const DType dtype = policy_has_type ? DType::kQ4 : options_.kv_dtype.value_or(compute);
+    const DType dtype = options_.kv_dtype.value_or(compute);
     plan_.kv = {.layers = model_.config.layers,
                 .kv_heads = model_.config.kv_heads,
                 .head_dim = model_.config.head_dim,
@@ -194,25 +192,6 @@ class Planner {
       refuse("--attention", attention_name(options_.attention.kind), "dense");
     }
     plan_.kv.host_attention = true;
-  }
-
-  // 4-bit rows are read whole, by kernels of the CPU.
-  void check_4bit_kv() const {
-    if (plan_.kv.dtype != DType::kQ4) return;
-    const auto refuse = [](std::string_view option, std::string_view found,
-                           std::string_view expected) {
-      throw Error(ErrorRole::kUsage, "E-CLI-CONFLICT", option)
-          .found(fmt::format("{} with 4-bit KV", found))
-          .expected(expected);
-    };
-    if (machine_.gpu) refuse("--device", "a GPU", "--device cpu: a GPU does not read it");
-    if (!reads_keys_by_rows(options_.attention.kind)) {
-      refuse("--attention", attention_name(options_.attention.kind),
-             "dense, swa, h2o, topk, lm-infinite, local or strided");
-    }
-    if (options_.layer_inputs > 0) {
-      refuse("--layer-inputs", fmt::to_string(options_.layer_inputs), "no layer inputs");
-    }
   }
 
   // Attention methods and layer inputs count a line's tokens from its first on.

@@ -57,6 +57,13 @@ Knob on_off(std::string_view name, bool& value) {
           }};
 }
 
+// Of an original's 4-bit types, which this version lacks: who asks for them is told what there is.
+Knob only_model_type(std::string_view name, std::string_view instead) {
+  return {name,
+          fmt::format("model (the checkpoint's type): 4-bit groups are not there, {}", instead),
+          [](std::string_view text) { return text == "model"; }};
+}
+
 // A choice among few, by their names.
 template <class Value>
 Knob one_of(std::string_view name, std::vector<std::pair<std::string_view, Value>> choices,
@@ -99,29 +106,7 @@ void read_knobs(const RunOptions& options, const std::vector<Knob>& knobs) {
   }
 }
 
-// What the original's compressed KV excludes.
-void check_4bit(const RunOptions& options, const FlexGenOptions& flexgen) {
-  const auto refuse = [](std::string_view code, std::string_view option, std::string_view found,
-                         std::string_view expected) {
-    throw Error(ErrorRole::kUsage, code, option)
-        .found(fmt::format("{} with kv-quantization=4bit", found))
-        .expected(expected);
-  };
-  if (flexgen.device_kv_share != 0.0 && flexgen.device_kv_share != 1.0) {
-    refuse("E-CLI-OPTION", "--policy-option", fmt::format("kv-share={}", flexgen.device_kv_share),
-           "kv-share=0 or kv-share=1: 4-bit KV lies on one tier as a whole");
-  }
-  if (flexgen.host_kv != HostKvUse::kStream) {
-    refuse("E-CLI-OPTION", "--policy-option", "host-kv=cpu-attention", "host-kv=stream");
-  }
-  if (options.kv_dtype) {
-    refuse("E-CLI-CONFLICT", "--kv-dtype",
-           *options.kv_dtype == DType::kU8 ? "int8" : dtype_name(*options.kv_dtype),
-           "--kv-dtype auto, or kv-quantization=model");
-  }
-}
-
-FlexGenOptions read_flexgen(const RunOptions& options) {
+std::shared_ptr<const PlacementPolicy> make_flexgen(const RunOptions& options) {
   FlexGenOptions flexgen;
   read_knobs(
       options,
@@ -136,7 +121,7 @@ FlexGenOptions read_flexgen(const RunOptions& options) {
        one_of("weight-rounding",
               {{"layer", WeightRounding::kLayer}, {"tensor", WeightRounding::kTensor}},
               flexgen.weight_rounding),
-       one_of("kv-quantization", {{"model", false}, {"4bit", true}}, flexgen.kv_4bit),
+       only_model_type("kv-quantization", "--kv-dtype int8 is"),
        group_weights(flexgen.group_weights),
        one_of("host-kv",
               {{"stream", HostKvUse::kStream}, {"cpu-attention", HostKvUse::kCpuAttention}},
@@ -146,8 +131,7 @@ FlexGenOptions read_flexgen(const RunOptions& options) {
         .found("fp32-workspace=on with host-kv=stream")
         .expected("host-kv=cpu-attention, whose workspace it is");
   }
-  if (flexgen.kv_4bit) check_4bit(options, flexgen);
-  return flexgen;
+  return std::make_shared<FlexGenPolicy>(flexgen);
 }
 
 std::shared_ptr<const PlacementPolicy> make_vllm(const RunOptions& options,
@@ -194,7 +178,7 @@ std::shared_ptr<const PlacementPolicy> make_triphase(const RunOptions& options,
 
 std::shared_ptr<const PlacementPolicy> make_policy(const RunOptions& options,
                                                    std::shared_ptr<const ReplayCosts> replay) {
-  if (options.policy == "flexgen") return std::make_shared<FlexGenPolicy>(read_flexgen(options));
+  if (options.policy == "flexgen") return make_flexgen(options);
   if (options.policy == "vllm") return make_vllm(options, std::move(replay));
   if (options.policy == "accelerate") {
     AccelerateOptions accelerate;
@@ -217,10 +201,6 @@ std::shared_ptr<const PlacementPolicy> make_policy(const RunOptions& options,
   }
   TRIPHASE_CHECK(options.policy == "triphase", "the option table knows the policies");
   return make_triphase(options, std::move(replay));
-}
-
-bool stores_4bit_kv(const RunOptions& options) {
-  return options.policy == "flexgen" && read_flexgen(options).kv_4bit;
 }
 
 }  // namespace triphase

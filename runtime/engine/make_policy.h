@@ -16,7 +16,4 @@ namespace triphase {
 [[nodiscard]] std::shared_ptr<const PlacementPolicy> make_policy(
     const RunOptions& options, std::shared_ptr<const ReplayCosts> replay = nullptr);
 
-// Whether the policy asked for stores KV in 4-bit groups.
-[[nodiscard]] bool stores_4bit_kv(const RunOptions& options);
-
 }  // namespace triphase

@@ -19,7 +19,7 @@ namespace triphase {
 // without a job. All KV stays on the device.
 void parse_machine_options(const OptionValues& values, RunOptions& options);
 
-// --kv-dtype and --weights-dtype: int8 is kU8, 4bit kQ4; auto and an empty text are nothing.
+// --kv-dtype and --weights-dtype: int8 is kU8; auto and an empty text are nothing.
 [[nodiscard]] std::optional<DType> dtype_option(std::string_view text);
 
 // --kv-sparsity where it is a number. Throws E-CLI-OPTION.

@@ -5,7 +5,6 @@
 #include <algorithm>
 
 #include "base/error.h"
-#include "runtime/engine/make_policy.h"
 #include "runtime/plan/open_profile.h"
 #include "runtime/plan/profile_cache.h"
 #include "runtime/profile/profiler.h"
@@ -77,7 +76,6 @@ std::optional<HardwareProfile> RunProfile::measured() const {
   }
   const ProfileRequest request{.seconds = options_.profile_seconds,
                                .batch_size = std::max(options_.batch_size, kDefaultBatchSize),
-                               .kv_4bit = stores_4bit_kv(options_),
                                .name = "measured by a run"};
   MeasuredProfile measured = measure_profile(model_, options_, request, backend_, progress_, log_);
   const bool kept = keep_profile(cache, measured.profile, log_);

@@ -308,11 +308,6 @@ bool moves_queries(const AttentionOptions& options) {
          options.lm_infinite.sinks > 0;
 }
 
-bool reads_keys_by_rows(AttentionKind kind) {
-  return kind != AttentionKind::kSparq && kind != AttentionKind::kQuest &&
-         kind != AttentionKind::kSqueezed;
-}
-
 bool keeps_key_columns(const AttentionOptions& options) {
   using KeyColumns = decltype(options.sparq.kt);
   return options.kind == AttentionKind::kSparq && options.sparq.kt != KeyColumns::kOff;

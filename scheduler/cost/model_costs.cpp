@@ -10,7 +10,6 @@ ModelCosts model_costs(const ModelConfig& config, WeightFormat format) {
                    .ffn = config.ffn_size,
                    .q_width = config.q_width(),
                    .kv_width = config.kv_width(),
-                   .head_dim = config.head_dim,
                    .vocab = config.vocab_size};
   costs.layer_modules = flexgen::layer_modules(config);
   std::vector<WeightEntry> layer;
@@ -38,8 +37,7 @@ ModelCosts model_costs(const ModelConfig& config, WeightFormat format) {
 }
 
 double kv_record_bytes(const ModelCosts& model, DType kv_dtype) {
-  const std::int64_t heads = model.kv_width / model.head_dim;
-  return 2.0 * static_cast<double>(heads * dtype_row_bytes(kv_dtype, model.head_dim));
+  return 2.0 * static_cast<double>(model.kv_width) * static_cast<double>(dtype_bytes(kv_dtype));
 }
 
 double kv_layer_bytes(const ModelCosts& model, DType kv_dtype, std::int64_t block_tokens) {

@@ -18,7 +18,6 @@ struct ModelCosts {
   std::int64_t ffn = 0;
   std::int64_t q_width = 0;
   std::int64_t kv_width = 0;
-  std::int64_t head_dim = 0;
   std::int64_t vocab = 0;
   std::uint64_t layer_weights = 0;  // of one decoder layer, as it lies at home
   std::uint64_t other_weights = 0;  // embeddings, output head, final norm
@@ -40,7 +39,7 @@ struct ModelCosts {
 [[nodiscard]] ModelCosts model_costs(const ModelConfig& config, WeightFormat format);
 
 // K and V of one token in one layer. INT8 adds its scales and zero points: 2 x 2 bytes for K and V
-// of each channel in every block of tokens; 4-bit rows hold their groups' parameters.
+// of each channel in every block of tokens.
 [[nodiscard]] double kv_layer_bytes(const ModelCosts& model, DType kv_dtype,
                                     std::int64_t block_tokens);
 

@@ -20,16 +20,13 @@ double wide_weight_bytes(const Model& m) {
 }
 double weight_bytes(const Model& m) { return m.weight_share * wide_weight_bytes(m); }
 
-// Bytes of K and V of so many tokens in one layer, as they are stored.
-double kv_bytes(const Model& m, double tokens) { return 2.0 * m.kv_element * tokens * m.hidden; }
-
 // Bytes of a tier's home: its weights of all layers, hidden states of `tokens` per sequence between
 // layers, and the KV of the whole length, allocated up front.
 Linear home(const Model& m, const Workload& w, double tokens, Share weights, Share cache,
             Share hidden) {
   return term(weights, weight_bytes(m) * m.layers) +
          term(hidden, 2.0 * tokens * m.hidden * w.block()) +
-         term(cache, kv_bytes(m, w.prompt + w.output) * m.layers * w.block());
+         term(cache, 4.0 * (w.prompt + w.output) * m.hidden * m.layers * w.block());
 }
 
 // Working sets of one GPU batch whose sequences compute `tokens` tokens against a context.
@@ -84,7 +81,7 @@ Linear operator*(double factor, Linear a) {
 LayerTimes prefill_times(const Model& m, const Workload& w, const Machine& machine) {
   const double weights = weight_bytes(m);
   const double hidden = 2.0 * w.prompt * m.hidden * w.block();
-  const double cache = kv_bytes(m, w.prompt + 1.0) * w.block();
+  const double cache = 4.0 * (w.prompt + 1.0) * m.hidden * w.block();
   LayerTimes times;
   times.to_device = (1.0 / machine.to_device) * (term(kWc, weights) + term(kWn, weights) +
                                                  term(kHc, hidden) + term(kHn, hidden));
@@ -113,10 +110,9 @@ LayerTimes decode_times(const Model& m, const Workload& w, const Machine& machin
   times.to_host = (1.0 / machine.to_host_hidden) * (term(kHc, hidden) + term(kHn, hidden));
   if (machine.disk > 0.0) {
     times.from_disk =
-        (1.0 / machine.from_disk) *
-        (term(kWn, weights) + term(kCn, kv_bytes(m, context) * w.block()) + term(kHn, hidden));
+        (1.0 / machine.from_disk) * (term(kWn, weights) + term(kCn, attention) + term(kHn, hidden));
     times.to_disk =
-        (1.0 / machine.to_disk) * (term(kCn, kv_bytes(m, 1.0) * w.block()) + term(kHn, hidden));
+        (1.0 / machine.to_disk) * (term(kCn, 4.0 * w.block() * m.hidden) + term(kHn, hidden));
   }
   times.compute = constant(w.block() * (8.0 * m.hidden * m.hidden + 4.0 * m.hidden * m.ffn) /
                                machine.matmul_decode +

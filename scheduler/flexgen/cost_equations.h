@@ -31,7 +31,6 @@ struct Model {
   // weights adds to its compute.
   double weight_share = 1.0;
   double widen_seconds = 0.0;
-  double kv_element = 2.0;  // bytes of one stored key or value
 };
 
 struct Workload {

@@ -60,7 +60,6 @@ StaticPlacement FlexGenPolicy::start(const JobView& job) const {
                             .copy_device = options_.copy_device,
                             .sync_each_layer = options_.sync_each_layer};
   placement.streamed_layers = job.layers - device_layers(job);
-  if (options_.kv_4bit) placement.kv_dtype = DType::kQ4;
   return placement;
 }
 
@@ -124,7 +123,6 @@ std::int64_t FlexGenPolicy::admit_lines(PlacementLedger& ledger, std::int64_t li
   std::int64_t device_blocks = 0;
   std::int64_t host_lines = 0;
   std::int64_t staged = 0;
-  Home first = Home::kNone;
   for (std::int64_t line = 0; line < lines; ++line) {
     const WaitingPrompt& prompt = view.waiting[static_cast<std::size_t>(line)];
     if (options_.gpu_batch > 0 && line % options_.gpu_batch == 0) staged = 0;
@@ -154,9 +152,7 @@ std::int64_t FlexGenPolicy::admit_lines(PlacementLedger& ledger, std::int64_t li
     // Shares that fit no line at all must not stop the job.
     if (home == Home::kNone && line == 0 && fits_host) home = Home::kHost;
     if (home == Home::kNone && line == 0 && fits_device) home = Home::kDevice;
-    if (line == 0) first = home;
-    const bool splits = options_.kv_4bit && home != first;
-    if (home == Home::kNone || splits) return line;
+    if (home == Home::kNone) return line;
     if (home == Home::kDevice) {
       device_blocks += whole + prompt.cached_blocks;
       ledger.apply(on_device);

@@ -23,9 +23,6 @@ struct FlexGenOptions {
   bool hidden_on_host = false;
   HostKvUse host_kv = HostKvUse::kStream;
   bool group_weights = false;  // weights at home in 4-bit groups
-  // KV in 4-bit groups. A block then has all of it on one tier, as the original demands:
-  // device_kv_share is 0 or 1, host_kv kStream.
-  bool kv_4bit = false;
   // The original's handicaps.
   WeightRounding weight_rounding = WeightRounding::kLayer;
   bool overlap = true;

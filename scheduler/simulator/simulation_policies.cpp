@@ -105,7 +105,7 @@ constexpr std::int64_t kProbeContext = 4096;
 
 // The published model of the machine from the profile's own tables, with rates
 // per operation.
-flexgen::Machine flexgen_machine(const CostModel& cost, const SimulatedJob& job, KvForm kv,
+flexgen::Machine flexgen_machine(const CostModel& cost, const SimulatedJob& job,
                                  double host_attention_rate) {
   const auto layers = static_cast<double>(job.model.layers);
   const double h1 = static_cast<double>(job.model.hidden);
@@ -119,10 +119,9 @@ flexgen::Machine flexgen_machine(const CostModel& cost, const SimulatedJob& job,
   machine.to_host_cache = machine.to_host_hidden = 1e9 / cost.d2h(1e9).seconds;
   machine.matmul_prefill = token_ops * prefill_tokens / cost.prefill(prefill_tokens, 0.0).seconds;
   machine.attention_prefill = machine.matmul_prefill;
-  const double products = cost.decode(kv, batch, 0.0).seconds;
-  machine.matmul_decode = token_ops * batch / products;
-  machine.attention_decode =
-      touched_ops / (cost.decode(kv, batch, probe * batch).seconds - products);
+  machine.matmul_decode = token_ops * batch / cost.decode(false, batch, 0.0).seconds;
+  machine.attention_decode = touched_ops / (cost.decode(false, batch, probe * batch).seconds -
+                                            cost.decode(false, batch, 0.0).seconds);
   machine.attention_host = host_attention_rate;
   machine.device_memory = static_cast<double>(job.device_memory);
   machine.host_memory = static_cast<double>(job.host_memory);
@@ -131,28 +130,22 @@ flexgen::Machine flexgen_machine(const CostModel& cost, const SimulatedJob& job,
 
 NamedSimulation run_flexgen(const CostModel& cost, const SimulatedJob& job,
                             const SimulationOptions& options) {
-  const bool whole_kv = options.flexgen_kv_4bit;
-  const double kv_element = whole_kv ? kv_record_bytes(job.model, DType::kQ4) /
-                                           static_cast<double>(2 * job.model.kv_width)
-                                     : 2.0;
   flexgen::Model model{.hidden = static_cast<double>(job.model.hidden),
                        .ffn = static_cast<double>(job.model.ffn),
                        .layers = static_cast<double>(job.model.layers),
-                       .heads = static_cast<double>(job.model.hidden) / 128.0,
-                       .kv_element = kv_element};
+                       .heads = static_cast<double>(job.model.hidden) / 128.0};
   const bool groups = options.grouped_model.has_value();
   if (groups) {
     model.weight_share =
         static_cast<double>(job.model.layer_weights) / static_cast<double>(job.model.widened_layer);
     model.widen_seconds =
-        job.model.widening_share * cost.decode(KvForm::kPlain, 1.0, 0.0).seconds / model.layers;
+        job.model.widening_share * cost.decode(false, 1.0, 0.0).seconds / model.layers;
   }
   NamedSimulation best{.policy = "flexgen"};
   best.result.infeasible = "no percentages fit";
   const auto attempt = [&](FlexGenOptions candidate, const std::string& detail) {
     candidate.overlap = candidate.pinned = true;
     candidate.group_weights = groups;
-    candidate.kv_4bit = whole_kv;
     if (options.handicaps) {
       candidate.pinned = false;
       candidate.sync_each_layer = true;
@@ -174,20 +167,19 @@ NamedSimulation run_flexgen(const CostModel& cost, const SimulatedJob& job,
   };
   for (const HostKvUse use : {HostKvUse::kStream, HostKvUse::kCpuAttention}) {
     const bool on_host = use == HostKvUse::kCpuAttention;
-    if (on_host && (whole_kv || !cost.can_attend_on_host())) continue;
+    if (on_host && !cost.can_attend_on_host()) continue;
     const char* mode = on_host ? "CPU attention" : "KV moved";
-    // Attention does one multiply-add for each value read: of FP16 an operation
+    // Attention does one multiply-add for each FP16 value read: an operation
     // for every byte.
     const double touched = static_cast<double>(job.batch_size * kProbeContext);
     const double rate =
         on_host ? 4.0 * model.hidden * model.layers * touched /
                       cost.host_attention(static_cast<double>(job.batch_size), touched).seconds
-                : 2.0 / kv_element * 1e9 / cost.h2d(1e9).seconds;
+                : 1e9 / cost.h2d(1e9).seconds;
     const auto policy = flexgen::search_policy(
         model, static_cast<double>(longest_prompt(job)), static_cast<double>(longest_output(job)),
-        flexgen_machine(cost, job, whole_kv ? KvForm::k4Bit : KvForm::kPlain, rate),
-        flexgen::Objective::kCode,
-        {.max_gpu_batch = job.batch_size, .fixed_block = job.batch_size, .whole_kv = whole_kv});
+        flexgen_machine(cost, job, rate), flexgen::Objective::kCode,
+        {.max_gpu_batch = job.batch_size, .fixed_block = job.batch_size});
     if (policy) {
       attempt({.device_kv_share = policy->shares.cg,
                .device_weight_share = policy->shares.wg,
@@ -203,7 +195,7 @@ NamedSimulation run_flexgen(const CostModel& cost, const SimulatedJob& job,
     // device, as many as fit.
     for (const double weights : {1.0, 0.5, 0.2, 0.0}) {
       bool whole_block = false;
-      for (std::int64_t tenths = 10; tenths >= 0; tenths -= whole_kv ? 10 : 1) {
+      for (std::int64_t tenths = 10; tenths >= 0; --tenths) {
         whole_block |= attempt({.device_kv_share = static_cast<double>(tenths) / 10.0,
                                 .device_weight_share = weights,
                                 .host_kv = use},

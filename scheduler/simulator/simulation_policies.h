@@ -40,7 +40,6 @@ struct SimulationOptions {
   // The model with its weights in 4-bit groups, which flexgen and zero then have; nothing: in their
   // own type.
   std::optional<ModelCosts> grouped_model;
-  bool flexgen_kv_4bit = false;  // FlexGenOptions::kv_4bit
 };
 
 // Runs `policy` on the job. The policy name

@@ -301,7 +301,7 @@ class Simulation {
   }
 
   void compute(StepWork& work) {
-    work.kv = kv_form(result_.kv_dtype);
+    work.int8_kv = result_.kv_dtype == DType::kI8;
     work.fetch = job_.fetch;
     const bool dense = reads_whole_blocks();
     const auto layers = static_cast<double>(memory_.limits.layers);
@@ -364,7 +364,7 @@ class Simulation {
       if (line.on_host) {
         work.d2h_bytes += static_cast<double>(place.new_tokens()) * memory_.record_token;
       }
-      if (work.kv == KvForm::kInt8) work.quantized_tokens += static_cast<double>(rows);
+      if (work.int8_kv) work.quantized_tokens += static_cast<double>(rows);
       record.phase = std::max(record.phase, place.recompute_blocks > 0 ? Phase::kThree
                                             : place.host_blocks > 0    ? Phase::kTwo
                                                                        : Phase::kOne);
@@ -400,9 +400,8 @@ class Simulation {
   void count_copies(const Line& line, std::int64_t away_blocks, StepWork& work) {
     const RunningSequence& place = line.place;
     if (place.prefilling() || away_blocks > 0 || place.host_reserved > 0) return;
-    const std::int64_t blocks = work.kv == KvForm::kInt8
-                                    ? place.context / memory_.limits.block_tokens
-                                    : memory_.limits.blocks_for(place.context + 1);
+    const std::int64_t blocks = work.int8_kv ? place.context / memory_.limits.block_tokens
+                                             : memory_.limits.blocks_for(place.context + 1);
     work.copied_tokens += static_cast<double>(blocks * memory_.limits.block_tokens);
     result_.copied_bytes += moved_bytes(blocks);
   }

@@ -47,7 +47,6 @@ struct TinyModelOptions {
   AttentionOptions attention;
   const ContextClusters* clusters = nullptr;  // of squeezed; must outlive the model
   bool int8 = false;                          // INT8 KV; `dtype` is then that of open blocks
-  bool kv_4bit = false;                       // 4-bit KV
   // Host tier, streaming and policy; the policy's default is device-only.
   std::int64_t host_blocks = 0;     // of all layers each
   std::int64_t staging_blocks = 0;  // of one layer each
@@ -149,9 +148,7 @@ class TinyModel {
             .kv_heads = config_.kv_heads,
             .head_dim = config_.head_dim,
             .block_tokens = options.block_tokens,
-            .dtype = options.int8      ? DType::kU8
-                     : options.kv_4bit ? DType::kQ4
-                                       : options.dtype,
+            .dtype = options.int8 ? DType::kU8 : options.dtype,
             .open_dtype = options.dtype,
             .key_columns = keeps_key_columns(options.attention),
             .host_channels = host_channels(options.attention, config_.head_dim),

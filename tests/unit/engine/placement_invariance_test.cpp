@@ -37,19 +37,6 @@ const std::map<std::uint64_t, Completion>& expected_int8(const std::vector<Reque
   return expected;
 }
 
-// 4-bit rows, alone and in one chunk.
-const std::map<std::uint64_t, Completion>& expected_4bit(const std::vector<Request>& requests) {
-  static const auto expected = [&] {
-    TinyModel alone({.batch_size = 1,
-                     .prefill_chunk = 200,
-                     .block_tokens = 40,
-                     .kv_blocks = 8,
-                     .kv_4bit = true});
-    return run_all(alone.engine(), requests);
-  }();
-  return expected;
-}
-
 const std::vector<Request>& requests_of_test() {
   static const std::vector<Request> requests = mixed_requests(21, 30);
   return requests;
@@ -246,42 +233,6 @@ TEST_P(PlacementInvariantInt8, PlacementNeverChangesTheAnswer) {
   }
 }
 
-class PlacementInvariant4Bit : public testing::TestWithParam<Case> {};
-
-// With 4-bit KV a token's row is quantized when it is appended, and moved as bytes after that.
-TEST_P(PlacementInvariant4Bit, PlacementNeverChangesTheAnswer) {
-  const Case& test = GetParam();
-  const auto& requests = requests_of_test();
-  std::uint64_t moved = 0;
-  for (int round = 0; round < 4; ++round) {
-    TinyModelOptions options;
-    options.batch_size = 1 + 2 * round;
-    options.prefill_chunk = 7 + 20 * round;
-    options.block_tokens = round % 2 == 0 ? 8 : 10;
-    options.kv_4bit = true;
-    options.kv_blocks = test.device_blocks + round % 3;
-    options.host_blocks = test.host_blocks;
-    options.staging_blocks = test.host_blocks == 0 ? 0 : (round % 2 == 0 ? 20 : 64);
-    options.streamed_layers = test.streamed_layers;
-    options.copy_device = test.copy_device;
-    options.threads = 1 + round % 2;
-    options.prefetch = round != 2;
-    options.policy = test.policy;
-    TinyModel model(options);
-    SCOPED_TRACE(round);
-    expect_equal(expected_4bit(requests), run_all(model.engine(), requests));
-    expect_everything_given_back(model);
-    // Whole rows: 2 KV heads of 8 channels in 4 bytes of codes and 4 of their group.
-    EXPECT_EQ(model.kv().geometry().record_bytes(), 2 * 2 * (4 + 4));
-    moved += model.engine().placement().stats().offloaded_blocks;
-  }
-  if (test.name.starts_with("flexgen_4bit_100")) {
-    EXPECT_EQ(moved, 0U);
-  } else if (test.host_blocks > 0 && !test.name.starts_with("vllm")) {
-    EXPECT_GT(moved, 20U);
-  }
-}
-
 // Copies that hold something else, once it is told to make such.
 class WrongCopies final : public Device {
  public:
@@ -347,50 +298,6 @@ TEST(Int8, IsNotTheUnquantizedAnswerButNearIt) {
   EXPECT_GE(compared, 20U);
   EXPECT_GE(first_equal * 10, compared * 8);
 }
-
-TEST(Kv4Bit, IsNotTheUnquantizedAnswerButNearIt) {
-  const auto& requests = requests_of_test();
-  const auto& exact = expected_of(requests);
-  const auto& rounded = expected_4bit(requests);
-  std::size_t compared = 0;
-  double sum = 0.0;
-  for (const auto& [index, completion] : exact) {
-    const Completion& other = rounded.at(index);
-    ASSERT_EQ(completion.error.has_value(), other.error.has_value());
-    if (completion.tokens.empty() || other.tokens.empty()) continue;
-    if (completion.tokens.front() != other.tokens.front()) continue;
-    ++compared;
-    const double apart =
-        std::abs(completion.logprobs.front().logprob - other.logprobs.front().logprob);
-    EXPECT_LE(apart, 0.3);
-    sum += apart;
-  }
-  EXPECT_GE(compared, 15U);
-  const double mean = sum / static_cast<double>(compared);
-  EXPECT_GT(mean, 0.001);
-  EXPECT_LE(mean, 0.1);
-}
-
-std::vector<Case> cases_4bit() {
-  std::vector<Case> all = cases();
-  std::erase_if(all, [](const Case& test) { return test.host_attention; });
-  const auto flexgen = [](double share, bool padding, bool copies) {
-    return std::make_shared<FlexGenPolicy>(FlexGenOptions{.device_kv_share = share,
-                                                          .gpu_batch = 2,
-                                                          .num_batches = 3,
-                                                          .kv_4bit = true,
-                                                          .copy_device = copies,
-                                                          .padding = padding});
-  };
-  all.push_back({"flexgen_4bit_0", flexgen(0.0, false, false), 200, 20});
-  all.push_back({"flexgen_4bit_0_padding", flexgen(0.0, true, false), 200, 30, 1});
-  all.push_back({"flexgen_4bit_100", flexgen(1.0, false, false), 200, 120});
-  all.push_back({"flexgen_4bit_100_copies", flexgen(1.0, true, true), 200, 120, 0, false, true});
-  return all;
-}
-
-INSTANTIATE_TEST_SUITE_P(Policies, PlacementInvariant4Bit, testing::ValuesIn(cases_4bit()),
-                         [](const auto& param) { return param.param.name; });
 
 // What is attended on the host is not INT8.
 std::vector<Case> int8_cases() {

@@ -67,7 +67,7 @@ bool has_host(JobPolicy policy) {
 double share(std::int64_t percent) { return static_cast<double>(percent) / 100.0; }
 
 DType dtype_of(const RandomJob& job) {
-  constexpr std::array kDtypes = {DType::kF32, DType::kF16, DType::kBF16, DType::kF16};
+  constexpr std::array kDtypes = {DType::kF32, DType::kF16, DType::kBF16};
   return kDtypes[static_cast<std::size_t>(job[Knob::kDtype])];
 }
 
@@ -91,13 +91,6 @@ std::int64_t input_tokens_of(const RandomJob& job) {
 bool attends_on_host(const RandomJob& job) {
   return policy_of(job) == JobPolicy::kFlexGen && job[Knob::kHostBlocks] > 0 &&
          job[Knob::kInt8] == 0 && job[Knob::kMethod] == 0 && job[Knob::kBeta] > 0;
-}
-
-// 4-bit KV, in jobs that may: of what reads keys row by row, on the device, without layer inputs.
-bool stores_4bit(const RandomJob& job) {
-  return job[Knob::kDtype] == 3 && job[Knob::kInt8] == 0 &&
-         reads_keys_by_rows(static_cast<AttentionKind>(job[Knob::kMethod])) &&
-         !attends_on_host(job) && input_tokens_of(job) == 0;
 }
 
 // FlexGen's prompts of one length, in jobs that may: dense, and without layer inputs.
@@ -204,7 +197,7 @@ RandomJob random_job(std::mt19937& random) {
   job[Knob::kBatch] = pick(1, 5);
   job[Knob::kChunk] = pick(3, 50);
   job[Knob::kThreads] = pick(1, 2);
-  job[Knob::kDtype] = pick(0, 3);
+  job[Knob::kDtype] = pick(0, 2);
   job[Knob::kMethod] = static_cast<std::int64_t>(
       pick(0, 1) == 0 ? AttentionKind::kDense
                       : kMethods[static_cast<std::size_t>(pick(1, kMethods.size() - 1))]);
@@ -343,7 +336,6 @@ TinyModelOptions alone_options_of(const RandomJob& job) {
   options.dtype = dtype_of(job);
   options.int8 = job[Knob::kInt8] != 0;
   options.group_weights = job[Knob::kGroupWeights] != 0;
-  options.kv_4bit = stores_4bit(job);
   options.attention = method_of(job);
   options.input_tokens = input_tokens_of(job);
   return options;

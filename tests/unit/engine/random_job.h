@@ -23,7 +23,7 @@ enum class Knob : std::uint8_t {
   kBatch,
   kChunk,
   kThreads,
-  kDtype,  // 0: F32, 1: F16, 2: BF16, 3: F16 and where it can be 4-bit KV
+  kDtype,  // 0: F32, 1: F16, 2: BF16
   kInt8,
   kMethod,  // AttentionKind
   kBudget,  // tokens that the method keeps

@@ -126,9 +126,7 @@ SimulatedSteps run_simulator(const TinyModelOptions& options, const ModelConfig&
   SimulatedJob job{
       .model = model_costs(config, WeightFormat(options.dtype, options.policy->groups_weights())),
       .weights_dtype = options.dtype,
-      .kv_dtype = options.int8      ? DType::kI8
-                  : options.kv_4bit ? DType::kQ4
-                                    : options.dtype,
+      .kv_dtype = options.int8 ? DType::kI8 : options.dtype,
       .block_tokens = options.block_tokens,
       .device_memory = std::uint64_t{1} << 40,
       .host_memory = std::uint64_t{1} << 40,
@@ -150,7 +148,6 @@ SimulatedSteps run_simulator(const TinyModelOptions& options, const ModelConfig&
   const CostModel cost(profile);
   const SimulationResult result = simulate(*options.policy, cost, job);
   EXPECT_EQ(result.infeasible, "");
-  EXPECT_EQ(result.kv_dtype, job.kv_dtype);
   SimulatedSteps simulated{{},
                            result.inputs_h2d_bytes,
                            result.inputs_d2h_bytes,
@@ -406,56 +403,6 @@ TEST_P(SimulatorAgreement, ActionsAndBytesAreTheEngines) {
     EXPECT_GT(moved, 0);
   }
 }
-
-// The same with 4-bit KV, whose records are shorter: decisions and bytes.
-class FourBitAgreement : public testing::TestWithParam<Case> {};
-
-TEST_P(FourBitAgreement, ActionsAndBytesAreTheEngines) {
-  const Case& test = GetParam();
-  ModelConfig config = tiny_config();
-  config.layers = 4;
-  std::int64_t moved = 0;
-  std::uint64_t copied = 0;
-  for (std::uint32_t seed = 0; seed < 16; ++seed) {
-    std::mt19937 random(seed);
-    TinyModelOptions options = options_of(test, random, /*int8=*/false);
-    options.kv_4bit = true;
-    const std::vector<Request> requests = lines_of_job(random, /*ragged=*/seed % 2 == 0);
-    SCOPED_TRACE(testing::Message() << "seed " << seed);
-    TinyModel model(options, config);
-    const std::vector<DecidedStep> engine = run_engine(model, requests);
-    const SimulatedSteps simulator =
-        run_simulator(options, config, model.engine().placement().limits(), requests);
-    expect_same(engine, simulator.steps, /*chooses=*/false);
-    if (HasFatalFailure()) return;
-    if (const DeviceCopies* copies = model.model().device_copies()) {
-      EXPECT_EQ(static_cast<double>(copies->bytes()), simulator.copied);
-      copied += copies->bytes();
-    }
-    for (const DecidedStep& step : engine) moved += step.to_device + step.to_host;
-  }
-  EXPECT_EQ(copied > 0, test.copy_device);
-  if (test.must_happen == "offload" || test.must_happen == "resume") {
-    EXPECT_GT(moved, 0);
-  }
-}
-
-std::vector<Case> cases_4bit() {
-  std::vector<Case> all = cases();
-  std::erase_if(all, [](const Case& test) { return test.host_attention || test.input_tokens > 0; });
-  const auto flexgen = [](double share, bool copies) {
-    return std::make_shared<FlexGenPolicy>(
-        FlexGenOptions{.device_kv_share = share, .kv_4bit = true, .copy_device = copies});
-  };
-  all.push_back({"flexgen_4bit_0", flexgen(0.0, false), 200, 20, 0, true, "offload"});
-  all.push_back({"flexgen_4bit_100", flexgen(1.0, false), 200, 60, 0, true, "admit"});
-  all.push_back(
-      {"flexgen_4bit_100_copies", flexgen(1.0, true), 200, 60, 0, true, "admit", 0, false, true});
-  return all;
-}
-
-INSTANTIATE_TEST_SUITE_P(Policies, FourBitAgreement, testing::ValuesIn(cases_4bit()),
-                         [](const auto& param) { return param.param.name; });
 
 // The same decisions with a sparse method, and less to bring: tokens that are chosen ahead, or once
 // the query is known.

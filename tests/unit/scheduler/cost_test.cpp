@@ -46,7 +46,7 @@ TEST(StepCost, WideningGroupsTakesTheTimeOfReadingWeights) {
   const double plain = cost.step(work, {.layers = 48}).compute;
   work.widening_share = 1.25;
   EXPECT_DOUBLE_EQ(cost.step(work, {.layers = 48}).compute,
-                   plain + 1.25 * cost.decode(KvForm::kPlain, 1.0, 0.0).seconds);
+                   plain + 1.25 * cost.decode(false, 1.0, 0.0).seconds);
 }
 
 TEST(GridTable, MonotoneFitIsTheNearestInLeastSquares) {
@@ -108,7 +108,6 @@ TEST(ModelCosts, CountTheWeightsAndKvOfPublishedShapes) {
   EXPECT_NEAR(static_cast<double>(model.weights()), 60e9, 0.6e9);
   EXPECT_DOUBLE_EQ(kv_layer_bytes(model, DType::kF16, 32) * 48, 1376256.0);
   EXPECT_DOUBLE_EQ(kv_layer_bytes(model, DType::kI8, 128), 14336.0 + 448.0);
-  EXPECT_DOUBLE_EQ(kv_layer_bytes(model, DType::kQ4, 32), 2.0 * 7168 * 4.5 / 8);
   EXPECT_DOUBLE_EQ(input_layer_bytes(model), 7168.0 + 4.0);
   const ModelCosts grouped = model_costs(builtin_shape("llama-3-8b").value(), DType::kF16);
   EXPECT_DOUBLE_EQ(kv_layer_bytes(grouped, DType::kF16, 32), 4096.0);
@@ -118,12 +117,11 @@ TEST(HardwareSpec, DerivedTimesFollowTheRoofline) {
   const HardwareProfile profile = opt30b_on_h100();
   const CostModel model(profile);
   // 60 GB of weights at 3350 GB/s x 0.85, and 48 layers of launches.
-  EXPECT_NEAR(model.decode(KvForm::kPlain, 1, 0).seconds, 60e9 / (3350e9 * 0.85) + 48 * 25e-6,
-              4e-4);
+  EXPECT_NEAR(model.decode(false, 1, 0).seconds, 60e9 / (3350e9 * 0.85) + 48 * 25e-6, 4e-4);
   // KV of 64 sequences of 640 tokens, FP16 and INT8.
-  const double dense = model.decode(KvForm::kPlain, 64, 64 * 640).seconds;
-  const double int8 = model.decode(KvForm::kInt8, 64, 64 * 640).seconds;
-  EXPECT_NEAR(dense - model.decode(KvForm::kPlain, 64, 0).seconds, 56.4e9 / (3350e9 * 0.85), 4e-4);
+  const double dense = model.decode(false, 64, 64 * 640).seconds;
+  const double int8 = model.decode(true, 64, 64 * 640).seconds;
+  EXPECT_NEAR(dense - model.decode(false, 64, 0).seconds, 56.4e9 / (3350e9 * 0.85), 4e-4);
   EXPECT_LT(int8, dense);
   EXPECT_NEAR(model.h2d(20e9).seconds, 1.0, 1e-3);
   EXPECT_NEAR(model.gather(14784, 1e6).seconds, 14784e6 / 18e9 + 2e-3, 2e-3);
@@ -134,31 +132,6 @@ TEST(HardwareSpec, DerivedTimesFollowTheRoofline) {
         *find_hardware(name), model_costs(*builtin_shape("opt-6.7b"), DType::kF16), DType::kF16);
     for (const GridTable& table : each.tables) EXPECT_EQ(table_problem(table), "") << name;
   }
-}
-
-TEST(StepCost, OfA4BitTableWhatGrowsWithTheTokensIsTaken) {
-  HardwareProfile profile = opt30b_on_h100();
-  const CostModel derived(profile);
-  const double products = derived.decode(KvForm::kPlain, 64, 0).seconds;
-  const double plain = derived.decode(KvForm::kPlain, 64, 64 * 640).seconds;
-  EXPECT_NEAR(derived.decode(KvForm::k4Bit, 64, 64 * 640).seconds - products,
-              (plain - products) * 4.5 / 16, 1e-9);
-  // Two corners, measured while the machine was slower by a second.
-  profile.table(CostTable::kDecode4Bit) = {
-      .x = {1, 64}, .y = {0, 1e6}, .seconds = {1.0, 1.2, 1.0, 1.2}, .spread = {}};
-  const CostModel measured(profile);
-  EXPECT_NEAR(measured.decode(KvForm::k4Bit, 64, 5e5).seconds, products + 0.1, 1e-9);
-  EXPECT_FALSE(measured.decode(KvForm::k4Bit, 64, 5e5).extrapolated);
-  EXPECT_TRUE(measured.decode(KvForm::k4Bit, 64, 2e6).extrapolated);
-  // Not measured: the other types' time, and it is said.
-  profile.table(CostTable::kDecode4Bit) = {};
-  const Estimate unmeasured = CostModel(profile).decode(KvForm::k4Bit, 64, 64 * 640);
-  EXPECT_EQ(unmeasured.seconds, plain);
-  EXPECT_TRUE(unmeasured.extrapolated);
-  const StepWork work{.decode_rows = 64, .touched_tokens = 64 * 640, .kv = KvForm::k4Bit};
-  EXPECT_TRUE(CostModel(profile).step(work, {.layers = 48}).extrapolated);
-  EXPECT_EQ(derived.step(work, {.layers = 48}).compute,
-            derived.decode(KvForm::k4Bit, 64, 64 * 640).seconds);
 }
 
 TEST(StepCost, TheSlowestLaneDecidesAndTheFirstLayerWaits) {
@@ -199,7 +172,7 @@ TEST(StepCost, ACopyOnTheDeviceCostsTwiceWhatReadingItDoes) {
   const CostModel model(opt30b_on_h100());
   StepWork work{.decode_rows = 64, .touched_tokens = 64 * 400};
   const StepRules rules{.layers = 48};
-  const double read = model.step(work, rules).step - model.decode(KvForm::kPlain, 64, 0).seconds;
+  const double read = model.step(work, rules).step - model.decode(false, 64, 0).seconds;
   const double without = model.step(work, rules).step;
   work.copied_tokens = 64 * 400;
   EXPECT_GT(read, 0.0);

@@ -5,7 +5,6 @@
 #include <algorithm>
 #include <cmath>
 #include <random>
-#include <set>
 
 #include "scheduler/flexgen/policy_search.h"
 #include "scheduler/flexgen/weight_rounding.h"
@@ -172,38 +171,6 @@ TEST(FlexGenSearch, SaysWhenNothingFits) {
   tiny.host_memory = 1e9;
   tiny.disk = 0.0;
   EXPECT_FALSE(search_policy(kOpt30, 512, 32, tiny, Objective::kCode).has_value());
-}
-
-// Compressed KV excludes a split: of the two ends the better one that fits.
-TEST(FlexGenSearch, PutsCompressedKvOnOneTier) {
-  Model model = kOpt30;
-  model.kv_element = 0.5625;
-  Machine machine = t4_machine();
-  machine.disk = 0.0;
-  std::set<double> chosen;
-  for (const double device : {15e9, 40e9, 80e9, 200e9}) {
-    machine.device_memory = device;
-    const Workload work{.prompt = 128, .output = 512, .gpu_batch = 64, .num_batches = 1};
-    const auto whole = best_shares(model, work, machine, Objective::kCode, /*whole_kv=*/true);
-    const auto any = best_shares(model, work, machine, Objective::kCode);
-    ASSERT_TRUE(whole && any);
-    EXPECT_TRUE(whole->shares.cg == 1.0 || whole->shares.cg < 1e-9) << whole->shares.cg;
-    EXPECT_TRUE(fits(model, work, machine, whole->shares));
-    EXPECT_GE(whole->seconds, any->seconds * (1 - 1e-9));
-    chosen.insert(std::round(whole->shares.cg));
-  }
-  EXPECT_EQ(chosen.size(), 2U) << "both ends are taken by some machine";
-}
-
-TEST(FlexGenEquations, KvBytesFollowTheStoredElement) {
-  Model quarter = kOpt6;
-  quarter.kv_element = 0.5;
-  const Workload work{.prompt = 512, .output = 32, .gpu_batch = 4, .num_batches = 2};
-  Shares shares{.cg = 0.0, .cc = 1.0};
-  const double full_home = memory_use(kOpt6, work).host[0].at(shares);
-  EXPECT_DOUBLE_EQ(memory_use(quarter, work).host[0].at(shares), full_home / 4);
-  const double sent = prefill_times(kOpt6, work, t4_machine()).to_host.at(shares);
-  EXPECT_DOUBLE_EQ(prefill_times(quarter, work, t4_machine()).to_host.at(shares), sent / 4);
 }
 
 TEST(FlexGenSearch, KeepsAFixedBlock) {

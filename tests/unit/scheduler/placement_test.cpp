@@ -1,7 +1,6 @@
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
-#include <cmath>
 #include <functional>
 
 #include "base/error.h"
@@ -253,38 +252,6 @@ TEST(FlexGen, RoundsTheDeviceShareDownToWholeSequences) {
   EXPECT_EQ(run(policy, limits, equal_lines(12, 4, 16)).suspensions, 0);
 }
 
-// Compressed KV excludes a split: where the asked tier has no room for the first line, the other
-// one has the whole block.
-TEST(FlexGen, HasABlocksCompressedKvOnOneTier) {
-  PlacementLimits limits = small_limits();
-  limits.block_tokens = 4;
-  limits.batch_size = 4;
-  for (const double share : {0.0, 1.0}) {
-    StepView view{.limits = limits};
-    // The first is too long for one of the tiers, the others are not.
-    const bool device = share == 1.0;
-    view.limits.device_pages = view.free_device_pages = (device ? 24 : 100) * limits.layers;
-    view.limits.host_pages = view.free_host_pages = (device ? 100 : 5) * limits.layers;
-    view.waiting.push_back({.prompt_tokens = 90, .max_tokens = 100});
-    for (int line = 0; line < 3; ++line) {
-      view.waiting.push_back({.prompt_tokens = 8, .max_tokens = 12});
-    }
-    const auto homes = [&](bool compressed) {
-      const FlexGenPolicy policy({.device_kv_share = share, .kv_4bit = compressed});
-      const PlacementActions actions = policy.decide(view);
-      validate_actions(view, actions);
-      std::string text;
-      for (const PlacementAction& action : actions) {
-        text += std::get<Admit>(action).host_blocks > 0 ? 'h' : 'd';
-      }
-      return text;
-    };
-    EXPECT_THAT(homes(false), ::testing::StartsWith(device ? "hd" : "dh"));
-    EXPECT_EQ(homes(true), device ? "h" : "d");
-    EXPECT_EQ(FlexGenPolicy({.kv_4bit = true}).start({.layers = 4}).kv_dtype, DType::kQ4);
-  }
-}
-
 TEST(FlexGen, StartsABlockOnlyWhenTheLastHasEnded) {
   PlacementLimits limits = small_limits();
   limits.device_pages = 200;
@@ -487,8 +454,6 @@ Case random_case(std::mt19937& random) {
       FlexGenOptions options{
           .device_kv_share = real(), .gpu_batch = pick(0, 4), .num_batches = pick(1, 3)};
       options.padding = pick(0, 2) == 0;
-      options.kv_4bit = pick(0, 3) == 0;
-      if (options.kv_4bit) options.device_kv_share = std::round(options.device_kv_share);
       limits.staging_group = options.gpu_batch;
       result.policy = std::make_unique<FlexGenPolicy>(options);
       break;

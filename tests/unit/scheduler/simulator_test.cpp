@@ -7,7 +7,6 @@
 
 #include "scheduler/cost/hardware_spec.h"
 #include "scheduler/placement/device_only_policy.h"
-#include "scheduler/placement/flexgen_policy.h"
 #include "scheduler/placement/triphase_policy.h"
 #include "scheduler/simulator/simulation_policies.h"
 
@@ -141,7 +140,7 @@ TEST(Simulator, WeightsInGroupsAreForTheBaselinesThatHaveThem) {
   const SimulationResult zero =
       simulate_policy("zero", m.cost, m.job, {.grouped_model = groups}).result;
   EXPECT_GT(zero.lanes.compute, static_cast<double>(zero.steps_taken) * groups.widening_share *
-                                    m.cost.decode(KvForm::kPlain, 1.0, 0.0).seconds);
+                                    m.cost.decode(false, 1.0, 0.0).seconds);
 }
 
 // FlexGen's CPU delegate is taken where the profile's own numbers make it the faster way.
@@ -162,31 +161,6 @@ TEST(Simulator, TheProfileDecidesWhetherFlexGenAttendsOnTheHost) {
   // Nobody measured it: the delegate is out of the question.
   m.profile.table(CostTable::kHostAttention) = {};
   EXPECT_EQ(host_seconds(1.0), 0.0);
-}
-
-TEST(Simulator, FlexGensCompressedKvTakesAQuarterAndIsNotSplit) {
-  const Machine m = machine("opt-30b", "h100-80gb", 64, 1.0);
-  const auto run = [&](bool compressed, bool handicaps) {
-    return simulate_policy("flexgen", m.cost, m.job,
-                           {.handicaps = handicaps, .flexgen_kv_4bit = compressed});
-  };
-  const NamedSimulation plain = run(false, false);
-  const NamedSimulation compressed = run(true, false);
-  EXPECT_EQ(plain.result.kv_dtype, DType::kF16);
-  EXPECT_EQ(compressed.result.kv_dtype, DType::kQ4);
-  EXPECT_GT(compressed.result.max_running, plain.result.max_running);
-  EXPECT_GT(compressed.result.tokens_per_second, 1.5 * plain.result.tokens_per_second);
-  EXPECT_GT(run(true, true).result.lanes.step, compressed.result.lanes.step);
-  // Where the device has no room for the block's KV, all of it crosses the link.
-  Machine small = machine("opt-6.7b", "v100-16gb", 16, 1.0);
-  small.job.lines.assign(16, {1024, 512});
-  for (const double share : {0.0, 1.0}) {
-    const SimulationResult result =
-        simulate(FlexGenPolicy({.device_kv_share = share, .kv_4bit = true}), small.cost, small.job);
-    EXPECT_EQ(result.infeasible, "");
-    EXPECT_EQ(result.h2d_bytes > 1e9, share == 0.0);
-    EXPECT_LE(result.device_peak, small.job.device_memory);
-  }
 }
 
 TEST(Simulator, SaysWhyAJobCannotRun) {
