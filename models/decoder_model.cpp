@@ -174,7 +174,7 @@ ConstMatrix DecoderModel::forward(const ForwardBatch& batch, KvStore& kv, Stream
   for (std::int64_t layer = 0; layer < config_.layers; ++layer) {
     TraceSpan span(trace_, TraceLane::kCompute, "layer");
     span.note("layer", layer);
-    const LayerWeights& w = weights_of(layer, stream);
+    const LayerWeights& w = wait_for_weights(layer);
     for (std::size_t i = 0; i < batches.size(); ++i) {
       zigzag_.enter(i);
       before_attention(layer, w, batches[i], stream);
@@ -194,13 +194,9 @@ ConstMatrix DecoderModel::forward(const ForwardBatch& batch, KvStore& kv, Stream
   return head(batch, x, stream);
 }
 
-const LayerWeights& DecoderModel::weights_of(std::int64_t layer, Stream& stream) {
-  {
-    const TraceSpan span(trace_, TraceLane::kCompute, "wait for weights", weight_stream_.streams());
-    weight_stream_.acquire(layer);
-  }
-  const TraceSpan span(trace_, TraceLane::kCompute, "widen weights", weight_stream_.widens());
-  return weight_stream_.widened(layer, *ops_, stream);
+const LayerWeights& DecoderModel::wait_for_weights(std::int64_t layer) {
+  const TraceSpan span(trace_, TraceLane::kCompute, "wait for weights", weight_stream_.streams());
+  return weight_stream_.acquire(layer);
 }
 
 void DecoderModel::embed(const ForwardBatch& batch, Matrix x, Stream& stream) {

@@ -103,8 +103,7 @@ class DecoderModel {
   void set_trace(Trace* trace) { trace_ = trace; }
 
  private:
-  // The layer's weights, ready to compute with.
-  [[nodiscard]] const LayerWeights& weights_of(std::int64_t layer, Stream& stream);
+  [[nodiscard]] const LayerWeights& wait_for_weights(std::int64_t layer);
   void embed(const ForwardBatch& batch, Matrix x, Stream& stream);
   // What a layer does with some rows of x (and of the buffers beside it) before their attention,
   // which leaves their q, k and v; and from their attended values on.

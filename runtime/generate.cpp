@@ -266,7 +266,7 @@ RunSummary summary_of_setup(const RunOptions& options, const PromptFileFacts& pr
   summary.model_path = options.model;
   summary.model_type = model.config.model_type;
   summary.model_fingerprint = model.identity.fingerprint;
-  summary.weights_dtype = weights_dtype_name(model, plan);
+  summary.weights_dtype = dtype_name(model.weights_dtype);
   summary.kv_dtype = kv_dtype_name(plan.kv);
   summary.device = fmt::format("cpu: {}", inspect_machine().cpu_name);
   summary.threads = backend.threads().threads();
@@ -412,7 +412,7 @@ int generate(RunOptions options, Log& log) {
   }
   const auto open_output = [&] {
     Manifest manifest = make_manifest(options, prompt_facts, model.identity, kv_dtype_name(plan.kv),
-                                      plan.input_tokens, plan.grouped_weights);
+                                      plan.input_tokens);
     if (schedule) manifest.plan_hash = schedule->file_hash;
     output.emplace(options, manifest);
     summary.resumed = output->resumed();

@@ -99,7 +99,7 @@ class Evaluation {
     const RunOptions options = options_of(cell);
     const RunPlan plan = plan_run(options, bundle_, backend_->machine(), LogitRows::kAll);
     log_.info(describe(plan, bundle_));
-    if (weights_ == nullptr || !weights_->lie_as(plan)) {
+    if (weights_ == nullptr || weights_->streamed_layers != plan.placement.streamed_layers) {
       weights_ = nullptr;  // before the others are there: together they may not fit
       progress_.begin_phase("loading model");
       weights_ =

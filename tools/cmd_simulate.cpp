@@ -123,10 +123,7 @@ int cmd_simulate(const Arguments& arguments, std::unique_ptr<Log>& log) {
       .choose_kv_dtype = values.text("kv-dtype") == "auto",
       .handicaps = values.flag("handicaps"),
       .vllm_preemption = vllm_preemption(values.text("vllm-preemption")),
-      .zero_mode = values.text("zero-mode") == "2023" ? ZeroMode::k2023 : ZeroMode::k2022,
-      .grouped_model = values.text("weight-quantization") == "4bit"
-                           ? std::optional(model.grouped_costs)
-                           : std::nullopt};
+      .zero_mode = values.text("zero-mode") == "2023" ? ZeroMode::k2023 : ZeroMode::k2022};
   std::vector<std::vector<TableCell>> rows;
   for (const std::int64_t batch : integer_list(values, "batch-size")) {
     SimulatedJob job{

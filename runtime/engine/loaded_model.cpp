@@ -44,7 +44,8 @@ class Planner {
         machine_(machine),
         logit_rows_(logit_rows),
         context_(options.max_context > 0 ? std::min(options.max_context, model.config.max_positions)
-                                         : model.config.max_positions) {}
+                                         : model.config.max_positions),
+        layer_bytes_(largest_layer_bytes(model.config, model.weights_dtype)) {}
 
   RunPlan plan() {
     // Scoring computes prompts alone, all of them on the device.
@@ -53,7 +54,6 @@ class Planner {
     } else {
       plan_.policy = make_policy(options_);
     }
-    measure_weights();
     plan_.prefill_chunk =
         options_.prefill_chunk > 0 ? options_.prefill_chunk : kDefaultPrefillChunk;
     // A unit is computed in one step, and none is longer than what a prompt has behind the context.
@@ -112,14 +112,6 @@ class Planner {
   // Sequences that vLLM's policy swaps out keep what is not in pages: as many again may wait.
   [[nodiscard]] std::int64_t waiting(std::int64_t batch) const {
     return plan_.policy->name() == "vllm" ? batch : 0;
-  }
-
-  void measure_weights() {
-    plan_.grouped_weights = plan_.policy->groups_weights();
-    const WeightFormat format(model_.weights_dtype, plan_.grouped_weights);
-    weight_bytes_ = weight_bytes(model_.config, format);
-    layer_bytes_ = largest_layer_bytes(model_.config, format);
-    widened_bytes_ = widened_layer_bytes(weight_manifest(model_.config), format);
   }
 
   void choose_budgets() {
@@ -274,11 +266,11 @@ class Planner {
     return static_cast<double>(std::min(tokens, context_)) / static_cast<double>(context_);
   }
 
-  // Weights on the device when so many layers are streamed, with a layer's that are widened.
+  // Weights on the device when so many layers are streamed.
   [[nodiscard]] std::uint64_t device_weights(std::int64_t streamed) const {
     const auto count = static_cast<std::uint64_t>(streamed);
     const std::uint64_t slots = streamed > 0 ? WeightStream::kSlots * layer_bytes_ : 0;
-    return weight_bytes_ - std::min(weight_bytes_, count * layer_bytes_) + slots + widened_bytes_;
+    return model_.weight_bytes - std::min(model_.weight_bytes, count * layer_bytes_) + slots;
   }
 
   [[nodiscard]] JobView job_view(std::int64_t batch) const {
@@ -291,8 +283,8 @@ class Planner {
             .device_budget = plan_.budget,
             .host_budget = plan_.host_budget,
             .layer_weights = layer_bytes_,
-            .other_weights = weight_bytes_ - std::min(layers, weight_bytes_),
-            .scratch = scratch(batch) + widened_bytes_,
+            .other_weights = model_.weight_bytes - std::min(layers, model_.weight_bytes),
+            .scratch = scratch(batch),
             .kv_bytes_per_token =
                 (KvStore::page_bytes(plan_.kv) + KvStore::key_column_bytes(plan_.kv)) *
                 static_cast<std::uint64_t>(config.layers) /
@@ -392,9 +384,7 @@ class Planner {
   ComputeMachine machine_;
   LogitRows logit_rows_;
   std::int64_t context_;
-  std::uint64_t weight_bytes_ = 0;  // at home, as the policy has them
-  std::uint64_t layer_bytes_ = 0;
-  std::uint64_t widened_bytes_ = 0;
+  std::uint64_t layer_bytes_;
   RunPlan plan_;
 };
 
@@ -412,10 +402,6 @@ std::uint64_t cluster_memory(const RunOptions& options, const ModelBundle& model
 
 std::string_view kv_dtype_name(const KvStore::Shape& shape) {
   return shape.quantized() ? "int8" : dtype_name(shape.dtype);
-}
-
-std::string_view weights_dtype_name(const ModelBundle& model, const RunPlan& plan) {
-  return plan.grouped_weights ? "4bit" : dtype_name(model.weights_dtype);
 }
 
 std::string describe(const RunPlan& plan, const ModelBundle& model) {
@@ -455,7 +441,6 @@ std::string describe(const RunPlan& plan, const ModelBundle& model) {
     text += fmt::format("; weights of {} of {} layers streamed from the host",
                         plan.placement.streamed_layers, plan.kv.layers);
   }
-  if (plan.grouped_weights) text += "; layers' weights in 4-bit groups, widened one at a time";
   return text;
 }
 
@@ -466,9 +451,8 @@ LoadedWeights::LoadedWeights(const ModelBundle& model, const RunOptions& options
       weight_memory(pool, MemoryTag::kWeights),
       host_weight_memory(host_pool, MemoryTag::kWeights),
       streamed_layers(plan.placement.streamed_layers),
-      in_groups(plan.grouped_weights),
       weights(load_model_weights(
-          model, options, {weight_memory, host_weight_memory, streamed_layers, in_groups},
+          model, options, {weight_memory, host_weight_memory, streamed_layers},
           [&progress](std::uint64_t done, std::uint64_t total) {
             progress.update_bytes(done, total);
           },
@@ -502,7 +486,8 @@ LoadedModel::LoadedModel(std::shared_ptr<LoadedWeights> loaded, const ModelBundl
           .key_column_run_bytes = backend.sparse_ops().key_column_run_bytes(),
           .channel_blocks = plan.memory.channel_blocks},
          pool, &host_pool, transfers.get()) {
-  TRIPHASE_CHECK(shared->lie_as(plan), "a plan for weights that lie elsewhere");
+  TRIPHASE_CHECK(plan.placement.streamed_layers == shared->streamed_layers,
+                 "a plan for weights that lie elsewhere");
   backend.reserve(ops_shape(model.config, plan.limits, plan.kv));
   kv.set_threads(&backend.threads());
   decoder.set_attention(options.attention, backend.sparse_ops(), pool, model.clusters());

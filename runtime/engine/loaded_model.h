@@ -41,7 +41,6 @@ struct RunPlan {
   StaticPlacement placement;
   std::uint64_t selection = 0;    // of the scratch: what the attention method keeps to choose by
   std::int64_t input_tokens = 0;  // leading ones whose K and V come from INT8 layer inputs
-  bool grouped_weights = false;   // layers' matrices lie at home in 4-bit groups
   PlacementLimits places;         // what the policy has to work with
 
   // HostAttention::Limits.
@@ -60,9 +59,6 @@ struct RunPlan {
 // "f16", ..., "int8": as in manifest and summary.
 [[nodiscard]] std::string_view kv_dtype_name(const KvStore::Shape& shape);
 
-// "f16", ...; "4bit": layers' matrices in 4-bit groups.
-[[nodiscard]] std::string_view weights_dtype_name(const ModelBundle& model, const RunPlan& plan);
-
 // One line for the log.
 [[nodiscard]] std::string describe(const RunPlan& plan, const ModelBundle& model);
 
@@ -73,17 +69,11 @@ struct LoadedWeights {
   LoadedWeights(const ModelBundle& model, const RunOptions& options, const RunPlan& plan,
                 Backend& backend, Progress& progress, Log& log);
 
-  // Whether they lie where and how the plan has them; a plan that has not needs others.
-  [[nodiscard]] bool lie_as(const RunPlan& plan) const {
-    return streamed_layers == plan.placement.streamed_layers && in_groups == plan.grouped_weights;
-  }
-
   MemoryPool pool;
   MemoryPool host_pool;
   PoolDevice weight_memory;
   PoolDevice host_weight_memory;
-  std::int64_t streamed_layers = 0;  // on the host
-  bool in_groups = false;
+  std::int64_t streamed_layers = 0;  // on the host; a plan that streams another number needs others
   std::unique_ptr<ModelWeights> weights;
 };
 

@@ -80,10 +80,6 @@ Knob one_of(std::string_view name, std::vector<std::pair<std::string_view, Value
           }};
 }
 
-Knob group_weights(bool& value) {
-  return one_of("weight-quantization", {{"model", false}, {"4bit", true}}, value);
-}
-
 void read_knobs(const RunOptions& options, const std::vector<Knob>& knobs) {
   for (const std::string& option : options.policy_options) {
     const std::size_t equals = option.find('=');
@@ -122,7 +118,7 @@ std::shared_ptr<const PlacementPolicy> make_flexgen(const RunOptions& options) {
               {{"layer", WeightRounding::kLayer}, {"tensor", WeightRounding::kTensor}},
               flexgen.weight_rounding),
        only_model_type("kv-quantization", "--kv-dtype int8 is"),
-       group_weights(flexgen.group_weights),
+       only_model_type("weight-quantization", "weight-share leaves fewer weights to stream"),
        one_of("host-kv",
               {{"stream", HostKvUse::kStream}, {"cpu-attention", HostKvUse::kCpuAttention}},
               flexgen.host_kv)});
@@ -192,7 +188,8 @@ std::shared_ptr<const PlacementPolicy> make_policy(const RunOptions& options,
         options,
         {one_of("mode", {{"2022", ZeroMode::k2022}, {"2023", ZeroMode::k2023}}, zero.mode),
          one_of<std::optional<bool>>("stream-all", {{"on", true}, {"off", false}}, zero.stream_all),
-         on_off("overlap", zero.overlap), group_weights(zero.group_weights)});
+         on_off("overlap", zero.overlap),
+         only_model_type("weight-quantization", "stream-all=off leaves fewer weights to stream")});
     return std::make_shared<ZeroPolicy>(zero);
   }
   if (options.policy == "device-only") {

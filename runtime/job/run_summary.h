@@ -105,7 +105,7 @@ struct RunSummary {
   std::string model_path;
   std::string model_type;
   std::string model_fingerprint;
-  std::string weights_dtype;  // "f16", ... ; "4bit": layers' matrices in 4-bit groups
+  std::string weights_dtype;  // "f16", ... ; "mixed"
   std::string kv_dtype;
   std::string device;  // "cpu": with its model name, as the engine reports it
   std::int64_t threads = 0;

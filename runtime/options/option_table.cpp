@@ -448,9 +448,6 @@ constexpr OptionSpec kSimulateOnlyOptions[] = {
      "What zero keeps where: weights alone on the host, or as its release of 2023 the whole KV "
      "too, "
      "attended there."},
-    {"Schedule", "weight-quantization", 0, kChoice, "model", "model|4bit", 0, 0, false, false,
-     "Weights of flexgen and zero as they lie at home and cross the link: in the model's type, or "
-     "layers' matrices in 4-bit groups of 64, widened on the device."},
     {"Schedule", "handicaps", 0, kFlag, "", "", 0, 0, false, false,
      "Give the baselines their originals' handicaps: pageable copies, a sync per layer, copies of "
      "KV on the device and, in F32, of what is attended on the host, flexgen's weights by whole "

@@ -71,10 +71,6 @@ LaneTimes CostModel::step(const StepWork& work, const StepRules& rules) const {
     }
     lanes.compute += prefill;
   }
-  if (work.widening_share > 0.0) {
-    // At the rate at which a step of one row, which does little else, reads the weights.
-    lanes.compute += work.widening_share * take(decode(/*int8=*/false, 1.0, 0.0), flag);
-  }
   if (work.quantized_tokens > 0.0) {
     lanes.compute += take(curve(CostTable::kQuantize).at(work.quantized_tokens), flag);
   }

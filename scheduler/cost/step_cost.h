@@ -31,8 +31,6 @@ struct StepWork {
   double host_attention_passes = 1.0;    // times as many bytes as attention there reads
   double copied_tokens = 0.0;            // on the device, before they are touched
   double quantized_tokens = 0.0;
-  // Weights widened from 4-bit groups (ModelCosts::widening_share), once for all rows.
-  double widening_share = 0.0;
   bool int8_kv = false;
   // To the device.
   double gathered_records = 0.0;  // token records (one layer each) of `record_bytes`

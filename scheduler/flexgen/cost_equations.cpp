@@ -14,11 +14,8 @@ Linear term(Share share, double coefficient) {
 }
 Linear constant(double value) { return {.constant = value}; }
 
-// Bytes of one layer's weights in FP16, and as they lie at home.
-double wide_weight_bytes(const Model& m) {
-  return 8.0 * m.hidden * m.hidden + 4.0 * m.hidden * m.ffn;
-}
-double weight_bytes(const Model& m) { return m.weight_share * wide_weight_bytes(m); }
+// Bytes of one layer's FP16 weights.
+double weight_bytes(const Model& m) { return 8.0 * m.hidden * m.hidden + 4.0 * m.hidden * m.ffn; }
 
 // Bytes of a tier's home: its weights of all layers, hidden states of `tokens` per sequence between
 // layers, and the KV of the whole length, allocated up front.
@@ -94,8 +91,7 @@ LayerTimes prefill_times(const Model& m, const Workload& w, const Machine& machi
   times.compute =
       constant(w.block() * w.prompt * (8.0 * m.hidden * m.hidden + 4.0 * m.hidden * m.ffn) /
                    machine.matmul_prefill +
-               4.0 * w.block() * w.prompt * w.prompt * m.hidden / machine.attention_prefill +
-               m.widen_seconds);
+               4.0 * w.block() * w.prompt * w.prompt * m.hidden / machine.attention_prefill);
   return times;
 }
 
@@ -115,8 +111,7 @@ LayerTimes decode_times(const Model& m, const Workload& w, const Machine& machin
         (1.0 / machine.to_disk) * (term(kCn, 4.0 * w.block() * m.hidden) + term(kHn, hidden));
   }
   times.compute = constant(w.block() * (8.0 * m.hidden * m.hidden + 4.0 * m.hidden * m.ffn) /
-                               machine.matmul_decode +
-                           m.widen_seconds) +
+                           machine.matmul_decode) +
                   term(kCg, attention / machine.attention_decode) +
                   (attention / machine.attention_host) * (term(kCc, 1.0) + term(kCn, 1.0));
   return times;
@@ -147,9 +142,7 @@ MemoryUse memory_use(const Model& m, const Workload& w) {
   for (const Stage stage : {Stage{w.prompt, w.prompt}, Stage{1.0, length}}) {
     const double batch_states = 2.0 * stage.tokens * m.hidden * w.gpu_batch;
     // Weights and hidden states that live elsewhere pass through a double buffer.
-    // One layer is widened at a time.
-    const double wide = m.weight_share < 1.0 ? wide_weight_bytes(m) : 0.0;
-    const Linear device_buffers = constant(2.0 * weights + batch_states + wide) +
+    const Linear device_buffers = constant(2.0 * weights + batch_states) +
                                   term(kWg, -2.0 * weights) + term(kHg, -batch_states);
     const Linear device_home = home(m, w, stage.tokens, kWg, kCg, kHg) + device_buffers;
     for (const Linear& set : working_sets(m, w, stage.tokens, stage.context, {kCg})) {

@@ -27,10 +27,6 @@ struct Model {
   double ffn = 0.0;
   double layers = 0.0;
   double heads = 0.0;
-  // Weights in 4-bit groups: their bytes over those of FP16, and seconds that widening a layer's
-  // weights adds to its compute.
-  double weight_share = 1.0;
-  double widen_seconds = 0.0;
 };
 
 struct Workload {

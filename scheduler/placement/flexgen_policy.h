@@ -22,7 +22,6 @@ struct FlexGenOptions {
   // demands.
   bool hidden_on_host = false;
   HostKvUse host_kv = HostKvUse::kStream;
-  bool group_weights = false;  // weights at home in 4-bit groups
   // The original's handicaps.
   WeightRounding weight_rounding = WeightRounding::kLayer;
   bool overlap = true;
@@ -41,7 +40,6 @@ class FlexGenPolicy final : public PlacementPolicy {
   [[nodiscard]] StaticPlacement start(const JobView& job) const override;
   [[nodiscard]] std::int64_t longest_line(const PlacementLimits& limits) const override;
   [[nodiscard]] PlacementActions decide(const StepView& view) const override;
-  [[nodiscard]] bool groups_weights() const override { return options_.group_weights; }
   [[nodiscard]] bool pads_prompts() const override { return options_.padding; }
 
   [[nodiscard]] const FlexGenOptions& options() const { return options_; }

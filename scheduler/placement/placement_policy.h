@@ -27,12 +27,12 @@ struct JobView {
   std::int64_t layers = 0;
   std::int64_t block_tokens = 0;
   std::int64_t batch_size = 0;
-  std::int64_t longest_tokens = 0;  // longest context of any line
-  std::uint64_t device_budget = 0;  // everything on the device
-  std::uint64_t host_budget = 0;    // everything on the host; 0: no host tier
-  std::uint64_t layer_weights = 0;  // of one decoder layer, as it lies at home
-  std::uint64_t other_weights = 0;  // embeddings, head, final norm: always on the device
-  std::uint64_t scratch = 0;  // activations, workspace, a widened layer's weights on the device
+  std::int64_t longest_tokens = 0;       // longest context of any line
+  std::uint64_t device_budget = 0;       // everything on the device
+  std::uint64_t host_budget = 0;         // everything on the host; 0: no host tier
+  std::uint64_t layer_weights = 0;       // of one decoder layer
+  std::uint64_t other_weights = 0;       // embeddings, head, final norm: always on the device
+  std::uint64_t scratch = 0;             // activations and workspace on the device
   std::uint64_t kv_bytes_per_token = 0;  // K and V, all layers, at the job's KV precision
   // Elements of a decoder layer's tensors (flexgen/weight_rounding.h); empty: nobody knows.
   std::vector<std::vector<double>> layer_modules;
@@ -82,10 +82,6 @@ class PlacementPolicy {
   // Longest context of a line that this policy can hold when it runs alone. Longer lines become
   // error records and must not be shown to decide().
   [[nodiscard]] virtual std::int64_t longest_line(const PlacementLimits& limits) const = 0;
-
-  // Whether layers' matrices lie at home in 4-bit groups: every size of weights that the policy is
-  // told is then theirs. Changes answers, unlike all else that a policy decides.
-  [[nodiscard]] virtual bool groups_weights() const { return false; }
 
   // Whether it may pad prompts (Admit::padding): then none shares its prefix with another.
   [[nodiscard]] virtual bool pads_prompts() const { return false; }

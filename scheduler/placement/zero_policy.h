@@ -19,7 +19,6 @@ struct ZeroOptions {
   // Nothing: k2023 alone does.
   std::optional<bool> stream_all;
   bool overlap = true;
-  bool group_weights = false;  // weights at home in 4-bit groups
 };
 
 class ZeroPolicy final : public PlacementPolicy {
@@ -29,7 +28,6 @@ class ZeroPolicy final : public PlacementPolicy {
   [[nodiscard]] std::string_view name() const override { return "zero"; }
   // k2022: throws E-MEM-FIT when the KV of a full batch does not fit beside two streamed layers.
   [[nodiscard]] StaticPlacement start(const JobView& job) const override;
-  [[nodiscard]] bool groups_weights() const override { return options_.group_weights; }
   [[nodiscard]] std::int64_t longest_line(const PlacementLimits& limits) const override;
   [[nodiscard]] PlacementActions decide(const StepView& view) const override;
 

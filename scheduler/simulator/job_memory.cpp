@@ -29,8 +29,7 @@ Longest longest_of(const SimulatedJob& job) {
 
 std::uint64_t scratch_of(const SimulatedJob& job) {
   return scratch_bytes(job.model, job.prefill_chunk + job.batch_size, job.batch_size,
-                       job.weights_dtype) +
-         job.model.widened_layer;
+                       job.weights_dtype);
 }
 
 StaticPlacement ask(const PlacementPolicy& policy, const SimulatedJob& job, Longest longest) {

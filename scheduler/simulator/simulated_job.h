@@ -29,7 +29,7 @@ struct MemoryDivision {
 };
 
 struct SimulatedJob {
-  ModelCosts model;  // of weights as the policy has them (PlacementPolicy::groups_weights)
+  ModelCosts model;
   DType weights_dtype = DType::kF16;
   DType kv_dtype = DType::kF16;    // where the policy does not choose
   std::int64_t block_tokens = 32;  // the same

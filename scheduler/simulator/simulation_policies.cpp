@@ -130,22 +130,14 @@ flexgen::Machine flexgen_machine(const CostModel& cost, const SimulatedJob& job,
 
 NamedSimulation run_flexgen(const CostModel& cost, const SimulatedJob& job,
                             const SimulationOptions& options) {
-  flexgen::Model model{.hidden = static_cast<double>(job.model.hidden),
-                       .ffn = static_cast<double>(job.model.ffn),
-                       .layers = static_cast<double>(job.model.layers),
-                       .heads = static_cast<double>(job.model.hidden) / 128.0};
-  const bool groups = options.grouped_model.has_value();
-  if (groups) {
-    model.weight_share =
-        static_cast<double>(job.model.layer_weights) / static_cast<double>(job.model.widened_layer);
-    model.widen_seconds =
-        job.model.widening_share * cost.decode(false, 1.0, 0.0).seconds / model.layers;
-  }
+  const flexgen::Model model{.hidden = static_cast<double>(job.model.hidden),
+                             .ffn = static_cast<double>(job.model.ffn),
+                             .layers = static_cast<double>(job.model.layers),
+                             .heads = static_cast<double>(job.model.hidden) / 128.0};
   NamedSimulation best{.policy = "flexgen"};
   best.result.infeasible = "no percentages fit";
   const auto attempt = [&](FlexGenOptions candidate, const std::string& detail) {
     candidate.overlap = candidate.pinned = true;
-    candidate.group_weights = groups;
     if (options.handicaps) {
       candidate.pinned = false;
       candidate.sync_each_layer = true;
@@ -161,7 +153,7 @@ NamedSimulation run_flexgen(const CostModel& cost, const SimulatedJob& job,
                                 result.tokens_per_second > best.result.tokens_per_second);
     if (better) {
       best.result = std::move(result);
-      best.detail = groups ? detail + ", 4-bit weights" : detail;
+      best.detail = detail;
     }
     return whole;
   };
@@ -222,8 +214,6 @@ NamedSimulation simulate_policy(std::string_view policy, const CostModel& cost,
   if (policy == "triphase") return run_triphase(cost, job, options);
   SimulatedJob dense = job;
   dense.caching_ratio = dense.miss_rate = 1.0;
-  const bool groups = options.grouped_model && (policy == "flexgen" || policy == "zero");
-  if (groups) dense.model = *options.grouped_model;
   if (policy == "flexgen") return run_flexgen(cost, dense, options);
   NamedSimulation named{.policy = std::string(policy)};
   const auto run = [&](const PlacementPolicy& object) {
@@ -245,12 +235,11 @@ NamedSimulation simulate_policy(std::string_view policy, const CostModel& cost,
     if (on_host && !cost.can_attend_on_host()) {
       named.result.infeasible = "the profile does not say what attention on the host costs";
     } else {
-      ZeroOptions zero{.mode = options.zero_mode, .group_weights = groups};
+      ZeroOptions zero{.mode = options.zero_mode};
       if (options.handicaps) zero.stream_all = true;
       run(ZeroPolicy(zero));
     }
     named.detail = on_host ? "2023: KV attended on the host" : "";
-    if (groups) named.detail += on_host ? ", 4-bit weights" : "4-bit weights";
   } else {
     TRIPHASE_CHECK(policy == "device-only", "a known policy");
     run(DeviceOnlyPolicy());

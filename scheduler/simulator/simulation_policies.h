@@ -37,9 +37,6 @@ struct SimulationOptions {
   bool handicaps = false;        // baselines with their originals' handicaps
   VllmPreemption vllm_preemption = VllmPreemption::kRecompute;
   ZeroMode zero_mode = ZeroMode::k2022;
-  // The model with its weights in 4-bit groups, which flexgen and zero then have; nothing: in their
-  // own type.
-  std::optional<ModelCosts> grouped_model;
 };
 
 // Runs `policy` on the job. The policy name

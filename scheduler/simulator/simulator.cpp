@@ -386,7 +386,6 @@ class Simulation {
     work.d2h_bytes += hidden;
     work.h2d_bytes += hidden + streamed_bytes();
     work.h2d_copies = work.d2h_copies = layers;
-    work.widening_share = job_.model.widening_share;
     record.lanes = cost_.step(work, {.layers = memory_.limits.layers,
                                      .overlap = memory_.placement.overlap,
                                      .early_layers = early_layers(early),

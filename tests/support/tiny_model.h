@@ -57,7 +57,6 @@ struct TinyModelOptions {
   std::int64_t input_tokens = 0;    // leading ones whose K and V come from INT8 layer inputs
   std::int64_t input_blocks = 0;    // of all layers each: for saved layer inputs
   std::int64_t streamed_layers = 0;
-  bool group_weights = false;  // whatever the policy: layers' matrices in 4-bit groups
   bool prefetch = true;
   bool host_attention = false;  // decoded rows of lines on the host are attended there
   bool fp32_workspace = false;  // with host_attention
@@ -80,9 +79,7 @@ class TinyModel {
         host_weights_(host_pool_, MemoryTag::kWeights),
         transfers_(options.link),
         weights_(random_weights(config_, options.dtype, 7,
-                                {memory_of(options), host_weights_, options.streamed_layers,
-                                 options.group_weights || policy_->groups_weights()},
-                                {})),
+                                {memory_of(options), host_weights_, options.streamed_layers}, {})),
         kv_(kv_shape(options),
             {.device_pages = options.kv_blocks * config_.layers,
              .staging_pages = options.staging_blocks,

@@ -333,65 +333,6 @@ TEST(Placement, StreamedWeightsCrossTheLinkAndChangeNothing) {
   }
 }
 
-// Groups are the same numbers wherever they are at home, and whenever they come.
-TEST(Placement, WeightsInGroupsChangeTheAnswerOnceAndPlacementNever) {
-  const auto& requests = requests_of_test();
-  ModelConfig config = tiny_config();
-  config.layers = 4;
-  config.hidden_size = config.embed_dim = 96;  // a group and a half
-  config.head_dim = 24;
-  config.rope = RopeConfig{.theta = 10000.0, .rotary_dim = 24};
-  config.ffn_size = 200;
-  TinyModel plain({.batch_size = 1, .kv_blocks = 30}, config);
-  TinyModel alone({.batch_size = 1, .prefill_chunk = 200, .kv_blocks = 30, .group_weights = true},
-                  config);
-  const auto unquantized = run_all(plain.engine(), requests);
-  const auto expected = run_all(alone.engine(), requests);
-  std::size_t different = 0;
-  for (const auto& [index, completion] : expected) {
-    if (completion.tokens != unquantized.at(index).tokens) ++different;
-  }
-  EXPECT_GT(different, 5U) << "4 bits are not 16";
-
-  const WeightFormat format(DType::kF16, /*in_groups=*/true);
-  const std::uint64_t layer = largest_layer_bytes(config, format);
-  const std::uint64_t wide = widened_layer_bytes(weight_manifest(config), format);
-  for (const std::int64_t streamed : {0, 1, 2, 4}) {
-    for (int round = 0; round < 4; ++round) {
-      SCOPED_TRACE(testing::Message() << streamed << " streamed, round " << round);
-      TinyModelOptions options;
-      options.batch_size = 1 + round;
-      options.prefill_chunk = 7 + 20 * round;
-      options.threads = 1 + round % 2;
-      options.prefetch = round != 2;
-      options.pageable = round == 3;
-      options.streamed_layers = streamed;
-      if (round % 2 == 0) {
-        options.policy = std::make_shared<ZeroPolicy>(ZeroOptions{.group_weights = true});
-      } else {
-        options.policy = std::make_shared<FlexGenPolicy>(FlexGenOptions{
-            .device_kv_share = 0.5, .gpu_batch = round, .num_batches = 3, .group_weights = true});
-        options.kv_blocks = 60;
-        options.host_blocks = 200;
-        options.staging_blocks = 64;
-      }
-      TinyModel model(options, config);
-      expect_equal(expected, run_all(model.engine(), requests));
-      expect_everything_given_back(model);
-      const WeightStream& stream = model.model().weight_stream();
-      const std::uint64_t steps = model.engine().stats().steps;
-      EXPECT_EQ(stream.widened_bytes(), steps * 4 * wide) << "each layer once in a step";
-      EXPECT_EQ(model.pool().use(MemoryTag::kWeights).peak,
-                wide + (streamed > 0 ? WeightStream::kSlots * layer : 0));
-      EXPECT_EQ(model.host_pool().use(MemoryTag::kWeights).peak,
-                layer * static_cast<std::uint64_t>(streamed));
-      if (streamed > 2) {
-        EXPECT_GE(stream.brought_bytes(), steps * static_cast<std::uint64_t>(streamed) * layer);
-      }
-    }
-  }
-}
-
 TEST(Placement, AFailedTransferEndsTheRunAndLosesNoMemory) {
   const auto& requests = requests_of_test();
   for (int nth = 1; nth < 40; nth += 3) {

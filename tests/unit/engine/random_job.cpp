@@ -48,8 +48,7 @@ constexpr std::array<KnobInfo, kKnobs> kInfos = {{{"layers", 1},
                                                   {"cache_blocks", 0},
                                                   {"streamed_layers", 0},
                                                   {"no_prefetch", 0},
-                                                  {"link", 0},
-                                                  {"group_weights", 0}}};
+                                                  {"link", 0}}};
 
 // Squeezed needs clusters of a context: fixed_context_test.
 constexpr std::array kMethods = {
@@ -238,7 +237,6 @@ RandomJob random_job(std::mt19937& random) {
   if (policy_of(job) == JobPolicy::kVllmSwap || policy_of(job) == JobPolicy::kFlexGen) {
     job[Knob::kBeta] = pick(0, 4) * 25;
   }
-  job[Knob::kGroupWeights] = pick(0, 4) == 0 ? 1 : 0;
   return job;
 }
 
@@ -335,7 +333,6 @@ TinyModelOptions alone_options_of(const RandomJob& job) {
   options.kv_blocks = kContext / job[Knob::kBlockTokens] + 1;
   options.dtype = dtype_of(job);
   options.int8 = job[Knob::kInt8] != 0;
-  options.group_weights = job[Knob::kGroupWeights] != 0;
   options.attention = method_of(job);
   options.input_tokens = input_tokens_of(job);
   return options;

@@ -40,10 +40,9 @@ enum class Knob : std::uint8_t {
   kCacheBlocks,
   kStreamedLayers,
   kNoPrefetch,
-  kLink,          // MB/s; 0: none is emulated
-  kGroupWeights,  // layers' matrices in 4-bit groups
+  kLink,  // MB/s; 0: none is emulated
 };
-inline constexpr std::size_t kKnobs = 26;
+inline constexpr std::size_t kKnobs = 25;
 
 enum class JobPolicy : std::uint8_t {
   kDeviceOnly,

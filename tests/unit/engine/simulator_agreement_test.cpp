@@ -123,19 +123,18 @@ struct SimulatedSteps {
 SimulatedSteps run_simulator(const TinyModelOptions& options, const ModelConfig& config,
                              const PlacementLimits& limits, const std::vector<Request>& requests) {
   const ModelCosts costs = model_costs(config, options.dtype);
-  SimulatedJob job{
-      .model = model_costs(config, WeightFormat(options.dtype, options.policy->groups_weights())),
-      .weights_dtype = options.dtype,
-      .kv_dtype = options.int8 ? DType::kI8 : options.dtype,
-      .block_tokens = options.block_tokens,
-      .device_memory = std::uint64_t{1} << 40,
-      .host_memory = std::uint64_t{1} << 40,
-      .activation_bytes = sizeof(float),
-      .batch_size = options.batch_size,
-      .prefill_chunk = options.prefill_chunk,
-      .channels = config.kv_heads * host_channels(options.attention, config.head_dim),
-      .division = MemoryDivision{limits, options.streamed_layers, {}},
-      .keep_steps = true};
+  SimulatedJob job{.model = costs,
+                   .weights_dtype = options.dtype,
+                   .kv_dtype = options.int8 ? DType::kI8 : options.dtype,
+                   .block_tokens = options.block_tokens,
+                   .device_memory = std::uint64_t{1} << 40,
+                   .host_memory = std::uint64_t{1} << 40,
+                   .activation_bytes = sizeof(float),
+                   .batch_size = options.batch_size,
+                   .prefill_chunk = options.prefill_chunk,
+                   .channels = config.kv_heads * host_channels(options.attention, config.head_dim),
+                   .division = MemoryDivision{limits, options.streamed_layers, {}},
+                   .keep_steps = true};
   for (const Request& request : requests) {
     job.lines.push_back(
         {static_cast<std::int64_t>(request.tokens.size()), request.sampling.max_tokens});
@@ -296,16 +295,6 @@ std::vector<Case> cases() {
        "admit"},
       {"zero_2023", std::make_shared<ZeroPolicy>(ZeroOptions{.mode = ZeroMode::k2023}), 200, 20, 4,
        true, "offload", 0, true},
-      {"flexgen_groups",
-       std::make_shared<FlexGenPolicy>(FlexGenOptions{
-           .device_kv_share = 0.5, .device_weight_share = 0.25, .group_weights = true}),
-       200, 60, 3, true, "offload"},
-      {"zero_groups",
-       std::make_shared<ZeroPolicy>(ZeroOptions{.stream_all = true, .group_weights = true}), 0, 20,
-       4, true, "admit"},
-      {"zero_2023_groups",
-       std::make_shared<ZeroPolicy>(ZeroOptions{.mode = ZeroMode::k2023, .group_weights = true}),
-       200, 20, 4, true, "offload", 0, true},
       {"zero_two_layers", std::make_shared<ZeroPolicy>(ZeroOptions{}), 0, 20, 2, true, "admit"},
       {"device_only", std::make_shared<DeviceOnlyPolicy>(), 0, 14, 0, true, "admit"},
   };
@@ -370,7 +359,6 @@ TEST_P(SimulatorAgreement, ActionsAndBytesAreTheEngines) {
                 static_cast<double>(model.model().kv_step().reads().bytes().inputs));
       EXPECT_GT(simulator.inputs_to_host, 0.0);
     }
-    EXPECT_EQ(model.model().weight_stream().widened_bytes() > 0, test.policy->groups_weights());
     EXPECT_EQ(model.engine().stats().padding_tokens, simulator.padding);
     padding += simulator.padding;
     if (const DeviceCopies* copies = model.model().device_copies()) {

@@ -25,30 +25,6 @@ HardwareProfile opt30b_on_h100() {
   return derive_profile(*find_hardware("h100-80gb"), model, DType::kF16);
 }
 
-TEST(ModelCosts, OfWeightsInGroups) {
-  const ModelConfig config = builtin_shape("opt-30b").value();
-  const ModelCosts plain = model_costs(config, DType::kF16);
-  const ModelCosts groups = model_costs(config, WeightFormat(DType::kF16, /*in_groups=*/true));
-  EXPECT_EQ(plain.widened_layer, 0U);
-  EXPECT_EQ(plain.widening_share, 0.0);
-  EXPECT_EQ(groups.other_weights, plain.other_weights) << "embeddings and head are not packed";
-  // 12 h^2 weights of 4.5 bits where they were 16; biases and norms are small.
-  const double matrices = 12.0 * 7168 * 7168;
-  EXPECT_NEAR(static_cast<double>(groups.layer_weights), matrices * 4.5 / 8, 0.001 * matrices);
-  EXPECT_EQ(static_cast<double>(groups.widened_layer), 2.0 * matrices);
-  // Read at 4.5 bits and written at 16, beside a head that is read at 16.
-  EXPECT_NEAR(groups.widening_share, 20.5 / 16.0, 0.02);
-}
-
-TEST(StepCost, WideningGroupsTakesTheTimeOfReadingWeights) {
-  const CostModel cost(opt30b_on_h100());
-  StepWork work{.decode_rows = 8, .touched_tokens = 4096.0};
-  const double plain = cost.step(work, {.layers = 48}).compute;
-  work.widening_share = 1.25;
-  EXPECT_DOUBLE_EQ(cost.step(work, {.layers = 48}).compute,
-                   plain + 1.25 * cost.decode(false, 1.0, 0.0).seconds);
-}
-
 TEST(GridTable, MonotoneFitIsTheNearestInLeastSquares) {
   std::vector<double> values = {1, 3, 2, 2, 5, 4};
   make_monotone(values);

@@ -139,32 +139,6 @@ TEST(FlexGenSearch, FindsThePublishedThroughputOfTheT4) {
   EXPECT_GT(promised->tokens_per_second, large->tokens_per_second);
 }
 
-// Weights in groups cross the link in a share of the bytes, and are widened each time.
-TEST(FlexGenEquations, OfWeightsInGroups) {
-  Model groups = kOpt30;
-  groups.weight_share = 4.5 / 16;
-  const Workload work{.prompt = 512, .output = 32, .gpu_batch = 8, .num_batches = 2};
-  const Machine t4 = t4_machine();
-  const Shares host{.wg = 0.0, .wc = 1.0};
-  const double link = decode_times(kOpt30, work, t4).to_device.at(host);
-  EXPECT_NEAR(decode_times(groups, work, t4).to_device.at(host), link * 4.5 / 16, 1e-9);
-  const double compute = decode_times(groups, work, t4).compute.at(host);
-  const double prefill = prefill_times(groups, work, t4).compute.at(host);
-  groups.widen_seconds = 0.01;
-  EXPECT_NEAR(decode_times(groups, work, t4).compute.at(host), compute + 0.01, 1e-9);
-  EXPECT_NEAR(prefill_times(groups, work, t4).compute.at(host), prefill + 0.01, 1e-9);
-  // Double buffers shrink, and one layer is there in FP16.
-  const double layer = 8.0 * 7168 * 7168 + 4.0 * 7168 * 28672;
-  const double plain = memory_use(kOpt30, work).device.front().at(host);
-  EXPECT_NEAR(memory_use(groups, work).device.front().at(host),
-              plain - 2.0 * layer * (1.0 - 4.5 / 16) + layer, 1.0);
-  groups.widen_seconds = 0.0;
-  const auto packed = search_policy(groups, 512, 32, t4, Objective::kCode);
-  const auto wide = search_policy(kOpt30, 512, 32, t4, Objective::kCode);
-  ASSERT_TRUE(packed && wide);
-  EXPECT_GT(packed->tokens_per_second, wide->tokens_per_second);
-}
-
 TEST(FlexGenSearch, SaysWhenNothingFits) {
   Machine tiny = t4_machine();
   tiny.device_memory = 1e9;
