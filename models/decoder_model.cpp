@@ -277,15 +277,10 @@ void DecoderModel::attend(std::int64_t layer, const LayerWeights& w, std::int64_
   for (std::int64_t group = 0; group < kv_step_.groups(); ++group) {
     const std::span<const AttentionSegment> segments =
         copy_kv(group, wait_for_kv(layer, group), stream);
-    const std::span<const AttentionSegment> padding = copy_padding(stream);
     recompute(w, cache, stream);
     const Workspace workspace{workspace_.data(), workspace_.bytes()};
     if (runner_) choose(layer, group, segments, w, q, v, cache, scale, stream);
     const TraceSpan span(trace_, TraceLane::kCompute, "attend");
-    // What this writes, the rows' own attention writes over.
-    if (!padding.empty()) {
-      ops_->attention(q, config_.heads, cache, padding, scale, attended, workspace, stream);
-    }
     if (runner_) {
       runner_->attend(LayerId(layer), segments, kv_step_.segment_sequences(),
                       kv_step_.segment_slots(), q, sink_queries_.get(), cache, scale, attended,
@@ -345,16 +340,9 @@ std::span<const AttentionSegment> DecoderModel::copy_kv(std::int64_t group,
   TraceSpan span(trace_, TraceLane::kCompute, "copy KV");
   const std::uint64_t before = copies_->bytes();
   if (group == 0) copies_->begin_layer(kv_step_.store());
-  const auto copied =
-      copies_->copy(kv_step_, &KvStep::segment_rows, segments, copied_segments_, stream);
+  const auto copied = copies_->copy(kv_step_.store(), kv_step_, segments, stream);
   span.note("bytes", static_cast<std::int64_t>(copies_->bytes() - before));
   return copied;
-}
-
-std::span<const AttentionSegment> DecoderModel::copy_padding(Stream& stream) {
-  const std::span<const AttentionSegment> segments = kv_step_.padding_segments();
-  if (!copies_ || segments.empty()) return segments;
-  return copies_->copy(kv_step_, &KvStep::padding_rows, segments, copied_padding_, stream);
 }
 
 void DecoderModel::choose(std::int64_t layer, std::int64_t group,
@@ -442,8 +430,7 @@ void DecoderModel::fill_positions(const ForwardBatch& batch) {
   for (const BatchSegment& segment : batch.segments) {
     TRIPHASE_CHECK(segment.first_row == row && segment.count > 0, "segments must cover the batch");
     for (std::int64_t i = 0; i < segment.count; ++i, ++row) {
-      const std::int64_t position =
-          std::max<std::int64_t>(segment.first_position + i - segment.padding, 0);
+      const std::int64_t position = segment.first_position + i;
       positions_[static_cast<std::size_t>(row)] = static_cast<std::int32_t>(position);
       if (rope_) {
         rope_->fill(segment.rope_key, position,

@@ -122,7 +122,6 @@ class DecoderModel {
                                                               std::int64_t group);
   [[nodiscard]] std::span<const AttentionSegment> copy_kv(
       std::int64_t group, std::span<const AttentionSegment> segments, Stream& stream);
-  [[nodiscard]] std::span<const AttentionSegment> copy_padding(Stream& stream);
   // The attention method chooses for the group's segments, and what it chose is brought.
   void choose(std::int64_t layer, std::int64_t group, std::span<const AttentionSegment> segments,
               const LayerWeights& w, ConstMatrix q, ConstMatrix v, const KvLayerView& cache,
@@ -153,9 +152,7 @@ class DecoderModel {
   std::unique_ptr<LayerInputs> inputs_;            // null: K and V from the layer's own inputs
   std::unique_ptr<HostAttention> host_attention_;  // null: all rows are attended on the device
   ZigzagBlock zigzag_;
-  std::unique_ptr<DeviceCopies> copies_;  // null: KV is attended where it is
-  DeviceCopies::Copied copied_segments_;
-  DeviceCopies::Copied copied_padding_;
+  std::unique_ptr<DeviceCopies> copies_;           // null: KV is attended where it is
   bool sync_layers_ = false;
   int threads_ = 1;
   WeightStream weight_stream_;

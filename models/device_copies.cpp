@@ -41,32 +41,31 @@ PageId DeviceCopies::copy_of(const KvStore& store, PageId page, Stream& stream) 
   return to;
 }
 
-std::span<const AttentionSegment> DeviceCopies::copy(const KvStep& step, RowsOf rows_of,
+std::span<const AttentionSegment> DeviceCopies::copy(const KvStore& store, const KvStep& step,
                                                      std::span<const AttentionSegment> segments,
-                                                     Copied& copied, Stream& stream) {
-  const KvStore& store = step.store();
-  copied.segments.assign(segments.begin(), segments.end());
-  if (copied.tables.size() < segments.size()) copied.tables.resize(segments.size());
+                                                     Stream& stream) {
+  segments_.assign(segments.begin(), segments.end());
+  if (tables_.size() < segments.size()) tables_.resize(segments.size());
   const KvResidency& residency = store.residency();
   const auto at_home = [&](PageId page) {
     return page.valid() && page.value < store.sizes().device_pages;
   };
   for (std::size_t index = 0; index < segments.size(); ++index) {
-    const BatchSegment& rows = (step.*rows_of)(index);
+    const BatchSegment& rows = step.segment_rows(index);
     // Lines that have room on the host are not of the device's share, even where they are short.
     if (!rows.decode || residency.reserved_host_blocks(rows.sequence) > 0) continue;
-    AttentionSegment& segment = copied.segments[index];
+    AttentionSegment& segment = segments_[index];
     const std::span<const PageId> pages =
         segment.pages.first(std::min(pages_read(segment, store.shape()), segment.pages.size()));
     if (!std::ranges::all_of(pages, at_home)) continue;
-    std::vector<PageId>& table = copied.tables[index];
+    std::vector<PageId>& table = tables_[index];
     table.assign(segment.pages.begin(), segment.pages.end());
     for (std::size_t block = 0; block < pages.size(); ++block) {
       table[block] = copy_of(store, pages[block], stream);
     }
     segment.pages = table;
   }
-  return copied.segments;
+  return segments_;
 }
 
 }  // namespace triphase

@@ -22,18 +22,11 @@ class DeviceCopies {
 
   // The layer's first group is about to be attended: the copies of the layer before are spent.
   void begin_layer(const KvStore& store);
-  // Segments with tables of their own.
-  struct Copied {
-    std::vector<std::vector<PageId>> tables;
-    std::vector<AttentionSegment> segments;
-  };
-  // `segments`, as the step has just returned them, with copied pages for the rows concerned, which
-  // `rows_of` names. What several of them share is copied once. INT8: codes alone. Valid as long as
-  // `copied` is untouched.
-  using RowsOf = const BatchSegment& (KvStep::*)(std::size_t segment) const;
-  [[nodiscard]] std::span<const AttentionSegment> copy(const KvStep& step, RowsOf rows_of,
+  // `segments`, as the step has just returned them, with copied pages for the rows concerned. What
+  // several of them share is copied once. INT8: codes alone. Valid until the next call.
+  [[nodiscard]] std::span<const AttentionSegment> copy(const KvStore& store, const KvStep& step,
                                                        std::span<const AttentionSegment> segments,
-                                                       Copied& copied, Stream& stream);
+                                                       Stream& stream);
 
   // Copied since the start.
   [[nodiscard]] std::uint64_t bytes() const { return bytes_; }
@@ -46,6 +39,8 @@ class DeviceCopies {
   std::int64_t layer_ = 0;         // layers begun since the start
   std::vector<std::int64_t> met_;  // by device page: the layer in which it was last copied
   std::vector<PageId> copies_;     // and where to
+  std::vector<std::vector<PageId>> tables_;
+  std::vector<AttentionSegment> segments_;
   std::uint64_t bytes_ = 0;
 };
 

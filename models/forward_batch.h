@@ -24,9 +24,6 @@ struct BatchSegment {
   // Whole blocks of the prompt that were computed before and whose KV was given up: attended
   // densely, and told to no attention method, which has seen them.
   bool replay = false;
-  // Its sequence's leading tokens up to here, whole blocks, only stand for their length
-  // (Admit::padding): the others neither see them nor count their positions from them.
-  std::int64_t padding = 0;
   // Its sequence decodes one token in the step after this one, unless what this step samples ends
   // it: what that step will read may be fetched already.
   bool continues = false;

@@ -190,35 +190,19 @@ void HostAttention::attend(LayerId layer, std::int64_t window, float scale, Matr
   KvLayerView cache = view(layer);
   if (kv_workspace_.bytes() > 0) cache = copy_to_workspace(layer, stream);
   const std::vector<PageId>& pages = kv_workspace_.bytes() > 0 ? workspace_pages_ : pages_;
-  const std::int64_t block_tokens = store_->shape().block_tokens;
-  const auto make_segments = [&](bool padding) {
-    segments_.clear();
-    for (std::size_t index = 0; index < attended_.size(); ++index) {
-      const Row& row = attended_[index];
-      const BatchSegment& entry = rows_[row.entry];
-      if (padding && entry.padding == 0) continue;
-      const auto before = static_cast<std::size_t>(padding ? 0 : entry.padding / block_tokens);
-      segments_.push_back(
-          {.query_begin = static_cast<std::int64_t>(index),
-           .query_count = 1,
-           .context_tokens = padding ? entry.padding + 1 : entry.first_position + 1 - entry.padding,
-           .pages = std::span(pages).subspan(row.first_page + before, row.pages - before),
-           .window = window});
-    }
-  };
+  segments_.clear();
+  for (const Row& row : attended_) {
+    segments_.push_back({.query_begin = static_cast<std::int64_t>(segments_.size()),
+                         .query_count = 1,
+                         .context_tokens = rows_[row.entry].first_position + 1,
+                         .pages = std::span(pages).subspan(row.first_page, row.pages),
+                         .window = window});
+  }
   wait(q_ticket_);
   const ConstMatrix q{.data = q_.data(), .rows = rows, .cols = width, .row_stride = width};
   const Matrix attended{.data = out_.data(), .rows = rows, .cols = width, .row_stride = width};
-  const Workspace workspace{workspace_.data(), workspace_.bytes()};
-  // As KvStep::padding_segments(): what padding costs. A window leaves it out.
-  if (window <= 0) {
-    make_segments(/*padding=*/true);
-    if (!segments_.empty()) {
-      ops_->attention(q, config_.heads, cache, segments_, scale, attended, workspace, stream);
-    }
-  }
-  make_segments(/*padding=*/false);
-  ops_->attention(q, config_.heads, cache, segments_, scale, attended, workspace, stream);
+  ops_->attention(q, config_.heads, cache, segments_, scale, attended,
+                  {workspace_.data(), workspace_.bytes()}, stream);
   pieces_.clear();
   for (const Row& row : attended_) {
     auto* to = static_cast<float*>(out.data) + rows_[row.entry].first_row * out.row_stride;

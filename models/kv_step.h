@@ -83,15 +83,6 @@ class KvStep {
   [[nodiscard]] const BatchSegment& segment_rows(std::size_t segment) const {
     return rows_[first_entry_ + segment_entries_[segment]];
   }
-  // For the rows of the segments last returned that have padding: the padding, and of the rows'
-  // own tokens as many as there are rows, as if they were attended. Nobody needs the result; it is
-  // what the padding costs.
-  [[nodiscard]] std::span<const AttentionSegment> padding_segments() const {
-    return padding_segments_;
-  }
-  [[nodiscard]] const BatchSegment& padding_rows(std::size_t segment) const {
-    return rows_[padding_entries_[segment]];
-  }
   void done(LayerId layer, std::int64_t group);
 
   // Whether later groups' blocks are fetched while one is attended (default), or only when they are
@@ -222,8 +213,6 @@ class KvStep {
   std::vector<SequenceId> segment_sequences_;
   std::vector<std::span<const std::int32_t>> segment_slots_;
   std::vector<std::size_t> segment_entries_;  // index into the group
-  std::vector<AttentionSegment> padding_segments_;
-  std::vector<std::size_t> padding_entries_;  // index into rows_
   std::size_t first_entry_ = 0;               // of the group
 
   std::vector<std::vector<PageId>> scale_tables_;  // by entry of rows_

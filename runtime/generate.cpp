@@ -48,7 +48,6 @@ void fill_engine_numbers(const EngineStats& stats, const PlacementStats& placeme
   summary.decode_seconds = stats.decode_seconds;
   summary.prompt_tokens = stats.computed_prompt_tokens;
   summary.shared_prompt_tokens = stats.shared_prompt_tokens;
-  summary.padding_tokens = stats.padding_tokens;
   summary.generated_tokens = stats.generated_tokens;
   summary.steps = stats.steps;
   summary.max_batch = static_cast<std::uint64_t>(stats.max_batch);

@@ -70,7 +70,6 @@ class Planner {
     }
     choose_host_attention();
     choose_inputs();
-    check_padding();
     check_repeating();
     divide();
     return std::move(plan_);
@@ -184,23 +183,6 @@ class Planner {
       refuse("--attention", attention_name(options_.attention.kind), "dense");
     }
     plan_.kv.host_attention = true;
-  }
-
-  // Attention methods and layer inputs count a line's tokens from its first on.
-  void check_padding() const {
-    if (!plan_.placement.padding) return;
-    if (options_.attention.kind != AttentionKind::kDense) {
-      throw Error(ErrorRole::kUsage, "E-CLI-CONFLICT", "--attention")
-          .found(fmt::format("{} with --policy-option padding=on",
-                             attention_name(options_.attention.kind)))
-          .expected("dense")
-          .hint("or padding=off");
-    }
-    if (plan_.input_tokens > 0) {
-      throw Error(ErrorRole::kUsage, "E-CLI-CONFLICT", "--layer-inputs")
-          .found("--policy-option padding=on")
-          .expected("padding=off with layer inputs");
-    }
   }
 
   void check_repeating() const {

@@ -112,7 +112,7 @@ std::shared_ptr<const PlacementPolicy> make_flexgen(const RunOptions& options) {
        // They sit on one tier.
        one_of("activation-share", {{"1", false}, {"0", true}}, flexgen.hidden_on_host),
        on_off("overlap", flexgen.overlap), on_off("pinned", flexgen.pinned),
-       on_off("sync-each-layer", flexgen.sync_each_layer), on_off("padding", flexgen.padding),
+       on_off("sync-each-layer", flexgen.sync_each_layer),
        on_off("copy-device", flexgen.copy_device), on_off("fp32-workspace", flexgen.fp32_workspace),
        one_of("weight-rounding",
               {{"layer", WeightRounding::kLayer}, {"tensor", WeightRounding::kTensor}},

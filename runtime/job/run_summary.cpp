@@ -222,10 +222,10 @@ std::string summary_to_json(const RunSummary& summary, const RunOptions& options
                    optional_count(summary.total_requests), summary.records.succeeded,
                    summary.records.failed(), failed_by_code(summary.records), summary.resumed));
   line("tokens",
-       fmt::format("{{\"prompt\": {}, \"shared_prompt\": {}, \"padding\": {}, \"generated\": {}, "
-                   "\"recomputed\": {}}}",
-                   summary.prompt_tokens, summary.shared_prompt_tokens, summary.padding_tokens,
-                   summary.generated_tokens, summary.recomputed_tokens));
+       fmt::format(
+           "{{\"prompt\": {}, \"shared_prompt\": {}, \"generated\": {}, \"recomputed\": {}}}",
+           summary.prompt_tokens, summary.shared_prompt_tokens, summary.generated_tokens,
+           summary.recomputed_tokens));
   line("seconds",
        fmt::format("{{\"wall\": {}, \"load\": {}, \"prefill\": {}, \"decode\": {}}}",
                    json_number(summary.wall_seconds), json_number(summary.load_seconds),

@@ -135,7 +135,6 @@ struct RunSummary {
 
   // How much.
   std::uint64_t prompt_tokens = 0;         // prefilled in this run
-  std::uint64_t padding_tokens = 0;        // prefilled in front of them, for their length alone
   std::uint64_t generated_tokens = 0;      // sampled in this run
   std::uint64_t shared_prompt_tokens = 0;  // found in the KV store, not prefilled
   std::uint64_t recomputed_tokens = 0;

@@ -451,7 +451,7 @@ constexpr OptionSpec kSimulateOnlyOptions[] = {
     {"Schedule", "handicaps", 0, kFlag, "", "", 0, 0, false, false,
      "Give the baselines their originals' handicaps: pageable copies, a sync per layer, copies of "
      "KV on the device and, in F32, of what is attended on the host, flexgen's weights by whole "
-     "tensors and its prompts of one length, no prefetch."},
+     "tensors, no prefetch."},
     {"Result", "format", 0, kChoice, "md", "md|csv|json|jsonl", 0, 0, false, false,
      "Form of the table."},
 };

@@ -29,7 +29,6 @@ struct FlexGenOptions {
   bool sync_each_layer = false;
   bool copy_device = false;
   bool fp32_workspace = false;  // with kCpuAttention
-  bool padding = false;  // prompts of a block get the length of its longest, in whole blocks of KV
 };
 
 class FlexGenPolicy final : public PlacementPolicy {
@@ -40,16 +39,12 @@ class FlexGenPolicy final : public PlacementPolicy {
   [[nodiscard]] StaticPlacement start(const JobView& job) const override;
   [[nodiscard]] std::int64_t longest_line(const PlacementLimits& limits) const override;
   [[nodiscard]] PlacementActions decide(const StepView& view) const override;
-  [[nodiscard]] bool pads_prompts() const override { return options_.padding; }
 
   [[nodiscard]] const FlexGenOptions& options() const { return options_; }
 
  private:
   [[nodiscard]] std::int64_t device_layers(const JobView& job) const;
   void admit_block(class PlacementLedger& ledger) const;
-  // The first of `lines` waiting prompts that fit together, as a block of so many. Returns how
-  // many.
-  [[nodiscard]] std::int64_t admit_lines(class PlacementLedger& ledger, std::int64_t lines) const;
 
   FlexGenOptions options_;
 };

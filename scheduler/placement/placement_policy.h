@@ -59,7 +59,6 @@ struct StaticPlacement {
   // Handicaps of the originals; all off by default.
   bool overlap = true;           // false: copies and compute wait for each other
   bool pinned = true;            // false: every load pays a blocking copy through pageable memory
-  bool padding = false;          // prompts that begin together get one length
   bool fp32_workspace = false;   // KV that is attended on the host is copied to F32 before
   bool copy_device = false;      // KV that is on the device is copied there before every use
   bool sync_each_layer = false;  // wait for all devices after every (layer, batch)
@@ -82,9 +81,6 @@ class PlacementPolicy {
   // Longest context of a line that this policy can hold when it runs alone. Longer lines become
   // error records and must not be shown to decide().
   [[nodiscard]] virtual std::int64_t longest_line(const PlacementLimits& limits) const = 0;
-
-  // Whether it may pad prompts (Admit::padding): then none shares its prefix with another.
-  [[nodiscard]] virtual bool pads_prompts() const { return false; }
 
   // Leading blocks of a sequence whose layer inputs X the policy wants saved on the host.
   [[nodiscard]] virtual std::int64_t input_blocks(std::int64_t /*block_tokens*/) const { return 0; }

@@ -142,7 +142,6 @@ NamedSimulation run_flexgen(const CostModel& cost, const SimulatedJob& job,
       candidate.pinned = false;
       candidate.sync_each_layer = true;
       candidate.copy_device = true;
-      candidate.padding = true;
       candidate.weight_rounding = WeightRounding::kTensor;
       candidate.fp32_workspace = candidate.host_kv == HostKvUse::kCpuAttention;
     }

@@ -223,7 +223,6 @@ class Simulation {
         line.on_host =
             memory_.placement.host_kv == HostKvUse::kCpuAttention && admit->host_blocks > 0;
         line.place.id = SequenceId(static_cast<std::int64_t>(line.index));
-        result_.padding_tokens += static_cast<std::uint64_t>(admit->padding);
         started.push_back(line);
       }
       ledger.apply(action);

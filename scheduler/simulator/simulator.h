@@ -47,7 +47,6 @@ struct SimulationResult {
   double channels_h2d_bytes = 0.0;    // of h2d_bytes
   double copied_bytes = 0.0;          // of KV, on the device
   double workspace_bytes = 0.0;       // F32 copies of KV that is attended on the host
-  std::uint64_t padding_tokens = 0;   // in front of prompts
   std::uint64_t repeated_tokens = 0;  // prefilled again after a drop
   std::uint64_t replayed_tokens = 0;  // of prefixes that a swap dropped, from their token ids
   std::int64_t suspensions = 0;

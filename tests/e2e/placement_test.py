@@ -52,7 +52,6 @@ class Placement(unittest.TestCase):
             ("flexgen", ("kv-share=0.25", "host-kv=cpu-attention", "weight-share=1", "pinned=off")),
             ("flexgen", ("kv-share=0.25", "gpu-batch=4", "copy-device=on")),
             ("flexgen", ("host-kv=cpu-attention", "fp32-workspace=on")),
-            ("flexgen", ("padding=on", "kv-share=0.25", "gpu-batch=4")),
             ("accelerate", ()),
             ("zero", ("mode=2023",)),
             ("vllm", ()),
@@ -73,7 +72,6 @@ class Placement(unittest.TestCase):
                 self.check_kinds(summary)
                 within = summary["moved_bytes"]["within_device"]
                 self.assertEqual(within > MIB, "copy-device=on" in options, within)
-                self.assertEqual(summary["tokens"]["padding"] > 100, "padding=on" in options)
                 workspace = summary["host_attention"]["workspace_bytes"]
                 self.assertEqual(workspace > MIB, "fp32-workspace=on" in options, workspace)
                 if options or policy == "accelerate":

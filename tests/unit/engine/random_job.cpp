@@ -92,13 +92,6 @@ bool attends_on_host(const RandomJob& job) {
          job[Knob::kInt8] == 0 && job[Knob::kMethod] == 0 && job[Knob::kBeta] > 0;
 }
 
-// FlexGen's prompts of one length, in jobs that may: dense, and without layer inputs.
-bool pads_prompts(const RandomJob& job) {
-  return policy_of(job) == JobPolicy::kFlexGen && job[Knob::kAlpha] % 2 == 1 &&
-         static_cast<AttentionKind>(job[Knob::kMethod]) == AttentionKind::kDense &&
-         input_tokens_of(job) == 0;
-}
-
 // vLLM's lines that leave closed blocks on the host, in jobs that may: dense.
 bool keeps_prefixes(const RandomJob& job) {
   return job[Knob::kBeta] == 0 && job[Knob::kAlpha] % 20 == 10 &&
@@ -130,8 +123,7 @@ std::shared_ptr<const PlacementPolicy> make_policy(const RandomJob& job) {
     case JobPolicy::kFlexGen:
       return std::make_shared<FlexGenPolicy>(FlexGenOptions{
           .device_kv_share = share(job[Knob::kAlpha]),
-          .host_kv = attends_on_host(job) ? HostKvUse::kCpuAttention : HostKvUse::kStream,
-          .padding = pads_prompts(job)});
+          .host_kv = attends_on_host(job) ? HostKvUse::kCpuAttention : HostKvUse::kStream});
     case JobPolicy::kVllmDrop:
       return std::make_shared<VllmPolicy>(VllmOptions{});
     case JobPolicy::kVllmSwap:

@@ -117,7 +117,6 @@ struct SimulatedSteps {
   double channels_to_device = 0.0;
   double copied = 0.0;
   double workspace = 0.0;
-  std::uint64_t padding = 0;
 };
 
 SimulatedSteps run_simulator(const TinyModelOptions& options, const ModelConfig& config,
@@ -152,8 +151,7 @@ SimulatedSteps run_simulator(const TinyModelOptions& options, const ModelConfig&
                            result.inputs_d2h_bytes,
                            result.channels_h2d_bytes,
                            result.copied_bytes,
-                           result.workspace_bytes,
-                           result.padding_tokens};
+                           result.workspace_bytes};
   for (std::size_t index = 0; index < result.actions.size(); ++index) {
     DecidedStep& step =
         simulated.steps.emplace_back(decided(result.views[index], result.actions[index]));
@@ -260,19 +258,6 @@ std::vector<Case> cases() {
                                                       .device_weight_share = 0.5,
                                                       .host_kv = HostKvUse::kCpuAttention}),
        200, 60, 2, true, "offload", 0, true},
-      {"flexgen_0_padding",
-       std::make_shared<FlexGenPolicy>(FlexGenOptions{.device_kv_share = 0.0, .padding = true}),
-       200, 20, 0, true, "offload"},
-      {"flexgen_50_padding_copies",
-       std::make_shared<FlexGenPolicy>(
-           FlexGenOptions{.device_kv_share = 0.5, .copy_device = true, .padding = true}),
-       200, 70, 0, true, "offload", 0, false, true},
-      {"flexgen_25_padding_workspace",
-       std::make_shared<FlexGenPolicy>(FlexGenOptions{.device_kv_share = 0.25,
-                                                      .host_kv = HostKvUse::kCpuAttention,
-                                                      .fp32_workspace = true,
-                                                      .padding = true}),
-       200, 60, 0, true, "offload", 0, true, false, true},
       {"flexgen_fp32_workspace",
        std::make_shared<FlexGenPolicy>(FlexGenOptions{
            .device_kv_share = 0.0, .host_kv = HostKvUse::kCpuAttention, .fp32_workspace = true}),
@@ -336,7 +321,6 @@ TEST_P(SimulatorAgreement, ActionsAndBytesAreTheEngines) {
   std::uint64_t attended = 0;
   std::uint64_t early = 0;
   std::uint64_t copied = 0;
-  std::uint64_t padding = 0;
   for (std::uint32_t seed = 0; seed < 16; ++seed) {
     std::mt19937 random(seed);
     const TinyModelOptions options =
@@ -359,8 +343,6 @@ TEST_P(SimulatorAgreement, ActionsAndBytesAreTheEngines) {
                 static_cast<double>(model.model().kv_step().reads().bytes().inputs));
       EXPECT_GT(simulator.inputs_to_host, 0.0);
     }
-    EXPECT_EQ(model.engine().stats().padding_tokens, simulator.padding);
-    padding += simulator.padding;
     if (const DeviceCopies* copies = model.model().device_copies()) {
       EXPECT_EQ(static_cast<double>(copies->bytes()), simulator.copied);
       copied += copies->bytes();
@@ -381,7 +363,6 @@ TEST_P(SimulatorAgreement, ActionsAndBytesAreTheEngines) {
   }
   EXPECT_EQ(attended > 1000, test.host_attention);
   EXPECT_EQ(copied > 1'000'000, test.copy_device) << copied;
-  EXPECT_EQ(padding > 300, test.policy->pads_prompts()) << padding;
   // Policies whose lines read the host in every step.
   const bool reads = test.must_happen == "offload" || test.must_happen == "discard";
   EXPECT_EQ(early > 0, reads && test.prefetch && !test.host_attention);
@@ -469,7 +450,7 @@ std::vector<Case> sparse_cases() {
   std::vector<Case> all = cases();
   std::erase_if(all, [](const Case& test) {
     return test.name == "vllm_drop" || test.name.starts_with("vllm_offload") ||
-           test.host_attention || test.policy->pads_prompts();
+           test.host_attention;
   });
   return all;
 }

@@ -306,40 +306,6 @@ TEST(Triphase, FollowsItsSchedule) {
   EXPECT_EQ(first_recompute, 24);
 }
 
-TEST(FlexGen, PadsTheBlocksPromptsToItsLongest) {
-  PlacementLimits limits = small_limits();
-  limits.block_tokens = 4;
-  limits.device_pages = 100 * limits.layers;
-  limits.host_pages = 100 * limits.layers;
-  limits.batch_size = 4;
-  StepView view{.limits = limits,
-                .free_device_pages = limits.device_pages,
-                .free_host_pages = limits.host_pages};
-  for (const std::int64_t prompt : {5, 22, 9, 21}) {
-    view.waiting.push_back({.prompt_tokens = prompt, .max_tokens = prompt + 10});
-  }
-  view.waiting.back().max_tokens = 40;  // longer than the others: not made longer still
-  const auto paddings = [&] {
-    std::vector<std::int64_t> found;
-    const FlexGenPolicy policy({.device_kv_share = 0.5, .padding = true});
-    const PlacementActions actions = policy.decide(view);
-    validate_actions(view, actions);
-    for (const PlacementAction& action : actions) {
-      const auto& admit = std::get<Admit>(action);
-      EXPECT_EQ(admit.host_blocks + admit.device_blocks,
-                limits.blocks_for(view.waiting[static_cast<std::size_t>(admit.waiting)].max_tokens +
-                                  admit.padding));
-      found.push_back(admit.padding);
-    }
-    return found;
-  };
-  EXPECT_EQ(paddings(), (std::vector<std::int64_t>{16, 0, 12, 0})) << "17, 0, 13 and 1 in blocks";
-  // Where the second does not fit, the first is padded to nobody.
-  view.free_device_pages = 4 * limits.layers;
-  view.free_host_pages = 6 * limits.layers;
-  EXPECT_EQ(paddings(), std::vector<std::int64_t>{0});
-}
-
 TEST(Zero, RefusesABatchWhoseKvDoesNotFitAndSaysWhatWould) {
   const JobView job{.layers = 10,
                     .block_tokens = 4,
@@ -453,7 +419,6 @@ Case random_case(std::mt19937& random) {
     case 4: {
       FlexGenOptions options{
           .device_kv_share = real(), .gpu_batch = pick(0, 4), .num_batches = pick(1, 3)};
-      options.padding = pick(0, 2) == 0;
       limits.staging_group = options.gpu_batch;
       result.policy = std::make_unique<FlexGenPolicy>(options);
       break;
