@@ -168,27 +168,17 @@ ConstMatrix DecoderModel::forward(const ForwardBatch& batch, KvStore& kv, Stream
   if (host_attention_) host_attention_->begin(kv, batch.segments, kv_step_);
   const Matrix x = matrix(x_, rows, config_.hidden_size);
   embed(batch, x, stream);
-  zigzag_.begin(batch.segments, x);
+  zigzag_.begin(batch.segments);
   const std::span<const ZigzagBlock::Rows> batches = zigzag_.batches();
   TRIPHASE_CHECK(!inputs_ || batches.size() == 1, "layer inputs of all rows together");
   for (std::int64_t layer = 0; layer < config_.layers; ++layer) {
     TraceSpan span(trace_, TraceLane::kCompute, "layer");
     span.note("layer", layer);
     const LayerWeights& w = wait_for_weights(layer);
-    for (std::size_t i = 0; i < batches.size(); ++i) {
-      zigzag_.enter(i);
-      before_attention(layer, w, batches[i], stream);
-    }
+    for (const ZigzagBlock::Rows& part : batches) before_attention(layer, w, part, stream);
     attend(layer, w, rows, stream);
-    for (std::size_t i = 0; i < batches.size(); ++i) {
-      after_attention(w, batches[i], stream);
-      if (layer + 1 < config_.layers) zigzag_.leave(i, stream);
-    }
+    for (const ZigzagBlock::Rows& part : batches) after_attention(w, part, stream);
     weight_stream_.done(layer);
-    if (sync_layers_ && kv.transfers() != nullptr) {
-      stream.synchronize();
-      kv.transfers()->drain();
-    }
   }
   if (host_attention_) host_attention_->finish();
   return head(batch, x, stream);
@@ -275,8 +265,7 @@ void DecoderModel::attend(std::int64_t layer, const LayerWeights& w, std::int64_
   const float scale = static_cast<float>(1.0 / std::sqrt(static_cast<double>(config_.head_dim)));
   if (host_attention_) host_attention_->send(LayerId(layer), q, stream);
   for (std::int64_t group = 0; group < kv_step_.groups(); ++group) {
-    const std::span<const AttentionSegment> segments =
-        copy_kv(group, wait_for_kv(layer, group), stream);
+    const std::span<const AttentionSegment> segments = wait_for_kv(layer, group);
     recompute(w, cache, stream);
     const Workspace workspace{workspace_.data(), workspace_.bytes()};
     if (runner_) choose(layer, group, segments, w, q, v, cache, scale, stream);
@@ -331,18 +320,6 @@ std::span<const AttentionSegment> DecoderModel::wait_for_kv(std::int64_t layer,
     span.note("token_bytes_for_next_step", static_cast<std::int64_t>(early_tokens));
   }
   return segments;
-}
-
-std::span<const AttentionSegment> DecoderModel::copy_kv(std::int64_t group,
-                                                        std::span<const AttentionSegment> segments,
-                                                        Stream& stream) {
-  if (!copies_) return segments;
-  TraceSpan span(trace_, TraceLane::kCompute, "copy KV");
-  const std::uint64_t before = copies_->bytes();
-  if (group == 0) copies_->begin_layer(kv_step_.store());
-  const auto copied = copies_->copy(kv_step_.store(), kv_step_, segments, stream);
-  span.note("bytes", static_cast<std::int64_t>(copies_->bytes() - before));
-  return copied;
 }
 
 void DecoderModel::choose(std::int64_t layer, std::int64_t group,

@@ -510,7 +510,6 @@ void KvStep::make_segments(LayerId layer, std::int64_t group_index) {
   segment_sequences_.clear();
   segment_slots_.clear();
   segment_entries_.clear();
-  first_entry_ = group.first;
   if (store_->shape().quantized()) {
     for (const OpenRun& run : open_runs_) {
       if (run.entry < group.first || run.entry >= group.first + group.count) continue;

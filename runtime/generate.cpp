@@ -83,18 +83,14 @@ void fill_engine_numbers(const EngineStats& stats, const PlacementStats& placeme
         .inputs = read.inputs,
         .results = loaded.decoder.host_attention() != nullptr
                        ? loaded.decoder.host_attention()->use().results
-                       : 0,
-        .hidden = loaded.decoder.zigzag().moved_bytes()};
+                       : 0};
     const KvStore::EarlyUse early = loaded.kv.early_use();
     summary.early = {early.brought, early.unused};
     summary.token_cache = {plan.memory.cache, read.chosen, read.cached};
   }
-  if (const DeviceCopies* copies = loaded.decoder.device_copies()) {
-    summary.bytes_within_device = copies->bytes();
-  }
   if (const HostAttention* host = loaded.decoder.host_attention()) {
     const HostAttention::Use& use = host->use();
-    summary.host_attention = {use.rows, use.queries, use.results, use.kv, use.workspace};
+    summary.host_attention = {use.rows, use.queries, use.results, use.kv};
   }
   if (const LayerInputs* inputs = loaded.decoder.layer_inputs()) {
     const auto layers = static_cast<std::uint64_t>(loaded.kv.shape().layers);
@@ -125,8 +121,8 @@ void fill_engine_numbers(const EngineStats& stats, const PlacementStats& placeme
         static_cast<std::uint64_t>(loaded.kv.key_columns().peak() * shape.layers) *
             KvStore::key_column_bytes(shape));
   }
-  if (plan.memory.staging + plan.memory.copies > 0) {
-    const std::uint64_t staging = plan.memory.staging + plan.memory.cache + plan.memory.copies;
+  if (plan.memory.staging > 0) {
+    const std::uint64_t staging = plan.memory.staging + plan.memory.cache;
     add(device, MemoryTag::kStaging, staging, staging);
   }
   add(device, MemoryTag::kActivations,

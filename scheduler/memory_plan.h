@@ -23,8 +23,6 @@ struct MemoryRequest {
   // that cross the link together, on the device. 0: it is on the device, where there is room.
   std::uint64_t host_column_bytes = 0;
   std::uint64_t channel_bytes = 0;
-  // What blocks have in one layer is there once more, as a copy to be read.
-  bool copies = false;
   std::int64_t layers = 0;
   std::int64_t block_tokens = 0;
   std::int64_t context = 0;                // longest sequence the model allows, tokens
@@ -71,8 +69,6 @@ struct MemoryPlan {
   std::uint64_t staging = 0;        // of both
   std::int64_t cache_pages = 0;     // a multiple of the layers
   std::uint64_t cache = 0;
-  std::int64_t copy_pages = 0;  // for copies of one layer's pages
-  std::uint64_t copies = 0;
   std::int64_t open_pages = 0;
   std::int64_t host_blocks = 0;  // of all layers
   std::uint64_t host_kv = 0;
@@ -80,7 +76,7 @@ struct MemoryPlan {
   std::uint64_t host_inputs = 0;
   std::uint64_t host_key_columns = 0;  // K^T of blocks on the host, where it is there too
   [[nodiscard]] std::uint64_t total() const {
-    return weights + scratch + kv + key_columns + staging + cache + copies;
+    return weights + scratch + kv + key_columns + staging + cache;
   }
 };
 

@@ -82,8 +82,8 @@ KvStore::KvStore(const Shape& shape, const Sizes& sizes, MemoryPool& device, Mem
                   .input_blocks = sizes.input_blocks,
                   .mirrored = shape.host_attention}),
       open_pages_(sizes.open_pages, shape.layers) {
-  const auto pages = static_cast<std::uint64_t>(sizes.device_pages + sizes.staging_pages +
-                                                sizes.cache_pages + sizes.copy_pages);
+  const auto pages =
+      static_cast<std::uint64_t>(sizes.device_pages + sizes.staging_pages + sizes.cache_pages);
   k_ = device.allocate(page_bytes(shape) / 2 * pages, MemoryTag::kKv);
   v_ = device.allocate(page_bytes(shape) / 2 * pages, MemoryTag::kKv);
   if (shape.key_columns) {

@@ -9,7 +9,6 @@
 #include "models/attention/attention_method.h"
 #include "runtime/engine/make_policy.h"
 #include "runtime/machine.h"
-#include "scheduler/flexgen/weight_rounding.h"
 #include "scheduler/placement/device_only_policy.h"
 #include "scheduler/placement/host_lines.h"
 
@@ -197,17 +196,10 @@ class Planner {
         .hint("or preemption=swap");
   }
 
-  // Buffers of attention on the host, and hidden states that lie there between layers.
+  // Buffers of attention on the host.
   [[nodiscard]] std::uint64_t host_scratch(std::int64_t batch) const {
-    std::uint64_t bytes = 0;
-    if (plan_.kv.host_attention) {
-      bytes += HostAttention::host_bytes(
-          model_.config, {batch, context_, machine_.threads, plan_.workspace_block_tokens()});
-    }
-    if (plan_.placement.hidden_on_host) {
-      bytes += ZigzagBlock::host_bytes(limits_for(batch).rows, model_.config.hidden_size);
-    }
-    return bytes;
+    if (!plan_.kv.host_attention) return 0;
+    return HostAttention::host_bytes(model_.config, batch, context_, machine_.threads);
   }
 
   // K and V of these tokens come from their layer inputs under every policy, whether or not any
@@ -270,8 +262,7 @@ class Planner {
             .kv_bytes_per_token =
                 (KvStore::page_bytes(plan_.kv) + KvStore::key_column_bytes(plan_.kv)) *
                 static_cast<std::uint64_t>(config.layers) /
-                static_cast<std::uint64_t>(plan_.kv.block_tokens),
-            .layer_modules = flexgen::layer_modules(config)};
+                static_cast<std::uint64_t>(plan_.kv.block_tokens)};
   }
 
   void divide() {
@@ -284,7 +275,6 @@ class Planner {
         .host_column_bytes =
             KvStore::host_column_bytes(plan_.kv) / static_cast<std::uint64_t>(plan_.kv.layers),
         .channel_bytes = KvStore::channel_bytes(plan_.kv),
-        .copies = plan_.placement.copy_device,
         .layers = plan_.kv.layers,
         .block_tokens = plan_.kv.block_tokens,
         .context = context_,
@@ -405,9 +395,6 @@ std::string describe(const RunPlan& plan, const ModelBundle& model) {
     text += fmt::format("; fixed context {} tokens in front of every line",
                         model.fixed_context->tokens.size());
   }
-  if (plan.memory.copies > 0) {
-    text += fmt::format("; {} for copies of it", format_bytes(plan.memory.copies));
-  }
   if (plan.memory.host_blocks > 0) {
     text += fmt::format("; policy {}: {} of KV on the host, {} staging", plan.policy->name(),
                         format_bytes(plan.memory.host_kv), format_bytes(plan.memory.staging));
@@ -450,8 +437,7 @@ LoadedModel::LoadedModel(std::shared_ptr<LoadedWeights> loaded, const ModelBundl
     : shared(std::move(loaded)),
       pool(shared->pool),
       host_pool(shared->host_pool),
-      transfers(plan.memory.host_blocks > 0 || plan.placement.streamed_layers > 0 ||
-                        plan.placement.hidden_on_host
+      transfers(plan.memory.host_blocks > 0 || plan.placement.streamed_layers > 0
                     ? std::make_unique<HostTransferEngine>(options.emulated_link)
                     : nullptr),
       decoder(model.config, *shared->weights, backend.ops(), backend.threads().threads(),
@@ -460,7 +446,6 @@ LoadedModel::LoadedModel(std::shared_ptr<LoadedWeights> loaded, const ModelBundl
          {.device_pages = plan.memory.kv_pages,
           .staging_pages = plan.memory.staging_pages,
           .cache_pages = plan.memory.cache_pages,
-          .copy_pages = plan.memory.copy_pages,
           .open_pages = plan.memory.open_pages,
           .host_blocks = plan.memory.host_blocks,
           .input_blocks = plan.memory.input_blocks,
@@ -474,19 +459,10 @@ LoadedModel::LoadedModel(std::shared_ptr<LoadedWeights> loaded, const ModelBundl
   kv.set_threads(&backend.threads());
   decoder.set_attention(options.attention, backend.sparse_ops(), pool, model.clusters());
   decoder.set_layer_inputs(plan.input_tokens, backend.input_ops(), pool);
-  if (transfers) transfers->set_pageable(!plan.placement.pinned);
   if (plan.kv.host_attention) {
-    decoder.set_host_attention(plan.memory.batch_size, backend.host_ops(), host_pool,
-                               plan.workspace_block_tokens());
+    decoder.set_host_attention(plan.memory.batch_size, backend.host_ops(), host_pool);
   }
   decoder.zigzag().set_batch(plan.placement.gpu_batch);
-  if (plan.placement.hidden_on_host) {
-    decoder.zigzag().keep_on_host(plan.limits.rows, model.config.hidden_size, *transfers,
-                                  host_pool);
-  }
-  decoder.zigzag().set_prefetch(plan.placement.overlap);
-  if (plan.placement.copy_device) decoder.set_device_copies(pool.device());
-  decoder.set_sync_layers(plan.placement.sync_each_layer);
   decoder.kv_step().set_prefetch(plan.placement.overlap);
   decoder.weight_stream().set_prefetch(plan.placement.overlap);
 }

@@ -42,11 +42,6 @@ struct RunPlan {
   std::uint64_t selection = 0;    // of the scratch: what the attention method keeps to choose by
   std::int64_t input_tokens = 0;  // leading ones whose K and V come from INT8 layer inputs
   PlacementLimits places;         // what the policy has to work with
-
-  // HostAttention::Limits.
-  [[nodiscard]] std::int64_t workspace_block_tokens() const {
-    return placement.fp32_workspace ? kv.block_tokens : 0;
-  }
 };
 
 // Throws ErrorRole::kResources E-MEM-FIT, saying what would fit.

@@ -57,13 +57,6 @@ Knob on_off(std::string_view name, bool& value) {
           }};
 }
 
-// Of an original's 4-bit types, which this version lacks: who asks for them is told what there is.
-Knob only_model_type(std::string_view name, std::string_view instead) {
-  return {name,
-          fmt::format("model (the checkpoint's type): 4-bit groups are not there, {}", instead),
-          [](std::string_view text) { return text == "model"; }};
-}
-
 // A choice among few, by their names.
 template <class Value>
 Knob one_of(std::string_view name, std::vector<std::pair<std::string_view, Value>> choices,
@@ -108,25 +101,10 @@ std::shared_ptr<const PlacementPolicy> make_flexgen(const RunOptions& options) {
       options,
       {share("kv-share", flexgen.device_kv_share),
        share("weight-share", flexgen.device_weight_share), count("gpu-batch", flexgen.gpu_batch),
-       count("num-batches", flexgen.num_batches),
-       // They sit on one tier.
-       one_of("activation-share", {{"1", false}, {"0", true}}, flexgen.hidden_on_host),
-       on_off("overlap", flexgen.overlap), on_off("pinned", flexgen.pinned),
-       on_off("sync-each-layer", flexgen.sync_each_layer),
-       on_off("copy-device", flexgen.copy_device), on_off("fp32-workspace", flexgen.fp32_workspace),
-       one_of("weight-rounding",
-              {{"layer", WeightRounding::kLayer}, {"tensor", WeightRounding::kTensor}},
-              flexgen.weight_rounding),
-       only_model_type("kv-quantization", "--kv-dtype int8 is"),
-       only_model_type("weight-quantization", "weight-share leaves fewer weights to stream"),
+       count("num-batches", flexgen.num_batches), on_off("overlap", flexgen.overlap),
        one_of("host-kv",
               {{"stream", HostKvUse::kStream}, {"cpu-attention", HostKvUse::kCpuAttention}},
               flexgen.host_kv)});
-  if (flexgen.fp32_workspace && flexgen.host_kv != HostKvUse::kCpuAttention) {
-    throw Error(ErrorRole::kUsage, "E-CLI-OPTION", "--policy-option")
-        .found("fp32-workspace=on with host-kv=stream")
-        .expected("host-kv=cpu-attention, whose workspace it is");
-  }
   return std::make_shared<FlexGenPolicy>(flexgen);
 }
 
@@ -178,18 +156,14 @@ std::shared_ptr<const PlacementPolicy> make_policy(const RunOptions& options,
   if (options.policy == "vllm") return make_vllm(options, std::move(replay));
   if (options.policy == "accelerate") {
     AccelerateOptions accelerate;
-    read_knobs(options,
-               {on_off("overlap", accelerate.overlap), on_off("pinned", accelerate.pinned)});
+    read_knobs(options, {on_off("overlap", accelerate.overlap)});
     return std::make_shared<AcceleratePolicy>(accelerate);
   }
   if (options.policy == "zero") {
     ZeroOptions zero;
-    read_knobs(
-        options,
-        {one_of("mode", {{"2022", ZeroMode::k2022}, {"2023", ZeroMode::k2023}}, zero.mode),
-         one_of<std::optional<bool>>("stream-all", {{"on", true}, {"off", false}}, zero.stream_all),
-         on_off("overlap", zero.overlap),
-         only_model_type("weight-quantization", "stream-all=off leaves fewer weights to stream")});
+    read_knobs(options,
+               {one_of("mode", {{"2022", ZeroMode::k2022}, {"2023", ZeroMode::k2023}}, zero.mode),
+                on_off("overlap", zero.overlap)});
     return std::make_shared<ZeroPolicy>(zero);
   }
   if (options.policy == "device-only") {

@@ -35,7 +35,6 @@ struct ToDeviceBytes {
   std::uint64_t kv_channels = 0;  // channels of K^T, for the step that chose by them
   std::uint64_t inputs = 0;       // layer inputs, for the step that recomputed their KV
   std::uint64_t results = 0;      // of attention on the host
-  std::uint64_t hidden = 0;       // hidden states that lie on the host between layers
 };
 
 // Of these, what was fetched while the step before ended, and what of it no step read after all.
@@ -96,8 +95,7 @@ struct HostAttentionUse {
   std::uint64_t rows = 0;  // in one layer each
   std::uint64_t queries = 0;
   std::uint64_t results = 0;
-  std::uint64_t kv = 0;         // new tokens' K and V
-  std::uint64_t workspace = 0;  // not of the link: F32 copies of K and V
+  std::uint64_t kv = 0;  // new tokens' K and V
 };
 
 struct RunSummary {
@@ -105,7 +103,7 @@ struct RunSummary {
   std::string model_path;
   std::string model_type;
   std::string model_fingerprint;
-  std::string weights_dtype;  // "f16", ... ; "mixed"
+  std::string weights_dtype;  // "f16", ...
   std::string kv_dtype;
   std::string device;  // "cpu": with its model name, as the engine reports it
   std::int64_t threads = 0;
@@ -144,7 +142,6 @@ struct RunSummary {
   std::uint64_t max_batch = 0;  // most sequences decoded together
   std::uint64_t bytes_to_device = 0;
   std::uint64_t bytes_to_host = 0;
-  std::uint64_t bytes_within_device = 0;  // KV copied there before it was read
   ToDeviceBytes to_device;
   EarlyBytes early;
   TokenCacheUse token_cache;

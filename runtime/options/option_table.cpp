@@ -138,8 +138,7 @@ constexpr OptionSpec kMachineOptions[] = {
      "Budget for host memory. Default: what is available."},
     {"Machine", "kv-dtype", 0, kChoice, "auto", "auto|int8|fp16|bf16|fp32", 0, 0, false, false,
      "Type of the KV cache; auto is the type of the weights, or INT8 where a plan needs the host "
-     "and "
-     "predicts more speed with it."},
+     "and predicts more speed with it."},
     {"Machine", "kv-block", 0, kInteger, "0", "N", 0, 4096, false, false,
      "Tokens of a KV block, the unit that moves between host and device; 0 chooses."},
     {"Machine", "max-context", 0, kInteger, "0", "N", 0, 16777216, false, false,

@@ -40,22 +40,6 @@ std::vector<Linear> working_sets(const Model& m, const Workload& w, double token
 
 }  // namespace
 
-Machine t4_machine() {
-  return {.to_device = 12.89e9,
-          .to_host_cache = 0.97e9,
-          .to_host_hidden = 4.82e9,
-          .from_disk = 0.473e9,
-          .to_disk = 0.746e9,
-          .matmul_prefill = 21.24e12,
-          .matmul_decode = 4.3e12,
-          .attention_prefill = 9.97e12,
-          .attention_decode = 0.079e12,
-          .attention_host = 0.0123e12,
-          .device_memory = 15.0e9,
-          .host_memory = 208e9,
-          .disk = 1500e9};
-}
-
 double Linear::at(const Shares& s) const {
   const std::array<double, kShares> values = {s.wg, s.wc, s.wn, s.cg, s.cc, s.cn, s.hg, s.hc, s.hn};
   double sum = constant;

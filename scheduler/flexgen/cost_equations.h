@@ -55,9 +55,6 @@ struct Machine {
   double usable = 0.8;  // of every tier
 };
 
-// The T4 with 208 GB host of FlexGen's paper, as its code fits it.
-[[nodiscard]] Machine t4_machine();
-
 enum class Objective : std::uint8_t {
   kPaper,  // max of five
   kCode,   // weight loads + max of the other four

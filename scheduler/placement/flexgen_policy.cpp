@@ -3,7 +3,6 @@
 #include <algorithm>
 #include <cmath>
 
-#include "scheduler/flexgen/weight_rounding.h"
 #include "scheduler/placement/device_only_policy.h"
 #include "scheduler/placement/host_lines.h"
 
@@ -27,24 +26,10 @@ StaticPlacement FlexGenPolicy::start(const JobView& job) const {
                             .host_always = true,
                             .gpu_batch = options_.gpu_batch,
                             .num_batches = options_.num_batches,
-                            .hidden_on_host = options_.hidden_on_host,
-                            .overlap = options_.overlap,
-                            .pinned = options_.pinned,
-                            .fp32_workspace = options_.fp32_workspace,
-                            .copy_device = options_.copy_device,
-                            .sync_each_layer = options_.sync_each_layer};
-  placement.streamed_layers = job.layers - device_layers(job);
+                            .overlap = options_.overlap};
+  placement.streamed_layers =
+      job.layers - round_down(options_.device_weight_share * static_cast<double>(job.layers));
   return placement;
-}
-
-std::int64_t FlexGenPolicy::device_layers(const JobView& job) const {
-  const auto layers = static_cast<double>(job.layers);
-  if (options_.weight_rounding == WeightRounding::kLayer) {
-    return round_down(options_.device_weight_share * layers);
-  }
-  // The engine streams whole layers: as many bytes stay as the tensors of all layers have.
-  const double held = flexgen::held_share(job.layer_modules, options_.device_weight_share);
-  return std::llround(held * layers);
 }
 
 std::int64_t FlexGenPolicy::longest_line(const PlacementLimits& limits) const {

@@ -9,26 +9,13 @@
 
 namespace triphase {
 
-// What an asked share of the weights becomes: whole layers, rounded down, or what the original's
-// whole tensors hold of a layer (flexgen/weight_rounding.h), as the nearest number of layers.
-enum class WeightRounding : std::uint8_t { kLayer, kTensor };
-
 struct FlexGenOptions {
   double device_kv_share = 0.0;      // cg: share of the block's sequences with KV on the device
   double device_weight_share = 1.0;  // wg: share of the layers' weights on the device
   std::int64_t gpu_batch = 0;        // sequences computed together; 0: the whole batch
   std::int64_t num_batches = 1;      // a layer's weights are loaded once for all of them
-  // hg = 0: hidden states lie on the host between layers. They sit on one tier, as the original
-  // demands.
-  bool hidden_on_host = false;
   HostKvUse host_kv = HostKvUse::kStream;
-  // The original's handicaps.
-  WeightRounding weight_rounding = WeightRounding::kLayer;
   bool overlap = true;
-  bool pinned = true;
-  bool sync_each_layer = false;
-  bool copy_device = false;
-  bool fp32_workspace = false;  // with kCpuAttention
 };
 
 class FlexGenPolicy final : public PlacementPolicy {
@@ -43,7 +30,6 @@ class FlexGenPolicy final : public PlacementPolicy {
   [[nodiscard]] const FlexGenOptions& options() const { return options_; }
 
  private:
-  [[nodiscard]] std::int64_t device_layers(const JobView& job) const;
   void admit_block(class PlacementLedger& ledger) const;
 
   FlexGenOptions options_;

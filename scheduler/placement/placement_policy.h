@@ -34,8 +34,6 @@ struct JobView {
   std::uint64_t other_weights = 0;       // embeddings, head, final norm: always on the device
   std::uint64_t scratch = 0;             // activations and workspace on the device
   std::uint64_t kv_bytes_per_token = 0;  // K and V, all layers, at the job's KV precision
-  // Elements of a decoder layer's tensors (flexgen/weight_rounding.h); empty: nobody knows.
-  std::vector<std::vector<double>> layer_modules;
 };
 
 // Fixed for a whole job.
@@ -53,15 +51,9 @@ struct StaticPlacement {
   bool repeats_decoded = false;
   std::int64_t gpu_batch = 0;     // zig-zag: sequences computed together; 0: all
   std::int64_t num_batches = 1;   // of them in one block: a layer's weights are loaded once
-  bool hidden_on_host = false;    // hidden states of the block lie there between two layers
   std::optional<DType> kv_dtype;  // nothing: the job's choice
   std::optional<std::int64_t> block_tokens;  // nothing: the job's choice
-  // Handicaps of the originals; all off by default.
-  bool overlap = true;           // false: copies and compute wait for each other
-  bool pinned = true;            // false: every load pays a blocking copy through pageable memory
-  bool fp32_workspace = false;   // KV that is attended on the host is copied to F32 before
-  bool copy_device = false;      // KV that is on the device is copied there before every use
-  bool sync_each_layer = false;  // wait for all devices after every (layer, batch)
+  bool overlap = true;                       // false: copies and compute wait for each other
 };
 
 class PlacementPolicy {

@@ -6,6 +6,7 @@
 
 #include "base/error.h"
 #include "scheduler/flexgen/policy_search.h"
+#include "scheduler/flexgen/weight_rounding.h"
 #include "scheduler/placement/accelerate_policy.h"
 #include "scheduler/placement/device_only_policy.h"
 #include "scheduler/placement/flexgen_policy.h"
@@ -128,8 +129,8 @@ flexgen::Machine flexgen_machine(const CostModel& cost, const SimulatedJob& job,
   return machine;
 }
 
-NamedSimulation run_flexgen(const CostModel& cost, const SimulatedJob& job,
-                            const SimulationOptions& options) {
+// `whole_tensors`: weights stay on the device by whole tensors, as the original places them.
+NamedSimulation run_flexgen(const CostModel& cost, const SimulatedJob& job, bool whole_tensors) {
   const flexgen::Model model{.hidden = static_cast<double>(job.model.hidden),
                              .ffn = static_cast<double>(job.model.ffn),
                              .layers = static_cast<double>(job.model.layers),
@@ -137,13 +138,11 @@ NamedSimulation run_flexgen(const CostModel& cost, const SimulatedJob& job,
   NamedSimulation best{.policy = "flexgen"};
   best.result.infeasible = "no percentages fit";
   const auto attempt = [&](FlexGenOptions candidate, const std::string& detail) {
-    candidate.overlap = candidate.pinned = true;
-    if (options.handicaps) {
-      candidate.pinned = false;
-      candidate.sync_each_layer = true;
-      candidate.copy_device = true;
-      candidate.weight_rounding = WeightRounding::kTensor;
-      candidate.fp32_workspace = candidate.host_kv == HostKvUse::kCpuAttention;
+    if (whole_tensors) {
+      const std::int64_t held = flexgen::held_layers(
+          job.model.layer_modules, candidate.device_weight_share, job.model.layers);
+      candidate.device_weight_share =
+          static_cast<double>(held) / static_cast<double>(job.model.layers);
     }
     SimulationResult result = simulate(FlexGenPolicy(candidate), cost, job);
     const bool ran = result.infeasible.empty();
@@ -176,11 +175,10 @@ NamedSimulation run_flexgen(const CostModel& cost, const SimulatedJob& job,
                .device_weight_share = policy->shares.wg,
                .gpu_batch = static_cast<std::int64_t>(policy->workload.gpu_batch),
                .num_batches = static_cast<std::int64_t>(policy->workload.num_batches),
-               .hidden_on_host = policy->shares.hg < 0.5,
                .host_kv = use},
-              fmt::format("searched: wg {:.2f}, cg {:.2f}, hg {:.0f}, {} x {}, {}",
-                          policy->shares.wg, policy->shares.cg, policy->shares.hg < 0.5 ? 0.0 : 1.0,
-                          policy->workload.gpu_batch, policy->workload.num_batches, mode));
+              fmt::format("searched: wg {:.2f}, cg {:.2f}, {} x {}, {}", policy->shares.wg,
+                          policy->shares.cg, policy->workload.gpu_batch,
+                          policy->workload.num_batches, mode));
     }
     // By hand, as the paper does after its search: whole sequences on the
     // device, as many as fit.
@@ -213,7 +211,15 @@ NamedSimulation simulate_policy(std::string_view policy, const CostModel& cost,
   if (policy == "triphase") return run_triphase(cost, job, options);
   SimulatedJob dense = job;
   dense.caching_ratio = dense.miss_rate = 1.0;
-  if (policy == "flexgen") return run_flexgen(cost, dense, options);
+  if (policy == "flexgen") {
+    if (options.handicaps) {
+      dense.handicaps = {.pageable = true,
+                         .sync_each_layer = true,
+                         .copies_device_kv = true,
+                         .copies_host_kv = true};
+    }
+    return run_flexgen(cost, dense, options.handicaps);
+  }
   NamedSimulation named{.policy = std::string(policy)};
   const auto run = [&](const PlacementPolicy& object) {
     named.result = simulate(object, cost, dense);
@@ -228,15 +234,15 @@ NamedSimulation simulate_policy(std::string_view policy, const CostModel& cost,
                     .replay = replay_costs(cost, dense, dense.kv_dtype)}));
     named.detail = recompute ? "recompute" : weigh ? "cheapest" : keep ? "offload" : "swap";
   } else if (policy == "accelerate") {
-    run(AcceleratePolicy({.overlap = !options.handicaps, .pinned = !options.handicaps}));
+    dense.handicaps.pageable = options.handicaps;
+    run(AcceleratePolicy({.overlap = !options.handicaps}));
   } else if (policy == "zero") {
     const bool on_host = options.zero_mode == ZeroMode::k2023;
     if (on_host && !cost.can_attend_on_host()) {
       named.result.infeasible = "the profile does not say what attention on the host costs";
     } else {
-      ZeroOptions zero{.mode = options.zero_mode};
-      if (options.handicaps) zero.stream_all = true;
-      run(ZeroPolicy(zero));
+      dense.handicaps.streams_all_layers = options.handicaps;
+      run(ZeroPolicy({.mode = options.zero_mode}));
     }
     named.detail = on_host ? "2023: KV attended on the host" : "";
   } else {

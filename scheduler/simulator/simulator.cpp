@@ -337,13 +337,13 @@ class Simulation {
                          : fetched * again_share;
       if (attend_on_host) {
         // The query goes there and the result comes back.
-        if (memory_.placement.fp32_workspace) count_workspace(place, work);
+        if (job_.handicaps.copies_host_kv) count_workspace(place, work);
         ++work.host_attention_rows;
         work.host_attention_tokens += static_cast<double>(place.context + 1);
         work.d2h_bytes += memory_.query_row;
         work.h2d_bytes += memory_.query_row;
       } else if (whole) {
-        if (memory_.placement.copy_device) count_copies(line, away_blocks, work);
+        if (job_.handicaps.copies_device_kv) count_copies(line, away_blocks, work);
         work.h2d_bytes += (fetched - again) * memory_.record_token + again * memory_.input_token;
         if (!place.prefilling()) count_early(line, early, work);
       } else {
@@ -380,16 +380,13 @@ class Simulation {
       work.decode_groups =
           (work.decode_rows + memory_.placement.gpu_batch - 1) / memory_.placement.gpu_batch;
     }
-    const double hidden =
-        static_cast<double>(work.decode_rows + work.prefill_rows) * memory_.hidden_row;
-    work.d2h_bytes += hidden;
-    work.h2d_bytes += hidden + streamed_bytes();
+    work.h2d_bytes += streamed_bytes();
     work.h2d_copies = work.d2h_copies = layers;
     record.lanes = cost_.step(work, {.layers = memory_.limits.layers,
                                      .overlap = memory_.placement.overlap,
                                      .early_layers = early_layers(early),
-                                     .pinned = memory_.placement.pinned,
-                                     .sync_each_layer = memory_.placement.sync_each_layer});
+                                     .pinned = !job_.handicaps.pageable,
+                                     .sync_each_layer = job_.handicaps.sync_each_layer});
     account(work, record);
   }
 

@@ -48,10 +48,8 @@ class Placement(unittest.TestCase):
             ("triphase", ()),
             ("triphase", ("p1=0", "alpha=0.8", "window=8")),
             ("flexgen", ("kv-share=0.5", "weight-share=0.5")),
-            ("flexgen", ("pinned=off", "sync-each-layer=on", "overlap=off")),
-            ("flexgen", ("kv-share=0.25", "host-kv=cpu-attention", "weight-share=1", "pinned=off")),
-            ("flexgen", ("kv-share=0.25", "gpu-batch=4", "copy-device=on")),
-            ("flexgen", ("host-kv=cpu-attention", "fp32-workspace=on")),
+            ("flexgen", ("overlap=off",)),
+            ("flexgen", ("kv-share=0.25", "host-kv=cpu-attention", "weight-share=1")),
             ("accelerate", ()),
             ("zero", ("mode=2023",)),
             ("vllm", ()),
@@ -70,10 +68,6 @@ class Placement(unittest.TestCase):
                 self.assertLessEqual(summary["peak_bytes"].get("host", 0), 256 * MIB)
                 self.assertIn("link", summary["emulated"])
                 self.check_kinds(summary)
-                within = summary["moved_bytes"]["within_device"]
-                self.assertEqual(within > MIB, "copy-device=on" in options, within)
-                workspace = summary["host_attention"]["workspace_bytes"]
-                self.assertEqual(workspace > MIB, "fp32-workspace=on" in options, workspace)
                 if options or policy == "accelerate":
                     self.assertGreater(summary["moved_bytes"]["to_host"], 0)
         # Weights that do not fit are streamed, and the answer stays.
@@ -115,20 +109,11 @@ class Placement(unittest.TestCase):
                                   "--attention", "swa", "--kv-sparsity", "0.5")  # fmt: skip
         self.assertEqual(done.returncode, 2)
         self.assertIn("swa with --policy-option preemption=offload", done.stderr)
-        # What the originals have and this version has not is told by name, with what there is.
-        for policy, option, instead in (
-            ("flexgen", "kv-quantization=int4", "--kv-dtype int8 is"),
-            ("flexgen", "weight-quantization=int4", "weight-share"),
-            ("zero", "weight-quantization=int4", "stream-all=off"),
-            ("flexgen", "fp32-workspace=on", "host-kv=cpu-attention"),
-            ("vllm", "preemption=keep", "recompute, swap, cheapest or offload"),
-        ):
-            with self.subTest(option=option):
-                _, _, done = self.run_job("knob", "--policy", policy, "--policy-option", option)
-                self.assertEqual(done.returncode, 2, done.stderr)
-                self.assertIn(instead, done.stderr)
-                errors = [line for line in done.stderr.splitlines() if "error:" in line]
-                self.assertEqual(len(errors), 1, done.stderr)
+        _, _, done = self.run_job("knob", "--policy", "vllm", "--policy-option", "preemption=keep")
+        self.assertEqual(done.returncode, 2, done.stderr)
+        self.assertIn("recompute, swap, cheapest or offload", done.stderr)
+        errors = [line for line in done.stderr.splitlines() if "error:" in line]
+        self.assertEqual(len(errors), 1, done.stderr)
 
 
 if __name__ == "__main__":

@@ -59,10 +59,6 @@ struct TinyModelOptions {
   std::int64_t streamed_layers = 0;
   bool prefetch = true;
   bool host_attention = false;  // decoded rows of lines on the host are attended there
-  bool fp32_workspace = false;  // with host_attention
-  bool sync_layers = false;
-  bool pageable = false;
-  bool copy_device = false;
   std::optional<EmulatedLink> link;
   Device* device = nullptr;  // of both tiers, instead of the backend's
   std::shared_ptr<const PlacementPolicy> policy = std::make_shared<DeviceOnlyPolicy>();
@@ -84,7 +80,6 @@ class TinyModel {
             {.device_pages = options.kv_blocks * config_.layers,
              .staging_pages = options.staging_blocks,
              .cache_pages = options.cache_blocks * config_.layers,
-             .copy_pages = options.copy_device ? options.kv_blocks : 0,
              .open_pages = KvStore::open_pages_needed(kv_shape(options), 2 * options.batch_size,
                                                       options.batch_size + options.prefill_chunk),
              .host_blocks = options.host_blocks,
@@ -108,20 +103,11 @@ class TinyModel {
     model_.set_attention(options.attention, backend_->sparse_ops(), pool_, options.clusters);
     model_.set_layer_inputs(options.input_tokens, backend_->input_ops(), pool_);
     if (options.host_attention) {
-      model_.set_host_attention(options.batch_size, backend_->host_ops(), host_pool_,
-                                options.fp32_workspace ? options.block_tokens : 0);
+      model_.set_host_attention(options.batch_size, backend_->host_ops(), host_pool_);
     }
-    if (options.copy_device) model_.set_device_copies(pool_.device());
-    model_.set_sync_layers(options.sync_layers);
     if (const auto* flexgen = dynamic_cast<const FlexGenPolicy*>(policy_.get())) {
       model_.zigzag().set_batch(flexgen->options().gpu_batch);
-      if (flexgen->options().hidden_on_host) {
-        model_.zigzag().keep_on_host(options.batch_size + options.prefill_chunk,
-                                     config_.hidden_size, transfers_, host_pool_);
-      }
     }
-    model_.zigzag().set_prefetch(options.prefetch);
-    transfers_.set_pageable(options.pageable);
     model_.kv_step().set_prefetch(options.prefetch);
     model_.weight_stream().set_prefetch(options.prefetch);
     kv_.set_threads(&backend_->threads());

@@ -132,7 +132,7 @@ std::shared_ptr<const PlacementPolicy> make_policy(const RandomJob& job) {
                                                       .weigh = true,
                                                       .replay = replay_of(job)});
     case JobPolicy::kZero:
-      return std::make_shared<ZeroPolicy>(ZeroOptions{.stream_all = true});
+      return std::make_shared<ZeroPolicy>(ZeroOptions{});
   }
   return nullptr;
 }

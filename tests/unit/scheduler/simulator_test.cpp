@@ -7,6 +7,7 @@
 
 #include "scheduler/cost/hardware_spec.h"
 #include "scheduler/placement/device_only_policy.h"
+#include "scheduler/placement/flexgen_policy.h"
 #include "scheduler/placement/triphase_policy.h"
 #include "scheduler/simulator/simulation_policies.h"
 
@@ -103,6 +104,30 @@ TEST(Simulator, ReproducesFlexGensTableOfTheT4) {
   EXPECT_EQ(flexgen.streamed_layers, m.job.model.layers);
   EXPECT_GT(flexgen.lanes.host, 0.0);
   EXPECT_GT(flexgen.max_running, 72);
+}
+
+TEST(Simulator, EachHandicapIsPriced) {
+  Machine m = machine("opt-30b", "t4", 16, 1.0);
+  const auto run = [&](const Handicaps& handicaps, const FlexGenOptions& options) {
+    m.job.handicaps = handicaps;
+    SimulationResult result = simulate(FlexGenPolicy(options), m.cost, m.job);
+    EXPECT_EQ(result.infeasible, "");
+    return result;
+  };
+  const FlexGenOptions half{.device_kv_share = 0.5, .device_weight_share = 0.0};
+  const FlexGenOptions on_host{.device_weight_share = 0.0, .host_kv = HostKvUse::kCpuAttention};
+  const double plain = run({}, half).seconds;
+  EXPECT_GT(run({.pageable = true}, half).seconds, 1.5 * plain);
+  EXPECT_GT(run({.sync_each_layer = true}, half).seconds, plain);
+  EXPECT_EQ(run({.copies_host_kv = true}, half).seconds, plain);
+  const SimulationResult copied = run({.copies_device_kv = true}, half);
+  EXPECT_GT(copied.lanes.compute, run({}, half).lanes.compute);
+  EXPECT_GT(copied.copied_bytes, 0.0);
+  const SimulationResult attended = run({}, on_host);
+  const SimulationResult in_f32 = run({.copies_host_kv = true}, on_host);
+  EXPECT_GT(in_f32.lanes.host, 2.0 * attended.lanes.host) << "10 bytes in place of 2";
+  EXPECT_GT(in_f32.host_peak, attended.host_peak);
+  EXPECT_GT(in_f32.workspace_bytes, 0.0);
 }
 
 // KV that does not fit beside the weights' slots is no reason to refuse where it lives on the host.
