@@ -2,8 +2,6 @@
 
 #include <array>
 
-#include "base/group_matrix.h"
-
 namespace triphase {
 namespace {
 
@@ -13,26 +11,18 @@ struct Row {
   std::size_t bytes;
 };
 
-constexpr std::array<Row, 7> kTable = {{
+constexpr std::array<Row, 6> kTable = {{
     {DType::kF64, "fp64", 8},
     {DType::kF32, "fp32", 4},
     {DType::kF16, "fp16", 2},
     {DType::kBF16, "bf16", 2},
     {DType::kI32, "int32", 4},
     {DType::kInt8, "int8", 1},
-    {DType::kQ4, "4bit", 0},
 }};
 
 }  // namespace
 
 std::size_t dtype_bytes(DType dtype) { return kTable[static_cast<std::size_t>(dtype)].bytes; }
-
-std::int64_t dtype_row_bytes(DType dtype, std::int64_t elements) {
-  if (dtype != DType::kQ4) return elements * static_cast<std::int64_t>(dtype_bytes(dtype));
-  // Whole 16-bit words, so that the next row's ranges are aligned.
-  const std::int64_t codes = (elements + 3) / 4 * 2;
-  return group_count(elements) * static_cast<std::int64_t>(sizeof(GroupRange)) + codes;
-}
 
 std::string_view dtype_name(DType dtype) { return kTable[static_cast<std::size_t>(dtype)].name; }
 

@@ -11,14 +11,10 @@
 
 namespace triphase {
 
-// Of a KV cache alone (kernels/ops.h): kInt8, unsigned codes with scales and zero points; kQ4, rows
-// of 4-bit codes in groups.
-enum class DType : std::uint8_t { kF64, kF32, kF16, kBF16, kI32, kInt8, kQ4 };
+// kInt8, of a KV cache alone (kernels/ops.h): unsigned codes with scales and zero points.
+enum class DType : std::uint8_t { kF64, kF32, kF16, kBF16, kI32, kInt8 };
 
-// Of one element; 0 for kQ4, whose elements share bytes.
 [[nodiscard]] std::size_t dtype_bytes(DType dtype);
-// Of so many elements that are stored together: K or V of one token under one head.
-[[nodiscard]] std::int64_t dtype_row_bytes(DType dtype, std::int64_t elements);
 // As files and options spell it: "fp16".
 [[nodiscard]] std::string_view dtype_name(DType dtype);
 [[nodiscard]] std::optional<DType> dtype_from_name(std::string_view name);

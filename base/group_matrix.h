@@ -11,11 +11,6 @@ namespace triphase {
 // Values of a group, as in FlexGen.
 inline constexpr std::int64_t kGroupValues = 64;
 
-// Groups of a row of so many values.
-[[nodiscard]] inline std::int64_t group_count(std::int64_t values) {
-  return (values + kGroupValues - 1) / kGroupValues;
-}
-
 // The least value of a group and the step from one code to the next; F16 bits.
 struct GroupRange {
   std::uint16_t minimum = 0;
@@ -32,7 +27,7 @@ struct GroupMatrix {
   std::int64_t cols = 0;
 
   [[nodiscard]] bool empty() const { return data == nullptr; }
-  [[nodiscard]] std::int64_t groups() const { return group_count(cols); }
+  [[nodiscard]] std::int64_t groups() const { return (cols + kGroupValues - 1) / kGroupValues; }
   [[nodiscard]] std::uint64_t range_row_bytes() const {
     return static_cast<std::uint64_t>(groups()) * sizeof(GroupRange);
   }

@@ -82,7 +82,7 @@ FULL = [
     Configuration("device-only", 8, 128, 48, "2GB/s,2us", None),
     Configuration("device-only", 16, 64, 48, "2GB/s,2us", None, kv="int8"),
     Configuration("zero", 8, 128, 48, "2GB/s,2us", "250MiB"),
-    Configuration("zero", 8, 128, 32, "0.5GB/s,2us", "250MiB", options=("stream-all=on",)),
+    Configuration("zero", 8, 128, 32, "0.5GB/s,2us", "200MiB"),
     Configuration("vllm", 8, 96, 64, "2GB/s,2us", "246MiB"),
     Configuration("vllm", 8, 96, 64, "2GB/s,2us", "246MiB", options=("preemption=swap",)),
     Configuration("accelerate", 8, 192, 48, "2GB/s,2us", "250MiB"),

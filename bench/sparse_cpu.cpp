@@ -248,8 +248,7 @@ class Decoder {
 // Bytes one step reads in one layer, INT8 scales included: of every block whose keys or values are
 // read whole, and of a block's chosen channels.
 double bytes_of(const AttentionOptions& options, const Setting& setting, const Cell& cell) {
-  const TouchedShape shape{setting.heads, setting.kv_heads, setting.head_dim,
-                           cell.int8 ? 1.0 : 2.0};
+  const TouchedShape shape{setting.heads, setting.kv_heads, setting.head_dim, cell.int8 ? 1 : 2};
   const std::int64_t attended = budget_tokens(options, cell.context, cell.context);
   double bytes = static_cast<double>(touched_bytes(options, shape, cell.context, attended));
   if (cell.int8) {

@@ -13,6 +13,7 @@ constexpr int kLargestCode = 15;
 constexpr std::uint16_t kNan = 0x7E00;
 constexpr std::uint16_t kInfinity = 0x7C00;
 
+// NaN minimum where a value is not finite, or F16 cannot hold it.
 GroupRange range_of(std::span<const float> values) {
   float least = values.front();
   float largest = values.front();
@@ -22,19 +23,15 @@ GroupRange range_of(std::span<const float> values) {
     largest = std::max(largest, value);
     finite += value * 0.0F;
   }
-  return group_range(least, largest, finite == 0.0F);
-}
-
-}  // namespace
-
-GroupRange group_range(float least, float largest, bool finite) {
   GroupRange range{f32_to_f16(least), f32_to_f16((largest - least) / kLargestCode)};
   const auto overflows = [](float value) { return (f32_to_f16(value) & 0x7FFFU) >= kInfinity; };
-  if (!finite || overflows(least) || overflows(largest)) return {kNan, 0};
+  if (finite != 0.0F || overflows(least) || overflows(largest)) return {kNan, 0};
   // A step that was rounded up may lead beyond the largest F16.
   while ((group_value(range, kLargestCode) & 0x7FFFU) >= kInfinity) --range.step;
   return range;
 }
+
+}  // namespace
 
 void pack_groups(std::span<const float> values, std::int64_t group, GroupRange* ranges,
                  std::uint8_t* codes) {

@@ -5,9 +5,7 @@
 // step as they are stored; a code reads as the F16 nearest to minimum + step * code (F32, ties to
 // even). Equal values have step 0 and read as the F16 nearest to them: exactly what they were,
 // where they were F16. A group that holds NaN, infinity or what F16 cannot hold (65520 and more in
-// size) reads as NaN throughout. Pure; layouts of whole matrices: base/group_matrix.h. Rows
-// of a 4-bit KV cache (KvLayerView) have the same ranges and codes; attention reads minimum + step
-// * code as it is in F32.
+// size) reads as NaN throughout. Pure; layouts of whole matrices: base/group_matrix.h.
 
 #include <cstdint>
 #include <span>
@@ -15,10 +13,6 @@
 #include "base/group_matrix.h"
 
 namespace triphase {
-
-// Of a group with these extremes; `finite`: it holds neither NaN nor infinity. NaN minimum and step
-// 0 where it does, or F16 cannot hold it.
-[[nodiscard]] GroupRange group_range(float least, float largest, bool finite);
 
 // Groups of `group` values each, the last one of what is left. `group` is even, unless there is one
 // group; `ranges` has one for each, `codes` (values.size() + 1) / 2 bytes, of which a last half

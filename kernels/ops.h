@@ -48,17 +48,10 @@ struct Workspace {
 // block. An open block lies unquantized in a page of the open pool. A query reads the block that
 // holds its own position unquantized and every earlier block as codes, wherever they live and
 // however prefill was cut.
-//
-// 4-bit (dtype kQ4). A token's row under a head is quantized when it is appended, in groups of
-// kGroupValues channels (the last one may be shorter; kernels/group_quant.h has the arithmetic and
-// its error), and read as its codes ever after, wherever it lies. A row: the GroupRange of every
-// group; then the codes, channel 2i in the low half of byte i and 2i + 1 in the high one, in whole
-// 16-bit words (dtype_row_bytes). Read by the CPU's attention and by SparseOps::score_keys and
-// sum_columns alone.
 struct KvLayerView {
   void* k = nullptr;
   void* v = nullptr;
-  DType dtype = DType::kF16;     // F32, F16, BF16, U8 for INT8 codes, or Q4
+  DType dtype = DType::kF16;     // F32, F16, BF16, or U8 for INT8 codes
   std::int64_t page_tokens = 0;  // INT8: a multiple of 16
   std::int64_t kv_heads = 0;
   std::int64_t head_dim = 0;
@@ -80,14 +73,10 @@ struct KvLayerView {
   std::int64_t kt_run = 1;
 
   // [page][page_tokens][kv_head][K, V][head_dim] instead, as KV lies on the host (KvGeometry): v is
-  // k and head_dim elements. Not INT8 or 4-bit; read by the CPU's attention over all tokens alone.
+  // k and head_dim elements. Not INT8; read by the CPU's attention over all tokens alone.
   bool records = false;
 
   [[nodiscard]] bool quantized() const { return dtype == DType::kInt8; }
-  // From one token's row under a head to the next: elements, of 4-bit rows bytes.
-  [[nodiscard]] std::int64_t row_length() const {
-    return dtype == DType::kQ4 ? dtype_row_bytes(dtype, head_dim) : head_dim;
-  }
 };
 
 // The tokens that a sparse method chose for a segment's queries: positions ascending, their slots
@@ -229,7 +218,7 @@ class Ops {
   virtual void activate(Activation activation, Matrix y, Stream& stream) = 0;
 
   // Writes row i of k and v [T, kv_heads * head_dim] F32 into the cache, rounded to its type
-  // (nearest even; 4-bit: kernels/group_quant.h).
+  // (nearest even).
   virtual void kv_append(ConstMatrix k, ConstMatrix v, const KvSlots& slots,
                          const KvLayerView& cache, Stream& stream) = 0;
 

@@ -157,11 +157,11 @@ void AttentionRunner::count(const TokenChoice& choice, std::int64_t context) {
   touched_.attended += static_cast<double>(choice.tokens.size()) / lists;
 }
 
-AttentionRunner::ReadBytes AttentionRunner::read_bytes(DType stored) const {
+AttentionRunner::ReadBytes AttentionRunner::read_bytes(std::int64_t element_bytes) const {
   if (touched_.rows == 0.0) return {};
   const auto mean = [&](double sum) { return static_cast<std::int64_t>(sum / touched_.rows); };
-  const TouchedShape shape{shape_.heads, shape_.kv_heads, shape_.head_dim,
-                           mean_element_bytes(stored, shape_.head_dim), mean(touched_.centroids)};
+  const TouchedShape shape{shape_.heads, shape_.kv_heads, shape_.head_dim, element_bytes,
+                           mean(touched_.centroids)};
   const std::int64_t context = mean(touched_.context);
   const auto bytes = [&](const AttentionOptions& options, std::int64_t attended) {
     return touched_.rows * static_cast<double>(touched_bytes(options, shape, context, attended));

@@ -107,12 +107,12 @@ class AttentionRunner {
 
   [[nodiscard]] const Touched& touched() const { return touched_; }
   // KV bytes that the decoded rows read, by the methods' formulae at the mean context, and what
-  // dense attention would have read. `stored`: the type of the cache.
+  // dense attention would have read. `element_bytes` of a stored key or value.
   struct ReadBytes {
     double touched = 0.0;
     double dense = 0.0;
   };
-  [[nodiscard]] ReadBytes read_bytes(DType stored) const;
+  [[nodiscard]] ReadBytes read_bytes(std::int64_t element_bytes) const;
   [[nodiscard]] const AttentionMethod& method() const { return *method_; }
 
  private:

@@ -163,39 +163,25 @@ ConstMatrix DecoderModel::forward(const ForwardBatch& batch, KvStore& kv, Stream
   if (host_attention_) host_attention_->begin(kv, batch.segments, kv_step_);
   const Matrix x = matrix(x_, rows, config_.hidden_size);
   embed(batch, x, stream);
-  zigzag_.begin(batch.segments, x);
+  zigzag_.begin(batch.segments);
   const std::span<const ZigzagBlock::Rows> batches = zigzag_.batches();
   TRIPHASE_CHECK(!inputs_ || batches.size() == 1, "layer inputs of all rows together");
   for (std::int64_t layer = 0; layer < config_.layers; ++layer) {
     TraceSpan span(trace_, TraceLane::kCompute, "layer");
     span.note("layer", layer);
-    const LayerWeights& w = weights_of(layer, stream);
-    for (std::size_t i = 0; i < batches.size(); ++i) {
-      zigzag_.enter(i);
-      before_attention(layer, w, batches[i], stream);
-    }
+    const LayerWeights& w = wait_for_weights(layer);
+    for (const ZigzagBlock::Rows& part : batches) before_attention(layer, w, part, stream);
     attend(layer, w, rows, stream);
-    for (std::size_t i = 0; i < batches.size(); ++i) {
-      after_attention(w, batches[i], stream);
-      if (layer + 1 < config_.layers) zigzag_.leave(i, stream);
-    }
+    for (const ZigzagBlock::Rows& part : batches) after_attention(w, part, stream);
     weight_stream_.done(layer);
-    if (sync_layers_ && kv.transfers() != nullptr) {
-      stream.synchronize();
-      kv.transfers()->drain();
-    }
   }
   if (host_attention_) host_attention_->finish();
   return head(batch, x, stream);
 }
 
-const LayerWeights& DecoderModel::weights_of(std::int64_t layer, Stream& stream) {
-  {
-    const TraceSpan span(trace_, TraceLane::kCompute, "wait for weights", weight_stream_.streams());
-    weight_stream_.acquire(layer);
-  }
-  const TraceSpan span(trace_, TraceLane::kCompute, "widen weights", weight_stream_.widens());
-  return weight_stream_.widened(layer, *ops_, stream);
+const LayerWeights& DecoderModel::wait_for_weights(std::int64_t layer) {
+  const TraceSpan span(trace_, TraceLane::kCompute, "wait for weights", weight_stream_.streams());
+  return weight_stream_.acquire(layer);
 }
 
 void DecoderModel::embed(const ForwardBatch& batch, Matrix x, Stream& stream) {
@@ -274,17 +260,11 @@ void DecoderModel::attend(std::int64_t layer, const LayerWeights& w, std::int64_
   const float scale = static_cast<float>(1.0 / std::sqrt(static_cast<double>(config_.head_dim)));
   if (host_attention_) host_attention_->send(LayerId(layer), q, stream);
   for (std::int64_t group = 0; group < kv_step_.groups(); ++group) {
-    const std::span<const AttentionSegment> segments =
-        copy_kv(group, wait_for_kv(layer, group), stream);
-    const std::span<const AttentionSegment> padding = copy_padding(stream);
+    const std::span<const AttentionSegment> segments = wait_for_kv(layer, group);
     recompute(w, cache, stream);
     const Workspace workspace{workspace_.data(), workspace_.bytes()};
     if (runner_) choose(layer, group, segments, w, q, v, cache, scale, stream);
     const TraceSpan span(trace_, TraceLane::kCompute, "attend");
-    // What this writes, the rows' own attention writes over.
-    if (!padding.empty()) {
-      ops_->attention(q, config_.heads, cache, padding, scale, attended, workspace, stream);
-    }
     if (runner_) {
       runner_->attend(LayerId(layer), segments, kv_step_.segment_sequences(),
                       kv_step_.segment_slots(), q, cache, scale, attended, *ops_, workspace,
@@ -334,25 +314,6 @@ std::span<const AttentionSegment> DecoderModel::wait_for_kv(std::int64_t layer,
     span.note("token_bytes_for_next_step", static_cast<std::int64_t>(early_tokens));
   }
   return segments;
-}
-
-std::span<const AttentionSegment> DecoderModel::copy_kv(std::int64_t group,
-                                                        std::span<const AttentionSegment> segments,
-                                                        Stream& stream) {
-  if (!copies_) return segments;
-  TraceSpan span(trace_, TraceLane::kCompute, "copy KV");
-  const std::uint64_t before = copies_->bytes();
-  if (group == 0) copies_->begin_layer(kv_step_.store());
-  const auto copied =
-      copies_->copy(kv_step_, &KvStep::segment_rows, segments, copied_segments_, stream);
-  span.note("bytes", static_cast<std::int64_t>(copies_->bytes() - before));
-  return copied;
-}
-
-std::span<const AttentionSegment> DecoderModel::copy_padding(Stream& stream) {
-  const std::span<const AttentionSegment> segments = kv_step_.padding_segments();
-  if (!copies_ || segments.empty()) return segments;
-  return copies_->copy(kv_step_, &KvStep::padding_rows, segments, copied_padding_, stream);
 }
 
 void DecoderModel::choose(std::int64_t layer, std::int64_t group,
@@ -440,8 +401,7 @@ void DecoderModel::fill_positions(const ForwardBatch& batch) {
   for (const BatchSegment& segment : batch.segments) {
     TRIPHASE_CHECK(segment.first_row == row && segment.count > 0, "segments must cover the batch");
     for (std::int64_t i = 0; i < segment.count; ++i, ++row) {
-      const std::int64_t position =
-          std::max<std::int64_t>(segment.first_position + i - segment.padding, 0);
+      const std::int64_t position = segment.first_position + i;
       positions_[static_cast<std::size_t>(row)] = static_cast<std::int32_t>(position);
       if (rope_) {
         rope_->fill(segment.rope_key, position,

@@ -15,7 +15,6 @@
 #include "memory/memory_pool.h"
 #include "models/attention_runner.h"
 #include "models/config/model_config.h"
-#include "models/device_copies.h"
 #include "models/forward_batch.h"
 #include "models/host_attention.h"
 #include "models/kv_step.h"
@@ -68,24 +67,14 @@ class DecoderModel {
 
   // Decoded rows of sequences on the host are attended there from now on (host_attention.h), at
   // most `rows` in a step; for stores with Shape::host_attention. `ops`: of the host, with as many
-  // threads as the constructor was told. `workspace_block_tokens`: HostAttention::Limits.
-  void set_host_attention(std::int64_t rows, Ops& ops, MemoryPool& host_pool,
-                          std::int64_t workspace_block_tokens = 0) {
-    host_attention_ = std::make_unique<HostAttention>(
-        config_, HostAttention::Limits{rows, limits_.context, threads_, workspace_block_tokens},
-        ops, host_pool);
+  // threads as the constructor was told.
+  void set_host_attention(std::int64_t rows, Ops& ops, MemoryPool& host_pool) {
+    host_attention_ =
+        std::make_unique<HostAttention>(config_, rows, limits_.context, threads_, ops, host_pool);
   }
   [[nodiscard]] const HostAttention* host_attention() const { return host_attention_.get(); }
-  // Which sequences go through a layer's products together, and where their hidden states are
-  // between two layers. Not with layer inputs.
+  // Which sequences go through a layer's products together. Not with layer inputs.
   [[nodiscard]] ZigzagBlock& zigzag() { return zigzag_; }
-  [[nodiscard]] const ZigzagBlock& zigzag() const { return zigzag_; }
-  // KV that is on the device anyhow is copied there before every use, as some baselines have it;
-  // for stores with Sizes::copy_pages. `device` holds the store.
-  void set_device_copies(Device& device) { copies_ = std::make_unique<DeviceCopies>(device); }
-  [[nodiscard]] const DeviceCopies* device_copies() const { return copies_.get(); }
-  // All transfers end before the next layer begins, as some baselines have it.
-  void set_sync_layers(bool sync) { sync_layers_ = sync; }
 
   // Returns logits [logit_rows, vocab] F32, valid until the next call; writes the new tokens' KV.
   [[nodiscard]] ConstMatrix forward(const ForwardBatch& batch, KvStore& kv, Stream& stream);
@@ -100,8 +89,7 @@ class DecoderModel {
   void set_trace(Trace* trace) { trace_ = trace; }
 
  private:
-  // The layer's weights, ready to compute with.
-  [[nodiscard]] const LayerWeights& weights_of(std::int64_t layer, Stream& stream);
+  [[nodiscard]] const LayerWeights& wait_for_weights(std::int64_t layer);
   void embed(const ForwardBatch& batch, Matrix x, Stream& stream);
   // What a layer does with some rows of x (and of the buffers beside it) before their attention,
   // which leaves their q, k and v; and from their attended values on.
@@ -118,9 +106,6 @@ class DecoderModel {
   void attend_on_host(std::int64_t layer, float scale, Matrix attended, Stream& stream);
   [[nodiscard]] std::span<const AttentionSegment> wait_for_kv(std::int64_t layer,
                                                               std::int64_t group);
-  [[nodiscard]] std::span<const AttentionSegment> copy_kv(
-      std::int64_t group, std::span<const AttentionSegment> segments, Stream& stream);
-  [[nodiscard]] std::span<const AttentionSegment> copy_padding(Stream& stream);
   // The attention method chooses for the group's segments, and what it chose is brought.
   void choose(std::int64_t layer, std::int64_t group, std::span<const AttentionSegment> segments,
               const LayerWeights& w, ConstMatrix q, ConstMatrix v, const KvLayerView& cache,
@@ -150,10 +135,6 @@ class DecoderModel {
   std::unique_ptr<LayerInputs> inputs_;            // null: K and V from the layer's own inputs
   std::unique_ptr<HostAttention> host_attention_;  // null: all rows are attended on the device
   ZigzagBlock zigzag_;
-  std::unique_ptr<DeviceCopies> copies_;  // null: KV is attended where it is
-  DeviceCopies::Copied copied_segments_;
-  DeviceCopies::Copied copied_padding_;
-  bool sync_layers_ = false;
   int threads_ = 1;
   WeightStream weight_stream_;
   Trace* trace_ = nullptr;

@@ -21,9 +21,6 @@ struct BatchSegment {
   // A sampled token: attended where its sequence's KV lies, if that is the host
   // (KvStore::Shape::host_attention).
   bool decode = false;
-  // Its sequence's leading tokens up to here, whole blocks, only stand for their length
-  // (Admit::padding): the others neither see them nor count their positions from them.
-  std::int64_t padding = 0;
   // Its sequence decodes one token in the step after this one, unless what this step samples ends
   // it: what that step will read may be fetched already.
   bool continues = false;

@@ -10,25 +10,14 @@
 namespace triphase {
 namespace {
 
-std::uint64_t workspace_bytes(const ModelConfig& config, const HostAttention::Limits& limits) {
+std::uint64_t workspace_bytes(const ModelConfig& config, std::int64_t rows, std::int64_t context,
+                              int threads) {
   return attention_workspace_bytes({.heads = config.heads,
                                     .kv_heads = config.kv_heads,
                                     .head_dim = config.head_dim,
-                                    .max_query_rows = limits.rows,
-                                    .max_context = limits.context,
-                                    .threads = limits.threads});
-}
-
-// K and V of one block in one layer, in F32.
-std::uint64_t block_bytes(const ModelConfig& config, std::int64_t block_tokens) {
-  return 2 * static_cast<std::uint64_t>(config.kv_width() * block_tokens) * sizeof(float);
-}
-
-std::uint64_t kv_workspace_bytes(const ModelConfig& config, const HostAttention::Limits& limits) {
-  const std::int64_t block = limits.workspace_block_tokens;
-  if (block == 0) return 0;
-  const std::int64_t blocks = limits.rows * ((limits.context + block - 1) / block);
-  return static_cast<std::uint64_t>(blocks) * block_bytes(config, block);
+                                    .max_query_rows = rows,
+                                    .max_context = context,
+                                    .threads = threads});
 }
 
 std::uint64_t row_bytes(const ModelConfig& config) {
@@ -37,16 +26,14 @@ std::uint64_t row_bytes(const ModelConfig& config) {
 
 }  // namespace
 
-HostAttention::HostAttention(const ModelConfig& config, const Limits& limits, Ops& ops,
-                             MemoryPool& pool)
+HostAttention::HostAttention(const ModelConfig& config, std::int64_t rows, std::int64_t context,
+                             int threads, Ops& ops, MemoryPool& pool)
     : config_(config), ops_(&ops) {
-  const std::uint64_t bytes = static_cast<std::uint64_t>(limits.rows) * row_bytes(config);
+  const std::uint64_t bytes = static_cast<std::uint64_t>(rows) * row_bytes(config);
   q_ = pool.allocate(bytes, MemoryTag::kActivations);
   out_ = pool.allocate(bytes, MemoryTag::kActivations);
-  workspace_ = pool.allocate(workspace_bytes(config, limits), MemoryTag::kWorkspace);
-  if (const std::uint64_t kv = kv_workspace_bytes(config, limits); kv > 0) {
-    kv_workspace_ = pool.allocate(kv, MemoryTag::kWorkspace);
-  }
+  workspace_ =
+      pool.allocate(workspace_bytes(config, rows, context, threads), MemoryTag::kWorkspace);
 }
 
 HostAttention::~HostAttention() {
@@ -59,9 +46,10 @@ HostAttention::~HostAttention() {
   }
 }
 
-std::uint64_t HostAttention::host_bytes(const ModelConfig& config, const Limits& limits) {
-  return 2 * static_cast<std::uint64_t>(limits.rows) * row_bytes(config) +
-         workspace_bytes(config, limits) + kv_workspace_bytes(config, limits);
+std::uint64_t HostAttention::host_bytes(const ModelConfig& config, std::int64_t rows,
+                                        std::int64_t context, int threads) {
+  return 2 * static_cast<std::uint64_t>(rows) * row_bytes(config) +
+         workspace_bytes(config, rows, context, threads);
 }
 
 void HostAttention::wait(Ticket& ticket) const {
@@ -105,36 +93,6 @@ KvLayerView HostAttention::view(LayerId layer) const {
           .kv_heads = shape.kv_heads,
           .head_dim = shape.head_dim,
           .records = true};
-}
-
-KvLayerView HostAttention::copy_to_workspace(LayerId layer, Stream& stream) {
-  KvLayerView stored = view(layer);
-  const KvStore::Shape& shape = store_->shape();
-  const auto blocks = static_cast<std::int64_t>(pages_.size());
-  const std::int64_t width = 2 * config_.kv_width() * shape.block_tokens;
-  TRIPHASE_CHECK(
-      static_cast<std::uint64_t>(blocks * width) * sizeof(float) <= kv_workspace_.bytes(),
-      "the workspace holds the rows' KV of a layer");
-  sources_.clear();
-  workspace_pages_.clear();
-  for (const PageId page : pages_) {
-    workspace_pages_.emplace_back(static_cast<std::int64_t>(sources_.size()));
-    sources_.push_back(static_cast<TokenId>(page.value));
-  }
-  // A block of a layer is one run of the host's memory: a row of a table.
-  const ConstMatrix table{.data = stored.k,
-                          .dtype = shape.dtype,
-                          .rows = store_->sizes().host_blocks,
-                          .cols = width,
-                          .row_stride = width};
-  const Matrix copy{
-      .data = kv_workspace_.data(), .rows = blocks, .cols = width, .row_stride = width};
-  ops_->embed(sources_, table, 1.0F, copy, stream);
-  use_.workspace += static_cast<std::uint64_t>(blocks * width) * sizeof(float);
-  stored.k = kv_workspace_.data();
-  stored.v = kv_workspace_.as<float>() + config_.head_dim;
-  stored.dtype = DType::kF32;
-  return stored;
 }
 
 void HostAttention::send(LayerId layer, ConstMatrix q, Stream& stream) {
@@ -186,39 +144,20 @@ void HostAttention::attend(LayerId layer, std::int64_t window, float scale, Matr
   if (!active()) return;
   const auto rows = static_cast<std::int64_t>(attended_.size());
   const std::int64_t width = config_.q_width();
+  segments_.clear();
+  for (const Row& row : attended_) {
+    segments_.push_back({.query_begin = static_cast<std::int64_t>(segments_.size()),
+                         .query_count = 1,
+                         .context_tokens = rows_[row.entry].first_position + 1,
+                         .pages = std::span(pages_).subspan(row.first_page, row.pages),
+                         .window = window});
+  }
   wait(kv_ticket_);
-  KvLayerView cache = view(layer);
-  if (kv_workspace_.bytes() > 0) cache = copy_to_workspace(layer, stream);
-  const std::vector<PageId>& pages = kv_workspace_.bytes() > 0 ? workspace_pages_ : pages_;
-  const std::int64_t block_tokens = store_->shape().block_tokens;
-  const auto make_segments = [&](bool padding) {
-    segments_.clear();
-    for (std::size_t index = 0; index < attended_.size(); ++index) {
-      const Row& row = attended_[index];
-      const BatchSegment& entry = rows_[row.entry];
-      if (padding && entry.padding == 0) continue;
-      const auto before = static_cast<std::size_t>(padding ? 0 : entry.padding / block_tokens);
-      segments_.push_back(
-          {.query_begin = static_cast<std::int64_t>(index),
-           .query_count = 1,
-           .context_tokens = padding ? entry.padding + 1 : entry.first_position + 1 - entry.padding,
-           .pages = std::span(pages).subspan(row.first_page + before, row.pages - before),
-           .window = window});
-    }
-  };
   wait(q_ticket_);
   const ConstMatrix q{.data = q_.data(), .rows = rows, .cols = width, .row_stride = width};
   const Matrix attended{.data = out_.data(), .rows = rows, .cols = width, .row_stride = width};
-  const Workspace workspace{workspace_.data(), workspace_.bytes()};
-  // As KvStep::padding_segments(): what padding costs. A window leaves it out.
-  if (window <= 0) {
-    make_segments(/*padding=*/true);
-    if (!segments_.empty()) {
-      ops_->attention(q, config_.heads, cache, segments_, scale, attended, workspace, stream);
-    }
-  }
-  make_segments(/*padding=*/false);
-  ops_->attention(q, config_.heads, cache, segments_, scale, attended, workspace, stream);
+  ops_->attention(q, config_.heads, view(layer), segments_, scale, attended,
+                  {workspace_.data(), workspace_.bytes()}, stream);
   pieces_.clear();
   for (const Row& row : attended_) {
     auto* to = static_cast<float*>(out.data) + rows_[row.entry].first_row * out.row_stride;

@@ -2,10 +2,9 @@
 
 // Attention where the KV lies: decoded rows of sequences whose KV is on the host are attended
 // there, by the CPU's kernels over the host's records, and only queries and results cross the link
-// (FlexGen's CPU attention); as an option over an F32 copy that every step makes. New tokens' K and
-// V of every mirrored block go to the host in the layer that makes them. The numbers are those of
-// attention on the device, bit for bit where that is the CPU too. Not thread safe; ops and pool
-// must outlive it.
+// (FlexGen's CPU attention). New tokens' K and V of every mirrored block go to the host in the
+// layer that makes them. The numbers are those of attention on the device, bit for bit where that
+// is the CPU too. Not thread safe; ops and pool must outlive it.
 
 #include <cstdint>
 #include <span>
@@ -22,24 +21,18 @@ namespace triphase {
 
 class HostAttention {
  public:
-  struct Limits {
-    std::int64_t rows = 0;     // of a step
-    std::int64_t context = 0;  // tokens
-    int threads = 1;           // of the host's ops
-    // 0: KV is attended as it is stored. Else it is copied to F32 first, layer by layer, in blocks
-    // of so many tokens (a handicap of FlexGen); F32 holds every stored value exactly.
-    std::int64_t workspace_block_tokens = 0;
-  };
-
-  // `ops`: of the host. `pool`: the host's memory.
-  HostAttention(const ModelConfig& config, const Limits& limits, Ops& ops, MemoryPool& pool);
+  // For at most `rows` rows of a step and contexts of `context` tokens. `ops`: of the host, with so
+  // many threads. `pool`: the host's memory.
+  HostAttention(const ModelConfig& config, std::int64_t rows, std::int64_t context, int threads,
+                Ops& ops, MemoryPool& pool);
   // Waits for what is on its way.
   ~HostAttention();
   HostAttention(const HostAttention&) = delete;
   HostAttention& operator=(const HostAttention&) = delete;
 
   // Bytes that the constructor takes.
-  [[nodiscard]] static std::uint64_t host_bytes(const ModelConfig& config, const Limits& limits);
+  [[nodiscard]] static std::uint64_t host_bytes(const ModelConfig& config, std::int64_t rows,
+                                                std::int64_t context, int threads);
 
   // A step begins; `step` says which entries of `rows` are attended here. Both must stay.
   void begin(KvStore& store, std::span<const BatchSegment> rows, const KvStep& step);
@@ -58,8 +51,6 @@ class HostAttention {
     std::uint64_t queries = 0;
     std::uint64_t results = 0;
     std::uint64_t kv = 0;  // K and V of new tokens
-    // Not of the link: F32 copies of K and V.
-    std::uint64_t workspace = 0;
   };
   [[nodiscard]] const Use& use() const { return use_; }
   // Whether any row of the step is attended here.
@@ -75,16 +66,11 @@ class HostAttention {
 
   [[nodiscard]] KvLayerView view(LayerId layer) const;
   void store_new_tokens(LayerId layer);
-  // The layer's KV of all attended rows in F32, and where it lies.
-  [[nodiscard]] KvLayerView copy_to_workspace(LayerId layer, Stream& stream);
   void wait(Ticket& ticket) const;
 
   ModelConfig config_;
   Ops* ops_;
   Buffer q_, out_, workspace_;
-  Buffer kv_workspace_;  // F32 blocks as records, in the order of pages_
-  std::vector<TokenId> sources_;
-  std::vector<PageId> workspace_pages_;
   KvStore* store_ = nullptr;
   std::span<const BatchSegment> rows_;
   std::vector<Row> attended_;

@@ -463,60 +463,33 @@ void KvStep::make_segments(LayerId layer, std::int64_t group_index) {
   segment_sequences_.clear();
   segment_slots_.clear();
   segment_entries_.clear();
-  padding_segments_.clear();
-  padding_entries_.clear();
-  first_entry_ = group.first;
-  const auto add = [&](std::size_t entry, AttentionSegment segment) {
-    segment.window = window;
-    segment.key_columns = columns_of(entry);
-    const std::int64_t padding = rows_[entry].padding;
-    const std::int64_t first = segment.context_tokens - segment.query_count;
-    const std::int64_t padded = std::clamp<std::int64_t>(padding - first, 0, segment.query_count);
-    if (padded > 0) {
-      AttentionSegment own = segment;
-      own.query_count = padded;
-      own.context_tokens = first + padded;
-      add_sequence(entry);
-      segments_.push_back(own);
-    }
-    if (padded == segment.query_count) return;
-    segment.query_begin += padded;
-    segment.query_count -= padded;
-    if (padding > 0) {
-      // A window leaves padding out, and its pages may not be there.
-      if (window <= 0) {
-        padding_segments_.push_back(segment);
-        padding_segments_.back().context_tokens = padding + segment.query_count;
-        padding_entries_.push_back(entry);
-      }
-      const auto blocks = static_cast<std::size_t>(padding / block_tokens());
-      segment.context_tokens -= padding;
-      segment.pages = segment.pages.subspan(blocks);
-      if (!segment.scale_pages.empty()) segment.scale_pages = segment.scale_pages.subspan(blocks);
-    }
-    add_sequence(entry);
-    segments_.push_back(segment);
-  };
   if (store_->shape().quantized()) {
     for (const OpenRun& run : open_runs_) {
       if (run.entry < group.first || run.entry >= group.first + group.count) continue;
       const BatchSegment& entry = rows_[run.entry];
-      add(run.entry, {.query_begin = entry.first_row + run.first_position - entry.first_position,
-                      .query_count = run.count,
-                      .context_tokens = run.first_position + run.count,
-                      .pages = table_of(run.entry),
-                      .scale_pages = scale_tables_[run.entry],
-                      .open_page = run.open_page});
+      add_sequence(run.entry);
+      segments_.push_back(
+          {.query_begin = entry.first_row + run.first_position - entry.first_position,
+           .query_count = run.count,
+           .context_tokens = run.first_position + run.count,
+           .pages = table_of(run.entry),
+           .window = window,
+           .scale_pages = scale_tables_[run.entry],
+           .open_page = run.open_page,
+           .key_columns = columns_of(run.entry)});
     }
     return;
   }
   for (std::size_t index = group.first; index < group.first + group.count; ++index) {
     if (on_host_[index]) continue;
     const BatchSegment& entry = rows_[index];
-    add(index, {.query_begin = entry.first_row,
-                .query_count = entry.count,
-                .context_tokens = entry.first_position + entry.count,
-                .pages = table_of(index)});
+    add_sequence(index);
+    segments_.push_back({.query_begin = entry.first_row,
+                         .query_count = entry.count,
+                         .context_tokens = entry.first_position + entry.count,
+                         .pages = table_of(index),
+                         .window = window,
+                         .key_columns = columns_of(index)});
   }
 }
 

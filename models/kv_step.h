@@ -42,9 +42,6 @@ class KvStep {
   void begin(KvStore& store, std::span<const BatchSegment> rows,
              std::span<const std::int64_t> windows, AttentionRunner* attention);
 
-  // Of the step.
-  [[nodiscard]] const KvStore& store() const { return *store_; }
-
   // Where the rows' K and V of this layer go; call once per layer, layers in order.
   [[nodiscard]] KvSlots slots(LayerId layer);
   // INT8: the blocks that are full with this step's tokens; after slots() of the layer.
@@ -73,19 +70,6 @@ class KvStep {
   [[nodiscard]] std::span<const SequenceId> segment_sequences() const { return segment_sequences_; }
   [[nodiscard]] std::span<const std::span<const std::int32_t>> segment_slots() const {
     return segment_slots_;
-  }
-  // The rows that a segment last returned belongs to.
-  [[nodiscard]] const BatchSegment& segment_rows(std::size_t segment) const {
-    return rows_[first_entry_ + segment_entries_[segment]];
-  }
-  // For the rows of the segments last returned that have padding: the padding, and of the rows'
-  // own tokens as many as there are rows, as if they were attended. Nobody needs the result; it is
-  // what the padding costs.
-  [[nodiscard]] std::span<const AttentionSegment> padding_segments() const {
-    return padding_segments_;
-  }
-  [[nodiscard]] const BatchSegment& padding_rows(std::size_t segment) const {
-    return rows_[padding_entries_[segment]];
   }
   void done(LayerId layer, std::int64_t group);
 
@@ -207,9 +191,6 @@ class KvStep {
   std::vector<SequenceId> segment_sequences_;
   std::vector<std::span<const std::int32_t>> segment_slots_;
   std::vector<std::size_t> segment_entries_;  // index into the group
-  std::vector<AttentionSegment> padding_segments_;
-  std::vector<std::size_t> padding_entries_;  // index into rows_
-  std::size_t first_entry_ = 0;               // of the group
 
   std::vector<std::vector<PageId>> scale_tables_;  // by entry of rows_
   // By entry of rows_, of a decoded row that may be scored by channels: places of its full blocks

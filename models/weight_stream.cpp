@@ -7,29 +7,7 @@
 namespace triphase {
 namespace {
 
-// Calls body(groups, the F16 matrix that they become) for each matrix that a layer has in groups,
-// in the order of the wide buffer.
-template <class Body>
-void for_each_group(const LayerGroups& groups, LayerWeights& wide, const Body& body) {
-  if (!groups.qkv.empty()) body(groups.qkv, wide.qkv);
-  if (!groups.attention_out.empty()) body(groups.attention_out, wide.attention_out);
-  if (!groups.up.empty()) body(groups.up, wide.up);
-  if (!groups.down.empty()) body(groups.down, wide.down);
-}
-
-std::uint64_t wide_bytes(const GroupMatrix& groups) {
-  const auto elements = static_cast<std::uint64_t>(groups.rows * groups.cols);
-  const std::uint64_t bytes = elements * dtype_bytes(DType::kF16);
-  return (bytes + kWeightAlignment - 1) / kWeightAlignment * kWeightAlignment;
-}
-
 // The same weights at another address.
-LayerGroups moved(LayerGroups groups, const std::byte* old_base, const std::byte* new_base) {
-  for (GroupMatrix* matrix : {&groups.qkv, &groups.attention_out, &groups.up, &groups.down}) {
-    if (!matrix->empty()) matrix->data = new_base + (matrix->data - old_base);
-  }
-  return groups;
-}
 LayerWeights moved(const LayerWeights& from, const std::byte* old_base, const std::byte* new_base) {
   const auto vector = [&](const float* at) -> const float* {
     if (at == nullptr) return nullptr;
@@ -64,15 +42,6 @@ WeightStream::WeightStream(const ModelWeights& weights, TransferEngine* transfer
     largest = std::max(largest, layer.bytes);
     ++streamed_;
   }
-  std::uint64_t widest = 0;
-  for (const LayerGroups& groups : weights.groups) {
-    std::uint64_t bytes = 0;
-    LayerWeights unused;
-    for_each_group(groups, unused,
-                   [&](const GroupMatrix& matrix, ConstMatrix&) { bytes += wide_bytes(matrix); });
-    widest = std::max(widest, bytes);
-  }
-  if (widest > 0) wide_ = pool.allocate(widest, MemoryTag::kWeights);
   if (streamed_ == 0) return;
   TRIPHASE_CHECK(transfers != nullptr, "streamed weights need a link");
   for (Slot& slot : slots_) slot.buffer = pool.allocate(largest, MemoryTag::kWeights);
@@ -96,7 +65,6 @@ void WeightStream::fetch(Slot& slot, std::int64_t layer) {
   slot.ticket = transfers_->move_bytes(Lane::kToDevice, slot.buffer.data(), from.data, from.bytes);
   brought_bytes_ += from.bytes;
   slot.weights = moved(weights_->layers[index], from.data, slot.buffer.data());
-  if (widens()) slot.groups = moved(weights_->groups[index], from.data, slot.buffer.data());
 }
 
 WeightStream::Slot* WeightStream::holding(std::int64_t layer) {
@@ -113,12 +81,11 @@ std::int64_t WeightStream::next_streamed(std::int64_t layer) const {
   return -1;
 }
 
-bool WeightStream::resident(std::int64_t layer) const {
-  return streamed_ == 0 || weights_->host_layers[static_cast<std::size_t>(layer)].data == nullptr;
-}
-
-void WeightStream::acquire(std::int64_t layer) {
-  if (resident(layer)) return;
+const LayerWeights& WeightStream::acquire(std::int64_t layer) {
+  const auto index = static_cast<std::size_t>(layer);
+  if (streamed_ == 0 || weights_->host_layers[index].data == nullptr) {
+    return weights_->layers[index];
+  }
   Slot* slot = holding(layer);
   if (slot == nullptr) {
     slot = holding(-1) != nullptr ? holding(-1) : slots_.data();
@@ -135,25 +102,7 @@ void WeightStream::acquire(std::int64_t layer) {
     }
   }
   transfers_->wait(slot->ticket);
-}
-
-const LayerWeights& WeightStream::widened(std::int64_t layer, Ops& ops, Stream& stream) {
-  const auto index = static_cast<std::size_t>(layer);
-  const Slot* slot = resident(layer) ? nullptr : holding(layer);
-  TRIPHASE_CHECK(resident(layer) || slot != nullptr, "a layer that was acquired");
-  const LayerWeights& here = slot != nullptr ? slot->weights : weights_->layers[index];
-  if (!widens()) return here;
-  wide_weights_ = here;
-  std::byte* to = wide_.data();
-  for_each_group(slot != nullptr ? slot->groups : weights_->groups[index], wide_weights_,
-                 [&](const GroupMatrix& from, ConstMatrix& matrix) {
-                   const Matrix wide{to, DType::kF16, from.rows, from.cols, from.cols};
-                   ops.widen_groups(from, wide, stream);
-                   matrix = wide;
-                   to += wide_bytes(from);
-                   widened_bytes_ += wide_bytes(from);
-                 });
-  return wide_weights_;
+  return slot->weights;
 }
 
 void WeightStream::done(std::int64_t layer) {

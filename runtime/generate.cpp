@@ -47,7 +47,6 @@ void fill_engine_numbers(const EngineStats& stats, const PlacementStats& placeme
   summary.decode_seconds = stats.decode_seconds;
   summary.prompt_tokens = stats.computed_prompt_tokens;
   summary.shared_prompt_tokens = stats.shared_prompt_tokens;
-  summary.padding_tokens = stats.padding_tokens;
   summary.generated_tokens = stats.generated_tokens;
   summary.steps = stats.steps;
   summary.max_batch = static_cast<std::uint64_t>(stats.max_batch);
@@ -62,7 +61,8 @@ void fill_engine_numbers(const EngineStats& stats, const PlacementStats& placeme
     }
     if (touched.context > 0) {
       summary.tokens_touched_fraction = touched.attended / touched.context;
-      const AttentionRunner::ReadBytes bytes = attention->read_bytes(loaded.kv.shape().dtype);
+      const AttentionRunner::ReadBytes bytes =
+          attention->read_bytes(static_cast<std::int64_t>(dtype_bytes(loaded.kv.shape().dtype)));
       summary.attention_bytes = {bytes.touched, bytes.dense};
     }
   }
@@ -80,18 +80,14 @@ void fill_engine_numbers(const EngineStats& stats, const PlacementStats& placeme
         .inputs = read.inputs,
         .results = loaded.decoder.host_attention() != nullptr
                        ? loaded.decoder.host_attention()->use().results
-                       : 0,
-        .hidden = loaded.decoder.zigzag().moved_bytes()};
+                       : 0};
     const KvStore::EarlyUse early = loaded.kv.early_use();
     summary.early = {early.brought, early.unused};
     summary.token_cache = {plan.memory.cache, read.chosen, read.cached};
   }
-  if (const DeviceCopies* copies = loaded.decoder.device_copies()) {
-    summary.bytes_within_device = copies->bytes();
-  }
   if (const HostAttention* host = loaded.decoder.host_attention()) {
     const HostAttention::Use& use = host->use();
-    summary.host_attention = {use.rows, use.queries, use.results, use.kv, use.workspace};
+    summary.host_attention = {use.rows, use.queries, use.results, use.kv};
   }
   if (const LayerInputs* inputs = loaded.decoder.layer_inputs()) {
     const auto layers = static_cast<std::uint64_t>(loaded.kv.shape().layers);
@@ -122,8 +118,8 @@ void fill_engine_numbers(const EngineStats& stats, const PlacementStats& placeme
         static_cast<std::uint64_t>(loaded.kv.key_columns().peak() * shape.layers) *
             KvStore::key_column_bytes(shape));
   }
-  if (plan.memory.staging + plan.memory.copies > 0) {
-    const std::uint64_t staging = plan.memory.staging + plan.memory.cache + plan.memory.copies;
+  if (plan.memory.staging > 0) {
+    const std::uint64_t staging = plan.memory.staging + plan.memory.cache;
     add(device, MemoryTag::kStaging, staging, staging);
   }
   add(device, MemoryTag::kActivations,
@@ -256,7 +252,7 @@ RunSummary summary_of_setup(const RunOptions& options, const PromptFileFacts& pr
   summary.model_path = options.model;
   summary.model_type = model.config.model_type;
   summary.model_fingerprint = model.identity.fingerprint;
-  summary.weights_dtype = weights_dtype_name(model, plan);
+  summary.weights_dtype = dtype_name(model.weights_dtype);
   summary.kv_dtype = dtype_name(plan.kv.dtype);
   summary.device = fmt::format("cpu: {}", inspect_machine().cpu_name);
   summary.threads = backend.threads().threads();
@@ -400,9 +396,8 @@ int generate(RunOptions options, Log& log) {
     summary.plan_profile = schedule->profile;
   }
   const auto open_output = [&] {
-    Manifest manifest =
-        make_manifest(options, prompt_facts, model.identity, dtype_name(plan.kv.dtype),
-                      plan.input_tokens, plan.grouped_weights);
+    Manifest manifest = make_manifest(options, prompt_facts, model.identity,
+                                      dtype_name(plan.kv.dtype), plan.input_tokens);
     if (schedule) manifest.plan_hash = schedule->file_hash;
     output.emplace(options, manifest);
     summary.resumed = output->resumed();

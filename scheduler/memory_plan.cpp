@@ -13,12 +13,10 @@ namespace {
 
 std::uint64_t saturating_sub(std::uint64_t a, std::uint64_t b) { return a > b ? a - b : 0; }
 
-// Bytes the smallest request needs beside weights and scratch: one block in every layer, and what
-// of it is copied.
+// Bytes the smallest request needs beside weights and scratch: one block in every layer.
 std::uint64_t smallest_kv(const MemoryRequest& request) {
   return (request.page_bytes + request.key_column_bytes + request.scale_bytes) *
-             static_cast<std::uint64_t>(request.layers) +
-         (request.copies ? request.page_bytes : 0);
+         static_cast<std::uint64_t>(request.layers);
 }
 
 std::uint64_t open_bytes(const MemoryRequest& request, std::int64_t batch) {
@@ -173,12 +171,8 @@ MemoryPlan plan_memory(const MemoryRequest& request) {
       request.key_column_bytes * static_cast<std::uint64_t>(request.layers);
   if (block_columns > 0) plan.key_column_blocks += blocks;
   plan.key_columns = block_columns * static_cast<std::uint64_t>(plan.key_column_blocks);
-  if (request.copies) {
-    plan.copy_pages = blocks;
-    plan.copies = request.page_bytes * static_cast<std::uint64_t>(blocks);
-  }
   plan.kv += (block_bytes - block_columns) * static_cast<std::uint64_t>(blocks) +
-             open_bytes(request, plan.batch_size) - plan.copies;
+             open_bytes(request, plan.batch_size);
   return plan;
 }
 

@@ -19,8 +19,6 @@ struct MemoryRequest {
   std::function<std::uint64_t(std::int64_t batch)> scratch;
   std::uint64_t page_bytes = 0;
   std::uint64_t key_column_bytes = 0;  // K^T of a block in one layer; 0: none is kept
-  // What blocks have in one layer is there once more, as a copy to be read.
-  bool copies = false;
   std::int64_t layers = 0;
   std::int64_t block_tokens = 0;
   std::int64_t context = 0;                // longest sequence the model allows, tokens
@@ -66,15 +64,13 @@ struct MemoryPlan {
   std::uint64_t staging = 0;
   std::int64_t cache_pages = 0;  // a multiple of the layers
   std::uint64_t cache = 0;
-  std::int64_t copy_pages = 0;  // for copies of one layer's pages
-  std::uint64_t copies = 0;
   std::int64_t open_pages = 0;
   std::int64_t host_blocks = 0;  // of all layers
   std::uint64_t host_kv = 0;
   std::int64_t input_blocks = 0;  // of saved layer inputs, all layers
   std::uint64_t host_inputs = 0;
   [[nodiscard]] std::uint64_t total() const {
-    return weights + scratch + kv + key_columns + staging + cache + copies;
+    return weights + scratch + kv + key_columns + staging + cache;
   }
 };
 

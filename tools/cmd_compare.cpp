@@ -204,9 +204,9 @@ class Comparison {
     log_.info(fmt::format("{}: traced", row.cell.label()));
   }
 
-  // Equal attention at an equal KV type, from the same weights and projected from the same inputs,
-  // must give equal completions, wherever KV lives and however large the batch is; other attention
-  // is as near to dense as it is.
+  // Equal attention at an equal KV type, projected from the same inputs, must give equal
+  // completions, wherever KV lives and however large the batch is; other attention is as near to
+  // dense as it is.
   void compare_completions() {
     std::vector<compare::Completions> completions;
     for (const Row& row : rows_) {
@@ -221,7 +221,6 @@ class Comparison {
         const Row& before = rows_[other];
         if (!before.infeasible.empty()) continue;
         const bool same_type = before.median().kv_dtype == row.median().kv_dtype &&
-                               before.median().weights_dtype == row.median().weights_dtype &&
                                before.median().layer_inputs == row.median().layer_inputs;
         if (other < index && !row.same_as && same_type &&
             before.cell.attention == row.cell.attention) {

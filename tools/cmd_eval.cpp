@@ -149,7 +149,8 @@ constexpr std::uint64_t kMaxDataBytes = std::uint64_t{1} << 30;
 // KV bytes that decoded tokens read, as a share of dense attention's.
 double touched_share(const AttentionRunner* attention, const KvStore::Shape& kv) {
   if (attention == nullptr) return 1.0;
-  const AttentionRunner::ReadBytes bytes = attention->read_bytes(kv.dtype);
+  const AttentionRunner::ReadBytes bytes =
+      attention->read_bytes(static_cast<std::int64_t>(dtype_bytes(kv.dtype)));
   return bytes.dense == 0.0 ? 1.0 : bytes.touched / bytes.dense;
 }
 
@@ -219,7 +220,7 @@ class Evaluation {
     const RunOptions options = options_of(cell);
     const RunPlan plan = plan_run(options, bundle_, backend_->machine(), LogitRows::kAll);
     log_.info(describe(plan, bundle_));
-    if (weights_ == nullptr || !weights_->lie_as(plan)) {
+    if (weights_ == nullptr || weights_->streamed_layers != plan.placement.streamed_layers) {
       weights_ = nullptr;  // before the others are there: together they may not fit
       progress_.begin_phase("loading model");
       weights_ =

@@ -73,7 +73,6 @@ int cmd_profile(const Arguments& arguments, std::unique_ptr<Log>& log) {
                                .batch_size = values.integer("batch-size"),
                                .context = values.integer("max-context"),
                                .int8_kv = kv == "auto" || kv == "int8",
-                               .kv_4bit = kv == "auto",
                                .name = values.text("name")};
   log->info(fmt::format("measuring {} for about {:g} s on {}; link: {}", options.model,
                         request.seconds, device_identity(*backend),

@@ -84,14 +84,12 @@ std::vector<TableCell> row(const NamedSimulation& named, const PlannedModel& mod
 
 // The policy as its options say. Attention is sparse under triphase alone, as elsewhere.
 NamedSimulation simulate_given(const std::string& name, const std::vector<std::string>& options,
-                               const CostModel& cost, SimulatedJob job,
-                               const ModelCosts& grouped_model) {
+                               const CostModel& cost, SimulatedJob job) {
   RunOptions run;
   run.policy = name.substr(0, name.find(':'));
   run.policy_options = options;
   const auto policy = make_policy(run);
   if (run.policy != "triphase") job.caching_ratio = job.miss_rate = 1.0;
-  if (policy->groups_weights()) job.model = grouped_model;
   return {.detail = fmt::format("{}", fmt::join(options, ", ")),
           .result = simulate(*policy, cost, job)};
 }
@@ -113,11 +111,7 @@ int cmd_simulate(const Arguments& arguments, std::unique_ptr<Log>& log) {
                                                   : ScheduleKind::kAdaptive,
                                   .allow_recompute = !values.flag("no-recompute"),
                                   .choose_kv_dtype = values.text("kv-dtype") == "auto",
-                                  .handicaps = values.flag("handicaps"),
-                                  .grouped_model = values.text("weight-quantization") == "4bit"
-                                                       ? std::optional(model.grouped_costs)
-                                                       : std::nullopt,
-                                  .flexgen_kv_4bit = values.text("kv-quantization") == "4bit"};
+                                  .handicaps = values.flag("handicaps")};
   std::vector<std::vector<TableCell>> rows;
   for (const std::int64_t batch : integer_list(values, "batch-size")) {
     SimulatedJob job{
@@ -137,7 +131,7 @@ int cmd_simulate(const Arguments& arguments, std::unique_ptr<Log>& log) {
       const auto own = given.find(name);
       NamedSimulation named =
           own == given.end() ? simulate_policy(name.substr(0, name.find(':')), cost, job, options)
-                             : simulate_given(name, own->second, cost, job, model.grouped_costs);
+                             : simulate_given(name, own->second, cost, job);
       named.policy = name;
       rows.push_back(row(named, model, profile, job));
     }

@@ -18,7 +18,6 @@ PlannedModel open_planned_model(const std::string& name) {
                      .fingerprint = bundle.identity.fingerprint,
                      .dtype = bundle.config.declared_dtype.value_or(DType::kF16)};
   model.costs = model_costs(bundle.config, model.dtype);
-  model.grouped_costs = model_costs(bundle.config, WeightFormat(model.dtype, /*in_groups=*/true));
   return model;
 }
 

@@ -15,7 +15,6 @@ struct PlannedModel {
   std::string name;
   std::string fingerprint;
   ModelCosts costs;
-  ModelCosts grouped_costs;   // with layers' weights in 4-bit groups
   DType dtype = DType::kF16;  // of the weights
 };
 

@@ -197,17 +197,16 @@ inline void reset(const Call& call, const Block& block, const State& state) {
   std::fill_n(state.total, block.rows, 0.0F);
 }
 
-// Element offset of a slot's row under `head`, in K and V alike; bytes of 4-bit rows.
+// Element offset of a slot's row under `head`, in K and V alike.
 inline std::int64_t row_offset(const KvLayerView& cache, std::int64_t head, std::int64_t page,
                                std::int64_t offset) {
-  const std::int64_t length = cache.row_length();
   if (cache.records) {
-    return ((page * cache.page_tokens + offset) * cache.kv_heads + head) * 2 * length;
+    return ((page * cache.page_tokens + offset) * cache.kv_heads + head) * 2 * cache.head_dim;
   }
-  return ((page * cache.kv_heads + head) * cache.page_tokens + offset) * length;
+  return ((page * cache.kv_heads + head) * cache.page_tokens + offset) * cache.head_dim;
 }
 
-// Where the tokens of a tile lie, as row_offset() into K and V alike. Tokens outside
+// Where the tokens of a tile lie, as element offsets into K and V alike. Tokens outside
 // [begin, end) get the place of the nearest inside, to be read (and ignored) without touching
 // memory that holds no token. INT8: the tokens of the query's own block lie in the open pool.
 inline void find_tokens(const KvLayerView& cache, const Block& block, std::int64_t tile,
@@ -225,8 +224,7 @@ inline void find_tokens(const KvLayerView& cache, const Block& block, std::int64
   } else {
     const std::int64_t own =
         cache.quantized() ? (block.segment->context_tokens - 1) / cache.page_tokens : -1;
-    const std::int64_t length = cache.row_length();
-    const std::int64_t step = cache.records ? 2 * cache.kv_heads * length : length;
+    const std::int64_t step = cache.records ? 2 * cache.kv_heads * cache.head_dim : cache.head_dim;
     std::int64_t page_index = lo / cache.page_tokens;
     std::int64_t offset = lo % cache.page_tokens;
     for (std::int64_t token = lo; token < hi; ++page_index, offset = 0) {

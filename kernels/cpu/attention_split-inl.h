@@ -1,5 +1,5 @@
-// One split of the context for a block of query rows: over F32, F16 and BF16 caches, 4-bit and INT8
-// caches and selected tokens. Compiled once per SIMD target.
+// One split of the context for a block of query rows: over F32, F16 and BF16 caches, INT8 caches
+// and selected tokens. Compiled once per SIMD target.
 //
 // INT8 blocks are read as codes. x = lambda * (code - zero) per channel, so the scales move out of
 // the loops over tokens: a score is (q * lambda) . code minus sum(q * lambda * zero), one constant
@@ -14,7 +14,6 @@
 #endif
 
 #include "kernels/cpu/attention_block-inl.h"
-#include "kernels/cpu/group_rows-inl.h"
 
 HWY_BEFORE_NAMESPACE();
 namespace triphase::cpu::HWY_NAMESPACE {
@@ -32,18 +31,6 @@ void widen_tokens(const Tokens<T>& tokens, std::int64_t first, std::int64_t end,
     for_columns(tokens.dim, [&](std::int64_t c, std::int64_t count) {
       hn::Store(load_some(tokens.row(j) + c, count), DF(), to + j * stride + c);
     });
-  }
-}
-
-// 4-bit rows; asks for those that are `far` ahead.
-inline void widen_tokens(const Tokens<Q4>& tokens, std::int64_t first, std::int64_t end,
-                         std::int64_t stride, float* to) {
-  const std::int64_t bytes = dtype_row_bytes(DType::kQ4, tokens.dim);
-  for (std::int64_t j = first; j < end; ++j) {
-    for (std::int64_t byte = 0; tokens.far != 0 && byte < bytes; byte += 64) {
-      __builtin_prefetch(&tokens.row(j + tokens.far)->bits + byte, 0, 3);
-    }
-    widen_row(&tokens.row(j)->bits, tokens.dim, to + j * stride);
   }
 }
 
@@ -175,28 +162,23 @@ void for_tiles(const Call& call, const Block& block, std::int64_t split, std::in
   }
 }
 
-// The partial results of `block` over one split, into scratch.split; caches of F32, F16, BF16 and
-// 4-bit rows, which are always converted.
+// The partial results of `block` over one split, into scratch.split; caches of F32, F16 and BF16.
 template <class T>
 void attend_split(const Call& call, const Block& block, const Scratch& scratch,
                   std::int64_t split) {
   const std::int64_t dim = call.cache.head_dim;
   const std::int64_t stride = call.layout.padded_dim;
   const std::int64_t width = round_up(dim, kLanes);
-  constexpr bool kCoded = std::is_same_v<T, Q4>;
-  const bool convert = kCoded || (block.rows > kConvertRows && !std::is_same_v<T, F32>);
-  const std::int64_t far =
-      convert && !kCoded ? 0 : tokens_ahead(dim * static_cast<std::int64_t>(sizeof(T)));
+  const bool convert = block.rows > kConvertRows && !std::is_same_v<T, F32>;
+  const std::int64_t far = convert ? 0 : tokens_ahead(dim * static_cast<std::int64_t>(sizeof(T)));
   std::int64_t at[2 * kTile];
   std::int64_t widened_at[kTile];
   const Tokens<T> k{static_cast<const T*>(call.cache.k), at, dim, far};
   const Tokens<T> v{static_cast<const T*>(call.cache.v), at, dim, far};
   for_tiles(call, block, split, at, [&](std::int64_t tile, std::int64_t lo, std::int64_t hi) {
-    if constexpr (!kCoded) {
-      if (!convert) {
-        attend_tile<T>(call, block, scratch, tile, lo, hi, k, v);
-        return;
-      }
+    if (!convert) {
+      attend_tile<T>(call, block, scratch, tile, lo, hi, k, v);
+      return;
     }
     widen_tokens(k, lo, hi, stride, scratch.k_tile);
     widen_tokens(v, lo, hi, stride, scratch.v_tile);
@@ -430,7 +412,6 @@ inline void attend_split_of_type(const Call& call, const Block& block, const Scr
                                  std::int64_t split) {
   reset(call, block, scratch.split);
   const KvLayerView& cache = call.cache;
-  if (cache.dtype == DType::kQ4) return attend_split<Q4>(call, block, scratch, split);
   with_elements(cache.quantized() ? cache.open_k : cache.k,
                 cache.quantized() ? cache.open_dtype : cache.dtype, [&](auto* elements) {
                   using T = std::remove_const_t<std::remove_pointer_t<decltype(elements)>>;

@@ -46,8 +46,8 @@ bool is_cache(const KvLayerView& cache) {
                          ? cache.scales != nullptr && cache.open_k != nullptr &&
                                cache.open_v != nullptr && is_weight_type(cache.open_dtype) &&
                                cache.page_tokens % 16 == 0
-                         : is_weight_type(cache.dtype) || cache.dtype == DType::kQ4;
-  const bool laid_out = !cache.records || is_weight_type(cache.dtype);
+                         : is_weight_type(cache.dtype);
+  const bool laid_out = !cache.records || !cache.quantized();
   return typed && laid_out && cache.k != nullptr && cache.v != nullptr && cache.page_tokens > 0 &&
          cache.kv_heads > 0 && cache.head_dim > 0;
 }

@@ -31,11 +31,6 @@ void check_keys(const KvLayerView& cache, const AttentionSegment& keys) {
                  "sparse: a segment's pages");
 }
 
-// What reads keys otherwise than row by row has no form for 4-bit rows.
-void check_elements(const KvLayerView& cache) {
-  TRIPHASE_CHECK(cache.dtype != DType::kQ4, "sparse: 4-bit keys");
-}
-
 void check_query(const ConstMatrix& q, std::int64_t row, std::int64_t heads,
                  std::int64_t kv_heads) {
   TRIPHASE_CHECK(q.data != nullptr && q.dtype == DType::kF32 && row >= 0 && row < q.rows &&
@@ -67,7 +62,6 @@ class CpuSparseOps final : public SparseOps {
 
   void transpose_keys(const KvLayerView& cache, const AttentionSegment& keys, Stream&) override {
     check_keys(cache, keys);
-    check_elements(cache);
     if (cache.kt == nullptr) return;
     TRIPHASE_CHECK(cache.kt_ready != nullptr && cache.kt_pages >= 0 && cache.kt_run > 0,
                    "transpose_keys: cache");
@@ -79,7 +73,6 @@ class CpuSparseOps final : public SparseOps {
                           const ChannelChoice& choice, std::int32_t* tokens, float* alpha,
                           Workspace workspace, Stream&) override {
     check_keys(cache, keys);
-    check_elements(cache);
     check_query(q, row, heads, cache.kv_heads);
     TRIPHASE_CHECK(q.cols == heads * cache.head_dim && tokens != nullptr && choice.rank > 0 &&
                        choice.rank <= cache.head_dim && choice.recent >= 0 &&
@@ -114,7 +107,6 @@ class CpuSparseOps final : public SparseOps {
   void bound_pages(const KvLayerView& cache, const AttentionSegment& keys, std::int64_t first_token,
                    const PageBounds& bounds, Stream&) override {
     check_keys(cache, keys);
-    check_elements(cache);
     TRIPHASE_CHECK(bounds.data != nullptr && bounds.page_tokens > 0 && first_token >= 0,
                    "bound_pages: bounds");
     if (first_token >= keys.context_tokens) return;

@@ -48,15 +48,6 @@ Block block_under(const Call& call, const AttentionSegment& segment, std::int64_
   return block;
 }
 
-// A tile's scores of tokens [lo, hi) into to[row * stride + token].
-void keep_logits(const Block& block, const Scratch& scratch, std::int64_t tile, std::int64_t lo,
-                 std::int64_t hi, float* to, std::int64_t stride) {
-  for (std::int64_t row = 0; row < block.rows; ++row) {
-    std::copy(scratch.scores + row * kTile + lo, scratch.scores + row * kTile + hi,
-              to + row * stride + tile + lo);
-  }
-}
-
 // Base-2 logits of one split into to[row * stride + token].
 template <class Open>
 void score_split(const Call& call, const Block& block, const Scratch& scratch, std::int64_t split,
@@ -89,33 +80,16 @@ void score_split(const Call& call, const Block& block, const Scratch& scratch, s
         score_codes(call, block, scratch, part, codes);
       });
     }
-    keep_logits(block, scratch, tile, lo, hi, to, stride);
-  });
-}
-
-// The same over 4-bit rows.
-void score_split_4bit(const Call& call, const Block& block, const Scratch& scratch,
-                      std::int64_t split, float* to, std::int64_t stride) {
-  const std::int64_t dim = call.cache.head_dim;
-  const std::int64_t tile_stride = call.layout.padded_dim;
-  std::int64_t at[2 * kTile];
-  std::int64_t widened_at[kTile];
-  const Tokens<Q4> rows{static_cast<const Q4*>(call.cache.k), at, dim, tokens_ahead(dim)};
-  const Tokens<float> keys{scratch.k_tile, widened_at, round_up(dim, kLanes), 0};
-  for_tiles(call, block, split, at, [&](std::int64_t tile, std::int64_t lo, std::int64_t hi) {
-    widen_tokens(rows, lo, hi, tile_stride, scratch.k_tile);
-    find_widened(lo, hi, tile_stride, widened_at);
-    score_part(call, block, scratch.q, lo, hi, keys, scratch.scores);
-    keep_logits(block, scratch, tile, lo, hi, to, stride);
+    for (std::int64_t row = 0; row < block.rows; ++row) {
+      std::copy(scratch.scores + row * kTile + lo, scratch.scores + row * kTile + hi,
+                to + row * stride + tile + lo);
+    }
   });
 }
 
 void score_split_of_type(const Call& call, const Block& block, const Scratch& scratch,
                          std::int64_t split, float* to, std::int64_t stride) {
   const KvLayerView& cache = call.cache;
-  if (cache.dtype == DType::kQ4) {
-    return score_split_4bit(call, block, scratch, split, to, stride);
-  }
   with_elements(cache.quantized() ? cache.open_k : cache.k,
                 cache.quantized() ? cache.open_dtype : cache.dtype, [&](auto* elements) {
                   using T = std::remove_const_t<std::remove_pointer_t<decltype(elements)>>;

@@ -6,7 +6,6 @@
 #define HWY_TARGET_INCLUDE "kernels/cpu/kv_append.cpp"
 #include "hwy/foreach_target.h"
 //
-#include "kernels/cpu/group_rows-inl.h"
 #include "kernels/cpu/simd-inl.h"
 
 HWY_BEFORE_NAMESPACE();
@@ -24,31 +23,10 @@ void store_heads(const float* from, std::int64_t heads, std::int64_t dim, T* to,
   }
 }
 
-void append_4bit(ThreadPool& pool, ConstMatrix k, ConstMatrix v, const KvSlots& slots,
-                 const KvLayerView& cache) {
-  const std::int64_t dim = cache.head_dim;
-  const std::int64_t head_stride = cache.page_tokens * cache.row_length();
-  for_rows(pool, k.rows, 2 * k.cols, [&](std::int64_t row) {
-    const auto index = static_cast<std::size_t>(row);
-    const std::int64_t at = slots.pages[index].value * cache.kv_heads * head_stride +
-                            slots.offsets[index] * cache.row_length();
-    const auto store = [&](const ConstMatrix& from, void* pool_of) {
-      const float* values = row_of<float>(from.data, row, from.row_stride);
-      auto* to = static_cast<std::uint8_t*>(pool_of) + at;
-      for (std::int64_t head = 0; head < cache.kv_heads; ++head) {
-        quantize_row(values + head * dim, dim, to + head * head_stride);
-      }
-    };
-    store(k, cache.k);
-    store(v, cache.v);
-  });
-}
-
 }  // namespace
 
 void kv_append(ThreadPool& pool, ConstMatrix k, ConstMatrix v, const KvSlots& slots,
                const KvLayerView& cache) {
-  if (cache.dtype == DType::kQ4) return append_4bit(pool, k, v, slots, cache);
   const bool open = cache.quantized();
   void* to_k = open ? cache.open_k : cache.k;
   void* to_v = open ? cache.open_v : cache.v;

@@ -12,7 +12,7 @@ namespace {
 template <class Body>
 void for_record_rows(ThreadPool& pool, const KvLayerView& cache,
                      std::span<const std::int32_t> slots, const Body& body) {
-  const auto row_bytes = static_cast<std::size_t>(dtype_row_bytes(cache.dtype, cache.head_dim));
+  const auto row_bytes = static_cast<std::size_t>(cache.head_dim) * dtype_bytes(cache.dtype);
   const auto heads = static_cast<std::size_t>(cache.kv_heads);
   const auto page_tokens = static_cast<std::size_t>(cache.page_tokens);
   for_rows(pool, static_cast<std::int64_t>(slots.size()), 2 * cache.kv_heads * cache.head_dim,

@@ -7,8 +7,8 @@
 namespace triphase::reference {
 namespace {
 
-// One head's row of K or V. `magnitude` bounds what the stored form adds up to: |x|,
-// |lambda| (code + |zero|) of a quantized value, |low| + |step| code of a 4-bit one.
+// One head's row of K or V. `magnitude` bounds what the stored form adds up to: |x|, or
+// |lambda| (code + |zero|) of a quantized value.
 struct Row {
   std::vector<double> value;
   std::vector<double> magnitude;
@@ -23,29 +23,6 @@ void read_plain(const void* data, DType dtype, const KvLayerView& cache, std::in
   for (std::int64_t c = 0; c < cache.head_dim; ++c) {
     to.value.push_back(element(all, row, c));
     to.magnitude.push_back(std::abs(to.value.back()));
-  }
-}
-
-// As KvLayerView lays a 4-bit row out.
-void read_4bit(const void* data, const KvLayerView& cache, std::int64_t head, std::int64_t page,
-               std::int64_t offset, Row& to) {
-  const std::int64_t dim = cache.head_dim;
-  const std::int64_t index = (page * cache.kv_heads + head) * cache.page_tokens + offset;
-  const auto* row =
-      static_cast<const std::uint8_t*>(data) + index * dtype_row_bytes(cache.dtype, dim);
-  const auto half = [row](std::int64_t at) {
-    return static_cast<double>(
-        f16_to_f32(static_cast<std::uint16_t>(row[2 * at] | row[2 * at + 1] << 8)));
-  };
-  to.value.clear();
-  to.magnitude.clear();
-  for (std::int64_t c = 0; c < dim; ++c) {
-    const std::int64_t group = c / kGroupValues;
-    const std::uint8_t pair = row[4 * group_count(dim) + c / 2];
-    const double low = half(2 * group);
-    const double part = half(2 * group + 1) * (c % 2 == 0 ? pair & 15 : pair >> 4);
-    to.value.push_back(low + part);
-    to.magnitude.push_back(std::abs(low) + std::abs(part));
   }
 }
 
@@ -105,10 +82,6 @@ std::vector<Place> places_of(const KvLayerView& cache, const AttentionSegment& s
 void read_row(const KvLayerView& cache, const AttentionSegment& segment, const Place& place,
               std::int64_t value, std::int64_t kv_head, Row& to) {
   const void* data = value == 0 ? cache.k : cache.v;
-  if (cache.dtype == DType::kQ4) {
-    read_4bit(data, cache, kv_head, place.page, place.offset, to);
-    return;
-  }
   if (!cache.quantized()) {
     read_plain(data, cache.dtype, cache, kv_head, place.page, place.offset, to);
     return;

@@ -44,9 +44,8 @@ struct Values {
 
 // magnitude: sum of weight times |v|. score_magnitude per (query, head): the largest
 // scale * sum |q k| of a token it sees, and 0 where it sees none. For INT8 tokens |k| and |v| stand
-// for lambda * (code + |zero|), for 4-bit ones for |low| + |step| code. Rows outside all segments
-// are 0. weights: for each segment, query and head that sees tokens, in that order, the softmax
-// weights of those tokens.
+// for lambda * (code + |zero|). Rows outside all segments are 0. weights: for each segment, query
+// and head that sees tokens, in that order, the softmax weights of those tokens.
 struct AttentionValues {
   std::vector<double> value;
   std::vector<double> magnitude;

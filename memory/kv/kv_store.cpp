@@ -12,15 +12,10 @@ std::uint64_t page_elements(const KvStore::Shape& shape) {
   return static_cast<std::uint64_t>(shape.kv_heads * shape.block_tokens * shape.head_dim);
 }
 
-// K (or V) of one token under one head.
-std::int64_t row_bytes(const KvStore::Shape& shape) {
-  return dtype_row_bytes(shape.dtype, shape.head_dim);
-}
-
 }  // namespace
 
 std::uint64_t KvStore::page_bytes(const Shape& shape) {
-  return 2 * static_cast<std::uint64_t>(shape.kv_heads * shape.block_tokens * row_bytes(shape));
+  return 2 * page_elements(shape) * dtype_bytes(shape.dtype);
 }
 
 std::uint64_t KvStore::key_column_bytes(const Shape& shape) {
@@ -69,8 +64,8 @@ KvStore::KvStore(const Shape& shape, const Sizes& sizes, MemoryPool& device, Mem
                   .input_blocks = sizes.input_blocks,
                   .mirrored = shape.host_attention}),
       open_pages_(sizes.open_pages, shape.layers) {
-  const auto pages = static_cast<std::uint64_t>(sizes.device_pages + sizes.staging_pages +
-                                                sizes.cache_pages + sizes.copy_pages);
+  const auto pages =
+      static_cast<std::uint64_t>(sizes.device_pages + sizes.staging_pages + sizes.cache_pages);
   k_ = device.allocate(page_bytes(shape) / 2 * pages, MemoryTag::kKv);
   v_ = device.allocate(page_bytes(shape) / 2 * pages, MemoryTag::kKv);
   if (shape.key_columns) {
@@ -125,7 +120,7 @@ KvGeometry KvStore::geometry() const {
           .host = host_.data(),
           .page_tokens = shape_.block_tokens,
           .kv_heads = shape_.kv_heads,
-          .head_bytes = row_bytes(shape_)};
+          .head_bytes = shape_.head_dim * static_cast<std::int64_t>(dtype_bytes(shape_.dtype))};
 }
 
 float* KvStore::scales(LayerId layer) const {

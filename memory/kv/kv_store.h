@@ -3,11 +3,11 @@
 // The bytes behind KvResidency. On the device one pool of pages, each holding K and V of one layer
 // for `block_tokens` tokens of one sequence, laid out as kernels/ops.h (KvLayerView) wants it:
 // first the pages that KvResidency gives out, then staging pages for blocks that are read from the
-// host, then cache pages, whose tokens come from anywhere on the host and stay, then pages for
-// copies of others; on request K^T of blocks, wherever they live.
-// With INT8 also the scales of every block, wherever its codes are, and a pool of open pages. On
-// the host one record per token and layer, and where asked for the INT8 layer inputs X of blocks
-// that may be recomputed. Owns the memory and the bookkeeping; not thread safe.
+// host, then cache pages, whose tokens come from anywhere on the host and stay; on request K^T of
+// blocks, wherever they live. With INT8 also the scales of every block, wherever its codes are, and
+// a pool of open pages. On the host one record per token and layer, and where asked for the INT8
+// layer inputs X of blocks that may be recomputed. Owns the memory and the bookkeeping; not thread
+// safe.
 
 #include <vector>
 
@@ -30,12 +30,12 @@ class KvStore {
     std::int64_t kv_heads = 0;
     std::int64_t head_dim = 0;
     std::int64_t block_tokens = 32;
-    DType dtype = DType::kF16;       // kInt8: INT8 codes; kQ4: 4-bit rows
+    DType dtype = DType::kF16;       // kInt8: INT8 codes
     DType open_dtype = DType::kF16;  // INT8 only: of blocks that are still open
     bool key_columns = false;        // K^T beside K, on the device
     std::int64_t input_width = 0;    // of saved layer inputs: the hidden size; 0: none are saved
     // Decoded rows of sequences with a host reservation are attended on the host: their blocks are
-    // mirrored there (KvResidency::Shape). Not INT8 or 4-bit.
+    // mirrored there (KvResidency::Shape). Not INT8.
     bool host_attention = false;
 
     [[nodiscard]] bool quantized() const { return dtype == DType::kInt8; }
@@ -45,7 +45,6 @@ class KvStore {
     std::int64_t device_pages = 0;          // pages of one layer
     std::int64_t staging_pages = 0;         // for blocks read from the host
     std::int64_t cache_pages = 0;           // for tokens read from the host that are kept a while
-    std::int64_t copy_pages = 0;            // for copies of device pages (models/device_copies.h)
     std::int64_t open_pages = 0;            // INT8 only, see open_pages_needed()
     std::int64_t host_blocks = 0;           // blocks of all layers
     std::int64_t input_blocks = 0;          // of saved layer inputs, all layers
@@ -69,7 +68,7 @@ class KvStore {
   [[nodiscard]] static std::int64_t default_block_tokens(DType dtype) {
     return dtype == DType::kInt8 ? 64 : 32;
   }
-  // Bytes of one device page: K and V, 2 * kv_heads * block_tokens rows of head_dim elements.
+  // Bytes of one device page: K and V, 2 * kv_heads * block_tokens * head_dim elements.
   [[nodiscard]] static std::uint64_t page_bytes(const Shape& shape);
   // K^T of one device page; 0 without key_columns.
   [[nodiscard]] static std::uint64_t key_column_bytes(const Shape& shape);
@@ -128,11 +127,6 @@ class KvStore {
   [[nodiscard]] std::int64_t cache_slot(LayerId layer, std::int32_t slot) const {
     return (sizes_.device_pages + sizes_.staging_pages) * shape_.block_tokens +
            layer.value * cache_slots() + slot;
-  }
-
-  // The n-th page for copies.
-  [[nodiscard]] PageId copy_page(std::int64_t n) const {
-    return PageId(sizes_.device_pages + sizes_.staging_pages + sizes_.cache_pages + n);
   }
 
   // Blocks of a sequence start to move; settle() finishes what has arrived. `open`: the sequence is

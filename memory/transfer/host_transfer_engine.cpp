@@ -109,38 +109,7 @@ Ticket HostTransferEngine::move_pieces(Lane lane, std::span<const BytePiece> pie
   return submit(lane, std::move(job));
 }
 
-// The job's source, as far as it is read, in memory of its own.
-void HostTransferEngine::copy_to_fresh(Job& job) {
-  std::size_t bytes = job.piece.bytes;
-  for (const BytePiece& piece : job.pieces) bytes += piece.bytes;
-  const auto record_bytes = static_cast<std::size_t>(job.geometry.record_bytes());
-  for (const TokenRun& run : job.runs) bytes += static_cast<std::size_t>(run.count) * record_bytes;
-  job.fresh.resize(bytes);
-  std::byte* to = job.fresh.data();
-  const auto take = [&to](BytePiece& piece) {
-    if (piece.bytes == 0) return;
-    std::memcpy(to, piece.from, piece.bytes);
-    piece.from = to;
-    to += piece.bytes;
-  };
-  take(job.piece);
-  for (BytePiece& piece : job.pieces) take(piece);
-  // Whole records, so that runs keep their shape.
-  std::int64_t record = 0;
-  for (TokenRun& run : job.runs) {
-    const std::int64_t begin = job.geometry.host_begin(run);
-    const std::int64_t end = job.geometry.host_end(run);
-    const std::byte* from = job.geometry.host + begin;
-    run.record = record;
-    record += run.count;
-    std::memcpy(job.fresh.data() + job.geometry.host_begin(run), from,
-                static_cast<std::size_t>(end - begin));
-  }
-  if (!job.runs.empty()) job.geometry.host = job.fresh.data();
-}
-
 Ticket HostTransferEngine::submit(Lane lane, Job job) {
-  if (pageable_ && lane == Lane::kToDevice) copy_to_fresh(job);
   Ticket ticket;
   {
     const std::lock_guard lock(mutex_);

@@ -42,10 +42,6 @@ class HostTransferEngine final : public TransferEngine {
   // Records every transfer as a span of its lane from now on; null: off. Drains first.
   void set_trace(Trace* trace);
 
-  // From now on every load from the host is copied once more there first, while the caller waits,
-  // as unpinned memory has it (a handicap that some baselines have).
-  void set_pageable(bool pageable) { pageable_ = pageable; }
-
   // Tests: the n-th transfer from now on (1 = the next) fails.
   void fail_transfer(int nth);
 
@@ -56,7 +52,6 @@ class HostTransferEngine final : public TransferEngine {
     std::vector<TokenRun> runs;
     BytePiece piece;
     std::vector<BytePiece> pieces;
-    std::vector<std::byte> fresh;  // of pageable memory: what is read instead of the source
     std::uint64_t records = 0;
     std::uint64_t total_bytes = 0;
     bool fails = false;
@@ -80,7 +75,6 @@ class HostTransferEngine final : public TransferEngine {
     return lanes_[static_cast<std::size_t>(lane)];
   }
   Ticket submit(Lane lane, Job job);
-  static void copy_to_fresh(Job& job);
   void run_lane(Lane lane);
   static void execute(Lane lane, const Job& job);
   void pace(LaneState& lane, const Job& job, std::chrono::steady_clock::time_point start) const;
@@ -94,7 +88,6 @@ class HostTransferEngine final : public TransferEngine {
   std::array<std::uint64_t, kLanes> submitted_{};
   Trace* trace_ = nullptr;
   int fail_in_ = 0;
-  bool pageable_ = false;
   bool stop_ = false;
 };
 

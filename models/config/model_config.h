@@ -92,7 +92,7 @@ struct ModelConfig {
   [[nodiscard]] std::int64_t kv_width() const { return kv_heads * head_dim; }
   // Bytes of K and V of one token over all layers.
   [[nodiscard]] std::uint64_t kv_bytes_per_token(DType kv_dtype) const {
-    return 2 * static_cast<std::uint64_t>(layers * kv_heads * dtype_row_bytes(kv_dtype, head_dim));
+    return 2 * static_cast<std::uint64_t>(layers * kv_width()) * dtype_bytes(kv_dtype);
   }
 };
 

@@ -2,9 +2,7 @@
 
 #include <fmt/format.h>
 
-#include <algorithm>
 #include <array>
-#include <map>
 
 #include "base/checked_math.h"
 #include "base/error.h"
@@ -215,16 +213,6 @@ class ManifestBuilder {
   std::vector<WeightEntry> entries_;
 };
 
-std::uint64_t row_bytes(const WeightEntry& entry, WeightFormat format) {
-  if (format.packs(entry)) return GroupMatrix{nullptr, entry.rows, entry.cols}.row_bytes();
-  return static_cast<std::uint64_t>(entry.cols) *
-         (entry.vector ? sizeof(float) : dtype_bytes(format.dtype));
-}
-
-std::uint64_t aligned(std::uint64_t bytes) {
-  return (bytes + kWeightAlignment - 1) / kWeightAlignment * kWeightAlignment;
-}
-
 }  // namespace
 
 std::vector<WeightEntry> weight_manifest(const ModelConfig& config) {
@@ -275,16 +263,12 @@ std::uint64_t parameter_count(const ModelConfig& config) {
   return total;
 }
 
-std::uint64_t entry_bytes(const WeightEntry& entry, WeightFormat format) {
-  return static_cast<std::uint64_t>(entry.rows) * row_bytes(entry, format);
-}
-
-std::uint64_t manifest_bytes(std::span<const WeightEntry> manifest, WeightFormat format) {
+std::uint64_t manifest_bytes(std::span<const WeightEntry> manifest, DType dtype) {
   std::uint64_t total = 0;
   for (const WeightEntry& entry : manifest) {
-    // Products of two sizes of a config fit 64 bits (config_limits.h).
     const std::uint64_t factors[] = {static_cast<std::uint64_t>(entry.rows),
-                                     row_bytes(entry, format)};
+                                     static_cast<std::uint64_t>(entry.cols),
+                                     entry.vector ? sizeof(float) : dtype_bytes(dtype)};
     const std::optional<std::uint64_t> bytes = checked_product(factors);
     std::uint64_t padded = 0;
     if (!bytes || !checked_add(*bytes, kWeightAlignment - 1, padded) ||
@@ -295,16 +279,6 @@ std::uint64_t manifest_bytes(std::span<const WeightEntry> manifest, WeightFormat
     }
   }
   return total;
-}
-
-std::uint64_t widened_layer_bytes(std::span<const WeightEntry> manifest, WeightFormat format) {
-  std::map<std::int64_t, std::uint64_t> by_layer;
-  for (const WeightEntry& entry : manifest) {
-    if (format.packs(entry)) by_layer[entry.layer] += aligned(entry_bytes(entry, DType::kF16));
-  }
-  std::uint64_t largest = 0;
-  for (const auto& [layer, bytes] : by_layer) largest = std::max(largest, bytes);
-  return largest;
 }
 
 }  // namespace triphase

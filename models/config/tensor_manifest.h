@@ -11,7 +11,6 @@
 #include <vector>
 
 #include "base/dtype.h"
-#include "base/group_matrix.h"
 #include "models/config/model_config.h"
 
 namespace triphase {
@@ -93,30 +92,8 @@ struct WeightEntry {
 // Alignment in bytes of every slot in device memory.
 inline constexpr std::uint64_t kWeightAlignment = 64;
 
-// How weights lie at home: vectors in F32, matrices in one type, and those of decoder layers in
-// 4-bit groups of it where `groups` says so.
-struct WeightFormat {
-  // NOLINTNEXTLINE(google-explicit-constructor): without groups a type says everything
-  WeightFormat(DType matrices, bool in_groups = false) : dtype(matrices), groups(in_groups) {}
-
-  DType dtype;
-  bool groups = false;
-
-  [[nodiscard]] bool packs(const WeightEntry& entry) const {
-    return groups && entry.layer >= 0 && !entry.vector;
-  }
-};
-
-// Bytes of an entry's slot, before it is aligned; the sizes were checked by manifest_bytes.
-[[nodiscard]] std::uint64_t entry_bytes(const WeightEntry& entry, WeightFormat format);
-
-// Bytes of all slots, each aligned. Throws E-CFG-LIMIT when the sum does not fit 64 bits.
-[[nodiscard]] std::uint64_t manifest_bytes(std::span<const WeightEntry> manifest,
-                                           WeightFormat format);
-
-// Bytes of the F16 matrices that the largest layer's groups are widened to, each aligned; 0 where
-// nothing lies in groups.
-[[nodiscard]] std::uint64_t widened_layer_bytes(std::span<const WeightEntry> manifest,
-                                                WeightFormat format);
+// Bytes of all slots with matrices of `dtype` and vectors in F32, each slot aligned. Throws
+// E-CFG-LIMIT when the sum does not fit 64 bits.
+[[nodiscard]] std::uint64_t manifest_bytes(std::span<const WeightEntry> manifest, DType dtype);
 
 }  // namespace triphase

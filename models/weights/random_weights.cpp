@@ -3,11 +3,10 @@
 
 #include <algorithm>
 #include <cmath>
-#include <span>
+#include <thread>
 
 #include "base/error.h"
 #include "base/thread_pool.h"
-#include "models/weights/pack_rows.h"
 #include "models/weights/weight_block.h"
 #include "models/weights/weights.h"
 
@@ -75,12 +74,8 @@ class MatrixFiller {
   std::vector<std::uint16_t> table_;
 };
 
-// A chunk of a matrix: whole rows, where they become groups, and a multiple of 4 elements.
-std::size_t chunk_bytes(const WeightEntry& entry, WeightFormat format) {
-  if (!format.packs(entry)) return kStagingBytes;
-  const std::size_t four_rows =
-      4 * static_cast<std::size_t>(entry.cols) * dtype_bytes(format.dtype);
-  return std::max<std::size_t>(1, kStagingBytes / four_rows) * four_rows;
+int fill_threads() {
+  return static_cast<int>(std::clamp(std::thread::hardware_concurrency(), 1U, 16U));
 }
 
 }  // namespace
@@ -97,15 +92,10 @@ std::unique_ptr<ModelWeights> random_weights(const ModelConfig& config, DType dt
   const std::unique_ptr<Stream> stream = device.make_stream();
   const float norm_weight = config.norm == Norm::kRmsNormPlusOne ? 0.0F : 1.0F;
 
-  const WeightFormat format(dtype, homes.groups);
-  ThreadPool pool(loading_threads());
+  ThreadPool pool(fill_threads());
   std::uint64_t largest = 0;
-  for (const WeightEntry& entry : manifest) {
-    largest = std::max<std::uint64_t>(
-        largest, std::min<std::uint64_t>(chunk_bytes(entry, format), entry_bytes(entry, dtype)));
-  }
-  std::vector<std::byte> staging(largest);
-  PackedRows packed;
+  for (const WeightEntry& entry : manifest) largest = std::max(largest, entry_bytes(entry, dtype));
+  std::vector<std::byte> staging(std::min<std::uint64_t>(kStagingBytes, largest));
   std::uint64_t done = 0;
   for (std::size_t i = 0; i < manifest.size(); ++i) {
     const WeightEntry& entry = manifest[i];
@@ -117,29 +107,17 @@ std::unique_ptr<ModelWeights> random_weights(const ModelConfig& config, DType dt
       continue;
     }
     const MatrixFiller filler(mix(mix(seed) + i), entry.cols, dtype);
-    const GroupMatrix home{weights->slot(i), entry.rows, entry.cols};
-    const std::size_t step = chunk_bytes(entry, format);
-    for (std::uint64_t offset = 0; offset < size; offset += step) {
-      const std::size_t chunk = std::min<std::uint64_t>(step, size - offset);
+    for (std::uint64_t offset = 0; offset < size; offset += kStagingBytes) {
+      const std::size_t chunk = std::min<std::uint64_t>(kStagingBytes, size - offset);
       const auto pieces = static_cast<std::int64_t>((chunk + kPieceBytes - 1) / kPieceBytes);
       pool.parallel_for(pieces, [&](std::int64_t piece, int) {
         const std::size_t begin = static_cast<std::size_t>(piece) * kPieceBytes;
         filler.fill(staging.data() + begin, std::min(kPieceBytes, chunk - begin),
                     (offset + begin) / dtype_bytes(dtype));
       });
-      if (format.packs(entry)) {
-        packed.pack(pool, dtype, std::span(staging).first(chunk), entry.cols);
-        const std::uint64_t row = offset / (size / static_cast<std::uint64_t>(entry.rows));
-        device.copy(weights->slot(i) + row * home.range_row_bytes(), packed.ranges().data(),
-                    packed.ranges().size(), *stream);
-        device.copy(weights->slot(i) + home.codes_offset() + row * home.code_row_bytes(),
-                    packed.codes().data(), packed.codes().size(), *stream);
-        done += packed.ranges().size() + packed.codes().size();
-      } else {
-        device.copy(weights->slot(i) + offset, staging.data(), chunk, *stream);
-        done += chunk;
-      }
+      device.copy(weights->slot(i) + offset, staging.data(), chunk, *stream);
       stream->synchronize();
+      done += chunk;
       if (progress) progress(done, weights->bytes + weights->host_bytes);
     }
   }

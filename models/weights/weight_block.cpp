@@ -2,16 +2,14 @@
 
 #include <fmt/format.h>
 
-#include <algorithm>
-#include <thread>
-
 #include "base/checked_math.h"
 #include "base/error.h"
 
 namespace triphase {
 
-int loading_threads() {
-  return static_cast<int>(std::clamp(std::thread::hardware_concurrency(), 1U, 16U));
+std::uint64_t entry_bytes(const WeightEntry& entry, DType dtype) {
+  return static_cast<std::uint64_t>(entry.rows) * static_cast<std::uint64_t>(entry.cols) *
+         (entry.vector ? sizeof(float) : dtype_bytes(dtype));
 }
 
 void fill_vector(Device& device, Stream& stream, std::byte* to, std::int64_t count, float value) {
@@ -27,7 +25,7 @@ WeightBlock::WeightBlock(const ModelConfig& config, std::span<const WeightEntry>
   TRIPHASE_CHECK(homes.streamed_layers == 0 || homes.host != nullptr,
                  "streamed layers need a host");
   // Bounds every sum below: no type is wider than F32.
-  static_cast<void>(manifest_bytes(manifest, WeightFormat(DType::kF32, homes.groups)));
+  static_cast<void>(manifest_bytes(manifest, DType::kF32));
   const auto on_host = [&](const WeightEntry& entry) {
     return entry.layer >= 0 && homes.streamed(entry.layer, config.layers);
   };
@@ -36,13 +34,12 @@ WeightBlock::WeightBlock(const ModelConfig& config, std::span<const WeightEntry>
   for (std::size_t i = 0; i < manifest.size(); ++i) {
     std::uint64_t& total = on_host(manifest[i]) ? host_bytes : bytes;
     offsets.push_back(total);
-    const std::uint64_t size = entry_bytes(manifest[i], WeightFormat(dtypes[i], homes.groups));
+    const std::uint64_t size = entry_bytes(manifest[i], dtypes[i]);
     total += (size + kWeightAlignment - 1) / kWeightAlignment * kWeightAlignment;
     if (manifest[i].layer >= 0) ends[static_cast<std::size_t>(manifest[i].layer)] = total;
   }
   layers.resize(static_cast<std::size_t>(config.layers));
   host_layers.resize(layers.size());
-  if (homes.groups) groups.resize(layers.size());
   block_ = take(*homes.device, bytes);
   if (host_bytes > 0) host_block_ = take(*homes.host, host_bytes);
   for (std::size_t i = 0; i < manifest.size(); ++i) {
@@ -62,36 +59,11 @@ WeightBlock::WeightBlock(const ModelConfig& config, std::span<const WeightEntry>
   if (config.tied_embeddings) lm_head = embedding;
 }
 
-void WeightBlock::place_groups(const WeightEntry& entry, const std::byte* data,
-                               LayerGroups& layer) {
-  const GroupMatrix matrix{data, entry.rows, entry.cols};
-  switch (entry.slot) {
-    case WeightSlot::kQkv:
-      layer.qkv = matrix;
-      return;
-    case WeightSlot::kAttentionOut:
-      layer.attention_out = matrix;
-      return;
-    case WeightSlot::kUp:
-      layer.up = matrix;
-      return;
-    case WeightSlot::kDown:
-      layer.down = matrix;
-      return;
-    default:
-      TRIPHASE_CHECK(false, "a layer's matrices are four");
-  }
-}
-
 void WeightBlock::place(const WeightEntry& entry, DType dtype, const std::byte* data) {
   const ConstMatrix matrix{data, dtype, entry.rows, entry.cols, entry.cols};
   const auto* vector = reinterpret_cast<const float*>(data);
   LayerWeights unused;
   LayerWeights& layer = entry.layer < 0 ? unused : layers[static_cast<std::size_t>(entry.layer)];
-  if (WeightFormat(dtype, homes_.groups).packs(entry)) {
-    place_groups(entry, data, groups[static_cast<std::size_t>(entry.layer)]);
-    return;
-  }
   switch (entry.slot) {
     case WeightSlot::kEmbedding:
       embedding = matrix;

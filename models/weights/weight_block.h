@@ -17,8 +17,7 @@ namespace triphase {
 class WeightBlock final : public ModelWeights {
  public:
   // Allocates the blocks and points every matrix and vector into it; contents are unset.
-  // `dtypes[i]` is the type of manifest[i]'s matrix, unless `homes` has it in groups (vectors are
-  // F32). Throws E-MEM-ALLOC.
+  // `dtypes[i]` is the type of manifest[i]'s matrix (vectors are F32). Throws E-MEM-ALLOC.
   WeightBlock(const ModelConfig& config, std::span<const WeightEntry> manifest,
               std::span<const DType> dtypes, const WeightHomes& homes);
 
@@ -27,7 +26,6 @@ class WeightBlock final : public ModelWeights {
 
  private:
   void place(const WeightEntry& entry, DType dtype, const std::byte* data);
-  static void place_groups(const WeightEntry& entry, const std::byte* data, LayerGroups& layer);
 
   struct GiveBack {
     Device* device;
@@ -45,8 +43,9 @@ class WeightBlock final : public ModelWeights {
   std::vector<std::byte*> slots_;
 };
 
-// Threads for making or packing weights while they are loaded.
-[[nodiscard]] int loading_threads();
+// Bytes of manifest entry `entry` with matrices of `dtype`; the sizes were checked by
+// manifest_bytes.
+[[nodiscard]] std::uint64_t entry_bytes(const WeightEntry& entry, DType dtype);
 
 // Writes `count` floats of one value: norms and biases without a tensor. `stream` is synchronised.
 void fill_vector(Device& device, Stream& stream, std::byte* to, std::int64_t count, float value);

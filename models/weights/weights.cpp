@@ -8,10 +8,8 @@
 #include <span>
 
 #include "base/error.h"
-#include "base/thread_pool.h"
 #include "models/config/tensor_manifest.h"
 #include "models/files/weight_files.h"
-#include "models/weights/pack_rows.h"
 #include "models/weights/tensor_scan.h"
 #include "models/weights/weight_block.h"
 #include "models/weights/weight_lookup.h"
@@ -91,7 +89,6 @@ class Loader {
     const auto chunk_rows = static_cast<std::int64_t>(kStagingBytes / source_row);
     TRIPHASE_CHECK(chunk_rows > 0, "a row larger than the staging buffer");
     NonFinite bad;
-    std::uint64_t lost_groups = 0;
     for (std::int64_t row = 0; row < part.rows; row += chunk_rows) {
       const std::int64_t rows = std::min(chunk_rows, part.rows - row);
       const std::span<std::byte> bytes =
@@ -100,47 +97,24 @@ class Loader {
       if (options_.check != WeightOptions::Check::kOff) {
         scan_non_finite(source, bytes, static_cast<std::uint64_t>(row) * cols, bad);
       }
-      if (WeightFormat(target, homes_.groups).packs(entry)) {
-        lost_groups += place_groups(entry, part, source, bytes, slot, row, rows);
-      } else {
-        const std::byte* from = bytes.data();
-        if (source != target) {
-          widened_.resize(static_cast<std::size_t>(rows) * cols);
-          widen_to_f32(source, bytes, widened_);
-          from = reinterpret_cast<const std::byte*>(widened_.data());
-        }
-        place_rows(device_, *stream_, config_, entry, part, slot, from, row, rows,
-                   cols * dtype_bytes(target));
+      const std::byte* from = bytes.data();
+      if (source != target) {
+        widened_.resize(static_cast<std::size_t>(rows) * cols);
+        widen_to_f32(source, bytes, widened_);
+        from = reinterpret_cast<const std::byte*>(widened_.data());
       }
+      place_rows(device_, *stream_, config_, entry, part, slot, from, row, rows,
+                 cols * dtype_bytes(target));
       stream_->synchronize();
       done_ += bytes.size();
       if (progress_) progress_(done_, total_);
     }
-    if (bad.count != 0) {
-      report_non_finite(tensor, fmt::format("{} values that are NaN or infinite, the first at "
-                                            "element {}",
-                                            bad.count, bad.first));
-    } else if (lost_groups != 0 && options_.check != WeightOptions::Check::kOff) {
-      report_non_finite(tensor, fmt::format("{} groups of {} with values that FP16 cannot hold",
-                                            lost_groups, kGroupValues));
-    }
+    if (bad.count != 0) report_non_finite(tensor, bad);
   }
 
-  // The same of rows that become 4-bit groups. Returns how many of these read as NaN.
-  std::uint64_t place_groups(const WeightEntry& entry, const TensorPart& part, DType source,
-                             std::span<const std::byte> bytes, std::byte* slot, std::int64_t first,
-                             std::int64_t rows) {
-    const GroupMatrix whole{slot, entry.rows, entry.cols};
-    if (!pool_) pool_.emplace(loading_threads());
-    const std::uint64_t lost = packed_.pack(*pool_, source, bytes, entry.cols);
-    place_rows(device_, *stream_, config_, entry, part, slot, packed_.ranges().data(), first, rows,
-               whole.range_row_bytes());
-    place_rows(device_, *stream_, config_, entry, part, slot + whole.codes_offset(),
-               packed_.codes().data(), first, rows, whole.code_row_bytes());
-    return lost;
-  }
-
-  void report_non_finite(const FileTensor& tensor, const std::string& found) {
+  void report_non_finite(const FileTensor& tensor, const NonFinite& bad) {
+    const std::string found = fmt::format(
+        "{} values that are NaN or infinite, the first at element {}", bad.count, bad.first);
     if (options_.check == WeightOptions::Check::kRefuse) {
       throw Error(ErrorRole::kModel, "E-ST-NONFINITE", tensor.record.name)
           .file(files_.file_name(tensor.file))
@@ -181,8 +155,6 @@ class Loader {
   std::unique_ptr<Stream> stream_;
   std::vector<std::byte> staging_;
   std::vector<float> widened_;
-  PackedRows packed_;
-  std::optional<ThreadPool> pool_;  // of packing
   std::uint64_t done_ = 0;
   std::uint64_t total_ = 0;
 };
@@ -195,15 +167,15 @@ std::unique_ptr<ModelWeights> load_weights(const WeightFiles& files, const Model
   return Loader(files, config, homes, options, notes, progress).load();
 }
 
-std::uint64_t weight_bytes(const ModelConfig& config, WeightFormat format) {
-  return manifest_bytes(weight_manifest(config), format);
+std::uint64_t weight_bytes(const ModelConfig& config, DType dtype) {
+  return manifest_bytes(weight_manifest(config), dtype);
 }
 
-std::uint64_t largest_layer_bytes(const ModelConfig& config, WeightFormat format) {
+std::uint64_t largest_layer_bytes(const ModelConfig& config, DType dtype) {
   std::vector<std::uint64_t> by_layer(static_cast<std::size_t>(config.layers));
   for (const WeightEntry& entry : weight_manifest(config)) {
     if (entry.layer < 0) continue;
-    const std::uint64_t size = entry_bytes(entry, format);
+    const std::uint64_t size = entry_bytes(entry, dtype);
     by_layer[static_cast<std::size_t>(entry.layer)] +=
         (size + kWeightAlignment - 1) / kWeightAlignment * kWeightAlignment;
   }

@@ -12,16 +12,13 @@
 
 #include "base/device.h"
 #include "base/dtype.h"
-#include "base/group_matrix.h"
 #include "models/config/model_config.h"
-#include "models/config/tensor_manifest.h"
 
 namespace triphase {
 
 class WeightFiles;
 
-// Null pointers and empty matrices: the model has no such part, or the matrices are in LayerGroups.
-// Matrices are [out, in].
+// Null pointers and empty matrices: the model has no such part. Matrices are [out, in].
 struct LayerWeights {
   const float* attention_norm = nullptr;  // [hidden]
   const float* attention_norm_bias = nullptr;
@@ -39,11 +36,6 @@ struct LayerWeights {
   const float* down_bias = nullptr;
 };
 
-// The matrices of a layer that lie in 4-bit groups, as in LayerWeights.
-struct LayerGroups {
-  GroupMatrix qkv, attention_out, up, down;
-};
-
 struct WeightOptions {
   enum class Check : std::uint8_t { kRefuse, kWarn, kOff };
   Check check = Check::kRefuse;  // NaN and Inf in weights (bad-inputs M29)
@@ -55,17 +47,12 @@ struct WeightOptions {
 struct WeightHomes {
   // NOLINTNEXTLINE(google-explicit-constructor): a device alone is the usual home
   WeightHomes(Device& all) : device(&all) {}
-  WeightHomes(Device& device_memory, Device& host_memory, std::int64_t layers_streamed,
-              bool in_groups = false)
-      : device(&device_memory),
-        host(&host_memory),
-        streamed_layers(layers_streamed),
-        groups(in_groups) {}
+  WeightHomes(Device& device_memory, Device& host_memory, std::int64_t layers_streamed)
+      : device(&device_memory), host(&host_memory), streamed_layers(layers_streamed) {}
 
   Device* device;
   Device* host = nullptr;
   std::int64_t streamed_layers = 0;
-  bool groups = false;  // layers' matrices lie there in 4-bit groups (WeightFormat)
 
   // Streamed layers are spread evenly, so that the link works while resident ones compute.
   [[nodiscard]] bool streamed(std::int64_t layer, std::int64_t layers) const {
@@ -93,7 +80,6 @@ class ModelWeights {
   const float* final_norm_bias = nullptr;
   ConstMatrix lm_head;               // [vocab, embed_dim]; the embedding itself when tied
   std::vector<LayerWeights> layers;  // of a streamed layer: where it is on the host
-  std::vector<LayerGroups> groups;   // by layer; empty: `layers` has all matrices
   std::vector<HostLayer> host_layers;
   std::uint64_t bytes = 0;       // device bytes held
   std::uint64_t host_bytes = 0;  // host bytes held
@@ -114,16 +100,15 @@ using LoadProgress = std::function<void(std::uint64_t done, std::uint64_t total)
                                                          const LoadProgress& progress);
 
 // Reproducible random weights of the same layout (--random-weights): matrices uniform with variance
-// 1/in, norms 1, biases 0, so that activations keep their scale and logits stay finite. In groups
-// they are what the same matrices become.
+// 1/in, norms 1, biases 0, so that activations keep their scale and logits stay finite.
 [[nodiscard]] std::unique_ptr<ModelWeights> random_weights(const ModelConfig& config, DType dtype,
                                                            std::uint64_t seed,
                                                            const WeightHomes& homes,
                                                            const LoadProgress& progress);
 
-// Bytes load_weights or random_weights will hold with weights of `format`; checked arithmetic.
-[[nodiscard]] std::uint64_t weight_bytes(const ModelConfig& config, WeightFormat format);
+// Bytes load_weights or random_weights will hold with matrices of `dtype`; checked arithmetic.
+[[nodiscard]] std::uint64_t weight_bytes(const ModelConfig& config, DType dtype);
 // Of them those of the largest layer.
-[[nodiscard]] std::uint64_t largest_layer_bytes(const ModelConfig& config, WeightFormat format);
+[[nodiscard]] std::uint64_t largest_layer_bytes(const ModelConfig& config, DType dtype);
 
 }  // namespace triphase

@@ -154,7 +154,7 @@ class Calibration {
     RunOptions options = options_;
     options.attention = attention;
     const RunPlan plan = plan_run(options, model_, backend_.machine(), LogitRows::kAll);
-    if (!weights->lie_as(plan)) {
+    if (plan.placement.streamed_layers != weights->streamed_layers) {
       weights.reset();  // both together may not fit
       weights = std::make_shared<LoadedWeights>(model_, options, plan, backend_, progress_, log_);
     }

@@ -101,7 +101,6 @@ Measured read_summary(const std::string& path) {
   run.max_batch = static_cast<std::int64_t>(count(at(json, {"max_batch"}, path)));
   run.tokens_touched = number(at(json, {"attention", "tokens_touched_fraction"}, path));
   run.kv_dtype = text(at(json, {"model", "kv_dtype"}, path));
-  run.weights_dtype = text(at(json, {"model", "weights_dtype"}, path));
   run.layer_inputs = count(at(json, {"layer_inputs", "tokens"}, path));
   run.device = text(at(json, {"hardware", "device"}, path));
   if (const JsonArray* emulated = at(json, {"emulated"}, path).array()) {

@@ -59,7 +59,6 @@ struct Measured {
   std::int64_t max_batch = 0;
   double tokens_touched = 1.0;  // share of the context
   std::string kv_dtype;
-  std::string weights_dtype;
   std::uint64_t layer_inputs = 0;  // leading tokens whose KV comes from INT8 layer inputs
   std::string device;
   std::vector<std::string> emulated;

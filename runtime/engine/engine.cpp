@@ -96,7 +96,6 @@ std::vector<Completion> Engine::step() {
     for (const BatchSegment& segment : batch_segments_) {
       RunningLine& running = *std::ranges::find(running_, segment.sequence, &RunningLine::id);
       running.computed += segment.count;
-      if (placement_.pads_prompts()) continue;
       const std::int64_t prompt = running.sequence->prompt_tokens();
       const auto in_prompt =
           std::min(running.computed, model_->prompt_units().causal_tokens(prompt));
@@ -168,7 +167,7 @@ void Engine::build_batch() {
   batch_segments_.clear();
   logit_rows_.clear();
   logit_owners_.clear();
-  batch_prefill_rows_ = batch_padding_rows_ = 0;
+  batch_prefill_rows_ = 0;
   std::vector<SequenceProgress> progress;
   progress.reserve(running_.size());
   for (const RunningLine& line : running_) {
@@ -185,6 +184,8 @@ void Engine::build_batch() {
     if (kv_->residency().append_room(running.id) < counts[index]) kv_->settle(/*all=*/true);
     kv_->residency().append(running.id, counts[index]);
     const bool decode = running.prefill_left() == 0;
+    const std::span<const TokenId> tokens = running.sequence->tokens().subspan(
+        static_cast<std::size_t>(first), static_cast<std::size_t>(counts[index]));
     batch_segments_.push_back(
         {.sequence = running.id,
          .first_row = static_cast<std::int64_t>(batch_tokens_.size()),
@@ -192,30 +193,16 @@ void Engine::build_batch() {
          .first_position = running.computed,
          .rope_key = running.rope_key,
          .decode = decode,
-         .padding = running.padding,
-         .continues = decode && running.computed + 2 <= running.most_tokens()});
-    add_tokens(running, running.computed, counts[index]);
+         .continues = decode && running.computed + 2 <= running.sequence->max_kv_tokens()});
+    batch_tokens_.insert(batch_tokens_.end(), tokens.begin(), tokens.end());
     if (!decode) batch_prefill_rows_ += counts[index];
     if (running.computed + counts[index] ==
-        running.padding + static_cast<std::int64_t>(running.sequence->tokens().size())) {
+        static_cast<std::int64_t>(running.sequence->tokens().size())) {
       logit_rows_.push_back(static_cast<std::int32_t>(batch_tokens_.size()) - 1);
       logit_owners_.push_back(index);
     }
   }
-  stats_.computed_prompt_tokens +=
-      static_cast<std::uint64_t>(batch_prefill_rows_ - batch_padding_rows_);
-  stats_.padding_tokens += static_cast<std::uint64_t>(batch_padding_rows_);
-}
-
-// Padding is any token: nobody sees what comes of it.
-void Engine::add_tokens(const RunningLine& running, std::int64_t first, std::int64_t count) {
-  const std::span<const TokenId> tokens = running.sequence->tokens();
-  const std::int64_t padded = std::clamp<std::int64_t>(running.padding - first, 0, count);
-  batch_tokens_.insert(batch_tokens_.end(), static_cast<std::size_t>(padded), tokens.front());
-  batch_padding_rows_ += padded;
-  const auto own = tokens.subspan(static_cast<std::size_t>(first + padded - running.padding),
-                                  static_cast<std::size_t>(count - padded));
-  batch_tokens_.insert(batch_tokens_.end(), own.begin(), own.end());
+  stats_.computed_prompt_tokens += static_cast<std::uint64_t>(batch_prefill_rows_);
 }
 
 void Engine::sample_rows(ConstMatrix logits) {

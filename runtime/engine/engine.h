@@ -37,7 +37,6 @@ struct EngineStats {
   double decode_seconds = 0.0;
   std::uint64_t prompt_tokens = 0;  // of all admitted prompts
   std::uint64_t computed_prompt_tokens = 0;
-  std::uint64_t padding_tokens = 0;        // computed in front of them
   std::uint64_t shared_prompt_tokens = 0;  // found in the KV store instead of computed
   std::uint64_t generated_tokens = 0;
   std::uint64_t steps = 0;
@@ -73,8 +72,6 @@ class Engine final : public CompletionEngine {
  private:
   void admit_and_place();
   void build_batch();
-  // Appends tokens [first, first + count) of the line, its padding in front.
-  void add_tokens(const RunningLine& running, std::int64_t first, std::int64_t count);
   [[nodiscard]] ConstMatrix forward();
   void sample_rows(ConstMatrix logits);
   void collect_finished();
@@ -100,7 +97,6 @@ class Engine final : public CompletionEngine {
   std::vector<std::int32_t> logit_rows_;
   std::vector<std::size_t> logit_owners_;  // index into running_ per logit row
   std::int64_t batch_prefill_rows_ = 0;
-  std::int64_t batch_padding_rows_ = 0;          // of batch_prefill_rows_
   std::vector<SamplerScratch> sampler_scratch_;  // per worker
   std::int64_t sampled_vocab_ = 0;  // rows of the head beyond the tokenizer's ids are never drawn
   PlacementDriver placement_;

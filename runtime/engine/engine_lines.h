@@ -18,9 +18,7 @@ struct RunningLine {
   SequenceId id;
   std::uint64_t rope_key = 0;
   std::uint64_t admission = 0;  // how many lines were admitted before it
-  // In front of its own tokens (Admit::padding); the numbers below count it.
-  std::int64_t padding = 0;
-  std::int64_t computed = 0;  // leading tokens whose KV is in the store
+  std::int64_t computed = 0;    // leading tokens whose KV is in the store
   // Leading tokens computed in chunks before decoding goes on: the prompt, or after a preemption
   // by recomputation everything the line had.
   std::int64_t prefill_tokens = 0;
@@ -28,9 +26,6 @@ struct RunningLine {
 
   // What a step may compute of it.
   [[nodiscard]] SequenceProgress progress() const { return {prefill_left(), computed}; }
-  // That it may have in the store.
-  [[nodiscard]] std::int64_t most_tokens() const { return padding + sequence->max_kv_tokens(); }
-  [[nodiscard]] std::int64_t prompt_tokens() const { return padding + sequence->prompt_tokens(); }
   [[nodiscard]] std::int64_t prefill_left() const {
     return computed < prefill_tokens ? prefill_tokens - computed : 0;
   }

@@ -9,7 +9,6 @@
 #include "models/attention/attention_method.h"
 #include "runtime/engine/make_policy.h"
 #include "runtime/machine.h"
-#include "scheduler/flexgen/weight_rounding.h"
 #include "scheduler/placement/device_only_policy.h"
 #include "scheduler/placement/host_lines.h"
 
@@ -43,7 +42,8 @@ class Planner {
         machine_(machine),
         logit_rows_(logit_rows),
         context_(options.max_context > 0 ? std::min(options.max_context, model.config.max_positions)
-                                         : model.config.max_positions) {}
+                                         : model.config.max_positions),
+        layer_bytes_(largest_layer_bytes(model.config, model.weights_dtype)) {}
 
   RunPlan plan() {
     // Scoring computes prompts alone, all of them on the device.
@@ -52,7 +52,6 @@ class Planner {
     } else {
       plan_.policy = make_policy(options_);
     }
-    measure_weights();
     plan_.prefill_chunk =
         options_.prefill_chunk > 0 ? options_.prefill_chunk : kDefaultPrefillChunk;
     // A unit is computed in one step, and none is longer than what a prompt has behind the context.
@@ -62,7 +61,6 @@ class Planner {
         std::max(plan_.prefill_chunk, std::min(plan_.prompt_units.rows, context_ - shared));
     choose_budgets();
     choose_kv();
-    check_4bit_kv();
     const std::int64_t batch = options_.batch_size > 0 ? options_.batch_size : kDefaultBatchSize;
     plan_.placement = plan_.policy->start(job_view(batch));
     if (plan_.placement.block_tokens && !options_.given("kv-block")) {
@@ -70,7 +68,6 @@ class Planner {
     }
     choose_host_attention();
     choose_inputs();
-    check_padding();
     divide();
     return std::move(plan_);
   }
@@ -111,14 +108,6 @@ class Planner {
     return plan_.policy->name() == "vllm" ? batch : 0;
   }
 
-  void measure_weights() {
-    plan_.grouped_weights = plan_.policy->groups_weights();
-    const WeightFormat format(model_.weights_dtype, plan_.grouped_weights);
-    weight_bytes_ = weight_bytes(model_.config, format);
-    layer_bytes_ = largest_layer_bytes(model_.config, format);
-    widened_bytes_ = widened_layer_bytes(weight_manifest(model_.config), format);
-  }
-
   void choose_budgets() {
     const std::uint64_t free = usable_host_memory(inspect_machine());
     plan_.budget = options_.device_memory.value_or(
@@ -128,8 +117,7 @@ class Planner {
 
   void choose_kv() {
     const DType compute = model_.weights_dtype;
-    const bool policy_has_type = stores_4bit_kv(options_);
-    const DType dtype = policy_has_type ? DType::kQ4 : options_.kv_dtype.value_or(compute);
+    const DType dtype = options_.kv_dtype.value_or(compute);
     plan_.kv = {.layers = model_.config.layers,
                 .kv_heads = model_.config.kv_heads,
                 .head_dim = model_.config.head_dim,
@@ -166,53 +154,10 @@ class Planner {
     plan_.kv.host_attention = true;
   }
 
-  // 4-bit rows are read whole, by kernels of the CPU.
-  void check_4bit_kv() const {
-    if (plan_.kv.dtype != DType::kQ4) return;
-    const auto refuse = [](std::string_view option, std::string_view found,
-                           std::string_view expected) {
-      throw Error(ErrorRole::kUsage, "E-CLI-CONFLICT", option)
-          .found(fmt::format("{} with 4-bit KV", found))
-          .expected(expected);
-    };
-    if (machine_.gpu) refuse("--device", "a GPU", "--device cpu: a GPU does not read it");
-    if (!reads_keys_by_rows(options_.attention.kind)) {
-      refuse("--attention", attention_name(options_.attention.kind),
-             "dense, swa, h2o, topk, lm-infinite, local or strided");
-    }
-    if (options_.layer_inputs > 0) {
-      refuse("--layer-inputs", fmt::to_string(options_.layer_inputs), "no layer inputs");
-    }
-  }
-
-  // Attention methods and layer inputs count a line's tokens from its first on.
-  void check_padding() const {
-    if (!plan_.placement.padding) return;
-    if (options_.attention.kind != AttentionKind::kDense) {
-      throw Error(ErrorRole::kUsage, "E-CLI-CONFLICT", "--attention")
-          .found(fmt::format("{} with --policy-option padding=on",
-                             attention_name(options_.attention.kind)))
-          .expected("dense")
-          .hint("or padding=off");
-    }
-    if (plan_.input_tokens > 0) {
-      throw Error(ErrorRole::kUsage, "E-CLI-CONFLICT", "--layer-inputs")
-          .found("--policy-option padding=on")
-          .expected("padding=off with layer inputs");
-    }
-  }
-
-  // Buffers of attention on the host, and hidden states that lie there between layers.
+  // Buffers of attention on the host.
   [[nodiscard]] std::uint64_t host_scratch(std::int64_t batch) const {
-    std::uint64_t bytes = 0;
-    if (plan_.kv.host_attention) {
-      bytes += HostAttention::host_bytes(
-          model_.config, {batch, context_, machine_.threads, plan_.workspace_block_tokens()});
-    }
-    if (plan_.placement.hidden_on_host) {
-      bytes += ZigzagBlock::host_bytes(limits_for(batch).rows, model_.config.hidden_size);
-    }
-    return bytes;
+    if (!plan_.kv.host_attention) return 0;
+    return HostAttention::host_bytes(model_.config, batch, context_, machine_.threads);
   }
 
   // K and V of these tokens come from their layer inputs under every policy, whether or not any
@@ -250,11 +195,11 @@ class Planner {
            static_cast<double>(context_);
   }
 
-  // Weights on the device when so many layers are streamed, with a layer's that are widened.
+  // Weights on the device when so many layers are streamed.
   [[nodiscard]] std::uint64_t device_weights(std::int64_t streamed) const {
     const auto count = static_cast<std::uint64_t>(streamed);
     const std::uint64_t slots = streamed > 0 ? WeightStream::kSlots * layer_bytes_ : 0;
-    return weight_bytes_ - std::min(weight_bytes_, count * layer_bytes_) + slots + widened_bytes_;
+    return model_.weight_bytes - std::min(model_.weight_bytes, count * layer_bytes_) + slots;
   }
 
   [[nodiscard]] JobView job_view(std::int64_t batch) const {
@@ -267,13 +212,12 @@ class Planner {
             .device_budget = plan_.budget,
             .host_budget = plan_.host_budget,
             .layer_weights = layer_bytes_,
-            .other_weights = weight_bytes_ - std::min(layers, weight_bytes_),
-            .scratch = scratch(batch) + widened_bytes_,
+            .other_weights = model_.weight_bytes - std::min(layers, model_.weight_bytes),
+            .scratch = scratch(batch),
             .kv_bytes_per_token =
                 (KvStore::page_bytes(plan_.kv) + KvStore::key_column_bytes(plan_.kv)) *
                 static_cast<std::uint64_t>(config.layers) /
-                static_cast<std::uint64_t>(plan_.kv.block_tokens),
-            .layer_modules = flexgen::layer_modules(config)};
+                static_cast<std::uint64_t>(plan_.kv.block_tokens)};
   }
 
   void divide() {
@@ -283,7 +227,6 @@ class Planner {
         .scratch = [this](std::int64_t batch) { return scratch(batch); },
         .page_bytes = KvStore::page_bytes(plan_.kv),
         .key_column_bytes = KvStore::key_column_bytes(plan_.kv),
-        .copies = plan_.placement.copy_device,
         .layers = plan_.kv.layers,
         .block_tokens = plan_.kv.block_tokens,
         .context = context_,
@@ -361,9 +304,7 @@ class Planner {
   ComputeMachine machine_;
   LogitRows logit_rows_;
   std::int64_t context_;
-  std::uint64_t weight_bytes_ = 0;  // at home, as the policy has them
-  std::uint64_t layer_bytes_ = 0;
-  std::uint64_t widened_bytes_ = 0;
+  std::uint64_t layer_bytes_;
   RunPlan plan_;
 };
 
@@ -377,10 +318,6 @@ RunPlan plan_run(const RunOptions& options, const ModelBundle& model, const Comp
 std::uint64_t cluster_memory(const RunOptions& options, const ModelBundle& model) {
   if (options.attention.kind != AttentionKind::kSqueezed || !model.fixed_context) return 0;
   return cluster_bytes(model.fixed_context->clusters);
-}
-
-std::string_view weights_dtype_name(const ModelBundle& model, const RunPlan& plan) {
-  return plan.grouped_weights ? "4bit" : dtype_name(model.weights_dtype);
 }
 
 std::string describe(const RunPlan& plan, const ModelBundle& model) {
@@ -399,9 +336,6 @@ std::string describe(const RunPlan& plan, const ModelBundle& model) {
     text += fmt::format("; fixed context {} tokens in front of every line",
                         model.fixed_context->tokens.size());
   }
-  if (plan.memory.copies > 0) {
-    text += fmt::format("; {} for copies of it", format_bytes(plan.memory.copies));
-  }
   if (plan.memory.host_blocks > 0) {
     text += fmt::format("; policy {}: {} of KV on the host, {} staging", plan.policy->name(),
                         format_bytes(plan.memory.host_kv), format_bytes(plan.memory.staging));
@@ -417,7 +351,6 @@ std::string describe(const RunPlan& plan, const ModelBundle& model) {
     text += fmt::format("; weights of {} of {} layers streamed from the host",
                         plan.placement.streamed_layers, plan.kv.layers);
   }
-  if (plan.grouped_weights) text += "; layers' weights in 4-bit groups, widened one at a time";
   return text;
 }
 
@@ -428,9 +361,8 @@ LoadedWeights::LoadedWeights(const ModelBundle& model, const RunOptions& options
       weight_memory(pool, MemoryTag::kWeights),
       host_weight_memory(host_pool, MemoryTag::kWeights),
       streamed_layers(plan.placement.streamed_layers),
-      in_groups(plan.grouped_weights),
       weights(load_model_weights(
-          model, options, {weight_memory, host_weight_memory, streamed_layers, in_groups},
+          model, options, {weight_memory, host_weight_memory, streamed_layers},
           [&progress](std::uint64_t done, std::uint64_t total) {
             progress.update_bytes(done, total);
           },
@@ -446,8 +378,7 @@ LoadedModel::LoadedModel(std::shared_ptr<LoadedWeights> loaded, const ModelBundl
     : shared(std::move(loaded)),
       pool(shared->pool),
       host_pool(shared->host_pool),
-      transfers(plan.memory.host_blocks > 0 || plan.placement.streamed_layers > 0 ||
-                        plan.placement.hidden_on_host
+      transfers(plan.memory.host_blocks > 0 || plan.placement.streamed_layers > 0
                     ? std::make_unique<HostTransferEngine>(options.emulated_link)
                     : nullptr),
       decoder(model.config, *shared->weights, backend.ops(), backend.threads().threads(),
@@ -456,30 +387,21 @@ LoadedModel::LoadedModel(std::shared_ptr<LoadedWeights> loaded, const ModelBundl
          {.device_pages = plan.memory.kv_pages,
           .staging_pages = plan.memory.staging_pages,
           .cache_pages = plan.memory.cache_pages,
-          .copy_pages = plan.memory.copy_pages,
           .open_pages = plan.memory.open_pages,
           .host_blocks = plan.memory.host_blocks,
           .input_blocks = plan.memory.input_blocks,
           .key_column_blocks = plan.memory.key_column_blocks,
           .key_column_run_bytes = backend.sparse_ops().key_column_run_bytes()},
          pool, &host_pool, transfers.get()) {
-  TRIPHASE_CHECK(shared->lie_as(plan), "a plan for weights that lie elsewhere");
+  TRIPHASE_CHECK(plan.placement.streamed_layers == shared->streamed_layers,
+                 "a plan for weights that lie elsewhere");
   backend.reserve(ops_shape(model.config, plan.limits, plan.kv));
   decoder.set_attention(options.attention, backend.sparse_ops(), pool, model.clusters());
   decoder.set_layer_inputs(plan.input_tokens, backend.input_ops(), pool);
-  if (transfers) transfers->set_pageable(!plan.placement.pinned);
   if (plan.kv.host_attention) {
-    decoder.set_host_attention(plan.memory.batch_size, backend.host_ops(), host_pool,
-                               plan.workspace_block_tokens());
+    decoder.set_host_attention(plan.memory.batch_size, backend.host_ops(), host_pool);
   }
   decoder.zigzag().set_batch(plan.placement.gpu_batch);
-  if (plan.placement.hidden_on_host) {
-    decoder.zigzag().keep_on_host(plan.limits.rows, model.config.hidden_size, *transfers,
-                                  host_pool);
-  }
-  decoder.zigzag().set_prefetch(plan.placement.overlap);
-  if (plan.placement.copy_device) decoder.set_device_copies(pool.device());
-  decoder.set_sync_layers(plan.placement.sync_each_layer);
   decoder.kv_step().set_prefetch(plan.placement.overlap);
   decoder.weight_stream().set_prefetch(plan.placement.overlap);
 }

@@ -41,13 +41,7 @@ struct RunPlan {
   StaticPlacement placement;
   std::uint64_t selection = 0;    // of the scratch: what the attention method keeps to choose by
   std::int64_t input_tokens = 0;  // leading ones whose K and V come from INT8 layer inputs
-  bool grouped_weights = false;   // layers' matrices lie at home in 4-bit groups
   PlacementLimits places;         // what the policy has to work with
-
-  // HostAttention::Limits.
-  [[nodiscard]] std::int64_t workspace_block_tokens() const {
-    return placement.fp32_workspace ? kv.block_tokens : 0;
-  }
 };
 
 // Throws ErrorRole::kResources E-MEM-FIT, saying what would fit.
@@ -56,9 +50,6 @@ struct RunPlan {
 
 // Device bytes of the key clusters that the job's attention looks up; 0 for every other method.
 [[nodiscard]] std::uint64_t cluster_memory(const RunOptions& options, const ModelBundle& model);
-
-// "fp16", ...; "4bit": layers' matrices in 4-bit groups.
-[[nodiscard]] std::string_view weights_dtype_name(const ModelBundle& model, const RunPlan& plan);
 
 // One line for the log.
 [[nodiscard]] std::string describe(const RunPlan& plan, const ModelBundle& model);
@@ -70,17 +61,11 @@ struct LoadedWeights {
   LoadedWeights(const ModelBundle& model, const RunOptions& options, const RunPlan& plan,
                 Backend& backend, Progress& progress, Log& log);
 
-  // Whether they lie where and how the plan has them; a plan that has not needs others.
-  [[nodiscard]] bool lie_as(const RunPlan& plan) const {
-    return streamed_layers == plan.placement.streamed_layers && in_groups == plan.grouped_weights;
-  }
-
   MemoryPool pool;
   MemoryPool host_pool;
   PoolDevice weight_memory;
   PoolDevice host_weight_memory;
-  std::int64_t streamed_layers = 0;  // on the host
-  bool in_groups = false;
+  std::int64_t streamed_layers = 0;  // on the host; a plan that streams another number needs others
   std::unique_ptr<ModelWeights> weights;
 };
 

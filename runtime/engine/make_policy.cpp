@@ -73,10 +73,6 @@ Knob one_of(std::string_view name, std::vector<std::pair<std::string_view, Value
           }};
 }
 
-Knob group_weights(bool& value) {
-  return one_of("weight-quantization", {{"model", false}, {"4bit", true}}, value);
-}
-
 void read_knobs(const RunOptions& options, const std::vector<Knob>& knobs) {
   for (const std::string& option : options.policy_options) {
     const std::size_t equals = option.find('=');
@@ -99,54 +95,17 @@ void read_knobs(const RunOptions& options, const std::vector<Knob>& knobs) {
   }
 }
 
-// What the original's compressed KV excludes.
-void check_4bit(const RunOptions& options, const FlexGenOptions& flexgen) {
-  const auto refuse = [](std::string_view code, std::string_view option, std::string_view found,
-                         std::string_view expected) {
-    throw Error(ErrorRole::kUsage, code, option)
-        .found(fmt::format("{} with kv-quantization=4bit", found))
-        .expected(expected);
-  };
-  if (flexgen.device_kv_share != 0.0 && flexgen.device_kv_share != 1.0) {
-    refuse("E-CLI-OPTION", "--policy-option", fmt::format("kv-share={}", flexgen.device_kv_share),
-           "kv-share=0 or kv-share=1: 4-bit KV lies on one tier as a whole");
-  }
-  if (flexgen.host_kv != HostKvUse::kStream) {
-    refuse("E-CLI-OPTION", "--policy-option", "host-kv=cpu-attention", "host-kv=stream");
-  }
-  if (options.kv_dtype) {
-    refuse("E-CLI-CONFLICT", "--kv-dtype", dtype_name(*options.kv_dtype),
-           "--kv-dtype auto, or kv-quantization=model");
-  }
-}
-
-FlexGenOptions read_flexgen(const RunOptions& options) {
+std::shared_ptr<const PlacementPolicy> make_flexgen(const RunOptions& options) {
   FlexGenOptions flexgen;
   read_knobs(
       options,
       {share("kv-share", flexgen.device_kv_share),
        share("weight-share", flexgen.device_weight_share), count("gpu-batch", flexgen.gpu_batch),
-       count("num-batches", flexgen.num_batches),
-       // They sit on one tier.
-       one_of("activation-share", {{"1", false}, {"0", true}}, flexgen.hidden_on_host),
-       on_off("overlap", flexgen.overlap), on_off("pinned", flexgen.pinned),
-       on_off("sync-each-layer", flexgen.sync_each_layer), on_off("padding", flexgen.padding),
-       on_off("copy-device", flexgen.copy_device), on_off("fp32-workspace", flexgen.fp32_workspace),
-       one_of("weight-rounding",
-              {{"layer", WeightRounding::kLayer}, {"tensor", WeightRounding::kTensor}},
-              flexgen.weight_rounding),
-       one_of("kv-quantization", {{"model", false}, {"4bit", true}}, flexgen.kv_4bit),
-       group_weights(flexgen.group_weights),
+       count("num-batches", flexgen.num_batches), on_off("overlap", flexgen.overlap),
        one_of("host-kv",
               {{"stream", HostKvUse::kStream}, {"cpu-attention", HostKvUse::kCpuAttention}},
               flexgen.host_kv)});
-  if (flexgen.fp32_workspace && flexgen.host_kv != HostKvUse::kCpuAttention) {
-    throw Error(ErrorRole::kUsage, "E-CLI-OPTION", "--policy-option")
-        .found("fp32-workspace=on with host-kv=stream")
-        .expected("host-kv=cpu-attention, whose workspace it is");
-  }
-  if (flexgen.kv_4bit) check_4bit(options, flexgen);
-  return flexgen;
+  return std::make_shared<FlexGenPolicy>(flexgen);
 }
 
 // Without a plan: Phase I until memory is short, then the oldest blocks leave as needed.
@@ -170,7 +129,7 @@ std::shared_ptr<const PlacementPolicy> make_triphase(const RunOptions& options) 
 }  // namespace
 
 std::shared_ptr<const PlacementPolicy> make_policy(const RunOptions& options) {
-  if (options.policy == "flexgen") return std::make_shared<FlexGenPolicy>(read_flexgen(options));
+  if (options.policy == "flexgen") return make_flexgen(options);
   if (options.policy == "vllm") {
     VllmOptions vllm;
     read_knobs(options, {one_of("preemption",
@@ -180,17 +139,14 @@ std::shared_ptr<const PlacementPolicy> make_policy(const RunOptions& options) {
   }
   if (options.policy == "accelerate") {
     AccelerateOptions accelerate;
-    read_knobs(options,
-               {on_off("overlap", accelerate.overlap), on_off("pinned", accelerate.pinned)});
+    read_knobs(options, {on_off("overlap", accelerate.overlap)});
     return std::make_shared<AcceleratePolicy>(accelerate);
   }
   if (options.policy == "zero") {
     ZeroOptions zero;
-    read_knobs(
-        options,
-        {one_of("mode", {{"2022", ZeroMode::k2022}, {"2023", ZeroMode::k2023}}, zero.mode),
-         one_of<std::optional<bool>>("stream-all", {{"on", true}, {"off", false}}, zero.stream_all),
-         on_off("overlap", zero.overlap), group_weights(zero.group_weights)});
+    read_knobs(options,
+               {one_of("mode", {{"2022", ZeroMode::k2022}, {"2023", ZeroMode::k2023}}, zero.mode),
+                on_off("overlap", zero.overlap)});
     return std::make_shared<ZeroPolicy>(zero);
   }
   if (options.policy == "device-only") {
@@ -199,10 +155,6 @@ std::shared_ptr<const PlacementPolicy> make_policy(const RunOptions& options) {
   }
   TRIPHASE_CHECK(options.policy == "triphase", "the option table knows the policies");
   return make_triphase(options);
-}
-
-bool stores_4bit_kv(const RunOptions& options) {
-  return options.policy == "flexgen" && read_flexgen(options).kv_4bit;
 }
 
 }  // namespace triphase

@@ -13,7 +13,4 @@ namespace triphase {
 // has.
 [[nodiscard]] std::shared_ptr<const PlacementPolicy> make_policy(const RunOptions& options);
 
-// Whether the policy asked for stores KV in 4-bit groups.
-[[nodiscard]] bool stores_4bit_kv(const RunOptions& options);
-
 }  // namespace triphase

@@ -69,7 +69,7 @@ void PlacementDriver::see_phases(const Lines& lines) {
   if (lines.running.empty()) return;
   phases_.begin_step(view_.step);
   for (RunningLine& line : lines.running) {
-    phases_.see(line.phase, phase_of(line), line_index(line), line.computed - line.padding,
+    phases_.see(line.phase, phase_of(line), line_index(line), line.computed,
                 line.sequence->prompt_tokens());
   }
   phases_.end_step();
@@ -89,7 +89,7 @@ Phase PlacementDriver::phase_of(const RunningLine& line) const {
 bool PlacementDriver::nothing_to_decide(const Lines& lines) const {
   if (!lines.waiting.empty() || !lines.suspended.empty() || limits_.host_pages > 0) return false;
   return std::ranges::all_of(lines.running, [&](const RunningLine& line) {
-    const std::int64_t needed = limits_.blocks_for(line.most_tokens());
+    const std::int64_t needed = limits_.blocks_for(line.sequence->max_kv_tokens());
     return kv_->residency().blocks(line.id) + kv_->residency().reserved_blocks(line.id) >= needed;
   });
 }
@@ -123,11 +123,11 @@ void PlacementDriver::look_at_running(const Lines& lines) {
     const std::int64_t recomputable = leading_blocks(line.id, 0, BlockPlace::kRecomputable);
     const std::int64_t on_host = leading_blocks(line.id, recomputable, BlockPlace::kHost);
     view_.running.push_back({.id = line.id,
-                             .prompt_tokens = line.prompt_tokens(),
+                             .prompt_tokens = line.sequence->prompt_tokens(),
                              .prefill_tokens = line.prefill_tokens,
                              .context = line.computed,
                              .step_tokens = counts[index],
-                             .max_tokens = line.most_tokens(),
+                             .max_tokens = line.sequence->max_kv_tokens(),
                              .recompute_blocks = recomputable,
                              .host_blocks = on_host,
                              .device_blocks = blocks - recomputable - on_host,
@@ -233,7 +233,6 @@ void PlacementDriver::look_at_waiting(const Lines& lines) {
 }
 
 bool PlacementDriver::may_share(const Sequence& waiting) const {
-  if (policy_->pads_prompts()) return false;
   const AttentionRunner* attention = model_->attention();
   return attention == nullptr ||
          attention->shareable_tokens(waiting.prompt_tokens()) >= limits_.block_tokens;
@@ -266,14 +265,13 @@ void PlacementDriver::apply(const Admit& action, const Lines& lines) {
   std::unique_ptr<Sequence>& waiting = lines.waiting[shown_[shown]];
   const std::uint64_t rope_key = model_->rope_key_for_prompt(waiting->prompt_tokens());
   const KvResidency::Admission admission =
-      kv_->residency().admit(waiting->tokens(), action.padding + waiting->max_kv_tokens(), rope_key,
+      kv_->residency().admit(waiting->tokens(), waiting->max_kv_tokens(), rope_key,
                              {.device_blocks = action.device_blocks,
                               .host_blocks = action.host_blocks,
                               .input_blocks = action.input_blocks,
                               .most_shared_blocks = prompt.shared_blocks + prompt.cached_blocks});
   TRIPHASE_CHECK(admission.sequence.valid(), "an admission that the policy counted out");
   const std::int64_t prompt_tokens = waiting->prompt_tokens();
-  TRIPHASE_CHECK(action.padding == 0 || admission.shared_tokens == 0, "padding before a prompt");
   stats_.prompt_tokens += static_cast<std::uint64_t>(prompt_tokens);
   stats_.shared_prompt_tokens += static_cast<std::uint64_t>(admission.shared_tokens);
   model_->begin_sequence(admission.sequence, prompt_tokens);
@@ -281,9 +279,8 @@ void PlacementDriver::apply(const Admit& action, const Lines& lines) {
                            .id = admission.sequence,
                            .rope_key = rope_key,
                            .admission = admissions_++,
-                           .padding = action.padding,
                            .computed = admission.shared_tokens,
-                           .prefill_tokens = action.padding + prompt_tokens});
+                           .prefill_tokens = prompt_tokens});
   phases_.admitted(lines.running.back().phase, admission.shared_tokens);
 }
 
@@ -304,8 +301,7 @@ void PlacementDriver::apply(const Discard& action, const Lines& /*lines*/) {
 
 void PlacementDriver::apply(const Suspend& action, const Lines& lines) {
   const auto entry = std::ranges::find(lines.running, action.sequence, &RunningLine::id);
-  TRIPHASE_CHECK(entry != lines.running.end() && entry->padding == 0,
-                 "a suspended line must be running, and not padded");
+  TRIPHASE_CHECK(entry != lines.running.end(), "a suspended line must be running");
   KvResidency& residency = kv_->residency();
   SuspendMode mode = action.mode;
   // Blocks that others hold stay with them, so a line that shares some is computed again.

@@ -63,7 +63,6 @@ class PlacementDriver {
   // Number of the present decision, from 0.
   [[nodiscard]] std::int64_t step() const { return view_.step - 1; }
   [[nodiscard]] const PlacementLimits& limits() const { return limits_; }
-  [[nodiscard]] bool pads_prompts() const { return policy_->pads_prompts(); }
 
  private:
   void decide(const Lines& lines);

@@ -68,8 +68,9 @@ std::vector<SweepCell> sweep_cells(const SweepLists& lists, const ModelConfig& c
   refuse_stray_options(lists);
   std::vector<SweepCell> cells;
   for (const std::optional<DType> kv_dtype : lists.kv_dtypes) {
-    const TouchedShape shape{config.heads, config.kv_heads, config.head_dim,
-                             mean_element_bytes(kv_dtype.value_or(weights_dtype), config.head_dim)};
+    const TouchedShape shape{
+        config.heads, config.kv_heads, config.head_dim,
+        static_cast<std::int64_t>(dtype_bytes(kv_dtype.value_or(weights_dtype)))};
     for (const std::string& method : lists.attentions) {
       SweepCell cell{.attention = {}, .kv_dtype = kv_dtype};
       cell.attention.kind = attention_from_name(method);

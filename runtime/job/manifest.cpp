@@ -37,8 +37,7 @@ std::string host_name() {
 
 // Every option that can change the bytes of a record; the values after all defaults. Memory and
 // batch sizes stay out: after a lack of memory the same job must be able to go on with others.
-std::string generation_json(const RunOptions& options, const ModelIdentity& model,
-                            bool grouped_weights) {
+std::string generation_json(const RunOptions& options, const ModelIdentity& model) {
   const auto flag = [](bool value) { return value ? "true" : "false"; };
   std::string lines = fmt::format(
       "\"truncate\":{},\"invalid_utf8\":{},\"allow_duplicate_ids\":{},\"no_special\":{},"
@@ -48,7 +47,6 @@ std::string generation_json(const RunOptions& options, const ModelIdentity& mode
       flag(options.allow_duplicate_ids), flag(options.no_special), options.max_line_bytes,
       json_quote(attention_text(options)), flag(options.random_weights),
       options.weights_dtype ? json_quote(dtype_name(*options.weights_dtype)) : "null");
-  if (grouped_weights) lines += ",\"weight_quantization\":\"4bit\"";
   if (!model.fixed_context.empty()) {
     lines += fmt::format(",\"fixed_context\":{}", json_quote(model.fixed_context));
   }
@@ -167,7 +165,7 @@ void compare_generation(const std::string& there, const std::string& now,
 
 Manifest make_manifest(const RunOptions& options, const PromptFileFacts& input,
                        const ModelIdentity& model, std::string_view kv_dtype,
-                       std::int64_t layer_inputs, bool grouped_weights) {
+                       std::int64_t layer_inputs) {
   Manifest manifest;
   manifest.program_version = program_version();
   manifest.commit = build_commit();
@@ -177,7 +175,7 @@ Manifest make_manifest(const RunOptions& options, const PromptFileFacts& input,
   manifest.records = input.requests;
   manifest.input_hash = input.hash;
   manifest.model = model;
-  manifest.generation = generation_json(options, model, grouped_weights);
+  manifest.generation = generation_json(options, model);
   manifest.seed = options.seed;
   manifest.kv_dtype = kv_dtype;
   manifest.layer_inputs = static_cast<std::uint64_t>(layer_inputs);

@@ -50,11 +50,10 @@ struct Manifest {
 
 inline constexpr std::uint64_t kMaxManifestBytes = std::uint64_t{16} << 20;
 
-// `generation` is filled from the options (after --generation-config was adopted), and says whether
-// layers' weights lie in 4-bit groups.
+// `generation` is filled from the options (after --generation-config was adopted).
 [[nodiscard]] Manifest make_manifest(const RunOptions& options, const PromptFileFacts& input,
                                      const ModelIdentity& model, std::string_view kv_dtype,
-                                     std::int64_t layer_inputs, bool grouped_weights = false);
+                                     std::int64_t layer_inputs);
 
 [[nodiscard]] std::string manifest_to_json(const Manifest& manifest);
 

@@ -221,10 +221,10 @@ std::string summary_to_json(const RunSummary& summary, const RunOptions& options
                    optional_count(summary.total_requests), summary.records.succeeded,
                    summary.records.failed(), failed_by_code(summary.records), summary.resumed));
   line("tokens",
-       fmt::format("{{\"prompt\": {}, \"shared_prompt\": {}, \"padding\": {}, \"generated\": {}, "
-                   "\"recomputed\": {}}}",
-                   summary.prompt_tokens, summary.shared_prompt_tokens, summary.padding_tokens,
-                   summary.generated_tokens, summary.recomputed_tokens));
+       fmt::format(
+           "{{\"prompt\": {}, \"shared_prompt\": {}, \"generated\": {}, \"recomputed\": {}}}",
+           summary.prompt_tokens, summary.shared_prompt_tokens, summary.generated_tokens,
+           summary.recomputed_tokens));
   line("seconds",
        fmt::format("{{\"wall\": {}, \"load\": {}, \"prefill\": {}, \"decode\": {}}}",
                    json_number(summary.wall_seconds), json_number(summary.load_seconds),
@@ -236,26 +236,23 @@ std::string summary_to_json(const RunSummary& summary, const RunOptions& options
   line("memory", memory_list(summary.memory));
   line("peak_bytes", tier_peaks(summary.memory));
   line("moved_bytes",
-       fmt::format("{{\"to_device\": {}, \"to_host\": {}, \"within_device\": {}, \"early\": "
-                   "{{\"bytes\": {}, \"unused\": {}}}, "
-                   "\"to_device_by_kind\": {{\"weights\": {}, "
-                   "\"kv_reloads\": {}, \"kv_blocks\": {}, \"kv_tokens\": {}, "
-                   "\"layer_inputs\": {}, \"attention_results\": {}, "
-                   "\"hidden_states\": {}}}}}",
-                   summary.bytes_to_device, summary.bytes_to_host, summary.bytes_within_device,
-                   summary.early.bytes, summary.early.unused, summary.to_device.weights,
-                   summary.to_device.kv_reloads, summary.to_device.kv_blocks,
-                   summary.to_device.kv_tokens, summary.to_device.inputs, summary.to_device.results,
-                   summary.to_device.hidden));
+       fmt::format(
+           "{{\"to_device\": {}, \"to_host\": {}, \"early\": {{\"bytes\": {}, \"unused\": {}}}, "
+           "\"to_device_by_kind\": {{\"weights\": {}, "
+           "\"kv_reloads\": {}, \"kv_blocks\": {}, \"kv_tokens\": {}, "
+           "\"layer_inputs\": {}, \"attention_results\": {}}}}}",
+           summary.bytes_to_device, summary.bytes_to_host, summary.early.bytes,
+           summary.early.unused, summary.to_device.weights, summary.to_device.kv_reloads,
+           summary.to_device.kv_blocks, summary.to_device.kv_tokens, summary.to_device.inputs,
+           summary.to_device.results));
   line("layer_inputs",
        fmt::format("{{\"tokens\": {}, \"saved_bytes\": {}, \"recomputed_tokens\": {}}}",
                    summary.layer_inputs.tokens, summary.layer_inputs.saved_bytes,
                    summary.layer_inputs.recomputed_tokens));
   const HostAttentionUse& host = summary.host_attention;
-  line("host_attention",
-       fmt::format("{{\"rows\": {}, \"query_bytes\": {}, \"result_bytes\": {}, "
-                   "\"kv_bytes\": {}, \"workspace_bytes\": {}}}",
-                   host.rows, host.queries, host.results, host.kv, host.workspace));
+  line("host_attention", fmt::format("{{\"rows\": {}, \"query_bytes\": {}, \"result_bytes\": {}, "
+                                     "\"kv_bytes\": {}}}",
+                                     host.rows, host.queries, host.results, host.kv));
   const TokenCacheUse& cache = summary.token_cache;
   line("token_cache",
        fmt::format("{{\"budget_bytes\": {}, \"chosen_bytes\": {}, \"found_bytes\": {}, "

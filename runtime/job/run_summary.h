@@ -34,7 +34,6 @@ struct ToDeviceBytes {
   std::uint64_t kv_tokens = 0;   // chosen tokens, for the step that attended them
   std::uint64_t inputs = 0;      // layer inputs, for the step that recomputed their KV
   std::uint64_t results = 0;     // of attention on the host
-  std::uint64_t hidden = 0;      // hidden states that lie on the host between layers
 };
 
 // Of these, what was fetched while the step before ended, and what of it no step read after all.
@@ -89,8 +88,7 @@ struct HostAttentionUse {
   std::uint64_t rows = 0;  // in one layer each
   std::uint64_t queries = 0;
   std::uint64_t results = 0;
-  std::uint64_t kv = 0;         // new tokens' K and V
-  std::uint64_t workspace = 0;  // not of the link: F32 copies of K and V
+  std::uint64_t kv = 0;  // new tokens' K and V
 };
 
 struct RunSummary {
@@ -98,7 +96,7 @@ struct RunSummary {
   std::string model_path;
   std::string model_type;
   std::string model_fingerprint;
-  std::string weights_dtype;  // "fp16", ...; "4bit": layers' matrices in 4-bit groups
+  std::string weights_dtype;  // "fp16", ...
   std::string kv_dtype;
   std::string device;  // "cpu": with its model name, as the engine reports it
   std::int64_t threads = 0;
@@ -128,7 +126,6 @@ struct RunSummary {
 
   // How much.
   std::uint64_t prompt_tokens = 0;         // prefilled in this run
-  std::uint64_t padding_tokens = 0;        // prefilled in front of them, for their length alone
   std::uint64_t generated_tokens = 0;      // sampled in this run
   std::uint64_t shared_prompt_tokens = 0;  // found in the KV store, not prefilled
   std::uint64_t recomputed_tokens = 0;
@@ -137,7 +134,6 @@ struct RunSummary {
   std::uint64_t max_batch = 0;  // most sequences decoded together
   std::uint64_t bytes_to_device = 0;
   std::uint64_t bytes_to_host = 0;
-  std::uint64_t bytes_within_device = 0;  // KV copied there before it was read
   ToDeviceBytes to_device;
   EarlyBytes early;
   TokenCacheUse token_cache;

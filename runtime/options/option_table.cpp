@@ -136,10 +136,9 @@ constexpr OptionSpec kMachineOptions[] = {
      "0B for none. Default: up to a quarter of the KV's under --policy triphase."},
     {"Machine", "host-memory", 0, kSize, "", "SIZE", 1, kNoLimit, false, false,
      "Budget for host memory. Default: what is available."},
-    {"Machine", "kv-dtype", 0, kChoice, "auto", "auto|int8|fp16|bf16|fp32|4bit", 0, 0, false, false,
+    {"Machine", "kv-dtype", 0, kChoice, "auto", "auto|int8|fp16|bf16|fp32", 0, 0, false, false,
      "Type of the KV cache; auto is the type of the weights, or INT8 where a plan needs the host "
-     "and predicts more speed with it. 4bit (groups of 64) is of eval and score; a run has it "
-     "under --policy flexgen --policy-option kv-quantization=4bit."},
+     "and predicts more speed with it."},
     {"Machine", "kv-block", 0, kInteger, "0", "N", 0, 4096, false, false,
      "Tokens of a KV block, the unit that moves between host and device; 0 chooses."},
     {"Machine", "max-context", 0, kInteger, "0", "N", 0, 16777216, false, false,
@@ -408,7 +407,7 @@ constexpr OptionSpec kProfileOnlyOptions[] = {
      "Threads; 0 is one for each usable core."},
     {"Machine", "kv-dtype", 0, kChoice, "auto", "auto|int8|fp16|bf16|fp32", 0, 0, false, false,
      "Type of the KV cache that is not INT8; auto and int8 take the type of the weights and also "
-     "measure INT8, auto 4-bit KV too."},
+     "measure INT8."},
     {"Machine", "device-memory", 0, kSize, "", "SIZE", 1, kNoLimit, false, false,
      "What the profile says the device has. Default: what is free."},
     {"Machine", "host-memory", 0, kSize, "", "SIZE", 1, kNoLimit, false, false,
@@ -443,16 +442,10 @@ constexpr OptionSpec kSimulateOnlyOptions[] = {
      "An option of one policy, as run's --policy-option: vllm.preemption=swap. Policies that "
      "search "
      "their options, triphase and flexgen, then run with the given ones alone."},
-    {"Schedule", "weight-quantization", 0, kChoice, "model", "model|4bit", 0, 0, false, false,
-     "Weights of flexgen and zero as they lie at home and cross the link: in the model's type, or "
-     "layers' matrices in 4-bit groups of 64, widened on the device."},
-    {"Schedule", "kv-quantization", 0, kChoice, "model", "model|4bit", 0, 0, false, false,
-     "KV of flexgen: as --kv-dtype says, or in 4-bit groups of 64, which lie on one tier as a "
-     "whole."},
     {"Schedule", "handicaps", 0, kFlag, "", "", 0, 0, false, false,
      "Give the baselines their originals' handicaps: pageable copies, a sync per layer, copies of "
      "KV on the device and, in F32, of what is attended on the host, flexgen's weights by whole "
-     "tensors and its prompts of one length, no prefetch."},
+     "tensors, no prefetch."},
     {"Result", "format", 0, kChoice, "md", "md|csv|json|jsonl", 0, 0, false, false,
      "Form of the table."},
 };

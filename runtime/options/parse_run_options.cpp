@@ -361,12 +361,6 @@ RunOptions parse_run_options(const OptionValues& values, const Environment& envi
   options.adopt_generation_config = values.text("generation-config") == "auto";
   options.trace = values.text("trace");
   read_machine_options(values, options);
-  if (options.kv_dtype == DType::kQ4) {
-    throw Error(ErrorRole::kUsage, "E-CLI-OPTION", "--kv-dtype")
-        .found("4bit")
-        .expected("auto, int8, fp16, bf16 or fp32 in a run")
-        .hint("--policy flexgen --policy-option kv-quantization=4bit");
-  }
   if (options.auto_sparsity && options.prompts == "-") {
     refuse_pair("--prompts -", "--kv-sparsity auto");
   }

@@ -85,7 +85,7 @@ struct RunOptions {
   std::optional<std::uint64_t> device_kv_memory;  // bytes
   std::optional<std::uint64_t> token_cache;       // bytes; nothing: chosen
   std::optional<std::uint64_t> host_memory;       // bytes
-  std::optional<DType> kv_dtype;                  // nothing: auto; kInt8: INT8; kQ4: 4-bit
+  std::optional<DType> kv_dtype;                  // nothing: auto
   std::int64_t kv_block = 0;                      // tokens of a KV block; 0: chosen
   std::int64_t max_context = 0;                   // tokens of the longest line; 0: the model's
   // Leading tokens of every line whose K and V come from their INT8 layer inputs.

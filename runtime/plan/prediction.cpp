@@ -42,21 +42,20 @@ std::optional<RunPrediction> predict_run(const RunOptions& options, const ModelB
                     escape_untrusted(profile.name)));
     return std::nullopt;
   }
-  SimulatedJob job{
-      .model = model_costs(model.config, WeightFormat(model.weights_dtype, plan.grouped_weights)),
-      .weights_dtype = model.weights_dtype,
-      .kv_dtype = plan.kv.dtype,
-      .block_tokens = plan.kv.block_tokens,
-      .activation_bytes = sizeof(float),
-      .batch_size = plan.memory.batch_size,
-      .prefill_chunk = plan.prefill_chunk,
-      .prompt_units = plan.prompt_units,
-      .miss_rate = options.miss_rate,
-      .fetch = sparse_fetch(options, model, plan.memory),
-      .division = MemoryDivision{.limits = plan.places,
-                                 .streamed_layers = plan.placement.streamed_layers,
-                                 .placement = plan.placement,
-                                 .staging_pages = plan.memory.staging_pages}};
+  SimulatedJob job{.model = model_costs(model.config, model.weights_dtype),
+                   .weights_dtype = model.weights_dtype,
+                   .kv_dtype = plan.kv.dtype,
+                   .block_tokens = plan.kv.block_tokens,
+                   .activation_bytes = sizeof(float),
+                   .batch_size = plan.memory.batch_size,
+                   .prefill_chunk = plan.prefill_chunk,
+                   .prompt_units = plan.prompt_units,
+                   .miss_rate = options.miss_rate,
+                   .fetch = sparse_fetch(options, model, plan.memory),
+                   .division = MemoryDivision{.limits = plan.places,
+                                              .streamed_layers = plan.placement.streamed_layers,
+                                              .placement = plan.placement,
+                                              .staging_pages = plan.memory.staging_pages}};
   job.lines = read_line_lengths(options, model, plan.longest_line, kMost);
   if (job.lines.empty()) return std::nullopt;
   job.caching_ratio = middle_share(options.attention, job.lines);

@@ -12,7 +12,6 @@
 
 #include "base/error.h"
 #include "runtime/build_info.h"
-#include "runtime/engine/make_policy.h"
 #include "runtime/engine/model_bundle.h"
 #include "runtime/job/file_ops.h"
 #include "runtime/log.h"
@@ -152,7 +151,6 @@ std::optional<HardwareProfile> RunProfile::measured() const {
   }
   const ProfileRequest request{.seconds = options_.profile_seconds,
                                .batch_size = std::max(options_.batch_size, kDefaultBatchSize),
-                               .kv_4bit = stores_4bit_kv(options_),
                                .name = "measured by a run"};
   MeasuredProfile measured = measure_profile(model_, options_, request, backend_, progress_, log_);
   const bool kept = keep_profile(cache, measured.profile, log_);

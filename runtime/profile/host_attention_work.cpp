@@ -34,9 +34,8 @@ HostAttentionWork::HostAttentionWork(ModelRig& rig, TransferEngine& transfers, D
       store_(shape_of(rig.config(), kv_dtype),
              sizes_of(shape_of(rig.config(), kv_dtype), rig.limits(), tokens), rig.pool(),
              &host_pool_, &transfers),
-      attention_(rig.config(),
-                 {rig.limits().batch, rig.limits().context, rig.backend().threads().threads()},
-                 rig.backend().host_ops(), host_pool_),
+      attention_(rig.config(), rig.limits().batch, rig.limits().context,
+                 rig.backend().threads().threads(), rig.backend().host_ops(), host_pool_),
       windows_(static_cast<std::size_t>(rig.config().layers), 0) {
   const auto bytes =
       static_cast<std::size_t>(rig.limits().batch * rig.config().q_width()) * sizeof(float);

@@ -167,7 +167,7 @@ class Profiler {
     rig_->use_kv(kv_dtype());
     {
       DecodeWork decode(*rig_);
-      fill(CostTable::kDecode, decode, batches, touched, 0.2);
+      fill(CostTable::kDecode, decode, batches, touched, 0.23);
     }
     {
       PrefillWork prefill(*rig_);
@@ -183,7 +183,6 @@ class Profiler {
       fill(CostTable::kRecompute, recompute, steps(1, batch, 4, false),
            steps(16, std::min(context, 4096.0), 4, false), 0.08);
     }
-    measure_4bit();
     // INT8 decides where the KV of a quantizing job goes, so closing blocks is always measured.
     rig_->use_kv(DType::kInt8);
     if (request_.int8_kv) {
@@ -200,22 +199,6 @@ class Profiler {
     table.x.insert(table.x.begin(), 0.0);
     table.seconds.insert(table.seconds.begin(), 0.0);
     table.spread.insert(table.spread.begin(), 0.0);
-  }
-
-  // The corners of the other types' table: only what grows with the tokens is taken from them, and
-  // that grows evenly.
-  void measure_4bit() {
-    if (!request_.kv_4bit || backend_.machine().gpu) {
-      shares_left_ -= 0.03;
-      return;
-    }
-    const GridTable& plain = out_.profile.table(CostTable::kDecode);
-    const auto ends = [](const std::vector<double>& axis) {
-      return axis.size() > 1 ? std::vector{axis.front(), axis.back()} : axis;
-    };
-    rig_->use_kv(DType::kQ4);
-    DecodeWork decode(*rig_);
-    fill(CostTable::kDecode4Bit, decode, ends(plain.x), ends(plain.y), 0.03);
   }
 
   // Half of the KV's room for the device's places and half for the host's.

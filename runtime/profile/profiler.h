@@ -23,7 +23,6 @@ struct ProfileRequest {
   std::int64_t batch_size = 64;   // largest batch measured
   std::int64_t context = 0;       // longest context measured; 0: the model's
   bool int8_kv = true;            // also decode steps with INT8 KV
-  bool kv_4bit = false;           // and, on the CPU, with 4-bit KV
   std::string name = "measured";  // of the profile
 };
 

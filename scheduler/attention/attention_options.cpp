@@ -249,11 +249,6 @@ std::vector<std::string> describe_attention_options(const AttentionOptions& opti
   return lines;
 }
 
-bool reads_keys_by_rows(AttentionKind kind) {
-  return kind != AttentionKind::kSparq && kind != AttentionKind::kQuest &&
-         kind != AttentionKind::kSqueezed;
-}
-
 bool keeps_key_columns(const AttentionOptions& options) {
   return options.kind == AttentionKind::kSparq && options.sparq.kt;
 }

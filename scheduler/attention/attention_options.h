@@ -110,10 +110,6 @@ struct AttentionOptions {
   } quest;
 };
 
-// Whether the method looks at stored keys row by row, if at all: not channel by channel, and
-// without keeping bounds or clusters of them. 4-bit KV has no form for others.
-[[nodiscard]] bool reads_keys_by_rows(AttentionKind kind);
-
 // Whether the KV cache keeps K^T beside K for the chosen method.
 [[nodiscard]] bool keeps_key_columns(const AttentionOptions& options);
 

@@ -10,17 +10,15 @@ namespace triphase {
 
 std::uint64_t touched_bytes(const AttentionOptions& options, const TouchedShape& shape,
                             std::int64_t context, std::int64_t attended) {
-  // One key or value.
-  const std::int64_t row = std::llround(static_cast<double>(shape.head_dim) * shape.element_bytes);
+  const std::int64_t row = shape.head_dim * shape.element_bytes;  // one key or value
   std::int64_t per_head = 2 * attended * row;  // of a KV head
   std::int64_t shared = 0;                     // of all KV heads together
   switch (options.kind) {
     case AttentionKind::kSparq:
       // Without K^T the channels lie scattered over whole keys.
-      per_head +=
-          context * (keeps_key_columns(options)
-                         ? std::min(options.sparq.rank, shape.head_dim) * row / shape.head_dim
-                         : row);
+      per_head += context * shape.element_bytes *
+                  (keeps_key_columns(options) ? std::min(options.sparq.rank, shape.head_dim)
+                                              : shape.head_dim);
       per_head += 8 * shape.head_dim;  // the sum of V, read and written
       break;
     case AttentionKind::kTopk:
@@ -81,7 +79,7 @@ void set_compression(AttentionOptions& options, const TouchedShape& shape, doubl
       token = 0.5;
       break;
     case AttentionKind::kQuest:
-      always = 4.0 / (static_cast<double>(options.quest.page) * shape.element_bytes);
+      always = 4.0 / static_cast<double>(options.quest.page * shape.element_bytes);
       break;
     default:
       break;

@@ -1,11 +1,10 @@
 #pragma once
 
 // Bytes of KV cache and method state that one decode step reads in one layer of one sequence: the
-// table of the methods, multiplied out. Scales of INT8 blocks are left out. PURE.
+// table of the methods, multiplied out. Scales of INT8 blocks are left out. Pure.
 
 #include <cstdint>
 
-#include "base/dtype.h"
 #include "scheduler/attention/attention_options.h"
 
 namespace triphase {
@@ -14,13 +13,9 @@ struct TouchedShape {
   std::int64_t heads = 0;
   std::int64_t kv_heads = 0;
   std::int64_t head_dim = 0;
-  double element_bytes = 2.0;  // of a key or value, a row's bytes shared out
+  std::int64_t element_bytes = 2;
   std::int64_t centroids = 0;  // squeezed: looked up, all KV heads together
 };
-
-[[nodiscard]] inline double mean_element_bytes(DType stored, std::int64_t head_dim) {
-  return static_cast<double>(dtype_row_bytes(stored, head_dim)) / static_cast<double>(head_dim);
-}
 
 // `attended`: tokens really attended per KV head (at most budget_tokens);
 // `context` includes the current token.

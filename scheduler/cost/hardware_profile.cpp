@@ -14,7 +14,6 @@ const CostTableInfo& cost_table_info(CostTable table) {
       {"quantize", "tokens", ""},
       {"dequantize", "tokens", "", false},
       {"host_attention", "batch", "tokens_touched", false},
-      {"decode_4bit", "batch", "tokens_touched", false},
   }};
   return kInfo[static_cast<std::size_t>(table)];
 }

@@ -28,10 +28,8 @@ enum class CostTable : std::uint8_t {
   // Attention on the host where KV lies, from queries on the device to results on it, by (rows,
   // tokens touched by all of them together); empty: not possible, or not measured.
   kHostAttention,
-  // As kDecode with 4-bit KV, for what attention adds to a step; empty: not measured.
-  kDecode4Bit,
 };
-inline constexpr std::size_t kCostTables = 11;
+inline constexpr std::size_t kCostTables = 10;
 
 struct CostTableInfo {
   std::string_view name;  // in the file

@@ -85,7 +85,6 @@ HardwareProfile derive_profile(const HardwareSpec& spec, const ModelCosts& model
   const std::vector<double> touched = powers_of_two(64, 64.0 * 1048576, true);
   profile.table(CostTable::kDecode) = sample_grid(batches, touched, decode(dtype));
   profile.table(CostTable::kDecodeInt8) = sample_grid(batches, touched, decode(DType::kInt8));
-  profile.table(CostTable::kDecode4Bit) = sample_grid(batches, touched, decode(DType::kQ4));
   profile.table(CostTable::kPrefill) = sample_grid(
       powers_of_two(1, 65536), powers_of_two(64, 1048576, true),
       [&](double tokens, double context) {

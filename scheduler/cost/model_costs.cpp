@@ -1,16 +1,16 @@
 #include "scheduler/cost/model_costs.h"
 
+#include "models/config/tensor_manifest.h"
 #include "scheduler/flexgen/weight_rounding.h"
 
 namespace triphase {
 
-ModelCosts model_costs(const ModelConfig& config, WeightFormat format) {
+ModelCosts model_costs(const ModelConfig& config, DType dtype) {
   ModelCosts costs{.layers = config.layers,
                    .hidden = config.hidden_size,
                    .ffn = config.ffn_size,
                    .q_width = config.q_width(),
                    .kv_width = config.kv_width(),
-                   .head_dim = config.head_dim,
                    .vocab = config.vocab_size};
   costs.layer_modules = flexgen::layer_modules(config);
   std::vector<WeightEntry> layer;
@@ -21,25 +21,16 @@ ModelCosts model_costs(const ModelConfig& config, WeightFormat format) {
       costs.layer_matmul += static_cast<double>(entry.rows) * static_cast<double>(entry.cols);
     }
   }
-  costs.layer_weights = manifest_bytes(layer, format);
-  costs.other_weights = manifest_bytes(weight_manifest(config), format) -
+  costs.layer_weights = manifest_bytes(layer, dtype);
+  costs.other_weights = manifest_bytes(weight_manifest(config), dtype) -
                         costs.layer_weights * static_cast<std::uint64_t>(config.layers);
   costs.head_matmul =
       static_cast<double>(config.vocab_size) * static_cast<double>(config.embed_dim);
-  if (format.groups) {
-    costs.widened_layer = widened_layer_bytes(layer, format);
-    const auto layers = static_cast<double>(config.layers);
-    const double widening = layers * static_cast<double>(costs.layer_weights + costs.widened_layer);
-    const double read = (layers * costs.layer_matmul + costs.head_matmul) *
-                        static_cast<double>(dtype_bytes(format.dtype));
-    costs.widening_share = widening / read;
-  }
   return costs;
 }
 
 double kv_record_bytes(const ModelCosts& model, DType kv_dtype) {
-  const std::int64_t heads = model.kv_width / model.head_dim;
-  return 2.0 * static_cast<double>(heads * dtype_row_bytes(kv_dtype, model.head_dim));
+  return 2.0 * static_cast<double>(model.kv_width) * static_cast<double>(dtype_bytes(kv_dtype));
 }
 
 double kv_layer_bytes(const ModelCosts& model, DType kv_dtype, std::int64_t block_tokens) {

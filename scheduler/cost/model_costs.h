@@ -8,7 +8,6 @@
 
 #include "base/dtype.h"
 #include "models/config/model_config.h"
-#include "models/config/tensor_manifest.h"
 
 namespace triphase {
 
@@ -18,29 +17,23 @@ struct ModelCosts {
   std::int64_t ffn = 0;
   std::int64_t q_width = 0;
   std::int64_t kv_width = 0;
-  std::int64_t head_dim = 0;
   std::int64_t vocab = 0;
-  std::uint64_t layer_weights = 0;  // of one decoder layer, as it lies at home
+  std::uint64_t layer_weights = 0;  // of one decoder layer
   std::uint64_t other_weights = 0;  // embeddings, output head, final norm
   double layer_matmul = 0.0;        // multiply-adds of one token in one layer's matrices
   double head_matmul = 0.0;         // of the output head
   std::vector<std::vector<double>> layer_modules;  // flexgen/weight_rounding.h
-  // Where layers lie in 4-bit groups: F16 matrices that one layer is widened to, on the device; and
-  // the bytes that widening all layers reads and writes, over those that a decode step reads of
-  // weights that lie in their own type.
-  std::uint64_t widened_layer = 0;
-  double widening_share = 0.0;
 
   [[nodiscard]] std::uint64_t weights() const {
     return layer_weights * static_cast<std::uint64_t>(layers) + other_weights;
   }
 };
 
-// Throws E-CFG-LIMIT when sizes do not fit 64 bits.
-[[nodiscard]] ModelCosts model_costs(const ModelConfig& config, WeightFormat format);
+// Weights of `dtype`. Throws E-CFG-LIMIT when sizes do not fit 64 bits.
+[[nodiscard]] ModelCosts model_costs(const ModelConfig& config, DType dtype);
 
 // K and V of one token in one layer. INT8 adds its scales and zero points: 2 x 2 bytes for K and V
-// of each channel in every block of tokens; 4-bit rows hold their groups' parameters.
+// of each channel in every block of tokens.
 [[nodiscard]] double kv_layer_bytes(const ModelCosts& model, DType kv_dtype,
                                     std::int64_t block_tokens);
 

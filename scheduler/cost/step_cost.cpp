@@ -29,22 +29,9 @@ Estimate CostModel::d2h(double bytes) const { return curve(CostTable::kD2H).at(b
 Estimate CostModel::gather(double record_bytes, double count) const {
   return count <= 0.0 ? Estimate{} : curve(CostTable::kGather).at(record_bytes, count);
 }
-Estimate CostModel::decode(KvForm kv, double batch, double touched) const {
-  if (kv == KvForm::k4Bit) return decode_4bit(batch, touched);
-  const TimeCurve& int8 = curve(CostTable::kDecodeInt8);
-  const bool coded = kv == KvForm::kInt8 && !int8.empty();
-  return (coded ? int8 : curve(CostTable::kDecode)).at(batch, touched);
-}
-// Measured on few cells: of them only what grows with the tokens is taken.
-Estimate CostModel::decode_4bit(double batch, double touched) const {
-  const TimeCurve& table = curve(CostTable::kDecode4Bit);
-  if (table.empty()) {
-    return {curve(CostTable::kDecode).at(batch, touched).seconds, /*extrapolated=*/true};
-  }
-  const Estimate rest = curve(CostTable::kDecode).at(batch, 0.0);
-  const Estimate all = table.at(batch, touched);
-  const double attention = all.seconds - table.at(batch, 0.0).seconds;
-  return {rest.seconds + std::max(attention, 0.0), rest.extrapolated || all.extrapolated};
+Estimate CostModel::decode(bool int8, double batch, double touched) const {
+  const TimeCurve& table = curve(CostTable::kDecodeInt8);
+  return (int8 && !table.empty() ? table : curve(CostTable::kDecode)).at(batch, touched);
 }
 Estimate CostModel::prefill(double tokens, double context) const {
   return curve(CostTable::kPrefill).at(tokens, context);
@@ -62,15 +49,16 @@ LaneTimes CostModel::step(const StepWork& work, const StepRules& rules) const {
   if (work.decode_rows > 0) {
     const auto groups =
         static_cast<double>(std::clamp<std::int64_t>(work.decode_groups, 1, work.decode_rows));
-    lanes.compute += groups * take(decode(work.kv, static_cast<double>(work.decode_rows) / groups,
-                                          work.touched_tokens / groups),
-                                   flag);
+    lanes.compute +=
+        groups * take(decode(work.int8_kv, static_cast<double>(work.decode_rows) / groups,
+                             work.touched_tokens / groups),
+                      flag);
   }
   if (work.copied_tokens > 0.0) {
     // A copy reads and writes what attention reads once.
     const auto rows = static_cast<double>(std::max<std::int64_t>(work.decode_rows, 1));
-    const double touched = take(decode(work.kv, rows, work.copied_tokens), flag);
-    lanes.compute += 2.0 * std::max(touched - decode(work.kv, rows, 0.0).seconds, 0.0);
+    const double touched = take(decode(work.int8_kv, rows, work.copied_tokens), flag);
+    lanes.compute += 2.0 * std::max(touched - decode(work.int8_kv, rows, 0.0).seconds, 0.0);
   }
   if (work.prefill_rows > 0) {
     double prefill = take(
@@ -78,14 +66,10 @@ LaneTimes CostModel::step(const StepWork& work, const StepRules& rules) const {
         flag);
     // Rows of one step go through the weights together: they are read once.
     if (work.decode_rows > 0) {
-      const double weights_once = take(decode(work.kv, 1.0, 0.0), flag);
+      const double weights_once = take(decode(work.int8_kv, 1.0, 0.0), flag);
       prefill = std::max(prefill - weights_once, 0.0);
     }
     lanes.compute += prefill;
-  }
-  if (work.widening_share > 0.0) {
-    // At the rate at which a step of one row, which does little else, reads the weights.
-    lanes.compute += work.widening_share * take(decode(KvForm::kPlain, 1.0, 0.0), flag);
   }
   if (work.quantized_tokens > 0.0) {
     lanes.compute += take(curve(CostTable::kQuantize).at(work.quantized_tokens), flag);

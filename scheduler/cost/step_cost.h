@@ -6,7 +6,6 @@
 
 #include <cstdint>
 
-#include "base/dtype.h"
 #include "scheduler/cost/hardware_profile.h"
 
 namespace triphase {
@@ -17,13 +16,6 @@ enum class SparseFetch : std::uint8_t {
   kOnDemand,     // once the layer's query has chosen them: attention waits
   kWholeBlocks,  // with their blocks, ahead: the choice needs every key
 };
-
-// How attention on the device reads stored KV.
-enum class KvForm : std::uint8_t { kPlain, kInt8, k4Bit };
-[[nodiscard]] inline KvForm kv_form(DType dtype) {
-  if (dtype == DType::kInt8) return KvForm::kInt8;
-  return dtype == DType::kQ4 ? KvForm::k4Bit : KvForm::kPlain;
-}
 
 // What a step does. Counts of the whole step; "tokens" are counted once, not per layer.
 struct StepWork {
@@ -39,9 +31,7 @@ struct StepWork {
   double host_attention_passes = 1.0;    // times as many bytes as attention there reads
   double copied_tokens = 0.0;            // on the device, before they are touched
   double quantized_tokens = 0.0;
-  // Weights widened from 4-bit groups (ModelCosts::widening_share), once for all rows.
-  double widening_share = 0.0;
-  KvForm kv = KvForm::kPlain;
+  bool int8_kv = false;
   // To the device.
   double gathered_records = 0.0;  // token records (one layer each) of `record_bytes`
   double record_bytes = 0.0;
@@ -88,9 +78,7 @@ class CostModel {
   [[nodiscard]] Estimate h2d(double bytes) const;
   [[nodiscard]] Estimate d2h(double bytes) const;
   [[nodiscard]] Estimate gather(double record_bytes, double count) const;
-  // INT8 KV that was not measured is priced as KV in the compute type, 4-bit KV too, flagged as
-  // extrapolated: attention turns its codes into F32 first, which may cost what their bytes save.
-  [[nodiscard]] Estimate decode(KvForm kv, double batch, double touched) const;
+  [[nodiscard]] Estimate decode(bool int8, double batch, double touched) const;
   [[nodiscard]] Estimate prefill(double tokens, double context) const;
   // Needs can_attend_on_host().
   [[nodiscard]] Estimate host_attention(double rows, double tokens) const;
@@ -100,7 +88,6 @@ class CostModel {
   }
 
  private:
-  [[nodiscard]] Estimate decode_4bit(double batch, double touched) const;
   [[nodiscard]] const TimeCurve& curve(CostTable table) const {
     return curves_[static_cast<std::size_t>(table)];
   }

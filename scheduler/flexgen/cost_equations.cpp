@@ -14,14 +14,8 @@ Linear term(Share share, double coefficient) {
 }
 Linear constant(double value) { return {.constant = value}; }
 
-// Bytes of one layer's weights in FP16, and as they lie at home.
-double wide_weight_bytes(const Model& m) {
-  return 8.0 * m.hidden * m.hidden + 4.0 * m.hidden * m.ffn;
-}
-double weight_bytes(const Model& m) { return m.weight_share * wide_weight_bytes(m); }
-
-// Bytes of K and V of so many tokens in one layer, as they are stored.
-double kv_bytes(const Model& m, double tokens) { return 2.0 * m.kv_element * tokens * m.hidden; }
+// Bytes of one layer's FP16 weights.
+double weight_bytes(const Model& m) { return 8.0 * m.hidden * m.hidden + 4.0 * m.hidden * m.ffn; }
 
 // Bytes of a tier's home: its weights of all layers, hidden states of `tokens` per sequence between
 // layers, and the KV of the whole length, allocated up front.
@@ -29,7 +23,7 @@ Linear home(const Model& m, const Workload& w, double tokens, Share weights, Sha
             Share hidden) {
   return term(weights, weight_bytes(m) * m.layers) +
          term(hidden, 2.0 * tokens * m.hidden * w.block()) +
-         term(cache, kv_bytes(m, w.prompt + w.output) * m.layers * w.block());
+         term(cache, 4.0 * (w.prompt + w.output) * m.hidden * m.layers * w.block());
 }
 
 // Working sets of one GPU batch whose sequences compute `tokens` tokens against a context.
@@ -45,22 +39,6 @@ std::vector<Linear> working_sets(const Model& m, const Workload& w, double token
 }
 
 }  // namespace
-
-Machine t4_machine() {
-  return {.to_device = 12.89e9,
-          .to_host_cache = 0.97e9,
-          .to_host_hidden = 4.82e9,
-          .from_disk = 0.473e9,
-          .to_disk = 0.746e9,
-          .matmul_prefill = 21.24e12,
-          .matmul_decode = 4.3e12,
-          .attention_prefill = 9.97e12,
-          .attention_decode = 0.079e12,
-          .attention_host = 0.0123e12,
-          .device_memory = 15.0e9,
-          .host_memory = 208e9,
-          .disk = 1500e9};
-}
 
 double Linear::at(const Shares& s) const {
   const std::array<double, kShares> values = {s.wg, s.wc, s.wn, s.cg, s.cc, s.cn, s.hg, s.hc, s.hn};
@@ -84,7 +62,7 @@ Linear operator*(double factor, Linear a) {
 LayerTimes prefill_times(const Model& m, const Workload& w, const Machine& machine) {
   const double weights = weight_bytes(m);
   const double hidden = 2.0 * w.prompt * m.hidden * w.block();
-  const double cache = kv_bytes(m, w.prompt + 1.0) * w.block();
+  const double cache = 4.0 * (w.prompt + 1.0) * m.hidden * w.block();
   LayerTimes times;
   times.to_device = (1.0 / machine.to_device) * (term(kWc, weights) + term(kWn, weights) +
                                                  term(kHc, hidden) + term(kHn, hidden));
@@ -97,8 +75,7 @@ LayerTimes prefill_times(const Model& m, const Workload& w, const Machine& machi
   times.compute =
       constant(w.block() * w.prompt * (8.0 * m.hidden * m.hidden + 4.0 * m.hidden * m.ffn) /
                    machine.matmul_prefill +
-               4.0 * w.block() * w.prompt * w.prompt * m.hidden / machine.attention_prefill +
-               m.widen_seconds);
+               4.0 * w.block() * w.prompt * w.prompt * m.hidden / machine.attention_prefill);
   return times;
 }
 
@@ -113,14 +90,12 @@ LayerTimes decode_times(const Model& m, const Workload& w, const Machine& machin
   times.to_host = (1.0 / machine.to_host_hidden) * (term(kHc, hidden) + term(kHn, hidden));
   if (machine.disk > 0.0) {
     times.from_disk =
-        (1.0 / machine.from_disk) *
-        (term(kWn, weights) + term(kCn, kv_bytes(m, context) * w.block()) + term(kHn, hidden));
+        (1.0 / machine.from_disk) * (term(kWn, weights) + term(kCn, attention) + term(kHn, hidden));
     times.to_disk =
-        (1.0 / machine.to_disk) * (term(kCn, kv_bytes(m, 1.0) * w.block()) + term(kHn, hidden));
+        (1.0 / machine.to_disk) * (term(kCn, 4.0 * w.block() * m.hidden) + term(kHn, hidden));
   }
   times.compute = constant(w.block() * (8.0 * m.hidden * m.hidden + 4.0 * m.hidden * m.ffn) /
-                               machine.matmul_decode +
-                           m.widen_seconds) +
+                           machine.matmul_decode) +
                   term(kCg, attention / machine.attention_decode) +
                   (attention / machine.attention_host) * (term(kCc, 1.0) + term(kCn, 1.0));
   return times;
@@ -151,9 +126,7 @@ MemoryUse memory_use(const Model& m, const Workload& w) {
   for (const Stage stage : {Stage{w.prompt, w.prompt}, Stage{1.0, length}}) {
     const double batch_states = 2.0 * stage.tokens * m.hidden * w.gpu_batch;
     // Weights and hidden states that live elsewhere pass through a double buffer.
-    // One layer is widened at a time.
-    const double wide = m.weight_share < 1.0 ? wide_weight_bytes(m) : 0.0;
-    const Linear device_buffers = constant(2.0 * weights + batch_states + wide) +
+    const Linear device_buffers = constant(2.0 * weights + batch_states) +
                                   term(kWg, -2.0 * weights) + term(kHg, -batch_states);
     const Linear device_home = home(m, w, stage.tokens, kWg, kCg, kHg) + device_buffers;
     for (const Linear& set : working_sets(m, w, stage.tokens, stage.context, {kCg})) {

@@ -27,11 +27,6 @@ struct Model {
   double ffn = 0.0;
   double layers = 0.0;
   double heads = 0.0;
-  // Weights in 4-bit groups: their bytes over those of FP16, and seconds that widening a layer's
-  // weights adds to its compute.
-  double weight_share = 1.0;
-  double widen_seconds = 0.0;
-  double kv_element = 2.0;  // bytes of one stored key or value
 };
 
 struct Workload {
@@ -59,9 +54,6 @@ struct Machine {
   double disk = 0.0;    // 0: none
   double usable = 0.8;  // of every tier
 };
-
-// The T4 with 208 GB host of FlexGen's paper, as its code fits it.
-[[nodiscard]] Machine t4_machine();
 
 enum class Objective : std::uint8_t {
   kPaper,  // max of five

@@ -23,8 +23,7 @@ class Program {
     }
   }
 
-  void fix(int column, double value) { model_.setColumnBounds(column, value, value); }
-  void fix_at_zero(int column) { fix(column, 0.0); }
+  void fix_at_zero(int column) { model_.setColumnBounds(column, 0.0, 0.0); }
   void objective(int column, double factor) { model_.setObjectiveCoefficient(column, factor); }
 
   // Three shares of one kind are all there is.
@@ -71,18 +70,15 @@ class Program {
   ClpSimplex model_;
 };
 
-// The columns of cg, cc, cn.
-constexpr int kFirstCache = 3;
+}  // namespace
 
-// `whole`: the only tier of the KV, of the device, host and disk; negative: any mixture.
-std::optional<Policy> solve(const Model& model, const Workload& workload, const Machine& machine,
-                            Objective objective, int whole) {
+std::optional<Policy> best_shares(const Model& model, const Workload& workload,
+                                  const Machine& machine, Objective objective) {
   Program program;
   for (const int first : {0, 3, 6}) {
     program.sum_to_one(first);
     if (machine.disk <= 0.0) program.fix_at_zero(first + 2);
   }
-  if (whole >= 0) program.fix(kFirstCache + whole, 1.0);
   program.fix_at_zero(8);  // hidden states never go to the disk: the code forces hg + hc = 1
   for (const Linear& lane : prefill_lanes(prefill_times(model, workload, machine), objective)) {
     program.at_least(kPrefillTime, lane);
@@ -113,19 +109,6 @@ std::optional<Policy> solve(const Model& model, const Workload& workload, const 
   return policy;
 }
 
-}  // namespace
-
-std::optional<Policy> best_shares(const Model& model, const Workload& workload,
-                                  const Machine& machine, Objective objective, bool whole_kv) {
-  if (!whole_kv) return solve(model, workload, machine, objective, -1);
-  std::optional<Policy> best;
-  for (int tier = 0; tier < (machine.disk > 0.0 ? 3 : 2); ++tier) {
-    std::optional<Policy> policy = solve(model, workload, machine, objective, tier);
-    if (policy && (!best || policy->seconds < best->seconds)) best = policy;
-  }
-  return best;
-}
-
 std::optional<Policy> search_policy(const Model& model, double prompt, double output,
                                     const Machine& machine, Objective objective,
                                     const SearchLimits& limits) {
@@ -135,8 +118,7 @@ std::optional<Policy> search_policy(const Model& model, double prompt, double ou
                             .output = output,
                             .gpu_batch = static_cast<double>(gpu_batch),
                             .num_batches = static_cast<double>(batches)};
-    std::optional<Policy> policy =
-        best_shares(model, workload, machine, objective, limits.whole_kv);
+    std::optional<Policy> policy = best_shares(model, workload, machine, objective);
     if (policy && (!best || policy->tokens_per_second > best->tokens_per_second)) best = policy;
     return policy ? policy->tokens_per_second : 0.0;
   };

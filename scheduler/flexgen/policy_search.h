@@ -17,17 +17,14 @@ struct Policy {
   double tokens_per_second = 0.0;  // generated tokens
 };
 
-// Best shares for one block shape; nothing when no shares fit. `whole_kv`: a block's KV is on one
-// tier, as compressed KV must be: the program is solved for each of them.
+// Best shares for one block shape; nothing when no shares fit.
 [[nodiscard]] std::optional<Policy> best_shares(const Model& model, const Workload& workload,
-                                                const Machine& machine, Objective objective,
-                                                bool whole_kv = false);
+                                                const Machine& machine, Objective objective);
 
 struct SearchLimits {
   std::int64_t max_gpu_batch = 256;
   std::int64_t max_block = 1024;
   std::int64_t fixed_block = 0;  // 0: free; else gpu_batch x num_batches is exactly this
-  bool whole_kv = false;         // as in best_shares()
 };
 
 // Best policy of all block shapes; nothing when not even one sequence fits.

@@ -1,6 +1,7 @@
 #include "scheduler/flexgen/weight_rounding.h"
 
 #include <algorithm>
+#include <cmath>
 #include <numeric>
 
 #include "models/config/tensor_manifest.h"
@@ -60,6 +61,10 @@ double held_share(std::span<const Module> modules, double asked) {
     all += total;
   }
   return all > 0.0 ? held / all : asked;
+}
+
+std::int64_t held_layers(std::span<const Module> modules, double asked, std::int64_t layers) {
+  return std::llround(held_share(modules, asked) * static_cast<double>(layers));
 }
 
 }  // namespace triphase::flexgen

@@ -5,6 +5,7 @@
 // the share of the host, which takes the first. So a decoder layer of OPT of which 25 % are asked
 // holds 8.3 %, and of 30 %, 41.7 %. PURE.
 
+#include <cstdint>
 #include <span>
 #include <vector>
 
@@ -21,5 +22,9 @@ using Module = std::vector<double>;  // elements of its tensors, in order
 // The share of the modules' elements that is then on the device. `asked`: 0 to 1; it is held as it
 // is where no module is known.
 [[nodiscard]] double held_share(std::span<const Module> modules, double asked);
+
+// The same as whole layers of `layers`: the number that comes nearest.
+[[nodiscard]] std::int64_t held_layers(std::span<const Module> modules, double asked,
+                                       std::int64_t layers);
 
 }  // namespace triphase::flexgen

@@ -8,8 +8,7 @@ StaticPlacement AcceleratePolicy::start(const JobView& job) const {
   return {.host_tier = device_kv_room(job, 0) < full_batch_kv(job),
           .host_lines = true,
           .host_streams_all = true,
-          .overlap = options_.overlap,
-          .pinned = options_.pinned};
+          .overlap = options_.overlap};
 }
 
 std::int64_t AcceleratePolicy::longest_line(const PlacementLimits& limits) const {

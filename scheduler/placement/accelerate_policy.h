@@ -9,7 +9,6 @@ namespace triphase {
 
 struct AccelerateOptions {
   bool overlap = true;  // off: no prefetch of the next layer, as older releases
-  bool pinned = true;
 };
 
 class AcceleratePolicy final : public PlacementPolicy {

@@ -9,31 +9,13 @@
 
 namespace triphase {
 
-// What an asked share of the weights becomes: whole layers, rounded down, or what the original's
-// whole tensors hold of a layer (flexgen/weight_rounding.h), as the nearest number of layers.
-enum class WeightRounding : std::uint8_t { kLayer, kTensor };
-
 struct FlexGenOptions {
   double device_kv_share = 0.0;      // cg: share of the block's sequences with KV on the device
   double device_weight_share = 1.0;  // wg: share of the layers' weights on the device
   std::int64_t gpu_batch = 0;        // sequences computed together; 0: the whole batch
   std::int64_t num_batches = 1;      // a layer's weights are loaded once for all of them
-  // hg = 0: hidden states lie on the host between layers. They sit on one tier, as the original
-  // demands.
-  bool hidden_on_host = false;
   HostKvUse host_kv = HostKvUse::kStream;
-  bool group_weights = false;  // weights at home in 4-bit groups
-  // KV in 4-bit groups. A block then has all of it on one tier, as the original demands:
-  // device_kv_share is 0 or 1, host_kv kStream.
-  bool kv_4bit = false;
-  // The original's handicaps.
-  WeightRounding weight_rounding = WeightRounding::kLayer;
   bool overlap = true;
-  bool pinned = true;
-  bool sync_each_layer = false;
-  bool copy_device = false;
-  bool fp32_workspace = false;  // with kCpuAttention
-  bool padding = false;  // prompts of a block get the length of its longest, in whole blocks of KV
 };
 
 class FlexGenPolicy final : public PlacementPolicy {
@@ -44,17 +26,11 @@ class FlexGenPolicy final : public PlacementPolicy {
   [[nodiscard]] StaticPlacement start(const JobView& job) const override;
   [[nodiscard]] std::int64_t longest_line(const PlacementLimits& limits) const override;
   [[nodiscard]] PlacementActions decide(const StepView& view) const override;
-  [[nodiscard]] bool groups_weights() const override { return options_.group_weights; }
-  [[nodiscard]] bool pads_prompts() const override { return options_.padding; }
 
   [[nodiscard]] const FlexGenOptions& options() const { return options_; }
 
  private:
-  [[nodiscard]] std::int64_t device_layers(const JobView& job) const;
   void admit_block(class PlacementLedger& ledger) const;
-  // The first of `lines` waiting prompts that fit together, as a block of so many. Returns how
-  // many.
-  [[nodiscard]] std::int64_t admit_lines(class PlacementLedger& ledger, std::int64_t lines) const;
 
   FlexGenOptions options_;
 };

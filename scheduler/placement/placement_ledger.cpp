@@ -127,15 +127,10 @@ void PlacementLedger::admit(const Admit& action) {
                  "reservations are not negative");
   const auto waiting_index = static_cast<std::size_t>(action.waiting);
   const WaitingPrompt& prompt = view_.waiting[waiting_index];
-  const std::int64_t prompt_tokens = prompt.prompt_tokens + action.padding;
-  RunningSequence sequence{.prompt_tokens = prompt_tokens,
-                           .prefill_tokens = prompt_tokens,
-                           .max_tokens = prompt.max_tokens + action.padding,
+  RunningSequence sequence{.prompt_tokens = prompt.prompt_tokens,
+                           .prefill_tokens = prompt.prompt_tokens,
+                           .max_tokens = prompt.max_tokens,
                            .input_blocks = action.input_blocks};
-  TRIPHASE_CHECK(action.padding >= 0 && action.padding % limits.block_tokens == 0 &&
-                     (action.padding == 0 ||
-                      prompt.shared_blocks + prompt.cached_blocks + action.input_blocks == 0),
-                 "whole blocks stand in front of a prompt of its own");
   if (prompt.shared_blocks > 0) {
     const auto owner_index = static_cast<std::size_t>(prompt.shares_with);
     TRIPHASE_CHECK(
@@ -157,7 +152,7 @@ void PlacementLedger::admit(const Admit& action) {
                      sequence.away_blocks() <= prompt.shared_blocks,
                  "cached blocks are on the device");
   sequence.step_tokens =
-      std::clamp<std::int64_t>(prompt_tokens - sequence.context, 0, prefill_left_);
+      std::clamp<std::int64_t>(prompt.prompt_tokens - sequence.context, 0, prefill_left_);
   prefill_left_ -= sequence.step_tokens;
 
   take_device_pages(prompt.cached_blocks + action.device_blocks);
@@ -180,7 +175,7 @@ std::int64_t PlacementLedger::admission_pages(const Admit& action) const {
   const std::int64_t found = prompt.shared_blocks + prompt.cached_blocks;
   const std::int64_t context = found * limits.block_tokens;
   const std::int64_t step_tokens =
-      std::clamp<std::int64_t>(prompt.prompt_tokens + action.padding - context, 0, prefill_left_);
+      std::clamp<std::int64_t>(prompt.prompt_tokens - context, 0, prefill_left_);
   const std::int64_t grown = limits.blocks_for(context + step_tokens) - found;
   return (prompt.cached_blocks + std::max(action.device_blocks, grown)) * limits.layers;
 }
@@ -399,9 +394,8 @@ std::string to_text(const PlacementAction& action) {
       [](const auto& a) -> std::string {
         using Action = std::decay_t<decltype(a)>;
         if constexpr (std::is_same_v<Action, Admit>) {
-          return fmt::format("admit #{} reserving {} device, {} host, {} input blocks{}", a.waiting,
-                             a.device_blocks, a.host_blocks, a.input_blocks,
-                             a.padding > 0 ? fmt::format(", padded by {}", a.padding) : "");
+          return fmt::format("admit #{} reserving {} device, {} host, {} input blocks", a.waiting,
+                             a.device_blocks, a.host_blocks, a.input_blocks);
         } else if constexpr (std::is_same_v<Action, Suspend>) {
           return fmt::format("suspend {} by {}", a.sequence.value,
                              a.mode == SuspendMode::kSwap ? "swap" : "drop");

@@ -27,15 +27,13 @@ struct JobView {
   std::int64_t layers = 0;
   std::int64_t block_tokens = 0;
   std::int64_t batch_size = 0;
-  std::int64_t longest_tokens = 0;  // longest context of any line
-  std::uint64_t device_budget = 0;  // everything on the device
-  std::uint64_t host_budget = 0;    // everything on the host; 0: no host tier
-  std::uint64_t layer_weights = 0;  // of one decoder layer, as it lies at home
-  std::uint64_t other_weights = 0;  // embeddings, head, final norm: always on the device
-  std::uint64_t scratch = 0;  // activations, workspace, a widened layer's weights on the device
+  std::int64_t longest_tokens = 0;       // longest context of any line
+  std::uint64_t device_budget = 0;       // everything on the device
+  std::uint64_t host_budget = 0;         // everything on the host; 0: no host tier
+  std::uint64_t layer_weights = 0;       // of one decoder layer
+  std::uint64_t other_weights = 0;       // embeddings, head, final norm: always on the device
+  std::uint64_t scratch = 0;             // activations and workspace on the device
   std::uint64_t kv_bytes_per_token = 0;  // K and V, all layers, at the job's KV precision
-  // Elements of a decoder layer's tensors (flexgen/weight_rounding.h); empty: nobody knows.
-  std::vector<std::vector<double>> layer_modules;
 };
 
 // Fixed for a whole job.
@@ -50,16 +48,9 @@ struct StaticPlacement {
   bool host_streams_all = false;
   std::int64_t gpu_batch = 0;     // zig-zag: sequences computed together; 0: all
   std::int64_t num_batches = 1;   // of them in one block: a layer's weights are loaded once
-  bool hidden_on_host = false;    // hidden states of the block lie there between two layers
   std::optional<DType> kv_dtype;  // nothing: the job's choice
   std::optional<std::int64_t> block_tokens;  // nothing: the job's choice
-  // Handicaps of the originals; all off by default.
-  bool overlap = true;           // false: copies and compute wait for each other
-  bool pinned = true;            // false: every load pays a blocking copy through pageable memory
-  bool padding = false;          // prompts that begin together get one length
-  bool fp32_workspace = false;   // KV that is attended on the host is copied to F32 before
-  bool copy_device = false;      // KV that is on the device is copied there before every use
-  bool sync_each_layer = false;  // wait for all devices after every (layer, batch)
+  bool overlap = true;                       // false: copies and compute wait for each other
 };
 
 class PlacementPolicy {
@@ -79,13 +70,6 @@ class PlacementPolicy {
   // Longest context of a line that this policy can hold when it runs alone. Longer lines become
   // error records and must not be shown to decide().
   [[nodiscard]] virtual std::int64_t longest_line(const PlacementLimits& limits) const = 0;
-
-  // Whether layers' matrices lie at home in 4-bit groups: every size of weights that the policy is
-  // told is then theirs. Changes answers, unlike all else that a policy decides.
-  [[nodiscard]] virtual bool groups_weights() const { return false; }
-
-  // Whether it may pad prompts (Admit::padding): then none shares its prefix with another.
-  [[nodiscard]] virtual bool pads_prompts() const { return false; }
 
   // Leading blocks of a sequence whose layer inputs X the policy wants saved on the host.
   [[nodiscard]] virtual std::int64_t input_blocks(std::int64_t /*block_tokens*/) const { return 0; }

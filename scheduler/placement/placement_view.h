@@ -141,9 +141,6 @@ struct Admit {
   std::int64_t device_blocks = 0;  // reserved on the device
   std::int64_t host_blocks = 0;    // reserved on the host
   std::int64_t input_blocks = 0;   // leading blocks whose X is to be saved
-  // Tokens that stand in front of the prompt for its length alone, whole blocks: computed, stored
-  // and read like it, and masked from it. From then on they count in every number of the line.
-  std::int64_t padding = 0;
   friend bool operator==(const Admit&, const Admit&) = default;
 };
 // The oldest device blocks go to the host: first = recompute_blocks + host_blocks.

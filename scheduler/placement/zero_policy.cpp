@@ -11,7 +11,7 @@ namespace triphase {
 
 StaticPlacement ZeroPolicy::start(const JobView& job) const {
   if (options_.mode == ZeroMode::k2023) {
-    return {.streamed_layers = streams_all() ? job.layers : 0,
+    return {.streamed_layers = job.layers,
             .host_tier = true,
             .host_kv = HostKvUse::kCpuAttention,
             .host_lines = true,
@@ -37,7 +37,6 @@ StaticPlacement ZeroPolicy::start(const JobView& job) const {
     throw error;
   }
   StaticPlacement placement{.overlap = options_.overlap};
-  placement.streamed_layers = streams_all() ? job.layers : 0;
   while (placement.streamed_layers < job.layers &&
          device_kv_room(job, placement.streamed_layers) < kv) {
     ++placement.streamed_layers;

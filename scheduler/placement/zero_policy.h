@@ -5,8 +5,6 @@
 // refused (it offloads weights, not KV). As an option its release of 2023, whose whole KV lives on
 // the host and is attended there in decode.
 
-#include <optional>
-
 #include "scheduler/placement/placement_policy.h"
 
 namespace triphase {
@@ -15,11 +13,7 @@ enum class ZeroMode : std::uint8_t { k2022, k2023 };
 
 struct ZeroOptions {
   ZeroMode mode = ZeroMode::k2022;
-  // Stream every layer, as the originals do. Off: only as many as the batch's KV needs room.
-  // Nothing: k2023 alone does.
-  std::optional<bool> stream_all;
   bool overlap = true;
-  bool group_weights = false;  // weights at home in 4-bit groups
 };
 
 class ZeroPolicy final : public PlacementPolicy {
@@ -29,15 +23,10 @@ class ZeroPolicy final : public PlacementPolicy {
   [[nodiscard]] std::string_view name() const override { return "zero"; }
   // k2022: throws E-MEM-FIT when the KV of a full batch does not fit beside two streamed layers.
   [[nodiscard]] StaticPlacement start(const JobView& job) const override;
-  [[nodiscard]] bool groups_weights() const override { return options_.group_weights; }
   [[nodiscard]] std::int64_t longest_line(const PlacementLimits& limits) const override;
   [[nodiscard]] PlacementActions decide(const StepView& view) const override;
 
  private:
-  [[nodiscard]] bool streams_all() const {
-    return options_.stream_all.value_or(options_.mode == ZeroMode::k2023);
-  }
-
   ZeroOptions options_;
 };
 

@@ -58,8 +58,8 @@ LaneTimes StepModel::decode(const StepTokens& tokens, std::int64_t input_tokens)
                                               static_cast<double>(tokens.host);
   StepWork work{.decode_rows = workload_.batch,
                 .touched_tokens = batch * touched,
-                .kv = kv_form(model_.kv_dtype)};
-  if (work.kv == KvForm::kInt8) work.quantized_tokens = batch;
+                .int8_kv = model_.kv_dtype == DType::kInt8};
+  if (work.int8_kv) work.quantized_tokens = batch;
   // Dense attention streams whole pages; a sparse one gathers records of single tokens.
   const bool dense = reads_whole_blocks();
   work.fetch = model_.fetch;

@@ -29,8 +29,7 @@ Longest longest_of(const SimulatedJob& job) {
 
 std::uint64_t scratch_of(const SimulatedJob& job) {
   return scratch_bytes(job.model, job.prefill_chunk + job.batch_size, job.batch_size,
-                       job.weights_dtype) +
-         job.model.widened_layer;
+                       job.weights_dtype);
 }
 
 StaticPlacement ask(const PlacementPolicy& policy, const SimulatedJob& job, Longest longest) {
@@ -46,8 +45,7 @@ StaticPlacement ask(const PlacementPolicy& policy, const SimulatedJob& job, Long
                        .scratch = scratch_of(job),
                        .kv_bytes_per_token = static_cast<std::uint64_t>(
                            static_cast<double>(model.layers) *
-                           kv_layer_bytes(model, job.kv_dtype, job.block_tokens)),
-                       .layer_modules = model.layer_modules});
+                           kv_layer_bytes(model, job.kv_dtype, job.block_tokens))});
 }
 
 void take_choices(const SimulatedJob& job, JobMemory& memory) {
@@ -58,7 +56,8 @@ void take_choices(const SimulatedJob& job, JobMemory& memory) {
     return;
   }
   memory.kv_dtype = memory.placement.kv_dtype.value_or(job.kv_dtype);
-  memory.streamed_layers = memory.placement.streamed_layers;
+  memory.streamed_layers =
+      job.handicaps.streams_all_layers ? job.model.layers : memory.placement.streamed_layers;
   memory.limits = {.layers = job.model.layers,
                    .block_tokens = memory.placement.block_tokens.value_or(job.block_tokens),
                    .batch_size = job.batch_size,
@@ -75,10 +74,6 @@ void count_token_bytes(const SimulatedJob& job, JobMemory& memory) {
   memory.input_token = layers * input_layer_bytes(job.model);
   memory.query_row =
       static_cast<double>(job.model.q_width * job.model.layers) * job.activation_bytes;
-  if (memory.placement.hidden_on_host) {
-    memory.hidden_row =
-        static_cast<double>(job.model.hidden * (job.model.layers - 1)) * job.activation_bytes;
-  }
 }
 
 // Sets how many tokens staging holds, and returns its bytes.
@@ -124,12 +119,7 @@ void divide(const PlacementPolicy& policy, const SimulatedJob& job, Longest long
                         model.layer_weights * static_cast<std::uint64_t>(
                                                   model.layers - memory.streamed_layers + slots);
   memory.fixed_host = model.layer_weights * static_cast<std::uint64_t>(memory.streamed_layers);
-  if (memory.placement.hidden_on_host) {
-    memory.fixed_host += static_cast<std::uint64_t>(
-        static_cast<double>((job.prefill_chunk + job.batch_size) * model.hidden) *
-        job.activation_bytes);
-  }
-  if (memory.placement.fp32_workspace) {
+  if (job.handicaps.copies_host_kv && memory.placement.host_kv == HostKvUse::kCpuAttention) {
     const std::int64_t tokens =
         limits.blocks_for(longest.context) * limits.block_tokens * job.batch_size;
     memory.fixed_host += static_cast<std::uint64_t>(tokens * 2 * model.kv_width) * sizeof(float);
@@ -153,7 +143,7 @@ void divide(const PlacementPolicy& policy, const SimulatedJob& job, Longest long
     }
     room -= static_cast<double>(limits.host_blocks()) * scales;
   }
-  const double copy = memory.placement.copy_device ? memory.record_layer * block_tokens : 0.0;
+  const double copy = job.handicaps.copies_device_kv ? memory.record_layer * block_tokens : 0.0;
   const auto blocks = static_cast<std::int64_t>(room / (memory.kv_token * block_tokens + copy));
   limits.device_pages = blocks * model.layers;
   memory.fixed_device += static_cast<std::uint64_t>(copy * static_cast<double>(blocks));

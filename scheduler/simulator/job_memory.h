@@ -32,7 +32,6 @@ struct JobMemory {
   double record_token = 0.0;  // the same in all layers
   double input_token = 0.0;   // saved layer inputs X
   double query_row = 0.0;     // a row's queries, as they cross the link
-  double hidden_row = 0.0;    // a row's hidden states between layers that lie on the host, each way
 
   // What a step finds taken before any KV. Nothing where the division was given.
   std::uint64_t fixed_device = 0;

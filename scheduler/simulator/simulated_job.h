@@ -28,8 +28,17 @@ struct MemoryDivision {
   std::int64_t staging_pages = 0;            // through which KV on the host is read
 };
 
+// What slowed an original beside its idea, as numbers: no policy and no engine has it.
+struct Handicaps {
+  bool pageable = false;            // loads pay a blocking copy through pageable memory first
+  bool sync_each_layer = false;     // a layer waits for its own copies
+  bool copies_device_kv = false;    // KV that is on the device is copied there before every use
+  bool copies_host_kv = false;      // KV that is attended on the host is copied to F32 before
+  bool streams_all_layers = false;  // whatever the policy would keep on the device
+};
+
 struct SimulatedJob {
-  ModelCosts model;  // of weights as the policy has them (PlacementPolicy::groups_weights)
+  ModelCosts model;
   DType weights_dtype = DType::kF16;
   DType kv_dtype = DType::kF16;    // where the policy does not choose
   std::int64_t block_tokens = 32;  // the same
@@ -43,6 +52,7 @@ struct SimulatedJob {
   double miss_rate = 1.0;      // share of the touched host tokens that crosses the link
   SparseFetch fetch = SparseFetch::kAhead;  // below r = 1
   std::vector<SimulatedLine> lines;
+  Handicaps handicaps;
   std::optional<MemoryDivision> division;  // then the budgets above are not looked at
   bool keep_steps = false;                 // fill SimulationResult::steps, views and actions
 };

@@ -6,6 +6,7 @@
 
 #include "base/error.h"
 #include "scheduler/flexgen/policy_search.h"
+#include "scheduler/flexgen/weight_rounding.h"
 #include "scheduler/placement/accelerate_policy.h"
 #include "scheduler/placement/device_only_policy.h"
 #include "scheduler/placement/flexgen_policy.h"
@@ -97,7 +98,7 @@ constexpr std::int64_t kProbeContext = 4096;
 
 // The published model of the machine from the profile's own tables, with rates
 // per operation.
-flexgen::Machine flexgen_machine(const CostModel& cost, const SimulatedJob& job, KvForm kv,
+flexgen::Machine flexgen_machine(const CostModel& cost, const SimulatedJob& job,
                                  double host_attention_rate) {
   const auto layers = static_cast<double>(job.model.layers);
   const double h1 = static_cast<double>(job.model.hidden);
@@ -111,47 +112,29 @@ flexgen::Machine flexgen_machine(const CostModel& cost, const SimulatedJob& job,
   machine.to_host_cache = machine.to_host_hidden = 1e9 / cost.d2h(1e9).seconds;
   machine.matmul_prefill = token_ops * prefill_tokens / cost.prefill(prefill_tokens, 0.0).seconds;
   machine.attention_prefill = machine.matmul_prefill;
-  const double products = cost.decode(kv, batch, 0.0).seconds;
-  machine.matmul_decode = token_ops * batch / products;
-  machine.attention_decode =
-      touched_ops / (cost.decode(kv, batch, probe * batch).seconds - products);
+  machine.matmul_decode = token_ops * batch / cost.decode(false, batch, 0.0).seconds;
+  machine.attention_decode = touched_ops / (cost.decode(false, batch, probe * batch).seconds -
+                                            cost.decode(false, batch, 0.0).seconds);
   machine.attention_host = host_attention_rate;
   machine.device_memory = static_cast<double>(job.device_memory);
   machine.host_memory = static_cast<double>(job.host_memory);
   return machine;
 }
 
-NamedSimulation run_flexgen(const CostModel& cost, const SimulatedJob& job,
-                            const SimulationOptions& options) {
-  const bool whole_kv = options.flexgen_kv_4bit;
-  const double kv_element = whole_kv ? kv_record_bytes(job.model, DType::kQ4) /
-                                           static_cast<double>(2 * job.model.kv_width)
-                                     : 2.0;
-  flexgen::Model model{.hidden = static_cast<double>(job.model.hidden),
-                       .ffn = static_cast<double>(job.model.ffn),
-                       .layers = static_cast<double>(job.model.layers),
-                       .heads = static_cast<double>(job.model.hidden) / 128.0,
-                       .kv_element = kv_element};
-  const bool groups = options.grouped_model.has_value();
-  if (groups) {
-    model.weight_share =
-        static_cast<double>(job.model.layer_weights) / static_cast<double>(job.model.widened_layer);
-    model.widen_seconds =
-        job.model.widening_share * cost.decode(KvForm::kPlain, 1.0, 0.0).seconds / model.layers;
-  }
+// `whole_tensors`: weights stay on the device by whole tensors, as the original places them.
+NamedSimulation run_flexgen(const CostModel& cost, const SimulatedJob& job, bool whole_tensors) {
+  const flexgen::Model model{.hidden = static_cast<double>(job.model.hidden),
+                             .ffn = static_cast<double>(job.model.ffn),
+                             .layers = static_cast<double>(job.model.layers),
+                             .heads = static_cast<double>(job.model.hidden) / 128.0};
   NamedSimulation best{.policy = "flexgen"};
   best.result.infeasible = "no percentages fit";
   const auto attempt = [&](FlexGenOptions candidate, const std::string& detail) {
-    candidate.overlap = candidate.pinned = true;
-    candidate.group_weights = groups;
-    candidate.kv_4bit = whole_kv;
-    if (options.handicaps) {
-      candidate.pinned = false;
-      candidate.sync_each_layer = true;
-      candidate.copy_device = true;
-      candidate.padding = true;
-      candidate.weight_rounding = WeightRounding::kTensor;
-      candidate.fp32_workspace = candidate.host_kv == HostKvUse::kCpuAttention;
+    if (whole_tensors) {
+      const std::int64_t held = flexgen::held_layers(
+          job.model.layer_modules, candidate.device_weight_share, job.model.layers);
+      candidate.device_weight_share =
+          static_cast<double>(held) / static_cast<double>(job.model.layers);
     }
     SimulationResult result = simulate(FlexGenPolicy(candidate), cost, job);
     const bool ran = result.infeasible.empty();
@@ -160,42 +143,40 @@ NamedSimulation run_flexgen(const CostModel& cost, const SimulatedJob& job,
                                 result.tokens_per_second > best.result.tokens_per_second);
     if (better) {
       best.result = std::move(result);
-      best.detail = groups ? detail + ", 4-bit weights" : detail;
+      best.detail = detail;
     }
     return whole;
   };
   for (const HostKvUse use : {HostKvUse::kStream, HostKvUse::kCpuAttention}) {
     const bool on_host = use == HostKvUse::kCpuAttention;
-    if (on_host && (whole_kv || !cost.can_attend_on_host())) continue;
+    if (on_host && !cost.can_attend_on_host()) continue;
     const char* mode = on_host ? "CPU attention" : "KV moved";
-    // Attention does one multiply-add for each value read: of FP16 an operation
+    // Attention does one multiply-add for each FP16 value read: an operation
     // for every byte.
     const double touched = static_cast<double>(job.batch_size * kProbeContext);
     const double rate =
         on_host ? 4.0 * model.hidden * model.layers * touched /
                       cost.host_attention(static_cast<double>(job.batch_size), touched).seconds
-                : 2.0 / kv_element * 1e9 / cost.h2d(1e9).seconds;
+                : 1e9 / cost.h2d(1e9).seconds;
     const auto policy = flexgen::search_policy(
         model, static_cast<double>(longest_prompt(job)), static_cast<double>(longest_output(job)),
-        flexgen_machine(cost, job, whole_kv ? KvForm::k4Bit : KvForm::kPlain, rate),
-        flexgen::Objective::kCode,
-        {.max_gpu_batch = job.batch_size, .fixed_block = job.batch_size, .whole_kv = whole_kv});
+        flexgen_machine(cost, job, rate), flexgen::Objective::kCode,
+        {.max_gpu_batch = job.batch_size, .fixed_block = job.batch_size});
     if (policy) {
       attempt({.device_kv_share = policy->shares.cg,
                .device_weight_share = policy->shares.wg,
                .gpu_batch = static_cast<std::int64_t>(policy->workload.gpu_batch),
                .num_batches = static_cast<std::int64_t>(policy->workload.num_batches),
-               .hidden_on_host = policy->shares.hg < 0.5,
                .host_kv = use},
-              fmt::format("searched: wg {:.2f}, cg {:.2f}, hg {:.0f}, {} x {}, {}",
-                          policy->shares.wg, policy->shares.cg, policy->shares.hg < 0.5 ? 0.0 : 1.0,
-                          policy->workload.gpu_batch, policy->workload.num_batches, mode));
+              fmt::format("searched: wg {:.2f}, cg {:.2f}, {} x {}, {}", policy->shares.wg,
+                          policy->shares.cg, policy->workload.gpu_batch,
+                          policy->workload.num_batches, mode));
     }
     // By hand, as the paper does after its search: whole sequences on the
     // device, as many as fit.
     for (const double weights : {1.0, 0.5, 0.2, 0.0}) {
       bool whole_block = false;
-      for (std::int64_t tenths = 10; tenths >= 0; tenths -= whole_kv ? 10 : 1) {
+      for (std::int64_t tenths = 10; tenths >= 0; --tenths) {
         whole_block |= attempt({.device_kv_share = static_cast<double>(tenths) / 10.0,
                                 .device_weight_share = weights,
                                 .host_kv = use},
@@ -216,9 +197,15 @@ NamedSimulation simulate_policy(std::string_view policy, const CostModel& cost,
   if (policy == "triphase") return run_triphase(cost, job, options);
   SimulatedJob dense = job;
   dense.caching_ratio = dense.miss_rate = 1.0;
-  const bool groups = options.grouped_model && (policy == "flexgen" || policy == "zero");
-  if (groups) dense.model = *options.grouped_model;
-  if (policy == "flexgen") return run_flexgen(cost, dense, options);
+  if (policy == "flexgen") {
+    if (options.handicaps) {
+      dense.handicaps = {.pageable = true,
+                         .sync_each_layer = true,
+                         .copies_device_kv = true,
+                         .copies_host_kv = true};
+    }
+    return run_flexgen(cost, dense, options.handicaps);
+  }
   NamedSimulation named{.policy = std::string(policy)};
   const auto run = [&](const PlacementPolicy& object) {
     named.result = simulate(object, cost, dense);
@@ -226,12 +213,11 @@ NamedSimulation simulate_policy(std::string_view policy, const CostModel& cost,
   if (policy == "vllm") {
     run(VllmPolicy());
   } else if (policy == "accelerate") {
-    run(AcceleratePolicy({.overlap = !options.handicaps, .pinned = !options.handicaps}));
+    dense.handicaps.pageable = options.handicaps;
+    run(AcceleratePolicy({.overlap = !options.handicaps}));
   } else if (policy == "zero") {
-    ZeroOptions zero{.group_weights = groups};
-    if (options.handicaps) zero.stream_all = true;
-    run(ZeroPolicy(zero));
-    named.detail = groups ? "4-bit weights" : "";
+    dense.handicaps.streams_all_layers = options.handicaps;
+    run(ZeroPolicy());
   } else {
     TRIPHASE_CHECK(policy == "device-only", "a known policy");
     run(DeviceOnlyPolicy());

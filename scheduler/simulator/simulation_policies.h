@@ -28,10 +28,6 @@ struct SimulationOptions {
   bool allow_recompute = true;
   bool choose_kv_dtype = false;  // triphase weighs INT8 against the given type
   bool handicaps = false;        // baselines with their originals' handicaps
-  // The model with its weights in 4-bit groups, which flexgen and zero then have; nothing: in their
-  // own type.
-  std::optional<ModelCosts> grouped_model;
-  bool flexgen_kv_4bit = false;  // FlexGenOptions::kv_4bit
 };
 
 // Runs `policy`, a name of --policy, on the job. Sparsity applies to `triphase` alone: the others

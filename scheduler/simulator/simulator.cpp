@@ -210,7 +210,6 @@ class Simulation {
         line.on_host =
             memory_.placement.host_kv == HostKvUse::kCpuAttention && admit->host_blocks > 0;
         line.place.id = SequenceId(static_cast<std::int64_t>(line.index));
-        result_.padding_tokens += static_cast<std::uint64_t>(admit->padding);
         started.push_back(line);
       }
       ledger.apply(action);
@@ -269,7 +268,7 @@ class Simulation {
   }
 
   void compute(StepWork& work) {
-    work.kv = kv_form(result_.kv_dtype);
+    work.int8_kv = result_.kv_dtype == DType::kInt8;
     work.fetch = job_.fetch;
     const bool dense = reads_whole_blocks();
     const auto layers = static_cast<double>(memory_.limits.layers);
@@ -305,13 +304,13 @@ class Simulation {
                          : fetched * again_share;
       if (attend_on_host) {
         // The query goes there and the result comes back.
-        if (memory_.placement.fp32_workspace) count_workspace(place, work);
+        if (job_.handicaps.copies_host_kv) count_workspace(place, work);
         ++work.host_attention_rows;
         work.host_attention_tokens += static_cast<double>(place.context + 1);
         work.d2h_bytes += memory_.query_row;
         work.h2d_bytes += memory_.query_row;
       } else if (whole) {
-        if (memory_.placement.copy_device) count_copies(line, away_blocks, work);
+        if (job_.handicaps.copies_device_kv) count_copies(line, away_blocks, work);
         work.h2d_bytes += (fetched - again) * memory_.record_token + again * memory_.input_token;
         if (!place.prefilling()) count_early(line, early, work);
       } else {
@@ -329,7 +328,7 @@ class Simulation {
       if (line.on_host) {
         work.d2h_bytes += static_cast<double>(rows) * memory_.record_token;
       }
-      if (work.kv == KvForm::kInt8) work.quantized_tokens += static_cast<double>(rows);
+      if (work.int8_kv) work.quantized_tokens += static_cast<double>(rows);
       record.phase = std::max(record.phase, place.recompute_blocks > 0 ? Phase::kThree
                                             : place.host_blocks > 0    ? Phase::kTwo
                                                                        : Phase::kOne);
@@ -346,17 +345,13 @@ class Simulation {
       work.decode_groups =
           (work.decode_rows + memory_.placement.gpu_batch - 1) / memory_.placement.gpu_batch;
     }
-    const double hidden =
-        static_cast<double>(work.decode_rows + work.prefill_rows) * memory_.hidden_row;
-    work.d2h_bytes += hidden;
-    work.h2d_bytes += hidden + streamed_bytes();
+    work.h2d_bytes += streamed_bytes();
     work.h2d_copies = work.d2h_copies = layers;
-    work.widening_share = job_.model.widening_share;
     record.lanes = cost_.step(work, {.layers = memory_.limits.layers,
                                      .overlap = memory_.placement.overlap,
                                      .early_layers = early_layers(early),
-                                     .pinned = memory_.placement.pinned,
-                                     .sync_each_layer = memory_.placement.sync_each_layer});
+                                     .pinned = !job_.handicaps.pageable,
+                                     .sync_each_layer = job_.handicaps.sync_each_layer});
     account(work, record);
   }
 
@@ -365,9 +360,8 @@ class Simulation {
   void count_copies(const Line& line, std::int64_t away_blocks, StepWork& work) {
     const RunningSequence& place = line.place;
     if (place.prefilling() || away_blocks > 0 || place.host_reserved > 0) return;
-    const std::int64_t blocks = work.kv == KvForm::kInt8
-                                    ? place.context / memory_.limits.block_tokens
-                                    : memory_.limits.blocks_for(place.context + 1);
+    const std::int64_t blocks = work.int8_kv ? place.context / memory_.limits.block_tokens
+                                             : memory_.limits.blocks_for(place.context + 1);
     work.copied_tokens += static_cast<double>(blocks * memory_.limits.block_tokens);
     result_.copied_bytes += moved_bytes(blocks);
   }

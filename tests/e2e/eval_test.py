@@ -110,14 +110,6 @@ class EvalTest(unittest.TestCase):
     def shorten_text(self, size):
         (self.folder / "text.txt").write_text((self.folder / "text.txt").read_text()[:size])
 
-    def test_compressed_kv(self):
-        whole, coded = self.rows("perplexity", "text.txt", "--window", "256", "--samples", "2", "--kv-dtypes", "bf16,4bit")
-        self.assertEqual((whole["kv_dtype"], coded["kv_dtype"]), ("bf16", "4bit"))
-        # 64 channels: 32 bytes of codes and 4 of their group.
-        self.assertAlmostEqual(coded["kv_bytes_per_token"] / whole["kv_bytes_per_token"], 36 / 128, places=6)
-        self.assertNotEqual(coded["perplexity"], whole["perplexity"])
-        self.assertLess(abs(coded["nats_per_token"] - whole["nats_per_token"]), 0.5)
-
     def test_sweep(self):
         # A passage again and again: dense attention finds it, a fifth of the tokens does not hold it.
         passage = (self.folder / "text.txt").read_text()[:800]

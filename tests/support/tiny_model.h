@@ -47,7 +47,6 @@ struct TinyModelOptions {
   AttentionOptions attention;
   const ContextClusters* clusters = nullptr;  // of squeezed; must outlive the model
   bool int8 = false;                          // INT8 KV; `dtype` is then that of open blocks
-  bool kv_4bit = false;                       // 4-bit KV
   // Host tier, streaming and policy; the policy's default is device-only.
   std::int64_t host_blocks = 0;     // of all layers each
   std::int64_t staging_blocks = 0;  // of one layer each
@@ -57,13 +56,8 @@ struct TinyModelOptions {
   std::int64_t input_tokens = 0;    // leading ones whose K and V come from INT8 layer inputs
   std::int64_t input_blocks = 0;    // of all layers each: for saved layer inputs
   std::int64_t streamed_layers = 0;
-  bool group_weights = false;  // whatever the policy: layers' matrices in 4-bit groups
   bool prefetch = true;
   bool host_attention = false;  // decoded rows of lines on the host are attended there
-  bool fp32_workspace = false;  // with host_attention
-  bool sync_layers = false;
-  bool pageable = false;
-  bool copy_device = false;
   std::optional<EmulatedLink> link;
   Device* device = nullptr;  // of both tiers, instead of the backend's
   std::shared_ptr<const PlacementPolicy> policy = std::make_shared<DeviceOnlyPolicy>();
@@ -80,14 +74,11 @@ class TinyModel {
         host_weights_(host_pool_, MemoryTag::kWeights),
         transfers_(options.link),
         weights_(random_weights(config_, options.dtype, 7,
-                                {memory_of(options), host_weights_, options.streamed_layers,
-                                 options.group_weights || policy_->groups_weights()},
-                                {})),
+                                {memory_of(options), host_weights_, options.streamed_layers}, {})),
         kv_(kv_shape(options),
             {.device_pages = options.kv_blocks * config_.layers,
              .staging_pages = options.staging_blocks,
              .cache_pages = options.cache_blocks * config_.layers,
-             .copy_pages = options.copy_device ? options.kv_blocks : 0,
              .open_pages = KvStore::open_pages_needed(kv_shape(options), 2 * options.batch_size,
                                                       options.batch_size + options.prefill_chunk),
              .host_blocks = options.host_blocks,
@@ -109,20 +100,11 @@ class TinyModel {
     model_.set_attention(options.attention, backend_->sparse_ops(), pool_, options.clusters);
     model_.set_layer_inputs(options.input_tokens, backend_->input_ops(), pool_);
     if (options.host_attention) {
-      model_.set_host_attention(options.batch_size, backend_->host_ops(), host_pool_,
-                                options.fp32_workspace ? options.block_tokens : 0);
+      model_.set_host_attention(options.batch_size, backend_->host_ops(), host_pool_);
     }
-    if (options.copy_device) model_.set_device_copies(pool_.device());
-    model_.set_sync_layers(options.sync_layers);
     if (const auto* flexgen = dynamic_cast<const FlexGenPolicy*>(policy_.get())) {
       model_.zigzag().set_batch(flexgen->options().gpu_batch);
-      if (flexgen->options().hidden_on_host) {
-        model_.zigzag().keep_on_host(options.batch_size + options.prefill_chunk,
-                                     config_.hidden_size, transfers_, host_pool_);
-      }
     }
-    model_.zigzag().set_prefetch(options.prefetch);
-    transfers_.set_pageable(options.pageable);
     model_.kv_step().set_prefetch(options.prefetch);
     model_.weight_stream().set_prefetch(options.prefetch);
     engine_.placement().set_checking(true);
@@ -145,9 +127,7 @@ class TinyModel {
             .kv_heads = config_.kv_heads,
             .head_dim = config_.head_dim,
             .block_tokens = options.block_tokens,
-            .dtype = options.int8      ? DType::kInt8
-                     : options.kv_4bit ? DType::kQ4
-                                       : options.dtype,
+            .dtype = options.int8 ? DType::kInt8 : options.dtype,
             .open_dtype = options.dtype,
             .key_columns = keeps_key_columns(options.attention),
             .input_width = options.input_tokens > 0 ? config_.hidden_size : 0,

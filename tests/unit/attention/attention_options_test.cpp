@@ -144,7 +144,7 @@ TEST(TouchedBytes, FollowTheTable) {
 // What the budget of a compression reads of a long context, by the table of bytes.
 TEST(Compression, GivesTheShareOfDenseBytesThatWasAsked) {
   constexpr std::int64_t kContext = 1 << 17;
-  for (const double element_bytes : {2.0, 1.0}) {
+  for (const std::int64_t element_bytes : {2, 1}) {
     const TouchedShape shape{32, 8, 128, element_bytes};
     const auto dense = static_cast<double>(touched_bytes({}, shape, kContext, kContext));
     for (const std::string_view name :

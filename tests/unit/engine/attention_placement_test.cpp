@@ -74,16 +74,14 @@ class AttentionPlacement : public testing::TestWithParam<Case> {};
 TEST_P(AttentionPlacement, TheAnswerIsTheMethodsAlone) {
   const auto requests = mixed_requests(31, 12);
   const ContextClusters clusters = tiny_clusters(tiny_config(), 40);
-  for (const std::string_view type : {"fp16", "int8", "4bit"}) {
-    if (type == "4bit" && !reads_keys_by_rows(GetParam().kind)) continue;
+  for (const bool int8 : {false, true}) {
     TinyModelOptions options{.batch_size = 1, .prefill_chunk = 200, .block_tokens = 16};
     options.attention = method(GetParam().kind);
     for (const char* setting : GetParam().settings) {
       set_attention_option(options.attention, setting);
     }
     options.clusters = &clusters;
-    options.int8 = type == "int8";
-    options.kv_4bit = type == "4bit";
+    options.int8 = int8;
     TinyModel alone(options);
     const auto expected = run_all(alone.engine(), requests);
     const AttentionRunner::Touched& touched = alone.model().attention()->touched();
@@ -95,7 +93,7 @@ TEST_P(AttentionPlacement, TheAnswerIsTheMethodsAlone) {
       move_to(place, options);
       options.column_blocks = place.host_blocks;
       TinyModel model(options);
-      SCOPED_TRACE(std::string(place.policy->name()) + " " + std::string(type));
+      SCOPED_TRACE(std::string(place.policy->name()) + (int8 ? " int8" : ""));
       expect_equal(expected, run_all(model.engine(), requests));
       model.kv().residency().check();
       const PlacementStats& stats = model.engine().placement().stats();

@@ -160,9 +160,8 @@ class MeasuredTinyModel : public ::testing::Test {
     const auto backend = Backend::open("cpu", 1);
     Log log({.verbosity = -1});
     Progress progress(log, ProgressMode::kOff);
-    measured_ = new MeasuredProfile(
-        measure_profile(tiny_bundle(), options, {.seconds = 0.5, .batch_size = 8, .kv_4bit = true},
-                        *backend, progress, log));
+    measured_ = new MeasuredProfile(measure_profile(
+        tiny_bundle(), options, {.seconds = 0.5, .batch_size = 8}, *backend, progress, log));
   }
   static void TearDownTestSuite() {
     delete measured_;
@@ -183,7 +182,7 @@ TEST_F(MeasuredTinyModel, SaysWhatWasMeasured) {
   EXPECT_EQ(profile().device_memory, 1U << 20);
   EXPECT_EQ(profile().layers, 2);
   EXPECT_EQ(profile().model_fingerprint, "xxh3:0123456789abcdef");
-  EXPECT_EQ(measured_->tables.size(), 10U);
+  EXPECT_EQ(measured_->tables.size(), 9U);
   for (const ProfiledTable& table : measured_->tables) {
     EXPECT_THAT(profile().notes,
                 Contains(HasSubstr(std::string(cost_table_info(table.table).name) + ": ")));
@@ -234,7 +233,7 @@ TEST_F(MeasuredTinyModel, LookupsNeverFallWithMoreWork) {
   const CostModel cost(profile());
   double before = 0.0;
   for (double touched = 8; touched <= 8 * 160; touched *= 1.3) {
-    const double seconds = cost.decode(KvForm::kPlain, 8, touched).seconds;
+    const double seconds = cost.decode(false, 8, touched).seconds;
     EXPECT_GE(seconds, before);
     before = seconds;
   }
@@ -255,11 +254,8 @@ TEST_F(MeasuredTinyModel, LookupsNeverFallWithMoreWork) {
     before = seconds;
   }
   EXPECT_FALSE(cost.host_attention(2, 64).extrapolated);
-  EXPECT_FALSE(cost.decode(KvForm::kInt8, 2, 64).extrapolated);
-  EXPECT_FALSE(cost.decode(KvForm::k4Bit, 2, 64).extrapolated);
-  EXPECT_GE(cost.decode(KvForm::k4Bit, 8, 1000).seconds,
-            cost.decode(KvForm::k4Bit, 8, 100).seconds);
-  EXPECT_TRUE(cost.decode(KvForm::kInt8, 4096, 256).extrapolated);
+  EXPECT_FALSE(cost.decode(true, 2, 64).extrapolated);
+  EXPECT_TRUE(cost.decode(true, 4096, 256).extrapolated);
 }
 
 TEST_F(MeasuredTinyModel, PlannerAndSimulatorTakeIt) {

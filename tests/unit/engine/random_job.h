@@ -23,7 +23,7 @@ enum class Knob : std::uint8_t {
   kBatch,
   kChunk,
   kThreads,
-  kDtype,  // 0: F32, 1: F16, 2: BF16, 3: F16 and where it can be 4-bit KV
+  kDtype,  // 0: F32, 1: F16, 2: BF16
   kInt8,
   kMethod,  // AttentionKind
   kBudget,  // tokens that the method keeps
@@ -40,10 +40,9 @@ enum class Knob : std::uint8_t {
   kCacheBlocks,
   kStreamedLayers,
   kNoPrefetch,
-  kLink,          // MB/s; 0: none is emulated
-  kGroupWeights,  // layers' matrices in 4-bit groups
+  kLink,  // MB/s; 0: none is emulated
 };
-inline constexpr std::size_t kKnobs = 26;
+inline constexpr std::size_t kKnobs = 25;
 
 enum class JobPolicy : std::uint8_t {
   kDeviceOnly,

@@ -232,7 +232,7 @@ std::vector<Case> fetching_cases() {
        std::make_shared<FlexGenPolicy>(
            FlexGenOptions{.device_kv_share = 0.0, .device_weight_share = 0.5}),
        200, 30},
-      {"zero", std::make_shared<ZeroPolicy>(ZeroOptions{.stream_all = true}), 0, 60, 2},
+      {"zero", std::make_shared<ZeroPolicy>(ZeroOptions{}), 0, 60, 2},
   };
 }
 

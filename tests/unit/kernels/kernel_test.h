@@ -6,7 +6,6 @@
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
-#include <algorithm>
 #include <cmath>
 #include <cstdlib>
 #include <cstring>
@@ -38,7 +37,6 @@ class Elements {
     std::memcpy(bytes_.data() + static_cast<std::size_t>(index) * dtype_bytes(dtype_), &bits,
                 dtype_bytes(dtype_));
   }
-  // NaN; bytes of other meaning get all their bits, which are NaN to 16-bit floats among them.
   void poison() {
     if (dtype_ == DType::kInt8) return std::fill(bytes_.begin(), bytes_.end(), std::byte{0xFF});
     const auto count = static_cast<std::int64_t>(bytes_.size() / dtype_bytes(dtype_));

@@ -18,7 +18,7 @@ struct CacheShape {
   std::int64_t kv_heads = 2;
   std::int64_t dim = 20;
   std::int64_t page_tokens = 32;
-  DType dtype = DType::kF16;  // of the cache (kQ4 too), or of the open pool when `int8`
+  DType dtype = DType::kF16;  // of the cache, or of the open pool when `int8`
   bool int8 = true;
 };
 
@@ -46,8 +46,8 @@ class SequenceCache {
         tokens_(tokens),
         v_(tokens, shape.kv_heads * shape.dim, 2),
         blocks_((tokens + shape.page_tokens - 1) / shape.page_tokens),
-        open_k_(stored_type(), (blocks_ + 2) * page_elements()),
-        open_v_(stored_type(), (blocks_ + 2) * page_elements()),
+        open_k_(shape.dtype, (blocks_ + 2) * page_elements()),
+        open_v_(shape.dtype, (blocks_ + 2) * page_elements()),
         codes_k_(static_cast<std::size_t>((blocks_ + 2) * page_elements()), 255),
         codes_v_(codes_k_),
         scales_(static_cast<std::size_t>((blocks_ + 2) * 4 * shape.kv_heads * shape.dim),
@@ -147,8 +147,8 @@ class SequenceCache {
     };
     const auto elements = static_cast<std::size_t>(page_elements());
     permute(open_pages_, [&](const auto& from, const auto& to) {
-      move_bytes(open_k_.data(), elements * dtype_bytes(stored_type()))(from, to);
-      move_bytes(open_v_.data(), elements * dtype_bytes(stored_type()))(from, to);
+      move_bytes(open_k_.data(), elements * dtype_bytes(shape_.dtype))(from, to);
+      move_bytes(open_v_.data(), elements * dtype_bytes(shape_.dtype))(from, to);
     });
     permute(pages_, [&](const auto& from, const auto& to) {
       move_bytes(codes_k_.data(), elements)(from, to);
@@ -161,24 +161,6 @@ class SequenceCache {
   }
 
   [[nodiscard]] std::int64_t tokens() const { return tokens_; }
-  // Appends the same tokens again, so many at a time, into the pages that hold them.
-  void append_again(const TestMatrix& k, std::int64_t chunk, Ops& ops, Stream& stream) {
-    for (std::int64_t first = 0; first < tokens_; first += chunk) {
-      const std::int64_t count = std::min(chunk, tokens_ - first);
-      std::vector<PageId> pages;
-      std::vector<std::int32_t> offsets;
-      for (std::int64_t t = first; t < first + count; ++t) {
-        pages.push_back(open_pages_[static_cast<std::size_t>(t / shape_.page_tokens)]);
-        offsets.push_back(static_cast<std::int32_t>(t % shape_.page_tokens));
-      }
-      const auto part = [&](ConstMatrix rows) {
-        rows.data = static_cast<const float*>(rows.data) + first * rows.row_stride;
-        rows.rows = count;
-        return rows;
-      };
-      ops.kv_append(part(k.view()), part(v_.view()), {pages, offsets}, view(), stream);
-    }
-  }
   // V as it was appended, rows [first, first + count).
   [[nodiscard]] ConstMatrix appended_v(std::int64_t first, std::int64_t count) const {
     ConstMatrix rows = v_.view();
@@ -189,14 +171,8 @@ class SequenceCache {
   [[nodiscard]] std::vector<float>& scales() { return scales_; }
 
  private:
-  // 4-bit rows are bytes.
-  [[nodiscard]] DType stored_type() const {
-    return shape_.dtype == DType::kQ4 ? DType::kInt8 : shape_.dtype;
-  }
   [[nodiscard]] std::int64_t page_elements() const {
-    const bool rows = shape_.dtype == DType::kQ4;
-    const std::int64_t row = rows ? dtype_row_bytes(shape_.dtype, shape_.dim) : shape_.dim;
-    return shape_.kv_heads * shape_.page_tokens * row;
+    return shape_.kv_heads * shape_.page_tokens * shape_.dim;
   }
   [[nodiscard]] std::vector<PageId> shuffled(std::mt19937& random) const {
     std::vector<PageId> all;

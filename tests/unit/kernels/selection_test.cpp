@@ -26,9 +26,6 @@ TEST_P(SelectionTest, MatchesReferenceWithWeights) {
   for (const std::int64_t group : {1, 3, 5, 7, 8}) {
     shapes.push_back({.heads = 2 * group, .dim = 33, .int8 = group % 2 == 1});
   }
-  for (const std::int64_t dim : {20, 80, 128}) {
-    shapes.push_back({.dim = dim, .dtype = DType::kQ4, .int8 = false});
-  }
   shapes.push_back({.heads = 12, .kv_heads = 1, .dim = 128, .page_tokens = 128});
   for (const CacheShape& shape : shapes) {
     SequenceCache cache(shape, 1900, *ops_, *stream_, random_);

@@ -3,16 +3,8 @@
 namespace triphase {
 namespace {
 
-// What reads keys row by row also reads 4-bit rows.
-std::vector<CacheShape> scored_shapes() {
-  std::vector<CacheShape> all = shapes();
-  all.push_back({.heads = 4, .kv_heads = 2, .dim = 20, .dtype = DType::kQ4, .int8 = false});
-  all.push_back({.heads = 10, .kv_heads = 1, .dim = 80, .dtype = DType::kQ4, .int8 = false});
-  return all;
-}
-
 TEST_P(SparseOpsTest, KeyScoresMatchReferenceOnAnyThreads) {
-  for (const CacheShape& shape : scored_shapes()) {
+  for (const CacheShape& shape : shapes()) {
     SequenceCache cache(shape, 1100, *ops_, *stream_, random_);
     const TestMatrix q = TestMatrix(2, shape.heads * shape.dim, 3).randomize(random_);
     for (const std::int64_t context : {1, 17, 64, 129, 1100}) {
@@ -79,7 +71,7 @@ TEST_P(SparseOpsTest, KeyColumnsAreTheKeysOfFullBlocksTransposed) {
 }
 
 TEST_P(SparseOpsTest, ColumnSumsMatchReferenceForAnyChunks) {
-  for (const CacheShape& shape : scored_shapes()) {
+  for (const CacheShape& shape : shapes()) {
     const std::int64_t tokens = 100;
     SequenceCache cache(shape, tokens, *ops_, *stream_, random_);
     const TestMatrix q = TestMatrix(tokens, shape.heads * shape.dim, 1).randomize(random_);
@@ -237,21 +229,6 @@ TEST_P(SparseOpsTest, RefusesBadArguments) {
   EXPECT_THROW(score(0, 49, enough), Error);
   EXPECT_THROW(score(0, 50, {enough.data, 64}), Error);
   score(0, 50, enough);
-}
-
-TEST_P(SparseOpsTest, WhatReadsChannelsRefuses4BitKeys) {
-  const CacheShape shape{.dtype = DType::kQ4, .int8 = false};
-  SequenceCache cache(shape, 64, *ops_, *stream_, random_);
-  const TestMatrix q = TestMatrix(1, shape.heads * shape.dim).randomize(random_);
-  const AttentionSegment keys = cache.segment(0, 1, 64);
-  std::vector<float> bounds(1024);
-  EXPECT_THROW(sparse_->transpose_keys(cache.view(), keys, *stream_), Error);
-  EXPECT_THROW(sparse_->bound_pages(cache.view(), keys, 0, {bounds.data(), 16}, *stream_), Error);
-  std::vector<std::int32_t> tokens(16);
-  EXPECT_THROW(sparse_->choose_by_channels(q.view(), 0, shape.heads, cache.view(), keys, 0.25F,
-                                           {.rank = 4, .tokens = 8}, tokens.data(), nullptr,
-                                           workspace(shape, 64, 2), *stream_),
-               Error);
 }
 
 TRIPHASE_KERNEL_TARGETS(SparseOpsTest);

@@ -58,47 +58,6 @@ struct Tiers {
   Bytes host = Bytes(kPages * kTokens * kHeads * 2 * kHeadBytes);
 };
 
-// Unpinned memory is copied while the caller waits: what happens to the source afterwards does not
-// matter any more.
-TEST(HostTransferEngine, PageableLoadsAreCopiedFirst) {
-  Tiers tiers;
-  const Tiers before = tiers;
-  HostTransferEngine engine(EmulatedLink{.bytes_per_second = 1e5, .seconds_per_record = 0.0});
-  engine.set_pageable(true);
-  Bytes source(100);
-  for (std::size_t i = 0; i < source.size(); ++i) source[i] = static_cast<std::byte>(i + 1);
-  const Bytes expected = source;
-  Bytes whole(100);
-  Bytes parts(60);
-  const std::vector<BytePiece> pieces = {{parts.data(), source.data() + 40, 20},
-                                         {parts.data() + 20, source.data(), 40}};
-  const std::vector<TokenRun> runs = {
-      {.slot = 3, .record = 6, .count = 4, .head_begin = 0, .head_count = 3},
-      {.slot = 17, .record = 1, .count = 2, .head_begin = 1, .head_count = 2}};
-  // Paced, so that the copies wait behind the first.
-  const Ticket first = engine.move_bytes(Lane::kToDevice, whole.data(), source.data(), 100);
-  const Ticket second = engine.move_pieces(Lane::kToDevice, pieces);
-  const Ticket third = engine.move_tokens(Lane::kToDevice, tiers.geometry(), runs);
-  std::ranges::fill(source, std::byte{0});
-  std::ranges::fill(tiers.host, std::byte{0});
-  for (const Ticket ticket : {first, second, third}) engine.wait(ticket);
-  EXPECT_EQ(whole, expected);
-  EXPECT_TRUE(std::equal(parts.begin(), parts.begin() + 20, expected.begin() + 40));
-  EXPECT_TRUE(std::equal(parts.begin() + 20, parts.end(), expected.begin()));
-  for (std::int64_t token = 0; token < 4; ++token) {
-    for (std::int64_t head = 0; head < 3; ++head) {
-      EXPECT_EQ(tiers.device_token(3 + token, head), before.host_token(6 + token, head));
-    }
-  }
-  for (std::int64_t token = 0; token < 2; ++token) {
-    EXPECT_EQ(tiers.device_token(17 + token, 0), before.device_token(17 + token, 0));
-    for (std::int64_t head = 1; head < 3; ++head) {
-      EXPECT_EQ(tiers.device_token(17 + token, head), before.host_token(1 + token, head));
-    }
-  }
-  EXPECT_EQ(engine.stats(Lane::kToDevice).bytes, 100U + 60U + 12U * 20U + 4U * 20U);
-}
-
 TEST(HostTransferEngine, MovesTokensBothWaysAndNothingElse) {
   Tiers tiers;
   const Tiers before = tiers;

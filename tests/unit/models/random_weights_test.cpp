@@ -6,7 +6,6 @@
 #include "memory/host_device.h"
 #include "models/weights/weights.h"
 #include "tests/unit/models/config_text.h"
-#include "tests/unit/models/packed_rows.h"
 
 namespace triphase {
 namespace {
@@ -63,33 +62,6 @@ TEST_P(RandomWeights, AreReproducibleAndDifferBetweenSeedsAndSlots) {
 INSTANTIATE_TEST_SUITE_P(Types, RandomWeights,
                          testing::Values(DType::kF32, DType::kF16, DType::kBF16),
                          [](const auto& tested) { return std::string(dtype_name(tested.param)); });
-
-// Of every type, and of a matrix of more than one chunk.
-TEST_P(RandomWeights, InGroupsAreThePackedOnes) {
-  HostDevice device;
-  const ModelConfig config =
-      parse(with(with(kLlamaConfig, "num_hidden_layers", "1"), "intermediate_size", "70000"));
-  const auto plain = random_weights(config, GetParam(), 5, device, {});
-  std::uint64_t done = 0;
-  const auto packed = random_weights(config, GetParam(), 5, {device, device, 1, /*in_groups=*/true},
-                                     [&done](std::uint64_t now, std::uint64_t) { done = now; });
-  EXPECT_EQ(done, packed->bytes + packed->host_bytes);
-  EXPECT_EQ(packed->bytes + packed->host_bytes,
-            weight_bytes(config, WeightFormat(GetParam(), /*in_groups=*/true)));
-  const auto compare = [](const GroupMatrix& groups, const ConstMatrix& matrix) {
-    ASSERT_EQ(groups.rows, matrix.rows);
-    for (std::int64_t row = 0; row < matrix.rows; row += 1 + matrix.rows / 3000) {
-      std::vector<float> values;
-      for (std::int64_t col = 0; col < matrix.cols; ++col) {
-        values.push_back(static_cast<float>(element(matrix, row * matrix.cols + col)));
-      }
-      ASSERT_NO_FATAL_FAILURE(expect_packed_row(groups, row, values));
-    }
-  };
-  compare(packed->groups[0].qkv, plain->layers[0].qkv);
-  compare(packed->groups[0].up, plain->layers[0].up);
-  compare(packed->groups[0].down, plain->layers[0].down);
-}
 
 TEST(RandomWeightsOf, NormsAndBiases) {
   HostDevice device;

@@ -86,26 +86,6 @@ TEST(TensorManifest, ParameterCounts) {
   EXPECT_EQ(parameter_count(*builtin_shape("pythia-6.9b")), 6'857'302'016U);
 }
 
-TEST(TensorManifest, LayersMatricesMayLieInGroups) {
-  std::vector<WeightEntry> manifest(3);
-  manifest[0].rows = 3;  // of no layer
-  manifest[0].cols = 130;
-  manifest[1] = manifest[0];
-  manifest[1].layer = 0;
-  manifest[2].rows = 130;
-  manifest[2].vector = true;
-  manifest[2].layer = 0;
-  const WeightFormat groups(DType::kF16, /*in_groups=*/true);
-  EXPECT_EQ(entry_bytes(manifest[0], groups), 3U * 130 * 2);
-  EXPECT_EQ(entry_bytes(manifest[1], groups), 3U * (3 * 4 + 65));
-  EXPECT_EQ(entry_bytes(manifest[2], groups), 130U * 4);
-  EXPECT_EQ(manifest_bytes(manifest, groups), 832U + 256 + 576);
-  EXPECT_EQ(widened_layer_bytes(manifest, groups), 832U);
-  EXPECT_EQ(widened_layer_bytes(manifest, DType::kF16), 0U);
-  manifest[1].rows = std::int64_t{1} << 58;
-  expect_error(thrown_by([&] { (void)manifest_bytes(manifest, groups); }), "E-CFG-LIMIT", "2^64");
-}
-
 TEST(TensorManifest, BytesAreAlignedAndChecked) {
   std::vector<WeightEntry> manifest(2);
   manifest[0].rows = 3;

@@ -1,7 +1,5 @@
 #include "models/weights/weights.h"
 
-#include <cmath>
-#include <cstring>
 #include <numeric>
 
 #include "memory/host_device.h"
@@ -10,7 +8,6 @@
 #include "tests/unit/models/checkpoint_builder.h"
 #include "tests/unit/models/config_text.h"
 #include "tests/unit/models/error_matcher.h"
-#include "tests/unit/models/packed_rows.h"
 
 namespace triphase {
 namespace {
@@ -50,21 +47,13 @@ class Checkpoint {
   ModelConfig& config() { return config_; }
 
   std::unique_ptr<ModelWeights> load(const WeightOptions& options = {}) {
-    return load(options, device_);
-  }
-  // In 4-bit groups, so many layers on the host.
-  std::unique_ptr<ModelWeights> load_groups(std::int64_t streamed,
-                                            const WeightOptions& options = {}) {
-    return load(options, {device_, device_, streamed, /*in_groups=*/true});
-  }
-  std::unique_ptr<ModelWeights> load(const WeightOptions& options, const WeightHomes& homes) {
     const TemporaryDirectory directory;
     directory.write("model.safetensors", safetensors(tensors_));
     notes_.clear();
     const WeightFiles files = WeightFiles::open(directory.path(), false, notes_);
     progress_.clear();
     return load_weights(
-        files, config_, homes, options, notes_,
+        files, config_, device_, options, notes_,
         [this](std::uint64_t done, std::uint64_t total) { progress_.emplace_back(done, total); });
   }
   Error load_error(const WeightOptions& options = {}) {
@@ -177,74 +166,6 @@ TEST(LoadWeights, NeoxRowsAcrossChunks) {
     ASSERT_EQ(at(weights->layers[0].qkv, target, 77), Checkpoint::value(matrix, source * 1040 + 77))
         << target;
   }
-}
-
-// Groups hold what packing the rows that are there without them gives, each in its place.
-void expect_packed(const GroupMatrix& groups, const ConstMatrix& matrix) {
-  ASSERT_EQ(groups.rows, matrix.rows);
-  ASSERT_EQ(groups.cols, matrix.cols);
-  for (std::int64_t row = 0; row < matrix.rows; ++row) {
-    std::vector<float> values;
-    for (std::int64_t col = 0; col < matrix.cols; ++col) values.push_back(at(matrix, row, col));
-    ASSERT_NO_FATAL_FAILURE(expect_packed_row(groups, row, values));
-  }
-}
-
-TEST(LoadWeights, LayersMatricesInGroups) {
-  // Rows of 64, 192 and 208 values; NeoX's rows change their order on the way.
-  const std::string neox =
-      with(with(with(kNeoxConfig, "hidden_size", "208"), "intermediate_size", "192"),
-           "num_attention_heads", "2");
-  for (const std::string& config : {std::string(kLlamaConfig), neox}) {
-    const bool llama = config == kLlamaConfig;
-    Checkpoint checkpoint(config, llama ? "model." : "gpt_neox.");
-    const auto plain = checkpoint.load();
-    const WeightFormat format(DType::kF32, /*in_groups=*/true);
-    for (const std::int64_t streamed : {0, 1, 2}) {
-      const auto weights = checkpoint.load_groups(streamed);
-      ASSERT_EQ(weights->groups.size(), 2U);
-      for (std::size_t layer = 0; layer < 2; ++layer) {
-        const LayerWeights& there = plain->layers[layer];
-        const LayerGroups& groups = weights->groups[layer];
-        expect_packed(groups.qkv, there.qkv);
-        expect_packed(groups.attention_out, there.attention_out);
-        expect_packed(groups.up, there.up);
-        expect_packed(groups.down, there.down);
-        EXPECT_TRUE(weights->layers[layer].qkv.empty());
-        EXPECT_EQ(weights->layers[layer].mlp_norm[3], there.mlp_norm[3]);
-        const ModelWeights::HostLayer& host = weights->host_layers[layer];
-        if (host.data == nullptr) continue;
-        EXPECT_EQ(host.bytes, largest_layer_bytes(checkpoint.config(), format));
-        EXPECT_GE(groups.down.data, host.data);
-        EXPECT_LE(groups.down.data +
-                      groups.down.rows * static_cast<std::int64_t>(groups.down.row_bytes()),
-                  host.data + host.bytes);
-      }
-      EXPECT_EQ(weights->lm_head.dtype, DType::kF32) << "embeddings and head are not packed";
-      EXPECT_EQ(at(weights->embedding, 5, 3), at(plain->embedding, 5, 3));
-      EXPECT_EQ(weights->bytes + weights->host_bytes, weight_bytes(checkpoint.config(), format));
-      EXPECT_EQ(weights->host_bytes, largest_layer_bytes(checkpoint.config(), format) *
-                                         static_cast<std::uint64_t>(streamed));
-    }
-  }
-}
-
-TEST(LoadWeights, GroupsRefuseWhatF16CannotHold) {
-  Checkpoint checkpoint(kLlamaConfig, "model.");
-  const std::string name = "model.layers.1.mlp.up_proj.weight";
-  const float large = 70000.0F;
-  std::memcpy(checkpoint.tensor(name).data.data() + 4 * 100, &large, 4);
-  (void)checkpoint.load();
-  const Error error = thrown_by([&] { (void)checkpoint.load_groups(0); });
-  expect_error(error, "E-ST-NONFINITE", "1 groups of 64 with values that FP16 cannot hold");
-  EXPECT_EQ(error.field(), name);
-  (void)checkpoint.load_groups(0, {.check = WeightOptions::Check::kWarn});
-  ASSERT_EQ(checkpoint.notes().size(), 1U);
-  const auto weights = checkpoint.load_groups(0, {.check = WeightOptions::Check::kOff});
-  EXPECT_TRUE(checkpoint.notes().empty());
-  // Row 96 + 1 of gate and up together: its one group reads as NaN.
-  EXPECT_TRUE(std::isnan(f16_to_f32(weights->groups[1].up.ranges()[97].minimum)));
-  EXPECT_FALSE(std::isnan(f16_to_f32(weights->groups[1].up.ranges()[98].minimum)));
 }
 
 TEST(LoadWeights, OptPartsAndPrefixes) {

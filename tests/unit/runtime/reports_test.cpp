@@ -188,21 +188,6 @@ TEST(ManifestFile, EveryFieldIsCheckedOnReading) {
             "E-IN-MANIFEST");
 }
 
-TEST(ManifestFile, PackedWeightsMakeAnotherJob) {
-  const testing::TempFolder folder;
-  write_text(folder / "in.jsonl", "{\"prompt\": \"a\"}\n");
-  const RunOptions options = testing::job_options(folder);
-  const Manifest plain = testing::test_manifest(options);
-  const Manifest packed =
-      make_manifest(options, examine_prompt_file(options), {"model", "xxh3:0123", "xxh3:4567"},
-                    "fp32", 0, /*grouped_weights=*/true);
-  EXPECT_EQ(violation("manifest.schema.json", manifest_to_json(packed)), "");
-  EXPECT_EQ(manifest_differences(plain, packed),
-            (std::vector<std::string>{"weight_quantization: absent there, \"4bit\" now"}));
-  EXPECT_EQ(manifest_differences(packed, plain),
-            (std::vector<std::string>{"weight_quantization: \"4bit\" there, absent now"}));
-}
-
 TEST(ManifestFile, MovedFilesAndOtherMachinesAreTheSameJob) {
   const TempFolder folder;
   write_text(folder / "in.jsonl", "");

@@ -23,30 +23,6 @@ HardwareProfile opt30b_on_h100() {
   return derive_profile(*find_hardware("h100-80gb"), model, DType::kF16);
 }
 
-TEST(ModelCosts, OfWeightsInGroups) {
-  const ModelConfig config = builtin_shape("opt-30b").value();
-  const ModelCosts plain = model_costs(config, DType::kF16);
-  const ModelCosts groups = model_costs(config, WeightFormat(DType::kF16, /*in_groups=*/true));
-  EXPECT_EQ(plain.widened_layer, 0U);
-  EXPECT_EQ(plain.widening_share, 0.0);
-  EXPECT_EQ(groups.other_weights, plain.other_weights) << "embeddings and head are not packed";
-  // 12 h^2 weights of 4.5 bits where they were 16; biases and norms are small.
-  const double matrices = 12.0 * 7168 * 7168;
-  EXPECT_NEAR(static_cast<double>(groups.layer_weights), matrices * 4.5 / 8, 0.001 * matrices);
-  EXPECT_EQ(static_cast<double>(groups.widened_layer), 2.0 * matrices);
-  // Read at 4.5 bits and written at 16, beside a head that is read at 16.
-  EXPECT_NEAR(groups.widening_share, 20.5 / 16.0, 0.02);
-}
-
-TEST(StepCost, WideningGroupsTakesTheTimeOfReadingWeights) {
-  const CostModel cost(opt30b_on_h100());
-  StepWork work{.decode_rows = 8, .touched_tokens = 4096.0};
-  const double plain = cost.step(work, {.layers = 48}).compute;
-  work.widening_share = 1.25;
-  EXPECT_DOUBLE_EQ(cost.step(work, {.layers = 48}).compute,
-                   plain + 1.25 * cost.decode(KvForm::kPlain, 1.0, 0.0).seconds);
-}
-
 TEST(GridTable, MonotoneFitIsTheNearestInLeastSquares) {
   std::vector<double> values = {1, 3, 2, 2, 5, 4};
   make_monotone(values);
@@ -106,7 +82,6 @@ TEST(ModelCosts, CountTheWeightsAndKvOfPublishedShapes) {
   EXPECT_NEAR(static_cast<double>(model.weights()), 60e9, 0.6e9);
   EXPECT_DOUBLE_EQ(kv_layer_bytes(model, DType::kF16, 32) * 48, 1376256.0);
   EXPECT_DOUBLE_EQ(kv_layer_bytes(model, DType::kInt8, 128), 14336.0 + 448.0);
-  EXPECT_DOUBLE_EQ(kv_layer_bytes(model, DType::kQ4, 32), 2.0 * 7168 * 4.5 / 8);
   EXPECT_DOUBLE_EQ(input_layer_bytes(model), 7168.0 + 4.0);
   const ModelCosts grouped = model_costs(builtin_shape("llama-3-8b").value(), DType::kF16);
   EXPECT_DOUBLE_EQ(kv_layer_bytes(grouped, DType::kF16, 32), 4096.0);
@@ -116,12 +91,11 @@ TEST(HardwareSpec, DerivedTimesFollowTheRoofline) {
   const HardwareProfile profile = opt30b_on_h100();
   const CostModel model(profile);
   // 60 GB of weights at 3350 GB/s x 0.85, and 48 layers of launches.
-  EXPECT_NEAR(model.decode(KvForm::kPlain, 1, 0).seconds, 60e9 / (3350e9 * 0.85) + 48 * 25e-6,
-              4e-4);
+  EXPECT_NEAR(model.decode(false, 1, 0).seconds, 60e9 / (3350e9 * 0.85) + 48 * 25e-6, 4e-4);
   // KV of 64 sequences of 640 tokens, FP16 and INT8.
-  const double dense = model.decode(KvForm::kPlain, 64, 64 * 640).seconds;
-  const double int8 = model.decode(KvForm::kInt8, 64, 64 * 640).seconds;
-  EXPECT_NEAR(dense - model.decode(KvForm::kPlain, 64, 0).seconds, 56.4e9 / (3350e9 * 0.85), 4e-4);
+  const double dense = model.decode(false, 64, 64 * 640).seconds;
+  const double int8 = model.decode(true, 64, 64 * 640).seconds;
+  EXPECT_NEAR(dense - model.decode(false, 64, 0).seconds, 56.4e9 / (3350e9 * 0.85), 4e-4);
   EXPECT_LT(int8, dense);
   EXPECT_NEAR(model.h2d(20e9).seconds, 1.0, 1e-3);
   EXPECT_NEAR(model.gather(14784, 1e6).seconds, 14784e6 / 18e9 + 2e-3, 2e-3);
@@ -132,31 +106,6 @@ TEST(HardwareSpec, DerivedTimesFollowTheRoofline) {
         *find_hardware(name), model_costs(*builtin_shape("opt-6.7b"), DType::kF16), DType::kF16);
     for (const GridTable& table : each.tables) EXPECT_EQ(table_problem(table), "") << name;
   }
-}
-
-TEST(StepCost, OfA4BitTableWhatGrowsWithTheTokensIsTaken) {
-  HardwareProfile profile = opt30b_on_h100();
-  const CostModel derived(profile);
-  const double products = derived.decode(KvForm::kPlain, 64, 0).seconds;
-  const double plain = derived.decode(KvForm::kPlain, 64, 64 * 640).seconds;
-  EXPECT_NEAR(derived.decode(KvForm::k4Bit, 64, 64 * 640).seconds - products,
-              (plain - products) * 4.5 / 16, 1e-9);
-  // Two corners, measured while the machine was slower by a second.
-  profile.table(CostTable::kDecode4Bit) = {
-      .x = {1, 64}, .y = {0, 1e6}, .seconds = {1.0, 1.2, 1.0, 1.2}, .spread = {}};
-  const CostModel measured(profile);
-  EXPECT_NEAR(measured.decode(KvForm::k4Bit, 64, 5e5).seconds, products + 0.1, 1e-9);
-  EXPECT_FALSE(measured.decode(KvForm::k4Bit, 64, 5e5).extrapolated);
-  EXPECT_TRUE(measured.decode(KvForm::k4Bit, 64, 2e6).extrapolated);
-  // Not measured: the other types' time, and it is said.
-  profile.table(CostTable::kDecode4Bit) = {};
-  const Estimate unmeasured = CostModel(profile).decode(KvForm::k4Bit, 64, 64 * 640);
-  EXPECT_EQ(unmeasured.seconds, plain);
-  EXPECT_TRUE(unmeasured.extrapolated);
-  const StepWork work{.decode_rows = 64, .touched_tokens = 64 * 640, .kv = KvForm::k4Bit};
-  EXPECT_TRUE(CostModel(profile).step(work, {.layers = 48}).extrapolated);
-  EXPECT_EQ(derived.step(work, {.layers = 48}).compute,
-            derived.decode(KvForm::k4Bit, 64, 64 * 640).seconds);
 }
 
 TEST(StepCost, TheSlowestLaneDecidesAndTheFirstLayerWaits) {
@@ -189,7 +138,7 @@ TEST(StepCost, ACopyOnTheDeviceCostsTwiceWhatReadingItDoes) {
   const CostModel model(opt30b_on_h100());
   StepWork work{.decode_rows = 64, .touched_tokens = 64 * 400};
   const StepRules rules{.layers = 48};
-  const double read = model.step(work, rules).step - model.decode(KvForm::kPlain, 64, 0).seconds;
+  const double read = model.step(work, rules).step - model.decode(false, 64, 0).seconds;
   const double without = model.step(work, rules).step;
   work.copied_tokens = 64 * 400;
   EXPECT_GT(read, 0.0);

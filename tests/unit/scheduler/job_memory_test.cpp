@@ -100,21 +100,6 @@ TEST(JobMemory, StreamedLayersLeaveTwoSlots) {
   }
 }
 
-TEST(JobMemory, GroupsLeaveRoomForOneWidenedLayer) {
-  SimulatedJob given = job();
-  given.model =
-      model_costs(builtin_shape("opt-125m").value(), WeightFormat(DType::kF16, /*in_groups=*/true));
-  ASSERT_GT(given.model.widened_layer, 3 * given.model.layer_weights);
-  FixedPolicy policy;
-  policy.placement.streamed_layers = 12;
-  const JobMemory memory = divide_memory(policy, given);
-  EXPECT_EQ(memory.fixed_device, given.model.other_weights + scratch(given) +
-                                     2 * given.model.layer_weights + given.model.widened_layer);
-  EXPECT_EQ(memory.fixed_host, 12 * given.model.layer_weights);
-  EXPECT_EQ(policy.asked.layer_weights, given.model.layer_weights);
-  EXPECT_EQ(policy.asked.scratch, scratch(given) + given.model.widened_layer);
-}
-
 TEST(JobMemory, TheHostGetsAtMostAFullBatchOfLongestLines) {
   SimulatedJob given = job();
   FixedPolicy policy;

@@ -32,21 +32,6 @@ TEST(PlanMemory, GivesKvTheRestInWholeBlocks) {
   EXPECT_LE(plan_memory(wanted).total(), wanted.budget);
 }
 
-TEST(PlanMemory, CopiesOfALayerTakeTheirShareOfTheRoom) {
-  MemoryRequest wanted = request();
-  wanted.batch_size = 10;
-  wanted.copies = true;
-  MemoryPlan plan = plan_memory(wanted);
-  EXPECT_EQ(plan.kv_pages, 30 * 2);
-  EXPECT_EQ(plan.copy_pages, 30) << "one page for each block";
-  EXPECT_EQ(plan.copies, 1'500u);
-  EXPECT_EQ(plan.kv, 3'000u);
-  wanted.budget = 5'750;
-  plan = plan_memory(wanted);
-  EXPECT_EQ(plan.kv_pages, 5 * 2) << "of 750 bytes, at 150 for each block and its copy";
-  EXPECT_EQ(plan.total(), wanted.budget);
-}
-
 TEST(PlanMemory, ShrinksTheDefaultBatchBeforeItRefuses) {
   MemoryRequest wanted = request();
   wanted.budget = 4'950;

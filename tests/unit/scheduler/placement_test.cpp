@@ -1,7 +1,6 @@
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
-#include <cmath>
 #include <functional>
 
 #include "base/error.h"
@@ -147,38 +146,6 @@ TEST(FlexGen, RoundsTheDeviceShareDownToWholeSequences) {
   EXPECT_EQ(run(policy, limits, equal_lines(12, 4, 16)).suspensions, 0);
 }
 
-// Compressed KV excludes a split: where the asked tier has no room for the first line, the other
-// one has the whole block.
-TEST(FlexGen, HasABlocksCompressedKvOnOneTier) {
-  PlacementLimits limits = small_limits();
-  limits.block_tokens = 4;
-  limits.batch_size = 4;
-  for (const double share : {0.0, 1.0}) {
-    StepView view{.limits = limits};
-    // The first is too long for one of the tiers, the others are not.
-    const bool device = share == 1.0;
-    view.limits.device_pages = view.free_device_pages = (device ? 24 : 100) * limits.layers;
-    view.limits.host_pages = view.free_host_pages = (device ? 100 : 5) * limits.layers;
-    view.waiting.push_back({.prompt_tokens = 90, .max_tokens = 100});
-    for (int line = 0; line < 3; ++line) {
-      view.waiting.push_back({.prompt_tokens = 8, .max_tokens = 12});
-    }
-    const auto homes = [&](bool compressed) {
-      const FlexGenPolicy policy({.device_kv_share = share, .kv_4bit = compressed});
-      const PlacementActions actions = policy.decide(view);
-      validate_actions(view, actions);
-      std::string text;
-      for (const PlacementAction& action : actions) {
-        text += std::get<Admit>(action).host_blocks > 0 ? 'h' : 'd';
-      }
-      return text;
-    };
-    EXPECT_THAT(homes(false), ::testing::StartsWith(device ? "hd" : "dh"));
-    EXPECT_EQ(homes(true), device ? "h" : "d");
-    EXPECT_EQ(FlexGenPolicy({.kv_4bit = true}).start({.layers = 4}).kv_dtype, DType::kQ4);
-  }
-}
-
 TEST(FlexGen, StartsABlockOnlyWhenTheLastHasEnded) {
   PlacementLimits limits = small_limits();
   limits.device_pages = 200;
@@ -233,40 +200,6 @@ TEST(Triphase, FollowsItsSchedule) {
   EXPECT_EQ(first_recompute, 24);
 }
 
-TEST(FlexGen, PadsTheBlocksPromptsToItsLongest) {
-  PlacementLimits limits = small_limits();
-  limits.block_tokens = 4;
-  limits.device_pages = 100 * limits.layers;
-  limits.host_pages = 100 * limits.layers;
-  limits.batch_size = 4;
-  StepView view{.limits = limits,
-                .free_device_pages = limits.device_pages,
-                .free_host_pages = limits.host_pages};
-  for (const std::int64_t prompt : {5, 22, 9, 21}) {
-    view.waiting.push_back({.prompt_tokens = prompt, .max_tokens = prompt + 10});
-  }
-  view.waiting.back().max_tokens = 40;  // longer than the others: not made longer still
-  const auto paddings = [&] {
-    std::vector<std::int64_t> found;
-    const FlexGenPolicy policy({.device_kv_share = 0.5, .padding = true});
-    const PlacementActions actions = policy.decide(view);
-    validate_actions(view, actions);
-    for (const PlacementAction& action : actions) {
-      const auto& admit = std::get<Admit>(action);
-      EXPECT_EQ(admit.host_blocks + admit.device_blocks,
-                limits.blocks_for(view.waiting[static_cast<std::size_t>(admit.waiting)].max_tokens +
-                                  admit.padding));
-      found.push_back(admit.padding);
-    }
-    return found;
-  };
-  EXPECT_EQ(paddings(), (std::vector<std::int64_t>{16, 0, 12, 0})) << "17, 0, 13 and 1 in blocks";
-  // Where the second does not fit, the first is padded to nobody.
-  view.free_device_pages = 4 * limits.layers;
-  view.free_host_pages = 6 * limits.layers;
-  EXPECT_EQ(paddings(), std::vector<std::int64_t>{0});
-}
-
 TEST(Zero, RefusesABatchWhoseKvDoesNotFitAndSaysWhatWould) {
   const JobView job{.layers = 10,
                     .block_tokens = 4,
@@ -291,7 +224,6 @@ TEST(Zero, RefusesABatchWhoseKvDoesNotFitAndSaysWhatWould) {
       << "720 bytes of KV leave room for one resident layer beside two buffers";
   smaller.batch_size = 1;
   EXPECT_EQ(ZeroPolicy().start(smaller).streamed_layers, 0);
-  EXPECT_EQ(ZeroPolicy({.stream_all = true}).start(smaller).streamed_layers, 10);
 }
 
 TEST(Zero, OfTheYear2023KeepsItsKvOnTheHost) {
@@ -305,8 +237,6 @@ TEST(Zero, OfTheYear2023KeepsItsKvOnTheHost) {
   EXPECT_EQ(placement.streamed_layers, 10);
   EXPECT_TRUE(placement.host_tier && placement.host_always);
   EXPECT_EQ(placement.host_kv, HostKvUse::kCpuAttention);
-  EXPECT_EQ(ZeroPolicy({.mode = ZeroMode::k2023, .stream_all = false}).start(job).streamed_layers,
-            0);
 }
 
 TEST(Checker, RefusesWhatOverCommits) {
@@ -377,9 +307,6 @@ Case random_case(std::mt19937& random) {
     case 4: {
       FlexGenOptions options{
           .device_kv_share = real(), .gpu_batch = pick(0, 4), .num_batches = pick(1, 3)};
-      options.padding = pick(0, 2) == 0;
-      options.kv_4bit = pick(0, 3) == 0;
-      if (options.kv_4bit) options.device_kv_share = std::round(options.device_kv_share);
       limits.staging_group = options.gpu_batch;
       result.policy = std::make_unique<FlexGenPolicy>(options);
       break;

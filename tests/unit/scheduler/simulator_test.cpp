@@ -106,6 +106,30 @@ TEST(Simulator, ReproducesFlexGensTableOfTheT4) {
   EXPECT_GT(flexgen.max_running, 72);
 }
 
+TEST(Simulator, EachHandicapIsPriced) {
+  Machine m = machine("opt-30b", "t4", 16, 1.0);
+  const auto run = [&](const Handicaps& handicaps, const FlexGenOptions& options) {
+    m.job.handicaps = handicaps;
+    SimulationResult result = simulate(FlexGenPolicy(options), m.cost, m.job);
+    EXPECT_EQ(result.infeasible, "");
+    return result;
+  };
+  const FlexGenOptions half{.device_kv_share = 0.5, .device_weight_share = 0.0};
+  const FlexGenOptions on_host{.device_weight_share = 0.0, .host_kv = HostKvUse::kCpuAttention};
+  const double plain = run({}, half).seconds;
+  EXPECT_GT(run({.pageable = true}, half).seconds, 1.5 * plain);
+  EXPECT_GT(run({.sync_each_layer = true}, half).seconds, plain);
+  EXPECT_EQ(run({.copies_host_kv = true}, half).seconds, plain);
+  const SimulationResult copied = run({.copies_device_kv = true}, half);
+  EXPECT_GT(copied.lanes.compute, run({}, half).lanes.compute);
+  EXPECT_GT(copied.copied_bytes, 0.0);
+  const SimulationResult attended = run({}, on_host);
+  const SimulationResult in_f32 = run({.copies_host_kv = true}, on_host);
+  EXPECT_GT(in_f32.lanes.host, 2.0 * attended.lanes.host) << "10 bytes in place of 2";
+  EXPECT_GT(in_f32.host_peak, attended.host_peak);
+  EXPECT_GT(in_f32.workspace_bytes, 0.0);
+}
+
 // KV that does not fit beside the weights' slots is no reason to refuse where it lives on the host.
 TEST(Simulator, ZeroOfTheYear2023AttendsOnTheHost) {
   const Machine m = machine("opt-30b", "t4", 64, 1.0);
@@ -115,32 +139,6 @@ TEST(Simulator, ZeroOfTheYear2023AttendsOnTheHost) {
   EXPECT_EQ(zero.max_running, 64);
   EXPECT_EQ(zero.streamed_layers, m.job.model.layers);
   EXPECT_GT(zero.lanes.host, 0.0);
-}
-
-// 4-bit weights: fewer bytes over the link, time for widening, and the others as they are.
-TEST(Simulator, WeightsInGroupsAreForTheBaselinesThatHaveThem) {
-  const Machine m = machine("opt-30b", "t4", 4, 1.0);
-  const ModelCosts groups =
-      model_costs(builtin_shape("opt-30b").value(), WeightFormat(DType::kF16, /*in_groups=*/true));
-  for (const char* name : {"flexgen", "zero", "accelerate"}) {
-    const NamedSimulation plain = simulate_policy(name, m.cost, m.job, {});
-    const NamedSimulation packed = simulate_policy(name, m.cost, m.job, {.grouped_model = groups});
-    if (std::string(name) == "accelerate") {
-      EXPECT_EQ(packed.result.infeasible, plain.result.infeasible);
-      EXPECT_EQ(packed.result.seconds, plain.result.seconds);
-      continue;
-    }
-    ASSERT_EQ(packed.result.infeasible, "") << name;
-    EXPECT_LE(packed.result.device_peak, m.job.device_memory);
-    EXPECT_THAT(packed.detail, ::testing::HasSubstr("4-bit weights"));
-    EXPECT_LT(packed.result.h2d_bytes, 0.5 * plain.result.h2d_bytes) << name;
-    EXPECT_GT(packed.result.tokens_per_second, plain.result.tokens_per_second) << name;
-  }
-  // Every step widens all layers, whatever it computes.
-  const SimulationResult zero =
-      simulate_policy("zero", m.cost, m.job, {.grouped_model = groups}).result;
-  EXPECT_GT(zero.lanes.compute, static_cast<double>(zero.steps_taken) * groups.widening_share *
-                                    m.cost.decode(KvForm::kPlain, 1.0, 0.0).seconds);
 }
 
 // FlexGen's CPU delegate is taken where the profile's own numbers make it the faster way.
@@ -161,31 +159,6 @@ TEST(Simulator, TheProfileDecidesWhetherFlexGenAttendsOnTheHost) {
   // Nobody measured it: the delegate is out of the question.
   m.profile.table(CostTable::kHostAttention) = {};
   EXPECT_EQ(host_seconds(1.0), 0.0);
-}
-
-TEST(Simulator, FlexGensCompressedKvTakesAQuarterAndIsNotSplit) {
-  const Machine m = machine("opt-30b", "h100-80gb", 64, 1.0);
-  const auto run = [&](bool compressed, bool handicaps) {
-    return simulate_policy("flexgen", m.cost, m.job,
-                           {.handicaps = handicaps, .flexgen_kv_4bit = compressed});
-  };
-  const NamedSimulation plain = run(false, false);
-  const NamedSimulation compressed = run(true, false);
-  EXPECT_EQ(plain.result.kv_dtype, DType::kF16);
-  EXPECT_EQ(compressed.result.kv_dtype, DType::kQ4);
-  EXPECT_GT(compressed.result.max_running, plain.result.max_running);
-  EXPECT_GT(compressed.result.tokens_per_second, 1.5 * plain.result.tokens_per_second);
-  EXPECT_GT(run(true, true).result.lanes.step, compressed.result.lanes.step);
-  // Where the device has no room for the block's KV, all of it crosses the link.
-  Machine small = machine("opt-6.7b", "v100-16gb", 16, 1.0);
-  small.job.lines.assign(16, {1024, 512});
-  for (const double share : {0.0, 1.0}) {
-    const SimulationResult result =
-        simulate(FlexGenPolicy({.device_kv_share = share, .kv_4bit = true}), small.cost, small.job);
-    EXPECT_EQ(result.infeasible, "");
-    EXPECT_EQ(result.h2d_bytes > 1e9, share == 0.0);
-    EXPECT_LE(result.device_peak, small.job.device_memory);
-  }
 }
 
 TEST(Simulator, SaysWhyAJobCannotRun) {
