@@ -62,11 +62,9 @@ void move_to(const Place& place, TinyModelOptions& options) {
   options.policy = place.policy;
 }
 
-// A method with some of its options.
 struct Case {
   const char* name;
   AttentionKind kind;
-  std::vector<const char*> settings = {};
 };
 
 class AttentionPlacement : public testing::TestWithParam<Case> {};
@@ -77,9 +75,6 @@ TEST_P(AttentionPlacement, TheAnswerIsTheMethodsAlone) {
   for (const bool int8 : {false, true}) {
     TinyModelOptions options{.batch_size = 1, .prefill_chunk = 200, .block_tokens = 16};
     options.attention = method(GetParam().kind);
-    for (const char* setting : GetParam().settings) {
-      set_attention_option(options.attention, setting);
-    }
     options.clusters = &clusters;
     options.int8 = int8;
     TinyModel alone(options);

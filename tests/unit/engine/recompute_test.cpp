@@ -96,6 +96,7 @@ TEST_P(Recompute, NeverChangesTheAnswer) {
       AttentionOptions attention;
       attention.kind = kind;
       attention.sparq.rank = 4;
+      attention.sparq.k = 10;
       attention.h2o.k = 10;
       attention.quest.k = 8;
       attention.quest.page = 4;
