@@ -7,6 +7,7 @@
 #include "base/error.h"
 #include "runtime/engine/model_bundle.h"
 #include "runtime/plan/open_profile.h"
+#include "tools/commands.h"
 
 namespace triphase {
 PlannedModel open_planned_model(const std::string& name) {
@@ -29,21 +30,10 @@ DType kv_dtype_option(const std::string& text, const PlannedModel& model) {
   return dtype_from_name(text).value_or(model.dtype);
 }
 
-std::vector<std::string> text_list(const OptionValues& values, std::string_view option) {
-  std::vector<std::string> parts;
-  const std::string text = values.text(option);
-  for (std::size_t begin = 0; begin <= text.size();) {
-    const std::size_t end = std::min(text.find(',', begin), text.size());
-    parts.push_back(text.substr(begin, end - begin));
-    begin = end + 1;
-  }
-  return parts;
-}
-
 std::vector<std::int64_t> integer_list(const OptionValues& values, std::string_view option) {
   constexpr std::int64_t kLargest = 1 << 20;
   std::vector<std::int64_t> out;
-  for (const std::string& part : text_list(values, option)) {
+  for (const std::string& part : split_list(values.text(option))) {
     const auto value = read_integer(part);
     if (!value || *value < 1 || *value > kLargest) {
       throw Error(ErrorRole::kUsage, "E-CLI-OPTION", fmt::format("--{}", option))

@@ -30,7 +30,5 @@ struct PlannedModel {
 // Comma-separated values of an option, each at least 1.
 [[nodiscard]] std::vector<std::int64_t> integer_list(const OptionValues& values,
                                                      std::string_view option);
-[[nodiscard]] std::vector<std::string> text_list(const OptionValues& values,
-                                                 std::string_view option);
 
 }  // namespace triphase

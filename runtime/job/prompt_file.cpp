@@ -27,7 +27,6 @@ namespace {
 
 // Splits a byte stream at '\n' with bounded memory, and hashes every byte on the way. The one
 // splitter of prompt files, so that counting and reading agree. Not thread safe.
-
 class LineReader {
  public:
   struct Line {

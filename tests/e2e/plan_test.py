@@ -119,6 +119,23 @@ class Simulate(unittest.TestCase):
         self.assertEqual(done.returncode, 2)
         self.assertIn("belady", done.stderr)
 
+    def test_policies_take_their_options(self):
+        arguments = ["simulate", *WORKLOAD, "--policies", "zero,zero:2023,vllm", "--format", "json"]
+        rows = json.loads(run(*arguments, "--policy-option", "zero:2023.mode=2023").stdout)
+        self.assertEqual([(row["policy"], row["detail"]) for row in rows],
+                         [("zero", ""), ("zero:2023", "mode=2023"), ("vllm", "")])
+        self.assertIsNone(rows[0]["tokens_per_second"])
+        self.assertGreater(rows[1]["host_seconds"], 0)
+        for option, expected in (
+            ("vllm.preemption=keep", "preemption as recompute or swap"),
+            ("vllm.mode=2023", "NAME=VALUE with one of preemption"),
+            ("flexgen.kv-share=1", "POLICY.NAME=VALUE with one of --policies"),
+        ):
+            with self.subTest(option=option):
+                done = run(*arguments, "--policy-option", option)
+                self.assertEqual(done.returncode, 2, done.stderr)
+                self.assertIn(expected, done.stderr)
+
 
 if __name__ == "__main__":
     PROGRAM = sys.argv.pop(1)

@@ -21,14 +21,6 @@ TEST(PlanStep, DecodesEverybodyAndFillsTheRestWithTheOldestPrompts) {
             (std::vector<std::int64_t>{1, 0, 0, 0}));
 }
 
-TEST(PlanStep, ReplaysInWholeBlocks) {
-  const std::vector<SequenceProgress> running = {{24, 0, 8}, {0, 5, 0}, {16, 8, 8}, {9, 0}};
-  EXPECT_EQ(plan_step(running, {.rows = 64, .prefill_chunk = 20}),
-            (std::vector<std::int64_t>{16, 1, 0, 4}));
-  EXPECT_EQ(plan_step(running, {.rows = 64, .prefill_chunk = 45}),
-            (std::vector<std::int64_t>{24, 1, 16, 5}));
-}
-
 TEST(PlanStepProperty, KeepsTheLimitsAndAlwaysMovesOn) {
   std::mt19937 random(1);
   for (int round = 0; round < 2000; ++round) {
