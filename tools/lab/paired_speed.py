@@ -98,7 +98,8 @@ def measure(arguments):
             for build, programs in builds.items():
                 for name, speed in run(programs, arguments.threads, *cell).items():
                     speeds[name][build].append(speed)
-        print(f"round {turn + 1} of {arguments.rounds}, load average {os.getloadavg()[0]:.2f}", file=sys.stderr, flush=True)
+        load = os.getloadavg()[0]
+        print(f"round {turn + 1} of {arguments.rounds}, load average {load:.2f}", file=sys.stderr, flush=True)
     return speeds
 
 
