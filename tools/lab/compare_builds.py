@@ -37,15 +37,14 @@ SUMMARY = """
 format command complete exit_code error emulated model.type model.fingerprint model.weights_dtype model.kv_dtype
 attention.policy attention.tokens_touched_fraction attention.prompt_tokens_touched_fraction
 attention.decode_read_bytes.touched attention.decode_read_bytes.dense attention.calibration.chosen
-attention.calibration.tried fixed_context.tokens placement.policy placement.preemptions placement.replay
-placement.phases[].phase placement.phases[].steps placement.phase_boundaries placement.plan seed shard requests
-tokens.prompt tokens.shared_prompt tokens.generated tokens.recomputed steps max_batch moved_bytes.to_host
+attention.calibration.tried fixed_context.tokens placement.policy placement.preemptions placement.phases[].phase
+placement.phases[].steps placement.phase_boundaries placement.plan seed shard requests tokens.prompt
+tokens.shared_prompt tokens.generated tokens.recomputed steps max_batch moved_bytes.to_host
 moved_bytes.to_device_by_kind.weights moved_bytes.to_device_by_kind.kv_reloads
-moved_bytes.to_device_by_kind.kv_blocks
-moved_bytes.to_device_by_kind.layer_inputs moved_bytes.to_device_by_kind.attention_results
-moved_bytes.to_device_by_kind.hidden_states layer_inputs host_attention.rows host_attention.query_bytes
-host_attention.result_bytes host_attention.kv_bytes token_cache.budget_bytes token_cache.chosen_bytes prediction.steps prediction.seconds
-prediction.moved_bytes.to_device prediction.moved_bytes.to_host
+moved_bytes.to_device_by_kind.kv_blocks moved_bytes.to_device_by_kind.layer_inputs
+moved_bytes.to_device_by_kind.attention_results layer_inputs host_attention.rows host_attention.query_bytes
+host_attention.result_bytes host_attention.kv_bytes token_cache.budget_bytes token_cache.chosen_bytes
+prediction.steps prediction.seconds prediction.moved_bytes.to_device prediction.moved_bytes.to_host
 """.split()
 PLAN = """
 format model.name model.fingerprint machine workload budget kv_dtype block_tokens recompute_source schedule phases
@@ -68,6 +67,8 @@ format model_type architecture layers hidden_size ffn_size heads kv_heads head_d
 parameters weight_bytes weights_dtype kv_bytes_per_token weight_files file_bytes tokenizer_files notes tensors
 """.split()
 STDOUT = {"plan": PLAN, "simulate": SIMULATE, "eval": EVAL, "inspect": INSPECT}
+# Older builds spell types differently in places; all reports are compared in one spelling.
+TYPES = {"i8": "int8", "f16": "fp16", "f32": "fp32"}
 BYTES = {".jsonl", ".safetensors", ".svg"}
 
 
@@ -82,8 +83,16 @@ def pick(value, path):
     return value
 
 
+def one_spelling(value):
+    if isinstance(value, dict):
+        return {TYPES.get(name, name): one_spelling(item) for name, item in value.items()}
+    if isinstance(value, list):
+        return [one_spelling(item) for item in value]
+    return TYPES.get(value, value) if isinstance(value, str) else value
+
+
 def fields_of(text, names):
-    report = json.loads(text)
+    report = one_spelling(json.loads(text))
     return {name: pick(report, name.replace("[]", ".[]").strip(".").split(".")) for name in names}
 
 
@@ -195,19 +204,25 @@ def lines_apart(old, new):
 def difference(what, old, new):
     if isinstance(old, bytes) and isinstance(new, bytes):
         return f"{what}: {lines_apart(old, new)}"
+    if isinstance(old, list) and isinstance(new, list):
+        gone, come = ([item for item in one if item not in other] for one, other in ((old, new), (new, old)))
+        return f"{what}: {len(old)} and {len(new)} items; only before {str(gone)[:160]}, only after {str(come)[:160]}"
     return f"{what}: {str(old)[:160]}, then {str(new)[:160]}"
 
 
 def compare(row, old, new, same_arguments):
     before, wrong = old.run(row, row.old)
-    after, _ = new.run(row, row.old if same_arguments or row.new is None else row.new)
-    wrong += [
-        difference(what, before.get(what, "absent"), after.get(what, "absent"))
-        for what in sorted(before.keys() | after.keys())
-        if before.get(what, "absent") != after.get(what, "absent")
-    ]
-    compared = [what for what, value in before.items() if value != "absent"]
-    return wrong, len(compared)
+    after, also_wrong = new.run(row, row.old if same_arguments or row.new is None else row.new)
+    apart = [what for what in sorted(before.keys() | after.keys())
+             if before.get(what, "absent") != after.get(what, "absent")]  # fmt: skip
+    # Where one build fails, what it did not write is no news.
+    ends = [what for what in apart if what.startswith("exit code")]
+    if ends:
+        wrong = wrong or [f"new build: {problem}" for problem in also_wrong]
+    wrong += [difference(what, before.get(what, "absent"), after.get(what, "absent")) for what in ends or apart]
+    if not before or not after:
+        wrong += [problem for problem in also_wrong if problem not in wrong]
+    return wrong, sum(value != "absent" for value in before.values())
 
 
 def parse_arguments():

@@ -50,7 +50,8 @@ KV_KIB = {"mha": 4096, "gqa": 1536}  # of FP16 and BF16 KV on the device; it is 
 def room(model, dtype="bf16", method="dense", policy="triphase"):
     """Budgets that hold the longest line, but not the KV of the whole batch."""
     # INT8 blocks have 64 tokens, so that a batch needs more room than its bytes.
-    share = {"int8": 1.5 if model == "mha" else 2.25, "fp32": 2}.get(dtype, 1) * {"sparq": 1.5, "squeezed": 2}.get(method, 1)
+    share = {"int8": 1.5 if model == "mha" else 2.25, "fp32": 2}.get(dtype, 1)
+    share *= {"sparq": 1.5, "squeezed": 2}.get(method, 1)
     if policy == "vllm":
         share *= 0.75
     if policy == "device-only":
@@ -162,7 +163,8 @@ def runs():
     small = f"{HOST} {room('mha')}"
     for model in ("mha", "gqa"):
         for dtype in DTYPES:
-            yield Row(f"plain/{model}/{dtype}", (f"run --model ${model} --prompts $in/grid.jsonl {JOB} --kv-dtype {dtype}",))
+            plain = f"run --model ${model} --prompts $in/grid.jsonl {JOB} --kv-dtype {dtype}"
+            yield Row(f"plain/{model}/{dtype}", (plain,))
         host = f"{HOST} {room(model)}"
         yield Row(f"greedy/{model}", (f"run --model ${model} --prompts $in/greedy.jsonl {JOB} --ignore-eos "
                                       f"--logprobs 2 --max-tokens 12 {host} {THREE_PHASES} --kv-dtype bf16",))
@@ -179,10 +181,12 @@ def runs():
         "no-token-cache": f"{small} {PHASES} --attention topk --attention-option topk.k=16 --token-cache 0B",
         "token-cache": f"{small} {PHASES} --attention swa --kv-sparsity 0.7 --token-cache 256KiB",
         "auto-sparsity": "--attention swa --kv-sparsity auto --max-divergence 0.2",
-        "cpu-attention": f"{small} --policy flexgen --policy-option kv-share=0.25 --policy-option host-kv=cpu-attention",
+        "cpu-attention": f"{small} --policy flexgen --policy-option kv-share=0.25 "
+                         "--policy-option host-kv=cpu-attention",
         "zero-2023": f"{small} --policy zero --policy-option mode=2023 --kv-dtype fp16",
         "streamed-weights": "--device-memory 9MiB --host-memory 128MiB --batch-size 2 --prefill-chunk 16 --profile t4",
-        "sparq-no-kt": f"{small} {PHASES} --attention sparq --attention-option sparq.k=24 --attention-option sparq.kt=off",
+        "sparq-no-kt": f"{small} {PHASES} --attention sparq --attention-option sparq.k=24 "
+                       "--attention-option sparq.kt=off",
         "swa-buckets": "--attention swa --kv-sparsity 0.6 --attention-option swa.history=buckets",
         "predict": f"{small} --policy flexgen --policy-option kv-share=0.5 --predict --profile t4",
     }.items():  # fmt: skip
@@ -205,7 +209,8 @@ def runs():
     yield Row("planned/file", (
         "plan --model $mha --profile t4 --batch-size 8 --input-len 96 --output-len 24 --device-memory 14MiB "
         "--host-memory 64MiB --output made.plan.json",
-        f"run --model $mha --prompts $in/equal.jsonl {JOB} --plan made.plan.json --plan-force --batch-size 8"))  # fmt: skip
+        f"run --model $mha --prompts $in/equal.jsonl {JOB} --plan made.plan.json --plan-force "
+        "--batch-size 8"))  # fmt: skip
 
 
 def jobs():

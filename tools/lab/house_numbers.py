@@ -12,9 +12,9 @@ Nothing is built or run; the sources are read as clang-format leaves them. The r
   names that make_policy.cpp reads) and TRIPHASE_* variables that C++ reads outside tests.
 - error codes: rows of error_codes.inc.
 - refused pairs: option rows whose help ties them to another option ("not with --x", "needs --x", "only with --x",
-  "has it under --x", "instead of --x", or "--x: ..." in front), and places outside tests and bench that refuse a combination:
-  a throw of E-CLI-CONFLICT, or of another E-CLI code with two options in its text before the hint. Where a helper
-  named refuse* does nothing but throw, its calls in that file count instead, their texts together with its own.
+  "has it under --x", "instead of --x", or "--x: ..." in front), and places outside tests and bench that refuse a
+  combination: a throw of E-CLI-CONFLICT, or of another E-CLI code with two options in its text before the hint. Where
+  a helper named refuse* does nothing but throw, its calls in that file count instead, their texts and its own as one.
 - classes, functions: outside tests and bench; a function's lines from its name to its closing brace; a class's data
   members and member functions that are declared in its braces.
 - files on a prompt's way: those that the diagram "The way of the data" in docs/ARCHITECTURE.md names, a .h and its
@@ -194,7 +194,8 @@ def classes(tree):
             members = methods = 0
             for statement in statements(body):
                 words = re.sub(r"\b(?:public|private|protected)\s*:", "", statement).strip()
-                if not words or re.match(r"(?:using|friend|enum|class|struct|static constexpr|static_assert|template)\b", words):
+                other = r"(?:using|friend|enum|class|struct|static constexpr|static_assert|template)\b"
+                if not words or re.match(other, words):
                     methods += words.startswith("template") and "(" in words
                     continue
                 plain = re.sub(r"<[^()]*>|\[\[\w+\]\]|alignas\([^)]*\)", "", words)

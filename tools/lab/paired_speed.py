@@ -62,7 +62,7 @@ def decode(programs, threads, shape, context, batch, prefill):
     """{cell: speed} of one process of triphase_decode_bench."""
     report = json.loads(output_of([
         programs / "triphase_decode_bench", "--model", ROOT / "bench/shapes" / shape / "config.json",
-        "--weights-dtype", "f16", "--kv-dtype", "f16", "--threads", threads, "--batch", batch,
+        "--threads", threads, "--batch", batch,  # weights and KV are FP16 by default
         # So that the last timed step attends `context` tokens; one step is warm-up.
         "--context", context - STEPS * REPEATS - 1, "--steps", STEPS, "--repeats", REPEATS,
         "--prefill-repeats", 1 if prefill else 0,
@@ -79,8 +79,12 @@ def sparse(programs, threads, contexts, batches):
         programs / "triphase_sparse_cpu", "--contexts", contexts, "--batches", batches,
         "--threads", threads, "--rounds", 5, "--format", "json",
     ]))  # fmt: skip
-    return {f"attention {row['method']} {row['kv_dtype']} {row['context']} batch {row['batch']}": 1e6 / row["us"]
-            for row in rows}  # fmt: skip
+    types = {"f16": "fp16"}  # as older builds spell it
+    return {
+        f"attention {row['method']} {types.get(row['kv_dtype'], row['kv_dtype'])} {row['context']} "
+        f"batch {row['batch']}": 1e6 / row["us"]
+        for row in rows
+    }
 
 
 def measure(arguments):
@@ -94,7 +98,8 @@ def measure(arguments):
             for build, programs in builds.items():
                 for name, speed in run(programs, arguments.threads, *cell).items():
                     speeds[name][build].append(speed)
-        print(f"round {turn + 1} of {arguments.rounds}, load average {os.getloadavg()[0]:.2f}", file=sys.stderr, flush=True)
+        load = os.getloadavg()[0]
+        print(f"round {turn + 1} of {arguments.rounds}, load average {load:.2f}", file=sys.stderr, flush=True)
     return speeds
 
 
