@@ -122,7 +122,8 @@ TEST(GridMeasurement, KeepsDearCellsWithFewerSamples) {
   FakeWork work(1e9, /*milliseconds_per_unit=*/0.25);
   const GridMeasurement measured = work.measure({1, 4, 16, 64, 256}, {0, 1}, 1.4);
   EXPECT_EQ(measured.table.x.back(), 256.0);
-  EXPECT_EQ(work.runs().at({256.0, 0.0}), 4) << "warmed up once";
+  EXPECT_LT(work.runs().at({256.0, 0.0}), 9);
+  EXPECT_GE(work.runs().at({256.0, 0.0}), 4);
   EXPECT_GE(work.runs().at({1.0, 0.0}), 9);
 }
 
