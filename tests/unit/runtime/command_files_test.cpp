@@ -95,7 +95,7 @@ TEST_F(CommandFilesTest, OpeningAnOutputChecksItsTarget) {
   std::filesystem::create_symlink("in", folder_ / "link");
   ASSERT_EQ(mkfifo((folder_ / "fifo").c_str(), 0600), 0);
   FileOps& ops = system_file_ops();
-  for (const std::string& path : {folder_ / "link", folder_ / "fifo", std::string("/dev/full")}) {
+  for (const std::string& path : {folder_ / "link", folder_ / "fifo"}) {
     EXPECT_EQ(code_thrown([&] { write_file_atomically(ops, path, "x", 0666); }), "E-CLI-OUTPUT");
     EXPECT_EQ(code_thrown([&] { (void)open_output(ops, path, O_WRONLY, 0666); }), "E-CLI-OUTPUT");
   }
