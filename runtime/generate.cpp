@@ -340,7 +340,7 @@ int generate(RunOptions options, Log& log) {
   }
 
   // 1. The job: where it reads, where it writes, what model it names. Nothing is written yet.
-  check_output_location(options);
+  job_files(options).check();
   check_trace_location(options);
   progress.begin_phase("reading prompts");
   const PromptFileFacts prompt_facts = examine_prompt_file(options);
@@ -385,7 +385,8 @@ int generate(RunOptions options, Log& log) {
   }
 
   // 3. The output file: lock, manifest, and what an earlier run already finished. Where there is
-  // none yet it is created only after loading, so that refused weights leave nothing behind.
+  // none yet it is created only after loading, so that refused weights leave nothing behind; nor
+  // does --overwrite delete anything before.
   RunSummary summary = summary_of_setup(options, prompt_facts, model, plan, *backend);
   std::optional<OutputFile> output;
   summary.sparsity = sparsity;
@@ -398,16 +399,20 @@ int generate(RunOptions options, Log& log) {
   const auto open_output = [&] {
     Manifest manifest = make_manifest(options, prompt_facts, model.identity,
                                       dtype_name(plan.kv.dtype), plan.input_tokens);
+    manifest.kernels = backend->ops().name();
     if (schedule) manifest.plan_hash = schedule->file_hash;
-    output.emplace(options, manifest);
+    output.emplace(options, prompt_facts, manifest);
     summary.resumed = output->resumed();
+  };
+  const auto begin_output = [&] {
+    output->begin();
     // Before the first record, so that a resumed job follows the same plan and the same sparsity.
-    if (sparsity && !output->already_complete()) {
+    if (sparsity) {
       write_file_atomically(system_file_ops(), OutputPaths(options.output).sparsity,
                             sparsity_choice_to_json(*sparsity) + "\n",
                             options.private_files ? 0600 : 0666);
     }
-    if (schedule && schedule->store && !output->already_complete()) {
+    if (schedule && schedule->store) {
       write_file_atomically(system_file_ops(), OutputPaths(options.output).plan,
                             plan_to_json(schedule->plan), options.private_files ? 0600 : 0666);
     }
@@ -436,7 +441,7 @@ int generate(RunOptions options, Log& log) {
   // The run's own error matters more than that its summary cannot be written either.
   const auto close_summary_if_possible = [&](int code, const std::string& error) {
     try {
-      if (output) close_summary(code, error);
+      if (output && output->begun()) close_summary(code, error);
     } catch (const std::exception&) {
     }
   };
@@ -449,6 +454,7 @@ int generate(RunOptions options, Log& log) {
     summary.load_seconds = seconds_since(load_start);
     if (!output) open_output();
     if (const auto code = end_if_complete()) return *code;  // somebody else finished it meanwhile
+    begin_output();
 
     // 5. Run: every line through tokenizer, prefill and decode (engine.cpp), records as they
     // finish.

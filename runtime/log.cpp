@@ -48,8 +48,8 @@ bool understands_escapes(std::FILE* stream) {
 Log::Log(const LogSettings& settings, std::FILE* stream)
     : settings_(settings), stream_(stream), terminal_(understands_escapes(stream)) {
   if (settings_.file.empty()) return;
-  const int fd =
-      ::open(settings_.file.c_str(), O_WRONLY | O_CREAT | O_APPEND | O_NOFOLLOW | O_CLOEXEC, 0666);
+  const int fd = open_output(system_file_ops(), settings_.file, O_WRONLY | O_CREAT | O_APPEND, 0666,
+                             OutputKind::kStream);
   file_ = fd < 0 ? nullptr : fdopen(fd, "a");
   if (file_ == nullptr) throw_io_error(settings_.file, "open", errno);
 }

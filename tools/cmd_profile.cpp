@@ -51,19 +51,6 @@ int cmd_profile(const Arguments& arguments, std::unique_ptr<Log>& log) {
   const OptionValues values = begin_command("profile", arguments, log);
   const RunOptions options = run_options(values);
   const std::string output = values.text("output");
-  const std::filesystem::path folder = std::filesystem::path(output).parent_path();
-  if (std::filesystem::is_directory(output)) {
-    throw Error(ErrorRole::kUsage, "E-CLI-OPTION", "--output")
-        .found("a directory")
-        .expected("a file to write");
-  }
-  // Minutes of measuring must not end in a place that is not there.
-  if (!folder.empty() && !std::filesystem::is_directory(folder)) {
-    throw Error(ErrorRole::kIo, "E-IO-OPEN", "--output")
-        .file(output)
-        .found("no such directory")
-        .expected("a directory that exists");
-  }
   const ModelBundle model = open_model(options);
   for (const std::string& note : model.notes) log->info(note);
   const auto backend = Backend::open(options.device, options.threads);

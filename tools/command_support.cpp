@@ -3,13 +3,72 @@
 
 #include <algorithm>
 #include <cerrno>
+#include <filesystem>
+#include <iterator>
 
 #include "base/error.h"
+#include "runtime/job/command_files.h"
 #include "runtime/job/file_ops.h"
+#include "runtime/job/output_file.h"
 #include "runtime/options/option_names.h"
 #include "tools/commands.h"
 
 namespace triphase {
+namespace {
+
+// Files that commands write into the directory of their --output.
+constexpr std::string_view kReportFiles[] = {"clusters.json", "clusters.safetensors",  // cluster
+                                             "compare.json",  "compare.csv",
+                                             "index.html",  // compare
+                                             "eval.json",     "eval.csv",
+                                             "eval.svg"};  // eval
+
+void add_output(const OptionSpec& option, const std::string& path, CommandFiles& files) {
+  const std::string name = fmt::format("--{}", option.name);
+  if (option.name == "log-file") {
+    files.add_output(name, path, OutputKind::kStream);
+    return;
+  }
+  std::vector<std::string> companions;
+  if (option.value == "DIR") {
+    // A new directory holds nothing that could be lost.
+    if (!std::filesystem::is_directory(path)) return;
+    for (const std::string_view file : kReportFiles) {
+      companions.push_back(std::filesystem::path(path) / file);
+    }
+  } else {
+    files.add_output(name, path);
+    if (option.group == "Files") companions = OutputPaths(path).companions();
+  }
+  files.add_companions(name, companions);
+}
+
+// Every file and directory that the options name.
+CommandFiles files_of(const OptionValues& values) {
+  constexpr std::string_view kOutputs[] = {"output", "trace", "svg", "attention-map", "log-file"};
+  CommandFiles files;
+  for (const auto& [name, value] : values.all()) {
+    const OptionSpec* option = find_option(values.command(), name);
+    if (option == nullptr) continue;
+    const bool path = option->value.starts_with("FILE") || option->value == "DIR";
+    if (!path) continue;
+    const bool output = std::ranges::find(kOutputs, name) != std::end(kOutputs);
+    for (const std::string& text : value.texts) {
+      if (output) {
+        add_output(*option, text, files);
+      } else {
+        files.add_input(fmt::format("--{}", name), text);
+      }
+    }
+  }
+  for (const std::string& shard : values.positionals()) {
+    files.add_input("an argument", shard);
+    files.add_input("the manifest of an argument", OutputPaths(shard).manifest);
+  }
+  return files;
+}
+
+}  // namespace
 
 OptionValues begin_command(std::string_view name, const Arguments& arguments,
                            std::unique_ptr<Log>& log) {
@@ -21,6 +80,7 @@ OptionValues begin_command(std::string_view name, const Arguments& arguments,
         .found("together with --verbose")
         .expected("only one of them");
   }
+  files_of(values).check();
   LogSettings settings;
   settings.verbosity =
       values.flag("quiet")

@@ -1,9 +1,12 @@
 // `triphase COMMAND ...`: picks the command and turns every failure into one line and one exit
 // code.
 
+#include <fcntl.h>
 #include <fmt/format.h>
+#include <unistd.h>
 
 #include <algorithm>
+#include <cerrno>
 #include <cstdio>
 #include <cstdlib>
 #include <cstring>
@@ -113,6 +116,17 @@ LogSettings early_settings(const Arguments& arguments) {
   return settings;
 }
 
+// A descriptor from 0 to 2 that the caller closed would be given to the next file that is opened,
+// and messages would go into it. The wrong direction makes every use of it fail, as if closed.
+bool reserve_standard_descriptors() {
+  for (int descriptor = 0; descriptor < 3; ++descriptor) {
+    if (::fcntl(descriptor, F_GETFD) >= 0 || errno != EBADF) continue;
+    const int direction = descriptor == STDIN_FILENO ? O_WRONLY : O_RDONLY;
+    if (::open("/dev/null", direction) != descriptor) return false;
+  }
+  return true;
+}
+
 int fail(Log& log, const Error& error) {
   log.status("");
   log.error(error);
@@ -124,6 +138,7 @@ int fail(Log& log, const Error& error) {
 
 int main(int argc, char** argv) {
   using namespace triphase;
+  if (!reserve_standard_descriptors()) return exit_code(ErrorRole::kResources);
   const StopSignals signals;
   std::unique_ptr<Log> log;
   try {

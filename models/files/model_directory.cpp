@@ -19,10 +19,10 @@ ModelDirectory open_model_directory(const std::string& path, const ModelDirector
   const Json config =
       parse_json_file(model.config_text, "config.json", ErrorRole::kModel, "E-CFG-JSON");
   if (directory.contains("generation_config.json")) {
-    const std::string text =
+    model.generation_config_text =
         read_small_file(directory, "generation_config.json", kMaxConfigBytes, kConfigErrors);
-    model.generation_config =
-        parse_json_file(text, "generation_config.json", ErrorRole::kModel, "E-CFG-JSON");
+    model.generation_config = parse_json_file(
+        model.generation_config_text, "generation_config.json", ErrorRole::kModel, "E-CFG-JSON");
   }
   model.config =
       parse_model_config(config, model.generation_config ? &*model.generation_config : nullptr,

@@ -24,6 +24,7 @@ struct ModelDirectory {
   std::unique_ptr<WeightFiles> files;     // null without weights
   std::optional<Json> generation_config;  // null when there is no such file
   std::string config_text;                // for fingerprints
+  std::string generation_config_text;     // likewise
   std::vector<std::string> names;         // of the directory's entries, sorted
   Notes notes;
 };

@@ -57,6 +57,9 @@ class WeightFiles {
   [[nodiscard]] std::uint64_t file_bytes(std::size_t file) const {
     return files_[file].reader.size();
   }
+  void read_file(std::size_t file, std::uint64_t offset, std::span<std::byte> out) const {
+    files_[file].reader.read(offset, out);
+  }
   [[nodiscard]] std::uint64_t header_hash(std::size_t file) const {
     return files_[file].header.text_hash();
   }

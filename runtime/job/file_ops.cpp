@@ -4,20 +4,54 @@
 #include <fmt/format.h>
 #include <sys/stat.h>
 #include <unistd.h>
+#include <xxhash.h>
 
+#include <algorithm>
+#include <array>
+#include <atomic>
 #include <cerrno>
+#include <chrono>
 #include <cstdio>
 #include <cstring>
+#include <filesystem>
+#include <utility>
 
 #include "base/error.h"
 
 namespace triphase {
 namespace {
 
-std::string directory_of(const std::string& path) {
-  const std::size_t slash = path.rfind('/');
-  if (slash == std::string::npos) return ".";
-  return slash == 0 ? "/" : path.substr(0, slash);
+constexpr std::size_t kNameDigits = 16;
+constexpr std::string_view kTemporaryEnd = ".tmp";
+
+// Different for every file of every process: the clock and a counter beside the process.
+std::string unique_digits() {
+  static std::atomic<std::uint64_t> files = 0;
+  const std::array<std::uint64_t, 3> parts = {
+      static_cast<std::uint64_t>(std::chrono::system_clock::now().time_since_epoch().count()),
+      static_cast<std::uint64_t>(::getpid()), ++files};
+  return fmt::format("{:016x}", XXH3_64bits(parts.data(), sizeof(parts)));
+}
+
+// The name that a temporary file was to get, or nothing when it is none.
+std::string_view target_of(std::string_view temporary) {
+  const std::size_t added = 1 + kNameDigits + kTemporaryEnd.size();
+  if (temporary.size() <= added || !temporary.ends_with(kTemporaryEnd)) return {};
+  const std::string_view digits = temporary.substr(temporary.size() - added + 1, kNameDigits);
+  const bool ours = temporary[temporary.size() - added] == '.' &&
+                    digits.find_first_not_of("0123456789abcdef") == std::string_view::npos;
+  return ours ? temporary.substr(0, temporary.size() - added) : std::string_view();
+}
+
+bool same_file(const struct stat& a, const struct stat& b) {
+  return a.st_dev == b.st_dev && a.st_ino == b.st_ino;
+}
+
+// /dev/stderr is a link to whatever the descriptor is.
+bool is_standard_stream(const struct stat& status) {
+  struct stat stream = {};
+  return (::fstat(STDOUT_FILENO, &stream) == 0 && same_file(stream, status)) ||
+         (::fstat(STDERR_FILENO, &stream) == 0 && same_file(stream, status));
 }
 
 int sync_file(FileOps& ops, int fd) {
@@ -34,6 +68,9 @@ int FileOps::open(const char* path, int flags, mode_t mode) { return ::open(path
 int FileOps::close(int fd) { return ::close(fd); }
 ssize_t FileOps::write(int fd, const void* data, std::size_t bytes) {
   return ::write(fd, data, bytes);
+}
+ssize_t FileOps::pwrite(int fd, const void* data, std::size_t bytes, off_t offset) {
+  return ::pwrite(fd, data, bytes, offset);
 }
 ssize_t FileOps::pread(int fd, void* data, std::size_t bytes, off_t offset) {
   return ::pread(fd, data, bytes, offset);
@@ -78,9 +115,12 @@ int open_repeating(FileOps& ops, const std::string& path, int flags, mode_t mode
   return fd;
 }
 
-void write_all(FileOps& ops, int fd, std::string_view bytes, const std::string& path) {
+namespace {
+
+template <class Write>
+void write_pieces(std::string_view bytes, const std::string& path, const Write& write) {
   while (!bytes.empty()) {
-    const ssize_t written = ops.write(fd, bytes.data(), bytes.size());
+    const ssize_t written = write(bytes);
     if (written < 0) {
       if (errno == EINTR) continue;
       throw_io_error(path, "write", errno);
@@ -89,6 +129,21 @@ void write_all(FileOps& ops, int fd, std::string_view bytes, const std::string& 
     if (written == 0) throw_io_error(path, "write", EIO);
     bytes.remove_prefix(static_cast<std::size_t>(written));
   }
+}
+
+}  // namespace
+
+void write_all(FileOps& ops, int fd, std::string_view bytes, const std::string& path) {
+  write_pieces(bytes, path,
+               [&](std::string_view rest) { return ops.write(fd, rest.data(), rest.size()); });
+}
+
+void write_all_at(FileOps& ops, int fd, std::string_view bytes, std::uint64_t offset,
+                  const std::string& path) {
+  const std::uint64_t end = offset + bytes.size();
+  write_pieces(bytes, path, [&](std::string_view rest) {
+    return ops.pwrite(fd, rest.data(), rest.size(), static_cast<off_t>(end - rest.size()));
+  });
 }
 
 std::size_t read_at(FileOps& ops, int fd, char* data, std::size_t bytes, std::uint64_t offset,
@@ -104,6 +159,12 @@ std::size_t read_at(FileOps& ops, int fd, char* data, std::size_t bytes, std::ui
     got += static_cast<std::size_t>(count);
   }
   return got;
+}
+
+std::string directory_of(const std::string& path) {
+  const std::size_t slash = path.rfind('/');
+  if (slash == std::string::npos) return ".";
+  return slash == 0 ? "/" : path.substr(0, slash);
 }
 
 bool path_exists(const std::string& path) {
@@ -122,6 +183,86 @@ void sync_directory_of(FileOps& ops, const std::string& path) {
   }
 }
 
+std::string unfit_output(const std::string& path, OutputKind kind) {
+  struct stat status = {};
+  if (::lstat(path.c_str(), &status) != 0) return {};
+  if (S_ISLNK(status.st_mode)) {
+    struct stat meant = {};
+    const bool stream = kind == OutputKind::kStream && ::stat(path.c_str(), &meant) == 0 &&
+                        !S_ISDIR(meant.st_mode) &&
+                        (!S_ISREG(meant.st_mode) || is_standard_stream(meant));
+    return stream ? "" : "a link";
+  }
+  if (S_ISDIR(status.st_mode)) return "a directory";
+  if (S_ISREG(status.st_mode) || kind == OutputKind::kStream) return {};
+  return S_ISFIFO(status.st_mode) ? "a pipe" : "a device";
+}
+
+int open_output(FileOps& ops, const std::string& path, int flags, mode_t mode, OutputKind kind) {
+  if (const std::string found = unfit_output(path, kind); !found.empty()) {
+    throw Error(ErrorRole::kUsage, "E-CLI-OUTPUT", "output")
+        .file(path)
+        .found(found)
+        .expected("a regular file");
+  }
+  if (kind == OutputKind::kFile) flags |= O_NOFOLLOW;
+  return open_repeating(ops, path, flags | O_CLOEXEC, mode);
+}
+
+TemporaryFile::TemporaryFile(FileOps& ops, std::string target, mode_t mode, std::string_view hint)
+    : ops_(&ops),
+      target_(std::move(target)),
+      path_(fmt::format("{}.{}{}", target_, unique_digits(), kTemporaryEnd)),
+      hint_(hint) {
+  if (const std::string found = unfit_output(target_, OutputKind::kFile); !found.empty()) {
+    throw Error(ErrorRole::kUsage, "E-CLI-OUTPUT", "output")
+        .file(target_)
+        .found(found)
+        .expected("a regular file");
+  }
+  fd_ = FileDescriptor(ops, open_output(ops, path_, O_WRONLY | O_CREAT | O_EXCL, mode));
+  if (!fd_.valid()) throw_io_error(target_, "open", errno, hint);
+}
+
+TemporaryFile::~TemporaryFile() {
+  if (fd_.valid() && !in_place_) ops_->unlink(path_.c_str());
+}
+
+void TemporaryFile::write(std::string_view bytes) {
+  write_all(*ops_, fd_.get(), bytes, target_);
+  synced_ = false;
+}
+
+void TemporaryFile::sync() {
+  if (synced_) return;
+  if (sync_file(*ops_, fd_.get()) != 0) throw_io_error(target_, "fsync", errno, hint_);
+  synced_ = true;
+}
+
+void TemporaryFile::put_in_place() {
+  sync();
+  if (ops_->rename(path_.c_str(), target_.c_str()) != 0) {
+    throw_io_error(target_, "rename", errno, hint_);
+  }
+  in_place_ = true;
+  sync_directory_of(*ops_, target_);
+}
+
+void remove_temporaries(FileOps& ops, std::span<const std::string> paths) {
+  std::error_code failed;
+  std::filesystem::directory_iterator entry(directory_of(paths.front()), failed);
+  for (; !failed && entry != std::filesystem::directory_iterator(); entry.increment(failed)) {
+    const std::string name = entry->path().filename();
+    const std::string_view target = target_of(name);
+    const auto is_target = [&](const std::string& path) {
+      return std::filesystem::path(path).filename() == target;
+    };
+    if (!target.empty() && std::ranges::any_of(paths, is_target)) {
+      ops.unlink(entry->path().c_str());
+    }
+  }
+}
+
 void write_file_atomically(FileOps& ops, const std::string& path, std::string_view text,
                            mode_t mode) {
   write_file_atomically(ops, path, std::span(&text, 1), mode);
@@ -129,23 +270,9 @@ void write_file_atomically(FileOps& ops, const std::string& path, std::string_vi
 
 void write_file_atomically(FileOps& ops, const std::string& path,
                            std::span<const std::string_view> parts, mode_t mode) {
-  const std::string temporary = path + ".tmp";
-  // Left over from a crash: ours by name, and never the only copy of anything.
-  ops.unlink(temporary.c_str());
-  FileDescriptor fd(
-      ops,
-      open_repeating(ops, temporary, O_WRONLY | O_CREAT | O_EXCL | O_NOFOLLOW | O_CLOEXEC, mode));
-  if (!fd.valid()) throw_io_error(temporary, "open", errno);
-  try {
-    for (const std::string_view part : parts) write_all(ops, fd.get(), part, temporary);
-    if (sync_file(ops, fd.get()) != 0) throw_io_error(temporary, "fsync", errno);
-    fd.reset();
-    if (ops.rename(temporary.c_str(), path.c_str()) != 0) throw_io_error(path, "rename", errno);
-  } catch (...) {
-    ops.unlink(temporary.c_str());
-    throw;
-  }
-  sync_directory_of(ops, path);
+  TemporaryFile file(ops, path, mode);
+  for (const std::string_view part : parts) file.write(part);
+  file.put_in_place();
 }
 
 std::string read_small_file(FileOps& ops, const std::string& path, std::uint64_t max_bytes) {

@@ -20,6 +20,7 @@ class FileOps {
   virtual int open(const char* path, int flags, mode_t mode);
   virtual int close(int fd);
   virtual ssize_t write(int fd, const void* data, std::size_t bytes);
+  virtual ssize_t pwrite(int fd, const void* data, std::size_t bytes, off_t offset);
   virtual ssize_t pread(int fd, void* data, std::size_t bytes, off_t offset);
   virtual int fsync(int fd);
   virtual int fdatasync(int fd);
@@ -54,12 +55,56 @@ class FileDescriptor {
 // returns fewer bytes than asked only at the end of the file.
 [[nodiscard]] int open_repeating(FileOps& ops, const std::string& path, int flags, mode_t mode);
 void write_all(FileOps& ops, int fd, std::string_view bytes, const std::string& path);
+void write_all_at(FileOps& ops, int fd, std::string_view bytes, std::uint64_t offset,
+                  const std::string& path);
 [[nodiscard]] std::size_t read_at(FileOps& ops, int fd, char* data, std::size_t bytes,
                                   std::uint64_t offset, const std::string& path);
 
-// Writes `text` to a new file beside `path` and puts it in its place: O_EXCL temporary file, fsync,
-// rename, fsync of the directory. `path` has the old or the new content, never a part. Throws
-// ErrorRole::kIo E-IO-*.
+// What an output may be. A stream is appended to, and may be a terminal, a pipe or a device.
+enum class OutputKind : std::uint8_t { kFile, kStream };
+
+// Why nothing may be written to `path`: "a directory", "a link", "a pipe", "a device". Empty: there
+// is nothing yet, or what `kind` allows.
+[[nodiscard]] std::string unfit_output(const std::string& path, OutputKind kind);
+
+// Opens every output that is not written by a TemporaryFile. `flags` as of open; links are not
+// followed. Throws E-CLI-OUTPUT for what unfit_output names; returns -1 with errno when opening
+// fails.
+[[nodiscard]] int open_output(FileOps& ops, const std::string& path, int flags, mode_t mode,
+                              OutputKind kind = OutputKind::kFile);
+
+// A new file beside `target`, to be put in its place when it is whole: `target` has the old or the
+// new content, never a part. Its name, "TARGET.<16 hex digits>.tmp", is nobody else's.
+class TemporaryFile {
+ public:
+  // Throws E-CLI-OUTPUT when `target` is unfit, ErrorRole::kIo E-IO-OPEN. `hint` as throw_io_error;
+  // it and `ops` must outlive the file.
+  TemporaryFile(FileOps& ops, std::string target, mode_t mode, std::string_view hint = {});
+  ~TemporaryFile();  // removes what was not put in place
+  TemporaryFile(const TemporaryFile&) = delete;
+  TemporaryFile& operator=(const TemporaryFile&) = delete;
+
+  void write(std::string_view bytes);
+  // fsync: afterwards the content is durable under the temporary name.
+  void sync();
+  // Syncs, renames and syncs the directory.
+  void put_in_place();
+
+ private:
+  FileOps* ops_;
+  std::string target_;
+  std::string path_;
+  std::string_view hint_;
+  FileDescriptor fd_;
+  bool synced_ = false;
+  bool in_place_ = false;
+};
+
+// Removes the temporary files that killed runs left for `paths`, all of one directory. No other
+// process may be writing them.
+void remove_temporaries(FileOps& ops, std::span<const std::string> paths);
+
+// `text` by way of a TemporaryFile. Throws ErrorRole::kIo E-IO-*, E-CLI-OUTPUT.
 void write_file_atomically(FileOps& ops, const std::string& path, std::string_view text,
                            mode_t mode);
 // The same for a content in several parts, one after the other.
@@ -68,6 +113,9 @@ void write_file_atomically(FileOps& ops, const std::string& path,
 
 // Whether there is anything of this name, a dangling link included.
 [[nodiscard]] bool path_exists(const std::string& path);
+
+// "." for a bare file name.
+[[nodiscard]] std::string directory_of(const std::string& path);
 
 // Makes a rename or unlink in the directory of `path` durable.
 void sync_directory_of(FileOps& ops, const std::string& path);

@@ -27,7 +27,7 @@ std::string attention_text(const RunOptions& options) {
   return text;
 }
 
-constexpr std::string_view kFormat = "triphase-manifest/1";
+constexpr std::string_view kFormat = "triphase-manifest/2";
 
 std::string host_name() {
   std::array<char, 256> name{};
@@ -192,16 +192,20 @@ std::string manifest_to_json(const Manifest& manifest) {
   std::string out = "{\n";
   const auto line = [&out](std::string_view text) { out += fmt::format("  {}", text); };
   line(fmt::format("\"format\": {},\n", json_quote(kFormat)));
-  line(fmt::format("\"program\": {{\"version\": {}, \"commit\": {}}},\n",
-                   json_quote(manifest.program_version), json_quote(manifest.commit)));
+  line(fmt::format("\"program\": {{\"version\": {}, \"commit\": {}, \"kernels\": {}}},\n",
+                   json_quote(manifest.program_version), json_quote(manifest.commit),
+                   json_quote(manifest.kernels)));
   line(
       fmt::format("\"input\": {{\"path\": {}, \"bytes\": {}, \"lines\": {}, \"hash\": {}, "
                   "\"format\": {}}},\n",
                   json_quote(manifest.input_path), manifest.input_bytes, manifest.input_lines,
                   json_quote(manifest.input_hash), json_quote(manifest.input_format)));
-  line(fmt::format("\"model\": {{\"path\": {}, \"fingerprint\": {}, \"tokenizer\": {}}},\n",
-                   json_quote(manifest.model.path), json_quote(manifest.model.fingerprint),
-                   json_quote(manifest.model.tokenizer)));
+  line(
+      fmt::format("\"model\": {{\"path\": {}, \"fingerprint\": {}, \"weights\": {}, "
+                  "\"generation_config\": {}, \"tokenizer\": {}}},\n",
+                  json_quote(manifest.model.path), json_quote(manifest.model.fingerprint),
+                  json_quote(manifest.model.weights), json_quote(manifest.model.generation_config),
+                  json_quote(manifest.model.tokenizer)));
   line(fmt::format("\"generation\": {},\n", manifest.generation));
   line(fmt::format("\"seed\": {},\n", manifest.seed));
   line(fmt::format("\"kv_dtype\": {},\n", json_quote(manifest.kv_dtype)));
@@ -227,6 +231,7 @@ Manifest parse_manifest(std::string_view text, std::string_view file) {
   const Fields program = top.object("program");
   manifest.program_version = program.text("version");
   manifest.commit = program.text("commit");
+  manifest.kernels = program.text("kernels");
   const Fields input = top.object("input");
   manifest.input_path = input.text("path");
   manifest.input_bytes = input.count("bytes");
@@ -234,7 +239,11 @@ Manifest parse_manifest(std::string_view text, std::string_view file) {
   manifest.input_hash = input.text("hash");
   manifest.input_format = input.text("format");
   const Fields model = top.object("model");
-  manifest.model = {model.text("path"), model.text("fingerprint"), model.text("tokenizer"), {}};
+  manifest.model.path = model.text("path");
+  manifest.model.fingerprint = model.text("fingerprint");
+  manifest.model.weights = model.text("weights");
+  manifest.model.generation_config = model.text("generation_config");
+  manifest.model.tokenizer = model.text("tokenizer");
   top.object("generation");  // checks the type
   manifest.generation = canonical_object(top.at("generation"));
   manifest.seed = top.count("seed");
@@ -267,8 +276,12 @@ std::vector<std::string> manifest_differences(const Manifest& there, const Manif
     }
   };
   compare("program version", there.program_version, now.program_version);
+  compare("build", there.commit, now.commit);
+  compare("kernels", there.kernels, now.kernels);
   compare("input hash", there.input_hash, now.input_hash);
   compare("model", there.model.fingerprint, now.model.fingerprint);
+  compare("weights", there.model.weights, now.model.weights);
+  compare("generation_config.json", there.model.generation_config, now.model.generation_config);
   compare("tokenizer", there.model.tokenizer, now.model.tokenizer);
   compare("seed", fmt::to_string(there.seed), fmt::to_string(now.seed));
   compare("kv-dtype", there.kv_dtype, now.kv_dtype);

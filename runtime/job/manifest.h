@@ -16,17 +16,19 @@ namespace triphase {
 
 // What the model contributes; the engine's side fills it before any weight is read.
 struct ModelIdentity {
-  std::string path;           // as given
-  std::string fingerprint;    // hash of config.json, every safetensors header, and file sizes
-  std::string tokenizer;      // hash of the tokenizer files; empty: none
-  std::string fixed_context;  // hash of what stands in front of every prompt; empty: nothing
+  std::string path;               // as given
+  std::string fingerprint;        // hash of config.json, every safetensors header, and file sizes
+  std::string tokenizer;          // hash of the tokenizer files; empty: none
+  std::string fixed_context;      // hash of what stands in front of every prompt; empty: nothing
+  std::string generation_config;  // hash of generation_config.json; empty: none
+  std::string weights;            // hash of samples of the weights; empty: random weights
 };
 
 struct Manifest {
+  // Fields that must agree between a run and its resumption.
   std::string program_version;
   std::string commit;
-
-  // Fields that must agree between a run and its resumption.
+  std::string kernels;     // whose arithmetic: "AVX2", ...; of merged shards perhaps several
   std::string input_path;  // reported, not compared: a file may be moved
   std::uint64_t input_bytes = 0;
   std::uint64_t input_lines = 0;

@@ -8,6 +8,7 @@
 #include <cerrno>
 #include <memory>
 #include <optional>
+#include <set>
 
 #include "base/error.h"
 #include "runtime/job/manifest.h"
@@ -65,6 +66,7 @@ void check_set(std::vector<ShardFile>& shards) {
   for (const ShardFile& shard : shards) {
     Manifest same_shard = shard.manifest;
     same_shard.shard_index = first.shard_index;
+    same_shard.kernels = first.kernels;
     const std::vector<std::string> differences = manifest_differences(first, same_shard);
     if (!differences.empty()) {
       throw merge_error(shard.path, "another job")
@@ -134,7 +136,7 @@ void find_records(FileOps& ops, ShardFile& shard, RecordCounts& counts) {
   }
 }
 
-void copy_in_order(FileOps& ops, std::vector<ShardFile>& shards, int to, const std::string& path) {
+void copy_in_order(FileOps& ops, std::vector<ShardFile>& shards, TemporaryFile& to) {
   std::vector<std::unique_ptr<RecordWindow>> windows;
   std::size_t lines = 0;
   for (const ShardFile& shard : shards) {
@@ -148,27 +150,23 @@ void copy_in_order(FileOps& ops, std::vector<ShardFile>& shards, int to, const s
       if (slot >= offsets.size() || offsets[slot] == kNone) continue;  // a blank line
       out += windows[shard]->line_at(offsets[slot]);
       if (out.size() < kCopyBytes) continue;
-      write_all(ops, to, out, path);
+      to.write(out);
       out.clear();
     }
   }
-  write_all(ops, to, out, path);
+  to.write(out);
 }
 
 void check_output(const MergeOptions& options) {
-  struct stat output = {};
-  if (::stat(options.output.c_str(), &output) != 0) return;
+  CommandFiles files;
   for (const std::string& path : options.shards) {
-    struct stat status = {};
-    if (::stat(path.c_str(), &status) == 0 && status.st_dev == output.st_dev &&
-        status.st_ino == output.st_ino) {
-      throw Error(ErrorRole::kUsage, "E-CLI-OUTPUT", "--output")
-          .file(options.output)
-          .found("one of the shards")
-          .expected("another file");
-    }
+    files.add_input("one of the shards", path);
+    files.add_input("the manifest of a shard", OutputPaths(path).manifest);
   }
-  if (options.overwrite) return;
+  files.add_output("--output", options.output);
+  files.add_companions("--output", {OutputPaths(options.output).manifest});
+  files.check();
+  if (options.overwrite || !path_exists(options.output)) return;
   throw Error(ErrorRole::kUsage, "E-CLI-OUTPUT", "--output")
       .file(options.output)
       .found("an existing file")
@@ -176,13 +174,21 @@ void check_output(const MergeOptions& options) {
       .hint("--overwrite replaces it");
 }
 
+// The job of all shards. They may have run on different machines.
+Manifest manifest_of_all(const std::vector<ShardFile>& shards, const RecordCounts& counts) {
+  Manifest whole = shards.front().manifest;
+  std::set<std::string> kernels;
+  for (const ShardFile& shard : shards) kernels.insert(shard.manifest.kernels);
+  whole.kernels = fmt::format("{}", fmt::join(kernels, ", "));
+  whole.shard_index = 0;
+  whole.shard_count = 1;
+  whole.records = counts.total();
+  return whole;
+}
+
 }  // namespace
 
 RecordCounts merge_shards(const MergeOptions& options, FileOps& ops) {
-  RunOptions location;  // the output obeys the rules of any output
-  location.output = options.output;
-  location.prompts = "-";
-  check_output_location(location);
   check_output(options);
 
   std::vector<ShardFile> shards;
@@ -193,31 +199,15 @@ RecordCounts merge_shards(const MergeOptions& options, FileOps& ops) {
 
   const OutputPaths paths(options.output);
   const mode_t mode = options.private_files ? 0600 : 0666;
-  ops.unlink(paths.staging.c_str());
-  FileDescriptor staging(
-      ops, open_repeating(ops, paths.staging, O_WRONLY | O_CREAT | O_EXCL | O_NOFOLLOW | O_CLOEXEC,
-                          mode));
-  if (!staging.valid()) throw_io_error(paths.staging, "open", errno);
-  try {
-    copy_in_order(ops, shards, staging.get(), paths.staging);
-    if (ops.fsync(staging.get()) != 0) throw_io_error(paths.staging, "fsync", errno);
-    staging.reset();
-    // The manifest first: an output without its manifest would be refused by the next run. And an
-    // old output must not stand beside the new manifest.
-    ops.unlink(paths.output.c_str());
-    Manifest whole = shards.front().manifest;
-    whole.shard_index = 0;
-    whole.shard_count = 1;
-    whole.records = counts.total();
-    write_file_atomically(ops, paths.manifest, manifest_to_json(whole), mode);
-    if (ops.rename(paths.staging.c_str(), paths.output.c_str()) != 0) {
-      throw_io_error(paths.output, "rename", errno);
-    }
-  } catch (...) {
-    ops.unlink(paths.staging.c_str());
-    throw;
-  }
-  sync_directory_of(ops, paths.output);
+  TemporaryFile out(ops, paths.output, mode);
+  copy_in_order(ops, shards, out);
+  out.sync();
+  // The manifest first: an output without its manifest would be refused by the next run. And an
+  // old output must not stand beside the new manifest.
+  ops.unlink(paths.output.c_str());
+  write_file_atomically(ops, paths.manifest, manifest_to_json(manifest_of_all(shards, counts)),
+                        mode);
+  out.put_in_place();
   return counts;
 }
 

@@ -2,6 +2,7 @@
 
 #include <fmt/format.h>
 
+#include <algorithm>
 #include <iterator>
 
 #include "base/error.h"
@@ -158,6 +159,37 @@ const Json* error_of(const Json& record) {
   return error == nullptr || error->is_null() ? nullptr : error;
 }
 
+bool has_usage(const Json& record) {
+  const Json* usage = record.find("usage");
+  if (usage == nullptr) return false;
+  const Json* prompt = usage->find("prompt_tokens");
+  const Json* completion = usage->find("completion_tokens");
+  return prompt != nullptr && prompt->integer() && completion != nullptr && completion->integer();
+}
+
+bool is_token_list(const Json* tokens) {
+  return tokens != nullptr && tokens->is_array() &&
+         std::ranges::all_of(*tokens->array(), &Json::is_integer);
+}
+
+// A completion, or a score.
+bool is_simple_answer(const Json& record) {
+  const Json* reason = record.find("finish_reason");
+  const bool ends = reason != nullptr ? reason->is_string() : record.find("logprob") != nullptr;
+  return ends && is_token_list(record.find("tokens")) && has_usage(record);
+}
+
+bool is_openai_answer(const Json& record) {
+  const Json* response = record.find("response");
+  if (response == nullptr) return false;
+  const Json* status = response->find("status_code");
+  const Json* body = response->find("body");
+  if (status == nullptr || !status->is_integer() || body == nullptr) return false;
+  const Json* choices = body->find("choices");
+  return has_usage(*body) && choices != nullptr && choices->is_array() &&
+         choices->array()->size() == 1 && is_token_list(choices->array()->front().find("tokens"));
+}
+
 }  // namespace
 
 std::string record_line(const Request& request, const Completion& completion) {
@@ -174,6 +206,8 @@ std::string record_line(const BadLine& bad) {
 }
 
 std::optional<RecordFacts> read_record(std::string_view line) {
+  // The parser would skip blanks and a byte order mark around it.
+  if (!line.starts_with('{') || !line.ends_with('}')) return std::nullopt;
   JsonProblem problem;
   const std::optional<Json> record = parse_json(line, problem);
   if (!record || !record->is_object()) return std::nullopt;
@@ -190,10 +224,7 @@ std::optional<RecordFacts> read_record(std::string_view line) {
     facts.error_code = *code->string();
     return facts;
   }
-  const Json* response = record->find("response");
-  const bool succeeded = record->find("tokens") != nullptr ||
-                         (response != nullptr && response->find("status_code") != nullptr);
-  if (!succeeded) return std::nullopt;
+  if (!is_simple_answer(*record) && !is_openai_answer(*record)) return std::nullopt;
   return facts;
 }
 

@@ -21,6 +21,7 @@
 #include "base/error.h"
 #include "runtime/job/file_ops.h"
 #include "runtime/signals.h"
+#include "runtime/job/record_check.h"
 
 namespace triphase {
 namespace {
@@ -280,6 +281,12 @@ LineForm form_of_file(const RunOptions& options) {
   return LineForm::kSimple;
 }
 
+// 0: a blank line, which has no record.
+std::uint64_t hash_of(const LineReader::Line& line, std::uint64_t index) {
+  if (!line.too_long && is_blank_line(line.text)) return 0;
+  return line_hash(line.too_long ? std::string_view("too long") : line.text, index);
+}
+
 }  // namespace
 
 class PromptReader::Impl {
@@ -287,7 +294,10 @@ class PromptReader::Impl {
   Impl(const RunOptions& options, const PromptFileFacts* facts)
       : options_(options), rules_(rules_of(options)) {
     rules_.fallback_form = form_of_file(options);
-    if (facts != nullptr && facts->rereadable) expected_hash_ = facts->hash;
+    if (facts != nullptr && facts->rereadable) {
+      expected_hash_ = facts->hash;
+      expected_lines_ = facts->line_hashes;
+    }
     Opened opened = open_prompts(options.prompts, /*open_pipes=*/true);
     lines_ = std::make_unique<LineReader>(std::move(opened.fd),
                                           options.prompts == "-" ? "stdin" : options.prompts,
@@ -298,11 +308,17 @@ class PromptReader::Impl {
     for (;;) {
       const std::optional<LineReader::Line> line = lines_->next();
       if (!line) {
-        check_unchanged();
+        if (!expected_hash_.empty() && lines_->hash() != expected_hash_) changed(0);
         return std::nullopt;
       }
       const std::uint64_t index = next_index_++;
-      if (!line->too_long && is_blank_line(line->text)) continue;
+      // Before the line becomes a record: what came of another text must never be kept.
+      const std::uint64_t hash = hash_of(*line, index);
+      if (expected_lines_ && options_.shard.owns(index)) {
+        const std::uint64_t slot = index / options_.shard.count;
+        if (slot >= expected_lines_->size() || (*expected_lines_)[slot] != hash) changed(index + 1);
+      }
+      if (hash == 0) continue;
       // Every shard reads every id, so that a duplicate is one whatever the number of shards.
       if (options_.allow_duplicate_ids && !options_.shard.owns(index)) continue;
       PromptLine parsed = line->too_long ? PromptLine(too_long(index))
@@ -347,18 +363,21 @@ class PromptReader::Impl {
     parsed = std::move(bad);
   }
 
-  void check_unchanged() const {
-    if (expected_hash_.empty() || lines_->hash() == expected_hash_) return;
+  // `line` counts from 1; 0: no line of ours.
+  [[noreturn]] void changed(std::uint64_t line) const {
     throw Error(ErrorRole::kIo, "E-IO-CHANGED", "prompts")
         .file(options_.prompts)
+        .line(line)
         .found("the content changed while the job ran")
         .expected("the file as when the run started")
-        .hint("records so far belong to the old content; --overwrite starts anew");
+        .hint(
+            "restore the file and run the same command to resume, or start anew with --overwrite");
   }
 
   const RunOptions& options_;
   PromptLineRules rules_;
   std::string expected_hash_;
+  std::shared_ptr<const std::vector<std::uint64_t>> expected_lines_;
   std::unique_ptr<LineReader> lines_;
   SeenIds seen_;
   std::uint64_t next_index_ = 0;
@@ -378,11 +397,15 @@ PromptFileFacts examine_prompt_file(const RunOptions& options) {
   facts.rereadable = true;
   LineReader lines(std::move(opened.fd), options.prompts, opened.pipe, opened.bytes,
                    options.max_line_bytes);
+  std::vector<std::uint64_t> hashes;
   while (const std::optional<LineReader::Line> line = lines.next()) {
-    const bool blank = !line->too_long && is_blank_line(line->text);
-    if (!blank && options.shard.owns(facts.lines)) ++facts.requests;
+    if (options.shard.owns(facts.lines)) {
+      hashes.push_back(hash_of(*line, facts.lines));
+      if (hashes.back() != 0) ++facts.requests;
+    }
     ++facts.lines;
   }
+  facts.line_hashes = std::make_shared<const std::vector<std::uint64_t>>(std::move(hashes));
   facts.bytes = opened.bytes;
   facts.hash = lines.hash();
   if (!options.strict) return facts;

@@ -1,7 +1,8 @@
 #pragma once
 
-// The prompt file as a stream of lines. Memory is bounded by the longest allowed line plus 16 bytes
-// per id seen (duplicate detection), whatever the file's size. Not thread safe.
+// The prompt file as a stream of lines. Memory is bounded by the longest allowed line plus 8 bytes
+// per line (its hash) and 16 per id seen (duplicate detection), whatever the file's size. Not
+// thread safe.
 
 #include <cstdint>
 #include <memory>
@@ -23,6 +24,8 @@ struct PromptFileFacts {
   std::uint64_t lines = 0;     // blank ones included
   std::uint64_t requests = 0;  // non-blank lines of our shard = records of a complete output
   std::string hash;            // "xxh3:" and 32 hex digits over all bytes
+  // line_hash() of every line of our shard, 0 for a blank one; null for a pipe. 8 bytes a line.
+  std::shared_ptr<const std::vector<std::uint64_t>> line_hashes;
 };
 
 // Opens and reads `options.prompts` once from front to end. Throws ErrorRole::kInput E-IN-OPEN
@@ -50,17 +53,17 @@ class SeenIds {
 
 class PromptReader {
  public:
-  // Opens the file again (or takes stdin). With `facts` the end of a regular file checks that it
-  // is still the file that was examined. `options` must outlive the reader. Errors as
-  // examine_prompt_file.
+  // Opens the file again (or takes stdin). With `facts` every line of a regular file must be the
+  // one that was examined. `options` must outlive the reader. Errors as examine_prompt_file.
   explicit PromptReader(const RunOptions& options, const PromptFileFacts* facts = nullptr);
   ~PromptReader();
   PromptReader(const PromptReader&) = delete;
   PromptReader& operator=(const PromptReader&) = delete;
 
   // The next non-blank line of our shard, or nothing at the end. Blocks on a pipe. Throws
-  // ErrorRole::kIo E-IO-READ when reading fails underway, E-IO-CHANGED when the file is not the one
-  // that was examined. A pipe also ends when a stop is requested.
+  // ErrorRole::kIo E-IO-READ when reading fails underway, E-IO-CHANGED for a line that is not the
+  // one that was examined, or at the end when the file is not. A pipe also ends when a stop is
+  // requested.
   [[nodiscard]] std::optional<PromptLine> next();
   // The next line would have to be waited for (a slow pipe): do other work first.
   [[nodiscard]] bool would_block();

@@ -12,7 +12,6 @@
 #include "base/error.h"
 #include "base/json.h"
 #include "runtime/build_info.h"
-#include "runtime/job/output_file.h"
 
 namespace triphase {
 namespace {
@@ -60,47 +59,30 @@ std::string beginning(const std::vector<std::string>& emulated) {
   return text;
 }
 
-bool same_file(const struct stat& a, const std::string& path) {
-  struct stat b = {};
-  return ::stat(path.c_str(), &b) == 0 && a.st_dev == b.st_dev && a.st_ino == b.st_ino;
-}
-
 }  // namespace
 
 void check_trace_location(const RunOptions& options) {
   if (options.trace.empty()) return;
-  const auto refuse = [&](std::string_view found, std::string_view expected) {
-    throw Error(ErrorRole::kUsage, "E-CLI-OUTPUT", "--trace")
-        .file(options.trace)
-        .found(found)
-        .expected(expected);
-  };
-  const OutputPaths paths(options.output);
-  const std::vector<std::string> own = {paths.output, paths.part, paths.manifest, paths.summary,
-                                        paths.staging};
-  if (std::ranges::find(own, options.trace) != own.end()) {
-    refuse("a file of the job's output", "another file");
-  }
   struct stat status = {};
-  if (::stat(options.trace.c_str(), &status) != 0) return;
-  if (!S_ISREG(status.st_mode)) refuse("a directory or special file", "a regular file");
-  for (const std::string& path : own) {
-    if (same_file(status, path)) refuse("a file of the job's output", "another file");
-  }
+  if (::stat(options.trace.c_str(), &status) != 0 || !S_ISREG(status.st_mode)) return;
   if (status.st_size == 0) return;
   FileOps& ops = system_file_ops();
   const FileDescriptor file(ops, open_repeating(ops, options.trace, O_RDONLY | O_CLOEXEC, 0));
   if (!file.valid()) throw_io_error(options.trace, "open", errno);
   std::string there(kBeginning.size(), '\0');
   there.resize(read_at(ops, file.get(), there.data(), there.size(), 0, options.trace));
-  if (there != kBeginning) refuse("a file that is no trace", "a new name, or an earlier trace");
+  if (there == kBeginning) return;
+  throw Error(ErrorRole::kUsage, "E-CLI-OUTPUT", "--trace")
+      .file(options.trace)
+      .found("a file that is no trace")
+      .expected("a new name, or an earlier trace");
 }
 
 TraceFile::TraceFile(const RunOptions& options, const std::vector<std::string>& emulated,
                      Trace& trace, Log& log, FileOps& ops)
     : path_(options.trace), trace_(&trace), log_(&log), ops_(&ops), start_(trace.start()) {
-  file_ = FileDescriptor(ops, open_repeating(ops, path_, O_WRONLY | O_CREAT | O_TRUNC | O_CLOEXEC,
-                                             options.private_files ? 0600 : 0666));
+  file_ = FileDescriptor(ops, open_output(ops, path_, O_WRONLY | O_CREAT | O_TRUNC,
+                                          options.private_files ? 0600 : 0666));
   if (!file_.valid()) throw_io_error(path_, "open", errno);
   put(beginning(emulated));
   trace.set_sink([this](std::vector<TraceEvent>& events) { write(events); });

@@ -14,8 +14,8 @@
 
 namespace triphase {
 
-// Refuses --trace FILE that cannot be meant: a directory or special file, a file of the job itself,
-// or a file that is no trace of an earlier run (which would be overwritten). Throws E-CLI-OUTPUT.
+// Refuses --trace FILE that is there and is no trace of an earlier run: it would be overwritten.
+// What no output may be, CommandFiles refuses. Throws E-CLI-OUTPUT.
 void check_trace_location(const RunOptions& options);
 
 // A lane's thread number ("tid") in the file; they count from 1.

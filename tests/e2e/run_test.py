@@ -141,18 +141,25 @@ class RunTest(unittest.TestCase):
 
     def test_full_disk_while_the_output_is_put_together(self):
         # Enough for OUT.part, not for anything after it.
-        self.assertEqual(self.run_job(text=lines(200)).returncode, 0)
-        size = self.output.stat().st_size
-        expected = self.output.read_bytes()
-        for path in self.folder.glob("out.jsonl*"):
-            path.unlink()
-        (self.folder / "in.jsonl").write_text(lines(200), encoding="utf-8")
-        result = self.run_job(preexec_fn=lambda: resource.setrlimit(
-            resource.RLIMIT_FSIZE, (size - 1, size - 1)))
-        self.assertEqual(result.returncode, 6, result.stderr)
-        self.assertFalse(self.output.exists())
-        self.assertEqual(self.run_job().returncode, 0)
-        self.assertEqual(self.output.read_bytes(), expected)
+        pipe = self.folder / "pipe"
+        os.mkfifo(pipe)
+        process = subprocess.Popen(self.command(prompts="pipe"), cwd=self.folder, stderr=subprocess.PIPE)
+        part = self.folder / "out.jsonl.part"
+        with open(pipe, "w", encoding="utf-8") as file:
+            file.write(lines(200))
+            file.flush()
+            deadline = time.monotonic() + 60
+            while not (part.exists() and part.read_bytes().count(b"\n") == 200):
+                self.assertLess(time.monotonic(), deadline)
+                time.sleep(0.01)
+            kept = part.read_bytes()
+            resource.prlimit(process.pid, resource.RLIMIT_FSIZE, (len(kept) // 2, len(kept) // 2))
+        _, errors = process.communicate(timeout=60)
+        self.assertEqual(process.returncode, 6, errors)
+        self.assertIn(b"E-IO-NOSPACE", errors)
+        self.assertEqual(part.read_bytes(), kept)
+        self.assertEqual(sorted(path.name for path in self.folder.glob("out.jsonl*")),
+                         ["out.jsonl.manifest.json", "out.jsonl.part", "out.jsonl.summary.json"])
 
     def test_stdin_and_pipes(self):
         result = self.run_job(prompts="-", input=lines(5).encode())

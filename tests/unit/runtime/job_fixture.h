@@ -132,18 +132,27 @@ inline RunOptions job_options(const TempFolder& folder, const std::string& outpu
   return options;
 }
 
+inline Manifest test_manifest(const RunOptions& options, const PromptFileFacts& facts) {
+  const ModelIdentity model{.path = "model",
+                            .fingerprint = "xxh3:0123",
+                            .tokenizer = "xxh3:4567",
+                            .generation_config = "xxh3:89ab",
+                            .weights = "xxh3:cdef"};
+  Manifest manifest = make_manifest(options, facts, model, "f32", 0);
+  manifest.kernels = "scalar";
+  return manifest;
+}
 inline Manifest test_manifest(const RunOptions& options) {
-  return make_manifest(options, examine_prompt_file(options), {"model", "xxh3:0123", "xxh3:4567"},
-                       "fp32", 0);
+  return test_manifest(options, examine_prompt_file(options));
 }
 
 // The whole of `triphase run` but for the model. Returns what the program would.
 inline int run_whole_job(const RunOptions& options, FileOps& ops = system_file_ops(),
                          const std::function<void(FakeEngine&)>& prepare = {}) {
   const PromptFileFacts facts = examine_prompt_file(options);
-  OutputFile output(
-      options, make_manifest(options, facts, {"model", "xxh3:0123", "xxh3:4567"}, "fp32", 0), ops);
+  OutputFile output(options, facts, test_manifest(options, facts), ops);
   if (output.already_complete()) return exit_code_of(output.counts());
+  output.begin();
   PromptReader prompts(options, &facts);
   FakeEngine engine;
   if (prepare) prepare(engine);

@@ -51,7 +51,7 @@ TEST_F(MergeTest, GivesTheFileOfAnUnshardedRunInAnyOrderOfArguments) {
   EXPECT_GT(counts.failed(), 0U);
   // The result is known as the output of the whole job.
   const RunOptions whole = job_options(folder_, "merged.jsonl");
-  const OutputFile output(whole, testing::test_manifest(whole));
+  const OutputFile output(whole, examine_prompt_file(whole), testing::test_manifest(whole));
   EXPECT_TRUE(output.already_complete());
 }
 

@@ -7,6 +7,8 @@
 #include <sys/wait.h>
 #include <unistd.h>
 
+#include <regex>
+
 #include "job_fixture.h"
 #include "runtime/job/output_record.h"
 
@@ -34,7 +36,8 @@ class OutputFileTest : public ::testing::Test {
   // Runs the job and leaves it after `records` records, as a kill would.
   void run_partly(const RunOptions& options, int records) {
     const PromptFileFacts facts = examine_prompt_file(options);
-    OutputFile output(options, test_manifest(options));
+    OutputFile output(options, facts, test_manifest(options));
+    output.begin();
     PromptReader prompts(options, &facts);
     testing::FakeEngine engine;
     struct Enough {};
@@ -47,7 +50,9 @@ class OutputFileTest : public ::testing::Test {
   }
 
   std::string refusal(const RunOptions& options, std::string* message = nullptr) {
-    return code_thrown([&] { OutputFile output(options, test_manifest(options)); }, message);
+    return code_thrown(
+        [&] { OutputFile output(options, examine_prompt_file(options), test_manifest(options)); },
+        message);
   }
 
   TempFolder folder_;
@@ -63,7 +68,6 @@ TEST_F(OutputFileTest, OutputAppearsOnlyWhenCompleteAndInInputOrder) {
   EXPECT_EQ(run_whole_job(options), 1);
   EXPECT_EQ(read_text(options.output), expected_);
   EXPECT_FALSE(exists(options.output + ".part"));
-  EXPECT_FALSE(exists(options.output + ".tmp"));
   EXPECT_TRUE(exists(options.output + ".manifest.json"));
   std::istringstream lines(expected_);
   std::int64_t last = -1;
@@ -82,7 +86,7 @@ TEST_F(OutputFileTest, ResumesFromEveryNumberOfRecords) {
     const RunOptions options = job_options(folder_, "out" + std::to_string(records));
     run_partly(options, records);
     {
-      const OutputFile output(options, test_manifest(options));
+      const OutputFile output(options, examine_prompt_file(options), test_manifest(options));
       EXPECT_GE(output.resumed(), static_cast<std::uint64_t>(records));
     }
     EXPECT_EQ(run_whole_job(options), 1);
@@ -96,7 +100,7 @@ TEST_F(OutputFileTest, ATornTailIsCutWhereverItTears) {
   const std::string part = read_text(options.output + ".part");
   for (std::size_t bytes = part.size() - 1; bytes > part.size() - 300; bytes -= 7) {
     write_text(options.output + ".part", part.substr(0, bytes));
-    const OutputFile output(options, test_manifest(options));
+    const OutputFile output(options, examine_prompt_file(options), test_manifest(options));
     const std::string now = read_text(options.output + ".part");
     EXPECT_TRUE(part.starts_with(now));
     EXPECT_EQ(now.back(), '\n');
@@ -105,7 +109,7 @@ TEST_F(OutputFileTest, ATornTailIsCutWhereverItTears) {
   // What a power cut leaves: zeros where data did not arrive, and a garbled last line.
   for (const std::string& tail : {std::string(100, '\0'), std::string("{\"index\":3\n")}) {
     write_text(options.output + ".part", part + tail);
-    { const OutputFile output(options, test_manifest(options)); }
+    { const OutputFile output(options, examine_prompt_file(options), test_manifest(options)); }
     EXPECT_EQ(read_text(options.output + ".part"), part);
   }
   EXPECT_EQ(run_whole_job(options), 1);
@@ -132,11 +136,15 @@ TEST_F(OutputFileTest, RecordsOfOtherLinesOrTwiceAreRefused) {
   const RunOptions options = job_options(folder_);
   run_partly(options, 20);
   const std::string part = read_text(options.output + ".part");
-  write_text(options.output + ".part", part + R"({"index":60,"tokens":[]})" + "\n");
-  EXPECT_EQ(refusal(options), "E-IN-RESUME");
-  write_text(options.output + ".part",
-             part + R"({"index":18446744073709551615,"tokens":[]})" + "\n" + part);
-  EXPECT_EQ(refusal(options), "E-IN-RESUME");
+  const std::string first = part.substr(0, part.find('\n') + 1);
+  // No line of the job, a blank one, and one that has no record yet.
+  for (const char* index : {"60", "7", "9223372036854775807", "59"}) {
+    std::string foreign = first;
+    const std::size_t at = foreign.find("\"index\":") + 8;
+    foreign.replace(at, foreign.find(',', at) - at, index);
+    write_text(options.output + ".part", part + foreign);
+    EXPECT_EQ(refusal(options), "E-IN-RESUME") << index;
+  }
   write_text(options.output + ".part", part + part);
   std::string message;
   EXPECT_EQ(refusal(options, &message), "E-IN-RESUME");
@@ -203,7 +211,7 @@ TEST_F(OutputFileTest, ACompleteOutputIsRecognisedAndLeftAlone) {
     return status.st_mtim;
   }();
   {
-    const OutputFile output(reference_, test_manifest(reference_));
+    const OutputFile output(reference_, examine_prompt_file(reference_), test_manifest(reference_));
     EXPECT_TRUE(output.already_complete());
     EXPECT_EQ(output.counts().total(), examine_prompt_file(reference_).requests);
     EXPECT_GT(output.counts().failed(), 0U);
@@ -305,14 +313,132 @@ TEST_F(OutputFileTest, CompletedOrderKeepsTheOrderOfFinishing) {
   const std::string part = read_text(options.output + ".part");
   EXPECT_EQ(run_whole_job(options), 1);
   const std::string now = read_text(options.output);
-  EXPECT_TRUE(now.starts_with(part));
+  // The records of OUT.part but for their checks.
+  const std::string uncheck =
+      std::regex_replace(part, std::regex(R"re(,"check":"[0-9a-f]{16}")re"), "");
+  EXPECT_NE(uncheck, part);
+  EXPECT_TRUE(now.starts_with(uncheck));
   EXPECT_NE(now, expected_);
   EXPECT_EQ(now.size(), expected_.size());
 }
 
+TEST_F(OutputFileTest, ForeignBytesEndTheRunBeforeItsNextRecord) {
+  RunOptions options = job_options(folder_);
+  const auto append_to_part = [&](testing::FakeEngine& engine) {
+    engine.on_step = [&](std::uint64_t step) {
+      if (step == 9) std::ofstream(options.output + ".part", std::ios::app) << "x\n";
+    };
+  };
+  std::string message;
+  EXPECT_EQ(code_thrown([&] { (void)run_whole_job(options, system_file_ops(), append_to_part); },
+                        &message),
+            "E-IN-PART");
+  EXPECT_NE(message.find("bytes, expected the"), std::string::npos) << message;
+  EXPECT_FALSE(exists(options.output));
+  const std::string part = read_text(options.output + ".part");
+  EXPECT_TRUE(part.ends_with("x\n"));
+  // A last line that is no record is cut like a torn one.
+  EXPECT_EQ(run_whole_job(options), 1);
+  EXPECT_EQ(read_text(options.output), expected_);
+}
+
+// Whatever byte of OUT.part is changed while the job runs, no output is published with it.
+TEST_F(OutputFileTest, EveryRecordIsReadBackBeforeItIsPublished) {
+  const RunOptions options = job_options(folder_);
+  run_partly(options, 20);
+  const std::string part = read_text(options.output + ".part");
+  for (const RecordOrder order : {RecordOrder::kInput, RecordOrder::kCompleted}) {
+    for (std::size_t at = 0; at < part.size(); at += 37) {
+      RunOptions damaged = job_options(folder_, "damaged");
+      damaged.order = order;
+      damaged.overwrite = true;
+      const auto change_a_byte = [&](testing::FakeEngine& engine) {
+        engine.on_step = [&](std::uint64_t step) {
+          if (step != 30) return;
+          std::fstream file(damaged.output + ".part",
+                            std::ios::in | std::ios::out | std::ios::binary);
+          file.seekg(static_cast<std::streamoff>(at));
+          const char now = static_cast<char>(file.get());
+          file.seekp(static_cast<std::streamoff>(at));
+          file.put(static_cast<char>(now ^ 1));
+        };
+      };
+      const std::string code =
+          code_thrown([&] { (void)run_whole_job(damaged, system_file_ops(), change_a_byte); });
+      EXPECT_EQ(code, "E-IN-PART") << at;
+      EXPECT_FALSE(exists(damaged.output)) << at;
+    }
+  }
+}
+
+// Each is a record of the right shape.
+TEST_F(OutputFileTest, ChangedRecordsAreNotResumed) {
+  const RunOptions options = job_options(folder_);
+  run_partly(options, 20);
+  const std::string part = read_text(options.output + ".part");
+  const std::string first = part.substr(0, part.find('\n') + 1);
+  const auto with = [&](std::string_view old_text, std::string_view new_text) {
+    std::string changed = first;
+    const std::size_t at = changed.find(old_text);
+    EXPECT_NE(at, std::string::npos) << old_text;
+    return changed.replace(at, old_text.size(), new_text);
+  };
+  const std::string check = first.substr(first.find(",\"check\""));
+  for (const std::string& changed :
+       {with("\"id\":\"line 0\"", "\"id\":\"line 9\""), with("\"index\":0", "\"index\":59"),
+        with("\"index\":0", "\"index\":7"), with(check, "}\n"), with("<", "(")}) {
+    const std::string damaged = changed + part.substr(first.size());
+    write_text(options.output + ".part", damaged);
+    std::string message;
+    EXPECT_EQ(refusal(options, &message), "E-IN-RESUME") << changed;
+    EXPECT_NE(message.find(".part:1: "), std::string::npos) << message;
+    EXPECT_EQ(read_text(options.output + ".part"), damaged);
+  }
+}
+
+TEST_F(OutputFileTest, ACompleteOutputHasEveryLineOnceAndInOrder) {
+  std::vector<std::string> records;
+  std::istringstream lines(expected_);
+  for (std::string line; std::getline(lines, line);) records.push_back(line + "\n");
+  const auto join = [](const std::vector<std::string>& parts) {
+    std::string text;
+    for (const std::string& part : parts) text += part;
+    return text;
+  };
+  std::vector<std::vector<std::string>> damages(4, records);
+  damages[0][1] = records[0];
+  std::swap(damages[1][0], damages[1][1]);
+  // A blank line instead of the last, and none of the job.
+  for (const auto& [which, index] : {std::pair(2, "7"), std::pair(3, "60")}) {
+    std::string& last = damages[static_cast<std::size_t>(which)].back();
+    const std::size_t at = last.find("\"index\":") + 8;
+    last.replace(at, last.find(',', at) - at, index);
+  }
+  for (const auto& damage : damages) {
+    write_text(reference_.output, join(damage));
+    std::string message;
+    EXPECT_EQ(refusal(reference_, &message), "E-IN-RESUME") << message;
+    EXPECT_NE(message.find("index"), std::string::npos) << message;
+  }
+  write_text(reference_.output, expected_);
+  EXPECT_EQ(refusal(reference_), "");
+}
+
+TEST_F(OutputFileTest, OverwriteDeletesNothingBeforeItBegins) {
+  reference_.overwrite = true;
+  const std::string manifest = read_text(reference_.output + ".manifest.json");
+  {
+    const OutputFile output(reference_, examine_prompt_file(reference_), test_manifest(reference_));
+    EXPECT_TRUE(exists(reference_.output + ".part")) << "which is the lock";
+  }
+  EXPECT_FALSE(exists(reference_.output + ".part"));
+  EXPECT_EQ(read_text(reference_.output), expected_);
+  EXPECT_EQ(read_text(reference_.output + ".manifest.json"), manifest);
+}
+
 TEST_F(OutputFileTest, TwoRunsOnOneOutputAreRefusedNamingTheOther) {
   const RunOptions options = job_options(folder_);
-  const OutputFile first(options, test_manifest(options));
+  const OutputFile first(options, examine_prompt_file(options), test_manifest(options));
   std::string message;
   EXPECT_EQ(refusal(options, &message), "E-IN-LOCKED");
   EXPECT_NE(message.find("process " + std::to_string(getpid())), std::string::npos) << message;
@@ -338,7 +464,7 @@ TEST_F(OutputFileTest, BadPlacesAreRefusedBeforeAnythingIsCreated) {
   EXPECT_EQ(refusal(job_options(folder_, "directory")), "E-CLI-OUTPUT");
   EXPECT_EQ(refusal(job_options(folder_, "in.jsonl/out")), "E-IO-OPEN");
   std::filesystem::create_symlink("/etc/passwd", folder_ / "evil.jsonl.part");
-  EXPECT_EQ(refusal(job_options(folder_, "evil.jsonl")), "E-IO-OPEN");
+  EXPECT_EQ(refusal(job_options(folder_, "evil.jsonl")), "E-CLI-OUTPUT");
   EXPECT_FALSE(exists(folder_ / "evil.jsonl.manifest.json"));
 }
 
@@ -358,11 +484,8 @@ TEST_F(OutputFileTest, APipeCannotBeResumed) {
   run_partly(options, 20);
   RunOptions from_pipe = options;
   from_pipe.prompts = "-";
-  EXPECT_EQ(
-      code_thrown([&] {
-        OutputFile output(from_pipe, make_manifest(from_pipe, {}, {"model", "m", "t"}, "fp32", 0));
-      }),
-      "E-IN-RESUME");
+  EXPECT_EQ(code_thrown([&] { OutputFile output(from_pipe, {}, test_manifest(from_pipe, {})); }),
+            "E-IN-RESUME");
 }
 
 TEST_F(OutputFileTest, EmptyInputGivesAnEmptyOutput) {

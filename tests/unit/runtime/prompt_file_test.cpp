@@ -170,12 +170,32 @@ TEST_F(PromptFileTest, AFileThatChangesUnderwayIsNoticed) {
   PromptReader reader(options, &facts);
   text[text.find("500")] = '9';
   write_text(options.prompts, text);
-  EXPECT_EQ(code_thrown([&] {
-              PromptReader again(options, &facts);
-              while (again.next()) {
-              }
-            }),
+  // At the line itself, which never becomes a request.
+  std::uint64_t lines = 0;
+  std::string message;
+  EXPECT_EQ(code_thrown(
+                [&] {
+                  PromptReader again(options, &facts);
+                  while (again.next()) ++lines;
+                },
+                &message),
             "E-IO-CHANGED");
+  EXPECT_EQ(lines, 500U);
+  EXPECT_NE(message.find(":501: "), std::string::npos) << message;
+}
+
+TEST_F(PromptFileTest, LinesAreKnownByTheirTextAndTheirPlace) {
+  RunOptions options = with("{\"prompt\":\"a\"}\n \n{\"prompt\":\"a\"}\r\n{\"prompt\":\"b\"}");
+  const PromptFileFacts facts = examine_prompt_file(options);
+  ASSERT_EQ(facts.line_hashes->size(), 4U);
+  const std::vector<std::uint64_t>& hashes = *facts.line_hashes;
+  EXPECT_EQ(hashes[1], 0U) << "blank";
+  EXPECT_EQ(facts.requests, 3U);
+  EXPECT_NE(hashes[0], 0U);
+  EXPECT_NE(hashes[0], hashes[2]) << "equal texts on two lines";
+  options.shard = {1, 2, "test"};
+  const PromptFileFacts shard = examine_prompt_file(options);
+  EXPECT_EQ(*shard.line_hashes, (std::vector<std::uint64_t>{hashes[1], hashes[3]}));
 }
 
 TEST_F(PromptFileTest, AFileThatShrinksUnderwayIsAReadError) {

@@ -196,7 +196,6 @@ TEST(ManifestFile, MovedFilesAndOtherMachinesAreTheSameJob) {
   moved.input_path = "/elsewhere";
   moved.model.path = "/elsewhere";
   moved.writer_host = "other";
-  moved.commit = "other";
   EXPECT_TRUE(manifest_differences(manifest, moved).empty());
   moved.kv_dtype = "fp16";
   EXPECT_EQ(manifest_differences(manifest, moved),
@@ -205,6 +204,37 @@ TEST(ManifestFile, MovedFilesAndOtherMachinesAreTheSameJob) {
   moved.layer_inputs = 64;
   EXPECT_EQ(manifest_differences(manifest, moved),
             std::vector<std::string>{"layer-inputs: 0 there, 64 now"});
+}
+
+TEST(ManifestFile, WhateverShapesAnAnswerMakesAnotherJob) {
+  const TempFolder folder;
+  write_text(folder / "in.jsonl", "");
+  const Manifest manifest = testing::test_manifest(testing::job_options(folder));
+  const std::vector<std::pair<std::string, std::string Manifest::*>> fields = {
+      {"program version", &Manifest::program_version},
+      {"build", &Manifest::commit},
+      {"kernels", &Manifest::kernels}};
+  for (const auto& [name, field] : fields) {
+    Manifest other = manifest;
+    other.*field = "other";
+    EXPECT_EQ(manifest_differences(manifest, other),
+              std::vector<std::string>{name + ": " + manifest.*field + " there, other now"});
+  }
+  const std::vector<std::pair<std::string, std::string ModelIdentity::*>> parts = {
+      {"model", &ModelIdentity::fingerprint},
+      {"weights", &ModelIdentity::weights},
+      {"generation_config.json", &ModelIdentity::generation_config},
+      {"tokenizer", &ModelIdentity::tokenizer}};
+  for (const auto& [name, part] : parts) {
+    Manifest other = manifest;
+    other.model.*part = "";
+    EXPECT_EQ(manifest_differences(manifest, other),
+              std::vector<std::string>{name + ": " + manifest.model.*part + " there, none now"});
+    // And each is written and read back.
+    const Manifest back = parse_manifest(manifest_to_json(other), "m");
+    EXPECT_EQ(back.model.*part, "");
+    EXPECT_FALSE(manifest_differences(manifest, back).empty());
+  }
 }
 
 TEST(Records, FollowTheirSchema) {

@@ -112,7 +112,13 @@ TEST(TraceFile, FollowsItsSchemaWithEventsOfEveryKind) {
 
 TEST(TraceFile, ReplacesAnEarlierTraceAndNothingElse) {
   Fixture f;
-  const auto refusal = [&] { return code_thrown([&] { check_trace_location(f.options); }); };
+  write_text(f.options.prompts, "");
+  const auto refusal = [&] {
+    return code_thrown([&] {
+      job_files(f.options).check();
+      check_trace_location(f.options);
+    });
+  };
   EXPECT_EQ(refusal(), "") << "a new name";
   Trace trace;
   { const TraceFile file(f.options, {}, trace, f.told.log); }
@@ -132,6 +138,8 @@ TEST(TraceFile, ReplacesAnEarlierTraceAndNothingElse) {
     f.options.trace = f.options.output + companion;
     EXPECT_EQ(refusal(), "E-CLI-OUTPUT") << f.options.trace;
   }
+  f.options.trace = f.options.prompts;
+  EXPECT_EQ(refusal(), "E-CLI-OUTPUT") << "an input, though an empty one";
   f.options.trace = f.folder / "missing/trace.json";
   EXPECT_EQ(code_thrown([&] { const TraceFile file(f.options, {}, trace, f.told.log); }),
             "E-IO-OPEN");
