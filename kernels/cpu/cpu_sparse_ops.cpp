@@ -45,7 +45,7 @@ void check_query(const ConstMatrix& q, std::int64_t row, std::int64_t heads,
 
 class CpuSparseOps final : public SparseOps {
  public:
-  explicit CpuSparseOps(ThreadPool& pool) : pool_(&pool) {}
+  CpuSparseOps(ThreadPool& pool, Device& memory) : pool_(&pool), memory_(&memory) {}
 
   [[nodiscard]] Device& memory() override { return *memory_; }
   [[nodiscard]] bool selects_for_several_queries() const override { return true; }
