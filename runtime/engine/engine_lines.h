@@ -37,6 +37,11 @@ struct RunningLine {
   // That it may have in the store.
   [[nodiscard]] std::int64_t most_tokens() const { return padding + sequence->max_kv_tokens(); }
   [[nodiscard]] std::int64_t prompt_tokens() const { return padding + sequence->prompt_tokens(); }
+  // Before a preemption takes its KV: what it decoded is prefill when it resumes, and so is the
+  // token that it would have decoded now.
+  void prefill_what_there_is() {
+    if (prefill_left() == 0) prefill_tokens = computed + 1;
+  }
   [[nodiscard]] std::int64_t prefill_left() const {
     return computed < prefill_tokens ? prefill_tokens - computed : 0;
   }

@@ -37,22 +37,15 @@ OpsShape ops_shape(const ModelConfig& config, const BatchLimits& limits, const K
 
 class Planner {
  public:
-  Planner(const RunOptions& options, const ModelBundle& model, const ComputeMachine& machine,
-          LogitRows logit_rows)
+  Planner(const RunOptions& options, const ModelBundle& model, const ComputeMachine& machine)
       : options_(options),
         model_(model),
         machine_(machine),
-        logit_rows_(logit_rows),
         context_(options.max_context > 0 ? std::min(options.max_context, model.config.max_positions)
                                          : model.config.max_positions) {}
 
   RunPlan plan() {
-    // Scoring computes prompts alone, all of them on the device.
-    if (logit_rows_ == LogitRows::kAll) {
-      plan_.policy = std::make_shared<DeviceOnlyPolicy>();
-    } else {
-      plan_.policy = make_policy(options_);
-    }
+    plan_.policy = make_policy(options_);
     measure_weights();
     plan_.prefill_chunk =
         options_.prefill_chunk > 0 ? options_.prefill_chunk : kDefaultPrefillChunk;
@@ -82,7 +75,7 @@ class Planner {
     const std::int64_t rows = batch + plan_.prefill_chunk;
     return {.rows = rows,
             .segments = batch,
-            .logit_rows = logit_rows_ == LogitRows::kAll ? rows : batch,
+            .logit_rows = options_.scores_prompts() ? rows : batch,
             .context = context_,
             .sparse = options_.attention.kind != AttentionKind::kDense,
             .input_block_tokens = plan_.input_tokens > 0 ? plan_.kv.block_tokens : 0,
@@ -411,7 +404,6 @@ class Planner {
   const RunOptions& options_;
   const ModelBundle& model_;
   ComputeMachine machine_;
-  LogitRows logit_rows_;
   std::int64_t context_;
   std::uint64_t weight_bytes_ = 0;  // at home, as the policy has them
   std::uint64_t layer_bytes_ = 0;
@@ -421,9 +413,9 @@ class Planner {
 
 }  // namespace
 
-RunPlan plan_run(const RunOptions& options, const ModelBundle& model, const ComputeMachine& machine,
-                 LogitRows logit_rows) {
-  return Planner(options, model, machine, logit_rows).plan();
+RunPlan plan_run(const RunOptions& options, const ModelBundle& model,
+                 const ComputeMachine& machine) {
+  return Planner(options, model, machine).plan();
 }
 
 std::uint64_t cluster_memory(const RunOptions& options, const ModelBundle& model) {

@@ -35,7 +35,7 @@ RunOptions compressed() {
 
 std::string refusal(const RunOptions& options, const ComputeMachine& machine = {}) {
   try {
-    (void)plan_run(options, bundle(), machine, LogitRows::kLast);
+    (void)plan_run(options, bundle(), machine);
   } catch (const Error& error) {
     EXPECT_EQ(error.role(), ErrorRole::kUsage);
     return error.what();
@@ -45,19 +45,20 @@ std::string refusal(const RunOptions& options, const ComputeMachine& machine = {
 
 TEST(PlanRun, CompressedKvHasItsOwnBytesInEveryBudget) {
   RunOptions options = compressed();
-  for (const LogitRows rows : {LogitRows::kLast, LogitRows::kAll}) {
-    const RunPlan plan = plan_run(options, bundle(), {}, rows);
+  for (const JobKind job : {JobKind::kScore, JobKind::kGenerate}) {
+    options.job = job;
+    const RunPlan plan = plan_run(options, bundle(), {});
     EXPECT_EQ(plan.kv.dtype, DType::kQ4);
     EXPECT_EQ(kv_dtype_name(plan.kv), "4bit");
     // K and V of 2 heads, 32 codes and one group of 4 bytes each.
     EXPECT_EQ(KvStore::page_bytes(plan.kv), 2U * 2 * 36 * 32);
   }
-  EXPECT_GT(plan_run(options, bundle(), {}, LogitRows::kLast).memory.host_blocks, 0);
+  EXPECT_GT(plan_run(options, bundle(), {}).memory.host_blocks, 0);
   options.policy_options.emplace_back("kv-share=1");
-  EXPECT_EQ(plan_run(options, bundle(), {}, LogitRows::kLast).memory.host_blocks, 0);
+  EXPECT_EQ(plan_run(options, bundle(), {}).memory.host_blocks, 0);
   // The last of several has the say.
   options.policy_options.emplace_back("kv-quantization=model");
-  EXPECT_EQ(plan_run(options, bundle(), {}, LogitRows::kLast).kv.dtype, DType::kF16);
+  EXPECT_EQ(plan_run(options, bundle(), {}).kv.dtype, DType::kF16);
 }
 
 TEST(PlanRun, WhatExcludesCompressedKvIsNamed) {
