@@ -153,17 +153,25 @@ class ScoreTest(unittest.TestCase):
         dense = self.records(self.score("--overwrite", model=SHIPPED, text=line))[0]
         self.assertNotEqual(dense["logprob"], scored["logprob"])
 
-    def test_a_method_scores_the_same_under_every_policy(self):
-        """KV on the host, lines preempted and computed again, any batch: the same bytes."""
+    def test_a_method_scores_the_same_wherever_kv_lives(self):
+        """Batches, KV on the host, lines that make room and are computed again: the same bytes."""
         method = ("--attention=swa", "--kv-sparsity=0.8", "--kv-block=8")
-        for attention in (method, ("--kv-block=8",)):
-            whole = self.score("--overwrite", *attention, text=id_requests(40))
-            for extra in (["--batch-size=1"], ["--batch-size=5", "--prefill-chunk=5"], ["--device-kv-memory=16K"],
-                          ["--policy=vllm", "--device-kv-memory=16K"],
-                          ["--policy=vllm", "--policy-option=preemption=recompute", "--device-kv-memory=16K"],
-                          ["--policy=flexgen", "--policy-option=kv-share=0", "--policy-option=weight-share=0"],
-                          ["--policy=accelerate", "--device-memory=4M"]):
-                self.assertEqual(self.score("--overwrite", *attention, *extra), whole, extra)
+        retrieval = [json.loads(line) for line in self.retrieval_requests(samples=3, passage=160)[0].splitlines()]
+        texts = [{"text_tokens": line["context_tokens"][at:at + 110]} for line in retrieval for at in (1, 40)]
+        text = "".join(json.dumps(line) + "\n" for line in texts + retrieval)
+        whole = self.score("--overwrite", *method, model=SHIPPED, text=text)
+
+        def same(*extra):
+            self.assertEqual(self.score("--overwrite", *method, *extra, model=SHIPPED), whole, extra)
+            return json.loads((self.folder / "out.jsonl.summary.json").read_text())
+
+        same("--batch-size=2", "--prefill-chunk=40", "--policy=device-only")
+        self.assertGreater(same("--device-kv-memory=4M")["placement"]["phases"][1]["steps"], 0)
+        self.assertGreater(same("--policy=flexgen", "--policy-option=kv-share=0", "--policy-option=weight-share=0",
+                                "--device-memory=24M")["moved_bytes"]["to_host"], 0)
+        for preemption in ("swap", "recompute"):
+            summary = same("--policy=vllm", f"--policy-option=preemption={preemption}", "--device-kv-memory=3M")
+            self.assertGreater(summary["placement"]["preemptions"], 0, preemption)
 
     def test_another_job_is_refused(self):
         self.score(text=id_requests(4))
