@@ -160,48 +160,37 @@ void fill_engine_numbers(const EngineStats& stats, const PlacementStats& placeme
 class Worker {
  public:
   Worker(const RunOptions& options, const RunPlan& plan, const ModelBundle& model,
-         LoadedModel& loaded, Backend& backend) {
-    const std::int64_t batch_size = plan.memory.batch_size;
-    if (options.job == JobKind::kScore) {
-      score_preparer_.emplace(model.config, model.tokenizer.get(),
-                              ScorePreparer::Limits{model.config.max_positions, plan.longest_line,
-                                                    options.truncate, options.no_special});
-      scorer_.emplace(Scorer::Options{batch_size, plan.prefill_chunk}, options.token_logprobs,
-                      loaded.decoder, loaded.kv, *score_preparer_, backend.threads(),
-                      backend.stream());
-      return;
-    }
-    preparer_.emplace(
+         LoadedModel& loaded, Backend& backend)
+      : preparer_(model.config, model.tokenizer.get(),
+                  {model.most_positions(), plan.longest_line, options.truncate, options.no_special,
+                   model.context_tokens()}),
+        engine_({plan.memory.batch_size, plan.prefill_chunk, options.seed}, *plan.policy,
+                loaded.decoder, loaded.kv, preparer_, model.tokenizer.get(), backend.threads(),
+                backend.stream()) {
+    if (options.job != JobKind::kScore) return;
+    score_preparer_.emplace(
         model.config, model.tokenizer.get(),
-        PromptPreparer::Limits{model.most_positions(), plan.longest_line, options.truncate,
-                               options.no_special, model.context_tokens()});
-    generator_.emplace(EngineOptions{batch_size, plan.prefill_chunk, options.seed}, *plan.policy,
-                       loaded.decoder, loaded.kv, *preparer_, model.tokenizer.get(),
-                       backend.threads(), backend.stream());
+        ScorePreparer::Limits{model.config.max_positions, plan.longest_line, options.truncate,
+                              options.no_special, !options.scores_prompts()});
+    scorer_.emplace(engine_, *score_preparer_, options.token_logprobs);
   }
 
   [[nodiscard]] CompletionEngine& engine() {
     if (scorer_) return *scorer_;
-    return *generator_;
+    return engine_;
   }
-  void set_trace(Trace* trace) {
-    if (generator_) generator_->set_trace(trace);
-  }
+  void set_trace(Trace* trace) { engine_.set_trace(trace); }
   // After the last step: the run's numbers, and the end of what is traced.
   void finish(const LoadedModel& loaded, const RunPlan& plan, RunSummary& summary) {
-    if (scorer_) {
-      fill_engine_numbers(scorer_->stats(), {}, {}, loaded, plan, summary);
-      return;
-    }
-    generator_->finish_trace();
-    const PlacementDriver& placement = generator_->placement();
-    fill_engine_numbers(generator_->stats(), placement.stats(), placement.phases().boundaries(),
-                        loaded, plan, summary);
+    engine_.finish_trace();
+    const PlacementDriver& placement = engine_.placement();
+    fill_engine_numbers(engine_.stats(), placement.stats(), placement.phases().boundaries(), loaded,
+                        plan, summary);
   }
 
  private:
-  std::optional<PromptPreparer> preparer_;
-  std::optional<Engine> generator_;
+  PromptPreparer preparer_;
+  Engine engine_;
   std::optional<ScorePreparer> score_preparer_;
   std::optional<ScoreEngine> scorer_;
 };
@@ -360,8 +349,7 @@ int generate(RunOptions options, Log& log) {
   RunProfile profile(options, model, *backend, progress, log);
   const std::optional<RunSchedule> schedule =
       choose_schedule(options, model, prompt_facts, *backend, profile, log);
-  RunPlan plan = plan_run(options, model, backend->machine(),
-                          options.job == JobKind::kScore ? LogitRows::kAll : LogitRows::kLast);
+  RunPlan plan = plan_run(options, model, backend->machine());
   log.info(fmt::format("model: {} ({} layers, {} weights of {}), device: {}, {} threads",
                        model.config.architecture, model.config.layers,
                        dtype_name(model.weights_dtype), format_bytes(model.weight_bytes),

@@ -47,7 +47,7 @@ RunOptions model_options(const OptionValues& values) {
   options.policy = "device-only";
   options.batch_size = 1;
   const std::int64_t chunk = values.integer("prefill-chunk");
-  options.prefill_chunk = std::max(chunk > 0 ? chunk : kPrefillChunk, values.integer("window"));
+  options.prefill_chunk = chunk > 0 ? chunk : kPrefillChunk;
   // Prompts are dense under every method; this one makes their keys visible layer by layer.
   options.attention.kind = AttentionKind::kLocal;
   return options;
@@ -131,7 +131,7 @@ int cmd_cluster(const Arguments& arguments, std::unique_ptr<Log>& log) {
   check_length(values, length, model);
   options.max_context = length;
   const auto backend = Backend::open(options.device, options.threads);
-  const RunPlan plan = plan_run(options, model, backend->machine(), LogitRows::kLast);
+  const RunPlan plan = plan_run(options, model, backend->machine());
   check_memory(plan, length);
   check_output(values.text("output"));
   Progress progress(*log, options.progress);

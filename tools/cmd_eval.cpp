@@ -16,7 +16,6 @@
 #include "runtime/options/option_parser.h"
 #include "runtime/options/parse_run_options.h"
 #include "runtime/signals.h"
-#include "scheduler/placement/device_only_policy.h"
 #include "tools/commands.h"
 
 namespace triphase {
@@ -218,7 +217,7 @@ class Evaluation {
 
   std::vector<Row> run(const eval::SweepCell& cell, const std::string& data) {
     const RunOptions options = options_of(cell);
-    const RunPlan plan = plan_run(options, bundle_, backend_->machine(), LogitRows::kAll);
+    const RunPlan plan = plan_run(options, bundle_, backend_->machine());
     log_.info(describe(plan, bundle_));
     if (weights_ == nullptr || weights_->streamed_layers != plan.placement.streamed_layers) {
       weights_ = nullptr;  // before the others are there: together they may not fit
@@ -227,16 +226,21 @@ class Evaluation {
           std::make_shared<LoadedWeights>(bundle_, options, plan, *backend_, progress_, log_);
     }
     LoadedModel loaded(weights_, bundle_, options, plan, *backend_);
-    Scorer scorer({plan.memory.batch_size, plan.prefill_chunk}, loaded.decoder, loaded.kv,
+    const PromptPreparer preparer(bundle_.config, bundle_.tokenizer.get(),
+                                  {.context = bundle_.most_positions(),
+                                   .kv_tokens = context_,
+                                   .fixed_context = bundle_.context_tokens()});
+    Engine engine({.batch_size = plan.memory.batch_size, .prefill_chunk = plan.prefill_chunk},
+                  *plan.policy, loaded.decoder, loaded.kv, preparer, bundle_.tokenizer.get(),
                   backend_->threads(), backend_->stream());
-    setup_.scorer = &scorer;
+    setup_.engine = &engine;
     setup_.kv_token_bytes = KvStore::page_bytes(plan.kv) /
                             static_cast<std::uint64_t>(plan.kv.block_tokens) *
                             static_cast<std::uint64_t>(plan.kv.layers);
     progress_.begin_phase(
         fmt::format("{}, {} attention", values_.text("task"), attention_name(cell.attention.kind)));
-    std::vector<Row> rows = run_task(plan, loaded, data);
-    setup_.scorer = nullptr;
+    std::vector<Row> rows = run_task(loaded, data);
+    setup_.engine = nullptr;
     const AttentionRunner* attention = loaded.decoder.attention();
     const double share = touched_share(attention, plan.kv);
     const bool counted = attention != nullptr && attention->touched().context > 0;
@@ -264,13 +268,13 @@ class Evaluation {
   }
 
   void plan_cell(const eval::SweepCell& cell) {
-    const RunPlan plan = plan_run(options_of(cell), bundle_, backend_->machine(), LogitRows::kAll);
+    const RunPlan plan = plan_run(options_of(cell), bundle_, backend_->machine());
     const std::int64_t fits =
         std::min(bundle_.config.max_positions, plan.memory.kv_tokens_per_sequence);
     context_ = context_ == 0 ? fits : std::min(context_, fits);
   }
 
-  std::vector<Row> run_task(const RunPlan& plan, LoadedModel& loaded, const std::string& data) {
+  std::vector<Row> run_task(LoadedModel& loaded, const std::string& data) {
     const std::string task = values_.text("task");
     if (task == "perplexity") return eval::perplexity(setup_, data);
     if (task == "repetition") {
@@ -284,20 +288,11 @@ class Evaluation {
     if (task == "choice") {
       const ScorePreparer preparer(
           bundle_.config, bundle_.tokenizer.get(),
-          {.context = bundle_.config.max_positions, .kv_tokens = context_});
+          {.context = bundle_.config.max_positions, .kv_tokens = context_, .decodes = true});
       return eval::choice(setup_, preparer, data);
     }
-    const PromptPreparer preparer(bundle_.config, bundle_.tokenizer.get(),
-                                  {.context = bundle_.most_positions(),
-                                   .kv_tokens = context_,
-                                   .fixed_context = bundle_.context_tokens()});
-    const DeviceOnlyPolicy policy;
-    Engine engine({.batch_size = plan.memory.batch_size, .prefill_chunk = plan.prefill_chunk},
-                  policy, loaded.decoder, loaded.kv, preparer, bundle_.tokenizer.get(),
-                  backend_->threads(), backend_->stream());
     return eval::generate_and_compare(
-        setup_, {task == "summarize", values_.integer("max-tokens"), values_.texts("stop")}, engine,
-        data);
+        setup_, {task == "summarize", values_.integer("max-tokens"), values_.texts("stop")}, data);
   }
 
   const OptionValues& values_;

@@ -16,7 +16,6 @@
 #include "runtime/options/parse_run_options.h"
 #include "runtime/progress.h"
 #include "runtime/signals.h"
-#include "scheduler/placement/device_only_policy.h"
 #include "tools/commands.h"
 
 namespace triphase {
@@ -52,27 +51,25 @@ std::int64_t complete(const OptionValues& values, const RunPlan& plan, const Mod
                                 {.context = model.most_positions(),
                                  .kv_tokens = plan.memory.kv_tokens_per_sequence,
                                  .fixed_context = model.context_tokens()});
-  const DeviceOnlyPolicy policy;
-  Engine engine({.batch_size = 1, .prefill_chunk = plan.prefill_chunk}, policy, loaded.decoder,
-                loaded.kv, preparer, model.tokenizer.get(), backend.threads(), backend.stream());
+  Engine engine({.batch_size = 1, .prefill_chunk = plan.prefill_chunk}, *plan.policy,
+                loaded.decoder, loaded.kv, preparer, model.tokenizer.get(), backend.threads(),
+                backend.stream());
   Request request;
   request.text = std::move(prompt);
   request.sampling.max_tokens = values.integer("max-tokens");
   request.sampling.ignore_eos = true;
-  engine.submit(std::move(request));
-  std::int64_t prompt_tokens = 0;
-  while (engine.in_flight() > 0) {
-    for (const Completion& completion : engine.step()) {
-      if (completion.error) {
-        throw Error(ErrorRole::kInput, completion.error->code, "prompt")
-            .found(completion.error->message)
-            .expected("a prompt that fits");
-      }
-      prompt_tokens = completion.prompt_tokens;
-    }
-    if (stop_requested()) die_by_signal(stop_signal());
+  const Completion completion = engine
+                                    .run_all(std::vector{std::move(request)},
+                                             [](auto&&...) {
+                                               if (stop_requested()) die_by_signal(stop_signal());
+                                             })
+                                    .front();
+  if (completion.error) {
+    throw Error(ErrorRole::kInput, completion.error->code, "prompt")
+        .found(completion.error->message)
+        .expected("a prompt that fits");
   }
-  return prompt_tokens;
+  return completion.prompt_tokens;
 }
 
 // `values` of inspect, with --attention-map. Writes the SVG; returns what is to be said on stdout.
@@ -91,7 +88,7 @@ std::string draw_attention_map(const OptionValues& values, Log& log) {
   check_below(values, "layer", model.config.layers);
   check_below(values, "head", model.config.kv_heads);
   const auto backend = Backend::open(options.device, options.threads);
-  const RunPlan plan = plan_run(options, model, backend->machine(), LogitRows::kLast);
+  const RunPlan plan = plan_run(options, model, backend->machine());
   Progress progress(log, options.progress);
   progress.begin_phase("loading model");
   LoadedModel loaded(model, options, plan, *backend, progress, log);

@@ -3,10 +3,12 @@
 
     tools/lm_eval_triphase.py --model triphase --model_args model=DIR --tasks piqa
 
-takes the arguments of the harness itself. model_args: model=DIR (required), program=PATH (default:
-build/release/bin/triphase beside this folder, else `triphase` on the PATH), extra=OPTIONS (more
-options for `triphase score` and `run`, separated by blanks), keep=FOLDER (leave requests and records
-there; an interrupted evaluation with the same folder goes on where it stopped).
+takes the arguments of the harness itself. model_args: model=DIR (required), attention=METHOD and
+kv_sparsity=X (decode every scored and generated token under it; default: dense), program=PATH
+(default: build/release/bin/triphase beside this folder, else `triphase` on the PATH), extra=OPTIONS
+(more options for `triphase score` and `run`, separated by blanks, such as --attention-option
+sparq.rank=32), keep=FOLDER (leave requests and records there; an interrupted evaluation with the same
+folder and options goes on where it stopped).
 
 The harness hands over all requests of a kind at once: they are written to one file, one `triphase`
 answers them, and equal contexts are computed once. No torch is needed.
@@ -38,16 +40,21 @@ def find_program(name):
 
 @register_model("triphase")
 class TriphaseLM(LM):
-    def __init__(self, model=None, program=None, extra="", keep=None, batch_size=None, max_batch_size=None,
-                 device=None, **unknown):
+    def __init__(self, model=None, attention=None, kv_sparsity=None, program=None, extra="", keep=None,
+                 batch_size=None, max_batch_size=None, device=None, **unknown):
         super().__init__()
         if model is None:
             raise ValueError("--model_args model=DIR: the model directory is missing")
         if unknown:
-            raise ValueError(f"--model_args: unknown {', '.join(sorted(unknown))}; known are model, program, extra, keep")
+            raise ValueError(f"--model_args: unknown {', '.join(sorted(unknown))}; known are model, attention, "
+                             "kv_sparsity, program, extra, keep")
         self._model = str(model)
         self._program = find_program(program)
         self._options = shlex.split(extra)
+        if attention is not None:
+            self._options += ["--attention", str(attention)]
+        if kv_sparsity is not None:
+            self._options += ["--kv-sparsity", str(kv_sparsity)]
         if str(batch_size).isdigit() and int(batch_size) > 1:
             self._options += ["--batch-size", str(batch_size)]
         self._keep = pathlib.Path(keep) if keep else None
@@ -65,7 +72,8 @@ class TriphaseLM(LM):
             scratch = folder = pathlib.Path(tempfile.mkdtemp(prefix="triphase-lm-eval-"))
         folder.mkdir(parents=True, exist_ok=True)
         try:
-            name = f"{command}-{hashlib.sha256(text.encode()).hexdigest()[:16]}"
+            job = shlex.join(self._options) + "\n" + text
+            name = f"{command}-{hashlib.sha256(job.encode()).hexdigest()[:16]}"
             requests, output = folder / f"{name}.in.jsonl", folder / f"{name}.jsonl"
             requests.write_text(text, encoding="utf-8")
             arguments = [self._program, command, "--model", self._model, input_option, str(requests),

@@ -13,7 +13,6 @@
 #include "runtime/job/output_file.h"
 #include "runtime/job/prompt_preparer.h"
 #include "runtime/signals.h"
-#include "scheduler/placement/device_only_policy.h"
 
 namespace triphase {
 namespace {
@@ -34,9 +33,14 @@ class Calibration {
         prompts_(prompts),
         backend_(backend),
         progress_(progress),
-        log_(log) {
+        log_(log),
+        preparer_(
+            model.config, model.tokenizer.get(),
+            {.context = model.config.max_positions, .kv_tokens = model.config.max_positions}) {
     options_.attention = {};
-    // Divides memory for the sample alone; the job has its own plan.
+    // Divides memory for the sample alone, all of it on the device; the job has its own plan.
+    options_.policy = "device-only";
+    options_.policy_options.clear();
     options_.batch_size = options.batch_size > 0 ? std::min(options.batch_size, kPrompts) : 0;
     options_.shard = {};
   }
@@ -45,7 +49,7 @@ class Calibration {
     SparsityChoice choice;
     choice.attention = attention_name(method.kind);
     choice.max_divergence = options_.max_divergence;
-    const RunPlan plan = plan_run(options_, model_, backend_.machine(), LogitRows::kAll);
+    const RunPlan plan = plan_run(options_, model_, backend_.machine());
     choice.kv_dtype = dtype_name(plan.kv.dtype);
     progress_.begin_phase("loading model to choose the KV sparsity");
     auto weights =
@@ -80,6 +84,17 @@ class Calibration {
     if (!stop_requested()) return;
     progress_.finish();
     die_by_signal(stop_signal());
+  }
+
+  [[nodiscard]] Engine engine_of(const RunPlan& plan, LoadedModel& loaded) const {
+    return {{.batch_size = plan.memory.batch_size, .prefill_chunk = plan.prefill_chunk},
+            *plan.policy,
+            loaded.decoder,
+            loaded.kv,
+            preparer_,
+            model_.tokenizer.get(),
+            backend_.threads(),
+            backend_.stream()};
   }
 
   // Lines spread over the whole file, whatever the shard, greedy and of bounded length.
@@ -123,24 +138,14 @@ class Calibration {
       tasks[at].first_scored = tasks[at].prefill_tokens + 1;
     }
     LoadedModel loaded(weights, model_, options_, plan, backend_);
-    const PromptPreparer preparer(
-        model_.config, model_.tokenizer.get(),
-        {.context = model_.config.max_positions, .kv_tokens = plan.memory.kv_tokens_per_sequence});
-    const DeviceOnlyPolicy policy;
-    Engine engine({.batch_size = plan.memory.batch_size, .prefill_chunk = plan.prefill_chunk},
-                  policy, loaded.decoder, loaded.kv, preparer, model_.tokenizer.get(),
-                  backend_.threads(), backend_.stream());
     progress_.begin_phase("choosing the KV sparsity: continuing a sample of the prompts");
-    std::size_t next = 0;
-    while (next < requests.size() || engine.in_flight() > 0) {
-      while (next < requests.size() && engine.has_room()) {
-        engine.submit(std::move(requests[next++]));
-      }
-      for (const Completion& completion : engine.step()) {
-        std::vector<TokenId>& tokens = tasks[completion.index].tokens;
-        tokens.insert(tokens.end(), completion.tokens.begin(), completion.tokens.end());
-      }
-      look_for_stop();
+    const std::vector<Completion> completions =
+        engine_of(plan, loaded).run_all(std::move(requests), [this](auto&&...) {
+          look_for_stop();
+        });
+    for (std::size_t at = 0; at < tasks.size(); ++at) {
+      const std::vector<TokenId>& continued = completions[at].tokens;
+      tasks[at].tokens.insert(tasks[at].tokens.end(), continued.begin(), continued.end());
     }
     std::erase_if(tasks, [](const ScoreTask& task) {
       return static_cast<std::int64_t>(task.tokens.size()) <= task.first_scored;
@@ -153,22 +158,25 @@ class Calibration {
              const std::function<void(const ScoredRow&)>& on_row) const {
     RunOptions options = options_;
     options.attention = attention;
-    const RunPlan plan = plan_run(options, model_, backend_.machine(), LogitRows::kAll);
+    const RunPlan plan = plan_run(options, model_, backend_.machine());
     if (plan.placement.streamed_layers != weights->streamed_layers) {
       weights.reset();  // both together may not fit
       weights = std::make_shared<LoadedWeights>(model_, options, plan, backend_, progress_, log_);
     }
     LoadedModel loaded(weights, model_, options, plan, backend_);
-    Scorer scorer({plan.memory.batch_size, plan.prefill_chunk, on_row}, loaded.decoder, loaded.kv,
-                  backend_.threads(), backend_.stream());
-    const std::vector<ScoredTask> scored = scorer.score_all(tasks, [&](std::uint64_t done) {
-      look_for_stop();
-      ProgressState state;
-      state.done = done;
-      state.total = tasks.size();
-      progress_.update(state);
-    });
-    if (std::ranges::all_of(scored, &ScoredTask::finite)) return;
+    Engine engine = engine_of(plan, loaded);
+    engine.set_row_observer(on_row);
+    const std::vector<Completion> scored =
+        engine.run_all(tasks, [&](std::span<const Completion>, std::uint64_t done) {
+          look_for_stop();
+          ProgressState state;
+          state.done = done;
+          state.total = tasks.size();
+          progress_.update(state);
+        });
+    if (std::ranges::none_of(scored, [](const Completion& one) { return one.error.has_value(); })) {
+      return;
+    }
     throw Error(ErrorRole::kModel, "E-NUM-LOGITS", "logits")
         .file(options_.model)
         .found("NaN or infinity while the KV sparsity was chosen")
@@ -181,6 +189,7 @@ class Calibration {
   Backend& backend_;
   Progress& progress_;
   Log& log_;
+  PromptPreparer preparer_;  // of what sample() has prepared already
 };
 
 // The choice that the job began with.

@@ -49,8 +49,8 @@ LogitsReference::LogitsReference(std::span<const ScoreTask> tasks, std::int64_t 
 }
 
 std::size_t LogitsReference::row_index(const ScoredRow& row) const {
-  const std::size_t at = first_row_[row.key] + row.score;
-  TRIPHASE_CHECK(at < first_row_[row.key + 1] && row.logits.size() == vocabulary_,
+  const std::size_t at = first_row_[row.index] + row.score;
+  TRIPHASE_CHECK(at < first_row_[row.index + 1] && row.logits.size() == vocabulary_,
                  "a row of the tasks");
   return at;
 }

@@ -8,7 +8,7 @@
 #include <vector>
 
 #include "runtime/calibrate/sparsity_choice.h"
-#include "runtime/engine/scorer.h"
+#include "runtime/engine/engine.h"
 
 namespace triphase {
 
@@ -20,11 +20,11 @@ namespace triphase {
 // Memory: scored tokens * vocabulary * 4 bytes.
 class LogitsReference {
  public:
-  // `tasks` as they will be scored, in this order, by score_all().
+  // `tasks` as they will be scored, in this order, by Engine::run_all().
   LogitsReference(std::span<const ScoreTask> tasks, std::int64_t vocabulary);
 
-  // For Scorer::Options::on_row: keeps the reference's rows, or compares with them. Thread safe for
-  // different rows.
+  // For Engine::set_row_observer(): keeps the reference's rows, or compares with them. Thread safe
+  // for different rows.
   void keep(const ScoredRow& row);
   void compare(const ScoredRow& row);
   // Over all rows compared since the last call.

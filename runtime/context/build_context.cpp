@@ -14,6 +14,7 @@
 #include "runtime/build_info.h"
 #include "runtime/context/calibration.h"
 #include "runtime/context/row_clusters.h"
+#include "runtime/engine/engine.h"
 #include "runtime/job/score_preparer.h"
 #include "runtime/signals.h"
 
@@ -113,15 +114,16 @@ class KeyClusterer final : public AttentionObserver {
 
   void prefilled(SequenceId, const LayerCall& call, ConstMatrix q) override {
     const auto total = static_cast<std::int64_t>(context_.tokens.size());
-    if (call.keys.context_tokens < total) return;
-    TRIPHASE_CHECK(call.keys.query_count == options_.window, "the last rows come together");
+    const std::int64_t rows = call.keys.query_count;
+    const std::int64_t in_window = call.keys.context_tokens - (total - options_.window);
     scale_ = call.scale;
     std::vector<float>& queries = queries_[static_cast<std::size_t>(call.layer)];
-    for (std::int64_t row = 0; row < options_.window; ++row) {
+    for (std::int64_t row = std::max<std::int64_t>(rows - in_window, 0); row < rows; ++row) {
       const float* from =
           static_cast<const float*>(q.data) + (call.keys.query_begin + row) * q.row_stride;
       queries.insert(queries.end(), from, from + q.cols);
     }
+    if (call.keys.context_tokens < total) return;
     for (std::int64_t head = 0; head < context_.shape.kv_heads; ++head) {
       if (stop_requested()) {
         progress_.finish();
@@ -172,44 +174,29 @@ class KeyClusterer final : public AttentionObserver {
   std::uint64_t done_ = 0;
 };
 
-// The context through the model in chunks; its last `window` tokens are a chunk of their own.
-void prefill(const FixedContext& context, const RunPlan& plan, LoadedModel& loaded,
-             Backend& backend, Progress& progress) {
-  const std::span<const TokenId> tokens = context.tokens;
-  const auto total = static_cast<std::int64_t>(tokens.size());
-  const std::int64_t last = total - context.options.window;
-  const std::uint64_t rope_key = loaded.decoder.rope_key_for_prompt(total);
-  KvResidency& residency = loaded.kv.residency();
-  const KvResidency::Admission admission = residency.admit(tokens, total, rope_key);
-  TRIPHASE_CHECK(admission.sequence.valid() && admission.shared_tokens == 0,
-                 "the plan holds one line of the context's length");
-  loaded.decoder.begin_sequence(admission.sequence, total);
-  for (std::int64_t position = 0; position < total;) {
-    const std::int64_t count =
-        position < last ? std::min(plan.prefill_chunk, last - position) : total - position;
-    residency.append(admission.sequence, count);
-    const BatchSegment segment{.sequence = admission.sequence,
-                               .first_row = 0,
-                               .count = count,
-                               .first_position = position,
-                               .rope_key = rope_key};
-    const std::span<const TokenId> part =
-        tokens.subspan(static_cast<std::size_t>(position), static_cast<std::size_t>(count));
-    (void)loaded.decoder.forward({part, {&segment, 1}, {}}, loaded.kv, backend.stream());
-    backend.stream().synchronize();
-    position += count;
-    if (stop_requested()) {
-      progress.finish();
-      die_by_signal(stop_signal());
-    }
-    if (position > last) break;  // its phase is another one
-    ProgressState state;
-    state.done = static_cast<std::uint64_t>(position);
-    state.total = static_cast<std::uint64_t>(total);
-    progress.update(state);
-  }
-  loaded.decoder.end_sequence(admission.sequence);
-  residency.release(admission.sequence);
+// The context through the model, as a prompt.
+void prefill(const FixedContext& context, const ModelBundle& model, const RunPlan& plan,
+             LoadedModel& loaded, Backend& backend, Progress& progress) {
+  const auto total = static_cast<std::int64_t>(context.tokens.size());
+  const PromptPreparer preparer(model.config, nullptr, {.context = total + 1, .kv_tokens = total});
+  Engine engine({.batch_size = 1, .prefill_chunk = plan.prefill_chunk}, *plan.policy,
+                loaded.decoder, loaded.kv, preparer, nullptr, backend.threads(), backend.stream());
+  Request request;
+  request.prompt_form = PromptForm::kTokens;
+  request.tokens = context.tokens;
+  request.sampling.max_tokens = 1;
+  (void)engine.run_all(std::vector{std::move(request)},
+                       [&](std::span<const Completion>, std::uint64_t done) {
+                         if (stop_requested()) {
+                           progress.finish();
+                           die_by_signal(stop_signal());
+                         }
+                         if (done > 0) return;  // its phase is another one
+                         ProgressState state;
+                         state.done = engine.stats().computed_prompt_tokens;
+                         state.total = static_cast<std::uint64_t>(total);
+                         progress.update(state);
+                       });
 }
 
 }  // namespace
@@ -257,14 +244,13 @@ FixedContext build_fixed_context(std::vector<TokenId> tokens, const ClusterOptio
   context.clusters.clustered_tokens =
       static_cast<std::int64_t>(context.tokens.size()) - options.window;
   context.clusters.context_tokens = static_cast<std::int64_t>(context.tokens.size());
-  TRIPHASE_CHECK(context.clusters.clustered_tokens > 0 && loaded.decoder.attention() != nullptr &&
-                     plan.limits.rows >= options.window,
+  TRIPHASE_CHECK(context.clusters.clustered_tokens > 0 && loaded.decoder.attention() != nullptr,
                  "a context to cluster, and a model that shows its keys");
   KeyClusterer clusterer(options, context, backend.threads(), progress);
   progress.begin_phase("computing the context");
   loaded.decoder.attention()->set_observer(&clusterer);
   try {
-    prefill(context, plan, loaded, backend, progress);
+    prefill(context, model, plan, loaded, backend, progress);
   } catch (...) {
     loaded.decoder.attention()->set_observer(nullptr);
     throw;

@@ -10,10 +10,6 @@
 namespace triphase {
 namespace {
 
-// Enough waiting requests to find shareable prefixes and to refill places, few enough that a prompt
-// file of any length takes no memory.
-constexpr std::size_t kWaitingPerPlace = 2;
-
 PlacementLimits limits_of(const EngineOptions& options, const KvStore& kv) {
   return {.layers = kv.shape().layers,
           .block_tokens = kv.shape().block_tokens,
@@ -46,7 +42,7 @@ Engine::Engine(const EngineOptions& options, const PlacementPolicy& policy, Deco
   batch_tokens_.reserve(places + static_cast<std::size_t>(options.prefill_chunk));
   batch_segments_.reserve(places);
   logit_rows_.reserve(places);
-  logit_owners_.reserve(places);
+  wanted_.reserve(places);
 }
 
 Engine::~Engine() {
@@ -58,9 +54,7 @@ Engine::~Engine() {
   }
 }
 
-bool Engine::has_room() const {
-  return waiting_.size() < kWaitingPerPlace * static_cast<std::size_t>(options_.batch_size);
-}
+bool Engine::has_room() const { return waiting_.size() < placement_.waiting_in_view(); }
 
 std::uint64_t Engine::in_flight() const {
   return waiting_.size() + running_.size() + suspended_.size() + finished_.size();
@@ -77,6 +71,11 @@ void Engine::submit(Request request) {
   }
   waiting_.push_back(std::make_unique<Sequence>(std::move(request), options_.job_seed,
                                                 model_->config().eos_ids, tokenizer_));
+}
+
+void Engine::submit(ScoreTask task) {
+  TRIPHASE_CHECK(task.computed_tokens() <= model_->config().max_positions, "within the context");
+  waiting_.push_back(std::make_unique<Sequence>(std::move(task)));
 }
 
 std::vector<Completion> Engine::step() {
@@ -96,13 +95,13 @@ std::vector<Completion> Engine::step() {
     for (const BatchSegment& segment : batch_segments_) {
       RunningLine& running = *std::ranges::find(running_, segment.sequence, &RunningLine::id);
       running.computed += segment.count;
-      const std::int64_t prompt = running.sequence->prompt_tokens();
-      const auto in_prompt =
-          std::min(running.computed, model_->prompt_units().causal_tokens(prompt));
+      const std::span<const TokenId> prefix = running.sequence->shareable_tokens();
+      const std::int64_t exact =
+          model_->prompt_units().causal_tokens(static_cast<std::int64_t>(prefix.size()));
       kv_->residency().publish(
-          running.id, running.sequence->tokens().first(static_cast<std::size_t>(in_prompt)));
+          running.id, prefix.first(static_cast<std::size_t>(std::min(running.computed, exact))));
     }
-    sample_rows(logits);
+    use_logits(logits);
     const std::chrono::duration<double> seconds = std::chrono::steady_clock::now() - start;
     count_step(seconds.count());
     collect_finished();
@@ -115,6 +114,7 @@ void Engine::count_step(double seconds) {
       static_cast<double>(batch_prefill_rows_) / static_cast<double>(batch_tokens_.size());
   stats_.prefill_seconds += seconds * prefill_share;
   stats_.decode_seconds += seconds * (1.0 - prefill_share);
+  stats_.decoded_tokens += batch_tokens_.size() - static_cast<std::size_t>(batch_prefill_rows_);
   ++stats_.steps;
   PhaseUse& phase = stats_.phases[static_cast<std::size_t>(placement_.phases().of_step()) - 1];
   ++phase.steps;
@@ -166,17 +166,9 @@ void Engine::build_batch() {
   batch_tokens_.clear();
   batch_segments_.clear();
   logit_rows_.clear();
-  logit_owners_.clear();
+  wanted_.clear();
   batch_prefill_rows_ = 0;
-  std::vector<SequenceProgress> progress;
-  progress.reserve(running_.size());
-  for (const RunningLine& line : running_) {
-    progress.push_back(line.progress());
-  }
-  const std::vector<std::int64_t> counts =
-      plan_step(progress, {.rows = options_.batch_size + options_.prefill_chunk,
-                           .prefill_chunk = options_.prefill_chunk,
-                           .units = model_->prompt_units()});
+  const std::vector<std::int64_t> counts = placement_.step_tokens(running_);
   for (std::size_t index = 0; index < running_.size(); ++index) {
     if (counts[index] == 0) continue;
     const RunningLine& running = running_[index];
@@ -185,7 +177,7 @@ void Engine::build_batch() {
     kv_->residency().append(running.id, counts[index]);
     const bool decode = running.prefill_left() == 0;
     const std::span<const TokenId> tokens = running.sequence->tokens().subspan(
-        static_cast<std::size_t>(first), static_cast<std::size_t>(counts[index]));
+        static_cast<std::size_t>(running.computed), static_cast<std::size_t>(counts[index]));
     batch_segments_.push_back(
         {.sequence = running.id,
          .first_row = static_cast<std::int64_t>(batch_tokens_.size()),
@@ -196,31 +188,53 @@ void Engine::build_batch() {
          .continues = decode && running.computed + 2 <= running.sequence->max_kv_tokens()});
     batch_tokens_.insert(batch_tokens_.end(), tokens.begin(), tokens.end());
     if (!decode) batch_prefill_rows_ += counts[index];
-    if (running.computed + counts[index] ==
-        static_cast<std::int64_t>(running.sequence->tokens().size())) {
-      logit_rows_.push_back(static_cast<std::int32_t>(batch_tokens_.size()) - 1);
-      logit_owners_.push_back(index);
+    if (!decode || running.sequence->scored()) {
+      stats_.computed_prompt_tokens += static_cast<std::uint64_t>(counts[index]);
     }
+    want_logits(index, counts[index]);
   }
-  stats_.computed_prompt_tokens += static_cast<std::uint64_t>(batch_prefill_rows_);
 }
 
-void Engine::sample_rows(ConstMatrix logits) {
+// Of the line's new rows, the last of the batch.
+void Engine::want_logits(std::size_t owner, std::int64_t count) {
+  const RunningLine& line = running_[owner];
+  const auto end_row = static_cast<std::int64_t>(batch_tokens_.size());
+  const std::int64_t end = line.computed + count;
+  for (std::int64_t position = std::max<std::int64_t>(end - count, 0); position < end; ++position) {
+    if (!line.sequence->wants_logits(position)) continue;
+    logit_rows_.push_back(static_cast<std::int32_t>(end_row - (end - position)));
+    wanted_.push_back({owner, position});
+  }
+}
+
+void Engine::use_logits(ConstMatrix logits) {
   TraceSpan span(trace_, TraceLane::kHost, "sample");
-  span.note("rows", static_cast<std::int64_t>(logit_owners_.size()));
-  pool_->parallel_for(
-      static_cast<std::int64_t>(logit_owners_.size()), [&](std::int64_t row, int worker) {
-        const float* values = static_cast<const float*>(logits.data) + row * logits.row_stride;
-        Sequence& sequence = *running_[logit_owners_[static_cast<std::size_t>(row)]].sequence;
-        sequence.sample_next({values, static_cast<std::size_t>(sampled_vocab_)},
-                             sampler_scratch_[static_cast<std::size_t>(worker)]);
-      });
-  stats_.generated_tokens += logit_owners_.size();
+  span.note("rows", static_cast<std::int64_t>(wanted_.size()));
+  const auto vocabulary = static_cast<std::size_t>(model_->config().vocab_size);
+  pool_->parallel_for(static_cast<std::int64_t>(wanted_.size()), [&](std::int64_t row, int worker) {
+    const LogitRow& wanted = wanted_[static_cast<std::size_t>(row)];
+    const std::span<const float> values(
+        static_cast<const float*>(logits.data) + row * logits.row_stride, vocabulary);
+    Sequence& sequence = *running_[wanted.owner].sequence;
+    if (!sequence.scored()) {
+      sequence.sample_next(values.first(static_cast<std::size_t>(sampled_vocab_)),
+                           sampler_scratch_[static_cast<std::size_t>(worker)]);
+      return;
+    }
+    sequence.score(wanted.position, values);
+    if (on_row_) {
+      on_row_({sequence.request().index, sequence.score_index(wanted.position), values});
+    }
+  });
+  stats_.generated_tokens += static_cast<std::uint64_t>(std::ranges::count_if(
+      wanted_, [&](const LogitRow& row) { return !running_[row.owner].sequence->scored(); }));
 }
 
 void Engine::collect_finished() {
   for (RunningLine& running : running_) {
-    if (!running.sequence->finished()) continue;
+    const bool scored =
+        running.sequence->scored() && running.computed == running.sequence->max_kv_tokens();
+    if (!scored && !running.sequence->finished()) continue;
     placement_.line_ended(running);
     kv_->release(running.id);
     model_->end_sequence(running.id);

@@ -1,15 +1,18 @@
 #pragma once
 
 // Continuous batching over one model on one device: requests in, completions out in the order they
-// finish. Each step() lets the placement policy decide who runs and where KV lives, and computes
-// one ragged batch: one token of every decoding sequence and chunks of waiting prompts. A finished
-// sequence's place is refilled at the next step. Not thread safe; the
-// model, store and pool must outlive it.
+// finish. A request's completion is sampled, or given and scored (ScoreTask). Each step() lets the
+// placement policy decide who runs and where KV lives, and computes one ragged batch: one token of
+// every decoding sequence and chunks of waiting prompts. A finished sequence's place is refilled at
+// the next step. Results do not depend on the batch. Not thread safe; the model, store and pool
+// must outlive it.
 
 #include <array>
 #include <cstdint>
 #include <deque>
+#include <functional>
 #include <memory>
+#include <span>
 #include <vector>
 
 #include "base/thread_pool.h"
@@ -35,14 +38,22 @@ struct EngineOptions {
 struct EngineStats {
   double prefill_seconds = 0.0;
   double decode_seconds = 0.0;
-  std::uint64_t prompt_tokens = 0;  // of all admitted prompts
+  std::uint64_t prompt_tokens = 0;  // of all admitted lines, given completions included
   std::uint64_t computed_prompt_tokens = 0;
+  std::uint64_t decoded_tokens = 0;        // computed one per step
   std::uint64_t shared_prompt_tokens = 0;  // found in the KV store instead of computed
   std::uint64_t generated_tokens = 0;
   std::uint64_t steps = 0;
   std::int64_t max_batch = 0;
   // Steps, and their time, by the latest phase that any line was in.
   std::array<PhaseUse, 3> phases{};
+};
+
+// What one given token was scored by, for those who need more than its score.
+struct ScoredRow {
+  std::uint64_t index = 0;        // ScoreTask::index
+  std::size_t score = 0;          // index into Completion::scores
+  std::span<const float> logits;  // the whole vocabulary
 };
 
 class Engine final : public CompletionEngine {
@@ -55,11 +66,25 @@ class Engine final : public CompletionEngine {
 
   [[nodiscard]] bool has_room() const override;
   void submit(Request request) override;
+  // The task must fit the model's context and the KV store alone. Where tokens of prompts are
+  // scored, the model's limits must allow logits of every row.
+  void submit(ScoreTask task);
   [[nodiscard]] std::uint64_t in_flight() const override;
   [[nodiscard]] std::vector<Completion> step() override;
+  // Called after every step: what it finished, and how many are done by then.
+  using OnStep = std::function<void(std::span<const Completion> finished, std::uint64_t done)>;
+  // Submits all of `work` as there is room, and steps until everything is done. Results are in the
+  // order of `work`, and so are their indices.
+  template <class Work>  // Request or ScoreTask
+  [[nodiscard]] std::vector<Completion> run_all(std::vector<Work> work, const OnStep& on_step = {});
   [[nodiscard]] std::uint64_t prompt_tokens() const override { return stats_.prompt_tokens; }
   [[nodiscard]] std::uint64_t generated_tokens() const override { return stats_.generated_tokens; }
 
+  // Gets every scored row from now on, from several threads at once. A line that was preempted and
+  // is computed again may give a row twice.
+  void set_row_observer(std::function<void(const ScoredRow& row)> observer) {
+    on_row_ = std::move(observer);
+  }
   // Records steps, placement and phases from now on; null: off. The trace is flushed between steps.
   void set_trace(Trace* trace);
   // Ends the spans that are open, those of unfinished lines too; no step() may follow.
@@ -70,10 +95,17 @@ class Engine final : public CompletionEngine {
   [[nodiscard]] const PlacementDriver& placement() const { return placement_; }
 
  private:
+  // A row of the batch whose logits are wanted.
+  struct LogitRow {
+    std::size_t owner = 0;  // index into running_
+    std::int64_t position = 0;
+  };
+
   void admit_and_place();
   void build_batch();
   [[nodiscard]] ConstMatrix forward();
-  void sample_rows(ConstMatrix logits);
+  void want_logits(std::size_t owner, std::int64_t count);
+  void use_logits(ConstMatrix logits);
   void collect_finished();
   void count_step(double seconds);
   void trace_memory() const;
@@ -95,13 +127,32 @@ class Engine final : public CompletionEngine {
   std::vector<TokenId> batch_tokens_;
   std::vector<BatchSegment> batch_segments_;
   std::vector<std::int32_t> logit_rows_;
-  std::vector<std::size_t> logit_owners_;  // index into running_ per logit row
+  std::vector<LogitRow> wanted_;  // per logit row
   std::int64_t batch_prefill_rows_ = 0;
   std::vector<SamplerScratch> sampler_scratch_;  // per worker
   std::int64_t sampled_vocab_ = 0;  // rows of the head beyond the tokenizer's ids are never drawn
+  std::function<void(const ScoredRow& row)> on_row_;
   PlacementDriver placement_;
   EngineStats stats_;
   Trace* trace_ = nullptr;
 };
+
+template <class Work>
+std::vector<Completion> Engine::run_all(std::vector<Work> work, const OnStep& on_step) {
+  std::vector<Completion> results(work.size());
+  std::size_t next = 0;
+  std::uint64_t done = 0;
+  while (done < work.size()) {
+    for (; next < work.size() && has_room(); ++next) {
+      work[next].index = next;
+      submit(std::move(work[next]));
+    }
+    std::vector<Completion> finished = step();
+    done += finished.size();
+    if (on_step) on_step(finished, done);
+    for (Completion& completion : finished) results[completion.index] = std::move(completion);
+  }
+  return results;
+}
 
 }  // namespace triphase

@@ -26,6 +26,11 @@ struct RunningLine {
 
   // What a step may compute of it.
   [[nodiscard]] SequenceProgress progress() const { return {prefill_left(), computed}; }
+  // Before a preemption takes its KV: what it decoded is prefill when it resumes, and so is the
+  // token that it would have decoded now.
+  void prefill_what_there_is() {
+    if (prefill_left() == 0) prefill_tokens = computed + 1;
+  }
   [[nodiscard]] std::int64_t prefill_left() const {
     return computed < prefill_tokens ? prefill_tokens - computed : 0;
   }

@@ -35,23 +35,16 @@ OpsShape ops_shape(const ModelConfig& config, const BatchLimits& limits, const K
 
 class Planner {
  public:
-  Planner(const RunOptions& options, const ModelBundle& model, const ComputeMachine& machine,
-          LogitRows logit_rows)
+  Planner(const RunOptions& options, const ModelBundle& model, const ComputeMachine& machine)
       : options_(options),
         model_(model),
         machine_(machine),
-        logit_rows_(logit_rows),
         context_(options.max_context > 0 ? std::min(options.max_context, model.config.max_positions)
                                          : model.config.max_positions),
         layer_bytes_(largest_layer_bytes(model.config, model.weights_dtype)) {}
 
   RunPlan plan() {
-    // Scoring computes prompts alone, all of them on the device.
-    if (logit_rows_ == LogitRows::kAll) {
-      plan_.policy = std::make_shared<DeviceOnlyPolicy>();
-    } else {
-      plan_.policy = make_policy(options_);
-    }
+    plan_.policy = make_policy(options_);
     plan_.prefill_chunk =
         options_.prefill_chunk > 0 ? options_.prefill_chunk : kDefaultPrefillChunk;
     // A unit is computed in one step, and none is longer than what a prompt has behind the context.
@@ -77,7 +70,7 @@ class Planner {
     const std::int64_t rows = batch + plan_.prefill_chunk;
     return {.rows = rows,
             .segments = batch,
-            .logit_rows = logit_rows_ == LogitRows::kAll ? rows : batch,
+            .logit_rows = options_.scores_prompts() ? rows : batch,
             .context = context_,
             .sparse = options_.attention.kind != AttentionKind::kDense,
             .input_block_tokens = plan_.input_tokens > 0 ? plan_.kv.block_tokens : 0};
@@ -302,7 +295,6 @@ class Planner {
   const RunOptions& options_;
   const ModelBundle& model_;
   ComputeMachine machine_;
-  LogitRows logit_rows_;
   std::int64_t context_;
   std::uint64_t layer_bytes_;
   RunPlan plan_;
@@ -310,9 +302,9 @@ class Planner {
 
 }  // namespace
 
-RunPlan plan_run(const RunOptions& options, const ModelBundle& model, const ComputeMachine& machine,
-                 LogitRows logit_rows) {
-  return Planner(options, model, machine, logit_rows).plan();
+RunPlan plan_run(const RunOptions& options, const ModelBundle& model,
+                 const ComputeMachine& machine) {
+  return Planner(options, model, machine).plan();
 }
 
 std::uint64_t cluster_memory(const RunOptions& options, const ModelBundle& model) {

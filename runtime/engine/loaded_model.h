@@ -23,9 +23,6 @@
 
 namespace triphase {
 
-// Which rows of a step have logits: one per sequence (generation), or all of them (scoring).
-enum class LogitRows : std::uint8_t { kLast, kAll };
-
 struct RunPlan {
   MemoryPlan memory;
   KvStore::Shape kv;
@@ -46,7 +43,7 @@ struct RunPlan {
 
 // Throws ErrorRole::kResources E-MEM-FIT, saying what would fit.
 [[nodiscard]] RunPlan plan_run(const RunOptions& options, const ModelBundle& model,
-                               const ComputeMachine& machine, LogitRows logit_rows);
+                               const ComputeMachine& machine);
 
 // Device bytes of the key clusters that the job's attention looks up; 0 for every other method.
 [[nodiscard]] std::uint64_t cluster_memory(const RunOptions& options, const ModelBundle& model);

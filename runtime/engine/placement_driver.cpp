@@ -23,6 +23,16 @@ PlacementDriver::PlacementDriver(const PlacementPolicy& policy, const PlacementL
   view_.running.reserve(static_cast<std::size_t>(limits.batch_size));
 }
 
+std::vector<std::int64_t> PlacementDriver::step_tokens(
+    const std::vector<RunningLine>& running) const {
+  std::vector<SequenceProgress> progress;
+  progress.reserve(running.size());
+  for (const RunningLine& line : running) progress.push_back(line.progress());
+  return plan_step(progress, {.rows = limits_.batch_size + limits_.prefill_chunk,
+                              .prefill_chunk = limits_.prefill_chunk,
+                              .units = model_->prompt_units()});
+}
+
 void PlacementDriver::place(const Lines& lines) {
   // What the step before set in motion has had the whole step to arrive.
   if (kv_->moving()) {
@@ -107,15 +117,7 @@ void PlacementDriver::look(const Lines& lines) {
 
 void PlacementDriver::look_at_running(const Lines& lines) {
   const KvResidency& residency = kv_->residency();
-  std::vector<SequenceProgress> progress;
-  progress.reserve(lines.running.size());
-  for (const RunningLine& line : lines.running) {
-    progress.push_back(line.progress());
-  }
-  const std::vector<std::int64_t> counts =
-      plan_step(progress, {.rows = limits_.batch_size + limits_.prefill_chunk,
-                           .prefill_chunk = limits_.prefill_chunk,
-                           .units = model_->prompt_units()});
+  const std::vector<std::int64_t> counts = step_tokens(lines.running);
   view_.running.clear();
   for (std::size_t index = 0; index < lines.running.size(); ++index) {
     const RunningLine& line = lines.running[index];
@@ -194,14 +196,15 @@ void PlacementDriver::look_at_waiting(const Lines& lines) {
   view_.waiting.clear();
   shown_.clear();
   if (lines.running.size() >= static_cast<std::size_t>(limits_.batch_size)) return;
-  for (std::size_t index = 0; index < lines.waiting.size(); ++index) {
+  const std::size_t end = std::min(lines.waiting.size(), waiting_in_view());
+  for (std::size_t index = 0; index < end; ++index) {
     const Sequence& sequence = *lines.waiting[index];
-    const std::uint64_t rope_key = model_->rope_key_for_prompt(sequence.prompt_tokens());
+    const std::uint64_t rope_key = model_->rope_key_for_prompt(sequence.given_tokens());
     const bool shares = may_share(sequence);
     if (shares && should_wait_for_shared_prefix(sequence, rope_key, lines)) continue;
     WaitingPrompt prompt{.prompt_tokens = sequence.prompt_tokens(),
                          .max_tokens = sequence.max_kv_tokens()};
-    const KvResidency::Prefix prefix = residency.find_prefix(sequence.tokens(), rope_key);
+    const KvResidency::Prefix prefix = residency.find_prefix(sequence.shareable_tokens(), rope_key);
     for (std::size_t other = 0; other < lines.running.size() && prefix.held > 0; ++other) {
       const SequenceId id = lines.running[other].id;
       const std::int64_t limit = std::min(prefix.held, residency.blocks(id));
@@ -242,8 +245,8 @@ bool PlacementDriver::should_wait_for_shared_prefix(const Sequence& waiting, std
                                                     const Lines& lines) const {
   return std::ranges::any_of(lines.running, [&](const RunningLine& line) {
     if (line.prefill_left() == 0 || line.rope_key != rope_key) return false;
-    return shareable_tokens(waiting.tokens(), line.sequence->tokens(), limits_.block_tokens) >
-           line.computed;
+    return shareable_tokens(waiting.shareable_tokens(), line.sequence->shareable_tokens(),
+                            limits_.block_tokens) > line.computed;
   });
 }
 
@@ -254,8 +257,9 @@ bool PlacementDriver::should_wait_for_prompt_before(const Sequence& waiting, std
   const std::int64_t there = (prompt.shared_blocks + prompt.cached_blocks) * limits_.block_tokens;
   return std::ranges::any_of(shown_, [&](std::size_t before) {
     const Sequence& other = *lines.waiting[before];
-    return model_->rope_key_for_prompt(other.prompt_tokens()) == rope_key &&
-           shareable_tokens(waiting.tokens(), other.tokens(), limits_.block_tokens) > there;
+    return model_->rope_key_for_prompt(other.given_tokens()) == rope_key &&
+           shareable_tokens(waiting.shareable_tokens(), other.shareable_tokens(),
+                            limits_.block_tokens) > there;
   });
 }
 
@@ -263,16 +267,16 @@ void PlacementDriver::apply(const Admit& action, const Lines& lines) {
   const auto shown = static_cast<std::size_t>(action.waiting);
   const WaitingPrompt& prompt = view_.waiting[shown];
   std::unique_ptr<Sequence>& waiting = lines.waiting[shown_[shown]];
-  const std::uint64_t rope_key = model_->rope_key_for_prompt(waiting->prompt_tokens());
+  const std::uint64_t rope_key = model_->rope_key_for_prompt(waiting->given_tokens());
   const KvResidency::Admission admission =
-      kv_->residency().admit(waiting->tokens(), waiting->max_kv_tokens(), rope_key,
+      kv_->residency().admit(waiting->shareable_tokens(), waiting->max_kv_tokens(), rope_key,
                              {.device_blocks = action.device_blocks,
                               .host_blocks = action.host_blocks,
                               .input_blocks = action.input_blocks,
                               .most_shared_blocks = prompt.shared_blocks + prompt.cached_blocks});
   TRIPHASE_CHECK(admission.sequence.valid(), "an admission that the policy counted out");
   const std::int64_t prompt_tokens = waiting->prompt_tokens();
-  stats_.prompt_tokens += static_cast<std::uint64_t>(prompt_tokens);
+  stats_.prompt_tokens += static_cast<std::uint64_t>(waiting->given_tokens());
   stats_.shared_prompt_tokens += static_cast<std::uint64_t>(admission.shared_tokens);
   model_->begin_sequence(admission.sequence, prompt_tokens);
   lines.running.push_back({.sequence = std::move(waiting),
@@ -334,11 +338,9 @@ void PlacementDriver::apply(const Suspend& action, const Lines& lines) {
     model_->end_sequence(entry->id);
     stats_.recomputed_tokens += static_cast<std::uint64_t>(entry->computed);
     entry->computed = 0;
-    entry->phase.now = Phase::kOne;
     // What was decoded under a sparse method must be decoded again, step by step.
-    entry->prefill_tokens = model_->attention() != nullptr
-                                ? entry->sequence->prompt_tokens()
-                                : static_cast<std::int64_t>(entry->sequence->tokens().size());
+    if (model_->attention() == nullptr) entry->prefill_what_there_is();
+    entry->phase.now = Phase::kOne;
     ++stats_.drops;
   }
   // In order of their first admission, as policies expect them.
@@ -366,7 +368,7 @@ void PlacementDriver::apply(const Resume& action, const Lines& lines) {
     stats_.reloaded_blocks += static_cast<std::uint64_t>(action.device_blocks);
   } else {
     const KvResidency::Admission admission = kv_->residency().admit(
-        line.sequence->tokens(), line.sequence->max_kv_tokens(), line.rope_key,
+        line.sequence->shareable_tokens(), line.sequence->max_kv_tokens(), line.rope_key,
         {.device_blocks = action.device_blocks, .most_shared_blocks = 0});
     TRIPHASE_CHECK(admission.sequence.valid(), "a resumption that the policy counted out");
     line.id = admission.sequence;

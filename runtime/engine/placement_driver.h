@@ -40,6 +40,15 @@ class PlacementDriver {
   PlacementDriver(const PlacementPolicy& policy, const PlacementLimits& limits, KvStore& kv,
                   DecoderModel& model);
 
+  // Tokens that a step computes of each line: the one answer for policy and engine.
+  [[nodiscard]] std::vector<std::int64_t> step_tokens(
+      const std::vector<RunningLine>& running) const;
+  // So many waiting lines are shown to the policy: enough to find shareable prefixes and to refill
+  // places. No more need be there.
+  [[nodiscard]] std::size_t waiting_in_view() const {
+    return 2 * static_cast<std::size_t>(limits_.batch_size);
+  }
+
   // One decision of the policy. Moves go on while the step computes.
   void place(const Lines& lines);
 

@@ -189,4 +189,25 @@ Sampled sample(std::span<const float> logits, const SamplingParams& params,
   return result;
 }
 
+bool score_token(std::span<const float> logits, TokenId token, TokenScore& score) {
+  float best = -INFINITY;
+  bool finite = true;
+  std::size_t best_id = 0;
+  for (std::size_t id = 0; id < logits.size(); ++id) {
+    finite = finite && std::isfinite(logits[id]);
+    if (logits[id] > best) {
+      best = logits[id];
+      best_id = id;
+    }
+  }
+  if (!finite) return false;
+  double sum = 0.0;
+  for (const float logit : logits) sum += std::exp(static_cast<double>(logit) - best);
+  const double logit = static_cast<double>(logits[static_cast<std::size_t>(token)]);
+  // -0.0 would be printed as such.
+  score.logprob = std::min(logit - best - std::log(sum), 0.0) + 0.0;
+  score.best = static_cast<TokenId>(best_id);
+  return true;
+}
+
 }  // namespace triphase

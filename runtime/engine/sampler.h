@@ -1,8 +1,8 @@
 #pragma once
 
-// Logits to the next token. A draw depends only on the logits, the line's parameters, its tokens so
-// far and (line key, position): never on the batch, the order or a restart. Safe to call from many
-// threads with different scratch.
+// Logits to the next token, or to the score of a given one. A draw depends only on the logits, the
+// line's parameters, its tokens so far and (line key, position): never on the batch, the order or a
+// restart. Safe to call from many threads with different scratch.
 
 #include <cstdint>
 #include <optional>
@@ -38,5 +38,9 @@ struct Sampled {
 [[nodiscard]] Sampled sample(std::span<const float> logits, const SamplingParams& params,
                              std::span<const TokenId> history, std::uint64_t key,
                              std::uint64_t position, SamplerScratch& scratch);
+
+// The score of `token` under one row of logits: its log-softmax in float64, and the likeliest
+// token. Returns false when a logit is NaN or infinite.
+[[nodiscard]] bool score_token(std::span<const float> logits, TokenId token, TokenScore& score);
 
 }  // namespace triphase

@@ -1,10 +1,6 @@
 #include "runtime/engine/score_engine.h"
 
-#include <fmt/format.h>
-
-#include <utility>
-
-#include "base/error.h"
+#include <iterator>
 
 namespace triphase {
 
@@ -21,33 +17,28 @@ void ScoreEngine::submit(Request request) {
   pending.completion.prompt_tokens = prepared.context_tokens;
   pending.left = prepared.tasks.size();
   pending.windows.resize(pending.left);
-  for (std::size_t window = 0; window < prepared.tasks.size(); ++window) {
-    ScoreTask& task = prepared.tasks[window];
-    task.key = next_key_++;
-    windows_.emplace(task.key, std::pair(request.index, window));
-    scorer_.submit(std::move(task));
+  pending_.emplace(next_index_, std::move(pending));
+  for (ScoreTask& task : prepared.tasks) {
+    task.index = next_index_++;
+    engine_->submit(std::move(task));
   }
-  pending_.emplace(request.index, std::move(pending));
 }
 
 std::vector<Completion> ScoreEngine::step() {
-  if (scorer_.in_flight() > 0) {
-    for (ScoredTask& scored : scorer_.step()) take(std::move(scored));
+  if (engine_->in_flight() > 0) {
+    for (Completion& scored : engine_->step()) take(std::move(scored));
   }
   return std::exchange(finished_, {});
 }
 
-void ScoreEngine::take(ScoredTask scored) {
-  const auto place = windows_.find(scored.key);
-  TRIPHASE_CHECK(place != windows_.end(), "a window of a line");
-  const auto [index, window] = place->second;
-  windows_.erase(place);
-  Pending& pending = pending_.at(index);
-  pending.windows[window] = std::move(scored);
+void ScoreEngine::take(Completion scored) {
+  const auto entry = std::prev(pending_.upper_bound(scored.index));
+  Pending& pending = entry->second;
+  pending.windows[scored.index - entry->first] = std::move(scored);
   if (--pending.left > 0) return;
   finish(pending);
   finished_.push_back(std::move(pending.completion));
-  pending_.erase(index);
+  pending_.erase(entry);
 }
 
 // Sums in the order of the text, so that the record does not depend on which window came first.
@@ -55,10 +46,9 @@ void ScoreEngine::finish(Pending& pending) const {
   Completion& completion = pending.completion;
   LineScore score;
   std::size_t position = 0;
-  for (const ScoredTask& window : pending.windows) {
-    if (!window.finite) {
-      completion.error = RecordError{
-          "E-NUM-LOGITS", "logits: NaN or infinity among the scored positions, expected numbers"};
+  for (Completion& window : pending.windows) {
+    if (window.error) {
+      completion.error = std::move(window.error);
       completion.tokens.clear();
       return;
     }
@@ -69,19 +59,6 @@ void ScoreEngine::finish(Pending& pending) const {
     }
   }
   completion.score = std::move(score);
-}
-
-EngineStats ScoreEngine::stats() const {
-  const ScorerStats& scored = scorer_.stats();
-  EngineStats stats;
-  stats.prefill_seconds = scored.prefill_seconds;
-  stats.decode_seconds = scored.decode_seconds;
-  stats.prompt_tokens = scored.computed_tokens + scored.shared_tokens;
-  stats.computed_prompt_tokens = scored.computed_tokens;
-  stats.shared_prompt_tokens = scored.shared_tokens;
-  stats.steps = scored.steps;
-  stats.max_batch = scored.max_batch;
-  return stats;
 }
 
 }  // namespace triphase

@@ -1,15 +1,15 @@
 #pragma once
 
 // `triphase score` as the job sees it: lines in, log-likelihoods out. A line is tokenized and cut
-// into windows (ScorePreparer), its windows are scored (Scorer) and put together again. Not thread
-// safe.
+// into windows (ScorePreparer), which an Engine scores, and their scores are put together again.
+// Not thread safe.
 
 #include <cstdint>
-#include <unordered_map>
+#include <map>
+#include <utility>
 #include <vector>
 
 #include "runtime/engine/engine.h"
-#include "runtime/engine/scorer.h"
 #include "runtime/job/job.h"
 #include "runtime/job/score_preparer.h"
 
@@ -18,42 +18,36 @@ namespace triphase {
 class ScoreEngine final : public CompletionEngine {
  public:
   // `token_logprobs`: completions name the log-probability of every token, not only the sum.
-  ScoreEngine(const Scorer::Options& options, bool token_logprobs, DecoderModel& model, KvStore& kv,
-              const ScorePreparer& preparer, ThreadPool& pool, Stream& stream)
-      : preparer_(&preparer),
-        token_logprobs_(token_logprobs),
-        scorer_(options, model, kv, pool, stream) {}
+  ScoreEngine(Engine& engine, const ScorePreparer& preparer, bool token_logprobs)
+      : engine_(&engine), preparer_(&preparer), token_logprobs_(token_logprobs) {}
 
-  [[nodiscard]] bool has_room() const override { return scorer_.has_room(); }
+  [[nodiscard]] bool has_room() const override { return engine_->has_room(); }
   void submit(Request request) override;
   [[nodiscard]] std::uint64_t in_flight() const override {
     return pending_.size() + finished_.size();
   }
   [[nodiscard]] std::vector<Completion> step() override;
+  // Everything that is computed is given.
   [[nodiscard]] std::uint64_t prompt_tokens() const override {
-    return scorer_.stats().computed_tokens;
+    return engine_->stats().computed_prompt_tokens;
   }
   [[nodiscard]] std::uint64_t generated_tokens() const override { return 0; }
-
-  // In the terms of a generating run: everything computed is prompt.
-  [[nodiscard]] EngineStats stats() const;
 
  private:
   struct Pending {
     Completion completion;
-    std::vector<ScoredTask> windows;
+    std::vector<Completion> windows;
     std::size_t left = 0;  // windows not yet scored
   };
 
-  void take(ScoredTask scored);
+  void take(Completion scored);
   void finish(Pending& pending) const;
 
+  Engine* engine_;
   const ScorePreparer* preparer_;
   bool token_logprobs_;
-  Scorer scorer_;
-  std::unordered_map<std::uint64_t, Pending> pending_;  // by line index
-  std::unordered_map<std::uint64_t, std::pair<std::uint64_t, std::size_t>> windows_;  // by task key
-  std::uint64_t next_key_ = 0;
+  std::map<std::uint64_t, Pending> pending_;  // by the engine's index of the first window
+  std::uint64_t next_index_ = 0;
   std::vector<Completion> finished_;
 };
 

@@ -3,7 +3,10 @@
 #include <fmt/format.h>
 
 #include <algorithm>
+#include <cmath>
 #include <utility>
+
+#include "base/error.h"
 
 namespace triphase {
 
@@ -22,8 +25,24 @@ Sequence::Sequence(Request request, std::uint64_t job_seed, std::span<const std:
   }
 }
 
+Sequence::Sequence(ScoreTask task)
+    : tokens_(std::move(task.tokens)), first_scored_(task.first_scored) {
+  const auto size = static_cast<std::int64_t>(tokens_.size());
+  TRIPHASE_CHECK(first_scored_ >= 1 && first_scored_ < size, "something to score");
+  request_.index = task.index;
+  prompt_tokens_ = std::clamp<std::int64_t>(task.prefill_tokens, 1, size - 1);
+  scores_.resize(static_cast<std::size_t>(size - first_scored_));
+}
+
 std::int64_t Sequence::max_kv_tokens() const {
+  if (scored()) return static_cast<std::int64_t>(tokens_.size()) - 1;
   return prompt_tokens_ + request_.sampling.max_tokens - 1;
+}
+
+void Sequence::score(std::int64_t position, std::span<const float> logits) {
+  TokenScore& score = scores_[score_index(position)];
+  const TokenId token = tokens_[static_cast<std::size_t>(position) + 1];
+  if (!score_token(logits, token, score)) score.logprob = NAN;
 }
 
 void Sequence::sample_next(std::span<const float> logits, SamplerScratch& scratch) {
@@ -85,6 +104,16 @@ Completion Sequence::take_completion() {
   completion.index = request_.index;
   if (error_) {
     completion.error = std::move(error_);
+    return completion;
+  }
+  if (scored()) {
+    if (std::ranges::any_of(scores_,
+                            [](const TokenScore& one) { return std::isnan(one.logprob); })) {
+      completion.error = RecordError{
+          "E-NUM-LOGITS", "logits: NaN or infinity among the scored positions, expected numbers"};
+    } else {
+      completion.scores = std::move(scores_);
+    }
     return completion;
   }
   if (decoder_) completion.text = std::move(text_);

@@ -1,9 +1,11 @@
 #pragma once
 
-// One line while it runs: its tokens, how far they are computed, and when it ends. Knows the
-// tokenizer only to look for stop strings and to make the text. Not thread safe; different
-// sequences may be used from different threads.
+// One line while it runs: its tokens, what the model's logits make of them, and when it ends. Its
+// completion is sampled token by token, or given and scored. Knows the tokenizer only to look for
+// stop strings and to make the text. Not thread safe but for score(); different sequences may be
+// used from different threads.
 
+#include <algorithm>
 #include <cstdint>
 #include <optional>
 #include <span>
@@ -23,9 +25,21 @@ class Sequence {
   Sequence(Request request, std::uint64_t job_seed, std::span<const std::int32_t> eos_ids,
            const Tokenizer* tokenizer);
 
-  // Prompt, then completion so far.
+  explicit Sequence(ScoreTask task);
+
+  // Prompt, then completion so far, or all of a given one.
   [[nodiscard]] std::span<const TokenId> tokens() const { return tokens_; }
+  // Computed in chunks; at least one.
   [[nodiscard]] std::int64_t prompt_tokens() const { return prompt_tokens_; }
+  // Known from the start, and computed.
+  [[nodiscard]] std::int64_t given_tokens() const {
+    return scored() ? max_kv_tokens() : prompt_tokens_;
+  }
+  // Leading tokens whose KV may be another sequence's: of the prompt, as no logits are wanted.
+  [[nodiscard]] std::span<const TokenId> shareable_tokens() const {
+    const std::int64_t count = scored() ? std::min(first_scored_, prompt_tokens_) : prompt_tokens_;
+    return tokens().first(static_cast<std::size_t>(count));
+  }
   [[nodiscard]] std::int64_t completion_tokens() const {
     return static_cast<std::int64_t>(tokens_.size()) - prompt_tokens_;
   }
@@ -33,11 +47,25 @@ class Sequence {
   // needs.
   [[nodiscard]] std::int64_t max_kv_tokens() const;
 
+  // Whether the logits of the token at `position` decide or score the next one.
+  [[nodiscard]] bool wants_logits(std::int64_t position) const {
+    return position + 1 >= (scored() ? first_scored_ : static_cast<std::int64_t>(tokens_.size()));
+  }
+  // Whether its tokens are given. Then every position that wants logits gets its score().
+  [[nodiscard]] bool scored() const { return first_scored_ > 0; }
+  // Scores the token after `position`; thread safe for different positions.
+  void score(std::int64_t position, std::span<const float> logits);
+  // Of the token after `position`, among the completion's scores.
+  [[nodiscard]] std::size_t score_index(std::int64_t position) const {
+    return static_cast<std::size_t>(position + 1 - first_scored_);
+  }
+
   // Chooses the next token from its logits and takes it in.
   void sample_next(std::span<const float> logits, SamplerScratch& scratch);
 
+  // No token can follow; given tokens end when all of them are computed.
   [[nodiscard]] bool finished() const { return finished_; }
-  // The result; call once, when finished.
+  // The result; call once, at the end.
   [[nodiscard]] Completion take_completion();
 
   [[nodiscard]] const Request& request() const { return request_; }
@@ -48,10 +76,12 @@ class Sequence {
   void finish(FinishReason reason);
 
   Request request_;
-  std::uint64_t key_;
+  std::uint64_t key_ = 0;
   std::span<const std::int32_t> eos_ids_;
   std::vector<TokenId> tokens_;
   std::int64_t prompt_tokens_;
+  std::int64_t first_scored_ = 0;  // 0: the completion is sampled
+  std::vector<TokenScore> scores_;
   std::optional<StreamDecoder> decoder_;
   std::string text_;
   std::size_t longest_stop_ = 0;

@@ -268,7 +268,7 @@ std::vector<Row> attention_analysis(const Setup& setup, AttentionRunner& runner,
   // One at a time, so that the watcher knows whose rows it sees.
   for (std::size_t window = 0; window < tasks.size(); ++window) {
     watcher.begin(window, tasks[window].tokens);
-    (void)setup.scorer->score_all({tasks[window]});
+    (void)setup.engine->run_all(std::vector{tasks[window]});
     if (setup.on_progress) setup.on_progress(window + 1, tasks.size());
   }
   runner.set_observer(nullptr);

@@ -33,7 +33,7 @@ struct RowAgreement {
 [[nodiscard]] AttentionOptions observable(const AttentionOptions& options);
 
 // One row for each layer, and one over all ("layer": "all"). At most setup.samples windows, as of
-// perplexity; standard errors are over windows. `runner` is that of the scorer's model.
+// perplexity; standard errors are over windows. `runner` is that of the engine's model.
 [[nodiscard]] std::vector<Row> attention_analysis(const Setup& setup, AttentionRunner& runner,
                                                   std::string_view text);
 

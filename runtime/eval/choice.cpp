@@ -126,14 +126,11 @@ std::vector<Row> choice(const Setup& setup, const ScorePreparer& preparer, std::
       if (const auto error = preparer.prepare(request, prepared)) {
         bad_data(setup, question.line, error->code, error->message, "a question that fits");
       }
-      // The context is dense but for its last token, so that every scored token is decoded.
-      ScoreTask task = std::move(prepared.tasks.front());
-      task.prefill_tokens = task.first_scored - 1;
-      tasks.push_back(std::move(task));
+      tasks.push_back(std::move(prepared.tasks.front()));
     }
   }
   const double bytes_per_token = dense_bytes_per_token(setup, tasks);
-  const std::vector<ScoredTask> scored = score_tasks(setup, std::move(tasks));
+  const std::vector<Completion> scored = score_tasks(setup, std::move(tasks));
   std::vector<double> right;
   std::vector<double> right_by_length;
   auto result = scored.begin();

@@ -9,20 +9,19 @@
 
 namespace triphase::eval {
 
-std::vector<ScoredTask> score_tasks(const Setup& setup, std::vector<ScoreTask> tasks) {
+std::vector<Completion> score_tasks(const Setup& setup, std::vector<ScoreTask> tasks) {
   const auto total = static_cast<std::uint64_t>(tasks.size());
-  std::vector<ScoredTask> results =
-      setup.scorer->score_all(std::move(tasks), [&](std::uint64_t done) {
-        if (setup.on_progress) setup.on_progress(done, total);
-      });
-  for (const ScoredTask& scored : results) {
-    if (scored.finite) continue;
-    throw Error(ErrorRole::kModel, "E-NUM-LOGITS", "logits")
-        .file(setup.data_path)
-        .found("NaN or infinity at a scored token")
-        .expected("numbers");
-  }
-  return results;
+  return setup.engine->run_all(std::move(tasks),
+                               [&](std::span<const Completion> finished, std::uint64_t done) {
+                                 for (const Completion& scored : finished) {
+                                   if (!scored.error) continue;
+                                   throw Error(ErrorRole::kModel, scored.error->code, "logits")
+                                       .file(setup.data_path)
+                                       .found("NaN or infinity at a scored token")
+                                       .expected("numbers");
+                                 }
+                                 if (setup.on_progress) setup.on_progress(done, total);
+                               });
 }
 
 double dense_bytes_per_token(const Setup& setup, const std::vector<ScoreTask>& tasks) {

@@ -13,7 +13,7 @@
 #include "base/samples.h"
 #include "models/tokenizer/tokenizer.h"
 #include "runtime/bench/report.h"
-#include "runtime/engine/scorer.h"
+#include "runtime/engine/engine.h"
 #include "runtime/job/score_preparer.h"
 
 namespace triphase::eval {
@@ -24,7 +24,7 @@ using bench::Row;
 struct Setup {
   const ModelConfig* config = nullptr;
   const Tokenizer* tokenizer = nullptr;
-  Scorer* scorer = nullptr;
+  Engine* engine = nullptr;
   std::int64_t window = 0;       // tokens of one sequence at most; fits context and KV memory
   std::int64_t prefill_len = 0;  // perplexity: dense tokens in front of the scored ones
   std::int64_t samples = 0;      // repetition, needle: per cell
@@ -66,7 +66,7 @@ struct NeedleOptions {
                                       std::string_view jsonl);
 
 // Shared by the tasks.
-[[nodiscard]] std::vector<ScoredTask> score_tasks(const Setup& setup, std::vector<ScoreTask> tasks);
+[[nodiscard]] std::vector<Completion> score_tasks(const Setup& setup, std::vector<ScoreTask> tasks);
 // Mean KV bytes that one decoded token reads under dense attention, over the tasks' decode steps.
 [[nodiscard]] double dense_bytes_per_token(const Setup& setup, const std::vector<ScoreTask>& tasks);
 // Throws ErrorRole::kInput E-IN-EVAL; line 0: the whole file.

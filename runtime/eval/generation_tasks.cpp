@@ -73,39 +73,33 @@ std::string_view trimmed(std::string_view text) {
 }
 
 std::vector<std::string> generate_all(const Setup& setup, const GenerationOptions& options,
-                                      Engine& engine, const std::vector<Item>& items) {
-  std::vector<std::string> texts(items.size());
-  std::size_t next = 0;
-  std::uint64_t done = 0;
-  while (next < items.size() || engine.in_flight() > 0) {
-    while (next < items.size() && engine.has_room()) {
-      Request request;
-      request.index = next;
-      request.text = items[next].prompt;
-      request.sampling.max_tokens = options.max_tokens;
-      request.sampling.stop = options.stop;
-      engine.submit(std::move(request));
-      ++next;
-    }
-    for (Completion& completion : engine.step()) {
-      if (completion.error) {
-        bad_data(setup, items[completion.index].line, completion.error->code,
-                 completion.error->message, "a prompt that fits");
-      }
-      texts[completion.index] = std::move(completion.text).value_or("");
-      ++done;
-    }
-    if (setup.on_progress) setup.on_progress(done, items.size());
+                                      const std::vector<Item>& items) {
+  std::vector<Request> requests(items.size());
+  for (std::size_t at = 0; at < items.size(); ++at) {
+    requests[at].text = items[at].prompt;
+    requests[at].sampling.max_tokens = options.max_tokens;
+    requests[at].sampling.stop = options.stop;
   }
+  const std::vector<Completion> completions = setup.engine->run_all(
+      std::move(requests), [&](std::span<const Completion> finished, std::uint64_t done) {
+        for (const Completion& completion : finished) {
+          if (!completion.error) continue;
+          bad_data(setup, items[completion.index].line, completion.error->code,
+                   completion.error->message, "a prompt that fits");
+        }
+        if (setup.on_progress) setup.on_progress(done, items.size());
+      });
+  std::vector<std::string> texts;
+  for (const Completion& completion : completions) texts.push_back(completion.text.value_or(""));
   return texts;
 }
 
 }  // namespace
 
 std::vector<Row> generate_and_compare(const Setup& setup, const GenerationOptions& options,
-                                      Engine& engine, std::string_view jsonl) {
+                                      std::string_view jsonl) {
   const std::vector<Item> items = read_items(setup, jsonl);
-  const std::vector<std::string> texts = generate_all(setup, options, engine, items);
+  const std::vector<std::string> texts = generate_all(setup, options, items);
   std::vector<double> scores;
   for (std::size_t at = 0; at < items.size(); ++at) {
     double best = 0.0;

@@ -6,7 +6,6 @@
 #include <string_view>
 #include <vector>
 
-#include "runtime/engine/engine.h"
 #include "runtime/eval/eval.h"
 
 namespace triphase::eval {
@@ -21,6 +20,6 @@ struct GenerationOptions {
 // trimming white space; ROUGE-L takes the best of the answers.
 [[nodiscard]] std::vector<Row> generate_and_compare(const Setup& setup,
                                                     const GenerationOptions& options,
-                                                    Engine& engine, std::string_view jsonl);
+                                                    std::string_view jsonl);
 
 }  // namespace triphase::eval

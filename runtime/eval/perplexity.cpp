@@ -26,7 +26,7 @@ std::vector<Row> perplexity(const Setup& setup, std::string_view text) {
   const std::vector<ScoreTask> tasks = text_windows(setup, text);
   const bool begins = !leading_specials(*setup.tokenizer).empty();
   const double bytes_per_token = dense_bytes_per_token(setup, tasks);
-  const std::vector<ScoredTask> scored = score_tasks(setup, tasks);
+  const std::vector<Completion> scored = score_tasks(setup, tasks);
 
   double nats = 0.0;
   double count = 0.0;

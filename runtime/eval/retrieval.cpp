@@ -15,7 +15,7 @@ std::size_t draw(std::mt19937_64& random, std::size_t bound) {
 
 // Leading scored tokens that greedy decoding would have chosen: exactly what it generates before it
 // first differs.
-std::size_t greedy_tokens(const ScoreTask& task, const ScoredTask& scored) {
+std::size_t greedy_tokens(const ScoreTask& task, const Completion& scored) {
   std::size_t count = 0;
   while (count < scored.scores.size() &&
          scored.scores[count].best ==
@@ -108,7 +108,7 @@ std::vector<Row> repetition(const Setup& setup, const RepetitionOptions& options
     tasks.push_back(std::move(task));
   }
   const double bytes_per_token = dense_bytes_per_token(setup, tasks);
-  const std::vector<ScoredTask> scored = score_tasks(setup, tasks);
+  const std::vector<Completion> scored = score_tasks(setup, tasks);
   std::vector<double> lengths;
   std::vector<double> shares;
   for (std::size_t at = 0; at < tasks.size(); ++at) {
@@ -180,7 +180,7 @@ std::vector<Row> needle(const Setup& setup, const NeedleOptions& options, std::s
       }
     }
   }
-  const std::vector<ScoredTask> scored = score_tasks(setup, tasks);
+  const std::vector<Completion> scored = score_tasks(setup, tasks);
   std::vector<Row> rows;
   std::vector<double> all;
   auto at = tasks.begin();

@@ -20,8 +20,8 @@
 
 #include "base/error.h"
 #include "runtime/job/file_ops.h"
-#include "runtime/signals.h"
 #include "runtime/job/record_check.h"
+#include "runtime/signals.h"
 
 namespace triphase {
 namespace {

@@ -51,12 +51,31 @@ struct Request {
   std::vector<TokenId> continuation_tokens;
 };
 
+// Given tokens whose log-probabilities are asked for. They are computed like a completion that is
+// already known: a prompt in chunks, the rest one token per step, as attention methods see it.
+struct ScoreTask {
+  std::uint64_t index = 0;          // the caller's, given back with the result
+  std::vector<TokenId> tokens;      // at least 2; the last one is scored but never computed
+  std::int64_t first_scored = 1;    // tokens from here to the end get a score; at least 1
+  std::int64_t prefill_tokens = 0;  // leading tokens computed in chunks; more than there are: all
+
+  // Tokens that go through the model, and the KV the task needs.
+  [[nodiscard]] std::int64_t computed_tokens() const {
+    return static_cast<std::int64_t>(tokens.size()) - 1;
+  }
+};
+
 enum class FinishReason : std::uint8_t { kStop, kLength };
 
 struct TokenLogprob {
   TokenId token = 0;
   float logprob = 0.0F;                        // natural log, of the unmodified distribution
   std::vector<std::pair<TokenId, float>> top;  // best first; ties to the lower id
+};
+
+struct TokenScore {
+  double logprob = 0.0;  // natural log, over the model's whole vocabulary
+  TokenId best = 0;      // likeliest token there; ties to the lower id
 };
 
 // What a line of `triphase score` gets.
@@ -79,6 +98,7 @@ struct Completion {
   FinishReason finish_reason = FinishReason::kLength;
   std::int64_t prompt_tokens = 0;
   std::vector<TokenLogprob> logprobs;
+  std::vector<TokenScore> scores;    // of a ScoreTask, from its first scored token on
   std::optional<LineScore> score;    // set: tokens are the scored ones, prompt_tokens the context
   std::optional<RecordError> error;  // set: the fields above are empty
 };

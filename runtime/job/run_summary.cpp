@@ -235,16 +235,16 @@ std::string summary_to_json(const RunSummary& summary, const RunOptions& options
   line("throughput", throughputs(summary, written_here));
   line("memory", memory_list(summary.memory));
   line("peak_bytes", tier_peaks(summary.memory));
-  line("moved_bytes",
-       fmt::format(
-           "{{\"to_device\": {}, \"to_host\": {}, \"early\": {{\"bytes\": {}, \"unused\": {}}}, "
-           "\"to_device_by_kind\": {{\"weights\": {}, "
-           "\"kv_reloads\": {}, \"kv_blocks\": {}, \"kv_tokens\": {}, "
-           "\"layer_inputs\": {}, \"attention_results\": {}}}}}",
-           summary.bytes_to_device, summary.bytes_to_host, summary.early.bytes,
-           summary.early.unused, summary.to_device.weights, summary.to_device.kv_reloads,
-           summary.to_device.kv_blocks, summary.to_device.kv_tokens, summary.to_device.inputs,
-           summary.to_device.results));
+  line(
+      "moved_bytes",
+      fmt::format(
+          "{{\"to_device\": {}, \"to_host\": {}, \"early\": {{\"bytes\": {}, \"unused\": {}}}, "
+          "\"to_device_by_kind\": {{\"weights\": {}, "
+          "\"kv_reloads\": {}, \"kv_blocks\": {}, \"kv_tokens\": {}, "
+          "\"layer_inputs\": {}, \"attention_results\": {}}}}}",
+          summary.bytes_to_device, summary.bytes_to_host, summary.early.bytes, summary.early.unused,
+          summary.to_device.weights, summary.to_device.kv_reloads, summary.to_device.kv_blocks,
+          summary.to_device.kv_tokens, summary.to_device.inputs, summary.to_device.results));
   line("layer_inputs",
        fmt::format("{{\"tokens\": {}, \"saved_bytes\": {}, \"recomputed_tokens\": {}}}",
                    summary.layer_inputs.tokens, summary.layer_inputs.saved_bytes,

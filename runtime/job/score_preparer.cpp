@@ -145,7 +145,7 @@ std::optional<RecordError> ScorePreparer::one_task(const Tokens& context,
   task.tokens.assign(context.end() - kept, context.end());
   task.tokens.insert(task.tokens.end(), prepared.scored.begin(), prepared.scored.end());
   task.first_scored = kept;
-  task.prefill_tokens = task.computed_tokens();
+  task.prefill_tokens = prefilled(task);
   prepared.context_tokens = kept;
   prepared.tasks.push_back(std::move(task));
   return std::nullopt;
@@ -162,7 +162,7 @@ void ScorePreparer::add_windows(TokenId first, PreparedScore& prepared) const {
     task.tokens.insert(task.tokens.end(),
                        prepared.scored.begin() + static_cast<std::ptrdiff_t>(begin),
                        prepared.scored.begin() + static_cast<std::ptrdiff_t>(end));
-    task.prefill_tokens = task.computed_tokens();
+    task.prefill_tokens = prefilled(task);
     prepared.tasks.push_back(std::move(task));
   }
 }

@@ -10,7 +10,6 @@
 
 #include "models/config/model_config.h"
 #include "models/tokenizer/tokenizer.h"
-#include "runtime/engine/scorer.h"
 #include "runtime/job/request.h"
 #include "runtime/options/run_options.h"
 
@@ -33,12 +32,13 @@ class ScorePreparer {
     std::int64_t kv_tokens = 0;  // what the KV budget holds of a single sequence
     Truncate truncate = Truncate::kNone;  // kLeft drops the beginning of contexts that do not fit
     bool no_special = false;              // special-token text is plain text
+    bool decodes = false;  // scored tokens are decoded, one per step; else prefilled like contexts
   };
 
   // `tokenizer` may be null: then lines with text get an error.
   ScorePreparer(const ModelConfig& config, const Tokenizer* tokenizer, const Limits& limits);
 
-  // Returns why the line cannot be scored, or nothing. All tokens of the tasks are prefilled.
+  // Returns why the line cannot be scored, or nothing.
   [[nodiscard]] std::optional<RecordError> prepare(const Request& request,
                                                    PreparedScore& prepared) const;
 
@@ -50,6 +50,10 @@ class ScorePreparer {
                                                      std::string_view field) const;
   [[nodiscard]] std::optional<RecordError> one_task(const Tokens& context,
                                                     PreparedScore& prepared) const;
+  // The token before the first scored one predicts it, and so is decoded too.
+  [[nodiscard]] std::int64_t prefilled(const ScoreTask& task) const {
+    return limits_.decodes ? task.first_scored - 1 : task.computed_tokens();
+  }
   void add_windows(TokenId first, PreparedScore& prepared) const;
 
   const ModelConfig* config_;

@@ -293,14 +293,21 @@ void read_machine_options(const OptionValues& values, RunOptions& options) {
   }
 }
 
-// Scoring keeps all KV on the device, so other placements would be promised and not done.
+void refuse_auto_sparsity(const RunOptions& options) {
+  if (!options.auto_sparsity) return;
+  throw Error(ErrorRole::kUsage, "E-CLI-OPTION", "--kv-sparsity")
+      .found("auto")
+      .expected("a number: only triphase run has prompts to choose it by");
+}
+
+// Evaluation keeps all KV on the device, so other placements would be promised and not done.
 void keep_kv_on_device(const OptionValues& values, RunOptions& options) {
   constexpr std::string_view kOnly = "device-only";
   if ((values.given("policy") && options.policy != kOnly) || !options.policy_options.empty()) {
     throw Error(ErrorRole::kUsage, "E-CLI-OPTION", "--policy")
         .found(options.policy)
         .expected("device-only")
-        .hint("scores keep all KV on the device");
+        .hint("this command keeps all KV on the device");
   }
   options.policy = kOnly;
 }
@@ -309,11 +316,7 @@ void keep_kv_on_device(const OptionValues& values, RunOptions& options) {
 
 void parse_machine_options(const OptionValues& values, RunOptions& options) {
   read_machine_options(values, options);
-  if (options.auto_sparsity) {
-    throw Error(ErrorRole::kUsage, "E-CLI-OPTION", "--kv-sparsity")
-        .found("auto")
-        .expected("a number: only triphase run has prompts to choose it by");
-  }
+  refuse_auto_sparsity(options);
   keep_kv_on_device(values, options);
 }
 
@@ -373,12 +376,12 @@ RunOptions parse_score_options(const OptionValues& values, const Environment& en
   options.job = JobKind::kScore;
   read_job_options(values, "requests", environment, options);
   options.token_logprobs = values.flag("token-logprobs");
-  parse_machine_options(values, options);
-  if (options.attention.kind != AttentionKind::kDense) {
+  read_machine_options(values, options);
+  refuse_auto_sparsity(options);
+  if (options.attention.kind == AttentionKind::kSqueezed) {
     throw Error(ErrorRole::kUsage, "E-CLI-OPTION", "--attention")
-        .found(attention_name(options.attention.kind))
-        .expected("only dense: requests are scored as prompts, which sparse methods leave dense")
-        .hint("triphase eval scores tokens through the decode path");
+        .found("squeezed")
+        .expected("another method: it looks up a fixed context, and requests have none");
   }
   return options;
 }

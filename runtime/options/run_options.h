@@ -48,6 +48,11 @@ struct OptionOrigin {
 
 struct RunOptions {
   JobKind job = JobKind::kGenerate;
+  // Given tokens are scored several per step, as prompts are computed. A sparse method would leave
+  // them dense, so that they are decoded instead.
+  [[nodiscard]] bool scores_prompts() const {
+    return job == JobKind::kScore && attention.kind == AttentionKind::kDense;
+  }
 
   // What goes in and out.
   std::string model;  // directory; with random_weights also a config.json or a built-in shape name

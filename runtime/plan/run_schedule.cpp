@@ -53,7 +53,7 @@ class ScheduleChooser {
     }
     // A profile that was named is read in any case, so that a wrong one never passes unseen.
     if (!options_.profile.empty()) (void)profile_.find();
-    const RunPlan memory = plan_run(options_, model_, backend_.machine(), LogitRows::kLast);
+    const RunPlan memory = plan_run(options_, model_, backend_.machine());
     if (memory.memory.host_blocks == 0 && memory.placement.streamed_layers == 0) {
       if (!options_.plan_file.empty() || !options_.profile.empty()) {
         log_.info("everything fits on the device: no plan is needed");
@@ -356,7 +356,7 @@ class ScheduleChooser {
   // must not be refused for the plan made for it.
   [[nodiscard]] bool fits_this_run() const {
     try {
-      (void)plan_run(options_, model_, backend_.machine(), LogitRows::kLast);
+      (void)plan_run(options_, model_, backend_.machine());
       return true;
     } catch (const Error& error) {
       if (error.role() != ErrorRole::kResources) throw;

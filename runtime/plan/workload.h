@@ -34,5 +34,4 @@ struct LineLimits {
 [[nodiscard]] SparseFetch sparse_fetch(const RunOptions& options, const ModelBundle& model,
                                        const MemoryPlan& memory);
 
-
 }  // namespace triphase

@@ -11,8 +11,8 @@ namespace triphase {
 std::uint64_t touched_bytes(const AttentionOptions& options, const TouchedShape& shape,
                             std::int64_t context, std::int64_t attended) {
   const std::int64_t row = shape.head_dim * shape.element_bytes;  // one key or value
-  std::int64_t per_head = 2 * attended * row;  // of a KV head
-  std::int64_t shared = 0;                     // of all KV heads together
+  std::int64_t per_head = 2 * attended * row;                     // of a KV head
+  std::int64_t shared = 0;                                        // of all KV heads together
   switch (options.kind) {
     case AttentionKind::kSparq:
       // Without K^T the channels lie scattered over whole keys.

@@ -101,9 +101,82 @@ class ScoreTest(unittest.TestCase):
         summary = json.loads((self.folder / "out.jsonl.summary.json").read_text())
         self.assertGreater(summary["requests"]["resumed"], 0)
 
+    def retrieval_requests(self, samples=6, passage=320, cue=32, answer=24):
+        """A passage of text, its beginning again, and as continuation how it goes on: only the context knows it."""
+        text = "".join((ROOT / "docs" / name).read_text() for name in ("prompts.md", "eval.md"))
+        self.score(model=SHIPPED, text=json.dumps({"text": text}) + "\n", output="ids.jsonl")
+        ids = self.records((self.folder / "ids.jsonl").read_text())[0]["tokens"]
+        lines = []
+        for sample in range(samples):
+            chunk = ids[sample * passage:(sample + 1) * passage]
+            again = 40 + 30 * sample
+            lines.append({"id": sample, "context_tokens": [1, *chunk, *chunk[again:again + cue]],
+                          "continuation_tokens": chunk[again + cue:again + cue + answer]})
+        return "".join(json.dumps(line) + "\n" for line in lines), answer
+
+    def test_a_method_that_forgets_the_passage_scores_worse(self):
+        text, answer = self.retrieval_requests()
+
+        def scores(*extra):
+            return [record["logprob"] / answer
+                    for record in self.records(self.score("--overwrite", *extra, model=SHIPPED, text=text))]
+
+        dense = scores()
+        local = scores("--attention=local", "--kv-sparsity=0.95")
+        sparq = scores("--attention=sparq", "--kv-sparsity=0.875")
+        whole = scores("--attention=local", "--kv-sparsity=0")
+        # The model finds the passage; guessing would cost ln(2048) = 7.6 nats per token.
+        self.assertGreater(sum(dense) / len(dense), -2.0)
+        for here, without in zip(dense, local):
+            self.assertLess(without, here - 1.0)
+        self.assertLess(sum(local) / len(local), sum(dense) / len(dense) - 3.0)
+        for here, chosen in zip(dense, sparq):
+            self.assertLess(abs(chosen - here), 0.3)
+        # The decode path itself costs nothing.
+        self.assertEqual(whole, dense)
+
+    def test_a_method_scores_as_eval_does(self):
+        """One window of eval's perplexity, its dense prefix as context."""
+        method = ("--attention=swa", "--kv-sparsity=0.8")
+        text = (ROOT / "docs" / "scoring.md").read_text()[:600]
+        (self.folder / "text.txt").write_text(text, encoding="utf-8")
+        row = json.loads(subprocess.run(
+            [PROGRAM, "eval", "--model", SHIPPED, "--task", "perplexity", "--data", "text.txt", "--window", "1024",
+             "--prefill-len", "50", "--format", "json", *method],
+            cwd=self.folder, check=True, capture_output=True, text=True).stdout)[0]
+        self.assertEqual(row["windows"], 1)
+        ids = [1, *self.records(self.score(model=SHIPPED, text=json.dumps({"text": text}) + "\n"))[0]["tokens"]]
+        line = json.dumps({"context_tokens": ids[:51], "continuation_tokens": ids[51:]}) + "\n"
+        scored = self.records(self.score("--overwrite", *method, model=SHIPPED, text=line))[0]
+        self.assertEqual(len(scored["tokens"]), row["tokens"])
+        self.assertAlmostEqual(-scored["logprob"] / row["tokens"], row["nats_per_token"], places=6)
+        dense = self.records(self.score("--overwrite", model=SHIPPED, text=line))[0]
+        self.assertNotEqual(dense["logprob"], scored["logprob"])
+
+    def test_a_method_scores_the_same_wherever_kv_lives(self):
+        """Batches, KV on the host, lines that make room and are computed again: the same bytes."""
+        method = ("--attention=swa", "--kv-sparsity=0.8", "--kv-block=8")
+        retrieval = [json.loads(line) for line in self.retrieval_requests(samples=3, passage=160)[0].splitlines()]
+        texts = [{"text_tokens": line["context_tokens"][at:at + 110]} for line in retrieval for at in (1, 40)]
+        text = "".join(json.dumps(line) + "\n" for line in texts + retrieval)
+        whole = self.score("--overwrite", *method, model=SHIPPED, text=text)
+
+        def same(*extra):
+            self.assertEqual(self.score("--overwrite", *method, *extra, model=SHIPPED), whole, extra)
+            return json.loads((self.folder / "out.jsonl.summary.json").read_text())
+
+        same("--batch-size=2", "--prefill-chunk=40", "--policy=device-only")
+        self.assertGreater(same("--device-kv-memory=4M")["placement"]["phases"][1]["steps"], 0)
+        self.assertGreater(same("--policy=flexgen", "--policy-option=kv-share=0", "--policy-option=weight-share=0",
+                                "--device-memory=24M")["moved_bytes"]["to_host"], 0)
+        for preemption in ("swap", "recompute"):
+            summary = same("--policy=vllm", f"--policy-option=preemption={preemption}", "--device-kv-memory=3M")
+            self.assertGreater(summary["placement"]["preemptions"], 0, preemption)
+
     def test_another_job_is_refused(self):
         self.score(text=id_requests(4))
         self.assertIn("E-IN-MANIFEST", self.score("--token-logprobs", code=4))
+        self.assertIn("E-IN-MANIFEST", self.score("--attention=local", code=4))
         run = subprocess.run([PROGRAM, "run", "--model", "model", "--prompts", "in.jsonl", "--output", "out.jsonl"],
                              cwd=self.folder, capture_output=True, check=False)
         self.assertEqual(run.returncode, 4)

@@ -62,6 +62,14 @@ def main():
         close("accuracy, harness and eval", choice["acc"], row["accuracy"], 1e-12)
         close("normalized accuracy", choice["acc_norm"], row["accuracy_norm"], 1e-12)
         close("its standard error", choice["acc_stderr"], row["accuracy_stderr"], 1e-7)
+        method = "attention=local,kv_sparsity=0.95"
+        local = harness(options.python, [str(ROOT / "tools" / "lm_eval_triphase.py")], folder, "triphase_local",
+                        "--model", "triphase", "--model_args", f"model={MODEL},program={program},{method}")
+        sparse = json.loads(subprocess.run(
+            [program, "eval", "--model", MODEL, "--task", "choice", "--data", questions, "--format", "json",
+             "--attention", "local", "--kv-sparsity", "0.95"], check=True, capture_output=True, text=True).stdout)[0]
+        for metric, name in (("acc", "accuracy"), ("acc_norm", "accuracy_norm")):
+            close(f"{name} under local attention", local["triphase_local"][metric], sparse[name], 1e-12)
         if not 0.5 < choice["acc"] <= 1.0:
             raise SystemExit("FAILED: no better than a guess")
         if not 1.0 < ours["triphase_rolling"]["byte_perplexity"] < 256.0:

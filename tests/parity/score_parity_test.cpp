@@ -1,4 +1,4 @@
-// Log-probabilities of the scorer beside those that follow from transformers' float64 logits, on
+// Log-probabilities of given tokens beside those that follow from transformers' float64 logits, on
 // every checkpoint of tests/fixtures/parity. A log-probability is a difference of a logit and a
 // log-sum-exp, so its error is at most twice a logit's: 1e-4 of the row's range (parity_test.cpp).
 
@@ -7,8 +7,8 @@
 #include <algorithm>
 #include <cmath>
 
+#include "runtime/engine/engine.h"
 #include "runtime/engine/loaded_model.h"
-#include "runtime/engine/scorer.h"
 #include "tests/parity/fixture.h"
 
 namespace triphase::parity {
@@ -19,6 +19,7 @@ class ScoreParity : public testing::TestWithParam<std::string> {};
 TEST_P(ScoreParity, MatchesTheFloat64LogSoftmax) {
   const Fixture fixture = read_fixture(GetParam());
   RunOptions options;
+  options.job = JobKind::kScore;
   options.model = fixture.directory;
   options.kv_dtype = DType::kF32;
   options.device_memory = std::uint64_t{256} << 20;
@@ -28,10 +29,11 @@ TEST_P(ScoreParity, MatchesTheFloat64LogSoftmax) {
   Progress progress(log, ProgressMode::kOff);
   const auto backend = Backend::open("cpu", 1);
   const ModelBundle bundle = open_model(options);
-  const RunPlan plan = plan_run(options, bundle, backend->machine(), LogitRows::kAll);
+  const RunPlan plan = plan_run(options, bundle, backend->machine());
   LoadedModel model(bundle, options, plan, *backend, progress, log);
-  Scorer scorer({plan.memory.batch_size, plan.prefill_chunk}, model.decoder, model.kv,
-                backend->threads(), backend->stream());
+  const PromptPreparer preparer(bundle.config, nullptr, {});
+  Engine engine({plan.memory.batch_size, plan.prefill_chunk}, *plan.policy, model.decoder, model.kv,
+                preparer, nullptr, backend->threads(), backend->stream());
   std::size_t compared = 0;
   for (const ExpectedLogits& prompt : fixture.prompts) {
     const auto size = static_cast<std::int64_t>(prompt.tokens.size());
@@ -40,8 +42,8 @@ TEST_P(ScoreParity, MatchesTheFloat64LogSoftmax) {
     // The reference computed the last token too; where RoPE's base depends on the length
     // (dynamic scaling), one more token makes both see the same prompt.
     task.tokens.push_back(0);
-    const ScoredTask scored = scorer.score_all({task}).front();
-    ASSERT_TRUE(scored.finite);
+    const Completion scored = engine.run_all(std::vector{task}).front();
+    ASSERT_FALSE(scored.error);
     for (std::size_t row = 0; row < prompt.positions.size(); ++row) {
       const auto position = static_cast<std::size_t>(prompt.positions[row]);
       const std::span<const double> logits = prompt.row(row);

@@ -89,8 +89,9 @@ class TinyModel {
              .key_column_run_bytes = 16 * options.block_tokens},
             pool_, &host_pool_, &transfers_),
         model_(config_, *weights_, backend_->ops(), backend_->threads().threads(),
-               {options.batch_size + options.prefill_chunk, options.batch_size, options.batch_size,
-                config_.max_positions, options.attention.kind != AttentionKind::kDense,
+               {options.batch_size + options.prefill_chunk, options.batch_size,
+                options.batch_size + options.prefill_chunk, config_.max_positions,
+                options.attention.kind != AttentionKind::kDense,
                 options.input_tokens > 0 ? options.block_tokens : 0},
                pool_, &transfers_),
         preparer_(config_, nullptr,
@@ -110,6 +111,7 @@ class TinyModel {
     engine_.placement().set_checking(true);
   }
 
+  // With room for logits of every row, as scores of prompts want them.
   Engine& engine() { return engine_; }
   KvStore& kv() { return kv_; }
   DecoderModel& model() { return model_; }

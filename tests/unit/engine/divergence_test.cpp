@@ -7,9 +7,11 @@
 #include <gtest/gtest.h>
 
 #include <cmath>
+#include <map>
+#include <mutex>
 
 #include "base/error.h"
-#include "tests/support/scoring_rig.h"
+#include "tests/support/tiny_model.h"
 
 namespace triphase {
 namespace {
@@ -53,8 +55,7 @@ TEST(LogitsReference, MeansAreOverTokensAndErrorsOverPrompts) {
   EXPECT_DOUBLE_EQ(found.agreement_stderr, 0.5);
 }
 
-TEST(LogitsReference, TheScorerGivesEveryScoredRowOnce) {
-  ScoringRig rig(2);
+TEST(LogitsReference, TheEngineGivesEveryScoredRowOnce) {
   std::vector<ScoreTask> tasks(3);
   for (std::size_t at = 0; at < tasks.size(); ++at) {
     for (std::size_t i = 0; i < 12 + 5 * at; ++i) {
@@ -62,24 +63,28 @@ TEST(LogitsReference, TheScorerGivesEveryScoredRowOnce) {
     }
     tasks[at].first_scored = 4;
     tasks[at].prefill_tokens = 3;
-    tasks[at].key = 100 + at;  // not the place in the list
   }
-  LogitsReference reference(tasks, rig.config().vocab_size);
-  Scorer::Options options = rig.options();
+  LogitsReference reference(tasks, tiny_config().vocab_size);
+  std::mutex mutex;
+  std::map<std::pair<std::uint64_t, std::size_t>, double> rows;
   const auto score = [&](const std::function<void(const ScoredRow&)>& on_row) {
-    options.on_row = on_row;
-    Scorer scorer(options, rig.model(), rig.kv(), rig.backend().threads(), rig.backend().stream());
-    return scorer.score_all(tasks);
+    TinyModel model({.threads = 2});
+    model.engine().set_row_observer(on_row);
+    return model.engine().run_all(tasks);
   };
   (void)score([&](const ScoredRow& row) { reference.keep(row); });
   const auto scored = score([&](const ScoredRow& row) {
-    // The row is the one that its score says.
     TokenScore own;
-    const TokenId token = tasks[row.key].tokens[4 + row.score];
+    const TokenId token = tasks[row.index].tokens[4 + row.score];
     EXPECT_TRUE(score_token(row.logits, token, own));
+    const std::lock_guard lock(mutex);
+    EXPECT_TRUE(rows.emplace(std::pair(row.index, row.score), own.logprob).second);
     reference.compare(row);
   });
-  EXPECT_EQ(scored[2].key, 102U);
+  ASSERT_EQ(rows.size(), 8U + 13U + 18U);
+  // The row is the one that its score says.
+  for (const auto& [at, logprob] : rows)
+    EXPECT_EQ(scored[at.first].scores[at.second].logprob, logprob);
   const Divergence found = reference.take_divergence();
   EXPECT_EQ(found.tokens, 8 + 13 + 18);
   EXPECT_EQ(found.kl, 0.0);

@@ -155,7 +155,7 @@ class FixedContextTest : public ::testing::Test {
     options_.threads = threads;
     model_ = open_model(options_);
     backend_ = Backend::open("cpu", threads);
-    const RunPlan plan = plan_run(options_, model_, backend_->machine(), LogitRows::kLast);
+    const RunPlan plan = plan_run(options_, model_, backend_->machine());
     Log quiet({.verbosity = -1});
     Progress progress(quiet, ProgressMode::kOff);
     LoadedModel loaded(model_, options_, plan, *backend_, progress, quiet);
@@ -224,7 +224,7 @@ TEST_F(FixedContextTest, MeansAreOfTheKeysThatTheModelAttends) {
   EXPECT_EQ(made.clusters.coarse.count, 5);
   // Once more, in one chunk.
   options_.prefill_chunk = kTokens;
-  const RunPlan plan = plan_run(options_, model_, backend_->machine(), LogitRows::kLast);
+  const RunPlan plan = plan_run(options_, model_, backend_->machine());
   Log quiet({.verbosity = -1});
   Progress progress(quiet, ProgressMode::kOff);
   LoadedModel loaded(model_, options_, plan, *backend_, progress, quiet);

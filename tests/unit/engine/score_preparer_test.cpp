@@ -92,6 +92,16 @@ TEST(ScorePreparer, SplitsWhereTheContextAloneEnds) {
   }
 }
 
+TEST(ScorePreparer, DecodedScoresComeAfterAPrefilledContext) {
+  Case test;
+  test.limits.decodes = true;
+  ASSERT_EQ(test.code(pair("ab", " cd")), "");
+  EXPECT_EQ(test.prepared.tasks[0].first_scored, 3);
+  EXPECT_EQ(test.prepared.tasks[0].prefill_tokens, 2);
+  ASSERT_EQ(test.code(text("0123456789")), "");
+  EXPECT_EQ(test.prepared.tasks[0].prefill_tokens, 0);
+}
+
 TEST(ScorePreparer, AnEmptyContextStartsWithBosOrEos) {
   Case test;
   ASSERT_EQ(test.code(pair("", "ab")), "");

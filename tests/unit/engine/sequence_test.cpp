@@ -3,6 +3,7 @@
 #include <gtest/gtest.h>
 
 #include <algorithm>
+#include <cmath>
 #include <limits>
 
 #include "tests/support/tiny_tokenizer.h"
@@ -98,6 +99,37 @@ TEST(Sequence, NonFiniteLogitsEndTheLineWithAnError) {
   sequence.sample_next(logits, scratch);
   ASSERT_TRUE(sequence.finished());
   EXPECT_EQ(sequence.take_completion().error->code, "E-NUM-LOGITS");
+}
+
+TEST(Sequence, GivenTokensAreScoredInAnyOrder) {
+  const ScoreTask task{.index = 7, .tokens = {1, 2, 3, 4}, .first_scored = 2, .prefill_tokens = 9};
+  Sequence sequence(task);
+  EXPECT_EQ(sequence.prompt_tokens(), 3);
+  EXPECT_EQ(sequence.given_tokens(), 3);
+  EXPECT_EQ(sequence.max_kv_tokens(), 3) << "the last token is never computed";
+  EXPECT_EQ(sequence.shareable_tokens().size(), 2U) << "the others' logits are wanted";
+  EXPECT_FALSE(sequence.wants_logits(0));
+  EXPECT_TRUE(sequence.wants_logits(1));
+  const std::vector<float> even(8, 1.0F);
+  std::vector<float> sure = even;
+  sure[5] = 1e4F;
+  sequence.score(2, sure);
+  sequence.score(1, even);
+  const Completion completion = sequence.take_completion();
+  EXPECT_EQ(completion.index, 7U);
+  ASSERT_EQ(completion.scores.size(), 2U);
+  EXPECT_DOUBLE_EQ(completion.scores[0].logprob, -std::log(8.0));
+  EXPECT_DOUBLE_EQ(completion.scores[1].logprob, 1.0 - 1e4);
+  EXPECT_EQ(completion.scores[1].best, 5);
+
+  Sequence broken(task);
+  broken.score(1, even);
+  broken.score(2, std::vector<float>{1.0F, std::numeric_limits<float>::infinity()});
+  EXPECT_EQ(broken.take_completion().error->code, "E-NUM-LOGITS");
+
+  Sequence decoded(ScoreTask{.tokens = {1, 2, 3}, .first_scored = 1, .prefill_tokens = 0});
+  EXPECT_EQ(decoded.prompt_tokens(), 1) << "a line begins with a prompt";
+  EXPECT_EQ(decoded.given_tokens(), 2);
 }
 
 TEST(Sequence, LogprobsComeWithEveryToken) {

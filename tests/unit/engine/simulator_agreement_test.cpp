@@ -366,9 +366,8 @@ TEST_P(SparseAgreement, MethodsChangeNoDecision) {
 // its lines are then no longer where the simulator thinks.
 std::vector<Case> sparse_cases() {
   std::vector<Case> all = cases();
-  std::erase_if(all, [](const Case& test) {
-    return test.name == "vllm_drop" || test.host_attention;
-  });
+  std::erase_if(all,
+                [](const Case& test) { return test.name == "vllm_drop" || test.host_attention; });
   return all;
 }
 

@@ -10,7 +10,7 @@
 #include "base/error.h"
 #include "base/json.h"
 #include "runtime/eval/generation_tasks.h"
-#include "tests/support/scoring_rig.h"
+#include "tests/support/tiny_model.h"
 #include "tests/support/tiny_tokenizer.h"
 
 namespace triphase::eval {
@@ -19,16 +19,15 @@ namespace {
 constexpr std::int64_t kWindow = 24;
 
 struct Fixture {
-  ScoringRig rig;
+  ModelConfig config = tiny_config();
+  TinyModel model{{}};
   ByteTokenizer tokenizer;
-  Scorer scorer =
-      Scorer(rig.options(), rig.model(), rig.kv(), rig.backend().threads(), rig.backend().stream());
   Setup setup;
 
   Fixture() {
-    setup.config = &rig.config();
+    setup.config = &config;
     setup.tokenizer = &tokenizer;
-    setup.scorer = &scorer;
+    setup.engine = &model.engine();
     setup.window = kWindow;
     setup.prefill_len = 7;
     setup.samples = 6;
@@ -39,7 +38,7 @@ struct Fixture {
   // Log-softmax in float64 of what the model says after tokens[..position], and its argmax.
   std::pair<std::vector<double>, TokenId> after(const std::vector<TokenId>& tokens,
                                                 std::size_t position) {
-    KvResidency& residency = rig.kv().residency();
+    KvResidency& residency = model.kv().residency();
     const auto size = static_cast<std::int64_t>(position) + 1;
     const std::vector<TokenId> head(tokens.begin(), tokens.begin() + size);
     const SequenceId id = residency.admit(head, size, 99).sequence;
@@ -49,13 +48,13 @@ struct Fixture {
       const std::vector<BatchSegment> segments = {
           {.sequence = id, .first_row = 0, .count = 1, .first_position = at}};
       const std::vector<std::int32_t> wanted = {0};
-      const ConstMatrix logits = rig.model().forward(
-          {std::span(head).subspan(static_cast<std::size_t>(at), 1), segments, wanted}, rig.kv(),
-          rig.backend().stream());
+      const ConstMatrix logits = model.model().forward(
+          {std::span(head).subspan(static_cast<std::size_t>(at), 1), segments, wanted}, model.kv(),
+          model.backend().stream());
       const auto* values = static_cast<const float*>(logits.data);
-      row.assign(values, values + rig.config().vocab_size);
+      row.assign(values, values + config.vocab_size);
     }
-    rig.kv().release(id);
+    model.kv().release(id);
     long double sum = 0.0L;
     for (const float logit : row) sum += std::exp(static_cast<long double>(logit));
     std::vector<double> logprobs;
@@ -133,7 +132,7 @@ TEST(Perplexity, EveryDefinitionAgainstFloat64) {
   EXPECT_NEAR(number(row, "kv_bytes_per_token"),
               10.0 * (2.0 * (8 + 23) * 8.0 + (8 + 11) * 2.0) / 36.0, 1e-9);
   // All scored tokens came from decode steps.
-  EXPECT_EQ(fixture.scorer.stats().decoded_tokens, fixture.scorer.stats().scored_tokens);
+  EXPECT_EQ(static_cast<double>(fixture.model.engine().stats().decoded_tokens), count);
 }
 
 TEST(Perplexity, ShortTextIsRefused) {
@@ -158,8 +157,8 @@ TEST(Repetition, CountsWhatGreedyDecodingContinues) {
   EXPECT_GE(number(row, "repetition"), 0.0);
   EXPECT_LE(number(row, "repetition"), 5.0);
   EXPECT_DOUBLE_EQ(number(row, "token_share"),
-                   number(row, "repetition") / 5.0);  // bytes are tokens
-  EXPECT_EQ(fixture.scorer.stats().decoded_tokens, fixture.scorer.stats().scored_tokens);
+                   number(row, "repetition") / 5.0);                  // bytes are tokens
+  EXPECT_EQ(fixture.model.engine().stats().decoded_tokens, 6U * 5U);  // all that was scored
   // The same seed draws the same samples.
   EXPECT_EQ(number(repetition(fixture.setup, options, text).front(), "repetition"),
             number(row, "repetition"));
@@ -188,8 +187,8 @@ TEST(Needle, HasARowForEveryCellAndOneForAll) {
 
 TEST(Choice, ComparesSumsRawAndPerCharacter) {
   Fixture fixture;
-  const ScorePreparer preparer(fixture.rig.config(), &fixture.tokenizer,
-                               {.context = 160, .kv_tokens = 160});
+  const ScorePreparer preparer(fixture.config, &fixture.tokenizer,
+                               {.context = 160, .kv_tokens = 160, .decodes = true});
   const auto score = [&](const std::string& context, const std::string& continuation) {
     const std::vector<TokenId> tokens = fixture.tokenizer.encode(context + " " + continuation, {});
     double sum = 0.0;
@@ -238,8 +237,8 @@ TEST(Choice, ComparesSumsRawAndPerCharacter) {
 
 TEST(Choice, EveryBadLineIsNamed) {
   Fixture fixture;
-  const ScorePreparer preparer(fixture.rig.config(), &fixture.tokenizer,
-                               {.context = 160, .kv_tokens = 160});
+  const ScorePreparer preparer(fixture.config, &fixture.tokenizer,
+                               {.context = 160, .kv_tokens = 160, .decodes = true});
   const std::string good = R"({"context": "a", "choices": ["b", "c"], "answer": 0})";
   for (const std::string& line : std::vector<std::string>{
            "{", "[]", R"({"context": "a", "choices": ["b", "c"]})",
@@ -268,36 +267,29 @@ TEST(Choice, EveryBadLineIsNamed) {
 TEST(GenerationTasks, CompareGreedyTextsWithTheAnswers) {
   Fixture fixture;
   TinyModel tiny({});
-  const PromptPreparer preparer(fixture.rig.config(), &fixture.tokenizer,
+  const PromptPreparer preparer(fixture.config, &fixture.tokenizer,
                                 {.context = 160, .kv_tokens = 160});
   const DeviceOnlyPolicy policy;
-  const auto engine = [&] {
-    return std::make_unique<Engine>(EngineOptions{4, 16, 0}, policy, tiny.model(), tiny.kv(),
-                                    preparer, &fixture.tokenizer, tiny.backend().threads(),
-                                    tiny.backend().stream());
-  };
+  Engine engine({4, 16, 0}, policy, tiny.model(), tiny.kv(), preparer, &fixture.tokenizer,
+                tiny.backend().threads(), tiny.backend().stream());
+  fixture.setup.engine = &engine;
   // What the model says, first.
   Request request;
   request.text = "hello";
   request.sampling.max_tokens = 6;
-  auto first = engine();
-  first->submit(request);
-  std::string said;
-  while (first->in_flight() > 0) {
-    for (Completion& completion : first->step()) said = completion.text.value();
-  }
+  const std::string said = engine.run_all(std::vector{request}).front().text.value();
   const GenerationOptions options{.summarize = false, .max_tokens = 6, .stop = {}};
   const std::string lines = "{\"prompt\": \"hello\", \"answer\": [\"no\", " +
                             json_quote("  " + said + "\n") + "]}\n" +
                             "{\"prompt\": \"hello\", \"answer\": \"something else\"}\n";
-  const Row row = generate_and_compare(fixture.setup, options, *engine(), lines).front();
+  const Row row = generate_and_compare(fixture.setup, options, lines).front();
   EXPECT_EQ(number(row, "exact_match"), 0.5);
   EXPECT_EQ(number(row, "exact_match_stderr"), 0.5);
   for (const char* bad : {"{", "{\"prompt\": 1, \"answer\": \"a\"}", "{\"prompt\": \"a\"}",
                           "{\"prompt\": \"a\", \"answer\": [1]}", "",
                           "{\"prompt\": \"a\", "
                           "\"answer\": []}"}) {
-    EXPECT_THROW((void)generate_and_compare(fixture.setup, options, *engine(), bad), Error) << bad;
+    EXPECT_THROW((void)generate_and_compare(fixture.setup, options, bad), Error) << bad;
   }
 }
 

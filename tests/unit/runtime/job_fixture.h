@@ -138,7 +138,7 @@ inline Manifest test_manifest(const RunOptions& options, const PromptFileFacts& 
                             .tokenizer = "xxh3:4567",
                             .generation_config = "xxh3:89ab",
                             .weights = "xxh3:cdef"};
-  Manifest manifest = make_manifest(options, facts, model, "f32", 0);
+  Manifest manifest = make_manifest(options, facts, model, "fp32", 0);
   manifest.kernels = "scalar";
   return manifest;
 }

@@ -1,19 +1,20 @@
 // Teacher-forced scoring: never dependent on batch, chunk, sharing or the path a token takes.
 
-#include "runtime/engine/scorer.h"
-
 #include <gtest/gtest.h>
 
 #include <cmath>
 #include <random>
 
 #include "runtime/engine/score_engine.h"
-#include "tests/support/scoring_rig.h"
+#include "scheduler/placement/vllm_policy.h"
+#include "tests/support/tiny_model.h"
 
 namespace triphase {
 namespace {
 
-using Rig = ScoringRig;
+std::vector<Completion> score(const TinyModelOptions& options, std::vector<ScoreTask> tasks) {
+  return TinyModel(options).engine().run_all(std::move(tasks));
+}
 
 ScoreTask task(std::mt19937& random, std::size_t size, std::int64_t first_scored,
                std::int64_t prefill_tokens) {
@@ -31,12 +32,10 @@ std::vector<ScoreTask> mixed_tasks(std::int64_t prefill_tokens) {
   for (const std::size_t size : {2U, 3U, 17U, 40U, 41U, 90U, 161U, 33U, 64U}) {
     const auto half = static_cast<std::int64_t>(size / 2);
     tasks.push_back(task(random, size, std::max<std::int64_t>(half, 1), prefill_tokens));
-    tasks.back().key = size;
   }
   // A prefix that several tasks share, in whole blocks and not.
   for (const std::int64_t first : {20, 24, 30}) {
     ScoreTask shared = tasks[5];
-    shared.key = 1000 + static_cast<std::uint64_t>(first);
     shared.tokens.resize(50);
     shared.tokens.back() = static_cast<TokenId>(first);
     shared.first_scored = first;
@@ -45,11 +44,12 @@ std::vector<ScoreTask> mixed_tasks(std::int64_t prefill_tokens) {
   return tasks;
 }
 
-void expect_equal(const std::vector<ScoredTask>& a, const std::vector<ScoredTask>& b) {
+void expect_equal(const std::vector<Completion>& a, const std::vector<Completion>& b) {
   ASSERT_EQ(a.size(), b.size());
   for (std::size_t i = 0; i < a.size(); ++i) {
-    EXPECT_EQ(a[i].key, b[i].key);
-    EXPECT_TRUE(a[i].finite && b[i].finite);
+    EXPECT_EQ(a[i].index, b[i].index);
+    EXPECT_FALSE(a[i].error || b[i].error);
+    EXPECT_FALSE(a[i].scores.empty());
     ASSERT_EQ(a[i].scores.size(), b[i].scores.size()) << "task " << i;
     for (std::size_t at = 0; at < a[i].scores.size(); ++at) {
       // Bit for bit, so no tolerance.
@@ -59,60 +59,88 @@ void expect_equal(const std::vector<ScoredTask>& a, const std::vector<ScoredTask
   }
 }
 
-TEST(Scorer, DecodedScoresEqualPrefilledOnesBitForBit) {
-  Rig rig;
-  const auto prefilled = rig.score(mixed_tasks(10'000));
+TEST(Score, DecodedScoresEqualPrefilledOnesBitForBit) {
+  const auto prefilled = score({}, mixed_tasks(10'000));
   for (const std::int64_t prefill : {0, 1, 7, 20}) {
     SCOPED_TRACE(prefill);
-    Rig fresh;
-    expect_equal(prefilled, fresh.score(mixed_tasks(prefill)));
+    expect_equal(prefilled, score({}, mixed_tasks(prefill)));
   }
 }
 
-TEST(Scorer, NeighboursChunksAndThreadsChangeNothing) {
-  Rig rig;
-  const auto together = rig.score(mixed_tasks(12));
-  std::vector<ScoredTask> alone;
-  for (ScoreTask& one : mixed_tasks(12)) {
-    Rig single(1, 200, 1, 5);
-    alone.push_back(single.score({one}).front());
+TEST(Score, NeighboursChunksAndThreadsChangeNothing) {
+  const auto together = score({}, mixed_tasks(12));
+  std::vector<Completion> alone;
+  for (const ScoreTask& one : mixed_tasks(12)) {
+    alone.push_back(score({.batch_size = 1, .prefill_chunk = 5}, {one}).front());
+    alone.back().index = alone.size() - 1;
   }
   expect_equal(together, alone);
-  Rig threaded(3, 200, 7, 64);
-  expect_equal(together, threaded.score(mixed_tasks(12)));
+  expect_equal(together,
+               score({.batch_size = 7, .prefill_chunk = 64, .threads = 3}, mixed_tasks(12)));
 }
 
-TEST(Scorer, SharesEqualPrefixesButNotDecodedKv) {
+// Under a sparse method too, where what was decoded must be decoded again.
+TEST(Score, PreemptionChangesNothing) {
+  AttentionOptions sparse;
+  sparse.kind = AttentionKind::kSwa;
+  set_keep_ratio(sparse, 0.3);
+  std::vector<Completion> dense;
+  for (const AttentionOptions& attention : {AttentionOptions{}, sparse}) {
+    const auto roomy = score({.attention = attention}, mixed_tasks(12));
+    for (const bool drop : {true, false}) {
+      SCOPED_TRACE(testing::Message() << attention_name(attention.kind) << " drop " << drop);
+      const VllmOptions options{.preemption = drop ? SuspendMode::kDrop : SuspendMode::kSwap};
+      TinyModel tight({.kv_blocks = 22,
+                       .attention = attention,
+                       .host_blocks = drop ? 0 : 100,
+                       .staging_blocks = drop ? 0 : 40,
+                       .policy = std::make_shared<VllmPolicy>(options)});
+      expect_equal(roomy, tight.engine().run_all(mixed_tasks(12)));
+      const PlacementStats& stats = tight.engine().placement().stats();
+      EXPECT_GT(drop ? stats.drops : stats.swaps, 0U);
+    }
+    if (dense.empty()) {
+      dense = roomy;
+    } else {
+      EXPECT_NE(dense[5].scores[30].logprob, roomy[5].scores[30].logprob);
+    }
+  }
+}
+
+TEST(Score, SharesEqualPrefixesButNotDecodedKv) {
   std::mt19937 random(4);
   ScoreTask first = task(random, 60, 50, 1000);
   ScoreTask second = first;
   second.tokens.back() = first.tokens.back() == 1 ? 2 : 1;
-  Rig rig;
-  Scorer scorer = rig.scorer();
-  (void)scorer.score_all({first, second, first});
-  EXPECT_EQ(scorer.stats().shared_tokens, 2U * 48U);  // whole blocks of 8 below position 49
-  EXPECT_EQ(scorer.stats().scored_tokens, 30U);
+  TinyModel model({});
+  std::size_t scored = 0;
+  for (const Completion& one : model.engine().run_all(std::vector{first, second, first})) {
+    scored += one.scores.size();
+  }
+  // Whole blocks of 8 below position 49.
+  EXPECT_EQ(model.engine().stats().shared_prompt_tokens, 2U * 48U);
+  EXPECT_EQ(model.engine().stats().computed_prompt_tokens, 3U * 59U - 2U * 48U);
+  EXPECT_EQ(model.engine().stats().generated_tokens, 0U);
+  EXPECT_EQ(scored, 30U);
 
   // The same with a decode path from token 20 on: what was decoded is nobody else's.
   first.prefill_tokens = second.prefill_tokens = 20;
-  Rig decoding;
-  Scorer other = decoding.scorer();
-  (void)other.score_all({first, second});
-  EXPECT_EQ(other.stats().shared_tokens, 16U);
-  EXPECT_EQ(other.stats().decoded_tokens, 2U * 39U);
+  TinyModel decoding({});
+  (void)decoding.engine().run_all(std::vector{first, second});
+  EXPECT_EQ(decoding.engine().stats().shared_prompt_tokens, 16U);
+  EXPECT_EQ(decoding.engine().stats().decoded_tokens, 2U * 39U);
 }
 
-TEST(Scorer, TakesTheLongestContextAndLittleMemory) {
+TEST(Score, TakesTheLongestContextAndLittleMemory) {
   std::mt19937 random(5);
   const auto longest = static_cast<std::size_t>(tiny_config().max_positions) + 1;
-  Rig roomy;
-  Rig tight(1, 21);  // blocks of one longest sequence and one more
   std::vector<ScoreTask> tasks;
   for (int i = 0; i < 5; ++i) tasks.push_back(task(random, longest, 1 + i, 30));
-  expect_equal(roomy.score(tasks), tight.score(tasks));
+  // Blocks of one longest sequence and one more.
+  expect_equal(score({}, tasks), score({.kv_blocks = 21}, tasks));
 }
 
-TEST(Scorer, ScoreIsTheLogSoftmaxAndTiesGoToTheLowerId) {
+TEST(Score, ScoreIsTheLogSoftmaxAndTiesGoToTheLowerId) {
   const std::vector<float> logits = {1.0F, 3.0F, 3.0F, -2.0F};
   const double sum = std::exp(1.0) + 2.0 * std::exp(3.0) + std::exp(-2.0);
   for (TokenId token = 0; token < 4; ++token) {
@@ -145,11 +173,11 @@ Request rolling(std::uint64_t index, std::vector<TokenId> tokens) {
 TEST(ScoreEngine, ALongTextIsTheSumOfItsWindows) {
   std::mt19937 random(6);
   const ScoreTask text = task(random, 400, 1, 0);
-  Rig rig;
-  const ScorePreparer preparer(rig.config(), nullptr,
-                               {.context = rig.config().max_positions, .kv_tokens = 160});
-  ScoreEngine engine(rig.options(), true, rig.model(), rig.kv(), preparer, rig.backend().threads(),
-                     rig.backend().stream());
+  TinyModel model({});
+  const ModelConfig config = tiny_config();
+  const ScorePreparer preparer(config, nullptr,
+                               {.context = config.max_positions, .kv_tokens = 160});
+  ScoreEngine engine(model.engine(), preparer, /*token_logprobs=*/true);
   engine.submit(rolling(9, text.tokens));
   engine.submit(rolling(10, {300}));
   std::vector<Completion> done;
@@ -170,7 +198,7 @@ TEST(ScoreEngine, ALongTextIsTheSumOfItsWindows) {
     for (std::size_t i = begin; i < std::min<std::size_t>(begin + 160, 400); ++i) {
       window.tokens.push_back(text.tokens[i]);
     }
-    const ScoredTask scored = rig.score({window}).front();
+    const Completion scored = score({}, {window}).front();
     for (const TokenScore& token : scored.scores) {
       sum += token.logprob;
       ASSERT_EQ(done[1].score->token_logprobs[at++], token.logprob);
