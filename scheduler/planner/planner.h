@@ -37,6 +37,7 @@ struct PlanRequest {
 struct ScheduleChoice {
   PhaseSchedule schedule;
   double decode_seconds = 0.0;
+  std::int64_t evaluations = 0;  // shares tried
 };
 [[nodiscard]] std::optional<ScheduleChoice> search_schedule(const StepModel& steps,
                                                             const PlanOptions& options);

@@ -161,6 +161,7 @@ class Search {
   }
 
   void consider(const AwayRule& rule, double beta, std::int64_t fixed_p1) {
+    ++evaluations_;
     const Switches switches = best_switches(rule, beta, fixed_p1);
     if (switches.seconds >= best_seconds_) return;
     best_seconds_ = switches.seconds;
@@ -311,7 +312,7 @@ class Search {
 
   [[nodiscard]] std::optional<ScheduleChoice> result() const {
     if (best_seconds_ == kInfinite) return std::nullopt;
-    return ScheduleChoice{best_, best_seconds_};
+    return ScheduleChoice{best_, best_seconds_, evaluations_};
   }
 
   const StepModel& steps_;
@@ -321,6 +322,7 @@ class Search {
   std::map<std::tuple<double, std::int64_t, std::int64_t, std::int64_t>, Tail> phase_two_;
   PhaseSchedule best_;
   double best_seconds_ = kInfinite;
+  std::int64_t evaluations_ = 0;
 };
 
 }  // namespace

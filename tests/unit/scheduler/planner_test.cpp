@@ -100,7 +100,6 @@ Setting random_setting(std::mt19937& random) {
   ModelCosts model{.layers = pick(2, 6), .hidden = 64 * pick(2, 8)};
   model.ffn = 4 * model.hidden;
   model.q_width = model.kv_width = model.hidden;
-  model.head_dim = 64;
   model.vocab = 1000;
   model.layer_matmul = static_cast<double>(12 * model.hidden * model.hidden);
   model.layer_weights = static_cast<std::uint64_t>(2.0 * model.layer_matmul);

@@ -9,6 +9,8 @@
 #include "scheduler/placement/device_only_policy.h"
 #include "scheduler/placement/flexgen_policy.h"
 #include "scheduler/placement/triphase_policy.h"
+#include "scheduler/placement/vllm_policy.h"
+#include "scheduler/placement/zero_policy.h"
 #include "scheduler/simulator/simulation_policies.h"
 
 namespace triphase {
