@@ -32,18 +32,21 @@ struct ChannelQuery {
   float* starts;  // INT8: per head, minus the sum of q lambda zero
 };
 
-// Values of the chosen channels: the i-th one of token t is data[channels[i] * stride + t].
+// Values of the chosen channels: the i-th one of token t is data[c * stride + t], with c =
+// channels[i], or c = i where the chosen channels lie side by side.
 template <class T>
 struct Columns {
   const T* data;
-  const std::int32_t* channels;
+  const std::int32_t* channels;  // null: side by side
   std::int64_t stride;
   // Not null: columns of the tokens that come after these, asked for on the way. Memory answers
   // sooner than to the same requests all at once.
   const T* ahead = nullptr;
   std::int64_t ahead_stride = 0;
 
-  [[nodiscard]] const T* column(std::int64_t i) const { return data + channels[i] * stride; }
+  [[nodiscard]] const T* column(std::int64_t i) const {
+    return data + (channels == nullptr ? i : channels[i]) * stride;
+  }
 };
 
 // Scores of `kVectors` vectors of tokens for `kHeads` heads; the last vector holds `last` tokens.

@@ -99,6 +99,7 @@ class H2o final : public AttentionMethod {
         std::lower_bound(kept.tokens.begin(), kept.tokens.end(), static_cast<std::int32_t>(recent));
     const IndexRange forced{first - kept.tokens.begin(),
                             static_cast<std::int64_t>(kept.tokens.size())};
+    chosen_.clear();
     choose_top(kept.sums, std::max<std::int64_t>(0, count - (forced.end - forced.begin)),
                {&forced, 1}, scratch_, chosen_);
     for (std::size_t i = 0; i < chosen_.size(); ++i) {

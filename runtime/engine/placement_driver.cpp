@@ -337,9 +337,9 @@ void PlacementDriver::apply(const Suspend& action, const Lines& lines) {
     kv_->release(entry->id);
     model_->end_sequence(entry->id);
     stats_.recomputed_tokens += static_cast<std::uint64_t>(entry->computed);
-    entry->computed = 0;
     // What was decoded under a sparse method must be decoded again, step by step.
     if (model_->attention() == nullptr) entry->prefill_what_there_is();
+    entry->computed = 0;
     entry->phase.now = Phase::kOne;
     ++stats_.drops;
   }
