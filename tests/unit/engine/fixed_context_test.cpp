@@ -429,8 +429,8 @@ TEST_F(FixedContextTest, ThresholdsOfQueryHeadsAreOfKvHeadsOnlyWhereEachHasOne) 
         text.replace(text.find(seed), seed.size(), "\"scope\": \"" + scope + "\", " + seed));
     return read_error();
   };
-  ASSERT_GT(model_.config.heads, model_.config.kv_heads);
   (void)write_fixed_context(system_file_ops(), folder_.string(), build(kSmall));
+  ASSERT_GT(model_.config.heads, model_.config.kv_heads);
   EXPECT_EQ(read_with_scope("kv_head"), "");
   (void)write_fixed_context(system_file_ops(), folder_.string(), build(kSmall));
   const std::string refused = read_with_scope("query_head");
