@@ -191,8 +191,7 @@ class GatherWalk {
     if (head >= shape_.group || channel >= shape_.head_dim) return 0.0F;
     const std::int64_t at =
         sequence_ * shape_.q_stride +
-        static_cast<std::int64_t>(row_ % shape_.kv_heads * shape_.group + head) * shape_.head_dim +
-        channel;
+        static_cast<std::int64_t>(head_ * shape_.group + head) * shape_.head_dim + channel;
     float value = 0.0F;
     if (shape_.q_dtype == DType::kF32) {
       value = static_cast<const float*>(shape_.q)[at];

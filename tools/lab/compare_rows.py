@@ -227,7 +227,7 @@ def jobs():
     yield Row("shards/missing", (*parts[:2], "merge part0.jsonl part1.jsonl --output merged.jsonl"), ends=4)
     yield Row("dry-run", (f"{run} {small} --dry-run --profile t4",))
     yield Row("dry-run/too-small", (f"{run} --device-memory 1MiB --dry-run",), ends=5)
-    score = "score --model $gqa --requests $in/score.jsonl --output out.jsonl --threads 1 --progress off"
+    score = "score --model $gqa --requests $in/score.jsonl --output out.jsonl --threads 1 --progress off --policy device-only"
     yield Row("score", (f"{score} --token-logprobs",), ends=1)
     yield Row("score/int8", (f"{score} --batch-size 2 --kv-dtype int8 --order completed",), ends=1)
     data = "eval --model $mha --data $in/text.txt --format json --threads 1 --progress off"
@@ -285,8 +285,7 @@ def wrong():
         ("shard", f"{run} --shard 3/3", 2), ("quiet-and-verbose", f"{run} --quiet --verbose", 2),
         ("no-prompts", run.replace("grid", "nothing"), 4), ("no-such-model", run.replace("$mha", "$in"), 3),
         ("output-is-input", run.replace("--output out.jsonl", "--output $in/grid.jsonl"), 2),
-        ("plan-file", f"{run} --plan $in/grid.jsonl", 4), ("score-sparse", "score --model $mha --requests "
-         "$in/score.jsonl --output out.jsonl --attention swa", 2), ("task", "eval --model $mha --data x --task y", 2),
+        ("plan-file", f"{run} --plan $in/grid.jsonl", 4), ("task", "eval --model $mha --data x --task y", 2),
     ):  # fmt: skip
         yield Row(f"wrong/{name}", (command,), ends=ends)
 
