@@ -15,7 +15,7 @@ BELOW_RUNTIME = BELOW_MODELS | {"models", "models/config", "scheduler"}
 ALLOWED = {
     "base": set(),
     "scheduler/attention": {"base"},
-    "scheduler": {"base", "scheduler/attention", "models/config"},
+    "scheduler": {"base", "scheduler/attention"},
     "kernels": {"base"},
     "memory": BELOW_MEMORY,
     "models/config": {"base"},

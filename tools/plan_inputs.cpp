@@ -6,6 +6,7 @@
 
 #include "base/error.h"
 #include "runtime/engine/model_bundle.h"
+#include "runtime/plan/config_costs.h"
 #include "runtime/plan/open_profile.h"
 #include "tools/commands.h"
 

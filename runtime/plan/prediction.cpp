@@ -4,6 +4,7 @@
 
 #include <algorithm>
 
+#include "runtime/plan/config_costs.h"
 #include "runtime/plan/workload.h"
 #include "scheduler/cost/step_cost.h"
 #include "scheduler/simulator/simulator.h"

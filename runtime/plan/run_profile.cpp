@@ -6,6 +6,8 @@
 #include <cstdlib>
 #include <filesystem>
 
+#include "runtime/plan/config_costs.h"
+
 #define XXH_INLINE_ALL
 #include <xxhash.h>
 

@@ -4,6 +4,8 @@
 
 #include <algorithm>
 
+#include "runtime/plan/config_costs.h"
+
 #define XXH_INLINE_ALL
 #include <xxhash.h>
 

@@ -1,13 +1,12 @@
 #pragma once
 
-// Bytes and operations of a model's parts, from its config alone: what planner, simulator and
-// derived profiles count with. PURE. Sizes in bytes.
+// Bytes and operations of a model's parts: all that planner, simulator and derived profiles know of
+// a model (runtime/plan/config_costs.h makes it of a config). PURE. Sizes in bytes.
 
 #include <cstdint>
 #include <vector>
 
 #include "base/dtype.h"
-#include "models/config/model_config.h"
 
 namespace triphase {
 
@@ -28,9 +27,6 @@ struct ModelCosts {
     return layer_weights * static_cast<std::uint64_t>(layers) + other_weights;
   }
 };
-
-// Weights of `dtype`. Throws E-CFG-LIMIT when sizes do not fit 64 bits.
-[[nodiscard]] ModelCosts model_costs(const ModelConfig& config, DType dtype);
 
 // K and V of one token in one layer. INT8 adds its scales and zero points: 2 x 2 bytes for K and V
 // of each channel in every block of tokens.

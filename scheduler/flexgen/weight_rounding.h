@@ -9,15 +9,10 @@
 #include <span>
 #include <vector>
 
-#include "models/config/model_config.h"
-
 namespace triphase::flexgen {
 
-using Module = std::vector<double>;  // elements of its tensors, in order
-
-// The two modules of a decoder layer, attention and MLP: matrices in the order of their use, each
-// followed by its bias, then the norm. Layers are alike.
-[[nodiscard]] std::vector<Module> layer_modules(const ModelConfig& config);
+// Elements of a module's tensors, in the order of their use.
+using Module = std::vector<double>;
 
 // The share of the modules' elements that is then on the device. `asked`: 0 to 1; it is held as it
 // is where no module is known.

@@ -8,6 +8,7 @@
 #include <sstream>
 
 #include "base/samples.h"
+#include "runtime/plan/config_costs.h"
 #include "runtime/plan/profile_file.h"
 #include "scheduler/cost/step_cost.h"
 #include "scheduler/planner/planner.h"

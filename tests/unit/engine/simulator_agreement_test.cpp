@@ -9,6 +9,7 @@
 #include <string>
 #include <vector>
 
+#include "runtime/plan/config_costs.h"
 #include "scheduler/cost/hardware_spec.h"
 #include "scheduler/placement/accelerate_policy.h"
 #include "scheduler/placement/flexgen_policy.h"

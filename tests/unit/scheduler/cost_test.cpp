@@ -6,6 +6,7 @@
 #include <sstream>
 
 #include "base/error.h"
+#include "runtime/plan/config_costs.h"
 #include "runtime/plan/profile_file.h"
 #include "scheduler/cost/hardware_spec.h"
 #include "scheduler/cost/step_cost.h"

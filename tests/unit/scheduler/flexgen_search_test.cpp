@@ -6,6 +6,7 @@
 #include <cmath>
 #include <random>
 
+#include "runtime/plan/config_costs.h"
 #include "scheduler/flexgen/policy_search.h"
 #include "scheduler/flexgen/weight_rounding.h"
 

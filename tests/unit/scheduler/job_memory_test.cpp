@@ -5,6 +5,7 @@
 
 #include "base/error.h"
 #include "models/config/model_config.h"
+#include "runtime/plan/config_costs.h"
 
 namespace triphase {
 namespace {

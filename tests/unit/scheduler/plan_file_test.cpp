@@ -8,6 +8,7 @@
 #include <sstream>
 
 #include "base/error.h"
+#include "runtime/plan/config_costs.h"
 #include "scheduler/cost/hardware_spec.h"
 #include "scheduler/planner/planner.h"
 #include "tests/unit/runtime/json_schema.h"

@@ -8,6 +8,7 @@
 #include <random>
 
 #include "base/error.h"
+#include "runtime/plan/config_costs.h"
 #include "scheduler/cost/hardware_spec.h"
 
 namespace triphase {

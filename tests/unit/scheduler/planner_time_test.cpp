@@ -6,6 +6,7 @@
 #include <ctime>
 #include <utility>
 
+#include "runtime/plan/config_costs.h"
 #include "scheduler/cost/hardware_spec.h"
 #include "scheduler/planner/planner.h"
 

@@ -5,6 +5,7 @@
 
 #include <random>
 
+#include "runtime/plan/config_costs.h"
 #include "scheduler/cost/hardware_spec.h"
 #include "scheduler/placement/device_only_policy.h"
 #include "scheduler/placement/flexgen_policy.h"
