@@ -150,7 +150,8 @@ constexpr OptionSpec kMachineOptions[] = {
     {"Machine", "attention", 0, kChoice, "dense",
      "dense|local|strided|swa|sparq|squeezed|h2o|lm-infinite|topk|quest", 0, 0, false, false,
      "Which tokens decoding touches; prompts are dense but under squeezed, which needs "
-     "--fixed-context."},
+     "--fixed-context. swa, local, lm-infinite and h2o cannot look back at tokens that they "
+     "have left out: questions about them go wrong."},
     {"Machine", "attention-option", 0, kText, "", "NAME=VALUE", 0, 0, true, false,
      "Option of the attention method, such as sparq.rank=32; a wrong name lists them."},
     {"Machine", "kv-sparsity", 0, kText, "", "X|auto", 0, 0, false, false,
