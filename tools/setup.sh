@@ -4,7 +4,7 @@
 #   --checks  also the tools of the style checks and fuzzers (clang-format, clang-tidy, libFuzzer)
 set -euo pipefail
 
-packages=(g++ cmake ninja-build pkg-config git ca-certificates python3 ccache patchelf
+packages=(g++ cmake ninja-build pkg-config git ca-certificates python3 python3-jinja2 ccache patchelf
   coinor-libclp-dev libboost-program-options-dev libfmt-dev libgtest-dev libgmock-dev libhwy-dev
   libpcre2-dev libsentencepiece-dev libutf8proc-dev libxxhash-dev nlohmann-json3-dev zlib1g-dev)
 if [ "${1:-}" = "--checks" ]; then
