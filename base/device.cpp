@@ -18,7 +18,7 @@ std::string_view memory_tag_name(MemoryTag tag) {
       return "layer-inputs";
     case MemoryTag::kSelection:
       return "selection";
-    case MemoryTag::kKeyColumns:
+    case MemoryTag::kTransposedK:
       return "kt";
   }
   return "unknown";

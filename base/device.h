@@ -19,9 +19,9 @@ enum class MemoryTag : std::uint8_t {
   kActivations,
   kStaging,
   kWorkspace,
-  kInputs,      // saved layer inputs
-  kSelection,   // what attention methods keep to choose tokens by
-  kKeyColumns,  // K^T
+  kInputs,       // saved layer inputs
+  kSelection,    // what attention methods keep to choose tokens by
+  kTransposedK,  // K^T
 };
 inline constexpr int kMemoryTags = 8;
 [[nodiscard]] std::string_view memory_tag_name(MemoryTag tag);

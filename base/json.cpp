@@ -185,48 +185,46 @@ Json parse_json_file(std::string_view text, std::string_view file, ErrorRole rol
       .expected(problem.expected);
 }
 
-std::string json_quote(std::string_view text) {
-  std::string out = "\"";
+void append_json_quoted(std::string& out, std::string_view text) {
+  out += '"';
+  std::size_t plain = 0;  // where the bytes begin that go through as they are
   std::size_t position = 0;
+  const auto replace = [&](std::string_view with, std::size_t bytes) {
+    out.append(text.substr(plain, position - plain)).append(with);
+    position += bytes;
+    plain = position;
+  };
   while (position < text.size()) {
     const auto byte = static_cast<unsigned char>(text[position]);
     if (byte >= 0x80) {
       const std::size_t length = utf8_sequence_length(text, position);
       if (length == 0) {
-        out += "\xEF\xBF\xBD";
-        position += 1;
+        replace("\xEF\xBF\xBD", 1);
       } else {
-        out.append(text.substr(position, length));
         position += length;
       }
-      continue;
+    } else if (byte == '"') {
+      replace("\\\"", 1);
+    } else if (byte == '\\') {
+      replace("\\\\", 1);
+    } else if (byte == '\n') {
+      replace("\\n", 1);
+    } else if (byte == '\r') {
+      replace("\\r", 1);
+    } else if (byte == '\t') {
+      replace("\\t", 1);
+    } else if (byte < 0x20 || byte == 0x7F) {
+      replace(fmt::format("\\u{:04x}", byte), 1);
+    } else {
+      ++position;
     }
-    switch (byte) {
-      case '"':
-        out += "\\\"";
-        break;
-      case '\\':
-        out += "\\\\";
-        break;
-      case '\n':
-        out += "\\n";
-        break;
-      case '\r':
-        out += "\\r";
-        break;
-      case '\t':
-        out += "\\t";
-        break;
-      default:
-        if (byte < 0x20 || byte == 0x7F) {
-          out += fmt::format("\\u{:04x}", byte);
-        } else {
-          out.push_back(static_cast<char>(byte));
-        }
-    }
-    ++position;
   }
-  out.push_back('"');
+  out.append(text.substr(plain)) += '"';
+}
+
+std::string json_quote(std::string_view text) {
+  std::string out;
+  append_json_quoted(out, text);
   return out;
 }
 

@@ -84,8 +84,9 @@ struct JsonProblem {
 [[nodiscard]] Json parse_json_file(std::string_view text, std::string_view file, ErrorRole role,
                                    std::string_view code, const JsonLimits& limits = {});
 
-// Writing: escaped string literal with quotes; control bytes and invalid UTF-8 never get through
-// (invalid bytes become U+FFFD).
+// Escaped string literal with quotes; control bytes and invalid UTF-8 never get through (invalid
+// bytes become U+FFFD). JSON is written by base/json_writer.h, which escapes so too.
+void append_json_quoted(std::string& out, std::string_view text);
 [[nodiscard]] std::string json_quote(std::string_view text);
 
 // Shortest decimal that reads back as the same double, independent of the locale; null for NaN/inf.

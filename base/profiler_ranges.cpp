@@ -1,6 +1,6 @@
-#include "base/profiler_ranges.h"
-
 #include <nvtx3/nvToolsExt.h>
+
+#include "base/trace.h"
 
 namespace triphase {
 namespace {

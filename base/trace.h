@@ -3,7 +3,7 @@
 // What happened when, for `run --trace`: spans on lanes, counters, and the lives of lines. Whoever
 // does the work adds events from its own thread; the job's thread hands them on between steps. All
 // places that record take a Trace*, and null means off: then a span costs a branch or two. Spans
-// are ranges of a profiler too (profiler_ranges.h), whether they are recorded or not.
+// are ranges of a profiler too, whether they are recorded or not.
 
 #include <array>
 #include <chrono>
@@ -15,9 +15,18 @@
 #include <utility>
 #include <vector>
 
-#include "base/profiler_ranges.h"
-
 namespace triphase {
+
+// Named ranges in whatever profiler watches this process, as NVTX (Nsight Systems shows them beside
+// the kernels). In builds with the CUDA toolkit only; without a profiler a range costs a branch.
+// Ranges of one thread nest.
+#ifdef TRIPHASE_WITH_NVTX
+void push_profiler_range(const char* name) noexcept;
+void pop_profiler_range() noexcept;
+#else
+inline void push_profiler_range(const char* /*name*/) noexcept {}
+inline void pop_profiler_range() noexcept {}
+#endif
 
 // Spans of one lane nest or follow each other. The order is that of the tracks in the file.
 enum class TraceLane : std::uint8_t {

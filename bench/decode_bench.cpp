@@ -23,6 +23,7 @@
 #include <sstream>
 
 #include "base/error.h"
+#include "base/json_writer.h"
 #include "base/samples.h"
 #include "bench/prompt_state.h"
 #include "memory/kv/kv_store.h"
@@ -82,12 +83,16 @@ struct Setting {
   std::int64_t repeats = 3;
   std::int64_t prefill_repeats = 1;
   AttentionOptions attention;
-
-  [[nodiscard]] bool sparse() const { return attention.kind != AttentionKind::kDense; }
 };
 
-std::string json_list(std::span<const double> values) {
-  return fmt::format("[{:.3f}]", fmt::join(values, ", "));
+// The median, 0 without samples, and every sample.
+void write_rates(JsonWriter& json, std::string_view name, std::string_view of_samples,
+                 const std::vector<double>& samples) {
+  const auto in_short = [](double value) { return fmt::format("{:.3f}", value); };
+  json.member(name, JsonText{in_short(samples.empty() ? 0.0 : median(samples))});
+  json.key(of_samples).begin_array();
+  for (const double sample : samples) json.value(JsonText{in_short(sample)});
+  json.end();
 }
 
 // `batch` sequences of random prompts whose KV is there, and the steps that go on with them.
@@ -104,10 +109,10 @@ class Decoder {
       }
       // Another decoder's sequences with the same prompts have the same blocks.
       sequences_.push_back(
-          kv.residency().admit(prompt_, longest, static_cast<std::uint64_t>(row)).sequence);
-      const std::int64_t there = kv.residency().tokens(sequences_.back());
-      kv.residency().append(sequences_.back(), setting.context - there);
-      kv.residency().publish(sequences_.back(), prompt_);
+          kv.book().admit(prompt_, longest, static_cast<std::uint64_t>(row)).sequence);
+      const std::int64_t there = kv.book().tokens(sequences_.back());
+      kv.book().append(sequences_.back(), setting.context - there);
+      kv.book().publish(sequences_.back(), prompt_);
       rows_.push_back(static_cast<std::int32_t>(row));
     }
     tokens_.assign(sequences_.size(), 1);
@@ -135,7 +140,7 @@ class Decoder {
 
   void step() {
     for (std::size_t row = 0; row < sequences_.size(); ++row) {
-      kv_->residency().append(sequences_[row], 1);
+      kv_->book().append(sequences_[row], 1);
       segments_[row] = {sequences_[row], static_cast<std::int64_t>(row), 1, position_, 0};
     }
     const ConstMatrix logits = model_->forward({tokens_, segments_, rows_}, *kv_, *stream_);
@@ -179,8 +184,10 @@ void remember_prompts(const Setting& setting, const ModelConfig& config, Backend
                                .threads = backend.threads().threads(),
                                .weighted_scores = config.heads * longest};
   for (const SequenceId sequence : sequences) {
+    std::vector<PageId> pages;
     const auto kv_of = [&](std::int64_t layer) {
-      return bench::LayerKv{{.pages = kv.residency().pages(sequence, LayerId(layer))},
+      kv.fill_pages(sequence, LayerId(layer), pages);
+      return bench::LayerKv{{.pages = pages},
                             {.k = kv.k_pages(),
                              .v = kv.v_pages(),
                              .dtype = kv.shape().dtype,
@@ -204,22 +211,23 @@ int bench_model(const Setting& setting) {
   const std::int64_t longest = setting.context + setting.steps * setting.repeats + 1;
   const std::int64_t blocks = (longest + kBlockTokens - 1) / kBlockTokens;
   // A second set of sequences shares the prompts' full blocks.
-  const std::int64_t more = setting.sparse() ? blocks - setting.context / kBlockTokens + 1 : 0;
+  const std::int64_t more =
+      setting.attention.sparse() ? blocks - setting.context / kBlockTokens + 1 : 0;
   KvStore::Shape shape{config.layers, config.kv_heads, config.head_dim, kBlockTokens,
                        setting.kv_dtype};
-  shape.key_columns = keeps_key_columns(setting.attention);
+  shape.transposed_k = keeps_transposed_k(setting.attention);
   const std::int64_t pages = (blocks + more) * setting.batch * config.layers;
   KvStore kv(shape,
              {.device_pages = pages,
-              .key_column_blocks = shape.key_columns ? (blocks + more) * setting.batch : 0,
-              .key_column_run_bytes = backend->sparse_ops().key_column_run_bytes()},
+              .transposed_k_blocks = shape.transposed_k ? (blocks + more) * setting.batch : 0,
+              .transposed_k_run_bytes = backend->sparse_ops().transposed_k_run_bytes()},
              pool, nullptr, nullptr);
   const std::size_t half = KvStore::page_bytes(shape) / 2 * static_cast<std::size_t>(pages);
   fill_random(kv.k_pages(), half, shape.dtype, 2);
   fill_random(kv.v_pages(), half, shape.dtype, 3);
 
   const BatchLimits limits{std::max(setting.prefill_chunk, setting.batch), setting.batch,
-                           setting.batch, longest, setting.sparse()};
+                           setting.batch, longest, setting.attention.sparse()};
   const int threads = backend->threads().threads();
   DecoderModel model(config, *weights, backend->ops(), threads, limits, pool);
   Decoder dense(setting, config, kv, model, backend->stream(), longest);
@@ -231,7 +239,7 @@ int bench_model(const Setting& setting) {
 
   std::optional<DecoderModel> sparse_model;
   std::optional<Decoder> sparse;
-  if (setting.sparse()) {
+  if (setting.attention.sparse()) {
     sparse_model.emplace(config, *weights, backend->ops(), threads, limits, pool);
     sparse_model->set_attention(setting.attention, backend->sparse_ops(), pool);
     sparse.emplace(setting, config, kv, *sparse_model, backend->stream(), longest);
@@ -248,26 +256,27 @@ int bench_model(const Setting& setting) {
     sparse_samples.push_back(sparse->rate(setting.steps));
     ratios.push_back(sparse_samples.back() / samples.back());
   }
-  std::string of_method;
+  std::string out;
+  JsonWriter json(out, JsonWriter::Layout::kSpaced);
+  json.begin_object().members({{"model", setting.model},
+                               {"ops", backend->ops().name()},
+                               {"weights_dtype", dtype_name(setting.weights_dtype)},
+                               {"kv_dtype", dtype_name(setting.kv_dtype)},
+                               {"threads", threads},
+                               {"batch", setting.batch},
+                               {"context", setting.context},
+                               {"steps", setting.steps},
+                               {"weight_bytes", weights->bytes}});
+  write_rates(json, "prefill_tokens_per_second", "prefill_samples", prefill_samples);
+  write_rates(json, "decode_tokens_per_second", "samples", samples);
   if (sparse) {
-    of_method = fmt::format(
-        ", \"attention\": \"{}\", \"attention_options\": [\"{}\"], "
-        "\"sparse_decode_tokens_per_second\": {:.3f}, \"sparse_samples\": {}, "
-        "\"speedup\": {:.3f}, \"speedups\": {}",
-        attention_name(setting.attention.kind),
-        fmt::join(describe_attention_options(setting.attention), "\", \""), median(sparse_samples),
-        json_list(sparse_samples), median(ratios), json_list(ratios));
+    json.member("attention", attention_name(setting.attention.kind));
+    json.key("attention_options").array(describe_attention_options(setting.attention));
+    write_rates(json, "sparse_decode_tokens_per_second", "sparse_samples", sparse_samples);
+    write_rates(json, "speedup", "speedups", ratios);
   }
-  fmt::print(
-      "{{\"model\": {}, \"ops\": {}, \"weights_dtype\": \"{}\", \"kv_dtype\": \"{}\", "
-      "\"threads\": {}, \"batch\": {}, \"context\": {}, \"steps\": {}, \"weight_bytes\": {}, "
-      "\"prefill_tokens_per_second\": {:.3f}, \"prefill_samples\": {}, "
-      "\"decode_tokens_per_second\": {:.3f}, \"samples\": {}{}}}\n",
-      json_quote(setting.model), json_quote(backend->ops().name()),
-      dtype_name(setting.weights_dtype), dtype_name(setting.kv_dtype), threads, setting.batch,
-      setting.context, setting.steps, weights->bytes,
-      prefill_samples.empty() ? 0.0 : median(prefill_samples), json_list(prefill_samples),
-      median(samples), json_list(samples), of_method);
+  json.end();
+  fmt::print("{}\n", out);
   return 0;
 }
 
@@ -284,7 +293,7 @@ DType parse_dtype(const std::string& name, const char* option) {
 AttentionOptions parse_attention(const std::string& name, std::span<const std::string> options) {
   AttentionOptions parsed;
   parsed.kind = attention_from_name(name);
-  if (parsed.kind == AttentionKind::kSqueezed) {
+  if (needs_fixed_context(parsed)) {
     throw Error(ErrorRole::kUsage, "E-CLI-VALUE", "--attention")
         .found(name)
         .expected("an attention method that needs no fixed context");

@@ -2,10 +2,12 @@
 // Usage: triphase_read_bandwidth [threads] [runs]; the best of `runs` counts.
 
 #include <algorithm>
+#include <cmath>
 #include <cstdio>
 #include <cstdlib>
 #include <cstring>
 
+#include "base/json_writer.h"
 #include "kernels/cpu/ceilings.h"
 #include "memory/host_device.h"
 
@@ -26,7 +28,10 @@ int main(int argc, char** argv) {
   std::memset(data, 1, kBytes);
   const double seconds = cpu::read_seconds(pool, {data, kBytes}, runs);
   device.release(data, kBytes);
-  std::printf("{\"threads\": %d, \"read_bytes_per_second\": %.4g}\n", threads,
-              static_cast<double>(kBytes) / seconds);
+  std::string out;
+  JsonWriter(out, JsonWriter::Layout::kSpaced)
+      .object({{"threads", threads},
+               {"read_bytes_per_second", std::round(static_cast<double>(kBytes) / seconds)}});
+  std::puts(out.c_str());
   return 0;
 }

@@ -24,7 +24,7 @@
 #include "models/attention_runner.h"
 #include "runtime/bench/measure.h"
 #include "runtime/bench/report.h"
-#include "scheduler/attention/touched_bytes.h"
+#include "scheduler/attention/attended_bytes.h"
 
 namespace triphase {
 namespace {
@@ -66,7 +66,7 @@ class RandomCache {
       *buffer = memory_.bytes(bytes);
       memory_.fill_random(buffer->data(), bytes, dtype, buffer == &k_ ? 1 : 2);
     }
-    const std::int64_t run = backend.sparse_ops().key_column_run_bytes() /
+    const std::int64_t run = backend.sparse_ops().transposed_k_run_bytes() /
                              (page_tokens_ * static_cast<std::int64_t>(dtype_bytes(dtype)));
     kt_ = memory_.bytes(bytes);
     ready_.assign(static_cast<std::size_t>(pages), 0);
@@ -93,12 +93,12 @@ class RandomCache {
         at[i] = i / static_cast<std::size_t>(setting.head_dim) % 2 == 0 ? 1.0F / 128 : 128.0F;
       }
       view_.scales = at;
-      view_.open_k = open_.data();
-      view_.open_v = open_.data() + open;
-      view_.open_dtype = DType::kF16;
+      view_.partial_k = open_.data();
+      view_.partial_v = open_.data() + open;
+      view_.partial_dtype = DType::kF16;
     }
     // Pages of a sequence in reverse: allocation order must not matter. K^T in order, as
-    // memory/key_columns gives places.
+    // memory/transposed_k gives places.
     for (std::int64_t row = 0; row < layers_ * cell.batch; ++row) {
       std::vector<PageId>& table = tables_.emplace_back();
       for (std::int64_t block = blocks_; block-- > 0;) table.emplace_back(row * blocks_ + block);
@@ -131,10 +131,10 @@ class RandomCache {
                              .context_tokens = context,
                              .pages = table,
                              .window = 0};
-    segment.key_columns = columns_[static_cast<std::size_t>(at)];
+    segment.transposed_k = columns_[static_cast<std::size_t>(at)];
     if (view_.quantized()) {
       segment.scale_pages = table;
-      segment.open_page = PageId(at);
+      segment.partial_page = PageId(at);
     }
     return segment;
   }
@@ -248,9 +248,9 @@ class Decoder {
 // Bytes one step reads in one layer, INT8 scales included: of every block whose keys or values are
 // read whole, and of a block's chosen channels.
 double bytes_of(const AttentionOptions& options, const Setting& setting, const Cell& cell) {
-  const TouchedShape shape{setting.heads, setting.kv_heads, setting.head_dim, cell.int8 ? 1 : 2};
+  const AttendedShape shape{setting.heads, setting.kv_heads, setting.head_dim, cell.int8 ? 1 : 2};
   const std::int64_t attended = budget_tokens(options, cell.context, cell.context);
-  double bytes = static_cast<double>(touched_bytes(options, shape, cell.context, attended));
+  double bytes = static_cast<double>(attended_bytes(options, shape, cell.context, attended));
   if (cell.int8) {
     const auto page = static_cast<double>(RandomCache::page_tokens(setting, cell));
     const double blocks = static_cast<double>(cell.context) / page;
@@ -258,7 +258,7 @@ double bytes_of(const AttentionOptions& options, const Setting& setting, const C
     const double touched = blocks * (1.0 - std::pow(left_out, page));
     const auto heads = static_cast<double>(setting.kv_heads);
     bytes += heads * touched * 16.0 * static_cast<double>(setting.head_dim);
-    if (options.kind == AttentionKind::kSparq) {
+    if (keeps_transposed_k(options)) {
       bytes += heads * blocks * 8.0 * static_cast<double>(options.sparq.rank);
     }
   }
@@ -267,10 +267,10 @@ double bytes_of(const AttentionOptions& options, const Setting& setting, const C
 
 std::vector<AttentionOptions> methods(const Setting& setting) {
   std::vector<AttentionOptions> all(3);
-  all[1].kind = AttentionKind::kSparq;
+  all[1].kind = attention_from_name("sparq");
   all[1].sparq.rank = std::max<std::int64_t>(1, setting.head_dim / 8);
   all[1].sparq.k_ratio = 1.0 / 16;
-  all[2].kind = AttentionKind::kSwa;
+  all[2].kind = attention_from_name("swa");
   all[2].swa.caching_ratio = 0.2;
   return all;
 }

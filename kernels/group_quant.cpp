@@ -60,8 +60,8 @@ std::uint16_t group_value(GroupRange range, int code) {
   return f32_to_f16(f16_to_f32(range.minimum) + f16_to_f32(range.step) * static_cast<float>(code));
 }
 
-void widen_groups(const GroupRange* ranges, const std::uint8_t* codes, std::int64_t group,
-                  std::span<std::uint16_t> out) {
+void dequantize_groups(const GroupRange* ranges, const std::uint8_t* codes, std::int64_t group,
+                       std::span<std::uint16_t> out) {
   for (std::size_t i = 0; i < out.size(); ++i) {
     const int code = codes[i / 2] >> (i % 2 * 4) & 0xF;
     out[i] = group_value(ranges[i / static_cast<std::size_t>(group)], code);

@@ -24,8 +24,8 @@ void pack_groups(std::span<const float> values, std::int64_t group, GroupRange* 
 [[nodiscard]] std::uint16_t group_value(GroupRange range, int code);
 
 // The reverse of pack_groups, into F16 bits: `out.size()` values.
-void widen_groups(const GroupRange* ranges, const std::uint8_t* codes, std::int64_t group,
-                  std::span<std::uint16_t> out);
+void dequantize_groups(const GroupRange* ranges, const std::uint8_t* codes, std::int64_t group,
+                       std::span<std::uint16_t> out);
 
 // No value of a group with these extremes reads as anything further than this from what it was:
 // half a step, or what rounding minimum and step to F16 takes from the ends of the range where that

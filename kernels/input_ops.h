@@ -13,10 +13,10 @@
 
 namespace triphase {
 
-// A token that lies unquantized in an open page, where its codes go (a slot, page * page_tokens +
+// A token that lies unquantized in a partial page, where its codes go (a slot, page * page_tokens +
 // offset), and its block's scales.
 struct KvRequantize {
-  PageId open_page;
+  PageId partial_page;
   std::int32_t open_offset = 0;
   std::int32_t slot = 0;
   PageId scale_page;

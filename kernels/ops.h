@@ -45,7 +45,7 @@ struct Workspace {
 // number, code = round(x / lambda + zero) within 0..255; F32 arithmetic, ties to even. max == min
 // gives lambda = max, zero = -1, code = 0, which restores the constant exactly. Error at most
 // lambda / 2 plus F32 rounding; a channel that holds NaN or infinity reads as NaN throughout its
-// block. An open block lies unquantized in a page of the open pool. A query reads the block that
+// block. A partial block lies unquantized in a page of the open pool. A query reads the block that
 // holds its own position unquantized and every earlier block as codes, wherever they live and
 // however prefill was cut.
 struct KvLayerView {
@@ -58,14 +58,14 @@ struct KvLayerView {
 
   // INT8 only. Scales: [scale page][K, V][kv_head][lambda, zero][head_dim].
   float* scales = nullptr;
-  void* open_k = nullptr;  // open pool, laid out like k and v
-  void* open_v = nullptr;
-  DType open_dtype = DType::kF16;
+  void* partial_k = nullptr;  // open pool, laid out like k and v
+  void* partial_v = nullptr;
+  DType partial_dtype = DType::kF16;
 
   // K^T, or null: the keys of full blocks once more, channel-major, in K's dtype, kt_pages pages of
-  // its own numbering (AttentionSegment::key_columns). Every kt_run pages lie side by side, as
+  // its own numbering (AttentionSegment::transposed_k). Every kt_run pages lie side by side, as
   // [kv_head][head_dim][page][page_tokens], so that a channel of consecutive blocks can be one run
-  // (key_column_place()). A page is written where kt_ready (by page, on the host) is not 0; who
+  // (transposed_k_place()). A page is written where kt_ready (by page, on the host) is not 0; who
   // writes to the keys that it is made of sets it to 0.
   void* kt = nullptr;
   std::uint8_t* kt_ready = nullptr;
@@ -102,18 +102,18 @@ struct AttentionSegment {
   std::span<const PageId> pages;
   std::int64_t window = 0;
 
-  // INT8 only: the queries lie in one block, whose tokens are in `open_page`; `pages` and
+  // INT8 only: the queries lie in one block, whose tokens are in `partial_page`; `pages` and
   // `scale_pages` hold the earlier blocks.
   std::span<const PageId> scale_pages;
-  PageId open_page;
+  PageId partial_page;
 
   // By block the page of its K^T (KvLayerView::kt), invalid: it has no place; a block whose K^T is
   // there need not have its keys in `pages`. Empty: pages of kt have the numbers of K's.
-  std::span<const PageId> key_columns;
+  std::span<const PageId> transposed_k;
 
-  // Not empty: the queries attend these tokens and no others; `pages`, `open_page` and `window` are
-  // not looked at (INT8: `scale_pages` are). A list without tokens gives zeros. More than one query
-  // only where SparseOps::selects_for_several_queries().
+  // Not empty: the queries attend these tokens and no others; `pages`, `partial_page` and `window`
+  // are not looked at (INT8: `scale_pages` are). A list without tokens gives zeros. More than one
+  // query only where SparseOps::selects_for_several_queries().
   TokenSelection selection;
   // With a selection for one query, or null: each chosen token's softmax weight, summed over the
   // query heads of its list, in the order of selection.tokens. Host memory, complete when the call
@@ -124,7 +124,7 @@ struct AttentionSegment {
 // The page for K^T of the context's block `index`; invalid: it has no place.
 [[nodiscard]] inline PageId column_page(const KvLayerView& cache, const AttentionSegment& keys,
                                         std::size_t index) {
-  const std::span<const PageId> table = keys.key_columns.empty() ? keys.pages : keys.key_columns;
+  const std::span<const PageId> table = keys.transposed_k.empty() ? keys.pages : keys.transposed_k;
   const bool there = cache.kt != nullptr && index < table.size() && table[index].valid() &&
                      table[index].value < cache.kt_pages;
   return there ? table[index] : PageId();
@@ -139,13 +139,13 @@ struct AttentionSegment {
 // Where the K^T of a page of kt lies under one KV head, in elements: channel c of its tokens is
 // [begin + c * stride, begin + c * stride + page_tokens). Pages [page, end) of the same
 // side-by-side group follow each other there.
-struct KeyColumnPlace {
+struct TransposedKPlace {
   std::int64_t begin = 0;
   std::int64_t stride = 0;
   std::int64_t end = 0;
 };
-[[nodiscard]] inline KeyColumnPlace key_column_place(const KvLayerView& cache, PageId page,
-                                                     std::int64_t kv_head) {
+[[nodiscard]] inline TransposedKPlace transposed_k_place(const KvLayerView& cache, PageId page,
+                                                         std::int64_t kv_head) {
   const std::int64_t first = page.value / cache.kt_run * cache.kt_run;
   // The last group may be smaller, so that no memory is left over.
   const std::int64_t together = std::min(cache.kt_run, cache.kt_pages - first);
@@ -162,9 +162,9 @@ struct KvSlots {
   std::span<const std::int32_t> offsets;
 };
 
-// An open block that is full, and where its codes and scales go.
+// A partial block that is full, and where its codes and scales go.
 struct KvClose {
-  PageId open_page;
+  PageId partial_page;
   PageId page;
   PageId scale_page;
 };
@@ -181,7 +181,7 @@ class Ops {
 
   // y[n, k] = what the code of w[n, k] reads as (kernels/group_quant.h). w [N, K] in 4-bit groups,
   // y [N, K] F16. The same bits on every device.
-  virtual void widen_groups(const GroupMatrix& w, Matrix y, Stream& stream) = 0;
+  virtual void dequantize_groups(const GroupMatrix& w, Matrix y, Stream& stream) = 0;
 
   // y[t, :] = scale * table[ids[t], :]. table [V, C] F32/F16/BF16, y [T, C] F32. Ids must be in
   // range (checked).
@@ -222,7 +222,7 @@ class Ops {
   virtual void kv_append(ConstMatrix k, ConstMatrix v, const KvSlots& slots,
                          const KvLayerView& cache, Stream& stream) = 0;
 
-  // INT8: quantizes full open blocks into their pages and scales.
+  // INT8: quantizes full partial blocks into their pages and scales.
   virtual void kv_close(std::span<const KvClose> blocks, const KvLayerView& cache,
                         Stream& stream) = 0;
 

@@ -72,7 +72,7 @@ class SparseOps {
 
   // Bytes of a channel's K^T that should lie side by side where blocks follow each other
   // (KvLayerView::kt_run); 0: a page's are enough, and no more are understood.
-  [[nodiscard]] virtual std::int64_t key_column_run_bytes() const { return 0; }
+  [[nodiscard]] virtual std::int64_t transposed_k_run_bytes() const { return 0; }
 
   // Makes K^T (KvLayerView) of the context's full blocks where it is missing and has a place.
   virtual void transpose_keys(const KvLayerView& cache, const AttentionSegment& keys,
@@ -98,10 +98,10 @@ class SparseOps {
   // `segment` from `first_query` on, in ascending order, and every query head of a KV head,
   // sums[kv_head * stride + t] += its softmax weight of token t. The sums do not depend on how a
   // prompt is cut into chunks, as long as its chunks come in order.
-  virtual void sum_columns(ConstMatrix q, std::int64_t heads, const KvLayerView& cache,
-                           const AttentionSegment& segment, std::int64_t first_query, float scale,
-                           float* sums, std::int64_t stride, Workspace workspace,
-                           Stream& stream) = 0;
+  virtual void accumulate_columns(ConstMatrix q, std::int64_t heads, const KvLayerView& cache,
+                                  const AttentionSegment& segment, std::int64_t first_query,
+                                  float scale, float* sums, std::int64_t stride,
+                                  Workspace workspace, Stream& stream) = 0;
 
   // Computes the bounds of every page that holds a token of [first_token, keys.context_tokens),
   // from the keys as a query at the last position reads them. A page that the context ends in is

@@ -109,7 +109,7 @@ void AttentionRunner::find_slots(const AttentionSegment& segment, const KvLayerV
   shifts_.assign(static_cast<std::size_t>(blocks), kAbsent);
   for (std::int64_t block = 0; block < blocks; ++block) {
     const auto index = static_cast<std::size_t>(block);
-    const PageId at = block == own                   ? segment.open_page
+    const PageId at = block == own                   ? segment.partial_page
                       : index < segment.pages.size() ? segment.pages[index]
                                                      : PageId();
     if (at.valid()) shifts_[index] = static_cast<std::int32_t>((at.value - block) * page);
@@ -160,11 +160,11 @@ void AttentionRunner::count(const TokenChoice& choice, std::int64_t context) {
 AttentionRunner::ReadBytes AttentionRunner::read_bytes(std::int64_t element_bytes) const {
   if (touched_.rows == 0.0) return {};
   const auto mean = [&](double sum) { return static_cast<std::int64_t>(sum / touched_.rows); };
-  const TouchedShape shape{shape_.heads, shape_.kv_heads, shape_.head_dim, element_bytes,
-                           mean(touched_.centroids)};
+  const AttendedShape shape{shape_.heads, shape_.kv_heads, shape_.head_dim, element_bytes,
+                            mean(touched_.centroids)};
   const std::int64_t context = mean(touched_.context);
   const auto bytes = [&](const AttentionOptions& options, std::int64_t attended) {
-    return touched_.rows * static_cast<double>(touched_bytes(options, shape, context, attended));
+    return touched_.rows * static_cast<double>(attended_bytes(options, shape, context, attended));
   };
   return {bytes(method_->options(), mean(touched_.attended)), bytes(AttentionOptions{}, context)};
 }

@@ -35,6 +35,10 @@ AttentionShape largest_attention(const ModelConfig& config, const BatchLimits& l
           .weighted_scores = limits.sparse ? limits.context * config.heads : 0};
 }
 
+std::int64_t up_width(const ModelConfig& config) {
+  return config.ffn_size * (config.mlp.gated ? 2 : 1);
+}
+
 ScratchSizes scratch_sizes(const ModelConfig& config, const BatchLimits& limits, int threads) {
   const std::int64_t rows = limits.rows;
   const bool projects = config.embed_dim != config.hidden_size;
@@ -44,7 +48,7 @@ ScratchSizes scratch_sizes(const ModelConfig& config, const BatchLimits& limits,
   sizes.embedded = projects ? rows * config.embed_dim : 0;
   sizes.qkv = rows * (config.q_width() + 2 * config.kv_width());
   sizes.attended = rows * config.q_width();
-  sizes.up = rows * config.ffn_size * (config.gated_mlp ? 2 : 1);
+  sizes.up = rows * up_width(config);
   sizes.angles = config.rope ? rows * config.rope->rotary_dim : 0;
   sizes.selected = limits.logit_rows * config.hidden_size;
   sizes.projected = projects ? limits.logit_rows * config.embed_dim : 0;
@@ -70,6 +74,39 @@ Matrix columns(Matrix all, std::int64_t first, std::int64_t cols) {
 
 Matrix rows_of(const Buffer& buffer, ZigzagBlock::Rows rows, std::int64_t cols) {
   return {buffer.as<float>() + rows.first * cols, DType::kF32, rows.count, cols, cols};
+}
+
+void norm(const ModelConfig& config, Ops& ops, ConstMatrix x, const float* weight,
+          const float* bias, Matrix y, Stream& stream) {
+  const auto eps = static_cast<float>(config.norms.eps);
+  switch (config.norms.kind) {
+    case Norm::kLayerNorm:
+      ops.layer_norm(x, weight, bias, eps, y, stream);
+      return;
+    case Norm::kRmsNorm:
+      ops.rms_norm(x, weight, 0.0F, eps, y, stream);
+      return;
+    case Norm::kRmsNormPlusOne:
+      ops.rms_norm(x, weight, 1.0F, eps, y, stream);
+      return;
+  }
+}
+
+// x += mlp(input); `up` [rows, up_width] is overwritten.
+void mlp(const ModelConfig& config, Ops& ops, const LayerWeights& w, ConstMatrix input, Matrix up,
+         Matrix x, Trace* trace, Stream& stream) {
+  const TraceSpan span(trace, TraceLane::kCompute, "mlp");
+  const std::int64_t ffn = config.ffn_size;
+  // The residual form aliases input and x; both products read `input` before x changes.
+  ops.linear(input, w.up, w.up_bias, false, up, stream);
+  if (config.mlp.gated) {
+    const Matrix gate = columns(up, 0, ffn);
+    ops.gated_activation(config.mlp.activation, gate, columns(up, ffn, ffn), gate, stream);
+    ops.linear(gate, w.down, w.down_bias, true, x, stream);
+  } else {
+    ops.activate(config.mlp.activation, up, stream);
+    ops.linear(up, w.down, w.down_bias, true, x, stream);
+  }
 }
 
 }  // namespace
@@ -125,7 +162,7 @@ DecoderModel::DecoderModel(const ModelConfig& config, const ModelWeights& weight
 
 void DecoderModel::set_attention(const AttentionOptions& options, SparseOps& ops, MemoryPool& pool,
                                  const ContextClusters* clusters) {
-  if (options.kind == AttentionKind::kDense) return;
+  if (!options.sparse()) return;
   TRIPHASE_CHECK(limits_.sparse, "buffers without room for a sparse method");
   runner_ = std::make_unique<AttentionRunner>(
       options, MethodShape{config_.layers, config_.heads, config_.kv_heads, config_.head_dim}, ops,
@@ -169,7 +206,11 @@ ConstMatrix DecoderModel::forward(const ForwardBatch& batch, KvStore& kv, Stream
   for (std::int64_t layer = 0; layer < config_.layers; ++layer) {
     TraceSpan span(trace_, TraceLane::kCompute, "layer");
     span.note("layer", layer);
-    const LayerWeights& w = wait_for_weights(layer);
+    const LayerWeights& w = [&]() -> const LayerWeights& {
+      const TraceSpan wait(trace_, TraceLane::kCompute, "wait for weights",
+                           weight_stream_.streams());
+      return weight_stream_.acquire(layer);
+    }();
     for (const ZigzagBlock::Rows& part : batches) before_attention(layer, w, part, stream);
     attend(layer, w, rows, stream);
     for (const ZigzagBlock::Rows& part : batches) after_attention(w, part, stream);
@@ -179,24 +220,19 @@ ConstMatrix DecoderModel::forward(const ForwardBatch& batch, KvStore& kv, Stream
   return head(batch, x, stream);
 }
 
-const LayerWeights& DecoderModel::wait_for_weights(std::int64_t layer) {
-  const TraceSpan span(trace_, TraceLane::kCompute, "wait for weights", weight_stream_.streams());
-  return weight_stream_.acquire(layer);
-}
-
 void DecoderModel::embed(const ForwardBatch& batch, Matrix x, Stream& stream) {
   const TraceSpan span(trace_, TraceLane::kCompute, "embed");
   if (weights_->embed_project_in.empty()) {
-    ops_->embed(batch.tokens, weights_->embedding, config_.embedding_scale, x, stream);
+    ops_->embed(batch.tokens, weights_->embedding, config_.embedding.scale, x, stream);
   } else {
     const Matrix embedded = matrix(embedded_, x.rows, config_.embed_dim);
-    ops_->embed(batch.tokens, weights_->embedding, config_.embedding_scale, embedded, stream);
+    ops_->embed(batch.tokens, weights_->embedding, config_.embedding.scale, embedded, stream);
     ops_->linear(embedded, weights_->embed_project_in, nullptr, false, x, stream);
   }
   if (!weights_->positions.empty()) {
     const std::span<std::int32_t> positions(positions_.data(), batch.tokens.size());
     for (std::int32_t& position : positions) {
-      position += static_cast<std::int32_t>(config_.position_offset);
+      position += static_cast<std::int32_t>(config_.embedding.position_offset);
     }
     ops_->add_positions(positions, weights_->positions, x, stream);
   }
@@ -206,18 +242,18 @@ void DecoderModel::before_attention(std::int64_t layer, const LayerWeights& w,
                                     ZigzagBlock::Rows rows, Stream& stream) {
   const Matrix x = rows_of(x_, rows, config_.hidden_size);
   const Matrix qkv = rows_of(qkv_, rows, config_.q_width() + 2 * config_.kv_width());
-  if (!config_.norm_before) {
+  if (!config_.norms.before) {
     project_qkv(layer, w, x, qkv, stream);
     return;
   }
   const Matrix normed = rows_of(normed_, rows, config_.hidden_size);
-  norm(x, w.attention_norm, w.attention_norm_bias, normed, stream);
+  norm(config_, *ops_, x, w.attention_norm, w.attention_norm_bias, normed, stream);
   project_qkv(layer, w, normed, qkv, stream);
   if (!config_.parallel_residual) return;
   // Both branches read the same x: the MLP's input must exist before attention adds to x. The
   // branches share `normed`, so the MLP runs first.
-  norm(x, w.mlp_norm, w.mlp_norm_bias, normed, stream);
-  mlp_block(w, normed, rows_of(up_, rows, up_width()), x, stream);
+  norm(config_, *ops_, x, w.mlp_norm, w.mlp_norm_bias, normed, stream);
+  mlp(config_, *ops_, w, normed, rows_of(up_, rows, up_width(config_)), x, trace_, stream);
 }
 
 void DecoderModel::after_attention(const LayerWeights& w, ZigzagBlock::Rows rows, Stream& stream) {
@@ -227,17 +263,17 @@ void DecoderModel::after_attention(const LayerWeights& w, ZigzagBlock::Rows rows
     ops_->linear(rows_of(attended_, rows, config_.q_width()), w.attention_out, w.attention_out_bias,
                  true, x, stream);
   }
-  if (config_.norm_before && config_.parallel_residual) return;
-  const Matrix up = rows_of(up_, rows, up_width());
-  if (!config_.norm_before) {
-    norm(x, w.attention_norm, w.attention_norm_bias, x, stream);
-    mlp_block(w, x, up, x, stream);
-    norm(x, w.mlp_norm, w.mlp_norm_bias, x, stream);
+  if (config_.norms.before && config_.parallel_residual) return;
+  const Matrix up = rows_of(up_, rows, up_width(config_));
+  if (!config_.norms.before) {
+    norm(config_, *ops_, x, w.attention_norm, w.attention_norm_bias, x, stream);
+    mlp(config_, *ops_, w, x, up, x, trace_, stream);
+    norm(config_, *ops_, x, w.mlp_norm, w.mlp_norm_bias, x, stream);
     return;
   }
   const Matrix normed = rows_of(normed_, rows, config_.hidden_size);
-  norm(x, w.mlp_norm, w.mlp_norm_bias, normed, stream);
-  mlp_block(w, normed, up, x, stream);
+  norm(config_, *ops_, x, w.mlp_norm, w.mlp_norm_bias, normed, stream);
+  mlp(config_, *ops_, w, normed, up, x, trace_, stream);
 }
 
 void DecoderModel::project_qkv(std::int64_t layer, const LayerWeights& w, ConstMatrix input,
@@ -274,15 +310,11 @@ void DecoderModel::attend(std::int64_t layer, const LayerWeights& w, std::int64_
     }
     kv_step_.done(LayerId(layer), group);
   }
-  if (host_attention_) attend_on_host(layer, scale, attended, stream);
-}
-
-void DecoderModel::attend_on_host(std::int64_t layer, float scale, Matrix attended,
-                                  Stream& stream) {
-  if (!host_attention_->active()) return;
-  const TraceSpan span(trace_, TraceLane::kCompute, "attend on host");
-  host_attention_->attend(LayerId(layer), windows_[static_cast<std::size_t>(layer)], scale,
-                          attended, stream);
+  if (host_attention_ && host_attention_->active()) {
+    const TraceSpan span(trace_, TraceLane::kCompute, "attend on host");
+    host_attention_->attend(LayerId(layer), windows_[static_cast<std::size_t>(layer)], scale,
+                            attended, stream);
+  }
 }
 
 KvLayerView DecoderModel::append_kv(std::int64_t layer, Matrix q, Matrix k, Matrix v,
@@ -343,38 +375,6 @@ void DecoderModel::recompute(const LayerWeights& w, const KvLayerView& cache, St
   inputs_->recompute(w, recomputes, cache, stream);
 }
 
-void DecoderModel::mlp_block(const LayerWeights& w, ConstMatrix input, Matrix up, Matrix x,
-                             Stream& stream) {
-  const TraceSpan span(trace_, TraceLane::kCompute, "mlp");
-  const std::int64_t ffn = config_.ffn_size;
-  // The residual form aliases input and x; both products read `input` before x changes.
-  ops_->linear(input, w.up, w.up_bias, false, up, stream);
-  if (config_.gated_mlp) {
-    const Matrix gate = columns(up, 0, ffn);
-    ops_->gated_activation(config_.activation, gate, columns(up, ffn, ffn), gate, stream);
-    ops_->linear(gate, w.down, w.down_bias, true, x, stream);
-  } else {
-    ops_->activate(config_.activation, up, stream);
-    ops_->linear(up, w.down, w.down_bias, true, x, stream);
-  }
-}
-
-void DecoderModel::norm(ConstMatrix x, const float* weight, const float* bias, Matrix y,
-                        Stream& stream) {
-  const auto eps = static_cast<float>(config_.norm_eps);
-  switch (config_.norm) {
-    case Norm::kLayerNorm:
-      ops_->layer_norm(x, weight, bias, eps, y, stream);
-      return;
-    case Norm::kRmsNorm:
-      ops_->rms_norm(x, weight, 0.0F, eps, y, stream);
-      return;
-    case Norm::kRmsNormPlusOne:
-      ops_->rms_norm(x, weight, 1.0F, eps, y, stream);
-      return;
-  }
-}
-
 ConstMatrix DecoderModel::head(const ForwardBatch& batch, ConstMatrix x, Stream& stream) {
   const auto rows = static_cast<std::int64_t>(batch.logit_rows.size());
   const Matrix logits = matrix(logits_, rows, config_.vocab_size);
@@ -382,8 +382,9 @@ ConstMatrix DecoderModel::head(const ForwardBatch& batch, ConstMatrix x, Stream&
   const TraceSpan span(trace_, TraceLane::kCompute, "head");
   const Matrix selected = matrix(selected_, rows, config_.hidden_size);
   ops_->gather_rows(x, batch.logit_rows, selected, stream);
-  if (config_.final_norm) {
-    norm(selected, weights_->final_norm, weights_->final_norm_bias, selected, stream);
+  if (config_.norms.final_norm) {
+    norm(config_, *ops_, selected, weights_->final_norm, weights_->final_norm_bias, selected,
+         stream);
   }
   ConstMatrix input = selected;
   if (!weights_->embed_project_out.empty()) {

@@ -57,8 +57,7 @@ class DecoderModel {
   }
   void begin_sequence(SequenceId sequence, std::int64_t prompt_tokens);
   void end_sequence(SequenceId sequence);
-  [[nodiscard]] AttentionRunner* attention() { return runner_.get(); }
-  [[nodiscard]] const AttentionRunner* attention() const { return runner_.get(); }
+  [[nodiscard]] AttentionRunner* attention() const { return runner_.get(); }  // null: dense
 
   // From now on K and V of every sequence's first `tokens` tokens come from their INT8 layer inputs
   // (layer_inputs.h); 0: as without. `limits.input_block_tokens` must be set.
@@ -81,15 +80,17 @@ class DecoderModel {
 
   [[nodiscard]] std::uint64_t rope_key_for_prompt(std::int64_t prompt_tokens) const;
   [[nodiscard]] const ModelConfig& config() const { return config_; }
-  [[nodiscard]] KvStep& kv_step() { return kv_step_; }
   [[nodiscard]] const KvStep& kv_step() const { return kv_step_; }
-  [[nodiscard]] WeightStream& weight_stream() { return weight_stream_; }
   [[nodiscard]] const WeightStream& weight_stream() const { return weight_stream_; }
+  // Whether KV and weights on the host are brought ahead of the layer that reads them (default).
+  void set_prefetch(bool prefetch) {
+    kv_step_.set_prefetch(prefetch);
+    weight_stream_.set_prefetch(prefetch);
+  }
   // Records what forward() does as spans of the compute lane; null: off.
   void set_trace(Trace* trace) { trace_ = trace; }
 
  private:
-  [[nodiscard]] const LayerWeights& wait_for_weights(std::int64_t layer);
   void embed(const ForwardBatch& batch, Matrix x, Stream& stream);
   // What a layer does with some rows of x (and of the buffers beside it) before their attention,
   // which leaves their q, k and v; and from their attended values on.
@@ -103,7 +104,6 @@ class DecoderModel {
   // Rotates q and k, writes k and v; returns where this layer's KV lies.
   [[nodiscard]] KvLayerView append_kv(std::int64_t layer, Matrix q, Matrix k, Matrix v,
                                       Stream& stream);
-  void attend_on_host(std::int64_t layer, float scale, Matrix attended, Stream& stream);
   [[nodiscard]] std::span<const AttentionSegment> wait_for_kv(std::int64_t layer,
                                                               std::int64_t group);
   // The attention method chooses for the group's segments, and what it chose is brought.
@@ -112,13 +112,8 @@ class DecoderModel {
               float scale, Stream& stream);
   // Projects K and V of what was brought of recomputable blocks.
   void recompute(const LayerWeights& w, const KvLayerView& cache, Stream& stream);
-  void mlp_block(const LayerWeights& w, ConstMatrix input, Matrix up, Matrix x, Stream& stream);
-  void norm(ConstMatrix x, const float* weight, const float* bias, Matrix y, Stream& stream);
   [[nodiscard]] ConstMatrix head(const ForwardBatch& batch, ConstMatrix x, Stream& stream);
   void fill_positions(const ForwardBatch& batch);
-  [[nodiscard]] std::int64_t up_width() const {
-    return config_.ffn_size * (config_.gated_mlp ? 2 : 1);
-  }
 
   ModelConfig config_;
   const ModelWeights* weights_;

@@ -64,20 +64,20 @@ void HostAttention::begin(KvStore& store, std::span<const BatchSegment> rows, co
   attended_.clear();
   pages_.clear();
   mirrors_ = false;
-  const KvResidency& residency = store.residency();
+  const KvBook& book = store.book();
   for (std::size_t index = 0; index < rows.size(); ++index) {
     const BatchSegment& entry = rows[index];
     const std::int64_t block_tokens = store.shape().block_tokens;
     const std::int64_t end = entry.first_position + entry.count;
     for (std::int64_t block = entry.first_position / block_tokens;
          block * block_tokens < end && !mirrors_; ++block) {
-      mirrors_ = residency.mirror(entry.sequence, block) >= 0;
+      mirrors_ = book.block(entry.sequence, block).mirror() >= 0;
     }
     if (!step.on_host(index)) continue;
-    const std::int64_t blocks = residency.blocks(entry.sequence);
+    const std::int64_t blocks = book.blocks(entry.sequence);
     attended_.push_back({index, pages_.size(), static_cast<std::size_t>(blocks)});
     for (std::int64_t block = 0; block < blocks; ++block) {
-      pages_.emplace_back(residency.host_copy(entry.sequence, block));
+      pages_.emplace_back(book.block(entry.sequence, block).host_copy());
     }
   }
 }
@@ -113,21 +113,21 @@ void HostAttention::send(LayerId layer, ConstMatrix q, Stream& stream) {
 }
 
 void HostAttention::store_new_tokens(LayerId layer) {
-  const KvResidency& residency = store_->residency();
+  const KvBook& book = store_->book();
   const KvGeometry geometry = store_->geometry();
   const std::int64_t block_tokens = store_->shape().block_tokens;
   runs_.clear();
   for (const BatchSegment& entry : rows_) {
-    const std::span<const PageId> pages = residency.pages(entry.sequence, layer);
     const std::int64_t end = entry.first_position + entry.count;
     for (std::int64_t position = entry.first_position; position < end;) {
       const std::int64_t block = position / block_tokens;
       const std::int64_t offset = position % block_tokens;
       const std::int64_t count = std::min(end - position, block_tokens - offset);
       position += count;
-      const std::int32_t mirror = residency.mirror(entry.sequence, block);
+      const KvBlock& held = book.block(entry.sequence, block);
+      const std::int32_t mirror = held.mirror();
       if (mirror < 0) continue;
-      runs_.push_back({.slot = pages[static_cast<std::size_t>(block)].value * block_tokens + offset,
+      runs_.push_back({.slot = store_->page(held, layer).value * block_tokens + offset,
                        .record = store_->host_record(mirror, layer, offset),
                        .count = static_cast<std::int32_t>(count),
                        .head_count = static_cast<std::int32_t>(store_->shape().kv_heads)});

@@ -29,7 +29,7 @@ void HostReads::begin(LayerId layer, std::int64_t first_page) {
 // A page of the table that is a staging page already was put there by this layer's reads.
 std::int64_t HostReads::block_of(const BatchSegment& rows, std::int64_t block, PageId& page) {
   if (page.valid() && page.value < store_->sizes().device_pages) return -1;
-  const std::int32_t index = store_->residency().block_index(rows.sequence, block);
+  const std::int32_t index = store_->book().block_index(rows.sequence, block);
   const auto next = static_cast<std::int64_t>(blocks_.size());
   const auto [place, is_new] = found_.try_emplace(index, next);
   if (is_new) add_block(rows, block, index);
@@ -38,7 +38,7 @@ std::int64_t HostReads::block_of(const BatchSegment& rows, std::int64_t block, P
 }
 
 void HostReads::add_block(const BatchSegment& rows, std::int64_t block, std::int32_t block_index) {
-  const KvResidency& residency = store_->residency();
+  const KvBook& book = store_->book();
   const SequenceId sequence = rows.sequence;
   Block& added = blocks_.emplace_back();
   cells_.resize(cells_.size() + static_cast<std::size_t>(block_cells_), 0);
@@ -52,21 +52,21 @@ void HostReads::add_block(const BatchSegment& rows, std::int64_t block, std::int
     }
   }
   added.page = PageId(next_page_++);
-  if (residency.block_place(sequence, block) != BlockPlace::kRecomputable) {
-    added.record = store_->host_record(residency.host_block(sequence, block), layer_, 0);
+  if (book.block(sequence, block).place != BlockPlace::kRecomputable) {
+    added.record = store_->host_record(book.block(sequence, block).host_block, layer_, 0);
     return;
   }
   added.recomputed = static_cast<std::int32_t>(recomputes_.size());
   recomputes_.push_back({.page = added.page,
                          .scale_page = PageId(block_index),
-                         .input_block = residency.input_block(sequence, block),
+                         .input_block = book.block(sequence, block).input_block,
                          .first_position = block * store_->shape().block_tokens,
                          .rope_key = rows.rope_key});
 }
 
 bool HostReads::has_arrived(SequenceId sequence, std::int64_t block, PageId& page) const {
   if (arrived_ == 0) return false;
-  const auto found = found_.find(store_->residency().block_index(sequence, block));
+  const auto found = found_.find(store_->book().block_index(sequence, block));
   if (found == found_.end() || found->second >= arrived_) return false;
   TRIPHASE_CHECK(blocks_[static_cast<std::size_t>(found->second)].whole,
                  "a first round brings whole blocks");
@@ -93,8 +93,8 @@ std::int32_t HostReads::slot_of(const BatchSegment& rows, std::int64_t token, st
   const std::int64_t offset = token % store_->shape().block_tokens;
   if (has_arrived(sequence, block, page)) return -1;
   TokenCache& cache = store_->token_cache(parts_);
-  const TokenCache::BlockKey key{store_->residency().block_index(sequence, block),
-                                 store_->residency().block_id(sequence, block)};
+  const TokenCache::BlockKey key{store_->book().block_index(sequence, block),
+                                 store_->book().block(sequence, block).id};
   const auto part_bytes = static_cast<std::uint64_t>(store_->geometry().record_bytes() / parts_);
   bytes_.chosen += part_bytes;
   const TokenCache::Hit hit = cache.look_up(layer_.value, part, key, offset);

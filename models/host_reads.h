@@ -25,7 +25,7 @@ namespace triphase {
 struct KvRecompute {
   PageId page;
   PageId scale_page;                // INT8: of its scales
-  std::int32_t input_block = -1;    // KvResidency::input_block
+  std::int32_t input_block = -1;    // KvBlock::input_block
   std::int64_t first_position = 0;  // of its tokens
   std::uint64_t rope_key = 0;
   std::int32_t token_count = 0;  // in the list of tokens, in the order of the blocks
@@ -130,7 +130,7 @@ class HostReads {
   std::vector<KvRecompute> recomputes_;
   std::vector<std::uint8_t> cells_;                       // [block][token][part]: is to come
   std::vector<std::int32_t> slots_;                       // to this slot; -1: to the staging page
-  std::unordered_map<std::int32_t, std::int64_t> found_;  // by KvResidency::block_index
+  std::unordered_map<std::int32_t, std::int64_t> found_;  // by KvBook::block_index
   Bytes bytes_;
 };
 

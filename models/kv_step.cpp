@@ -26,8 +26,9 @@ void KvStep::begin(KvStore& store, std::span<const BatchSegment> rows,
   windows_ = windows;
   find_host_entries();
   make_groups();
+  page_tables_.resize(rows.size());
   if (store.shape().quantized()) make_scale_tables();
-  if (reads_key_columns()) make_column_places();
+  if (reads_transposed_k()) make_column_places();
   std::int64_t count = 0;
   for (const BatchSegment& entry : rows) count += entry.count;
   slot_pages_.resize(static_cast<std::size_t>(count));
@@ -45,13 +46,13 @@ void KvStep::find_host_entries() {
   on_host_.assign(rows_.size(), false);
   // A method chooses with what it keeps on the device.
   if (!store_->shape().host_attention || attention_ != nullptr) return;
-  const KvResidency& residency = store_->residency();
+  const KvBook& book = store_->book();
   for (std::size_t index = 0; index < rows_.size(); ++index) {
     const BatchSegment& entry = rows_[index];
     bool there = entry.decode;
-    const std::int64_t blocks = residency.blocks(entry.sequence);
+    const std::int64_t blocks = book.blocks(entry.sequence);
     for (std::int64_t block = 0; block < blocks && there; ++block) {
-      there = residency.host_copy(entry.sequence, block) >= 0;
+      there = book.block(entry.sequence, block).host_copy() >= 0;
     }
     on_host_[index] = there;
   }
@@ -65,16 +66,14 @@ void KvStep::make_groups() {
                 .blocks =
                     [this](std::size_t entry) {
                       if (on_host_[entry]) return std::int64_t{0};
-                      return store_->residency().blocks(rows_[entry].sequence);
+                      return store_->book().blocks(rows_[entry].sequence);
                     },
                 // A sequence's blocks are in the same tier in every layer.
                 .is_away =
                     [this](std::size_t entry, std::int64_t block) {
-                      const std::span<const PageId> pages =
-                          store_->residency().pages(rows_[entry].sequence, LayerId(0));
-                      return !pages[static_cast<std::size_t>(block)].valid();
+                      return !store_->book().block(rows_[entry].sequence, block).on_device();
                     }};
-    groups_.make(store_->residency(), entries_, store_->sizes().staging_pages);
+    groups_.make(store_->book(), entries_, store_->sizes().staging_pages);
   }
 }
 
@@ -84,16 +83,16 @@ void KvStep::make_scale_tables() {
     const BatchSegment& entry = rows_[index];
     std::vector<PageId>& table = scale_tables_[index];
     table.clear();
-    const std::int64_t blocks = store_->residency().blocks(entry.sequence);
+    const std::int64_t blocks = store_->book().blocks(entry.sequence);
     table.reserve(static_cast<std::size_t>(blocks));
     for (std::int64_t block = 0; block < blocks; ++block) {
-      table.emplace_back(store_->residency().block_index(entry.sequence, block));
+      table.emplace_back(store_->book().block_index(entry.sequence, block));
     }
   }
 }
 
 void KvStep::make_column_places() {
-  store_->key_columns().begin_step();
+  store_->transposed_k().begin_step();
   if (column_places_.size() < rows_.size()) {
     column_places_.resize(rows_.size());
     column_tables_.resize(rows_.size());
@@ -107,14 +106,14 @@ void KvStep::make_column_places() {
     const std::int64_t tokens = entry.first_position + (store_->shape().quantized() ? 0 : 1);
     const std::int64_t blocks = tokens / block_tokens();
     for (std::int64_t block = 0; block < blocks; ++block) {
-      places.push_back(store_->key_columns().take(store_->residency(), entry.sequence, block));
+      places.push_back(store_->transposed_k().take(store_->book(), entry.sequence, block));
     }
   }
 }
 
 void KvStep::add_blocks_without_columns(std::size_t entry, LayerId layer,
                                         std::vector<std::int64_t>& blocks) {
-  const KeyColumns& columns = store_->key_columns();
+  const TransposedK& columns = store_->transposed_k();
   const std::vector<std::int32_t>& places = column_places_[entry];
   for (std::size_t block = 0; block < places.size(); ++block) {
     if (columns.is_ready(columns.page(layer, places[block]))) continue;
@@ -145,7 +144,7 @@ void KvStep::meet_early() {
     const LayerId layer(number / groups());
     std::int64_t& fresh = fresh_.emplace_back(0);
     groups_.for_each_away(
-        store_->residency(), entries_, groups_.at(number % groups()),
+        store_->book(), entries_, groups_.at(number % groups()),
         [&](std::size_t entry, std::int64_t block) {
           const auto source = store_->early_source(layer, rows_[entry].sequence, block);
           const auto found = source ? early.find(*source) : std::nullopt;
@@ -243,11 +242,11 @@ void KvStep::fetch_tokens_for_next_step() {
 std::int64_t KvStep::first_block_to_choose(std::size_t entry, LayerId layer) const {
   const BatchSegment& rows = rows_[entry];
   if (attention_ == nullptr || rows.count != 1) return 0;
-  if (attention_->method().reads_key_columns()) {
+  if (attention_->method().reads_transposed_k()) {
     // Where places are short, keys are read by rows.
-    if (!reads_key_columns()) return 0;
+    if (!reads_transposed_k()) return 0;
     const std::vector<std::int32_t>& places = column_places_[entry];
-    if (std::ranges::find(places, KeyColumns::kNone) != places.end()) return 0;
+    if (std::ranges::find(places, TransposedK::kNone) != places.end()) return 0;
   }
   return attention_->first_key_to_choose(layer, rows.sequence, rows.first_position + 1,
                                          store_->shape().quantized(), block_tokens()) /
@@ -270,7 +269,7 @@ void KvStep::stage(std::int64_t number, std::int64_t first_page) {
     const BatchSegment& entry = rows_[group.first + index];
     const std::int64_t first = first_block_to_choose(group.first + index, layer);
     unit.more_blocks[index].clear();
-    if (first > 0 && reads_key_columns()) {
+    if (first > 0 && reads_transposed_k()) {
       add_blocks_without_columns(group.first + index, layer, unit.more_blocks[index]);
     }
     unit.any_late = unit.any_late || first > 0;
@@ -287,9 +286,8 @@ void KvStep::read_first_round(Unit& unit, LayerId layer, const SequenceGroup& gr
   reads_.begin(layer, unit.first_page);
   for (std::size_t index = 0; index < group.count; ++index) {
     const BatchSegment& entry = rows_[group.first + index];
-    const std::span<const PageId> pages = store_->residency().pages(entry.sequence, layer);
     std::vector<PageId>& table = unit.tables[index];
-    table.assign(pages.begin(), pages.end());
+    store_->fill_pages(entry.sequence, layer, table);
     if (on_host_[group.first + index]) continue;
     if (const TokenChoice* choice = early_choice(entry, layer)) {
       reads_.read_tokens(entry, *choice, table, unit.slots[index]);
@@ -344,20 +342,20 @@ KvSlots KvStep::slots(LayerId layer) {
     std::size_t row = 0;
     for (const OpenRun& run : open_runs_) {
       for (std::int64_t i = 0; i < run.count; ++i, ++row) {
-        slot_pages_[row] = run.open_page;
+        slot_pages_[row] = run.partial_page;
         slot_offsets_[row] = static_cast<std::int32_t>((run.first_position + i) % block);
       }
     }
     return {slot_pages_, slot_offsets_};
   }
   for (const BatchSegment& entry : rows_) {
-    const std::span<const PageId> pages = store_->residency().pages(entry.sequence, layer);
     for (std::int64_t i = 0; i < entry.count; ++i) {
       const std::int64_t position = entry.first_position + i;
+      const KvBlock& own = store_->book().block(entry.sequence, position / block);
       const auto row = static_cast<std::size_t>(entry.first_row + i);
-      slot_pages_[row] = pages[static_cast<std::size_t>(position / block)];
+      slot_pages_[row] = store_->page(own, layer);
       slot_offsets_[row] = static_cast<std::int32_t>(position % block);
-      store_->forget_key_columns(entry.sequence, layer, position / block);
+      store_->forget_transposed_k(entry.sequence, layer, position / block);
     }
   }
   return {slot_pages_, slot_offsets_};
@@ -368,24 +366,22 @@ void KvStep::begin_open_runs(LayerId layer) {
   open_runs_.clear();
   for (std::size_t index = 0; index < rows_.size(); ++index) {
     const BatchSegment& entry = rows_[index];
-    const std::span<const PageId> pages = store_->residency().pages(entry.sequence, layer);
-    PageId& current = store_->open_pages().current(entry.sequence, layer);
+    PageId& current = store_->partial_pages().current(entry.sequence, layer);
     const std::int64_t end = entry.first_position + entry.count;
     for (std::int64_t position = entry.first_position; position < end;) {
       const std::int64_t own = position / block;
       const std::int64_t run_end = std::min(end, (own + 1) * block);
       if (position % block == 0) {
-        current = store_->open_pages().take();
+        current = store_->partial_pages().take();
       } else {
-        TRIPHASE_CHECK(current.valid(), "an open block without its page");
+        TRIPHASE_CHECK(current.valid(), "a partial block without its page");
       }
       open_runs_.push_back({index, position, run_end - position, current});
       if (run_end % block == 0) {
-        closes_.push_back(
-            {.open_page = current,
-             .page = pages[static_cast<std::size_t>(own)],
-             .scale_page = PageId(store_->residency().block_index(entry.sequence, own))});
-        store_->forget_key_columns(entry.sequence, layer, own);
+        closes_.push_back({.partial_page = current,
+                           .page = store_->page(store_->book().block(entry.sequence, own), layer),
+                           .scale_page = PageId(store_->book().block_index(entry.sequence, own))});
+        store_->forget_transposed_k(entry.sequence, layer, own);
         // Queries of this step still read it; free once the layer is done.
         spent_open_.push_back(current);
         current = PageId();
@@ -404,13 +400,13 @@ KvLayerView KvStep::view(LayerId layer) const {
           .kv_heads = shape.kv_heads,
           .head_dim = shape.head_dim,
           .scales = store_->scales(layer),
-          .open_k = store_->open_k_pages(),
-          .open_v = store_->open_v_pages(),
-          .open_dtype = shape.open_dtype,
-          .kt = reads_key_columns() ? store_->key_column_pages() : nullptr,
-          .kt_ready = store_->key_columns().ready(),
-          .kt_pages = store_->key_columns().places() * shape.layers,
-          .kt_run = store_->key_columns().run()};
+          .partial_k = store_->partial_k_pages(),
+          .partial_v = store_->partial_v_pages(),
+          .partial_dtype = shape.partial_dtype,
+          .kt = reads_transposed_k() ? store_->transposed_k_pages() : nullptr,
+          .kt_ready = store_->transposed_k().ready(),
+          .kt_pages = store_->transposed_k().places() * shape.layers,
+          .kt_run = store_->transposed_k().run()};
 }
 
 std::span<const AttentionSegment> KvStep::segments(LayerId layer, std::int64_t group_index) {
@@ -438,7 +434,7 @@ void KvStep::make_segments(LayerId layer, std::int64_t group_index) {
   const SequenceGroup& group = groups_.at(group_index);
   const auto table_of = [&](std::size_t entry) -> std::span<const PageId> {
     if (staging()) return unit_of(number).tables[entry - group.first];
-    return store_->residency().pages(rows_[entry].sequence, layer);
+    return page_tables_[entry];
   };
   const auto add_sequence = [&](std::size_t entry) {
     segment_sequences_.push_back(rows_[entry].sequence);
@@ -446,19 +442,22 @@ void KvStep::make_segments(LayerId layer, std::int64_t group_index) {
     segment_slots_.emplace_back();
     if (staging()) segment_slots_.back() = unit_of(number).slots[entry - group.first];
   };
-  const bool by_columns = reads_key_columns();
+  const bool by_columns = reads_transposed_k();
   const auto columns_of = [&](std::size_t entry) -> std::span<const PageId> {
     if (!by_columns) return {};
     std::vector<PageId>& table = column_tables_[entry];
     table.clear();
     for (const std::int32_t place : column_places_[entry]) {
-      table.push_back(store_->key_columns().page(layer, place));
+      table.push_back(store_->transposed_k().page(layer, place));
     }
     // An empty table would mean another numbering.
     table.emplace_back();
     return table;
   };
   const std::int64_t window = windows_[layer.index()];
+  for (std::size_t entry = 0; entry < page_tables_.size() && !staging(); ++entry) {
+    store_->fill_pages(rows_[entry].sequence, layer, page_tables_[entry]);
+  }
   segments_.clear();
   segment_sequences_.clear();
   segment_slots_.clear();
@@ -475,8 +474,8 @@ void KvStep::make_segments(LayerId layer, std::int64_t group_index) {
            .pages = table_of(run.entry),
            .window = window,
            .scale_pages = scale_tables_[run.entry],
-           .open_page = run.open_page,
-           .key_columns = columns_of(run.entry)});
+           .partial_page = run.partial_page,
+           .transposed_k = columns_of(run.entry)});
     }
     return;
   }
@@ -489,13 +488,13 @@ void KvStep::make_segments(LayerId layer, std::int64_t group_index) {
                          .context_tokens = entry.first_position + entry.count,
                          .pages = table_of(index),
                          .window = window,
-                         .key_columns = columns_of(index)});
+                         .transposed_k = columns_of(index)});
   }
 }
 
 void KvStep::done(LayerId /*layer*/, std::int64_t group) {
   if (group + 1 < groups()) return;
-  for (const PageId page : spent_open_) store_->open_pages().give_back(page);
+  for (const PageId page : spent_open_) store_->partial_pages().give_back(page);
   spent_open_.clear();
 }
 

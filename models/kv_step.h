@@ -1,7 +1,7 @@
 #pragma once
 
-// The KV tables of one decoder step: where each layer's new tokens go, which open blocks close, and
-// what each query attends, with the blocks that are on the host brought into staging pages just
+// The KV tables of one decoder step: where each layer's new tokens go, which partial blocks close,
+// and what each query attends, with the blocks that are on the host brought into staging pages just
 // before they are read. Of a decoded row only the tokens that its attention method chose are
 // brought: ahead, where it knows them before the query exists, else once it has chosen. Layer by
 // layer the caller does
@@ -36,7 +36,7 @@ namespace triphase {
 
 class KvStep {
  public:
-  // Begins a step. The rows' places exist (KvResidency::append). windows: by layer, the sliding
+  // Begins a step. The rows' places exist (KvBook::append). windows: by layer, the sliding
   // window in tokens, 0 for none. `attention`: who chooses the tokens of decoded rows; null: all
   // are attended. Spans and `attention` must stay until the step ends.
   void begin(KvStore& store, std::span<const BatchSegment> rows,
@@ -86,12 +86,12 @@ class KvStep {
   [[nodiscard]] const HostReads& reads() const { return reads_; }
 
  private:
-  // Rows of one entry of rows_ that lie in one block, and the open page of that block (INT8).
+  // Rows of one entry of rows_ that lie in one block, and the partial page of that block (INT8).
   struct OpenRun {
     std::size_t entry = 0;
     std::int64_t first_position = 0;
     std::int64_t count = 0;
-    PageId open_page;
+    PageId partial_page;
   };
   // The staged blocks of one (layer, group); units are numbered layer * groups + group.
   struct Unit {
@@ -113,9 +113,9 @@ class KvStep {
   // By block of what the rows attend: their pages, none where they are on the host.
   void make_scale_tables();
   void make_column_places();
-  [[nodiscard]] bool reads_key_columns() const {
-    return attention_ != nullptr && store_->key_columns().places() > 0 &&
-           attention_->method().reads_key_columns();
+  [[nodiscard]] bool reads_transposed_k() const {
+    return attention_ != nullptr && store_->transposed_k().places() > 0 &&
+           attention_->method().reads_transposed_k();
   }
   // Fills segments_ and what belongs to them.
   void make_segments(LayerId layer, std::int64_t group);
@@ -192,9 +192,10 @@ class KvStep {
   std::vector<std::span<const std::int32_t>> segment_slots_;
   std::vector<std::size_t> segment_entries_;  // index into the group
 
+  std::vector<std::vector<PageId>> page_tables_;   // by entry of rows_, where none is staged
   std::vector<std::vector<PageId>> scale_tables_;  // by entry of rows_
   // By entry of rows_, of a decoded row that may be scored by channels: places of its full blocks
-  // (KeyColumns) and their pages in the layer at hand.
+  // (TransposedK) and their pages in the layer at hand.
   std::vector<std::vector<std::int32_t>> column_places_;
   std::vector<std::vector<PageId>> column_tables_;
   std::vector<OpenRun> open_runs_;  // of the layer at hand, by entry

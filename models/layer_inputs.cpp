@@ -144,7 +144,7 @@ void LayerInputs::save(LayerId layer, const std::int8_t* codes, const float* sca
       const std::int64_t block = position / block_tokens;
       const std::int64_t offset = position % block_tokens;
       const std::int64_t count = std::min(end - position, block_tokens - offset);
-      const std::int32_t home = store_->residency().input_block(entry.sequence, block);
+      const std::int32_t home = store_->book().block(entry.sequence, block).input_block;
       const std::int64_t row = entry.first_row + position - entry.first_position;
       position += count;
       if (home < 0) continue;
@@ -240,9 +240,9 @@ void LayerInputs::put_into_slots(std::span<const KvRecompute> blocks,
                                  std::span<const KvRecomputeToken> tokens, ConstMatrix k,
                                  ConstMatrix v, const KvLayerView& cache, Stream& stream) {
   const bool quantized = cache.quantized();
-  // INT8 tokens pass through an open page, a page at a time, and are quantized by the scales that
+  // INT8 tokens pass through a partial page, a page at a time, and are quantized by the scales that
   // their blocks got when they were closed.
-  const PageId open = quantized ? store_->open_pages().take() : PageId();
+  const PageId open = quantized ? store_->partial_pages().take() : PageId();
   requantized_.clear();
   std::size_t row = 0;
   for (const KvRecompute& block : blocks) {
@@ -267,7 +267,7 @@ void LayerInputs::put_into_slots(std::span<const KvRecompute> blocks,
     if (!quantized) continue;
     input_ops_->kv_requantize(std::span(requantized_).subspan(first, count), cache, stream);
   }
-  if (open.valid()) store_->open_pages().give_back(open);
+  if (open.valid()) store_->partial_pages().give_back(open);
 }
 
 }  // namespace triphase

@@ -28,36 +28,36 @@ void NextStep::foresee() {
     next.count = 1;
     rows_.push_back(next);
   }
-  const KvResidency& residency = store_->residency();
-  entries_ = {.rows = rows_,
-              .blocks = [&residency, this](
-                            std::size_t entry) { return residency.blocks(rows_[entry].sequence); },
-              .is_away =
-                  [&residency, this](std::size_t entry, std::int64_t block) {
-                    const BlockPlace place = residency.block_place(rows_[entry].sequence, block);
-                    return place == BlockPlace::kHost || place == BlockPlace::kLeaving ||
-                           place == BlockPlace::kRecomputable;
-                  }};
+  const KvBook& book = store_->book();
+  entries_ = {
+      .rows = rows_,
+      .blocks = [&book, this](std::size_t entry) { return book.blocks(rows_[entry].sequence); },
+      .is_away =
+          [&book, this](std::size_t entry, std::int64_t block) {
+            const BlockPlace place = book.block(rows_[entry].sequence, block).place;
+            return place == BlockPlace::kHost || place == BlockPlace::kOffloading ||
+                   place == BlockPlace::kRecomputable;
+          }};
   const std::int64_t away = SequenceGroups::most_away(entries_);
   // Nothing to bring; or a sequence that will have to make room.
   done_ = away == 0 || away > store_->sizes().staging_pages;
   if (done_) return;
-  groups_.make(residency, entries_, store_->sizes().staging_pages);
+  groups_.make(book, entries_, store_->sizes().staging_pages);
   fetched_.groups = groups_.count();
 }
 
 // Blocks with saved layer inputs may be discarded before the step begins.
 bool NextStep::is_certain(const BatchSegment& rows, std::int64_t block) const {
-  const KvResidency& residency = store_->residency();
-  return residency.block_place(rows.sequence, block) == BlockPlace::kHost &&
-         residency.input_block(rows.sequence, block) < 0;
+  const KvBook& book = store_->book();
+  return book.block(rows.sequence, block).place == BlockPlace::kHost &&
+         book.block(rows.sequence, block).input_block < 0;
 }
 
 void NextStep::look_at(LayerId layer, const SequenceGroup& group) {
   sources_.clear();
   const std::int64_t window = windows_[layer.index()];
   groups_.for_each_away(
-      store_->residency(), entries_, group, [&](std::size_t entry, std::int64_t block) {
+      store_->book(), entries_, group, [&](std::size_t entry, std::int64_t block) {
         const BatchSegment& rows = rows_[entry];
         if (block < rows.first_block_in_window(window, store_->shape().block_tokens)) return;
         if (!is_certain(rows, block)) return;

@@ -1,7 +1,7 @@
 #pragma once
 
 // What the step to come will surely read of the host, fetched while the present one ends: K and V
-// of closed blocks of the sequences that go on decoding, from the first layer on, as many units as
+// of full blocks of the sequences that go on decoding, from the first layer on, as many units as
 // the staging ring has room for. Each unit takes a range of the ring for all that its group is
 // expected to read there; what is not certain yet (blocks that are still on their way to the host,
 // blocks that a policy may discard) comes to the rest of the range once the step has begun. Dense

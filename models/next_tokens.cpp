@@ -24,7 +24,7 @@ std::size_t NextTokens::first_cell(const EarlyBlocks::Source& source) {
 void NextTokens::look_at(const BatchSegment& rows, LayerId layer, const TokenChoice& choice) {
   TokenCache& cache = store_->token_cache(parts_);
   const std::int64_t block_tokens = store_->shape().block_tokens;
-  const std::int64_t blocks = store_->residency().blocks(rows.sequence);
+  const std::int64_t blocks = store_->book().blocks(rows.sequence);
   std::int64_t block = -1;
   std::optional<EarlyBlocks::Source> source;
   const auto lists = static_cast<std::int64_t>(choice.begins.size()) - 1;

@@ -33,8 +33,7 @@ void SequenceGroups::make_one(std::size_t entries) {
 // Of quarters of the staging pages, so that one is read while others are filled and the link does
 // not wait for what a layer computes besides attention; of larger parts where a sequence needs
 // that. What sequences share is brought once for a group.
-void SequenceGroups::make(const KvResidency& residency, const Entries& entries,
-                          std::int64_t pages) {
+void SequenceGroups::make(const KvBook& book, const Entries& entries, std::int64_t pages) {
   const std::int64_t largest = most_away(entries);
   if (largest == 0) {
     make_one(entries.rows.size());
@@ -44,12 +43,12 @@ void SequenceGroups::make(const KvResidency& residency, const Entries& entries,
   groups_.clear();
   TRIPHASE_CHECK(largest <= pages, "a sequence's blocks on the host exceed the staging pages");
   const std::int64_t room = std::max(pages / kStagedParts, largest);
-  seen_.resize(static_cast<std::size_t>(residency.block_capacity()), -1);
+  seen_.resize(static_cast<std::size_t>(book.block_capacity()), -1);
   const auto pages_of = [&](std::size_t entry) {
     const std::int64_t blocks = entries.blocks(entry);
     std::int64_t count = 0;
     for (std::int64_t block = 0; block < blocks; ++block) {
-      if (entries.is_away(entry, block) && is_new(residency, entries.rows[entry], block)) ++count;
+      if (entries.is_away(entry, block) && is_new(book, entries.rows[entry], block)) ++count;
     }
     return count;
   };

@@ -11,8 +11,8 @@
 #include <utility>
 #include <vector>
 
-#include "memory/kv/kv_residency.h"
 #include "models/forward_batch.h"
+#include "scheduler/kv/kv_book.h"
 
 namespace triphase {
 
@@ -34,7 +34,7 @@ class SequenceGroups {
   [[nodiscard]] static std::int64_t most_away(const Entries& entries);
   // Groups for `pages` staging pages, which an entry's blocks on the host must fit; one group where
   // nothing is there.
-  void make(const KvResidency& residency, const Entries& entries, std::int64_t pages);
+  void make(const KvBook& book, const Entries& entries, std::int64_t pages);
 
   // One group of so many entries; nothing is on the host.
   void make_one(std::size_t entries);
@@ -48,13 +48,13 @@ class SequenceGroups {
 
   // Calls visit(entry, block) for the blocks on the host of one group, each once.
   template <class Visit>
-  void for_each_away(const KvResidency& residency, const Entries& entries,
-                     const SequenceGroup& group, Visit visit) {
+  void for_each_away(const KvBook& book, const Entries& entries, const SequenceGroup& group,
+                     Visit visit) {
     begin_group();
     for (std::size_t entry = group.first; entry < group.first + group.count; ++entry) {
       const std::int64_t blocks = entries.blocks(entry);
       for (std::int64_t block = 0; block < blocks; ++block) {
-        if (entries.is_away(entry, block) && is_new(residency, entries.rows[entry], block)) {
+        if (entries.is_away(entry, block) && is_new(book, entries.rows[entry], block)) {
           visit(entry, block);
         }
       }
@@ -64,14 +64,13 @@ class SequenceGroups {
  private:
   void begin_group() { ++stamp_; }
   // Whether no entry of the group at hand had the block; it counts as seen from here on.
-  bool is_new(const KvResidency& residency, const BatchSegment& rows, std::int64_t block) {
-    std::int64_t& seen =
-        seen_[static_cast<std::size_t>(residency.block_index(rows.sequence, block))];
+  bool is_new(const KvBook& book, const BatchSegment& rows, std::int64_t block) {
+    std::int64_t& seen = seen_[static_cast<std::size_t>(book.block_index(rows.sequence, block))];
     return std::exchange(seen, stamp_) != stamp_;
   }
 
   std::vector<SequenceGroup> groups_;
-  std::vector<std::int64_t> seen_;  // by KvResidency::block_index: the last group's stamp
+  std::vector<std::int64_t> seen_;  // by KvBook::block_index: the last group's stamp
   std::int64_t stamp_ = 0;
   bool staging_ = false;
 };

@@ -10,7 +10,7 @@
 #include <cstring>
 
 #include "base/error.h"
-#include "base/json.h"
+#include "base/json_writer.h"
 #include "runtime/job/file_ops.h"
 
 namespace triphase {
@@ -66,8 +66,10 @@ bool Log::enabled(LogLevel level) const {
 void Log::write(LogLevel level, std::string_view text) {
   if (!enabled(level)) return;
   if (settings_.format == LogFormat::kJson) {
-    put(fmt::format("{{\"level\":{},\"message\":{}}}", json_quote(level_name(level)),
-                    json_quote(text)));
+    std::string line;
+    JsonWriter(line, JsonWriter::Layout::kCompact)
+        .object({{"level", level_name(level)}, {"message", text}});
+    put(line);
   } else if (level == LogLevel::kInfo) {
     put(fmt::format("triphase: {}", text));
   } else {
@@ -80,20 +82,23 @@ void Log::error(const Error& error) {
     put("triphase: error: " + error.message());
     return;
   }
-  std::string line = "{\"level\":\"error\"";
-  const auto add = [&line](std::string_view key, const std::string& value) {
-    if (!value.empty()) line += fmt::format(",\"{}\":{}", key, json_quote(value));
+  std::string line;
+  JsonWriter json(line, JsonWriter::Layout::kCompact);
+  json.begin_object().member("level", "error");
+  const auto add = [&json](std::string_view key, const std::string& value) {
+    if (!value.empty()) json.member(key, value);
   };
   add("code", error.code());
   add("file", error.file());
-  if (error.line() != 0) line += fmt::format(",\"line\":{}", error.line());
-  if (error.byte() != 0) line += fmt::format(",\"byte\":{}", error.byte());
+  if (error.line() != 0) json.member("line", error.line());
+  if (error.byte() != 0) json.member("byte", error.byte());
   add("field", error.field());
   add("found", error.found());
   add("expected", error.expected());
   add("hint", error.hint());
   add("message", error.message());
-  put(line + "}");
+  json.end();
+  put(line);
 }
 
 void Log::raw_line(std::string_view line) { put(line); }

@@ -6,8 +6,6 @@
 #include <cmath>
 #include <utility>
 
-#include "base/json.h"
-
 namespace triphase {
 namespace {
 
@@ -31,7 +29,7 @@ void Progress::begin_phase(std::string_view name) {
   phase_ = name;
   phase_start_ = clock_();
   last_draw_ = phase_start_;
-  draw(phase_, fmt::format("{{\"progress\":{}}}", json_quote(phase_)));
+  draw(phase_, {{"progress", phase_}});
   // A phase's first numbers come soon after its name on a terminal.
   if (mode_ == ProgressMode::kAuto) last_draw_ = -1e9;
 }
@@ -44,7 +42,7 @@ bool Progress::due(double now) {
   return true;
 }
 
-void Progress::draw(std::string_view text, std::string_view json) {
+void Progress::draw(std::string_view text, std::initializer_list<JsonMember> members) {
   switch (mode_) {
     case ProgressMode::kOff:
       return;
@@ -54,9 +52,12 @@ void Progress::draw(std::string_view text, std::string_view json) {
     case ProgressMode::kPlain:
       log_.info(text);
       return;
-    case ProgressMode::kJson:
-      log_.raw_line(json);
+    case ProgressMode::kJson: {
+      std::string line;
+      JsonWriter(line, JsonWriter::Layout::kCompact).object(members);
+      log_.raw_line(line);
       return;
+    }
   }
 }
 
@@ -81,13 +82,15 @@ void Progress::update(const ProgressState& state) {
   text += fmt::format(", {} running, {} tokens generated, {:.1f} tok/s", state.running,
                       state.generated_tokens, rate);
   if (eta) text += ", ETA " + format_duration(*eta);
-  const std::string json = fmt::format(
-      "{{\"progress\":{},\"done\":{},\"total\":{},\"failed\":{},\"running\":{},"
-      "\"prompt_tokens\":{},\"generated_tokens\":{},\"tokens_per_second\":{},\"eta_seconds\":{}}}",
-      json_quote(phase_), state.done, state.total ? fmt::to_string(*state.total) : "null",
-      state.failed, state.running, state.prompt_tokens, state.generated_tokens, json_number(rate),
-      eta ? json_number(*eta) : "null");
-  draw(text, json);
+  draw(text, {{"progress", phase_},
+              {"done", state.done},
+              {"total", state.total},
+              {"failed", state.failed},
+              {"running", state.running},
+              {"prompt_tokens", state.prompt_tokens},
+              {"generated_tokens", state.generated_tokens},
+              {"tokens_per_second", rate},
+              {"eta_seconds", eta}});
 }
 
 void Progress::update_bytes(std::uint64_t done, std::uint64_t total) {
@@ -97,14 +100,12 @@ void Progress::update_bytes(std::uint64_t done, std::uint64_t total) {
   const double rate = elapsed > 0.0 ? static_cast<double>(done) / elapsed : 0.0;
   std::string text = fmt::format("{}: {} of {}, {:.2f} GB/s", phase_, format_bytes(done),
                                  format_bytes(total), rate / 1e9);
-  std::string eta = "null";
+  std::optional<double> eta;
   if (rate > 0.0 && total >= done) {
-    const double seconds = static_cast<double>(total - done) / rate;
-    text += ", ETA " + format_duration(seconds);
-    eta = json_number(seconds);
+    eta = static_cast<double>(total - done) / rate;
+    text += ", ETA " + format_duration(*eta);
   }
-  draw(text, fmt::format("{{\"progress\":{},\"bytes\":{},\"total_bytes\":{},\"eta_seconds\":{}}}",
-                         json_quote(phase_), done, total, eta));
+  draw(text, {{"progress", phase_}, {"bytes", done}, {"total_bytes", total}, {"eta_seconds", eta}});
 }
 
 void Progress::finish() { log_.status(""); }

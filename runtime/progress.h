@@ -7,11 +7,13 @@
 #include <chrono>
 #include <cstdint>
 #include <functional>
+#include <initializer_list>
 #include <optional>
 #include <string>
 #include <string_view>
 
 #include "base/format_bytes.h"
+#include "base/json_writer.h"
 #include "runtime/log.h"
 #include "runtime/options/run_options.h"
 
@@ -49,7 +51,8 @@ class Progress {
 
  private:
   [[nodiscard]] bool due(double now);
-  void draw(std::string_view text, std::string_view json);
+  // `members`: of the line's JSON object.
+  void draw(std::string_view text, std::initializer_list<JsonMember> members);
 
   Log& log_;
   ProgressMode mode_;

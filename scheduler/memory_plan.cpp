@@ -7,6 +7,7 @@
 
 #include "base/error.h"
 #include "base/format_bytes.h"
+#include "scheduler/placement/host_lines.h"
 
 namespace triphase {
 namespace {
@@ -15,24 +16,46 @@ std::uint64_t saturating_sub(std::uint64_t a, std::uint64_t b) { return a > b ? 
 
 // Bytes the smallest request needs beside weights and scratch: one block in every layer.
 std::uint64_t smallest_kv(const MemoryRequest& request) {
-  return (request.page_bytes + request.key_column_bytes + request.scale_bytes) *
+  return (request.page_bytes + request.transposed_k_bytes + request.scale_bytes) *
          static_cast<std::uint64_t>(request.layers);
 }
 
-std::uint64_t open_bytes(const MemoryRequest& request, std::int64_t batch) {
-  if (!request.open_pages) return 0;
-  return request.open_page_bytes * static_cast<std::uint64_t>(request.open_pages(batch));
+std::uint64_t partial_bytes(const MemoryRequest& request, std::int64_t batch) {
+  if (!request.partial_pages) return 0;
+  return request.partial_page_bytes * static_cast<std::uint64_t>(request.partial_pages(batch));
+}
+
+std::uint64_t device_weights(const MemoryRequest& request) {
+  const auto streamed = static_cast<std::uint64_t>(request.streamed_layers);
+  const std::uint64_t slots = streamed > 0 ? kWeightSlots * request.layer_weights : 0;
+  return saturating_sub(request.weights, streamed * request.layer_weights) + slots;
+}
+
+// Blocks that a device must hold beside resident weights.
+constexpr std::uint64_t kFewBlocks = 4;
+
+// As few layers as leave room for a little KV; none where even all of them would not, so that the
+// refusal speaks of the whole model.
+std::int64_t choose_streamed_layers(MemoryRequest request) {
+  const std::uint64_t kv = (request.page_bytes + request.transposed_k_bytes) *
+                           static_cast<std::uint64_t>(request.layers) * kFewBlocks;
+  for (; request.streamed_layers <= request.layers; ++request.streamed_layers) {
+    if (device_weights(request) + request.scratch(1) + kv <= request.budget) {
+      return request.streamed_layers;
+    }
+  }
+  return 0;
 }
 
 // What lies on the device for a batch before the first block has a home.
 std::uint64_t fixed_bytes(const MemoryRequest& request, std::int64_t batch) {
-  return request.weights + request.scratch(batch) + open_bytes(request, batch);
+  return device_weights(request) + request.scratch(batch) + partial_bytes(request, batch);
 }
 
 std::uint64_t kv_room(const MemoryRequest& request, std::int64_t batch) {
   const std::uint64_t rest = saturating_sub(request.budget, fixed_bytes(request, batch));
   if (!request.kv_budget) return rest;
-  return std::min(rest, saturating_sub(*request.kv_budget, open_bytes(request, batch)));
+  return std::min(rest, saturating_sub(*request.kv_budget, partial_bytes(request, batch)));
 }
 
 [[noreturn]] void refuse(const MemoryRequest& request, std::int64_t batch) {
@@ -49,9 +72,9 @@ std::uint64_t kv_room(const MemoryRequest& request, std::int64_t batch) {
   error
       .found(fmt::format("weights {}, scratch for batch {} {} and one KV block {} make {}, and the "
                          "budget is {}",
-                         format_bytes(request.weights), batch, format_bytes(request.scratch(batch)),
-                         format_bytes(smallest_kv(request)), format_bytes(needed),
-                         format_bytes(request.budget)))
+                         format_bytes(device_weights(request)), batch,
+                         format_bytes(request.scratch(batch)), format_bytes(smallest_kv(request)),
+                         format_bytes(needed), format_bytes(request.budget)))
       .expected("a model and a request that fit");
   // The largest batch that would fit is the most useful thing to say.
   for (std::int64_t smaller = batch / 2; smaller >= 1; smaller /= 2) {
@@ -86,29 +109,29 @@ void plan_host_tier(const MemoryRequest& request, std::int64_t wanted_blocks,
                     std::int64_t blocks_per_sequence, std::uint64_t& room, MemoryPlan& plan) {
   const auto layers = static_cast<std::uint64_t>(request.layers);
   const std::uint64_t host_block = request.page_bytes * layers;
+  const std::uint64_t host_room = saturating_sub(request.host->budget, plan.host_weights);
   // Scales stay on the device; they must leave most of it for blocks.
   const std::uint64_t scaled =
       request.scale_bytes > 0 ? room / 2 / (request.scale_bytes * layers) : UINT64_MAX;
   std::uint64_t inputs = 0;
   if (request.host->input_blocks > 0) {
     inputs = static_cast<std::uint64_t>(request.host->input_blocks * plan.batch_size);
-    inputs =
-        std::min({inputs, request.host->budget / 2 / request.host->input_block_bytes, scaled / 2});
+    inputs = std::min({inputs, host_room / 2 / request.host->input_block_bytes, scaled / 2});
   }
   plan.input_blocks = static_cast<std::int64_t>(inputs);
   plan.host_inputs = inputs * request.host->input_block_bytes;
   const std::uint64_t blocks =
       std::min({static_cast<std::uint64_t>(wanted_blocks),
-                (request.host->budget - plan.host_inputs) / host_block, scaled - inputs});
+                (host_room - plan.host_inputs) / host_block, scaled - inputs});
   plan.host_blocks = static_cast<std::int64_t>(blocks);
   plan.host_kv = host_block * blocks;
   const std::uint64_t scales = (blocks + inputs) * request.scale_bytes * layers;
   room -= scales;
   plan.kv += scales;
-  if (request.key_column_bytes > 0) {
+  if (request.transposed_k_bytes > 0) {
     // K^T of a block on the host spares its way at a half of what a home would take. What staging
     // leaves must hold the homes that no step can do without.
-    const std::uint64_t one = request.key_column_bytes * layers;
+    const std::uint64_t one = request.transposed_k_bytes * layers;
     const std::uint64_t homes =
         smallest_kv(request) *
         static_cast<std::uint64_t>(request.host->step_homes +
@@ -116,7 +139,7 @@ void plan_host_tier(const MemoryRequest& request, std::int64_t wanted_blocks,
     const std::uint64_t kept = request.host->holds_everything ? 4 * homes : 2 * homes;
     const std::uint64_t most = room > kept ? std::min(room / 2, room - kept) : 0;
     const std::uint64_t with_columns = std::min(blocks + inputs, most / one);
-    plan.key_column_blocks = static_cast<std::int64_t>(with_columns);
+    plan.transposed_k_blocks = static_cast<std::int64_t>(with_columns);
     room -= with_columns * one;
   }
   const std::int64_t sequences = request.host->holds_everything ? plan.batch_size : 1;
@@ -134,21 +157,26 @@ void plan_host_tier(const MemoryRequest& request, std::int64_t wanted_blocks,
   plan_token_cache(request, room, plan);
 }
 
-}  // namespace
+// Asked for, or the largest whose scratch leaves a block.
+std::int64_t batch_of(const MemoryRequest& request) {
+  if (request.batch_size) return *request.batch_size;
+  std::int64_t batch = kDefaultBatchSize;
+  while (batch > 1 && kv_room(request, batch) < smallest_kv(request)) batch /= 2;
+  return batch;
+}
 
-MemoryPlan plan_memory(const MemoryRequest& request) {
+// Nothing: it does not fit. `request` with its streamed layers settled.
+std::optional<MemoryPlan> divide(const MemoryRequest& request) {
   // Blocks, not pages, are what sequences take: a remainder of pages would be of no use.
   const std::uint64_t block_bytes = smallest_kv(request);
   TRIPHASE_CHECK(block_bytes > 0, "a KV block has bytes in at least one layer");
-  MemoryPlan plan;
-  plan.batch_size = request.batch_size.value_or(kDefaultBatchSize);
-  if (!request.batch_size) {
-    while (plan.batch_size > 1 && kv_room(request, plan.batch_size) < block_bytes) {
-      plan.batch_size /= 2;
-    }
-  }
+  MemoryPlan plan{
+      .streamed_layers = request.streamed_layers,
+      .weights = device_weights(request),
+      .host_weights = static_cast<std::uint64_t>(request.streamed_layers) * request.layer_weights};
+  plan.batch_size = batch_of(request);
   std::uint64_t room = kv_room(request, plan.batch_size);
-  if (room < block_bytes) refuse(request, plan.batch_size);
+  if (room < block_bytes) return std::nullopt;
 
   const std::int64_t blocks_per_sequence =
       (request.context + request.block_tokens - 1) / request.block_tokens;
@@ -159,21 +187,111 @@ MemoryPlan plan_memory(const MemoryRequest& request) {
   };
   if (request.host && (request.host->always || blocks_in(room) < wanted)) {
     plan_host_tier(request, wanted, blocks_per_sequence, room, plan);
-    if (room < block_bytes) refuse(request, plan.batch_size);
+    if (room < block_bytes) return std::nullopt;
   }
   const std::int64_t blocks = std::min(blocks_in(room), wanted);
   plan.kv_pages = blocks * request.layers;
   plan.kv_tokens_per_sequence = std::min(blocks * request.block_tokens, request.context);
-  plan.weights = request.weights;
   plan.scratch = request.scratch(plan.batch_size);
-  plan.open_pages = request.open_pages ? request.open_pages(plan.batch_size) : 0;
+  plan.partial_pages = request.partial_pages ? request.partial_pages(plan.batch_size) : 0;
   const std::uint64_t block_columns =
-      request.key_column_bytes * static_cast<std::uint64_t>(request.layers);
-  if (block_columns > 0) plan.key_column_blocks += blocks;
-  plan.key_columns = block_columns * static_cast<std::uint64_t>(plan.key_column_blocks);
+      request.transposed_k_bytes * static_cast<std::uint64_t>(request.layers);
+  if (block_columns > 0) plan.transposed_k_blocks += blocks;
+  plan.transposed_k = block_columns * static_cast<std::uint64_t>(plan.transposed_k_blocks);
   plan.kv += (block_bytes - block_columns) * static_cast<std::uint64_t>(blocks) +
-             open_bytes(request, plan.batch_size);
+             partial_bytes(request, plan.batch_size);
   return plan;
+}
+
+MemoryRequest settled(MemoryRequest request) {
+  if (request.streamed_layers == 0) request.streamed_layers = choose_streamed_layers(request);
+  return request;
+}
+
+}  // namespace
+
+MemoryRequest memory_request(const SizedModel& model) {
+  const auto block = static_cast<double>(model.block_tokens);
+  const double codes = kv_record_bytes(*model.costs, model.kv_dtype);
+  const double with_scales = kv_layer_bytes(*model.costs, model.kv_dtype, model.block_tokens);
+  const std::int64_t rows =
+      model.batch_size + std::min(model.prefill_chunk, model.batch_size * model.context);
+  const std::uint64_t scratch = model.scratch.value_or(
+      scratch_bytes(*model.costs, rows, model.batch_size, model.weights_dtype));
+  const std::int64_t partial = partial_pages_needed(model.kv_dtype, model.costs->layers,
+                                                    model.block_tokens, model.batch_size, rows);
+  return {.budget = 0,
+          .kv_budget = {},
+          .weights = model.costs->weights(),
+          .layer_weights = model.costs->layer_weights,
+          .streamed_layers = model.streamed_layers,
+          .scratch = [scratch](std::int64_t) { return scratch; },
+          .page_bytes = static_cast<std::uint64_t>(codes * block),
+          .layers = model.costs->layers,
+          .block_tokens = model.block_tokens,
+          .context = model.context,
+          .batch_size = model.batch_size,
+          .scale_bytes = static_cast<std::uint64_t>(std::llround((with_scales - codes) * block)),
+          .partial_page_bytes = static_cast<std::uint64_t>(
+              kv_record_bytes(*model.costs, model.weights_dtype) * block),
+          .partial_pages = [partial](std::int64_t) { return partial; },
+          .host = {}};
+}
+
+MemoryRequest::Host host_tier(const PlacementPolicy& policy, const StaticPlacement& placement,
+                              std::int64_t block_tokens, std::int64_t prefill_chunk) {
+  MemoryRequest::Host host{.holds_everything = placement.host_streams_all,
+                           .always = placement.host_always,
+                           .input_blocks = policy.input_blocks(block_tokens)};
+  if (placement.host_lines) {
+    host.line_homes = kHostLineDeviceBlocks;
+    host.step_homes = (prefill_chunk + block_tokens - 1) / block_tokens;
+  }
+  return host;
+}
+
+std::optional<MemoryPlan> try_plan_memory(const MemoryRequest& request) {
+  return divide(settled(request));
+}
+
+MemoryPlan plan_memory(const MemoryRequest& request) {
+  const MemoryRequest exact = settled(request);
+  std::optional<MemoryPlan> plan = divide(exact);
+  if (!plan) refuse(exact, batch_of(exact));
+  return *plan;
+}
+
+std::int64_t partial_pages_needed(DType kv_dtype, std::int64_t layers, std::int64_t block_tokens,
+                                  std::int64_t sequences, std::int64_t rows) {
+  if (kv_dtype != DType::kInt8) return 0;
+  return layers * sequences + rows / block_tokens + 2 * sequences + 1;
+}
+
+double layers_staged_ahead(std::int64_t staging_pages, std::int64_t blocks, std::int64_t largest,
+                           std::int64_t requests, std::int64_t layers) {
+  if (blocks <= 0) return 0.0;
+  const std::int64_t ahead = staging_pages - std::max(staging_pages / 4, largest);
+  return std::clamp(static_cast<double>(ahead) / static_cast<double>(blocks + requests), 0.0,
+                    static_cast<double>(layers - 1));
+}
+
+PlacementLimits placement_limits(const MemoryRequest& request, const MemoryPlan& plan,
+                                 std::int64_t prefill_chunk) {
+  return {.layers = request.layers,
+          .block_tokens = request.block_tokens,
+          .device_blocks = plan.kv_pages / request.layers,
+          .host_blocks = plan.host_blocks,
+          .input_blocks = plan.input_blocks,
+          .batch_size = plan.batch_size,
+          .prefill_chunk = prefill_chunk};
+}
+
+std::int64_t longest_request(const PlacementPolicy& policy, const MemoryRequest& request,
+                             const MemoryPlan& plan, const PlacementLimits& limits) {
+  const std::int64_t longest = std::min(request.context, policy.longest_line(limits));
+  if (plan.host_blocks == 0) return longest;
+  // Dense attention reads a request's host blocks of one layer together.
+  return std::min(longest, plan.staging_pages * request.block_tokens);
 }
 
 }  // namespace triphase

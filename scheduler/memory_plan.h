@@ -1,38 +1,44 @@
 #pragma once
 
-// How memory is divided before anything is loaded: on the device weights, scratch, KV pages and the
-// staging pages through which KV on the host is read, with a cache of tokens that are read again
-// and again; on the host the KV blocks that the device cannot hold, and saved layer inputs. PURE.
-// All sizes in bytes unless they say otherwise.
+// How memory is divided before anything is loaded, for a run and for a simulated one: on the device
+// weights, scratch, KV pages and the staging pages through which KV on the host is read, with a
+// cache of tokens that are read again and again; on the host the weights that are streamed, the KV
+// blocks that the device cannot hold, and saved layer inputs. PURE. All sizes in bytes unless they
+// say otherwise.
 
 #include <cstdint>
 #include <functional>
 #include <optional>
+
+#include "scheduler/cost/model_costs.h"
+#include "scheduler/placement/placement_policy.h"
 
 namespace triphase {
 
 struct MemoryRequest {
   std::uint64_t budget = 0;                // everything on the device
   std::optional<std::uint64_t> kv_budget;  // KV alone
-  std::uint64_t weights = 0;
+  std::uint64_t weights = 0;               // of the whole model
+  std::uint64_t layer_weights = 0;         // of its largest layer
+  std::int64_t streamed_layers = 0;  // that the policy streams; 0: as few as leave room for KV
   // Activations and workspace for this many sequences decoding together.
   std::function<std::uint64_t(std::int64_t batch)> scratch;
   std::uint64_t page_bytes = 0;
-  std::uint64_t key_column_bytes = 0;  // K^T of a block in one layer; 0: none is kept
+  std::uint64_t transposed_k_bytes = 0;  // K^T of a block in one layer; 0: none is kept
   std::int64_t layers = 0;
   std::int64_t block_tokens = 0;
   std::int64_t context = 0;                // longest sequence the model allows, tokens
   std::optional<std::int64_t> batch_size;  // asked for; nothing: chosen here
 
   // INT8 KV: scales of one block in one layer, on the device wherever the block is, and the pages
-  // of open blocks that a batch needs.
+  // of partial blocks that a batch needs.
   std::uint64_t scale_bytes = 0;
-  std::uint64_t open_page_bytes = 0;
-  std::function<std::int64_t(std::int64_t batch)> open_pages;
+  std::uint64_t partial_page_bytes = 0;
+  std::function<std::int64_t(std::int64_t batch)> partial_pages;
 
   // KV may live on the host.
   struct Host {
-    std::uint64_t budget = 0;
+    std::uint64_t budget = 0;  // everything on the host but its scratch
     // The policy keeps the whole KV there: the device needs staging more than homes.
     bool holds_everything = false;
     // Also where the device alone would do (a policy with a fixed share on the host).
@@ -55,34 +61,84 @@ struct MemoryPlan {
   std::int64_t batch_size = 0;
   std::int64_t kv_pages = 0;
   std::int64_t kv_tokens_per_sequence = 0;  // longest sequence that fits alone
-  std::uint64_t weights = 0;
+  std::int64_t streamed_layers = 0;         // on the host; they cross the link in every step
+  std::uint64_t weights = 0;                // on the device, the slots of streamed layers included
+  std::uint64_t host_weights = 0;
   std::uint64_t scratch = 0;
-  std::uint64_t kv = 0;                // pages, open pages and scales
-  std::uint64_t key_columns = 0;       // K^T of the blocks that can have it on the device
-  std::int64_t key_column_blocks = 0;  // of all layers
+  std::uint64_t kv = 0;                  // pages, partial pages and scales
+  std::uint64_t transposed_k = 0;        // K^T of the blocks that can have it on the device
+  std::int64_t transposed_k_blocks = 0;  // of all layers
   std::int64_t staging_pages = 0;
   std::uint64_t staging = 0;
   std::int64_t cache_pages = 0;  // a multiple of the layers
   std::uint64_t cache = 0;
-  std::int64_t open_pages = 0;
+  std::int64_t partial_pages = 0;
   std::int64_t host_blocks = 0;  // of all layers
   std::uint64_t host_kv = 0;
   std::int64_t input_blocks = 0;  // of saved layer inputs, all layers
   std::uint64_t host_inputs = 0;
   [[nodiscard]] std::uint64_t total() const {
-    return weights + scratch + kv + key_columns + staging + cache;
+    return weights + scratch + kv + transposed_k + staging + cache;
   }
 };
+
+// Layers' weights that the device holds while it streams: one is used while the next one arrives.
+inline constexpr std::int64_t kWeightSlots = 2;
 
 // Default batch: the CPU's throughput has flattened here, and scratch stays small.
 inline constexpr std::int64_t kDefaultBatchSize = 32;
 
-// Divides the budget. KV gets what a full batch of longest sequences could use, at most the rest of
-// the budget; where that is less and there is a host tier, the host gets the same, and up to a
-// third of the rest becomes staging for two longest sequences, up to a sixteenth of it staging for
-// blocks that arrive early, and up to a quarter of what is then left the cache of chosen tokens.
-// Throws ErrorRole::kResources E-MEM-FIT, saying what would fit, when weights, scratch and the
-// smallest request (one block) do not fit.
+// The request of a model that is known by its sizes: no host tier yet, and no budgets.
+struct SizedModel {
+  const ModelCosts* costs = nullptr;
+  DType weights_dtype = DType::kF16;
+  DType kv_dtype = DType::kF16;
+  std::int64_t block_tokens = 0;
+  std::int64_t streamed_layers = 0;
+  std::int64_t batch_size = 0;
+  std::int64_t prefill_chunk = 0;
+  std::int64_t context = 0;              // longest sequence, tokens
+  std::optional<std::uint64_t> scratch;  // nothing: estimated
+};
+[[nodiscard]] MemoryRequest memory_request(const SizedModel& model);
+
+// The host tier as the policy wants it: all but its budget, token cache and bytes of layer inputs.
+[[nodiscard]] MemoryRequest::Host host_tier(const PlacementPolicy& policy,
+                                            const StaticPlacement& placement,
+                                            std::int64_t block_tokens, std::int64_t prefill_chunk);
+
+// Divides the budget. Weights that do not fit beside a little KV are streamed. KV gets what a full
+// batch of longest sequences could use, at most the rest of the budget; where that is less and
+// there is a host tier, the host gets the same, and up to a third of the rest becomes staging for
+// two longest sequences, up to a sixteenth of it staging for blocks that arrive early, and up to a
+// quarter of what is then left the cache of chosen tokens. Throws ErrorRole::kResources E-MEM-FIT,
+// saying what would fit, when weights, scratch and the smallest request (one block) do not fit.
 [[nodiscard]] MemoryPlan plan_memory(const MemoryRequest& request);
+
+// Without the refusal: nothing where it does not fit.
+[[nodiscard]] std::optional<MemoryPlan> try_plan_memory(const MemoryRequest& request);
+
+// INT8: pages of partial blocks that steps of at most `rows` rows of at most `sequences` sequences
+// need: one per sequence and layer, within a layer one per block that is begun, and one for a block
+// that is recomputed. 0 for every other type.
+[[nodiscard]] std::int64_t partial_pages_needed(DType kv_dtype, std::int64_t layers,
+                                                std::int64_t block_tokens, std::int64_t sequences,
+                                                std::int64_t rows);
+
+// Layers whose whole blocks the staging pages take ahead for a step that reads `blocks` blocks of a
+// layer on the host, at most `largest` of one of its `requests`: a quarter of the pages, or those
+// of a request, are being read, and each request may need one more.
+[[nodiscard]] double layers_staged_ahead(std::int64_t staging_pages, std::int64_t blocks,
+                                         std::int64_t largest, std::int64_t requests,
+                                         std::int64_t layers);
+
+// What a policy has to work with.
+[[nodiscard]] PlacementLimits placement_limits(const MemoryRequest& request, const MemoryPlan& plan,
+                                               std::int64_t prefill_chunk);
+
+// Tokens of the longest request that the job can hold, prompt and completion.
+[[nodiscard]] std::int64_t longest_request(const PlacementPolicy& policy,
+                                           const MemoryRequest& request, const MemoryPlan& plan,
+                                           const PlacementLimits& limits);
 
 }  // namespace triphase

@@ -1,5 +1,5 @@
 #!/usr/bin/env python3
-"""Checks who includes whom (docs/ARCHITECTURE.md) in C++ sources of a tree.
+"""Checks who includes whom (docs/ARCHITECTURE.md) in C++ sources of a tree, and who names attention methods.
 
 Usage: check_includes.py [ROOT]      exit 1 and one line per violation when a rule is broken
 """
@@ -9,13 +9,14 @@ import sys
 from pathlib import Path
 
 # Layer -> layers its files may include besides itself. The longest matching prefix is the layer.
-BELOW_MEMORY = {"base", "kernels", "scheduler/attention"}
+BELOW_MEMORY = {"base", "kernels", "scheduler/attention", "scheduler/kv"}
 BELOW_MODELS = BELOW_MEMORY | {"memory"}
 BELOW_RUNTIME = BELOW_MODELS | {"models", "models/config", "scheduler"}
 ALLOWED = {
     "base": set(),
     "scheduler/attention": {"base"},
-    "scheduler": {"base", "scheduler/attention"},
+    "scheduler/kv": {"base"},
+    "scheduler": {"base", "scheduler/attention", "scheduler/kv"},
     "kernels": {"base"},
     "memory": BELOW_MEMORY,
     "models/config": {"base"},
@@ -23,6 +24,8 @@ ALLOWED = {
     "runtime": BELOW_RUNTIME,
     "tools": BELOW_RUNTIME | {"runtime"},
 }
+# Other places ask functions of scheduler/attention/attention_options.h.
+METHOD_ROOMS = ("scheduler/attention/", "models/attention/")
 CUDA_LAYERS = ("memory/cuda/", "kernels/cuda/")
 # Headers of base/ may use the standard library only, so that every layer stays light.
 PROJECT_INCLUDE = re.compile(r'^\s*#\s*include\s+"([^"]+)"', re.MULTILINE)
@@ -50,6 +53,8 @@ def violations_of(path: str, text: str) -> list[str]:
             found.append(f"{path}: {layer} must not include {included} ({target})")
         if included.startswith(CUDA_LAYERS) and not path.startswith(CUDA_LAYERS) and path != "runtime/backend.cpp":
             found.append(f"{path}: only runtime/backend.cpp may include {included}")
+    if "AttentionKind::" in text and not path.startswith(METHOD_ROOMS):
+        found.append(f"{path}: names an AttentionKind:: outside {' and '.join(METHOD_ROOMS)}")
     for included in SYSTEM_INCLUDE.findall(text):
         if included.startswith("cuda") and not path.startswith(CUDA_LAYERS):
             found.append(f"{path}: CUDA header <{included}> outside {' and '.join(CUDA_LAYERS)}")

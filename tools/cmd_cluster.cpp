@@ -34,22 +34,22 @@ ClusterOptions cluster_options(const OptionValues& values) {
 // One sequence, all its KV on the device.
 RunOptions model_options(const OptionValues& values) {
   RunOptions options;
-  options.model = values.text("model");
-  options.device = values.text("device");
-  options.threads = values.integer("threads");
-  options.kv_dtype = dtype_from_name(values.text("kv-dtype"));
-  if (values.has("device-memory")) options.device_memory = values.size("device-memory");
-  options.random_weights = values.flag("random-weights");
-  options.weights_dtype = dtype_from_name(values.text("weights-dtype"));
-  options.check_weights = value_of(kCheckWeightsNames, values.text("check-weights")).value();
-  options.allow_trailing_bytes = values.flag("allow-trailing-bytes");
-  options.progress = value_of(kProgressNames, values.text("progress")).value();
-  options.policy = "device-only";
-  options.batch_size = 1;
+  options.files.model = values.text("model");
+  options.machine.device = values.text("device");
+  options.machine.threads = values.integer("threads");
+  options.machine.kv_dtype = dtype_from_name(values.text("kv-dtype"));
+  if (values.has("device-memory")) options.machine.device_memory = values.size("device-memory");
+  options.weights.random = values.flag("random-weights");
+  options.weights.dtype = dtype_from_name(values.text("weights-dtype"));
+  options.weights.check = value_of(kCheckWeightsNames, values.text("check-weights")).value();
+  options.weights.allow_trailing_bytes = values.flag("allow-trailing-bytes");
+  options.looking.progress = value_of(kProgressNames, values.text("progress")).value();
+  options.machine.policy = "device-only";
+  options.machine.batch_size = 1;
   const std::int64_t chunk = values.integer("prefill-chunk");
-  options.prefill_chunk = chunk > 0 ? chunk : kPrefillChunk;
+  options.machine.prefill_chunk = chunk > 0 ? chunk : kPrefillChunk;
   // Prompts are dense under every method; this one makes their keys visible layer by layer.
-  options.attention.kind = AttentionKind::kLocal;
+  options.attention.kind = attention_from_name("local");
   return options;
 }
 
@@ -129,12 +129,12 @@ int cmd_cluster(const Arguments& arguments, std::unique_ptr<Log>& log) {
   std::vector<TokenId> tokens = context_tokens(model, text, form, file);
   const auto length = static_cast<std::int64_t>(tokens.size());
   check_length(values, length, model);
-  options.max_context = length;
-  const auto backend = Backend::open(options.device, options.threads);
+  options.machine.max_context = length;
+  const auto backend = Backend::open(options.machine.device, options.machine.threads);
   const RunPlan plan = plan_run(options, model, backend->machine());
   check_memory(plan, length);
   check_output(values.text("output"));
-  Progress progress(*log, options.progress);
+  Progress progress(*log, options.looking.progress);
   progress.begin_phase("loading model");
   LoadedModel loaded(model, options, plan, *backend, progress, *log);
   FixedContext context = build_fixed_context(std::move(tokens), cluster_options(values), model,

@@ -11,7 +11,7 @@
 #include <cstring>
 
 #include "base/error.h"
-#include "base/json.h"
+#include "base/json_writer.h"
 #include "runtime/backend.h"
 #include "runtime/build_info.h"
 #include "runtime/error_catalog.h"
@@ -127,12 +127,14 @@ std::vector<Check> check_machine(const std::string& directory) {
 
 std::string as_json(const std::vector<Check>& checks) {
   std::string out;
+  JsonWriter json(out, JsonWriter::Layout::kLines);
+  json.begin_array();
   for (const Check& check : checks) {
-    out += fmt::format("{}\n  {{\"check\": {}, \"result\": \"{}\", \"text\": {}}}",
-                       out.empty() ? "" : ",", json_quote(check.name), verdict_name(check.verdict),
-                       json_quote(check.text));
+    json.object(
+        {{"check", check.name}, {"result", verdict_name(check.verdict)}, {"text", check.text}});
   }
-  return fmt::format("[{}\n]\n", out);
+  json.end();
+  return out + "\n";
 }
 
 std::string as_text(const std::vector<Check>& checks) {

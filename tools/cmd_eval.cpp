@@ -146,7 +146,7 @@ using bench::Row;
 constexpr std::uint64_t kMaxDataBytes = std::uint64_t{1} << 30;
 
 // KV bytes that decoded tokens read, as a share of dense attention's.
-double touched_share(const AttentionRunner* attention, const KvStore::Shape& kv) {
+double attended_share(const AttentionRunner* attention, const KvStore::Shape& kv) {
   if (attention == nullptr) return 1.0;
   const AttentionRunner::ReadBytes bytes =
       attention->read_bytes(static_cast<std::int64_t>(dtype_bytes(kv.dtype)));
@@ -161,10 +161,8 @@ void check_fixed_context(const OptionValues& values, const std::vector<eval::Swe
         .found("with --task " + task)
         .expected("--task exact-match or summarize: the others make their own prompts");
   }
-  const bool squeezed = std::ranges::any_of(cells, [](const eval::SweepCell& cell) {
-    return cell.attention.kind == AttentionKind::kSqueezed;
-  });
-  if (squeezed && !values.has("fixed-context")) refuse_squeezed_alone();
+  if (values.has("fixed-context")) return;
+  for (const eval::SweepCell& cell : cells) check_needs_no_context(cell.attention);
 }
 
 bench::ReportFormat report_format(const std::string& name) {
@@ -183,13 +181,13 @@ class Evaluation {
         log_(log),
         progress_(progress),
         bundle_(open_model(options)),
-        backend_(Backend::open(options.device, options.threads)),
+        backend_(Backend::open(options.machine.device, options.machine.threads)),
         cells_(eval::sweep_cells(sweep_lists(values), bundle_.config, bundle_.weights_dtype)) {
     for (const std::string& note : bundle_.notes) log.info(note);
     check_fixed_context(values, cells_);
     if (bundle_.tokenizer == nullptr) {
       throw Error(ErrorRole::kModel, "E-TOK-NONE", "tokenizer")
-          .file(options.model)
+          .file(options.files.model)
           .found("none")
           .expected("a tokenizer: tasks are texts");
     }
@@ -242,7 +240,7 @@ class Evaluation {
     std::vector<Row> rows = run_task(loaded, data);
     setup_.engine = nullptr;
     const AttentionRunner* attention = loaded.decoder.attention();
-    const double share = touched_share(attention, plan.kv);
+    const double share = attended_share(attention, plan.kv);
     const bool counted = attention != nullptr && attention->touched().context > 0;
     for (Row& row : rows) {
       for (auto& [name, value] : row) {
@@ -263,7 +261,7 @@ class Evaluation {
     RunOptions options = options_;
     const bool watched = values_.text("task") == "attention";
     options.attention = watched ? eval::observable(cell.attention) : cell.attention;
-    options.kv_dtype = cell.kv_dtype;
+    options.machine.kv_dtype = cell.kv_dtype;
     return options;
   }
 
@@ -331,7 +329,7 @@ int cmd_eval(const Arguments& arguments, std::unique_ptr<Log>& log) {
   parse_machine_options(values, options);
   const std::string data = read_small_file(system_file_ops(), values.text("data"), kMaxDataBytes);
   const std::string task = values.text("task");
-  Progress progress(*log, options.progress);
+  Progress progress(*log, options.looking.progress);
   Evaluation evaluation(values, options, *log, progress);
   const bool several = evaluation.cells().size() > 1;
   if (values.has("output")) make_folder(values.text("output"));

@@ -5,7 +5,7 @@
 #include <filesystem>
 
 #include "base/error.h"
-#include "base/json.h"
+#include "base/json_writer.h"
 #include "models/model_summary.h"
 #include "runtime/engine/engine.h"
 #include "runtime/engine/loaded_model.h"
@@ -76,20 +76,20 @@ std::int64_t complete(const OptionValues& values, const RunPlan& plan, const Mod
 std::string draw_attention_map(const OptionValues& values, Log& log) {
   RunOptions options;
   parse_machine_options(values, options);
-  if (options.attention.kind == AttentionKind::kDense) {
+  if (!options.attention.sparse()) {
     throw Error(ErrorRole::kUsage, "E-CLI-CONFLICT", "--attention-map")
         .found("with --attention dense, which touches every token")
         .expected("a sparse --attention, such as swa or sparq");
   }
   std::string prompt = prompt_of(values);
-  options.batch_size = 1;
+  options.machine.batch_size = 1;
   const ModelBundle model = open_model(options);
   for (const std::string& note : model.notes) log.info(note);
   check_below(values, "layer", model.config.layers);
   check_below(values, "head", model.config.kv_heads);
-  const auto backend = Backend::open(options.device, options.threads);
+  const auto backend = Backend::open(options.machine.device, options.machine.threads);
   const RunPlan plan = plan_run(options, model, backend->machine());
-  Progress progress(log, options.progress);
+  Progress progress(log, options.looking.progress);
   progress.begin_phase("loading model");
   LoadedModel loaded(model, options, plan, *backend, progress, log);
   eval::AttentionMapRecorder recorder(values.integer("layer"), values.integer("head"));
@@ -178,50 +178,40 @@ std::string as_text(const ModelSummary& summary) {
   return out;
 }
 
-std::string string_list(const std::vector<std::string>& items) {
-  std::string out;
-  for (const std::string& item : items) out += (out.empty() ? "" : ", ") + json_quote(item);
-  return "[" + out + "]";
-}
-
 std::string as_json(const ModelSummary& summary) {
   const ModelConfig& config = summary.config;
-  std::string out = "{\n  \"format\": \"triphase-inspect/1\"";
-  const auto line = [&out](std::string_view name, const std::string& value) {
-    out += fmt::format(",\n  \"{}\": {}", name, value);
-  };
-  line("model_type", json_quote(summary.model_type));
-  line("architecture", json_quote(summary.architecture));
-  line("layers", fmt::to_string(config.layers));
-  line("hidden_size", fmt::to_string(config.hidden_size));
-  line("ffn_size", fmt::to_string(config.ffn_size));
-  line("heads", fmt::to_string(config.heads));
-  line("kv_heads", fmt::to_string(config.kv_heads));
-  line("head_dim", fmt::to_string(config.head_dim));
-  line("vocab_size", fmt::to_string(config.vocab_size));
-  line("max_positions", fmt::to_string(config.max_positions));
-  line("parameters", fmt::to_string(summary.parameters));
-  line("weight_bytes", fmt::to_string(summary.weight_bytes));
-  line("weights_dtype", json_quote(dtype_name(summary.weights_dtype)));
-  std::string kv;
-  for (const KvCost& cost : summary.kv) {
-    kv += fmt::format("{}{}: {}", kv.empty() ? "" : ", ", json_quote(dtype_name(cost.dtype)),
-                      cost.bytes_per_token);
-  }
-  line("kv_bytes_per_token", "{" + kv + "}");
-  line("weight_files", string_list(summary.weight_files));
-  line("file_bytes", fmt::to_string(summary.file_bytes));
-  line("tokenizer_files", string_list(summary.tokenizer_files));
-  line("notes", string_list(summary.notes));
-  std::string tensors;
+  std::string out;
+  JsonWriter json(out, JsonWriter::Layout::kLines);
+  json.begin_object();
+  json.members({{"format", "triphase-inspect/1"},
+                {"model_type", summary.model_type},
+                {"architecture", summary.architecture},
+                {"layers", config.layers},
+                {"hidden_size", config.hidden_size},
+                {"ffn_size", config.ffn_size},
+                {"heads", config.heads},
+                {"kv_heads", config.kv_heads},
+                {"head_dim", config.head_dim},
+                {"vocab_size", config.vocab_size},
+                {"max_positions", config.max_positions},
+                {"parameters", summary.parameters},
+                {"weight_bytes", summary.weight_bytes},
+                {"weights_dtype", dtype_name(summary.weights_dtype)}});
+  json.key("kv_bytes_per_token").begin_object();
+  for (const KvCost& cost : summary.kv) json.member(dtype_name(cost.dtype), cost.bytes_per_token);
+  json.end();
+  json.key("weight_files").array(summary.weight_files);
+  json.member("file_bytes", summary.file_bytes);
+  json.key("tokenizer_files").array(summary.tokenizer_files);
+  json.key("notes").array(summary.notes);
+  json.key("tensors").begin_array(JsonWriter::Layout::kLines);
   for (const TensorSummary& tensor : summary.tensors) {
-    tensors += fmt::format(
-        "{}\n    {{\"name\": {}, \"dtype\": {}, \"shape\": [{}], \"bytes\": {}, \"file\": {}}}",
-        tensors.empty() ? "" : ",", json_quote(tensor.name), json_quote(tensor.dtype),
-        fmt::join(tensor.shape, ", "), tensor.bytes, json_quote(tensor.file));
+    json.begin_object().members({{"name", tensor.name}, {"dtype", tensor.dtype}});
+    json.key("shape").array(tensor.shape);
+    json.members({{"bytes", tensor.bytes}, {"file", tensor.file}}).end();
   }
-  line("tensors", tensors.empty() ? "[]" : "[" + tensors + "\n  ]");
-  return out + "\n}\n";
+  json.end().end();
+  return out + "\n";
 }
 
 }  // namespace

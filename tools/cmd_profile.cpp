@@ -18,17 +18,17 @@ namespace {
 
 RunOptions run_options(const OptionValues& values) {
   RunOptions options;
-  options.model = values.text("model");
-  options.random_weights = !std::filesystem::is_directory(options.model);
-  options.device = values.text("device");
-  options.threads = values.integer("threads");
-  if (values.has("device-memory")) options.device_memory = values.size("device-memory");
-  if (values.has("host-memory")) options.host_memory = values.size("host-memory");
-  options.kv_dtype = dtype_from_name(values.text("kv-dtype"));
+  options.files.model = values.text("model");
+  options.weights.random = !std::filesystem::is_directory(options.files.model);
+  options.machine.device = values.text("device");
+  options.machine.threads = values.integer("threads");
+  if (values.has("device-memory")) options.machine.device_memory = values.size("device-memory");
+  if (values.has("host-memory")) options.machine.host_memory = values.size("host-memory");
+  options.machine.kv_dtype = dtype_from_name(values.text("kv-dtype"));
   if (values.has("emulate-link")) {
-    options.emulated_link = link_option(values.text("emulate-link"));
+    options.machine.emulated_link = link_option(values.text("emulate-link"));
   }
-  options.progress = value_of(kProgressNames, values.text("progress")).value();
+  options.looking.progress = value_of(kProgressNames, values.text("progress")).value();
   return options;
 }
 
@@ -53,17 +53,17 @@ int cmd_profile(const Arguments& arguments, std::unique_ptr<Log>& log) {
   const std::string output = values.text("output");
   const ModelBundle model = open_model(options);
   for (const std::string& note : model.notes) log->info(note);
-  const auto backend = Backend::open(options.device, options.threads);
-  Progress progress(*log, options.progress);
+  const auto backend = Backend::open(options.machine.device, options.machine.threads);
+  Progress progress(*log, options.looking.progress);
   const std::string kv = values.text("kv-dtype");
   const ProfileRequest request{.seconds = values.seconds("time"),
                                .batch_size = values.integer("batch-size"),
                                .context = values.integer("max-context"),
                                .int8_kv = kv == "auto" || kv == "int8",
                                .name = values.text("name")};
-  log->info(fmt::format("measuring {} for about {:g} s on {}; link: {}", options.model,
+  log->info(fmt::format("measuring {} for about {:g} s on {}; link: {}", options.files.model,
                         request.seconds, device_identity(*backend),
-                        link_identity(options.emulated_link)));
+                        link_identity(options.machine.emulated_link)));
   const MeasuredProfile measured =
       measure_profile(model, options, request, *backend, progress, *log);
   progress.finish();

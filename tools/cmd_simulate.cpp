@@ -86,10 +86,10 @@ std::vector<TableCell> row(const NamedSimulation& named, const PlannedModel& mod
 NamedSimulation simulate_given(const std::string& name, const std::vector<std::string>& options,
                                const CostModel& cost, SimulatedJob job) {
   RunOptions run;
-  run.policy = name.substr(0, name.find(':'));
-  run.policy_options = options;
+  run.machine.policy = name.substr(0, name.find(':'));
+  run.machine.policy_options = options;
   const auto policy = make_policy(run);
-  if (run.policy != "triphase") job.caching_ratio = job.miss_rate = 1.0;
+  if (run.machine.policy != "triphase") job.caching_ratio = job.miss_rate = 1.0;
   return {.detail = fmt::format("{}", fmt::join(options, ", ")),
           .result = simulate(*policy, cost, job)};
 }

@@ -13,8 +13,8 @@
 namespace triphase {
 PlannedModel open_planned_model(const std::string& name) {
   RunOptions options;
-  options.model = name;
-  options.random_weights = !std::filesystem::is_directory(name);
+  options.files.model = name;
+  options.weights.random = !std::filesystem::is_directory(name);
   const ModelBundle bundle = open_model(options);
   PlannedModel model{.name = name,
                      .fingerprint = bundle.identity.fingerprint,

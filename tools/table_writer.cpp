@@ -5,7 +5,7 @@
 #include <cmath>
 
 #include "base/error.h"
-#include "base/json.h"
+#include "base/json_writer.h"
 
 namespace triphase {
 namespace {
@@ -20,17 +20,21 @@ std::string csv_field(const std::string& text) {
   return out + "\"";
 }
 
-std::string json_object(const std::vector<std::string>& columns,
-                        const std::vector<TableCell>& row) {
-  std::string out;
+void write_object(JsonWriter& json, const std::vector<std::string>& columns,
+                  const std::vector<TableCell>& row) {
+  json.begin_object(JsonWriter::Layout::kSpaced);
   for (std::size_t column = 0; column < columns.size(); ++column) {
     const TableCell& cell = row[column];
-    out += fmt::format("{}{}: {}", column == 0 ? "" : ", ", json_quote(columns[column]),
-                       cell.null     ? "null"
-                       : cell.number ? cell.text
-                                     : json_quote(cell.text));
+    json.key(columns[column]);
+    if (cell.null) {
+      json.value(nullptr);
+    } else if (cell.number) {
+      json.value(JsonText{cell.text});
+    } else {
+      json.value(cell.text);
+    }
   }
-  return "{" + out + "}";
+  json.end();
 }
 
 }  // namespace
@@ -48,12 +52,20 @@ TableCell number_cell(double value) {
 std::string format_table(std::string_view format, const std::vector<std::string>& columns,
                          const std::vector<std::vector<TableCell>>& rows) {
   std::string out;
-  if (format == "json" || format == "jsonl") {
+  if (format == "jsonl") {
     for (const auto& row : rows) {
-      const std::string object = json_object(columns, row);
-      out += format == "jsonl" ? object + "\n" : (out.empty() ? "  " : ",\n  ") + object;
+      JsonWriter json(out, JsonWriter::Layout::kSpaced);
+      write_object(json, columns, row);
+      out += '\n';
     }
-    return format == "jsonl" ? out : "[\n" + out + "\n]\n";
+    return out;
+  }
+  if (format == "json") {
+    JsonWriter json(out, JsonWriter::Layout::kLines);
+    json.begin_array();
+    for (const auto& row : rows) write_object(json, columns, row);
+    json.end();
+    return out + "\n";
   }
   if (format == "csv") {
     out = fmt::format("{}\n", fmt::join(columns, ","));

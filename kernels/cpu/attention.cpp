@@ -1,8 +1,7 @@
-#include "kernels/cpu/attention.h"
-
 #include <algorithm>
 #include <cmath>
 
+#include "kernels/cpu/cpu_kernels.h"
 #include "kernels/sizing/attention_workspace.h"
 
 #undef HWY_TARGET_INCLUDE

@@ -229,7 +229,7 @@ inline void find_tokens(const KvLayerView& cache, const Block& block, std::int64
     std::int64_t offset = lo % cache.page_tokens;
     for (std::int64_t token = lo; token < hi; ++page_index, offset = 0) {
       const std::int64_t page =
-          page_index == own ? block.segment->open_page.value
+          page_index == own ? block.segment->partial_page.value
                             : block.segment->pages[static_cast<std::size_t>(page_index)].value;
       const std::int64_t run = std::min(hi - token, cache.page_tokens - offset);
       const std::int64_t at = row_offset(cache, block.kv_head, page, offset);

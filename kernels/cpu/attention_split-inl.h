@@ -188,7 +188,7 @@ void attend_split(const Call& call, const Block& block, const Scratch& scratch,
   });
 }
 
-// lambda and zero per channel of one head's keys (`value` 0) or values (1) of a closed block.
+// lambda and zero per channel of one head's keys (`value` 0) or values (1) of a full block.
 struct BlockScales {
   const float* lambda;
   const float* zero;
@@ -202,7 +202,7 @@ inline BlockScales scales_of(const Call& call, const Block& block, std::int64_t 
   return {lambda, lambda + call.cache.head_dim};
 }
 
-// scaled_q and constants for one closed block.
+// scaled_q and constants for one full block.
 inline void scale_queries(const Call& call, const Block& block, const Scratch& scratch,
                           const BlockScales& scales) {
   const DF d;
@@ -237,7 +237,7 @@ void for_parts(std::int64_t page_tokens, std::int64_t tile, std::int64_t lo, std
   }
 }
 
-// Scores of a closed block's part from its codes.
+// Scores of a full block's part from its codes.
 template <class T>
 void score_codes(const Call& call, const Block& block, const Scratch& scratch,
                  const BlockPart& part, const Tokens<T>& k) {
@@ -251,7 +251,7 @@ void score_codes(const Call& call, const Block& block, const Scratch& scratch,
   }
 }
 
-// Adds the weighted values of a closed block's part, from its codes.
+// Adds the weighted values of a full block's part, from its codes.
 template <class T>
 void weigh_codes(const Call& call, const Block& block, const Scratch& scratch, std::int64_t tile,
                  const BlockPart& part, const Tokens<T>& v, const BlockScales& scales) {
@@ -293,8 +293,8 @@ void attend_split_int8(const Call& call, const Block& block, const Scratch& scra
   std::int64_t widened_at[kTile];
   const Tokens<U8> k_codes{static_cast<const U8*>(cache.k), at, dim, far};
   const Tokens<U8> v_codes{static_cast<const U8*>(cache.v), at, dim, far};
-  const Tokens<Open> k_open{static_cast<const Open*>(cache.open_k), at, dim, 0};
-  const Tokens<Open> v_open{static_cast<const Open*>(cache.open_v), at, dim, 0};
+  const Tokens<Open> k_open{static_cast<const Open*>(cache.partial_k), at, dim, 0};
+  const Tokens<Open> v_open{static_cast<const Open*>(cache.partial_v), at, dim, 0};
   const std::int64_t width = round_up(dim, kLanes);
   const Tokens<float> k_wide{scratch.k_tile, widened_at, width, 0};
   const Tokens<float> v_wide{scratch.v_tile, widened_at, width, 0};
@@ -385,8 +385,8 @@ void attend_selected_int8(const Call& call, const Block& block, const Scratch& s
   std::int64_t widened_at[kTile];
   const Tokens<U8> k{static_cast<const U8*>(cache.k), at, dim, kAhead};
   const Tokens<U8> v{static_cast<const U8*>(cache.v), at, dim, kAhead};
-  const Tokens<Open> k_open{static_cast<const Open*>(cache.open_k), at, dim, 0};
-  const Tokens<Open> v_open{static_cast<const Open*>(cache.open_v), at, dim, 0};
+  const Tokens<Open> k_open{static_cast<const Open*>(cache.partial_k), at, dim, 0};
+  const Tokens<Open> v_open{static_cast<const Open*>(cache.partial_v), at, dim, 0};
   for_tiles(call, block, split, at, [&](std::int64_t tile, std::int64_t lo, std::int64_t hi) {
     for (std::int64_t j = lo; j < hi; ++j) {
       k.prefetch(j);
@@ -412,8 +412,8 @@ inline void attend_split_of_type(const Call& call, const Block& block, const Scr
                                  std::int64_t split) {
   reset(call, block, scratch.split);
   const KvLayerView& cache = call.cache;
-  with_elements(cache.quantized() ? cache.open_k : cache.k,
-                cache.quantized() ? cache.open_dtype : cache.dtype, [&](auto* elements) {
+  with_elements(cache.quantized() ? cache.partial_k : cache.k,
+                cache.quantized() ? cache.partial_dtype : cache.dtype, [&](auto* elements) {
                   using T = std::remove_const_t<std::remove_pointer_t<decltype(elements)>>;
                   if (!cache.quantized()) {
                     attend_split<T>(call, block, scratch, split);

@@ -1,9 +1,9 @@
-#include "kernels/cpu/channel_choice.h"
-
 #include <algorithm>
 #include <bit>
 #include <cmath>
 #include <vector>
+
+#include "kernels/cpu/cpu_sparse_kernels.h"
 
 #undef HWY_TARGET_INCLUDE
 #define HWY_TARGET_INCLUDE "kernels/cpu/channel_choice.cpp"
@@ -107,11 +107,11 @@ void score_pages(const ChoiceCall& call, std::int64_t head, std::int64_t first, 
                  float* scratch, float* scores) {
   const ChannelQuery query = load_query(call, head, scratch);
   const KvLayerView& cache = call.cache;
-  with_elements(cache.quantized() ? cache.open_k : cache.k,
-                cache.quantized() ? cache.open_dtype : cache.dtype, [&](auto* elements) {
+  with_elements(cache.quantized() ? cache.partial_k : cache.k,
+                cache.quantized() ? cache.partial_dtype : cache.dtype, [&](auto* elements) {
                   using T = std::remove_const_t<std::remove_pointer_t<decltype(elements)>>;
-                  score_channels<T>(cache, call.keys, head, query, first, end,
-                                    scratch + call.layout.tile, scores, call.layout.row);
+                  score_channels<T>({cache, call.keys, head}, query, first, end,
+                                    {scores, call.layout.row, scratch + call.layout.tile});
                 });
 }
 

@@ -171,7 +171,7 @@ struct ColumnRun {
   std::int64_t first;
   std::int64_t end;
   bool written;
-  KeyColumnPlace place;  // of the first
+  TransposedKPlace place;  // of the first
 
   [[nodiscard]] std::int64_t blocks() const { return end - first; }
 };
@@ -179,7 +179,7 @@ inline ColumnRun column_run(const KvLayerView& cache, const AttentionSegment& ke
                             std::int64_t kv_head, std::int64_t first, std::int64_t end) {
   const PageId page = written_column_page(cache, keys, static_cast<std::size_t>(first));
   if (!page.valid()) return {first, first + 1, false, {}};
-  ColumnRun run{first, first + 1, true, key_column_place(cache, page, kv_head)};
+  ColumnRun run{first, first + 1, true, transposed_k_place(cache, page, kv_head)};
   const std::int64_t most = std::min(end, first + run.place.end - page.value);
   while (run.end < most) {
     const PageId next = written_column_page(cache, keys, static_cast<std::size_t>(run.end));
@@ -189,112 +189,163 @@ inline ColumnRun column_run(const KvLayerView& cache, const AttentionSegment& ke
   return run;
 }
 
-// Base-2 logits of all tokens of the context's pages [first, end) into to[head * to_stride +
-// token]. `Open` is the type of a cache that is not INT8, else of its open pool.
-template <class Open>
-void score_channels(const KvLayerView& cache, const AttentionSegment& keys, std::int64_t kv_head,
-                    const ChannelQuery& query, std::int64_t first, std::int64_t end, float* tile,
-                    float* to, std::int64_t to_stride) {
-  constexpr std::int64_t kAheadBytes = 8192;
-  const std::int64_t page_tokens = cache.page_tokens;
-  const std::int64_t dim = cache.head_dim;
-  const bool coded = cache.quantized();
-  const std::int64_t own = coded ? (keys.context_tokens - 1) / page_tokens : std::int64_t{-1};
-  const std::int64_t closed = coded ? std::min(end, own) : end;
-  const auto row_of = [&](PageId page) {
-    return (page.value * cache.kv_heads + kv_head) * page_tokens * dim;
-  };
-  const auto scales_of = [&](std::int64_t index) {
-    return cache.scales +
-           (keys.scale_pages[static_cast<std::size_t>(index)].value * 2 * cache.kv_heads +
-            kv_head) *
-               2 * dim;
-  };
-  const auto run = [&]<class T>(const T* k, const T* kt) {
-    const auto columns_of = [&](const ColumnRun& blocks, std::int64_t index) {
-      return Columns<T>{kt + blocks.place.begin + (index - blocks.first) * page_tokens,
-                        query.channels, blocks.place.stride};
-    };
-    const auto ask_for = [&](const ColumnRun& blocks) {
-      if (blocks.written) {
-        prefetch_columns(columns_of(blocks, blocks.first), query.rank,
-                         blocks.blocks() * page_tokens);
-      } else {
-        prefetch_rows(k + row_of(keys.pages[static_cast<std::size_t>(blocks.first)]),
-                      page_tokens * dim * static_cast<std::int64_t>(sizeof(T)));
-      }
-      for (std::int64_t index = blocks.first; coded && index < blocks.end; ++index) {
-        prefetch_rows(scales_of(index), 2 * dim * static_cast<std::int64_t>(sizeof(float)));
-      }
-    };
-    const auto tokens_to = [&](std::int64_t block) {
-      return std::min(block * page_tokens, keys.context_tokens);
-    };
+// One KV head's keys of a sequence.
+struct HeadKeys {
+  const KvLayerView& cache;
+  const AttentionSegment& keys;
+  std::int64_t kv_head;
+
+  // First element of the head's rows in a page.
+  [[nodiscard]] std::int64_t rows_of(PageId page) const {
+    return (page.value * cache.kv_heads + kv_head) * cache.page_tokens * cache.head_dim;
+  }
+  // INT8: lambda [head_dim], then zero [head_dim] of a block.
+  [[nodiscard]] const float* scales_of(std::int64_t block) const {
+    const std::int64_t page = keys.scale_pages[static_cast<std::size_t>(block)].value;
+    return cache.scales + (page * 2 * cache.kv_heads + kv_head) * 2 * cache.head_dim;
+  }
+};
+
+// Where scores go: token t of head h at to[h * stride + t]. `tile` collects channels of rows.
+struct ScoreRows {
+  float* to;
+  std::int64_t stride;
+  float* tile;
+};
+
+// Scores blocks [first, end) of a cache of T run by run, and asks memory for those that follow.
+// All blocks are closed where T is INT8.
+template <class T>
+class BlockScores {
+ public:
+  BlockScores(const HeadKeys& head, const ChannelQuery& query, std::int64_t first, std::int64_t end)
+      : head_(head),
+        query_(query),
+        k_(static_cast<const T*>(head.cache.k)),
+        kt_(static_cast<const T*>(head.cache.kt)),
+        first_(first),
+        end_(end),
+        asked_(first) {}
+
+  void score(const ScoreRows& rows) {
+    constexpr std::int64_t kAheadBytes = 8192;
     const std::int64_t block_bytes =
-        query.rank * page_tokens * static_cast<std::int64_t>(sizeof(T));
+        query_.rank * head_.cache.page_tokens * static_cast<std::int64_t>(sizeof(T));
     const std::int64_t ahead = std::clamp<std::int64_t>(kAheadBytes / block_bytes, 1, 16);
-    std::int64_t asked = first;  // blocks before it have been asked for
-    const auto ask_to = [&](std::int64_t block) {
-      while (asked < std::min(block, closed)) {
-        const ColumnRun next = column_run(cache, keys, kv_head, asked, closed);
-        ask_for(next);
-        asked = next.end;
-      }
-    };
-    ColumnRun blocks{first, first, false, {}};
+    ColumnRun blocks{first_, first_, false, {}};
     ColumnRun next = blocks;  // known if it begins where `blocks` ends
-    while (blocks.end < closed) {
-      blocks = next.first == blocks.end && next.blocks() > 0
-                   ? next
-                   : column_run(cache, keys, kv_head, blocks.end, closed);
+    while (blocks.end < end_) {
+      blocks = next.first == blocks.end && next.blocks() > 0 ? next : run_at(blocks.end);
       ask_to(blocks.end);
       // INT8: blocks are scored one by one, and their scales are needed as well.
-      if (!coded && asked == blocks.end && asked < closed && blocks.blocks() >= ahead) {
-        next = column_run(cache, keys, kv_head, asked, closed);
+      if (!kCoded && asked_ == blocks.end && asked_ < end_ && blocks.blocks() >= ahead) {
+        next = run_at(asked_);
       }
       const bool on_the_way =
           next.first == blocks.end && next.written && next.blocks() == blocks.blocks();
       if (on_the_way) {
-        asked = next.end;
+        asked_ = next.end;
       } else {
         ask_to(blocks.end + ahead);
       }
-      for (std::int64_t index = blocks.first, until = 0; index < blocks.end; index = until) {
-        until = coded ? index + 1 : blocks.end;
-        const float* q = query.q;
-        const float* starts = nullptr;
-        if (coded) {
-          const float* lambda = scales_of(index);
-          scale_channels(query, lambda, lambda + dim);
-          q = query.scaled;
-          starts = query.starts;
+      score_run(blocks, on_the_way ? &next : nullptr, rows);
+    }
+  }
+
+ private:
+  static constexpr bool kCoded = sizeof(T) == 1;
+
+  [[nodiscard]] ColumnRun run_at(std::int64_t block) const {
+    return column_run(head_.cache, head_.keys, head_.kv_head, block, end_);
+  }
+  [[nodiscard]] const T* rows_of(std::int64_t block) const {
+    return k_ + head_.rows_of(head_.keys.pages[static_cast<std::size_t>(block)]);
+  }
+  [[nodiscard]] Columns<T> columns_of(const ColumnRun& blocks, std::int64_t block) const {
+    return {kt_ + blocks.place.begin + (block - blocks.first) * head_.cache.page_tokens,
+            query_.channels, blocks.place.stride};
+  }
+
+  // Asks for the blocks before `block` that were not asked for yet.
+  void ask_to(std::int64_t block) {
+    while (asked_ < std::min(block, end_)) {
+      const ColumnRun next = run_at(asked_);
+      ask_for(next);
+      asked_ = next.end;
+    }
+  }
+  void ask_for(const ColumnRun& blocks) const {
+    const std::int64_t page_tokens = head_.cache.page_tokens;
+    const std::int64_t dim = head_.cache.head_dim;
+    if (blocks.written) {
+      prefetch_columns(columns_of(blocks, blocks.first), query_.rank,
+                       blocks.blocks() * page_tokens);
+    } else {
+      prefetch_rows(rows_of(blocks.first),
+                    page_tokens * dim * static_cast<std::int64_t>(sizeof(T)));
+    }
+    for (std::int64_t block = blocks.first; kCoded && block < blocks.end; ++block) {
+      prefetch_rows(head_.scales_of(block), 2 * dim * static_cast<std::int64_t>(sizeof(float)));
+    }
+  }
+
+  // `next`: the run after, where it is asked for on the way; else null.
+  void score_run(const ColumnRun& blocks, const ColumnRun* next, const ScoreRows& rows) const {
+    const std::int64_t page_tokens = head_.cache.page_tokens;
+    const std::int64_t dim = head_.cache.head_dim;
+    for (std::int64_t block = blocks.first, until = 0; block < blocks.end; block = until) {
+      until = kCoded ? block + 1 : blocks.end;
+      const float* q = query_.q;
+      const float* starts = nullptr;
+      if constexpr (kCoded) {
+        const float* lambda = head_.scales_of(block);
+        scale_channels(query_, lambda, lambda + dim);
+        q = query_.scaled;
+        starts = query_.starts;
+      }
+      const std::int64_t t = block * page_tokens;
+      const std::int64_t count = std::min(until * page_tokens, head_.keys.context_tokens) - t;
+      if (blocks.written) {
+        Columns<T> columns = columns_of(blocks, block);
+        if (next != nullptr) {
+          columns.ahead = kt_ + next->place.begin;
+          columns.ahead_stride = next->place.stride;
         }
-        const std::int64_t t = index * page_tokens;
-        const std::int64_t count = tokens_to(until) - t;
-        if (blocks.written) {
-          Columns<T> columns = columns_of(blocks, index);
-          if (on_the_way) {
-            columns.ahead = kt + next.place.begin;
-            columns.ahead_stride = next.place.stride;
-          }
-          score_columns<T>(columns, count, query, q, starts, to + t, to_stride);
-        } else {
-          score_rows_by_channels(k + row_of(keys.pages[static_cast<std::size_t>(index)]), dim,
-                                 count, query, q, starts, tile, to + t, to_stride);
-        }
+        score_columns<T>(columns, count, query_, q, starts, rows.to + t, rows.stride);
+      } else {
+        score_rows_by_channels(rows_of(block), dim, count, query_, q, starts, rows.tile,
+                               rows.to + t, rows.stride);
       }
     }
-  };
-  if (!coded) {
-    run(static_cast<const Open*>(cache.k), static_cast<const Open*>(cache.kt));
+  }
+
+  const HeadKeys& head_;
+  const ChannelQuery& query_;
+  const T* k_;
+  const T* kt_;
+  std::int64_t first_;
+  std::int64_t end_;
+  std::int64_t asked_;  // blocks before it have been asked for
+};
+
+// Base-2 logits of all tokens of the context's pages [first, end). `Open` is the type of a cache
+// that is not INT8, else of its open pool.
+template <class Open>
+void score_channels(const HeadKeys& head, const ChannelQuery& query, std::int64_t first,
+                    std::int64_t end, const ScoreRows& rows) {
+  const KvLayerView& cache = head.cache;
+  const AttentionSegment& keys = head.keys;
+  if (!cache.quantized()) {
+    BlockScores<Open>(head, query, first, end).score(rows);
     return;
   }
-  run(static_cast<const U8*>(cache.k), static_cast<const U8*>(cache.kt));
+  const std::int64_t own = (keys.context_tokens - 1) / cache.page_tokens;
+  BlockScores<U8>(head, query, first, std::min(end, own)).score(rows);
   if (first <= own && own < end) {
-    const std::int64_t t = own * page_tokens;
-    score_rows_by_channels(static_cast<const Open*>(cache.open_k) + row_of(keys.open_page), dim,
-                           keys.context_tokens - t, query, query.q, nullptr, tile, to + t,
-                           to_stride);
+    const std::int64_t t = own * cache.page_tokens;
+    const Open* open = static_cast<const Open*>(cache.partial_k) + head.rows_of(keys.partial_page);
+    score_rows_by_channels(open, cache.head_dim, keys.context_tokens - t, query, query.q, nullptr,
+                           rows.tile, rows.to + t, rows.stride);
   }
 }
 

@@ -5,8 +5,8 @@
 #include <limits>
 
 #include "base/error.h"
+#include "kernels/cpu/cpu_kernels.h"
 #include "kernels/cpu/for_rows.h"
-#include "kernels/cpu/kv_close.h"
 
 namespace triphase {
 namespace {
@@ -61,10 +61,10 @@ class CpuInputOps final : public InputOps {
 
   void kv_requantize(std::span<const KvRequantize> tokens, const KvLayerView& cache,
                      Stream& /*stream*/) override {
-    TRIPHASE_CHECK(cache.quantized() && cache.open_k != nullptr && cache.scales != nullptr,
+    TRIPHASE_CHECK(cache.quantized() && cache.partial_k != nullptr && cache.scales != nullptr,
                    "kv_requantize: not an INT8 cache");
     for (const KvRequantize& token : tokens) {
-      TRIPHASE_CHECK(token.open_page.valid() && token.scale_page.valid() && token.slot >= 0 &&
+      TRIPHASE_CHECK(token.partial_page.valid() && token.scale_page.valid() && token.slot >= 0 &&
                          token.open_offset >= 0 && token.open_offset < cache.page_tokens,
                      "kv_requantize: a place out of range");
     }

@@ -5,17 +5,8 @@
 #include <string>
 
 #include "base/error.h"
-#include "kernels/cpu/attention.h"
-#include "kernels/cpu/elementwise.h"
-#include "kernels/cpu/kv_append.h"
-#include "kernels/cpu/kv_close.h"
-#include "kernels/cpu/kv_pack.h"
-#include "kernels/cpu/linear.h"
-#include "kernels/cpu/norms.h"
-#include "kernels/cpu/rope.h"
-#include "kernels/cpu/rows.h"
+#include "kernels/cpu/cpu_kernels.h"
 #include "kernels/cpu/simd_target.h"
-#include "kernels/cpu/widen_groups.h"
 #include "kernels/sizing/attention_workspace.h"
 
 namespace triphase {
@@ -43,8 +34,8 @@ bool same_shape(const ConstMatrix& a, const ConstMatrix& b) {
 // As it lies on the device, or in records.
 bool is_cache(const KvLayerView& cache) {
   const bool typed = cache.quantized()
-                         ? cache.scales != nullptr && cache.open_k != nullptr &&
-                               cache.open_v != nullptr && is_weight_type(cache.open_dtype) &&
+                         ? cache.scales != nullptr && cache.partial_k != nullptr &&
+                               cache.partial_v != nullptr && is_weight_type(cache.partial_dtype) &&
                                cache.page_tokens % 16 == 0
                          : is_weight_type(cache.dtype);
   const bool laid_out = !cache.records || !cache.quantized();
@@ -84,11 +75,11 @@ class CpuOps final : public Ops {
     cpu::linear(*pool_, x, w, bias, accumulate, y);
   }
 
-  void widen_groups(const GroupMatrix& w, Matrix y, Stream&) override {
+  void dequantize_groups(const GroupMatrix& w, Matrix y, Stream&) override {
     TRIPHASE_CHECK(is_valid(y) && y.dtype == DType::kF16 && y.rows == w.rows && y.cols == w.cols &&
                        (!w.empty() || y.rows == 0 || y.cols == 0),
-                   "widen_groups: shapes or type");
-    cpu::widen_groups(*pool_, w, y);
+                   "dequantize_groups: shapes or type");
+    cpu::dequantize_groups(*pool_, w, y);
   }
 
   void embed(std::span<const TokenId> ids, ConstMatrix table, float scale, Matrix y,
@@ -166,7 +157,7 @@ class CpuOps final : public Ops {
   void kv_close(std::span<const KvClose> blocks, const KvLayerView& cache, Stream&) override {
     TRIPHASE_CHECK(is_cache(cache) && cache.quantized(), "kv_close: not an INT8 cache");
     for (const KvClose& block : blocks) {
-      TRIPHASE_CHECK(block.open_page.valid() && block.page.valid() && block.scale_page.valid(),
+      TRIPHASE_CHECK(block.partial_page.valid() && block.page.valid() && block.scale_page.valid(),
                      "kv_close: a page out of range");
     }
     cpu::kv_close(*pool_, blocks, cache);
@@ -243,7 +234,7 @@ class CpuOps final : public Ops {
     const std::int64_t first = segment.context_tokens - segment.query_count;
     TRIPHASE_CHECK(
         blocks == 0 || (holds(segment.pages, blocks - 1) &&
-                        holds(segment.scale_pages, blocks - 1) && segment.open_page.valid()),
+                        holds(segment.scale_pages, blocks - 1) && segment.partial_page.valid()),
         "attention: a segment's pages");
     TRIPHASE_CHECK(segment.query_count == 0 || first >= (blocks - 1) * cache.page_tokens,
                    "attention: INT8 queries of more than one block in a segment");

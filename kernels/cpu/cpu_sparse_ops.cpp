@@ -3,10 +3,7 @@
 #include <algorithm>
 
 #include "base/error.h"
-#include "kernels/cpu/channel_choice.h"
-#include "kernels/cpu/group_scores.h"
-#include "kernels/cpu/key_scores.h"
-#include "kernels/cpu/transpose_keys.h"
+#include "kernels/cpu/cpu_sparse_kernels.h"
 #include "kernels/sizing/sparse_workspace.h"
 
 namespace triphase {
@@ -16,7 +13,7 @@ void check_keys(const KvLayerView& cache, const AttentionSegment& keys) {
   TRIPHASE_CHECK(
       cache.k != nullptr && cache.page_tokens > 0 && cache.kv_heads > 0 && cache.head_dim > 0 &&
           (!cache.quantized() ||
-           (cache.scales != nullptr && cache.open_k != nullptr && cache.page_tokens % 16 == 0)),
+           (cache.scales != nullptr && cache.partial_k != nullptr && cache.page_tokens % 16 == 0)),
       "sparse: cache");
   const std::int64_t blocks = (keys.context_tokens + cache.page_tokens - 1) / cache.page_tokens;
   const auto pages = static_cast<std::int64_t>(keys.pages.size());
@@ -27,7 +24,7 @@ void check_keys(const KvLayerView& cache, const AttentionSegment& keys) {
   }
   TRIPHASE_CHECK(pages >= blocks - 1 &&
                      static_cast<std::int64_t>(keys.scale_pages.size()) >= blocks - 1 &&
-                     keys.open_page.valid(),
+                     keys.partial_page.valid(),
                  "sparse: a segment's pages");
 }
 
@@ -45,7 +42,7 @@ class CpuSparseOps final : public SparseOps {
   [[nodiscard]] Device& memory() override { return *memory_; }
   [[nodiscard]] bool selects_for_several_queries() const override { return true; }
   // Lines of 64 bytes here and there arrive at less than half of the rate of half a KiB.
-  [[nodiscard]] std::int64_t key_column_run_bytes() const override { return 512; }
+  [[nodiscard]] std::int64_t transposed_k_run_bytes() const override { return 512; }
 
   void score_keys(ConstMatrix q, std::int64_t row, std::int64_t heads, const KvLayerView& cache,
                   const AttentionSegment& keys, float scale, float* probabilities,
@@ -84,24 +81,24 @@ class CpuSparseOps final : public SparseOps {
                             workspace);
   }
 
-  void sum_columns(ConstMatrix q, std::int64_t heads, const KvLayerView& cache,
-                   const AttentionSegment& segment, std::int64_t first_query, float scale,
-                   float* sums, std::int64_t stride, Workspace workspace, Stream&) override {
+  void accumulate_columns(ConstMatrix q, std::int64_t heads, const KvLayerView& cache,
+                          const AttentionSegment& segment, std::int64_t first_query, float scale,
+                          float* sums, std::int64_t stride, Workspace workspace, Stream&) override {
     check_keys(cache, segment);
     TRIPHASE_CHECK(segment.query_count <= segment.context_tokens && segment.query_begin >= 0 &&
                        segment.query_begin + segment.query_count <= q.rows && first_query >= 0 &&
                        q.cols == heads * cache.head_dim && sums != nullptr &&
                        stride >= segment.context_tokens && segment.selection.empty(),
-                   "sum_columns: shapes");
+                   "accumulate_columns: shapes");
     if (first_query >= segment.query_count) return;
     check_query(q, segment.query_begin, heads, cache.kv_heads);
     const std::int64_t first = segment.context_tokens - segment.query_count;
     TRIPHASE_CHECK(!cache.quantized() || first / cache.page_tokens ==
                                              (segment.context_tokens - 1) / cache.page_tokens,
-                   "sum_columns: INT8 queries of more than one block in a segment");
+                   "accumulate_columns: INT8 queries of more than one block in a segment");
     const AttentionShape shape = shape_of(heads, cache, segment, workspace);
-    cpu::sum_columns(*pool_, q, heads, cache, segment, first_query, scale, sums, stride, shape,
-                     workspace);
+    cpu::accumulate_columns(*pool_, q, heads, cache, segment, first_query, scale, sums, stride,
+                            shape, workspace);
   }
 
   void bound_pages(const KvLayerView& cache, const AttentionSegment& keys, std::int64_t first_token,

@@ -1,7 +1,7 @@
-#include "kernels/cpu/group_scores.h"
-
 #include <algorithm>
 #include <cmath>
+
+#include "kernels/cpu/cpu_sparse_kernels.h"
 
 #undef HWY_TARGET_INCLUDE
 #define HWY_TARGET_INCLUDE "kernels/cpu/group_scores.cpp"
@@ -24,10 +24,10 @@ void for_keys(const Call& call, const Block& block, std::int64_t begin, std::int
     const std::int64_t index = token / cache.page_tokens;
     const std::int64_t offset = token % cache.page_tokens;
     const bool open = cache.quantized() && index == own;
-    const PageId page = open ? keys.open_page : keys.pages[static_cast<std::size_t>(index)];
+    const PageId page = open ? keys.partial_page : keys.pages[static_cast<std::size_t>(index)];
     const std::int64_t at = row_offset(cache, block.kv_head, page.value, offset) + c;
     if (!cache.quantized() || open) {
-      body(load_some(static_cast<const Open*>(open ? cache.open_k : cache.k) + at, count));
+      body(load_some(static_cast<const Open*>(open ? cache.partial_k : cache.k) + at, count));
       continue;
     }
     const BlockScales scales = scales_of(call, block, index, 0);
@@ -65,8 +65,8 @@ void bound_pages(ThreadPool& pool, const KvLayerView& cache, const AttentionSegm
   Call call{};
   call.cache = cache;
   with_elements(
-      cache.quantized() ? cache.open_k : cache.k,
-      cache.quantized() ? cache.open_dtype : cache.dtype, [&](auto* elements) {
+      cache.quantized() ? cache.partial_k : cache.k,
+      cache.quantized() ? cache.partial_dtype : cache.dtype, [&](auto* elements) {
         using T = std::remove_const_t<std::remove_pointer_t<decltype(elements)>>;
         pool.parallel_for((pages - first_page) * cache.kv_heads, [&](std::int64_t task, int) {
           const std::int64_t page = first_page + task / cache.kv_heads;

@@ -1,7 +1,6 @@
-#include "kernels/cpu/key_scores.h"
-
 #include <algorithm>
 
+#include "kernels/cpu/cpu_sparse_kernels.h"
 #include "kernels/sizing/sparse_workspace.h"
 
 #undef HWY_TARGET_INCLUDE
@@ -61,7 +60,7 @@ void score_split(const Call& call, const Block& block, const Scratch& scratch, s
   const std::int64_t element_bytes = coded ? 1 : static_cast<std::int64_t>(sizeof(Open));
   const std::int64_t far = tokens_ahead(dim * element_bytes);
   const Tokens<U8> codes{static_cast<const U8*>(cache.k), at, dim, far};
-  const Tokens<Open> open{static_cast<const Open*>(coded ? cache.open_k : cache.k), at, dim,
+  const Tokens<Open> open{static_cast<const Open*>(coded ? cache.partial_k : cache.k), at, dim,
                           coded ? 0 : far};
   std::int64_t scaled = -1;
   for_tiles(call, block, split, at, [&](std::int64_t tile, std::int64_t lo, std::int64_t hi) {
@@ -90,8 +89,8 @@ void score_split(const Call& call, const Block& block, const Scratch& scratch, s
 void score_split_of_type(const Call& call, const Block& block, const Scratch& scratch,
                          std::int64_t split, float* to, std::int64_t stride) {
   const KvLayerView& cache = call.cache;
-  with_elements(cache.quantized() ? cache.open_k : cache.k,
-                cache.quantized() ? cache.open_dtype : cache.dtype, [&](auto* elements) {
+  with_elements(cache.quantized() ? cache.partial_k : cache.k,
+                cache.quantized() ? cache.partial_dtype : cache.dtype, [&](auto* elements) {
                   using T = std::remove_const_t<std::remove_pointer_t<decltype(elements)>>;
                   score_split<T>(call, block, scratch, split, to, stride);
                 });
@@ -150,10 +149,10 @@ void score_keys(ThreadPool& pool, ConstMatrix q, std::int64_t row, std::int64_t 
   });
 }
 
-void sum_columns(ThreadPool& pool, ConstMatrix q, std::int64_t heads, const KvLayerView& cache,
-                 const AttentionSegment& segment, std::int64_t first_query, float scale,
-                 float* sums, std::int64_t stride, const AttentionShape& shape,
-                 Workspace workspace) {
+void accumulate_columns(ThreadPool& pool, ConstMatrix q, std::int64_t heads,
+                        const KvLayerView& cache, const AttentionSegment& segment,
+                        std::int64_t first_query, float scale, float* sums, std::int64_t stride,
+                        const AttentionShape& shape, Workspace workspace) {
   const ScoreCall score = make_call(pool, q, heads, cache, scale, shape, workspace);
   pool.parallel_for(cache.kv_heads, [&](std::int64_t kv_head, int worker) {
     const Scratch scratch = scratch_of(score.call, worker);
@@ -193,7 +192,7 @@ HWY_AFTER_NAMESPACE();
 namespace triphase::cpu {
 namespace {
 HWY_EXPORT(score_keys);
-HWY_EXPORT(sum_columns);
+HWY_EXPORT(accumulate_columns);
 }  // namespace
 
 void score_keys(ThreadPool& pool, ConstMatrix q, std::int64_t row, std::int64_t heads,
@@ -204,11 +203,11 @@ void score_keys(ThreadPool& pool, ConstMatrix q, std::int64_t row, std::int64_t 
   (pool, q, row, heads, cache, keys, scale, probabilities, stride, shape, workspace);
 }
 
-void sum_columns(ThreadPool& pool, ConstMatrix q, std::int64_t heads, const KvLayerView& cache,
-                 const AttentionSegment& segment, std::int64_t first_query, float scale,
-                 float* sums, std::int64_t stride, const AttentionShape& shape,
-                 Workspace workspace) {
-  HWY_DYNAMIC_DISPATCH(sum_columns)
+void accumulate_columns(ThreadPool& pool, ConstMatrix q, std::int64_t heads,
+                        const KvLayerView& cache, const AttentionSegment& segment,
+                        std::int64_t first_query, float scale, float* sums, std::int64_t stride,
+                        const AttentionShape& shape, Workspace workspace) {
+  HWY_DYNAMIC_DISPATCH(accumulate_columns)
   (pool, q, heads, cache, segment, first_query, scale, sums, stride, shape, workspace);
 }
 

@@ -4,7 +4,7 @@
 #include <limits>
 
 #include "base/error.h"
-#include "kernels/cpu/linear.h"
+#include "kernels/cpu/cpu_kernels.h"
 
 namespace triphase {
 namespace {

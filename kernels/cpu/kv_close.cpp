@@ -1,5 +1,4 @@
-#include "kernels/cpu/kv_close.h"
-
+#include "kernels/cpu/cpu_kernels.h"
 #include "kernels/cpu/for_rows.h"
 
 #undef HWY_TARGET_INCLUDE
@@ -75,45 +74,45 @@ void kv_requantize(ThreadPool& pool, std::span<const KvRequantize> tokens,
                    const KvLayerView& cache) {
   const std::int64_t dim = cache.head_dim;
   const std::int64_t head_elements = cache.page_tokens * dim;
-  with_elements(cache.open_k, cache.open_dtype, [&](auto* elements) {
+  with_elements(cache.partial_k, cache.partial_dtype, [&](auto* elements) {
     using T = std::remove_const_t<std::remove_pointer_t<decltype(elements)>>;
-    for_rows(pool, static_cast<std::int64_t>(tokens.size()), 2 * cache.kv_heads * dim,
-             [&](std::int64_t row) {
-               const KvRequantize& token = tokens[static_cast<std::size_t>(row)];
-               const std::int64_t page = token.slot / cache.page_tokens;
-               const std::int64_t offset = token.slot % cache.page_tokens;
-               for (std::int64_t part = 0; part < 2 * cache.kv_heads; ++part) {
-                 const bool value = part >= cache.kv_heads;
-                 const std::int64_t head = part % cache.kv_heads;
-                 const T* from = static_cast<const T*>(value ? cache.open_v : cache.open_k) +
-                                 (token.open_page.value * cache.kv_heads + head) * head_elements +
-                                 token.open_offset * dim;
-                 auto* codes = static_cast<std::uint8_t*>(value ? cache.v : cache.k) +
-                               (page * cache.kv_heads + head) * head_elements + offset * dim;
-                 const float* lambdas =
-                     cache.scales +
-                     ((token.scale_page.value * 2 + (value ? 1 : 0)) * cache.kv_heads + head) * 2 *
-                         dim;
-                 for_columns(dim, [&](std::int64_t c, std::int64_t count) {
-                   requantize_channels(from + c, count, lambdas + c, lambdas + dim + c, codes + c);
-                 });
-               }
-             });
+    for_rows(
+        pool, static_cast<std::int64_t>(tokens.size()), 2 * cache.kv_heads * dim,
+        [&](std::int64_t row) {
+          const KvRequantize& token = tokens[static_cast<std::size_t>(row)];
+          const std::int64_t page = token.slot / cache.page_tokens;
+          const std::int64_t offset = token.slot % cache.page_tokens;
+          for (std::int64_t part = 0; part < 2 * cache.kv_heads; ++part) {
+            const bool value = part >= cache.kv_heads;
+            const std::int64_t head = part % cache.kv_heads;
+            const T* from = static_cast<const T*>(value ? cache.partial_v : cache.partial_k) +
+                            (token.partial_page.value * cache.kv_heads + head) * head_elements +
+                            token.open_offset * dim;
+            auto* codes = static_cast<std::uint8_t*>(value ? cache.v : cache.k) +
+                          (page * cache.kv_heads + head) * head_elements + offset * dim;
+            const float* lambdas =
+                cache.scales +
+                ((token.scale_page.value * 2 + (value ? 1 : 0)) * cache.kv_heads + head) * 2 * dim;
+            for_columns(dim, [&](std::int64_t c, std::int64_t count) {
+              requantize_channels(from + c, count, lambdas + c, lambdas + dim + c, codes + c);
+            });
+          }
+        });
   });
 }
 
 void kv_close(ThreadPool& pool, std::span<const KvClose> blocks, const KvLayerView& cache) {
   const std::int64_t units = 2 * cache.kv_heads;
   const std::int64_t head_elements = cache.page_tokens * cache.head_dim;
-  with_elements(cache.open_k, cache.open_dtype, [&](auto* elements) {
+  with_elements(cache.partial_k, cache.partial_dtype, [&](auto* elements) {
     using T = std::remove_const_t<std::remove_pointer_t<decltype(elements)>>;
     pool.parallel_for(static_cast<std::int64_t>(blocks.size()) * units, [&](std::int64_t unit,
                                                                             int) {
       const KvClose& block = blocks[static_cast<std::size_t>(unit / units)];
       const bool value = unit % units >= cache.kv_heads;
       const std::int64_t head = unit % cache.kv_heads;
-      const T* from = static_cast<const T*>(value ? cache.open_v : cache.open_k) +
-                      (block.open_page.value * cache.kv_heads + head) * head_elements;
+      const T* from = static_cast<const T*>(value ? cache.partial_v : cache.partial_k) +
+                      (block.partial_page.value * cache.kv_heads + head) * head_elements;
       auto* codes = static_cast<std::uint8_t*>(value ? cache.v : cache.k) +
                     (block.page.value * cache.kv_heads + head) * head_elements;
       float* lambdas =

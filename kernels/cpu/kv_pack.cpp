@@ -1,8 +1,7 @@
-#include "kernels/cpu/kv_pack.h"
-
 #include <cstring>
 
 #include "base/dtype.h"
+#include "kernels/cpu/cpu_kernels.h"
 #include "kernels/cpu/for_rows.h"
 
 namespace triphase::cpu {

@@ -1,6 +1,6 @@
-#include "kernels/cpu/linear.h"
-
 #include <algorithm>
+
+#include "kernels/cpu/cpu_kernels.h"
 
 #undef HWY_TARGET_INCLUDE
 #define HWY_TARGET_INCLUDE "kernels/cpu/linear.cpp"

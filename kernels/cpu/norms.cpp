@@ -1,7 +1,6 @@
-#include "kernels/cpu/norms.h"
-
 #include <cmath>
 
+#include "kernels/cpu/cpu_kernels.h"
 #include "kernels/cpu/for_rows.h"
 
 #undef HWY_TARGET_INCLUDE

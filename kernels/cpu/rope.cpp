@@ -1,5 +1,4 @@
-#include "kernels/cpu/rope.h"
-
+#include "kernels/cpu/cpu_kernels.h"
 #include "kernels/cpu/for_rows.h"
 
 #undef HWY_TARGET_INCLUDE

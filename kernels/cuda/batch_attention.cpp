@@ -22,7 +22,7 @@ std::int64_t blocks_of(const AttentionSegment& segment, const KvLayerView& cache
 
 // What gather_attn's cache can hold; the rest takes the plain kernel.
 bool gather_serves(const KvLayerView& cache) {
-  const DType type = cache.quantized() ? cache.open_dtype : cache.dtype;
+  const DType type = cache.quantized() ? cache.partial_dtype : cache.dtype;
   return (type == DType::kF16 || type == DType::kBF16) &&
          (cache.page_tokens == 32 || cache.page_tokens == 64 || cache.page_tokens == 128) &&
          cache.head_dim <= 256 && cache.head_dim % 8 == 0;
@@ -48,7 +48,7 @@ Route route_of(const AttentionSegment& segment, const KvLayerView& cache, bool d
 // The tables of a run of segments; entry (b, i) of pages is sequence b's i-th page.
 struct Tables {
   std::int64_t max_pages = 1;
-  std::vector<std::int32_t> pages, scale_pages, open_pages, lengths;
+  std::vector<std::int32_t> pages, scale_pages, partial_pages, lengths;
 };
 
 Tables tables_of(std::span<const AttentionSegment> run, const KvLayerView& cache) {
@@ -69,7 +69,7 @@ Tables tables_of(std::span<const AttentionSegment> run, const KvLayerView& cache
     };
     fill(tables.pages, segment.pages);
     if (cache.quantized()) fill(tables.scale_pages, segment.scale_pages);
-    tables.open_pages.push_back(segment.open_page.value);
+    tables.partial_pages.push_back(segment.partial_page.value);
     tables.lengths.push_back(static_cast<std::int32_t>(segment.context_tokens));
   }
   return tables;
@@ -126,8 +126,8 @@ class Batch {
     const std::int64_t group = call_.heads / cache.kv_heads;
     PagedAttention args = paged_arguments();
     const bool on_tensor_cores =
-        prefill_attention_serves(cache.dtype, cache.open_dtype, cache.head_dim, cache.page_tokens,
-                                 group) &&
+        prefill_attention_serves(cache.dtype, cache.partial_dtype, cache.head_dim,
+                                 cache.page_tokens, group) &&
         prefill_attention_shared_bytes(cache.dtype, cache.head_dim) <=
             machine_.shared_bytes_per_block;
     const Tables tables = tables_of(run, cache);
@@ -141,7 +141,7 @@ class Batch {
                           .context_tokens = run[b].context_tokens,
                           .window = run[b].window,
                           .pages_begin = static_cast<std::int64_t>(b) * tables.max_pages,
-                          .open_page = run[b].open_page.value,
+                          .partial_page = run[b].partial_page.value,
                           .first_block = static_cast<std::int32_t>(query_blocks)});
       query_blocks += on_tensor_cores ? prefill_query_blocks(run[b].query_count, group)
                                       : paged_query_blocks(run[b].query_count, group);
@@ -184,59 +184,14 @@ class Batch {
           return segment.weights != nullptr;
         });
     arguments_.reserve(
-        (tables.pages.size() + tables.scale_pages.size() + tables.open_pages.size() +
+        (tables.pages.size() + tables.scale_pages.size() + tables.partial_pages.size() +
          tables.lengths.size() + lists.tokens.size() + lists.slots.size() + lists.counts.size()) *
             sizeof(std::int32_t),
         7, stream_);
 
-    GatherAttnArgs args;
-    args.q = static_cast<const float*>(call_.q.data) + run.front().query_begin * call_.q.row_stride;
-    args.q_stride = call_.q.row_stride;
-    args.sequences = static_cast<int>(sequences);
-    args.heads = static_cast<int>(call_.heads);
-    args.scale = call_.scale;
-    args.cache = {.k = cache.k,
-                  .v = cache.v,
-                  .dtype = cache.dtype,
-                  .page_tokens = static_cast<int>(cache.page_tokens),
-                  .kv_heads = static_cast<int>(cache.kv_heads),
-                  .head_dim = static_cast<int>(cache.head_dim),
-                  .scales = cache.scales,
-                  .open_k = cache.open_k,
-                  .open_v = cache.open_v,
-                  .open_dtype = cache.open_dtype};
-    args.tables.pages = send(tables.pages);
-    args.tables.max_pages = static_cast<int>(tables.max_pages);
-    if (cache.quantized()) {
-      args.tables.scale_pages = send(tables.scale_pages);
-      args.tables.open_pages = send(tables.open_pages);
-    }
-    args.lengths = send(tables.lengths);
-    PlanSplitsArgs split;
-    split.counts = args.lengths;
-    split.rows = static_cast<int>(rows);
-    split.rows_per_count = static_cast<int>(cache.kv_heads);
-    if (lists_given) {
-      args.source = TokenSource::kList;
-      args.list_rows = static_cast<int>(lists.rows);
-      args.list_capacity = static_cast<int>(lists.capacity);
-      args.tokens = send(lists.tokens);
-      args.slots = send(lists.slots);
-      args.list_counts = send(lists.counts);
-      split.counts = args.list_counts;
-      split.rows_per_count = static_cast<int>(rows / lists.rows);
-    }
-    split.unit_tokens = kGatherUnitTokens;
-    if (machine_.deterministic) {
-      split.mode = SplitMode::kFixed;
-      split.part_count = static_cast<int>(unit_count(run, lists, split.rows_per_count));
-    } else {
-      split.row_overhead = kRowOverhead;
-      split.part_count = static_cast<int>(
-          gather_attn_parts(machine_.multiprocessors, machine_.shared_bytes_per_multiprocessor,
-                            group, cache.head_dim, cache.quantized()));
-    }
-
+    GatherAttnArgs args = gather_arguments(run, tables);
+    if (lists_given) add_lists(lists, args);
+    const PlanSplitsArgs split = splits(run, lists, args, group);
     const GatherScratch scratch =
         gather_scratch(sequences, call_.heads, cache.kv_heads, cache.head_dim, split.part_count,
                        cache.quantized(), wants_weights ? lists.rows : 0, lists.capacity);
@@ -256,24 +211,11 @@ class Batch {
     }
     gather_attn(args, handle_);
 
-    MergeStatesArgs merge;
-    merge.sequences = args.sequences;
-    merge.heads = args.heads;
-    merge.kv_heads = static_cast<int>(cache.kv_heads);
-    merge.head_dim = args.cache.head_dim;
-    merge.states = args.states;
-    merge.max_sum = args.max_sum;
-    merge.plan = args.plan;
-    merge.open_results = cache.quantized();
-    merge.out =
-        static_cast<float*>(call_.out.data) + run.front().query_begin * call_.out.row_stride;
-    merge.out_stride = call_.out.row_stride;
-    merge.lse = wants_weights ? lse : nullptr;
-    merge_states(merge, handle_);
+    merge(run, args, wants_weights ? lse : nullptr);
     if (!wants_weights) return;
     token_weights({.sequences = args.sequences,
                    .heads = args.heads,
-                   .kv_heads = merge.kv_heads,
+                   .kv_heads = args.cache.kv_heads,
                    .logits = logits,
                    .lse = lse,
                    .list_counts = args.list_counts,
@@ -296,9 +238,9 @@ class Batch {
     args.v = cache.v;
     args.dtype = cache.dtype;
     args.scales = cache.scales;
-    args.open_k = cache.open_k;
-    args.open_v = cache.open_v;
-    args.open_dtype = cache.open_dtype;
+    args.partial_k = cache.partial_k;
+    args.partial_v = cache.partial_v;
+    args.partial_dtype = cache.partial_dtype;
     args.page_tokens = cache.page_tokens;
     args.kv_heads = cache.kv_heads;
     args.head_dim = cache.head_dim;
@@ -306,6 +248,84 @@ class Batch {
     args.out = static_cast<float*>(call_.out.data);
     args.out_stride = call_.out.row_stride;
     return args;
+  }
+
+  // Everything but the lists, the plan and where results go.
+  GatherAttnArgs gather_arguments(std::span<const AttentionSegment> run, const Tables& tables) {
+    const KvLayerView& cache = call_.cache;
+    GatherAttnArgs args;
+    args.q = static_cast<const float*>(call_.q.data) + run.front().query_begin * call_.q.row_stride;
+    args.q_stride = call_.q.row_stride;
+    args.sequences = static_cast<int>(run.size());
+    args.heads = static_cast<int>(call_.heads);
+    args.scale = call_.scale;
+    args.cache = {.k = cache.k,
+                  .v = cache.v,
+                  .dtype = cache.dtype,
+                  .page_tokens = static_cast<int>(cache.page_tokens),
+                  .kv_heads = static_cast<int>(cache.kv_heads),
+                  .head_dim = static_cast<int>(cache.head_dim),
+                  .scales = cache.scales,
+                  .partial_k = cache.partial_k,
+                  .partial_v = cache.partial_v,
+                  .partial_dtype = cache.partial_dtype};
+    args.tables.pages = send(tables.pages);
+    args.tables.max_pages = static_cast<int>(tables.max_pages);
+    if (cache.quantized()) {
+      args.tables.scale_pages = send(tables.scale_pages);
+      args.tables.partial_pages = send(tables.partial_pages);
+    }
+    args.lengths = send(tables.lengths);
+    return args;
+  }
+
+  void add_lists(const Lists& lists, GatherAttnArgs& args) {
+    args.source = TokenSource::kList;
+    args.list_rows = static_cast<int>(lists.rows);
+    args.list_capacity = static_cast<int>(lists.capacity);
+    args.tokens = send(lists.tokens);
+    args.slots = send(lists.slots);
+    args.list_counts = send(lists.counts);
+  }
+
+  // How the tokens of all rows are divided; `group`: query heads of a KV head.
+  [[nodiscard]] PlanSplitsArgs splits(std::span<const AttentionSegment> run, const Lists& lists,
+                                      const GatherAttnArgs& args, std::int64_t group) const {
+    const KvLayerView& cache = call_.cache;
+    const bool lists_given = lists.rows > 0;
+    PlanSplitsArgs split;
+    split.counts = lists_given ? args.list_counts : args.lengths;
+    split.rows = args.sequences * args.cache.kv_heads;
+    split.rows_per_count = lists_given ? split.rows / args.list_rows : args.cache.kv_heads;
+    split.unit_tokens = kGatherUnitTokens;
+    if (machine_.deterministic) {
+      split.mode = SplitMode::kFixed;
+      split.part_count = static_cast<int>(unit_count(run, lists, split.rows_per_count));
+    } else {
+      split.row_overhead = kRowOverhead;
+      split.part_count = static_cast<int>(
+          gather_attn_parts(machine_.multiprocessors, machine_.shared_bytes_per_multiprocessor,
+                            group, cache.head_dim, cache.quantized()));
+    }
+    return split;
+  }
+
+  // The parts' states of each row to its attended values, and to its log-sum-exp unless null.
+  void merge(std::span<const AttentionSegment> run, const GatherAttnArgs& args, float* lse) {
+    MergeStatesArgs merge;
+    merge.sequences = args.sequences;
+    merge.heads = args.heads;
+    merge.kv_heads = args.cache.kv_heads;
+    merge.head_dim = args.cache.head_dim;
+    merge.states = args.states;
+    merge.max_sum = args.max_sum;
+    merge.plan = args.plan;
+    merge.open_results = call_.cache.quantized();
+    merge.out =
+        static_cast<float*>(call_.out.data) + run.front().query_begin * call_.out.row_stride;
+    merge.out_stride = call_.out.row_stride;
+    merge.lse = lse;
+    merge_states(merge, handle_);
   }
 
   float* floats(std::int64_t count) {

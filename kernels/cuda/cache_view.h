@@ -30,9 +30,9 @@ inline KvCache cache_of(const KvLayerView& view, std::string_view operation) {
           .kv_heads = static_cast<int>(view.kv_heads),
           .head_dim = static_cast<int>(view.head_dim),
           .scales = view.scales,
-          .open_k = view.open_k,
-          .open_v = view.open_v,
-          .open_dtype = view.open_dtype};
+          .partial_k = view.partial_k,
+          .partial_v = view.partial_v,
+          .partial_dtype = view.partial_dtype};
 }
 
 }  // namespace triphase::cuda

@@ -35,7 +35,7 @@ __device__ inline float key_element(const PrefillColumns& call, std::int64_t hea
   };
   if constexpr (sizeof(T) == 1) {
     if (token >= (context - 1) / call.page_tokens * call.page_tokens) {
-      return open_key(call.open_k, call.open_dtype, place(call.open_page));
+      return open_key(call.partial_k, call.partial_dtype, place(call.partial_page));
     }
     const std::int64_t entry = token / call.page_tokens;
     const float* lambda =

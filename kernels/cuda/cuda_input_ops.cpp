@@ -31,14 +31,14 @@ class CudaInputOps final : public InputOps {
     std::vector<KvTokenCodes> places;
     places.reserve(tokens.size());
     for (const KvRequantize& token : tokens) {
-      require(token.open_page.valid() && token.scale_page.valid() && token.slot >= 0 &&
+      require(token.partial_page.valid() && token.scale_page.valid() && token.slot >= 0 &&
                   token.open_offset >= 0 && token.open_offset < cache.page_tokens,
               "kv_requantize", "a place out of range", [&] {
                 return shape_text({{"slot", token.slot}, {"offset", token.open_offset}});
               });
-      places.push_back(
-          {static_cast<std::int32_t>(token.open_page.value * cache.page_tokens) + token.open_offset,
-           token.slot, token.scale_page.value});
+      places.push_back({static_cast<std::int32_t>(token.partial_page.value * cache.page_tokens) +
+                            token.open_offset,
+                        token.slot, token.scale_page.value});
     }
     if (places.empty()) return;
     kv_requantize_tokens(arguments_.send(std::span<const KvTokenCodes>(places), stream),

@@ -66,8 +66,8 @@ class CudaOpsOnStreams final : public CudaOps {
     gemm_tile(x, w, bias, accumulate, y, handle(stream));
   }
 
-  void widen_groups(const GroupMatrix& w, Matrix y, Stream& stream) override {
-    cuda::widen_groups(w, y, handle(stream));
+  void dequantize_groups(const GroupMatrix& w, Matrix y, Stream& stream) override {
+    cuda::dequantize_groups(w, y, handle(stream));
   }
 
   void embed(std::span<const TokenId> ids, ConstMatrix table, float scale, Matrix y,
@@ -156,9 +156,9 @@ class CudaOpsOnStreams final : public CudaOps {
     require(cache.quantized(), "kv_close", "not an INT8 cache", [&] { return shape_of(cache); });
     std::vector<KvBlock> places;
     for (const KvClose& block : blocks) {
-      require(block.open_page.valid() && block.page.valid() && block.scale_page.valid(), "kv_close",
-              "a page out of range", [&] { return shape_of(cache); });
-      places.push_back({block.open_page.value, block.page.value, block.scale_page.value});
+      require(block.partial_page.valid() && block.page.valid() && block.scale_page.valid(),
+              "kv_close", "a page out of range", [&] { return shape_of(cache); });
+      places.push_back({block.partial_page.value, block.page.value, block.scale_page.value});
     }
     if (places.empty()) return;
     kv_quantize_pages(send(places, stream), static_cast<int>(places.size()),
@@ -258,8 +258,8 @@ class CudaOpsOnStreams final : public CudaOps {
     }
     check(segment.pages.size() >= closed, "a segment's pages");
     if (!cache.quantized() || blocks == 0) return;
-    check(segment.scale_pages.size() >= closed && segment.open_page.valid(),
-          "a segment's scale pages or open page");
+    check(segment.scale_pages.size() >= closed && segment.partial_page.valid(),
+          "a segment's scale pages or partial page");
     check(segment.query_count == 0 || segment.context_tokens - segment.query_count >=
                                           static_cast<std::int64_t>(closed) * cache.page_tokens,
           "INT8 queries of more than one block in a segment");

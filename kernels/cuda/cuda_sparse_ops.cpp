@@ -45,8 +45,8 @@ void check_keys(const KvLayerView& cache, const AttentionSegment& keys, const ch
   const std::int64_t closed = cache.quantized() ? blocks - 1 : blocks;
   check(static_cast<std::int64_t>(keys.pages.size()) >= closed, "a segment's pages");
   check(!cache.quantized() || (static_cast<std::int64_t>(keys.scale_pages.size()) >= closed &&
-                               keys.open_page.valid()),
-        "a segment's scale pages or open page");
+                               keys.partial_page.valid()),
+        "a segment's scale pages or partial page");
 }
 
 std::string shape_of(const ConstMatrix& q, std::int64_t row, std::int64_t heads,
@@ -67,7 +67,7 @@ void check_columns(const ConstMatrix& q, std::int64_t heads, const KvLayerView& 
                    const AttentionSegment& segment, std::int64_t first_query, const float* sums,
                    std::int64_t stride) {
   const auto check = [&](bool condition, const char* what) {
-    require(condition, "sum_columns", what, [&] {
+    require(condition, "accumulate_columns", what, [&] {
       return shape_of(cache, segment) + ", " +
              shape_of(q, segment.query_begin, heads, cache.kv_heads) + ", " +
              shape_text({{"query_count", segment.query_count},
@@ -196,10 +196,10 @@ class CudaSparseOpsOnStreams final : public CudaSparseOps {
     stream.synchronize();
   }
 
-  void sum_columns(ConstMatrix q, std::int64_t heads, const KvLayerView& cache,
-                   const AttentionSegment& segment, std::int64_t first_query, float scale,
-                   float* sums, std::int64_t stride, Workspace, Stream& stream) override {
-    check_keys(cache, segment, "sum_columns");
+  void accumulate_columns(ConstMatrix q, std::int64_t heads, const KvLayerView& cache,
+                          const AttentionSegment& segment, std::int64_t first_query, float scale,
+                          float* sums, std::int64_t stride, Workspace, Stream& stream) override {
+    check_keys(cache, segment, "accumulate_columns");
     check_columns(q, heads, cache, segment, first_query, sums, stride);
     if (first_query >= segment.query_count) return;
     const std::int64_t context = segment.context_tokens;
@@ -227,9 +227,9 @@ class CudaSparseOpsOnStreams final : public CudaSparseOps {
       call.dtype = cache.dtype;
       call.scales = cache.scales;
       call.scale_pages = tables.scale_pages;
-      call.open_k = cache.open_k;
-      call.open_dtype = cache.open_dtype;
-      call.open_page = segment.open_page.value;
+      call.partial_k = cache.partial_k;
+      call.partial_dtype = cache.partial_dtype;
+      call.partial_page = segment.partial_page.value;
       call.pages = tables.pages;
       call.page_tokens = cache.page_tokens;
       call.heads = heads;
@@ -367,7 +367,7 @@ class CudaSparseOpsOnStreams final : public CudaSparseOps {
   // A sequence's tables on the device.
   struct Tables {
     const std::int32_t* length = nullptr;
-    const std::int32_t* open_page = nullptr;
+    const std::int32_t* partial_page = nullptr;
     const std::int32_t* pages = nullptr;
     const std::int32_t* scale_pages = nullptr;
   };
@@ -394,14 +394,14 @@ class CudaSparseOpsOnStreams final : public CudaSparseOps {
     }
   }
 
-  // [length, open page], pages, scale pages: one array on its way. With `columns` the pages before
-  // the query's own are those of K^T.
+  // [length, partial page], pages, scale pages: one array on its way. With `columns` the pages
+  // before the query's own are those of K^T.
   Tables send_tables(const KvLayerView& cache, const AttentionSegment& keys, bool columns,
                      Stream& stream) {
     const auto blocks = static_cast<std::size_t>(blocks_of(cache, keys));
     tables_.assign(2 + 2 * blocks, 0);
     tables_[0] = static_cast<std::int32_t>(keys.context_tokens);
-    tables_[1] = keys.open_page.value;
+    tables_[1] = keys.partial_page.value;
     for (std::size_t i = 0; i < std::min(blocks, keys.pages.size()); ++i) {
       const bool transposed = columns && i + 1 < blocks;
       tables_[2 + i] = (transposed ? column_page(cache, keys, i) : keys.pages[i]).value;
@@ -421,9 +421,9 @@ class CudaSparseOpsOnStreams final : public CudaSparseOps {
     return {.keys = cache.k,
             .dtype = cache.dtype,
             .scales = cache.scales,
-            .open_keys = cache.open_k,
-            .open_pages = tables.open_page,
-            .open_dtype = cache.open_dtype,
+            .open_keys = cache.partial_k,
+            .partial_pages = tables.partial_page,
+            .partial_dtype = cache.partial_dtype,
             .pages = tables.pages,
             .scale_pages = tables.scale_pages,
             .max_pages = blocks_of(cache, keys),

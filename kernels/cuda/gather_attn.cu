@@ -42,11 +42,12 @@ void check_args(const GatherAttnArgs& args) {
   check(args.tables.max_pages > 0, "the page table is empty");
   check(args.slots != nullptr || args.tables.pages != nullptr, "no page table");
   if (cache.quantized()) {
-    check(is_float_type(cache.open_dtype), "the open pool must be F16 or BF16");
-    check(cache.scales != nullptr && cache.open_k != nullptr && cache.open_v != nullptr &&
+    check(is_float_type(cache.partial_dtype), "the open pool must be F16 or BF16");
+    check(cache.scales != nullptr && cache.partial_k != nullptr && cache.partial_v != nullptr &&
               args.tables.scale_pages != nullptr,
           "an INT8 cache needs scales, their pages and the open pool");
-    check(args.slots != nullptr || args.tables.open_pages != nullptr, "no table of open pages");
+    check(args.slots != nullptr || args.tables.partial_pages != nullptr,
+          "no table of partial pages");
   }
   if (args.source == TokenSource::kRanges) check(args.ranges != nullptr, "no ranges");
   if (args.source == TokenSource::kList) {
@@ -77,50 +78,52 @@ void gather_attn(const GatherAttnArgs& args, StreamHandle stream) {
   check_args(args);
   const KvCache& cache = args.cache;
   GatherShape shape{};
-  shape.q = args.q;
-  shape.q_dtype = args.q_dtype;
-  shape.q_stride = args.q_stride;
-  shape.log2_scale = args.scale * kLog2E;
-  shape.k = static_cast<const unsigned char*>(cache.k);
-  shape.v = static_cast<const unsigned char*>(cache.v);
-  shape.scales = cache.scales;
-  shape.tables = args.tables;
+  shape.q = {.data = args.q,
+             .dtype = args.q_dtype,
+             .stride = args.q_stride,
+             .log2_scale = args.scale * kLog2E};
+  shape.cache = {.k = static_cast<const unsigned char*>(cache.k),
+                 .v = static_cast<const unsigned char*>(cache.v),
+                 .scales = cache.scales,
+                 .tables = args.tables,
+                 .kv_heads = cache.kv_heads,
+                 .head_dim = cache.head_dim,
+                 .page_shift = cache.page_tokens == 32   ? 5
+                               : cache.page_tokens == 64 ? 6
+                                                         : 7,
+                 .vector_rows = cache.head_dim * dtype_bytes(cache.dtype) % 16 == 0};
   shape.rows = args.plan.rows;
-  shape.kv_heads = cache.kv_heads;
-  shape.head_dim = cache.head_dim;
   shape.group = args.heads / cache.kv_heads;
-  shape.page_shift = cache.page_tokens == 32 ? 5 : cache.page_tokens == 64 ? 6 : 7;
-  shape.vector_rows = cache.head_dim * dtype_bytes(cache.dtype) % 16 == 0;
   shape.lengths = args.lengths;
   shape.source = args.source;
   shape.ranges = args.ranges;
-  shape.tokens = args.tokens;
-  shape.slots = args.slots;
-  shape.list_counts = args.list_counts;
-  shape.list_capacity = args.list_capacity;
-  shape.list_per_row = args.list_rows == args.plan.rows;
+  shape.list = {.tokens = args.tokens,
+                .slots = args.slots,
+                .counts = args.list_counts,
+                .capacity = args.list_capacity,
+                .per_row = args.list_rows == args.plan.rows};
   shape.host_records = static_cast<const unsigned char*>(args.host_records);
   shape.parts = args.plan.parts;
   shape.part_count = args.plan.part_count;
   shape.unit_tokens = args.plan.unit_tokens;
   shape.skip_open = cache.quantized();
-  shape.states = args.states;
-  shape.max_sum = args.max_sum;
-  shape.logits = args.logits;
-  shape.logit_capacity = args.logit_capacity;
+  shape.results = {.states = args.states,
+                   .max_sum = args.max_sum,
+                   .logits = args.logits,
+                   .logit_capacity = args.logit_capacity};
   launch(cache.dtype, shape, stream);
   check_launched("gather_attn", [&] { return shape_of(args); });
 
   if (!cache.quantized()) return;
-  shape.k = static_cast<const unsigned char*>(cache.open_k);
-  shape.v = static_cast<const unsigned char*>(cache.open_v);
-  shape.vector_rows = cache.head_dim * dtype_bytes(cache.open_dtype) % 16 == 0;
-  shape.open_block = true;
+  shape.cache.k = static_cast<const unsigned char*>(cache.partial_k);
+  shape.cache.v = static_cast<const unsigned char*>(cache.partial_v);
+  shape.cache.vector_rows = cache.head_dim * dtype_bytes(cache.partial_dtype) % 16 == 0;
+  shape.partial_block = true;
   shape.skip_open = false;
   shape.part_count = shape.rows;
   shape.result_base = args.plan.part_count + args.plan.rows;
-  launch(cache.open_dtype, shape, stream);
-  check_launched("gather_attn (open block)", [&] { return shape_of(args); });
+  launch(cache.partial_dtype, shape, stream);
+  check_launched("gather_attn (partial block)", [&] { return shape_of(args); });
 }
 
 }  // namespace triphase::cuda

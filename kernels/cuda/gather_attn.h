@@ -9,7 +9,7 @@
 // two query heads per KV head are computed on CUDA cores (gather_cores.h), more on tensor cores
 // (gather_tiles.h). Results are partial states; merge_states makes the output of them.
 //
-// The open block of an INT8 cache is a second launch over the open pool.
+// The partial block of an INT8 cache is a second launch over the open pool.
 
 #include <cstddef>
 #include <cstdint>
@@ -57,7 +57,7 @@ struct GatherAttnArgs {
   const std::int32_t* tokens = nullptr;       // [list_rows][list_capacity]
   const std::int32_t* list_counts = nullptr;  // [list_rows]
   // Optional, beside tokens: where each token lies. A slot (of the open pool for tokens of an INT8
-  // cache's open block), or ~record for a host record. Without it the page tables say.
+  // cache's partial block), or ~record for a host record. Without it the page tables say.
   const std::int32_t* slots = nullptr;
   // Host records, [token][kv_head][K, V][head_dim] in the cache's type: mapped pinned memory, read
   // in place. Null: tokens with a host place are left out (their states come from elsewhere).
@@ -68,7 +68,7 @@ struct GatherAttnArgs {
 
   // Results: states[result][query head of the row][head_dim] and (max, sum) [result][query head] in
   // units of log2; unnormalized output. Result numbers: plan parts first (part + row), then, INT8
-  // only, one per row for the open block. kernels/sizing's gather_states_layout() of them.
+  // only, one per row for the partial block. kernels/sizing's gather_states_layout() of them.
   float* states = nullptr;
   float* max_sum = nullptr;
 

@@ -115,11 +115,11 @@ class GatherCores
     TRIPHASE_UNROLL
     for (int i = 0; i < kGatherVector; ++i) {
       const int c = channel() + i;
-      const bool valid = c < shape_.head_dim;
+      const bool valid = c < shape_.cache.head_dim;
       const float k_lambda = valid ? k_scales[c] : 0.0F;
-      k_zero_[i] = 8388608.0F + (valid ? k_scales[shape_.head_dim + c] : 0.0F);
+      k_zero_[i] = 8388608.0F + (valid ? k_scales[shape_.cache.head_dim + c] : 0.0F);
       v_lambda_[i] = valid ? v_scales[c] : 0.0F;
-      v_zero_[i] = 8388608.0F + (valid ? v_scales[shape_.head_dim + c] : 0.0F);
+      v_zero_[i] = 8388608.0F + (valid ? v_scales[shape_.cache.head_dim + c] : 0.0F);
       TRIPHASE_UNROLL
       for (int g = 0; g < G; ++g) q_[g][i] *= k_lambda;
     }
@@ -189,7 +189,7 @@ class GatherCores
         score[u][g] = (mine >> u & 1U) != 0 ? sum : -INFINITY;
       }
     }
-    if (shape_.logits != nullptr) {
+    if (shape_.results.logits != nullptr) {
       TRIPHASE_UNROLL
       for (int u = 0; u < kBatch; ++u) {
         if ((done >> u & 1U) == 0) continue;
@@ -270,13 +270,13 @@ class GatherCores
       if (head >= shape_.group) continue;
       const std::int64_t at = static_cast<std::int64_t>(result) * shape_.group + head;
       if (lane_id() == 0) {
-        shape_.max_sum[2 * at] = max_[g];
-        shape_.max_sum[2 * at + 1] = sum_[g];
+        shape_.results.max_sum[2 * at] = max_[g];
+        shape_.results.max_sum[2 * at + 1] = sum_[g];
       }
-      float* to = shape_.states + at * shape_.head_dim + channel();
+      float* to = shape_.results.states + at * shape_.cache.head_dim + channel();
       TRIPHASE_UNROLL
       for (int i = 0; i < kGatherVector; ++i) {
-        if (channel() + i < shape_.head_dim) to[i] = output_[g][i];
+        if (channel() + i < shape_.cache.head_dim) to[i] = output_[g][i];
       }
     }
   }

@@ -21,9 +21,9 @@ void launch_gather_dim(const GatherShape& shape, StreamHandle stream) {
 
 template <class E>
 void launch_gather_type(const GatherShape& shape, StreamHandle stream) {
-  if (shape.head_dim <= 64) {
+  if (shape.cache.head_dim <= 64) {
     launch_gather_dim<E, 64>(shape, stream);
-  } else if (shape.head_dim <= 128) {
+  } else if (shape.cache.head_dim <= 128) {
     launch_gather_dim<E, 128>(shape, stream);
   } else {
     launch_gather_dim<E, 256>(shape, stream);

@@ -109,7 +109,7 @@ class GatherTiles
     const auto value_of = [&](int channel) {
       const float value = this->query(head, channel);
       if constexpr (!kCodes) return value;
-      return channel < shape_.head_dim ? value * scales[channel] : 0.0F;
+      return channel < shape_.cache.head_dim ? value * scales[channel] : 0.0F;
     };
     float most = 0.0F;
     float start = 0.0F;
@@ -121,8 +121,8 @@ class GatherTiles
         const float value = value_of(channel);
         most = larger(most, fabsf(value));
         if constexpr (kCodes) {
-          if (channel < shape_.head_dim) {
-            start = fma_rn(-value, scales[shape_.head_dim + channel], start);
+          if (channel < shape_.cache.head_dim) {
+            start = fma_rn(-value, scales[shape_.cache.head_dim + channel], start);
           }
         }
       }
@@ -186,9 +186,9 @@ class GatherTiles
       TRIPHASE_UNROLL
       for (int i = 0; i < 4; ++i) {
         const int channel = output_channel(tile, i / 2);
-        if (channel < shape_.head_dim) {
+        if (channel < shape_.cache.head_dim) {
           const float value =
-              fma_rn(-scales[shape_.head_dim + channel], sum[i % 2], block_[tile][i]);
+              fma_rn(-scales[shape_.cache.head_dim + channel], sum[i % 2], block_[tile][i]);
           output_[tile][i] = fma_rn(scales[channel], value, output_[tile][i]);
         }
         block_[tile][i] = 0.0F;
@@ -205,7 +205,7 @@ class GatherTiles
 
   __device__ __forceinline__ void compute_tile(const unsigned char* stage, unsigned valid,
                                                int ordinal) {
-    if (valid == 0 && shape_.logits == nullptr) return;
+    if (valid == 0 && shape_.results.logits == nullptr) return;
     if constexpr (!kCodes) {
       compute_pass(stage, valid, ~0U, ordinal);
     } else {
@@ -249,7 +249,7 @@ class GatherTiles
       const bool is_mine = (mine >> token & 1U) != 0;
       const float sum = score[i] + rest[i];
       score[i] = is_mine ? fma_rn(sum, factor_[i % 2], start_[i % 2]) : -INFINITY;
-      if (shape_.logits != nullptr && (done >> token & 1U) != 0) {
+      if (shape_.results.logits != nullptr && (done >> token & 1U) != 0) {
         this->write_logit(first_head_ + lane_id() % 4 * 2 + i % 2, ordinal + token, score[i],
                           is_mine);
       }
@@ -370,16 +370,16 @@ class GatherTiles
       if (head >= shape_.group) continue;
       const std::int64_t at = static_cast<std::int64_t>(result) * shape_.group + head;
       if (lane_id() < 4) {
-        shape_.max_sum[2 * at] = top_[i];
-        shape_.max_sum[2 * at + 1] = sum_[i];
+        shape_.results.max_sum[2 * at] = top_[i];
+        shape_.results.max_sum[2 * at + 1] = sum_[i];
       }
-      float* to = shape_.states + at * shape_.head_dim;
+      float* to = shape_.results.states + at * shape_.cache.head_dim;
       TRIPHASE_UNROLL
       for (int tile = 0; tile < kOutputs; ++tile) {
         TRIPHASE_UNROLL
         for (int half = 0; half < 2; ++half) {
           const int channel = output_channel(tile, half);
-          if (channel < shape_.head_dim) to[channel] = output_[tile][2 * half + i];
+          if (channel < shape_.cache.head_dim) to[channel] = output_[tile][2 * half + i];
         }
       }
     }
@@ -417,7 +417,7 @@ void launch_gather_tiles(const GatherShape& shape, StreamHandle stream) {
   allow_shared_bytes(&gather_tiles_kernel<E, kDim>, kBytes, "gather_attn", [&] {
     return shape_text({{"rows", shape.rows},
                        {"group", shape.group},
-                       {"head_dim", shape.head_dim},
+                       {"head_dim", shape.cache.head_dim},
                        {"parts", shape.part_count}});
   });
   TRIPHASE_LAUNCH((gather_tiles_kernel<E, kDim>), grid, kWarpSize, kBytes, stream, shape);

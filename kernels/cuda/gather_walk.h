@@ -12,41 +12,57 @@
 
 namespace triphase::cuda {
 
-// What the kernel needs, checked and with strides worked out by the wrapper.
-struct GatherShape {
-  const void* q;
-  DType q_dtype;
-  std::int64_t q_stride;
+struct GatherQueries {
+  const void* data;
+  DType dtype;
+  std::int64_t stride;
   float log2_scale;  // scale * log2(e)
+};
+
+struct GatherCache {
   const unsigned char* k;
   const unsigned char* v;
   const float* scales;
   KvPageTables tables;
-  int rows;
   int kv_heads;
   int head_dim;
-  int group;  // query heads of a KV head
   int page_shift;
   bool vector_rows;  // a token's head is a multiple of 16 bytes
-  const std::int32_t* lengths;
-  TokenSource source;
-  const TokenRanges* ranges;
+};
+
+struct GatherLists {
   const std::int32_t* tokens;
   const std::int32_t* slots;
-  const std::int32_t* list_counts;
-  int list_capacity;
-  bool list_per_row;
-  const unsigned char* host_records;
-  const SplitPart* parts;
-  int part_count;
-  int unit_tokens;
-  bool open_block;  // this launch reads the open pool: the row's last tokens only
-  bool skip_open;   // this launch reads codes: tokens of the open block are left out
-  int result_base;  // of the open block's results
+  const std::int32_t* counts;
+  int capacity;
+  bool per_row;
+};
+
+struct GatherResults {
   float* states;
   float* max_sum;
   float* logits;
   int logit_capacity;
+};
+
+// What the kernel needs, checked and with strides worked out by the wrapper.
+struct GatherShape {
+  GatherQueries q;
+  GatherCache cache;
+  int rows;
+  int group;  // query heads of a KV head
+  const std::int32_t* lengths;
+  TokenSource source;
+  const TokenRanges* ranges;
+  GatherLists list;
+  const unsigned char* host_records;
+  const SplitPart* parts;
+  int part_count;
+  int unit_tokens;
+  bool partial_block;  // this launch reads the open pool: the row's last tokens only
+  bool skip_open;      // this launch reads codes: tokens of the partial block are left out
+  int result_base;     // of the partial block's results
+  GatherResults results;
 };
 
 constexpr int kGatherStages = static_cast<int>(kGatherRingStages);
@@ -73,31 +89,31 @@ class GatherWalk {
       : shape_(shape), ring_(ring), first_head_(first_head) {}
 
   __device__ __forceinline__ void run_part(int part) {
-    const bool open_block = shape_.open_block;
-    const SplitPart walk = open_block ? SplitPart{part, 0, part, 0} : shape_.parts[part];
+    const bool partial_block = shape_.partial_block;
+    const SplitPart walk = partial_block ? SplitPart{part, 0, part, 0} : shape_.parts[part];
     for (int row = walk.row_begin; row <= walk.row_end && row < shape_.rows; ++row) {
       const int count = count_of(row);
       int begin = row == walk.row_begin ? walk.unit_begin * shape_.unit_tokens : 0;
       int end = count;
-      if (open_block) {
-        begin = larger(0, count - (1 << shape_.page_shift));  // an open block has no more
+      if (partial_block) {
+        begin = larger(0, count - (1 << shape_.cache.page_shift));  // a partial block has no more
       } else if (row == walk.row_end) {
         end = smaller(count, walk.unit_end * shape_.unit_tokens);
       }
-      if (open_block || begin < end) {
-        attend(row, begin, end, open_block ? shape_.result_base + row : part + row);
+      if (partial_block || begin < end) {
+        attend(row, begin, end, partial_block ? shape_.result_base + row : part + row);
       }
     }
   }
 
  protected:
   __device__ __forceinline__ int list_of(int row) const {
-    return shape_.list_per_row ? row : row / shape_.kv_heads;
+    return shape_.list.per_row ? row : row / shape_.cache.kv_heads;
   }
 
   __device__ __forceinline__ int count_of(int row) const {
-    const int sequence = row / shape_.kv_heads;
-    if (shape_.source == TokenSource::kList) return shape_.list_counts[list_of(row)];
+    const int sequence = row / shape_.cache.kv_heads;
+    if (shape_.source == TokenSource::kList) return shape_.list.counts[list_of(row)];
     if (shape_.source == TokenSource::kAll) return shape_.lengths[sequence];
     return shape_.ranges[sequence].first.count + shape_.ranges[sequence].second.count;
   }
@@ -113,10 +129,10 @@ class GatherWalk {
     bool has_slot = false;
     if (shape_.source == TokenSource::kList) {
       const std::int64_t at =
-          static_cast<std::int64_t>(list_of(row_)) * shape_.list_capacity + ordinal;
-      token = shape_.tokens[at];
-      if (shape_.slots != nullptr) {
-        slot = shape_.slots[at];
+          static_cast<std::int64_t>(list_of(row_)) * shape_.list.capacity + ordinal;
+      token = shape_.list.tokens[at];
+      if (shape_.list.slots != nullptr) {
+        slot = shape_.list.slots[at];
         has_slot = true;
       }
     } else if (shape_.source == TokenSource::kRanges) {
@@ -125,51 +141,53 @@ class GatherWalk {
                   ? ranges.first.start + ordinal * ranges.first.stride
                   : ranges.second.start + (ordinal - ranges.first.count) * ranges.second.stride;
     }
-    const bool in_open_block = token >= open_begin_;
-    if (shape_.open_block ? !in_open_block : shape_.skip_open && in_open_block) return;
-    const int block = token >> shape_.page_shift;
+    const bool in_partial_block = token >= open_begin_;
+    if (shape_.partial_block ? !in_partial_block : shape_.skip_open && in_partial_block) return;
+    const int block = token >> shape_.cache.page_shift;
     const std::int64_t table =
-        static_cast<std::int64_t>(sequence_) * shape_.tables.max_pages + block;
-    if constexpr (kCodes) scale_page_ = shape_.tables.scale_pages[table];
+        static_cast<std::int64_t>(sequence_) * shape_.cache.tables.max_pages + block;
+    if constexpr (kCodes) scale_page_ = shape_.cache.tables.scale_pages[table];
     if (has_slot && slot < 0) {
-      if (shape_.host_records != nullptr && !shape_.open_block) place_ = slot;
+      if (shape_.host_records != nullptr && !shape_.partial_block) place_ = slot;
       return;
     }
     int page = 0;
     int offset = 0;
     if (has_slot) {
-      page = slot >> shape_.page_shift;
-      offset = slot & ((1 << shape_.page_shift) - 1);
+      page = slot >> shape_.cache.page_shift;
+      offset = slot & ((1 << shape_.cache.page_shift) - 1);
     } else {
-      page = shape_.open_block ? shape_.tables.open_pages[sequence_] : shape_.tables.pages[table];
-      offset = token & ((1 << shape_.page_shift) - 1);
+      page = shape_.partial_block ? shape_.cache.tables.partial_pages[sequence_]
+                                  : shape_.cache.tables.pages[table];
+      offset = token & ((1 << shape_.cache.page_shift) - 1);
     }
     device_check(page >= 0);
-    place_ = ((page * shape_.kv_heads + head_) << shape_.page_shift) + offset;
+    place_ = ((page * shape_.cache.kv_heads + head_) << shape_.cache.page_shift) + offset;
   }
 
   // Starts the copies of the tile whose places the lanes hold.
   __device__ __forceinline__ void copy_tile(unsigned char* stage) const {
-    const int row_bytes = shape_.head_dim * static_cast<int>(sizeof(E));
+    const int row_bytes = shape_.cache.head_dim * static_cast<int>(sizeof(E));
     TRIPHASE_UNROLL
     for (int i = 0; i < kTokens * kChunks / kWarpSize; ++i) {
       const int chunk = i * kWarpSize + lane_id();
       const int token = chunk / kChunks;
       const int place = shuffle(place_, token);
       const int column = chunk % kChunks * 16;
-      const unsigned char* k_line = shape_.k;
-      const unsigned char* v_line = shape_.v;
+      const unsigned char* k_line = shape_.cache.k;
+      const unsigned char* v_line = shape_.cache.v;
       if (place >= 0) {
         const std::int64_t at = static_cast<std::int64_t>(place) * row_bytes;
         k_line += at;
         v_line += at;
       } else if (place != kNoPlace) {
-        k_line = shape_.host_records +
-                 (static_cast<std::int64_t>(~place) * shape_.kv_heads + head_) * 2 * row_bytes;
+        k_line =
+            shape_.host_records +
+            (static_cast<std::int64_t>(~place) * shape_.cache.kv_heads + head_) * 2 * row_bytes;
         v_line = k_line + row_bytes;
       }
       unsigned char* to = stage + token * kPitch + Kernel::chunk_of(token, chunk % kChunks) * 16;
-      if (shape_.vector_rows) {
+      if (shape_.cache.vector_rows) {
         const bool valid = place != kNoPlace && column < row_bytes;
         copy_async16(to, k_line + (valid ? column : 0), valid);
         copy_async16(to + kTokens * kPitch, v_line + (valid ? column : 0), valid);
@@ -188,41 +206,43 @@ class GatherWalk {
 
   // An element of the row's queries, times the scale; 0 beyond the group's heads and channels.
   __device__ __forceinline__ float query(int head, int channel) const {
-    if (head >= shape_.group || channel >= shape_.head_dim) return 0.0F;
+    if (head >= shape_.group || channel >= shape_.cache.head_dim) return 0.0F;
     const std::int64_t at =
-        sequence_ * shape_.q_stride +
-        static_cast<std::int64_t>(head_ * shape_.group + head) * shape_.head_dim + channel;
+        sequence_ * shape_.q.stride +
+        static_cast<std::int64_t>(head_ * shape_.group + head) * shape_.cache.head_dim + channel;
     float value = 0.0F;
-    if (shape_.q_dtype == DType::kF32) {
-      value = static_cast<const float*>(shape_.q)[at];
+    if (shape_.q.dtype == DType::kF32) {
+      value = static_cast<const float*>(shape_.q.data)[at];
     } else {
-      const unsigned bits = static_cast<const std::uint16_t*>(shape_.q)[at];
-      value = shape_.q_dtype == DType::kF16 ? unpack2<Half>(bits).x : bits_float(bits << 16);
+      const unsigned bits = static_cast<const std::uint16_t*>(shape_.q.data)[at];
+      value = shape_.q.dtype == DType::kF16 ? unpack2<Half>(bits).x : bits_float(bits << 16);
     }
-    return value * shape_.log2_scale;
+    return value * shape_.q.log2_scale;
   }
 
   // [lambda, zero][head_dim] of the head's K (0) or V (1) in a block.
   __device__ __forceinline__ const float* scales_of(int scale_page, int which) const {
-    return shape_.scales +
-           ((static_cast<std::int64_t>(scale_page) * 2 + which) * shape_.kv_heads + head_) * 2 *
-               shape_.head_dim;
+    return shape_.cache.scales +
+           ((static_cast<std::int64_t>(scale_page) * 2 + which) * shape_.cache.kv_heads + head_) *
+               2 * shape_.cache.head_dim;
   }
 
   __device__ __forceinline__ void write_logit(int head, int ordinal, float score,
                                               bool is_valid) const {
-    if (head >= shape_.group || ordinal >= end_ || (shape_.open_block && !is_valid)) return;
-    shape_.logits[(static_cast<std::int64_t>(row_) * shape_.group + head) * shape_.logit_capacity +
-                  ordinal] = score * (1.0F / kLog2E);
+    if (head >= shape_.group || ordinal >= end_ || (shape_.partial_block && !is_valid)) return;
+    shape_.results.logits[(static_cast<std::int64_t>(row_) * shape_.group + head) *
+                              shape_.results.logit_capacity +
+                          ordinal] = score * (1.0F / kLog2E);
   }
 
   __device__ __forceinline__ void attend(int row, int begin, int end, int result) {
     row_ = row;
-    sequence_ = row / shape_.kv_heads;
-    head_ = row % shape_.kv_heads;
+    sequence_ = row / shape_.cache.kv_heads;
+    head_ = row % shape_.cache.kv_heads;
     end_ = end;
     const int length = shape_.lengths[sequence_];
-    open_begin_ = length > 0 ? ((length - 1) >> shape_.page_shift) << shape_.page_shift : 0;
+    open_begin_ =
+        length > 0 ? ((length - 1) >> shape_.cache.page_shift) << shape_.cache.page_shift : 0;
     self().begin_row();
 
     const int tiles = ceil_div(larger(0, end - begin), kTokens);

@@ -116,7 +116,7 @@ void kv_append(const KvAppendArgs& args, StreamHandle stream) {
     require(condition, "kv_append", what, shape_of_call);
   };
   const KvCache& cache = args.cache;
-  const DType stored = cache.quantized() ? cache.open_dtype : cache.dtype;
+  const DType stored = cache.quantized() ? cache.partial_dtype : cache.dtype;
   check(args.tokens > 0 && args.tokens <= 65535, "tokens must be 1 to 65535 in one call");
   check(cache.kv_heads > 0 && cache.head_dim > 0, "sizes must be positive");
   check(cache.page_tokens == 32 || cache.page_tokens == 64 || cache.page_tokens == 128,
@@ -131,8 +131,8 @@ void kv_append(const KvAppendArgs& args, StreamHandle stream) {
   shape.dtype = args.dtype;
   shape.stride = args.stride;
   shape.slots = args.slots;
-  shape.k_pool = cache.quantized() ? cache.open_k : cache.k;
-  shape.v_pool = cache.quantized() ? cache.open_v : cache.v;
+  shape.k_pool = cache.quantized() ? cache.partial_k : cache.k;
+  shape.v_pool = cache.quantized() ? cache.partial_v : cache.v;
   shape.kv_heads = cache.kv_heads;
   shape.head_dim = cache.head_dim;
   shape.page_shift = cache.page_tokens == 32 ? 5 : cache.page_tokens == 64 ? 6 : 7;

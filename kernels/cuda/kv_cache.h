@@ -5,7 +5,7 @@
 //
 // K and V each lie as [page][kv_head][page_tokens][head_dim]. A slot is page * page_tokens +
 // offset. A row is (sequence, KV head), index sequence * kv_heads + head; the query heads of a row
-// are consecutive. INT8 (kInt8): closed blocks are codes, x = lambda * (code - zero), scales [scale
+// are consecutive. INT8 (kInt8): full blocks are codes, x = lambda * (code - zero), scales [scale
 // page][K, V][kv_head][lambda, zero][head_dim] F32; the block of a sequence's last token is open
 // and lies unquantized in the open pool.
 
@@ -25,18 +25,18 @@ struct KvCache {
 
   // INT8 only
   float* scales = nullptr;
-  void* open_k = nullptr;
-  void* open_v = nullptr;
-  DType open_dtype = DType::kF16;  // F16 or BF16
+  void* partial_k = nullptr;
+  void* partial_v = nullptr;
+  DType partial_dtype = DType::kF16;  // F16 or BF16
 
   [[nodiscard]] bool quantized() const { return dtype == DType::kInt8; }
 };
 
 // Device arrays. Entry i of a sequence's table is the page of tokens [i, i + 1) * page_tokens.
 struct KvPageTables {
-  const std::int32_t* pages = nullptr;        // [sequences][max_pages]
-  const std::int32_t* scale_pages = nullptr;  // the same shape; INT8 only
-  const std::int32_t* open_pages = nullptr;   // [sequences]: the open block's page; INT8 only
+  const std::int32_t* pages = nullptr;          // [sequences][max_pages]
+  const std::int32_t* scale_pages = nullptr;    // the same shape; INT8 only
+  const std::int32_t* partial_pages = nullptr;  // [sequences]: the partial block's page; INT8 only
   int max_pages = 0;
 };
 

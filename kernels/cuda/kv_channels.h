@@ -1,7 +1,7 @@
 #pragma once
 
 // The transposed copy of full blocks' keys that SparQ scores from: [page][kv_head][head_dim]
-// [page_tokens], so that one channel of one page is contiguous. Open blocks have none.
+// [page_tokens], so that one channel of one page is contiguous. Partial blocks have none.
 
 #include <cstdint>
 

@@ -29,7 +29,7 @@ __device__ inline BlockPlace place_of(const BlockShape& shape, const KvBlock& bl
                                       int kv) {
   const std::int64_t elements = static_cast<std::int64_t>(shape.page_tokens) * shape.head_dim;
   return {(static_cast<std::int64_t>(block.page) * shape.kv_heads + head) * elements,
-          (static_cast<std::int64_t>(block.open_page) * shape.kv_heads + head) * elements,
+          (static_cast<std::int64_t>(block.partial_page) * shape.kv_heads + head) * elements,
           ((static_cast<std::int64_t>(block.scale_page) * 2 + kv) * shape.kv_heads + head) * 2 *
               shape.head_dim};
 }
@@ -47,6 +47,53 @@ __device__ __forceinline__ void load_values(const T* from, float (&value)[kVecto
     value[3] = high.y;
   } else {
     value[0] = to_float(*from);
+  }
+}
+
+// How the values of one lane's channels become codes.
+template <int kVector>
+struct ChannelScale {
+  float divisor[kVector];
+  float zero[kVector];
+  bool no_codes[kVector];  // one value, or not all finite
+};
+
+// Channel i's scale from its values' bounds; returns the lambda to store. `finite` is 0 unless a
+// value was NaN or infinite.
+template <int kVector>
+__device__ __forceinline__ float find_scale(float low, float high, float finite, int i,
+                                            ChannelScale<kVector>& scale) {
+  float lambda = div_rn(sub_rn(high, low), 255.0F);
+  const bool constant = lambda == 0.0F;
+  scale.divisor[i] = constant ? 1.0F : lambda;
+  // Adding 0 makes a negative zero positive, as on the CPU.
+  scale.zero[i] =
+      constant ? -1.0F : add_rn(round_even(div_rn(sub_rn(0.0F, low), scale.divisor[i])), 0.0F);
+  if (constant) lambda = add_rn(high, 0.0F);
+  const bool is_finite = add_rn(finite, mul_rn(lambda, 0.0F)) == 0.0F;
+  if (!is_finite) {
+    lambda = bits_float(0x7FC00000U);
+    scale.zero[i] = 0.0F;
+  }
+  scale.no_codes[i] = constant || !is_finite;
+  return lambda;
+}
+
+template <int kVector>
+__device__ __forceinline__ void store_codes(const float (&value)[kVector],
+                                            const ChannelScale<kVector>& scale, std::uint8_t* to) {
+  unsigned word = 0;
+  TRIPHASE_UNROLL
+  for (int i = 0; i < kVector; ++i) {
+    float code =
+        scale.no_codes[i] ? 0.0F : add_rn(div_rn(value[i], scale.divisor[i]), scale.zero[i]);
+    code = smaller(larger(round_even(code), 0.0F), 255.0F);
+    word |= static_cast<unsigned>(code) << (8 * i);
+  }
+  if constexpr (kVector == 4) {
+    store4(to, word);
+  } else {
+    *to = static_cast<std::uint8_t>(word);
   }
 }
 
@@ -97,9 +144,7 @@ __global__ void __launch_bounds__(kWarps* kWarpSize) kv_quantize_kernel(const Bl
       finite_of[at] = finite[i];
     }
     __syncthreads();
-    float divisor[kVector];
-    float zero[kVector];
-    bool no_codes[kVector];
+    ChannelScale<kVector> scale;
     TRIPHASE_UNROLL
     for (int i = 0; i < kVector; ++i) {
       for (int warp = 0; warp < kWarps; ++warp) {
@@ -108,41 +153,17 @@ __global__ void __launch_bounds__(kWarps* kWarpSize) kv_quantize_kernel(const Bl
         high[i] = larger(high[i], high_of[at]);
         finite[i] = add_rn(finite[i], finite_of[at]);
       }
-      float lambda = div_rn(sub_rn(high[i], low[i]), 255.0F);
-      const bool constant = lambda == 0.0F;
-      divisor[i] = constant ? 1.0F : lambda;
-      // Adding 0 makes a negative zero positive, as on the CPU.
-      zero[i] =
-          constant ? -1.0F : add_rn(round_even(div_rn(sub_rn(0.0F, low[i]), divisor[i])), 0.0F);
-      if (constant) lambda = add_rn(high[i], 0.0F);
-      const bool is_finite = add_rn(finite[i], mul_rn(lambda, 0.0F)) == 0.0F;
-      if (!is_finite) {
-        lambda = bits_float(0x7FC00000U);
-        zero[i] = 0.0F;
-      }
-      no_codes[i] = constant || !is_finite;
+      const float lambda = find_scale(low[i], high[i], finite[i], i, scale);
       if (there && warp_id() == 0) {
         shape.scales[place.scales + channel + i] = lambda;
-        shape.scales[place.scales + shape.head_dim + channel + i] = zero[i];
+        shape.scales[place.scales + shape.head_dim + channel + i] = scale.zero[i];
       }
     }
     TRIPHASE_UNROLL
     for (int row = 0; row < kMaxRows; ++row) {
       const int token = row * kWarps + warp_id();
       if (!there || token >= shape.page_tokens) continue;
-      unsigned word = 0;
-      TRIPHASE_UNROLL
-      for (int i = 0; i < kVector; ++i) {
-        float code = no_codes[i] ? 0.0F : add_rn(div_rn(value[row][i], divisor[i]), zero[i]);
-        code = smaller(larger(round_even(code), 0.0F), 255.0F);
-        word |= static_cast<unsigned>(code) << (8 * i);
-      }
-      std::uint8_t* to = codes + token * shape.head_dim + channel;
-      if constexpr (kVector == 4) {
-        store4(to, word);
-      } else {
-        *to = static_cast<std::uint8_t>(word);
-      }
+      store_codes(value[row], scale, codes + token * shape.head_dim + channel);
     }
   }
 }
@@ -227,12 +248,12 @@ BlockShape checked_shape(const char* kernel, const void* places, const char* wha
         "sizes must be positive");
   check(cache.page_tokens == 32 || cache.page_tokens == 64 || cache.page_tokens == 128,
         "page_tokens must be 32, 64 or 128");
-  check(cache.open_dtype == DType::kF16 || cache.open_dtype == DType::kBF16,
+  check(cache.partial_dtype == DType::kF16 || cache.partial_dtype == DType::kBF16,
         "the open pool must be F16 or BF16");
   check(places != nullptr && cache.k != nullptr && cache.v != nullptr && cache.scales != nullptr &&
-            cache.open_k != nullptr && cache.open_v != nullptr,
+            cache.partial_k != nullptr && cache.partial_v != nullptr,
         "null pointer");
-  return {nullptr,          {cache.k, cache.v}, {cache.open_k, cache.open_v},
+  return {nullptr,          {cache.k, cache.v}, {cache.partial_k, cache.partial_v},
           cache.scales,     cache.kv_heads,     cache.head_dim,
           cache.page_tokens};
 }
@@ -244,7 +265,7 @@ void run(const char* kernel, const KvBlock* blocks, int count, const KvCache& ca
   BlockShape shape = checked_shape(kernel, blocks, "blocks", count, cache);
   shape.blocks = blocks;
   const dim3 grid(static_cast<unsigned>(cache.kv_heads), static_cast<unsigned>(count), 2);
-  if (cache.open_dtype == DType::kF16) {
+  if (cache.partial_dtype == DType::kF16) {
     launch<Half>(shape, quantize, grid, stream);
   } else {
     launch<BFloat16>(shape, quantize, grid, stream);
@@ -271,7 +292,7 @@ void kv_requantize_tokens(const KvTokenCodes* tokens, std::int64_t count, const 
   require(count > 0 && count <= INT32_MAX, kernel, "tokens must be positive", text);
   const BlockShape shape = checked_shape(kernel, tokens, "tokens", count, cache);
   const dim3 grid(static_cast<unsigned>(count), static_cast<unsigned>(cache.kv_heads), 2);
-  if (cache.open_dtype == DType::kF16) {
+  if (cache.partial_dtype == DType::kF16) {
     TRIPHASE_LAUNCH((kv_requantize_kernel<Half>), grid, kTokenThreads, 0, stream, shape, tokens);
   } else {
     TRIPHASE_LAUNCH((kv_requantize_kernel<BFloat16>), grid, kTokenThreads, 0, stream, shape,

@@ -1,7 +1,7 @@
 #pragma once
 
 // Full blocks of an INT8 cache, from the open pool to codes and scales and back, and single tokens
-// of closed blocks once more. Codes and scales
+// of full blocks once more. Codes and scales
 // are bit-equal to the CPU's kv_close (the definition is in kernels/ops.h): per channel of a head,
 //   lambda = (max - min) / 255, zero = round(-min / lambda), code = round(x / lambda + zero) in
 //   0..255, halves to even, every operation rounded once in F32;
@@ -15,7 +15,7 @@
 namespace triphase::cuda {
 
 struct KvBlock {
-  std::int32_t open_page;
+  std::int32_t partial_page;
   std::int32_t page;
   std::int32_t scale_page;
 };
@@ -30,7 +30,7 @@ struct KvTokenCodes {
 // `blocks`: device array of `count`.
 void kv_quantize_pages(const KvBlock* blocks, int count, const KvCache& cache, StreamHandle stream);
 
-// lambda * (code - zero), rounded to the open pool's type, into the blocks' open pages.
+// lambda * (code - zero), rounded to the open pool's type, into the blocks' partial pages.
 void kv_dequantize_pages(const KvBlock* blocks, int count, const KvCache& cache,
                          StreamHandle stream);
 

@@ -3,7 +3,8 @@
 // Joins partial attention states into outputs: log-sum-exp merge of what gather_attn left, of
 // states from elsewhere (another device part, host tokens computed by the CPU), and mean-value
 // reallocation. Empty states (sum 0, max -inf) count for nothing; a query that saw no token at all
-// gives zeros and lse -inf. Order of summation: parts ascending, the open block, then the others.
+// gives zeros and lse -inf. Order of summation: parts ascending, the partial block, then the
+// others.
 
 #include <cstddef>
 #include <cstdint>

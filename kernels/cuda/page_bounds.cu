@@ -67,7 +67,7 @@ void bound_pages(const ScoreKeys& keys, std::int64_t first_page, std::int64_t to
         "the page table is too short");
   check(keys.keys != nullptr && keys.pages != nullptr && bounds != nullptr, "null pointer");
   check(keys.dtype != DType::kInt8 || (keys.scales != nullptr && keys.scale_pages != nullptr &&
-                                       keys.open_keys != nullptr && keys.open_pages != nullptr),
+                                       keys.open_keys != nullptr && keys.partial_pages != nullptr),
         "INT8 keys need scales, their pages and the open pool");
   const std::int64_t pages = ceil_div(keys.max_length, tokens) - first_page;
   if (pages <= 0) return;

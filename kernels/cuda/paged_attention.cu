@@ -47,10 +47,10 @@ __device__ inline void load_tile(const PagedAttention& call, const PagedWork& wo
       const std::int64_t offset = token % call.page_tokens;
       if (sizeof(T) == 1 && token >= own_block) {
         const std::int64_t at =
-            ((work.segment.open_page * call.kv_heads + work.head) * call.page_tokens + offset) *
+            ((work.segment.partial_page * call.kv_heads + work.head) * call.page_tokens + offset) *
                 dim +
             c;
-        value = open_element(which == 0 ? call.open_k : call.open_v, call.open_dtype, at);
+        value = open_element(which == 0 ? call.partial_k : call.partial_v, call.partial_dtype, at);
       } else {
         const std::int64_t entry = work.segment.pages_begin + token / call.page_tokens;
         const std::int64_t at =
@@ -211,7 +211,7 @@ void paged_attention(const PagedAttention& call, std::int64_t query_blocks,
             call.segments != nullptr,
         "null pointer");
   check(call.dtype != DType::kInt8 ||
-            (call.scales != nullptr && call.open_k != nullptr && call.scale_pages != nullptr),
+            (call.scales != nullptr && call.partial_k != nullptr && call.scale_pages != nullptr),
         "an INT8 cache needs scales, their pages and the open pool");
   if (query_blocks == 0) return;
   const std::int64_t splits = splits_of(max_context);

@@ -22,8 +22,8 @@ struct PagedSegment {
   std::int64_t query_count = 0;
   std::int64_t context_tokens = 0;
   std::int64_t window = 0;
-  std::int64_t pages_begin = 0;  // into PagedAttention::pages
-  std::int32_t open_page = -1;   // U8: the queries' own block
+  std::int64_t pages_begin = 0;    // into PagedAttention::pages
+  std::int32_t partial_page = -1;  // U8: the queries' own block
   std::int32_t first_block =
       0;  // query blocks before this segment's (filled by the wrapper's user)
 };
@@ -35,10 +35,10 @@ struct PagedAttention {
   const void* k = nullptr;
   const void* v = nullptr;
   DType dtype = DType::kF16;
-  const float* scales = nullptr;   // U8: [scale page][K, V][kv_head][lambda, zero][head_dim]
-  const void* open_k = nullptr;    // U8
-  const void* open_v = nullptr;    // U8
-  DType open_dtype = DType::kF16;  // U8
+  const float* scales = nullptr;      // U8: [scale page][K, V][kv_head][lambda, zero][head_dim]
+  const void* partial_k = nullptr;    // U8
+  const void* partial_v = nullptr;    // U8
+  DType partial_dtype = DType::kF16;  // U8
   std::int64_t page_tokens = 0;
   std::int64_t kv_heads = 0;
   std::int64_t head_dim = 0;

@@ -86,9 +86,9 @@ __global__ void __launch_bounds__(kThreads)
 
 // One thread per byte of codes. A range is two F16 values: minimum and step.
 __global__ void __launch_bounds__(kThreads)
-    widen_groups_kernel(const Half* ranges, std::int64_t groups, const unsigned char* codes,
-                        std::int64_t code_bytes, Half* y, std::int64_t y_stride,
-                        std::int64_t cols) {
+    dequantize_groups_kernel(const Half* ranges, std::int64_t groups, const unsigned char* codes,
+                             std::int64_t code_bytes, Half* y, std::int64_t y_stride,
+                             std::int64_t cols) {
   const std::int64_t at = column();
   if (at >= code_bytes) return;
   const unsigned byte = codes[blockIdx.x * code_bytes + at];
@@ -170,18 +170,18 @@ void convert(ConstMatrix x, Matrix y, StreamHandle stream) {
   check_launched("convert", shape);
 }
 
-void widen_groups(const GroupMatrix& w, Matrix y, StreamHandle stream) {
+void dequantize_groups(const GroupMatrix& w, Matrix y, StreamHandle stream) {
   const auto shape = [&] {
     return shape_text({{"y", y}}) + ", " + shape_text({{"rows", w.rows}, {"cols", w.cols}});
   };
-  require(y.dtype == DType::kF16 && y.rows == w.rows && y.cols == w.cols, "widen_groups",
+  require(y.dtype == DType::kF16 && y.rows == w.rows && y.cols == w.cols, "dequantize_groups",
           "y must be F16 of the groups' shape", shape);
   if (y.rows == 0 || y.cols == 0) return;
   const auto code_bytes = static_cast<std::int64_t>(w.code_row_bytes());
-  TRIPHASE_LAUNCH((widen_groups_kernel), elementwise_grid(y.rows, code_bytes), kThreads, 0, stream,
-                  reinterpret_cast<const Half*>(w.ranges()), w.groups(), w.codes(), code_bytes,
-                  static_cast<Half*>(y.data), y.row_stride, y.cols);
-  check_launched("widen_groups", shape);
+  TRIPHASE_LAUNCH((dequantize_groups_kernel), elementwise_grid(y.rows, code_bytes), kThreads, 0,
+                  stream, reinterpret_cast<const Half*>(w.ranges()), w.groups(), w.codes(),
+                  code_bytes, static_cast<Half*>(y.data), y.row_stride, y.cols);
+  check_launched("dequantize_groups", shape);
 }
 
 }  // namespace triphase::cuda

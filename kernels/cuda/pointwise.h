@@ -28,7 +28,7 @@ void activate(Activation activation, ConstMatrix gate, ConstMatrix up, Matrix y,
 // zeroed.
 void convert(ConstMatrix x, Matrix y, StreamHandle stream);
 
-// y = w read back, F16. See Ops::widen_groups.
-void widen_groups(const GroupMatrix& w, Matrix y, StreamHandle stream);
+// y = w read back, F16. See Ops::dequantize_groups.
+void dequantize_groups(const GroupMatrix& w, Matrix y, StreamHandle stream);
 
 }  // namespace triphase::cuda

@@ -68,9 +68,9 @@ class Tiles {
           store16(k_tile + to, make_uint4(0U, 0U, 0U, 0U));
           store16(v_tile + to, make_uint4(0U, 0U, 0U, 0U));
         } else if (token >= own_block_) {
-          const std::int64_t at = place(work_.segment.open_page, token) + c;
-          store16(k_tile + to, open_values(call_.open_k, at));
-          store16(v_tile + to, open_values(call_.open_v, at));
+          const std::int64_t at = place(work_.segment.partial_page, token) + c;
+          store16(k_tile + to, open_values(call_.partial_k, at));
+          store16(v_tile + to, open_values(call_.partial_v, at));
         } else {
           const std::int64_t entry = work_.segment.pages_begin + (token >> page_shift_);
           const std::int64_t at = place(call_.pages[entry], token) + c;
@@ -98,7 +98,7 @@ class Tiles {
   // Eight elements of the open pool as FP16; what is beyond its range becomes its largest value.
   __device__ uint4 open_values(const void* pool, std::int64_t at) const {
     const uint4 bits = load16(static_cast<const std::uint16_t*>(pool) + at);
-    if (call_.open_dtype == DType::kF16) return bits;
+    if (call_.partial_dtype == DType::kF16) return bits;
     return {to_half(bits.x), to_half(bits.y), to_half(bits.z), to_half(bits.w)};
   }
   __device__ static unsigned to_half(unsigned bits) {
@@ -438,14 +438,14 @@ void prefill_attention(const PagedAttention& call, std::int64_t query_blocks,
   check(call.kv_heads > 0 && call.kv_heads <= 65535 && call.heads > 0 &&
             call.heads % call.kv_heads == 0,
         "heads must be a positive multiple of kv_heads");
-  check(prefill_attention_serves(call.dtype, call.open_dtype, call.head_dim, call.page_tokens,
+  check(prefill_attention_serves(call.dtype, call.partial_dtype, call.head_dim, call.page_tokens,
                                  call.heads / call.kv_heads),
         "the cache's type, head_dim, page_tokens or group");
   check(call.q != nullptr && call.k != nullptr && call.v != nullptr && call.out != nullptr &&
             call.segments != nullptr && call.pages != nullptr,
         "null pointer");
-  check(call.dtype != DType::kInt8 || (call.scales != nullptr && call.open_k != nullptr &&
-                                       call.open_v != nullptr && call.scale_pages != nullptr),
+  check(call.dtype != DType::kInt8 || (call.scales != nullptr && call.partial_k != nullptr &&
+                                       call.partial_v != nullptr && call.scale_pages != nullptr),
         "an INT8 cache needs scales, their pages and the open pool");
   check(splits.count >= 1 && splits.count <= 65535 && splits.tokens > 0 && splits.tokens % 128 == 0,
         "splits must be 1 to 65535, of whole pages of 128");

@@ -83,8 +83,8 @@ void check_columns(const PrefillColumns& call, const char* kernel) {
         "sizes");
   check(call.q != nullptr && call.k != nullptr && call.pages != nullptr, "null pointer");
   check(call.dtype != DType::kInt8 || (call.scales != nullptr && call.scale_pages != nullptr &&
-                                       call.open_k != nullptr && call.open_page >= 0),
-        "an INT8 cache needs scales, their pages and the open page");
+                                       call.partial_k != nullptr && call.partial_page >= 0),
+        "an INT8 cache needs scales, their pages and the partial page");
   check(call.dtype != DType::kInt8 || call.queries == 0 ||
             call.first_position >= (context - 1) / call.page_tokens * call.page_tokens,
         "INT8 queries of more than one block");

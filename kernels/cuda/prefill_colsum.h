@@ -28,9 +28,9 @@ struct PrefillColumns {
   // page] [K, V][kv_head][lambda, zero][head_dim].
   const float* scales = nullptr;
   const std::int32_t* scale_pages = nullptr;  // device, beside `pages`
-  const void* open_k = nullptr;
-  DType open_dtype = DType::kF16;
-  std::int32_t open_page = -1;
+  const void* partial_k = nullptr;
+  DType partial_dtype = DType::kF16;
+  std::int32_t partial_page = -1;
   const std::int32_t* pages = nullptr;  // device; token t in pages[t / page_tokens]
   std::int64_t page_tokens = 0;
   std::int64_t heads = 0;

@@ -58,12 +58,13 @@ __device__ inline bool is_open(const ScoreKeys& keys, int length, int token) {
 // Element `channel` of an open INT8 block, which is stored unquantized.
 __device__ inline float open_value(const ScoreKeys& keys, int sequence, int head, int token,
                                    int channel) {
-  const std::int64_t at = ((keys.open_pages[sequence] * keys.kv_heads + head) * keys.page_tokens +
-                           token % keys.page_tokens) *
-                              keys.head_dim +
-                          channel;
-  if (keys.open_dtype == DType::kF32) return static_cast<const float*>(keys.open_keys)[at];
-  if (keys.open_dtype == DType::kF16) {
+  const std::int64_t at =
+      ((keys.partial_pages[sequence] * keys.kv_heads + head) * keys.page_tokens +
+       token % keys.page_tokens) *
+          keys.head_dim +
+      channel;
+  if (keys.partial_dtype == DType::kF32) return static_cast<const float*>(keys.open_keys)[at];
+  if (keys.partial_dtype == DType::kF16) {
     return to_float(static_cast<const Half*>(keys.open_keys)[at]);
   }
   return to_float(static_cast<const BFloat16*>(keys.open_keys)[at]);

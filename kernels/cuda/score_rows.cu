@@ -374,7 +374,7 @@ void check_keys(const ScoreKeys& keys, const ScoreQueries& queries, std::string_
             queries.q != nullptr,
         "null pointer");
   check(keys.dtype != DType::kInt8 || (keys.scales != nullptr && keys.scale_pages != nullptr &&
-                                       keys.open_keys != nullptr && keys.open_pages != nullptr),
+                                       keys.open_keys != nullptr && keys.partial_pages != nullptr),
         "INT8 keys need scales, their pages and the open pool");
 }
 

@@ -25,9 +25,9 @@ struct ScoreKeys {
   DType dtype = DType::kF16;        // F32, F16, BF16, or U8: INT8 codes before the query's own
                                     // block
   const float* scales = nullptr;    // U8: [scale page][K, V][kv_head][lambda, zero][head_dim]
-  const void* open_keys = nullptr;  // U8: own blocks, that of sequence b in page open_pages[b]
-  const std::int32_t* open_pages = nullptr;
-  DType open_dtype = DType::kF16;  // U8 only
+  const void* open_keys = nullptr;  // U8: own blocks, that of sequence b in page partial_pages[b]
+  const std::int32_t* partial_pages = nullptr;
+  DType partial_dtype = DType::kF16;  // U8 only
   const std::int32_t* pages = nullptr;
   const std::int32_t* scale_pages = nullptr;  // U8: beside `pages`
   std::int64_t max_pages = 0;

@@ -130,6 +130,35 @@ __device__ inline void score_tokens(const Row<T, G>& row, int first, int end) {
   }
 }
 
+// Logits become exponentials beside each head's maximum, which `total` sums up, and then every
+// token's score. By the whole block. With one head in the group `scores` are its exponentials.
+template <class T, int G>
+__device__ __forceinline__ void weigh_tokens(const Row<T, G>& row, float* total, float* scores,
+                                             float* reduce) {
+  const int thread = static_cast<int>(threadIdx.x);
+  for (int g = 0; g < row.group; ++g) {
+    float* own = row.logits + g * row.stride;
+    float top = -INFINITY;
+    for (int t = thread; t < row.length; t += kThreads) top = larger(top, own[t]);
+    top = block_max(top, reduce);
+    float sum = 0.0F;
+    for (int t = thread; t < row.length; t += kThreads) {
+      own[t] = exp2_fast(own[t] - top);
+      sum += own[t];
+    }
+    sum = block_sum(sum, reduce);
+    if (thread == 0) total[g] = sum;
+  }
+  __syncthreads();
+  if (row.group == 1) return;
+  for (int t = thread; t < row.length; t += kThreads) {
+    float score = 0.0F;
+    for (int g = 0; g < row.group; ++g) score += row.logits[g * row.stride + t] / total[g];
+    scores[t] = score;
+  }
+  __syncthreads();
+}
+
 template <class T, int G>
 __global__ void __launch_bounds__(kThreads, 2)
     sparq_select_kernel(SparqSelect call, SelectRows select, int stride) {
@@ -175,29 +204,7 @@ __global__ void __launch_bounds__(kThreads, 2)
   }
   __syncthreads();
 
-  // Logits become exponentials beside each head's maximum; then every token's score.
-  for (int g = 0; g < group; ++g) {
-    float* own = logits + g * stride;
-    float top = -INFINITY;
-    for (int t = thread; t < length; t += kThreads) top = larger(top, own[t]);
-    top = block_max(top, reduce);
-    float sum = 0.0F;
-    for (int t = thread; t < length; t += kThreads) {
-      own[t] = exp2_fast(own[t] - top);
-      sum += own[t];
-    }
-    sum = block_sum(sum, reduce);
-    if (thread == 0) total[g] = sum;
-  }
-  __syncthreads();
-  if (group > 1) {
-    for (int t = thread; t < length; t += kThreads) {
-      float score = 0.0F;
-      for (int g = 0; g < group; ++g) score += logits[g * stride + t] / total[g];
-      scores[t] = score;
-    }
-    __syncthreads();
-  }
+  weigh_tokens(row, total, scores, reduce);
 
   const SelectRange range = select_range(select);
   const SelectCut cut = find_top_cut(scores, range, static_cast<int>(call.k), {bins, scan, found});
@@ -266,7 +273,7 @@ void sparq_select(const SparqSelect& call, StreamHandle stream) {
             call.alpha != nullptr,
         "null pointer");
   check(!quantized || (keys.scales != nullptr && keys.scale_pages != nullptr &&
-                       keys.open_keys != nullptr && keys.open_pages != nullptr),
+                       keys.open_keys != nullptr && keys.partial_pages != nullptr),
         "INT8 keys need scales, their pages and the open pool");
   const std::int64_t rows = keys.sequences * keys.kv_heads;
   if (rows == 0) return;

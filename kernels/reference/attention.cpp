@@ -72,7 +72,7 @@ std::vector<Place> places_of(const KvLayerView& cache, const AttentionSegment& s
   for (std::int64_t token = first; token <= last; ++token) {
     const std::int64_t index = token / cache.page_tokens;
     const PageId page = cache.quantized() && index == own
-                            ? segment.open_page
+                            ? segment.partial_page
                             : segment.pages[static_cast<std::size_t>(index)];
     places.push_back({token, page.value, token % cache.page_tokens});
   }
@@ -88,7 +88,7 @@ void read_row(const KvLayerView& cache, const AttentionSegment& segment, const P
   }
   const std::int64_t index = place.token / cache.page_tokens;
   if (index == (segment.context_tokens - 1) / cache.page_tokens) {
-    read_plain(value == 0 ? cache.open_k : cache.open_v, cache.open_dtype, cache, kv_head,
+    read_plain(value == 0 ? cache.partial_k : cache.partial_v, cache.partial_dtype, cache, kv_head,
                place.page, place.offset, to);
     return;
   }

@@ -105,12 +105,12 @@ std::int64_t rounded_activation_bytes(std::int64_t rows, std::int64_t cols) {
   return rows * stride * 2;
 }
 
-bool prefill_attention_serves(DType dtype, DType open_dtype, std::int64_t head_dim,
+bool prefill_attention_serves(DType dtype, DType partial_dtype, std::int64_t head_dim,
                               std::int64_t page_tokens, std::int64_t group) {
   const auto is_16_bit = [](DType type) { return type == DType::kF16 || type == DType::kBF16; };
   const bool page_is_power = page_tokens >= 16 && (page_tokens & (page_tokens - 1)) == 0;
-  return (is_16_bit(dtype) || (dtype == DType::kInt8 && is_16_bit(open_dtype))) && head_dim > 0 &&
-         head_dim <= 256 && head_dim % 8 == 0 && page_is_power && group >= 1 &&
+  return (is_16_bit(dtype) || (dtype == DType::kInt8 && is_16_bit(partial_dtype))) &&
+         head_dim > 0 && head_dim <= 256 && head_dim % 8 == 0 && page_is_power && group >= 1 &&
          group <= kPrefillRows;
 }
 
@@ -149,7 +149,7 @@ CudaScratchBytes cuda_scratch_bytes(const GpuMachine& machine, const OpsShape& s
   // Every segment may end in a block that is not full.
   const auto query_blocks = [&](std::int64_t of_rows) { return of_rows + shape.max_sequences; };
   const bool on_tensor_cores =
-      prefill_attention_serves(shape.kv_dtype, shape.open_dtype, attention.head_dim,
+      prefill_attention_serves(shape.kv_dtype, shape.partial_dtype, attention.head_dim,
                                shape.page_tokens, group) &&
       prefill_attention_shared_bytes(shape.kv_dtype, attention.head_dim) <=
           machine.shared_bytes_per_block;

@@ -137,7 +137,7 @@ struct GatherScratch {
 // head_dim a multiple of 8 up to 256, page_tokens a power of two from 16 on, at most kPrefillRows
 // query heads per KV head; and shared memory of a block, of which a GPU may offer less (sm_75,
 // sm_86 and sm_89 for wide heads).
-[[nodiscard]] bool prefill_attention_serves(DType dtype, DType open_dtype, std::int64_t head_dim,
+[[nodiscard]] bool prefill_attention_serves(DType dtype, DType partial_dtype, std::int64_t head_dim,
                                             std::int64_t page_tokens, std::int64_t group);
 [[nodiscard]] std::int64_t prefill_attention_shared_bytes(DType dtype, std::int64_t head_dim);
 // Keys of a tile, and what a row of elements has beside it, so that rows start at other banks.
@@ -175,8 +175,8 @@ inline constexpr std::int64_t kCudaInputRingBytes = std::int64_t{64} << 10;
 inline constexpr std::int64_t kGemmWorkspaceBytes = std::int64_t{32} << 20;
 
 // prefill_log_sums: contexts are split at absolute positions; (maximum, sum) per row, KV head and
-// split. sum_columns takes a chunk's queries in slices, so that its scratch does not grow with the
-// chunk.
+// split. accumulate_columns takes a chunk's queries in slices, so that its scratch does not grow
+// with the chunk.
 inline constexpr std::int64_t kColumnSplitTokens = 1024;
 inline constexpr std::int64_t kColumnSliceQueries = 256;
 [[nodiscard]] constexpr std::int64_t prefill_log_sum_splits(std::int64_t context) {

@@ -18,7 +18,7 @@ struct OpsShape {
   std::int64_t max_list_tokens = 0;  // longest list of a selection; 0: no selections
   std::int64_t widest_input = 0;     // columns of the widest x of Ops::linear
   DType kv_dtype = DType::kF16;
-  DType open_dtype = DType::kF16;  // INT8 only
+  DType partial_dtype = DType::kF16;  // INT8 only
   std::int64_t page_tokens = 32;
 };
 

@@ -8,7 +8,7 @@
 
 namespace triphase {
 
-// Bytes for score_keys, sum_columns and choose_by_channels over contexts of at most
+// Bytes for score_keys, accumulate_columns and choose_by_channels over contexts of at most
 // shape.max_context tokens. Grows with every field; max_query_rows and weighted_scores do not
 // matter.
 [[nodiscard]] std::uint64_t sparse_workspace_bytes(const AttentionShape& shape);

@@ -19,9 +19,9 @@ class EarlyBlocks {
  public:
   struct Source {
     std::int64_t layer = 0;
-    std::int32_t block_index = -1;  // KvResidency::block_index
-    std::uint64_t block_id = 0;     // KvResidency::block_id
-    std::int32_t host_block = -1;   // KvResidency::host_block
+    std::int32_t block_index = -1;  // KvBook::block_index
+    std::uint64_t block_id = 0;     // KvBlock::id
+    std::int32_t host_block = -1;   // KvBlock::host_block
   };
   struct Found {
     PageId page;

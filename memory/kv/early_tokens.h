@@ -30,7 +30,7 @@ class EarlyTokens {
   [[nodiscard]] std::int64_t ranges_of(std::int64_t layer) const;
 
   // A slot of the range that is being made, and the block that its token is read from
-  // (KvResidency::block_index, host_block).
+  // (KvBook::block_index, host_block).
   void add(const Slot& slot, std::int32_t block_index, std::int32_t host_block);
   // That range's tokens are on their way, with so many bytes; they must be of one layer.
   void end_range(Ticket ticket, std::uint64_t bytes);

@@ -18,12 +18,12 @@ std::uint64_t KvStore::page_bytes(const Shape& shape) {
   return 2 * page_elements(shape) * dtype_bytes(shape.dtype);
 }
 
-std::uint64_t KvStore::key_column_bytes(const Shape& shape) {
-  return shape.key_columns ? page_elements(shape) * dtype_bytes(shape.dtype) : 0;
+std::uint64_t KvStore::transposed_k_bytes(const Shape& shape) {
+  return shape.transposed_k ? page_elements(shape) * dtype_bytes(shape.dtype) : 0;
 }
 
-std::uint64_t KvStore::open_page_bytes(const Shape& shape) {
-  return shape.quantized() ? 2 * page_elements(shape) * dtype_bytes(shape.open_dtype) : 0;
+std::uint64_t KvStore::partial_page_bytes(const Shape& shape) {
+  return shape.quantized() ? 2 * page_elements(shape) * dtype_bytes(shape.partial_dtype) : 0;
 }
 
 std::uint64_t KvStore::scale_bytes(const Shape& shape) {
@@ -46,46 +46,41 @@ bool KvStore::page_holds_inputs(const Shape& shape, std::int64_t input_width) {
   return input_width > 0 && input_width <= half && std::int64_t{sizeof(float)} <= half;
 }
 
-std::int64_t KvStore::open_pages_needed(const Shape& shape, std::int64_t sequences,
-                                        std::int64_t rows) {
-  if (!shape.quantized()) return 0;
-  return shape.layers * sequences + rows / shape.block_tokens + 2 * sequences + 1;
-}
-
 KvStore::KvStore(const Shape& shape, const Sizes& sizes, MemoryPool& device, MemoryPool* host,
                  TransferEngine* transfers)
     : shape_(shape),
       sizes_(sizes),
       transfers_(transfers),
-      residency_({.layers = shape.layers,
-                  .block_tokens = shape.block_tokens,
-                  .device_pages = sizes.device_pages,
-                  .host_blocks = sizes.host_blocks,
-                  .input_blocks = sizes.input_blocks,
-                  .mirrored = shape.host_attention}),
-      open_pages_(sizes.open_pages, shape.layers) {
+      book_({.block_tokens = shape.block_tokens,
+             .device_blocks = sizes.device_pages / shape.layers,
+             .host_blocks = sizes.host_blocks,
+             .input_blocks = sizes.input_blocks,
+             .mirrored = shape.host_attention}),
+      partial_pages_(sizes.partial_pages, shape.layers) {
+  book_.reserve();
   const auto pages =
       static_cast<std::uint64_t>(sizes.device_pages + sizes.staging_pages + sizes.cache_pages);
   k_ = device.allocate(page_bytes(shape) / 2 * pages, MemoryTag::kKv);
   v_ = device.allocate(page_bytes(shape) / 2 * pages, MemoryTag::kKv);
-  if (shape.key_columns) {
+  if (shape.transposed_k) {
     const std::int64_t column_bytes =
         shape.block_tokens * static_cast<std::int64_t>(dtype_bytes(shape.dtype));
-    key_columns_ = KeyColumns(sizes.key_column_blocks, shape.layers, residency_.block_capacity(),
-                              std::max<std::int64_t>(1, sizes.key_column_run_bytes / column_bytes));
-    key_column_pages_ =
-        device.allocate(key_column_bytes(shape) *
-                            static_cast<std::uint64_t>(sizes.key_column_blocks * shape.layers),
-                        MemoryTag::kKeyColumns);
+    transposed_k_ =
+        TransposedK(sizes.transposed_k_blocks, shape.layers, book_.block_capacity(),
+                    std::max<std::int64_t>(1, sizes.transposed_k_run_bytes / column_bytes));
+    transposed_k_pages_ =
+        device.allocate(transposed_k_bytes(shape) *
+                            static_cast<std::uint64_t>(sizes.transposed_k_blocks * shape.layers),
+                        MemoryTag::kTransposedK);
   }
   if (shape.quantized()) {
-    TRIPHASE_CHECK(sizes.open_pages > 0, "INT8 KV needs open pages");
+    TRIPHASE_CHECK(sizes.partial_pages > 0, "INT8 KV needs partial pages");
     const std::uint64_t open =
-        open_page_bytes(shape) / 2 * static_cast<std::uint64_t>(sizes.open_pages);
-    open_k_ = device.allocate(open, MemoryTag::kKv);
-    open_v_ = device.allocate(open, MemoryTag::kKv);
+        partial_page_bytes(shape) / 2 * static_cast<std::uint64_t>(sizes.partial_pages);
+    partial_k_ = device.allocate(open, MemoryTag::kKv);
+    partial_v_ = device.allocate(open, MemoryTag::kKv);
     scales_ = device.allocate(
-        scale_bytes(shape) * static_cast<std::uint64_t>(shape.layers * residency_.block_capacity()),
+        scale_bytes(shape) * static_cast<std::uint64_t>(shape.layers * book_.block_capacity()),
         MemoryTag::kKv);
   }
   if (sizes.host_blocks > 0) {
@@ -103,15 +98,16 @@ KvStore::KvStore(const Shape& shape, const Sizes& sizes, MemoryPool& device, Mem
 }
 
 KvStore::~KvStore() {
-  for (const Move& move : moves_) {
-    try {
-      transfers_->wait(move.ticket);
-    } catch (const std::exception&) {
-      // The store ends anyway; nobody reads what this move should have brought.
-    }
-  }
   // Others may move tokens or layer inputs of this store still, after a run that failed.
   if (transfers_ != nullptr) transfers_->drain();
+}
+
+void KvStore::fill_pages(SequenceId sequence, LayerId layer, std::vector<PageId>& table) const {
+  const KvSequence& of = book_.sequence(sequence);
+  table.clear();
+  // Room for the whole sequence now, so that a decode step never allocates.
+  table.reserve(static_cast<std::size_t>(of.max_blocks));
+  for (const std::int32_t index : of.blocks) table.push_back(page(book_.block(index), layer));
 }
 
 KvGeometry KvStore::geometry() const {
@@ -125,7 +121,7 @@ KvGeometry KvStore::geometry() const {
 
 float* KvStore::scales(LayerId layer) const {
   if (!shape_.quantized()) return nullptr;
-  return scales_.as<float>() + layer.value * residency_.block_capacity() *
+  return scales_.as<float>() + layer.value * book_.block_capacity() *
                                    static_cast<std::int64_t>(scale_bytes(shape_) / sizeof(float));
 }
 
@@ -134,10 +130,10 @@ std::int64_t KvStore::host_record(std::int32_t host_block, LayerId layer,
   return (layer.value * sizes_.host_blocks + host_block) * shape_.block_tokens + offset;
 }
 
-void KvStore::forget_key_columns(SequenceId sequence, LayerId layer, std::int64_t block) {
-  if (key_columns_.places() == 0) return;
-  const std::int32_t place = key_columns_.find(residency_, sequence, block);
-  if (place != KeyColumns::kNone) key_columns_.forget(key_columns_.page(layer, place));
+void KvStore::forget_transposed_k(SequenceId sequence, LayerId layer, std::int64_t block) {
+  if (transposed_k_.places() == 0) return;
+  const std::int32_t place = transposed_k_.find(book_, sequence, block);
+  if (place != TransposedK::kNone) transposed_k_.forget(transposed_k_.page(layer, place));
 }
 
 std::byte* KvStore::saved_inputs(std::int32_t input_block, LayerId layer) const {
@@ -154,99 +150,49 @@ TokenCache& KvStore::token_cache(std::int64_t parts) {
                                .parts = parts,
                                .block_tokens = shape_.block_tokens,
                                .slots = cache_slots(),
-                               .blocks = residency_.block_capacity()});
+                               .blocks = book_.block_capacity()});
   }
   return token_cache_;
 }
 
-void KvStore::offload(SequenceId sequence, std::int64_t first_block, std::int64_t count,
-                      bool open) {
-  for (std::int64_t block = first_block; block < first_block + count; ++block) {
-    const KvResidency::Move move = residency_.begin_offload(sequence, block, open);
-    if (move.there) {
-      moves_.push_back({Ticket{}, sequence, block, /*to_host=*/true});
-      continue;
-    }
+void KvStore::carry_out(std::span<const KvMove> moves) {
+  for (const KvMove& move : moves) {
+    if (move.kind == KvMove::Kind::kWait) wait_for_copies();
+    if (move.kind == KvMove::Kind::kGiveUp) stop_reading_early(move.block, move.host_block);
+    const bool load = move.kind == KvMove::Kind::kLoad;
+    if (move.kind != KvMove::Kind::kOffload && !load) continue;
     runs_.clear();
     for (std::int64_t layer = 0; layer < shape_.layers; ++layer) {
-      runs_.push_back(
-          {.slot = move.pages[static_cast<std::size_t>(layer)].value * shape_.block_tokens,
-           .record = host_record(move.host_block, LayerId(layer), 0),
-           .count = static_cast<std::int32_t>(shape_.block_tokens),
-           .head_count = static_cast<std::int32_t>(shape_.kv_heads)});
+      runs_.push_back({.slot = (move.slab * shape_.layers + layer) * shape_.block_tokens,
+                       .record = host_record(move.host_block, LayerId(layer), 0),
+                       .count = static_cast<std::int32_t>(shape_.block_tokens),
+                       .head_count = static_cast<std::int32_t>(shape_.kv_heads)});
     }
-    moves_.push_back({transfers_->move_tokens(Lane::kToHost, geometry(), runs_), sequence, block,
-                      /*to_host=*/true});
+    const Lane lane = load ? Lane::kToDevice : Lane::kToHost;
+    copies_.push_back({transfers_->move_tokens(lane, geometry(), runs_), move.block});
   }
 }
 
-void KvStore::reload(SequenceId sequence, std::int64_t first_block, std::int64_t count) {
-  for (std::int64_t block = first_block; block < first_block + count; ++block) {
-    const KvResidency::Move move = residency_.begin_reload(sequence, block);
-    runs_.clear();
-    for (std::int64_t layer = 0; layer < shape_.layers; ++layer) {
-      runs_.push_back(
-          {.slot = move.pages[static_cast<std::size_t>(layer)].value * shape_.block_tokens,
-           .record = host_record(move.host_block, LayerId(layer), 0),
-           .count = static_cast<std::int32_t>(shape_.block_tokens),
-           .head_count = static_cast<std::int32_t>(shape_.kv_heads)});
-    }
-    moves_.push_back({transfers_->move_tokens(Lane::kToDevice, geometry(), runs_), sequence, block,
-                      /*to_host=*/false});
-  }
+void KvStore::wait_for_copies() {
+  for (const Copy& copy : copies_) transfers_->wait(copy.ticket);
+  copies_.clear();
 }
 
-void KvStore::discard(SequenceId sequence, std::int64_t first_block, std::int64_t count) {
-  const auto last = first_block + count;
-  for (std::int64_t block = first_block; block < last; ++block) {
-    stop_reading_early(sequence, block);
-    if (residency_.block_place(sequence, block) == BlockPlace::kLeaving) settle(/*all=*/true);
-    residency_.discard(sequence, block);
-  }
+void KvStore::settle() {
+  wait_for_copies();
+  book_.finish_moves();
 }
 
-void KvStore::settle(bool all) {
-  std::size_t kept = 0;
-  for (std::size_t index = 0; index < moves_.size(); ++index) {
-    const Move move = moves_[index];
-    if (!all && !transfers_->done(move.ticket)) {
-      moves_[kept++] = move;
-      continue;
-    }
-    try {
-      transfers_->wait(move.ticket);
-    } catch (...) {
-      residency_.cancel_move(move.sequence, move.block);
-      moves_.erase(moves_.begin() + static_cast<std::ptrdiff_t>(kept),
-                   moves_.begin() + static_cast<std::ptrdiff_t>(index) + 1);
-      throw;
-    }
-    if (move.to_host) {
-      residency_.finish_offload(move.sequence, move.block);
-    } else {
-      residency_.finish_reload(move.sequence, move.block);
-    }
-  }
-  moves_.resize(kept);
-}
-
-void KvStore::give_up_moves() noexcept {
-  for (const Move& move : moves_) {
-    try {
-      transfers_->wait(move.ticket);
-    } catch (const std::exception&) {
-      // What ended the job has been said already.
-    }
-    residency_.cancel_move(move.sequence, move.block);
-  }
-  moves_.clear();
+void KvStore::give_up() noexcept {
   const auto give_up = [this](Ticket ticket) {
     try {
       transfers_->wait(ticket);
     } catch (const std::exception&) {
-      // The same.
+      // What ended the job has been said already.
     }
   };
+  for (const Copy& copy : copies_) give_up(copy.ticket);
+  copies_.clear();
   for (std::int64_t range = early_waited_; range < early_.ranges(); ++range) {
     give_up(early_.ticket(range));
   }
@@ -255,33 +201,33 @@ void KvStore::give_up_moves() noexcept {
   }
   forget_early();
   forget_early_tokens(/*lost=*/true);
+  partial_pages_.forget_all();
+  book_.give_up();
 }
 
 std::optional<EarlyBlocks::Source> KvStore::early_source(LayerId layer, SequenceId sequence,
                                                          std::int64_t block) const {
-  const BlockPlace place = residency_.block_place(sequence, block);
-  if (place != BlockPlace::kHost && place != BlockPlace::kReturning) return std::nullopt;
+  const BlockPlace place = book_.block(sequence, block).place;
+  if (place != BlockPlace::kHost && place != BlockPlace::kLoading) return std::nullopt;
   return source_of(layer, sequence, block);
 }
 
 std::optional<EarlyBlocks::Source> KvStore::arrived_source(LayerId layer, SequenceId sequence,
                                                            std::int64_t block) const {
-  const BlockPlace place = residency_.block_place(sequence, block);
+  const BlockPlace place = book_.block(sequence, block).place;
   if (place == BlockPlace::kHost) return source_of(layer, sequence, block);
-  if (place != BlockPlace::kLeaving) return std::nullopt;
-  const auto move = std::ranges::find_if(moves_, [&](const Move& one) {
-    return one.to_host && one.sequence == sequence && one.block == block;
-  });
-  if (move == moves_.end() || !transfers_->done(move->ticket)) return std::nullopt;
+  if (place != BlockPlace::kOffloading) return std::nullopt;
+  const auto copy = std::ranges::find(copies_, book_.block_index(sequence, block), &Copy::block);
+  if (copy == copies_.end() || !transfers_->done(copy->ticket)) return std::nullopt;
   return source_of(layer, sequence, block);
 }
 
 EarlyBlocks::Source KvStore::source_of(LayerId layer, SequenceId sequence,
                                        std::int64_t block) const {
   return {.layer = layer.value,
-          .block_index = residency_.block_index(sequence, block),
-          .block_id = residency_.block_id(sequence, block),
-          .host_block = residency_.host_block(sequence, block)};
+          .block_index = book_.block_index(sequence, block),
+          .block_id = book_.block(sequence, block).id,
+          .host_block = book_.block(sequence, block).host_block};
 }
 
 void KvStore::wait_for_early(std::int64_t ranges) {
@@ -339,25 +285,21 @@ std::uint64_t KvStore::waiting_early_bytes() const {
          static_cast<std::uint64_t>(token_cache_.early()) * part_bytes;
 }
 
-void KvStore::stop_reading_early(SequenceId sequence, std::int64_t block) {
-  const std::int32_t index = residency_.block_index(sequence, block);
-  const std::int32_t host_block = residency_.host_block(sequence, block);
-  if (early_waited_ < early_.ranges() && early_.reads(index, host_block)) {
+void KvStore::stop_reading_early(std::int32_t block_index, std::int32_t host_block) {
+  if (early_waited_ < early_.ranges() && early_.reads(block_index, host_block)) {
     wait_for_early(early_.ranges());
   }
-  if (early_tokens_waited_ < early_tokens_.ranges() && early_tokens_.reads(index, host_block)) {
+  if (early_tokens_waited_ < early_tokens_.ranges() &&
+      early_tokens_.reads(block_index, host_block)) {
     wait_for_early_tokens(early_tokens_.ranges());
   }
 }
 
 void KvStore::release(SequenceId sequence) {
-  // A block must not end while it moves. Shared blocks move under another sequence's name too.
-  if (moving()) settle(/*all=*/true);
-  for (std::int64_t block = 0; block < residency_.blocks(sequence); ++block) {
-    if (!residency_.shared(sequence, block)) stop_reading_early(sequence, block);
-  }
-  open_pages_.forget(sequence);
-  residency_.release(sequence);
+  moves_.clear();
+  book_.release(sequence, moves_);
+  carry_out(moves_);
+  partial_pages_.forget(sequence);
 }
 
 }  // namespace triphase

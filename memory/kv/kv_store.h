@@ -1,25 +1,26 @@
 #pragma once
 
-// The bytes behind KvResidency. On the device one pool of pages, each holding K and V of one layer
+// The bytes behind KvBook. On the device one pool of pages, each holding K and V of one layer
 // for `block_tokens` tokens of one sequence, laid out as kernels/ops.h (KvLayerView) wants it:
-// first the pages that KvResidency gives out, then staging pages for blocks that are read from the
-// host, then cache pages, whose tokens come from anywhere on the host and stay; on request K^T of
-// blocks, wherever they live. With INT8 also the scales of every block, wherever its codes are, and
-// a pool of open pages. On the host one record per token and layer, and where asked for the INT8
-// layer inputs X of blocks that may be recomputed. Owns the memory and the bookkeeping; not thread
-// safe.
+// first the pages of the book's slabs, those of a slab's layers side by side, then staging pages
+// for blocks that are read from the host, then cache pages, whose tokens come from anywhere on the
+// host and stay; on request K^T of blocks, wherever they live. With INT8 also the scales of every
+// block, wherever its codes are, and a pool of partial pages. On the host one record per token and
+// layer, and where asked for the INT8 layer inputs X of blocks that may be recomputed. Owns the
+// memory and the bookkeeping; not thread safe.
 
+#include <span>
 #include <vector>
 
 #include "base/dtype.h"
 #include "memory/kv/early_blocks.h"
 #include "memory/kv/early_tokens.h"
-#include "memory/kv/key_columns.h"
-#include "memory/kv/kv_residency.h"
-#include "memory/kv/open_pages.h"
+#include "memory/kv/partial_pages.h"
 #include "memory/kv/token_cache.h"
+#include "memory/kv/transposed_k.h"
 #include "memory/memory_pool.h"
 #include "memory/transfer/transfer_engine.h"
+#include "scheduler/kv/kv_book.h"
 
 namespace triphase {
 
@@ -30,26 +31,26 @@ class KvStore {
     std::int64_t kv_heads = 0;
     std::int64_t head_dim = 0;
     std::int64_t block_tokens = 32;
-    DType dtype = DType::kF16;       // kInt8: INT8 codes
-    DType open_dtype = DType::kF16;  // INT8 only: of blocks that are still open
-    bool key_columns = false;        // K^T beside K, on the device
-    std::int64_t input_width = 0;    // of saved layer inputs: the hidden size; 0: none are saved
+    DType dtype = DType::kF16;          // kInt8: INT8 codes
+    DType partial_dtype = DType::kF16;  // INT8 only: of blocks that are still open
+    bool transposed_k = false;          // K^T beside K, on the device
+    std::int64_t input_width = 0;       // of saved layer inputs: the hidden size; 0: none are saved
     // Decoded rows of sequences with a host reservation are attended on the host: their blocks are
-    // mirrored there (KvResidency::Shape). Not INT8.
+    // mirrored there (KvBook::Shape). Not INT8.
     bool host_attention = false;
 
     [[nodiscard]] bool quantized() const { return dtype == DType::kInt8; }
   };
 
   struct Sizes {
-    std::int64_t device_pages = 0;          // pages of one layer
-    std::int64_t staging_pages = 0;         // for blocks read from the host
-    std::int64_t cache_pages = 0;           // for tokens read from the host that are kept a while
-    std::int64_t open_pages = 0;            // INT8 only, see open_pages_needed()
-    std::int64_t host_blocks = 0;           // blocks of all layers
-    std::int64_t input_blocks = 0;          // of saved layer inputs, all layers
-    std::int64_t key_column_blocks = 0;     // that can have their K^T on the device, all layers
-    std::int64_t key_column_run_bytes = 0;  // SparseOps::key_column_run_bytes()
+    std::int64_t device_pages = 0;            // pages of one layer
+    std::int64_t staging_pages = 0;           // for blocks read from the host
+    std::int64_t cache_pages = 0;             // for tokens read from the host that are kept a while
+    std::int64_t partial_pages = 0;           // INT8 only
+    std::int64_t host_blocks = 0;             // blocks of all layers
+    std::int64_t input_blocks = 0;            // of saved layer inputs, all layers
+    std::int64_t transposed_k_blocks = 0;     // that can have their K^T on the device, all layers
+    std::int64_t transposed_k_run_bytes = 0;  // SparseOps::transposed_k_run_bytes()
   };
 
   // Takes all its memory from the pools (tags kv, kt, staging and layer-inputs). Throws
@@ -70,10 +71,10 @@ class KvStore {
   }
   // Bytes of one device page: K and V, 2 * kv_heads * block_tokens * head_dim elements.
   [[nodiscard]] static std::uint64_t page_bytes(const Shape& shape);
-  // K^T of one device page; 0 without key_columns.
-  [[nodiscard]] static std::uint64_t key_column_bytes(const Shape& shape);
-  // Of one open page, and of one block's scales in one layer; 0 where the KV is not INT8.
-  [[nodiscard]] static std::uint64_t open_page_bytes(const Shape& shape);
+  // K^T of one device page; 0 without transposed_k.
+  [[nodiscard]] static std::uint64_t transposed_k_bytes(const Shape& shape);
+  // Of one partial page, and of one block's scales in one layer; 0 where the KV is not INT8.
+  [[nodiscard]] static std::uint64_t partial_page_bytes(const Shape& shape);
   [[nodiscard]] static std::uint64_t scale_bytes(const Shape& shape);
   // Of one block of all layers on the host.
   [[nodiscard]] static std::uint64_t host_block_bytes(const Shape& shape);
@@ -82,14 +83,16 @@ class KvStore {
   // Whether a page can take them in until K and V are projected: codes where K will be, scales
   // where V will be. Only then can blocks be recomputed.
   [[nodiscard]] static bool page_holds_inputs(const Shape& shape, std::int64_t input_width);
-  // Open pages that steps of at most `rows` rows of at most `sequences` sequences need: one per
-  // sequence and layer, within a layer one per block that is begun, and one for a block that is
-  // recomputed.
-  [[nodiscard]] static std::int64_t open_pages_needed(const Shape& shape, std::int64_t sequences,
-                                                      std::int64_t rows);
 
-  [[nodiscard]] KvResidency& residency() { return residency_; }
-  [[nodiscard]] const KvResidency& residency() const { return residency_; }
+  [[nodiscard]] KvBook& book() { return book_; }
+  [[nodiscard]] const KvBook& book() const { return book_; }
+  // The page where a layer of the block is read; none: not on the device.
+  [[nodiscard]] PageId page(const KvBlock& block, LayerId layer) const {
+    if (!block.on_device()) return {};
+    return PageId(block.slab * shape_.layers + layer.value);
+  }
+  // The page table of a sequence in a layer.
+  void fill_pages(SequenceId sequence, LayerId layer, std::vector<PageId>& table) const;
   [[nodiscard]] const Shape& shape() const { return shape_; }
   [[nodiscard]] const Sizes& sizes() const { return sizes_; }
   [[nodiscard]] TransferEngine* transfers() const { return transfers_; }
@@ -99,16 +102,16 @@ class KvStore {
   // page tables.
   [[nodiscard]] std::byte* k_pages() const { return k_.data(); }
   [[nodiscard]] std::byte* v_pages() const { return v_.data(); }
-  [[nodiscard]] std::byte* open_k_pages() const { return open_k_.data(); }
-  [[nodiscard]] std::byte* open_v_pages() const { return open_v_.data(); }
-  // K^T as KvLayerView wants it, null without key_columns; and who has a place there.
-  [[nodiscard]] std::byte* key_column_pages() const { return key_column_pages_.data(); }
-  [[nodiscard]] KeyColumns& key_columns() { return key_columns_; }
-  [[nodiscard]] const KeyColumns& key_columns() const { return key_columns_; }
+  [[nodiscard]] std::byte* partial_k_pages() const { return partial_k_.data(); }
+  [[nodiscard]] std::byte* partial_v_pages() const { return partial_v_.data(); }
+  // K^T as KvLayerView wants it, null without transposed_k; and who has a place there.
+  [[nodiscard]] std::byte* transposed_k_pages() const { return transposed_k_pages_.data(); }
+  [[nodiscard]] TransposedK& transposed_k() { return transposed_k_; }
+  [[nodiscard]] const TransposedK& transposed_k() const { return transposed_k_; }
   // Whoever changes a block's keys calls this (a block's keys are the same wherever it is): K^T is
   // made anew when it is next wanted.
-  void forget_key_columns(SequenceId sequence, LayerId layer, std::int64_t block);
-  // Scales of a layer: entry i belongs to the block of KvResidency::block_index() i.
+  void forget_transposed_k(SequenceId sequence, LayerId layer, std::int64_t block);
+  // Scales of a layer: entry i belongs to the block of KvBook::block_index() i.
   [[nodiscard]] float* scales(LayerId layer) const;
   // Record of a token of a host block.
   [[nodiscard]] std::int64_t host_record(std::int32_t host_block, LayerId layer,
@@ -118,7 +121,8 @@ class KvStore {
   // them.
   [[nodiscard]] std::byte* saved_inputs(std::int32_t input_block, LayerId layer) const;
 
-  [[nodiscard]] OpenPages& open_pages() { return open_pages_; }
+  [[nodiscard]] PartialPages& partial_pages() { return partial_pages_; }
+  [[nodiscard]] const PartialPages& partial_pages() const { return partial_pages_; }
 
   // Tokens of host blocks that are in the cache pages, each in so many parts that are chosen apart;
   // empty again when asked for another number of parts.
@@ -129,20 +133,14 @@ class KvStore {
            layer.value * cache_slots() + slot;
   }
 
-  // Blocks of a sequence start to move; settle() finishes what has arrived. `open`: the sequence is
-  // suspended, so that its open block may go too (KvResidency::begin_offload).
-  void offload(SequenceId sequence, std::int64_t first_block, std::int64_t count,
-               bool open = false);
-  void reload(SequenceId sequence, std::int64_t first_block, std::int64_t count);
-  // Host blocks become recomputable (KvResidency::discard); waits for those that only leave.
-  void discard(SequenceId sequence, std::int64_t first_block, std::int64_t count);
-  // Finishes moves that are done; with `all` waits for those that are not. A move that failed is
-  // taken back and its error thrown.
-  void settle(bool all);
-  // For a job that ends in the middle: waits for every move and takes it back, failed or not; also
-  // for what was brought early.
-  void give_up_moves() noexcept;
-  [[nodiscard]] bool moving() const { return !moves_.empty(); }
+  // Does to the bytes what the book has noted, in that order. Copies go on after this.
+  void carry_out(std::span<const KvMove> moves);
+  // Waits for the copies under way, and finishes them in the book. Throws what made one fail.
+  void settle();
+  // For a job that ends in the middle: waits for every copy, failed or not, also for what was
+  // brought early, and ends all sequences. Nothing is findable then.
+  void give_up() noexcept;
+  [[nodiscard]] bool moving() const { return book_.moving(); }
 
   // What was brought to staging pages for the step to come. No block in it gives up its host block
   // before it has arrived.
@@ -179,24 +177,23 @@ class KvStore {
             ended_early_.unused + waiting_early_bytes()};
   }
 
-  // Ends a sequence (KvResidency::release) and what the store keeps for it.
+  // Ends a sequence (KvBook::release) and what the store keeps for it.
   void release(SequenceId sequence);
 
  private:
-  struct Move {
+  struct Copy {
     Ticket ticket;
-    SequenceId sequence;
-    std::int64_t block = 0;
-    bool to_host = false;
+    std::int32_t block = -1;
   };
 
+  void wait_for_copies();
   [[nodiscard]] EarlyBlocks::Source source_of(LayerId layer, SequenceId sequence,
                                               std::int64_t block) const;
   void forget_early();
   // Their bytes are there, or (lost) will never be.
   void forget_early_tokens(bool lost);
-  // The sequence's block may give up its host block.
-  void stop_reading_early(SequenceId sequence, std::int64_t block);
+  // The block may give up its host block.
+  void stop_reading_early(std::int32_t block_index, std::int32_t host_block);
   // Of each layer.
   [[nodiscard]] std::int64_t cache_slots() const {
     return sizes_.cache_pages / shape_.layers * shape_.block_tokens;
@@ -205,19 +202,20 @@ class KvStore {
   Shape shape_;
   Sizes sizes_;
   TransferEngine* transfers_;
-  KvResidency residency_;
-  OpenPages open_pages_;
+  KvBook book_;
+  PartialPages partial_pages_;
   TokenCache token_cache_;
   Buffer k_;
   Buffer v_;
-  Buffer open_k_;
-  Buffer open_v_;
+  Buffer partial_k_;
+  Buffer partial_v_;
   Buffer scales_;
-  KeyColumns key_columns_;
-  Buffer key_column_pages_;
+  TransposedK transposed_k_;
+  Buffer transposed_k_pages_;
   Buffer host_;
   Buffer host_inputs_;
-  std::vector<Move> moves_;
+  std::vector<Copy> copies_;
+  KvMoves moves_;
   EarlyBlocks early_;
   std::int64_t early_waited_ = 0;  // of its ranges
   EarlyTokens early_tokens_;

@@ -24,7 +24,7 @@ class TokenCache {
     std::int64_t parts = 1;  // of a token: KV heads that are chosen apart
     std::int64_t block_tokens = 0;
     std::int64_t slots = 0;   // of each (layer, part)
-    std::int64_t blocks = 0;  // KvResidency::block_capacity()
+    std::int64_t blocks = 0;  // KvBook::block_capacity()
   };
   // A block by its place in the bookkeeping, and by what tells it from others that were there.
   struct BlockKey {

@@ -46,27 +46,12 @@ bool AttentionMethod::chooses_early() const {
 std::unique_ptr<AttentionMethod> make_attention_method(const AttentionOptions& options,
                                                        const MethodShape& shape,
                                                        const ContextClusters* clusters) {
-  switch (options.kind) {
-    case AttentionKind::kSwa:
-      return make_swa(options, shape);
-    case AttentionKind::kSparq:
-      return make_sparq(options, shape);
-    case AttentionKind::kSqueezed:
-      if (clusters == nullptr) {
-        throw Error(ErrorRole::kUsage, "E-CLI-ATTOPTION", "--attention")
-            .found("squeezed")
-            .expected("a fixed context with clusters");
-      }
-      return make_squeezed(options, shape, *clusters);
-    case AttentionKind::kH2o:
-      return make_h2o(options, shape);
-    case AttentionKind::kTopk:
-      return make_topk(options, shape);
-    case AttentionKind::kQuest:
-      return make_quest(options, shape);
-    default:
-      return make_affine(options, shape);
-  }
+#define TRIPHASE_ATTENTION_METHOD(kind, file, name) make_##file,
+  static constexpr decltype(&make_attention_method) kMakers[] = {
+#include "scheduler/attention/attention_methods.inc"
+  };
+#undef TRIPHASE_ATTENTION_METHOD
+  return kMakers[static_cast<std::size_t>(options.kind)](options, shape, clusters);
 }
 
 }  // namespace triphase

@@ -2,7 +2,7 @@
 
 // Which tokens of a sequence a decode step attends: every attention method behind one interface.
 // A method is a value made from AttentionOptions; what it knows about a sequence is in a State that
-// travels with the sequence (it is part of what a suspended sequence keeps). Prefill is dense but
+// travels with the sequence (it is part of what a preempted sequence keeps). Prefill is dense but
 // where a method chooses for prompts too.
 //
 // Matrices (q, v, out) lie in the device's memory; methods reach them through SparseOps alone.
@@ -29,8 +29,8 @@
 #include <vector>
 
 #include "kernels/sparse_ops.h"
+#include "scheduler/attention/attended_bytes.h"
 #include "scheduler/attention/attention_options.h"
-#include "scheduler/attention/touched_bytes.h"
 
 namespace triphase {
 
@@ -112,7 +112,7 @@ class AttentionMethod {
   [[nodiscard]] virtual std::int64_t first_key(const State&, const LayerCall&) const { return 0; }
   // Whether choose() reads the keys that first_key() leaves out as K^T, for which every full block
   // must then have a place (KvLayerView::kt).
-  [[nodiscard]] virtual bool reads_key_columns() const { return false; }
+  [[nodiscard]] virtual bool reads_transposed_k() const { return false; }
   // Whether some layer's choice leaves keys of the context unread.
   [[nodiscard]] virtual bool chooses_without_keys() const { return false; }
   // Whether of KV on the host only chosen tokens are brought, ahead or once they are chosen.

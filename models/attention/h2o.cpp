@@ -52,8 +52,8 @@ class H2o final : public AttentionMethod {
       const std::vector<float>& old = list_of(own, call, i).sums;
       std::copy(old.begin(), old.end(), sums_.begin() + i * context);
     }
-    call.ops->sum_columns(q, shape_.heads, call.cache, call.keys, 0, call.scale, sums_.data(),
-                          context, call.workspace, *call.stream);
+    call.ops->accumulate_columns(q, shape_.heads, call.cache, call.keys, 0, call.scale,
+                                 sums_.data(), context, call.workspace, *call.stream);
     for (std::int64_t i = 0; i < lists(); ++i) {
       H2oState::List& kept = list_of(own, call, i);
       kept.sums.assign(sums_.begin() + i * context, sums_.begin() + (i + 1) * context);
@@ -121,8 +121,8 @@ class H2o final : public AttentionMethod {
 
 }  // namespace
 
-std::unique_ptr<AttentionMethod> make_h2o(const AttentionOptions& options,
-                                          const MethodShape& shape) {
+std::unique_ptr<AttentionMethod> make_h2o(const AttentionOptions& options, const MethodShape& shape,
+                                          const ContextClusters*) {
   return std::make_unique<H2o>(options, shape);
 }
 

@@ -1,6 +1,6 @@
 #pragma once
 
-// The makers of the methods, one file each. See attention_method.h.
+// The makers of the methods, one file each: make_swa() is in swa.cpp. See attention_method.h.
 
 #include <memory>
 
@@ -8,20 +8,10 @@
 
 namespace triphase {
 
-std::unique_ptr<AttentionMethod> make_affine(const AttentionOptions& options,
-                                             const MethodShape& shape);  // no scores
-std::unique_ptr<AttentionMethod> make_swa(const AttentionOptions& options,
-                                          const MethodShape& shape);
-std::unique_ptr<AttentionMethod> make_h2o(const AttentionOptions& options,
-                                          const MethodShape& shape);
-std::unique_ptr<AttentionMethod> make_sparq(const AttentionOptions& options,
-                                            const MethodShape& shape);
-std::unique_ptr<AttentionMethod> make_topk(const AttentionOptions& options,
-                                           const MethodShape& shape);
-std::unique_ptr<AttentionMethod> make_quest(const AttentionOptions& options,
-                                            const MethodShape& shape);
-std::unique_ptr<AttentionMethod> make_squeezed(const AttentionOptions& options,
-                                               const MethodShape& shape,
-                                               const ContextClusters& clusters);
+#define TRIPHASE_ATTENTION_METHOD(kind, file, name) \
+  std::unique_ptr<AttentionMethod> make_##file(     \
+      const AttentionOptions& options, const MethodShape& shape, const ContextClusters* clusters);
+#include "scheduler/attention/attention_methods.inc"
+#undef TRIPHASE_ATTENTION_METHOD
 
 }  // namespace triphase

@@ -123,7 +123,7 @@ class Quest final : public AttentionMethod {
 }  // namespace
 
 std::unique_ptr<AttentionMethod> make_quest(const AttentionOptions& options,
-                                            const MethodShape& shape) {
+                                            const MethodShape& shape, const ContextClusters*) {
   return std::make_unique<Quest>(options, shape);
 }
 

@@ -42,12 +42,12 @@ class Sparq final : public AttentionMethod {
   [[nodiscard]] Timing timing(std::int64_t) const override { return Timing::kLate; }
   [[nodiscard]] std::int64_t lists() const override { return shape_.kv_heads; }
   [[nodiscard]] bool needs_every_row() const override { return reallocates_; }
-  [[nodiscard]] bool reads_key_columns() const override { return keeps_key_columns(options_); }
-  [[nodiscard]] bool chooses_without_keys() const override { return keeps_key_columns(options_); }
+  [[nodiscard]] bool reads_transposed_k() const override { return keeps_transposed_k(options_); }
+  [[nodiscard]] bool chooses_without_keys() const override { return keeps_transposed_k(options_); }
   [[nodiscard]] std::int64_t first_key(const State&, const LayerCall& call) const override {
     const std::int64_t context = call.keys.context_tokens;
     const bool dense = is_dense(budget_tokens(options_, context, context), context);
-    return dense || !keeps_key_columns(options_) ? 0 : context;
+    return dense || !keeps_transposed_k(options_) ? 0 : context;
   }
 
   [[nodiscard]] std::uint64_t state_bytes(std::int64_t sequences,
@@ -114,7 +114,7 @@ class Sparq final : public AttentionMethod {
 }  // namespace
 
 std::unique_ptr<AttentionMethod> make_sparq(const AttentionOptions& options,
-                                            const MethodShape& shape) {
+                                            const MethodShape& shape, const ContextClusters*) {
   return std::make_unique<Sparq>(options, shape);
 }
 

@@ -133,8 +133,13 @@ class Squeezed final : public AttentionMethod {
 
 std::unique_ptr<AttentionMethod> make_squeezed(const AttentionOptions& options,
                                                const MethodShape& shape,
-                                               const ContextClusters& clusters) {
-  return std::make_unique<Squeezed>(options, shape, clusters);
+                                               const ContextClusters* clusters) {
+  if (clusters == nullptr) {
+    throw Error(ErrorRole::kUsage, "E-CLI-ATTOPTION", "--attention")
+        .found("squeezed")
+        .expected("a fixed context with clusters");
+  }
+  return std::make_unique<Squeezed>(options, shape, *clusters);
 }
 
 }  // namespace triphase

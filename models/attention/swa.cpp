@@ -58,8 +58,8 @@ class Swa final : public AttentionMethod {
       row.query_count = 1;
       row.context_tokens = context;
       sums_.assign(static_cast<std::size_t>(shape_.kv_heads * context), 0.0F);
-      call.ops->sum_columns(q, shape_.heads, call.cache, row, 0, call.scale, sums_.data(), context,
-                            call.workspace, *call.stream);
+      call.ops->accumulate_columns(q, shape_.heads, call.cache, row, 0, call.scale, sums_.data(),
+                                   context, call.workspace, *call.stream);
       for (std::int64_t head = 1; head < shape_.kv_heads; ++head) {
         for (std::int64_t t = 0; t < context; ++t) {
           sums_[static_cast<std::size_t>(t)] += sums_[static_cast<std::size_t>(head * context + t)];
@@ -114,8 +114,8 @@ class Swa final : public AttentionMethod {
 
 }  // namespace
 
-std::unique_ptr<AttentionMethod> make_swa(const AttentionOptions& options,
-                                          const MethodShape& shape) {
+std::unique_ptr<AttentionMethod> make_swa(const AttentionOptions& options, const MethodShape& shape,
+                                          const ContextClusters*) {
   return std::make_unique<Swa>(options, shape);
 }
 

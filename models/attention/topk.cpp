@@ -58,7 +58,7 @@ class Topk final : public AttentionMethod {
 }  // namespace
 
 std::unique_ptr<AttentionMethod> make_topk(const AttentionOptions& options,
-                                           const MethodShape& shape) {
+                                           const MethodShape& shape, const ContextClusters*) {
   return std::make_unique<Topk>(options, shape);
 }
 

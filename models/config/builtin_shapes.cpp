@@ -45,14 +45,14 @@ ModelConfig to_config(const Shape& shape) {
   if (shape.model_type == "opt") {
     config.architecture = "OPTForCausalLM";
     config.naming = TensorNaming::kOpt;
-    config.norm = Norm::kLayerNorm;
-    config.norm_bias = true;
-    config.norm_eps = 1e-5;
-    config.activation = Activation::kRelu;
-    config.gated_mlp = false;
-    config.qkv_bias = config.attention_out_bias = config.mlp_bias = true;
-    config.position_offset = 2;
-    config.tied_embeddings = true;
+    config.norms.kind = Norm::kLayerNorm;
+    config.norms.bias = true;
+    config.norms.eps = 1e-5;
+    config.mlp.activation = Activation::kRelu;
+    config.mlp.gated = false;
+    config.qkv_bias = config.attention_out_bias = config.mlp.bias = true;
+    config.embedding.position_offset = 2;
+    config.embedding.tied = true;
     config.bos_id = 2;
     config.eos_ids = {2};
     return config;
@@ -61,24 +61,24 @@ ModelConfig to_config(const Shape& shape) {
   if (shape.model_type == "gpt_neox") {
     config.architecture = "GPTNeoXForCausalLM";
     config.naming = TensorNaming::kGptNeox;
-    config.norm = Norm::kLayerNorm;
-    config.norm_bias = true;
-    config.norm_eps = 1e-5;
+    config.norms.kind = Norm::kLayerNorm;
+    config.norms.bias = true;
+    config.norms.eps = 1e-5;
     config.parallel_residual = true;
-    config.activation = Activation::kGeluErf;
-    config.gated_mlp = false;
-    config.qkv_bias = config.attention_out_bias = config.mlp_bias = true;
+    config.mlp.activation = Activation::kGeluErf;
+    config.mlp.gated = false;
+    config.qkv_bias = config.attention_out_bias = config.mlp.bias = true;
     config.rope->rotary_dim = config.head_dim / 4;
     config.bos_id = 0;
     config.eos_ids = {0};
     return config;
   }
   config.architecture = shape.model_type == "mistral" ? "MistralForCausalLM" : "LlamaForCausalLM";
-  config.norm = Norm::kRmsNorm;
-  config.norm_eps = shape.name.starts_with("llama-7b") || shape.name.starts_with("llama-13b") ||
-                            shape.name.starts_with("llama-33b")
-                        ? 1e-6
-                        : 1e-5;
+  config.norms.kind = Norm::kRmsNorm;
+  config.norms.eps = shape.name.starts_with("llama-7b") || shape.name.starts_with("llama-13b") ||
+                             shape.name.starts_with("llama-33b")
+                         ? 1e-6
+                         : 1e-5;
   config.bos_id = 1;
   config.eos_ids = {2};
   if (shape.name == "llama-3-8b") {

@@ -219,9 +219,9 @@ void read_llama_like(const ConfigFields& fields, bool kv_heads_required, ModelCo
   read_common_sizes(fields, config);
   read_kv_heads(fields, kv_heads_required, config);
   config.ffn_size = fields.size("intermediate_size", kMaxFfn);
-  config.norm = Norm::kRmsNorm;
-  config.norm_eps = read_norm_eps(fields, "rms_norm_eps", 1e-6);
-  config.gated_mlp = true;
+  config.norms.kind = Norm::kRmsNorm;
+  config.norms.eps = read_norm_eps(fields, "rms_norm_eps", 1e-6);
+  config.mlp.gated = true;
 }
 
 // 0: no window. transformers' own default for a missing field is 4096; null means none.
@@ -236,20 +236,20 @@ std::span<const Family> families() { return kFamilies; }
 void read_llama(const ConfigFields& fields, ModelConfig& config, Notes& notes) {
   read_llama_like(fields, false, config);
   read_head_dim(fields, std::nullopt, config);
-  config.activation = read_activation(fields, "hidden_act", Activation::kSilu);
+  config.mlp.activation = read_activation(fields, "hidden_act", Activation::kSilu);
   const bool attention_bias = fields.flag("attention_bias", false);
   config.qkv_bias = attention_bias;
   config.attention_out_bias = attention_bias;
-  config.mlp_bias = fields.flag("mlp_bias", false);
-  config.tied_embeddings = fields.flag("tie_word_embeddings", false);
+  config.mlp.bias = fields.flag("mlp_bias", false);
+  config.embedding.tied = fields.flag("tie_word_embeddings", false);
   config.rope = read_rope(fields, {}, config, notes);
 }
 
 void read_mistral(const ConfigFields& fields, ModelConfig& config, Notes& notes) {
   read_llama_like(fields, true, config);
   read_head_dim(fields, std::nullopt, config);
-  config.activation = read_activation(fields, "hidden_act", Activation::kSilu);
-  config.tied_embeddings = fields.flag("tie_word_embeddings", false);
+  config.mlp.activation = read_activation(fields, "hidden_act", Activation::kSilu);
+  config.embedding.tied = fields.flag("tie_word_embeddings", false);
   config.rope = read_rope(fields, {}, config, notes);
   const std::int64_t window = sliding_window(fields);
   if (window != 0) config.sliding_window.assign(static_cast<std::size_t>(config.layers), window);
@@ -258,9 +258,9 @@ void read_mistral(const ConfigFields& fields, ModelConfig& config, Notes& notes)
 void read_qwen2(const ConfigFields& fields, ModelConfig& config, Notes& notes) {
   read_llama_like(fields, true, config);
   read_head_dim(fields, std::nullopt, config);
-  config.activation = read_activation(fields, "hidden_act", Activation::kSilu);
+  config.mlp.activation = read_activation(fields, "hidden_act", Activation::kSilu);
   config.qkv_bias = true;
-  config.tied_embeddings = fields.flag("tie_word_embeddings", false);
+  config.embedding.tied = fields.flag("tie_word_embeddings", false);
   config.rope = read_rope(fields, {}, config, notes);
 
   const bool use_window = fields.flag("use_sliding_window", false);
@@ -302,24 +302,24 @@ void read_qwen2(const ConfigFields& fields, ModelConfig& config, Notes& notes) {
 void read_gemma(const ConfigFields& fields, ModelConfig& config, Notes& notes) {
   read_llama_like(fields, true, config);
   read_head_dim(fields, 256, config);
-  config.norm = Norm::kRmsNormPlusOne;
+  config.norms.kind = Norm::kRmsNormPlusOne;
   // The released configs say "gelu" and mean the tanh form; transformers reads them so too.
   const auto tanh_form = [&](std::string_view key) {
     const Activation activation = read_activation(fields, key, Activation::kGeluTanh);
     return activation == Activation::kGeluErf ? Activation::kGeluTanh : activation;
   };
-  config.activation = tanh_form("hidden_act");
+  config.mlp.activation = tanh_form("hidden_act");
   if (fields.has("hidden_activation") && fields.has("hidden_act") &&
-      tanh_form("hidden_activation") != config.activation) {
+      tanh_form("hidden_activation") != config.mlp.activation) {
     throw fields.error("E-CFG-ACT", "hidden_activation")
         .expected("the same function as hidden_act");
   }
-  if (!fields.has("hidden_act")) config.activation = tanh_form("hidden_activation");
+  if (!fields.has("hidden_act")) config.mlp.activation = tanh_form("hidden_activation");
   const bool attention_bias = fields.flag("attention_bias", false);
   config.qkv_bias = attention_bias;
   config.attention_out_bias = attention_bias;
-  config.tied_embeddings = fields.flag("tie_word_embeddings", true);
-  config.scaled_embeddings = true;
+  config.embedding.tied = fields.flag("tie_word_embeddings", true);
+  config.embedding.scaled = true;
   config.rope = read_rope(fields, {}, config, notes);
 }
 
@@ -333,17 +333,17 @@ void read_gpt_neox(const ConfigFields& fields, ModelConfig& config, Notes& notes
                               config.heads));
   }
   config.ffn_size = fields.size("intermediate_size", kMaxFfn);
-  config.norm = Norm::kLayerNorm;
-  config.norm_bias = true;
-  config.norm_eps = read_norm_eps(fields, "layer_norm_eps", 1e-5);
+  config.norms.kind = Norm::kLayerNorm;
+  config.norms.bias = true;
+  config.norms.eps = read_norm_eps(fields, "layer_norm_eps", 1e-5);
   config.parallel_residual = fields.flag("use_parallel_residual", true);
-  config.activation = read_activation(fields, "hidden_act", Activation::kGeluErf);
-  config.gated_mlp = false;
+  config.mlp.activation = read_activation(fields, "hidden_act", Activation::kGeluErf);
+  config.mlp.gated = false;
   const bool attention_bias = fields.flag("attention_bias", true);
   config.qkv_bias = attention_bias;
   config.attention_out_bias = attention_bias;
-  config.mlp_bias = true;
-  config.tied_embeddings = fields.flag("tie_word_embeddings", false);
+  config.mlp.bias = true;
+  config.embedding.tied = fields.flag("tie_word_embeddings", false);
   config.rope =
       read_rope(fields, {.theta_key = "rotary_emb_base", .partial = true, .rotary_fraction = 0.25},
                 config, notes);
@@ -361,20 +361,20 @@ void read_opt(const ConfigFields& fields, ModelConfig& config, Notes& /*notes*/)
   config.ffn_size = fields.size("ffn_dim", kMaxFfn);
   config.embed_dim =
       fields.optional_size("word_embed_proj_dim", kMaxHidden).value_or(config.hidden_size);
-  config.norm = Norm::kLayerNorm;
-  config.norm_eps = 1e-5;  // not configurable in this family
-  config.norm_weights = fields.flag("layer_norm_elementwise_affine", true);
-  config.norm_bias = config.norm_weights;
-  config.norm_before = fields.flag("do_layer_norm_before", true);
-  config.final_norm = config.norm_before && !fields.flag("_remove_final_layer_norm", false);
-  config.activation = read_activation(fields, "activation_function", Activation::kRelu);
-  config.gated_mlp = false;
+  config.norms.kind = Norm::kLayerNorm;
+  config.norms.eps = 1e-5;  // not configurable in this family
+  config.norms.weights = fields.flag("layer_norm_elementwise_affine", true);
+  config.norms.bias = config.norms.weights;
+  config.norms.before = fields.flag("do_layer_norm_before", true);
+  config.norms.final_norm = config.norms.before && !fields.flag("_remove_final_layer_norm", false);
+  config.mlp.activation = read_activation(fields, "activation_function", Activation::kRelu);
+  config.mlp.gated = false;
   const bool bias = fields.flag("enable_bias", true);
   config.qkv_bias = bias;
   config.attention_out_bias = bias;
-  config.mlp_bias = bias;
-  config.position_offset = 2;  // rows 0 and 1 of the position table belong to padding
-  config.tied_embeddings = fields.flag("tie_word_embeddings", true);
+  config.mlp.bias = bias;
+  config.embedding.position_offset = 2;  // rows 0 and 1 of the position table belong to padding
+  config.embedding.tied = fields.flag("tie_word_embeddings", true);
 }
 
 }  // namespace triphase

@@ -277,11 +277,11 @@ void note_ignored_code(const ConfigFields& fields, Notes& notes) {
 }  // namespace
 
 void set_embedding_scale(ModelConfig& config, DType embedding_dtype) {
-  if (!config.scaled_embeddings) return;
+  if (!config.embedding.scaled) return;
   const auto exact = static_cast<float>(std::sqrt(static_cast<double>(config.hidden_size)));
-  config.embedding_scale = exact;
-  if (embedding_dtype == DType::kF16) config.embedding_scale = f16_to_f32(f32_to_f16(exact));
-  if (embedding_dtype == DType::kBF16) config.embedding_scale = bf16_to_f32(f32_to_bf16(exact));
+  config.embedding.scale = exact;
+  if (embedding_dtype == DType::kF16) config.embedding.scale = f16_to_f32(f32_to_f16(exact));
+  if (embedding_dtype == DType::kBF16) config.embedding.scale = bf16_to_f32(f32_to_bf16(exact));
 }
 
 ModelConfig parse_model_config(const Json& config, const Json* generation_config,

@@ -44,6 +44,28 @@ struct RopeConfig {
   bool yarn_truncate = true;                // yarn: round the correction range to whole channels
 };
 
+struct NormConfig {
+  Norm kind = Norm::kRmsNorm;
+  double eps = 0.0;
+  bool before = true;  // false: the norm follows each residual sum (OPT-350m)
+  bool final_norm = true;
+  bool bias = false;    // LayerNorm with bias
+  bool weights = true;  // false: norms without parameters; ones are filled in
+};
+
+struct MlpConfig {
+  Activation activation = Activation::kSilu;
+  bool gated = true;  // down(act(gate(x)) * up(x)) instead of down(act(up(x)))
+  bool bias = false;
+};
+
+struct EmbeddingConfig {
+  bool tied = false;                 // the head is the embedding table
+  bool scaled = false;               // Gemma
+  float scale = 1.0F;                // Gemma: sqrt(hidden_size); see set_embedding_scale()
+  std::int64_t position_offset = 0;  // learned: row = position + offset (OPT: 2)
+};
+
 struct ModelConfig {
   std::string model_type;    // "llama", "opt", ...: for messages and reports only
   std::string architecture;  // as in the file, for messages
@@ -59,25 +81,13 @@ struct ModelConfig {
   std::int64_t max_positions = 0;  // longest context: max_position_embeddings, times RoPE scaling
   std::int64_t embed_dim = 0;      // word embedding width; != hidden_size only in OPT-350m
 
-  Norm norm = Norm::kRmsNorm;
-  double norm_eps = 0.0;
-  bool norm_before = true;  // false: the norm follows each residual sum (OPT-350m)
-  bool final_norm = true;
-  bool norm_bias = false;          // LayerNorm with bias
-  bool norm_weights = true;        // false: norms without parameters; ones are filled in
+  NormConfig norms;
+  MlpConfig mlp;
+  EmbeddingConfig embedding;
   bool parallel_residual = false;  // x + attn(norm1(x)) + mlp(norm2(x)): GPT-NeoX
-
-  Activation activation = Activation::kSilu;
-  bool gated_mlp = true;  // down(act(gate(x)) * up(x)) instead of down(act(up(x)))
   bool qkv_bias = false;
   bool attention_out_bias = false;
-  bool mlp_bias = false;
-
-  std::optional<RopeConfig> rope;    // nothing: learned absolute positions
-  std::int64_t position_offset = 0;  // learned: row = position + offset (OPT: 2)
-  bool tied_embeddings = false;
-  bool scaled_embeddings = false;  // Gemma
-  float embedding_scale = 1.0F;    // Gemma: sqrt(hidden_size); see set_embedding_scale()
+  std::optional<RopeConfig> rope;  // nothing: learned absolute positions
   // Per layer: tokens a query may look back to, itself included; 0 = unlimited. Empty = all 0.
   std::vector<std::int64_t> sliding_window;
 

@@ -85,23 +85,24 @@ class ManifestBuilder {
     matrix(WeightSlot::kEmbedding, -1, config_.embed_dim, embed_field(),
            {part(fmt::format("{}.weight", names_.embedding), config_.vocab_size, "vocab_size")});
     if (!config_.rope) {
-      matrix(WeightSlot::kPositions, -1, hidden, "hidden_size",
-             {part("embed_positions.weight", config_.max_positions + config_.position_offset,
-                   "max_position_embeddings + 2")});
+      matrix(
+          WeightSlot::kPositions, -1, hidden, "hidden_size",
+          {part("embed_positions.weight", config_.max_positions + config_.embedding.position_offset,
+                "max_position_embeddings + 2")});
     }
     if (config_.embed_dim != hidden) {
       matrix(WeightSlot::kProjectIn, -1, config_.embed_dim, embed_field(),
              {part("project_in.weight", hidden, "hidden_size")});
     }
     for (std::int64_t layer = 0; layer < config_.layers; ++layer) add_layer(layer);
-    if (config_.final_norm) {
+    if (config_.norms.final_norm) {
       norm(WeightSlot::kFinalNorm, WeightSlot::kFinalNormBias, -1, names_.final_norm);
     }
     if (config_.embed_dim != hidden) {
       matrix(WeightSlot::kProjectOut, -1, hidden, "hidden_size",
              {part("project_out.weight", config_.embed_dim, embed_field())});
     }
-    if (!config_.tied_embeddings) add_head();
+    if (!config_.embedding.tied) add_head();
     return std::move(entries_);
   }
 
@@ -124,7 +125,7 @@ class ManifestBuilder {
         config_.naming == TensorNaming::kGptNeox ? RowOrder::kInterleavedQkv : RowOrder::kPlain;
     const auto up = [&](std::string_view kind) {
       std::vector<TensorPart> parts;
-      if (config_.gated_mlp) parts.push_back(part(in_layer(names_.gate, kind), ffn, ffn_field()));
+      if (config_.mlp.gated) parts.push_back(part(in_layer(names_.gate, kind), ffn, ffn_field()));
       parts.push_back(part(in_layer(names_.up, kind), ffn, ffn_field()));
       return parts;
     };
@@ -146,10 +147,10 @@ class ManifestBuilder {
     norm(WeightSlot::kMlpNorm, WeightSlot::kMlpNormBias, layer,
          fmt::format("layers.{}.{}", layer, names_.mlp_norm));
     matrix(WeightSlot::kUp, layer, hidden, "hidden_size", up("weight"));
-    if (config_.mlp_bias) vector(WeightSlot::kUpBias, layer, up("bias"));
+    if (config_.mlp.bias) vector(WeightSlot::kUpBias, layer, up("bias"));
     matrix(WeightSlot::kDown, layer, ffn, ffn_field(),
            {part(in_layer(names_.down, "weight"), hidden, "hidden_size")});
-    if (config_.mlp_bias) {
+    if (config_.mlp.bias) {
       vector(WeightSlot::kDownBias, layer,
              {part(in_layer(names_.down, "bias"), hidden, "hidden_size")});
     }
@@ -168,11 +169,11 @@ class ManifestBuilder {
   void norm(WeightSlot weight, WeightSlot bias, std::int64_t layer, std::string_view name) {
     const std::int64_t hidden = config_.hidden_size;
     std::vector<TensorPart> parts;
-    if (config_.norm_weights) {
+    if (config_.norms.weights) {
       parts.push_back(part(fmt::format("{}.weight", name), hidden, "hidden_size"));
     }
     vector(weight, layer, std::move(parts), hidden);
-    if (config_.norm_bias) {
+    if (config_.norms.bias) {
       vector(bias, layer, {part(fmt::format("{}.bias", name), hidden, "hidden_size")});
     }
   }

@@ -3,15 +3,23 @@
 // What happens to text before it is split: Unicode normalization, prefixes, replacements. Immutable
 // and thread-safe.
 
+#include <cstdint>
 #include <memory>
 #include <string>
 #include <string_view>
 #include <vector>
 
 #include "models/tokenizer/regex.h"
-#include "models/tokenizer/unicode_form.h"
 
 namespace triphase {
+
+// Tables of Unicode 9, as in Hugging Face's tokenizers: characters younger than that neither move
+// nor change.
+enum class UnicodeForm : std::uint8_t { kNfc, kNfd, kNfkc, kNfkd };
+
+// Valid UTF-8 `text` in a normalization form. Unlike utf8proc_map, not quadratic in runs of
+// combining marks: O(n log n).
+[[nodiscard]] std::string unicode_normalized(std::string_view text, UnicodeForm form);
 
 class Normalizer {
  public:

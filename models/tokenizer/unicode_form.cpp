@@ -1,5 +1,3 @@
-#include "models/tokenizer/unicode_form.h"
-
 #include <utf8proc.h>
 
 #include <algorithm>
@@ -8,6 +6,7 @@
 
 #include "base/error.h"
 #include "base/utf8.h"
+#include "models/tokenizer/normalizer.h"
 
 namespace triphase {
 namespace {

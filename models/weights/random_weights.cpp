@@ -90,7 +90,7 @@ std::unique_ptr<ModelWeights> random_weights(const ModelConfig& config, DType dt
   auto weights = std::make_unique<WeightBlock>(config, manifest, dtypes, homes);
   Device& device = *homes.device;
   const std::unique_ptr<Stream> stream = device.make_stream();
-  const float norm_weight = config.norm == Norm::kRmsNormPlusOne ? 0.0F : 1.0F;
+  const float norm_weight = config.norms.kind == Norm::kRmsNormPlusOne ? 0.0F : 1.0F;
 
   ThreadPool pool(fill_threads());
   std::uint64_t largest = 0;

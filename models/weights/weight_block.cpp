@@ -56,7 +56,7 @@ WeightBlock::WeightBlock(const ModelConfig& config, std::span<const WeightEntry>
         slots_.back() >= host_layer.data && slots_.back() < host_layer.data + host_layer.bytes,
         "a layer's weights are one range");
   }
-  if (config.tied_embeddings) lm_head = embedding;
+  if (config.embedding.tied) lm_head = embedding;
 }
 
 void WeightBlock::place(const WeightEntry& entry, DType dtype, const std::byte* data) {

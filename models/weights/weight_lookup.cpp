@@ -137,7 +137,7 @@ class Matcher {
     files_.for_each([&](const FileTensor& tensor) {
       const std::string_view name = tensor.record.name;
       if (used_.contains(name) || harmless_extra_tensor(name)) return true;
-      if (config_.tied_embeddings && (name == "lm_head.weight" || name == "embed_out.weight")) {
+      if (config_.embedding.tied && (name == "lm_head.weight" || name == "embed_out.weight")) {
         result.tied_head = tensor;
         return true;
       }

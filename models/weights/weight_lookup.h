@@ -25,7 +25,7 @@ struct WeightLookup {
                                         std::span<const WeightEntry> manifest, Notes& notes);
 
 // Everything load_weights checks before it reads a weight, for commands that must refuse a model
-// before they start anything. Also sets config.embedding_scale from the type in the files.
+// before they start anything. Also sets config.embedding.scale from the type in the files.
 void check_weight_tensors(const WeightFiles& files, ModelConfig& config);
 
 // The type of the embedding table in the files, or nothing when it is missing.

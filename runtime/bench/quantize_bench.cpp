@@ -12,20 +12,20 @@ namespace triphase::bench {
 namespace {
 
 struct Pools {
-  Buffer codes_k, codes_v, scales, open_k, open_v;
+  Buffer codes_k, codes_v, scales, partial_k, partial_v;
 };
 
 Pools make_pools(BenchMemory& memory, std::int64_t blocks, std::int64_t block_elements,
-                 std::int64_t scale_floats, DType open_dtype) {
+                 std::int64_t scale_floats, DType partial_dtype) {
   const auto codes = static_cast<std::size_t>(blocks * block_elements);
   Pools pools;
   pools.codes_k = memory.bytes(codes);
   pools.codes_v = memory.bytes(codes);
   pools.scales = memory.bytes(static_cast<std::size_t>(blocks * scale_floats) * sizeof(float));
-  pools.open_k = memory.bytes(codes * dtype_bytes(open_dtype));
-  pools.open_v = memory.bytes(codes * dtype_bytes(open_dtype));
-  memory.fill_random(pools.open_k.data(), pools.open_k.bytes(), open_dtype, 1);
-  memory.fill_random(pools.open_v.data(), pools.open_v.bytes(), open_dtype, 2);
+  pools.partial_k = memory.bytes(codes * dtype_bytes(partial_dtype));
+  pools.partial_v = memory.bytes(codes * dtype_bytes(partial_dtype));
+  memory.fill_random(pools.partial_k.data(), pools.partial_k.bytes(), partial_dtype, 1);
+  memory.fill_random(pools.partial_v.data(), pools.partial_v.bytes(), partial_dtype, 2);
   return pools;
 }
 
@@ -33,9 +33,9 @@ KvLayerView view_of(const Pools& pools, const QuantizeGrid& grid) {
   KvLayerView cache{pools.codes_k.data(), pools.codes_v.data(), DType::kInt8,
                     grid.block_tokens,    grid.kv_heads,        grid.head_dim};
   cache.scales = pools.scales.as<float>();
-  cache.open_k = pools.open_k.data();
-  cache.open_v = pools.open_v.data();
-  cache.open_dtype = DType::kF16;
+  cache.partial_k = pools.partial_k.data();
+  cache.partial_v = pools.partial_v.data();
+  cache.partial_dtype = DType::kF16;
   return cache;
 }
 
@@ -51,7 +51,7 @@ void check_block(Backend& backend, const QuantizeGrid& grid) {
   std::vector<std::uint16_t> open(static_cast<std::size_t>(elements));
   std::vector<float> scales(static_cast<std::size_t>(scale_floats));
   memory.download(codes.data(), pools.codes_v.data(), codes.size());
-  memory.download(open.data(), pools.open_v.data(), open.size() * sizeof(std::uint16_t));
+  memory.download(open.data(), pools.partial_v.data(), open.size() * sizeof(std::uint16_t));
   memory.download(scales.data(), pools.scales.data(), scales.size() * sizeof(float));
   for (std::int64_t i = 0; i < elements; ++i) {
     const std::int64_t head = i / (grid.block_tokens * grid.head_dim);

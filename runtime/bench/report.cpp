@@ -4,7 +4,7 @@
 
 #include <cmath>
 
-#include "base/json.h"
+#include "base/json_writer.h"
 
 namespace triphase::bench {
 namespace {
@@ -25,22 +25,21 @@ std::string csv_cell(const Value& value, bool zero_is_missing) {
   return quoted + '"';
 }
 
-std::string json_row(const Row& row) {
-  std::string out = "{";
+void write_row(JsonWriter& json, const Row& row) {
+  json.begin_object(JsonWriter::Layout::kSpaced);
   for (const auto& [name, value] : row) {
-    if (out.size() > 1) out += ", ";
-    out += json_quote(name) + ": ";
+    json.key(name);
     if (const auto* text = std::get_if<std::string>(&value)) {
-      out += json_quote(*text);
+      json.value(*text);
     } else if (const auto* number = std::get_if<std::int64_t>(&value)) {
-      out += fmt::format("{}", *number);
+      json.value(*number);
     } else if (!std::isfinite(std::get<double>(value))) {
-      out += "null";
+      json.value(nullptr);
     } else {
-      out += fmt::format("{:.9g}", std::get<double>(value));
+      json.value(JsonText{fmt::format("{:.9g}", std::get<double>(value))});
     }
   }
-  return out + "}";
+  json.end();
 }
 
 std::string table(const std::vector<Row>& rows, bool markdown, bool zero_is_missing) {
@@ -74,13 +73,20 @@ std::string format_report(const std::vector<Row>& rows, ReportFormat format, boo
     case ReportFormat::kCsv:
       return table(rows, false, zero_is_missing);
     case ReportFormat::kJson: {
-      std::string out = "[";
-      for (const Row& row : rows) out += (out.size() > 1 ? ",\n  " : "\n  ") + json_row(row);
-      return out + "\n]\n";
+      std::string out;
+      JsonWriter json(out, JsonWriter::Layout::kLines);
+      json.begin_array();
+      for (const Row& row : rows) write_row(json, row);
+      json.end();
+      return out + "\n";
     }
     case ReportFormat::kJsonLines: {
       std::string out;
-      for (const Row& row : rows) out += json_row(row) + "\n";
+      for (const Row& row : rows) {
+        JsonWriter json(out, JsonWriter::Layout::kSpaced);
+        write_row(json, row);
+        out += '\n';
+      }
       return out;
     }
   }

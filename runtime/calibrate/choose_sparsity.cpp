@@ -39,10 +39,11 @@ class Calibration {
             {.context = model.config.max_positions, .kv_tokens = model.config.max_positions}) {
     options_.attention = {};
     // Divides memory for the sample alone, all of it on the device; the job has its own plan.
-    options_.policy = "device-only";
-    options_.policy_options.clear();
-    options_.batch_size = options.batch_size > 0 ? std::min(options.batch_size, kPrompts) : 0;
-    options_.shard = {};
+    options_.machine.policy = "device-only";
+    options_.machine.policy_options.clear();
+    options_.machine.batch_size =
+        options.machine.batch_size > 0 ? std::min(options.machine.batch_size, kPrompts) : 0;
+    options_.files.shard = {};
   }
 
   SparsityChoice run(const AttentionOptions& method) {
@@ -65,10 +66,11 @@ class Calibration {
       AttentionOptions attention = method;
       set_keep_ratio(attention, 1.0 - sparsity);
       progress_.begin_phase(fmt::format("choosing the KV sparsity: {:g}", sparsity));
+      LogitsComparison comparison(reference);
       score(weights, attention, tasks,
-            [&reference](const ScoredRow& row) { reference.compare(row); });
-      choice.tried.push_back({sparsity, reference.take_divergence()});
-      const Divergence& found = choice.tried.back().divergence;
+            [&comparison](const ScoredRow& row) { comparison.add(row); });
+      const Divergence found = comparison.divergence();
+      choice.tried.push_back({sparsity, found});
       log_.info(
           fmt::format("KV sparsity {:g}: KL divergence {:.3g} nats, greedy agreement {:.1f} %",
                       sparsity, found.kl, 100.0 * found.agreement));
@@ -101,8 +103,8 @@ class Calibration {
   [[nodiscard]] std::vector<Request> sample(const RunPlan& plan) const {
     const PromptPreparer preparer(
         model_.config, model_.tokenizer.get(),
-        {model_.most_positions(), plan.memory.kv_tokens_per_sequence, options_.truncate,
-         options_.no_special, model_.context_tokens()});
+        {model_.most_positions(), plan.memory.kv_tokens_per_sequence, options_.reading.truncate,
+         options_.reading.no_special, model_.context_tokens()});
     const std::uint64_t row_bytes = static_cast<std::uint64_t>(model_.config.vocab_size) * 4;
     const auto rows = static_cast<std::int64_t>(kMostLogitBytes / row_bytes);
     const std::int64_t most_tokens = std::clamp<std::int64_t>(rows / kPrompts, 8, kMostTokens);
@@ -178,7 +180,7 @@ class Calibration {
       return;
     }
     throw Error(ErrorRole::kModel, "E-NUM-LOGITS", "logits")
-        .file(options_.model)
+        .file(options_.files.model)
         .found("NaN or infinity while the KV sparsity was chosen")
         .expected("numbers");
   }
@@ -194,7 +196,7 @@ class Calibration {
 
 // The choice that the job began with.
 std::optional<SparsityChoice> earlier_choice(const RunOptions& options) {
-  const OutputPaths paths(options.output);
+  const OutputPaths paths(options.files.output);
   if (!may_resume(options) || !path_exists(paths.sparsity)) return std::nullopt;
   SparsityChoice choice = parse_sparsity_choice(
       read_small_file(system_file_ops(), paths.sparsity, kMostFileBytes), paths.sparsity);
@@ -208,7 +210,7 @@ std::optional<SparsityChoice> earlier_choice(const RunOptions& options) {
 std::optional<SparsityChoice> choose_sparsity(RunOptions& options, const ModelBundle& model,
                                               const PromptFileFacts& prompts, Backend& backend,
                                               Progress& progress, Log& log) {
-  if (!options.auto_sparsity || options.dry_run) return std::nullopt;
+  if (!options.auto_sparsity || options.looking.dry_run) return std::nullopt;
   std::optional<SparsityChoice> choice = earlier_choice(options);
   if (!choice) {
     choice = Calibration(options, model, prompts, backend, progress, log).run(options.attention);

@@ -44,8 +44,6 @@ LogitsReference::LogitsReference(std::span<const ScoreTask> tasks, std::int64_t 
   }
   first_row_.push_back(rows);
   logits_.resize(rows * vocabulary_);
-  kl_.resize(rows);
-  agrees_.resize(rows);
 }
 
 std::size_t LogitsReference::row_index(const ScoredRow& row) const {
@@ -59,33 +57,40 @@ void LogitsReference::keep(const ScoredRow& row) {
   std::ranges::copy(row.logits, logits_.data() + row_index(row) * vocabulary_);
 }
 
-void LogitsReference::compare(const ScoredRow& row) {
-  const std::size_t at = row_index(row);
-  const std::span<const float> reference(logits_.data() + at * vocabulary_, vocabulary_);
+LogitsComparison::LogitsComparison(const LogitsReference& reference)
+    : reference_(reference),
+      kl_(reference.first_row_.back()),
+      agrees_(reference.first_row_.back()) {}
+
+void LogitsComparison::add(const ScoredRow& row) {
+  const std::size_t at = reference_.row_index(row);
+  const std::size_t vocabulary = reference_.vocabulary_;
+  const std::span<const float> reference(reference_.logits_.data() + at * vocabulary, vocabulary);
   kl_[at] = kl_divergence(reference, row.logits);
   agrees_[at] = best(reference) == best(row.logits) ? 1 : 0;
 }
 
-Divergence LogitsReference::take_divergence() {
+Divergence LogitsComparison::divergence() const {
+  const std::vector<std::size_t>& first_row = reference_.first_row_;
   Divergence total;
   std::vector<double> kl_of_task;
   std::vector<double> agreement_of_task;
   double kl = 0.0;
   double agreement = 0.0;
-  for (std::size_t task = 0; task + 1 < first_row_.size(); ++task) {
+  for (std::size_t task = 0; task + 1 < first_row.size(); ++task) {
     double task_kl = 0.0;
     double task_agreement = 0.0;
-    for (std::size_t row = first_row_[task]; row < first_row_[task + 1]; ++row) {
+    for (std::size_t row = first_row[task]; row < first_row[task + 1]; ++row) {
       task_kl += kl_[row];
       task_agreement += agrees_[row];
     }
-    const auto rows = static_cast<double>(first_row_[task + 1] - first_row_[task]);
+    const auto rows = static_cast<double>(first_row[task + 1] - first_row[task]);
     kl += task_kl;
     agreement += task_agreement;
     kl_of_task.push_back(task_kl / rows);
     agreement_of_task.push_back(task_agreement / rows);
   }
-  total.tokens = static_cast<std::int64_t>(first_row_.back());
+  total.tokens = static_cast<std::int64_t>(first_row.back());
   if (total.tokens == 0) return total;
   total.kl = kl / static_cast<double>(total.tokens);
   total.agreement = agreement / static_cast<double>(total.tokens);

@@ -3,8 +3,7 @@
 #include <fmt/format.h>
 
 #include "base/error.h"
-#include "base/json.h"
-#include "runtime/plan/json_reader.h"
+#include "base/json_reader.h"
 
 namespace triphase {
 namespace {
@@ -12,15 +11,6 @@ namespace {
 constexpr std::string_view kFormat = "triphase-sparsity/1";
 constexpr std::string_view kCode = "E-IN-SPARSITY";
 constexpr double kMostNats = 1e6;
-
-std::string tried_to_json(const TriedSparsity& tried) {
-  const Divergence& at = tried.divergence;
-  return fmt::format(
-      "{{\"kv_sparsity\": {}, \"kl_divergence\": {}, \"kl_divergence_stderr\": {}, "
-      "\"greedy_agreement\": {}, \"greedy_agreement_stderr\": {}, \"tokens\": {}}}",
-      json_number(tried.sparsity), json_number(at.kl), json_number(at.kl_stderr),
-      json_number(at.agreement), json_number(at.agreement_stderr), at.tokens);
-}
 
 TriedSparsity read_tried(JsonObjectReader& reader) {
   TriedSparsity tried;
@@ -36,19 +26,31 @@ TriedSparsity read_tried(JsonObjectReader& reader) {
 
 }  // namespace
 
-std::string sparsity_choice_to_json(const SparsityChoice& choice, int indent) {
-  const std::string blanks(static_cast<std::size_t>(indent), ' ');
-  std::string tried;
-  for (const TriedSparsity& one : choice.tried) {
-    tried += fmt::format("{}\n{}    {}", tried.empty() ? "" : ",", blanks, tried_to_json(one));
+void write_sparsity_choice(JsonWriter& json, const SparsityChoice& choice) {
+  constexpr auto kLines = JsonWriter::Layout::kLines;
+  json.begin_object(kLines).members({{"format", kFormat},
+                                     {"attention", choice.attention},
+                                     {"max_divergence", choice.max_divergence},
+                                     {"prompts", choice.prompts},
+                                     {"kv_dtype", choice.kv_dtype}});
+  json.key("tried").begin_array(kLines);
+  for (const TriedSparsity& tried : choice.tried) {
+    const Divergence& at = tried.divergence;
+    json.object({{"kv_sparsity", tried.sparsity},
+                 {"kl_divergence", at.kl},
+                 {"kl_divergence_stderr", at.kl_stderr},
+                 {"greedy_agreement", at.agreement},
+                 {"greedy_agreement_stderr", at.agreement_stderr},
+                 {"tokens", at.tokens}});
   }
-  return fmt::format(
-      "{{\n{0}  \"format\": {1},\n{0}  \"attention\": {2},\n{0}  \"max_divergence\": {3},\n"
-      "{0}  \"prompts\": {4},\n{0}  \"kv_dtype\": {5},\n{0}  \"tried\": [{6}{7}],\n"
-      "{0}  \"chosen\": {8}\n{0}}}",
-      blanks, json_quote(kFormat), json_quote(choice.attention), json_number(choice.max_divergence),
-      choice.prompts, json_quote(choice.kv_dtype), tried, tried.empty() ? "" : "\n" + blanks + "  ",
-      choice.chosen ? json_number(*choice.chosen) : "null");
+  json.end().member("chosen", choice.chosen).end();
+}
+
+std::string sparsity_choice_to_json(const SparsityChoice& choice) {
+  std::string out;
+  JsonWriter json(out, JsonWriter::Layout::kLines);
+  write_sparsity_choice(json, choice);
+  return out;
 }
 
 SparsityChoice parse_sparsity_choice(std::string_view text, std::string_view file) {

@@ -10,6 +10,8 @@
 #include <string_view>
 #include <vector>
 
+#include "base/json_writer.h"
+
 namespace triphase {
 
 // How far a method's next-token distributions are from dense attention's over the same tokens.
@@ -36,8 +38,9 @@ struct SparsityChoice {
   std::optional<double> chosen;      // nothing: none held, the job decodes densely
 };
 
-// `indent`: blanks in front of every line but the first.
-[[nodiscard]] std::string sparsity_choice_to_json(const SparsityChoice& choice, int indent = 0);
+[[nodiscard]] std::string sparsity_choice_to_json(const SparsityChoice& choice);
+// As the next value of a larger file.
+void write_sparsity_choice(JsonWriter& json, const SparsityChoice& choice);
 
 // Throws ErrorRole::kInput E-IN-SPARSITY naming the field.
 [[nodiscard]] SparsityChoice parse_sparsity_choice(std::string_view text, std::string_view file);

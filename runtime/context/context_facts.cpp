@@ -2,10 +2,11 @@
 
 #include <fmt/format.h>
 
+#include <optional>
 #include <utility>
 
-#include "base/json.h"
-#include "runtime/plan/json_reader.h"
+#include "base/json_reader.h"
+#include "base/json_writer.h"
 
 namespace triphase {
 namespace {
@@ -15,9 +16,8 @@ constexpr std::int64_t kMaxTokens = std::int64_t{1} << 24;  // as positions of a
 constexpr std::int64_t kMaxHeads = std::int64_t{1} << 16;
 constexpr std::int64_t kMaxNumber = std::int64_t{1} << 53;  // exact in every JSON reader
 
-std::string level_json(const ContextClusters::Level& level, double quantile) {
-  return fmt::format("{{\"clusters\": {}, \"threshold\": {}, \"quantile\": {}}}", level.count,
-                     json_number(level.threshold), json_number(quantile));
+void write_level(JsonWriter& json, const ContextClusters::Level& level, double quantile) {
+  json.object({{"clusters", level.count}, {"threshold", level.threshold}, {"quantile", quantile}});
 }
 
 ContextClusters::Level read_level(JsonObjectReader reader, std::int64_t most, double& quantile) {
@@ -48,41 +48,43 @@ std::string context_facts_json(const FixedContext& context, std::int64_t tokens,
   const ClusterOptions& options = context.options;
   const CalibrationFacts& facts = context.calibration;
   const bool two = options.levels == 2;
-  std::string out = "{\n";
-  const auto line = [&out](std::string_view name, const std::string& value) {
-    out += fmt::format("{}  \"{}\": {}", out.size() > 2 ? ",\n" : "", name, value);
-  };
-  line("format", json_quote(kClustersFormat));
-  line("program",
-       fmt::format("{{\"version\": {}, \"commit\": {}}}", json_quote(context.program_version),
-                   json_quote(context.program_commit)));
-  line("model",
-       fmt::format("{{\"fingerprint\": {}, \"tokenizer\": {}, \"layers\": {}, \"heads\": {}, "
-                   "\"kv_heads\": {}, \"head_dim\": {}}}",
-                   json_quote(context.model_fingerprint), json_quote(context.tokenizer_fingerprint),
-                   context.shape.layers, context.shape.heads, context.shape.kv_heads,
-                   context.shape.head_dim));
-  line("context",
-       fmt::format("{{\"text_hash\": {}, \"tokens\": {}, \"clustered_tokens\": {}}}",
-                   json_quote(context.text_hash), tokens, context.clusters.clustered_tokens));
-  line("options",
-       fmt::format("{{\"centroids\": {}, \"coarse_centroids\": {}, \"levels\": {}, \"window\": {}, "
-                   "\"calibrate\": {}, \"seed\": {}, \"max_iterations\": {}}}",
-                   json_number(options.centroids), json_number(options.coarse_centroids),
-                   options.levels, options.window,
-                   json_quote(options.pruned_calibration ? "pruned" : "full"), options.seed,
-                   options.max_iterations));
-  line("fine", level_json(context.clusters.fine, options.quantile));
-  line("coarse",
-       two ? level_json(context.clusters.coarse, options.coarse_quantile) : std::string("null"));
-  line("calibration",
-       fmt::format("{{\"queries\": {}, \"kept_share\": {}, \"kept_share_levels2\": {}, "
-                   "\"looked_up_share\": {}}}",
-                   facts.queries, json_number(facts.kept_share),
-                   two ? json_number(facts.kept_share_levels2) : "null",
-                   two ? json_number(facts.looked_up_share) : "null"));
-  line("data", fmt::format("{{\"bytes\": {}, \"hash\": {}}}", data_bytes, json_quote(data_hash)));
-  return out + "\n}\n";
+  const auto of_two = [two](double value) { return two ? std::optional(value) : std::nullopt; };
+  std::string out;
+  JsonWriter json(out, JsonWriter::Layout::kLines);
+  json.begin_object().member("format", kClustersFormat);
+  json.key("program").object(
+      {{"version", context.program_version}, {"commit", context.program_commit}});
+  json.key("model").object({{"fingerprint", context.model_fingerprint},
+                            {"tokenizer", context.tokenizer_fingerprint},
+                            {"layers", context.shape.layers},
+                            {"heads", context.shape.heads},
+                            {"kv_heads", context.shape.kv_heads},
+                            {"head_dim", context.shape.head_dim}});
+  json.key("context").object({{"text_hash", context.text_hash},
+                              {"tokens", tokens},
+                              {"clustered_tokens", context.clusters.clustered_tokens}});
+  json.key("options").object({{"centroids", options.centroids},
+                              {"coarse_centroids", options.coarse_centroids},
+                              {"levels", options.levels},
+                              {"window", options.window},
+                              {"calibrate", options.pruned_calibration ? "pruned" : "full"},
+                              {"seed", options.seed},
+                              {"max_iterations", options.max_iterations}});
+  write_level(json.key("fine"), context.clusters.fine, options.quantile);
+  json.key("coarse");
+  if (two) {
+    write_level(json, context.clusters.coarse, options.coarse_quantile);
+  } else {
+    json.value(nullptr);
+  }
+  json.key("calibration")
+      .object({{"queries", facts.queries},
+               {"kept_share", facts.kept_share},
+               {"kept_share_levels2", of_two(facts.kept_share_levels2)},
+               {"looked_up_share", of_two(facts.looked_up_share)}});
+  json.key("data").object({{"bytes", data_bytes}, {"hash", data_hash}});
+  json.end();
+  return out + "\n";
 }
 
 ContextFacts parse_context_facts(std::string_view text, std::string_view file) {

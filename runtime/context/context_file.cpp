@@ -12,6 +12,7 @@
 #define XXH_INLINE_ALL
 #include <xxhash.h>
 
+#include "base/json_writer.h"
 #include "models/files/file_reader.h"
 #include "models/files/safetensors.h"
 #include "runtime/context/context_facts.h"
@@ -43,15 +44,19 @@ std::string_view bytes_of(const std::vector<Number>& numbers) {
 }
 
 std::string header_of(const std::vector<Part>& parts) {
-  std::string json = "{";
+  std::string json;
+  JsonWriter writer(json, JsonWriter::Layout::kCompact);
+  writer.begin_object();
   std::uint64_t begin = 0;
   for (const Part& part : parts) {
-    json += fmt::format("{}\"{}\":{{\"dtype\":\"{}\",\"shape\":[{}],\"data_offsets\":[{},{}]}}",
-                        json.size() == 1 ? "" : ",", part.name, part.type,
-                        fmt::join(part.shape, ","), begin, begin + part.bytes.size());
-    begin += part.bytes.size();
+    const std::uint64_t end = begin + part.bytes.size();
+    writer.key(part.name).begin_object().member("dtype", part.type);
+    writer.key("shape").array(part.shape);
+    writer.key("data_offsets").array(std::array{begin, end});
+    writer.end();
+    begin = end;
   }
-  json += "}";
+  writer.end();
   // The format likes its data aligned; blanks at the end are allowed.
   while (json.size() % 8 != 0) json += ' ';
   const std::uint64_t length = json.size();

@@ -5,19 +5,25 @@
 #include <utility>
 
 #include "base/error.h"
-#include "scheduler/batch_planner.h"
 
 namespace triphase {
 namespace {
 
+// Partial INT8 blocks stay in their pages, of which there are so many for each request of a batch.
+std::int64_t partial_blocks(const EngineOptions& options, const KvStore& kv) {
+  const bool for_all = kv.partial_pages().pages() >= 2 * options.batch_size * kv.shape().layers;
+  return kv.shape().quantized() && !for_all ? options.batch_size : 0;
+}
+
 PlacementLimits limits_of(const EngineOptions& options, const KvStore& kv) {
   return {.layers = kv.shape().layers,
           .block_tokens = kv.shape().block_tokens,
-          .device_pages = kv.sizes().device_pages,
-          .host_pages = kv.sizes().host_blocks * kv.shape().layers,
-          .input_pages = kv.sizes().input_blocks * kv.shape().layers,
+          .device_blocks = kv.sizes().device_pages / kv.shape().layers,
+          .host_blocks = kv.sizes().host_blocks,
+          .input_blocks = kv.sizes().input_blocks,
           .batch_size = options.batch_size,
-          .prefill_chunk = options.prefill_chunk};
+          .prefill_chunk = options.prefill_chunk,
+          .partial_blocks = partial_blocks(options, kv)};
 }
 
 }  // namespace
@@ -47,17 +53,13 @@ Engine::Engine(const EngineOptions& options, const PlacementPolicy& policy, Deco
 
 Engine::~Engine() {
   // A destructor must not throw what made a transfer fail.
-  kv_->give_up_moves();
-  for (const RunningLine& line : running_) kv_->release(line.id);
-  for (const SuspendedLine& suspended : suspended_) {
-    if (suspended.mode == SuspendMode::kSwap) kv_->release(suspended.line.id);
-  }
+  if (in_flight() > 0 || kv_->moving()) kv_->give_up();
 }
 
 bool Engine::has_room() const { return waiting_.size() < placement_.waiting_in_view(); }
 
 std::uint64_t Engine::in_flight() const {
-  return waiting_.size() + running_.size() + suspended_.size() + finished_.size();
+  return waiting_.size() + running_.size() + preempted_.size() + finished_.size();
 }
 
 void Engine::submit(Request request) {
@@ -98,7 +100,7 @@ std::vector<Completion> Engine::step() {
       const std::span<const TokenId> prefix = running.sequence->shareable_tokens();
       const std::int64_t exact =
           model_->prompt_units().causal_tokens(static_cast<std::int64_t>(prefix.size()));
-      kv_->residency().publish(
+      kv_->book().publish(
           running.id, prefix.first(static_cast<std::size_t>(std::min(running.computed, exact))));
     }
     use_logits(logits);
@@ -142,23 +144,21 @@ void Engine::finish_trace() {
 
 // KV bytes by tier, once the step's blocks are taken.
 void Engine::trace_memory() const {
-  const KvResidency& residency = kv_->residency();
-  const auto page = static_cast<std::int64_t>(KvStore::page_bytes(kv_->shape()));
+  const KvBook& book = kv_->book();
   const auto block = static_cast<std::int64_t>(KvStore::host_block_bytes(kv_->shape()));
-  trace_->add(
-      {.kind = TraceEvent::Kind::kCounter,
-       .name = "KV bytes",
-       .begin = TraceEvent::Clock::now(),
-       .values = {{{"device", (residency.used_pages() - residency.evictable_pages()) * page},
-                   {"host", residency.used_host_blocks() * block}}}});
+  trace_->add({.kind = TraceEvent::Kind::kCounter,
+               .name = "KV bytes",
+               .begin = TraceEvent::Clock::now(),
+               .values = {{{"device", book.device().used() * block},
+                           {"host", book.host().used() * block}}}});
 }
 
 void Engine::admit_and_place() {
-  placement_.place({waiting_, running_, suspended_});
+  step_tokens_ = placement_.place({waiting_, running_, preempted_});
   stats_.prompt_tokens = placement_.stats().prompt_tokens;
   stats_.shared_prompt_tokens = placement_.stats().shared_prompt_tokens;
   stats_.max_batch = std::max(stats_.max_batch, static_cast<std::int64_t>(running_.size()));
-  TRIPHASE_CHECK(!running_.empty() || (waiting_.empty() && suspended_.empty()),
+  TRIPHASE_CHECK(!running_.empty() || (waiting_.empty() && preempted_.empty()),
                  "a prepared line fits alone");
 }
 
@@ -168,30 +168,29 @@ void Engine::build_batch() {
   logit_rows_.clear();
   wanted_.clear();
   batch_prefill_rows_ = 0;
-  const std::vector<std::int64_t> counts = placement_.step_tokens(running_);
   for (std::size_t index = 0; index < running_.size(); ++index) {
-    if (counts[index] == 0) continue;
+    if (step_tokens_[index] == 0) continue;
     const RunningLine& running = running_[index];
     // Pages may be on their way to the host still.
-    if (kv_->residency().append_room(running.id) < counts[index]) kv_->settle(/*all=*/true);
-    kv_->residency().append(running.id, counts[index]);
+    if (kv_->book().append_room(running.id) < step_tokens_[index]) kv_->settle();
+    kv_->book().append(running.id, step_tokens_[index]);
     const bool decode = running.prefill_left() == 0;
     const std::span<const TokenId> tokens = running.sequence->tokens().subspan(
-        static_cast<std::size_t>(running.computed), static_cast<std::size_t>(counts[index]));
+        static_cast<std::size_t>(running.computed), static_cast<std::size_t>(step_tokens_[index]));
     batch_segments_.push_back(
         {.sequence = running.id,
          .first_row = static_cast<std::int64_t>(batch_tokens_.size()),
-         .count = counts[index],
+         .count = step_tokens_[index],
          .first_position = running.computed,
          .rope_key = running.rope_key,
          .decode = decode,
          .continues = decode && running.computed + 2 <= running.sequence->max_kv_tokens()});
     batch_tokens_.insert(batch_tokens_.end(), tokens.begin(), tokens.end());
-    if (!decode) batch_prefill_rows_ += counts[index];
+    if (!decode) batch_prefill_rows_ += step_tokens_[index];
     if (!decode || running.sequence->scored()) {
-      stats_.computed_prompt_tokens += static_cast<std::uint64_t>(counts[index]);
+      stats_.computed_prompt_tokens += static_cast<std::uint64_t>(step_tokens_[index]);
     }
-    want_logits(index, counts[index]);
+    want_logits(index, step_tokens_[index]);
   }
 }
 

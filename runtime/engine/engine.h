@@ -120,9 +120,10 @@ class Engine final : public CompletionEngine {
 
   std::deque<std::unique_ptr<Sequence>> waiting_;
   std::vector<RunningLine> running_;  // in order of admission
-  std::vector<SuspendedLine> suspended_;
+  std::vector<PreemptedLine> preempted_;
   std::vector<Completion> finished_;
 
+  std::vector<std::int64_t> step_tokens_;  // of each running line
   // The batch of this step; kept to reuse its memory.
   std::vector<TokenId> batch_tokens_;
   std::vector<BatchSegment> batch_segments_;

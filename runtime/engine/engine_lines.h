@@ -1,6 +1,6 @@
 #pragma once
 
-// The lines an Engine holds: waiting, running, and suspended ones. Plain values.
+// The lines an Engine holds: waiting, running, and preempted ones. Plain values.
 
 #include <cstdint>
 #include <memory>
@@ -8,8 +8,7 @@
 #include "base/ids.h"
 #include "runtime/engine/phase_log.h"
 #include "runtime/engine/sequence.h"
-#include "scheduler/batch_planner.h"
-#include "scheduler/placement/placement_view.h"
+#include "scheduler/placement/placement_step.h"
 
 namespace triphase {
 
@@ -24,8 +23,16 @@ struct RunningLine {
   std::int64_t prefill_tokens = 0;
   LinePhase phase;
 
-  // What a step may compute of it.
-  [[nodiscard]] SequenceProgress progress() const { return {prefill_left(), computed}; }
+  // As policies see it.
+  [[nodiscard]] PlacedRequest placed() const {
+    return {.id = id,
+            .admission = admission,
+            .prompt_tokens = sequence->prompt_tokens(),
+            .prefill_tokens = prefill_tokens,
+            .context = computed,
+            .max_tokens = sequence->max_kv_tokens(),
+            .context_key = rope_key};
+  }
   // Before a preemption takes its KV: what it decoded is prefill when it resumes, and so is the
   // token that it would have decoded now.
   void prefill_what_there_is() {
@@ -36,9 +43,9 @@ struct RunningLine {
   }
 };
 
-struct SuspendedLine {
-  RunningLine line;  // kDrop: its id names nothing in the store any more
-  SuspendMode mode = SuspendMode::kSwap;
+struct PreemptedLine {
+  RunningLine line;  // kDrop: without id
+  PreemptMode mode = PreemptMode::kSwap;
 };
 
 }  // namespace triphase

@@ -10,7 +10,6 @@
 #include "runtime/engine/make_policy.h"
 #include "runtime/machine.h"
 #include "scheduler/placement/device_only_policy.h"
-#include "scheduler/placement/host_lines.h"
 
 namespace triphase {
 namespace {
@@ -29,7 +28,7 @@ OpsShape ops_shape(const ModelConfig& config, const BatchLimits& limits, const K
           .widest_input =
               std::max({config.hidden_size, config.q_width(), config.ffn_size, config.embed_dim}),
           .kv_dtype = kv.dtype,
-          .open_dtype = kv.open_dtype,
+          .partial_dtype = kv.partial_dtype,
           .page_tokens = kv.block_tokens};
 }
 
@@ -39,22 +38,25 @@ class Planner {
       : options_(options),
         model_(model),
         machine_(machine),
-        context_(options.max_context > 0 ? std::min(options.max_context, model.config.max_positions)
-                                         : model.config.max_positions),
+        context_(options.machine.max_context > 0
+                     ? std::min(options.machine.max_context, model.config.max_positions)
+                     : model.config.max_positions),
         layer_bytes_(largest_layer_bytes(model.config, model.weights_dtype)) {}
 
   RunPlan plan() {
     plan_.policy = make_policy(options_);
     plan_.prefill_chunk =
-        options_.prefill_chunk > 0 ? options_.prefill_chunk : kDefaultPrefillChunk;
+        options_.machine.prefill_chunk > 0 ? options_.machine.prefill_chunk : kDefaultPrefillChunk;
     // A unit is computed in one step, and none is longer than what a prompt has behind the context.
     const auto shared = static_cast<std::int64_t>(model_.context_tokens().size());
     plan_.prompt_units = prompt_units(options_.attention, shared, !machine_.gpu);
     plan_.prefill_chunk =
         std::max(plan_.prefill_chunk, std::min(plan_.prompt_units.rows, context_ - shared));
+    plan_.context = context_;
     choose_budgets();
     choose_kv();
-    const std::int64_t batch = options_.batch_size > 0 ? options_.batch_size : kDefaultBatchSize;
+    const std::int64_t batch =
+        options_.machine.batch_size > 0 ? options_.machine.batch_size : kDefaultBatchSize;
     plan_.placement = plan_.policy->start(job_view(batch));
     if (plan_.placement.block_tokens && !options_.given("kv-block")) {
       plan_.kv.block_tokens = *plan_.placement.block_tokens;
@@ -72,7 +74,7 @@ class Planner {
             .segments = batch,
             .logit_rows = options_.scores_prompts() ? rows : batch,
             .context = context_,
-            .sparse = options_.attention.kind != AttentionKind::kDense,
+            .sparse = options_.attention.sparse(),
             .input_block_tokens = plan_.input_tokens > 0 ? plan_.kv.block_tokens : 0};
   }
 
@@ -90,9 +92,9 @@ class Planner {
                                  model_.clusters());
   }
 
-  // What the attention method keeps of every sequence, suspended ones included.
+  // What the attention method keeps of every sequence, preempted ones included.
   [[nodiscard]] std::uint64_t selection(std::int64_t batch) const {
-    if (options_.attention.kind == AttentionKind::kDense) return 0;
+    if (!options_.attention.sparse()) return 0;
     return method()->state_bytes(batch + waiting(batch), context_);
   }
 
@@ -103,25 +105,26 @@ class Planner {
 
   void choose_budgets() {
     const std::uint64_t free = usable_host_memory(inspect_machine());
-    plan_.budget = options_.device_memory.value_or(
-        default_device_budget(std::min(free, options_.host_memory.value_or(UINT64_MAX))));
-    plan_.host_budget = options_.host_memory.value_or(default_host_budget(free, plan_.budget));
+    plan_.budget = options_.machine.device_memory.value_or(
+        default_device_budget(std::min(free, options_.machine.host_memory.value_or(UINT64_MAX))));
+    plan_.host_budget =
+        options_.machine.host_memory.value_or(default_host_budget(free, plan_.budget));
   }
 
   void choose_kv() {
     const DType compute = model_.weights_dtype;
-    const DType dtype = options_.kv_dtype.value_or(compute);
+    const DType dtype = options_.machine.kv_dtype.value_or(compute);
     plan_.kv = {.layers = model_.config.layers,
                 .kv_heads = model_.config.kv_heads,
                 .head_dim = model_.config.head_dim,
                 .block_tokens = KvStore::default_block_tokens(dtype),
                 .dtype = dtype,
-                .open_dtype = compute,
-                .key_columns = keeps_key_columns(options_.attention)};
-    if (options_.kv_block > 0) plan_.kv.block_tokens = options_.kv_block;
+                .partial_dtype = compute,
+                .transposed_k = keeps_transposed_k(options_.attention)};
+    if (options_.machine.kv_block > 0) plan_.kv.block_tokens = options_.machine.kv_block;
     if (plan_.kv.quantized() && plan_.kv.block_tokens % KvStore::kInt8BlockMultiple != 0) {
       throw Error(ErrorRole::kUsage, "E-CLI-OPTION", "--kv-block")
-          .found(fmt::to_string(options_.kv_block))
+          .found(fmt::to_string(options_.machine.kv_block))
           .expected(
               fmt::format("a multiple of {} with --kv-dtype int8", KvStore::kInt8BlockMultiple));
     }
@@ -141,7 +144,7 @@ class Planner {
           .hint(zero ? "or mode=2022" : "or host-kv=stream");
     };
     if (plan_.kv.quantized()) refuse("--kv-dtype", "int8", "fp16, bf16 or fp32");
-    if (options_.attention.kind != AttentionKind::kDense) {
+    if (options_.attention.sparse()) {
       refuse("--attention", attention_name(options_.attention.kind), "dense");
     }
     plan_.kv.host_attention = true;
@@ -158,7 +161,7 @@ class Planner {
   void choose_inputs() {
     const std::int64_t block = plan_.kv.block_tokens;
     const std::int64_t blocks = plan_.policy->input_blocks(block);
-    plan_.input_tokens = std::max(options_.layer_inputs, blocks * block);
+    plan_.input_tokens = std::max(options_.machine.layer_inputs, blocks * block);
     if (plan_.input_tokens > 0 && machine_.gpu) {
       throw Error(ErrorRole::kUsage, "E-CLI-CONFLICT", "--layer-inputs")
           .found("a GPU, which does not project K and V from layer inputs in this version")
@@ -181,18 +184,12 @@ class Planner {
   // Of a longest line's tokens, the share that a method reads which fetches its tokens. The
   // baselines keep no tokens, as their originals do not.
   [[nodiscard]] double chosen_share() const {
-    const bool caches = plan_.policy->name() == "triphase" || options_.token_cache.has_value();
-    if (!caches || options_.attention.kind == AttentionKind::kDense) return 0.0;
+    const bool caches =
+        plan_.policy->name() == "triphase" || options_.machine.token_cache.has_value();
+    if (!caches || !options_.attention.sparse()) return 0.0;
     if (!method()->fetches_tokens()) return 0.0;
     return static_cast<double>(budget_tokens(options_.attention, context_, context_)) /
            static_cast<double>(context_);
-  }
-
-  // Weights on the device when so many layers are streamed.
-  [[nodiscard]] std::uint64_t device_weights(std::int64_t streamed) const {
-    const auto count = static_cast<std::uint64_t>(streamed);
-    const std::uint64_t slots = streamed > 0 ? WeightStream::kSlots * layer_bytes_ : 0;
-    return model_.weight_bytes - std::min(model_.weight_bytes, count * layer_bytes_) + slots;
   }
 
   [[nodiscard]] JobView job_view(std::int64_t batch) const {
@@ -208,64 +205,47 @@ class Planner {
             .other_weights = model_.weight_bytes - std::min(layers, model_.weight_bytes),
             .scratch = scratch(batch),
             .kv_bytes_per_token =
-                (KvStore::page_bytes(plan_.kv) + KvStore::key_column_bytes(plan_.kv)) *
+                (KvStore::page_bytes(plan_.kv) + KvStore::transposed_k_bytes(plan_.kv)) *
                 static_cast<std::uint64_t>(config.layers) /
                 static_cast<std::uint64_t>(plan_.kv.block_tokens)};
   }
 
   void divide() {
-    MemoryRequest request{
-        .budget = plan_.budget,
-        .kv_budget = options_.device_kv_memory,
-        .scratch = [this](std::int64_t batch) { return scratch(batch); },
-        .page_bytes = KvStore::page_bytes(plan_.kv),
-        .key_column_bytes = KvStore::key_column_bytes(plan_.kv),
-        .layers = plan_.kv.layers,
-        .block_tokens = plan_.kv.block_tokens,
-        .context = context_,
-        .batch_size = options_.batch_size > 0 ? std::optional(options_.batch_size) : std::nullopt,
-        .scale_bytes = KvStore::scale_bytes(plan_.kv),
-        .open_page_bytes = KvStore::open_page_bytes(plan_.kv)};
-    if (plan_.kv.quantized()) {
-      request.open_pages = [this](std::int64_t batch) {
-        return KvStore::open_pages_needed(plan_.kv, batch + waiting(batch), limits_for(batch).rows);
-      };
-    }
-    // Weights that do not fit beside a little KV are streamed under every policy.
-    std::int64_t& streamed = plan_.placement.streamed_layers;
-    const bool chosen = streamed > 0;
-    const auto fits = [&] {
-      const std::uint64_t needed = device_weights(streamed) + request.scratch(1) +
-                                   (request.page_bytes + request.key_column_bytes) *
-                                       static_cast<std::uint64_t>(plan_.kv.layers * kFewBlocks);
-      return needed <= plan_.budget;
+    MemoryRequest request{.budget = plan_.budget,
+                          .kv_budget = options_.machine.device_kv_memory,
+                          .weights = model_.weight_bytes,
+                          .layer_weights = layer_bytes_,
+                          .streamed_layers = plan_.placement.streamed_layers,
+                          .scratch = [this](std::int64_t batch) { return scratch(batch); },
+                          .page_bytes = KvStore::page_bytes(plan_.kv),
+                          .transposed_k_bytes = KvStore::transposed_k_bytes(plan_.kv),
+                          .layers = plan_.kv.layers,
+                          .block_tokens = plan_.kv.block_tokens,
+                          .context = context_,
+                          .batch_size = options_.machine.batch_size > 0
+                                            ? std::optional(options_.machine.batch_size)
+                                            : std::nullopt,
+                          .scale_bytes = KvStore::scale_bytes(plan_.kv),
+                          .partial_page_bytes = KvStore::partial_page_bytes(plan_.kv)};
+    request.partial_pages = [this](std::int64_t batch) {
+      return partial_pages_needed(plan_.kv.dtype, plan_.kv.layers, plan_.kv.block_tokens,
+                                  batch + waiting(batch), limits_for(batch).rows);
     };
-    while (!chosen && streamed < plan_.kv.layers && !fits()) ++streamed;
-    if (!chosen && !fits()) streamed = 0;  // let the refusal speak of the whole model
-    plan_.host_weights = static_cast<std::uint64_t>(streamed) * layer_bytes_;
-    request.weights = device_weights(streamed);
     // Without a budget for the device both tiers would be the same memory.
-    const bool budgeted = options_.device_memory || options_.device_kv_memory;
+    const bool budgeted = options_.machine.device_memory || options_.machine.device_kv_memory;
     if (plan_.placement.host_tier && (budgeted || plan_.policy->name() != "triphase")) {
-      const std::uint64_t taken =
-          plan_.host_weights +
-          host_scratch(options_.batch_size > 0 ? options_.batch_size : kDefaultBatchSize);
-      request.host =
-          MemoryRequest::Host{.budget = plan_.host_budget - std::min(plan_.host_budget, taken),
-                              .holds_everything = plan_.placement.host_streams_all,
-                              .always = plan_.placement.host_always,
-                              .chosen_share = chosen_share(),
-                              .token_cache = options_.token_cache,
-                              .input_blocks = plan_.policy->input_blocks(plan_.kv.block_tokens),
-                              .input_block_bytes = KvStore::input_bytes(plan_.kv) *
-                                                   static_cast<std::uint64_t>(plan_.kv.layers)};
-      if (plan_.placement.host_lines) {
-        request.host->line_homes = kHostLineDeviceBlocks;
-        request.host->step_homes =
-            (plan_.prefill_chunk + plan_.kv.block_tokens - 1) / plan_.kv.block_tokens;
-      }
+      const std::uint64_t taken = host_scratch(
+          options_.machine.batch_size > 0 ? options_.machine.batch_size : kDefaultBatchSize);
+      MemoryRequest::Host& host = request.host.emplace(
+          host_tier(*plan_.policy, plan_.placement, plan_.kv.block_tokens, plan_.prefill_chunk));
+      host.budget = plan_.host_budget - std::min(plan_.host_budget, taken);
+      host.chosen_share = chosen_share();
+      host.token_cache = options_.machine.token_cache;
+      host.input_block_bytes =
+          KvStore::input_bytes(plan_.kv) * static_cast<std::uint64_t>(plan_.kv.layers);
     }
     plan_.memory = plan_memory(request);
+    plan_.placement.streamed_layers = plan_.memory.streamed_layers;
     plan_.limits = limits_for(plan_.memory.batch_size);
     plan_.selection = selection(plan_.memory.batch_size);
     plan_.kv.host_attention = plan_.kv.host_attention && plan_.memory.host_blocks > 0;
@@ -275,22 +255,9 @@ class Planner {
     if (plan_.policy->name() == "triphase" && plan_.memory.host_blocks == 0) {
       plan_.policy = std::make_shared<DeviceOnlyPolicy>();
     }
-    plan_.places = {.layers = plan_.kv.layers,
-                    .block_tokens = plan_.kv.block_tokens,
-                    .device_pages = plan_.memory.kv_pages,
-                    .host_pages = plan_.memory.host_blocks * plan_.kv.layers,
-                    .input_pages = plan_.memory.input_blocks * plan_.kv.layers,
-                    .batch_size = plan_.memory.batch_size,
-                    .prefill_chunk = plan_.prefill_chunk};
-    plan_.longest_line = std::min(context_, plan_.policy->longest_line(plan_.places));
-    if (plan_.memory.host_blocks > 0) {
-      // Dense attention reads a line's host blocks of one layer together.
-      const std::int64_t staged = plan_.memory.staging_pages * plan_.kv.block_tokens;
-      plan_.longest_line = std::min(plan_.longest_line, staged);
-    }
+    plan_.places = placement_limits(request, plan_.memory, plan_.prefill_chunk);
+    plan_.longest_line = longest_request(*plan_.policy, request, plan_.memory, plan_.places);
   }
-
-  static constexpr std::int64_t kFewBlocks = 4;
 
   const RunOptions& options_;
   const ModelBundle& model_;
@@ -308,7 +275,7 @@ RunPlan plan_run(const RunOptions& options, const ModelBundle& model,
 }
 
 std::uint64_t cluster_memory(const RunOptions& options, const ModelBundle& model) {
-  if (options.attention.kind != AttentionKind::kSqueezed || !model.fixed_context) return 0;
+  if (!needs_fixed_context(options.attention) || !model.fixed_context) return 0;
   return cluster_bytes(model.fixed_context->clusters);
 }
 
@@ -320,9 +287,9 @@ std::string describe(const RunPlan& plan, const ModelBundle& model) {
       format_bytes(plan.memory.kv), plan.memory.kv_pages, plan.kv.block_tokens,
       dtype_name(plan.kv.dtype), format_bytes(plan.budget), plan.memory.batch_size,
       plan.prefill_chunk, plan.longest_line, model.config.max_positions);
-  if (plan.memory.key_columns > 0) {
+  if (plan.memory.transposed_k > 0) {
     text += fmt::format("; K^T {} beside it (sparq.kt=off saves it)",
-                        format_bytes(plan.memory.key_columns));
+                        format_bytes(plan.memory.transposed_k));
   }
   if (model.fixed_context) {
     text += fmt::format("; fixed context {} tokens in front of every line",
@@ -371,7 +338,7 @@ LoadedModel::LoadedModel(std::shared_ptr<LoadedWeights> loaded, const ModelBundl
       pool(shared->pool),
       host_pool(shared->host_pool),
       transfers(plan.memory.host_blocks > 0 || plan.placement.streamed_layers > 0
-                    ? std::make_unique<HostTransferEngine>(options.emulated_link)
+                    ? std::make_unique<HostTransferEngine>(options.machine.emulated_link)
                     : nullptr),
       decoder(model.config, *shared->weights, backend.ops(), backend.threads().threads(),
               plan.limits, pool, transfers.get()),
@@ -379,11 +346,11 @@ LoadedModel::LoadedModel(std::shared_ptr<LoadedWeights> loaded, const ModelBundl
          {.device_pages = plan.memory.kv_pages,
           .staging_pages = plan.memory.staging_pages,
           .cache_pages = plan.memory.cache_pages,
-          .open_pages = plan.memory.open_pages,
+          .partial_pages = plan.memory.partial_pages,
           .host_blocks = plan.memory.host_blocks,
           .input_blocks = plan.memory.input_blocks,
-          .key_column_blocks = plan.memory.key_column_blocks,
-          .key_column_run_bytes = backend.sparse_ops().key_column_run_bytes()},
+          .transposed_k_blocks = plan.memory.transposed_k_blocks,
+          .transposed_k_run_bytes = backend.sparse_ops().transposed_k_run_bytes()},
          pool, &host_pool, transfers.get()) {
   TRIPHASE_CHECK(plan.placement.streamed_layers == shared->streamed_layers,
                  "a plan for weights that lie elsewhere");
@@ -394,8 +361,7 @@ LoadedModel::LoadedModel(std::shared_ptr<LoadedWeights> loaded, const ModelBundl
     decoder.set_host_attention(plan.memory.batch_size, backend.host_ops(), host_pool);
   }
   decoder.zigzag().set_batch(plan.placement.gpu_batch);
-  decoder.kv_step().set_prefetch(plan.placement.overlap);
-  decoder.weight_stream().set_prefetch(plan.placement.overlap);
+  decoder.set_prefetch(plan.placement.overlap);
 }
 
 void LoadedModel::set_trace(Trace* trace) {

@@ -74,7 +74,7 @@ Knob one_of(std::string_view name, std::vector<std::pair<std::string_view, Value
 }
 
 void read_knobs(const RunOptions& options, const std::vector<Knob>& knobs) {
-  for (const std::string& option : options.policy_options) {
+  for (const std::string& option : options.machine.policy_options) {
     const std::size_t equals = option.find('=');
     const std::string_view name = std::string_view(option).substr(0, equals);
     const auto knob = std::ranges::find(knobs, name, &Knob::name);
@@ -84,7 +84,7 @@ void read_knobs(const RunOptions& options, const std::vector<Knob>& knobs) {
       throw Error(ErrorRole::kUsage, "E-CLI-OPTION", "--policy-option")
           .found(option)
           .expected(names.empty()
-                        ? fmt::format("nothing: policy {} has no options", options.policy)
+                        ? fmt::format("nothing: policy {} has no options", options.machine.policy)
                         : fmt::format("NAME=VALUE with one of {}", fmt::join(names, ", ")));
     }
     if (!knob->set(std::string_view(option).substr(equals + 1))) {
@@ -110,7 +110,7 @@ std::shared_ptr<const PlacementPolicy> make_flexgen(const RunOptions& options) {
 
 // Without a plan: Phase I until memory is short, then the oldest blocks leave as needed.
 std::shared_ptr<const PlacementPolicy> make_triphase(const RunOptions& options) {
-  if (options.schedule) return std::make_shared<TriphasePolicy>(*options.schedule);
+  if (options.plan.schedule) return std::make_shared<TriphasePolicy>(*options.plan.schedule);
   PhaseSchedule schedule{.p1 = std::numeric_limits<std::int32_t>::max(),
                          .p2 = std::numeric_limits<std::int32_t>::max()};
   read_knobs(options,
@@ -129,31 +129,31 @@ std::shared_ptr<const PlacementPolicy> make_triphase(const RunOptions& options) 
 }  // namespace
 
 std::shared_ptr<const PlacementPolicy> make_policy(const RunOptions& options) {
-  if (options.policy == "flexgen") return make_flexgen(options);
-  if (options.policy == "vllm") {
+  if (options.machine.policy == "flexgen") return make_flexgen(options);
+  if (options.machine.policy == "vllm") {
     VllmOptions vllm;
     read_knobs(options, {one_of("preemption",
-                                {{"recompute", SuspendMode::kDrop}, {"swap", SuspendMode::kSwap}},
+                                {{"recompute", PreemptMode::kDrop}, {"swap", PreemptMode::kSwap}},
                                 vllm.preemption)});
     return std::make_shared<VllmPolicy>(vllm);
   }
-  if (options.policy == "accelerate") {
+  if (options.machine.policy == "accelerate") {
     AccelerateOptions accelerate;
     read_knobs(options, {on_off("overlap", accelerate.overlap)});
     return std::make_shared<AcceleratePolicy>(accelerate);
   }
-  if (options.policy == "zero") {
+  if (options.machine.policy == "zero") {
     ZeroOptions zero;
     read_knobs(options,
                {one_of("mode", {{"2022", ZeroMode::k2022}, {"2023", ZeroMode::k2023}}, zero.mode),
                 on_off("overlap", zero.overlap)});
     return std::make_shared<ZeroPolicy>(zero);
   }
-  if (options.policy == "device-only") {
+  if (options.machine.policy == "device-only") {
     read_knobs(options, {});
     return std::make_shared<DeviceOnlyPolicy>();
   }
-  TRIPHASE_CHECK(options.policy == "triphase", "the option table knows the policies");
+  TRIPHASE_CHECK(options.machine.policy == "triphase", "the option table knows the policies");
   return make_triphase(options);
 }
 

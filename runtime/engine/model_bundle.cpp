@@ -100,15 +100,15 @@ DType main_dtype(const WeightFiles& files) {
 
 void open_directory(const RunOptions& options, ModelBundle& bundle) {
   ModelDirectory directory = open_model_directory(
-      options.model,
-      {.weights = !options.random_weights, .allow_trailing_bytes = options.allow_trailing_bytes});
+      options.files.model, {.weights = !options.weights.random,
+                            .allow_trailing_bytes = options.weights.allow_trailing_bytes});
   bundle.config = std::move(directory.config);
   bundle.files = std::move(directory.files);
   bundle.generation_config = std::move(directory.generation_config);
   bundle.notes = std::move(directory.notes);
   // Before any output file exists: a missing or misshapen tensor refuses the run.
   if (bundle.files) check_weight_tensors(*bundle.files, bundle.config);
-  bundle.tokenizer = load_tokenizer(options.model, bundle.config, bundle.notes);
+  bundle.tokenizer = load_tokenizer(options.files.model, bundle.config, bundle.notes);
   bundle.identity.fingerprint = fingerprint(directory.config_text, bundle.files.get());
   if (bundle.files) bundle.identity.weights = weights_hash(*bundle.files);
   const std::string& generation = directory.generation_config_text;
@@ -117,28 +117,28 @@ void open_directory(const RunOptions& options, ModelBundle& bundle) {
         "xxh3:" + hex(XXH3_64bits(generation.data(), generation.size()));
   }
   if (bundle.tokenizer) {
-    bundle.identity.tokenizer = tokenizer_hash(DirectoryHandle(options.model));
+    bundle.identity.tokenizer = tokenizer_hash(DirectoryHandle(options.files.model));
   }
 }
 
 void open_shape(const RunOptions& options, ModelBundle& bundle) {
-  std::string identity = options.model;
-  if (auto shape = builtin_shape(options.model)) {
+  std::string identity = options.files.model;
+  if (auto shape = builtin_shape(options.files.model)) {
     bundle.config = std::move(*shape);
   } else {
-    const std::filesystem::path path(options.model);
+    const std::filesystem::path path(options.files.model);
     const std::string parent = path.has_parent_path() ? path.parent_path().string() : ".";
     if (!path.has_filename() || !std::filesystem::exists(path)) {
       throw Error(ErrorRole::kModel, "E-CFG-DIR", "--model")
-          .file(options.model)
+          .file(options.files.model)
           .found("neither a directory, a config.json nor a built-in shape")
           .expected(fmt::format("one of {}", fmt::join(builtin_shape_names(), ", ")));
     }
     identity = read_small_file(DirectoryHandle(parent), path.filename().string(), kMaxConfigBytes,
                                kConfigErrors);
     bundle.config = parse_model_config(
-        parse_json_file(identity, options.model, ErrorRole::kModel, "E-CFG-JSON"), nullptr,
-        options.model, bundle.notes);
+        parse_json_file(identity, options.files.model, ErrorRole::kModel, "E-CFG-JSON"), nullptr,
+        options.files.model, bundle.notes);
   }
   bundle.identity.fingerprint = fingerprint(identity, nullptr);
 }
@@ -147,8 +147,8 @@ void open_shape(const RunOptions& options, ModelBundle& bundle) {
 
 ModelBundle open_model(const RunOptions& options) {
   ModelBundle bundle;
-  bundle.identity.path = options.model;
-  if (options.random_weights && !is_directory(options.model)) {
+  bundle.identity.path = options.files.model;
+  if (options.weights.random && !is_directory(options.files.model)) {
     open_shape(options, bundle);
   } else {
     open_directory(options, bundle);
@@ -157,13 +157,13 @@ ModelBundle open_model(const RunOptions& options) {
     bundle.weights_dtype = main_dtype(*bundle.files);
   } else {
     bundle.weights_dtype =
-        options.weights_dtype.value_or(bundle.config.declared_dtype.value_or(DType::kF16));
+        options.weights.dtype.value_or(bundle.config.declared_dtype.value_or(DType::kF16));
     bundle.notes.push_back("random weights: completions are noise, speed is real");
   }
   bundle.weight_bytes = weight_bytes(bundle.config, bundle.weights_dtype);
-  if (!options.fixed_context.empty()) {
+  if (!options.files.fixed_context.empty()) {
     bundle.fixed_context = std::make_shared<FixedContext>(
-        read_fixed_context(options.fixed_context, bundle.identity, bundle.config));
+        read_fixed_context(options.files.fixed_context, bundle.identity, bundle.config));
     bundle.identity.fixed_context = bundle.fixed_context->hash;
   }
   return bundle;
@@ -179,7 +179,7 @@ std::unique_ptr<ModelWeights> load_model_weights(const ModelBundle& bundle,
   Notes notes;
   auto weights =
       load_weights(*bundle.files, bundle.config, homes,
-                   {options.check_weights, options.allow_trailing_bytes}, notes, progress);
+                   {options.weights.check, options.weights.allow_trailing_bytes}, notes, progress);
   for (const std::string& note : notes) log.warning(note);
   return weights;
 }

@@ -5,9 +5,7 @@
 
 #include <cstdint>
 #include <deque>
-#include <functional>
 #include <memory>
-#include <utility>
 #include <vector>
 
 #include "memory/kv/kv_store.h"
@@ -34,31 +32,21 @@ class PlacementDriver {
   struct Lines {
     std::deque<std::unique_ptr<Sequence>>& waiting;
     std::vector<RunningLine>& running;  // in order of admission
-    std::vector<SuspendedLine>& suspended;
+    std::vector<PreemptedLine>& preempted;
   };
 
   PlacementDriver(const PlacementPolicy& policy, const PlacementLimits& limits, KvStore& kv,
                   DecoderModel& model);
 
-  // Tokens that a step computes of each line: the one answer for policy and engine.
-  [[nodiscard]] std::vector<std::int64_t> step_tokens(
-      const std::vector<RunningLine>& running) const;
   // So many waiting lines are shown to the policy: enough to find shareable prefixes and to refill
   // places. No more need be there.
   [[nodiscard]] std::size_t waiting_in_view() const {
     return 2 * static_cast<std::size_t>(limits_.batch_size);
   }
 
-  // One decision of the policy. Moves go on while the step computes.
-  void place(const Lines& lines);
-
-  // Sees every decision with what it was made of, also those that could be left out because nothing
-  // can change.
-  using Observer = std::function<void(const StepView& view, const PlacementActions& actions)>;
-  void set_observer(Observer observer) { observer_ = std::move(observer); }
-
-  // Replays every decision against the rules (tests).
-  void set_checking(bool checking) { checking_ = checking; }
+  // One decision of the policy. Moves go on while the step computes. Returns how many tokens the
+  // step computes of each running line.
+  [[nodiscard]] std::vector<std::int64_t> place(const Lines& lines);
 
   // Spans of the phases and of what each decision did; null: off.
   void set_trace(Trace* trace);
@@ -70,44 +58,31 @@ class PlacementDriver {
   [[nodiscard]] const PlacementStats& stats() const { return stats_; }
   [[nodiscard]] const PhaseLog& phases() const { return phases_; }
   // Number of the present decision, from 0.
-  [[nodiscard]] std::int64_t step() const { return view_.step - 1; }
+  [[nodiscard]] std::int64_t step() const { return step_ - 1; }
   [[nodiscard]] const PlacementLimits& limits() const { return limits_; }
 
  private:
-  void decide(const Lines& lines);
   void see_phases(const Lines& lines);
-  [[nodiscard]] Phase phase_of(const RunningLine& line) const;
-  [[nodiscard]] bool nothing_to_decide(const Lines& lines) const;
-  void look(const Lines& lines);
-  void look_at_running(const Lines& lines);
-  void look_at_suspended(const Lines& lines);
-  void look_at_waiting(const Lines& lines);
-  [[nodiscard]] std::int64_t leading_blocks(SequenceId sequence, std::int64_t first,
-                                            BlockPlace place) const;
-  void find_shared_blocks(const Lines& lines);
-  [[nodiscard]] bool may_share(const Sequence& waiting) const;
+  [[nodiscard]] PlacementStep look(const Lines& lines);
+  [[nodiscard]] std::vector<WaitingRequest> look_at_waiting(const Lines& lines);
   [[nodiscard]] bool should_wait_for_shared_prefix(const Sequence& waiting, std::uint64_t rope_key,
                                                    const Lines& lines) const;
-  [[nodiscard]] bool should_wait_for_prompt_before(const Sequence& waiting, std::uint64_t rope_key,
-                                                   const WaitingPrompt& prompt,
+  [[nodiscard]] bool should_wait_for_prompt_before(const Sequence& waiting,
+                                                   const WaitingRequest& request,
                                                    const Lines& lines) const;
 
+  void carry_out(const PlacementAnswer& answer, const Lines& lines);
   void apply(const Admit& action, const Lines& lines);
-  void apply(const Offload& action, const Lines& lines);
-  void apply(const Reload& action, const Lines& lines);
-  void apply(const Discard& action, const Lines& lines);
-  void apply(const Suspend& action, const Lines& lines);
+  void apply(const Preempt& action, const Lines& lines);
   void apply(const Resume& action, const Lines& lines);
 
   const PlacementPolicy* policy_;
   PlacementLimits limits_;
   KvStore* kv_;
   DecoderModel* model_;
-  bool checking_ = false;
-  Observer observer_;
-  StepView view_;
+  std::int64_t step_ = 0;
   std::uint64_t admissions_ = 0;
-  std::vector<std::size_t> shown_;  // waiting lines in the view, by their index in the queue
+  std::vector<std::size_t> shown_;  // waiting lines that the policy saw, by index in the queue
   PlacementStats stats_;
   PhaseLog phases_;
   Trace* trace_ = nullptr;

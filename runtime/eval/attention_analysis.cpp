@@ -251,9 +251,9 @@ RowAgreement compare_row(std::span<const float> weights, std::span<const std::in
 }
 
 AttentionOptions observable(const AttentionOptions& options) {
-  if (options.kind != AttentionKind::kDense) return options;
+  if (options.sparse()) return options;
   AttentionOptions everything;
-  everything.kind = AttentionKind::kTopk;
+  everything.kind = attention_from_name("topk");
   everything.topk.k = INT32_MAX;
   return everything;
 }

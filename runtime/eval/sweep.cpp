@@ -9,7 +9,7 @@
 #include "base/error.h"
 #include "base/format_bytes.h"
 #include "runtime/eval/svg_chart.h"
-#include "scheduler/attention/touched_bytes.h"
+#include "scheduler/attention/attended_bytes.h"
 
 namespace triphase::eval {
 namespace {
@@ -68,7 +68,7 @@ std::vector<SweepCell> sweep_cells(const SweepLists& lists, const ModelConfig& c
   refuse_stray_options(lists);
   std::vector<SweepCell> cells;
   for (const std::optional<DType> kv_dtype : lists.kv_dtypes) {
-    const TouchedShape shape{
+    const AttendedShape shape{
         config.heads, config.kv_heads, config.head_dim,
         static_cast<std::int64_t>(dtype_bytes(kv_dtype.value_or(weights_dtype)))};
     for (const std::string& method : lists.attentions) {
@@ -77,8 +77,7 @@ std::vector<SweepCell> sweep_cells(const SweepLists& lists, const ModelConfig& c
       for (const std::string& option : lists.attention_options) {
         if (is_option_of(option, method)) set_attention_option(cell.attention, option);
       }
-      const bool dense = cell.attention.kind == AttentionKind::kDense;
-      if (dense || (lists.sparsities.empty() && lists.compressions.empty())) {
+      if (!cell.attention.sparse() || (lists.sparsities.empty() && lists.compressions.empty())) {
         cells.push_back(cell);
         continue;
       }
@@ -122,7 +121,7 @@ std::string sweep_chart(const std::string& task, const std::vector<Row>& rows, b
               .y_label = score,
               .points = {},
               .subtitle = rows.empty() ? "" : text_of(rows.front(), "definition"),
-              .reference = std::string(attention_name(AttentionKind::kDense))};
+              .reference = std::string(attention_name(AttentionOptions{}.kind))};
   const ByteUnit unit = byte_unit(most_bytes);
   chart.x_label = fmt::format("KV bytes read per token ({})", unit.name);
   for (const Row& row : rows) {

@@ -65,7 +65,7 @@ struct Source {
 std::vector<std::string> adopt_generation_config(RunOptions& options, const Json& config,
                                                  std::string_view file) {
   Source source{options, config, file, {}};
-  SamplingParams& sampling = options.sampling;
+  SamplingParams& sampling = options.generation.sampling;
   if (!config.is_object()) source.refuse("generation_config", config, "an object");
   const Json* do_sample = source.find("do_sample");
   if (do_sample != nullptr && !do_sample->is_bool()) {

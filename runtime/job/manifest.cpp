@@ -3,11 +3,11 @@
 #include <fmt/format.h>
 #include <unistd.h>
 
-#include <algorithm>
 #include <array>
 
 #include "base/error.h"
-#include "base/json.h"
+#include "base/json_reader.h"
+#include "base/json_writer.h"
 #include "runtime/build_info.h"
 #include "runtime/options/option_names.h"
 
@@ -38,103 +38,42 @@ std::string host_name() {
 // Every option that can change the bytes of a record; the values after all defaults. Memory and
 // batch sizes stay out: after a lack of memory the same job must be able to go on with others.
 std::string generation_json(const RunOptions& options, const ModelIdentity& model) {
-  const auto flag = [](bool value) { return value ? "true" : "false"; };
-  std::string lines = fmt::format(
-      "\"truncate\":{},\"invalid_utf8\":{},\"allow_duplicate_ids\":{},\"no_special\":{},"
-      "\"max_line_bytes\":{},\"attention\":{},\"random_weights\":{},\"weights_dtype\":{}",
-      json_quote(truncate_name(options.truncate)),
-      json_quote(options.replace_invalid_utf8 ? "replace" : "error"),
-      flag(options.allow_duplicate_ids), flag(options.no_special), options.max_line_bytes,
-      json_quote(attention_text(options)), flag(options.random_weights),
-      options.weights_dtype ? json_quote(dtype_name(*options.weights_dtype)) : "null");
-  if (!model.fixed_context.empty()) {
-    lines += fmt::format(",\"fixed_context\":{}", json_quote(model.fixed_context));
-  }
-  if (options.job == JobKind::kScore) {
-    return fmt::format("{{\"score\":true,\"token_logprobs\":{},{}}}", flag(options.token_logprobs),
-                       lines);
-  }
-  const SamplingParams& sampling = options.sampling;
-  std::string stops;
-  for (const std::string& stop : sampling.stop) {
-    stops += (stops.empty() ? "" : ",") + json_quote(stop);
-  }
-  std::string out = "{";
-  out += fmt::format("\"max_tokens\":{},\"temperature\":{},\"top_p\":{},\"top_k\":{}",
-                     sampling.max_tokens, json_number(sampling.temperature),
-                     json_number(sampling.top_p), sampling.top_k);
-  out += fmt::format(",\"min_p\":{},\"repetition_penalty\":{},\"stop\":[{}],\"logprobs\":{}",
-                     json_number(sampling.min_p), json_number(sampling.repetition_penalty), stops,
-                     sampling.logprobs);
-  out += fmt::format(",\"ignore_eos\":{},", flag(sampling.ignore_eos)) + lines;
-  return out + "}";
-}
-
-// Reads fields of a parsed manifest, naming the path of whatever is wrong.
-class Fields {
- public:
-  Fields(const Json& object, std::string path, std::string_view file)
-      : object_(object), path_(std::move(path)), file_(file) {}
-
-  const Json& at(std::string_view key) const {
-    const Json* value = object_.find(key);
-    if (value == nullptr) fail(key, "missing", "a value");
-    return *value;
-  }
-  std::string text(std::string_view key) const {
-    const Json& value = at(key);
-    if (value.string() == nullptr) fail(key, value.describe(), "a string");
-    return *value.string();
-  }
-  std::uint64_t count(std::string_view key) const {
-    const Json& value = at(key);
-    if (const auto* number = std::get_if<std::uint64_t>(&value.value())) return *number;
-    if (!value.integer() || *value.integer() < 0) {
-      fail(key, value.describe(), "an integer from 0");
-    }
-    return static_cast<std::uint64_t>(*value.integer());
-  }
-  Fields object(std::string_view key) const {
-    const Json& value = at(key);
-    if (!value.is_object()) fail(key, value.describe(), "an object");
-    return {value, name(key), file_};
-  }
-  [[noreturn]] void fail(std::string_view key, std::string_view found,
-                         std::string_view expected) const {
-    throw Error(ErrorRole::kInput, "E-IN-MANIFEST", name(key))
-        .file(file_)
-        .found(found)
-        .expected(expected)
-        .hint("--overwrite starts the job anew");
-  }
-
- private:
-  std::string name(std::string_view key) const {
-    return path_.empty() ? std::string(key) : fmt::format("{}.{}", path_, key);
-  }
-
-  const Json& object_;
-  std::string path_;
-  std::string_view file_;
-};
-
-// Our own spelling of a JSON value of one level, so that manifests compare by value.
-std::string value_text(const Json& value) {
-  if (const JsonArray* items = value.array()) {
-    std::string out;
-    for (const Json& item : *items) out += (out.empty() ? "" : ",") + value_text(item);
-    return "[" + out + "]";
-  }
-  if (value.string() != nullptr) return json_quote(*value.string());
-  return value.describe();
-}
-
-std::string canonical_object(const Json& object) {
+  std::optional<std::string_view> weights;
+  if (options.weights.dtype) weights = dtype_name(*options.weights.dtype);
   std::string out;
-  for (const auto& [key, value] : *object.object()) {
-    out += fmt::format("{}{}:{}", out.empty() ? "" : ",", json_quote(key), value_text(value));
+  JsonWriter json(out, JsonWriter::Layout::kCompact);
+  json.begin_object();
+  if (options.job == JobKind::kScore) {
+    json.members({{"score", true}, {"token_logprobs", options.token_logprobs}});
+  } else {
+    const SamplingParams& sampling = options.generation.sampling;
+    json.members({{"max_tokens", sampling.max_tokens},
+                  {"temperature", sampling.temperature},
+                  {"top_p", sampling.top_p},
+                  {"top_k", sampling.top_k},
+                  {"min_p", sampling.min_p},
+                  {"repetition_penalty", sampling.repetition_penalty}});
+    json.key("stop").array(sampling.stop);
+    json.members({{"logprobs", sampling.logprobs}, {"ignore_eos", sampling.ignore_eos}});
   }
-  return "{" + out + "}";
+  json.members({{"truncate", truncate_name(options.reading.truncate)},
+                {"invalid_utf8", options.reading.replace_invalid_utf8 ? "replace" : "error"},
+                {"allow_duplicate_ids", options.reading.allow_duplicate_ids},
+                {"no_special", options.reading.no_special},
+                {"max_line_bytes", options.reading.max_line_bytes},
+                {"attention", attention_text(options)},
+                {"random_weights", options.weights.random},
+                {"weights_dtype", weights}});
+  if (!model.fixed_context.empty()) json.member("fixed_context", model.fixed_context);
+  json.end();
+  return out;
+}
+
+// Our own spelling of a JSON value, so that manifests compare by value.
+std::string value_text(const Json& value) {
+  std::string out;
+  JsonWriter(out, JsonWriter::Layout::kCompact).value(value);
+  return out;
 }
 
 void compare_generation(const std::string& there, const std::string& now,
@@ -169,88 +108,82 @@ Manifest make_manifest(const RunOptions& options, const PromptFileFacts& input,
   Manifest manifest;
   manifest.program_version = program_version();
   manifest.commit = build_commit();
-  manifest.input_path = options.prompts;
+  manifest.input_path = options.files.prompts;
   manifest.input_bytes = input.bytes;
   manifest.input_lines = input.lines;
   manifest.records = input.requests;
   manifest.input_hash = input.hash;
   manifest.model = model;
   manifest.generation = generation_json(options, model);
-  manifest.seed = options.seed;
+  manifest.seed = options.generation.seed;
   manifest.kv_dtype = kv_dtype;
   manifest.layer_inputs = static_cast<std::uint64_t>(layer_inputs);
-  manifest.shard_index = options.shard.index;
-  manifest.shard_count = options.shard.count;
-  manifest.order = order_name(options.order);
-  manifest.input_format = input_format_name(options.input_format);
+  manifest.shard_index = options.files.shard.index;
+  manifest.shard_count = options.files.shard.count;
+  manifest.order = order_name(options.files.order);
+  manifest.input_format = input_format_name(options.files.input_format);
   manifest.writer_pid = getpid();
   manifest.writer_host = host_name();
   return manifest;
 }
 
 std::string manifest_to_json(const Manifest& manifest) {
-  std::string out = "{\n";
-  const auto line = [&out](std::string_view text) { out += fmt::format("  {}", text); };
-  line(fmt::format("\"format\": {},\n", json_quote(kFormat)));
-  line(fmt::format("\"program\": {{\"version\": {}, \"commit\": {}, \"kernels\": {}}},\n",
-                   json_quote(manifest.program_version), json_quote(manifest.commit),
-                   json_quote(manifest.kernels)));
-  line(
-      fmt::format("\"input\": {{\"path\": {}, \"bytes\": {}, \"lines\": {}, \"hash\": {}, "
-                  "\"format\": {}}},\n",
-                  json_quote(manifest.input_path), manifest.input_bytes, manifest.input_lines,
-                  json_quote(manifest.input_hash), json_quote(manifest.input_format)));
-  line(
-      fmt::format("\"model\": {{\"path\": {}, \"fingerprint\": {}, \"weights\": {}, "
-                  "\"generation_config\": {}, \"tokenizer\": {}}},\n",
-                  json_quote(manifest.model.path), json_quote(manifest.model.fingerprint),
-                  json_quote(manifest.model.weights), json_quote(manifest.model.generation_config),
-                  json_quote(manifest.model.tokenizer)));
-  line(fmt::format("\"generation\": {},\n", manifest.generation));
-  line(fmt::format("\"seed\": {},\n", manifest.seed));
-  line(fmt::format("\"kv_dtype\": {},\n", json_quote(manifest.kv_dtype)));
-  line(fmt::format("\"layer_inputs\": {},\n", manifest.layer_inputs));
-  line(fmt::format("\"plan_hash\": {},\n", json_quote(manifest.plan_hash)));
-  line(fmt::format("\"shard\": {{\"index\": {}, \"count\": {}}},\n", manifest.shard_index,
-                   manifest.shard_count));
-  line(fmt::format("\"records\": {},\n", manifest.records));
-  line(fmt::format("\"order\": {},\n", json_quote(manifest.order)));
-  line(fmt::format("\"writer\": {{\"pid\": {}, \"host\": {}}}\n", manifest.writer_pid,
-                   json_quote(manifest.writer_host)));
-  return out + "}\n";
+  std::string out;
+  JsonWriter json(out, JsonWriter::Layout::kLines);
+  json.begin_object().member("format", kFormat);
+  json.key("program").object({{"version", manifest.program_version},
+                              {"commit", manifest.commit},
+                              {"kernels", manifest.kernels}});
+  json.key("input").object({{"path", manifest.input_path},
+                            {"bytes", manifest.input_bytes},
+                            {"lines", manifest.input_lines},
+                            {"hash", manifest.input_hash},
+                            {"format", manifest.input_format}});
+  json.key("model").object({{"path", manifest.model.path},
+                            {"fingerprint", manifest.model.fingerprint},
+                            {"weights", manifest.model.weights},
+                            {"generation_config", manifest.model.generation_config},
+                            {"tokenizer", manifest.model.tokenizer}});
+  json.members({{"generation", JsonText{manifest.generation}},
+                {"seed", manifest.seed},
+                {"kv_dtype", manifest.kv_dtype},
+                {"layer_inputs", manifest.layer_inputs},
+                {"plan_hash", manifest.plan_hash}});
+  json.key("shard").object({{"index", manifest.shard_index}, {"count", manifest.shard_count}});
+  json.members({{"records", manifest.records}, {"order", manifest.order}});
+  json.key("writer").object({{"pid", manifest.writer_pid}, {"host", manifest.writer_host}});
+  json.end();
+  return out + "\n";
 }
 
 Manifest parse_manifest(std::string_view text, std::string_view file) {
   const Json json = parse_json_file(text, file, ErrorRole::kInput, "E-IN-MANIFEST");
-  const Fields top(json, "", file);
-  if (!json.is_object()) top.fail("manifest", json.describe(), "an object");
-  if (top.text("format") != kFormat) {
-    top.fail("format", top.at("format").describe(), fmt::format("\"{}\"", kFormat));
-  }
+  JsonObjectReader top(json, "", file, "E-IN-MANIFEST", "--overwrite starts the job anew");
+  top.format(kFormat);
   Manifest manifest;
-  const Fields program = top.object("program");
+  JsonObjectReader program = top.object("program");
   manifest.program_version = program.text("version");
   manifest.commit = program.text("commit");
   manifest.kernels = program.text("kernels");
-  const Fields input = top.object("input");
+  JsonObjectReader input = top.object("input");
   manifest.input_path = input.text("path");
   manifest.input_bytes = input.count("bytes");
   manifest.input_lines = input.count("lines");
   manifest.input_hash = input.text("hash");
   manifest.input_format = input.text("format");
-  const Fields model = top.object("model");
+  JsonObjectReader model = top.object("model");
   manifest.model.path = model.text("path");
   manifest.model.fingerprint = model.text("fingerprint");
   manifest.model.weights = model.text("weights");
   manifest.model.generation_config = model.text("generation_config");
   manifest.model.tokenizer = model.text("tokenizer");
-  top.object("generation");  // checks the type
-  manifest.generation = canonical_object(top.at("generation"));
+  (void)top.object("generation");  // checks the type
+  manifest.generation = value_text(top.value("generation"));
   manifest.seed = top.count("seed");
   manifest.kv_dtype = top.text("kv_dtype");
   manifest.layer_inputs = top.count("layer_inputs");
   manifest.plan_hash = top.text("plan_hash");
-  const Fields shard = top.object("shard");
+  JsonObjectReader shard = top.object("shard");
   manifest.shard_index = shard.count("index");
   manifest.shard_count = shard.count("count");
   if (manifest.shard_count == 0 || manifest.shard_index >= manifest.shard_count) {
@@ -259,7 +192,7 @@ Manifest parse_manifest(std::string_view text, std::string_view file) {
   }
   manifest.records = top.count("records");
   manifest.order = top.text("order");
-  const Fields writer = top.object("writer");
+  JsonObjectReader writer = top.object("writer");
   manifest.writer_pid = static_cast<std::int64_t>(writer.count("pid") & INT64_MAX);
   manifest.writer_host = writer.text("host");
   return manifest;

@@ -25,7 +25,7 @@ constexpr std::size_t kCopyBytes = std::size_t{1} << 20;
 constexpr std::string_view kResumeHint = "run the same command to resume";
 constexpr std::string_view kOverwriteHint = "--overwrite starts the job anew";
 
-mode_t mode_of(const RunOptions& options) { return options.private_files ? 0600 : 0666; }
+mode_t mode_of(const RunOptions& options) { return options.files.private_files ? 0600 : 0666; }
 
 Error resume_error(const std::string& path, std::string_view field) {
   return Error(ErrorRole::kInput, "E-IN-RESUME", field).file(path);
@@ -46,21 +46,22 @@ std::vector<std::string> OutputPaths::companions() const {
 }
 
 bool may_resume(const RunOptions& options) {
-  if (options.overwrite || options.resume == ResumeMode::kNever) return false;
-  const OutputPaths paths(options.output);
+  if (options.files.overwrite || options.files.resume == ResumeMode::kNever) return false;
+  const OutputPaths paths(options.files.output);
   return path_exists(paths.part) || path_exists(paths.output);
 }
 
 CommandFiles job_files(const RunOptions& options) {
   CommandFiles files;
-  files.add_input("--model", options.model);
-  files.add_input(options.job == JobKind::kScore ? "--requests" : "--prompts", options.prompts);
-  files.add_input("--fixed-context", options.fixed_context);
-  files.add_input("--plan", options.plan_file);
-  files.add_input("--profile", options.profile);
-  files.add_output("--output", options.output);
-  files.add_companions("--output", OutputPaths(options.output).companions());
-  if (!options.trace.empty()) files.add_output("--trace", options.trace);
+  files.add_input("--model", options.files.model);
+  files.add_input(options.job == JobKind::kScore ? "--requests" : "--prompts",
+                  options.files.prompts);
+  files.add_input("--fixed-context", options.files.fixed_context);
+  files.add_input("--plan", options.plan.file);
+  files.add_input("--profile", options.plan.profile);
+  files.add_output("--output", options.files.output);
+  files.add_companions("--output", OutputPaths(options.files.output).companions());
+  if (!options.looking.trace.empty()) files.add_output("--trace", options.looking.trace);
   return files;
 }
 
@@ -68,14 +69,14 @@ OutputFile::OutputFile(const RunOptions& options, const PromptFileFacts& input,
                        const Manifest& manifest, FileOps& ops)
     : options_(options),
       ops_(ops),
-      paths_(options.output),
+      paths_(options.files.output),
       manifest_(manifest),
-      ledger_(options.shard, input),
+      ledger_(options.files.shard, input),
       last_sync_(std::chrono::steady_clock::now()) {
   job_files(options).check();
   open_and_lock();
   try {
-    if (options.overwrite) return;
+    if (options.files.overwrite) return;
     if (path_exists(paths_.output)) {
       take_complete_output();
     } else {
@@ -83,6 +84,8 @@ OutputFile::OutputFile(const RunOptions& options, const PromptFileFacts& input,
     }
     // From here on the manifest names this process to those who find the lock taken.
     if (!already_complete_) begin();
+    // A run may have been killed between its output and its summary.
+    if (already_complete_) remove_what_kills_left();
   } catch (...) {
     // A refusal leaves nothing behind that was not there.
     if (part_is_new_) ops_.unlink(paths_.part.c_str());
@@ -96,14 +99,17 @@ OutputFile::~OutputFile() {
   if (part_.valid() && part_is_new_ && !begun_) ops_.unlink(paths_.part.c_str());
 }
 
+void OutputFile::remove_what_kills_left() {
+  if (!options_.files.lock) return;
+  std::vector<std::string> written = paths_.companions();
+  written.push_back(paths_.output);
+  remove_temporaries(ops_, written);
+}
+
 void OutputFile::begin() {
   if (begun_ || already_complete_) return;
-  if (options_.lock) {
-    std::vector<std::string> written = paths_.companions();
-    written.push_back(paths_.output);
-    remove_temporaries(ops_, written);
-  }
-  if (options_.overwrite) start_over();
+  remove_what_kills_left();
+  if (options_.files.overwrite) start_over();
   write_file_atomically(ops_, paths_.manifest, manifest_to_json(manifest_), mode_of(options_));
   // The summary of an earlier run must not pass for this one's if this one is killed.
   ops_.unlink(paths_.summary.c_str());
@@ -124,7 +130,7 @@ void OutputFile::open_and_lock() {
     struct stat opened = {};
     if (::fstat(fd, &opened) != 0) throw_io_error(paths_.part, "open", errno);
     part_bytes_ = static_cast<std::uint64_t>(opened.st_size);
-    if (!options_.lock) return;
+    if (!options_.files.lock) return;
     if (::flock(fd, LOCK_EX | LOCK_NB) != 0) {
       if (errno == EINTR) continue;
       if (errno == EWOULDBLOCK) refuse_locked();
@@ -195,7 +201,7 @@ void OutputFile::start_over() {
 }
 
 void OutputFile::take_complete_output() {
-  if (options_.resume == ResumeMode::kNever) {
+  if (options_.files.resume == ResumeMode::kNever) {
     throw resume_error(paths_.output, "--resume=never")
         .found("the output exists")
         .expected("no output")
@@ -215,7 +221,7 @@ void OutputFile::take_complete_output() {
         .hint(kOverwriteHint);
   }
   RecordLedger complete = complete_records();
-  if (options_.retry_failed && complete.counts().failed() > 0) {
+  if (options_.files.retry_failed && complete.counts().failed() > 0) {
     part_bytes_ = scan_part(/*skip_errors=*/true);
     seed_from_complete_output();
     resumed_ = counts().total();
@@ -260,7 +266,7 @@ RecordLedger OutputFile::complete_records() const {
     const std::uint64_t index = record.facts.index;
     const bool line = complete.is_line(index);
     const bool twice = line && complete.finished(index);
-    if (!line || twice || (options_.order == RecordOrder::kInput && index < least)) {
+    if (!line || twice || (options_.files.order == RecordOrder::kInput && index < least)) {
       throw resume_error(paths_.output, "index")
           .line(record.line)
           .found(fmt::format("{}{}", index, twice ? " a second time" : ""))
@@ -291,14 +297,14 @@ RecordLedger OutputFile::complete_records() const {
 void OutputFile::resume_part() {
   const bool records = part_bytes_ > 0;
   const bool manifest_there = path_exists(paths_.manifest);
-  if (options_.resume == ResumeMode::kRequire && !(records || manifest_there)) {
+  if (options_.files.resume == ResumeMode::kRequire && !(records || manifest_there)) {
     throw resume_error(paths_.part, "--resume=require")
         .found("no earlier run")
         .expected("records to go on from");
   }
   // Without records nothing can be lost or mixed, so any manifest may be replaced.
   if (!records) return;
-  if (options_.resume == ResumeMode::kNever) {
+  if (options_.files.resume == ResumeMode::kNever) {
     throw resume_error(paths_.part, "--resume=never")
         .found("records of an earlier run")
         .expected("none")
@@ -318,7 +324,7 @@ void OutputFile::resume_part() {
         .hint(kOverwriteHint);
   }
   refuse_other_job(there);
-  const std::uint64_t whole = scan_part(options_.retry_failed);
+  const std::uint64_t whole = scan_part(options_.files.retry_failed);
   if (whole < part_bytes_) {
     if (ops_.ftruncate(part_.get(), static_cast<off_t>(whole)) != 0) {
       throw_io_error(paths_.part, "ftruncate", errno);
@@ -380,7 +386,7 @@ void OutputFile::append(std::uint64_t index, std::string_view record, std::strin
   append_bytes(line);
   ledger_.add(index, offset, error_code);
   const std::chrono::duration<double> unsynced_for = std::chrono::steady_clock::now() - last_sync_;
-  if (unsynced_for.count() >= options_.sync_seconds) sync();
+  if (unsynced_for.count() >= options_.files.sync_seconds) sync();
 }
 
 // Found at the next record, not at the end: two runs on one output must not both compute for hours.
@@ -466,7 +472,7 @@ void OutputFile::copy_records(TemporaryFile& to) {
     to.write(out);
     out.clear();
   };
-  if (options_.order == RecordOrder::kInput) {
+  if (options_.files.order == RecordOrder::kInput) {
     ledger_.for_each(copy);
   } else {
     std::vector<std::pair<std::uint64_t, std::uint64_t>> by_offset;

@@ -74,6 +74,7 @@ class OutputFile {
   void commit();
 
  private:
+  void remove_what_kills_left();
   void open_and_lock();
   [[noreturn]] void refuse_locked() const;
   void refuse_other_job(const Manifest& there) const;

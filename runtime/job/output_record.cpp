@@ -3,10 +3,9 @@
 #include <fmt/format.h>
 
 #include <algorithm>
-#include <iterator>
 
 #include "base/error.h"
-#include "base/json.h"
+#include "base/json_writer.h"
 
 namespace triphase {
 namespace {
@@ -22,135 +21,147 @@ std::string_view finish_name(FinishReason reason) {
   return reason == FinishReason::kStop ? "stop" : "length";
 }
 
-std::string id_value(const Identity& who) {
-  if (!who.id) return "null";
-  return who.id_is_number ? *who.id : json_quote(*who.id);
-}
+using Layout = JsonWriter::Layout;
 
-template <class Items, class Format>
-std::string joined(const Items& items, const Format& format) {
-  std::string out;
-  for (const auto& item : items) {
-    if (!out.empty()) out += ',';
-    out += format(item);
+void write_id(JsonWriter& json, const Identity& who) {
+  if (who.id && who.id_is_number) {
+    json.value(JsonText{*who.id});
+  } else {
+    json.value(who.id);
   }
-  return out;
 }
 
-std::string usage(const Completion& completion, bool total) {
+void write_usage(JsonWriter& json, const Completion& completion, bool total) {
   const auto generated = static_cast<std::int64_t>(completion.tokens.size());
-  std::string out = fmt::format("{{\"prompt_tokens\":{},\"completion_tokens\":{}",
-                                completion.prompt_tokens, generated);
-  if (total) out += fmt::format(",\"total_tokens\":{}", completion.prompt_tokens + generated);
-  return out + "}";
+  json.key("usage").begin_object();
+  json.member("prompt_tokens", completion.prompt_tokens);
+  json.member("completion_tokens", generated);
+  if (total) json.member("total_tokens", completion.prompt_tokens + generated);
+  json.end();
 }
 
-std::string token_list(const Completion& completion) {
-  return "[" + joined(completion.tokens, [](TokenId id) { return fmt::to_string(id); }) + "]";
-}
-
-// {"token": 5, "logprob": -0.1, "top": [[5, -0.1], [7, -2.3]]}
-std::string simple_logprobs(const Completion& completion) {
-  return "[" +
-         joined(completion.logprobs,
-                [](const TokenLogprob& item) {
-                  return fmt::format("{{\"token\":{},\"logprob\":{},\"top\":[{}]}}", item.token,
-                                     json_number(item.logprob),
-                                     joined(item.top, [](const std::pair<TokenId, float>& other) {
-                                       return fmt::format("[{},{}]", other.first,
-                                                          json_number(other.second));
-                                     }));
-                }) +
-         "]";
+// [{"token": 5, "logprob": -0.1, "top": [[5, -0.1], [7, -2.3]]}]
+void write_simple_logprobs(JsonWriter& json, const Completion& completion) {
+  json.key("logprobs").begin_array();
+  for (const TokenLogprob& item : completion.logprobs) {
+    json.begin_object().members({{"token", item.token}, {"logprob", item.logprob}});
+    json.key("top").begin_array();
+    for (const auto& [token, logprob] : item.top) {
+      json.begin_array().value(token).value(logprob).end();
+    }
+    json.end().end();
+  }
+  json.end();
 }
 
 // OpenAI's shape, with tokens named by id ("token_id:5"), since pieces of text are not unique.
-std::string openai_logprobs(const Completion& completion) {
-  const auto name = [](TokenId id) { return fmt::format("\"token_id:{}\"", id); };
-  return fmt::format(
-      "{{\"tokens\":[{}],\"token_logprobs\":[{}],\"top_logprobs\":[{}]}}",
-      joined(completion.logprobs, [&](const TokenLogprob& item) { return name(item.token); }),
-      joined(completion.logprobs,
-             [](const TokenLogprob& item) { return json_number(item.logprob); }),
-      joined(completion.logprobs, [&](const TokenLogprob& item) {
-        return "{" +
-               joined(item.top,
-                      [&](const std::pair<TokenId, float>& other) {
-                        return name(other.first) + ":" + json_number(other.second);
-                      }) +
-               "}";
-      }));
+void write_openai_logprobs(JsonWriter& json, const Completion& completion) {
+  const auto name = [](TokenId id) { return fmt::format("token_id:{}", id); };
+  json.begin_object();
+  json.key("tokens").begin_array();
+  for (const TokenLogprob& item : completion.logprobs) json.value(name(item.token));
+  json.end();
+  json.key("token_logprobs").begin_array();
+  for (const TokenLogprob& item : completion.logprobs) json.value(item.logprob);
+  json.end();
+  json.key("top_logprobs").begin_array();
+  for (const TokenLogprob& item : completion.logprobs) {
+    json.begin_object();
+    for (const auto& [token, logprob] : item.top) json.member(name(token), logprob);
+    json.end();
+  }
+  json.end().end();
 }
 
-std::string error_object(const RecordError& error) {
-  return fmt::format("{{\"code\":{},\"message\":{}}}", json_quote(error.code),
-                     json_quote(error.message));
+void write_error(JsonWriter& json, const RecordError& error) {
+  json.key("error").object({{"code", error.code}, {"message", error.message}});
 }
 
-std::string openai_envelope(const Identity& who, std::string_view response,
-                            std::string_view error) {
-  return fmt::format(
-      "{{\"id\":\"batch_req_{}\",\"custom_id\":{},\"index\":{},\"response\":{},\"error\":{}}}",
-      who.index, id_value(who), who.index, response, error);
+// Up to the response's body, which comes next.
+void begin_openai(JsonWriter& json, const Identity& who, int status) {
+  json.begin_object().member("id", fmt::format("batch_req_{}", who.index));
+  json.key("custom_id");
+  write_id(json, who);
+  json.member("index", who.index);
+  json.key("response").begin_object();
+  json.member("status_code", status);
+  json.member("request_id", fmt::format("req_{}", who.index));
+  json.key("body").begin_object();
 }
 
-std::string openai_response(const Identity& who, int status, std::string_view body) {
-  return fmt::format("{{\"status_code\":{},\"request_id\":\"req_{}\",\"body\":{}}}", status,
-                     who.index, body);
+void begin_simple(JsonWriter& json, const Identity& who) {
+  json.begin_object();
+  if (who.id) {
+    json.key("id");
+    write_id(json, who);
+  }
+  json.member("index", who.index);
 }
 
 std::string error_record(const Identity& who, const RecordError& error) {
+  std::string out;
+  JsonWriter json(out, Layout::kCompact);
   if (who.form == LineForm::kOpenAi) {
     // Readers check the status or `error`: the failure shows in both.
-    const std::string body = fmt::format("{{\"error\":{}}}", error_object(error));
-    return openai_envelope(who, openai_response(who, 400, body), error_object(error));
+    begin_openai(json, who, 400);
+    write_error(json, error);
+    json.end().end();
+  } else {
+    begin_simple(json, who);
   }
-  const std::string id = who.id ? fmt::format("\"id\":{},", id_value(who)) : "";
-  return fmt::format("{{{}\"index\":{},\"error\":{}}}", id, who.index, error_object(error));
+  write_error(json, error);
+  json.end();
+  return out;
 }
 
 std::string simple_record(const Identity& who, const Completion& completion) {
-  std::string out = "{";
-  if (who.id) out += fmt::format("\"id\":{},", id_value(who));
-  out += fmt::format("\"index\":{},", who.index);
-  if (completion.text) out += fmt::format("\"text\":{},", json_quote(*completion.text));
-  out += fmt::format("\"tokens\":{},\"finish_reason\":\"{}\",\"usage\":{}", token_list(completion),
-                     finish_name(completion.finish_reason), usage(completion, false));
-  if (!completion.logprobs.empty()) {
-    out += fmt::format(",\"logprobs\":{}", simple_logprobs(completion));
-  }
-  return out + "}";
+  std::string out;
+  JsonWriter json(out, Layout::kCompact);
+  begin_simple(json, who);
+  if (completion.text) json.member("text", *completion.text);
+  json.key("tokens").array(completion.tokens);
+  json.member("finish_reason", finish_name(completion.finish_reason));
+  write_usage(json, completion, false);
+  if (!completion.logprobs.empty()) write_simple_logprobs(json, completion);
+  json.end();
+  return out;
 }
 
 // "tokens" are the scored ones, so that a score reads like a completion that was given.
 std::string score_record(const Identity& who, const Completion& completion) {
   const LineScore& score = *completion.score;
-  std::string out = "{";
-  if (who.id) out += fmt::format("\"id\":{},", id_value(who));
-  out += fmt::format("\"index\":{},\"logprob\":{},\"is_greedy\":{},\"tokens\":{}", who.index,
-                     json_number(score.logprob), score.greedy ? "true" : "false",
-                     token_list(completion));
-  if (!score.token_logprobs.empty()) {
-    out +=
-        fmt::format(",\"token_logprobs\":[{}]",
-                    joined(score.token_logprobs, [](double value) { return json_number(value); }));
-  }
-  return out + fmt::format(",\"usage\":{}}}", usage(completion, false));
+  std::string out;
+  JsonWriter json(out, Layout::kCompact);
+  begin_simple(json, who);
+  json.members({{"logprob", score.logprob}, {"is_greedy", score.greedy}});
+  json.key("tokens").array(completion.tokens);
+  if (!score.token_logprobs.empty()) json.key("token_logprobs").array(score.token_logprobs);
+  write_usage(json, completion, false);
+  json.end();
+  return out;
 }
 
 std::string openai_record(const Request& request, const Identity& who,
                           const Completion& completion) {
-  std::string choice = "{\"index\":0,";
-  if (completion.text) choice += fmt::format("\"text\":{},", json_quote(*completion.text));
-  choice += fmt::format("\"tokens\":{},\"finish_reason\":\"{}\",\"logprobs\":{}}}",
-                        token_list(completion), finish_name(completion.finish_reason),
-                        completion.logprobs.empty() ? "null" : openai_logprobs(completion));
+  std::string out;
+  JsonWriter json(out, Layout::kCompact);
+  begin_openai(json, who, 200);
   // "created" is a constant: a record is a function of its line.
-  const std::string body = fmt::format(
-      "{{\"id\":\"cmpl-{}\",\"object\":\"text_completion\",\"created\":0,\"model\":{},"
-      "\"choices\":[{}],\"usage\":{}}}",
-      who.index, json_quote(request.served_model), choice, usage(completion, true));
-  return openai_envelope(who, openai_response(who, 200, body), "null");
+  json.member("id", fmt::format("cmpl-{}", who.index));
+  json.members({{"object", "text_completion"}, {"created", 0}, {"model", request.served_model}});
+  json.key("choices").begin_array().begin_object().member("index", 0);
+  if (completion.text) json.member("text", *completion.text);
+  json.key("tokens").array(completion.tokens);
+  json.member("finish_reason", finish_name(completion.finish_reason)).key("logprobs");
+  if (completion.logprobs.empty()) {
+    json.value(nullptr);
+  } else {
+    write_openai_logprobs(json, completion);
+  }
+  json.end().end();
+  write_usage(json, completion, true);
+  json.end().end().member("error", nullptr).end();
+  return out;
 }
 
 // "error" of a record in either form, or nullptr when it succeeded.

@@ -253,18 +253,20 @@ Opened open_prompts(const std::string& path, bool open_pipes) {
 }
 
 PromptLineRules rules_of(const RunOptions& options) {
-  return {options.job, options.input_format, options.sampling, options.replace_invalid_utf8,
-          options.input_format == InputFormat::kOpenAi ? LineForm::kOpenAi : LineForm::kSimple};
+  return {
+      options.job, options.files.input_format, options.generation.sampling,
+      options.reading.replace_invalid_utf8,
+      options.files.input_format == InputFormat::kOpenAi ? LineForm::kOpenAi : LineForm::kSimple};
 }
 
 // The form of the first line that shows one: broken lines of the file get their error records in
 // the same form, wherever they stand.
 LineForm form_of_file(const RunOptions& options) {
   PromptLineRules rules = rules_of(options);
-  Opened opened = open_prompts(options.prompts, /*open_pipes=*/false);
+  Opened opened = open_prompts(options.files.prompts, /*open_pipes=*/false);
   if (rules.format != InputFormat::kAuto || !opened.fd.valid()) return rules.fallback_form;
-  LineReader lines(std::move(opened.fd), options.prompts, opened.pipe, opened.bytes,
-                   options.max_line_bytes);
+  LineReader lines(std::move(opened.fd), options.files.prompts, opened.pipe, opened.bytes,
+                   options.reading.max_line_bytes);
   for (std::uint64_t seen = 0; seen < kFormLines; ++seen) {
     const std::optional<LineReader::Line> line = lines.next();
     if (!line) break;
@@ -298,10 +300,10 @@ class PromptReader::Impl {
       expected_hash_ = facts->hash;
       expected_lines_ = facts->line_hashes;
     }
-    Opened opened = open_prompts(options.prompts, /*open_pipes=*/true);
-    lines_ = std::make_unique<LineReader>(std::move(opened.fd),
-                                          options.prompts == "-" ? "stdin" : options.prompts,
-                                          opened.pipe, opened.bytes, options.max_line_bytes);
+    Opened opened = open_prompts(options.files.prompts, /*open_pipes=*/true);
+    lines_ = std::make_unique<LineReader>(
+        std::move(opened.fd), options.files.prompts == "-" ? "stdin" : options.files.prompts,
+        opened.pipe, opened.bytes, options.reading.max_line_bytes);
   }
 
   std::optional<PromptLine> next() {
@@ -314,17 +316,17 @@ class PromptReader::Impl {
       const std::uint64_t index = next_index_++;
       // Before the line becomes a record: what came of another text must never be kept.
       const std::uint64_t hash = hash_of(*line, index);
-      if (expected_lines_ && options_.shard.owns(index)) {
-        const std::uint64_t slot = index / options_.shard.count;
+      if (expected_lines_ && options_.files.shard.owns(index)) {
+        const std::uint64_t slot = index / options_.files.shard.count;
         if (slot >= expected_lines_->size() || (*expected_lines_)[slot] != hash) changed(index + 1);
       }
       if (hash == 0) continue;
       // Every shard reads every id, so that a duplicate is one whatever the number of shards.
-      if (options_.allow_duplicate_ids && !options_.shard.owns(index)) continue;
+      if (options_.reading.allow_duplicate_ids && !options_.files.shard.owns(index)) continue;
       PromptLine parsed = line->too_long ? PromptLine(too_long(index))
                                          : parse_prompt_line(line->text, index, rules_);
-      if (!options_.allow_duplicate_ids) refuse_duplicate(parsed, index);
-      if (options_.shard.owns(index)) return parsed;
+      if (!options_.reading.allow_duplicate_ids) refuse_duplicate(parsed, index);
+      if (options_.files.shard.owns(index)) return parsed;
     }
   }
 
@@ -339,7 +341,7 @@ class PromptReader::Impl {
     bad.error = {"E-IN-LONGLINE",
                  fmt::format("line: more than {} bytes, expected a newline before; hint: raise "
                              "--max-line-bytes",
-                             options_.max_line_bytes)};
+                             options_.reading.max_line_bytes)};
     return bad;
   }
 
@@ -366,7 +368,7 @@ class PromptReader::Impl {
   // `line` counts from 1; 0: no line of ours.
   [[noreturn]] void changed(std::uint64_t line) const {
     throw Error(ErrorRole::kIo, "E-IO-CHANGED", "prompts")
-        .file(options_.prompts)
+        .file(options_.files.prompts)
         .line(line)
         .found("the content changed while the job ran")
         .expected("the file as when the run started")
@@ -392,14 +394,14 @@ std::uint64_t PromptReader::bytes_read() const { return impl_->bytes_read(); }
 
 PromptFileFacts examine_prompt_file(const RunOptions& options) {
   PromptFileFacts facts;
-  Opened opened = open_prompts(options.prompts, /*open_pipes=*/false);
+  Opened opened = open_prompts(options.files.prompts, /*open_pipes=*/false);
   if (opened.pipe) return facts;
   facts.rereadable = true;
-  LineReader lines(std::move(opened.fd), options.prompts, opened.pipe, opened.bytes,
-                   options.max_line_bytes);
+  LineReader lines(std::move(opened.fd), options.files.prompts, opened.pipe, opened.bytes,
+                   options.reading.max_line_bytes);
   std::vector<std::uint64_t> hashes;
   while (const std::optional<LineReader::Line> line = lines.next()) {
-    if (options.shard.owns(facts.lines)) {
+    if (options.files.shard.owns(facts.lines)) {
       hashes.push_back(hash_of(*line, facts.lines));
       if (hashes.back() != 0) ++facts.requests;
     }
@@ -408,17 +410,17 @@ PromptFileFacts examine_prompt_file(const RunOptions& options) {
   facts.line_hashes = std::make_shared<const std::vector<std::uint64_t>>(std::move(hashes));
   facts.bytes = opened.bytes;
   facts.hash = lines.hash();
-  if (!options.strict) return facts;
+  if (!options.reading.strict) return facts;
 
   PromptReader reader(options, &facts);
   while (const std::optional<PromptLine> line = reader.next()) {
     const BadLine* bad = std::get_if<BadLine>(&*line);
     if (bad == nullptr) continue;
     throw Error(ErrorRole::kInput, "E-IN-STRICT", "line")
-        .file(options.prompts)
+        .file(options.files.prompts)
         .line(bad->index + 1)
         .byte(bad->byte)
-        .found(options.redact ? bad->error.code + " (redacted)" : bad->error.message)
+        .found(options.looking.redact ? bad->error.code + " (redacted)" : bad->error.message)
         .hint("without --strict the line gets an error record and the job goes on");
   }
   return facts;

@@ -19,34 +19,18 @@
 
 namespace triphase {
 
-struct MemoryUse {
-  std::string tier;                      // memory_tier_name
-  std::string tag;                       // memory_tag_name
-  std::optional<std::uint64_t> planned;  // bytes; nothing: not planned
-  std::uint64_t peak = 0;                // bytes, measured
+struct HardwareUse {
+  std::string device;  // "cpu": with its model name, as the engine reports it
+  std::int64_t threads = 0;
+  std::string simd;  // target the kernels chose
 };
 
-// What crossed the link to the device, by what it was; together bytes_to_device.
-struct ToDeviceBytes {
-  std::uint64_t weights = 0;
-  std::uint64_t kv_reloads = 0;  // blocks that came to stay
-  std::uint64_t kv_blocks = 0;   // whole blocks, for the step that attended them
-  std::uint64_t kv_tokens = 0;   // chosen tokens, for the step that attended them
-  std::uint64_t inputs = 0;      // layer inputs, for the step that recomputed their KV
-  std::uint64_t results = 0;     // of attention on the host
-};
-
-// Of these, what was fetched while the step before ended, and what of it no step read after all.
-struct EarlyBytes {
-  std::uint64_t bytes = 0;
-  std::uint64_t unused = 0;
-};
-
-// Tokens on the host that were chosen, and what kept them from crossing the link.
-struct TokenCacheUse {
-  std::uint64_t budget = 0;  // bytes of the cache
-  std::uint64_t chosen = 0;  // bytes of tokens on the host that decoding chose
-  std::uint64_t found = 0;   // of these, in the cache
+struct ModelUse {
+  std::string path;
+  std::string type;
+  std::string fingerprint;
+  std::string weights_dtype;  // "fp16", ...
+  std::string kv_dtype;
 };
 
 // KV bytes read by decode steps, by the methods' formulae.
@@ -55,11 +39,45 @@ struct AttentionBytes {
   double dense = 0.0;  // of dense attention in the same steps
 };
 
+struct AttentionUse {
+  std::string method = "dense";
+  double attended_fraction = 1.0;  // of the tokens; mean over (layer, sequence, step)
+  // Of prompts' tokens behind a fixed context; nothing where they attend densely.
+  std::optional<double> prompt_attended_fraction;
+  std::optional<AttentionBytes> read_bytes;  // nothing: dense attention
+  std::optional<SparsityChoice> sparsity;    // that --kv-sparsity auto made
+};
+
 // What stood in front of every prompt.
 struct FixedContextUse {
   std::string path;
   std::string hash;          // of its clusters.json
   std::uint64_t tokens = 0;  // in every line's prompt
+};
+
+struct PlacementUse {
+  std::string policy = "device-only";
+  std::uint64_t preemptions = 0;
+  // Steps and seconds by the latest phase that any line was in; I, II, III.
+  std::array<PhaseUse, 3> phases{};
+  std::vector<PhaseBoundary> phase_boundaries;  // empty: none met
+  std::optional<Plan> plan;                     // that the policy followed
+  std::string plan_origin;                      // its file, or that it was made for this job
+  std::string plan_profile;                     // where its times come from
+};
+
+struct TokenCounts {
+  std::uint64_t prompt = 0;         // prefilled in this run
+  std::uint64_t shared_prompt = 0;  // found in the KV store, not prefilled
+  std::uint64_t generated = 0;      // sampled in this run
+  std::uint64_t recomputed = 0;
+};
+
+struct RunSeconds {
+  double wall = 0.0;  // from start to the last record
+  double load = 0.0;
+  double prefill = 0.0;
+  double decode = 0.0;
 };
 
 // What the cost model said before the run (runtime/plan/prediction.h).
@@ -76,10 +94,40 @@ struct RunPrediction {
   bool extrapolated = false;  // beyond what the profile measured
 };
 
+struct MemoryUse {
+  std::string tier;                      // memory_tier_name
+  std::string tag;                       // memory_tag_name
+  std::optional<std::uint64_t> planned;  // bytes; nothing: not planned
+  std::uint64_t peak = 0;                // bytes, measured
+};
+
+// What crossed the link to the device, by what it was; together MovedBytes::to_device.
+struct ToDeviceBytes {
+  std::uint64_t weights = 0;
+  std::uint64_t kv_reloads = 0;  // blocks that came to stay
+  std::uint64_t kv_blocks = 0;   // whole blocks, for the step that attended them
+  std::uint64_t kv_tokens = 0;   // chosen tokens, for the step that attended them
+  std::uint64_t inputs = 0;      // layer inputs, for the step that recomputed their KV
+  std::uint64_t results = 0;     // of attention on the host
+};
+
+// Of these, what was fetched while the step before ended, and what of it no step read after all.
+struct EarlyBytes {
+  std::uint64_t bytes = 0;
+  std::uint64_t unused = 0;
+};
+
+struct MovedBytes {
+  std::uint64_t to_device = 0;
+  std::uint64_t to_host = 0;
+  ToDeviceBytes by_kind;
+  EarlyBytes early;
+};
+
 // INT8 layer inputs X, from which K and V of leading tokens come.
 struct LayerInputUse {
   std::int64_t tokens = 0;              // leading ones of every line
-  std::uint64_t saved_bytes = 0;        // to the host, of bytes_to_host
+  std::uint64_t saved_bytes = 0;        // to the host, of MovedBytes::to_host
   std::uint64_t recomputed_tokens = 0;  // K and V projected again, all layers
 };
 
@@ -91,66 +139,37 @@ struct HostAttentionUse {
   std::uint64_t kv = 0;  // new tokens' K and V
 };
 
+// Tokens on the host that were chosen, and what kept them from crossing the link.
+struct TokenCacheUse {
+  std::uint64_t budget = 0;  // bytes of the cache
+  std::uint64_t chosen = 0;  // bytes of tokens on the host that decoding chose
+  std::uint64_t found = 0;   // of these, in the cache
+};
+
+// In the order of the file, whose objects these are.
 struct RunSummary {
-  // What ran.
-  std::string model_path;
-  std::string model_type;
-  std::string model_fingerprint;
-  std::string weights_dtype;  // "fp16", ...
-  std::string kv_dtype;
-  std::string device;  // "cpu": with its model name, as the engine reports it
-  std::int64_t threads = 0;
-  std::string simd;  // target the kernels chose
-  std::string attention_policy = "dense";
-  std::optional<SparsityChoice> sparsity;  // that --kv-sparsity auto made
-  double tokens_touched_fraction = 1.0;    // mean over (layer, sequence, step)
-  // Of prompts' tokens behind a fixed context; nothing where they attend densely.
-  std::optional<double> prompt_tokens_touched_fraction;
-  // KV bytes that decode steps read, and those of dense attention; nothing with dense attention.
-  std::optional<AttentionBytes> attention_bytes;
-  std::optional<FixedContextUse> fixed_context;
-  std::uint64_t cluster_bytes = 0;  // of its key clusters, on the device
-  std::string placement_policy = "device-only";
-  std::vector<std::string> emulated;  // anything emulated, by name
-  std::optional<Plan> plan;           // that the placement policy followed
-  std::string plan_origin;            // its file, or that it was made for this job
-  std::string plan_profile;           // where its times come from
-
-  std::optional<RunPrediction> prediction;  // of --predict
-
-  // How long.
-  double wall_seconds = 0.0;  // from start to the last record
-  double load_seconds = 0.0;
-  double prefill_seconds = 0.0;
-  double decode_seconds = 0.0;
-
-  // How much.
-  std::uint64_t prompt_tokens = 0;         // prefilled in this run
-  std::uint64_t generated_tokens = 0;      // sampled in this run
-  std::uint64_t shared_prompt_tokens = 0;  // found in the KV store, not prefilled
-  std::uint64_t recomputed_tokens = 0;
-  std::uint64_t preemptions = 0;
-  std::uint64_t steps = 0;      // decode steps
-  std::uint64_t max_batch = 0;  // most sequences decoded together
-  std::uint64_t bytes_to_device = 0;
-  std::uint64_t bytes_to_host = 0;
-  ToDeviceBytes to_device;
-  EarlyBytes early;
-  TokenCacheUse token_cache;
-  LayerInputUse layer_inputs;
-  HostAttentionUse host_attention;
-  std::vector<PhaseBoundary> phase_boundaries;  // empty: none met
-  // Steps and seconds by the latest phase that any line was in; I, II, III.
-  std::array<PhaseUse, 3> phases{};
-  std::vector<MemoryUse> memory;
-
-  // The job.
-  RecordCounts records;                         // all records in the output, resumed ones included
-  std::optional<std::uint64_t> total_requests;  // nothing: not counted (a pipe, stopped early)
-  std::uint64_t resumed = 0;
   bool complete = false;  // OUT was written
   int exit_code = 0;      // 128 + n: ended by signal n
   std::string error;      // the one line, when the run ended by an error
+  HardwareUse hardware;
+  std::vector<std::string> emulated;  // anything emulated, by name
+  ModelUse model;
+  AttentionUse attention;
+  std::optional<FixedContextUse> fixed_context;
+  PlacementUse placement;
+  RecordCounts records;                         // all records in the output, resumed ones included
+  std::optional<std::uint64_t> total_requests;  // nothing: not counted (a pipe, stopped early)
+  std::uint64_t resumed = 0;
+  TokenCounts tokens;
+  RunSeconds seconds;
+  std::optional<RunPrediction> prediction;  // of --predict
+  std::uint64_t steps = 0;                  // decode steps
+  std::uint64_t max_batch = 0;              // most sequences decoded together
+  std::vector<MemoryUse> memory;
+  MovedBytes moved;
+  LayerInputUse layer_inputs;
+  HostAttentionUse host_attention;
+  TokenCacheUse token_cache;
 };
 
 // JSON text with the throughputs derived from the numbers above; each throughput names what it

@@ -7,10 +7,10 @@
 #include <algorithm>
 #include <array>
 #include <cerrno>
-#include <iterator>
+#include <optional>
 
 #include "base/error.h"
-#include "base/json.h"
+#include "base/json_writer.h"
 #include "runtime/build_info.h"
 
 namespace triphase {
@@ -25,36 +25,41 @@ constexpr std::array<const char*, kTraceLanes> kLaneNames = {
     "steps", "phases", "host work", "compute", "recompute", "link to device", "link to host"};
 
 // Microseconds, with the clock's nanoseconds kept.
-void append_microseconds(std::string& text, TraceEvent::Clock::duration time) {
+std::string microseconds(TraceEvent::Clock::duration time) {
   const std::int64_t ns = std::chrono::duration_cast<std::chrono::nanoseconds>(time).count();
-  fmt::format_to(std::back_inserter(text), "{}.{:03}", ns / 1000, ns % 1000);
+  return fmt::format("{}.{:03}", ns / 1000, ns % 1000);
 }
 
-void append_values(std::string& text, const TraceEvent& event) {
-  text += ", \"args\": {";
-  const char* separator = "";
+void write_values(JsonWriter& json, const TraceEvent& event) {
+  json.key("args").begin_object();
   for (const TraceValue& value : event.values) {
     if (value.name == nullptr) break;
-    fmt::format_to(std::back_inserter(text), "{}\"{}\": {}", separator, value.name, value.value);
-    separator = ", ";
+    json.member(value.name, value.value);
   }
-  text += "}";
+  json.end();
+}
+
+// An object of the list of events; the first one begins it.
+void write_name(std::string& text, std::string_view of, std::optional<std::size_t> track,
+                JsonMember value) {
+  text += track ? ",\n" : "\n";
+  JsonWriter json(text, JsonWriter::Layout::kSpaced);
+  json.begin_object().members({{"ph", "M"}, {"pid", 1}});
+  if (track) json.member("tid", *track);
+  json.member("name", of).key("args").object({value}).end();
 }
 
 std::string beginning(const std::vector<std::string>& emulated) {
-  std::string text = fmt::format(
-      "{}, \"program\": {}, \"emulated\": {}}}, \"traceEvents\": [\n"
-      "{{\"ph\": \"M\", \"pid\": 1, \"name\": \"process_name\", \"args\": {{\"name\": "
-      "\"triphase\"}}}}",
-      kBeginning, json_quote(fmt::format("{} {}", program_version(), build_commit())),
-      json_quote(fmt::format("{}", fmt::join(emulated, ", "))));
+  std::string text(kBeginning);
+  text += ", \"program\": ";
+  append_json_quoted(text, fmt::format("{} {}", program_version(), build_commit()));
+  text += ", \"emulated\": ";
+  append_json_quoted(text, fmt::format("{}", fmt::join(emulated, ", ")));
+  text += "}, \"traceEvents\": [";
+  write_name(text, "process_name", std::nullopt, {"name", "triphase"});
   for (std::size_t lane = 0; lane < kLaneNames.size(); ++lane) {
-    text += fmt::format(
-        ",\n{{\"ph\": \"M\", \"pid\": 1, \"tid\": {0}, \"name\": \"thread_name\", \"args\": "
-        "{{\"name\": \"{1}\"}}}}"
-        ",\n{{\"ph\": \"M\", \"pid\": 1, \"tid\": {0}, \"name\": \"thread_sort_index\", "
-        "\"args\": {{\"sort_index\": {0}}}}}",
-        lane + 1, kLaneNames[lane]);
+    write_name(text, "thread_name", lane + 1, {"name", kLaneNames[lane]});
+    write_name(text, "thread_sort_index", lane + 1, {"sort_index", lane + 1});
   }
   return text;
 }
@@ -62,27 +67,28 @@ std::string beginning(const std::vector<std::string>& emulated) {
 }  // namespace
 
 void check_trace_location(const RunOptions& options) {
-  if (options.trace.empty()) return;
+  if (options.looking.trace.empty()) return;
   struct stat status = {};
-  if (::stat(options.trace.c_str(), &status) != 0 || !S_ISREG(status.st_mode)) return;
+  if (::stat(options.looking.trace.c_str(), &status) != 0 || !S_ISREG(status.st_mode)) return;
   if (status.st_size == 0) return;
   FileOps& ops = system_file_ops();
-  const FileDescriptor file(ops, open_repeating(ops, options.trace, O_RDONLY | O_CLOEXEC, 0));
-  if (!file.valid()) throw_io_error(options.trace, "open", errno);
+  const FileDescriptor file(ops,
+                            open_repeating(ops, options.looking.trace, O_RDONLY | O_CLOEXEC, 0));
+  if (!file.valid()) throw_io_error(options.looking.trace, "open", errno);
   std::string there(kBeginning.size(), '\0');
-  there.resize(read_at(ops, file.get(), there.data(), there.size(), 0, options.trace));
+  there.resize(read_at(ops, file.get(), there.data(), there.size(), 0, options.looking.trace));
   if (there == kBeginning) return;
   throw Error(ErrorRole::kUsage, "E-CLI-OUTPUT", "--trace")
-      .file(options.trace)
+      .file(options.looking.trace)
       .found("a file that is no trace")
       .expected("a new name, or an earlier trace");
 }
 
 TraceFile::TraceFile(const RunOptions& options, const std::vector<std::string>& emulated,
                      Trace& trace, Log& log, FileOps& ops)
-    : path_(options.trace), trace_(&trace), log_(&log), ops_(&ops), start_(trace.start()) {
+    : path_(options.looking.trace), trace_(&trace), log_(&log), ops_(&ops), start_(trace.start()) {
   file_ = FileDescriptor(ops, open_output(ops, path_, O_WRONLY | O_CREAT | O_TRUNC,
-                                          options.private_files ? 0600 : 0666));
+                                          options.files.private_files ? 0600 : 0666));
   if (!file_.valid()) throw_io_error(path_, "open", errno);
   put(beginning(emulated));
   trace.set_sink([this](std::vector<TraceEvent>& events) { write(events); });
@@ -114,34 +120,31 @@ void TraceFile::write(std::vector<TraceEvent>& events) {
 
 void TraceFile::append(const TraceEvent& event) {
   using Kind = TraceEvent::Kind;
-  const auto common = [&](const char* type, TraceEvent::Clock::time_point time) {
-    fmt::format_to(std::back_inserter(text_),
-                   ",\n{{\"ph\": \"{}\", \"pid\": 1, \"tid\": {}, \"name\": \"{}\", \"ts\": ", type,
-                   trace_track(event.lane), event.name);
-    append_microseconds(text_, time - start_);
+  const auto write = [&](const char* type, TraceEvent::Clock::time_point time) {
+    text_ += ",\n";
+    JsonWriter json(text_, JsonWriter::Layout::kSpaced);
+    json.begin_object().members({{"ph", type},
+                                 {"pid", 1},
+                                 {"tid", trace_track(event.lane)},
+                                 {"name", event.name},
+                                 {"ts", JsonText{microseconds(time - start_)}}});
+    if (event.kind == Kind::kSpan) {
+      json.member("dur", JsonText{microseconds(event.end - event.begin)});
+    } else if (event.kind != Kind::kCounter) {
+      json.members({{"cat", "line"}, {"id", event.line}});
+    }
+    write_values(json, event);
+    json.end();
   };
   switch (event.kind) {
     case Kind::kSpan:
-      common("X", event.begin);
-      text_ += ", \"dur\": ";
-      append_microseconds(text_, event.end - event.begin);
-      append_values(text_, event);
-      text_ += "}";
-      return;
+      return write("X", event.begin);
     case Kind::kCounter:
-      common("C", event.begin);
-      append_values(text_, event);
-      text_ += "}";
-      return;
+      return write("C", event.begin);
     case Kind::kLine:
     case Kind::kLinePhase:
-      for (const bool begins : {true, false}) {
-        common(begins ? "b" : "e", begins ? event.begin : event.end);
-        fmt::format_to(std::back_inserter(text_), ", \"cat\": \"line\", \"id\": {}", event.line);
-        append_values(text_, event);
-        text_ += "}";
-      }
-      return;
+      write("b", event.begin);
+      return write("e", event.end);
   }
 }
 

@@ -1,33 +1,15 @@
 #include "runtime/options/option_table.h"
 
-#include <array>
+#include <vector>
 
 #include "runtime/engine/sampling_limits.h"
+#include "runtime/options/option_groups.h"
 
 namespace triphase {
 namespace {
 
-using enum OptionType;
-
-constexpr double kNoLimit = 9.0e15;  // integers up to here are exact as doubles
-
 // Columns: group, name, letter, type, default, value name or choices, low, high, repeatable,
 // required, text.
-constexpr OptionSpec kLogOptions[] = {
-    {"Messages", "quiet", 'q', kFlag, "", "", 0, 0, false, false,
-     "Only warnings and errors on stderr."},
-    {"Messages", "verbose", 'v', kFlag, "", "", 0, 0, true, false,
-     "More detail; twice for still more."},
-    {"Messages", "log-format", 0, kChoice, "text", "text|json", 0, 0, false, false,
-     "Form of the lines on stderr."},
-    {"Messages", "log-file", 0, kText, "", "FILE", 0, 0, false, false,
-     "Also append the lines to FILE."},
-    {"Messages", "config", 0, kText, "", "FILE", 0, 0, false, false,
-     "Read options from FILE: lines 'name = value', '#' starts a comment. The command line and "
-     "TRIPHASE_* variables win over it."},
-    {"Messages", "help", 'h', kFlag, "", "", 0, 0, false, false, "Show this text."},
-};
-
 constexpr OptionSpec kRunFileOptions[] = {
     {"Files", "model", 0, kText, "", "DIR", 0, 0, false, true,
      "Hugging Face model directory. With --random-weights also a config.json or the name of a "
@@ -43,12 +25,6 @@ constexpr OptionSpec kRunFormatOptions[] = {
     {"Files", "input-format", 0, kChoice, "auto", "auto|jsonl|openai|ids", 0, 0, false, false,
      "Form of the prompt lines: objects with prompt, the OpenAI batch form, or arrays of token "
      "ids. The output has the same form."},
-};
-
-constexpr OptionSpec kContextOptions[] = {
-    {"Files", "fixed-context", 0, kText, "", "DIR", 0, 0, false, false,
-     "Put the context that triphase cluster wrote to DIR in front of every prompt. Its KV is "
-     "computed once and shared by all lines; --attention squeezed looks up its key clusters."},
 };
 
 constexpr OptionSpec kOutputOptions[] = {
@@ -118,60 +94,6 @@ constexpr OptionSpec kLineOptions[] = {
      "Longer lines become error records."},
 };
 
-constexpr OptionSpec kMachineOptions[] = {
-    {"Machine", "device", 0, kChoice, "auto", "auto|cpu", 0, 0, false, false, "Where to compute."},
-    {"Machine", "threads", 0, kInteger, "0", "N", 0, 4096, false, false,
-     "Threads; 0 is one for each usable core."},
-    {"Machine", "batch-size", 0, kInteger, "0", "N", 0, 1048576, false, false,
-     "Sequences decoded together; 0 is as many as fit."},
-    {"Machine", "prefill-chunk", 0, kInteger, "0", "N", 0, 1048576, false, false,
-     "Prompt tokens computed in one step; 0 chooses."},
-    {"Machine", "device-memory", 0, kSize, "", "SIZE", 1, kNoLimit, false, false,
-     "Budget for everything on the device. Default: what is free. With it, KV that does not fit "
-     "lives on the host."},
-    {"Machine", "device-kv-memory", 0, kSize, "", "SIZE", 1, kNoLimit, false, false,
-     "Budget for the KV cache on the device. Default: what is left of --device-memory."},
-    {"Machine", "token-cache", 0, kSize, "", "SIZE", 0, kNoLimit, false, false,
-     "Device memory for tokens on the host that a sparse attention method chooses again and again; "
-     "0B for none. Default: up to a quarter of the KV's under --policy triphase."},
-    {"Machine", "host-memory", 0, kSize, "", "SIZE", 1, kNoLimit, false, false,
-     "Budget for host memory. Default: what is available."},
-    {"Machine", "kv-dtype", 0, kChoice, "auto", "auto|int8|fp16|bf16|fp32", 0, 0, false, false,
-     "Type of the KV cache; auto is the type of the weights, or INT8 where a plan needs the host "
-     "and predicts more speed with it."},
-    {"Machine", "kv-block", 0, kInteger, "0", "N", 0, 4096, false, false,
-     "Tokens of a KV block, the unit that moves between host and device; 0 chooses."},
-    {"Machine", "max-context", 0, kInteger, "0", "N", 0, 16777216, false, false,
-     "Longest line, prompt and completion, that memory is divided for; longer ones become error "
-     "records. 0 is the model's context."},
-    {"Machine", "layer-inputs", 0, kInteger, "0", "N", 0, 16777216, false, false,
-     "K and V of each line's first N tokens are projected from their INT8 layer inputs, as where "
-     "Phase III recomputes them: the same answers under every policy."},
-    {"Machine", "attention", 0, kChoice, "dense",
-     "dense|local|strided|swa|sparq|squeezed|h2o|lm-infinite|topk|quest", 0, 0, false, false,
-     "Which tokens decoding touches; prompts are dense but under squeezed, which needs "
-     "--fixed-context. swa, local, lm-infinite and h2o cannot look back at tokens that they "
-     "have left out: questions about them go wrong."},
-    {"Machine", "attention-option", 0, kText, "", "NAME=VALUE", 0, 0, true, false,
-     "Option of the attention method, such as sparq.rank=32; a wrong name lists them."},
-    {"Machine", "kv-sparsity", 0, kText, "", "X|auto", 0, 0, false, false,
-     "Share of the context's tokens that the attention method leaves out, 0 to 0.999. run: auto "
-     "takes the highest that keeps --max-divergence on a sample of the job's own prompts."},
-    {"Machine", "max-divergence", 0, kReal, "0.05", "X", 1e-9, 100, false, false,
-     "--kv-sparsity auto: largest mean KL divergence, in nats, of next-token distributions from "
-     "dense attention's."},
-    {"Machine", "policy", 0, kChoice, "triphase",
-     "triphase|device-only|flexgen|vllm|accelerate|zero", 0, 0, false, false,
-     "Where KV and weights live and how they get to the device."},
-    {"Machine", "policy-option", 0, kText, "", "NAME=VALUE", 0, 0, true, false,
-     "Option of the policy (flexgen: kv-share, weight-share, ...); a wrong name lists them."},
-    {"Machine", "emulate-link", 0, kText, "", "RATE[,TIME]", 0, 0, false, false,
-     "Pace copies between host and device memory to a rate such as 20GB/s (decimal) and a cost per "
-     "record such as 2us."},
-    {"Machine", "watchdog", 0, kSeconds, "", "TIME", 1, 604800, false, false,
-     "End a run (exit 7, resumable) that makes no step for so long. Default: wait for ever."},
-};
-
 constexpr OptionSpec kRunPlanOptions[] = {
     {"Plan (--policy triphase)", "plan", 0, kText, "", "FILE", 0, 0, false, false,
      "Follow a plan of triphase plan: its schedule, KV type, batch size and budgets, where these "
@@ -198,20 +120,10 @@ constexpr OptionSpec kRunPlanOptions[] = {
      false, "Measuring time where this machine has no profile for this model yet."},
 };
 
-constexpr OptionSpec kWeightOptions[] = {
-    {"Weights", "check-weights", 0, kChoice, "on", "on|warn|off", 0, 0, false, false,
-     "Look for NaN and infinite weights while loading."},
-    {"Weights", "allow-trailing-bytes", 0, kFlag, "", "", 0, 0, false, false,
-     "Accept safetensors files with bytes after the last tensor."},
-    {"Weights", "random-weights", 0, kFlag, "", "", 0, 0, false, false,
-     "Reproducible random weights instead of a checkpoint, to measure speed."},
-    {"Weights", "weights-dtype", 0, kChoice, "", "fp32|fp16|bf16", 0, 0, false, false,
-     "Type of random weights. Default: the config's."},
-};
-
 constexpr OptionSpec kJobLookingOptions[] = {
     {"Looking", "dry-run", 0, kFlag, "", "", 0, 0, false, false,
-     "Check model, prompts, memory and output; print what would be done; run nothing."},
+     "Check model, prompts, memory and output; print what would be done (run: also which lines "
+     "would fail); run nothing."},
     {"Looking", "explain", 0, kFlag, "", "", 0, 0, false, false,
      "Print where every option's value comes from, and where the bytes go."},
 };
@@ -225,25 +137,6 @@ constexpr OptionSpec kTraceOptions[] = {
      "Write what happened when to FILE, for ui.perfetto.dev: steps, phases, compute, both "
      "directions of the link with their bytes. Replaces an earlier trace."},
 };
-
-constexpr OptionSpec kProgressOptions[] = {
-    {"Looking", "progress", 0, kChoice, "auto", "auto|off|plain|json", 0, 0, false, false,
-     "auto redraws one line on a terminal and prints one every 10 s elsewhere."},
-    {"Looking", "redact", 0, kFlag, "", "", 0, 0, false, false,
-     "Never show parts of prompts in messages."},
-};
-
-// One command's options from groups that several commands have.
-template <std::size_t... sizes>
-consteval auto joined(const OptionSpec (&... groups)[sizes]) {
-  std::array<OptionSpec, (sizes + ...)> all{};
-  std::size_t count = 0;
-  const auto add = [&](const OptionSpec* group, std::size_t size) {
-    for (std::size_t at = 0; at < size; ++at) all[count++] = group[at];
-  };
-  (add(groups, sizes), ...);
-  return all;
-}
 
 constexpr auto kRunOptions =
     joined(kRunFileOptions, kRunFormatOptions, kContextOptions, kOutputOptions, kGenerationOptions,
@@ -363,241 +256,7 @@ constexpr OptionSpec kEvalTaskOptions[] = {
 constexpr auto kEvalOptions = joined(kEvalTaskOptions, kContextOptions, kMachineOptions,
                                      kWeightOptions, kProgressOptions, kLogOptions);
 
-constexpr OptionSpec kWorkloadOptions[] = {
-    {"What", "model", 0, kText, "", "DIR", 0, 0, false, true,
-     "Hugging Face model directory, a config.json, or a built-in shape such as opt-30b."},
-    {"What", "profile", 0, kText, "h100-80gb", "FILE|NAME", 0, 0, false, false,
-     "Hardware profile: a file, or a machine derived from its data sheet: v100-16gb, v100-32gb, "
-     "h100-80gb (20 GB/s link, as ALISA's), t4, rtx-4090, a100-40gb, a100-80gb, h200."},
-    {"Workload", "input-len", 0, kInteger, "128", "N", 1, 1 << 20, false, false,
-     "Prompt tokens of each line."},
-    {"Workload", "output-len", 0, kInteger, "512", "N", 1, 1 << 20, false, false,
-     "Tokens to generate for each line."},
-    {"Workload", "kv-sparsity", 0, kReal, "0", "X", 0, 0.99, false, false,
-     "Share of the context that a decode step does not touch; 0 is dense attention."},
-    {"Workload", "miss-rate", 0, kReal, "1", "X", 0, 1, false, false,
-     "Share of the touched host tokens that cross the link in a step; 1 is the bound, less when "
-     "fetched tokens are found on the device again."},
-    {"Machine", "device-memory", 0, kSize, "", "SIZE", 1, kNoLimit, false, false,
-     "Budget for everything on the device. Default: the profile's."},
-    {"Machine", "host-memory", 0, kSize, "", "SIZE", 1, kNoLimit, false, false,
-     "Budget for host memory. Default: the profile's."},
-    {"Machine", "kv-dtype", 0, kChoice, "auto", "auto|int8|fp16|bf16|fp32", 0, 0, false, false,
-     "Type of the KV cache; auto is the weights' type, and lets triphase weigh INT8."},
-    {"Schedule", "schedule", 0, kChoice, "adaptive", "adaptive|paper", 0, 0, false, false,
-     "paper keeps alpha constant as ALISA publishes it; adaptive offloads only what does not fit."},
-    {"Schedule", "no-recompute", 0, kFlag, "", "", 0, 0, false, false,
-     "Never enter Phase III: no token is recomputed."},
-};
-
-constexpr OptionSpec kProfileOnlyOptions[] = {
-    {"What", "model", 0, kText, "", "DIR", 0, 0, false, true,
-     "Hugging Face model directory, a config.json, or a built-in shape such as llama-2-7b (random "
-     "weights then)."},
-    {"What", "output", 'o', kText, "", "FILE", 0, 0, false, true, "The profile (JSON)."},
-    {"What", "name", 0, kText, "measured", "NAME", 0, 0, false, false, "Name of the profile."},
-    {"What", "time", 0, kSeconds, "60s", "TIME", 0.01, 86400, false, false,
-     "Measuring time, warm-up included; loading the model comes before it. The fewest samples that "
-     "mean anything are taken even where it does not suffice."},
-    {"What", "batch-size", 0, kInteger, "64", "N", 1, 65536, false, false,
-     "Largest batch of decoding sequences."},
-    {"What", "max-context", 0, kInteger, "0", "N", 0, 16777216, false, false,
-     "Longest context; 0 is the model's, at most 32768."},
-    {"Machine", "device", 0, kChoice, "auto", "auto|cpu", 0, 0, false, false, "Where to compute."},
-    {"Machine", "threads", 0, kInteger, "0", "N", 0, 4096, false, false,
-     "Threads; 0 is one for each usable core."},
-    {"Machine", "kv-dtype", 0, kChoice, "auto", "auto|int8|fp16|bf16|fp32", 0, 0, false, false,
-     "Type of the KV cache that is not INT8; auto and int8 take the type of the weights and also "
-     "measure INT8."},
-    {"Machine", "device-memory", 0, kSize, "", "SIZE", 1, kNoLimit, false, false,
-     "What the profile says the device has. Default: what is free."},
-    {"Machine", "host-memory", 0, kSize, "", "SIZE", 1, kNoLimit, false, false,
-     "What the profile says the host has. Default: what is left."},
-    {"Machine", "emulate-link", 0, kText, "", "RATE[,TIME]", 0, 0, false, false,
-     "Pace copies between host and device memory, as in run; the profile is marked as emulated."},
-    {"Result", "format", 0, kChoice, "md", "md|csv|json|jsonl", 0, 0, false, false,
-     "Form of the table on stdout: how repeatable each measurement was."},
-};
-constexpr auto kProfileOptions = joined(kProfileOnlyOptions, kProgressOptions, kLogOptions);
-
-constexpr OptionSpec kPlanOnlyOptions[] = {
-    {"Workload", "batch-size", 0, kInteger, "64", "N", 1, 1048576, false, false,
-     "Sequences decoded together."},
-    {"Schedule", "exhaustive", 0, kFlag, "", "", 0, 0, false, false,
-     "Try the whole grid of alpha and beta instead of searching greedily: for small cases."},
-    {"Result", "output", 'o', kText, "", "FILE", 0, 0, false, false,
-     "Write the plan there instead of printing it."},
-    {"Result", "explain", 0, kFlag, "", "", 0, 0, false, false,
-     "Print the plan as text: what each phase costs and what each neighbour would."},
-};
-constexpr auto kPlanOptions = joined(kWorkloadOptions, kPlanOnlyOptions, kLogOptions);
-
-constexpr OptionSpec kSimulateOnlyOptions[] = {
-    {"Workload", "batch-size", 0, kText, "64", "N,...", 0, 0, false, false,
-     "Sequences decoded together; several sizes make several rows."},
-    {"Workload", "lines", 0, kInteger, "", "N", 1, 1048576, false, false,
-     "Lines of the job. Default: one batch."},
-    {"What", "policies", 0, kText, "triphase,flexgen,vllm,accelerate,zero,device-only", "LIST", 0,
-     0, false, false, "Policies to simulate, separated by commas, with labels as in compare."},
-    {"What", "policy-option", 0, kText, "", "POLICY.NAME=VALUE", 0, 0, true, false,
-     "An option of one policy, as run's --policy-option: vllm.preemption=swap. Policies that "
-     "search "
-     "their options, triphase and flexgen, then run with the given ones alone."},
-    {"Schedule", "handicaps", 0, kFlag, "", "", 0, 0, false, false,
-     "Give the baselines their originals' handicaps: pageable copies, a sync per layer, copies of "
-     "KV on the device and, in F32, of what is attended on the host, flexgen's weights by whole "
-     "tensors, no prefetch."},
-    {"Result", "format", 0, kChoice, "md", "md|csv|json|jsonl", 0, 0, false, false,
-     "Form of the table."},
-};
-constexpr auto kSimulateOptions = joined(kWorkloadOptions, kSimulateOnlyOptions, kLogOptions);
-
-constexpr OptionSpec kInspectWhatOptions[] = {
-    {"What", "model", 0, kText, "", "DIR", 0, 0, false, true,
-     "Hugging Face model directory, or the name of a built-in shape such as llama-2-7b."},
-    {"What", "format", 0, kChoice, "text", "text|json", 0, 0, false, false, "Form of the answer."},
-    {"Attention map (which tokens --attention touches while one prompt is completed greedily)",
-     "attention-map", 0, kText, "", "FILE", 0, 0, false, false,
-     "Draw it as SVG: tokens from left to right, decode steps from top to bottom."},
-    {"Attention map (which tokens --attention touches while one prompt is completed greedily)",
-     "prompt", 0, kText, "", "TEXT", 0, 0, false, false, "The prompt."},
-    {"Attention map (which tokens --attention touches while one prompt is completed greedily)",
-     "prompt-file", 0, kText, "", "FILE", 0, 0, false, false, "The prompt, as a text file."},
-    {"Attention map (which tokens --attention touches while one prompt is completed greedily)",
-     "max-tokens", 0, kInteger, "64", "N", 2, static_cast<double>(kMaxTokensLimit), false, false,
-     "Tokens to generate at most."},
-    {"Attention map (which tokens --attention touches while one prompt is completed greedily)",
-     "layer", 0, kInteger, "0", "N", 0, 65536, false, false, "Layer that is drawn."},
-    {"Attention map (which tokens --attention touches while one prompt is completed greedily)",
-     "head", 0, kInteger, "0", "N", 0, 65536, false, false,
-     "KV head that is drawn, where a method chooses for each one."},
-};
-constexpr auto kInspectOptions = joined(kInspectWhatOptions, kContextOptions, kMachineOptions,
-                                        kWeightOptions, kProgressOptions, kLogOptions);
-
-constexpr OptionSpec kClusterOnlyOptions[] = {
-    {"What", "model", 0, kText, "", "DIR", 0, 0, false, true,
-     "Hugging Face model directory. With --random-weights also a config.json or the name of a "
-     "built-in shape such as llama-2-7b."},
-    {"What", "context", 'i', kText, "", "FILE", 0, 0, false, true,
-     "The text that will stand in front of every prompt."},
-    {"What", "output", 'o', kText, "", "DIR", 0, 0, false, true,
-     "Directory for clusters.json and clusters.safetensors; an earlier one is replaced."},
-    {"What", "context-format", 0, kChoice, "text", "text|ids", 0, 0, false, false,
-     "ids: FILE is a JSON array of token ids, taken as they are."},
-    {"What", "no-special", 0, kFlag, "", "", 0, 0, false, false,
-     "Text that looks like a special token is plain text."},
-    {"Clusters", "levels", 0, kInteger, "2", "N", 1, 2, false, false,
-     "2 also groups the clusters, for --attention-option squeezed.levels=2; 1 does not."},
-    {"Clusters", "centroids", 0, kReal, "0.05", "X", 1e-6, 1, false, false,
-     "Clusters for each clustered token, in every layer and KV head."},
-    {"Clusters", "coarse-centroids", 0, kReal, "0.01", "X", 1e-6, 1, false, false,
-     "The same of the level above."},
-    {"Clusters", "window", 0, kInteger, "100", "N", 1, 16777216, false, false,
-     "Last tokens of the context: always attended, and the queries of the calibration."},
-    {"Clusters", "seed", 0, kInteger, "0", "N", 0, kNoLimit, false, false, "Seed of K-means."},
-    {"Clusters", "max-iterations", 0, kInteger, "300", "N", 1, 1000000, false, false,
-     "Iterations of one K-means at most."},
-    {"Thresholds", "sparsity", 0, kReal, "0.9", "X", 0, 0.999, false, false,
-     "Share of the clustered keys whose mean score over the calibration's queries lies below the "
-     "threshold."},
-    {"Thresholds", "coarse-sparsity", 0, kReal, "0.5", "X", 0, 0.999, false, false,
-     "The same of the level above."},
-    {"Thresholds", "calibrate", 0, kChoice, "full", "full|pruned", 0, 0, false, false,
-     "Two levels: score clusters beside all others, as published, or beside those that the level "
-     "above leaves, as decoding does."},
-    {"Machine", "device", 0, kChoice, "auto", "auto|cpu", 0, 0, false, false, "Where to compute."},
-    {"Machine", "threads", 0, kInteger, "0", "N", 0, 4096, false, false,
-     "Threads; 0 is one for each usable core. The clusters do not depend on it."},
-    {"Machine", "prefill-chunk", 0, kInteger, "0", "N", 0, 1048576, false, false,
-     "Tokens computed in one step; 0 chooses."},
-    {"Machine", "kv-dtype", 0, kChoice, "auto", "auto|fp16|bf16|fp32", 0, 0, false, false,
-     "Type in which keys are read; auto is the type of the weights. The clusters serve jobs of "
-     "every --kv-dtype, INT8 too."},
-    {"Machine", "device-memory", 0, kSize, "", "SIZE", 1, kNoLimit, false, false,
-     "Budget for everything on the device. Default: what is free."},
-};
-constexpr auto kClusterOptions =
-    joined(kClusterOnlyOptions, kWeightOptions, kProgressOptions, kLogOptions);
-
-constexpr OptionSpec kDoctorOptions[] = {
-    {"What", "error", 0, kText, "", "CODE", 0, 0, false, false,
-     "Explain an error code, such as E-ST-LFS."},
-    {"What", "directory", 0, kText, ".", "DIR", 0, 0, false, false,
-     "Where output would be written: its free space and locks are checked."},
-    {"What", "format", 0, kChoice, "text", "text|json", 0, 0, false, false, "Form of the answer."},
-    kLogOptions[0],
-    kLogOptions[1],
-    kLogOptions[2],
-    kLogOptions[3],
-    kLogOptions[4],
-    kLogOptions[5],
-};
-
-constexpr OptionSpec kMergeOptions[] = {
-    {"What", "output", 'o', kText, "", "FILE", 0, 0, false, true,
-     "The joined records, in input order."},
-    {"What", "overwrite", 0, kFlag, "", "", 0, 0, false, false, "Replace an existing FILE."},
-    {"What", "private", 0, kFlag, "", "", 0, 0, false, false,
-     "Make FILE readable by its owner only."},
-    kLogOptions[0],
-    kLogOptions[1],
-    kLogOptions[2],
-    kLogOptions[3],
-    kLogOptions[4],
-    kLogOptions[5],
-};
-
-constexpr OptionSpec kBenchOptions[] = {
-    {"What (lists are separated by commas; defaults depend on the benchmark and the device)",
-     "batch-size", 0, kText, "", "LIST", 0, 0, false, false,
-     "attention: sequences; quantize: blocks."},
-    {"What (lists are separated by commas; defaults depend on the benchmark and the device)",
-     "context", 0, kText, "", "LIST", 0, 0, false, false,
-     "attention: tokens of each sequence, the queries included."},
-    {"What (lists are separated by commas; defaults depend on the benchmark and the device)",
-     "queries", 0, kText, "", "LIST", 0, 0, false, false,
-     "attention: new tokens of each sequence; 1 is a decode step."},
-    {"What (lists are separated by commas; defaults depend on the benchmark and the device)",
-     "heads", 0, kInteger, "32", "N", 1, 1024, false, false, "attention: query heads."},
-    {"What (lists are separated by commas; defaults depend on the benchmark and the device)",
-     "kv-heads", 0, kInteger, "", "N", 1, 1024, false, false,
-     "attention, quantize: KV heads. Default: as many as --heads."},
-    {"What (lists are separated by commas; defaults depend on the benchmark and the device)",
-     "head-dim", 0, kInteger, "128", "N", 1, 1024, false, false,
-     "attention, quantize: channels of a head."},
-    {"What (lists are separated by commas; defaults depend on the benchmark and the device)",
-     "rows", 0, kText, "", "LIST", 0, 0, false, false, "gemm: rows of x (tokens of the step)."},
-    {"What (lists are separated by commas; defaults depend on the benchmark and the device)",
-     "depth", 0, kText, "", "LIST", 0, 0, false, false, "gemm: columns of x, summed over."},
-    {"What (lists are separated by commas; defaults depend on the benchmark and the device)",
-     "columns", 0, kText, "", "LIST", 0, 0, false, false,
-     "gemm: rows of the weights, columns of y."},
-    {"What (lists are separated by commas; defaults depend on the benchmark and the device)",
-     "dtype", 0, kText, "", "LIST", 0, 0, false, false,
-     "Types of the KV cache or the weights: fp16, bf16, fp32. Default: fp16."},
-    {"What (lists are separated by commas; defaults depend on the benchmark and the device)",
-     "bytes", 0, kText, "", "LIST", 0, 0, false, false,
-     "transfer: bytes of one copy, with units, such as 4KiB,64MiB."},
-    {"How", "samples", 0, kInteger, "50", "N", 5, 100000, false, false,
-     "Samples per measurement; the median counts. Slow cells stop earlier, at 5 or more."},
-    {"How", "seconds", 0, kSeconds, "2s", "TIME", 0.001, 3600, false, false,
-     "Time after which a measurement takes no further samples."},
-    {"How", "device", 0, kText, "auto", "DEVICE", 0, 0, false, false,
-     "Where to compute: auto, cpu or cuda:N."},
-    {"How", "threads", 0, kInteger, "0", "N", 0, 4096, false, false,
-     "CPU threads; 0 is one for each usable core."},
-    {"How", "format", 0, kChoice, "md", "md|csv|json|jsonl", 0, 0, false, false,
-     "Form of the table on stdout."},
-    kLogOptions[0],
-    kLogOptions[1],
-    kLogOptions[2],
-    kLogOptions[3],
-    kLogOptions[4],
-    kLogOptions[5],
-};
-
-constexpr CommandSpec kCommands[] = {
+constexpr CommandSpec kJobCommands[] = {
     {"run", "complete a file of prompts", "", kRunOptions,
      "Exit: 0 every line succeeded; 1 some lines have an error record; 2 misuse; 3 model; 4 "
      "prompts "
@@ -615,46 +274,22 @@ constexpr CommandSpec kCommands[] = {
      kEvalOptions,
      "Scored tokens go through the decode path, one per step after a dense prefix; docs/eval.md "
      "defines every number."},
-
-    {"profile", "measure this machine with a model, for plan, simulate and run", "",
-     kProfileOptions,
-     "Writes medians of wall times, with half their interquartile range, taken in two rounds that "
-     "lie apart; the table says how far apart the rounds were. Outliers are dropped and counted."},
-    {"plan", "when a batch's KV moves between device and host, and what that costs", "",
-     kPlanOptions,
-     "Exit: 0 a plan was found; 4 the profile is no good; 5 nothing fits (the message says what "
-     "would)."},
-    {"simulate", "throughput of placement policies on a machine that need not be there", "",
-     kSimulateOptions,
-     "The policies are the engine's own; time is the cost model's. Rows of policies that cannot "
-     "run the job say why under infeasible. flexgen is the best of its own search and of "
-     "percentages set by hand, with KV moved or attended on the host. Sparsity applies to triphase "
-     "alone."},
-    {"inspect", "what a model directory holds; bytes of weights and of KV per token", "",
-     kInspectOptions, ""},
-    {"doctor", "what this machine has, what would be used; explains error codes", "",
-     kDoctorOptions, "Exit: 0 a run could start, 5 it could not."},
-    {"bench", "speeds of single operations as shares of what this machine measures",
-     "attention|transfer|gemm|quantize", kBenchOptions,
-     "Measures the ceilings first: bytes read and copied per second, multiply-adds per second. "
-     "GB/s count the bytes that the operation must read; us is the median of one call, us_p10 and "
-     "us_p90 its spread. An operation whose results disagree with float64 arithmetic is not timed. "
-     "With one CPU thread times are processor time."},
-    {"cluster", "key clusters of a fixed context, for run --fixed-context", "", kClusterOptions,
-     "Squeezed Attention's offline part; docs/fixed-context.md has the method and the format. With "
-     "--attention squeezed a decoded token attends the keys of the context whose clusters score at "
-     "least the threshold, the context's last tokens, and everything after the context; the tokens "
-     "of a prompt choose such keys together (on a GPU they attend densely)."},
-    {"merge", "join the outputs of shards", "SHARD...", kMergeOptions,
-     "Each SHARD is the complete output of a run with --shard; its manifest must lie beside it."},
 };
 
 }  // namespace
 
-std::span<const CommandSpec> command_table() { return kCommands; }
+std::span<const CommandSpec> command_table() {
+  static const std::vector<CommandSpec> table = [] {
+    std::vector<CommandSpec> all(std::begin(kJobCommands), std::end(kJobCommands));
+    const std::span<const CommandSpec> tools = tool_commands();
+    all.insert(all.end(), tools.begin(), tools.end());
+    return all;
+  }();
+  return table;
+}
 
 const CommandSpec* find_command(std::string_view name) {
-  for (const CommandSpec& command : kCommands) {
+  for (const CommandSpec& command : command_table()) {
     if (command.name == name) return &command;
   }
   return nullptr;

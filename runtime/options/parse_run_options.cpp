@@ -141,25 +141,26 @@ std::string joined(const std::vector<std::string>& texts) {
 void read_job_options(const OptionValues& values, std::string_view input,
                       const Environment& environment, RunOptions& options) {
   refuse_job_contradictions(values, input);
-  options.prompts = values.text(input);
-  options.output = values.text("output");
-  options.truncate = value_of(kTruncateNames, values.text("truncate")).value();
-  options.strict = values.flag("strict");
-  options.replace_invalid_utf8 = values.text("invalid-utf8") == "replace";
-  options.allow_duplicate_ids = values.flag("allow-duplicate-ids");
-  options.no_special = values.flag("no-special");
-  options.max_line_bytes = values.size("max-line-bytes");
+  options.files.prompts = values.text(input);
+  options.files.output = values.text("output");
+  options.reading.truncate = value_of(kTruncateNames, values.text("truncate")).value();
+  options.reading.strict = values.flag("strict");
+  options.reading.replace_invalid_utf8 = values.text("invalid-utf8") == "replace";
+  options.reading.allow_duplicate_ids = values.flag("allow-duplicate-ids");
+  options.reading.no_special = values.flag("no-special");
+  options.reading.max_line_bytes = values.size("max-line-bytes");
 
-  options.order = value_of(kOrderNames, values.text("order")).value();
-  options.resume = value_of(kResumeNames, values.text("resume")).value();
-  options.overwrite = values.flag("overwrite");
-  options.retry_failed = values.flag("retry-failed");
-  options.sync_seconds = values.seconds("sync-every");
-  options.lock = !values.flag("no-lock");
-  options.private_files = values.flag("private");
-  options.shard = find_shard(values.text("shard"), values.all().at("shard").origin, environment);
-  options.dry_run = values.flag("dry-run");
-  options.explain = values.flag("explain");
+  options.files.order = value_of(kOrderNames, values.text("order")).value();
+  options.files.resume = value_of(kResumeNames, values.text("resume")).value();
+  options.files.overwrite = values.flag("overwrite");
+  options.files.retry_failed = values.flag("retry-failed");
+  options.files.sync_seconds = values.seconds("sync-every");
+  options.files.lock = !values.flag("no-lock");
+  options.files.private_files = values.flag("private");
+  options.files.shard =
+      find_shard(values.text("shard"), values.all().at("shard").origin, environment);
+  options.looking.dry_run = values.flag("dry-run");
+  options.looking.explain = values.flag("explain");
 }
 
 }  // namespace
@@ -174,8 +175,10 @@ double sparsity_option(const std::string& text) {
   return *sparsity;
 }
 
-void refuse_squeezed_alone() {
-  throw Error(ErrorRole::kUsage, "E-CLI-CONFLICT", "--attention squeezed")
+void check_needs_no_context(const AttentionOptions& attention) {
+  if (!needs_fixed_context(attention)) return;
+  throw Error(ErrorRole::kUsage, "E-CLI-CONFLICT",
+              fmt::format("--attention {}", attention_name(attention.kind)))
       .found("without --fixed-context")
       .expected("the directory of a context's key clusters with it")
       .hint("triphase cluster makes one");
@@ -221,14 +224,14 @@ void read_sparsity(const OptionValues& values, RunOptions& options) {
         .found("alone")
         .expected("--kv-sparsity auto with it");
   }
-  if (options.auto_sparsity && options.attention.kind == AttentionKind::kDense) {
+  if (options.auto_sparsity && !options.attention.sparse()) {
     throw Error(ErrorRole::kUsage, "E-CLI-CONFLICT", "--kv-sparsity auto")
         .found("with --attention dense")
         .expected("a sparse --attention, such as swa or sparq");
   }
-  if (options.auto_sparsity && options.attention.kind == AttentionKind::kSqueezed) {
+  if (options.auto_sparsity && !has_keep_ratio(options.attention)) {
     throw Error(ErrorRole::kUsage, "E-CLI-CONFLICT", "--kv-sparsity auto")
-        .found("with --attention squeezed")
+        .found(fmt::format("with --attention {}", attention_name(options.attention.kind)))
         .expected("another method: a threshold of key clusters decides, not a share of tokens");
   }
   if (values.has("kv-sparsity") && !options.auto_sparsity) {
@@ -238,16 +241,16 @@ void read_sparsity(const OptionValues& values, RunOptions& options) {
 
 void read_machine_options(const OptionValues& values, RunOptions& options) {
   refuse_machine_contradictions(values);
-  options.model = values.text("model");
-  options.batch_size = values.integer("batch-size");
-  options.prefill_chunk = values.integer("prefill-chunk");
-  options.threads = values.integer("threads");
-  options.device = values.text("device");
-  options.device_memory = optional_size(values, "device-memory");
-  options.device_kv_memory = optional_size(values, "device-kv-memory");
-  options.token_cache = optional_size(values, "token-cache");
-  options.host_memory = optional_size(values, "host-memory");
-  options.kv_dtype = dtype_from_name(values.text("kv-dtype"));
+  options.files.model = values.text("model");
+  options.machine.batch_size = values.integer("batch-size");
+  options.machine.prefill_chunk = values.integer("prefill-chunk");
+  options.machine.threads = values.integer("threads");
+  options.machine.device = values.text("device");
+  options.machine.device_memory = optional_size(values, "device-memory");
+  options.machine.device_kv_memory = optional_size(values, "device-kv-memory");
+  options.machine.token_cache = optional_size(values, "token-cache");
+  options.machine.host_memory = optional_size(values, "host-memory");
+  options.machine.kv_dtype = dtype_from_name(values.text("kv-dtype"));
   // Where a command takes a list of methods instead, it reads their options itself.
   const bool list = find_option(values.command(), "attentions") != nullptr;
   if (!list || !values.has("attentions")) {
@@ -258,32 +261,30 @@ void read_machine_options(const OptionValues& values, RunOptions& options) {
     }
   }
   if (find_option(values.command(), "fixed-context") != nullptr) {
-    options.fixed_context = values.text("fixed-context");
-    if (options.attention.kind == AttentionKind::kSqueezed && options.fixed_context.empty()) {
-      refuse_squeezed_alone();
-    }
+    options.files.fixed_context = values.text("fixed-context");
+    if (options.files.fixed_context.empty()) check_needs_no_context(options.attention);
   }
-  options.policy = values.text("policy");
-  options.policy_options = values.texts("policy-option");
-  options.kv_block = values.integer("kv-block");
-  options.max_context = values.integer("max-context");
-  options.layer_inputs = values.integer("layer-inputs");
+  options.machine.policy = values.text("policy");
+  options.machine.policy_options = values.texts("policy-option");
+  options.machine.kv_block = values.integer("kv-block");
+  options.machine.max_context = values.integer("max-context");
+  options.machine.layer_inputs = values.integer("layer-inputs");
   if (values.has("emulate-link")) {
-    options.emulated_link = link_option(values.text("emulate-link"));
+    options.machine.emulated_link = link_option(values.text("emulate-link"));
   }
-  options.random_weights = values.flag("random-weights");
-  options.weights_dtype = dtype_from_name(values.text("weights-dtype"));
-  options.check_weights = value_of(kCheckWeightsNames, values.text("check-weights")).value();
-  options.allow_trailing_bytes = values.flag("allow-trailing-bytes");
-  if (values.has("watchdog")) options.watchdog_seconds = values.seconds("watchdog");
-  options.progress = value_of(kProgressNames, values.text("progress")).value();
-  options.redact = values.flag("redact");
-  options.verbosity =
+  options.weights.random = values.flag("random-weights");
+  options.weights.dtype = dtype_from_name(values.text("weights-dtype"));
+  options.weights.check = value_of(kCheckWeightsNames, values.text("check-weights")).value();
+  options.weights.allow_trailing_bytes = values.flag("allow-trailing-bytes");
+  if (values.has("watchdog")) options.machine.watchdog_seconds = values.seconds("watchdog");
+  options.looking.progress = value_of(kProgressNames, values.text("progress")).value();
+  options.looking.redact = values.flag("redact");
+  options.messages.verbosity =
       values.flag("quiet")
           ? -1
           : static_cast<int>(std::min<std::int64_t>(values.flag_count("verbose"), 2));
-  options.log_format = value_of(kLogFormatNames, values.text("log-format")).value();
-  options.log_file = values.text("log-file");
+  options.messages.format = value_of(kLogFormatNames, values.text("log-format")).value();
+  options.messages.file = values.text("log-file");
 
   for (const auto& [name, value] : values.all()) {
     if (name == "help") continue;
@@ -303,13 +304,14 @@ void refuse_auto_sparsity(const RunOptions& options) {
 // Evaluation keeps all KV on the device, so other placements would be promised and not done.
 void keep_kv_on_device(const OptionValues& values, RunOptions& options) {
   constexpr std::string_view kOnly = "device-only";
-  if ((values.given("policy") && options.policy != kOnly) || !options.policy_options.empty()) {
+  if ((values.given("policy") && options.machine.policy != kOnly) ||
+      !options.machine.policy_options.empty()) {
     throw Error(ErrorRole::kUsage, "E-CLI-OPTION", "--policy")
-        .found(options.policy)
+        .found(options.machine.policy)
         .expected("device-only")
         .hint("this command keeps all KV on the device");
   }
-  options.policy = kOnly;
+  options.machine.policy = kOnly;
 }
 
 }  // namespace
@@ -334,23 +336,23 @@ void read_plan_options(const OptionValues& values, RunOptions& options) {
   }
   if (values.has("plan") && values.has("profile")) refuse_pair("--plan", "--profile");
   const std::string_view which = values.has("plan") ? "--plan" : "--profile";
-  options.predict = values.flag("predict");
+  options.looking.predict = values.flag("predict");
   // A prediction needs the machine's times under every policy.
-  const bool only_predicts = options.predict && !values.has("plan");
-  if (plans && options.policy != "triphase" && !only_predicts) {
+  const bool only_predicts = options.looking.predict && !values.has("plan");
+  if (plans && options.machine.policy != "triphase" && !only_predicts) {
     throw Error(ErrorRole::kUsage, "E-CLI-CONFLICT", which)
-        .found("--policy " + options.policy)
+        .found("--policy " + options.machine.policy)
         .expected("--policy triphase: the others follow no plan");
   }
-  if (plans && !options.policy_options.empty() && !only_predicts)
+  if (plans && !options.machine.policy_options.empty() && !only_predicts)
     refuse_pair(which, "--policy-option");
-  options.plan_file = values.text("plan");
-  options.plan_force = values.flag("plan-force");
-  options.plan_strict = values.flag("plan-strict");
-  options.profile = values.text("profile");
-  options.recompute = value_of(kRecomputeNames, values.text("recompute")).value();
-  options.miss_rate = values.real("miss-rate");
-  options.profile_seconds = values.seconds("profile-time");
+  options.plan.file = values.text("plan");
+  options.plan.force = values.flag("plan-force");
+  options.plan.strict = values.flag("plan-strict");
+  options.plan.profile = values.text("profile");
+  options.plan.recompute = value_of(kRecomputeNames, values.text("recompute")).value();
+  options.plan.miss_rate = values.real("miss-rate");
+  options.plan.profile_seconds = values.seconds("profile-time");
 }
 
 }  // namespace
@@ -358,13 +360,13 @@ void read_plan_options(const OptionValues& values, RunOptions& options) {
 RunOptions parse_run_options(const OptionValues& values, const Environment& environment) {
   RunOptions options;
   read_job_options(values, "prompts", environment, options);
-  options.input_format = value_of(kInputFormatNames, values.text("input-format")).value();
-  options.sampling = read_sampling(values);
-  options.seed = values.unsigned_integer("seed");
-  options.adopt_generation_config = values.text("generation-config") == "auto";
-  options.trace = values.text("trace");
+  options.files.input_format = value_of(kInputFormatNames, values.text("input-format")).value();
+  options.generation.sampling = read_sampling(values);
+  options.generation.seed = values.unsigned_integer("seed");
+  options.generation.adopt_config = values.text("generation-config") == "auto";
+  options.looking.trace = values.text("trace");
   read_machine_options(values, options);
-  if (options.auto_sparsity && options.prompts == "-") {
+  if (options.auto_sparsity && options.files.prompts == "-") {
     refuse_pair("--prompts -", "--kv-sparsity auto");
   }
   read_plan_options(values, options);
@@ -378,9 +380,9 @@ RunOptions parse_score_options(const OptionValues& values, const Environment& en
   options.token_logprobs = values.flag("token-logprobs");
   read_machine_options(values, options);
   refuse_auto_sparsity(options);
-  if (options.attention.kind == AttentionKind::kSqueezed) {
+  if (needs_fixed_context(options.attention)) {
     throw Error(ErrorRole::kUsage, "E-CLI-OPTION", "--attention")
-        .found("squeezed")
+        .found(attention_name(options.attention.kind))
         .expected("another method: it looks up a fixed context, and requests have none");
   }
   return options;

@@ -23,8 +23,8 @@ void parse_machine_options(const OptionValues& values, RunOptions& options);
 inline constexpr double kMaxSparsity = 0.999;
 [[nodiscard]] double sparsity_option(const std::string& text);
 
-// Throws E-CLI-CONFLICT: squeezed attention without a fixed context.
-[[noreturn]] void refuse_squeezed_alone();
+// For a job without --fixed-context. Throws E-CLI-CONFLICT where the method looks one up.
+void check_needs_no_context(const AttentionOptions& attention);
 
 // --emulate-link. Throws E-CLI-OPTION.
 [[nodiscard]] EmulatedLink link_option(const std::string& text);

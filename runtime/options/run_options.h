@@ -46,32 +46,13 @@ struct OptionOrigin {
   std::string origin;
 };
 
-struct RunOptions {
-  JobKind job = JobKind::kGenerate;
-  // Given tokens are scored several per step, as prompts are computed. A sparse method would leave
-  // them dense, so that they are decoded instead.
-  [[nodiscard]] bool scores_prompts() const {
-    return job == JobKind::kScore && attention.kind == AttentionKind::kDense;
-  }
-
-  // What goes in and out.
-  std::string model;  // directory; with random_weights also a config.json or a built-in shape name
+// What goes in and out, and how it is kept.
+struct FileOptions {
+  std::string model;  // directory; with random weights also a config.json or a built-in shape name
   std::string prompts;  // "-" is stdin
   std::string output;
   std::string fixed_context;  // directory that triphase cluster wrote; empty: none
   InputFormat input_format = InputFormat::kAuto;
-  SamplingParams sampling;  // defaults of every line; sampling.seed stays empty
-  std::uint64_t seed = 0;   // the job's
-  Truncate truncate = Truncate::kNone;
-  bool strict = false;
-  bool replace_invalid_utf8 = false;
-  bool allow_duplicate_ids = false;
-  bool no_special = false;  // special-token text in prompts is plain text
-  std::uint64_t max_line_bytes = std::uint64_t{64} << 20;
-  bool adopt_generation_config = false;  // --generation-config=auto
-  bool token_logprobs = false;           // score: records name every token's log-probability
-
-  // Durability.
   RecordOrder order = RecordOrder::kInput;
   ResumeMode resume = ResumeMode::kAuto;
   bool overwrite = false;
@@ -80,12 +61,29 @@ struct RunOptions {
   bool lock = true;
   bool private_files = false;  // mode 0600
   Shard shard;
+};
 
-  // The machine.
+struct GenerationOptions {
+  SamplingParams sampling;    // defaults of every line; sampling.seed stays empty
+  std::uint64_t seed = 0;     // the job's
+  bool adopt_config = false;  // --generation-config=auto
+};
+
+// How lines are read.
+struct ReadingOptions {
+  Truncate truncate = Truncate::kNone;
+  bool strict = false;
+  bool replace_invalid_utf8 = false;
+  bool allow_duplicate_ids = false;
+  bool no_special = false;  // special-token text in prompts is plain text
+  std::uint64_t max_line_bytes = std::uint64_t{64} << 20;
+};
+
+struct MachineOptions {
+  std::string device = "auto";                    // "auto" or "cpu"
+  std::int64_t threads = 0;                       // 0: all usable cores
   std::int64_t batch_size = 0;                    // sequences decoded together; 0: as many as fit
   std::int64_t prefill_chunk = 0;                 // prompt tokens per step; 0: chosen by the engine
-  std::int64_t threads = 0;                       // 0: all usable cores
-  std::string device = "auto";                    // "auto" or "cpu"
   std::optional<std::uint64_t> device_memory;     // bytes
   std::optional<std::uint64_t> device_kv_memory;  // bytes
   std::optional<std::uint64_t> token_cache;       // bytes; nothing: chosen
@@ -95,42 +93,70 @@ struct RunOptions {
   std::int64_t max_context = 0;                   // tokens of the longest line; 0: the model's
   // Leading tokens of every line whose K and V come from their INT8 layer inputs.
   std::int64_t layer_inputs = 0;
+  std::string policy = "triphase";
+  std::vector<std::string> policy_options;    // "name=value"
+  std::optional<EmulatedLink> emulated_link;  // paces copies between host and device
+  double watchdog_seconds = 0.0;              // 0: off
+};
+
+struct RunPlanOptions {
+  std::string file;     // --plan; empty: one is made where the host is needed
+  bool force = false;   // also of another machine
+  bool strict = false;  // a plan that does not cover the job is refused
+  std::string profile;  // --profile: file or built-in name; empty: this machine's
+  RecomputeMode recompute = RecomputeMode::kAuto;
+  double miss_rate = 1.0;                 // of the cost model
+  double profile_seconds = 5.0;           // measuring time where this machine has no profile yet
+  std::optional<PhaseSchedule> schedule;  // of the plan in use (runtime/plan/run_schedule.h)
+};
+
+struct CheckpointOptions {
+  bool random = false;
+  std::optional<DType> dtype;  // of random weights; nothing: the config's
+  WeightOptions::Check check = WeightOptions::Check::kRefuse;
+  bool allow_trailing_bytes = false;
+};
+
+struct LookingOptions {
+  bool dry_run = false;
+  bool explain = false;
+  bool predict = false;  // simulate first, for the summary
+  std::string trace;     // file of the trace; empty: none
+  ProgressMode progress = ProgressMode::kAuto;
+  bool redact = false;  // never log prompt or completion text
+};
+
+struct MessageOptions {
+  int verbosity = 0;  // -1 quiet (warnings and errors only), 0 info, 1 debug, 2 trace
+  LogFormat format = LogFormat::kText;
+  std::string file;  // empty: stderr only
+};
+
+// In the groups of --help.
+struct RunOptions {
+  JobKind job = JobKind::kGenerate;
+  FileOptions files;
+  GenerationOptions generation;
+  ReadingOptions reading;
+  bool token_logprobs = false;  // score: records name every token's log-probability
+  MachineOptions machine;
   AttentionOptions attention;
   // --kv-sparsity auto: the budget of `attention` is chosen by what it changes on the job's own
   // prompts (runtime/calibrate); until then it is the method's default.
   bool auto_sparsity = false;
   double max_divergence = 0.0;  // nats, with auto_sparsity
-  std::string policy = "triphase";
-  std::vector<std::string> policy_options;    // "name=value"
-  std::optional<EmulatedLink> emulated_link;  // paces copies between host and device
-  std::string plan_file;                      // --plan; empty: one is made where the host is needed
-  bool plan_force = false;                    // also of another machine
-  bool plan_strict = false;                   // a plan that does not cover the job is refused
-  std::string profile;  // --profile: file or built-in name; empty: this machine's
-  RecomputeMode recompute = RecomputeMode::kAuto;
-  double miss_rate = 1.0;                 // --miss-rate: of the cost model
-  double profile_seconds = 5.0;           // measuring time where this machine has no profile yet
-  std::optional<PhaseSchedule> schedule;  // of the plan in use (runtime/plan/run_schedule.h)
-  bool random_weights = false;
-  std::optional<DType> weights_dtype;  // of random weights; nothing: the config's
-  WeightOptions::Check check_weights = WeightOptions::Check::kRefuse;
-  bool allow_trailing_bytes = false;
-
-  // Looking and reporting.
-  bool dry_run = false;
-  bool explain = false;
-  bool predict = false;  // simulate first, for the summary
-  std::string trace;     // file of the trace; empty: none
-  int verbosity = 0;     // -1 quiet (warnings and errors only), 0 info, 1 debug, 2 trace
-  LogFormat log_format = LogFormat::kText;
-  std::string log_file;  // empty: stderr only
-  ProgressMode progress = ProgressMode::kAuto;
-  bool redact = false;            // never log prompt or completion text
-  double watchdog_seconds = 0.0;  // 0: off
-
+  RunPlanOptions plan;
+  CheckpointOptions weights;
+  LookingOptions looking;
+  MessageOptions messages;
   // Every option of the table by name (without dashes), for --explain and the summary.
   std::map<std::string, OptionOrigin> origins;
 
+  // Given tokens are scored several per step, as prompts are computed. A sparse method would leave
+  // them dense, so that they are decoded instead.
+  [[nodiscard]] bool scores_prompts() const {
+    return job == JobKind::kScore && !attention.sparse();
+  }
   // Was the option given by anyone (not the default)?
   [[nodiscard]] bool given(const std::string& name) const {
     const auto found = origins.find(name);

@@ -2,9 +2,11 @@
 
 #include <fmt/format.h>
 
+#include <algorithm>
+
 #include "base/error.h"
-#include "base/json.h"
-#include "runtime/plan/json_reader.h"
+#include "base/json_reader.h"
+#include "base/json_writer.h"
 
 namespace triphase {
 namespace {
@@ -13,12 +15,12 @@ constexpr std::string_view kCode = "E-PLAN-FILE";
 constexpr std::int64_t kMany = std::int64_t{1} << 40;
 constexpr double kLongSeconds = 1e15;
 
-std::string phase_json(const PhasePrediction& phase) {
-  return fmt::format(
-      "{{\"steps\": {}, \"seconds\": {}, \"compute_seconds\": {}, \"transfer_seconds\": {}, "
-      "\"recompute_seconds\": {}}}",
-      phase.steps, json_number(phase.seconds), json_number(phase.compute_seconds),
-      json_number(phase.transfer_seconds), json_number(phase.recompute_seconds));
+void write_phase(JsonWriter& json, const PhasePrediction& phase) {
+  json.object({{"steps", phase.steps},
+               {"seconds", phase.seconds},
+               {"compute_seconds", phase.compute_seconds},
+               {"transfer_seconds", phase.transfer_seconds},
+               {"recompute_seconds", phase.recompute_seconds}});
 }
 
 PhasePrediction read_phase(JsonObjectReader reader) {
@@ -32,24 +34,32 @@ PhasePrediction read_phase(JsonObjectReader reader) {
   return phase;
 }
 
-std::string schedule_json(const Plan& plan) {
+// In the order of ScheduleKind.
+constexpr std::string_view kKinds[] = {"adaptive", "paper", "device"};
+
+void write_schedule(JsonWriter& json, const Plan& plan) {
   const PhaseSchedule& s = plan.schedule;
-  return fmt::format(
-      "{{\"kind\": {}, \"p1\": {}, \"p2\": {}, \"alpha\": {}, \"beta\": {}, \"device_tokens\": {}, "
-      "\"window_tokens\": {}, \"window_share\": {}, \"input_tokens\": {}, \"streamed_layers\": "
-      "{}}}",
-      plan.kind == ScheduleKind::kPaper ? "\"paper\"" : "\"adaptive\"", s.p1, s.p2,
-      json_number(s.alpha), json_number(s.beta), s.device_tokens, s.window_tokens,
-      json_number(s.window_share), s.input_tokens, s.streamed_layers);
+  json.object({{"kind", kKinds[static_cast<std::size_t>(plan.kind)]},
+               {"p1", s.p1},
+               {"p2", s.p2},
+               {"alpha", s.alpha},
+               {"beta", s.beta},
+               {"device_tokens", s.device_tokens},
+               {"window_tokens", s.window_tokens},
+               {"window_share", s.window_share},
+               {"input_tokens", s.input_tokens},
+               {"streamed_layers", s.streamed_layers}});
 }
 
 void read_schedule(JsonObjectReader reader, Plan& plan) {
   const std::string kind = reader.text("kind");
-  if (kind != "paper" && kind != "adaptive") {
-    reader.fail("kind", reader.value("kind").describe(), "\"paper\" or \"adaptive\"");
+  const auto found = std::ranges::find(kKinds, kind);
+  if (found == std::end(kKinds)) {
+    reader.fail("kind", reader.value("kind").describe(), "\"adaptive\", \"paper\" or \"device\"");
   }
-  plan.kind = kind == "paper" ? ScheduleKind::kPaper : ScheduleKind::kAdaptive;
+  plan.kind = static_cast<ScheduleKind>(found - std::begin(kKinds));
   PhaseSchedule& s = plan.schedule;
+  s.host_tier = plan.kind != ScheduleKind::kDevice;
   s.p1 = reader.integer("p1", 0, kMany);
   s.p2 = reader.integer("p2", s.p1, kMany);
   s.alpha = reader.number("alpha", 0.0, 1.0);
@@ -68,44 +78,43 @@ void read_schedule(JsonObjectReader reader, Plan& plan) {
 }  // namespace
 
 std::string plan_to_json(const Plan& plan) {
-  std::string out = "{\n";
-  const auto line = [&out](std::string_view name, const std::string& value) {
-    out += fmt::format("{}  \"{}\": {}", out.size() > 2 ? ",\n" : "", name, value);
-  };
-  line("format", json_quote(kPlanFormat));
-  line("model", fmt::format("{{\"name\": {}, \"fingerprint\": {}}}", json_quote(plan.model_name),
-                            json_quote(plan.model_fingerprint)));
-  line("profile", json_quote(plan.profile_fingerprint));
-  line("machine", json_quote(plan.machine));
-  line("workload",
-       fmt::format("{{\"batch_size\": {}, \"input_len\": {}, \"output_len\": {}, "
-                   "\"caching_ratio\": {}, \"miss_rate\": {}}}",
-                   plan.workload.batch, plan.workload.input_len, plan.workload.output_len,
-                   json_number(plan.workload.caching_ratio), json_number(plan.workload.miss_rate)));
-  line("budget", fmt::format("{{\"device_bytes\": {}, \"host_bytes\": {}}}",
-                             plan.budget.device_memory, plan.budget.host_memory));
-  line("kv_dtype", json_quote(dtype_name(plan.kv_dtype)));
-  line("block_tokens", fmt::to_string(plan.block_tokens));
-  line("recompute_source", json_quote(plan.recompute_source));
-  line("schedule", schedule_json(plan));
-  line("prefill_seconds", json_number(plan.prefill_seconds));
-  line("phases", fmt::format("[\n    {},\n    {},\n    {}\n  ]", phase_json(plan.phases[0]),
-                             phase_json(plan.phases[1]), phase_json(plan.phases[2])));
-  line("decode_seconds", json_number(plan.decode_seconds));
-  line("tokens_per_second", json_number(plan.tokens_per_second));
-  line("device_peak_bytes", fmt::to_string(plan.device_peak));
-  line("host_peak_bytes", fmt::to_string(plan.host_peak));
-  line("paper_objective_seconds", json_number(plan.paper_objective));
-  line("paper_schedule_seconds", json_number(plan.paper_schedule_seconds));
-  line("extrapolated", plan.extrapolated ? "true" : "false");
-  std::string neighbours;
+  constexpr auto kLines = JsonWriter::Layout::kLines;
+  std::string out;
+  JsonWriter json(out, kLines);
+  json.begin_object().member("format", kPlanFormat);
+  json.key("model").object({{"name", plan.model_name}, {"fingerprint", plan.model_fingerprint}});
+  json.members({{"profile", plan.profile_fingerprint}, {"machine", plan.machine}});
+  json.key("workload")
+      .object({{"batch_size", plan.workload.batch},
+               {"input_len", plan.workload.input_len},
+               {"output_len", plan.workload.output_len},
+               {"caching_ratio", plan.workload.caching_ratio},
+               {"miss_rate", plan.workload.miss_rate}});
+  json.key("budget").object(
+      {{"device_bytes", plan.budget.device_memory}, {"host_bytes", plan.budget.host_memory}});
+  json.members({{"kv_dtype", dtype_name(plan.kv_dtype)},
+                {"block_tokens", plan.block_tokens},
+                {"recompute_source", plan.recompute_source}});
+  write_schedule(json.key("schedule"), plan);
+  json.member("prefill_seconds", plan.prefill_seconds);
+  json.key("phases").begin_array(kLines);
+  for (const PhasePrediction& phase : plan.phases) write_phase(json, phase);
+  json.end();
+  json.members({{"decode_seconds", plan.decode_seconds},
+                {"tokens_per_second", plan.tokens_per_second},
+                {"device_peak_bytes", plan.device_peak},
+                {"host_peak_bytes", plan.host_peak},
+                {"paper_objective_seconds", plan.paper_objective},
+                {"paper_schedule_seconds", plan.paper_schedule_seconds},
+                {"extrapolated", plan.extrapolated}});
+  json.key("neighbours").begin_array(kLines);
   for (const PlanNeighbour& neighbour : plan.neighbours) {
-    neighbours += fmt::format("{}\n    {{\"change\": {}, \"seconds\": {}, \"infeasible\": {}}}",
-                              neighbours.empty() ? "" : ",", json_quote(neighbour.change),
-                              json_number(neighbour.seconds), json_quote(neighbour.infeasible));
+    json.object({{"change", neighbour.change},
+                 {"seconds", neighbour.seconds},
+                 {"infeasible", neighbour.infeasible}});
   }
-  line("neighbours", neighbours.empty() ? "[]" : "[" + neighbours + "\n  ]");
-  return out + "\n}\n";
+  json.end().end();
+  return out + "\n";
 }
 
 Plan parse_plan(std::string_view text, std::string_view file) {

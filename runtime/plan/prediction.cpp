@@ -3,6 +3,7 @@
 #include <fmt/format.h>
 
 #include <algorithm>
+#include <utility>
 
 #include "runtime/plan/config_costs.h"
 #include "runtime/plan/workload.h"
@@ -23,10 +24,31 @@ double middle_share(const AttentionOptions& attention, const std::vector<Simulat
     input += line.prompt_tokens;
     output += line.output_tokens;
   }
-  return touched_share(attention, (input + count - 1) / count, (output + count - 1) / count);
+  return attended_share(attention, (input + count - 1) / count, (output + count - 1) / count);
 }
 
 }  // namespace
+
+SimulatedJob simulated_job(const RunOptions& options, const ModelBundle& model, const RunPlan& plan,
+                           std::vector<SimulatedLine> lines) {
+  const double caching_ratio = middle_share(options.attention, lines);
+  return {.model = model_costs(model.config, model.weights_dtype),
+          .weights_dtype = model.weights_dtype,
+          .kv_dtype = plan.kv.dtype,
+          .block_tokens = plan.kv.block_tokens,
+          .activation_bytes = sizeof(float),
+          .batch_size = plan.memory.batch_size,
+          .prefill_chunk = plan.prefill_chunk,
+          .prompt_units = plan.prompt_units,
+          .caching_ratio = caching_ratio,
+          .miss_rate = options.plan.miss_rate,
+          .fetch = sparse_fetch(options, model, plan.memory),
+          .lines = std::move(lines),
+          .division = MemoryDivision{.limits = plan.places,
+                                     .streamed_layers = plan.placement.streamed_layers,
+                                     .placement = plan.placement,
+                                     .staging_pages = plan.memory.staging_pages}};
+}
 
 std::optional<RunPrediction> predict_run(const RunOptions& options, const ModelBundle& model,
                                          const RunPlan& plan, const PromptFileFacts& prompts,
@@ -43,23 +65,9 @@ std::optional<RunPrediction> predict_run(const RunOptions& options, const ModelB
                     escape_untrusted(profile.name)));
     return std::nullopt;
   }
-  SimulatedJob job{.model = model_costs(model.config, model.weights_dtype),
-                   .weights_dtype = model.weights_dtype,
-                   .kv_dtype = plan.kv.dtype,
-                   .block_tokens = plan.kv.block_tokens,
-                   .activation_bytes = sizeof(float),
-                   .batch_size = plan.memory.batch_size,
-                   .prefill_chunk = plan.prefill_chunk,
-                   .prompt_units = plan.prompt_units,
-                   .miss_rate = options.miss_rate,
-                   .fetch = sparse_fetch(options, model, plan.memory),
-                   .division = MemoryDivision{.limits = plan.places,
-                                              .streamed_layers = plan.placement.streamed_layers,
-                                              .placement = plan.placement,
-                                              .staging_pages = plan.memory.staging_pages}};
-  job.lines = read_line_lengths(options, model, plan.longest_line, kMost);
-  if (job.lines.empty()) return std::nullopt;
-  job.caching_ratio = middle_share(options.attention, job.lines);
+  std::vector<SimulatedLine> lines = read_line_lengths(options, model, plan.longest_line, kMost);
+  if (lines.empty()) return std::nullopt;
+  const SimulatedJob job = simulated_job(options, model, plan, std::move(lines));
   const SimulationResult result = simulate(*plan.policy, cost, job);
   if (!result.infeasible.empty()) {
     log.info("no prediction: " + result.infeasible);
@@ -68,7 +76,7 @@ std::optional<RunPrediction> predict_run(const RunOptions& options, const ModelB
   RunPrediction prediction{.profile = profile.name,
                            .emulated = profile.emulated,
                            .lines = static_cast<std::int64_t>(job.lines.size()),
-                           .miss_rate = options.miss_rate,
+                           .miss_rate = options.plan.miss_rate,
                            .steps = result.steps_taken,
                            .prefill_seconds = result.prefill_seconds,
                            .decode_seconds = result.decode_seconds,

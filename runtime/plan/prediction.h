@@ -5,14 +5,20 @@
 // measured can be held beside each other in the summary.
 
 #include <optional>
+#include <vector>
 
 #include "runtime/engine/loaded_model.h"
 #include "runtime/job/prompt_file.h"
 #include "runtime/job/run_summary.h"
 #include "runtime/log.h"
 #include "scheduler/cost/hardware_profile.h"
+#include "scheduler/simulator/simulated_job.h"
 
 namespace triphase {
+
+// The job as the simulator runs it under this division of memory. `lines` must not be empty.
+[[nodiscard]] SimulatedJob simulated_job(const RunOptions& options, const ModelBundle& model,
+                                         const RunPlan& plan, std::vector<SimulatedLine> lines);
 
 // Nothing, with a line in the log: a job that cannot be read twice, or is too long to simulate.
 [[nodiscard]] std::optional<RunPrediction> predict_run(const RunOptions& options,

@@ -2,12 +2,14 @@
 
 #include <fmt/format.h>
 
+#include <span>
+
 #define XXH_INLINE_ALL
 #include <xxhash.h>
 
 #include "base/error.h"
-#include "base/json.h"
-#include "runtime/plan/json_reader.h"
+#include "base/json_reader.h"
+#include "base/json_writer.h"
 
 namespace triphase {
 namespace {
@@ -15,35 +17,28 @@ namespace {
 constexpr std::string_view kCode = "E-PLAN-PROFILE";
 constexpr std::int64_t kLargeSize = std::int64_t{1} << 40;
 
-std::string number_list(const double* values, std::size_t count) {
-  std::string out;
-  for (std::size_t at = 0; at < count; ++at) {
-    out += (at == 0 ? "" : ", ") + json_number(values[at]);
-  }
-  return "[" + out + "]";
-}
+using Layout = JsonWriter::Layout;
 
 // A row for every x where there are two variables.
-std::string cells_json(const GridTable& table, const std::vector<double>& cells) {
-  if (table.y.empty()) return number_list(cells.data(), cells.size());
-  std::string out;
-  for (std::size_t row = 0; row < table.x.size(); ++row) {
-    out += (row == 0 ? "\n        " : ",\n        ") +
-           number_list(cells.data() + row * table.y.size(), table.y.size());
+void write_cells(JsonWriter& json, const GridTable& table, const std::vector<double>& cells) {
+  if (table.y.empty()) {
+    json.array(cells);
+    return;
   }
-  return "[" + out + "]";
+  json.begin_array(Layout::kRows);
+  for (std::size_t row = 0; row < table.x.size(); ++row) {
+    json.array(std::span(cells).subspan(row * table.y.size(), table.y.size()));
+  }
+  json.end();
 }
 
-std::string table_json(const CostTableInfo& info, const GridTable& table) {
-  std::string out = fmt::format("{{\n      {}: {}", json_quote(info.x),
-                                number_list(table.x.data(), table.x.size()));
-  if (!info.y.empty()) {
-    out += fmt::format(",\n      {}: {}", json_quote(info.y),
-                       number_list(table.y.data(), table.y.size()));
-  }
-  out += ",\n      \"seconds\": " + cells_json(table, table.seconds);
-  if (!table.spread.empty()) out += ",\n      \"spread\": " + cells_json(table, table.spread);
-  return out + "\n    }";
+void write_table(JsonWriter& json, const CostTableInfo& info, const GridTable& table) {
+  json.key(info.name).begin_object(Layout::kLines);
+  json.key(info.x).array(table.x);
+  if (!info.y.empty()) json.key(info.y).array(table.y);
+  write_cells(json.key("seconds"), table, table.seconds);
+  if (!table.spread.empty()) write_cells(json.key("spread"), table, table.spread);
+  json.end();
 }
 
 std::vector<double> read_cells(JsonObjectReader& reader, std::string_view key,
@@ -93,36 +88,29 @@ GridTable read_table(JsonObjectReader reader, const CostTableInfo& info) {
 }  // namespace
 
 std::string profile_to_json(const HardwareProfile& profile) {
-  std::string out = "{\n";
-  const auto line = [&out](std::string_view name, const std::string& value) {
-    out += fmt::format("  \"{}\": {},\n", name, value);
-  };
-  line("format", json_quote(kProfileFormat));
-  line("name", json_quote(profile.name));
-  line("measured", profile.measured ? "true" : "false");
-  line("emulated", profile.emulated ? "true" : "false");
-  line("device", fmt::format("{{\"name\": {}, \"memory_bytes\": {}}}", json_quote(profile.device),
-                             profile.device_memory));
-  line("host", fmt::format("{{\"name\": {}, \"memory_bytes\": {}}}", json_quote(profile.host),
-                           profile.host_memory));
-  if (!profile.link.empty()) line("link", json_quote(profile.link));
-  line("model", fmt::format("{{\"name\": {}, \"fingerprint\": {}, \"layers\": {}, "
-                            "\"hidden_size\": {}, \"kv_width\": {}}}",
-                            json_quote(profile.model_name), json_quote(profile.model_fingerprint),
-                            profile.layers, profile.hidden_size, profile.kv_width));
-  std::string notes;
-  for (const std::string& note : profile.notes) {
-    notes += (notes.empty() ? "" : ", ") + json_quote(note);
-  }
-  line("notes", "[" + notes + "]");
-  std::string tables;
+  std::string out;
+  JsonWriter json(out, Layout::kLines);
+  json.begin_object();
+  json.members({{"format", kProfileFormat},
+                {"name", profile.name},
+                {"measured", profile.measured},
+                {"emulated", profile.emulated}});
+  json.key("device").object({{"name", profile.device}, {"memory_bytes", profile.device_memory}});
+  json.key("host").object({{"name", profile.host}, {"memory_bytes", profile.host_memory}});
+  if (!profile.link.empty()) json.member("link", profile.link);
+  json.key("model").object({{"name", profile.model_name},
+                            {"fingerprint", profile.model_fingerprint},
+                            {"layers", profile.layers},
+                            {"hidden_size", profile.hidden_size},
+                            {"kv_width", profile.kv_width}});
+  json.key("notes").array(profile.notes);
+  json.key("tables").begin_object(Layout::kLines);
   for (std::size_t which = 0; which < kCostTables; ++which) {
     if (profile.tables[which].empty()) continue;
-    const CostTableInfo& info = cost_table_info(static_cast<CostTable>(which));
-    tables += fmt::format("{}\n    {}: {}", tables.empty() ? "" : ",", json_quote(info.name),
-                          table_json(info, profile.tables[which]));
+    write_table(json, cost_table_info(static_cast<CostTable>(which)), profile.tables[which]);
   }
-  return out + "  \"tables\": {" + tables + "\n  }\n}\n";
+  json.end().end();
+  return out + "\n";
 }
 
 HardwareProfile parse_profile(std::string_view text, std::string_view file) {

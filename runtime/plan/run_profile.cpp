@@ -98,7 +98,7 @@ RunProfile::RunProfile(const RunOptions& options, const ModelBundle& model, Back
 
 const HardwareProfile* RunProfile::find() {
   if (!found_) {
-    if (!options_.profile.empty()) {
+    if (!options_.plan.profile.empty()) {
       found_ = named();
     } else {
       found_ = cached();
@@ -109,18 +109,18 @@ const HardwareProfile* RunProfile::find() {
 }
 
 std::string RunProfile::machine() const {
-  return device_identity(backend_) + "; " + link_identity(options_.emulated_link);
+  return device_identity(backend_) + "; " + link_identity(options_.machine.emulated_link);
 }
 
 HardwareProfile RunProfile::named() const {
   const ModelCosts costs = model_costs(model_.config, model_.weights_dtype);
   HardwareProfile profile =
-      open_profile(options_.profile, costs, model_.weights_dtype, options_.model);
+      open_profile(options_.plan.profile, costs, model_.weights_dtype, options_.files.model);
   if (!profile.measured) {
     log_.info("profile " + profile.name + " is derived from stated peaks, not measured here");
-  } else if (profile.machine() != machine() && !options_.plan_force) {
+  } else if (profile.machine() != machine() && !options_.plan.force) {
     throw Error(ErrorRole::kInput, "E-PLAN-MACHINE", "device")
-        .file(options_.profile)
+        .file(options_.plan.profile)
         .found(profile.machine())
         .expected(machine())
         .hint("profile this machine with triphase profile, or --plan-force");
@@ -129,9 +129,10 @@ HardwareProfile RunProfile::named() const {
 }
 
 std::string RunProfile::cache_path() const {
-  const DType asked = options_.kv_dtype.value_or(model_.weights_dtype);
-  return profile_cache_path(device_identity(backend_), link_identity(options_.emulated_link),
-                            model_, asked == DType::kInt8 ? model_.weights_dtype : asked);
+  const DType asked = options_.machine.kv_dtype.value_or(model_.weights_dtype);
+  return profile_cache_path(device_identity(backend_),
+                            link_identity(options_.machine.emulated_link), model_,
+                            asked == DType::kInt8 ? model_.weights_dtype : asked);
 }
 
 std::optional<HardwareProfile> RunProfile::cached() const {
@@ -143,16 +144,17 @@ std::optional<HardwareProfile> RunProfile::cached() const {
 
 std::optional<HardwareProfile> RunProfile::measured() const {
   const std::string cache = cache_path();
-  if (options_.dry_run) {
+  if (options_.looking.dry_run) {
     log_.info(
         fmt::format("no profile of this machine and model yet: a run would measure one for "
                     "about {:g} s (or triphase profile, and --profile FILE)",
-                    options_.profile_seconds));
+                    options_.plan.profile_seconds));
     return std::nullopt;
   }
-  const ProfileRequest request{.seconds = options_.profile_seconds,
-                               .batch_size = std::max(options_.batch_size, kDefaultBatchSize),
-                               .name = "measured by a run"};
+  const ProfileRequest request{
+      .seconds = options_.plan.profile_seconds,
+      .batch_size = std::max(options_.machine.batch_size, kDefaultBatchSize),
+      .name = "measured by a run"};
   MeasuredProfile measured = measure_profile(model_, options_, request, backend_, progress_, log_);
   const bool kept = keep_profile(cache, measured.profile, log_);
   log_.info(fmt::format("measured this machine in {:.1f} s after loading for {:.1f} s{}",

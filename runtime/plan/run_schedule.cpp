@@ -3,6 +3,7 @@
 #include <fmt/format.h>
 
 #include <algorithm>
+#include <utility>
 
 #include "runtime/plan/config_costs.h"
 
@@ -17,15 +18,21 @@
 #include "runtime/machine.h"
 #include "runtime/plan/open_profile.h"
 #include "runtime/plan/plan_file.h"
+#include "runtime/plan/prediction.h"
 #include "runtime/plan/profile_file.h"
 #include "runtime/plan/workload.h"
 #include "scheduler/planner/planner.h"
+#include "scheduler/simulator/simulator.h"
 
 namespace triphase {
 namespace {
 
 // Lines that are looked at to know the job's lengths, and bytes of them.
 constexpr LineLimits kSample{.lines = 256, .bytes = std::uint64_t{8} << 20};
+// Of them so many are simulated to weigh one plan against another.
+constexpr std::size_t kSimulated = 64;
+// Where a prediction for the device alone is so near, it is taken: nothing can go wrong on a link.
+constexpr double kDeviceBonus = 0.95;
 
 struct Lengths {
   std::int64_t input = 0;    // mean of the sample, rounded up
@@ -45,24 +52,25 @@ class ScheduleChooser {
         log_(log) {}
 
   std::optional<RunSchedule> choose() {
-    if (options_.job != JobKind::kGenerate || options_.policy != "triphase") return std::nullopt;
+    if (options_.job != JobKind::kGenerate || options_.machine.policy != "triphase")
+      return std::nullopt;
     keep_inputs_of_earlier_run();
-    if (!options_.plan_file.empty()) {
+    if (!options_.plan.file.empty()) {
       std::optional<RunSchedule> given = from_file();
       if (given) return given;
-    } else if (!options_.policy_options.empty()) {
+    } else if (!options_.machine.policy_options.empty()) {
       return std::nullopt;
     }
     // A profile that was named is read in any case, so that a wrong one never passes unseen.
-    if (!options_.profile.empty()) (void)profile_.find();
+    if (!options_.plan.profile.empty()) (void)profile_.find();
     const RunPlan memory = plan_run(options_, model_, backend_.machine());
     if (memory.memory.host_blocks == 0 && memory.placement.streamed_layers == 0) {
-      if (!options_.plan_file.empty() || !options_.profile.empty()) {
+      if (!options_.plan.file.empty() || !options_.plan.profile.empty()) {
         log_.info("everything fits on the device: no plan is needed");
       }
       return std::nullopt;
     }
-    if (options_.plan_file.empty()) {
+    if (options_.plan.file.empty()) {
       if (std::optional<RunSchedule> stored = from_earlier_run(memory)) return stored;
     }
     return make(memory);
@@ -71,22 +79,22 @@ class ScheduleChooser {
  private:
   // --plan. Nothing: it does not cover the job, so that another is made.
   std::optional<RunSchedule> from_file() {
-    const std::string& file = options_.plan_file;
+    const std::string& file = options_.plan.file;
     const std::string text = read_small_file(system_file_ops(), file, kMaxPlanBytes);
     Plan plan = parse_plan(text, file);
     require_plan_for_model(plan, model_.identity.fingerprint, file);
     require_runnable(plan, file);
-    if (!options_.plan_force) require_plan_for_machine(plan, profile_.machine(), file);
+    if (!options_.plan.force) require_plan_for_machine(plan, profile_.machine(), file);
     require_fit(plan, file);
     const DType dtype = plan.kv_dtype;
-    if (options_.kv_dtype && *options_.kv_dtype != dtype) {
+    if (options_.machine.kv_dtype && *options_.machine.kv_dtype != dtype) {
       throw Error(ErrorRole::kUsage, "E-CLI-CONFLICT", "--kv-dtype")
           .found(options_.origins["kv-dtype"].value)
           .expected(fmt::format("{} of --plan {}", dtype_name(plan.kv_dtype), file))
           .hint("leave it out: the plan decides");
     }
     const std::string too_small = uncovered(plan);
-    if (!too_small.empty() && options_.plan_strict) {
+    if (!too_small.empty() && options_.plan.strict) {
       throw Error(ErrorRole::kInput, "E-PLAN-WORKLOAD", "workload")
           .file(file)
           .found(fmt::format("batch {} with {} + {} tokens", plan.workload.batch,
@@ -94,27 +102,27 @@ class ScheduleChooser {
           .expected(too_small)
           .hint("plan again with these lengths, or without --plan-strict");
     }
-    options_.kv_dtype = dtype;
+    options_.machine.kv_dtype = dtype;
     require_recompute(plan, file);
     if (!too_small.empty()) {
       log_.info(fmt::format("{} does not cover this job ({}): planning again",
                             escape_untrusted(file), too_small));
       return std::nullopt;
     }
-    if (options_.batch_size == 0) options_.batch_size = plan.workload.batch;
+    if (options_.machine.batch_size == 0) options_.machine.batch_size = plan.workload.batch;
     const std::uint64_t free = free_memory();
-    if (!options_.device_memory) {
-      options_.device_memory =
+    if (!options_.machine.device_memory) {
+      options_.machine.device_memory =
           std::min(plan.budget.device_memory, std::max(free, plan.device_peak));
     }
-    if (!options_.host_memory) options_.host_memory = plan.budget.host_memory;
+    if (!options_.machine.host_memory) options_.machine.host_memory = plan.budget.host_memory;
     const XXH128_hash_t hash = XXH3_128bits(text.data(), text.size());
     RunSchedule schedule{.plan = std::move(plan),
                          .origin = file,
                          .profile = "",
                          .file_hash = fmt::format("xxh3:{:016x}{:016x}", hash.high64, hash.low64)};
     schedule.profile = schedule.plan.machine;
-    options_.schedule = schedule.plan.schedule;
+    options_.plan.schedule = schedule.plan.schedule;
     return schedule;
   }
 
@@ -139,8 +147,8 @@ class ScheduleChooser {
 
   void require_recompute(const Plan& plan, const std::string& file) const {
     if (plan.schedule.beta == 0.0 || plan.schedule.p2 >= plan.workload.output_len) return;
-    if (options_.recompute != RecomputeMode::kOff && !backend_.machine().gpu) return;
-    const bool asked = options_.recompute == RecomputeMode::kOff;
+    if (options_.plan.recompute != RecomputeMode::kOff && !backend_.machine().gpu) return;
+    const bool asked = options_.plan.recompute == RecomputeMode::kOff;
     throw Error(ErrorRole::kUsage, "E-CLI-CONFLICT", asked ? "--recompute" : "--device")
         .found(fmt::format("{} with a plan that recomputes from step {} on ({})",
                            asked ? "off" : backend_.ops().name(), plan.schedule.p2,
@@ -164,80 +172,85 @@ class ScheduleChooser {
           .hint(
               fmt::format("{} {}B fits, or plan again with {} {}B", option, needed, option, there));
     };
-    check("device_peak_bytes", plan.device_peak, options_.device_memory.value_or(free_memory()),
-          "--device-memory");
-    if (options_.host_memory) {
-      check("host_peak_bytes", plan.host_peak, *options_.host_memory, "--host-memory");
+    check("device_peak_bytes", plan.device_peak,
+          options_.machine.device_memory.value_or(free_memory()), "--device-memory");
+    if (options_.machine.host_memory) {
+      check("host_peak_bytes", plan.host_peak, *options_.machine.host_memory, "--host-memory");
     }
   }
 
   // Why a plan is too small for this job, in words; empty: it covers it.
   std::string uncovered(const Plan& plan) {
-    const Lengths lengths = sample_lengths();
-    if (options_.batch_size > plan.workload.batch) {
-      return fmt::format("batch {} of --batch-size", options_.batch_size);
+    const Lengths lengths = lengths_of(sample_lines());
+    if (options_.machine.batch_size > plan.workload.batch) {
+      return fmt::format("batch {} of --batch-size", options_.machine.batch_size);
     }
-    if (lengths.longest > plan.workload.input_len + plan.workload.output_len) {
+    if (prompts_.rereadable &&
+        lengths.longest > plan.workload.input_len + plan.workload.output_len) {
       return fmt::format("lines of up to {} tokens", lengths.longest);
     }
     return {};
   }
 
-  // Of the first lines that can run. A pipe cannot be read twice: then what is declared.
-  Lengths sample_lengths() {
-    const std::int64_t context = options_.max_context > 0
-                                     ? std::min(options_.max_context, model_.config.max_positions)
-                                     : model_.config.max_positions;
-    const std::vector<SimulatedLine> sample =
-        prompts_.rereadable ? read_line_lengths(options_, model_, context, kSample)
-                            : std::vector<SimulatedLine>();
+  [[nodiscard]] std::int64_t longest_context() const {
+    const std::int64_t asked = options_.machine.max_context;
+    return asked > 0 ? std::min(asked, model_.config.max_positions) : model_.config.max_positions;
+  }
+
+  // The first lines that can run. A pipe cannot be read twice: then one as it is declared.
+  [[nodiscard]] std::vector<SimulatedLine> sample_lines() const {
+    const std::int64_t context = longest_context();
+    std::vector<SimulatedLine> sample;
+    if (prompts_.rereadable) sample = read_line_lengths(options_, model_, context, kSample);
+    if (sample.empty()) {
+      const std::int64_t output = std::min(options_.generation.sampling.max_tokens, context - 1);
+      sample.push_back(
+          {std::max<std::int64_t>(context - output, 1), std::max<std::int64_t>(output, 1)});
+    }
+    return sample;
+  }
+
+  static Lengths lengths_of(const std::vector<SimulatedLine>& sample) {
     const auto lines = static_cast<std::int64_t>(sample.size());
-    std::int64_t input = 0;
-    std::int64_t output = 0;
     Lengths lengths;
     for (const SimulatedLine& line : sample) {
-      input += line.prompt_tokens;
-      output += line.output_tokens;
+      lengths.input += line.prompt_tokens;
+      lengths.output += line.output_tokens;
       lengths.longest = std::max(lengths.longest, line.prompt_tokens + line.output_tokens);
     }
-    if (lines == 0) {
-      const std::int64_t generated = std::min(options_.sampling.max_tokens, context - 1);
-      return {.input = std::max<std::int64_t>(context - generated, 1),
-              .output = std::max<std::int64_t>(generated, 1),
-              .longest = 0};
-    }
-    lengths.input = (input + lines - 1) / lines;
-    lengths.output = (output + lines - 1) / lines;
+    lengths.input = (lengths.input + lines - 1) / lines;
+    lengths.output = (lengths.output + lines - 1) / lines;
     return lengths;
   }
 
   // Records that are there already were made with these layer inputs, whatever is planned now.
   void keep_inputs_of_earlier_run() {
-    const OutputPaths paths(options_.output);
+    const OutputPaths paths(options_.files.output);
     if (!may_resume(options_) || !path_exists(paths.manifest)) return;
     const Manifest manifest = parse_manifest(
         read_small_file(system_file_ops(), paths.manifest, kMaxManifestBytes), paths.manifest);
-    options_.layer_inputs =
-        std::max(options_.layer_inputs, static_cast<std::int64_t>(manifest.layer_inputs));
+    options_.machine.layer_inputs =
+        std::max(options_.machine.layer_inputs, static_cast<std::int64_t>(manifest.layer_inputs));
   }
 
   // The plan that the job began with; with other budgets a new one with the same KV type, since a
   // job's records must not change underway.
   std::optional<RunSchedule> from_earlier_run(const RunPlan& memory) {
-    const OutputPaths paths(options_.output);
+    const OutputPaths paths(options_.files.output);
     if (!may_resume(options_) || !path_exists(paths.plan)) return std::nullopt;
     Plan plan =
         parse_plan(read_small_file(system_file_ops(), paths.plan, kMaxPlanBytes), paths.plan);
     require_plan_for_model(plan, model_.identity.fingerprint, paths.plan);
     require_runnable(plan, paths.plan);
-    if (!options_.kv_dtype) options_.kv_dtype = plan.kv_dtype;
-    if (*options_.kv_dtype != plan.kv_dtype) return std::nullopt;
+    if (!options_.machine.kv_dtype) options_.machine.kv_dtype = plan.kv_dtype;
+    if (*options_.machine.kv_dtype != plan.kv_dtype) return std::nullopt;
     if (!same_budgets(plan, memory)) {
       log_.info("other budgets than when the job began: planning again");
       inputs_settled_ = true;
       return std::nullopt;
     }
-    options_.schedule = plan.schedule;
+    options_.plan.schedule = plan.schedule;
+    if (options_.machine.batch_size == 0) options_.machine.batch_size = plan.workload.batch;
     RunSchedule schedule{
         .plan = std::move(plan), .origin = paths.plan, .profile = "", .file_hash = ""};
     schedule.profile = schedule.plan.machine;
@@ -246,8 +259,15 @@ class ScheduleChooser {
 
   // Budgets that nobody gave follow the memory that happens to be free: no reason to plan again.
   [[nodiscard]] bool same_budgets(const Plan& plan, const RunPlan& memory) const {
-    return (!options_.device_memory || plan.budget.device_memory == memory.budget) &&
-           (!options_.host_memory || plan.budget.host_memory == memory.host_budget);
+    return (!options_.machine.device_memory || plan.budget.device_memory == memory.budget) &&
+           (!options_.machine.host_memory || plan.budget.host_memory == memory.host_budget);
+  }
+
+  // No more than there are requests.
+  [[nodiscard]] std::int64_t batch_of(const RunPlan& memory) const {
+    const std::int64_t batch = memory.memory.batch_size;
+    if (!prompts_.rereadable || prompts_.requests == 0) return batch;
+    return std::min(batch, static_cast<std::int64_t>(prompts_.requests));
   }
 
   [[nodiscard]] PlanRequest request_for(const RunPlan& memory, const Lengths& lengths,
@@ -255,115 +275,170 @@ class ScheduleChooser {
     const std::int64_t longest = std::max<std::int64_t>(memory.longest_line, 2);
     const std::int64_t input = std::clamp<std::int64_t>(lengths.input, 1, longest - 1);
     const std::int64_t output = std::clamp<std::int64_t>(lengths.output, 1, longest - input);
-    std::int64_t batch = memory.memory.batch_size;
-    if (prompts_.rereadable && prompts_.requests > 0) {
-      batch = std::min(batch, static_cast<std::int64_t>(prompts_.requests));
-    }
     PlanRequest request{
-        .workload = {.batch = batch,
+        .workload = {.batch = batch_of(memory),
                      .input_len = input,
                      .output_len = output,
-                     .caching_ratio = touched_share(options_.attention, input, output),
-                     .miss_rate = options_.miss_rate},
+                     .caching_ratio = attended_share(options_.attention, input, output),
+                     .miss_rate = options_.plan.miss_rate},
         .budget = {memory.budget, memory.host_budget},
         .model = {.costs = model_costs(model_.config, model_.weights_dtype),
                   .weights_dtype = model_.weights_dtype,
                   .kv_dtype = kv_dtype,
-                  .block_tokens = options_.kv_block > 0 ? options_.kv_block
-                                                        : KvStore::default_block_tokens(kv_dtype),
+                  .block_tokens = options_.machine.kv_block > 0
+                                      ? options_.machine.kv_block
+                                      : KvStore::default_block_tokens(kv_dtype),
                   .prefill_chunk = memory.prefill_chunk,
                   .fetch = sparse_fetch(options_, model_, memory.memory)}};
     request.options.allow_recompute = may_recompute(memory.kv, kv_dtype, request.model.fetch);
-    // The planner's estimate of scratch memory gives way to what this run really takes.
-    const std::int64_t chunk = std::min(memory.prefill_chunk, batch * input);
-    const std::uint64_t estimate =
-        scratch_bytes(request.model.costs, std::max(chunk, batch), batch, model_.weights_dtype);
-    std::uint64_t& device = request.budget.device_memory;
-    if (options_.device_kv_memory) {
-      device = std::min(device,
-                        memory.memory.weights + memory.memory.scratch + *options_.device_kv_memory);
-    }
-    // K^T takes its share of what the planner gives to K and V alone.
-    std::uint64_t taken = memory.memory.scratch + memory.memory.key_columns;
-    if (kv_dtype == DType::kInt8) {
-      // Blocks that are still open lie apart, unquantized.
-      KvStore::Shape shape = memory.kv;
-      shape.dtype = kv_dtype;
-      shape.block_tokens = request.model.block_tokens;
-      taken +=
-          KvStore::open_page_bytes(shape) *
-          static_cast<std::uint64_t>(KvStore::open_pages_needed(
-              shape, memory.memory.batch_size, memory.memory.batch_size + memory.prefill_chunk));
-    }
-    device = device + estimate - std::min(device + estimate, taken);
+    request.model.longest = memory.context;
+    request.model.scratch = memory.memory.scratch;
+    request.model.kv_budget = options_.machine.device_kv_memory;
+    request.model.transposed_k = memory.kv.transposed_k;
     return request;
   }
 
   // Whether a plan made here may enter Phase III; the planner decides whether it does.
   [[nodiscard]] bool may_recompute(KvStore::Shape pages, DType kv_dtype, SparseFetch fetch) {
-    if (inputs_settled_ || options_.recompute == RecomputeMode::kOff) return false;
+    if (inputs_settled_ || options_.plan.recompute == RecomputeMode::kOff) return false;
     // Who named an unquantized type wants no rounding.
     const bool named = options_.given("kv-dtype") && options_.origins["kv-dtype"].value != "auto";
-    if (options_.recompute == RecomputeMode::kAuto && named && kv_dtype != DType::kInt8)
+    if (options_.plan.recompute == RecomputeMode::kAuto && named && kv_dtype != DType::kInt8)
       return false;
     // Where a method reads every key to choose, whole blocks would be recomputed.
-    const bool dense = options_.attention.kind == AttentionKind::kDense;
-    if (!dense && fetch == SparseFetch::kWholeBlocks) return false;
+    if (options_.attention.sparse() && fetch == SparseFetch::kWholeBlocks) return false;
     pages.dtype = kv_dtype;
     return !backend_.machine().gpu && KvStore::page_holds_inputs(pages, model_.config.hidden_size);
   }
 
+  // A way to run the job: what it settles, and what comes of it.
+  struct Choice {
+    Plan plan;
+    RunOptions options;
+    std::int64_t too_long = 0;  // lines of the sample that it would refuse
+    double seconds = 0.0;       // of the others, simulated
+
+    // What crosses the link has to earn its place.
+    [[nodiscard]] std::pair<std::int64_t, double> cost() const {
+      return {too_long, plan.kind == ScheduleKind::kDevice ? kDeviceBonus * seconds : seconds};
+    }
+  };
+
+  // The fastest of the plans for the whole batch and, where the batch is not asked for, for smaller
+  // ones, and of keeping all KV on the device. No line is refused that one of them could hold.
   std::optional<RunSchedule> make(const RunPlan& memory) {
     const HardwareProfile* profile = profile_.find();
     if (profile == nullptr) return std::nullopt;
     const CostModel cost(*profile);
-    const Lengths lengths = sample_lengths();
-    const DType compute = options_.kv_dtype.value_or(model_.weights_dtype);
-    std::optional<Plan> best = plan_with(cost, request_for(memory, lengths, compute));
-    // --kv-dtype auto: INT8 only where the host is needed without it, and only where it pays.
-    const bool needs_host = !best || best->schedule.p1 < best->workload.output_len ||
-                            best->schedule.streamed_layers > 0;
-    if (!options_.kv_dtype && needs_host) {
-      std::optional<Plan> int8 = plan_with(cost, request_for(memory, lengths, DType::kInt8));
-      if (int8 && (!best || int8->tokens_per_second > best->tokens_per_second)) best = int8;
+    const std::vector<SimulatedLine> sample = sample_lines();
+    const Lengths lengths = lengths_of(sample);
+    std::optional<Choice> best;
+    const auto offer = [&](const std::optional<Plan>& plan) {
+      if (!plan) return;
+      std::optional<Choice> choice = weigh(*plan, sample, cost);
+      if (choice && (!best || choice->cost() < best->cost())) best = std::move(choice);
+    };
+    const std::int64_t whole = batch_of(memory);
+    for (std::int64_t batch = whole; batch > 0; batch /= 2) {
+      // Fewer than a quarter only where lines need the room.
+      if (batch < whole / 4 && best && best->too_long == 0) break;
+      const RunPlan divided = plan_run(with_batch(batch), model_, backend_.machine());
+      offer(best_plan(cost, divided, lengths));
+      offer(device_plan(divided, lengths));
+      if (options_.given("batch-size")) break;
     }
     if (!best) {
       log_.info("no schedule fits the whole batch: memory pressure decides what leaves the device");
       return std::nullopt;
     }
-    best->budget = {memory.budget, memory.host_budget};
-    best->model_name = model_.identity.path;
-    best->model_fingerprint = model_.identity.fingerprint;
-    best->profile_fingerprint = profile_fingerprint(*profile);
-    best->machine = profile->machine();
-    const std::optional<DType> asked = options_.kv_dtype;
-    options_.kv_dtype = best->kv_dtype;
-    options_.schedule = best->schedule;
-    if (!fits_this_run()) {
-      options_.kv_dtype = asked;
-      options_.schedule.reset();
-      log_.info(
-          "the best schedule leaves no room for this run's buffers: memory pressure decides what "
-          "leaves the device");
-      return std::nullopt;
-    }
-    return RunSchedule{.plan = std::move(*best),
+    Plan& plan = best->plan;
+    plan.budget = {memory.budget, memory.host_budget};
+    plan.model_name = model_.identity.path;
+    plan.model_fingerprint = model_.identity.fingerprint;
+    plan.profile_fingerprint = profile_fingerprint(*profile);
+    plan.machine = profile->machine();
+    options_ = std::move(best->options);
+    return RunSchedule{.plan = std::move(plan),
                        .origin = "made for this job",
                        .profile = profile->name,
                        .file_hash = "",
                        .store = true};
   }
 
-  // The planner estimates what buffers take; what they do take is known here. A job that can run
-  // must not be refused for the plan made for it.
-  [[nodiscard]] bool fits_this_run() const {
+  [[nodiscard]] RunOptions with_batch(std::int64_t batch) const {
+    RunOptions options = options_;
+    options.machine.batch_size = batch;
+    return options;
+  }
+
+  [[nodiscard]] std::optional<Plan> best_plan(const CostModel& cost, const RunPlan& divided,
+                                              const Lengths& lengths) {
+    const DType compute = options_.machine.kv_dtype.value_or(model_.weights_dtype);
+    std::optional<Plan> best = plan_with(cost, request_for(divided, lengths, compute));
+    // --kv-dtype auto: INT8 only where the host is needed without it, and only where it pays.
+    const bool needs_host = !best || best->schedule.p1 < best->workload.output_len ||
+                            best->schedule.streamed_layers > 0;
+    if (!options_.machine.kv_dtype && needs_host) {
+      std::optional<Plan> int8 = plan_with(cost, request_for(divided, lengths, DType::kInt8));
+      if (int8 && (!best || int8->tokens_per_second > best->tokens_per_second)) best = int8;
+    }
+    return best;
+  }
+
+  // As many sequences at a time as the device holds alone.
+  [[nodiscard]] Plan device_plan(const RunPlan& divided, const Lengths& lengths) {
+    const DType dtype = options_.machine.kv_dtype.value_or(model_.weights_dtype);
+    const PlanRequest request = request_for(divided, lengths, dtype);
+    const std::int64_t never = request.workload.output_len;
+    Plan plan{.workload = request.workload,
+              .kind = ScheduleKind::kDevice,
+              .schedule = {.host_tier = false,
+                           .p1 = never,
+                           .p2 = never,
+                           .kv_dtype = dtype,
+                           .block_tokens = request.model.block_tokens},
+              .kv_dtype = dtype,
+              .block_tokens = request.model.block_tokens};
+    plan.phases[0].steps = never;
+    return plan;
+  }
+
+  // Nothing: this run's buffers leave it no room. A job that can run must not be refused for the
+  // plan made for it.
+  [[nodiscard]] std::optional<Choice> weigh(const Plan& plan,
+                                            const std::vector<SimulatedLine>& sample,
+                                            const CostModel& cost) const {
+    Choice choice{.plan = plan, .options = with_batch(plan.workload.batch)};
+    choice.options.machine.kv_dtype = plan.kv_dtype;
+    choice.options.plan.schedule = plan.schedule;
     try {
-      (void)plan_run(options_, model_, backend_.machine());
-      return true;
+      const RunPlan run = plan_run(choice.options, model_, backend_.machine());
+      std::vector<SimulatedLine> lines;
+      for (const SimulatedLine& line : sample) {
+        // The last token that is sampled is never attended.
+        const bool fits = line.prompt_tokens + line.output_tokens - 1 <= run.longest_line;
+        if (fits && lines.size() < kSimulated) lines.push_back(line);
+        if (!fits) ++choice.too_long;
+      }
+      if (lines.empty()) return choice;
+      const SimulationResult result =
+          simulate(*run.policy, cost, simulated_job(choice.options, model_, run, std::move(lines)));
+      if (!result.infeasible.empty()) return std::nullopt;
+      choice.seconds = result.seconds;
+      if (plan.kind == ScheduleKind::kDevice) {
+        choice.plan.schedule.streamed_layers = run.placement.streamed_layers;
+        choice.plan.prefill_seconds = result.prefill_seconds;
+        choice.plan.decode_seconds = result.decode_seconds;
+        choice.plan.phases[0].seconds = result.decode_seconds;
+        choice.plan.tokens_per_second = result.tokens_per_second;
+        choice.plan.device_peak = run.memory.total();
+        choice.plan.host_peak = run.memory.host_weights;
+      }
     } catch (const Error& error) {
       if (error.role() != ErrorRole::kResources) throw;
-      return false;
+      return std::nullopt;
     }
+    return choice;
   }
 
   static std::optional<Plan> plan_with(const CostModel& cost, const PlanRequest& request) {
@@ -404,7 +479,8 @@ std::string describe(const RunSchedule& schedule) {
       escape_untrusted(schedule.origin), escape_untrusted(schedule.profile), plan.workload.batch,
       plan.workload.input_len, plan.workload.output_len, dtype_name(plan.kv_dtype),
       plan.block_tokens, s.p1,
-      never ? " (never: all KV fits on the device)"
+      !s.host_tier ? " (never: all KV stays on the device)"
+      : never      ? " (never: all KV fits on the device)"
       : s.device_tokens > 0
           ? fmt::format(", then {} tokens of each sequence stay on the device", s.device_tokens)
           : fmt::format(", alpha {:.3f}", s.alpha),

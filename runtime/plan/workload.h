@@ -4,6 +4,7 @@
 // step touches.
 
 #include <cstdint>
+#include <string>
 #include <vector>
 
 #include "base/dtype.h"
@@ -26,9 +27,19 @@ struct LineLimits {
                                                            std::int64_t longest,
                                                            const LineLimits& limits);
 
+// Which lines would become error records, and why: for --dry-run. `longest` as above.
+struct LineFaults {
+  std::int64_t lines = 0;  // that were looked at
+  std::int64_t faulty = 0;
+  std::vector<std::string> first;  // "line 3: E-MEM-LINE: ...", at most kShownFaults
+};
+inline constexpr std::size_t kShownFaults = 5;
+[[nodiscard]] LineFaults find_line_faults(const RunOptions& options, const ModelBundle& model,
+                                          std::int64_t longest, const LineLimits& limits);
+
 // r: the share of the context that a decode step touches half way through such a line, at most.
-[[nodiscard]] double touched_share(const AttentionOptions& attention, std::int64_t input_tokens,
-                                   std::int64_t output_tokens);
+[[nodiscard]] double attended_share(const AttentionOptions& attention, std::int64_t input_tokens,
+                                    std::int64_t output_tokens);
 
 // How the attention method's tokens on the host come to the device; dense attention reads blocks.
 [[nodiscard]] SparseFetch sparse_fetch(const RunOptions& options, const ModelBundle& model,

@@ -14,7 +14,7 @@ KvStore::Shape shape_of(const ModelConfig& config, DType dtype) {
           .head_dim = config.head_dim,
           .block_tokens = KvStore::default_block_tokens(dtype),
           .dtype = dtype,
-          .open_dtype = dtype,
+          .partial_dtype = dtype,
           .host_attention = true};
 }
 
@@ -62,15 +62,14 @@ void HostAttentionWork::begin(double x, double y) {
   const std::int64_t tokens = context(x, y);
   const std::int64_t block_tokens = store_.shape().block_tokens;
   const std::int64_t blocks = (tokens + block_tokens - 1) / block_tokens;
-  KvResidency& residency = store_.residency();
+  KvBook& book = store_.book();
   const TokenId any = 0;
   rows_.clear();
   for (std::int64_t row = 0; row < std::llround(x); ++row) {
     const SequenceId sequence =
-        residency.admit({&any, 1}, tokens, 0, {.device_blocks = {}, .host_blocks = blocks})
-            .sequence;
+        book.admit({&any, 1}, tokens, 0, {.device_blocks = {}, .host_blocks = blocks}).sequence;
     TRIPHASE_CHECK(sequence.valid(), "a cache that was made for this sequence");
-    residency.append(sequence, tokens);
+    book.append(sequence, tokens);
     sequences_.push_back(sequence);
     rows_.push_back({.sequence = sequence,
                      .first_row = row,

@@ -6,6 +6,7 @@
 
 #include "base/error.h"
 #include "models/kv_projection.h"
+#include "scheduler/memory_plan.h"
 
 namespace triphase {
 namespace {
@@ -70,25 +71,25 @@ void ModelRig::use_kv(DType dtype) {
                              .head_dim = config().head_dim,
                              .block_tokens = block,
                              .dtype = dtype,
-                             .open_dtype = compute_dtype_};
+                             .partial_dtype = compute_dtype_};
   // Every sequence may leave its last block almost empty; prompts are at least half a context.
   const std::int64_t prompts = 2 * limits_.rows / limits_.context + 1;
   const std::int64_t blocks = limits_.tokens / block + limits_.batch + prompts + 1;
-  kv_.emplace(
-      shape,
-      KvStore::Sizes{.device_pages = blocks * shape.layers,
-                     .open_pages = KvStore::open_pages_needed(shape, limits_.batch, limits_.rows)},
-      pool_, nullptr, nullptr);
+  kv_.emplace(shape,
+              KvStore::Sizes{.device_pages = blocks * shape.layers,
+                             .partial_pages = partial_pages_needed(shape.dtype, shape.layers, block,
+                                                                   limits_.batch, limits_.rows)},
+              pool_, nullptr, nullptr);
   const std::size_t half = KvStore::page_bytes(shape) / 2;
   const auto pages = static_cast<std::size_t>(kv_->sizes().device_pages);
   fill_ordinary(backend_, kv_->k_pages(), half * pages);
   fill_ordinary(backend_, kv_->v_pages(), half * pages);
   if (!shape.quantized()) return;
-  const std::size_t open = KvStore::open_page_bytes(shape) / 2;
-  const auto open_pages = static_cast<std::size_t>(kv_->sizes().open_pages);
-  fill_ordinary(backend_, kv_->open_k_pages(), open * open_pages);
-  fill_ordinary(backend_, kv_->open_v_pages(), open * open_pages);
-  const auto scales = static_cast<std::size_t>(kv_->residency().block_capacity());
+  const std::size_t open = KvStore::partial_page_bytes(shape) / 2;
+  const auto partial_pages = static_cast<std::size_t>(kv_->sizes().partial_pages);
+  fill_ordinary(backend_, kv_->partial_k_pages(), open * partial_pages);
+  fill_ordinary(backend_, kv_->partial_v_pages(), open * partial_pages);
+  const auto scales = static_cast<std::size_t>(kv_->book().block_capacity());
   for (std::int64_t layer = 0; layer < shape.layers; ++layer) {
     fill_ordinary(backend_, reinterpret_cast<std::byte*>(kv_->scales(LayerId(layer))),
                   KvStore::scale_bytes(shape) * scales);
@@ -96,11 +97,11 @@ void ModelRig::use_kv(DType dtype) {
 }
 
 SequenceId ModelRig::start_sequence(std::int64_t tokens) {
-  KvResidency& residency = kv_->residency();
+  KvBook& book = kv_->book();
   const TokenId any = 0;
-  const KvResidency::Admission admission = residency.admit({&any, 1}, tokens, 0);
+  const KvBook::Admission admission = book.admit({&any, 1}, tokens, 0);
   TRIPHASE_CHECK(admission.sequence.valid(), "a cache that was made for this sequence");
-  residency.append(admission.sequence, tokens);
+  book.append(admission.sequence, tokens);
   sequences_.push_back(admission.sequence);
   return admission.sequence;
 }
@@ -151,7 +152,7 @@ void DecodeWork::begin(double x, double y) {
         {.sequence = sequence, .first_row = i, .count = 1, .first_position = tokens - 1});
     logit_rows_.push_back(static_cast<std::int32_t>(i));
     if (!rig_.kv().shape().quantized()) continue;
-    OpenPages& open = rig_.kv().open_pages();
+    PartialPages& open = rig_.kv().partial_pages();
     for (std::int64_t layer = 0; layer < rig_.config().layers; ++layer) {
       open.current(sequence, LayerId(layer)) = open.take();
     }
@@ -260,9 +261,9 @@ void QuantizeWork::begin(double x, double /*y*/) {
   std::int64_t next = 0;
   for (std::vector<KvClose>& layer : closes_) {
     for (std::int64_t block = 0; block < blocks; ++block, ++next) {
-      layer.push_back({.open_page = PageId(next % kv.sizes().open_pages),
+      layer.push_back({.partial_page = PageId(next % kv.sizes().partial_pages),
                        .page = PageId(next % kv.sizes().device_pages),
-                       .scale_page = PageId(block % kv.residency().block_capacity())});
+                       .scale_page = PageId(block % kv.book().block_capacity())});
     }
   }
 }
@@ -278,9 +279,9 @@ void QuantizeWork::run() {
                             .kv_heads = shape.kv_heads,
                             .head_dim = shape.head_dim,
                             .scales = kv.scales(LayerId(layer)),
-                            .open_k = kv.open_k_pages(),
-                            .open_v = kv.open_v_pages(),
-                            .open_dtype = shape.open_dtype};
+                            .partial_k = kv.partial_k_pages(),
+                            .partial_v = kv.partial_v_pages(),
+                            .partial_dtype = shape.partial_dtype};
     rig_.backend().ops().kv_close(closes_[static_cast<std::size_t>(layer)], cache,
                                   rig_.backend().stream());
   }

@@ -54,7 +54,7 @@ class Profiler {
     out_.load_seconds = steady_seconds() - load_start;
     measure_start_ = steady_seconds();
     measure_model();
-    HostTransferEngine transfers(options_.emulated_link);
+    HostTransferEngine transfers(options_.machine.emulated_link);
     measure_host_attention(transfers);
     rig_.reset();
     measure_link(transfers);
@@ -69,7 +69,7 @@ class Profiler {
 
  private:
   [[nodiscard]] DType kv_dtype() const {
-    const DType asked = options_.kv_dtype.value_or(model_.weights_dtype);
+    const DType asked = options_.machine.kv_dtype.value_or(model_.weights_dtype);
     return asked == DType::kInt8 ? model_.weights_dtype : asked;
   }
   [[nodiscard]] std::int64_t record_bytes(DType dtype) const {
@@ -82,13 +82,13 @@ class Profiler {
     HardwareProfile& profile = out_.profile;
     profile.name = request_.name;
     profile.measured = true;
-    profile.emulated = options_.emulated_link.has_value();
+    profile.emulated = options_.machine.emulated_link.has_value();
     profile.device = device_identity(backend_);
-    profile.link = link_identity(options_.emulated_link);
+    profile.link = link_identity(options_.machine.emulated_link);
     profile.host = fmt::format("{}, {} cores", machine.cpu_name, machine.usable_cores);
-    profile.device_memory = options_.device_memory.value_or(default_device_budget(free));
+    profile.device_memory = options_.machine.device_memory.value_or(default_device_budget(free));
     profile.host_memory =
-        options_.host_memory.value_or(default_host_budget(free, profile.device_memory));
+        options_.machine.host_memory.value_or(default_host_budget(free, profile.device_memory));
     profile.model_name = model_.identity.path;
     profile.model_fingerprint = model_.identity.fingerprint;
     profile.layers = model_.config.layers;

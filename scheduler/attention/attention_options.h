@@ -1,7 +1,8 @@
 #pragma once
 
 // Which attention method a job uses and its options: names, defaults, limits, and the budget each
-// gives at a context length. Pure values; the methods themselves are in models/attention.
+// gives at a context length. Pure values: a method's file here holds its row of the registry
+// (attention_info.h), its file in models/attention computes.
 
 #include <cstdint>
 #include <optional>
@@ -12,18 +13,19 @@
 
 namespace triphase {
 
+#define TRIPHASE_ATTENTION_METHOD(kind, file, name) kind,
 enum class AttentionKind : std::uint8_t {
-  kDense,
-  kLocal,
-  kStrided,
-  kSwa,
-  kSparq,
-  kSqueezed,
-  kH2o,
-  kLmInfinite,
-  kTopk,
-  kQuest,
+#include "scheduler/attention/attention_methods.inc"
 };
+#undef TRIPHASE_ATTENTION_METHOD
+
+// The "--attention" spellings as the choices of an option: "dense|local|...".
+#define TRIPHASE_ATTENTION_METHOD(kind, file, name) "|" name
+inline constexpr std::string_view kBarBeforeEachName =
+#include "scheduler/attention/attention_methods.inc"
+    ;
+#undef TRIPHASE_ATTENTION_METHOD
+inline constexpr std::string_view kAttentionChoices = kBarBeforeEachName.substr(1);
 
 // "--attention" spellings, in the order of AttentionKind.
 [[nodiscard]] std::span<const std::string_view> attention_names();
@@ -39,6 +41,9 @@ struct AttentionOptions {
   AttentionKind kind = AttentionKind::kDense;
   // Whether a budget of the whole context takes the dense path (off only in tests).
   bool dense_shortcut = true;
+
+  // Whether decoded tokens attend chosen tokens; dense attends all.
+  [[nodiscard]] bool sparse() const { return kind != AttentionKind::kDense; }
 
   struct {
     double keep = 0.2;
@@ -108,10 +113,16 @@ struct AttentionOptions {
     std::int64_t page = 16;
     std::int64_t dense_layers = 2;
   } quest;
+  struct {
+    double keep = 0.2;
+  } random;
 };
 
+// Whether the method looks up key clusters of a fixed context, and has none to choose without.
+[[nodiscard]] bool needs_fixed_context(const AttentionOptions& options);
+
 // Whether the KV cache keeps K^T beside K for the chosen method.
-[[nodiscard]] bool keeps_key_columns(const AttentionOptions& options);
+[[nodiscard]] bool keeps_transposed_k(const AttentionOptions& options);
 
 // Sets one option from "method.option=value". Options of other methods are refused, with a list of
 // what the chosen method has. Throws E-CLI-ATTOPTION.
@@ -119,6 +130,9 @@ void set_attention_option(AttentionOptions& options, std::string_view assignment
 
 // "sparq.rank=32" for every option of the chosen method, as they stand.
 [[nodiscard]] std::vector<std::string> describe_attention_options(const AttentionOptions& options);
+
+// Whether the method has a budget that set_keep_ratio() makes a share of the context.
+[[nodiscard]] bool has_keep_ratio(const AttentionOptions& options);
 
 // Sets the method's budget so that a share `keep` in (0, 1] of the context's tokens is attended
 // (--kv-sparsity 0.8 is keep = 0.2); h2o: of the prompt's tokens. A method without such a budget

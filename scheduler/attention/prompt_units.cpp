@@ -2,24 +2,15 @@
 
 #include <algorithm>
 
-#include "base/error.h"
+#include "scheduler/attention/attention_info.h"
 
 namespace triphase {
 
 PromptUnits prompt_units(const AttentionOptions& options, std::int64_t context_tokens,
                          bool device_selects) {
-  using Prefill = decltype(options.squeezed.prefill);
-  if (options.kind != AttentionKind::kSqueezed || options.squeezed.prefill == Prefill::kDense) {
-    return {};
-  }
-  if (!device_selects) {
-    if (options.squeezed.prefill == Prefill::kAuto) return {};
-    throw Error(ErrorRole::kUsage, "E-CLI-ATTOPTION", "squeezed.prefill")
-        .found("sparse")
-        .expected("dense or auto: on a GPU prompts attend the fixed context densely")
-        .hint("--device cpu attends it sparsely");
-  }
-  return {context_tokens, options.squeezed.prefill_rows};
+  const AttentionInfo& info = attention_info(options.kind);
+  if (info.prompt_units == nullptr) return {};
+  return info.prompt_units(options, context_tokens, device_selects);
 }
 
 std::int64_t whole_units(const PromptUnits& units, std::int64_t computed, std::int64_t left,

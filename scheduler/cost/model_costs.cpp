@@ -10,7 +10,7 @@ double kv_layer_bytes(const ModelCosts& model, DType kv_dtype, std::int64_t bloc
   const auto width = static_cast<double>(model.kv_width);
   const double values = kv_record_bytes(model, kv_dtype);
   if (kv_dtype != DType::kInt8) return values;
-  return values + 8.0 * width / static_cast<double>(block_tokens);
+  return values + 16.0 * width / static_cast<double>(block_tokens);
 }
 
 double input_layer_bytes(const ModelCosts& model) {

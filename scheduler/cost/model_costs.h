@@ -28,8 +28,8 @@ struct ModelCosts {
   }
 };
 
-// K and V of one token in one layer. INT8 adds its scales and zero points: 2 x 2 bytes for K and V
-// of each channel in every block of tokens.
+// K and V of one token in one layer. INT8 adds scales and zero points, FP32 for each channel of
+// K and of V in every block of tokens.
 [[nodiscard]] double kv_layer_bytes(const ModelCosts& model, DType kv_dtype,
                                     std::int64_t block_tokens);
 

@@ -43,50 +43,55 @@ Estimate CostModel::recompute(double batch, double tokens_each) const {
   return tokens_each <= 0.0 ? Estimate{} : curve(CostTable::kRecompute).at(batch, tokens_each);
 }
 
-LaneTimes CostModel::step(const StepWork& work, const StepRules& rules) const {
-  LaneTimes lanes;
-  bool& flag = lanes.extrapolated;
+double CostModel::compute(const StepWork& work, bool& extrapolated) const {
+  double seconds = 0.0;
   if (work.decode_rows > 0) {
     const auto groups =
         static_cast<double>(std::clamp<std::int64_t>(work.decode_groups, 1, work.decode_rows));
-    lanes.compute +=
-        groups * take(decode(work.int8_kv, static_cast<double>(work.decode_rows) / groups,
-                             work.touched_tokens / groups),
-                      flag);
+    seconds += groups * take(decode(work.int8_kv, static_cast<double>(work.decode_rows) / groups,
+                                    work.attended_tokens / groups),
+                             extrapolated);
   }
   if (work.copied_tokens > 0.0) {
     // A copy reads and writes what attention reads once.
     const auto rows = static_cast<double>(std::max<std::int64_t>(work.decode_rows, 1));
-    const double touched = take(decode(work.int8_kv, rows, work.copied_tokens), flag);
-    lanes.compute += 2.0 * std::max(touched - decode(work.int8_kv, rows, 0.0).seconds, 0.0);
+    const double touched = take(decode(work.int8_kv, rows, work.copied_tokens), extrapolated);
+    seconds += 2.0 * std::max(touched - decode(work.int8_kv, rows, 0.0).seconds, 0.0);
   }
   if (work.prefill_rows > 0) {
-    double prefill = take(
-        curve(CostTable::kPrefill).at(static_cast<double>(work.prefill_rows), work.prefill_context),
-        flag);
+    double prefill_seconds =
+        take(prefill(static_cast<double>(work.prefill_rows), work.prefill_context), extrapolated);
     // Rows of one step go through the weights together: they are read once.
     if (work.decode_rows > 0) {
-      const double weights_once = take(decode(work.int8_kv, 1.0, 0.0), flag);
-      prefill = std::max(prefill - weights_once, 0.0);
+      const double weights_once = take(decode(work.int8_kv, 1.0, 0.0), extrapolated);
+      prefill_seconds = std::max(prefill_seconds - weights_once, 0.0);
     }
-    lanes.compute += prefill;
+    seconds += prefill_seconds;
   }
   if (work.quantized_tokens > 0.0) {
-    lanes.compute += take(curve(CostTable::kQuantize).at(work.quantized_tokens), flag);
+    seconds += take(curve(CostTable::kQuantize).at(work.quantized_tokens), extrapolated);
   }
+  return seconds;
+}
+
+double CostModel::on_host(const StepWork& work, bool& extrapolated) const {
+  if (work.host_attention_rows <= 0) return 0.0;
+  TRIPHASE_CHECK(can_attend_on_host(), "the profile has attention on the host");
+  const auto rows = static_cast<double>(work.host_attention_rows);
+  const double once = take(host_attention(rows, work.host_attention_tokens), extrapolated);
+  const double reading = once - host_attention(rows, 0.0).seconds;
+  return once + (work.host_attention_passes - 1.0) * std::max(reading, 0.0);
+}
+
+LaneTimes CostModel::step(const StepWork& work, const StepRules& rules) const {
+  LaneTimes lanes;
+  bool& flag = lanes.extrapolated;
+  lanes.compute = compute(work, flag);
   if (work.recompute_tokens > 0.0) {
     const double rows = static_cast<double>(std::max<std::int64_t>(work.recompute_rows, 1));
     lanes.recompute = take(recompute(rows, work.recompute_tokens / rows), flag);
   }
-  if (work.host_attention_rows > 0) {
-    TRIPHASE_CHECK(can_attend_on_host(), "the profile has attention on the host");
-    lanes.host = take(
-        host_attention(static_cast<double>(work.host_attention_rows), work.host_attention_tokens),
-        flag);
-    const double reading =
-        lanes.host - host_attention(static_cast<double>(work.host_attention_rows), 0.0).seconds;
-    lanes.host += (work.host_attention_passes - 1.0) * std::max(reading, 0.0);
-  }
+  lanes.host = on_host(work, flag);
   const auto bulk = [&](const TimeCurve& table, double bytes, double copies) {
     if (bytes <= 0.0) return 0.0;
     copies = std::max(copies, 1.0);

@@ -20,7 +20,7 @@ enum class SparseFetch : std::uint8_t {
 // What a step does. Counts of the whole step; "tokens" are counted once, not per layer.
 struct StepWork {
   std::int64_t decode_rows = 0;          // sequences that decode
-  double touched_tokens = 0.0;           // tokens that they touch on the device, all together
+  double attended_tokens = 0.0;          // tokens that they touch on the device, all together
   std::int64_t decode_groups = 1;        // zig-zag: computed one group after another
   std::int64_t prefill_rows = 0;         // prompt tokens computed
   double prefill_context = 0.0;          // tokens before them, mean over the rows
@@ -88,6 +88,10 @@ class CostModel {
   }
 
  private:
+  // Seconds of a step's decode rows, copies, prompt rows and quantization; of its attention on the
+  // host. Both set `extrapolated` where a table was left.
+  [[nodiscard]] double compute(const StepWork& work, bool& extrapolated) const;
+  [[nodiscard]] double on_host(const StepWork& work, bool& extrapolated) const;
   [[nodiscard]] const TimeCurve& curve(CostTable table) const {
     return curves_[static_cast<std::size_t>(table)];
   }

@@ -12,17 +12,15 @@ StaticPlacement AcceleratePolicy::start(const JobView& job) const {
 }
 
 std::int64_t AcceleratePolicy::longest_line(const PlacementLimits& limits) const {
-  return limits.host_pages == 0 ? longest_device_line(limits) : longest_host_line(limits);
+  return limits.host_blocks == 0 ? longest_device_line(limits) : longest_host_line(limits);
 }
 
-PlacementActions AcceleratePolicy::decide(const StepView& view) const {
-  PlacementLedger ledger(view);
-  if (view.limits.host_pages == 0) {
-    admit_with_full_reservation(ledger);
-    return ledger.actions();
+void AcceleratePolicy::decide(PlacementStep& step) const {
+  if (step.limits().host_blocks == 0) {
+    admit_with_full_reservation(step);
+  } else {
+    keep_lines_on_host(step);
   }
-  keep_lines_on_host(ledger);
-  return ledger.actions();
 }
 
 }  // namespace triphase

@@ -18,7 +18,7 @@ class AcceleratePolicy final : public PlacementPolicy {
   [[nodiscard]] std::string_view name() const override { return "accelerate"; }
   [[nodiscard]] StaticPlacement start(const JobView& job) const override;
   [[nodiscard]] std::int64_t longest_line(const PlacementLimits& limits) const override;
-  [[nodiscard]] PlacementActions decide(const StepView& view) const override;
+  void decide(PlacementStep& step) const override;
 
  private:
   AccelerateOptions options_;

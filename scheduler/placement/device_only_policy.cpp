@@ -10,28 +10,23 @@ std::int64_t DeviceOnlyPolicy::longest_line(const PlacementLimits& limits) const
   return longest_device_line(limits);
 }
 
-PlacementActions DeviceOnlyPolicy::decide(const StepView& view) const {
-  PlacementLedger ledger(view);
-  admit_with_full_reservation(ledger);
-  return ledger.actions();
-}
+void DeviceOnlyPolicy::decide(PlacementStep& step) const { admit_with_full_reservation(step); }
 
-void admit_with_full_reservation(PlacementLedger& ledger) {
-  const StepView& view = ledger.view();
-  for (std::size_t index = 0; index < view.waiting.size(); ++index) {
-    const WaitingPrompt& prompt = view.waiting[index];
+void admit_with_full_reservation(PlacementStep& step) {
+  for (std::size_t index = 0; index < step.waiting().size(); ++index) {
+    const WaitingRequest& request = step.waiting()[index];
     Admit admit{.waiting = static_cast<std::int64_t>(index)};
     admit.device_blocks = std::max<std::int64_t>(
-        view.limits.blocks_for(prompt.max_tokens) - prompt.shared_blocks - prompt.cached_blocks, 0);
-    if (ledger.running_count() >= view.limits.batch_size) break;
-    // Strictly in order: a long line must not starve behind short ones.
-    if (ledger.admission_pages(admit) > ledger.spare_device_pages()) break;
-    ledger.apply(admit);
+        step.limits().blocks_for(request.max_tokens) - request.found_blocks(), 0);
+    if (step.running_count() >= step.limits().batch_size) break;
+    // Strictly in order: a long request must not starve behind short ones.
+    if (step.admission_blocks(admit) > step.spare_device_blocks()) break;
+    step.admit(admit);
   }
 }
 
 std::int64_t longest_device_line(const PlacementLimits& limits) {
-  return limits.device_blocks() * limits.block_tokens;
+  return limits.device_blocks * limits.block_tokens;
 }
 
 std::uint64_t device_kv_room(const JobView& job, std::int64_t streamed_layers) {

@@ -4,7 +4,6 @@
 // admitted, so that a running line never runs out; first come, first served. `zero` uses the same
 // rule.
 
-#include "scheduler/placement/placement_ledger.h"
 #include "scheduler/placement/placement_policy.h"
 
 namespace triphase {
@@ -14,11 +13,11 @@ class DeviceOnlyPolicy final : public PlacementPolicy {
   [[nodiscard]] std::string_view name() const override { return "device-only"; }
   [[nodiscard]] StaticPlacement start(const JobView& job) const override;
   [[nodiscard]] std::int64_t longest_line(const PlacementLimits& limits) const override;
-  [[nodiscard]] PlacementActions decide(const StepView& view) const override;
+  void decide(PlacementStep& step) const override;
 };
 
-// Admits waiting prompts in order while the device can hold their longest length.
-void admit_with_full_reservation(PlacementLedger& ledger);
+// Admits waiting requests in order while the device can hold their longest length.
+void admit_with_full_reservation(PlacementStep& step);
 
 // Longest line when every block must be on the device.
 [[nodiscard]] std::int64_t longest_device_line(const PlacementLimits& limits);

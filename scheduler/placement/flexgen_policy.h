@@ -25,12 +25,12 @@ class FlexGenPolicy final : public PlacementPolicy {
   [[nodiscard]] std::string_view name() const override { return "flexgen"; }
   [[nodiscard]] StaticPlacement start(const JobView& job) const override;
   [[nodiscard]] std::int64_t longest_line(const PlacementLimits& limits) const override;
-  [[nodiscard]] PlacementActions decide(const StepView& view) const override;
+  void decide(PlacementStep& step) const override;
 
   [[nodiscard]] const FlexGenOptions& options() const { return options_; }
 
  private:
-  void admit_block(class PlacementLedger& ledger) const;
+  void admit_block(PlacementStep& step) const;
 
   FlexGenOptions options_;
 };

@@ -12,11 +12,12 @@
 namespace triphase {
 
 struct PhaseSchedule {
+  bool host_tier = true;  // false: every KV token stays on the device, Phase I to the end
   // Decode steps (tokens generated so far) at which Phases II and III begin; a number at or beyond
   // the output length means never. p1 = 0 offloads during prefill already.
   std::int64_t p1 = 0;
   std::int64_t p2 = 0;
-  double alpha = 0.0;  // share of the context that lives on the host (closed blocks only)
+  double alpha = 0.0;  // share of the context that lives on the host (full blocks only)
   // Instead of a constant alpha: from p1 on a sequence keeps so many tokens on the device and the
   // share on the host grows with its context; 0: alpha as published.
   std::int64_t device_tokens = 0;

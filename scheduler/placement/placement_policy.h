@@ -1,9 +1,9 @@
 #pragma once
 
 // The one interface of all placement policies: where each token's KV lives and how it gets to the
-// device. Policies are immutable values behind a virtual call: decide() is a pure function of the
-// view, so that the engine and the simulator get the same actions from the same state. Which tokens
-// are touched is not decided here (attention policies).
+// device. Policies are immutable values behind a virtual call: what decide() does follows from
+// the step alone, so that the engine and the simulator get the same actions from the same state.
+// Which tokens are touched is not decided here (attention policies).
 
 #include <cstdint>
 #include <memory>
@@ -12,7 +12,7 @@
 #include <vector>
 
 #include "base/dtype.h"
-#include "scheduler/placement/placement_view.h"
+#include "scheduler/placement/placement_step.h"
 
 namespace triphase {
 
@@ -39,9 +39,9 @@ struct JobView {
 // Fixed for a whole job.
 struct StaticPlacement {
   std::int64_t streamed_layers = 0;  // layers whose weights live on the host and cross every step
-  bool host_tier = false;  // KV may live on the host; false: PlacementLimits::host_pages is 0
+  bool host_tier = false;  // KV may live on the host; false: PlacementLimits::host_blocks is 0
   HostKvUse host_kv = HostKvUse::kStream;
-  // How the host tier is used. Lines have all of their closed blocks there; also where the device
+  // How the host tier is used. Lines have all of their full blocks there; also where the device
   // alone could hold them; the device needs staging more than homes, as all KV passes through it.
   bool host_lines = false;
   bool host_always = false;
@@ -74,9 +74,9 @@ class PlacementPolicy {
   // Leading blocks of a sequence whose layer inputs X the policy wants saved on the host.
   [[nodiscard]] virtual std::int64_t input_blocks(std::int64_t /*block_tokens*/) const { return 0; }
 
-  // What to do before the step. Never over-commits (action_checker.h) for a view in which every
-  // line is at most longest_line(), and keeps at least one sequence running when any is there.
-  [[nodiscard]] virtual PlacementActions decide(const StepView& view) const = 0;
+  // Does what is to be done before the step. Never over-commits where every request is at most
+  // longest_line(), and keeps at least one running when any is there (PlacementStep::check).
+  virtual void decide(PlacementStep& step) const = 0;
 };
 
 }  // namespace triphase

@@ -1,19 +1,17 @@
 #pragma once
 
 // `triphase`: ALISA's three phases per sequence, by a plan's schedule. In Phase I every token is on
-// the device; in Phase II a share alpha of the context, the oldest closed blocks outside the local
+// the device; in Phase II a share alpha of the context, the oldest full blocks outside the local
 // window, lives on the host; in Phase III a share beta of those is recomputed from saved layer
 // inputs. Memory pressure brings a switch forward, never past a budget; a sequence whose blocks
 // left early gets them back when pages are plenty. Lines are admitted while both tiers together can
-// hold every running line at its longest, so that nobody has to be suspended; a line that has to
+// hold every running line at its longest, so that nobody has to make room; a line that has to
 // waits on the host.
 
 #include "scheduler/placement/phase_schedule.h"
 #include "scheduler/placement/placement_policy.h"
 
 namespace triphase {
-
-class PlacementLedger;
 
 class TriphasePolicy final : public PlacementPolicy {
  public:
@@ -25,21 +23,27 @@ class TriphasePolicy final : public PlacementPolicy {
   [[nodiscard]] std::int64_t input_blocks(std::int64_t block_tokens) const override {
     return (schedule_.input_tokens + block_tokens - 1) / block_tokens;
   }
-  [[nodiscard]] PlacementActions decide(const StepView& view) const override;
+  void decide(PlacementStep& step) const override;
 
   [[nodiscard]] const PhaseSchedule& schedule() const { return schedule_; }
 
  private:
-  // Blocks that may leave the device: closed, and outside the local window if that is `kept`.
-  [[nodiscard]] std::int64_t movable_end(const RunningSequence& sequence,
+  // Blocks that may leave the device: full, and outside the local window if that is kept.
+  [[nodiscard]] std::int64_t movable_end(const PlacedRequest& request,
                                          const PlacementLimits& limits, bool keep_window) const;
-  [[nodiscard]] std::int64_t target_away(const RunningSequence& sequence,
+  [[nodiscard]] std::int64_t target_away(const PlacedRequest& request,
                                          const PlacementLimits& limits) const;
-  void follow_schedule(PlacementLedger& ledger) const;
-  void relieve_pressure(PlacementLedger& ledger) const;
-  void relieve_pressure(PlacementLedger& ledger, bool keep_window) const;
-  void admit_waiting(PlacementLedger& ledger) const;
-  void reload_when_plenty(PlacementLedger& ledger) const;
+  void follow_schedule(PlacementStep& step) const;
+  void relieve_pressure(PlacementStep& step) const;
+  void relieve_pressure(PlacementStep& step, bool keep_window) const;
+  void reload_when_plenty(PlacementStep& step) const;
+  // Blocks that running requests may still come to need at their longest.
+  [[nodiscard]] static std::int64_t demand_of_running(const PlacementStep& step);
+  // Returns whether all of them run again.
+  static bool resume_preempted(PlacementStep& step, std::int64_t& demand);
+  // Whether one request more fits, with `demand` of all.
+  [[nodiscard]] static bool fits(const PlacementStep& step, std::int64_t demand);
+  void admit_waiting(PlacementStep& step, std::int64_t demand) const;
 
   PhaseSchedule schedule_;
 };

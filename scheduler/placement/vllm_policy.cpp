@@ -4,7 +4,6 @@
 #include <cmath>
 
 #include "scheduler/placement/device_only_policy.h"
-#include "scheduler/placement/placement_ledger.h"
 
 namespace triphase {
 namespace {
@@ -12,14 +11,16 @@ namespace {
 // Share of the device's blocks kept free at admission, against preempting at once.
 constexpr double kWatermark = 0.01;
 
-// The most recently admitted sequence makes room. Returns whether any had to.
-bool preempt_until_it_fits(PlacementLedger& ledger, const VllmOptions& options) {
+// The most recently admitted request makes room. Returns whether any had to.
+bool preempt_until_it_fits(PlacementStep& step, const VllmOptions& options) {
   bool preempted = false;
-  for (std::size_t index = ledger.view().running.size();
-       index-- > 1 && ledger.spare_device_pages() < 0;) {
-    ledger.apply(options.preemption == SuspendMode::kSwap
-                     ? ledger.swap_if_it_fits(index)
-                     : Suspend{ledger.running(index).id, SuspendMode::kDrop});
+  while (step.running().size() > 1 && step.spare_device_blocks() < 0) {
+    const SequenceId last = step.running().back().id;
+    if (options.preemption == PreemptMode::kSwap) {
+      step.preempt(last);
+    } else {
+      step.preempt(last, PreemptMode::kDrop);
+    }
     preempted = true;
   }
   return preempted;
@@ -28,45 +29,40 @@ bool preempt_until_it_fits(PlacementLedger& ledger, const VllmOptions& options) 
 }  // namespace
 
 StaticPlacement VllmPolicy::start(const JobView& /*job*/) const {
-  return {.host_tier = options_.preemption == SuspendMode::kSwap, .block_tokens = kVllmBlockTokens};
+  return {.host_tier = options_.preemption == PreemptMode::kSwap, .block_tokens = kVllmBlockTokens};
 }
 
 std::int64_t VllmPolicy::longest_line(const PlacementLimits& limits) const {
   return longest_device_line(limits);
 }
 
-PlacementActions VllmPolicy::decide(const StepView& view) const {
-  PlacementLedger ledger(view);
-  if (preempt_until_it_fits(ledger, options_)) return ledger.actions();
+void VllmPolicy::decide(PlacementStep& step) const {
+  if (preempt_until_it_fits(step, options_)) return;
 
-  const PlacementLimits& limits = view.limits;
-  const auto watermark = static_cast<std::int64_t>(
-      std::ceil(kWatermark * static_cast<double>(limits.device_blocks())));
-  const auto has_room = [&](std::int64_t pages) {
-    const std::int64_t kept = ledger.running_count() == 0 ? 0 : watermark * limits.layers;
-    return ledger.running_count() < limits.batch_size &&
-           pages + kept <= ledger.spare_device_pages();
+  const PlacementLimits& limits = step.limits();
+  const auto watermark =
+      static_cast<std::int64_t>(std::ceil(kWatermark * static_cast<double>(limits.device_blocks)));
+  const auto has_room = [&](std::int64_t blocks) {
+    const std::int64_t kept = step.running().empty() ? 0 : watermark;
+    return step.running_count() < limits.batch_size && blocks + kept <= step.spare_device_blocks();
   };
-  for (const SuspendedSequence& sequence : view.suspended) {
+  for (std::size_t index = 0; index < step.preempted().size(); ++index) {
+    const PlacedRequest& request = step.preempted()[index];
     // Room for all that it had and for the next step.
-    const std::int64_t tokens = std::max(sequence.prefill_tokens, sequence.context + 1);
+    const std::int64_t tokens = std::max(request.prefill_tokens, request.context + 1);
     const std::int64_t blocks = limits.blocks_for(tokens);
-    if (!has_room(blocks * limits.layers)) return ledger.actions();
-    ledger.apply(Resume{sequence.id, sequence.mode == SuspendMode::kSwap
-                                         ? limits.blocks_for(sequence.context)
-                                         : blocks});
+    if (!has_room(blocks)) return;
+    step.resume(index,
+                request.mode == PreemptMode::kSwap ? limits.blocks_for(request.context) : blocks);
   }
-  for (std::size_t index = 0; index < view.waiting.size(); ++index) {
-    const WaitingPrompt& prompt = view.waiting[index];
-    const Admit admit{
-        .waiting = static_cast<std::int64_t>(index),
-        .device_blocks = std::max<std::int64_t>(
-            limits.blocks_for(prompt.prompt_tokens) - prompt.shared_blocks - prompt.cached_blocks,
-            0)};
-    if (!has_room(ledger.admission_pages(admit))) break;
-    ledger.apply(admit);
+  for (std::size_t index = 0; index < step.waiting().size(); ++index) {
+    const WaitingRequest& request = step.waiting()[index];
+    const Admit admit{.waiting = static_cast<std::int64_t>(index),
+                      .device_blocks = std::max<std::int64_t>(
+                          limits.blocks_for(request.prompt_tokens) - request.found_blocks(), 0)};
+    if (!has_room(step.admission_blocks(admit))) break;
+    step.admit(admit);
   }
-  return ledger.actions();
 }
 
 }  // namespace triphase

@@ -10,7 +10,7 @@
 namespace triphase {
 
 struct VllmOptions {
-  SuspendMode preemption = SuspendMode::kDrop;
+  PreemptMode preemption = PreemptMode::kDrop;
 };
 
 inline constexpr std::int64_t kVllmBlockTokens = 16;
@@ -22,7 +22,7 @@ class VllmPolicy final : public PlacementPolicy {
   [[nodiscard]] std::string_view name() const override { return "vllm"; }
   [[nodiscard]] StaticPlacement start(const JobView& job) const override;
   [[nodiscard]] std::int64_t longest_line(const PlacementLimits& limits) const override;
-  [[nodiscard]] PlacementActions decide(const StepView& view) const override;
+  void decide(PlacementStep& step) const override;
 
  private:
   VllmOptions options_;

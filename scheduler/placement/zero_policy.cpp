@@ -48,14 +48,12 @@ std::int64_t ZeroPolicy::longest_line(const PlacementLimits& limits) const {
   return options_.mode == ZeroMode::k2023 ? longest_host_line(limits) : longest_device_line(limits);
 }
 
-PlacementActions ZeroPolicy::decide(const StepView& view) const {
-  PlacementLedger ledger(view);
+void ZeroPolicy::decide(PlacementStep& step) const {
   if (options_.mode == ZeroMode::k2023) {
-    keep_lines_on_host(ledger);
+    keep_lines_on_host(step);
   } else {
-    admit_with_full_reservation(ledger);
+    admit_with_full_reservation(step);
   }
-  return ledger.actions();
 }
 
 }  // namespace triphase

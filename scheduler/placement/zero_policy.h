@@ -24,7 +24,7 @@ class ZeroPolicy final : public PlacementPolicy {
   // k2022: throws E-MEM-FIT when the KV of a full batch does not fit beside two streamed layers.
   [[nodiscard]] StaticPlacement start(const JobView& job) const override;
   [[nodiscard]] std::int64_t longest_line(const PlacementLimits& limits) const override;
-  [[nodiscard]] PlacementActions decide(const StepView& view) const override;
+  void decide(PlacementStep& step) const override;
 
  private:
   ZeroOptions options_;

@@ -31,6 +31,7 @@ struct PlanBudget {
 enum class ScheduleKind : std::uint8_t {
   kAdaptive,  // the host takes only what the device cannot hold
   kPaper,     // constant alpha and beta, as published
+  kDevice,    // no host tier: fewer sequences at a time, none of whose KV crosses the link
 };
 
 // Predicted, per phase (index 0 is Phase I).

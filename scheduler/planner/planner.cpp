@@ -94,7 +94,7 @@ std::optional<Candidate> best_candidate(const CostModel& cost, const PlanRequest
       .found(fmt::format("batch {} with {} + {} tokens needs {} when nothing leaves the device; "
                          "budgets are {} on the device and {} on the host",
                          request.workload.batch, request.workload.input_len,
-                         request.workload.output_len, format_bytes(steps.device_bytes(whole)),
+                         request.workload.output_len, format_bytes(steps.device_bytes(whole, 0)),
                          format_bytes(request.budget.device_memory),
                          format_bytes(request.budget.host_memory)))
       .expected("a workload that fits both tiers together");
@@ -119,7 +119,8 @@ void predict_phases(const StepModel& steps, Plan& plan) {
     prediction.transfer_seconds += lanes.h2d + lanes.d2h;
     prediction.recompute_seconds += lanes.recompute;
     plan.extrapolated = plan.extrapolated || lanes.extrapolated;
-    plan.device_peak = std::max(plan.device_peak, steps.device_bytes(tokens));
+    plan.device_peak =
+        std::max(plan.device_peak, steps.device_bytes(tokens, plan.schedule.input_tokens));
     plan.host_peak = std::max(plan.host_peak, steps.host_bytes(tokens, plan.schedule.input_tokens));
     // Eq. 5 as printed: compute up to p2, transfers from p1, recomputation from p2, summed.
     if (j < plan.schedule.p2) plan.paper_objective += lanes.compute;

@@ -134,7 +134,9 @@ class Search {
     for (std::int64_t p1 = n_; p1 >= from; --p1) {
       if (p1 < n_ && two.misfits[index(p1)] != two.misfits[index(p1 + 1)]) best_tail = kInfinite;
       const double before = phase_one_[index(p1)];
-      if (before != kInfinite && best_tail != kInfinite && (fixed_p1 < 0 || p1 == fixed_p1)) {
+      // Without Phase III nothing is saved: that is what beta = 0 is tried for.
+      const bool asked = beta == 0.0 || best_p2 < n_;
+      if (asked && before != kInfinite && best_tail != kInfinite) {
         offer(p1, best_p2,
               before + burst(rule, 0.0, p1, inputs) + two.seconds[index(p1)] + best_tail);
       }
@@ -346,7 +348,7 @@ ScheduleCost schedule_cost(const StepModel& steps, const PhaseSchedule& schedule
     if (!steps.fits(tokens, schedule.input_tokens)) {
       return {kInfinite,
               fmt::format("step {} needs {} on the device and {} on the host", j,
-                          format_bytes(steps.device_bytes(tokens)),
+                          format_bytes(steps.device_bytes(tokens, schedule.input_tokens)),
                           format_bytes(steps.host_bytes(tokens, schedule.input_tokens)))};
     }
     cost.seconds += steps.decode(tokens, schedule.input_tokens).step;

@@ -4,35 +4,53 @@
 #include <cmath>
 
 namespace triphase {
-namespace {
-
-// Of what is fetched, that staging holds: one is read while the next one arrives, in the next step
-// too.
-constexpr double kStagedLayers = 2.0;
-
-}  // namespace
 
 StepModel::StepModel(const CostModel& cost, const PlanModel& model, const PlanWorkload& workload,
                      const PlanBudget& budget)
-    : cost_(&cost), model_(model), workload_(workload), budget_(budget) {
+    : cost_(&cost), model_(model), workload_(workload) {
   const auto layers = static_cast<double>(model.costs.layers);
-  kv_token_ = layers * kv_layer_bytes(model.costs, model.kv_dtype, model.block_tokens);
   record_token_ = layers * kv_record_bytes(model.costs, model.kv_dtype);
   input_token_ = layers * input_layer_bytes(model.costs);
-  const std::int64_t resident =
-      model.costs.layers - model.streamed_layers + std::min<std::int64_t>(model.streamed_layers, 2);
-  const std::int64_t chunk = std::min(model.prefill_chunk, workload.batch * workload.input_len);
-  fixed_device_ = model.costs.other_weights +
-                  model.costs.layer_weights * static_cast<std::uint64_t>(resident) +
-                  scratch_bytes(model.costs, std::max(chunk, workload.batch), workload.batch,
-                                model.weights_dtype);
+  request_ =
+      memory_request({.costs = &model_.costs,
+                      .weights_dtype = model.weights_dtype,
+                      .kv_dtype = model.kv_dtype,
+                      .block_tokens = model.block_tokens,
+                      .streamed_layers = model.streamed_layers,
+                      .batch_size = workload.batch,
+                      .prefill_chunk = model.prefill_chunk,
+                      .context = std::max(model.longest, workload.input_len + workload.output_len),
+                      .scratch = model.scratch});
+  request_.budget = budget.device_memory;
+  request_.kv_budget = model.kv_budget;
+  if (model.transposed_k) request_.transposed_k_bytes = request_.page_bytes / 2;
+  MemoryRequest::Host host;
+  host.budget = budget.host_memory;
+  if (!reads_whole_blocks()) host.chosen_share = workload.caching_ratio;
+  host.input_block_bytes =
+      static_cast<std::uint64_t>(input_token_) * static_cast<std::uint64_t>(model.block_tokens);
+  request_.host = host;
+}
+
+const MemoryPlan* StepModel::memory(std::int64_t input_tokens) const {
+  const std::int64_t inputs = blocks(input_tokens);
+  if (division_.input_blocks != inputs) {
+    MemoryRequest request = request_;
+    request.host->input_blocks = inputs;
+    division_ = {inputs, try_plan_memory(request)};
+    // With more of the weights on the host it might: that is another model of the step.
+    if (division_.plan && division_.plan->streamed_layers != model_.streamed_layers) {
+      division_.plan.reset();
+    }
+  }
+  return division_.plan ? &*division_.plan : nullptr;
 }
 
 std::int64_t StepModel::movable(std::int64_t context) const {
   // Half of the touched share is the local window (ALISA's even split); dense has none.
   const double window = workload_.caching_ratio >= 1.0 ? 0.0 : workload_.caching_ratio / 2.0;
   const auto kept = static_cast<std::int64_t>(std::ceil(window * static_cast<double>(context)));
-  // The open block stays as well.
+  // The partial block stays as well.
   return round_to_blocks(std::max<std::int64_t>(context - std::max<std::int64_t>(kept, 1), 0));
 }
 
@@ -57,20 +75,21 @@ LaneTimes StepModel::decode(const StepTokens& tokens, std::int64_t input_tokens)
                                         : away * static_cast<double>(tokens.recompute) /
                                               static_cast<double>(tokens.host);
   StepWork work{.decode_rows = workload_.batch,
-                .touched_tokens = batch * touched,
+                .attended_tokens = batch * touched,
                 .int8_kv = model_.kv_dtype == DType::kInt8};
   if (work.int8_kv) work.quantized_tokens = batch;
   // Dense attention streams whole pages; a sparse one gathers records of single tokens.
   const bool dense = reads_whole_blocks();
   work.fetch = model_.fetch;
+  std::int64_t ahead = 0;  // tokens of a sequence that the step before may bring
   if (dense) {
     work.h2d_bytes += batch * (away - again) * record_token_;
     // Not what has just left, nor what may be recomputed instead.
     const std::int64_t kept =
         tokens.host - std::max(std::min(input_tokens, tokens.host), tokens.recompute);
     if (workload_.caching_ratio >= 1.0) {
-      work.early_bytes = batch * record_token_ *
-                         static_cast<double>(std::max<std::int64_t>(kept - tokens.newly_away, 0));
+      ahead = std::max<std::int64_t>(kept - tokens.newly_away, 0);
+      work.early_bytes = batch * record_token_ * static_cast<double>(ahead);
     }
   } else {
     work.gathered_records = batch * layers * (away - again);
@@ -92,7 +111,12 @@ LaneTimes StepModel::decode(const StepTokens& tokens, std::int64_t input_tokens)
   work.h2d_copies = layers;
   work.d2h_bytes = batch * static_cast<double>(tokens.newly_away) * record_token_;
   work.d2h_copies = layers;
-  return cost_->step(work, {.layers = model_.costs.layers, .early_layers = kStagedLayers - 1.0});
+  const MemoryPlan* plan = memory(input_tokens);
+  const std::int64_t staged = round_to_blocks(ahead) / model_.block_tokens;
+  return cost_->step(work, {.layers = model_.costs.layers,
+                            .early_layers = layers_staged_ahead(
+                                plan == nullptr ? 0 : plan->staging_pages, workload_.batch * staged,
+                                staged, workload_.batch, model_.costs.layers)});
 }
 
 LaneTimes StepModel::prefill(std::int64_t away, std::int64_t input_tokens) const {
@@ -120,30 +144,36 @@ LaneTimes StepModel::prefill(std::int64_t away, std::int64_t input_tokens) const
   return total;
 }
 
-std::uint64_t StepModel::device_bytes(const StepTokens& tokens) const {
-  const auto batch = static_cast<double>(workload_.batch);
-  const auto layers = static_cast<double>(model_.costs.layers);
-  // Blocks are whole on the device. Where any are on the host, a job has set aside the scales of as
-  // many as a full batch can have.
-  const std::int64_t longest =
-      round_to_blocks(workload_.input_len + workload_.output_len + model_.block_tokens - 1);
-  const auto scaled = static_cast<double>(tokens.host > 0 ? longest : 0);
-  const std::int64_t on_device =
-      round_to_blocks(tokens.context - tokens.host + model_.block_tokens - 1);
-  const double staged =
-      std::min(static_cast<double>(tokens.host),
-               workload_.miss_rate > 0.0 ? fetched(tokens) / workload_.miss_rate : 0.0);
-  return fixed_device_ +
-         static_cast<std::uint64_t>(batch * (static_cast<double>(on_device) * kv_token_ +
-                                             scaled * (kv_token_ - record_token_) +
-                                             kStagedLayers * staged * record_token_ / layers));
+bool StepModel::fits(const StepTokens& tokens, std::int64_t input_tokens) const {
+  const MemoryPlan* plan = memory(input_tokens);
+  if (plan == nullptr) return false;
+  const std::int64_t batch = workload_.batch;
+  // Blocks are whole on the device; a request's on the host are read together.
+  return batch * blocks(tokens.context - tokens.host) * model_.costs.layers <= plan->kv_pages &&
+         batch * blocks(tokens.host - tokens.recompute) <= plan->host_blocks &&
+         batch * blocks(input_tokens) <= plan->input_blocks &&
+         blocks(tokens.host) <= plan->staging_pages;
+}
+
+std::uint64_t StepModel::device_bytes(const StepTokens& tokens, std::int64_t input_tokens) const {
+  const auto layers = static_cast<std::uint64_t>(model_.costs.layers);
+  const std::uint64_t block =
+      layers * (request_.page_bytes + request_.scale_bytes + request_.transposed_k_bytes);
+  const auto here =
+      static_cast<std::uint64_t>(workload_.batch * blocks(tokens.context - tokens.host));
+  const MemoryPlan* plan = memory(input_tokens);
+  if (plan == nullptr) {
+    return request_.weights + request_.scratch(workload_.batch) + here * block;
+  }
+  const auto homes = static_cast<std::uint64_t>(plan->kv_pages) / layers;
+  return plan->total() - homes * block + here * block;
 }
 
 std::uint64_t StepModel::host_bytes(const StepTokens& tokens, std::int64_t input_tokens) const {
-  const auto batch = static_cast<double>(workload_.batch);
-  return static_cast<std::uint64_t>(
-             batch * (static_cast<double>(tokens.host - tokens.recompute) * record_token_ +
-                      static_cast<double>(input_tokens) * input_token_)) +
+  const auto block = static_cast<double>(model_.block_tokens);
+  const auto away = static_cast<double>(workload_.batch * blocks(tokens.host - tokens.recompute));
+  const auto inputs = static_cast<double>(workload_.batch * blocks(input_tokens));
+  return static_cast<std::uint64_t>(block * (away * record_token_ + inputs * input_token_)) +
          model_.costs.layer_weights * static_cast<std::uint64_t>(model_.streamed_layers);
 }
 

@@ -5,9 +5,11 @@
 // sums of these.
 
 #include <cstdint>
+#include <optional>
 
 #include "scheduler/cost/model_costs.h"
 #include "scheduler/cost/step_cost.h"
+#include "scheduler/memory_plan.h"
 #include "scheduler/planner/plan.h"
 
 namespace triphase {
@@ -20,6 +22,13 @@ struct PlanModel {
   std::int64_t streamed_layers = 0;
   std::int64_t prefill_chunk = 2048;
   SparseFetch fetch = SparseFetch::kAhead;  // below r = 1
+  // What a run knows beside the sizes: the longest request that memory is divided for (0: the
+  // workload's), bytes of its scratch, a budget for KV alone, and whether K^T is kept beside K on
+  // the device.
+  std::int64_t longest = 0;
+  std::optional<std::uint64_t> scratch;
+  std::optional<std::uint64_t> kv_budget;
+  bool transposed_k = false;
 };
 
 // Where one sequence's tokens are during a step.
@@ -41,12 +50,11 @@ class StepModel {
   // `input_tokens` is saved.
   [[nodiscard]] LaneTimes prefill(std::int64_t away, std::int64_t input_tokens) const;
 
-  [[nodiscard]] std::uint64_t device_bytes(const StepTokens& tokens) const;
+  // Of what plan_memory() gives a run.
+  [[nodiscard]] std::uint64_t device_bytes(const StepTokens& tokens,
+                                           std::int64_t input_tokens) const;
   [[nodiscard]] std::uint64_t host_bytes(const StepTokens& tokens, std::int64_t input_tokens) const;
-  [[nodiscard]] bool fits(const StepTokens& tokens, std::int64_t input_tokens) const {
-    return device_bytes(tokens) <= budget_.device_memory &&
-           host_bytes(tokens, input_tokens) <= budget_.host_memory;
-  }
+  [[nodiscard]] bool fits(const StepTokens& tokens, std::int64_t input_tokens) const;
 
   // Closed tokens that may leave the device at this context: all but the local window.
   [[nodiscard]] std::int64_t movable(std::int64_t context) const;
@@ -64,15 +72,23 @@ class StepModel {
     return workload_.caching_ratio >= 1.0 || model_.fetch == SparseFetch::kWholeBlocks;
   }
   [[nodiscard]] double fetched(const StepTokens& tokens) const;  // host tokens touched, a sequence
+  [[nodiscard]] std::int64_t blocks(std::int64_t tokens) const {
+    return (tokens + model_.block_tokens - 1) / model_.block_tokens;
+  }
+  // Null: not even that fits.
+  [[nodiscard]] const MemoryPlan* memory(std::int64_t input_tokens) const;
 
   const CostModel* cost_;
   PlanModel model_;
   PlanWorkload workload_;
-  PlanBudget budget_;
-  double kv_token_ = 0.0;      // bytes of K and V of a token, all layers
-  double record_token_ = 0.0;  // of it what crosses the link: INT8's scales do not
+  double record_token_ = 0.0;  // bytes of K and V of a token that cross the link, all layers
   double input_token_ = 0.0;   // of X
-  std::uint64_t fixed_device_ = 0;
+  MemoryRequest request_;
+  struct Division {
+    std::int64_t input_blocks = -1;  // of each sequence
+    std::optional<MemoryPlan> plan;
+  };
+  mutable Division division_;  // of the inputs that were asked for last: searches ask in runs
 };
 
 }  // namespace triphase

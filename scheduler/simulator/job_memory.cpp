@@ -8,6 +8,7 @@
 #include "base/error.h"
 #include "base/format_bytes.h"
 #include "scheduler/cost/model_costs.h"
+#include "scheduler/memory_plan.h"
 
 namespace triphase {
 namespace {
@@ -27,31 +28,42 @@ Longest longest_of(const SimulatedJob& job) {
   return longest;
 }
 
-std::uint64_t scratch_of(const SimulatedJob& job) {
-  return scratch_bytes(job.model, job.prefill_chunk + job.batch_size, job.batch_size,
-                       job.weights_dtype);
+MemoryRequest sized_request(const SimulatedJob& job, Longest longest, DType kv_dtype,
+                            std::int64_t block_tokens, std::int64_t streamed_layers) {
+  return memory_request({.costs = &job.model,
+                         .weights_dtype = job.weights_dtype,
+                         .kv_dtype = kv_dtype,
+                         .block_tokens = block_tokens,
+                         .streamed_layers = streamed_layers,
+                         .batch_size = job.batch_size,
+                         .prefill_chunk = job.prefill_chunk,
+                         .context = longest.context,
+                         .scratch = {}});
 }
 
 StaticPlacement ask(const PlacementPolicy& policy, const SimulatedJob& job, Longest longest) {
   const ModelCosts& model = job.model;
-  return policy.start({.layers = model.layers,
-                       .block_tokens = job.block_tokens,
-                       .batch_size = job.batch_size,
-                       .longest_tokens = longest.context,
-                       .device_budget = job.device_memory,
-                       .host_budget = job.host_memory,
-                       .layer_weights = model.layer_weights,
-                       .other_weights = model.other_weights,
-                       .scratch = scratch_of(job),
-                       .kv_bytes_per_token = static_cast<std::uint64_t>(
-                           static_cast<double>(model.layers) *
-                           kv_layer_bytes(model, job.kv_dtype, job.block_tokens))});
+  return policy.start(
+      {.layers = model.layers,
+       .block_tokens = job.block_tokens,
+       .batch_size = job.batch_size,
+       .longest_tokens = longest.context,
+       .device_budget = job.device_memory,
+       .host_budget = job.host_memory,
+       .layer_weights = model.layer_weights,
+       .other_weights = model.other_weights,
+       .scratch =
+           sized_request(job, longest, job.kv_dtype, job.block_tokens, 0).scratch(job.batch_size),
+       .kv_bytes_per_token =
+           static_cast<std::uint64_t>(static_cast<double>(model.layers) *
+                                      kv_layer_bytes(model, job.kv_dtype, job.block_tokens))});
 }
 
 void take_choices(const SimulatedJob& job, JobMemory& memory) {
   if (job.division) {
     memory.kv_dtype = job.kv_dtype;
     memory.streamed_layers = job.division->streamed_layers;
+    memory.staging_pages = job.division->staging_pages;
     memory.limits = job.division->limits;
     return;
   }
@@ -61,9 +73,7 @@ void take_choices(const SimulatedJob& job, JobMemory& memory) {
   memory.limits = {.layers = job.model.layers,
                    .block_tokens = memory.placement.block_tokens.value_or(job.block_tokens),
                    .batch_size = job.batch_size,
-                   .prefill_chunk = job.prefill_chunk,
-                   .staging_group = memory.placement.gpu_batch,
-                   .touched_share = job.caching_ratio};
+                   .prefill_chunk = job.prefill_chunk};
 }
 
 void count_token_bytes(const SimulatedJob& job, JobMemory& memory) {
@@ -76,77 +86,69 @@ void count_token_bytes(const SimulatedJob& job, JobMemory& memory) {
       static_cast<double>(job.model.q_width * job.model.layers) * job.activation_bytes;
 }
 
-// Sets how many tokens staging holds, and returns its bytes.
-std::uint64_t divide_staging(const SimulatedJob& job, Longest longest, JobMemory& memory) {
-  const StaticPlacement& placement = memory.placement;
-  if (!placement.host_tier || placement.host_kv != HostKvUse::kStream) return 0;
-  const std::int64_t group = placement.gpu_batch > 0 ? placement.gpu_batch : job.batch_size;
-  const auto touched = static_cast<std::int64_t>(
-      std::ceil(static_cast<double>(longest.context) * job.caching_ratio));
-  // Prompts are attended densely, a chunk's worth of sequences at a time.
-  const std::int64_t prefill = std::max(longest.prompt, job.prefill_chunk);
-  memory.limits.staging_tokens = std::max(group * touched, prefill);
-  if (job.caching_ratio < 1.0) memory.limits.staging_tokens += group * longest.prompt;
-  // Two layers: one is attended while the next one arrives. Prompts' share only while they are
-  // being computed, inside the scratch of a chunk.
-  const double layer = kv_layer_bytes(job.model, memory.kv_dtype, memory.limits.block_tokens);
-  return static_cast<std::uint64_t>(2.0 * layer * static_cast<double>(group * touched));
+// Attention on the host from a copy in F32: its bytes there.
+std::uint64_t workspace_bytes(const SimulatedJob& job, Longest longest, const JobMemory& memory) {
+  const bool attends = memory.placement.host_kv == HostKvUse::kCpuAttention;
+  if (!job.handicaps.copies_host_kv || !attends) return 0;
+  const PlacementLimits& limits = memory.limits;
+  const std::int64_t tokens =
+      limits.blocks_for(longest.context) * limits.block_tokens * job.batch_size;
+  return static_cast<std::uint64_t>(tokens * 2 * job.model.kv_width) * sizeof(float);
 }
 
-// At most what a full batch of longest lines could use, as the engine has it.
-void divide_host(const PlacementPolicy& policy, const SimulatedJob& job, Longest longest,
-                 JobMemory& memory) {
-  PlacementLimits& limits = memory.limits;
-  const auto block_tokens = static_cast<double>(limits.block_tokens);
-  const std::int64_t wanted = limits.blocks_for(longest.context) * job.batch_size;
-  double room = static_cast<double>(job.host_memory - memory.fixed_host);
-  const double input_block = memory.input_token * block_tokens;
-  const std::int64_t inputs = std::min(policy.input_blocks(limits.block_tokens) * job.batch_size,
-                                       static_cast<std::int64_t>(room / 2.0 / input_block));
-  limits.input_pages = inputs * limits.layers;
-  room -= static_cast<double>(inputs) * input_block;
-  const double block = memory.record_token * block_tokens;
-  limits.host_pages = std::min(static_cast<std::int64_t>(room / block), wanted) * limits.layers;
+MemoryRequest request_of(const PlacementPolicy& policy, const SimulatedJob& job, Longest longest,
+                         const JobMemory& memory) {
+  const PlacementLimits& limits = memory.limits;
+  const auto block = static_cast<double>(limits.block_tokens);
+  MemoryRequest request =
+      sized_request(job, longest, memory.kv_dtype, limits.block_tokens, memory.streamed_layers);
+  request.budget = job.device_memory;
+  if (job.handicaps.copies_device_kv) {
+    // One layer's copy takes its place beside the pages.
+    request.page_bytes += request.page_bytes / static_cast<std::uint64_t>(limits.layers);
+  }
+  if (memory.placement.host_tier) {
+    MemoryRequest::Host& host = request.host.emplace(
+        host_tier(policy, memory.placement, limits.block_tokens, job.prefill_chunk));
+    const std::uint64_t taken = workspace_bytes(job, longest, memory);
+    host.budget = job.host_memory - std::min(job.host_memory, taken);
+    const bool gathers = job.caching_ratio < 1.0 && job.fetch != SparseFetch::kWholeBlocks;
+    host.chosen_share = gathers ? job.caching_ratio : 0.0;
+    host.input_block_bytes = static_cast<std::uint64_t>(memory.input_token * block);
+  }
+  return request;
 }
 
 void divide(const PlacementPolicy& policy, const SimulatedJob& job, Longest longest,
             JobMemory& memory) {
-  const ModelCosts& model = job.model;
-  PlacementLimits& limits = memory.limits;
-  const std::uint64_t staging = divide_staging(job, longest, memory);
-  const std::int64_t slots = std::min(memory.streamed_layers, kWeightSlots);
-  memory.fixed_device = model.other_weights + scratch_of(job) + staging +
-                        model.layer_weights * static_cast<std::uint64_t>(
-                                                  model.layers - memory.streamed_layers + slots);
-  memory.fixed_host = model.layer_weights * static_cast<std::uint64_t>(memory.streamed_layers);
-  if (job.handicaps.copies_host_kv && memory.placement.host_kv == HostKvUse::kCpuAttention) {
-    const std::int64_t tokens =
-        limits.blocks_for(longest.context) * limits.block_tokens * job.batch_size;
-    memory.fixed_host += static_cast<std::uint64_t>(tokens * 2 * model.kv_width) * sizeof(float);
-  }
-  if (memory.fixed_device > job.device_memory || memory.fixed_host > job.host_memory) {
-    memory.infeasible = fmt::format(
-        "weights, scratch and staging take {} of {} on the device and {} of {} on the host",
-        format_bytes(memory.fixed_device), format_bytes(job.device_memory),
-        format_bytes(memory.fixed_host), format_bytes(job.host_memory));
+  const MemoryRequest request = request_of(policy, job, longest, memory);
+  MemoryPlan plan;
+  try {
+    plan = plan_memory(request);
+  } catch (const Error& error) {
+    if (error.role() != ErrorRole::kResources) throw;
+    memory.infeasible = error.found();
     return;
   }
-  const auto block_tokens = static_cast<double>(limits.block_tokens);
-  double room = static_cast<double>(job.device_memory - memory.fixed_device);
-  if (memory.placement.host_tier) {
-    divide_host(policy, job, longest, memory);
-    // INT8's scales stay on the device wherever the block is; they must leave most of it.
-    const double scales = (memory.kv_token - memory.record_token) * block_tokens;
-    if (scales > 0.0) {
-      const auto most = static_cast<std::int64_t>(room / 2.0 / scales);
-      limits.host_pages = std::min(limits.host_pages, most * limits.layers);
-    }
-    room -= static_cast<double>(limits.host_blocks()) * scales;
+  memory.streamed_layers = plan.streamed_layers;
+  memory.staging_pages = plan.staging_pages;
+  memory.limits = placement_limits(request, plan, job.prefill_chunk);
+  memory.longest = longest_request(policy, request, plan, memory.limits);
+  // Scales of blocks that are away count with these.
+  const auto blocks = static_cast<double>(memory.limits.device_blocks);
+  const double copies =
+      job.handicaps.copies_device_kv
+          ? blocks * static_cast<double>(request.block_tokens) * memory.record_layer
+          : 0.0;
+  memory.fixed_device =
+      plan.weights + plan.scratch + plan.staging + plan.cache +
+      request.partial_page_bytes * static_cast<std::uint64_t>(plan.partial_pages) +
+      static_cast<std::uint64_t>(copies);
+  memory.fixed_host = plan.host_weights + workspace_bytes(job, longest, memory);
+  if (memory.fixed_host > job.host_memory) {
+    memory.infeasible = fmt::format("{} on the host for streamed weights and workspace, of {}",
+                                    format_bytes(memory.fixed_host), format_bytes(job.host_memory));
   }
-  const double copy = job.handicaps.copies_device_kv ? memory.record_layer * block_tokens : 0.0;
-  const auto blocks = static_cast<std::int64_t>(room / (memory.kv_token * block_tokens + copy));
-  limits.device_pages = blocks * model.layers;
-  memory.fixed_device += static_cast<std::uint64_t>(copy * static_cast<double>(blocks));
 }
 
 }  // namespace
@@ -167,12 +169,15 @@ JobMemory divide_memory(const PlacementPolicy& policy, const SimulatedJob& job) 
   }
   take_choices(job, memory);
   count_token_bytes(job, memory);
-  if (!job.division) divide(policy, job, longest, memory);
-  if (!memory.infeasible.empty()) return memory;
-  const std::int64_t allowed = policy.longest_line(memory.limits);
-  if (allowed < longest.context) {
+  if (job.division) {
+    memory.longest = policy.longest_line(memory.limits);
+  } else {
+    divide(policy, job, longest, memory);
+  }
+  memory.limits.prompt_units = job.prompt_units;
+  if (memory.infeasible.empty() && memory.longest < longest.context) {
     memory.infeasible = fmt::format("a line of {} tokens; --policy {} can hold {}", longest.context,
-                                    policy.name(), allowed);
+                                    policy.name(), memory.longest);
   }
   return memory;
 }

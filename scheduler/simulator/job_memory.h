@@ -1,12 +1,8 @@
 #pragma once
 
-// How a simulated job's memory is divided before its first step, once for the whole job: on the
-// device resident layers (and two slots for streamed ones), embeddings and head, scratch for a
-// step's activations, staging for the host's tokens of two layers, and the rest KV pages; on the
-// host streamed layers, saved layer inputs, at most half of what is left, and KV blocks for at most
-// a full batch of longest lines. INT8's scales stay on the device wherever their block is. The
-// engine divides memory in memory_plan.h, with what its kernels and caches really take; a job that
-// has such a division is taken at its word. PURE. Sizes in bytes unless they say otherwise.
+// How a simulated job's memory is divided before its first step, by plan_memory() as a run's is:
+// from the model's sizes, with an estimate of scratch. A job that has a run's division is taken at
+// its word. PURE. Sizes in bytes unless they say otherwise.
 
 #include <cstdint>
 #include <string>
@@ -16,15 +12,14 @@
 
 namespace triphase {
 
-// Layers' weights that the device holds while it streams: one is used while the next one arrives.
-inline constexpr std::int64_t kWeightSlots = 2;
-
 struct JobMemory {
   std::string infeasible;     // why the job cannot run under the policy; empty: it can
   StaticPlacement placement;  // the policy's choices
   DType kv_dtype = DType::kF16;
   std::int64_t streamed_layers = 0;
   PlacementLimits limits;
+  std::int64_t staging_pages = 0;  // through which KV on the host is read
+  std::int64_t longest = 0;        // tokens of the longest line that can run
 
   // Of one token, in all layers but where they say otherwise.
   double kv_token = 0.0;      // K and V, INT8's scales included

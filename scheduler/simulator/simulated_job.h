@@ -54,7 +54,7 @@ struct SimulatedJob {
   std::vector<SimulatedLine> lines;
   Handicaps handicaps;
   std::optional<MemoryDivision> division;  // then the budgets above are not looked at
-  bool keep_steps = false;                 // fill SimulationResult::steps, views and actions
+  bool keep_steps = false;                 // fill SimulationResult::steps
 };
 
 }  // namespace triphase

@@ -1,7 +1,7 @@
 #pragma once
 
 // Runs a job under a placement policy against the cost model with a virtual clock: the same policy
-// objects as in the engine, the same ledger for pages, no device and no clock. PURE.
+// objects as in the engine over the same book of KV, no device and no clock. PURE.
 
 #include <cstdint>
 #include <string>
@@ -53,8 +53,6 @@ struct SimulationResult {
   std::uint64_t host_peak = 0;
   std::int64_t phase_steps[3] = {0, 0, 0};
   std::vector<SimulatedStep> steps;
-  std::vector<StepView> views;  // what the policy saw; ids are the lines' indices
-  std::vector<PlacementActions> actions;
 };
 
 // Never throws for a job that does not fit: the result says why. Throws internal errors when the

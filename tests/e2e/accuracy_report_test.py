@@ -13,7 +13,7 @@ ROOT = pathlib.Path(__file__).resolve().parent.parent.parent
 TOOL = ROOT / "tools" / "lab" / "make_fixed_context_questions.py"
 sys.path.insert(0, str(ROOT / "tools" / "lab"))
 
-from accuracy import markdown, papers, program, sparq_ablations  # noqa: E402
+from accuracy import markdown, methods, papers, program, reasons, sparq_ablations  # noqa: E402
 from accuracy.corpus_held_out import pieces_of, spread  # noqa: E402
 from accuracy.held_out_text import prose  # noqa: E402
 from make_fixed_context_questions import TAIL_CHARACTERS, make_document, question_lines, sentences_of  # noqa: E402
@@ -112,6 +112,46 @@ class Sentences(unittest.TestCase):
         self.assertIn("the choice by few channels is what it loses", findings(lose_by_channels))
         self.assertIn("it is the number of tokens that is missing", findings(lose_by_tokens))
         self.assertIn("the mean value harms", findings(mean_value_harms))
+
+    def test_a_target_counts_only_where_the_controls_miss_it(self):
+        def target(found, controls, least=True):
+            shares = {name: (share, 0.1) for name, share in controls.items()}
+            return methods.Target("m", "sparq", "needle", "what", least, 0.95 if least else 0.5, (found, 0.1), shares)
+
+        self.assertEqual(target(0.97, {"random": 0.1, "local": 0.2}).verdict, "met")
+        self.assertEqual(target(0.9, {"random": 0.1, "local": 0.2}).verdict, "**missed**")
+        one = target(0.97, {"random": 0.1, "local": 0.96})
+        self.assertEqual((one.verdict, one.met, one.counts), ("met, but so does local", True, False))
+        self.assertEqual(target(0.97, {"random": 1.0, "local": 1.0}).verdict, "met, but so do random and local")
+        self.assertEqual(target(0.1, {"random": 0.0}, least=False).verdict, "met, but so does random")
+        self.assertEqual(target(0.1, {"random": 0.6}, least=False).verdict, "met")
+
+    def test_what_swa_loses_follows_the_scores(self):
+        class Asked:
+            sparsities = ("0.5", "0.9")
+
+            def __init__(self, swa):
+                self.shares = {"swa": (swa, 0.04), "local": (0.05, 0.04), "dense": (0.8, 0.04)}
+
+            def score(self, method, _=None):
+                return self.shares[method]
+
+            def touched(self, *_):
+                return 0.14
+
+        def losses(swa):
+            results = methods.Results(methods.QUICK)
+            for task, full in (("repetition", 90.0), ("needle", 1.0)):
+                for method, share in (("dense", 1.0), ("swa", swa), ("local", 0.1)):
+                    row = {"attention": method, "kv_dtype": "fp16", task: share * full, f"{task}_stderr": 0.01 * full}
+                    results.rows[("m", task)].append(row | {"compression": 1 / 8, "length": 9, "samples": 50})
+            return reasons.swa_losses(results, Asked(swa), "m")
+
+        little = losses(0.0)
+        self.assertIn("at 1/8 0.0 ± 0.9 (dense 90.0 ± 0.9, local 9.0 ± 0.9), less than a local window", little[0])
+        self.assertTrue(all("lose" in one for one in little))
+        self.assertIn("none answered", little[2])
+        self.assertFalse(any("It loses" in one for one in losses(1.0)))
 
     def test_time_goes_where_it_is_left(self):
         budget = program.Budget(1000.0, {"a": 1, "b": 1})

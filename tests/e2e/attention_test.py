@@ -7,6 +7,7 @@ Usage: attention_test.py TRIPHASE MODEL PROMPTS
 
 import json
 import pathlib
+import re
 import subprocess
 import sys
 import tempfile
@@ -63,6 +64,17 @@ class Attention(unittest.TestCase):
                 lines = [line for line in error.splitlines() if "error:" in line]
                 self.assertEqual(len(lines), 1, error)
                 self.assertIn(expected, lines[0])
+
+    def test_docs_name_every_option(self):
+        docs = (pathlib.Path(__file__).parents[2] / "docs" / "attention.md").read_text()
+        error = self.run_job("methods", "none", [], code=2)
+        methods = re.split(", | or ", re.search(r"expected (.*) \[E-", error).group(1))
+        self.assertIn("sparq", methods)
+        for method in methods:
+            error = self.run_job("options", method, ["none=1"], code=2)
+            for option in re.findall(re.escape(method) + r"\.\w+", error):
+                with self.subTest(option):  # a row lists "`sparq.k`, `.k_ratio`"
+                    self.assertRegex(docs, rf"`{option}`|`{method}[.]\w+`, `[.]{option.removeprefix(method + '.')}`")
 
 
 if __name__ == "__main__":

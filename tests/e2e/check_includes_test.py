@@ -15,6 +15,7 @@ PLANTED = {
     "kernels/ops.h": '#include "memory/memory_pool.h"\n',
     "kernels/cpu/gemm.cpp": "#include <cuda_runtime.h>\n",
     "runtime/engine/engine.cpp": '#include "tests/support/tiny.h"\n',
+    "runtime/generate.cpp": "if (kind == AttentionKind::kSwa) return;\n",
     "models/net.cpp": '#include "kernels/cuda/launch.h"\n',
 }
 

@@ -110,7 +110,7 @@ class FixedContext(unittest.TestCase):
             self.assertEqual(summary["fixed_context"]["tokens"], len(self.context))
             tokens = summary["tokens"]
             self.assertEqual(tokens["prompt"] + tokens["shared_prompt"], len(OWN) * (len(self.context) + 4))
-            # Once, and of every line its own tokens with the context's last open block.
+            # Once, and of every line its own tokens with the context's last partial block.
             self.assertLessEqual(tokens["prompt"], len(self.context) + len(OWN) * (4 + 64))
         self.assertIsNone(dense["attention"]["decode_read_bytes"])
         for summary, kept in ((one, "kept_share"), (two, "kept_share_levels2")):
@@ -136,15 +136,15 @@ class FixedContext(unittest.TestCase):
                 self.assertEqual(self.squeezed("batch", "--overwrite", *extra, *levels)[0], output)
         int8 = self.squeezed("int8", "--kv-dtype", "int8", "--batch-size", 2)[0]
         tight = ("--kv-dtype", "int8", "--batch-size", 2, "--device-kv-memory", "4500KiB", "--host-memory", "64MiB",
-                 "--max-context", 520, "--profile", "h200")
-        output, summary, _ = self.squeezed("tight", *tight, "--recompute", "off")
+                 "--max-context", 520)
+        output, summary, _ = self.squeezed("tight", *tight, "--policy-option=p1=0", "--policy-option=alpha=0.8")
         self.assertEqual(output, int8)
         moved = summary["moved_bytes"]
         self.assertGreater(moved["to_device"], 0)
         # Of the host's tokens those whose clusters were chosen.
         self.assertGreater(moved["to_device_by_kind"]["kv_tokens"], 0)
         # A plan that recomputes rounds layer inputs; the answer is then that of the same rounding.
-        output, summary, _ = self.squeezed("again", *tight)
+        output, summary, _ = self.squeezed("again", *tight, "--profile", "h200")
         tokens = summary["layer_inputs"]["tokens"]
         self.assertEqual(output, self.squeezed("rounded", "--kv-dtype", "int8", "--batch-size", 2, "--policy",
                                                "device-only", "--layer-inputs", tokens)[0])

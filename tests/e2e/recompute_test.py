@@ -123,7 +123,7 @@ class Recompute(unittest.TestCase):
             self.assertEqual(sum(event["args"]["bytes"] for event in lanes[lane]), summary["moved_bytes"][way])
 
     def planned(self, name, *extra, memory="64MiB", ending=0):
-        return self.run_job(name, "--device-memory", memory, *HOST[2:4], "--device-kv-memory", "5MiB", "--kv-block",
+        return self.run_job(name, "--device-memory", memory, *HOST[2:4], "--device-kv-memory", "6MiB", "--kv-block",
                             "32", *extra, lengths="long", chunk="128", generated=16, ending=ending)
 
     def test_the_plan_decides(self):

@@ -113,7 +113,8 @@ class RunPlan(unittest.TestCase):
     def test_a_dry_run_measures_nothing(self):
         done = self.command("run", "--model", MODEL, "--prompts", PROMPTS, "--output", str(self.folder / "dry.jsonl"),
                             "--max-context", "384", *SMALL, "--dry-run")
-        self.assertEqual(done.returncode, 0, done.stderr)
+        self.assertEqual(done.returncode, 1, done.stderr)
+        self.assertIn("8 of 24 lines would become error records", done.stderr)
         self.assertIn("no profile of this machine and model yet", done.stderr)
         self.assertEqual(self.cached(), [])
 

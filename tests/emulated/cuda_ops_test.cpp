@@ -113,7 +113,7 @@ TEST(EmulatedCudaOps, TheCacheHoldsTheSameBytesAsOnTheCpu) {
     const FilledCache theirs(*cpu, host, dtype, lengths, 3);
     EXPECT_EQ(ours.k().host(), theirs.k().host());
     EXPECT_EQ(ours.v().host(), theirs.v().host());
-    EXPECT_EQ(ours.open_k().host(), theirs.open_k().host());
+    EXPECT_EQ(ours.partial_k().host(), theirs.partial_k().host());
     const std::vector<float> scales = ours.scales().host();
     const std::vector<float> expected_scales = theirs.scales().host();
     EXPECT_EQ(std::memcmp(scales.data(), expected_scales.data(), scales.size() * sizeof(float)), 0);

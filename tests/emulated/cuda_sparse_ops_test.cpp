@@ -82,8 +82,8 @@ TEST(EmulatedCudaSparseOps, ReservedScratchIsEnough) {
   HostVector<std::int32_t> tokens(kKvHeads * 140);
   const HostVector<std::uint8_t> alive(kKvHeads * 140, 1);
   const std::int64_t before = device.allocations();
-  sparse->sum_columns(q.view(), kHeads, cache.view(), cache.segment(0, 0, 140), 0, 0.3F,
-                      results.data(), 140, {}, *stream);
+  sparse->accumulate_columns(q.view(), kHeads, cache.view(), cache.segment(0, 0, 140), 0, 0.3F,
+                             results.data(), 140, {}, *stream);
   sparse->bound_pages(cache.view(), cache.segment(0, 0, 1), 0, {bounds.data(), 1}, *stream);
   sparse->score_pages(q.view(), 0, kHeads, kKvHeads, {bounds.data(), 1}, 140, results.data(), 140,
                       *stream);
@@ -113,20 +113,20 @@ TEST(EmulatedCudaSparseOps, RefusalsNameOperationAndShape) {
     std::function<void()> call;
   };
   const std::vector<Refusal> refusals = {
-      {"sum_columns", "rows of the cache's heads", "heads 5",
+      {"accumulate_columns", "rows of the cache's heads", "heads 5",
        [&] {
-         sparse.sum_columns(q.view(), 5, cache.view(), cache.segment(0, 0, 1), 0, 1.0F,
-                            results.data(), 40, {}, stream);
+         sparse.accumulate_columns(q.view(), 5, cache.view(), cache.segment(0, 0, 1), 0, 1.0F,
+                                   results.data(), 40, {}, stream);
        }},
-      {"sum_columns", "a segment's rows", "query_count 3",
+      {"accumulate_columns", "a segment's rows", "query_count 3",
        [&] {
-         sparse.sum_columns(q.view(), kHeads, cache.view(), cache.segment(0, 0, 3), 0, 1.0F,
-                            results.data(), 40, {}, stream);
+         sparse.accumulate_columns(q.view(), kHeads, cache.view(), cache.segment(0, 0, 3), 0, 1.0F,
+                                   results.data(), 40, {}, stream);
        }},
-      {"sum_columns", "no room", "stride 39",
+      {"accumulate_columns", "no room", "stride 39",
        [&] {
-         sparse.sum_columns(q.view(), kHeads, cache.view(), cache.segment(0, 0, 1), 0, 1.0F,
-                            results.data(), 39, {}, stream);
+         sparse.accumulate_columns(q.view(), kHeads, cache.view(), cache.segment(0, 0, 1), 0, 1.0F,
+                                   results.data(), 39, {}, stream);
        }},
       {"bound_pages", "no bounds", "tokens 0",
        [&] {

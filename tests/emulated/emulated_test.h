@@ -59,7 +59,7 @@ class Stored {
 };
 
 // Random K and V of some sequences over shuffled pages, everything unused poisoned. With kInt8 the
-// codes have scales and the last block of each sequence lies in an open page of F16.
+// codes have scales and the last block of each sequence lies in a partial page of F16.
 struct PagedCache {
   PagedCache(std::mt19937& random, DType cache_dtype, std::vector<std::int32_t> token_counts,
              std::int64_t tokens_per_page, std::int64_t kv_head_count, std::int64_t dim,
@@ -80,8 +80,8 @@ struct PagedCache {
       codes_k.assign(static_cast<std::size_t>(elements), 255);
       codes_v = codes_k;
       scales = poisoned(page_count * 4 * kv_heads * head_dim);
-      open_k.emplace_back(DType::kF16, sequences * page_elements());
-      open_v.emplace_back(DType::kF16, sequences * page_elements());
+      partial_k.emplace_back(DType::kF16, sequences * page_elements());
+      partial_v.emplace_back(DType::kF16, sequences * page_elements());
     } else {
       k.emplace_back(dtype, elements);
       v.emplace_back(dtype, elements);
@@ -98,7 +98,7 @@ struct PagedCache {
         pages[static_cast<std::size_t>(b * max_pages + p)] = free.back();
         free.pop_back();
       }
-      open_pages.push_back(static_cast<std::int32_t>(sequences - 1 - b));
+      partial_pages.push_back(static_cast<std::int32_t>(sequences - 1 - b));
       fill(random, b);
     }
   }
@@ -117,8 +117,8 @@ struct PagedCache {
     const std::int64_t page = pages[static_cast<std::size_t>(b * max_pages + token / page_tokens)];
     if (dtype != DType::kInt8) return (of_v ? v : k)[0].at(place(page, head, token, c));
     if (token >= own_block(b)) {
-      return (of_v ? open_v : open_k)[0].at(
-          place(open_pages[static_cast<std::size_t>(b)], head, token, c));
+      return (of_v ? partial_v : partial_k)[0].at(
+          place(partial_pages[static_cast<std::size_t>(b)], head, token, c));
     }
     const std::int64_t scale = ((page * 2 + (of_v ? 1 : 0)) * kv_heads + head) * 2 * head_dim + c;
     const double code =
@@ -138,8 +138,8 @@ struct PagedCache {
   std::int64_t page_tokens, kv_heads, head_dim;
   std::int64_t max_pages = 1;
   std::int64_t max_length = 0;
-  std::vector<std::int32_t> pages, open_pages;
-  std::vector<Stored> k, v, channels, open_k, open_v;
+  std::vector<std::int32_t> pages, partial_pages;
+  std::vector<Stored> k, v, channels, partial_k, partial_v;
   std::vector<std::uint8_t> codes_k, codes_v;
   std::vector<float> scales;
 
@@ -163,9 +163,9 @@ struct PagedCache {
             }
           } else if (token >= own_block(b)) {
             const std::int64_t open =
-                place(open_pages[static_cast<std::size_t>(b)], head, token, c);
-            open_k[0].set(open, normal(random));
-            open_v[0].set(open, normal(random));
+                place(partial_pages[static_cast<std::size_t>(b)], head, token, c);
+            partial_k[0].set(open, normal(random));
+            partial_v[0].set(open, normal(random));
           } else {
             codes_k[static_cast<std::size_t>(at)] = static_cast<std::uint8_t>(random());
             codes_v[static_cast<std::size_t>(at)] = static_cast<std::uint8_t>(random());

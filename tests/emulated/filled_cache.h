@@ -28,8 +28,8 @@ class FilledCache {
         pool_pages_(static_cast<std::int64_t>(lengths_.size()) * kMaxPages),
         k_(device, elements() * element_bytes()),
         v_(device, elements() * element_bytes()),
-        open_k_(device, quantized() ? 2 * elements() : 1),
-        open_v_(device, quantized() ? 2 * elements() : 1),
+        partial_k_(device, quantized() ? 2 * elements() : 1),
+        partial_v_(device, quantized() ? 2 * elements() : 1),
         scales_(device, quantized() ? pool_pages_ * 4 * kKvHeads * kDim : 1) {
     const std::unique_ptr<Stream> stream = device.make_stream();
     std::mt19937 random(seed);
@@ -66,9 +66,9 @@ class FilledCache {
     KvLayerView cache{k_.data(), v_.data(), dtype_, kPageTokens, kKvHeads, kDim};
     if (quantized()) {
       cache.scales = scales_.data();
-      cache.open_k = open_k_.data();
-      cache.open_v = open_v_.data();
-      cache.open_dtype = DType::kF16;
+      cache.partial_k = partial_k_.data();
+      cache.partial_v = partial_v_.data();
+      cache.partial_dtype = DType::kF16;
     }
     return cache;
   }
@@ -82,7 +82,7 @@ class FilledCache {
     segment.pages = pages_[b];
     if (quantized()) {
       segment.scale_pages = pages_[b];
-      segment.open_page =
+      segment.partial_page =
           pages_[b][static_cast<std::size_t>((segment.context_tokens - 1) / kPageTokens)];
     }
     return segment;
@@ -94,8 +94,8 @@ class FilledCache {
   }
   [[nodiscard]] const DeviceArray<std::byte>& k() const { return k_; }
   [[nodiscard]] const DeviceArray<std::byte>& v() const { return v_; }
-  [[nodiscard]] const DeviceArray<std::byte>& open_k() const { return open_k_; }
-  [[nodiscard]] const DeviceArray<std::byte>& open_v() const { return open_v_; }
+  [[nodiscard]] const DeviceArray<std::byte>& partial_k() const { return partial_k_; }
+  [[nodiscard]] const DeviceArray<std::byte>& partial_v() const { return partial_v_; }
   [[nodiscard]] const DeviceArray<float>& scales() const { return scales_; }
 
  private:
@@ -109,7 +109,7 @@ class FilledCache {
   DType dtype_;
   std::vector<std::int32_t> lengths_;
   std::int64_t pool_pages_;
-  DeviceArray<std::byte> k_, v_, open_k_, open_v_;
+  DeviceArray<std::byte> k_, v_, partial_k_, partial_v_;
   DeviceArray<float> scales_;
   std::vector<std::vector<PageId>> pages_;
 };
@@ -121,15 +121,15 @@ class HostCopy {
       : view_(cache.view()),
         k_(cache.k().host()),
         v_(cache.v().host()),
-        open_k_(cache.open_k().host()),
-        open_v_(cache.open_v().host()),
+        partial_k_(cache.partial_k().host()),
+        partial_v_(cache.partial_v().host()),
         scales_(cache.scales().host()) {
     view_.k = k_.data();
     view_.v = v_.data();
     if (!view_.quantized()) return;
     view_.scales = scales_.data();
-    view_.open_k = open_k_.data();
-    view_.open_v = open_v_.data();
+    view_.partial_k = partial_k_.data();
+    view_.partial_v = partial_v_.data();
   }
   HostCopy(const HostCopy&) = delete;
   HostCopy& operator=(const HostCopy&) = delete;
@@ -137,7 +137,7 @@ class HostCopy {
 
  private:
   KvLayerView view_;
-  std::vector<std::byte> k_, v_, open_k_, open_v_;
+  std::vector<std::byte> k_, v_, partial_k_, partial_v_;
   std::vector<float> scales_;
 };
 

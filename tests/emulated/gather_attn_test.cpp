@@ -295,7 +295,7 @@ TEST(GatherAttn, HeadSizesAndPages) {
                              .head_dim = dim,
                              .page_tokens = dim % 3 == 0 ? 64 : 32,
                              .dtype = dtype,
-                             .open_dtype = DType::kBF16},
+                             .partial_dtype = DType::kBF16},
                       .group = group,
                       .parts = 3});
       }

@@ -76,7 +76,7 @@ inline void check_input_codes(InputOps& inputs, Device& device, Stream& stream) 
   }
 }
 
-// Single tokens of closed blocks, quantized again in place, keep the codes that kv_close gave them.
+// Single tokens of full blocks, quantized again in place, keep the codes that kv_close gave them.
 inline void check_requantized_tokens(Ops& ops, InputOps& inputs, Device& device, Stream& stream) {
   const std::vector<std::int32_t> lengths = {3 * FilledCache::kPageTokens + 1};
   const FilledCache filled(ops, device, DType::kInt8, lengths, 5);

@@ -47,7 +47,7 @@ struct KvFixtureShape {
   int head_dim = 128;
   int page_tokens = 128;
   DType dtype = DType::kF16;
-  DType open_dtype = DType::kF16;
+  DType partial_dtype = DType::kF16;
   unsigned value_seed = 1;
   unsigned page_seed = 1;
   // Every n-th token (by position) lies in a host record; 0: none.
@@ -72,14 +72,14 @@ class KvFixture {
     cache.head_dim = shape_.head_dim;
     if (quantized()) {
       cache.scales = scales_.data();
-      cache.open_k = open_k_.data();
-      cache.open_v = open_v_.data();
-      cache.open_dtype = shape_.open_dtype;
+      cache.partial_k = partial_k_.data();
+      cache.partial_v = partial_v_.data();
+      cache.partial_dtype = shape_.partial_dtype;
     }
     return cache;
   }
   [[nodiscard]] KvPageTables tables() const {
-    return {pages_.data(), scale_pages_.data(), open_pages_.data(), max_pages_};
+    return {pages_.data(), scale_pages_.data(), partial_pages_.data(), max_pages_};
   }
   [[nodiscard]] const std::int32_t* lengths() const { return lengths_.data(); }
   [[nodiscard]] const void* host_records() const { return records_.data(); }
@@ -97,16 +97,16 @@ class KvFixture {
   [[nodiscard]] int slot(int sequence, int token) const {
     const auto s = static_cast<std::size_t>(sequence);
     const int offset = token % shape_.page_tokens;
-    if (on_host(token) && !in_open_block(sequence, token)) {
+    if (on_host(token) && !in_partial_block(sequence, token)) {
       return ~(first_record_[s] + token);
     }
-    const int page = quantized() && in_open_block(sequence, token)
-                         ? open_pages_[s]
+    const int page = quantized() && in_partial_block(sequence, token)
+                         ? partial_pages_[s]
                          : pages_[s * static_cast<std::size_t>(max_pages_) +
                                   static_cast<std::size_t>(token / shape_.page_tokens)];
     return page * shape_.page_tokens + offset;
   }
-  [[nodiscard]] bool in_open_block(int sequence, int token) const {
+  [[nodiscard]] bool in_partial_block(int sequence, int token) const {
     return quantized() && token >= (shape_.lengths[static_cast<std::size_t>(sequence)] - 1) /
                                        shape_.page_tokens * shape_.page_tokens;
   }
@@ -120,7 +120,7 @@ class KvFixture {
   void make_values() {
     std::mt19937 random(shape_.value_seed);
     std::normal_distribution<float> normal;
-    const DType stored = quantized() ? shape_.open_dtype : shape_.dtype;
+    const DType stored = quantized() ? shape_.partial_dtype : shape_.dtype;
     for (const int length : shape_.lengths) {
       std::vector<double> values(
           static_cast<std::size_t>(length * 2 * shape_.kv_heads * shape_.head_dim));
@@ -166,12 +166,12 @@ class KvFixture {
     int records = 0;
     for (std::size_t s = 0; s < shape_.lengths.size(); ++s) {
       const int length = shape_.lengths[s];
-      open_pages_.push_back(free_open[s]);
+      partial_pages_.push_back(free_open[s]);
       first_record_.push_back(records);
       records += length;
       const int count = (length + shape_.page_tokens - 1) / shape_.page_tokens;
       for (int block = 0; block < count; ++block) {
-        if (quantized() && block + 1 == count) continue;  // the open block
+        if (quantized() && block + 1 == count) continue;  // the partial block
         pages_[s * static_cast<std::size_t>(max_pages_) + static_cast<std::size_t>(block)] =
             free_pages.back();
         free_pages.pop_back();
@@ -191,9 +191,9 @@ class KvFixture {
     if (quantized()) {
       scales_.assign(static_cast<std::size_t>(pool * 2 * shape_.kv_heads * 2 * shape_.head_dim),
                      std::numeric_limits<float>::quiet_NaN());
-      open_k_.assign(free_open.size() * static_cast<std::size_t>(shape_.page_tokens) * line * 2,
-                     0xFF);
-      open_v_ = open_k_;
+      partial_k_.assign(free_open.size() * static_cast<std::size_t>(shape_.page_tokens) * line * 2,
+                        0xFF);
+      partial_v_ = partial_k_;
     }
   }
 
@@ -229,7 +229,7 @@ class KvFixture {
 
   void store_channel(int s, int begin, int end, int kv, int head, int c) {
     auto& values = values_[static_cast<std::size_t>(s)];
-    const bool open = in_open_block(s, begin);
+    const bool open = in_partial_block(s, begin);
     ChannelScale scale{};
     float low = INFINITY;
     float high = -INFINITY;
@@ -254,7 +254,7 @@ class KvFixture {
                      : static_cast<std::size_t>(
                            ((~place * shape_.kv_heads + head) * 2 + kv) * shape_.head_dim + c);
       if (open) {
-        put(kv == 0 ? open_k_ : open_v_, at, value, shape_.open_dtype);
+        put(kv == 0 ? partial_k_ : partial_v_, at, value, shape_.partial_dtype);
         continue;
       }
       auto& pool = place < 0 ? records_ : kv == 0 ? k_ : v_;
@@ -272,9 +272,9 @@ class KvFixture {
   KvFixtureShape shape_;
   std::vector<std::vector<double>> values_;
   std::vector<std::int32_t> lengths_;
-  std::vector<std::int32_t> pages_, scale_pages_, open_pages_;
+  std::vector<std::int32_t> pages_, scale_pages_, partial_pages_;
   std::vector<int> first_record_;
-  std::vector<unsigned char> k_, v_, open_k_, open_v_, records_;
+  std::vector<unsigned char> k_, v_, partial_k_, partial_v_, records_;
   std::vector<float> scales_;
   int max_pages_ = 0;
 };

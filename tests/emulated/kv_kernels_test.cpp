@@ -79,9 +79,9 @@ TEST(KvAppend, TokensSumsAndBounds) {
         args.cache.head_dim = dim;
         if (quantized) {
           args.cache.dtype = DType::kInt8;
-          args.cache.open_dtype = stored;
-          args.cache.open_k = k_pool.data();
-          args.cache.open_v = v_pool.data();
+          args.cache.partial_dtype = stored;
+          args.cache.partial_k = k_pool.data();
+          args.cache.partial_v = v_pool.data();
         } else {
           args.cache.dtype = stored;
           args.cache.k = k_pool.data();
@@ -155,10 +155,10 @@ TEST(KvAppend, RefusesBadShapesByName) {
   }
 }
 
-// An INT8 cache with one full block per open page; blocks go to shuffled pages.
+// An INT8 cache with one full block per partial page; blocks go to shuffled pages.
 struct Int8Cache {
   int blocks, kv_heads, dim, page_tokens;
-  DType open_dtype;
+  DType partial_dtype;
   std::vector<std::uint16_t> open[2];
   std::vector<std::uint8_t> codes[2];
   std::vector<float> scales;
@@ -169,7 +169,7 @@ struct Int8Cache {
         kv_heads(heads),
         dim(head_dim),
         page_tokens(tokens),
-        open_dtype(dtype) {
+        partial_dtype(dtype) {
     std::mt19937 random(11);
     std::normal_distribution<float> normal;
     const int elements = kv_heads * page_tokens * dim;
@@ -187,7 +187,7 @@ struct Int8Cache {
               if (c % 16 == 5 && t == 7) x = h == 0 ? NAN : -INFINITY;  // not finite
               if (c % 16 == 6) x = 6e-8F * static_cast<float>(t % 3);   // subnormal in F16
               open[kv][static_cast<std::size_t>(((b * kv_heads + h) * page_tokens + t) * dim + c)] =
-                  to_bits16(x, open_dtype);
+                  to_bits16(x, partial_dtype);
             }
           }
         }
@@ -205,9 +205,9 @@ struct Int8Cache {
     cache.kv_heads = kv_heads;
     cache.head_dim = dim;
     cache.scales = scales.data();
-    cache.open_k = open[0].data();
-    cache.open_v = open[1].data();
-    cache.open_dtype = open_dtype;
+    cache.partial_k = open[0].data();
+    cache.partial_v = open[1].data();
+    cache.partial_dtype = partial_dtype;
     return cache;
   }
 };
@@ -236,13 +236,13 @@ TEST(KvQuantize, BitEqualToTheCpu) {
           view.kv_heads = cpu.kv_heads;
           view.head_dim = dim;
           view.scales = cpu.scales.data();
-          view.open_k = cpu.open[0].data();
-          view.open_v = cpu.open[1].data();
-          view.open_dtype = dtype;
+          view.partial_k = cpu.open[0].data();
+          view.partial_v = cpu.open[1].data();
+          view.partial_dtype = dtype;
           std::vector<KvClose> closes;
           for (const KvBlock& block : cpu.list) {
             closes.push_back(
-                {PageId(block.open_page), PageId(block.page), PageId(block.scale_page)});
+                {PageId(block.partial_page), PageId(block.page), PageId(block.scale_page)});
           }
           ops->kv_close(closes, view, *stream);
           EXPECT_EQ(gpu.codes[0], cpu.codes[0]);
@@ -269,7 +269,7 @@ TEST(KvQuantize, SingleTokensGetTheCodesThatTheirBlocksClosingGaveThem) {
         std::vector<const KvBlock*> from;
         for (int token = 0; token < 32; token += 3) {
           const KvBlock& block = cache.list[static_cast<std::size_t>(token % cache.blocks)];
-          tokens.push_back({block.open_page * 32 + token, (token + 11) % 32, block.scale_page});
+          tokens.push_back({block.partial_page * 32 + token, (token + 11) % 32, block.scale_page});
           from.push_back(&block);
         }
         kv_requantize_tokens(tokens.data(), static_cast<std::int64_t>(tokens.size()), cache.cache(),
@@ -311,7 +311,8 @@ TEST(KvQuantize, BackWithinHalfAStep) {
                 cache.scales[scale_at + static_cast<std::size_t>(cache.dim)] == -1.0F;
             for (int t = 0; t < cache.page_tokens; ++t) {
               const auto at = static_cast<std::size_t>(
-                  ((block.open_page * cache.kv_heads + h) * cache.page_tokens + t) * cache.dim + c);
+                  ((block.partial_page * cache.kv_heads + h) * cache.page_tokens + t) * cache.dim +
+                  c);
               const float was = from_bits16(before.open[kv][at], dtype);
               const float is = from_bits16(cache.open[kv][at], dtype);
               if (std::isnan(lambda)) {

@@ -102,7 +102,8 @@ const std::vector<AttentionOptions>& methods() {
       of("sparq", {"sparq.rank=6", "sparq.k=24"}),
       of("sparq", {"sparq.rank=6", "sparq.k=24", "sparq.reallocate=on"}),
       of("topk", {"topk.k=20"}),
-      of("quest", {"quest.k=48", "quest.dense_layers=0"})};
+      of("quest", {"quest.k=48", "quest.dense_layers=0"}),
+      of("random", {"random.keep=0.3"})};
   return all;
 }
 

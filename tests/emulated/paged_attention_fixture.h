@@ -31,7 +31,7 @@ PagedResult run_paged(const PagedCase& c, const PagedCache& cache, const std::ve
                         .context_tokens = c.lengths[b],
                         .window = c.window,
                         .pages_begin = static_cast<std::int64_t>(b) * cache.max_pages,
-                        .open_page = cache.open_pages[b],
+                        .partial_page = cache.partial_pages[b],
                         .first_block = static_cast<std::int32_t>(blocks)});
     rows += c.queries[b];
     blocks += blocks_of(c.queries[b]);
@@ -47,8 +47,8 @@ PagedResult run_paged(const PagedCase& c, const PagedCache& cache, const std::ve
   call.dtype = c.dtype;
   if (c.dtype == DType::kInt8) {
     call.scales = cache.scales.data();
-    call.open_k = cache.open_k[0].data();
-    call.open_v = cache.open_v[0].data();
+    call.partial_k = cache.partial_k[0].data();
+    call.partial_v = cache.partial_v[0].data();
   }
   call.page_tokens = c.page_tokens;
   call.kv_heads = c.kv_heads;

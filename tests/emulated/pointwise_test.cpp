@@ -118,14 +118,14 @@ TEST(EmulatedPointwise, GroupsReadAsOnTheCpu) {
       GroupRange* row_ranges = ranges + row * shape.groups();
       std::uint8_t* row_codes = codes + row * static_cast<std::int64_t>(shape.code_row_bytes());
       pack_groups(values, kGroupValues, row_ranges, row_codes);
-      triphase::widen_groups(row_ranges, row_codes, kGroupValues,
-                             std::span(expected).subspan(static_cast<std::size_t>(row * cols),
-                                                         static_cast<std::size_t>(cols)));
+      triphase::dequantize_groups(row_ranges, row_codes, kGroupValues,
+                                  std::span(expected).subspan(static_cast<std::size_t>(row * cols),
+                                                              static_cast<std::size_t>(cols)));
     }
     const std::int64_t stride = cols + kPad;
     std::vector<std::uint16_t> read(static_cast<std::size_t>(kRows * stride), 0xABCD);
-    widen_groups({memory.data(), kRows, cols}, {read.data(), DType::kF16, kRows, cols, stride},
-                 nullptr);
+    dequantize_groups({memory.data(), kRows, cols}, {read.data(), DType::kF16, kRows, cols, stride},
+                      nullptr);
     for (std::int64_t row = 0; row < kRows; ++row) {
       for (std::int64_t col = 0; col < stride; ++col) {
         const auto at = static_cast<std::size_t>(row * stride + col);

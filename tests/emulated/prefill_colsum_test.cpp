@@ -51,8 +51,8 @@ PrefillColumns chunk(const Prompt& prompt, const PagedCache& cache, std::int64_t
   if (cache.dtype == DType::kInt8) {
     call.scales = cache.scales.data();
     call.scale_pages = cache.pages.data();
-    call.open_k = cache.open_k[0].data();
-    call.open_page = cache.open_pages[0];
+    call.partial_k = cache.partial_k[0].data();
+    call.partial_page = cache.partial_pages[0];
   }
   call.pages = cache.pages.data();
   call.page_tokens = cache.page_tokens;

@@ -230,8 +230,8 @@ std::vector<Refusal> attention_refusals() {
                                                  a.dtype = DType::kInt8;
                                                  a.scales = floats();
                                                  a.scale_pages = ids();
-                                                 a.open_k = floats();
-                                                 a.open_page = 1;
+                                                 a.partial_k = floats();
+                                                 a.partial_page = 1;
                                                  a.first_position = 60;
                                                }),
                           floats(), floats(), {});
@@ -373,9 +373,9 @@ std::vector<Refusal> dense_refusals() {
       {"reallocate", "no tokens", "tokens 0",
        [] { reallocate(f32(1, 8), 2, 1, floats(), floats(), 0, {}); }},
       {"convert", "16-bit type", "y 2 x 8 fp32", [] { convert(f32(2, 8), f32(2, 8), {}); }},
-      {"widen_groups", "F16", "y 2 x 8 fp32",
+      {"dequantize_groups", "F16", "y 2 x 8 fp32",
        [] {
-         widen_groups({nullptr, 2, 8}, f32(2, 8), {});
+         dequantize_groups({nullptr, 2, 8}, f32(2, 8), {});
        }},
       {"read_all", "multiple of 16", "bytes 17", [] { read_all(floats(), 17, 1, floats(), {}); }},
       {"multiply_add", "no rounds", "rounds 0", [] { multiply_add(0, 1, floats(), {}); }},

@@ -105,9 +105,9 @@ Sums sum_prompt(SparseOps& sparse, const FilledCache& cache, const Queries& q, s
     if (cache.quantized()) end = std::min(end, (block + 1) * FilledCache::kPageTokens);
     AttentionSegment segment = cache.segment(0, at, end - at, end);
     segment.window = of.window;
-    sparse.sum_columns(q.view(), kHeads, cache.view(), segment,
-                       std::max<std::int64_t>(0, of.first_query - at), 0.3F, sums.data(), kStride,
-                       workspace, stream);
+    sparse.accumulate_columns(q.view(), kHeads, cache.view(), segment,
+                              std::max<std::int64_t>(0, of.first_query - at), 0.3F, sums.data(),
+                              kStride, workspace, stream);
     at = end;
   }
   return sums;
@@ -150,8 +150,8 @@ inline void check_long_chunks(const Seam& seam) {
   const KvLayerView cache{k.data(), k.data(), DType::kF32, 64, 1, 8};
   const AttentionSegment segment{0, kTokens, kTokens, pages, 0};
   HostVector<float> sums(static_cast<std::size_t>(kTokens), 0.0F);
-  seam.sparse.sum_columns({q.data(), DType::kF32, kTokens, 8, 8}, 1, cache, segment, 0, 0.5F,
-                          sums.data(), kTokens, {}, seam.stream);
+  seam.sparse.accumulate_columns({q.data(), DType::kF32, kTokens, 8, 8}, 1, cache, segment, 0, 0.5F,
+                                 sums.data(), kTokens, {}, seam.stream);
   // Every row's weights add up to 1, and the last token has one row's weight of itself.
   double all = 0.0;
   for (const float sum : sums) all += sum;

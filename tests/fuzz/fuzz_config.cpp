@@ -27,7 +27,7 @@ void parse(std::string_view text) {
   require(parsed.max_positions >= 1 && parsed.max_positions <= kMaxPositions);
   require(parsed.kv_heads >= 1 && parsed.heads % parsed.kv_heads == 0);
   require(parsed.head_dim >= 1 && parsed.q_width() > 0);
-  require(parsed.norm_eps > 0.0);
+  require(parsed.norms.eps > 0.0);
   if (parsed.rope) {
     require(parsed.rope->rotary_dim >= 2 && parsed.rope->rotary_dim <= parsed.head_dim);
     require(parsed.rope->rotary_dim % 2 == 0 && parsed.rope->factor >= 1.0);

@@ -12,7 +12,7 @@ extern "C" int LLVMFuzzerTestOneInput(const std::uint8_t* data, std::size_t size
         triphase::parse_profile(triphase::as_text(data, size), "profile.json");
     require(triphase::parse_profile(triphase::profile_to_json(profile), "again") == profile);
     const triphase::CostModel model(profile);
-    require(model.step({.decode_rows = 3, .touched_tokens = 500.0}, {}).step >= 0.0);
+    require(model.step({.decode_rows = 3, .attended_tokens = 500.0}, {}).step >= 0.0);
   });
   return 0;
 }

@@ -58,14 +58,14 @@ SequenceId ModelRunner::start(std::size_t prompt_tokens) {
   const std::uint64_t key = model_.rope_key_for_prompt(count);
   // Admitted without its tokens: nothing is published here, so there is nothing to share.
   const std::vector<TokenId> prompt(prompt_tokens, 0);
-  const SequenceId sequence = kv_.residency().admit(prompt, kContext, key).sequence;
+  const SequenceId sequence = kv_.book().admit(prompt, kContext, key).sequence;
   TRIPHASE_CHECK(sequence.valid(), "more sequences than the runner has room for");
   rope_keys_.resize(std::max(rope_keys_.size(), sequence.index() + 1));
   rope_keys_[sequence.index()] = key;
   return sequence;
 }
 
-void ModelRunner::finish(SequenceId sequence) { kv_.residency().release(sequence); }
+void ModelRunner::finish(SequenceId sequence) { kv_.release(sequence); }
 
 std::vector<std::vector<float>> ModelRunner::forward(std::span<const Piece> pieces) {
   std::vector<TokenId> tokens;
@@ -77,9 +77,9 @@ std::vector<std::vector<float>> ModelRunner::forward(std::span<const Piece> piec
     segments.push_back({.sequence = piece.sequence,
                         .first_row = first,
                         .count = count,
-                        .first_position = kv_.residency().tokens(piece.sequence),
+                        .first_position = kv_.book().tokens(piece.sequence),
                         .rope_key = rope_keys_[piece.sequence.index()]});
-    kv_.residency().append(piece.sequence, count);
+    kv_.book().append(piece.sequence, count);
     tokens.insert(tokens.end(), piece.tokens.begin(), piece.tokens.end());
     for (const std::int32_t row : piece.rows)
       rows.push_back(static_cast<std::int32_t>(first) + row);

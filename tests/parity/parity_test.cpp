@@ -177,9 +177,9 @@ TEST(ParityFixtures, CoverEveryFamilyAndEveryOption) {
     odd_heads += config.heads % 2;
     sequential += config.model_type == "gpt_neox" && !config.parallel_residual ? 1 : 0;
     partial += config.rope && config.rope->rotary_dim < config.head_dim ? 1 : 0;
-    post_norm += config.norm_before ? 0 : 1;
+    post_norm += config.norms.before ? 0 : 1;
     projected += config.embed_dim != config.hidden_size ? 1 : 0;
-    tied += config.tied_embeddings ? 1 : 0;
+    tied += config.embedding.tied ? 1 : 0;
   }
   for (const std::int64_t group : {1, 2, 4, 8}) {
     EXPECT_TRUE(std::ranges::find(groups, group) != groups.end()) << "heads per KV head: " << group;

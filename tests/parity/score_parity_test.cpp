@@ -20,11 +20,11 @@ TEST_P(ScoreParity, MatchesTheFloat64LogSoftmax) {
   const Fixture fixture = read_fixture(GetParam());
   RunOptions options;
   options.job = JobKind::kScore;
-  options.model = fixture.directory;
-  options.kv_dtype = DType::kF32;
-  options.device_memory = std::uint64_t{256} << 20;
-  options.batch_size = 3;
-  options.prefill_chunk = 24;
+  options.files.model = fixture.directory;
+  options.machine.kv_dtype = DType::kF32;
+  options.machine.device_memory = std::uint64_t{256} << 20;
+  options.machine.batch_size = 3;
+  options.machine.prefill_chunk = 24;
   Log log({.verbosity = -1, .format = LogFormat::kText, .file = ""});
   Progress progress(log, ProgressMode::kOff);
   const auto backend = Backend::open("cpu", 1);

@@ -12,7 +12,8 @@ namespace triphase {
 
 class Meddling final : public PlacementPolicy {
  public:
-  using Instead = std::function<PlacementActions(const StepView& view)>;
+  // Returns whether it did something.
+  using Instead = std::function<bool(PlacementStep& step)>;
   Meddling(std::shared_ptr<const PlacementPolicy> usual, Instead instead)
       : usual_(std::move(usual)), instead_(std::move(instead)) {}
 
@@ -23,14 +24,32 @@ class Meddling final : public PlacementPolicy {
   [[nodiscard]] std::int64_t longest_line(const PlacementLimits& limits) const override {
     return usual_->longest_line(limits);
   }
-  [[nodiscard]] PlacementActions decide(const StepView& view) const override {
-    PlacementActions own = instead_(view);
-    return own.empty() ? usual_->decide(view) : own;
+  void decide(PlacementStep& step) const override {
+    if (!instead_(step)) usual_->decide(step);
   }
 
  private:
   std::shared_ptr<const PlacementPolicy> usual_;
   Instead instead_;
 };
+
+// What tests do in between to the first running request, once it decodes and has blocks on the
+// host. Return whether they did.
+inline bool first_is_away(const PlacementStep& step) {
+  return !step.running().empty() && !step.running().front().prefilling() &&
+         step.book().host_blocks(step.running().front().id) > 0;
+}
+inline bool preempt_first(PlacementStep& step, PreemptMode mode) {
+  if (step.running().size() < 2 || !first_is_away(step)) return false;
+  step.preempt(step.running().front().id, mode);
+  return true;
+}
+inline bool load_first(PlacementStep& step) {
+  if (!first_is_away(step)) return false;
+  const SequenceId first = step.running().front().id;
+  if (step.book().shared_blocks(first) > 0) return false;
+  step.load(first, step.book().host_blocks(first));
+  return true;
+}
 
 }  // namespace triphase

@@ -12,6 +12,7 @@
 #include "runtime/backend.h"
 #include "runtime/engine/engine.h"
 #include "runtime/job/prompt_preparer.h"
+#include "scheduler/memory_plan.h"
 #include "scheduler/placement/device_only_policy.h"
 #include "scheduler/placement/flexgen_policy.h"
 
@@ -30,7 +31,7 @@ inline ModelConfig tiny_config() {
   config.vocab_size = 257;
   config.max_positions = 160;
   config.embed_dim = 32;
-  config.norm_eps = 1e-5;
+  config.norms.eps = 1e-5;
   config.rope = RopeConfig{.theta = 10000.0, .rotary_dim = 8};
   config.eos_ids = {256};
   return config;
@@ -46,7 +47,7 @@ struct TinyModelOptions {
   DType dtype = DType::kF16;
   AttentionOptions attention;
   const ContextClusters* clusters = nullptr;  // of squeezed; must outlive the model
-  bool int8 = false;                          // INT8 KV; `dtype` is then that of open blocks
+  bool int8 = false;                          // INT8 KV; `dtype` is then that of partial blocks
   // Host tier, streaming and policy; the policy's default is device-only.
   std::int64_t host_blocks = 0;     // of all layers each
   std::int64_t staging_blocks = 0;  // of one layer each
@@ -79,14 +80,15 @@ class TinyModel {
             {.device_pages = options.kv_blocks * config_.layers,
              .staging_pages = options.staging_blocks,
              .cache_pages = options.cache_blocks * config_.layers,
-             .open_pages = KvStore::open_pages_needed(kv_shape(options), 2 * options.batch_size,
-                                                      options.batch_size + options.prefill_chunk),
+             .partial_pages = partial_pages_needed(kv_shape(options).dtype, config_.layers,
+                                                   options.block_tokens, 2 * options.batch_size,
+                                                   options.batch_size + options.prefill_chunk),
              .host_blocks = options.host_blocks,
              .input_blocks = options.input_blocks,
-             .key_column_blocks =
-                 kv_shape(options).key_columns ? options.kv_blocks + options.column_blocks : 0,
+             .transposed_k_blocks =
+                 kv_shape(options).transposed_k ? options.kv_blocks + options.column_blocks : 0,
              // Four blocks, of F32 and of as few tokens as tests use.
-             .key_column_run_bytes = 16 * options.block_tokens},
+             .transposed_k_run_bytes = 16 * options.block_tokens},
             pool_, &host_pool_, &transfers_),
         model_(config_, *weights_, backend_->ops(), backend_->threads().threads(),
                {options.batch_size + options.prefill_chunk, options.batch_size,
@@ -106,9 +108,7 @@ class TinyModel {
     if (const auto* flexgen = dynamic_cast<const FlexGenPolicy*>(policy_.get())) {
       model_.zigzag().set_batch(flexgen->options().gpu_batch);
     }
-    model_.kv_step().set_prefetch(options.prefetch);
-    model_.weight_stream().set_prefetch(options.prefetch);
-    engine_.placement().set_checking(true);
+    model_.set_prefetch(options.prefetch);
   }
 
   // With room for logits of every row, as scores of prompts want them.
@@ -130,19 +130,18 @@ class TinyModel {
             .head_dim = config_.head_dim,
             .block_tokens = options.block_tokens,
             .dtype = options.int8 ? DType::kInt8 : options.dtype,
-            .open_dtype = options.dtype,
-            .key_columns = keeps_key_columns(options.attention),
+            .partial_dtype = options.dtype,
+            .transposed_k = keeps_transposed_k(options.attention),
             .input_width = options.input_tokens > 0 ? config_.hidden_size : 0,
             .host_attention = options.host_attention};
   }
   [[nodiscard]] std::int64_t longest_line(const TinyModelOptions& options) const {
-    const std::int64_t longest =
-        policy_->longest_line({.layers = config_.layers,
-                               .block_tokens = options.block_tokens,
-                               .device_pages = options.kv_blocks * config_.layers,
-                               .host_pages = options.host_blocks * config_.layers,
-                               .batch_size = options.batch_size,
-                               .prefill_chunk = options.prefill_chunk});
+    const std::int64_t longest = policy_->longest_line({.layers = config_.layers,
+                                                        .block_tokens = options.block_tokens,
+                                                        .device_blocks = options.kv_blocks,
+                                                        .host_blocks = options.host_blocks,
+                                                        .batch_size = options.batch_size,
+                                                        .prefill_chunk = options.prefill_chunk});
     const std::int64_t staged = options.host_blocks > 0
                                     ? options.staging_blocks * options.block_tokens
                                     : config_.max_positions;

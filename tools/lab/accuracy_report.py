@@ -23,12 +23,12 @@ import time
 
 from accuracy import methods, questions, reasons, sparq_ablations
 from accuracy.held_out_text import ROOT
-from accuracy.markdown import bullets
+from accuracy.markdown import bullets, table
 from accuracy.program import LIMITS, Budget, Program
 
 MODELS = ("triphase-mha", "triphase-gqa")
 # Of the time, for each model.
-WEIGHTS = {"perplexity": 26, "repetition": 16, "needle": 17, "attention": 3, "ablations": 16, "questions": 22}
+WEIGHTS = {"perplexity": 24, "repetition": 16, "needle": 30, "attention": 3, "ablations": 11, "questions": 16}
 
 
 class Report:
@@ -96,38 +96,83 @@ def text_named(name):
             "docs": "the prose of the documents of this project, which the models have not seen"}.get(name, name)
 
 
-def document(report, program, arguments, seconds):
-    results = report.results
+def models_said(program):
+    sizes = " and ".join(f"{program.parameters(model) / 1e6:.1f} million ({model})" for model in MODELS)
+    return (f"The shipped models are small test models: {sizes} parameters. The heads that look things up were set up by hand "
+            "before training and made stronger after it (tools/lab/train_test_model/README.md). What a method loses on them is "
+            "no forecast for a large model.\n")
+
+
+def samples_table(report):
+    """How many samples each number has."""
+    cells = len({(row["length"], row["depth"]) for row in report.results.needles(MODELS[0], "dense", "fp16")})
+    units = {"perplexity": "windows", "repetition": "passages", "needle": f"prompts of each length and depth; {cells} such cells",
+             "attention": "windows", "ablations": "passages", "questions": f"documents of {questions.FACTS} questions"}
+    rows = [[part, *(str(report.counts[(model, part)]) for model in MODELS), units[part]] for part in WEIGHTS]
+    return table(["samples of every number", *MODELS, "which are"], rows)
+
+
+def targets_said(targets):
+    counted = sum(target.counts for target in targets)
+    met = sum(target.met for target in targets)
+    return (f"A target counts as met only where a control misses it. The control of every method is `random`: as many bytes, "
+            "spent on tokens drawn blindly. SparQ and SWA also have `local`: the most recent tokens of the same bytes. A target "
+            "of \"at most\" for a window asks that it loses; where `random` loses as well, the target says nothing about "
+            f"windows. **{counted} of {len(targets)} targets count as met**, {met - counted} are met by a control too, "
+            f"{len(targets) - met} are missed.\n")
+
+
+def settings_said(report, program, arguments, seconds):
     commit = subprocess.run(["git", "-C", str(ROOT), "rev-parse", "--short", "HEAD"], capture_output=True, text=True,
                             check=False).stdout.strip()
-    sizes = "; ".join(f"{model} {part}: {count} {unit_of(part)}" for (model, part), count in report.counts.items())
-    left_out = results.grid.left_out(methods.FULL)
+    left_out = report.results.grid.left_out(methods.FULL)
+    return (f"Windows of {program.short_window} tokens (perplexity, repetition, attention), needles in up to "
+            f"{program.window - 48}. Text: {text_named(arguments.text)}. "
+            f"Commit {commit}, {platform.machine()}, threads: {program.threads}, {seconds / 60:.1f} minutes."
+            + (f" Not measured here, but by `--full`: {'; '.join(left_out)}." if left_out else "") + "\n")
+
+
+def document(report, program, arguments, seconds):
+    results = report.results
     targets = methods.targets(results, MODELS)
     missed = reasons.target_reasons(results, report.ablations, targets)
     beside = [one for model in MODELS
               for one in (reasons.better_than_dense(results, model) + reasons.paper_comparisons(results, model)
                           + reasons.same_order(results, model))]
+    swa = [one for model in MODELS for one in reasons.swa_losses(results, report.questions[model], model)]
+    division, divided = methods.division_table(results, MODELS)
     out = ["# Accuracy of the attention methods\n",
-           "Made by `tools/lab/accuracy_report.py`; do not edit. Every number is a mean with its standard error, measured by "
-           "`triphase eval` ([eval.md](eval.md) defines each), and every sentence about numbers was chosen by them. A "
-           "compression is the share of dense attention's KV bytes that a decode step reads, a KV sparsity the share of the "
-           "context's tokens that it leaves out. Scored tokens go through the decode path, behind a dense prompt; with squeezed attention the questions about a "
-           "fixed context choose their tokens too. Samples are "
-           "the same for every method. H2O's budget is a share of the prompt's tokens and does not grow; Quest's is whole "
-           "pages; topk reads every key whatever its sparsity. Two scores are told apart when they differ by more than two "
-           "standard errors.\n",
-           f"Windows of {program.short_window} tokens (perplexity, repetition, attention), needles in up to "
-           f"{program.window - 48}; {sizes}. Text: "
-           f"{text_named(arguments.text)}. "
-           f"Commit {commit}, {platform.machine()}, {program.threads} threads, {seconds / 60:.1f} minutes. "
-           + (f"Not measured here, but by `--full`: {'; '.join(left_out)}." if left_out else "") + "\n",
-           "## Targets\n",
-           methods.targets_table(targets),
-           "\nErrors of these shares are as if both sides had their own samples; they share them, so that the true ones "
+           "Made by `tools/lab/accuracy_report.py`; do not edit.\n",
+           models_said(program), samples_table(report),
+           "The rows of a table share their samples. Few samples make wide errors: a needle cell of one sample is 0 or "
+           "100 %.\n",
+           "## Targets\n", targets_said(targets), methods.targets_table(targets),
+           "Errors of these shares are as if both sides had their own samples; they share them, so that the true ones "
            "are smaller.\n"]
+    sinks = [one for model in MODELS for one in reasons.first_tokens_suffice(results, model)]
+    if sinks:
+        out.append(bullets(sinks))
     if missed:
         out.append("What the numbers say about the misses:\n\n" + bullets(missed))
-    out += ["## Beside the papers\n", bullets(beside),
+    out += ["## How to read the numbers\n",
+            "Every number is a mean with its standard error, measured by `triphase eval` ([eval.md](eval.md) defines each). "
+            "The numbers choose the sentences about them. A compression is the share of dense attention's KV bytes that a "
+            "decode step reads. A KV sparsity is the share of the context's tokens that it leaves out. Scored tokens go "
+            "through the decode path, behind a dense prompt; with squeezed attention the questions about a fixed context "
+            "choose their tokens too. H2O's budget is a share of the prompt's tokens and does not grow; Quest's is whole "
+            "pages; topk reads every key whatever its sparsity. Two scores are told apart when they differ by more than two "
+            "standard errors.\n",
+            settings_said(report, program, arguments, seconds),
+            "## Beside the papers\n", bullets(beside),
+            "### What SWA loses\n",
+            "Perplexity hides it: the next token mostly follows from near ones. A token that SWA has left out hardly ever "
+            "returns ([eval.md](eval.md)).\n", bullets(swa),
+            "## How SparQ's bytes are divided\n",
+            "A compression of 1/8 leaves an even division 8 of 64 channels for scores. `triphase eval` gives scores 13 "
+            "instead, so that fewer tokens are attended ([eval.md](eval.md)). At 1/2 and 1/4 both divisions are the same. Both "
+            "were run on all tasks by bytes, with FP16 KV. They were not run on `attention` and the questions, whose budgets are "
+            "KV sparsities; there `sparq.rank` is its default, 32 channels.\n",
+            division, bullets(divided),
             "## What the methods keep of dense attention\n",
             "Coverage is the share of dense attention's weight that the chosen tokens hold, top-k agreement the share of the "
             "heaviest tokens that were chosen.\n", methods.observed_table(results, MODELS), "## Every method\n"]

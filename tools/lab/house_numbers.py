@@ -7,8 +7,8 @@ Prints a Markdown table, with two roots one column for each. --list prints what 
 Nothing is built or run; the sources are read as clang-format leaves them. The rules:
 
 - lines, files: tracked files by top folder (runtime/base counts as base), every line; tests and bench apart.
-- options: rows of option_table.cpp, per command as its arrays are joined; distinct names over all commands.
-- knobs: distinct option names, attention options ("method.name" in attention_options.cpp), policy options (the
+- options: rows of option_table.cpp, option_groups.h and tool_options.cpp, per command as its arrays are joined; distinct names over all commands.
+- knobs: distinct option names, attention options ("method.name" in scheduler/attention), policy options (the
   names that make_policy.cpp reads) and TRIPHASE_* variables that C++ reads outside tests.
 - error codes: rows of error_codes.inc.
 - refused pairs: option rows whose help ties them to another option ("not with --x", "needs --x", "only with --x",
@@ -82,7 +82,7 @@ def sizes(tree):
 
 def option_table(tree):
     """({command: [option name]}, {(array, name): help text})"""
-    source = tree.named("option_table.cpp")
+    source = "".join(map(tree.named, ("option_groups.h", "option_table.cpp", "tool_options.cpp")))
     arrays, helps = {}, {}
     for name, body in re.findall(r"constexpr OptionSpec (k\w+)\[\] = \{(.*?)\n\};", source, re.S):
         arrays[name] = []
@@ -97,15 +97,16 @@ def option_table(tree):
             helps[name, option] = "".join(part[1:-1] for part in re.findall(STRING, literals[1])) if literals else ""
     for name, parts in re.findall(r"constexpr auto (k\w+) =\s*joined\((.*?)\);", source, re.S):
         arrays[name] = [option for part in re.findall(r"k\w+", parts) for option in arrays[part]]
-    rows = re.search(r"constexpr CommandSpec kCommands\[\] = \{(.*?)\n\};", source, re.S)
-    commands = re.findall(rf'\{{"(\w+)",[^k]*?(?:{STRING}\s*,?\s*)*(k\w+Options),', rows[1] if rows else "")
+    rows = "".join(re.findall(r"constexpr CommandSpec k\w*Commands\[\] = \{(.*?)\n\};", source, re.S))
+    commands = re.findall(rf'\{{"(\w+)",[^k]*?(?:{STRING}\s*,?\s*)*(k\w+Options),', rows)
     return {command: arrays[array] for command, array in commands}, helps
 
 
 def knobs(tree):
     """{kind: sorted names}"""
     commands, _ = option_table(tree)
-    attention = set(re.findall(r'"([a-z0-9-]+\.[a-z_0-9]+)"', tree.named("attention_options.cpp")))
+    attention = {name for path, text in tree.product(CPP).items() if path.startswith("scheduler/attention/")
+                 for name in re.findall(r'"([a-z0-9-]+\.[a-z_0-9]+)"', text)}  # fmt: skip
     policy = tree.named("make_policy.cpp")
     called = [name for helper, name in re.findall(r'(\w+)(?:<[^();]*>)?\(\s*"([a-z][a-z0-9-]*)",\s*\S', policy)
               if not helper.startswith("refuse")]  # fmt: skip

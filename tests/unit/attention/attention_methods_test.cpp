@@ -196,6 +196,7 @@ TEST_P(AttentionMethodsTest, FollowTheirOracles) {
           oracle::sparq(s, 6, 24, 0.25, true));
     check(of("topk", {"topk.k=20"}), oracle::topk(s, 20));
     check(of("quest", {"quest.k=48"}), oracle::quest(s, 3, 16));
+    check(of("random", {"random.keep=0.3"}), oracle::random(s, 0.3));
   }
 }
 
@@ -214,7 +215,8 @@ const std::vector<AttentionOptions>& every_method() {
       of("sparq", {"sparq.rank=6", "sparq.k_ratio=0.125", "sparq.local=0"}),
       of("lm-infinite", {"lm-infinite.k=20"}),
       of("topk", {"topk.k_ratio=0.1"}),
-      of("quest", {"quest.k=32", "quest.dense_layers=0"})};
+      of("quest", {"quest.k=32", "quest.dense_layers=0"}),
+      of("random", {"random.keep=0.3"})};
   return methods;
 }
 
@@ -260,7 +262,8 @@ TEST_P(AttentionMethodsTest, FullBudgetsEqualDenseWithoutTheShortcut) {
       of("sparq", {"sparq.rank=500", "sparq.k=500", "sparq.reallocate=on"}),
       of("lm-infinite", {"lm-infinite.k=500"}),
       of("topk", {"topk.k=500"}),
-      of("quest", {"quest.k=512", "quest.dense_layers=0"})};
+      of("quest", {"quest.k=512", "quest.dense_layers=0"}),
+      of("random", {"random.keep=1"})};
   for (const bool int8 : {false, true}) {
     const CacheShape shape{.heads = 4, .kv_heads = 2, .dim = 20, .page_tokens = 32, .int8 = int8};
     SequenceCache cache(shape, kTokens, *ops_, *stream_, random_);

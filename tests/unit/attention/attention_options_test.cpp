@@ -4,7 +4,7 @@
 #include <gtest/gtest.h>
 
 #include "base/error.h"
-#include "scheduler/attention/touched_bytes.h"
+#include "scheduler/attention/attended_bytes.h"
 
 namespace triphase {
 namespace {
@@ -26,7 +26,7 @@ std::string error_of(std::string_view name, std::string_view setting) {
 }
 
 TEST(AttentionOptions, EveryNameIsItsOwn) {
-  EXPECT_EQ(attention_names().size(), 10U);
+  EXPECT_EQ(attention_names().size(), 11U);
   for (const std::string_view name : attention_names()) {
     EXPECT_EQ(attention_name(attention_from_name(name)), name);
   }
@@ -62,12 +62,12 @@ TEST(AttentionOptions, WrongNamesAndValuesSayWhatExists) {
   EXPECT_THAT(error_of("swa", "swa.caching_ratio"), testing::HasSubstr("method.option=value"));
 }
 
-TEST(AttentionOptions, SparqAloneKeepsKeyColumnsUnlessToldNotTo) {
+TEST(AttentionOptions, SparqAloneKeepsTransposedKUnlessToldNotTo) {
   for (const std::string_view name : attention_names()) {
-    EXPECT_EQ(keeps_key_columns(of(name)), name == "sparq") << name;
+    EXPECT_EQ(keeps_transposed_k(of(name)), name == "sparq") << name;
   }
-  EXPECT_FALSE(keeps_key_columns(of("sparq", {"sparq.kt=off"})));
-  EXPECT_TRUE(keeps_key_columns(of("sparq", {"sparq.kt=off", "sparq.kt=device"})));
+  EXPECT_FALSE(keeps_transposed_k(of("sparq", {"sparq.kt=off"})));
+  EXPECT_TRUE(keeps_transposed_k(of("sparq", {"sparq.kt=off", "sparq.kt=device"})));
 }
 
 TEST(AttentionOptions, BudgetsFollowTheDefinitions) {
@@ -85,6 +85,7 @@ TEST(AttentionOptions, BudgetsFollowTheDefinitions) {
   EXPECT_EQ(budget_tokens(of("topk", {"topk.k_ratio=0.1"}), 1001, 10), 101);
   EXPECT_EQ(budget_tokens(of("quest"), 5000, 10), 1024);
   EXPECT_EQ(budget_tokens(of("quest", {"quest.k=3"}), 5000, 10), 16);
+  EXPECT_EQ(budget_tokens(of("random"), 35, 35), 7);
   for (const std::string_view name : attention_names()) {
     EXPECT_EQ(budget_tokens(of(name), 1, 1), 1) << name;
   }
@@ -119,36 +120,37 @@ TEST(AttentionOptions, KeepRatioSetsEveryBudget) {
 }
 
 // The table of the methods at S = 4096, d = 128, FP16, one KV head.
-TEST(TouchedBytes, FollowTheTable) {
-  const TouchedShape shape{.heads = 1, .kv_heads = 1, .head_dim = 128, .element_bytes = 2};
-  EXPECT_EQ(touched_bytes(of("dense"), shape, 4096, 4096), 2U * 4096 * 128 * 2);
-  EXPECT_EQ(touched_bytes(of("local"), shape, 4096, 512), 2U * 512 * 128 * 2);
-  EXPECT_EQ(touched_bytes(of("sparq"), shape, 4096, 129),
+TEST(AttendedBytes, FollowTheTable) {
+  const AttendedShape shape{.heads = 1, .kv_heads = 1, .head_dim = 128, .element_bytes = 2};
+  EXPECT_EQ(attended_bytes(of("dense"), shape, 4096, 4096), 2U * 4096 * 128 * 2);
+  EXPECT_EQ(attended_bytes(of("local"), shape, 4096, 512), 2U * 512 * 128 * 2);
+  EXPECT_EQ(attended_bytes(of("random"), shape, 4096, 512), 2U * 512 * 128 * 2);
+  EXPECT_EQ(attended_bytes(of("sparq"), shape, 4096, 129),
             4096U * 32 * 2 + 2U * 129 * 128 * 2 + 8U * 128);
-  EXPECT_EQ(touched_bytes(of("sparq", {"sparq.kt=off"}), shape, 4096, 129),
+  EXPECT_EQ(attended_bytes(of("sparq", {"sparq.kt=off"}), shape, 4096, 129),
             4096U * 128 * 2 + 2U * 129 * 128 * 2 + 8U * 128);
-  EXPECT_EQ(touched_bytes(of("topk"), shape, 4096, 128), 4096U * 128 * 2 + 128U * 128 * 2);
-  EXPECT_EQ(touched_bytes(of("h2o"), shape, 4096, 129), 2U * 129 * 128 * 2 + 8U * 129);
+  EXPECT_EQ(attended_bytes(of("topk"), shape, 4096, 128), 4096U * 128 * 2 + 128U * 128 * 2);
+  EXPECT_EQ(attended_bytes(of("h2o"), shape, 4096, 129), 2U * 129 * 128 * 2 + 8U * 129);
   // Bounds are F32 here, twice the table's FP16.
-  EXPECT_EQ(touched_bytes(of("quest"), shape, 4096, 1024),
+  EXPECT_EQ(attended_bytes(of("quest"), shape, 4096, 1024),
             2U * 256 * 128 * 4 + 2U * 1024 * 128 * 2);
   // 205 centroids with their counts, F32, and a list of tokens.
-  TouchedShape clustered = shape;
+  AttendedShape clustered = shape;
   clustered.centroids = 205;
-  EXPECT_EQ(touched_bytes(of("squeezed"), clustered, 4096, 410),
+  EXPECT_EQ(attended_bytes(of("squeezed"), clustered, 4096, 410),
             205U * (128 + 1) * 4 + 2U * 410 * 128 * 2 + 410U * 4);
-  const TouchedShape gqa{.heads = 8, .kv_heads = 2, .head_dim = 128, .element_bytes = 1};
-  EXPECT_EQ(touched_bytes(of("swa"), gqa, 4096, 819), 2U * (2U * 819 * 128) + 8U * 819);
+  const AttendedShape gqa{.heads = 8, .kv_heads = 2, .head_dim = 128, .element_bytes = 1};
+  EXPECT_EQ(attended_bytes(of("swa"), gqa, 4096, 819), 2U * (2U * 819 * 128) + 8U * 819);
 }
 
 // What the budget of a compression reads of a long context, by the table of bytes.
 TEST(Compression, GivesTheShareOfDenseBytesThatWasAsked) {
   constexpr std::int64_t kContext = 1 << 17;
   for (const std::int64_t element_bytes : {2, 1}) {
-    const TouchedShape shape{32, 8, 128, element_bytes};
-    const auto dense = static_cast<double>(touched_bytes({}, shape, kContext, kContext));
+    const AttendedShape shape{32, 8, 128, element_bytes};
+    const auto dense = static_cast<double>(attended_bytes({}, shape, kContext, kContext));
     for (const std::string_view name :
-         {"local", "strided", "swa", "sparq", "h2o", "lm-infinite", "topk", "quest"}) {
+         {"local", "strided", "swa", "sparq", "h2o", "lm-infinite", "topk", "quest", "random"}) {
       for (const double compression : {1.0, 0.75, 0.5, 0.25, 0.125}) {
         AttentionOptions options = of(name);
         const bool too_little = compression <= (name == "topk"    ? 0.5
@@ -164,7 +166,7 @@ TEST(Compression, GivesTheShareOfDenseBytesThatWasAsked) {
           EXPECT_EQ(budget, kContext) << name;
           continue;
         }
-        const auto read = static_cast<double>(touched_bytes(options, shape, kContext, budget));
+        const auto read = static_cast<double>(attended_bytes(options, shape, kContext, budget));
         EXPECT_NEAR(read / dense, compression, 0.005 + (name == "h2o" ? 0.02 : 0.0)) << name;
       }
     }
@@ -187,13 +189,13 @@ TEST(Compression, KeepsSixteenChannelsOfSmallHeadsWhereItCan) {
        {Case{64, 1.0 / 8, 13}, Case{64, 1.0 / 4, 16}, Case{64, 0.5, 32}, Case{128, 1.0 / 16, 13},
         Case{80, 1.0 / 8, 16}, Case{8, 0.75, 8}, Case{8, 1.0, 8}}) {
     AttentionOptions sparq = of("sparq");
-    const TouchedShape shape{8, 2, one.head_dim, 2};
+    const AttendedShape shape{8, 2, one.head_dim, 2};
     set_compression(sparq, shape, one.compression);
     EXPECT_EQ(sparq.sparq.rank, one.rank) << one.head_dim << " " << one.compression;
     constexpr std::int64_t kContext = 1 << 17;
-    const auto dense = static_cast<double>(touched_bytes({}, shape, kContext, kContext));
+    const auto dense = static_cast<double>(attended_bytes({}, shape, kContext, kContext));
     const auto read = static_cast<double>(
-        touched_bytes(sparq, shape, kContext, budget_tokens(sparq, kContext, kContext)));
+        attended_bytes(sparq, shape, kContext, budget_tokens(sparq, kContext, kContext)));
     if (one.compression < 1.0) {
       EXPECT_NEAR(read / dense, one.compression, 0.005) << one.head_dim << " " << one.compression;
     }

@@ -289,4 +289,27 @@ std::vector<Step> quest(const Sequence& s, std::int64_t pages, std::int64_t page
   });
 }
 
+std::vector<Step> random(const Sequence& s, double keep) {
+  // One step of Vigna's splitmix64.c, with the state that it has before the step.
+  const auto next = [](std::uint64_t state) {
+    std::uint64_t x = state + 0x9e3779b97f4a7c15;
+    x = (x ^ (x >> 30)) * 0xbf58476d1ce4e5b9;
+    x = (x ^ (x >> 27)) * 0x94d049bb133111eb;
+    return x ^ (x >> 31);
+  };
+  return steps(s, [&](std::int64_t at) {
+    const std::int64_t budget =
+        std::max<std::int64_t>(1, floor_of(keep * static_cast<double>(at + 1)));
+    Tokens list;
+    for (std::int32_t t = 0; t < at; ++t) {
+      const double u = static_cast<double>(
+          next((static_cast<std::uint64_t>(at + 1) << 32) + static_cast<std::uint64_t>(t)) >> 32);
+      const auto missing = static_cast<double>(budget - 1 - static_cast<std::int64_t>(list.size()));
+      if (std::ldexp(u, -32) * static_cast<double>(at - t) < missing) list.push_back(t);
+    }
+    list.push_back(static_cast<std::int32_t>(at));
+    return attend(s, at, {list});
+  });
+}
+
 }  // namespace triphase::oracle

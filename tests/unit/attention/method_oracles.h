@@ -45,5 +45,6 @@ struct Step {
                                       double local, bool reallocate);
 [[nodiscard]] std::vector<Step> topk(const Sequence& s, std::int64_t k);
 [[nodiscard]] std::vector<Step> quest(const Sequence& s, std::int64_t pages, std::int64_t page);
+[[nodiscard]] std::vector<Step> random(const Sequence& s, double keep);
 
 }  // namespace triphase::oracle

@@ -1,9 +1,9 @@
-#include "base/json.h"
-
 #include <gtest/gtest.h>
 
 #include <cmath>
 #include <limits>
+
+#include "base/json_writer.h"
 
 namespace triphase {
 namespace {
@@ -65,6 +65,51 @@ TEST(Json, ProblemsNameTheByte) {
 TEST(JsonQuote, EscapesAndRepairs) {
   EXPECT_EQ(json_quote("a\"\\\n\t\x01"), "\"a\\\"\\\\\\n\\t\\u0001\"");
   EXPECT_EQ(json_quote("\xC3\xA9\xff"), "\"\xC3\xA9\xEF\xBF\xBD\"");
+}
+
+std::string written(JsonWriter::Layout layout) {
+  std::string out;
+  JsonWriter json(out, layout);
+  json.begin_object().members({{"a", 1}, {"b", "x\n"}, {"c", std::optional<double>()}});
+  json.key("d").array(std::vector<double>{0.5, NAN}).key("e").begin_object().end();
+  json.key("f").begin_array(layout).object({{"g", true}, {"h", JsonText{"1.50"}}}).end();
+  json.key("i").begin_array(layout).end().end();
+  return out;
+}
+
+TEST(JsonWriter, LayoutsDifferInBlanksAlone) {
+  using enum JsonWriter::Layout;
+  EXPECT_EQ(written(kCompact),
+            R"({"a":1,"b":"x\n","c":null,"d":[0.5,null],"e":{},"f":[{"g":true,"h":1.50}],"i":[]})");
+  EXPECT_EQ(written(kSpaced), R"({"a": 1, "b": "x\n", "c": null, "d": [0.5, null], "e": {}, )"
+                              R"("f": [{"g": true, "h": 1.50}], "i": []})");
+  EXPECT_EQ(written(kLines), R"({
+  "a": 1,
+  "b": "x\n",
+  "c": null,
+  "d": [0.5, null],
+  "e": {},
+  "f": [
+    {"g": true, "h": 1.50}
+  ],
+  "i": []
+})");
+  EXPECT_EQ(written(kRows), R"({
+  "a": 1,
+  "b": "x\n",
+  "c": null,
+  "d": [0.5, null],
+  "e": {},
+  "f": [
+    {"g": true, "h": 1.50}],
+  "i": []})");
+}
+
+TEST(JsonWriter, WritesAParsedTreeAgain) {
+  const std::string text = R"({"a":[1,-2,0.1,18446744073709551615,true,null],"b":{"c":"d"}})";
+  std::string out;
+  JsonWriter(out, JsonWriter::Layout::kCompact).value(*parse(text));
+  EXPECT_EQ(out, text);
 }
 
 TEST(JsonNumber, ReadsBackAndHasNoNan) {

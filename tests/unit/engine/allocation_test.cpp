@@ -34,14 +34,14 @@ namespace {
 
 TEST(DecodeStep, AllocatesNothing) {
   TinyModel tiny({.batch_size = 3, .prefill_chunk = 16, .threads = 2});
-  KvResidency& residency = tiny.kv().residency();
+  KvBook& book = tiny.kv().book();
   const std::vector<TokenId> prompt = {1, 2, 3, 4, 5};
   std::vector<BatchSegment> segments;
   std::vector<TokenId> tokens;
   std::vector<std::int32_t> rows;
   for (std::int64_t line = 0; line < 3; ++line) {
-    const SequenceId id = residency.admit(prompt, 60, static_cast<std::uint64_t>(line)).sequence;
-    residency.append(id, 5);
+    const SequenceId id = book.admit(prompt, 60, static_cast<std::uint64_t>(line)).sequence;
+    book.append(id, 5);
     segments.push_back({.sequence = id, .first_row = line * 5, .count = 5});
     tokens.insert(tokens.end(), prompt.begin(), prompt.end());
     rows.push_back(static_cast<std::int32_t>(line * 5 + 4));
@@ -58,7 +58,7 @@ TEST(DecodeStep, AllocatesNothing) {
       segments[line].first_position = 5 + step;
     }
     counting = true;
-    for (const BatchSegment& segment : segments) residency.append(segment.sequence, 1);
+    for (const BatchSegment& segment : segments) book.append(segment.sequence, 1);
     (void)tiny.model().forward({tokens, segments, rows}, tiny.kv(), tiny.backend().stream());
     counting = false;
   }

@@ -49,7 +49,7 @@ std::vector<Place> places() {
           {std::make_shared<AcceleratePolicy>(AccelerateOptions{}), 16, 120},
           {std::make_shared<AcceleratePolicy>(AccelerateOptions{}), 16, 120, 4},
           {std::make_shared<VllmPolicy>(VllmOptions{}), 12, 0},
-          {std::make_shared<VllmPolicy>(VllmOptions{.preemption = SuspendMode::kSwap}), 12, 60}};
+          {std::make_shared<VllmPolicy>(VllmOptions{.preemption = PreemptMode::kSwap}), 12, 60}};
 }
 
 void move_to(const Place& place, TinyModelOptions& options) {
@@ -90,7 +90,7 @@ TEST_P(AttentionPlacement, TheAnswerIsTheMethodsAlone) {
       TinyModel model(options);
       SCOPED_TRACE(std::string(place.policy->name()) + (int8 ? " int8" : ""));
       expect_equal(expected, run_all(model.engine(), requests));
-      model.kv().residency().check();
+      model.kv().book().check();
       const PlacementStats& stats = model.engine().placement().stats();
       moved += stats.offloaded_blocks + stats.drops;
       fetches = model.model().attention()->method().fetches_tokens();
@@ -145,7 +145,7 @@ TEST(SqueezedPrompts, TheAnswerDependsNeitherOnStepsNorOnNeighbours) {
         TinyModel model(options);
         SCOPED_TRACE(std::string(place.policy->name()));
         expect_equal(expected, run_all(model.engine(), requests));
-        model.kv().residency().check();
+        model.kv().book().check();
         shared += static_cast<std::int64_t>(model.engine().stats().shared_prompt_tokens);
       }
       EXPECT_GT(shared, 0) << "the context was never shared";
@@ -186,7 +186,7 @@ TEST(SqueezedPrompts, EqualDenseWhenTheThresholdIs0) {
 
 // K^T is made where a block is, again after it came back, and not at all for blocks that are read
 // through staging pages: no answer may depend on which of these a key went through.
-TEST(SparqKeyColumns, NeverChangeTheAnswerWhereverBlocksWere) {
+TEST(SparqTransposedK, NeverChangeTheAnswerWhereverBlocksWere) {
   const auto requests = mixed_requests(47, 10);
   for (const bool int8 : {false, true}) {
     TinyModelOptions options{.batch_size = 1, .prefill_chunk = 200, .block_tokens = 16};
@@ -194,15 +194,15 @@ TEST(SparqKeyColumns, NeverChangeTheAnswerWhereverBlocksWere) {
     options.attention.sparq.kt = false;
     options.int8 = int8;
     TinyModel rows(options);
-    EXPECT_EQ(rows.kv().key_column_pages(), nullptr);
+    EXPECT_EQ(rows.kv().transposed_k_pages(), nullptr);
     const auto expected = run_all(rows.engine(), requests);
     options.attention.sparq.kt = true;
     {
       TinyModel columns(options);
       const KvStore& kv = columns.kv();
-      EXPECT_EQ(columns.pool().use(MemoryTag::kKeyColumns).now,
-                KvStore::key_column_bytes(kv.shape()) *
-                    static_cast<std::uint64_t>(kv.sizes().key_column_blocks * kv.shape().layers));
+      EXPECT_EQ(columns.pool().use(MemoryTag::kTransposedK).now,
+                KvStore::transposed_k_bytes(kv.shape()) *
+                    static_cast<std::uint64_t>(kv.sizes().transposed_k_blocks * kv.shape().layers));
       expect_equal(expected, run_all(columns.engine(), requests));
     }
     std::uint64_t reloaded = 0;
@@ -214,7 +214,7 @@ TEST(SparqKeyColumns, NeverChangeTheAnswerWhereverBlocksWere) {
       TinyModel model(options);
       SCOPED_TRACE(std::string(place.policy->name()) + (int8 ? " int8" : ""));
       expect_equal(expected, run_all(model.engine(), requests));
-      KeyColumns& columns = model.kv().key_columns();
+      TransposedK& columns = model.kv().transposed_k();
       const std::int64_t pages = columns.places() * model.kv().shape().layers;
       EXPECT_GT(std::count(columns.ready(), columns.ready() + pages, 1), 0) << "K^T was never used";
       reloaded += model.engine().placement().stats().reloaded_blocks;
@@ -232,6 +232,7 @@ INSTANTIATE_TEST_SUITE_P(
                     Case{"h2o", AttentionKind::kH2o},
                     Case{"lm_infinite", AttentionKind::kLmInfinite},
                     Case{"topk", AttentionKind::kTopk}, Case{"quest", AttentionKind::kQuest},
+                    Case{"random", AttentionKind::kRandom},
                     Case{"squeezed", AttentionKind::kSqueezed}),
     [](const auto& param) { return std::string(param.param.name); });
 

@@ -41,11 +41,12 @@ TEST(LogitsReference, MeansAreOverTokensAndErrorsOverPrompts) {
   const std::vector<float> second = {0.0F, log3};
   reference.keep({0, 0, first});
   for (const std::size_t score : {0U, 1U, 2U}) reference.keep({1, score, first});
-  reference.compare({0, 0, second});
-  reference.compare({1, 0, first});
-  reference.compare({1, 1, first});
-  reference.compare({1, 2, even});  // ties go to the lower id: agrees
-  const Divergence found = reference.take_divergence();
+  LogitsComparison comparison(reference);
+  comparison.add({0, 0, second});
+  comparison.add({1, 0, first});
+  comparison.add({1, 1, first});
+  comparison.add({1, 2, even});  // ties go to the lower id: agrees
+  const Divergence found = comparison.divergence();
   const double far = 0.5 * std::log(3.0);                           // first beside second
   const double near = 0.75 * std::log(1.5) + 0.25 * std::log(0.5);  // first beside even
   EXPECT_EQ(found.tokens, 4);
@@ -73,19 +74,20 @@ TEST(LogitsReference, TheEngineGivesEveryScoredRowOnce) {
     return model.engine().run_all(tasks);
   };
   (void)score([&](const ScoredRow& row) { reference.keep(row); });
+  LogitsComparison comparison(reference);
   const auto scored = score([&](const ScoredRow& row) {
     TokenScore own;
     const TokenId token = tasks[row.index].tokens[4 + row.score];
     EXPECT_TRUE(score_token(row.logits, token, own));
     const std::lock_guard lock(mutex);
     EXPECT_TRUE(rows.emplace(std::pair(row.index, row.score), own.logprob).second);
-    reference.compare(row);
+    comparison.add(row);
   });
   ASSERT_EQ(rows.size(), 8U + 13U + 18U);
   // The row is the one that its score says.
   for (const auto& [at, logprob] : rows)
     EXPECT_EQ(scored[at.first].scores[at.second].logprob, logprob);
-  const Divergence found = reference.take_divergence();
+  const Divergence found = comparison.divergence();
   EXPECT_EQ(found.tokens, 8 + 13 + 18);
   EXPECT_EQ(found.kl, 0.0);
   EXPECT_EQ(found.agreement, 1.0);

@@ -36,10 +36,10 @@ std::uint64_t to_device(TinyModel& model) { return model.transfers().stats(Lane:
 // Blocks of the running lines that are on the host.
 std::int64_t host_blocks(TinyModel& model, std::span<const SequenceId> lines) {
   std::int64_t count = 0;
-  const KvResidency& residency = model.kv().residency();
+  const KvBook& book = model.kv().book();
   for (const SequenceId line : lines) {
-    for (std::int64_t block = 0; block < residency.blocks(line); ++block) {
-      if (residency.block_place(line, block) == BlockPlace::kHost) ++count;
+    for (std::int64_t block = 0; block < book.blocks(line); ++block) {
+      if (book.block(line, block).place == BlockPlace::kHost) ++count;
     }
   }
   return count;
@@ -58,16 +58,21 @@ class EarlyFetch : public testing::TestWithParam<bool> {
 };
 
 TEST_P(EarlyFetch, IsUnderWayWhenTheStepEndsAndIsNotFetchedAgain) {
-  TinyModelOptions options = options_of(all_away(), GetParam());
+  std::vector<SequenceId> lines;
+  TinyModelOptions options =
+      options_of(std::make_shared<Meddling>(all_away(),
+                                            [&](const PlacementStep& step) {
+                                              lines.clear();
+                                              for (const PlacedRequest& line : step.running()) {
+                                                lines.push_back(line.id);
+                                              }
+                                              return false;
+                                            }),
+                 GetParam());
   options.batch_size = 3;
   options.prefill_chunk = 200;
   TinyModel model(options, config_of_layers(3));
   const std::vector<Request> requests = some_requests(3, 24);
-  std::vector<SequenceId> lines;
-  model.engine().placement().set_observer([&](const StepView& view, const PlacementActions&) {
-    lines.clear();
-    for (const RunningSequence& line : view.running) lines.push_back(line.id);
-  });
   for (const Request& one : requests) model.engine().submit(one);
   static_cast<void>(model.engine().step());
   const std::uint64_t page = KvStore::page_bytes(model.kv().shape());
@@ -97,31 +102,29 @@ TEST_P(EarlyFetch, IsUnderWayWhenTheStepEndsAndIsNotFetchedAgain) {
 
 // A line has to make room between two steps, in either way: what was fetched for it is not read,
 // and counted; its host blocks are other lines' at once.
-TEST_P(EarlyFetch, ALineThatIsSuspendedInBetweenLeavesItUnread) {
+TEST_P(EarlyFetch, ALineThatIsPreemptedInBetweenLeavesItUnread) {
   const std::vector<Request> requests = some_requests(4, 40);
   const auto reference = expected(requests);
-  for (const SuspendMode mode : {SuspendMode::kSwap, SuspendMode::kDrop}) {
-    std::int64_t suspended = 0;
-    TinyModelOptions options = options_of(
-        std::make_shared<Meddling>(all_away(),
-                                   [&](const StepView& view) -> PlacementActions {
-                                     const bool now = view.step % 9 == 8 && view.running.size() > 1;
-                                     if (!now || view.running.front().prefilling()) return {};
-                                     const RunningSequence& first = view.running.front();
-                                     if (first.host_blocks == 0) return {};
-                                     ++suspended;
-                                     return {Suspend{first.id, mode}};
-                                   }),
-        GetParam());
+  for (const PreemptMode mode : {PreemptMode::kSwap, PreemptMode::kDrop}) {
+    std::int64_t preempted = 0;
+    TinyModelOptions options =
+        options_of(std::make_shared<Meddling>(all_away(),
+                                              [&](PlacementStep& step) {
+                                                if (step.number() % 9 != 8) return false;
+                                                if (!preempt_first(step, mode)) return false;
+                                                ++preempted;
+                                                return true;
+                                              }),
+                   GetParam());
     // Slow enough that the first line's blocks are on their way still.
     options.link = EmulatedLink{.bytes_per_second = 5e6, .seconds_per_record = 0.0};
     TinyModel model(options, config_of_layers(3));
     expect_equal(run_all(model.engine(), requests), reference);
-    EXPECT_GT(suspended, 2);
+    EXPECT_GT(preempted, 2);
     const KvStore::EarlyUse use = model.kv().early_use();
     EXPECT_GT(use.unused, 0U);
     EXPECT_LT(use.unused, use.brought / 4);
-    model.kv().residency().check();
+    model.kv().book().check();
     EXPECT_FALSE(model.kv().moving());
     const HostReads::Bytes& read = model.model().kv_step().reads().bytes();
     model.transfers().drain();
@@ -137,19 +140,16 @@ TEST_P(EarlyFetch, BlocksThatReturnAreReadWhereTheyWere) {
   const std::vector<Request> requests = some_requests(3, 40);
   const auto reference = expected(requests);
   std::int64_t reloaded = 0;
-  TinyModelOptions options =
-      options_of(std::make_shared<Meddling>(all_away(),
-                                            [&](const StepView& view) -> PlacementActions {
-                                              if (view.step % 7 != 6 || view.running.empty())
-                                                return {};
-                                              const RunningSequence& first = view.running.front();
-                                              if (first.prefilling() || first.host_blocks == 0 ||
-                                                  first.shared_blocks > 0)
-                                                return {};
-                                              ++reloaded;
-                                              return {Reload{first.id, 0, first.host_blocks}};
-                                            }),
-                 GetParam());
+  TinyModelOptions options = options_of(std::make_shared<Meddling>(all_away(),
+                                                                   [&](PlacementStep& step) {
+                                                                     if (step.number() % 7 != 6)
+                                                                       return false;
+                                                                     if (!load_first(step))
+                                                                       return false;
+                                                                     ++reloaded;
+                                                                     return true;
+                                                                   }),
+                                        GetParam());
   TinyModel model(options, config_of_layers(3));
   expect_equal(run_all(model.engine(), requests), reference);
   EXPECT_GT(reloaded, 2);

@@ -77,7 +77,7 @@ class EarlyTokensOfStep : public testing::TestWithParam<std::tuple<AttentionKind
   }
   static void expect_sound(TinyModel& model) {
     cache_of(model).check();
-    model.kv().residency().check();
+    model.kv().book().check();
     EXPECT_FALSE(model.kv().moving());
     const HostReads::Bytes& read = model.model().kv_step().reads().bytes();
     EXPECT_EQ(read.blocks + read.tokens +
@@ -178,24 +178,22 @@ TEST_P(EarlyTokensOfStep, ALineThatEndsLeavesThemUnread) {
   expect_sound(model);
 }
 
-TEST_P(EarlyTokensOfStep, ALineThatIsSuspendedInBetweenDoesNoHarm) {
+TEST_P(EarlyTokensOfStep, ALineThatIsPreemptedInBetweenDoesNoHarm) {
   const std::vector<Request> requests = some_requests(4, 40);
   const auto reference = expected(requests, config_of_layers(3));
-  for (const SuspendMode mode : {SuspendMode::kSwap, SuspendMode::kDrop}) {
-    std::int64_t suspended = 0;
-    TinyModelOptions options = on_host(
-        std::make_shared<Meddling>(all_away(), [&](const StepView& view) -> PlacementActions {
-          const bool now = view.step % 5 == 4 && view.running.size() > 1 && suspended < 6;
-          if (!now || view.running.front().prefilling()) return {};
-          const RunningSequence& first = view.running.front();
-          if (first.host_blocks == 0) return {};
-          ++suspended;
-          return {Suspend{first.id, mode}};
+  for (const PreemptMode mode : {PreemptMode::kSwap, PreemptMode::kDrop}) {
+    std::int64_t preempted = 0;
+    TinyModelOptions options =
+        on_host(std::make_shared<Meddling>(all_away(), [&](PlacementStep& step) {
+          if (step.number() % 5 != 4 || preempted >= 6) return false;
+          if (!preempt_first(step, mode)) return false;
+          ++preempted;
+          return true;
         }));
     options.link = EmulatedLink{.bytes_per_second = 2e7, .seconds_per_record = 0.0};
     TinyModel model(options, config_of_layers(3));
     expect_equal(run_all(model.engine(), requests), reference);
-    EXPECT_GT(suspended, 2);
+    EXPECT_GT(preempted, 2);
     expect_sound(model);
   }
 }
@@ -205,12 +203,10 @@ TEST_P(EarlyTokensOfStep, BlocksThatReturnAreReadWhereverTheyAre) {
   const auto reference = expected(requests, config_of_layers(3));
   std::int64_t reloaded = 0;
   TinyModelOptions options =
-      on_host(std::make_shared<Meddling>(all_away(), [&](const StepView& view) -> PlacementActions {
-        if (view.step % 4 != 3 || view.running.empty()) return {};
-        const RunningSequence& first = view.running.front();
-        if (first.prefilling() || first.host_blocks == 0 || first.shared_blocks > 0) return {};
+      on_host(std::make_shared<Meddling>(all_away(), [&](PlacementStep& step) {
+        if (step.number() % 4 != 3 || !load_first(step)) return false;
         ++reloaded;
-        return {Reload{first.id, 0, first.host_blocks}};
+        return true;
       }));
   TinyModel model(options, config_of_layers(3));
   expect_equal(run_all(model.engine(), requests), reference);
@@ -233,7 +229,7 @@ TEST_P(EarlyTokensOfStep, AFailureEndsTheJobAndNothingElse) {
       EXPECT_EQ(error.code(), "E-DEV-TRANSFER");
       ++failed;
     }
-    model.kv().give_up_moves();
+    model.kv().give_up();
     EXPECT_TRUE(model.kv().early_tokens().empty());
     cache_of(model).check();
     EXPECT_EQ(cache_of(model).early(), 0);

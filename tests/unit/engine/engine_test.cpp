@@ -34,8 +34,8 @@ TEST(EngineInvariant, NeighboursNeverChangeTheAnswer) {
                  << "batch " << options.batch_size << " chunk " << options.prefill_chunk
                  << " block " << options.block_tokens << " blocks " << options.kv_blocks);
     expect_equal(expected, run_all(model.engine(), shuffled));
-    model.kv().residency().check();
-    EXPECT_EQ(model.kv().residency().reserved_pages(), 0);
+    model.kv().book().check();
+    EXPECT_EQ(model.kv().book().device().reserved(), 0);
   }
 }
 
@@ -110,7 +110,7 @@ TEST(Engine, QueuesWhatMemoryDoesNotHoldAtOnce) {
   TinyModel tight({.batch_size = 8, .prefill_chunk = 16, .block_tokens = 8, .kv_blocks = 16});
   TinyModel wide({.batch_size = 8, .prefill_chunk = 16, .block_tokens = 8, .kv_blocks = 400});
   expect_equal(run_all(tight.engine(), requests), run_all(wide.engine(), requests));
-  EXPECT_LE(tight.kv().residency().peak_pages(), 16 * 2);
+  EXPECT_LE(tight.kv().book().device().peak(), 16);
 }
 
 TEST(Engine, LinesThatCannotRunBecomeErrorsAndTheOthersGoOn) {
@@ -139,10 +139,10 @@ TEST(Engine, AnAbandonedEngineGivesItsPlacesBack) {
                   model.backend().threads(), model.backend().stream());
     engine.submit(request(0, random_tokens(random, 30), 10));
     (void)engine.step();
-    EXPECT_GT(model.kv().residency().used_pages(), 0);
+    EXPECT_GT(model.kv().book().device().used(), 0);
   }
-  EXPECT_EQ(model.kv().residency().reserved_pages(), 0);
-  model.kv().residency().check();
+  EXPECT_EQ(model.kv().book().device().reserved(), 0);
+  model.kv().book().check();
 }
 
 }  // namespace

@@ -133,16 +133,16 @@ class FixedContextTest : public ::testing::Test {
               ("fixed_context_" +
                std::string(::testing::UnitTest::GetInstance()->current_test_info()->name()));
     std::filesystem::remove_all(folder_);
-    options_.model = source_path("bench/shapes/tiny-test/config.json");
-    options_.random_weights = true;
-    options_.device = "cpu";
-    options_.threads = 2;
-    options_.kv_dtype = DType::kF32;
-    options_.policy = "device-only";
-    options_.batch_size = 1;
-    options_.prefill_chunk = 64;
-    options_.max_context = kTokens;
-    options_.device_memory = std::uint64_t{256} << 20;
+    options_.files.model = source_path("bench/shapes/tiny-test/config.json");
+    options_.weights.random = true;
+    options_.machine.device = "cpu";
+    options_.machine.threads = 2;
+    options_.machine.kv_dtype = DType::kF32;
+    options_.machine.policy = "device-only";
+    options_.machine.batch_size = 1;
+    options_.machine.prefill_chunk = 64;
+    options_.machine.max_context = kTokens;
+    options_.machine.device_memory = std::uint64_t{256} << 20;
     options_.attention.kind = AttentionKind::kLocal;
     std::mt19937 random(4);
     for (std::int64_t t = 0; t < kTokens; ++t) {
@@ -152,7 +152,7 @@ class FixedContextTest : public ::testing::Test {
   void TearDown() override { std::filesystem::remove_all(folder_); }
 
   FixedContext build(const ClusterOptions& clusters, std::int64_t threads = 2) {
-    options_.threads = threads;
+    options_.machine.threads = threads;
     model_ = open_model(options_);
     backend_ = Backend::open("cpu", threads);
     const RunPlan plan = plan_run(options_, model_, backend_->machine());
@@ -223,16 +223,16 @@ TEST_F(FixedContextTest, MeansAreOfTheKeysThatTheModelAttends) {
   EXPECT_EQ(made.clusters.fine.count, 28);
   EXPECT_EQ(made.clusters.coarse.count, 5);
   // Once more, in one chunk.
-  options_.prefill_chunk = kTokens;
+  options_.machine.prefill_chunk = kTokens;
   const RunPlan plan = plan_run(options_, model_, backend_->machine());
   Log quiet({.verbosity = -1});
   Progress progress(quiet, ProgressMode::kOff);
   LoadedModel loaded(model_, options_, plan, *backend_, progress, quiet);
   KeyReader reader;
   loaded.decoder.attention()->set_observer(&reader);
-  const auto admission = loaded.kv.residency().admit(tokens_, kTokens, 0);
+  const auto admission = loaded.kv.book().admit(tokens_, kTokens, 0);
   loaded.decoder.begin_sequence(admission.sequence, kTokens);
-  loaded.kv.residency().append(admission.sequence, kTokens);
+  loaded.kv.book().append(admission.sequence, kTokens);
   const BatchSegment segment{.sequence = admission.sequence, .count = kTokens};
   (void)loaded.decoder.forward({tokens_, {&segment, 1}, {}}, loaded.kv, backend_->stream());
   const std::int64_t dim = made.shape.head_dim;

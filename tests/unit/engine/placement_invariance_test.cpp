@@ -40,8 +40,8 @@ const std::vector<Request>& requests_of_test() {
 }
 
 void expect_everything_given_back(TinyModel& model) {
-  model.kv().residency().check();
-  EXPECT_EQ(model.kv().residency().reserved_pages(), 0);
+  model.kv().book().check();
+  EXPECT_EQ(model.kv().book().device().reserved(), 0);
   EXPECT_FALSE(model.kv().moving());
 }
 
@@ -90,7 +90,7 @@ std::vector<Case> cases() {
       {"zero_2023", std::make_shared<ZeroPolicy>(ZeroOptions{.mode = ZeroMode::k2023}), 200, 20, 2,
        true},
       {"vllm_drop", std::make_shared<VllmPolicy>(VllmOptions{}), 0, 15},
-      {"vllm_swap", std::make_shared<VllmPolicy>(VllmOptions{.preemption = SuspendMode::kSwap}), 60,
+      {"vllm_swap", std::make_shared<VllmPolicy>(VllmOptions{.preemption = PreemptMode::kSwap}), 60,
        15},
   };
 }
@@ -158,7 +158,7 @@ TEST_P(PlacementInvariantInt8, PlacementNeverChangesTheAnswer) {
     SCOPED_TRACE(round);
     expect_equal(expected_int8(requests), run_all(model.engine(), requests));
     expect_everything_given_back(model);
-    EXPECT_EQ(model.kv().open_pages().free_pages(), model.kv().open_pages().pages());
+    EXPECT_EQ(model.kv().partial_pages().free_pages(), model.kv().partial_pages().pages());
   }
 }
 

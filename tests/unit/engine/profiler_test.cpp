@@ -155,10 +155,11 @@ class MeasuredTinyModel : public ::testing::Test {
  protected:
   static void SetUpTestSuite() {
     RunOptions options;
-    options.random_weights = true;
-    options.device_memory = 1 << 20;
-    options.host_memory = 64 << 20;
-    options.emulated_link = EmulatedLink{.bytes_per_second = 1e9, .seconds_per_record = 1e-6};
+    options.weights.random = true;
+    options.machine.device_memory = 1 << 20;
+    options.machine.host_memory = 64 << 20;
+    options.machine.emulated_link =
+        EmulatedLink{.bytes_per_second = 1e9, .seconds_per_record = 1e-6};
     const auto backend = Backend::open("cpu", 1);
     Log log({.verbosity = -1});
     Progress progress(log, ProgressMode::kOff);

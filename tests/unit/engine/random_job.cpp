@@ -51,9 +51,9 @@ constexpr std::array<KnobInfo, kKnobs> kInfos = {{{"layers", 1},
 
 // Squeezed needs clusters of a context: fixed_context_test.
 constexpr std::array kMethods = {
-    AttentionKind::kDense,      AttentionKind::kLocal, AttentionKind::kStrided,
-    AttentionKind::kSwa,        AttentionKind::kSparq, AttentionKind::kH2o,
-    AttentionKind::kLmInfinite, AttentionKind::kTopk,  AttentionKind::kQuest};
+    AttentionKind::kDense, AttentionKind::kLocal, AttentionKind::kStrided,    AttentionKind::kSwa,
+    AttentionKind::kSparq, AttentionKind::kH2o,   AttentionKind::kLmInfinite, AttentionKind::kTopk,
+    AttentionKind::kQuest, AttentionKind::kRandom};
 
 JobPolicy policy_of(const RandomJob& job) { return static_cast<JobPolicy>(job[Knob::kPolicy]); }
 
@@ -78,7 +78,7 @@ std::int64_t input_tokens_of(const RandomJob& job) {
                              .head_dim = config.head_dim,
                              .block_tokens = job[Knob::kBlockTokens],
                              .dtype = job[Knob::kInt8] != 0 ? DType::kInt8 : dtype_of(job),
-                             .open_dtype = dtype_of(job)};
+                             .partial_dtype = dtype_of(job)};
   const bool possible = policy_of(job) == JobPolicy::kTriphase && job[Knob::kHostBlocks] > 0 &&
                         KvStore::page_holds_inputs(shape, config.hidden_size);
   const std::int64_t block = job[Knob::kBlockTokens];
@@ -113,7 +113,7 @@ std::shared_ptr<const PlacementPolicy> make_policy(const RandomJob& job) {
     case JobPolicy::kVllmDrop:
       return std::make_shared<VllmPolicy>(VllmOptions{});
     case JobPolicy::kVllmSwap:
-      return std::make_shared<VllmPolicy>(VllmOptions{.preemption = SuspendMode::kSwap});
+      return std::make_shared<VllmPolicy>(VllmOptions{.preemption = PreemptMode::kSwap});
     case JobPolicy::kZero:
       return std::make_shared<ZeroPolicy>(ZeroOptions{});
   }
@@ -145,9 +145,9 @@ std::int64_t longest_line(const RandomJob& job) {
   const std::int64_t longest =
       options.policy->longest_line({.layers = layers,
                                     .block_tokens = options.block_tokens,
-                                    .device_pages = options.kv_blocks * layers,
-                                    .host_pages = options.host_blocks * layers,
-                                    .input_pages = options.input_blocks * layers,
+                                    .device_blocks = options.kv_blocks,
+                                    .host_blocks = options.host_blocks,
+                                    .input_blocks = options.input_blocks,
                                     .batch_size = options.batch_size,
                                     .prefill_chunk = options.prefill_chunk});
   const std::int64_t staged =

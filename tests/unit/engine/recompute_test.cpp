@@ -27,14 +27,14 @@ std::vector<Variant> variants() {
   llama.kv_heads = llama.heads;
   ModelConfig biased = llama;
   biased.qkv_bias = true;
-  biased.norm = Norm::kLayerNorm;
-  biased.norm_bias = true;
+  biased.norms.kind = Norm::kLayerNorm;
+  biased.norms.bias = true;
   ModelConfig neox = biased;
   neox.parallel_residual = true;
   neox.rope->rotary_dim = 4;
   ModelConfig post_norm = biased;
-  post_norm.norm_before = false;
-  post_norm.final_norm = false;
+  post_norm.norms.before = false;
+  post_norm.norms.final_norm = false;
   return {{"llama", llama}, {"biased", biased}, {"neox", neox}, {"post_norm", post_norm}};
 }
 
@@ -112,8 +112,8 @@ TEST_P(Recompute, NeverChangesTheAnswer) {
                      << attention_name(kind) << ", int8 " << int8 << ", seed " << seed);
         expect_equal(expected, run_all(model.engine(), requests_of_test()));
         if (HasFatalFailure()) return;
-        model.kv().residency().check();
-        EXPECT_EQ(model.kv().residency().reserved_pages(), 0);
+        model.kv().book().check();
+        EXPECT_EQ(model.kv().book().device().reserved(), 0);
         recomputed += model.model().layer_inputs()->use().recomputed_tokens;
         third += model.engine().stats().phases[2].steps;
         // What is recomputed came once before: its codes, and scales of the tokens between as well.
@@ -182,8 +182,8 @@ TEST(RecomputeTokens, OnlyChosenTokensAreBrought) {
         const std::uint64_t before = brought();
         static_cast<void>(model.engine().step());
         if (model.engine().in_flight() == 0) break;
-        const KvResidency& residency = model.kv().residency();
-        const std::int64_t context = residency.tokens(sequence);
+        const KvBook& book = model.kv().book();
+        const std::int64_t context = book.tokens(sequence);
         if (context <= 70) continue;
         std::uint64_t expected = 0;
         for (std::int64_t layer = 0; layer < model.kv().shape().layers; ++layer) {
@@ -193,7 +193,7 @@ TEST(RecomputeTokens, OnlyChosenTokensAreBrought) {
           std::map<std::int32_t, std::pair<std::int32_t, std::int32_t>> ends;  // by block
           for (const std::int32_t token : choice->tokens) {
             const std::int32_t block = token / 16;
-            if (residency.block_place(sequence, block) != BlockPlace::kRecomputable) continue;
+            if (book.block(sequence, block).place != BlockPlace::kRecomputable) continue;
             if (!seen.emplace(layer, token).second && cache_blocks > 0) continue;
             expected += width;
             ends.try_emplace(block, token, token).first->second.second = token;

@@ -89,7 +89,7 @@ TEST(Score, PreemptionChangesNothing) {
     const auto roomy = score({.attention = attention}, mixed_tasks(12));
     for (const bool drop : {true, false}) {
       SCOPED_TRACE(testing::Message() << attention_name(attention.kind) << " drop " << drop);
-      const VllmOptions options{.preemption = drop ? SuspendMode::kDrop : SuspendMode::kSwap};
+      const VllmOptions options{.preemption = drop ? PreemptMode::kDrop : PreemptMode::kSwap};
       TinyModel tight({.kv_blocks = 22,
                        .attention = attention,
                        .host_blocks = drop ? 0 : 100,

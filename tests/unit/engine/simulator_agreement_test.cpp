@@ -4,7 +4,7 @@
 
 #include <gtest/gtest.h>
 
-#include <map>
+#include <algorithm>
 #include <memory>
 #include <string>
 #include <vector>
@@ -23,69 +23,98 @@
 namespace triphase {
 namespace {
 
-// What one step decided and moved. Sequences are named by their place in the view, since ids are
-// anybody's choice.
+// What one step saw, decided and moved, sequences named by their place in the step's list, since
+// ids are anybody's choice.
 struct DecidedStep {
-  StepView view;
+  std::string seen;
   std::vector<std::string> actions;
+  bool decodes = false;
   std::int64_t to_device = 0;  // bytes
   std::int64_t to_host = 0;
 };
 
-SequenceId place_of(const StepView& view, SequenceId id) {
-  const auto running = std::ranges::find(view.running, id, &RunningSequence::id);
-  if (running != view.running.end()) return SequenceId(running - view.running.begin());
-  const auto suspended = std::ranges::find(view.suspended, id, &SuspendedSequence::id);
-  EXPECT_NE(suspended, view.suspended.end());
-  return SequenceId(suspended - view.suspended.begin());
-}
-
-DecidedStep decided(StepView view, const PlacementActions& actions) {
-  DecidedStep step;
-  for (PlacementAction action : actions) {
-    std::visit(
-        [&](auto& one) {
-          if constexpr (requires { one.sequence; }) one.sequence = place_of(view, one.sequence);
-        },
-        action);
-    step.actions.push_back(to_text(action));
+std::string text_of(const PlacementStep& step) {
+  const KvBook& book = step.book();
+  std::string text = "free " + std::to_string(book.device().free()) + " device, " +
+                     std::to_string(book.host().free()) + " host, " +
+                     std::to_string(book.inputs().free()) + " inputs; waiting";
+  for (const WaitingRequest& request : step.waiting()) {
+    text +=
+        " " + std::to_string(request.prompt_tokens) + " to " + std::to_string(request.max_tokens);
   }
-  for (std::size_t index = 0; index < view.running.size(); ++index) {
-    view.running[index].id = SequenceId(static_cast<std::int64_t>(index));
-  }
-  // The engine's ids of dropped lines name nothing.
-  for (SuspendedSequence& sequence : view.suspended) sequence.id = SequenceId();
-  step.view = std::move(view);
-  return step;
-}
-
-std::string text_of(const StepView& view) {
-  std::string text = "free " + std::to_string(view.free_device_pages) + " device, " +
-                     std::to_string(view.free_host_pages) + " host, " +
-                     std::to_string(view.free_input_pages) + " inputs; waiting " +
-                     std::to_string(view.waiting.size());
-  for (const RunningSequence& s : view.running) {
-    text += "\n  running: context " + std::to_string(s.context) + " step " +
-            std::to_string(s.step_tokens) + " prefill " + std::to_string(s.prefill_tokens) +
-            " of " + std::to_string(s.max_tokens) + ", blocks " +
-            std::to_string(s.recompute_blocks) + " + " + std::to_string(s.host_blocks) + " + " +
-            std::to_string(s.device_blocks) + ", inputs " + std::to_string(s.input_blocks) +
-            ", reserved " + std::to_string(s.device_reserved) + " + " +
-            std::to_string(s.host_reserved) + ", shares " + std::to_string(s.shared_blocks);
-  }
-  for (const SuspendedSequence& s : view.suspended) {
-    text += "\n  suspended: context " + std::to_string(s.context) + " prefill " +
-            std::to_string(s.prefill_tokens) + ", blocks " + std::to_string(s.host_blocks);
-  }
+  const auto describe = [&](const char* kind, const PlacedRequest& s) {
+    text += "\n  " + std::string(kind) + " " + std::to_string(s.admission) + ": context " +
+            std::to_string(s.context) + " step " + std::to_string(s.step_tokens) + " prefill " +
+            std::to_string(s.prefill_tokens) + " of " + std::to_string(s.max_tokens);
+    if (!s.id.valid()) return;
+    const KvSequence& kv = book.sequence(s.id);
+    text += ", blocks " + std::to_string(book.recomputable_blocks(s.id)) + " + " +
+            std::to_string(book.host_blocks(s.id)) + " + " +
+            std::to_string(book.device_blocks(s.id)) + ", inputs " +
+            std::to_string(book.input_blocks(s.id)) + ", reserved " +
+            std::to_string(kv.reserved_device) + " + " + std::to_string(kv.reserved_host) +
+            ", shares " + std::to_string(book.shared_blocks(s.id));
+  };
+  for (const PlacedRequest& request : step.running()) describe("running", request);
+  for (const PlacedRequest& request : step.preempted()) describe("preempted", request);
   return text;
 }
 
-std::vector<DecidedStep> run_engine(TinyModel& model, const std::vector<Request>& requests) {
-  std::vector<DecidedStep> steps;
+// Does what another policy does and notes it.
+class Watched final : public PlacementPolicy {
+ public:
+  explicit Watched(std::shared_ptr<const PlacementPolicy> policy) : policy_(std::move(policy)) {}
+
+  [[nodiscard]] std::string_view name() const override { return policy_->name(); }
+  [[nodiscard]] StaticPlacement start(const JobView& job) const override {
+    return policy_->start(job);
+  }
+  [[nodiscard]] std::int64_t longest_line(const PlacementLimits& limits) const override {
+    return policy_->longest_line(limits);
+  }
+  [[nodiscard]] std::int64_t input_blocks(std::int64_t block_tokens) const override {
+    return policy_->input_blocks(block_tokens);
+  }
+  void decide(PlacementStep& step) const override {
+    DecidedStep& noted = steps_.emplace_back();
+    noted.seen = text_of(step);
+    std::vector<SequenceId> places;
+    for (const PlacedRequest& request : step.running()) {
+      places.push_back(request.id);
+      noted.decodes = noted.decodes || !request.prefilling();
+    }
+    policy_->decide(step);
+    for (PlacementAction action : step.actions()) {
+      std::visit(
+          [&](auto& one) {
+            one.sequence = SequenceId(std::ranges::find(places, one.sequence) - places.begin());
+          },
+          action);
+      noted.actions.push_back(to_text(action));
+    }
+  }
+
+  std::vector<DecidedStep>& steps() const { return steps_; }
+
+ private:
+  std::shared_ptr<const PlacementPolicy> policy_;
+  mutable std::vector<DecidedStep> steps_;
+};
+
+TinyModelOptions with_policy(TinyModelOptions options,
+                             std::shared_ptr<const PlacementPolicy> policy) {
+  options.policy = std::move(policy);
+  return options;
+}
+
+std::vector<DecidedStep> run_engine(TinyModel& model, const Watched& policy,
+                                    const TinyModelOptions& options,
+                                    const std::vector<Request>& requests) {
+  if (const auto* flexgen = dynamic_cast<const FlexGenPolicy*>(options.policy.get())) {
+    model.model().zigzag().set_batch(flexgen->options().gpu_batch);
+  }
+  std::vector<DecidedStep>& steps = policy.steps();
   Engine& engine = model.engine();
-  engine.placement().set_observer([&](const StepView& view, const PlacementActions& actions) {
-    steps.push_back(decided(view, actions));
-  });
   // What is brought early is of the step that reads it.
   const auto bytes = [&](Lane lane) {
     model.transfers().drain();
@@ -134,15 +163,15 @@ SimulatedSteps run_simulator(const TinyModelOptions& options, const ModelConfig&
   }
   const HardwareProfile profile = derive_profile(*find_hardware("t4"), costs, options.dtype);
   const CostModel cost(profile);
-  const SimulationResult result = simulate(*options.policy, cost, job);
+  const Watched policy(options.policy);
+  const SimulationResult result = simulate(policy, cost, job);
   EXPECT_EQ(result.infeasible, "");
   EXPECT_EQ(result.kv_dtype, job.kv_dtype);
-  SimulatedSteps simulated{{}, result.inputs_h2d_bytes, result.inputs_d2h_bytes};
-  for (std::size_t index = 0; index < result.actions.size(); ++index) {
-    DecidedStep& step =
-        simulated.steps.emplace_back(decided(result.views[index], result.actions[index]));
-    step.to_device = static_cast<std::int64_t>(result.steps[index].h2d_bytes);
-    step.to_host = static_cast<std::int64_t>(result.steps[index].d2h_bytes);
+  SimulatedSteps simulated{policy.steps(), result.inputs_h2d_bytes, result.inputs_d2h_bytes};
+  EXPECT_EQ(simulated.steps.size(), result.steps.size());
+  for (std::size_t index = 0; index < simulated.steps.size(); ++index) {
+    simulated.steps[index].to_device = static_cast<std::int64_t>(result.steps[index].h2d_bytes);
+    simulated.steps[index].to_host = static_cast<std::int64_t>(result.steps[index].d2h_bytes);
   }
   return simulated;
 }
@@ -154,17 +183,14 @@ void expect_same(const std::vector<DecidedStep>& engine, const std::vector<Decid
   for (std::size_t index = 0; index < std::min(engine.size(), simulator.size()); ++index) {
     const DecidedStep& ours = engine[index];
     const DecidedStep& theirs = simulator[index];
-    ASSERT_TRUE(ours.view == theirs.view) << "step " << index << "\nengine: " << text_of(ours.view)
-                                          << "\nsimulator: " << text_of(theirs.view);
-    ASSERT_EQ(ours.actions, theirs.actions) << "step " << index << "\n" << text_of(ours.view);
-    const bool decodes = std::ranges::any_of(
-        ours.view.running, [](const RunningSequence& line) { return !line.prefilling(); });
-    if (chooses && decodes) {
+    ASSERT_EQ(ours.seen, theirs.seen) << "step " << index;
+    ASSERT_EQ(ours.actions, theirs.actions) << "step " << index << "\n" << ours.seen;
+    if (chooses && ours.decodes) {
       ASSERT_LE(ours.to_device, theirs.to_device) << "step " << index;
     } else {
-      ASSERT_EQ(ours.to_device, theirs.to_device) << "step " << index << "\n" << text_of(ours.view);
+      ASSERT_EQ(ours.to_device, theirs.to_device) << "step " << index << "\n" << ours.seen;
     }
-    ASSERT_EQ(ours.to_host, theirs.to_host) << "step " << index << "\n" << text_of(ours.view);
+    ASSERT_EQ(ours.to_host, theirs.to_host) << "step " << index << "\n" << ours.seen;
   }
   ASSERT_EQ(engine.size(), simulator.size());
 }
@@ -233,8 +259,8 @@ std::vector<Case> cases() {
                                                       .device_weight_share = 0.5,
                                                       .host_kv = HostKvUse::kCpuAttention}),
        200, 60, 2, true, "offload", 0, true},
-      {"vllm_drop", std::make_shared<VllmPolicy>(VllmOptions{}), 0, 14, 0, true, "suspend"},
-      {"vllm_swap", std::make_shared<VllmPolicy>(VllmOptions{.preemption = SuspendMode::kSwap}), 60,
+      {"vllm_drop", std::make_shared<VllmPolicy>(VllmOptions{}), 0, 14, 0, true, "preempt"},
+      {"vllm_swap", std::make_shared<VllmPolicy>(VllmOptions{.preemption = PreemptMode::kSwap}), 60,
        14, 0, true, "resume"},
       {"accelerate", std::make_shared<AcceleratePolicy>(AccelerateOptions{}), 150, 20, 0, true,
        "offload"},
@@ -287,8 +313,9 @@ TEST_P(SimulatorAgreement, ActionsAndBytesAreTheEngines) {
     SCOPED_TRACE(testing::Message()
                  << "seed " << seed << ", batch " << options.batch_size << ", chunk "
                  << options.prefill_chunk << ", " << options.kv_blocks << " device blocks");
-    TinyModel model(options, config);
-    const std::vector<DecidedStep> engine = run_engine(model, requests);
+    const auto watched = std::make_shared<const Watched>(options.policy);
+    TinyModel model(with_policy(options, watched), config);
+    const std::vector<DecidedStep> engine = run_engine(model, *watched, options, requests);
     const SimulatedSteps simulator =
         run_simulator(options, config, model.engine().placement().limits(), requests);
     expect_same(engine, simulator.steps, /*chooses=*/false);
@@ -345,8 +372,9 @@ TEST_P(SparseAgreement, MethodsChangeNoDecision) {
       options.attention.quest.dense_layers = 1;
       const std::vector<Request> requests = lines_of_job(random, /*ragged=*/seed == 0);
       SCOPED_TRACE(testing::Message() << attention_name(kind) << ", seed " << seed);
-      TinyModel model(options, config);
-      const std::vector<DecidedStep> engine = run_engine(model, requests);
+      const auto watched = std::make_shared<const Watched>(options.policy);
+      TinyModel model(with_policy(options, watched), config);
+      const std::vector<DecidedStep> engine = run_engine(model, *watched, options, requests);
       const SimulatedSteps simulator =
           run_simulator(options, config, model.engine().placement().limits(), requests);
       expect_same(engine, simulator.steps, /*chooses=*/true);

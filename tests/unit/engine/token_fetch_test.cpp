@@ -48,11 +48,8 @@ std::uint64_t to_device(TinyModel& model) { return model.transfers().stats(Lane:
 
 // Tokens of the sequence that lie on the host, all of them at its start.
 std::int64_t host_tokens(TinyModel& model, SequenceId sequence) {
-  std::int64_t blocks = 0;
-  for (const PageId page : model.kv().residency().pages(sequence, LayerId(0))) {
-    if (!page.valid()) ++blocks;
-  }
-  return blocks * model.kv().shape().block_tokens;
+  return model.kv().book().blocks_up_to(sequence, BlockPlace::kHost) *
+         model.kv().shape().block_tokens;
 }
 
 // A part of a token in one layer that lies on the host: (layer, list, token).
@@ -131,7 +128,7 @@ void decode_one(const Case& test, TinyModel& model, Look look) {
     static_cast<void>(engine.step());
     if (engine.in_flight() == 0) return;
     const std::int64_t on_host = host_tokens(model, kSequence);
-    const std::int64_t context = model.kv().residency().tokens(kSequence);
+    const std::int64_t context = model.kv().book().tokens(kSequence);
     const std::int64_t first = first_key(test, context, columns);
     columns = (context - (test.int8 ? 1 : 0)) / 16 * 16;
     const std::int64_t looked_into = std::max<std::int64_t>(0, on_host - first);
@@ -157,7 +154,7 @@ TEST_P(TokenFetch, BringsTheChosenTokensAndNothingElse) {
     whole += static_cast<std::uint64_t>(on_host * model.kv().shape().layers *
                                         model.kv().geometry().record_bytes());
     if (GetParam().kind == AttentionKind::kLocal) {
-      const std::int64_t context = model.kv().residency().tokens(kSequence);
+      const std::int64_t context = model.kv().book().tokens(kSequence);
       const auto in_window = static_cast<std::size_t>(std::max<std::int64_t>(
           0, on_host - (context - options_of(GetParam()).attention.local.window)));
       EXPECT_EQ(seen.chosen.size(),

@@ -38,13 +38,13 @@ struct Fixture {
   // Log-softmax in float64 of what the model says after tokens[..position], and its argmax.
   std::pair<std::vector<double>, TokenId> after(const std::vector<TokenId>& tokens,
                                                 std::size_t position) {
-    KvResidency& residency = model.kv().residency();
+    KvBook& book = model.kv().book();
     const auto size = static_cast<std::int64_t>(position) + 1;
     const std::vector<TokenId> head(tokens.begin(), tokens.begin() + size);
-    const SequenceId id = residency.admit(head, size, 99).sequence;
+    const SequenceId id = book.admit(head, size, 99).sequence;
     std::vector<float> row;
     for (std::int64_t at = 0; at < size; ++at) {
-      residency.append(id, 1);
+      book.append(id, 1);
       const std::vector<BatchSegment> segments = {
           {.sequence = id, .first_row = 0, .count = 1, .first_position = at}};
       const std::vector<std::int32_t> wanted = {0};

@@ -120,7 +120,7 @@ TEST_P(ChannelChoiceTest, TakesTheBestTokensAndSaysTheirShare) {
 }
 
 // Whether a page has its K^T, and how many threads share the work, never changes a bit.
-TEST_P(ChannelChoiceTest, DoesNotDependOnKeyColumnsPagesOrThreads) {
+TEST_P(ChannelChoiceTest, DoesNotDependOnTransposedKPagesOrThreads) {
   constexpr std::int64_t kTokens = 1100;
   const ChannelChoice choice{.rank = 6, .tokens = 70, .recent = 17};
   for (const CacheShape& shape : shapes()) {
@@ -141,9 +141,9 @@ TEST_P(ChannelChoiceTest, DoesNotDependOnKeyColumnsPagesOrThreads) {
         // side by side.
         for (const std::int64_t run : {1, 3, 8}) {
           AttentionSegment with_table = keys;
-          if (run > 1) with_table.key_columns = ascending;
+          if (run > 1) with_table.transposed_k = ascending;
           for (const std::int64_t places : {pages, pages / 2}) {
-            KeyColumns columns(shape, kTokens, places, run);
+            TransposedK columns(shape, kTokens, places, run);
             const KvLayerView view = columns.beside(cache.view());
             for (int pass = 0; pass < 2; ++pass) {
               if (pass == 0 || places == pages) ops->transpose_keys(view, with_table, *stream_);
@@ -159,7 +159,7 @@ TEST_P(ChannelChoiceTest, DoesNotDependOnKeyColumnsPagesOrThreads) {
     }
     cache.move_pages(random_);
     const AttentionSegment keys = cache.segment(1, 1, kTokens);
-    KeyColumns columns(shape, kTokens, pages);
+    TransposedK columns(shape, kTokens, pages);
     const KvLayerView view = columns.beside(cache.view());
     sparse_->transpose_keys(view, keys, *stream_);
     const Chosen expected = choose(*sparse_, 2, shape, cache.view(), keys, q, choice);

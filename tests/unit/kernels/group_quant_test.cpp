@@ -1,4 +1,4 @@
-// 4-bit groups: what they read as against float64, and Ops::widen_groups against the codec.
+// 4-bit groups: what they read as against float64, and Ops::dequantize_groups against the codec.
 
 #include "kernels/group_quant.h"
 
@@ -18,7 +18,7 @@ struct Packed {
   }
   [[nodiscard]] std::vector<float> read(std::size_t count, std::int64_t group) const {
     std::vector<std::uint16_t> bits(count);
-    widen_groups(ranges.data(), codes.data(), group, bits);
+    dequantize_groups(ranges.data(), codes.data(), group, bits);
     std::vector<float> values;
     for (const std::uint16_t one : bits) values.push_back(f16_to_f32(one));
     return values;
@@ -123,9 +123,9 @@ TEST(GroupMatrix, CountsItsBytes) {
   EXPECT_EQ((GroupMatrix{nullptr, 1, 4096}.row_bytes()), 4096U * 9 / 16);
 }
 
-class WidenGroups : public KernelTest {};
+class DequantizeGroups : public KernelTest {};
 
-TEST_P(WidenGroups, ReadsWhatTheCodecReads) {
+TEST_P(DequantizeGroups, ReadsWhatTheCodecReads) {
   for (const std::int64_t rows : {1, 3, 40}) {
     for (const std::int64_t cols : {1, 2, 31, 32, 33, 63, 64, 65, 96, 127, 128, 200, 1000}) {
       const GroupMatrix shape{nullptr, rows, cols};
@@ -143,12 +143,12 @@ TEST_P(WidenGroups, ReadsWhatTheCodecReads) {
         GroupRange* row_ranges = ranges + row * shape.groups();
         std::uint8_t* row_codes = codes + row * static_cast<std::int64_t>(shape.code_row_bytes());
         pack_groups(values, kGroupValues, row_ranges, row_codes);
-        widen_groups(row_ranges, row_codes, kGroupValues,
-                     expected.emplace_back(static_cast<std::size_t>(cols)));
+        dequantize_groups(row_ranges, row_codes, kGroupValues,
+                          expected.emplace_back(static_cast<std::size_t>(cols)));
       }
       const std::int64_t stride = cols + 3;
       std::vector<std::uint16_t> read(static_cast<std::size_t>(rows * stride), 0xABCD);
-      ops_->widen_groups(matrix, {read.data(), DType::kF16, rows, cols, stride}, *stream_);
+      ops_->dequantize_groups(matrix, {read.data(), DType::kF16, rows, cols, stride}, *stream_);
       for (std::int64_t row = 0; row < rows; ++row) {
         for (std::int64_t col = 0; col < stride; ++col) {
           const std::uint16_t want =
@@ -162,16 +162,16 @@ TEST_P(WidenGroups, ReadsWhatTheCodecReads) {
   }
 }
 
-TEST_P(WidenGroups, RefusesOtherShapesAndTypes) {
+TEST_P(DequantizeGroups, RefusesOtherShapesAndTypes) {
   std::array<std::byte, 64> memory{};
   std::array<std::uint16_t, 64> read{};
   const GroupMatrix w{memory.data(), 2, 8};
-  EXPECT_THROW(ops_->widen_groups(w, {read.data(), DType::kBF16, 2, 8, 8}, *stream_), Error);
-  EXPECT_THROW(ops_->widen_groups(w, {read.data(), DType::kF16, 2, 7, 8}, *stream_), Error);
-  EXPECT_THROW(ops_->widen_groups({}, {read.data(), DType::kF16, 2, 8, 8}, *stream_), Error);
+  EXPECT_THROW(ops_->dequantize_groups(w, {read.data(), DType::kBF16, 2, 8, 8}, *stream_), Error);
+  EXPECT_THROW(ops_->dequantize_groups(w, {read.data(), DType::kF16, 2, 7, 8}, *stream_), Error);
+  EXPECT_THROW(ops_->dequantize_groups({}, {read.data(), DType::kF16, 2, 8, 8}, *stream_), Error);
 }
 
-TRIPHASE_KERNEL_TARGETS(WidenGroups);
+TRIPHASE_KERNEL_TARGETS(DequantizeGroups);
 
 }  // namespace
 }  // namespace triphase

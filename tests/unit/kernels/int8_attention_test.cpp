@@ -112,7 +112,7 @@ TEST_P(Int8AttentionTest, RefusesQueriesOfTwoBlocksAndMissingScales) {
   segment.scale_pages = {};
   EXPECT_THROW((void)run(*ops_, 2, shape, cache.view(), q.view(), {&segment, 1}), Error);
   segment = cache.segment(0, 1, 64);
-  segment.open_page = {};
+  segment.partial_page = {};
   EXPECT_THROW((void)run(*ops_, 2, shape, cache.view(), q.view(), {&segment, 1}), Error);
   KvLayerView view = cache.view();
   view.page_tokens = 20;

@@ -46,15 +46,15 @@ class SequenceCache {
         tokens_(tokens),
         v_(tokens, shape.kv_heads * shape.dim, 2),
         blocks_((tokens + shape.page_tokens - 1) / shape.page_tokens),
-        open_k_(shape.dtype, (blocks_ + 2) * page_elements()),
-        open_v_(shape.dtype, (blocks_ + 2) * page_elements()),
+        partial_k_(shape.dtype, (blocks_ + 2) * page_elements()),
+        partial_v_(shape.dtype, (blocks_ + 2) * page_elements()),
         codes_k_(static_cast<std::size_t>((blocks_ + 2) * page_elements()), 255),
         codes_v_(codes_k_),
         scales_(static_cast<std::size_t>((blocks_ + 2) * 4 * shape.kv_heads * shape.dim),
                 std::numeric_limits<float>::quiet_NaN()) {
-    open_k_.poison();
-    open_v_.poison();
-    open_pages_ = shuffled(random);
+    partial_k_.poison();
+    partial_v_.poison();
+    partial_pages_ = shuffled(random);
     pages_ = shuffled(random);
     scale_pages_ = shuffled(random);
     const TestMatrix k = TestMatrix(tokens, shape.kv_heads * shape.dim, 1).randomize(random);
@@ -63,25 +63,26 @@ class SequenceCache {
     std::vector<PageId> pages;
     std::vector<std::int32_t> offsets;
     for (std::int64_t t = 0; t < tokens; ++t) {
-      pages.push_back(open_pages_[static_cast<std::size_t>(t / shape.page_tokens)]);
+      pages.push_back(partial_pages_[static_cast<std::size_t>(t / shape.page_tokens)]);
       offsets.push_back(static_cast<std::int32_t>(t % shape.page_tokens));
     }
     ops.kv_append(k.view(), v_.view(), {pages, offsets}, view(), stream);
     if (!shape.int8) return;
     std::vector<KvClose> closes;
     for (std::size_t b = 0; b < static_cast<std::size_t>(tokens / shape.page_tokens); ++b) {
-      closes.push_back({open_pages_[b], pages_[b], scale_pages_[b]});
+      closes.push_back({partial_pages_[b], pages_[b], scale_pages_[b]});
     }
     ops.kv_close(closes, view(), stream);
   }
 
   [[nodiscard]] KvLayerView view() {
     if (!shape_.int8) {
-      return {open_k_.data(),     open_v_.data(),  shape_.dtype,
-              shape_.page_tokens, shape_.kv_heads, shape_.dim};
+      return {partial_k_.data(),  partial_v_.data(), shape_.dtype,
+              shape_.page_tokens, shape_.kv_heads,   shape_.dim};
     }
-    return {codes_k_.data(), codes_v_.data(), DType::kInt8,   shape_.page_tokens, shape_.kv_heads,
-            shape_.dim,      scales_.data(),  open_k_.data(), open_v_.data(),     shape_.dtype};
+    return {codes_k_.data(),   codes_v_.data(), DType::kInt8,   shape_.page_tokens,
+            shape_.kv_heads,   shape_.dim,      scales_.data(), partial_k_.data(),
+            partial_v_.data(), shape_.dtype};
   }
 
   // Queries that end at `context`, as one segment (INT8: all in one block).
@@ -92,9 +93,9 @@ class SequenceCache {
     if (shape_.int8) {
       result.pages = std::span(pages_).first(own);
       result.scale_pages = std::span(scale_pages_).first(own);
-      result.open_page = open_pages_[own];
+      result.partial_page = partial_pages_[own];
     } else {
-      result.pages = std::span(open_pages_).first(own + 1);
+      result.pages = std::span(partial_pages_).first(own + 1);
     }
     return result;
   }
@@ -120,7 +121,7 @@ class SequenceCache {
       if (!keep(t)) continue;
       const auto block = static_cast<std::size_t>(t / shape_.page_tokens);
       const bool open = !shape_.int8 || t / shape_.page_tokens == own;
-      const PageId page = open ? open_pages_[block] : pages_[block];
+      const PageId page = open ? partial_pages_[block] : pages_[block];
       to.tokens.push_back(static_cast<std::int32_t>(t));
       to.slots.push_back(
           static_cast<std::int32_t>(page.value * shape_.page_tokens + t % shape_.page_tokens));
@@ -146,9 +147,9 @@ class SequenceCache {
       };
     };
     const auto elements = static_cast<std::size_t>(page_elements());
-    permute(open_pages_, [&](const auto& from, const auto& to) {
-      move_bytes(open_k_.data(), elements * dtype_bytes(shape_.dtype))(from, to);
-      move_bytes(open_v_.data(), elements * dtype_bytes(shape_.dtype))(from, to);
+    permute(partial_pages_, [&](const auto& from, const auto& to) {
+      move_bytes(partial_k_.data(), elements * dtype_bytes(shape_.dtype))(from, to);
+      move_bytes(partial_v_.data(), elements * dtype_bytes(shape_.dtype))(from, to);
     });
     permute(pages_, [&](const auto& from, const auto& to) {
       move_bytes(codes_k_.data(), elements)(from, to);
@@ -186,12 +187,12 @@ class SequenceCache {
   std::int64_t tokens_;
   TestMatrix v_;
   std::int64_t blocks_;
-  Elements open_k_;
-  Elements open_v_;
+  Elements partial_k_;
+  Elements partial_v_;
   std::vector<std::uint8_t> codes_k_;
   std::vector<std::uint8_t> codes_v_;
   std::vector<float> scales_;
-  std::vector<PageId> open_pages_;
+  std::vector<PageId> partial_pages_;
   std::vector<PageId> pages_;
   std::vector<PageId> scale_pages_;
 };

@@ -14,7 +14,7 @@ class KvCloseTest : public KernelTest {
   static constexpr std::int64_t kHeads = 2;
   static constexpr std::int64_t kPage = 32;
 
-  // Closes open page 1 of two into page 2 of three, scale page 1 of two.
+  // Closes partial page 1 of two into page 2 of three, scale page 1 of two.
   Block close(Elements& k, Elements& v, std::int64_t dim) {
     Block block;
     const auto elements = static_cast<std::size_t>(kHeads * kPage * dim);

@@ -44,7 +44,7 @@ TEST_P(SelectionTest, MatchesReferenceWithWeights) {
         const auto i = static_cast<std::size_t>(row);
         segments.push_back(cache.segment(row, 1, contexts[i]));
         segments.back().pages = {};
-        segments.back().open_page = {};
+        segments.back().partial_page = {};
         segments.back().window = 5;
         segments.back().selection = selections[i].view();
         if (i != 1) segments.back().weights = weights[i].data();
@@ -172,7 +172,7 @@ TEST_P(SelectionTest, SeveralQueriesAttendTheirListUpToThemselves) {
       const OwnedSelection together = choose(kContext);
       AttentionSegment segment = cache.segment(0, kQueries, kContext);
       segment.pages = {};
-      segment.open_page = {};
+      segment.partial_page = {};
       segment.window = 3;
       segment.selection = together.view();
       const TestMatrix out = run(*ops_, 2, shape, cache.view(), q.view(), {&segment, 1});

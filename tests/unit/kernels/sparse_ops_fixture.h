@@ -49,9 +49,10 @@ inline std::vector<CacheShape> shapes() {
 }
 
 // Memory for K^T beside a cache; pages beyond `pages` have no place there.
-class KeyColumns {
+class TransposedK {
  public:
-  KeyColumns(const CacheShape& shape, std::int64_t tokens, std::int64_t pages, std::int64_t run = 1)
+  TransposedK(const CacheShape& shape, std::int64_t tokens, std::int64_t pages,
+              std::int64_t run = 1)
       : bytes_(static_cast<std::size_t>(pages * shape.kv_heads * shape.page_tokens * shape.dim) *
                    (shape.int8 ? 1 : dtype_bytes(shape.dtype)),
                std::byte{0xFF}),

@@ -28,13 +28,13 @@ TEST_P(SparseOpsTest, KeyScoresMatchReferenceOnAnyThreads) {
   }
 }
 
-TEST_P(SparseOpsTest, KeyColumnsAreTheKeysOfFullBlocksTransposed) {
+TEST_P(SparseOpsTest, TransposedKAreTheKeysOfFullBlocksTransposed) {
   constexpr std::int64_t kTokens = 300;
   for (const CacheShape& shape : shapes()) {
     for (const std::int64_t run : {1, 3, 8}) {
       SequenceCache cache(shape, kTokens, *ops_, *stream_, random_);
       const std::int64_t pages = pages_of(shape, kTokens);
-      KeyColumns columns(shape, kTokens, pages, run);
+      TransposedK columns(shape, kTokens, pages, run);
       const KvLayerView view = columns.beside(cache.view());
       const AttentionSegment keys = cache.segment(0, 1, 256);
       sparse_->transpose_keys(view, keys, *stream_);
@@ -82,9 +82,10 @@ TEST_P(SparseOpsTest, ColumnSumsMatchReferenceForAnyChunks) {
         std::vector<float> sums(static_cast<std::size_t>(shape.kv_heads * tokens), 0.0F);
         for (const AttentionSegment& segment : segments) {
           const std::int64_t position = segment.context_tokens - segment.query_count;
-          sparse_->sum_columns(q.view(), shape.heads, cache.view(), segment,
-                               std::max<std::int64_t>(0, first - position), 0.25F, sums.data(),
-                               tokens, workspace(shape, segment.context_tokens, 2), *stream_);
+          sparse_->accumulate_columns(q.view(), shape.heads, cache.view(), segment,
+                                      std::max<std::int64_t>(0, first - position), 0.25F,
+                                      sums.data(), tokens,
+                                      workspace(shape, segment.context_tokens, 2), *stream_);
         }
         if (!before.empty()) {
           EXPECT_TRUE(same_bits(before, sums)) << describe(shape);

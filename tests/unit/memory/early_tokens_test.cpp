@@ -48,16 +48,22 @@ class EarlyTokensOfStore : public testing::Test {
   static constexpr std::int64_t kOffset = 1;
 
   void SetUp() override {
-    KvResidency& residency = store_.residency();
+    KvBook& book = store_.book();
     const std::vector<TokenId> prompt(12, TokenId{4});
-    sequence_ = residency.admit(prompt, 16, 0, {.host_blocks = 2, .input_blocks = 1}).sequence;
-    residency.append(sequence_, 12);
+    sequence_ = book.admit(prompt, 16, 0, {.host_blocks = 2, .input_blocks = 1}).sequence;
+    book.append(sequence_, 12);
     // Something to recognize.
     std::fill_n(store_.k_pages(), kPageHalf * kPages, std::byte{0x5a});
-    store_.offload(sequence_, 0, 2);
-    store_.settle(/*all=*/true);
+    offload(2);
+    store_.settle();
     store_.token_cache(1).begin_step();
-    key_ = {residency.block_index(sequence_, 0), residency.block_id(sequence_, 0)};
+    key_ = {book.block_index(sequence_, 0), book.block(sequence_, 0).id};
+  }
+
+  void offload(std::int64_t blocks) {
+    KvMoves moves;
+    store_.book().offload(sequence_, blocks, moves);
+    store_.carry_out(moves);
   }
 
   void bring(bool fails) {
@@ -161,12 +167,15 @@ TEST_F(EarlyTokensOfStore, ThatNeverCameAreNotFound) {
 TEST_F(EarlyTokensOfStore, AreGivenUpWithTheJob) {
   for (const bool fails : {false, true}) {
     bring(fails);
-    store_.give_up_moves();
+    store_.give_up();
     EXPECT_TRUE(store_.early_tokens().empty());
     TokenCache& cache = store_.token_cache(1);
     EXPECT_EQ(cache.find(kLayer, 0, key_, kOffset), TokenCache::kNone);
     cache.check();
-    cache.begin_step();
+    EXPECT_FALSE(store_.moving());
+    store_.book().check();
+    EXPECT_EQ(store_.book().device().used(), 0);
+    SetUp();  // the job's sequences have ended
   }
 }
 
@@ -180,7 +189,9 @@ TEST_F(EarlyTokensOfStore, HoldTheirHostBlockUntilTheyAreThere) {
 
 TEST_F(EarlyTokensOfStore, HoldABlockThatIsDiscarded) {
   bring(/*fails=*/false);
-  store_.discard(sequence_, 0, 1);
+  KvMoves moves;
+  store_.book().discard(sequence_, 1, moves);
+  store_.carry_out(moves);
   EXPECT_EQ(arrived(), std::byte{0x5a});
   TokenCache& cache = store_.token_cache(1);
   cache.begin_step();
@@ -203,13 +214,13 @@ TEST_F(EarlyTokensOfStore, ArriveBeforeTheCacheIsDividedAnew) {
 
 // A block whose bytes are on the host counts as there before the bookkeeping says so.
 TEST_F(EarlyTokensOfStore, MayBeOfBlocksThatHaveJustLeft) {
-  store_.offload(sequence_, 2, 1);
+  offload(1);
   transfers_.drain();
-  EXPECT_EQ(store_.residency().block_place(sequence_, 2), BlockPlace::kLeaving);
+  EXPECT_EQ(store_.book().block(sequence_, 2).place, BlockPlace::kOffloading);
   EXPECT_FALSE(store_.early_source(LayerId(0), sequence_, 2).has_value());
   const auto source = store_.arrived_source(LayerId(0), sequence_, 2);
   ASSERT_TRUE(source.has_value());
-  store_.settle(/*all=*/true);
+  store_.settle();
   EXPECT_EQ(store_.early_source(LayerId(0), sequence_, 2)->host_block, source->host_block);
 }
 

@@ -16,11 +16,11 @@ TEST(ModelConfig, Llama) {
   EXPECT_EQ(config.head_dim, 16);
   EXPECT_EQ(config.kv_heads, 2);
   EXPECT_EQ(config.ffn_size, 96);
-  EXPECT_EQ(config.norm, Norm::kRmsNorm);
-  EXPECT_EQ(config.norm_eps, 1e-5);
-  EXPECT_TRUE(config.gated_mlp);
+  EXPECT_EQ(config.norms.kind, Norm::kRmsNorm);
+  EXPECT_EQ(config.norms.eps, 1e-5);
+  EXPECT_TRUE(config.mlp.gated);
   EXPECT_FALSE(config.qkv_bias);
-  EXPECT_FALSE(config.tied_embeddings);
+  EXPECT_FALSE(config.embedding.tied);
   ASSERT_TRUE(config.rope);
   EXPECT_EQ(config.rope->rotary_dim, 16);
   EXPECT_EQ(config.eos_ids, std::vector<std::int32_t>{2});
@@ -31,33 +31,34 @@ TEST(ModelConfig, Llama) {
 
   const ModelConfig biased =
       parse(with(with(kLlamaConfig, "attention_bias", "true"), "mlp_bias", "true"));
-  EXPECT_TRUE(biased.qkv_bias && biased.attention_out_bias && biased.mlp_bias);
+  EXPECT_TRUE(biased.qkv_bias && biased.attention_out_bias && biased.mlp.bias);
   EXPECT_EQ(parse(with(kLlamaConfig, "num_key_value_heads", "")).kv_heads, 4);
   EXPECT_EQ(parse(with(kLlamaConfig, "num_key_value_heads", "null")).kv_heads, 4);
   EXPECT_EQ(parse(with(kLlamaConfig, "head_dim", "24")).q_width(), 96);
-  EXPECT_TRUE(parse(with(kLlamaConfig, "tie_word_embeddings", "true")).tied_embeddings);
+  EXPECT_TRUE(parse(with(kLlamaConfig, "tie_word_embeddings", "true")).embedding.tied);
 }
 
 TEST(ModelConfig, Opt) {
   const ModelConfig config = parse(kOptConfig);
   EXPECT_EQ(config.naming, TensorNaming::kOpt);
   EXPECT_FALSE(config.rope);
-  EXPECT_EQ(config.position_offset, 2);
-  EXPECT_EQ(config.norm, Norm::kLayerNorm);
-  EXPECT_TRUE(config.norm_bias && config.norm_weights && config.norm_before && config.final_norm);
-  EXPECT_TRUE(config.tied_embeddings && config.qkv_bias && config.mlp_bias);
-  EXPECT_EQ(config.activation, Activation::kRelu);
-  EXPECT_FALSE(config.gated_mlp);
+  EXPECT_EQ(config.embedding.position_offset, 2);
+  EXPECT_EQ(config.norms.kind, Norm::kLayerNorm);
+  EXPECT_TRUE(config.norms.bias && config.norms.weights && config.norms.before &&
+              config.norms.final_norm);
+  EXPECT_TRUE(config.embedding.tied && config.qkv_bias && config.mlp.bias);
+  EXPECT_EQ(config.mlp.activation, Activation::kRelu);
+  EXPECT_FALSE(config.mlp.gated);
 
   const ModelConfig small =
       parse(with(with(kOptConfig, "do_layer_norm_before", "false"), "word_embed_proj_dim", "32"));
-  EXPECT_FALSE(small.norm_before);
-  EXPECT_FALSE(small.final_norm);
+  EXPECT_FALSE(small.norms.before);
+  EXPECT_FALSE(small.norms.final_norm);
   EXPECT_EQ(small.embed_dim, 32);
-  EXPECT_FALSE(parse(with(kOptConfig, "_remove_final_layer_norm", "true")).final_norm);
+  EXPECT_FALSE(parse(with(kOptConfig, "_remove_final_layer_norm", "true")).norms.final_norm);
   EXPECT_FALSE(parse(with(kOptConfig, "enable_bias", "false")).qkv_bias);
-  EXPECT_FALSE(parse(with(kOptConfig, "layer_norm_elementwise_affine", "false")).norm_bias);
-  EXPECT_EQ(parse(with(kOptConfig, "activation_function", "\"gelu\"")).activation,
+  EXPECT_FALSE(parse(with(kOptConfig, "layer_norm_elementwise_affine", "false")).norms.bias);
+  EXPECT_EQ(parse(with(kOptConfig, "activation_function", "\"gelu\"")).mlp.activation,
             Activation::kGeluErf);
 }
 
@@ -66,28 +67,28 @@ TEST(ModelConfig, GptNeox) {
   EXPECT_EQ(config.naming, TensorNaming::kGptNeox);
   EXPECT_TRUE(config.parallel_residual);
   EXPECT_EQ(config.rope->rotary_dim, 4);
-  EXPECT_EQ(config.activation, Activation::kGeluErf);
-  EXPECT_TRUE(config.qkv_bias && config.mlp_bias && config.norm_bias);
+  EXPECT_EQ(config.mlp.activation, Activation::kGeluErf);
+  EXPECT_TRUE(config.qkv_bias && config.mlp.bias && config.norms.bias);
   EXPECT_FALSE(parse(with(kNeoxConfig, "use_parallel_residual", "false")).parallel_residual);
   const ModelConfig plain = parse(with(kNeoxConfig, "attention_bias", "false"));
   EXPECT_FALSE(plain.qkv_bias || plain.attention_out_bias);
-  EXPECT_TRUE(plain.mlp_bias);
+  EXPECT_TRUE(plain.mlp.bias);
 }
 
 TEST(ModelConfig, GemmaScalesEmbeddingsThroughTheirType) {
   const ModelConfig config = parse(kGemmaConfig);
-  EXPECT_EQ(config.norm, Norm::kRmsNormPlusOne);
-  EXPECT_EQ(config.activation, Activation::kGeluTanh);  // although the file says gelu
-  EXPECT_TRUE(config.tied_embeddings);
+  EXPECT_EQ(config.norms.kind, Norm::kRmsNormPlusOne);
+  EXPECT_EQ(config.mlp.activation, Activation::kGeluTanh);  // although the file says gelu
+  EXPECT_TRUE(config.embedding.tied);
   EXPECT_EQ(config.q_width(), 64);
-  EXPECT_EQ(config.embedding_scale, std::sqrt(48.0F));
-  EXPECT_EQ(parse(with(kGemmaConfig, "torch_dtype", "\"bfloat16\"")).embedding_scale, 6.9375F);
-  EXPECT_EQ(parse(with(kGemmaConfig, "dtype", "\"float16\"")).embedding_scale, 6.9296875F);
+  EXPECT_EQ(config.embedding.scale, std::sqrt(48.0F));
+  EXPECT_EQ(parse(with(kGemmaConfig, "torch_dtype", "\"bfloat16\"")).embedding.scale, 6.9375F);
+  EXPECT_EQ(parse(with(kGemmaConfig, "dtype", "\"float16\"")).embedding.scale, 6.9296875F);
   ModelConfig changed = config;
   set_embedding_scale(changed, DType::kBF16);
-  EXPECT_EQ(changed.embedding_scale, 6.9375F);
+  EXPECT_EQ(changed.embedding.scale, 6.9375F);
   EXPECT_EQ(parse(with(kGemmaConfig, "head_dim", "")).head_dim, 256);
-  EXPECT_EQ(parse(with(kGemmaConfig, "hidden_activation", "\"gelu_pytorch_tanh\"")).activation,
+  EXPECT_EQ(parse(with(kGemmaConfig, "hidden_activation", "\"gelu_pytorch_tanh\"")).mlp.activation,
             Activation::kGeluTanh);
 }
 

@@ -41,8 +41,8 @@ TEST(ModelDirectory, GemmaScaleFollowsTheFiles) {
   directory.write("model.safetensors",
                   safetensors({tensor16("model.embed_tokens.weight", "BF16", {100, 48},
                                         std::vector<std::uint16_t>(4800, 0))}));
-  EXPECT_EQ(open_model_directory(directory.path()).config.embedding_scale, 6.9375F);
-  EXPECT_EQ(open_model_directory(directory.path(), {.weights = false}).config.embedding_scale,
+  EXPECT_EQ(open_model_directory(directory.path()).config.embedding.scale, 6.9375F);
+  EXPECT_EQ(open_model_directory(directory.path(), {.weights = false}).config.embedding.scale,
             std::sqrt(48.0F));
 }
 
@@ -50,9 +50,9 @@ TEST(ModelDirectory, TensorsCanBeCheckedBeforeLoading) {
   const ModelDirectory model =
       open_model_directory(source_path("tests/fixtures/parity/gemma-bf16"));
   ModelConfig config = model.config;
-  config.embedding_scale = 0.0F;
+  config.embedding.scale = 0.0F;
   check_weight_tensors(*model.files, config);
-  EXPECT_EQ(config.embedding_scale, 8.0F);
+  EXPECT_EQ(config.embedding.scale, 8.0F);
   config.ffn_size += 1;
   expect_error(thrown_by([&] { check_weight_tensors(*model.files, config); }), "E-ST-SHAPE",
                "gate_proj");

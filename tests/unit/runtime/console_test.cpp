@@ -216,10 +216,10 @@ TEST(Job, AStopKeepsWhatIsFinishedAndResumes) {
             130);
   EXPECT_EQ(stop_signal(), SIGTERM);
   clear_stop_signal();
-  const std::string part = read_text(options.output + ".part");
+  const std::string part = read_text(options.files.output + ".part");
   EXPECT_GE(std::count(part.begin(), part.end(), '\n'), 10) << "the step under way was finished";
   EXPECT_EQ(testing::run_whole_job(options), 1);
-  EXPECT_EQ(read_text(options.output), read_text(reference.output));
+  EXPECT_EQ(read_text(options.files.output), read_text(reference.files.output));
 }
 
 }  // namespace

@@ -88,19 +88,20 @@ TEST_P(FaultInjection, EveryFailureIsResumable) {
   write_text(folder / "in.jsonl", testing::sample_prompts(9));
   const RunOptions reference = job_options(folder, "reference.jsonl");
   ASSERT_EQ(run_whole_job(reference), 1);
-  const std::string expected = read_text(reference.output);
+  const std::string expected = read_text(reference.files.output);
   int failures = 0;
   for (const bool forever : {false, true}) {
     // A call that is interrupted for ever is no fault of a disk.
     if (forever && fault.error_number == EINTR) continue;
     for (int n = 1; n < 1000; ++n) {
       RunOptions options = job_options(folder, "out.jsonl");
-      if (fault.kind == Call::kFdatasync) options.sync_seconds = 0.0;  // a sync for every record
+      if (fault.kind == Call::kFdatasync)
+        options.files.sync_seconds = 0.0;  // a sync for every record
       FaultyOps ops(fault.kind, n, forever, fault.error_number);
       std::string code;
       try {
         ASSERT_EQ(run_whole_job(options, ops), 1);
-        EXPECT_EQ(read_text(options.output), expected);
+        EXPECT_EQ(read_text(options.files.output), expected);
       } catch (const Error& error) {
         code = error.code();
         ++failures;
@@ -110,19 +111,19 @@ TEST_P(FaultInjection, EveryFailureIsResumable) {
         EXPECT_EQ(exit_code(error.role()), wanted) << error.message();
         EXPECT_NE(fault.error_number, EINTR) << error.message();
         // The rename itself may have happened before the directory could not be synced.
-        if (exists(options.output)) {
-          EXPECT_EQ(read_text(options.output), expected);
+        if (exists(options.files.output)) {
+          EXPECT_EQ(read_text(options.files.output), expected);
         }
       }
       SCOPED_TRACE(std::string(fault.name) + " call " + std::to_string(n) + " " + code);
       ASSERT_EQ(run_whole_job(options), 1);
-      ASSERT_EQ(read_text(options.output), expected);
+      ASSERT_EQ(read_text(options.files.output), expected);
       // What a failure left behind is gone after the next run.
       for (const auto& entry : std::filesystem::directory_iterator(folder.path())) {
         EXPECT_NE(entry.path().extension(), ".tmp") << entry.path();
       }
       for (const char* suffix : {"", ".manifest.json", ".part"}) {
-        std::filesystem::remove(options.output + suffix);
+        std::filesystem::remove(options.files.output + suffix);
       }
       if (!ops.reached()) break;
       ASSERT_LT(n, 999) << "the loop must come to an end";
@@ -157,7 +158,7 @@ TEST(DiskFull, SaysHowMuchIsKeptAndCutsToWholeRecords) {
             "E-IO-NOSPACE");
   EXPECT_NE(message.find("after 10 finished records"), std::string::npos) << message;
   EXPECT_NE(message.find("run the same command to resume"), std::string::npos) << message;
-  const std::string part = read_text(options.output + ".part");
+  const std::string part = read_text(options.files.output + ".part");
   EXPECT_EQ(part.back(), '\n');
   EXPECT_EQ(std::count(part.begin(), part.end(), '\n'), 10);
 }

@@ -16,32 +16,32 @@ Json parsed(std::string_view text) {
 
 TEST(GenerationConfig, AdoptsWhatTheUserDidNotGiveAndSaysSo) {
   RunOptions options;
-  options.sampling.top_p = 0.5;
+  options.generation.sampling.top_p = 0.5;
   options.origins = {{"top-p", {"0.5", "command line"}}, {"top-k", {"0", "default"}}};
   const auto taken = adopt_generation_config(
       options, parsed(R"({"do_sample": true, "temperature": 0.6, "top_p": 0.9, "top_k": 40,
                  "repetition_penalty": 1.1, "eos_token_id": 2})"),
       "generation_config.json");
-  EXPECT_DOUBLE_EQ(options.sampling.temperature, 0.6);
-  EXPECT_DOUBLE_EQ(options.sampling.top_p, 0.5) << "the command line wins";
-  EXPECT_EQ(options.sampling.top_k, 40);
-  EXPECT_DOUBLE_EQ(options.sampling.repetition_penalty, 1.1);
+  EXPECT_DOUBLE_EQ(options.generation.sampling.temperature, 0.6);
+  EXPECT_DOUBLE_EQ(options.generation.sampling.top_p, 0.5) << "the command line wins";
+  EXPECT_EQ(options.generation.sampling.top_k, 40);
+  EXPECT_DOUBLE_EQ(options.generation.sampling.repetition_penalty, 1.1);
   EXPECT_EQ(taken.size(), 3U);
   EXPECT_EQ(options.origins.at("top-k").origin, "generation_config.json");
 }
 
 TEST(GenerationConfig, WithoutSamplingItIsGreedyWhateverTheTemperature) {
   RunOptions options;
-  options.sampling.temperature = 0.7;
+  options.generation.sampling.temperature = 0.7;
   (void)adopt_generation_config(options, parsed(R"({"temperature": 0.6, "top_p": 0.9})"), "f");
-  EXPECT_DOUBLE_EQ(options.sampling.temperature, 0.0);
-  EXPECT_DOUBLE_EQ(options.sampling.top_p, 1.0);
+  EXPECT_DOUBLE_EQ(options.generation.sampling.temperature, 0.0);
+  EXPECT_DOUBLE_EQ(options.generation.sampling.top_p, 1.0);
 }
 
 TEST(GenerationConfig, SamplingWithoutATemperatureMeansOne) {
   RunOptions options;
   (void)adopt_generation_config(options, parsed(R"({"do_sample": true})"), "f");
-  EXPECT_DOUBLE_EQ(options.sampling.temperature, 1.0);
+  EXPECT_DOUBLE_EQ(options.generation.sampling.temperature, 1.0);
 }
 
 TEST(GenerationConfig, ValuesOutOfRangeAreRefusedByName) {

@@ -125,10 +125,10 @@ inline std::string sample_prompts(int count) {
 
 inline RunOptions job_options(const TempFolder& folder, const std::string& output = "out.jsonl") {
   RunOptions options;
-  options.prompts = folder / "in.jsonl";
-  options.output = folder / output;
-  options.progress = ProgressMode::kOff;
-  options.sync_seconds = 3600;  // tests that mean it sync by themselves
+  options.files.prompts = folder / "in.jsonl";
+  options.files.output = folder / output;
+  options.looking.progress = ProgressMode::kOff;
+  options.files.sync_seconds = 3600;  // tests that mean it sync by themselves
   return options;
 }
 

@@ -24,10 +24,10 @@ class MergeTest : public ::testing::Test {
     ASSERT_EQ(run_whole_job(job_options(folder_, "whole.jsonl")), 1);
     for (std::uint64_t shard = 0; shard < 3; ++shard) {
       RunOptions options = job_options(folder_, "out." + std::to_string(shard));
-      options.shard = {shard, 3, "test"};
-      if (shard == 1) options.order = RecordOrder::kInput;
+      options.files.shard = {shard, 3, "test"};
+      if (shard == 1) options.files.order = RecordOrder::kInput;
       ASSERT_EQ(run_whole_job(options), 1);
-      merge_.shards.push_back(options.output);
+      merge_.shards.push_back(options.files.output);
     }
     merge_.output = folder_ / "merged.jsonl";
   }
@@ -67,9 +67,9 @@ TEST_F(MergeTest, AShardTwiceIsRefused) {
 
 TEST_F(MergeTest, ShardsOfOtherJobsAreRefused) {
   RunOptions options = job_options(folder_, "out.1");
-  options.shard = {1, 3, "test"};
-  options.seed = 77;
-  options.overwrite = true;
+  options.files.shard = {1, 3, "test"};
+  options.generation.seed = 77;
+  options.files.overwrite = true;
   ASSERT_EQ(run_whole_job(options), 1);
   expect_refused("E-IN-MERGE", "seed: 0 there, 77 now");
 }

@@ -77,12 +77,12 @@ TEST(OptionReaders, NumbersAreWholeTextsAndFinite) {
 
 TEST(RunOptions, DefaultsAreThoseOfTheTable) {
   const RunOptions options = run_options({});
-  EXPECT_EQ(options.model, "m");
-  EXPECT_EQ(options.sampling, SamplingParams{});
-  EXPECT_EQ(options.seed, 0U);
-  EXPECT_EQ(options.max_line_bytes, std::uint64_t{64} << 20);
-  EXPECT_DOUBLE_EQ(options.sync_seconds, 5.0);
-  EXPECT_EQ(options.shard.count, 1U);
+  EXPECT_EQ(options.files.model, "m");
+  EXPECT_EQ(options.generation.sampling, SamplingParams{});
+  EXPECT_EQ(options.generation.seed, 0U);
+  EXPECT_EQ(options.reading.max_line_bytes, std::uint64_t{64} << 20);
+  EXPECT_DOUBLE_EQ(options.files.sync_seconds, 5.0);
+  EXPECT_EQ(options.files.shard.count, 1U);
   EXPECT_FALSE(options.given("seed"));
   EXPECT_TRUE(options.given("model"));
   EXPECT_EQ(options.origins.at("max-tokens").value, "16");
@@ -116,24 +116,24 @@ TEST(RunOptions, EveryValueArrives) {
                                           "-vv",
                                           "--watchdog=10m",
                                           "--repetition-penalty=1.2"});
-  EXPECT_EQ(options.sampling.max_tokens, 7);
-  EXPECT_DOUBLE_EQ(options.sampling.temperature, 0.5);
-  EXPECT_DOUBLE_EQ(options.sampling.top_p, 0.9);
-  EXPECT_EQ(options.sampling.top_k, 40);
-  EXPECT_EQ(options.sampling.stop, (std::vector<std::string>{"a", "b"}));
-  EXPECT_EQ(options.seed, UINT64_MAX);
-  EXPECT_EQ(options.sampling.logprobs, 3);
-  EXPECT_TRUE(options.sampling.ignore_eos);
-  EXPECT_EQ(options.truncate, Truncate::kLeft);
-  EXPECT_EQ(options.kv_dtype, DType::kBF16);
-  EXPECT_EQ(options.device_memory, std::uint64_t{1} << 30);
-  EXPECT_EQ(options.order, RecordOrder::kCompleted);
-  EXPECT_FALSE(options.lock);
-  EXPECT_EQ(options.shard.index, 2U);
-  EXPECT_EQ(options.shard.count, 5U);
-  EXPECT_EQ(options.check_weights, WeightOptions::Check::kOff);
-  EXPECT_EQ(options.verbosity, 2);
-  EXPECT_DOUBLE_EQ(options.watchdog_seconds, 600.0);
+  EXPECT_EQ(options.generation.sampling.max_tokens, 7);
+  EXPECT_DOUBLE_EQ(options.generation.sampling.temperature, 0.5);
+  EXPECT_DOUBLE_EQ(options.generation.sampling.top_p, 0.9);
+  EXPECT_EQ(options.generation.sampling.top_k, 40);
+  EXPECT_EQ(options.generation.sampling.stop, (std::vector<std::string>{"a", "b"}));
+  EXPECT_EQ(options.generation.seed, UINT64_MAX);
+  EXPECT_EQ(options.generation.sampling.logprobs, 3);
+  EXPECT_TRUE(options.generation.sampling.ignore_eos);
+  EXPECT_EQ(options.reading.truncate, Truncate::kLeft);
+  EXPECT_EQ(options.machine.kv_dtype, DType::kBF16);
+  EXPECT_EQ(options.machine.device_memory, std::uint64_t{1} << 30);
+  EXPECT_EQ(options.files.order, RecordOrder::kCompleted);
+  EXPECT_FALSE(options.files.lock);
+  EXPECT_EQ(options.files.shard.index, 2U);
+  EXPECT_EQ(options.files.shard.count, 5U);
+  EXPECT_EQ(options.weights.check, WeightOptions::Check::kOff);
+  EXPECT_EQ(options.messages.verbosity, 2);
+  EXPECT_DOUBLE_EQ(options.machine.watchdog_seconds, 600.0);
 }
 
 struct Misuse {
@@ -213,10 +213,10 @@ TEST(RunOptions, CommandLineWinsOverEnvironmentOverFile) {
   const Variables variables = {
       {"TRIPHASE_SEED", "2"}, {"TRIPHASE_TOP_K", "4"}, {"TRIPHASE_ORDER", ""}};
   const RunOptions options = run_options({"--config", folder / "c", "--seed=1"}, variables);
-  EXPECT_EQ(options.seed, 1U);
-  EXPECT_EQ(options.sampling.top_k, 4);
-  EXPECT_EQ(options.sampling.max_tokens, 9);
-  EXPECT_TRUE(options.sampling.ignore_eos);
+  EXPECT_EQ(options.generation.seed, 1U);
+  EXPECT_EQ(options.generation.sampling.top_k, 4);
+  EXPECT_EQ(options.generation.sampling.max_tokens, 9);
+  EXPECT_TRUE(options.generation.sampling.ignore_eos);
   EXPECT_EQ(options.origins.at("seed").origin, "command line");
   EXPECT_EQ(options.origins.at("top-k").origin, "environment TRIPHASE_TOP_K");
   EXPECT_EQ(options.origins.at("max-tokens").origin, "config file " + (folder / "c"));

@@ -30,7 +30,7 @@ class OutputFileTest : public ::testing::Test {
     write_text(folder_ / "in.jsonl", testing::sample_prompts(60));
     reference_ = job_options(folder_, "reference.jsonl");
     ASSERT_EQ(run_whole_job(reference_), 1);
-    expected_ = read_text(reference_.output);
+    expected_ = read_text(reference_.files.output);
   }
 
   // Runs the job and leaves it after `records` records, as a kill would.
@@ -63,12 +63,12 @@ class OutputFileTest : public ::testing::Test {
 TEST_F(OutputFileTest, OutputAppearsOnlyWhenCompleteAndInInputOrder) {
   const RunOptions options = job_options(folder_);
   run_partly(options, 10);
-  EXPECT_FALSE(exists(options.output));
-  EXPECT_TRUE(exists(options.output + ".part"));
+  EXPECT_FALSE(exists(options.files.output));
+  EXPECT_TRUE(exists(options.files.output + ".part"));
   EXPECT_EQ(run_whole_job(options), 1);
-  EXPECT_EQ(read_text(options.output), expected_);
-  EXPECT_FALSE(exists(options.output + ".part"));
-  EXPECT_TRUE(exists(options.output + ".manifest.json"));
+  EXPECT_EQ(read_text(options.files.output), expected_);
+  EXPECT_FALSE(exists(options.files.output + ".part"));
+  EXPECT_TRUE(exists(options.files.output + ".manifest.json"));
   std::istringstream lines(expected_);
   std::int64_t last = -1;
   std::uint64_t records = 0;
@@ -90,62 +90,62 @@ TEST_F(OutputFileTest, ResumesFromEveryNumberOfRecords) {
       EXPECT_GE(output.resumed(), static_cast<std::uint64_t>(records));
     }
     EXPECT_EQ(run_whole_job(options), 1);
-    EXPECT_EQ(read_text(options.output), expected_) << records;
+    EXPECT_EQ(read_text(options.files.output), expected_) << records;
   }
 }
 
 TEST_F(OutputFileTest, ATornTailIsCutWhereverItTears) {
   const RunOptions options = job_options(folder_);
   run_partly(options, 20);
-  const std::string part = read_text(options.output + ".part");
+  const std::string part = read_text(options.files.output + ".part");
   for (std::size_t bytes = part.size() - 1; bytes > part.size() - 300; bytes -= 7) {
-    write_text(options.output + ".part", part.substr(0, bytes));
+    write_text(options.files.output + ".part", part.substr(0, bytes));
     const OutputFile output(options, examine_prompt_file(options), test_manifest(options));
-    const std::string now = read_text(options.output + ".part");
+    const std::string now = read_text(options.files.output + ".part");
     EXPECT_TRUE(part.starts_with(now));
     EXPECT_EQ(now.back(), '\n');
     EXPECT_GT(now.size() + 300, bytes);
   }
   // What a power cut leaves: zeros where data did not arrive, and a garbled last line.
   for (const std::string& tail : {std::string(100, '\0'), std::string("{\"index\":3\n")}) {
-    write_text(options.output + ".part", part + tail);
+    write_text(options.files.output + ".part", part + tail);
     { const OutputFile output(options, examine_prompt_file(options), test_manifest(options)); }
-    EXPECT_EQ(read_text(options.output + ".part"), part);
+    EXPECT_EQ(read_text(options.files.output + ".part"), part);
   }
   EXPECT_EQ(run_whole_job(options), 1);
-  EXPECT_EQ(read_text(options.output), expected_);
+  EXPECT_EQ(read_text(options.files.output), expected_);
 }
 
 TEST_F(OutputFileTest, AMalformedLineInTheMiddleIsRefusedAndNothingChanges) {
   const RunOptions options = job_options(folder_);
   run_partly(options, 20);
-  const std::string part = read_text(options.output + ".part");
+  const std::string part = read_text(options.files.output + ".part");
   const std::size_t third = part.find('\n', part.find('\n') + 1) + 1;
   for (const std::string& wrong : {std::string("garbage\n"), std::string("\n"),
                                    std::string("{\"index\":3}\n"), std::string("\0\0\0\n", 4)}) {
     const std::string damaged = part.substr(0, third) + wrong + part.substr(third);
-    write_text(options.output + ".part", damaged);
+    write_text(options.files.output + ".part", damaged);
     std::string message;
     EXPECT_EQ(refusal(options, &message), "E-IN-RESUME");
     EXPECT_NE(message.find(".part:3: "), std::string::npos) << message;
-    EXPECT_EQ(read_text(options.output + ".part"), damaged);
+    EXPECT_EQ(read_text(options.files.output + ".part"), damaged);
   }
 }
 
 TEST_F(OutputFileTest, RecordsOfOtherLinesOrTwiceAreRefused) {
   const RunOptions options = job_options(folder_);
   run_partly(options, 20);
-  const std::string part = read_text(options.output + ".part");
+  const std::string part = read_text(options.files.output + ".part");
   const std::string first = part.substr(0, part.find('\n') + 1);
   // No line of the job, a blank one, and one that has no record yet.
   for (const char* index : {"60", "7", "9223372036854775807", "59"}) {
     std::string foreign = first;
     const std::size_t at = foreign.find("\"index\":") + 8;
     foreign.replace(at, foreign.find(',', at) - at, index);
-    write_text(options.output + ".part", part + foreign);
+    write_text(options.files.output + ".part", part + foreign);
     EXPECT_EQ(refusal(options), "E-IN-RESUME") << index;
   }
-  write_text(options.output + ".part", part + part);
+  write_text(options.files.output + ".part", part + part);
   std::string message;
   EXPECT_EQ(refusal(options, &message), "E-IN-RESUME");
   EXPECT_NE(message.find("a second time"), std::string::npos) << message;
@@ -154,60 +154,60 @@ TEST_F(OutputFileTest, RecordsOfOtherLinesOrTwiceAreRefused) {
 TEST_F(OutputFileTest, AnotherJobIsRefusedNamingTheDifferences) {
   const RunOptions options = job_options(folder_);
   run_partly(options, 20);
-  const std::string part = read_text(options.output + ".part");
-  const std::string manifest = read_text(options.output + ".manifest.json");
+  const std::string part = read_text(options.files.output + ".part");
+  const std::string manifest = read_text(options.files.output + ".manifest.json");
   RunOptions other = options;
-  other.seed = 5;
-  other.sampling.temperature = 0.5;
-  other.sampling.stop = {"x"};
+  other.generation.seed = 5;
+  other.generation.sampling.temperature = 0.5;
+  other.generation.sampling.stop = {"x"};
   std::string message;
   EXPECT_EQ(refusal(other, &message), "E-IN-MANIFEST");
   EXPECT_NE(message.find("seed: 0 there, 5 now"), std::string::npos) << message;
   EXPECT_NE(message.find("temperature: 0 there, 0.5 now"), std::string::npos) << message;
   EXPECT_NE(message.find("stop"), std::string::npos) << message;
-  write_text(options.prompts, testing::sample_prompts(61));
+  write_text(options.files.prompts, testing::sample_prompts(61));
   EXPECT_EQ(refusal(options, &message), "E-IN-MANIFEST");
   EXPECT_NE(message.find("input hash"), std::string::npos) << message;
   RunOptions shard = options;
-  shard.shard = {0, 4, "SLURM_ARRAY_TASK_ID"};
+  shard.files.shard = {0, 4, "SLURM_ARRAY_TASK_ID"};
   EXPECT_EQ(refusal(shard, &message), "E-IN-MANIFEST");
   EXPECT_NE(message.find("--shard i/n explicitly"), std::string::npos) << message;
-  EXPECT_EQ(read_text(options.output + ".part"), part);
-  EXPECT_EQ(read_text(options.output + ".manifest.json"), manifest);
+  EXPECT_EQ(read_text(options.files.output + ".part"), part);
+  EXPECT_EQ(read_text(options.files.output + ".manifest.json"), manifest);
 }
 
 TEST_F(OutputFileTest, RecordsWithoutOrWithADamagedManifestAreRefused) {
   const RunOptions options = job_options(folder_);
   run_partly(options, 20);
-  const std::string manifest = read_text(options.output + ".manifest.json");
+  const std::string manifest = read_text(options.files.output + ".manifest.json");
   for (std::size_t bytes : {std::size_t{0}, manifest.size() / 2}) {
-    write_text(options.output + ".manifest.json", manifest.substr(0, bytes));
+    write_text(options.files.output + ".manifest.json", manifest.substr(0, bytes));
     EXPECT_EQ(refusal(options), "E-IN-MANIFEST");
   }
-  std::filesystem::remove(options.output + ".manifest.json");
+  std::filesystem::remove(options.files.output + ".manifest.json");
   EXPECT_EQ(refusal(options), "E-IN-RESUME");
 }
 
 TEST_F(OutputFileTest, ResumeModes) {
   RunOptions options = job_options(folder_);
-  options.resume = ResumeMode::kRequire;
+  options.files.resume = ResumeMode::kRequire;
   EXPECT_EQ(refusal(options), "E-IN-RESUME");
-  EXPECT_FALSE(exists(options.output + ".part"));
-  options.resume = ResumeMode::kAuto;
+  EXPECT_FALSE(exists(options.files.output + ".part"));
+  options.files.resume = ResumeMode::kAuto;
   run_partly(options, 20);
-  options.resume = ResumeMode::kNever;
+  options.files.resume = ResumeMode::kNever;
   EXPECT_EQ(refusal(options), "E-IN-RESUME");
-  options.resume = ResumeMode::kRequire;
+  options.files.resume = ResumeMode::kRequire;
   EXPECT_EQ(run_whole_job(options), 1);
-  options.resume = ResumeMode::kNever;
+  options.files.resume = ResumeMode::kNever;
   EXPECT_EQ(refusal(options), "E-IN-RESUME");
-  EXPECT_EQ(read_text(options.output), expected_);
+  EXPECT_EQ(read_text(options.files.output), expected_);
 }
 
 TEST_F(OutputFileTest, ACompleteOutputIsRecognisedAndLeftAlone) {
   const struct timespec before = [&] {
     struct stat status = {};
-    stat(reference_.output.c_str(), &status);
+    stat(reference_.files.output.c_str(), &status);
     return status.st_mtim;
   }();
   {
@@ -218,40 +218,40 @@ TEST_F(OutputFileTest, ACompleteOutputIsRecognisedAndLeftAlone) {
   }
   EXPECT_EQ(run_whole_job(reference_), 1);
   struct stat after = {};
-  stat(reference_.output.c_str(), &after);
+  stat(reference_.files.output.c_str(), &after);
   EXPECT_EQ(after.st_mtim.tv_nsec, before.tv_nsec);
-  EXPECT_FALSE(exists(reference_.output + ".part"));
+  EXPECT_FALSE(exists(reference_.files.output + ".part"));
   RunOptions other = reference_;
-  other.seed = 3;
+  other.generation.seed = 3;
   EXPECT_EQ(refusal(other), "E-IN-MANIFEST");
-  EXPECT_FALSE(exists(reference_.output + ".part"));
+  EXPECT_FALSE(exists(reference_.files.output + ".part"));
 }
 
 TEST_F(OutputFileTest, ADamagedCompleteOutputIsNotCalledComplete) {
-  write_text(reference_.output, expected_.substr(0, expected_.size() - 5));
+  write_text(reference_.files.output, expected_.substr(0, expected_.size() - 5));
   EXPECT_EQ(refusal(reference_), "E-IN-RESUME");
-  write_text(reference_.output, expected_.substr(0, expected_.find('\n') + 1));
+  write_text(reference_.files.output, expected_.substr(0, expected_.find('\n') + 1));
   std::string message;
   EXPECT_EQ(refusal(reference_, &message), "E-IN-RESUME");
   EXPECT_NE(message.find("1 records"), std::string::npos) << message;
-  std::filesystem::remove(reference_.output + ".manifest.json");
+  std::filesystem::remove(reference_.files.output + ".manifest.json");
   EXPECT_EQ(refusal(reference_), "E-IN-RESUME");
 }
 
 TEST_F(OutputFileTest, OverwriteStartsAnew) {
   RunOptions options = job_options(folder_);
   run_partly(options, 20);
-  options.seed = 9;
-  options.overwrite = true;
+  options.generation.seed = 9;
+  options.files.overwrite = true;
   EXPECT_EQ(run_whole_job(options), 1);
-  EXPECT_EQ(read_text(options.output), expected_);
-  options.overwrite = false;
+  EXPECT_EQ(read_text(options.files.output), expected_);
+  options.files.overwrite = false;
   EXPECT_EQ(run_whole_job(options), 1);
 }
 
 TEST_F(OutputFileTest, RetryFailedRedoesOnlyTheFailures) {
   RunOptions options = reference_;
-  options.retry_failed = true;
+  options.files.retry_failed = true;
   std::uint64_t steps = 0;
   const auto repaired = [&](testing::FakeEngine& engine) {
     engine.fail_marked = false;
@@ -265,7 +265,7 @@ TEST_F(OutputFileTest, RetryFailedRedoesOnlyTheFailures) {
   ASSERT_GT(failures_of_engine, 1U);
   EXPECT_EQ(run_whole_job(options, system_file_ops(), repaired), 1);
   EXPECT_EQ(steps, failures_of_engine);
-  const std::string now = read_text(options.output);
+  const std::string now = read_text(options.files.output);
   EXPECT_EQ(now.find("E-IN-CONTEXT"), std::string::npos);
   EXPECT_NE(now.find("E-IN-JSON"), std::string::npos) << "those lines fail again";
   EXPECT_EQ(std::count(now.begin(), now.end(), '\n'),
@@ -274,7 +274,7 @@ TEST_F(OutputFileTest, RetryFailedRedoesOnlyTheFailures) {
 
 TEST_F(OutputFileTest, AnInterruptedRetryLosesNothing) {
   RunOptions options = reference_;
-  options.retry_failed = true;
+  options.files.retry_failed = true;
   const auto stop_early = [](testing::FakeEngine& engine) {
     engine.fail_marked = false;
     engine.on_step = [](std::uint64_t step) {
@@ -282,25 +282,26 @@ TEST_F(OutputFileTest, AnInterruptedRetryLosesNothing) {
     };
   };
   EXPECT_THROW((void)run_whole_job(options, system_file_ops(), stop_early), std::runtime_error);
-  EXPECT_EQ(read_text(options.output), expected_) << "the old output stays until the new is whole";
+  EXPECT_EQ(read_text(options.files.output), expected_)
+      << "the old output stays until the new is whole";
   // Without --retry-failed the newer records must not be thrown away silently.
   RunOptions plain = options;
-  plain.retry_failed = false;
+  plain.files.retry_failed = false;
   EXPECT_EQ(refusal(plain), "E-IN-RESUME");
   EXPECT_EQ(run_whole_job(options, system_file_ops(),
                           [](testing::FakeEngine& engine) { engine.fail_marked = false; }),
             1);
-  EXPECT_EQ(read_text(options.output).find("E-IN-CONTEXT"), std::string::npos);
+  EXPECT_EQ(read_text(options.files.output).find("E-IN-CONTEXT"), std::string::npos);
 }
 
 TEST_F(OutputFileTest, RetryFailedAlsoWorksOnAnUnfinishedJob) {
   RunOptions options = job_options(folder_);
   run_partly(options, 40);
-  options.retry_failed = true;
+  options.files.retry_failed = true;
   EXPECT_EQ(run_whole_job(options, system_file_ops(),
                           [](testing::FakeEngine& engine) { engine.fail_marked = false; }),
             1);
-  const std::string now = read_text(options.output);
+  const std::string now = read_text(options.files.output);
   EXPECT_EQ(now.find("E-IN-CONTEXT"), std::string::npos);
   EXPECT_EQ(std::count(now.begin(), now.end(), '\n'),
             std::count(expected_.begin(), expected_.end(), '\n'));
@@ -308,11 +309,11 @@ TEST_F(OutputFileTest, RetryFailedAlsoWorksOnAnUnfinishedJob) {
 
 TEST_F(OutputFileTest, CompletedOrderKeepsTheOrderOfFinishing) {
   RunOptions options = job_options(folder_);
-  options.order = RecordOrder::kCompleted;
+  options.files.order = RecordOrder::kCompleted;
   run_partly(options, 20);
-  const std::string part = read_text(options.output + ".part");
+  const std::string part = read_text(options.files.output + ".part");
   EXPECT_EQ(run_whole_job(options), 1);
-  const std::string now = read_text(options.output);
+  const std::string now = read_text(options.files.output);
   // The records of OUT.part but for their checks.
   const std::string uncheck =
       std::regex_replace(part, std::regex(R"re(,"check":"[0-9a-f]{16}")re"), "");
@@ -326,7 +327,7 @@ TEST_F(OutputFileTest, ForeignBytesEndTheRunBeforeItsNextRecord) {
   RunOptions options = job_options(folder_);
   const auto append_to_part = [&](testing::FakeEngine& engine) {
     engine.on_step = [&](std::uint64_t step) {
-      if (step == 9) std::ofstream(options.output + ".part", std::ios::app) << "x\n";
+      if (step == 9) std::ofstream(options.files.output + ".part", std::ios::app) << "x\n";
     };
   };
   std::string message;
@@ -334,28 +335,28 @@ TEST_F(OutputFileTest, ForeignBytesEndTheRunBeforeItsNextRecord) {
                         &message),
             "E-IN-PART");
   EXPECT_NE(message.find("bytes, expected the"), std::string::npos) << message;
-  EXPECT_FALSE(exists(options.output));
-  const std::string part = read_text(options.output + ".part");
+  EXPECT_FALSE(exists(options.files.output));
+  const std::string part = read_text(options.files.output + ".part");
   EXPECT_TRUE(part.ends_with("x\n"));
   // A last line that is no record is cut like a torn one.
   EXPECT_EQ(run_whole_job(options), 1);
-  EXPECT_EQ(read_text(options.output), expected_);
+  EXPECT_EQ(read_text(options.files.output), expected_);
 }
 
 // Whatever byte of OUT.part is changed while the job runs, no output is published with it.
 TEST_F(OutputFileTest, EveryRecordIsReadBackBeforeItIsPublished) {
   const RunOptions options = job_options(folder_);
   run_partly(options, 20);
-  const std::string part = read_text(options.output + ".part");
+  const std::string part = read_text(options.files.output + ".part");
   for (const RecordOrder order : {RecordOrder::kInput, RecordOrder::kCompleted}) {
     for (std::size_t at = 0; at < part.size(); at += 37) {
       RunOptions damaged = job_options(folder_, "damaged");
-      damaged.order = order;
-      damaged.overwrite = true;
+      damaged.files.order = order;
+      damaged.files.overwrite = true;
       const auto change_a_byte = [&](testing::FakeEngine& engine) {
         engine.on_step = [&](std::uint64_t step) {
           if (step != 30) return;
-          std::fstream file(damaged.output + ".part",
+          std::fstream file(damaged.files.output + ".part",
                             std::ios::in | std::ios::out | std::ios::binary);
           file.seekg(static_cast<std::streamoff>(at));
           const char now = static_cast<char>(file.get());
@@ -366,7 +367,7 @@ TEST_F(OutputFileTest, EveryRecordIsReadBackBeforeItIsPublished) {
       const std::string code =
           code_thrown([&] { (void)run_whole_job(damaged, system_file_ops(), change_a_byte); });
       EXPECT_EQ(code, "E-IN-PART") << at;
-      EXPECT_FALSE(exists(damaged.output)) << at;
+      EXPECT_FALSE(exists(damaged.files.output)) << at;
     }
   }
 }
@@ -375,7 +376,7 @@ TEST_F(OutputFileTest, EveryRecordIsReadBackBeforeItIsPublished) {
 TEST_F(OutputFileTest, ChangedRecordsAreNotResumed) {
   const RunOptions options = job_options(folder_);
   run_partly(options, 20);
-  const std::string part = read_text(options.output + ".part");
+  const std::string part = read_text(options.files.output + ".part");
   const std::string first = part.substr(0, part.find('\n') + 1);
   const auto with = [&](std::string_view old_text, std::string_view new_text) {
     std::string changed = first;
@@ -388,11 +389,11 @@ TEST_F(OutputFileTest, ChangedRecordsAreNotResumed) {
        {with("\"id\":\"line 0\"", "\"id\":\"line 9\""), with("\"index\":0", "\"index\":59"),
         with("\"index\":0", "\"index\":7"), with(check, "}\n"), with("<", "(")}) {
     const std::string damaged = changed + part.substr(first.size());
-    write_text(options.output + ".part", damaged);
+    write_text(options.files.output + ".part", damaged);
     std::string message;
     EXPECT_EQ(refusal(options, &message), "E-IN-RESUME") << changed;
     EXPECT_NE(message.find(".part:1: "), std::string::npos) << message;
-    EXPECT_EQ(read_text(options.output + ".part"), damaged);
+    EXPECT_EQ(read_text(options.files.output + ".part"), damaged);
   }
 }
 
@@ -415,25 +416,25 @@ TEST_F(OutputFileTest, ACompleteOutputHasEveryLineOnceAndInOrder) {
     last.replace(at, last.find(',', at) - at, index);
   }
   for (const auto& damage : damages) {
-    write_text(reference_.output, join(damage));
+    write_text(reference_.files.output, join(damage));
     std::string message;
     EXPECT_EQ(refusal(reference_, &message), "E-IN-RESUME") << message;
     EXPECT_NE(message.find("index"), std::string::npos) << message;
   }
-  write_text(reference_.output, expected_);
+  write_text(reference_.files.output, expected_);
   EXPECT_EQ(refusal(reference_), "");
 }
 
 TEST_F(OutputFileTest, OverwriteDeletesNothingBeforeItBegins) {
-  reference_.overwrite = true;
-  const std::string manifest = read_text(reference_.output + ".manifest.json");
+  reference_.files.overwrite = true;
+  const std::string manifest = read_text(reference_.files.output + ".manifest.json");
   {
     const OutputFile output(reference_, examine_prompt_file(reference_), test_manifest(reference_));
-    EXPECT_TRUE(exists(reference_.output + ".part")) << "which is the lock";
+    EXPECT_TRUE(exists(reference_.files.output + ".part")) << "which is the lock";
   }
-  EXPECT_FALSE(exists(reference_.output + ".part"));
-  EXPECT_EQ(read_text(reference_.output), expected_);
-  EXPECT_EQ(read_text(reference_.output + ".manifest.json"), manifest);
+  EXPECT_FALSE(exists(reference_.files.output + ".part"));
+  EXPECT_EQ(read_text(reference_.files.output), expected_);
+  EXPECT_EQ(read_text(reference_.files.output + ".manifest.json"), manifest);
 }
 
 TEST_F(OutputFileTest, TwoRunsOnOneOutputAreRefusedNamingTheOther) {
@@ -443,7 +444,7 @@ TEST_F(OutputFileTest, TwoRunsOnOneOutputAreRefusedNamingTheOther) {
   EXPECT_EQ(refusal(options, &message), "E-IN-LOCKED");
   EXPECT_NE(message.find("process " + std::to_string(getpid())), std::string::npos) << message;
   RunOptions unlocked = options;
-  unlocked.lock = false;
+  unlocked.files.lock = false;
   EXPECT_EQ(refusal(unlocked), "");
 }
 
@@ -470,9 +471,9 @@ TEST_F(OutputFileTest, BadPlacesAreRefusedBeforeAnythingIsCreated) {
 
 TEST_F(OutputFileTest, PrivateFilesAreForTheOwnerOnly) {
   RunOptions options = job_options(folder_);
-  options.private_files = true;
+  options.files.private_files = true;
   EXPECT_EQ(run_whole_job(options), 1);
-  for (const std::string& path : {options.output, options.output + ".manifest.json"}) {
+  for (const std::string& path : {options.files.output, options.files.output + ".manifest.json"}) {
     struct stat status = {};
     ASSERT_EQ(stat(path.c_str(), &status), 0);
     EXPECT_EQ(status.st_mode & 0777, 0600U) << path;
@@ -483,7 +484,7 @@ TEST_F(OutputFileTest, APipeCannotBeResumed) {
   const RunOptions options = job_options(folder_);
   run_partly(options, 20);
   RunOptions from_pipe = options;
-  from_pipe.prompts = "-";
+  from_pipe.files.prompts = "-";
   EXPECT_EQ(code_thrown([&] { OutputFile output(from_pipe, {}, test_manifest(from_pipe, {})); }),
             "E-IN-RESUME");
 }
@@ -492,22 +493,22 @@ TEST_F(OutputFileTest, EmptyInputGivesAnEmptyOutput) {
   write_text(folder_ / "in.jsonl", "");
   const RunOptions options = job_options(folder_);
   EXPECT_EQ(run_whole_job(options), 0);
-  EXPECT_TRUE(exists(options.output));
-  EXPECT_EQ(read_text(options.output), "");
+  EXPECT_TRUE(exists(options.files.output));
+  EXPECT_EQ(read_text(options.files.output), "");
   EXPECT_EQ(run_whole_job(options), 0);
 }
 
 // Kills at random moments from outside, as the kernel's out-of-memory killer does (X1, X5).
 TEST_F(OutputFileTest, SurvivesKillsAtAnyMoment) {
   write_text(folder_ / "in.jsonl", testing::sample_prompts(400));
-  reference_.overwrite = true;
+  reference_.files.overwrite = true;
   ASSERT_EQ(run_whole_job(reference_), 1);
-  expected_ = read_text(reference_.output);
+  expected_ = read_text(reference_.files.output);
   RunOptions options = job_options(folder_);
-  options.sync_seconds = 0.001;
+  options.files.sync_seconds = 0.001;
   unsigned random = 12345;
   int kills = 0;
-  for (int attempt = 0; attempt < 400 && !exists(options.output); ++attempt) {
+  for (int attempt = 0; attempt < 400 && !exists(options.files.output); ++attempt) {
     const pid_t child = fork();
     if (child == 0) {
       try {
@@ -529,7 +530,7 @@ TEST_F(OutputFileTest, SurvivesKillsAtAnyMoment) {
   }
   EXPECT_GT(kills, 5);
   EXPECT_EQ(run_whole_job(options), 1);
-  EXPECT_EQ(read_text(options.output), expected_);
+  EXPECT_EQ(read_text(options.files.output), expected_);
 }
 
 }  // namespace

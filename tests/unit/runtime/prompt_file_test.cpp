@@ -74,7 +74,7 @@ TEST_F(PromptFileTest, ByteOrderMarks) {
 
 TEST_F(PromptFileTest, LongLinesAreSkippedWithBoundedMemory) {
   RunOptions options = with("");
-  options.max_line_bytes = 1024;
+  options.reading.max_line_bytes = 1024;
   std::string exact = "{\"prompt\":\"";
   exact += std::string(1024 - exact.size() - 2, 'x') + "\"}";
   ASSERT_EQ(exact.size(), 1024U);
@@ -109,7 +109,7 @@ TEST_F(PromptFileTest, DuplicateIdsNameTheFirstLine) {
   EXPECT_NE(std::get<BadLine>(lines[3]).error.message.find("line 1"), std::string::npos);
   EXPECT_EQ(code_of(lines[4]), "E-IN-DUPLICATE");
   EXPECT_EQ(code_of(lines[6]), "");
-  options.allow_duplicate_ids = true;
+  options.reading.allow_duplicate_ids = true;
   for (const PromptLine& line : read_all(options)) EXPECT_EQ(code_of(line), "");
 }
 
@@ -124,7 +124,7 @@ TEST_F(PromptFileTest, ShardsPartitionTheLinesAndSeeEachOthersIds) {
   const auto all = read_all(options);
   std::map<std::uint64_t, std::string> joined;
   for (std::uint64_t shard = 0; shard < 4; ++shard) {
-    options.shard = {shard, 4, "test"};
+    options.files.shard = {shard, 4, "test"};
     for (const PromptLine& line : read_all(options)) {
       EXPECT_EQ(index_of(line) % 4, shard);
       joined[index_of(line)] = code_of(line);
@@ -145,19 +145,19 @@ TEST_F(PromptFileTest, BrokenLinesTakeTheFormOfTheFile) {
 
 TEST_F(PromptFileTest, StrictRefusesBeforeAnythingRuns) {
   RunOptions options = with("{\"prompt\":\"a\"}\n\n{\"prompt\":5}\n");
-  options.strict = true;
+  options.reading.strict = true;
   std::string message;
   EXPECT_EQ(code_thrown([&] { (void)examine_prompt_file(options); }, &message), "E-IN-STRICT");
   EXPECT_NE(message.find("in.jsonl:3: "), std::string::npos) << message;
   options = with("{\"prompt\":\"a\"}\n");
-  options.strict = true;
+  options.reading.strict = true;
   EXPECT_EQ(examine_prompt_file(options).requests, 1U);
 }
 
 TEST_F(PromptFileTest, MissingFilesDirectoriesAndDevicesAreRefused) {
   for (const std::string& path : {folder_ / "missing", folder_.path(), std::string("/dev/null")}) {
     RunOptions options = with("");
-    options.prompts = path;
+    options.files.prompts = path;
     EXPECT_EQ(code_thrown([&] { (void)examine_prompt_file(options); }), "E-IN-OPEN") << path;
   }
 }
@@ -169,7 +169,7 @@ TEST_F(PromptFileTest, AFileThatChangesUnderwayIsNoticed) {
   const PromptFileFacts facts = examine_prompt_file(options);
   PromptReader reader(options, &facts);
   text[text.find("500")] = '9';
-  write_text(options.prompts, text);
+  write_text(options.files.prompts, text);
   // At the line itself, which never becomes a request.
   std::uint64_t lines = 0;
   std::string message;
@@ -193,7 +193,7 @@ TEST_F(PromptFileTest, LinesAreKnownByTheirTextAndTheirPlace) {
   EXPECT_EQ(facts.requests, 3U);
   EXPECT_NE(hashes[0], 0U);
   EXPECT_NE(hashes[0], hashes[2]) << "equal texts on two lines";
-  options.shard = {1, 2, "test"};
+  options.files.shard = {1, 2, "test"};
   const PromptFileFacts shard = examine_prompt_file(options);
   EXPECT_EQ(*shard.line_hashes, (std::vector<std::uint64_t>{hashes[1], hashes[3]}));
 }
@@ -204,7 +204,7 @@ TEST_F(PromptFileTest, AFileThatShrinksUnderwayIsAReadError) {
   const RunOptions options = with(text);
   PromptReader reader(options);
   ASSERT_TRUE(reader.next().has_value());
-  ASSERT_EQ(truncate(options.prompts.c_str(), 1 << 20), 0);
+  ASSERT_EQ(truncate(options.files.prompts.c_str(), 1 << 20), 0);
   EXPECT_EQ(code_thrown([&] {
               while (reader.next()) {
               }
@@ -214,13 +214,13 @@ TEST_F(PromptFileTest, AFileThatShrinksUnderwayIsAReadError) {
 
 TEST_F(PromptFileTest, PipesAreReadOnceAndNeverExamined) {
   RunOptions options = with("");
-  options.prompts = folder_ / "pipe";
-  ASSERT_EQ(mkfifo(options.prompts.c_str(), 0600), 0);
+  options.files.prompts = folder_ / "pipe";
+  ASSERT_EQ(mkfifo(options.files.prompts.c_str(), 0600), 0);
   const PromptFileFacts facts = examine_prompt_file(options);
   EXPECT_FALSE(facts.rereadable);
   EXPECT_TRUE(facts.hash.empty());
   std::thread writer(
-      [&] { write_text(options.prompts, "{\"prompt\":\"a\"}\n\n{\"prompt\":\"b\"}"); });
+      [&] { write_text(options.files.prompts, "{\"prompt\":\"a\"}\n\n{\"prompt\":\"b\"}"); });
   PromptReader reader(options, &facts);
   EXPECT_EQ(index_of(reader.next().value()), 0U);
   EXPECT_EQ(index_of(reader.next().value()), 2U);
@@ -232,7 +232,7 @@ TEST_F(PromptFileTest, WaitingForAPipeEndsWhenAskedToStop) {
   int ends[2];
   ASSERT_EQ(pipe(ends), 0);
   RunOptions options = with("");
-  options.prompts = "/proc/self/fd/" + std::to_string(ends[0]);
+  options.files.prompts = "/proc/self/fd/" + std::to_string(ends[0]);
   ASSERT_EQ(write(ends[1], "{\"prompt\":\"a\"}\n{\"pro", 21), 21);
   PromptReader reader(options);
   EXPECT_TRUE(reader.next().has_value());

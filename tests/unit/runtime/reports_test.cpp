@@ -34,17 +34,17 @@ std::string violation(const std::string& schema_name, const std::string& text) {
 
 RunSummary sample_summary() {
   RunSummary summary;
-  summary.model_path = "m\"odel";
-  summary.device = "cpu";
-  summary.wall_seconds = 12.5;
-  summary.prefill_seconds = 2.0;
-  summary.decode_seconds = 8.0;
-  summary.prompt_tokens = 1000;
-  summary.generated_tokens = 500;
+  summary.model.path = "m\"odel";
+  summary.hardware.device = "cpu";
+  summary.seconds.wall = 12.5;
+  summary.seconds.prefill = 2.0;
+  summary.seconds.decode = 8.0;
+  summary.tokens.prompt = 1000;
+  summary.tokens.generated = 500;
   summary.records.succeeded = 9;
   summary.records.failed_by_code = {{"E-IN-JSON", 2}};
   summary.resumed = 3;
-  summary.prompt_tokens_touched_fraction = 0.25;
+  summary.attention.prompt_attended_fraction = 0.25;
   summary.total_requests = 11;
   summary.memory = {{"device", "weights", 100, 90}, {"device", "kv", std::nullopt, 50}};
   return summary;
@@ -60,9 +60,9 @@ TEST(Summary, FollowsItsSchemaInEveryState) {
   summary.error = "disk full\n";
   summary.exit_code = 6;
   summary.emulated = {"link"};
-  summary.phases = {{{4, 0.5}, {6, 1.5}, {0, 0.0}}};
-  summary.phase_boundaries = {{Phase::kTwo, 3, 4, 9, 20, 60, 0, 7},
-                              {Phase::kThree, 1, 12, 12, 80, 80, 33, 33}};
+  summary.placement.phases = {{{4, 0.5}, {6, 1.5}, {0, 0.0}}};
+  summary.placement.phase_boundaries = {{Phase::kTwo, 3, 4, 9, 20, 60, 0, 7},
+                                        {Phase::kThree, 1, 12, 12, 80, 80, 33, 33}};
   EXPECT_EQ(violation("summary.schema.json", summary_to_json(summary, options)), "");
 }
 
@@ -78,12 +78,12 @@ SparsityChoice sample_choice() {
 
 TEST(Summary, SaysWhatASparsityWasChosenBy) {
   RunSummary summary = sample_summary();
-  summary.sparsity = sample_choice();
+  summary.attention.sparsity = sample_choice();
   const std::string text = summary_to_json(summary, RunOptions{});
   EXPECT_EQ(violation("summary.schema.json", text), "");
   EXPECT_EQ(parsed(text).find("attention")->find("calibration")->find("chosen")->number(), 0.8);
-  summary.sparsity->chosen.reset();
-  summary.sparsity->tried.clear();
+  summary.attention.sparsity->chosen.reset();
+  summary.attention.sparsity->tried.clear();
   EXPECT_EQ(violation("summary.schema.json", summary_to_json(summary, RunOptions{})), "");
 }
 
@@ -149,19 +149,19 @@ TEST(Summary, IsWrittenWhole) {
   const TempFolder folder;
   RunOptions options = testing::job_options(folder);
   write_summary(sample_summary(), options);
-  EXPECT_EQ(read_text(options.output + ".summary.json"),
+  EXPECT_EQ(read_text(options.files.output + ".summary.json"),
             summary_to_json(sample_summary(), options));
-  EXPECT_FALSE(testing::exists(options.output + ".summary.json.tmp"));
+  EXPECT_FALSE(testing::exists(options.files.output + ".summary.json.tmp"));
 }
 
 TEST(ManifestFile, FollowsItsSchemaAndReadsBack) {
   const TempFolder folder;
   write_text(folder / "in.jsonl", testing::sample_prompts(20));
   RunOptions options = testing::job_options(folder);
-  options.seed = UINT64_MAX;
-  options.sampling.stop = {"\n", "\"quoted\"", "ü"};
-  options.sampling.temperature = 0.1;
-  options.weights_dtype = DType::kF16;
+  options.generation.seed = UINT64_MAX;
+  options.generation.sampling.stop = {"\n", "\"quoted\"", "ü"};
+  options.generation.sampling.temperature = 0.1;
+  options.weights.dtype = DType::kF16;
   const Manifest manifest = testing::test_manifest(options);
   const std::string text = manifest_to_json(manifest);
   EXPECT_EQ(violation("manifest.schema.json", text), "");

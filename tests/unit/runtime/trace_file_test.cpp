@@ -58,7 +58,7 @@ struct Told {
 struct Fixture {
   Fixture() {
     options = testing::job_options(folder);
-    options.trace = folder / "trace.json";
+    options.looking.trace = folder / "trace.json";
   }
   TempFolder folder;
   RunOptions options;
@@ -87,7 +87,7 @@ TEST(TraceFile, FollowsItsSchemaWithEventsOfEveryKind) {
     trace.add(event);
     { const TraceSpan empty(&trace, TraceLane::kHost, "sample"); }
   }
-  const Json json = parsed(read_text(f.options.trace));
+  const Json json = parsed(read_text(f.options.looking.trace));
   const Json schema = parsed(read_text(source_path("docs/schemas/trace.schema.json")));
   EXPECT_EQ(testing::schema_violation(schema, json, schema), "");
   EXPECT_EQ(*json.find("otherData")->find("emulated")->string(), "link, device memory");
@@ -112,7 +112,7 @@ TEST(TraceFile, FollowsItsSchemaWithEventsOfEveryKind) {
 
 TEST(TraceFile, ReplacesAnEarlierTraceAndNothingElse) {
   Fixture f;
-  write_text(f.options.prompts, "");
+  write_text(f.options.files.prompts, "");
   const auto refusal = [&] {
     return code_thrown([&] {
       job_files(f.options).check();
@@ -123,24 +123,24 @@ TEST(TraceFile, ReplacesAnEarlierTraceAndNothingElse) {
   Trace trace;
   { const TraceFile file(f.options, {}, trace, f.told.log); }
   EXPECT_EQ(refusal(), "") << "an earlier trace";
-  const std::string first = read_text(f.options.trace);
+  const std::string first = read_text(f.options.looking.trace);
   Trace second;
   { const TraceFile file(f.options, {}, second, f.told.log); }
-  EXPECT_EQ(read_text(f.options.trace), first);
+  EXPECT_EQ(read_text(f.options.looking.trace), first);
 
-  write_text(f.options.trace, "");
+  write_text(f.options.looking.trace, "");
   EXPECT_EQ(refusal(), "") << "an empty file";
-  write_text(f.options.trace, "{\"weight_map\": {}}");
+  write_text(f.options.looking.trace, "{\"weight_map\": {}}");
   EXPECT_EQ(refusal(), "E-CLI-OUTPUT");
-  f.options.trace = f.folder.path();
+  f.options.looking.trace = f.folder.path();
   EXPECT_EQ(refusal(), "E-CLI-OUTPUT");
   for (const char* companion : {"", ".part", ".summary.json", ".manifest.json"}) {
-    f.options.trace = f.options.output + companion;
-    EXPECT_EQ(refusal(), "E-CLI-OUTPUT") << f.options.trace;
+    f.options.looking.trace = f.options.files.output + companion;
+    EXPECT_EQ(refusal(), "E-CLI-OUTPUT") << f.options.looking.trace;
   }
-  f.options.trace = f.options.prompts;
+  f.options.looking.trace = f.options.files.prompts;
   EXPECT_EQ(refusal(), "E-CLI-OUTPUT") << "an input, though an empty one";
-  f.options.trace = f.folder / "missing/trace.json";
+  f.options.looking.trace = f.folder / "missing/trace.json";
   EXPECT_EQ(code_thrown([&] { const TraceFile file(f.options, {}, trace, f.told.log); }),
             "E-IO-OPEN");
 }

@@ -82,7 +82,7 @@ TEST(ModelCosts, CountTheWeightsAndKvOfPublishedShapes) {
   const ModelCosts model = model_costs(builtin_shape("opt-30b").value(), DType::kF16);
   EXPECT_NEAR(static_cast<double>(model.weights()), 60e9, 0.6e9);
   EXPECT_DOUBLE_EQ(kv_layer_bytes(model, DType::kF16, 32) * 48, 1376256.0);
-  EXPECT_DOUBLE_EQ(kv_layer_bytes(model, DType::kInt8, 128), 14336.0 + 448.0);
+  EXPECT_DOUBLE_EQ(kv_layer_bytes(model, DType::kInt8, 128), 14336.0 + 896.0);
   EXPECT_DOUBLE_EQ(input_layer_bytes(model), 7168.0 + 4.0);
   const ModelCosts grouped = model_costs(builtin_shape("llama-3-8b").value(), DType::kF16);
   EXPECT_DOUBLE_EQ(kv_layer_bytes(grouped, DType::kF16, 32), 4096.0);
@@ -111,7 +111,7 @@ TEST(HardwareSpec, DerivedTimesFollowTheRoofline) {
 
 TEST(StepCost, TheSlowestLaneDecidesAndTheFirstLayerWaits) {
   const CostModel model(opt30b_on_h100());
-  StepWork work{.decode_rows = 64, .touched_tokens = 64 * 100};
+  StepWork work{.decode_rows = 64, .attended_tokens = 64 * 100};
   const StepRules rules{.layers = 48};
   const LaneTimes alone = model.step(work, rules);
   EXPECT_DOUBLE_EQ(alone.step, alone.compute);
@@ -137,7 +137,7 @@ TEST(StepCost, TheSlowestLaneDecidesAndTheFirstLayerWaits) {
 
 TEST(StepCost, ACopyOnTheDeviceCostsTwiceWhatReadingItDoes) {
   const CostModel model(opt30b_on_h100());
-  StepWork work{.decode_rows = 64, .touched_tokens = 64 * 400};
+  StepWork work{.decode_rows = 64, .attended_tokens = 64 * 400};
   const StepRules rules{.layers = 48};
   const double read = model.step(work, rules).step - model.decode(false, 64, 0).seconds;
   const double without = model.step(work, rules).step;
@@ -150,7 +150,7 @@ TEST(StepCost, AttentionOnTheHostIsPricedByRowsAndTokensAndWaitedFor) {
   HardwareProfile profile = opt30b_on_h100();
   profile.table(CostTable::kHostAttention) = {.x = {1, 4}, .y = {0, 100}, .seconds = {1, 2, 3, 6}};
   const CostModel model(profile);
-  StepWork work{.decode_rows = 8, .touched_tokens = 600};
+  StepWork work{.decode_rows = 8, .attended_tokens = 600};
   const StepRules rules{.layers = 48};
   const LaneTimes alone = model.step(work, rules);
   work.host_attention_rows = 2;
@@ -177,7 +177,7 @@ TEST(StepCost, AttentionOnTheHostIsPricedByRowsAndTokensAndWaitedFor) {
 // not idle then, as far as staging has room.
 TEST(StepCost, WhatIsFetchedEarlyHidesTheFirstWaitAndTheLastLayer) {
   const CostModel model(opt30b_on_h100());
-  StepWork work{.decode_rows = 64, .touched_tokens = 64 * 100, .h2d_bytes = 2e8, .h2d_copies = 48};
+  StepWork work{.decode_rows = 64, .attended_tokens = 64 * 100, .h2d_bytes = 2e8, .h2d_copies = 48};
   const auto step = [&](double early_bytes, double early_layers) {
     work.early_bytes = early_bytes;
     return model.step(work, {.layers = 48, .early_layers = early_layers});

@@ -6,6 +6,7 @@
 #include "base/error.h"
 #include "models/config/model_config.h"
 #include "runtime/plan/config_costs.h"
+#include "scheduler/memory_plan.h"
 
 namespace triphase {
 namespace {
@@ -37,7 +38,7 @@ class FixedPolicy : public PlacementPolicy {
   [[nodiscard]] std::int64_t input_blocks(std::int64_t /*block_tokens*/) const override {
     return saved_blocks;
   }
-  [[nodiscard]] PlacementActions decide(const StepView& /*view*/) const override { return {}; }
+  void decide(PlacementStep& /*step*/) const override {}
 };
 
 SimulatedJob job() {
@@ -57,7 +58,7 @@ std::uint64_t scratch(const SimulatedJob& job) {
 
 // Bytes that KV takes of either tier.
 double device_kv(const JobMemory& memory) {
-  return static_cast<double>(memory.limits.device_blocks() * memory.limits.block_tokens) *
+  return static_cast<double>(memory.limits.device_blocks * memory.limits.block_tokens) *
          memory.kv_token;
 }
 
@@ -68,10 +69,10 @@ TEST(JobMemory, GivesKvAllThatWeightsAndScratchLeave) {
   ASSERT_EQ(memory.infeasible, "");
   EXPECT_EQ(memory.fixed_device, given.model.weights() + scratch(given));
   EXPECT_EQ(memory.fixed_host, 0u);
-  EXPECT_EQ(memory.limits.host_pages, 0) << "no host tier";
+  EXPECT_EQ(memory.limits.host_blocks, 0) << "no host tier";
   const double room = static_cast<double>(given.device_memory - memory.fixed_device);
   EXPECT_LE(device_kv(memory), room);
-  EXPECT_GT(device_kv(memory) + 32 * memory.kv_token, room) << "not a block less than fits";
+  EXPECT_EQ(memory.limits.device_blocks, 4 * 4) << "four lines of 128 tokens in blocks of 32";
   // K and V of 768 channels, FP16, in 12 layers; a query of as many in as many.
   EXPECT_EQ(memory.kv_token, 2.0 * 768 * 2 * 12);
   EXPECT_EQ(memory.record_token, memory.kv_token);
@@ -87,84 +88,67 @@ TEST(JobMemory, TellsThePolicyTheLongestContext) {
   EXPECT_EQ(policy.asked.kv_bytes_per_token, 2u * 768 * 2 * 12);
 }
 
-TEST(JobMemory, StreamedLayersLeaveTwoSlots) {
-  const SimulatedJob given = job();
-  for (const std::int64_t streamed : {1, 2, 7, 12}) {
-    FixedPolicy policy;
-    policy.placement.streamed_layers = streamed;
-    const JobMemory memory = divide_memory(policy, given);
-    const std::int64_t here = 12 - streamed + std::min<std::int64_t>(streamed, 2);
-    EXPECT_EQ(memory.fixed_device, given.model.other_weights + scratch(given) +
-                                       given.model.layer_weights * static_cast<std::uint64_t>(here))
-        << streamed;
-    EXPECT_EQ(memory.fixed_host, given.model.layer_weights * static_cast<std::uint64_t>(streamed));
-  }
-}
-
-TEST(JobMemory, TheHostGetsAtMostAFullBatchOfLongestLines) {
+// What plan_memory() gives a run with these sizes is what a simulated job has.
+TEST(JobMemory, DividesAsARunDoes) {
   SimulatedJob given = job();
-  FixedPolicy policy;
-  policy.placement.host_tier = true;
-  EXPECT_EQ(divide_memory(policy, given).limits.host_blocks(), 4 * 4)
-      << "four lines of 128 tokens in blocks of 32";
-  given.host_memory = 4 * kMega;  // three blocks of 32 tokens of 36,864 bytes
-  const JobMemory little = divide_memory(policy, given);
-  EXPECT_EQ(little.limits.host_blocks(), 3);
-  EXPECT_EQ(little.infeasible, "");
-}
-
-TEST(JobMemory, StagesTwoLayersOfWhatTheHostIsReadFor) {
-  SimulatedJob given = job();
-  FixedPolicy policy;
-  policy.placement.host_tier = true;
-  const JobMemory whole = divide_memory(policy, given);
-  EXPECT_EQ(whole.limits.staging_tokens, 4 * 128);
-  EXPECT_EQ(whole.fixed_device,
-            given.model.weights() + scratch(given) + 2u * 4 * 128 * 2 * 768 * 2);
-  policy.placement.gpu_batch = 1;
-  EXPECT_EQ(divide_memory(policy, given).limits.staging_tokens, 128) << "one line at a time";
-  given.caching_ratio = 0.25;
-  EXPECT_EQ(divide_memory(policy, given).limits.staging_tokens, 100 + 100)
-      << "the chosen 32 tokens are fewer than the dense prompt, whose own places are extra";
-  policy.placement.host_kv = HostKvUse::kCpuAttention;
-  const JobMemory attended = divide_memory(policy, given);
-  EXPECT_EQ(attended.limits.staging_tokens, 0) << "attended where it lies";
-  EXPECT_EQ(attended.fixed_device, given.model.weights() + scratch(given));
-}
-
-TEST(JobMemory, SavedInputsTakeAtMostHalfOfTheHost) {
-  SimulatedJob given = job();
-  FixedPolicy policy;
-  policy.placement.host_tier = true;
-  policy.saved_blocks = 3;
-  EXPECT_EQ(divide_memory(policy, given).limits.input_blocks(), 3 * 4);
-  given.host_memory = 3 * kMega;
-  const JobMemory little = divide_memory(policy, given);
-  const double inputs = static_cast<double>(little.limits.input_blocks() * 32) * little.input_token;
-  EXPECT_LT(little.limits.input_blocks(), 3 * 4);
-  EXPECT_LE(inputs, 1.5e6);
-  EXPECT_GT(inputs + 32 * little.input_token, 1.5e6);
-  EXPECT_LE(inputs + static_cast<double>(little.limits.host_blocks() * 32) * little.record_token,
-            3e6);
-}
-
-TEST(JobMemory, ScalesOfInt8StayOnTheDevice) {
-  SimulatedJob given = job();
+  given.device_memory = given.model.weights() + 20 * kMega;
   FixedPolicy policy;
   policy.placement.host_tier = true;
   policy.placement.kv_dtype = DType::kInt8;
   policy.placement.block_tokens = 64;
+  policy.saved_blocks = 1;
   const JobMemory memory = divide_memory(policy, given);
+  ASSERT_EQ(memory.infeasible, "");
   EXPECT_EQ(memory.kv_dtype, DType::kInt8);
-  EXPECT_EQ(memory.limits.block_tokens, 64);
   EXPECT_EQ(memory.record_token, 2.0 * 768 * 12) << "a byte of each channel crosses the link";
-  const double scales = (memory.kv_token - memory.record_token) * 64;
-  EXPECT_EQ(scales, 2.0 * 768 * 12 * 4) << "scale and zero point of each channel";
-  const double room = static_cast<double>(given.device_memory - memory.fixed_device);
-  EXPECT_LE(device_kv(memory) + static_cast<double>(memory.limits.host_blocks()) * scales, room);
-  // With room for few scales the host holds few blocks, whatever it could.
-  given.device_memory = memory.fixed_device + static_cast<std::uint64_t>(scales) * 6;
-  EXPECT_EQ(divide_memory(policy, given).limits.host_blocks(), 3) << "half of the room";
+  MemoryRequest request{.budget = given.device_memory,
+                        .kv_budget = {},
+                        .weights = given.model.weights(),
+                        .layer_weights = given.model.layer_weights,
+                        .scratch = [&](std::int64_t) { return scratch(given); },
+                        .page_bytes = 2 * 768 * 64,
+                        .layers = 12,
+                        .block_tokens = 64,
+                        .context = 128,
+                        .batch_size = 4,
+                        .scale_bytes = 4 * 768 * 4,
+                        .partial_page_bytes = 2 * 768 * 64 * 2,
+                        .partial_pages =
+                            [](std::int64_t batch) {
+                              return partial_pages_needed(DType::kInt8, 12, 64, batch, batch + 64);
+                            },
+                        .host = host_tier(policy, policy.placement, 64, 64)};
+  request.host->budget = given.host_memory;
+  request.host->input_block_bytes = 12 * 64 * (768 + 4);
+  const MemoryPlan plan = plan_memory(request);
+  EXPECT_GT(plan.host_blocks, 0);
+  EXPECT_GT(plan.input_blocks, 0);
+  EXPECT_EQ(memory.limits, placement_limits(request, plan, 64));
+  EXPECT_EQ(memory.staging_pages, plan.staging_pages);
+  EXPECT_EQ(memory.fixed_host, plan.host_weights);
+  const std::uint64_t scales = 12u * (4 * 768 * 4);
+  const std::uint64_t kv =
+      static_cast<std::uint64_t>(memory.limits.device_blocks) * (12u * 2 * 768 * 64 + scales) +
+      static_cast<std::uint64_t>(plan.host_blocks + plan.input_blocks) * scales;
+  EXPECT_EQ(memory.fixed_device + kv, plan.total());
+}
+
+TEST(JobMemory, WeightsThatDoNotFitAreStreamed) {
+  SimulatedJob given = job();
+  FixedPolicy policy;
+  policy.placement.streamed_layers = 7;
+  const JobMemory chosen = divide_memory(policy, given);
+  EXPECT_EQ(chosen.streamed_layers, 7);
+  EXPECT_EQ(chosen.fixed_device, given.model.other_weights + scratch(given) +
+                                     given.model.layer_weights * (12 - 7 + kWeightSlots));
+  EXPECT_EQ(chosen.fixed_host, given.model.layer_weights * 7);
+  policy.placement.streamed_layers = 0;
+  given.device_memory = given.model.weights();
+  const JobMemory needed = divide_memory(policy, given);
+  EXPECT_EQ(needed.infeasible, "");
+  EXPECT_GT(needed.streamed_layers, 2);
+  EXPECT_LE(device_kv(needed) + static_cast<double>(needed.fixed_device),
+            static_cast<double>(given.device_memory));
 }
 
 TEST(JobMemory, SaysWhyItDoesNotFit) {
@@ -173,9 +157,10 @@ TEST(JobMemory, SaysWhyItDoesNotFit) {
   policy.longest = 127;
   EXPECT_EQ(divide_memory(policy, given).infeasible,
             "a line of 128 tokens; --policy fixed can hold 127");
-  given.device_memory = given.model.weights();
+  given.device_memory = given.model.other_weights;
   EXPECT_THAT(divide_memory(policy, given).infeasible,
-              ::testing::StartsWith("weights, scratch and staging take "));
+              ::testing::AllOf(::testing::StartsWith("weights "),
+                               ::testing::HasSubstr(", and the budget is ")));
   policy.refuses = true;
   EXPECT_EQ(divide_memory(policy, given).infeasible, "too little for it");
 }
@@ -184,7 +169,7 @@ TEST(JobMemory, TakesAGivenDivisionAtItsWord) {
   SimulatedJob given = job();
   given.device_memory = given.host_memory = 0;  // not looked at
   given.kv_dtype = DType::kInt8;
-  const PlacementLimits limits{.layers = 12, .block_tokens = 16, .device_pages = 240};
+  const PlacementLimits limits{.layers = 12, .block_tokens = 16, .device_blocks = 20};
   StaticPlacement chosen;
   chosen.kv_dtype = DType::kF16;  // what the job says counts: the division was made for it
   given.division = MemoryDivision{limits, 5, chosen};

@@ -132,14 +132,14 @@ TEST(PlanMemory, ChosenTokensGetACache) {
   EXPECT_LE(plan.total(), wanted.budget);
 }
 
-TEST(PlanMemory, KeyColumnsArePaidForBlocksAtHomeAndOnTheHost) {
+TEST(PlanMemory, TransposedKArePaidForBlocksAtHomeAndOnTheHost) {
   MemoryRequest wanted = request();
   wanted.batch_size = 10;
-  wanted.key_column_bytes = 25;
+  wanted.transposed_k_bytes = 25;
   MemoryPlan plan = plan_memory(wanted);
   EXPECT_EQ(plan.kv_pages, 30 * 2);
   EXPECT_EQ(plan.kv, 3'000u);
-  EXPECT_EQ(plan.key_columns, 1'500u);
+  EXPECT_EQ(plan.transposed_k, 1'500u);
   EXPECT_EQ(plan.total(), 4'000u + 1'000 + 4'500);
   wanted.budget = 5'740;
   plan = plan_memory(wanted);
@@ -152,18 +152,18 @@ TEST(PlanMemory, KeyColumnsArePaidForBlocksAtHomeAndOnTheHost) {
   // Half of the room for K^T of 15 of the 30 blocks on the host, then staging without it.
   EXPECT_EQ(plan.staging, 750u / 3 / 50 * 50);
   EXPECT_EQ(plan.kv_pages, (750 - 250) / 150 * 2);
-  EXPECT_EQ(plan.key_column_blocks, 15 + 3);
-  EXPECT_EQ(plan.key_columns, 18u * 50);
+  EXPECT_EQ(plan.transposed_k_blocks, 15 + 3);
+  EXPECT_EQ(plan.transposed_k, 18u * 50);
   EXPECT_LE(plan.total(), wanted.budget);
   // Where every line lies on the host, K^T leaves the homes that a step cannot do without.
   wanted.host->holds_everything = true;
   wanted.host->step_homes = 2;
   plan = plan_memory(wanted);
-  EXPECT_EQ(plan.key_column_blocks, 6 + 2);
+  EXPECT_EQ(plan.transposed_k_blocks, 6 + 2);
   EXPECT_EQ(plan.kv_pages, 2 * 2);
   EXPECT_LE(plan.total(), wanted.budget);
   wanted.host->line_homes = 1;
-  EXPECT_EQ(plan_memory(wanted).key_columns, plan_memory(wanted).kv_pages / 2 * 50U)
+  EXPECT_EQ(plan_memory(wanted).transposed_k, plan_memory(wanted).kv_pages / 2 * 50U)
       << "none for blocks on the host";
   wanted.host.reset();
   wanted.kv_budget = 149;
@@ -174,10 +174,10 @@ TEST(PlanMemory, Int8PaysForScalesAndOpenPages) {
   MemoryRequest wanted = request();
   wanted.batch_size = 10;
   wanted.scale_bytes = 10;
-  wanted.open_page_bytes = 7;
-  wanted.open_pages = [](std::int64_t batch) { return 3 * batch; };
+  wanted.partial_page_bytes = 7;
+  wanted.partial_pages = [](std::int64_t batch) { return 3 * batch; };
   MemoryPlan plan = plan_memory(wanted);
-  EXPECT_EQ(plan.open_pages, 30);
+  EXPECT_EQ(plan.partial_pages, 30);
   EXPECT_EQ(plan.kv, 30u * 2 * 60 + 30 * 7);
   wanted.host = MemoryRequest::Host{.budget = 100'000};
   wanted.budget = 6'500;

@@ -2,12 +2,13 @@
 #include <gtest/gtest.h>
 
 #include <functional>
+#include <random>
+#include <stdexcept>
 
 #include "base/error.h"
 #include "scheduler/placement/accelerate_policy.h"
 #include "scheduler/placement/device_only_policy.h"
 #include "scheduler/placement/flexgen_policy.h"
-#include "scheduler/placement/placement_ledger.h"
 #include "scheduler/placement/triphase_policy.h"
 #include "scheduler/placement/vllm_policy.h"
 #include "scheduler/placement/zero_policy.h"
@@ -19,19 +20,19 @@ namespace {
 PlacementLimits small_limits() {
   return {.layers = 2,
           .block_tokens = 4,
-          .device_pages = 20,
-          .host_pages = 40,
-          .input_pages = 0,
+          .device_blocks = 10,
+          .host_blocks = 20,
+          .input_blocks = 0,
           .batch_size = 8,
           .prefill_chunk = 8};
 }
 
 struct Outcome {
   std::int64_t steps = 0;
-  std::int64_t suspensions = 0, offloaded = 0, discarded = 0, max_running = 0;
+  std::int64_t preemptions = 0, offloaded = 0, discarded = 0, max_running = 0;
 };
 
-// Runs a job to its end, every action list checked by the checker and by the world.
+// Runs a job to its end, every decision and every book checked.
 Outcome run(const PlacementPolicy& policy, const PlacementLimits& limits,
             std::vector<WorldLine> lines) {
   const auto count = static_cast<std::int64_t>(lines.size());
@@ -40,15 +41,14 @@ Outcome run(const PlacementPolicy& policy, const PlacementLimits& limits,
   PlacementWorld world(limits, std::move(lines));
   Outcome outcome;
   while (!world.finished()) {
-    const StepView view = world.view();
-    const PlacementActions actions = policy.decide(view);
-    validate_actions(view, actions);
-    EXPECT_EQ(policy.decide(view), actions) << "a pure function";
-    world.step(view, actions);
+    KvBook copy = world.book();
+    PlacementStep again = world.view(copy);
+    policy.decide(again);
+    EXPECT_EQ(world.step(policy), again.actions()) << "a pure function";
     if (++outcome.steps > 30 * tokens + 100) throw std::runtime_error("the job does not end");
   }
   EXPECT_EQ(world.finished_lines(), count);
-  outcome.suspensions = world.suspensions();
+  outcome.preemptions = world.preemptions();
   outcome.offloaded = world.offloaded();
   outcome.discarded = world.discarded();
   outcome.max_running = world.max_running();
@@ -63,101 +63,187 @@ std::vector<WorldLine> equal_lines(int count, std::int64_t prompt, std::int64_t 
 TEST(DeviceOnly, RunsAsManyAsTheirLongestLengthsAllow) {
   const Outcome outcome = run(DeviceOnlyPolicy(), small_limits(), equal_lines(6, 4, 16));
   EXPECT_EQ(outcome.max_running, 2) << "10 blocks hold two lines of 4 blocks";
-  EXPECT_EQ(outcome.suspensions + outcome.offloaded, 0);
+  EXPECT_EQ(outcome.preemptions + outcome.offloaded, 0);
 }
 
 TEST(Vllm, AdmitsMoreThanFitAtTheEndAndPreempts) {
-  for (const SuspendMode mode : {SuspendMode::kDrop, SuspendMode::kSwap}) {
+  for (const PreemptMode mode : {PreemptMode::kDrop, PreemptMode::kSwap}) {
     const Outcome outcome =
         run(VllmPolicy({.preemption = mode}), small_limits(), equal_lines(6, 4, 16));
     EXPECT_GT(outcome.max_running, 2);
-    EXPECT_GT(outcome.suspensions, 0);
+    EXPECT_GT(outcome.preemptions, 0);
   }
 }
 
-// Five blocks of four tokens, the last one open, in two layers.
-TEST(PlacementLedger, SwapsALineWhereTheHostHasRoomForAllOfIt) {
-  StepView view{.limits = small_limits(),
-                .free_host_pages = 10,
-                .running = {{.id = SequenceId(3),
-                             .prompt_tokens = 12,
-                             .prefill_tokens = 12,
-                             .context = 17,
-                             .step_tokens = 1,
-                             .max_tokens = 24,
-                             .device_blocks = 5}}};
-  const auto suspended = [&] {
-    PlacementLedger ledger(view);
-    const Suspend suspend = ledger.swap_if_it_fits(0);
-    ledger.apply(suspend);
-    EXPECT_EQ(ledger.free_device_pages(), view.running[0].device_blocks * view.limits.layers);
-    return suspend.mode;
+// Two requests that run: the first with room to spare, the second with so many tokens.
+class TwoRequests : public testing::Test {
+ protected:
+  void start(const PlacementLimits& limits, std::int64_t first, std::int64_t second,
+             const KvBook::Reservation& reservation = {.device_blocks = 0}) {
+    limits_ = limits;
+    book_ = KvBook({.block_tokens = limits.block_tokens,
+                    .device_blocks = limits.device_blocks,
+                    .host_blocks = limits.host_blocks});
+    running_.clear();
+    for (const std::int64_t tokens : {first, second}) {
+      const SequenceId id = book_.admit({}, 24, 0, reservation).sequence;
+      book_.append(id, tokens);
+      running_.push_back({.id = id,
+                          .prompt_tokens = tokens,
+                          .prefill_tokens = tokens,
+                          .context = tokens,
+                          .max_tokens = 24});
+    }
+  }
+  [[nodiscard]] PlacementStep step(std::vector<WaitingRequest> waiting = {}) {
+    return {limits_, 0, book_, running_, {}, std::move(waiting)};
+  }
+  // What becomes of the second one if it has to make room.
+  [[nodiscard]] PreemptMode preempted() {
+    PlacementStep now = step();
+    const std::int64_t free = book_.device().free();
+    const std::int64_t held =
+        book_.device_blocks(running_[1].id) + book_.sequence(running_[1].id).reserved_device;
+    now.preempt(running_[1].id);
+    EXPECT_EQ(book_.device().free(), free + held);
+    EXPECT_EQ(now.running().size(), 1U);
+    return std::get<Preempt>(now.actions().at(0)).mode;
+  }
+
+  PlacementLimits limits_;
+  KvBook book_{KvBook::Shape{}};
+  std::vector<PlacedRequest> running_;
+};
+
+// Five blocks of four tokens, the last one partial.
+TEST_F(TwoRequests, ARequestWaitsOnTheHostWhereThatHasRoomForAllOfIt) {
+  PlacementLimits limits = small_limits();
+  limits.host_blocks = 5;
+  start(limits, 4, 17);
+  EXPECT_EQ(preempted(), PreemptMode::kSwap);
+  limits.host_blocks = 4;
+  start(limits, 4, 17);
+  EXPECT_EQ(preempted(), PreemptMode::kDrop);
+  start(limits, 4, 16, {.device_blocks = 0, .host_blocks = 2});
+  EXPECT_EQ(preempted(), PreemptMode::kDrop) << "the other one's reservation is not its";
+  limits.host_blocks = 5;
+  start(limits, 4, 17);
+  KvMoves moves;
+  book_.offload(running_[1].id, 1, moves);
+  book_.finish_moves();
+  EXPECT_EQ(preempted(), PreemptMode::kSwap) << "what is there needs no room";
+}
+
+TEST_F(TwoRequests, OneWithoutAPlaceForItsPartialBlockIsDropped) {
+  PlacementLimits limits = small_limits();
+  limits.partial_blocks = 1;
+  start(limits, 4, 17);
+  EXPECT_EQ(preempted(), PreemptMode::kDrop);
+  limits.partial_blocks = 2;
+  start(limits, 4, 17);
+  EXPECT_EQ(preempted(), PreemptMode::kSwap);
+}
+
+// Requests under `triphase` seldom have to: here both tiers are full.
+TEST_F(TwoRequests, ARequestIsComputedAgainWhereTheHostIsFull) {
+  PlacementLimits limits = small_limits();
+  limits.host_blocks = 0;
+  start(limits, 20, 20);
+  PlacementStep now = step();
+  TriphasePolicy({.p1 = 1000, .p2 = 1000}).decide(now);
+  EXPECT_THAT(now.actions(), testing::ElementsAre(Preempt{running_[1].id, PreemptMode::kDrop}));
+}
+
+// Each in a step of its own, over a copy of the book.
+TEST_F(TwoRequests, TheStepRefusesWhatOverCommits) {
+  PlacementLimits limits = small_limits();
+  limits.device_blocks = 5;
+  limits.host_blocks = 1;
+  start(limits, 4, 9);  // one block and three: one is free
+  const SequenceId second = running_[1].id;
+  const auto attempt = [&](const std::function<void(PlacementStep&)>& actions) {
+    KvBook book = book_;
+    PlacementStep now(limits, 0, book, running_, {}, {{.prompt_tokens = 4, .max_tokens = 8}});
+    actions(now);
+    static_cast<void>(now.finish());
   };
-  EXPECT_EQ(suspended(), SuspendMode::kSwap);
-  view.free_host_pages = 9;
-  EXPECT_EQ(suspended(), SuspendMode::kDrop);
-  view.running[0].host_reserved = 1;
-  EXPECT_EQ(suspended(), SuspendMode::kSwap);
-  view.running[0].host_reserved = 0;
-  view.running[0].host_blocks = 1;
-  view.running[0].device_blocks = 4;
-  EXPECT_EQ(suspended(), SuspendMode::kSwap) << "what is there needs no room";
+  EXPECT_NO_THROW(attempt([](PlacementStep&) {}));
+  EXPECT_NO_THROW(attempt([&](PlacementStep& now) {
+    now.offload(second, 1);
+    now.admit({0, 1});
+  }));
+  EXPECT_THROW(attempt([](PlacementStep& now) {
+                 now.admit({0, 1});
+               }),
+               Error)
+      << "the first one begins a block";
+  EXPECT_THROW(attempt([](PlacementStep& now) {
+                 now.admit({0, 2});
+               }),
+               Error)
+      << "two blocks, one is free";
+  EXPECT_THROW(attempt([](PlacementStep& now) { now.admit({1, 0}); }), Error) << "unknown";
+  EXPECT_THROW(attempt([&](PlacementStep& now) {
+                 now.admit({0, 0});
+                 now.offload(second, 1);
+               }),
+               Error);
+  EXPECT_THROW(attempt([&](PlacementStep& now) { now.offload(second, 2); }), Error)
+      << "the host is full";
+  EXPECT_THROW(attempt([](PlacementStep& now) { now.offload(SequenceId(8), 1); }), Error)
+      << "unknown";
+  EXPECT_THROW(attempt([&](PlacementStep& now) { now.discard(second, 1); }), Error)
+      << "not on the host";
+  EXPECT_THROW(attempt([&](PlacementStep& now) { now.load(second, 1); }), Error)
+      << "not on the host";
+  EXPECT_THROW(attempt([&](PlacementStep& now) {
+                 now.preempt(running_[0].id, PreemptMode::kDrop);
+                 now.preempt(second, PreemptMode::kDrop);
+               }),
+               Error)
+      << "nothing would run";
+  limits.host_blocks = 20;
+  start(limits, 4, 9);
+  EXPECT_THROW(attempt([&](PlacementStep& now) { now.offload(running_[1].id, 3); }), Error)
+      << "partial block";
 }
 
-// Its lines seldom have to: here both tiers are full.
-TEST(Triphase, ComputesALineAgainWhereTheHostIsFull) {
-  const RunningSequence line{.id = SequenceId(0),
-                             .prompt_tokens = 20,
-                             .prefill_tokens = 20,
-                             .context = 20,
-                             .step_tokens = 1,
-                             .max_tokens = 24,
-                             .device_blocks = 5};
-  StepView view{.limits = small_limits(), .running = {line, line}};
-  view.running[1].id = SequenceId(1);
-  const PhaseSchedule schedule{.p1 = 1000, .p2 = 1000};
-  EXPECT_THAT(TriphasePolicy(schedule).decide(view),
-              testing::ElementsAre(Suspend{SequenceId(1), SuspendMode::kDrop}));
-}
-
-TEST(Accelerate, KeepsOnlyOpenBlocksOnTheDevice) {
+TEST(Accelerate, KeepsOnlyPartialBlocksOnTheDevice) {
   const Outcome outcome = run(AcceleratePolicy(), small_limits(), equal_lines(6, 4, 16));
   EXPECT_EQ(outcome.max_running, 4) << "two passing blocks each beside two of a prefill chunk";
-  EXPECT_EQ(outcome.suspensions, 0);
+  EXPECT_EQ(outcome.preemptions, 0);
   EXPECT_GE(outcome.offloaded, 6 * 3);
   PlacementLimits device = small_limits();
-  device.host_pages = 0;
+  device.host_blocks = 0;
   EXPECT_EQ(run(AcceleratePolicy(), device, equal_lines(6, 4, 16)).offloaded, 0);
 }
 
 TEST(FlexGen, RoundsTheDeviceShareDownToWholeSequences) {
   PlacementLimits limits = small_limits();
-  limits.device_pages = 60;
-  limits.host_pages = 100;
+  limits.device_blocks = 30;
+  limits.host_blocks = 50;
   const FlexGenPolicy policy({.device_kv_share = 0.5, .gpu_batch = 5, .num_batches = 1});
   PlacementWorld world(limits, equal_lines(5, 4, 16));
-  const PlacementActions actions = policy.decide(world.view());
+  const PlacementActions actions = world.step(policy);
   ASSERT_EQ(actions.size(), 5u);
   int on_device = 0;
   for (const PlacementAction& action : actions) {
     on_device += std::get<Admit>(action).device_blocks > 0 ? 1 : 0;
   }
   EXPECT_EQ(on_device, 2);
-  EXPECT_EQ(run(policy, limits, equal_lines(12, 4, 16)).suspensions, 0);
+  EXPECT_EQ(run(policy, limits, equal_lines(12, 4, 16)).preemptions, 0);
 }
 
 TEST(FlexGen, StartsABlockOnlyWhenTheLastHasEnded) {
   PlacementLimits limits = small_limits();
-  limits.device_pages = 200;
+  limits.device_blocks = 100;
   std::vector<WorldLine> lines = equal_lines(4, 4, 16);
   lines[0].ends_at = 5;
   const FlexGenPolicy policy({.device_kv_share = 1.0, .gpu_batch = 2, .num_batches = 1});
   PlacementWorld world(limits, lines);
   while (!world.finished()) {
-    const StepView view = world.view();
-    const PlacementActions actions = policy.decide(view);
-    EXPECT_TRUE(actions.empty() || view.running.empty());
-    world.step(view, actions);
+    const bool idle = world.running().empty();
+    EXPECT_TRUE(world.step(policy).empty() || idle);
   }
 }
 
@@ -166,35 +252,29 @@ TEST(Triphase, KeepsEverythingOnTheDeviceWhileItFits) {
   EXPECT_EQ(run(TriphasePolicy(schedule), small_limits(), equal_lines(2, 4, 16)).offloaded, 0);
   const Outcome more = run(TriphasePolicy(schedule), small_limits(), equal_lines(4, 4, 24));
   EXPECT_GT(more.offloaded, 0) << "pressure brings Phase II forward";
-  EXPECT_EQ(more.suspensions, 0);
+  EXPECT_EQ(more.preemptions, 0);
   EXPECT_EQ(more.max_running, 3) << "device-only would run one";
 }
 
 TEST(Triphase, FollowsItsSchedule) {
   PlacementLimits limits = small_limits();
-  limits.device_pages = 200;
-  limits.host_pages = 200;
-  limits.input_pages = 200;
+  limits.device_blocks = 100;
+  limits.host_blocks = 100;
+  limits.input_blocks = 100;
   const TriphasePolicy policy(
       {.p1 = 8, .p2 = 24, .alpha = 0.5, .beta = 0.5, .window_tokens = 4, .input_tokens = 40});
   PlacementWorld world(limits, equal_lines(1, 8, 48));
   std::int64_t first_host = -1;
   std::int64_t first_recompute = -1;
   while (!world.finished()) {
-    const StepView view = world.view();
-    const PlacementActions actions = policy.decide(view);
-    validate_actions(view, actions);
-    world.step(view, actions);
-    const StepView after = world.view();
-    if (after.running.empty()) break;
-    const RunningSequence& line = after.running[0];
-    if (line.host_blocks > 0 && first_host < 0) first_host = view.running[0].decode_step();
-    if (line.recompute_blocks > 0 && first_recompute < 0) {
-      first_recompute = view.running[0].decode_step();
-    }
-    if (view.running.empty()) continue;
-    const std::int64_t away = line.away_blocks() * 4;
-    EXPECT_LE(away, view.running[0].context / 2);
+    const std::vector<PlacedRequest> before = world.running();
+    world.step(policy);
+    if (world.running().empty() || before.empty()) continue;
+    const SequenceId id = before[0].id;
+    const std::int64_t decoded = before[0].decode_step();
+    if (world.book().host_blocks(id) > 0 && first_host < 0) first_host = decoded;
+    if (world.book().recomputable_blocks(id) > 0 && first_recompute < 0) first_recompute = decoded;
+    EXPECT_LE(world.book().away_blocks(id) * 4, before[0].context / 2);
   }
   EXPECT_EQ(first_host, 8);
   EXPECT_EQ(first_recompute, 24);
@@ -229,7 +309,7 @@ TEST(Zero, RefusesABatchWhoseKvDoesNotFitAndSaysWhatWould) {
 TEST(Zero, OfTheYear2023KeepsItsKvOnTheHost) {
   const ZeroPolicy policy({.mode = ZeroMode::k2023});
   const Outcome outcome = run(policy, small_limits(), equal_lines(6, 4, 16));
-  EXPECT_EQ(outcome.suspensions, 0);
+  EXPECT_EQ(outcome.preemptions, 0);
   EXPECT_GE(outcome.offloaded, 6 * 3);
   // Where the other mode refuses.
   const JobView job{.layers = 10, .block_tokens = 4, .batch_size = 8, .longest_tokens = 10000};
@@ -237,34 +317,6 @@ TEST(Zero, OfTheYear2023KeepsItsKvOnTheHost) {
   EXPECT_EQ(placement.streamed_layers, 10);
   EXPECT_TRUE(placement.host_tier && placement.host_always);
   EXPECT_EQ(placement.host_kv, HostKvUse::kCpuAttention);
-}
-
-TEST(Checker, RefusesWhatOverCommits) {
-  StepView view{.limits = small_limits(),
-                .free_device_pages = 2,
-                .free_host_pages = 2,
-                .running = {{.id = SequenceId(7),
-                             .prompt_tokens = 8,
-                             .context = 9,
-                             .step_tokens = 1,
-                             .max_tokens = 20,
-                             .device_blocks = 3}},
-                .waiting = {{.prompt_tokens = 4, .max_tokens = 8}}};
-  EXPECT_NO_THROW(validate_actions(view, {}));
-  EXPECT_NO_THROW(validate_actions(view, {Offload{SequenceId(7), 0, 1}, Admit{0, 1}}));
-  EXPECT_THROW(validate_actions(view, {Admit{0, 2}}), Error) << "two blocks, one is free";
-  EXPECT_THROW(validate_actions(view, {Admit{0, 1}, Offload{SequenceId(7), 0, 1}}), Error);
-  EXPECT_THROW(validate_actions(view, {Offload{SequenceId(7), 0, 2}}), Error) << "host is full";
-  EXPECT_THROW(validate_actions(view, {Offload{SequenceId(7), 1, 2}}), Error) << "not the oldest";
-  EXPECT_THROW(validate_actions(view, {Offload{SequenceId(8), 0, 1}}), Error) << "unknown";
-  EXPECT_THROW(validate_actions(view, {Discard{SequenceId(7), 0, 1}}), Error) << "not on the host";
-  EXPECT_THROW(validate_actions(view, {Suspend{SequenceId(7), SuspendMode::kDrop}}), Error)
-      << "nothing would run";
-  view.free_host_pages = 40;
-  EXPECT_THROW(validate_actions(view, {Offload{SequenceId(7), 0, 3}}), Error) << "open block";
-  view.limits.staging_tokens = 7;
-  EXPECT_NO_THROW(validate_actions(view, {Offload{SequenceId(7), 0, 1}}));
-  EXPECT_THROW(validate_actions(view, {Offload{SequenceId(7), 0, 2}}), Error) << "staging";
 }
 
 struct Case {
@@ -281,13 +333,11 @@ Case random_case(std::mt19937& random) {
   PlacementLimits& limits = result.limits;
   limits.layers = pick(1, 3);
   limits.block_tokens = std::int64_t{1} << pick(0, 4);
-  limits.device_pages = pick(4, 60) * limits.layers + pick(0, limits.layers - 1);
-  limits.host_pages = pick(0, 3) == 0 ? 0 : pick(1, 120) * limits.layers;
-  limits.input_pages = pick(0, 1) * pick(1, 60) * limits.layers;
+  limits.device_blocks = pick(4, 60);
+  limits.host_blocks = pick(0, 3) == 0 ? 0 : pick(1, 120);
+  limits.input_blocks = pick(0, 1) * pick(1, 60);
   limits.batch_size = pick(1, 12);
   limits.prefill_chunk = pick(1, 3) * limits.block_tokens + pick(0, 3);
-  limits.touched_share = pick(0, 2) == 0 ? 0.2 : 1.0;
-  limits.staging_tokens = pick(0, 1) * pick(2, 200) * limits.block_tokens;
   const auto real = [&] { return std::uniform_real_distribution<double>(0.0, 1.0)(random); };
   switch (pick(0, 6)) {
     case 0:
@@ -299,7 +349,7 @@ Case random_case(std::mt19937& random) {
       break;
     case 2:
       result.policy = std::make_unique<VllmPolicy>(
-          VllmOptions{.preemption = pick(0, 2) == 0 ? SuspendMode::kDrop : SuspendMode::kSwap});
+          VllmOptions{.preemption = pick(0, 2) == 0 ? PreemptMode::kDrop : PreemptMode::kSwap});
       break;
     case 3:
       result.policy = std::make_unique<AcceleratePolicy>();
@@ -307,7 +357,6 @@ Case random_case(std::mt19937& random) {
     case 4: {
       FlexGenOptions options{
           .device_kv_share = real(), .gpu_batch = pick(0, 4), .num_batches = pick(1, 3)};
-      limits.staging_group = options.gpu_batch;
       result.policy = std::make_unique<FlexGenPolicy>(options);
       break;
     }
@@ -339,7 +388,7 @@ Case random_case(std::mt19937& random) {
 TEST(PlacementProperty, NoPolicyOverCommitsAndEveryLineEnds) {
   std::int64_t offloaded = 0;
   std::int64_t discarded = 0;
-  std::int64_t suspensions = 0;
+  std::int64_t preemptions = 0;
   for (unsigned seed = 0; seed < 4000; ++seed) {
     std::mt19937 random(seed);
     const Case job = random_case(random);
@@ -348,14 +397,14 @@ TEST(PlacementProperty, NoPolicyOverCommitsAndEveryLineEnds) {
       const Outcome outcome = run(*job.policy, job.limits, job.lines);
       offloaded += outcome.offloaded;
       discarded += outcome.discarded;
-      suspensions += outcome.suspensions;
+      preemptions += outcome.preemptions;
     } catch (const std::exception& error) {
       FAIL() << "seed " << seed << ", " << job.policy->name() << ": " << error.what();
     }
   }
   EXPECT_GT(offloaded, 10'000);
   EXPECT_GT(discarded, 100);
-  EXPECT_GT(suspensions, 100);
+  EXPECT_GT(preemptions, 100);
 }
 
 }  // namespace

@@ -119,7 +119,7 @@ Setting random_setting(std::mt19937& random) {
   PlanRequest& request = result.request;
   request.workload = {.batch = pick(2, 12),
                       .input_len = pick(4, 24),
-                      .output_len = pick(12, 48),
+                      .output_len = pick(32, 64),
                       .caching_ratio = pick(0, 3) != 0 ? 1.0 : real(0.2, 0.6),
                       .miss_rate = real(0.3, 1.0)};
   request.model = {
@@ -128,12 +128,13 @@ Setting random_setting(std::mt19937& random) {
   request.options.share_levels = 16;
   // The device holds a part of the KV at the end, the host the rest or nearly so.
   const CostModel cost(result.profile);
-  const StepModel roomy(cost, request.model, request.workload, {});
+  const StepModel roomy(cost, request.model, request.workload,
+                        {.device_memory = std::uint64_t{1} << 40});
   const StepTokens none{.context = 0};
   const StepTokens all{.context = request.workload.input_len + request.workload.output_len};
-  const double fixed = static_cast<double>(roomy.device_bytes(none));
-  const double kv = static_cast<double>(roomy.device_bytes(all)) - fixed;
-  request.budget.device_memory = static_cast<std::uint64_t>(fixed + kv * real(0.3, 1.02));
+  const double fixed = static_cast<double>(roomy.device_bytes(none, 0));
+  const double kv = static_cast<double>(roomy.device_bytes(all, 0)) - fixed;
+  request.budget.device_memory = static_cast<std::uint64_t>(fixed + kv * real(0.3, 1.0));
   request.budget.host_memory = static_cast<std::uint64_t>(kv * real(0.5, 3.0));
   return result;
 }

@@ -26,7 +26,7 @@ const HardwareProfile& profile() {
 
 PlanRequest request(ScheduleKind kind, std::int64_t output_len) {
   PlanRequest result{
-      .workload = {.batch = 32, .input_len = 512, .output_len = output_len, .caching_ratio = 0.2},
+      .workload = {.batch = 16, .input_len = 512, .output_len = output_len, .caching_ratio = 0.2},
       .budget = {profile().device_memory, profile().host_memory},
       .model = {.costs = model()}};
   result.options.kind = kind;

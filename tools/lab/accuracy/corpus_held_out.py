@@ -30,7 +30,7 @@ def spread(pieces):
 
 def corpus_held_out(folder=FETCHED):
     """The held-out paragraphs of all sources; fetches Debian's packages into `folder` once."""
-    sys.path.insert(0, str(ROOT / "tools" / "train_test_model"))
+    sys.path.insert(0, str(ROOT / "tools" / "lab" / "train_test_model"))
     import sources  # pylint: disable=import-outside-toplevel
 
     try:

@@ -45,3 +45,13 @@ def ratio(above, below):
     value = above[0] / below[0]
     relative = below[1] / below[0]
     return value, math.hypot(above[1] / below[0], value * relative)
+
+
+def apart(a, b):
+    """The difference of two scores in standard errors, as if their samples were independent."""
+    error = (a[1] ** 2 + b[1] ** 2) ** 0.5
+    return (a[0] - b[0]) / error if error else (0.0 if a[0] == b[0] else float("inf") * (1 if a[0] > b[0] else -1))
+
+
+def told_apart(a, b):
+    return abs(apart(a, b)) > 2

@@ -1,6 +1,7 @@
 """Runs `triphase`, and divides the time among what is still to do."""
 
 import json
+import math
 import os
 import pathlib
 import subprocess
@@ -11,7 +12,7 @@ from accuracy.held_out_text import ROOT, held_out_text
 
 SEED = "11"
 # Below these, a number would be of one lucky sample; above, the text repeats itself or nothing is gained.
-LIMITS = {"perplexity": (2, 16), "repetition": (6, 100), "needle": (1, 20), "attention": (1, 2), "ablations": (6, 100),
+LIMITS = {"perplexity": (4, 16), "repetition": (6, 100), "needle": (1, 20), "attention": (1, 2), "ablations": (6, 100),
           "questions": (1, 12)}
 
 
@@ -40,6 +41,20 @@ class Program:
     @staticmethod
     def model(name):
         return ROOT / "models" / "shipped" / name
+
+    def config(self, model):
+        return json.loads((self.model(model) / "config.json").read_text(encoding="utf-8"))
+
+    def channels(self, model):
+        """Of one head."""
+        config = self.config(model)
+        return config.get("head_dim") or config["hidden_size"] // config["num_attention_heads"]
+
+    def parameters(self, model):
+        """Numbers in the weight file, by its header."""
+        with open(self.model(model) / "model.safetensors", "rb") as file:
+            header = json.loads(file.read(int.from_bytes(file.read(8), "little")))
+        return sum(math.prod(tensor["shape"]) for name, tensor in header.items() if name != "__metadata__")
 
     @property
     def short_window(self):

@@ -1,11 +1,8 @@
 """Questions about a fixed context, in the manner of PreFixQA: Squeezed Attention beside the other methods."""
 
-import json
-
-from accuracy.markdown import bullets, percent, pooled_share, ratio, table
+from accuracy.markdown import bullets, percent, pooled_share, ratio, table, told_apart
 from accuracy.methods import CHOOSE_EXACTLY, EXACT
 from accuracy.papers import SQUEEZED_PREFIXQA, compare
-from accuracy.sparq_ablations import told_apart
 from make_fixed_context_questions import make_document, question_lines
 
 FACTS = 24  # a document, as many as PreFixQA has on average
@@ -14,7 +11,7 @@ CENTROIDS = {"5 %": ("0.05", "0.01"), "20 %": ("0.2", "0.04")}  # of the tokens:
 USUAL_CENTROIDS = "5 %"
 DENSE_PROMPTS = "squeezed, one level, 5 % centroids, questions attend densely"
 LEVELS = (1, 2)
-OTHERS = ("sparq", "quest", "swa", "h2o", "lm-infinite", "local")
+OTHERS = ("sparq", "quest", "swa", "h2o", "lm-infinite", "local", "random")
 
 
 class Questions:
@@ -34,8 +31,7 @@ class Questions:
 
     def make_document(self, seed):
         """(context, questions) files; the context fills the model's context but for a question."""
-        config = json.loads((self.program.model(self.model) / "config.json").read_text(encoding="utf-8"))
-        room = config["max_position_embeddings"] - BEHIND
+        room = self.program.config(self.model)["max_position_embeddings"] - BEHIND
         characters = 3 * room
         for _ in range(6):
             context, facts = make_document(self.program.text, characters, FACTS, seed)

@@ -1,10 +1,9 @@
 """Why a target is missed and how ours stands beside the papers, in sentences that the numbers choose."""
 
-from accuracy.markdown import percent, ratio, share_of, with_error
+from accuracy.markdown import percent, ratio, share_of, told_apart, with_error
 from accuracy.methods import EXACT
 from accuracy.papers import SPARQ_NEEDLE, SPARQ_REPETITION, compare
 from accuracy.sparq_ablations import findings as ablation_findings
-from accuracy.sparq_ablations import told_apart
 
 
 def coverage_of(results, model, method):
@@ -95,14 +94,56 @@ def better_than_dense(results, model):
             "training, at a price in perplexity (tools/lab/train_test_model) that methods which see little of the past do not pay."]
 
 
+def first_tokens_suffice(results, model):
+    """Whether a window with the text's first tokens, which chooses nothing either, reaches SWA's target too."""
+    share = ratio(results.score(model, "perplexity", "lm-infinite", "int8", kv_sparsity=0.8),
+                  results.score(model, "perplexity", "dense", "fp16"))
+    if share[0] > 1.05:
+        return []
+    return [f"{model}: SWA's perplexity says little about its choice. lm-infinite, the first tokens and a window, meets the "
+            f"target as well ({with_error(*share, 3)})."]
+
+
 def same_order(results, model):
     """Whether methods that choose by the query beat those that do not, where the papers say so."""
     sentences = []
     for task in ("repetition", "needle"):
         sparq = results.score(model, task, "sparq", "fp16", compression=1 / 8)
-        beaten = [method for method in ("h2o", "lm-infinite", "local")
+        beaten = [method for method in ("h2o", "lm-infinite", "local", "random")
                   if told_apart(sparq, results.score(model, task, method, "fp16", compression=1 / 8))
                   and sparq[0] > results.score(model, task, method, "fp16", compression=1 / 8)[0]]
         if beaten:
             sentences.append(f"{model}, {task} at 1/8: SparQ is ahead of {', '.join(beaten)} by more than two standard errors.")
+    return sentences
+
+
+def lost_by(named, score, dense, control, write):
+    """One task: what SWA has of dense attention's score, beside the local window of its bytes."""
+    said = f"{named} {write(*score)} (dense {write(*dense)}, local {write(*control)})"
+    if told_apart(score, control):
+        return f"{said}, {'more' if score[0] > control[0] else 'less'} than a local window"
+    return said
+
+
+def swa_losses(results, questions, model):
+    """What SWA cannot find again, which perplexity does not show."""
+    sentences = []
+    for task, write in (("repetition", lambda *of: with_error(*of, 1)), ("needle", percent)):
+        dense = results.score(model, task, "dense", "fp16")
+        parts, lost = [], False
+        for one in results.grid.compressions["fp16"]:
+            swa, local = (results.score(model, task, method, "fp16", compression=share_of(one)) for method in ("swa", "local"))
+            lost = lost or (told_apart(swa, dense) and swa[0] < dense[0])
+            parts.append(lost_by(f"at {one}", swa, dense, local, write))
+        said = {"repetition": "characters repeated", "needle": "needles found"}[task]
+        sentences.append(f"{model}, SWA by bytes, {said}: {'; '.join(parts)}. "
+                         + ("It loses what stands far back." if lost else "No loss can be told with these errors."))
+    sparsity = questions.sparsities[-1]
+    swa, local = questions.score("swa", sparsity), questions.score("local", sparsity)
+    dense = questions.score("dense")
+    share = questions.touched("swa", sparsity)
+    sentences.append(f"{model}, SWA with {100 * (1 - share):.0f} % of the tokens left out (the column {sparsity} below), "
+                     f"questions about a fixed context: {'none answered' if swa[0] == 0 else percent(*swa)} "
+                     f"(dense {percent(*dense)}, local {percent(*local)}). "
+                     + ("It loses them." if told_apart(swa, dense) and swa[0] < dense[0] else "No loss can be told."))
     return sentences

@@ -1,8 +1,6 @@
 """SparQ's ablations (its section 5.4 and Fig. 7) on the repetition task: oracle, temperatures, rank and k."""
 
-import json
-
-from accuracy.markdown import bullets, percent, share_of, table, with_error
+from accuracy.markdown import bullets, percent, share_of, table, told_apart, with_error
 
 COMPRESSIONS = ("1/2", "1/4", "1/8")
 TEMPERATURES = ("coverage", "head_dim", "rank")
@@ -19,11 +17,10 @@ class Ablations:
     def __init__(self, program, model):
         self.program = program
         self.model = model
-        config = json.loads((program.model(model) / "config.json").read_text(encoding="utf-8"))
-        heads = config["num_attention_heads"]
-        self.channels = config.get("head_dim") or config["hidden_size"] // heads
+        self.channels = program.channels(model)
+        config = program.config(model)
         # The paper's choice: mean-value reallocation for MHA alone.
-        self.reallocate = "on" if config["num_key_value_heads"] == heads else "off"
+        self.reallocate = "on" if config["num_key_value_heads"] == config["num_attention_heads"] else "off"
         self.count = 0
         self.scores = {}
         self.estimates = {}
@@ -103,16 +100,6 @@ class Ablations:
 
     def cell(self, options):
         return with_error(*self.scores[options], 1)
-
-
-def apart(a, b):
-    """The difference of two scores in standard errors, as if their samples were independent."""
-    error = (a[1] ** 2 + b[1] ** 2) ** 0.5
-    return (a[0] - b[0]) / error if error else (0.0 if a[0] == b[0] else float("inf") * (1 if a[0] > b[0] else -1))
-
-
-def told_apart(a, b):
-    return abs(apart(a, b)) > 2
 
 
 def findings(ablations):

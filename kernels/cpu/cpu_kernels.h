@@ -1,0 +1,77 @@
+#pragma once
+
+// The arithmetic behind CpuOps, one source file per group. CpuOps checks the arguments and says
+// what each means. Results do not depend on the number of threads.
+
+#include <cstddef>
+#include <span>
+
+#include "base/thread_pool.h"
+#include "kernels/input_ops.h"
+#include "kernels/ops.h"
+#include "kernels/sizing/attention_workspace.h"
+
+namespace triphase::cpu {
+
+// See Ops::linear.
+void linear(ThreadPool& pool, ConstMatrix x, ConstMatrix w, const float* bias, bool accumulate,
+            Matrix y);
+
+// See Ops::embed, Ops::add_positions, Ops::gather_rows.
+void embed(ThreadPool& pool, std::span<const TokenId> ids, ConstMatrix table, float scale,
+           Matrix y);
+void add_positions(ThreadPool& pool, std::span<const std::int32_t> positions, ConstMatrix table,
+                   Matrix y);
+void gather_rows(ThreadPool& pool, ConstMatrix x, std::span<const std::int32_t> rows, Matrix y);
+
+// See Ops::rms_norm.
+void rms_norm(ThreadPool& pool, ConstMatrix x, const float* weight, float weight_offset, float eps,
+              Matrix y);
+
+// See Ops::layer_norm.
+void layer_norm(ThreadPool& pool, ConstMatrix x, const float* weight, const float* bias, float eps,
+                Matrix y);
+
+// See Ops::rope.
+void rope(ThreadPool& pool, Matrix x, std::int64_t heads, std::int64_t head_dim,
+          std::int64_t rotary_dim, ConstMatrix cos_sin);
+
+// See Ops::gated_activation, Ops::activate.
+void gated_activation(ThreadPool& pool, Activation activation, ConstMatrix gate, ConstMatrix up,
+                      Matrix y);
+void activate(ThreadPool& pool, Activation activation, Matrix y);
+
+// Scores that a call keeps for the weights of one selection (AttentionShape::weighted_scores).
+[[nodiscard]] inline std::int64_t weighted_scores(const TokenSelection& selection,
+                                                  std::int64_t heads) {
+  return selection.begins.back() *
+         (heads / (static_cast<std::int64_t>(selection.begins.size()) - 1));
+}
+
+// See Ops::attention. `shape` holds this call's rows and longest context; the workspace, aligned to
+// 64 bytes, is laid out by it.
+void attention(ThreadPool& pool, ConstMatrix q, std::int64_t heads, const KvLayerView& cache,
+               std::span<const AttentionSegment> segments, float scale, Matrix out,
+               const AttentionShape& shape, Workspace workspace);
+
+// See Ops::kv_append.
+void kv_append(ThreadPool& pool, ConstMatrix k, ConstMatrix v, const KvSlots& slots,
+               const KvLayerView& cache);
+
+// See Ops::kv_close and KvLayerView: codes and scales are bit-identical on every SIMD target.
+void kv_close(ThreadPool& pool, std::span<const KvClose> blocks, const KvLayerView& cache);
+
+// See InputOps::kv_requantize: the codes that kv_close gave the same numbers.
+void kv_requantize(ThreadPool& pool, std::span<const KvRequantize> tokens,
+                   const KvLayerView& cache);
+
+// See Ops::kv_pack and Ops::kv_unpack.
+void kv_pack(ThreadPool& pool, const KvLayerView& cache, std::span<const std::int32_t> slots,
+             std::byte* records);
+void kv_unpack(ThreadPool& pool, const std::byte* records, std::span<const std::int32_t> slots,
+               const KvLayerView& cache);
+
+// See Ops::dequantize_groups.
+void dequantize_groups(ThreadPool& pool, const GroupMatrix& w, Matrix y);
+
+}  // namespace triphase::cpu

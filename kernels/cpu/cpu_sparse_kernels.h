@@ -1,0 +1,40 @@
+#pragma once
+
+// The arithmetic behind CpuSparseOps, one source file per group. CpuSparseOps checks the arguments.
+
+#include "base/thread_pool.h"
+#include "kernels/sizing/sparse_workspace.h"
+#include "kernels/sparse_ops.h"
+
+namespace triphase::cpu {
+
+// See SparseOps::choose_by_channels; shape.max_context is the segment's context.
+void choose_by_channels(ThreadPool& pool, ConstMatrix q, std::int64_t row, std::int64_t heads,
+                        const KvLayerView& cache, const AttentionSegment& keys, float scale,
+                        const ChannelChoice& choice, std::int32_t* tokens, float* alpha,
+                        const AttentionShape& shape, Workspace workspace);
+
+// See the functions of the same names in SparseOps.
+void bound_pages(ThreadPool& pool, const KvLayerView& cache, const AttentionSegment& keys,
+                 std::int64_t first_token, const PageBounds& bounds);
+void score_pages(ThreadPool& pool, ConstMatrix q, std::int64_t row, std::int64_t heads,
+                 std::int64_t kv_heads, const PageBounds& bounds, std::int64_t pages, float* scores,
+                 std::int64_t stride);
+void score_centroids(ThreadPool& pool, ConstMatrix q, std::int64_t row, std::int64_t heads,
+                     std::int64_t kv_heads, const Centroids& centroids, float scale, float* scores);
+
+// See SparseOps::score_keys and SparseOps::accumulate_columns; shape.max_context is the segment's
+// context.
+void score_keys(ThreadPool& pool, ConstMatrix q, std::int64_t row, std::int64_t heads,
+                const KvLayerView& cache, const AttentionSegment& keys, float scale,
+                float* probabilities, std::int64_t stride, const AttentionShape& shape,
+                Workspace workspace);
+void accumulate_columns(ThreadPool& pool, ConstMatrix q, std::int64_t heads,
+                        const KvLayerView& cache, const AttentionSegment& segment,
+                        std::int64_t first_query, float scale, float* sums, std::int64_t stride,
+                        const AttentionShape& shape, Workspace workspace);
+
+// See SparseOps::transpose_keys.
+void transpose_keys(ThreadPool& pool, const KvLayerView& cache, const AttentionSegment& keys);
+
+}  // namespace triphase::cpu

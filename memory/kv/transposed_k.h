@@ -1,0 +1,85 @@
+#pragma once
+
+// Which blocks have a place for K^T, all layers each, wherever the blocks live: a block keeps its
+// place when it goes to the host and comes back, so that it can be scored without its keys. Blocks
+// that follow each other in a sequence get places side by side where there are such, for a channel
+// of theirs is then one run of memory (KvLayerView::kt_run). PURE bookkeeping; kv_store has the
+// bytes.
+
+#include <cstdint>
+#include <vector>
+
+#include "scheduler/kv/kv_book.h"
+
+namespace triphase {
+
+class TransposedK {
+ public:
+  static constexpr std::int32_t kNone = -1;
+
+  TransposedK() = default;
+  // Places for so many blocks, every `run` of them side by side, in a cache of block numbers below
+  // `capacity`.
+  TransposedK(std::int64_t places, std::int64_t layers, std::int64_t capacity,
+              std::int64_t run = 1);
+
+  [[nodiscard]] std::int64_t places() const { return static_cast<std::int64_t>(owners_.size()); }
+  [[nodiscard]] std::int64_t run() const { return run_; }
+
+  // A step begins: blocks may have gone since the last one.
+  void begin_step() { collected_ = false; }
+  // The block's place, which it gets now if one is free (or its block was gone when the step
+  // began); kNone: none is.
+  [[nodiscard]] std::int32_t take(const KvBook& book, SequenceId sequence, std::int64_t block);
+  [[nodiscard]] std::int32_t find(const KvBook& book, SequenceId sequence,
+                                  std::int64_t block) const;
+
+  // Pages of a group of places are numbered layer by layer.
+  [[nodiscard]] PageId page(LayerId layer, std::int32_t place) const {
+    if (place == kNone) return PageId();
+    const std::int64_t first = place / run_ * run_;
+    return PageId(static_cast<std::int32_t>(first * layers_ + layer.value * group_size(first)) +
+                  static_cast<std::int32_t>(place - first));
+  }
+  // By page: whether its K^T is written (KvLayerView::kt_ready).
+  [[nodiscard]] std::uint8_t* ready() { return ready_.empty() ? nullptr : ready_.data(); }
+  [[nodiscard]] bool is_ready(PageId page) const { return ready_[page.index()] != 0; }
+  void forget(PageId page) { ready_[page.index()] = 0; }
+
+  // Most places that were taken at a time.
+  [[nodiscard]] std::int64_t peak() const { return peak_; }
+
+ private:
+  struct Owner {
+    std::int32_t index = kNone;  // KvBook::block_index
+    std::uint64_t id = 0;
+  };
+
+  [[nodiscard]] std::int64_t group_size(std::int64_t first) const {
+    return first + run_ <= places() ? run_ : places() - first;
+  }
+  [[nodiscard]] bool is_free(std::int64_t place) const {
+    return owners_[static_cast<std::size_t>(place)].index == kNone;
+  }
+  // A free place, kNone if there is none: the one after the sequence's block before, else the first
+  // of a group that nobody uses, else any.
+  [[nodiscard]] std::int32_t choose(const KvBook& book, SequenceId sequence, std::int64_t block);
+  void set_owner(std::int32_t place, Owner owner);
+  // Places whose blocks are gone are free again.
+  void collect(const KvBook& book);
+
+  std::int64_t layers_ = 0;
+  std::int64_t run_ = 1;
+  std::vector<Owner> owners_;         // by place
+  std::vector<std::int32_t> places_;  // by block number
+  std::int64_t taken_ = 0;
+  std::vector<std::int32_t> taken_of_group_;
+  // The first place and group that may be free: everything before them is taken.
+  std::int64_t free_place_ = 0;
+  std::int64_t free_group_ = 0;
+  std::vector<std::uint8_t> ready_;
+  bool collected_ = false;  // in this step
+  std::int64_t peak_ = 0;
+};
+
+}  // namespace triphase

@@ -1,0 +1,26 @@
+// dense: no tokens are chosen.
+
+#include "models/attention/methods.h"
+
+namespace triphase {
+namespace {
+
+class Dense final : public AttentionMethod {
+ public:
+  using AttentionMethod::AttentionMethod;
+
+  [[nodiscard]] Timing timing(std::int64_t) const override { return Timing::kDense; }
+  void choose(State&, const LayerCall&, ConstMatrix, std::int64_t, TokenChoice& choice) override {
+    choice.clear();
+    choice.dense = true;
+  }
+};
+
+}  // namespace
+
+std::unique_ptr<AttentionMethod> make_dense(const AttentionOptions& options,
+                                            const MethodShape& shape, const ContextClusters*) {
+  return std::make_unique<Dense>(options, shape);
+}
+
+}  // namespace triphase

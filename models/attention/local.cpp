@@ -1,0 +1,18 @@
+// local: the most recent tokens.
+
+#include "models/attention/formula.h"
+#include "scheduler/attention/token_choice.h"
+
+namespace triphase {
+
+std::unique_ptr<AttentionMethod> make_local(const AttentionOptions& options,
+                                            const MethodShape& shape, const ContextClusters*) {
+  return std::make_unique<FormulaMethod>(
+      options, shape,
+      [](const AttentionOptions&, std::int64_t context, std::int64_t budget,
+         std::vector<std::int32_t>& tokens) {
+        choose_range({context - budget, context}, tokens);
+      });
+}
+
+}  // namespace triphase

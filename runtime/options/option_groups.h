@@ -1,0 +1,125 @@
+#pragma once
+
+// Options that several commands have, and how a command's table is made of such groups.
+
+#include <array>
+
+#include "runtime/options/option_table.h"
+#include "scheduler/attention/attention_options.h"
+
+namespace triphase {
+
+// profile, plan, simulate, inspect, doctor, bench, cluster, merge; command_table() has them all.
+[[nodiscard]] std::span<const CommandSpec> tool_commands();
+
+inline constexpr double kNoLimit = 9.0e15;  // integers up to here are exact as doubles
+
+using enum OptionType;
+
+// Columns: group, name, letter, type, default, value name or choices, low, high, repeatable,
+// required, text.
+inline constexpr OptionSpec kLogOptions[] = {
+    {"Messages", "quiet", 'q', kFlag, "", "", 0, 0, false, false,
+     "Only warnings and errors on stderr."},
+    {"Messages", "verbose", 'v', kFlag, "", "", 0, 0, true, false,
+     "More detail; twice for still more."},
+    {"Messages", "log-format", 0, kChoice, "text", "text|json", 0, 0, false, false,
+     "Form of the lines on stderr."},
+    {"Messages", "log-file", 0, kText, "", "FILE", 0, 0, false, false,
+     "Also append the lines to FILE."},
+    {"Messages", "config", 0, kText, "", "FILE", 0, 0, false, false,
+     "Read options from FILE: lines 'name = value', '#' starts a comment. The command line and "
+     "TRIPHASE_* variables win over it."},
+    {"Messages", "help", 'h', kFlag, "", "", 0, 0, false, false, "Show this text."},
+};
+
+inline constexpr OptionSpec kContextOptions[] = {
+    {"Files", "fixed-context", 0, kText, "", "DIR", 0, 0, false, false,
+     "Put the context that triphase cluster wrote to DIR in front of every prompt. Its KV is "
+     "computed once and shared by all lines; --attention squeezed looks up its key clusters."},
+};
+
+inline constexpr OptionSpec kMachineOptions[] = {
+    {"Machine", "device", 0, kChoice, "auto", "auto|cpu", 0, 0, false, false, "Where to compute."},
+    {"Machine", "threads", 0, kInteger, "0", "N", 0, 4096, false, false,
+     "Threads; 0 is one for each usable core."},
+    {"Machine", "batch-size", 0, kInteger, "0", "N", 0, 1048576, false, false,
+     "Sequences decoded together; 0 is as many as fit."},
+    {"Machine", "prefill-chunk", 0, kInteger, "0", "N", 0, 1048576, false, false,
+     "Prompt tokens computed in one step; 0 chooses."},
+    {"Machine", "device-memory", 0, kSize, "", "SIZE", 1, kNoLimit, false, false,
+     "Budget for everything on the device. Default: what is free. With it, KV that does not fit "
+     "lives on the host."},
+    {"Machine", "device-kv-memory", 0, kSize, "", "SIZE", 1, kNoLimit, false, false,
+     "Budget for the KV cache on the device. Default: what is left of --device-memory."},
+    {"Machine", "token-cache", 0, kSize, "", "SIZE", 0, kNoLimit, false, false,
+     "Device memory for tokens on the host that a sparse attention method chooses again and again; "
+     "0B for none. Default: up to a quarter of the KV's under --policy triphase."},
+    {"Machine", "host-memory", 0, kSize, "", "SIZE", 1, kNoLimit, false, false,
+     "Budget for host memory. Default: what is available."},
+    {"Machine", "kv-dtype", 0, kChoice, "auto", "auto|int8|fp16|bf16|fp32", 0, 0, false, false,
+     "Type of the KV cache; auto is the type of the weights, or INT8 where a plan needs the host "
+     "and predicts more speed with it."},
+    {"Machine", "kv-block", 0, kInteger, "0", "N", 0, 4096, false, false,
+     "Tokens of a KV block, the unit that moves between host and device; 0 chooses."},
+    {"Machine", "max-context", 0, kInteger, "0", "N", 0, 16777216, false, false,
+     "Longest line, prompt and completion, that memory is divided for; longer ones become error "
+     "records. 0 is the model's context."},
+    {"Machine", "layer-inputs", 0, kInteger, "0", "N", 0, 16777216, false, false,
+     "K and V of each line's first N tokens are projected from their INT8 layer inputs, as where "
+     "Phase III recomputes them: the same answers under every policy."},
+    {"Machine", "attention", 0, kChoice, "dense", kAttentionChoices, 0, 0, false, false,
+     "Which tokens decoding touches; prompts are dense but under squeezed, which needs "
+     "--fixed-context. swa, local, lm-infinite and h2o cannot look back at tokens that they "
+     "have left out: questions about them go wrong."},
+    {"Machine", "attention-option", 0, kText, "", "NAME=VALUE", 0, 0, true, false,
+     "Option of the attention method, such as sparq.rank=32; a wrong name lists them."},
+    {"Machine", "kv-sparsity", 0, kText, "", "X|auto", 0, 0, false, false,
+     "Share of the context's tokens that the attention method leaves out, 0 to 0.999. run: auto "
+     "takes the highest that keeps --max-divergence on a sample of the job's own prompts."},
+    {"Machine", "max-divergence", 0, kReal, "0.05", "X", 1e-9, 100, false, false,
+     "--kv-sparsity auto: largest mean KL divergence, in nats, of next-token distributions from "
+     "dense attention's."},
+    {"Machine", "policy", 0, kChoice, "triphase",
+     "triphase|device-only|flexgen|vllm|accelerate|zero", 0, 0, false, false,
+     "Where KV and weights live and how they get to the device."},
+    {"Machine", "policy-option", 0, kText, "", "NAME=VALUE", 0, 0, true, false,
+     "Option of the policy (flexgen: kv-share, weight-share, ...); a wrong name lists them."},
+    {"Machine", "emulate-link", 0, kText, "", "RATE[,TIME]", 0, 0, false, false,
+     "Pace copies between host and device memory to a rate such as 20GB/s (decimal) and a cost per "
+     "record such as 2us."},
+    {"Machine", "watchdog", 0, kSeconds, "", "TIME", 1, 604800, false, false,
+     "End a run (exit 7, resumable) that makes no step for so long. Default: wait for ever."},
+};
+
+inline constexpr OptionSpec kWeightOptions[] = {
+    {"Weights", "check-weights", 0, kChoice, "on", "on|warn|off", 0, 0, false, false,
+     "Look for NaN and infinite weights while loading."},
+    {"Weights", "allow-trailing-bytes", 0, kFlag, "", "", 0, 0, false, false,
+     "Accept safetensors files with bytes after the last tensor."},
+    {"Weights", "random-weights", 0, kFlag, "", "", 0, 0, false, false,
+     "Reproducible random weights instead of a checkpoint, to measure speed."},
+    {"Weights", "weights-dtype", 0, kChoice, "", "fp32|fp16|bf16", 0, 0, false, false,
+     "Type of random weights. Default: the config's."},
+};
+
+inline constexpr OptionSpec kProgressOptions[] = {
+    {"Looking", "progress", 0, kChoice, "auto", "auto|off|plain|json", 0, 0, false, false,
+     "auto redraws one line on a terminal and prints one every 10 s elsewhere."},
+    {"Looking", "redact", 0, kFlag, "", "", 0, 0, false, false,
+     "Never show parts of prompts in messages."},
+};
+
+// One command's options from groups that several commands have.
+template <std::size_t... sizes>
+consteval auto joined(const OptionSpec (&... groups)[sizes]) {
+  std::array<OptionSpec, (sizes + ...)> all{};
+  std::size_t count = 0;
+  const auto add = [&](const OptionSpec* group, std::size_t size) {
+    for (std::size_t at = 0; at < size; ++at) all[count++] = group[at];
+  };
+  (add(groups, sizes), ...);
+  return all;
+}
+
+}  // namespace triphase

@@ -1,0 +1,34 @@
+#pragma once
+
+// Bytes of KV cache and method state that one decode step reads in one layer of one sequence: the
+// table of the methods, multiplied out. Scales of INT8 blocks are left out. Pure.
+
+#include <cstdint>
+
+#include "scheduler/attention/attention_options.h"
+
+namespace triphase {
+
+struct AttendedShape {
+  std::int64_t heads = 0;
+  std::int64_t kv_heads = 0;
+  std::int64_t head_dim = 0;
+  std::int64_t element_bytes = 2;
+  std::int64_t centroids = 0;  // squeezed: looked up, all KV heads together
+};
+
+// `attended`: tokens really attended per KV head (at most budget_tokens);
+// `context` includes the current token.
+[[nodiscard]] std::uint64_t attended_bytes(const AttentionOptions& options,
+                                           const AttendedShape& shape, std::int64_t context,
+                                           std::int64_t attended);
+
+// Sets the method's budget so that a decode step in a long context reads a share `compression` in
+// (0, 1] of dense attention's bytes. SparQ halves them between scores and chosen tokens, rank =
+// head_dim * compression and k = context * compression / 2, but scores take up to 13/16 of them
+// where half is fewer than 16 channels, the fewest that the paper uses: so few do not tell keys
+// apart (docs/accuracy.md). Throws E-CLI-ATTOPTION where what the method always reads (topk every
+// key, quest its bounds) is more than that, and for squeezed.
+void set_compression(AttentionOptions& options, const AttendedShape& shape, double compression);
+
+}  // namespace triphase

@@ -1,0 +1,21 @@
+// h2o: the heavy-hitter oracle; its budget is fixed by the prompt.
+
+#include "scheduler/attention/method_options.h"
+
+namespace triphase {
+
+AttentionInfo h2o_info() {
+  return {.options = {count_option("h2o.k", 1, "tokens, at least 1", TRIPHASE_FIELD(h2o.k)),
+                      share_option("h2o.k_ratio", TRIPHASE_FIELD(h2o.k_ratio)),
+                      share_option("h2o.local", TRIPHASE_FIELD(h2o.local))},
+          .budget =
+              [](const AttentionOptions& options, std::int64_t, std::int64_t prompt) {
+                return by_ratio(options.h2o.k_ratio, options.h2o.k, prompt) + 1;
+              },
+          .set_keep = [](AttentionOptions& options, double keep) { options.h2o.k_ratio = keep; },
+          // A kept token's number and sum of weights.
+          .extra_bytes = [](const AttentionOptions&, const AttendedShape& shape, std::int64_t,
+                            std::int64_t attended) { return shape.kv_heads * 8 * attended; }};
+}
+
+}  // namespace triphase

@@ -1,0 +1,45 @@
+// squeezed: keys of a fixed context by the score of their cluster.
+
+#include "base/error.h"
+#include "scheduler/attention/method_options.h"
+
+namespace triphase {
+namespace {
+
+std::int64_t lookup_bytes(const AttentionOptions&, const AttendedShape& shape, std::int64_t,
+                          std::int64_t attended) {
+  const std::int64_t lists = shape.kv_heads * 4 * attended;
+  return lists + shape.centroids * 4 * (shape.head_dim + 1);  // F32 means and counts
+}
+
+PromptUnits squeezed_units(const AttentionOptions& options, std::int64_t context_tokens,
+                           bool device_selects) {
+  using Prefill = decltype(options.squeezed.prefill);
+  if (options.squeezed.prefill == Prefill::kDense) return {};
+  if (!device_selects) {
+    if (options.squeezed.prefill == Prefill::kAuto) return {};
+    throw Error(ErrorRole::kUsage, "E-CLI-ATTOPTION", "squeezed.prefill")
+        .found("sparse")
+        .expected("dense or auto: on a GPU prompts attend the fixed context densely")
+        .hint("--device cpu attends it sparsely");
+  }
+  return {context_tokens, options.squeezed.prefill_rows};
+}
+
+}  // namespace
+
+AttentionInfo squeezed_info() {
+  return {.options = {word_option("squeezed.levels", "1 or 2", {"1", "2"},
+                                  TRIPHASE_FIELD(squeezed.two_levels)),
+                      auto_share_option("squeezed.threshold", TRIPHASE_FIELD(squeezed.threshold)),
+                      auto_share_option("squeezed.coarse_threshold",
+                                        TRIPHASE_FIELD(squeezed.coarse_threshold)),
+                      word_option("squeezed.prefill", "auto, sparse or dense",
+                                  {"auto", "sparse", "dense"}, TRIPHASE_FIELD(squeezed.prefill))},
+          .keep_expected = "none with --attention squeezed: its clusters' threshold decides",
+          .extra_bytes = lookup_bytes,
+          .prompt_units = squeezed_units,
+          .needs_fixed_context = true};
+}
+
+}  // namespace triphase

@@ -1,0 +1,23 @@
+// strided: every n-th token, and the most recent ones.
+
+#include "scheduler/attention/method_options.h"
+
+namespace triphase {
+
+AttentionInfo strided_info() {
+  return {
+      .options = {positive_share_option("strided.keep", TRIPHASE_FIELD(strided.keep)),
+                  word_option("strided.local", "0 or 1", {"0", "1"}, TRIPHASE_FIELD(strided.local)),
+                  count_option("strided.stride", 0,
+                               "tokens, or 0 for the smallest that keeps strided.keep",
+                               TRIPHASE_FIELD(strided.stride))},
+      .budget = [](const AttentionOptions& options, std::int64_t context,
+                   std::int64_t) { return share_of_tokens(options.strided.keep, context); },
+      .set_keep =
+          [](AttentionOptions& options, double keep) {
+            options.strided.keep = keep;
+            options.strided.stride = 0;
+          }};
+}
+
+}  // namespace triphase

@@ -1,0 +1,127 @@
+// The invariants of the book, counted anew from every sequence and block: for tests.
+
+#include <algorithm>
+
+#include "base/error.h"
+#include "scheduler/kv/kv_book.h"
+
+namespace triphase {
+namespace {
+
+// Whether every place of a tier is held by one block or free.
+class TierCensus {
+ public:
+  explicit TierCensus(const KvTier& tier)
+      : tier_(&tier), held_(static_cast<std::size_t>(tier.places()), false) {}
+
+  void see(std::int32_t place) {
+    if (place == KvBlock::kNone) return;
+    const auto index = static_cast<std::size_t>(place);
+    TRIPHASE_CHECK(place >= 0 && index < held_.size() && !held_[index], "a place is held twice");
+    held_[index] = true;
+  }
+  void end() const {
+    TRIPHASE_CHECK(std::ranges::count(held_, true) == tier_->taken(), "a lost place");
+  }
+
+ private:
+  const KvTier* tier_;
+  std::vector<bool> held_;
+};
+
+}  // namespace
+
+void KvBook::check() const {
+  check_sequences();
+  check_blocks();
+  TRIPHASE_CHECK(device_.free() >= 0, "a promise that cannot be kept");
+  TRIPHASE_CHECK(inputs_.free() >= 0, "a promise of layer inputs that cannot be kept");
+  TRIPHASE_CHECK(host_.free() >= 0, "a host promise that cannot be kept");
+}
+
+void KvBook::check_sequences() const {
+  std::vector<std::int32_t> references(blocks_.size(), 0);
+  std::int64_t device = 0;
+  std::int64_t host = 0;
+  std::int64_t inputs = 0;
+  for (const KvSequence& of : sequences_) {
+    if (!of.live) continue;
+    device += of.reserved_device;
+    host += of.reserved_host - of.mirrors;
+    inputs += of.reserved_inputs;
+    TRIPHASE_CHECK(of.mirrors <= of.reserved_host, "mirrors beyond what is reserved");
+    const SequenceId id(&of - sequences_.data());
+    TRIPHASE_CHECK(of.mirrors == std::ranges::count_if(of.blocks,
+                                                       [&](std::int32_t index) {
+                                                         return block(index).mirrored_for ==
+                                                                id.value;
+                                                       }),
+                   "mirrors");
+    TRIPHASE_CHECK(static_cast<std::int64_t>(of.blocks.size()) ==
+                       (of.tokens + shape_.block_tokens - 1) / shape_.block_tokens,
+                   "blocks against tokens");
+    TRIPHASE_CHECK(std::ranges::is_sorted(of.blocks, {},
+                                          [&](std::int32_t index) { return block(index).place; }),
+                   "places are ordered by age");
+    for (const std::int32_t index : of.blocks) ++references[static_cast<std::size_t>(index)];
+  }
+  TRIPHASE_CHECK(
+      device == device_.reserved() && host == host_.reserved() && inputs == inputs_.reserved(),
+      "reservation sum");
+  for (std::size_t index = 0; index < blocks_.size(); ++index) {
+    TRIPHASE_CHECK(blocks_[index].references == references[index], "reference count");
+  }
+}
+
+void KvBook::check_blocks() const {
+  TierCensus slabs(device_);
+  TierCensus hosts(host_);
+  TierCensus inputs(inputs_);
+  TierCensus numbers(numbers_);
+  std::int64_t evictable_device = 0;
+  std::int64_t evictable_host = 0;
+  std::int64_t evictable_inputs = 0;
+  std::int64_t unheld = 0;
+  std::int64_t offloading = 0;
+  std::int64_t loading = 0;
+  for (std::size_t at = 0; at < blocks_.size(); ++at) {
+    const auto index = static_cast<std::int32_t>(at);
+    const KvBlock& block = blocks_[at];
+    if (block.id == 0) continue;
+    numbers.see(index);
+    slabs.see(block.slab);
+    hosts.see(block.host_block);
+    inputs.see(block.input_block);
+    const bool recomputable = block.place == BlockPlace::kRecomputable;
+    const bool mirrored = block.mirrored_for != kNone;
+    offloading += block.place == BlockPlace::kOffloading ? 1 : 0;
+    loading += block.place == BlockPlace::kLoading ? 1 : 0;
+    if (block.references == 0) {
+      TRIPHASE_CHECK(index_.contains(index), "a lost block");
+      ++unheld;
+      evictable_device += block.place == BlockPlace::kDevice ? 1 : 0;
+      evictable_host += block.place == BlockPlace::kHost ? 1 : 0;
+      evictable_inputs += block.input_block != kNone ? 1 : 0;
+    }
+    TRIPHASE_CHECK(!recomputable || block.input_block != kNone,
+                   "a block that nothing can bring back");
+    TRIPHASE_CHECK(!block.preempted || block.references == 1, "a shared block that waits");
+    TRIPHASE_CHECK(
+        !mirrored || (block.place == BlockPlace::kDevice && block.copied && block.references > 0),
+        "a mirror of a block that is not on the device");
+    TRIPHASE_CHECK((block.host_block == kNone) ==
+                       (!mirrored && (block.place == BlockPlace::kDevice || recomputable)),
+                   "host block against place");
+    TRIPHASE_CHECK((block.slab == kNone) == (block.place <= BlockPlace::kHost),
+                   "slab against place");
+  }
+  for (const TierCensus* census : {&slabs, &hosts, &inputs, &numbers}) census->end();
+  TRIPHASE_CHECK(evictable_device == device_.evictable() && evictable_host == host_.evictable() &&
+                     evictable_inputs == inputs_.evictable() && unheld == index_.unheld(),
+                 "evictable blocks");
+  TRIPHASE_CHECK(offloading == device_.leaving() && loading == host_.leaving() &&
+                     offloading + loading == static_cast<std::int64_t>(moving_.size()),
+                 "blocks on their way");
+}
+
+}  // namespace triphase

@@ -1,0 +1,75 @@
+#include "scheduler/kv/prefix_index.h"
+
+#include <algorithm>
+
+#include "base/error.h"
+
+namespace triphase {
+namespace {
+
+std::uint64_t mix(std::uint64_t value) {
+  value ^= value >> 30;
+  value *= 0xBF58476D1CE4E5B9ULL;
+  value ^= value >> 27;
+  value *= 0x94D049BB133111EBULL;
+  return value ^ (value >> 31);
+}
+
+// Equality is decided on the tokens themselves, so a collision costs time, never correctness.
+std::uint64_t hash_of(std::int32_t parent, std::uint64_t context_key,
+                      std::span<const TokenId> tokens) {
+  std::uint64_t value = mix(context_key + 0x9E3779B97F4A7C15ULL *
+                                              static_cast<std::uint64_t>(std::int64_t{parent} + 2));
+  for (const TokenId token : tokens) value = mix(value + static_cast<std::uint32_t>(token) + 1);
+  return value;
+}
+
+}  // namespace
+
+std::int32_t PrefixIndex::find(std::int32_t parent, std::uint64_t context_key,
+                               std::span<const TokenId> tokens) const {
+  if (entries_.empty()) return kNone;
+  const auto [begin, end] = by_hash_.equal_range(hash_of(parent, context_key, tokens));
+  for (auto found = begin; found != end; ++found) {
+    const Entry& entry = entries_.at(found->second);
+    if (entry.parent == parent && entry.context_key == context_key &&
+        std::ranges::equal(entry.tokens, tokens)) {
+      return found->second;
+    }
+  }
+  return kNone;
+}
+
+void PrefixIndex::add(std::int32_t block, std::int32_t parent, std::uint64_t context_key,
+                      std::span<const TokenId> tokens) {
+  const std::uint64_t hash = hash_of(parent, context_key, tokens);
+  entries_[block] = {.parent = parent,
+                     .context_key = context_key,
+                     .hash = hash,
+                     .tokens = {tokens.begin(), tokens.end()}};
+  by_hash_.emplace(hash, block);
+  if (parent != kNone) ++entries_.at(parent).children;
+}
+
+void PrefixIndex::let_go(std::int32_t block) {
+  entries_.at(block).let_go = ++last_let_go_;
+  unheld_.emplace(last_let_go_, block);
+}
+
+void PrefixIndex::hold(std::int32_t block) { unheld_.erase(entries_.at(block).let_go); }
+
+std::optional<std::int32_t> PrefixIndex::evict() {
+  if (unheld_.empty()) return std::nullopt;
+  const std::int32_t block = unheld_.begin()->second;
+  unheld_.erase(unheld_.begin());
+  const auto entry = entries_.find(block);
+  // Whoever holds a block holds its parent too, so children are always let go before their parent.
+  TRIPHASE_CHECK(entry->second.children == 0, "eviction order");
+  if (entry->second.parent != kNone) --entries_.at(entry->second.parent).children;
+  const auto [begin, end] = by_hash_.equal_range(entry->second.hash);
+  by_hash_.erase(std::find_if(begin, end, [&](const auto& one) { return one.second == block; }));
+  entries_.erase(entry);
+  return block;
+}
+
+}  // namespace triphase

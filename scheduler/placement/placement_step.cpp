@@ -1,0 +1,276 @@
+#include "scheduler/placement/placement_step.h"
+
+#include <fmt/format.h>
+
+#include <algorithm>
+#include <cmath>
+
+#include "base/error.h"
+#include "scheduler/batch_planner.h"
+
+namespace triphase {
+
+void find_shared(const KvBook& book, std::optional<std::int64_t> most, WaitingRequest& request) {
+  const KvBook::Prefix prefix = book.find_prefix(request.tokens, request.context_key, most);
+  request.shared_blocks = prefix.held;
+  request.cached_blocks = static_cast<std::int64_t>(prefix.blocks.size()) - prefix.held;
+}
+
+Phase phase_of(const KvBook& book, SequenceId sequence) {
+  if (book.recomputable_blocks(sequence) > 0) return Phase::kThree;
+  return book.away_blocks(sequence) > 0 ? Phase::kTwo : Phase::kOne;
+}
+
+PlacementStep::PlacementStep(const PlacementLimits& limits, std::int64_t step, KvBook& book,
+                             std::vector<PlacedRequest> running,
+                             std::vector<PlacedRequest> preempted,
+                             std::vector<WaitingRequest> waiting)
+    : limits_(limits),
+      number_(step),
+      book_(&book),
+      running_(std::move(running)),
+      preempted_(std::move(preempted)),
+      waiting_(std::move(waiting)),
+      admitted_(waiting_.size(), false),
+      resumed_(preempted_.size(), false),
+      held_(static_cast<std::int64_t>(running_.size() + preempted_.size())),
+      prefill_left_(limits.prefill_chunk) {
+  TRIPHASE_CHECK(limits.layers > 0 && limits.block_tokens > 0 && limits.batch_size > 0,
+                 "placement limits");
+  TRIPHASE_CHECK(!book.moving(), "a decision is about blocks that have arrived");
+  answer_.tokens = plan_tokens();
+  for (std::size_t index = 0; index < running_.size(); ++index) {
+    PlacedRequest& request = running_[index];
+    request.step_tokens = answer_.tokens[index];
+    if (request.prefilling()) prefill_left_ -= request.step_tokens;
+  }
+  prefill_left_ = std::max<std::int64_t>(prefill_left_, 0);
+  // What is cached must leave room for what a request that runs alone computes.
+  for (std::size_t index = 0; index < waiting_.size() && running_.empty(); ++index) {
+    const Admit alone{.waiting = static_cast<std::int64_t>(index)};
+    std::int64_t& cached = waiting_[index].cached_blocks;
+    while (cached > 0 && admission_blocks(alone) > book.device().free()) --cached;
+  }
+}
+
+std::vector<std::int64_t> PlacementStep::plan_tokens() const {
+  std::vector<SequenceProgress> progress;
+  progress.reserve(running_.size());
+  for (const PlacedRequest& request : running_) {
+    progress.push_back(
+        {std::max<std::int64_t>(request.prefill_tokens - request.context, 0), request.context});
+  }
+  return plan_step(progress, {.rows = limits_.batch_size + limits_.prefill_chunk,
+                              .prefill_chunk = limits_.prefill_chunk,
+                              .units = limits_.prompt_units});
+}
+
+std::vector<PlacedRequest>::iterator PlacementStep::find(SequenceId id) {
+  const auto found = std::ranges::find(running_, id, &PlacedRequest::id);
+  TRIPHASE_CHECK(found != running_.end(), fmt::format("sequence {} is not running", id.value));
+  return found;
+}
+
+void PlacementStep::require_not_started(std::string_view action) const {
+  TRIPHASE_CHECK(!started_, fmt::format("{} after the first admit or resume", action));
+}
+
+void PlacementStep::require_device_blocks(std::int64_t blocks) const {
+  TRIPHASE_CHECK(
+      blocks <= book_->device().free(),
+      fmt::format("{} device blocks are needed and {} are free", blocks, book_->device().free()));
+}
+
+// It prefills what the others leave.
+void PlacementStep::start(PlacedRequest request) {
+  request.step_tokens = 1;
+  if (request.prefilling()) {
+    request.step_tokens = std::min(request.prefill_tokens - request.context, prefill_left_);
+    prefill_left_ -= request.step_tokens;
+  }
+  started_ = others_run_ = true;
+  running_.push_back(request);
+}
+
+void PlacementStep::admit(Admit action) {
+  TRIPHASE_CHECK(action.waiting >= 0 &&
+                     action.waiting < static_cast<std::int64_t>(waiting_.size()) &&
+                     !admitted_[static_cast<std::size_t>(action.waiting)],
+                 "a waiting prompt");
+  TRIPHASE_CHECK(running_count() < limits_.batch_size, "a place in the batch");
+  TRIPHASE_CHECK(action.device_blocks >= 0 && action.host_blocks >= 0 && action.input_blocks >= 0,
+                 "reservations are not negative");
+  const WaitingRequest& request = waiting_[static_cast<std::size_t>(action.waiting)];
+  TRIPHASE_CHECK(action.input_blocks == 0 || request.found_blocks() == 0,
+                 "X of blocks that are there was not saved for it");
+  require_device_blocks(request.cached_blocks + action.device_blocks);
+  const KvBook::Admission admission =
+      book_->admit(request.tokens, request.max_tokens, request.context_key,
+                   {.device_blocks = action.device_blocks,
+                    .host_blocks = action.host_blocks,
+                    .input_blocks = action.input_blocks,
+                    .most_shared_blocks = request.found_blocks()});
+  TRIPHASE_CHECK(admission.sequence.valid(),
+                 fmt::format("{} host blocks and {} input blocks are needed, {} and {} are free",
+                             action.host_blocks, action.input_blocks, book_->host().free(),
+                             book_->inputs().free()));
+  admitted_[static_cast<std::size_t>(action.waiting)] = true;
+  start({.id = admission.sequence,
+         .prompt_tokens = request.prompt_tokens,
+         .prefill_tokens = request.prompt_tokens,
+         .context = admission.shared_tokens,
+         .max_tokens = request.max_tokens,
+         .context_key = request.context_key});
+  action.sequence = admission.sequence;
+  answer_.actions.emplace_back(action);
+}
+
+std::int64_t PlacementStep::admission_blocks(const Admit& action) const {
+  const WaitingRequest& request = waiting_[static_cast<std::size_t>(action.waiting)];
+  const std::int64_t found = request.found_blocks();
+  const std::int64_t context = found * limits_.block_tokens;
+  const std::int64_t step_tokens =
+      std::clamp<std::int64_t>(request.prompt_tokens - context, 0, prefill_left_);
+  const std::int64_t grown = limits_.blocks_for(context + step_tokens) - found;
+  return request.cached_blocks + std::max(action.device_blocks, grown);
+}
+
+std::int64_t PlacementStep::away_blocks(const WaitingRequest& request) const {
+  if (request.shared_blocks == 0) return 0;
+  return book_->find_prefix(request.tokens, request.context_key, request.shared_blocks).away;
+}
+
+void PlacementStep::offload(SequenceId id, std::int64_t count) {
+  require_not_started("offload");
+  static_cast<void>(find(id));
+  const std::int64_t away = book_->away_blocks(id);
+  const Offload action{id, away, away + count};
+  const std::int64_t full = book_->tokens(id) / limits_.block_tokens;
+  TRIPHASE_CHECK(
+      count > 0 && action.end_block <= full,
+      fmt::format("{}: only full blocks leave the device, and {} are full", to_text(action), full));
+  const std::int64_t room = book_->host().free() + book_->sequence(id).reserved_host;
+  TRIPHASE_CHECK(count <= room,
+                 fmt::format("{} host blocks are needed and {} are free", count, room));
+  book_->offload(id, count, answer_.moves);
+  answer_.actions.emplace_back(action);
+}
+
+void PlacementStep::load(SequenceId id, std::int64_t count) {
+  require_not_started("load");
+  static_cast<void>(find(id));
+  const std::int64_t away = book_->away_blocks(id);
+  const Load action{id, away - count, away};
+  TRIPHASE_CHECK(count > 0 && count <= book_->host_blocks(id),
+                 fmt::format("{}: host blocks are [{}, {})", to_text(action),
+                             book_->recomputable_blocks(id), away));
+  require_device_blocks(count);
+  book_->load(id, count, answer_.moves);
+  answer_.actions.emplace_back(action);
+}
+
+void PlacementStep::discard(SequenceId id, std::int64_t count) {
+  require_not_started("discard");
+  static_cast<void>(find(id));
+  const std::int64_t first = book_->recomputable_blocks(id);
+  const Discard action{id, first, first + count};
+  TRIPHASE_CHECK(
+      count > 0 && count <= book_->host_blocks(id),
+      fmt::format("{}: host blocks are [{}, {})", to_text(action), first, book_->away_blocks(id)));
+  book_->discard(id, count, answer_.moves);
+  answer_.actions.emplace_back(action);
+}
+
+void PlacementStep::preempt(SequenceId id, PreemptMode mode) {
+  require_not_started("preempt");
+  const auto request = find(id);
+  const bool crowded = limits_.partial_blocks > 0 && held_ > limits_.partial_blocks;
+  if (crowded || book_->shared_blocks(id) > 0) mode = PreemptMode::kDrop;
+  if (mode == PreemptMode::kSwap) {
+    book_->preempt(id, answer_.moves);
+  } else {
+    book_->release(id, answer_.moves);
+  }
+  running_.erase(request);
+  others_run_ = true;
+  answer_.actions.emplace_back(Preempt{id, mode});
+}
+
+void PlacementStep::preempt(SequenceId id) {
+  const std::int64_t room = book_->host().free() + book_->sequence(id).reserved_host;
+  const bool fits = book_->device_blocks(id) <= room;
+  preempt(id, fits ? PreemptMode::kSwap : PreemptMode::kDrop);
+}
+
+void PlacementStep::resume(std::size_t preempted, std::int64_t device_blocks) {
+  TRIPHASE_CHECK(preempted < preempted_.size() && !resumed_[preempted],
+                 "a preempted sequence is resumed once");
+  TRIPHASE_CHECK(running_count() < limits_.batch_size, "a place in the batch");
+  require_device_blocks(device_blocks);
+  PlacedRequest request = preempted_[preempted];
+  Resume action{request.admission, device_blocks};
+  if (request.mode == PreemptMode::kSwap) {
+    const std::int64_t partial =
+        limits_.blocks_for(request.context) - request.context / limits_.block_tokens;
+    TRIPHASE_CHECK(device_blocks >= partial && device_blocks <= book_->host_blocks(request.id),
+                   fmt::format("{}: the partial block and at most {} blocks come back",
+                               to_text(action), book_->host_blocks(request.id)));
+    book_->resume(request.id, device_blocks, answer_.moves);
+  } else {
+    request.id =
+        book_->admit({}, request.max_tokens, request.context_key, {.device_blocks = device_blocks})
+            .sequence;
+    TRIPHASE_CHECK(request.id.valid(), "a resumption that is counted out");
+  }
+  resumed_[preempted] = true;
+  action.sequence = request.id;
+  start(request);
+  answer_.actions.emplace_back(action);
+}
+
+std::int64_t PlacementStep::spare_device_blocks() const {
+  std::int64_t taken = 0;
+  for (const PlacedRequest& request : running_) {
+    const KvSequence& sequence = book_->sequence(request.id);
+    const std::int64_t grown = limits_.blocks_for(request.context + request.step_tokens) -
+                               static_cast<std::int64_t>(sequence.blocks.size());
+    taken += std::max<std::int64_t>(grown - sequence.reserved_device, 0);
+  }
+  return book_->device().free() - taken;
+}
+
+void PlacementStep::check() const {
+  const std::int64_t spare = spare_device_blocks();
+  TRIPHASE_CHECK(spare >= 0, fmt::format("the step needs {} more device blocks", -spare));
+  TRIPHASE_CHECK(!running_.empty() || (held_ == 0 && waiting_.empty()), "something runs");
+}
+
+PlacementAnswer PlacementStep::finish() {
+  check();
+  if (others_run_) answer_.tokens = plan_tokens();
+  return std::move(answer_);
+}
+
+std::string to_text(const PlacementAction& action) {
+  return std::visit(
+      [](const auto& a) -> std::string {
+        using Action = std::decay_t<decltype(a)>;
+        if constexpr (std::is_same_v<Action, Admit>) {
+          return fmt::format("admit #{} reserving {} device, {} host, {} input blocks", a.waiting,
+                             a.device_blocks, a.host_blocks, a.input_blocks);
+        } else if constexpr (std::is_same_v<Action, Preempt>) {
+          return fmt::format("preempt {} by {}", a.sequence.value,
+                             a.mode == PreemptMode::kSwap ? "swap" : "drop");
+        } else if constexpr (std::is_same_v<Action, Resume>) {
+          return fmt::format("resume #{} with {} device blocks", a.admission, a.device_blocks);
+        } else {
+          constexpr std::string_view kVerb = std::is_same_v<Action, Offload> ? "offload"
+                                             : std::is_same_v<Action, Load>  ? "load"
+                                                                             : "discard";
+          return fmt::format("{} {} [{}, {})", kVerb, a.sequence.value, a.first_block, a.end_block);
+        }
+      },
+      action);
+}
+
+}  // namespace triphase

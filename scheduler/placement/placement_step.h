@@ -1,0 +1,160 @@
+#pragma once
+
+// One decision of a placement policy: what it sees before a step and what it does. PURE. A policy
+// calls verbs; each changes the book of KV at once, is noted for whoever owns the bytes, and throws
+// an internal error (E-INT-CHECK) that names the broken rule when it is not allowed in the present
+// state. Engine and simulator carry out the same answer.
+
+#include <cstdint>
+#include <optional>
+#include <span>
+#include <string_view>
+#include <vector>
+
+#include "base/ids.h"
+#include "scheduler/attention/prompt_units.h"
+#include "scheduler/kv/kv_book.h"
+#include "scheduler/placement/phase_schedule.h"
+#include "scheduler/placement/placement_actions.h"
+
+namespace triphase {
+
+// Constant during a job. Blocks are of all layers.
+struct PlacementLimits {
+  std::int64_t layers = 0;
+  std::int64_t block_tokens = 0;
+  std::int64_t device_blocks = 0;  // KV on the device
+  std::int64_t host_blocks = 0;    // KV on the host; 0: the job has no host tier
+  std::int64_t input_blocks = 0;   // saved layer inputs X on the host
+  std::int64_t batch_size = 0;     // most running requests
+  std::int64_t prefill_chunk = 0;  // most prompt tokens of one step
+  PromptUnits prompt_units{};      // that a step does not cut
+  // Most requests, preempted ones included, whose partial blocks have a place while they wait on
+  // the host. 0: no limit.
+  std::int64_t partial_blocks = 0;
+
+  [[nodiscard]] std::int64_t blocks_for(std::int64_t tokens) const {
+    return (tokens + block_tokens - 1) / block_tokens;
+  }
+
+  friend bool operator==(const PlacementLimits&, const PlacementLimits&) = default;
+};
+
+// A request that runs or was preempted. The book says where its KV is.
+struct PlacedRequest {
+  SequenceId id;                // in the book; of one that was dropped: none's
+  std::uint64_t admission = 0;  // how many were admitted before it, the first time
+  std::int64_t prompt_tokens = 0;
+  // Leading tokens that are computed as prefill: the prompt, and after a drop all that it had.
+  std::int64_t prefill_tokens = 0;
+  std::int64_t context = 0;       // tokens whose KV exists now; after a drop: 0
+  std::int64_t max_tokens = 0;    // longest context it may reach
+  std::uint64_t context_key = 0;  // KvBook::admit
+  PreemptMode mode{};             // while it is preempted
+  std::int64_t step_tokens = 0;   // that the step is expected to add
+
+  [[nodiscard]] bool prefilling() const { return context < prefill_tokens; }
+  // j of ALISA's Algorithm 2: tokens generated so far; negative while the prompt is computed.
+  [[nodiscard]] std::int64_t decode_step() const { return context - prompt_tokens; }
+
+  friend bool operator==(const PlacedRequest&, const PlacedRequest&) = default;
+};
+
+// In order of arrival.
+struct WaitingRequest {
+  std::int64_t prompt_tokens = 0;
+  std::int64_t max_tokens = 0;
+  std::uint64_t context_key = 0;
+  std::span<const TokenId> tokens{};  // what it can share blocks by; none: it shares nothing
+  std::int64_t shared_blocks = 0;     // leading ones that running requests hold
+  // Leading blocks that nobody holds, after shared_blocks. They count as free until they are taken.
+  std::int64_t cached_blocks = 0;
+
+  [[nodiscard]] std::int64_t found_blocks() const { return shared_blocks + cached_blocks; }
+};
+
+// The oldest block tells, since places are ordered by age; one on its way counts where it goes.
+[[nodiscard]] Phase phase_of(const KvBook& book, SequenceId sequence);
+
+// Finds what is there of the request's prompt: at most `most` blocks.
+void find_shared(const KvBook& book, std::optional<std::int64_t> most, WaitingRequest& request);
+
+// What a decision came to.
+struct PlacementAnswer {
+  PlacementActions actions;
+  KvMoves moves;                     // what happens to bytes
+  std::vector<std::int64_t> tokens;  // to compute of each request that runs now, in their order
+};
+
+class PlacementStep {
+ public:
+  // `running` in order of admission, `preempted` in order of their first one. No block moves.
+  // `step` counts from 0.
+  PlacementStep(const PlacementLimits& limits, std::int64_t step, KvBook& book,
+                std::vector<PlacedRequest> running, std::vector<PlacedRequest> preempted,
+                std::vector<WaitingRequest> waiting);
+
+  [[nodiscard]] const PlacementLimits& limits() const { return limits_; }
+  [[nodiscard]] std::int64_t number() const { return number_; }
+  [[nodiscard]] const KvBook& book() const { return *book_; }
+  // Those that run after the actions so far: admitted and resumed ones come last.
+  [[nodiscard]] const std::vector<PlacedRequest>& running() const { return running_; }
+  [[nodiscard]] std::int64_t running_count() const {
+    return static_cast<std::int64_t>(running_.size());
+  }
+  // As they were before the step.
+  [[nodiscard]] const std::vector<PlacedRequest>& preempted() const { return preempted_; }
+  [[nodiscard]] const std::vector<WaitingRequest>& waiting() const { return waiting_; }
+  [[nodiscard]] const PlacementActions& actions() const { return answer_.actions; }
+
+  // The verbs. Counts are in blocks.
+  void admit(Admit action);
+  void offload(SequenceId id, std::int64_t count);
+  void load(SequenceId id, std::int64_t count);
+  void discard(SequenceId id, std::int64_t count);
+  // Blocks that others hold stay with them, so that a request that shares some is dropped, whatever
+  // `mode` says; also where nothing keeps its partial block.
+  void preempt(SequenceId id, PreemptMode mode);
+  // It waits on the host where that has room for all of it, else it is dropped.
+  void preempt(SequenceId id);
+  void resume(std::size_t preempted, std::int64_t device_blocks);
+
+  // Device blocks (neither held nor reserved) that are left after the step has grown; may be < 0.
+  [[nodiscard]] std::int64_t spare_device_blocks() const;
+  // Device blocks that this admission and its first step would take from the free ones.
+  [[nodiscard]] std::int64_t admission_blocks(const Admit& action) const;
+  // Blocks of a waiting request that are there but not on the device.
+  [[nodiscard]] std::int64_t away_blocks(const WaitingRequest& request) const;
+  // Prompt tokens that the step can still take.
+  [[nodiscard]] std::int64_t prefill_left() const { return prefill_left_; }
+
+  // Throws when the growth of the running requests does not fit what is free and reserved, or
+  // when nothing runs although something could.
+  void check() const;
+
+  // Ends the decision.
+  [[nodiscard]] PlacementAnswer finish();
+
+ private:
+  [[nodiscard]] std::vector<std::int64_t> plan_tokens() const;
+  [[nodiscard]] std::vector<PlacedRequest>::iterator find(SequenceId id);
+  void require_not_started(std::string_view action) const;
+  void require_device_blocks(std::int64_t blocks) const;
+  void start(PlacedRequest request);
+
+  PlacementLimits limits_;
+  std::int64_t number_;
+  KvBook* book_;
+  std::vector<PlacedRequest> running_;
+  std::vector<PlacedRequest> preempted_;
+  std::vector<WaitingRequest> waiting_;
+  std::vector<bool> admitted_;  // by index into waiting_
+  std::vector<bool> resumed_;   // by index into preempted_
+  bool started_ = false;        // a request was admitted or resumed
+  bool others_run_ = false;     // than before the step
+  std::int64_t held_ = 0;       // running and preempted requests before the step
+  std::int64_t prefill_left_ = 0;
+  PlacementAnswer answer_;
+};
+
+}  // namespace triphase

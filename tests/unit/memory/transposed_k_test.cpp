@@ -1,0 +1,124 @@
+#include "memory/kv/transposed_k.h"
+
+#include <gtest/gtest.h>
+
+#include <numeric>
+#include <vector>
+
+namespace triphase {
+namespace {
+
+SequenceId line_of(KvBook& kv, std::int64_t tokens, TokenId first) {
+  std::vector<TokenId> prompt(static_cast<std::size_t>(tokens));
+  std::iota(prompt.begin(), prompt.end(), first);
+  const SequenceId id = kv.admit(prompt, tokens, 0, {.host_blocks = tokens / 4}).sequence;
+  kv.append(id, tokens);
+  return id;
+}
+
+TEST(TransposedK, ABlockKeepsItsPlaceWhereverItGoes) {
+  KvBook kv({.block_tokens = 4, .device_blocks = 6, .host_blocks = 8});
+  TransposedK columns(2, 2, kv.block_capacity());
+  const SequenceId line = line_of(kv, 12, 0);
+  EXPECT_EQ(columns.find(kv, line, 0), TransposedK::kNone);
+  const std::int32_t place = columns.take(kv, line, 0);
+  EXPECT_EQ(columns.take(kv, line, 0), place);
+  const PageId page = columns.page(LayerId(1), place);
+  EXPECT_NE(page, columns.page(LayerId(0), place));
+  EXPECT_FALSE(columns.is_ready(page));
+  columns.ready()[page.index()] = 1;
+  KvMoves moves;
+  kv.offload(line, 1, moves);
+  kv.finish_moves();
+  EXPECT_EQ(columns.find(kv, line, 0), place);
+  EXPECT_TRUE(columns.is_ready(page));
+  EXPECT_NE(columns.take(kv, line, 1), place);
+  EXPECT_EQ(columns.take(kv, line, 2), TransposedK::kNone) << "there are two places";
+  EXPECT_EQ(columns.peak(), 2);
+  EXPECT_FALSE(columns.page(LayerId(0), TransposedK::kNone).valid());
+}
+
+TEST(TransposedK, APlaceOfABlockThatIsGoneGoesToAnotherEmpty) {
+  KvBook kv({.block_tokens = 4, .device_blocks = 3, .host_blocks = 8});
+  TransposedK columns(2, 2, kv.block_capacity());
+  for (TokenId first = 0; first < 1000; first += 100) {
+    columns.begin_step();
+    const SequenceId line = line_of(kv, 12, first);
+    for (const std::int64_t block : {0, 1}) {
+      ASSERT_EQ(columns.find(kv, line, block), TransposedK::kNone) << "another block's place";
+      const std::int32_t place = columns.take(kv, line, block);
+      ASSERT_NE(place, TransposedK::kNone);
+      for (const std::int64_t layer : {0, 1}) {
+        const PageId page = columns.page(LayerId(layer), place);
+        EXPECT_FALSE(columns.is_ready(page));
+        columns.ready()[page.index()] = 1;
+      }
+    }
+    KvMoves moves;
+    kv.release(line, moves);
+  }
+}
+
+TEST(TransposedK, LooksForPlacesOfBlocksThatAreGoneOnceAStep) {
+  KvBook kv({.block_tokens = 4, .device_blocks = 9, .host_blocks = 8});
+  TransposedK columns(1, 1, kv.block_capacity());
+  const SequenceId first = line_of(kv, 4, 0);
+  const SequenceId second = line_of(kv, 4, 100);
+  const std::int32_t place = columns.take(kv, first, 0);
+  ASSERT_NE(place, TransposedK::kNone);
+  columns.begin_step();
+  EXPECT_EQ(columns.take(kv, second, 0), TransposedK::kNone);
+  KvMoves moves;
+  kv.release(first, moves);
+  // Its block may be kept for later prompts until another one wants its page.
+  const SequenceId third = line_of(kv, 28, 200);
+  EXPECT_EQ(columns.take(kv, third, 0), TransposedK::kNone) << "looked for in this step already";
+  columns.begin_step();
+  EXPECT_EQ(columns.take(kv, third, 0), place);
+}
+
+TEST(TransposedK, BlocksOfASequenceLieSideBySideWhereThereIsRoom) {
+  KvBook kv({.block_tokens = 4, .device_blocks = 20, .host_blocks = 20});
+  TransposedK columns(11, 3, kv.block_capacity(), 4);
+  const SequenceId first = line_of(kv, 24, 0);
+  const SequenceId second = line_of(kv, 24, 100);
+  // Two lines take turns, as in steps that close a block of each.
+  for (const std::int64_t block : {0, 1, 2, 3, 4}) {
+    for (const SequenceId line : {first, second}) {
+      ASSERT_NE(columns.take(kv, line, block), TransposedK::kNone) << block;
+    }
+  }
+  for (const SequenceId line : {first, second}) {
+    for (const std::int64_t layer : {0, 1, 2}) {
+      const auto page = [&](std::int64_t block) {
+        return columns.page(LayerId(layer), columns.find(kv, line, block)).value;
+      };
+      for (const std::int64_t block : {1, 2, 3}) EXPECT_EQ(page(block), page(0) + block);
+      EXPECT_EQ(page(0) % 4, 0);
+    }
+  }
+  // Every page of every layer is there once.
+  std::vector<int> seen(33, 0);
+  for (std::int32_t place = 0; place < 11; ++place) {
+    for (const std::int64_t layer : {0, 1, 2}) {
+      const PageId page = columns.page(LayerId(layer), place);
+      ASSERT_LT(page.index(), seen.size());
+      EXPECT_EQ(seen[page.index()]++, 0) << page.value;
+    }
+  }
+  EXPECT_NE(columns.take(kv, first, 5), TransposedK::kNone) << "the eleventh place";
+  EXPECT_EQ(columns.take(kv, second, 5), TransposedK::kNone);
+  EXPECT_EQ(columns.peak(), 11);
+  // A line that is gone leaves whole groups to the next.
+  KvMoves moves;
+  kv.release(first, moves);
+  const SequenceId third = line_of(kv, 56, 200);
+  columns.begin_step();
+  const std::int32_t begin = columns.take(kv, third, 0);
+  ASSERT_NE(begin, TransposedK::kNone);
+  EXPECT_EQ(begin % 4, 0);
+  EXPECT_EQ(columns.take(kv, third, 1), begin + 1);
+}
+
+}  // namespace
+}  // namespace triphase

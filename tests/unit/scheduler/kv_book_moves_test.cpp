@@ -1,0 +1,328 @@
+#include <gtest/gtest.h>
+
+#include <map>
+#include <numeric>
+#include <random>
+#include <utility>
+
+#include "base/error.h"
+#include "scheduler/kv/kv_book.h"
+
+namespace triphase {
+namespace {
+
+std::vector<TokenId> iota_tokens(std::size_t count, TokenId first = 0) {
+  std::vector<TokenId> tokens(count);
+  std::iota(tokens.begin(), tokens.end(), first);
+  return tokens;
+}
+
+TEST(KvMoves, AnOffloadedBlockGivesItsSlabBack) {
+  KvBook kv({.block_tokens = 4, .device_blocks = 3, .host_blocks = 4});
+  const auto admission = kv.admit(iota_tokens(4), 16, 0, {.device_blocks = 2, .host_blocks = 2});
+  ASSERT_TRUE(admission.sequence.valid());
+  const SequenceId id = admission.sequence;
+  kv.append(id, 4);
+  EXPECT_EQ(kv.device().reserved(), 1);
+  EXPECT_EQ(kv.host().free(), 2);
+  KvMoves moves;
+  kv.offload(id, 1, moves);
+  ASSERT_EQ(moves.size(), 1U);
+  EXPECT_EQ(moves[0].kind, KvMove::Kind::kOffload);
+  EXPECT_EQ(moves[0].slab, kv.block(id, 0).slab);
+  EXPECT_GE(moves[0].host_block, 0);
+  EXPECT_TRUE(kv.block(id, 0).on_device()) << "read where it was until the move is finished";
+  EXPECT_EQ(kv.host_blocks(id), 1) << "counted where it goes";
+  EXPECT_EQ(kv.device().free(), 2);
+  EXPECT_EQ(kv.append_room(id), 8) << "its slab cannot be taken yet";
+  kv.finish_moves();
+  kv.check();
+  EXPECT_EQ(kv.device().used(), 0);
+  EXPECT_EQ(kv.append_room(id), 12);
+  EXPECT_EQ(kv.block(id, 0).place, BlockPlace::kHost);
+  EXPECT_THROW(kv.offload(id, 1, moves), Error);
+
+  moves.clear();
+  kv.load(id, 1, moves);
+  EXPECT_EQ(moves.at(0).kind, KvMove::Kind::kLoad);
+  EXPECT_FALSE(kv.block(id, 0).on_device());
+  EXPECT_EQ(kv.device_blocks(id), 1);
+  kv.finish_moves();
+  kv.check();
+  EXPECT_EQ(kv.block(id, 0).place, BlockPlace::kDevice);
+}
+
+TEST(KvMoves, PartialBlocksStay) {
+  KvBook kv({.block_tokens = 4, .device_blocks = 6, .host_blocks = 4});
+  const SequenceId id = kv.admit(iota_tokens(3), 8, 0).sequence;
+  kv.append(id, 3);
+  KvMoves moves;
+  EXPECT_THROW(kv.offload(id, 1, moves), Error);
+}
+
+TEST(KvMoves, AFullHostRefusesAndReservationsKeepItsBlocks) {
+  KvBook kv({.block_tokens = 4, .device_blocks = 8, .host_blocks = 2});
+  const SequenceId first = kv.admit(iota_tokens(8), 8, 0, {.host_blocks = 2}).sequence;
+  EXPECT_FALSE(kv.admit(iota_tokens(8), 8, 1, {.host_blocks = 1}).sequence.valid());
+  const SequenceId second = kv.admit(iota_tokens(8), 8, 1).sequence;
+  kv.append(second, 8);
+  KvMoves moves;
+  EXPECT_THROW(kv.offload(second, 1, moves), Error);
+  kv.append(first, 8);
+  kv.offload(first, 2, moves);
+  kv.check();
+}
+
+TEST(KvMoves, OnlyHostBlocksWithSavedInputsAreDiscarded) {
+  KvBook kv({.block_tokens = 4, .device_blocks = 8, .host_blocks = 2, .input_blocks = 1});
+  const SequenceId id = kv.admit(iota_tokens(8), 12, 0, {.input_blocks = 1}).sequence;
+  EXPECT_EQ(kv.inputs().free(), 0);
+  EXPECT_FALSE(kv.admit(iota_tokens(8, 50), 12, 0, {.input_blocks = 1}).sequence.valid());
+  kv.append(id, 8);
+  EXPECT_EQ(kv.input_blocks(id), 1);
+  KvMoves moves;
+  EXPECT_THROW(kv.discard(id, 1, moves), Error) << "on the device";
+  kv.offload(id, 2, moves);
+  moves.clear();
+  kv.discard(id, 1, moves);
+  ASSERT_EQ(moves.size(), 2U) << "what is on its way arrives first";
+  EXPECT_EQ(moves[0].kind, KvMove::Kind::kWait);
+  EXPECT_EQ(moves[1].kind, KvMove::Kind::kGiveUp);
+  kv.check();
+  EXPECT_EQ(kv.block(id, 0).place, BlockPlace::kRecomputable);
+  EXPECT_EQ(kv.host().free(), 1);
+  EXPECT_EQ(kv.block(id, 0).host_block, -1);
+  EXPECT_THROW(kv.discard(id, 1, moves), Error) << "no layer inputs";
+  kv.release(id, moves);
+  kv.check();
+  EXPECT_EQ(kv.inputs().free(), 1);
+}
+
+TEST(KvMoves, InputsThatAnEndedSequenceLeftDoNotBreakPromises) {
+  KvBook kv({.block_tokens = 4, .device_blocks = 8, .host_blocks = 2, .input_blocks = 1});
+  const SequenceId first = kv.admit(iota_tokens(5), 8, 0, {.input_blocks = 1}).sequence;
+  kv.append(first, 5);
+  kv.publish(first, iota_tokens(5));
+  KvMoves moves;
+  kv.release(first, moves);
+  EXPECT_EQ(kv.inputs().free(), 1);
+  const SequenceId second = kv.admit(iota_tokens(4, 50), 4, 0, {.input_blocks = 1}).sequence;
+  // Shares the block whose layer inputs the second one was promised.
+  const auto third = kv.admit(iota_tokens(5), 8, 0);
+  EXPECT_EQ(third.shared_tokens, 4);
+  kv.check();
+  kv.append(second, 4);
+  kv.check();
+  EXPECT_EQ(kv.input_blocks(second), 1);
+}
+
+// Both tiers full: the resumed sequence's slabs are those that the other one leaves.
+TEST(KvMoves, APreemptedSequenceWaitsOnTheHostAndSharesNothing) {
+  KvBook kv({.block_tokens = 4, .device_blocks = 3, .host_blocks = 6});
+  const SequenceId first = kv.admit(iota_tokens(10), 12, 0, {.device_blocks = 3}).sequence;
+  kv.append(first, 10);
+  kv.publish(first, iota_tokens(10));
+  KvMoves moves;
+  kv.preempt(first, moves);
+  EXPECT_EQ(moves.size(), 3U) << "the partial block too";
+  EXPECT_EQ(kv.host_blocks(first), 3);
+  EXPECT_TRUE(kv.find_prefix(iota_tokens(10), 0).blocks.empty());
+  kv.finish_moves();
+  const SequenceId second = kv.admit(iota_tokens(10), 12, 0, {.device_blocks = 3}).sequence;
+  kv.append(second, 10);
+  kv.publish(second, iota_tokens(10));
+  EXPECT_EQ(kv.block(first, 0).references, 1)
+      << "equal blocks of one that waits are not taken over";
+  kv.check();
+  moves.clear();
+  kv.preempt(second, moves);
+  kv.resume(first, 2, moves);
+  // Three blocks leave, which is waited for; two come back, and are there at once.
+  EXPECT_EQ(moves.at(3).kind, KvMove::Kind::kWait);
+  EXPECT_EQ(moves.at(4).kind, KvMove::Kind::kLoad);
+  EXPECT_EQ(moves.at(6).kind, KvMove::Kind::kWait);
+  EXPECT_EQ(moves.size(), 7U);
+  EXPECT_FALSE(kv.moving());
+  EXPECT_EQ(kv.host_blocks(first), 1);
+  EXPECT_EQ(kv.device_blocks(first), 2);
+  kv.check();
+}
+
+// A sequence that shares its first block and has younger ones on the host.
+TEST(KvMoves, LoadingASharedBlockLeavesNoHole) {
+  KvBook kv({.block_tokens = 4, .device_blocks = 8, .host_blocks = 6});
+  const SequenceId first = kv.admit(iota_tokens(9), 12, 0).sequence;
+  kv.append(first, 9);
+  kv.publish(first, iota_tokens(9));
+  const SequenceId second = kv.admit(iota_tokens(5), 12, 0).sequence;
+  EXPECT_EQ(kv.block(first, 0).references, 2);
+  EXPECT_EQ(kv.shared_blocks(first), 1);
+  KvMoves moves;
+  kv.offload(first, 2, moves);
+  kv.finish_moves();
+  EXPECT_EQ(kv.host_blocks(second), 1) << "an action on a block is for all that hold it";
+  EXPECT_THROW(kv.load(second, 1, moves), Error);
+  EXPECT_THROW(kv.preempt(second, moves), Error);
+  kv.load(first, 2, moves);
+  kv.finish_moves();
+  EXPECT_EQ(kv.device_blocks(second), 1);
+  kv.check();
+}
+
+TEST(KvMoves, AJobThatIsGivenUpLeavesNothing) {
+  KvBook kv({.block_tokens = 4, .device_blocks = 8, .host_blocks = 6});
+  const SequenceId id = kv.admit(iota_tokens(9), 12, 0).sequence;
+  kv.append(id, 9);
+  kv.publish(id, iota_tokens(9));
+  KvMoves moves;
+  kv.offload(id, 1, moves);
+  kv.give_up();
+  kv.check();
+  EXPECT_EQ(kv.device().free(), 8);
+  EXPECT_EQ(kv.host().free(), 6);
+  EXPECT_EQ(kv.admit(iota_tokens(9), 12, 0).shared_tokens, 0);
+}
+
+// Random lives of sequences whose blocks move to and fro and are discarded: no page, host block or
+// input block is lost or held twice, every promise holds, and every token keeps the bytes that were
+// written for it or for its layer inputs.
+TEST(KvBookMovesProperty, RandomMovesKeepEveryTokensContent) {
+  int discarded = 0;
+  for (int seed = 0; seed < 150; ++seed) {
+    SCOPED_TRACE(seed);
+    std::mt19937 random(static_cast<unsigned>(seed));
+    const auto pick = [&random](std::int64_t low, std::int64_t high) {
+      return std::uniform_int_distribution<std::int64_t>(low, high)(random);
+    };
+    const KvBook::Shape shape{.block_tokens = pick(1, 5),
+                              .device_blocks = pick(6, 20),
+                              .host_blocks = pick(0, 12),
+                              .input_blocks = pick(0, 6)};
+    KvBook kv(shape);
+    struct Life {
+      std::vector<TokenId> tokens;
+      std::int64_t max_tokens = 0;
+    };
+    std::map<std::int32_t, Life> lives;
+    // What stands in the tiers.
+    std::map<std::pair<int, std::int64_t>, TokenId> content;
+    const auto key = [&](SequenceId id, std::int64_t token) {
+      const KvBlock& block = kv.block(id, token / shape.block_tokens);
+      const std::int32_t at = block.on_device() ? block.slab : block.host_block;
+      return std::pair(block.on_device() ? 0 : 1,
+                       at * shape.block_tokens + token % shape.block_tokens);
+    };
+    constexpr int kInputs = 2;  // beside the two tiers: saved layer inputs
+    const auto read = [&](SequenceId id, std::int64_t token) {
+      const std::int64_t block = token / shape.block_tokens;
+      if (kv.block(id, block).place != BlockPlace::kRecomputable) {
+        return content[key(id, token)];
+      }
+      return content[{kInputs, kv.block(id, block).input_block * shape.block_tokens +
+                                   token % shape.block_tokens}];
+    };
+    KvMoves moves;
+    // Copies arrive when they are waited for; then what they were copied from is poisoned.
+    KvMoves under_way;
+    const auto arrive = [&] {
+      for (const KvMove& move : under_way) {
+        const bool load = move.kind == KvMove::Kind::kLoad;
+        for (std::int64_t i = 0; i < shape.block_tokens; ++i) {
+          TokenId& slab = content[{0, move.slab * shape.block_tokens + i}];
+          TokenId& host = content[{1, move.host_block * shape.block_tokens + i}];
+          (load ? slab : host) = std::exchange(load ? host : slab, -1);
+        }
+      }
+      under_way.clear();
+    };
+    const auto carry_out = [&] {
+      for (const KvMove& move : moves) {
+        if (move.kind == KvMove::Kind::kWait) arrive();
+        if (move.kind == KvMove::Kind::kGiveUp) {
+          content[{1, move.host_block * shape.block_tokens}] = -1;
+        }
+        if (move.slab >= 0) under_way.push_back(move);
+      }
+      moves.clear();
+    };
+    for (int step = 0; step < 150; ++step) {
+      const std::int64_t action = pick(0, 7);
+      if (action == 7) {
+        arrive();
+        kv.finish_moves();
+      }
+      if (action == 0) {
+        Life life;
+        life.tokens = iota_tokens(static_cast<std::size_t>(pick(1, 12)),
+                                  static_cast<TokenId>(pick(0, 1) * 100));
+        life.max_tokens = static_cast<std::int64_t>(life.tokens.size()) + pick(0, 10);
+        KvBook::Reservation reservation;
+        if (pick(0, 1) == 1) {
+          reservation = {.device_blocks = pick(1, 3), .host_blocks = pick(0, 3)};
+        }
+        if (kv.find_prefix(life.tokens, 0).blocks.empty()) {
+          reservation.input_blocks = std::min(pick(0, 3), kv.inputs().free());
+        }
+        const auto admission = kv.admit(life.tokens, life.max_tokens, 0, reservation);
+        if (admission.sequence.valid()) lives[admission.sequence.value] = life;
+      } else if (!lives.empty()) {
+        auto entry = std::next(lives.begin(), pick(0, static_cast<std::int64_t>(lives.size()) - 1));
+        const SequenceId id(entry->first);
+        Life& life = entry->second;
+        const std::int64_t tokens = kv.tokens(id);
+        if (action == 1) {
+          const std::int64_t count =
+              std::min({pick(1, 6), kv.append_room(id), life.max_tokens - tokens});
+          if (count > 0) {
+            while (static_cast<std::int64_t>(life.tokens.size()) < tokens + count) {
+              life.tokens.push_back(static_cast<TokenId>(pick(0, 50)));
+            }
+            kv.append(id, count);
+            for (std::int64_t token = tokens; token < tokens + count; ++token) {
+              content[key(id, token)] = life.tokens[static_cast<std::size_t>(token)];
+              const std::int32_t inputs = kv.block(id, token / shape.block_tokens).input_block;
+              if (inputs >= 0) {
+                content[{kInputs, inputs * shape.block_tokens + token % shape.block_tokens}] =
+                    life.tokens[static_cast<std::size_t>(token)];
+              }
+            }
+            kv.publish(id, std::span(life.tokens).first(static_cast<std::size_t>(tokens + count)));
+          }
+        } else if (action == 2) {
+          kv.release(id, moves);
+          lives.erase(entry);
+        } else if (action == 3) {
+          std::int64_t count = 0;
+          while (count < kv.host_blocks(id) &&
+                 kv.block(id, kv.recomputable_blocks(id) + count).input_block >= 0) {
+            ++count;
+          }
+          kv.discard(id, count, moves);
+          discarded += static_cast<int>(count);
+        } else if (action <= 5) {
+          const std::int64_t full = tokens / shape.block_tokens - kv.away_blocks(id);
+          const std::int64_t count =
+              std::min({pick(1, 3), full, kv.host().free() + kv.sequence(id).reserved_host});
+          if (count > 0) kv.offload(id, count, moves);
+        } else if (action == 6 && kv.shared_blocks(id) == 0) {
+          const std::int64_t count =
+              std::min({pick(1, 3), kv.host_blocks(id),
+                        kv.device().free() + kv.sequence(id).reserved_device});
+          if (count > 0) kv.load(id, count, moves);
+        }
+      }
+      carry_out();
+      kv.check();
+      for (const auto& [value, life] : lives) {
+        for (std::int64_t token = 0; token < kv.tokens(SequenceId(value)); ++token) {
+          ASSERT_EQ(read(SequenceId(value), token), life.tokens[static_cast<std::size_t>(token)])
+              << "sequence " << value << " token " << token << " step " << step;
+        }
+      }
+    }
+  }
+  EXPECT_GT(discarded, 100);
+}
+
+}  // namespace
+}  // namespace triphase
