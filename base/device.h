@@ -1,8 +1,9 @@
 #pragma once
 
 // SEAM 1: where bytes live and in which order work on them happens. One instance per device;
-// implementations are memory/host_device and (later) memory/cuda. Buffers are owned by move-only
-// DeviceBuffer; everything else sees raw views. Not thread safe unless a function says so.
+// implementations are memory/host_device, memory/cuda and, for tests, the emulated device. Pools
+// (memory/memory_pool.h) own allocations; everything else sees raw views. Not thread safe unless a
+// function says so.
 
 #include <cstddef>
 #include <cstdint>
@@ -29,12 +30,29 @@ inline constexpr int kMemoryTags = 8;
 enum class MemoryTier : std::uint8_t { kDevice, kHost };
 [[nodiscard]] std::string_view memory_tier_name(MemoryTier tier);
 
-// Work queued on one stream runs in order. The CPU device runs work at once, so its streams only
-// mark where order matters. Synchronise before the host reads what a stream wrote.
+class Event;
+
+// Work queued on one stream runs in order; streams run beside each other, but for events. The CPU
+// device runs work at once, so its streams only mark where order matters.
 class Stream {
  public:
   virtual ~Stream() = default;
+  // The host waits for all that is queued. Before it reads what a stream writes, or writes what a
+  // stream reads. Throws what made work fail.
   virtual void synchronize() = 0;
+  // What is queued from now on runs after the point that `event` last recorded.
+  virtual void wait_for(const Event& event) = 0;
+};
+
+// A point in a stream's work.
+class Event {
+ public:
+  virtual ~Event() = default;
+  virtual void record(Stream& stream) = 0;  // all that is queued so far
+  virtual void synchronize() = 0;           // the host waits for the point
+  [[nodiscard]] virtual bool done() = 0;    // also where nothing was recorded yet
+  // Seconds between two points that have been reached.
+  [[nodiscard]] virtual double seconds_since(const Event& earlier) const = 0;
 };
 
 class Device {
@@ -44,8 +62,15 @@ class Device {
   // Bytes aligned to at least 64, uninitialised. Throws E-MEM-ALLOC (exit 5) when refused.
   [[nodiscard]] virtual void* allocate(std::size_t bytes) = 0;
   virtual void release(void* data, std::size_t bytes) noexcept = 0;
+  // Host memory that copies reach at full speed and kernels in place (pinned). Small; what is large
+  // comes from PinnedHostDevice.
+  [[nodiscard]] virtual void* allocate_host(std::size_t bytes) = 0;
+  virtual void release_host(void* data, std::size_t bytes) noexcept = 0;
+  // Between any two of host and device. Pinned memory is read and written when the copy runs, other
+  // host memory by the time the call returns.
   virtual void copy(void* to, const void* from, std::size_t bytes, Stream& stream) = 0;
   [[nodiscard]] virtual std::unique_ptr<Stream> make_stream() = 0;
+  [[nodiscard]] virtual std::unique_ptr<Event> make_event() = 0;
 };
 
 }  // namespace triphase

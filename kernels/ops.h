@@ -226,13 +226,6 @@ class Ops {
   virtual void kv_close(std::span<const KvClose> blocks, const KvLayerView& cache,
                         Stream& stream) = 0;
 
-  // Copies tokens between slots of the cache and host records, [token][kv_head][K, V][head_dim] in
-  // the cache's dtype (scales stay where they are). records: slots.size() of them.
-  virtual void kv_pack(const KvLayerView& cache, std::span<const std::int32_t> slots,
-                       std::byte* records, Stream& stream) = 0;
-  virtual void kv_unpack(const std::byte* records, std::span<const std::int32_t> slots,
-                         const KvLayerView& cache, Stream& stream) = 0;
-
   // out[query, head] = softmax(scale * q . K) V over the tokens each query sees. q, out
   // [T, heads * head_dim] F32; the heads of one KV head are consecutive (heads / kv_heads of them).
   // Segments must not share rows of q. A query's result depends only on its row, its position and

@@ -4,6 +4,7 @@
 #include <sys/mman.h>
 
 #include <algorithm>
+#include <chrono>
 #include <cstdlib>
 #include <cstring>
 #include <fstream>
@@ -20,6 +21,21 @@ constexpr std::size_t kMapFrom = 1 << 20;  // blocks from here on are mapped, sm
 class HostStream final : public Stream {
  public:
   void synchronize() override {}
+  void wait_for(const Event&) override {}
+};
+
+class HostEvent final : public Event {
+ public:
+  void record(Stream&) override { at_ = std::chrono::steady_clock::now(); }
+  void synchronize() override {}
+  [[nodiscard]] bool done() override { return true; }
+  [[nodiscard]] double seconds_since(const Event& earlier) const override {
+    const auto& from = dynamic_cast<const HostEvent&>(earlier);
+    return std::chrono::duration<double>(at_ - from.at_).count();
+  }
+
+ private:
+  std::chrono::steady_clock::time_point at_;
 };
 
 [[noreturn]] void refuse(std::size_t bytes) {
@@ -77,6 +93,8 @@ void HostDevice::copy(void* to, const void* from, std::size_t bytes, Stream&) {
 }
 
 std::unique_ptr<Stream> HostDevice::make_stream() { return std::make_unique<HostStream>(); }
+
+std::unique_ptr<Event> HostDevice::make_event() { return std::make_unique<HostEvent>(); }
 
 HostMemory host_memory() {
   HostMemory memory;

@@ -13,8 +13,11 @@ class HostDevice final : public Device {
   [[nodiscard]] std::string_view name() const override { return "cpu"; }
   [[nodiscard]] void* allocate(std::size_t bytes) override;
   void release(void* data, std::size_t bytes) noexcept override;
+  [[nodiscard]] void* allocate_host(std::size_t bytes) override { return allocate(bytes); }
+  void release_host(void* data, std::size_t bytes) noexcept override { release(data, bytes); }
   void copy(void* to, const void* from, std::size_t bytes, Stream& stream) override;
   [[nodiscard]] std::unique_ptr<Stream> make_stream() override;
+  [[nodiscard]] std::unique_ptr<Event> make_event() override;
 };
 
 // Bytes this process may still take: the smaller of MemAvailable and what the cgroup (v2 or v1)

@@ -74,6 +74,27 @@ class MemoryPool {
   std::array<PoolUse, kMemoryTags> by_tag_{};
 };
 
+// The owner of memory from Device::allocate_host.
+class HostBuffer {
+ public:
+  HostBuffer() = default;
+  HostBuffer(Device& device, std::size_t bytes)
+      : data_(static_cast<std::byte*>(device.allocate_host(bytes)), GiveBack{&device, bytes}) {}
+  [[nodiscard]] std::byte* data() const { return data_.get(); }
+  template <class T>
+  [[nodiscard]] T* as() const {
+    return reinterpret_cast<T*>(data_.get());
+  }
+
+ private:
+  struct GiveBack {
+    Device* device;
+    std::size_t bytes;
+    void operator()(std::byte* data) const noexcept { device->release_host(data, bytes); }
+  };
+  std::unique_ptr<std::byte, GiveBack> data_{nullptr, GiveBack{nullptr, 0}};
+};
+
 // The pool seen as a Device with one tag, for code that takes its memory from a Device.
 class PoolDevice final : public Device {
  public:
@@ -83,11 +104,20 @@ class PoolDevice final : public Device {
   void release(void* data, std::size_t bytes) noexcept override {
     pool_->give_back(data, bytes, tag_);
   }
+  [[nodiscard]] void* allocate_host(std::size_t bytes) override {
+    return pool_->device().allocate_host(bytes);
+  }
+  void release_host(void* data, std::size_t bytes) noexcept override {
+    pool_->device().release_host(data, bytes);
+  }
   void copy(void* to, const void* from, std::size_t bytes, Stream& stream) override {
     pool_->device().copy(to, from, bytes, stream);
   }
   [[nodiscard]] std::unique_ptr<Stream> make_stream() override {
     return pool_->device().make_stream();
+  }
+  [[nodiscard]] std::unique_ptr<Event> make_event() override {
+    return pool_->device().make_event();
   }
 
  private:

@@ -131,6 +131,8 @@ void PinnedHostDevice::copy(void* to, const void* from, std::size_t bytes, Strea
   device_->copy(to, from, bytes, stream);
 }
 
+std::unique_ptr<Event> PinnedHostDevice::make_event() { return device_->make_event(); }
+
 std::unique_ptr<Stream> PinnedHostDevice::make_stream() { return device_->make_stream(); }
 
 PinnedUse PinnedHostDevice::use() const {

@@ -41,8 +41,15 @@ class PinnedHostDevice final : public Device {
   // Throws E-MEM-ALLOC when the system refuses the memory itself.
   [[nodiscard]] void* allocate(std::size_t bytes) override;
   void release(void* data, std::size_t bytes) noexcept override;
+  [[nodiscard]] void* allocate_host(std::size_t bytes) override {
+    return device_->allocate_host(bytes);
+  }
+  void release_host(void* data, std::size_t bytes) noexcept override {
+    device_->release_host(data, bytes);
+  }
   void copy(void* to, const void* from, std::size_t bytes, Stream& stream) override;
   [[nodiscard]] std::unique_ptr<Stream> make_stream() override;
+  [[nodiscard]] std::unique_ptr<Event> make_event() override;
 
   [[nodiscard]] PinnedUse use() const;
   [[nodiscard]] bool is_pinned(const void* data) const;  // the start of a block of this device

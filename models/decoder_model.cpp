@@ -130,6 +130,7 @@ DecoderModel::DecoderModel(const ModelConfig& config, const ModelWeights& weight
       weights_(&weights),
       ops_(&ops),
       limits_(limits),
+      device_(&pool.device()),
       threads_(threads),
       weight_stream_(weights, transfers, pool) {
   TRIPHASE_CHECK(static_cast<std::int64_t>(weights.layers.size()) == config.layers,
@@ -147,7 +148,7 @@ DecoderModel::DecoderModel(const ModelConfig& config, const ModelWeights& weight
   qkv_ = take(sizes.qkv);
   attended_ = take(sizes.attended);
   up_ = take(sizes.up);
-  angles_ = take(sizes.angles);
+  if (rope_) rope_rows_.emplace(*rope_, limits.rows, pool);
   selected_ = take(sizes.selected);
   projected_ = take(sizes.projected);
   logits_ = take(sizes.logits);
@@ -194,7 +195,7 @@ ConstMatrix DecoderModel::forward(const ForwardBatch& batch, KvStore& kv, Stream
                      static_cast<std::int64_t>(batch.segments.size()) <= limits_.segments &&
                      static_cast<std::int64_t>(batch.logit_rows.size()) <= limits_.logit_rows,
                  "a batch beyond the limits the buffers were made for");
-  fill_positions(batch);
+  fill_positions(batch, stream);
   if (inputs_) inputs_->begin(kv, batch.segments);
   kv_step_.begin(kv, batch.segments, windows_, runner_.get());
   if (host_attention_) host_attention_->begin(kv, batch.segments, kv_step_);
@@ -294,7 +295,7 @@ void DecoderModel::attend(std::int64_t layer, const LayerWeights& w, std::int64_
   const KvLayerView cache = append_kv(layer, q, k, v, stream);
   const Matrix attended = matrix(attended_, rows, config_.q_width());
   const float scale = static_cast<float>(1.0 / std::sqrt(static_cast<double>(config_.head_dim)));
-  if (host_attention_) host_attention_->send(LayerId(layer), q, stream);
+  if (host_attention_) host_attention_->send(LayerId(layer), q);
   for (std::int64_t group = 0; group < kv_step_.groups(); ++group) {
     const std::span<const AttentionSegment> segments = wait_for_kv(layer, group);
     recompute(w, cache, stream);
@@ -321,9 +322,8 @@ KvLayerView DecoderModel::append_kv(std::int64_t layer, Matrix q, Matrix k, Matr
                                     Stream& stream) {
   const TraceSpan span(trace_, TraceLane::kCompute, "append");
   if (rope_) {
-    const Matrix angles = matrix(angles_, q.rows, rope_->rotary_dim());
-    ops_->rope(q, config_.heads, config_.head_dim, rope_->rotary_dim(), angles, stream);
-    ops_->rope(k, config_.kv_heads, config_.head_dim, rope_->rotary_dim(), angles, stream);
+    ops_->rope(q, config_.heads, config_.head_dim, rope_->rotary_dim(), angles_, stream);
+    ops_->rope(k, config_.kv_heads, config_.head_dim, rope_->rotary_dim(), angles_, stream);
   }
   const KvSlots slots = kv_step_.slots(LayerId(layer));
   const KvLayerView cache = kv_step_.view(LayerId(layer));
@@ -375,6 +375,15 @@ void DecoderModel::recompute(const LayerWeights& w, const KvLayerView& cache, St
   inputs_->recompute(w, recomputes, cache, stream);
 }
 
+ConstMatrix DecoderModel::copy_to_host(ConstMatrix logits, Stream& stream) {
+  const auto bytes = static_cast<std::size_t>(limits_.logit_rows * config_.vocab_size) * sizeof(float);
+  if (host_logits_.data() == nullptr) host_logits_ = HostBuffer(*device_, bytes);
+  device_->copy(host_logits_.data(), logits.data,
+                static_cast<std::size_t>(logits.rows * logits.row_stride) * sizeof(float), stream);
+  logits.data = host_logits_.data();
+  return logits;
+}
+
 ConstMatrix DecoderModel::head(const ForwardBatch& batch, ConstMatrix x, Stream& stream) {
   const auto rows = static_cast<std::int64_t>(batch.logit_rows.size());
   const Matrix logits = matrix(logits_, rows, config_.vocab_size);
@@ -396,22 +405,19 @@ ConstMatrix DecoderModel::head(const ForwardBatch& batch, ConstMatrix x, Stream&
   return logits;
 }
 
-void DecoderModel::fill_positions(const ForwardBatch& batch) {
+void DecoderModel::fill_positions(const ForwardBatch& batch, Stream& stream) {
   std::int64_t row = 0;
-  const std::int64_t width = rope_ ? rope_->rotary_dim() : 0;
   for (const BatchSegment& segment : batch.segments) {
     TRIPHASE_CHECK(segment.first_row == row && segment.count > 0, "segments must cover the batch");
     for (std::int64_t i = 0; i < segment.count; ++i, ++row) {
       const std::int64_t position = segment.first_position + i;
       positions_[static_cast<std::size_t>(row)] = static_cast<std::int32_t>(position);
-      if (rope_) {
-        rope_->fill(segment.rope_key, position,
-                    {angles_.as<float>() + row * width, static_cast<std::size_t>(width)});
-      }
+      if (rope_) rope_rows_->set(row, segment.rope_key, position);
     }
   }
   TRIPHASE_CHECK(row == static_cast<std::int64_t>(batch.tokens.size()),
                  "segments must cover the batch");
+  if (rope_) angles_ = rope_rows_->send(row, stream);
 }
 
 }  // namespace triphase

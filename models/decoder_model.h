@@ -20,6 +20,7 @@
 #include "models/kv_step.h"
 #include "models/layer_inputs.h"
 #include "models/rope.h"
+#include "models/rope_rows.h"
 #include "models/weight_stream.h"
 #include "models/weights/weights.h"
 #include "models/zigzag_block.h"
@@ -77,6 +78,8 @@ class DecoderModel {
 
   // Returns logits [logit_rows, vocab] F32, valid until the next call; writes the new tokens' KV.
   [[nodiscard]] ConstMatrix forward(const ForwardBatch& batch, KvStore& kv, Stream& stream);
+  // A copy of forward()'s logits for the host, once the stream is synchronized.
+  [[nodiscard]] ConstMatrix copy_to_host(ConstMatrix logits, Stream& stream);
 
   [[nodiscard]] std::uint64_t rope_key_for_prompt(std::int64_t prompt_tokens) const;
   [[nodiscard]] const ModelConfig& config() const { return config_; }
@@ -113,7 +116,7 @@ class DecoderModel {
   // Projects K and V of what was brought of recomputable blocks.
   void recompute(const LayerWeights& w, const KvLayerView& cache, Stream& stream);
   [[nodiscard]] ConstMatrix head(const ForwardBatch& batch, ConstMatrix x, Stream& stream);
-  void fill_positions(const ForwardBatch& batch);
+  void fill_positions(const ForwardBatch& batch, Stream& stream);
 
   ModelConfig config_;
   const ModelWeights* weights_;
@@ -121,8 +124,12 @@ class DecoderModel {
   BatchLimits limits_;
   std::optional<RopeTable> rope_;
 
-  Buffer x_, normed_, embedded_, qkv_, attended_, up_, angles_, selected_, projected_, logits_;
+  Buffer x_, normed_, embedded_, qkv_, attended_, up_, selected_, projected_, logits_;
   Buffer workspace_;
+  std::optional<RopeRows> rope_rows_;  // none: positions are not rotated
+  ConstMatrix angles_;                 // of the step's rows
+  HostBuffer host_logits_;
+  Device* device_;
   std::vector<std::int32_t> positions_;
   std::vector<std::int64_t> windows_;  // by layer
   KvStep kv_step_;

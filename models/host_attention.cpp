@@ -95,9 +95,8 @@ KvLayerView HostAttention::view(LayerId layer) const {
           .records = true};
 }
 
-void HostAttention::send(LayerId layer, ConstMatrix q, Stream& stream) {
+void HostAttention::send(LayerId layer, ConstMatrix q) {
   if (!mirrors_ && !active()) return;
-  stream.synchronize();
   store_new_tokens(layer);
   if (!active()) return;
   const auto width = static_cast<std::size_t>(config_.q_width());
@@ -168,7 +167,7 @@ void HostAttention::attend(LayerId layer, std::int64_t window, float scale, Matr
   out_ticket_ = store_->transfers()->move_pieces(Lane::kToDevice, pieces_);
   use_.rows += attended_.size();
   use_.results += attended_.size() * row_bytes(config_);
-  wait(out_ticket_);
+  store_->transfers()->hold(out_ticket_);
 }
 
 void HostAttention::finish() {

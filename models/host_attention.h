@@ -39,7 +39,7 @@ class HostAttention {
 
   // The layer's rows are in the cache: their K and V, and the queries of the rows that are attended
   // here, set out for the host.
-  void send(LayerId layer, ConstMatrix q, Stream& stream);
+  void send(LayerId layer, ConstMatrix q);
   // Writes the attended rows of `out`, once they are back.
   void attend(LayerId layer, std::int64_t window, float scale, Matrix out, Stream& stream);
   // The step ends: returns when the host has all of it.

@@ -330,8 +330,8 @@ void KvStep::fetch(LayerId layer, std::int64_t group_index,
   Ticket inputs;
   const Ticket ticket = move_reads(fetched_recomputes_, inputs);
   recomputes_ = &fetched_recomputes_;
-  store_->transfers()->wait(ticket);
-  store_->transfers()->wait(inputs);
+  store_->transfers()->hold(ticket);
+  store_->transfers()->hold(inputs);
 }
 
 KvSlots KvStep::slots(LayerId layer) {
@@ -420,8 +420,8 @@ std::span<const AttentionSegment> KvStep::segments(LayerId layer, std::int64_t g
     fetch_for_next_step(number);
     store_->wait_for_early(unit_of(number).early_ranges);
     store_->wait_for_early_tokens(unit_of(number).early_token_ranges);
-    store_->transfers()->wait(unit_of(number).ticket);
-    store_->transfers()->wait(unit_of(number).input_ticket);
+    store_->transfers()->hold(unit_of(number).ticket);
+    store_->transfers()->hold(unit_of(number).input_ticket);
     recomputes_ = &unit_of(number).recomputes;
     late_ = unit_of(number).any_late;
   }

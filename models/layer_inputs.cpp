@@ -57,20 +57,18 @@ LayerInputs::LayerInputs(const ModelConfig& config, std::int64_t tokens, std::in
   scales_ = pool.allocate(sizes.scales, MemoryTag::kActivations);
   inputs_ = pool.allocate(sizes.inputs, MemoryTag::kActivations);
   kv_ = pool.allocate(sizes.kv, MemoryTag::kActivations);
-  if (sizes.angles > 0) angles_ = pool.allocate(sizes.angles, MemoryTag::kActivations);
+  if (rope != nullptr) rope_rows_.emplace(*rope, rows, pool);
   requantized_.reserve(static_cast<std::size_t>(rows));
   slot_pages_.resize(static_cast<std::size_t>(rows));
   slot_offsets_.resize(static_cast<std::size_t>(rows));
 }
 
 LayerInputs::~LayerInputs() {
-  for (std::vector<Ticket>& saves : saves_) {
-    for (const Ticket ticket : saves) {
-      try {
-        transfers_->wait(ticket);
-      } catch (const std::exception&) {
-        // Nobody reads what this should have saved.
-      }
+  for (const Ticket ticket : under_way_) {
+    try {
+      transfers_->wait(ticket);
+    } catch (const std::exception&) {
+      // Nobody reads what this should have saved.
     }
   }
 }
@@ -81,7 +79,12 @@ std::uint64_t LayerInputs::scratch_bytes(const ModelConfig& config, std::int64_t
 }
 
 void LayerInputs::begin(KvStore& store, std::span<const BatchSegment> rows) {
-  for (std::vector<Ticket>& saves : saves_) wait_for_saves(saves);
+  for (std::vector<Ticket>& saves : saves_) saves.clear();
+  while (!under_way_.empty()) {
+    const Ticket ticket = under_way_.back();
+    under_way_.pop_back();
+    transfers_->wait(ticket);
+  }
   store_ = &store;
   transfers_ = store.transfers();
   rows_ = rows;
@@ -98,21 +101,14 @@ void LayerInputs::begin(KvStore& store, std::span<const BatchSegment> rows) {
   }
 }
 
-void LayerInputs::wait_for_saves(std::vector<Ticket>& saves) {
-  while (!saves.empty()) {
-    const Ticket ticket = saves.back();
-    saves.pop_back();
-    transfers_->wait(ticket);
-  }
-}
-
 void LayerInputs::project(LayerId layer, const LayerWeights& weights, ConstMatrix input, Matrix kv,
                           Stream& stream) {
   if (runs_.empty()) return;
   const std::int64_t hidden = config_.hidden_size;
   const auto kept = static_cast<std::size_t>(layer.value % kKept);
   std::vector<Ticket>& saves = saves_[kept];
-  wait_for_saves(saves);
+  for (const Ticket ticket : saves) transfers_->hold(ticket);
+  saves.clear();
   const std::int64_t first = static_cast<std::int64_t>(kept) * rows_capacity_;
   auto* codes = codes_.as<std::int8_t>() + first * hidden;
   float* scales = scales_.as<float>() + first;
@@ -125,7 +121,6 @@ void LayerInputs::project(LayerId layer, const LayerWeights& weights, ConstMatri
                  false, part_of(kv, run.first, run.count, 0, kv.cols), stream);
   }
   if (store_->sizes().input_blocks == 0) return;
-  stream.synchronize();
   save(layer, codes, scales, saves);
 }
 
@@ -154,7 +149,9 @@ void LayerInputs::save(LayerId layer, const std::int8_t* codes, const float* sca
       send(to + block_tokens * hidden + offset * kScale, scales + row, count * kScale);
     }
   }
-  if (!pieces_.empty()) saves.push_back(transfers_->move_pieces(Lane::kToHost, pieces_));
+  if (pieces_.empty()) return;
+  saves.push_back(transfers_->move_pieces(Lane::kToHost, pieces_));
+  under_way_.push_back(saves.back());
 }
 
 void LayerInputs::recompute(const LayerWeights& weights, const KvRecomputes& recomputes,
@@ -183,17 +180,13 @@ void LayerInputs::recompute_part(const LayerWeights& weights, std::span<const Kv
                                  Stream& stream) {
   const auto rows = static_cast<std::int64_t>(tokens.size());
   const std::int64_t width = config_.kv_width();
-  const std::int64_t rotary = rope_ == nullptr ? 0 : rope_->rotary_dim();
   std::int64_t row = 0;
   for (const KvRecompute& block : blocks) {
     const auto own =
         tokens.subspan(static_cast<std::size_t>(row), static_cast<std::size_t>(block.token_count));
     read_inputs(block, own, row, cache, stream);
     for (const KvRecomputeToken& token : own) {
-      if (rope_ != nullptr) {
-        rope_->fill(block.rope_key, block.first_position + token.offset,
-                    {angles_.as<float>() + row * rotary, static_cast<std::size_t>(rotary)});
-      }
+      if (rope_rows_) rope_rows_->set(row, block.rope_key, block.first_position + token.offset);
       ++row;
     }
   }
@@ -204,8 +197,8 @@ void LayerInputs::recompute_part(const LayerWeights& weights, std::span<const Kv
   const Matrix k = part_of(kv, 0, rows, 0, width);
   const Matrix v = part_of(kv, 0, rows, width, width);
   if (rope_ != nullptr) {
-    ops_->rope(k, config_.kv_heads, config_.head_dim, rotary, rows_of(angles_, rows, rotary),
-               stream);
+    ops_->rope(k, config_.kv_heads, config_.head_dim, rope_->rotary_dim(),
+               rope_rows_->send(rows, stream), stream);
   }
   put_into_slots(blocks, tokens, k, v, cache, stream);
   use_.recomputed_tokens += static_cast<std::uint64_t>(rows);

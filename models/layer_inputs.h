@@ -21,6 +21,7 @@
 #include "models/forward_batch.h"
 #include "models/host_reads.h"
 #include "models/rope.h"
+#include "models/rope_rows.h"
 #include "models/weights/weights.h"
 
 namespace triphase {
@@ -64,7 +65,6 @@ class LayerInputs {
     std::int64_t count = 0;
   };
 
-  void wait_for_saves(std::vector<Ticket>& saves);
   void save(LayerId layer, const std::int8_t* codes, const float* scales,
             std::vector<Ticket>& saves);
   // Some whole blocks, and all their tokens.
@@ -85,13 +85,15 @@ class LayerInputs {
   const RopeTable* rope_;  // null: positions are not rotated
   // X of two layers: one is saved while the next one is made.
   Buffer codes_, scales_;
-  Buffer inputs_, kv_, angles_;
+  Buffer inputs_, kv_;
+  std::optional<RopeRows> rope_rows_;
 
   KvStore* store_ = nullptr;
   TransferEngine* transfers_ = nullptr;  // of the store, which may end first
   std::span<const BatchSegment> rows_;
-  std::vector<RowRun> runs_;  // of leading tokens
-  std::array<std::vector<Ticket>, 2> saves_;
+  std::vector<RowRun> runs_;                  // of leading tokens
+  std::array<std::vector<Ticket>, 2> saves_;  // that read what a layer's X will be written to
+  std::vector<Ticket> under_way_;             // of the step
   std::vector<BytePiece> pieces_;
   std::vector<KvRequantize> requantized_;
   std::vector<PageId> slot_pages_;

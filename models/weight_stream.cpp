@@ -89,7 +89,6 @@ const LayerWeights& WeightStream::acquire(std::int64_t layer) {
   Slot* slot = holding(layer);
   if (slot == nullptr) {
     slot = holding(-1) != nullptr ? holding(-1) : slots_.data();
-    if (slot->layer >= 0) transfers_->wait(slot->ticket);
     fetch(*slot, layer);
   }
   if (prefetch_ && streamed_ > 1) {
@@ -97,11 +96,10 @@ const LayerWeights& WeightStream::acquire(std::int64_t layer) {
     const std::int64_t next = next_streamed(layer);
     // Its layer, if any, was done before this one was asked for.
     if (other.layer != next) {
-      if (other.layer >= 0) transfers_->wait(other.ticket);
       fetch(other, next);
     }
   }
-  transfers_->wait(slot->ticket);
+  transfers_->hold(slot->ticket);
   return slot->weights;
 }
 

@@ -1,10 +1,7 @@
 #include "runtime/backend.h"
 
-#include <fmt/format.h>
-
-#include <charconv>
 #include <chrono>
-#include <optional>
+#include <utility>
 
 #include "base/error.h"
 #include "kernels/cpu/ceilings.h"
@@ -12,39 +9,15 @@
 #include "kernels/cpu/cpu_ops.h"
 #include "kernels/cpu/cpu_sparse_ops.h"
 #include "memory/host_device.h"
+#include "memory/transfer/host_transfer_engine.h"
 #include "runtime/machine.h"
 
-#ifdef TRIPHASE_WITH_CUDA
-#include "kernels/cuda/cublas_lt.h"
-#include "kernels/cuda/cuda_input_ops.h"
-#include "kernels/cuda/cuda_ops.h"
-#include "kernels/cuda/cuda_sparse_ops.h"
-#include "memory/cuda/cuda_ceilings.h"
-#include "memory/cuda/cuda_device.h"
-#endif
-
 namespace triphase {
-namespace {
-
-// N of "cuda:N" ("cuda" is the first); nothing when `device` is not a CUDA device's name.
-std::optional<int> cuda_index(std::string_view device) {
-  if (device == "cuda") return 0;
-  constexpr std::string_view kPrefix = "cuda:";
-  if (!device.starts_with(kPrefix)) return std::nullopt;
-  device.remove_prefix(kPrefix.size());
-  int index = 0;
-  const auto [end, problem] = std::from_chars(device.data(), device.data() + device.size(), index);
-  if (problem != std::errc() || end != device.data() + device.size() || index < 0) {
-    return std::nullopt;
-  }
-  return index;
-}
-
-}  // namespace
 
 std::unique_ptr<Backend> Backend::open(std::string_view device, std::int64_t threads) {
-  const std::optional<int> cuda = cuda_index(device);
-  if (!cuda && device != "auto" && device != "cpu") {
+  if (device == "auto") device = gpu_count() > 0 ? "cuda:0" : "cpu";
+  if (device == "cuda") device = "cuda:0";
+  if (device != "cpu" && !device.starts_with("cuda:")) {
     throw Error(ErrorRole::kUsage, "E-CLI-OPTION", "--device")
         .found(device)
         .expected("auto, cpu or cuda:N");
@@ -53,10 +26,10 @@ std::unique_ptr<Backend> Backend::open(std::string_view device, std::int64_t thr
   const std::int64_t count = threads > 0 ? threads : inspect_machine().usable_cores;
   backend->threads_ = std::make_unique<ThreadPool>(static_cast<int>(count));
   backend->machine_.threads = backend->threads_->threads();
-  if (cuda) {
-    backend->use_cuda(*cuda);
-  } else {
+  if (device == "cpu") {
     backend->use_cpu();
+  } else {
+    backend->use_gpu(device);
   }
   return backend;
 }
@@ -68,62 +41,52 @@ void Backend::use_cpu() {
   sparse_ops_ = make_cpu_sparse_ops(*threads_, *device_);
   input_ops_ = make_cpu_input_ops(*threads_);
   stream_ = device_->make_stream();
-  reserve_ = [](const OpsShape&) {};  // callers' workspaces are all there is
-  measure_ceilings_ = [this](int runs) { return cpu::measure_ceilings(*threads_, *device_, runs); };
-  now_ = [this] { return cpu::now_seconds(*threads_); };
 }
 
-#ifdef TRIPHASE_WITH_CUDA
-bool Backend::built_with_cuda() { return true; }
-
-void Backend::use_cuda(int index) {
-  auto device = std::make_unique<CudaDevice>(index);
-  CudaDevice* cuda = device.get();
-  device_ = std::move(device);
-  host_ = std::make_unique<PinnedHostDevice>(*cuda, cuda_host_pinning(), threads_->threads());
-  cuda::CudaOpsSettings settings;
-  machine_.gpu = GpuMachine{
-      .multiprocessors = cuda->facts().multiprocessors,
-      .shared_bytes_per_multiprocessor =
-          static_cast<std::int64_t>(cuda->facts().shared_bytes_per_multiprocessor),
-      .shared_bytes_per_block = static_cast<std::int64_t>(cuda->facts().shared_bytes_per_block)};
-  std::string refusal;
-  settings.gemm = cuda::load_cublas_lt(*cuda, refusal);
-  machine_.gpu->gemm_library = settings.gemm != nullptr;
-  settings.machine = *machine_.gpu;
-  settings.stream_handle = [](Stream& stream) { return cuda_stream(stream); };
-  settings.name = fmt::format(
-      "cuda:{} ({}, {})", index, cuda->facts().name,
-      settings.gemm ? std::string(settings.gemm->name()) : fmt::format("no cuBLASLt: {}", refusal));
-  auto ops = cuda::make_cuda_ops(*device_, *host_, std::move(settings));
-  auto sparse_ops = cuda::make_cuda_sparse_ops(
-      *device_, *host_, {.machine = *machine_.gpu, .stream_handle = [](Stream& stream) {
-                           return cuda_stream(stream);
-                         }});
+void Backend::use_gpu(std::string_view name) {
+  Gpu gpu = open_gpu(name, *threads_);
+  machine_.gpu = gpu.machine;
+  device_ = std::move(gpu.device);
+  host_ = std::move(gpu.host);
+  stream_ = std::move(gpu.stream);
+  ops_ = std::move(gpu.ops);
+  sparse_ops_ = std::move(gpu.sparse_ops);
+  input_ops_ = std::move(gpu.input_ops);
   host_ops_ = make_cpu_ops(*threads_);
-  stream_ = device_->make_stream();
-  reserve_ = [this, ops = ops.get(), sparse_ops = sparse_ops.get()](const OpsShape& shape) {
-    ops->reserve(shape, *stream_);
-    sparse_ops->reserve(shape, *stream_);
-  };
-  ops_ = std::move(ops);
-  sparse_ops_ = std::move(sparse_ops);
-  input_ops_ = cuda::make_cuda_input_ops(*device_, *host_,
-                                         [](Stream& stream) { return cuda_stream(stream); });
-  measure_ceilings_ = [cuda](int runs) { return cuda::measure_ceilings(*cuda, runs); };
-  now_ = [] {
-    return std::chrono::duration<double>(std::chrono::steady_clock::now().time_since_epoch())
-        .count();
-  };
+  reserve_ = std::move(gpu.reserve);
+  measure_ceilings_ = std::move(gpu.measure_ceilings);
+  movers_ = std::move(gpu.movers);
 }
-#else
-bool Backend::built_with_cuda() { return false; }
 
-void Backend::use_cuda(int index) {
-  throw Error(ErrorRole::kResources, "E-DEV-NONE", "--device")
-      .found(fmt::format("cuda:{}", index))
-      .expected("auto or cpu: this program was built without CUDA");
+std::uint64_t Backend::default_memory() const {
+  if (machine_.gpu) return machine_.gpu->memory;
+  return default_device_budget(usable_host_memory(inspect_machine()));
 }
-#endif
+
+void Backend::reserve(const OpsShape& shape) {
+  // On the CPU callers' workspaces are all there is.
+  if (reserve_) reserve_(shape);
+}
+
+std::unique_ptr<TransferEngine> Backend::make_transfers(
+    const std::optional<EmulatedLink>& emulated) {
+  if (!movers_) return std::make_unique<HostTransferEngine>(emulated);
+  if (emulated) {
+    throw Error(ErrorRole::kUsage, "E-CLI-CONFLICT", "--emulate-link")
+        .found("a GPU, whose own link is used")
+        .expected("--device cpu");
+  }
+  return std::make_unique<StreamTransferEngine>(*device_, *stream_, movers_());
+}
+
+Ceilings Backend::measure_ceilings(int runs) {
+  if (measure_ceilings_) return measure_ceilings_(runs);
+  return cpu::measure_ceilings(*threads_, *device_, runs);
+}
+
+double Backend::now() const {
+  if (!machine_.gpu) return cpu::now_seconds(*threads_);
+  return std::chrono::duration<double>(std::chrono::steady_clock::now().time_since_epoch()).count();
+}
 
 }  // namespace triphase

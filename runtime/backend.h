@@ -1,32 +1,24 @@
 #pragma once
 
 // The device a run computes on, with everything that belongs to it: memory, arithmetic, threads,
-// the compute stream. The only place that knows which backends were built. Owned by the command.
+// the compute stream, the link. Owned by the command.
 
-#include <functional>
 #include <memory>
-#include <string>
+#include <optional>
 #include <string_view>
 
-#include "base/device.h"
 #include "base/thread_pool.h"
-#include "kernels/ceilings.h"
-#include "kernels/input_ops.h"
-#include "kernels/ops.h"
-#include "kernels/sizing/ops_scratch.h"
-#include "kernels/sparse_ops.h"
+#include "memory/transfer/transfer_engine.h"
+#include "runtime/gpu.h"
 
 namespace triphase {
 
 class Backend {
  public:
-  // `device`: "auto" (the CPU, so far), "cpu" or "cuda:N". Throws E-DEV-NONE (exit 5) for a device
-  // that this build or machine lacks.
+  // `device`: "auto" (the first GPU, else the CPU), "cpu" or "cuda:N" ("cuda" is the first). Throws
+  // E-DEV-NONE (exit 5) for a device that this build or machine lacks.
   // `threads`: 0 = all cores this process may use.
   [[nodiscard]] static std::unique_ptr<Backend> open(std::string_view device, std::int64_t threads);
-
-  // Whether this program was built with the CUDA backend.
-  [[nodiscard]] static bool built_with_cuda();
 
   [[nodiscard]] Device& device() { return *device_; }
   // Memory of the host that the device copies from and to at full speed.
@@ -39,34 +31,41 @@ class Backend {
   [[nodiscard]] ThreadPool& threads() { return *threads_; }
   // What the sizes of scratch depend on.
   [[nodiscard]] const ComputeMachine& machine() const { return machine_; }
+  // Bytes of the device that a job takes where nobody says.
+  [[nodiscard]] std::uint64_t default_memory() const;
   // Allocates what operations within `shape` need for themselves: ops_reserved_bytes of machine(),
   // which the plan has counted.
-  void reserve(const OpsShape& shape) { reserve_(shape); }
+  void reserve(const OpsShape& shape);
   [[nodiscard]] Stream& stream() { return *stream_; }
+  // A link between the tiers beside the compute stream. `emulated`: its speed, on the CPU alone
+  // (E-CLI-CONFLICT).
+  [[nodiscard]] std::unique_ptr<TransferEngine> make_transfers(
+      const std::optional<EmulatedLink>& emulated);
 
   // Takes seconds and 1 GiB of device memory; the best of `runs`.
-  [[nodiscard]] Ceilings measure_ceilings(int runs) { return measure_ceilings_(runs); }
+  [[nodiscard]] Ceilings measure_ceilings(int runs);
   // A clock for work on this device: processor time where one thread computes, which other work on
   // a shared machine does not lengthen, else wall time. In seconds.
-  [[nodiscard]] double now() const { return now_(); }
+  [[nodiscard]] double now() const;
 
  private:
   Backend() = default;
   void use_cpu();
-  void use_cuda(int index);
+  void use_gpu(std::string_view name);
 
   ComputeMachine machine_;
   std::unique_ptr<ThreadPool> threads_;
   std::unique_ptr<Device> device_;
   std::unique_ptr<Device> host_;
+  std::unique_ptr<Stream> stream_;
   std::unique_ptr<Ops> ops_;
   std::unique_ptr<Ops> host_ops_;  // null: ops_ are
   std::unique_ptr<SparseOps> sparse_ops_;
   std::unique_ptr<InputOps> input_ops_;
-  std::unique_ptr<Stream> stream_;
+  // Of a GPU.
   std::function<void(const OpsShape&)> reserve_;
   std::function<Ceilings(int)> measure_ceilings_;
-  std::function<double()> now_;
+  std::function<StreamTransferEngine::Movers()> movers_;
 };
 
 }  // namespace triphase

@@ -119,7 +119,10 @@ RunSummary summary_of_setup(const RunOptions& options, const Job& job, const Dec
                    .fingerprint = model.identity.fingerprint,
                    .weights_dtype = std::string(dtype_name(model.weights_dtype)),
                    .kv_dtype = std::string(dtype_name(plan.kv.dtype))};
-  summary.hardware = {.device = fmt::format("cpu: {}", inspect_machine().cpu_name),
+  const std::string device = backend.machine().gpu
+                                 ? std::string(backend.ops().name())
+                                 : fmt::format("cpu: {}", inspect_machine().cpu_name);
+  summary.hardware = {.device = device,
                       .threads = backend.threads().threads(),
                       .simd = std::string(backend.ops().name())};
   summary.attention.method = attention_name(options.attention.kind);

@@ -61,12 +61,18 @@ Check check_cuda(const MachineInfo& machine) {
   if (!machine.cuda_driver) {
     return {Verdict::kOk, "CUDA", "no driver (libcuda.so.1); runs use the CPU"};
   }
-  if (Backend::built_with_cuda()) {
-    return {Verdict::kOk, "CUDA",
-            "a driver is here; triphase bench takes cuda:N, runs use the CPU"};
+  if (!built_with_gpu()) {
+    return {Verdict::kWarn, "CUDA",
+            "a driver is here, but this program was built without CUDA; runs use the CPU"};
   }
-  return {Verdict::kWarn, "CUDA",
-          "a driver is here, but this program was built without CUDA; runs use the CPU"};
+  const int count = gpu_count();
+  if (count == 0) {
+    return {Verdict::kWarn, "CUDA",
+            "a driver is here, but no GPU that it or this build can use; runs use the CPU"};
+  }
+  return {
+      Verdict::kOk, "CUDA",
+      count == 1 ? "1 GPU, cuda:0" : fmt::format("{} GPUs, cuda:0 to cuda:{}", count, count - 1)};
 }
 
 Check check_directory(const std::string& directory) {

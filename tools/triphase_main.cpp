@@ -39,7 +39,7 @@ std::string version_text() {
   const MachineInfo machine = inspect_machine();
   return fmt::format("triphase {}\ncommit: {}\nbuild: {}, {}\nCUDA: {}\nCPU features: {}\n",
                      program_version(), build_commit(), build_type(), compiler(),
-                     Backend::built_with_cuda() ? "built in" : "not built in", machine.simd);
+                     built_with_gpu() ? "built in" : "not built in", machine.simd);
 }
 
 bool asks_for_help(const Arguments& arguments) {

@@ -65,12 +65,6 @@ void kv_close(ThreadPool& pool, std::span<const KvClose> blocks, const KvLayerVi
 void kv_requantize(ThreadPool& pool, std::span<const KvRequantize> tokens,
                    const KvLayerView& cache);
 
-// See Ops::kv_pack and Ops::kv_unpack.
-void kv_pack(ThreadPool& pool, const KvLayerView& cache, std::span<const std::int32_t> slots,
-             std::byte* records);
-void kv_unpack(ThreadPool& pool, const std::byte* records, std::span<const std::int32_t> slots,
-               const KvLayerView& cache);
-
 // See Ops::dequantize_groups.
 void dequantize_groups(ThreadPool& pool, const GroupMatrix& w, Matrix y);
 

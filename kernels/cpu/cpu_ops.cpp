@@ -43,13 +43,6 @@ bool is_cache(const KvLayerView& cache) {
          cache.kv_heads > 0 && cache.head_dim > 0;
 }
 
-void check_slots(std::span<const std::int32_t> slots, const void* records, const KvLayerView& cache,
-                 std::string_view operation) {
-  TRIPHASE_CHECK(is_cache(cache) && !cache.records && (records != nullptr || slots.empty()),
-                 operation);
-  for (const std::int32_t slot : slots) TRIPHASE_CHECK(slot >= 0, operation);
-}
-
 void check_indices(std::span<const std::int32_t> indices, const ConstMatrix& table,
                    const ConstMatrix& y, std::string_view operation) {
   TRIPHASE_CHECK(is_valid(table) && is_activation(y) && y.cols == table.cols &&
@@ -161,18 +154,6 @@ class CpuOps final : public Ops {
                      "kv_close: a page out of range");
     }
     cpu::kv_close(*pool_, blocks, cache);
-  }
-
-  void kv_pack(const KvLayerView& cache, std::span<const std::int32_t> slots, std::byte* records,
-               Stream&) override {
-    check_slots(slots, records, cache, "kv_pack: cache, records or a slot out of range");
-    cpu::kv_pack(*pool_, cache, slots, records);
-  }
-
-  void kv_unpack(const std::byte* records, std::span<const std::int32_t> slots,
-                 const KvLayerView& cache, Stream&) override {
-    check_slots(slots, records, cache, "kv_unpack: cache, records or a slot out of range");
-    cpu::kv_unpack(*pool_, records, slots, cache);
   }
 
   void attention(ConstMatrix q, std::int64_t heads, const KvLayerView& cache,

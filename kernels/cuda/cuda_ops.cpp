@@ -14,7 +14,6 @@
 #include "kernels/cuda/launch_check.h"
 #include "kernels/cuda/norms.h"
 #include "kernels/cuda/pointwise.h"
-#include "kernels/cuda/stage_rows.h"
 #include "kernels/sizing/cuda_workspace.h"
 
 namespace triphase::cuda {
@@ -165,16 +164,6 @@ class CudaOpsOnStreams final : public CudaOps {
                       cache_of(cache, "kv_close"), handle(stream));
   }
 
-  void kv_pack(const KvLayerView& cache, std::span<const std::int32_t> slots, std::byte* records,
-               Stream& stream) override {
-    stage(StageDirection::kToHost, records, slots, cache, stream);
-  }
-
-  void kv_unpack(const std::byte* records, std::span<const std::int32_t> slots,
-                 const KvLayerView& cache, Stream& stream) override {
-    stage(StageDirection::kToDevice, const_cast<std::byte*>(records), slots, cache, stream);
-  }
-
   void attention(ConstMatrix q, std::int64_t heads, const KvLayerView& cache,
                  std::span<const AttentionSegment> segments, float scale, Matrix out, Workspace,
                  Stream& stream) override {
@@ -208,24 +197,6 @@ class CudaOpsOnStreams final : public CudaOps {
         static_cast<std::size_t>(rounded_activation_bytes(x.rows, x.cols)), stream);
     convert(x, {data, dtype, x.rows, stride, stride}, handle(stream));
     return {data, dtype, x.rows, x.cols, stride};
-  }
-
-  void stage(StageDirection direction, std::byte* records, std::span<const std::int32_t> slots,
-             const KvLayerView& cache, Stream& stream) {
-    for (const std::int32_t slot : slots) {
-      require(slot >= 0, "kv_pack, kv_unpack", "a slot out of range", [&] {
-        return shape_text({{"slot", slot}, {"slots", static_cast<std::int64_t>(slots.size())}}) +
-               ", " + shape_of(cache);
-      });
-    }
-    if (slots.empty()) return;
-    StageRowsArgs args;
-    args.direction = direction;
-    args.records = records;
-    args.cache = cache_of(cache, "kv_pack, kv_unpack");
-    args.slots = arguments_.send(slots, stream);
-    args.count = static_cast<int>(slots.size());
-    stage_rows(args, handle(stream));
   }
 
   static void check_segment(const AttentionSegment& segment, std::int64_t rows, std::int64_t heads,

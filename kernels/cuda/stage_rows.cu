@@ -14,6 +14,8 @@ struct StageShape {
   unsigned char* v;
   const std::int32_t* slots;
   const std::int32_t* record_ids;
+  const std::int32_t* first_heads;
+  const std::int32_t* head_counts;
   const std::int32_t* device_count;
   int count;
   int kv_heads;
@@ -67,6 +69,12 @@ __global__ void __launch_bounds__(kWarps* kWarpSize) stage_rows_kernel(const Sta
     const int id = shape.record_ids == nullptr ? token : shape.record_ids[token];
     unsigned char* record =
         shape.records + static_cast<std::int64_t>(id) * shape.kv_heads * 2 * shape.line_bytes;
+    int from = 0;
+    int to = pieces;
+    if (shape.first_heads != nullptr) {
+      from = shape.first_heads[token] * 2 * pieces_of_line;
+      to = from + shape.head_counts[token] * 2 * pieces_of_line;
+    }
     const int page = slot >> shape.page_shift;
     const int offset = slot & ((1 << shape.page_shift) - 1);
     typename P::Type value[kPieces];
@@ -75,7 +83,7 @@ __global__ void __launch_bounds__(kWarps* kWarpSize) stage_rows_kernel(const Sta
     for (int i = 0; i < kPieces; ++i) {
       const int piece = first + i * kWarpSize;
       device[i] = nullptr;
-      if (piece >= pieces) continue;
+      if (piece < from || piece >= to) continue;
       const int line = piece / pieces_of_line;
       const std::int64_t at =
           (static_cast<std::int64_t>(page * shape.kv_heads + line / 2) << shape.page_shift) +
@@ -119,12 +127,15 @@ void stage_rows(const StageRowsArgs& args, StreamHandle stream) {
   check(
       args.records != nullptr && args.slots != nullptr && cache.k != nullptr && cache.v != nullptr,
       "null pointer");
+  check((args.first_heads == nullptr) == (args.head_counts == nullptr), "heads without counts");
   StageShape shape{};
   shape.records = static_cast<unsigned char*>(args.records);
   shape.k = static_cast<unsigned char*>(cache.k);
   shape.v = static_cast<unsigned char*>(cache.v);
   shape.slots = args.slots;
   shape.record_ids = args.record_ids;
+  shape.first_heads = args.first_heads;
+  shape.head_counts = args.head_counts;
   shape.device_count = args.device_count;
   shape.count = args.count;
   shape.kv_heads = cache.kv_heads;

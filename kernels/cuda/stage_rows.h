@@ -21,6 +21,10 @@ struct StageRowsArgs {
   const std::int32_t* slots = nullptr;  // device, [count]
   // Optional, device, [count]: which record belongs to slots[i]; without it record i does.
   const std::int32_t* record_ids = nullptr;
+  // Optional, device, [count]: the first of the KV heads that are copied, and how many; without it
+  // all are.
+  const std::int32_t* first_heads = nullptr;
+  const std::int32_t* head_counts = nullptr;
   int count = 0;  // at most
   // Optional, device: the real number, when only the device knows it; larger ones are cut to
   // `count`.

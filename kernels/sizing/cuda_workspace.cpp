@@ -128,6 +128,7 @@ CudaScratchBytes cuda_scratch_bytes(const GpuMachine& machine, const OpsShape& s
   const std::int64_t group = attention.heads / attention.kv_heads;
   CudaScratchBytes bytes;
   bytes.arguments = kCudaArgumentRingBytes;
+  bytes.mover_arguments = 2 * kCudaMoverRingBytes;
   bytes.sparse_arguments = kCudaSparseRingBytes;
   bytes.input_arguments = kCudaInputRingBytes;
   // The library's product is not for deterministic runs.

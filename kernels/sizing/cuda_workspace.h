@@ -151,6 +151,7 @@ inline constexpr std::int64_t kPrefillRowPad = 8;
 // they hold exactly this and allocate nothing later.
 struct CudaScratchBytes {
   std::int64_t arguments = 0;         // on the device, and as much again in pinned host memory
+  std::int64_t mover_arguments = 0;   // the same, of the link's two movers
   std::int64_t sparse_arguments = 0;  // the same, of the CUDA SparseOps
   std::int64_t input_arguments = 0;   // the same, of the CUDA InputOps
   std::int64_t gemm_workspace = 0;    // the GEMM library's own workspace, held from its start
@@ -158,8 +159,8 @@ struct CudaScratchBytes {
   std::int64_t attention = 0;
   std::int64_t selection = 0;  // CudaSparseScratch of the longest context
   [[nodiscard]] std::int64_t device() const {
-    return arguments + sparse_arguments + input_arguments + gemm_workspace + activations +
-           attention + selection;
+    return arguments + mover_arguments + sparse_arguments + input_arguments + gemm_workspace +
+           activations + attention + selection;
   }
 };
 [[nodiscard]] CudaScratchBytes cuda_scratch_bytes(const GpuMachine& machine, const OpsShape& shape);
@@ -168,6 +169,8 @@ inline constexpr std::int64_t kGemmRowElements = 8;
 [[nodiscard]] std::int64_t rounded_activation_bytes(std::int64_t rows, std::int64_t cols);
 // Tables and lists on their way to the device; what does not fit makes the ring grow.
 inline constexpr std::int64_t kCudaArgumentRingBytes = std::int64_t{16} << 20;
+// Of each of the link's two movers (kernels/cuda/kv_mover.h).
+inline constexpr std::int64_t kCudaMoverRingBytes = std::int64_t{4} << 20;
 inline constexpr std::int64_t kCudaSparseRingBytes = std::int64_t{1} << 20;
 inline constexpr std::int64_t kCudaInputRingBytes = std::int64_t{64} << 10;
 

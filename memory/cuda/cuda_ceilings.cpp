@@ -15,13 +15,13 @@ constexpr int kRounds = 4000;
 // Seconds of the fastest of `runs`, after one that is not counted.
 template <class Work>
 double best_seconds(CudaDevice& device, Stream& stream, int runs, const Work& work) {
-  CudaEvent begin(device.index(), CudaEvent::Timing::kOn);
-  CudaEvent end(device.index(), CudaEvent::Timing::kOn);
+  CudaEvent begin(device.index());
+  CudaEvent end(device.index());
   double best = 1e30;
   for (int run = 0; run <= runs; ++run) {
-    begin.record(cuda_stream(stream));
+    begin.record(stream);
     work();
-    end.record(cuda_stream(stream));
+    end.record(stream);
     end.synchronize();
     if (run > 0) best = std::min(best, end.seconds_since(begin));
   }

@@ -3,7 +3,6 @@
 #include <fmt/format.h>
 
 #include <algorithm>
-#include <utility>
 
 #include "base/error.h"
 #include "kernels/cuda/cuda_check.h"
@@ -47,31 +46,27 @@ cudaStream_t cuda_stream(Stream& stream) {
   return cuda->handle();
 }
 
-CudaEvent::CudaEvent(int device, Timing timing) {
+void CudaStream::wait_for(const Event& event) {
+  const auto* cuda = dynamic_cast<const CudaEvent*>(&event);
+  TRIPHASE_CHECK(cuda != nullptr, "an event of a CUDA device");
+  select_device(device_);
+  check_cuda(cudaStreamWaitEvent(stream_, cuda->handle(), 0), "cudaStreamWaitEvent");
+}
+
+CudaEvent::CudaEvent(int device) {
   select_device(device);
-  const unsigned flags = timing == Timing::kOn ? cudaEventDefault : cudaEventDisableTiming;
-  check_cuda(cudaEventCreateWithFlags(&event_, flags), "cudaEventCreateWithFlags");
+  check_cuda(cudaEventCreate(&event_), "cudaEventCreate");
 }
 
-CudaEvent::~CudaEvent() {
-  if (event_ != nullptr) (void)cudaEventDestroy(event_);
+CudaEvent::~CudaEvent() { (void)cudaEventDestroy(event_); }
+
+void CudaEvent::record(Stream& stream) {
+  check_cuda(cudaEventRecord(event_, cuda_stream(stream)), "cudaEventRecord");
 }
 
-CudaEvent::CudaEvent(CudaEvent&& other) noexcept : event_(std::exchange(other.event_, nullptr)) {}
+void CudaEvent::synchronize() { check_cuda(cudaEventSynchronize(event_), "cudaEventSynchronize"); }
 
-void CudaEvent::record(cudaStream_t stream) {
-  check_cuda(cudaEventRecord(event_, stream), "cudaEventRecord");
-}
-
-void CudaEvent::hold(cudaStream_t stream) const {
-  check_cuda(cudaStreamWaitEvent(stream, event_, 0), "cudaStreamWaitEvent");
-}
-
-void CudaEvent::synchronize() const {
-  check_cuda(cudaEventSynchronize(event_), "cudaEventSynchronize");
-}
-
-bool CudaEvent::done() const {
+bool CudaEvent::done() {
   const cudaError_t status = cudaEventQuery(event_);
   if (status == cudaErrorNotReady) {
     (void)cudaGetLastError();
@@ -81,9 +76,11 @@ bool CudaEvent::done() const {
   return true;
 }
 
-double CudaEvent::seconds_since(const CudaEvent& earlier) const {
+double CudaEvent::seconds_since(const Event& earlier) const {
+  const auto* from = dynamic_cast<const CudaEvent*>(&earlier);
+  TRIPHASE_CHECK(from != nullptr, "an event of a CUDA device");
   float milliseconds = 0.0F;
-  check_cuda(cudaEventElapsedTime(&milliseconds, earlier.event_, event_), "cudaEventElapsedTime");
+  check_cuda(cudaEventElapsedTime(&milliseconds, from->event_, event_), "cudaEventElapsedTime");
   return static_cast<double>(milliseconds) * 1e-3;
 }
 
@@ -130,6 +127,22 @@ void CudaDevice::release(void* data, std::size_t) noexcept {
   (void)cudaFree(data);
 }
 
+void* CudaDevice::allocate_host(std::size_t bytes) {
+  select();
+  void* data = nullptr;
+  const cudaError_t status = cudaHostAlloc(&data, std::max<std::size_t>(bytes, 1),
+                                           cudaHostAllocPortable | cudaHostAllocMapped);
+  if (status != cudaSuccess) {
+    throw_cuda_error(status, "cudaHostAlloc", fmt::format("{} bytes", bytes));
+  }
+  return data;
+}
+
+void CudaDevice::release_host(void* data, std::size_t) noexcept {
+  (void)cudaSetDevice(index_);
+  (void)cudaFreeHost(data);
+}
+
 void CudaDevice::copy(void* to, const void* from, std::size_t bytes, Stream& stream) {
   select();
   const cudaStream_t handle = cuda_stream(stream);
@@ -153,6 +166,8 @@ void CudaDevice::copy(void* to, const void* from, std::size_t bytes, Stream& str
 std::unique_ptr<Stream> CudaDevice::make_stream() {
   return std::make_unique<CudaStream>(index_, 0);
 }
+
+std::unique_ptr<Event> CudaDevice::make_event() { return std::make_unique<CudaEvent>(index_); }
 
 std::size_t CudaDevice::free_bytes() const {
   std::size_t free = 0;

@@ -24,6 +24,7 @@ class CudaStream final : public Stream {
 
   // Throws E-DEV-CUDA for whatever failed on the stream before.
   void synchronize() override;
+  void wait_for(const Event& event) override;
   [[nodiscard]] cudaStream_t handle() const { return stream_; }
 
  private:
@@ -34,21 +35,18 @@ class CudaStream final : public Stream {
 // The CUDA stream behind a seam's stream; an internal error for streams of other devices.
 [[nodiscard]] cudaStream_t cuda_stream(Stream& stream);
 
-// A point in a stream's work: other streams wait for it without the host, and two of them give the
-// seconds between.
-class CudaEvent {
+class CudaEvent final : public Event {
  public:
-  enum class Timing : bool { kOff, kOn };
-  explicit CudaEvent(int device, Timing timing = Timing::kOff);
-  ~CudaEvent();
-  CudaEvent(CudaEvent&& other) noexcept;
-  CudaEvent& operator=(CudaEvent&&) = delete;
+  explicit CudaEvent(int device);
+  ~CudaEvent() override;
+  CudaEvent(const CudaEvent&) = delete;
+  CudaEvent& operator=(const CudaEvent&) = delete;
 
-  void record(cudaStream_t stream);
-  void hold(cudaStream_t stream) const;  // `stream` goes on only after the recorded point
-  void synchronize() const;
-  [[nodiscard]] bool done() const;
-  [[nodiscard]] double seconds_since(const CudaEvent& earlier) const;
+  void record(Stream& stream) override;
+  void synchronize() override;
+  [[nodiscard]] bool done() override;
+  [[nodiscard]] double seconds_since(const Event& earlier) const override;
+  [[nodiscard]] cudaEvent_t handle() const { return event_; }
 
  private:
   cudaEvent_t event_ = nullptr;
@@ -73,8 +71,11 @@ class CudaDevice final : public Device {
   [[nodiscard]] std::string_view name() const override { return name_; }
   [[nodiscard]] void* allocate(std::size_t bytes) override;
   void release(void* data, std::size_t bytes) noexcept override;
+  [[nodiscard]] void* allocate_host(std::size_t bytes) override;
+  void release_host(void* data, std::size_t bytes) noexcept override;
   void copy(void* to, const void* from, std::size_t bytes, Stream& stream) override;
   [[nodiscard]] std::unique_ptr<Stream> make_stream() override;
+  [[nodiscard]] std::unique_ptr<Event> make_event() override;
 
   [[nodiscard]] int index() const { return index_; }
   [[nodiscard]] const CudaFacts& facts() const { return facts_; }

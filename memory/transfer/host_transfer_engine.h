@@ -32,15 +32,14 @@ class HostTransferEngine final : public TransferEngine {
   [[nodiscard]] Ticket move_bytes(Lane lane, std::byte* to, const std::byte* from,
                                   std::size_t bytes) override;
   [[nodiscard]] Ticket move_pieces(Lane lane, std::span<const BytePiece> pieces) override;
+  void hold(Ticket ticket) override { wait(ticket); }
   void wait(Ticket ticket) override;
   [[nodiscard]] bool done(Ticket ticket) const override;
   // Of the emulated link; without one every byte is copied alike, and a piece more costs nothing.
   [[nodiscard]] std::int64_t piece_cost_bytes() const override;
   void drain() override;
   [[nodiscard]] LaneStats stats(Lane lane) const override;
-
-  // Records every transfer as a span of its lane from now on; null: off. Drains first.
-  void set_trace(Trace* trace);
+  void set_trace(Trace* trace) override;
 
   // Tests: the n-th transfer from now on (1 = the next) fails.
   void fail_transfer(int nth);

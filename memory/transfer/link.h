@@ -3,14 +3,10 @@
 // What crosses the link between host and device memory, and how fast an emulated link is. Values.
 
 #include <cstddef>
-#include <cstdint>
-#include <optional>
+
+#include "kernels/kv_records.h"
 
 namespace triphase {
-
-// The two directions work independently, as copy engines do.
-enum class Lane : std::uint8_t { kToDevice, kToHost };
-inline constexpr int kLanes = 2;
 
 // Paces a lane: a transfer of `bytes` in `records` pieces takes at least
 // bytes / bytes_per_second + records * seconds_per_record.
@@ -19,46 +15,11 @@ struct EmulatedLink {
   double seconds_per_record = 0.0;
 };
 
-// `count` consecutive tokens of one layer, in the heads [head_begin, head_begin + head_count):
-// device slots from `slot` on (kernels/ops.h: page * page_tokens + offset, within one page) and
-// host records from `record` on.
-struct TokenRun {
-  std::int64_t slot = 0;
-  std::int64_t record = 0;
-  std::int32_t count = 0;
-  std::int32_t head_begin = 0;
-  std::int32_t head_count = 0;
-};
-
 // One contiguous copy.
 struct BytePiece {
   std::byte* to = nullptr;
   const std::byte* from = nullptr;
   std::size_t bytes = 0;
-};
-
-// Where device pages and host records lie, and their shape. Device: K and V apart, each
-// [page][kv_head][page_tokens][head_dim]. Host: [record][kv_head][K, V][head_dim].
-struct KvGeometry {
-  std::byte* device_k = nullptr;
-  std::byte* device_v = nullptr;
-  std::byte* host = nullptr;
-  std::int64_t page_tokens = 0;
-  std::int64_t kv_heads = 0;
-  std::int64_t head_bytes = 0;  // of one token's K (or V) of one head
-
-  [[nodiscard]] std::int64_t record_bytes() const { return 2 * kv_heads * head_bytes; }
-  [[nodiscard]] std::int64_t bytes(const TokenRun& run) const {
-    return std::int64_t{2} * run.count * run.head_count * head_bytes;
-  }
-  // First byte of the run's host records, and the one after its last.
-  [[nodiscard]] std::int64_t host_begin(const TokenRun& run) const {
-    return run.record * record_bytes() + std::int64_t{2} * run.head_begin * head_bytes;
-  }
-  [[nodiscard]] std::int64_t host_end(const TokenRun& run) const {
-    return host_begin(run) + (run.count - 1) * record_bytes() +
-           std::int64_t{2} * run.head_count * head_bytes;
-  }
 };
 
 }  // namespace triphase

@@ -2,13 +2,15 @@
 
 // SEAM 3: asynchronous copies between the host and device tiers. Two lanes, one per direction; a
 // lane does its transfers in order of submission, the lanes run beside each other and beside
-// compute. A ticket is redeemed with wait(). Source and target must stay untouched until then.
-// Implementations: host_transfer_engine (threads; the CPU backend) and later memory/cuda. One
-// thread submits and waits.
+// compute. A transfer begins after what the compute stream holds when it is submitted; what compute
+// queues later waits for it only where hold() says so. Host memory must stay untouched until
+// wait() has returned. Implementations: host_transfer_engine (threads; the CPU, whose compute
+// stream runs at once), stream_transfer_engine (a device's streams). One thread submits and waits.
 
 #include <cstdint>
 #include <span>
 
+#include "base/trace.h"
 #include "memory/transfer/link.h"
 
 namespace triphase {
@@ -23,7 +25,7 @@ struct LaneStats {
   std::uint64_t records = 0;  // contiguous pieces on the host side
   std::uint64_t bytes = 0;
   double busy_seconds = 0.0;
-  double waited_seconds = 0.0;  // time callers spent in wait()
+  double waited_seconds = 0.0;  // time callers spent in wait() and hold()
 };
 
 class TransferEngine {
@@ -43,8 +45,11 @@ class TransferEngine {
   // the call.
   [[nodiscard]] virtual Ticket move_pieces(Lane lane, std::span<const BytePiece> pieces) = 0;
 
-  // Returns once the ticket's transfer is done; throws what made it fail. Each ticket may be waited
-  // for any number of times; a failure is thrown once.
+  // Work that the compute stream gets from now on runs after the ticket's transfer. Throws what
+  // made it fail, if that is known by now; else the stream does.
+  virtual void hold(Ticket ticket) = 0;
+  // Returns once the ticket's transfer is done: for the host. Throws what made it fail. Each ticket
+  // may be waited for any number of times; a failure is thrown once.
   virtual void wait(Ticket ticket) = 0;
   [[nodiscard]] virtual bool done(Ticket ticket) const = 0;
 
@@ -55,6 +60,8 @@ class TransferEngine {
   virtual void drain() = 0;
 
   [[nodiscard]] virtual LaneStats stats(Lane lane) const = 0;
+  // Records every transfer as a span of its lane from now on; null: off. Drains first.
+  virtual void set_trace(Trace* trace) = 0;
 };
 
 }  // namespace triphase

@@ -126,7 +126,7 @@ void Engine::count_step(double seconds) {
 ConstMatrix Engine::forward() {
   const TraceSpan span(trace_, TraceLane::kCompute, "forward");
   const ConstMatrix logits =
-      model_->forward({batch_tokens_, batch_segments_, logit_rows_}, *kv_, *stream_);
+      model_->copy_to_host(model_->forward({batch_tokens_, batch_segments_, logit_rows_}, *kv_, *stream_), *stream_);
   stream_->synchronize();
   return logits;
 }

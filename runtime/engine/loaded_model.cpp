@@ -105,6 +105,11 @@ class Planner {
 
   void choose_budgets() {
     const std::uint64_t free = usable_host_memory(inspect_machine());
+    if (machine_.gpu) {
+      plan_.budget = options_.machine.device_memory.value_or(machine_.gpu->memory);
+      plan_.host_budget = options_.machine.host_memory.value_or(default_host_budget(free, 0));
+      return;
+    }
     plan_.budget = options_.machine.device_memory.value_or(
         default_device_budget(std::min(free, options_.machine.host_memory.value_or(UINT64_MAX))));
     plan_.host_budget =
@@ -162,12 +167,6 @@ class Planner {
     const std::int64_t block = plan_.kv.block_tokens;
     const std::int64_t blocks = plan_.policy->input_blocks(block);
     plan_.input_tokens = std::max(options_.machine.layer_inputs, blocks * block);
-    if (plan_.input_tokens > 0 && machine_.gpu) {
-      throw Error(ErrorRole::kUsage, "E-CLI-CONFLICT", "--layer-inputs")
-          .found("a GPU, which does not project K and V from layer inputs in this version")
-          .expected("--device cpu")
-          .hint("plan with --no-recompute");
-    }
     if (blocks == 0) return;
     if (!KvStore::page_holds_inputs(plan_.kv, model_.config.hidden_size)) {
       throw Error(ErrorRole::kUsage, "E-CLI-CONFLICT", "recomputation")
@@ -231,8 +230,9 @@ class Planner {
       return partial_pages_needed(plan_.kv.dtype, plan_.kv.layers, plan_.kv.block_tokens,
                                   batch + waiting(batch), limits_for(batch).rows);
     };
-    // Without a budget for the device both tiers would be the same memory.
-    const bool budgeted = options_.machine.device_memory || options_.machine.device_kv_memory;
+    // On the CPU both tiers would be the same memory without a budget for the device.
+    const bool budgeted =
+        machine_.gpu || options_.machine.device_memory || options_.machine.device_kv_memory;
     if (plan_.placement.host_tier && (budgeted || plan_.policy->name() != "triphase")) {
       const std::uint64_t taken = host_scratch(
           options_.machine.batch_size > 0 ? options_.machine.batch_size : kDefaultBatchSize);
@@ -316,7 +316,7 @@ std::string describe(const RunPlan& plan, const ModelBundle& model) {
 LoadedWeights::LoadedWeights(const ModelBundle& model, const RunOptions& options,
                              const RunPlan& plan, Backend& backend, Progress& progress, Log& log)
     : pool(backend.device(), MemoryTier::kDevice, plan.budget),
-      host_pool(backend.device(), MemoryTier::kHost, plan.host_budget),
+      host_pool(backend.host(), MemoryTier::kHost, plan.host_budget),
       weight_memory(pool, MemoryTag::kWeights),
       host_weight_memory(host_pool, MemoryTag::kWeights),
       streamed_layers(plan.placement.streamed_layers),
@@ -338,7 +338,7 @@ LoadedModel::LoadedModel(std::shared_ptr<LoadedWeights> loaded, const ModelBundl
       pool(shared->pool),
       host_pool(shared->host_pool),
       transfers(plan.memory.host_blocks > 0 || plan.placement.streamed_layers > 0
-                    ? std::make_unique<HostTransferEngine>(options.machine.emulated_link)
+                    ? backend.make_transfers(options.machine.emulated_link)
                     : nullptr),
       decoder(model.config, *shared->weights, backend.ops(), backend.threads().threads(),
               plan.limits, pool, transfers.get()),

@@ -12,7 +12,7 @@
 #include "memory/host_device.h"
 #include "memory/kv/kv_store.h"
 #include "memory/memory_pool.h"
-#include "memory/transfer/host_transfer_engine.h"
+#include "memory/transfer/transfer_engine.h"
 #include "models/decoder_model.h"
 #include "runtime/backend.h"
 #include "runtime/engine/model_bundle.h"
@@ -81,7 +81,7 @@ struct LoadedModel {
   std::shared_ptr<LoadedWeights> shared;
   MemoryPool& pool;
   MemoryPool& host_pool;
-  std::unique_ptr<HostTransferEngine> transfers;  // null: nothing is on the host
+  std::unique_ptr<TransferEngine> transfers;  // null: nothing is on the host
   DecoderModel decoder;
   KvStore kv;
 };

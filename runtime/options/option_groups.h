@@ -40,7 +40,8 @@ inline constexpr OptionSpec kContextOptions[] = {
 };
 
 inline constexpr OptionSpec kMachineOptions[] = {
-    {"Machine", "device", 0, kChoice, "auto", "auto|cpu", 0, 0, false, false, "Where to compute."},
+    {"Machine", "device", 0, kText, "auto", "DEVICE", 0, 0, false, false,
+     "Where to compute: cpu, cuda:N, or auto for the first GPU there is."},
     {"Machine", "threads", 0, kInteger, "0", "N", 0, 4096, false, false,
      "Threads; 0 is one for each usable core."},
     {"Machine", "batch-size", 0, kInteger, "0", "N", 0, 1048576, false, false,

@@ -20,16 +20,6 @@ namespace po = boost::program_options;
 constexpr std::string_view kCommandLine = "command line";
 constexpr std::uint64_t kMaxConfigBytes = 1 << 20;
 
-// Values that other versions or builds know: refused with the reason instead of "unknown".
-struct Unavailable {
-  std::string_view option;
-  std::string_view value;  // a prefix
-  std::string_view reason;
-};
-constexpr Unavailable kUnavailable[] = {
-    {"device", "cuda", "this version runs models on the CPU; triphase bench also takes cuda:N"},
-};
-
 Error option_error(const OptionSpec& option, std::string_view origin) {
   if (origin == kCommandLine) {
     return {ErrorRole::kUsage, "E-CLI-OPTION", fmt::format("--{}", option.name)};
@@ -164,12 +154,6 @@ void check_value(const OptionSpec& option, std::string_view origin, std::string_
     }
     case OptionType::kChoice:
       if (is_choice(option.value, text)) return;
-      for (const Unavailable& known : kUnavailable) {
-        if (known.option != option.name || !text.starts_with(known.value)) continue;
-        Error error = option_error(option, origin);
-        error.found(text).expected(choices_text(option.value)).hint(known.reason);
-        throw error;
-      }
       throw option_error(option, origin).found(text).expected(choices_text(option.value));
   }
 }

@@ -110,7 +110,7 @@ class ScheduleChooser {
       return std::nullopt;
     }
     if (options_.machine.batch_size == 0) options_.machine.batch_size = plan.workload.batch;
-    const std::uint64_t free = free_memory();
+    const std::uint64_t free = backend_.default_memory();
     if (!options_.machine.device_memory) {
       options_.machine.device_memory =
           std::min(plan.budget.device_memory, std::max(free, plan.device_peak));
@@ -147,19 +147,14 @@ class ScheduleChooser {
 
   void require_recompute(const Plan& plan, const std::string& file) const {
     if (plan.schedule.beta == 0.0 || plan.schedule.p2 >= plan.workload.output_len) return;
-    if (options_.plan.recompute != RecomputeMode::kOff && !backend_.machine().gpu) return;
-    const bool asked = options_.plan.recompute == RecomputeMode::kOff;
-    throw Error(ErrorRole::kUsage, "E-CLI-CONFLICT", asked ? "--recompute" : "--device")
-        .found(fmt::format("{} with a plan that recomputes from step {} on ({})",
-                           asked ? "off" : backend_.ops().name(), plan.schedule.p2,
+    if (options_.plan.recompute != RecomputeMode::kOff) return;
+    throw Error(ErrorRole::kUsage, "E-CLI-CONFLICT", "--recompute")
+        .found(fmt::format("off with a plan that recomputes from step {} on ({})", plan.schedule.p2,
                            escape_untrusted(file)))
-        .expected(asked ? "auto or on" : "a device that recomputes KV, as the CPU does")
+        .expected("auto or on")
         .hint("or plan with --no-recompute");
   }
 
-  static std::uint64_t free_memory() {
-    return default_device_budget(usable_host_memory(inspect_machine()));
-  }
 
   void require_fit(const Plan& plan, const std::string& file) const {
     const auto check = [&](std::string_view field, std::uint64_t needed, std::uint64_t there,
@@ -173,7 +168,7 @@ class ScheduleChooser {
               fmt::format("{} {}B fits, or plan again with {} {}B", option, needed, option, there));
     };
     check("device_peak_bytes", plan.device_peak,
-          options_.machine.device_memory.value_or(free_memory()), "--device-memory");
+          options_.machine.device_memory.value_or(backend_.default_memory()), "--device-memory");
     if (options_.machine.host_memory) {
       check("host_peak_bytes", plan.host_peak, *options_.machine.host_memory, "--host-memory");
     }
@@ -308,7 +303,7 @@ class ScheduleChooser {
     // Where a method reads every key to choose, whole blocks would be recomputed.
     if (options_.attention.sparse() && fetch == SparseFetch::kWholeBlocks) return false;
     pages.dtype = kv_dtype;
-    return !backend_.machine().gpu && KvStore::page_holds_inputs(pages, model_.config.hidden_size);
+    return KvStore::page_holds_inputs(pages, model_.config.hidden_size);
   }
 
   // A way to run the job: what it settles, and what comes of it.

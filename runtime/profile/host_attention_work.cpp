@@ -91,7 +91,7 @@ void HostAttentionWork::run() {
   const auto scale = static_cast<float>(1.0 / std::sqrt(static_cast<double>(config.head_dim)));
   attention_.begin(store_, rows_, step_);
   for (std::int64_t layer = 0; layer < config.layers; ++layer) {
-    attention_.send(LayerId(layer), matrix(q_), stream);
+    attention_.send(LayerId(layer), matrix(q_));
     attention_.attend(LayerId(layer), 0, scale, matrix(out_), stream);
   }
   attention_.finish();

@@ -54,10 +54,10 @@ class Profiler {
     out_.load_seconds = steady_seconds() - load_start;
     measure_start_ = steady_seconds();
     measure_model();
-    HostTransferEngine transfers(options_.machine.emulated_link);
-    measure_host_attention(transfers);
+    const auto transfers = backend_.make_transfers(options_.machine.emulated_link);
+    measure_host_attention(*transfers);
     rig_.reset();
-    measure_link(transfers);
+    measure_link(*transfers);
     if (request_.seconds >= kTimeForCeilings) measure_memory();
     out_.measure_seconds = steady_seconds() - measure_start_;
     for (const ProfiledTable& table : out_.tables) {
@@ -86,9 +86,9 @@ class Profiler {
     profile.device = device_identity(backend_);
     profile.link = link_identity(options_.machine.emulated_link);
     profile.host = fmt::format("{}, {} cores", machine.cpu_name, machine.usable_cores);
-    profile.device_memory = options_.machine.device_memory.value_or(default_device_budget(free));
-    profile.host_memory =
-        options_.machine.host_memory.value_or(default_host_budget(free, profile.device_memory));
+    profile.device_memory = options_.machine.device_memory.value_or(backend_.default_memory());
+    profile.host_memory = options_.machine.host_memory.value_or(default_host_budget(
+        free, backend_.machine().gpu ? std::uint64_t{0} : profile.device_memory));
     profile.model_name = model_.identity.path;
     profile.model_fingerprint = model_.identity.fingerprint;
     profile.layers = model_.config.layers;
@@ -111,7 +111,8 @@ class Profiler {
     limits.context = request_.context > 0 ? std::min(request_.context, config.max_positions)
                                           : std::min(config.max_positions, kMostContext);
     limits.rows = std::max(limits.batch, kMostRows);
-    const std::uint64_t free = usable_host_memory(inspect_machine());
+    const std::uint64_t free = backend_.machine().gpu ? backend_.machine().gpu->memory
+                                                      : usable_host_memory(inspect_machine());
     const auto token_bytes = static_cast<std::uint64_t>(record_bytes(kv_dtype()) * config.layers);
     const auto scratch = [&] {
       return DecoderModel::scratch_bytes(config,

@@ -77,12 +77,19 @@ constexpr auto unwrap(void (*kernel)(Parameters...)) {
   return kernel;
 }
 
-// Arguments are copied, as a launch does.
+// Arguments are copied, as a launch does. Without a stream the kernel runs at once.
 template <class... Parameters, class... Arguments>
 void launch(void (*kernel)(Parameters...), dim3 grid, dim3 block, std::size_t shared_bytes,
-            StreamHandle /*stream*/, Arguments&&... arguments) {
+            StreamHandle stream, Arguments&&... arguments) {
   std::tuple<Parameters...> copies(std::forward<Arguments>(arguments)...);
-  emulated::launch(grid, block, shared_bytes, [&] { std::apply(kernel, copies); });
+  auto run = [kernel, grid, block, shared_bytes, copies = std::move(copies)] {
+    emulated::launch(grid, block, shared_bytes, [&] { std::apply(kernel, copies); });
+  };
+  if (stream == nullptr) {
+    run();
+  } else {
+    emulated::run_on(stream, std::move(run));
+  }
 }
 
 template <class T>

@@ -20,6 +20,8 @@
 #include <string>
 #include <vector>
 
+#include "kernels/cuda/stream_handle.h"
+
 namespace triphase::emulated {
 
 struct Fault : std::runtime_error {
@@ -47,6 +49,9 @@ class Order {
 };
 
 void launch(Dim3 grid, Dim3 block, std::size_t shared_bytes, const std::function<void()>& thread);
+
+// Queues the work on a stream of the emulated device (emulated_device.h).
+void run_on(cuda::StreamHandle stream, std::function<void()> work);
 
 // Told when kernels begin and end, so that a test can give them other memory than the host's code.
 class Watch {

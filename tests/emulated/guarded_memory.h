@@ -109,6 +109,13 @@ class GuardedDevice final : public Device {
   [[nodiscard]] std::unique_ptr<Stream> make_stream() override {
     return HostDevice().make_stream();
   }
+  [[nodiscard]] std::unique_ptr<Event> make_event() override { return HostDevice().make_event(); }
+  [[nodiscard]] void* allocate_host(std::size_t bytes) override {
+    return HostDevice().allocate(bytes);
+  }
+  void release_host(void* data, std::size_t bytes) noexcept override {
+    HostDevice().release(data, bytes);
+  }
   [[nodiscard]] std::int64_t allocations() const { return allocations_; }
   [[nodiscard]] std::uint64_t held_bytes() const { return held_; }
 

@@ -47,7 +47,14 @@ class RefusingDevice final : public Device {
   void copy(void* to, const void* from, std::size_t bytes, Stream& stream) override {
     device_.copy(to, from, bytes, stream);
   }
+  [[nodiscard]] void* allocate_host(std::size_t bytes) override {
+    return device_.allocate_host(bytes);
+  }
+  void release_host(void* data, std::size_t bytes) noexcept override {
+    device_.release_host(data, bytes);
+  }
   [[nodiscard]] std::unique_ptr<Stream> make_stream() override { return device_.make_stream(); }
+  [[nodiscard]] std::unique_ptr<Event> make_event() override { return device_.make_event(); }
 
   [[nodiscard]] std::int64_t asked() const { return asked_; }
   // Blocks that nobody gave back, and releases of what was not given.

@@ -1,0 +1,169 @@
+#include "memory/transfer/stream_transfer_engine.h"
+
+#include <utility>
+
+#include "base/error.h"
+
+namespace triphase {
+namespace {
+
+constexpr std::array kBothLanes = {Lane::kToDevice, Lane::kToHost};
+
+}  // namespace
+
+StreamTransferEngine::StreamTransferEngine(Device& device, Stream& compute, Movers movers)
+    : device_(&device), compute_(&compute), movers_(std::move(movers)) {
+  for (LaneState& lane : lanes_) {
+    lane.stream = device.make_stream();
+    lane.compute_point = device.make_event();
+  }
+}
+
+StreamTransferEngine::~StreamTransferEngine() { drain(); }
+
+std::unique_ptr<Event> StreamTransferEngine::take_event() {
+  if (spare_events_.empty()) return device_->make_event();
+  std::unique_ptr<Event> event = std::move(spare_events_.back());
+  spare_events_.pop_back();
+  return event;
+}
+
+StreamTransferEngine::Transfer StreamTransferEngine::begin(LaneState& lane, const char* name) {
+  // What compute was given so far may read what this writes, or write what this reads.
+  lane.compute_point->record(*compute_);
+  lane.stream->wait_for(*lane.compute_point);
+  Transfer transfer{.begin = take_event(), .end = take_event(), .name = name};
+  transfer.begin->record(*lane.stream);
+  return transfer;
+}
+
+Ticket StreamTransferEngine::end(Lane lane, Transfer transfer) {
+  LaneState& state = at(lane);
+  transfer.end->record(*state.stream);
+  state.under_way.push_back(std::move(transfer));
+  retire(lane);
+  return {++state.submitted << 1 | static_cast<std::uint64_t>(lane)};
+}
+
+Ticket StreamTransferEngine::move_tokens(Lane lane, const KvGeometry& geometry,
+                                         std::span<const TokenRun> runs) {
+  if (runs.empty()) return {};
+  Transfer transfer = begin(at(lane), "tokens");
+  std::int64_t piece_end = -1;  // of the piece before, in bytes of the host's memory
+  for (const TokenRun& run : runs) {
+    // Whole records of consecutive tokens are one piece on the host; parts of records are not.
+    transfer.records +=
+        run.head_count == geometry.kv_heads ? 1 : static_cast<std::uint64_t>(run.count);
+    if (geometry.host_begin(run) == piece_end) --transfer.records;
+    piece_end = geometry.host_end(run);
+    transfer.bytes += static_cast<std::uint64_t>(geometry.bytes(run));
+  }
+  movers_[static_cast<std::size_t>(lane)]->move(lane, geometry, runs, *at(lane).stream);
+  return end(lane, std::move(transfer));
+}
+
+Ticket StreamTransferEngine::move_bytes(Lane lane, std::byte* to, const std::byte* from,
+                                        std::size_t bytes) {
+  const BytePiece piece{to, from, bytes};
+  return move_pieces(lane, {&piece, 1});
+}
+
+Ticket StreamTransferEngine::move_pieces(Lane lane, std::span<const BytePiece> pieces) {
+  if (pieces.empty()) return {};
+  Transfer transfer = begin(at(lane), "bytes");
+  const std::byte* piece_end = nullptr;  // of the piece before, in the host's memory
+  for (const BytePiece& piece : pieces) {
+    const std::byte* host = lane == Lane::kToHost ? piece.to : piece.from;
+    if (host != piece_end) ++transfer.records;
+    piece_end = host + piece.bytes;
+    transfer.bytes += piece.bytes;
+    device_->copy(piece.to, piece.from, piece.bytes, *at(lane).stream);
+  }
+  return end(lane, std::move(transfer));
+}
+
+const StreamTransferEngine::Transfer* StreamTransferEngine::find(Ticket ticket) const {
+  const LaneState& lane = at(lane_of(ticket));
+  const std::uint64_t later = lane.submitted - (ticket.value >> 1);
+  if (later >= lane.under_way.size()) return nullptr;
+  return &lane.under_way[lane.under_way.size() - 1 - later];
+}
+
+void StreamTransferEngine::hold(Ticket ticket) {
+  if (ticket.value == 0) return;
+  if (const Transfer* transfer = find(ticket)) compute_->wait_for(*transfer->end);
+}
+
+void StreamTransferEngine::wait(Ticket ticket) {
+  if (ticket.value == 0) return;
+  const Transfer* transfer = find(ticket);
+  if (transfer == nullptr) return;
+  const Clock::time_point start = Clock::now();
+  transfer->end->synchronize();
+  LaneStats& stats = at(lane_of(ticket)).stats;
+  stats.waited_seconds += std::chrono::duration<double>(Clock::now() - start).count();
+  retire(lane_of(ticket));
+}
+
+bool StreamTransferEngine::done(Ticket ticket) const {
+  if (ticket.value == 0) return true;
+  const Transfer* transfer = find(ticket);
+  return transfer == nullptr || transfer->end->done();
+}
+
+void StreamTransferEngine::retire(Lane lane) {
+  LaneState& state = at(lane);
+  while (!state.under_way.empty() && state.under_way.front().end->done()) {
+    Transfer& transfer = state.under_way.front();
+    const double seconds = transfer.end->seconds_since(*transfer.begin);
+    ++state.stats.transfers;
+    state.stats.records += transfer.records;
+    state.stats.bytes += transfer.bytes;
+    state.stats.busy_seconds += seconds;
+    if (trace_ != nullptr) record(lane, transfer, seconds);
+    spare_events_.push_back(std::move(transfer.begin));
+    spare_events_.push_back(std::move(transfer.end));
+    state.under_way.pop_front();
+  }
+}
+
+void StreamTransferEngine::record(Lane lane, const Transfer& transfer, double seconds) {
+  const auto after = [](Clock::time_point from, double by) {
+    return from + std::chrono::duration_cast<Clock::duration>(std::chrono::duration<double>(by));
+  };
+  const Clock::time_point start = after(origin_, transfer.begin->seconds_since(*at(lane).origin));
+  trace_->add({.lane = lane == Lane::kToDevice ? TraceLane::kToDevice : TraceLane::kToHost,
+               .name = transfer.name,
+               .begin = start,
+               .end = after(start, seconds),
+               .values = {{{"bytes", static_cast<std::int64_t>(transfer.bytes)},
+                           {"records", static_cast<std::int64_t>(transfer.records)}}}});
+}
+
+void StreamTransferEngine::drain() {
+  for (const Lane lane : kBothLanes) {
+    try {
+      at(lane).stream->synchronize();
+      retire(lane);
+    } catch (const std::exception&) {
+      // A failed device says so where its results are wanted; nothing moves any more.
+      at(lane).under_way.clear();
+    }
+  }
+}
+
+LaneStats StreamTransferEngine::stats(Lane lane) const { return at(lane).stats; }
+
+void StreamTransferEngine::set_trace(Trace* trace) {
+  drain();
+  trace_ = trace;
+  if (trace == nullptr) return;
+  for (LaneState& lane : lanes_) {
+    lane.origin = device_->make_event();
+    lane.origin->record(*lane.stream);
+    lane.origin->synchronize();
+  }
+  origin_ = Clock::now();
+}
+
+}  // namespace triphase

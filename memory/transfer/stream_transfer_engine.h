@@ -1,0 +1,80 @@
+#pragma once
+
+// Transfers on a device's own streams, one a lane: copies by its copy engines, tokens by the
+// KvMover of the lane. Events order them with the compute stream, so that the host waits for none.
+
+#include <array>
+#include <chrono>
+#include <deque>
+#include <memory>
+#include <vector>
+
+#include "memory/transfer/transfer_engine.h"
+
+namespace triphase {
+
+class StreamTransferEngine final : public TransferEngine {
+ public:
+  using Movers = std::array<std::unique_ptr<KvMover>, kLanes>;  // by lane
+
+  // `device` and `compute`, a stream of it, must outlive the engine.
+  StreamTransferEngine(Device& device, Stream& compute, Movers movers);
+  ~StreamTransferEngine() override;
+  StreamTransferEngine(const StreamTransferEngine&) = delete;
+  StreamTransferEngine& operator=(const StreamTransferEngine&) = delete;
+
+  [[nodiscard]] Ticket move_tokens(Lane lane, const KvGeometry& geometry,
+                                   std::span<const TokenRun> runs) override;
+  [[nodiscard]] Ticket move_bytes(Lane lane, std::byte* to, const std::byte* from,
+                                  std::size_t bytes) override;
+  [[nodiscard]] Ticket move_pieces(Lane lane, std::span<const BytePiece> pieces) override;
+  void hold(Ticket ticket) override;
+  void wait(Ticket ticket) override;
+  [[nodiscard]] bool done(Ticket ticket) const override;
+  void drain() override;
+  [[nodiscard]] LaneStats stats(Lane lane) const override;
+  void set_trace(Trace* trace) override;
+
+ private:
+  using Clock = std::chrono::steady_clock;
+  struct Transfer {
+    std::unique_ptr<Event> begin;
+    std::unique_ptr<Event> end;
+    const char* name = "";
+    std::uint64_t records = 0;
+    std::uint64_t bytes = 0;
+  };
+  struct LaneState {
+    std::unique_ptr<Stream> stream;
+    std::unique_ptr<Event> compute_point;
+    std::unique_ptr<Event> origin;  // of the trace's clock
+    std::uint64_t submitted = 0;
+    std::deque<Transfer> under_way;  // the last ones submitted, oldest first
+    LaneStats stats;
+  };
+
+  [[nodiscard]] static Lane lane_of(Ticket ticket) { return static_cast<Lane>(ticket.value & 1); }
+  [[nodiscard]] LaneState& at(Lane lane) { return lanes_[static_cast<std::size_t>(lane)]; }
+  [[nodiscard]] const LaneState& at(Lane lane) const {
+    return lanes_[static_cast<std::size_t>(lane)];
+  }
+  // Null: it has ended.
+  [[nodiscard]] const Transfer* find(Ticket ticket) const;
+  [[nodiscard]] std::unique_ptr<Event> take_event();
+  // The lane waits for what compute holds; the transfer's first event is recorded.
+  [[nodiscard]] Transfer begin(LaneState& lane, const char* name);
+  Ticket end(Lane lane, Transfer transfer);
+  // Counts and forgets the transfers at the front that have ended.
+  void retire(Lane lane);
+  void record(Lane lane, const Transfer& transfer, double seconds);
+
+  Device* device_;
+  Stream* compute_;
+  Movers movers_;
+  std::array<LaneState, kLanes> lanes_;
+  std::vector<std::unique_ptr<Event>> spare_events_;
+  Trace* trace_ = nullptr;
+  Clock::time_point origin_;  // when both lanes' origins were recorded
+};
+
+}  // namespace triphase

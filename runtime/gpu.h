@@ -1,0 +1,40 @@
+#pragma once
+
+// What a GPU brings to a Backend. Which file defines these functions decides which GPUs a program
+// knows: gpu_cuda.cpp, gpu_none.cpp, or that of the emulated device beside the tests.
+
+#include <functional>
+#include <memory>
+#include <string_view>
+
+#include "base/thread_pool.h"
+#include "kernels/ceilings.h"
+#include "kernels/input_ops.h"
+#include "kernels/ops.h"
+#include "kernels/sizing/ops_scratch.h"
+#include "kernels/sparse_ops.h"
+#include "memory/transfer/stream_transfer_engine.h"
+
+namespace triphase {
+
+struct Gpu {
+  std::unique_ptr<Device> device;
+  std::unique_ptr<Device> host;  // pinned blocks, large ones
+  std::unique_ptr<Stream> stream;
+  GpuMachine machine;
+  std::unique_ptr<Ops> ops;
+  std::unique_ptr<SparseOps> sparse_ops;
+  std::unique_ptr<InputOps> input_ops;
+  std::function<void(const OpsShape&)> reserve;          // Backend::reserve
+  std::function<Ceilings(int)> measure_ceilings;         // Backend::measure_ceilings
+  std::function<StreamTransferEngine::Movers()> movers;  // of one transfer engine
+};
+
+// GPUs of this machine that the program can use: "cuda:0" to "cuda:<count - 1>".
+[[nodiscard]] int gpu_count();
+// Whether the program was built for GPUs.
+[[nodiscard]] bool built_with_gpu();
+// `name`: "cuda:N". Throws E-DEV-NONE (exit 5) for a device that this build or machine lacks.
+[[nodiscard]] Gpu open_gpu(std::string_view name, ThreadPool& threads);
+
+}  // namespace triphase

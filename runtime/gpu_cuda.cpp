@@ -1,0 +1,65 @@
+#include <fmt/format.h>
+
+#include <charconv>
+#include <string>
+
+#include "base/error.h"
+#include "kernels/cuda/cublas_lt.h"
+#include "memory/cuda/cuda_ceilings.h"
+#include "memory/cuda/cuda_device.h"
+#include "runtime/gpu.h"
+#include "runtime/gpu_operations.h"
+
+namespace triphase {
+namespace {
+
+// Left to the driver, the library and whatever else uses the GPU.
+constexpr double kReservedShare = 0.04;
+constexpr std::uint64_t kReservedBytes = std::uint64_t{512} << 20;
+
+std::uint64_t usable(std::uint64_t free) {
+  const auto reserved =
+      kReservedBytes + static_cast<std::uint64_t>(kReservedShare * static_cast<double>(free));
+  return free > reserved ? free - reserved : 0;
+}
+
+}  // namespace
+
+int gpu_count() { return cuda_device_count(); }
+
+bool built_with_gpu() { return true; }
+
+Gpu open_gpu(std::string_view name, ThreadPool& threads) {
+  constexpr std::string_view kPrefix = "cuda:";
+  int index = 0;
+  const char* end = name.data() + name.size();
+  const auto [parsed, problem] = std::from_chars(name.data() + kPrefix.size(), end, index);
+  if (problem != std::errc() || parsed != end) {
+    throw Error(ErrorRole::kUsage, "E-CLI-OPTION", "--device")
+        .found(name)
+        .expected("auto, cpu or cuda:N");
+  }
+  auto device = std::make_unique<CudaDevice>(index);
+  CudaDevice* cuda = device.get();
+  const CudaFacts& facts = cuda->facts();
+  Gpu gpu;
+  gpu.device = std::move(device);
+  gpu.host = std::make_unique<PinnedHostDevice>(*cuda, cuda_host_pinning(), threads.threads());
+  gpu.stream = gpu.device->make_stream();
+  std::string refusal;
+  auto gemm = cuda::load_cublas_lt(*cuda, refusal);
+  gpu.machine = {.multiprocessors = facts.multiprocessors,
+                 .shared_bytes_per_multiprocessor =
+                     static_cast<std::int64_t>(facts.shared_bytes_per_multiprocessor),
+                 .shared_bytes_per_block = static_cast<std::int64_t>(facts.shared_bytes_per_block),
+                 .memory = usable(cuda->free_bytes())};
+  std::string described =
+      fmt::format("cuda:{} ({}, {})", index, facts.name,
+                  gemm ? std::string(gemm->name()) : fmt::format("no cuBLASLt: {}", refusal));
+  add_operations(gpu, std::move(described), std::move(gemm),
+                 [](Stream& stream) { return cuda_stream(stream); });
+  gpu.measure_ceilings = [cuda](int runs) { return cuda::measure_ceilings(*cuda, runs); };
+  return gpu;
+}
+
+}  // namespace triphase

@@ -1,0 +1,16 @@
+#include "base/error.h"
+#include "runtime/gpu.h"
+
+namespace triphase {
+
+int gpu_count() { return 0; }
+
+bool built_with_gpu() { return false; }
+
+Gpu open_gpu(std::string_view name, ThreadPool&) {
+  throw Error(ErrorRole::kResources, "E-DEV-NONE", "--device")
+      .found(name)
+      .expected("auto or cpu: this program was built without CUDA");
+}
+
+}  // namespace triphase

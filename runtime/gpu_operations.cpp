@@ -1,0 +1,39 @@
+#include "runtime/gpu_operations.h"
+
+#include <utility>
+
+#include "kernels/cuda/cuda_input_ops.h"
+#include "kernels/cuda/cuda_ops.h"
+#include "kernels/cuda/cuda_sparse_ops.h"
+#include "kernels/cuda/kv_mover.h"
+
+namespace triphase {
+
+void add_operations(Gpu& gpu, std::string name, std::unique_ptr<cuda::Gemm> gemm,
+                    const std::function<cuda::StreamHandle(Stream&)>& stream_handle) {
+  Device* device = gpu.device.get();
+  Device* host = gpu.host.get();
+  gpu.machine.gemm_library = gemm != nullptr;
+  cuda::CudaOpsSettings settings;
+  settings.name = std::move(name);
+  settings.machine = gpu.machine;
+  settings.stream_handle = stream_handle;
+  settings.gemm = std::move(gemm);
+  auto ops = cuda::make_cuda_ops(*device, *host, std::move(settings));
+  auto sparse_ops = cuda::make_cuda_sparse_ops(
+      *device, *host, {.machine = gpu.machine, .stream_handle = stream_handle});
+  gpu.reserve = [ops = ops.get(), sparse_ops = sparse_ops.get(),
+                 stream = gpu.stream.get()](const OpsShape& shape) {
+    ops->reserve(shape, *stream);
+    sparse_ops->reserve(shape, *stream);
+  };
+  gpu.ops = std::move(ops);
+  gpu.sparse_ops = std::move(sparse_ops);
+  gpu.input_ops = cuda::make_cuda_input_ops(*device, *host, stream_handle);
+  gpu.movers = [device, host, stream_handle] {
+    return StreamTransferEngine::Movers{cuda::make_cuda_kv_mover(*device, *host, stream_handle),
+                                        cuda::make_cuda_kv_mover(*device, *host, stream_handle)};
+  };
+}
+
+}  // namespace triphase

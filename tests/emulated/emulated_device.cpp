@@ -1,0 +1,382 @@
+#include "tests/emulated/emulated_device.h"
+
+#include <fmt/format.h>
+#include <sys/mman.h>
+#include <unistd.h>
+
+#include <algorithm>
+#include <chrono>
+#include <cstring>
+#include <string>
+#include <utility>
+
+#include "base/error.h"
+#include "tests/emulated/emulator.h"
+
+namespace triphase::emulated {
+namespace {
+
+using Clock = std::chrono::steady_clock;
+
+// As far as the wrappers' vector accesses and cudaMalloc's promise go.
+constexpr std::size_t kAlignment = 256;
+
+std::size_t page_bytes() { return static_cast<std::size_t>(sysconf(_SC_PAGESIZE)); }
+
+std::size_t round_up(std::size_t bytes, std::size_t step) {
+  return (bytes + step - 1) / step * step;
+}
+
+// FNV-1a over words: to see that bytes have changed.
+std::uint64_t hash_of(const void* data, std::size_t bytes) {
+  std::uint64_t hash = 0xCBF29CE484222325ULL;
+  const auto* at = static_cast<const std::byte*>(data);
+  for (std::size_t done = 0; done < bytes;) {
+    std::uint64_t word = 0;
+    const std::size_t part = std::min<std::size_t>(8, bytes - done);
+    std::memcpy(&word, at + done, part);
+    hash = (hash ^ word) * 0x100000001B3ULL;
+    done += part;
+  }
+  return hash;
+}
+
+}  // namespace
+
+struct EventState {
+  EmulatedStream* stream = nullptr;  // of the latest record
+  std::uint64_t recorded = 0;        // records submitted
+  std::uint64_t reached = 0;         // of them, passed
+  Clock::time_point at;
+};
+
+class EmulatedStream final : public Stream {
+ public:
+  explicit EmulatedStream(EmulatedDevice& device) : device_(&device) {
+    device.streams_.push_back(this);
+  }
+  ~EmulatedStream() override {
+    device_->run_all();
+    std::erase(device_->streams_, this);
+  }
+  void synchronize() override {
+    ++device_->counts_.waits;
+    device_->run_until([this] { return tasks_.empty(); }, *this);
+  }
+  void wait_for(const Event& event) override;
+
+  struct Task {
+    std::function<void()> run;
+    std::shared_ptr<EventState> awaited;  // a wait for this many records of the event
+    std::uint64_t record = 0;
+  };
+  void add(Task task) { tasks_.push_back(std::move(task)); }
+  [[nodiscard]] bool idle() const { return tasks_.empty(); }
+  [[nodiscard]] bool can_run() const {
+    return !tasks_.empty() &&
+           (!tasks_.front().awaited || tasks_.front().awaited->reached >= tasks_.front().record);
+  }
+  [[nodiscard]] const Task& front() const { return tasks_.front(); }
+  void run_front() {
+    const Task task = std::move(tasks_.front());
+    tasks_.pop_front();
+    if (task.run) task.run();
+  }
+  void forget() { tasks_.clear(); }
+  [[nodiscard]] EmulatedDevice& device() const { return *device_; }
+
+ private:
+  EmulatedDevice* device_;
+  std::deque<Task> tasks_;
+};
+
+class EmulatedEvent final : public Event {
+ public:
+  void record(Stream& stream) override {
+    auto& emulated = dynamic_cast<EmulatedStream&>(stream);
+    state_->stream = &emulated;
+    const std::uint64_t number = ++state_->recorded;
+    emulated.add({.run =
+                      [state = state_, number] {
+                        state->reached = std::max(state->reached, number);
+                        state->at = Clock::now();
+                      },
+                  .awaited = nullptr});
+  }
+  void synchronize() override {
+    if (done_now()) return;
+    EmulatedDevice& device = state_->stream->device();
+    ++device.counts_.waits;
+    device.run_until([this] { return done_now(); }, *state_->stream);
+  }
+  // Something runs while the host asks, as on a GPU.
+  [[nodiscard]] bool done() override {
+    if (done_now()) return true;
+    EmulatedStream& stream = *state_->stream;
+    bool ran = false;
+    stream.device().run_until([&ran] { return std::exchange(ran, true); }, stream);
+    return done_now();
+  }
+  [[nodiscard]] double seconds_since(const Event& earlier) const override {
+    const auto& from = dynamic_cast<const EmulatedEvent&>(earlier);
+    return std::chrono::duration<double>(state_->at - from.state_->at).count();
+  }
+  [[nodiscard]] const std::shared_ptr<EventState>& state() const { return state_; }
+
+ private:
+  [[nodiscard]] bool done_now() const { return state_->reached >= state_->recorded; }
+
+  std::shared_ptr<EventState> state_ = std::make_shared<EventState>();
+};
+
+void EmulatedStream::wait_for(const Event& event) {
+  const auto& state = dynamic_cast<const EmulatedEvent&>(event).state();
+  add({.run = nullptr, .awaited = state, .record = state->recorded});
+}
+
+EmulatedDevice::EmulatedDevice(const DeviceSettings& settings)
+    : settings_(settings), random_(settings.schedule) {}
+
+EmulatedDevice::~EmulatedDevice() {
+  for (const auto& [start, block] : device_blocks_) munmap(block.mapped, block.mapped_bytes);
+}
+
+void EmulatedDevice::check_not_lost() const {
+  if (lost_) std::rethrow_exception(lost_);
+}
+
+void EmulatedDevice::may_fail(std::int64_t& left, const char* call) {
+  check_not_lost();
+  if (left == 0 || --left > 0) return;
+  lost_ =
+      std::make_exception_ptr(Error(ErrorRole::kDevice, "E-DEV-CUDA", "GPU")
+                                  .found(fmt::format("{}: a failure that a test asked for", call))
+                                  .hint("finished records are kept; the same command resumes"));
+  check_not_lost();
+}
+
+void* EmulatedDevice::allocate(std::size_t bytes) {
+  check_not_lost();
+  ++counts_.allocations;
+  const std::size_t used = round_up(std::max<std::size_t>(bytes, 1), kAlignment);
+  const bool refused = settings_.fail_allocation > 0 && --settings_.fail_allocation == 0;
+  if (refused || used > free_bytes()) {
+    throw Error(ErrorRole::kResources, "E-MEM-ALLOC", "GPU memory")
+        .found(fmt::format("{} bytes with {} of {} free", bytes, free_bytes(), settings_.memory))
+        .expected("memory for the weights and the KV cache")
+        .hint("lower --device-memory or --batch-size, or free the GPU");
+  }
+  const std::size_t page = page_bytes();
+  const std::size_t data = round_up(used, page);
+  void* mapped =
+      mmap(nullptr, data + 2 * page, PROT_NONE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
+  if (mapped == MAP_FAILED) throw std::bad_alloc();
+  std::byte* start = static_cast<std::byte*>(mapped) + page + data - used;
+  mprotect(static_cast<std::byte*>(mapped) + page, data, PROT_READ | PROT_WRITE);
+  std::memset(start, 0xFF, used);
+  if (!running_) mprotect(static_cast<std::byte*>(mapped) + page, data, PROT_NONE);
+  device_blocks_[start] = {static_cast<std::byte*>(mapped), data + 2 * page, used};
+  used_ += used;
+  return start;
+}
+
+void EmulatedDevice::release(void* data, std::size_t) noexcept {
+  if (data == nullptr) return;
+  run_all();
+  const auto found = device_blocks_.find(static_cast<std::byte*>(data));
+  used_ -= found->second.bytes;
+  munmap(found->second.mapped, found->second.mapped_bytes);
+  device_blocks_.erase(found);
+}
+
+void* EmulatedDevice::allocate_host(std::size_t bytes) {
+  check_not_lost();
+  ++counts_.allocations;
+  const std::size_t mapped = round_up(std::max<std::size_t>(bytes, 1), page_bytes());
+  void* data = mmap(nullptr, mapped, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
+  if (data == MAP_FAILED) throw std::bad_alloc();
+  std::memset(data, 0xFF, mapped);
+  pinned_[static_cast<std::byte*>(data)] = mapped;
+  return data;
+}
+
+void EmulatedDevice::release_host(void* data, std::size_t bytes) noexcept {
+  if (data == nullptr) return;
+  run_all();
+  pinned_.erase(static_cast<std::byte*>(data));
+  munmap(data, round_up(std::max<std::size_t>(bytes, 1), page_bytes()));
+}
+
+HostPinning EmulatedDevice::pinning() {
+  return {.pin = [this](void* data, std::size_t bytes) -> std::string {
+            if (settings_.fail_pin > 0 && --settings_.fail_pin == 0) {
+              unpinned_[static_cast<std::byte*>(data)] = bytes;
+              return "a refusal that a test asked for";
+            }
+            pinned_[static_cast<std::byte*>(data)] = bytes;
+            return {};
+          },
+          .unpin =
+              [this](void* data) {
+                run_all();
+                pinned_.erase(static_cast<std::byte*>(data));
+              }};
+}
+
+EmulatedDevice::Side EmulatedDevice::side_of(const void* data, std::size_t bytes) const {
+  const auto* at = static_cast<const std::byte*>(data);
+  auto block = device_blocks_.upper_bound(at);
+  if (block != device_blocks_.begin()) {
+    --block;
+    if (at < block->first + block->second.bytes) {
+      if (at + bytes > block->first + block->second.bytes) {
+        throw Fault(fmt::format("a copy of {} bytes leaves a block of the device by {}", bytes,
+                                at + bytes - (block->first + block->second.bytes)));
+      }
+      return Side::kDevice;
+    }
+  }
+  auto range = pinned_.upper_bound(at);
+  if (range == pinned_.begin()) return Side::kPageable;
+  --range;
+  if (at >= range->first + range->second) return Side::kPageable;
+  if (at + bytes > range->first + range->second) {
+    // Blocks are pinned in chunks; a copy across two of them fails on some drivers.
+    throw Fault(
+        fmt::format("a copy of {} bytes crosses two registrations of pinned memory", bytes));
+  }
+  return Side::kPinned;
+}
+
+void EmulatedDevice::copy(void* to, const void* from, std::size_t bytes, Stream& stream) {
+  ++counts_.copies;
+  may_fail(settings_.fail_copy, "cudaMemcpyAsync");
+  if (bytes == 0) return;
+  auto& queue = dynamic_cast<EmulatedStream&>(stream);
+  const Side target = side_of(to, bytes);
+  const Side source = side_of(from, bytes);
+  std::function<void()> work = [to, from, bytes] { std::memcpy(to, from, bytes); };
+  if (source == Side::kPageable) {
+    const auto* data = static_cast<const std::byte*>(from);
+    work = [to, held = std::vector<std::byte>(data, data + bytes)] {
+      std::memcpy(to, held.data(), held.size());
+    };
+  } else if (source == Side::kPinned) {
+    work = [to, from, bytes, hash = hash_of(from, bytes)] {
+      if (hash_of(from, bytes) != hash) {
+        throw Fault(
+            fmt::format("pinned memory was changed before {} bytes of it were copied", bytes));
+      }
+      std::memcpy(to, from, bytes);
+    };
+  }
+  if (target == Side::kPinned) std::memset(to, 0xFF, bytes);
+  queue.add({.run = std::move(work), .awaited = nullptr});
+  if (target == Side::kPageable) run_until([&queue] { return queue.idle(); }, queue);
+}
+
+void EmulatedDevice::launch(EmulatedStream& stream, std::function<void()> work) {
+  ++counts_.launches;
+  may_fail(settings_.fail_launch, "a kernel");
+  stream.add({.run =
+                  [this, work = std::move(work)] {
+                    protect_unpinned(PROT_NONE);
+                    struct Reopen {
+                      EmulatedDevice* device;
+                      ~Reopen() { device->protect_unpinned(PROT_READ | PROT_WRITE); }
+                    } const reopen{this};
+                    work();
+                  },
+              .awaited = nullptr});
+}
+
+std::unique_ptr<Stream> EmulatedDevice::make_stream() {
+  return std::make_unique<EmulatedStream>(*this);
+}
+
+std::unique_ptr<Event> EmulatedDevice::make_event() { return std::make_unique<EmulatedEvent>(); }
+
+void EmulatedDevice::protect_device(int protection) {
+  const std::size_t page = page_bytes();
+  for (const auto& [start, block] : device_blocks_) {
+    mprotect(block.mapped + page, block.mapped_bytes - 2 * page, protection);
+  }
+}
+
+void EmulatedDevice::protect_unpinned(int protection) {
+  for (const auto& [start, bytes] : unpinned_) {
+    mprotect(const_cast<std::byte*>(start), bytes, protection);
+  }
+}
+
+void EmulatedDevice::run_until(const std::function<bool()>& reached, EmulatedStream& wanted) {
+  check_not_lost();
+  if (reached()) return;
+  TRIPHASE_CHECK(!running_, "device work waits for the device");
+  running_ = true;
+  protect_device(PROT_READ | PROT_WRITE);
+  struct Close {
+    EmulatedDevice* device;
+    ~Close() {
+      device->protect_device(PROT_NONE);
+      device->running_ = false;
+    }
+  } const close{this};
+  try {
+    do {
+      EmulatedStream* stream = pick(wanted);
+      if (stream == nullptr) throw Fault("streams wait for events that nothing records");
+      stream->run_front();
+    } while (!reached());
+  } catch (...) {
+    lost_ = std::current_exception();
+    for (EmulatedStream* stream : streams_) stream->forget();
+    throw;
+  }
+}
+
+EmulatedStream* EmulatedDevice::needed_for(EmulatedStream& wanted) {
+  EmulatedStream* stream = &wanted;
+  // A chain of waits is no longer than there are streams, or it is a circle.
+  for (std::size_t i = 0; i <= streams_.size(); ++i) {
+    if (stream->can_run()) return stream;
+    if (stream->idle()) return nullptr;
+    stream = stream->front().awaited->stream;
+    if (stream == nullptr) return nullptr;
+  }
+  return nullptr;
+}
+
+EmulatedStream* EmulatedDevice::pick(EmulatedStream& wanted) {
+  if (settings_.schedule == 0) return needed_for(wanted);
+  std::vector<EmulatedStream*> able;
+  for (EmulatedStream* stream : streams_) {
+    if (stream->can_run()) able.push_back(stream);
+  }
+  if (able.empty()) return nullptr;
+  if (settings_.schedule > 1) return able[random_() % able.size()];
+  const auto other = std::ranges::find_if(able, [&](const auto* at) { return at != &wanted; });
+  return other == able.end() ? &wanted : *other;
+}
+
+void EmulatedDevice::run_all() noexcept {
+  if (lost_ || running_) return;
+  try {
+    for (EmulatedStream* stream : streams_) {
+      run_until([stream] { return stream->idle(); }, *stream);
+    }
+  } catch (...) {
+    // It is lost; whoever waits for results is told.
+  }
+}
+
+cuda::StreamHandle stream_handle(Stream& stream) {
+  return reinterpret_cast<cuda::StreamHandle>(&dynamic_cast<EmulatedStream&>(stream));
+}
+
+void run_on(cuda::StreamHandle stream, std::function<void()> work) {
+  auto& queue = *reinterpret_cast<EmulatedStream*>(stream);
+  queue.device().launch(queue, std::move(work));
+}
+
+}  // namespace triphase::emulated

@@ -1,0 +1,117 @@
+#pragma once
+
+// A GPU that is not there, behind base/device.h: device memory that the host cannot touch, pinned
+// and pageable host memory that differ as they do with CUDA, and streams whose work runs only when
+// the host waits, in an order chosen to hurt. Kernels run through the fiber emulator.
+//
+// What shows as a fault (emulated::Fault, or SIGSEGV at the line that is wrong):
+//   - the host touches device memory; a kernel touches host memory whose pinning was refused
+//   - the host changes pinned memory between the submission and the execution of a copy from it
+//   - a copy that leaves its allocation; an access beyond the end of one, to within 256 bytes
+//   - streams that wait for events that nothing records
+// Pinned targets of copies are poisoned when the copy is submitted, and fresh allocations when they
+// are made, so that a missing wait or event is wrong output.
+//
+// One emulated GPU per process, used by one thread.
+
+#include <cstddef>
+#include <cstdint>
+#include <deque>
+#include <exception>
+#include <functional>
+#include <map>
+#include <memory>
+#include <random>
+#include <vector>
+
+#include "base/device.h"
+#include "kernels/cuda/stream_handle.h"
+#include "memory/pinned_host.h"
+
+namespace triphase::emulated {
+
+struct DeviceSettings {
+  // Which work runs when the host waits. 0: only what it waits for, and what that waits for; 1: all
+  // that can run elsewhere first; else whichever a generator with this seed picks.
+  std::uint64_t schedule = 0;
+  std::uint64_t memory = std::uint64_t{2} << 30;  // bytes of the device
+  // Which one fails from the start on, counted from 1; 0: none. A failed launch or copy is a lost
+  // device from there on.
+  std::int64_t fail_allocation = 0;
+  std::int64_t fail_pin = 0;
+  std::int64_t fail_launch = 0;
+  std::int64_t fail_copy = 0;
+};
+
+// What was asked of the device since the start.
+struct DeviceCounts {
+  std::int64_t allocations = 0;  // of the device and pinned
+  std::int64_t launches = 0;     // kernels, a library's products included
+  std::int64_t copies = 0;
+  std::int64_t waits = 0;  // of the host
+};
+
+class EmulatedStream;
+struct EventState;
+
+class EmulatedDevice final : public Device {
+ public:
+  explicit EmulatedDevice(const DeviceSettings& settings);
+  ~EmulatedDevice() override;
+
+  [[nodiscard]] std::string_view name() const override { return "cuda:emulated"; }
+  [[nodiscard]] void* allocate(std::size_t bytes) override;
+  void release(void* data, std::size_t bytes) noexcept override;
+  [[nodiscard]] void* allocate_host(std::size_t bytes) override;
+  void release_host(void* data, std::size_t bytes) noexcept override;
+  void copy(void* to, const void* from, std::size_t bytes, Stream& stream) override;
+  [[nodiscard]] std::unique_ptr<Stream> make_stream() override;
+  [[nodiscard]] std::unique_ptr<Event> make_event() override;
+
+  // Pinning of host blocks (PinnedHostDevice).
+  [[nodiscard]] HostPinning pinning();
+  // Runs `work` in the stream's order, as a kernel.
+  void launch(EmulatedStream& stream, std::function<void()> work);
+
+  [[nodiscard]] std::uint64_t free_bytes() const { return settings_.memory - used_; }
+  [[nodiscard]] std::uint64_t total_bytes() const { return settings_.memory; }
+  [[nodiscard]] const DeviceCounts& counts() const { return counts_; }
+
+ private:
+  friend class EmulatedStream;
+  friend class EmulatedEvent;
+  struct Block {
+    std::byte* mapped = nullptr;
+    std::size_t mapped_bytes = 0;
+    std::size_t bytes = 0;
+  };
+  enum class Side : std::uint8_t { kDevice, kPinned, kPageable };
+
+  [[nodiscard]] Side side_of(const void* data, std::size_t bytes) const;
+  void protect_device(int protection);
+  void protect_unpinned(int protection);
+  // Runs work until `reached`, for a host that waits for what `wanted` holds.
+  void run_until(const std::function<bool()>& reached, EmulatedStream& wanted);
+  [[nodiscard]] EmulatedStream* pick(EmulatedStream& wanted);
+  [[nodiscard]] EmulatedStream* needed_for(EmulatedStream& wanted);
+  // Counts one down; at the last the device is lost.
+  void may_fail(std::int64_t& left, const char* call);
+  void check_not_lost() const;
+  void run_all() noexcept;
+
+  DeviceSettings settings_;
+  std::uint64_t used_ = 0;
+  std::map<const std::byte*, Block> device_blocks_;
+  std::map<const std::byte*, std::size_t> pinned_;    // bytes
+  std::map<const std::byte*, std::size_t> unpinned_;  // pinning was refused
+  std::vector<EmulatedStream*> streams_;
+  std::mt19937_64 random_;
+  DeviceCounts counts_;
+  std::exception_ptr lost_;  // what every later call throws
+  bool running_ = false;
+};
+
+// The handle that kernels' wrappers get for a stream of this device.
+[[nodiscard]] cuda::StreamHandle stream_handle(Stream& stream);
+
+}  // namespace triphase::emulated

@@ -1,0 +1,40 @@
+#include "tests/emulated/emulated_gemm.h"
+
+#include <vector>
+
+#include "kernels/cpu/cpu_ops.h"
+#include "memory/host_device.h"
+#include "tests/emulated/emulator.h"
+
+namespace triphase::emulated {
+
+EmulatedGemm::EmulatedGemm()
+    : ops_(make_cpu_ops(threads_)), no_stream_(HostDevice().make_stream()) {}
+
+EmulatedGemm::~EmulatedGemm() = default;
+
+bool EmulatedGemm::run(ConstMatrix x, ConstMatrix w, const float* bias, bool accumulate, Matrix y,
+                       cuda::StreamHandle stream) {
+  run_on(stream, [this, x, w, bias, accumulate, y] {
+    // The CPU's product takes F32 activations.
+    std::vector<float> wide(static_cast<std::size_t>(x.rows * x.cols));
+    for (std::int64_t row = 0; row < x.rows; ++row) {
+      for (std::int64_t col = 0; col < x.cols; ++col) {
+        const std::int64_t at = row * x.row_stride + col;
+        float value = 0.0F;
+        if (x.dtype == DType::kF32) {
+          value = static_cast<const float*>(x.data)[at];
+        } else {
+          const std::uint16_t bits = static_cast<const std::uint16_t*>(x.data)[at];
+          value = x.dtype == DType::kF16 ? f16_to_f32(bits) : bf16_to_f32(bits);
+        }
+        wide[static_cast<std::size_t>(row * x.cols + col)] = value;
+      }
+    }
+    ops_->linear({wide.data(), DType::kF32, x.rows, x.cols, x.cols}, w, bias, accumulate, y,
+                 *no_stream_);
+  });
+  return true;
+}
+
+}  // namespace triphase::emulated

@@ -1,0 +1,29 @@
+#pragma once
+
+// The library's matrix product on the emulated device: by the CPU's operations, in the stream's
+// order. The kernels' own tiles would take seconds on fibers.
+
+#include <memory>
+#include <string_view>
+
+#include "base/thread_pool.h"
+#include "kernels/cuda/gemm.h"
+#include "kernels/ops.h"
+
+namespace triphase::emulated {
+
+class EmulatedGemm final : public cuda::Gemm {
+ public:
+  EmulatedGemm();
+  ~EmulatedGemm() override;
+  [[nodiscard]] std::string_view name() const override { return "emulated GEMM"; }
+  [[nodiscard]] bool run(ConstMatrix x, ConstMatrix w, const float* bias, bool accumulate, Matrix y,
+                         cuda::StreamHandle stream) override;
+
+ private:
+  ThreadPool threads_{1};
+  std::unique_ptr<Ops> ops_;
+  std::unique_ptr<Stream> no_stream_;
+};
+
+}  // namespace triphase::emulated

@@ -1,0 +1,80 @@
+// The GPU of triphase-emulated: "cuda:emulated". The variable TRIPHASE_EMULATED chooses what it
+// does to the program, as in "schedule=7,fail-copy=20" (DeviceSettings).
+
+#include <cstdlib>
+#include <map>
+#include <sstream>
+#include <string>
+
+#include "base/error.h"
+#include "kernels/cpu/cpu_ops.h"
+#include "memory/host_device.h"
+#include "runtime/gpu.h"
+#include "runtime/gpu_operations.h"
+#include "tests/emulated/emulated_device.h"
+#include "tests/emulated/emulated_gemm.h"
+#include "tests/emulated/guarded_machine.h"
+
+namespace triphase {
+namespace {
+
+emulated::DeviceSettings settings_from_environment() {
+  emulated::DeviceSettings settings;
+  std::map<std::string, std::uint64_t> values;
+  if (const char* text = std::getenv("TRIPHASE_EMULATED")) {
+    std::istringstream all(text);
+    for (std::string part; std::getline(all, part, ',');) {
+      const std::size_t equals = part.find('=');
+      TRIPHASE_CHECK(equals != std::string::npos, "TRIPHASE_EMULATED: NAME=N,...");
+      values[part.substr(0, equals)] = std::stoull(part.substr(equals + 1));
+    }
+  }
+  const auto take = [&](const char* name, auto& to) {
+    const auto found = values.find(name);
+    if (found == values.end()) return;
+    to = static_cast<std::remove_reference_t<decltype(to)>>(found->second);
+    values.erase(found);
+  };
+  take("schedule", settings.schedule);
+  take("memory", settings.memory);
+  take("fail-allocation", settings.fail_allocation);
+  take("fail-pin", settings.fail_pin);
+  take("fail-launch", settings.fail_launch);
+  take("fail-copy", settings.fail_copy);
+  TRIPHASE_CHECK(values.empty(), "TRIPHASE_EMULATED: an unknown name");
+  return settings;
+}
+
+}  // namespace
+
+// "auto" of tests stays on the CPU.
+int gpu_count() { return 0; }
+
+bool built_with_gpu() { return true; }
+
+Gpu open_gpu(std::string_view name, ThreadPool& threads) {
+  if (name != "cuda:emulated") {
+    throw Error(ErrorRole::kResources, "E-DEV-NONE", "--device")
+        .found(name)
+        .expected("cpu or cuda:emulated");
+  }
+  auto device = std::make_unique<emulated::EmulatedDevice>(settings_from_environment());
+  emulated::EmulatedDevice* gpu_device = device.get();
+  Gpu gpu;
+  gpu.device = std::move(device);
+  gpu.host =
+      std::make_unique<PinnedHostDevice>(*gpu_device, gpu_device->pinning(), threads.threads());
+  gpu.stream = gpu.device->make_stream();
+  gpu.machine = cuda::emulated_gpu();
+  gpu.machine.memory = gpu_device->free_bytes();
+  add_operations(gpu, "cuda:emulated (an emulated GPU, on the CPU)",
+                 std::make_unique<emulated::EmulatedGemm>(), emulated::stream_handle);
+  gpu.measure_ceilings = [](int) -> Ceilings {
+    throw Error(ErrorRole::kUsage, "E-CLI-OPTION", "--device")
+        .found("cuda:emulated, which has no speed")
+        .expected("cpu or cuda:N");
+  };
+  return gpu;
+}
+
+}  // namespace triphase
