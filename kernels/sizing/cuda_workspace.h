@@ -146,6 +146,11 @@ struct GatherScratch {
 }
 inline constexpr std::int64_t kPrefillRowPad = 8;
 
+// What a cache on a GPU may be made of: pages of 32, 64 or 128 tokens of F16, BF16 or INT8.
+[[nodiscard]] constexpr bool gpu_takes_pages(std::int64_t page_tokens) {
+  return page_tokens == 32 || page_tokens == 64 || page_tokens == 128;
+}
+
 // All that the CUDA Ops, SparseOps and InputOps allocate for themselves, for calls that stay within
 // `shape`. The memory budget counts it before anything is allocated; once they were told the shape
 // they hold exactly this and allocate nothing later.

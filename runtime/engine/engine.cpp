@@ -125,8 +125,8 @@ void Engine::count_step(double seconds) {
 
 ConstMatrix Engine::forward() {
   const TraceSpan span(trace_, TraceLane::kCompute, "forward");
-  const ConstMatrix logits =
-      model_->copy_to_host(model_->forward({batch_tokens_, batch_segments_, logit_rows_}, *kv_, *stream_), *stream_);
+  const ConstMatrix logits = model_->copy_to_host(
+      model_->forward({batch_tokens_, batch_segments_, logit_rows_}, *kv_, *stream_), *stream_);
   stream_->synchronize();
   return logits;
 }

@@ -6,6 +6,7 @@
 
 #include "base/error.h"
 #include "base/format_bytes.h"
+#include "kernels/sizing/cuda_workspace.h"
 #include "models/attention/attention_method.h"
 #include "runtime/engine/make_policy.h"
 #include "runtime/machine.h"
@@ -60,6 +61,8 @@ class Planner {
     plan_.placement = plan_.policy->start(job_view(batch));
     if (plan_.placement.block_tokens && !options_.given("kv-block")) {
       plan_.kv.block_tokens = *plan_.placement.block_tokens;
+      // vLLM's 16 tokens are half of a GPU kernel's smallest page.
+      if (machine_.gpu) plan_.kv.block_tokens = std::max<std::int64_t>(plan_.kv.block_tokens, 32);
     }
     choose_host_attention();
     choose_inputs();
@@ -117,7 +120,9 @@ class Planner {
   }
 
   void choose_kv() {
-    const DType compute = model_.weights_dtype;
+    DType compute = model_.weights_dtype;
+    // A GPU keeps no KV in F32.
+    if (machine_.gpu && compute == DType::kF32) compute = DType::kF16;
     const DType dtype = options_.machine.kv_dtype.value_or(compute);
     plan_.kv = {.layers = model_.config.layers,
                 .kv_heads = model_.config.kv_heads,
@@ -132,6 +137,20 @@ class Planner {
           .found(fmt::to_string(options_.machine.kv_block))
           .expected(
               fmt::format("a multiple of {} with --kv-dtype int8", KvStore::kInt8BlockMultiple));
+    }
+    if (machine_.gpu) require_gpu_cache();
+  }
+
+  void require_gpu_cache() const {
+    if (plan_.kv.dtype == DType::kF32) {
+      throw Error(ErrorRole::kUsage, "E-CLI-OPTION", "--kv-dtype")
+          .found("fp32 on a GPU")
+          .expected("auto, int8, fp16 or bf16");
+    }
+    if (!gpu_takes_pages(plan_.kv.block_tokens)) {
+      throw Error(ErrorRole::kUsage, "E-CLI-OPTION", "--kv-block")
+          .found(fmt::format("{} on a GPU", plan_.kv.block_tokens))
+          .expected("32, 64 or 128");
     }
   }
 

@@ -115,8 +115,10 @@ void ModelRig::step(std::span<const BatchSegment> segments,
                     std::span<const std::int32_t> logit_rows, bool sample) {
   const BatchSegment& last = segments.back();
   const auto rows = static_cast<std::size_t>(last.first_row + last.count);
-  const ConstMatrix logits = decoder_.forward(
-      {std::span(tokens_).first(rows), segments, logit_rows}, *kv_, backend_.stream());
+  const ConstMatrix logits =
+      decoder_.copy_to_host(decoder_.forward({std::span(tokens_).first(rows), segments, logit_rows},
+                                             *kv_, backend_.stream()),
+                            backend_.stream());
   backend_.stream().synchronize();
   if (!sample) return;
   const SamplingParams greedy{.temperature = 0.0};
