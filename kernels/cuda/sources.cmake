@@ -34,4 +34,5 @@ set(TRIPHASE_CUDA_HOST_SOURCES
   cuda_input_ops.cpp
   cuda_ops.cpp
   cuda_sparse_ops.cpp
+  host_staging.cpp
   launch_check.cpp)
