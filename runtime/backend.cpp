@@ -80,7 +80,9 @@ void Backend::use_cuda(int index) {
   auto device = std::make_unique<CudaDevice>(index);
   CudaDevice* cuda = device.get();
   device_ = std::move(device);
-  host_ = std::make_unique<PinnedHostDevice>(*cuda, cuda_host_pinning(), threads_->threads());
+  auto host = std::make_unique<PinnedHostDevice>(*cuda, cuda_host_pinning(), threads_->threads());
+  const PinnedHostDevice* pinned = host.get();
+  host_ = std::move(host);
   cuda::CudaOpsSettings settings;
   machine_.gpu = GpuMachine{
       .multiprocessors = cuda->facts().multiprocessors,
@@ -92,6 +94,9 @@ void Backend::use_cuda(int index) {
   machine_.gpu->gemm_library = settings.gemm != nullptr;
   settings.machine = *machine_.gpu;
   settings.stream_handle = [](Stream& stream) { return cuda_stream(stream); };
+  settings.is_pinned = [pinned](const void* data, std::size_t bytes) {
+    return pinned->is_pinned(data, bytes);
+  };
   settings.name = fmt::format(
       "cuda:{} ({}, {})", index, cuda->facts().name,
       settings.gemm ? std::string(settings.gemm->name()) : fmt::format("no cuBLASLt: {}", refusal));

@@ -220,6 +220,14 @@ class CudaOpsOnStreams final : public CudaOps {
       });
     }
     if (slots.empty()) return;
+    const std::size_t bytes = slots.size() *
+                              static_cast<std::size_t>(2 * cache.kv_heads * cache.head_dim) *
+                              dtype_bytes(cache.dtype);
+    require(settings_.is_pinned(records, bytes), "kv_pack, kv_unpack",
+            "records that are not in pinned memory", [&] {
+              return shape_text({{"slots", static_cast<std::int64_t>(slots.size())}}) + ", " +
+                     shape_of(cache);
+            });
     StageRowsArgs args;
     args.direction = direction;
     args.records = records;

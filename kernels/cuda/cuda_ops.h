@@ -5,6 +5,9 @@
 // operations; `linear` rounds them to the weights' type for the library's tensor-core product (F32
 // sums), or multiplies in F32 when there is no library.
 //
+// kv_pack and kv_unpack take records in pinned memory alone: a kernel reads and writes them in
+// place.
+//
 // The cache is F16, BF16 or INT8, in pages of 32, 64 or 128 tokens; F32 caches are refused.
 //
 // Attention: runs of single queries (decode, and selections) use gather_attn, other queries
@@ -34,6 +37,8 @@ struct CudaOpsSettings {
   // The CUDA stream behind one of the device's streams.
   std::function<StreamHandle(Stream&)> stream_handle;
   std::unique_ptr<Gemm> gemm;  // null: gemm_tile
+  // Whether kernels may read and write these bytes of the host in place (kv_pack, kv_unpack).
+  std::function<bool(const void* data, std::size_t bytes)> is_pinned;
 };
 
 class CudaOps : public Ops {

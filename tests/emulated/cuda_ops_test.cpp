@@ -9,6 +9,7 @@
 #include "kernels/cpu/cpu_ops.h"
 #include "kernels/sizing/attention_workspace.h"
 #include "kernels/sizing/cuda_workspace.h"
+#include "memory/memory_pool.h"
 #include "tests/emulated/filled_cache.h"
 #include "tests/emulated/guarded_machine.h"
 
@@ -107,6 +108,7 @@ TEST(EmulatedCudaOps, TheCacheHoldsTheSameBytesAsOnTheCpu) {
   HostDevice host;
   const auto host_stream = host.make_stream();
   GuardedMachine machine;
+  MemoryPool records(machine.pinned, MemoryTier::kHost, 1 << 20);
   for (const DType dtype : {DType::kF16, DType::kBF16, DType::kInt8}) {
     const std::vector<std::int32_t> lengths = {1, 32, 70, 129};
     const FilledCache ours(*machine.ops, machine.device, dtype, lengths, 3);
@@ -121,12 +123,11 @@ TEST(EmulatedCudaOps, TheCacheHoldsTheSameBytesAsOnTheCpu) {
     const std::size_t record =
         static_cast<std::size_t>(2 * FilledCache::kKvHeads * FilledCache::kDim) *
         dtype_bytes(dtype);
-    // Records are pinned memory, which both sides may touch.
-    std::vector<std::byte> packed(slots.size() * record);
+    const Buffer packed = records.allocate(slots.size() * record, MemoryTag::kKv);
     std::vector<std::byte> expected(slots.size() * record);
     machine.ops->kv_pack(ours.view(), slots, packed.data(), *machine.stream);
     cpu->kv_pack(theirs.view(), slots, expected.data(), *host_stream);
-    EXPECT_EQ(packed, expected);
+    EXPECT_EQ(std::memcmp(packed.data(), expected.data(), expected.size()), 0);
     const FilledCache empty(*machine.ops, machine.device, dtype, {0, 0, 0, 0}, 3);
     const FilledCache cpu_empty(*cpu, host, dtype, {0, 0, 0, 0}, 3);
     machine.ops->kv_unpack(packed.data(), slots, empty.view(), *machine.stream);
@@ -134,6 +135,25 @@ TEST(EmulatedCudaOps, TheCacheHoldsTheSameBytesAsOnTheCpu) {
     EXPECT_EQ(empty.k().host(), cpu_empty.k().host());
     EXPECT_NE(empty.k().host(), ours.k().host());
   }
+}
+
+// A kernel reads and writes records in place: memory that no kernel reaches would be its end.
+TEST(EmulatedCudaOps, RecordsMustBePinned) {
+  GuardedMachine machine;
+  const FilledCache cache(*machine.ops, machine.device, DType::kF16, {70}, 3);
+  const std::vector<std::int32_t> slots = {3, 40};
+  const std::size_t bytes =
+      slots.size() * static_cast<std::size_t>(2 * FilledCache::kKvHeads * FilledCache::kDim) * 2;
+  MemoryPool pool(machine.pinned, MemoryTier::kHost, 1 << 20);
+  const Buffer pinned = pool.allocate(bytes, MemoryTag::kKv);
+  HostVector<std::byte> pageable(bytes);
+  for (std::byte* records : {pageable.data(), pinned.data() + 1}) {
+    EXPECT_THAT([&] { machine.ops->kv_pack(cache.view(), slots, records, *machine.stream); },
+                testing::ThrowsMessage<Error>(testing::HasSubstr("pinned")));
+    EXPECT_THAT([&] { machine.ops->kv_unpack(records, slots, cache.view(), *machine.stream); },
+                testing::ThrowsMessage<Error>(testing::HasSubstr("pinned")));
+  }
+  EXPECT_NO_THROW(machine.ops->kv_pack(cache.view(), slots, pinned.data(), *machine.stream));
 }
 
 // Decode rows, a prefill chunk and a windowed row in one batch: three routes to the kernels.

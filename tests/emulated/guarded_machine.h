@@ -61,6 +61,9 @@ struct GuardedMachine {
     settings.machine = machine;
     settings.stream_handle = [](Stream&) { return StreamHandle{}; };
     settings.gemm = std::move(gemm);
+    settings.is_pinned = [this](const void* data, std::size_t bytes) {
+      return pinned.is_pinned(data, bytes);
+    };
     ops = make_cuda_ops(copies, pinned, std::move(settings));
     sparse = make_cuda_sparse_ops(
         copies, pinned,
