@@ -35,4 +35,5 @@ set(TRIPHASE_CUDA_HOST_SOURCES
   cuda_ops.cpp
   cuda_sparse_ops.cpp
   host_staging.cpp
-  launch_check.cpp)
+  launch_check.cpp
+  library_search.cpp)
