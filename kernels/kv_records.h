@@ -53,8 +53,8 @@ struct KvGeometry {
 class KvMover {
  public:
   virtual ~KvMover() = default;
-  // Queues the copies on `stream`. The runs need not outlive the call; host records must be pinned,
-  // and stay until the work is done. One stream and one thread.
+  // Queues the copies on `stream`. The runs need not outlive the call; host records must stay until
+  // the work is done. One stream and one thread.
   virtual void move(Lane lane, const KvGeometry& geometry, std::span<const TokenRun> runs,
                     Stream& stream) = 0;
 };

@@ -74,11 +74,11 @@ void* PinnedHostDevice::allocate(std::size_t bytes) {
   touch_in_parallel(data, rounded, threads_);
   std::string refusal = pin_all(data, rounded);
   const std::lock_guard lock(mutex_);
+  blocks_[data] = {bytes, refusal.empty()};
   if (refusal.empty()) {
     use_.pinned += bytes;
   } else {
     use_.unpinned += bytes;
-    unpinned_blocks_.push_back(data);
     if (use_.refusal.empty()) use_.refusal = std::move(refusal);
   }
   return data;
@@ -114,14 +114,11 @@ void PinnedHostDevice::release(void* data, std::size_t bytes) noexcept {
   bool pinned = false;
   {
     const std::lock_guard lock(mutex_);
-    const auto at = std::find(unpinned_blocks_.begin(), unpinned_blocks_.end(), data);
-    pinned = at == unpinned_blocks_.end();
-    if (pinned) {
-      use_.pinned -= bytes;
-    } else {
-      use_.unpinned -= bytes;
-      unpinned_blocks_.erase(at);
-    }
+    const auto at = blocks_.find(static_cast<const std::byte*>(data));
+    if (at == blocks_.end()) return;
+    pinned = at->second.pinned;
+    (pinned ? use_.pinned : use_.unpinned) -= bytes;
+    blocks_.erase(at);
   }
   if (pinned) unpin(static_cast<std::byte*>(data), rounded);
   (void)::munmap(data, rounded);
@@ -140,10 +137,15 @@ PinnedUse PinnedHostDevice::use() const {
   return use_;
 }
 
-bool PinnedHostDevice::is_pinned(const void* data) const {
+bool PinnedHostDevice::is_pinned(const void* data, std::size_t bytes) const {
+  const auto* first = static_cast<const std::byte*>(data);
   const std::lock_guard lock(mutex_);
-  return std::find(unpinned_blocks_.begin(), unpinned_blocks_.end(), data) ==
-         unpinned_blocks_.end();
+  auto block = blocks_.upper_bound(first);
+  if (block == blocks_.begin()) return false;
+  --block;
+  const auto skipped = static_cast<std::size_t>(first - block->first);
+  return block->second.pinned && skipped <= block->second.bytes &&
+         bytes <= block->second.bytes - skipped;
 }
 
 }  // namespace triphase

@@ -4,12 +4,12 @@
 // threads (the first touch decides the NUMA node and costs most of the time) and then pinned in
 // chunks, because very large registrations fail on some drivers. When pinning is refused (memlock
 // limits, containers) the block stays unpinned and the run goes on: copies still work, slower.
-// Thread safe.
+// Kernels may read and write pinned bytes alone: ask is_pinned. Thread safe.
 
 #include <functional>
+#include <map>
 #include <mutex>
 #include <string>
-#include <vector>
 
 #include "base/device.h"
 
@@ -52,7 +52,8 @@ class PinnedHostDevice final : public Device {
   [[nodiscard]] std::unique_ptr<Event> make_event() override;
 
   [[nodiscard]] PinnedUse use() const;
-  [[nodiscard]] bool is_pinned(const void* data) const;  // the start of a block of this device
+  // Whether all these bytes lie in one pinned block of this device.
+  [[nodiscard]] bool is_pinned(const void* data, std::size_t bytes) const;
 
  private:
   [[nodiscard]] std::string pin_all(std::byte* data, std::size_t bytes);
@@ -64,7 +65,11 @@ class PinnedHostDevice final : public Device {
   std::size_t chunk_;
   mutable std::mutex mutex_;
   PinnedUse use_;
-  std::vector<const void*> unpinned_blocks_;
+  struct Block {
+    std::size_t bytes = 0;
+    bool pinned = false;
+  };
+  std::map<const std::byte*, Block> blocks_;  // by their start
 };
 
 }  // namespace triphase

@@ -13,13 +13,14 @@
 #include "kernels/ops.h"
 #include "kernels/sizing/ops_scratch.h"
 #include "kernels/sparse_ops.h"
+#include "memory/pinned_host.h"
 #include "memory/transfer/stream_transfer_engine.h"
 
 namespace triphase {
 
 struct Gpu {
   std::unique_ptr<Device> device;
-  std::unique_ptr<Device> host;  // pinned blocks, large ones
+  std::unique_ptr<PinnedHostDevice> host;  // for large blocks
   std::unique_ptr<Stream> stream;
   GpuMachine machine;
   std::unique_ptr<Ops> ops;

@@ -12,7 +12,7 @@ namespace triphase {
 void add_operations(Gpu& gpu, std::string name, std::unique_ptr<cuda::Gemm> gemm,
                     const std::function<cuda::StreamHandle(Stream&)>& stream_handle) {
   Device* device = gpu.device.get();
-  Device* host = gpu.host.get();
+  PinnedHostDevice* host = gpu.host.get();
   gpu.machine.gemm_library = gemm != nullptr;
   cuda::CudaOpsSettings settings;
   settings.name = std::move(name);
@@ -31,8 +31,13 @@ void add_operations(Gpu& gpu, std::string name, std::unique_ptr<cuda::Gemm> gemm
   gpu.sparse_ops = std::move(sparse_ops);
   gpu.input_ops = cuda::make_cuda_input_ops(*device, *host, stream_handle);
   gpu.movers = [device, host, stream_handle] {
-    return StreamTransferEngine::Movers{cuda::make_cuda_kv_mover(*device, *host, stream_handle),
-                                        cuda::make_cuda_kv_mover(*device, *host, stream_handle)};
+    const auto mover = [&] {
+      return cuda::make_cuda_kv_mover(
+          *device, *host,
+          [host](const void* data, std::size_t bytes) { return host->is_pinned(data, bytes); },
+          stream_handle);
+    };
+    return StreamTransferEngine::Movers{mover(), mover()};
   };
 }
 

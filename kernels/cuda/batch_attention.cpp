@@ -111,12 +111,12 @@ Lists lists_of(std::span<const AttentionSegment> run) {
 class Batch {
  public:
   Batch(const BatchAttention& call, const GpuMachine& machine, ArgumentRing& arguments,
-        DeviceScratch& scratch, Device& device, Stream& stream, StreamHandle handle)
+        DeviceScratch& scratch, HostStaging& staging, Stream& stream, StreamHandle handle)
       : call_(call),
         machine_(machine),
         arguments_(arguments),
         scratch_(scratch),
-        device_(device),
+        staging_(staging),
         stream_(stream),
         handle_(handle) {}
 
@@ -354,25 +354,26 @@ class Batch {
 
   void copy_weights(std::span<const AttentionSegment> run, const Lists& lists,
                     const float* weights) {
+    std::vector<HostTransfer> transfers;
     std::size_t row = 0;
     for (const AttentionSegment& segment : run) {
       const auto begins = segment.selection.begins;
       for (std::size_t list = 0; list + 1 < begins.size(); ++list, ++row) {
         const auto count = static_cast<std::size_t>(lists.counts[row]);
         if (segment.weights == nullptr || count == 0) continue;
-        device_.copy(segment.weights + begins[list],
-                     weights + static_cast<std::int64_t>(row) * lists.capacity,
-                     count * sizeof(float), stream_);
+        transfers.push_back({segment.weights + begins[list],
+                             weights + static_cast<std::int64_t>(row) * lists.capacity,
+                             count * sizeof(float)});
       }
     }
-    stream_.synchronize();
+    staging_.to_host(transfers, stream_);
   }
 
   const BatchAttention& call_;
   const GpuMachine& machine_;
   ArgumentRing& arguments_;
   DeviceScratch& scratch_;
-  Device& device_;
+  HostStaging& staging_;
   Stream& stream_;
   StreamHandle handle_;
 };
@@ -381,8 +382,8 @@ class Batch {
 
 void attend_batch(const BatchAttention& call, std::span<const AttentionSegment> segments,
                   const GpuMachine& machine, ArgumentRing& arguments, DeviceScratch& scratch,
-                  Device& device, Stream& stream, StreamHandle handle) {
-  Batch batch(call, machine, arguments, scratch, device, stream, handle);
+                  HostStaging& staging, Stream& stream, StreamHandle handle) {
+  Batch batch(call, machine, arguments, scratch, staging, stream, handle);
   std::size_t begin = 0;
   while (begin < segments.size()) {
     const Route route = route_of(segments[begin], call.cache, machine.deterministic);

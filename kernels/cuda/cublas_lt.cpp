@@ -11,6 +11,7 @@
 
 #include "base/error.h"
 #include "kernels/cuda/launch_check.h"
+#include "kernels/cuda/library_search.h"
 #include "kernels/sizing/cuda_workspace.h"
 
 namespace triphase::cuda {
@@ -61,14 +62,23 @@ bool find_all(void* library, Functions& f) {
          find(library, "cublasLtMatmul", f.matmul);
 }
 
-// Only the major version whose headers this was built with: its structures are part of the calls.
-std::vector<std::string> candidate_files() {
+// Of the major version whose headers this was built with alone: its structures are part of the
+// calls. Null, and says what was tried.
+Library open_library(std::string& refusal) {
   const std::string name = fmt::format("libcublasLt.so.{}", CUBLAS_VER_MAJOR);
-  std::vector<std::string> files;
-  if (const char* given = std::getenv("TRIPHASE_CUBLASLT")) files.emplace_back(given);
-  files.push_back(name);
-  files.push_back("/usr/local/cuda/lib64/" + name);
-  return files;
+  const LibrarySearch search = find_cuda_library(
+      name, CUBLAS_VER_MAJOR, "TRIPHASE_CUBLASLT", [](const std::string& variable) {
+        const char* value = std::getenv(variable.c_str());
+        return std::string(value == nullptr ? "" : value);
+      });
+  std::vector<std::string> reasons;
+  for (const std::string& file : search.files) {
+    Library library(dlopen(file.c_str(), RTLD_NOW | RTLD_LOCAL));
+    if (library != nullptr) return library;
+    reasons.emplace_back(dlerror());
+  }
+  refusal = search_refusal(search, name, reasons) + "; TRIPHASE_CUBLASLT may name the file";
+  return nullptr;
 }
 
 cudaDataType_t library_type(DType dtype) {
@@ -219,14 +229,8 @@ class CublasLtGemm final : public Gemm {
 }  // namespace
 
 std::unique_ptr<Gemm> load_cublas_lt(Device& device, std::string& refusal) {
-  Library library;
-  for (const std::string& file : candidate_files()) {
-    library.reset(dlopen(file.c_str(), RTLD_NOW | RTLD_LOCAL));
-    if (library != nullptr) break;
-    if (refusal.empty()) refusal = dlerror();
-  }
+  Library library = open_library(refusal);
   if (library == nullptr) return nullptr;
-  refusal.clear();
   Functions functions{};
   if (!find_all(library.get(), functions)) {
     refusal = "libcublasLt lacks a function that this program calls";

@@ -11,8 +11,8 @@
 
 namespace triphase::cuda {
 
-// Looks for the library's file in TRIPHASE_CUBLASLT, then where the system and the CUDA toolkit
-// keep it. Returns null and says why in `refusal` when there is none, or it does not start.
+// Looks for the library's file as library_search.h says; TRIPHASE_CUBLASLT names one. Returns null
+// and says in `refusal` what was tried when there is none, or why it does not start.
 // `device` holds its workspace and must outlive the result.
 [[nodiscard]] std::unique_ptr<Gemm> load_cublas_lt(Device& device, std::string& refusal);
 

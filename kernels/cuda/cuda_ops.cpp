@@ -9,6 +9,7 @@
 #include "kernels/cuda/cache_view.h"
 #include "kernels/cuda/device_scratch.h"
 #include "kernels/cuda/gemm_tile.h"
+#include "kernels/cuda/host_staging.h"
 #include "kernels/cuda/kv_append.h"
 #include "kernels/cuda/kv_quantize.h"
 #include "kernels/cuda/launch_check.h"
@@ -36,9 +37,9 @@ void check_indices(std::span<const std::int32_t> indices, const ConstMatrix& tab
 class CudaOpsOnStreams final : public CudaOps {
  public:
   CudaOpsOnStreams(Device& device, Device& host, CudaOpsSettings settings)
-      : device_(&device),
-        settings_(std::move(settings)),
+      : settings_(std::move(settings)),
         arguments_(device, host, static_cast<std::size_t>(kCudaArgumentRingBytes)),
+        staging_(device, host),
         scratch_(device),
         converted_(device) {}
 
@@ -176,7 +177,7 @@ class CudaOpsOnStreams final : public CudaOps {
             });
     for (const AttentionSegment& segment : segments) check_segment(segment, q.rows, heads, cache);
     attend_batch({q, heads, cache, scale, out}, segments, settings_.machine, arguments_, scratch_,
-                 *device_, stream, handle(stream));
+                 staging_, stream, handle(stream));
   }
 
  private:
@@ -236,9 +237,9 @@ class CudaOpsOnStreams final : public CudaOps {
           "INT8 queries of more than one block in a segment");
   }
 
-  Device* device_;
   CudaOpsSettings settings_;
   ArgumentRing arguments_;
+  HostStaging staging_;
   DeviceScratch scratch_;
   DeviceScratch converted_;
 };

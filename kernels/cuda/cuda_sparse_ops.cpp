@@ -7,6 +7,7 @@
 
 #include "kernels/cuda/argument_ring.h"
 #include "kernels/cuda/device_scratch.h"
+#include "kernels/cuda/host_staging.h"
 #include "kernels/cuda/kv_channels.h"
 #include "kernels/cuda/launch_check.h"
 #include "kernels/cuda/page_bounds.h"
@@ -104,6 +105,7 @@ class CudaSparseOpsOnStreams final : public CudaSparseOps {
       : device_(&device),
         settings_(std::move(settings)),
         arguments_(device, host, static_cast<std::size_t>(kCudaSparseRingBytes)),
+        staging_(device, host),
         scratch_(device) {}
 
   [[nodiscard]] Device& memory() override { return *device_; }
@@ -126,12 +128,9 @@ class CudaSparseOpsOnStreams final : public CudaSparseOps {
     group_scores(logits, call.keys.lengths, cache.kv_heads, cache.kv_heads, heads / cache.kv_heads,
                  keys.context_tokens, GroupReduce::kNone, scores,
                  call.at<float>(call.scratch.totals_at), handle);
-    const auto context = static_cast<std::size_t>(keys.context_tokens);
-    for (std::int64_t head = 0; head < heads; ++head) {
-      device_->copy(probabilities + head * stride, scores + head * keys.context_tokens,
-                    context * sizeof(float), stream);
-    }
-    stream.synchronize();
+    staging_.to_host(
+        rows_of(probabilities, stride, scores, keys.context_tokens, heads, keys.context_tokens),
+        stream);
   }
 
   void transpose_keys(const KvLayerView& cache, const AttentionSegment& keys,
@@ -186,14 +185,14 @@ class CudaSparseOpsOnStreams final : public CudaSparseOps {
     } else {
       choose_in_steps(call, sparq, choice, settings_.stream_handle(stream));
     }
-    device_->copy(tokens, call.at<std::int32_t>(call.scratch.indices_at),
-                  static_cast<std::size_t>(cache.kv_heads * choice.tokens) * sizeof(std::int32_t),
-                  stream);
+    std::vector<HostTransfer> results = {
+        {tokens, call.at<std::int32_t>(call.scratch.indices_at),
+         static_cast<std::size_t>(cache.kv_heads * choice.tokens) * sizeof(std::int32_t)}};
     if (alpha != nullptr) {
-      device_->copy(alpha, call.at<float>(call.scratch.alpha_at),
-                    static_cast<std::size_t>(heads) * sizeof(float), stream);
+      results.push_back({alpha, call.at<float>(call.scratch.alpha_at),
+                         static_cast<std::size_t>(heads) * sizeof(float)});
     }
-    stream.synchronize();
+    staging_.to_host(results, stream);
   }
 
   void accumulate_columns(ConstMatrix q, std::int64_t heads, const KvLayerView& cache,
@@ -211,7 +210,7 @@ class CudaSparseOpsOnStreams final : public CudaSparseOps {
     auto* columns = reinterpret_cast<float*>(base + scratch.scores_at);
 
     // Added to what is there, so that one order of additions holds over all chunks.
-    copy_rows(columns, context, sums, stride, cache.kv_heads, context, stream);
+    staging_.to_device(rows_of(columns, context, sums, stride, cache.kv_heads, context), stream);
     const StreamHandle handle = settings_.stream_handle(stream);
     for (std::int64_t query = first_query; query < segment.query_count;
          query += kColumnSliceQueries) {
@@ -239,8 +238,7 @@ class CudaSparseOpsOnStreams final : public CudaSparseOps {
       prefill_log_sums(call, log_sums, partials, handle);
       prefill_colsum(call, log_sums, columns, context, handle);
     }
-    copy_rows(sums, stride, columns, context, cache.kv_heads, context, stream);
-    stream.synchronize();
+    staging_.to_host(rows_of(sums, stride, columns, context, cache.kv_heads, context), stream);
   }
 
   void bound_pages(const KvLayerView& cache, const AttentionSegment& keys, std::int64_t first_token,
@@ -285,8 +283,7 @@ class CudaSparseOpsOnStreams final : public CudaSparseOps {
     keys.head_dim = head_dim;
     score_quest(keys, bounds.data, DType::kF32, bounds.page_tokens, query_of(q, row, heads),
                 results, pages, settings_.stream_handle(stream));
-    copy_rows(scores, stride, results, pages, kv_heads, pages, stream);
-    stream.synchronize();
+    staging_.to_host(rows_of(scores, stride, results, pages, kv_heads, pages), stream);
   }
 
   void score_centroids(ConstMatrix q, std::int64_t row, std::int64_t heads, std::int64_t kv_heads,
@@ -328,8 +325,8 @@ class CudaSparseOpsOnStreams final : public CudaSparseOps {
     group_scores(logits, clusters.clusters, 1, kv_heads, heads / kv_heads, count,
                  GroupReduce::kProbabilityMean, results, call.at<float>(call.scratch.totals_at),
                  handle);
-    device_->copy(scores, results, entries * sizeof(float), stream);
-    stream.synchronize();
+    const HostTransfer transfer{scores, results, entries * sizeof(float)};
+    staging_.to_host({&transfer, 1}, stream);
   }
 
   void sum_values(ConstMatrix v, float* sums, Stream& stream) override {
@@ -385,13 +382,16 @@ class CudaSparseOpsOnStreams final : public CudaSparseOps {
     return {static_cast<const float*>(q.data) + row * q.row_stride, q.row_stride, heads};
   }
 
-  // `columns` floats of each of `rows` rows; either side may be the host's.
-  void copy_rows(float* to, std::int64_t to_stride, const float* from, std::int64_t from_stride,
-                 std::int64_t rows, std::int64_t columns, Stream& stream) {
+  // `columns` floats of each of `rows` rows.
+  static std::vector<HostTransfer> rows_of(float* to, std::int64_t to_stride, const float* from,
+                                           std::int64_t from_stride, std::int64_t rows,
+                                           std::int64_t columns) {
+    std::vector<HostTransfer> transfers;
     for (std::int64_t row = 0; row < rows; ++row) {
-      device_->copy(to + row * to_stride, from + row * from_stride,
-                    static_cast<std::size_t>(columns) * sizeof(float), stream);
+      transfers.push_back({to + row * to_stride, from + row * from_stride,
+                           static_cast<std::size_t>(columns) * sizeof(float)});
     }
+    return transfers;
   }
 
   // [length, partial page], pages, scale pages: one array on its way. With `columns` the pages
@@ -531,6 +531,7 @@ class CudaSparseOpsOnStreams final : public CudaSparseOps {
   Device* device_;
   CudaSparseSettings settings_;
   ArgumentRing arguments_;
+  HostStaging staging_;
   DeviceScratch scratch_;
   std::vector<std::int32_t> tables_;
 };

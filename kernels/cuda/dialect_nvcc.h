@@ -10,6 +10,7 @@
 #include <string>
 
 #include "kernels/cuda/cuda_check.h"
+#include "kernels/cuda/launch_check.h"
 
 #define TRIPHASE_LAUNCH(kernel, grid, block, shared_bytes, stream, ...)                     \
   (::triphase::cuda::detail::unwrap kernel)<<<(grid), (block), (shared_bytes), (stream)>>>( \
@@ -42,16 +43,19 @@ void check_launched(const char* kernel, const Shape& shape) {
   check_launch(kernel, shape);
 }
 
-// More than 48 KiB of shared memory must be asked for once per kernel and device. `shape` as above.
+// Before every launch with dynamic shared memory that may be beyond 48 KiB together with the
+// kernel's fixed arrays. `shape` as above.
 template <class Kernel, class Shape>
 void allow_shared_bytes(Kernel* kernel, std::size_t bytes, const char* name, const Shape& shape) {
-  if (bytes <= 48 * 1024) return;
-  const cudaError_t status =
-      cudaFuncSetAttribute(reinterpret_cast<const void*>(kernel),
-                           cudaFuncAttributeMaxDynamicSharedMemorySize, static_cast<int>(bytes));
-  if (status != cudaSuccess) {
+  int device = 0;
+  check_cuda(cudaGetDevice(&device), "cudaGetDevice");
+  const auto* address = reinterpret_cast<const void*>(kernel);
+  raise_shared_bytes(address, device, bytes, [&] {
+    const cudaError_t status = cudaFuncSetAttribute(
+        address, cudaFuncAttributeMaxDynamicSharedMemorySize, static_cast<int>(bytes));
+    if (status == cudaSuccess) return;
     throw_cuda_error(status, name, std::to_string(bytes) + " bytes of shared memory, " + shape());
-  }
+  });
 }
 
 __device__ __forceinline__ void device_check([[maybe_unused]] bool condition) {

@@ -1,10 +1,12 @@
 #include "kernels/cuda/kv_mover.h"
 
+#include <algorithm>
 #include <limits>
 #include <utility>
 #include <vector>
 
 #include "kernels/cuda/argument_ring.h"
+#include "kernels/cuda/device_scratch.h"
 #include "kernels/cuda/launch_check.h"
 #include "kernels/cuda/stage_rows.h"
 #include "kernels/sizing/cuda_workspace.h"
@@ -14,22 +16,83 @@ namespace {
 
 // Blocks of the kernel while compute runs beside it: more would not make the link faster.
 constexpr int kMostBlocks = 32;
+// Of records on their way through device memory.
+constexpr std::int64_t kBounceBytes = std::int64_t{1} << 20;
+
+void check_run(const KvGeometry& geometry, const TokenRun& run) {
+  constexpr std::int64_t kMost = std::numeric_limits<std::int32_t>::max();
+  require(run.count > 0 && run.slot >= 0 && run.record >= 0 && run.head_begin >= 0 &&
+              run.slot % geometry.page_tokens + run.count <= geometry.page_tokens &&
+              run.head_begin + run.head_count <= geometry.kv_heads &&
+              run.slot + run.count <= kMost && run.record + run.count <= kMost,
+          "KvMover", "a run out of range", [&] {
+            return shape_text({{"slot", run.slot},
+                               {"record", run.record},
+                               {"count", run.count},
+                               {"head_begin", run.head_begin},
+                               {"head_count", run.head_count},
+                               {"page_tokens", geometry.page_tokens},
+                               {"kv_heads", geometry.kv_heads}});
+          });
+}
 
 class CudaKvMover final : public KvMover {
  public:
-  CudaKvMover(Device& device, Device& host, std::function<StreamHandle(Stream&)> stream_handle)
-      : stream_handle_(std::move(stream_handle)),
-        arguments_(device, host, static_cast<std::size_t>(kCudaMoverRingBytes)) {}
+  CudaKvMover(Device& device, Device& host, IsPinned is_pinned,
+              std::function<StreamHandle(Stream&)> stream_handle)
+      : device_(&device),
+        is_pinned_(std::move(is_pinned)),
+        stream_handle_(std::move(stream_handle)),
+        arguments_(device, host, static_cast<std::size_t>(kCudaMoverRingBytes)),
+        bounce_(device) {}
 
   void move(Lane lane, const KvGeometry& geometry, std::span<const TokenRun> runs,
             Stream& stream) override {
-    if (runs.empty()) return;
-    list_tokens(geometry, runs);
-    const std::size_t arrays = all_heads_ ? 2 : 4;
-    arguments_.reserve(arrays * slots_.size() * sizeof(std::int32_t), arrays, stream);
+    for (const TokenRun& run : runs) check_run(geometry, run);
+    tokens_.clear();
+    for (const TokenRun& run : runs) {
+      const auto bytes = static_cast<std::size_t>(run.count * geometry.record_bytes());
+      if (is_pinned_(geometry.host + run.record * geometry.record_bytes(), bytes)) {
+        tokens_.add(run, run.record);
+      } else {
+        bounce(lane, geometry, run, stream);
+      }
+    }
+    stage(lane, geometry, tokens_, geometry.host, stream);
+  }
+
+ private:
+  // The tokens of a launch, one entry each.
+  struct Tokens {
+    std::vector<std::int32_t> slots, records, first_heads, head_counts;
+
+    void clear() {
+      for (auto* list : {&slots, &records, &first_heads, &head_counts}) list->clear();
+    }
+    void add(const TokenRun& run, std::int64_t first_record) {
+      for (std::int32_t token = 0; token < run.count; ++token) {
+        slots.push_back(static_cast<std::int32_t>(run.slot) + token);
+        records.push_back(static_cast<std::int32_t>(first_record) + token);
+        first_heads.push_back(run.head_begin);
+        head_counts.push_back(run.head_count);
+      }
+    }
+  };
+
+  const std::int32_t* send(const std::vector<std::int32_t>& values, Stream& stream) {
+    return arguments_.send(std::span<const std::int32_t>(values), stream);
+  }
+
+  void stage(Lane lane, const KvGeometry& geometry, const Tokens& tokens, std::byte* records,
+             Stream& stream) {
+    if (tokens.slots.empty()) return;
+    const bool all_heads = std::ranges::all_of(
+        tokens.head_counts, [&](std::int32_t count) { return count == geometry.kv_heads; });
+    const std::size_t arrays = all_heads ? 2 : 4;
+    arguments_.reserve(arrays * tokens.slots.size() * sizeof(std::int32_t), arrays, stream);
     StageRowsArgs args;
     args.direction = lane == Lane::kToDevice ? StageDirection::kToDevice : StageDirection::kToHost;
-    args.records = geometry.host;
+    args.records = records;
     // Bytes are moved, whatever they mean.
     args.cache = {.k = geometry.device_k,
                   .v = geometry.device_v,
@@ -37,65 +100,56 @@ class CudaKvMover final : public KvMover {
                   .page_tokens = static_cast<int>(geometry.page_tokens),
                   .kv_heads = static_cast<int>(geometry.kv_heads),
                   .head_dim = static_cast<int>(geometry.head_bytes)};
-    args.slots = send(slots_, stream);
-    args.record_ids = send(records_, stream);
-    if (!all_heads_) {
-      args.first_heads = send(first_heads_, stream);
-      args.head_counts = send(head_counts_, stream);
+    args.slots = send(tokens.slots, stream);
+    args.record_ids = send(tokens.records, stream);
+    if (!all_heads) {
+      args.first_heads = send(tokens.first_heads, stream);
+      args.head_counts = send(tokens.head_counts, stream);
     }
-    args.count = static_cast<int>(slots_.size());
+    args.count = static_cast<int>(tokens.slots.size());
     args.max_blocks = kMostBlocks;
     stage_rows(args, stream_handle_(stream));
   }
 
- private:
-  const std::int32_t* send(const std::vector<std::int32_t>& values, Stream& stream) {
-    return arguments_.send(std::span<const std::int32_t>(values), stream);
-  }
-
-  void list_tokens(const KvGeometry& geometry, std::span<const TokenRun> runs) {
-    slots_.clear();
-    records_.clear();
-    first_heads_.clear();
-    head_counts_.clear();
-    all_heads_ = true;
-    for (const TokenRun& run : runs) {
-      require(run.count > 0 && run.slot >= 0 && run.record >= 0 && run.head_begin >= 0 &&
-                  run.slot % geometry.page_tokens + run.count <= geometry.page_tokens &&
-                  run.head_begin + run.head_count <= geometry.kv_heads &&
-                  run.slot + run.count <= std::numeric_limits<std::int32_t>::max() &&
-                  run.record + run.count <= std::numeric_limits<std::int32_t>::max(),
-              "KvMover", "a run out of range", [&] {
-                return shape_text({{"slot", run.slot},
-                                   {"record", run.record},
-                                   {"count", run.count},
-                                   {"head_begin", run.head_begin},
-                                   {"head_count", run.head_count},
-                                   {"page_tokens", geometry.page_tokens},
-                                   {"kv_heads", geometry.kv_heads}});
-              });
-      all_heads_ = all_heads_ && run.head_count == geometry.kv_heads;
-      for (std::int32_t token = 0; token < run.count; ++token) {
-        slots_.push_back(static_cast<std::int32_t>(run.slot) + token);
-        records_.push_back(static_cast<std::int32_t>(run.record) + token);
-        first_heads_.push_back(run.head_begin);
-        head_counts_.push_back(run.head_count);
+  // A run whose records no kernel reaches. Heads that are not moved keep their bytes.
+  void bounce(Lane lane, const KvGeometry& geometry, const TokenRun& run, Stream& stream) {
+    const std::int64_t record = geometry.record_bytes();
+    const std::int64_t step = std::max<std::int64_t>(1, kBounceBytes / record);
+    std::byte* through =
+        bounce_.at_least(static_cast<std::size_t>(std::max(kBounceBytes, record)), stream);
+    for (std::int64_t done = 0; done < run.count; done += step) {
+      TokenRun part = run;
+      part.slot += done;
+      part.record += done;
+      part.count = static_cast<std::int32_t>(std::min<std::int64_t>(step, run.count - done));
+      const auto bytes = static_cast<std::size_t>(part.count * record);
+      std::byte* host = geometry.host + part.record * record;
+      if (lane == Lane::kToDevice || part.head_count < geometry.kv_heads) {
+        device_->copy(through, host, bytes, stream);
       }
+      bounced_.clear();
+      bounced_.add(part, 0);
+      stage(lane, geometry, bounced_, through, stream);
+      if (lane == Lane::kToHost) device_->copy(host, through, bytes, stream);
     }
   }
 
+  Device* device_;
+  IsPinned is_pinned_;
   std::function<StreamHandle(Stream&)> stream_handle_;
   ArgumentRing arguments_;
-  // Of the call at hand, by token; kept to reuse their memory.
-  std::vector<std::int32_t> slots_, records_, first_heads_, head_counts_;
-  bool all_heads_ = true;
+  DeviceScratch bounce_;
+  // Of the launch at hand; kept to reuse their memory.
+  Tokens tokens_;
+  Tokens bounced_;
 };
 
 }  // namespace
 
-std::unique_ptr<KvMover> make_cuda_kv_mover(Device& device, Device& host,
+std::unique_ptr<KvMover> make_cuda_kv_mover(Device& device, Device& host, IsPinned is_pinned,
                                             std::function<StreamHandle(Stream&)> stream_handle) {
-  return std::make_unique<CudaKvMover>(device, host, std::move(stream_handle));
+  return std::make_unique<CudaKvMover>(device, host, std::move(is_pinned),
+                                       std::move(stream_handle));
 }
 
 }  // namespace triphase::cuda

@@ -1,7 +1,7 @@
 #pragma once
 
 // Copies of KV records by the kernel that reads and writes pinned host memory in place
-// (stage_rows).
+// (stage_rows); records that are not pinned pass through device memory.
 
 #include <functional>
 #include <memory>
@@ -11,9 +11,13 @@
 
 namespace triphase::cuda {
 
+// Whether kernels may read and write these bytes of the host in place.
+using IsPinned = std::function<bool(const void* data, std::size_t bytes)>;
+
 // `device` holds the lists of runs, `host` what travels to it; both must outlive the mover. Pages
 // must hold 32, 64 or 128 tokens (checked).
 [[nodiscard]] std::unique_ptr<KvMover> make_cuda_kv_mover(
-    Device& device, Device& host, std::function<StreamHandle(Stream&)> stream_handle);
+    Device& device, Device& host, IsPinned is_pinned,
+    std::function<StreamHandle(Stream&)> stream_handle);
 
 }  // namespace triphase::cuda

@@ -2,7 +2,9 @@
 
 // Checks of host wrappers before a launch: every error names the kernel and its shapes.
 
+#include <cstddef>
 #include <cstdint>
+#include <functional>
 #include <initializer_list>
 #include <string>
 #include <string_view>
@@ -31,5 +33,11 @@ void require(bool condition, std::string_view kernel, std::string_view what, con
     reject_launch(kernel, what, shape());
   }
 }
+
+// Without leave, a kernel may have 48 KiB of shared memory, its fixed arrays included. Calls
+// `allow`, which asks the driver and throws when it refuses, unless this kernel got leave for as
+// many dynamic bytes on this device before. `kernel` is the kernel's address; any thread.
+void raise_shared_bytes(const void* kernel, int device, std::size_t bytes,
+                        const std::function<void()>& allow);
 
 }  // namespace triphase::cuda

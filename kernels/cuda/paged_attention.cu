@@ -135,12 +135,12 @@ __global__ void __launch_bounds__(kThreads, 4) paged_attention_kernel(PagedAtten
       weights[row * kTile + lane_id()] = weight[0];
       weights[row * kTile + kWarpSize + lane_id()] = weight[1];
       const float added = warp_sum(weight[0] + weight[1]);
+      sync_warp();  // every lane has read the old maximum: shuffles do not order memory
       if (lane_id() == 0) {
         rescale[row] = exp2_fast(old_top - base);
         sum[row] = sum[row] * rescale[row] + added;
         top[row] = new_top;
       }
-      sync_warp();
     }
     __syncthreads();
     load_tile<T>(call, work, 1, first, end, tile);

@@ -11,7 +11,6 @@ namespace {
 
 constexpr int kThreads = 128;
 constexpr int kRows = static_cast<int>(kPrefillRows);  // 16 of each warp
-constexpr int kStages = 2;
 constexpr float kLog2E = 1.44269504F;
 // Beside a row's elements, so that the eight rows of a tile of load_matrices lie in other banks.
 constexpr int kPad = static_cast<int>(kPrefillRowPad);
@@ -20,13 +19,19 @@ constexpr int kPad = static_cast<int>(kPrefillRowPad);
 // from head_dim on.
 template <class Stored, int kDim>
 struct Layout {
-  using T = std::conditional_t<std::is_same_v<Stored, BFloat16>, BFloat16, Half>;
+  using T = std::conditional_t<std::is_same_v<Stored, Half>, Half, BFloat16>;
   static constexpr bool kCodes = sizeof(Stored) == 1;
+  // Terms of T that add up to a query or weight, and to an element of K or V. A product leaves out
+  // the product of second terms.
   static constexpr int kTerms = std::is_same_v<T, BFloat16> ? 2 : 1;
-  static constexpr int kKeys = static_cast<int>(prefill_tile_keys(kDim));
+  static constexpr int kCacheTerms = kCodes ? 2 : 1;
+  // Codes are not copied but dequantized by the threads: no stage is on its way meanwhile.
+  static constexpr int kStages = kCodes ? 1 : 2;
+  static constexpr int kKeys = static_cast<int>(prefill_tile_keys(kDim, kCodes));
   static constexpr int kPitch = kDim + kPad;
   static constexpr int kQueryElements = kTerms * kRows * kPitch;
-  static constexpr int kTileElements = kKeys * kPitch;  // K or V
+  static constexpr int kTermElements = kKeys * kPitch;
+  static constexpr int kTileElements = kCacheTerms * kTermElements;  // K or V
   static constexpr std::size_t kSharedBytes =
       2 * (static_cast<std::size_t>(kQueryElements) + kStages * 2 * kTileElements);
 };
@@ -52,8 +57,8 @@ class Tiles {
     while ((std::int64_t{1} << page_shift_) < call.page_tokens) ++page_shift_;
   }
 
-  // Starts loading K and V of the tokens [first, first + kKeys): zeros where no row of the block
-  // looks, since pages before the window may be gone.
+  // Loads K and V of the tokens [first, first + kKeys), or starts copies of them: zeros where no
+  // row of the block looks, since pages before the window may be gone.
   __device__ void load(std::int64_t first, std::int64_t end, T* k_tile, T* v_tile) const {
     constexpr int kChunks = kDim / 8;
     TRIPHASE_NO_UNROLL
@@ -65,17 +70,18 @@ class Tiles {
       const int to = line * L::kPitch + c;
       if constexpr (L::kCodes) {
         if (!valid) {
-          store16(k_tile + to, make_uint4(0U, 0U, 0U, 0U));
-          store16(v_tile + to, make_uint4(0U, 0U, 0U, 0U));
+          const float zeros[8] = {};
+          store_terms(k_tile + to, zeros);
+          store_terms(v_tile + to, zeros);
         } else if (token >= own_block_) {
           const std::int64_t at = place(work_.segment.partial_page, token) + c;
-          store16(k_tile + to, open_values(call_.partial_k, at));
-          store16(v_tile + to, open_values(call_.partial_v, at));
+          store_open(k_tile + to, call_.partial_k, at);
+          store_open(v_tile + to, call_.partial_v, at);
         } else {
           const std::int64_t entry = work_.segment.pages_begin + (token >> page_shift_);
           const std::int64_t at = place(call_.pages[entry], token) + c;
-          store16(k_tile + to, dequantized(call_.k, at, entry, 0, c));
-          store16(v_tile + to, dequantized(call_.v, at, entry, 1, c));
+          store_dequantized(k_tile + to, call_.k, at, entry, 0, c);
+          store_dequantized(v_tile + to, call_.v, at, entry, 1, c);
         }
       } else {
         std::int64_t at = 0;
@@ -95,35 +101,62 @@ class Tiles {
            dim_;
   }
 
-  // Eight elements of the open pool as FP16; what is beyond its range becomes its largest value.
-  __device__ uint4 open_values(const void* pool, std::int64_t at) const {
-    const uint4 bits = load16(static_cast<const std::uint16_t*>(pool) + at);
-    if (call_.partial_dtype == DType::kF16) return bits;
-    return {to_half(bits.x), to_half(bits.y), to_half(bits.z), to_half(bits.w)};
-  }
-  __device__ static unsigned to_half(unsigned bits) {
-    constexpr float kLargest = 65504.0F;
-    const float2 pair = unpack2<BFloat16>(bits);
-    return pack2<Half>(smaller(larger(pair.x, -kLargest), kLargest),
-                       smaller(larger(pair.y, -kLargest), kLargest));
+  // Eight elements of a line, in terms.
+  __device__ static void store_terms(T* to, const float (&value)[8]) {
+    unsigned high[4];
+    unsigned low[4];
+    TRIPHASE_UNROLL
+    for (int i = 0; i < 4; ++i) {
+      high[i] = pack2<T>(value[2 * i], value[2 * i + 1]);
+      const float2 kept = unpack2<T>(high[i]);
+      low[i] = pack2<T>(value[2 * i] - kept.x, value[2 * i + 1] - kept.y);
+    }
+    store16(to, make_uint4(high[0], high[1], high[2], high[3]));
+    store16(to + L::kTermElements, make_uint4(low[0], low[1], low[2], low[3]));
   }
 
-  __device__ uint4 dequantized(const void* codes, std::int64_t at, std::int64_t entry, int which,
-                               int c) const {
+  // Of the open pool: exact, since two BF16 terms hold whatever F16 or BF16 holds.
+  __device__ void store_open(T* to, const void* pool, std::int64_t at) const {
+    const uint4 bits = load16(static_cast<const std::uint16_t*>(pool) + at);
+    if (call_.partial_dtype == DType::kBF16) {
+      store16(to, bits);
+      store16(to + L::kTermElements, make_uint4(0U, 0U, 0U, 0U));
+      return;
+    }
+    const unsigned words[4] = {bits.x, bits.y, bits.z, bits.w};
+    float value[8];
+    TRIPHASE_UNROLL
+    for (int i = 0; i < 4; ++i) {
+      const float2 pair = unpack2<Half>(words[i]);
+      value[2 * i] = pair.x;
+      value[2 * i + 1] = pair.y;
+    }
+    store_terms(to, value);
+  }
+
+  __device__ void store_dequantized(T* to, const void* codes, std::int64_t at, std::int64_t entry,
+                                    int which, int c) const {
     const uint2 bits = load8(static_cast<const unsigned char*>(codes) + at);
     const float* lambda =
         call_.scales +
         ((call_.scale_pages[entry] * 2 + which) * call_.kv_heads + work_.head) * 2 * dim_ + c;
-    const float* zero = lambda + dim_;
-    unsigned words[4];
+    float value[8];
     TRIPHASE_UNROLL
-    for (int i = 0; i < 4; ++i) {
-      const unsigned source = (i < 2 ? bits.x : bits.y) >> (i % 2 * 16);
-      words[i] = pack2<Half>(
-          lambda[2 * i] * (static_cast<float>(source & 0xFFU) - zero[2 * i]),
-          lambda[2 * i + 1] * (static_cast<float>(source >> 8 & 0xFFU) - zero[2 * i + 1]));
+    for (int half = 0; half < 2; ++half) {
+      const uint4 factors = load16(lambda + 4 * half);
+      const uint4 zeros = load16(lambda + dim_ + 4 * half);
+      const unsigned factor[4] = {factors.x, factors.y, factors.z, factors.w};
+      const unsigned zero[4] = {zeros.x, zeros.y, zeros.z, zeros.w};
+      TRIPHASE_UNROLL
+      for (int i = 0; i < 4; ++i) {
+        constexpr float kMagic = 8388608.0F;  // 2^23: the code is in its lowest bits
+        const unsigned number = byte_permute(half == 0 ? bits.x : bits.y, float_bits(kMagic),
+                                             0x7650U + static_cast<unsigned>(i));
+        value[4 * half + i] =
+            bits_float(factor[i]) * (bits_float(number) - kMagic - bits_float(zero[i]));
+      }
     }
-    return make_uint4(words[0], words[1], words[2], words[3]);
+    store_terms(to, value);
   }
 
   const PagedAttention& call_;
@@ -203,13 +236,17 @@ class RowWarp {
       }
       TRIPHASE_UNROLL
       for (int pair = 0; pair < kScoreTiles / 2; ++pair) {
-        unsigned key[4];
-        load_matrices(key, k_tile + (pair * 16 + right() + lane_id() % 8) * L::kPitch + k * 16 +
-                               lane_id() / 8 % 2 * 8);
         TRIPHASE_UNROLL
-        for (int term = 0; term < L::kTerms; ++term) {
-          multiply_tiles<T>(score[2 * pair], query[term], {key[0], key[1]});
-          multiply_tiles<T>(score[2 * pair + 1], query[term], {key[2], key[3]});
+        for (int of_key = 0; of_key < L::kCacheTerms; ++of_key) {
+          unsigned key[4];
+          load_matrices(key, k_tile + of_key * L::kTermElements +
+                                 (pair * 16 + right() + lane_id() % 8) * L::kPitch + k * 16 +
+                                 lane_id() / 8 % 2 * 8);
+          TRIPHASE_UNROLL
+          for (int term = 0; term < L::kTerms - of_key; ++term) {
+            multiply_tiles<T>(score[2 * pair], query[term], {key[0], key[1]});
+            multiply_tiles<T>(score[2 * pair + 1], query[term], {key[2], key[3]});
+          }
         }
       }
     }
@@ -281,13 +318,16 @@ class RowWarp {
       }
       TRIPHASE_UNROLL
       for (int pair = 0; pair < kOutputTiles / 2; ++pair) {
-        unsigned value[4];
-        load_matrices_transposed(value,
-                                 v_tile + (k * 16 + down()) * L::kPitch + pair * 16 + right());
         TRIPHASE_UNROLL
-        for (int term = 0; term < L::kTerms; ++term) {
-          multiply_tiles<T>(output_[2 * pair], weights[term], {value[0], value[1]});
-          multiply_tiles<T>(output_[2 * pair + 1], weights[term], {value[2], value[3]});
+        for (int of_value = 0; of_value < L::kCacheTerms; ++of_value) {
+          unsigned value[4];
+          load_matrices_transposed(value, v_tile + of_value * L::kTermElements +
+                                              (k * 16 + down()) * L::kPitch + pair * 16 + right());
+          TRIPHASE_UNROLL
+          for (int term = 0; term < L::kTerms - of_value; ++term) {
+            multiply_tiles<T>(output_[2 * pair], weights[term], {value[0], value[1]});
+            multiply_tiles<T>(output_[2 * pair + 1], weights[term], {value[2], value[3]});
+          }
         }
       }
     }
@@ -343,20 +383,23 @@ __global__ void __launch_bounds__(kThreads, kDim > 128 ? 1 : 2)
 
   load_queries<Stored, kDim>(call, work, queries);
   const Tiles<Stored, kDim> tiles(call, work);
-  if (begin < end) tiles.load(begin, end, ring, ring + L::kTileElements);
-  copy_async_commit();
+  const auto load = [&](std::int64_t first, T* tile) {
+    if (first < end) tiles.load(first, end, tile, tile + L::kTileElements);
+    copy_async_commit();
+  };
+  if constexpr (L::kStages > 1) load(begin, ring);
   RowWarp<Stored, kDim> rows(work, queries);
   int stage = 0;
   TRIPHASE_NO_UNROLL
   for (std::int64_t first = begin; first < end; first += L::kKeys) {
     T* now = ring + stage * 2 * L::kTileElements;
-    stage = 1 - stage;
-    if (first + L::kKeys < end) {
-      T* next = ring + stage * 2 * L::kTileElements;
-      tiles.load(first + L::kKeys, end, next, next + L::kTileElements);
+    if constexpr (L::kStages > 1) {
+      stage = 1 - stage;
+      load(first + L::kKeys, ring + stage * 2 * L::kTileElements);
+      copy_async_wait<1>();
+    } else {
+      load(first, now);
     }
-    copy_async_commit();
-    copy_async_wait<1>();
     __syncthreads();
     rows.attend(now, now + L::kTileElements, first, end);
     __syncthreads();

@@ -7,7 +7,8 @@
 //
 // Products have 16-bit operands and F32 sums. FP16 caches: queries and weights are rounded to FP16.
 // BF16 caches: each is split in two BF16 terms (16 significant bits), for twice the arithmetic.
-// INT8 caches: codes are dequantized to FP16 while a tile is loaded, the partial block converted.
+// INT8 caches: so are dequantized codes and the partial block, for three times the arithmetic; no
+// value is beyond the range.
 //
 // A row's bits depend on its own query, its position, the cache and where contexts are split alone:
 // tiles lie at absolute positions, a product's row sees no other row, and what a row does not see

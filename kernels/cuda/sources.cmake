@@ -34,5 +34,7 @@ set(TRIPHASE_CUDA_HOST_SOURCES
   cuda_input_ops.cpp
   cuda_ops.cpp
   cuda_sparse_ops.cpp
+  host_staging.cpp
   kv_mover.cpp
-  launch_check.cpp)
+  launch_check.cpp
+  library_search.cpp)

@@ -115,10 +115,11 @@ bool prefill_attention_serves(DType dtype, DType partial_dtype, std::int64_t hea
 }
 
 std::int64_t prefill_attention_shared_bytes(DType dtype, std::int64_t head_dim) {
-  constexpr std::int64_t kStages = 2;
+  constexpr std::int64_t kTiles = 2;  // of K and V: two stages, or for codes two terms
   const std::int64_t dim = gather_attn_dim(head_dim);
-  const std::int64_t terms = dtype == DType::kBF16 ? 2 : 1;
-  return 2 * (dim + kPrefillRowPad) * (terms * kPrefillRows + kStages * 2 * prefill_tile_keys(dim));
+  const std::int64_t terms = dtype == DType::kF16 ? 1 : 2;
+  const std::int64_t keys = prefill_tile_keys(dim, dtype == DType::kInt8);
+  return 2 * (dim + kPrefillRowPad) * (terms * kPrefillRows + kTiles * 2 * keys);
 }
 
 CudaScratchBytes cuda_scratch_bytes(const GpuMachine& machine, const OpsShape& shape) {

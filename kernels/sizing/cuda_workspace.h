@@ -141,8 +141,8 @@ struct GatherScratch {
                                             std::int64_t page_tokens, std::int64_t group);
 [[nodiscard]] std::int64_t prefill_attention_shared_bytes(DType dtype, std::int64_t head_dim);
 // Keys of a tile, and what a row of elements has beside it, so that rows start at other banks.
-[[nodiscard]] constexpr std::int64_t prefill_tile_keys(std::int64_t dim) {
-  return dim > 128 ? 32 : 64;
+[[nodiscard]] constexpr std::int64_t prefill_tile_keys(std::int64_t dim, bool codes) {
+  return dim > (codes ? 64 : 128) ? 32 : 64;
 }
 inline constexpr std::int64_t kPrefillRowPad = 8;
 

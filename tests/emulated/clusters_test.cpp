@@ -27,7 +27,8 @@ TEST(EmulatedClusters, AssignmentIsTheNearestCentroidTiesToTheSmallest) {
   for (const auto& [count, clusters, dim] :
        {std::tuple<std::int64_t, std::int64_t, std::int64_t>{33, 70, 20},
         {1, 1, 4},
-        {40, 32, 130}}) {
+        {40, 32, 130},
+        {2, 3, 191}}) {  // beyond 48 KiB of shared memory with the fixed arrays alone
     const std::vector<float> values = random_floats(random, 2 * count * dim);
     std::vector<float> centroids = random_floats(random, 2 * clusters * dim);
     // The last centroid repeats the first: the first must win.
@@ -132,6 +133,24 @@ TEST(EmulatedClusters, ExpansionIsAscendingAndComplete) {
           << "row " << row;
     }
   }
+}
+
+// The bits of as many tokens take less than 48 KiB of shared memory, with the fixed arrays more.
+TEST(EmulatedClusters, ExpansionOfALongContext) {
+  const std::int64_t tokens = 393'200;
+  const std::vector<std::int32_t> begins = {0, 2};
+  std::vector<std::int32_t> lists(static_cast<std::size_t>(tokens), -1);
+  lists[0] = 393'199;
+  lists[1] = 7;
+  const std::int32_t chosen = 0;
+  const std::int32_t chosen_count = 1;
+  std::vector<std::int32_t> indices(static_cast<std::size_t>(tokens), -1);
+  std::int32_t count = -1;
+  expand_clusters({begins.data(), lists.data(), 1, 1, tokens}, &chosen, 1, &chosen_count,
+                  indices.data(), &count, nullptr);
+  EXPECT_EQ(count, 2);
+  EXPECT_EQ(indices[0], 7);
+  EXPECT_EQ(indices[1], 393'199);
 }
 
 TEST(EmulatedClusters, PagesBecomeTokensCutAtTheRowsLength) {

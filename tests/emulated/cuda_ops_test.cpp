@@ -9,6 +9,7 @@
 #include "kernels/cpu/cpu_ops.h"
 #include "kernels/sizing/attention_workspace.h"
 #include "kernels/sizing/cuda_workspace.h"
+#include "memory/memory_pool.h"
 #include "tests/emulated/filled_cache.h"
 #include "tests/emulated/guarded_machine.h"
 

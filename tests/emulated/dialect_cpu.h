@@ -8,6 +8,7 @@
 #include <type_traits>
 
 #include "base/dtype.h"
+#include "kernels/cuda/launch_check.h"
 #include "tests/emulated/emulator.h"
 
 #define __global__
@@ -83,7 +84,9 @@ void launch(void (*kernel)(Parameters...), dim3 grid, dim3 block, std::size_t sh
             StreamHandle stream, Arguments&&... arguments) {
   std::tuple<Parameters...> copies(std::forward<Arguments>(arguments)...);
   auto run = [kernel, grid, block, shared_bytes, copies = std::move(copies)] {
-    emulated::launch(grid, block, shared_bytes, [&] { std::apply(kernel, copies); });
+    emulated::launch(
+        grid, block, shared_bytes, [&] { std::apply(kernel, copies); },
+        reinterpret_cast<const void*>(kernel));
   };
   if (stream == nullptr) {
     run();
@@ -126,8 +129,11 @@ void aligned_store(void* to, T value) {
 template <class Shape>
 void check_launched(const char* /*kernel*/, const Shape& /*shape*/) {}
 template <class Kernel, class Shape>
-void allow_shared_bytes(Kernel* /*kernel*/, std::size_t /*bytes*/, const char* /*name*/,
-                        const Shape& /*shape*/) {}
+void allow_shared_bytes(Kernel* kernel, std::size_t bytes, const char* /*name*/,
+                        const Shape& /*shape*/) {
+  const auto* address = reinterpret_cast<const void*>(kernel);
+  raise_shared_bytes(address, 0, bytes, [&] { emulated::allow_shared_bytes(address, bytes); });
+}
 
 inline void device_check(bool condition) {
   if (!condition) emulated::fault("device_check failed");

@@ -209,7 +209,7 @@ void EmulatedDevice::release_host(void* data, std::size_t bytes) noexcept {
 
 HostPinning EmulatedDevice::pinning() {
   return {.pin = [this](void* data, std::size_t bytes) -> std::string {
-            if (settings_.fail_pin > 0 && --settings_.fail_pin == 0) {
+            if (settings_.fail_pin > 0 && ++pins_ >= settings_.fail_pin) {
               unpinned_[static_cast<std::byte*>(data)] = bytes;
               return "a refusal that a test asked for";
             }

@@ -35,8 +35,8 @@ struct DeviceSettings {
   // that can run elsewhere first; else whichever a generator with this seed picks.
   std::uint64_t schedule = 0;
   std::uint64_t memory = std::uint64_t{2} << 30;  // bytes of the device
-  // Which one fails from the start on, counted from 1; 0: none. A failed launch or copy is a lost
-  // device from there on.
+  // Which one fails, counted from 1; 0: none. A failed launch or copy is a lost device from there
+  // on; pins fail from that one on.
   std::int64_t fail_allocation = 0;
   std::int64_t fail_pin = 0;
   std::int64_t fail_launch = 0;
@@ -107,6 +107,7 @@ class EmulatedDevice final : public Device {
   std::vector<EmulatedStream*> streams_;
   std::mt19937_64 random_;
   DeviceCounts counts_;
+  std::int64_t pins_ = 0;
   std::exception_ptr lost_;  // what every later call throws
   bool running_ = false;
 };

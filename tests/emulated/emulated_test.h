@@ -59,11 +59,11 @@ class Stored {
 };
 
 // Random K and V of some sequences over shuffled pages, everything unused poisoned. With kInt8 the
-// codes have scales and the last block of each sequence lies in a partial page of F16.
+// codes have scales and the last block of each sequence lies in a partial page of F16 or BF16.
 struct PagedCache {
   PagedCache(std::mt19937& random, DType cache_dtype, std::vector<std::int32_t> token_counts,
              std::int64_t tokens_per_page, std::int64_t kv_head_count, std::int64_t dim,
-             bool with_channels = false)
+             bool with_channels = false, DType partial_dtype = DType::kF16)
       : dtype(cache_dtype),
         lengths(std::move(token_counts)),
         page_tokens(tokens_per_page),
@@ -80,8 +80,8 @@ struct PagedCache {
       codes_k.assign(static_cast<std::size_t>(elements), 255);
       codes_v = codes_k;
       scales = poisoned(page_count * 4 * kv_heads * head_dim);
-      partial_k.emplace_back(DType::kF16, sequences * page_elements());
-      partial_v.emplace_back(DType::kF16, sequences * page_elements());
+      partial_k.emplace_back(partial_dtype, sequences * page_elements());
+      partial_v.emplace_back(partial_dtype, sequences * page_elements());
     } else {
       k.emplace_back(dtype, elements);
       v.emplace_back(dtype, elements);

@@ -3,7 +3,9 @@
 #include <algorithm>
 #include <array>
 #include <exception>
+#include <map>
 #include <memory>
+#include <mutex>
 #include <random>
 
 #include "tests/emulated/fiber.h"
@@ -12,6 +14,7 @@ namespace triphase::emulated {
 namespace {
 
 constexpr int kLanes = 32;
+constexpr std::size_t kMostShared = std::size_t{227} * 1024;  // of a block on an H100
 
 struct AsyncCopy {
   void* to;
@@ -46,6 +49,9 @@ struct Block {
   int count = 0;
   std::vector<Warp> warps;
   std::unique_ptr<unsigned char[]> shared;
+  std::size_t dynamic_bytes = 0;
+  std::size_t fixed_bytes = 0;      // of the shared arrays that this block has touched
+  std::size_t allowed_dynamic = 0;  // 0: the kernel has no leave beyond 48 KiB
   const std::function<void()>* body = nullptr;
   int at_barrier = 0;
   const char* barrier_file = "";
@@ -58,6 +64,26 @@ thread_local Block* g_block = nullptr;
 thread_local std::uint64_t g_order = 0;
 thread_local std::uint64_t g_serial = 0;
 thread_local Watch* g_watch = nullptr;
+
+std::mutex g_allowed_mutex;
+std::map<const void*, std::size_t> g_allowed;  // dynamic shared bytes by kernel
+
+std::size_t allowed_dynamic_of(const void* kernel) {
+  const std::lock_guard lock(g_allowed_mutex);
+  const auto found = g_allowed.find(kernel);
+  return found == g_allowed.end() ? 0 : found->second;
+}
+
+void check_shared(const Block& block) {
+  const std::size_t all = block.fixed_bytes + block.dynamic_bytes;
+  const bool fits = block.allowed_dynamic == 0
+                        ? all <= std::size_t{48} * 1024
+                        : block.dynamic_bytes <= block.allowed_dynamic && all <= kMostShared;
+  if (fits) return;
+  throw Fault(std::to_string(block.fixed_bytes) + " fixed and " +
+              std::to_string(block.dynamic_bytes) + " dynamic bytes of shared memory, leave for " +
+              std::to_string(block.allowed_dynamic));
+}
 
 std::string thread_name(const Thread& thread) {
   return "block (" + std::to_string(g_block->index.x) + ", " + std::to_string(g_block->index.y) +
@@ -161,7 +187,7 @@ Order::~Order() { g_order = before_; }
 void set_watch(Watch* watch) { g_watch = watch; }
 
 void launch(Dim3 grid, Dim3 block_size, std::size_t shared_bytes,
-            const std::function<void()>& thread) {
+            const std::function<void()>& thread, const void* kernel) {
   const std::size_t count = std::size_t{block_size.x} * block_size.y * block_size.z;
   if (count == 0 || count > 1024 || count % kLanes != 0) {
     throw Fault("a block of " + std::to_string(count) + " threads");
@@ -170,12 +196,12 @@ void launch(Dim3 grid, Dim3 block_size, std::size_t shared_bytes,
     throw Fault("a grid of " + std::to_string(grid.x) + " x " + std::to_string(grid.y) + " x " +
                 std::to_string(grid.z) + " blocks");
   }
-  if (shared_bytes > 227 * 1024) {
-    throw Fault(std::to_string(shared_bytes) + " bytes of shared memory");
-  }
+  Block block;
+  block.dynamic_bytes = shared_bytes;
+  block.allowed_dynamic = allowed_dynamic_of(kernel);
+  check_shared(block);
   // Stacks are dear: keep those of the last launch.
   thread_local std::vector<std::unique_ptr<Thread>> pool;
-  Block block;
   block.threads.swap(pool);
   block.grid = grid;
   block.size = block_size;
@@ -211,6 +237,7 @@ void launch(Dim3 grid, Dim3 block_size, std::size_t shared_bytes,
     block.serial = ++g_serial;
     block.warps.assign(count / kLanes, Warp{});
     block.at_barrier = 0;
+    block.fixed_bytes = 0;
     // Exactly as long as asked for, so that AddressSanitizer sees overruns.
     block.shared = std::make_unique_for_overwrite<unsigned char[]>(shared_bytes);
     std::memset(block.shared.get(), 0xFF, shared_bytes);
@@ -224,6 +251,18 @@ const Dim3& block_size() { return g_block->size; }
 const Dim3& grid_size() { return g_block->grid; }
 std::uint64_t block_serial() { return g_block->serial; }
 unsigned char* dynamic_shared() { return g_block->shared.get(); }
+void add_fixed_shared(std::size_t bytes) {
+  g_block->fixed_bytes += bytes;
+  check_shared(*g_block);
+}
+
+void allow_shared_bytes(const void* kernel, std::size_t bytes) {
+  if (bytes > kMostShared) {
+    throw Fault("leave for " + std::to_string(bytes) + " bytes of shared memory");
+  }
+  const std::lock_guard lock(g_allowed_mutex);
+  g_allowed[kernel] = bytes;
+}
 
 void fault(const std::string& what) { throw Fault(thread_name(*g_block->current) + ": " + what); }
 

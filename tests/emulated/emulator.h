@@ -5,6 +5,8 @@
 //   - a barrier that some threads skip, or reach at another line than the rest
 //   - warp collectives that not all 32 lanes reach together, or reach with different operations
 //   - vector accesses that are not aligned, asynchronous copies never waited for
+//   - more shared memory, fixed and dynamic, than an H100 gives a block: 227 KiB, or without leave
+//     48 KiB
 // Shared memory starts out poisoned in every block (0xFF bytes: NaN as F32, F16 and BF16), and
 // asynchronous copies happen only when they are waited for, so that a missing barrier or wait shows
 // as wrong values. Under AddressSanitizer every access outside an allocation is caught, dynamic
@@ -48,7 +50,11 @@ class Order {
   std::uint64_t before_;
 };
 
-void launch(Dim3 grid, Dim3 block, std::size_t shared_bytes, const std::function<void()>& thread);
+// `kernel` is the kernel's address, by which allow_shared_bytes knows it.
+void launch(Dim3 grid, Dim3 block, std::size_t shared_bytes, const std::function<void()>& thread,
+            const void* kernel);
+// The kernel's launches may have so many dynamic bytes of shared memory, and no more.
+void allow_shared_bytes(const void* kernel, std::size_t bytes);
 
 // Queues the work on a stream of the emulated device (emulated_device.h).
 void run_on(cuda::StreamHandle stream, std::function<void()> work);
@@ -70,6 +76,7 @@ const Dim3& block_size();
 const Dim3& grid_size();
 std::uint64_t block_serial();  // a new number for every block that runs
 unsigned char* dynamic_shared();
+void add_fixed_shared(std::size_t bytes);  // of an array that the block has not touched before
 void sync_block(const char* file, int line);
 // All lanes of the warp leave a value and see everybody's: the base of every warp collective.
 // The result is valid until this lane's next exchange.
@@ -89,6 +96,7 @@ struct SharedArray {
   T* enter() {
     if (serial != block_serial()) {
       serial = block_serial();
+      add_fixed_shared(sizeof(values));
       std::memset(static_cast<void*>(values), 0xFF, sizeof(values));
     }
     return values;

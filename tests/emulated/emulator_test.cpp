@@ -97,6 +97,35 @@ TEST(Emulator, SkippedBarriersAndCollectivesAreFaults) {
   }
 }
 
+__global__ void ten_kib_fixed(unsigned char* out) {
+  TRIPHASE_SHARED(unsigned char, fixed, 10 * 1024);
+  TRIPHASE_DYNAMIC_SHARED(dynamic);
+  fixed[0] = dynamic[0] = out[0];
+}
+
+// 48 KiB without leave, with leave what was asked for, and never beyond 227 KiB: fixed and dynamic
+// together.
+TEST(Emulator, SharedMemoryIsThatOfAnH100) {
+  unsigned char out = 0;
+  const auto run = [&](std::size_t kib) {
+    TRIPHASE_LAUNCH((ten_kib_fixed), 1, 32, kib * 1024, nullptr, &out);
+  };
+  const auto allow = [](std::size_t kib) {
+    allow_shared_bytes(&ten_kib_fixed, kib * 1024, "ten_kib_fixed", [] { return ""; });
+  };
+  EXPECT_NO_THROW(run(38));
+  EXPECT_THAT([&] { run(39); }, ThrowsMessage<Fault>(HasSubstr("10240 fixed and 39936 dynamic")));
+  allow(39);
+  EXPECT_NO_THROW(run(39));
+  EXPECT_THROW(run(40), Fault);
+  allow(217);
+  allow(39);  // takes nothing back
+  EXPECT_NO_THROW(run(217));
+  allow(218);
+  EXPECT_THROW(run(218), Fault);
+  EXPECT_THROW(allow(228), Fault);
+}
+
 __global__ void copy_without_wait(const float* from, float* to, int pending) {
   TRIPHASE_DYNAMIC_SHARED(shared);
   auto* values = reinterpret_cast<float*>(shared);

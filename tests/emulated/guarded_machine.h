@@ -3,10 +3,12 @@
 // The CUDA backend's operations on the emulator, whose device memory is closed to the host.
 
 #include <memory>
+#include <stdexcept>
 
 #include "kernels/cuda/cuda_input_ops.h"
 #include "kernels/cuda/cuda_ops.h"
 #include "kernels/cuda/cuda_sparse_ops.h"
+#include "memory/pinned_host.h"
 #include "tests/emulated/guarded_memory.h"
 
 namespace triphase::cuda {
@@ -18,6 +20,45 @@ inline GpuMachine emulated_gpu(bool deterministic = false) {
           .deterministic = deterministic};
 }
 
+// Refuses copies that are not asynchronous on a GPU: the host's side must be pinned.
+class PinnedCopies final : public Device {
+ public:
+  PinnedCopies(Device& device, const PinnedHostDevice& pinned)
+      : device_(&device), pinned_(&pinned) {}
+  [[nodiscard]] std::string_view name() const override { return device_->name(); }
+  [[nodiscard]] void* allocate(std::size_t bytes) override { return device_->allocate(bytes); }
+  void release(void* data, std::size_t bytes) noexcept override { device_->release(data, bytes); }
+  void copy(void* to, const void* from, std::size_t bytes, Stream& stream) override {
+    check(to, bytes);
+    if (!pageable_sources_) check(from, bytes);
+    device_->copy(to, from, bytes, stream);
+  }
+  [[nodiscard]] void* allocate_host(std::size_t bytes) override {
+    return device_->allocate_host(bytes);
+  }
+  void release_host(void* data, std::size_t bytes) noexcept override {
+    device_->release_host(data, bytes);
+  }
+  [[nodiscard]] std::unique_ptr<Stream> make_stream() override { return device_->make_stream(); }
+  [[nodiscard]] std::unique_ptr<Event> make_event() override { return device_->make_event(); }
+  // For uploads that happen once and wait.
+  void allow_pageable_sources() { pageable_sources_ = true; }
+
+ private:
+  void check(const void* side, std::size_t bytes) const {
+    if (GuardedMemory::instance().is_device(side) || pinned_->is_pinned(side, bytes)) return;
+    throw std::logic_error("a copy of " + std::to_string(bytes) + " bytes of pageable memory");
+  }
+
+  Device* device_;
+  const PinnedHostDevice* pinned_;
+  bool pageable_sources_ = false;
+};
+
+inline HostPinning pinning_of_tests() {
+  return {[](void*, std::size_t) { return std::string(); }, [](void*) {}};
+}
+
 struct GuardedMachine {
   explicit GuardedMachine(GpuMachine machine = emulated_gpu(),
                           std::unique_ptr<Gemm> gemm = nullptr) {
@@ -27,15 +68,16 @@ struct GuardedMachine {
     settings.machine = machine;
     settings.stream_handle = [](Stream&) { return StreamHandle{}; };
     settings.gemm = std::move(gemm);
-    ops = make_cuda_ops(device, pinned, std::move(settings));
+    ops = make_cuda_ops(copies, pinned, std::move(settings));
     sparse = make_cuda_sparse_ops(
-        device, pinned,
+        copies, pinned,
         {.machine = machine, .stream_handle = [](Stream&) { return StreamHandle{}; }});
-    inputs = make_cuda_input_ops(device, pinned, [](Stream&) { return StreamHandle{}; });
+    inputs = make_cuda_input_ops(copies, pinned, [](Stream&) { return StreamHandle{}; });
     stream = device.make_stream();
   }
-  GuardedDevice device;
-  HostDevice pinned;
+  GuardedDevice device;  // the tests' own copies may be of any memory
+  PinnedHostDevice pinned{device, pinning_of_tests(), 1};
+  PinnedCopies copies{device, pinned};
   std::unique_ptr<CudaOps> ops;
   std::unique_ptr<CudaSparseOps> sparse;
   std::unique_ptr<InputOps> inputs;

@@ -59,6 +59,14 @@ class GuardedMemory final : public emulated::Watch {
     protect_all(Side::kDevice, PROT_NONE);
   }
 
+  [[nodiscard]] bool is_device(const void* data) const {
+    const auto* at = static_cast<const std::byte*>(data);
+    return std::ranges::any_of(blocks_, [&](const auto& entry) {
+      const Block& block = entry.second;
+      return block.side == Side::kDevice && at >= block.begin && at < block.begin + block.bytes;
+    });
+  }
+
   void kernel_begins() override {
     protect_all(Side::kDevice, PROT_READ | PROT_WRITE);
     protect_all(Side::kHost, PROT_NONE);

@@ -143,6 +143,7 @@ TEST(MethodsOnCuda, ChooseAndAttendAsOnTheCpu) {
 TEST(MethodsOnCuda, SqueezedKeepsTheSameClusters) {
   CpuMachine cpu;
   GuardedMachine gpu;
+  gpu.copies.allow_pageable_sources();  // the clusters, once
   ContextClusters clusters;
   clusters.clustered_tokens = 60;
   clusters.fine.count = 12;

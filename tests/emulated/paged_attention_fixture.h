@@ -49,6 +49,7 @@ PagedResult run_paged(const PagedCase& c, const PagedCache& cache, const std::ve
     call.scales = cache.scales.data();
     call.partial_k = cache.partial_k[0].data();
     call.partial_v = cache.partial_v[0].data();
+    call.partial_dtype = cache.partial_k[0].dtype();
   }
   call.page_tokens = c.page_tokens;
   call.kv_heads = c.kv_heads;
@@ -67,15 +68,8 @@ PagedResult run_paged(const PagedCase& c, const PagedCache& cache, const std::ve
 
 // Against float64, causal and windowed. `tolerance` is relative to the values' magnitude, and
 // absolute for log-sum-exps.
-template <class Run>
-void expect_matches_float64(const PagedCase& c, std::uint32_t seed, double tolerance,
-                            const Run& run) {
-  std::mt19937 random(seed);
-  const PagedCache cache(random, c.dtype, c.lengths, c.page_tokens, c.kv_heads, c.head_dim);
-  std::int64_t rows = 0;
-  for (const std::int32_t count : c.queries) rows += count;
-  const std::vector<float> q = random_floats(random, rows * c.heads * c.head_dim);
-  const PagedResult result = run(c, cache, q);
+inline void expect_result(const PagedCase& c, const PagedCache& cache, const std::vector<float>& q,
+                          const PagedResult& result, double tolerance) {
   std::int64_t row = 0;
   for (std::size_t b = 0; b < c.lengths.size(); ++b) {
     for (std::int64_t i = 0; i < c.queries[b]; ++i, ++row) {
@@ -116,6 +110,17 @@ void expect_matches_float64(const PagedCase& c, std::uint32_t seed, double toler
       }
     }
   }
+}
+
+template <class Run>
+void expect_matches_float64(const PagedCase& c, std::uint32_t seed, double tolerance,
+                            const Run& run) {
+  std::mt19937 random(seed);
+  const PagedCache cache(random, c.dtype, c.lengths, c.page_tokens, c.kv_heads, c.head_dim);
+  std::int64_t rows = 0;
+  for (const std::int32_t count : c.queries) rows += count;
+  const std::vector<float> q = random_floats(random, rows * c.heads * c.head_dim);
+  expect_result(c, cache, q, run(c, cache, q), tolerance);
 }
 
 }  // namespace triphase::cuda

@@ -22,10 +22,11 @@ PagedResult run(const Case& c, const PagedCache& cache, const std::vector<float>
       });
 }
 
-// Queries and weights are rounded to FP16 (unit 2^-11) or kept to 16 bits in two BF16 terms. With
-// the fixture's fixed softmax scale, wide heads have large logits, whose errors grow alike.
+// Queries and weights are rounded to FP16 (unit 2^-11) or, as INT8's values, kept to 16 bits in two
+// BF16 terms. With the fixture's fixed softmax scale, wide heads have large logits, whose errors
+// grow alike.
 double tolerance_of(const PagedCase& c) {
-  const double unit = c.dtype == DType::kBF16 ? 2e-4 : 2e-3;
+  const double unit = c.dtype == DType::kF16 ? 2e-3 : 4e-5;
   return unit * std::max(1.0, static_cast<double>(c.head_dim) / 64.0);
 }
 
@@ -89,6 +90,36 @@ TEST(EmulatedPrefillAttention, BitsDoNotDependOnNeighboursOrChunks) {
   EXPECT_EQ(
       std::memcmp(alone.log_sums.data(), together.log_sums.data() + 47 * 4, 3 * 4 * sizeof(float)),
       0);
+}
+
+// Channels far from zero, of which FP16 keeps hardly a code apart, and values beyond its range.
+TEST(EmulatedPrefillAttention, Int8ValuesKeepWhatFp16WouldLose) {
+  std::mt19937 random(92);
+  const Case c{DType::kInt8, 3, 1, 32, 32, 0, {110}, {14}};
+  PagedCache cache(random, c.dtype, c.lengths, 32, 1, 32);
+  for (std::size_t at = 0; at < cache.scales.size(); at += 64) {
+    if (std::isnan(cache.scales[at])) continue;
+    for (std::size_t channel = 0; channel < 4; ++channel) {
+      const bool is_key = at / 64 % 2 == 0;
+      cache.scales[at + channel] = is_key ? 0.01F : 800.0F;
+      cache.scales[at + 32 + channel] = is_key ? -2000.0F : 100.0F;
+    }
+  }
+  const std::vector<float> q = random_floats(random, 14 * 3 * 32);
+  expect_result(c, cache, q, run(c, cache, q, 1), 1e-4);
+}
+
+TEST(EmulatedPrefillAttention, OpenBlocksInBf16KeepTheirRange) {
+  std::mt19937 random(93);
+  const Case c{DType::kInt8, 2, 1, 16, 32, 0, {60}, {20}};
+  PagedCache cache(random, c.dtype, c.lengths, 32, 1, 16, false, DType::kBF16);
+  for (std::vector<Stored>* open : {&cache.partial_k, &cache.partial_v}) {
+    for (std::int64_t i = 0; i < 28 * 16; ++i) {
+      (*open)[0].set(i, static_cast<float>((*open)[0].at(i)) * 2e5F);
+    }
+  }
+  const std::vector<float> q = random_floats(random, 20 * 2 * 16, 5e-6F);
+  expect_result(c, cache, q, run(c, cache, q, 1), 1e-4);
 }
 
 // Logits far apart and equal ones: the running maximum must carry the sums along.

@@ -98,20 +98,19 @@ void expect_best(const std::vector<std::int32_t>& found, const std::vector<doubl
   }
 }
 
-void check(DType dtype, std::int64_t group, std::int64_t dim, std::int64_t page_tokens,
-           const Rule& rule, bool with_channels, std::uint32_t seed) {
-  std::mt19937 random(seed);
-  const PagedCache cache(random, dtype, {0, 1, 127, 128, 129, 300}, page_tokens, 2, dim);
+void check_cache(const PagedCache& cache, std::int64_t group, const Rule& rule, bool with_channels,
+                 std::mt19937& random) {
   const auto sequences = static_cast<std::int64_t>(cache.lengths.size());
-  const std::int64_t heads = 2 * group;
+  const std::int64_t dim = cache.head_dim;
+  const std::int64_t heads = cache.kv_heads * group;
   const std::vector<float> q = random_floats(random, sequences * heads * dim);
   const std::vector<std::byte> channels = channels_of(cache);
   ScoreKeys keys = keys_of(cache);
   if (with_channels) keys.channels = channels.data();
   const Chosen chosen = run(keys, {q.data(), heads * dim, heads}, rule);
-  for (std::int64_t row = 0; row < sequences * 2; ++row) {
-    const SparqRow expected =
-        sparq_row(cache, row / 2, row % 2, q.data() + row * group * dim, group, rule.rank);
+  for (std::int64_t row = 0; row < sequences * cache.kv_heads; ++row) {
+    const SparqRow expected = sparq_row(cache, row / cache.kv_heads, row % cache.kv_heads,
+                                        q.data() + row * group * dim, group, rule.rank);
     const std::vector<std::int32_t> found = chosen.row(row);
     expect_best(found, expected.scores, rule);
     for (std::int64_t g = 0; g < group; ++g) {
@@ -123,6 +122,13 @@ void check(DType dtype, std::int64_t group, std::int64_t dim, std::int64_t page_
           << "row " << row << " head " << g;
     }
   }
+}
+
+void check(DType dtype, std::int64_t group, std::int64_t dim, std::int64_t page_tokens,
+           const Rule& rule, bool with_channels, std::uint32_t seed) {
+  std::mt19937 random(seed);
+  const PagedCache cache(random, dtype, {0, 1, 127, 128, 129, 300}, page_tokens, 2, dim);
+  check_cache(cache, group, rule, with_channels, random);
 }
 
 TEST(EmulatedSparqSelect, MatchesFloat64ForGroupsTypesPagesAndOddHeads) {
@@ -143,6 +149,23 @@ TEST(EmulatedSparqSelect, ForcedTokensMayExceedKAndKMayExceedTheRow) {
   check(DType::kF16, 2, 16, 32, {4, 5, 10, 20}, true, 60);
   check(DType::kF16, 1, 16, 32, {4, 1000, 0, 0}, true, 61);
   check(DType::kF16, 1, 16, 32, {16, 0, 0, 1}, true, 62);
+}
+
+// Contexts around those whose scores leave the 48 KiB of a kernel without leave, alone or beside
+// the kernel's fixed arrays.
+TEST(EmulatedSparqSelect, ContextsAroundTheSharedMemoryOfAnyKernel) {
+  for (const auto& [group, lengths] :
+       {std::pair<std::int64_t, std::vector<std::int32_t>>{1, {9640, 9641, 12288, 12289}},
+        {2, {3128, 3129, 4096, 4097}},
+        {4, {1774, 1775, 2457, 2458}},
+        {8, {872, 873, 1365, 1366}}}) {
+    for (const std::int32_t length : lengths) {
+      SCOPED_TRACE(testing::Message() << group << " query heads, " << length << " tokens");
+      std::mt19937 random(static_cast<std::uint32_t>(length));
+      const PagedCache cache(random, DType::kF16, {length}, 128, 1, 8);
+      check_cache(cache, group, {4, 60, 4, 16}, true, random);
+    }
+  }
 }
 
 TEST(EmulatedSparqSelect, EqualScoresGoToTheSmallestTokens) {

@@ -42,9 +42,14 @@ TEST(PinnedHost, BlocksAreWritableZeroAndPinnedWhole) {
     std::size_t covered = 0;
     for (const auto& [start, length] : fake.pinned) covered += length;
     EXPECT_GE(covered, bytes);
-    EXPECT_TRUE(host.is_pinned(data));
+    EXPECT_TRUE(host.is_pinned(data, bytes));
+    EXPECT_TRUE(host.is_pinned(data + bytes / 2, bytes - bytes / 2));
+    EXPECT_FALSE(host.is_pinned(data + bytes / 2, bytes - bytes / 2 + 1));
+    EXPECT_FALSE(host.is_pinned(data - 1, 1));
+    EXPECT_FALSE(host.is_pinned(&fake, sizeof(fake)));
     EXPECT_EQ(host.use().pinned, bytes);
     host.release(data, bytes);
+    EXPECT_FALSE(host.is_pinned(data, bytes));
     EXPECT_TRUE(fake.pinned.empty());
     EXPECT_EQ(host.use().pinned, 0U);
   }
@@ -58,7 +63,7 @@ TEST(PinnedHost, RefusalLeavesUsableUnpinnedMemoryAndTheReason) {
   constexpr std::size_t kBytes = 1 << 20;
   auto* data = static_cast<std::byte*>(host.allocate(kBytes));
   std::memset(data, 1, kBytes);
-  EXPECT_FALSE(host.is_pinned(data));
+  EXPECT_FALSE(host.is_pinned(data, 1));
   EXPECT_EQ(host.use().unpinned, kBytes);
   EXPECT_EQ(host.use().pinned, 0U);
   EXPECT_EQ(host.use().refusal, "refused for the test");
@@ -85,7 +90,7 @@ TEST(PinnedHost, RegistrationsEndAtChunkBoundariesAndAreUndoneTogether) {
   fake.refuse_from = fake.requests + 2;
   data = host.allocate(kBytes);
   EXPECT_TRUE(fake.pinned.empty());
-  EXPECT_FALSE(host.is_pinned(data));
+  EXPECT_FALSE(host.is_pinned(data, 1));
   host.release(data, kBytes);
 }
 

@@ -1,0 +1,42 @@
+#pragma once
+
+// Arrays of the host's ordinary memory on their way to the device and back, through a block of
+// pinned memory: a copy of pageable memory is not asynchronous, and a driver may read or write it
+// at another time than the stream says. Larger arrays go in pieces. One stream at a time.
+
+#include <cstddef>
+#include <span>
+
+#include "base/device.h"
+
+namespace triphase::cuda {
+
+struct HostTransfer {
+  void* to = nullptr;
+  const void* from = nullptr;
+  std::size_t bytes = 0;
+};
+
+class HostStaging {
+ public:
+  // Both devices must outlive this; `host` gives the pinned memory.
+  HostStaging(Device& device, Device& host);
+  ~HostStaging() { host_->release(block_, kBytes); }
+  HostStaging(const HostStaging&) = delete;
+  HostStaging& operator=(const HostStaging&) = delete;
+
+  // From the host, which may change its arrays at once, for work queued on `stream` afterwards.
+  void to_device(std::span<const HostTransfer> transfers, Stream& stream);
+  // What work queued on `stream` has written; waits for it.
+  void to_host(std::span<const HostTransfer> transfers, Stream& stream);
+
+ private:
+  static constexpr std::size_t kBytes = std::size_t{1} << 20;
+
+  Device* device_;
+  Device* host_;
+  std::byte* block_;
+  bool in_use_ = false;  // a copy to the device may still be reading the block
+};
+
+}  // namespace triphase::cuda
