@@ -158,10 +158,10 @@ TEST(Sequence, LogprobsComeWithEveryToken) {
   const Completion completion = run("hello", params);
   ASSERT_EQ(completion.logprobs.size(), 3u);
   EXPECT_EQ(completion.logprobs[1].token, 'e');
-  EXPECT_NEAR(completion.logprobs[1].logprob, std::log(0.125), 1e-6);
+  EXPECT_NEAR(completion.logprobs[1].logprob, std::log(0.25), 1e-6);
   ASSERT_EQ(completion.logprobs[1].top.size(), 2u);
   EXPECT_EQ(completion.logprobs[1].top[0].first, 1000);
-  EXPECT_NEAR(completion.logprobs[1].top[0].second, std::log(0.25), 1e-6);
+  EXPECT_NEAR(completion.logprobs[1].top[0].second, std::log(0.5), 1e-6);
 }
 
 TEST(Sequence, ARowAsksForWhatTheLineSays) {
