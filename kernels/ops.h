@@ -26,6 +26,7 @@
 #include "base/dtype.h"
 #include "base/group_matrix.h"
 #include "base/ids.h"
+#include "kernels/sampling.h"
 
 namespace triphase {
 
@@ -234,6 +235,14 @@ class Ops {
   virtual void attention(ConstMatrix q, std::int64_t heads, const KvLayerView& cache,
                          std::span<const AttentionSegment> segments, float scale, Matrix out,
                          Workspace workspace, Stream& stream) = 0;
+
+  // results[r]: the token drawn from row r of logits [R, >= rows[r].vocab] F32, or a score. In
+  // order: repetition penalty, temperature, top-k, top-p, min-p; each keeps at least one token, and
+  // ties go to the lower id. A draw depends on its row alone (kernels/sample_math.h says how far
+  // devices agree). `results`, rows.size() of them, lie in memory of the backend's host device,
+  // which may be read once the stream is synchronized.
+  virtual void sample(ConstMatrix logits, std::span<const SampleRow> rows, SampleResult* results,
+                      Workspace workspace, Stream& stream) = 0;
 };
 
 }  // namespace triphase

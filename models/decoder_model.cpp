@@ -130,7 +130,6 @@ DecoderModel::DecoderModel(const ModelConfig& config, const ModelWeights& weight
       weights_(&weights),
       ops_(&ops),
       limits_(limits),
-      device_(&pool.device()),
       threads_(threads),
       weight_stream_(weights, transfers, pool) {
   TRIPHASE_CHECK(static_cast<std::int64_t>(weights.layers.size()) == config.layers,
@@ -373,15 +372,6 @@ void DecoderModel::recompute(const LayerWeights& w, const KvLayerView& cache, St
   TraceSpan span(trace_, TraceLane::kRecompute, "recompute");
   span.note("tokens", static_cast<std::int64_t>(recomputes.tokens.size()));
   inputs_->recompute(w, recomputes, cache, stream);
-}
-
-ConstMatrix DecoderModel::copy_to_host(ConstMatrix logits, Stream& stream) {
-  const auto bytes = static_cast<std::size_t>(limits_.logit_rows * config_.vocab_size) * sizeof(float);
-  if (host_logits_.data() == nullptr) host_logits_ = HostBuffer(*device_, bytes);
-  device_->copy(host_logits_.data(), logits.data,
-                static_cast<std::size_t>(logits.rows * logits.row_stride) * sizeof(float), stream);
-  logits.data = host_logits_.data();
-  return logits;
 }
 
 ConstMatrix DecoderModel::head(const ForwardBatch& batch, ConstMatrix x, Stream& stream) {

@@ -78,8 +78,6 @@ class DecoderModel {
 
   // Returns logits [logit_rows, vocab] F32, valid until the next call; writes the new tokens' KV.
   [[nodiscard]] ConstMatrix forward(const ForwardBatch& batch, KvStore& kv, Stream& stream);
-  // A copy of forward()'s logits for the host, once the stream is synchronized.
-  [[nodiscard]] ConstMatrix copy_to_host(ConstMatrix logits, Stream& stream);
 
   [[nodiscard]] std::uint64_t rope_key_for_prompt(std::int64_t prompt_tokens) const;
   [[nodiscard]] const ModelConfig& config() const { return config_; }
@@ -128,8 +126,6 @@ class DecoderModel {
   Buffer workspace_;
   std::optional<RopeRows> rope_rows_;  // none: positions are not rotated
   ConstMatrix angles_;                 // of the step's rows
-  HostBuffer host_logits_;
-  Device* device_;
   std::vector<std::int32_t> positions_;
   std::vector<std::int64_t> windows_;  // by layer
   KvStep kv_step_;

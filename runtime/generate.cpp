@@ -202,8 +202,7 @@ class Worker {
                   {model.most_positions(), plan.longest_line, options.reading.truncate,
                    options.reading.no_special, model.context_tokens()}),
         engine_({plan.memory.batch_size, plan.prefill_chunk, options.generation.seed}, *plan.policy,
-                loaded.decoder, loaded.kv, preparer_, model.tokenizer.get(), backend.threads(),
-                backend.stream()) {
+                loaded.decoder, loaded.kv, preparer_, model.tokenizer.get(), backend) {
     if (options.job != JobKind::kScore) return;
     score_preparer_.emplace(
         model.config, model.tokenizer.get(),

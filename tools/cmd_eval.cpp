@@ -230,7 +230,7 @@ class Evaluation {
                                    .fixed_context = bundle_.context_tokens()});
     Engine engine({.batch_size = plan.memory.batch_size, .prefill_chunk = plan.prefill_chunk},
                   *plan.policy, loaded.decoder, loaded.kv, preparer, bundle_.tokenizer.get(),
-                  backend_->threads(), backend_->stream());
+                  *backend_);
     setup_.engine = &engine;
     setup_.kv_token_bytes = KvStore::page_bytes(plan.kv) /
                             static_cast<std::uint64_t>(plan.kv.block_tokens) *

@@ -52,8 +52,7 @@ std::int64_t complete(const OptionValues& values, const RunPlan& plan, const Mod
                                  .kv_tokens = plan.memory.kv_tokens_per_sequence,
                                  .fixed_context = model.context_tokens()});
   Engine engine({.batch_size = 1, .prefill_chunk = plan.prefill_chunk}, *plan.policy,
-                loaded.decoder, loaded.kv, preparer, model.tokenizer.get(), backend.threads(),
-                backend.stream());
+                loaded.decoder, loaded.kv, preparer, model.tokenizer.get(), backend);
   Request request;
   request.text = std::move(prompt);
   request.sampling.max_tokens = values.integer("max-tokens");

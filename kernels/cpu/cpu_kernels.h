@@ -36,6 +36,10 @@ void layer_norm(ThreadPool& pool, ConstMatrix x, const float* weight, const floa
 void rope(ThreadPool& pool, Matrix x, std::int64_t heads, std::int64_t head_dim,
           std::int64_t rotary_dim, ConstMatrix cos_sin);
 
+// See Ops::sample.
+void sample(ThreadPool& pool, ConstMatrix logits, std::span<const SampleRow> rows,
+            SampleResult* results, Workspace workspace);
+
 // See Ops::gated_activation, Ops::activate.
 void gated_activation(ThreadPool& pool, Activation activation, ConstMatrix gate, ConstMatrix up,
                       Matrix y);

@@ -8,6 +8,7 @@
 #include "kernels/cpu/cpu_kernels.h"
 #include "kernels/cpu/simd_target.h"
 #include "kernels/sizing/attention_workspace.h"
+#include "kernels/sizing/sample_workspace.h"
 
 namespace triphase {
 namespace {
@@ -193,6 +194,24 @@ class CpuOps final : public Ops {
                        workspace.bytes >= attention_workspace_bytes(shape),
                    "attention: workspace smaller than kernels/sizing says or not aligned");
     cpu::attention(*pool_, q, heads, cache, segments, scale, out, shape, workspace);
+  }
+
+  void sample(ConstMatrix logits, std::span<const SampleRow> rows, SampleResult* results,
+              Workspace workspace, Stream&) override {
+    TRIPHASE_CHECK(is_activation(logits) && static_cast<std::int64_t>(rows.size()) == logits.rows &&
+                       (results != nullptr || rows.empty()),
+                   "sample: shapes");
+    for (const SampleRow& row : rows) {
+      TRIPHASE_CHECK(row.vocab > 0 && row.vocab <= logits.cols && row.score_token < row.vocab &&
+                         row.alternatives <= kMaxAlternatives && row.top_p > 0.0 &&
+                         row.repetition_penalty > 0.0,
+                     "sample: a row's parameters");
+    }
+    TRIPHASE_CHECK(
+        reinterpret_cast<std::uintptr_t>(workspace.data) % 64 == 0 &&
+            workspace.bytes >= sample_workspace_bytes({.threads = pool_->threads()}, logits.cols),
+        "sample: workspace smaller than kernels/sizing says or not aligned");
+    cpu::sample(*pool_, logits, rows, results, workspace);
   }
 
  private:

@@ -33,17 +33,19 @@ __device__ inline float block_max(float value, float* scratch) {
   return block_reduce(value, scratch, -INFINITY, [](float a, float b) { return larger(a, b); });
 }
 
-// Sum of the values of all threads before this one; `total` is the sum over the block.
-__device__ inline unsigned block_scan(unsigned value, unsigned* scratch, unsigned& total) {
+// Sum of the values of all threads before this one, of an unsigned type; `total` is the sum over
+// the block.
+template <class T>
+__device__ inline T block_scan(T value, T* scratch, T& total) {
   const int warps = static_cast<int>(blockDim.x) / kWarpSize;
-  unsigned inclusive = value;
+  T inclusive = value;
   for (int step = 1; step < kWarpSize; step *= 2) {
-    const unsigned before = shuffle(inclusive, larger(0, lane_id() - step));
+    const T before = shuffle(inclusive, larger(0, lane_id() - step));
     if (lane_id() >= step) inclusive += before;
   }
   if (lane_id() == kWarpSize - 1) scratch[warp_id()] = inclusive;
   __syncthreads();
-  unsigned base = 0;
+  T base = 0;
   total = 0;
   for (int warp = 0; warp < warps; ++warp) {
     if (warp == warp_id()) base = total;

@@ -15,6 +15,7 @@
 #include "kernels/cuda/launch_check.h"
 #include "kernels/cuda/norms.h"
 #include "kernels/cuda/pointwise.h"
+#include "kernels/cuda/sample.h"
 #include "kernels/sizing/cuda_workspace.h"
 
 namespace triphase::cuda {
@@ -41,7 +42,8 @@ class CudaOpsOnStreams final : public CudaOps {
         arguments_(device, host, static_cast<std::size_t>(kCudaArgumentRingBytes)),
         staging_(device, host),
         scratch_(device),
-        converted_(device) {}
+        converted_(device),
+        results_(device) {}
 
   [[nodiscard]] std::string_view name() const override { return settings_.name; }
 
@@ -49,6 +51,7 @@ class CudaOpsOnStreams final : public CudaOps {
     const CudaScratchBytes bytes = cuda_scratch_bytes(settings_.machine, shape);
     (void)scratch_.at_least(static_cast<std::size_t>(bytes.attention), stream);
     (void)converted_.at_least(static_cast<std::size_t>(bytes.activations), stream);
+    (void)results_.at_least(static_cast<std::size_t>(bytes.results), stream);
   }
 
   void linear(ConstMatrix x, ConstMatrix w, const float* bias, bool accumulate, Matrix y,
@@ -180,6 +183,47 @@ class CudaOpsOnStreams final : public CudaOps {
                  staging_, stream, handle(stream));
   }
 
+  void sample(ConstMatrix logits, std::span<const SampleRow> rows, SampleResult* results, Workspace,
+              Stream& stream) override {
+    require(logits.dtype == DType::kF32 && static_cast<std::int64_t>(rows.size()) == logits.rows &&
+                (results != nullptr || rows.empty()),
+            "sample", "a row of F32 logits and a result for each row", [&] {
+              return shape_text({{"logits", logits}}) + ", " +
+                     shape_text({{"rows", static_cast<std::int64_t>(rows.size())}});
+            });
+    for (const SampleRow& row : rows) check_sample(row, logits);
+    if (rows.empty()) return;
+    collect_seen(rows);
+    arguments_.reserve(seen_.size() * sizeof(seen_[0]) + rows.size() * sizeof(SampleTask), 2,
+                       stream);
+    const std::uint32_t* seen = send(seen_, stream);
+    tasks_.clear();
+    for (const SampleRow& row : rows) {
+      const bool penalized = is_penalized(row);
+      tasks_.push_back({.seen = penalized ? seen : nullptr,
+                        .repetition_penalty = row.repetition_penalty,
+                        .temperature = row.temperature,
+                        .top_p = row.top_p,
+                        .min_p = row.min_p,
+                        .key = row.key,
+                        .position = row.position,
+                        .vocab = static_cast<std::int32_t>(row.vocab),
+                        .top_k = static_cast<std::int32_t>(std::min(row.top_k, row.vocab)),
+                        .alternatives = row.alternatives,
+                        .score_token = row.score_token});
+      if (penalized) seen += seen_words(row);
+    }
+    SampleRows call;
+    call.logits = static_cast<const float*>(logits.data);
+    call.stride = logits.row_stride;
+    call.tasks = send(tasks_, stream);
+    call.rows = logits.rows;
+    const std::size_t bytes = rows.size() * sizeof(SampleResult);
+    call.results = reinterpret_cast<SampleResult*>(results_.at_least(bytes, stream));
+    sample_rows(call, handle(stream));
+    device_->copy(results, call.results, bytes, stream);
+  }
+
  private:
   [[nodiscard]] StreamHandle handle(Stream& stream) const {
     return settings_.stream_handle(stream);
@@ -198,6 +242,39 @@ class CudaOpsOnStreams final : public CudaOps {
         static_cast<std::size_t>(rounded_activation_bytes(x.rows, x.cols)), stream);
     convert(x, {data, dtype, x.rows, stride, stride}, handle(stream));
     return {data, dtype, x.rows, x.cols, stride};
+  }
+
+  static void check_sample(const SampleRow& row, const ConstMatrix& logits) {
+    require(row.vocab > 0 && row.vocab <= logits.cols && row.score_token < row.vocab &&
+                row.alternatives <= kMaxAlternatives && row.top_p > 0.0 &&
+                row.repetition_penalty > 0.0,
+            "sample", "a row's parameters", [&] {
+              return shape_text({{"logits", logits}}) + ", " +
+                     shape_text({{"vocab", row.vocab},
+                                 {"score_token", row.score_token},
+                                 {"alternatives", row.alternatives}});
+            });
+  }
+
+  static bool is_penalized(const SampleRow& row) {
+    return row.score_token < 0 && row.repetition_penalty != 1.0;
+  }
+  static std::size_t seen_words(const SampleRow& row) {
+    return (static_cast<std::size_t>(row.vocab) + 31) / 32;
+  }
+  // A bit per id for every row with a penalty: much less than a long history, and each token once.
+  void collect_seen(std::span<const SampleRow> rows) {
+    seen_.clear();
+    for (const SampleRow& row : rows) {
+      if (!is_penalized(row)) continue;
+      const std::size_t first = seen_.size();
+      seen_.resize(first + seen_words(row), 0);
+      for (const TokenId token : row.history) {
+        if (token < 0 || token >= row.vocab) continue;
+        const auto id = static_cast<std::size_t>(token);
+        seen_[first + id / 32] |= 1U << (id % 32);
+      }
+    }
   }
 
   static void check_segment(const AttentionSegment& segment, std::int64_t rows, std::int64_t heads,
@@ -242,6 +319,10 @@ class CudaOpsOnStreams final : public CudaOps {
   HostStaging staging_;
   DeviceScratch scratch_;
   DeviceScratch converted_;
+  DeviceScratch results_;
+  // Of Ops::sample; kept to reuse their memory.
+  std::vector<SampleTask> tasks_;
+  std::vector<std::uint32_t> seen_;
 };
 
 }  // namespace

@@ -2,6 +2,8 @@
 
 #include <algorithm>
 
+#include "kernels/sampling.h"
+
 namespace triphase {
 
 SplitPlanLayout split_plan_layout(std::int64_t rows, std::int64_t part_count) {
@@ -170,6 +172,7 @@ CudaScratchBytes cuda_scratch_bytes(const GpuMachine& machine, const OpsShape& s
   }
   bytes.attention = std::max(bytes.attention, 4 * floats);
   if (shape.max_list_tokens > 0) bytes.selection = cuda_sparse_scratch(attention).bytes;
+  bytes.results = shape.max_sampled_rows * static_cast<std::int64_t>(sizeof(SampleResult));
   return bytes;
 }
 

@@ -163,9 +163,10 @@ struct CudaScratchBytes {
   std::int64_t activations = 0;
   std::int64_t attention = 0;
   std::int64_t selection = 0;  // CudaSparseScratch of the longest context
+  std::int64_t results = 0;    // of Ops::sample, on their way to the host
   [[nodiscard]] std::int64_t device() const {
     return arguments + mover_arguments + sparse_arguments + input_arguments + gemm_workspace +
-           activations + attention + selection;
+           activations + attention + selection + results;
   }
 };
 [[nodiscard]] CudaScratchBytes cuda_scratch_bytes(const GpuMachine& machine, const OpsShape& shape);

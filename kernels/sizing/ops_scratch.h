@@ -17,6 +17,7 @@ struct OpsShape {
   std::int64_t max_sequences = 0;    // its segments
   std::int64_t max_list_tokens = 0;  // longest list of a selection; 0: no selections
   std::int64_t widest_input = 0;     // columns of the widest x of Ops::linear
+  std::int64_t max_sampled_rows = 0;  // of Ops::sample
   DType kv_dtype = DType::kF16;
   DType partial_dtype = DType::kF16;  // INT8 only
   std::int64_t page_tokens = 32;

@@ -95,8 +95,7 @@ class Calibration {
             loaded.kv,
             preparer_,
             model_.tokenizer.get(),
-            backend_.threads(),
-            backend_.stream()};
+            backend_};
   }
 
   // Lines spread over the whole file, whatever the shard, greedy and of bounded length.

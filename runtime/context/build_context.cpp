@@ -180,7 +180,7 @@ void prefill(const FixedContext& context, const ModelBundle& model, const RunPla
   const auto total = static_cast<std::int64_t>(context.tokens.size());
   const PromptPreparer preparer(model.config, nullptr, {.context = total + 1, .kv_tokens = total});
   Engine engine({.batch_size = 1, .prefill_chunk = plan.prefill_chunk}, *plan.policy,
-                loaded.decoder, loaded.kv, preparer, nullptr, backend.threads(), backend.stream());
+                loaded.decoder, loaded.kv, preparer, nullptr, backend);
   Request request;
   request.prompt_form = PromptForm::kTokens;
   request.tokens = context.tokens;

@@ -30,15 +30,14 @@ PlacementLimits limits_of(const EngineOptions& options, const KvStore& kv) {
 
 Engine::Engine(const EngineOptions& options, const PlacementPolicy& policy, DecoderModel& model,
                KvStore& kv, const PromptPreparer& preparer, const Tokenizer* tokenizer,
-               ThreadPool& pool, Stream& stream)
+               Backend& backend)
     : options_(options),
       model_(&model),
       kv_(&kv),
       preparer_(&preparer),
       tokenizer_(tokenizer),
-      pool_(&pool),
-      stream_(&stream),
-      sampler_scratch_(static_cast<std::size_t>(pool.threads())),
+      backend_(&backend),
+      sampler_(backend, model.config().vocab_size),
       sampled_vocab_(model.config().vocab_size),
       placement_(policy, limits_of(options, kv), kv, model) {
   TRIPHASE_CHECK(options.batch_size > 0 && options.prefill_chunk > 0, "engine options");
@@ -49,6 +48,7 @@ Engine::Engine(const EngineOptions& options, const PlacementPolicy& policy, Deco
   batch_segments_.reserve(places);
   logit_rows_.reserve(places);
   wanted_.reserve(places);
+  sample_rows_.reserve(places);
 }
 
 Engine::~Engine() {
@@ -125,10 +125,7 @@ void Engine::count_step(double seconds) {
 
 ConstMatrix Engine::forward() {
   const TraceSpan span(trace_, TraceLane::kCompute, "forward");
-  const ConstMatrix logits = model_->copy_to_host(
-      model_->forward({batch_tokens_, batch_segments_, logit_rows_}, *kv_, *stream_), *stream_);
-  stream_->synchronize();
-  return logits;
+  return model_->forward({batch_tokens_, batch_segments_, logit_rows_}, *kv_, backend_->stream());
 }
 
 void Engine::set_trace(Trace* trace) {
@@ -209,24 +206,38 @@ void Engine::want_logits(std::size_t owner, std::int64_t count) {
 void Engine::use_logits(ConstMatrix logits) {
   TraceSpan span(trace_, TraceLane::kHost, "sample");
   span.note("rows", static_cast<std::int64_t>(wanted_.size()));
-  const auto vocabulary = static_cast<std::size_t>(model_->config().vocab_size);
-  pool_->parallel_for(static_cast<std::int64_t>(wanted_.size()), [&](std::int64_t row, int worker) {
-    const LogitRow& wanted = wanted_[static_cast<std::size_t>(row)];
-    const std::span<const float> values(
-        static_cast<const float*>(logits.data) + row * logits.row_stride, vocabulary);
+  const std::int64_t vocabulary = model_->config().vocab_size;
+  sample_rows_.clear();
+  for (const LogitRow& wanted : wanted_) {
+    const Sequence& sequence = *running_[wanted.owner].sequence;
+    sample_rows_.push_back(sequence.scored() ? sequence.score_row(wanted.position, vocabulary)
+                                             : sequence.next_row(sampled_vocab_));
+  }
+  const std::span<const SampleResult> results = sampler_.sample(logits, sample_rows_);
+  for (std::size_t row = 0; row < results.size(); ++row) {
+    const LogitRow& wanted = wanted_[row];
     Sequence& sequence = *running_[wanted.owner].sequence;
-    if (!sequence.scored()) {
-      sequence.sample_next(values.first(static_cast<std::size_t>(sampled_vocab_)),
-                           sampler_scratch_[static_cast<std::size_t>(worker)]);
-      return;
+    if (sequence.scored()) {
+      sequence.score(wanted.position, results[row]);
+    } else {
+      sequence.sample_next(results[row]);
+      ++stats_.generated_tokens;
     }
-    sequence.score(wanted.position, values);
-    if (on_row_) {
-      on_row_({sequence.request().index, sequence.score_index(wanted.position), values});
-    }
+  }
+  if (on_row_) show_scored_rows(logits);
+}
+
+void Engine::show_scored_rows(ConstMatrix logits) {
+  const ConstMatrix on_host = sampler_.on_host(logits);
+  backend_->threads().parallel_for(on_host.rows, [&](std::int64_t row, int) {
+    const LogitRow& wanted = wanted_[static_cast<std::size_t>(row)];
+    const Sequence& sequence = *running_[wanted.owner].sequence;
+    if (!sequence.scored()) return;
+    on_row_({sequence.request().index,
+             sequence.score_index(wanted.position),
+             {static_cast<const float*>(on_host.data) + row * on_host.row_stride,
+              static_cast<std::size_t>(on_host.cols)}});
   });
-  stats_.generated_tokens += static_cast<std::uint64_t>(std::ranges::count_if(
-      wanted_, [&](const LogitRow& row) { return !running_[row.owner].sequence->scored(); }));
 }
 
 void Engine::collect_finished() {

@@ -4,7 +4,7 @@
 // finish. A request's completion is sampled, or given and scored (ScoreTask). Each step() lets the
 // placement policy decide who runs and where KV lives, and computes one ragged batch: one token of
 // every decoding sequence and chunks of waiting prompts. A finished sequence's place is refilled at
-// the next step. Results do not depend on the batch. Not thread safe; the model, store and pool
+// the next step. Results do not depend on the batch. Not thread safe; the model, store and backend
 // must outlive it.
 
 #include <array>
@@ -15,12 +15,13 @@
 #include <span>
 #include <vector>
 
-#include "base/thread_pool.h"
 #include "memory/kv/kv_store.h"
 #include "models/decoder_model.h"
 #include "models/tokenizer/tokenizer.h"
+#include "runtime/backend.h"
 #include "runtime/engine/engine_lines.h"
 #include "runtime/engine/placement_driver.h"
+#include "runtime/engine/sampler.h"
 #include "runtime/engine/sequence.h"
 #include "runtime/job/job.h"
 #include "runtime/job/prompt_preparer.h"
@@ -60,8 +61,7 @@ class Engine final : public CompletionEngine {
  public:
   // `policy` must outlive the engine.
   Engine(const EngineOptions& options, const PlacementPolicy& policy, DecoderModel& model,
-         KvStore& kv, const PromptPreparer& preparer, const Tokenizer* tokenizer, ThreadPool& pool,
-         Stream& stream);
+         KvStore& kv, const PromptPreparer& preparer, const Tokenizer* tokenizer, Backend& backend);
   ~Engine() override;
 
   [[nodiscard]] bool has_room() const override;
@@ -106,6 +106,7 @@ class Engine final : public CompletionEngine {
   [[nodiscard]] ConstMatrix forward();
   void want_logits(std::size_t owner, std::int64_t count);
   void use_logits(ConstMatrix logits);
+  void show_scored_rows(ConstMatrix logits);
   void collect_finished();
   void count_step(double seconds);
   void trace_memory() const;
@@ -115,8 +116,7 @@ class Engine final : public CompletionEngine {
   KvStore* kv_;
   const PromptPreparer* preparer_;
   const Tokenizer* tokenizer_;
-  ThreadPool* pool_;
-  Stream* stream_;
+  Backend* backend_;
 
   std::deque<std::unique_ptr<Sequence>> waiting_;
   std::vector<RunningLine> running_;  // in order of admission
@@ -130,7 +130,8 @@ class Engine final : public CompletionEngine {
   std::vector<std::int32_t> logit_rows_;
   std::vector<LogitRow> wanted_;  // per logit row
   std::int64_t batch_prefill_rows_ = 0;
-  std::vector<SamplerScratch> sampler_scratch_;  // per worker
+  std::vector<SampleRow> sample_rows_;  // per logit row
+  Sampler sampler_;
   std::int64_t sampled_vocab_ = 0;  // rows of the head beyond the tokenizer's ids are never drawn
   std::function<void(const ScoredRow& row)> on_row_;
   PlacementDriver placement_;

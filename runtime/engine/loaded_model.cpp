@@ -7,6 +7,7 @@
 #include "base/error.h"
 #include "base/format_bytes.h"
 #include "kernels/sizing/cuda_workspace.h"
+#include "kernels/sizing/sample_workspace.h"
 #include "models/attention/attention_method.h"
 #include "runtime/engine/make_policy.h"
 #include "runtime/machine.h"
@@ -28,6 +29,7 @@ OpsShape ops_shape(const ModelConfig& config, const BatchLimits& limits, const K
           .max_list_tokens = limits.sparse ? limits.context : 0,
           .widest_input =
               std::max({config.hidden_size, config.q_width(), config.ffn_size, config.embed_dim}),
+          .max_sampled_rows = limits.logit_rows,
           .kv_dtype = kv.dtype,
           .partial_dtype = kv.partial_dtype,
           .page_tokens = kv.block_tokens};
@@ -85,6 +87,7 @@ class Planner {
     const BatchLimits limits = limits_for(batch);
     return DecoderModel::scratch_bytes(model_.config, limits, machine_.threads) +
            ops_reserved_bytes(machine_, ops_shape(model_.config, limits, plan_.kv)) +
+           sample_workspace_bytes(machine_, model_.config.vocab_size) +
            cluster_memory(options_, model_) + selection(batch);
   }
 

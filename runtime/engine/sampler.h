@@ -1,46 +1,38 @@
 #pragma once
 
-// Logits to the next token, or to the score of a given one. A draw depends only on the logits, the
-// line's parameters, its tokens so far and (line key, position): never on the batch, the order or a
-// restart. Safe to call from many threads with different scratch.
+// Ops::sample with the memory that it needs on the host: of logits on the backend's device it gives
+// tokens and scores. Grows to the largest batch so far. Not thread safe; the backend must outlive
+// it.
 
 #include <cstdint>
-#include <optional>
 #include <span>
-#include <vector>
 
-#include "runtime/job/request.h"
+#include "kernels/sampling.h"
+#include "memory/memory_pool.h"
+#include "runtime/backend.h"
 
 namespace triphase {
 
-// The key of a line's draws: its own seed, else a mix of the job's seed and the line's index.
-[[nodiscard]] std::uint64_t line_key(const SamplingParams& params, std::uint64_t job_seed,
-                                     std::uint64_t index);
+class Sampler {
+ public:
+  // `vocab`: columns of the logits to come.
+  Sampler(Backend& backend, std::int64_t vocab);
 
-// Uniform in [0, 1) from (key, position): Philox-4x32-10 (Salmon et al., SC 2011), counter =
-// position.
-[[nodiscard]] double uniform_draw(std::uint64_t key, std::uint64_t position);
+  // A result for each row of logits, valid until the next call. Waits for the stream.
+  [[nodiscard]] std::span<const SampleResult> sample(ConstMatrix logits,
+                                                     std::span<const SampleRow> rows);
+  // A copy of the logits in host memory, valid until the next call. Waits for the stream.
+  [[nodiscard]] ConstMatrix on_host(ConstMatrix logits);
 
-struct SamplerScratch {
-  std::vector<float> logits;
-  std::vector<std::pair<double, TokenId>> candidates;
+ private:
+  // `buffer` with room for so many bytes; its content is undefined.
+  std::byte* at_least(std::size_t bytes, Buffer& buffer);
+
+  Backend* backend_;
+  MemoryPool memory_;
+  Buffer workspace_;
+  Buffer results_;
+  Buffer logits_;
 };
-
-struct Sampled {
-  bool finite = true;  // false: NaN or Inf among the logits, no token was chosen
-  TokenId token = 0;
-  std::optional<TokenLogprob> logprob;  // when params.logprobs >= 0
-};
-
-// `logits`: one row, [vocab]. `history`: prompt and completion so far (repetition penalty).
-// `position`: number of completion tokens before this one. In order: repetition penalty,
-// temperature, top-k, top-p, min-p; each keeps at least one token; ties go to the lower id.
-[[nodiscard]] Sampled sample(std::span<const float> logits, const SamplingParams& params,
-                             std::span<const TokenId> history, std::uint64_t key,
-                             std::uint64_t position, SamplerScratch& scratch);
-
-// The score of `token` under one row of logits: its log-softmax in float64, and the likeliest
-// token. Returns false when a logit is NaN or infinite.
-[[nodiscard]] bool score_token(std::span<const float> logits, TokenId token, TokenScore& score);
 
 }  // namespace triphase

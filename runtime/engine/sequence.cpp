@@ -7,8 +7,24 @@
 #include <utility>
 
 #include "base/error.h"
+#include "runtime/engine/line_key.h"
+#include "runtime/engine/sampling_limits.h"
 
 namespace triphase {
+namespace {
+
+static_assert(kLogprobsLimit <= kMaxAlternatives);
+
+TokenLogprob logprob_of(const SampleResult& result) {
+  TokenLogprob logprob{
+      .token = result.token, .logprob = log_probability(result, result.logit), .top = {}};
+  for (std::int32_t i = 0; i < result.count; ++i) {
+    logprob.top.emplace_back(result.ids[i], log_probability(result, result.logits[i]));
+  }
+  return logprob;
+}
+
+}  // namespace
 
 Sequence::Sequence(Request request, std::uint64_t job_seed, std::span<const std::int32_t> eos_ids,
                    const Tokenizer* tokenizer)
@@ -39,29 +55,44 @@ std::int64_t Sequence::max_kv_tokens() const {
   return prompt_tokens_ + request_.sampling.max_tokens - 1;
 }
 
-void Sequence::score(std::int64_t position, std::span<const float> logits) {
-  TokenScore& score = scores_[score_index(position)];
-  const TokenId token = tokens_[static_cast<std::size_t>(position) + 1];
-  if (!score_token(logits, token, score)) score.logprob = NAN;
+SampleRow Sequence::score_row(std::int64_t position, std::int64_t vocab) const {
+  return {.vocab = vocab, .score_token = tokens_[static_cast<std::size_t>(position) + 1]};
 }
 
-void Sequence::sample_next(std::span<const float> logits, SamplerScratch& scratch) {
-  Sampled sampled = sample(logits, request_.sampling, tokens_, key_,
-                           static_cast<std::uint64_t>(completion_tokens()), scratch);
-  if (!sampled.finite) {
+void Sequence::score(std::int64_t position, const SampleResult& result) {
+  scores_[score_index(position)] =
+      result.finite ? TokenScore{score_of(result), result.token} : TokenScore{.logprob = NAN};
+}
+
+SampleRow Sequence::next_row(std::int64_t vocab) const {
+  const SamplingParams& params = request_.sampling;
+  return {.vocab = vocab,
+          .temperature = params.temperature,
+          .top_k = params.top_k,
+          .top_p = params.top_p,
+          .min_p = params.min_p,
+          .repetition_penalty = params.repetition_penalty,
+          .history = tokens_,
+          .key = key_,
+          .position = static_cast<std::uint64_t>(completion_tokens()),
+          .alternatives = static_cast<int>(params.logprobs)};
+}
+
+void Sequence::sample_next(const SampleResult& result) {
+  if (!result.finite) {
     error_ = RecordError{
         "E-NUM-LOGITS",
         fmt::format("logits of completion token {} hold NaN or Inf", completion_tokens())};
     finished_ = true;
     return;
   }
-  const bool is_eos = std::ranges::find(eos_ids_, sampled.token) != eos_ids_.end();
+  const bool is_eos = std::ranges::find(eos_ids_, result.token) != eos_ids_.end();
   if (is_eos && !request_.sampling.ignore_eos) {
     finish(FinishReason::kStop);
     return;
   }
-  if (sampled.logprob) logprobs_.push_back(std::move(*sampled.logprob));
-  accept(sampled.token);
+  if (request_.sampling.logprobs >= 0) logprobs_.push_back(logprob_of(result));
+  accept(result.token);
 }
 
 void Sequence::accept(TokenId token) {

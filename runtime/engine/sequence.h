@@ -2,8 +2,8 @@
 
 // One line while it runs: its tokens, what the model's logits make of them, and when it ends. Its
 // completion is sampled token by token, or given and scored. Knows the tokenizer only to look for
-// stop strings and to make the text. Not thread safe but for score(); different sequences may be
-// used from different threads.
+// stop strings and to make the text. Not thread safe; different sequences may be used from
+// different threads.
 
 #include <algorithm>
 #include <cstdint>
@@ -12,8 +12,8 @@
 #include <string>
 #include <vector>
 
+#include "kernels/sampling.h"
 #include "models/tokenizer/tokenizer.h"
-#include "runtime/engine/sampler.h"
 #include "runtime/job/request.h"
 
 namespace triphase {
@@ -53,15 +53,17 @@ class Sequence {
   }
   // Whether its tokens are given. Then every position that wants logits gets its score().
   [[nodiscard]] bool scored() const { return first_scored_ > 0; }
-  // Scores the token after `position`; thread safe for different positions.
-  void score(std::int64_t position, std::span<const float> logits);
+  // What scores the token after `position`, from logits of the first `vocab` tokens, and its score.
+  [[nodiscard]] SampleRow score_row(std::int64_t position, std::int64_t vocab) const;
+  void score(std::int64_t position, const SampleResult& result);
   // Of the token after `position`, among the completion's scores.
   [[nodiscard]] std::size_t score_index(std::int64_t position) const {
     return static_cast<std::size_t>(position + 1 - first_scored_);
   }
 
-  // Chooses the next token from its logits and takes it in.
-  void sample_next(std::span<const float> logits, SamplerScratch& scratch);
+  // What draws the next token, from logits of the first `vocab` tokens; valid until it is taken in.
+  [[nodiscard]] SampleRow next_row(std::int64_t vocab) const;
+  void sample_next(const SampleResult& result);
 
   // No token can follow; given tokens end when all of them are computed.
   [[nodiscard]] bool finished() const { return finished_; }

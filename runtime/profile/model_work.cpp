@@ -56,7 +56,7 @@ ModelRig::ModelRig(const ModelBundle& model, const RunOptions& options,
                 .context = limits.context},
                pool_),
       tokens_(static_cast<std::size_t>(limits.rows)),
-      sampler_scratch_(static_cast<std::size_t>(backend.threads().threads())) {
+      sampler_(backend, model.config.vocab_size) {
   // Rows of the embedding far apart, as real text has them.
   for (std::size_t i = 0; i < tokens_.size(); ++i) {
     tokens_[i] = static_cast<TokenId>(i * 7919 % static_cast<std::size_t>(model.config.vocab_size));
@@ -115,19 +115,14 @@ void ModelRig::step(std::span<const BatchSegment> segments,
                     std::span<const std::int32_t> logit_rows, bool sample) {
   const BatchSegment& last = segments.back();
   const auto rows = static_cast<std::size_t>(last.first_row + last.count);
-  const ConstMatrix logits =
-      decoder_.copy_to_host(decoder_.forward({std::span(tokens_).first(rows), segments, logit_rows},
-                                             *kv_, backend_.stream()),
-                            backend_.stream());
-  backend_.stream().synchronize();
-  if (!sample) return;
-  const SamplingParams greedy{.temperature = 0.0};
-  backend_.threads().parallel_for(
-      static_cast<std::int64_t>(logit_rows.size()), [&](std::int64_t row, int worker) {
-        const float* values = static_cast<const float*>(logits.data) + row * logits.row_stride;
-        (void)triphase::sample({values, static_cast<std::size_t>(logits.cols)}, greedy, {}, 0, 0,
-                               sampler_scratch_[static_cast<std::size_t>(worker)]);
-      });
+  const ConstMatrix logits = decoder_.forward(
+      {std::span(tokens_).first(rows), segments, logit_rows}, *kv_, backend_.stream());
+  if (!sample) {
+    backend_.stream().synchronize();
+    return;
+  }
+  sample_rows_.assign(logit_rows.size(), {.vocab = logits.cols});
+  (void)sampler_.sample(logits, sample_rows_);
 }
 
 std::int64_t DecodeWork::context(double x, double y) const {

@@ -67,7 +67,8 @@ class ModelRig {
   std::optional<KvStore> kv_;
   std::vector<SequenceId> sequences_;
   std::vector<TokenId> tokens_;
-  std::vector<SamplerScratch> sampler_scratch_;
+  std::vector<SampleRow> sample_rows_;
+  Sampler sampler_;
 };
 
 // One decode step of `x` sequences that touch `y` tokens together, sampling included.

@@ -363,6 +363,7 @@ TEST(EmulatedCudaOps, ReservedScratchIsAllThatCallsNeed) {
       shape.max_sequences = 5;
       shape.max_list_tokens = 140;
       shape.widest_input = 100;
+      shape.max_sampled_rows = 24;
       shape.kv_dtype = dtype;
       GpuMachine gpu = emulated_gpu(deterministic);
       gpu.gemm_library = true;
@@ -403,6 +404,11 @@ TEST(EmulatedCudaOps, ReservedScratchIsAllThatCallsNeed) {
                              matrix(out, 1, kColumns), {}, *machine.stream);
       machine.ops->linear(matrix(wide, 24, 100), {w.data(), DType::kF16, 3, 100, 100}, nullptr,
                           false, matrix(out, 24, 3), *machine.stream);
+      const std::vector<TokenId> history = {1, 2};
+      const std::vector<SampleRow> sampled(
+          24, {.vocab = 100, .repetition_penalty = 1.1, .history = history});
+      std::vector<SampleResult> results(24);
+      machine.ops->sample(matrix(wide, 24, 100), sampled, results.data(), {}, *machine.stream);
       machine.sparse->choose_by_channels(
           matrix(q, 1, kColumns), 0, kHeads, filled.view(), filled.segment(3, 0, 1), 0.25F,
           {.rank = 4, .tokens = 20, .recent = 3}, picked.data(), nullptr, {}, *machine.stream);

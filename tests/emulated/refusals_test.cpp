@@ -18,6 +18,7 @@
 #include "kernels/cuda/pointwise.h"
 #include "kernels/cuda/prefill_attention.h"
 #include "kernels/cuda/prefill_colsum.h"
+#include "kernels/cuda/sample.h"
 #include "kernels/cuda/score_rows.h"
 #include "kernels/cuda/score_update.h"
 #include "kernels/cuda/select_rows.h"
@@ -315,6 +316,7 @@ std::vector<Refusal> selection_refusals() {
        }},
       {"selected_share", "no query heads", "rows 6",
        [] { selected_share(logits_of(50), floats(), ids(), 10, ids(), 6, 0, floats(), {}); }},
+      {"sample_rows", "null pointer", "rows 3", [] { sample_rows({.rows = 3}, {}); }},
       {"select_top", "capacity below k", "k 11", [=] { select_top(select, 11, {}); }},
       {"select_above", "every entry", "capacity 10",
        [=] { select_above(select, floats(), 1, {}); }},

@@ -99,7 +99,7 @@ class TinyModel {
         preparer_(config_, nullptr,
                   {.context = config_.max_positions, .kv_tokens = longest_line(options)}),
         engine_({options.batch_size, options.prefill_chunk, options.job_seed}, *policy_, model_,
-                kv_, preparer_, nullptr, backend_->threads(), backend_->stream()) {
+                kv_, preparer_, nullptr, *backend_) {
     model_.set_attention(options.attention, backend_->sparse_ops(), pool_, options.clusters);
     model_.set_layer_inputs(options.input_tokens, backend_->input_ops(), pool_);
     if (options.host_attention) {

@@ -136,7 +136,7 @@ TEST(Engine, AnAbandonedEngineGivesItsPlacesBack) {
                                   {.context = 100, .kv_tokens = 100});
     const DeviceOnlyPolicy policy;
     Engine engine({2, 16, 0}, policy, model.model(), model.kv(), preparer, nullptr,
-                  model.backend().threads(), model.backend().stream());
+                  model.backend());
     engine.submit(request(0, random_tokens(random, 30), 10));
     (void)engine.step();
     EXPECT_GT(model.kv().book().device().used(), 0);

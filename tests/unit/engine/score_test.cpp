@@ -140,27 +140,6 @@ TEST(Score, TakesTheLongestContextAndLittleMemory) {
   expect_equal(score({}, tasks), score({.kv_blocks = 21}, tasks));
 }
 
-TEST(Score, ScoreIsTheLogSoftmaxAndTiesGoToTheLowerId) {
-  const std::vector<float> logits = {1.0F, 3.0F, 3.0F, -2.0F};
-  const double sum = std::exp(1.0) + 2.0 * std::exp(3.0) + std::exp(-2.0);
-  for (TokenId token = 0; token < 4; ++token) {
-    TokenScore score;
-    ASSERT_TRUE(score_token(logits, token, score));
-    EXPECT_NEAR(score.logprob,
-                static_cast<double>(logits[static_cast<std::size_t>(token)]) - std::log(sum),
-                1e-15);
-    EXPECT_EQ(score.best, 1);
-  }
-  TokenScore score;
-  EXPECT_FALSE(score_token(std::vector<float>{1.0F, NAN}, 0, score));
-  EXPECT_FALSE(score_token(std::vector<float>{INFINITY, 0.0F}, 1, score));
-  ASSERT_TRUE(score_token(std::vector<float>{5e4F, -5e4F}, 0, score));
-  EXPECT_EQ(score.logprob, 0.0);
-  EXPECT_FALSE(std::signbit(score.logprob));
-  ASSERT_TRUE(score_token(std::vector<float>{5e4F, -5e4F}, 1, score));
-  EXPECT_EQ(score.logprob, -1e5);
-}
-
 Request rolling(std::uint64_t index, std::vector<TokenId> tokens) {
   Request request;
   request.index = index;

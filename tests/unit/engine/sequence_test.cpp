@@ -2,16 +2,30 @@
 
 #include <gtest/gtest.h>
 
-#include <algorithm>
 #include <cmath>
-#include <limits>
 
+#include "runtime/engine/line_key.h"
 #include "tests/support/tiny_tokenizer.h"
 
 namespace triphase {
 namespace {
 
 const std::vector<std::int32_t> kEosIds = {ByteTokenizer::kEos};
+
+// Of two likeliest tokens the drawn one is the second.
+SampleResult drawn(TokenId token) {
+  SampleResult result;
+  result.token = token;
+  result.logit = std::log(0.25F);
+  result.peak = std::log(0.5F);
+  result.exp_sum = 2.0;
+  result.count = 2;
+  result.ids[0] = 1000;
+  result.logits[0] = result.peak;
+  result.ids[1] = token;
+  result.logits[1] = result.logit;
+  return result;
+}
 
 // Feeds `text` (then the end-of-sequence token) as if the model had chosen exactly these bytes.
 Completion run(const std::string& text, const SamplingParams& params, bool with_tokenizer = true) {
@@ -21,14 +35,10 @@ Completion run(const std::string& text, const SamplingParams& params, bool with_
   request.tokens = {1, 2};
   request.sampling = params;
   Sequence sequence(request, 0, kEosIds, with_tokenizer ? &tokenizer : nullptr);
-  SamplerScratch scratch;
-  std::vector<float> logits(257);
   for (std::size_t i = 0; !sequence.finished(); ++i) {
-    const std::size_t token =
-        i < text.size() ? static_cast<unsigned char>(text[i]) : std::size_t{ByteTokenizer::kEos};
-    std::ranges::fill(logits, 0.0F);
-    logits[token] = 5.0F;
-    sequence.sample_next(logits, scratch);
+    const TokenId token =
+        i < text.size() ? static_cast<unsigned char>(text[i]) : ByteTokenizer::kEos;
+    sequence.sample_next(drawn(token));
   }
   return sequence.take_completion();
 }
@@ -94,9 +104,9 @@ TEST(Sequence, NonFiniteLogitsEndTheLineWithAnError) {
   Request request;
   request.tokens = {1};
   Sequence sequence(request, 0, kEosIds, nullptr);
-  SamplerScratch scratch;
-  const std::vector<float> logits(257, std::numeric_limits<float>::quiet_NaN());
-  sequence.sample_next(logits, scratch);
+  SampleResult result;
+  result.finite = false;
+  sequence.sample_next(result);
   ASSERT_TRUE(sequence.finished());
   EXPECT_EQ(sequence.take_completion().error->code, "E-NUM-LOGITS");
 }
@@ -110,9 +120,16 @@ TEST(Sequence, GivenTokensAreScoredInAnyOrder) {
   EXPECT_EQ(sequence.shareable_tokens().size(), 2U) << "the others' logits are wanted";
   EXPECT_FALSE(sequence.wants_logits(0));
   EXPECT_TRUE(sequence.wants_logits(1));
-  const std::vector<float> even(8, 1.0F);
-  std::vector<float> sure = even;
-  sure[5] = 1e4F;
+  const SampleRow row = sequence.score_row(2, 8);
+  EXPECT_EQ(row.vocab, 8);
+  EXPECT_EQ(row.score_token, 4);
+  SampleResult even;
+  even.exp_sum = 8.0;
+  SampleResult sure;
+  sure.token = 5;
+  sure.logit = 1.0F;
+  sure.peak = 1e4F;
+  sure.exp_sum = 1.0;
   sequence.score(2, sure);
   sequence.score(1, even);
   const Completion completion = sequence.take_completion();
@@ -124,7 +141,9 @@ TEST(Sequence, GivenTokensAreScoredInAnyOrder) {
 
   Sequence broken(task);
   broken.score(1, even);
-  broken.score(2, std::vector<float>{1.0F, std::numeric_limits<float>::infinity()});
+  SampleResult infinite;
+  infinite.finite = false;
+  broken.score(2, infinite);
   EXPECT_EQ(broken.take_completion().error->code, "E-NUM-LOGITS");
 
   Sequence decoded(ScoreTask{.tokens = {1, 2, 3}, .first_scored = 1, .prefill_tokens = 0});
@@ -139,7 +158,37 @@ TEST(Sequence, LogprobsComeWithEveryToken) {
   const Completion completion = run("hello", params);
   ASSERT_EQ(completion.logprobs.size(), 3u);
   EXPECT_EQ(completion.logprobs[1].token, 'e');
-  EXPECT_EQ(completion.logprobs[1].top.size(), 2u);
+  EXPECT_NEAR(completion.logprobs[1].logprob, std::log(0.25), 1e-6);
+  ASSERT_EQ(completion.logprobs[1].top.size(), 2u);
+  EXPECT_EQ(completion.logprobs[1].top[0].first, 1000);
+  EXPECT_NEAR(completion.logprobs[1].top[0].second, std::log(0.5), 1e-6);
+}
+
+TEST(Sequence, ARowAsksForWhatTheLineSays) {
+  Request request;
+  request.index = 3;
+  request.tokens = {1, 2};
+  request.sampling = {.temperature = 0.7,
+                      .top_p = 0.9,
+                      .top_k = 40,
+                      .min_p = 0.1,
+                      .repetition_penalty = 1.2,
+                      .logprobs = 5};
+  Sequence sequence(request, 9, kEosIds, nullptr);
+  sequence.sample_next(drawn(7));
+  const SampleRow row = sequence.next_row(200);
+  EXPECT_EQ(row.vocab, 200);
+  EXPECT_EQ(row.temperature, 0.7);
+  EXPECT_EQ(row.top_p, 0.9);
+  EXPECT_EQ(row.top_k, 40);
+  EXPECT_EQ(row.min_p, 0.1);
+  EXPECT_EQ(row.repetition_penalty, 1.2);
+  EXPECT_EQ(row.alternatives, 5);
+  EXPECT_EQ(row.score_token, -1);
+  EXPECT_EQ(row.key, line_key(request.sampling, 9, 3));
+  EXPECT_EQ(row.position, 1U);
+  EXPECT_EQ(std::vector<TokenId>(row.history.begin(), row.history.end()),
+            (std::vector<TokenId>{1, 2, 7}));
 }
 
 }  // namespace

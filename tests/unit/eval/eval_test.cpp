@@ -271,7 +271,7 @@ TEST(GenerationTasks, CompareGreedyTextsWithTheAnswers) {
                                 {.context = 160, .kv_tokens = 160});
   const DeviceOnlyPolicy policy;
   Engine engine({4, 16, 0}, policy, tiny.model(), tiny.kv(), preparer, &fixture.tokenizer,
-                tiny.backend().threads(), tiny.backend().stream());
+                tiny.backend());
   fixture.setup.engine = &engine;
   // What the model says, first.
   Request request;

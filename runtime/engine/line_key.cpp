@@ -1,0 +1,20 @@
+#include "runtime/engine/line_key.h"
+
+namespace triphase {
+namespace {
+
+std::uint64_t mix(std::uint64_t value) {
+  value += 0x9E3779B97F4A7C15ULL;
+  value = (value ^ (value >> 30)) * 0xBF58476D1CE4E5B9ULL;
+  value = (value ^ (value >> 27)) * 0x94D049BB133111EBULL;
+  return value ^ (value >> 31);
+}
+
+}  // namespace
+
+std::uint64_t line_key(const SamplingParams& params, std::uint64_t job_seed, std::uint64_t index) {
+  // Different constants keep a line's own seed 5 apart from job seed 5.
+  return params.seed ? mix(*params.seed ^ 0x6C696E65ULL) : mix(mix(job_seed ^ 0x6A6F62ULL) + index);
+}
+
+}  // namespace triphase
