@@ -60,25 +60,19 @@ struct Place {
   Word above;
 };
 
-// The largest logit, ties to the lower id.
+// The largest logit, ties to the lower id; -1 when a logit is NaN or infinite.
 __device__ inline int likeliest(const Row& row, Word* scratch) {
+  constexpr Word kNoNumber = 0xFFFFFFFFU;  // above every number's key
   Word best = 0;
   TRIPHASE_UNROLL_FOUR
   for (int id = static_cast<int>(threadIdx.x); id < row.vocab; id += kThreads) {
-    const Word key = sampling::order_key(row.at(id));
+    const Word key =
+        sampling::is_finite(row.logits[id]) ? Word{sampling::order_key(row.at(id))} : kNoNumber;
     best = larger(best, key << 32 | (0xFFFFFFFFU - static_cast<unsigned>(id)));
   }
   best = block_reduce(best, scratch, Word{0}, [](Word a, Word b) { return larger(a, b); });
+  if (best >> 32 == kNoNumber) return -1;
   return static_cast<int>(0xFFFFFFFFU - static_cast<unsigned>(best & 0xFFFFFFFFU));
-}
-
-__device__ inline bool all_finite(const Row& raw, unsigned* scratch) {
-  unsigned bad = 0;
-  TRIPHASE_UNROLL_FOUR
-  for (int id = static_cast<int>(threadIdx.x); id < raw.vocab; id += kThreads) {
-    bad |= static_cast<unsigned>(!sampling::is_finite(raw.logits[id]));
-  }
-  return block_reduce(bad, scratch, 0U, [](unsigned a, unsigned b) { return a | b; }) == 0U;
 }
 
 __device__ inline double sum_of_exp(const Row& raw, float peak, double* scratch) {
@@ -334,15 +328,14 @@ __global__ void __launch_bounds__(kThreads) sample_rows_kernel(SampleRows call) 
   const float* logits = call.logits + blockIdx.x * call.stride;
   const Row raw{logits, nullptr, 1.0, task.vocab};
   const Row row{logits, task.seen, task.repetition_penalty, task.vocab};
-  const bool finite = all_finite(raw, unsigneds);
+  const int best_id = likeliest(row, words);
   if (threadIdx.x == 0) {
-    result.finite = finite;
+    result.finite = best_id >= 0;
     result.count = 0;
   }
-  if (!finite) return;
+  if (best_id < 0) return;
   const bool scored = task.score_token >= 0;
-  int token = likeliest(row, words);
-  const int best_id = token;
+  int token = best_id;
   if (!scored && task.temperature >= sampling::kGreedyBelow) {
     token = draw(row, task, best_id, shared);
   }
