@@ -135,6 +135,7 @@ __global__ void __launch_bounds__(kThreads, 4) paged_attention_kernel(PagedAtten
       weights[row * kTile + lane_id()] = weight[0];
       weights[row * kTile + kWarpSize + lane_id()] = weight[1];
       const float added = warp_sum(weight[0] + weight[1]);
+      sync_warp();  // every lane has read top[row]
       if (lane_id() == 0) {
         rescale[row] = exp2_fast(old_top - base);
         sum[row] = sum[row] * rescale[row] + added;
