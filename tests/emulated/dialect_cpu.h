@@ -24,10 +24,11 @@
 
 #define TRIPHASE_LAUNCH(kernel, grid, block, shared_bytes, stream, ...)                      \
   ::triphase::cuda::detail::launch(::triphase::cuda::detail::unwrap kernel, (grid), (block), \
-                                   (shared_bytes), (stream), __VA_ARGS__)
-#define TRIPHASE_SHARED(type, name, count)                                              \
-  static thread_local ::triphase::emulated::SharedArray<type, (count)> name##_of_block; \
-  type* const name = name##_of_block.enter()
+                                   (shared_bytes), (stream), #kernel, __VA_ARGS__)
+#define TRIPHASE_SHARED(type, name, count)                                       \
+  static thread_local constinit ::triphase::emulated::SharedArray<type, (count)> \
+      name##_of_block{};                                                         \
+  type* const name = name##_of_block.enter(#name)
 #define TRIPHASE_DYNAMIC_SHARED(name) \
   unsigned char* const name = ::triphase::emulated::dynamic_shared()
 #define TRIPHASE_UNROLL
@@ -80,9 +81,10 @@ constexpr auto unwrap(void (*kernel)(Parameters...)) {
 // Arguments are copied, as a launch does.
 template <class... Parameters, class... Arguments>
 void launch(void (*kernel)(Parameters...), dim3 grid, dim3 block, std::size_t shared_bytes,
-            StreamHandle /*stream*/, Arguments&&... arguments) {
+            StreamHandle /*stream*/, const char* name, Arguments&&... arguments) {
   std::tuple<Parameters...> copies(std::forward<Arguments>(arguments)...);
-  emulated::launch(grid, block, shared_bytes, [&] { std::apply(kernel, copies); });
+  emulated::launch(
+      grid, block, shared_bytes, [&] { std::apply(kernel, copies); }, name);
 }
 
 template <class T>
@@ -144,16 +146,21 @@ inline unsigned ballot(bool predicate) {
 }
 inline void sync_warp() { (void)emulated::warp_exchange("sync_warp", 0); }
 
+// One fiber runs at a time: only the race check must know that these accesses are atomic.
 template <class T>
 T atomic_add(T* at, T value) {
-  const T before = *at;
-  *at = before + value;
+  T before;
+  __atomic_load(at, &before, __ATOMIC_RELAXED);
+  T after = before + value;
+  __atomic_store(at, &after, __ATOMIC_RELAXED);
   return before;
 }
 template <class T>
 T atomic_or(T* at, T value) {
-  const T before = *at;
-  *at = before | value;
+  T before;
+  __atomic_load(at, &before, __ATOMIC_RELAXED);
+  T after = before | value;
+  __atomic_store(at, &after, __ATOMIC_RELAXED);
   return before;
 }
 inline int count_bits(unsigned value) { return std::popcount(value); }
