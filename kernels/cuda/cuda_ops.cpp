@@ -38,7 +38,8 @@ void check_indices(std::span<const std::int32_t> indices, const ConstMatrix& tab
 class CudaOpsOnStreams final : public CudaOps {
  public:
   CudaOpsOnStreams(Device& device, Device& host, CudaOpsSettings settings)
-      : settings_(std::move(settings)),
+      : device_(&device),
+        settings_(std::move(settings)),
         arguments_(device, host, static_cast<std::size_t>(kCudaArgumentRingBytes)),
         staging_(device, host),
         scratch_(device),
@@ -314,6 +315,7 @@ class CudaOpsOnStreams final : public CudaOps {
           "INT8 queries of more than one block in a segment");
   }
 
+  Device* device_;
   CudaOpsSettings settings_;
   ArgumentRing arguments_;
   HostStaging staging_;

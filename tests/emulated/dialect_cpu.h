@@ -25,10 +25,11 @@
 
 #define TRIPHASE_LAUNCH(kernel, grid, block, shared_bytes, stream, ...)                      \
   ::triphase::cuda::detail::launch(::triphase::cuda::detail::unwrap kernel, (grid), (block), \
-                                   (shared_bytes), (stream), __VA_ARGS__)
-#define TRIPHASE_SHARED(type, name, count)                                              \
-  static thread_local ::triphase::emulated::SharedArray<type, (count)> name##_of_block; \
-  type* const name = name##_of_block.enter()
+                                   (shared_bytes), (stream), #kernel, __VA_ARGS__)
+#define TRIPHASE_SHARED(type, name, count)                                       \
+  static thread_local constinit ::triphase::emulated::SharedArray<type, (count)> \
+      name##_of_block{};                                                         \
+  type* const name = name##_of_block.enter(#name)
 #define TRIPHASE_DYNAMIC_SHARED(name) \
   unsigned char* const name = ::triphase::emulated::dynamic_shared()
 #define TRIPHASE_UNROLL
@@ -81,12 +82,12 @@ constexpr auto unwrap(void (*kernel)(Parameters...)) {
 // Arguments are copied, as a launch does. Without a stream the kernel runs at once.
 template <class... Parameters, class... Arguments>
 void launch(void (*kernel)(Parameters...), dim3 grid, dim3 block, std::size_t shared_bytes,
-            StreamHandle stream, Arguments&&... arguments) {
+            StreamHandle stream, const char* name, Arguments&&... arguments) {
   std::tuple<Parameters...> copies(std::forward<Arguments>(arguments)...);
-  auto run = [kernel, grid, block, shared_bytes, copies = std::move(copies)] {
+  auto run = [kernel, grid, block, shared_bytes, name, copies = std::move(copies)] {
     emulated::launch(
         grid, block, shared_bytes, [&] { std::apply(kernel, copies); },
-        reinterpret_cast<const void*>(kernel));
+        reinterpret_cast<const void*>(kernel), name);
   };
   if (stream == nullptr) {
     run();
@@ -157,16 +158,21 @@ inline unsigned ballot(bool predicate) {
 }
 inline void sync_warp() { (void)emulated::warp_exchange("sync_warp", 0); }
 
+// One fiber runs at a time: only the race check must know that these accesses are atomic.
 template <class T>
 T atomic_add(T* at, T value) {
-  const T before = *at;
-  *at = before + value;
+  T before;
+  __atomic_load(at, &before, __ATOMIC_RELAXED);
+  T after = before + value;
+  __atomic_store(at, &after, __ATOMIC_RELAXED);
   return before;
 }
 template <class T>
 T atomic_or(T* at, T value) {
-  const T before = *at;
-  *at = before | value;
+  T before;
+  __atomic_load(at, &before, __ATOMIC_RELAXED);
+  T after = before | value;
+  __atomic_store(at, &after, __ATOMIC_RELAXED);
   return before;
 }
 inline int count_bits(unsigned value) { return std::popcount(value); }

@@ -9,6 +9,7 @@
 #include <random>
 
 #include "tests/emulated/fiber.h"
+#include "tests/emulated/race_check.h"
 
 namespace triphase::emulated {
 namespace {
@@ -20,7 +21,15 @@ struct AsyncCopy {
   void* to;
   const void* from;
   std::size_t bytes;
+  const void* code;  // who asked for it
 };
+
+struct Canary {
+  const char* name;  // of the array in front of it
+  std::size_t array_bytes;
+  const SharedCanary* canary;
+};
+constexpr unsigned char kCanaryByte = 0xF1;
 
 enum class Status { kReady, kAtBarrier, kInWarp, kDone };
 
@@ -52,6 +61,8 @@ struct Block {
   std::size_t dynamic_bytes = 0;
   std::size_t fixed_bytes = 0;      // of the shared arrays that this block has touched
   std::size_t allowed_dynamic = 0;  // 0: the kernel has no leave beyond 48 KiB
+  std::vector<Canary> canaries;
+  const char* kernel = "";
   const std::function<void()>* body = nullptr;
   int at_barrier = 0;
   const char* barrier_file = "";
@@ -74,24 +85,28 @@ std::size_t allowed_dynamic_of(const void* kernel) {
   return found == g_allowed.end() ? 0 : found->second;
 }
 
-void check_shared(const Block& block) {
+// Whether an H100 would give the block its shared memory.
+bool shared_fits(const Block& block) {
   const std::size_t all = block.fixed_bytes + block.dynamic_bytes;
-  const bool fits = block.allowed_dynamic == 0
-                        ? all <= std::size_t{48} * 1024
-                        : block.dynamic_bytes <= block.allowed_dynamic && all <= kMostShared;
-  if (fits) return;
-  throw Fault(std::to_string(block.fixed_bytes) + " fixed and " +
-              std::to_string(block.dynamic_bytes) + " dynamic bytes of shared memory, leave for " +
-              std::to_string(block.allowed_dynamic));
+  return block.allowed_dynamic == 0
+             ? all <= std::size_t{48} * 1024
+             : block.dynamic_bytes <= block.allowed_dynamic && all <= kMostShared;
+}
+
+std::string shared_refusal(const Block& block) {
+  return std::to_string(block.fixed_bytes) + " fixed and " + std::to_string(block.dynamic_bytes) +
+         " dynamic bytes of shared memory, leave for " + std::to_string(block.allowed_dynamic);
 }
 
 std::string thread_name(const Thread& thread) {
-  return "block (" + std::to_string(g_block->index.x) + ", " + std::to_string(g_block->index.y) +
-         ", " + std::to_string(g_block->index.z) + ") thread " + std::to_string(thread.linear);
+  return std::string(g_block->kernel) + " block (" + std::to_string(g_block->index.x) + ", " +
+         std::to_string(g_block->index.y) + ", " + std::to_string(g_block->index.z) + ") thread " +
+         std::to_string(thread.linear);
 }
 
 void run_copies(std::vector<AsyncCopy>& copies) {
   for (const AsyncCopy& copy : copies) {
+    race::copy_ends(copy.to, copy.from, copy.bytes, copy.code);
     if (copy.from == nullptr) {
       std::memset(copy.to, 0, copy.bytes);
     } else {
@@ -155,6 +170,18 @@ class Shuffler {
   throw Fault(text);
 }
 
+void check_canaries() {
+  for (const Canary& canary : g_block->canaries) {
+    const auto& bytes = canary.canary->bytes;
+    const auto* changed = std::find_if(std::begin(bytes), std::end(bytes),
+                                       [](int byte) { return byte != kCanaryByte; });
+    if (changed == std::end(bytes)) continue;
+    throw Fault(std::string(g_block->kernel) + " has written " +
+                std::to_string(changed - std::begin(bytes)) + " bytes behind the shared array " +
+                canary.name + " of " + std::to_string(canary.array_bytes) + " bytes");
+  }
+}
+
 void run_block(Shuffler& threads) {
   Block& block = *g_block;
   for (int i = 0; i < block.count; ++i) {
@@ -171,12 +198,15 @@ void run_block(Shuffler& threads) {
       if (thread.status != Status::kReady) continue;
       progress = true;
       block.current = &thread;
+      race::thread_runs(thread.linear, thread.fiber.stack().data(), thread.fiber.stack().size());
       thread.fiber.resume();
+      race::thread_stops();
       if (block.error) std::rethrow_exception(block.error);
       if (thread.status == Status::kDone) ++done;
     }
     if (!progress && done < block.count) report_stuck();
   }
+  check_canaries();
 }
 
 }  // namespace
@@ -187,7 +217,7 @@ Order::~Order() { g_order = before_; }
 void set_watch(Watch* watch) { g_watch = watch; }
 
 void launch(Dim3 grid, Dim3 block_size, std::size_t shared_bytes,
-            const std::function<void()>& thread, const void* kernel) {
+            const std::function<void()>& thread, const void* kernel, const char* name) {
   const std::size_t count = std::size_t{block_size.x} * block_size.y * block_size.z;
   if (count == 0 || count > 1024 || count % kLanes != 0) {
     throw Fault("a block of " + std::to_string(count) + " threads");
@@ -199,7 +229,7 @@ void launch(Dim3 grid, Dim3 block_size, std::size_t shared_bytes,
   Block block;
   block.dynamic_bytes = shared_bytes;
   block.allowed_dynamic = allowed_dynamic_of(kernel);
-  check_shared(block);
+  if (!shared_fits(block)) throw Fault(shared_refusal(block));
   // Stacks are dear: keep those of the last launch.
   thread_local std::vector<std::unique_ptr<Thread>> pool;
   block.threads.swap(pool);
@@ -207,6 +237,7 @@ void launch(Dim3 grid, Dim3 block_size, std::size_t shared_bytes,
   block.size = block_size;
   block.count = static_cast<int>(count);
   block.body = &thread;
+  block.kernel = name;
   while (block.threads.size() < count) block.threads.push_back(std::make_unique<Thread>());
   for (std::size_t i = 0; i < count; ++i) {
     const auto linear = static_cast<unsigned>(i);
@@ -226,6 +257,7 @@ void launch(Dim3 grid, Dim3 block_size, std::size_t shared_bytes,
   };
   const Restore restore{.mine = &block, .pool = &pool};
   g_block = &block;
+  race::launch_begins(name);
   if (g_watch != nullptr) g_watch->kernel_begins();
 
   const std::size_t blocks = std::size_t{grid.x} * grid.y * grid.z;
@@ -241,21 +273,18 @@ void launch(Dim3 grid, Dim3 block_size, std::size_t shared_bytes,
     // Exactly as long as asked for, so that AddressSanitizer sees overruns.
     block.shared = std::make_unique_for_overwrite<unsigned char[]>(shared_bytes);
     std::memset(block.shared.get(), 0xFF, shared_bytes);
+    block.canaries.clear();
+    race::block_begins(block.index, block.count, block.shared.get(), shared_bytes);
     run_block(thread_order);
   }
 }
 
-const Dim3& thread_index() { return g_block->current->index; }
-const Dim3& block_index() { return g_block->index; }
-const Dim3& block_size() { return g_block->size; }
-const Dim3& grid_size() { return g_block->grid; }
+Dim3 thread_index() { return g_block->current->index; }
+Dim3 block_index() { return g_block->index; }
+Dim3 block_size() { return g_block->size; }
+Dim3 grid_size() { return g_block->grid; }
 std::uint64_t block_serial() { return g_block->serial; }
 unsigned char* dynamic_shared() { return g_block->shared.get(); }
-void add_fixed_shared(std::size_t bytes) {
-  g_block->fixed_bytes += bytes;
-  check_shared(*g_block);
-}
-
 void allow_shared_bytes(const void* kernel, std::size_t bytes) {
   if (bytes > kMostShared) {
     throw Fault("leave for " + std::to_string(bytes) + " bytes of shared memory");
@@ -264,7 +293,41 @@ void allow_shared_bytes(const void* kernel, std::size_t bytes) {
   g_allowed[kernel] = bytes;
 }
 
-void fault(const std::string& what) { throw Fault(thread_name(*g_block->current) + ": " + what); }
+void fault(std::string_view what) {
+  race::thread_stops();
+  throw Fault(thread_name(*g_block->current) + ": " + std::string(what));
+}
+
+void stop_block(std::string_view what) {
+  race::thread_stops();
+  Thread& thread = *g_block->current;
+  if (!g_block->error) {
+    g_block->error = std::make_exception_ptr(Fault(thread_name(thread) + ": " + std::string(what)));
+  }
+  thread.status = Status::kDone;
+  thread.fiber.leave_for_good();
+}
+
+void fault_unaligned(std::size_t bytes) {
+  race::thread_stops();
+  fault("vector access of " + std::to_string(bytes) + " bytes is not aligned" +
+        source_line(__builtin_return_address(0)));
+}
+
+void enter_shared_array(const char* name, void* values, std::size_t bytes, SharedCanary& canary,
+                        std::uint64_t& serial) {
+  if (serial == g_block->serial) return;
+  serial = g_block->serial;
+  g_block->fixed_bytes += bytes;
+  if (!shared_fits(*g_block)) {
+    race::thread_stops();
+    fault(shared_refusal(*g_block));
+  }
+  std::memset(values, 0xFF, bytes);
+  std::memset(canary.bytes, kCanaryByte, SharedCanary::kBytes);
+  g_block->canaries.push_back({name, bytes, &canary});
+  race::shared_array(name, values, bytes, SharedCanary::kBytes);
+}
 
 void sync_block(const char* file, int line) {
   Block& block = *g_block;
@@ -277,6 +340,7 @@ void sync_block(const char* file, int line) {
   }
   if (++block.at_barrier == block.count) {
     block.at_barrier = 0;
+    race::block_synced();
     for (int i = 0; i < block.count; ++i) {
       block.threads[static_cast<std::size_t>(i)]->status = Status::kReady;
     }
@@ -303,6 +367,7 @@ const std::uint64_t* warp_exchange(const char* operation, std::uint64_t value) {
   if (++warp.arrived == kLanes) {
     warp.arrived = 0;
     ++warp.generation;
+    if (std::strcmp(operation, "sync_warp") == 0) race::warp_synced(static_cast<int>(warp_at));
     for (std::size_t i = warp_at * kLanes; i < (warp_at + 1) * kLanes; ++i) {
       block.threads[i]->status = Status::kReady;
     }
@@ -315,7 +380,9 @@ const std::uint64_t* warp_exchange(const char* operation, std::uint64_t value) {
 void copy_async(void* to, const void* from, std::size_t bytes) {
   check_aligned(to, bytes);
   if (from != nullptr) check_aligned(from, bytes);
-  g_block->current->open_copies.push_back({to, from, bytes});
+  const void* code = __builtin_return_address(0);
+  race::copy_begins(to, from, bytes, code);
+  g_block->current->open_copies.push_back({to, from, bytes, code});
 }
 
 void copy_async_commit() {

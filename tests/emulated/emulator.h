@@ -10,9 +10,11 @@
 // Shared memory starts out poisoned in every block (0xFF bytes: NaN as F32, F16 and BF16), and
 // asynchronous copies happen only when they are waited for, so that a missing barrier or wait shows
 // as wrong values. Under AddressSanitizer every access outside an allocation is caught, dynamic
-// shared memory included.
+// shared memory included; without it, writes behind a shared array of fixed size (Fault) and stacks
+// that overflow (SIGSEGV) are. race_check.h says what is found on top in kernels that are compiled
+// for it.
 //
-// Not covered: data races of the real memory model, speed, grid-wide synchronization.
+// Not covered: speed, grid-wide synchronization.
 
 #include <cstddef>
 #include <cstdint>
@@ -20,6 +22,7 @@
 #include <functional>
 #include <stdexcept>
 #include <string>
+#include <string_view>
 #include <vector>
 
 #include "kernels/cuda/stream_handle.h"
@@ -50,9 +53,10 @@ class Order {
   std::uint64_t before_;
 };
 
-// `kernel` is the kernel's address, by which allow_shared_bytes knows it.
+// `kernel` is the kernel's address, by which allow_shared_bytes knows it; `name` is what faults
+// call it.
 void launch(Dim3 grid, Dim3 block, std::size_t shared_bytes, const std::function<void()>& thread,
-            const void* kernel);
+            const void* kernel, const char* name = "");
 // The kernel's launches may have so many dynamic bytes of shared memory, and no more.
 void allow_shared_bytes(const void* kernel, std::size_t bytes);
 
@@ -70,13 +74,12 @@ class Watch {
 void set_watch(Watch* watch);
 
 // What follows is called inside kernels, through dialect_cpu.h.
-const Dim3& thread_index();
-const Dim3& block_index();
-const Dim3& block_size();
-const Dim3& grid_size();
+Dim3 thread_index();
+Dim3 block_index();
+Dim3 block_size();
+Dim3 grid_size();
 std::uint64_t block_serial();  // a new number for every block that runs
 unsigned char* dynamic_shared();
-void add_fixed_shared(std::size_t bytes);  // of an array that the block has not touched before
 void sync_block(const char* file, int line);
 // All lanes of the warp leave a value and see everybody's: the base of every warp collective.
 // The result is valid until this lane's next exchange.
@@ -85,28 +88,35 @@ const std::uint64_t* warp_exchange(const char* operation, std::uint64_t value);
 void copy_async(void* to, const void* from, std::size_t bytes);
 void copy_async_commit();
 void copy_async_wait(int pending);
-[[noreturn]] void fault(const std::string& what);
+[[noreturn]] void fault(std::string_view what);
+// The same from code through which nothing can be thrown: the thread's frames are left as they are.
+[[noreturn]] void stop_block(std::string_view what);
 
-// A shared array of fixed size: poisoned when a block first touches it.
+struct SharedCanary {
+  static constexpr std::size_t kBytes = 64;
+  unsigned char bytes[kBytes];
+};
+// Poisons a shared array when a block first touches it. The canary right behind it, of no one's,
+// must be unchanged when the block ends.
+void enter_shared_array(const char* name, void* values, std::size_t bytes, SharedCanary& canary,
+                        std::uint64_t& serial);
+
+// A shared array of fixed size.
 template <class T, std::size_t kCount>
 struct SharedArray {
   T values[kCount];
+  SharedCanary canary;
   std::uint64_t serial = 0;
 
-  T* enter() {
-    if (serial != block_serial()) {
-      serial = block_serial();
-      add_fixed_shared(sizeof(values));
-      std::memset(static_cast<void*>(values), 0xFF, sizeof(values));
-    }
+  T* enter(const char* name) {
+    enter_shared_array(name, values, sizeof(values), canary, serial);
     return values;
   }
 };
 
+[[noreturn]] void fault_unaligned(std::size_t bytes);
 inline void check_aligned(const void* address, std::size_t bytes) {
-  if (reinterpret_cast<std::uintptr_t>(address) % bytes != 0) {
-    fault("vector access of " + std::to_string(bytes) + " bytes is not aligned");
-  }
+  if (reinterpret_cast<std::uintptr_t>(address) % bytes != 0) fault_unaligned(bytes);
 }
 
 }  // namespace triphase::emulated

@@ -52,6 +52,44 @@ TEST(Emulator, SumsInEveryOrder) {
   }
 }
 
+__global__ void read_unwritten(float* out) {
+  TRIPHASE_SHARED(float, row, 32);
+  TRIPHASE_DYNAMIC_SHARED(bytes);
+  out[threadIdx.x] = row[threadIdx.x];
+  out[32 + threadIdx.x] = reinterpret_cast<float*>(bytes)[threadIdx.x];
+}
+
+TEST(Emulator, SharedMemoryNobodyWroteIsPoison) {
+  std::vector<float> out(64, 0.0F);
+  TRIPHASE_LAUNCH((read_unwritten), 1, 32, 128, nullptr, out.data());
+  for (const float value : out) EXPECT_TRUE(std::isnan(value));
+}
+
+__global__ void write_behind(int at) {
+  TRIPHASE_SHARED(unsigned char, row, 37);
+  if (threadIdx.x < 2) row[at + static_cast<int>(threadIdx.x)] = 0xFF;
+}
+
+TEST(Emulator, WritesBehindAStaticArrayAreFaults) {
+  const auto launch = [](int at) { TRIPHASE_LAUNCH((write_behind), 2, 32, 0, nullptr, at); };
+  EXPECT_NO_THROW(launch(35));
+  EXPECT_THAT([&] { launch(36); },
+              ThrowsMessage<Fault>(HasSubstr("behind the shared array row of 37 bytes")));
+  EXPECT_NO_THROW(launch(35)) << "every block starts anew";
+}
+
+__global__ void overflow(int* depth) {
+  volatile char frame[1024];
+  frame[0] = static_cast<char>(++*depth);
+  if (*depth < 1024) overflow(depth);
+  frame[1] = frame[0];
+}
+
+TEST(Emulator, StacksThatOverflowDie) {
+  int depth = 0;
+  EXPECT_DEATH(TRIPHASE_LAUNCH((overflow), 1, 32, 0, nullptr, &depth), "");
+}
+
 TEST(Emulator, MissingBarrierReadsPoison) {
   const std::vector<float> values(300, 1.0F);
   const Order ascending(0);  // thread 0 runs to its end before warp 1 has begun

@@ -17,6 +17,7 @@ namespace triphase::emulated {
 
 namespace {
 constexpr std::size_t kStackBytes = 256 * 1024;
+constexpr std::size_t kGuardBytes = 4096;
 }  // namespace
 
 void fiber_main(Fiber* fiber) {
@@ -66,18 +67,24 @@ extern "C" void triphase_fiber_main(Fiber* fiber) { fiber_main(fiber); }
 #endif
 
 Fiber::Fiber() {
-  void* stack = mmap(nullptr, kStackBytes, PROT_READ | PROT_WRITE,
-                     MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
-  if (stack == MAP_FAILED) throw std::bad_alloc();
-  stack_ = static_cast<std::byte*>(stack);
+  void* mapped = mmap(nullptr, kGuardBytes + kStackBytes, PROT_READ | PROT_WRITE,
+                      MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
+  if (mapped == MAP_FAILED) throw std::bad_alloc();
+  stack_ = static_cast<std::byte*>(mapped) + kGuardBytes;
+  if (mprotect(mapped, kGuardBytes, PROT_NONE) != 0) {
+    munmap(mapped, kGuardBytes + kStackBytes);
+    throw std::bad_alloc();
+  }
 }
 
 Fiber::~Fiber() {
 #if TRIPHASE_FIBER_ASAN
   __asan_unpoison_memory_region(stack_, kStackBytes);
 #endif
-  munmap(stack_, kStackBytes);
+  munmap(stack_ - kGuardBytes, kGuardBytes + kStackBytes);
 }
+
+std::span<const std::byte> Fiber::stack() const { return {stack_, kStackBytes}; }
 
 void Fiber::start(void (*entry)(void*), void* argument) {
   entry_ = entry;

@@ -7,6 +7,7 @@
 #include <cstddef>
 #include <cstdint>
 #include <memory>
+#include <span>
 
 #if !defined(__x86_64__)
 #include <ucontext.h>
@@ -29,6 +30,8 @@ class Fiber {
   // Back to where resume() was called. Called inside the fiber.
   void yield();
   [[noreturn]] void leave_for_good();
+  // Without the guard page below it: what overflows the stack dies of SIGSEGV.
+  [[nodiscard]] std::span<const std::byte> stack() const;
 
  private:
   friend void fiber_main(Fiber* fiber);
