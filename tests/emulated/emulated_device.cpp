@@ -262,7 +262,9 @@ void EmulatedDevice::copy(void* to, const void* from, std::size_t bytes, Stream&
       std::memcpy(to, held.data(), held.size());
     };
   } else if (source == Side::kPinned) {
-    work = [to, from, bytes, hash = hash_of(from, bytes)] {
+    const auto source_range = awaited_sources_.emplace(static_cast<const std::byte*>(from), bytes);
+    work = [this, source_range, to, from, bytes, hash = hash_of(from, bytes)] {
+      awaited_sources_.erase(source_range);
       if (hash_of(from, bytes) != hash) {
         throw Fault(
             fmt::format("pinned memory was changed before {} bytes of it were copied", bytes));
@@ -270,9 +272,16 @@ void EmulatedDevice::copy(void* to, const void* from, std::size_t bytes, Stream&
       std::memcpy(to, from, bytes);
     };
   }
-  if (target == Side::kPinned) std::memset(to, 0xFF, bytes);
+  if (target == Side::kPinned && !is_awaited_source(to, bytes)) std::memset(to, 0xFF, bytes);
   queue.add({.run = std::move(work), .awaited = nullptr});
   if (target == Side::kPageable) run_until([&queue] { return queue.idle(); }, queue);
+}
+
+bool EmulatedDevice::is_awaited_source(const void* data, std::size_t bytes) const {
+  const auto* begin = static_cast<const std::byte*>(data);
+  return std::ranges::any_of(awaited_sources_, [&](const auto& source) {
+    return source.first < begin + bytes && begin < source.first + source.second;
+  });
 }
 
 void EmulatedDevice::launch(EmulatedStream& stream, std::function<void()> work) {

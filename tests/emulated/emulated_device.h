@@ -90,6 +90,8 @@ class EmulatedDevice final : public Device {
   [[nodiscard]] Side side_of(const void* data, std::size_t bytes) const;
   void protect_device(int protection);
   void protect_unpinned(int protection);
+  // Whether a copy from some of these bytes has not run yet.
+  [[nodiscard]] bool is_awaited_source(const void* data, std::size_t bytes) const;
   // Runs work until `reached`, for a host that waits for what `wanted` holds.
   void run_until(const std::function<bool()>& reached, EmulatedStream& wanted);
   [[nodiscard]] EmulatedStream* pick(EmulatedStream& wanted);
@@ -104,6 +106,7 @@ class EmulatedDevice final : public Device {
   std::map<const std::byte*, Block> device_blocks_;
   std::map<const std::byte*, std::size_t> pinned_;    // bytes
   std::map<const std::byte*, std::size_t> unpinned_;  // pinning was refused
+  std::multimap<const std::byte*, std::size_t> awaited_sources_;  // pinned, of copies to come
   std::vector<EmulatedStream*> streams_;
   std::mt19937_64 random_;
   DeviceCounts counts_;
