@@ -142,13 +142,13 @@ TEST(EmulatedClusters, ExpansionOfALongContext) {
   std::vector<std::int32_t> lists(static_cast<std::size_t>(tokens), -1);
   lists[0] = 393'199;
   lists[1] = 7;
-  const std::int32_t chosen = 0;
-  const std::int32_t chosen_count = 1;
+  const std::vector<std::int32_t> chosen = {0};
+  const std::vector<std::int32_t> chosen_counts = {1};
   std::vector<std::int32_t> indices(static_cast<std::size_t>(tokens), -1);
-  std::int32_t count = -1;
-  expand_clusters({begins.data(), lists.data(), 1, 1, tokens}, &chosen, 1, &chosen_count,
-                  indices.data(), &count, nullptr);
-  EXPECT_EQ(count, 2);
+  std::vector<std::int32_t> counts(1, -1);
+  expand_clusters({begins.data(), lists.data(), 1, 1, tokens}, chosen.data(), 1,
+                  chosen_counts.data(), indices.data(), counts.data(), nullptr);
+  EXPECT_EQ(counts[0], 2);
   EXPECT_EQ(indices[0], 7);
   EXPECT_EQ(indices[1], 393'199);
 }
