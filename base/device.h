@@ -59,6 +59,8 @@ class Device {
  public:
   virtual ~Device() = default;
   [[nodiscard]] virtual std::string_view name() const = 0;  // "cpu", "cuda:0"
+  // Whether work on its streams is done when the call that queues it returns (the CPU's is).
+  [[nodiscard]] virtual bool runs_at_once() const { return false; }
   // Bytes aligned to at least 64, uninitialised. Throws E-MEM-ALLOC (exit 5) when refused.
   [[nodiscard]] virtual void* allocate(std::size_t bytes) = 0;
   virtual void release(void* data, std::size_t bytes) noexcept = 0;

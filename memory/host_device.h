@@ -11,6 +11,7 @@ namespace triphase {
 class HostDevice final : public Device {
  public:
   [[nodiscard]] std::string_view name() const override { return "cpu"; }
+  [[nodiscard]] bool runs_at_once() const override { return true; }
   [[nodiscard]] void* allocate(std::size_t bytes) override;
   void release(void* data, std::size_t bytes) noexcept override;
   [[nodiscard]] void* allocate_host(std::size_t bytes) override { return allocate(bytes); }

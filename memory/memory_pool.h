@@ -100,6 +100,7 @@ class PoolDevice final : public Device {
  public:
   PoolDevice(MemoryPool& pool, MemoryTag tag) : pool_(&pool), tag_(tag) {}
   [[nodiscard]] std::string_view name() const override { return pool_->device().name(); }
+  [[nodiscard]] bool runs_at_once() const override { return pool_->device().runs_at_once(); }
   [[nodiscard]] void* allocate(std::size_t bytes) override { return pool_->take(bytes, tag_); }
   void release(void* data, std::size_t bytes) noexcept override {
     pool_->give_back(data, bytes, tag_);

@@ -18,7 +18,9 @@ AttentionRunner::AttentionRunner(const AttentionOptions& options, const MethodSh
       ops_(&ops),
       workspace_(pool.allocate(workspace_bytes(largest), MemoryTag::kWorkspace)),
       prompts_(triphase::prompt_units(options, clusters == nullptr ? 0 : clusters->context_tokens,
-                                      ops.selects_for_several_queries())) {}
+                                      ops.selects_for_several_queries())),
+      awaited_rows_(static_cast<std::size_t>(shape.layers), 0),
+      weights_arrived_(pool.device().make_event()) {}
 
 std::uint64_t AttentionRunner::workspace_bytes(const AttentionShape& largest) {
   return sparse_workspace_bytes(largest);
@@ -30,7 +32,54 @@ void AttentionRunner::begin(SequenceId sequence, std::int64_t prompt_tokens) {
 
 void AttentionRunner::begin(SequenceId sequence, std::int64_t prompt_tokens,
                             std::unique_ptr<AttentionMethod::State> state) {
+  settle();
   states_[sequence.value] = {std::move(state), prompt_tokens, {}, {}};
+}
+
+void AttentionRunner::end(SequenceId sequence) {
+  settle();
+  states_.erase(sequence.value);
+}
+
+void AttentionRunner::settle() {
+  if (awaited_.empty()) return;
+  weights_arrived_->synchronize();
+  for (Awaited& row : awaited_) {
+    method_->attended(*entry_of(row.sequence).state, row.call, row.choice, row.weights);
+  }
+  awaited_.clear();
+  std::ranges::fill(awaited_rows_, 0);
+  weights_used_ = 0;
+}
+
+void AttentionRunner::settle_for(LayerId layer) {
+  if (awaited_rows_[layer.index()] > 0) settle();
+}
+
+void AttentionRunner::take_weights(std::size_t rows) {
+  // Rows at equal distances: one copy can bring all.
+  std::size_t row = 0;
+  for (std::size_t i = 0; i < rows; ++i) row = std::max(row, chosen_[i].choice->tokens.size());
+  const std::size_t needed = row * rows;
+  if (weights_used_ + needed > weights_capacity_) {
+    settle();
+    weights_used_ = 0;
+    // Room for all layers of a step, and for contexts that grow.
+    constexpr std::size_t kMost = std::size_t{16} << 20;
+    const std::size_t step = 2 * needed * static_cast<std::size_t>(shape_.layers);
+    const std::size_t wanted =
+        memory_.runs_at_once() ? 2 * needed : std::max(needed, std::min(kMost, step));
+    if (wanted > weights_capacity_) {
+      weights_ = HostBuffer();
+      weights_ = HostBuffer(memory_, wanted * sizeof(float));
+      weights_capacity_ = wanted;
+    }
+  }
+  for (std::size_t i = 0; i < rows; ++i) {
+    chosen_[i].weights = {weights_.as<float>() + weights_used_ + i * row,
+                          chosen_[i].choice->tokens.size()};
+  }
+  weights_used_ = memory_.runs_at_once() ? 0 : weights_used_ + needed;
 }
 
 AttentionRunner::Entry& AttentionRunner::entry_of(SequenceId sequence) {
@@ -57,6 +106,7 @@ AttentionRunner::Entry* AttentionRunner::early_entry(LayerId layer, SequenceId s
 
 const TokenChoice* AttentionRunner::early_choice(LayerId layer, SequenceId sequence,
                                                  std::int64_t context_tokens) {
+  settle_for(layer);
   LayerCall call;
   Entry* entry = early_entry(layer, sequence, context_tokens, call);
   if (entry == nullptr) return nullptr;
@@ -66,6 +116,7 @@ const TokenChoice* AttentionRunner::early_choice(LayerId layer, SequenceId seque
 
 const TokenChoice* AttentionRunner::next_choice(LayerId layer, SequenceId sequence,
                                                 std::int64_t context_tokens) {
+  if (!awaited_.empty()) return nullptr;
   LayerCall call;
   Entry* entry = early_entry(layer, sequence, context_tokens, call);
   if (entry == nullptr) return nullptr;
@@ -200,6 +251,7 @@ std::span<const TokenChoice* const> AttentionRunner::choose(
     LayerId layer, std::span<const AttentionSegment> segments,
     std::span<const SequenceId> sequences, ConstMatrix q, ConstMatrix v, const KvLayerView& cache,
     float scale, Stream& stream) {
+  settle_for(layer);
   choices_.clear();
   dense_.clear();
   prompts_.begin_layer();
@@ -251,14 +303,16 @@ void AttentionRunner::attend(LayerId layer, std::span<const AttentionSegment> se
     ++used;
   }
   if (!dense_.empty()) ops.attention(q, shape_.heads, cache, dense_, scale, out, dense, stream);
+  const bool wants_weights = method_->wants_weights();
+  const bool at_once = memory_.runs_at_once();
+  if (wants_weights) take_weights(used);
   for (std::size_t i = 0; i < used; ++i) {
     Chosen& chosen = chosen_[i];
     AttentionSegment segment = segments[chosen.segment];
     segment.selection = {chosen.choice->begins, chosen.choice->tokens, chosen.slots};
     segment.window = 0;
-    if (method_->wants_weights()) {
-      chosen.weights.resize(chosen.choice->tokens.size());
-      segment.weights = chosen.weights.data();
+    if (wants_weights) segment.weights = chosen.weights.data();
+    if (wants_weights && at_once) {
       // One at a time: the workspace keeps one sequence's scores.
       ops.attention(q, shape_.heads, cache, {&segment, 1}, scale, out, dense, stream);
     } else {
@@ -273,11 +327,22 @@ void AttentionRunner::attend(LayerId layer, std::span<const AttentionSegment> se
   for (std::size_t i = 0; i < used; ++i) {
     Chosen& chosen = chosen_[i];
     const AttentionSegment& segment = segments[chosen.segment];
-    method_->attended(*entry_of(sequences[chosen.segment]).state,
-                      call_of(layer, segment, cache, scale, stream), *chosen.choice,
-                      chosen.weights);
+    if (at_once) {
+      method_->attended(*entry_of(sequences[chosen.segment]).state,
+                        call_of(layer, segment, cache, scale, stream), *chosen.choice,
+                        chosen.weights);
+    } else if (wants_weights) {
+      ++awaited_rows_[layer.index()];
+      Awaited& row = awaited_.emplace_back();
+      row.sequence = sequences[chosen.segment];
+      row.call.layer = layer.value;
+      row.call.keys.context_tokens = segment.context_tokens;
+      row.choice = *chosen.choice;
+      row.weights = chosen.weights;
+    }
     blend(*chosen.choice, shape_, *ops_, out, segment.query_begin, stream);
   }
+  if (!awaited_.empty()) weights_arrived_->record(stream);
   for (std::size_t index = 0; index < segments.size(); ++index) {
     Entry& entry = entry_of(sequences[index]);
     if (segments[index].context_tokens > entry.prompt_tokens) continue;

@@ -57,7 +57,7 @@ class AttentionRunner {
   // The same, with what such a method remembers of a prompt that passed through it elsewhere.
   void begin(SequenceId sequence, std::int64_t prompt_tokens,
              std::unique_ptr<AttentionMethod::State> state);
-  void end(SequenceId sequence) { states_.erase(sequence.value); }
+  void end(SequenceId sequence);
 
   // The tokens that the sequence's next decoded row, at position context_tokens - 1, will attend in
   // this layer, where they are known before its query: asked before the layer begins, so that they
@@ -66,8 +66,9 @@ class AttentionRunner {
   [[nodiscard]] const TokenChoice* early_choice(LayerId layer, SequenceId sequence,
                                                 std::int64_t context_tokens);
 
-  // The same of the decoded row after the one at hand, of which this layer has been attended.
-  // Valid until it is asked for the second row after that; early_choice() and choose() return it.
+  // The same of the decoded row after the one at hand, of which this layer has been attended; null
+  // too where a device has not yet told what it attended. Valid until it is asked for the second
+  // row after that; early_choice() and choose() return it.
   [[nodiscard]] const TokenChoice* next_choice(LayerId layer, SequenceId sequence,
                                                std::int64_t context_tokens);
 
@@ -136,12 +137,19 @@ class AttentionRunner {
     std::array<Made, 2> made;  // of the layer at hand and of the next, by layer
     std::vector<Made> next;    // before the row's step began, [layer][of a row and the one after]
   };
+  // A decoded row whose weights are on their way to the host, and what its method hears of it then.
+  struct Awaited {
+    SequenceId sequence;
+    LayerCall call;  // its layer and context alone
+    TokenChoice choice;
+    std::span<const float> weights;
+  };
   // One decoded row whose tokens were chosen.
   struct Chosen {
     std::size_t segment = 0;
     const TokenChoice* choice = nullptr;
     std::vector<std::int32_t> slots;
-    std::vector<float> weights;
+    std::span<float> weights;
   };
 
   [[nodiscard]] Entry& entry_of(SequenceId sequence);
@@ -159,6 +167,12 @@ class AttentionRunner {
                   std::vector<std::int32_t>& slots);
   void choose_for_prompt(const LayerCall& call, std::int64_t prompt_tokens, ConstMatrix q);
   void count(const TokenChoice& choice, std::int64_t context);
+  // Memory for the weights of the first `rows` of chosen_.
+  void take_weights(std::size_t rows);
+  // Tells the method of weights that have been awaited; waits for them if need be.
+  void settle();
+  // Before the layer's next choice.
+  void settle_for(LayerId layer);
 
   PoolDevice memory_;  // of the states
   MethodShape shape_;
@@ -176,6 +190,15 @@ class AttentionRunner {
   std::vector<AttentionSegment> sparse_;
   std::vector<Chosen> chosen_;
   std::vector<std::int32_t> shifts_;  // by block, from a token to its slot
+
+  // Weights of attended rows, on the host. Where work is done at once they are of the layer at
+  // hand, else of a step, whose choices are made without them.
+  HostBuffer weights_;
+  std::size_t weights_capacity_ = 0;
+  std::size_t weights_used_ = 0;
+  std::vector<Awaited> awaited_;
+  std::vector<std::int64_t> awaited_rows_;  // of them, by layer
+  std::unique_ptr<Event> weights_arrived_;
 };
 
 }  // namespace triphase

@@ -111,12 +111,12 @@ Lists lists_of(std::span<const AttentionSegment> run) {
 class Batch {
  public:
   Batch(const BatchAttention& call, const GpuMachine& machine, ArgumentRing& arguments,
-        DeviceScratch& scratch, HostStaging& staging, Stream& stream, StreamHandle handle)
+        DeviceScratch& scratch, Device& device, Stream& stream, StreamHandle handle)
       : call_(call),
         machine_(machine),
         arguments_(arguments),
         scratch_(scratch),
-        staging_(staging),
+        device_(device),
         stream_(stream),
         handle_(handle) {}
 
@@ -352,28 +352,46 @@ class Batch {
     return units;
   }
 
+  // To the host, in the stream's order; in one copy where the rows lie there as they do here.
   void copy_weights(std::span<const AttentionSegment> run, const Lists& lists,
                     const float* weights) {
-    std::vector<HostTransfer> transfers;
+    const auto capacity = static_cast<std::size_t>(lists.capacity);
+    struct Row {
+      float* to;
+      const float* from;
+      std::size_t bytes;
+    };
+    std::vector<Row> rows;
+    bool side_by_side = true;
     std::size_t row = 0;
     for (const AttentionSegment& segment : run) {
       const auto begins = segment.selection.begins;
       for (std::size_t list = 0; list + 1 < begins.size(); ++list, ++row) {
-        const auto count = static_cast<std::size_t>(lists.counts[row]);
-        if (segment.weights == nullptr || count == 0) continue;
-        transfers.push_back({segment.weights + begins[list],
-                             weights + static_cast<std::int64_t>(row) * lists.capacity,
-                             count * sizeof(float)});
+        if (segment.weights == nullptr) {
+          side_by_side = false;
+          continue;
+        }
+        float* to = segment.weights + begins[list];
+        rows.push_back({to, weights + row * capacity,
+                        static_cast<std::size_t>(lists.counts[row]) * sizeof(float)});
+        side_by_side = side_by_side && to == rows.front().to + row * capacity;
       }
     }
-    staging_.to_host(transfers, stream_);
+    if (side_by_side && row > 0) {
+      device_.copy(rows.front().to, weights,
+                   (row - 1) * capacity * sizeof(float) + rows.back().bytes, stream_);
+      return;
+    }
+    for (const Row& each : rows) {
+      if (each.bytes > 0) device_.copy(each.to, each.from, each.bytes, stream_);
+    }
   }
 
   const BatchAttention& call_;
   const GpuMachine& machine_;
   ArgumentRing& arguments_;
   DeviceScratch& scratch_;
-  HostStaging& staging_;
+  Device& device_;
   Stream& stream_;
   StreamHandle handle_;
 };
@@ -382,8 +400,8 @@ class Batch {
 
 void attend_batch(const BatchAttention& call, std::span<const AttentionSegment> segments,
                   const GpuMachine& machine, ArgumentRing& arguments, DeviceScratch& scratch,
-                  HostStaging& staging, Stream& stream, StreamHandle handle) {
-  Batch batch(call, machine, arguments, scratch, staging, stream, handle);
+                  Device& device, Stream& stream, StreamHandle handle) {
+  Batch batch(call, machine, arguments, scratch, device, stream, handle);
   std::size_t begin = 0;
   while (begin < segments.size()) {
     const Route route = route_of(segments[begin], call.cache, machine.deterministic);

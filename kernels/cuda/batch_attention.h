@@ -7,7 +7,6 @@
 
 #include "kernels/cuda/argument_ring.h"
 #include "kernels/cuda/device_scratch.h"
-#include "kernels/cuda/host_staging.h"
 #include "kernels/cuda/stream_handle.h"
 #include "kernels/ops.h"
 #include "kernels/sizing/compute_machine.h"
@@ -25,6 +24,6 @@ struct BatchAttention {
 // Segments have been checked. `stream` and `handle` are the same stream.
 void attend_batch(const BatchAttention& call, std::span<const AttentionSegment> segments,
                   const GpuMachine& machine, ArgumentRing& arguments, DeviceScratch& scratch,
-                  HostStaging& staging, Stream& stream, StreamHandle handle);
+                  Device& device, Stream& stream, StreamHandle handle);
 
 }  // namespace triphase::cuda

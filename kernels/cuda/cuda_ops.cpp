@@ -9,7 +9,6 @@
 #include "kernels/cuda/cache_view.h"
 #include "kernels/cuda/device_scratch.h"
 #include "kernels/cuda/gemm_tile.h"
-#include "kernels/cuda/host_staging.h"
 #include "kernels/cuda/kv_append.h"
 #include "kernels/cuda/kv_quantize.h"
 #include "kernels/cuda/launch_check.h"
@@ -41,7 +40,6 @@ class CudaOpsOnStreams final : public CudaOps {
       : device_(&device),
         settings_(std::move(settings)),
         arguments_(device, host, static_cast<std::size_t>(kCudaArgumentRingBytes)),
-        staging_(device, host),
         scratch_(device),
         converted_(device),
         results_(device) {}
@@ -181,7 +179,7 @@ class CudaOpsOnStreams final : public CudaOps {
             });
     for (const AttentionSegment& segment : segments) check_segment(segment, q.rows, heads, cache);
     attend_batch({q, heads, cache, scale, out}, segments, settings_.machine, arguments_, scratch_,
-                 staging_, stream, handle(stream));
+                 *device_, stream, handle(stream));
   }
 
   void sample(ConstMatrix logits, std::span<const SampleRow> rows, SampleResult* results, Workspace,
@@ -318,7 +316,6 @@ class CudaOpsOnStreams final : public CudaOps {
   Device* device_;
   CudaOpsSettings settings_;
   ArgumentRing arguments_;
-  HostStaging staging_;
   DeviceScratch scratch_;
   DeviceScratch converted_;
   DeviceScratch results_;

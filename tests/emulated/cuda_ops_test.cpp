@@ -278,7 +278,7 @@ TEST(EmulatedCudaOps, SelectionsMatchFloat64AndReturnTheirWeights) {
           }
           begins[b].push_back(static_cast<std::int32_t>(tokens[b].size()));
         }
-        ours[b].assign(tokens[b].size(), -1.0F);
+        ours[b] = HostBuffer(machine.copies, tokens[b].size() * sizeof(float));
         theirs[b].assign(tokens[b].size(), -1.0F);
         segments[b].selection = {begins[b], tokens[b], slots[b]};
       }
@@ -295,7 +295,7 @@ TEST(EmulatedCudaOps, SelectionsMatchFloat64AndReturnTheirWeights) {
                      matrix(expected, 2, kColumns),
                      {scratch.data(), attention_workspace_bytes(shape)}, *host_stream);
       for (std::size_t b = 0; b < 2; ++b) {
-        segments[b].weights = ours[b].data();
+        segments[b].weights = ours[b].as<float>();
       }
       machine.ops->attention(matrix(device_q, 2, kColumns), kHeads, filled.view(), segments, 0.25F,
                              matrix(out, 2, kColumns), {}, *machine.stream);
@@ -303,8 +303,8 @@ TEST(EmulatedCudaOps, SelectionsMatchFloat64AndReturnTheirWeights) {
       const std::vector<float> e = expected.host();
       for (std::size_t i = 0; i < a.size(); ++i) ASSERT_NEAR(a[i], e[i], 2e-4);
       for (std::size_t b = 0; b < 2; ++b) {
-        for (std::size_t i = 0; i < ours[b].size(); ++i)
-          ASSERT_NEAR(ours[b][i], theirs[b][i], 2e-4);
+        for (std::size_t i = 0; i < theirs[b].size(); ++i)
+          ASSERT_NEAR(ours[b].as<float>()[i], theirs[b][i], 2e-4);
       }
     }
   }
@@ -395,10 +395,10 @@ TEST(EmulatedCudaOps, ReservedScratchIsAllThatCallsNeed) {
         }
         begins.push_back(static_cast<std::int32_t>(tokens.size()));
       }
-      HostVector<float> weights(tokens.size(), -1.0F);
+      const HostBuffer weights(machine.copies, tokens.size() * sizeof(float));
       AttentionSegment chosen = filled.segment(3, 0, 1);
       chosen.selection = {begins, tokens, slots};
-      chosen.weights = weights.data();
+      chosen.weights = weights.as<float>();
       const std::vector<AttentionSegment> selected = {chosen};
       machine.ops->attention(matrix(q, 1, kColumns), kHeads, filled.view(), selected, 0.25F,
                              matrix(out, 1, kColumns), {}, *machine.stream);

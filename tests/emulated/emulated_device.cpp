@@ -7,6 +7,7 @@
 #include <algorithm>
 #include <chrono>
 #include <cstring>
+#include <fstream>
 #include <string>
 #include <utility>
 
@@ -60,7 +61,6 @@ class EmulatedStream final : public Stream {
     std::erase(device_->streams_, this);
   }
   void synchronize() override {
-    ++device_->counts_.waits;
     device_->run_until([this] { return tasks_.empty(); }, *this);
   }
   void wait_for(const Event& event) override;
@@ -105,15 +105,14 @@ class EmulatedEvent final : public Event {
   }
   void synchronize() override {
     if (done_now()) return;
-    EmulatedDevice& device = state_->stream->device();
-    ++device.counts_.waits;
-    device.run_until([this] { return done_now(); }, *state_->stream);
+    state_->stream->device().run_until([this] { return done_now(); }, *state_->stream);
   }
   // Something runs while the host asks, as on a GPU.
   [[nodiscard]] bool done() override {
     if (done_now()) return true;
     EmulatedStream& stream = *state_->stream;
     bool ran = false;
+    --stream.device().counts_.waits;  // asking is not waiting
     stream.device().run_until([&ran] { return std::exchange(ran, true); }, stream);
     return done_now();
   }
@@ -138,6 +137,12 @@ EmulatedDevice::EmulatedDevice(const DeviceSettings& settings)
     : settings_(settings), random_(settings.schedule) {}
 
 EmulatedDevice::~EmulatedDevice() {
+  if (!settings_.counts_file.empty()) {
+    std::ofstream(settings_.counts_file) << fmt::format(
+        R"({{"allocations": {}, "launches": {}, "uploads": {}, "downloads": {}, )"
+        R"("waits": {}}})",
+        counts_.allocations, counts_.launches, counts_.uploads, counts_.downloads, counts_.waits);
+  }
   for (const auto& [start, block] : device_blocks_) munmap(block.mapped, block.mapped_bytes);
 }
 
@@ -249,12 +254,13 @@ EmulatedDevice::Side EmulatedDevice::side_of(const void* data, std::size_t bytes
 }
 
 void EmulatedDevice::copy(void* to, const void* from, std::size_t bytes, Stream& stream) {
-  ++counts_.copies;
   may_fail(settings_.fail_copy, "cudaMemcpyAsync");
   if (bytes == 0) return;
   auto& queue = dynamic_cast<EmulatedStream&>(stream);
   const Side target = side_of(to, bytes);
   const Side source = side_of(from, bytes);
+  if (source != Side::kDevice) ++counts_.uploads;
+  if (target != Side::kDevice) ++counts_.downloads;
   std::function<void()> work = [to, from, bytes] { std::memcpy(to, from, bytes); };
   if (source == Side::kPageable) {
     const auto* data = static_cast<const std::byte*>(from);
@@ -321,6 +327,7 @@ void EmulatedDevice::protect_unpinned(int protection) {
 void EmulatedDevice::run_until(const std::function<bool()>& reached, EmulatedStream& wanted) {
   check_not_lost();
   if (reached()) return;
+  ++counts_.waits;
   TRIPHASE_CHECK(!running_, "device work waits for the device");
   running_ = true;
   protect_device(PROT_READ | PROT_WRITE);

@@ -8,7 +8,6 @@
 //   - the host touches device memory; a kernel touches host memory whose pinning was refused
 //   - the host changes pinned memory between the submission and the execution of a copy from it
 //   - a copy that leaves its allocation; an access beyond the end of one, to within 256 bytes
-//   - streams that wait for events that nothing records
 // Pinned targets of copies are poisoned when the copy is submitted, and fresh allocations when they
 // are made, so that a missing wait or event is wrong output.
 //
@@ -22,6 +21,7 @@
 #include <map>
 #include <memory>
 #include <random>
+#include <string>
 #include <vector>
 
 #include "base/device.h"
@@ -41,14 +41,16 @@ struct DeviceSettings {
   std::int64_t fail_pin = 0;
   std::int64_t fail_launch = 0;
   std::int64_t fail_copy = 0;
+  std::string counts_file;  // gets DeviceCounts as JSON at the end; empty: none
 };
 
 // What was asked of the device since the start.
 struct DeviceCounts {
   std::int64_t allocations = 0;  // of the device and pinned
   std::int64_t launches = 0;     // kernels, a library's products included
-  std::int64_t copies = 0;
-  std::int64_t waits = 0;  // of the host
+  std::int64_t uploads = 0;      // copies to the device
+  std::int64_t downloads = 0;    // and from it
+  std::int64_t waits = 0;        // of the host
 };
 
 class EmulatedStream;
@@ -104,8 +106,8 @@ class EmulatedDevice final : public Device {
   DeviceSettings settings_;
   std::uint64_t used_ = 0;
   std::map<const std::byte*, Block> device_blocks_;
-  std::map<const std::byte*, std::size_t> pinned_;    // bytes
-  std::map<const std::byte*, std::size_t> unpinned_;  // pinning was refused
+  std::map<const std::byte*, std::size_t> pinned_;                // bytes
+  std::map<const std::byte*, std::size_t> unpinned_;              // pinning was refused
   std::multimap<const std::byte*, std::size_t> awaited_sources_;  // pinned, of copies to come
   std::vector<EmulatedStream*> streams_;
   std::mt19937_64 random_;

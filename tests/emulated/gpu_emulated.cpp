@@ -20,19 +20,21 @@ namespace {
 
 emulated::DeviceSettings settings_from_environment() {
   emulated::DeviceSettings settings;
-  std::map<std::string, std::uint64_t> values;
+  std::map<std::string, std::string> values;
   if (const char* text = std::getenv("TRIPHASE_EMULATED")) {
     std::istringstream all(text);
     for (std::string part; std::getline(all, part, ',');) {
       const std::size_t equals = part.find('=');
-      TRIPHASE_CHECK(equals != std::string::npos, "TRIPHASE_EMULATED: NAME=N,...");
-      values[part.substr(0, equals)] = std::stoull(part.substr(equals + 1));
+      TRIPHASE_CHECK(equals != std::string::npos, "TRIPHASE_EMULATED: NAME=VALUE,...");
+      values[part.substr(0, equals)] = part.substr(equals + 1);
     }
   }
+  settings.counts_file = values["counts"];
+  values.erase("counts");
   const auto take = [&](const char* name, auto& to) {
     const auto found = values.find(name);
     if (found == values.end()) return;
-    to = static_cast<std::remove_reference_t<decltype(to)>>(found->second);
+    to = static_cast<std::remove_reference_t<decltype(to)>>(std::stoull(found->second));
     values.erase(found);
   };
   take("schedule", settings.schedule);

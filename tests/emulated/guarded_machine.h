@@ -2,6 +2,7 @@
 
 // The CUDA backend's operations on the emulator, whose device memory is closed to the host.
 
+#include <map>
 #include <memory>
 #include <stdexcept>
 
@@ -34,9 +35,12 @@ class PinnedCopies final : public Device {
     device_->copy(to, from, bytes, stream);
   }
   [[nodiscard]] void* allocate_host(std::size_t bytes) override {
-    return device_->allocate_host(bytes);
+    void* data = device_->allocate_host(bytes);
+    own_[static_cast<const std::byte*>(data)] = bytes;
+    return data;
   }
   void release_host(void* data, std::size_t bytes) noexcept override {
+    own_.erase(static_cast<const std::byte*>(data));
     device_->release_host(data, bytes);
   }
   [[nodiscard]] std::unique_ptr<Stream> make_stream() override { return device_->make_stream(); }
@@ -47,11 +51,17 @@ class PinnedCopies final : public Device {
  private:
   void check(const void* side, std::size_t bytes) const {
     if (GuardedMemory::instance().is_device(side) || pinned_->is_pinned(side, bytes)) return;
+    auto block = own_.upper_bound(static_cast<const std::byte*>(side));
+    if (block != own_.begin()) {
+      --block;
+      if (static_cast<const std::byte*>(side) + bytes <= block->first + block->second) return;
+    }
     throw std::logic_error("a copy of " + std::to_string(bytes) + " bytes of pageable memory");
   }
 
   Device* device_;
   const PinnedHostDevice* pinned_;
+  std::map<const std::byte*, std::size_t> own_;
   bool pageable_sources_ = false;
 };
 
