@@ -187,13 +187,38 @@ class GpuJobs(unittest.TestCase):
                 _, answers = self.jobs.run("failed", *policy, tokens=60)
                 self.assertEqual(answers, expected)
 
+    def test_a_decode_step_asks_little_of_the_device(self):
+        """Allocations, launches, copies and waits of a step in which nothing begins or ends: the table of docs/gpu.md."""
+        allowed = {}
+        for line in (ROOT / "docs" / "gpu.md").read_text().splitlines():
+            cells = [cell.strip() for cell in line.strip("|").split("|")]
+            if len(cells) == 5 and cells[1].isdigit():
+                for method in cells[0].split(", "):
+                    allowed[method] = [int(cell) for cell in cells[1:]]
+        self.assertEqual(set(allowed), {"dense", *METHODS})
+        prompts = self.jobs.folder / "prompts.jsonl"
+        prompts.write_text("".join(prompts.read_text().splitlines(keepends=True)[:2]))
+        for method, limits in allowed.items():
+            attention = () if method == "dense" else ("--attention", method, "--kv-sparsity", "0.6")
+            counts = []
+            for tokens in (12, 20):  # neither closes a block of 32
+                file = self.jobs.folder / "counts.json"
+                self.jobs.run("job", "--policy", "device-only", "--overwrite", *attention, tokens=tokens,
+                              machine=f"counts={file}")
+                counts.append(json.loads(file.read_text()))
+            step = [(counts[1][key] - counts[0][key]) / 8 for key in ("launches", "uploads", "downloads", "waits")]
+            with self.subTest(method=method, step=step):
+                self.assertLess(counts[1]["allocations"] - counts[0]["allocations"], 8)
+                for count, limit in zip(step, limits, strict=True):
+                    self.assertLessEqual(count, limit)
+
     def test_refused_memory(self):
         errors, _ = self.jobs.run("small", "--policy", "device-only", machine="memory=30000000", ending=5)
         self.assertIn("device memory", errors)
         errors, _ = self.jobs.run("refused", "--policy", "device-only", machine="fail-allocation=8", ending=5)
         self.assertIn("[E-MEM-ALLOC]", errors)
         _, expected = self.jobs.run("reference", "--policy", "device-only")
-        _, answers = self.jobs.run("unpinned", *POLICIES["flexgen"], machine="fail-pin=1")
+        _, answers = self.jobs.run("unpinned", *POLICIES["flexgen"], machine="fail-pin=1,schedule=5")
         self.assertEqual(answers, expected)
 
     def test_devices_that_are_not_there(self):

@@ -266,7 +266,7 @@ TEST(EmulatedCudaOps, SelectionsMatchFloat64AndReturnTheirWeights) {
       std::vector<AttentionSegment> segments = {filled.segment(0, 0, 1), filled.segment(1, 1, 1)};
       const auto lists = static_cast<std::size_t>(list_count);
       std::vector<std::vector<std::int32_t>> begins(2), tokens(2), slots(2);
-      std::vector<HostVector<float>> ours(2);
+      std::vector<HostBuffer> ours(2);
       std::vector<std::vector<float>> theirs(2);
       for (std::size_t b = 0; b < 2; ++b) {
         begins[b].push_back(0);
