@@ -47,7 +47,7 @@ class Compare(unittest.TestCase):
     def test_rows_and_page(self) -> None:
         done = self.compare(
             "--policies", "triphase,vllm,zero", "--attentions", "dense,local", "--kv-sparsity", "0.8",
-            "--batch-sizes", "8", "--repeat", "2", "--device-memory", "16MiB", "--host-memory",
+            "--batch-sizes", "8", "--repeat", "2", "--device-memory", "17MiB", "--host-memory",
             "256MiB", "--emulate-link", "500MB/s", "--policy-option", "triphase.p1=2",
             "--policy-option", "triphase.alpha=0.8",
         )  # fmt: skip
@@ -68,7 +68,7 @@ class Compare(unittest.TestCase):
             self.assertLessEqual(row["slowest"], row["tokens_per_second"])
             self.assertLessEqual(row["tokens_per_second"], row["fastest"])
             self.assertGreater(row["compute_seconds"], 0)
-            self.assertLessEqual(row["device_peak_bytes"], 16 << 20)
+            self.assertLessEqual(row["device_peak_bytes"], 17 << 20)
             self.assertIn("link", row["emulated"])
             if row["attention"] == "dense":
                 self.assertEqual(row["agreement"], 1.0)

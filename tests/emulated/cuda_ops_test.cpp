@@ -7,6 +7,7 @@
 
 #include "base/thread_pool.h"
 #include "kernels/cpu/cpu_ops.h"
+#include "kernels/cuda/kv_mover.h"
 #include "kernels/sizing/attention_workspace.h"
 #include "kernels/sizing/cuda_workspace.h"
 #include "memory/memory_pool.h"
@@ -370,6 +371,12 @@ TEST(EmulatedCudaOps, ReservedScratchIsAllThatCallsNeed) {
       GuardedMachine machine(gpu, std::make_unique<Library>(library_memory));
       machine.ops->reserve(shape, *machine.stream);
       machine.sparse->reserve(shape, *machine.stream);
+      const auto mover = [&] {
+        return make_cuda_kv_mover(
+            machine.copies, machine.pinned, [](const void*, std::size_t) { return true; },
+            [](Stream&) { return StreamHandle{}; });
+      };
+      const std::array movers = {mover(), mover()};
       EXPECT_EQ(machine.device.held_bytes() + library_memory.held_bytes(),
                 ops_reserved_bytes({.gpu = gpu}, shape));
       const FilledCache filled(*machine.ops, machine.device, dtype, {1, 33, 96, 140, 64}, 4);
@@ -407,8 +414,9 @@ TEST(EmulatedCudaOps, ReservedScratchIsAllThatCallsNeed) {
       const std::vector<TokenId> history = {1, 2};
       const std::vector<SampleRow> sampled(
           24, {.vocab = 100, .repetition_penalty = 1.1, .history = history});
-      std::vector<SampleResult> results(24);
-      machine.ops->sample(matrix(wide, 24, 100), sampled, results.data(), {}, *machine.stream);
+      const HostBuffer results(machine.copies, 24 * sizeof(SampleResult));
+      machine.ops->sample(matrix(wide, 24, 100), sampled, results.as<SampleResult>(), {},
+                          *machine.stream);
       machine.sparse->choose_by_channels(
           matrix(q, 1, kColumns), 0, kHeads, filled.view(), filled.segment(3, 0, 1), 0.25F,
           {.rank = 4, .tokens = 20, .recent = 3}, picked.data(), nullptr, {}, *machine.stream);

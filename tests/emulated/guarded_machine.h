@@ -2,7 +2,6 @@
 
 // The CUDA backend's operations on the emulator, whose device memory is closed to the host.
 
-#include <map>
 #include <memory>
 #include <stdexcept>
 
@@ -24,7 +23,7 @@ inline GpuMachine emulated_gpu(bool deterministic = false) {
 // Refuses copies that are not asynchronous on a GPU: the host's side must be pinned.
 class PinnedCopies final : public Device {
  public:
-  PinnedCopies(Device& device, const PinnedHostDevice& pinned)
+  PinnedCopies(GuardedDevice& device, const PinnedHostDevice& pinned)
       : device_(&device), pinned_(&pinned) {}
   [[nodiscard]] std::string_view name() const override { return device_->name(); }
   [[nodiscard]] void* allocate(std::size_t bytes) override { return device_->allocate(bytes); }
@@ -35,12 +34,9 @@ class PinnedCopies final : public Device {
     device_->copy(to, from, bytes, stream);
   }
   [[nodiscard]] void* allocate_host(std::size_t bytes) override {
-    void* data = device_->allocate_host(bytes);
-    own_[static_cast<const std::byte*>(data)] = bytes;
-    return data;
+    return device_->allocate_host(bytes);
   }
   void release_host(void* data, std::size_t bytes) noexcept override {
-    own_.erase(static_cast<const std::byte*>(data));
     device_->release_host(data, bytes);
   }
   [[nodiscard]] std::unique_ptr<Stream> make_stream() override { return device_->make_stream(); }
@@ -51,17 +47,12 @@ class PinnedCopies final : public Device {
  private:
   void check(const void* side, std::size_t bytes) const {
     if (GuardedMemory::instance().is_device(side) || pinned_->is_pinned(side, bytes)) return;
-    auto block = own_.upper_bound(static_cast<const std::byte*>(side));
-    if (block != own_.begin()) {
-      --block;
-      if (static_cast<const std::byte*>(side) + bytes <= block->first + block->second) return;
-    }
+    if (device_->is_pinned(side, bytes)) return;
     throw std::logic_error("a copy of " + std::to_string(bytes) + " bytes of pageable memory");
   }
 
-  Device* device_;
+  GuardedDevice* device_;
   const PinnedHostDevice* pinned_;
-  std::map<const std::byte*, std::size_t> own_;
   bool pageable_sources_ = false;
 };
 

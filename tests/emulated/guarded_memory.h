@@ -119,15 +119,27 @@ class GuardedDevice final : public Device {
   }
   [[nodiscard]] std::unique_ptr<Event> make_event() override { return HostDevice().make_event(); }
   [[nodiscard]] void* allocate_host(std::size_t bytes) override {
-    return HostDevice().allocate(bytes);
+    void* data = HostDevice().allocate(bytes);
+    pinned_[static_cast<const std::byte*>(data)] = bytes;
+    return data;
   }
   void release_host(void* data, std::size_t bytes) noexcept override {
+    pinned_.erase(static_cast<const std::byte*>(data));
     HostDevice().release(data, bytes);
+  }
+  // Whether the bytes lie in a block of allocate_host().
+  [[nodiscard]] bool is_pinned(const void* data, std::size_t bytes) const {
+    const auto* first = static_cast<const std::byte*>(data);
+    auto block = pinned_.upper_bound(first);
+    if (block == pinned_.begin()) return false;
+    --block;
+    return first + bytes <= block->first + block->second;
   }
   [[nodiscard]] std::int64_t allocations() const { return allocations_; }
   [[nodiscard]] std::uint64_t held_bytes() const { return held_; }
 
  private:
+  std::map<const std::byte*, std::size_t> pinned_;
   std::int64_t allocations_ = 0;
   std::uint64_t held_ = 0;
 };

@@ -7,6 +7,7 @@
 #include "kernels/cpu/cpu_ops.h"
 #include "kernels/sample_math.h"
 #include "kernels/sizing/sample_workspace.h"
+#include "memory/memory_pool.h"
 #include "tests/emulated/emulated_test.h"
 #include "tests/emulated/guarded_machine.h"
 
@@ -23,10 +24,11 @@ class Samplers {
                                                  const std::vector<SampleRow>& rows) {
     const Padded padded(logits);
     const DeviceArray<float> on_device(gpu_.device, padded.values);
-    HostVector<SampleResult> results(rows.size());
-    gpu_.ops->sample(padded.view(on_device.data()), rows, results.data(), {}, *gpu_.stream);
+    const HostBuffer results(gpu_.copies, rows.size() * sizeof(SampleResult));
+    auto* first = results.as<SampleResult>();
+    gpu_.ops->sample(padded.view(on_device.data()), rows, first, {}, *gpu_.stream);
     gpu_.stream->synchronize();
-    return {results.begin(), results.end()};
+    return {first, first + rows.size()};
   }
   [[nodiscard]] std::vector<SampleResult> on_cpu(const std::vector<std::vector<float>>& logits,
                                                  const std::vector<SampleRow>& rows) {

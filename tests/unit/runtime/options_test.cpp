@@ -174,7 +174,6 @@ INSTANTIATE_TEST_SUITE_P(
         Misuse{"L8Quiet", {"-q", "-v"}, "together with --verbose"},
         Misuse{"L8Memory", {"--device-memory=1G", "--device-kv-memory=2G"}, "a part of it"},
         Misuse{"L8Dtype", {"--weights-dtype=fp16"}, "--random-weights"},
-        Misuse{"Cuda", {"--device=cuda:0"}, "runs models on the CPU"},
         Misuse{"Int4", {"--kv-dtype=int4"}, "int8"},
         Misuse{"Attention", {"--attention=squeezed"}, "key clusters"},
         Misuse{"SparsityText", {"--attention=swa", "--kv-sparsity=aut"}, "--kv-sparsity"},
