@@ -115,8 +115,7 @@ bench::TransferGrid transfer_grid(const OptionValues& values) {
 bench::LinkGrid link_grid(const OptionValues& values, bool on_cpu) {
   constexpr std::int64_t kGiB = std::int64_t{1} << 30;
   bench::LinkGrid grid;
-  grid.pin_bytes = on_cpu ? sizes(values, {kGiB}, 64)
-                          : sizes(values, {kGiB, 2 * kGiB, 4 * kGiB, 8 * kGiB, 16 * kGiB}, 64);
+  grid.pin_bytes = sizes(values, {kGiB, 2 * kGiB, 4 * kGiB, 8 * kGiB, 16 * kGiB}, 64);
   grid.record_bytes = {2 << 10, 4 << 10, 8 << 10, 16 << 10, 28 << 10};
   grid.blocks = on_cpu ? std::vector<std::int64_t>{0} : std::vector<std::int64_t>{4, 8, 16, 32, 64};
   return grid;

@@ -186,6 +186,12 @@ class DryRun(unittest.TestCase):
         self.assertIn("ok   program", (self.results / "raw" / "A0-doctor.out").read_text())
         self.assertEqual(self.step("A0/transfer")["why"], "an emulated device has no speed")
 
+        # The measurements themselves, where there is something to measure.
+        self.assertIn("gather host to device", self.accept("A0", "--device", "cpu", "--only", "link", ending=0))
+        gathers = [row for row in json.loads((self.kit / "results" / "cpu" / "raw" / "A0-link.out").read_text())
+                   if row["op"] == "gather"]  # fmt: skip
+        self.assertEqual([row["bytes"] for row in gathers], [2 << 10, 4 << 10, 8 << 10, 16 << 10, 28 << 10])
+
         self.assertNotIn("failed", self.accept("A1", ending=5))
         suites = [step for key, step in json.loads((self.results / "acceptance.json").read_text())["steps"].items()
                   if key.startswith("A1/kernels_test/")]  # fmt: skip
