@@ -119,6 +119,20 @@ class GpuAcceptance(unittest.TestCase):
         self.assertEqual(self.runs(), 2)
         self.assertIn("these fail: Bad", (self.kit / "bench/results/nvidia-h200/summary.txt").read_text())
 
+    def test_a_job_that_skips_itself_has_not_passed(self):
+        self.add_gpu()
+        jobs = self.kit / "share" / "triphase" / "tests" / "e2e"
+        jobs.mkdir(parents=True)
+        (jobs / "gpu_jobs_test.py").write_text(
+            "import sys\nif False:\n    def test_a(): pass\n    def test_b(): pass\n"
+            "if 'GpuJobs.test_a' in sys.argv: print(\"test_a ... skipped 'no models'\", file=sys.stderr)\n"
+            "if '--matrix' in sys.argv: print('matrix: 3 of 9 jobs'); sys.exit(75)\n")  # fmt: skip
+        self.assertEqual(self.accept("A4")[0], 75)
+        steps = self.results()["steps"]
+        self.assertEqual([steps[f"A4/{name}"]["status"] for name in ("a", "b", "matrix")], ["unavailable", "passed", "left"])
+        self.assertIn("skipped: no models", steps["A4/a"]["note"])
+        self.assertEqual(steps["A4/matrix"]["note"], "matrix: 3 of 9 jobs")
+
     def test_a_failed_assertion_fails_the_suite(self):
         self.add_gpu()
         self.suite(report("COMPLETED", "COMPLETED", ', "failures": [{"failure": "no"}]') + "; exit 1", bad="exit 1")
@@ -187,7 +201,7 @@ class DryRun(unittest.TestCase):
         self.assertEqual(self.step("A0/transfer")["why"], "an emulated device has no speed")
 
         # The measurements themselves, where there is something to measure.
-        self.assertIn("gather host to device", self.accept("A0", "--device", "cpu", "--only", "link", ending=0))
+        self.assertIn("gather host to device by 28672 B", self.accept("A0", "--device", "cpu", "--only", "link", ending=0))
         gathers = [row for row in json.loads((self.kit / "results" / "cpu" / "raw" / "A0-link.out").read_text())
                    if row["op"] == "gather"]  # fmt: skip
         self.assertEqual([row["bytes"] for row in gathers], [2 << 10, 4 << 10, 8 << 10, 16 << 10, 28 << 10])
