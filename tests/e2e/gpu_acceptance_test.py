@@ -6,12 +6,13 @@
 """
 
 import json
-import os
+import runpy
 import shutil
 import subprocess
 import sys
 import tempfile
 import unittest
+import unittest.mock
 from pathlib import Path
 
 SOURCE = Path(sys.argv.pop(1)).resolve()
@@ -161,6 +162,22 @@ class GpuAcceptance(unittest.TestCase):
         self.assertEqual(self.suite_step()["status"], "left")
         self.accept("A1")
         self.assertEqual(self.suite_step()["status"], "passed")
+
+    def test_only_close_calls_excuse_other_tokens(self):
+        def line(token, logprob, margin):
+            return {"index": 0, "logprobs": [{"token": token, "logprob": logprob, "top": [[7, -1.0], [8, -1.0 - margin]]}]}
+
+        script = SOURCE / "tests" / "e2e" / "gpu_jobs_test.py"
+        with unittest.mock.patch.object(sys, "argv", [str(script), "triphase", "triphase", "--device", "cuda:0"]):
+            jobs = runpy.run_path(str(script))
+        self.assertIsNone(jobs["difference"](line(8, -1.1, 0.1), line(7, -1.0, 0.1)))
+        self.assertIn("leads by 0.500", jobs["difference"](line(8, -1.1, 0.5), line(7, -1.0, 0.5)))
+        self.assertIn("log-probability", jobs["difference"](line(7, -1.5, 0.1), line(7, -1.0, 0.1)))
+        right, close, wrong = (json.dumps(line(*what)) for what in ((7, -1.0, 0.1), (8, -1.1, 0.1), (7, -2.0, 0.1)))
+        found = [jobs["Answers"].compare(answers, right) for answers in (right, close, wrong, right + "\n" + right)]
+        self.assertEqual(found[:2], ["same", "close"])
+        self.assertIn("log-probability", found[2])
+        self.assertEqual(found[3], "other lines")
 
     def test_misuse(self):
         self.assertEqual(self.accept("all")[0], 2)
