@@ -68,15 +68,15 @@ void Backend::reserve(const OpsShape& shape) {
   if (reserve_) reserve_(shape);
 }
 
-std::unique_ptr<TransferEngine> Backend::make_transfers(
-    const std::optional<EmulatedLink>& emulated) {
+std::unique_ptr<TransferEngine> Backend::make_transfers(const std::optional<EmulatedLink>& emulated,
+                                                        int most_blocks) {
   if (!movers_) return std::make_unique<HostTransferEngine>(emulated);
   if (emulated) {
     throw Error(ErrorRole::kUsage, "E-CLI-CONFLICT", "--emulate-link")
         .found("a GPU, whose own link is used")
         .expected("--device cpu");
   }
-  return std::make_unique<StreamTransferEngine>(*device_, *stream_, movers_());
+  return std::make_unique<StreamTransferEngine>(*device_, *stream_, movers_(most_blocks));
 }
 
 Ceilings Backend::measure_ceilings(int runs) {

@@ -38,9 +38,10 @@ class Backend {
   void reserve(const OpsShape& shape);
   [[nodiscard]] Stream& stream() { return *stream_; }
   // A link between the tiers beside the compute stream. `emulated`: its speed, on the CPU alone
-  // (E-CLI-CONFLICT).
+  // (E-CLI-CONFLICT). `most_blocks`: thread blocks of one gather on a GPU; 0: what is best beside
+  // compute.
   [[nodiscard]] std::unique_ptr<TransferEngine> make_transfers(
-      const std::optional<EmulatedLink>& emulated);
+      const std::optional<EmulatedLink>& emulated, int most_blocks = 0);
 
   // Takes seconds and 1 GiB of device memory; the best of `runs`.
   [[nodiscard]] Ceilings measure_ceilings(int runs);
@@ -65,7 +66,7 @@ class Backend {
   // Of a GPU.
   std::function<void(const OpsShape&)> reserve_;
   std::function<Ceilings(int)> measure_ceilings_;
-  std::function<StreamTransferEngine::Movers()> movers_;
+  std::function<StreamTransferEngine::Movers(int)> movers_;
 };
 
 }  // namespace triphase

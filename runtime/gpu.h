@@ -26,9 +26,10 @@ struct Gpu {
   std::unique_ptr<Ops> ops;
   std::unique_ptr<SparseOps> sparse_ops;
   std::unique_ptr<InputOps> input_ops;
-  std::function<void(const OpsShape&)> reserve;          // Backend::reserve
-  std::function<Ceilings(int)> measure_ceilings;         // Backend::measure_ceilings
-  std::function<StreamTransferEngine::Movers()> movers;  // of one transfer engine
+  std::function<void(const OpsShape&)> reserve;   // Backend::reserve
+  std::function<Ceilings(int)> measure_ceilings;  // Backend::measure_ceilings
+  // Of one transfer engine; `most_blocks` as Backend::make_transfers has it.
+  std::function<StreamTransferEngine::Movers(int most_blocks)> movers;
 };
 
 // GPUs of this machine that the program can use: "cuda:0" to "cuda:<count - 1>".

@@ -30,12 +30,12 @@ void add_operations(Gpu& gpu, std::string name, std::unique_ptr<cuda::Gemm> gemm
   gpu.ops = std::move(ops);
   gpu.sparse_ops = std::move(sparse_ops);
   gpu.input_ops = cuda::make_cuda_input_ops(*device, *host, stream_handle);
-  gpu.movers = [device, host, stream_handle] {
+  gpu.movers = [device, host, stream_handle](int most_blocks) {
     const auto mover = [&] {
       return cuda::make_cuda_kv_mover(
           *device, *host,
           [host](const void* data, std::size_t bytes) { return host->is_pinned(data, bytes); },
-          stream_handle);
+          stream_handle, most_blocks);
     };
     return StreamTransferEngine::Movers{mover(), mover()};
   };

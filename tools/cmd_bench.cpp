@@ -1,4 +1,4 @@
-// `triphase bench attention|transfer|gemm|quantize`: microbenchmarks beside measured ceilings.
+// `triphase bench attention|transfer|link|gemm|quantize`: microbenchmarks beside measured ceilings.
 
 #include <fmt/format.h>
 
@@ -96,17 +96,29 @@ bench::GemmGrid gemm_grid(const OptionValues& values, bool on_cpu) {
           integers(values, "columns", {on_cpu ? 2048 : 4096}), dtypes(values)};
 }
 
+std::vector<std::int64_t> sizes(const OptionValues& values, std::vector<std::int64_t> otherwise,
+                                std::uint64_t gib) {
+  return list<std::int64_t>(values, "bytes", std::move(otherwise),
+                            fmt::format("sizes with units up to {}GiB, separated by commas", gib),
+                            [&](std::string_view text) -> std::optional<std::int64_t> {
+                              const auto bytes = read_size(text);
+                              if (!bytes || *bytes == 0 || *bytes > (gib << 30))
+                                return std::nullopt;
+                              return static_cast<std::int64_t>(*bytes);
+                            });
+}
+
 bench::TransferGrid transfer_grid(const OptionValues& values) {
-  return {list<std::int64_t>(values, "bytes",
-                             {4 << 10, 16 << 10, 64 << 10, 1 << 20, 16 << 20, 64 << 20},
-                             "sizes with units up to 1GiB, separated by commas",
-                             [](std::string_view text) -> std::optional<std::int64_t> {
-                               const auto bytes = read_size(text);
-                               if (!bytes || *bytes == 0 || *bytes > (std::uint64_t{1} << 30)) {
-                                 return std::nullopt;
-                               }
-                               return static_cast<std::int64_t>(*bytes);
-                             })};
+  return {sizes(values, {4 << 10, 16 << 10, 64 << 10, 1 << 20, 16 << 20, 64 << 20}, 1)};
+}
+
+bench::LinkGrid link_grid(const OptionValues& values, bool on_cpu) {
+  constexpr std::int64_t kGiB = std::int64_t{1} << 30;
+  bench::LinkGrid grid;
+  grid.pin_bytes = sizes(values, {kGiB, 2 * kGiB, 4 * kGiB, 8 * kGiB, 16 * kGiB}, 64);
+  grid.record_bytes = {2 << 10, 4 << 10, 8 << 10, 16 << 10, 28 << 10};
+  grid.blocks = on_cpu ? std::vector<std::int64_t>{0} : std::vector<std::int64_t>{4, 8, 16, 32, 64};
+  return grid;
 }
 
 bench::QuantizeGrid quantize_grid(const OptionValues& values, bool on_cpu) {
@@ -131,12 +143,13 @@ int cmd_bench(const Arguments& arguments, std::unique_ptr<Log>& log) {
   const OptionValues values = begin_command("bench", arguments, log);
   const std::string kind = values.positionals().empty() ? "" : values.positionals().front();
   if (values.positionals().size() != 1 ||
-      (kind != "attention" && kind != "transfer" && kind != "gemm" && kind != "quantize")) {
+      (kind != "attention" && kind != "transfer" && kind != "link" && kind != "gemm" &&
+       kind != "quantize")) {
     throw Error(ErrorRole::kUsage, "E-CLI-OPTION", "benchmark")
         .found(values.positionals().empty()
                    ? "none"
                    : fmt::format("{}", fmt::join(values.positionals(), " ")))
-        .expected("attention, transfer, gemm or quantize")
+        .expected("attention, transfer, link, gemm or quantize")
         .hint("triphase bench --help");
   }
   const auto backend = Backend::open(values.text("device"), values.integer("threads"));
@@ -165,6 +178,8 @@ int cmd_bench(const Arguments& arguments, std::unique_ptr<Log>& log) {
     rows = bench::bench_gemm(*backend, ceilings, gemm_grid(values, on_cpu), effort, on_row);
   } else if (kind == "quantize") {
     rows = bench::bench_quantize(*backend, ceilings, quantize_grid(values, on_cpu), effort, on_row);
+  } else if (kind == "link") {
+    rows = bench::bench_link(*backend, link_grid(values, on_cpu), effort, on_row);
   } else {
     rows = bench::bench_transfer(*backend, ceilings, transfer_grid(values), effort, on_row);
   }

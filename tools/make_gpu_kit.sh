@@ -1,9 +1,9 @@
 #!/usr/bin/env bash
 # Builds the folder that is copied to a machine with a GPU: the program, the tests that need a
-# GPU, and gpu_acceptance, for one GPU generation, stripped. Usage: tools/make_gpu_kit.sh [ARCHITECTURES] [FOLDER]
+# GPU, the end-to-end jobs, and gpu_acceptance, for one GPU generation, stripped. Usage: tools/make_gpu_kit.sh [ARCHITECTURES] [FOLDER]
 #   ARCHITECTURES  default 90a-real (H100, H200, without PTX)
 #   FOLDER         default build/gpu_kit/install; must not exist, or be an older kit
-# Then, there: FOLDER/gpu_acceptance
+# Then, there: FOLDER/gpu_acceptance A0 --results RESULTS [--models models/shipped]; then A1, A4 (bench/README.md)
 set -euo pipefail
 cd "$(dirname "$0")/.."
 architectures=${1:-90a-real}

@@ -39,12 +39,13 @@ void check_run(const KvGeometry& geometry, const TokenRun& run) {
 class CudaKvMover final : public KvMover {
  public:
   CudaKvMover(Device& device, Device& host, IsPinned is_pinned,
-              std::function<StreamHandle(Stream&)> stream_handle)
+              std::function<StreamHandle(Stream&)> stream_handle, int most_blocks)
       : device_(&device),
         is_pinned_(std::move(is_pinned)),
         stream_handle_(std::move(stream_handle)),
         arguments_(device, host, static_cast<std::size_t>(kCudaMoverRingBytes)),
-        bounce_(device) {}
+        bounce_(device),
+        most_blocks_(most_blocks > 0 ? most_blocks : kMostBlocks) {}
 
   void move(Lane lane, const KvGeometry& geometry, std::span<const TokenRun> runs,
             Stream& stream) override {
@@ -107,7 +108,7 @@ class CudaKvMover final : public KvMover {
       args.head_counts = send(tokens.head_counts, stream);
     }
     args.count = static_cast<int>(tokens.slots.size());
-    args.max_blocks = kMostBlocks;
+    args.max_blocks = most_blocks_;
     stage_rows(args, stream_handle_(stream));
   }
 
@@ -139,6 +140,7 @@ class CudaKvMover final : public KvMover {
   std::function<StreamHandle(Stream&)> stream_handle_;
   ArgumentRing arguments_;
   DeviceScratch bounce_;
+  int most_blocks_;
   // Of the launch at hand; kept to reuse their memory.
   Tokens tokens_;
   Tokens bounced_;
@@ -147,9 +149,10 @@ class CudaKvMover final : public KvMover {
 }  // namespace
 
 std::unique_ptr<KvMover> make_cuda_kv_mover(Device& device, Device& host, IsPinned is_pinned,
-                                            std::function<StreamHandle(Stream&)> stream_handle) {
-  return std::make_unique<CudaKvMover>(device, host, std::move(is_pinned),
-                                       std::move(stream_handle));
+                                            std::function<StreamHandle(Stream&)> stream_handle,
+                                            int most_blocks) {
+  return std::make_unique<CudaKvMover>(device, host, std::move(is_pinned), std::move(stream_handle),
+                                       most_blocks);
 }
 
 }  // namespace triphase::cuda

@@ -15,9 +15,10 @@ namespace triphase::cuda {
 using IsPinned = std::function<bool(const void* data, std::size_t bytes)>;
 
 // `device` holds the lists of runs, `host` what travels to it; both must outlive the mover. Pages
-// must hold 32, 64 or 128 tokens (checked).
+// must hold 32, 64 or 128 tokens (checked). `most_blocks`: of a launch; 0: as many as the link
+// needs.
 [[nodiscard]] std::unique_ptr<KvMover> make_cuda_kv_mover(
     Device& device, Device& host, IsPinned is_pinned,
-    std::function<StreamHandle(Stream&)> stream_handle);
+    std::function<StreamHandle(Stream&)> stream_handle, int most_blocks);
 
 }  // namespace triphase::cuda

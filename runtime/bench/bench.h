@@ -46,6 +46,16 @@ struct TransferGrid {
                                               const TransferGrid& grid, const Effort& effort,
                                               const OnRow& on_row);
 
+// GB/s of one transfer by wall time, its submission included. "pin": memory mapped, touched and
+// pinned; sizes that half of the free memory does not hold are left out.
+struct LinkGrid {
+  std::vector<std::int64_t> pin_bytes;
+  std::vector<std::int64_t> record_bytes;  // of one gathered token; multiples of 512
+  std::vector<std::int64_t> blocks;        // most thread blocks of a gather; 0: the engine's number
+};
+[[nodiscard]] std::vector<Row> bench_link(Backend& backend, const LinkGrid& grid,
+                                          const Effort& effort, const OnRow& on_row);
+
 // GB/s count F16 values read, and codes and scales written.
 struct QuantizeGrid {
   std::vector<std::int64_t> batches;  // blocks closed together

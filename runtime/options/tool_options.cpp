@@ -215,7 +215,7 @@ constexpr OptionSpec kBenchOnlyOptions[] = {
      "Types of the KV cache or the weights: fp16, bf16, fp32. Default: fp16."},
     {"What (lists are separated by commas; defaults depend on the benchmark and the device)",
      "bytes", 0, kText, "", "LIST", 0, 0, false, false,
-     "transfer: bytes of one copy, with units, such as 4KiB,64MiB."},
+     "transfer: bytes of one copy, with units, such as 4KiB,64MiB; link: of pinned memory."},
     {"How", "samples", 0, kInteger, "50", "N", 5, 100000, false, false,
      "Samples per measurement; the median counts. Slow cells stop earlier, at 5 or more."},
     {"How", "seconds", 0, kSeconds, "2s", "TIME", 0.001, 3600, false, false,
@@ -249,7 +249,7 @@ constexpr CommandSpec kCommands[] = {
     {"doctor", "what this machine has, what would be used; explains error codes", "",
      kDoctorOptions, "Exit: 0 a run could start, 5 it could not."},
     {"bench", "speeds of single operations as shares of what this machine measures",
-     "attention|transfer|gemm|quantize", kBenchOptions,
+     "attention|transfer|link|gemm|quantize", kBenchOptions,
      "Measures the ceilings first: bytes read and copied per second, multiply-adds per second. "
      "GB/s count the bytes that the operation must read; us is the median of one call, us_p10 and "
      "us_p90 its spread. An operation whose results disagree with float64 arithmetic is not timed. "

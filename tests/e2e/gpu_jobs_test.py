@@ -1,13 +1,22 @@
 #!/usr/bin/env python3
-"""Jobs on the emulated GPU: every policy and method, the same answers wherever KV lies, whatever order work runs in.
+"""Jobs on a GPU: every policy and method, the same answers wherever KV lies, whatever order work runs in.
 
-    gpu_jobs_test.py TRIPHASE_EMULATED TRIPHASE            what ctest runs (unittest options may follow)
-    gpu_jobs_test.py TRIPHASE_EMULATED TRIPHASE --matrix   every method x policy x KV type x heads instead
+    gpu_jobs_test.py TRIPHASE_EMULATED TRIPHASE             what ctest runs (unittest options may follow)
+    gpu_jobs_test.py TRIPHASE TRIPHASE --device cuda:0      on a real GPU: no orders, no failures on demand
+    gpu_jobs_test.py ... --matrix [--results FILE] [--seconds N] [--parallel N]
+                                  every method x policy x KV type x heads instead; FILE gets a JSON line for each, and
+                                  what it has of the same program is not run again. Exit 75: time is up, call again
 
 Standard library only. The model is a config of random weights; prompts are token ids. That work runs in another order
-is the emulated device's part (tests/emulated/emulated_device.h): 0 is lazy, 1 eager, others are random.
+is the emulated device's part (tests/emulated/emulated_device.h): 0 is lazy, 1 eager, others are random. There answers
+are the same bytes. A real GPU's library may round a product of another batch otherwise: tokens may differ where the
+two best were that close, and everything after them.
 """
 
+import argparse
+import collections
+import concurrent.futures
+import hashlib
 import itertools
 import json
 import os
@@ -20,9 +29,27 @@ import time
 import unittest
 
 sys.dont_write_bytecode = True
-EMULATED, PROGRAM = sys.argv[1], sys.argv[2]
 ROOT = pathlib.Path(__file__).resolve().parent.parent.parent
-SHIPPED = ROOT / "models" / "shipped"
+
+
+def parse_arguments():
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("program", help="runs the jobs")
+    parser.add_argument("triphase", help="the program as users have it")
+    parser.add_argument("--device", default="cuda:emulated")
+    parser.add_argument("--models", type=pathlib.Path, default=ROOT / "models" / "shipped")
+    parser.add_argument("--matrix", action="store_true")
+    parser.add_argument("--results", type=pathlib.Path, help="JSON lines of the matrix")
+    parser.add_argument("--seconds", type=float, default=float("inf"), help="no job of the matrix begins later")
+    parser.add_argument("--parallel", type=int, default=1, help="jobs of the matrix at once")
+    return parser.parse_known_args()
+
+
+ARGUMENTS, UNITTEST = parse_arguments()
+DEVICE, PROGRAM, SHIPPED = ARGUMENTS.device, ARGUMENTS.triphase, ARGUMENTS.models
+IS_EMULATED = DEVICE == "cuda:emulated"
+CLOSE = 0.2  # nats, against the CPU or, on a real GPU, between places
+JOB_SECONDS = 600 if IS_EMULATED else 90
 LENGTHS = (70, 33, 100, 5, 64, 90)
 LONGEST = "200"
 METHODS = ("local", "strided", "lm-infinite", "swa", "h2o", "sparq", "topk", "quest", "random")
@@ -53,6 +80,40 @@ def config(kv_heads):
             "hidden_act": "silu", "tie_word_embeddings": False, "bos_token_id": 1, "eos_token_id": 2}  # fmt: skip
 
 
+def difference(ours, theirs):
+    """What differs in two lines' tokens and log-probabilities beyond close calls; None: nothing."""
+    for at, (token, expected) in enumerate(zip(ours["logprobs"], theirs["logprobs"], strict=True)):
+        first, second = (logprob for _, logprob in expected["top"][:2])
+        where = f"line {theirs['index']}, token {at}"
+        if token["token"] != expected["token"]:
+            if first - second >= CLOSE:
+                return f"{where}: {token['token']}, not {expected['token']}, which leads by {first - second:.3f}"
+            return None
+        if abs(token["logprob"] - expected["logprob"]) > CLOSE:
+            return f"{where}: log-probability {token['logprob']:.3f}, not {expected['logprob']:.3f}"
+    return None
+
+
+class Answers:
+    """How answers compare: always by bytes, and on a real GPU by close calls too."""
+
+    seen = collections.Counter()
+
+    @staticmethod
+    def compare(answers, expected):
+        """same, close, or what is wrong."""
+        verdict = "same"
+        if answers != expected:
+            verdict = "other answers"
+            if not IS_EMULATED:
+                lines = [[json.loads(line) for line in text.splitlines()] for text in (answers, expected)]
+                verdict = "other lines"
+                if len(lines[0]) == len(lines[1]):
+                    verdict = next(filter(None, map(difference, *lines)), "close")
+        Answers.seen[verdict if verdict in ("same", "close") else "wrong"] += 1
+        return verdict
+
+
 class Jobs:
     """A folder with models and prompts, and the jobs that are run over them."""
 
@@ -60,25 +121,30 @@ class Jobs:
         self.folder = pathlib.Path(folder)
         for kv_heads in (2, 4):
             (self.folder / f"heads{kv_heads}.json").write_text(json.dumps(config(kv_heads)))
-        with (self.folder / "prompts.jsonl").open("w") as out:
-            for line, length in enumerate(LENGTHS):
+        self.write_prompts("prompts", LENGTHS)
+
+    def write_prompts(self, name, lengths):
+        with (self.folder / f"{name}.jsonl").open("w") as out:
+            for line, length in enumerate(lengths):
                 tokens = [3 + (line * 37 + at * 11 + at * at) % 290 for at in range(length)]
                 print(json.dumps({"id": str(line), "prompt_tokens": tokens}), file=out)
 
-    def command(self, name, *extra, kv_heads=2, tokens=24, device="cuda:emulated"):
-        return [EMULATED, "run", "--model", str(self.folder / f"heads{kv_heads}.json"), "--random-weights",
-                "--weights-dtype", "bf16", "--prompts", str(self.folder / "prompts.jsonl"), "--max-tokens", str(tokens),
-                "--temperature", "0", "--ignore-eos", "--batch-size", "4", "--progress", "off", "--device", device,
-                "--output", str(self.folder / f"{name}.jsonl"), *extra]  # fmt: skip
+    def command(self, name, *extra, kv_heads=2, tokens=24, device=DEVICE, prompts="prompts"):
+        logprobs = [] if device == "cuda:emulated" else ["--logprobs", "2"]
+        return [ARGUMENTS.program, "run", "--model", str(self.folder / f"heads{kv_heads}.json"), "--random-weights",
+                "--weights-dtype", "bf16", "--prompts", str(self.folder / f"{prompts}.jsonl"), "--max-tokens",
+                str(tokens), "--temperature", "0", "--ignore-eos", "--batch-size", "4", "--progress", "off", "--device",
+                device, "--output", str(self.folder / f"{name}.jsonl"), *logprobs, *extra]  # fmt: skip
 
     def environment(self, machine):
-        return {**os.environ, "XDG_CACHE_HOME": str(self.folder / "cache"), "TRIPHASE_EMULATED": machine}
+        machines = {"TRIPHASE_EMULATED": machine} if IS_EMULATED else {}
+        return {**os.environ, "XDG_CACHE_HOME": str(self.folder / "cache"), **machines}
 
     def run(self, name, *extra, machine="schedule=0", ending=0, **job):
         """Summary and answers of a job that ends with this exit code."""
         output = self.folder / f"{name}.jsonl"
-        done = subprocess.run(self.command(name, *extra, **job), capture_output=True, text=True, timeout=600,
-                              env=self.environment(machine))
+        done = subprocess.run(self.command(name, *extra, **job), capture_output=True, text=True, timeout=JOB_SECONDS,
+                              check=False, env=self.environment(machine))
         if done.returncode != ending:
             raise AssertionError(f"{name} ({machine}): exit {done.returncode}\n{done.stderr[-2000:]}")
         if ending != 0:
@@ -92,23 +158,26 @@ class GpuJobs(unittest.TestCase):
         self.addCleanup(scratch.cleanup)
         self.jobs = Jobs(scratch.name)
 
+    def check(self, answers, expected):
+        self.assertIn(Answers.compare(answers, expected), ("same",) if IS_EMULATED else ("same", "close"))
+
     def test_policies_give_the_same_answers_in_any_order(self):
         _, expected = self.jobs.run("reference", "--policy", "device-only")
         for number, (name, policy) in enumerate(POLICIES.items()):
             with self.subTest(policy=name):
                 summary, answers = self.jobs.run("job", *policy, "--overwrite", machine=f"schedule={number % 3 * 5}")
-                self.assertEqual(answers, expected)
+                self.check(answers, expected)
                 if name in ("triphase", "flexgen", "flexgen on the CPU"):
                     self.assertGreater(summary["moved_bytes"]["to_device"], 0)
                     self.assertGreater(summary["moved_bytes"]["to_host"], 0)
         # Where work elsewhere comes first: what a missing event would show.
         _, answers = self.jobs.run("job", *POLICIES["triphase"], "--overwrite", machine="schedule=1")
-        self.assertEqual(answers, expected)
+        self.check(answers, expected)
 
     def test_preempted_requests_are_swapped_and_go_on(self):
         _, expected = self.jobs.run("reference", "--policy", "device-only", tokens=60)
         summary, answers = self.jobs.run("job", *POLICIES["vllm"], tokens=60, machine="schedule=9")
-        self.assertEqual(answers, expected)
+        self.check(answers, expected)
         self.assertGreater(summary["moved_bytes"]["to_device_by_kind"]["kv_reloads"], 0)
 
     def test_methods_choose_the_same_tokens_wherever_kv_lies(self):
@@ -121,7 +190,7 @@ class GpuJobs(unittest.TestCase):
                 _, expected = self.jobs.run("reference", "--policy", "device-only", *attention, tokens=16)
                 summary, answers = self.jobs.run("job", *policy, *attention, tokens=16,
                                                  machine=f"schedule={number % 4}")
-                self.assertEqual(answers, expected)
+                self.check(answers, expected)
                 self.assertGreater(summary["moved_bytes"]["to_device"], 0)
 
     def test_int8_kv(self):
@@ -130,63 +199,79 @@ class GpuJobs(unittest.TestCase):
         policy = list(POLICIES["triphase"])
         policy[policy.index("260KiB")] = "600KiB"  # partial blocks lie unquantized on the device
         summary, answers = self.jobs.run("job", *policy, *int8, machine="schedule=3")
-        self.assertEqual(answers, expected)
+        self.check(answers, expected)
         self.assertGreater(summary["moved_bytes"]["to_device"], 0)
 
     def test_recomputed_kv_is_the_kv_that_was_stored(self):
         _, expected = self.jobs.run("reference", "--policy", "device-only", "--layer-inputs", "96", tokens=60)
         summary, answers = self.jobs.run("job", "--policy", "triphase", *RECOMPUTE, *TIGHT, "--kv-dtype", "bf16",
                                          tokens=60, machine="schedule=6")
-        self.assertEqual(answers, expected)
+        self.check(answers, expected)
         self.assertGreater(summary["layer_inputs"]["recomputed_tokens"], 0)
 
     def test_answers_are_the_cpus_but_for_close_calls(self):
+        models = [(name, kv) for name, kv in (("triphase-gqa", "bf16"), ("triphase-mha", "int8"), ("triphase-gqa", "int8"))
+                  if (SHIPPED / name).is_dir()]  # fmt: skip
+        if not models:
+            self.skipTest(f"no models in {SHIPPED}")
         lines = [json.loads(line) for line in (SHIPPED / "prompts.jsonl").read_text().splitlines()[:4]]
         prompts = self.jobs.folder / "stories.jsonl"
         prompts.write_text("".join(json.dumps({"prompt": line["prompt"]}) + "\n" for line in lines))
-        for model, kv in (("triphase-gqa", "bf16"), ("triphase-mha", "int8")):
+        for model, kv in models[:2]:
             answers = {}
-            for device in ("cpu", "cuda:emulated"):
+            for device in ("cpu", DEVICE):
                 output = self.jobs.folder / f"{device}-{kv}.jsonl"
-                done = subprocess.run([EMULATED, "run", "--model", str(SHIPPED / model), "--prompts", str(prompts),
-                                       "--max-tokens", "16", "--temperature", "0", "--logprobs", "2", "--kv-dtype", kv,
-                                       "--policy", "device-only", "--device", device, "--output", str(output)],
-                                      capture_output=True, text=True, timeout=600)  # fmt: skip
+                done = subprocess.run([ARGUMENTS.program, "run", "--model", str(SHIPPED / model), "--prompts",
+                                       str(prompts), "--max-tokens", "16" if IS_EMULATED else "96", "--temperature", "0",
+                                       "--logprobs", "2", "--kv-dtype", kv, "--policy", "device-only", "--device",
+                                       device, "--output", str(output)],
+                                      capture_output=True, text=True, timeout=JOB_SECONDS, check=False)  # fmt: skip
                 self.assertEqual(done.returncode, 0, done.stderr)
                 answers[device] = [json.loads(line) for line in output.read_text().splitlines()]
-            for ours, theirs in zip(answers["cuda:emulated"], answers["cpu"], strict=True):
-                self.compare(ours, theirs)
+            for ours, theirs in zip(answers[DEVICE], answers["cpu"], strict=True):
+                with self.subTest(model=model, kv=kv, line=theirs["index"]):
+                    self.assertIsNone(difference(ours, theirs))
 
-    def compare(self, ours, theirs):
-        for at, (token, expected) in enumerate(zip(ours["logprobs"], theirs["logprobs"], strict=True)):
-            first, second = (logprob for _, logprob in expected["top"][:2])
-            if token["token"] != expected["token"]:
-                self.assertLess(first - second, 0.2, f"line {theirs['index']}, token {at}")
-                return
-            self.assertAlmostEqual(token["logprob"], expected["logprob"], delta=0.2)
+    def test_budgets_hold(self):
+        _, expected = self.jobs.run("reference", "--policy", "device-only")
+        summary, answers = self.jobs.run("tight", *POLICIES["triphase"])
+        self.check(answers, expected)
+        used = {(part["tier"], part["tag"]): part for part in summary["memory"]}
+        for name, part in used.items():
+            self.assertLessEqual(part["peak_bytes"], part["planned_bytes"], name)
+        on_device = sum(used["device", tag]["planned_bytes"] for tag in ("kv", "staging"))
+        self.assertLessEqual(on_device, 260 << 10)
+        self.assertGreater(used["host", "kv"]["peak_bytes"], 0)
+        # Nowhere else to go: lines that cannot fit fail by themselves.
+        errors, _ = self.jobs.run("small", "--policy", "device-only", "--device-kv-memory", "64KiB", ending=1)
+        self.assertRegex(errors, r"6 records, [1-5] failed")
 
     def test_a_killed_or_failed_job_resumes(self):
-        _, expected = self.jobs.run("reference", "--policy", "device-only", tokens=60)
+        # So long that it is still under way when its first lines are there.
+        self.jobs.write_prompts("many", LENGTHS * (1 if IS_EMULATED else 40))
+        job = {"tokens": 60, "prompts": "many"}
+        _, expected = self.jobs.run("reference", "--policy", "device-only", **job)
         policy = POLICIES["flexgen"]
-        process = subprocess.Popen(self.jobs.command("killed", *policy, tokens=60), stderr=subprocess.DEVNULL,
+        process = subprocess.Popen(self.jobs.command("killed", *policy, **job), stderr=subprocess.DEVNULL,
                                    env=self.jobs.environment("schedule=2"))
         part = self.jobs.folder / "killed.jsonl.part"
         deadline = time.monotonic() + 120
         while process.poll() is None and time.monotonic() < deadline:
             if part.exists() and part.stat().st_size > 0:
                 break
-            time.sleep(0.01)
+            time.sleep(0.001)
         process.send_signal(signal.SIGKILL)
-        process.wait()
-        _, answers = self.jobs.run("killed", *policy, tokens=60)
-        self.assertEqual(answers, expected)
-        for fault in ("fail-launch=3000", "fail-copy=1500"):
+        self.assertEqual(process.wait(), -signal.SIGKILL, "ended before it could be killed")
+        _, answers = self.jobs.run("killed", *policy, **job)
+        self.check(answers, expected)
+        for fault in ("fail-launch=3000", "fail-copy=1500") if IS_EMULATED else ():
             with self.subTest(fault=fault):
-                errors, _ = self.jobs.run("failed", *policy, "--overwrite", tokens=60, machine=fault, ending=7)
+                errors, _ = self.jobs.run("failed", *policy, "--overwrite", machine=fault, ending=7, **job)
                 self.assertIn("[E-DEV-CUDA]", errors)
-                _, answers = self.jobs.run("failed", *policy, tokens=60)
-                self.assertEqual(answers, expected)
+                _, answers = self.jobs.run("failed", *policy, **job)
+                self.check(answers, expected)
 
+    @unittest.skipUnless(IS_EMULATED, "a real GPU does not count what it is asked")
     def test_a_decode_step_asks_little_of_the_device(self):
         """Allocations, launches, copies and waits of a step in which nothing begins or ends: the table of docs/gpu.md."""
         allowed = {}
@@ -212,6 +297,7 @@ class GpuJobs(unittest.TestCase):
                 for count, limit in zip(step, limits, strict=True):
                     self.assertLessEqual(count, limit)
 
+    @unittest.skipUnless(IS_EMULATED, "a real GPU refuses nothing on demand")
     def test_refused_memory(self):
         errors, _ = self.jobs.run("small", "--policy", "device-only", machine="memory=30000000", ending=5)
         self.assertIn("device memory", errors)
@@ -219,7 +305,7 @@ class GpuJobs(unittest.TestCase):
         self.assertIn("[E-MEM-ALLOC]", errors)
         _, expected = self.jobs.run("reference", "--policy", "device-only")
         _, answers = self.jobs.run("unpinned", *POLICIES["flexgen"], machine="fail-pin=1,schedule=5")
-        self.assertEqual(answers, expected)
+        self.check(answers, expected)
 
     def test_devices_that_are_not_there(self):
         # Builds without CUDA do not know how GPUs are called.
@@ -230,38 +316,100 @@ class GpuJobs(unittest.TestCase):
             self.assertIn(f"--device: {device}" if device != "cuda:77" else "[E-DEV-NONE]", done.stderr)
 
 
-def matrix():
-    """Every method under every policy, KV type and kind of heads: prints what differs, and the counts."""
-    wrong = total = moved = 0
-    with tempfile.TemporaryDirectory() as folder:
-        jobs = Jobs(folder)
+class Matrix:
+    """Every method under every policy, KV type and kind of heads, with what earlier calls have found."""
+
+    def __init__(self):
+        self.deadline = time.monotonic() + ARGUMENTS.seconds
+        digest = hashlib.sha256(pathlib.Path(ARGUMENTS.program).read_bytes())
+        self.mark = hashlib.sha256(digest.digest() + pathlib.Path(__file__).read_bytes()).hexdigest()[:16]
+        self.found = {}  # by cell
+        if ARGUMENTS.results and ARGUMENTS.results.is_file():
+            for line in ARGUMENTS.results.read_text(errors="replace").splitlines():
+                try:
+                    result = json.loads(line)
+                except ValueError:
+                    continue  # the end of a call that was killed
+                if result["program"] == self.mark:
+                    self.found[result["cell"]] = result
+            with ARGUMENTS.results.open("a") as out:
+                out.write("\n")
+
+    @staticmethod
+    def groups():
+        """What shares a reference: heads, KV type, method, and its cells with their policies."""
+        number = 0
         for kv_heads, kv, method in itertools.product((2, 4), ("fp16", "bf16", "int8"), ("dense", *METHODS)):
-            common = ["--overwrite", "--kv-dtype", kv, "--kv-block", "32"]
-            if method != "dense":
-                common += ["--attention", method, "--kv-sparsity", "0.6"]
-            _, expected = jobs.run("reference", "--policy", "device-only", *common, kv_heads=kv_heads, tokens=8)
-            for number, (name, policy) in enumerate(POLICIES.items()):
+            cells = []
+            for name, policy in POLICIES.items():
                 if name == "flexgen on the CPU" and (kv == "int8" or method != "dense"):
                     continue
-                policy = ["2MiB" if option == "260KiB" and kv == "int8" else option for option in policy]
-                policy = ["800KiB" if option == "260KiB" else option for option in policy]
-                total += 1
-                try:
-                    summary, answers = jobs.run("job", *policy, *common, kv_heads=kv_heads, tokens=8,
-                                                machine=f"schedule={total % 7}")
-                    moved += summary["moved_bytes"]["to_device"] > 0
-                    if answers == expected:
-                        continue
-                    problem = "other answers"
-                except AssertionError as error:
-                    problem = str(error)
-                wrong += 1
-                print(f"heads {kv_heads}, {kv}, {method}, {name}: {problem}", flush=True)
-    print(f"matrix: {total} jobs, {moved} of them over the link, {wrong} wrong")
-    return 1 if wrong else 0
+                room = "2MiB" if kv == "int8" else "800KiB"
+                number += 1
+                cells.append((f"heads {kv_heads}, {kv}, {method}, {name}", number,
+                              [room if option == "260KiB" else option for option in policy]))  # fmt: skip
+            yield kv_heads, kv, method, cells
+
+    def note(self, cell, verdict, seconds=0.0, moved=0):
+        result = {"cell": cell, "verdict": verdict, "seconds": round(seconds, 2), "moved_bytes": moved,
+                  "device": DEVICE, "program": self.mark}  # fmt: skip
+        self.found[cell] = result
+        if verdict not in ("same", "close"):
+            print(f"{cell}: {verdict}", flush=True)
+        if ARGUMENTS.results:
+            with ARGUMENTS.results.open("a") as out:
+                out.write(json.dumps(result) + "\n")
+
+    def run_group(self, folder, group):
+        kv_heads, kv, method, cells = group
+        left = [cell for cell in cells if cell[0] not in self.found]
+        if not left or time.monotonic() > self.deadline:
+            return
+        common = ["--overwrite", "--kv-dtype", kv, "--kv-block", "32"]
+        if method != "dense":
+            common += ["--attention", method, "--kv-sparsity", "0.6"]
+        jobs = Jobs(folder)
+        try:
+            _, expected = jobs.run("reference", "--policy", "device-only", *common, kv_heads=kv_heads, tokens=8)
+        except Exception as error:
+            for cell, _, _ in left:
+                self.note(cell, f"reference: {error}")
+            return
+        for cell, number, policy in left:
+            if time.monotonic() > self.deadline:
+                return
+            started, moved = time.monotonic(), 0
+            try:
+                summary, answers = jobs.run("job", *policy, *common, kv_heads=kv_heads, tokens=8,
+                                            machine=f"schedule={number % 7}")
+                moved, verdict = summary["moved_bytes"]["to_device"], Answers.compare(answers, expected)
+            except Exception as error:
+                verdict = str(error)
+            self.note(cell, verdict, time.monotonic() - started, moved)
+
+    def run(self):
+        groups = list(self.groups())
+        with tempfile.TemporaryDirectory() as folder, concurrent.futures.ThreadPoolExecutor(ARGUMENTS.parallel) as pool:
+            folders = [pathlib.Path(folder) / str(number) for number in range(len(groups))]
+            for path in folders:
+                path.mkdir()
+            list(pool.map(self.run_group, folders, groups))
+        cells = [cell for *_, cells in groups for cell, _, _ in cells]
+        results = [self.found[cell] for cell in cells if cell in self.found]
+        verdicts = collections.Counter(result["verdict"] for result in results)
+        wrong = len(results) - verdicts["same"] - verdicts["close"]
+        moved = sum(result["moved_bytes"] > 0 for result in results)
+        print(f"matrix: {len(results)} of {len(cells)} jobs, {moved} of them over the link, {verdicts['same']} the same, "
+              f"{verdicts['close']} but for close calls, {wrong} wrong")
+        if len(results) < len(cells):
+            return 75
+        return 1 if wrong else 0
 
 
 if __name__ == "__main__":
-    if "--matrix" in sys.argv:
-        sys.exit(matrix())
-    unittest.main(argv=[sys.argv[0], *sys.argv[3:]])
+    if ARGUMENTS.matrix:
+        sys.exit(Matrix().run())
+    program = unittest.main(argv=[sys.argv[0], *UNITTEST], exit=False)
+    print(f"answers: {Answers.seen['same']} the same, {Answers.seen['close']} but for close calls, "
+          f"{Answers.seen['wrong']} wrong")
+    sys.exit(not program.result.wasSuccessful())
