@@ -109,7 +109,7 @@ const HardwareProfile* RunProfile::find() {
 }
 
 std::string RunProfile::machine() const {
-  return device_identity(backend_) + "; " + link_identity(options_.machine.emulated_link);
+  return device_identity(backend_) + "; " + link_identity(backend_, options_.machine.emulated_link);
 }
 
 HardwareProfile RunProfile::named() const {
@@ -131,7 +131,7 @@ HardwareProfile RunProfile::named() const {
 std::string RunProfile::cache_path() const {
   const DType asked = options_.machine.kv_dtype.value_or(model_.weights_dtype);
   return profile_cache_path(device_identity(backend_),
-                            link_identity(options_.machine.emulated_link), model_,
+                            link_identity(backend_, options_.machine.emulated_link), model_,
                             asked == DType::kInt8 ? model_.weights_dtype : asked);
 }
 
