@@ -89,4 +89,14 @@ double Backend::now() const {
   return std::chrono::duration<double>(std::chrono::steady_clock::now().time_since_epoch()).count();
 }
 
+DType kv_dtype_on(const ComputeMachine& machine, std::optional<DType> asked, DType weights) {
+  const DType dtype = asked.value_or(weights);
+  if (!machine.gpu || dtype != DType::kF32) return dtype;
+  if (!asked) return DType::kF16;
+  throw Error(ErrorRole::kUsage, "E-CLI-OPTION", "--kv-dtype")
+      .found("fp32 on a GPU")
+      .expected("auto, int8, fp16 or bf16")
+      .hint("--device cpu keeps KV in F32");
+}
+
 }  // namespace triphase

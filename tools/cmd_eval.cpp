@@ -182,7 +182,9 @@ class Evaluation {
         progress_(progress),
         bundle_(open_model(options)),
         backend_(Backend::open(options.machine.device, options.machine.threads)),
-        cells_(eval::sweep_cells(sweep_lists(values), bundle_.config, bundle_.weights_dtype)) {
+        cells_(eval::sweep_cells(
+            sweep_lists(values), bundle_.config,
+            kv_dtype_on(backend_->machine(), std::nullopt, bundle_.weights_dtype))) {
     for (const std::string& note : bundle_.notes) log.info(note);
     check_fixed_context(values, cells_);
     if (bundle_.tokenizer == nullptr) {

@@ -40,7 +40,7 @@ ModelRig::ModelRig(const ModelBundle& model, const RunOptions& options,
                    const ModelRigLimits& limits, Backend& backend, Progress& progress, Log& log)
     : limits_(limits),
       backend_(backend),
-      compute_dtype_(model.weights_dtype),
+      compute_dtype_(kv_dtype_on(backend.machine(), std::nullopt, model.weights_dtype)),
       pool_(backend.device(), MemoryTier::kDevice, UINT64_MAX),
       weight_memory_(pool_, MemoryTag::kWeights),
       weights_(load_model_weights(

@@ -70,8 +70,9 @@ class Profiler {
 
  private:
   [[nodiscard]] DType kv_dtype() const {
-    const DType asked = options_.machine.kv_dtype.value_or(model_.weights_dtype);
-    return asked == DType::kInt8 ? model_.weights_dtype : asked;
+    std::optional<DType> asked = options_.machine.kv_dtype;
+    if (asked == DType::kInt8) asked.reset();
+    return kv_dtype_on(backend_.machine(), asked, model_.weights_dtype);
   }
   [[nodiscard]] std::int64_t record_bytes(DType dtype) const {
     return 2 * model_.config.kv_width() * static_cast<std::int64_t>(dtype_bytes(dtype));
