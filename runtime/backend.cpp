@@ -70,12 +70,8 @@ void Backend::reserve(const OpsShape& shape) {
 
 std::unique_ptr<TransferEngine> Backend::make_transfers(
     const std::optional<EmulatedLink>& emulated) {
+  require_no_emulated_link(machine_, emulated);
   if (!movers_) return std::make_unique<HostTransferEngine>(emulated);
-  if (emulated) {
-    throw Error(ErrorRole::kUsage, "E-CLI-CONFLICT", "--emulate-link")
-        .found("a GPU, whose own link is used")
-        .expected("--device cpu");
-  }
   return std::make_unique<StreamTransferEngine>(*device_, *stream_, movers_());
 }
 
@@ -87,6 +83,14 @@ Ceilings Backend::measure_ceilings(int runs) {
 double Backend::now() const {
   if (!machine_.gpu) return cpu::now_seconds(*threads_);
   return std::chrono::duration<double>(std::chrono::steady_clock::now().time_since_epoch()).count();
+}
+
+void require_no_emulated_link(const ComputeMachine& machine,
+                              const std::optional<EmulatedLink>& emulated) {
+  if (!machine.gpu || !emulated) return;
+  throw Error(ErrorRole::kUsage, "E-CLI-CONFLICT", "--emulate-link")
+      .found("a GPU, whose own link is used")
+      .expected("--device cpu");
 }
 
 DType kv_dtype_on(const ComputeMachine& machine, std::optional<DType> asked, DType weights) {

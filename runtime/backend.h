@@ -69,6 +69,10 @@ class Backend {
   std::function<StreamTransferEngine::Movers()> movers_;
 };
 
+// Throws E-CLI-CONFLICT on a GPU, which has a link of its own.
+void require_no_emulated_link(const ComputeMachine& machine,
+                              const std::optional<EmulatedLink>& emulated);
+
 // Type of the KV cache: what was asked for, else the weights' type; but a GPU keeps no KV in F32:
 // F16 stands for it where nobody asks, and E-CLI-OPTION is thrown where somebody does.
 [[nodiscard]] DType kv_dtype_on(const ComputeMachine& machine, std::optional<DType> asked,

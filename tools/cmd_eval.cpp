@@ -7,6 +7,7 @@
 #include <optional>
 
 #include "base/error.h"
+#include "runtime/engine/gpu_limits.h"
 #include "runtime/engine/loaded_model.h"
 #include "runtime/eval/attention_analysis.h"
 #include "runtime/eval/eval.h"
@@ -208,6 +209,9 @@ class Evaluation {
       state.total = total;
       progress.update(state);
     };
+    if (values.text("task") == "attention") {
+      require_gpu_scores(backend_->machine(), bundle_.config, "--task", "attention");
+    }
     // What does not fit is refused before the first combination, not after hours.
     for (const eval::SweepCell& cell : cells_) plan_cell(cell);
     set_lengths(values, context_, setup_);

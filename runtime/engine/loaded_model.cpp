@@ -9,6 +9,7 @@
 #include "kernels/sizing/cuda_workspace.h"
 #include "kernels/sizing/sample_workspace.h"
 #include "models/attention/attention_method.h"
+#include "runtime/engine/gpu_limits.h"
 #include "runtime/engine/make_policy.h"
 #include "runtime/machine.h"
 #include "scheduler/placement/device_only_policy.h"
@@ -282,6 +283,8 @@ class Planner {
 
 RunPlan plan_run(const RunOptions& options, const ModelBundle& model,
                  const ComputeMachine& machine) {
+  require_no_emulated_link(machine, options.machine.emulated_link);
+  require_gpu_attention(machine, model.config, options.attention);
   return Planner(options, model, machine).plan();
 }
 

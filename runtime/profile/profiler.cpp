@@ -8,6 +8,7 @@
 
 #include "base/error.h"
 #include "memory/transfer/host_transfer_engine.h"
+#include "runtime/engine/gpu_limits.h"
 #include "runtime/machine.h"
 #include "runtime/profile/host_attention_work.h"
 #include "runtime/profile/link_work.h"
@@ -48,6 +49,7 @@ class Profiler {
   MeasuredProfile measure(Log& log) {
     // First: a link that cannot be is refused before minutes of measuring.
     const auto transfers = backend_.make_transfers(options_.machine.emulated_link);
+    require_gpu_attention(backend_.machine(), model_.config, {});
     describe_machine();
     const ModelRigLimits limits = choose_limits();
     progress_.begin_phase("loading model");
