@@ -72,8 +72,8 @@ class GpuCommands(unittest.TestCase):
     def run_job(self, model, *extra, device=GPU, code=0, tokens=5):
         random = () if pathlib.Path(model).parent == PARITY else ("--random-weights",)
         done = self.triphase("run", "--model", model, "--prompts", "prompts.jsonl", "--output", "out.jsonl",
-                             "--overwrite", "--progress", "off", "--ignore-eos", "--max-tokens", tokens, *random, *extra,
-                             device=device, code=code)
+                             "--overwrite", "--progress", "off", "--ignore-eos", "--max-tokens", tokens, *random,
+                             *extra, device=device, code=code)
         return done.stderr if code else lines(self.folder / "out.jsonl")
 
     def summary(self):
@@ -174,8 +174,8 @@ class GpuCommands(unittest.TestCase):
         made = {}
         for device in ("cpu", GPU):
             self.triphase("cluster", "--model", self.model, "--random-weights", "--context", "context.txt",
-                          "--output", f"clusters-{device[:3]}", "--window", "12", "--centroids", "0.2", "--coarse-centroids", "0.05",
-                          "--progress", "off", device=device)
+                          "--output", f"clusters-{device[:3]}", "--window", "12", "--centroids", "0.2",
+                          "--coarse-centroids", "0.05", "--progress", "off", device=device)
             made[device] = json.loads((self.folder / f"clusters-{device[:3]}" / "clusters.json").read_text())
         for level in ("fine", "coarse"):
             self.assertEqual(made[GPU][level]["clusters"], made["cpu"][level]["clusters"])
