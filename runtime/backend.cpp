@@ -70,12 +70,8 @@ void Backend::reserve(const OpsShape& shape) {
 
 std::unique_ptr<TransferEngine> Backend::make_transfers(const std::optional<EmulatedLink>& emulated,
                                                         int most_blocks) {
+  require_no_emulated_link(machine_, emulated);
   if (!movers_) return std::make_unique<HostTransferEngine>(emulated);
-  if (emulated) {
-    throw Error(ErrorRole::kUsage, "E-CLI-CONFLICT", "--emulate-link")
-        .found("a GPU, whose own link is used")
-        .expected("--device cpu");
-  }
   return std::make_unique<StreamTransferEngine>(*device_, *stream_, movers_(most_blocks));
 }
 
@@ -87,6 +83,24 @@ Ceilings Backend::measure_ceilings(int runs) {
 double Backend::now() const {
   if (!machine_.gpu) return cpu::now_seconds(*threads_);
   return std::chrono::duration<double>(std::chrono::steady_clock::now().time_since_epoch()).count();
+}
+
+void require_no_emulated_link(const ComputeMachine& machine,
+                              const std::optional<EmulatedLink>& emulated) {
+  if (!machine.gpu || !emulated) return;
+  throw Error(ErrorRole::kUsage, "E-CLI-CONFLICT", "--emulate-link")
+      .found("a GPU, whose own link is used")
+      .expected("--device cpu");
+}
+
+DType kv_dtype_on(const ComputeMachine& machine, std::optional<DType> asked, DType weights) {
+  const DType dtype = asked.value_or(weights);
+  if (!machine.gpu || dtype != DType::kF32) return dtype;
+  if (!asked) return DType::kF16;
+  throw Error(ErrorRole::kUsage, "E-CLI-OPTION", "--kv-dtype")
+      .found("fp32 on a GPU")
+      .expected("auto, int8, fp16 or bf16")
+      .hint("--device cpu keeps KV in F32");
 }
 
 }  // namespace triphase

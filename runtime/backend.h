@@ -7,6 +7,7 @@
 #include <optional>
 #include <string_view>
 
+#include "base/dtype.h"
 #include "base/thread_pool.h"
 #include "memory/transfer/transfer_engine.h"
 #include "runtime/gpu.h"
@@ -68,5 +69,14 @@ class Backend {
   std::function<Ceilings(int)> measure_ceilings_;
   std::function<StreamTransferEngine::Movers(int)> movers_;
 };
+
+// Throws E-CLI-CONFLICT on a GPU, which has a link of its own.
+void require_no_emulated_link(const ComputeMachine& machine,
+                              const std::optional<EmulatedLink>& emulated);
+
+// Type of the KV cache: what was asked for, else the weights' type; but a GPU keeps no KV in F32:
+// F16 stands for it where nobody asks, and E-CLI-OPTION is thrown where somebody does.
+[[nodiscard]] DType kv_dtype_on(const ComputeMachine& machine, std::optional<DType> asked,
+                                DType weights);
 
 }  // namespace triphase

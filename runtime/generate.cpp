@@ -139,7 +139,8 @@ RunSummary summary_of_setup(const RunOptions& options, const Job& job, const Dec
   }
   summary.prediction = decided.prediction;
   if (options.machine.emulated_link) summary.emulated.emplace_back("link");
-  if (plan.memory.host_blocks > 0 || plan.placement.streamed_layers > 0) {
+  const bool uses_host = plan.memory.host_blocks > 0 || plan.placement.streamed_layers > 0;
+  if (uses_host && !backend.machine().gpu) {
     summary.emulated.emplace_back("device memory");
   }
   if (job.prompts.rereadable) summary.total_requests = job.prompts.requests;

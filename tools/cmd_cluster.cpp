@@ -9,6 +9,7 @@
 #include "base/format_bytes.h"
 #include "runtime/context/build_context.h"
 #include "runtime/context/context_file.h"
+#include "runtime/engine/gpu_limits.h"
 #include "runtime/options/option_names.h"
 #include "runtime/options/parse_run_options.h"
 #include "tools/commands.h"
@@ -131,6 +132,7 @@ int cmd_cluster(const Arguments& arguments, std::unique_ptr<Log>& log) {
   check_length(values, length, model);
   options.machine.max_context = length;
   const auto backend = Backend::open(options.machine.device, options.machine.threads);
+  require_gpu_scores(backend->machine(), model.config, "--device", "clusters");
   const RunPlan plan = plan_run(options, model, backend->machine());
   check_memory(plan, length);
   check_output(values.text("output"));

@@ -162,6 +162,7 @@ class Comparison {
       try {
         run_cell(row.cell, "--dry-run");
       } catch (const Error& error) {
+        if (error.code() == "E-DEV-NONE") throw;
         if (error.role() == ErrorRole::kResources) continue;
         if (!excludes(error)) throw;
         excluded.emplace_back(&row, error);

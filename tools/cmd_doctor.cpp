@@ -59,20 +59,35 @@ Check check_simd(const MachineInfo& machine) {
 
 Check check_cuda(const MachineInfo& machine) {
   if (!machine.cuda_driver) {
-    return {Verdict::kOk, "CUDA", "no driver (libcuda.so.1); runs use the CPU"};
+    return {Verdict::kOk, "CUDA", "no driver (libcuda.so.1)"};
   }
   if (!built_with_gpu()) {
-    return {Verdict::kWarn, "CUDA",
-            "a driver is here, but this program was built without CUDA; runs use the CPU"};
+    return {Verdict::kWarn, "CUDA", "a driver is here, but this program was built without CUDA"};
   }
   const int count = gpu_count();
   if (count == 0) {
-    return {Verdict::kWarn, "CUDA",
-            "a driver is here, but no GPU that it or this build can use; runs use the CPU"};
+    return {Verdict::kWarn, "CUDA", "a driver is here, but no GPU that it or this build can use"};
   }
   return {
       Verdict::kOk, "CUDA",
       count == 1 ? "1 GPU, cuda:0" : fmt::format("{} GPUs, cuda:0 to cuda:{}", count, count - 1)};
+}
+
+// What a run with this --device would compute on.
+Check check_device(const std::string& name) {
+  try {
+    const auto backend = Backend::open(name, 0);
+    const std::optional<GpuMachine>& gpu = backend->machine().gpu;
+    std::string text =
+        fmt::format("--device {} is {}, {} threads, {} for a job", name, backend->ops().name(),
+                    backend->threads().threads(), format_bytes(backend->default_memory()));
+    if (!gpu) return {Verdict::kOk, "device", text};
+    text += "; KV and weights that do not fit stay in host memory";
+    return {gpu->gemm_library ? Verdict::kOk : Verdict::kWarn, "device", text};
+  } catch (const Error& error) {
+    if (error.role() == ErrorRole::kUsage) throw;
+    return {Verdict::kFail, "device", error.message()};
+  }
 }
 
 Check check_directory(const std::string& directory) {
@@ -113,7 +128,7 @@ Check check_descriptors() {
           text};
 }
 
-std::vector<Check> check_machine(const std::string& directory) {
+std::vector<Check> check_machine(const std::string& directory, const std::string& device) {
   const MachineInfo machine = inspect_machine();
   std::vector<Check> checks;
   checks.push_back({Verdict::kOk, "program",
@@ -125,6 +140,7 @@ std::vector<Check> check_machine(const std::string& directory) {
   checks.push_back(check_simd(machine));
   checks.push_back(check_memory(machine));
   checks.push_back(check_cuda(machine));
+  checks.push_back(check_device(device));
   checks.push_back(check_directory(directory));
   checks.push_back(check_locks(directory));
   checks.push_back(check_descriptors());
@@ -172,7 +188,7 @@ int explain(const std::string& code) {
 int cmd_doctor(const Arguments& arguments, std::unique_ptr<Log>& log) {
   const OptionValues values = begin_command("doctor", arguments, log);
   if (values.has("error")) return explain(values.text("error"));
-  const std::vector<Check> checks = check_machine(values.text("directory"));
+  const std::vector<Check> checks = check_machine(values.text("directory"), values.text("device"));
   print(values.text("format") == "json" ? as_json(checks) : as_text(checks));
   for (const Check& check : checks) {
     if (check.verdict == Verdict::kFail) return exit_code(ErrorRole::kResources);

@@ -7,6 +7,7 @@
 #include <optional>
 
 #include "base/error.h"
+#include "runtime/engine/gpu_limits.h"
 #include "runtime/engine/loaded_model.h"
 #include "runtime/eval/attention_analysis.h"
 #include "runtime/eval/eval.h"
@@ -182,7 +183,9 @@ class Evaluation {
         progress_(progress),
         bundle_(open_model(options)),
         backend_(Backend::open(options.machine.device, options.machine.threads)),
-        cells_(eval::sweep_cells(sweep_lists(values), bundle_.config, bundle_.weights_dtype)) {
+        cells_(eval::sweep_cells(
+            sweep_lists(values), bundle_.config,
+            kv_dtype_on(backend_->machine(), std::nullopt, bundle_.weights_dtype))) {
     for (const std::string& note : bundle_.notes) log.info(note);
     check_fixed_context(values, cells_);
     if (bundle_.tokenizer == nullptr) {
@@ -206,6 +209,9 @@ class Evaluation {
       state.total = total;
       progress.update(state);
     };
+    if (values.text("task") == "attention") {
+      require_gpu_scores(backend_->machine(), bundle_.config, "--task", "attention");
+    }
     // What does not fit is refused before the first combination, not after hours.
     for (const eval::SweepCell& cell : cells_) plan_cell(cell);
     set_lengths(values, context_, setup_);

@@ -63,7 +63,7 @@ int cmd_profile(const Arguments& arguments, std::unique_ptr<Log>& log) {
                                .name = values.text("name")};
   log->info(fmt::format("measuring {} for about {:g} s on {}; link: {}", options.files.model,
                         request.seconds, device_identity(*backend),
-                        link_identity(options.machine.emulated_link)));
+                        link_identity(*backend, options.machine.emulated_link)));
   const MeasuredProfile measured =
       measure_profile(model, options, request, *backend, progress, *log);
   progress.finish();

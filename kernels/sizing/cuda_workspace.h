@@ -151,6 +151,12 @@ inline constexpr std::int64_t kPrefillRowPad = 8;
   return page_tokens == 32 || page_tokens == 64 || page_tokens == 128;
 }
 
+// Channels of a head at most; of attention over chosen tokens a multiple of the second.
+inline constexpr std::int64_t kGpuMaxHeadDim = 256;
+inline constexpr std::int64_t kGpuSelectionHeadDim = 8;
+// Query heads of one KV head at most, where keys or centroids are scored to choose by.
+inline constexpr std::int64_t kGpuMaxScoredGroup = 8;
+
 // All that the CUDA Ops, SparseOps and InputOps allocate for themselves, for calls that stay within
 // `shape`. The memory budget counts it before anything is allocated; once they were told the shape
 // they hold exactly this and allocate nothing later.

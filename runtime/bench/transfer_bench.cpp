@@ -53,6 +53,7 @@ std::vector<Row> bench_transfer(Backend& backend, const Ceilings& ceilings,
   const Buffer device = device_pool.allocate(area, MemoryTag::kStaging);
   std::memset(host.data(), 1, area);
   backend.device().copy(device.data(), host.data(), area, backend.stream());
+  backend.stream().synchronize();  // the copy reads what check_copies writes
   check_copies(backend, host.data(), device.data(), std::min<std::size_t>(area, 1 << 20));
 
   std::vector<Row> rows;

@@ -255,10 +255,12 @@ std::string lanes(const std::vector<Group>& groups) {
                         {{{s.to_host, 4, fmt::format("to host {:.3f} s", s.to_host)}},
                          fmt::format("{:.2f} s", s.to_host)}})};
       });
-  return section("Time by lane",
-                 "Of the traced run. The upper bar is the run itself; the link's two directions "
-                 "work beside it, and what compute could not hide of them is waiting.",
-                 figures);
+  return section(
+      "Time by lane",
+      "Of the traced run. The upper bar is the run itself; the link's two directions "
+      "work beside it, and what compute could not hide of them is waiting. On a GPU compute "
+      "is what queueing it takes, and the wait for it is the host's.",
+      figures);
 }
 
 std::string memory(const std::vector<Row>& rows, const std::vector<Group>& groups) {

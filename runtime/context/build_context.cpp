@@ -48,35 +48,22 @@ std::vector<TokenId> ids_of(const ModelConfig& config, std::string_view text,
   return tokens;
 }
 
-// Keys of tokens [0, tokens) of one KV head as F32, [token][head_dim].
-std::vector<float> gather_keys(const LayerCall& call, std::int64_t head, std::int64_t tokens) {
-  const KvLayerView& cache = call.cache;
-  const std::int64_t dim = cache.head_dim;
-  std::vector<float> keys(static_cast<std::size_t>(tokens * dim));
-  for (std::int64_t token = 0; token < tokens; ++token) {
-    const PageId page = call.keys.pages[static_cast<std::size_t>(token / cache.page_tokens)];
-    TRIPHASE_CHECK(page.valid(), "the context's keys are on the device");
-    const std::int64_t first =
-        ((page.value * cache.kv_heads + head) * cache.page_tokens + token % cache.page_tokens) *
-        dim;
-    float* to = keys.data() + token * dim;
-    switch (cache.dtype) {
-      case DType::kF32:
-        std::copy_n(static_cast<const float*>(cache.k) + first, dim, to);
-        break;
-      case DType::kF16:
-        std::transform(static_cast<const std::uint16_t*>(cache.k) + first,
-                       static_cast<const std::uint16_t*>(cache.k) + first + dim, to, f16_to_f32);
-        break;
-      case DType::kBF16:
-        std::transform(static_cast<const std::uint16_t*>(cache.k) + first,
-                       static_cast<const std::uint16_t*>(cache.k) + first + dim, to, bf16_to_f32);
-        break;
-      default:
-        TRIPHASE_CHECK(false, "keys to cluster are not quantized");
-    }
+// Stored numbers as F32.
+void widen(const std::byte* from, DType dtype, std::span<float> to) {
+  const auto halves = std::span(reinterpret_cast<const std::uint16_t*>(from), to.size());
+  switch (dtype) {
+    case DType::kF32:
+      std::copy_n(reinterpret_cast<const float*>(from), to.size(), to.data());
+      break;
+    case DType::kF16:
+      std::ranges::transform(halves, to.data(), f16_to_f32);
+      break;
+    case DType::kBF16:
+      std::ranges::transform(halves, to.data(), bf16_to_f32);
+      break;
+    default:
+      TRIPHASE_CHECK(false, "keys to cluster are not quantized");
   }
-  return keys;
 }
 
 // Where a row of a level begins, [layer][kv_head][count].
@@ -88,12 +75,13 @@ void put_row(const std::vector<Number>& row, std::size_t index, std::vector<Numb
 // Sees the context's last rows pass through every layer and clusters the keys they attend.
 class KeyClusterer final : public AttentionObserver {
  public:
-  KeyClusterer(const ClusterOptions& options, FixedContext& context, ThreadPool& pool,
+  KeyClusterer(const ClusterOptions& options, FixedContext& context, Backend& backend,
                Progress& progress)
       : options_(options),
         context_(context),
-        pool_(pool),
+        backend_(backend),
         progress_(progress),
+        memory_(backend.host(), MemoryTier::kHost, UINT64_MAX),
         queries_(static_cast<std::size_t>(context.shape.layers)) {
     const MethodShape& shape = context.shape;
     ContextClusters& clusters = context.clusters;
@@ -117,12 +105,10 @@ class KeyClusterer final : public AttentionObserver {
     const std::int64_t rows = call.keys.query_count;
     const std::int64_t in_window = call.keys.context_tokens - (total - options_.window);
     scale_ = call.scale;
-    std::vector<float>& queries = queries_[static_cast<std::size_t>(call.layer)];
-    for (std::int64_t row = std::max<std::int64_t>(rows - in_window, 0); row < rows; ++row) {
-      const float* from =
-          static_cast<const float*>(q.data) + (call.keys.query_begin + row) * q.row_stride;
-      queries.insert(queries.end(), from, from + q.cols);
-    }
+    const std::int64_t first = std::max<std::int64_t>(rows - in_window, 0);
+    q.data = static_cast<const float*>(q.data) + (call.keys.query_begin + first) * q.row_stride;
+    q.rows = rows - first;
+    keep_queries(q, queries_[static_cast<std::size_t>(call.layer)]);
     if (call.keys.context_tokens < total) return;
     for (std::int64_t head = 0; head < context_.shape.kv_heads; ++head) {
       if (stop_requested()) {
@@ -138,6 +124,50 @@ class KeyClusterer final : public AttentionObserver {
   [[nodiscard]] float scale() const { return scale_; }
 
  private:
+  // Where bytes of the device can be copied to, until the next call.
+  std::byte* room(std::int64_t bytes) {
+    const auto size = static_cast<std::size_t>(bytes);
+    if (size > copy_.bytes()) {
+      copy_.reset();
+      copy_ = memory_.allocate(size, MemoryTag::kStaging);
+    }
+    return copy_.data();
+  }
+
+  void keep_queries(ConstMatrix q, std::vector<float>& queries) {
+    if (q.rows <= 0) return;
+    const std::int64_t bytes =
+        ((q.rows - 1) * q.row_stride + q.cols) * static_cast<std::int64_t>(sizeof(float));
+    std::byte* copy = room(bytes);
+    backend_.device().copy(copy, q.data, static_cast<std::size_t>(bytes), backend_.stream());
+    backend_.stream().synchronize();
+    for (std::int64_t row = 0; row < q.rows; ++row) {
+      const float* from = reinterpret_cast<const float*>(copy) + row * q.row_stride;
+      queries.insert(queries.end(), from, from + q.cols);
+    }
+  }
+
+  // Keys of tokens [0, tokens) of one KV head as F32, [token][head_dim].
+  std::vector<float> gather_keys(const LayerCall& call, std::int64_t head, std::int64_t tokens) {
+    const KvLayerView& cache = call.cache;
+    const std::int64_t page_bytes =
+        cache.page_tokens * cache.head_dim * static_cast<std::int64_t>(dtype_bytes(cache.dtype));
+    const std::int64_t pages = (tokens + cache.page_tokens - 1) / cache.page_tokens;
+    std::byte* copy = room(pages * page_bytes);
+    for (std::int64_t at = 0; at < pages; ++at) {
+      const PageId page = call.keys.pages[static_cast<std::size_t>(at)];
+      TRIPHASE_CHECK(page.valid(), "the context's keys are on the device");
+      const auto* from = static_cast<const std::byte*>(cache.k) +
+                         (page.value * cache.kv_heads + head) * page_bytes;
+      backend_.device().copy(copy + at * page_bytes, from, static_cast<std::size_t>(page_bytes),
+                             backend_.stream());
+    }
+    backend_.stream().synchronize();
+    std::vector<float> keys(static_cast<std::size_t>(tokens * cache.head_dim));
+    widen(copy, cache.dtype, keys);
+    return keys;
+  }
+
   void cluster(const LayerCall& call, std::int64_t head) {
     ContextClusters& clusters = context_.clusters;
     const std::vector<float> keys = gather_keys(call, head, clusters.clustered_tokens);
@@ -145,10 +175,11 @@ class KeyClusterer final : public AttentionObserver {
       throw Error(ErrorRole::kInput, kCode, fmt::format("keys of layer {}", call.layer))
           .found("NaN or infinity")
           .expected("finite numbers")
-          .hint("--kv-dtype fp32, or --check-weights to find out why");
+          .hint("--kv-dtype bf16, fp32 on the CPU, or --check-weights to find out why");
     }
     const auto row = static_cast<std::size_t>(call.layer * context_.shape.kv_heads + head);
-    const RowClusters made = cluster_row(pool_, keys, context_.shape.head_dim, options_, row);
+    const RowClusters made =
+        cluster_row(backend_.threads(), keys, context_.shape.head_dim, options_, row);
     put_row(made.fine.means, row, clusters.fine.means);
     put_row(made.fine.keys, row, clusters.fine.keys);
     put_row(made.labels, row, clusters.labels);
@@ -167,8 +198,10 @@ class KeyClusterer final : public AttentionObserver {
 
   const ClusterOptions& options_;
   FixedContext& context_;
-  ThreadPool& pool_;
+  Backend& backend_;
   Progress& progress_;
+  MemoryPool memory_;  // of the host
+  Buffer copy_;
   std::vector<std::vector<float>> queries_;  // [layer]
   float scale_ = 1.0F;
   std::uint64_t done_ = 0;
@@ -246,7 +279,7 @@ FixedContext build_fixed_context(std::vector<TokenId> tokens, const ClusterOptio
   context.clusters.context_tokens = static_cast<std::int64_t>(context.tokens.size());
   TRIPHASE_CHECK(context.clusters.clustered_tokens > 0 && loaded.decoder.attention() != nullptr,
                  "a context to cluster, and a model that shows its keys");
-  KeyClusterer clusterer(options, context, backend.threads(), progress);
+  KeyClusterer clusterer(options, context, backend, progress);
   progress.begin_phase("computing the context");
   loaded.decoder.attention()->set_observer(&clusterer);
   try {

@@ -9,6 +9,7 @@
 #include "kernels/sizing/cuda_workspace.h"
 #include "kernels/sizing/sample_workspace.h"
 #include "models/attention/attention_method.h"
+#include "runtime/engine/gpu_limits.h"
 #include "runtime/engine/make_policy.h"
 #include "runtime/machine.h"
 #include "scheduler/placement/device_only_policy.h"
@@ -123,10 +124,8 @@ class Planner {
   }
 
   void choose_kv() {
-    DType compute = model_.weights_dtype;
-    // A GPU keeps no KV in F32.
-    if (machine_.gpu && compute == DType::kF32) compute = DType::kF16;
-    const DType dtype = options_.machine.kv_dtype.value_or(compute);
+    const DType compute = kv_dtype_on(machine_, std::nullopt, model_.weights_dtype);
+    const DType dtype = kv_dtype_on(machine_, options_.machine.kv_dtype, model_.weights_dtype);
     plan_.kv = {.layers = model_.config.layers,
                 .kv_heads = model_.config.kv_heads,
                 .head_dim = model_.config.head_dim,
@@ -141,16 +140,7 @@ class Planner {
           .expected(
               fmt::format("a multiple of {} with --kv-dtype int8", KvStore::kInt8BlockMultiple));
     }
-    if (machine_.gpu) require_gpu_cache();
-  }
-
-  void require_gpu_cache() const {
-    if (plan_.kv.dtype == DType::kF32) {
-      throw Error(ErrorRole::kUsage, "E-CLI-OPTION", "--kv-dtype")
-          .found("fp32 on a GPU")
-          .expected("auto, int8, fp16 or bf16");
-    }
-    if (!gpu_takes_pages(plan_.kv.block_tokens)) {
+    if (machine_.gpu && !gpu_takes_pages(plan_.kv.block_tokens)) {
       throw Error(ErrorRole::kUsage, "E-CLI-OPTION", "--kv-block")
           .found(fmt::format("{} on a GPU", plan_.kv.block_tokens))
           .expected("32, 64 or 128");
@@ -293,6 +283,8 @@ class Planner {
 
 RunPlan plan_run(const RunOptions& options, const ModelBundle& model,
                  const ComputeMachine& machine) {
+  require_no_emulated_link(machine, options.machine.emulated_link);
+  require_gpu_attention(machine, model.config, options.attention);
   return Planner(options, model, machine).plan();
 }
 

@@ -64,13 +64,13 @@ std::string score_name(const std::string& task) {
 }  // namespace
 
 std::vector<SweepCell> sweep_cells(const SweepLists& lists, const ModelConfig& config,
-                                   DType weights_dtype) {
+                                   DType auto_kv_dtype) {
   refuse_stray_options(lists);
   std::vector<SweepCell> cells;
   for (const std::optional<DType> kv_dtype : lists.kv_dtypes) {
     const AttendedShape shape{
         config.heads, config.kv_heads, config.head_dim,
-        static_cast<std::int64_t>(dtype_bytes(kv_dtype.value_or(weights_dtype)))};
+        static_cast<std::int64_t>(dtype_bytes(kv_dtype.value_or(auto_kv_dtype)))};
     for (const std::string& method : lists.attentions) {
       SweepCell cell{.attention = {}, .kv_dtype = kv_dtype};
       cell.attention.kind = attention_from_name(method);

@@ -35,7 +35,7 @@ struct SweepCell {
 // Options are set before the budget, which so wins. Throws E-CLI-ATTOPTION for an option that no
 // method of the list has, and for a budget that a method cannot keep.
 [[nodiscard]] std::vector<SweepCell> sweep_cells(const SweepLists& lists, const ModelConfig& config,
-                                                 DType weights_dtype);
+                                                 DType auto_kv_dtype);
 
 // Adds to a task's row what was asked of the cell: attention (second), then at the end
 // attention_options, kv_sparsity, compression and kv_dtype.

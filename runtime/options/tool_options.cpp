@@ -172,6 +172,8 @@ constexpr OptionSpec kDoctorOnlyOptions[] = {
      "Explain an error code, such as E-ST-LFS."},
     {"What", "directory", 0, kText, ".", "DIR", 0, 0, false, false,
      "Where output would be written: its free space and locks are checked."},
+    {"What", "device", 0, kText, "auto", "DEVICE", 0, 0, false, false,
+     "The device to check: cpu, cuda:N, or auto for the one that runs take by themselves."},
     {"What", "format", 0, kChoice, "text", "text|json", 0, 0, false, false, "Form of the answer."},
 };
 constexpr auto kDoctorOptions = joined(kDoctorOnlyOptions, kLogOptions);

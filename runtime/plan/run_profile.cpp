@@ -109,7 +109,7 @@ const HardwareProfile* RunProfile::find() {
 }
 
 std::string RunProfile::machine() const {
-  return device_identity(backend_) + "; " + link_identity(options_.machine.emulated_link);
+  return device_identity(backend_) + "; " + link_identity(backend_, options_.machine.emulated_link);
 }
 
 HardwareProfile RunProfile::named() const {
@@ -129,10 +129,11 @@ HardwareProfile RunProfile::named() const {
 }
 
 std::string RunProfile::cache_path() const {
-  const DType asked = options_.machine.kv_dtype.value_or(model_.weights_dtype);
+  std::optional<DType> asked = options_.machine.kv_dtype;
+  if (asked == DType::kInt8) asked.reset();
   return profile_cache_path(device_identity(backend_),
-                            link_identity(options_.machine.emulated_link), model_,
-                            asked == DType::kInt8 ? model_.weights_dtype : asked);
+                            link_identity(backend_, options_.machine.emulated_link), model_,
+                            kv_dtype_on(backend_.machine(), asked, model_.weights_dtype));
 }
 
 std::optional<HardwareProfile> RunProfile::cached() const {

@@ -155,7 +155,6 @@ class ScheduleChooser {
         .hint("or plan with --no-recompute");
   }
 
-
   void require_fit(const Plan& plan, const std::string& file) const {
     const auto check = [&](std::string_view field, std::uint64_t needed, std::uint64_t there,
                            std::string_view option) {
@@ -368,7 +367,8 @@ class ScheduleChooser {
 
   [[nodiscard]] std::optional<Plan> best_plan(const CostModel& cost, const RunPlan& divided,
                                               const Lengths& lengths) {
-    const DType compute = options_.machine.kv_dtype.value_or(model_.weights_dtype);
+    const DType compute =
+        kv_dtype_on(backend_.machine(), options_.machine.kv_dtype, model_.weights_dtype);
     std::optional<Plan> best = plan_with(cost, request_for(divided, lengths, compute));
     // --kv-dtype auto: INT8 only where the host is needed without it, and only where it pays.
     const bool needs_host = !best || best->schedule.p1 < best->workload.output_len ||
@@ -382,7 +382,8 @@ class ScheduleChooser {
 
   // As many sequences at a time as the device holds alone.
   [[nodiscard]] Plan device_plan(const RunPlan& divided, const Lengths& lengths) {
-    const DType dtype = options_.machine.kv_dtype.value_or(model_.weights_dtype);
+    const DType dtype =
+        kv_dtype_on(backend_.machine(), options_.machine.kv_dtype, model_.weights_dtype);
     const PlanRequest request = request_for(divided, lengths, dtype);
     const std::int64_t never = request.workload.output_len;
     Plan plan{.workload = request.workload,

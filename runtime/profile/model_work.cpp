@@ -40,7 +40,7 @@ ModelRig::ModelRig(const ModelBundle& model, const RunOptions& options,
                    const ModelRigLimits& limits, Backend& backend, Progress& progress, Log& log)
     : limits_(limits),
       backend_(backend),
-      compute_dtype_(model.weights_dtype),
+      compute_dtype_(kv_dtype_on(backend.machine(), std::nullopt, model.weights_dtype)),
       pool_(backend.device(), MemoryTier::kDevice, UINT64_MAX),
       weight_memory_(pool_, MemoryTag::kWeights),
       weights_(load_model_weights(
@@ -178,7 +178,10 @@ void PrefillWork::begin(double x, double y) {
 RecomputeWork::RecomputeWork(ModelRig& rig) : rig_(rig) {
   const ModelConfig& config = rig.config();
   const std::int64_t rows = rig.limits().rows;
-  if (config.rope) rope_.emplace(*config.rope, config.max_positions);
+  if (config.rope) {
+    rope_.emplace(*config.rope, config.max_positions);
+    rope_rows_.emplace(*rope_, rows, rig.pool());
+  }
   const auto take = [&](std::int64_t columns) {
     const auto elements = static_cast<std::size_t>(rows * columns);
     Buffer buffer = rig.pool().allocate(elements * sizeof(float), MemoryTag::kWorkspace);
@@ -191,7 +194,6 @@ RecomputeWork::RecomputeWork(ModelRig& rig) : rig_(rig) {
   codes_ = rig.pool().allocate(codes, MemoryTag::kWorkspace);
   fill_ordinary(rig.backend(), codes_.data(), codes);
   kv_ = take(2 * config.kv_width());
-  if (rope_) angles_ = take(rope_->rotary_dim());
 }
 
 void RecomputeWork::begin(double x, double y) {
@@ -231,13 +233,10 @@ void RecomputeWork::project(std::int64_t rows) {
                           .page_tokens = shape.block_tokens,
                           .kv_heads = shape.kv_heads,
                           .head_dim = shape.head_dim};
-  Matrix angles;
-  if (rope_) {
-    const std::int64_t width = rope_->rotary_dim();
-    angles = rows_of(angles_, rows, width);
-    for (std::int64_t row = 0; row < rows; ++row) {
-      rope_->fill(0, row, {angles_.as<float>() + row * width, static_cast<std::size_t>(width)});
-    }
+  ConstMatrix angles;
+  if (rope_rows_) {
+    for (std::int64_t row = 0; row < rows; ++row) rope_rows_->set(row, 0, row);
+    angles = rope_rows_->send(rows, stream);
   }
   for (const LayerWeights& w : rig_.weights().layers) {
     // X was saved after the norm.

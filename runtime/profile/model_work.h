@@ -11,6 +11,7 @@
 #include "memory/kv/kv_store.h"
 #include "memory/memory_pool.h"
 #include "models/decoder_model.h"
+#include "models/rope_rows.h"
 #include "runtime/backend.h"
 #include "runtime/engine/model_bundle.h"
 #include "runtime/engine/sampler.h"
@@ -117,7 +118,8 @@ class RecomputeWork final : public GridWork {
 
   ModelRig& rig_;
   std::optional<RopeTable> rope_;
-  Buffer codes_, scales_, input_, kv_, angles_;
+  std::optional<RopeRows> rope_rows_;
+  Buffer codes_, scales_, input_, kv_;
   std::vector<PageId> pages_;
   std::vector<std::int32_t> offsets_;
   std::int64_t rows_ = 0;

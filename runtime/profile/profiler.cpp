@@ -8,6 +8,7 @@
 
 #include "base/error.h"
 #include "memory/transfer/host_transfer_engine.h"
+#include "runtime/engine/gpu_limits.h"
 #include "runtime/machine.h"
 #include "runtime/profile/host_attention_work.h"
 #include "runtime/profile/link_work.h"
@@ -46,6 +47,9 @@ class Profiler {
         left_(request.seconds) {}
 
   MeasuredProfile measure(Log& log) {
+    // First: a link that cannot be is refused before minutes of measuring.
+    const auto transfers = backend_.make_transfers(options_.machine.emulated_link);
+    require_gpu_attention(backend_.machine(), model_.config, {});
     describe_machine();
     const ModelRigLimits limits = choose_limits();
     progress_.begin_phase("loading model");
@@ -54,7 +58,6 @@ class Profiler {
     out_.load_seconds = steady_seconds() - load_start;
     measure_start_ = steady_seconds();
     measure_model();
-    const auto transfers = backend_.make_transfers(options_.machine.emulated_link);
     measure_host_attention(*transfers);
     rig_.reset();
     measure_link(*transfers);
@@ -69,8 +72,9 @@ class Profiler {
 
  private:
   [[nodiscard]] DType kv_dtype() const {
-    const DType asked = options_.machine.kv_dtype.value_or(model_.weights_dtype);
-    return asked == DType::kInt8 ? model_.weights_dtype : asked;
+    std::optional<DType> asked = options_.machine.kv_dtype;
+    if (asked == DType::kInt8) asked.reset();
+    return kv_dtype_on(backend_.machine(), asked, model_.weights_dtype);
   }
   [[nodiscard]] std::int64_t record_bytes(DType dtype) const {
     return 2 * model_.config.kv_width() * static_cast<std::int64_t>(dtype_bytes(dtype));
@@ -84,7 +88,7 @@ class Profiler {
     profile.measured = true;
     profile.emulated = options_.machine.emulated_link.has_value();
     profile.device = device_identity(backend_);
-    profile.link = link_identity(options_.machine.emulated_link);
+    profile.link = link_identity(backend_, options_.machine.emulated_link);
     profile.host = fmt::format("{}, {} cores", machine.cpu_name, machine.usable_cores);
     profile.device_memory = options_.machine.device_memory.value_or(backend_.default_memory());
     profile.host_memory = options_.machine.host_memory.value_or(default_host_budget(
@@ -269,12 +273,15 @@ class Profiler {
 }  // namespace
 
 std::string device_identity(Backend& backend) {
-  return fmt::format("{}, {}, {} threads", inspect_machine().cpu_name, backend.ops().name(),
-                     backend.threads().threads());
+  const std::string cpu = inspect_machine().cpu_name;
+  const std::string_view ops = backend.ops().name();
+  const int threads = backend.threads().threads();
+  if (!backend.machine().gpu) return fmt::format("{}, {}, {} threads", cpu, ops, threads);
+  return fmt::format("{} beside {}, {} threads", ops, cpu, threads);
 }
 
-std::string link_identity(const std::optional<EmulatedLink>& link) {
-  if (!link) return "memory copies";
+std::string link_identity(const Backend& backend, const std::optional<EmulatedLink>& link) {
+  if (!link) return backend.machine().gpu ? "the GPU's own" : "memory copies";
   return fmt::format("emulated: {:g} GB/s, {:g} us for each record", link->bytes_per_second * 1e-9,
                      link->seconds_per_record * 1e6);
 }

@@ -41,7 +41,8 @@ struct MeasuredProfile {
 // Which machine computes, and over which link its host is reached; what plans are compared by. The
 // same text for the same CPU, instruction set, threads and link.
 [[nodiscard]] std::string device_identity(Backend& backend);
-[[nodiscard]] std::string link_identity(const std::optional<EmulatedLink>& link);
+[[nodiscard]] std::string link_identity(const Backend& backend,
+                                        const std::optional<EmulatedLink>& link);
 
 // Loads the model (or makes random weights) and measures. `options`: model, device memory, host
 // memory, link and weight checks of the run; its KV type is that of the profile's decode table

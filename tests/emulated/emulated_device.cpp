@@ -254,6 +254,17 @@ EmulatedDevice::Side EmulatedDevice::side_of(const void* data, std::size_t bytes
 }
 
 void EmulatedDevice::copy(void* to, const void* from, std::size_t bytes, Stream& stream) {
+  // Cut where a registration may end, as the CUDA device does.
+  const auto to_boundary = [](const void* data) {
+    return kPinChunk - reinterpret_cast<std::uintptr_t>(data) % kPinChunk;
+  };
+  const std::size_t part = std::min(to_boundary(to), to_boundary(from));
+  if (part < bytes) {
+    copy(to, from, part, stream);
+    copy(static_cast<std::byte*>(to) + part, static_cast<const std::byte*>(from) + part,
+         bytes - part, stream);
+    return;
+  }
   may_fail(settings_.fail_copy, "cudaMemcpyAsync");
   if (bytes == 0) return;
   auto& queue = dynamic_cast<EmulatedStream&>(stream);

@@ -1,0 +1,57 @@
+#include "runtime/engine/gpu_limits.h"
+
+#include <fmt/format.h>
+
+#include "base/error.h"
+#include "kernels/sizing/cuda_workspace.h"
+
+namespace triphase {
+namespace {
+
+[[noreturn]] void refuse(std::string_view option, std::string_view found, std::string_view expected,
+                         std::string_view hint) {
+  throw Error(ErrorRole::kUsage, "E-CLI-CONFLICT", option)
+      .found(found)
+      .expected(expected)
+      .hint(hint);
+}
+
+}  // namespace
+
+void require_gpu_scores(const ComputeMachine& machine, const ModelConfig& config,
+                        std::string_view option, std::string_view value) {
+  if (!machine.gpu) return;
+  constexpr std::string_view kHint = "--device cpu";
+  if (config.head_dim % kGpuSelectionHeadDim != 0) {
+    refuse(option, fmt::format("{} on a GPU, with heads of {} channels", value, config.head_dim),
+           fmt::format("a multiple of {} channels", kGpuSelectionHeadDim), kHint);
+  }
+  const std::int64_t group = config.heads / config.kv_heads;
+  if (group > kGpuMaxScoredGroup) {
+    refuse(option, fmt::format("{} on a GPU, with {} query heads for each KV head", value, group),
+           fmt::format("at most {}", kGpuMaxScoredGroup), kHint);
+  }
+}
+
+void require_gpu_attention(const ComputeMachine& machine, const ModelConfig& config,
+                           const AttentionOptions& attention) {
+  if (!machine.gpu) return;
+  if (config.head_dim > kGpuMaxHeadDim) {
+    refuse("--device", fmt::format("a GPU, with heads of {} channels", config.head_dim),
+           fmt::format("heads of up to {} channels", kGpuMaxHeadDim), "--device cpu");
+  }
+  if (!attention.sparse()) return;
+  const std::string_view name = attention_name(attention.kind);
+  if (attention.kind == AttentionKind::kSparq || attention.kind == AttentionKind::kTopk ||
+      attention.kind == AttentionKind::kSqueezed) {
+    require_gpu_scores(machine, config, "--attention", name);
+  }
+  if (config.head_dim % kGpuSelectionHeadDim != 0) {
+    refuse("--attention",
+           fmt::format("{} on a GPU, with heads of {} channels", name, config.head_dim),
+           fmt::format("a multiple of {} channels", kGpuSelectionHeadDim),
+           "--attention dense, or --device cpu");
+  }
+}
+
+}  // namespace triphase

@@ -1,0 +1,21 @@
+#pragma once
+
+// What no kernel of a GPU does, refused before anything is loaded: E-CLI-CONFLICT, which names the
+// option at fault and what to take instead. On the CPU everything passes. Pure.
+
+#include <string_view>
+
+#include "kernels/sizing/compute_machine.h"
+#include "models/config/model_config.h"
+#include "scheduler/attention/attention_options.h"
+
+namespace triphase {
+
+// Attention of the model's shape under this method.
+void require_gpu_attention(const ComputeMachine& machine, const ModelConfig& config,
+                           const AttentionOptions& attention);
+// That keys or centroids are scored, which `option` with this value needs.
+void require_gpu_scores(const ComputeMachine& machine, const ModelConfig& config,
+                        std::string_view option, std::string_view value);
+
+}  // namespace triphase
