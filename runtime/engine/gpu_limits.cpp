@@ -42,10 +42,7 @@ void require_gpu_attention(const ComputeMachine& machine, const ModelConfig& con
   }
   if (!attention.sparse()) return;
   const std::string_view name = attention_name(attention.kind);
-  if (attention.kind == AttentionKind::kSparq || attention.kind == AttentionKind::kTopk ||
-      attention.kind == AttentionKind::kSqueezed) {
-    require_gpu_scores(machine, config, "--attention", name);
-  }
+  if (scores_keys(attention)) require_gpu_scores(machine, config, "--attention", name);
   if (config.head_dim % kGpuSelectionHeadDim != 0) {
     refuse("--attention",
            fmt::format("{} on a GPU, with heads of {} channels", name, config.head_dim),

@@ -51,6 +51,7 @@ struct AttentionInfo {
   PromptUnits (*prompt_units)(const AttentionOptions&, std::int64_t context_tokens,
                               bool device_selects) = nullptr;
   bool needs_fixed_context = false;
+  bool scores_keys = false;
 };
 
 [[nodiscard]] const AttentionInfo& attention_info(AttentionKind kind);

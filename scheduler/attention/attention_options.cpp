@@ -96,6 +96,10 @@ bool needs_fixed_context(const AttentionOptions& options) {
   return attention_info(options.kind).needs_fixed_context;
 }
 
+bool scores_keys(const AttentionOptions& options) {
+  return attention_info(options.kind).scores_keys;
+}
+
 bool keeps_transposed_k(const AttentionOptions& options) {
   const AttentionInfo& info = attention_info(options.kind);
   return info.keeps_transposed_k != nullptr && info.keeps_transposed_k(options);

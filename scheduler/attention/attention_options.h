@@ -121,6 +121,9 @@ struct AttentionOptions {
 // Whether the method looks up key clusters of a fixed context, and has none to choose without.
 [[nodiscard]] bool needs_fixed_context(const AttentionOptions& options);
 
+// Whether the method scores keys, or centroids that stand for them, to choose.
+[[nodiscard]] bool scores_keys(const AttentionOptions& options);
+
 // Whether the KV cache keeps K^T beside K for the chosen method.
 [[nodiscard]] bool keeps_transposed_k(const AttentionOptions& options);
 

@@ -59,7 +59,8 @@ AttentionInfo sparq_info() {
       .set_keep = [](AttentionOptions& options, double keep) { options.sparq.k_ratio = keep; },
       .extra_bytes = score_bytes,
       .read_shares = sparq_shares,
-      .keeps_transposed_k = [](const AttentionOptions& options) { return options.sparq.kt; }};
+      .keeps_transposed_k = [](const AttentionOptions& options) { return options.sparq.kt; },
+      .scores_keys = true};
 }
 
 }  // namespace triphase

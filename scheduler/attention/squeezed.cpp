@@ -39,7 +39,8 @@ AttentionInfo squeezed_info() {
           .keep_expected = "none with --attention squeezed: its clusters' threshold decides",
           .extra_bytes = lookup_bytes,
           .prompt_units = squeezed_units,
-          .needs_fixed_context = true};
+          .needs_fixed_context = true,
+          .scores_keys = true};
 }
 
 }  // namespace triphase

@@ -20,7 +20,8 @@ AttentionInfo topk_info() {
               },
           .read_shares = [](AttentionOptions&, const AttendedShape&, double) -> ReadShares {
             return {.always = 0.5, .token = 0.5};
-          }};
+          },
+          .scores_keys = true};
 }
 
 }  // namespace triphase
