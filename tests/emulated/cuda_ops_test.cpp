@@ -374,7 +374,7 @@ TEST(EmulatedCudaOps, ReservedScratchIsAllThatCallsNeed) {
       const auto mover = [&] {
         return make_cuda_kv_mover(
             machine.copies, machine.pinned, [](const void*, std::size_t) { return true; },
-            [](Stream&) { return StreamHandle{}; });
+            [](Stream&) { return StreamHandle{}; }, 0);
       };
       const std::array movers = {mover(), mover()};
       EXPECT_EQ(machine.device.held_bytes() + library_memory.held_bytes(),

@@ -272,7 +272,7 @@ StreamTransferEngine::Movers movers_of(Device& device, PinnedHostDevice& host) {
     return cuda::make_cuda_kv_mover(
         device, host,
         [&host](const void* at, std::size_t bytes) { return host.is_pinned(at, bytes); },
-        stream_handle);
+        stream_handle, 0);
   };
   return {make(), make()};
 }
