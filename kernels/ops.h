@@ -117,8 +117,8 @@ struct AttentionSegment {
   // query only where SparseOps::selects_for_several_queries().
   TokenSelection selection;
   // With a selection for one query, or null: each chosen token's softmax weight, summed over the
-  // query heads of its list, in the order of selection.tokens. Host memory that the device copies to
-  // (Device::allocate_host), complete once the stream is synchronized; on the CPU any memory.
+  // query heads of its list, in the order of selection.tokens. Host memory that the device copies
+  // to (Device::allocate_host), complete once the stream is synchronized; on the CPU any memory.
   float* weights = nullptr;
 };
 

@@ -83,8 +83,8 @@ TEST_F(CudaDeviceOnGpu, CopiesRoundTripFromPinnedMemory) {
   const auto down = device.make_stream();
   CudaEvent arrived(0);
   device.copy(on_device.data(), from.data(), kCount * 4, *up);
-  arrived.record(cuda_stream(*up));
-  arrived.hold(cuda_stream(*down));
+  arrived.record(*up);
+  down->wait_for(arrived);
   device.copy(to.data(), on_device.data(), kCount * 4, *down);
   down->synchronize();
   EXPECT_TRUE(arrived.done());
