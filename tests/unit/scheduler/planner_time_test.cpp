@@ -42,9 +42,9 @@ double seconds_to_plan(ScheduleKind kind, std::int64_t output_len) {
 
 TEST(PlannerTime, GrowsAsTheOutputDoes) {
   for (const ScheduleKind kind : {ScheduleKind::kAdaptive, ScheduleKind::kPaper}) {
-    // 16 times the steps take 50 to 75 times as long, as a step weighs more shares; with every
-    // step's work quadratic it would be 256 times and more. What other programs do to the caches
-    // may slow down one measurement, but not every one.
+    // 16 times the steps took 45 to 75 times as long on two processors; quadratic would be 256
+    // times the time. What other programs do to the caches may slow down one measurement, but not
+    // every one.
     double times = 0.0;
     for (int attempt = 0; attempt < 5; ++attempt) {
       times = seconds_to_plan(kind, 4096) / std::max(seconds_to_plan(kind, 256), 0.001);
