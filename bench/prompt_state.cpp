@@ -40,7 +40,10 @@ std::unique_ptr<AttentionMethod::State> state_after_prompt(
                          .memory = &backend.device(),
                          .workspace = {workspace.data(), bytes},
                          .stream = &backend.stream()};
-    method->appended(*state, call, {v.data(), DType::kF32, tokens, v_width, 0});
+    AttentionMethod::State* const one = state.get();
+    AttentionSegment prompt = kv.keys;
+    prompt.query_count = tokens;
+    method->appended({{&one, 1}, {&prompt, 1}}, call, {v.data(), DType::kF32, tokens, v_width, 0});
     method->prefilled(*state, call, {q.data(), DType::kF32, kRows, q_width, q_width});
   }
   return state;

@@ -92,6 +92,17 @@ struct TokenSelection {
   [[nodiscard]] bool empty() const { return begins.empty(); }
 };
 
+// Tokens chosen for decoded rows of one layer, in the device's memory: list l of row r holds
+// counts[r * lists + l] positions, ascending, from tokens[(r * lists + l) * capacity] on.
+struct Selection {
+  std::int64_t rows = 0;
+  std::int64_t lists = 1;  // of a row: 1 for all heads, or one per KV head
+  std::int64_t capacity = 0;
+  const std::int32_t* tokens = nullptr;
+  const std::int32_t* counts = nullptr;
+  const float* alpha = nullptr;  // [row][query head], or null: the softmax share its tokens hold
+};
+
 // Consecutive query tokens of one sequence inside a batch. Query i (0-based) sits at absolute
 // position context_tokens - query_count + i and attends positions 0..itself (causal), limited to
 // the last `window` of them when window > 0. Token t of the context lies in page pages[t /
@@ -116,6 +127,11 @@ struct AttentionSegment {
   // are not looked at (INT8: `scale_pages` are). A list without tokens gives zeros. More than one
   // query only where SparseOps::selects_for_several_queries().
   TokenSelection selection;
+  // In place of `selection`, where work does not run at once (Device::runs_at_once): the only query
+  // attends row `chosen_row` of these lists, which the host need not know. `pages` say where they
+  // lie.
+  const Selection* chosen = nullptr;
+  std::int64_t chosen_row = 0;
   // With a selection for one query, or null: each chosen token's softmax weight, summed over the
   // query heads of its list, in the order of selection.tokens. Host memory that the device copies
   // to (Device::allocate_host), complete once the stream is synchronized; on the CPU any memory.

@@ -6,9 +6,9 @@
 // checked arguments; `stream` last. Implementations: kernels/cpu, kernels/cuda; float64:
 // kernels/reference.
 //
-// Where things lie: matrices, the cache, PageBounds, Centroids' means and keys and the sums of V in
-// the device's memory; what a method decides by (tokens, shares, probabilities, column sums,
-// scores, and which clusters are alive) in host memory, complete when a call returns.
+// Where things lie: matrices, the cache, PageBounds, Centroids' means and keys, the sums of V and a
+// Selection in the device's memory; what a method decides by on the host (probabilities, column
+// sums, scores, and which clusters are alive) in host memory, complete when a call returns.
 
 #include <cstdint>
 #include <memory>
@@ -51,6 +51,20 @@ struct ChannelChoice {
   ChannelTemperature temperature = ChannelTemperature::kCoverage;
 };
 
+// Rows [first_row, first_row + rows) of V that are added to one sequence's sums.
+struct ValueRows {
+  std::int64_t first_row = 0;
+  std::int64_t rows = 0;
+  float* sums = nullptr;  // [kv_head][head_dim], the device's memory
+};
+
+// A row of attended values that stands for its whole context (SparseOps::reallocate).
+struct ReallocatedRow {
+  std::int64_t row = 0;
+  const float* sums = nullptr;  // as in ValueRows; null: without a mean
+  std::int64_t tokens = 0;      // that were summed
+};
+
 class SparseOps {
  public:
   virtual ~SparseOps() = default;
@@ -74,11 +88,15 @@ class SparseOps {
   // (KvLayerView::kt_run); 0: a page's are enough, and no more are understood.
   [[nodiscard]] virtual std::int64_t transposed_k_run_bytes() const { return 0; }
 
-  // Makes K^T (KvLayerView) of the context's full blocks where it is missing and has a place.
-  virtual void transpose_keys(const KvLayerView& cache, const AttentionSegment& keys,
+  // Makes K^T (KvLayerView) of the contexts' full blocks where it is missing and has a place.
+  virtual void transpose_keys(const KvLayerView& cache, std::span<const AttentionSegment> rows,
                               Stream& stream) = 0;
 
-  // SparQ's choice for query `row` at the last position of `keys`, which are as in score_keys:
+  // The choosing operations: one choice for each of `rows`, decoded queries whose keys are as in
+  // score_keys. A Selection lies in memory of this object and is valid until the next choice; it
+  // has shares (alpha) where `shares` asks for them.
+
+  // SparQ's choice for the query of each row, by choices[row]:
   //   1. per KV head the `rank` channels of largest sum over its query heads of |q_c|;
   //   2. per query head a softmax over all tokens of q . k over these channels, scaled by
   //      scale * sqrt(sum of all |q_c| / sum of the channels' |q_c|), or by scale or
@@ -86,13 +104,21 @@ class SparseOps {
   //   3. per KV head the newest `recent` tokens and, of the others, those with the largest sum of
   //      the group's weights; ties go to the smaller token. A group of one head is ranked by
   //      logits.
-  // tokens [kv_head][choice.tokens], ascending. alpha [head], or null: the share of the head's
-  // softmax that its chosen tokens hold, at most 1. Keys are read as K^T where a page has it, and
-  // else by rows, with the same result bit for bit.
-  virtual void choose_by_channels(ConstMatrix q, std::int64_t row, std::int64_t heads,
-                                  const KvLayerView& cache, const AttentionSegment& keys,
-                                  float scale, const ChannelChoice& choice, std::int32_t* tokens,
-                                  float* alpha, Workspace workspace, Stream& stream) = 0;
+  // A list per KV head. alpha: the share of the head's softmax that its tokens hold, at most 1.
+  // Keys are read as K^T where a page has it, and else by rows, with the same result bit for bit.
+  // Choices differ in `tokens` and `recent` alone.
+  [[nodiscard]] virtual Selection choose_by_channels(
+      ConstMatrix q, std::int64_t heads, const KvLayerView& cache,
+      std::span<const AttentionSegment> rows, float scale, std::span<const ChannelChoice> choices,
+      bool shares, Workspace workspace, Stream& stream) = 0;
+
+  // Exact top-k: of row i's tokens the newest and, of the others, the budgets[i] - 1 of largest
+  // weight (score_keys), summed over the KV head's query heads. A list per KV head, with shares.
+  [[nodiscard]] virtual Selection choose_by_keys(ConstMatrix q, std::int64_t heads,
+                                                 const KvLayerView& cache,
+                                                 std::span<const AttentionSegment> rows,
+                                                 float scale, std::span<const std::int64_t> budgets,
+                                                 Workspace workspace, Stream& stream) = 0;
 
   // The second pass over a prefill chunk (attention-weight column sums): for every query of
   // `segment` from `first_query` on, in ascending order, and every query head of a KV head,
@@ -122,14 +148,14 @@ class SparseOps {
                                std::int64_t kv_heads, const Centroids& centroids, float scale,
                                float* scores, Stream& stream) = 0;
 
-  // sums[c] += v[t, c] for every row t of v [T, C] F32, in ascending order (SparQ's running mean).
-  virtual void sum_values(ConstMatrix v, float* sums, Stream& stream) = 0;
+  // sums[c] += v[t, c] for the rows t of each of `parts`, in ascending order (SparQ's running
+  // mean). v [T, C] F32.
+  virtual void sum_values(ConstMatrix v, std::span<const ValueRows> parts, Stream& stream) = 0;
 
-  // Row `row` of out, for each query head: out = alpha out + (1 - alpha) sums / tokens. sums
-  // [kv_head][head_dim] of so many tokens' V; null: out = alpha out. alpha [head], on the host.
-  virtual void reallocate(Matrix out, std::int64_t row, std::int64_t heads, std::int64_t kv_heads,
-                          const float* alpha, const float* sums, std::int64_t tokens,
-                          Stream& stream) = 0;
+  // Each of `rows` of out, for each query head: out = alpha out + (1 - alpha) sums / tokens;
+  // without sums: out = alpha out. alpha [row of `rows`][head], in the device's memory.
+  virtual void reallocate(Matrix out, std::span<const ReallocatedRow> rows, std::int64_t heads,
+                          std::int64_t kv_heads, const float* alpha, Stream& stream) = 0;
 };
 
 }  // namespace triphase

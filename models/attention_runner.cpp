@@ -19,6 +19,7 @@ AttentionRunner::AttentionRunner(const AttentionOptions& options, const MethodSh
       workspace_(pool.allocate(workspace_bytes(largest), MemoryTag::kWorkspace)),
       prompts_(triphase::prompt_units(options, clusters == nullptr ? 0 : clusters->context_tokens,
                                       ops.selects_for_several_queries())),
+      reader_(pool.device()),
       awaited_rows_(static_cast<std::size_t>(shape.layers), 0),
       weights_arrived_(pool.device().make_event()) {}
 
@@ -195,17 +196,11 @@ void AttentionRunner::choose_for_prompt(const LayerCall& call, std::int64_t prom
   }
 }
 
-void AttentionRunner::count(const TokenChoice& choice, std::int64_t context) {
-  const auto all = static_cast<double>(context);
-  touched_.context += all;
+void AttentionRunner::count(double attended, std::int64_t context, std::int64_t centroids) {
+  touched_.context += static_cast<double>(context);
   touched_.rows += 1.0;
-  touched_.centroids += static_cast<double>(choice.centroids);
-  if (choice.dense) {
-    touched_.attended += all;
-    return;
-  }
-  const auto lists = static_cast<double>(choice.begins.size() - 1);
-  touched_.attended += static_cast<double>(choice.tokens.size()) / lists;
+  touched_.centroids += static_cast<double>(centroids);
+  touched_.attended += attended;
 }
 
 AttentionRunner::ReadBytes AttentionRunner::read_bytes(std::int64_t element_bytes) const {
@@ -250,33 +245,82 @@ LayerCall AttentionRunner::call_of(LayerId layer, const AttentionSegment& segmen
 std::span<const TokenChoice* const> AttentionRunner::choose(
     LayerId layer, std::span<const AttentionSegment> segments,
     std::span<const SequenceId> sequences, ConstMatrix q, ConstMatrix v, const KvLayerView& cache,
-    float scale, Stream& stream) {
+    float scale, bool fetches, Stream& stream) {
   settle_for(layer);
-  choices_.clear();
+  choices_.assign(segments.size(), nullptr);
+  late_rows_.assign(segments.size(), -1);
+  late_.clear();
   dense_.clear();
   prompts_.begin_layer();
+  states_of_.clear();
+  for (const SequenceId sequence : sequences) {
+    states_of_.push_back(entry_of(sequence).state.get());
+  }
+  LayerCall call = call_of(layer, {}, cache, scale, stream);
+  method_->appended({states_of_, segments}, call, v);
   for (std::size_t index = 0; index < segments.size(); ++index) {
-    const AttentionSegment& segment = segments[index];
-    Entry& entry = entry_of(sequences[index]);
-    const LayerCall call = call_of(layer, segment, cache, scale, stream);
-    ConstMatrix rows = v;
-    rows.data = static_cast<const float*>(v.data) + segment.query_begin * v.row_stride;
-    rows.rows = segment.query_count;
-    method_->appended(*entry.state, call, rows);
-    choices_.push_back(nullptr);
-    if (segment.context_tokens <= entry.prompt_tokens) {
+    call.keys = segments[index];
+    const Entry& entry = entry_of(sequences[index]);
+    if (call.keys.context_tokens <= entry.prompt_tokens) {
       if (prompt_units().rows > 0) choose_for_prompt(call, entry.prompt_tokens, q);
       continue;
     }
-    TRIPHASE_CHECK(segment.query_count == 1, "decoded rows come one at a time");
-    const TokenChoice& choice = choose(entry, call, q, segment.query_begin);
-    count(choice, segment.context_tokens);
-    if (observer_ != nullptr) {
-      observer_->decoded(sequences[index], call, q, segment.query_begin, choice);
+    TRIPHASE_CHECK(call.keys.query_count == 1, "decoded rows come one at a time");
+    if (method_->chooses_rows() && !method_->attends_all(layer.value, call.keys.context_tokens)) {
+      late_rows_[index] = static_cast<std::int64_t>(late_.size());
+      late_.push_back(index);
+    } else {
+      choose_row(index, sequences[index], call, q);
     }
-    if (!choice.dense) choices_.back() = &choice;
   }
+  choose_rows(call, segments, sequences, q, fetches);
   return choices_;
+}
+
+void AttentionRunner::choose_row(std::size_t index, SequenceId sequence, const LayerCall& call,
+                                 ConstMatrix q) {
+  static const TokenChoice kAll = [] {
+    TokenChoice all;
+    all.clear();
+    all.dense = true;
+    return all;
+  }();
+  const std::int64_t context = call.keys.context_tokens;
+  const TokenChoice& choice =
+      method_->chooses_rows() ? kAll : choose(entry_of(sequence), call, q, call.keys.query_begin);
+  const double lists = static_cast<double>(choice.begins.size()) - 1.0;
+  count(choice.dense ? static_cast<double>(context)
+                     : static_cast<double>(choice.tokens.size()) / lists,
+        context, choice.centroids);
+  if (observer_ != nullptr) {
+    observer_->decoded(sequence, call, q, call.keys.query_begin, choice);
+  }
+  if (!choice.dense) choices_[index] = &choice;
+}
+
+void AttentionRunner::choose_rows(const LayerCall& call, std::span<const AttentionSegment> segments,
+                                  std::span<const SequenceId> sequences, ConstMatrix q,
+                                  bool fetches) {
+  late_states_.clear();
+  late_segments_.clear();
+  if (late_.empty()) return;
+  for (const std::size_t index : late_) {
+    late_states_.push_back(states_of_[index]);
+    late_segments_.push_back(segments[index]);
+    const std::int64_t context = segments[index].context_tokens;
+    count(static_cast<double>(method_->list_tokens(context)), context, 0);
+  }
+  selection_ = method_->choose_rows(late_sequences(), call, q);
+  on_device_ = !memory_.runs_at_once() && !fetches && observer_ == nullptr;
+  if (on_device_) return;
+  const std::span<const TokenChoice> read = reader_.read(selection_, shape_.heads, *call.stream);
+  for (std::size_t row = 0; row < late_.size(); ++row) {
+    choices_[late_[row]] = &read[row];
+    if (observer_ == nullptr) continue;
+    LayerCall own = call;
+    own.keys = late_segments_[row];
+    observer_->decoded(sequences[late_[row]], own, q, own.keys.query_begin, read[row]);
+  }
 }
 
 void AttentionRunner::attend(LayerId layer, std::span<const AttentionSegment> segments,
@@ -288,6 +332,13 @@ void AttentionRunner::attend(LayerId layer, std::span<const AttentionSegment> se
   sparse_.clear();
   std::size_t used = 0;
   for (std::size_t index = 0; index < segments.size(); ++index) {
+    if (on_device_ && late_rows_[index] >= 0) {
+      sparse_.push_back(segments[index]);
+      sparse_.back().window = 0;
+      sparse_.back().chosen = &selection_;
+      sparse_.back().chosen_row = late_rows_[index];
+      continue;
+    }
     if (choices_[index] == nullptr) {
       const bool prompt =
           segments[index].context_tokens <= entry_of(sequences[index]).prompt_tokens;
@@ -340,7 +391,10 @@ void AttentionRunner::attend(LayerId layer, std::span<const AttentionSegment> se
       row.choice = *chosen.choice;
       row.weights = chosen.weights;
     }
-    blend(*chosen.choice, shape_, *ops_, out, segment.query_begin, stream);
+  }
+  if (!late_.empty()) {
+    method_->finish_rows(late_sequences(), call_of(layer, {}, cache, scale, stream), selection_,
+                         out);
   }
   if (!awaited_.empty()) weights_arrived_->record(stream);
   for (std::size_t index = 0; index < segments.size(); ++index) {

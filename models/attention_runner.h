@@ -16,6 +16,7 @@
 #include "memory/memory_pool.h"
 #include "models/attention/attention_method.h"
 #include "models/attention/prompt_choices.h"
+#include "models/attention/selection_reader.h"
 
 namespace triphase {
 
@@ -85,11 +86,12 @@ class AttentionRunner {
 
   // The method's choices for the segments of one layer: by segment, null where the whole context
   // is attended. `sequences` names each segment's sequence. The new rows' K and V are in the cache;
-  // v holds them unquantized. Valid until attend(), which must follow.
+  // v holds them unquantized. Valid until attend(), which must follow. `fetches`: what is chosen
+  // will be fetched from the host; else choices that lie on the device alone are null too.
   [[nodiscard]] std::span<const TokenChoice* const> choose(
       LayerId layer, std::span<const AttentionSegment> segments,
       std::span<const SequenceId> sequences, ConstMatrix q, ConstMatrix v, const KvLayerView& cache,
-      float scale, Stream& stream);
+      float scale, bool fetches, Stream& stream);
   // out = the method's attention of the segments last chosen for; `slots` says where their chosen
   // tokens lie (KvStep::segment_slots).
   void attend(LayerId layer, std::span<const AttentionSegment> segments,
@@ -166,7 +168,16 @@ class AttentionRunner {
                   std::span<const std::int32_t> tokens, std::span<const std::int32_t> known,
                   std::vector<std::int32_t>& slots);
   void choose_for_prompt(const LayerCall& call, std::int64_t prompt_tokens, ConstMatrix q);
-  void count(const TokenChoice& choice, std::int64_t context);
+  // One decoded row, the segment `index`, of a method that chooses for each by itself.
+  void choose_row(std::size_t index, SequenceId sequence, const LayerCall& call, ConstMatrix q);
+  // All of late_, of methods that choose for several at once.
+  void choose_rows(const LayerCall& call, std::span<const AttentionSegment> segments,
+                   std::span<const SequenceId> sequences, ConstMatrix q, bool fetches);
+  [[nodiscard]] AttentionMethod::Sequences late_sequences() const {
+    return {late_states_, late_segments_};
+  }
+  // A decoded row that attends so many tokens of its context, a mean over its lists.
+  void count(double attended, std::int64_t context, std::int64_t centroids);
   // Memory for the weights of the first `rows` of chosen_.
   void take_weights(std::size_t rows);
   // Tells the method of weights that have been awaited; waits for them if need be.
@@ -185,7 +196,17 @@ class AttentionRunner {
   AttentionObserver* observer_ = nullptr;
 
   // Of the layer at hand; kept to reuse their memory.
-  std::vector<const TokenChoice*> choices_;  // by segment
+  std::vector<const TokenChoice*> choices_;         // by segment
+  std::vector<AttentionMethod::State*> states_of_;  // by segment
+  // What method_->choose_rows() chooses for: segments, and by segment the row of the selection or
+  // -1.
+  std::vector<std::size_t> late_;
+  std::vector<std::int64_t> late_rows_;
+  std::vector<AttentionMethod::State*> late_states_;
+  std::vector<AttentionSegment> late_segments_;
+  Selection selection_;     // of them
+  bool on_device_ = false;  // it is attended as it lies there
+  SelectionReader reader_;
   std::vector<AttentionSegment> dense_;
   std::vector<AttentionSegment> sparse_;
   std::vector<Chosen> chosen_;

@@ -354,7 +354,7 @@ void DecoderModel::choose(std::int64_t layer, std::int64_t group,
   const auto choices = [&] {
     const TraceSpan span(trace_, TraceLane::kCompute, "choose");
     return runner_->choose(LayerId(layer), segments, kv_step_.segment_sequences(), q, v, cache,
-                           scale, stream);
+                           scale, kv_step_.chooses_late(), stream);
   }();
   if (!kv_step_.chooses_late()) return;
   {

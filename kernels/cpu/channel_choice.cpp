@@ -30,6 +30,7 @@ struct ChoiceCall {
   float scale;
   const ChannelChoice& choice;
   std::int32_t* tokens;
+  std::int64_t capacity;  // from one list to the next
   float* alpha;
   ChannelChoiceLayout layout;
   float* scratch;
@@ -201,7 +202,7 @@ void choose_tokens(const ChoiceCall& call, std::int64_t head, float* scores, flo
              scores + layout.sums);
     ranking = scores + layout.sums;
   }
-  std::int32_t* tokens = call.tokens + head * choice.tokens;
+  std::int32_t* tokens = call.tokens + head * call.capacity;
   const std::int64_t ranked = choice.tokens - choice.recent;
   const std::int64_t candidates = context - choice.recent;
   select_top(ranking, candidates, ranked,
@@ -220,18 +221,19 @@ void choose_tokens(const ChoiceCall& call, std::int64_t head, float* scores, flo
 
 }  // namespace
 
-void choose_by_channels(ThreadPool& pool, ConstMatrix q, std::int64_t row, std::int64_t heads,
+void choose_by_channels(ThreadPool& pool, ConstMatrix q, std::int64_t heads,
                         const KvLayerView& cache, const AttentionSegment& keys, float scale,
-                        const ChannelChoice& choice, std::int32_t* tokens, float* alpha,
-                        const AttentionShape& shape, Workspace workspace) {
+                        const ChannelChoice& choice, std::int32_t* tokens, std::int64_t capacity,
+                        float* alpha, const AttentionShape& shape, Workspace workspace) {
   const ChoiceCall call{q,
-                        row,
+                        keys.query_begin,
                         heads,
                         cache,
                         keys,
                         scale,
                         choice,
                         tokens,
+                        capacity,
                         alpha,
                         channel_choice_layout(shape),
                         reinterpret_cast<float*>(workspace.data)};
@@ -267,12 +269,12 @@ namespace {
 HWY_EXPORT(choose_by_channels);
 }  // namespace
 
-void choose_by_channels(ThreadPool& pool, ConstMatrix q, std::int64_t row, std::int64_t heads,
+void choose_by_channels(ThreadPool& pool, ConstMatrix q, std::int64_t heads,
                         const KvLayerView& cache, const AttentionSegment& keys, float scale,
-                        const ChannelChoice& choice, std::int32_t* tokens, float* alpha,
-                        const AttentionShape& shape, Workspace workspace) {
+                        const ChannelChoice& choice, std::int32_t* tokens, std::int64_t capacity,
+                        float* alpha, const AttentionShape& shape, Workspace workspace) {
   HWY_DYNAMIC_DISPATCH(choose_by_channels)
-  (pool, q, row, heads, cache, keys, scale, choice, tokens, alpha, shape, workspace);
+  (pool, q, heads, cache, keys, scale, choice, tokens, capacity, alpha, shape, workspace);
 }
 
 }  // namespace triphase::cpu

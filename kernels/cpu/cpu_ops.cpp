@@ -219,7 +219,8 @@ class CpuOps final : public Ops {
                             const KvLayerView& cache) {
     TRIPHASE_CHECK(segment.query_begin >= 0 && segment.query_count >= 0 &&
                        segment.query_begin + segment.query_count <= rows &&
-                       segment.context_tokens >= 0 && segment.window >= 0,
+                       segment.context_tokens >= 0 && segment.window >= 0 &&
+                       segment.chosen == nullptr,
                    "attention: a segment's rows");
     if (!segment.selection.empty()) return;
     const std::int64_t blocks =

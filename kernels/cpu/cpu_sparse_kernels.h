@@ -8,11 +8,12 @@
 
 namespace triphase::cpu {
 
-// See SparseOps::choose_by_channels; shape.max_context is the segment's context.
-void choose_by_channels(ThreadPool& pool, ConstMatrix q, std::int64_t row, std::int64_t heads,
+// See SparseOps::choose_by_channels, of one row: lists of choice.tokens, `capacity` apart; alpha
+// may be null. shape.max_context is the segment's context.
+void choose_by_channels(ThreadPool& pool, ConstMatrix q, std::int64_t heads,
                         const KvLayerView& cache, const AttentionSegment& keys, float scale,
-                        const ChannelChoice& choice, std::int32_t* tokens, float* alpha,
-                        const AttentionShape& shape, Workspace workspace);
+                        const ChannelChoice& choice, std::int32_t* tokens, std::int64_t capacity,
+                        float* alpha, const AttentionShape& shape, Workspace workspace);
 
 // See the functions of the same names in SparseOps.
 void bound_pages(ThreadPool& pool, const KvLayerView& cache, const AttentionSegment& keys,

@@ -1,10 +1,12 @@
 #include "kernels/cpu/cpu_sparse_ops.h"
 
 #include <algorithm>
+#include <vector>
 
 #include "base/error.h"
 #include "kernels/cpu/cpu_sparse_kernels.h"
 #include "kernels/sizing/sparse_workspace.h"
+#include "scheduler/attention/token_choice.h"
 
 namespace triphase {
 namespace {
@@ -57,28 +59,74 @@ class CpuSparseOps final : public SparseOps {
                     workspace);
   }
 
-  void transpose_keys(const KvLayerView& cache, const AttentionSegment& keys, Stream&) override {
-    check_keys(cache, keys);
+  void transpose_keys(const KvLayerView& cache, std::span<const AttentionSegment> rows,
+                      Stream&) override {
+    for (const AttentionSegment& row : rows) check_keys(cache, row);
     if (cache.kt == nullptr) return;
     TRIPHASE_CHECK(cache.kt_ready != nullptr && cache.kt_pages >= 0 && cache.kt_run > 0,
                    "transpose_keys: cache");
-    cpu::transpose_keys(*pool_, cache, keys);
+    for (const AttentionSegment& row : rows) cpu::transpose_keys(*pool_, cache, row);
   }
 
-  void choose_by_channels(ConstMatrix q, std::int64_t row, std::int64_t heads,
-                          const KvLayerView& cache, const AttentionSegment& keys, float scale,
-                          const ChannelChoice& choice, std::int32_t* tokens, float* alpha,
-                          Workspace workspace, Stream&) override {
-    check_keys(cache, keys);
-    check_query(q, row, heads, cache.kv_heads);
-    TRIPHASE_CHECK(q.cols == heads * cache.head_dim && tokens != nullptr && choice.rank > 0 &&
-                       choice.rank <= cache.head_dim && choice.recent >= 0 &&
-                       choice.recent <= choice.tokens && choice.tokens <= keys.context_tokens &&
+  [[nodiscard]] Selection choose_by_channels(ConstMatrix q, std::int64_t heads,
+                                             const KvLayerView& cache,
+                                             std::span<const AttentionSegment> rows, float scale,
+                                             std::span<const ChannelChoice> choices, bool shares,
+                                             Workspace workspace, Stream&) override {
+    TRIPHASE_CHECK(rows.size() == choices.size() &&
                        (cache.kt == nullptr || (cache.kt_ready != nullptr && cache.kt_run > 0)),
                    "choose_by_channels: shapes");
-    const AttentionShape shape = shape_of(heads, cache, keys, workspace);
-    cpu::choose_by_channels(*pool_, q, row, heads, cache, keys, scale, choice, tokens, alpha, shape,
-                            workspace);
+    std::int64_t capacity = 0;
+    for (std::size_t i = 0; i < rows.size(); ++i) {
+      const ChannelChoice& choice = choices[i];
+      check_row(q, heads, cache, rows[i]);
+      TRIPHASE_CHECK(choice.rank > 0 && choice.rank <= cache.head_dim && choice.recent >= 0 &&
+                         choice.recent <= choice.tokens && choice.tokens <= rows[i].context_tokens,
+                     "choose_by_channels: shapes");
+      capacity = std::max(capacity, choice.tokens);
+    }
+    const auto count = static_cast<std::int64_t>(rows.size());
+    make_lists(count, cache.kv_heads, capacity, shares ? heads : 0);
+    for (std::int64_t i = 0; i < count; ++i) {
+      const auto index = static_cast<std::size_t>(i);
+      const AttentionShape shape = shape_of(heads, cache, rows[index], workspace);
+      cpu::choose_by_channels(*pool_, q, heads, cache, rows[index], scale, choices[index],
+                              tokens_.data() + i * cache.kv_heads * capacity, capacity,
+                              shares ? alpha_.data() + i * heads : nullptr, shape, workspace);
+      std::fill_n(counts_.begin() + i * cache.kv_heads, cache.kv_heads,
+                  static_cast<std::int32_t>(choices[index].tokens));
+    }
+    return lists(count, cache.kv_heads, capacity, shares);
+  }
+
+  [[nodiscard]] Selection choose_by_keys(ConstMatrix q, std::int64_t heads,
+                                         const KvLayerView& cache,
+                                         std::span<const AttentionSegment> rows, float scale,
+                                         std::span<const std::int64_t> budgets, Workspace workspace,
+                                         Stream&) override {
+    TRIPHASE_CHECK(rows.size() == budgets.size(), "choose_by_keys: shapes");
+    std::int64_t capacity = 0;
+    for (std::size_t i = 0; i < rows.size(); ++i) {
+      check_row(q, heads, cache, rows[i]);
+      TRIPHASE_CHECK(budgets[i] > 0 && budgets[i] <= rows[i].context_tokens,
+                     "choose_by_keys: shapes");
+      capacity = std::max(capacity, budgets[i]);
+    }
+    const auto count = static_cast<std::int64_t>(rows.size());
+    make_lists(count, cache.kv_heads, capacity, heads);
+    for (std::int64_t i = 0; i < count; ++i) {
+      const AttentionSegment& row = rows[static_cast<std::size_t>(i)];
+      const std::int64_t context = row.context_tokens;
+      weights_.resize(static_cast<std::size_t>(heads * context));
+      cpu::score_keys(*pool_, q, row.query_begin, heads, cache, row, scale, weights_.data(),
+                      context, shape_of(heads, cache, row, workspace), workspace);
+      for (std::int64_t list = 0; list < cache.kv_heads; ++list) {
+        choose_by_weights(i * cache.kv_heads + list, list, context, heads / cache.kv_heads,
+                          budgets[static_cast<std::size_t>(i)], capacity,
+                          alpha_.data() + i * heads);
+      }
+    }
+    return lists(count, cache.kv_heads, capacity, true);
   }
 
   void accumulate_columns(ConstMatrix q, std::int64_t heads, const KvLayerView& cache,
@@ -130,28 +178,48 @@ class CpuSparseOps final : public SparseOps {
     cpu::score_centroids(*pool_, q, row, heads, kv_heads, centroids, scale, scores);
   }
 
-  void sum_values(ConstMatrix v, float* sums, Stream&) override {
-    TRIPHASE_CHECK(v.dtype == DType::kF32 && (v.rows == 0 || v.data != nullptr) && sums != nullptr,
-                   "sum_values: shapes");
-    for (std::int64_t row = 0; row < v.rows; ++row) {
-      const float* from = static_cast<const float*>(v.data) + row * v.row_stride;
-      for (std::int64_t c = 0; c < v.cols; ++c) sums[c] += from[c];
+  void sum_values(ConstMatrix v, std::span<const ValueRows> parts, Stream&) override {
+    for (const ValueRows& part : parts) {
+      TRIPHASE_CHECK(v.dtype == DType::kF32 && (part.rows == 0 || v.data != nullptr) &&
+                         part.sums != nullptr && part.first_row >= 0 && part.rows >= 0 &&
+                         part.first_row + part.rows <= v.rows,
+                     "sum_values: shapes");
+      for (std::int64_t row = part.first_row; row < part.first_row + part.rows; ++row) {
+        const float* from = static_cast<const float*>(v.data) + row * v.row_stride;
+        for (std::int64_t c = 0; c < v.cols; ++c) part.sums[c] += from[c];
+      }
     }
   }
 
-  void reallocate(Matrix out, std::int64_t row, std::int64_t heads, std::int64_t kv_heads,
-                  const float* alpha, const float* sums, std::int64_t tokens, Stream&) override {
-    check_query(out, row, heads, kv_heads);
-    TRIPHASE_CHECK(alpha != nullptr && (sums == nullptr || tokens > 0), "reallocate: shapes");
-    const std::int64_t dim = out.cols / heads;
-    const float share = sums == nullptr ? 0.0F : 1.0F / static_cast<float>(tokens);
-    for (std::int64_t head = 0; head < heads; ++head) {
-      float* to = static_cast<float*>(out.data) + row * out.row_stride + head * dim;
-      if (sums == nullptr) {
+  void reallocate(Matrix out, std::span<const ReallocatedRow> rows, std::int64_t heads,
+                  std::int64_t kv_heads, const float* alpha, Stream&) override {
+    for (const ReallocatedRow& row : rows) {
+      check_query(out, row.row, heads, kv_heads);
+      TRIPHASE_CHECK(alpha != nullptr && (row.sums == nullptr || row.tokens > 0),
+                     "reallocate: shapes");
+      reallocate_row(static_cast<float*>(out.data) + row.row * out.row_stride, row, heads, kv_heads,
+                     out.cols / heads, alpha);
+      alpha += heads;
+    }
+  }
+
+ private:
+  static void check_row(const ConstMatrix& q, std::int64_t heads, const KvLayerView& cache,
+                        const AttentionSegment& row) {
+    check_keys(cache, row);
+    check_query(q, row.query_begin, heads, cache.kv_heads);
+    TRIPHASE_CHECK(q.cols == heads * cache.head_dim, "sparse: the cache's heads");
+  }
+
+  static void reallocate_row(float* to, const ReallocatedRow& row, std::int64_t heads,
+                             std::int64_t kv_heads, std::int64_t dim, const float* alpha) {
+    const float share = row.sums == nullptr ? 0.0F : 1.0F / static_cast<float>(row.tokens);
+    for (std::int64_t head = 0; head < heads; ++head, to += dim) {
+      if (row.sums == nullptr) {
         for (std::int64_t c = 0; c < dim; ++c) to[c] *= alpha[head];
         continue;
       }
-      const float* sum = sums + head / (heads / kv_heads) * dim;
+      const float* sum = row.sums + head / (heads / kv_heads) * dim;
       const float rest = 1.0F - alpha[head];
       for (std::int64_t c = 0; c < dim; ++c) {
         to[c] = alpha[head] * to[c] + rest * (sum[c] * share);
@@ -159,7 +227,42 @@ class CpuSparseOps final : public SparseOps {
     }
   }
 
- private:
+  // Room for lists of so many rows; shares of `heads` query heads each.
+  void make_lists(std::int64_t rows, std::int64_t lists, std::int64_t capacity,
+                  std::int64_t heads) {
+    tokens_.resize(static_cast<std::size_t>(rows * lists * capacity));
+    counts_.resize(static_cast<std::size_t>(rows * lists));
+    alpha_.resize(static_cast<std::size_t>(rows * heads));
+  }
+  [[nodiscard]] Selection lists(std::int64_t rows, std::int64_t lists, std::int64_t capacity,
+                                bool shares) const {
+    return {rows,           lists,          capacity,
+            tokens_.data(), counts_.data(), shares ? alpha_.data() : nullptr};
+  }
+
+  // Fills list `at` from the weights of its KV head's query heads; alpha: of all heads of the row.
+  void choose_by_weights(std::int64_t at, std::int64_t kv_head, std::int64_t context,
+                         std::int64_t group, std::int64_t budget, std::int64_t capacity,
+                         float* alpha) {
+    const float* weights = weights_.data() + kv_head * group * context;
+    scores_.assign(static_cast<std::size_t>(context), 0.0F);
+    for (std::int64_t i = 0; i < group; ++i) {
+      for (std::int64_t t = 0; t < context; ++t) {
+        scores_[static_cast<std::size_t>(t)] += weights[i * context + t];
+      }
+    }
+    chosen_.clear();
+    const IndexRange newest{context - 1, context};
+    choose_top(scores_, budget - 1, {&newest, 1}, scratch_, chosen_);
+    std::ranges::copy(chosen_, tokens_.begin() + at * capacity);
+    counts_[static_cast<std::size_t>(at)] = static_cast<std::int32_t>(chosen_.size());
+    for (std::int64_t i = 0; i < group; ++i) {
+      float share = 0;
+      for (const std::int32_t token : chosen_) share += weights[i * context + token];
+      alpha[kv_head * group + i] = share;
+    }
+  }
+
   [[nodiscard]] AttentionShape shape_of(std::int64_t heads, const KvLayerView& cache,
                                         const AttentionSegment& keys, Workspace workspace) const {
     const AttentionShape shape{.heads = heads,
@@ -176,6 +279,15 @@ class CpuSparseOps final : public SparseOps {
 
   ThreadPool* pool_;
   Device* memory_;
+  // The last Selection.
+  std::vector<std::int32_t> tokens_;
+  std::vector<std::int32_t> counts_;
+  std::vector<float> alpha_;
+  // Of choose_by_keys; kept to reuse their memory.
+  std::vector<float> weights_;
+  std::vector<float> scores_;
+  std::vector<std::int32_t> chosen_;
+  std::vector<std::uint32_t> scratch_;
 };
 
 }  // namespace

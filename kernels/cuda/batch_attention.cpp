@@ -28,16 +28,18 @@ bool gather_serves(const KvLayerView& cache) {
          cache.head_dim <= 256 && cache.head_dim % 8 == 0;
 }
 
-enum class Route : std::uint8_t { kPaged, kGatherAll, kGatherShared, kGatherByHead };
+// Lists come with the call, or lie on the device already (chosen).
+enum class Route : std::uint8_t { kPaged, kGatherAll, kGatherShared, kGatherByHead, kGatherChosen };
 
 Route route_of(const AttentionSegment& segment, const KvLayerView& cache, bool deterministic) {
-  if (!segment.selection.empty()) {
+  if (!segment.selection.empty() || segment.chosen != nullptr) {
     require(
         gather_serves(cache), "attention",
         "selections need an F16, BF16 or INT8 cache in pages of 32, 64 or 128", [&] {
           return shape_text({{"page_tokens", cache.page_tokens}, {"head_dim", cache.head_dim}}) +
                  ", cache " + std::string(dtype_name(cache.dtype));
         });
+    if (segment.chosen != nullptr) return Route::kGatherChosen;
     const auto lists = static_cast<std::int64_t>(segment.selection.begins.size()) - 1;
     return lists == 1 ? Route::kGatherShared : Route::kGatherByHead;
   }
@@ -106,6 +108,21 @@ Lists lists_of(std::span<const AttentionSegment> run) {
     }
   }
   return lists;
+}
+
+// The same where the lists lie on the device: as many rows, and how long they may be.
+Lists chosen_lists(std::span<const AttentionSegment> run) {
+  const Selection& chosen = *run.front().chosen;
+  Lists lists;
+  lists.rows = static_cast<std::int64_t>(run.size()) * chosen.lists;
+  lists.capacity = std::max<std::int64_t>(1, chosen.capacity);
+  return lists;
+}
+
+// Whether `next` goes on where `segment` ends, in q and in the lists.
+bool follows(const AttentionSegment& segment, const AttentionSegment& next) {
+  return next.query_begin == segment.query_begin + 1 && next.chosen == segment.chosen &&
+         (next.chosen == nullptr || next.chosen_row == segment.chosen_row + 1);
 }
 
 class Batch {
@@ -178,9 +195,10 @@ class Batch {
     const std::int64_t group = call_.heads / cache.kv_heads;
     const Tables tables = tables_of(run, cache);
     const bool lists_given = route != Route::kGatherAll;
-    const Lists lists = lists_given ? lists_of(run) : Lists{};
+    const bool on_device = route == Route::kGatherChosen;
+    const Lists lists = on_device ? chosen_lists(run) : lists_given ? lists_of(run) : Lists{};
     const bool wants_weights =
-        lists_given && std::ranges::any_of(run, [](const AttentionSegment& segment) {
+        lists_given && !on_device && std::ranges::any_of(run, [](const AttentionSegment& segment) {
           return segment.weights != nullptr;
         });
     arguments_.reserve(
@@ -190,7 +208,11 @@ class Batch {
         7, stream_);
 
     GatherAttnArgs args = gather_arguments(run, tables);
-    if (lists_given) add_lists(lists, args);
+    if (on_device) {
+      add_chosen(run.front(), lists, args);
+    } else if (lists_given) {
+      add_lists(lists, args);
+    }
     const PlanSplitsArgs split = splits(run, lists, args, group);
     const GatherScratch scratch =
         gather_scratch(sequences, call_.heads, cache.kv_heads, cache.head_dim, split.part_count,
@@ -288,6 +310,17 @@ class Batch {
     args.list_counts = send(lists.counts);
   }
 
+  // Where they lie is what the page tables say.
+  static void add_chosen(const AttentionSegment& first, const Lists& lists, GatherAttnArgs& args) {
+    const Selection& chosen = *first.chosen;
+    const std::int64_t list = first.chosen_row * chosen.lists;
+    args.source = TokenSource::kList;
+    args.list_rows = static_cast<int>(lists.rows);
+    args.list_capacity = static_cast<int>(lists.capacity);
+    args.tokens = chosen.tokens + list * chosen.capacity;
+    args.list_counts = chosen.counts + list;
+  }
+
   // How the tokens of all rows are divided; `group`: query heads of a KV head.
   [[nodiscard]] PlanSplitsArgs splits(std::span<const AttentionSegment> run, const Lists& lists,
                                       const GatherAttnArgs& args, std::int64_t group) const {
@@ -344,7 +377,9 @@ class Batch {
     const auto add = [&](std::int64_t tokens) {
       units += rows_per_count * ((tokens + kGatherUnitTokens - 1) / kGatherUnitTokens);
     };
-    if (lists.rows > 0) {
+    if (lists.rows > 0 && lists.counts.empty()) {
+      for (std::int64_t list = 0; list < lists.rows; ++list) add(lists.capacity);
+    } else if (lists.rows > 0) {
       for (const std::int32_t count : lists.counts) add(count);
     } else {
       for (const AttentionSegment& segment : run) add(segment.context_tokens);
@@ -408,8 +443,7 @@ void attend_batch(const BatchAttention& call, std::span<const AttentionSegment> 
     std::size_t end = begin + 1;
     while (end < segments.size() &&
            route_of(segments[end], call.cache, machine.deterministic) == route &&
-           (route == Route::kPaged ||
-            segments[end].query_begin == segments[end - 1].query_begin + 1)) {
+           (route == Route::kPaged || follows(segments[end - 1], segments[end]))) {
       ++end;
     }
     const auto run = segments.subspan(begin, end - begin);

@@ -296,6 +296,14 @@ class CudaOpsOnStreams final : public CudaOps {
     const auto blocks = static_cast<std::size_t>((segment.context_tokens + cache.page_tokens - 1) /
                                                  cache.page_tokens);
     const std::size_t closed = cache.quantized() && blocks > 0 ? blocks - 1 : blocks;
+    if (segment.chosen != nullptr) {
+      const Selection& chosen = *segment.chosen;
+      check(segment.query_count == 1 && segment.selection.empty() && segment.weights == nullptr &&
+                (chosen.lists == 1 || chosen.lists == cache.kv_heads) && segment.chosen_row >= 0 &&
+                segment.chosen_row < chosen.rows && chosen.tokens != nullptr &&
+                chosen.counts != nullptr,
+            "a row of chosen lists");
+    }
     if (!segment.selection.empty()) {
       const auto lists = static_cast<std::int64_t>(segment.selection.begins.size()) - 1;
       check(segment.query_count <= 1 && (lists == 1 || lists == cache.kv_heads || lists == heads) &&

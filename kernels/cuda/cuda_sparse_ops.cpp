@@ -106,21 +106,26 @@ class CudaSparseOpsOnStreams final : public CudaSparseOps {
         settings_(std::move(settings)),
         arguments_(device, host, static_cast<std::size_t>(kCudaSparseRingBytes)),
         staging_(device, host),
-        scratch_(device) {}
+        scratch_(device),
+        lists_(device) {}
 
   [[nodiscard]] Device& memory() override { return *device_; }
 
   void reserve(const OpsShape& shape, Stream& stream) override {
     const CudaScratchBytes bytes = cuda_scratch_bytes(settings_.machine, shape);
     (void)scratch_.at_least(static_cast<std::size_t>(bytes.selection), stream);
+    (void)lists_.at_least(static_cast<std::size_t>(bytes.lists), stream);
   }
 
   void score_keys(ConstMatrix q, std::int64_t row, std::int64_t heads, const KvLayerView& cache,
                   const AttentionSegment& keys, float scale, float* probabilities,
                   std::int64_t stride, Workspace, Stream& stream) override {
-    const Call call = prepare(q, row, heads, cache, keys, stream, "score_keys", Read::kRows);
+    AttentionSegment segment = keys;
+    segment.query_begin = row;
+    check_row(q, heads, cache, segment, "score_keys");
     require(probabilities != nullptr && stride >= keys.context_tokens, "score_keys",
             "no room for the probabilities", [&] { return shape_of(cache, keys); });
+    const Call call = prepare(q, heads, cache, {&segment, 1}, {}, Read::kRows, true, stream);
     const ScoreLogits logits = logits_of(call);
     const StreamHandle handle = settings_.stream_handle(stream);
     score_exact(call.keys, call.queries, scale, logits, handle);
@@ -133,22 +138,24 @@ class CudaSparseOpsOnStreams final : public CudaSparseOps {
         stream);
   }
 
-  void transpose_keys(const KvLayerView& cache, const AttentionSegment& keys,
+  void transpose_keys(const KvLayerView& cache, std::span<const AttentionSegment> rows,
                       Stream& stream) override {
-    check_keys(cache, keys, "transpose_keys");
+    for (const AttentionSegment& row : rows) check_keys(cache, row, "transpose_keys");
     if (cache.kt == nullptr) return;
-    // INT8: the query's own block is read unquantized, and its page may not be written yet.
-    const std::int64_t full =
-        cache.quantized() ? blocks_of(cache, keys) - 1 : keys.context_tokens / cache.page_tokens;
     std::vector<std::int32_t> from;
     std::vector<std::int32_t> to;
-    for (std::size_t i = 0; i < static_cast<std::size_t>(full); ++i) {
-      const PageId page = column_page(cache, keys, i);
-      if (!page.valid() || written_column_page(cache, keys, i).valid()) continue;
-      from.push_back(keys.pages[i].value);
-      to.push_back(page.value);
-      // Whatever reads them comes later on the same stream.
-      cache.kt_ready[page.index()] = 1;
+    for (const AttentionSegment& keys : rows) {
+      // INT8: the query's own block is read unquantized, and its page may not be written yet.
+      const std::int64_t full =
+          cache.quantized() ? blocks_of(cache, keys) - 1 : keys.context_tokens / cache.page_tokens;
+      for (std::size_t i = 0; i < static_cast<std::size_t>(full); ++i) {
+        const PageId page = column_page(cache, keys, i);
+        if (!page.valid() || written_column_page(cache, keys, i).valid()) continue;
+        from.push_back(keys.pages[i].value);
+        to.push_back(page.value);
+        // Whatever reads them comes later on the same stream.
+        cache.kt_ready[page.index()] = 1;
+      }
     }
     if (from.empty()) return;
     const auto count = static_cast<int>(from.size());
@@ -164,35 +171,74 @@ class CudaSparseOpsOnStreams final : public CudaSparseOps {
     kv_write_channels(sent, sent + count, count, view, cache.kt, settings_.stream_handle(stream));
   }
 
-  void choose_by_channels(ConstMatrix q, std::int64_t row, std::int64_t heads,
-                          const KvLayerView& cache, const AttentionSegment& keys, float scale,
-                          const ChannelChoice& choice, std::int32_t* tokens, float* alpha,
-                          Workspace, Stream& stream) override {
-    const Call call =
-        prepare(q, row, heads, cache, keys, stream, "choose_by_channels", Read::kColumns);
-    require(
-        tokens != nullptr && choice.rank > 0 && choice.rank <= cache.head_dim &&
-            choice.tokens > 0 && choice.tokens <= keys.context_tokens && choice.recent >= 0 &&
-            choice.recent <= choice.tokens,
-        "choose_by_channels", "a choice beyond the context or the channels", [&] {
-          return shape_of(cache, keys) + ", " +
-                 shape_text(
-                     {{"rank", choice.rank}, {"tokens", choice.tokens}, {"recent", choice.recent}});
-        });
+  [[nodiscard]] Selection choose_by_channels(ConstMatrix q, std::int64_t heads,
+                                             const KvLayerView& cache,
+                                             std::span<const AttentionSegment> rows, float scale,
+                                             std::span<const ChannelChoice> choices, bool shares,
+                                             Workspace, Stream& stream) override {
+    limits_.clear();
+    for (std::size_t i = 0; i < rows.size(); ++i) {
+      check_row(q, heads, cache, rows[i], "choose_by_channels");
+      check_choice(choices, i, cache, rows[i]);
+      limits_.push_back({choices[i].tokens, choices[i].recent});
+    }
+    if (rows.empty()) return {};
+    const ChannelChoice& choice = choices.front();
     const SparqScale sparq{scale, sharpness_of(choice, cache.head_dim)};
-    if (fits_one_block(call, choice)) {
-      choose_fused(call, sparq, choice, settings_.stream_handle(stream));
-    } else {
-      choose_in_steps(call, sparq, choice, settings_.stream_handle(stream));
+    const StreamHandle handle = settings_.stream_handle(stream);
+    const Lists lists = make_lists(rows.size(), heads, cache.kv_heads, stream);
+    columns_.clear();
+    for (const AttentionSegment& row : rows) columns_.push_back(all_transposed(cache, row));
+    const bool fused = fits_one_block(cache, heads, rows, choice);
+    for_parts(heads, cache, rows, !fused, stream, [&](std::size_t first, std::size_t count) {
+      const Call call = prepare(q, heads, cache, rows.subspan(first, count),
+                                std::span(limits_).subspan(first, count),
+                                columns_[first] ? Read::kColumns : Read::kRows, !fused, stream);
+      const Lists part = lists.from(first, heads, cache.kv_heads);
+      if (fused) {
+        choose_fused(call, sparq, choice, part, handle);
+        return;
+      }
+      auto* channels = call.at<std::int32_t>(call.scratch.channels_at);
+      auto* factors = call.at<float>(call.scratch.factors_at);
+      choose_channels(call.queries, call.keys.sequences, cache.kv_heads, cache.head_dim,
+                      choice.rank, sparq, channels, factors, handle);
+      const ScoreLogits logits = logits_of(call);
+      score_sparq(call.keys, call.queries, channels, factors, choice.rank, logits, handle);
+      rank_and_select(call,
+                      choice.sum_logits ? GroupReduce::kLogitSum : GroupReduce::kProbabilitySum,
+                      part, handle);
+    });
+    return lists.selection(rows.size(), cache.kv_heads, shares);
+  }
+
+  [[nodiscard]] Selection choose_by_keys(ConstMatrix q, std::int64_t heads,
+                                         const KvLayerView& cache,
+                                         std::span<const AttentionSegment> rows, float scale,
+                                         std::span<const std::int64_t> budgets, Workspace,
+                                         Stream& stream) override {
+    limits_.clear();
+    for (std::size_t i = 0; i < rows.size(); ++i) {
+      check_row(q, heads, cache, rows[i], "choose_by_keys");
+      require(
+          budgets.size() == rows.size() && budgets[i] > 0 && budgets[i] <= rows[i].context_tokens,
+          "choose_by_keys", "a budget beyond the context",
+          [&] { return shape_of(cache, rows[i]); });
+      limits_.push_back({budgets[i], 1});
     }
-    std::vector<HostTransfer> results = {
-        {tokens, call.at<std::int32_t>(call.scratch.indices_at),
-         static_cast<std::size_t>(cache.kv_heads * choice.tokens) * sizeof(std::int32_t)}};
-    if (alpha != nullptr) {
-      results.push_back({alpha, call.at<float>(call.scratch.alpha_at),
-                         static_cast<std::size_t>(heads) * sizeof(float)});
-    }
-    staging_.to_host(results, stream);
+    if (rows.empty()) return {};
+    const StreamHandle handle = settings_.stream_handle(stream);
+    const Lists lists = make_lists(rows.size(), heads, cache.kv_heads, stream);
+    columns_.assign(rows.size(), false);
+    for_parts(heads, cache, rows, true, stream, [&](std::size_t first, std::size_t count) {
+      const Call call =
+          prepare(q, heads, cache, rows.subspan(first, count),
+                  std::span(limits_).subspan(first, count), Read::kRows, true, stream);
+      score_exact(call.keys, call.queries, scale, logits_of(call), handle);
+      rank_and_select(call, GroupReduce::kProbabilitySum, lists.from(first, heads, cache.kv_heads),
+                      handle);
+    });
+    return lists.selection(rows.size(), cache.kv_heads, true);
   }
 
   void accumulate_columns(ConstMatrix q, std::int64_t heads, const KvLayerView& cache,
@@ -204,7 +250,7 @@ class CudaSparseOpsOnStreams final : public CudaSparseOps {
     const std::int64_t context = segment.context_tokens;
     const CudaSparseScratch scratch = scratch_of(heads, cache.kv_heads, cache.head_dim, context);
     std::byte* base = scratch_.at_least(static_cast<std::size_t>(scratch.bytes), stream);
-    const Tables tables = send_tables(cache, segment, false, stream);
+    const Tables tables = send_tables(cache, {&segment, 1}, {}, false, stream);
     auto* log_sums = reinterpret_cast<float*>(base + scratch.log_sums_at);
     auto* partials = reinterpret_cast<float*>(base + scratch.log_partials_at);
     auto* columns = reinterpret_cast<float*>(base + scratch.scores_at);
@@ -250,7 +296,7 @@ class CudaSparseOpsOnStreams final : public CudaSparseOps {
                      shape_text({{"first_token", first_token}, {"tokens", bounds.page_tokens}});
             });
     if (first_token >= keys.context_tokens) return;
-    cuda::bound_pages(score_keys_of(cache, keys, send_tables(cache, keys, false, stream)),
+    cuda::bound_pages(score_keys_of(cache, send_tables(cache, {&keys, 1}, {}, false, stream)),
                       first_token / bounds.page_tokens, bounds.page_tokens, bounds.data,
                       settings_.stream_handle(stream));
   }
@@ -329,31 +375,54 @@ class CudaSparseOpsOnStreams final : public CudaSparseOps {
     staging_.to_host({&transfer, 1}, stream);
   }
 
-  void sum_values(ConstMatrix v, float* sums, Stream& stream) override {
-    cuda::sum_values(v, sums, settings_.stream_handle(stream));
+  void sum_values(ConstMatrix v, std::span<const ValueRows> parts, Stream& stream) override {
+    std::vector<SummedRows> summed;
+    for (const ValueRows& part : parts) {
+      require(part.first_row >= 0 && part.rows >= 0 && part.first_row + part.rows <= v.rows &&
+                  part.sums != nullptr,
+              "sum_values", "rows of v and sums for them", [&] {
+                return shape_text({{"v", v}}) + ", " +
+                       shape_text({{"first_row", part.first_row}, {"rows", part.rows}});
+              });
+      if (part.rows > 0) summed.push_back({part.first_row, part.rows, part.sums});
+    }
+    if (summed.empty()) return;
+    cuda::sum_values(v, arguments_.send(std::span<const SummedRows>(summed), stream),
+                     static_cast<std::int64_t>(summed.size()), settings_.stream_handle(stream));
   }
 
-  void reallocate(Matrix out, std::int64_t row, std::int64_t heads, std::int64_t kv_heads,
-                  const float* alpha, const float* sums, std::int64_t tokens,
-                  Stream& stream) override {
-    const auto shape = [&] {
-      return shape_of(out, row, heads, kv_heads) + ", " + shape_text({{"tokens", tokens}});
-    };
-    check_query(out, row, heads, kv_heads, "reallocate", shape);
-    require(alpha != nullptr, "reallocate", "no shares", shape);
-    out.data = static_cast<float*>(out.data) + row * out.row_stride;
-    out.rows = 1;
-    const auto shares = std::span(alpha, static_cast<std::size_t>(heads));
-    cuda::reallocate(out, heads, kv_heads, arguments_.send(shares, stream), sums, tokens,
+  void reallocate(Matrix out, std::span<const ReallocatedRow> rows, std::int64_t heads,
+                  std::int64_t kv_heads, const float* alpha, Stream& stream) override {
+    std::vector<MeanRow> means;
+    for (const ReallocatedRow& row : rows) {
+      const auto shape = [&] {
+        return shape_of(out, row.row, heads, kv_heads) + ", " +
+               shape_text({{"tokens", row.tokens}});
+      };
+      check_query(out, row.row, heads, kv_heads, "reallocate", shape);
+      require(alpha != nullptr, "reallocate", "no shares", shape);
+      require(row.sums == nullptr || row.tokens > 0, "reallocate", "a mean of no tokens", shape);
+      means.push_back(
+          {row.row, row.sums, row.sums == nullptr ? 0.0F : 1.0F / static_cast<float>(row.tokens)});
+    }
+    if (means.empty()) return;
+    cuda::reallocate(out, arguments_.send(std::span<const MeanRow>(means), stream),
+                     static_cast<std::int64_t>(means.size()), heads, kv_heads, alpha,
                      settings_.stream_handle(stream));
   }
 
  private:
+  // Some rows whose queries follow each other, with their tables on the device.
   struct Call {
     ScoreKeys keys;
     ScoreQueries queries;
     CudaSparseScratch scratch;
     std::byte* base = nullptr;
+    // Of each row: tokens that are chosen, and the newest among them.
+    const std::int32_t* ks = nullptr;
+    const std::int32_t* locals = nullptr;
+    std::int64_t most = 0;        // of the ks
+    std::int64_t most_local = 0;  // of the locals
 
     template <class T>
     [[nodiscard]] T* at(std::int64_t offset) const {
@@ -361,21 +430,52 @@ class CudaSparseOpsOnStreams final : public CudaSparseOps {
     }
   };
 
-  // A sequence's tables on the device.
+  // Of one row of a choice.
+  struct Limits {
+    std::int64_t tokens = 0;
+    std::int64_t recent = 0;
+  };
+
+  // The Selection that is being made.
+  struct Lists {
+    std::int32_t* tokens = nullptr;
+    std::int32_t* counts = nullptr;
+    float* alpha = nullptr;
+    std::int64_t capacity = 0;
+
+    // From row `first` on.
+    [[nodiscard]] Lists from(std::size_t first, std::int64_t heads, std::int64_t lists) const {
+      const auto row = static_cast<std::int64_t>(first);
+      return {tokens + row * lists * capacity, counts + row * lists, alpha + row * heads, capacity};
+    }
+    [[nodiscard]] Selection selection(std::size_t rows, std::int64_t lists, bool shares) const {
+      return {static_cast<std::int64_t>(rows), lists, capacity, tokens, counts,
+              shares ? alpha : nullptr};
+    }
+  };
+
+  // Tables of some rows on the device.
   struct Tables {
     const std::int32_t* length = nullptr;
     const std::int32_t* partial_page = nullptr;
     const std::int32_t* pages = nullptr;
     const std::int32_t* scale_pages = nullptr;
+    const std::int32_t* ks = nullptr;
+    const std::int32_t* locals = nullptr;
+    std::int64_t max_pages = 0;
+    std::int64_t max_length = 0;
+    std::int64_t sequences = 0;
   };
 
   static CudaSparseScratch scratch_of(std::int64_t heads, std::int64_t kv_heads,
-                                      std::int64_t head_dim, std::int64_t length) {
+                                      std::int64_t head_dim, std::int64_t length,
+                                      std::int64_t rows = 1) {
     return cuda_sparse_scratch({.heads = heads,
                                 .kv_heads = kv_heads,
                                 .head_dim = head_dim,
                                 .max_query_rows = 1,
-                                .max_context = length});
+                                .max_context = length},
+                               rows);
   }
 
   static ScoreQueries query_of(const ConstMatrix& q, std::int64_t row, std::int64_t heads) {
@@ -394,30 +494,52 @@ class CudaSparseOpsOnStreams final : public CudaSparseOps {
     return transfers;
   }
 
-  // [length, partial page], pages, scale pages: one array on its way. With `columns` the pages
-  // before the query's own are those of K^T.
-  Tables send_tables(const KvLayerView& cache, const AttentionSegment& keys, bool columns,
-                     Stream& stream) {
-    const auto blocks = static_cast<std::size_t>(blocks_of(cache, keys));
-    tables_.assign(2 + 2 * blocks, 0);
-    tables_[0] = static_cast<std::int32_t>(keys.context_tokens);
-    tables_[1] = keys.partial_page.value;
-    for (std::size_t i = 0; i < std::min(blocks, keys.pages.size()); ++i) {
-      const bool transposed = columns && i + 1 < blocks;
-      tables_[2 + i] = (transposed ? column_page(cache, keys, i) : keys.pages[i]).value;
+  // Lengths, partial pages, limits, pages, scale pages: one array on its way. With `columns` the
+  // pages before a query's own are those of K^T.
+  Tables send_tables(const KvLayerView& cache, std::span<const AttentionSegment> rows,
+                     std::span<const Limits> limits, bool columns, Stream& stream) {
+    Tables tables;
+    tables.sequences = static_cast<std::int64_t>(rows.size());
+    for (const AttentionSegment& row : rows) {
+      tables.max_pages = std::max(tables.max_pages, blocks_of(cache, row));
+      tables.max_length = std::max(tables.max_length, row.context_tokens);
     }
-    if (cache.quantized()) {
+    const std::size_t count = rows.size();
+    const auto pages = static_cast<std::size_t>(tables.max_pages);
+    const std::size_t pages_at = 4 * count;
+    const std::size_t scales_at = pages_at + count * pages;
+    tables_.assign(scales_at + (cache.quantized() ? count * pages : 0), 0);
+    for (std::size_t row = 0; row < count; ++row) {
+      const AttentionSegment& keys = rows[row];
+      tables_[row] = static_cast<std::int32_t>(keys.context_tokens);
+      tables_[count + row] = keys.partial_page.value;
+      if (!limits.empty()) {
+        tables_[2 * count + row] = static_cast<std::int32_t>(limits[row].tokens);
+        tables_[3 * count + row] = static_cast<std::int32_t>(limits[row].recent);
+      }
+      const auto blocks = static_cast<std::size_t>(blocks_of(cache, keys));
+      for (std::size_t i = 0; i < std::min(blocks, keys.pages.size()); ++i) {
+        const bool transposed = columns && i + 1 < blocks;
+        tables_[pages_at + row * pages + i] =
+            (transposed ? column_page(cache, keys, i) : keys.pages[i]).value;
+      }
+      if (!cache.quantized()) continue;
       for (std::size_t i = 0; i < std::min(blocks, keys.scale_pages.size()); ++i) {
-        tables_[2 + blocks + i] = keys.scale_pages[i].value;
+        tables_[scales_at + row * pages + i] = keys.scale_pages[i].value;
       }
     }
     const std::int32_t* sent = arguments_.send(std::span<const std::int32_t>(tables_), stream);
-    return {sent, sent + 1, sent + 2, sent + 2 + blocks};
+    tables.length = sent;
+    tables.partial_page = sent + count;
+    tables.ks = sent + 2 * count;
+    tables.locals = sent + 3 * count;
+    tables.pages = sent + pages_at;
+    tables.scale_pages = sent + scales_at;
+    return tables;
   }
 
   // Keys by rows.
-  static ScoreKeys score_keys_of(const KvLayerView& cache, const AttentionSegment& keys,
-                                 const Tables& tables) {
+  static ScoreKeys score_keys_of(const KvLayerView& cache, const Tables& tables) {
     return {.keys = cache.k,
             .dtype = cache.dtype,
             .scales = cache.scales,
@@ -426,10 +548,10 @@ class CudaSparseOpsOnStreams final : public CudaSparseOps {
             .partial_dtype = cache.partial_dtype,
             .pages = tables.pages,
             .scale_pages = tables.scale_pages,
-            .max_pages = blocks_of(cache, keys),
+            .max_pages = tables.max_pages,
             .lengths = tables.length,
-            .sequences = 1,
-            .max_length = keys.context_tokens,
+            .sequences = tables.sequences,
+            .max_length = tables.max_length,
             .page_tokens = cache.page_tokens,
             .kv_heads = cache.kv_heads,
             .head_dim = cache.head_dim};
@@ -445,81 +567,150 @@ class CudaSparseOpsOnStreams final : public CudaSparseOps {
     return true;
   }
 
-  enum class Read : std::uint8_t { kRows, kColumns };  // the latter where all of them are there
-
-  Call prepare(const ConstMatrix& q, std::int64_t row, std::int64_t heads, const KvLayerView& cache,
-               const AttentionSegment& keys, Stream& stream, const char* operation, Read read) {
-    check_keys(cache, keys, operation);
+  static void check_row(const ConstMatrix& q, std::int64_t heads, const KvLayerView& cache,
+                        const AttentionSegment& row, const char* operation) {
+    check_keys(cache, row, operation);
     const auto shape = [&] {
-      return shape_of(cache, keys) + ", " + shape_of(q, row, heads, cache.kv_heads);
+      return shape_of(cache, row) + ", " + shape_of(q, row.query_begin, heads, cache.kv_heads);
     };
-    check_query(q, row, heads, cache.kv_heads, operation, shape);
+    check_query(q, row.query_begin, heads, cache.kv_heads, operation, shape);
     require(q.cols == heads * cache.head_dim, operation, "q's heads are not the cache's", shape);
+  }
+
+  static void check_choice(std::span<const ChannelChoice> choices, std::size_t index,
+                           const KvLayerView& cache, const AttentionSegment& row) {
+    const ChannelChoice choice = index < choices.size() ? choices[index] : ChannelChoice{};
+    require(
+        choice.rank > 0 && choice.rank <= cache.head_dim && choice.tokens > 0 &&
+            choice.tokens <= row.context_tokens && choice.recent >= 0 &&
+            choice.recent <= choice.tokens && choice.rank == choices.front().rank &&
+            choice.sum_logits == choices.front().sum_logits &&
+            choice.temperature == choices.front().temperature,
+        "choose_by_channels", "a choice beyond the context or the channels", [&] {
+          return shape_of(cache, row) + ", " +
+                 shape_text(
+                     {{"rank", choice.rank}, {"tokens", choice.tokens}, {"recent", choice.recent}});
+        });
+  }
+
+  enum class Read : std::uint8_t { kRows, kColumns };
+
+  // The rows have been checked, and their queries follow each other. `scored`: with scratch for
+  // their scores.
+  Call prepare(const ConstMatrix& q, std::int64_t heads, const KvLayerView& cache,
+               std::span<const AttentionSegment> rows, std::span<const Limits> limits, Read read,
+               bool scored, Stream& stream) {
     Call call;
-    call.scratch = scratch_of(heads, cache.kv_heads, cache.head_dim, keys.context_tokens);
-    call.base = scratch_.at_least(static_cast<std::size_t>(call.scratch.bytes), stream);
-    const bool columns = read == Read::kColumns && all_transposed(cache, keys);
-    call.keys = score_keys_of(cache, keys, send_tables(cache, keys, columns, stream));
-    if (columns) call.keys.channels = cache.kt;
-    call.queries = query_of(q, row, heads);
+    const Tables tables = send_tables(cache, rows, limits, read == Read::kColumns, stream);
+    call.scratch = scratch_of(heads, cache.kv_heads, cache.head_dim, tables.max_length,
+                              static_cast<std::int64_t>(rows.size()));
+    call.base =
+        scratch_.at_least(static_cast<std::size_t>(scored ? call.scratch.bytes : 0), stream);
+    call.keys = score_keys_of(cache, tables);
+    if (read == Read::kColumns) call.keys.channels = cache.kt;
+    call.queries = query_of(q, rows.front().query_begin, heads);
+    call.ks = tables.ks;
+    call.locals = tables.locals;
+    for (const Limits& limit : limits) {
+      call.most = std::max(call.most, limit.tokens);
+      call.most_local = std::max(call.most_local, limit.recent);
+    }
     return call;
   }
 
-  [[nodiscard]] bool fits_one_block(const Call& call, const ChannelChoice& choice) const {
-    const ScoreKeys& keys = call.keys;
-    const std::int64_t group = call.queries.heads / keys.kv_heads;
-    const bool pages = keys.page_tokens == 32 || keys.page_tokens == 64 || keys.page_tokens == 128;
-    return !choice.sum_logits && keys.dtype != DType::kF32 && pages && group <= 8 &&
-           keys.max_length <= sparq_select_tokens(group, settings_.machine.shared_bytes_per_block);
+  // Calls `body` for stretches of rows whose queries follow each other, whose keys are read alike,
+  // and, where `scored`, whose scores fit the scratch.
+  template <class Body>
+  void for_parts(std::int64_t heads, const KvLayerView& cache,
+                 std::span<const AttentionSegment> rows, bool scored, Stream& stream,
+                 const Body& body) {
+    std::int64_t longest = 0;
+    for (const AttentionSegment& row : rows) longest = std::max(longest, row.context_tokens);
+    const CudaSparseScratch one = scratch_of(heads, cache.kv_heads, cache.head_dim, longest);
+    (void)scratch_.at_least(static_cast<std::size_t>(one.bytes), stream);
+    const std::size_t most =
+        scored ? scratch_.bytes() / static_cast<std::size_t>(one.bytes) : rows.size();
+    std::size_t first = 0;
+    while (first < rows.size()) {
+      std::size_t end = first + 1;
+      while (end < rows.size() && end - first < most && columns_[end] == columns_[first] &&
+             rows[end].query_begin == rows[end - 1].query_begin + 1) {
+        ++end;
+      }
+      body(first, end - first);
+      first = end;
+    }
+  }
+
+  // Room for a list of every row and KV head.
+  Lists make_lists(std::size_t rows, std::int64_t heads, std::int64_t kv_heads, Stream& stream) {
+    Lists lists;
+    for (const Limits& limit : limits_) lists.capacity = std::max(lists.capacity, limit.tokens);
+    const CudaListLayout layout =
+        cuda_list_layout(static_cast<std::int64_t>(rows), kv_heads, lists.capacity, heads);
+    std::byte* base = lists_.at_least(static_cast<std::size_t>(layout.bytes), stream);
+    lists.tokens = reinterpret_cast<std::int32_t*>(base + layout.tokens_at);
+    lists.counts = reinterpret_cast<std::int32_t*>(base + layout.counts_at);
+    lists.alpha = reinterpret_cast<float*>(base + layout.alpha_at);
+    return lists;
+  }
+
+  [[nodiscard]] bool fits_one_block(const KvLayerView& cache, std::int64_t heads,
+                                    std::span<const AttentionSegment> rows,
+                                    const ChannelChoice& choice) const {
+    const std::int64_t group = heads / cache.kv_heads;
+    const std::int64_t page = cache.page_tokens;
+    const std::int64_t most = sparq_select_tokens(group, settings_.machine.shared_bytes_per_block);
+    return !choice.sum_logits && cache.dtype != DType::kF32 &&
+           (page == 32 || page == 64 || page == 128) && group <= 8 &&
+           std::ranges::all_of(
+               rows, [most](const AttentionSegment& row) { return row.context_tokens <= most; });
   }
 
   static void choose_fused(const Call& call, const SparqScale& scale, const ChannelChoice& choice,
-                           StreamHandle handle) {
+                           const Lists& lists, StreamHandle handle) {
     SparqSelect select;
     select.keys = call.keys;
     select.queries = call.queries;
     select.rank = choice.rank;
     select.scale = scale;
-    select.k = choice.tokens;
-    select.local = choice.recent;
-    select.indices = call.at<std::int32_t>(call.scratch.indices_at);
-    select.capacity = choice.tokens;
-    select.counts = call.at<std::int32_t>(call.scratch.counts_at);
-    select.alpha = call.at<float>(call.scratch.alpha_at);
+    select.k = call.most;
+    select.local = call.most_local;
+    select.ks = call.ks;
+    select.locals = call.locals;
+    select.indices = lists.tokens;
+    select.capacity = lists.capacity;
+    select.counts = lists.counts;
+    select.alpha = lists.alpha;
     sparq_select(select, handle);
   }
 
-  static void choose_in_steps(const Call& call, const SparqScale& scale,
-                              const ChannelChoice& choice, StreamHandle handle) {
+  // From logits to lists and shares.
+  static void rank_and_select(const Call& call, GroupReduce reduce, const Lists& lists,
+                              StreamHandle handle) {
     const ScoreKeys& keys = call.keys;
-    const CudaSparseScratch& at = call.scratch;
+    const std::int64_t rows = keys.sequences * keys.kv_heads;
     const std::int64_t group = call.queries.heads / keys.kv_heads;
-    auto* channels = call.at<std::int32_t>(at.channels_at);
-    auto* factors = call.at<float>(at.factors_at);
-    auto* scores = call.at<float>(at.scores_at);
-    auto* totals = call.at<float>(at.totals_at);
-    auto* indices = call.at<std::int32_t>(at.indices_at);
-    auto* counts = call.at<std::int32_t>(at.counts_at);
-    choose_channels(call.queries, 1, keys.kv_heads, keys.head_dim, choice.rank, scale, channels,
-                    factors, handle);
+    auto* scores = call.at<float>(call.scratch.scores_at);
+    auto* totals = call.at<float>(call.scratch.totals_at);
     const ScoreLogits logits = logits_of(call);
-    score_sparq(keys, call.queries, channels, factors, choice.rank, logits, handle);
-    group_scores(logits, keys.lengths, keys.kv_heads, keys.kv_heads, group, keys.max_length,
-                 choice.sum_logits ? GroupReduce::kLogitSum : GroupReduce::kProbabilitySum, scores,
+    group_scores(logits, keys.lengths, keys.kv_heads, rows, group, keys.max_length, reduce, scores,
                  totals, handle);
     select_top({.scores = scores,
                 .score_stride = keys.max_length,
                 .lengths = keys.lengths,
-                .rows = keys.kv_heads,
+                .rows = rows,
                 .rows_per_sequence = keys.kv_heads,
                 .max_length = keys.max_length,
-                .local = choice.recent,
-                .indices = indices,
-                .capacity = choice.tokens,
-                .counts = counts},
-               choice.tokens, handle);
-    selected_share(logits, totals, indices, choice.tokens, counts, keys.kv_heads, group,
-                   call.at<float>(at.alpha_at), handle);
+                .local = call.most_local,
+                .locals = call.locals,
+                .ks = call.ks,
+                .indices = lists.tokens,
+                .capacity = lists.capacity,
+                .counts = lists.counts},
+               call.most, handle);
+    selected_share(logits, totals, lists.tokens, lists.capacity, lists.counts, rows, group,
+                   lists.alpha, handle);
   }
 
   static ScoreLogits logits_of(const Call& call) {
@@ -533,7 +724,11 @@ class CudaSparseOpsOnStreams final : public CudaSparseOps {
   ArgumentRing arguments_;
   HostStaging staging_;
   DeviceScratch scratch_;
+  DeviceScratch lists_;  // the last Selection
+  // Of a call; kept to reuse their memory.
   std::vector<std::int32_t> tables_;
+  std::vector<Limits> limits_;
+  std::vector<bool> columns_;  // of each row, whether K^T is read
 };
 
 }  // namespace

@@ -26,6 +26,8 @@ class DeviceScratch {
     return data_;
   }
 
+  [[nodiscard]] std::size_t bytes() const { return bytes_; }
+
  private:
   void release() noexcept {
     if (data_ != nullptr) device_->release(data_, bytes_);

@@ -88,10 +88,17 @@ struct SelectRange {
 };
 
 __device__ inline SelectRange select_range(const SelectRows& call) {
-  const int length = call.lengths[blockIdx.x / call.rows_per_sequence];
+  const std::int64_t sequence = blockIdx.x / call.rows_per_sequence;
+  const int length = call.lengths[sequence];
+  const std::int64_t local = call.locals == nullptr ? call.local : call.locals[sequence];
   const int begin = static_cast<int>(smaller<std::int64_t>(call.sinks, length));
-  const int end = larger(begin, static_cast<int>(larger<std::int64_t>(0, length - call.local)));
+  const int end = larger(begin, static_cast<int>(larger<std::int64_t>(0, length - local)));
   return {length, begin, end};
+}
+
+// How many entries of this block's row select_top keeps; `k` where all rows keep as many.
+__device__ inline int selected_entries(const SelectRows& call, int k) {
+  return call.ks == nullptr ? k : call.ks[blockIdx.x / call.rows_per_sequence];
 }
 
 // Writes the selected indices in order: counts of a chunk packed into one scan, those certainly

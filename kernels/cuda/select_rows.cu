@@ -12,7 +12,8 @@ __global__ void __launch_bounds__(kSelectThreads) select_top_kernel(SelectRows c
   TRIPHASE_SHARED(unsigned, found, 2);
   const SelectRange range = select_range(call);
   const float* scores = call.scores + blockIdx.x * call.score_stride;
-  const SelectCut cut = find_top_cut(scores, range, k, {bins, scratch, found});
+  const SelectCut cut =
+      find_top_cut(scores, range, selected_entries(call, k), {bins, scratch, found});
   write_selected(call, scores, range, cut, scratch);
 }
 

@@ -21,6 +21,10 @@ struct SelectRows {
   // Always selected: the first `sinks` and the last `local` entries. They never compete.
   std::int64_t sinks = 0;
   std::int64_t local = 0;
+  // Null, or of each sequence in place of `local` and of select_top's k, which are the largest of
+  // them. [rows / rows_per_sequence]
+  const std::int32_t* locals = nullptr;
+  const std::int32_t* ks = nullptr;
   std::int32_t* indices = nullptr;  // [rows][capacity]
   std::int64_t capacity = 0;
   std::int32_t* counts = nullptr;  // [rows]

@@ -207,7 +207,8 @@ __global__ void __launch_bounds__(kThreads, 2)
   weigh_tokens(row, total, scores, reduce);
 
   const SelectRange range = select_range(select);
-  const SelectCut cut = find_top_cut(scores, range, static_cast<int>(call.k), {bins, scan, found});
+  const SelectCut cut = find_top_cut(
+      scores, range, selected_entries(select, static_cast<int>(call.k)), {bins, scan, found});
   write_selected(select, scores, range, cut, scan);
   __syncthreads();  // the indices and their number, by other threads of this block
   const int count = select.counts[row_index];
@@ -283,6 +284,8 @@ void sparq_select(const SparqSelect& call, StreamHandle stream) {
                           .max_length = keys.max_length,
                           .sinks = call.sinks,
                           .local = call.local,
+                          .locals = call.locals,
+                          .ks = call.ks,
                           .indices = call.indices,
                           .capacity = call.capacity,
                           .counts = call.counts};

@@ -22,6 +22,8 @@ struct SparqSelect {
   std::int64_t k = 0;
   std::int64_t sinks = 0;
   std::int64_t local = 0;
+  const std::int32_t* locals = nullptr;
+  const std::int32_t* ks = nullptr;
   std::int32_t* indices = nullptr;  // [rows][capacity], ascending
   std::int64_t capacity = 0;
   std::int32_t* counts = nullptr;  // [rows]

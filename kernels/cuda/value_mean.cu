@@ -13,62 +13,76 @@ __device__ inline std::int64_t column() {
   return static_cast<std::int64_t>(blockIdx.x) * kThreads + threadIdx.x;
 }
 
-// One thread per column.
+// One thread per column and part.
 __global__ void __launch_bounds__(kThreads)
-    sum_values_kernel(const float* v, std::int64_t stride, std::int64_t rows, std::int64_t cols,
-                      float* sums) {
+    sum_values_kernel(const float* v, std::int64_t stride, std::int64_t cols,
+                      const SummedRows* parts) {
   const std::int64_t c = column();
   if (c >= cols) return;
-  float sum = sums[c];
+  const SummedRows part = parts[blockIdx.y];
+  float sum = part.sums[c];
   TRIPHASE_UNROLL_FOUR
-  for (std::int64_t row = 0; row < rows; ++row) sum = add_rn(sum, v[row * stride + c]);
-  sums[c] = sum;
+  for (std::int64_t row = part.first_row; row < part.first_row + part.rows; ++row) {
+    sum = add_rn(sum, v[row * stride + c]);
+  }
+  part.sums[c] = sum;
 }
 
 __global__ void __launch_bounds__(kThreads)
-    reallocate_kernel(float* out, std::int64_t cols, int head_dim, int group, const float* alpha,
-                      const float* sums, float share) {
+    reallocate_kernel(float* out, std::int64_t stride, std::int64_t cols, int head_dim, int group,
+                      int heads, const float* alpha, const MeanRow* rows) {
   const std::int64_t c = column();
   if (c >= cols) return;
+  const MeanRow row = rows[blockIdx.y];
+  float* to = out + row.row * stride + c;
   const std::int64_t head = c / head_dim;
-  float value = mul_rn(alpha[head], out[c]);
-  if (sums != nullptr) {
-    const float mean = mul_rn(sums[head / group * head_dim + c % head_dim], share);
-    value = add_rn(value, mul_rn(sub_rn(1.0F, alpha[head]), mean));
+  const float own = alpha[static_cast<std::int64_t>(blockIdx.y) * heads + head];
+  float value = mul_rn(own, *to);
+  if (row.sums != nullptr) {
+    const float mean = mul_rn(row.sums[head / group * head_dim + c % head_dim], row.share);
+    value = add_rn(value, mul_rn(sub_rn(1.0F, own), mean));
   }
-  out[c] = value;
+  *to = value;
+}
+
+constexpr std::int64_t kMostRows = 65535;  // blocks of a grid's second dimension
+
+dim3 grid_of(std::int64_t cols, std::int64_t rows) {
+  return {static_cast<unsigned>(ceil_div<std::int64_t>(cols, kThreads)),
+          static_cast<unsigned>(rows)};
 }
 
 }  // namespace
 
-void sum_values(ConstMatrix v, float* sums, StreamHandle stream) {
-  const auto shape = [&] { return shape_text({{"v", v}}); };
+void sum_values(ConstMatrix v, const SummedRows* parts, std::int64_t count, StreamHandle stream) {
+  const auto shape = [&] { return shape_text({{"v", v}}) + ", " + shape_text({{"parts", count}}); };
   require(v.dtype == DType::kF32 && v.row_stride >= v.cols, "sum_values", "v must be F32 rows",
           shape);
-  if (v.rows == 0 || v.cols == 0) return;
-  require(v.data != nullptr && sums != nullptr, "sum_values", "null pointer", shape);
-  TRIPHASE_LAUNCH((sum_values_kernel),
-                  static_cast<unsigned>(ceil_div<std::int64_t>(v.cols, kThreads)), kThreads, 0,
-                  stream, static_cast<const float*>(v.data), v.row_stride, v.rows, v.cols, sums);
+  require(count >= 0 && count <= kMostRows, "sum_values", "too many parts", shape);
+  if (count == 0 || v.rows == 0 || v.cols == 0) return;
+  require(v.data != nullptr && parts != nullptr, "sum_values", "null pointer", shape);
+  TRIPHASE_LAUNCH((sum_values_kernel), grid_of(v.cols, count), kThreads, 0, stream,
+                  static_cast<const float*>(v.data), v.row_stride, v.cols, parts);
   check_launched("sum_values", shape);
 }
 
-void reallocate(Matrix out, std::int64_t heads, std::int64_t kv_heads, const float* alpha,
-                const float* sums, std::int64_t tokens, StreamHandle stream) {
+void reallocate(Matrix out, const MeanRow* rows, std::int64_t count, std::int64_t heads,
+                std::int64_t kv_heads, const float* alpha, StreamHandle stream) {
   const auto shape = [&] {
     return shape_text({{"out", out}}) + ", " +
-           shape_text({{"heads", heads}, {"kv_heads", kv_heads}, {"tokens", tokens}});
+           shape_text({{"heads", heads}, {"kv_heads", kv_heads}, {"rows", count}});
   };
-  require(out.dtype == DType::kF32 && out.rows == 1 && kv_heads > 0 && heads > 0 &&
-              heads % kv_heads == 0 && out.cols > 0 && out.cols % heads == 0,
-          "reallocate", "one F32 row of whole groups of heads", shape);
-  require(sums == nullptr || tokens > 0, "reallocate", "a mean of no tokens", shape);
-  require(out.data != nullptr && alpha != nullptr, "reallocate", "null pointer", shape);
-  TRIPHASE_LAUNCH((reallocate_kernel),
-                  static_cast<unsigned>(ceil_div<std::int64_t>(out.cols, kThreads)), kThreads, 0,
-                  stream, static_cast<float*>(out.data), out.cols,
-                  static_cast<int>(out.cols / heads), static_cast<int>(heads / kv_heads), alpha,
-                  sums, sums == nullptr ? 0.0F : 1.0F / static_cast<float>(tokens));
+  require(out.dtype == DType::kF32 && kv_heads > 0 && heads > 0 && heads % kv_heads == 0 &&
+              out.cols > 0 && out.cols % heads == 0,
+          "reallocate", "F32 rows of whole groups of heads", shape);
+  require(count >= 0 && count <= kMostRows, "reallocate", "too many rows", shape);
+  if (count == 0) return;
+  require(out.data != nullptr && rows != nullptr && alpha != nullptr, "reallocate", "null pointer",
+          shape);
+  TRIPHASE_LAUNCH((reallocate_kernel), grid_of(out.cols, count), kThreads, 0, stream,
+                  static_cast<float*>(out.data), out.row_stride, out.cols,
+                  static_cast<int>(out.cols / heads), static_cast<int>(heads / kv_heads),
+                  static_cast<int>(heads), alpha, rows);
   check_launched("reallocate", shape);
 }
 

@@ -171,12 +171,26 @@ CudaScratchBytes cuda_scratch_bytes(const GpuMachine& machine, const OpsShape& s
     floats = prefill_partial_floats(1, 1, attention.head_dim, std::max<std::int64_t>(2, most));
   }
   bytes.attention = std::max(bytes.attention, 4 * floats);
-  if (shape.max_list_tokens > 0) bytes.selection = cuda_sparse_scratch(attention).bytes;
+  if (shape.max_list_tokens > 0) {
+    bytes.selection = cuda_sparse_scratch(attention).bytes;
+    bytes.lists = cuda_list_layout(shape.max_sequences, attention.kv_heads, shape.max_list_tokens,
+                                   attention.heads)
+                      .bytes;
+  }
   bytes.results = shape.max_sampled_rows * static_cast<std::int64_t>(sizeof(SampleResult));
   return bytes;
 }
 
-CudaSparseScratch cuda_sparse_scratch(const AttentionShape& shape) {
+CudaListLayout cuda_list_layout(std::int64_t rows, std::int64_t lists, std::int64_t capacity,
+                                std::int64_t heads) {
+  CudaListLayout layout;
+  layout.counts_at = cuda_region_bytes(4 * rows * lists * capacity);
+  layout.alpha_at = layout.counts_at + cuda_region_bytes(4 * rows * lists);
+  layout.bytes = layout.alpha_at + cuda_region_bytes(4 * rows * heads);
+  return layout;
+}
+
+CudaSparseScratch cuda_sparse_scratch(const AttentionShape& shape, std::int64_t rows) {
   constexpr std::int64_t kTile = 128;  // of partial maxima and sums
   const std::int64_t context = shape.max_context;
   CudaSparseScratch scratch;
@@ -185,15 +199,12 @@ CudaSparseScratch cuda_sparse_scratch(const AttentionShape& shape) {
     scratch.bytes += cuda_region_bytes(4 * words);
     return at;
   };
-  scratch.indices_at = take(shape.kv_heads * context);
-  scratch.counts_at = take(shape.kv_heads);
-  scratch.alpha_at = take(shape.heads);
-  scratch.channels_at = take(shape.kv_heads * shape.head_dim);
-  scratch.factors_at = take(shape.heads);
-  scratch.logits_at = take(shape.heads * context);
-  scratch.partials_at = take(shape.heads * ((context + kTile - 1) / kTile) * 2);
-  scratch.scores_at = take(shape.heads * context);
-  scratch.totals_at = take(shape.heads * 2);
+  scratch.channels_at = take(rows * shape.kv_heads * shape.head_dim);
+  scratch.factors_at = take(rows * shape.heads);
+  scratch.logits_at = take(rows * shape.heads * context);
+  scratch.partials_at = take(rows * shape.heads * ((context + kTile - 1) / kTile) * 2);
+  scratch.scores_at = take(rows * shape.heads * context);
+  scratch.totals_at = take(rows * shape.heads * 2);
   const std::int64_t queries = std::min(kColumnSliceQueries, context);
   scratch.log_sums_at = take(queries * shape.heads);
   scratch.log_partials_at = take(prefill_log_sum_floats(queries, shape.heads, context));

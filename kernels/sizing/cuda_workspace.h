@@ -169,10 +169,11 @@ struct CudaScratchBytes {
   std::int64_t activations = 0;
   std::int64_t attention = 0;
   std::int64_t selection = 0;  // CudaSparseScratch of the longest context
+  std::int64_t lists = 0;      // CudaListLayout of all sequences
   std::int64_t results = 0;    // of Ops::sample, on their way to the host
   [[nodiscard]] std::int64_t device() const {
     return arguments + mover_arguments + sparse_arguments + input_arguments + gemm_workspace +
-           activations + attention + selection + results;
+           activations + attention + selection + lists + results;
   }
 };
 [[nodiscard]] CudaScratchBytes cuda_scratch_bytes(const GpuMachine& machine, const OpsShape& shape);
@@ -183,7 +184,7 @@ inline constexpr std::int64_t kGemmRowElements = 8;
 inline constexpr std::int64_t kCudaArgumentRingBytes = std::int64_t{16} << 20;
 // Of each of the link's two movers (kernels/cuda/kv_mover.h).
 inline constexpr std::int64_t kCudaMoverRingBytes = std::int64_t{4} << 20;
-inline constexpr std::int64_t kCudaSparseRingBytes = std::int64_t{1} << 20;
+inline constexpr std::int64_t kCudaSparseRingBytes = std::int64_t{4} << 20;
 inline constexpr std::int64_t kCudaInputRingBytes = std::int64_t{64} << 10;
 
 // cuBLASLt's workspace: what NVIDIA advises for Hopper.
@@ -204,24 +205,32 @@ inline constexpr std::int64_t kColumnSliceQueries = 256;
   return queries * heads * prefill_log_sum_splits(context) * 2;
 }
 
-// One call of the CUDA SparseOps for one sequence: results on the device; where rows are too long
-// for sparq_select, logits, their partials and scores; the column sums' rows. Scores are also where
-// column sums and the scores of pages and clusters are made. Byte offsets from the start.
+// A Selection of the CUDA SparseOps. Byte offsets from the start.
+struct CudaListLayout {
+  std::int64_t tokens_at = 0;  // [rows][lists][capacity]
+  std::int64_t counts_at = 0;  // [rows][lists]
+  std::int64_t alpha_at = 0;   // [rows][heads]
+  std::int64_t bytes = 0;
+};
+[[nodiscard]] CudaListLayout cuda_list_layout(std::int64_t rows, std::int64_t lists,
+                                              std::int64_t capacity, std::int64_t heads);
+
+// One call of the CUDA SparseOps for some rows: where they are too long for sparq_select, logits,
+// their partials and scores; the column sums of one row. Scores are also where column sums and the
+// scores of pages and clusters are made. Byte offsets from the start.
 struct CudaSparseScratch {
-  std::int64_t indices_at = 0;  // [kv_heads][max_context]
-  std::int64_t counts_at = 0;   // [kv_heads]
-  std::int64_t alpha_at = 0;    // [heads]
   std::int64_t channels_at = 0;
   std::int64_t factors_at = 0;
-  std::int64_t logits_at = 0;  // [heads][max_context]
+  std::int64_t logits_at = 0;  // [rows][heads][max_context]
   std::int64_t partials_at = 0;
-  std::int64_t scores_at = 0;  // [heads][max_context]
+  std::int64_t scores_at = 0;  // [rows][heads][max_context]
   std::int64_t totals_at = 0;
   std::int64_t log_sums_at = 0;      // [kColumnSliceQueries][heads]
   std::int64_t log_partials_at = 0;  // prefill_log_sum_floats
   std::int64_t bytes = 0;
 };
-// `max_context` is also the largest number of pages or clusters.
-[[nodiscard]] CudaSparseScratch cuda_sparse_scratch(const AttentionShape& shape);
+// `max_context` is also the largest number of pages or clusters. Grows at most as fast as `rows`.
+[[nodiscard]] CudaSparseScratch cuda_sparse_scratch(const AttentionShape& shape,
+                                                    std::int64_t rows = 1);
 
 }  // namespace triphase

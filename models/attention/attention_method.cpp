@@ -10,26 +10,26 @@ void TokenChoice::clear() {
   begins.assign(1, 0);
   tokens.clear();
   alpha.clear();
-  value_sums = nullptr;
-  summed_tokens = 0;
   centroids = 0;
-}
-
-void blend(const TokenChoice& choice, const MethodShape& shape, SparseOps& ops, Matrix out,
-           std::int64_t row, Stream& stream) {
-  if (choice.alpha.empty()) return;
-  ops.reallocate(out, row, shape.heads, shape.kv_heads, choice.alpha.data(), choice.value_sums,
-                 choice.summed_tokens, stream);
 }
 
 std::int64_t AttentionMethod::prefill_rows(std::int64_t) const { return 0; }
 std::unique_ptr<AttentionMethod::State> AttentionMethod::begin(std::int64_t) const {
   return std::make_unique<State>();
 }
-void AttentionMethod::appended(State&, const LayerCall&, ConstMatrix) {}
+void AttentionMethod::appended(const Sequences&, const LayerCall&, ConstMatrix) {}
 void AttentionMethod::prefilled(State&, const LayerCall&, ConstMatrix) {}
 void AttentionMethod::attended(State&, const LayerCall&, const TokenChoice&,
                                std::span<const float>) {}
+
+void AttentionMethod::choose(State&, const LayerCall&, ConstMatrix, std::int64_t, TokenChoice&) {
+  TRIPHASE_CHECK(false, "a method that does not choose for one row");
+}
+Selection AttentionMethod::choose_rows(const Sequences&, const LayerCall&, ConstMatrix) {
+  TRIPHASE_CHECK(false, "a method that does not choose for several rows");
+  return {};
+}
+void AttentionMethod::finish_rows(const Sequences&, const LayerCall&, const Selection&, Matrix) {}
 
 void AttentionMethod::choose_for_prompt(const LayerCall&, ConstMatrix, std::int64_t, std::int64_t,
                                         TokenChoice&) {

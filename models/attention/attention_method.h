@@ -7,9 +7,9 @@
 //
 // Matrices (q, v, out) lie in the device's memory; methods reach them through SparseOps alone.
 //
-// What the caller does for one sequence in one layer, after writing the new tokens' K and V:
+// What the caller does in one layer, after writing the new tokens' K and V:
 //
-//   method.appended(state, call, v)                  always; v: the new rows, unquantized
+//   method.appended(sequences, call, v)              always; v: the new rows, unquantized
 //   prefill:  dense attention, or with prompt units (scheduler/attention/prompt_units.h)
 //             method.choose_for_prompt(call, q, first_row, rows, choice) for each unit, whose rows
 //             attend choice's tokens up to themselves; then method.prefilled(state, call, q)
@@ -17,7 +17,11 @@
 //             (appended() and choose() may read keys from first_key() on, no others)
 //             choice.dense -> dense attention, nothing else to do
 //             else attend choice's tokens, with weights if method.wants_weights();
-//                  method.attended(state, call, choice, weights);  blend(choice, ...)
+//                  method.attended(state, call, choice, weights)
+//   or, where method.chooses_rows(), for all decoded rows together that attends_all() does not
+//   name:
+//             lists = method.choose_rows(sequences, call, q)
+//             attend the lists; method.finish_rows(sequences, call, lists, out)
 //
 // Early methods choose without the query: choose() may be called with an empty q as soon as the
 // context length is known, before the layer begins, so that their tokens can be fetched ahead.
@@ -64,20 +68,11 @@ struct TokenChoice {
   std::vector<std::int32_t> tokens;
   // Empty, or per query head the share of the true softmax weight that the tokens hold.
   std::vector<float> alpha;
-  // Null, or [kv_head][head_dim] in the device's memory: the sum of so many tokens' V, whose mean
-  // stands for the tokens that were left out.
-  const float* value_sums = nullptr;
-  std::int64_t summed_tokens = 0;
   // Centroids that were scored to choose, all KV heads together.
   std::int64_t centroids = 0;
 
   void clear();
 };
-
-// Turns attention over the chosen tokens, a row of out, into the method's output:
-// alpha * out + (1 - alpha) * mean.
-void blend(const TokenChoice& choice, const MethodShape& shape, SparseOps& ops, Matrix out,
-           std::int64_t row, Stream& stream);
 
 class AttentionMethod {
  public:
@@ -91,6 +86,11 @@ class AttentionMethod {
     kDense,  // this layer is always dense: choose() is not needed
     kEarly,  // tokens are known before the query
     kLate,   // choose() needs the query, and keys from first_key() on
+  };
+  // Some sequences in one layer: states[i] belongs to segments[i].
+  struct Sequences {
+    std::span<State* const> states;
+    std::span<const AttentionSegment> segments;
   };
 
   AttentionMethod(const AttentionOptions& options, const MethodShape& shape)
@@ -130,12 +130,27 @@ class AttentionMethod {
     return 0;
   }
   [[nodiscard]] virtual std::unique_ptr<State> begin(std::int64_t prompt_tokens) const;
-  virtual void appended(State& state, const LayerCall& call, ConstMatrix v);
+  // Rows of v are those of the segments' queries. Of a call for several sequences, here and below,
+  // the keys are not looked at.
+  virtual void appended(const Sequences& sequences, const LayerCall& call, ConstMatrix v);
   virtual void prefilled(State& state, const LayerCall& call, ConstMatrix q);
   // q [T, heads * head_dim]; `row` is the only query. Each list ascends and holds the current
   // token, keys.context_tokens - 1.
   virtual void choose(State& state, const LayerCall& call, ConstMatrix q, std::int64_t row,
-                      TokenChoice& choice) = 0;
+                      TokenChoice& choice);
+  // Late methods that choose for several sequences at once, in the device's memory, in place of
+  // choose() and attended(). Each segment has one query.
+  [[nodiscard]] virtual bool chooses_rows() const { return false; }
+  // Whether a row attends its whole context; else each of its lists has so many tokens.
+  [[nodiscard]] virtual bool attends_all(std::int64_t /*layer*/, std::int64_t /*context*/) const {
+    return true;
+  }
+  [[nodiscard]] virtual std::int64_t list_tokens(std::int64_t context) const { return context; }
+  [[nodiscard]] virtual Selection choose_rows(const Sequences& sequences, const LayerCall& call,
+                                              ConstMatrix q);
+  // Turns attention over the lists, the segments' rows of out, into the method's output.
+  virtual void finish_rows(const Sequences& sequences, const LayerCall& call,
+                           const Selection& selection, Matrix out);
   // One choice for rows [first_row, first_row + rows) of q, a prompt's; the last of them is at
   // position keys.context_tokens - 1. Methods that prompt_units() gives units implement it.
   virtual void choose_for_prompt(const LayerCall& call, ConstMatrix q, std::int64_t first_row,

@@ -50,14 +50,18 @@ class Quest final : public AttentionMethod {
     return state;
   }
 
-  void appended(State& state, const LayerCall& call, ConstMatrix) override {
+  void appended(const Sequences& sequences, const LayerCall& call, ConstMatrix) override {
     if (timing(call.layer) == Timing::kDense) return;
-    DeviceFloats& bounds = bounds_of(state, call);
-    const std::int64_t context = call.keys.context_tokens;
-    const std::int64_t first = first_unbounded(static_cast<const QuestState&>(state), call);
-    bounds.resize(pages_of(context) * page_floats(), *call.memory, *call.stream);
-    call.ops->bound_pages(call.cache, call.keys, first, {bounds.data(), options_.quest.page},
-                          *call.stream);
+    for (std::size_t i = 0; i < sequences.states.size(); ++i) {
+      LayerCall own = call;
+      own.keys = sequences.segments[i];
+      State& state = *sequences.states[i];
+      DeviceFloats& bounds = bounds_of(state, own);
+      const std::int64_t first = first_unbounded(static_cast<const QuestState&>(state), own);
+      bounds.resize(pages_of(own.keys.context_tokens) * page_floats(), *own.memory, *own.stream);
+      own.ops->bound_pages(own.cache, own.keys, first, {bounds.data(), options_.quest.page},
+                           *own.stream);
+    }
   }
 
   void choose(State& state, const LayerCall& call, ConstMatrix q, std::int64_t row,

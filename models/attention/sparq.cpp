@@ -62,53 +62,75 @@ class Sparq final : public AttentionMethod {
     return state;
   }
 
-  void appended(State& state, const LayerCall& call, ConstMatrix v) override {
+  void appended(const Sequences& sequences, const LayerCall& call, ConstMatrix v) override {
     if (!reallocates_) return;
-    SparqState::Sum& sum =
-        static_cast<SparqState&>(state).sums[static_cast<std::size_t>(call.layer)];
-    if (sum.values.size() == 0) {
-      sum.values.assign(std::vector<float>(static_cast<std::size_t>(v.cols)), *call.memory,
-                        *call.stream);
+    parts_.clear();
+    for (std::size_t i = 0; i < sequences.states.size(); ++i) {
+      const AttentionSegment& rows = sequences.segments[i];
+      SparqState::Sum& sum = sum_of(*sequences.states[i], call.layer);
+      if (sum.values.size() == 0) {
+        sum.values.assign(std::vector<float>(static_cast<std::size_t>(v.cols)), *call.memory,
+                          *call.stream);
+      }
+      parts_.push_back({rows.query_begin, rows.query_count, sum.values.data()});
+      sum.tokens += rows.query_count;
     }
-    call.ops->sum_values(v, sum.values.data(), *call.stream);
-    sum.tokens += v.rows;
+    call.ops->sum_values(v, parts_, *call.stream);
   }
 
-  void choose(State& state, const LayerCall& call, ConstMatrix q, std::int64_t row,
-              TokenChoice& choice) override {
-    const std::int64_t context = call.keys.context_tokens;
-    const std::int64_t budget = budget_tokens(options_, context, context);
-    choice.clear();
-    choice.dense = is_dense(budget, context);
-    if (choice.dense) return;
+  [[nodiscard]] bool chooses_rows() const override { return true; }
+  [[nodiscard]] bool attends_all(std::int64_t, std::int64_t context) const override {
+    return is_dense(list_tokens(context), context);
+  }
+  [[nodiscard]] std::int64_t list_tokens(std::int64_t context) const override {
+    return budget_tokens(options_, context, context);
+  }
+
+  [[nodiscard]] Selection choose_rows(const Sequences& sequences, const LayerCall& call,
+                                      ConstMatrix q) override {
     // Only now, so that blocks nobody looks into this way never cost a pass over their keys.
-    call.ops->transpose_keys(call.cache, call.keys, *call.stream);
-    const ChannelChoice channels{
-        .rank = rank_,
-        .tokens = budget,
-        .recent = std::min(context, share_of_tokens(options_.sparq.local, budget - 1) + 1),
-        .sum_logits = options_.sparq.logit_sum,
-        .temperature = temperature_};
-    choice.tokens.resize(static_cast<std::size_t>(shape_.kv_heads * budget));
-    for (std::int64_t head = 1; head <= shape_.kv_heads; ++head) {
-      choice.begins.push_back(static_cast<std::int32_t>(head * budget));
+    call.ops->transpose_keys(call.cache, sequences.segments, *call.stream);
+    choices_.clear();
+    for (const AttentionSegment& row : sequences.segments) {
+      const std::int64_t context = row.context_tokens;
+      const std::int64_t budget = list_tokens(context);
+      choices_.push_back(
+          {.rank = rank_,
+           .tokens = budget,
+           .recent = std::min(context, share_of_tokens(options_.sparq.local, budget - 1) + 1),
+           .sum_logits = options_.sparq.logit_sum,
+           .temperature = temperature_});
     }
-    if (reallocates_) choice.alpha.resize(static_cast<std::size_t>(shape_.heads));
-    call.ops->choose_by_channels(q, row, shape_.heads, call.cache, call.keys, call.scale, channels,
-                                 choice.tokens.data(), reallocates_ ? choice.alpha.data() : nullptr,
-                                 call.workspace, *call.stream);
+    return call.ops->choose_by_channels(q, shape_.heads, call.cache, sequences.segments, call.scale,
+                                        choices_, reallocates_, call.workspace, *call.stream);
+  }
+
+  void finish_rows(const Sequences& sequences, const LayerCall& call, const Selection& selection,
+                   Matrix out) override {
     if (!reallocates_) return;
-    const SparqState::Sum& sum =
-        static_cast<SparqState&>(state).sums[static_cast<std::size_t>(call.layer)];
-    TRIPHASE_CHECK(sum.tokens == context, "sparq: every row's V must have been appended");
-    choice.value_sums = sum.values.data();
-    choice.summed_tokens = sum.tokens;
+    rows_.clear();
+    for (std::size_t i = 0; i < sequences.states.size(); ++i) {
+      const AttentionSegment& row = sequences.segments[i];
+      const SparqState::Sum& sum = sum_of(*sequences.states[i], call.layer);
+      TRIPHASE_CHECK(sum.tokens == row.context_tokens,
+                     "sparq: every row's V must have been appended");
+      rows_.push_back({row.query_begin, sum.values.data(), sum.tokens});
+    }
+    call.ops->reallocate(out, rows_, shape_.heads, shape_.kv_heads, selection.alpha, *call.stream);
   }
 
  private:
+  static SparqState::Sum& sum_of(State& state, std::int64_t layer) {
+    return static_cast<SparqState&>(state).sums[static_cast<std::size_t>(layer)];
+  }
+
   bool reallocates_ = false;
   std::int64_t rank_ = 0;
   ChannelTemperature temperature_ = ChannelTemperature::kCoverage;
+  // Of a call; kept to reuse their memory.
+  std::vector<ValueRows> parts_;
+  std::vector<ChannelChoice> choices_;
+  std::vector<ReallocatedRow> rows_;
 };
 
 }  // namespace

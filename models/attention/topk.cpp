@@ -1,10 +1,9 @@
 // FlexGen's exact top-k: softmax over all keys, the k previous tokens of the largest weight (summed
 // over the KV head's query heads) and the current one; weights are not renormalized.
 
-#include <algorithm>
+#include <vector>
 
 #include "models/attention/methods.h"
-#include "scheduler/attention/token_choice.h"
 
 namespace triphase {
 namespace {
@@ -16,43 +15,35 @@ class Topk final : public AttentionMethod {
   [[nodiscard]] Timing timing(std::int64_t) const override { return Timing::kLate; }
   [[nodiscard]] std::int64_t lists() const override { return shape_.kv_heads; }
 
-  void choose(State&, const LayerCall& call, ConstMatrix q, std::int64_t row,
-              TokenChoice& choice) override {
-    const std::int64_t context = call.keys.context_tokens;
-    const std::int64_t budget = budget_tokens(options_, context, context);
-    choice.clear();
-    choice.dense = is_dense(budget, context);
-    if (choice.dense) return;
-    probabilities_.resize(static_cast<std::size_t>(shape_.heads * context));
-    call.ops->score_keys(q, row, shape_.heads, call.cache, call.keys, call.scale,
-                         probabilities_.data(), context, call.workspace, *call.stream);
-    choice.alpha.resize(static_cast<std::size_t>(shape_.heads));
-    const IndexRange current{context - 1, context};
-    for (std::int64_t list = 0; list < lists(); ++list) {
-      scores_.assign(static_cast<std::size_t>(context), 0.0F);
-      for (std::int64_t i = list * shape_.group(); i < (list + 1) * shape_.group(); ++i) {
-        const float* weights = probabilities_.data() + i * context;
-        for (std::int64_t t = 0; t < context; ++t) {
-          scores_[static_cast<std::size_t>(t)] += weights[t];
-        }
-      }
-      const std::size_t begin = choice.tokens.size();
-      choose_top(scores_, budget - 1, {&current, 1}, scratch_, choice.tokens);
-      choice.begins.push_back(static_cast<std::int32_t>(choice.tokens.size()));
-      for (std::int64_t i = list * shape_.group(); i < (list + 1) * shape_.group(); ++i) {
-        float alpha = 0;
-        for (std::size_t at = begin; at < choice.tokens.size(); ++at) {
-          alpha += probabilities_[static_cast<std::size_t>(i * context + choice.tokens[at])];
-        }
-        choice.alpha[static_cast<std::size_t>(i)] = alpha;
-      }
+  [[nodiscard]] bool chooses_rows() const override { return true; }
+  [[nodiscard]] bool attends_all(std::int64_t, std::int64_t context) const override {
+    return is_dense(list_tokens(context), context);
+  }
+  [[nodiscard]] std::int64_t list_tokens(std::int64_t context) const override {
+    return budget_tokens(options_, context, context);
+  }
+
+  [[nodiscard]] Selection choose_rows(const Sequences& sequences, const LayerCall& call,
+                                      ConstMatrix q) override {
+    budgets_.clear();
+    for (const AttentionSegment& row : sequences.segments) {
+      budgets_.push_back(list_tokens(row.context_tokens));
     }
+    return call.ops->choose_by_keys(q, shape_.heads, call.cache, sequences.segments, call.scale,
+                                    budgets_, call.workspace, *call.stream);
+  }
+
+  void finish_rows(const Sequences& sequences, const LayerCall& call, const Selection& selection,
+                   Matrix out) override {
+    rows_.clear();
+    for (const AttentionSegment& row : sequences.segments) rows_.push_back({row.query_begin});
+    call.ops->reallocate(out, rows_, shape_.heads, shape_.kv_heads, selection.alpha, *call.stream);
   }
 
  private:
-  std::vector<float> probabilities_;
-  std::vector<float> scores_;
-  std::vector<std::uint32_t> scratch_;
+  // Of a call; kept to reuse their memory.
+  std::vector<std::int64_t> budgets_;
+  std::vector<ReallocatedRow> rows_;
 };
 
 }  // namespace

@@ -385,7 +385,6 @@ TEST(EmulatedCudaOps, ReservedScratchIsAllThatCallsNeed) {
       const Numbers out(machine.device, 24 * kColumns);
       const Numbers wide(machine.device, 24 * 100);
       const DeviceArray<std::uint16_t> w(machine.device, 3 * 100);
-      std::vector<std::int32_t> picked(2 * 20);
       const std::int64_t before = machine.device.allocations();
       const std::vector<AttentionSegment> mixed = {
           filled.segment(0, 0, 1), filled.segment(1, 1, 1), filled.segment(2, 2, 20),
@@ -417,9 +416,16 @@ TEST(EmulatedCudaOps, ReservedScratchIsAllThatCallsNeed) {
       const HostBuffer results(machine.copies, 24 * sizeof(SampleResult));
       machine.ops->sample(matrix(wide, 24, 100), sampled, results.as<SampleResult>(), {},
                           *machine.stream);
-      machine.sparse->choose_by_channels(
-          matrix(q, 1, kColumns), 0, kHeads, filled.view(), filled.segment(3, 0, 1), 0.25F,
-          {.rank = 4, .tokens = 20, .recent = 3}, picked.data(), nullptr, {}, *machine.stream);
+      const AttentionSegment row = filled.segment(3, 0, 1);
+      const ChannelChoice by{.rank = 4, .tokens = 20, .recent = 3};
+      const Selection picked = machine.sparse->choose_by_channels(
+          matrix(q, 1, kColumns), kHeads, filled.view(), {&row, 1}, 0.25F, {&by, 1}, false, {},
+          *machine.stream);
+      // The lists are attended as they lie there.
+      AttentionSegment on_device = row;
+      on_device.chosen = &picked;
+      machine.ops->attention(matrix(q, 1, kColumns), kHeads, filled.view(), {&on_device, 1}, 0.25F,
+                             matrix(out, 1, kColumns), {}, *machine.stream);
       EXPECT_EQ(machine.device.allocations(), before) << dtype_name(dtype) << deterministic;
     }
   }

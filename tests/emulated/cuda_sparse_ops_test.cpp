@@ -79,7 +79,6 @@ TEST(EmulatedCudaSparseOps, ReservedScratchIsEnough) {
   const DeviceArray<float> means(machine.device, std::vector<float>(kKvHeads * 140 * kDim, 0.5F));
   const DeviceArray<float> keys(machine.device, std::vector<float>(kKvHeads * 140, 1.0F));
   HostVector<float> results(kHeads * 140, 0.0F);
-  HostVector<std::int32_t> tokens(kKvHeads * 140);
   const HostVector<std::uint8_t> alive(kKvHeads * 140, 1);
   const std::int64_t before = device.allocations();
   sparse->accumulate_columns(q.view(), kHeads, cache.view(), cache.segment(0, 0, 140), 0, 0.3F,
@@ -92,9 +91,13 @@ TEST(EmulatedCudaSparseOps, ReservedScratchIsEnough) {
                           *stream);
   sparse->score_keys(q.view(), 0, kHeads, cache.view(), cache.segment(0, 0, 1), 0.3F,
                      results.data(), 140, {}, *stream);
-  sparse->choose_by_channels(q.view(), 0, kHeads, cache.view(), cache.segment(0, 0, 1), 0.3F,
-                             {.rank = kDim, .tokens = 140}, tokens.data(), results.data(), {},
-                             *stream);
+  const AttentionSegment row = cache.segment(0, 0, 1);
+  const ChannelChoice all{.rank = kDim, .tokens = 140, .sum_logits = true};
+  static_cast<void>(sparse->choose_by_channels(q.view(), kHeads, cache.view(), {&row, 1}, 0.3F,
+                                               {&all, 1}, true, {}, *stream));
+  const std::int64_t budget = 140;
+  static_cast<void>(sparse->choose_by_keys(q.view(), kHeads, cache.view(), {&row, 1}, 0.3F,
+                                           {&budget, 1}, {}, *stream));
   EXPECT_EQ(device.allocations(), before);
 }
 
@@ -154,8 +157,22 @@ TEST(EmulatedCudaSparseOps, RefusalsNameOperationAndShape) {
        }},
       {"reallocate", "whole groups", "row 3",
        [&] {
-         sparse.reallocate({numbers.data(), DType::kF32, 2, 12, 12}, 3, kHeads, kKvHeads,
-                           results.data(), nullptr, 0, stream);
+         const ReallocatedRow beyond{3};
+         sparse.reallocate({numbers.data(), DType::kF32, 2, 12, 12}, {&beyond, 1}, kHeads, kKvHeads,
+                           numbers.data(), stream);
+       }},
+      {"reallocate", "no tokens", "tokens 0",
+       [&] {
+         const ReallocatedRow empty{0, numbers.data(), 0};
+         sparse.reallocate({numbers.data(), DType::kF32, 2, 12, 12}, {&empty, 1}, kHeads, kKvHeads,
+                           numbers.data(), stream);
+       }},
+      {"choose_by_keys", "a budget beyond the context", "context_tokens 40",
+       [&] {
+         const AttentionSegment row = cache.segment(0, 0, 1);
+         const std::int64_t budget = 41;
+         static_cast<void>(sparse.choose_by_keys(q.view(), kHeads, cache.view(), {&row, 1}, 1.0F,
+                                                 {&budget, 1}, {}, stream));
        }},
       {"score_centroids", "whole groups", "kv_heads 4", [&] {
          sparse.score_centroids(q.view(), 0, kHeads, 4, {numbers.data(), numbers.data(), 7}, 1.0F,

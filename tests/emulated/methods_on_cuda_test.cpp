@@ -53,7 +53,8 @@ std::vector<float> random_values(std::int64_t count, std::uint32_t seed) {
 
 // A prompt in chunks of at most 40 tokens, then one token at a time. INT8 chunks end with their
 // block.
-Decoded run_method(const Machine& machine, const AttentionOptions& options, DType dtype) {
+Decoded run_method(const Machine& machine, const AttentionOptions& options, DType dtype,
+                   bool observed = true) {
   const FilledCache cache(machine.ops, machine.device, dtype, {kTokens}, 21);
   const DeviceArray<float> q(machine.device, random_values(kTokens * kColumns, 22));
   const DeviceArray<float> v(machine.device, random_values(kTokens * kValueColumns, 23));
@@ -68,7 +69,7 @@ Decoded run_method(const Machine& machine, const AttentionOptions& options, DTyp
   const Buffer workspace = pool.allocate(attention_workspace_bytes(largest), MemoryTag::kWorkspace);
   AttentionRunner runner(options, kShape, machine.sparse, largest, pool);
   Decoded run;
-  runner.set_observer(&run);
+  if (observed) runner.set_observer(&run);
   const SequenceId sequence(1);
   runner.begin(sequence, kPrompt);
   for (std::int64_t at = 0; at < kTokens;) {
@@ -80,7 +81,7 @@ Decoded run_method(const Machine& machine, const AttentionOptions& options, DTyp
     const ConstMatrix queries{q.data(), DType::kF32, kTokens, kColumns, kColumns};
     const ConstMatrix values{v.data(), DType::kF32, kTokens, kValueColumns, kValueColumns};
     static_cast<void>(runner.choose(LayerId(0), {&segment, 1}, {&sequence, 1}, queries, values,
-                                    cache.view(), kScale, machine.stream));
+                                    cache.view(), kScale, false, machine.stream));
     runner.attend(LayerId(0), {&segment, 1}, {&sequence, 1}, {&no_slots, 1}, queries, cache.view(),
                   kScale, {out.data(), DType::kF32, kTokens, kColumns, kColumns}, machine.ops,
                   {workspace.data(), workspace.bytes()}, machine.stream);
@@ -129,6 +130,10 @@ TEST(MethodsOnCuda, ChooseAndAttendAsOnTheCpu) {
       const Decoded ours =
           run_method({*gpu.ops, *gpu.sparse, gpu.device, *gpu.stream}, options, dtype);
       const Decoded theirs = run_method(cpu.get(), options, dtype);
+      // Lists that stay on the device are the ones that an observer sees.
+      const Decoded unseen =
+          run_method({*gpu.ops, *gpu.sparse, gpu.device, *gpu.stream}, options, dtype, false);
+      ASSERT_EQ(unseen.out, ours.out);
       ASSERT_EQ(ours.chosen, theirs.chosen);
       ASSERT_EQ(ours.chosen.size(), static_cast<std::size_t>(kTokens - kPrompt));
       for (std::size_t i = 0; i < ours.out.size(); ++i) {

@@ -8,6 +8,7 @@
 #include "kernels/cpu/cpu_sparse_ops.h"
 #include "kernels/sizing/cuda_workspace.h"
 #include "kernels/sizing/sparse_workspace.h"
+#include "models/attention/selection_reader.h"
 #include "tests/emulated/filled_cache.h"
 
 namespace triphase::cuda {
@@ -231,6 +232,60 @@ inline void check_centroids(const Seam& seam) {
   }
 }
 
+inline void expect_same_choices(const Seam& seam, const Selection& ours, Cpu& cpu,
+                                const Selection& theirs) {
+  SelectionReader reader(seam.device);
+  SelectionReader cpu_reader(cpu.device);
+  const auto read = reader.read(ours, kHeads, seam.stream);
+  const auto cpu_read = cpu_reader.read(theirs, kHeads, *cpu.stream);
+  ASSERT_EQ(read.size(), cpu_read.size());
+  for (std::size_t i = 0; i < read.size(); ++i) {
+    EXPECT_EQ(read[i].begins, cpu_read[i].begins) << "row " << i;
+    EXPECT_EQ(read[i].tokens, cpu_read[i].tokens) << "row " << i;
+    expect_near(read[i].alpha, cpu_read[i].alpha, 0.0, 1e-4, "alpha");
+  }
+}
+
+// Two rows of one call, whose contexts and budgets differ, whether their queries follow each other
+// or not; and one of them after a call for both.
+inline void check_choices_of_two(const Seam& seam, const Queries& q, const FilledCache& ours,
+                                 const KvLayerView& view, Cpu& cpu, const Queries& cpu_q,
+                                 const FilledCache& theirs) {
+  const std::vector<ChannelChoice> choices = {{.rank = 5, .tokens = 9, .recent = 2},
+                                              {.rank = 5, .tokens = 31, .recent = 7}};
+  const std::vector<std::int64_t> budgets = {33, 12};
+  for (const std::vector<std::int64_t>& at :
+       {std::vector<std::int64_t>{0, 1}, std::vector<std::int64_t>{1, 0}}) {
+    std::vector<AttentionSegment> rows;
+    std::vector<AttentionSegment> cpu_rows;
+    for (const std::size_t b : {std::size_t{0}, std::size_t{1}}) {
+      rows.push_back(ours.segment(b, 0, 1));
+      rows.back().query_begin = at[b];
+      cpu_rows.push_back(theirs.segment(b, 0, 1));
+      cpu_rows.back().query_begin = at[b];
+    }
+    for (const std::size_t count : {std::size_t{2}, std::size_t{1}}) {
+      const auto some = std::span(rows).first(count);
+      const auto cpu_some = std::span(cpu_rows).first(count);
+      expect_same_choices(
+          seam,
+          seam.sparse.choose_by_channels(q.view(), kHeads, view, some, 0.3F,
+                                         std::span(choices).first(count), true, {}, seam.stream),
+          cpu,
+          cpu.sparse->choose_by_channels(cpu_q.view(), kHeads, theirs.view(), cpu_some, 0.3F,
+                                         std::span(choices).first(count), true, cpu.workspace,
+                                         *cpu.stream));
+      expect_same_choices(
+          seam,
+          seam.sparse.choose_by_keys(q.view(), kHeads, view, some, 0.3F,
+                                     std::span(budgets).first(count), {}, seam.stream),
+          cpu,
+          cpu.sparse->choose_by_keys(cpu_q.view(), kHeads, theirs.view(), cpu_some, 0.3F,
+                                     std::span(budgets).first(count), cpu.workspace, *cpu.stream));
+    }
+  }
+}
+
 // SparQ and exact top-k, with transposed keys and without.
 inline void check_choices(const Seam& seam) {
   Cpu cpu;
@@ -251,7 +306,7 @@ inline void check_choices(const Seam& seam) {
       view.kt_pages = 2 * FilledCache::kMaxPages;
       for (const std::size_t b : {std::size_t{0}, std::size_t{1}}) {
         const AttentionSegment keys = ours.segment(b, 0, 1);
-        if (transposed) seam.sparse.transpose_keys(view, keys, seam.stream);
+        if (transposed) seam.sparse.transpose_keys(view, {&keys, 1}, seam.stream);
         for (const ChannelChoice& choice :
              {ChannelChoice{.rank = 5, .tokens = 24, .recent = 4},
               ChannelChoice{.rank = 5, .tokens = 24, .recent = 4, .sum_logits = true},
@@ -263,17 +318,17 @@ inline void check_choices(const Seam& seam) {
               .tokens = 24,
               .recent = 4,
               .temperature = ChannelTemperature::kRank}}) {
-          HostVector<std::int32_t> tokens(kKvHeads * 24, -1);
-          HostVector<float> alpha(kHeads, -1.0F);
-          std::vector<std::int32_t> cpu_tokens(tokens.size(), -1);
-          std::vector<float> cpu_alpha(alpha.size(), -1.0F);
-          seam.sparse.choose_by_channels(q.view(), 1, kHeads, view, keys, 0.3F, choice,
-                                         tokens.data(), alpha.data(), {}, seam.stream);
-          cpu.sparse->choose_by_channels(cpu_q.view(), 1, kHeads, theirs.view(),
-                                         theirs.segment(b, 0, 1), 0.3F, choice, cpu_tokens.data(),
-                                         cpu_alpha.data(), cpu.workspace, *cpu.stream);
-          EXPECT_TRUE(std::ranges::equal(tokens, cpu_tokens));
-          expect_near(alpha, cpu_alpha, 0.0, 1e-4, "alpha");
+          AttentionSegment row = keys;
+          row.query_begin = 1;
+          AttentionSegment cpu_row = theirs.segment(b, 0, 1);
+          cpu_row.query_begin = 1;
+          expect_same_choices(
+              seam,
+              seam.sparse.choose_by_channels(q.view(), kHeads, view, {&row, 1}, 0.3F, {&choice, 1},
+                                             true, {}, seam.stream),
+              cpu,
+              cpu.sparse->choose_by_channels(cpu_q.view(), kHeads, theirs.view(), {&cpu_row, 1},
+                                             0.3F, {&choice, 1}, true, cpu.workspace, *cpu.stream));
         }
         // With room beside each row.
         HostVector<float> weights(kHeads * 150, -1.0F);
@@ -284,6 +339,7 @@ inline void check_choices(const Seam& seam) {
                                0.3F, cpu_weights.data(), 150, cpu.workspace, *cpu.stream);
         expect_near(weights, cpu_weights, 0.0, 1e-5, "weights");
       }
+      check_choices_of_two(seam, q, ours, view, cpu, cpu_q, theirs);
       // Full pages are transposed, the query's own INT8 block is not; nothing else is.
       EXPECT_EQ(std::count(ready.begin(), ready.end(), 1), transposed ? 1 + 4 : 0);
     }
@@ -299,27 +355,41 @@ inline void check_reallocation(const Seam& seam) {
   const DeviceArray<float> sums(seam.device, nothing);
   const DeviceArray<float> cpu_sums(cpu.device, nothing);
   for (const std::int64_t rows : {5, 0, 1}) {
-    ConstMatrix some = v.view();
-    ConstMatrix cpu_some = cpu_v.view();
-    some.rows = rows;
-    cpu_some.rows = rows;
-    seam.sparse.sum_values(some, sums.data(), seam.stream);
-    cpu.sparse->sum_values(cpu_some, cpu_sums.data(), *cpu.stream);
+    const ValueRows part{2, rows, sums.data()};
+    const ValueRows cpu_part{2, rows, cpu_sums.data()};
+    seam.sparse.sum_values(v.view(), {&part, 1}, seam.stream);
+    cpu.sparse->sum_values(cpu_v.view(), {&cpu_part, 1}, *cpu.stream);
   }
+  const DeviceArray<float> more(seam.device, nothing);
+  const DeviceArray<float> cpu_more(cpu.device, nothing);
+  const std::vector<ValueRows> parts = {{0, 3, sums.data()}, {3, 6, more.data()}};
+  const std::vector<ValueRows> cpu_parts = {{0, 3, cpu_sums.data()}, {3, 6, cpu_more.data()}};
+  seam.sparse.sum_values(v.view(), parts, seam.stream);
+  cpu.sparse->sum_values(cpu_v.view(), cpu_parts, *cpu.stream);
   seam.stream.synchronize();
   EXPECT_EQ(sums.host(), cpu_sums.host());
+  EXPECT_EQ(more.host(), cpu_more.host());
+  EXPECT_NE(sums.host(), more.host());
   std::mt19937 random(16);
   const std::vector<float> start = random_floats(random, 3 * kColumns);
-  const HostVector<float> alpha = {0.0F, 0.25F, 1.0F, 0.7F, 0.1F, 0.9F};
+  const std::vector<float> shares = {0.0F, 0.25F, 1.0F, 0.7F, 0.1F, 0.9F,
+                                     0.5F, 0.3F,  0.2F, 0.0F, 0.8F, 1.0F};
+  const DeviceArray<float> alpha(seam.device, shares);
+  const DeviceArray<float> cpu_alpha(cpu.device, shares);
   for (const bool with_mean : {true, false}) {
     const DeviceArray<float> out(seam.device, start);
     const DeviceArray<float> cpu_out(cpu.device, start);
     // Heads in two groups: the means are the first 2 * kDim sums.
-    seam.sparse.reallocate({out.data(), DType::kF32, 3, kColumns, kColumns}, 1, kHeads, kKvHeads,
-                           alpha.data(), with_mean ? sums.data() : nullptr, 6, seam.stream);
-    cpu.sparse->reallocate({cpu_out.data(), DType::kF32, 3, kColumns, kColumns}, 1, kHeads,
-                           kKvHeads, alpha.data(), with_mean ? cpu_sums.data() : nullptr, 6,
-                           *cpu.stream);
+    const auto rows_of = [with_mean](const float* first, const float* second) {
+      return std::vector<ReallocatedRow>{{2, with_mean ? first : nullptr, 6},
+                                         {0, with_mean ? second : nullptr, 7}};
+    };
+    seam.sparse.reallocate({out.data(), DType::kF32, 3, kColumns, kColumns},
+                           rows_of(sums.data(), more.data()), kHeads, kKvHeads, alpha.data(),
+                           seam.stream);
+    cpu.sparse->reallocate({cpu_out.data(), DType::kF32, 3, kColumns, kColumns},
+                           rows_of(cpu_sums.data(), cpu_more.data()), kHeads, kKvHeads,
+                           cpu_alpha.data(), *cpu.stream);
     seam.stream.synchronize();
     EXPECT_EQ(out.host(), cpu_out.host());
     EXPECT_NE(out.host(), start);

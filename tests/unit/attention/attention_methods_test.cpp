@@ -2,6 +2,7 @@
 #include "kernels/sizing/sparse_workspace.h"
 #include "models/attention/attention_method.h"
 #include "models/attention/prompt_choices.h"
+#include "models/attention/selection_reader.h"
 #include "tests/unit/attention/method_oracles.h"
 #include "tests/unit/kernels/kv_caches.h"
 
@@ -49,6 +50,8 @@ class AttentionMethodsTest : public KvCacheTest {
                                SequenceCache& cache, const TestMatrix& q, std::int64_t chunk,
                                std::int64_t layer = 0) {
     const std::unique_ptr<AttentionMethod::State> state = method.begin(kPrompt);
+    AttentionMethod::State* const one = state.get();
+    SelectionReader reader(device_);
     LayerCall call{.layer = layer,
                    .cache = cache.view(),
                    .scale = kScale,
@@ -58,7 +61,9 @@ class AttentionMethodsTest : public KvCacheTest {
                    .stream = stream_.get()};
     const auto append = [&](const AttentionSegment& keys) {
       call.keys = keys;
-      method.appended(*state, call,
+      AttentionSegment rows = keys;
+      rows.query_begin = 0;
+      method.appended({{&one, 1}, {&rows, 1}}, call,
                       cache.appended_v(keys.context_tokens - keys.query_count, keys.query_count));
     };
     for (std::int64_t at = 0; at < kPrompt;) {
@@ -72,8 +77,16 @@ class AttentionMethodsTest : public KvCacheTest {
     for (std::int64_t position = kPrompt; position < cache.tokens(); ++position) {
       append(cache.segment(position, 1, position + 1));
       Done done;
-      if (method.timing(layer) == AttentionMethod::Timing::kDense) {
+      Selection lists;
+      const bool by_rows = method.chooses_rows();
+      if (method.timing(layer) == AttentionMethod::Timing::kDense ||
+          (by_rows && method.attends_all(layer, position + 1))) {
         done.choice.dense = true;
+      } else if (by_rows) {
+        lists = method.choose_rows({{&one, 1}, {&call.keys, 1}}, call, q.view());
+        done.choice = reader.read(lists, shape.heads, *stream_).front();
+        EXPECT_EQ(static_cast<std::int64_t>(done.choice.tokens.size()),
+                  lists.lists * method.list_tokens(position + 1));
       } else if (method.timing(layer) == AttentionMethod::Timing::kEarly) {
         method.choose(*state, call, {}, 0, done.choice);
       } else {
@@ -91,9 +104,13 @@ class AttentionMethodsTest : public KvCacheTest {
       done.out = run(*ops_, 2, shape, cache.view(), q.view(), {&segment, 1}, kScale).row(position);
       if (!done.choice.dense) {
         if (method.wants_weights()) method.attended(*state, call, done.choice, weights);
-        const auto columns = static_cast<std::int64_t>(done.out.size());
-        blend(done.choice, method.shape(), *sparse_,
-              {done.out.data(), DType::kF32, 1, columns, columns}, 0, *stream_);
+        if (by_rows) {
+          const auto columns = static_cast<std::int64_t>(done.out.size());
+          AttentionSegment first = call.keys;
+          first.query_begin = 0;
+          method.finish_rows({{&one, 1}, {&first, 1}}, call, lists,
+                             {done.out.data(), DType::kF32, 1, columns, columns});
+        }
       }
       steps.push_back(std::move(done));
     }

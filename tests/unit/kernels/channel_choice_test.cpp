@@ -20,13 +20,18 @@ class ChannelChoiceTest : public SparseOpsTest {
  protected:
   Chosen choose(SparseOps& ops, int threads, const CacheShape& shape, const KvLayerView& view,
                 const AttentionSegment& keys, const TestMatrix& q, const ChannelChoice& choice) {
-    Chosen chosen{
-        std::vector<std::int32_t>(static_cast<std::size_t>(shape.kv_heads * choice.tokens)),
-        std::vector<float>(static_cast<std::size_t>(shape.heads))};
-    ops.choose_by_channels(q.view(), 1, shape.heads, view, keys, kScale, choice,
-                           chosen.tokens.data(), chosen.alpha.data(),
-                           workspace(shape, keys.context_tokens, threads), *stream_);
-    return chosen;
+    AttentionSegment row = keys;
+    row.query_begin = 1;
+    const Selection lists =
+        ops.choose_by_channels(q.view(), shape.heads, view, {&row, 1}, kScale, {&choice, 1}, true,
+                               workspace(shape, keys.context_tokens, threads), *stream_);
+    EXPECT_EQ(lists.capacity, choice.tokens);
+    EXPECT_EQ(lists.lists, shape.kv_heads);
+    for (std::int64_t list = 0; list < lists.lists; ++list) {
+      EXPECT_EQ(lists.counts[list], choice.tokens);
+    }
+    return {{lists.tokens, lists.tokens + lists.lists * lists.capacity},
+            {lists.alpha, lists.alpha + shape.heads}};
   }
 
   // Every chosen token scores at least as high as every other, and alpha is its share, in float64.
@@ -146,7 +151,8 @@ TEST_P(ChannelChoiceTest, DoesNotDependOnTransposedKPagesOrThreads) {
             TransposedK columns(shape, kTokens, places, run);
             const KvLayerView view = columns.beside(cache.view());
             for (int pass = 0; pass < 2; ++pass) {
-              if (pass == 0 || places == pages) ops->transpose_keys(view, with_table, *stream_);
+              if (pass == 0 || places == pages)
+                ops->transpose_keys(view, {&with_table, 1}, *stream_);
               if (pass == 1) columns.ready()[keys.pages[0].index()] = 0;
               const Chosen chosen = choose(*ops, threads, shape, view, with_table, q, choice);
               ASSERT_EQ(chosen.tokens, expected.tokens) << describe(shape) << " context " << context
@@ -161,7 +167,7 @@ TEST_P(ChannelChoiceTest, DoesNotDependOnTransposedKPagesOrThreads) {
     const AttentionSegment keys = cache.segment(1, 1, kTokens);
     TransposedK columns(shape, kTokens, pages);
     const KvLayerView view = columns.beside(cache.view());
-    sparse_->transpose_keys(view, keys, *stream_);
+    sparse_->transpose_keys(view, {&keys, 1}, *stream_);
     const Chosen expected = choose(*sparse_, 2, shape, cache.view(), keys, q, choice);
     EXPECT_EQ(choose(*sparse_, 2, shape, view, keys, q, choice).tokens, expected.tokens);
   }
@@ -226,7 +232,7 @@ TEST_P(ChannelChoiceTest, RefusesBadArguments) {
   }
   KvLayerView no_flags = cache.view();
   no_flags.kt = no_flags.k;
-  EXPECT_THROW(sparse_->transpose_keys(no_flags, keys, *stream_), Error);
+  EXPECT_THROW(sparse_->transpose_keys(no_flags, {&keys, 1}, *stream_), Error);
 }
 
 TRIPHASE_KERNEL_TARGETS(ChannelChoiceTest);

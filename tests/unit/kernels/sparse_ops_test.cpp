@@ -37,7 +37,7 @@ TEST_P(SparseOpsTest, TransposedKAreTheKeysOfFullBlocksTransposed) {
       TransposedK columns(shape, kTokens, pages, run);
       const KvLayerView view = columns.beside(cache.view());
       const AttentionSegment keys = cache.segment(0, 1, 256);
-      sparse_->transpose_keys(view, keys, *stream_);
+      sparse_->transpose_keys(view, {&keys, 1}, *stream_);
       const std::int64_t full = shape.int8 ? 255 / shape.page_tokens : 256 / shape.page_tokens;
       EXPECT_EQ(std::count(columns.ready().begin(), columns.ready().end(), 1), full);
       const std::size_t element = shape.int8 ? 1 : dtype_bytes(shape.dtype);
