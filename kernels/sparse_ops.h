@@ -23,7 +23,13 @@ namespace triphase {
 // [page][kv_head][min, max][head_dim].
 struct PageBounds {
   float* data = nullptr;
-  std::int64_t page_tokens = 16;
+  std::int64_t first_token = 0;  // bound_pages: pages before that of this token stay as they are
+};
+
+// How Quest chooses for one query: the pages of the largest bounds, the newest page counted.
+struct PageChoice {
+  const float* bounds = nullptr;  // PageBounds::data
+  std::int64_t pages = 0;         // at most those of the context
 };
 
 // Keys of a fixed context, grouped (Squeezed Attention, section 4): means of the clusters' keys and
@@ -129,17 +135,22 @@ class SparseOps {
                                   float scale, float* sums, std::int64_t stride,
                                   Workspace workspace, Stream& stream) = 0;
 
-  // Computes the bounds of every page that holds a token of [first_token, keys.context_tokens),
-  // from the keys as a query at the last position reads them. A page that the context ends in is
-  // bounded over the tokens it has.
-  virtual void bound_pages(const KvLayerView& cache, const AttentionSegment& keys,
-                           std::int64_t first_token, const PageBounds& bounds, Stream& stream) = 0;
+  // Computes, for each of `rows`, the bounds of every page of `page_tokens` tokens that holds one
+  // of [first_token, context_tokens), from the keys as a query at the last position reads them. A
+  // page that the context ends in is bounded over the tokens it has.
+  virtual void bound_pages(const KvLayerView& cache, std::span<const AttentionSegment> rows,
+                           std::span<const PageBounds> bounds, std::int64_t page_tokens,
+                           Stream& stream) = 0;
 
-  // scores[kv_head * stride + page] = the largest, over the KV head's query heads, of
-  // sum_c max(q_c min_c, q_c max_c): at least every q . k of the page (Quest, eq. 1).
-  virtual void score_pages(ConstMatrix q, std::int64_t row, std::int64_t heads,
-                           std::int64_t kv_heads, const PageBounds& bounds, std::int64_t pages,
-                           float* scores, std::int64_t stride, Stream& stream) = 0;
+  // Quest (eq. 1): per KV head the tokens of the newest page and of the others with the largest
+  // score; ties go to the earlier page. A page's score is the largest, over the KV head's query
+  // heads, of sum_c max(q_c min_c, q_c max_c): at least every q . k of the page. Of the rows the
+  // query and context_tokens are looked at. A list per KV head, without shares.
+  [[nodiscard]] virtual Selection choose_by_pages(ConstMatrix q, std::int64_t heads,
+                                                  std::int64_t kv_heads,
+                                                  std::span<const AttentionSegment> rows,
+                                                  std::span<const PageChoice> choices,
+                                                  std::int64_t page_tokens, Stream& stream) = 0;
 
   // scores[kv_head * count + i] = mean over the KV head's query heads of
   // exp(scale q . C_i) / sum_j N_j exp(scale q . C_j), j over the clusters that are alive and have

@@ -15,12 +15,12 @@ void choose_by_channels(ThreadPool& pool, ConstMatrix q, std::int64_t heads,
                         const ChannelChoice& choice, std::int32_t* tokens, std::int64_t capacity,
                         float* alpha, const AttentionShape& shape, Workspace workspace);
 
-// See the functions of the same names in SparseOps.
+// See SparseOps::bound_pages, of one row; and the scores of choose_by_pages, [kv_head][pages].
 void bound_pages(ThreadPool& pool, const KvLayerView& cache, const AttentionSegment& keys,
-                 std::int64_t first_token, const PageBounds& bounds);
+                 const PageBounds& bounds, std::int64_t page_tokens);
 void score_pages(ThreadPool& pool, ConstMatrix q, std::int64_t row, std::int64_t heads,
-                 std::int64_t kv_heads, const PageBounds& bounds, std::int64_t pages, float* scores,
-                 std::int64_t stride);
+                 std::int64_t kv_heads, const float* bounds, std::int64_t pages, float* scores);
+// See SparseOps.
 void score_centroids(ThreadPool& pool, ConstMatrix q, std::int64_t row, std::int64_t heads,
                      std::int64_t kv_heads, const Centroids& centroids, float scale, float* scores);
 

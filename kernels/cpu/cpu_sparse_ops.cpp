@@ -149,23 +149,59 @@ class CpuSparseOps final : public SparseOps {
                             shape, workspace);
   }
 
-  void bound_pages(const KvLayerView& cache, const AttentionSegment& keys, std::int64_t first_token,
-                   const PageBounds& bounds, Stream&) override {
-    check_keys(cache, keys);
-    TRIPHASE_CHECK(bounds.data != nullptr && bounds.page_tokens > 0 && first_token >= 0,
-                   "bound_pages: bounds");
-    if (first_token >= keys.context_tokens) return;
-    cpu::bound_pages(*pool_, cache, keys, first_token, bounds);
+  void bound_pages(const KvLayerView& cache, std::span<const AttentionSegment> rows,
+                   std::span<const PageBounds> bounds, std::int64_t page_tokens, Stream&) override {
+    TRIPHASE_CHECK(rows.size() == bounds.size() && page_tokens > 0, "bound_pages: bounds");
+    for (std::size_t i = 0; i < rows.size(); ++i) {
+      check_keys(cache, rows[i]);
+      TRIPHASE_CHECK(bounds[i].data != nullptr && bounds[i].first_token >= 0,
+                     "bound_pages: bounds");
+      if (bounds[i].first_token >= rows[i].context_tokens) continue;
+      cpu::bound_pages(*pool_, cache, rows[i], bounds[i], page_tokens);
+    }
   }
 
-  void score_pages(ConstMatrix q, std::int64_t row, std::int64_t heads, std::int64_t kv_heads,
-                   const PageBounds& bounds, std::int64_t pages, float* scores, std::int64_t stride,
-                   Stream&) override {
-    check_query(q, row, heads, kv_heads);
-    TRIPHASE_CHECK(pages >= 0 && stride >= pages && (pages == 0 || scores != nullptr) &&
-                       (pages == 0 || bounds.data != nullptr),
-                   "score_pages: shapes");
-    cpu::score_pages(*pool_, q, row, heads, kv_heads, bounds, pages, scores, stride);
+  [[nodiscard]] Selection choose_by_pages(ConstMatrix q, std::int64_t heads, std::int64_t kv_heads,
+                                          std::span<const AttentionSegment> rows,
+                                          std::span<const PageChoice> choices,
+                                          std::int64_t page_tokens, Stream&) override {
+    TRIPHASE_CHECK(rows.size() == choices.size() && page_tokens > 0, "choose_by_pages: shapes");
+    std::int64_t capacity = 0;
+    for (std::size_t i = 0; i < rows.size(); ++i) {
+      check_query(q, rows[i].query_begin, heads, kv_heads);
+      TRIPHASE_CHECK(choices[i].bounds != nullptr && choices[i].pages > 0 &&
+                         choices[i].pages <= pages_of(rows[i].context_tokens, page_tokens),
+                     "choose_by_pages: shapes");
+      capacity =
+          std::max(capacity, std::min(choices[i].pages * page_tokens, rows[i].context_tokens));
+    }
+    const auto count = static_cast<std::int64_t>(rows.size());
+    make_lists(count, kv_heads, capacity, 0);
+    for (std::int64_t i = 0; i < count; ++i) {
+      const AttentionSegment& row = rows[static_cast<std::size_t>(i)];
+      const PageChoice& choice = choices[static_cast<std::size_t>(i)];
+      const std::int64_t pages = pages_of(row.context_tokens, page_tokens);
+      scores_.resize(static_cast<std::size_t>(kv_heads * pages));
+      cpu::score_pages(*pool_, q, row.query_begin, heads, kv_heads, choice.bounds, pages,
+                       scores_.data());
+      const IndexRange newest{pages - 1, pages};
+      for (std::int64_t head = 0; head < kv_heads; ++head) {
+        chosen_.clear();
+        choose_top(std::span(scores_).subspan(static_cast<std::size_t>(head * pages),
+                                              static_cast<std::size_t>(pages)),
+                   choice.pages - 1, {&newest, 1}, scratch_, chosen_);
+        const std::int64_t list = i * kv_heads + head;
+        std::int32_t* to = tokens_.data() + list * capacity;
+        for (const std::int32_t page : chosen_) {
+          const std::int64_t begin = page * page_tokens;
+          const std::int64_t end = std::min(begin + page_tokens, row.context_tokens);
+          for (std::int64_t t = begin; t < end; ++t) *to++ = static_cast<std::int32_t>(t);
+        }
+        counts_[static_cast<std::size_t>(list)] =
+            static_cast<std::int32_t>(to - (tokens_.data() + list * capacity));
+      }
+    }
+    return lists(count, kv_heads, capacity, false);
   }
 
   void score_centroids(ConstMatrix q, std::int64_t row, std::int64_t heads, std::int64_t kv_heads,
@@ -227,6 +263,10 @@ class CpuSparseOps final : public SparseOps {
     }
   }
 
+  static std::int64_t pages_of(std::int64_t context, std::int64_t page_tokens) {
+    return (context + page_tokens - 1) / page_tokens;
+  }
+
   // Room for lists of so many rows; shares of `heads` query heads each.
   void make_lists(std::int64_t rows, std::int64_t lists, std::int64_t capacity,
                   std::int64_t heads) {
@@ -283,7 +323,7 @@ class CpuSparseOps final : public SparseOps {
   std::vector<std::int32_t> tokens_;
   std::vector<std::int32_t> counts_;
   std::vector<float> alpha_;
-  // Of choose_by_keys; kept to reuse their memory.
+  // Of a choice; kept to reuse their memory.
   std::vector<float> weights_;
   std::vector<float> scores_;
   std::vector<std::int32_t> chosen_;

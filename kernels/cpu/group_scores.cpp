@@ -58,41 +58,40 @@ float dot(const float* a, const float* b, std::int64_t dim) {
 }  // namespace
 
 void bound_pages(ThreadPool& pool, const KvLayerView& cache, const AttentionSegment& keys,
-                 std::int64_t first_token, const PageBounds& bounds) {
-  const std::int64_t first_page = first_token / bounds.page_tokens;
-  const std::int64_t pages = (keys.context_tokens + bounds.page_tokens - 1) / bounds.page_tokens;
+                 const PageBounds& bounds, std::int64_t page_tokens) {
+  const std::int64_t first_page = bounds.first_token / page_tokens;
+  const std::int64_t pages = (keys.context_tokens + page_tokens - 1) / page_tokens;
   const std::int64_t dim = cache.head_dim;
   Call call{};
   call.cache = cache;
-  with_elements(
-      cache.quantized() ? cache.partial_k : cache.k,
-      cache.quantized() ? cache.partial_dtype : cache.dtype, [&](auto* elements) {
-        using T = std::remove_const_t<std::remove_pointer_t<decltype(elements)>>;
-        pool.parallel_for((pages - first_page) * cache.kv_heads, [&](std::int64_t task, int) {
-          const std::int64_t page = first_page + task / cache.kv_heads;
-          Block block{};
-          block.segment = &keys;
-          block.kv_head = task % cache.kv_heads;
-          const std::int64_t begin = page * bounds.page_tokens;
-          const std::int64_t end = std::min(begin + bounds.page_tokens, keys.context_tokens);
-          float* to = bounds.data + (page * cache.kv_heads + block.kv_head) * 2 * dim;
-          for_columns(dim, [&](std::int64_t c, std::int64_t count) {
-            VF low = hn::Set(DF(), -kMinusInfinity);
-            VF high = hn::Set(DF(), kMinusInfinity);
-            for_keys<T>(call, block, begin, end, c, count, [&](VF key) {
-              low = hn::Min(low, key);
-              high = hn::Max(high, key);
-            });
-            store_some(low, to + c, count);
-            store_some(high, to + dim + c, count);
-          });
-        });
-      });
+  with_elements(cache.quantized() ? cache.partial_k : cache.k,
+                cache.quantized() ? cache.partial_dtype : cache.dtype, [&](auto* elements) {
+                  using T = std::remove_const_t<std::remove_pointer_t<decltype(elements)>>;
+                  pool.parallel_for(
+                      (pages - first_page) * cache.kv_heads, [&](std::int64_t task, int) {
+                        const std::int64_t page = first_page + task / cache.kv_heads;
+                        Block block{};
+                        block.segment = &keys;
+                        block.kv_head = task % cache.kv_heads;
+                        const std::int64_t begin = page * page_tokens;
+                        const std::int64_t end = std::min(begin + page_tokens, keys.context_tokens);
+                        float* to = bounds.data + (page * cache.kv_heads + block.kv_head) * 2 * dim;
+                        for_columns(dim, [&](std::int64_t c, std::int64_t count) {
+                          VF low = hn::Set(DF(), -kMinusInfinity);
+                          VF high = hn::Set(DF(), kMinusInfinity);
+                          for_keys<T>(call, block, begin, end, c, count, [&](VF key) {
+                            low = hn::Min(low, key);
+                            high = hn::Max(high, key);
+                          });
+                          store_some(low, to + c, count);
+                          store_some(high, to + dim + c, count);
+                        });
+                      });
+                });
 }
 
 void score_pages(ThreadPool& pool, ConstMatrix q, std::int64_t row, std::int64_t heads,
-                 std::int64_t kv_heads, const PageBounds& bounds, std::int64_t pages, float* scores,
-                 std::int64_t stride) {
+                 std::int64_t kv_heads, const float* bounds, std::int64_t pages, float* scores) {
   constexpr std::int64_t kStep = 64;
   const std::int64_t group = heads / kv_heads;
   const std::int64_t dim = q.cols / heads;
@@ -102,12 +101,12 @@ void score_pages(ThreadPool& pool, ConstMatrix q, std::int64_t row, std::int64_t
     const std::int64_t kv_head = task / steps;
     const std::int64_t end = std::min(pages, (task % steps + 1) * kStep);
     for (std::int64_t page = task % steps * kStep; page < end; ++page) {
-      const float* at = bounds.data + (page * kv_heads + kv_head) * 2 * dim;
+      const float* at = bounds + (page * kv_heads + kv_head) * 2 * dim;
       float best = kMinusInfinity;
       for (std::int64_t head = kv_head * group; head < (kv_head + 1) * group; ++head) {
         best = std::max(best, page_score(queries + head * dim, at, dim));
       }
-      scores[kv_head * stride + page] = best;
+      scores[kv_head * pages + page] = best;
     }
   });
 }
@@ -163,15 +162,14 @@ HWY_EXPORT(score_centroids);
 }  // namespace
 
 void bound_pages(ThreadPool& pool, const KvLayerView& cache, const AttentionSegment& keys,
-                 std::int64_t first_token, const PageBounds& bounds) {
-  HWY_DYNAMIC_DISPATCH(bound_pages)(pool, cache, keys, first_token, bounds);
+                 const PageBounds& bounds, std::int64_t page_tokens) {
+  HWY_DYNAMIC_DISPATCH(bound_pages)(pool, cache, keys, bounds, page_tokens);
 }
 
 void score_pages(ThreadPool& pool, ConstMatrix q, std::int64_t row, std::int64_t heads,
-                 std::int64_t kv_heads, const PageBounds& bounds, std::int64_t pages, float* scores,
-                 std::int64_t stride) {
+                 std::int64_t kv_heads, const float* bounds, std::int64_t pages, float* scores) {
   HWY_DYNAMIC_DISPATCH(score_pages)
-  (pool, q, row, heads, kv_heads, bounds, pages, scores, stride);
+  (pool, q, row, heads, kv_heads, bounds, pages, scores);
 }
 
 void score_centroids(ThreadPool& pool, ConstMatrix q, std::int64_t row, std::int64_t heads,

@@ -25,6 +25,10 @@ std::int64_t blocks_of(const KvLayerView& cache, const AttentionSegment& keys) {
   return (keys.context_tokens + cache.page_tokens - 1) / cache.page_tokens;
 }
 
+std::int64_t pages_of(std::int64_t context, std::int64_t page_tokens) {
+  return (context + page_tokens - 1) / page_tokens;
+}
+
 std::string shape_of(const KvLayerView& cache, const AttentionSegment& keys) {
   return shape_text({{"context_tokens", keys.context_tokens},
                      {"pages", static_cast<std::int64_t>(keys.pages.size())},
@@ -287,49 +291,111 @@ class CudaSparseOpsOnStreams final : public CudaSparseOps {
     staging_.to_host(rows_of(sums, stride, columns, context, cache.kv_heads, context), stream);
   }
 
-  void bound_pages(const KvLayerView& cache, const AttentionSegment& keys, std::int64_t first_token,
-                   const PageBounds& bounds, Stream& stream) override {
-    check_keys(cache, keys, "bound_pages");
-    require(bounds.data != nullptr && bounds.page_tokens > 0 && first_token >= 0, "bound_pages",
-            "no bounds, or a page without tokens", [&] {
-              return shape_of(cache, keys) + ", " +
-                     shape_text({{"first_token", first_token}, {"tokens", bounds.page_tokens}});
-            });
-    if (first_token >= keys.context_tokens) return;
-    cuda::bound_pages(score_keys_of(cache, send_tables(cache, {&keys, 1}, {}, false, stream)),
-                      first_token / bounds.page_tokens, bounds.page_tokens, bounds.data,
-                      settings_.stream_handle(stream));
+  void bound_pages(const KvLayerView& cache, std::span<const AttentionSegment> rows,
+                   std::span<const PageBounds> bounds, std::int64_t page_tokens,
+                   Stream& stream) override {
+    const auto shape = [&](const AttentionSegment& row) {
+      return shape_of(cache, row) + ", " + shape_text({{"tokens", page_tokens}});
+    };
+    if (rows.empty()) return;
+    std::vector<std::int32_t> first_pages;
+    std::vector<float*> places;
+    BoundPages call;
+    call.tokens = page_tokens;
+    for (std::size_t i = 0; i < rows.size(); ++i) {
+      check_keys(cache, rows[i], "bound_pages");
+      require(rows.size() == bounds.size() && page_tokens > 0 && bounds[i].data != nullptr &&
+                  bounds[i].first_token >= 0,
+              "bound_pages", "no bounds, or a page without tokens", [&] { return shape(rows[i]); });
+      const std::int64_t first = bounds[i].first_token / page_tokens;
+      first_pages.push_back(static_cast<std::int32_t>(first));
+      places.push_back(bounds[i].data);
+      call.most_pages =
+          std::max(call.most_pages, pages_of(rows[i].context_tokens, page_tokens) - first);
+    }
+    if (call.most_pages <= 0) return;
+    const Tables tables = send_tables(cache, rows, {}, false, stream);
+    arguments_.reserve(places.size() * (sizeof(float*) + sizeof(std::int32_t)), 2, stream);
+    call.bounds = arguments_.send(std::span<float* const>(places), stream);
+    call.first_pages = arguments_.send(std::span<const std::int32_t>(first_pages), stream);
+    cuda::bound_pages(score_keys_of(cache, tables), call, settings_.stream_handle(stream));
   }
 
-  void score_pages(ConstMatrix q, std::int64_t row, std::int64_t heads, std::int64_t kv_heads,
-                   const PageBounds& bounds, std::int64_t pages, float* scores, std::int64_t stride,
-                   Stream& stream) override {
-    const auto shape = [&] {
-      return shape_of(q, row, heads, kv_heads) + ", " +
-             shape_text({{"pages", pages}, {"tokens", bounds.page_tokens}, {"stride", stride}});
-    };
-    check_query(q, row, heads, kv_heads, "score_pages", shape);
-    require(pages >= 0 && stride >= pages && bounds.page_tokens > 0 &&
-                (pages == 0 || (scores != nullptr && bounds.data != nullptr)),
-            "score_pages", "no bounds, or no room for the scores", shape);
-    if (pages == 0) return;
-    const std::int64_t head_dim = q.cols / heads;
-    const CudaSparseScratch scratch = scratch_of(heads, kv_heads, head_dim, pages);
-    std::byte* base = scratch_.at_least(static_cast<std::size_t>(scratch.bytes), stream);
-    auto* results = reinterpret_cast<float*>(base + scratch.scores_at);
-    // Every page counts as full: only how many there are matters here.
-    tables_.assign(1, static_cast<std::int32_t>(pages * bounds.page_tokens));
-    ScoreKeys keys;
-    keys.lengths = arguments_.send(std::span<const std::int32_t>(tables_), stream);
-    keys.sequences = 1;
-    keys.max_pages = pages;
-    keys.max_length = pages * bounds.page_tokens;
-    keys.page_tokens = bounds.page_tokens;
-    keys.kv_heads = kv_heads;
-    keys.head_dim = head_dim;
-    score_quest(keys, bounds.data, DType::kF32, bounds.page_tokens, query_of(q, row, heads),
-                results, pages, settings_.stream_handle(stream));
-    staging_.to_host(rows_of(scores, stride, results, pages, kv_heads, pages), stream);
+  [[nodiscard]] Selection choose_by_pages(ConstMatrix q, std::int64_t heads, std::int64_t kv_heads,
+                                          std::span<const AttentionSegment> rows,
+                                          std::span<const PageChoice> choices,
+                                          std::int64_t page_tokens, Stream& stream) override {
+    limits_.clear();
+    std::int64_t longest = 0;
+    std::int64_t most_pages = 0;
+    for (std::size_t i = 0; i < rows.size(); ++i) {
+      const std::int64_t context = rows[i].context_tokens;
+      const auto shape = [&] {
+        return shape_of(q, rows[i].query_begin, heads, kv_heads) + ", " +
+               shape_text({{"context_tokens", context}, {"tokens", page_tokens}});
+      };
+      check_query(q, rows[i].query_begin, heads, kv_heads, "choose_by_pages", shape);
+      require(rows.size() == choices.size() && page_tokens > 0 && choices[i].bounds != nullptr &&
+                  choices[i].pages > 0 && choices[i].pages <= pages_of(context, page_tokens),
+              "choose_by_pages", "no bounds, or more pages than there are", shape);
+      limits_.push_back({std::min(choices[i].pages * page_tokens, context), choices[i].pages});
+      longest = std::max(longest, context);
+      most_pages = std::max(most_pages, choices[i].pages);
+    }
+    if (rows.empty()) return {};
+    const Lists lists = make_lists(rows.size(), heads, kv_heads, stream);
+    const std::int64_t stride = pages_of(longest, page_tokens);
+    // Of a row: scores, chosen pages and how many they are.
+    const std::int64_t scores_bytes = cuda_region_bytes(4 * kv_heads * stride);
+    const std::int64_t pages_bytes = cuda_region_bytes(4 * kv_heads * most_pages);
+    const std::int64_t row_bytes = scores_bytes + pages_bytes + cuda_region_bytes(4 * kv_heads);
+    (void)scratch_.at_least(static_cast<std::size_t>(row_bytes), stream);
+    const std::size_t most = scratch_.bytes() / static_cast<std::size_t>(row_bytes);
+    const StreamHandle handle = settings_.stream_handle(stream);
+    columns_.assign(rows.size(), false);
+    for_runs(rows, most, [&](std::size_t first, std::size_t run) {
+      const auto count = static_cast<std::int64_t>(run);
+      std::byte* base = scratch_.at_least(0, stream);
+      auto* scores = reinterpret_cast<float*>(base);
+      auto* pages = reinterpret_cast<std::int32_t*>(base + count * scores_bytes);
+      auto* counts = reinterpret_cast<std::int32_t*>(base + count * (scores_bytes + pages_bytes));
+      const QuestTables tables = send_quest_tables(
+          rows.subspan(first, run), choices.subspan(first, run), page_tokens, stream);
+      const std::int64_t head_dim = q.cols / heads;
+      score_quest({.bounds = tables.bounds,
+                   .lengths = tables.lengths,
+                   .sequences = count,
+                   .max_length = longest,
+                   .tokens = page_tokens,
+                   .kv_heads = kv_heads,
+                   .head_dim = head_dim},
+                  query_of(q, rows[first].query_begin, heads), scores, stride, handle);
+      select_top({.scores = scores,
+                  .score_stride = stride,
+                  .lengths = tables.pages,
+                  .rows = count * kv_heads,
+                  .rows_per_sequence = kv_heads,
+                  .max_length = stride,
+                  .local = 1,
+                  .ks = tables.ks,
+                  .indices = pages,
+                  .capacity = most_pages,
+                  .counts = counts},
+                 most_pages, handle);
+      const Lists part = lists.from(first, heads, kv_heads);
+      expand_pages({.pages = pages,
+                    .page_capacity = most_pages,
+                    .page_counts = counts,
+                    .tokens = page_tokens,
+                    .lengths = tables.lengths,
+                    .rows = count * kv_heads,
+                    .rows_per_sequence = kv_heads,
+                    .indices = part.tokens,
+                    .capacity = part.capacity,
+                    .counts = part.counts},
+                   handle);
+    });
+    return lists.selection(rows.size(), kv_heads, false);
   }
 
   void score_centroids(ConstMatrix q, std::int64_t row, std::int64_t heads, std::int64_t kv_heads,
@@ -538,6 +604,32 @@ class CudaSparseOpsOnStreams final : public CudaSparseOps {
     return tables;
   }
 
+  struct QuestTables {
+    const float* const* bounds = nullptr;
+    const std::int32_t* lengths = nullptr;
+    const std::int32_t* pages = nullptr;  // that a context has
+    const std::int32_t* ks = nullptr;     // that are chosen
+  };
+
+  QuestTables send_quest_tables(std::span<const AttentionSegment> rows,
+                                std::span<const PageChoice> choices, std::int64_t page_tokens,
+                                Stream& stream) {
+    const std::size_t count = rows.size();
+    bounds_.clear();
+    tables_.assign(3 * count, 0);
+    for (std::size_t i = 0; i < count; ++i) {
+      const std::int64_t context = rows[i].context_tokens;
+      bounds_.push_back(choices[i].bounds);
+      tables_[i] = static_cast<std::int32_t>(context);
+      tables_[count + i] = static_cast<std::int32_t>(pages_of(context, page_tokens));
+      tables_[2 * count + i] = static_cast<std::int32_t>(choices[i].pages);
+    }
+    arguments_.reserve(count * (sizeof(float*) + 3 * sizeof(std::int32_t)), 2, stream);
+    const float* const* bounds = arguments_.send(std::span<const float* const>(bounds_), stream);
+    const std::int32_t* sent = arguments_.send(std::span<const std::int32_t>(tables_), stream);
+    return {bounds, sent, sent + count, sent + 2 * count};
+  }
+
   // Keys by rows.
   static ScoreKeys score_keys_of(const KvLayerView& cache, const Tables& tables) {
     return {.keys = cache.k,
@@ -630,6 +722,13 @@ class CudaSparseOpsOnStreams final : public CudaSparseOps {
     (void)scratch_.at_least(static_cast<std::size_t>(one.bytes), stream);
     const std::size_t most =
         scored ? scratch_.bytes() / static_cast<std::size_t>(one.bytes) : rows.size();
+    for_runs(rows, most, body);
+  }
+
+  // For at most `most` rows at a time, whose queries follow each other and whose keys are read
+  // alike.
+  template <class Body>
+  void for_runs(std::span<const AttentionSegment> rows, std::size_t most, const Body& body) {
     std::size_t first = 0;
     while (first < rows.size()) {
       std::size_t end = first + 1;
@@ -727,6 +826,7 @@ class CudaSparseOpsOnStreams final : public CudaSparseOps {
   DeviceScratch lists_;  // the last Selection
   // Of a call; kept to reuse their memory.
   std::vector<std::int32_t> tables_;
+  std::vector<const float*> bounds_;
   std::vector<Limits> limits_;
   std::vector<bool> columns_;  // of each row, whether K^T is read
 };

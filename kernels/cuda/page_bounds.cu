@@ -11,26 +11,27 @@ namespace {
 
 constexpr int kThreads = 128;
 
-// Block (page, KV head), one thread per channel.
+// Block (page, KV head, sequence), one thread per channel.
 template <class T>
-__global__ void __launch_bounds__(kThreads)
-    bound_pages_kernel(ScoreKeys keys, std::int64_t first_page, int tokens, float* bounds) {
-  const std::int64_t page = first_page + blockIdx.x;
+__global__ void __launch_bounds__(kThreads) bound_pages_kernel(ScoreKeys keys, BoundPages call) {
   const int head = static_cast<int>(blockIdx.y);
-  const int length = static_cast<int>(keys.max_length);
+  const int sequence = static_cast<int>(blockIdx.z);
+  const std::int64_t page = call.first_pages[sequence] + static_cast<std::int64_t>(blockIdx.x);
+  const int length = keys.lengths[sequence];
   const int head_dim = static_cast<int>(keys.head_dim);
-  const int begin = static_cast<int>(page * tokens);
-  const int end = smaller(begin + tokens, length);
-  float* to = bounds + (page * keys.kv_heads + head) * 2 * head_dim;
+  const int begin = static_cast<int>(page * call.tokens);
+  if (begin >= length) return;
+  const int end = smaller(begin + static_cast<int>(call.tokens), length);
+  float* to = call.bounds[sequence] + (page * keys.kv_heads + head) * 2 * head_dim;
   for (int c = static_cast<int>(threadIdx.x); c < head_dim; c += kThreads) {
     float low = INFINITY;
     float high = -INFINITY;
     for (int token = begin; token < end; ++token) {
       float key = 0.0F;
       if (sizeof(T) == 1 && is_open(keys, length, token)) {
-        key = open_value(keys, 0, head, token, c);
+        key = open_value(keys, sequence, head, token, c);
       } else {
-        const KeyPlace<T> place = place_of<T>(keys, 0, head, token);
+        const KeyPlace<T> place = place_of<T>(keys, sequence, head, token);
         key = stored_value(place.row + c, place.lambda, c, keys.head_dim);
       }
       low = smaller(low, key);
@@ -43,13 +44,12 @@ __global__ void __launch_bounds__(kThreads)
 
 }  // namespace
 
-void bound_pages(const ScoreKeys& keys, std::int64_t first_page, std::int64_t tokens, float* bounds,
-                 StreamHandle stream) {
+void bound_pages(const ScoreKeys& keys, const BoundPages& call, StreamHandle stream) {
   const auto shape = [&] {
     return shape_text({{"sequences", keys.sequences},
                        {"max_length", keys.max_length},
-                       {"first_page", first_page},
-                       {"tokens", tokens},
+                       {"most_pages", call.most_pages},
+                       {"tokens", call.tokens},
                        {"page_tokens", keys.page_tokens},
                        {"max_pages", keys.max_pages},
                        {"kv_heads", keys.kv_heads},
@@ -59,22 +59,23 @@ void bound_pages(const ScoreKeys& keys, std::int64_t first_page, std::int64_t to
   const auto check = [&](bool condition, const char* what) {
     require(condition, "bound_pages", what, shape);
   };
-  check(keys.sequences == 1, "one sequence at a time");
-  check(keys.kv_heads > 0 && keys.kv_heads <= 65535 && keys.head_dim > 0 && tokens > 0 &&
-            first_page >= 0,
+  check(keys.sequences >= 0 && keys.sequences <= 65535, "too many sequences");
+  check(keys.kv_heads > 0 && keys.kv_heads <= 65535 && keys.head_dim > 0 && call.tokens > 0 &&
+            call.most_pages >= 0,
         "sizes must be positive");
   check(keys.page_tokens > 0 && keys.max_pages * keys.page_tokens >= keys.max_length,
         "the page table is too short");
-  check(keys.keys != nullptr && keys.pages != nullptr && bounds != nullptr, "null pointer");
+  if (call.most_pages == 0 || keys.sequences == 0) return;
+  check(keys.keys != nullptr && keys.pages != nullptr && keys.lengths != nullptr &&
+            call.first_pages != nullptr && call.bounds != nullptr,
+        "null pointer");
   check(keys.dtype != DType::kInt8 || (keys.scales != nullptr && keys.scale_pages != nullptr &&
                                        keys.open_keys != nullptr && keys.partial_pages != nullptr),
         "INT8 keys need scales, their pages and the open pool");
-  const std::int64_t pages = ceil_div(keys.max_length, tokens) - first_page;
-  if (pages <= 0) return;
-  const dim3 grid{static_cast<unsigned>(pages), static_cast<unsigned>(keys.kv_heads), 1};
+  const dim3 grid{static_cast<unsigned>(call.most_pages), static_cast<unsigned>(keys.kv_heads),
+                  static_cast<unsigned>(keys.sequences)};
   for_cache_type(keys.dtype, "bound_pages", shape, [&]<class T>() {
-    TRIPHASE_LAUNCH((bound_pages_kernel<T>), grid, kThreads, 0, stream, keys, first_page,
-                    static_cast<int>(tokens), bounds);
+    TRIPHASE_LAUNCH((bound_pages_kernel<T>), grid, kThreads, 0, stream, keys, call);
   });
   check_launched("bound_pages", shape);
 }

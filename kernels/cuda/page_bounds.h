@@ -11,10 +11,16 @@
 
 namespace triphase::cuda {
 
-// bounds [page][kv_head][min, max][head_dim] F32 of one sequence (keys.sequences is 1): of every
-// page of `tokens` tokens from first_page to the one that holds token keys.max_length - 1, which is
-// the sequence's last. Keys as a query at the last position reads them.
-void bound_pages(const ScoreKeys& keys, std::int64_t first_page, std::int64_t tokens, float* bounds,
-                 StreamHandle stream);
+// Of each sequence: first_pages [sequences], and in bounds [sequences] where its own
+// [page][kv_head][min, max][head_dim] F32 begin. Writes every page of `tokens` tokens from its
+// first page to the one of its last token; `most_pages` at least as many as any sequence writes.
+// Keys as a query at the last position reads them.
+struct BoundPages {
+  const std::int32_t* first_pages = nullptr;
+  float* const* bounds = nullptr;
+  std::int64_t tokens = 0;
+  std::int64_t most_pages = 0;
+};
+void bound_pages(const ScoreKeys& keys, const BoundPages& call, StreamHandle stream);
 
 }  // namespace triphase::cuda

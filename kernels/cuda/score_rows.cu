@@ -321,33 +321,27 @@ __global__ void __launch_bounds__(kThreads)
   }
 }
 
-template <class T>
 __global__ void __launch_bounds__(kThreads)
-    score_quest_kernel(ScoreKeys keys, const T* bounds, int sub_tokens, ScoreQueries queries,
-                       int group, float* scores, std::int64_t score_stride) {
+    score_quest_kernel(QuestPages pages, ScoreQueries queries, int group, float* scores,
+                       std::int64_t score_stride) {
   const auto row = static_cast<std::int64_t>(blockIdx.x);
-  const int sequence = static_cast<int>(row / keys.kv_heads);
-  const std::int64_t head = row % keys.kv_heads;
-  const int sub_pages = ceil_div(keys.lengths[sequence], sub_tokens);
-  const int sub_page = static_cast<int>(blockIdx.y) * kWarps + warp_id();
-  if (sub_page >= sub_pages) return;
-  const int head_dim = static_cast<int>(keys.head_dim);
-  const int per_page = static_cast<int>(keys.page_tokens) / sub_tokens;
-  const std::int64_t entry = sequence * keys.max_pages + sub_page / per_page;
-  const std::int64_t page = keys.pages == nullptr ? entry : keys.pages[entry];
-  const T* low =
-      bounds + ((page * keys.kv_heads + head) * per_page + sub_page % per_page) * 2 * head_dim;
-  const float* q = queries.q + sequence * queries.q_stride + head * group * keys.head_dim;
+  const int sequence = static_cast<int>(row / pages.kv_heads);
+  const std::int64_t head = row % pages.kv_heads;
+  const int page = static_cast<int>(blockIdx.y) * kWarps + warp_id();
+  if (page >= ceil_div(pages.lengths[sequence], static_cast<int>(pages.tokens))) return;
+  const int head_dim = static_cast<int>(pages.head_dim);
+  const float* low = pages.bounds[sequence] + (page * pages.kv_heads + head) * 2 * head_dim;
+  const float* q = queries.q + sequence * queries.q_stride + head * group * pages.head_dim;
   float best = -INFINITY;
   for (int g = 0; g < group; ++g) {
     float sum = 0.0F;
     for (int c = lane_id(); c < head_dim; c += kWarpSize) {
       const float value = q[g * head_dim + c];
-      sum += larger(value * to_float(low[c]), value * to_float(low[head_dim + c]));
+      sum += larger(value * low[c], value * low[head_dim + c]);
     }
     best = larger(best, warp_sum(sum));
   }
-  if (lane_id() == 0) scores[row * score_stride + sub_page] = best;
+  if (lane_id() == 0) scores[row * score_stride + page] = best;
 }
 
 std::string shape_of(const ScoreKeys& keys, const ScoreQueries& queries) {
@@ -527,31 +521,31 @@ void selected_share(const ScoreLogits& logits, const float* totals, const std::i
   check_launched("selected_share", shape);
 }
 
-void score_quest(const ScoreKeys& keys, const void* bounds, DType bounds_dtype, std::int64_t tokens,
-                 const ScoreQueries& queries, float* scores, std::int64_t score_stride,
-                 StreamHandle stream) {
+void score_quest(const QuestPages& pages, const ScoreQueries& queries, float* scores,
+                 std::int64_t score_stride, StreamHandle stream) {
   const auto shape = [&] {
-    return shape_of(keys, queries) + ", " +
-           shape_text({{"tokens", tokens}, {"score_stride", score_stride}});
+    return shape_text({{"sequences", pages.sequences},
+                       {"heads", queries.heads},
+                       {"kv_heads", pages.kv_heads},
+                       {"head_dim", pages.head_dim},
+                       {"max_length", pages.max_length},
+                       {"tokens", pages.tokens},
+                       {"score_stride", score_stride}});
   };
-  require(tokens > 0 && keys.page_tokens % tokens == 0 && keys.kv_heads > 0 &&
-              queries.heads % keys.kv_heads == 0 &&
-              score_stride >= ceil_div<std::int64_t>(keys.max_length, tokens),
-          "score_quest", "whole sub-pages of a page, whole groups, and room for every sub-page",
-          shape);
-  require(bounds != nullptr && keys.lengths != nullptr && queries.q != nullptr && scores != nullptr,
+  require(pages.tokens > 0 && pages.kv_heads > 0 && queries.heads > 0 &&
+              queries.heads % pages.kv_heads == 0 &&
+              score_stride >= ceil_div<std::int64_t>(pages.max_length, pages.tokens),
+          "score_quest", "whole groups, and room for every page", shape);
+  const std::int64_t rows = pages.sequences * pages.kv_heads;
+  const std::int64_t most = ceil_div<std::int64_t>(pages.max_length, pages.tokens);
+  if (rows == 0 || most == 0) return;
+  require(pages.bounds != nullptr && pages.lengths != nullptr && queries.q != nullptr &&
+              scores != nullptr,
           "score_quest", "null pointer", shape);
-  const std::int64_t group = queries.heads / keys.kv_heads;
-  const std::int64_t rows = keys.sequences * keys.kv_heads;
-  const std::int64_t sub_pages = ceil_div<std::int64_t>(keys.max_length, tokens);
-  if (rows == 0 || sub_pages == 0) return;
   const dim3 grid{static_cast<unsigned>(rows),
-                  static_cast<unsigned>(ceil_div<std::int64_t>(sub_pages, kWarps)), 1};
-  for_float_type(bounds_dtype, "score_quest", shape, [&]<class T>() {
-    TRIPHASE_LAUNCH((score_quest_kernel<T>), grid, kThreads, 0, stream, keys,
-                    static_cast<const T*>(bounds), static_cast<int>(tokens), queries,
-                    static_cast<int>(group), scores, score_stride);
-  });
+                  static_cast<unsigned>(ceil_div<std::int64_t>(most, kWarps)), 1};
+  TRIPHASE_LAUNCH((score_quest_kernel), grid, kThreads, 0, stream, pages, queries,
+                  static_cast<int>(queries.heads / pages.kv_heads), scores, score_stride);
   check_launched("score_quest", shape);
 }
 

@@ -116,12 +116,18 @@ void selected_share(const ScoreLogits& logits, const float* totals, const std::i
                     std::int64_t capacity, const std::int32_t* counts, std::int64_t rows,
                     std::int64_t group, float* alpha, StreamHandle stream);
 
-// Quest: scores [row][score_stride] of sub-pages of `tokens` tokens: the maximum over the group of
-// sum_c max(q_c max_c, q_c min_c). bounds [page][kv_head][page_tokens / tokens][min, max][head_dim]
-// F32, F16 or BF16; keys.pages null: the i-th page of sequence b is b * max_pages + i. Sub-pages
-// that hold no token are not written.
-void score_quest(const ScoreKeys& keys, const void* bounds, DType bounds_dtype, std::int64_t tokens,
-                 const ScoreQueries& queries, float* scores, std::int64_t score_stride,
-                 StreamHandle stream);
+// Quest: scores [row][score_stride] of pages of `tokens` tokens: the maximum over the group of
+// sum_c max(q_c max_c, q_c min_c). What lies beyond a sequence's last page is not written.
+struct QuestPages {
+  const float* const* bounds = nullptr;   // [sequences], each [page][kv_head][min, max][head_dim]
+  const std::int32_t* lengths = nullptr;  // [sequences], in tokens
+  std::int64_t sequences = 0;
+  std::int64_t max_length = 0;
+  std::int64_t tokens = 0;
+  std::int64_t kv_heads = 0;
+  std::int64_t head_dim = 0;
+};
+void score_quest(const QuestPages& pages, const ScoreQueries& queries, float* scores,
+                 std::int64_t score_stride, StreamHandle stream);
 
 }  // namespace triphase::cuda

@@ -5,7 +5,6 @@
 
 #include "models/attention/device_floats.h"
 #include "models/attention/methods.h"
-#include "scheduler/attention/token_choice.h"
 
 namespace triphase {
 namespace {
@@ -32,7 +31,7 @@ class Quest final : public AttentionMethod {
     const std::int64_t context = call.keys.context_tokens;
     const bool dense = timing(call.layer) == Timing::kDense ||
                        is_dense(budget_tokens(options_, context, context), context);
-    return dense ? 0 : first_unbounded(static_cast<const QuestState&>(state), call);
+    return dense ? 0 : first_unbounded(bounds_of(state, call.layer), call);
   }
 
   // While one layer's bounds grow they are there twice.
@@ -52,59 +51,57 @@ class Quest final : public AttentionMethod {
 
   void appended(const Sequences& sequences, const LayerCall& call, ConstMatrix) override {
     if (timing(call.layer) == Timing::kDense) return;
+    bounds_.clear();
     for (std::size_t i = 0; i < sequences.states.size(); ++i) {
       LayerCall own = call;
       own.keys = sequences.segments[i];
-      State& state = *sequences.states[i];
-      DeviceFloats& bounds = bounds_of(state, own);
-      const std::int64_t first = first_unbounded(static_cast<const QuestState&>(state), own);
-      bounds.resize(pages_of(own.keys.context_tokens) * page_floats(), *own.memory, *own.stream);
-      own.ops->bound_pages(own.cache, own.keys, first, {bounds.data(), options_.quest.page},
-                           *own.stream);
+      DeviceFloats& bounds = bounds_of(*sequences.states[i], call.layer);
+      const std::int64_t first = first_unbounded(bounds, own);
+      bounds.resize(pages_of(own.keys.context_tokens) * page_floats(), *call.memory, *call.stream);
+      bounds_.push_back({bounds.data(), first});
     }
+    call.ops->bound_pages(call.cache, sequences.segments, bounds_, options_.quest.page,
+                          *call.stream);
   }
 
-  void choose(State& state, const LayerCall& call, ConstMatrix q, std::int64_t row,
-              TokenChoice& choice) override {
-    const std::int64_t context = call.keys.context_tokens;
-    const std::int64_t pages = pages_of(context);
-    const std::int64_t budget =
-        std::max<std::int64_t>(1, budget_tokens(options_, context, context) / options_.quest.page);
-    const bool all = budget_tokens(options_, context, context) >= context;
-    choice.clear();
-    choice.dense = timing(call.layer) == Timing::kDense ||
-                   is_dense(budget_tokens(options_, context, context), context);
-    if (choice.dense) return;
-    scores_.resize(static_cast<std::size_t>(lists() * pages));
-    call.ops->score_pages(q, row, shape_.heads, shape_.kv_heads,
-                          {bounds_of(state, call).data(), options_.quest.page}, pages,
-                          scores_.data(), pages, *call.stream);
-    // The newest page is always attended and counts in the budget.
-    const IndexRange newest{pages - 1, pages};
-    const std::int64_t others = (all ? pages : budget) - 1;
-    for (std::int64_t list = 0; list < lists(); ++list) {
-      chosen_.clear();
-      choose_top(std::span(scores_).subspan(static_cast<std::size_t>(list * pages),
-                                            static_cast<std::size_t>(pages)),
-                 others, {&newest, 1}, scratch_, chosen_);
-      for (const std::int32_t page : chosen_) {
-        const std::int64_t begin = page * options_.quest.page;
-        choose_range({begin, std::min(begin + options_.quest.page, context)}, choice.tokens);
-      }
-      choice.begins.push_back(static_cast<std::int32_t>(choice.tokens.size()));
+  [[nodiscard]] bool chooses_rows() const override { return true; }
+  [[nodiscard]] bool attends_all(std::int64_t layer, std::int64_t context) const override {
+    return timing(layer) == Timing::kDense ||
+           is_dense(budget_tokens(options_, context, context), context);
+  }
+  // Whole pages, the newest one as long as it is.
+  [[nodiscard]] std::int64_t list_tokens(std::int64_t context) const override {
+    const std::int64_t page = options_.quest.page;
+    return (budget_pages(context) - 1) * page + context - (pages_of(context) - 1) * page;
+  }
+
+  [[nodiscard]] Selection choose_rows(const Sequences& sequences, const LayerCall& call,
+                                      ConstMatrix q) override {
+    choices_.clear();
+    for (std::size_t i = 0; i < sequences.states.size(); ++i) {
+      choices_.push_back({bounds_of(*sequences.states[i], call.layer).data(),
+                          budget_pages(sequences.segments[i].context_tokens)});
     }
+    return call.ops->choose_by_pages(q, shape_.heads, shape_.kv_heads, sequences.segments, choices_,
+                                     options_.quest.page, *call.stream);
   }
 
  private:
   [[nodiscard]] std::int64_t pages_of(std::int64_t context) const {
     return (context + options_.quest.page - 1) / options_.quest.page;
   }
+  // The newest page is always attended and counts in the budget.
+  [[nodiscard]] std::int64_t budget_pages(std::int64_t context) const {
+    const std::int64_t budget = budget_tokens(options_, context, context);
+    return budget >= context ? pages_of(context)
+                             : std::max<std::int64_t>(1, budget / options_.quest.page);
+  }
   [[nodiscard]] std::int64_t page_floats() const { return 2 * shape_.kv_heads * shape_.head_dim; }
   // The first token whose key the bounds lack: of the newest ones; with INT8 also of the block
   // before them, whose keys changed when it closed. A sequence's first call finds all keys
   // unbounded.
-  [[nodiscard]] std::int64_t first_unbounded(const QuestState& state, const LayerCall& call) const {
-    const DeviceFloats& bounds = state.bounds[static_cast<std::size_t>(call.layer)];
+  [[nodiscard]] std::int64_t first_unbounded(const DeviceFloats& bounds,
+                                             const LayerCall& call) const {
     const std::int64_t known = bounds.size() / page_floats();
     std::int64_t first =
         std::max<std::int64_t>(0, call.keys.context_tokens - call.keys.query_count);
@@ -115,13 +112,16 @@ class Quest final : public AttentionMethod {
     // A page is bounded as a whole.
     return first / options_.quest.page * options_.quest.page;
   }
-  static DeviceFloats& bounds_of(State& state, const LayerCall& call) {
-    return static_cast<QuestState&>(state).bounds[static_cast<std::size_t>(call.layer)];
+  static DeviceFloats& bounds_of(State& state, std::int64_t layer) {
+    return static_cast<QuestState&>(state).bounds[static_cast<std::size_t>(layer)];
+  }
+  static const DeviceFloats& bounds_of(const State& state, std::int64_t layer) {
+    return static_cast<const QuestState&>(state).bounds[static_cast<std::size_t>(layer)];
   }
 
-  std::vector<float> scores_;
-  std::vector<std::int32_t> chosen_;
-  std::vector<std::uint32_t> scratch_;
+  // Of a call; kept to reuse their memory.
+  std::vector<PageBounds> bounds_;
+  std::vector<PageChoice> choices_;
 };
 
 }  // namespace

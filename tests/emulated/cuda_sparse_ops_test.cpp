@@ -83,15 +83,17 @@ TEST(EmulatedCudaSparseOps, ReservedScratchIsEnough) {
   const std::int64_t before = device.allocations();
   sparse->accumulate_columns(q.view(), kHeads, cache.view(), cache.segment(0, 0, 140), 0, 0.3F,
                              results.data(), 140, {}, *stream);
-  sparse->bound_pages(cache.view(), cache.segment(0, 0, 1), 0, {bounds.data(), 1}, *stream);
-  sparse->score_pages(q.view(), 0, kHeads, kKvHeads, {bounds.data(), 1}, 140, results.data(), 140,
-                      *stream);
   sparse->score_centroids(q.view(), 0, kHeads, kKvHeads,
                           {means.data(), keys.data(), 140, alive.data()}, 0.3F, results.data(),
                           *stream);
   sparse->score_keys(q.view(), 0, kHeads, cache.view(), cache.segment(0, 0, 1), 0.3F,
                      results.data(), 140, {}, *stream);
   const AttentionSegment row = cache.segment(0, 0, 1);
+  const PageBounds bounded{bounds.data(), 0};
+  const PageChoice every{bounds.data(), 140};
+  sparse->bound_pages(cache.view(), {&row, 1}, {&bounded, 1}, 1, *stream);
+  static_cast<void>(
+      sparse->choose_by_pages(q.view(), kHeads, kKvHeads, {&row, 1}, {&every, 1}, 1, *stream));
   const ChannelChoice all{.rank = kDim, .tokens = 140, .sum_logits = true};
   static_cast<void>(sparse->choose_by_channels(q.view(), kHeads, cache.view(), {&row, 1}, 0.3F,
                                                {&all, 1}, true, {}, *stream));
@@ -133,22 +135,30 @@ TEST(EmulatedCudaSparseOps, RefusalsNameOperationAndShape) {
        }},
       {"bound_pages", "no bounds", "tokens 0",
        [&] {
-         sparse.bound_pages(cache.view(), cache.segment(0, 0, 1), 0, {numbers.data(), 0}, stream);
+         const AttentionSegment row = cache.segment(0, 0, 1);
+         const PageBounds bounds{numbers.data(), 0};
+         sparse.bound_pages(cache.view(), {&row, 1}, {&bounds, 1}, 0, stream);
        }},
       {"bound_pages", "a segment's pages", "context_tokens 400",
        [&] {
-         sparse.bound_pages(cache.view(), cache.segment(0, 0, 1, 400), 0, {numbers.data(), 16},
-                            stream);
+         const AttentionSegment row = cache.segment(0, 0, 1, 400);
+         const PageBounds bounds{numbers.data(), 0};
+         sparse.bound_pages(cache.view(), {&row, 1}, {&bounds, 1}, 16, stream);
        }},
-      {"score_pages", "no room", "pages 7",
+      {"choose_by_pages", "more pages than there are", "context_tokens 40",
        [&] {
-         sparse.score_pages(q.view(), 0, kHeads, kKvHeads, {numbers.data(), 16}, 7, results.data(),
-                            6, stream);
+         const AttentionSegment row = cache.segment(0, 0, 1);
+         const PageChoice four{numbers.data(), 4};
+         static_cast<void>(
+             sparse.choose_by_pages(q.view(), kHeads, kKvHeads, {&row, 1}, {&four, 1}, 16, stream));
        }},
-      {"score_pages", "whole groups", "row 2",
+      {"choose_by_pages", "whole groups", "row 2",
        [&] {
-         sparse.score_pages(q.view(), 2, kHeads, kKvHeads, {numbers.data(), 16}, 7, results.data(),
-                            7, stream);
+         AttentionSegment row = cache.segment(0, 0, 1);
+         row.query_begin = 2;
+         const PageChoice one{numbers.data(), 1};
+         static_cast<void>(
+             sparse.choose_by_pages(q.view(), kHeads, kKvHeads, {&row, 1}, {&one, 1}, 16, stream));
        }},
       {"score_centroids", "no clusters", "count 7",
        [&] {

@@ -297,18 +297,23 @@ std::vector<Refusal> selection_refusals() {
              {.clusters = ids(), .max_clusters = 8, .sequences = 3, .kv_heads = 2, .head_dim = 72},
              queries_of(4), 1.0F, logits_of(8), {});
        }},
-      {"score_quest", "whole sub-pages", "tokens 24",
+      {"score_quest", "room for every page", "score_stride 5",
        [] {
-         score_quest(keys_of(DType::kF16), floats(), DType::kF32, 24, queries_of(4), floats(), 9,
-                     {});
+         score_quest({.sequences = 1, .max_length = 96, .tokens = 16, .kv_heads = 2}, queries_of(4),
+                     floats(), 5, {});
        }},
-      {"bound_pages", "one sequence", "sequences 3",
-       [] { bound_pages(keys_of(DType::kF16), 0, 16, floats(), {}); }},
-      {"bound_pages", "INT8 keys need", "keys int8",
+      {"score_quest", "null pointer", "max_length 96",
        [] {
-         bound_pages(with<ScoreKeys>(keys_of(DType::kInt8), [](auto& a) { a.sequences = 1; }), 0,
-                     16, floats(), {});
+         score_quest({.sequences = 1, .max_length = 96, .tokens = 16, .kv_heads = 2}, queries_of(4),
+                     floats(), 6, {});
        }},
+      {"expand_pages", "pages not empty", "tokens 0", [] { expand_pages({.rows = 1}, {}); }},
+      {"expand_pages", "null pointer", "capacity 3",
+       [] { expand_pages({.tokens = 16, .rows = 1, .capacity = 3}, {}); }},
+      {"bound_pages", "sizes must be positive", "tokens 0",
+       [] { bound_pages(keys_of(DType::kF16), {.most_pages = 1}, {}); }},
+      {"bound_pages", "null pointer", "most_pages 2",
+       [] { bound_pages(keys_of(DType::kInt8), {.tokens = 16, .most_pages = 2}, {}); }},
       {"group_scores", "not positive", "group 0",
        [] {
          group_scores(logits_of(50), ids(), 2, 6, 0, 50, GroupReduce::kLogitSum, floats(), floats(),

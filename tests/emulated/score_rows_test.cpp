@@ -235,31 +235,39 @@ TEST(EmulatedScore, QuestBoundsEveryLogit) {
   const std::int64_t dim = 20;
   const std::int64_t sub = 16;
   const PagedCache cache(random, DType::kF32, {1, 70, 128}, 64, 2, dim);
-  Stored bounds(DType::kF32, (3 * cache.max_pages + 1) * 2 * (64 / sub) * 2 * dim);
+  std::vector<std::vector<float>> bounds(3);
   for (std::int64_t b = 0; b < 3; ++b) {
     const std::int64_t length = cache.lengths[static_cast<std::size_t>(b)];
-    for (std::int64_t head = 0; head < 2; ++head) {
-      for (std::int64_t first = 0; first < length; first += sub) {
-        const std::int64_t page =
-            cache.pages[static_cast<std::size_t>(b * cache.max_pages + first / 64)];
-        const std::int64_t at = ((page * 2 + head) * 4 + first % 64 / sub) * 2 * dim;
+    for (std::int64_t first = 0; first < length; first += sub) {
+      for (std::int64_t head = 0; head < 2; ++head) {
+        std::vector<float> low(static_cast<std::size_t>(dim), INFINITY);
+        std::vector<float> high(static_cast<std::size_t>(dim), -INFINITY);
         for (std::int64_t c = 0; c < dim; ++c) {
-          double low = INFINITY;
-          double high = -INFINITY;
+          const auto at = static_cast<std::size_t>(c);
           for (std::int64_t t = first; t < std::min(length, first + sub); ++t) {
-            low = std::min(low, cache.value(false, b, head, t, c));
-            high = std::max(high, cache.value(false, b, head, t, c));
+            const auto value = static_cast<float>(cache.value(false, b, head, t, c));
+            low[at] = std::min(low[at], value);
+            high[at] = std::max(high[at], value);
           }
-          bounds.set(at + c, static_cast<float>(low));
-          bounds.set(at + dim + c, static_cast<float>(high));
         }
+        std::vector<float>& to = bounds[static_cast<std::size_t>(b)];
+        to.insert(to.end(), low.begin(), low.end());
+        to.insert(to.end(), high.begin(), high.end());
       }
     }
   }
+  const std::vector<const float*> places = {bounds[0].data(), bounds[1].data(), bounds[2].data()};
   const std::vector<float> q = random_floats(random, 3 * 4 * dim);
   const ScoreQueries queries{q.data(), 4 * dim, 4};
   std::vector<float> scores = poisoned(6 * 9);
-  score_quest(keys_of(cache), bounds.data(), DType::kF32, sub, queries, scores.data(), 9, nullptr);
+  score_quest({.bounds = places.data(),
+               .lengths = cache.lengths.data(),
+               .sequences = 3,
+               .max_length = 128,
+               .tokens = sub,
+               .kv_heads = 2,
+               .head_dim = dim},
+              queries, scores.data(), 9, nullptr);
   for (std::int64_t row = 0; row < 6; ++row) {
     const std::int64_t b = row / 2;
     const std::int64_t length = cache.lengths[static_cast<std::size_t>(b)];

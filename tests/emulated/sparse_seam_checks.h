@@ -161,6 +161,21 @@ inline void check_long_chunks(const Seam& seam) {
   EXPECT_LT(sums.back(), 1.0F);
 }
 
+// Lists and shares of two Selections.
+inline void expect_same_choices(const Seam& seam, const Selection& ours, Cpu& cpu,
+                                const Selection& theirs) {
+  SelectionReader reader(seam.device);
+  SelectionReader cpu_reader(cpu.device);
+  const auto read = reader.read(ours, kHeads, seam.stream);
+  const auto cpu_read = cpu_reader.read(theirs, kHeads, *cpu.stream);
+  ASSERT_EQ(read.size(), cpu_read.size());
+  for (std::size_t i = 0; i < read.size(); ++i) {
+    EXPECT_EQ(read[i].begins, cpu_read[i].begins) << "row " << i;
+    EXPECT_EQ(read[i].tokens, cpu_read[i].tokens) << "row " << i;
+    expect_near(read[i].alpha, cpu_read[i].alpha, 0.0, 1e-4, "alpha");
+  }
+}
+
 // Quest: bounds bit for bit as on the CPU, also of the block that is not closed yet, and only from
 // the first page asked for.
 inline void check_page_bounds(const Seam& seam) {
@@ -176,26 +191,48 @@ inline void check_page_bounds(const Seam& seam) {
       const std::int64_t floats = pages * kKvHeads * 2 * kDim;
       const DeviceArray<float> bounds(seam.device, floats);
       const DeviceArray<float> expected(cpu.device, floats);
+      const DeviceArray<float> short_bounds(seam.device, floats);
+      const DeviceArray<float> short_expected(cpu.device, floats);
       for (const std::int64_t first : {100, 0}) {
-        seam.sparse.bound_pages(ours.view(), ours.segment(1, 0, 1), first, {bounds.data(), tokens},
-                                seam.stream);
-        cpu.sparse->bound_pages(theirs.view(), theirs.segment(1, 0, 1), first,
-                                {expected.data(), tokens}, *cpu.stream);
+        const std::vector<AttentionSegment> rows = {ours.segment(0, 0, 1), ours.segment(1, 0, 1)};
+        const std::vector<AttentionSegment> cpu_rows = {theirs.segment(0, 0, 1),
+                                                        theirs.segment(1, 0, 1)};
+        // Of a context before the first token nothing is written.
+        seam.sparse.bound_pages(
+            ours.view(), rows,
+            std::vector<PageBounds>{{short_bounds.data(), first}, {bounds.data(), first}}, tokens,
+            seam.stream);
+        cpu.sparse->bound_pages(
+            theirs.view(), cpu_rows,
+            std::vector<PageBounds>{{short_expected.data(), first}, {expected.data(), first}},
+            tokens, *cpu.stream);
         seam.stream.synchronize();
-        const std::vector<float> got = bounds.host();
-        const std::vector<float> want = expected.host();
-        EXPECT_EQ(std::memcmp(got.data(), want.data(), got.size() * sizeof(float)), 0)
-            << tokens << " from " << first;
-        EXPECT_EQ(std::isnan(got[0]), first > 0);
+        for (const auto& [got, want] : {std::pair(bounds.host(), expected.host()),
+                                        std::pair(short_bounds.host(), short_expected.host())}) {
+          EXPECT_EQ(std::memcmp(got.data(), want.data(), got.size() * sizeof(float)), 0)
+              << tokens << " from " << first;
+          EXPECT_EQ(std::isnan(got[0]), first > 0);
+        }
       }
-      const std::int64_t stride = pages + 2;
-      HostVector<float> scores(static_cast<std::size_t>(kKvHeads * stride), -7.0F);
-      std::vector<float> cpu_scores(scores.size(), -7.0F);
-      seam.sparse.score_pages(q.view(), 1, kHeads, kKvHeads, {bounds.data(), tokens}, pages,
-                              scores.data(), stride, seam.stream);
-      cpu.sparse->score_pages(cpu_q.view(), 1, kHeads, kKvHeads, {expected.data(), tokens}, pages,
-                              cpu_scores.data(), stride, *cpu.stream);
-      expect_near(scores, cpu_scores, 1e-5, 1e-5, "scores");
+      for (const std::vector<std::int64_t>& at :
+           {std::vector<std::int64_t>{0, 1}, std::vector<std::int64_t>{1, 0}}) {
+        std::vector<AttentionSegment> rows = {ours.segment(0, 0, 1), ours.segment(1, 0, 1)};
+        std::vector<AttentionSegment> cpu_rows = {theirs.segment(0, 0, 1), theirs.segment(1, 0, 1)};
+        for (const std::size_t b : {std::size_t{0}, std::size_t{1}}) {
+          rows[b].query_begin = cpu_rows[b].query_begin = at[b];
+        }
+        expect_same_choices(
+            seam,
+            seam.sparse.choose_by_pages(
+                q.view(), kHeads, kKvHeads, rows,
+                std::vector<PageChoice>{{short_bounds.data(), 1}, {bounds.data(), 3}}, tokens,
+                seam.stream),
+            cpu,
+            cpu.sparse->choose_by_pages(
+                cpu_q.view(), kHeads, kKvHeads, cpu_rows,
+                std::vector<PageChoice>{{short_expected.data(), 1}, {expected.data(), 3}}, tokens,
+                *cpu.stream));
+      }
     }
   }
 }
@@ -229,20 +266,6 @@ inline void check_centroids(const Seam& seam) {
           expected.data(), *cpu.stream);
       expect_near(scores, expected, 2e-5, 1e-12, "centroids");
     }
-  }
-}
-
-inline void expect_same_choices(const Seam& seam, const Selection& ours, Cpu& cpu,
-                                const Selection& theirs) {
-  SelectionReader reader(seam.device);
-  SelectionReader cpu_reader(cpu.device);
-  const auto read = reader.read(ours, kHeads, seam.stream);
-  const auto cpu_read = cpu_reader.read(theirs, kHeads, *cpu.stream);
-  ASSERT_EQ(read.size(), cpu_read.size());
-  for (std::size_t i = 0; i < read.size(); ++i) {
-    EXPECT_EQ(read[i].begins, cpu_read[i].begins) << "row " << i;
-    EXPECT_EQ(read[i].tokens, cpu_read[i].tokens) << "row " << i;
-    expect_near(read[i].alpha, cpu_read[i].alpha, 0.0, 1e-4, "alpha");
   }
 }
 

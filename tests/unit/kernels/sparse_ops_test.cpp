@@ -1,3 +1,6 @@
+#include <numeric>
+
+#include "kernels/cpu/cpu_sparse_kernels.h"
 #include "tests/unit/kernels/sparse_ops_fixture.h"
 
 namespace triphase {
@@ -122,15 +125,42 @@ TEST_P(SparseOpsTest, PageBoundsAreTightAndScoresBoundEveryLogit) {
     const AttentionSegment keys = cache.segment(0, 1, context);
     std::vector<float> data(static_cast<std::size_t>(pages * shape.kv_heads * 2 * shape.dim),
                             -7.0F);
-    const PageBounds bounds{data.data(), 16};
-    sparse_->bound_pages(cache.view(), keys, 50, bounds, *stream_);
+    const PageBounds late{data.data(), 50};
+    sparse_->bound_pages(cache.view(), {&keys, 1}, {&late, 1}, 16, *stream_);
     EXPECT_EQ(data[static_cast<std::size_t>(3 * shape.kv_heads * 2 * shape.dim - 1)], -7.0F);
     EXPECT_NE(data[static_cast<std::size_t>(3 * shape.kv_heads * 2 * shape.dim)], -7.0F);
-    sparse_->bound_pages(cache.view(), keys, 0, bounds, *stream_);
+    const PageBounds all{data.data(), 0};
+    sparse_->bound_pages(cache.view(), {&keys, 1}, {&all, 1}, 16, *stream_);
     const TestMatrix q = TestMatrix(2, shape.heads * shape.dim, 2).randomize(random_);
     std::vector<float> result(static_cast<std::size_t>(shape.kv_heads * pages));
-    sparse_->score_pages(q.view(), 1, shape.heads, shape.kv_heads, bounds, pages, result.data(),
-                         pages, *stream_);
+    cpu::score_pages(pool_, q.view(), 1, shape.heads, shape.kv_heads, data.data(), pages,
+                     result.data());
+    const PageChoice four{data.data(), 4};
+    AttentionSegment row = keys;
+    row.query_begin = 1;
+    const Selection chosen = sparse_->choose_by_pages(q.view(), shape.heads, shape.kv_heads,
+                                                      {&row, 1}, {&four, 1}, 16, *stream_);
+    for (std::int64_t list = 0; list < shape.kv_heads; ++list) {
+      // The newest page, of 11 tokens, and the three best of the others, ascending.
+      const auto scores = std::span(result).subspan(static_cast<std::size_t>(list * pages), 8);
+      std::vector<std::int32_t> best(8);
+      std::iota(best.begin(), best.end(), 0);
+      std::ranges::stable_sort(best, [&](std::int32_t a, std::int32_t b) {
+        return scores[static_cast<std::size_t>(a)] > scores[static_cast<std::size_t>(b)];
+      });
+      best.resize(3);
+      std::ranges::sort(best);
+      best.push_back(8);
+      std::vector<std::int32_t> tokens;
+      for (const std::int32_t page : best) {
+        for (std::int32_t t = page * 16; t < std::min(139, page * 16 + 16); ++t) {
+          tokens.push_back(t);
+        }
+      }
+      ASSERT_EQ(chosen.counts[list], 3 * 16 + 11);
+      const std::int32_t* begin = chosen.tokens + list * chosen.capacity;
+      EXPECT_EQ(std::vector<std::int32_t>(begin, begin + chosen.counts[list]), tokens);
+    }
     const std::int64_t group = shape.heads / shape.kv_heads;
     for (std::int64_t kv_head = 0; kv_head < shape.kv_heads; ++kv_head) {
       for (std::int64_t page = 0; page < pages; ++page) {
