@@ -103,6 +103,16 @@ struct Selection {
   const float* alpha = nullptr;  // [row][query head], or null: the softmax share its tokens hold
 };
 
+// Page tables of a step's segments in the device's memory, made once for all layers (Ops::
+// make_tables). In layer L a page has its number in layer 0 plus L.
+struct SegmentTables {
+  std::int64_t max_pages = 0;                 // from one segment's table to the next
+  const std::int32_t* pages = nullptr;        // [segment][max_pages]
+  const std::int32_t* scale_pages = nullptr;  // [segment][max_pages], the same in every layer
+  const std::int32_t* lengths = nullptr;      // [segment]: context_tokens
+  const std::int32_t* slots = nullptr;        // [row]: where new tokens go in layer 0; not INT8
+};
+
 // Consecutive query tokens of one sequence inside a batch. Query i (0-based) sits at absolute
 // position context_tokens - query_count + i and attends positions 0..itself (causal), limited to
 // the last `window` of them when window > 0. Token t of the context lies in page pages[t /
@@ -118,6 +128,12 @@ struct AttentionSegment {
   // `scale_pages` hold the earlier blocks.
   std::span<const PageId> scale_pages;
   PageId partial_page;
+
+  // Null, or the tables that hold `pages` and `scale_pages` as entry `table_row`, of layer
+  // `table_layer`: nothing need be sent for it.
+  const SegmentTables* tables = nullptr;
+  std::int64_t table_row = 0;
+  std::int64_t table_layer = 0;
 
   // By block the page of its K^T (KvLayerView::kt), invalid: it has no place; a block whose K^T is
   // there need not have its keys in `pages`. Empty: pages of kt have the numbers of K's.
@@ -177,6 +193,9 @@ struct TransposedKPlace {
 struct KvSlots {
   std::span<const PageId> pages;
   std::span<const std::int32_t> offsets;
+  // Null, or the tables that hold them, and the layer.
+  const SegmentTables* tables = nullptr;
+  std::int64_t table_layer = 0;
 };
 
 // A partial block that is full, and where its codes and scales go.
@@ -233,6 +252,12 @@ class Ops {
 
   // y = act(y) in place, [T, F] F32.
   virtual void activate(Activation activation, Matrix y, Stream& stream) = 0;
+
+  // What segments and slots of layer 0 say of every layer, in the device's memory: valid until the
+  // next call. Empty where operations read the host's lists themselves (the CPU).
+  [[nodiscard]] virtual SegmentTables make_tables(std::span<const AttentionSegment> segments,
+                                                  const KvSlots& slots, const KvLayerView& cache,
+                                                  Stream& stream) = 0;
 
   // Writes row i of k and v [T, kv_heads * head_dim] F32 into the cache, rounded to its type
   // (nearest even).

@@ -324,8 +324,15 @@ KvLayerView DecoderModel::append_kv(std::int64_t layer, Matrix q, Matrix k, Matr
     ops_->rope(q, config_.heads, config_.head_dim, rope_->rotary_dim(), angles_, stream);
     ops_->rope(k, config_.kv_heads, config_.head_dim, rope_->rotary_dim(), angles_, stream);
   }
-  const KvSlots slots = kv_step_.slots(LayerId(layer));
+  KvSlots slots = kv_step_.slots(LayerId(layer));
   const KvLayerView cache = kv_step_.view(LayerId(layer));
+  if (layer == 0 && kv_step_.same_in_every_layer()) {
+    tables_ = ops_->make_tables(kv_step_.segments(LayerId(0), 0), slots, cache, stream);
+    if (tables_.pages != nullptr) {
+      kv_step_.set_tables(&tables_);
+      slots.tables = &tables_;
+    }
+  }
   ops_->kv_append(k, v, slots, cache, stream);
   if (!kv_step_.closes().empty()) ops_->kv_close(kv_step_.closes(), cache, stream);
   return cache;

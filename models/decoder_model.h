@@ -129,8 +129,9 @@ class DecoderModel {
   std::vector<std::int32_t> positions_;
   std::vector<std::int64_t> windows_;  // by layer
   KvStep kv_step_;
-  std::unique_ptr<AttentionRunner> runner_;        // null: dense
-  std::unique_ptr<LayerInputs> inputs_;            // null: K and V from the layer's own inputs
+  SegmentTables tables_;                     // of the step, where all of it lies on the device
+  std::unique_ptr<AttentionRunner> runner_;  // null: dense
+  std::unique_ptr<LayerInputs> inputs_;      // null: K and V from the layer's own inputs
   std::unique_ptr<HostAttention> host_attention_;  // null: all rows are attended on the device
   ZigzagBlock zigzag_;
   int threads_ = 1;

@@ -24,6 +24,7 @@ void KvStep::begin(KvStore& store, std::span<const BatchSegment> rows,
   attention_ = attention;
   rows_ = rows;
   windows_ = windows;
+  tables_ = nullptr;
   find_host_entries();
   make_groups();
   page_tables_.resize(rows.size());
@@ -346,7 +347,7 @@ KvSlots KvStep::slots(LayerId layer) {
         slot_offsets_[row] = static_cast<std::int32_t>((run.first_position + i) % block);
       }
     }
-    return {slot_pages_, slot_offsets_};
+    return {slot_pages_, slot_offsets_, tables_, layer.value};
   }
   for (const BatchSegment& entry : rows_) {
     for (std::int64_t i = 0; i < entry.count; ++i) {
@@ -358,7 +359,7 @@ KvSlots KvStep::slots(LayerId layer) {
       store_->forget_transposed_k(entry.sequence, layer, position / block);
     }
   }
-  return {slot_pages_, slot_offsets_};
+  return {slot_pages_, slot_offsets_, tables_, layer.value};
 }
 
 void KvStep::begin_open_runs(LayerId layer) {
@@ -475,6 +476,9 @@ void KvStep::make_segments(LayerId layer, std::int64_t group_index) {
            .window = window,
            .scale_pages = scale_tables_[run.entry],
            .partial_page = run.partial_page,
+           .tables = tables_,
+           .table_row = static_cast<std::int64_t>(segments_.size()),
+           .table_layer = layer.value,
            .transposed_k = columns_of(run.entry)});
     }
     return;
@@ -488,6 +492,9 @@ void KvStep::make_segments(LayerId layer, std::int64_t group_index) {
                          .context_tokens = entry.first_position + entry.count,
                          .pages = table_of(index),
                          .window = window,
+                         .tables = tables_,
+                         .table_row = static_cast<std::int64_t>(segments_.size()),
+                         .table_layer = layer.value,
                          .transposed_k = columns_of(index)});
   }
 }

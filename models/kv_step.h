@@ -48,6 +48,11 @@ class KvStep {
   [[nodiscard]] std::span<const KvClose> closes() const { return closes_; }
   [[nodiscard]] KvLayerView view(LayerId layer) const;
 
+  // Whether the segments of layer 0 say where those of every layer lie: one group, all of it on the
+  // device. Then tables made of them serve all layers once they are set; until the step ends.
+  [[nodiscard]] bool same_in_every_layer() const { return groups() == 1 && !staging(); }
+  void set_tables(const SegmentTables* tables) { tables_ = tables; }
+
   // Whether the rows of an entry are attended on the host (host_attention.h): then they are in no
   // segment, and nothing is brought for them.
   [[nodiscard]] bool on_host(std::size_t entry) const { return on_host_[entry]; }
@@ -165,6 +170,7 @@ class KvStep {
   std::vector<bool> on_host_;  // by entry of rows_
   SequenceGroups::Entries entries_;
   SequenceGroups groups_;
+  const SegmentTables* tables_ = nullptr;  // of the step
   bool prefetch_ = true;
   bool late_ = false;
 

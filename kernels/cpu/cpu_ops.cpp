@@ -133,6 +133,11 @@ class CpuOps final : public Ops {
     cpu::activate(*pool_, activation, y);
   }
 
+  [[nodiscard]] SegmentTables make_tables(std::span<const AttentionSegment>, const KvSlots&,
+                                          const KvLayerView&, Stream&) override {
+    return {};
+  }
+
   void kv_append(ConstMatrix k, ConstMatrix v, const KvSlots& slots, const KvLayerView& cache,
                  Stream&) override {
     TRIPHASE_CHECK(is_activation(k) && is_activation(v) && same_shape(k, v) && is_cache(cache) &&

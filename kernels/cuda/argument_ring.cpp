@@ -44,12 +44,17 @@ void ArgumentRing::reserve(std::size_t bytes, std::size_t arrays, Stream& stream
 const void* ArgumentRing::send_bytes(const void* data, std::size_t bytes, Stream& stream) {
   reserve(bytes, 1, stream);
   std::byte* place = on_device_ + next_;
+  send_to(place, data, bytes, stream);
+  return place;
+}
+
+void ArgumentRing::send_to(void* to, const void* data, std::size_t bytes, Stream& stream) {
+  reserve(bytes, 1, stream);
   if (bytes > 0) {
     std::memcpy(on_host_ + next_, data, bytes);
-    device_->copy(place, on_host_ + next_, bytes, stream);
+    device_->copy(to, on_host_ + next_, bytes, stream);
   }
   next_ += std::max<std::size_t>(1, (bytes + kAlignment - 1) / kAlignment) * kAlignment;
-  return place;
 }
 
 }  // namespace triphase::cuda

@@ -31,6 +31,9 @@ class ArgumentRing {
     return static_cast<const T*>(send_bytes(values.data(), values.size_bytes(), stream));
   }
 
+  // To memory of the caller's, for work queued on `stream`.
+  void send_to(void* to, const void* data, std::size_t bytes, Stream& stream);
+
  private:
   const void* send_bytes(const void* data, std::size_t bytes, Stream& stream);
   void release() noexcept;

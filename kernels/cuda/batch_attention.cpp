@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <vector>
 
+#include "kernels/cuda/cache_view.h"
 #include "kernels/cuda/gather_attn.h"
 #include "kernels/cuda/launch_check.h"
 #include "kernels/cuda/merge_states.h"
@@ -119,10 +120,12 @@ Lists chosen_lists(std::span<const AttentionSegment> run) {
   return lists;
 }
 
-// Whether `next` goes on where `segment` ends, in q and in the lists.
+// Whether `next` goes on where `segment` ends: in q, in the lists and in the tables.
 bool follows(const AttentionSegment& segment, const AttentionSegment& next) {
   return next.query_begin == segment.query_begin + 1 && next.chosen == segment.chosen &&
-         (next.chosen == nullptr || next.chosen_row == segment.chosen_row + 1);
+         (next.chosen == nullptr || next.chosen_row == segment.chosen_row + 1) &&
+         next.tables == segment.tables &&
+         (next.tables == nullptr || next.table_row == segment.table_row + 1);
 }
 
 class Batch {
@@ -147,7 +150,8 @@ class Batch {
                                  cache.page_tokens, group) &&
         prefill_attention_shared_bytes(cache.dtype, cache.head_dim) <=
             machine_.shared_bytes_per_block;
-    const Tables tables = tables_of(run, cache);
+    const SegmentTables* on_device = run.front().tables;
+    const Tables tables = on_device == nullptr ? tables_of(run, cache) : Tables{};
     std::vector<PagedSegment> segments;
     std::int64_t query_blocks = 0;
     std::int64_t max_context = 0;
@@ -157,7 +161,9 @@ class Batch {
                           .query_count = run[b].query_count,
                           .context_tokens = run[b].context_tokens,
                           .window = run[b].window,
-                          .pages_begin = static_cast<std::int64_t>(b) * tables.max_pages,
+                          .pages_begin = on_device == nullptr
+                                             ? static_cast<std::int64_t>(b) * tables.max_pages
+                                             : run[b].table_row * on_device->max_pages,
                           .partial_page = run[b].partial_page.value,
                           .first_block = static_cast<std::int32_t>(query_blocks)});
       query_blocks += on_tensor_cores ? prefill_query_blocks(run[b].query_count, group)
@@ -170,8 +176,16 @@ class Batch {
                        3, stream_);
     args.segments = send(segments);
     args.segment_count = static_cast<std::int64_t>(segments.size());
-    args.pages = send(tables.pages);
-    if (cache.quantized()) args.scale_pages = send(tables.scale_pages);
+    if (on_device != nullptr) {
+      args.pages = on_device->pages;
+      args.scale_pages = on_device->scale_pages;
+      const KvLayerView layer = from_page(cache, run.front().table_layer);
+      args.k = layer.k;
+      args.v = layer.v;
+    } else {
+      args.pages = send(tables.pages);
+      if (cache.quantized()) args.scale_pages = send(tables.scale_pages);
+    }
     if (on_tensor_cores) {
       const PrefillSplits splits =
           machine_.deterministic
@@ -193,7 +207,7 @@ class Batch {
     const auto sequences = static_cast<std::int64_t>(run.size());
     const std::int64_t rows = sequences * cache.kv_heads;
     const std::int64_t group = call_.heads / cache.kv_heads;
-    const Tables tables = tables_of(run, cache);
+    const Tables tables = run.front().tables == nullptr ? tables_of(run, cache) : Tables{};
     const bool lists_given = route != Route::kGatherAll;
     const bool on_device = route == Route::kGatherChosen;
     const Lists lists = on_device ? chosen_lists(run) : lists_given ? lists_of(run) : Lists{};
@@ -202,8 +216,8 @@ class Batch {
           return segment.weights != nullptr;
         });
     arguments_.reserve(
-        (tables.pages.size() + tables.scale_pages.size() + tables.partial_pages.size() +
-         tables.lengths.size() + lists.tokens.size() + lists.slots.size() + lists.counts.size()) *
+        (tables.pages.size() + tables.scale_pages.size() + run.size() + tables.lengths.size() +
+         lists.tokens.size() + lists.slots.size() + lists.counts.size()) *
             sizeof(std::int32_t),
         7, stream_);
 
@@ -291,6 +305,23 @@ class Batch {
                   .partial_k = cache.partial_k,
                   .partial_v = cache.partial_v,
                   .partial_dtype = cache.partial_dtype};
+    if (const SegmentTables* on_device = run.front().tables) {
+      const std::int64_t row = run.front().table_row;
+      const KvLayerView layer = from_page(cache, run.front().table_layer);
+      args.cache.k = layer.k;
+      args.cache.v = layer.v;
+      args.tables.max_pages = static_cast<int>(on_device->max_pages);
+      args.tables.pages = on_device->pages + row * on_device->max_pages;
+      args.lengths = on_device->lengths + row;
+      if (!cache.quantized()) return args;
+      args.tables.scale_pages = on_device->scale_pages + row * on_device->max_pages;
+      std::vector<std::int32_t> partial_pages;
+      for (const AttentionSegment& segment : run) {
+        partial_pages.push_back(segment.partial_page.value);
+      }
+      args.tables.partial_pages = send(partial_pages);
+      return args;
+    }
     args.tables.pages = send(tables.pages);
     args.tables.max_pages = static_cast<int>(tables.max_pages);
     if (cache.quantized()) {
@@ -443,6 +474,7 @@ void attend_batch(const BatchAttention& call, std::span<const AttentionSegment> 
     std::size_t end = begin + 1;
     while (end < segments.size() &&
            route_of(segments[end], call.cache, machine.deterministic) == route &&
+           segments[end].tables == segments[begin].tables &&
            (route == Route::kPaged || follows(segments[end - 1], segments[end]))) {
       ++end;
     }

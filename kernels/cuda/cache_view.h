@@ -35,4 +35,13 @@ inline KvCache cache_of(const KvLayerView& view, std::string_view operation) {
           .partial_dtype = view.partial_dtype};
 }
 
+// The cache whose page 0 is page `first` of this one: what tables of layer 0 mean in another layer.
+inline KvLayerView from_page(KvLayerView view, std::int64_t first) {
+  const std::int64_t bytes = first * view.page_tokens * view.kv_heads * view.head_dim *
+                             static_cast<std::int64_t>(dtype_bytes(view.dtype));
+  view.k = static_cast<std::byte*>(view.k) + bytes;
+  view.v = static_cast<std::byte*>(view.v) + bytes;
+  return view;
+}
+
 }  // namespace triphase::cuda

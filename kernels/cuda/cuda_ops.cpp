@@ -42,7 +42,8 @@ class CudaOpsOnStreams final : public CudaOps {
         arguments_(device, host, static_cast<std::size_t>(kCudaArgumentRingBytes)),
         scratch_(device),
         converted_(device),
-        results_(device) {}
+        results_(device),
+        tables_(device) {}
 
   [[nodiscard]] std::string_view name() const override { return settings_.name; }
 
@@ -51,6 +52,7 @@ class CudaOpsOnStreams final : public CudaOps {
     (void)scratch_.at_least(static_cast<std::size_t>(bytes.attention), stream);
     (void)converted_.at_least(static_cast<std::size_t>(bytes.activations), stream);
     (void)results_.at_least(static_cast<std::size_t>(bytes.results), stream);
+    (void)tables_.at_least(static_cast<std::size_t>(bytes.tables), stream);
   }
 
   void linear(ConstMatrix x, ConstMatrix w, const float* bias, bool accumulate, Matrix y,
@@ -120,6 +122,46 @@ class CudaOpsOnStreams final : public CudaOps {
     cuda::activate(activation, y, {}, y, handle(stream));
   }
 
+  [[nodiscard]] SegmentTables make_tables(std::span<const AttentionSegment> segments,
+                                          const KvSlots& slots, const KvLayerView& cache,
+                                          Stream& stream) override {
+    SegmentTables tables;
+    for (const AttentionSegment& segment : segments) {
+      const auto pages =
+          static_cast<std::int64_t>(std::max(segment.pages.size(), segment.scale_pages.size()));
+      tables.max_pages = std::max(tables.max_pages, pages);
+    }
+    const auto max_pages = static_cast<std::size_t>(tables.max_pages);
+    const std::size_t entries = segments.size() * max_pages;
+    const std::size_t scales_at = entries;
+    const std::size_t lengths_at = scales_at + (cache.quantized() ? entries : 0);
+    const std::size_t slots_at = lengths_at + segments.size();
+    const std::size_t rows = cache.quantized() ? 0 : slots.pages.size();
+    words_.assign(slots_at + rows, 0);
+    for (std::size_t i = 0; i < segments.size(); ++i) {
+      const AttentionSegment& segment = segments[i];
+      const auto fill = [&](std::size_t at, std::span<const PageId> pages) {
+        for (std::size_t page = 0; page < pages.size(); ++page) {
+          words_[at + i * max_pages + page] = pages[page].value;
+        }
+      };
+      fill(0, segment.pages);
+      if (cache.quantized()) fill(scales_at, segment.scale_pages);
+      words_[lengths_at + i] = static_cast<std::int32_t>(segment.context_tokens);
+    }
+    for (std::size_t row = 0; row < rows; ++row) {
+      words_[slots_at + row] = slot_of(slots, row, cache);
+    }
+    const std::size_t bytes = words_.size() * sizeof(std::int32_t);
+    auto* base = reinterpret_cast<std::int32_t*>(tables_.at_least(bytes, stream));
+    arguments_.send_to(base, words_.data(), bytes, stream);
+    tables.pages = base;
+    tables.scale_pages = cache.quantized() ? base + scales_at : nullptr;
+    tables.lengths = base + lengths_at;
+    tables.slots = rows > 0 ? base + slots_at : nullptr;
+    return tables;
+  }
+
   void kv_append(ConstMatrix k, ConstMatrix v, const KvSlots& slots, const KvLayerView& cache,
                  Stream& stream) override {
     const auto shape = [&] {
@@ -134,22 +176,24 @@ class CudaOpsOnStreams final : public CudaOps {
     require(static_cast<std::int64_t>(slots.pages.size()) == k.rows &&
                 slots.offsets.size() == slots.pages.size(),
             "kv_append", "a slot for each row", shape);
-    std::vector<std::int32_t> places;
-    for (std::size_t row = 0; row < slots.pages.size(); ++row) {
-      require(slots.pages[row].valid() && slots.offsets[row] >= 0 &&
-                  slots.offsets[row] < cache.page_tokens,
-              "kv_append", "a slot out of range", shape);
-      places.push_back(static_cast<std::int32_t>(slots.pages[row].value * cache.page_tokens) +
-                       slots.offsets[row]);
-    }
-    if (places.empty()) return;
+    if (k.rows == 0) return;
+    const bool sent = slots.tables != nullptr && slots.tables->slots != nullptr;
     KvAppendArgs args;
     args.k = k.data;
     args.v = v.data;
     args.stride = k.row_stride;
-    args.tokens = static_cast<int>(places.size());
-    args.slots = send(places, stream);
-    args.cache = cache_of(cache, "kv_append");
+    args.tokens = static_cast<int>(k.rows);
+    if (sent) {
+      args.slots = slots.tables->slots;
+      args.cache = cache_of(from_page(cache, slots.table_layer), "kv_append");
+    } else {
+      words_.clear();
+      for (std::size_t row = 0; row < slots.pages.size(); ++row) {
+        words_.push_back(slot_of(slots, row, cache));
+      }
+      args.slots = send(words_, stream);
+      args.cache = cache_of(cache, "kv_append");
+    }
     cuda::kv_append(args, handle(stream));
   }
 
@@ -224,6 +268,14 @@ class CudaOpsOnStreams final : public CudaOps {
   }
 
  private:
+  static std::int32_t slot_of(const KvSlots& slots, std::size_t row, const KvLayerView& cache) {
+    require(slots.pages[row].valid() && slots.offsets[row] >= 0 &&
+                slots.offsets[row] < cache.page_tokens,
+            "kv_append", "a slot out of range", [&] { return shape_of(cache); });
+    return static_cast<std::int32_t>(slots.pages[row].value * cache.page_tokens) +
+           slots.offsets[row];
+  }
+
   [[nodiscard]] StreamHandle handle(Stream& stream) const {
     return settings_.stream_handle(stream);
   }
@@ -327,6 +379,8 @@ class CudaOpsOnStreams final : public CudaOps {
   DeviceScratch scratch_;
   DeviceScratch converted_;
   DeviceScratch results_;
+  DeviceScratch tables_;             // of make_tables
+  std::vector<std::int32_t> words_;  // of tables and slots on their way
   // Of Ops::sample; kept to reuse their memory.
   std::vector<SampleTask> tasks_;
   std::vector<std::uint32_t> seen_;

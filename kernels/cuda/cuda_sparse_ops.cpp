@@ -6,6 +6,7 @@
 #include <vector>
 
 #include "kernels/cuda/argument_ring.h"
+#include "kernels/cuda/cache_view.h"
 #include "kernels/cuda/device_scratch.h"
 #include "kernels/cuda/host_staging.h"
 #include "kernels/cuda/kv_channels.h"
@@ -272,7 +273,7 @@ class CudaSparseOpsOnStreams final : public CudaSparseOps {
       call.row_begin = call.first_position;
       call.row_end = call.first_position + call.queries;
       call.window = segment.window;
-      call.k = cache.k;
+      call.k = tables.keys;
       call.dtype = cache.dtype;
       call.scales = cache.scales;
       call.scale_pages = tables.scale_pages;
@@ -528,6 +529,7 @@ class CudaSparseOpsOnStreams final : public CudaSparseOps {
     const std::int32_t* scale_pages = nullptr;
     const std::int32_t* ks = nullptr;
     const std::int32_t* locals = nullptr;
+    const void* keys = nullptr;  // that `pages` count from
     std::int64_t max_pages = 0;
     std::int64_t max_length = 0;
     std::int64_t sequences = 0;
@@ -570,8 +572,15 @@ class CudaSparseOpsOnStreams final : public CudaSparseOps {
       tables.max_pages = std::max(tables.max_pages, blocks_of(cache, row));
       tables.max_length = std::max(tables.max_length, row.context_tokens);
     }
+    // What make_tables() sent serves rows that follow each other there, but for K^T.
+    const SegmentTables* sent_before = columns ? nullptr : rows.front().tables;
+    for (std::size_t row = 1; row < rows.size() && sent_before != nullptr; ++row) {
+      const bool follows =
+          rows[row].tables == sent_before && rows[row].table_row == rows[row - 1].table_row + 1;
+      if (!follows) sent_before = nullptr;
+    }
     const std::size_t count = rows.size();
-    const auto pages = static_cast<std::size_t>(tables.max_pages);
+    const auto pages = sent_before != nullptr ? 0 : static_cast<std::size_t>(tables.max_pages);
     const std::size_t pages_at = 4 * count;
     const std::size_t scales_at = pages_at + count * pages;
     tables_.assign(scales_at + (cache.quantized() ? count * pages : 0), 0);
@@ -583,6 +592,7 @@ class CudaSparseOpsOnStreams final : public CudaSparseOps {
         tables_[2 * count + row] = static_cast<std::int32_t>(limits[row].tokens);
         tables_[3 * count + row] = static_cast<std::int32_t>(limits[row].recent);
       }
+      if (sent_before != nullptr) continue;
       const auto blocks = static_cast<std::size_t>(blocks_of(cache, keys));
       for (std::size_t i = 0; i < std::min(blocks, keys.pages.size()); ++i) {
         const bool transposed = columns && i + 1 < blocks;
@@ -599,8 +609,17 @@ class CudaSparseOpsOnStreams final : public CudaSparseOps {
     tables.partial_page = sent + count;
     tables.ks = sent + 2 * count;
     tables.locals = sent + 3 * count;
+    tables.keys = cache.k;
     tables.pages = sent + pages_at;
     tables.scale_pages = sent + scales_at;
+    if (sent_before == nullptr) return tables;
+    const AttentionSegment& first = rows.front();
+    tables.max_pages = sent_before->max_pages;
+    tables.keys = from_page(cache, first.table_layer).k;
+    tables.pages = sent_before->pages + first.table_row * sent_before->max_pages;
+    if (cache.quantized()) {
+      tables.scale_pages = sent_before->scale_pages + first.table_row * sent_before->max_pages;
+    }
     return tables;
   }
 
@@ -632,7 +651,7 @@ class CudaSparseOpsOnStreams final : public CudaSparseOps {
 
   // Keys by rows.
   static ScoreKeys score_keys_of(const KvLayerView& cache, const Tables& tables) {
-    return {.keys = cache.k,
+    return {.keys = tables.keys,
             .dtype = cache.dtype,
             .scales = cache.scales,
             .open_keys = cache.partial_k,
