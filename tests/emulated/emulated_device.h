@@ -76,7 +76,6 @@ class EmulatedDevice final : public Device {
   void launch(EmulatedStream& stream, std::function<void()> work);
 
   [[nodiscard]] std::uint64_t free_bytes() const { return settings_.memory - used_; }
-  [[nodiscard]] std::uint64_t total_bytes() const { return settings_.memory; }
   [[nodiscard]] const DeviceCounts& counts() const { return counts_; }
 
  private:
