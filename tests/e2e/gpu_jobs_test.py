@@ -149,6 +149,7 @@ class Jobs:
                               check=False, env=self.environment(machine))
         if done.returncode != ending:
             raise AssertionError(f"{name} ({machine}): exit {done.returncode}\n{done.stderr[-2000:]}")
+        self.log = done.stderr
         if ending != 0:
             return done.stderr, None
         return json.loads(pathlib.Path(f"{output}.summary.json").read_text()), output.read_bytes()
@@ -309,6 +310,15 @@ class GpuJobs(unittest.TestCase):
         _, expected = self.jobs.run("reference", "--policy", "device-only")
         _, answers = self.jobs.run("unpinned", *POLICIES["flexgen"], machine="fail-pin=1,schedule=5")
         self.check(answers, expected)
+
+    def test_the_log_says_what_pinning_took(self):
+        self.jobs.run("job", *POLICIES["flexgen"], tokens=4)
+        self.assertRegex(self.jobs.log, r"host memory: [\d.]+ [KMG]iB pinned in \d+\.\d s\n")
+        self.jobs.run("alone", "--policy", "device-only", tokens=4)
+        self.assertNotIn("host memory", self.jobs.log)
+        if IS_EMULATED:
+            self.jobs.run("unpinned", *POLICIES["flexgen"], tokens=4, machine="fail-pin=1")
+            self.assertRegex(self.jobs.log, "host memory: .* not pinned, which makes copies slower: a refusal")
 
     def test_devices_that_are_not_there(self):
         # Builds without CUDA do not know how GPUs are called.
