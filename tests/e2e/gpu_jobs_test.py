@@ -296,6 +296,7 @@ class GpuJobs(unittest.TestCase):
                 counts.append(json.loads(file.read_text()))
             step = [(counts[1][key] - counts[0][key]) / 8 for key in ("launches", "uploads", "downloads", "waits")]
             with self.subTest(method=method, step=step):
+                self.assertEqual(counts[0]["pageable"], 0, "copies of memory that is not pinned")
                 # Quest's page bounds grow with the context.
                 self.assertLessEqual(counts[1]["allocations"] - counts[0]["allocations"], method == "quest")
                 for count, limit in zip(step, limits, strict=True):

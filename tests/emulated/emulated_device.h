@@ -50,6 +50,7 @@ struct DeviceCounts {
   std::int64_t launches = 0;     // kernels, a library's products included
   std::int64_t uploads = 0;      // copies to the device
   std::int64_t downloads = 0;    // and from it
+  std::int64_t pageable = 0;     // of both, those of host memory that is not pinned
   std::int64_t waits = 0;        // of the host
 };
 
