@@ -17,11 +17,7 @@
 #include <cstdint>
 #include <cstring>
 
-#ifdef __CUDACC__
-#define TRIPHASE_BOTH __host__ __device__ inline
-#else
-#define TRIPHASE_BOTH inline
-#endif
+#include "kernels/both_sides.h"
 
 namespace triphase::sampling {
 

@@ -4,6 +4,7 @@
 #include <sys/mman.h>
 
 #include <algorithm>
+#include <chrono>
 #include <system_error>
 #include <thread>
 #include <utility>
@@ -63,6 +64,7 @@ PinnedHostDevice::PinnedHostDevice(Device& device, HostPinning pinning, int thre
     : device_(&device), pinning_(std::move(pinning)), threads_(threads), chunk_(chunk) {}
 
 void* PinnedHostDevice::allocate(std::size_t bytes) {
+  const auto start = std::chrono::steady_clock::now();
   const std::size_t rounded = round_up(std::max<std::size_t>(bytes, 1), kPage);
   std::byte* data = map_aligned(rounded, rounded > chunk_ / 2 ? chunk_ : kPage);
   if (data == nullptr) {
@@ -73,7 +75,9 @@ void* PinnedHostDevice::allocate(std::size_t bytes) {
   }
   touch_in_parallel(data, rounded, threads_);
   std::string refusal = pin_all(data, rounded);
+  const std::chrono::duration<double> taken = std::chrono::steady_clock::now() - start;
   const std::lock_guard lock(mutex_);
+  use_.seconds += taken.count();
   blocks_[data] = {bytes, refusal.empty()};
   if (refusal.empty()) {
     use_.pinned += bytes;

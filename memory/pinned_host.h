@@ -28,6 +28,7 @@ struct HostPinning {
 struct PinnedUse {
   std::uint64_t pinned = 0;    // bytes now
   std::uint64_t unpinned = 0;  // bytes now, in blocks whose pinning was refused
+  double seconds = 0.0;        // that touching and pinning has taken so far
   std::string refusal;         // the first reason, for the log; empty: none
 };
 

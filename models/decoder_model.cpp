@@ -13,14 +13,14 @@ namespace {
 // The buffers of one forward call in elements of F32: the constructor allocates this list and
 // scratch_bytes() adds it up, so that plan and run cannot disagree.
 struct ScratchSizes {
-  std::int64_t x, normed, embedded, qkv, attended, up, angles, selected, projected, logits;
-  std::uint64_t workspace_bytes;
+  std::int64_t x, normed, embedded, qkv, attended, up, selected, projected, logits;
+  std::uint64_t angle_bytes, workspace_bytes;
 
   [[nodiscard]] std::uint64_t bytes() const {
-    return static_cast<std::uint64_t>(x + normed + embedded + qkv + attended + up + angles +
-                                      selected + projected + logits) *
+    return static_cast<std::uint64_t>(x + normed + embedded + qkv + attended + up + selected +
+                                      projected + logits) *
                sizeof(float) +
-           workspace_bytes;
+           angle_bytes + workspace_bytes;
   }
 };
 
@@ -49,7 +49,7 @@ ScratchSizes scratch_sizes(const ModelConfig& config, const BatchLimits& limits,
   sizes.qkv = rows * (config.q_width() + 2 * config.kv_width());
   sizes.attended = rows * config.q_width();
   sizes.up = rows * up_width(config);
-  sizes.angles = config.rope ? rows * config.rope->rotary_dim : 0;
+  sizes.angle_bytes = config.rope ? RopeRows::bytes(config.rope->rotary_dim, rows) : 0;
   sizes.selected = limits.logit_rows * config.hidden_size;
   sizes.projected = projects ? limits.logit_rows * config.embed_dim : 0;
   sizes.logits = limits.logit_rows * config.vocab_size;

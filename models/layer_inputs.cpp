@@ -24,7 +24,7 @@ Sizes sizes_of(const ModelConfig& config, std::int64_t rows) {
           .scales = kKept * floats(1),
           .inputs = floats(config.hidden_size),
           .kv = floats(2 * config.kv_width()),
-          .angles = config.rope ? floats(config.rope->rotary_dim) : 0};
+          .angles = config.rope ? RopeRows::bytes(config.rope->rotary_dim, rows) : 0};
 }
 
 Matrix rows_of(const Buffer& buffer, std::int64_t rows, std::int64_t cols) {

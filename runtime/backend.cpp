@@ -53,6 +53,7 @@ void Backend::use_gpu(std::string_view name) {
   sparse_ops_ = std::move(gpu.sparse_ops);
   input_ops_ = std::move(gpu.input_ops);
   host_ops_ = make_cpu_ops(*threads_);
+  random_fill_ = std::move(gpu.random_fill);
   reserve_ = std::move(gpu.reserve);
   measure_ceilings_ = std::move(gpu.measure_ceilings);
   movers_ = std::move(gpu.movers);

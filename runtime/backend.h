@@ -29,6 +29,8 @@ class Backend {
   [[nodiscard]] Ops& host_ops() { return host_ops_ ? *host_ops_ : *ops_; }
   [[nodiscard]] SparseOps& sparse_ops() { return *sparse_ops_; }
   [[nodiscard]] InputOps& input_ops() { return *input_ops_; }
+  // Makes random weights on the device; empty on the CPU, where the host does.
+  [[nodiscard]] const RandomFill& random_fill() const { return random_fill_; }
   [[nodiscard]] ThreadPool& threads() { return *threads_; }
   // What the sizes of scratch depend on.
   [[nodiscard]] const ComputeMachine& machine() const { return machine_; }
@@ -65,6 +67,7 @@ class Backend {
   std::unique_ptr<SparseOps> sparse_ops_;
   std::unique_ptr<InputOps> input_ops_;
   // Of a GPU.
+  RandomFill random_fill_;
   std::function<void(const OpsShape&)> reserve_;
   std::function<Ceilings(int)> measure_ceilings_;
   std::function<StreamTransferEngine::Movers(int)> movers_;

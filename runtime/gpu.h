@@ -11,6 +11,7 @@
 #include "kernels/ceilings.h"
 #include "kernels/input_ops.h"
 #include "kernels/ops.h"
+#include "kernels/random_values.h"
 #include "kernels/sizing/ops_scratch.h"
 #include "kernels/sparse_ops.h"
 #include "memory/pinned_host.h"
@@ -26,6 +27,7 @@ struct Gpu {
   std::unique_ptr<Ops> ops;
   std::unique_ptr<SparseOps> sparse_ops;
   std::unique_ptr<InputOps> input_ops;
+  RandomFill random_fill;
   std::function<void(const OpsShape&)> reserve;   // Backend::reserve
   std::function<Ceilings(int)> measure_ceilings;  // Backend::measure_ceilings
   // Of one transfer engine; `most_blocks` as Backend::make_transfers has it.

@@ -21,6 +21,7 @@ set(TRIPHASE_CUDA_KERNELS
   prefill_attention.cu
   prefill_colsum.cu
   prefill_log_sums.cu
+  random_fill.cu
   sample.cu
   score_rows.cu
   score_update.cu

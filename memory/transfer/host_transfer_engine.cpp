@@ -72,17 +72,7 @@ Ticket HostTransferEngine::move_tokens(Lane lane, const KvGeometry& geometry,
     }
   }
   job.runs.assign(runs.begin(), runs.end());
-  std::int64_t end = -1;  // of the piece before, in bytes of the host's memory
-  for (const TokenRun& run : runs) {
-    TRIPHASE_CHECK(
-        run.count > 0 && run.slot % geometry.page_tokens + run.count <= geometry.page_tokens,
-        "a run of tokens crosses a page");
-    // Whole records of consecutive tokens are one piece on the host; parts of records are not.
-    job.records += run.head_count == geometry.kv_heads ? 1 : static_cast<std::uint64_t>(run.count);
-    if (geometry.host_begin(run) == end) --job.records;
-    end = geometry.host_end(run);
-    job.total_bytes += static_cast<std::uint64_t>(geometry.bytes(run));
-  }
+  job.size = transfer_size(geometry, runs);
   return submit(lane, std::move(job));
 }
 
@@ -90,8 +80,7 @@ Ticket HostTransferEngine::move_bytes(Lane lane, std::byte* to, const std::byte*
                                       std::size_t bytes) {
   Job job;
   job.piece = {to, from, bytes};
-  job.records = 1;
-  job.total_bytes = bytes;
+  job.size = {.records = 1, .bytes = bytes};
   return submit(lane, std::move(job));
 }
 
@@ -99,13 +88,7 @@ Ticket HostTransferEngine::move_pieces(Lane lane, std::span<const BytePiece> pie
   if (pieces.empty()) return {};
   Job job;
   job.pieces.assign(pieces.begin(), pieces.end());
-  const std::byte* end = nullptr;  // of the piece before, in the host's memory
-  for (const BytePiece& piece : pieces) {
-    const std::byte* host = lane == Lane::kToHost ? piece.to : piece.from;
-    if (host != end) ++job.records;
-    end = host + piece.bytes;
-    job.total_bytes += piece.bytes;
-  }
+  job.size = transfer_size(lane, pieces);
   return submit(lane, std::move(job));
 }
 
@@ -148,8 +131,8 @@ void HostTransferEngine::run_lane(Lane lane) {
     if (failure) state.failures.emplace(job.ticket, failure);
     state.finished = job.ticket;
     ++state.stats.transfers;
-    state.stats.records += job.records;
-    state.stats.bytes += job.total_bytes;
+    state.stats.records += job.size.records;
+    state.stats.bytes += job.size.bytes;
     state.stats.busy_seconds += seconds;
     if (job.runs.capacity() > 0) state.spare.push_back(std::move(job.runs));
     state.progress.notify_all();
@@ -169,8 +152,8 @@ void HostTransferEngine::execute(Lane lane, const Job& job) {
 
 void HostTransferEngine::pace(LaneState& lane, const Job& job, Clock::time_point start) const {
   if (!link_) return;
-  const double seconds = static_cast<double>(job.total_bytes) / link_->bytes_per_second +
-                         static_cast<double>(job.records) * link_->seconds_per_record;
+  const double seconds = static_cast<double>(job.size.bytes) / link_->bytes_per_second +
+                         static_cast<double>(job.size.records) * link_->seconds_per_record;
   // A busy link's clock goes on from the transfer before, so that what a sleep overshoots is made
   // up for; an idle one starts when the transfer did.
   constexpr auto kOvershoot = std::chrono::microseconds(300);
@@ -204,8 +187,8 @@ void HostTransferEngine::record(Trace& trace, Lane lane, const Job& job, Clock::
              .name = job.runs.empty() ? "bytes" : "tokens",
              .begin = start,
              .end = end,
-             .values = {{{"bytes", static_cast<std::int64_t>(job.total_bytes)},
-                         {"records", static_cast<std::int64_t>(job.records)}}}});
+             .values = {{{"bytes", static_cast<std::int64_t>(job.size.bytes)},
+                         {"records", static_cast<std::int64_t>(job.size.records)}}}});
 }
 
 void HostTransferEngine::drain() {

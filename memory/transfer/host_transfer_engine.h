@@ -51,8 +51,7 @@ class HostTransferEngine final : public TransferEngine {
     std::vector<TokenRun> runs;
     BytePiece piece;
     std::vector<BytePiece> pieces;
-    std::uint64_t records = 0;
-    std::uint64_t total_bytes = 0;
+    TransferSize size;
     bool fails = false;
   };
   struct LaneState {

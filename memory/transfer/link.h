@@ -3,6 +3,8 @@
 // What crosses the link between host and device memory, and how fast an emulated link is. Values.
 
 #include <cstddef>
+#include <cstdint>
+#include <span>
 
 #include "kernels/kv_records.h"
 
@@ -21,5 +23,15 @@ struct BytePiece {
   const std::byte* from = nullptr;
   std::size_t bytes = 0;
 };
+
+// What a link is charged for a transfer: bytes, and pieces that are contiguous on the host.
+struct TransferSize {
+  std::uint64_t records = 0;
+  std::uint64_t bytes = 0;
+};
+// Of runs of tokens, none of which may cross a page.
+[[nodiscard]] TransferSize transfer_size(const KvGeometry& geometry,
+                                         std::span<const TokenRun> runs);
+[[nodiscard]] TransferSize transfer_size(Lane lane, std::span<const BytePiece> pieces);
 
 }  // namespace triphase

@@ -28,11 +28,12 @@ std::unique_ptr<Event> StreamTransferEngine::take_event() {
   return event;
 }
 
-StreamTransferEngine::Transfer StreamTransferEngine::begin(LaneState& lane, const char* name) {
+StreamTransferEngine::Transfer StreamTransferEngine::begin(LaneState& lane, const char* name,
+                                                           TransferSize size) {
   // What compute was given so far may read what this writes, or write what this reads.
   lane.compute_point->record(*compute_);
   lane.stream->wait_for(*lane.compute_point);
-  Transfer transfer{.begin = take_event(), .end = take_event(), .name = name};
+  Transfer transfer{.begin = take_event(), .end = take_event(), .name = name, .size = size};
   transfer.begin->record(*lane.stream);
   return transfer;
 }
@@ -48,16 +49,7 @@ Ticket StreamTransferEngine::end(Lane lane, Transfer transfer) {
 Ticket StreamTransferEngine::move_tokens(Lane lane, const KvGeometry& geometry,
                                          std::span<const TokenRun> runs) {
   if (runs.empty()) return {};
-  Transfer transfer = begin(at(lane), "tokens");
-  std::int64_t piece_end = -1;  // of the piece before, in bytes of the host's memory
-  for (const TokenRun& run : runs) {
-    // Whole records of consecutive tokens are one piece on the host; parts of records are not.
-    transfer.records +=
-        run.head_count == geometry.kv_heads ? 1 : static_cast<std::uint64_t>(run.count);
-    if (geometry.host_begin(run) == piece_end) --transfer.records;
-    piece_end = geometry.host_end(run);
-    transfer.bytes += static_cast<std::uint64_t>(geometry.bytes(run));
-  }
+  Transfer transfer = begin(at(lane), "tokens", transfer_size(geometry, runs));
   movers_[static_cast<std::size_t>(lane)]->move(lane, geometry, runs, *at(lane).stream);
   return end(lane, std::move(transfer));
 }
@@ -70,13 +62,8 @@ Ticket StreamTransferEngine::move_bytes(Lane lane, std::byte* to, const std::byt
 
 Ticket StreamTransferEngine::move_pieces(Lane lane, std::span<const BytePiece> pieces) {
   if (pieces.empty()) return {};
-  Transfer transfer = begin(at(lane), "bytes");
-  const std::byte* piece_end = nullptr;  // of the piece before, in the host's memory
+  Transfer transfer = begin(at(lane), "bytes", transfer_size(lane, pieces));
   for (const BytePiece& piece : pieces) {
-    const std::byte* host = lane == Lane::kToHost ? piece.to : piece.from;
-    if (host != piece_end) ++transfer.records;
-    piece_end = host + piece.bytes;
-    transfer.bytes += piece.bytes;
     device_->copy(piece.to, piece.from, piece.bytes, *at(lane).stream);
   }
   return end(lane, std::move(transfer));
@@ -117,8 +104,8 @@ void StreamTransferEngine::retire(Lane lane) {
     Transfer& transfer = state.under_way.front();
     const double seconds = transfer.end->seconds_since(*transfer.begin);
     ++state.stats.transfers;
-    state.stats.records += transfer.records;
-    state.stats.bytes += transfer.bytes;
+    state.stats.records += transfer.size.records;
+    state.stats.bytes += transfer.size.bytes;
     state.stats.busy_seconds += seconds;
     if (trace_ != nullptr) record(lane, transfer, seconds);
     spare_events_.push_back(std::move(transfer.begin));
@@ -136,8 +123,8 @@ void StreamTransferEngine::record(Lane lane, const Transfer& transfer, double se
                .name = transfer.name,
                .begin = start,
                .end = after(start, seconds),
-               .values = {{{"bytes", static_cast<std::int64_t>(transfer.bytes)},
-                           {"records", static_cast<std::int64_t>(transfer.records)}}}});
+               .values = {{{"bytes", static_cast<std::int64_t>(transfer.size.bytes)},
+                           {"records", static_cast<std::int64_t>(transfer.size.records)}}}});
 }
 
 void StreamTransferEngine::drain() {

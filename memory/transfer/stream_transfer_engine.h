@@ -41,8 +41,7 @@ class StreamTransferEngine final : public TransferEngine {
     std::unique_ptr<Event> begin;
     std::unique_ptr<Event> end;
     const char* name = "";
-    std::uint64_t records = 0;
-    std::uint64_t bytes = 0;
+    TransferSize size;
   };
   struct LaneState {
     std::unique_ptr<Stream> stream;
@@ -62,7 +61,7 @@ class StreamTransferEngine final : public TransferEngine {
   [[nodiscard]] const Transfer* find(Ticket ticket) const;
   [[nodiscard]] std::unique_ptr<Event> take_event();
   // The lane waits for what compute holds; the transfer's first event is recorded.
-  [[nodiscard]] Transfer begin(LaneState& lane, const char* name);
+  [[nodiscard]] Transfer begin(LaneState& lane, const char* name, TransferSize size);
   Ticket end(Lane lane, Transfer transfer);
   // Counts and forgets the transfers at the front that have ended.
   void retire(Lane lane);

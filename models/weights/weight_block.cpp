@@ -12,12 +12,6 @@ std::uint64_t entry_bytes(const WeightEntry& entry, DType dtype) {
          (entry.vector ? sizeof(float) : dtype_bytes(dtype));
 }
 
-void fill_vector(Device& device, Stream& stream, std::byte* to, std::int64_t count, float value) {
-  const std::vector<float> values(static_cast<std::size_t>(count), value);
-  device.copy(to, values.data(), values.size() * sizeof(float), stream);
-  stream.synchronize();
-}
-
 WeightBlock::WeightBlock(const ModelConfig& config, std::span<const WeightEntry> manifest,
                          std::span<const DType> dtypes, const WeightHomes& homes)
     : homes_(homes) {

@@ -23,6 +23,11 @@ class WeightBlock final : public ModelWeights {
 
   // Memory of manifest[i].
   [[nodiscard]] std::byte* slot(std::size_t index) const { return slots_[index]; }
+  // Whether it is the host's, which the host itself writes.
+  [[nodiscard]] bool on_host(std::size_t index) const {
+    return host_bytes > 0 && slots_[index] >= host_block_.get() &&
+           slots_[index] < host_block_.get() + host_bytes;
+  }
 
  private:
   void place(const WeightEntry& entry, DType dtype, const std::byte* data);
@@ -46,8 +51,5 @@ class WeightBlock final : public ModelWeights {
 // Bytes of manifest entry `entry` with matrices of `dtype`; the sizes were checked by
 // manifest_bytes.
 [[nodiscard]] std::uint64_t entry_bytes(const WeightEntry& entry, DType dtype);
-
-// Writes `count` floats of one value: norms and biases without a tensor. `stream` is synchronised.
-void fill_vector(Device& device, Stream& stream, std::byte* to, std::int64_t count, float value);
 
 }  // namespace triphase

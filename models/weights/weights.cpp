@@ -13,23 +13,30 @@
 #include "models/weights/tensor_scan.h"
 #include "models/weights/weight_block.h"
 #include "models/weights/weight_lookup.h"
+#include "models/weights/weight_upload.h"
 
 namespace triphase {
 namespace {
 
-constexpr std::size_t kStagingBytes = std::size_t{8} << 20;
+constexpr std::size_t kChunkBytes = WeightUpload::kBufferBytes;
 
-// Copies `rows` rows of `row_bytes` bytes, which are rows [first, first + rows) of the tensor, to
+struct Slot {
+  std::byte* data = nullptr;
+  bool on_host = false;
+};
+
+// Puts `rows` rows of `row_bytes` bytes, which are rows [first, first + rows) of the tensor, into
 // their places in the slot.
-void place_rows(Device& device, Stream& stream, const ModelConfig& config, const WeightEntry& entry,
-                const TensorPart& part, std::byte* slot, const std::byte* from, std::int64_t first,
+void place_rows(WeightUpload& upload, const ModelConfig& config, const WeightEntry& entry,
+                const TensorPart& part, const Slot& slot, const std::byte* from, std::int64_t first,
                 std::int64_t rows, std::size_t row_bytes) {
-  const auto at = [&](std::int64_t row) {
-    return slot + static_cast<std::size_t>(row) * row_bytes;
+  const auto put = [&](std::int64_t to, std::int64_t skipped, std::int64_t count) {
+    upload.put(slot.data + static_cast<std::size_t>(to) * row_bytes,
+               from + static_cast<std::size_t>(skipped) * row_bytes,
+               static_cast<std::size_t>(count) * row_bytes, slot.on_host);
   };
   if (entry.order == RowOrder::kPlain) {
-    device.copy(at(part.first_row + first), from, static_cast<std::size_t>(rows) * row_bytes,
-                stream);
+    put(part.first_row + first, 0, rows);
     return;
   }
   // Source row = (head * 3 + which) * head_dim + channel; which = 0, 1, 2 for q, k, v.
@@ -39,8 +46,7 @@ void place_rows(Device& device, Stream& stream, const ModelConfig& config, const
     const std::int64_t channel = row % head_dim;
     const std::int64_t run = std::min(head_dim - channel, first + rows - row);
     const std::int64_t target = (group % 3) * config.q_width() + (group / 3) * head_dim + channel;
-    device.copy(at(target), from + static_cast<std::size_t>(row - first) * row_bytes,
-                static_cast<std::size_t>(run) * row_bytes, stream);
+    put(target, row - first, run);
     row += run;
   }
 }
@@ -52,61 +58,62 @@ class Loader {
       : files_(files),
         config_(config),
         homes_(homes),
-        device_(*homes.device),
         options_(options),
         notes_(notes),
-        progress_(progress),
-        staging_(kStagingBytes) {}
+        progress_(progress) {}
 
   std::unique_ptr<ModelWeights> load() {
     const std::vector<WeightEntry> manifest = weight_manifest(config_);
     const WeightLookup lookup = find_weights(files_, config_, manifest, notes_);
     total_ = lookup.bytes;
     auto weights = std::make_unique<WeightBlock>(config_, manifest, lookup.dtypes, homes_);
-    stream_ = device_.make_stream();
+    // Ends before the weights do, whatever happens: copies into them may be under way.
+    WeightUpload upload(*homes_.device);
     for (std::size_t i = 0; i < manifest.size(); ++i) {
       const WeightEntry& entry = manifest[i];
+      const Slot slot{weights->slot(i), weights->on_host(i)};
       if (entry.parts.empty()) {
-        fill_vector(device_, *stream_, weights->slot(i), entry.rows, 1.0F);
+        upload.put_constant(slot.data, entry.rows, 1.0F, slot.on_host);
         continue;
       }
       const DType target = entry.vector ? DType::kF32 : lookup.dtypes[i];
       for (std::size_t part = 0; part < entry.parts.size(); ++part) {
-        load_part(entry, entry.parts[part], lookup.tensors[i][part], target, weights->slot(i));
+        load_part(entry, entry.parts[part], lookup.tensors[i][part], target, slot, upload);
       }
     }
     note_tied_head(lookup);
+    upload.finish();
     if (progress_) progress_(total_, total_);
     return weights;
   }
 
  private:
   void load_part(const WeightEntry& entry, const TensorPart& part, const FileTensor& tensor,
-                 DType target, std::byte* slot) {
+                 DType target, const Slot& slot, WeightUpload& upload) {
     const DType source = *tensor.record.type->dtype;
     const auto cols = static_cast<std::size_t>(entry.cols);
     const std::size_t source_row = cols * dtype_bytes(source);
-    const auto chunk_rows = static_cast<std::int64_t>(kStagingBytes / source_row);
+    const std::size_t target_row = cols * dtype_bytes(target);
+    const auto chunk_rows = static_cast<std::int64_t>(kChunkBytes / target_row);
     TRIPHASE_CHECK(chunk_rows > 0, "a row larger than the staging buffer");
     NonFinite bad;
     for (std::int64_t row = 0; row < part.rows; row += chunk_rows) {
       const std::int64_t rows = std::min(chunk_rows, part.rows - row);
-      const std::span<std::byte> bytes =
-          std::span(staging_).first(static_cast<std::size_t>(rows) * source_row);
+      std::byte* room = upload.room(static_cast<std::size_t>(rows) * target_row);
+      // What is converted passes through memory of its own.
+      const std::size_t size = static_cast<std::size_t>(rows) * source_row;
+      if (source != target) unconverted_.resize(size);
+      const std::span bytes(source == target ? room : unconverted_.data(), size);
       files_.read(tensor, static_cast<std::uint64_t>(row) * source_row, bytes);
       if (options_.check != WeightOptions::Check::kOff) {
         scan_non_finite(source, bytes, static_cast<std::uint64_t>(row) * cols, bad);
       }
-      const std::byte* from = bytes.data();
       if (source != target) {
-        widened_.resize(static_cast<std::size_t>(rows) * cols);
-        widen_to_f32(source, bytes, widened_);
-        from = reinterpret_cast<const std::byte*>(widened_.data());
+        widen_to_f32(source, bytes,
+                     {reinterpret_cast<float*>(room), static_cast<std::size_t>(rows) * cols});
       }
-      place_rows(device_, *stream_, config_, entry, part, slot, from, row, rows,
-                 cols * dtype_bytes(target));
-      stream_->synchronize();
-      done_ += bytes.size();
+      place_rows(upload, config_, entry, part, slot, room, row, rows, target_row);
+      done_ += size;
       if (progress_) progress_(done_, total_);
     }
     if (bad.count != 0) report_non_finite(tensor, bad);
@@ -132,12 +139,13 @@ class Loader {
     const FileTensor& embedding = lookup.tensors.front().front();
     bool same =
         head.record.type == embedding.record.type && head.record.bytes == embedding.record.bytes;
-    std::vector<std::byte> other(same ? kStagingBytes : 0);
-    for (std::uint64_t offset = 0; same && offset < head.record.bytes; offset += kStagingBytes) {
-      const std::size_t size = std::min<std::uint64_t>(kStagingBytes, head.record.bytes - offset);
-      files_.read(head, offset, std::span(staging_).first(size));
+    std::vector<std::byte> ours(same ? kChunkBytes : 0);
+    std::vector<std::byte> other(ours.size());
+    for (std::uint64_t offset = 0; same && offset < head.record.bytes; offset += kChunkBytes) {
+      const std::size_t size = std::min<std::uint64_t>(kChunkBytes, head.record.bytes - offset);
+      files_.read(head, offset, std::span(ours).first(size));
       files_.read(embedding, offset, std::span(other).first(size));
-      same = std::memcmp(staging_.data(), other.data(), size) == 0;
+      same = std::memcmp(ours.data(), other.data(), size) == 0;
     }
     if (same) return;
     notes_.push_back(
@@ -148,13 +156,10 @@ class Loader {
   const WeightFiles& files_;
   const ModelConfig& config_;
   const WeightHomes& homes_;
-  Device& device_;
   const WeightOptions& options_;
   Notes& notes_;
   const LoadProgress& progress_;
-  std::unique_ptr<Stream> stream_;
-  std::vector<std::byte> staging_;
-  std::vector<float> widened_;
+  std::vector<std::byte> unconverted_;
   std::uint64_t done_ = 0;
   std::uint64_t total_ = 0;
 };

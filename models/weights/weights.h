@@ -8,10 +8,12 @@
 #include <functional>
 #include <memory>
 #include <string>
+#include <utility>
 #include <vector>
 
 #include "base/device.h"
 #include "base/dtype.h"
+#include "kernels/random_values.h"
 #include "models/config/model_config.h"
 
 namespace triphase {
@@ -46,13 +48,19 @@ struct WeightOptions {
 // the device when they are needed (models/weight_stream.h).
 struct WeightHomes {
   // NOLINTNEXTLINE(google-explicit-constructor): a device alone is the usual home
-  WeightHomes(Device& all) : device(&all) {}
-  WeightHomes(Device& device_memory, Device& host_memory, std::int64_t layers_streamed)
-      : device(&device_memory), host(&host_memory), streamed_layers(layers_streamed) {}
+  WeightHomes(Device& all, RandomFill fill = {}) : device(&all), random_fill(std::move(fill)) {}
+  WeightHomes(Device& device_memory, Device& host_memory, std::int64_t layers_streamed,
+              RandomFill fill = {})
+      : device(&device_memory),
+        host(&host_memory),
+        streamed_layers(layers_streamed),
+        random_fill(std::move(fill)) {}
 
   Device* device;
   Device* host = nullptr;
   std::int64_t streamed_layers = 0;
+  // Fills memory of `device`; of random_weights where the host cannot write there.
+  RandomFill random_fill;
 
   // Streamed layers are spread evenly, so that the link works while resident ones compute.
   [[nodiscard]] bool streamed(std::int64_t layer, std::int64_t layers) const {
@@ -92,7 +100,8 @@ class ModelWeights {
 using LoadProgress = std::function<void(std::uint64_t done, std::uint64_t total)>;
 
 // Reads every tensor the config needs (names, shapes and types from models/config/tensor_manifest),
-// with pread into memory of `device`. Throws ErrorRole::kModel naming file and tensor.
+// with pread, through staging memory that is given back. Throws ErrorRole::kModel naming file and
+// tensor.
 [[nodiscard]] std::unique_ptr<ModelWeights> load_weights(const WeightFiles& files,
                                                          const ModelConfig& config,
                                                          const WeightHomes& homes,

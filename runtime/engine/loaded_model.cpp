@@ -279,6 +279,17 @@ class Planner {
   RunPlan plan_;
 };
 
+void log_pinning(const PinnedUse& use, Log& log) {
+  if (use.pinned > 0) {
+    log.info(
+        fmt::format("host memory: {} pinned in {:.1f} s", format_bytes(use.pinned), use.seconds));
+  }
+  if (use.unpinned > 0) {
+    log.warning(fmt::format("host memory: {} not pinned, which makes copies slower: {}",
+                            format_bytes(use.unpinned), use.refusal));
+  }
+}
+
 }  // namespace
 
 RunPlan plan_run(const RunOptions& options, const ModelBundle& model,
@@ -335,7 +346,8 @@ LoadedWeights::LoadedWeights(const ModelBundle& model, const RunOptions& options
       host_weight_memory(host_pool, MemoryTag::kWeights),
       streamed_layers(plan.placement.streamed_layers),
       weights(load_model_weights(
-          model, options, {weight_memory, host_weight_memory, streamed_layers},
+          model, options,
+          {weight_memory, host_weight_memory, streamed_layers, backend.random_fill()},
           [&progress](std::uint64_t done, std::uint64_t total) {
             progress.update_bytes(done, total);
           },
@@ -344,7 +356,10 @@ LoadedWeights::LoadedWeights(const ModelBundle& model, const RunOptions& options
 LoadedModel::LoadedModel(const ModelBundle& model, const RunOptions& options, const RunPlan& plan,
                          Backend& backend, Progress& progress, Log& log)
     : LoadedModel(std::make_shared<LoadedWeights>(model, options, plan, backend, progress, log),
-                  model, options, plan, backend) {}
+                  model, options, plan, backend) {
+  const auto* host = dynamic_cast<const PinnedHostDevice*>(&backend.host());
+  if (host != nullptr && transfers) log_pinning(host->use(), log);
+}
 
 LoadedModel::LoadedModel(std::shared_ptr<LoadedWeights> loaded, const ModelBundle& model,
                          const RunOptions& options, const RunPlan& plan, Backend& backend)

@@ -44,7 +44,7 @@ ModelRig::ModelRig(const ModelBundle& model, const RunOptions& options,
       pool_(backend.device(), MemoryTier::kDevice, UINT64_MAX),
       weight_memory_(pool_, MemoryTag::kWeights),
       weights_(load_model_weights(
-          model, options, weight_memory_,
+          model, options, {weight_memory_, backend.random_fill()},
           [&progress](std::uint64_t done, std::uint64_t total) {
             progress.update_bytes(done, total);
           },

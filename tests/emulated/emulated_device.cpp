@@ -138,10 +138,11 @@ EmulatedDevice::EmulatedDevice(const DeviceSettings& settings)
 
 EmulatedDevice::~EmulatedDevice() {
   if (!settings_.counts_file.empty()) {
-    std::ofstream(settings_.counts_file) << fmt::format(
-        R"({{"allocations": {}, "launches": {}, "uploads": {}, "downloads": {}, )"
-        R"("waits": {}}})",
-        counts_.allocations, counts_.launches, counts_.uploads, counts_.downloads, counts_.waits);
+    std::ofstream(settings_.counts_file)
+        << fmt::format(R"({{"allocations": {}, "launches": {}, "uploads": {}, "downloads": {}, )"
+                       R"("pageable": {}, "waits": {}}})",
+                       counts_.allocations, counts_.launches, counts_.uploads, counts_.downloads,
+                       counts_.pageable, counts_.waits);
   }
   for (const auto& [start, block] : device_blocks_) munmap(block.mapped, block.mapped_bytes);
 }
@@ -272,6 +273,7 @@ void EmulatedDevice::copy(void* to, const void* from, std::size_t bytes, Stream&
   const Side source = side_of(from, bytes);
   if (source != Side::kDevice) ++counts_.uploads;
   if (target != Side::kDevice) ++counts_.downloads;
+  if (source == Side::kPageable || target == Side::kPageable) ++counts_.pageable;
   std::function<void()> work = [to, from, bytes] { std::memcpy(to, from, bytes); };
   if (source == Side::kPageable) {
     const auto* data = static_cast<const std::byte*>(from);

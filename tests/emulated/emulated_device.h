@@ -50,6 +50,7 @@ struct DeviceCounts {
   std::int64_t launches = 0;     // kernels, a library's products included
   std::int64_t uploads = 0;      // copies to the device
   std::int64_t downloads = 0;    // and from it
+  std::int64_t pageable = 0;     // of both, those of host memory that is not pinned
   std::int64_t waits = 0;        // of the host
 };
 
@@ -76,7 +77,6 @@ class EmulatedDevice final : public Device {
   void launch(EmulatedStream& stream, std::function<void()> work);
 
   [[nodiscard]] std::uint64_t free_bytes() const { return settings_.memory - used_; }
-  [[nodiscard]] std::uint64_t total_bytes() const { return settings_.memory; }
   [[nodiscard]] const DeviceCounts& counts() const { return counts_; }
 
  private:

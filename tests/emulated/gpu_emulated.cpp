@@ -7,7 +7,7 @@
 #include <string>
 
 #include "base/error.h"
-#include "kernels/cpu/cpu_ops.h"
+#include "kernels/cpu/ceilings.h"
 #include "memory/host_device.h"
 #include "runtime/gpu.h"
 #include "runtime/gpu_operations.h"
@@ -71,9 +71,10 @@ Gpu open_gpu(std::string_view name, ThreadPool& threads) {
   gpu.machine.memory = gpu_device->free_bytes();
   add_operations(gpu, "cuda:emulated (an emulated GPU, on the CPU)",
                  std::make_unique<emulated::EmulatedGemm>(), emulated::stream_handle);
-  // It has no speed: numbers that show where they come from.
-  gpu.measure_ceilings = [](int) -> Ceilings {
-    return {.read_bytes_per_second = 1e9, .copy_bytes_per_second = 1e9, .fma_flops = 1e9};
+  // The CPU's, which runs the kernels.
+  gpu.measure_ceilings = [&threads](int runs) {
+    HostDevice host;
+    return cpu::measure_ceilings(threads, host, runs);
   };
   return gpu;
 }

@@ -33,6 +33,7 @@ TEST(PinnedHost, BlocksAreWritableZeroAndPinnedWhole) {
   HostDevice device;
   FakePinning fake;
   PinnedHostDevice host(device, fake.pinning(), 3);
+  double seconds = 0.0;
   for (const std::size_t bytes : {std::size_t{1}, std::size_t{4096}, std::size_t{200} << 20}) {
     auto* data = static_cast<std::byte*>(host.allocate(bytes));
     EXPECT_EQ(reinterpret_cast<std::uintptr_t>(data) % 4096, 0U);
@@ -48,6 +49,8 @@ TEST(PinnedHost, BlocksAreWritableZeroAndPinnedWhole) {
     EXPECT_FALSE(host.is_pinned(data - 1, 1));
     EXPECT_FALSE(host.is_pinned(&fake, sizeof(fake)));
     EXPECT_EQ(host.use().pinned, bytes);
+    EXPECT_GT(host.use().seconds, seconds) << "pinning took time";
+    seconds = host.use().seconds;
     host.release(data, bytes);
     EXPECT_FALSE(host.is_pinned(data, bytes));
     EXPECT_TRUE(fake.pinned.empty());

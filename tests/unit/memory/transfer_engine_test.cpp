@@ -141,6 +141,13 @@ TEST(HostTransferEngine, CountsNeighboursAsOnePiece) {
   EXPECT_EQ(HostTransferEngine(EmulatedLink{20e9, 2e-6}).piece_cost_bytes(), 40000);
 }
 
+TEST(TransferSize, RefusesRunsThatCrossAPage) {
+  Tiers tiers;
+  const std::vector<TokenRun> runs = {
+      {.slot = Tiers::kTokens - 1, .record = 0, .count = 2, .head_count = 3}};
+  EXPECT_THROW((void)transfer_size(tiers.geometry(), runs), Error);
+}
+
 TEST(HostTransferEngine, AFailureReachesItsTicketAlone) {
   Bytes from(64);
   Bytes to(64);
