@@ -337,6 +337,9 @@ class Batch {
     args.list_rows = static_cast<int>(lists.rows);
     args.list_capacity = static_cast<int>(lists.capacity);
     args.tokens = send(lists.tokens);
+    // Slots count from the cache's first page, whatever the tables count from.
+    args.cache.k = call_.cache.k;
+    args.cache.v = call_.cache.v;
     args.slots = send(lists.slots);
     args.list_counts = send(lists.counts);
   }
