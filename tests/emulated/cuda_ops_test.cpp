@@ -311,6 +311,74 @@ TEST(EmulatedCudaOps, SelectionsMatchFloat64AndReturnTheirWeights) {
   }
 }
 
+// Tables of layer 0 serve a layer whose pages are numbered three higher; beside them, in another
+// order, lists and queries of several tokens.
+TEST(EmulatedCudaOps, TablesAreMadeOnceForAllLayers) {
+  constexpr std::int64_t kLayer = 3;
+  for (const DType dtype : {DType::kF16, DType::kInt8}) {
+    for (const bool deterministic : {false, true}) {
+      SCOPED_TRACE(std::string(dtype_name(dtype)) + (deterministic ? " deterministic" : ""));
+      GuardedMachine machine(emulated_gpu(deterministic));
+      const FilledCache filled(*machine.ops, machine.device, dtype, {40, 140, 70}, 6);
+      std::vector<AttentionSegment> segments = {filled.segment(0, 0, 1), filled.segment(1, 1, 1),
+                                                filled.segment(2, 2, 3)};
+      std::mt19937 random(7);
+      const Numbers q(machine.device, random_floats(random, 5 * kColumns));
+      const Numbers out(machine.device, 5 * kColumns);
+      const Numbers same(machine.device, 5 * kColumns);
+      machine.ops->attention(matrix(q, 5, kColumns), kHeads, filled.view(), segments, 0.25F,
+                             matrix(out, 5, kColumns), {}, *machine.stream);
+      std::vector<AttentionSegment> of_layer_0 = segments;
+      std::vector<std::vector<PageId>> pages;
+      for (AttentionSegment& segment : of_layer_0) {
+        std::vector<PageId>& own = pages.emplace_back();
+        for (const PageId page : segment.pages) own.emplace_back(page.value - kLayer);
+      }
+      for (std::size_t i = 0; i < pages.size(); ++i) of_layer_0[i].pages = pages[i];
+      const SegmentTables tables =
+          machine.ops->make_tables(of_layer_0, {}, filled.view(), *machine.stream);
+      for (std::size_t i = 0; i < segments.size(); ++i) {
+        segments[i].tables = &tables;
+        segments[i].table_row = static_cast<std::int64_t>(i);
+        segments[i].table_layer = kLayer;
+      }
+      machine.ops->attention(matrix(q, 5, kColumns), kHeads, filled.view(), segments, 0.25F,
+                             matrix(same, 5, kColumns), {}, *machine.stream);
+      // The entries in another order than the segments.
+      std::swap(segments[0], segments[2]);
+      machine.stream->synchronize();
+      EXPECT_EQ(same.host(), out.host());
+      machine.ops->attention(matrix(q, 5, kColumns), kHeads, filled.view(), segments, 0.25F,
+                             matrix(same, 5, kColumns), {}, *machine.stream);
+      machine.stream->synchronize();
+      EXPECT_EQ(same.host(), out.host());
+    }
+  }
+}
+
+TEST(EmulatedCudaOps, NewTokensGoWhereTheTablesOfLayer0Say) {
+  GuardedMachine machine;
+  std::mt19937 random(8);
+  const std::int64_t columns = FilledCache::kKvHeads * FilledCache::kDim;
+  const Numbers k(machine.device, random_floats(random, 3 * columns));
+  const std::vector<PageId> pages = {PageId(1), PageId(4), PageId(4)};
+  const std::vector<PageId> pages_of_layer_0 = {PageId(0), PageId(3), PageId(3)};
+  const std::vector<std::int32_t> offsets = {31, 0, 7};
+  std::vector<std::vector<std::byte>> caches;
+  for (const bool from_tables : {false, true}) {
+    const FilledCache filled(*machine.ops, machine.device, DType::kF16, {140, 40}, 6);
+    const KvLayerView view = filled.view();
+    const SegmentTables tables =
+        machine.ops->make_tables({}, {pages_of_layer_0, offsets}, view, *machine.stream);
+    const KvSlots slots{pages, offsets, from_tables ? &tables : nullptr, 1};
+    machine.ops->kv_append(matrix(k, 3, columns), matrix(k, 3, columns), slots, view,
+                           *machine.stream);
+    machine.stream->synchronize();
+    caches.push_back(filled.k().host());
+  }
+  EXPECT_EQ(caches[0], caches[1]);
+}
+
 TEST(EmulatedCudaOps, ErrorsNameOperationAndShape) {
   GuardedMachine machine;
   const Numbers x(machine.device, 12);
