@@ -183,7 +183,9 @@ __global__ void __launch_bounds__(kThreads)
   // Only the row's last sub-page can be shorter, and it is the last of the chosen ones.
   for (int i = static_cast<int>(threadIdx.x); i < pages * tokens_per_page; i += kThreads) {
     const int token = own[i / tokens_per_page] * tokens_per_page + i % tokens_per_page;
-    if (token < length) indices[row * capacity + i] = token;
+    if (token >= length) continue;
+    device_check(i < capacity);
+    indices[row * capacity + i] = token;
   }
   if (threadIdx.x == 0) {
     int count = pages * tokens_per_page;
@@ -289,8 +291,8 @@ void expand_pages(const std::int32_t* chosen, std::int64_t chosen_stride,
   require(chosen != nullptr && chosen_counts != nullptr && lengths != nullptr &&
               indices != nullptr && counts != nullptr,
           "expand_pages", "null pointer", shape);
-  require(rows_per_length > 0 && tokens_per_page > 0 && capacity >= chosen_stride * tokens_per_page,
-          "expand_pages", "capacity below the chosen pages' tokens", shape);
+  require(rows_per_length > 0 && tokens_per_page > 0 && capacity > 0, "expand_pages",
+          "no rows for a length, pages without tokens, or no capacity", shape);
   if (rows == 0) return;
   TRIPHASE_LAUNCH((expand_pages_kernel), static_cast<unsigned>(rows), kThreads, 0, stream, chosen,
                   chosen_stride, chosen_counts, static_cast<int>(tokens_per_page), lengths,

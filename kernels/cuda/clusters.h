@@ -44,7 +44,7 @@ void expand_clusters(const ClusterTokens& clusters, const std::int32_t* chosen,
                      std::int32_t* indices, std::int32_t* counts, StreamHandle stream);
 
 // Quest: tokens of the chosen sub-pages (ascending) of `tokens_per_page` tokens, cut at the row's
-// length: lengths [row / rows_per_length].
+// length: lengths [row / rows_per_length]. indices [row][capacity] hold any row's tokens.
 void expand_pages(const std::int32_t* chosen, std::int64_t chosen_stride,
                   const std::int32_t* chosen_counts, std::int64_t rows,
                   std::int64_t tokens_per_page, const std::int32_t* lengths,

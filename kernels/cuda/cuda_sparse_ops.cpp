@@ -7,6 +7,7 @@
 
 #include "kernels/cuda/argument_ring.h"
 #include "kernels/cuda/cache_view.h"
+#include "kernels/cuda/clusters.h"
 #include "kernels/cuda/device_scratch.h"
 #include "kernels/cuda/host_staging.h"
 #include "kernels/cuda/kv_channels.h"
@@ -384,17 +385,8 @@ class CudaSparseOpsOnStreams final : public CudaSparseOps {
                   .counts = counts},
                  most_pages, handle);
       const Lists part = lists.from(first, heads, kv_heads);
-      expand_pages({.pages = pages,
-                    .page_capacity = most_pages,
-                    .page_counts = counts,
-                    .tokens = page_tokens,
-                    .lengths = tables.lengths,
-                    .rows = count * kv_heads,
-                    .rows_per_sequence = kv_heads,
-                    .indices = part.tokens,
-                    .capacity = part.capacity,
-                    .counts = part.counts},
-                   handle);
+      expand_pages(pages, most_pages, counts, count * kv_heads, page_tokens, tables.lengths,
+                   kv_heads, part.tokens, part.capacity, part.counts, handle);
     });
     return lists.selection(rows.size(), kv_heads, false);
   }

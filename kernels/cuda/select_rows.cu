@@ -25,22 +25,6 @@ __global__ void __launch_bounds__(kSelectThreads)
   write_selected(call, call.scores + blockIdx.x * call.score_stride, range, cut, scratch);
 }
 
-// Block (row, piece of its list), one thread per token. Only the last page of a list can be short.
-__global__ void __launch_bounds__(kSelectThreads) expand_pages_kernel(PageLists call) {
-  const auto row = static_cast<std::int64_t>(blockIdx.x);
-  const int tokens = static_cast<int>(call.tokens);
-  const int count = call.page_counts[row];
-  const int length = call.lengths[row / call.rows_per_sequence];
-  const std::int32_t* pages = call.pages + row * call.page_capacity;
-  const int chosen =
-      count == 0 ? 0 : (count - 1) * tokens + smaller(tokens, length - pages[count - 1] * tokens);
-  const int at = static_cast<int>(blockIdx.y) * kSelectThreads + static_cast<int>(threadIdx.x);
-  if (at == 0) call.counts[row] = chosen;
-  if (at >= chosen) return;
-  device_check(at < call.capacity);
-  call.indices[row * call.capacity + at] = pages[at / tokens] * tokens + at % tokens;
-}
-
 std::string shape_of(const SelectRows& call) {
   return shape_text({{"rows", call.rows},
                      {"rows_per_sequence", call.rows_per_sequence},
@@ -93,26 +77,6 @@ void select_above(const SelectRows& call, const float* thresholds, std::int64_t 
   TRIPHASE_LAUNCH((select_above_kernel), static_cast<unsigned>(call.rows), kSelectThreads, 0,
                   stream, call, thresholds, rows_per_threshold);
   check_launched("select_above", shape);
-}
-
-void expand_pages(const PageLists& call, StreamHandle stream) {
-  const auto shape = [&] {
-    return shape_text({{"rows", call.rows},
-                       {"rows_per_sequence", call.rows_per_sequence},
-                       {"page_capacity", call.page_capacity},
-                       {"tokens", call.tokens},
-                       {"capacity", call.capacity}});
-  };
-  require(call.tokens > 0 && call.rows_per_sequence > 0 && call.rows % call.rows_per_sequence == 0,
-          "expand_pages", "rows must be whole sequences, pages not empty", shape);
-  if (call.rows == 0 || call.capacity == 0) return;
-  require(call.pages != nullptr && call.page_counts != nullptr && call.lengths != nullptr &&
-              call.indices != nullptr && call.counts != nullptr,
-          "expand_pages", "null pointer", shape);
-  const dim3 grid{static_cast<unsigned>(call.rows),
-                  static_cast<unsigned>(ceil_div<std::int64_t>(call.capacity, kSelectThreads)), 1};
-  TRIPHASE_LAUNCH((expand_pages_kernel), grid, kSelectThreads, 0, stream, call);
-  check_launched("expand_pages", shape);
 }
 
 }  // namespace triphase::cuda

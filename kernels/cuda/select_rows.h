@@ -38,21 +38,4 @@ void select_top(const SelectRows& call, std::int64_t k, StreamHandle stream);
 void select_above(const SelectRows& call, const float* thresholds, std::int64_t rows_per_threshold,
                   StreamHandle stream);
 
-// From chosen pages to their tokens, a list for each row: pages [rows][page_capacity] ascending,
-// page_counts [rows]. Pages have `tokens` tokens, but for the one that a length [rows /
-// rows_per_sequence] ends in.
-struct PageLists {
-  const std::int32_t* pages = nullptr;
-  std::int64_t page_capacity = 0;
-  const std::int32_t* page_counts = nullptr;
-  std::int64_t tokens = 0;
-  const std::int32_t* lengths = nullptr;
-  std::int64_t rows = 0;
-  std::int64_t rows_per_sequence = 1;
-  std::int32_t* indices = nullptr;  // [rows][capacity]
-  std::int64_t capacity = 0;
-  std::int32_t* counts = nullptr;  // [rows]
-};
-void expand_pages(const PageLists& call, StreamHandle stream);
-
 }  // namespace triphase::cuda

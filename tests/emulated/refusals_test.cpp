@@ -307,9 +307,6 @@ std::vector<Refusal> selection_refusals() {
          score_quest({.sequences = 1, .max_length = 96, .tokens = 16, .kv_heads = 2}, queries_of(4),
                      floats(), 6, {});
        }},
-      {"expand_pages", "pages not empty", "tokens 0", [] { expand_pages({.rows = 1}, {}); }},
-      {"expand_pages", "null pointer", "capacity 3",
-       [] { expand_pages({.tokens = 16, .rows = 1, .capacity = 3}, {}); }},
       {"bound_pages", "sizes must be positive", "tokens 0",
        [] { bound_pages(keys_of(DType::kF16), {.most_pages = 1}, {}); }},
       {"bound_pages", "null pointer", "most_pages 2",
@@ -346,8 +343,8 @@ std::vector<Refusal> selection_refusals() {
        [=] { kmeans_update(points, ids(), 0, floats(), ids(), {}); }},
       {"expand_clusters", "null pointer", "max_tokens 77",
        [] { expand_clusters({.max_tokens = 77}, ids(), 1, ids(), ids(), ids(), {}); }},
-      {"expand_pages", "capacity below", "tokens_per_page 16",
-       [] { expand_pages(ids(), 4, ids(), 6, 16, ids(), 2, ids(), 60, ids(), {}); }},
+      {"expand_pages", "no capacity", "tokens_per_page 16",
+       [] { expand_pages(ids(), 4, ids(), 6, 16, ids(), 2, ids(), 0, ids(), {}); }},
   };
 }
 
