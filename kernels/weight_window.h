@@ -14,7 +14,7 @@
 namespace triphase {
 
 // One token of a kept row.
-struct WeightEntry {
+struct WindowEntry {
   std::int32_t token = 0;
   float weight = 0.0F;
 };
@@ -22,7 +22,7 @@ struct WeightEntry {
 // Views; the memory is cleared before its first row (SparseOps::clear_weights).
 struct WeightWindow {
   std::int64_t* sums = nullptr;     // [tokens], in units
-  WeightEntry* entries = nullptr;   // exact: a ring of `room` entries, the rows one behind another
+  WindowEntry* entries = nullptr;   // exact: a ring of `room` entries, the rows one behind another
   std::int64_t* buckets = nullptr;  // else [room][tokens]: units of the rows that a bucket holds
   std::int64_t tokens = 0;          // the longest context
   std::int64_t room = 0;            // entries or buckets
@@ -66,7 +66,7 @@ struct WindowChoice {
                                                    std::int64_t room) {
   auto* sums = static_cast<std::int64_t*>(memory);
   return {.sums = sums,
-          .entries = exact ? reinterpret_cast<WeightEntry*>(sums + tokens) : nullptr,
+          .entries = exact ? reinterpret_cast<WindowEntry*>(sums + tokens) : nullptr,
           .buckets = exact ? nullptr : sums + tokens,
           .tokens = tokens,
           .room = room};

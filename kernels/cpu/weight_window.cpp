@@ -61,7 +61,7 @@ void add_weight_row(const WeightWindow& window, const WindowStep& step, std::int
   std::int64_t leaving = step.expired_begin;
   for (std::int64_t i = 0; i < step.expired; ++i, leaving = after(leaving)) {
     if (window.exact()) {
-      const WeightEntry& old = window.entries[leaving];
+      const WindowEntry& old = window.entries[leaving];
       window.sums[old.token] -= units_of(old.weight);
       continue;
     }

@@ -60,7 +60,7 @@ __global__ void __launch_bounds__(kThreads)
   }
   if (window.entries != nullptr) {
     if (i >= row.step.expired) return;
-    const WeightEntry old = window.entries[place_of(window, row.step.expired_begin, i)];
+    const WindowEntry old = window.entries[place_of(window, row.step.expired_begin, i)];
     add_units(window.sums + old.token, -units_of(old.weight));
     return;
   }

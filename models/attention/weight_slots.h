@@ -49,7 +49,7 @@ struct WindowGrowth {
   std::function<std::int64_t(std::int64_t)> chosen_tokens;  // at most, of a decoded row
 };
 // Units for the prompt's last rows, which hold all their tokens, and the decoded rows after them.
-// Grows with the prompt of an exact window.
+// An exact window takes at most what the longest prompt takes with one row behind it.
 [[nodiscard]] std::int64_t weight_room(bool exact, const WindowGrowth& growth);
 
 }  // namespace triphase

@@ -187,6 +187,19 @@ std::vector<Refusal> attention_refusals() {
                         .weights = floats()},
                        {});
        }},
+      {"token_weights", "no room for the weights", "capacity 9",
+       [] {
+         token_weights({.sequences = 3,
+                        .heads = 4,
+                        .kv_heads = 2,
+                        .logits = floats(),
+                        .lse = floats(),
+                        .list_counts = ids(),
+                        .list_rows = 3,
+                        .capacity = 9,
+                        .weights = floats()},
+                       {});
+       }},
       {"plan_splits", "workspace is too small", "rows 6",
        [] {
          (void)plan_splits({.counts = ids(), .rows = 6, .unit_tokens = 32, .part_count = 4},

@@ -210,5 +210,25 @@ TEST(WeightSlots, RoomIsWhatTheRowsTake) {
   }
 }
 
+// What a budget for any prompt relies on: exact windows take most for the longest prompt; buckets
+// are smallest, and most, where a sequence begins with its first token.
+TEST(WeightSlots, RoomOfAnyPromptIsKnown) {
+  for (const double share : {0.05, 0.2, 0.5, 0.97}) {
+    for (const std::int64_t longest : {64, 200}) {
+      const std::int64_t buckets = weight_room(false, growth_of(1, longest, share));
+      for (std::int64_t prompt = 1; prompt <= longest; ++prompt) {
+        // Of this prompt and a row behind it, and of any shorter one.
+        const std::int64_t exact = weight_room(true, growth_of(prompt, longest + 1, share));
+        for (std::int64_t shorter = 1; shorter <= prompt; shorter += 7) {
+          EXPECT_LE(weight_room(true, growth_of(shorter, longest, share)), exact)
+              << share << " " << prompt << " " << shorter;
+        }
+        EXPECT_LE(weight_room(false, growth_of(prompt, longest, share)), buckets + 1)
+            << share << " " << prompt;
+      }
+    }
+  }
+}
+
 }  // namespace
 }  // namespace triphase
