@@ -26,7 +26,7 @@ std::unique_ptr<AttentionMethod::State> state_after_prompt(
   const std::size_t bytes = sparse_workspace_bytes(longest);
   const Buffer workspace = memory.bytes(bytes);
   const auto method = make_attention_method(options, shape);
-  auto state = method->begin(tokens);
+  auto state = method->begin(tokens, longest.max_context);
   for (std::int64_t layer = 0; layer < shape.layers; ++layer) {
     LayerKv kv = kv_of(layer);
     kv.keys.query_begin = 0;

@@ -148,10 +148,13 @@ struct AttentionSegment {
   // lie.
   const Selection* chosen = nullptr;
   std::int64_t chosen_row = 0;
-  // With a selection for one query, or null: each chosen token's softmax weight, summed over the
-  // query heads of its list, in the order of selection.tokens. Host memory that the device copies
-  // to (Device::allocate_host), complete once the stream is synchronized; on the CPU any memory.
+  // With lists for one query, or null: each chosen token's softmax weight, summed over the query
+  // heads of its list, in the order of selection.tokens. Host memory that the device copies to
+  // (Device::allocate_host), complete once the stream is synchronized; on the CPU any memory.
   float* weights = nullptr;
+  // Not 0: `weights` is the device's memory, of so many numbers, for the only list; as many behind
+  // it may be those of the call's next segment. Wanted with `chosen`; not on the CPU.
+  std::int64_t weights_stride = 0;
 };
 
 // The page for K^T of the context's block `index`; invalid: it has no place.

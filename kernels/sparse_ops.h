@@ -16,6 +16,7 @@
 
 #include "base/error.h"
 #include "kernels/ops.h"
+#include "kernels/weight_window.h"
 
 namespace triphase {
 
@@ -134,6 +135,31 @@ class SparseOps {
                                   const AttentionSegment& segment, std::int64_t first_query,
                                   float scale, float* sums, std::int64_t stride,
                                   Workspace workspace, Stream& stream) = 0;
+
+  // Windows of weights (kernels/weight_window.h); different rows of a call have different windows,
+  // and nothing is read by the host or waited for.
+  // Empties new windows.
+  virtual void clear_weights(std::span<const WeightWindow> windows, Stream& stream) = 0;
+
+  // Adds to each row's window what it attended: `weights` [row of attended][capacity], beside the
+  // tokens of its only list, of which there are step.count; then what has expired leaves. NaN
+  // counts as 0, a weight of more than 65536 as that.
+  virtual void add_weights(const Selection& attended, const float* weights,
+                           std::span<const WeightRow> rows, Stream& stream) = 0;
+
+  // Adds a row for every query of `segment` from `first_query` on, in a step each (of as many
+  // tokens as it sees, from which nothing expires): for each token its softmax weight, summed over
+  // the query heads of each KV head, then over these, in ascending order.
+  virtual void add_prompt_rows(ConstMatrix q, std::int64_t heads, const KvLayerView& cache,
+                               const AttentionSegment& segment, std::int64_t first_query,
+                               float scale, const WeightWindow& window,
+                               std::span<const WindowStep> steps, Workspace workspace,
+                               Stream& stream) = 0;
+
+  // One list per row: its newest `local` tokens and, of the others, those with the largest sums as
+  // F32 numbers; ties go to the smaller position. The selection is the ops', until the next choice.
+  [[nodiscard]] virtual Selection choose_recent_and_heaviest(std::span<const WindowChoice> rows,
+                                                             Stream& stream) = 0;
 
   // Computes, for each of `rows`, the bounds of every page of `page_tokens` tokens that holds one
   // of [first_token, context_tokens), from the keys as a query at the last position reads them. A

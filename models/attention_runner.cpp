@@ -27,8 +27,8 @@ std::uint64_t AttentionRunner::workspace_bytes(const AttentionShape& largest) {
   return sparse_workspace_bytes(largest);
 }
 
-void AttentionRunner::begin(SequenceId sequence, std::int64_t prompt_tokens) {
-  begin(sequence, prompt_tokens, method_->begin(prompt_tokens));
+void AttentionRunner::begin(SequenceId sequence, std::int64_t prompt_tokens, std::int64_t longest) {
+  begin(sequence, prompt_tokens, method_->begin(prompt_tokens, longest));
 }
 
 void AttentionRunner::begin(SequenceId sequence, std::int64_t prompt_tokens,
@@ -105,19 +105,64 @@ AttentionRunner::Entry* AttentionRunner::early_entry(LayerId layer, SequenceId s
   return &entry;
 }
 
+void AttentionRunner::begin_step(std::span<const BatchSegment> segments, Stream& stream) {
+  early_rows_.clear();
+  early_states_.clear();
+  early_segments_.clear();
+  early_stream_ = &stream;
+  chosen_early_ = false;
+  if (!chooses_rows() || !method_->chooses_early()) return;
+  for (const BatchSegment& rows : segments) {
+    const std::int64_t context = rows.first_position + 1;
+    Entry& entry = entry_of(rows.sequence);
+    if (rows.count != 1 || context <= entry.prompt_tokens || method_->attends_all(0, context)) {
+      continue;
+    }
+    early_rows_[rows.sequence.value] = {static_cast<std::int64_t>(early_states_.size()), context};
+    early_states_.push_back(entry.state.get());
+    early_segments_.emplace_back().context_tokens = context;
+  }
+}
+
+void AttentionRunner::choose_early() {
+  chosen_early_ = true;
+  Stream& stream = *early_stream_;
+  while (early_readers_.size() < static_cast<std::size_t>(shape_.layers)) {
+    early_readers_.emplace_back(memory_);
+  }
+  for (LayerId layer(0); layer.value < shape_.layers; layer = LayerId(layer.value + 1)) {
+    const Selection chosen = method_->choose_rows({early_states_, early_segments_},
+                                                  call_of(layer, {}, {}, 1.0F, stream), {});
+    early_readers_[layer.index()].begin(chosen, shape_.heads, stream);
+  }
+  stream.synchronize();
+  for (SelectionReader& reader : early_readers_) static_cast<void>(reader.finish());
+}
+
+const TokenChoice* AttentionRunner::chosen_early(LayerId layer, SequenceId sequence,
+                                                 std::int64_t context_tokens) {
+  const auto found = early_rows_.find(sequence.value);
+  if (found == early_rows_.end()) return nullptr;
+  TRIPHASE_CHECK(found->second.context_tokens == context_tokens, "a row of the step at hand");
+  if (!chosen_early_) choose_early();
+  return &early_readers_[layer.index()].choices()[static_cast<std::size_t>(found->second.row)];
+}
+
 const TokenChoice* AttentionRunner::early_choice(LayerId layer, SequenceId sequence,
                                                  std::int64_t context_tokens) {
   settle_for(layer);
   LayerCall call;
   Entry* entry = early_entry(layer, sequence, context_tokens, call);
   if (entry == nullptr) return nullptr;
+  if (chooses_rows()) return chosen_early(layer, sequence, context_tokens);
   const TokenChoice& choice = choose(*entry, call, {}, 0);
   return choice.dense ? nullptr : &choice;
 }
 
 const TokenChoice* AttentionRunner::next_choice(LayerId layer, SequenceId sequence,
                                                 std::int64_t context_tokens) {
-  if (!awaited_.empty()) return nullptr;
+  // Of rows that are chosen for together the positions are read once a step.
+  if (!awaited_.empty() || chooses_rows()) return nullptr;
   LayerCall call;
   Entry* entry = early_entry(layer, sequence, context_tokens, call);
   if (entry == nullptr) return nullptr;
@@ -266,7 +311,7 @@ std::span<const TokenChoice* const> AttentionRunner::choose(
       continue;
     }
     TRIPHASE_CHECK(call.keys.query_count == 1, "decoded rows come one at a time");
-    if (method_->chooses_rows() && !method_->attends_all(layer.value, call.keys.context_tokens)) {
+    if (chooses_rows() && !method_->attends_all(layer.value, call.keys.context_tokens)) {
       late_rows_[index] = static_cast<std::int64_t>(late_.size());
       late_.push_back(index);
     } else {
@@ -287,7 +332,7 @@ void AttentionRunner::choose_row(std::size_t index, SequenceId sequence, const L
   }();
   const std::int64_t context = call.keys.context_tokens;
   const TokenChoice& choice =
-      method_->chooses_rows() ? kAll : choose(entry_of(sequence), call, q, call.keys.query_begin);
+      chooses_rows() ? kAll : choose(entry_of(sequence), call, q, call.keys.query_begin);
   const double lists = static_cast<double>(choice.begins.size()) - 1.0;
   count(choice.dense ? static_cast<double>(context)
                      : static_cast<double>(choice.tokens.size()) / lists,
@@ -311,15 +356,19 @@ void AttentionRunner::choose_rows(const LayerCall& call, std::span<const Attenti
     count(static_cast<double>(method_->list_tokens(context)), context, 0);
   }
   selection_ = method_->choose_rows(late_sequences(), call, q);
-  on_device_ = !memory_.runs_at_once() && !fetches && observer_ == nullptr;
+  on_device_ = !memory_.runs_at_once() && !fetches && !chosen_early_ && observer_ == nullptr;
   if (on_device_) return;
-  const std::span<const TokenChoice> read = reader_.read(selection_, shape_.heads, *call.stream);
+  std::span<const TokenChoice> read;
+  if (!chosen_early_) read = reader_.read(selection_, shape_.heads, *call.stream);
   for (std::size_t row = 0; row < late_.size(); ++row) {
-    choices_[late_[row]] = &read[row];
+    const SequenceId sequence = sequences[late_[row]];
+    choices_[late_[row]] = chosen_early_ ? chosen_early(LayerId(call.layer), sequence,
+                                                        late_segments_[row].context_tokens)
+                                         : &read[row];
     if (observer_ == nullptr) continue;
     LayerCall own = call;
     own.keys = late_segments_[row];
-    observer_->decoded(sequences[late_[row]], own, q, own.keys.query_begin, read[row]);
+    observer_->decoded(sequence, own, q, own.keys.query_begin, *choices_[late_[row]]);
   }
 }
 
@@ -330,6 +379,17 @@ void AttentionRunner::attend(LayerId layer, std::span<const AttentionSegment> se
                              Workspace dense, Stream& stream) {
   TRIPHASE_CHECK(choices_.size() == segments.size(), "segments that were chosen for");
   sparse_.clear();
+  const bool wants_weights = method_->wants_weights();
+  const bool at_once = memory_.runs_at_once();
+  const bool weights_stay = wants_weights && chooses_rows();
+  if (weights_stay && !late_.empty()) {
+    late_weights_.resize(static_cast<std::int64_t>(late_.size()) * selection_.capacity, memory_,
+                         stream);
+  }
+  const auto keep_weights = [&](AttentionSegment& segment, std::size_t index) {
+    segment.weights = late_weights_.data() + late_rows_[index] * selection_.capacity;
+    segment.weights_stride = selection_.capacity;
+  };
   std::size_t used = 0;
   for (std::size_t index = 0; index < segments.size(); ++index) {
     if (on_device_ && late_rows_[index] >= 0) {
@@ -337,6 +397,7 @@ void AttentionRunner::attend(LayerId layer, std::span<const AttentionSegment> se
       sparse_.back().window = 0;
       sparse_.back().chosen = &selection_;
       sparse_.back().chosen_row = late_rows_[index];
+      if (weights_stay) keep_weights(sparse_.back(), index);
       continue;
     }
     if (choices_[index] == nullptr) {
@@ -354,15 +415,17 @@ void AttentionRunner::attend(LayerId layer, std::span<const AttentionSegment> se
     ++used;
   }
   if (!dense_.empty()) ops.attention(q, shape_.heads, cache, dense_, scale, out, dense, stream);
-  const bool wants_weights = method_->wants_weights();
-  const bool at_once = memory_.runs_at_once();
-  if (wants_weights) take_weights(used);
+  if (wants_weights && !weights_stay) take_weights(used);
   for (std::size_t i = 0; i < used; ++i) {
     Chosen& chosen = chosen_[i];
     AttentionSegment segment = segments[chosen.segment];
     segment.selection = {chosen.choice->begins, chosen.choice->tokens, chosen.slots};
     segment.window = 0;
-    if (wants_weights) segment.weights = chosen.weights.data();
+    if (weights_stay) {
+      keep_weights(segment, chosen.segment);
+    } else if (wants_weights) {
+      segment.weights = chosen.weights.data();
+    }
     if (wants_weights && at_once) {
       // One at a time: the workspace keeps one sequence's scores.
       ops.attention(q, shape_.heads, cache, {&segment, 1}, scale, out, dense, stream);
@@ -382,7 +445,7 @@ void AttentionRunner::attend(LayerId layer, std::span<const AttentionSegment> se
       method_->attended(*entry_of(sequences[chosen.segment]).state,
                         call_of(layer, segment, cache, scale, stream), *chosen.choice,
                         chosen.weights);
-    } else if (wants_weights) {
+    } else if (wants_weights && !weights_stay) {
       ++awaited_rows_[layer.index()];
       Awaited& row = awaited_.emplace_back();
       row.sequence = sequences[chosen.segment];
@@ -393,8 +456,11 @@ void AttentionRunner::attend(LayerId layer, std::span<const AttentionSegment> se
     }
   }
   if (!late_.empty()) {
-    method_->finish_rows(late_sequences(), call_of(layer, {}, cache, scale, stream), selection_,
-                         out);
+    const LayerCall call = call_of(layer, {}, cache, scale, stream);
+    if (weights_stay) {
+      method_->attended_rows(late_sequences(), call, selection_, late_weights_.data());
+    }
+    method_->finish_rows(late_sequences(), call, selection_, out);
   }
   if (!awaited_.empty()) weights_arrived_->record(stream);
   for (std::size_t index = 0; index < segments.size(); ++index) {

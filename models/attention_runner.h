@@ -15,8 +15,10 @@
 #include "kernels/sizing/attention_workspace.h"
 #include "memory/memory_pool.h"
 #include "models/attention/attention_method.h"
+#include "models/attention/device_floats.h"
 #include "models/attention/prompt_choices.h"
 #include "models/attention/selection_reader.h"
+#include "models/forward_batch.h"
 
 namespace triphase {
 
@@ -54,11 +56,15 @@ class AttentionRunner {
   [[nodiscard]] static std::uint64_t workspace_bytes(const AttentionShape& largest);
 
   // A sequence starts (or starts over) with a prompt of so many tokens; every later row is decoded.
-  void begin(SequenceId sequence, std::int64_t prompt_tokens);
+  // longest: tokens that its context can grow to.
+  void begin(SequenceId sequence, std::int64_t prompt_tokens, std::int64_t longest);
   // The same, with what such a method remembers of a prompt that passed through it elsewhere.
   void begin(SequenceId sequence, std::int64_t prompt_tokens,
              std::unique_ptr<AttentionMethod::State> state);
   void end(SequenceId sequence);
+
+  // A step of these segments begins. Before anything else is asked of its rows.
+  void begin_step(std::span<const BatchSegment> segments, Stream& stream);
 
   // The tokens that the sequence's next decoded row, at position context_tokens - 1, will attend in
   // this layer, where they are known before its query: asked before the layer begins, so that they
@@ -168,6 +174,16 @@ class AttentionRunner {
                   std::span<const std::int32_t> tokens, std::span<const std::int32_t> known,
                   std::vector<std::int32_t>& slots);
   void choose_for_prompt(const LayerCall& call, std::int64_t prompt_tokens, ConstMatrix q);
+  // Whether rows are chosen for together. Early methods are asked for each where work runs at once:
+  // it costs no wait, and tokens of the step after can be asked for as soon as a layer is done.
+  [[nodiscard]] bool chooses_rows() const {
+    return method_->chooses_rows() && !(memory_.runs_at_once() && method_->chooses_early());
+  }
+  // Where that is, and early: what all of the step's rows attend in every layer, with one wait.
+  void choose_early();
+  // Of one of those rows in a layer; null: the whole context.
+  [[nodiscard]] const TokenChoice* chosen_early(LayerId layer, SequenceId sequence,
+                                                std::int64_t context_tokens);
   // One decoded row, the segment `index`, of a method that chooses for each by itself.
   void choose_row(std::size_t index, SequenceId sequence, const LayerCall& call, ConstMatrix q);
   // All of late_, of methods that choose for several at once.
@@ -207,6 +223,19 @@ class AttentionRunner {
   Selection selection_;     // of them
   bool on_device_ = false;  // it is attended as it lies there
   SelectionReader reader_;
+  DeviceFloats late_weights_;  // [late_][selection_.capacity]
+
+  // The step's decoded rows that do not attend all, for choose_early().
+  struct EarlyRow {
+    std::int64_t row = 0;
+    std::int64_t context_tokens = 0;
+  };
+  std::unordered_map<std::int32_t, EarlyRow> early_rows_;  // by sequence
+  std::vector<AttentionMethod::State*> early_states_;
+  std::vector<AttentionSegment> early_segments_;
+  Stream* early_stream_ = nullptr;
+  bool chosen_early_ = false;
+  std::vector<SelectionReader> early_readers_;  // by layer
   std::vector<AttentionSegment> dense_;
   std::vector<AttentionSegment> sparse_;
   std::vector<Chosen> chosen_;

@@ -176,8 +176,9 @@ void DecoderModel::set_layer_inputs(std::int64_t tokens, InputOps& ops, MemoryPo
                                           rope_ ? &*rope_ : nullptr, pool);
 }
 
-void DecoderModel::begin_sequence(SequenceId sequence, std::int64_t prompt_tokens) {
-  if (runner_) runner_->begin(sequence, prompt_tokens);
+void DecoderModel::begin_sequence(SequenceId sequence, std::int64_t prompt_tokens,
+                                  std::int64_t longest) {
+  if (runner_) runner_->begin(sequence, prompt_tokens, longest);
 }
 
 void DecoderModel::end_sequence(SequenceId sequence) {
@@ -196,6 +197,7 @@ ConstMatrix DecoderModel::forward(const ForwardBatch& batch, KvStore& kv, Stream
                  "a batch beyond the limits the buffers were made for");
   fill_positions(batch, stream);
   if (inputs_) inputs_->begin(kv, batch.segments);
+  if (runner_) runner_->begin_step(batch.segments, stream);
   kv_step_.begin(kv, batch.segments, windows_, runner_.get());
   if (host_attention_) host_attention_->begin(kv, batch.segments, kv_step_);
   const Matrix x = matrix(x_, rows, config_.hidden_size);

@@ -48,7 +48,7 @@ class DecoderModel {
 
   // Decodes with this method from now on (default: dense); `limits.sparse` must be set. Sequences
   // must be announced then: begin_sequence() before their first row, with the length of their
-  // prompt, end_sequence() when their KV is gone.
+  // prompt and the longest they can get, end_sequence() when their KV is gone.
   // `clusters`: of the sequences' fixed context, for squeezed alone; must outlive the model.
   void set_attention(const AttentionOptions& options, SparseOps& ops, MemoryPool& pool,
                      const ContextClusters* clusters = nullptr);
@@ -56,7 +56,7 @@ class DecoderModel {
   [[nodiscard]] PromptUnits prompt_units() const {
     return runner_ ? runner_->prompt_units() : PromptUnits{};
   }
-  void begin_sequence(SequenceId sequence, std::int64_t prompt_tokens);
+  void begin_sequence(SequenceId sequence, std::int64_t prompt_tokens, std::int64_t longest);
   void end_sequence(SequenceId sequence);
   [[nodiscard]] AttentionRunner* attention() const { return runner_.get(); }  // null: dense
 

@@ -35,6 +35,13 @@ void accumulate_columns(ThreadPool& pool, ConstMatrix q, std::int64_t heads,
                         std::int64_t first_query, float scale, float* sums, std::int64_t stride,
                         const AttentionShape& shape, Workspace workspace);
 
+// One row of SparseOps::add_weights or, without tokens, of [0, step.count).
+void add_weight_row(const WeightWindow& window, const WindowStep& step, std::int64_t context,
+                    const std::int32_t* tokens, const float* weights);
+// One row of SparseOps::choose_recent_and_heaviest; scratch: window_choice_words(context) numbers.
+[[nodiscard]] std::int64_t window_choice_words(std::int64_t context);
+void choose_recent_and_heaviest(const WindowChoice& row, float* scratch, std::int32_t* to);
+
 // See SparseOps::transpose_keys.
 void transpose_keys(ThreadPool& pool, const KvLayerView& cache, const AttentionSegment& keys);
 

@@ -37,6 +37,22 @@ void check_query(const ConstMatrix& q, std::int64_t row, std::int64_t heads,
                  "sparse: query");
 }
 
+void check_window(const WeightWindow& window) {
+  TRIPHASE_CHECK(window.sums != nullptr && window.tokens > 0 && window.room > 0 &&
+                     (window.entries == nullptr) != (window.buckets == nullptr),
+                 "sparse: a window of weights");
+}
+
+void check_step(const WeightWindow& window, const WindowStep& step, std::int64_t context) {
+  check_window(window);
+  TRIPHASE_CHECK(context >= 0 && context <= window.tokens && step.count >= 0 &&
+                     step.count <= context && step.begin >= 0 && step.begin < window.room &&
+                     step.expired_begin >= 0 && step.expired_begin < window.room &&
+                     step.expired >= 0 &&
+                     step.expired + (window.exact() ? step.count : 0) <= window.room,
+                 "sparse: a step of a window of weights");
+}
+
 class CpuSparseOps final : public SparseOps {
  public:
   CpuSparseOps(ThreadPool& pool, Device& memory) : pool_(&pool), memory_(&memory) {}
@@ -147,6 +163,84 @@ class CpuSparseOps final : public SparseOps {
     const AttentionShape shape = shape_of(heads, cache, segment, workspace);
     cpu::accumulate_columns(*pool_, q, heads, cache, segment, first_query, scale, sums, stride,
                             shape, workspace);
+  }
+
+  void clear_weights(std::span<const WeightWindow> windows, Stream&) override {
+    for (const WeightWindow& window : windows) {
+      check_window(window);
+      std::fill_n(window.sums, window.tokens, 0);
+      if (!window.exact()) std::fill_n(window.buckets, window.room * window.tokens, 0);
+    }
+  }
+
+  void add_weights(const Selection& attended, const float* weights, std::span<const WeightRow> rows,
+                   Stream&) override {
+    TRIPHASE_CHECK(attended.lists == 1 && (rows.empty() || weights != nullptr),
+                   "add_weights: the selection");
+    for (const WeightRow& row : rows) {
+      check_step(row.window, row.step, row.context);
+      TRIPHASE_CHECK(row.attended >= 0 && row.attended < attended.rows &&
+                         row.step.count <= attended.capacity &&
+                         attended.counts[row.attended] == row.step.count,
+                     "add_weights: a row of the selection");
+    }
+    pool_->parallel_for(static_cast<std::int64_t>(rows.size()), [&](std::int64_t i, int) {
+      const WeightRow& row = rows[static_cast<std::size_t>(i)];
+      const std::int64_t at = row.attended * attended.capacity;
+      cpu::add_weight_row(row.window, row.step, row.context, attended.tokens + at, weights + at);
+    });
+  }
+
+  void add_prompt_rows(ConstMatrix q, std::int64_t heads, const KvLayerView& cache,
+                       const AttentionSegment& segment, std::int64_t first_query, float scale,
+                       const WeightWindow& window, std::span<const WindowStep> steps,
+                       Workspace workspace, Stream& stream) override {
+    TRIPHASE_CHECK(first_query >= 0 &&
+                       static_cast<std::int64_t>(steps.size()) == segment.query_count - first_query,
+                   "add_prompt_rows: a step for each query");
+    for (std::size_t i = 0; i < steps.size(); ++i) {
+      AttentionSegment row = segment;
+      row.query_begin += first_query + static_cast<std::int64_t>(i);
+      row.query_count = 1;
+      row.context_tokens -= static_cast<std::int64_t>(steps.size() - 1 - i);
+      const std::int64_t context = row.context_tokens;
+      check_step(window, steps[i], context);
+      TRIPHASE_CHECK(steps[i].count == context && steps[i].expired == 0,
+                     "add_prompt_rows: a row that is not dense, or in which others expire");
+      row_.assign(static_cast<std::size_t>(cache.kv_heads * context), 0.0F);
+      accumulate_columns(q, heads, cache, row, 0, scale, row_.data(), context, workspace, stream);
+      for (std::int64_t head = 1; head < cache.kv_heads; ++head) {
+        for (std::int64_t t = 0; t < context; ++t) {
+          row_[static_cast<std::size_t>(t)] += row_[static_cast<std::size_t>(head * context + t)];
+        }
+      }
+      cpu::add_weight_row(window, steps[i], context, nullptr, row_.data());
+    }
+  }
+
+  Selection choose_recent_and_heaviest(std::span<const WindowChoice> rows, Stream&) override {
+    std::int64_t longest = 0;
+    std::int64_t capacity = 0;
+    for (const WindowChoice& row : rows) {
+      check_window(row.window);
+      TRIPHASE_CHECK(row.context > 0 && row.context <= row.window.tokens && row.local >= 0 &&
+                         row.local <= std::min(row.total, row.context),
+                     "choose_recent_and_heaviest: a row");
+      longest = std::max(longest, row.context);
+      capacity = std::max(capacity, std::min(row.total, row.context));
+    }
+    const std::int64_t words = cpu::window_choice_words(longest);
+    const auto count = static_cast<std::int64_t>(rows.size());
+    make_lists(count, 1, capacity, 0);
+    row_.resize(static_cast<std::size_t>(words * pool_->threads()));
+    pool_->parallel_for(count, [&](std::int64_t i, int worker) {
+      const WindowChoice& row = rows[static_cast<std::size_t>(i)];
+      cpu::choose_recent_and_heaviest(row, row_.data() + worker * words,
+                                      tokens_.data() + i * capacity);
+      counts_[static_cast<std::size_t>(i)] =
+          static_cast<std::int32_t>(std::min(row.total, row.context));
+    });
+    return lists(count, 1, capacity, false);
   }
 
   void bound_pages(const KvLayerView& cache, std::span<const AttentionSegment> rows,
@@ -328,6 +422,7 @@ class CpuSparseOps final : public SparseOps {
   std::vector<float> scores_;
   std::vector<std::int32_t> chosen_;
   std::vector<std::uint32_t> scratch_;
+  std::vector<float> row_;  // of weights, or what choose_recent_and_heaviest works with
 };
 
 }  // namespace

@@ -120,12 +120,14 @@ Lists chosen_lists(std::span<const AttentionSegment> run) {
   return lists;
 }
 
-// Whether `next` goes on where `segment` ends: in q, in the lists and in the tables.
+// Whether `next` goes on where `segment` ends: in q, in the lists, their weights and the tables.
 bool follows(const AttentionSegment& segment, const AttentionSegment& next) {
+  const std::int64_t stride = segment.weights_stride;
   return next.query_begin == segment.query_begin + 1 && next.chosen == segment.chosen &&
          (next.chosen == nullptr || next.chosen_row == segment.chosen_row + 1) &&
          next.tables == segment.tables &&
-         (next.tables == nullptr || next.table_row == segment.table_row + 1);
+         (next.tables == nullptr || next.table_row == segment.table_row + 1) &&
+         next.weights_stride == stride && (stride == 0 || next.weights == segment.weights + stride);
 }
 
 class Batch {
@@ -212,7 +214,7 @@ class Batch {
     const bool on_device = route == Route::kGatherChosen;
     const Lists lists = on_device ? chosen_lists(run) : lists_given ? lists_of(run) : Lists{};
     const bool wants_weights =
-        lists_given && !on_device && std::ranges::any_of(run, [](const AttentionSegment& segment) {
+        lists_given && std::ranges::any_of(run, [](const AttentionSegment& segment) {
           return segment.weights != nullptr;
         });
     arguments_.reserve(
@@ -249,6 +251,8 @@ class Batch {
 
     merge(run, args, wants_weights ? lse : nullptr);
     if (!wants_weights) return;
+    const AttentionSegment& first = run.front();
+    const bool weights_stay = first.weights_stride > 0;
     token_weights({.sequences = args.sequences,
                    .heads = args.heads,
                    .kv_heads = args.cache.kv_heads,
@@ -257,9 +261,10 @@ class Batch {
                    .list_counts = args.list_counts,
                    .list_rows = args.list_rows,
                    .capacity = args.list_capacity,
-                   .weights = weights},
+                   .weights = weights_stay ? first.weights : weights,
+                   .weights_stride = weights_stay ? first.weights_stride : args.list_capacity},
                   handle_);
-    copy_weights(run, lists, weights);
+    if (!weights_stay) copy_weights(run, lists, weights);
   }
 
  private:

@@ -348,9 +348,18 @@ class CudaOpsOnStreams final : public CudaOps {
     const auto blocks = static_cast<std::size_t>((segment.context_tokens + cache.page_tokens - 1) /
                                                  cache.page_tokens);
     const std::size_t closed = cache.quantized() && blocks > 0 ? blocks - 1 : blocks;
+    check(segment.weights_stride == 0 ||
+              (segment.weights != nullptr &&
+               (segment.chosen != nullptr
+                    ? segment.chosen->lists == 1
+                    : segment.selection.begins.size() == 2 &&
+                          static_cast<std::int64_t>(segment.selection.tokens.size()) <=
+                              segment.weights_stride)),
+          "weights on the device are those of one list");
     if (segment.chosen != nullptr) {
       const Selection& chosen = *segment.chosen;
-      check(segment.query_count == 1 && segment.selection.empty() && segment.weights == nullptr &&
+      check(segment.query_count == 1 && segment.selection.empty() &&
+                (segment.weights == nullptr || segment.weights_stride >= chosen.capacity) &&
                 (chosen.lists == 1 || chosen.lists == cache.kv_heads) && segment.chosen_row >= 0 &&
                 segment.chosen_row < chosen.rows && chosen.tokens != nullptr &&
                 chosen.counts != nullptr,

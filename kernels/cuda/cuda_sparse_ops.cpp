@@ -18,6 +18,7 @@
 #include "kernels/cuda/select_rows.h"
 #include "kernels/cuda/sparq_select.h"
 #include "kernels/cuda/value_mean.h"
+#include "kernels/cuda/weight_window.h"
 #include "kernels/sizing/cuda_workspace.h"
 
 namespace triphase::cuda {
@@ -70,16 +71,14 @@ void check_query(const ConstMatrix& q, std::int64_t row, std::int64_t heads, std
           operation, "a row of whole groups of heads, in F32", shape);
 }
 
-void check_columns(const ConstMatrix& q, std::int64_t heads, const KvLayerView& cache,
-                   const AttentionSegment& segment, std::int64_t first_query, const float* sums,
-                   std::int64_t stride) {
+void check_segment(const ConstMatrix& q, std::int64_t heads, const KvLayerView& cache,
+                   const AttentionSegment& segment, std::int64_t first_query,
+                   const char* operation) {
   const auto check = [&](bool condition, const char* what) {
-    require(condition, "accumulate_columns", what, [&] {
+    require(condition, operation, what, [&] {
       return shape_of(cache, segment) + ", " +
              shape_of(q, segment.query_begin, heads, cache.kv_heads) + ", " +
-             shape_text({{"query_count", segment.query_count},
-                         {"first_query", first_query},
-                         {"stride", stride}});
+             shape_text({{"query_count", segment.query_count}, {"first_query", first_query}});
     });
   };
   check(q.data != nullptr && q.dtype == DType::kF32 && heads > 0 && heads % cache.kv_heads == 0 &&
@@ -90,7 +89,34 @@ void check_columns(const ConstMatrix& q, std::int64_t heads, const KvLayerView& 
             segment.query_begin + segment.query_count <= q.rows && first_query >= 0 &&
             segment.selection.empty(),
         "a segment's rows");
-  check(sums != nullptr && stride >= segment.context_tokens, "no room for the sums");
+}
+
+std::string shape_of(const WeightWindow& window) {
+  return shape_text({{"tokens", window.tokens}, {"room", window.room}});
+}
+
+void check_window(const WeightWindow& window, const char* operation) {
+  constexpr std::int64_t kLargest = std::int64_t{1} << 30;
+  require(window.sums != nullptr && window.tokens > 0 && window.tokens < kLargest &&
+              window.room > 0 && window.room < kLargest &&
+              (window.entries == nullptr) != (window.buckets == nullptr),
+          operation, "a window without memory or sizes", [&] { return shape_of(window); });
+}
+
+void check_step(const WeightWindow& window, const WindowStep& step, std::int64_t context,
+                const char* operation) {
+  check_window(window, operation);
+  require(context >= 0 && context <= window.tokens && step.count >= 0 && step.count <= context &&
+              step.begin >= 0 && step.begin < window.room && step.expired_begin >= 0 &&
+              step.expired_begin < window.room && step.expired >= 0 &&
+              step.expired + (window.exact() ? step.count : 0) <= window.room,
+          operation, "a step beyond its window", [&] {
+            return shape_of(window) + ", " +
+                   shape_text({{"context", context},
+                               {"begin", step.begin},
+                               {"count", step.count},
+                               {"expired", step.expired}});
+          });
 }
 
 // sqrt(head_dim) / tau where it is the same for all queries, else 0.
@@ -251,7 +277,11 @@ class CudaSparseOpsOnStreams final : public CudaSparseOps {
                           const AttentionSegment& segment, std::int64_t first_query, float scale,
                           float* sums, std::int64_t stride, Workspace, Stream& stream) override {
     check_keys(cache, segment, "accumulate_columns");
-    check_columns(q, heads, cache, segment, first_query, sums, stride);
+    check_segment(q, heads, cache, segment, first_query, "accumulate_columns");
+    require(sums != nullptr && stride >= segment.context_tokens, "accumulate_columns",
+            "no room for the sums", [&] {
+              return shape_of(cache, segment) + ", " + shape_text({{"stride", stride}});
+            });
     if (first_query >= segment.query_count) return;
     const std::int64_t context = segment.context_tokens;
     const CudaSparseScratch scratch = scratch_of(heads, cache.kv_heads, cache.head_dim, context);
@@ -266,31 +296,153 @@ class CudaSparseOpsOnStreams final : public CudaSparseOps {
     const StreamHandle handle = settings_.stream_handle(stream);
     for (std::int64_t query = first_query; query < segment.query_count;
          query += kColumnSliceQueries) {
-      PrefillColumns call;
-      call.queries = std::min(kColumnSliceQueries, segment.query_count - query);
-      call.q = static_cast<const float*>(q.data) + (segment.query_begin + query) * q.row_stride;
-      call.q_stride = q.row_stride;
-      call.first_position = context - segment.query_count + query;
-      call.row_begin = call.first_position;
-      call.row_end = call.first_position + call.queries;
-      call.window = segment.window;
-      call.k = tables.keys;
-      call.dtype = cache.dtype;
-      call.scales = cache.scales;
-      call.scale_pages = tables.scale_pages;
-      call.partial_k = cache.partial_k;
-      call.partial_dtype = cache.partial_dtype;
-      call.partial_page = segment.partial_page.value;
-      call.pages = tables.pages;
-      call.page_tokens = cache.page_tokens;
-      call.heads = heads;
-      call.kv_heads = cache.kv_heads;
-      call.head_dim = cache.head_dim;
-      call.scale = scale;
+      const PrefillColumns call = columns_of(q, heads, cache, segment, query, scale, tables);
       prefill_log_sums(call, log_sums, partials, handle);
       prefill_colsum(call, log_sums, columns, context, handle);
     }
     staging_.to_host(rows_of(sums, stride, columns, context, cache.kv_heads, context), stream);
+  }
+
+  void clear_weights(std::span<const WeightWindow> windows, Stream& stream) override {
+    std::int64_t most_words = 0;
+    for (const WeightWindow& window : windows) {
+      check_window(window, "clear_weights");
+      most_words = std::max(
+          most_words,
+          window.exact() ? window.tokens : std::max<std::int64_t>(1, window.room) * window.tokens);
+    }
+    if (windows.empty()) return;
+    cuda::clear_weights(arguments_.send(windows, stream), static_cast<std::int64_t>(windows.size()),
+                        most_words, settings_.stream_handle(stream));
+  }
+
+  void add_weights(const Selection& attended, const float* weights, std::span<const WeightRow> rows,
+                   Stream& stream) override {
+    if (rows.empty()) return;
+    const auto check = [&](bool condition, const char* what, const WeightRow& row) {
+      require(condition, "add_weights", what, [&] {
+        return shape_of(row.window) + ", " +
+               shape_text({{"rows", attended.rows},
+                           {"capacity", attended.capacity},
+                           {"attended", row.attended},
+                           {"count", row.step.count},
+                           {"context", row.context}});
+      });
+    };
+    std::int64_t most_tokens = 0;
+    for (const WeightRow& row : rows) {
+      check_step(row.window, row.step, row.context, "add_weights");
+      check(attended.lists == 1 && row.attended >= 0 && row.attended < attended.rows &&
+                row.step.count <= attended.capacity,
+            "a row beyond the selection", row);
+      const std::int64_t leaving = row.window.exact()     ? row.step.expired
+                                   : row.step.expired > 0 ? row.context
+                                                          : 0;
+      most_tokens = std::max({most_tokens, row.step.count, leaving});
+    }
+    cuda::add_weights(arguments_.send(rows, stream), static_cast<std::int64_t>(rows.size()),
+                      attended.tokens, weights, attended.capacity, most_tokens,
+                      settings_.stream_handle(stream));
+  }
+
+  void add_prompt_rows(ConstMatrix q, std::int64_t heads, const KvLayerView& cache,
+                       const AttentionSegment& segment, std::int64_t first_query, float scale,
+                       const WeightWindow& window, std::span<const WindowStep> steps, Workspace,
+                       Stream& stream) override {
+    check_keys(cache, segment, "add_prompt_rows");
+    const std::int64_t context = segment.context_tokens;
+    check_segment(q, heads, cache, segment, first_query, "add_prompt_rows");
+    const auto check = [&](bool condition, const char* what) {
+      require(condition, "add_prompt_rows", what, [&] {
+        return shape_of(cache, segment) + ", " + shape_of(window) + ", " +
+               shape_text({{"query_count", segment.query_count},
+                           {"first_query", first_query},
+                           {"steps", static_cast<std::int64_t>(steps.size())}});
+      });
+    };
+    check(static_cast<std::int64_t>(steps.size()) == segment.query_count - first_query,
+          "not a step for each query");
+    if (steps.empty()) return;
+    std::vector<std::int32_t> begins;
+    for (std::size_t i = 0; i < steps.size(); ++i) {
+      const std::int64_t row = context - static_cast<std::int64_t>(steps.size() - 1 - i);
+      check_step(window, steps[i], row, "add_prompt_rows");
+      check(steps[i].count == row && steps[i].expired == 0,
+            "a row that is not dense, or in which others expire");
+      begins.push_back(static_cast<std::int32_t>(steps[i].begin));
+    }
+    const CudaSparseScratch scratch = scratch_of(heads, cache.kv_heads, cache.head_dim, context);
+    std::byte* base = scratch_.at_least(static_cast<std::size_t>(scratch.bytes), stream);
+    const Tables tables = send_tables(cache, {&segment, 1}, {}, false, stream, begins);
+    auto* log_sums = reinterpret_cast<float*>(base + scratch.log_sums_at);
+    auto* partials = reinterpret_cast<float*>(base + scratch.log_partials_at);
+    const StreamHandle handle = settings_.stream_handle(stream);
+    for (std::int64_t query = first_query; query < segment.query_count;
+         query += kColumnSliceQueries) {
+      const PrefillColumns call = columns_of(q, heads, cache, segment, query, scale, tables);
+      prefill_log_sums(call, log_sums, partials, handle);
+      cuda::add_prompt_rows(call, log_sums, window, tables.more + (query - first_query), handle);
+    }
+  }
+
+  Selection choose_recent_and_heaviest(std::span<const WindowChoice> rows,
+                                       Stream& stream) override {
+    if (rows.empty()) return {};
+    std::int64_t longest = 0;
+    std::int64_t capacity = 0;
+    for (const WindowChoice& row : rows) {
+      check_window(row.window, "choose_recent_and_heaviest");
+      require(row.context > 0 && row.context <= row.window.tokens && row.local >= 0 &&
+                  row.local <= std::min(row.total, row.context),
+              "choose_recent_and_heaviest", "a choice beyond the context", [&] {
+                return shape_of(row.window) + ", " +
+                       shape_text(
+                           {{"context", row.context}, {"local", row.local}, {"total", row.total}});
+              });
+      longest = std::max(longest, row.context);
+      capacity = std::max(capacity, std::min(row.total, row.context));
+    }
+    const auto count = static_cast<std::int64_t>(rows.size());
+    // Each row's sums, then its length, total and local: one array on its way.
+    std::vector<std::int64_t> words(static_cast<std::size_t>(count + (3 * count + 1) / 2));
+    auto* numbers = reinterpret_cast<std::int32_t*>(words.data() + count);
+    for (std::int64_t i = 0; i < count; ++i) {
+      const WindowChoice& row = rows[static_cast<std::size_t>(i)];
+      words[static_cast<std::size_t>(i)] =
+          static_cast<std::int64_t>(reinterpret_cast<std::uintptr_t>(row.window.sums));
+      numbers[i] = static_cast<std::int32_t>(row.context);
+      numbers[count + i] = static_cast<std::int32_t>(std::min(row.total, row.context));
+      numbers[2 * count + i] = static_cast<std::int32_t>(row.local);
+    }
+    const std::int64_t* sent = arguments_.send(std::span<const std::int64_t>(words), stream);
+    const auto* sent_numbers = reinterpret_cast<const std::int32_t*>(sent + count);
+    const CudaListLayout layout = cuda_list_layout(count, 1, capacity, 0);
+    std::byte* lists = lists_.at_least(static_cast<std::size_t>(layout.bytes), stream);
+    auto* tokens = reinterpret_cast<std::int32_t*>(lists + layout.tokens_at);
+    auto* counts = reinterpret_cast<std::int32_t*>(lists + layout.counts_at);
+    auto* scores = reinterpret_cast<float*>(
+        scratch_.at_least(static_cast<std::size_t>(longest) * sizeof(float), stream));
+    const StreamHandle handle = settings_.stream_handle(stream);
+    // As many rows at a time as there is room for.
+    const auto room = static_cast<std::int64_t>(scratch_.bytes() / sizeof(float)) / longest;
+    for (std::int64_t first = 0; first < count; first += room) {
+      const std::int64_t part = std::min(room, count - first);
+      window_scores(reinterpret_cast<const std::int64_t* const*>(sent) + first,
+                    sent_numbers + first, part, longest, scores, longest, handle);
+      select_top({.scores = scores,
+                  .score_stride = longest,
+                  .lengths = sent_numbers + first,
+                  .rows = part,
+                  .rows_per_sequence = 1,
+                  .max_length = longest,
+                  .locals = sent_numbers + 2 * count + first,
+                  .ks = sent_numbers + count + first,
+                  .indices = tokens + first * capacity,
+                  .capacity = capacity,
+                  .counts = counts + first},
+                 capacity, handle);
+    }
+    return {.rows = count, .capacity = capacity, .tokens = tokens, .counts = counts};
   }
 
   void bound_pages(const KvLayerView& cache, std::span<const AttentionSegment> rows,
@@ -525,6 +677,7 @@ class CudaSparseOpsOnStreams final : public CudaSparseOps {
     std::int64_t max_pages = 0;
     std::int64_t max_length = 0;
     std::int64_t sequences = 0;
+    const std::int32_t* more = nullptr;
   };
 
   static CudaSparseScratch scratch_of(std::int64_t heads, std::int64_t kv_heads,
@@ -554,10 +707,11 @@ class CudaSparseOpsOnStreams final : public CudaSparseOps {
     return transfers;
   }
 
-  // Lengths, partial pages, limits, pages, scale pages: one array on its way. With `columns` the
-  // pages before a query's own are those of K^T.
+  // Lengths, partial pages, limits, pages, scale pages, `more` numbers: one array on its way. With
+  // `columns` the pages before a query's own are those of K^T.
   Tables send_tables(const KvLayerView& cache, std::span<const AttentionSegment> rows,
-                     std::span<const Limits> limits, bool columns, Stream& stream) {
+                     std::span<const Limits> limits, bool columns, Stream& stream,
+                     std::span<const std::int32_t> more = {}) {
     Tables tables;
     tables.sequences = static_cast<std::int64_t>(rows.size());
     for (const AttentionSegment& row : rows) {
@@ -596,6 +750,7 @@ class CudaSparseOpsOnStreams final : public CudaSparseOps {
         tables_[scales_at + row * pages + i] = keys.scale_pages[i].value;
       }
     }
+    tables_.insert(tables_.end(), more.begin(), more.end());
     const std::int32_t* sent = arguments_.send(std::span<const std::int32_t>(tables_), stream);
     tables.length = sent;
     tables.partial_page = sent + count;
@@ -604,6 +759,7 @@ class CudaSparseOpsOnStreams final : public CudaSparseOps {
     tables.keys = cache.k;
     tables.pages = sent + pages_at;
     tables.scale_pages = sent + scales_at;
+    tables.more = sent + (tables_.size() - more.size());
     if (sent_before == nullptr) return tables;
     const AttentionSegment& first = rows.front();
     tables.max_pages = sent_before->max_pages;
@@ -639,6 +795,34 @@ class CudaSparseOpsOnStreams final : public CudaSparseOps {
     const float* const* bounds = arguments_.send(std::span<const float* const>(bounds_), stream);
     const std::int32_t* sent = arguments_.send(std::span<const std::int32_t>(tables_), stream);
     return {bounds, sent, sent + count, sent + 2 * count};
+  }
+
+  // A slice of a segment's queries, from `query` on.
+  static PrefillColumns columns_of(const ConstMatrix& q, std::int64_t heads,
+                                   const KvLayerView& cache, const AttentionSegment& segment,
+                                   std::int64_t query, float scale, const Tables& tables) {
+    PrefillColumns call;
+    call.queries = std::min(kColumnSliceQueries, segment.query_count - query);
+    call.q = static_cast<const float*>(q.data) + (segment.query_begin + query) * q.row_stride;
+    call.q_stride = q.row_stride;
+    call.first_position = segment.context_tokens - segment.query_count + query;
+    call.row_begin = call.first_position;
+    call.row_end = call.first_position + call.queries;
+    call.window = segment.window;
+    call.k = tables.keys;
+    call.dtype = cache.dtype;
+    call.scales = cache.scales;
+    call.scale_pages = tables.scale_pages;
+    call.partial_k = cache.partial_k;
+    call.partial_dtype = cache.partial_dtype;
+    call.partial_page = segment.partial_page.value;
+    call.pages = tables.pages;
+    call.page_tokens = cache.page_tokens;
+    call.heads = heads;
+    call.kv_heads = cache.kv_heads;
+    call.head_dim = cache.head_dim;
+    call.scale = scale;
+    return call;
   }
 
   // Keys by rows.

@@ -123,6 +123,7 @@ struct WeightsShape {
   const std::int32_t* list_counts;
   int capacity;
   float* weights;
+  std::int64_t weights_stride;
 };
 
 // Block (tokens, list), one thread per token.
@@ -141,7 +142,7 @@ __global__ void __launch_bounds__(256) token_weights_kernel(const WeightsShape s
             .logits[(static_cast<std::int64_t>(row) * shape.group + head) * shape.capacity + token];
     sum += exp2_fast((logit - lse) * kLog2E);
   }
-  shape.weights[static_cast<std::int64_t>(list) * shape.capacity + token] = sum;
+  shape.weights[list * shape.weights_stride + token] = sum;
 }
 
 }  // namespace
@@ -220,6 +221,7 @@ void token_weights(const TokenWeightsArgs& args, StreamHandle stream) {
   check(args.list_rows == args.sequences || args.list_rows == args.sequences * args.kv_heads,
         "list_rows must be sequences or rows");
   check(args.list_rows <= 65535, "too many lists");
+  check(args.weights_stride > 0, "no room for the weights");
   check(args.logits != nullptr && args.lse != nullptr && args.list_counts != nullptr &&
             args.weights != nullptr,
         "null pointer");
@@ -235,6 +237,7 @@ void token_weights(const TokenWeightsArgs& args, StreamHandle stream) {
   shape.list_counts = args.list_counts;
   shape.capacity = args.capacity;
   shape.weights = args.weights;
+  shape.weights_stride = args.weights_stride;
   const dim3 grid(static_cast<unsigned>(ceil_div(args.capacity, 256)),
                   static_cast<unsigned>(args.list_rows));
   TRIPHASE_LAUNCH((token_weights_kernel), grid, 256, 0, stream, shape);

@@ -66,7 +66,8 @@ struct TokenWeightsArgs {
   const std::int32_t* list_counts = nullptr;  // [list_rows]
   int list_rows = 0;                          // sequences, or sequences * kv_heads
   int capacity = 0;
-  float* weights = nullptr;  // [list_rows][capacity]
+  float* weights = nullptr;         // [list_rows][weights_stride]
+  std::int64_t weights_stride = 0;  // at least every list's count
 };
 void token_weights(const TokenWeightsArgs& args, StreamHandle stream);
 

@@ -31,7 +31,8 @@ struct SelectRows {
 };
 
 // At most k entries in all, the forced ones counted (they are all kept even beyond k). A row no
-// longer than k is selected whole. NaN scores lose against every number.
+// longer than k is selected whole. NaN scores lose against every number. With `ks` or `locals`, k
+// is the largest of all entries selected.
 void select_top(const SelectRows& call, std::int64_t k, StreamHandle stream);
 
 // Every entry with score >= thresholds[row / rows_per_threshold].

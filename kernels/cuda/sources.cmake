@@ -28,7 +28,8 @@ set(TRIPHASE_CUDA_KERNELS
   select_rows.cu
   sparq_select.cu
   stage_rows.cu
-  value_mean.cu)
+  value_mean.cu
+  weight_window.cu)
 # Host code beside them, without CUDA headers.
 set(TRIPHASE_CUDA_HOST_SOURCES
   argument_ring.cpp

@@ -14,7 +14,7 @@ void TokenChoice::clear() {
 }
 
 std::int64_t AttentionMethod::prefill_rows(std::int64_t) const { return 0; }
-std::unique_ptr<AttentionMethod::State> AttentionMethod::begin(std::int64_t) const {
+std::unique_ptr<AttentionMethod::State> AttentionMethod::begin(std::int64_t, std::int64_t) const {
   return std::make_unique<State>();
 }
 void AttentionMethod::appended(const Sequences&, const LayerCall&, ConstMatrix) {}
@@ -29,6 +29,8 @@ Selection AttentionMethod::choose_rows(const Sequences&, const LayerCall&, Const
   TRIPHASE_CHECK(false, "a method that does not choose for several rows");
   return {};
 }
+void AttentionMethod::attended_rows(const Sequences&, const LayerCall&, const Selection&,
+                                    const float*) {}
 void AttentionMethod::finish_rows(const Sequences&, const LayerCall&, const Selection&, Matrix) {}
 
 void AttentionMethod::choose_for_prompt(const LayerCall&, ConstMatrix, std::int64_t, std::int64_t,

@@ -21,10 +21,14 @@
 //   or, where method.chooses_rows(), for all decoded rows together that attends_all() does not
 //   name:
 //             lists = method.choose_rows(sequences, call, q)
-//             attend the lists; method.finish_rows(sequences, call, lists, out)
+//             attend the lists, with weights if method.wants_weights();
+//                  method.attended_rows(sequences, call, lists, weights)
+//             method.finish_rows(sequences, call, lists, out)
 //
 // Early methods choose without the query: choose() may be called with an empty q as soon as the
-// context length is known, before the layer begins, so that their tokens can be fetched ahead.
+// context length is known, before the layer begins, so that their tokens can be fetched ahead. The
+// same holds of choose_rows(), where work does not run at once; where it does, those of them that
+// choose for several rows too are asked for one at a time.
 // Methods keep buffers: one thread at a time.
 
 #include <cstdint>
@@ -124,12 +128,14 @@ class AttentionMethod {
   [[nodiscard]] virtual bool needs_every_row() const { return false; }
 
   // Bytes of the device's memory that the states of so many sequences of at most so many tokens
-  // take together, at most.
+  // take together, at most; `at_once`: of a device whose work runs at once.
   [[nodiscard]] virtual std::uint64_t state_bytes(std::int64_t /*sequences*/,
-                                                  std::int64_t /*tokens*/) const {
+                                                  std::int64_t /*tokens*/, bool /*at_once*/) const {
     return 0;
   }
-  [[nodiscard]] virtual std::unique_ptr<State> begin(std::int64_t prompt_tokens) const;
+  // longest: tokens that the sequence's context can grow to.
+  [[nodiscard]] virtual std::unique_ptr<State> begin(std::int64_t prompt_tokens,
+                                                     std::int64_t longest) const;
   // Rows of v are those of the segments' queries. Of a call for several sequences, here and below,
   // the keys are not looked at.
   virtual void appended(const Sequences& sequences, const LayerCall& call, ConstMatrix v);
@@ -138,8 +144,8 @@ class AttentionMethod {
   // token, keys.context_tokens - 1.
   virtual void choose(State& state, const LayerCall& call, ConstMatrix q, std::int64_t row,
                       TokenChoice& choice);
-  // Late methods that choose for several sequences at once, in the device's memory, in place of
-  // choose() and attended(). Each segment has one query.
+  // Methods that choose for several sequences at once, in the device's memory, in place of choose()
+  // and attended(). Each segment has one query; early methods look at context_tokens alone.
   [[nodiscard]] virtual bool chooses_rows() const { return false; }
   // Whether a row attends its whole context; else each of its lists has so many tokens.
   [[nodiscard]] virtual bool attends_all(std::int64_t /*layer*/, std::int64_t /*context*/) const {
@@ -148,6 +154,9 @@ class AttentionMethod {
   [[nodiscard]] virtual std::int64_t list_tokens(std::int64_t context) const { return context; }
   [[nodiscard]] virtual Selection choose_rows(const Sequences& sequences, const LayerCall& call,
                                               ConstMatrix q);
+  // weights [row of selection][capacity], in the device's memory, beside the tokens of the lists.
+  virtual void attended_rows(const Sequences& sequences, const LayerCall& call,
+                             const Selection& selection, const float* weights);
   // Turns attention over the lists, the segments' rows of out, into the method's output.
   virtual void finish_rows(const Sequences& sequences, const LayerCall& call,
                            const Selection& selection, Matrix out);

@@ -13,7 +13,7 @@ void DeviceFloats::resize(std::int64_t count, Device& device, Stream& stream) {
     larger.device_ = &device;
     larger.room_ = room;
     if (size_ > 0) device.copy(larger.data_, data_, bytes_of(size_), stream);
-    stream.synchronize();  // the old numbers go now
+    if (data_ != nullptr) stream.synchronize();  // the old numbers go now
     *this = std::move(larger);
   }
   size_ = count;

@@ -37,7 +37,8 @@ class H2o final : public AttentionMethod {
     return prompt_tokens;
   }
 
-  [[nodiscard]] std::unique_ptr<State> begin(std::int64_t prompt_tokens) const override {
+  [[nodiscard]] std::unique_ptr<State> begin(std::int64_t prompt_tokens,
+                                             std::int64_t) const override {
     auto state = std::make_unique<H2oState>();
     state->prompt_tokens = prompt_tokens;
     state->lists.resize(static_cast<std::size_t>(shape_.layers * lists()));

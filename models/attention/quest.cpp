@@ -35,15 +35,15 @@ class Quest final : public AttentionMethod {
   }
 
   // While one layer's bounds grow they are there twice.
-  [[nodiscard]] std::uint64_t state_bytes(std::int64_t sequences,
-                                          std::int64_t tokens) const override {
+  [[nodiscard]] std::uint64_t state_bytes(std::int64_t sequences, std::int64_t tokens,
+                                          bool) const override {
     const std::int64_t layers =
         std::max<std::int64_t>(0, shape_.layers - options_.quest.dense_layers);
     if (layers == 0) return 0;
     return static_cast<std::uint64_t>(sequences * layers + 1) *
            DeviceFloats::most_bytes(pages_of(tokens) * page_floats());
   }
-  [[nodiscard]] std::unique_ptr<State> begin(std::int64_t) const override {
+  [[nodiscard]] std::unique_ptr<State> begin(std::int64_t, std::int64_t) const override {
     auto state = std::make_unique<QuestState>();
     state->bounds.resize(static_cast<std::size_t>(shape_.layers));
     return state;

@@ -50,13 +50,13 @@ class Sparq final : public AttentionMethod {
     return dense || !keeps_transposed_k(options_) ? 0 : context;
   }
 
-  [[nodiscard]] std::uint64_t state_bytes(std::int64_t sequences,
-                                          std::int64_t /*tokens*/) const override {
+  [[nodiscard]] std::uint64_t state_bytes(std::int64_t sequences, std::int64_t /*tokens*/,
+                                          bool) const override {
     if (!reallocates_) return 0;
     return static_cast<std::uint64_t>(sequences * shape_.layers) *
            DeviceFloats::most_bytes(shape_.kv_heads * shape_.head_dim);
   }
-  [[nodiscard]] std::unique_ptr<State> begin(std::int64_t) const override {
+  [[nodiscard]] std::unique_ptr<State> begin(std::int64_t, std::int64_t) const override {
     auto state = std::make_unique<SparqState>();
     state->sums.resize(static_cast<std::size_t>(shape_.layers));
     return state;

@@ -1,10 +1,15 @@
 // Sparse window attention (ALISA, Algorithm 1): a local window and as many tokens of the largest
-// attention sum over the last rows, one set for all heads of a layer.
+// attention sum over the last rows, one set for all heads of a layer. Where work runs at once the
+// host keeps the sums, so that they grow with the sequence and can be asked at any time; else they
+// are in the device's memory, of a fixed size, and the host reads nothing.
 
 #include <algorithm>
 
+#include "base/error.h"
+#include "models/attention/device_floats.h"
 #include "models/attention/methods.h"
 #include "models/attention/weight_history.h"
+#include "models/attention/weight_slots.h"
 #include "scheduler/attention/token_choice.h"
 
 namespace triphase {
@@ -14,17 +19,29 @@ namespace {
 constexpr std::int64_t kLongestRing = 64;
 
 struct SwaState final : AttentionMethod::State {
-  SwaState(std::int64_t layers, std::int64_t prompt, bool exact)
+  // One layer's sums in the device's memory, and where its rows go.
+  struct Window {
+    WeightWindow view;
+    WeightSlots slots;
+  };
+
+  SwaState(std::int64_t layers, std::int64_t prompt, std::int64_t longest_context, bool is_exact)
       : prompt_tokens(prompt),
+        longest(longest_context),
+        exact(is_exact),
         layers_history(static_cast<std::size_t>(layers), WeightHistory(exact)) {}
   [[nodiscard]] std::uint64_t bytes() const override {
-    std::uint64_t sum = 0;
+    std::uint64_t sum = memory.bytes();
     for (const WeightHistory& history : layers_history) sum += history.bytes();
     return sum;
   }
 
   std::int64_t prompt_tokens;
+  std::int64_t longest;
+  bool exact;
   std::vector<WeightHistory> layers_history;
+  DeviceFloats memory;          // of the windows
+  std::vector<Window> windows;  // by layer, once a row of the prompt came on a device
 };
 
 class Swa final : public AttentionMethod {
@@ -37,12 +54,29 @@ class Swa final : public AttentionMethod {
     return std::min(prompt_tokens, window_rows(prompt_tokens + 1));
   }
 
-  [[nodiscard]] std::unique_ptr<State> begin(std::int64_t prompt_tokens) const override {
-    using History = decltype(options_.swa.history);
-    const bool exact =
-        options_.swa.history == History::kRing ||
-        (options_.swa.history == History::kAuto && window_rows(prompt_tokens + 1) <= kLongestRing);
-    return std::make_unique<SwaState>(shape_.layers, prompt_tokens, exact);
+  [[nodiscard]] std::uint64_t state_bytes(std::int64_t sequences, std::int64_t tokens,
+                                          bool at_once) const override {
+    if (at_once) return 0;
+    // The longest prompt whose rows are kept exactly, and buckets as they are from the first token
+    // on: another beginning may make one more.
+    std::int64_t prompt = tokens;
+    while (prompt > 0 && !is_exact(prompt)) --prompt;
+    std::uint64_t layer = 0;
+    if (prompt > 0) {
+      layer = weight_window_bytes(true, tokens, weight_room(true, growth(prompt, tokens + 1)));
+    }
+    if (!is_exact(tokens)) {
+      const std::int64_t room = weight_room(false, growth(1, tokens)) + 1;
+      layer = std::max(layer, weight_window_bytes(false, tokens, room));
+    }
+    // Weights of one layer's rows too: attended_rows().
+    return static_cast<std::uint64_t>(sequences * shape_.layers) * layer +
+           DeviceFloats::most_bytes(sequences * list_tokens(tokens));
+  }
+  [[nodiscard]] std::unique_ptr<State> begin(std::int64_t prompt_tokens,
+                                             std::int64_t longest) const override {
+    return std::make_unique<SwaState>(shape_.layers, prompt_tokens,
+                                      std::max(prompt_tokens, longest), is_exact(prompt_tokens));
   }
 
   // The dense rows that the first decode step looks back on, recomputed one by one.
@@ -50,6 +84,11 @@ class Swa final : public AttentionMethod {
     auto& own = static_cast<SwaState&>(state);
     const std::int64_t window = window_rows(own.prompt_tokens + 1);
     const std::int64_t first = call.keys.context_tokens - call.keys.query_count;
+    if (!call.memory->runs_at_once()) {
+      const std::int64_t before = std::max<std::int64_t>(0, own.prompt_tokens - window - first);
+      if (before < call.keys.query_count) add_prompt_rows(own, call, q, before, window);
+      return;
+    }
     for (std::int64_t i = 0; i < call.keys.query_count; ++i) {
       const std::int64_t context = first + i + 1;
       if (context <= own.prompt_tokens - window) continue;
@@ -75,10 +114,7 @@ class Swa final : public AttentionMethod {
   void choose(State& state, const LayerCall& call, ConstMatrix, std::int64_t,
               TokenChoice& choice) override {
     const std::int64_t context = call.keys.context_tokens;
-    const std::int64_t half = half_budget(context);
-    const std::int64_t local = std::min(context, std::max<std::int64_t>(1, half));
-    const std::int64_t total = std::max(
-        local, options_.swa.paper_split ? local + half : budget_tokens(options_, context, context));
+    const auto [local, total] = budget(context);
     choice.clear();
     choice.dense = is_dense(total, context);
     if (choice.dense) return;
@@ -94,7 +130,100 @@ class Swa final : public AttentionMethod {
         .add(choice.tokens, weights, window_rows(call.keys.context_tokens + 1));
   }
 
+  [[nodiscard]] bool chooses_rows() const override { return true; }
+  [[nodiscard]] bool attends_all(std::int64_t, std::int64_t context) const override {
+    return is_dense(budget(context).total, context);
+  }
+  [[nodiscard]] std::int64_t list_tokens(std::int64_t context) const override {
+    return std::min(context, budget(context).total);
+  }
+
+  [[nodiscard]] Selection choose_rows(const Sequences& sequences, const LayerCall& call,
+                                      ConstMatrix) override {
+    choices_.clear();
+    for (std::size_t row = 0; row < sequences.states.size(); ++row) {
+      const std::int64_t context = sequences.segments[row].context_tokens;
+      const auto [local, total] = budget(context);
+      choices_.push_back({.window = window(*sequences.states[row], call).view,
+                          .context = context,
+                          .local = local,
+                          .total = total});
+    }
+    return call.ops->choose_recent_and_heaviest(choices_, *call.stream);
+  }
+
+  void attended_rows(const Sequences& sequences, const LayerCall& call, const Selection& selection,
+                     const float* weights) override {
+    rows_.clear();
+    for (std::size_t row = 0; row < sequences.states.size(); ++row) {
+      const std::int64_t context = sequences.segments[row].context_tokens;
+      SwaState::Window& own = window(*sequences.states[row], call);
+      rows_.push_back({.window = own.view,
+                       .step = own.slots.add(list_tokens(context), window_rows(context + 1)),
+                       .context = context,
+                       .attended = static_cast<std::int64_t>(row)});
+    }
+    call.ops->add_weights(selection, weights, rows_, *call.stream);
+  }
+
  private:
+  // Tokens attended: the newest, and in all; the latter may be more than there are.
+  struct Budget {
+    std::int64_t local = 0;
+    std::int64_t total = 0;
+  };
+  [[nodiscard]] Budget budget(std::int64_t context) const {
+    const std::int64_t half = half_budget(context);
+    const std::int64_t local = std::min(context, std::max<std::int64_t>(1, half));
+    const std::int64_t total =
+        options_.swa.paper_split ? local + half : budget_tokens(options_, context, context);
+    return {local, std::max(local, total)};
+  }
+  [[nodiscard]] bool is_exact(std::int64_t prompt_tokens) const {
+    using History = decltype(options_.swa.history);
+    return options_.swa.history == History::kRing ||
+           (options_.swa.history == History::kAuto &&
+            window_rows(prompt_tokens + 1) <= kLongestRing);
+  }
+  [[nodiscard]] WindowGrowth growth(std::int64_t prompt, std::int64_t longest) const {
+    return {.prompt_tokens = prompt,
+            .longest = longest,
+            .window_rows = [this](std::int64_t context) { return window_rows(context); },
+            .chosen_tokens = [this](std::int64_t context) { return list_tokens(context); }};
+  }
+
+  void add_prompt_rows(SwaState& state, const LayerCall& call, ConstMatrix q,
+                       std::int64_t first_query, std::int64_t rows_kept) {
+    if (state.windows.empty()) make_windows(state, call);
+    SwaState::Window& own = window(state, call);
+    steps_.clear();
+    const std::int64_t end = call.keys.context_tokens;
+    for (std::int64_t row = end - call.keys.query_count + first_query; row < end; ++row) {
+      steps_.push_back(own.slots.add(row + 1, rows_kept));
+    }
+    call.ops->add_prompt_rows(q, shape_.heads, call.cache, call.keys, first_query, call.scale,
+                              own.view, steps_, call.workspace, *call.stream);
+  }
+
+  void make_windows(SwaState& state, const LayerCall& call) const {
+    const std::int64_t room = weight_room(state.exact, growth(state.prompt_tokens, state.longest));
+    const std::uint64_t bytes = weight_window_bytes(state.exact, state.longest, room);
+    const auto floats = static_cast<std::int64_t>(bytes / sizeof(float));
+    state.memory.resize(shape_.layers * floats, *call.memory, *call.stream);
+    std::vector<WeightWindow> views;
+    for (std::int64_t layer = 0; layer < shape_.layers; ++layer) {
+      views.push_back(
+          weight_window_at(state.memory.data() + layer * floats, state.exact, state.longest, room));
+      state.windows.push_back({views.back(), WeightSlots(state.exact, room)});
+    }
+    call.ops->clear_weights(views, *call.stream);
+  }
+
+  static SwaState::Window& window(State& state, const LayerCall& call) {
+    auto& windows = static_cast<SwaState&>(state).windows;
+    TRIPHASE_CHECK(!windows.empty(), "swa: a decoded row before the prompt's last");
+    return windows[static_cast<std::size_t>(call.layer)];
+  }
   static WeightHistory& history(SwaState& state, const LayerCall& call) {
     return state.layers_history[static_cast<std::size_t>(call.layer)];
   }
@@ -110,6 +239,9 @@ class Swa final : public AttentionMethod {
   std::vector<float> sums_;
   std::vector<std::int32_t> tokens_;
   std::vector<std::uint32_t> scratch_;
+  std::vector<WindowChoice> choices_;
+  std::vector<WeightRow> rows_;
+  std::vector<WindowStep> steps_;
 };
 
 }  // namespace

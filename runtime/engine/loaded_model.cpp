@@ -102,7 +102,7 @@ class Planner {
   // What the attention method keeps of every sequence, preempted ones included.
   [[nodiscard]] std::uint64_t selection(std::int64_t batch) const {
     if (!options_.attention.sparse()) return 0;
-    return method()->state_bytes(batch + waiting(batch), context_);
+    return method()->state_bytes(batch + waiting(batch), context_, !machine_.gpu.has_value());
   }
 
   // Sequences that vLLM's policy swaps out keep what is not in pages: as many again may wait.

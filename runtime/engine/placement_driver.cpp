@@ -160,7 +160,7 @@ void PlacementDriver::apply(const Admit& action, const Lines& lines) {
   const KvSequence& placed = kv_->book().sequence(action.sequence);
   stats_.prompt_tokens += static_cast<std::uint64_t>(waiting->given_tokens());
   stats_.shared_prompt_tokens += static_cast<std::uint64_t>(placed.tokens);
-  model_->begin_sequence(action.sequence, prompt_tokens);
+  model_->begin_sequence(action.sequence, prompt_tokens, waiting->max_kv_tokens());
   lines.running.push_back({.sequence = std::move(waiting),
                            .id = action.sequence,
                            .rope_key = placed.context_key,
@@ -201,7 +201,7 @@ void PlacementDriver::apply(const Resume& action, const Lines& lines) {
   RunningLine& line = lines.running.emplace_back(std::move(entry->line));
   if (entry->mode == PreemptMode::kDrop) {
     line.id = action.sequence;
-    model_->begin_sequence(line.id, line.sequence->prompt_tokens());
+    model_->begin_sequence(line.id, line.sequence->prompt_tokens(), line.sequence->max_kv_tokens());
   }
   lines.preempted.erase(entry);
   phases_.resumed(line.phase, line_index(line), line.computed);

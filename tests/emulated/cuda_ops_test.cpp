@@ -3,6 +3,7 @@
 
 #include "kernels/cuda/cuda_ops.h"
 
+#include <array>
 #include <numeric>
 
 #include "base/thread_pool.h"
@@ -406,6 +407,84 @@ TEST(EmulatedCudaOps, ErrorsNameOperationAndShape) {
                                       *machine.stream);
               }),
               testing::AllOf(testing::HasSubstr("rms_norm"), testing::HasSubstr("y 2 x 4 fp32")));
+}
+
+// Weights of lists that lie on the device, and of lists that the host has: the same, in the
+// device's memory, as those that go to the host.
+TEST(EmulatedCudaOps, WeightsOfListsCanStayOnTheDevice) {
+  constexpr std::int64_t kRows = 3;
+  constexpr std::int64_t kMost = 40;
+  for (const DType dtype : {DType::kF16, DType::kInt8}) {
+    GuardedMachine machine;
+    const FilledCache filled(*machine.ops, machine.device, dtype, {33, 96, 140}, 4);
+    std::mt19937 random(5);
+    const Numbers q(machine.device, random_floats(random, kRows * kColumns));
+    const Numbers out(machine.device, kRows * kColumns);
+    const DeviceArray<std::int64_t> memory(machine.device, kRows * 300);
+    std::vector<WindowChoice> choices;
+    std::vector<WeightWindow> windows;
+    for (std::int64_t row = 0; row < kRows; ++row) {
+      windows.push_back(weight_window_at(memory.data() + row * 300, true, 140, 160));
+      choices.push_back(
+          {windows.back(), filled.length(static_cast<std::size_t>(row)), 5, kMost - 10 * row});
+    }
+    machine.sparse->clear_weights(windows, *machine.stream);
+    const Selection lists = machine.sparse->choose_recent_and_heaviest(choices, *machine.stream);
+    ASSERT_EQ(lists.capacity, 33);
+    std::array<std::vector<std::int32_t>, kRows> begins, tokens, slots;
+    const HostBuffer on_host(machine.copies, kRows * kMost * sizeof(float));
+    Numbers stay(machine.device, kRows * kMost);
+    const auto attend = [&](bool chosen, bool stays) {
+      std::vector<AttentionSegment> segments;
+      for (std::int64_t row = 0; row < kRows; ++row) {
+        const auto i = static_cast<std::size_t>(row);
+        AttentionSegment& segment = segments.emplace_back(filled.segment(i, row, 1));
+        if (chosen) {
+          segment.chosen = &lists;
+          segment.chosen_row = row;
+        } else {
+          segment.selection = {begins[i], tokens[i], slots[i]};
+        }
+        segment.weights = (stays ? stay.data() : on_host.as<float>()) + row * kMost;
+        if (stays) segment.weights_stride = kMost;
+      }
+      machine.ops->attention(matrix(q, kRows, kColumns), kHeads, filled.view(), segments, 0.25F,
+                             matrix(out, kRows, kColumns), {}, *machine.stream);
+    };
+    // Nothing was added: the first tokens, and the newest.
+    for (std::size_t i = 0; i < kRows; ++i) {
+      const auto context = static_cast<std::int32_t>(filled.length(i));
+      const auto total =
+          static_cast<std::int32_t>(std::min<std::int64_t>(context, choices[i].total));
+      for (std::int32_t t = 0; t < total; ++t) {
+        const std::int32_t token = t < total - 5 ? t : context - total + t;
+        tokens[i].push_back(token);
+        const std::int64_t page = token / FilledCache::kPageTokens;
+        slots[i].push_back(
+            static_cast<std::int32_t>(filled.page(i, page).value * FilledCache::kPageTokens +
+                                      token % FilledCache::kPageTokens));
+      }
+      begins[i] = {0, total};
+    }
+    attend(false, false);
+    const std::vector<float> expected(on_host.as<float>(), on_host.as<float>() + kRows * kMost);
+    const std::vector<float> outputs = out.host();
+    for (const bool chosen : {false, true}) {
+      stay.fill(0xFF);
+      attend(chosen, true);
+      const std::vector<float> actual = stay.host();
+      for (std::size_t i = 0; i < kRows; ++i) {
+        for (std::size_t t = 0; t < kMost; ++t) {
+          if (t < tokens[i].size()) {
+            ASSERT_EQ(actual[i * kMost + t], expected[i * kMost + t]) << i << " " << t;
+          } else {
+            ASSERT_TRUE(std::isnan(actual[i * kMost + t])) << i << " " << t;
+          }
+        }
+      }
+      EXPECT_EQ(out.host(), outputs);
+    }
+  }
 }
 
 // Calls within the announced shape find everything allocated; the plan counted every byte.

@@ -8,6 +8,7 @@
 #include "tests/emulated/guarded_machine.h"
 #include "tests/emulated/input_seam_checks.h"
 #include "tests/emulated/sparse_seam_checks.h"
+#include "tests/emulated/window_seam_checks.h"
 
 namespace triphase::cuda {
 namespace {
@@ -35,6 +36,27 @@ TEST(EmulatedCudaSparseOps, CentroidScoresMatchTheCpu) {
 TEST(EmulatedCudaSparseOps, ReallocationMatchesTheCpuBitForBit) {
   GuardedMachine machine;
   check_reallocation(seam_of(machine));
+}
+TEST(EmulatedCudaSparseOps, WeightWindowsAreTheCpusBitForBitInAnyOrderOfThreads) {
+  for (const std::uint64_t seed : {0, 1, 6}) {
+    const emulated::Order order(seed);
+    GuardedMachine machine;
+    // Scratch for all rows at once, or for one at a time.
+    OpsShape shape;
+    shape.attention = {.heads = kHeads,
+                       .kv_heads = kKvHeads,
+                       .head_dim = kDim,
+                       .max_query_rows = 1,
+                       .max_context = 700};
+    shape.max_sequences = 8;
+    shape.max_list_tokens = 700;
+    if (seed == 1) machine.sparse->reserve(shape, *machine.stream);
+    check_weight_windows(seam_of(machine));
+  }
+}
+TEST(EmulatedCudaSparseOps, PromptRowsMatchTheCpu) {
+  GuardedMachine machine;
+  check_prompt_rows(seam_of(machine));
 }
 TEST(EmulatedCudaInputOps, CodesAreTheCpusBitForBit) {
   GuardedMachine machine;
@@ -80,6 +102,7 @@ TEST(EmulatedCudaSparseOps, ReservedScratchIsEnough) {
   const DeviceArray<float> keys(machine.device, std::vector<float>(kKvHeads * 140, 1.0F));
   HostVector<float> results(kHeads * 140, 0.0F);
   const HostVector<std::uint8_t> alive(kKvHeads * 140, 1);
+  const DeviceWindow window(machine.device, true, 140, 1);
   const std::int64_t before = device.allocations();
   sparse->accumulate_columns(q.view(), kHeads, cache.view(), cache.segment(0, 0, 140), 0, 0.3F,
                              results.data(), 140, {}, *stream);
@@ -100,6 +123,9 @@ TEST(EmulatedCudaSparseOps, ReservedScratchIsEnough) {
   const std::int64_t budget = 140;
   static_cast<void>(sparse->choose_by_keys(q.view(), kHeads, cache.view(), {&row, 1}, 0.3F,
                                            {&budget, 1}, {}, *stream));
+  const WindowChoice choice{window.view(), 140, 1, 140};
+  sparse->clear_weights({&window.view(), 1}, *stream);
+  static_cast<void>(sparse->choose_recent_and_heaviest({&choice, 1}, *stream));
   EXPECT_EQ(device.allocations(), before);
 }
 
@@ -132,6 +158,38 @@ TEST(EmulatedCudaSparseOps, RefusalsNameOperationAndShape) {
        [&] {
          sparse.accumulate_columns(q.view(), kHeads, cache.view(), cache.segment(0, 0, 1), 0, 1.0F,
                                    results.data(), 39, {}, stream);
+       }},
+      {"clear_weights", "without memory", "room 0",
+       [&] {
+         WeightWindow window = weight_window_at(numbers.data(), true, 16, 0);
+         sparse.clear_weights({&window, 1}, stream);
+       }},
+      {"add_weights", "beyond its window", "count 17",
+       [&] {
+         const WeightRow row{weight_window_at(numbers.data(), true, 16, 16), {.count = 17}, 16, 0};
+         sparse.add_weights({.rows = 1, .capacity = 20}, results.data(), {&row, 1}, stream);
+       }},
+      {"add_weights", "beyond the selection", "attended 1",
+       [&] {
+         const WeightRow row{weight_window_at(numbers.data(), true, 16, 16), {.count = 5}, 16, 1};
+         sparse.add_weights({.rows = 1, .capacity = 20}, results.data(), {&row, 1}, stream);
+       }},
+      {"add_prompt_rows", "a step for each", "steps 0",
+       [&] {
+         sparse.add_prompt_rows(q.view(), kHeads, cache.view(), cache.segment(0, 0, 1), 0, 1.0F,
+                                weight_window_at(numbers.data(), true, 16, 16), {}, {}, stream);
+       }},
+      {"add_prompt_rows", "not dense", "room 50",
+       [&] {
+         const WindowStep step{.count = 39};
+         sparse.add_prompt_rows(q.view(), kHeads, cache.view(), cache.segment(0, 0, 1), 0, 1.0F,
+                                weight_window_at(numbers.data(), true, 40, 50), {&step, 1}, {},
+                                stream);
+       }},
+      {"choose_recent_and_heaviest", "beyond the context", "local 9",
+       [&] {
+         const WindowChoice choice{weight_window_at(numbers.data(), true, 16, 16), 16, 9, 8};
+         static_cast<void>(sparse.choose_recent_and_heaviest({&choice, 1}, stream));
        }},
       {"bound_pages", "no bounds", "tokens 0",
        [&] {

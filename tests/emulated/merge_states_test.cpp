@@ -163,7 +163,8 @@ TEST(TokenWeights, SumOverHeadsOfTheList) {
     const int lists = shared ? sequences : sequences * kv_heads;
     std::vector<std::int32_t> counts;
     for (int i = 0; i < lists; ++i) counts.push_back(i == 0 ? 300 : 100 * i - 99);
-    std::vector<float> weights(static_cast<std::size_t>(lists * capacity), kNaN);
+    const int stride = shared ? capacity : capacity + 9;
+    std::vector<float> weights(static_cast<std::size_t>(lists * stride), kNaN);
     token_weights({.sequences = sequences,
                    .heads = kv_heads * group,
                    .kv_heads = kv_heads,
@@ -172,12 +173,13 @@ TEST(TokenWeights, SumOverHeadsOfTheList) {
                    .list_counts = counts.data(),
                    .list_rows = lists,
                    .capacity = capacity,
-                   .weights = weights.data()},
+                   .weights = weights.data(),
+                   .weights_stride = stride},
                   nullptr);
     const int heads_of_list = shared ? kv_heads * group : group;
     for (int list = 0; list < lists; ++list) {
-      for (int t = 0; t < capacity; ++t) {
-        const float weight = weights[static_cast<std::size_t>(list * capacity + t)];
+      for (int t = 0; t < stride; ++t) {
+        const float weight = weights[static_cast<std::size_t>(list * stride + t)];
         if (t >= counts[static_cast<std::size_t>(list)]) {
           ASSERT_TRUE(std::isnan(weight));
           continue;

@@ -53,8 +53,13 @@ std::vector<float> random_values(std::int64_t count, std::uint32_t seed) {
 
 // A prompt in chunks of at most 40 tokens, then one token at a time. INT8 chunks end with their
 // block.
+enum class Run : std::uint8_t {
+  kObserved,
+  kUnseen,
+  kEarly,  // what early methods choose is asked for before the layer begins
+};
 Decoded run_method(const Machine& machine, const AttentionOptions& options, DType dtype,
-                   bool observed = true) {
+                   Run how = Run::kObserved) {
   const FilledCache cache(machine.ops, machine.device, dtype, {kTokens}, 21);
   const DeviceArray<float> q(machine.device, random_values(kTokens * kColumns, 22));
   const DeviceArray<float> v(machine.device, random_values(kTokens * kValueColumns, 23));
@@ -69,15 +74,21 @@ Decoded run_method(const Machine& machine, const AttentionOptions& options, DTyp
   const Buffer workspace = pool.allocate(attention_workspace_bytes(largest), MemoryTag::kWorkspace);
   AttentionRunner runner(options, kShape, machine.sparse, largest, pool);
   Decoded run;
-  if (observed) runner.set_observer(&run);
+  if (how == Run::kObserved) runner.set_observer(&run);
   const SequenceId sequence(1);
-  runner.begin(sequence, kPrompt);
+  runner.begin(sequence, kPrompt, kTokens);
   for (std::int64_t at = 0; at < kTokens;) {
     std::int64_t end = at < kPrompt ? std::min(at + 40, kPrompt) : at + 1;
     const std::int64_t block = at / FilledCache::kPageTokens;
     if (cache.quantized()) end = std::min(end, (block + 1) * FilledCache::kPageTokens);
     const AttentionSegment segment = cache.segment(0, at, end - at, end);
     const std::span<const std::int32_t> no_slots;
+    const BatchSegment rows{.sequence = sequence, .count = end - at, .first_position = at};
+    runner.begin_step({&rows, 1}, machine.stream);
+    if (how == Run::kEarly && end > kPrompt) {
+      const TokenChoice* choice = runner.early_choice(LayerId(0), sequence, end);
+      if (choice != nullptr) run.chosen.push_back(choice->tokens);
+    }
     const ConstMatrix queries{q.data(), DType::kF32, kTokens, kColumns, kColumns};
     const ConstMatrix values{v.data(), DType::kF32, kTokens, kValueColumns, kValueColumns};
     static_cast<void>(runner.choose(LayerId(0), {&segment, 1}, {&sequence, 1}, queries, values,
@@ -131,9 +142,15 @@ TEST(MethodsOnCuda, ChooseAndAttendAsOnTheCpu) {
           run_method({*gpu.ops, *gpu.sparse, gpu.device, *gpu.stream}, options, dtype);
       const Decoded theirs = run_method(cpu.get(), options, dtype);
       // Lists that stay on the device are the ones that an observer sees.
-      const Decoded unseen =
-          run_method({*gpu.ops, *gpu.sparse, gpu.device, *gpu.stream}, options, dtype, false);
+      const Decoded unseen = run_method({*gpu.ops, *gpu.sparse, gpu.device, *gpu.stream}, options,
+                                        dtype, Run::kUnseen);
       ASSERT_EQ(unseen.out, ours.out);
+      const Decoded early =
+          run_method({*gpu.ops, *gpu.sparse, gpu.device, *gpu.stream}, options, dtype, Run::kEarly);
+      ASSERT_EQ(early.out, ours.out);
+      ASSERT_TRUE(early.chosen.empty() || early.chosen == ours.chosen);
+      ASSERT_EQ(early.chosen.empty(), options.kind == AttentionKind::kDense ||
+                                          !make_attention_method(options, kShape)->chooses_early());
       ASSERT_EQ(ours.chosen, theirs.chosen);
       ASSERT_EQ(ours.chosen.size(), static_cast<std::size_t>(kTokens - kPrompt));
       for (std::size_t i = 0; i < ours.out.size(); ++i) {
@@ -168,7 +185,7 @@ TEST(MethodsOnCuda, SqueezedKeepsTheSameClusters) {
     const auto choose = [&](const Machine& machine) {
       const DeviceArray<float> q(machine.device, random_values(3 * kColumns, 24));
       const auto method = make_attention_method(of("squeezed", {levels}), kShape, &clusters);
-      const auto state = method->begin(kPrompt);
+      const auto state = method->begin(kPrompt, kTokens);
       LayerCall call;
       call.keys.context_tokens = kPrompt;
       call.scale = kScale;

@@ -25,6 +25,7 @@
 #include "kernels/cuda/sparq_select.h"
 #include "kernels/cuda/stage_rows.h"
 #include "kernels/cuda/value_mean.h"
+#include "kernels/cuda/weight_window.h"
 #include "tests/emulated/emulated_test.h"
 
 namespace triphase::cuda {
@@ -186,6 +187,19 @@ std::vector<Refusal> attention_refusals() {
                         .weights = floats()},
                        {});
        }},
+      {"token_weights", "no room for the weights", "capacity 9",
+       [] {
+         token_weights({.sequences = 3,
+                        .heads = 4,
+                        .kv_heads = 2,
+                        .logits = floats(),
+                        .lse = floats(),
+                        .list_counts = ids(),
+                        .list_rows = 3,
+                        .capacity = 9,
+                        .weights = floats()},
+                       {});
+       }},
       {"plan_splits", "workspace is too small", "rows 6",
        [] {
          (void)plan_splits({.counts = ids(), .rows = 6, .unit_tokens = 32, .part_count = 4},
@@ -331,10 +345,22 @@ std::vector<Refusal> selection_refusals() {
        }},
       {"update_h2o", "null pointer", "capacity 40",
        [=] { update_h2o(step, nullptr, ids(), floats(), 50, {}); }},
-      {"update_swa", "window must hold", "rows 6",
-       [=] { update_swa(step, 2, ids(), ids(), ids(), ids(), ids(), {}, {}); }},
-      {"update_swa_buckets", "rows", "rows 6",
-       [=] { update_swa_buckets(step, 4, ids(), ids(), ids(), ids(), ids(), ids(), 50, {}, {}); }},
+      {"clear_weights", "null pointer", "windows 3", [] { clear_weights(nullptr, 3, 5, {}); }},
+      {"add_weights", "too many rows", "rows 70000",
+       [] {
+         add_weights(reinterpret_cast<WeightRow*>(floats()), 70000, ids(), floats(), 5, 5, {});
+       }},
+      {"add_prompt_rows", "beyond the window's tokens", "tokens 5",
+       [=] {
+         std::int64_t sum = 0;
+         add_prompt_rows(columns_of(), floats(),
+                         {.sums = &sum, .buckets = &sum, .tokens = 5, .room = 2}, ids(), {});
+       }},
+      {"window_scores", "no room for the scores", "stride 9",
+       [] {
+         std::int64_t* sums = nullptr;
+         window_scores(&sums, ids(), 3, 10, floats(), 9, {});
+       }},
       {"normalize_points", "dim not 1 to 256", "dim 300",
        [=] { normalize_points(points, floats(), {}); }},
       {"kmeans_assign", "no clusters", "clusters 0",

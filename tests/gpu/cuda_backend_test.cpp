@@ -12,6 +12,7 @@
 #include "runtime/bench/check.h"
 #include "tests/emulated/input_seam_checks.h"
 #include "tests/emulated/sparse_seam_checks.h"
+#include "tests/emulated/window_seam_checks.h"
 
 namespace triphase {
 namespace {
@@ -74,6 +75,8 @@ TEST_F(CudaBackendOnGpu, SelectionMatchesTheCpu) {
   cuda::check_centroids(seam);
   cuda::check_choices(seam);
   cuda::check_reallocation(seam);
+  cuda::check_weight_windows(seam);
+  cuda::check_prompt_rows(seam);
 }
 
 TEST_F(CudaBackendOnGpu, InputCodesAreTheCpusBitForBit) {

@@ -49,7 +49,7 @@ class AttentionMethodsTest : public KvCacheTest {
   std::vector<Done> run_method(AttentionMethod& method, const CacheShape& shape,
                                SequenceCache& cache, const TestMatrix& q, std::int64_t chunk,
                                std::int64_t layer = 0) {
-    const std::unique_ptr<AttentionMethod::State> state = method.begin(kPrompt);
+    const std::unique_ptr<AttentionMethod::State> state = method.begin(kPrompt, cache.tokens());
     AttentionMethod::State* const one = state.get();
     SelectionReader reader(device_);
     LayerCall call{.layer = layer,
@@ -78,7 +78,7 @@ class AttentionMethodsTest : public KvCacheTest {
       append(cache.segment(position, 1, position + 1));
       Done done;
       Selection lists;
-      const bool by_rows = method.chooses_rows();
+      const bool by_rows = method.chooses_rows() && !method.chooses_early();
       if (method.timing(layer) == AttentionMethod::Timing::kDense ||
           (by_rows && method.attends_all(layer, position + 1))) {
         done.choice.dense = true;

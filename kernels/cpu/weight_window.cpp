@@ -1,0 +1,87 @@
+#include <algorithm>
+
+#include "kernels/cpu/cpu_sparse_kernels.h"
+
+#undef HWY_TARGET_INCLUDE
+#define HWY_TARGET_INCLUDE "kernels/cpu/weight_window.cpp"
+#include "hwy/foreach_target.h"
+//
+#include "kernels/cpu/select_top-inl.h"
+
+HWY_BEFORE_NAMESPACE();
+namespace triphase::cpu::HWY_NAMESPACE {
+
+void choose_recent_and_heaviest(const WindowChoice& row, float* scores, std::int32_t* scratch,
+                                std::int32_t* to) {
+  const std::int64_t older = row.context - row.local;
+  const std::int64_t heaviest = std::min(row.total, row.context) - row.local;
+  for (std::int64_t t = 0; t < older; ++t) {
+    scores[t] = static_cast<float>(static_cast<double>(row.window.sums[t]) * 0x1p-32);
+  }
+  select_top(scores, older, heaviest, scratch, to);
+  for (std::int64_t i = 0; i < row.local; ++i) {
+    to[heaviest + i] = static_cast<std::int32_t>(older + i);
+  }
+}
+
+}  // namespace triphase::cpu::HWY_NAMESPACE
+HWY_AFTER_NAMESPACE();
+
+#if HWY_ONCE
+namespace triphase::cpu {
+namespace {
+
+HWY_EXPORT(choose_recent_and_heaviest);
+
+// Rounded to the nearest: the product and the sum are exact.
+std::int64_t units_of(float weight) {
+  constexpr float kLargest = 65536.0F;
+  if (!(weight > 0.0F)) return 0;
+  return static_cast<std::int64_t>(static_cast<double>(std::min(weight, kLargest)) * 0x1p32 + 0.5);
+}
+
+}  // namespace
+
+void add_weight_row(const WeightWindow& window, const WindowStep& step, std::int64_t context,
+                    const std::int32_t* tokens, const float* weights) {
+  const auto after = [&](std::int64_t at) { return at + 1 < window.room ? at + 1 : 0; };
+  std::int64_t* bucket = window.exact() ? nullptr : window.buckets + step.begin * window.tokens;
+  std::int64_t entry = step.begin;
+  for (std::int64_t i = 0; i < step.count; ++i) {
+    const std::int64_t token = tokens == nullptr ? i : tokens[i];
+    const std::int64_t units = units_of(weights[i]);
+    window.sums[token] += units;
+    if (window.exact()) {
+      window.entries[entry] = {static_cast<std::int32_t>(token), weights[i]};
+      entry = after(entry);
+    } else {
+      bucket[token] += units;
+    }
+  }
+  std::int64_t leaving = step.expired_begin;
+  for (std::int64_t i = 0; i < step.expired; ++i, leaving = after(leaving)) {
+    if (window.exact()) {
+      const WindowEntry& old = window.entries[leaving];
+      window.sums[old.token] -= units_of(old.weight);
+      continue;
+    }
+    std::int64_t* old = window.buckets + leaving * window.tokens;
+    for (std::int64_t t = 0; t < context; ++t) {
+      window.sums[t] -= old[t];
+      old[t] = 0;
+    }
+  }
+}
+
+std::int64_t window_choice_words(std::int64_t context) {
+  return (context + 15) / 16 * 32 + kSelectionSample + 32;
+}
+
+void choose_recent_and_heaviest(const WindowChoice& row, float* scratch, std::int32_t* to) {
+  float* scores = scratch;
+  auto* selection = reinterpret_cast<std::int32_t*>(scratch + (row.context + 15) / 16 * 16);
+  HWY_DYNAMIC_DISPATCH(choose_recent_and_heaviest)(row, scores, selection, to);
+}
+
+}  // namespace triphase::cpu
+#endif

@@ -1,0 +1,246 @@
+#include <string>
+
+#include "kernels/cuda/column_tiles.h"
+#include "kernels/cuda/dispatch.h"
+#include "kernels/cuda/launch_check.h"
+#include "kernels/cuda/weight_window.h"
+
+namespace triphase::cuda {
+namespace {
+
+constexpr int kThreads = 256;
+constexpr std::int64_t kMostRows = 65535;  // of a grid's second dimension
+constexpr double kUnits = 4294967296.0;    // per 1
+
+// To the nearest unit, as on the CPU; the sum with a half is exact. NaN counts as 0.
+__device__ inline std::int64_t units_of(float weight) {
+  constexpr float kLargest = 65536.0F;  // a weight is at most the number of heads
+  if (!(weight > 0.0F)) return 0;
+  return static_cast<std::int64_t>(static_cast<double>(smaller(weight, kLargest)) * kUnits + 0.5);
+}
+
+__device__ inline void add_units(std::int64_t* sum, std::int64_t units) {
+  if (units == 0) return;
+  (void)atomic_add(reinterpret_cast<unsigned long long*>(sum),
+                   static_cast<unsigned long long>(units));
+}
+
+// The place `i` behind `begin`.
+__device__ inline std::int64_t place_of(const WeightWindow& window, std::int64_t begin,
+                                        std::int64_t i) {
+  return begin + i < window.room ? begin + i : begin + i - window.room;
+}
+
+// Block (words, window).
+__global__ void __launch_bounds__(kThreads) clear_weights_kernel(const WeightWindow* windows) {
+  const WeightWindow window = windows[blockIdx.y];
+  const std::int64_t at = static_cast<std::int64_t>(blockIdx.x) * kThreads + threadIdx.x;
+  if (at < window.tokens) window.sums[at] = 0;
+  if (window.buckets != nullptr && at < window.room * window.tokens) window.buckets[at] = 0;
+}
+
+// Block (tokens, row): what enters and what leaves in the same threads, which meet at sums alone.
+__global__ void __launch_bounds__(kThreads)
+    add_weights_kernel(const WeightRow* rows, const std::int32_t* tokens, const float* weights,
+                       std::int64_t capacity) {
+  const WeightRow row = rows[blockIdx.y];
+  const WeightWindow& window = row.window;
+  const std::int64_t i = static_cast<std::int64_t>(blockIdx.x) * kThreads + threadIdx.x;
+  if (i < row.step.count) {
+    const std::int64_t at = row.attended * capacity + i;
+    const std::int32_t token = tokens[at];
+    device_check(token >= 0 && token < row.context);
+    const std::int64_t units = units_of(weights[at]);
+    add_units(window.sums + token, units);
+    if (window.entries != nullptr) {
+      window.entries[place_of(window, row.step.begin, i)] = {token, weights[at]};
+    } else {
+      window.buckets[row.step.begin * window.tokens + token] += units;
+    }
+  }
+  if (window.entries != nullptr) {
+    if (i >= row.step.expired) return;
+    const WindowEntry old = window.entries[place_of(window, row.step.expired_begin, i)];
+    add_units(window.sums + old.token, -units_of(old.weight));
+    return;
+  }
+  if (row.step.expired == 0 || i >= row.context) return;
+  std::int64_t leaving = 0;
+  for (std::int64_t e = 0; e < row.step.expired; ++e) {
+    const std::int64_t bucket = place_of(window, row.step.expired_begin, e);
+    leaving += window.buckets[bucket * window.tokens + i];
+    window.buckets[bucket * window.tokens + i] = 0;
+  }
+  add_units(window.sums + i, -leaving);
+}
+
+// Block (key tile, tile of queries), one thread per key. A tile of kColumnRows rows holds whole
+// queries, or a part of one whose group is larger.
+template <class T>
+__global__ void __launch_bounds__(kColumnThreads, 8)
+    add_prompt_rows_kernel(PrefillColumns call, const float* log_sums, WeightWindow window,
+                           const std::int32_t* begins) {
+  TRIPHASE_DYNAMIC_SHARED(bytes);
+  TRIPHASE_SHARED(float, row_log_sums, kColumnRows);
+  const std::int64_t first = static_cast<std::int64_t>(blockIdx.x) * kColumnThreads;
+  const int thread = static_cast<int>(threadIdx.x);
+  const std::int64_t token = first + thread;
+  const ColumnRows rows = column_rows(call);
+  const auto group = static_cast<int>(rows.group);
+  const int queries = larger(1, kColumnRows / group);
+  const std::int64_t begin = static_cast<std::int64_t>(blockIdx.y) * queries;
+  const std::int64_t end = smaller(begin + queries, rows.end - rows.begin);
+  const int count = static_cast<int>(end - begin) * group;
+  // The last of its queries sees none of the keys.
+  if (rows.begin + end <= first) return;
+  float total[kColumnRows];  // of the query whose last row this is
+  TRIPHASE_UNROLL
+  for (int i = 0; i < kColumnRows; ++i) total[i] = 0.0F;
+  TRIPHASE_NO_UNROLL
+  for (std::int64_t head = 0; head < call.kv_heads; ++head) {
+    const ColumnTiles tiles(call, head, reinterpret_cast<float*>(bytes));
+    __syncthreads();
+    tiles.load_keys<T>(first, first_seen(call, rows.begin + begin), rows.begin + end);
+    float part = 0.0F;
+    TRIPHASE_NO_UNROLL
+    for (int row = 0; row < count; row += kColumnRows) {
+      __syncthreads();
+      tiles.load_rows(rows, begin * group + row);
+      if (thread < kColumnRows && row + thread < count) {
+        const int own = row + thread;
+        row_log_sums[thread] =
+            log_sums[(rows.begin + begin + own / group - call.first_position) * call.heads +
+                     head * group + own % group] *
+            kColumnLog2E;
+      }
+      __syncthreads();
+      float dot[kColumnRows];
+      tiles.multiply(dot);
+      TRIPHASE_UNROLL
+      for (int i = 0; i < kColumnRows; ++i) {
+        const int own = row + i;
+        if (own >= count) continue;
+        const std::int64_t position = rows.begin + begin + own / group;
+        if (token <= position && token >= first_seen(call, position)) {
+          part += exp2_fast(dot[i] - row_log_sums[i]);
+        }
+        if (own % group == group - 1) {
+          total[i] += part;
+          part = 0.0F;
+        }
+      }
+    }
+  }
+  std::int64_t sum = 0;
+  const int last_rows = (count - 1) / kColumnRows * kColumnRows;  // the last tile, or the only one
+  TRIPHASE_UNROLL
+  for (int i = 0; i < kColumnRows; ++i) {
+    const int own = last_rows + i;
+    const std::int64_t query = begin + own / group;
+    if (own >= count || own % group != group - 1 || token > rows.begin + query) continue;
+    const std::int64_t units = units_of(total[i]);
+    sum += units;
+    const std::int64_t place = begins[query];
+    if (window.entries != nullptr) {
+      window.entries[place_of(window, place, token)] = {static_cast<std::int32_t>(token), total[i]};
+    } else {
+      add_units(window.buckets + place * window.tokens + token, units);
+    }
+  }
+  if (token < rows.begin + end) add_units(window.sums + token, sum);
+}
+
+// Block (tokens, row).
+__global__ void __launch_bounds__(kThreads)
+    window_scores_kernel(const std::int64_t* const* sums, const std::int32_t* lengths,
+                         float* scores, std::int64_t stride) {
+  const std::int64_t row = blockIdx.y;
+  const std::int64_t token = static_cast<std::int64_t>(blockIdx.x) * kThreads + threadIdx.x;
+  if (token >= lengths[row]) return;
+  scores[row * stride + token] = static_cast<float>(static_cast<double>(sums[row][token]) / kUnits);
+}
+
+dim3 grid_of(std::int64_t entries, std::int64_t rows) {
+  return {static_cast<unsigned>(ceil_div<std::int64_t>(entries, kThreads)),
+          static_cast<unsigned>(rows), 1};
+}
+
+}  // namespace
+
+void clear_weights(const WeightWindow* windows, std::int64_t count, std::int64_t most_words,
+                   StreamHandle stream) {
+  const auto shape = [&] { return shape_text({{"windows", count}, {"most_words", most_words}}); };
+  require(windows != nullptr && count >= 0 && count <= kMostRows && most_words >= 0,
+          "clear_weights", "null pointer or too many windows", shape);
+  if (count == 0 || most_words == 0) return;
+  TRIPHASE_LAUNCH((clear_weights_kernel), grid_of(most_words, count), kThreads, 0, stream, windows);
+  check_launched("clear_weights", shape);
+}
+
+void add_weights(const WeightRow* rows, std::int64_t count, const std::int32_t* tokens,
+                 const float* weights, std::int64_t capacity, std::int64_t most_tokens,
+                 StreamHandle stream) {
+  const auto shape = [&] {
+    return shape_text({{"rows", count}, {"capacity", capacity}, {"most_tokens", most_tokens}});
+  };
+  require(rows != nullptr && tokens != nullptr && weights != nullptr, "add_weights", "null pointer",
+          shape);
+  require(count >= 0 && count <= kMostRows && capacity >= 0 && most_tokens >= 0, "add_weights",
+          "too many rows", shape);
+  if (count == 0 || most_tokens == 0) return;
+  TRIPHASE_LAUNCH((add_weights_kernel), grid_of(most_tokens, count), kThreads, 0, stream, rows,
+                  tokens, weights, capacity);
+  check_launched("add_weights", shape);
+}
+
+void add_prompt_rows(const PrefillColumns& call, const float* log_sums, const WeightWindow& window,
+                     const std::int32_t* begins, StreamHandle stream) {
+  check_columns(call, "add_prompt_rows");
+  const std::int64_t first = larger(call.row_begin, call.first_position);
+  const std::int64_t last = smaller(call.row_end, call.first_position + call.queries);
+  const auto shape = [&] {
+    return shape_text({{"rows", last - first},
+                       {"first_position", call.first_position},
+                       {"heads", call.heads},
+                       {"kv_heads", call.kv_heads},
+                       {"head_dim", call.head_dim},
+                       {"tokens", window.tokens},
+                       {"room", window.room}}) +
+           ", cache " + std::string(dtype_name(call.dtype));
+  };
+  require(log_sums != nullptr && begins != nullptr && window.sums != nullptr &&
+              (window.entries == nullptr) != (window.buckets == nullptr),
+          "add_prompt_rows", "null pointer", shape);
+  if (last <= first) return;
+  require(last <= window.tokens, "add_prompt_rows", "a prompt beyond the window's tokens", shape);
+  const std::int64_t group = call.heads / call.kv_heads;
+  const std::int64_t queries = larger<std::int64_t>(1, kColumnRows / group);
+  const dim3 grid{static_cast<unsigned>(ceil_div<std::int64_t>(last, kColumnThreads)),
+                  static_cast<unsigned>(ceil_div(last - first, queries)), 1};
+  require(grid.y <= kMostRows, "add_prompt_rows", "too many rows", shape);
+  const std::size_t shared = column_tile_bytes(call.head_dim);
+  for_cache_type(call.dtype, "add_prompt_rows", shape, [&]<class T>() {
+    allow_shared_bytes(&add_prompt_rows_kernel<T>, shared, "add_prompt_rows", shape);
+    TRIPHASE_LAUNCH((add_prompt_rows_kernel<T>), grid, kColumnThreads, shared, stream, call,
+                    log_sums, window, begins);
+  });
+  check_launched("add_prompt_rows", shape);
+}
+
+void window_scores(const std::int64_t* const* sums, const std::int32_t* lengths, std::int64_t rows,
+                   std::int64_t max_length, float* scores, std::int64_t stride,
+                   StreamHandle stream) {
+  const auto shape = [&] {
+    return shape_text({{"rows", rows}, {"max_length", max_length}, {"stride", stride}});
+  };
+  require(sums != nullptr && lengths != nullptr && scores != nullptr, "window_scores",
+          "null pointer", shape);
+  require(rows >= 0 && rows <= kMostRows && max_length >= 0 && stride >= max_length,
+          "window_scores", "too many rows or no room for the scores", shape);
+  if (rows == 0 || max_length == 0) return;
+  TRIPHASE_LAUNCH((window_scores_kernel), grid_of(max_length, rows), kThreads, 0, stream, sums,
+                  lengths, scores, stride);
+  check_launched("window_scores", shape);
+}
+
+}  // namespace triphase::cuda

@@ -1,0 +1,35 @@
+#pragma once
+
+// Windows of attention weights (kernels/weight_window.h) on a GPU: SWA's sums. All pointers, those
+// in windows and rows too, are device memory. Sums are whole numbers, added atomically: their bits
+// do not depend on the order.
+
+#include <cstdint>
+
+#include "kernels/cuda/prefill_colsum.h"
+#include "kernels/cuda/stream_handle.h"
+#include "kernels/weight_window.h"
+
+namespace triphase::cuda {
+
+// Zeros, but for the entries. most_words: sums and bucket words of the largest window.
+void clear_weights(const WeightWindow* windows, std::int64_t count, std::int64_t most_words,
+                   StreamHandle stream);
+
+// weights, tokens [attended row][capacity]. most_tokens: the largest step.count, step.expired of
+// exact windows, or context where buckets expire.
+void add_weights(const WeightRow* rows, std::int64_t count, const std::int32_t* tokens,
+                 const float* weights, std::int64_t capacity, std::int64_t most_tokens,
+                 StreamHandle stream);
+
+// Every row of `call` that counts is added in a step that begins at begins[i], i from the first of
+// them on. log_sums [queries][heads], of the rows that count.
+void add_prompt_rows(const PrefillColumns& call, const float* log_sums, const WeightWindow& window,
+                     const std::int32_t* begins, StreamHandle stream);
+
+// scores [row][stride]: sums of tokens [0, lengths[row]) as numbers; sums: [row], each a window's.
+void window_scores(const std::int64_t* const* sums, const std::int32_t* lengths, std::int64_t rows,
+                   std::int64_t max_length, float* scores, std::int64_t stride,
+                   StreamHandle stream);
+
+}  // namespace triphase::cuda
