@@ -6,7 +6,7 @@
 #include "base/error.h"
 #include "kernels/cpu/cpu_sparse_kernels.h"
 #include "kernels/sizing/sparse_workspace.h"
-#include "scheduler/attention/token_choice.h"
+#include "kernels/token_choice.h"
 
 namespace triphase {
 namespace {

@@ -4,8 +4,8 @@
 
 #include <algorithm>
 
+#include "kernels/token_choice.h"
 #include "models/attention/methods.h"
-#include "scheduler/attention/token_choice.h"
 
 namespace triphase {
 namespace {

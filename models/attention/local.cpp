@@ -1,7 +1,7 @@
 // local: the most recent tokens.
 
+#include "kernels/token_choice.h"
 #include "models/attention/formula.h"
-#include "scheduler/attention/token_choice.h"
 
 namespace triphase {
 

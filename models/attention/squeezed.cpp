@@ -5,10 +5,10 @@
 #include <algorithm>
 
 #include "base/error.h"
+#include "kernels/token_choice.h"
 #include "models/attention/device_floats.h"
 #include "models/attention/methods.h"
 #include "models/attention/surviving_clusters.h"
-#include "scheduler/attention/token_choice.h"
 
 namespace triphase {
 namespace {

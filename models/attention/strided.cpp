@@ -3,8 +3,8 @@
 
 #include <algorithm>
 
+#include "kernels/token_choice.h"
 #include "models/attention/formula.h"
-#include "scheduler/attention/token_choice.h"
 
 namespace triphase {
 namespace {

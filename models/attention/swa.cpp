@@ -6,11 +6,11 @@
 #include <algorithm>
 
 #include "base/error.h"
+#include "kernels/token_choice.h"
 #include "models/attention/device_floats.h"
 #include "models/attention/methods.h"
 #include "models/attention/weight_history.h"
 #include "models/attention/weight_slots.h"
-#include "scheduler/attention/token_choice.h"
 
 namespace triphase {
 namespace {

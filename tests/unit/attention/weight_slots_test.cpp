@@ -10,9 +10,9 @@
 #include "base/error.h"
 #include "base/thread_pool.h"
 #include "kernels/cpu/cpu_sparse_ops.h"
+#include "kernels/token_choice.h"
 #include "memory/host_device.h"
 #include "models/attention/weight_history.h"
-#include "scheduler/attention/token_choice.h"
 
 namespace triphase {
 namespace {

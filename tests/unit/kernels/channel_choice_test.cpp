@@ -4,7 +4,7 @@
 #include <functional>
 #include <numeric>
 
-#include "scheduler/attention/token_choice.h"
+#include "kernels/token_choice.h"
 #include "tests/unit/kernels/sparse_ops_fixture.h"
 
 namespace triphase {

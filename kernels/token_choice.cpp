@@ -1,4 +1,4 @@
-#include "scheduler/attention/token_choice.h"
+#include "kernels/token_choice.h"
 
 #include <algorithm>
 #include <array>
