@@ -302,7 +302,7 @@ std::span<const TokenChoice* const> AttentionRunner::choose(
     states_of_.push_back(entry_of(sequence).state.get());
   }
   LayerCall call = call_of(layer, {}, cache, scale, stream);
-  method_->appended({states_of_, segments}, call, v);
+  tell_appended(segments, sequences, call, v);
   for (std::size_t index = 0; index < segments.size(); ++index) {
     call.keys = segments[index];
     const Entry& entry = entry_of(sequences[index]);
@@ -320,6 +320,32 @@ std::span<const TokenChoice* const> AttentionRunner::choose(
   }
   choose_rows(call, segments, sequences, q, fetches);
   return choices_;
+}
+
+void AttentionRunner::tell_appended(std::span<const AttentionSegment> segments,
+                                    std::span<const SequenceId> sequences, const LayerCall& call,
+                                    ConstMatrix v) {
+  const auto continues = [&](std::size_t index) {
+    return index > 0 && sequences[index] == sequences[index - 1];
+  };
+  std::size_t most = 0;  // segments of one sequence, less one
+  for (std::size_t index = 0, own = 0; index < segments.size(); ++index) {
+    own = continues(index) ? own + 1 : 0;
+    most = std::max(most, own);
+  }
+  if (most == 0) return method_->appended({states_of_, segments}, call, v);
+  // INT8 cuts a prompt's rows by block. A call's sequences differ, so each part has a call.
+  for (std::size_t part = 0; part <= most; ++part) {
+    late_states_.clear();
+    late_segments_.clear();
+    for (std::size_t index = 0, own = 0; index < segments.size(); ++index) {
+      own = continues(index) ? own + 1 : 0;
+      if (own != part) continue;
+      late_states_.push_back(states_of_[index]);
+      late_segments_.push_back(segments[index]);
+    }
+    method_->appended(late_sequences(), call, v);
+  }
 }
 
 void AttentionRunner::choose_row(std::size_t index, SequenceId sequence, const LayerCall& call,
@@ -372,6 +398,16 @@ void AttentionRunner::choose_rows(const LayerCall& call, std::span<const Attenti
   }
 }
 
+void AttentionRunner::make_late_weights(Stream& stream) {
+  const std::int64_t needed = static_cast<std::int64_t>(late_.size()) * selection_.capacity;
+  if (needed <= late_weights_.size()) return;
+  // The old ones go first, once nothing reads them: the budget has no room for both.
+  stream.synchronize();
+  late_weights_ = DeviceFloats();
+  // Contexts grow.
+  late_weights_.resize(needed + needed / 8, memory_, stream);
+}
+
 void AttentionRunner::attend(LayerId layer, std::span<const AttentionSegment> segments,
                              std::span<const SequenceId> sequences,
                              std::span<const std::span<const std::int32_t>> slots, ConstMatrix q,
@@ -382,10 +418,7 @@ void AttentionRunner::attend(LayerId layer, std::span<const AttentionSegment> se
   const bool wants_weights = method_->wants_weights();
   const bool at_once = memory_.runs_at_once();
   const bool weights_stay = wants_weights && chooses_rows();
-  if (weights_stay && !late_.empty()) {
-    late_weights_.resize(static_cast<std::int64_t>(late_.size()) * selection_.capacity, memory_,
-                         stream);
-  }
+  if (weights_stay) make_late_weights(stream);
   const auto keep_weights = [&](AttentionSegment& segment, std::size_t index) {
     segment.weights = late_weights_.data() + late_rows_[index] * selection_.capacity;
     segment.weights_stride = selection_.capacity;

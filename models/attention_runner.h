@@ -184,11 +184,14 @@ class AttentionRunner {
   // Of one of those rows in a layer; null: the whole context.
   [[nodiscard]] const TokenChoice* chosen_early(LayerId layer, SequenceId sequence,
                                                 std::int64_t context_tokens);
+  void tell_appended(std::span<const AttentionSegment> segments,
+                     std::span<const SequenceId> sequences, const LayerCall& call, ConstMatrix v);
   // One decoded row, the segment `index`, of a method that chooses for each by itself.
   void choose_row(std::size_t index, SequenceId sequence, const LayerCall& call, ConstMatrix q);
   // All of late_, of methods that choose for several at once.
   void choose_rows(const LayerCall& call, std::span<const AttentionSegment> segments,
                    std::span<const SequenceId> sequences, ConstMatrix q, bool fetches);
+  void make_late_weights(Stream& stream);
   [[nodiscard]] AttentionMethod::Sequences late_sequences() const {
     return {late_states_, late_segments_};
   }
@@ -223,7 +226,7 @@ class AttentionRunner {
   Selection selection_;     // of them
   bool on_device_ = false;  // it is attended as it lies there
   SelectionReader reader_;
-  DeviceFloats late_weights_;  // [late_][selection_.capacity]
+  DeviceFloats late_weights_;  // [row of selection_][capacity]
 
   // The step's decoded rows that do not attend all, for choose_early().
   struct EarlyRow {

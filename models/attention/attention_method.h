@@ -91,7 +91,7 @@ class AttentionMethod {
     kEarly,  // tokens are known before the query
     kLate,   // choose() needs the query, and keys from first_key() on
   };
-  // Some sequences in one layer: states[i] belongs to segments[i].
+  // Some sequences in one layer, each once: states[i] belongs to segments[i].
   struct Sequences {
     std::span<State* const> states;
     std::span<const AttentionSegment> segments;

@@ -51,8 +51,7 @@ std::vector<float> random_values(std::int64_t count, std::uint32_t seed) {
   return random_floats(random, count, 1.5F);
 }
 
-// A prompt in chunks of at most 40 tokens, then one token at a time. INT8 chunks end with their
-// block.
+// A prompt in chunks of at most 40 tokens, which INT8 cuts by block, then one token at a time.
 enum class Run : std::uint8_t {
   kObserved,
   kUnseen,
@@ -78,26 +77,33 @@ Decoded run_method(const Machine& machine, const AttentionOptions& options, DTyp
   const SequenceId sequence(1);
   runner.begin(sequence, kPrompt, kTokens);
   for (std::int64_t at = 0; at < kTokens;) {
-    std::int64_t end = at < kPrompt ? std::min(at + 40, kPrompt) : at + 1;
-    const std::int64_t block = at / FilledCache::kPageTokens;
-    if (cache.quantized()) end = std::min(end, (block + 1) * FilledCache::kPageTokens);
-    const AttentionSegment segment = cache.segment(0, at, end - at, end);
-    const std::span<const std::int32_t> no_slots;
+    const std::int64_t end = at < kPrompt ? std::min(at + 40, kPrompt) : at + 1;
     const BatchSegment rows{.sequence = sequence, .count = end - at, .first_position = at};
     runner.begin_step({&rows, 1}, machine.stream);
     if (how == Run::kEarly && end > kPrompt) {
       const TokenChoice* choice = runner.early_choice(LayerId(0), sequence, end);
       if (choice != nullptr) run.chosen.push_back(choice->tokens);
     }
+    std::vector<AttentionSegment> segments;
+    while (at < end) {
+      std::int64_t until = end;
+      const std::int64_t block = at / FilledCache::kPageTokens;
+      if (cache.quantized()) until = std::min(end, (block + 1) * FilledCache::kPageTokens);
+      segments.push_back(cache.segment(0, at, until - at, until));
+      at = until;
+    }
+    const std::vector<SequenceId> sequences(segments.size(), sequence);
+    const std::vector<std::span<const std::int32_t>> no_slots(segments.size());
     const ConstMatrix queries{q.data(), DType::kF32, kTokens, kColumns, kColumns};
     const ConstMatrix values{v.data(), DType::kF32, kTokens, kValueColumns, kValueColumns};
-    static_cast<void>(runner.choose(LayerId(0), {&segment, 1}, {&sequence, 1}, queries, values,
-                                    cache.view(), kScale, false, machine.stream));
-    runner.attend(LayerId(0), {&segment, 1}, {&sequence, 1}, {&no_slots, 1}, queries, cache.view(),
-                  kScale, {out.data(), DType::kF32, kTokens, kColumns, kColumns}, machine.ops,
+    static_cast<void>(runner.choose(LayerId(0), segments, sequences, queries, values, cache.view(),
+                                    kScale, false, machine.stream));
+    runner.attend(LayerId(0), segments, sequences, no_slots, queries, cache.view(), kScale,
+                  {out.data(), DType::kF32, kTokens, kColumns, kColumns}, machine.ops,
                   {workspace.data(), workspace.bytes()}, machine.stream);
-    at = end;
   }
+  EXPECT_LE(pool.use(MemoryTag::kSelection).peak,
+            runner.method().state_bytes(1, kTokens, machine.device.runs_at_once()));
   run.out = out.host();
   return run;
 }
