@@ -3,6 +3,7 @@
 
 #include <algorithm>
 
+#include "base/error.h"
 #include "models/attention/device_floats.h"
 #include "models/attention/methods.h"
 
@@ -10,12 +11,13 @@ namespace triphase {
 namespace {
 
 struct QuestState final : AttentionMethod::State {
-  [[nodiscard]] std::uint64_t bytes() const override {
-    std::uint64_t sum = 0;
-    for (const DeviceFloats& layer : bounds) sum += layer.bytes();
-    return sum;
-  }
-  std::vector<DeviceFloats> bounds;  // by layer, see PageBounds
+  explicit QuestState(std::int64_t layers, std::int64_t most_pages)
+      : pages(most_pages), known(static_cast<std::size_t>(layers), 0) {}
+  [[nodiscard]] std::uint64_t bytes() const override { return bounds.bytes(); }
+
+  DeviceFloats bounds;              // [layer that chooses][page], see PageBounds
+  std::int64_t pages;               // that the context can grow to
+  std::vector<std::int64_t> known;  // by layer: pages with bounds
 };
 
 class Quest final : public AttentionMethod {
@@ -31,22 +33,17 @@ class Quest final : public AttentionMethod {
     const std::int64_t context = call.keys.context_tokens;
     const bool dense = timing(call.layer) == Timing::kDense ||
                        is_dense(budget_tokens(options_, context, context), context);
-    return dense ? 0 : first_unbounded(bounds_of(state, call.layer), call);
+    return dense ? 0 : first_unbounded(known_pages(state, call.layer), call);
   }
 
-  // While one layer's bounds grow they are there twice.
   [[nodiscard]] std::uint64_t state_bytes(std::int64_t sequences, std::int64_t tokens,
                                           bool) const override {
-    const std::int64_t layers =
-        std::max<std::int64_t>(0, shape_.layers - options_.quest.dense_layers);
-    if (layers == 0) return 0;
-    return static_cast<std::uint64_t>(sequences * layers + 1) *
-           DeviceFloats::most_bytes(pages_of(tokens) * page_floats());
+    return static_cast<std::uint64_t>(sequences) *
+           DeviceFloats::most_bytes(choosing_layers() * pages_of(tokens) * page_floats());
   }
-  [[nodiscard]] std::unique_ptr<State> begin(std::int64_t, std::int64_t) const override {
-    auto state = std::make_unique<QuestState>();
-    state->bounds.resize(static_cast<std::size_t>(shape_.layers));
-    return state;
+  [[nodiscard]] std::unique_ptr<State> begin(std::int64_t prompt_tokens,
+                                             std::int64_t longest) const override {
+    return std::make_unique<QuestState>(shape_.layers, pages_of(std::max(prompt_tokens, longest)));
   }
 
   void appended(const Sequences& sequences, const LayerCall& call, ConstMatrix) override {
@@ -55,10 +52,15 @@ class Quest final : public AttentionMethod {
     for (std::size_t i = 0; i < sequences.states.size(); ++i) {
       LayerCall own = call;
       own.keys = sequences.segments[i];
-      DeviceFloats& bounds = bounds_of(*sequences.states[i], call.layer);
-      const std::int64_t first = first_unbounded(bounds, own);
-      bounds.resize(pages_of(own.keys.context_tokens) * page_floats(), *call.memory, *call.stream);
-      bounds_.push_back({bounds.data(), first});
+      auto& state = static_cast<QuestState&>(*sequences.states[i]);
+      if (state.bounds.size() == 0) {
+        state.bounds.resize(choosing_layers() * state.pages * page_floats(), *call.memory,
+                            *call.stream);
+      }
+      std::int64_t& known = state.known[static_cast<std::size_t>(call.layer)];
+      bounds_.push_back({bounds_of(state, call.layer), first_unbounded(known, own)});
+      known = pages_of(own.keys.context_tokens);
+      TRIPHASE_CHECK(known <= state.pages, "quest: a context beyond the longest");
     }
     call.ops->bound_pages(call.cache, sequences.segments, bounds_, options_.quest.page,
                           *call.stream);
@@ -79,7 +81,7 @@ class Quest final : public AttentionMethod {
                                       ConstMatrix q) override {
     choices_.clear();
     for (std::size_t i = 0; i < sequences.states.size(); ++i) {
-      choices_.push_back({bounds_of(*sequences.states[i], call.layer).data(),
+      choices_.push_back({bounds_of(static_cast<QuestState&>(*sequences.states[i]), call.layer),
                           budget_pages(sequences.segments[i].context_tokens)});
     }
     return call.ops->choose_by_pages(q, shape_.heads, shape_.kv_heads, sequences.segments, choices_,
@@ -100,9 +102,7 @@ class Quest final : public AttentionMethod {
   // The first token whose key the bounds lack: of the newest ones; with INT8 also of the block
   // before them, whose keys changed when it closed. A sequence's first call finds all keys
   // unbounded.
-  [[nodiscard]] std::int64_t first_unbounded(const DeviceFloats& bounds,
-                                             const LayerCall& call) const {
-    const std::int64_t known = bounds.size() / page_floats();
+  [[nodiscard]] std::int64_t first_unbounded(std::int64_t known, const LayerCall& call) const {
     std::int64_t first =
         std::max<std::int64_t>(0, call.keys.context_tokens - call.keys.query_count);
     if (call.cache.quantized() && first > 0) {
@@ -112,11 +112,15 @@ class Quest final : public AttentionMethod {
     // A page is bounded as a whole.
     return first / options_.quest.page * options_.quest.page;
   }
-  static DeviceFloats& bounds_of(State& state, std::int64_t layer) {
-    return static_cast<QuestState&>(state).bounds[static_cast<std::size_t>(layer)];
+  static std::int64_t known_pages(const State& state, std::int64_t layer) {
+    return static_cast<const QuestState&>(state).known[static_cast<std::size_t>(layer)];
   }
-  static const DeviceFloats& bounds_of(const State& state, std::int64_t layer) {
-    return static_cast<const QuestState&>(state).bounds[static_cast<std::size_t>(layer)];
+  [[nodiscard]] std::int64_t choosing_layers() const {
+    return std::max<std::int64_t>(0, shape_.layers - options_.quest.dense_layers);
+  }
+  [[nodiscard]] float* bounds_of(const QuestState& state, std::int64_t layer) const {
+    return state.bounds.data() +
+           (layer - options_.quest.dense_layers) * state.pages * page_floats();
   }
 
   // Of a call; kept to reuse their memory.

@@ -11,16 +11,11 @@ namespace triphase {
 namespace {
 
 struct SparqState final : AttentionMethod::State {
-  struct Sum {
-    DeviceFloats values;  // [kv_head][head_dim]
-    std::int64_t tokens = 0;
-  };
-  [[nodiscard]] std::uint64_t bytes() const override {
-    std::uint64_t sum = 0;
-    for (const Sum& layer : sums) sum += layer.values.bytes();
-    return sum;
-  }
-  std::vector<Sum> sums;  // by layer
+  explicit SparqState(std::int64_t layers) : tokens(static_cast<std::size_t>(layers), 0) {}
+  [[nodiscard]] std::uint64_t bytes() const override { return sums.bytes(); }
+
+  DeviceFloats sums;                 // [layer][kv_head][head_dim]
+  std::vector<std::int64_t> tokens;  // by layer: that were summed
 };
 
 class Sparq final : public AttentionMethod {
@@ -53,13 +48,11 @@ class Sparq final : public AttentionMethod {
   [[nodiscard]] std::uint64_t state_bytes(std::int64_t sequences, std::int64_t /*tokens*/,
                                           bool) const override {
     if (!reallocates_) return 0;
-    return static_cast<std::uint64_t>(sequences * shape_.layers) *
-           DeviceFloats::most_bytes(shape_.kv_heads * shape_.head_dim);
+    return static_cast<std::uint64_t>(sequences) *
+           DeviceFloats::most_bytes(shape_.layers * sum_width());
   }
   [[nodiscard]] std::unique_ptr<State> begin(std::int64_t, std::int64_t) const override {
-    auto state = std::make_unique<SparqState>();
-    state->sums.resize(static_cast<std::size_t>(shape_.layers));
-    return state;
+    return std::make_unique<SparqState>(shape_.layers);
   }
 
   void appended(const Sequences& sequences, const LayerCall& call, ConstMatrix v) override {
@@ -67,13 +60,13 @@ class Sparq final : public AttentionMethod {
     parts_.clear();
     for (std::size_t i = 0; i < sequences.states.size(); ++i) {
       const AttentionSegment& rows = sequences.segments[i];
-      SparqState::Sum& sum = sum_of(*sequences.states[i], call.layer);
-      if (sum.values.size() == 0) {
-        sum.values.assign(std::vector<float>(static_cast<std::size_t>(v.cols)), *call.memory,
-                          *call.stream);
+      auto& state = static_cast<SparqState&>(*sequences.states[i]);
+      if (state.sums.size() == 0) {
+        state.sums.assign(std::vector<float>(static_cast<std::size_t>(shape_.layers * sum_width())),
+                          *call.memory, *call.stream);
       }
-      parts_.push_back({rows.query_begin, rows.query_count, sum.values.data()});
-      sum.tokens += rows.query_count;
+      parts_.push_back({rows.query_begin, rows.query_count, sums_of(state, call.layer)});
+      state.tokens[static_cast<std::size_t>(call.layer)] += rows.query_count;
     }
     call.ops->sum_values(v, parts_, *call.stream);
   }
@@ -111,17 +104,18 @@ class Sparq final : public AttentionMethod {
     rows_.clear();
     for (std::size_t i = 0; i < sequences.states.size(); ++i) {
       const AttentionSegment& row = sequences.segments[i];
-      const SparqState::Sum& sum = sum_of(*sequences.states[i], call.layer);
-      TRIPHASE_CHECK(sum.tokens == row.context_tokens,
-                     "sparq: every row's V must have been appended");
-      rows_.push_back({row.query_begin, sum.values.data(), sum.tokens});
+      const auto& state = static_cast<const SparqState&>(*sequences.states[i]);
+      const std::int64_t tokens = state.tokens[static_cast<std::size_t>(call.layer)];
+      TRIPHASE_CHECK(tokens == row.context_tokens, "sparq: every row's V must have been appended");
+      rows_.push_back({row.query_begin, sums_of(state, call.layer), tokens});
     }
     call.ops->reallocate(out, rows_, shape_.heads, shape_.kv_heads, selection.alpha, *call.stream);
   }
 
  private:
-  static SparqState::Sum& sum_of(State& state, std::int64_t layer) {
-    return static_cast<SparqState&>(state).sums[static_cast<std::size_t>(layer)];
+  [[nodiscard]] std::int64_t sum_width() const { return shape_.kv_heads * shape_.head_dim; }
+  [[nodiscard]] float* sums_of(const SparqState& state, std::int64_t layer) const {
+    return state.sums.data() + layer * sum_width();
   }
 
   bool reallocates_ = false;

@@ -27,6 +27,7 @@ class RefusingDevice final : public Device {
   explicit RefusingDevice(std::int64_t granted = -1) : granted_(granted) {}
 
   [[nodiscard]] std::string_view name() const override { return device_.name(); }
+  [[nodiscard]] bool runs_at_once() const override { return device_.runs_at_once(); }
   [[nodiscard]] void* allocate(std::size_t bytes) override {
     if (asked_++ == granted_) {
       throw Error(ErrorRole::kResources, "E-MEM-ALLOC", "host memory").found("a test's refusal");
