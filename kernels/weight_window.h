@@ -40,6 +40,21 @@ struct WindowStep {
   std::int64_t expired = 0;
 };
 
+// Whether it has memory and sizes; and whether a step of a row of `context` tokens stays within it.
+[[nodiscard]] inline bool is_window(const WeightWindow& window) {
+  constexpr std::int64_t kLargest = std::int64_t{1} << 30;
+  return window.sums != nullptr && window.tokens > 0 && window.tokens < kLargest &&
+         window.room > 0 && window.room < kLargest &&
+         (window.entries == nullptr) != (window.buckets == nullptr);
+}
+[[nodiscard]] inline bool is_step_of(const WeightWindow& window, const WindowStep& step,
+                                     std::int64_t context) {
+  return context >= 0 && context <= window.tokens && step.count >= 0 && step.count <= context &&
+         step.begin >= 0 && step.begin < window.room && step.expired_begin >= 0 &&
+         step.expired_begin < window.room && step.expired >= 0 &&
+         step.expired + (window.exact() ? step.count : 0) <= window.room;
+}
+
 // One row's part of SparseOps::add_weights.
 struct WeightRow {
   WeightWindow window;

@@ -131,6 +131,7 @@ DecoderModel::DecoderModel(const ModelConfig& config, const ModelWeights& weight
       ops_(&ops),
       limits_(limits),
       threads_(threads),
+      sends_tables_(!pool.device().runs_at_once()),
       weight_stream_(weights, transfers, pool) {
   TRIPHASE_CHECK(static_cast<std::int64_t>(weights.layers.size()) == config.layers,
                  "weights of another model");
@@ -328,12 +329,10 @@ KvLayerView DecoderModel::append_kv(std::int64_t layer, Matrix q, Matrix k, Matr
   }
   KvSlots slots = kv_step_.slots(LayerId(layer));
   const KvLayerView cache = kv_step_.view(LayerId(layer));
-  if (layer == 0 && kv_step_.same_in_every_layer()) {
+  if (layer == 0 && sends_tables_ && kv_step_.same_in_every_layer()) {
     tables_ = ops_->make_tables(kv_step_.segments(LayerId(0), 0), slots, cache, stream);
-    if (tables_.pages != nullptr) {
-      kv_step_.set_tables(&tables_);
-      slots.tables = &tables_;
-    }
+    kv_step_.set_tables(&tables_);
+    slots.tables = &tables_;
   }
   ops_->kv_append(k, v, slots, cache, stream);
   if (!kv_step_.closes().empty()) ops_->kv_close(kv_step_.closes(), cache, stream);

@@ -135,6 +135,7 @@ class DecoderModel {
   std::unique_ptr<HostAttention> host_attention_;  // null: all rows are attended on the device
   ZigzagBlock zigzag_;
   int threads_ = 1;
+  bool sends_tables_ = false;  // work is queued: what the host lists must get to the device
   WeightStream weight_stream_;
   Trace* trace_ = nullptr;
 };

@@ -38,19 +38,12 @@ void check_query(const ConstMatrix& q, std::int64_t row, std::int64_t heads,
 }
 
 void check_window(const WeightWindow& window) {
-  TRIPHASE_CHECK(window.sums != nullptr && window.tokens > 0 && window.room > 0 &&
-                     (window.entries == nullptr) != (window.buckets == nullptr),
-                 "sparse: a window of weights");
+  TRIPHASE_CHECK(is_window(window), "sparse: a window of weights");
 }
 
 void check_step(const WeightWindow& window, const WindowStep& step, std::int64_t context) {
   check_window(window);
-  TRIPHASE_CHECK(context >= 0 && context <= window.tokens && step.count >= 0 &&
-                     step.count <= context && step.begin >= 0 && step.begin < window.room &&
-                     step.expired_begin >= 0 && step.expired_begin < window.room &&
-                     step.expired >= 0 &&
-                     step.expired + (window.exact() ? step.count : 0) <= window.room,
-                 "sparse: a step of a window of weights");
+  TRIPHASE_CHECK(is_step_of(window, step, context), "sparse: a step of a window of weights");
 }
 
 class CpuSparseOps final : public SparseOps {

@@ -40,4 +40,7 @@ set(TRIPHASE_CUDA_HOST_SOURCES
   host_staging.cpp
   kv_mover.cpp
   launch_check.cpp
-  library_search.cpp)
+  library_search.cpp
+  page_choice.cpp
+  sparse_calls.cpp
+  window_choice.cpp)

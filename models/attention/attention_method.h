@@ -148,10 +148,13 @@ class AttentionMethod {
   // and attended(). Each segment has one query; early methods look at context_tokens alone.
   [[nodiscard]] virtual bool chooses_rows() const { return false; }
   // Whether a row attends its whole context; else each of its lists has so many tokens.
-  [[nodiscard]] virtual bool attends_all(std::int64_t /*layer*/, std::int64_t /*context*/) const {
-    return true;
+  [[nodiscard]] virtual bool attends_all(std::int64_t layer, std::int64_t context) const {
+    return timing(layer) == Timing::kDense ||
+           is_dense(budget_tokens(options_, context, context), context);
   }
-  [[nodiscard]] virtual std::int64_t list_tokens(std::int64_t context) const { return context; }
+  [[nodiscard]] virtual std::int64_t list_tokens(std::int64_t context) const {
+    return budget_tokens(options_, context, context);
+  }
   [[nodiscard]] virtual Selection choose_rows(const Sequences& sequences, const LayerCall& call,
                                               ConstMatrix q);
   // weights [row of selection][capacity], in the device's memory, beside the tokens of the lists.

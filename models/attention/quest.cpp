@@ -31,9 +31,8 @@ class Quest final : public AttentionMethod {
   [[nodiscard]] bool chooses_without_keys() const override { return true; }
   [[nodiscard]] std::int64_t first_key(const State& state, const LayerCall& call) const override {
     const std::int64_t context = call.keys.context_tokens;
-    const bool dense = timing(call.layer) == Timing::kDense ||
-                       is_dense(budget_tokens(options_, context, context), context);
-    return dense ? 0 : first_unbounded(known_pages(state, call.layer), call);
+    return attends_all(call.layer, context) ? 0
+                                            : first_unbounded(known_pages(state, call.layer), call);
   }
 
   [[nodiscard]] std::uint64_t state_bytes(std::int64_t sequences, std::int64_t tokens,
@@ -67,10 +66,6 @@ class Quest final : public AttentionMethod {
   }
 
   [[nodiscard]] bool chooses_rows() const override { return true; }
-  [[nodiscard]] bool attends_all(std::int64_t layer, std::int64_t context) const override {
-    return timing(layer) == Timing::kDense ||
-           is_dense(budget_tokens(options_, context, context), context);
-  }
   // Whole pages, the newest one as long as it is.
   [[nodiscard]] std::int64_t list_tokens(std::int64_t context) const override {
     const std::int64_t page = options_.quest.page;

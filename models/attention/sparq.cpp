@@ -41,8 +41,7 @@ class Sparq final : public AttentionMethod {
   [[nodiscard]] bool chooses_without_keys() const override { return keeps_transposed_k(options_); }
   [[nodiscard]] std::int64_t first_key(const State&, const LayerCall& call) const override {
     const std::int64_t context = call.keys.context_tokens;
-    const bool dense = is_dense(budget_tokens(options_, context, context), context);
-    return dense || !keeps_transposed_k(options_) ? 0 : context;
+    return attends_all(call.layer, context) || !keeps_transposed_k(options_) ? 0 : context;
   }
 
   [[nodiscard]] std::uint64_t state_bytes(std::int64_t sequences, std::int64_t /*tokens*/,
@@ -72,12 +71,6 @@ class Sparq final : public AttentionMethod {
   }
 
   [[nodiscard]] bool chooses_rows() const override { return true; }
-  [[nodiscard]] bool attends_all(std::int64_t, std::int64_t context) const override {
-    return is_dense(list_tokens(context), context);
-  }
-  [[nodiscard]] std::int64_t list_tokens(std::int64_t context) const override {
-    return budget_tokens(options_, context, context);
-  }
 
   [[nodiscard]] Selection choose_rows(const Sequences& sequences, const LayerCall& call,
                                       ConstMatrix q) override {

@@ -16,12 +16,6 @@ class Topk final : public AttentionMethod {
   [[nodiscard]] std::int64_t lists() const override { return shape_.kv_heads; }
 
   [[nodiscard]] bool chooses_rows() const override { return true; }
-  [[nodiscard]] bool attends_all(std::int64_t, std::int64_t context) const override {
-    return is_dense(list_tokens(context), context);
-  }
-  [[nodiscard]] std::int64_t list_tokens(std::int64_t context) const override {
-    return budget_tokens(options_, context, context);
-  }
 
   [[nodiscard]] Selection choose_rows(const Sequences& sequences, const LayerCall& call,
                                       ConstMatrix q) override {

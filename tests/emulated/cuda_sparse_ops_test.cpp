@@ -17,6 +17,18 @@ Seam seam_of(GuardedMachine& machine) {
   return {*machine.ops, *machine.sparse, machine.device, *machine.stream};
 }
 
+OpsShape largest(std::int64_t sequences, std::int64_t rows, std::int64_t context) {
+  OpsShape shape;
+  shape.attention = {.heads = kHeads,
+                     .kv_heads = kKvHeads,
+                     .head_dim = kDim,
+                     .max_query_rows = rows,
+                     .max_context = context};
+  shape.max_sequences = sequences;
+  shape.max_list_tokens = context;
+  return shape;
+}
+
 TEST(EmulatedCudaSparseOps, ColumnSumsMatchTheCpuForAnyChunks) {
   GuardedMachine machine;
   check_column_sums(seam_of(machine));
@@ -42,15 +54,7 @@ TEST(EmulatedCudaSparseOps, WeightWindowsAreTheCpusBitForBitInAnyOrderOfThreads)
     const emulated::Order order(seed);
     GuardedMachine machine;
     // Scratch for all rows at once, or for one at a time.
-    OpsShape shape;
-    shape.attention = {.heads = kHeads,
-                       .kv_heads = kKvHeads,
-                       .head_dim = kDim,
-                       .max_query_rows = 1,
-                       .max_context = 700};
-    shape.max_sequences = 8;
-    shape.max_list_tokens = 700;
-    if (seed == 1) machine.sparse->reserve(shape, *machine.stream);
+    if (seed == 1) machine.sparse->reserve(largest(8, 1, 700), *machine.stream);
     check_weight_windows(seam_of(machine));
   }
 }
@@ -85,15 +89,7 @@ TEST(EmulatedCudaSparseOps, ReservedScratchIsEnough) {
   const auto sparse = make_cuda_sparse_ops(
       device, pinned,
       {.machine = emulated_gpu(), .stream_handle = [](Stream&) { return StreamHandle{}; }});
-  OpsShape shape;
-  shape.attention = {.heads = kHeads,
-                     .kv_heads = kKvHeads,
-                     .head_dim = kDim,
-                     .max_query_rows = 140,
-                     .max_context = 140};
-  shape.max_sequences = 1;
-  shape.max_list_tokens = 140;
-  sparse->reserve(shape, *stream);
+  sparse->reserve(largest(1, 140, 140), *stream);
   GuardedMachine machine;
   const FilledCache cache(*machine.ops, machine.device, DType::kF16, {140}, 3);
   const Queries q(machine.device, 140, 5);

@@ -138,6 +138,18 @@ Call with(Call call, const std::function<void(Call&)>& change) {
   return call;
 }
 
+TokenWeightsArgs weights_of(int list_rows) {
+  return {.sequences = 3,
+          .heads = 4,
+          .kv_heads = 2,
+          .logits = floats(),
+          .lse = floats(),
+          .list_counts = ids(),
+          .list_rows = list_rows,
+          .capacity = 9,
+          .weights = floats()};
+}
+
 std::vector<Refusal> attention_refusals() {
   using Gather = GatherAttnArgs;
   using Paged = PagedAttention;
@@ -175,31 +187,9 @@ std::vector<Refusal> attention_refusals() {
          merge_states(with<MergeStatesArgs>(merge_of(), [](auto& a) { a.alpha = floats(); }), {});
        }},
       {"token_weights", "list_rows must be", "list_rows 4",
-       [] {
-         token_weights({.sequences = 3,
-                        .heads = 4,
-                        .kv_heads = 2,
-                        .logits = floats(),
-                        .lse = floats(),
-                        .list_counts = ids(),
-                        .list_rows = 4,
-                        .capacity = 9,
-                        .weights = floats()},
-                       {});
-       }},
+       [] { token_weights(weights_of(4), {}); }},
       {"token_weights", "no room for the weights", "capacity 9",
-       [] {
-         token_weights({.sequences = 3,
-                        .heads = 4,
-                        .kv_heads = 2,
-                        .logits = floats(),
-                        .lse = floats(),
-                        .list_counts = ids(),
-                        .list_rows = 3,
-                        .capacity = 9,
-                        .weights = floats()},
-                       {});
-       }},
+       [] { token_weights(weights_of(3), {}); }},
       {"plan_splits", "workspace is too small", "rows 6",
        [] {
          (void)plan_splits({.counts = ids(), .rows = 6, .unit_tokens = 32, .part_count = 4},

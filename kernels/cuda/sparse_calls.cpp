@@ -1,0 +1,191 @@
+#include "kernels/cuda/sparse_calls.h"
+
+#include <algorithm>
+
+#include "kernels/cuda/cache_view.h"
+
+namespace triphase::cuda {
+
+std::string shape_of(const KvLayerView& cache, const AttentionSegment& keys) {
+  return shape_text({{"context_tokens", keys.context_tokens},
+                     {"pages", static_cast<std::int64_t>(keys.pages.size())},
+                     {"page_tokens", cache.page_tokens},
+                     {"kv_heads", cache.kv_heads},
+                     {"head_dim", cache.head_dim}}) +
+         ", cache " + std::string(dtype_name(cache.dtype));
+}
+
+void check_keys(const KvLayerView& cache, const AttentionSegment& keys, const char* operation) {
+  const auto check = [&](bool condition, const char* what) {
+    require(condition, operation, what, [&] { return shape_of(cache, keys); });
+  };
+  check(cache.k != nullptr && cache.page_tokens > 0 && cache.kv_heads > 0 && cache.head_dim > 0 &&
+            (cache.kt == nullptr || (cache.kt_ready != nullptr && cache.kt_run == 1)),
+        "a cache without keys or sizes");
+  check(keys.context_tokens > 0, "no context");
+  const std::int64_t blocks = blocks_of(cache, keys);
+  const std::int64_t closed = cache.quantized() ? blocks - 1 : blocks;
+  check(static_cast<std::int64_t>(keys.pages.size()) >= closed, "a segment's pages");
+  check(!cache.quantized() || (static_cast<std::int64_t>(keys.scale_pages.size()) >= closed &&
+                               keys.partial_page.valid()),
+        "a segment's scale pages or partial page");
+}
+
+std::string shape_of(const ConstMatrix& q, std::int64_t row, std::int64_t heads,
+                     std::int64_t kv_heads) {
+  return shape_text({{"q", q}}) + ", " +
+         shape_text({{"row", row}, {"heads", heads}, {"kv_heads", kv_heads}});
+}
+
+void check_segment(const ConstMatrix& q, std::int64_t heads, const KvLayerView& cache,
+                   const AttentionSegment& segment, std::int64_t first_query,
+                   const char* operation) {
+  const auto check = [&](bool condition, const char* what) {
+    require(condition, operation, what, [&] {
+      return shape_of(cache, segment) + ", " +
+             shape_of(q, segment.query_begin, heads, cache.kv_heads) + ", " +
+             shape_text({{"query_count", segment.query_count}, {"first_query", first_query}});
+    });
+  };
+  check(q.data != nullptr && q.dtype == DType::kF32 && heads > 0 && heads % cache.kv_heads == 0 &&
+            q.cols == heads * cache.head_dim,
+        "q must be F32 rows of the cache's heads");
+  check(segment.query_begin >= 0 && segment.query_count >= 0 &&
+            segment.query_count <= segment.context_tokens &&
+            segment.query_begin + segment.query_count <= q.rows && first_query >= 0 &&
+            segment.selection.empty(),
+        "a segment's rows");
+}
+
+MadeLists make_lists(const SparseCall& call, std::span<const RowLimits> limits, std::int64_t lists,
+                     std::int64_t heads) {
+  MadeLists made;
+  for (const RowLimits& limit : limits) made.capacity = std::max(made.capacity, limit.tokens);
+  const CudaListLayout layout =
+      cuda_list_layout(static_cast<std::int64_t>(limits.size()), lists, made.capacity, heads);
+  std::byte* base = call.memory.lists.at_least(static_cast<std::size_t>(layout.bytes), call.stream);
+  made.tokens = reinterpret_cast<std::int32_t*>(base + layout.tokens_at);
+  made.counts = reinterpret_cast<std::int32_t*>(base + layout.counts_at);
+  made.alpha = reinterpret_cast<float*>(base + layout.alpha_at);
+  return made;
+}
+
+CudaSparseScratch scratch_of(std::int64_t heads, std::int64_t kv_heads, std::int64_t head_dim,
+                             std::int64_t length, std::int64_t rows) {
+  return cuda_sparse_scratch({.heads = heads,
+                              .kv_heads = kv_heads,
+                              .head_dim = head_dim,
+                              .max_query_rows = 1,
+                              .max_context = length},
+                             rows);
+}
+
+KeyTables send_tables(const SparseCall& call, const KvLayerView& cache,
+                      std::span<const AttentionSegment> rows, std::span<const RowLimits> limits,
+                      bool columns, std::span<const std::int32_t> more) {
+  std::vector<std::int32_t>& words = call.memory.words;
+  KeyTables tables;
+  tables.sequences = static_cast<std::int64_t>(rows.size());
+  for (const AttentionSegment& row : rows) {
+    tables.max_pages = std::max(tables.max_pages, blocks_of(cache, row));
+    tables.max_length = std::max(tables.max_length, row.context_tokens);
+  }
+  // What make_tables() sent serves rows that follow each other there, but for K^T.
+  const SegmentTables* sent_before = columns ? nullptr : rows.front().tables;
+  for (std::size_t row = 1; row < rows.size() && sent_before != nullptr; ++row) {
+    const bool follows =
+        rows[row].tables == sent_before && rows[row].table_row == rows[row - 1].table_row + 1;
+    if (!follows) sent_before = nullptr;
+  }
+  const std::size_t count = rows.size();
+  const auto pages = sent_before != nullptr ? 0 : static_cast<std::size_t>(tables.max_pages);
+  const std::size_t pages_at = 4 * count;
+  const std::size_t scales_at = pages_at + count * pages;
+  words.assign(scales_at + (cache.quantized() ? count * pages : 0), 0);
+  for (std::size_t row = 0; row < count; ++row) {
+    const AttentionSegment& keys = rows[row];
+    words[row] = static_cast<std::int32_t>(keys.context_tokens);
+    words[count + row] = keys.partial_page.value;
+    if (!limits.empty()) {
+      words[2 * count + row] = static_cast<std::int32_t>(limits[row].tokens);
+      words[3 * count + row] = static_cast<std::int32_t>(limits[row].recent);
+    }
+    if (sent_before != nullptr) continue;
+    const auto blocks = static_cast<std::size_t>(blocks_of(cache, keys));
+    for (std::size_t i = 0; i < std::min(blocks, keys.pages.size()); ++i) {
+      const bool transposed = columns && i + 1 < blocks;
+      words[pages_at + row * pages + i] =
+          (transposed ? column_page(cache, keys, i) : keys.pages[i]).value;
+    }
+    if (!cache.quantized()) continue;
+    for (std::size_t i = 0; i < std::min(blocks, keys.scale_pages.size()); ++i) {
+      words[scales_at + row * pages + i] = keys.scale_pages[i].value;
+    }
+  }
+  words.insert(words.end(), more.begin(), more.end());
+  const std::int32_t* sent = call.send(std::span<const std::int32_t>(words));
+  tables.length = sent;
+  tables.partial_page = sent + count;
+  tables.ks = sent + 2 * count;
+  tables.locals = sent + 3 * count;
+  tables.keys = cache.k;
+  tables.pages = sent + pages_at;
+  tables.scale_pages = sent + scales_at;
+  tables.more = sent + (words.size() - more.size());
+  if (sent_before == nullptr) return tables;
+  const AttentionSegment& first = rows.front();
+  tables.max_pages = sent_before->max_pages;
+  tables.keys = from_page(cache, first.table_layer).k;
+  tables.pages = sent_before->pages + first.table_row * sent_before->max_pages;
+  if (cache.quantized()) {
+    tables.scale_pages = sent_before->scale_pages + first.table_row * sent_before->max_pages;
+  }
+  return tables;
+}
+
+PrefillColumns columns_of(const ConstMatrix& q, std::int64_t heads, const KvLayerView& cache,
+                          const AttentionSegment& segment, std::int64_t query, float scale,
+                          const KeyTables& tables) {
+  PrefillColumns call;
+  call.queries = std::min(kColumnSliceQueries, segment.query_count - query);
+  call.q = static_cast<const float*>(q.data) + (segment.query_begin + query) * q.row_stride;
+  call.q_stride = q.row_stride;
+  call.first_position = segment.context_tokens - segment.query_count + query;
+  call.row_begin = call.first_position;
+  call.row_end = call.first_position + call.queries;
+  call.window = segment.window;
+  call.k = tables.keys;
+  call.dtype = cache.dtype;
+  call.scales = cache.scales;
+  call.scale_pages = tables.scale_pages;
+  call.partial_k = cache.partial_k;
+  call.partial_dtype = cache.partial_dtype;
+  call.partial_page = segment.partial_page.value;
+  call.pages = tables.pages;
+  call.page_tokens = cache.page_tokens;
+  call.heads = heads;
+  call.kv_heads = cache.kv_heads;
+  call.head_dim = cache.head_dim;
+  call.scale = scale;
+  return call;
+}
+
+ScoreKeys score_keys_of(const KvLayerView& cache, const KeyTables& tables) {
+  return {.keys = tables.keys,
+          .dtype = cache.dtype,
+          .scales = cache.scales,
+          .open_keys = cache.partial_k,
+          .partial_pages = tables.partial_page,
+          .partial_dtype = cache.partial_dtype,
+          .pages = tables.pages,
+          .scale_pages = tables.scale_pages,
+          .max_pages = tables.max_pages,
+          .lengths = tables.length,
+          .sequences = tables.sequences,
+          .max_length = tables.max_length,
+          .page_tokens = cache.page_tokens,
+          .kv_heads = cache.kv_heads,
+          .head_dim = cache.head_dim};
+}
+
+}  // namespace triphase::cuda

@@ -1,0 +1,171 @@
+#include "kernels/cuda/window_choice.h"
+
+#include <algorithm>
+
+#include "kernels/cuda/select_rows.h"
+#include "kernels/cuda/weight_window.h"
+
+namespace triphase::cuda {
+namespace {
+
+std::string shape_of(const WeightWindow& window) {
+  return shape_text({{"tokens", window.tokens}, {"room", window.room}});
+}
+
+void check_window(const WeightWindow& window, const char* operation) {
+  require(is_window(window), operation, "a window without memory or sizes",
+          [&] { return shape_of(window); });
+}
+
+void check_step(const WeightWindow& window, const WindowStep& step, std::int64_t context,
+                const char* operation) {
+  check_window(window, operation);
+  require(is_step_of(window, step, context), operation, "a step beyond its window", [&] {
+    return shape_of(window) + ", " +
+           shape_text({{"context", context},
+                       {"begin", step.begin},
+                       {"count", step.count},
+                       {"expired", step.expired}});
+  });
+}
+
+}  // namespace
+
+void clear_windows(const SparseCall& call, std::span<const WeightWindow> windows) {
+  std::int64_t most_words = 0;
+  for (const WeightWindow& window : windows) {
+    check_window(window, "clear_weights");
+    most_words = std::max(most_words, window.exact()
+                                          ? window.tokens
+                                          : std::max<std::int64_t>(1, window.room) * window.tokens);
+  }
+  if (windows.empty()) return;
+  clear_weights(call.send(windows), static_cast<std::int64_t>(windows.size()), most_words,
+                call.handle);
+}
+
+void add_to_windows(const SparseCall& call, const Selection& attended, const float* weights,
+                    std::span<const WeightRow> rows) {
+  if (rows.empty()) return;
+  const auto check = [&](bool condition, const char* what, const WeightRow& row) {
+    require(condition, "add_weights", what, [&] {
+      return shape_of(row.window) + ", " +
+             shape_text({{"rows", attended.rows},
+                         {"capacity", attended.capacity},
+                         {"attended", row.attended},
+                         {"count", row.step.count},
+                         {"context", row.context}});
+    });
+  };
+  std::int64_t most_tokens = 0;
+  for (const WeightRow& row : rows) {
+    check_step(row.window, row.step, row.context, "add_weights");
+    check(attended.lists == 1 && row.attended >= 0 && row.attended < attended.rows &&
+              row.step.count <= attended.capacity,
+          "a row beyond the selection", row);
+    const std::int64_t leaving = row.window.exact()     ? row.step.expired
+                                 : row.step.expired > 0 ? row.context
+                                                        : 0;
+    most_tokens = std::max({most_tokens, row.step.count, leaving});
+  }
+  add_weights(call.send(rows), static_cast<std::int64_t>(rows.size()), attended.tokens, weights,
+              attended.capacity, most_tokens, call.handle);
+}
+
+void add_prompt_to_window(const SparseCall& call, const ConstMatrix& q, std::int64_t heads,
+                          const KvLayerView& cache, const AttentionSegment& segment,
+                          std::int64_t first_query, float scale, const WeightWindow& window,
+                          std::span<const WindowStep> steps) {
+  check_keys(cache, segment, "add_prompt_rows");
+  const std::int64_t context = segment.context_tokens;
+  check_segment(q, heads, cache, segment, first_query, "add_prompt_rows");
+  const auto check = [&](bool condition, const char* what) {
+    require(condition, "add_prompt_rows", what, [&] {
+      return shape_of(cache, segment) + ", " + shape_of(window) + ", " +
+             shape_text({{"query_count", segment.query_count},
+                         {"first_query", first_query},
+                         {"steps", static_cast<std::int64_t>(steps.size())}});
+    });
+  };
+  check(static_cast<std::int64_t>(steps.size()) == segment.query_count - first_query,
+        "not a step for each query");
+  if (steps.empty()) return;
+  std::vector<std::int32_t> begins;
+  for (std::size_t i = 0; i < steps.size(); ++i) {
+    const std::int64_t row = context - static_cast<std::int64_t>(steps.size() - 1 - i);
+    check_step(window, steps[i], row, "add_prompt_rows");
+    check(steps[i].count == row && steps[i].expired == 0,
+          "a row that is not dense, or in which others expire");
+    begins.push_back(static_cast<std::int32_t>(steps[i].begin));
+  }
+  const CudaSparseScratch scratch = scratch_of(heads, cache.kv_heads, cache.head_dim, context);
+  std::byte* base = call.scratch(scratch.bytes);
+  const KeyTables tables = send_tables(call, cache, {&segment, 1}, {}, false, begins);
+  auto* log_sums = reinterpret_cast<float*>(base + scratch.log_sums_at);
+  auto* partials = reinterpret_cast<float*>(base + scratch.log_partials_at);
+  for (std::int64_t query = first_query; query < segment.query_count;
+       query += kColumnSliceQueries) {
+    const PrefillColumns columns = columns_of(q, heads, cache, segment, query, scale, tables);
+    prefill_log_sums(columns, log_sums, partials, call.handle);
+    add_prompt_rows(columns, log_sums, window, tables.more + (query - first_query), call.handle);
+  }
+}
+
+Selection choose_from_windows(const SparseCall& call, std::span<const WindowChoice> rows) {
+  if (rows.empty()) return {};
+  std::vector<RowLimits> limits;
+  std::int64_t longest = 0;
+  for (const WindowChoice& row : rows) {
+    check_window(row.window, "choose_recent_and_heaviest");
+    require(
+        row.context > 0 && row.context <= row.window.tokens && row.local >= 0 &&
+            row.local <= std::min(row.total, row.context),
+        "choose_recent_and_heaviest", "a choice beyond the context", [&] {
+          return shape_of(row.window) + ", " +
+                 shape_text({{"context", row.context}, {"local", row.local}, {"total", row.total}});
+        });
+    longest = std::max(longest, row.context);
+    limits.push_back({std::min(row.total, row.context), row.local});
+  }
+  const auto count = static_cast<std::int64_t>(rows.size());
+  // Each row's sums, then its length, total and local: one array on its way.
+  std::vector<std::int64_t> words(static_cast<std::size_t>(count + (3 * count + 1) / 2));
+  auto* numbers = reinterpret_cast<std::int32_t*>(words.data() + count);
+  for (std::int64_t i = 0; i < count; ++i) {
+    const WindowChoice& row = rows[static_cast<std::size_t>(i)];
+    words[static_cast<std::size_t>(i)] =
+        static_cast<std::int64_t>(reinterpret_cast<std::uintptr_t>(row.window.sums));
+    numbers[i] = static_cast<std::int32_t>(row.context);
+    const RowLimits& limit = limits[static_cast<std::size_t>(i)];
+    numbers[count + i] = static_cast<std::int32_t>(limit.tokens);
+    numbers[2 * count + i] = static_cast<std::int32_t>(limit.recent);
+  }
+  const std::int64_t* sent = call.send(std::span<const std::int64_t>(words));
+  const auto* sent_numbers = reinterpret_cast<const std::int32_t*>(sent + count);
+  const MadeLists lists = make_lists(call, limits, 1, 0);
+  auto* scores =
+      reinterpret_cast<float*>(call.scratch(longest * static_cast<std::int64_t>(sizeof(float))));
+  // As many rows at a time as there is room for.
+  const auto room =
+      static_cast<std::int64_t>(call.memory.scratch.bytes() / sizeof(float)) / longest;
+  for (std::int64_t first = 0; first < count; first += room) {
+    const std::int64_t part = std::min(room, count - first);
+    window_scores(reinterpret_cast<const std::int64_t* const*>(sent) + first, sent_numbers + first,
+                  part, longest, scores, longest, call.handle);
+    select_top({.scores = scores,
+                .score_stride = longest,
+                .lengths = sent_numbers + first,
+                .rows = part,
+                .rows_per_sequence = 1,
+                .max_length = longest,
+                .locals = sent_numbers + 2 * count + first,
+                .ks = sent_numbers + count + first,
+                .indices = lists.tokens + first * lists.capacity,
+                .capacity = lists.capacity,
+                .counts = lists.counts + first},
+               lists.capacity, call.handle);
+  }
+  return lists.selection(rows.size(), 1, false);
+}
+
+}  // namespace triphase::cuda
