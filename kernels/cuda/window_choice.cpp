@@ -114,7 +114,7 @@ void add_prompt_to_window(const SparseCall& call, const ConstMatrix& q, std::int
 Selection choose_from_windows(const SparseCall& call, std::span<const WindowChoice> rows) {
   if (rows.empty()) return {};
   std::vector<RowLimits> limits;
-  std::int64_t longest = 0;
+  std::int64_t longest = 1;
   for (const WindowChoice& row : rows) {
     check_window(row.window, "choose_recent_and_heaviest");
     require(
