@@ -14,7 +14,8 @@
 
 namespace triphase {
 
-std::unique_ptr<Backend> Backend::open(std::string_view device, std::int64_t threads) {
+std::unique_ptr<Backend> Backend::open(std::string_view device, std::int64_t threads,
+                                       bool deterministic) {
   if (device == "auto") device = gpu_count() > 0 ? "cuda:0" : "cpu";
   if (device == "cuda") device = "cuda:0";
   if (device != "cpu" && !device.starts_with("cuda:")) {
@@ -29,7 +30,21 @@ std::unique_ptr<Backend> Backend::open(std::string_view device, std::int64_t thr
   if (device == "cpu") {
     backend->use_cpu();
   } else {
-    backend->use_gpu(device);
+    backend->use_gpu(device, deterministic);
+  }
+  return backend;
+}
+
+std::unique_ptr<Backend> Backend::open_for_job(const MachineOptions& options) {
+  std::unique_ptr<Backend> backend = open(options.device, options.threads, options.deterministic);
+  const std::optional<GpuMachine>& gpu = backend->machine().gpu;
+  if (gpu && !gpu->gemm_library && !gpu->deterministic) {
+    throw Error(ErrorRole::kResources, "E-DEV-LIBRARY", "cuBLASLt")
+        .found(backend->products())
+        .expected("CUDA's library for matrix products")
+        .hint(
+            "install CUDA 13 or `pip install nvidia-cublas`, or name the file by "
+            "TRIPHASE_CUBLASLT; --deterministic does without it, several times slower");
   }
   return backend;
 }
@@ -43,9 +58,10 @@ void Backend::use_cpu() {
   stream_ = device_->make_stream();
 }
 
-void Backend::use_gpu(std::string_view name) {
-  Gpu gpu = open_gpu(name, *threads_);
+void Backend::use_gpu(std::string_view name, bool deterministic) {
+  Gpu gpu = open_gpu(name, deterministic, *threads_);
   machine_.gpu = gpu.machine;
+  products_ = std::move(gpu.products);
   device_ = std::move(gpu.device);
   host_ = std::move(gpu.host);
   stream_ = std::move(gpu.stream);

@@ -5,12 +5,14 @@
 
 #include <memory>
 #include <optional>
+#include <string>
 #include <string_view>
 
 #include "base/dtype.h"
 #include "base/thread_pool.h"
 #include "memory/transfer/transfer_engine.h"
 #include "runtime/gpu.h"
+#include "runtime/options/run_options.h"
 
 namespace triphase {
 
@@ -18,8 +20,13 @@ class Backend {
  public:
   // `device`: "auto" (the first GPU, else the CPU), "cpu" or "cuda:N" ("cuda" is the first). Throws
   // E-DEV-NONE (exit 5) for a device that this build or machine lacks.
-  // `threads`: 0 = all cores this process may use.
-  [[nodiscard]] static std::unique_ptr<Backend> open(std::string_view device, std::int64_t threads);
+  // `threads`: 0 = all cores this process may use. `deterministic`: a row's bits do not depend on
+  // the rows beside it, on a GPU too.
+  [[nodiscard]] static std::unique_ptr<Backend> open(std::string_view device, std::int64_t threads,
+                                                     bool deterministic = false);
+  // The same for a job, which does not fall back to slow products unasked: throws E-DEV-LIBRARY
+  // (exit 5) for a GPU without cuBLASLt that is not to be deterministic.
+  [[nodiscard]] static std::unique_ptr<Backend> open_for_job(const MachineOptions& options);
 
   [[nodiscard]] Device& device() { return *device_; }
   // Memory of the host that the device copies from and to at full speed.
@@ -34,6 +41,8 @@ class Backend {
   [[nodiscard]] ThreadPool& threads() { return *threads_; }
   // What the sizes of scratch depend on.
   [[nodiscard]] const ComputeMachine& machine() const { return machine_; }
+  // What computes matrix products on a GPU, or why there is no library for them; empty on the CPU.
+  [[nodiscard]] const std::string& products() const { return products_; }
   // Bytes of the device that a job takes where nobody says.
   [[nodiscard]] std::uint64_t default_memory() const;
   // Allocates what operations within `shape` need for themselves: ops_reserved_bytes of machine(),
@@ -55,9 +64,10 @@ class Backend {
  private:
   Backend() = default;
   void use_cpu();
-  void use_gpu(std::string_view name);
+  void use_gpu(std::string_view name, bool deterministic);
 
   ComputeMachine machine_;
+  std::string products_;
   std::unique_ptr<ThreadPool> threads_;
   std::unique_ptr<Device> device_;
   std::unique_ptr<Device> host_;

@@ -302,7 +302,7 @@ int generate(RunOptions options, Log& log) {
   const Clock::time_point start = Clock::now();
   Progress progress(log, options.looking.progress);
   const Job job = open_job(options, progress, log);
-  const auto backend = Backend::open(options.machine.device, options.machine.threads);
+  const auto backend = Backend::open_for_job(options.machine);
   const Decisions decided = decide(options, job, *backend, progress, log);
   if (options.looking.dry_run) {
     return report_dry_run(options, job, decided.plan, log);

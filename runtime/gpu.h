@@ -5,6 +5,7 @@
 
 #include <functional>
 #include <memory>
+#include <string>
 #include <string_view>
 
 #include "base/thread_pool.h"
@@ -24,6 +25,7 @@ struct Gpu {
   std::unique_ptr<PinnedHostDevice> host;  // for large blocks
   std::unique_ptr<Stream> stream;
   GpuMachine machine;
+  std::string products;  // Backend::products
   std::unique_ptr<Ops> ops;
   std::unique_ptr<SparseOps> sparse_ops;
   std::unique_ptr<InputOps> input_ops;
@@ -38,7 +40,8 @@ struct Gpu {
 [[nodiscard]] int gpu_count();
 // Whether the program was built for GPUs.
 [[nodiscard]] bool built_with_gpu();
-// `name`: "cuda:N". Throws E-DEV-NONE (exit 5) for a device that this build or machine lacks.
-[[nodiscard]] Gpu open_gpu(std::string_view name, ThreadPool& threads);
+// `name`: "cuda:N". `deterministic`: as GpuMachine has it; no library is looked for then. Throws
+// E-DEV-NONE (exit 5) for a device that this build or machine lacks.
+[[nodiscard]] Gpu open_gpu(std::string_view name, bool deterministic, ThreadPool& threads);
 
 }  // namespace triphase

@@ -29,7 +29,7 @@ int gpu_count() { return cuda_device_count(); }
 
 bool built_with_gpu() { return true; }
 
-Gpu open_gpu(std::string_view name, ThreadPool& threads) {
+Gpu open_gpu(std::string_view name, bool deterministic, ThreadPool& threads) {
   constexpr std::string_view kPrefix = "cuda:";
   int index = 0;
   const char* end = name.data() + name.size();
@@ -47,16 +47,19 @@ Gpu open_gpu(std::string_view name, ThreadPool& threads) {
   gpu.host = std::make_unique<PinnedHostDevice>(*cuda, cuda_host_pinning(), threads.threads());
   gpu.stream = gpu.device->make_stream();
   std::string refusal;
-  auto gemm = cuda::load_cublas_lt(*cuda, refusal);
+  std::unique_ptr<cuda::Gemm> gemm;
+  if (!deterministic) gemm = cuda::load_cublas_lt(*cuda, refusal);
   gpu.machine = {.multiprocessors = facts.multiprocessors,
                  .shared_bytes_per_multiprocessor =
                      static_cast<std::int64_t>(facts.shared_bytes_per_multiprocessor),
                  .shared_bytes_per_block = static_cast<std::int64_t>(facts.shared_bytes_per_block),
-                 .memory = usable(cuda->free_bytes())};
-  std::string described =
-      fmt::format("cuda:{} ({}, {})", index, facts.name,
-                  gemm ? std::string(gemm->name()) : fmt::format("no cuBLASLt: {}", refusal));
-  add_operations(gpu, std::move(described), std::move(gemm),
+                 .memory = usable(cuda->free_bytes()),
+                 .deterministic = deterministic};
+  gpu.products = gemm ? gemm->origin() : refusal;
+  const std::string_view products = deterministic ? "deterministic"
+                                    : gemm        ? gemm->name()
+                                                  : "no cuBLASLt";
+  add_operations(gpu, fmt::format("cuda:{} ({}, {})", index, facts.name, products), std::move(gemm),
                  [](Stream& stream) { return cuda_stream(stream); });
   gpu.measure_ceilings = [cuda](int runs) { return cuda::measure_ceilings(*cuda, runs); };
   return gpu;

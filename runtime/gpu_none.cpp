@@ -7,7 +7,7 @@ int gpu_count() { return 0; }
 
 bool built_with_gpu() { return false; }
 
-Gpu open_gpu(std::string_view name, ThreadPool&) {
+Gpu open_gpu(std::string_view name, bool, ThreadPool&) {
   throw Error(ErrorRole::kResources, "E-DEV-NONE", "--device")
       .found(name)
       .expected("auto or cpu: this program was built without CUDA");

@@ -37,6 +37,7 @@ RunOptions model_options(const OptionValues& values) {
   RunOptions options;
   options.files.model = values.text("model");
   options.machine.device = values.text("device");
+  options.machine.deterministic = values.flag("deterministic");
   options.machine.threads = values.integer("threads");
   options.machine.kv_dtype = dtype_from_name(values.text("kv-dtype"));
   if (values.has("device-memory")) options.machine.device_memory = values.size("device-memory");
@@ -131,7 +132,7 @@ int cmd_cluster(const Arguments& arguments, std::unique_ptr<Log>& log) {
   const auto length = static_cast<std::int64_t>(tokens.size());
   check_length(values, length, model);
   options.machine.max_context = length;
-  const auto backend = Backend::open(options.machine.device, options.machine.threads);
+  const auto backend = Backend::open_for_job(options.machine);
   require_gpu_scores(backend->machine(), model.config, "--device", "clusters");
   const RunPlan plan = plan_run(options, model, backend->machine());
   check_memory(plan, length);

@@ -73,20 +73,26 @@ Check check_cuda(const MachineInfo& machine) {
       count == 1 ? "1 GPU, cuda:0" : fmt::format("{} GPUs, cuda:0 to cuda:{}", count, count - 1)};
 }
 
-// What a run with this --device would compute on.
-Check check_device(const std::string& name) {
+// What a run with this --device would compute on, and on a GPU with which library.
+void check_device(const std::string& name, std::vector<Check>& checks) {
   try {
     const auto backend = Backend::open(name, 0);
     const std::optional<GpuMachine>& gpu = backend->machine().gpu;
     std::string text =
         fmt::format("--device {} is {}, {} threads, {} for a job", name, backend->ops().name(),
                     backend->threads().threads(), format_bytes(backend->default_memory()));
-    if (!gpu) return {Verdict::kOk, "device", text};
-    text += "; KV and weights that do not fit stay in host memory";
-    return {gpu->gemm_library ? Verdict::kOk : Verdict::kWarn, "device", text};
+    if (gpu) text += "; KV and weights that do not fit stay in host memory";
+    checks.push_back({Verdict::kOk, "device", text});
+    if (!gpu) return;
+    checks.push_back(gpu->gemm_library
+                         ? Check{Verdict::kOk, "matrix products", backend->products()}
+                         : Check{Verdict::kFail, "matrix products",
+                                 fmt::format("no cuBLASLt, so that only runs with --deterministic "
+                                             "start: {} (triphase doctor --error E-DEV-LIBRARY)",
+                                             backend->products())});
   } catch (const Error& error) {
     if (error.role() == ErrorRole::kUsage) throw;
-    return {Verdict::kFail, "device", error.message()};
+    checks.push_back({Verdict::kFail, "device", error.message()});
   }
 }
 
@@ -140,7 +146,7 @@ std::vector<Check> check_machine(const std::string& directory, const std::string
   checks.push_back(check_simd(machine));
   checks.push_back(check_memory(machine));
   checks.push_back(check_cuda(machine));
-  checks.push_back(check_device(device));
+  check_device(device, checks);
   checks.push_back(check_directory(directory));
   checks.push_back(check_locks(directory));
   checks.push_back(check_descriptors());

@@ -182,7 +182,7 @@ class Evaluation {
         log_(log),
         progress_(progress),
         bundle_(open_model(options)),
-        backend_(Backend::open(options.machine.device, options.machine.threads)),
+        backend_(Backend::open_for_job(options.machine)),
         cells_(eval::sweep_cells(
             sweep_lists(values), bundle_.config,
             kv_dtype_on(backend_->machine(), std::nullopt, bundle_.weights_dtype))) {

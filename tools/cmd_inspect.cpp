@@ -86,7 +86,7 @@ std::string draw_attention_map(const OptionValues& values, Log& log) {
   for (const std::string& note : model.notes) log.info(note);
   check_below(values, "layer", model.config.layers);
   check_below(values, "head", model.config.kv_heads);
-  const auto backend = Backend::open(options.machine.device, options.machine.threads);
+  const auto backend = Backend::open_for_job(options.machine);
   const RunPlan plan = plan_run(options, model, backend->machine());
   Progress progress(log, options.looking.progress);
   progress.begin_phase("loading model");

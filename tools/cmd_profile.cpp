@@ -21,6 +21,7 @@ RunOptions run_options(const OptionValues& values) {
   options.files.model = values.text("model");
   options.weights.random = !std::filesystem::is_directory(options.files.model);
   options.machine.device = values.text("device");
+  options.machine.deterministic = values.flag("deterministic");
   options.machine.threads = values.integer("threads");
   if (values.has("device-memory")) options.machine.device_memory = values.size("device-memory");
   if (values.has("host-memory")) options.machine.host_memory = values.size("host-memory");
@@ -53,7 +54,7 @@ int cmd_profile(const Arguments& arguments, std::unique_ptr<Log>& log) {
   const std::string output = values.text("output");
   const ModelBundle model = open_model(options);
   for (const std::string& note : model.notes) log->info(note);
-  const auto backend = Backend::open(options.machine.device, options.machine.threads);
+  const auto backend = Backend::open_for_job(options.machine);
   Progress progress(*log, options.looking.progress);
   const std::string kv = values.text("kv-dtype");
   const ProfileRequest request{.seconds = values.seconds("time"),

@@ -77,8 +77,14 @@ Library open_library(std::string& refusal) {
     if (library != nullptr) return library;
     reasons.emplace_back(dlerror());
   }
-  refusal = search_refusal(search, name, reasons) + "; TRIPHASE_CUBLASLT may name the file";
+  refusal = search_refusal(search, name, reasons);
   return nullptr;
+}
+
+// Where the linker found it; empty where the system does not say.
+std::string file_of(void* function) {
+  Dl_info info{};
+  return dladdr(function, &info) != 0 && info.dli_fname != nullptr ? info.dli_fname : "";
 }
 
 cudaDataType_t library_type(DType dtype) {
@@ -117,6 +123,10 @@ class CublasLtGemm final : public Gemm {
   }
 
   [[nodiscard]] std::string_view name() const override { return "cuBLASLt"; }
+  [[nodiscard]] std::string origin() const override {
+    const std::string file = file_of(reinterpret_cast<void*>(f_.matmul));
+    return fmt::format("cuBLASLt {}{}{}", CUBLAS_VER_MAJOR, file.empty() ? "" : ", ", file);
+  }
 
   // The library is column-major: y^T [N, M] = w [N, K] x^T [K, M], with w transposed on reading.
   [[nodiscard]] bool run(ConstMatrix x, ConstMatrix w, const float* bias, bool accumulate, Matrix y,

@@ -1,7 +1,7 @@
 #pragma once
 
-// cuBLASLt, loaded when a GPU run starts: the program neither links it (it is half a gigabyte) nor
-// needs it. Not thread safe.
+// cuBLASLt, loaded when a GPU run starts: the program does not link it (it is half a gigabyte), and
+// deterministic runs do without. Not thread safe.
 
 #include <memory>
 #include <string>

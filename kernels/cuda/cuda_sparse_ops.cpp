@@ -115,13 +115,17 @@ class CudaSparseOpsOnStreams final : public CudaSparseOps {
     const SparqScale sparq{scale, sharpness_of(choice, cache.head_dim)};
     const StreamHandle handle = settings_.stream_handle(stream);
     const MadeLists lists = make_lists(call_on(stream), limits_, cache.kv_heads, heads);
-    columns_.clear();
-    for (const AttentionSegment& row : rows) columns_.push_back(all_transposed(cache, row));
-    const bool fused = fits_one_block(cache, heads, rows, choice);
-    for_parts(heads, cache, rows, !fused, stream, [&](std::size_t first, std::size_t count) {
-      const Call call = prepare(q, heads, cache, rows.subspan(first, count),
-                                std::span(limits_).subspan(first, count),
-                                columns_[first] ? Read::kColumns : Read::kRows, !fused, stream);
+    // Row by row: how one is scored does not depend on the others.
+    ways_.clear();
+    for (const AttentionSegment& row : rows) {
+      ways_.push_back({all_transposed(cache, row), fits_one_block(cache, heads, row, choice)});
+    }
+    const bool scored = !std::ranges::all_of(ways_, &Way::fused);
+    for_parts(heads, cache, rows, scored, stream, [&](std::size_t first, std::size_t count) {
+      const bool fused = ways_[first].fused;
+      const Call call = prepare(
+          q, heads, cache, rows.subspan(first, count), std::span(limits_).subspan(first, count),
+          ways_[first].columns ? Read::kColumns : Read::kRows, !fused, stream);
       const MadeLists part = lists.from(first, heads, cache.kv_heads);
       if (fused) {
         choose_fused(call, sparq, choice, part, handle);
@@ -157,7 +161,7 @@ class CudaSparseOpsOnStreams final : public CudaSparseOps {
     if (rows.empty()) return {};
     const StreamHandle handle = settings_.stream_handle(stream);
     const MadeLists lists = make_lists(call_on(stream), limits_, cache.kv_heads, heads);
-    columns_.assign(rows.size(), false);
+    ways_.assign(rows.size(), {});
     for_parts(heads, cache, rows, true, stream, [&](std::size_t first, std::size_t count) {
       const Call call =
           prepare(q, heads, cache, rows.subspan(first, count),
@@ -387,6 +391,13 @@ class CudaSparseOpsOnStreams final : public CudaSparseOps {
 
   enum class Read : std::uint8_t { kRows, kColumns };
 
+  // How a row's tokens are scored.
+  struct Way {
+    bool columns = false;  // by K^T
+    bool fused = false;    // chosen in one block of one kernel
+    bool operator==(const Way&) const = default;
+  };
+
   // The rows have been checked, and their queries follow each other. `scored`: with scratch for
   // their scores.
   Call prepare(const ConstMatrix& q, std::int64_t heads, const KvLayerView& cache,
@@ -411,8 +422,8 @@ class CudaSparseOpsOnStreams final : public CudaSparseOps {
     return call;
   }
 
-  // Calls `body` for stretches of rows whose queries follow each other, whose keys are read alike,
-  // and, where `scored`, whose scores fit the scratch.
+  // Calls `body` for stretches of rows whose queries follow each other, which go the same way, and,
+  // where `scored`, whose scores fit the scratch.
   template <class Body>
   void for_parts(std::int64_t heads, const KvLayerView& cache,
                  std::span<const AttentionSegment> rows, bool scored, Stream& stream,
@@ -424,20 +435,18 @@ class CudaSparseOpsOnStreams final : public CudaSparseOps {
     const std::size_t most =
         scored ? memory_.scratch.bytes() / static_cast<std::size_t>(one.bytes) : rows.size();
     for_runs(
-        rows, most,
-        [&](std::size_t row, std::size_t next) { return columns_[row] == columns_[next]; }, body);
+        rows, most, [&](std::size_t row, std::size_t next) { return ways_[row] == ways_[next]; },
+        body);
   }
 
   [[nodiscard]] bool fits_one_block(const KvLayerView& cache, std::int64_t heads,
-                                    std::span<const AttentionSegment> rows,
+                                    const AttentionSegment& row,
                                     const ChannelChoice& choice) const {
     const std::int64_t group = heads / cache.kv_heads;
     const std::int64_t page = cache.page_tokens;
     const std::int64_t most = sparq_select_tokens(group, settings_.machine.shared_bytes_per_block);
     return !choice.sum_logits && cache.dtype != DType::kF32 &&
-           (page == 32 || page == 64 || page == 128) && group <= 8 &&
-           std::ranges::all_of(
-               rows, [most](const AttentionSegment& row) { return row.context_tokens <= most; });
+           (page == 32 || page == 64 || page == 128) && group <= 8 && row.context_tokens <= most;
   }
 
   static void choose_fused(const Call& call, const SparqScale& scale, const ChannelChoice& choice,
@@ -498,7 +507,7 @@ class CudaSparseOpsOnStreams final : public CudaSparseOps {
   HostStaging staging_;
   // Of a call; kept to reuse their memory.
   std::vector<RowLimits> limits_;
-  std::vector<bool> columns_;  // of each row, whether K^T is read
+  std::vector<Way> ways_;  // of each row
 };
 
 }  // namespace

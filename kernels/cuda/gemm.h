@@ -2,6 +2,7 @@
 
 // A library's matrix product behind CudaOps, where one is installed.
 
+#include <string>
 #include <string_view>
 
 #include "base/dtype.h"
@@ -13,6 +14,8 @@ class Gemm {
  public:
   virtual ~Gemm() = default;
   [[nodiscard]] virtual std::string_view name() const = 0;
+  // The name with the file it came from, for people.
+  [[nodiscard]] virtual std::string origin() const { return std::string(name()); }
 
   // y = x w^T + bias, plus y's old value when `accumulate`. x and w of one type (F32, F16, BF16), y
   // and bias F32, sums F32. Returns false, having done nothing, when the library has no kernel for

@@ -93,6 +93,14 @@ inline constexpr OptionSpec kMachineOptions[] = {
      "End a run (exit 7, resumable) that makes no step for so long. Default: wait for ever."},
 };
 
+// Beside kMachineOptions, and for commands that have options of their own about the machine.
+inline constexpr OptionSpec kDeterministicOptions[] = {
+    {"Machine", "deterministic", 0, kFlag, "", "", 0, 0, false, false,
+     "A line's answer does not depend on the lines beside it: on a GPU products run on the "
+     "kernels' "
+     "own tiles, without cuBLASLt and several times slower. On the CPU it never depends on them."},
+};
+
 inline constexpr OptionSpec kWeightOptions[] = {
     {"Weights", "check-weights", 0, kChoice, "on", "on|warn|off", 0, 0, false, false,
      "Look for NaN and infinite weights while loading."},

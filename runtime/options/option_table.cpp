@@ -140,8 +140,8 @@ constexpr OptionSpec kTraceOptions[] = {
 
 constexpr auto kRunOptions =
     joined(kRunFileOptions, kRunFormatOptions, kContextOptions, kOutputOptions, kGenerationOptions,
-           kTruncateOptions, kLineOptions, kMachineOptions, kRunPlanOptions, kWeightOptions,
-           kJobLookingOptions, kTraceOptions, kProgressOptions, kLogOptions);
+           kTruncateOptions, kLineOptions, kMachineOptions, kDeterministicOptions, kRunPlanOptions,
+           kWeightOptions, kJobLookingOptions, kTraceOptions, kProgressOptions, kLogOptions);
 
 constexpr OptionSpec kCompareWhatOptions[] = {
     {"What", "model", 0, kText, "", "DIR", 0, 0, false, true,
@@ -163,9 +163,9 @@ constexpr OptionSpec kCompareWhatOptions[] = {
     {"What", "repeat", 0, kInteger, "3", "N", 1, 1000, false, false,
      "Timed repetitions of every cell, in turns, after one that is traced; the median counts."},
 };
-constexpr auto kCompareOptions =
-    joined(kCompareWhatOptions, kRunFormatOptions, kContextOptions, kGenerationOptions,
-           kTruncateOptions, kLineOptions, kMachineOptions, kWeightOptions, kLogOptions);
+constexpr auto kCompareOptions = joined(
+    kCompareWhatOptions, kRunFormatOptions, kContextOptions, kGenerationOptions, kTruncateOptions,
+    kLineOptions, kMachineOptions, kDeterministicOptions, kWeightOptions, kLogOptions);
 
 constexpr OptionSpec kScoreFileOptions[] = {
     {"Files", "model", 0, kText, "", "DIR", 0, 0, false, true,
@@ -184,9 +184,9 @@ constexpr OptionSpec kScoreTruncateOptions[] = {
     {"Prompts", "truncate", 0, kChoice, "none", "none|left", 0, 0, false, false,
      "left drops the beginning of contexts that do not fit; none makes them error records."},
 };
-constexpr auto kScoreOptions =
-    joined(kScoreFileOptions, kOutputOptions, kScoreTruncateOptions, kLineOptions, kMachineOptions,
-           kWeightOptions, kJobLookingOptions, kProgressOptions, kLogOptions);
+constexpr auto kScoreOptions = joined(
+    kScoreFileOptions, kOutputOptions, kScoreTruncateOptions, kLineOptions, kMachineOptions,
+    kDeterministicOptions, kWeightOptions, kJobLookingOptions, kProgressOptions, kLogOptions);
 
 constexpr OptionSpec kEvalTaskOptions[] = {
     {"What", "model", 0, kText, "", "DIR", 0, 0, false, true, "Hugging Face model directory."},
@@ -253,8 +253,9 @@ constexpr OptionSpec kEvalTaskOptions[] = {
      "output", 'o', kText, "", "DIR", 0, 0, false, false,
      "Folder for eval.json, eval.csv and eval.svg, written anew after every combination."},
 };
-constexpr auto kEvalOptions = joined(kEvalTaskOptions, kContextOptions, kMachineOptions,
-                                     kWeightOptions, kProgressOptions, kLogOptions);
+constexpr auto kEvalOptions =
+    joined(kEvalTaskOptions, kContextOptions, kMachineOptions, kDeterministicOptions,
+           kWeightOptions, kProgressOptions, kLogOptions);
 
 constexpr CommandSpec kJobCommands[] = {
     {"run", "complete a file of prompts", "", kRunOptions,

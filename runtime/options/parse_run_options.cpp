@@ -246,6 +246,7 @@ void read_machine_options(const OptionValues& values, RunOptions& options) {
   options.machine.prefill_chunk = values.integer("prefill-chunk");
   options.machine.threads = values.integer("threads");
   options.machine.device = values.text("device");
+  options.machine.deterministic = values.flag("deterministic");
   options.machine.device_memory = optional_size(values, "device-memory");
   options.machine.device_kv_memory = optional_size(values, "device-kv-memory");
   options.machine.token_cache = optional_size(values, "token-cache");

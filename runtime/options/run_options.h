@@ -80,7 +80,8 @@ struct ReadingOptions {
 };
 
 struct MachineOptions {
-  std::string device = "auto";                    // "auto" or "cpu"
+  std::string device = "auto";                    // as Backend::open takes it
+  bool deterministic = false;                     // a line's answer is its own on a GPU too
   std::int64_t threads = 0;                       // 0: all usable cores
   std::int64_t batch_size = 0;                    // sequences decoded together; 0: as many as fit
   std::int64_t prefill_chunk = 0;                 // prompt tokens per step; 0: chosen by the engine

@@ -61,10 +61,13 @@ constexpr OptionSpec kProfileOnlyOptions[] = {
      "What the profile says the host has. Default: what is left."},
     {"Machine", "emulate-link", 0, kText, "", "RATE[,TIME]", 0, 0, false, false,
      "Pace copies between host and device memory, as in run; the profile is marked as emulated."},
+};
+constexpr OptionSpec kProfileResultOptions[] = {
     {"Result", "format", 0, kChoice, "md", "md|csv|json|jsonl", 0, 0, false, false,
      "Form of the table on stdout: how repeatable each measurement was."},
 };
-constexpr auto kProfileOptions = joined(kProfileOnlyOptions, kProgressOptions, kLogOptions);
+constexpr auto kProfileOptions = joined(kProfileOnlyOptions, kDeterministicOptions,
+                                        kProfileResultOptions, kProgressOptions, kLogOptions);
 
 constexpr OptionSpec kPlanOnlyOptions[] = {
     {"Workload", "batch-size", 0, kInteger, "64", "N", 1, 1048576, false, false,
@@ -118,8 +121,9 @@ constexpr OptionSpec kInspectWhatOptions[] = {
      "head", 0, kInteger, "0", "N", 0, 65536, false, false,
      "KV head that is drawn, where a method chooses for each one."},
 };
-constexpr auto kInspectOptions = joined(kInspectWhatOptions, kContextOptions, kMachineOptions,
-                                        kWeightOptions, kProgressOptions, kLogOptions);
+constexpr auto kInspectOptions =
+    joined(kInspectWhatOptions, kContextOptions, kMachineOptions, kDeterministicOptions,
+           kWeightOptions, kProgressOptions, kLogOptions);
 
 constexpr OptionSpec kClusterOnlyOptions[] = {
     {"What", "model", 0, kText, "", "DIR", 0, 0, false, true,
@@ -164,8 +168,8 @@ constexpr OptionSpec kClusterOnlyOptions[] = {
     {"Machine", "device-memory", 0, kSize, "", "SIZE", 1, kNoLimit, false, false,
      "Budget for everything on the device. Default: what is free."},
 };
-constexpr auto kClusterOptions =
-    joined(kClusterOnlyOptions, kWeightOptions, kProgressOptions, kLogOptions);
+constexpr auto kClusterOptions = joined(kClusterOnlyOptions, kDeterministicOptions, kWeightOptions,
+                                        kProgressOptions, kLogOptions);
 
 constexpr OptionSpec kDoctorOnlyOptions[] = {
     {"What", "error", 0, kText, "", "CODE", 0, 0, false, false,

@@ -235,6 +235,24 @@ class GpuCommands(unittest.TestCase):
             self.assertEqual(checks["device"]["result"], "ok")
         self.assertIn("[E-DEV-NONE]", self.triphase("doctor", device="cuda:7", code=5).stdout)
 
+    def test_a_gpu_without_the_library_for_products(self):
+        missing = "library=0,schedule=5"
+        job = ("run", "--model", self.config(), "--random-weights", "--prompts", "prompts.jsonl", "--output",
+               "products.jsonl", "--progress", "off", "--ignore-eos", "--max-tokens", "2")  # fmt: skip
+        errors = self.triphase(*job, code=5, machine=missing).stderr
+        self.assertEqual(errors.count("triphase: error:"), 1, errors)
+        for words in ("cuBLASLt: ", "nvidia-cublas", "TRIPHASE_CUBLASLT", "--deterministic", "[E-DEV-LIBRARY]"):
+            self.assertIn(words, errors)
+        self.assertEqual(list(self.folder.glob("products.jsonl*")), [])
+        self.triphase(*job, "--deterministic", machine=missing)
+        self.triphase(*job, "--deterministic", "--overwrite", device="cpu")
+        doctor = ("doctor", "--format", "json")
+        for machine, code, result in (("library=1", 0, "ok"), (missing, 5, "fail")):
+            checks = {check["check"]: check for check in
+                      json.loads(self.triphase(*doctor, code=code, machine=machine).stdout)}
+            self.assertEqual(checks["matrix products"]["result"], result)
+        self.assertNotIn("matrix products", self.triphase(*doctor, device="cpu").stdout)
+
     def test_what_a_gpu_cannot_do_is_said_before_it_starts(self):
         grouped = self.config(num_attention_heads=16, num_key_value_heads=1, head_dim=8)
         for method in ("sparq", "topk"):

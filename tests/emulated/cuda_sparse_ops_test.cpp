@@ -3,8 +3,10 @@
 
 #include "kernels/cuda/cuda_sparse_ops.h"
 
+#include <cstring>
 #include <functional>
 
+#include "kernels/sizing/cuda_workspace.h"
 #include "tests/emulated/guarded_machine.h"
 #include "tests/emulated/input_seam_checks.h"
 #include "tests/emulated/sparse_seam_checks.h"
@@ -70,15 +72,43 @@ TEST(EmulatedCudaInputOps, TokensGetTheCodesThatTheirBlocksClosingGaveThem) {
   GuardedMachine machine;
   check_requantized_tokens(*machine.ops, *machine.inputs, machine.device, *machine.stream);
 }
-// In one kernel, and in steps where a block's shared memory holds no row.
+// In one kernel, in steps where a block's shared memory holds no row, and the shorter of two rows
+// in one kernel.
 TEST(EmulatedCudaSparseOps, ChoicesAndProbabilitiesMatchTheCpu) {
-  for (const bool fused : {true, false}) {
-    SCOPED_TRACE(fused ? "fused" : "in steps");
+  const std::int64_t everything = emulated_gpu().shared_bytes_per_block;
+  const std::int64_t some =
+      kSparqSelectFixedBytes + sparq_select_shared_bytes(kHeads / kKvHeads, 100);
+  for (const std::int64_t shared_bytes : {everything, std::int64_t{0}, some}) {
+    SCOPED_TRACE(shared_bytes);
     GpuMachine gpu = emulated_gpu();
-    if (!fused) gpu.shared_bytes_per_block = 0;
+    gpu.shared_bytes_per_block = shared_bytes;
     GuardedMachine machine(gpu);
     check_choices(seam_of(machine));
   }
+}
+
+// A row that fits a block's shared memory is scored there, whatever rows stand beside it.
+TEST(EmulatedCudaSparseOps, AChoiceHasTheSameBitsAloneAndBesideALongRow) {
+  constexpr std::int64_t kFits = 100;  // tokens of a row
+  GpuMachine gpu = emulated_gpu();
+  gpu.shared_bytes_per_block =
+      kSparqSelectFixedBytes + sparq_select_shared_bytes(kHeads / kKvHeads, kFits);
+  GuardedMachine machine(gpu);
+  const FilledCache cache(*machine.ops, machine.device, DType::kF16, {40, 140}, 6);
+  const Queries q(machine.device, 2, 12);
+  const std::vector<AttentionSegment> rows = {cache.segment(0, 0, 1), cache.segment(1, 1, 1)};
+  const std::vector<ChannelChoice> choices(2, {.rank = 5, .tokens = 24, .recent = 4});
+  const auto shares_of_first = [&](std::size_t count) {
+    const Selection chosen = machine.sparse->choose_by_channels(
+        q.view(), kHeads, cache.view(), std::span(rows).first(count), 0.3F,
+        std::span(choices).first(count), true, {}, *machine.stream);
+    std::vector<float> shares(kHeads);
+    machine.device.copy(shares.data(), chosen.alpha, kHeads * sizeof(float), *machine.stream);
+    machine.stream->synchronize();
+    return shares;
+  };
+  const std::vector<float> alone = shares_of_first(1);
+  EXPECT_EQ(std::memcmp(shares_of_first(2).data(), alone.data(), kHeads * sizeof(float)), 0);
 }
 
 // Calls within the announced shape allocate nothing.

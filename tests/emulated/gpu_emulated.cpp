@@ -1,6 +1,8 @@
 // The GPU of triphase-emulated: "cuda:emulated". The variable TRIPHASE_EMULATED chooses what it
 // does to the program, as in "schedule=7,fail-copy=20" (DeviceSettings).
 
+#include <fmt/format.h>
+
 #include <cstdlib>
 #include <map>
 #include <sstream>
@@ -18,8 +20,14 @@
 namespace triphase {
 namespace {
 
-emulated::DeviceSettings settings_from_environment() {
-  emulated::DeviceSettings settings;
+struct Settings {
+  emulated::DeviceSettings device;
+  bool library = true;  // else as if cuBLASLt were not installed
+};
+
+Settings settings_from_environment() {
+  Settings all_settings;
+  emulated::DeviceSettings& settings = all_settings.device;
   std::map<std::string, std::string> values;
   if (const char* text = std::getenv("TRIPHASE_EMULATED")) {
     std::istringstream all(text);
@@ -43,8 +51,9 @@ emulated::DeviceSettings settings_from_environment() {
   take("fail-pin", settings.fail_pin);
   take("fail-launch", settings.fail_launch);
   take("fail-copy", settings.fail_copy);
+  take("library", all_settings.library);
   TRIPHASE_CHECK(values.empty(), "TRIPHASE_EMULATED: an unknown name");
-  return settings;
+  return all_settings;
 }
 
 }  // namespace
@@ -54,23 +63,28 @@ int gpu_count() { return 0; }
 
 bool built_with_gpu() { return true; }
 
-Gpu open_gpu(std::string_view name, ThreadPool& threads) {
+Gpu open_gpu(std::string_view name, bool deterministic, ThreadPool& threads) {
   if (name != "cuda:emulated") {
     throw Error(ErrorRole::kResources, "E-DEV-NONE", "--device")
         .found(name)
         .expected("cpu or cuda:emulated");
   }
-  auto device = std::make_unique<emulated::EmulatedDevice>(settings_from_environment());
+  const Settings settings = settings_from_environment();
+  auto device = std::make_unique<emulated::EmulatedDevice>(settings.device);
   emulated::EmulatedDevice* gpu_device = device.get();
   Gpu gpu;
   gpu.device = std::move(device);
   gpu.host =
       std::make_unique<PinnedHostDevice>(*gpu_device, gpu_device->pinning(), threads.threads());
   gpu.stream = gpu.device->make_stream();
-  gpu.machine = cuda::emulated_gpu();
+  gpu.machine = cuda::emulated_gpu(deterministic);
   gpu.machine.memory = gpu_device->free_bytes();
-  add_operations(gpu, "cuda:emulated (an emulated GPU, on the CPU)",
-                 std::make_unique<emulated::EmulatedGemm>(), emulated::stream_handle);
+  std::unique_ptr<cuda::Gemm> gemm;
+  if (settings.library && !deterministic) gemm = std::make_unique<emulated::EmulatedGemm>();
+  gpu.products = gemm ? gemm->origin() : "TRIPHASE_EMULATED has none";
+  const std::string_view products = deterministic ? ", deterministic" : gemm ? "" : ", no cuBLASLt";
+  add_operations(gpu, fmt::format("cuda:emulated (an emulated GPU, on the CPU{})", products),
+                 std::move(gemm), emulated::stream_handle);
   // The CPU's, which runs the kernels.
   gpu.measure_ceilings = [&threads](int runs) {
     HostDevice host;
