@@ -1,5 +1,6 @@
 #include "tests/emulated/emulated_gemm.h"
 
+#include <cstddef>
 #include <vector>
 
 #include "kernels/cpu/cpu_ops.h"
@@ -8,8 +9,8 @@
 
 namespace triphase::emulated {
 
-EmulatedGemm::EmulatedGemm()
-    : ops_(make_cpu_ops(threads_)), no_stream_(HostDevice().make_stream()) {}
+EmulatedGemm::EmulatedGemm(bool by_rows)
+    : by_rows_(by_rows), ops_(make_cpu_ops(threads_)), no_stream_(HostDevice().make_stream()) {}
 
 EmulatedGemm::~EmulatedGemm() = default;
 
@@ -31,8 +32,18 @@ bool EmulatedGemm::run(ConstMatrix x, ConstMatrix w, const float* bias, bool acc
         wide[static_cast<std::size_t>(row * x.cols + col)] = value;
       }
     }
-    ops_->linear({wide.data(), DType::kF32, x.rows, x.cols, x.cols}, w, bias, accumulate, y,
-                 *no_stream_);
+    // The first `end` terms of every sum, then the others.
+    const std::int64_t end = by_rows_ && x.rows % 2 == 0 ? x.cols / 2 : x.cols;
+    const auto add = [&](std::int64_t begin, std::int64_t terms, const float* with, bool to) {
+      ConstMatrix part = w;
+      const auto skipped = static_cast<std::size_t>(begin) * dtype_bytes(w.dtype);
+      part.data = static_cast<const std::byte*>(w.data) + skipped;
+      part.cols = terms;
+      ops_->linear({wide.data() + begin, DType::kF32, x.rows, terms, x.cols}, part, with, to, y,
+                   *no_stream_);
+    };
+    add(0, end, bias, accumulate);
+    if (end < x.cols) add(end, x.cols - end, nullptr, true);
   });
   return true;
 }

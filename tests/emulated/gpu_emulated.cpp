@@ -22,7 +22,8 @@ namespace {
 
 struct Settings {
   emulated::DeviceSettings device;
-  bool library = true;  // else as if cuBLASLt were not installed
+  // 0: as if cuBLASLt were not installed; 2: its products depend on the number of rows.
+  int library = 1;
 };
 
 Settings settings_from_environment() {
@@ -80,7 +81,9 @@ Gpu open_gpu(std::string_view name, bool deterministic, ThreadPool& threads) {
   gpu.machine = cuda::emulated_gpu(deterministic);
   gpu.machine.memory = gpu_device->free_bytes();
   std::unique_ptr<cuda::Gemm> gemm;
-  if (settings.library && !deterministic) gemm = std::make_unique<emulated::EmulatedGemm>();
+  if (settings.library > 0 && !deterministic) {
+    gemm = std::make_unique<emulated::EmulatedGemm>(settings.library == 2);
+  }
   gpu.products = gemm ? gemm->origin() : "TRIPHASE_EMULATED has none";
   const std::string_view products = deterministic ? ", deterministic" : gemm ? "" : ", no cuBLASLt";
   add_operations(gpu, fmt::format("cuda:emulated (an emulated GPU, on the CPU{})", products),
