@@ -22,6 +22,7 @@ set(TRIPHASE_CUDA_KERNELS
   prefill_colsum.cu
   prefill_log_sums.cu
   random_fill.cu
+  resolve.cu
   sample.cu
   score_rows.cu
   score_update.cu

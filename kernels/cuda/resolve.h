@@ -1,0 +1,90 @@
+#pragma once
+
+// Looks tokens that an attention method chose up on the device: in a page, in a hot row (a slot of
+// the token cache), or on the host. What is on the host gets a hot row, in place of the token that
+// was chosen longest ago, or else a spare slot that serves this choice alone, and is named for the
+// link to bring. The engine looks up on the host still; it calls this once the rest of the device
+// step's "resolve" is there.
+//
+// Three kernels: every token is looked up, and those that are missing are claimed by a bit of their
+// own; hot rows are made free for them, those first that were chosen longest ago, of these the
+// first; then each claimed token gets its place by its rank among all that are claimed. So no
+// result depends on which thread came first.
+
+#include <cstdint>
+
+#include "kernels/cuda/stream_handle.h"
+
+namespace triphase::cuda {
+
+// Hot rows of one layer. Of each list its own: [list][host token], [list][hot row].
+struct HotRowBooks {
+  std::int32_t* map = nullptr;     // hot row, or -1
+  std::int32_t* owners = nullptr;  // host token, or -1
+  std::int32_t* stamps = nullptr;  // step that last chose it; 0: none
+  int rows = 0;                    // of a list; 0: there are none, and all of this is null
+};
+
+// Found per list, in this order.
+struct FoundTokens {
+  std::int32_t chosen;   // on the host, or with a hot row
+  std::int32_t hits;     // of these, with a hot row
+  std::int32_t missing;  // of these, brought: each once
+  std::int32_t victims;  // hot rows for them
+};
+
+struct ResolveArgs {
+  // The choice: `rows` rows of `lists` lists.
+  const std::int32_t* tokens = nullptr;  // [row][list][capacity]
+  const std::int32_t* counts = nullptr;  // [row][list]
+  int rows = 0;
+  int lists = 1;
+  int capacity = 0;
+  // Their block tables.
+  const std::int32_t* pages = nullptr;        // [row][max_blocks]: of layer 0, or -1
+  const std::int32_t* host_blocks = nullptr;  // [row][max_blocks]
+  const std::int32_t* lengths = nullptr;      // [row]
+  int max_blocks = 0;
+  int page_tokens = 0;           // 32, 64 or 128
+  bool own_block_apart = false;  // INT8: the query's own block lies in a page of another pool
+  int layer = 0;
+
+  HotRowBooks hot;
+  std::int64_t host_tokens = 0;   // of the host's blocks
+  std::int64_t first_record = 0;  // of the layer
+  int first_hot_slot = 0;         // of the layer
+  int first_spare_slot = 0;
+  int spare_slots = 0;
+  int step = 0;  // above 0; grows from step to step
+
+  // Scratch. claims and hits hold zeros before and after.
+  unsigned* claims = nullptr;       // [list][host words], a bit per host token
+  unsigned* hits = nullptr;         // [list][hot words], a bit per hot row
+  unsigned* seen = nullptr;         // as claims
+  std::int32_t* ranks = nullptr;    // as claims
+  std::int32_t* victims = nullptr;  // [list][hot row]
+  FoundTokens* found = nullptr;     // [list]; zeros before and after
+  std::int64_t* totals = nullptr;   // [list][chosen, hits, missing]: are added to
+
+  // Results. Slots count from the cache's first page; of the own block apart: the token's offset.
+  std::int32_t* slots = nullptr;        // [row][list][capacity]
+  std::int32_t* kept_tokens = nullptr;  // copies of tokens and counts, or null
+  std::int32_t* kept_counts = nullptr;
+  std::int32_t* missing_slots = nullptr;
+  std::int32_t* missing_records = nullptr;
+  std::int32_t* missing_heads = nullptr;   // the list, where there are several; else null
+  std::int32_t* missing_widths = nullptr;  // 1 beside it
+  std::int32_t* missing_count = nullptr;
+};
+
+void resolve_tokens(const ResolveArgs& args, StreamHandle stream);
+
+// Hot rows of `layers` layers forget the tokens of `count` host blocks: their content is new.
+// `books`: of layer 0; maps of a layer are `lists` * host_tokens apart, the others lists * rows.
+void forget_host_blocks(const std::int32_t* blocks, int count, int layers, int lists,
+                        std::int64_t host_tokens, int page_tokens, const HotRowBooks& books,
+                        StreamHandle stream);
+
+void fill_words(std::int32_t* to, std::int64_t count, std::int32_t value, StreamHandle stream);
+
+}  // namespace triphase::cuda

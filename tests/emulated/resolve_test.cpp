@@ -1,0 +1,338 @@
+#include "kernels/cuda/resolve.h"
+
+#include <algorithm>
+#include <map>
+#include <set>
+
+#include "tests/emulated/emulated_test.h"
+
+namespace triphase::cuda {
+namespace {
+
+struct Case {
+  int rows;
+  int lists;
+  int page_tokens;
+  int host_blocks;
+  int hot_rows;
+  bool own_block_apart;
+  bool keeps_lists;
+};
+
+// The rules, one list and one token after the other.
+class Model {
+ public:
+  struct Result {
+    std::vector<std::int32_t> slots;
+    std::vector<std::int32_t> missing_slots, missing_records, missing_heads;
+  };
+
+  explicit Model(const Case& sizes) : sizes_(sizes), lists_(static_cast<std::size_t>(sizes.lists)) {
+    for (List& list : lists_) {
+      list.owners.assign(static_cast<std::size_t>(sizes.hot_rows), -1);
+      list.stamps.assign(static_cast<std::size_t>(sizes.hot_rows), 0);
+    }
+  }
+
+  Result resolve(const ResolveArgs& args) {
+    Result result;
+    result.slots.assign(static_cast<std::size_t>(args.rows * args.lists * args.capacity), -9);
+    for (int list = 0; list < args.lists; ++list) resolve_list(args, list, result);
+    return result;
+  }
+
+  void forget(int host_block) {
+    for (List& list : lists_) {
+      for (std::size_t row = 0; row < list.owners.size(); ++row) {
+        if (list.owners[row] < 0 || list.owners[row] / sizes_.page_tokens != host_block) continue;
+        list.map.erase(list.owners[row]);
+        list.owners[row] = -1;
+        list.stamps[row] = 0;
+      }
+    }
+  }
+
+  std::int64_t chosen = 0;
+  std::int64_t hits = 0;
+  std::int64_t brought = 0;
+
+ private:
+  struct List {
+    std::map<int, int> map;  // hot row by host token
+    std::vector<int> owners, stamps;
+  };
+
+  void resolve_list(const ResolveArgs& args, int list, Result& result) {
+    List& own = lists_[static_cast<std::size_t>(list)];
+    std::map<int, std::vector<std::size_t>> missing;  // places of a host token in the lists
+    for (int row = 0; row < args.rows; ++row) {
+      const int entry = row * args.lists + list;
+      for (int i = 0; i < args.counts[entry]; ++i) {
+        const auto at = static_cast<std::size_t>(entry * args.capacity + i);
+        const int token = args.tokens[at];
+        const int block = token / args.page_tokens;
+        const int offset = token % args.page_tokens;
+        const int page = args.pages[row * args.max_blocks + block];
+        if (args.own_block_apart && block == (args.lengths[row] - 1) / args.page_tokens) {
+          result.slots[at] = offset;
+        } else if (page >= 0) {
+          result.slots[at] = (page + args.layer) * args.page_tokens + offset;
+        } else {
+          const int key =
+              args.host_blocks[row * args.max_blocks + block] * args.page_tokens + offset;
+          ++chosen;
+          if (const auto found = own.map.find(key); found != own.map.end()) {
+            ++hits;
+            hit_.insert(found->second);
+            result.slots[at] = args.first_hot_slot + found->second;
+          } else {
+            missing[key].push_back(at);
+          }
+        }
+      }
+    }
+    for (const int row : hit_) own.stamps[static_cast<std::size_t>(row)] = args.step;
+    hit_.clear();
+    place(args, list, own, missing, result);
+  }
+
+  void place(const ResolveArgs& args, int list, List& own,
+             const std::map<int, std::vector<std::size_t>>& missing, Result& result) {
+    std::vector<int> victims;
+    for (int row = 0; row < args.hot.rows; ++row) {
+      if (own.stamps[static_cast<std::size_t>(row)] != args.step) victims.push_back(row);
+    }
+    std::ranges::stable_sort(victims, {},
+                             [&](int row) { return own.stamps[static_cast<std::size_t>(row)]; });
+    if (victims.size() > missing.size()) victims.resize(missing.size());
+    std::ranges::sort(victims);
+    std::size_t rank = 0;
+    for (const auto& [key, places] : missing) {
+      int slot = args.first_spare_slot + static_cast<int>(rank - victims.size());
+      if (rank < victims.size()) {
+        const int row = victims[rank];
+        int& owner = own.owners[static_cast<std::size_t>(row)];
+        if (owner >= 0) own.map.erase(owner);
+        owner = key;
+        own.map[key] = row;
+        own.stamps[static_cast<std::size_t>(row)] = args.step;
+        slot = args.first_hot_slot + row;
+      }
+      for (const std::size_t at : places) result.slots[at] = slot;
+      result.missing_slots.push_back(slot);
+      result.missing_records.push_back(static_cast<int>(args.first_record) + key);
+      result.missing_heads.push_back(list);
+      ++rank;
+      ++brought;
+    }
+  }
+
+  Case sizes_;
+  std::vector<List> lists_;
+  std::set<int> hit_;
+};
+
+// A step's tables and lists: rows share some of the host's blocks.
+struct Step {
+  static constexpr int kBlocks = 5;
+  static constexpr int kPages = 7;
+
+  Step(std::mt19937& random, const Case& sizes) {
+    const auto below = [&](int end) {
+      return std::uniform_int_distribution<int>(0, end - 1)(random);
+    };
+    const int longest = kBlocks * sizes.page_tokens;
+    for (int row = 0; row < sizes.rows; ++row) {
+      lengths.push_back(1 + below(longest));
+      const int own = (lengths.back() - 1) / sizes.page_tokens;
+      for (int block = 0; block < kBlocks; ++block) {
+        const bool on_device = block == own || below(4) == 0;
+        pages.push_back(on_device ? below(kPages) : -1);
+        host_blocks.push_back(on_device ? -1 : below(sizes.host_blocks));
+      }
+    }
+    capacity = longest;
+    for (int list = 0; list < sizes.rows * sizes.lists; ++list) {
+      const int length = lengths[static_cast<std::size_t>(list / sizes.lists)];
+      const int share = 1 + below(4);
+      int count = 0;
+      std::vector<std::int32_t> row(static_cast<std::size_t>(capacity), 1 << 28);  // poison
+      for (int token = 0; token < length; ++token) {
+        if (below(share) == 0) row[static_cast<std::size_t>(count++)] = token;
+      }
+      tokens.insert(tokens.end(), row.begin(), row.end());
+      counts.push_back(count);
+    }
+  }
+
+  std::vector<std::int32_t> pages, host_blocks, lengths, tokens, counts;
+  int capacity = 0;
+};
+
+// Memory of the calls, exact in size.
+struct Memory {
+  explicit Memory(const Case& sizes) {
+    const auto lists = static_cast<std::size_t>(sizes.lists);
+    const auto words = static_cast<std::size_t>(sizes.host_blocks * sizes.page_tokens / 32);
+    const auto hot = static_cast<std::size_t>(sizes.hot_rows);
+    map.assign(lists * words * 32, 7);
+    owners.assign(lists * hot, 7);
+    stamps.assign(lists * hot, 0);
+    claims.assign(lists * words, 0);
+    hits.assign(lists * ((hot + 31) / 32), 0);
+    seen.assign(lists * words, 0xDEADU);
+    ranks.assign(lists * words, -7);
+    victims.assign(lists * hot, -7);
+    found.assign(lists, {});
+    totals.assign(lists * 3, 0);
+    fill_words(map.data(), static_cast<std::int64_t>(map.size()), -1, nullptr);
+    if (hot > 0) fill_words(owners.data(), static_cast<std::int64_t>(owners.size()), -1, nullptr);
+  }
+
+  std::vector<std::int32_t> map, owners, stamps, ranks, victims;
+  std::vector<unsigned> claims, hits, seen;
+  std::vector<FoundTokens> found;
+  std::vector<std::int64_t> totals;
+};
+
+struct Results {
+  std::vector<std::int32_t> slots, tokens, counts, missing_slots, missing_records, missing_heads,
+      missing_widths;
+  std::int32_t missing_count = -1;
+};
+
+ResolveArgs arguments(const Case& sizes, const Step& step, Memory& memory, Results& results,
+                      int number) {
+  const std::size_t all = step.tokens.size();
+  for (auto* array : {&results.slots, &results.tokens, &results.missing_slots,
+                      &results.missing_records, &results.missing_heads, &results.missing_widths}) {
+    array->assign(all, -9);
+  }
+  results.counts.assign(step.counts.size(), -9);
+  ResolveArgs args;
+  args.tokens = step.tokens.data();
+  args.counts = step.counts.data();
+  args.rows = sizes.rows;
+  args.lists = sizes.lists;
+  args.capacity = step.capacity;
+  args.pages = step.pages.data();
+  args.host_blocks = step.host_blocks.data();
+  args.lengths = step.lengths.data();
+  args.max_blocks = Step::kBlocks;
+  args.page_tokens = sizes.page_tokens;
+  args.own_block_apart = sizes.own_block_apart;
+  args.layer = 2;
+  if (sizes.hot_rows > 0) {
+    args.hot = {memory.map.data(), memory.owners.data(), memory.stamps.data(), sizes.hot_rows};
+    args.hits = memory.hits.data();
+    args.victims = memory.victims.data();
+  }
+  args.host_tokens = sizes.host_blocks * sizes.page_tokens;
+  args.first_record = 3 * args.host_tokens;
+  args.first_hot_slot = 10'000;
+  args.first_spare_slot = 50'000;
+  args.spare_slots = sizes.host_blocks * sizes.page_tokens;
+  args.step = number;
+  args.claims = memory.claims.data();
+  args.seen = memory.seen.data();
+  args.ranks = memory.ranks.data();
+  args.found = memory.found.data();
+  args.totals = memory.totals.data();
+  args.slots = results.slots.data();
+  if (sizes.keeps_lists) {
+    args.kept_tokens = results.tokens.data();
+    args.kept_counts = results.counts.data();
+  }
+  args.missing_slots = results.missing_slots.data();
+  args.missing_records = results.missing_records.data();
+  if (sizes.lists > 1) {
+    args.missing_heads = results.missing_heads.data();
+    args.missing_widths = results.missing_widths.data();
+  }
+  args.missing_count = &results.missing_count;
+  return args;
+}
+
+std::vector<std::int32_t> first(const std::vector<std::int32_t>& values, std::int32_t count) {
+  return {values.begin(), values.begin() + count};
+}
+
+// Two calls in each step: the second one finds what the first one brought.
+void expect_rules(const Case& sizes, std::uint64_t seed) {
+  const emulated::Order order(seed);
+  std::mt19937 random(3);
+  Model model(sizes);
+  Memory memory(sizes);
+  for (int number = 1; number <= 4; ++number) {
+    for (int call = 0; call < 2; ++call) {
+      const Step step(random, sizes);
+      Results results;
+      const ResolveArgs args = arguments(sizes, step, memory, results, number);
+      const Model::Result expected = model.resolve(args);
+      resolve_tokens(args, nullptr);
+      ASSERT_EQ(results.slots, expected.slots) << "step " << number;
+      ASSERT_EQ(results.missing_count, static_cast<int>(expected.missing_slots.size()));
+      EXPECT_EQ(first(results.missing_slots, results.missing_count), expected.missing_slots);
+      EXPECT_EQ(first(results.missing_records, results.missing_count), expected.missing_records);
+      if (sizes.lists > 1) {
+        EXPECT_EQ(first(results.missing_heads, results.missing_count), expected.missing_heads);
+        EXPECT_THAT(first(results.missing_widths, results.missing_count), testing::Each(1));
+      }
+      EXPECT_THAT(memory.claims, testing::Each(0U));
+      EXPECT_THAT(memory.hits, testing::Each(0U));
+      if (!sizes.keeps_lists) continue;
+      EXPECT_EQ(results.counts, step.counts);
+      for (std::size_t list = 0; list < step.counts.size(); ++list) {
+        const auto begin = static_cast<std::ptrdiff_t>(list) * step.capacity;
+        EXPECT_TRUE(std::equal(step.tokens.begin() + begin,
+                               step.tokens.begin() + begin + step.counts[list],
+                               results.tokens.begin() + begin));
+      }
+    }
+    if (sizes.hot_rows == 0) continue;
+    const std::vector<std::int32_t> changed{0, sizes.host_blocks - 1};
+    forget_host_blocks(
+        changed.data(), 2, 1, sizes.lists, sizes.host_blocks * sizes.page_tokens, sizes.page_tokens,
+        {memory.map.data(), memory.owners.data(), memory.stamps.data(), sizes.hot_rows}, nullptr);
+    for (const std::int32_t block : changed) model.forget(block);
+  }
+  std::int64_t chosen = 0;
+  std::int64_t hits = 0;
+  std::int64_t brought = 0;
+  for (std::size_t list = 0; list < static_cast<std::size_t>(sizes.lists); ++list) {
+    chosen += memory.totals[3 * list];
+    hits += memory.totals[3 * list + 1];
+    brought += memory.totals[3 * list + 2];
+  }
+  EXPECT_EQ(chosen, model.chosen);
+  EXPECT_EQ(hits, model.hits);
+  EXPECT_EQ(brought, model.brought);
+  EXPECT_GT(chosen, 0);
+  EXPECT_EQ(hits > 0, sizes.hot_rows > 0);
+}
+
+TEST(EmulatedResolve, FollowsTheRulesInAnyOrderOfThreads) {
+  for (const Case& sizes :
+       {Case{1, 1, 32, 3, 40, false, false}, Case{4, 1, 32, 6, 100, false, true},
+        Case{3, 2, 32, 5, 33, true, false}, Case{2, 4, 64, 4, 300, true, true},
+        Case{3, 1, 128, 4, 0, false, true}, Case{2, 2, 32, 8, 1100, false, false}}) {
+    for (const std::uint64_t seed : {0, 1, 4}) expect_rules(sizes, seed);
+  }
+}
+
+TEST(EmulatedResolve, RefusesWhatItCannotCount) {
+  const Case sizes{1, 1, 32, 3, 40, false, false};
+  std::mt19937 random(1);
+  const Step step(random, sizes);
+  Memory memory(sizes);
+  Results results;
+  ResolveArgs args = arguments(sizes, step, memory, results, 1);
+  args.first_record = INT32_MAX - 1;
+  EXPECT_THROW(resolve_tokens(args, nullptr), Error);
+  args = arguments(sizes, step, memory, results, 1);
+  args.page_tokens = 48;
+  EXPECT_THROW(resolve_tokens(args, nullptr), Error);
+}
+
+}  // namespace
+}  // namespace triphase::cuda
