@@ -44,7 +44,7 @@ std::unique_ptr<Backend> Backend::open_for_job(const MachineOptions& options) {
         .expected("CUDA's library for matrix products")
         .hint(
             "install CUDA 13 or `pip install nvidia-cublas`, or name the file by "
-            "TRIPHASE_CUBLASLT; --deterministic does without it, several times slower");
+            "TRIPHASE_CUBLASLT; --deterministic does without it and without tensor cores");
   }
   return backend;
 }

@@ -12,7 +12,7 @@
 // is divided over the GPU by the batch's lengths and the library chooses a product by the number of
 // rows, so a row's last bits may depend on its neighbours. With `deterministic` they do not: cuts
 // lie at absolute positions, decode takes the kernel of prefill, and `linear` is gemm_tile, whose
-// sums run in one order whatever the rows (F32 on CUDA cores, several times slower).
+// sums run in one order whatever the rows (F32 on CUDA cores).
 //
 // Scratch is the object's own, not the callers' workspace: allocated by reserve(), as large as
 // kernels/sizing/cuda_workspace.h says, and grown when a call needs more. One stream and one thread

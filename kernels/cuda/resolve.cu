@@ -1,7 +1,10 @@
+#include <bit>
+
 #include "kernels/cuda/block_reduce.h"
 #include "kernels/cuda/dialect.h"
 #include "kernels/cuda/launch_check.h"
 #include "kernels/cuda/resolve.h"
+#include "kernels/sizing/cuda_workspace.h"
 
 namespace triphase::cuda {
 namespace {
@@ -296,10 +299,7 @@ __global__ void __launch_bounds__(kThreads)
   }
 }
 
-bool takes_pages(int page_tokens) {
-  return page_tokens == 32 || page_tokens == 64 || page_tokens == 128;
-}
-int page_shift_of(int page_tokens) { return page_tokens == 32 ? 5 : page_tokens == 64 ? 6 : 7; }
+int page_shift_of(int page_tokens) { return std::countr_zero(static_cast<unsigned>(page_tokens)); }
 
 }  // namespace
 
@@ -322,7 +322,7 @@ void resolve_tokens(const ResolveArgs& args, StreamHandle stream) {
   check(args.rows > 0 && args.lists > 0 && args.capacity > 0 && args.max_blocks > 0 &&
             args.host_tokens > 0 && args.step > 0 && args.hot.rows >= 0 && args.spare_slots >= 0,
         "sizes must be positive");
-  check(takes_pages(args.page_tokens), "page_tokens must be 32, 64 or 128");
+  check(gpu_takes_pages(args.page_tokens), "page_tokens must be 32, 64 or 128");
   check(entries <= kMostRows, "too many lists");
   check(args.first_record + args.host_tokens <= INT32_MAX, "more records than 32 bits count");
   check(args.tokens != nullptr && args.counts != nullptr && args.pages != nullptr &&
@@ -365,7 +365,7 @@ void forget_host_blocks(const std::int32_t* blocks, int count, int layers, int l
   };
   const std::int64_t all = std::int64_t{layers} * lists;
   require(blocks != nullptr && count >= 0 && all > 0 && all <= kMostRows &&
-              takes_pages(page_tokens) && books.rows > 0 && books.map != nullptr &&
+              gpu_takes_pages(page_tokens) && books.rows > 0 && books.map != nullptr &&
               books.owners != nullptr && books.stamps != nullptr,
           "forget_host_blocks", "null pointer or sizes out of range", shape);
   if (count == 0) return;

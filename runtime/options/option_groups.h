@@ -98,7 +98,7 @@ inline constexpr OptionSpec kDeterministicOptions[] = {
     {"Machine", "deterministic", 0, kFlag, "", "", 0, 0, false, false,
      "A line's answer does not depend on the lines beside it: on a GPU products run on the "
      "kernels' "
-     "own tiles, without cuBLASLt and several times slower. On the CPU it never depends on them."},
+     "own tiles, without cuBLASLt and without tensor cores. On the CPU it never depends on them."},
 };
 
 inline constexpr OptionSpec kWeightOptions[] = {

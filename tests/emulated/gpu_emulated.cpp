@@ -23,7 +23,7 @@ namespace {
 struct Settings {
   emulated::DeviceSettings device;
   // 0: as if cuBLASLt were not installed; 2: its products depend on the number of rows.
-  int library = 1;
+  int products = 1;
 };
 
 Settings settings_from_environment() {
@@ -52,7 +52,7 @@ Settings settings_from_environment() {
   take("fail-pin", settings.fail_pin);
   take("fail-launch", settings.fail_launch);
   take("fail-copy", settings.fail_copy);
-  take("library", all_settings.library);
+  take("library", all_settings.products);
   TRIPHASE_CHECK(values.empty(), "TRIPHASE_EMULATED: an unknown name");
   return all_settings;
 }
@@ -81,8 +81,8 @@ Gpu open_gpu(std::string_view name, bool deterministic, ThreadPool& threads) {
   gpu.machine = cuda::emulated_gpu(deterministic);
   gpu.machine.memory = gpu_device->free_bytes();
   std::unique_ptr<cuda::Gemm> gemm;
-  if (settings.library > 0 && !deterministic) {
-    gemm = std::make_unique<emulated::EmulatedGemm>(settings.library == 2);
+  if (settings.products > 0 && !deterministic) {
+    gemm = std::make_unique<emulated::EmulatedGemm>(settings.products == 2);
   }
   gpu.products = gemm ? gemm->origin() : "TRIPHASE_EMULATED has none";
   const std::string_view products = deterministic ? ", deterministic" : gemm ? "" : ", no cuBLASLt";
