@@ -50,9 +50,25 @@ struct KvGeometry {
   }
 };
 
+// Tokens of the host that only the device names, in its memory: of each the slot that it goes to
+// and its record.
+struct MissingTokens {
+  const std::int32_t* slots = nullptr;
+  const std::int32_t* records = nullptr;
+  // The first of the KV heads that are brought, and how many; null: all are.
+  const std::int32_t* first_heads = nullptr;
+  const std::int32_t* head_counts = nullptr;
+  const std::int32_t* count = nullptr;  // how many there are,
+  std::int64_t most = 0;                // and at most
+};
+
 class KvMover {
  public:
   virtual ~KvMover() = default;
+  // Whether bring() can read these records.
+  [[nodiscard]] virtual bool reaches(const std::byte* records, std::size_t bytes) const = 0;
+  // To the device, as move() does; the lists are read when the work runs.
+  virtual void bring(const KvGeometry& geometry, const MissingTokens& missing, Stream& stream) = 0;
   // Queues the copies on `stream`. The runs need not outlive the call; host records must stay until
   // the work is done. One stream and one thread.
   virtual void move(Lane lane, const KvGeometry& geometry, std::span<const TokenRun> runs,

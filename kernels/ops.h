@@ -101,6 +101,8 @@ struct Selection {
   const std::int32_t* tokens = nullptr;
   const std::int32_t* counts = nullptr;
   const float* alpha = nullptr;  // [row][query head], or null: the softmax share its tokens hold
+  // Beside tokens, or null: their slots. A token of an INT8 cache's partial block needs none.
+  const std::int32_t* slots = nullptr;
 };
 
 // Page tables of a step's segments in the device's memory, made once for all layers (Ops::
@@ -145,7 +147,7 @@ struct AttentionSegment {
   TokenSelection selection;
   // In place of `selection`, where work does not run at once (Device::runs_at_once): the only query
   // attends row `chosen_row` of these lists, which the host need not know. `pages` say where they
-  // lie.
+  // lie, unless the lists have slots.
   const Selection* chosen = nullptr;
   std::int64_t chosen_row = 0;
   // With lists for one query, or null: each chosen token's softmax weight, summed over the query

@@ -287,10 +287,37 @@ LayerCall AttentionRunner::call_of(LayerId layer, const AttentionSegment& segmen
           .stream = &stream};
 }
 
+bool AttentionRunner::chooses_on_device(SequenceId sequence, std::int64_t context_tokens) {
+  if (memory_.runs_at_once() || observer_ != nullptr || !chooses_rows()) return false;
+  if (context_tokens <= entry_of(sequence).prompt_tokens) return false;
+  bool chooses = false;
+  for (std::int64_t layer = 0; layer < shape_.layers; ++layer) {
+    if (method_->timing(layer) == AttentionMethod::Timing::kDense) continue;
+    if (method_->attends_all(layer, context_tokens)) return false;
+    chooses = true;
+  }
+  return chooses;
+}
+
+std::int64_t AttentionRunner::list_tokens(SequenceId /*sequence*/, std::int64_t context_tokens) {
+  return method_->list_tokens(context_tokens);
+}
+
+Selection AttentionRunner::choose_ahead(LayerId layer, std::span<const BatchSegment> rows,
+                                        Stream& stream) {
+  late_states_.clear();
+  late_segments_.clear();
+  for (const BatchSegment& row : rows) {
+    late_states_.push_back(entry_of(row.sequence).state.get());
+    late_segments_.emplace_back().context_tokens = row.first_position + 1;
+  }
+  return method_->choose_rows(late_sequences(), call_of(layer, {}, {}, 1.0F, stream), {});
+}
+
 std::span<const TokenChoice* const> AttentionRunner::choose(
     LayerId layer, std::span<const AttentionSegment> segments,
     std::span<const SequenceId> sequences, ConstMatrix q, ConstMatrix v, const KvLayerView& cache,
-    float scale, bool fetches, Stream& stream) {
+    float scale, const ChoiceUse& use, Stream& stream) {
   settle_for(layer);
   choices_.assign(segments.size(), nullptr);
   late_rows_.assign(segments.size(), -1);
@@ -318,7 +345,7 @@ std::span<const TokenChoice* const> AttentionRunner::choose(
       choose_row(index, sequences[index], call, q);
     }
   }
-  choose_rows(call, segments, sequences, q, fetches);
+  choose_rows(call, segments, sequences, q, use);
   return choices_;
 }
 
@@ -371,7 +398,7 @@ void AttentionRunner::choose_row(std::size_t index, SequenceId sequence, const L
 
 void AttentionRunner::choose_rows(const LayerCall& call, std::span<const AttentionSegment> segments,
                                   std::span<const SequenceId> sequences, ConstMatrix q,
-                                  bool fetches) {
+                                  const ChoiceUse& use) {
   late_states_.clear();
   late_segments_.clear();
   if (late_.empty()) return;
@@ -381,8 +408,15 @@ void AttentionRunner::choose_rows(const LayerCall& call, std::span<const Attenti
     const std::int64_t context = segments[index].context_tokens;
     count(static_cast<double>(method_->list_tokens(context)), context, 0);
   }
+  if (use.ahead != nullptr) {
+    TRIPHASE_CHECK(use.ahead->rows == static_cast<std::int64_t>(late_.size()),
+                   "a choice ahead for each decoded row");
+    selection_ = *use.ahead;
+    on_device_ = true;
+    return;
+  }
   selection_ = method_->choose_rows(late_sequences(), call, q);
-  on_device_ = !memory_.runs_at_once() && !fetches && !chosen_early_ && observer_ == nullptr;
+  on_device_ = !memory_.runs_at_once() && !use.fetches && !chosen_early_ && observer_ == nullptr;
   if (on_device_) return;
   std::span<const TokenChoice> read;
   if (!chosen_early_) read = reader_.read(selection_, shape_.heads, *call.stream);

@@ -90,14 +90,32 @@ class AttentionRunner {
                                                  std::int64_t context_tokens, bool quantized,
                                                  std::int64_t page_tokens);
 
+  // Whether the sequence's decoded row at position context_tokens - 1 chooses on the device, where
+  // its tokens can be looked up, in every layer that chooses.
+  [[nodiscard]] bool chooses_on_device(SequenceId sequence, std::int64_t context_tokens);
+  // Tokens of each of its lists then.
+  [[nodiscard]] std::int64_t list_tokens(SequenceId sequence, std::int64_t context_tokens);
+  // Early methods: what such rows attend in this layer, before it begins. Valid until the next
+  // choice.
+  [[nodiscard]] Selection choose_ahead(LayerId layer, std::span<const BatchSegment> rows,
+                                       Stream& stream);
+
+  // What becomes of a choice.
+  struct ChoiceUse {
+    bool fetches = false;              // the host brings what is chosen, and must know it
+    const Selection* ahead = nullptr;  // choose_ahead() of all decoded rows, looked up
+  };
   // The method's choices for the segments of one layer: by segment, null where the whole context
-  // is attended. `sequences` names each segment's sequence. The new rows' K and V are in the cache;
-  // v holds them unquantized. Valid until attend(), which must follow. `fetches`: what is chosen
-  // will be fetched from the host; else choices that lie on the device alone are null too.
+  // is attended, or where the choice lies on the device alone. `sequences` names each segment's
+  // sequence. The new rows' K and V are in the cache; v holds them unquantized. Valid until
+  // attend(), which must follow.
   [[nodiscard]] std::span<const TokenChoice* const> choose(
       LayerId layer, std::span<const AttentionSegment> segments,
       std::span<const SequenceId> sequences, ConstMatrix q, ConstMatrix v, const KvLayerView& cache,
-      float scale, bool fetches, Stream& stream);
+      float scale, const ChoiceUse& use, Stream& stream);
+  // What choose() left on the device; and that choice looked up, to be attended so.
+  [[nodiscard]] const Selection& chosen_on_device() const { return selection_; }
+  void set_looked_up(const Selection& lists) { selection_ = lists; }
   // out = the method's attention of the segments last chosen for; `slots` says where their chosen
   // tokens lie (KvStep::segment_slots).
   void attend(LayerId layer, std::span<const AttentionSegment> segments,
@@ -190,7 +208,7 @@ class AttentionRunner {
   void choose_row(std::size_t index, SequenceId sequence, const LayerCall& call, ConstMatrix q);
   // All of late_, of methods that choose for several at once.
   void choose_rows(const LayerCall& call, std::span<const AttentionSegment> segments,
-                   std::span<const SequenceId> sequences, ConstMatrix q, bool fetches);
+                   std::span<const SequenceId> sequences, ConstMatrix q, const ChoiceUse& use);
   void make_late_weights(Stream& stream);
   [[nodiscard]] AttentionMethod::Sequences late_sequences() const {
     return {late_states_, late_segments_};

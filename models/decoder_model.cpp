@@ -199,7 +199,7 @@ ConstMatrix DecoderModel::forward(const ForwardBatch& batch, KvStore& kv, Stream
   fill_positions(batch, stream);
   if (inputs_) inputs_->begin(kv, batch.segments);
   if (runner_) runner_->begin_step(batch.segments, stream);
-  kv_step_.begin(kv, batch.segments, windows_, runner_.get());
+  kv_step_.begin(kv, batch.segments, windows_, runner_.get(), stream);
   if (host_attention_) host_attention_->begin(kv, batch.segments, kv_step_);
   const Matrix x = matrix(x_, rows, config_.hidden_size);
   embed(batch, x, stream);
@@ -361,9 +361,13 @@ void DecoderModel::choose(std::int64_t layer, std::int64_t group,
                           Stream& stream) {
   const auto choices = [&] {
     const TraceSpan span(trace_, TraceLane::kCompute, "choose");
-    return runner_->choose(LayerId(layer), segments, kv_step_.segment_sequences(), q, v, cache,
-                           scale, kv_step_.chooses_late(), stream);
+    return runner_->choose(
+        LayerId(layer), segments, kv_step_.segment_sequences(), q, v, cache, scale,
+        {.fetches = kv_step_.chooses_late(), .ahead = kv_step_.looked_up()}, stream);
   }();
+  if (kv_step_.looks_up() && kv_step_.looked_up() == nullptr) {
+    runner_->set_looked_up(kv_step_.look_up(LayerId(layer), group, runner_->chosen_on_device()));
+  }
   if (!kv_step_.chooses_late()) return;
   {
     TraceSpan span(trace_, TraceLane::kCompute, "wait for KV");

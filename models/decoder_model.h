@@ -73,6 +73,8 @@ class DecoderModel {
         std::make_unique<HostAttention>(config_, rows, limits_.context, threads_, ops, host_pool);
   }
   [[nodiscard]] const HostAttention* host_attention() const { return host_attention_.get(); }
+  // Chosen tokens of KV on the host are looked up by it from now on; it must outlive the calls.
+  void set_resolver(KvResolver* resolver) { kv_step_.set_resolver(resolver); }
   // Which sequences go through a layer's products together. Not with layer inputs.
   [[nodiscard]] ZigzagBlock& zigzag() { return zigzag_; }
 

@@ -8,7 +8,8 @@ namespace triphase {
 const KvRecomputes KvStep::kNoRecomputes;
 
 void KvStep::begin(KvStore& store, std::span<const BatchSegment> rows,
-                   std::span<const std::int64_t> windows, AttentionRunner* attention) {
+                   std::span<const std::int64_t> windows, AttentionRunner* attention,
+                   Stream& stream) {
   const bool kept = store_ == &store && !store.early().empty();
   fetched_ = kept ? next_.fetched() : NextStep::Fetched{};
   if (kept) {
@@ -24,12 +25,17 @@ void KvStep::begin(KvStore& store, std::span<const BatchSegment> rows,
   attention_ = attention;
   rows_ = rows;
   windows_ = windows;
-  tables_ = nullptr;
-  find_host_entries();
-  make_groups();
-  page_tables_.resize(rows.size());
+  stream_ = &stream;
+  tables_ = slot_tables_ = nullptr;
   if (store.shape().quantized()) make_scale_tables();
   if (reads_transposed_k()) make_column_places();
+  find_host_entries();
+  find_choosing_entries();
+  make_groups();
+  page_tables_.resize(rows.size());
+  if (staging() && std::ranges::find(choosing_, true) != choosing_.end()) {
+    send_block_tables(stream);
+  }
   std::int64_t count = 0;
   for (const BatchSegment& entry : rows) count += entry.count;
   slot_pages_.resize(static_cast<std::size_t>(count));
@@ -59,21 +65,144 @@ void KvStep::find_host_entries() {
   }
 }
 
+void KvStep::find_choosing_entries() {
+  choosing_.assign(rows_.size(), false);
+  if (resolver_ == nullptr || attention_ == nullptr) return;
+  for (std::size_t entry = 0; entry < rows_.size(); ++entry) choosing_[entry] = can_look_up(entry);
+}
+
+bool KvStep::can_look_up(std::size_t entry) {
+  const BatchSegment& rows = rows_[entry];
+  const std::int64_t context = rows.first_position + 1;
+  if (rows.count != 1 || !attention_->chooses_on_device(rows.sequence, context)) return false;
+  std::int64_t away_end = store_->book().blocks(rows.sequence);
+  while (away_end > 0 && !is_away(entry, away_end - 1)) --away_end;
+  if (away_end == 0) return true;
+  for (LayerId layer(0); layer.index() < windows_.size(); layer = LayerId(layer.value + 1)) {
+    if (attention_->method().timing(layer.value) != AttentionMethod::Timing::kLate) continue;
+    if (first_block_to_choose(entry, layer) < away_end) return false;
+    if (!reads_transposed_k()) continue;
+    blocks_without_columns_.clear();
+    add_blocks_without_columns(entry, layer, blocks_without_columns_);
+    for (const std::int64_t block : blocks_without_columns_) {
+      if (is_away(entry, block)) return false;
+    }
+  }
+  return true;
+}
+
+std::int64_t KvStep::chosen_pages(std::size_t entry) const {
+  const BatchSegment& rows = rows_[entry];
+  std::int64_t away = 0;
+  const std::int64_t blocks = store_->book().blocks(rows.sequence);
+  for (std::int64_t block = 0; block < blocks; ++block) away += is_away(entry, block) ? 1 : 0;
+  bool dense = false;  // some layer reads whole blocks
+  for (LayerId layer(0); layer.index() < windows_.size(); layer = LayerId(layer.value + 1)) {
+    dense = dense || !chooses_in(layer);
+  }
+  if (dense) return away;
+  const std::int64_t tokens = attention_->list_tokens(rows.sequence, rows.first_position + 1);
+  return std::min(away, (tokens + block_tokens() - 1) / block_tokens());
+}
+
+void KvStep::send_block_tables(Stream& stream) {
+  const KvBook& book = store_->book();
+  std::int64_t most = 1;
+  for (const BatchSegment& rows : rows_) most = std::max(most, book.blocks(rows.sequence));
+  const std::size_t entries = rows_.size() * static_cast<std::size_t>(most);
+  const bool quantized = store_->shape().quantized();
+  table_pages_.assign(entries, -1);
+  table_host_blocks_.assign(entries, -1);
+  table_scale_pages_.assign(quantized ? entries : 0, 0);
+  table_lengths_.clear();
+  table_slots_.clear();
+  for (std::size_t entry = 0; entry < rows_.size(); ++entry) {
+    const BatchSegment& rows = rows_[entry];
+    const std::int64_t blocks = book.blocks(rows.sequence);
+    const std::size_t first = entry * static_cast<std::size_t>(most);
+    for (std::int64_t block = 0; block < blocks; ++block) {
+      const std::size_t at = first + static_cast<std::size_t>(block);
+      const KvBlock& of = book.block(rows.sequence, block);
+      if (of.on_device()) {
+        table_pages_[at] = store_->page(of, LayerId(0)).value;
+      } else {
+        table_host_blocks_[at] = of.host_block;
+      }
+      if (quantized) table_scale_pages_[at] = book.block_index(rows.sequence, block);
+    }
+    table_lengths_.push_back(static_cast<std::int32_t>(rows.first_position + rows.count));
+    if (quantized) continue;
+    for (std::int64_t i = 0; i < rows.count; ++i) {
+      const std::int64_t position = rows.first_position + i;
+      const KvBlock& own = book.block(rows.sequence, position / block_tokens());
+      table_slots_.push_back(static_cast<std::int32_t>(
+          store_->page(own, LayerId(0)).value * block_tokens() + position % block_tokens()));
+    }
+  }
+  const std::vector<std::int32_t> written = store_->take_written_host_blocks();
+  block_tables_ = resolver_->begin_step({.rows = static_cast<std::int64_t>(rows_.size()),
+                                         .row_blocks = most,
+                                         .pages = table_pages_,
+                                         .host_blocks = table_host_blocks_,
+                                         .scale_pages = table_scale_pages_,
+                                         .lengths = table_lengths_,
+                                         .slots = table_slots_},
+                                        written, stream);
+  if (!quantized) slot_tables_ = &block_tables_;
+}
+
+Selection KvStep::resolve(Unit& unit, std::int64_t number, const Selection& chosen) {
+  const SequenceGroup& group = groups_.at(number % groups());
+  const KvResolver::Resolved resolved =
+      resolver_->resolve({.layer = LayerId(number / groups()),
+                          .first_row = static_cast<std::int64_t>(group.first),
+                          .lists = chosen,
+                          .first_spare_slot = unit.first_page * block_tokens(),
+                          .spare_slots = group.pages * block_tokens(),
+                          .unit = number % resolver_->units()},
+                         *stream_);
+  unit.ticket = store_->transfers()->bring(store_->geometry(), resolved.missing);
+  return resolved.lists;
+}
+
+Selection KvStep::look_up(LayerId layer, std::int64_t group, const Selection& chosen) {
+  TRIPHASE_CHECK(looks_up_ && looked_up_ == nullptr, "a choice that is to be looked up");
+  const std::int64_t number = layer.value * groups() + group;
+  const Selection lists = resolve(unit_of(number), number, chosen);
+  store_->transfers()->hold(unit_of(number).ticket);
+  return lists;
+}
+
+KvStep::BytesRead KvStep::bytes_read() const {
+  BytesRead read{.all = reads_.bytes()};
+  if (resolver_ == nullptr || stream_ == nullptr) return read;
+  const ResolveCounts counts = resolver_->counts(*stream_);
+  const auto part =
+      static_cast<std::uint64_t>(store_->geometry().record_bytes() / attention_->method().lists());
+  read.named_by_device = part * static_cast<std::uint64_t>(counts.brought);
+  read.all.chosen += part * static_cast<std::uint64_t>(counts.chosen);
+  read.all.cached += part * static_cast<std::uint64_t>(counts.cached);
+  read.all.tokens += read.named_by_device;
+  return read;
+}
+
 void KvStep::make_groups() {
   if (store_->sizes().host_blocks == 0) {
     groups_.make_one(rows_.size());
   } else {
-    entries_ = {.rows = rows_,
-                .blocks =
-                    [this](std::size_t entry) {
-                      if (on_host_[entry]) return std::int64_t{0};
-                      return store_->book().blocks(rows_[entry].sequence);
-                    },
-                // A sequence's blocks are in the same tier in every layer.
-                .is_away =
-                    [this](std::size_t entry, std::int64_t block) {
-                      return !store_->book().block(rows_[entry].sequence, block).on_device();
-                    }};
+    entries_ = {
+        .rows = rows_,
+        .blocks =
+            [this](std::size_t entry) {
+              if (on_host_[entry]) return std::int64_t{0};
+              return store_->book().blocks(rows_[entry].sequence);
+            },
+        // A sequence's blocks are in the same tier in every layer.
+        .is_away = [this](std::size_t entry, std::int64_t block) { return is_away(entry, block); },
+        .chosen_pages = [this](std::size_t entry) -> std::optional<std::int64_t> {
+          if (!choosing_[entry]) return std::nullopt;
+          return chosen_pages(entry);
+        }};
     groups_.make(store_->book(), entries_, store_->sizes().staging_pages);
   }
 }
@@ -203,6 +332,10 @@ std::optional<std::int64_t> KvStep::take_pages(std::int64_t number) {
 void KvStep::stage_to(std::int64_t number) {
   const std::int64_t last = prefetch_ ? unit_count() : number + 1;
   while (staged_ < last && staged_ - number < static_cast<std::int64_t>(units_.size())) {
+    // Results of later ones would be written over those still read.
+    const bool ahead = resolver_ != nullptr && groups_.at(staged_ % groups()).chooses &&
+                       attention_->method().chooses_early();
+    if (ahead && staged_ - number >= resolver_->units()) break;
     std::optional<std::int64_t> page = take_pages(staged_);
     if (!page && staged_ == number && last_early_unit_ >= 0) {
       // What was brought early leaves no room for what has come to it since.
@@ -266,6 +399,7 @@ void KvStep::stage(std::int64_t number, std::int64_t first_page) {
   }
   unit.first_page = first_page;
   unit.any_late = false;
+  if (group.chooses && chooses_in(layer)) return stage_chosen(unit, number);
   for (std::size_t index = 0; index < group.count; ++index) {
     const BatchSegment& entry = rows_[group.first + index];
     const std::int64_t first = first_block_to_choose(group.first + index, layer);
@@ -281,6 +415,22 @@ void KvStep::stage(std::int64_t number, std::int64_t first_page) {
   unit.early_ranges = reads_.early_ranges();
   unit.early_token_ranges = reads_.early_token_ranges();
   unit.ticket = move_reads(unit.recomputes, unit.input_ticket);
+}
+
+// Pages are wanted where the method chooses by keys that lie there.
+void KvStep::stage_chosen(Unit& unit, std::int64_t number) {
+  const LayerId layer(number / groups());
+  const SequenceGroup& group = groups_.at(number % groups());
+  for (std::size_t index = 0; index < group.count; ++index) {
+    store_->fill_pages(rows_[group.first + index].sequence, layer, unit.tables[index]);
+    unit.slots[index].clear();
+  }
+  unit.early_ranges = unit.early_token_ranges = 0;
+  unit.recomputes.clear();
+  unit.ticket = unit.input_ticket = {};
+  if (!looks_up(group, layer) || !chooses_ahead(layer)) return;
+  const auto rows = rows_.subspan(group.first, group.count);
+  unit.looked_up = resolve(unit, number, attention_->choose_ahead(layer, rows, *stream_));
 }
 
 void KvStep::read_first_round(Unit& unit, LayerId layer, const SequenceGroup& group) {
@@ -347,7 +497,7 @@ KvSlots KvStep::slots(LayerId layer) {
         slot_offsets_[row] = static_cast<std::int32_t>((run.first_position + i) % block);
       }
     }
-    return {slot_pages_, slot_offsets_, tables_, layer.value};
+    return {slot_pages_, slot_offsets_, slot_tables_, layer.value};
   }
   for (const BatchSegment& entry : rows_) {
     for (std::int64_t i = 0; i < entry.count; ++i) {
@@ -359,7 +509,7 @@ KvSlots KvStep::slots(LayerId layer) {
       store_->forget_transposed_k(entry.sequence, layer, position / block);
     }
   }
-  return {slot_pages_, slot_offsets_, tables_, layer.value};
+  return {slot_pages_, slot_offsets_, slot_tables_, layer.value};
 }
 
 void KvStep::begin_open_runs(LayerId layer) {
@@ -413,18 +563,21 @@ KvLayerView KvStep::view(LayerId layer) const {
 std::span<const AttentionSegment> KvStep::segments(LayerId layer, std::int64_t group_index) {
   const std::int64_t number = layer.value * groups() + group_index;
   recomputes_ = &kNoRecomputes;
-  late_ = false;
+  late_ = looks_up_ = false;
+  looked_up_ = nullptr;
   if (staging()) {
     if (last_early_unit_ >= 0 && number > last_early_unit_) end_early();
     ring_.give_back_before(number);
     stage_to(number);
     fetch_for_next_step(number);
-    store_->wait_for_early(unit_of(number).early_ranges);
-    store_->wait_for_early_tokens(unit_of(number).early_token_ranges);
+    store_->hold_early(unit_of(number).early_ranges);
+    store_->hold_early_tokens(unit_of(number).early_token_ranges);
     store_->transfers()->hold(unit_of(number).ticket);
     store_->transfers()->hold(unit_of(number).input_ticket);
     recomputes_ = &unit_of(number).recomputes;
     late_ = unit_of(number).any_late;
+    looks_up_ = looks_up(groups_.at(group_index), layer);
+    if (looks_up_ && chooses_ahead(layer)) looked_up_ = &unit_of(number).looked_up;
   }
   make_segments(layer, group_index);
   return segments_;
@@ -455,6 +608,12 @@ void KvStep::make_segments(LayerId layer, std::int64_t group_index) {
     table.emplace_back();
     return table;
   };
+  // The tables that serve an entry, and its row there.
+  const auto tables_of = [&](std::size_t entry, AttentionSegment& segment) {
+    segment.tables = looks_up_ ? &block_tables_ : tables_;
+    segment.table_row = static_cast<std::int64_t>(looks_up_ ? entry : segments_.size());
+    segment.table_layer = layer.value;
+  };
   const std::int64_t window = windows_[layer.index()];
   for (std::size_t entry = 0; entry < page_tables_.size() && !staging(); ++entry) {
     store_->fill_pages(rows_[entry].sequence, layer, page_tables_[entry]);
@@ -468,18 +627,17 @@ void KvStep::make_segments(LayerId layer, std::int64_t group_index) {
       if (run.entry < group.first || run.entry >= group.first + group.count) continue;
       const BatchSegment& entry = rows_[run.entry];
       add_sequence(run.entry);
-      segments_.push_back(
-          {.query_begin = entry.first_row + run.first_position - entry.first_position,
-           .query_count = run.count,
-           .context_tokens = run.first_position + run.count,
-           .pages = table_of(run.entry),
-           .window = window,
-           .scale_pages = scale_tables_[run.entry],
-           .partial_page = run.partial_page,
-           .tables = tables_,
-           .table_row = static_cast<std::int64_t>(segments_.size()),
-           .table_layer = layer.value,
-           .transposed_k = columns_of(run.entry)});
+      AttentionSegment segment{
+          .query_begin = entry.first_row + run.first_position - entry.first_position,
+          .query_count = run.count,
+          .context_tokens = run.first_position + run.count,
+          .pages = table_of(run.entry),
+          .window = window,
+          .scale_pages = scale_tables_[run.entry],
+          .partial_page = run.partial_page,
+          .transposed_k = columns_of(run.entry)};
+      tables_of(run.entry, segment);
+      segments_.push_back(segment);
     }
     return;
   }
@@ -487,15 +645,14 @@ void KvStep::make_segments(LayerId layer, std::int64_t group_index) {
     if (on_host_[index]) continue;
     const BatchSegment& entry = rows_[index];
     add_sequence(index);
-    segments_.push_back({.query_begin = entry.first_row,
-                         .query_count = entry.count,
-                         .context_tokens = entry.first_position + entry.count,
-                         .pages = table_of(index),
-                         .window = window,
-                         .tables = tables_,
-                         .table_row = static_cast<std::int64_t>(segments_.size()),
-                         .table_layer = layer.value,
-                         .transposed_k = columns_of(index)});
+    AttentionSegment segment{.query_begin = entry.first_row,
+                             .query_count = entry.count,
+                             .context_tokens = entry.first_position + entry.count,
+                             .pages = table_of(index),
+                             .window = window,
+                             .transposed_k = columns_of(index)};
+    tables_of(index, segment);
+    segments_.push_back(segment);
   }
 }
 

@@ -3,12 +3,14 @@
 // The KV tables of one decoder step: where each layer's new tokens go, which partial blocks close,
 // and what each query attends, with the blocks that are on the host brought into staging pages just
 // before they are read. Of a decoded row only the tokens that its attention method chose are
-// brought: ahead, where it knows them before the query exists, else once it has chosen. Layer by
-// layer the caller does
+// brought: ahead, where it knows them before the query exists, else once it has chosen. With a
+// KvResolver the device finds out what is missing; else the host does, and waits for the choice.
+// Layer by layer the caller does
 //
 //   append at slots(layer); close closes();
 //   for each group: choose for segments(layer, group), and where chooses_late()
-//                   fetch(layer, group, choices); attend the segments, then done(layer, group)
+//                   fetch(layer, group, choices), where looks_up() look_up(layer, group, choice);
+//                   attend the segments, then done(layer, group)
 //
 // A group is some of the sequences, so many that the staging pages hold several groups at once (all
 // sequences, where nothing is on the host). While one group is attended, and while a layer computes
@@ -22,6 +24,7 @@
 #include <span>
 #include <vector>
 
+#include "kernels/kv_resolver.h"
 #include "kernels/ops.h"
 #include "memory/kv/kv_store.h"
 #include "models/attention_runner.h"
@@ -38,9 +41,13 @@ class KvStep {
  public:
   // Begins a step. The rows' places exist (KvBook::append). windows: by layer, the sliding
   // window in tokens, 0 for none. `attention`: who chooses the tokens of decoded rows; null: all
-  // are attended. Spans and `attention` must stay until the step ends.
+  // are attended. Spans and `attention` must stay until the step ends. `stream`: of compute.
   void begin(KvStore& store, std::span<const BatchSegment> rows,
-             std::span<const std::int64_t> windows, AttentionRunner* attention);
+             std::span<const std::int64_t> windows, AttentionRunner* attention, Stream& stream);
+
+  // From now on chosen tokens are looked up by it where that is possible; it must outlive the
+  // steps.
+  void set_resolver(KvResolver* resolver) { resolver_ = resolver; }
 
   // Where the rows' K and V of this layer go; call once per layer, layers in order.
   [[nodiscard]] KvSlots slots(LayerId layer);
@@ -51,7 +58,7 @@ class KvStep {
   // Whether the segments of layer 0 say where those of every layer lie: one group, all of it on the
   // device. Then tables made of them serve all layers once they are set; until the step ends.
   [[nodiscard]] bool same_in_every_layer() const { return groups() == 1 && !staging(); }
-  void set_tables(const SegmentTables* tables) { tables_ = tables; }
+  void set_tables(const SegmentTables* tables) { tables_ = slot_tables_ = tables; }
 
   // Whether the rows of an entry are attended on the host (host_attention.h): then they are in no
   // segment, and nothing is brought for them.
@@ -66,6 +73,13 @@ class KvStep {
   // Brings what was chosen for the segments last returned: by segment a choice, or null where the
   // whole context is attended. Waits for it, as segments() does.
   void fetch(LayerId layer, std::int64_t group, std::span<const TokenChoice* const> choices);
+  // Whether the tokens chosen for the segments last returned are looked up on the device.
+  [[nodiscard]] bool looks_up() const { return looks_up_; }
+  // That choice, where it has been made and looked up already; else look_up() must follow choosing.
+  [[nodiscard]] const Selection* looked_up() const { return looked_up_; }
+  // Looks up what was chosen for the rows of the segments last returned, and brings what is
+  // missing: what compute is given from now on finds it at the slots of the result.
+  [[nodiscard]] Selection look_up(LayerId layer, std::int64_t group, const Selection& chosen);
   // Tokens that the last segments() or fetch() brought and whose layer inputs lie in staging pages:
   // their K and V must be projected before anybody reads them.
   [[nodiscard]] const KvRecomputes& recomputes() const { return *recomputes_; }
@@ -88,7 +102,12 @@ class KvStep {
   [[nodiscard]] std::int64_t fetched_for_next_step() const { return early_for_next_; }
   // Bytes of chosen tokens that were.
   [[nodiscard]] std::uint64_t token_bytes_for_next_step() const { return early_token_bytes_; }
-  [[nodiscard]] const HostReads& reads() const { return reads_; }
+  // What was read of the host since the start; waits for the device where it counts.
+  struct BytesRead {
+    HostReads::Bytes all;
+    std::uint64_t named_by_device = 0;  // of tokens brought, which the link does not count
+  };
+  [[nodiscard]] BytesRead bytes_read() const;
 
  private:
   // Rows of one entry of rows_ that lie in one block, and the partial page of that block (INT8).
@@ -111,10 +130,31 @@ class KvStep {
     std::int64_t early_ranges = 0;        // HostReads::early_ranges
     std::int64_t early_token_ranges = 0;  // HostReads::early_token_ranges
     bool any_late = false;  // what lies before the first block comes once it is chosen
+    Selection looked_up;    // chosen ahead of the layer
   };
 
   void find_host_entries();
+  void find_choosing_entries();
+  // Whether the device can look up what the entry's row chooses: the host brings nothing before.
+  [[nodiscard]] bool can_look_up(std::size_t entry);
+  // Staging pages for what such a row chooses in a layer.
+  [[nodiscard]] std::int64_t chosen_pages(std::size_t entry) const;
+  [[nodiscard]] bool is_away(std::size_t entry, std::int64_t block) const {
+    return !store_->book().block(rows_[entry].sequence, block).on_device();
+  }
+  [[nodiscard]] bool looks_up(const SequenceGroup& group, LayerId layer) const {
+    return group.chooses && group.pages > 0 && chooses_in(layer);
+  }
+  [[nodiscard]] bool chooses_in(LayerId layer) const {
+    return attention_->method().timing(layer.value) != AttentionMethod::Timing::kDense;
+  }
+  [[nodiscard]] bool chooses_ahead(LayerId layer) const {
+    return attention_->method().timing(layer.value) == AttentionMethod::Timing::kEarly;
+  }
   void make_groups();
+  // The device's tables of the step, where chosen tokens are looked up.
+  void send_block_tables(Stream& stream);
+  [[nodiscard]] Selection resolve(Unit& unit, std::int64_t number, const Selection& chosen);
   // By block of what the rows attend: their pages, none where they are on the host.
   void make_scale_tables();
   void make_column_places();
@@ -141,6 +181,8 @@ class KvStep {
   // Stages the units up to `number`, and then as many as there are pages for.
   void stage_to(std::int64_t number);
   void stage(std::int64_t number, std::int64_t first_page);
+  // The same where chosen tokens are looked up on the device.
+  void stage_chosen(Unit& unit, std::int64_t number);
   // Puts what the group's entries read ahead into the unit's tables and reads_.
   void read_first_round(Unit& unit, LayerId layer, const SequenceGroup& group);
   // Brings what reads_ holds: K and V by the ticket that is returned, layer inputs by `inputs`.
@@ -167,10 +209,17 @@ class KvStep {
   static const KvRecomputes kNoRecomputes;
   const KvRecomputes* recomputes_ = &kNoRecomputes;
   KvRecomputes fetched_recomputes_;
-  std::vector<bool> on_host_;  // by entry of rows_
+  std::vector<bool> on_host_;   // by entry of rows_
+  std::vector<bool> choosing_;  // by entry of rows_: its tokens are looked up on the device
+  KvResolver* resolver_ = nullptr;
+  Stream* stream_ = nullptr;
+  SegmentTables block_tables_;  // of the step, a row for each entry
+  bool looks_up_ = false;
+  const Selection* looked_up_ = nullptr;
   SequenceGroups::Entries entries_;
   SequenceGroups groups_;
-  const SegmentTables* tables_ = nullptr;  // of the step
+  const SegmentTables* tables_ = nullptr;       // of the step
+  const SegmentTables* slot_tables_ = nullptr;  // those that say where new tokens go
   bool prefetch_ = true;
   bool late_ = false;
 
@@ -197,6 +246,11 @@ class KvStep {
   std::vector<SequenceId> segment_sequences_;
   std::vector<std::span<const std::int32_t>> segment_slots_;
   std::vector<std::size_t> segment_entries_;  // index into the group
+
+  // What send_block_tables() sends; kept to reuse their memory.
+  std::vector<std::int32_t> table_pages_, table_host_blocks_, table_scale_pages_, table_lengths_,
+      table_slots_;
+  std::vector<std::int64_t> blocks_without_columns_;
 
   std::vector<std::vector<PageId>> page_tables_;   // by entry of rows_, where none is staged
   std::vector<std::vector<PageId>> scale_tables_;  // by entry of rows_

@@ -52,14 +52,16 @@ void SequenceGroups::make(const KvBook& book, const Entries& entries, std::int64
     }
     return count;
   };
-  begin_group();
-  groups_.push_back({});
   for (std::size_t entry = 0; entry < entries.rows.size(); ++entry) {
-    std::int64_t added = pages_of(entry);
-    if (groups_.back().pages + added > room) {
-      groups_.push_back({entry});
+    const std::optional<std::int64_t> chosen =
+        entries.chosen_pages ? entries.chosen_pages(entry) : std::nullopt;
+    bool begins = groups_.empty() || groups_.back().chooses != chosen.has_value();
+    std::int64_t added = begins ? 0 : chosen ? *chosen : pages_of(entry);
+    begins = begins || groups_.back().pages + added > room;
+    if (begins) {
+      groups_.push_back({.first = entry, .chooses = chosen.has_value()});
       begin_group();
-      added = pages_of(entry);
+      added = chosen ? *chosen : pages_of(entry);
     }
     groups_.back().pages += added;
     ++groups_.back().count;

@@ -7,6 +7,7 @@
 #include <cstddef>
 #include <cstdint>
 #include <functional>
+#include <optional>
 #include <span>
 #include <utility>
 #include <vector>
@@ -19,7 +20,8 @@ namespace triphase {
 struct SequenceGroup {
   std::size_t first = 0;  // index into the entries
   std::size_t count = 0;
-  std::int64_t pages = 0;  // that its blocks on the host take in one layer
+  std::int64_t pages = 0;  // that its blocks on the host take in one layer, or the tokens chosen
+  bool chooses = false;    // its rows' tokens are chosen, and looked up, on the device
 };
 
 class SequenceGroups {
@@ -29,11 +31,14 @@ class SequenceGroups {
     std::span<const BatchSegment> rows;
     std::function<std::int64_t(std::size_t entry)> blocks;
     std::function<bool(std::size_t entry, std::int64_t block)> is_away;
+    // Of one whose tokens are chosen and looked up on the device the pages for them, of others
+    // nothing: their blocks are brought. Null: nothing for all.
+    std::function<std::optional<std::int64_t>(std::size_t entry)> chosen_pages;
   };
   // Most blocks that one entry has on the host.
   [[nodiscard]] static std::int64_t most_away(const Entries& entries);
   // Groups for `pages` staging pages, which an entry's blocks on the host must fit; one group where
-  // nothing is there.
+  // nothing is there. Entries whose tokens are chosen on the device have groups of their own.
   void make(const KvBook& book, const Entries& entries, std::int64_t pages);
 
   // One group of so many entries; nothing is on the host.

@@ -73,6 +73,7 @@ void Backend::use_gpu(std::string_view name, bool deterministic) {
   reserve_ = std::move(gpu.reserve);
   measure_ceilings_ = std::move(gpu.measure_ceilings);
   movers_ = std::move(gpu.movers);
+  resolver_ = std::move(gpu.resolver);
 }
 
 std::uint64_t Backend::default_memory() const {
@@ -90,6 +91,10 @@ std::unique_ptr<TransferEngine> Backend::make_transfers(const std::optional<Emul
   require_no_emulated_link(machine_, emulated);
   if (!movers_) return std::make_unique<HostTransferEngine>(emulated);
   return std::make_unique<StreamTransferEngine>(*device_, *stream_, movers_(most_blocks));
+}
+
+std::unique_ptr<KvResolver> Backend::make_resolver(const ResolverShape& shape, Device& memory) {
+  return resolver_ ? resolver_(shape, memory) : nullptr;
 }
 
 Ceilings Backend::measure_ceilings(int runs) {

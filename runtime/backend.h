@@ -55,6 +55,11 @@ class Backend {
   [[nodiscard]] std::unique_ptr<TransferEngine> make_transfers(
       const std::optional<EmulatedLink>& emulated, int most_blocks = 0);
 
+  // Of a GPU, with memory from `memory`, which is of the device. Null on the CPU, where the host
+  // knows what is chosen.
+  [[nodiscard]] std::unique_ptr<KvResolver> make_resolver(const ResolverShape& shape,
+                                                          Device& memory);
+
   // Takes seconds and 1 GiB of device memory; the best of `runs`.
   [[nodiscard]] Ceilings measure_ceilings(int runs);
   // A clock for work on this device: processor time where one thread computes, which other work on
@@ -81,6 +86,7 @@ class Backend {
   std::function<void(const OpsShape&)> reserve_;
   std::function<Ceilings(int)> measure_ceilings_;
   std::function<StreamTransferEngine::Movers(int)> movers_;
+  std::function<std::unique_ptr<KvResolver>(const ResolverShape&, Device&)> resolver_;
 };
 
 // Throws E-CLI-CONFLICT on a GPU, which has a link of its own.

@@ -11,9 +11,11 @@
 #include "base/thread_pool.h"
 #include "kernels/ceilings.h"
 #include "kernels/input_ops.h"
+#include "kernels/kv_resolver.h"
 #include "kernels/ops.h"
 #include "kernels/random_values.h"
 #include "kernels/sizing/ops_scratch.h"
+#include "kernels/sizing/resolver_memory.h"
 #include "kernels/sparse_ops.h"
 #include "memory/pinned_host.h"
 #include "memory/transfer/stream_transfer_engine.h"
@@ -32,6 +34,8 @@ struct Gpu {
   RandomFill random_fill;
   std::function<void(const OpsShape&)> reserve;   // Backend::reserve
   std::function<Ceilings(int)> measure_ceilings;  // Backend::measure_ceilings
+  // Backend::make_resolver.
+  std::function<std::unique_ptr<KvResolver>(const ResolverShape&, Device& memory)> resolver;
   // Of one transfer engine; `most_blocks` as Backend::make_transfers has it.
   std::function<StreamTransferEngine::Movers(int most_blocks)> movers;
 };

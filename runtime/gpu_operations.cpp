@@ -6,6 +6,7 @@
 #include "kernels/cuda/cuda_ops.h"
 #include "kernels/cuda/cuda_sparse_ops.h"
 #include "kernels/cuda/kv_mover.h"
+#include "kernels/cuda/kv_resolver.h"
 #include "kernels/cuda/random_fill.h"
 
 namespace triphase {
@@ -33,6 +34,10 @@ void add_operations(Gpu& gpu, std::string name, std::unique_ptr<cuda::Gemm> gemm
   gpu.input_ops = cuda::make_cuda_input_ops(*device, *host, stream_handle);
   gpu.random_fill = [stream_handle](std::uint64_t key, float half_width, Matrix y, Stream& stream) {
     cuda::random_fill(key, half_width, y, stream_handle(stream));
+  };
+  gpu.resolver = [host, stream_handle, stream = gpu.stream.get()](const ResolverShape& shape,
+                                                                  Device& memory) {
+    return cuda::make_cuda_kv_resolver(shape, memory, *host, stream_handle, *stream);
   };
   gpu.movers = [device, host, stream_handle](int most_blocks) {
     const auto mover = [&] {

@@ -94,14 +94,16 @@ void plan_token_cache(const MemoryRequest& request, std::uint64_t& room, MemoryP
   const MemoryRequest::Host& host = *request.host;
   if (host.chosen_share <= 0.0 || plan.host_blocks == 0) return;
   const std::uint64_t one = request.page_bytes * static_cast<std::uint64_t>(request.layers);
+  const std::uint64_t with_lookup = one + host.cached_block_lookup;
   const auto useful = static_cast<std::uint64_t>(
       std::ceil(std::min(host.chosen_share, 1.0) * static_cast<double>(plan.host_blocks)));
   const std::uint64_t most = room > smallest_kv(request) ? room - smallest_kv(request) : 0;
-  const std::uint64_t bytes = std::min(host.token_cache.value_or(room / 4), most);
-  const std::uint64_t blocks = std::min(useful, bytes / one);
+  const std::uint64_t asked = host.token_cache ? *host.token_cache / one : room / 4 / with_lookup;
+  const std::uint64_t blocks = std::min({useful, asked, most / with_lookup});
   plan.cache_pages = static_cast<std::int64_t>(blocks) * request.layers;
   plan.cache = blocks * one;
-  room -= plan.cache;
+  plan.lookup += blocks * host.cached_block_lookup;
+  room -= blocks * with_lookup;
 }
 
 // Takes staging for the host tier from the room of the KV, and says how many blocks go to the host.
@@ -110,9 +112,10 @@ void plan_host_tier(const MemoryRequest& request, std::int64_t wanted_blocks,
   const auto layers = static_cast<std::uint64_t>(request.layers);
   const std::uint64_t host_block = request.page_bytes * layers;
   const std::uint64_t host_room = saturating_sub(request.host->budget, plan.host_weights);
-  // Scales stay on the device; they must leave most of it for blocks.
-  const std::uint64_t scaled =
-      request.scale_bytes > 0 ? room / 2 / (request.scale_bytes * layers) : UINT64_MAX;
+  // Scales stay on the device, as does what finds a block's tokens; they must leave most of it for
+  // blocks.
+  const std::uint64_t beside = request.scale_bytes * layers + request.host->block_lookup;
+  const std::uint64_t scaled = beside > 0 ? room / 2 / beside : UINT64_MAX;
   std::uint64_t inputs = 0;
   if (request.host->input_blocks > 0) {
     inputs = static_cast<std::uint64_t>(request.host->input_blocks * plan.batch_size);
@@ -126,7 +129,8 @@ void plan_host_tier(const MemoryRequest& request, std::int64_t wanted_blocks,
   plan.host_blocks = static_cast<std::int64_t>(blocks);
   plan.host_kv = host_block * blocks;
   const std::uint64_t scales = (blocks + inputs) * request.scale_bytes * layers;
-  room -= scales;
+  plan.lookup = blocks * request.host->block_lookup;
+  room -= scales + plan.lookup;
   plan.kv += scales;
   if (request.transposed_k_bytes > 0) {
     // K^T of a block on the host spares its way at a half of what a home would take. What staging

@@ -47,6 +47,9 @@ struct MemoryRequest {
     // blocks, and no token is cached.
     double chosen_share = 0.0;
     std::optional<std::uint64_t> token_cache;  // bytes; nothing: chosen here
+    // Where the device looks tokens up: bytes there for a block on the host, and for a cached one.
+    std::uint64_t block_lookup = 0;
+    std::uint64_t cached_block_lookup = 0;
     // Saved layer inputs: leading blocks of each sequence, and bytes of one, all layers.
     std::int64_t input_blocks = 0;
     std::uint64_t input_block_bytes = 0;
@@ -72,13 +75,14 @@ struct MemoryPlan {
   std::uint64_t staging = 0;
   std::int64_t cache_pages = 0;  // a multiple of the layers
   std::uint64_t cache = 0;
+  std::uint64_t lookup = 0;  // where the device finds what it chose
   std::int64_t partial_pages = 0;
   std::int64_t host_blocks = 0;  // of all layers
   std::uint64_t host_kv = 0;
   std::int64_t input_blocks = 0;  // of saved layer inputs, all layers
   std::uint64_t host_inputs = 0;
   [[nodiscard]] std::uint64_t total() const {
-    return weights + scratch + kv + transposed_k + staging + cache;
+    return weights + scratch + kv + transposed_k + staging + cache + lookup;
   }
 };
 

@@ -349,8 +349,8 @@ class Batch {
     args.list_counts = send(lists.counts);
   }
 
-  // Where they lie is what the page tables say.
-  static void add_chosen(const AttentionSegment& first, const Lists& lists, GatherAttnArgs& args) {
+  // Where they lie is what the page tables say, or their slots.
+  void add_chosen(const AttentionSegment& first, const Lists& lists, GatherAttnArgs& args) const {
     const Selection& chosen = *first.chosen;
     const std::int64_t list = first.chosen_row * chosen.lists;
     args.source = TokenSource::kList;
@@ -358,6 +358,10 @@ class Batch {
     args.list_capacity = static_cast<int>(lists.capacity);
     args.tokens = chosen.tokens + list * chosen.capacity;
     args.list_counts = chosen.counts + list;
+    if (chosen.slots == nullptr) return;
+    args.cache.k = call_.cache.k;
+    args.cache.v = call_.cache.v;
+    args.slots = chosen.slots + list * chosen.capacity;
   }
 
   // How the tokens of all rows are divided; `group`: query heads of a KV head.

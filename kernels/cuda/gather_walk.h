@@ -153,7 +153,7 @@ class GatherWalk {
     }
     int page = 0;
     int offset = 0;
-    if (has_slot) {
+    if (has_slot && !shape_.partial_block) {
       page = slot >> shape_.cache.page_shift;
       offset = slot & ((1 << shape_.cache.page_shift) - 1);
     } else {

@@ -62,6 +62,21 @@ class CudaKvMover final : public KvMover {
     stage(lane, geometry, tokens_, geometry.host, stream);
   }
 
+  [[nodiscard]] bool reaches(const std::byte* records, std::size_t bytes) const override {
+    return is_pinned_(records, bytes);
+  }
+
+  void bring(const KvGeometry& geometry, const MissingTokens& missing, Stream& stream) override {
+    StageRowsArgs args = arguments(Lane::kToDevice, geometry, geometry.host);
+    args.slots = missing.slots;
+    args.record_ids = missing.records;
+    args.first_heads = missing.first_heads;
+    args.head_counts = missing.head_counts;
+    args.device_count = missing.count;
+    args.count = static_cast<int>(missing.most);
+    stage_rows(args, stream_handle_(stream));
+  }
+
  private:
   // The tokens of a launch, one entry each.
   struct Tokens {
@@ -80,6 +95,23 @@ class CudaKvMover final : public KvMover {
     }
   };
 
+  // Everything but which tokens.
+  [[nodiscard]] StageRowsArgs arguments(Lane lane, const KvGeometry& geometry,
+                                        std::byte* records) const {
+    StageRowsArgs args;
+    args.direction = lane == Lane::kToDevice ? StageDirection::kToDevice : StageDirection::kToHost;
+    args.records = records;
+    // Bytes are moved, whatever they mean.
+    args.cache = {.k = geometry.device_k,
+                  .v = geometry.device_v,
+                  .dtype = DType::kInt8,
+                  .page_tokens = static_cast<int>(geometry.page_tokens),
+                  .kv_heads = static_cast<int>(geometry.kv_heads),
+                  .head_dim = static_cast<int>(geometry.head_bytes)};
+    args.max_blocks = most_blocks_;
+    return args;
+  }
+
   const std::int32_t* send(const std::vector<std::int32_t>& values, Stream& stream) {
     return arguments_.send(std::span<const std::int32_t>(values), stream);
   }
@@ -91,16 +123,7 @@ class CudaKvMover final : public KvMover {
         tokens.head_counts, [&](std::int32_t count) { return count == geometry.kv_heads; });
     const std::size_t arrays = all_heads ? 2 : 4;
     arguments_.reserve(arrays * tokens.slots.size() * sizeof(std::int32_t), arrays, stream);
-    StageRowsArgs args;
-    args.direction = lane == Lane::kToDevice ? StageDirection::kToDevice : StageDirection::kToHost;
-    args.records = records;
-    // Bytes are moved, whatever they mean.
-    args.cache = {.k = geometry.device_k,
-                  .v = geometry.device_v,
-                  .dtype = DType::kInt8,
-                  .page_tokens = static_cast<int>(geometry.page_tokens),
-                  .kv_heads = static_cast<int>(geometry.kv_heads),
-                  .head_dim = static_cast<int>(geometry.head_bytes)};
+    StageRowsArgs args = arguments(lane, geometry, records);
     args.slots = send(tokens.slots, stream);
     args.record_ids = send(tokens.records, stream);
     if (!all_heads) {
@@ -108,7 +131,6 @@ class CudaKvMover final : public KvMover {
       args.head_counts = send(tokens.head_counts, stream);
     }
     args.count = static_cast<int>(tokens.slots.size());
-    args.max_blocks = most_blocks_;
     stage_rows(args, stream_handle_(stream));
   }
 

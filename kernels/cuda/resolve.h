@@ -3,8 +3,7 @@
 // Looks tokens that an attention method chose up on the device: in a page, in a hot row (a slot of
 // the token cache), or on the host. What is on the host gets a hot row, in place of the token that
 // was chosen longest ago, or else a spare slot that serves this choice alone, and is named for the
-// link to bring. The engine looks up on the host still; it calls this once the rest of the device
-// step's "resolve" is there.
+// link to bring (kernels/kv_resolver.h).
 //
 // Three kernels: every token is looked up, and those that are missing are claimed by a bit of their
 // own; hot rows are made free for them, those first that were chosen longest ago, of these the

@@ -40,6 +40,7 @@ set(TRIPHASE_CUDA_HOST_SOURCES
   cuda_sparse_ops.cpp
   host_staging.cpp
   kv_mover.cpp
+  kv_resolver.cpp
   launch_check.cpp
   library_search.cpp
   page_choice.cpp

@@ -1,6 +1,7 @@
 #include "memory/kv/kv_store.h"
 
 #include <algorithm>
+#include <utility>
 
 #include "base/error.h"
 
@@ -149,10 +150,23 @@ TokenCache& KvStore::token_cache(std::int64_t parts) {
     token_cache_ = TokenCache({.layers = shape_.layers,
                                .parts = parts,
                                .block_tokens = shape_.block_tokens,
-                               .slots = cache_slots(),
+                               .slots = device_cache_ ? 0 : cache_slots(),
                                .blocks = book_.block_capacity()});
   }
   return token_cache_;
+}
+
+void KvStore::give_cache_to_device() {
+  TRIPHASE_CHECK(token_cache_.shape().layers == 0, "a token cache that nobody has used");
+  device_cache_ = true;
+  written_.assign(static_cast<std::size_t>(sizes_.host_blocks), false);
+}
+
+std::vector<std::int32_t> KvStore::take_written_host_blocks() {
+  for (const std::int32_t block : written_host_blocks_) {
+    written_[static_cast<std::size_t>(block)] = false;
+  }
+  return std::exchange(written_host_blocks_, {});
 }
 
 void KvStore::carry_out(std::span<const KvMove> moves) {
@@ -161,6 +175,11 @@ void KvStore::carry_out(std::span<const KvMove> moves) {
     if (move.kind == KvMove::Kind::kGiveUp) stop_reading_early(move.block, move.host_block);
     const bool load = move.kind == KvMove::Kind::kLoad;
     if (move.kind != KvMove::Kind::kOffload && !load) continue;
+    const auto written = static_cast<std::size_t>(move.host_block);
+    if (device_cache_ && !load && !written_[written]) {
+      written_[written] = true;
+      written_host_blocks_.push_back(move.host_block);
+    }
     runs_.clear();
     for (std::int64_t layer = 0; layer < shape_.layers; ++layer) {
       runs_.push_back({.slot = (move.slab * shape_.layers + layer) * shape_.block_tokens,
@@ -193,10 +212,8 @@ void KvStore::give_up() noexcept {
   };
   for (const Copy& copy : copies_) give_up(copy.ticket);
   copies_.clear();
-  for (std::int64_t range = early_waited_; range < early_.ranges(); ++range) {
-    give_up(early_.ticket(range));
-  }
-  for (std::int64_t range = early_tokens_waited_; range < early_tokens_.ranges(); ++range) {
+  for (std::int64_t range = 0; range < early_.ranges(); ++range) give_up(early_.ticket(range));
+  for (std::int64_t range = 0; range < early_tokens_.ranges(); ++range) {
     give_up(early_tokens_.ticket(range));
   }
   forget_early();
@@ -230,27 +247,27 @@ EarlyBlocks::Source KvStore::source_of(LayerId layer, SequenceId sequence,
           .host_block = book_.block(sequence, block).host_block};
 }
 
-void KvStore::wait_for_early(std::int64_t ranges) {
+void KvStore::hold_early(std::int64_t ranges) {
   ranges = std::min(ranges, early_.ranges());
-  for (; early_waited_ < ranges; ++early_waited_) transfers_->wait(early_.ticket(early_waited_));
+  for (; early_held_ < ranges; ++early_held_) transfers_->hold(early_.ticket(early_held_));
 }
 
 void KvStore::end_early() {
-  wait_for_early(early_.ranges());
+  hold_early(early_.ranges());
   forget_early();
 }
 
 void KvStore::forget_early() {
   ended_early_ = early_use();
   early_.clear();
-  early_waited_ = 0;
+  early_held_ = 0;
 }
 
-void KvStore::wait_for_early_tokens(std::int64_t ranges) {
+void KvStore::hold_early_tokens(std::int64_t ranges) {
   ranges = std::min(ranges, early_tokens_.ranges());
-  for (; early_tokens_waited_ < ranges; ++early_tokens_waited_) {
+  for (; early_tokens_held_ < ranges; ++early_tokens_held_) {
     try {
-      transfers_->wait(early_tokens_.ticket(early_tokens_waited_));
+      transfers_->hold(early_tokens_.ticket(early_tokens_held_));
     } catch (...) {
       // Nothing more of them is written to the cache, nor read on the host, by then.
       transfers_->drain();
@@ -261,7 +278,7 @@ void KvStore::wait_for_early_tokens(std::int64_t ranges) {
 }
 
 void KvStore::end_early_tokens() {
-  wait_for_early_tokens(early_tokens_.ranges());
+  hold_early_tokens(early_tokens_.ranges());
   forget_early_tokens(/*lost=*/false);
 }
 
@@ -275,7 +292,7 @@ void KvStore::forget_early_tokens(bool lost) {
     }
   }
   early_tokens_.clear();
-  early_tokens_waited_ = 0;
+  early_tokens_held_ = 0;
 }
 
 std::uint64_t KvStore::waiting_early_bytes() const {
@@ -286,12 +303,12 @@ std::uint64_t KvStore::waiting_early_bytes() const {
 }
 
 void KvStore::stop_reading_early(std::int32_t block_index, std::int32_t host_block) {
-  if (early_waited_ < early_.ranges() && early_.reads(block_index, host_block)) {
-    wait_for_early(early_.ranges());
+  if (early_held_ < early_.ranges() && early_.reads(block_index, host_block)) {
+    hold_early(early_.ranges());
   }
-  if (early_tokens_waited_ < early_tokens_.ranges() &&
+  if (early_tokens_held_ < early_tokens_.ranges() &&
       early_tokens_.reads(block_index, host_block)) {
-    wait_for_early_tokens(early_tokens_.ranges());
+    hold_early_tokens(early_tokens_.ranges());
   }
 }
 

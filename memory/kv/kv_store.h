@@ -127,6 +127,11 @@ class KvStore {
   // Tokens of host blocks that are in the cache pages, each in so many parts that are chosen apart;
   // empty again when asked for another number of parts.
   [[nodiscard]] TokenCache& token_cache(std::int64_t parts);
+  // From now on the device itself knows which tokens are in the cache pages
+  // (kernels/kv_resolver.h).
+  void give_cache_to_device();
+  // Host blocks that have been written since this was last asked; only once the device knows.
+  [[nodiscard]] std::vector<std::int32_t> take_written_host_blocks();
   // The place of a cache slot among all token slots of the device.
   [[nodiscard]] std::int64_t cache_slot(LayerId layer, std::int32_t slot) const {
     return (sizes_.device_pages + sizes_.staging_pages) * shape_.block_tokens +
@@ -143,7 +148,7 @@ class KvStore {
   [[nodiscard]] bool moving() const { return book_.moving(); }
 
   // What was brought to staging pages for the step to come. No block in it gives up its host block
-  // before it has arrived.
+  // before what writes there comes after its transfer.
   [[nodiscard]] EarlyBlocks& early() { return early_; }
   [[nodiscard]] const EarlyBlocks& early() const { return early_; }
   // Where a layer of the block would be read from; nothing: it is not on the host.
@@ -154,15 +159,16 @@ class KvStore {
   [[nodiscard]] std::optional<EarlyBlocks::Source> arrived_source(LayerId layer,
                                                                   SequenceId sequence,
                                                                   std::int64_t block) const;
-  // Returns once the first `ranges` of early() have arrived; throws what made one fail.
-  void wait_for_early(std::int64_t ranges);
-  // The step that should read them has: waits for all and forgets them.
+  // What compute gets from now on runs after the first `ranges` of early(); throws what made one
+  // fail, if that is known by now.
+  void hold_early(std::int64_t ranges);
+  // The step that should read them has: holds compute for all and forgets them.
   void end_early();
   // The same of chosen tokens that were brought to the token cache: they stay there.
   [[nodiscard]] EarlyTokens& early_tokens() { return early_tokens_; }
   [[nodiscard]] const EarlyTokens& early_tokens() const { return early_tokens_; }
   // Where one fails, the cache has none of them.
-  void wait_for_early_tokens(std::int64_t ranges);
+  void hold_early_tokens(std::int64_t ranges);
   void end_early_tokens();
   // Bytes of what was brought early and not read yet.
   [[nodiscard]] std::uint64_t waiting_early_bytes() const;
@@ -205,6 +211,9 @@ class KvStore {
   KvBook book_;
   PartialPages partial_pages_;
   TokenCache token_cache_;
+  bool device_cache_ = false;
+  std::vector<bool> written_;  // by host block
+  std::vector<std::int32_t> written_host_blocks_;
   Buffer k_;
   Buffer v_;
   Buffer partial_k_;
@@ -217,9 +226,9 @@ class KvStore {
   std::vector<Copy> copies_;
   KvMoves moves_;
   EarlyBlocks early_;
-  std::int64_t early_waited_ = 0;  // of its ranges
+  std::int64_t early_held_ = 0;  // of its ranges
   EarlyTokens early_tokens_;
-  std::int64_t early_tokens_waited_ = 0;
+  std::int64_t early_tokens_held_ = 0;
   EarlyUse ended_early_;
   std::vector<TokenRun> runs_;
 };

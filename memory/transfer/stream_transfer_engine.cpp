@@ -69,6 +69,18 @@ Ticket StreamTransferEngine::move_pieces(Lane lane, std::span<const BytePiece> p
   return end(lane, std::move(transfer));
 }
 
+bool StreamTransferEngine::reaches(const std::byte* records, std::size_t bytes) const {
+  return movers_[static_cast<std::size_t>(Lane::kToDevice)]->reaches(records, bytes);
+}
+
+Ticket StreamTransferEngine::bring(const KvGeometry& geometry, const MissingTokens& missing) {
+  if (missing.most == 0) return {};
+  LaneState& lane = at(Lane::kToDevice);
+  Transfer transfer = begin(lane, "chosen tokens", {});
+  movers_[static_cast<std::size_t>(Lane::kToDevice)]->bring(geometry, missing, *lane.stream);
+  return end(Lane::kToDevice, std::move(transfer));
+}
+
 const StreamTransferEngine::Transfer* StreamTransferEngine::find(Ticket ticket) const {
   const LaneState& lane = at(lane_of(ticket));
   const std::uint64_t later = lane.submitted - (ticket.value >> 1);

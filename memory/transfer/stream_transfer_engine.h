@@ -28,6 +28,8 @@ class StreamTransferEngine final : public TransferEngine {
   [[nodiscard]] Ticket move_bytes(Lane lane, std::byte* to, const std::byte* from,
                                   std::size_t bytes) override;
   [[nodiscard]] Ticket move_pieces(Lane lane, std::span<const BytePiece> pieces) override;
+  [[nodiscard]] bool reaches(const std::byte* records, std::size_t bytes) const override;
+  [[nodiscard]] Ticket bring(const KvGeometry& geometry, const MissingTokens& missing) override;
   void hold(Ticket ticket) override;
   void wait(Ticket ticket) override;
   [[nodiscard]] bool done(Ticket ticket) const override;

@@ -10,6 +10,7 @@
 #include <cstdint>
 #include <span>
 
+#include "base/error.h"
 #include "base/trace.h"
 #include "memory/transfer/link.h"
 
@@ -44,6 +45,18 @@ class TransferEngine {
   // Several of them as one transfer (layer inputs). The pieces are copied; they need not outlive
   // the call.
   [[nodiscard]] virtual Ticket move_pieces(Lane lane, std::span<const BytePiece> pieces) = 0;
+
+  // Whether bring() can read these records of the host.
+  [[nodiscard]] virtual bool reaches(const std::byte* /*records*/, std::size_t /*bytes*/) const {
+    return false;
+  }
+  // Brings tokens that work of the compute stream names; only where reaches() is true. The host
+  // does not learn how many, so that stats() has none of their bytes.
+  [[nodiscard]] virtual Ticket bring(const KvGeometry& /*geometry*/,
+                                     const MissingTokens& /*missing*/) {
+    TRIPHASE_CHECK(false, "a link whose lists come from the device");
+    return {};
+  }
 
   // Work that the compute stream gets from now on runs after the ticket's transfer. Throws what
   // made it fail, if that is known by now; else the stream does.

@@ -99,10 +99,40 @@ class Planner {
                                  model_.clusters());
   }
 
-  // What the attention method keeps of every sequence, preempted ones included.
+  // What the attention method keeps of every sequence, preempted ones included, and what the device
+  // looks chosen tokens up with.
   [[nodiscard]] std::uint64_t selection(std::int64_t batch) const {
     if (!options_.attention.sparse()) return 0;
-    return method()->state_bytes(batch + waiting(batch), context_, !machine_.gpu.has_value());
+    const std::optional<ResolverShape> lookup = resolver_shape(batch);
+    return method()->state_bytes(batch + waiting(batch), context_, !machine_.gpu.has_value()) +
+           (lookup ? resolver_costs(*lookup).fixed : 0);
+  }
+
+  // Nothing where the host must know what is chosen: blocks that may be recomputed are brought
+  // otherwise.
+  [[nodiscard]] std::optional<ResolverShape> resolver_shape(std::int64_t batch) const {
+    const bool on_host = plan_.placement.host_tier && plan_.kv.input_width == 0;
+    if (!machine_.gpu || !options_.attention.sparse() || !on_host) return std::nullopt;
+    const std::unique_ptr<AttentionMethod> chooser = method();
+    if (!chooser->chooses_rows() || !chooser->fetches_tokens()) return std::nullopt;
+    const BatchLimits limits = limits_for(batch);
+    // A list may be a few tokens shorter where the context is longer: a page has begun.
+    constexpr std::int64_t kUneven = 256;
+    std::int64_t longest = 1;
+    for (std::int64_t context = std::max<std::int64_t>(1, context_ - kUneven); context <= context_;
+         ++context) {
+      longest = std::max(longest, std::min(context, chooser->list_tokens(context)));
+    }
+    return ResolverShape{
+        .layers = plan_.kv.layers,
+        .lists = chooser->lists(),
+        .block_tokens = plan_.kv.block_tokens,
+        .rows = limits.segments,
+        .batch_rows = limits.rows,
+        .row_blocks = (context_ + plan_.kv.block_tokens - 1) / plan_.kv.block_tokens,
+        .list_tokens = longest,
+        .early = chooser->chooses_early(),
+        .quantized = plan_.kv.quantized()};
   }
 
   // Sequences that vLLM's policy swaps out keep what is not in pages: as many again may wait.
@@ -253,6 +283,12 @@ class Planner {
       host.budget = plan_.host_budget - std::min(plan_.host_budget, taken);
       host.chosen_share = chosen_share();
       host.token_cache = options_.machine.token_cache;
+      if (const std::optional<ResolverShape> lookup = resolver_shape(1)) {
+        const ResolverCosts costs = resolver_costs(*lookup);
+        host.block_lookup = costs.host_block;
+        host.cached_block_lookup =
+            costs.hot_row * static_cast<std::uint64_t>(plan_.kv.block_tokens);
+      }
       host.input_block_bytes =
           KvStore::input_bytes(plan_.kv) * static_cast<std::uint64_t>(plan_.kv.layers);
     }
@@ -260,6 +296,7 @@ class Planner {
     plan_.placement.streamed_layers = plan_.memory.streamed_layers;
     plan_.limits = limits_for(plan_.memory.batch_size);
     plan_.selection = selection(plan_.memory.batch_size);
+    choose_resolver();
     plan_.kv.host_attention = plan_.kv.host_attention && plan_.memory.host_blocks > 0;
     plan_.host_scratch = host_scratch(plan_.memory.batch_size);
     // Nothing can leave the device: Phase I to the end. Reserving at admission then decides the
@@ -269,6 +306,17 @@ class Planner {
     }
     plan_.places = placement_limits(request, plan_.memory, plan_.prefill_chunk);
     plan_.longest_line = longest_request(*plan_.policy, request, plan_.memory, plan_.places);
+  }
+
+  void choose_resolver() {
+    const MemoryPlan& memory = plan_.memory;
+    plan_.resolver = resolver_shape(memory.batch_size);
+    if (memory.host_blocks == 0) plan_.resolver.reset();
+    if (!plan_.resolver) return;
+    const std::int64_t block = plan_.kv.block_tokens;
+    plan_.resolver->host_blocks = memory.host_blocks;
+    plan_.resolver->hot_rows = memory.cache_pages / plan_.kv.layers * block;
+    plan_.resolver->first_hot_slot = (memory.kv_pages + memory.staging_pages) * block;
   }
 
   const RunOptions& options_;
@@ -369,6 +417,7 @@ LoadedModel::LoadedModel(std::shared_ptr<LoadedWeights> loaded, const ModelBundl
       transfers(plan.memory.host_blocks > 0 || plan.placement.streamed_layers > 0
                     ? backend.make_transfers(options.machine.emulated_link)
                     : nullptr),
+      lookup_memory(pool, MemoryTag::kSelection),
       decoder(model.config, *shared->weights, backend.ops(), backend.threads().threads(),
               plan.limits, pool, transfers.get()),
       kv(plan.kv,
@@ -388,6 +437,11 @@ LoadedModel::LoadedModel(std::shared_ptr<LoadedWeights> loaded, const ModelBundl
   decoder.set_layer_inputs(plan.input_tokens, backend.input_ops(), pool);
   if (plan.kv.host_attention) {
     decoder.set_host_attention(plan.memory.batch_size, backend.host_ops(), host_pool);
+  }
+  if (plan.resolver && transfers->reaches(kv.geometry().host, plan.memory.host_kv)) {
+    resolver = backend.make_resolver(*plan.resolver, lookup_memory);
+    decoder.set_resolver(resolver.get());
+    kv.give_cache_to_device();
   }
   decoder.zigzag().set_batch(plan.placement.gpu_batch);
   decoder.set_prefetch(plan.placement.overlap);

@@ -9,6 +9,8 @@
 #include <optional>
 #include <string>
 
+#include "kernels/kv_resolver.h"
+#include "kernels/sizing/resolver_memory.h"
 #include "memory/host_device.h"
 #include "memory/kv/kv_store.h"
 #include "memory/memory_pool.h"
@@ -36,7 +38,9 @@ struct RunPlan {
   std::uint64_t host_scratch = 0;  // bytes of attention's buffers on the host
   std::shared_ptr<const PlacementPolicy> policy;
   StaticPlacement placement;
-  std::uint64_t selection = 0;    // of the scratch: what the attention method keeps to choose by
+  std::uint64_t selection = 0;  // of the scratch: what the attention method keeps to choose by
+  // Of what looks chosen tokens up on the device; nothing: the host does, or nothing is chosen.
+  std::optional<ResolverShape> resolver;
   std::int64_t input_tokens = 0;  // leading ones whose K and V come from INT8 layer inputs
   PlacementLimits places;         // what the policy has to work with
 };
@@ -82,6 +86,8 @@ struct LoadedModel {
   MemoryPool& pool;
   MemoryPool& host_pool;
   std::unique_ptr<TransferEngine> transfers;  // null: nothing is on the host
+  PoolDevice lookup_memory;
+  std::unique_ptr<KvResolver> resolver;  // null: the host looks chosen tokens up
   DecoderModel decoder;
   KvStore kv;
 };

@@ -16,11 +16,12 @@ void fill_attention(const AttentionRunner& runner, DType kv_dtype, AttentionUse&
   }
 }
 
-MovedBytes moved_bytes(const LoadedModel& loaded, const PlacementStats& placement) {
-  const HostReads::Bytes& read = loaded.decoder.kv_step().reads().bytes();
+MovedBytes moved_bytes(const LoadedModel& loaded, const PlacementStats& placement,
+                       const KvStep::BytesRead& reads) {
+  const HostReads::Bytes& read = reads.all;
   const HostAttention* host = loaded.decoder.host_attention();
   const KvStore::EarlyUse early = loaded.kv.early_use();
-  return {.to_device = loaded.transfers->stats(Lane::kToDevice).bytes,
+  return {.to_device = loaded.transfers->stats(Lane::kToDevice).bytes + reads.named_by_device,
           .to_host = loaded.transfers->stats(Lane::kToHost).bytes,
           .by_kind = {.weights = loaded.decoder.weight_stream().brought_bytes(),
                       .kv_reloads =
@@ -66,7 +67,8 @@ void add_device_memory(const LoadedModel& loaded, const RunPlan& plan, std::uint
   add(MemoryTag::kActivations, plan.memory.scratch - workspace - cluster_bytes - plan.selection,
       pool.use(MemoryTag::kActivations).peak);
   if (plan.selection > 0) {
-    add(MemoryTag::kSelection, plan.selection, pool.use(MemoryTag::kSelection).peak);
+    add(MemoryTag::kSelection, plan.selection + plan.memory.lookup,
+        pool.use(MemoryTag::kSelection).peak);
   }
   if (cluster_bytes > 0) {
     memory.push_back({std::string(memory_tier_name(MemoryTier::kDevice)), "clusters", cluster_bytes,
@@ -126,9 +128,9 @@ void fill_run_numbers(const Engine& engine, const LoadedModel& loaded, const Run
   if (loaded.transfers) {
     // What is on its way still (the next step's weights) counts, as it does in a trace.
     loaded.transfers->drain();
-    summary.moved = moved_bytes(loaded, placement);
-    const HostReads::Bytes& read = loaded.decoder.kv_step().reads().bytes();
-    summary.token_cache = {plan.memory.cache, read.chosen, read.cached};
+    const KvStep::BytesRead read = loaded.decoder.kv_step().bytes_read();
+    summary.moved = moved_bytes(loaded, placement, read);
+    summary.token_cache = {plan.memory.cache, read.all.chosen, read.all.cached};
   }
   if (const HostAttention* host = loaded.decoder.host_attention()) {
     const HostAttention::Use& use = host->use();

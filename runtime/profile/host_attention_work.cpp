@@ -77,7 +77,7 @@ void HostAttentionWork::begin(double x, double y) {
                      .first_position = tokens - 1,
                      .decode = true});
   }
-  step_.begin(store_, rows_, windows_, nullptr);
+  step_.begin(store_, rows_, windows_, nullptr, rig_.backend().stream());
 }
 
 void HostAttentionWork::run() {

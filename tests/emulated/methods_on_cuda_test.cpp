@@ -97,7 +97,7 @@ Decoded run_method(const Machine& machine, const AttentionOptions& options, DTyp
     const ConstMatrix queries{q.data(), DType::kF32, kTokens, kColumns, kColumns};
     const ConstMatrix values{v.data(), DType::kF32, kTokens, kValueColumns, kValueColumns};
     static_cast<void>(runner.choose(LayerId(0), segments, sequences, queries, values, cache.view(),
-                                    kScale, false, machine.stream));
+                                    kScale, {}, machine.stream));
     runner.attend(LayerId(0), segments, sequences, no_slots, queries, cache.view(), kScale,
                   {out.data(), DType::kF32, kTokens, kColumns, kColumns}, machine.ops,
                   {workspace.data(), workspace.bytes()}, machine.stream);

@@ -79,7 +79,7 @@ class EarlyTokensOfStep : public testing::TestWithParam<std::tuple<AttentionKind
     cache_of(model).check();
     model.kv().book().check();
     EXPECT_FALSE(model.kv().moving());
-    const HostReads::Bytes& read = model.model().kv_step().reads().bytes();
+    const HostReads::Bytes read = model.model().kv_step().bytes_read().all;
     EXPECT_EQ(read.blocks + read.tokens +
                   model.engine().placement().stats().reloaded_blocks *
                       KvStore::host_block_bytes(model.kv().shape()),
@@ -104,7 +104,7 @@ TEST_P(EarlyTokensOfStep, ComeOnceWhetherEarlyOrNot) {
       const KvStore::EarlyUse use = model.kv().early_use();
       EXPECT_EQ(use.brought > 0, prefetch && layers > 1) << "the last layer has chosen too late";
       EXPECT_EQ(use.unused, 0U);
-      const HostReads::Bytes& read = model.model().kv_step().reads().bytes();
+      const HostReads::Bytes read = model.model().kv_step().bytes_read().all;
       EXPECT_EQ(read.chosen, read.cached + read.tokens) << "what came early is no hit";
     }
     EXPECT_EQ(moved[0], moved[1]);
@@ -127,11 +127,11 @@ TEST_P(EarlyTokensOfStep, AreUnderWayWhenTheStepEnds) {
     EXPECT_EQ(waiting > 0, ranges > 0);
     EXPECT_LE(ranges, 2);
     if (ranges > 0) ++steps;
-    const std::uint64_t read = model.model().kv_step().reads().bytes().tokens;
+    const std::uint64_t read = model.model().kv_step().bytes_read().all.tokens;
     static_cast<void>(model.engine().step());
     EXPECT_LE(waiting, model.kv().early_use().brought - model.kv().waiting_early_bytes())
         << "all of it has been read";
-    EXPECT_GE(model.model().kv_step().reads().bytes().tokens, read);
+    EXPECT_GE(model.model().kv_step().bytes_read().all.tokens, read);
   }
   EXPECT_GT(steps, 0);
   EXPECT_TRUE(model.kv().early_tokens().empty()) << "no line goes on after its last step";

@@ -118,7 +118,7 @@ TEST_P(Recompute, NeverChangesTheAnswer) {
         third += model.engine().stats().phases[2].steps;
         // What is recomputed came once before: its codes, and scales of the tokens between as well.
         const LayerInputs::Use& use = model.model().layer_inputs()->use();
-        const std::uint64_t brought = model.model().kv_step().reads().bytes().inputs;
+        const std::uint64_t brought = model.model().kv_step().bytes_read().all.inputs;
         const auto width = static_cast<std::uint64_t>(GetParam().config.hidden_size);
         if (kind == AttentionKind::kDense) {
           EXPECT_EQ(brought, use.recomputed_tokens * (width + sizeof(float)));
@@ -172,7 +172,7 @@ TEST(RecomputeTokens, OnlyChosenTokensAreBrought) {
           .p1 = 0, .p2 = 0, .alpha = 0.9, .beta = 1.0, .window_tokens = 4, .input_tokens = 64});
       TinyModel model(options, variants()[0].config);
       const auto width = static_cast<std::uint64_t>(variants()[0].config.hidden_size);
-      const auto brought = [&] { return model.model().kv_step().reads().bytes().inputs; };
+      const auto brought = [&] { return model.model().kv_step().bytes_read().all.inputs; };
       const SequenceId sequence(0);
       std::mt19937 random(5);
       model.engine().submit(request(0, random_tokens(random, 70), 40));

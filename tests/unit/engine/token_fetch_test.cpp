@@ -163,7 +163,7 @@ TEST_P(TokenFetch, BringsTheChosenTokensAndNothingElse) {
   });
   EXPECT_GT(chosen, 0U) << "nothing was on the host";
   EXPECT_LT(chosen, whole / 2);
-  const HostReads::Bytes& bytes = model.model().kv_step().reads().bytes();
+  const HostReads::Bytes bytes = model.model().kv_step().bytes_read().all;
   EXPECT_EQ(bytes.blocks + bytes.tokens, to_device(model));
   // The prompt came in one piece.
   EXPECT_EQ(bytes.blocks, looked_into);
@@ -181,7 +181,7 @@ TEST_P(TokenFetch, WhatIsInTheCacheDoesNotCrossAgain) {
     for (const Cell& cell : seen.chosen) fresh += cached.insert(cell).second;
     EXPECT_EQ(seen.brought, fresh * cell_bytes(model) + seen.whole);
   });
-  const HostReads::Bytes& bytes = model.model().kv_step().reads().bytes();
+  const HostReads::Bytes bytes = model.model().kv_step().bytes_read().all;
   EXPECT_EQ(bytes.tokens + bytes.cached, bytes.chosen);
   EXPECT_GT(bytes.cached, bytes.chosen / 4);
 }
@@ -199,7 +199,7 @@ TEST_P(TokenFetch, ASmallCacheDoesNotThrash) {
     for (const Cell& cell : seen.chosen) again += last.contains(cell) ? cell_bytes(model) : 0;
     last = seen.chosen;
   });
-  const HostReads::Bytes& bytes = model.model().kv_step().reads().bytes();
+  const HostReads::Bytes bytes = model.model().kv_step().bytes_read().all;
   EXPECT_EQ(bytes.tokens + bytes.cached, bytes.chosen);
   EXPECT_GT(bytes.cached, again / 4);
 }
@@ -222,7 +222,7 @@ TEST(TokenFetchShared, ATokenThatTwoSequencesChooseCrossesOnce) {
     static_cast<void>(run_all(model.engine(), requests));
     const PlacementStats& stats = model.engine().placement().stats();
     ASSERT_EQ(stats.shared_prompt_tokens > 0, lines == 2);
-    bytes[lines - 1] = model.model().kv_step().reads().bytes().tokens;
+    bytes[lines - 1] = model.model().kv_step().bytes_read().all.tokens;
   }
   EXPECT_GT(bytes[0], 0U);
   EXPECT_LT(bytes[1], 2 * bytes[0]);

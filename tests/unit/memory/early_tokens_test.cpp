@@ -126,7 +126,7 @@ TEST_F(EarlyTokensOfStore, AreFoundByTheNextStepAndThereOnceWaitedFor) {
   hit = cache.look_up(kLayer, 0, key_, kOffset);
   EXPECT_EQ(hit.slot, slot_);
   EXPECT_FALSE(hit.early) << "counted once";
-  store_.wait_for_early_tokens(store_.early_tokens().ranges_of(kLayer));
+  store_.hold_early_tokens(store_.early_tokens().ranges_of(kLayer));
   EXPECT_EQ(arrived(), std::byte{0x5a});
   store_.end_early_tokens();
   EXPECT_TRUE(store_.early_tokens().empty());
@@ -156,12 +156,12 @@ TEST_F(EarlyTokensOfStore, ThatNeverCameAreNotFound) {
   TokenCache& cache = store_.token_cache(1);
   cache.begin_step();
   EXPECT_EQ(cache.find(kLayer, 0, key_, kOffset), slot_);
-  EXPECT_THROW(store_.wait_for_early_tokens(1), Error);
+  EXPECT_THROW(store_.hold_early_tokens(1), Error);
   EXPECT_EQ(cache.find(kLayer, 0, key_, kOffset), TokenCache::kNone);
   EXPECT_TRUE(store_.early_tokens().empty());
   EXPECT_EQ(cache.early(), 0);
   cache.check();
-  EXPECT_NO_THROW(store_.wait_for_early_tokens(1)) << "said once";
+  EXPECT_NO_THROW(store_.hold_early_tokens(1)) << "said once";
 }
 
 TEST_F(EarlyTokensOfStore, AreGivenUpWithTheJob) {

@@ -132,6 +132,35 @@ TEST(PlanMemory, ChosenTokensGetACache) {
   EXPECT_LE(plan.total(), wanted.budget);
 }
 
+TEST(PlanMemory, LookingTokensUpIsPaidForHostBlocksAndCachedOnes) {
+  MemoryRequest wanted = request();
+  wanted.batch_size = 10;
+  wanted.host = MemoryRequest::Host{.budget = 100'000, .chosen_share = 1.0};
+  wanted.budget = 6'500;
+  const MemoryPlan without = plan_memory(wanted);
+  EXPECT_EQ(without.lookup, 0u);
+  wanted.host->block_lookup = 5;
+  wanted.host->cached_block_lookup = 20;
+  MemoryPlan plan = plan_memory(wanted);
+  EXPECT_EQ(plan.host_blocks, without.host_blocks);
+  EXPECT_EQ(plan.lookup,
+            static_cast<std::uint64_t>(plan.host_blocks * 5 + plan.cache_pages / 2 * 20));
+  EXPECT_LT(plan.kv_pages + plan.staging_pages + plan.cache_pages,
+            without.kv_pages + without.staging_pages + without.cache_pages);
+  EXPECT_LE(plan.total(), wanted.budget);
+  // What the user gives the cache is for tokens alone.
+  wanted.host->token_cache = 300;
+  plan = plan_memory(wanted);
+  EXPECT_EQ(plan.cache, 300u);
+  EXPECT_EQ(plan.lookup, static_cast<std::uint64_t>(plan.host_blocks * 5 + 3 * 20));
+  EXPECT_LE(plan.total(), wanted.budget);
+  // It leaves most of the room for blocks.
+  wanted.host->block_lookup = 100;
+  plan = plan_memory(wanted);
+  EXPECT_EQ(plan.host_blocks, (6'500 - 5'000) / 2 / 100);
+  EXPECT_LE(plan.total(), wanted.budget);
+}
+
 TEST(PlanMemory, TransposedKArePaidForBlocksAtHomeAndOnTheHost) {
   MemoryRequest wanted = request();
   wanted.batch_size = 10;

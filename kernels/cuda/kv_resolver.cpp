@@ -1,0 +1,220 @@
+#include "kernels/cuda/kv_resolver.h"
+
+#include <algorithm>
+#include <array>
+#include <utility>
+#include <vector>
+
+#include "base/error.h"
+#include "kernels/cuda/resolve.h"
+
+namespace triphase::cuda {
+namespace {
+
+// Memory of a device, for as long as its owner lives.
+class Block {
+ public:
+  Block(Device& device, std::int64_t bytes)
+      : device_(&device),
+        bytes_(static_cast<std::size_t>(bytes)),
+        data_(static_cast<std::byte*>(device.allocate(bytes_))) {}
+  ~Block() { device_->release(data_, bytes_); }
+  Block(const Block&) = delete;
+  Block& operator=(const Block&) = delete;
+
+  template <class T>
+  [[nodiscard]] T* at(std::int64_t offset) const {
+    return reinterpret_cast<T*>(data_ + offset);
+  }
+
+ private:
+  Device* device_;
+  std::size_t bytes_;
+  std::byte* data_;
+};
+
+class CudaKvResolver final : public KvResolver {
+ public:
+  CudaKvResolver(const ResolverShape& shape, Device& device, Device& host,
+                 std::function<StreamHandle(Stream&)> stream_handle, Stream& stream)
+      : shape_(shape),
+        layout_(resolver_layout(shape)),
+        device_(&device),
+        stream_handle_(std::move(stream_handle)),
+        memory_(device, layout_.bytes),
+        words_(host, kHalves * resolver_table_words(shape) * std::int64_t{sizeof(std::int32_t)}),
+        totals_(host, totals_bytes()) {
+    for (Half& half : halves_) half.sent = device.make_event();
+    const auto fill = [&](std::int64_t begin, std::int64_t end, std::int32_t value) {
+      fill_words(memory_.at<std::int32_t>(begin),
+                 (end - begin) / std::int64_t{sizeof(std::int32_t)}, value, stream_handle_(stream));
+    };
+    fill(layout_.map, layout_.stamps, -1);  // of the owners too
+    fill(layout_.stamps, layout_.tables, 0);
+  }
+
+  [[nodiscard]] std::int64_t units() const override { return shape_.units(); }
+
+  SegmentTables begin_step(const BlockTables& tables, std::span<const std::int32_t> changed,
+                           Stream& stream) override {
+    const std::int64_t entries = tables.rows * tables.row_blocks;
+    TRIPHASE_CHECK(tables.rows <= shape_.rows && tables.row_blocks <= shape_.row_blocks &&
+                       std::ssize(tables.slots) <= shape_.batch_rows &&
+                       std::ssize(changed) <= shape_.host_blocks &&
+                       std::ssize(tables.pages) == entries &&
+                       std::ssize(tables.host_blocks) == entries &&
+                       std::ssize(tables.scale_pages) == (shape_.quantized ? entries : 0) &&
+                       std::ssize(tables.lengths) == tables.rows,
+                   "block tables within the shape");
+    ++step_;
+    Half& half = halves_[static_cast<std::size_t>(step_ % kHalves)];
+    if (!half.sent->done()) half.sent->synchronize();
+    const std::int64_t half_words = resolver_table_words(shape_);
+    std::int32_t* host = words_.at<std::int32_t>(0) + step_ % kHalves * half_words;
+    auto* device = memory_.at<std::int32_t>(layout_.tables);
+    std::int64_t used = 0;
+    const auto put = [&](std::span<const std::int32_t> values) -> const std::int32_t* {
+      std::ranges::copy(values, host + used);
+      return device + std::exchange(used, used + std::ssize(values));
+    };
+    SegmentTables sent;
+    sent.max_pages = tables.row_blocks;
+    sent.pages = put(tables.pages);
+    host_blocks_ = put(tables.host_blocks);
+    sent.scale_pages = shape_.quantized ? put(tables.scale_pages) : nullptr;
+    sent.lengths = put(tables.lengths);
+    sent.slots = tables.slots.empty() ? nullptr : put(tables.slots);
+    const std::int32_t* changed_blocks = put(changed);
+    device_->copy(device, host, static_cast<std::size_t>(used) * sizeof(std::int32_t), stream);
+    half.sent->record(stream);
+    tables_ = sent;
+    if (shape_.hot_rows > 0 && !changed.empty()) {
+      forget_host_blocks(changed_blocks, static_cast<int>(changed.size()),
+                         static_cast<int>(shape_.layers), static_cast<int>(shape_.lists),
+                         shape_.host_tokens(), static_cast<int>(shape_.block_tokens),
+                         books(LayerId(0)), stream_handle_(stream));
+    }
+    return sent;
+  }
+
+  [[nodiscard]] Resolved resolve(const ResolveCall& call, Stream& stream) override {
+    const Selection& lists = call.lists;
+    const std::int64_t entries = lists.rows * lists.lists * lists.capacity;
+    TRIPHASE_CHECK(lists.lists == shape_.lists && entries > 0 && entries <= shape_.list_entries() &&
+                       call.first_row + lists.rows <= shape_.rows && call.unit >= 0 &&
+                       call.unit < shape_.units(),
+                   "lists within the shape");
+    const std::int64_t unit = layout_.units + call.unit * layout_.unit_bytes;
+    const auto words = [&](std::int64_t offset) { return memory_.at<std::int32_t>(unit + offset); };
+    const std::int64_t first_block = call.first_row * tables_.max_pages;
+    ResolveArgs args;
+    args.tokens = lists.tokens;
+    args.counts = lists.counts;
+    args.rows = static_cast<int>(lists.rows);
+    args.lists = static_cast<int>(lists.lists);
+    args.capacity = static_cast<int>(lists.capacity);
+    args.pages = tables_.pages + first_block;
+    args.host_blocks = host_blocks_ + first_block;
+    args.lengths = tables_.lengths + call.first_row;
+    args.max_blocks = static_cast<int>(tables_.max_pages);
+    args.page_tokens = static_cast<int>(shape_.block_tokens);
+    args.own_block_apart = shape_.quantized;
+    args.layer = call.layer.value;
+    args.hot = books(call.layer);
+    args.host_tokens = shape_.host_tokens();
+    args.first_record = call.layer.value * shape_.host_tokens();
+    args.first_hot_slot =
+        static_cast<int>(shape_.first_hot_slot + call.layer.value * shape_.hot_rows);
+    args.first_spare_slot = static_cast<int>(call.first_spare_slot);
+    args.spare_slots = static_cast<int>(call.spare_slots);
+    args.step = static_cast<int>(step_);
+    args.claims = memory_.at<unsigned>(layout_.claims);
+    args.hits = memory_.at<unsigned>(layout_.hits);
+    args.seen = memory_.at<unsigned>(layout_.seen);
+    args.ranks = memory_.at<std::int32_t>(layout_.ranks);
+    args.victims = memory_.at<std::int32_t>(layout_.victims);
+    args.found = memory_.at<FoundTokens>(layout_.found);
+    args.totals = memory_.at<std::int64_t>(layout_.totals);
+    args.slots = words(layout_.slots);
+    if (shape_.early) {
+      args.kept_tokens = words(layout_.kept_tokens);
+      args.kept_counts = words(layout_.kept_counts);
+    }
+    args.missing_slots = words(layout_.missing_slots);
+    args.missing_records = words(layout_.missing_records);
+    if (shape_.lists > 1) {
+      args.missing_heads = words(layout_.missing_heads);
+      args.missing_widths = words(layout_.missing_widths);
+    }
+    args.missing_count = words(layout_.missing_count);
+    resolve_tokens(args, stream_handle_(stream));
+
+    Resolved resolved{.lists = lists,
+                      .missing = {.slots = args.missing_slots,
+                                  .records = args.missing_records,
+                                  .first_heads = args.missing_heads,
+                                  .head_counts = args.missing_widths,
+                                  .count = args.missing_count,
+                                  .most = entries}};
+    resolved.lists.slots = args.slots;
+    if (!shape_.early) return resolved;
+    resolved.lists.tokens = args.kept_tokens;
+    resolved.lists.counts = args.kept_counts;
+    return resolved;
+  }
+
+  [[nodiscard]] ResolveCounts counts(Stream& stream) override {
+    auto* totals = totals_.at<std::int64_t>(0);
+    device_->copy(totals, memory_.at<std::byte>(layout_.totals),
+                  static_cast<std::size_t>(totals_bytes()), stream);
+    stream.synchronize();
+    ResolveCounts counts;
+    for (std::int64_t list = 0; list < shape_.lists; ++list, totals += kTotals) {
+      counts.chosen += totals[0];
+      counts.cached += totals[1];
+      counts.brought += totals[2];
+    }
+    return counts;
+  }
+
+ private:
+  static constexpr std::int64_t kHalves = 2;  // of the pinned words: one is filled, one on its way
+  static constexpr std::int64_t kTotals = 3;
+  struct Half {
+    std::unique_ptr<Event> sent;
+  };
+
+  [[nodiscard]] std::int64_t totals_bytes() const {
+    return shape_.lists * kTotals * std::int64_t{sizeof(std::int64_t)};
+  }
+  [[nodiscard]] HotRowBooks books(LayerId layer) const {
+    if (shape_.hot_rows == 0) return {};
+    const std::int64_t set = layer.value * shape_.lists;
+    return {.map = memory_.at<std::int32_t>(layout_.map) + set * shape_.host_tokens(),
+            .owners = memory_.at<std::int32_t>(layout_.owners) + set * shape_.hot_rows,
+            .stamps = memory_.at<std::int32_t>(layout_.stamps) + set * shape_.hot_rows,
+            .rows = static_cast<int>(shape_.hot_rows)};
+  }
+
+  ResolverShape shape_;
+  ResolverLayout layout_;
+  Device* device_;
+  std::function<StreamHandle(Stream&)> stream_handle_;
+  Block memory_;
+  Block words_;   // on the host
+  Block totals_;  // on the host
+  std::array<Half, kHalves> halves_;
+  std::int64_t step_ = 0;
+  SegmentTables tables_;
+  const std::int32_t* host_blocks_ = nullptr;
+};
+
+}  // namespace
+
+std::unique_ptr<KvResolver> make_cuda_kv_resolver(
+    const ResolverShape& shape, Device& device, Device& host,
+    std::function<StreamHandle(Stream&)> stream_handle, Stream& stream) {
+  return std::make_unique<CudaKvResolver>(shape, device, host, std::move(stream_handle), stream);
+}
+
+}  // namespace triphase::cuda

@@ -1,0 +1,68 @@
+#pragma once
+
+// Where the tokens that attention methods choose lie: in a page of the device, in a hot row (a slot
+// of the token cache), or on the host. Looked up on the device, so that the host neither reads the
+// choice nor waits for it. What is on the host gets a hot row, in place of the token that was
+// chosen longest ago, or a spare slot that serves one choice alone. Memory: kernels/sizing. One
+// thread.
+
+#include <cstdint>
+#include <span>
+
+#include "base/ids.h"
+#include "kernels/kv_records.h"
+#include "kernels/ops.h"
+
+namespace triphase {
+
+// A step's block tables, in host memory; `row_blocks` entries for each row.
+struct BlockTables {
+  std::int64_t rows = 0;
+  std::int64_t row_blocks = 0;
+  std::span<const std::int32_t> pages;        // in layer 0; -1: not on the device
+  std::span<const std::int32_t> host_blocks;  // -1: not on the host
+  std::span<const std::int32_t> scale_pages;  // INT8: the same in every layer
+  std::span<const std::int32_t> lengths;      // by row: tokens of its context
+  std::span<const std::int32_t> slots;        // where new tokens go in layer 0; not INT8
+};
+
+struct ResolveCall {
+  LayerId layer;
+  std::int64_t first_row = 0;  // of the tables: that of the choice's first row, the others follow
+  Selection lists;
+  std::int64_t first_spare_slot = 0;
+  std::int64_t spare_slots = 0;  // as many as all rows together may choose on the host
+  // Whose results it is: they stay until the same one is used again.
+  std::int64_t unit = 0;
+};
+
+// Summed over all calls, in parts of tokens (one per list).
+struct ResolveCounts {
+  std::int64_t chosen = 0;   // of tokens on the host
+  std::int64_t cached = 0;   // of these, in hot rows already
+  std::int64_t brought = 0;  // the others, each once
+};
+
+class KvResolver {
+ public:
+  virtual ~KvResolver() = default;
+
+  // Units whose results can exist side by side.
+  [[nodiscard]] virtual std::int64_t units() const = 0;
+
+  // A step begins: its tables, on the device until the next one begins. `changed`: host blocks
+  // whose content is another than in the step before.
+  virtual SegmentTables begin_step(const BlockTables& tables, std::span<const std::int32_t> changed,
+                                   Stream& stream) = 0;
+
+  struct Resolved {
+    Selection lists;        // with slots; alpha as in the call
+    MissingTokens missing;  // to be brought before the lists are attended
+  };
+  [[nodiscard]] virtual Resolved resolve(const ResolveCall& call, Stream& stream) = 0;
+
+  // Waits for the stream.
+  [[nodiscard]] virtual ResolveCounts counts(Stream& stream) = 0;
+};
+
+}  // namespace triphase

@@ -1,0 +1,78 @@
+#include "kernels/sizing/resolver_memory.h"
+
+#include "kernels/sizing/cuda_workspace.h"
+
+namespace triphase {
+namespace {
+
+constexpr std::int64_t kWord = 4;
+
+class Regions {
+ public:
+  std::int64_t take(std::int64_t bytes) {
+    const std::int64_t at = next_;
+    next_ += cuda_region_bytes(bytes);
+    return at;
+  }
+  [[nodiscard]] std::int64_t bytes() const { return next_; }
+
+ private:
+  std::int64_t next_ = 0;
+};
+
+}  // namespace
+
+std::int64_t resolver_table_words(const ResolverShape& shape) {
+  const std::int64_t tables = shape.quantized ? 3 : 2;
+  return shape.rows * (tables * shape.row_blocks + 1) + (shape.quantized ? 0 : shape.batch_rows) +
+         shape.host_blocks;
+}
+
+ResolverLayout resolver_layout(const ResolverShape& shape) {
+  ResolverLayout layout;
+  Regions all;
+  const std::int64_t sets = shape.layers * shape.lists;
+  layout.map = all.take(shape.hot_rows > 0 ? sets * shape.host_tokens() * kWord : 0);
+  layout.owners = all.take(sets * shape.hot_rows * kWord);
+  layout.stamps = all.take(sets * shape.hot_rows * kWord);
+  layout.claims = all.take(shape.lists * shape.host_words() * kWord);
+  layout.seen = all.take(shape.lists * shape.host_words() * kWord);
+  layout.ranks = all.take(shape.lists * shape.host_words() * kWord);
+  layout.hits = all.take(shape.lists * shape.hot_words() * kWord);
+  layout.victims = all.take(shape.lists * shape.hot_rows * kWord);
+  layout.found = all.take(shape.lists * 4 * kWord);
+  layout.totals = all.take(shape.lists * 3 * 2 * kWord);
+  layout.tables = all.take(resolver_table_words(shape) * kWord);
+
+  Regions unit;
+  const std::int64_t entries = shape.list_entries() * kWord;
+  layout.slots = unit.take(entries);
+  layout.kept_tokens = unit.take(shape.early ? entries : 0);
+  layout.kept_counts = unit.take(shape.early ? shape.rows * shape.lists * kWord : 0);
+  layout.missing_slots = unit.take(entries);
+  layout.missing_records = unit.take(entries);
+  layout.missing_heads = unit.take(shape.lists > 1 ? entries : 0);
+  layout.missing_widths = unit.take(shape.lists > 1 ? entries : 0);
+  layout.missing_count = unit.take(kWord);
+  layout.unit_bytes = unit.bytes();
+  layout.units = all.take(shape.units() * layout.unit_bytes);
+  layout.bytes = all.bytes();
+  return layout;
+}
+
+ResolverCosts resolver_costs(ResolverShape shape) {
+  const std::int64_t sets = shape.layers * shape.lists;
+  shape.host_blocks = 0;
+  shape.hot_rows = 0;
+  // Every region that grows may be rounded up, and so may the bits of the last hot rows.
+  constexpr std::int64_t kGrowing = 9;
+  const std::int64_t rounding = kGrowing * kCudaRegionAlignment + shape.lists * kWord;
+  const std::int64_t block =
+      kWord * (sets * shape.block_tokens + 3 * shape.lists * shape.block_tokens / 32 + 1);
+  const std::int64_t row = kWord * (2 * sets + shape.lists) + (kWord * shape.lists + 31) / 32;
+  return {.fixed = static_cast<std::uint64_t>(resolver_layout(shape).bytes + rounding),
+          .host_block = static_cast<std::uint64_t>(block),
+          .hot_row = static_cast<std::uint64_t>(row)};
+}
+
+}  // namespace triphase

@@ -1,0 +1,328 @@
+// Chosen tokens looked up and brought: whatever the order in which streams run, a slot holds the
+// bytes that its token has on the host when compute reads it.
+
+#include "kernels/cuda/kv_resolver.h"
+
+#include <gtest/gtest.h>
+
+#include <algorithm>
+#include <random>
+#include <vector>
+
+#include "kernels/cuda/kv_mover.h"
+#include "memory/memory_pool.h"
+#include "memory/pinned_host.h"
+#include "memory/transfer/stream_transfer_engine.h"
+#include "tests/emulated/emulated_device.h"
+
+namespace triphase::emulated {
+namespace {
+
+constexpr std::int64_t kTokens = 32;  // of a block
+constexpr std::int64_t kHeads = 3;
+constexpr std::int64_t kHeadBytes = 16;
+constexpr std::int64_t kLayers = 2;
+constexpr std::int64_t kHostBlocks = 6;
+constexpr std::int64_t kRows = 3;
+constexpr std::int64_t kRowBlocks = 4;
+constexpr std::int64_t kListTokens = 40;
+constexpr std::int64_t kDevicePages = 2 * kLayers;
+constexpr std::int64_t kSparePages = 8;  // of each unit that is under way
+constexpr std::int64_t kUnits = 2;
+
+struct Case {
+  std::int64_t lists;
+  std::int64_t hot_pages;  // of each layer
+  bool early;
+};
+
+ResolverShape shape_of(const Case& sizes) {
+  return {.layers = kLayers,
+          .lists = sizes.lists,
+          .block_tokens = kTokens,
+          .rows = kRows,
+          .batch_rows = kRows,
+          .row_blocks = kRowBlocks,
+          .list_tokens = kListTokens,
+          .early = sizes.early,
+          .host_blocks = kHostBlocks,
+          .hot_rows = sizes.hot_pages * kTokens,
+          .first_hot_slot = (kDevicePages + kUnits * kSparePages) * kTokens};
+}
+
+// The tables of a step, and the lists of a layer, on the host.
+struct Tables {
+  std::vector<std::int32_t> pages, host_blocks, lengths, slots;
+};
+struct Lists {
+  std::vector<std::int32_t> tokens, counts;
+};
+
+class Rig {
+ public:
+  Rig(const Case& sizes, std::uint64_t schedule)
+      : sizes_(sizes),
+        device_(DeviceSettings{.schedule = schedule}),
+        host_(device_, device_.pinning(), 1),
+        compute_(device_.make_stream()),
+        pool_(device_, MemoryTier::kDevice, 1 << 24),
+        host_pool_(host_, MemoryTier::kHost, 1 << 24),
+        k_(pool_.allocate(cache_bytes(), MemoryTag::kKv)),
+        v_(pool_.allocate(cache_bytes(), MemoryTag::kKv)),
+        records_(
+            host_pool_.allocate(record_bytes() * kLayers * kHostBlocks * kTokens, MemoryTag::kKv)),
+        resolver_(
+            cuda::make_cuda_kv_resolver(shape_of(sizes), device_, host_, stream_handle, *compute_)),
+        transfers_(device_, *compute_, movers()) {
+    for (std::int32_t block = 0; block < kHostBlocks; ++block) write_block(block);
+  }
+
+  void run(int steps) {
+    for (int step = 0; step < steps; ++step) {
+      std::vector<std::int32_t> changed;
+      if (step > 0) changed.push_back(below(kHostBlocks));
+      compute_->synchronize();
+      for (const std::int32_t block : changed) write_block(block);
+      make_tables();
+      const SegmentTables sent = resolver_->begin_step({.rows = kRows,
+                                                        .row_blocks = kRowBlocks,
+                                                        .pages = tables_.pages,
+                                                        .host_blocks = tables_.host_blocks,
+                                                        .lengths = tables_.lengths,
+                                                        .slots = tables_.slots},
+                                                       changed, *compute_);
+      EXPECT_EQ(read(sent.pages, tables_.pages.size()), tables_.pages);
+      EXPECT_EQ(read(sent.lengths, tables_.lengths.size()), tables_.lengths);
+      EXPECT_EQ(read(sent.slots, tables_.slots.size()), tables_.slots);
+      attend_layers();
+    }
+    const ResolveCounts counts = resolver_->counts(*compute_);
+    EXPECT_EQ(counts.chosen, chosen_);
+    EXPECT_EQ(counts.cached > 0, sizes_.hot_pages > 0);
+    EXPECT_LE(counts.cached + counts.brought, counts.chosen);
+    EXPECT_GT(counts.brought, 0);
+  }
+
+ private:
+  // A layer's lists on the device, and what came of them.
+  struct Unit {
+    std::int64_t layer = 0;
+    Lists lists;
+    Selection selection;
+    KvResolver::Resolved resolved;
+    Ticket ticket;
+  };
+
+  static std::int64_t record_bytes() { return 2 * kHeads * kHeadBytes; }
+  [[nodiscard]] std::size_t cache_bytes() const {
+    const std::int64_t pages = kDevicePages + kUnits * kSparePages + kLayers * sizes_.hot_pages;
+    return static_cast<std::size_t>(pages * kTokens * kHeads * kHeadBytes);
+  }
+  StreamTransferEngine::Movers movers() {
+    const auto make = [&] {
+      return cuda::make_cuda_kv_mover(
+          device_, host_,
+          [this](const void* at, std::size_t bytes) { return host_.is_pinned(at, bytes); },
+          stream_handle, 0);
+    };
+    return {make(), make()};
+  }
+  std::int32_t below(std::int64_t end) {
+    return std::uniform_int_distribution<std::int32_t>(0,
+                                                       static_cast<std::int32_t>(end) - 1)(random_);
+  }
+
+  void write_block(std::int32_t block) {
+    for (std::int64_t layer = 0; layer < kLayers; ++layer) {
+      const std::int64_t first = (layer * kHostBlocks + block) * kTokens * record_bytes();
+      std::generate_n(records_.data() + first, kTokens * record_bytes(),
+                      [&] { return static_cast<std::byte>(random_() & 0xFF); });
+    }
+  }
+
+  // Rows share host blocks.
+  void make_tables() {
+    tables_ = {};
+    for (std::int64_t row = 0; row < kRows; ++row) {
+      tables_.lengths.push_back(1 + below(kRowBlocks * kTokens));
+      tables_.slots.push_back(below(100));
+      const std::int32_t own = (tables_.lengths.back() - 1) / kTokens;
+      for (std::int32_t block = 0; block < kRowBlocks; ++block) {
+        const bool there = block == own || below(4) == 0;
+        tables_.pages.push_back(there ? 0 : -1);
+        tables_.host_blocks.push_back(there ? -1 : below(kHostBlocks));
+      }
+    }
+  }
+
+  void attend_layers() {
+    std::vector<Unit> units(kUnits);
+    const auto look_up = [&](std::int64_t layer) {
+      Unit& unit = units[static_cast<std::size_t>(layer)];
+      unit.layer = layer;
+      choose(unit);
+      const std::int64_t spare = kDevicePages + layer * kSparePages;
+      unit.resolved = resolver_->resolve({.layer = LayerId(layer),
+                                          .lists = unit.selection,
+                                          .first_spare_slot = spare * kTokens,
+                                          .spare_slots = kSparePages * kTokens,
+                                          .unit = layer % resolver_->units()},
+                                         *compute_);
+      unit.ticket = transfers_.bring(geometry(), unit.resolved.missing);
+    };
+    if (sizes_.early) {
+      for (std::int64_t layer = 0; layer < kLayers; ++layer) look_up(layer);
+    }
+    for (std::int64_t layer = 0; layer < kLayers; ++layer) {
+      if (!sizes_.early) look_up(layer);
+      Unit& unit = units[static_cast<std::size_t>(layer)];
+      transfers_.hold(unit.ticket);
+      check(unit);
+    }
+  }
+
+  // The lists lie where the next choice will lie too, as those of Ops do.
+  void choose(Unit& unit) {
+    const std::int64_t lists = kRows * sizes_.lists;
+    unit.lists.tokens.assign(static_cast<std::size_t>(lists * kListTokens), 1 << 20);
+    for (std::int64_t list = 0; list < lists; ++list) {
+      const std::int32_t length = tables_.lengths[static_cast<std::size_t>(list / sizes_.lists)];
+      std::int64_t count = 0;
+      for (std::int32_t token = 0; token < length && count < kListTokens; ++token) {
+        if (below(3) > 0) continue;
+        unit.lists.tokens[static_cast<std::size_t>(list * kListTokens + count++)] = token;
+      }
+      unit.lists.counts.push_back(static_cast<std::int32_t>(count));
+    }
+    if (tokens_ == nullptr) {
+      tokens_ = ints(unit.lists.tokens.size());
+      counts_ = ints(unit.lists.counts.size());
+    }
+    send(tokens_, unit.lists.tokens);
+    send(counts_, unit.lists.counts);
+    unit.selection = {.rows = kRows,
+                      .lists = sizes_.lists,
+                      .capacity = kListTokens,
+                      .tokens = tokens_,
+                      .counts = counts_};
+  }
+
+  void check(const Unit& unit) {
+    const Selection& lists = unit.resolved.lists;
+    EXPECT_EQ(read(lists.counts, unit.lists.counts.size()), unit.lists.counts);
+    const auto slots = read(lists.slots, unit.lists.tokens.size());
+    const auto tokens = read(lists.tokens, unit.lists.tokens.size());
+    std::vector<std::byte> k(cache_bytes());
+    std::vector<std::byte> v(cache_bytes());
+    device_.copy(k.data(), k_.data(), k.size(), *compute_);
+    device_.copy(v.data(), v_.data(), v.size(), *compute_);
+    compute_->synchronize();
+    for (std::size_t list = 0; list < unit.lists.counts.size(); ++list) {
+      for (std::int32_t i = 0; i < unit.lists.counts[list]; ++i) {
+        const std::size_t at = list * kListTokens + static_cast<std::size_t>(i);
+        ASSERT_EQ(tokens[at], unit.lists.tokens[at]);
+        const std::size_t row = list / static_cast<std::size_t>(sizes_.lists);
+        const std::size_t block = row * kRowBlocks + static_cast<std::size_t>(tokens[at] / kTokens);
+        const std::int64_t offset = tokens[at] % kTokens;
+        if (tables_.pages[block] >= 0) {
+          ASSERT_EQ(slots[at], unit.layer * kTokens + offset);
+          continue;
+        }
+        ++chosen_;
+        const std::int64_t record =
+            (unit.layer * kHostBlocks + tables_.host_blocks[block]) * kTokens + offset;
+        const auto head = static_cast<std::int64_t>(list) % sizes_.lists;
+        const std::int64_t first = sizes_.lists == 1 ? 0 : head;
+        const std::int64_t last = sizes_.lists == 1 ? kHeads : head + 1;
+        for (std::int64_t each = first; each < last; ++each) {
+          const std::int64_t line =
+              ((slots[at] / kTokens * kHeads + each) * kTokens + slots[at] % kTokens) * kHeadBytes;
+          const std::byte* host = records_.data() + record * record_bytes() + 2 * each * kHeadBytes;
+          ASSERT_TRUE(std::equal(host, host + kHeadBytes, k.data() + line)) << "list " << list;
+          ASSERT_TRUE(std::equal(host + kHeadBytes, host + 2 * kHeadBytes, v.data() + line));
+        }
+      }
+    }
+  }
+
+  [[nodiscard]] KvGeometry geometry() const {
+    return {.device_k = k_.data(),
+            .device_v = v_.data(),
+            .host = records_.data(),
+            .page_tokens = kTokens,
+            .kv_heads = kHeads,
+            .head_bytes = kHeadBytes};
+  }
+  std::int32_t* ints(std::size_t count) {
+    return static_cast<std::int32_t*>(device_.allocate(count * sizeof(std::int32_t)));
+  }
+  void send(std::int32_t* to, const std::vector<std::int32_t>& values) {
+    device_.copy(to, values.data(), values.size() * sizeof(std::int32_t), *compute_);
+  }
+  std::vector<std::int32_t> read(const std::int32_t* from, std::size_t count) {
+    std::vector<std::int32_t> values(count);
+    device_.copy(values.data(), from, count * sizeof(std::int32_t), *compute_);
+    return values;
+  }
+
+  Case sizes_;
+  EmulatedDevice device_;
+  PinnedHostDevice host_;
+  std::unique_ptr<Stream> compute_;
+  MemoryPool pool_;
+  MemoryPool host_pool_;
+  Buffer k_, v_, records_;
+  std::unique_ptr<KvResolver> resolver_;
+  StreamTransferEngine transfers_;
+  std::mt19937 random_{7};
+  Tables tables_;
+  std::int32_t* tokens_ = nullptr;
+  std::int32_t* counts_ = nullptr;
+  std::int64_t chosen_ = 0;
+};
+
+TEST(KvResolver, SlotsHoldTheTokensBytesWhenComputeReadsThem) {
+  for (const Case& sizes : {Case{1, 0, false}, Case{1, 2, false}, Case{kHeads, 2, false},
+                            Case{1, 1, true}, Case{kHeads, 3, true}}) {
+    for (std::uint64_t schedule = 0; schedule < 6; ++schedule) {
+      SCOPED_TRACE(testing::Message()
+                   << "lists " << sizes.lists << ", hot pages " << sizes.hot_pages << ", early "
+                   << sizes.early << ", schedule " << schedule);
+      Rig(sizes, schedule).run(4);
+      if (testing::Test::HasFailure()) return;
+    }
+  }
+}
+
+TEST(KvResolver, TakesNoMoreThanThePlannerCounts) {
+  std::mt19937 random(5);
+  const auto up_to = [&](std::int64_t most) {
+    return std::uniform_int_distribution<std::int64_t>(1, most)(random);
+  };
+  for (int i = 0; i < 1000; ++i) {
+    ResolverShape shape{.layers = up_to(80),
+                        .lists = up_to(8),
+                        .block_tokens = 32 << (up_to(3) - 1),
+                        .rows = up_to(64),
+                        .batch_rows = up_to(300),
+                        .row_blocks = up_to(200),
+                        .list_tokens = up_to(500),
+                        .early = up_to(2) == 1,
+                        .quantized = up_to(2) == 1,
+                        .host_blocks = up_to(3000),
+                        .hot_rows = up_to(2) == 1 ? 0 : up_to(20'000)};
+    const ResolverCosts costs = resolver_costs(shape);
+    const auto bytes = static_cast<std::uint64_t>(resolver_layout(shape).bytes);
+    const std::uint64_t counted = costs.fixed +
+                                  costs.host_block * static_cast<std::uint64_t>(shape.host_blocks) +
+                                  costs.hot_row * static_cast<std::uint64_t>(shape.hot_rows);
+    ASSERT_LE(bytes, counted);
+    // The map is not there without hot rows; else little is counted too much.
+    if (shape.hot_rows > 0) {
+      ASSERT_LE(counted, bytes + 32'768);
+    }
+  }
+}
+
+}  // namespace
+}  // namespace triphase::emulated
