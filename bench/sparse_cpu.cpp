@@ -211,7 +211,7 @@ class Decoder {
       const ConstMatrix q{q_.data(), DType::kF32, cell_.batch, q_width, q_width};
       static_cast<void>(runner_.choose(LayerId(layer), segments_, sequences_, q,
                                        {v_.data(), DType::kF32, cell_.batch, v_width, v_width},
-                                       cache_->view(), scale, false, backend_->stream()));
+                                       cache_->view(), scale, {}, backend_->stream()));
       runner_.attend(LayerId(layer), segments_, sequences_, slots_, q, cache_->view(), scale,
                      {out_.data(), DType::kF32, cell_.batch, q_width, q_width}, backend_->ops(),
                      {workspace_.data(), workspace_.bytes()}, backend_->stream());
