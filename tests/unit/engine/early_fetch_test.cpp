@@ -126,7 +126,7 @@ TEST_P(EarlyFetch, ALineThatIsPreemptedInBetweenLeavesItUnread) {
     EXPECT_LT(use.unused, use.brought / 4);
     model.kv().book().check();
     EXPECT_FALSE(model.kv().moving());
-    const HostReads::Bytes& read = model.model().kv_step().reads().bytes();
+    const HostReads::Bytes read = model.model().kv_step().bytes_read().all;
     model.transfers().drain();
     EXPECT_EQ(read.blocks + model.engine().placement().stats().reloaded_blocks *
                                 KvStore::host_block_bytes(model.kv().shape()),

@@ -325,7 +325,7 @@ TEST_P(SimulatorAgreement, ActionsAndBytesAreTheEngines) {
     if (const LayerInputs* inputs = model.model().layer_inputs()) {
       EXPECT_EQ(simulator.inputs_to_host, static_cast<double>(inputs->use().saved_bytes));
       EXPECT_EQ(simulator.inputs_to_device,
-                static_cast<double>(model.model().kv_step().reads().bytes().inputs));
+                static_cast<double>(model.model().kv_step().bytes_read().all.inputs));
       EXPECT_GT(simulator.inputs_to_host, 0.0);
     }
     if (const HostAttention* host = model.model().host_attention()) {

@@ -294,7 +294,7 @@ TEST(TraceOfSteps, TokensThatTheNextStepChoosesAreFetchedWhileTheStepEnds) {
           sum_of(kept.lane(TraceLane::kCompute), "token_bytes_for_next_step");
       EXPECT_EQ(announced, static_cast<std::int64_t>(model.kv().early_use().brought));
       EXPECT_EQ(announced > 0, prefetch);
-      const HostReads::Bytes& read = model.model().kv_step().reads().bytes();
+      const HostReads::Bytes read = model.model().kv_step().bytes_read().all;
       EXPECT_EQ(sum_of(links, "bytes"), static_cast<std::int64_t>(read.blocks + read.tokens));
     }
     EXPECT_EQ(beside > 0, prefetch);
