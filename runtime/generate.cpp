@@ -8,6 +8,7 @@
 #include <sstream>
 
 #include "base/format_bytes.h"
+#include "base/stream_spans.h"
 #include "runtime/backend.h"
 #include "runtime/calibrate/choose_sparsity.h"
 #include "runtime/engine/engine.h"
@@ -232,10 +233,13 @@ class Worker {
 class Tracing {
  public:
   Tracing(const RunOptions& options, const std::vector<std::string>& emulated, LoadedModel& loaded,
-          Worker& worker, Log& log)
+          Worker& worker, Backend& backend, Log& log)
       : loaded_(loaded), worker_(worker) {
     if (options.looking.trace.empty()) return;
     file_.emplace(options, emulated, trace_, log);
+    if (!backend.device().runs_at_once()) {
+      stream_spans_.emplace(backend.device(), backend.stream(), trace_);
+    }
     loaded.set_trace(&trace_);
     worker.set_trace(&trace_);
   }
@@ -252,6 +256,7 @@ class Tracing {
   Worker& worker_;
   Trace trace_;
   std::optional<TraceFile> file_;
+  std::optional<StreamSpans> stream_spans_;  // goes first, with what the file does not have yet
 };
 
 // Fills what the run measured into `summary`, also when it ends by an error.
@@ -259,7 +264,7 @@ JobEnd run_lines(const RunOptions& options, const Job& job, const RunPlan& plan,
                  LoadedModel& loaded, Backend& backend, OutputFile& output, Progress& progress,
                  RunSummary& summary, Log& log) {
   Worker worker(options, plan, job.model, loaded, backend);
-  Tracing tracing(options, summary.emulated, loaded, worker, log);
+  Tracing tracing(options, summary.emulated, loaded, worker, backend, log);
   PromptReader prompts(options, &job.prompts);
   Watchdog watchdog(options.machine.watchdog_seconds, log);
   const auto measure = [&] {

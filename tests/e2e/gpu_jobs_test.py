@@ -326,6 +326,112 @@ class GpuJobs(unittest.TestCase):
         self.assertEqual(counts[1]["allocations"], counts[0]["allocations"])
         return [(counts[1][key] - counts[0][key]) / 8 for key in ("launches", "uploads", "downloads", "waits")]
 
+    def traced(self, name, *extra, **job):
+        """Spans by track, as (name, begin, end, values) with nanoseconds, and the summary and answers of the job."""
+        file = self.jobs.folder / f"{name}.trace.json"
+        summary, answers = self.jobs.run(name, *extra, "--trace", str(file), **job)
+        tracks = collections.defaultdict(list)
+        names = {}
+        for event in json.loads(file.read_text())["traceEvents"]:
+            if event["name"] == "thread_name":
+                names[event["tid"]] = event["args"]["name"]
+            elif event["ph"] == "X":
+                begin = round(event["ts"] * 1000)
+                end = begin + round(event["dur"] * 1000)
+                tracks[names[event["tid"]]].append((event["name"], begin, end, event["args"]))
+        return tracks, summary, answers
+
+    def check_nested(self, spans):
+        open_ends = []
+        for name, begin, end, _ in sorted(spans, key=lambda span: (span[1], -span[2])):
+            while open_ends and open_ends[-1] <= begin:
+                open_ends.pop()
+            if open_ends:
+                self.assertLessEqual(end, open_ends[-1], name)
+            open_ends.append(end)
+
+    def check_in_order(self, spans):
+        for (_, _, end, _), (name, begin, _, _) in itertools.pairwise(sorted(spans, key=lambda span: span[1:3])):
+            self.assertLessEqual(end, begin, name)
+
+    def test_a_trace_has_the_times_of_the_device(self):
+        self.jobs.write_prompts("two", LENGTHS[:2])
+        job = {"tokens": 6, "prompts": "two"}
+        asked = {}
+        for traced in (False, True):
+            file = self.jobs.folder / "counts.json"
+            machine = f"schedule=0,counts={file}"
+            if traced:
+                tracks, summary, answers = self.traced("traced", "--policy", "device-only", machine=machine, **job)
+            else:
+                _, expected = self.jobs.run("plain", "--policy", "device-only", machine=machine, **job)
+            if IS_EMULATED:
+                asked[traced] = json.loads(file.read_text())
+        self.check(answers, expected)
+        compute = tracks["compute"]
+        self.check_nested(compute)
+        for name, times in (("forward", 1), ("embed", 1), ("layer", 3), ("qkv", 3), ("append", 3), ("attend", 3),
+                            ("output", 3), ("mlp", 3), ("head", 1), ("sample", 1)):
+            self.assertEqual(sum(span[0] == name for span in compute), times * summary["steps"], name)
+        roots = [span for span in compute if span[0] in ("forward", "sample")]
+        self.check_in_order(roots)
+        steps = [span for span in tracks["steps"] if span[3].get("lines")]
+        self.assertEqual(len(steps), summary["steps"])
+        for at, (_, begin, end, _) in enumerate(steps):
+            inside = [span for span in compute if begin <= span[1] and span[2] <= end]
+            self.assertEqual(len(inside), len(compute) // len(steps), f"step {at}")
+            queue, wait, sample = ([span for span in tracks["host work"] if span[0] == name and begin <= span[1] < end]
+                                   for name in ("queue", "wait for device", "sample"))
+            self.assertEqual((len(queue), len(wait), len(sample)), (1, 1, 1))
+            self.check_in_order([*queue, *sample])
+            self.check_nested([*sample, *wait])
+            if IS_EMULATED:  # it does nothing until the host waits
+                for name, start, _, _ in inside:
+                    self.assertGreaterEqual(start, wait[0][1], name)
+        if not IS_EMULATED:
+            return
+        # A pair of events a span, and the origin of their times, which is the only wait more.
+        for name, more in (("launches", 0), ("uploads", 0), ("downloads", 0), ("pageable", 0), ("allocations", 0),
+                           ("waits", 1), ("events", 1 + 2 * len(compute))):
+            self.assertEqual(asked[True][name] - asked[False][name], more, name)
+
+    def test_a_trace_shows_what_compute_waits_for(self):
+        _, expected = self.jobs.run("reference", "--policy", "device-only", "--layer-inputs", "96", tokens=40)
+        for schedule in (1, 4):
+            with self.subTest(schedule=schedule):
+                tracks, summary, answers = self.traced(
+                    "job", "--policy", "triphase", *RECOMPUTE, *TIGHT, "--kv-dtype", "bf16", "--overwrite", tokens=40,
+                    machine=f"schedule={schedule}")  # fmt: skip
+                self.check(answers, expected)
+                for spans in tracks.values():
+                    self.check_nested(spans)
+                self.check_nested([*tracks["compute"], *tracks["recompute"]])
+                recomputed = sum(span[3]["tokens"] for span in tracks["recompute"])
+                self.assertGreater(recomputed, 0)
+                waits = [span for span in tracks["compute"] if span[0] == "wait for KV"]
+                self.assertGreater(max(end - begin for _, begin, end, _ in waits), 0)
+                for track, direction in (("link to device", "to_device"), ("link to host", "to_host")):
+                    self.check_in_order(tracks[track])
+                    moved = sum(span[3]["bytes"] for span in tracks[track])
+                    self.assertEqual(moved, summary["moved_bytes"][direction])
+                # All in the time of the job.
+                begin = min(span[1] for span in tracks["steps"])
+                for spans in tracks.values():
+                    self.assertGreaterEqual(min(span[1] for span in spans), begin)
+
+    @unittest.skipUnless(IS_EMULATED, "a real GPU is not lost on demand")
+    def test_a_lost_device_ends_a_traced_job_as_any_other(self):
+        _, expected = self.jobs.run("reference", "--policy", "device-only")
+        file = self.jobs.folder / "lost.trace.json"
+        for fault in ("fail-launch=1500", "fail-copy=300"):
+            with self.subTest(fault=fault):
+                errors, _ = self.jobs.run("lost", *POLICIES["flexgen"], "--overwrite", "--trace", str(file), ending=7,
+                                          machine=fault)
+                self.assertIn("[E-DEV-CUDA]", errors)
+                self.assertGreater(len(json.loads(file.read_text())["traceEvents"]), 100)
+                _, answers = self.jobs.run("lost", *POLICIES["flexgen"])
+                self.check(answers, expected)
+
     @unittest.skipUnless(IS_EMULATED, "a real GPU refuses nothing on demand")
     def test_refused_memory(self):
         errors, _ = self.jobs.run("small", "--policy", "device-only", machine="memory=30000000", ending=5)

@@ -94,6 +94,7 @@ class EmulatedEvent final : public Event {
  public:
   void record(Stream& stream) override {
     auto& emulated = dynamic_cast<EmulatedStream&>(stream);
+    ++emulated.device().counts_.events;
     state_->stream = &emulated;
     const std::uint64_t number = ++state_->recorded;
     emulated.add({.run =
@@ -139,10 +140,10 @@ EmulatedDevice::EmulatedDevice(const DeviceSettings& settings)
 EmulatedDevice::~EmulatedDevice() {
   if (!settings_.counts_file.empty()) {
     std::ofstream(settings_.counts_file)
-        << fmt::format(R"({{"allocations": {}, "launches": {}, "uploads": {}, "downloads": {}, )"
-                       R"("pageable": {}, "waits": {}}})",
-                       counts_.allocations, counts_.launches, counts_.uploads, counts_.downloads,
-                       counts_.pageable, counts_.waits);
+        << fmt::format(R"({{"allocations": {}, "blocks": {}, "launches": {}, "uploads": {}, )"
+                       R"("downloads": {}, "pageable": {}, "waits": {}, "events": {}}})",
+                       counts_.allocations, counts_.blocks, counts_.launches, counts_.uploads,
+                       counts_.downloads, counts_.pageable, counts_.waits, counts_.events);
   }
   for (const auto& [start, block] : device_blocks_) munmap(block.mapped, block.mapped_bytes);
 }
@@ -164,6 +165,7 @@ void EmulatedDevice::may_fail(std::int64_t& left, const char* call) {
 void* EmulatedDevice::allocate(std::size_t bytes) {
   check_not_lost();
   ++counts_.allocations;
+  ++counts_.blocks;
   const std::size_t used = round_up(std::max<std::size_t>(bytes, 1), kAlignment);
   const bool refused = settings_.fail_allocation > 0 && --settings_.fail_allocation == 0;
   if (refused || used > free_bytes()) {
