@@ -75,6 +75,11 @@ struct Decisions {
 
 void explain(const RunOptions& options, const Decisions& decided, const ModelBundle& model,
              Backend& backend, Log& log) {
+  if (options.machine.device == "auto" && !backend.machine().gpu) {
+    if (const std::string problem = gpu_problem(); !problem.empty()) {
+      log.warning(fmt::format("--device auto takes the CPU: {}", problem));
+    }
+  }
   log.info(fmt::format("model: {} ({} layers, {} weights of {}), device: {}, {} threads",
                        model.config.architecture, model.config.layers,
                        dtype_name(model.weights_dtype), format_bytes(model.weight_bytes),

@@ -21,6 +21,7 @@ import itertools
 import json
 import os
 import pathlib
+import re
 import signal
 import subprocess
 import sys
@@ -131,13 +132,13 @@ class Jobs:
                 tokens = [3 + (line * 37 + at * 11 + at * at) % 290 for at in range(length)]
                 print(json.dumps({"id": str(line), "prompt_tokens": tokens}), file=out)
 
-    def command(self, name, *extra, kv_heads=2, tokens=24, device=DEVICE, prompts="prompts", model=None):
+    def command(self, name, *extra, kv_heads=2, tokens=24, device=DEVICE, prompts="prompts", model=None, batch=4):
         logprobs = [] if device == "cuda:emulated" else ["--logprobs", "2"]
         return [ARGUMENTS.program, "run", "--model", str(self.folder / f"{model or f'heads{kv_heads}'}.json"),
                 "--random-weights",
                 "--weights-dtype", "bf16", "--prompts", str(self.folder / f"{prompts}.jsonl"), "--max-tokens",
-                str(tokens), "--temperature", "0", "--ignore-eos", "--batch-size", "4", "--progress", "off", "--device",
-                device, "--output", str(self.folder / f"{name}.jsonl"), *logprobs, *extra]  # fmt: skip
+                str(tokens), "--temperature", "0", "--ignore-eos", "--batch-size", str(batch), "--progress",
+                "off", "--device", device, "--output", str(self.folder / f"{name}.jsonl"), *logprobs, *extra]  # fmt: skip
 
     def environment(self, machine):
         machines = {"TRIPHASE_EMULATED": machine} if IS_EMULATED else {}
@@ -434,12 +435,36 @@ class GpuJobs(unittest.TestCase):
 
     @unittest.skipUnless(IS_EMULATED, "a real GPU refuses nothing on demand")
     def test_refused_memory(self):
+        # Before anything is loaded: what it says would fit does.
         errors, _ = self.jobs.run("small", "--policy", "device-only", machine="memory=30000000", ending=5)
-        self.assertIn("device memory", errors)
+        self.assertRegex(errors, r"device memory: .* the budget is 28\.6 MiB.*\[E-MEM-FIT\]")
+        room = re.search(r"hint: --device-memory (\d+B) would fit batch 1", errors).group(1)
+        self.jobs.run("small", "--policy", "device-only", "--device-memory", room, batch=1, tokens=2)
+        # While it loads: what else uses the GPU is not known before.
         errors, _ = self.jobs.run("refused", "--policy", "device-only", machine="fail-allocation=8", ending=5)
         self.assertIn("[E-MEM-ALLOC]", errors)
+        self.assertRegex(errors, r"are refused, this job holds .* of 2\.0 GiB are free.*--device-memory \d+MiB fits")
+        self.assertEqual(list(self.jobs.folder.glob("refused.jsonl*")), [])
         _, expected = self.jobs.run("reference", "--policy", "device-only")
         _, answers = self.jobs.run("unpinned", *POLICIES["flexgen"], machine="fail-pin=1,schedule=5")
+        self.check(answers, expected)
+
+    @unittest.skipUnless(IS_EMULATED, "a real GPU refuses nothing on demand")
+    def test_memory_refused_in_the_middle_of_a_job(self):
+        # What SWA keeps of long lines is allocated when they begin, after short ones have ended.
+        self.jobs.write_prompts("growing", (20,) * 8 + (100, 100))
+        job = {"tokens": 12, "prompts": "growing"}
+        swa = ("--policy", "device-only", "--attention", "swa", "--kv-sparsity", "0.6")
+        file = self.jobs.folder / "counts.json"
+        _, expected = self.jobs.run("reference", *swa, machine=f"counts={file}", **job)
+        last = json.loads(file.read_text())["blocks"]
+        errors, _ = self.jobs.run("late", *swa, machine=f"fail-allocation={last}", ending=5, **job)
+        self.assertIn("[E-MEM-ALLOC]", errors)
+        self.assertRegex(errors, r"--device-memory \d+MiB fits")
+        finished = len((self.jobs.folder / "late.jsonl.part").read_bytes().splitlines())
+        self.assertGreater(finished, 0)
+        summary, answers = self.jobs.run("late", *swa, **job)
+        self.assertEqual(summary["requests"]["resumed"], finished)
         self.check(answers, expected)
 
     def test_the_log_says_what_pinning_took(self):
@@ -450,6 +475,20 @@ class GpuJobs(unittest.TestCase):
         if IS_EMULATED:
             self.jobs.run("unpinned", *POLICIES["flexgen"], tokens=4, machine="fail-pin=1")
             self.assertRegex(self.jobs.log, "host memory: .* not pinned, which makes copies slower: a refusal")
+
+    @unittest.skipUnless(IS_EMULATED, "a real GPU has the driver that it has")
+    def test_drivers_that_are_missing_or_too_old(self):
+        for driver, words in (("0", "none on this machine"), ("12040", "one for CUDA 12.4 at most")):
+            errors, _ = self.jobs.run("driver", machine=f"driver={driver}", ending=5)
+            self.assertEqual(errors.count("triphase: error:"), 1, errors)
+            for part in ("GPU driver: " + words, "CUDA 13.0 or later", "--device=cpu", "[E-DEV-NONE]"):
+                self.assertIn(part, errors)
+        self.assertEqual(list(self.jobs.folder.glob("driver.jsonl*")), [])
+        # A later one will do, and who leaves the choice to the program hears why it takes the CPU.
+        self.jobs.run("later", machine="driver=14010", tokens=2)
+        for driver, warnings in (("12040", 1), ("0", 0)):
+            self.jobs.run("auto", "--overwrite", machine=f"driver={driver}", device="auto", tokens=2)
+            self.assertEqual(self.jobs.log.count("--device auto takes the CPU: GPU driver: one for CUDA 12"), warnings)
 
     def test_devices_that_are_not_there(self):
         # Builds without CUDA do not know how GPUs are called.

@@ -12,6 +12,7 @@
 #include <utility>
 
 #include "base/error.h"
+#include "base/gpu_errors.h"
 #include "tests/emulated/emulator.h"
 
 namespace triphase::emulated {
@@ -169,10 +170,7 @@ void* EmulatedDevice::allocate(std::size_t bytes) {
   const std::size_t used = round_up(std::max<std::size_t>(bytes, 1), kAlignment);
   const bool refused = settings_.fail_allocation > 0 && --settings_.fail_allocation == 0;
   if (refused || used > free_bytes()) {
-    throw Error(ErrorRole::kResources, "E-MEM-ALLOC", "GPU memory")
-        .found(fmt::format("{} bytes with {} of {} free", bytes, free_bytes(), settings_.memory))
-        .expected("memory for the weights and the KV cache")
-        .hint("lower --device-memory or --batch-size, or free the GPU");
+    throw gpu_memory_error(bytes, used_, free_bytes(), settings_.memory);
   }
   const std::size_t page = page_bytes();
   const std::size_t data = round_up(used, page);
