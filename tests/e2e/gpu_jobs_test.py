@@ -420,6 +420,17 @@ class GpuJobs(unittest.TestCase):
                 for spans in tracks.values():
                     self.assertGreaterEqual(min(span[1] for span in spans), begin)
 
+    def test_a_trace_has_the_steps_that_nobody_waited_for(self):
+        tracks, summary, _ = self.traced("chunks", "--policy", "device-only", "--prefill-chunk", "16", tokens=4,
+                                         machine="schedule=3")
+        for spans in tracks.values():
+            self.check_nested(spans)
+        roots = [span for span in tracks["compute"] if span[0] in ("forward", "sample")]
+        self.check_in_order(roots)
+        names = collections.Counter(name for name, *_ in roots)
+        self.assertEqual(names["forward"], summary["steps"])
+        self.assertLess(names["sample"], summary["steps"], "some step wants no token")
+
     @unittest.skipUnless(IS_EMULATED, "a real GPU is not lost on demand")
     def test_a_lost_device_ends_a_traced_job_as_any_other(self):
         _, expected = self.jobs.run("reference", "--policy", "device-only")
