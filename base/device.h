@@ -51,7 +51,8 @@ class Event {
   virtual void record(Stream& stream) = 0;  // all that is queued so far
   virtual void synchronize() = 0;           // the host waits for the point
   [[nodiscard]] virtual bool done() = 0;    // also where nothing was recorded yet
-  // Seconds between two points that have been reached.
+  // Seconds between two points that have been reached, also of different streams; negative where
+  // this one came first.
   [[nodiscard]] virtual double seconds_since(const Event& earlier) const = 0;
 };
 

@@ -3,6 +3,8 @@
 #include <new>
 #include <utility>
 
+#include "base/stream_spans.h"
+
 namespace triphase {
 namespace {
 
@@ -17,6 +19,11 @@ void Trace::add(const TraceEvent& event) noexcept {
   } catch (const std::bad_alloc&) {
     ++lost_;
   }
+}
+
+void Trace::count_lost(std::uint64_t events) noexcept {
+  const std::lock_guard lock(mutex_);
+  lost_ += events;
 }
 
 void Trace::flush() {
@@ -43,16 +50,30 @@ std::uint64_t Trace::lost() const {
   return lost_;
 }
 
+StreamSpans* TraceSpan::stream_spans() const {
+  const bool of_stream =
+      event_->lane == TraceLane::kCompute || event_->lane == TraceLane::kRecompute;
+  return of_stream ? trace_->stream_spans() : nullptr;
+}
+
 void TraceSpan::begin(TraceLane lane, const char* name) {
   event_.emplace();
   event_->lane = lane;
   event_->name = name;
-  event_->begin = TraceEvent::Clock::now();
+  if (StreamSpans* spans = stream_spans()) {
+    spans->open();
+  } else {
+    event_->begin = TraceEvent::Clock::now();
+  }
 }
 
 void TraceSpan::end() {
-  event_->end = TraceEvent::Clock::now();
-  trace_->add(*event_);
+  if (StreamSpans* spans = stream_spans()) {
+    spans->close(*event_);
+  } else {
+    event_->end = TraceEvent::Clock::now();
+    trace_->add(*event_);
+  }
 }
 
 void TraceSpan::put(const char* name, std::int64_t value) {

@@ -3,7 +3,8 @@
 // What happened when, for `run --trace`: spans on lanes, counters, and the lives of lines. Whoever
 // does the work adds events from its own thread; the job's thread hands them on between steps. All
 // places that record take a Trace*, and null means off: then a span costs a branch or two. Spans
-// are ranges of a profiler too, whether they are recorded or not.
+// of work that a device does later take its times (stream_spans.h). Spans are ranges of a profiler
+// too, whether they are recorded or not.
 
 #include <array>
 #include <chrono>
@@ -16,6 +17,8 @@
 #include <vector>
 
 namespace triphase {
+
+class StreamSpans;
 
 // Named ranges in whatever profiler watches this process, as NVTX (Nsight Systems shows them beside
 // the kernels). In builds with the CUDA toolkit only; without a profiler a range costs a branch.
@@ -33,8 +36,8 @@ enum class TraceLane : std::uint8_t {
   kSteps,      // one span for each step of the engine
   kPhases,     // the latest phase that any running line is in
   kHost,       // the engine's own work: placement, sampling
-  kCompute,    // the model's arithmetic, and its waits for weights and KV
-  kRecompute,  // KV computed again from saved layer inputs
+  kCompute,    // the compute stream: the model's arithmetic, and its waits for weights and KV
+  kRecompute,  // the same stream: KV computed again from saved layer inputs
   kToDevice,   // the link, one span for each transfer
   kToHost,
 };
@@ -69,6 +72,12 @@ class Trace {
 
   // From any thread. An event for which there is no memory is counted as lost.
   void add(const TraceEvent& event) noexcept;
+  void count_lost(std::uint64_t events) noexcept;
+
+  // What times the spans of the compute stream; null, as at first: the host's clock. Only while no
+  // such span is open.
+  void set_stream_spans(StreamSpans* spans) { stream_spans_ = spans; }
+  [[nodiscard]] StreamSpans* stream_spans() const { return stream_spans_; }
 
   // Where events go; without a sink they are kept.
   void set_sink(Sink sink) { sink_ = std::move(sink); }
@@ -88,9 +97,11 @@ class Trace {
   std::vector<TraceEvent> leaving_;
   std::uint64_t lost_ = 0;
   Sink sink_;
+  StreamSpans* stream_spans_ = nullptr;
 };
 
-// A span from construction to destruction.
+// A span from construction to destruction; on a lane of the compute stream of the work that is
+// queued meanwhile.
 class TraceSpan {
  public:
   // `wanted`: whether there is anything to see; else it is no range either.
@@ -115,6 +126,8 @@ class TraceSpan {
   void begin(TraceLane lane, const char* name);
   void end();
   void put(const char* name, std::int64_t value);
+  // Null: the host's clock times the span.
+  [[nodiscard]] StreamSpans* stream_spans() const;
 
   Trace* trace_;
   bool wanted_;

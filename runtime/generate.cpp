@@ -8,6 +8,7 @@
 #include <sstream>
 
 #include "base/format_bytes.h"
+#include "base/stream_spans.h"
 #include "runtime/backend.h"
 #include "runtime/calibrate/choose_sparsity.h"
 #include "runtime/engine/engine.h"
@@ -74,6 +75,11 @@ struct Decisions {
 
 void explain(const RunOptions& options, const Decisions& decided, const ModelBundle& model,
              Backend& backend, Log& log) {
+  if (options.machine.device == "auto" && !backend.machine().gpu) {
+    if (const std::string problem = gpu_problem(); !problem.empty()) {
+      log.warning(fmt::format("--device auto takes the CPU: {}", problem));
+    }
+  }
   log.info(fmt::format("model: {} ({} layers, {} weights of {}), device: {}, {} threads",
                        model.config.architecture, model.config.layers,
                        dtype_name(model.weights_dtype), format_bytes(model.weight_bytes),
@@ -232,10 +238,13 @@ class Worker {
 class Tracing {
  public:
   Tracing(const RunOptions& options, const std::vector<std::string>& emulated, LoadedModel& loaded,
-          Worker& worker, Log& log)
+          Worker& worker, Backend& backend, Log& log)
       : loaded_(loaded), worker_(worker) {
     if (options.looking.trace.empty()) return;
     file_.emplace(options, emulated, trace_, log);
+    if (!backend.device().runs_at_once()) {
+      stream_spans_.emplace(backend.device(), backend.stream(), trace_);
+    }
     loaded.set_trace(&trace_);
     worker.set_trace(&trace_);
   }
@@ -252,6 +261,7 @@ class Tracing {
   Worker& worker_;
   Trace trace_;
   std::optional<TraceFile> file_;
+  std::optional<StreamSpans> stream_spans_;  // goes first, with what the file does not have yet
 };
 
 // Fills what the run measured into `summary`, also when it ends by an error.
@@ -259,7 +269,7 @@ JobEnd run_lines(const RunOptions& options, const Job& job, const RunPlan& plan,
                  LoadedModel& loaded, Backend& backend, OutputFile& output, Progress& progress,
                  RunSummary& summary, Log& log) {
   Worker worker(options, plan, job.model, loaded, backend);
-  Tracing tracing(options, summary.emulated, loaded, worker, log);
+  Tracing tracing(options, summary.emulated, loaded, worker, backend, log);
   PromptReader prompts(options, &job.prompts);
   Watchdog watchdog(options.machine.watchdog_seconds, log);
   const auto measure = [&] {

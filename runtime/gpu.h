@@ -42,6 +42,8 @@ struct Gpu {
 
 // GPUs of this machine that the program can use: "cuda:0" to "cuda:<count - 1>".
 [[nodiscard]] int gpu_count();
+// What keeps the program from GPUs whose driver is there: that it is too old; empty: nothing.
+[[nodiscard]] std::string gpu_problem();
 // Whether the program was built for GPUs.
 [[nodiscard]] bool built_with_gpu();
 // `name`: "cuda:N". `deterministic`: as GpuMachine has it; no library is looked for then. Throws

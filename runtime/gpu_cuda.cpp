@@ -4,6 +4,7 @@
 #include <string>
 
 #include "base/error.h"
+#include "base/gpu_errors.h"
 #include "kernels/cuda/cublas_lt.h"
 #include "memory/cuda/cuda_ceilings.h"
 #include "memory/cuda/cuda_device.h"
@@ -11,21 +12,10 @@
 #include "runtime/gpu_operations.h"
 
 namespace triphase {
-namespace {
-
-// Left to the driver, the library and whatever else uses the GPU.
-constexpr double kReservedShare = 0.04;
-constexpr std::uint64_t kReservedBytes = std::uint64_t{512} << 20;
-
-std::uint64_t usable(std::uint64_t free) {
-  const auto reserved =
-      kReservedBytes + static_cast<std::uint64_t>(kReservedShare * static_cast<double>(free));
-  return free > reserved ? free - reserved : 0;
-}
-
-}  // namespace
 
 int gpu_count() { return cuda_device_count(); }
+
+std::string gpu_problem() { return cuda_problem(); }
 
 bool built_with_gpu() { return true; }
 
@@ -53,7 +43,7 @@ Gpu open_gpu(std::string_view name, bool deterministic, ThreadPool& threads) {
                  .shared_bytes_per_multiprocessor =
                      static_cast<std::int64_t>(facts.shared_bytes_per_multiprocessor),
                  .shared_bytes_per_block = static_cast<std::int64_t>(facts.shared_bytes_per_block),
-                 .memory = usable(cuda->free_bytes()),
+                 .memory = usable_gpu_memory(cuda->free_bytes()),
                  .deterministic = deterministic};
   gpu.products = gemm ? gemm->origin() : refusal;
   const std::string_view products = deterministic ? "deterministic"

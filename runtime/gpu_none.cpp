@@ -5,6 +5,8 @@ namespace triphase {
 
 int gpu_count() { return 0; }
 
+std::string gpu_problem() { return {}; }
+
 bool built_with_gpu() { return false; }
 
 Gpu open_gpu(std::string_view name, bool, ThreadPool&) {

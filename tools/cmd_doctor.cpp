@@ -66,7 +66,10 @@ Check check_cuda(const MachineInfo& machine) {
   }
   const int count = gpu_count();
   if (count == 0) {
-    return {Verdict::kWarn, "CUDA", "a driver is here, but no GPU that it or this build can use"};
+    const std::string problem = gpu_problem();
+    return {
+        Verdict::kWarn, "CUDA",
+        problem.empty() ? "a driver is here, but no GPU that it or this build can use" : problem};
   }
   return {
       Verdict::kOk, "CUDA",

@@ -5,6 +5,7 @@
 #include <algorithm>
 
 #include "base/error.h"
+#include "base/gpu_errors.h"
 #include "kernels/cuda/cuda_check.h"
 
 namespace triphase {
@@ -112,19 +113,22 @@ void* CudaDevice::allocate(std::size_t bytes) {
   select();
   void* data = nullptr;
   const cudaError_t status = cudaMalloc(&data, std::max<std::size_t>(bytes, 1));
-  if (status != cudaSuccess) {
-    const std::string about =
-        status == cudaErrorMemoryAllocation
-            ? fmt::format("{} bytes with {} of {} free", bytes, free_bytes(), facts_.total_bytes)
-            : fmt::format("{} bytes", bytes);
-    throw_cuda_error(status, "cudaMalloc", about);
+  if (status == cudaErrorMemoryAllocation) {
+    (void)cudaGetLastError();  // it must not turn up again at the next launch
+    throw gpu_memory_error(bytes, held_, free_bytes(), facts_.total_bytes);
   }
+  if (status != cudaSuccess) {
+    throw_cuda_error(status, "cudaMalloc", fmt::format("{} bytes", bytes));
+  }
+  held_ += bytes;
   return data;
 }
 
-void CudaDevice::release(void* data, std::size_t) noexcept {
+void CudaDevice::release(void* data, std::size_t bytes) noexcept {
+  if (data == nullptr) return;
   (void)cudaSetDevice(index_);
   (void)cudaFree(data);
+  held_ -= bytes;
 }
 
 void* CudaDevice::allocate_host(std::size_t bytes) {
@@ -132,6 +136,13 @@ void* CudaDevice::allocate_host(std::size_t bytes) {
   void* data = nullptr;
   const cudaError_t status = cudaHostAlloc(&data, std::max<std::size_t>(bytes, 1),
                                            cudaHostAllocPortable | cudaHostAllocMapped);
+  if (status == cudaErrorMemoryAllocation) {
+    (void)cudaGetLastError();
+    throw Error(ErrorRole::kResources, "E-MEM-ALLOC", "host memory")
+        .found(fmt::format("{} bytes that the system does not pin", bytes))
+        .expected("pinned memory for copies to and from the GPU")
+        .hint("free host memory, or raise the limit of locked memory (ulimit -l)");
+  }
   if (status != cudaSuccess) {
     throw_cuda_error(status, "cudaHostAlloc", fmt::format("{} bytes", bytes));
   }
@@ -181,6 +192,22 @@ int cuda_device_count() {
   if (cudaGetDeviceCount(&count) == cudaSuccess) return count;
   (void)cudaGetLastError();
   return 0;
+}
+
+std::string cuda_problem() {
+  int driver = 0;
+  if (cudaDriverGetVersion(&driver) != cudaSuccess || driver == 0) return {};
+  int count = 0;
+  const cudaError_t status = cudaGetDeviceCount(&count);
+  if (status == cudaSuccess || status == cudaErrorNoDevice) {
+    (void)cudaGetLastError();
+    return {};
+  }
+  try {
+    throw_cuda_error(status, "cudaGetDeviceCount", {});
+  } catch (const Error& error) {
+    return error.message();
+  }
 }
 
 HostPinning cuda_host_pinning() {

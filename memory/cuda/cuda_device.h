@@ -7,6 +7,8 @@
 
 #include <cuda_runtime_api.h>
 
+#include <atomic>
+#include <cstdint>
 #include <string>
 
 #include "base/device.h"
@@ -86,10 +88,13 @@ class CudaDevice final : public Device {
   int index_;
   std::string name_;
   CudaFacts facts_;
+  std::atomic<std::uint64_t> held_ = 0;  // bytes that are allocated
 };
 
 // Devices this process can use; 0 when there is no driver.
 [[nodiscard]] int cuda_device_count();
+// What keeps the program from a driver that is there, as a too old one does; empty: nothing.
+[[nodiscard]] std::string cuda_problem();
 
 // Pins with cudaHostRegister, mapped and portable: kernels read the pages under the same address.
 [[nodiscard]] HostPinning cuda_host_pinning();

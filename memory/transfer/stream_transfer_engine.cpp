@@ -1,8 +1,10 @@
 #include "memory/transfer/stream_transfer_engine.h"
 
+#include <algorithm>
 #include <utility>
 
 #include "base/error.h"
+#include "base/stream_spans.h"
 
 namespace triphase {
 namespace {
@@ -119,22 +121,24 @@ void StreamTransferEngine::retire(Lane lane) {
     state.stats.records += transfer.size.records;
     state.stats.bytes += transfer.size.bytes;
     state.stats.busy_seconds += seconds;
-    if (trace_ != nullptr) record(lane, transfer, seconds);
+    if (trace_ != nullptr) record(lane, transfer);
     spare_events_.push_back(std::move(transfer.begin));
     spare_events_.push_back(std::move(transfer.end));
     state.under_way.pop_front();
   }
 }
 
-void StreamTransferEngine::record(Lane lane, const Transfer& transfer, double seconds) {
-  const auto after = [](Clock::time_point from, double by) {
-    return from + std::chrono::duration_cast<Clock::duration>(std::chrono::duration<double>(by));
-  };
-  const Clock::time_point start = after(origin_, transfer.begin->seconds_since(*at(lane).origin));
+void StreamTransferEngine::record(Lane lane, const Transfer& transfer) {
+  Clock::time_point& until = at(lane).traced_until;
+  const StreamSpans& clock = *trace_->stream_spans();
+  // Two transfers may be placed before and after the clock was corrected.
+  const Clock::time_point begin = std::max(clock.time_of(*transfer.begin), until);
+  const Clock::time_point end = std::max(clock.time_of(*transfer.end), begin);
+  until = end;
   trace_->add({.lane = lane == Lane::kToDevice ? TraceLane::kToDevice : TraceLane::kToHost,
                .name = transfer.name,
-               .begin = start,
-               .end = after(start, seconds),
+               .begin = begin,
+               .end = end,
                .values = {{{"bytes", static_cast<std::int64_t>(transfer.size.bytes)},
                            {"records", static_cast<std::int64_t>(transfer.size.records)}}}});
 }
@@ -154,15 +158,11 @@ void StreamTransferEngine::drain() {
 LaneStats StreamTransferEngine::stats(Lane lane) const { return at(lane).stats; }
 
 void StreamTransferEngine::set_trace(Trace* trace) {
+  TRIPHASE_CHECK(trace == nullptr || trace->stream_spans() != nullptr, "a trace of this device");
   drain();
   trace_ = trace;
   if (trace == nullptr) return;
-  for (LaneState& lane : lanes_) {
-    lane.origin = device_->make_event();
-    lane.origin->record(*lane.stream);
-    lane.origin->synchronize();
-  }
-  origin_ = Clock::now();
+  for (LaneState& lane : lanes_) lane.traced_until = trace->start();
 }
 
 }  // namespace triphase

@@ -35,6 +35,7 @@ class StreamTransferEngine final : public TransferEngine {
   [[nodiscard]] bool done(Ticket ticket) const override;
   void drain() override;
   [[nodiscard]] LaneStats stats(Lane lane) const override;
+  // `trace` has stream_spans(), whose clock these events are on too.
   void set_trace(Trace* trace) override;
 
  private:
@@ -48,7 +49,7 @@ class StreamTransferEngine final : public TransferEngine {
   struct LaneState {
     std::unique_ptr<Stream> stream;
     std::unique_ptr<Event> compute_point;
-    std::unique_ptr<Event> origin;  // of the trace's clock
+    Clock::time_point traced_until;
     std::uint64_t submitted = 0;
     std::deque<Transfer> under_way;  // the last ones submitted, oldest first
     LaneStats stats;
@@ -67,7 +68,7 @@ class StreamTransferEngine final : public TransferEngine {
   Ticket end(Lane lane, Transfer transfer);
   // Counts and forgets the transfers at the front that have ended.
   void retire(Lane lane);
-  void record(Lane lane, const Transfer& transfer, double seconds);
+  void record(Lane lane, const Transfer& transfer);
 
   Device* device_;
   Stream* compute_;
@@ -75,7 +76,6 @@ class StreamTransferEngine final : public TransferEngine {
   std::array<LaneState, kLanes> lanes_;
   std::vector<std::unique_ptr<Event>> spare_events_;
   Trace* trace_ = nullptr;
-  Clock::time_point origin_;  // when both lanes' origins were recorded
 };
 
 }  // namespace triphase

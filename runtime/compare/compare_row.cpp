@@ -46,6 +46,8 @@ Json parse_line(std::string_view line, const std::string& path) {
   return parse_json_file(line, path, ErrorRole::kIo, "E-IO-READ");
 }
 
+constexpr std::uint64_t kHost = trace_track(TraceLane::kHost);
+constexpr std::uint64_t kCompute = trace_track(TraceLane::kCompute);
 constexpr std::uint64_t kToDevice = trace_track(TraceLane::kToDevice);
 constexpr std::uint64_t kToHost = trace_track(TraceLane::kToHost);
 
@@ -53,12 +55,14 @@ void add_span(const Json& event, const std::string& path, LaneSeconds& seconds) 
   const std::string name = text(at(event, {"name"}, path));
   const double length = number(at(event, {"dur"}, path)) * 1e-6;
   const auto track = count(at(event, {"tid"}, path));
-  if (name == "forward") seconds.compute += length;
+  // A GPU samples on its compute stream, and the host waits for the whole step meanwhile.
+  if (track == kCompute && (name == "forward" || name == "sample")) seconds.compute += length;
   if (name.starts_with("wait for weights") || name.starts_with("wait for KV")) {
     seconds.waiting += length;
     seconds.compute -= length;
   }
-  if (name == "place" || name == "sample") seconds.host += length;
+  if (track == kHost && (name == "place" || name == "sample")) seconds.host += length;
+  if (name == "wait for device") seconds.host -= length;
   if (track == kToDevice) seconds.to_device += length;
   if (track == kToHost) seconds.to_host += length;
 }

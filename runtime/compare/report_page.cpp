@@ -259,7 +259,7 @@ std::string lanes(const std::vector<Group>& groups) {
       "Time by lane",
       "Of the traced run. The upper bar is the run itself; the link's two directions "
       "work beside it, and what compute could not hide of them is waiting. On a GPU compute "
-      "is what queueing it takes, and the wait for it is the host's.",
+      "and waiting are the device's times, and host work is what is neither queueing nor waiting.",
       figures);
 }
 

@@ -124,6 +124,7 @@ void Engine::count_step(double seconds) {
 }
 
 ConstMatrix Engine::forward() {
+  const TraceSpan queueing(trace_, TraceLane::kHost, "queue", !backend_->device().runs_at_once());
   const TraceSpan span(trace_, TraceLane::kCompute, "forward");
   return model_->forward({batch_tokens_, batch_segments_, logit_rows_}, *kv_, backend_->stream());
 }
@@ -131,6 +132,7 @@ ConstMatrix Engine::forward() {
 void Engine::set_trace(Trace* trace) {
   trace_ = trace;
   placement_.set_trace(trace);
+  sampler_.set_trace(trace);
 }
 
 void Engine::finish_trace() {

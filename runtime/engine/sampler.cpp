@@ -1,5 +1,6 @@
 #include "runtime/engine/sampler.h"
 
+#include "base/stream_spans.h"
 #include "kernels/sizing/sample_workspace.h"
 
 namespace triphase {
@@ -23,9 +24,17 @@ std::span<const SampleResult> Sampler::sample(ConstMatrix logits, std::span<cons
   if (rows.empty()) return {};
   auto* results =
       reinterpret_cast<SampleResult*>(at_least(rows.size() * sizeof(SampleResult), results_));
-  backend_->ops().sample(logits, rows, results, {workspace_.data(), workspace_.bytes()},
-                         backend_->stream());
-  backend_->stream().synchronize();
+  const bool runs_later = !backend_->device().runs_at_once();
+  {
+    const TraceSpan span(trace_, TraceLane::kCompute, "sample", runs_later);
+    backend_->ops().sample(logits, rows, results, {workspace_.data(), workspace_.bytes()},
+                           backend_->stream());
+  }
+  {
+    const TraceSpan span(trace_, TraceLane::kHost, "wait for device", runs_later);
+    backend_->stream().synchronize();
+  }
+  if (trace_ != nullptr && trace_->stream_spans() != nullptr) trace_->stream_spans()->collect();
   return {results, rows.size()};
 }
 

@@ -7,6 +7,7 @@
 #include <cstdint>
 #include <span>
 
+#include "base/trace.h"
 #include "kernels/sampling.h"
 #include "memory/memory_pool.h"
 #include "runtime/backend.h"
@@ -18,11 +19,14 @@ class Sampler {
   // `vocab`: columns of the logits to come.
   Sampler(Backend& backend, std::int64_t vocab);
 
-  // A result for each row of logits, valid until the next call. Waits for the stream.
+  // A result for each row of logits, valid until the next call. Waits for the stream, and collects
+  // the spans of what it did.
   [[nodiscard]] std::span<const SampleResult> sample(ConstMatrix logits,
                                                      std::span<const SampleRow> rows);
   // A copy of the logits in host memory, valid until the next call. Waits for the stream.
   [[nodiscard]] ConstMatrix on_host(ConstMatrix logits);
+  // Records what a device does for sample(), and the wait for it; null: off.
+  void set_trace(Trace* trace) { trace_ = trace; }
 
  private:
   // `buffer` with room for so many bytes; its content is undefined.
@@ -33,6 +37,7 @@ class Sampler {
   Buffer workspace_;
   Buffer results_;
   Buffer logits_;
+  Trace* trace_ = nullptr;
 };
 
 }  // namespace triphase

@@ -102,7 +102,8 @@ void TraceFile::close() {
   trace_->set_sink({});
   put("\n]}\n");
   if (const std::uint64_t lost = trace_->lost(); lost > 0) {
-    log_->warning(fmt::format("{}: {} events are missing, memory ran out", path_, lost));
+    log_->warning(fmt::format("{}: {} events are missing: memory ran out, or the device failed",
+                              path_, lost));
   }
   trace_ = nullptr;
   file_.reset();

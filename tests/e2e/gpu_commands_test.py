@@ -211,6 +211,11 @@ class GpuCommands(unittest.TestCase):
                       "report", "--policies", "device-only,flexgen", "--policy-option=flexgen.kv-share=0.3",
                       "--max-tokens", "3", "--host-memory", "64MiB", "--repeat", "1")
         self.assertIn(GPU, (self.folder / "report" / "index.html").read_text())
+        for row in json.loads((self.folder / "report" / "compare.json").read_text()):
+            # The device computes while the host waits, and it takes its time.
+            self.assertGreater(row["compute_seconds"], 0)
+            self.assertGreaterEqual(row["host_seconds"], 0)
+            self.assertLess(row["host_seconds"], row["compute_seconds"])
         errors = self.triphase("compare", "--model", self.model, "--random-weights", "--prompts", "prompts.jsonl",
                                "--output", "other", device="cuda:7", code=5).stderr
         self.assertIn("[E-DEV-NONE]", errors)

@@ -21,6 +21,7 @@ import itertools
 import json
 import os
 import pathlib
+import re
 import signal
 import subprocess
 import sys
@@ -131,13 +132,13 @@ class Jobs:
                 tokens = [3 + (line * 37 + at * 11 + at * at) % 290 for at in range(length)]
                 print(json.dumps({"id": str(line), "prompt_tokens": tokens}), file=out)
 
-    def command(self, name, *extra, kv_heads=2, tokens=24, device=DEVICE, prompts="prompts", model=None):
+    def command(self, name, *extra, kv_heads=2, tokens=24, device=DEVICE, prompts="prompts", model=None, batch=4):
         logprobs = [] if device == "cuda:emulated" else ["--logprobs", "2"]
         return [ARGUMENTS.program, "run", "--model", str(self.folder / f"{model or f'heads{kv_heads}'}.json"),
                 "--random-weights",
                 "--weights-dtype", "bf16", "--prompts", str(self.folder / f"{prompts}.jsonl"), "--max-tokens",
-                str(tokens), "--temperature", "0", "--ignore-eos", "--batch-size", "4", "--progress", "off", "--device",
-                device, "--output", str(self.folder / f"{name}.jsonl"), *logprobs, *extra]  # fmt: skip
+                str(tokens), "--temperature", "0", "--ignore-eos", "--batch-size", str(batch), "--progress",
+                "off", "--device", device, "--output", str(self.folder / f"{name}.jsonl"), *logprobs, *extra]  # fmt: skip
 
     def environment(self, machine):
         machines = {"TRIPHASE_EMULATED": machine} if IS_EMULATED else {}
@@ -335,14 +336,155 @@ class GpuJobs(unittest.TestCase):
         self.assertEqual(counts[1]["allocations"], counts[0]["allocations"])
         return [(counts[1][key] - counts[0][key]) / 8 for key in ("launches", "uploads", "downloads", "waits")]
 
+    def traced(self, name, *extra, **job):
+        """Spans by track, as (name, begin, end, values) with nanoseconds, and the summary and answers of the job."""
+        file = self.jobs.folder / f"{name}.trace.json"
+        summary, answers = self.jobs.run(name, *extra, "--trace", str(file), **job)
+        tracks = collections.defaultdict(list)
+        names = {}
+        for event in json.loads(file.read_text())["traceEvents"]:
+            if event["name"] == "thread_name":
+                names[event["tid"]] = event["args"]["name"]
+            elif event["ph"] == "X":
+                begin = round(event["ts"] * 1000)
+                end = begin + round(event["dur"] * 1000)
+                tracks[names[event["tid"]]].append((event["name"], begin, end, event["args"]))
+        return tracks, summary, answers
+
+    def check_nested(self, spans):
+        open_ends = []
+        for name, begin, end, _ in sorted(spans, key=lambda span: (span[1], -span[2])):
+            while open_ends and open_ends[-1] <= begin:
+                open_ends.pop()
+            if open_ends:
+                self.assertLessEqual(end, open_ends[-1], name)
+            open_ends.append(end)
+
+    def check_in_order(self, spans):
+        for (_, _, end, _), (name, begin, _, _) in itertools.pairwise(sorted(spans, key=lambda span: span[1:3])):
+            self.assertLessEqual(end, begin, name)
+
+    def test_a_trace_has_the_times_of_the_device(self):
+        self.jobs.write_prompts("two", LENGTHS[:2])
+        job = {"tokens": 6, "prompts": "two"}
+        asked = {}
+        for traced in (False, True):
+            file = self.jobs.folder / "counts.json"
+            machine = f"schedule=0,counts={file}"
+            if traced:
+                tracks, summary, answers = self.traced("traced", "--policy", "device-only", machine=machine, **job)
+            else:
+                _, expected = self.jobs.run("plain", "--policy", "device-only", machine=machine, **job)
+            if IS_EMULATED:
+                asked[traced] = json.loads(file.read_text())
+        self.check(answers, expected)
+        compute = tracks["compute"]
+        self.check_nested(compute)
+        for name, times in (("forward", 1), ("embed", 1), ("layer", 3), ("qkv", 3), ("append", 3), ("attend", 3),
+                            ("output", 3), ("mlp", 3), ("head", 1), ("sample", 1)):
+            self.assertEqual(sum(span[0] == name for span in compute), times * summary["steps"], name)
+        roots = [span for span in compute if span[0] in ("forward", "sample")]
+        self.check_in_order(roots)
+        steps = [span for span in tracks["steps"] if span[3].get("lines")]
+        self.assertEqual(len(steps), summary["steps"])
+        for at, (_, begin, end, _) in enumerate(steps):
+            inside = [span for span in compute if begin <= span[1] and span[2] <= end]
+            self.assertEqual(len(inside), len(compute) // len(steps), f"step {at}")
+            queue, wait, sample = ([span for span in tracks["host work"] if span[0] == name and begin <= span[1] < end]
+                                   for name in ("queue", "wait for device", "sample"))
+            self.assertEqual((len(queue), len(wait), len(sample)), (1, 1, 1))
+            self.check_in_order([*queue, *sample])
+            self.check_nested([*sample, *wait])
+            if IS_EMULATED:  # it does nothing until the host waits
+                for name, start, _, _ in inside:
+                    self.assertGreaterEqual(start, wait[0][1], name)
+        if not IS_EMULATED:
+            return
+        # A pair of events a span, and the origin of their times, which is the only wait more.
+        for name, more in (("launches", 0), ("uploads", 0), ("downloads", 0), ("pageable", 0), ("allocations", 0),
+                           ("waits", 1), ("events", 1 + 2 * len(compute))):
+            self.assertEqual(asked[True][name] - asked[False][name], more, name)
+
+    def test_a_trace_shows_what_compute_waits_for(self):
+        _, expected = self.jobs.run("reference", "--policy", "device-only", "--layer-inputs", "96", tokens=40)
+        for schedule in (1, 4):
+            with self.subTest(schedule=schedule):
+                tracks, summary, answers = self.traced(
+                    "job", "--policy", "triphase", *RECOMPUTE, *TIGHT, "--kv-dtype", "bf16", "--overwrite", tokens=40,
+                    machine=f"schedule={schedule}")  # fmt: skip
+                self.check(answers, expected)
+                for spans in tracks.values():
+                    self.check_nested(spans)
+                self.check_nested([*tracks["compute"], *tracks["recompute"]])
+                recomputed = sum(span[3]["tokens"] for span in tracks["recompute"])
+                self.assertGreater(recomputed, 0)
+                waits = [span for span in tracks["compute"] if span[0] == "wait for KV"]
+                self.assertGreater(max(end - begin for _, begin, end, _ in waits), 0)
+                for track, direction in (("link to device", "to_device"), ("link to host", "to_host")):
+                    self.check_in_order(tracks[track])
+                    moved = sum(span[3]["bytes"] for span in tracks[track])
+                    self.assertEqual(moved, summary["moved_bytes"][direction])
+                # All in the time of the job.
+                begin = min(span[1] for span in tracks["steps"])
+                for spans in tracks.values():
+                    self.assertGreaterEqual(min(span[1] for span in spans), begin)
+
+    def test_a_trace_has_the_steps_that_nobody_waited_for(self):
+        tracks, summary, _ = self.traced("chunks", "--policy", "device-only", "--prefill-chunk", "16", tokens=4,
+                                         machine="schedule=3")
+        for spans in tracks.values():
+            self.check_nested(spans)
+        roots = [span for span in tracks["compute"] if span[0] in ("forward", "sample")]
+        self.check_in_order(roots)
+        names = collections.Counter(name for name, *_ in roots)
+        self.assertEqual(names["forward"], summary["steps"])
+        self.assertLess(names["sample"], summary["steps"], "some step wants no token")
+
+    @unittest.skipUnless(IS_EMULATED, "a real GPU is not lost on demand")
+    def test_a_lost_device_ends_a_traced_job_as_any_other(self):
+        _, expected = self.jobs.run("reference", "--policy", "device-only")
+        file = self.jobs.folder / "lost.trace.json"
+        for fault in ("fail-launch=1500", "fail-copy=300"):
+            with self.subTest(fault=fault):
+                errors, _ = self.jobs.run("lost", *POLICIES["flexgen"], "--overwrite", "--trace", str(file), ending=7,
+                                          machine=fault)
+                self.assertIn("[E-DEV-CUDA]", errors)
+                self.assertGreater(len(json.loads(file.read_text())["traceEvents"]), 100)
+                _, answers = self.jobs.run("lost", *POLICIES["flexgen"])
+                self.check(answers, expected)
+
     @unittest.skipUnless(IS_EMULATED, "a real GPU refuses nothing on demand")
     def test_refused_memory(self):
+        # Before anything is loaded: what it says would fit does.
         errors, _ = self.jobs.run("small", "--policy", "device-only", machine="memory=30000000", ending=5)
-        self.assertIn("device memory", errors)
+        self.assertRegex(errors, r"device memory: .* the budget is 28\.6 MiB.*\[E-MEM-FIT\]")
+        room = re.search(r"hint: --device-memory (\d+B) would fit batch 1", errors).group(1)
+        self.jobs.run("small", "--policy", "device-only", "--device-memory", room, batch=1, tokens=2)
+        # While it loads: what else uses the GPU is not known before.
         errors, _ = self.jobs.run("refused", "--policy", "device-only", machine="fail-allocation=8", ending=5)
         self.assertIn("[E-MEM-ALLOC]", errors)
+        self.assertRegex(errors, r"are refused, this job holds .* of 2\.0 GiB are free.*--device-memory \d+MiB fits")
+        self.assertEqual(list(self.jobs.folder.glob("refused.jsonl*")), [])
         _, expected = self.jobs.run("reference", "--policy", "device-only")
         _, answers = self.jobs.run("unpinned", *POLICIES["flexgen"], machine="fail-pin=1,schedule=5")
+        self.check(answers, expected)
+
+    @unittest.skipUnless(IS_EMULATED, "a real GPU refuses nothing on demand")
+    def test_memory_refused_in_the_middle_of_a_job(self):
+        # What SWA keeps of long lines is allocated when they begin, after short ones have ended.
+        self.jobs.write_prompts("growing", (20,) * 8 + (100, 100))
+        job = {"tokens": 12, "prompts": "growing"}
+        swa = ("--policy", "device-only", "--attention", "swa", "--kv-sparsity", "0.6")
+        file = self.jobs.folder / "counts.json"
+        _, expected = self.jobs.run("reference", *swa, machine=f"counts={file}", **job)
+        last = json.loads(file.read_text())["blocks"]
+        errors, _ = self.jobs.run("late", *swa, machine=f"fail-allocation={last}", ending=5, **job)
+        self.assertIn("[E-MEM-ALLOC]", errors)
+        self.assertRegex(errors, r"--device-memory \d+MiB fits")
+        finished = len((self.jobs.folder / "late.jsonl.part").read_bytes().splitlines())
+        self.assertGreater(finished, 0)
+        summary, answers = self.jobs.run("late", *swa, **job)
+        self.assertEqual(summary["requests"]["resumed"], finished)
         self.check(answers, expected)
 
     def test_the_log_says_what_pinning_took(self):
@@ -353,6 +495,20 @@ class GpuJobs(unittest.TestCase):
         if IS_EMULATED:
             self.jobs.run("unpinned", *POLICIES["flexgen"], tokens=4, machine="fail-pin=1")
             self.assertRegex(self.jobs.log, "host memory: .* not pinned, which makes copies slower: a refusal")
+
+    @unittest.skipUnless(IS_EMULATED, "a real GPU has the driver that it has")
+    def test_drivers_that_are_missing_or_too_old(self):
+        for driver, words in (("0", "none on this machine"), ("12040", "one for CUDA 12.4 at most")):
+            errors, _ = self.jobs.run("driver", machine=f"driver={driver}", ending=5)
+            self.assertEqual(errors.count("triphase: error:"), 1, errors)
+            for part in ("GPU driver: " + words, "CUDA 13.0 or later", "--device=cpu", "[E-DEV-NONE]"):
+                self.assertIn(part, errors)
+        self.assertEqual(list(self.jobs.folder.glob("driver.jsonl*")), [])
+        # A later one will do, and who leaves the choice to the program hears why it takes the CPU.
+        self.jobs.run("later", machine="driver=14010", tokens=2)
+        for driver, warnings in (("12040", 1), ("0", 0)):
+            self.jobs.run("auto", "--overwrite", machine=f"driver={driver}", device="auto", tokens=2)
+            self.assertEqual(self.jobs.log.count("--device auto takes the CPU: GPU driver: one for CUDA 12"), warnings)
 
     def test_devices_that_are_not_there(self):
         # Builds without CUDA do not know how GPUs are called.

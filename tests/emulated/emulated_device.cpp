@@ -12,6 +12,7 @@
 #include <utility>
 
 #include "base/error.h"
+#include "base/gpu_errors.h"
 #include "tests/emulated/emulator.h"
 
 namespace triphase::emulated {
@@ -94,6 +95,7 @@ class EmulatedEvent final : public Event {
  public:
   void record(Stream& stream) override {
     auto& emulated = dynamic_cast<EmulatedStream&>(stream);
+    ++emulated.device().counts_.events;
     state_->stream = &emulated;
     const std::uint64_t number = ++state_->recorded;
     emulated.add({.run =
@@ -139,10 +141,10 @@ EmulatedDevice::EmulatedDevice(const DeviceSettings& settings)
 EmulatedDevice::~EmulatedDevice() {
   if (!settings_.counts_file.empty()) {
     std::ofstream(settings_.counts_file)
-        << fmt::format(R"({{"allocations": {}, "launches": {}, "uploads": {}, "downloads": {}, )"
-                       R"("pageable": {}, "waits": {}}})",
-                       counts_.allocations, counts_.launches, counts_.uploads, counts_.downloads,
-                       counts_.pageable, counts_.waits);
+        << fmt::format(R"({{"allocations": {}, "blocks": {}, "launches": {}, "uploads": {}, )"
+                       R"("downloads": {}, "pageable": {}, "waits": {}, "events": {}}})",
+                       counts_.allocations, counts_.blocks, counts_.launches, counts_.uploads,
+                       counts_.downloads, counts_.pageable, counts_.waits, counts_.events);
   }
   for (const auto& [start, block] : device_blocks_) munmap(block.mapped, block.mapped_bytes);
 }
@@ -164,13 +166,11 @@ void EmulatedDevice::may_fail(std::int64_t& left, const char* call) {
 void* EmulatedDevice::allocate(std::size_t bytes) {
   check_not_lost();
   ++counts_.allocations;
+  ++counts_.blocks;
   const std::size_t used = round_up(std::max<std::size_t>(bytes, 1), kAlignment);
   const bool refused = settings_.fail_allocation > 0 && --settings_.fail_allocation == 0;
   if (refused || used > free_bytes()) {
-    throw Error(ErrorRole::kResources, "E-MEM-ALLOC", "GPU memory")
-        .found(fmt::format("{} bytes with {} of {} free", bytes, free_bytes(), settings_.memory))
-        .expected("memory for the weights and the KV cache")
-        .hint("lower --device-memory or --batch-size, or free the GPU");
+    throw gpu_memory_error(bytes, used_, free_bytes(), settings_.memory);
   }
   const std::size_t page = page_bytes();
   const std::size_t data = round_up(used, page);

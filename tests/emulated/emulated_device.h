@@ -47,11 +47,13 @@ struct DeviceSettings {
 // What was asked of the device since the start.
 struct DeviceCounts {
   std::int64_t allocations = 0;  // of the device and pinned
+  std::int64_t blocks = 0;       // of them, those of the device
   std::int64_t launches = 0;     // kernels, a library's products included
   std::int64_t uploads = 0;      // copies to the device
   std::int64_t downloads = 0;    // and from it
   std::int64_t pageable = 0;     // of both, those of host memory that is not pinned
   std::int64_t waits = 0;        // of the host
+  std::int64_t events = 0;       // records of one
 };
 
 class EmulatedStream;

@@ -5,10 +5,12 @@
 
 #include <cstdlib>
 #include <map>
+#include <optional>
 #include <sstream>
 #include <string>
 
 #include "base/error.h"
+#include "base/gpu_errors.h"
 #include "kernels/cpu/ceilings.h"
 #include "memory/host_device.h"
 #include "runtime/gpu.h"
@@ -20,10 +22,13 @@
 namespace triphase {
 namespace {
 
+constexpr int kCuda = 13000;
+
 struct Settings {
   emulated::DeviceSettings device;
   // 0: as if cuBLASLt were not installed; 2: its products depend on the number of rows.
   int products = 1;
+  int driver = kCuda;  // as driver_error() has it
 };
 
 Settings settings_from_environment() {
@@ -53,6 +58,7 @@ Settings settings_from_environment() {
   take("fail-launch", settings.fail_launch);
   take("fail-copy", settings.fail_copy);
   take("library", all_settings.products);
+  take("driver", all_settings.driver);
   TRIPHASE_CHECK(values.empty(), "TRIPHASE_EMULATED: an unknown name");
   return all_settings;
 }
@@ -61,6 +67,12 @@ Settings settings_from_environment() {
 
 // "auto" of tests stays on the CPU.
 int gpu_count() { return 0; }
+
+std::string gpu_problem() {
+  const int driver = settings_from_environment().driver;
+  const std::optional<Error> error = driver_error(driver, kCuda);
+  return driver > 0 && error ? error->message() : std::string();
+}
 
 bool built_with_gpu() { return true; }
 
@@ -71,6 +83,7 @@ Gpu open_gpu(std::string_view name, bool deterministic, ThreadPool& threads) {
         .expected("cpu or cuda:emulated");
   }
   const Settings settings = settings_from_environment();
+  if (const std::optional<Error> error = driver_error(settings.driver, kCuda)) throw Error(*error);
   auto device = std::make_unique<emulated::EmulatedDevice>(settings.device);
   emulated::EmulatedDevice* gpu_device = device.get();
   Gpu gpu;

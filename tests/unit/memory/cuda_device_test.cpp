@@ -56,6 +56,15 @@ TEST(CudaDevice, MissingDevicesAreRefusedByName) {
   EXPECT_EQ(exit_code(error.role()), 5);
 }
 
+TEST(CudaDevice, WithoutADriverThatIsSaid) {
+  int driver = 0;
+  if (cudaDriverGetVersion(&driver) == cudaSuccess && driver > 0) return;  // there is one
+  const Error error = error_of([] { const CudaDevice device(0); });
+  EXPECT_EQ(error.code(), "E-DEV-NONE");
+  EXPECT_THAT(error.message(), HasSubstr("GPU driver: none on this machine"));
+  EXPECT_EQ(cuda_problem(), "") << "nothing to warn of";
+}
+
 TEST(CudaDevice, StreamsOfOtherDevicesAreRefused) {
   HostDevice host;
   const auto stream = host.make_stream();
@@ -91,6 +100,20 @@ TEST_F(CudaDeviceOnGpu, CopiesRoundTripFromPinnedMemory) {
   EXPECT_EQ(std::memcmp(from.data(), to.data(), kCount * 4), 0);
 }
 
+TEST_F(CudaDeviceOnGpu, EventsTellTimeInBothDirectionsAcrossStreams) {
+  CudaDevice device(0);
+  const auto one = device.make_stream();
+  const auto other = device.make_stream();
+  CudaEvent first(0);
+  CudaEvent second(0);
+  first.record(*one);
+  first.synchronize();
+  second.record(*other);
+  second.synchronize();
+  EXPECT_GT(second.seconds_since(first), 0.0);
+  EXPECT_LT(first.seconds_since(second), 0.0);
+}
+
 TEST_F(CudaDeviceOnGpu, CopiesAcrossAPinBoundary) {
   CudaDevice device(0);
   PinnedHostDevice host(device, cuda_host_pinning(), 8);
@@ -116,7 +139,8 @@ TEST_F(CudaDeviceOnGpu, RefusedAllocationsSayHowMuchIsFree) {
   CudaDevice device(0);
   const Error error = error_of([&] { (void)device.allocate(device.facts().total_bytes * 2); });
   EXPECT_EQ(error.code(), "E-MEM-ALLOC");
-  EXPECT_THAT(error.message(), HasSubstr("free"));
+  EXPECT_THAT(error.message(), HasSubstr("are free"));
+  EXPECT_THAT(error.message(), HasSubstr("--device-memory"));
 }
 
 }  // namespace

@@ -1,0 +1,66 @@
+#pragma once
+
+// Spans of work that a stream does after the host has queued it: a pair of events around each,
+// recorded on the stream and read once the host has waited for it, which it does anyway. The
+// times are put on the trace's clock. A device's clock runs at a speed of its own, so that every
+// collect() begins a new count from the last event and keeps it within what the host knows: work
+// begins after it was queued and ends before its wait returned. For the thread that uses the
+// stream. A failed device ends the spans and not the job.
+
+#include <chrono>
+#include <cstddef>
+#include <memory>
+#include <vector>
+
+#include "base/device.h"
+#include "base/trace.h"
+
+namespace triphase {
+
+class StreamSpans {
+ public:
+  using Clock = TraceEvent::Clock;
+
+  // From now on the trace's spans of the compute stream are those of `stream`, which is waited for
+  // once. All must outlive this.
+  StreamSpans(Device& device, Stream& stream, Trace& trace);
+  // Waits for the stream where spans are not collected.
+  ~StreamSpans();
+  StreamSpans(const StreamSpans&) = delete;
+  StreamSpans& operator=(const StreamSpans&) = delete;
+
+  void open() noexcept;
+  // Ends the span that was opened last; `span` says which it is, with times to be filled in.
+  void close(const TraceEvent& span) noexcept;
+  // Adds the spans to the trace. Once the host has waited for all of them; none is open.
+  void collect() noexcept;
+
+  // Of an event of any stream of the device that has been reached.
+  [[nodiscard]] Clock::time_point time_of(const Event& event) const;
+
+ private:
+  struct Span {
+    std::unique_ptr<Event> begin;
+    std::unique_ptr<Event> end;
+    TraceEvent traced;
+  };
+
+  [[nodiscard]] std::unique_ptr<Event> take_event();
+  void keep_within_what_the_host_knows();
+  void give_up() noexcept;
+
+  Device* device_;
+  Stream* stream_;
+  Trace* trace_;
+  std::unique_ptr<Event> origin_;
+  Clock::time_point origin_time_;
+  std::vector<Span> spans_;         // in the order in which they were opened
+  std::vector<std::size_t> open_;   // of spans_, the innermost last
+  std::size_t last_closed_ = 0;     // of spans_
+  Clock::time_point first_queued_;  // when the first of spans_ was opened
+  Clock::time_point traced_until_;
+  std::vector<std::unique_ptr<Event>> spare_events_;
+  bool failed_ = false;
+};
+
+}  // namespace triphase
