@@ -58,6 +58,20 @@ struct ChannelChoice {
   ChannelTemperature temperature = ChannelTemperature::kCoverage;
 };
 
+// Tokens start, start + stride, ... (count of them).
+struct TokenRange {
+  std::int32_t start = 0;
+  std::int32_t stride = 1;
+  std::int32_t count = 0;
+};
+// What one query attends: two ranges, ascending and disjoint.
+struct TokenRanges {
+  TokenRange first;
+  TokenRange second;
+
+  [[nodiscard]] std::int64_t tokens() const { return std::int64_t{first.count} + second.count; }
+};
+
 // Rows [first_row, first_row + rows) of V that are added to one sequence's sums.
 struct ValueRows {
   std::int64_t first_row = 0;
@@ -160,6 +174,11 @@ class SparseOps {
   // F32 numbers; ties go to the smaller position. The selection is the ops', until the next choice.
   [[nodiscard]] virtual Selection choose_recent_and_heaviest(std::span<const WindowChoice> rows,
                                                              Stream& stream) = 0;
+
+  // One list per row: the tokens of its ranges, at least one. The selection is the ops', until the
+  // next choice.
+  [[nodiscard]] virtual Selection choose_ranges(std::span<const TokenRanges> rows,
+                                                Stream& stream) = 0;
 
   // Computes, for each of `rows`, the bounds of every page of `page_tokens` tokens that holds one
   // of [first_token, context_tokens), from the keys as a query at the last position reads them. A

@@ -236,6 +236,22 @@ class CpuSparseOps final : public SparseOps {
     return lists(count, 1, capacity, false);
   }
 
+  Selection choose_ranges(std::span<const TokenRanges> rows, Stream&) override {
+    std::int64_t capacity = 0;
+    for (const TokenRanges& row : rows) capacity = std::max(capacity, row.tokens());
+    const auto count = static_cast<std::int64_t>(rows.size());
+    make_lists(count, 1, capacity, 0);
+    for (std::int64_t i = 0; i < count; ++i) {
+      const TokenRanges& row = rows[static_cast<std::size_t>(i)];
+      std::int32_t* to = tokens_.data() + i * capacity;
+      for (const TokenRange& range : {row.first, row.second}) {
+        for (std::int32_t at = 0; at < range.count; ++at) *to++ = range.start + at * range.stride;
+      }
+      counts_[static_cast<std::size_t>(i)] = static_cast<std::int32_t>(row.tokens());
+    }
+    return lists(count, 1, capacity, false);
+  }
+
   void bound_pages(const KvLayerView& cache, std::span<const AttentionSegment> rows,
                    std::span<const PageBounds> bounds, std::int64_t page_tokens, Stream&) override {
     TRIPHASE_CHECK(rows.size() == bounds.size() && page_tokens > 0, "bound_pages: bounds");

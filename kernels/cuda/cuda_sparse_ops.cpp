@@ -11,6 +11,7 @@
 #include "kernels/cuda/select_rows.h"
 #include "kernels/cuda/sparq_select.h"
 #include "kernels/cuda/sparse_calls.h"
+#include "kernels/cuda/token_ranges.h"
 #include "kernels/cuda/value_mean.h"
 #include "kernels/cuda/window_choice.h"
 
@@ -223,6 +224,18 @@ class CudaSparseOpsOnStreams final : public CudaSparseOps {
   [[nodiscard]] Selection choose_recent_and_heaviest(std::span<const WindowChoice> rows,
                                                      Stream& stream) override {
     return choose_from_windows(call_on(stream), rows);
+  }
+
+  [[nodiscard]] Selection choose_ranges(std::span<const TokenRanges> rows,
+                                        Stream& stream) override {
+    if (rows.empty()) return {};
+    const SparseCall call = call_on(stream);
+    std::vector<RowLimits> limits;
+    for (const TokenRanges& row : rows) limits.push_back({row.tokens(), 0});
+    const MadeLists lists = make_lists(call, limits, 1, 0);
+    write_ranges(call.send(rows), static_cast<std::int64_t>(rows.size()), lists.tokens,
+                 lists.capacity, lists.counts, call.handle);
+    return lists.selection(rows.size(), 1, false);
   }
 
   void bound_pages(const KvLayerView& cache, std::span<const AttentionSegment> rows,

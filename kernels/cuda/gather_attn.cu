@@ -46,10 +46,8 @@ void check_args(const GatherAttnArgs& args) {
     check(cache.scales != nullptr && cache.partial_k != nullptr && cache.partial_v != nullptr &&
               args.tables.scale_pages != nullptr,
           "an INT8 cache needs scales, their pages and the open pool");
-    check(args.slots != nullptr || args.tables.partial_pages != nullptr,
-          "no table of partial pages");
+    check(args.tables.partial_pages != nullptr, "no table of partial pages");
   }
-  if (args.source == TokenSource::kRanges) check(args.ranges != nullptr, "no ranges");
   if (args.source == TokenSource::kList) {
     check(args.tokens != nullptr && args.list_counts != nullptr && args.list_capacity > 0,
           "no token lists");
@@ -96,7 +94,6 @@ void gather_attn(const GatherAttnArgs& args, StreamHandle stream) {
   shape.group = args.heads / cache.kv_heads;
   shape.lengths = args.lengths;
   shape.source = args.source;
-  shape.ranges = args.ranges;
   shape.list = {.tokens = args.tokens,
                 .slots = args.slots,
                 .counts = args.list_counts,

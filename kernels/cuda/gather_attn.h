@@ -20,21 +20,8 @@
 
 namespace triphase::cuda {
 
-// Tokens start, start + stride, ... (count of them).
-struct TokenRange {
-  std::int32_t start;
-  std::int32_t stride;
-  std::int32_t count;
-};
-// Two ranges, ascending and disjoint; what both hold together is numbered through (ordinals).
-struct TokenRanges {
-  TokenRange first;
-  TokenRange second;
-};
-
 enum class TokenSource : std::uint8_t {
   kAll,     // tokens 0 .. length - 1
-  kRanges,  // TokenRanges per sequence, the same for all heads
   kList,    // ascending token positions per row or per sequence
 };
 
@@ -50,14 +37,13 @@ struct GatherAttnArgs {
   const std::int32_t* lengths = nullptr;  // [sequences], the current token included
 
   TokenSource source = TokenSource::kAll;
-  const TokenRanges* ranges = nullptr;  // [sequences]
   // Lists: list_rows is sequences (one list for all heads) or the plan's rows.
   int list_rows = 0;
   int list_capacity = 0;
   const std::int32_t* tokens = nullptr;       // [list_rows][list_capacity]
   const std::int32_t* list_counts = nullptr;  // [list_rows]
-  // Optional, beside tokens: where each token lies. A slot (of the open pool for tokens of an INT8
-  // cache's partial block), or ~record for a host record. Without it the page tables say.
+  // Optional, beside tokens: where each token lies (those of an INT8 cache's partial block are where
+  // the tables say). A slot, or ~record for a host record. Without it the page tables say.
   const std::int32_t* slots = nullptr;
   // Host records, [token][kv_head][K, V][head_dim] in the cache's type: mapped pinned memory, read
   // in place. Null: tokens with a host place are left out (their states come from elsewhere).

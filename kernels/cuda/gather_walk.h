@@ -53,7 +53,6 @@ struct GatherShape {
   int group;  // query heads of a KV head
   const std::int32_t* lengths;
   TokenSource source;
-  const TokenRanges* ranges;
   GatherLists list;
   const unsigned char* host_records;
   const SplitPart* parts;
@@ -114,8 +113,7 @@ class GatherWalk {
   __device__ __forceinline__ int count_of(int row) const {
     const int sequence = row / shape_.cache.kv_heads;
     if (shape_.source == TokenSource::kList) return shape_.list.counts[list_of(row)];
-    if (shape_.source == TokenSource::kAll) return shape_.lengths[sequence];
-    return shape_.ranges[sequence].first.count + shape_.ranges[sequence].second.count;
+    return shape_.lengths[sequence];
   }
 
   // Finds the token of `ordinal` for this lane: place_ is its line in the pool (>= 0), ~record for
@@ -135,11 +133,6 @@ class GatherWalk {
         slot = shape_.list.slots[at];
         has_slot = true;
       }
-    } else if (shape_.source == TokenSource::kRanges) {
-      const TokenRanges& ranges = shape_.ranges[sequence_];
-      token = ordinal < ranges.first.count
-                  ? ranges.first.start + ordinal * ranges.first.stride
-                  : ranges.second.start + (ordinal - ranges.first.count) * ranges.second.stride;
     }
     const bool in_partial_block = token >= open_begin_;
     if (shape_.partial_block ? !in_partial_block : shape_.skip_open && in_partial_block) return;

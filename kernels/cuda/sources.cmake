@@ -29,6 +29,7 @@ set(TRIPHASE_CUDA_KERNELS
   select_rows.cu
   sparq_select.cu
   stage_rows.cu
+  token_ranges.cu
   value_mean.cu
   weight_window.cu)
 # Host code beside them, without CUDA headers.

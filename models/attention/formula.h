@@ -1,15 +1,20 @@
 #pragma once
 
-// Methods whose tokens are a formula of the context length: known before the query, one list for
-// all heads.
+// Methods whose tokens are two ranges, a formula of the context length: known before the query, one
+// list for all heads.
 
 #include "models/attention/methods.h"
 
 namespace triphase {
 
-// Appends the tokens of `budget`, less than `context`, that the last token of a context attends.
-using TokenFormula = void (*)(const AttentionOptions& options, std::int64_t context,
-                              std::int64_t budget, std::vector<std::int32_t>& tokens);
+// The tokens of `budget`, less than `context`, that the last token of a context attends.
+using TokenFormula = TokenRanges (*)(const AttentionOptions& options, std::int64_t context,
+                                     std::int64_t budget);
+
+// [begin, end).
+[[nodiscard]] inline TokenRange token_range(std::int64_t begin, std::int64_t end) {
+  return {static_cast<std::int32_t>(begin), 1, static_cast<std::int32_t>(end - begin)};
+}
 
 class FormulaMethod final : public AttentionMethod {
  public:
@@ -20,16 +25,38 @@ class FormulaMethod final : public AttentionMethod {
   void choose(State&, const LayerCall& call, ConstMatrix, std::int64_t,
               TokenChoice& choice) override {
     const std::int64_t context = call.keys.context_tokens;
-    const std::int64_t budget = budget_tokens(options_, context, context);
     choice.clear();
-    choice.dense = is_dense(budget, context);
+    choice.dense = attends_all(call.layer, context);
     if (choice.dense) return;
-    formula_(options_, context, budget, choice.tokens);
+    const TokenRanges ranges = ranges_of(context);
+    for (const TokenRange& range : {ranges.first, ranges.second}) {
+      for (std::int32_t i = 0; i < range.count; ++i) {
+        choice.tokens.push_back(range.start + i * range.stride);
+      }
+    }
     choice.begins.push_back(static_cast<std::int32_t>(choice.tokens.size()));
   }
 
+  [[nodiscard]] bool chooses_rows() const override { return true; }
+  [[nodiscard]] std::int64_t list_tokens(std::int64_t context) const override {
+    return ranges_of(context).tokens();
+  }
+  [[nodiscard]] Selection choose_rows(const Sequences& sequences, const LayerCall& call,
+                                      ConstMatrix) override {
+    rows_.clear();
+    for (const AttentionSegment& row : sequences.segments) {
+      rows_.push_back(ranges_of(row.context_tokens));
+    }
+    return call.ops->choose_ranges(rows_, *call.stream);
+  }
+
  private:
+  [[nodiscard]] TokenRanges ranges_of(std::int64_t context) const {
+    return formula_(options_, context, budget_tokens(options_, context, context));
+  }
+
   TokenFormula formula_;
+  std::vector<TokenRanges> rows_;
 };
 
 }  // namespace triphase

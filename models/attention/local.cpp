@@ -1,6 +1,5 @@
 // local: the most recent tokens.
 
-#include "kernels/token_choice.h"
 #include "models/attention/formula.h"
 
 namespace triphase {
@@ -9,9 +8,8 @@ std::unique_ptr<AttentionMethod> make_local(const AttentionOptions& options,
                                             const MethodShape& shape, const ContextClusters*) {
   return std::make_unique<FormulaMethod>(
       options, shape,
-      [](const AttentionOptions&, std::int64_t context, std::int64_t budget,
-         std::vector<std::int32_t>& tokens) {
-        choose_range({context - budget, context}, tokens);
+      [](const AttentionOptions&, std::int64_t context, std::int64_t budget) -> TokenRanges {
+        return {token_range(context - budget, context), {}};
       });
 }
 

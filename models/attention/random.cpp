@@ -1,7 +1,7 @@
 // random: every step draws its tokens anew, all sets of the budget's size being as likely; the
 // current token always.
 
-#include "models/attention/formula.h"
+#include "models/attention/methods.h"
 
 namespace triphase {
 namespace {
@@ -19,7 +19,7 @@ std::uint64_t drawn(std::int64_t context, std::int64_t token) {
 
 // Selection sampling (Knuth, volume 2, algorithm 3.4.2 S): a token is taken with the probability
 // of tokens still wanted over tokens still to come.
-void choose_at_random(const AttentionOptions&, std::int64_t context, std::int64_t budget,
+void choose_at_random(std::int64_t context, std::int64_t budget,
                       std::vector<std::int32_t>& tokens) {
   const std::int64_t current = context - 1;
   auto wanted = static_cast<std::uint64_t>(budget - 1);
@@ -32,11 +32,29 @@ void choose_at_random(const AttentionOptions&, std::int64_t context, std::int64_
   tokens.push_back(static_cast<std::int32_t>(current));
 }
 
+// A control: the host draws, on every device.
+class Random final : public AttentionMethod {
+ public:
+  using AttentionMethod::AttentionMethod;
+
+  [[nodiscard]] Timing timing(std::int64_t) const override { return Timing::kEarly; }
+  void choose(State&, const LayerCall& call, ConstMatrix, std::int64_t,
+              TokenChoice& choice) override {
+    const std::int64_t context = call.keys.context_tokens;
+    const std::int64_t budget = budget_tokens(options_, context, context);
+    choice.clear();
+    choice.dense = is_dense(budget, context);
+    if (choice.dense) return;
+    choose_at_random(context, budget, choice.tokens);
+    choice.begins.push_back(static_cast<std::int32_t>(choice.tokens.size()));
+  }
+};
+
 }  // namespace
 
 std::unique_ptr<AttentionMethod> make_random(const AttentionOptions& options,
                                              const MethodShape& shape, const ContextClusters*) {
-  return std::make_unique<FormulaMethod>(options, shape, choose_at_random);
+  return std::make_unique<Random>(options, shape);
 }
 
 }  // namespace triphase

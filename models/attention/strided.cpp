@@ -3,14 +3,13 @@
 
 #include <algorithm>
 
-#include "kernels/token_choice.h"
 #include "models/attention/formula.h"
 
 namespace triphase {
 namespace {
 
-void choose_by_stride(const AttentionOptions& options, std::int64_t context, std::int64_t budget,
-                      std::vector<std::int32_t>& tokens) {
+TokenRanges strides_and_window(const AttentionOptions& options, std::int64_t context,
+                               std::int64_t budget) {
   const auto local_begin = [&](std::int64_t stride) {
     const std::int64_t local = options.strided.local ? stride : 1;
     return std::max<std::int64_t>(0, context - local);
@@ -29,14 +28,17 @@ void choose_by_stride(const AttentionOptions& options, std::int64_t context, std
     }
     if (count(stride) > budget) stride = best;
   }
-  choose_strided(context, stride, local_begin(stride), tokens);
+  const std::int64_t local = local_begin(stride);
+  return {{.stride = static_cast<std::int32_t>(stride),
+           .count = static_cast<std::int32_t>((local + stride - 1) / stride)},
+          token_range(local, context)};
 }
 
 }  // namespace
 
 std::unique_ptr<AttentionMethod> make_strided(const AttentionOptions& options,
                                               const MethodShape& shape, const ContextClusters*) {
-  return std::make_unique<FormulaMethod>(options, shape, choose_by_stride);
+  return std::make_unique<FormulaMethod>(options, shape, strides_and_window);
 }
 
 }  // namespace triphase
