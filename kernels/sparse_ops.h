@@ -15,6 +15,7 @@
 #include <span>
 
 #include "base/error.h"
+#include "kernels/kept_tokens.h"
 #include "kernels/ops.h"
 #include "kernels/weight_window.h"
 
@@ -160,6 +161,23 @@ class SparseOps {
   // F32 numbers; ties go to the smaller position. The selection is the ops', until the next choice.
   [[nodiscard]] virtual Selection choose_recent_and_heaviest(std::span<const WindowChoice> rows,
                                                              Stream& stream) = 0;
+
+  // Kept tokens and their sums (kernels/kept_tokens.h); different rows of a call have different
+  // memory and as many lists each, and nothing is read by the host or waited for.
+
+  // Every list keeps positions [0, tokens), with sums of 0: those of a prompt, to whose sums
+  // accumulate_columns adds.
+  virtual void keep_all(std::span<const KeptTokens> kept, std::int64_t tokens, Stream& stream) = 0;
+
+  // Of each list of each row its newest `local` tokens stay and, of the others, those with the
+  // largest sums; ties go to the smaller position, NaN comes last. What stays is chosen: a list per
+  // KV head, the ops', until the next choice. Asked again without new tokens, it chooses the same.
+  [[nodiscard]] virtual Selection keep_heaviest(std::span<const KeptRow> rows, Stream& stream) = 0;
+
+  // Adds to the sums of each row's lists, of `count` tokens each, what the tokens were attended
+  // with: `weights` [row of attended][list][capacity].
+  virtual void add_kept_weights(const Selection& attended, const float* weights,
+                                std::span<const KeptWeights> rows, Stream& stream) = 0;
 
   // Computes, for each of `rows`, the bounds of every page of `page_tokens` tokens that holds one
   // of [first_token, context_tokens), from the keys as a query at the last position reads them. A

@@ -6,6 +6,7 @@
 #include <vector>
 
 #include "kernels/cuda/host_staging.h"
+#include "kernels/cuda/kept_choice.h"
 #include "kernels/cuda/kv_channels.h"
 #include "kernels/cuda/page_choice.h"
 #include "kernels/cuda/select_rows.h"
@@ -223,6 +224,19 @@ class CudaSparseOpsOnStreams final : public CudaSparseOps {
   [[nodiscard]] Selection choose_recent_and_heaviest(std::span<const WindowChoice> rows,
                                                      Stream& stream) override {
     return choose_from_windows(call_on(stream), rows);
+  }
+
+  void keep_all(std::span<const KeptTokens> kept, std::int64_t tokens, Stream& stream) override {
+    keep_every_token(call_on(stream), kept, tokens);
+  }
+
+  [[nodiscard]] Selection keep_heaviest(std::span<const KeptRow> rows, Stream& stream) override {
+    return choose_from_kept(call_on(stream), rows);
+  }
+
+  void add_kept_weights(const Selection& attended, const float* weights,
+                        std::span<const KeptWeights> rows, Stream& stream) override {
+    add_to_kept(call_on(stream), attended, weights, rows);
   }
 
   void bound_pages(const KvLayerView& cache, std::span<const AttentionSegment> rows,
