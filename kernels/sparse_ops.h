@@ -6,9 +6,10 @@
 // checked arguments; `stream` last. Implementations: kernels/cpu, kernels/cuda; float64:
 // kernels/reference.
 //
-// Where things lie: matrices, the cache, PageBounds, Centroids' means and keys, the sums of V and a
-// Selection in the device's memory; what a method decides by on the host (probabilities, column
-// sums, scores, and which clusters are alive) in host memory, complete when a call returns.
+// Where things lie: matrices, the cache, PageBounds, Centroids' means and keys, the sums of V,
+// column sums, WeightWindow, KeptTokens and a Selection in the device's memory; what a method
+// decides by on the host (probabilities, scores, and which clusters are alive) in host memory,
+// complete when a call returns.
 
 #include <cstdint>
 #include <memory>
@@ -130,8 +131,8 @@ class SparseOps {
 
   // The second pass over a prefill chunk (attention-weight column sums): for every query of
   // `segment` from `first_query` on, in ascending order, and every query head of a KV head,
-  // sums[kv_head * stride + t] += its softmax weight of token t. The sums do not depend on how a
-  // prompt is cut into chunks, as long as its chunks come in order.
+  // sums[kv_head * stride + t] += its softmax weight of token t. `sums` lie in the device's memory;
+  // they do not depend on how a prompt is cut into chunks, as long as its chunks come in order.
   virtual void accumulate_columns(ConstMatrix q, std::int64_t heads, const KvLayerView& cache,
                                   const AttentionSegment& segment, std::int64_t first_query,
                                   float scale, float* sums, std::int64_t stride,

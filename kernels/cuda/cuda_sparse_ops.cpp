@@ -190,18 +190,13 @@ class CudaSparseOpsOnStreams final : public CudaSparseOps {
     const KeyTables tables = send_tables(call_on(stream), cache, {&segment, 1}, {}, false);
     auto* log_sums = reinterpret_cast<float*>(base + scratch.log_sums_at);
     auto* partials = reinterpret_cast<float*>(base + scratch.log_partials_at);
-    auto* columns = reinterpret_cast<float*>(base + scratch.scores_at);
-
-    // Added to what is there, so that one order of additions holds over all chunks.
-    staging_.to_device(rows_of(columns, context, sums, stride, cache.kv_heads, context), stream);
     const StreamHandle handle = settings_.stream_handle(stream);
     for (std::int64_t query = first_query; query < segment.query_count;
          query += kColumnSliceQueries) {
       const PrefillColumns call = columns_of(q, heads, cache, segment, query, scale, tables);
       prefill_log_sums(call, log_sums, partials, handle);
-      prefill_colsum(call, log_sums, columns, context, handle);
+      prefill_colsum(call, log_sums, sums, stride, handle);
     }
-    staging_.to_host(rows_of(sums, stride, columns, context, cache.kv_heads, context), stream);
   }
 
   void clear_weights(std::span<const WeightWindow> windows, Stream& stream) override {

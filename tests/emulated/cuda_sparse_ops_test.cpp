@@ -140,7 +140,7 @@ TEST(EmulatedCudaSparseOps, ReservedScratchIsEnough) {
   const DeviceArray<float> columns(machine.device, std::vector<float>(kKvHeads * 140, 0.0F));
   const std::int64_t before = device.allocations();
   sparse->accumulate_columns(q.view(), kHeads, cache.view(), cache.segment(0, 0, 140), 0, 0.3F,
-                             results.data(), 140, {}, *stream);
+                             columns.data(), 140, {}, *stream);
   sparse->score_centroids(q.view(), 0, kHeads, kKvHeads,
                           {means.data(), keys.data(), 140, alive.data()}, 0.3F, results.data(),
                           *stream);
