@@ -151,11 +151,11 @@ struct AttentionSegment {
   const Selection* chosen = nullptr;
   std::int64_t chosen_row = 0;
   // With lists for one query, or null: each chosen token's softmax weight, summed over the query
-  // heads of its list, in the order of selection.tokens. Host memory that the device copies to
-  // (Device::allocate_host), complete once the stream is synchronized; on the CPU any memory.
+  // heads of its list, in the device's memory. Where work runs at once, in the order of
+  // selection.tokens.
   float* weights = nullptr;
-  // Not 0: `weights` is the device's memory, of so many numbers, for the only list; as many behind
-  // it may be those of the call's next segment. Wanted with `chosen`; not on the CPU.
+  // Elsewhere: list l has so many numbers from weights + l * weights_stride on; those behind the
+  // last list may be the lists of the call's next segment.
   std::int64_t weights_stride = 0;
 };
 

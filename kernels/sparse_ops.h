@@ -6,15 +6,17 @@
 // checked arguments; `stream` last. Implementations: kernels/cpu, kernels/cuda; float64:
 // kernels/reference.
 //
-// Where things lie: matrices, the cache, PageBounds, Centroids' means and keys, the sums of V and a
-// Selection in the device's memory; what a method decides by on the host (probabilities, column
-// sums, scores, and which clusters are alive) in host memory, complete when a call returns.
+// Where things lie: matrices, the cache, PageBounds, Centroids' means and keys, the sums of V,
+// column sums, WeightWindow, KeptTokens and a Selection in the device's memory; what a method
+// decides by on the host (probabilities, scores, and which clusters are alive) in host memory,
+// complete when a call returns.
 
 #include <cstdint>
 #include <memory>
 #include <span>
 
 #include "base/error.h"
+#include "kernels/kept_tokens.h"
 #include "kernels/ops.h"
 #include "kernels/weight_window.h"
 
@@ -143,8 +145,8 @@ class SparseOps {
 
   // The second pass over a prefill chunk (attention-weight column sums): for every query of
   // `segment` from `first_query` on, in ascending order, and every query head of a KV head,
-  // sums[kv_head * stride + t] += its softmax weight of token t. The sums do not depend on how a
-  // prompt is cut into chunks, as long as its chunks come in order.
+  // sums[kv_head * stride + t] += its softmax weight of token t. `sums` lie in the device's memory;
+  // they do not depend on how a prompt is cut into chunks, as long as its chunks come in order.
   virtual void accumulate_columns(ConstMatrix q, std::int64_t heads, const KvLayerView& cache,
                                   const AttentionSegment& segment, std::int64_t first_query,
                                   float scale, float* sums, std::int64_t stride,
@@ -179,6 +181,23 @@ class SparseOps {
   // next choice.
   [[nodiscard]] virtual Selection choose_ranges(std::span<const TokenRanges> rows,
                                                 Stream& stream) = 0;
+
+  // Kept tokens and their sums (kernels/kept_tokens.h); different rows of a call have different
+  // memory and as many lists each, and nothing is read by the host or waited for.
+
+  // Every list keeps positions [0, tokens), with sums of 0: those of a prompt, to whose sums
+  // accumulate_columns adds.
+  virtual void keep_all(std::span<const KeptTokens> kept, std::int64_t tokens, Stream& stream) = 0;
+
+  // Of each list of each row its newest `local` tokens stay and, of the others, those with the
+  // largest sums; ties go to the smaller position, NaN comes last. What stays is chosen: a list per
+  // KV head, the ops', until the next choice. Asked again without new tokens, it chooses the same.
+  [[nodiscard]] virtual Selection keep_heaviest(std::span<const KeptRow> rows, Stream& stream) = 0;
+
+  // Adds to the sums of each row's lists, of `count` tokens each, what the tokens were attended
+  // with: `weights` [row of attended][list][capacity].
+  virtual void add_kept_weights(const Selection& attended, const float* weights,
+                                std::span<const KeptWeights> rows, Stream& stream) = 0;
 
   // Computes, for each of `rows`, the bounds of every page of `page_tokens` tokens that holds one
   // of [first_token, context_tokens), from the keys as a query at the last position reads them. A

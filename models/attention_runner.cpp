@@ -19,9 +19,7 @@ AttentionRunner::AttentionRunner(const AttentionOptions& options, const MethodSh
       workspace_(pool.allocate(workspace_bytes(largest), MemoryTag::kWorkspace)),
       prompts_(triphase::prompt_units(options, clusters == nullptr ? 0 : clusters->context_tokens,
                                       ops.selects_for_several_queries())),
-      reader_(pool.device()),
-      awaited_rows_(static_cast<std::size_t>(shape.layers), 0),
-      weights_arrived_(pool.device().make_event()) {}
+      reader_(pool.device()) {}
 
 std::uint64_t AttentionRunner::workspace_bytes(const AttentionShape& largest) {
   return sparse_workspace_bytes(largest);
@@ -33,55 +31,10 @@ void AttentionRunner::begin(SequenceId sequence, std::int64_t prompt_tokens, std
 
 void AttentionRunner::begin(SequenceId sequence, std::int64_t prompt_tokens,
                             std::unique_ptr<AttentionMethod::State> state) {
-  settle();
   states_[sequence.value] = {std::move(state), prompt_tokens, {}, {}};
 }
 
-void AttentionRunner::end(SequenceId sequence) {
-  settle();
-  states_.erase(sequence.value);
-}
-
-void AttentionRunner::settle() {
-  if (awaited_.empty()) return;
-  weights_arrived_->synchronize();
-  for (Awaited& row : awaited_) {
-    method_->attended(*entry_of(row.sequence).state, row.call, row.choice, row.weights);
-  }
-  awaited_.clear();
-  std::ranges::fill(awaited_rows_, 0);
-  weights_used_ = 0;
-}
-
-void AttentionRunner::settle_for(LayerId layer) {
-  if (awaited_rows_[layer.index()] > 0) settle();
-}
-
-void AttentionRunner::take_weights(std::size_t rows) {
-  // Rows at equal distances: one copy can bring all.
-  std::size_t row = 0;
-  for (std::size_t i = 0; i < rows; ++i) row = std::max(row, chosen_[i].choice->tokens.size());
-  const std::size_t needed = row * rows;
-  if (weights_used_ + needed > weights_capacity_) {
-    settle();
-    weights_used_ = 0;
-    // Room for all layers of a step, and for contexts that grow.
-    constexpr std::size_t kMost = std::size_t{16} << 20;
-    const std::size_t step = 2 * needed * static_cast<std::size_t>(shape_.layers);
-    const std::size_t wanted =
-        memory_.runs_at_once() ? 2 * needed : std::max(needed, std::min(kMost, step));
-    if (wanted > weights_capacity_) {
-      weights_ = HostBuffer();
-      weights_ = HostBuffer(memory_, wanted * sizeof(float));
-      weights_capacity_ = wanted;
-    }
-  }
-  for (std::size_t i = 0; i < rows; ++i) {
-    chosen_[i].weights = {weights_.as<float>() + weights_used_ + i * row,
-                          chosen_[i].choice->tokens.size()};
-  }
-  weights_used_ = memory_.runs_at_once() ? 0 : weights_used_ + needed;
-}
+void AttentionRunner::end(SequenceId sequence) { states_.erase(sequence.value); }
 
 AttentionRunner::Entry& AttentionRunner::entry_of(SequenceId sequence) {
   const auto found = states_.find(sequence.value);
@@ -100,8 +53,10 @@ AttentionRunner::Entry* AttentionRunner::early_entry(LayerId layer, SequenceId s
   if (method_->timing(layer.value) != AttentionMethod::Timing::kEarly) return nullptr;
   Entry& entry = entry_of(sequence);
   if (context_tokens <= entry.prompt_tokens) return nullptr;
-  call.layer = layer.value;
-  call.keys.context_tokens = context_tokens;
+  TRIPHASE_CHECK(early_stream_ != nullptr, "a choice before the first step");
+  AttentionSegment keys;
+  keys.context_tokens = context_tokens;
+  call = call_of(layer, keys, {}, 1.0F, *early_stream_);
   return &entry;
 }
 
@@ -150,7 +105,6 @@ const TokenChoice* AttentionRunner::chosen_early(LayerId layer, SequenceId seque
 
 const TokenChoice* AttentionRunner::early_choice(LayerId layer, SequenceId sequence,
                                                  std::int64_t context_tokens) {
-  settle_for(layer);
   LayerCall call;
   Entry* entry = early_entry(layer, sequence, context_tokens, call);
   if (entry == nullptr) return nullptr;
@@ -162,7 +116,7 @@ const TokenChoice* AttentionRunner::early_choice(LayerId layer, SequenceId seque
 const TokenChoice* AttentionRunner::next_choice(LayerId layer, SequenceId sequence,
                                                 std::int64_t context_tokens) {
   // Of rows that are chosen for together the positions are read once a step.
-  if (!awaited_.empty() || chooses_rows()) return nullptr;
+  if (chooses_rows()) return nullptr;
   LayerCall call;
   Entry* entry = early_entry(layer, sequence, context_tokens, call);
   if (entry == nullptr) return nullptr;
@@ -299,8 +253,8 @@ bool AttentionRunner::chooses_on_device(SequenceId sequence, std::int64_t contex
   return chooses;
 }
 
-std::int64_t AttentionRunner::list_tokens(SequenceId /*sequence*/, std::int64_t context_tokens) {
-  return method_->list_tokens(context_tokens);
+std::int64_t AttentionRunner::list_tokens(SequenceId sequence, std::int64_t context_tokens) {
+  return method_->list_tokens(context_tokens, entry_of(sequence).prompt_tokens);
 }
 
 Selection AttentionRunner::choose_ahead(LayerId layer, std::span<const BatchSegment> rows,
@@ -318,7 +272,6 @@ std::span<const TokenChoice* const> AttentionRunner::choose(
     LayerId layer, std::span<const AttentionSegment> segments,
     std::span<const SequenceId> sequences, ConstMatrix q, ConstMatrix v, const KvLayerView& cache,
     float scale, const ChoiceUse& use, Stream& stream) {
-  settle_for(layer);
   choices_.assign(segments.size(), nullptr);
   late_rows_.assign(segments.size(), -1);
   late_.clear();
@@ -406,7 +359,8 @@ void AttentionRunner::choose_rows(const LayerCall& call, std::span<const Attenti
     late_states_.push_back(states_of_[index]);
     late_segments_.push_back(segments[index]);
     const std::int64_t context = segments[index].context_tokens;
-    count(static_cast<double>(method_->list_tokens(context)), context, 0);
+    const std::int64_t prompt = entry_of(sequences[index]).prompt_tokens;
+    count(static_cast<double>(method_->list_tokens(context, prompt)), context, 0);
   }
   if (use.ahead != nullptr) {
     TRIPHASE_CHECK(use.ahead->rows == static_cast<std::int64_t>(late_.size()),
@@ -433,7 +387,8 @@ void AttentionRunner::choose_rows(const LayerCall& call, std::span<const Attenti
 }
 
 void AttentionRunner::make_late_weights(Stream& stream) {
-  const std::int64_t needed = static_cast<std::int64_t>(late_.size()) * selection_.capacity;
+  const std::int64_t needed =
+      static_cast<std::int64_t>(late_.size()) * selection_.lists * selection_.capacity;
   if (needed <= late_weights_.size()) return;
   // The old ones go first, once nothing reads them: the budget has no room for both.
   stream.synchronize();
@@ -452,9 +407,11 @@ void AttentionRunner::attend(LayerId layer, std::span<const AttentionSegment> se
   const bool wants_weights = method_->wants_weights();
   const bool at_once = memory_.runs_at_once();
   const bool weights_stay = wants_weights && chooses_rows();
+  TRIPHASE_CHECK(!wants_weights || weights_stay || at_once, "weights that no call would tell of");
   if (weights_stay) make_late_weights(stream);
   const auto keep_weights = [&](AttentionSegment& segment, std::size_t index) {
-    segment.weights = late_weights_.data() + late_rows_[index] * selection_.capacity;
+    segment.weights =
+        late_weights_.data() + late_rows_[index] * selection_.lists * selection_.capacity;
     segment.weights_stride = selection_.capacity;
   };
   std::size_t used = 0;
@@ -482,45 +439,31 @@ void AttentionRunner::attend(LayerId layer, std::span<const AttentionSegment> se
     ++used;
   }
   if (!dense_.empty()) ops.attention(q, shape_.heads, cache, dense_, scale, out, dense, stream);
-  if (wants_weights && !weights_stay) take_weights(used);
   for (std::size_t i = 0; i < used; ++i) {
     Chosen& chosen = chosen_[i];
     AttentionSegment segment = segments[chosen.segment];
     segment.selection = {chosen.choice->begins, chosen.choice->tokens, chosen.slots};
     segment.window = 0;
-    if (weights_stay) {
-      keep_weights(segment, chosen.segment);
-    } else if (wants_weights) {
-      segment.weights = chosen.weights.data();
-    }
-    if (wants_weights && at_once) {
+    if (wants_weights && !weights_stay) {
       // One at a time: the workspace keeps one sequence's scores.
+      chosen.weights.resize(chosen.choice->tokens.size());
+      segment.weights = chosen.weights.data();
       ops.attention(q, shape_.heads, cache, {&segment, 1}, scale, out, dense, stream);
-    } else {
-      sparse_.push_back(segment);
+      continue;
     }
+    if (weights_stay) keep_weights(segment, chosen.segment);
+    sparse_.push_back(segment);
   }
   for (const PromptChoices::Part& part : prompts_.parts()) {
     sparse_.push_back(part.segment);
     sparse_.back().selection = {part.begins, part.tokens, part.slots};
   }
   if (!sparse_.empty()) ops.attention(q, shape_.heads, cache, sparse_, scale, out, dense, stream);
-  for (std::size_t i = 0; i < used; ++i) {
-    Chosen& chosen = chosen_[i];
-    const AttentionSegment& segment = segments[chosen.segment];
-    if (at_once) {
-      method_->attended(*entry_of(sequences[chosen.segment]).state,
-                        call_of(layer, segment, cache, scale, stream), *chosen.choice,
-                        chosen.weights);
-    } else if (wants_weights && !weights_stay) {
-      ++awaited_rows_[layer.index()];
-      Awaited& row = awaited_.emplace_back();
-      row.sequence = sequences[chosen.segment];
-      row.call.layer = layer.value;
-      row.call.keys.context_tokens = segment.context_tokens;
-      row.choice = *chosen.choice;
-      row.weights = chosen.weights;
-    }
+  for (std::size_t i = 0; i < used && wants_weights && !weights_stay; ++i) {
+    const Chosen& chosen = chosen_[i];
+    method_->attended(*entry_of(sequences[chosen.segment]).state,
+                      call_of(layer, segments[chosen.segment], cache, scale, stream),
+                      *chosen.choice, chosen.weights);
   }
   if (!late_.empty()) {
     const LayerCall call = call_of(layer, {}, cache, scale, stream);
@@ -529,7 +472,6 @@ void AttentionRunner::attend(LayerId layer, std::span<const AttentionSegment> se
     }
     method_->finish_rows(late_sequences(), call, selection_, out);
   }
-  if (!awaited_.empty()) weights_arrived_->record(stream);
   for (std::size_t index = 0; index < segments.size(); ++index) {
     Entry& entry = entry_of(sequences[index]);
     if (segments[index].context_tokens > entry.prompt_tokens) continue;

@@ -74,8 +74,8 @@ class AttentionRunner {
                                                 std::int64_t context_tokens);
 
   // The same of the decoded row after the one at hand, of which this layer has been attended; null
-  // too where a device has not yet told what it attended. Valid until it is asked for the second
-  // row after that; early_choice() and choose() return it.
+  // too where rows are chosen for together. Valid until it is asked for the second row after that;
+  // early_choice() and choose() return it.
   [[nodiscard]] const TokenChoice* next_choice(LayerId layer, SequenceId sequence,
                                                std::int64_t context_tokens);
 
@@ -163,19 +163,12 @@ class AttentionRunner {
     std::array<Made, 2> made;  // of the layer at hand and of the next, by layer
     std::vector<Made> next;    // before the row's step began, [layer][of a row and the one after]
   };
-  // A decoded row whose weights are on their way to the host, and what its method hears of it then.
-  struct Awaited {
-    SequenceId sequence;
-    LayerCall call;  // its layer and context alone
-    TokenChoice choice;
-    std::span<const float> weights;
-  };
   // One decoded row whose tokens were chosen.
   struct Chosen {
     std::size_t segment = 0;
     const TokenChoice* choice = nullptr;
     std::vector<std::int32_t> slots;
-    std::span<float> weights;
+    std::vector<float> weights;  // where work runs at once
   };
 
   [[nodiscard]] Entry& entry_of(SequenceId sequence);
@@ -215,12 +208,6 @@ class AttentionRunner {
   }
   // A decoded row that attends so many tokens of its context, a mean over its lists.
   void count(double attended, std::int64_t context, std::int64_t centroids);
-  // Memory for the weights of the first `rows` of chosen_.
-  void take_weights(std::size_t rows);
-  // Tells the method of weights that have been awaited; waits for them if need be.
-  void settle();
-  // Before the layer's next choice.
-  void settle_for(LayerId layer);
 
   PoolDevice memory_;  // of the states
   MethodShape shape_;
@@ -244,7 +231,7 @@ class AttentionRunner {
   Selection selection_;     // of them
   bool on_device_ = false;  // it is attended as it lies there
   SelectionReader reader_;
-  DeviceFloats late_weights_;  // [row of selection_][capacity]
+  DeviceFloats late_weights_;  // [row of selection_][list][capacity]
 
   // The step's decoded rows that do not attend all, for choose_early().
   struct EarlyRow {
@@ -261,15 +248,6 @@ class AttentionRunner {
   std::vector<AttentionSegment> sparse_;
   std::vector<Chosen> chosen_;
   std::vector<std::int32_t> shifts_;  // by block, from a token to its slot
-
-  // Weights of attended rows, on the host. Where work is done at once they are of the layer at
-  // hand, else of a step, whose choices are made without them.
-  HostBuffer weights_;
-  std::size_t weights_capacity_ = 0;
-  std::size_t weights_used_ = 0;
-  std::vector<Awaited> awaited_;
-  std::vector<std::int64_t> awaited_rows_;  // of them, by layer
-  std::unique_ptr<Event> weights_arrived_;
 };
 
 }  // namespace triphase

@@ -42,6 +42,11 @@ void add_weight_row(const WeightWindow& window, const WindowStep& step, std::int
 [[nodiscard]] std::int64_t window_choice_words(std::int64_t context);
 void choose_recent_and_heaviest(const WindowChoice& row, float* scratch, std::int32_t* to);
 
+// One list of SparseOps::keep_heaviest; writes tokens_left(row) tokens to `to`. scratch:
+// keep_heaviest_words(row.count + row.added) numbers.
+[[nodiscard]] std::int64_t keep_heaviest_words(std::int64_t tokens);
+void keep_heaviest(const KeptRow& row, std::int64_t list, std::int32_t* scratch, std::int32_t* to);
+
 // See SparseOps::transpose_keys.
 void transpose_keys(ThreadPool& pool, const KvLayerView& cache, const AttentionSegment& keys);
 

@@ -1,6 +1,7 @@
 #include "kernels/cpu/cpu_sparse_ops.h"
 
 #include <algorithm>
+#include <numeric>
 #include <vector>
 
 #include "base/error.h"
@@ -252,6 +253,55 @@ class CpuSparseOps final : public SparseOps {
     return lists(count, 1, capacity, false);
   }
 
+  void keep_all(std::span<const KeptTokens> kept, std::int64_t tokens, Stream&) override {
+    for (const KeptTokens& one : kept) {
+      TRIPHASE_CHECK(holds_tokens(one, tokens), "keep_all: no room for the tokens");
+      for (std::int64_t list = 0; list < one.lists; ++list) {
+        std::int32_t* first = one.tokens + list * one.room;
+        std::iota(first, first + tokens, 0);
+        std::fill_n(one.sums + list * one.room, tokens, 0.0F);
+      }
+    }
+  }
+
+  [[nodiscard]] Selection keep_heaviest(std::span<const KeptRow> rows, Stream&) override {
+    if (rows.empty()) return {};
+    const std::int64_t of_row = rows.front().kept.lists;
+    std::int64_t longest = 0;
+    std::int64_t capacity = 0;
+    for (const KeptRow& row : rows) {
+      TRIPHASE_CHECK(is_kept_row(row) && row.kept.lists == of_row, "keep_heaviest: a row");
+      longest = std::max(longest, row.count + row.added);
+      capacity = std::max(capacity, tokens_left(row));
+    }
+    const auto count = static_cast<std::int64_t>(rows.size());
+    const std::int64_t words = cpu::keep_heaviest_words(longest);
+    make_lists(count, of_row, capacity, 0);
+    kept_.resize(static_cast<std::size_t>(words * pool_->threads()));
+    pool_->parallel_for(count * of_row, [&](std::int64_t i, int worker) {
+      const KeptRow& row = rows[static_cast<std::size_t>(i / of_row)];
+      cpu::keep_heaviest(row, i % of_row, kept_.data() + worker * words,
+                         tokens_.data() + i * capacity);
+      counts_[static_cast<std::size_t>(i)] = static_cast<std::int32_t>(tokens_left(row));
+    });
+    return lists(count, of_row, capacity, false);
+  }
+
+  void add_kept_weights(const Selection& attended, const float* weights,
+                        std::span<const KeptWeights> rows, Stream&) override {
+    for (const KeptWeights& row : rows) {
+      TRIPHASE_CHECK(weights != nullptr && holds_tokens(row.kept, row.count) &&
+                         row.kept.lists == attended.lists && row.attended >= 0 &&
+                         row.attended < attended.rows && row.count <= attended.capacity,
+                     "add_kept_weights: a row of the selection");
+      for (std::int64_t list = 0; list < row.kept.lists; ++list) {
+        float* sums = row.kept.sums + list * row.kept.room;
+        const float* added = weights + (row.attended * attended.lists + list) * attended.capacity;
+        for (std::int64_t i = 0; i < row.count; ++i) sums[i] += added[i];
+      }
+    }
+  }
+
   void bound_pages(const KvLayerView& cache, std::span<const AttentionSegment> rows,
                    std::span<const PageBounds> bounds, std::int64_t page_tokens, Stream&) override {
     TRIPHASE_CHECK(rows.size() == bounds.size() && page_tokens > 0, "bound_pages: bounds");
@@ -431,7 +481,8 @@ class CpuSparseOps final : public SparseOps {
   std::vector<float> scores_;
   std::vector<std::int32_t> chosen_;
   std::vector<std::uint32_t> scratch_;
-  std::vector<float> row_;  // of weights, or what choose_recent_and_heaviest works with
+  std::vector<float> row_;          // of weights, or what choose_recent_and_heaviest works with
+  std::vector<std::int32_t> kept_;  // what keep_heaviest works with
 };
 
 }  // namespace

@@ -29,6 +29,12 @@ bool gather_serves(const KvLayerView& cache) {
          cache.head_dim <= 256 && cache.head_dim % 8 == 0;
 }
 
+// Lists of the only query.
+std::int64_t list_count(const AttentionSegment& segment) {
+  return segment.chosen != nullptr ? segment.chosen->lists
+                                   : static_cast<std::int64_t>(segment.selection.begins.size()) - 1;
+}
+
 // Lists come with the call, or lie on the device already (chosen).
 enum class Route : std::uint8_t { kPaged, kGatherAll, kGatherShared, kGatherByHead, kGatherChosen };
 
@@ -41,8 +47,7 @@ Route route_of(const AttentionSegment& segment, const KvLayerView& cache, bool d
                  ", cache " + std::string(dtype_name(cache.dtype));
         });
     if (segment.chosen != nullptr) return Route::kGatherChosen;
-    const auto lists = static_cast<std::int64_t>(segment.selection.begins.size()) - 1;
-    return lists == 1 ? Route::kGatherShared : Route::kGatherByHead;
+    return list_count(segment) == 1 ? Route::kGatherShared : Route::kGatherByHead;
   }
   const bool plain_decode = segment.query_count == 1 && segment.window == 0;
   return plain_decode && gather_serves(cache) && !deterministic ? Route::kGatherAll : Route::kPaged;
@@ -127,18 +132,18 @@ bool follows(const AttentionSegment& segment, const AttentionSegment& next) {
          (next.chosen == nullptr || next.chosen_row == segment.chosen_row + 1) &&
          next.tables == segment.tables &&
          (next.tables == nullptr || next.table_row == segment.table_row + 1) &&
-         next.weights_stride == stride && (stride == 0 || next.weights == segment.weights + stride);
+         next.weights_stride == stride &&
+         (stride == 0 || next.weights == segment.weights + list_count(segment) * stride);
 }
 
 class Batch {
  public:
   Batch(const BatchAttention& call, const GpuMachine& machine, ArgumentRing& arguments,
-        DeviceScratch& scratch, Device& device, Stream& stream, StreamHandle handle)
+        DeviceScratch& scratch, Stream& stream, StreamHandle handle)
       : call_(call),
         machine_(machine),
         arguments_(arguments),
         scratch_(scratch),
-        device_(device),
         stream_(stream),
         handle_(handle) {}
 
@@ -213,10 +218,8 @@ class Batch {
     const bool lists_given = route != Route::kGatherAll;
     const bool on_device = route == Route::kGatherChosen;
     const Lists lists = on_device ? chosen_lists(run) : lists_given ? lists_of(run) : Lists{};
-    const bool wants_weights =
-        lists_given && std::ranges::any_of(run, [](const AttentionSegment& segment) {
-          return segment.weights != nullptr;
-        });
+    // follows() has the same answer for all of them.
+    float* const weights = lists_given ? run.front().weights : nullptr;
     arguments_.reserve(
         (tables.pages.size() + tables.scale_pages.size() + run.size() + tables.lengths.size() +
          lists.tokens.size() + lists.slots.size() + lists.counts.size()) *
@@ -232,7 +235,7 @@ class Batch {
     const PlanSplitsArgs split = splits(run, lists, args, group);
     const GatherScratch scratch =
         gather_scratch(sequences, call_.heads, cache.kv_heads, cache.head_dim, split.part_count,
-                       cache.quantized(), wants_weights ? lists.rows : 0, lists.capacity);
+                       cache.quantized(), weights != nullptr ? lists.capacity : 0);
     const GatherStatesLayout layout =
         gather_states_layout(rows, split.part_count, group, cache.head_dim, cache.quantized());
     std::byte* base = scratch_.at_least(static_cast<std::size_t>(scratch.bytes), stream_);
@@ -242,17 +245,14 @@ class Batch {
     args.max_sum = reinterpret_cast<float*>(states + layout.max_sum_at);
     auto* logits = reinterpret_cast<float*>(base + scratch.logits_at);
     auto* lse = reinterpret_cast<float*>(base + scratch.lse_at);
-    auto* weights = reinterpret_cast<float*>(base + scratch.weights_at);
-    if (wants_weights) {
+    if (weights != nullptr) {
       args.logits = logits;
       args.logit_capacity = static_cast<int>(lists.capacity);
     }
     gather_attn(args, handle_);
 
-    merge(run, args, wants_weights ? lse : nullptr);
-    if (!wants_weights) return;
-    const AttentionSegment& first = run.front();
-    const bool weights_stay = first.weights_stride > 0;
+    merge(run, args, weights != nullptr ? lse : nullptr);
+    if (weights == nullptr) return;
     token_weights({.sequences = args.sequences,
                    .heads = args.heads,
                    .kv_heads = args.cache.kv_heads,
@@ -261,10 +261,9 @@ class Batch {
                    .list_counts = args.list_counts,
                    .list_rows = args.list_rows,
                    .capacity = args.list_capacity,
-                   .weights = weights_stay ? first.weights : weights,
-                   .weights_stride = weights_stay ? first.weights_stride : args.list_capacity},
+                   .weights = weights,
+                   .weights_stride = run.front().weights_stride},
                   handle_);
-    if (!weights_stay) copy_weights(run, lists, weights);
   }
 
  private:
@@ -430,46 +429,10 @@ class Batch {
     return units;
   }
 
-  // To the host, in the stream's order; in one copy where the rows lie there as they do here.
-  void copy_weights(std::span<const AttentionSegment> run, const Lists& lists,
-                    const float* weights) {
-    const auto capacity = static_cast<std::size_t>(lists.capacity);
-    struct Row {
-      float* to;
-      const float* from;
-      std::size_t bytes;
-    };
-    std::vector<Row> rows;
-    bool side_by_side = true;
-    std::size_t row = 0;
-    for (const AttentionSegment& segment : run) {
-      const auto begins = segment.selection.begins;
-      for (std::size_t list = 0; list + 1 < begins.size(); ++list, ++row) {
-        if (segment.weights == nullptr) {
-          side_by_side = false;
-          continue;
-        }
-        float* to = segment.weights + begins[list];
-        rows.push_back({to, weights + row * capacity,
-                        static_cast<std::size_t>(lists.counts[row]) * sizeof(float)});
-        side_by_side = side_by_side && to == rows.front().to + row * capacity;
-      }
-    }
-    if (side_by_side && row > 0) {
-      device_.copy(rows.front().to, weights,
-                   (row - 1) * capacity * sizeof(float) + rows.back().bytes, stream_);
-      return;
-    }
-    for (const Row& each : rows) {
-      if (each.bytes > 0) device_.copy(each.to, each.from, each.bytes, stream_);
-    }
-  }
-
   const BatchAttention& call_;
   const GpuMachine& machine_;
   ArgumentRing& arguments_;
   DeviceScratch& scratch_;
-  Device& device_;
   Stream& stream_;
   StreamHandle handle_;
 };
@@ -478,8 +441,8 @@ class Batch {
 
 void attend_batch(const BatchAttention& call, std::span<const AttentionSegment> segments,
                   const GpuMachine& machine, ArgumentRing& arguments, DeviceScratch& scratch,
-                  Device& device, Stream& stream, StreamHandle handle) {
-  Batch batch(call, machine, arguments, scratch, device, stream, handle);
+                  Stream& stream, StreamHandle handle) {
+  Batch batch(call, machine, arguments, scratch, stream, handle);
   std::size_t begin = 0;
   while (begin < segments.size()) {
     const Route route = route_of(segments[begin], call.cache, machine.deterministic);

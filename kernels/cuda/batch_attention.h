@@ -24,6 +24,6 @@ struct BatchAttention {
 // Segments have been checked. `stream` and `handle` are the same stream.
 void attend_batch(const BatchAttention& call, std::span<const AttentionSegment> segments,
                   const GpuMachine& machine, ArgumentRing& arguments, DeviceScratch& scratch,
-                  Device& device, Stream& stream, StreamHandle handle);
+                  Stream& stream, StreamHandle handle);
 
 }  // namespace triphase::cuda

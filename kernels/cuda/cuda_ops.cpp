@@ -223,7 +223,7 @@ class CudaOpsOnStreams final : public CudaOps {
             });
     for (const AttentionSegment& segment : segments) check_segment(segment, q.rows, heads, cache);
     attend_batch({q, heads, cache, scale, out}, segments, settings_.machine, arguments_, scratch_,
-                 *device_, stream, handle(stream));
+                 stream, handle(stream));
   }
 
   void sample(ConstMatrix logits, std::span<const SampleRow> rows, SampleResult* results, Workspace,
@@ -348,14 +348,10 @@ class CudaOpsOnStreams final : public CudaOps {
     const auto blocks = static_cast<std::size_t>((segment.context_tokens + cache.page_tokens - 1) /
                                                  cache.page_tokens);
     const std::size_t closed = cache.quantized() && blocks > 0 ? blocks - 1 : blocks;
-    check(segment.weights_stride == 0 ||
-              (segment.weights != nullptr &&
-               (segment.chosen != nullptr
-                    ? segment.chosen->lists == 1
-                    : segment.selection.begins.size() == 2 &&
-                          static_cast<std::int64_t>(segment.selection.tokens.size()) <=
-                              segment.weights_stride)),
-          "weights on the device are those of one list");
+    const TokenSelection& selection = segment.selection;
+    check((segment.weights == nullptr) == (segment.weights_stride == 0) &&
+              (segment.weights == nullptr || segment.chosen != nullptr || !selection.empty()),
+          "weights and their stride, of lists");
     if (segment.chosen != nullptr) {
       const Selection& chosen = *segment.chosen;
       check(segment.query_count == 1 && segment.selection.empty() &&
@@ -365,11 +361,16 @@ class CudaOpsOnStreams final : public CudaOps {
                 chosen.counts != nullptr,
             "a row of chosen lists");
     }
-    if (!segment.selection.empty()) {
-      const auto lists = static_cast<std::int64_t>(segment.selection.begins.size()) - 1;
+    if (!selection.empty()) {
+      const auto lists = static_cast<std::int64_t>(selection.begins.size()) - 1;
       check(segment.query_count <= 1 && (lists == 1 || lists == cache.kv_heads || lists == heads) &&
-                segment.selection.tokens.size() == segment.selection.slots.size(),
+                selection.tokens.size() == selection.slots.size(),
             "a selection's lists");
+      for (std::size_t list = 0; segment.weights != nullptr && list + 1 < selection.begins.size();
+           ++list) {
+        check(selection.begins[list + 1] - selection.begins[list] <= segment.weights_stride,
+              "no room for a list's weights");
+      }
       check(!cache.quantized() || segment.scale_pages.size() >= closed, "a segment's scale pages");
       return;
     }

@@ -6,6 +6,7 @@
 #include <vector>
 
 #include "kernels/cuda/host_staging.h"
+#include "kernels/cuda/kept_choice.h"
 #include "kernels/cuda/kv_channels.h"
 #include "kernels/cuda/page_choice.h"
 #include "kernels/cuda/select_rows.h"
@@ -190,18 +191,13 @@ class CudaSparseOpsOnStreams final : public CudaSparseOps {
     const KeyTables tables = send_tables(call_on(stream), cache, {&segment, 1}, {}, false);
     auto* log_sums = reinterpret_cast<float*>(base + scratch.log_sums_at);
     auto* partials = reinterpret_cast<float*>(base + scratch.log_partials_at);
-    auto* columns = reinterpret_cast<float*>(base + scratch.scores_at);
-
-    // Added to what is there, so that one order of additions holds over all chunks.
-    staging_.to_device(rows_of(columns, context, sums, stride, cache.kv_heads, context), stream);
     const StreamHandle handle = settings_.stream_handle(stream);
     for (std::int64_t query = first_query; query < segment.query_count;
          query += kColumnSliceQueries) {
       const PrefillColumns call = columns_of(q, heads, cache, segment, query, scale, tables);
       prefill_log_sums(call, log_sums, partials, handle);
-      prefill_colsum(call, log_sums, columns, context, handle);
+      prefill_colsum(call, log_sums, sums, stride, handle);
     }
-    staging_.to_host(rows_of(sums, stride, columns, context, cache.kv_heads, context), stream);
   }
 
   void clear_weights(std::span<const WeightWindow> windows, Stream& stream) override {
@@ -236,6 +232,19 @@ class CudaSparseOpsOnStreams final : public CudaSparseOps {
     write_ranges(call.send(rows), static_cast<std::int64_t>(rows.size()), lists.tokens,
                  lists.capacity, lists.counts, call.handle);
     return lists.selection(rows.size(), 1, false);
+  }
+
+  void keep_all(std::span<const KeptTokens> kept, std::int64_t tokens, Stream& stream) override {
+    keep_every_token(call_on(stream), kept, tokens);
+  }
+
+  [[nodiscard]] Selection keep_heaviest(std::span<const KeptRow> rows, Stream& stream) override {
+    return choose_from_kept(call_on(stream), rows);
+  }
+
+  void add_kept_weights(const Selection& attended, const float* weights,
+                        std::span<const KeptWeights> rows, Stream& stream) override {
+    add_to_kept(call_on(stream), attended, weights, rows);
   }
 
   void bound_pages(const KvLayerView& cache, std::span<const AttentionSegment> rows,

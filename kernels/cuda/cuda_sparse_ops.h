@@ -2,7 +2,8 @@
 
 // SparseOps on a GPU: SparQ's choice (sparq_select; rows too long for a block's shared memory take
 // score_rows and select_rows) and its transposed keys, softmax probabilities over all keys (exact
-// top-k), column sums (H2O, SWA), bounds and scores of pages (Quest) and of clusters (Squeezed).
+// top-k), column sums and kept tokens (H2O), windows of weights (SWA), bounds and scores of pages
+// (Quest) and of clusters (Squeezed).
 // Where a method decides on the host, the call copies its results there and waits for the stream.
 
 #include <functional>

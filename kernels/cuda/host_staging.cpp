@@ -9,30 +9,11 @@ namespace triphase::cuda {
 HostStaging::HostStaging(Device& device, Device& host)
     : device_(&device), host_(&host), block_(static_cast<std::byte*>(host.allocate(kBytes))) {}
 
-void HostStaging::to_device(std::span<const HostTransfer> transfers, Stream& stream) {
-  std::size_t used = in_use_ ? kBytes : 0;
-  for (const HostTransfer& transfer : transfers) {
-    for (std::size_t done = 0; done < transfer.bytes;) {
-      if (used == kBytes) {
-        stream.synchronize();
-        used = 0;
-      }
-      const std::size_t piece = std::min(kBytes - used, transfer.bytes - done);
-      std::memcpy(block_ + used, static_cast<const std::byte*>(transfer.from) + done, piece);
-      in_use_ = true;
-      device_->copy(static_cast<std::byte*>(transfer.to) + done, block_ + used, piece, stream);
-      used += piece;
-      done += piece;
-    }
-  }
-}
-
 void HostStaging::to_host(std::span<const HostTransfer> transfers, Stream& stream) {
   std::vector<HostTransfer> arriving;
   std::size_t used = 0;
   const auto hand_out = [&] {
     stream.synchronize();
-    in_use_ = false;
     for (const HostTransfer& piece : arriving) std::memcpy(piece.to, piece.from, piece.bytes);
     arriving.clear();
     used = 0;

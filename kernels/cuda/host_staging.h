@@ -1,8 +1,8 @@
 #pragma once
 
-// Arrays of the host's ordinary memory on their way to the device and back, through a block of
-// pinned memory: a copy of pageable memory is not asynchronous, and a driver may read or write it
-// at another time than the stream says. Larger arrays go in pieces. One stream at a time.
+// Arrays on their way from the device to the host's ordinary memory, through a block of pinned
+// memory: a copy to pageable memory is not asynchronous, and a driver may write it at another time
+// than the stream says. Larger arrays go in pieces. One stream at a time.
 
 #include <cstddef>
 #include <span>
@@ -25,8 +25,6 @@ class HostStaging {
   HostStaging(const HostStaging&) = delete;
   HostStaging& operator=(const HostStaging&) = delete;
 
-  // From the host, which may change its arrays at once, for work queued on `stream` afterwards.
-  void to_device(std::span<const HostTransfer> transfers, Stream& stream);
   // What work queued on `stream` has written; waits for it.
   void to_host(std::span<const HostTransfer> transfers, Stream& stream);
 
@@ -36,7 +34,6 @@ class HostStaging {
   Device* device_;
   Device* host_;
   std::byte* block_;
-  bool in_use_ = false;  // a copy to the device may still be reading the block
 };
 
 }  // namespace triphase::cuda

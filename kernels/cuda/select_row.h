@@ -101,11 +101,13 @@ __device__ inline int selected_entries(const SelectRows& call, int k) {
   return call.ks == nullptr ? k : call.ks[blockIdx.x / call.rows_per_sequence];
 }
 
-// Writes the selected indices in order: counts of a chunk packed into one scan, those certainly
-// selected in the low half and those equal to the cut in the high half.
-__device__ inline void write_selected(const SelectRows& call, const float* scores,
-                                      SelectRange range, SelectCut cut, unsigned* scratch) {
-  std::int32_t* out = call.indices + blockIdx.x * call.capacity;
+// Calls output.write(i, entry, place) for the selected entries, in order; place counts them. A
+// thread's entries of a chunk, i of kSelectOwn, have been announced by output.read(i, entry) before
+// any of the chunk is written. Counts of a chunk are packed into one scan, those certainly selected
+// in the low half and those equal to the cut in the high half. Returns how many were selected.
+template <class Output>
+__device__ inline unsigned compact_selected(const float* scores, SelectRange range, SelectCut cut,
+                                            unsigned* scratch, Output& output) {
   unsigned sure_before = 0;
   unsigned equal_before = 0;
   for (int chunk = 0; chunk < range.length; chunk += kSelectChunk) {
@@ -116,6 +118,7 @@ __device__ inline void write_selected(const SelectRows& call, const float* score
     for (int i = 0; i < kSelectOwn; ++i) {
       const int t = first + i;
       if (t >= range.length) continue;
+      output.read(i, t);
       if (t < range.begin || t >= range.end) {
         sure |= 1U << i;
         continue;
@@ -135,9 +138,7 @@ __device__ inline void write_selected(const SelectRows& call, const float* score
       const bool is_sure = (sure >> i & 1U) != 0U;
       const bool is_equal = (equal >> i & 1U) != 0U;
       if (is_sure || (is_equal && equal_rank < cut.equals)) {
-        const unsigned place = sure_rank + smaller(equal_rank, cut.equals);
-        device_check(place < static_cast<unsigned>(call.capacity));
-        out[place] = first + i;
+        output.write(i, first + i, sure_rank + smaller(equal_rank, cut.equals));
       }
       sure_rank += static_cast<unsigned>(is_sure);
       equal_rank += static_cast<unsigned>(is_equal);
@@ -145,10 +146,26 @@ __device__ inline void write_selected(const SelectRows& call, const float* score
     sure_before += total & 0xFFFFU;
     equal_before += total >> 16;
   }
-  if (threadIdx.x == 0) {
-    call.counts[blockIdx.x] =
-        static_cast<std::int32_t>(sure_before + smaller(equal_before, cut.equals));
+  return sure_before + smaller(equal_before, cut.equals);
+}
+
+struct SelectedIndices {
+  std::int32_t* to;
+  std::int64_t capacity;
+
+  __device__ void read(int, int) {}
+  __device__ void write(int, int entry, unsigned place) {
+    device_check(place < static_cast<unsigned>(capacity));
+    to[place] = entry;
   }
+};
+
+// Writes the selected indices in order.
+__device__ inline void write_selected(const SelectRows& call, const float* scores,
+                                      SelectRange range, SelectCut cut, unsigned* scratch) {
+  SelectedIndices indices{call.indices + blockIdx.x * call.capacity, call.capacity};
+  const unsigned count = compact_selected(scores, range, cut, scratch, indices);
+  if (threadIdx.x == 0) call.counts[blockIdx.x] = static_cast<std::int32_t>(count);
 }
 
 // The cut of the best k entries in all, the forced ones counted.

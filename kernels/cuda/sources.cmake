@@ -9,6 +9,7 @@ set(TRIPHASE_CUDA_KERNELS
   gather_attn_u8.cu
   gemm_tile.cu
   input_codes.cu
+  kept_tokens.cu
   kv_append.cu
   kv_channels.cu
   kv_quantize.cu
@@ -25,7 +26,6 @@ set(TRIPHASE_CUDA_KERNELS
   resolve.cu
   sample.cu
   score_rows.cu
-  score_update.cu
   select_rows.cu
   sparq_select.cu
   stage_rows.cu
@@ -40,6 +40,7 @@ set(TRIPHASE_CUDA_HOST_SOURCES
   cuda_ops.cpp
   cuda_sparse_ops.cpp
   host_staging.cpp
+  kept_choice.cpp
   kv_mover.cpp
   kv_resolver.cpp
   launch_check.cpp

@@ -84,21 +84,18 @@ std::int64_t paged_attention_floats(std::int64_t query_blocks, std::int64_t kv_h
 
 GatherScratch gather_scratch(std::int64_t sequences, std::int64_t heads, std::int64_t kv_heads,
                              std::int64_t head_dim, std::int64_t part_count, bool quantized,
-                             std::int64_t weighted_lists, std::int64_t capacity) {
+                             std::int64_t weighted_tokens) {
   constexpr std::int64_t kFloat = 4;
   const std::int64_t rows = sequences * kv_heads;
   const std::int64_t group = heads / kv_heads;
-  const bool weighted = weighted_lists > 0;
   GatherScratch scratch;
   scratch.plan_bytes = cuda_region_bytes(split_plan_bytes(rows, part_count));
   scratch.states_at = scratch.plan_bytes;
   scratch.logits_at =
       scratch.states_at +
       cuda_region_bytes(gather_states_layout(rows, part_count, group, head_dim, quantized).bytes);
-  scratch.lse_at =
-      scratch.logits_at + (weighted ? cuda_region_bytes(rows * group * capacity * kFloat) : 0);
-  scratch.weights_at = scratch.lse_at + cuda_region_bytes(sequences * heads * kFloat);
-  scratch.bytes = scratch.weights_at + cuda_region_bytes(weighted_lists * capacity * kFloat);
+  scratch.lse_at = scratch.logits_at + cuda_region_bytes(rows * group * weighted_tokens * kFloat);
+  scratch.bytes = scratch.lse_at + cuda_region_bytes(sequences * heads * kFloat);
   return scratch;
 }
 
@@ -146,10 +143,9 @@ CudaScratchBytes cuda_scratch_bytes(const GpuMachine& machine, const OpsShape& s
           ? 1 + rows * ((shape.max_list_tokens + kUnitTokens - 1) / kUnitTokens)
           : gather_attn_parts(machine.multiprocessors, machine.shared_bytes_per_multiprocessor,
                               group, attention.head_dim, quantized);
-  bytes.attention =
-      gather_scratch(shape.max_sequences, attention.heads, attention.kv_heads, attention.head_dim,
-                     parts, quantized, shape.max_list_tokens > 0 ? rows : 0, shape.max_list_tokens)
-          .bytes;
+  bytes.attention = gather_scratch(shape.max_sequences, attention.heads, attention.kv_heads,
+                                   attention.head_dim, parts, quantized, shape.max_list_tokens)
+                        .bytes;
   // Every segment may end in a block that is not full.
   const auto query_blocks = [&](std::int64_t of_rows) { return of_rows + shape.max_sequences; };
   const bool on_tensor_cores =

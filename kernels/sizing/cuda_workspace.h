@@ -118,20 +118,19 @@ inline constexpr std::int64_t kPagedSplitTokens = 2048;
                                                   std::int64_t head_dim, std::int64_t max_context);
 
 // One call of gather_attn with its plan, partial results and, where a caller asks for the tokens'
-// weights, logits, log-sum-exps and weights of the lists. Byte offsets from the start.
+// weights, logits and log-sum-exps. Byte offsets from the start.
 struct GatherScratch {
   std::int64_t plan_bytes = 0;  // from 0 on
   std::int64_t states_at = 0;   // a GatherStatesLayout
   std::int64_t logits_at = 0;
   std::int64_t lse_at = 0;
-  std::int64_t weights_at = 0;
   std::int64_t bytes = 0;
 };
-// `weighted_lists` lists of `capacity` tokens; 0: nobody asks for weights.
+// `weighted_tokens`: of the longest list whose weights are asked for; 0: nobody asks.
 [[nodiscard]] GatherScratch gather_scratch(std::int64_t sequences, std::int64_t heads,
                                            std::int64_t kv_heads, std::int64_t head_dim,
                                            std::int64_t part_count, bool quantized,
-                                           std::int64_t weighted_lists, std::int64_t capacity);
+                                           std::int64_t weighted_tokens);
 
 // Whether prefill_attention takes a cache: F16, BF16 or U8 over an open pool of one of these,
 // head_dim a multiple of 8 up to 256, page_tokens a power of two from 16 on, at most kPrefillRows
@@ -217,8 +216,8 @@ struct CudaListLayout {
                                               std::int64_t capacity, std::int64_t heads);
 
 // One call of the CUDA SparseOps for some rows: where they are too long for sparq_select, logits,
-// their partials and scores; the column sums of one row. Scores are also where column sums and the
-// scores of pages and clusters are made. Byte offsets from the start.
+// their partials and scores. Scores are also where the scores of pages and clusters are made. Byte
+// offsets from the start.
 struct CudaSparseScratch {
   std::int64_t channels_at = 0;
   std::int64_t factors_at = 0;

@@ -53,7 +53,7 @@ struct MethodShape {
 
 // One sequence in one layer, with its new tokens in the cache. `keys`: the sequence's tokens as for
 // dense attention, the queries being the new rows (INT8: of one block). Early choose() looks at
-// layer and keys.context_tokens only.
+// layer, keys.context_tokens, ops and stream only.
 struct LayerCall {
   std::int64_t layer = 0;
   AttentionSegment keys;
@@ -147,17 +147,19 @@ class AttentionMethod {
   // Methods that choose for several sequences at once, in the device's memory, in place of choose()
   // and attended(). Each segment has one query; early methods look at context_tokens alone.
   [[nodiscard]] virtual bool chooses_rows() const { return false; }
-  // Whether a row attends its whole context; else each of its lists has so many tokens.
+  // Whether a row attends its whole context; else each of its lists has so many tokens, of a
+  // sequence with a prompt of `prompt` tokens.
   [[nodiscard]] virtual bool attends_all(std::int64_t layer, std::int64_t context) const {
     return timing(layer) == Timing::kDense ||
            is_dense(budget_tokens(options_, context, context), context);
   }
-  [[nodiscard]] virtual std::int64_t list_tokens(std::int64_t context) const {
-    return budget_tokens(options_, context, context);
+  [[nodiscard]] virtual std::int64_t list_tokens(std::int64_t context, std::int64_t prompt) const {
+    return budget_tokens(options_, context, prompt);
   }
   [[nodiscard]] virtual Selection choose_rows(const Sequences& sequences, const LayerCall& call,
                                               ConstMatrix q);
-  // weights [row of selection][capacity], in the device's memory, beside the tokens of the lists.
+  // weights [row of selection][list][capacity], in the device's memory, beside the tokens of the
+  // lists.
   virtual void attended_rows(const Sequences& sequences, const LayerCall& call,
                              const Selection& selection, const float* weights);
   // Turns attention over the lists, the segments' rows of out, into the method's output.

@@ -38,7 +38,7 @@ class FormulaMethod final : public AttentionMethod {
   }
 
   [[nodiscard]] bool chooses_rows() const override { return true; }
-  [[nodiscard]] std::int64_t list_tokens(std::int64_t context) const override {
+  [[nodiscard]] std::int64_t list_tokens(std::int64_t context, std::int64_t) const override {
     return ranges_of(context).tokens();
   }
   [[nodiscard]] Selection choose_rows(const Sequences& sequences, const LayerCall& call,

@@ -1,29 +1,31 @@
 // Heavy-hitter oracle (H2O): every list keeps its most recent tokens and those of the largest
 // accumulated weight (summed over its query heads, the prompt's rows included); what it lets go is
-// gone for good.
+// gone for good. Lists and sums lie in the device's memory, on every device.
 
 #include <algorithm>
 
-#include "kernels/token_choice.h"
+#include "base/error.h"
+#include "models/attention/device_floats.h"
 #include "models/attention/methods.h"
 
 namespace triphase {
 namespace {
 
 struct H2oState final : AttentionMethod::State {
-  // Of one KV head.
-  struct List {
-    std::vector<std::int32_t> tokens;  // kept, ascending
-    std::vector<float> sums;           // of their weights
+  // One layer's lists: what the host knows of them.
+  struct Layer {
+    KeptTokens kept;
+    std::int64_t count = 0;    // tokens of each list
+    std::int64_t context = 0;  // tokens that have been in a list
   };
-  [[nodiscard]] std::uint64_t bytes() const override {
-    std::uint64_t sum = 0;
-    for (const List& list : lists) sum += 4 * (list.tokens.size() + list.sums.size());
-    return sum;
-  }
+  H2oState(std::int64_t prompt, std::int64_t longest_context)
+      : prompt_tokens(prompt), longest(longest_context) {}
+  [[nodiscard]] std::uint64_t bytes() const override { return memory.bytes(); }
 
-  std::int64_t prompt_tokens = 0;
-  std::vector<List> lists;  // [layer][list]
+  std::int64_t prompt_tokens;
+  std::int64_t longest;
+  DeviceFloats memory;        // of the lists
+  std::vector<Layer> layers;  // once the prompt's first rows have come
 };
 
 class H2o final : public AttentionMethod {
@@ -37,87 +39,129 @@ class H2o final : public AttentionMethod {
     return prompt_tokens;
   }
 
+  // The prompt's tokens have sums until the first row is decoded, so a prompt may need as much as
+  // the longest context.
+  [[nodiscard]] std::uint64_t state_bytes(std::int64_t sequences, std::int64_t tokens,
+                                          bool at_once) const override {
+    const std::uint64_t state =
+        static_cast<std::uint64_t>(shape_.layers * list_floats(tokens)) * sizeof(float);
+    // Weights of one layer's rows too: attended_rows().
+    const std::uint64_t weights =
+        at_once ? 0 : DeviceFloats::most_bytes(sequences * lists() * list_tokens(tokens, tokens));
+    return static_cast<std::uint64_t>(sequences) * state + weights;
+  }
   [[nodiscard]] std::unique_ptr<State> begin(std::int64_t prompt_tokens,
-                                             std::int64_t) const override {
-    auto state = std::make_unique<H2oState>();
-    state->prompt_tokens = prompt_tokens;
-    state->lists.resize(static_cast<std::size_t>(shape_.layers * lists()));
-    return state;
+                                             std::int64_t longest) const override {
+    return std::make_unique<H2oState>(prompt_tokens, std::max(prompt_tokens, longest));
   }
 
   void prefilled(State& state, const LayerCall& call, ConstMatrix q) override {
     auto& own = static_cast<H2oState&>(state);
-    const std::int64_t context = call.keys.context_tokens;
-    sums_.assign(static_cast<std::size_t>(lists() * context), 0.0F);
-    for (std::int64_t i = 0; i < lists(); ++i) {
-      const std::vector<float>& old = list_of(own, call, i).sums;
-      std::copy(old.begin(), old.end(), sums_.begin() + i * context);
-    }
+    if (own.layers.empty()) make_lists(own, call);
+    H2oState::Layer& layer = own.layers[static_cast<std::size_t>(call.layer)];
+    layer.count = layer.context = call.keys.context_tokens;
+    TRIPHASE_CHECK(layer.count <= own.prompt_tokens, "h2o: rows beyond the prompt");
     call.ops->accumulate_columns(q, shape_.heads, call.cache, call.keys, 0, call.scale,
-                                 sums_.data(), context, call.workspace, *call.stream);
-    for (std::int64_t i = 0; i < lists(); ++i) {
-      H2oState::List& kept = list_of(own, call, i);
-      kept.sums.assign(sums_.begin() + i * context, sums_.begin() + (i + 1) * context);
-      kept.tokens.clear();
-      choose_range({0, context}, kept.tokens);
-    }
+                                 layer.kept.sums, layer.kept.room, call.workspace, *call.stream);
   }
 
-  // Sums are over the query heads; their mean ranks alike.
+  // Never its whole context: every step's weights are needed for later ones.
+  [[nodiscard]] bool chooses_rows() const override { return true; }
+  [[nodiscard]] bool attends_all(std::int64_t, std::int64_t) const override { return false; }
+  [[nodiscard]] std::int64_t list_tokens(std::int64_t context, std::int64_t prompt) const override {
+    return std::min(context, budget_tokens(options_, context, prompt));
+  }
+
+  [[nodiscard]] Selection choose_rows(const Sequences& sequences, const LayerCall& call,
+                                      ConstMatrix) override {
+    choices_.clear();
+    for (std::size_t row = 0; row < sequences.states.size(); ++row) {
+      choices_.push_back(
+          choice_of(*sequences.states[row], call, sequences.segments[row].context_tokens));
+    }
+    return call.ops->keep_heaviest(choices_, *call.stream);
+  }
+
+  void attended_rows(const Sequences& sequences, const LayerCall& call, const Selection& selection,
+                     const float* weights) override {
+    rows_.clear();
+    for (std::size_t row = 0; row < sequences.states.size(); ++row) {
+      const H2oState::Layer& layer = layer_of(*sequences.states[row], call);
+      rows_.push_back({layer.kept, layer.count, static_cast<std::int64_t>(row)});
+    }
+    call.ops->add_kept_weights(selection, weights, rows_, *call.stream);
+  }
+
+  // One row, where work runs at once.
   void choose(State& state, const LayerCall& call, ConstMatrix, std::int64_t,
               TokenChoice& choice) override {
-    auto& own = static_cast<H2oState&>(state);
+    const KeptRow row = choice_of(state, call, call.keys.context_tokens);
+    const Selection kept = call.ops->keep_heaviest({&row, 1}, *call.stream);
     choice.clear();
-    const std::int64_t context = call.keys.context_tokens;
-    const std::int64_t budget = budget_tokens(options_, context, own.prompt_tokens);
-    const std::int64_t recent = context - share_of_tokens(options_.h2o.local, budget - 1) - 1;
-    for (std::int64_t i = 0; i < lists(); ++i) {
-      H2oState::List& kept = list_of(own, call, i);
-      while (kept.tokens.empty() || kept.tokens.back() < context - 1) {
-        kept.tokens.push_back(kept.tokens.empty() ? 0 : kept.tokens.back() + 1);
-        kept.sums.push_back(0.0F);
-      }
-      keep(budget, recent, kept);
-      choice.tokens.insert(choice.tokens.end(), kept.tokens.begin(), kept.tokens.end());
+    for (std::int64_t list = 0; list < kept.lists; ++list) {
+      const std::int32_t* first = kept.tokens + list * kept.capacity;
+      choice.tokens.insert(choice.tokens.end(), first, first + kept.counts[list]);
       choice.begins.push_back(static_cast<std::int32_t>(choice.tokens.size()));
     }
   }
 
   void attended(State& state, const LayerCall& call, const TokenChoice& choice,
                 std::span<const float> weights) override {
-    auto& own = static_cast<H2oState&>(state);
-    for (std::int64_t i = 0; i < lists(); ++i) {
-      H2oState::List& kept = list_of(own, call, i);
-      const float* added = weights.data() + choice.begins[static_cast<std::size_t>(i)];
-      for (std::size_t k = 0; k < kept.tokens.size(); ++k) kept.sums[k] += added[k];
-    }
+    const H2oState::Layer& layer = layer_of(state, call);
+    const Selection lists_of_choice{
+        .rows = 1, .lists = lists(), .capacity = layer.count, .tokens = choice.tokens.data()};
+    const KeptWeights row{layer.kept, layer.count, 0};
+    call.ops->add_kept_weights(lists_of_choice, weights.data(), {&row, 1}, *call.stream);
   }
 
  private:
-  // Leaves `count` tokens: all from position `recent` on, and of the others the best.
-  void keep(std::int64_t count, std::int64_t recent, H2oState::List& kept) {
-    const auto first =
-        std::lower_bound(kept.tokens.begin(), kept.tokens.end(), static_cast<std::int32_t>(recent));
-    const IndexRange forced{first - kept.tokens.begin(),
-                            static_cast<std::int64_t>(kept.tokens.size())};
-    chosen_.clear();
-    choose_top(kept.sums, std::max<std::int64_t>(0, count - (forced.end - forced.begin)),
-               {&forced, 1}, scratch_, chosen_);
-    for (std::size_t i = 0; i < chosen_.size(); ++i) {
-      kept.tokens[i] = kept.tokens[static_cast<std::size_t>(chosen_[i])];
-      kept.sums[i] = kept.sums[static_cast<std::size_t>(chosen_[i])];
+  // Numbers of one layer's lists, each with room for so many tokens.
+  [[nodiscard]] std::int64_t list_floats(std::int64_t room) const { return 2 * lists() * room; }
+
+  // What the row at position context - 1 keeps; the layer's counts are those behind it from now on.
+  // Sums are over the query heads; their mean ranks alike.
+  [[nodiscard]] KeptRow choice_of(State& state, const LayerCall& call, std::int64_t context) const {
+    H2oState::Layer& layer = layer_of(state, call);
+    const std::int64_t budget =
+        budget_tokens(options_, context, static_cast<H2oState&>(state).prompt_tokens);
+    const KeptRow row{.kept = layer.kept,
+                      .count = layer.count,
+                      .added = context - layer.context,
+                      .context = context,
+                      .local = share_of_tokens(options_.h2o.local, budget - 1) + 1,
+                      .total = budget};
+    layer.count = tokens_left(row);
+    layer.context = context;
+    return row;
+  }
+
+  void make_lists(H2oState& state, const LayerCall& call) const {
+    // A row's own token is there before another one goes.
+    const std::int64_t budget = list_tokens(state.longest, state.prompt_tokens);
+    const std::int64_t room = std::min(state.longest, std::max(state.prompt_tokens, budget) + 1);
+    const std::int64_t floats = list_floats(room);
+    state.memory.resize(shape_.layers * floats, *call.memory, *call.stream);
+    std::vector<KeptTokens> views;
+    for (std::int64_t layer = 0; layer < shape_.layers; ++layer) {
+      float* sums = state.memory.data() + layer * floats;
+      views.push_back({.tokens = reinterpret_cast<std::int32_t*>(sums + floats / 2),
+                       .sums = sums,
+                       .lists = lists(),
+                       .room = room});
+      state.layers.push_back({.kept = views.back()});
     }
-    kept.tokens.resize(chosen_.size());
-    kept.sums.resize(chosen_.size());
+    call.ops->keep_all(views, state.prompt_tokens, *call.stream);
   }
 
-  H2oState::List& list_of(H2oState& state, const LayerCall& call, std::int64_t index) const {
-    return state.lists[static_cast<std::size_t>(call.layer * lists() + index)];
+  static H2oState::Layer& layer_of(State& state, const LayerCall& call) {
+    auto& layers = static_cast<H2oState&>(state).layers;
+    TRIPHASE_CHECK(!layers.empty(), "h2o: a decoded row before the prompt's last");
+    return layers[static_cast<std::size_t>(call.layer)];
   }
 
-  std::vector<float> sums_;
-  std::vector<std::int32_t> chosen_;
-  std::vector<std::uint32_t> scratch_;
+  // Of a call; kept to reuse their memory.
+  std::vector<KeptRow> choices_;
+  std::vector<KeptWeights> rows_;
 };
 
 }  // namespace

@@ -67,7 +67,7 @@ class Quest final : public AttentionMethod {
 
   [[nodiscard]] bool chooses_rows() const override { return true; }
   // Whole pages, the newest one as long as it is.
-  [[nodiscard]] std::int64_t list_tokens(std::int64_t context) const override {
+  [[nodiscard]] std::int64_t list_tokens(std::int64_t context, std::int64_t) const override {
     const std::int64_t page = options_.quest.page;
     return (budget_pages(context) - 1) * page + context - (pages_of(context) - 1) * page;
   }

@@ -79,7 +79,7 @@ class Sparq final : public AttentionMethod {
     choices_.clear();
     for (const AttentionSegment& row : sequences.segments) {
       const std::int64_t context = row.context_tokens;
-      const std::int64_t budget = list_tokens(context);
+      const std::int64_t budget = list_tokens(context, context);
       choices_.push_back(
           {.rank = rank_,
            .tokens = budget,

@@ -71,7 +71,7 @@ class Swa final : public AttentionMethod {
     }
     // Weights of one layer's rows too: attended_rows().
     return static_cast<std::uint64_t>(sequences * shape_.layers) * layer +
-           DeviceFloats::most_bytes(sequences * list_tokens(tokens));
+           DeviceFloats::most_bytes(sequences * list_tokens(tokens, tokens));
   }
   [[nodiscard]] std::unique_ptr<State> begin(std::int64_t prompt_tokens,
                                              std::int64_t longest) const override {
@@ -134,7 +134,7 @@ class Swa final : public AttentionMethod {
   [[nodiscard]] bool attends_all(std::int64_t, std::int64_t context) const override {
     return is_dense(budget(context).total, context);
   }
-  [[nodiscard]] std::int64_t list_tokens(std::int64_t context) const override {
+  [[nodiscard]] std::int64_t list_tokens(std::int64_t context, std::int64_t) const override {
     return std::min(context, budget(context).total);
   }
 
@@ -158,10 +158,11 @@ class Swa final : public AttentionMethod {
     for (std::size_t row = 0; row < sequences.states.size(); ++row) {
       const std::int64_t context = sequences.segments[row].context_tokens;
       SwaState::Window& own = window(*sequences.states[row], call);
-      rows_.push_back({.window = own.view,
-                       .step = own.slots.add(list_tokens(context), window_rows(context + 1)),
-                       .context = context,
-                       .attended = static_cast<std::int64_t>(row)});
+      rows_.push_back(
+          {.window = own.view,
+           .step = own.slots.add(list_tokens(context, context), window_rows(context + 1)),
+           .context = context,
+           .attended = static_cast<std::int64_t>(row)});
     }
     call.ops->add_weights(selection, weights, rows_, *call.stream);
   }
@@ -186,10 +187,11 @@ class Swa final : public AttentionMethod {
             window_rows(prompt_tokens + 1) <= kLongestRing);
   }
   [[nodiscard]] WindowGrowth growth(std::int64_t prompt, std::int64_t longest) const {
-    return {.prompt_tokens = prompt,
-            .longest = longest,
-            .window_rows = [this](std::int64_t context) { return window_rows(context); },
-            .chosen_tokens = [this](std::int64_t context) { return list_tokens(context); }};
+    return {
+        .prompt_tokens = prompt,
+        .longest = longest,
+        .window_rows = [this](std::int64_t context) { return window_rows(context); },
+        .chosen_tokens = [this](std::int64_t context) { return list_tokens(context, context); }};
   }
 
   void add_prompt_rows(SwaState& state, const LayerCall& call, ConstMatrix q,

@@ -21,7 +21,7 @@ class Topk final : public AttentionMethod {
                                       ConstMatrix q) override {
     budgets_.clear();
     for (const AttentionSegment& row : sequences.segments) {
-      budgets_.push_back(list_tokens(row.context_tokens));
+      budgets_.push_back(list_tokens(row.context_tokens, row.context_tokens));
     }
     return call.ops->choose_by_keys(q, shape_.heads, call.cache, sequences.segments, call.scale,
                                     budgets_, call.workspace, *call.stream);

@@ -121,7 +121,7 @@ class Planner {
     std::int64_t longest = 1;
     for (std::int64_t context = std::max<std::int64_t>(1, context_ - kUneven); context <= context_;
          ++context) {
-      longest = std::max(longest, std::min(context, chooser->list_tokens(context)));
+      longest = std::max(longest, std::min(context, chooser->list_tokens(context, context)));
     }
     return ResolverShape{
         .layers = plan_.kv.layers,

@@ -253,7 +253,8 @@ class GpuJobs(unittest.TestCase):
         if IS_EMULATED:  # a real library may round alike
             self.assertNotEqual(answers("1", *dense), answers("4", *dense), "neighbours change nothing by themselves")
         for attention in (dense, ("--kv-dtype", "int8", "--kv-block", "32"),
-                          *((*dense, "--attention", method, "--kv-sparsity", "0.6") for method in ("swa", "sparq"))):
+                          *((*dense, "--attention", method, "--kv-sparsity", "0.6")
+                            for method in ("swa", "h2o", "sparq"))):
             with self.subTest(attention=attention):
                 self.assertEqual(answers("1", "--deterministic", *attention), answers("4", "--deterministic", *attention))
 

@@ -268,7 +268,8 @@ TEST(EmulatedCudaOps, SelectionsMatchFloat64AndReturnTheirWeights) {
       std::vector<AttentionSegment> segments = {filled.segment(0, 0, 1), filled.segment(1, 1, 1)};
       const auto lists = static_cast<std::size_t>(list_count);
       std::vector<std::vector<std::int32_t>> begins(2), tokens(2), slots(2);
-      std::vector<HostBuffer> ours(2);
+      constexpr std::int64_t kStride = 50;
+      const Numbers ours(machine.device, 2 * list_count * kStride);
       std::vector<std::vector<float>> theirs(2);
       for (std::size_t b = 0; b < 2; ++b) {
         begins[b].push_back(0);
@@ -280,7 +281,6 @@ TEST(EmulatedCudaOps, SelectionsMatchFloat64AndReturnTheirWeights) {
           }
           begins[b].push_back(static_cast<std::int32_t>(tokens[b].size()));
         }
-        ours[b] = HostBuffer(machine.copies, tokens[b].size() * sizeof(float));
         theirs[b].assign(tokens[b].size(), -1.0F);
         segments[b].selection = {begins[b], tokens[b], slots[b]};
       }
@@ -297,16 +297,23 @@ TEST(EmulatedCudaOps, SelectionsMatchFloat64AndReturnTheirWeights) {
                      matrix(expected, 2, kColumns),
                      {scratch.data(), attention_workspace_bytes(shape)}, *host_stream);
       for (std::size_t b = 0; b < 2; ++b) {
-        segments[b].weights = ours[b].as<float>();
+        segments[b].weights = ours.data() + static_cast<std::int64_t>(b) * list_count * kStride;
+        segments[b].weights_stride = kStride;
       }
       machine.ops->attention(matrix(device_q, 2, kColumns), kHeads, filled.view(), segments, 0.25F,
                              matrix(out, 2, kColumns), {}, *machine.stream);
       const std::vector<float> a = out.host();
       const std::vector<float> e = expected.host();
       for (std::size_t i = 0; i < a.size(); ++i) ASSERT_NEAR(a[i], e[i], 2e-4);
+      const std::vector<float> weights = ours.host();
       for (std::size_t b = 0; b < 2; ++b) {
-        for (std::size_t i = 0; i < theirs[b].size(); ++i)
-          ASSERT_NEAR(ours[b].as<float>()[i], theirs[b][i], 2e-4);
+        for (std::size_t list = 0; list < lists; ++list) {
+          const float* row = weights.data() + (b * lists + list) * kStride;
+          const auto begin = static_cast<std::size_t>(begins[b][list]);
+          const auto count = static_cast<std::size_t>(begins[b][list + 1]) - begin;
+          for (std::size_t i = 0; i < count; ++i) ASSERT_NEAR(row[i], theirs[b][begin + i], 2e-4);
+          for (std::size_t i = count; i < kStride; ++i) ASSERT_TRUE(std::isnan(row[i])) << i;
+        }
       }
     }
   }
@@ -409,80 +416,101 @@ TEST(EmulatedCudaOps, ErrorsNameOperationAndShape) {
               testing::AllOf(testing::HasSubstr("rms_norm"), testing::HasSubstr("y 2 x 4 fp32")));
 }
 
-// Weights of lists that lie on the device, and of lists that the host has: the same, in the
-// device's memory, as those that go to the host.
-TEST(EmulatedCudaOps, WeightsOfListsCanStayOnTheDevice) {
+// Lists that lie on the device, and the same where the host has them: equal weights, and nothing
+// is written beyond a list's tokens.
+TEST(EmulatedCudaOps, WeightsOfChosenListsAreThoseOfGivenLists) {
   constexpr std::int64_t kRows = 3;
-  constexpr std::int64_t kMost = 40;
+  constexpr std::int64_t kMost = 40;  // room for a list's weights
   for (const DType dtype : {DType::kF16, DType::kInt8}) {
-    GuardedMachine machine;
-    const FilledCache filled(*machine.ops, machine.device, dtype, {33, 96, 140}, 4);
-    std::mt19937 random(5);
-    const Numbers q(machine.device, random_floats(random, kRows * kColumns));
-    const Numbers out(machine.device, kRows * kColumns);
-    const DeviceArray<std::int64_t> memory(machine.device, kRows * 300);
-    std::vector<WindowChoice> choices;
-    std::vector<WeightWindow> windows;
-    for (std::int64_t row = 0; row < kRows; ++row) {
-      windows.push_back(weight_window_at(memory.data() + row * 300, true, 140, 160));
-      choices.push_back(
-          {windows.back(), filled.length(static_cast<std::size_t>(row)), 5, kMost - 10 * row});
-    }
-    machine.sparse->clear_weights(windows, *machine.stream);
-    const Selection lists = machine.sparse->choose_recent_and_heaviest(choices, *machine.stream);
-    ASSERT_EQ(lists.capacity, 33);
-    std::array<std::vector<std::int32_t>, kRows> begins, tokens, slots;
-    const HostBuffer on_host(machine.copies, kRows * kMost * sizeof(float));
-    Numbers stay(machine.device, kRows * kMost);
-    const auto attend = [&](bool chosen, bool stays) {
-      std::vector<AttentionSegment> segments;
+    for (const std::int64_t list_count : {std::int64_t{1}, FilledCache::kKvHeads}) {
+      SCOPED_TRACE(std::string(dtype_name(dtype)) + " lists " + std::to_string(list_count));
+      GuardedMachine machine;
+      const FilledCache filled(*machine.ops, machine.device, dtype, {33, 96, 140}, 4);
+      std::mt19937 random(5);
+      const Numbers q(machine.device, random_floats(random, kRows * kColumns));
+      const Numbers out(machine.device, kRows * kColumns);
+      const DeviceArray<std::int32_t> kept_tokens(machine.device, kRows * list_count * 140);
+      const Numbers kept_sums(machine.device, random_floats(random, kRows * list_count * 140));
+      std::vector<KeptTokens> kept;
+      std::vector<KeptRow> choices;
       for (std::int64_t row = 0; row < kRows; ++row) {
-        const auto i = static_cast<std::size_t>(row);
-        AttentionSegment& segment = segments.emplace_back(filled.segment(i, row, 1));
-        if (chosen) {
-          segment.chosen = &lists;
-          segment.chosen_row = row;
-        } else {
-          segment.selection = {begins[i], tokens[i], slots[i]};
-        }
-        segment.weights = (stays ? stay.data() : on_host.as<float>()) + row * kMost;
-        if (stays) segment.weights_stride = kMost;
+        const std::int64_t first = row * list_count * 140;
+        const std::int64_t length = filled.length(static_cast<std::size_t>(row));
+        kept.push_back({kept_tokens.data() + first, kept_sums.data() + first, list_count, 140});
+        machine.sparse->keep_all({&kept.back(), 1}, length, *machine.stream);
+        choices.push_back({.kept = kept.back(),
+                           .count = length,
+                           .context = length,
+                           .local = 5,
+                           .total = 35 - 10 * row});
       }
-      machine.ops->attention(matrix(q, kRows, kColumns), kHeads, filled.view(), segments, 0.25F,
-                             matrix(out, kRows, kColumns), {}, *machine.stream);
-    };
-    // Nothing was added: the first tokens, and the newest.
-    for (std::size_t i = 0; i < kRows; ++i) {
-      const auto context = static_cast<std::int32_t>(filled.length(i));
-      const auto total =
-          static_cast<std::int32_t>(std::min<std::int64_t>(context, choices[i].total));
-      for (std::int32_t t = 0; t < total; ++t) {
-        const std::int32_t token = t < total - 5 ? t : context - total + t;
-        tokens[i].push_back(token);
-        const std::int64_t page = token / FilledCache::kPageTokens;
-        slots[i].push_back(
-            static_cast<std::int32_t>(filled.page(i, page).value * FilledCache::kPageTokens +
-                                      token % FilledCache::kPageTokens));
+      // Other sums, so that the lists differ.
+      const Numbers added(machine.device, random_floats(random, kRows * list_count * 140));
+      const Selection all{.rows = kRows, .lists = list_count, .capacity = 140};
+      for (std::int64_t row = 0; row < kRows; ++row) {
+        const KeptWeights one{kept[static_cast<std::size_t>(row)],
+                              choices[static_cast<std::size_t>(row)].count, row};
+        machine.sparse->add_kept_weights(all, added.data(), {&one, 1}, *machine.stream);
       }
-      begins[i] = {0, total};
-    }
-    attend(false, false);
-    const std::vector<float> expected(on_host.as<float>(), on_host.as<float>() + kRows * kMost);
-    const std::vector<float> outputs = out.host();
-    for (const bool chosen : {false, true}) {
-      stay.fill(0xFF);
-      attend(chosen, true);
-      const std::vector<float> actual = stay.host();
+      const Selection lists = machine.sparse->keep_heaviest(choices, *machine.stream);
+      ASSERT_EQ(lists.capacity, 33);
+      std::vector<std::int32_t> chosen_tokens(
+          static_cast<std::size_t>(kRows * list_count * lists.capacity));
+      machine.device.copy(chosen_tokens.data(), lists.tokens,
+                          chosen_tokens.size() * sizeof(std::int32_t), *machine.stream);
+      machine.stream->synchronize();
+      std::array<std::vector<std::int32_t>, kRows> begins, tokens, slots;
       for (std::size_t i = 0; i < kRows; ++i) {
-        for (std::size_t t = 0; t < kMost; ++t) {
-          if (t < tokens[i].size()) {
-            ASSERT_EQ(actual[i * kMost + t], expected[i * kMost + t]) << i << " " << t;
-          } else {
-            ASSERT_TRUE(std::isnan(actual[i * kMost + t])) << i << " " << t;
+        begins[i] = {0};
+        for (std::int64_t list = 0; list < list_count; ++list) {
+          const std::int64_t at =
+              (static_cast<std::int64_t>(i) * list_count + list) * lists.capacity;
+          for (std::int64_t t = at; t < at + tokens_left(choices[i]); ++t) {
+            const std::int32_t token = chosen_tokens[static_cast<std::size_t>(t)];
+            const PageId page = filled.page(i, token / FilledCache::kPageTokens);
+            tokens[i].push_back(token);
+            slots[i].push_back(static_cast<std::int32_t>(page.value * FilledCache::kPageTokens +
+                                                         token % FilledCache::kPageTokens));
           }
+          begins[i].push_back(static_cast<std::int32_t>(tokens[i].size()));
         }
       }
+      Numbers weights(machine.device, kRows * list_count * kMost);
+      const auto attend = [&](bool chosen) {
+        std::vector<AttentionSegment> segments;
+        for (std::int64_t row = 0; row < kRows; ++row) {
+          const auto i = static_cast<std::size_t>(row);
+          AttentionSegment& segment = segments.emplace_back(filled.segment(i, row, 1));
+          if (chosen) {
+            segment.chosen = &lists;
+            segment.chosen_row = row;
+          } else {
+            segment.selection = {begins[i], tokens[i], slots[i]};
+          }
+          segment.weights = weights.data() + row * list_count * kMost;
+          segment.weights_stride = kMost;
+        }
+        weights.fill(0xFF);
+        machine.ops->attention(matrix(q, kRows, kColumns), kHeads, filled.view(), segments, 0.25F,
+                               matrix(out, kRows, kColumns), {}, *machine.stream);
+        return weights.host();
+      };
+      const std::vector<float> given = attend(false);
+      const std::vector<float> outputs = out.host();
+      const std::vector<float> chosen = attend(true);
       EXPECT_EQ(out.host(), outputs);
+      EXPECT_EQ(std::memcmp(chosen.data(), given.data(), given.size() * sizeof(float)), 0);
+      for (std::size_t i = 0; i < kRows; ++i) {
+        for (std::size_t list = 0; list < static_cast<std::size_t>(list_count); ++list) {
+          const float* row =
+              given.data() + (i * static_cast<std::size_t>(list_count) + list) * kMost;
+          const std::int64_t count = begins[i][list + 1] - begins[i][list];
+          EXPECT_NEAR(std::accumulate(row, row + count, 0.0),
+                      static_cast<double>(kHeads / list_count), 1e-4);
+          EXPECT_TRUE(std::all_of(row + count, row + kMost,
+                                  [](float weight) { return std::isnan(weight); }));
+        }
+      }
     }
   }
 }
@@ -532,6 +560,7 @@ TEST(EmulatedCudaOps, ReservedScratchIsAllThatCallsNeed) {
       const Numbers out(machine.device, 24 * kColumns);
       const Numbers wide(machine.device, 24 * 100);
       const DeviceArray<std::uint16_t> w(machine.device, 3 * 100);
+      const Numbers weights(machine.device, FilledCache::kKvHeads * 140);
       const std::int64_t before = machine.device.allocations();
       const std::vector<AttentionSegment> mixed = {
           filled.segment(0, 0, 1), filled.segment(1, 1, 1), filled.segment(2, 2, 20),
@@ -548,10 +577,10 @@ TEST(EmulatedCudaOps, ReservedScratchIsAllThatCallsNeed) {
         }
         begins.push_back(static_cast<std::int32_t>(tokens.size()));
       }
-      const HostBuffer weights(machine.copies, tokens.size() * sizeof(float));
       AttentionSegment chosen = filled.segment(3, 0, 1);
       chosen.selection = {begins, tokens, slots};
-      chosen.weights = weights.as<float>();
+      chosen.weights = weights.data();
+      chosen.weights_stride = 140;
       const std::vector<AttentionSegment> selected = {chosen};
       machine.ops->attention(matrix(q, 1, kColumns), kHeads, filled.view(), selected, 0.25F,
                              matrix(out, 1, kColumns), {}, *machine.stream);

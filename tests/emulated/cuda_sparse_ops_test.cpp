@@ -9,6 +9,7 @@
 #include "kernels/sizing/cuda_workspace.h"
 #include "tests/emulated/guarded_machine.h"
 #include "tests/emulated/input_seam_checks.h"
+#include "tests/emulated/kept_seam_checks.h"
 #include "tests/emulated/sparse_seam_checks.h"
 #include "tests/emulated/window_seam_checks.h"
 
@@ -63,6 +64,13 @@ TEST(EmulatedCudaSparseOps, WeightWindowsAreTheCpusBitForBitInAnyOrderOfThreads)
 TEST(EmulatedCudaSparseOps, PromptRowsMatchTheCpu) {
   GuardedMachine machine;
   check_prompt_rows(seam_of(machine));
+}
+TEST(EmulatedCudaSparseOps, KeptTokensAreTheCpusBitForBitInAnyOrderOfThreads) {
+  for (const std::uint64_t seed : {0, 1, 6}) {
+    const emulated::Order order(seed);
+    GuardedMachine machine;
+    check_kept_tokens(seam_of(machine));
+  }
 }
 TEST(EmulatedCudaInputOps, CodesAreTheCpusBitForBit) {
   GuardedMachine machine;
@@ -129,9 +137,10 @@ TEST(EmulatedCudaSparseOps, ReservedScratchIsEnough) {
   HostVector<float> results(kHeads * 140, 0.0F);
   const HostVector<std::uint8_t> alive(kKvHeads * 140, 1);
   const DeviceWindow window(machine.device, true, 140, 1);
+  const DeviceArray<float> columns(machine.device, std::vector<float>(kKvHeads * 140, 0.0F));
   const std::int64_t before = device.allocations();
   sparse->accumulate_columns(q.view(), kHeads, cache.view(), cache.segment(0, 0, 140), 0, 0.3F,
-                             results.data(), 140, {}, *stream);
+                             columns.data(), 140, {}, *stream);
   sparse->score_centroids(q.view(), 0, kHeads, kKvHeads,
                           {means.data(), keys.data(), 140, alive.data()}, 0.3F, results.data(),
                           *stream);
@@ -152,6 +161,14 @@ TEST(EmulatedCudaSparseOps, ReservedScratchIsEnough) {
   const WindowChoice choice{window.view(), 140, 1, 140};
   sparse->clear_weights({&window.view(), 1}, *stream);
   static_cast<void>(sparse->choose_recent_and_heaviest({&choice, 1}, *stream));
+  const DeviceLists lists(machine.device, kKvHeads, 140);
+  const KeptTokens kept = lists.view();
+  const KeptRow every_token{
+      .kept = kept, .count = 139, .added = 1, .context = 140, .local = 1, .total = 140};
+  const KeptWeights attended{kept, 140, 0};
+  sparse->keep_all({&kept, 1}, 139, *stream);
+  sparse->add_kept_weights(sparse->keep_heaviest({&every_token, 1}, *stream), columns.data(),
+                           {&attended, 1}, *stream);
   EXPECT_EQ(device.allocations(), before);
 }
 
@@ -160,6 +177,7 @@ TEST(EmulatedCudaSparseOps, RefusalsNameOperationAndShape) {
   const FilledCache cache(*machine.ops, machine.device, DType::kF16, {40}, 4);
   const Queries q(machine.device, 2, 6);
   const DeviceArray<float> numbers(machine.device, 64);
+  const DeviceArray<std::int32_t> ids(machine.device, 64);
   std::vector<float> results(4096);
   SparseOps& sparse = *machine.sparse;
   Stream& stream = *machine.stream;
@@ -216,6 +234,26 @@ TEST(EmulatedCudaSparseOps, RefusalsNameOperationAndShape) {
        [&] {
          const WindowChoice choice{weight_window_at(numbers.data(), true, 16, 16), 16, 9, 8};
          static_cast<void>(sparse.choose_recent_and_heaviest({&choice, 1}, stream));
+       }},
+      {"keep_all", "no room", "tokens 17",
+       [&] {
+         const KeptTokens kept{ids.data(), numbers.data(), 2, 16};
+         sparse.keep_all({&kept, 1}, 17, stream);
+       }},
+      {"keep_heaviest", "beyond the context or the room", "count 16",
+       [&] {
+         const KeptRow row{.kept = {ids.data(), numbers.data(), 2, 16},
+                           .count = 16,
+                           .added = 1,
+                           .context = 17,
+                           .total = 9};
+         static_cast<void>(sparse.keep_heaviest({&row, 1}, stream));
+       }},
+      {"add_kept_weights", "beyond the selection", "attended 1",
+       [&] {
+         const KeptWeights row{{ids.data(), numbers.data(), 2, 16}, 5, 1};
+         sparse.add_kept_weights({.rows = 1, .lists = 2, .capacity = 20}, numbers.data(), {&row, 1},
+                                 stream);
        }},
       {"bound_pages", "no bounds", "tokens 0",
        [&] {

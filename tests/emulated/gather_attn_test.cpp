@@ -213,12 +213,6 @@ class Runner {
   }
 
   void make_tokens() {
-    for (const int length : case_.kv.lengths) {
-      // lm-infinite: 4 sinks and the last 40, without overlap.
-      const int sinks = std::min(length, 4);
-      const int local = std::min(40, length - sinks);
-      ranges_.push_back({{0, 1, sinks}, {length - local, 1, local}});
-    }
     capacity_ = longest() + 2;
     const int lists = case_.list_per_row ? kv_.sequences() * case_.kv.kv_heads : kv_.sequences();
     tokens_.assign(static_cast<std::size_t>(lists * capacity_), -77);
@@ -300,7 +294,7 @@ TEST(GatherAttn, HeadSizesAndPages) {
   }
 }
 
-TEST(GatherAttn, RangesAndLists) {
+TEST(GatherAttn, Lists) {
   for (const DType dtype : {DType::kF16, DType::kInt8}) {
     for (const bool per_row : {false, true}) {
       for (const bool slots : {false, true}) {

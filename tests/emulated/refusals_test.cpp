@@ -8,6 +8,7 @@
 #include "kernels/cuda/gather_attn.h"
 #include "kernels/cuda/gemm_tile.h"
 #include "kernels/cuda/input_codes.h"
+#include "kernels/cuda/kept_tokens.h"
 #include "kernels/cuda/kv_append.h"
 #include "kernels/cuda/kv_channels.h"
 #include "kernels/cuda/kv_quantize.h"
@@ -20,7 +21,6 @@
 #include "kernels/cuda/prefill_colsum.h"
 #include "kernels/cuda/sample.h"
 #include "kernels/cuda/score_rows.h"
-#include "kernels/cuda/score_update.h"
 #include "kernels/cuda/select_rows.h"
 #include "kernels/cuda/sparq_select.h"
 #include "kernels/cuda/stage_rows.h"
@@ -273,7 +273,6 @@ std::vector<Refusal> selection_refusals() {
                           .indices = ids(),
                           .capacity = 10,
                           .counts = ids()};
-  const StepLogits step{floats(), floats(), 40, 6, 2};
   const Points points{floats(), 2, 9, 300};
   return {
       {"choose_channels", "rank 1 to head_dim", "rank 73",
@@ -333,8 +332,13 @@ std::vector<Refusal> selection_refusals() {
          call.queries = queries_of(4);
          sparq_select(call, {});
        }},
-      {"update_h2o", "null pointer", "capacity 40",
-       [=] { update_h2o(step, nullptr, ids(), floats(), 50, {}); }},
+      {"keep_all", "null pointer", "tokens 7", [] { keep_all(nullptr, 3, 2, 7, {}); }},
+      {"keep_heaviest", "null pointer", "capacity 40",
+       [] { keep_heaviest(nullptr, 3, 2, ids(), 40, ids(), {}); }},
+      {"keep_heaviest", "too many lists", "lists 0",
+       [] { keep_heaviest(reinterpret_cast<KeptRow*>(floats()), 3, 0, ids(), 40, ids(), {}); }},
+      {"add_kept_weights", "null pointer", "rows 3",
+       [] { add_kept_weights(nullptr, 3, 2, floats(), 40, {}); }},
       {"clear_weights", "null pointer", "windows 3", [] { clear_weights(nullptr, 3, 5, {}); }},
       {"add_weights", "too many rows", "rows 70000",
        [] {

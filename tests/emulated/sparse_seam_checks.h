@@ -89,17 +89,18 @@ struct ColumnCase {
 };
 
 // All tokens of a prompt of 140, in chunks of at most `chunk`; INT8 chunks end with their block.
-template <class Sums>
-Sums sum_prompt(SparseOps& sparse, const FilledCache& cache, const Queries& q, std::int64_t chunk,
-                const ColumnCase& of, Workspace workspace, Stream& stream) {
+inline std::vector<float> sum_prompt(SparseOps& sparse, Device& device, const FilledCache& cache,
+                                     const Queries& q, std::int64_t chunk, const ColumnCase& of,
+                                     Workspace workspace, Stream& stream) {
   constexpr std::int64_t kTokens = 140;
   constexpr std::int64_t kStride = kTokens + 3;
-  Sums sums(static_cast<std::size_t>(kKvHeads * kStride), 0.25F);
+  std::vector<float> start(static_cast<std::size_t>(kKvHeads * kStride), 0.25F);
   for (std::int64_t head = 0; head < kKvHeads; ++head) {
     for (std::int64_t t = kTokens; t < kStride; ++t) {
-      sums[static_cast<std::size_t>(head * kStride + t)] = std::numeric_limits<float>::quiet_NaN();
+      start[static_cast<std::size_t>(head * kStride + t)] = std::numeric_limits<float>::quiet_NaN();
     }
   }
+  const DeviceArray<float> sums(device, start);
   for (std::int64_t at = 0; at < kTokens;) {
     std::int64_t end = std::min(at + chunk, kTokens);
     const std::int64_t block = at / FilledCache::kPageTokens;
@@ -111,10 +112,11 @@ Sums sum_prompt(SparseOps& sparse, const FilledCache& cache, const Queries& q, s
                               kStride, workspace, stream);
     at = end;
   }
-  return sums;
+  stream.synchronize();
+  return sums.host();
 }
 
-// H2O and SWA: as on the CPU, with the same bits however the prompt is cut.
+// H2O: as on the CPU, with the same bits however the prompt is cut.
 inline void check_column_sums(const Seam& seam) {
   Cpu cpu;
   for (const DType dtype : kCaches) {
@@ -126,12 +128,11 @@ inline void check_column_sums(const Seam& seam) {
       const FilledCache theirs(*cpu.ops, cpu.device, dtype, {140}, 3);
       const Queries q(seam.device, 140, 5);
       const Queries cpu_q(cpu.device, 140, 5);
-      const auto whole =
-          sum_prompt<HostVector<float>>(seam.sparse, ours, q, 140, of, {}, seam.stream);
-      const auto cut = sum_prompt<HostVector<float>>(seam.sparse, ours, q, 19, of, {}, seam.stream);
+      const auto whole = sum_prompt(seam.sparse, seam.device, ours, q, 140, of, {}, seam.stream);
+      const auto cut = sum_prompt(seam.sparse, seam.device, ours, q, 19, of, {}, seam.stream);
       EXPECT_EQ(std::memcmp(whole.data(), cut.data(), whole.size() * sizeof(float)), 0);
-      const auto expected = sum_prompt<std::vector<float>>(*cpu.sparse, theirs, cpu_q, 140, of,
-                                                           cpu.workspace, *cpu.stream);
+      const auto expected =
+          sum_prompt(*cpu.sparse, cpu.device, theirs, cpu_q, 140, of, cpu.workspace, *cpu.stream);
       expect_near(whole, expected, 2e-5, 1e-6, "sums");
     }
   }
@@ -150,9 +151,11 @@ inline void check_long_chunks(const Seam& seam) {
   for (std::int64_t p = 0; p < kPages; ++p) pages.emplace_back(p);
   const KvLayerView cache{k.data(), k.data(), DType::kF32, 64, 1, 8};
   const AttentionSegment segment{0, kTokens, kTokens, pages, 0};
-  HostVector<float> sums(static_cast<std::size_t>(kTokens), 0.0F);
+  const DeviceArray<float> columns(seam.device, std::vector<float>(kTokens, 0.0F));
   seam.sparse.accumulate_columns({q.data(), DType::kF32, kTokens, 8, 8}, 1, cache, segment, 0, 0.5F,
-                                 sums.data(), kTokens, {}, seam.stream);
+                                 columns.data(), kTokens, {}, seam.stream);
+  seam.stream.synchronize();
+  const std::vector<float> sums = columns.host();
   // Every row's weights add up to 1, and the last token has one row's weight of itself.
   double all = 0.0;
   for (const float sum : sums) all += sum;

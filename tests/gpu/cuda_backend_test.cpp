@@ -11,6 +11,7 @@
 #include "runtime/bench/bench.h"
 #include "runtime/bench/check.h"
 #include "tests/emulated/input_seam_checks.h"
+#include "tests/emulated/kept_seam_checks.h"
 #include "tests/emulated/sparse_seam_checks.h"
 #include "tests/emulated/window_seam_checks.h"
 
@@ -76,6 +77,7 @@ TEST_F(CudaBackendOnGpu, SelectionMatchesTheCpu) {
   cuda::check_choices(seam);
   cuda::check_reallocation(seam);
   cuda::check_weight_windows(seam);
+  cuda::check_kept_tokens(seam);
   cuda::check_prompt_rows(seam);
 }
 

@@ -86,7 +86,7 @@ class AttentionMethodsTest : public KvCacheTest {
         lists = method.choose_rows({{&one, 1}, {&call.keys, 1}}, call, q.view());
         done.choice = reader.read(lists, shape.heads, *stream_).front();
         EXPECT_EQ(static_cast<std::int64_t>(done.choice.tokens.size()),
-                  lists.lists * method.list_tokens(position + 1));
+                  lists.lists * method.list_tokens(position + 1, kPrompt));
       } else if (method.timing(layer) == AttentionMethod::Timing::kEarly) {
         method.choose(*state, call, {}, 0, done.choice);
       } else {
@@ -306,6 +306,74 @@ TEST_P(AttentionMethodsTest, FullBudgetsEqualDenseWithoutTheShortcut) {
       for (const Done& step : run_method(*shortcut, shape, cache, q, kPrompt)) {
         ASSERT_TRUE(step.choice.dense) << attention_name(options.kind);
       }
+    }
+  }
+}
+
+// H2O's rows of several sequences together, as on a device, and each by itself: the same lists and
+// outputs, also where a step's tokens are asked for twice.
+TEST_P(AttentionMethodsTest, H2oChoosesForSeveralRowsWhatItChoosesForEach) {
+  const CacheShape shape{.heads = 4, .kv_heads = 2, .dim = 20, .dtype = DType::kF32, .int8 = false};
+  const std::int64_t columns = shape.heads * shape.dim;
+  SequenceCache cache(shape, kTokens, *ops_, *stream_, random_);
+  const std::array<TestMatrix, 2> q = {TestMatrix(kTokens, columns, 1).randomize(random_, 1.5F),
+                                       TestMatrix(kTokens, columns, 1).randomize(random_, 1.5F)};
+  for (const AttentionOptions& options : {of("h2o", {"h2o.k=24"}), of("h2o", {"h2o.k=100"})}) {
+    const auto method = make_attention_method(options, method_shape(shape));
+    std::array<std::vector<Done>, 2> alone;
+    for (std::size_t i = 0; i < 2; ++i) alone[i] = run_method(*method, shape, cache, q[i], 40, 1);
+    LayerCall call{.layer = 1,
+                   .cache = cache.view(),
+                   .scale = kScale,
+                   .ops = sparse_.get(),
+                   .memory = &device_,
+                   .workspace = workspace_,
+                   .stream = stream_.get()};
+    std::array<std::unique_ptr<AttentionMethod::State>, 2> owned;
+    std::array<AttentionMethod::State*, 2> states;
+    for (std::size_t i = 0; i < 2; ++i) {
+      owned[i] = method->begin(kPrompt, kTokens);
+      states[i] = owned[i].get();
+      for (std::int64_t at = 0; at < kPrompt; at += 30) {
+        call.keys = cache.segment(at, 30, at + 30);
+        method->prefilled(*states[i], call, q[i].view());
+      }
+      EXPECT_LE(states[i]->bytes(), method->state_bytes(1, kTokens, true));
+    }
+    for (std::int64_t position = kPrompt; position < kTokens; ++position) {
+      const std::array<AttentionSegment, 2> segments = {cache.segment(position, 1, position + 1),
+                                                        cache.segment(position, 1, position + 1)};
+      ASSERT_FALSE(method->attends_all(1, position + 1));
+      Selection lists;
+      for (int times = 0; times < 2; ++times) {
+        lists = method->choose_rows({states, segments}, call, {});
+      }
+      SelectionReader reader(device_);
+      const auto choices = reader.read(lists, shape.heads, *stream_);
+      const auto step = static_cast<std::size_t>(position - kPrompt);
+      std::vector<float> weights(
+          static_cast<std::size_t>(lists.rows * lists.lists * lists.capacity), -1.0F);
+      for (std::size_t i = 0; i < 2; ++i) {
+        ASSERT_EQ(choices[i].tokens, alone[i][step].choice.tokens) << "step " << step;
+        ASSERT_EQ(static_cast<std::int64_t>(choices[i].tokens.size()),
+                  lists.lists * method->list_tokens(position + 1, kPrompt));
+        AttentionSegment segment = segments[i];
+        const OwnedSelection selection = with_slots(cache, choices[i], position + 1);
+        std::vector<float> own(selection.tokens.size());
+        segment.selection = selection.view();
+        segment.weights = own.data();
+        ASSERT_TRUE(same_bits(
+            run(*ops_, 2, shape, cache.view(), q[i].view(), {&segment, 1}, kScale).row(position),
+            alone[i][step].out));
+        for (std::size_t list = 0; list + 1 < choices[i].begins.size(); ++list) {
+          const std::size_t to = (i * static_cast<std::size_t>(lists.lists) + list) *
+                                 static_cast<std::size_t>(lists.capacity);
+          std::copy(own.begin() + choices[i].begins[list],
+                    own.begin() + choices[i].begins[list + 1],
+                    weights.begin() + static_cast<std::ptrdiff_t>(to));
+        }
+      }
+      method->attended_rows({states, segments}, call, lists, weights.data());
     }
   }
 }

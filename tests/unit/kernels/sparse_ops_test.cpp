@@ -1,6 +1,7 @@
 #include <numeric>
 
 #include "kernels/cpu/cpu_sparse_kernels.h"
+#include "tests/support/plain_kept_lists.h"
 #include "tests/unit/kernels/sparse_ops_fixture.h"
 
 namespace triphase {
@@ -114,6 +115,109 @@ TEST_P(SparseOpsTest, ColumnSumsMatchReferenceForAnyChunks) {
         }
       }
     }
+  }
+}
+
+// Rows of one call whose lists shrink and grow, ties, and what is no number.
+TEST_P(SparseOpsTest, KeptTokensAreThoseOfTheDefinitionOnAnyThreads) {
+  constexpr std::int64_t kLists = 3;
+  struct Row {
+    std::int64_t prompt, budget, local, room;
+    std::vector<std::int32_t> tokens;
+    std::vector<float> sums;
+    std::vector<PlainKeptList> plain;
+  };
+  for (const int threads : {1, 4}) {
+    ThreadPool pool(threads);
+    const auto ops = make_cpu_sparse_ops(pool, device_);
+    std::vector<Row> rows;
+    for (const auto& [prompt, budget, local] :
+         {std::tuple<std::int64_t, std::int64_t, std::int64_t>{5000, 700, 175},
+          {1, 6, 2},
+          {40, 1, 1},
+          {33, 100, 0},
+          {64, 50, 50}}) {
+      const std::int64_t room = std::max(prompt, budget) + 1;
+      const auto entries = static_cast<std::size_t>(kLists * room);
+      Row& row = rows.emplace_back(
+          Row{prompt, budget, local, room, std::vector<std::int32_t>(entries, -1),
+              std::vector<float>(entries, -1.0F), std::vector<PlainKeptList>(kLists)});
+      const KeptTokens kept{row.tokens.data(), row.sums.data(), kLists, room};
+      ops->keep_all({&kept, 1}, prompt, *stream_);
+      for (PlainKeptList& list : row.plain) list.keep_all(prompt);
+    }
+    const auto count_of = [](const Row& row) {
+      return static_cast<std::int64_t>(row.plain.front().tokens.size());
+    };
+    const auto expect_as_defined = [&](const Row& row, std::int64_t step) {
+      for (std::size_t list = 0; list < kLists; ++list) {
+        const PlainKeptList& plain = row.plain[list];
+        const auto first = static_cast<std::ptrdiff_t>(list) * row.room;
+        const auto count = count_of(row);
+        ASSERT_EQ(std::vector<std::int32_t>(row.tokens.begin() + first,
+                                            row.tokens.begin() + first + count),
+                  plain.tokens)
+            << "step " << step << " prompt " << row.prompt;
+        ASSERT_TRUE(same_bits(
+            std::vector<float>(row.sums.begin() + first, row.sums.begin() + first + count),
+            plain.sums))
+            << "step " << step << " prompt " << row.prompt;
+      }
+    };
+    for (std::int64_t step = 0; step < 60; ++step) {
+      std::vector<KeptRow> choices;
+      for (Row& row : rows) {
+        choices.push_back({.kept = {row.tokens.data(), row.sums.data(), kLists, row.room},
+                           .count = count_of(row),
+                           .added = 1,
+                           .context = row.prompt + step + 1,
+                           .local = row.local,
+                           .total = row.budget});
+      }
+      const Selection chosen = ops->keep_heaviest(choices, *stream_);
+      for (std::size_t i = 0; i < rows.size(); ++i) {
+        for (std::size_t list = 0; list < kLists; ++list) {
+          PlainKeptList& plain = rows[i].plain[list];
+          plain.keep_heaviest(1, choices[i].context, choices[i].local, choices[i].total);
+          const std::size_t at = i * kLists + list;
+          const std::int32_t* tokens =
+              chosen.tokens + static_cast<std::int64_t>(at) * chosen.capacity;
+          ASSERT_EQ(std::vector<std::int32_t>(tokens, tokens + chosen.counts[at]), plain.tokens);
+        }
+        ASSERT_EQ(count_of(rows[i]), tokens_left(choices[i]));
+        ASSERT_NO_FATAL_FAILURE(expect_as_defined(rows[i], step));
+      }
+      std::vector<float> weights(
+          static_cast<std::size_t>(chosen.rows * chosen.lists * chosen.capacity));
+      for (float& weight : weights) {
+        const std::uint32_t kind = random_() % 50;
+        weight = kind == 0   ? std::nanf("")
+                 : kind == 1 ? std::numeric_limits<float>::infinity()
+                             : static_cast<float>(random_() % 64) / 48.0F;
+      }
+      std::vector<KeptWeights> added;
+      for (std::size_t i = 0; i < rows.size(); ++i) {
+        added.push_back({choices[i].kept, count_of(rows[i]), static_cast<std::int64_t>(i)});
+        for (std::size_t list = 0; list < kLists; ++list) {
+          rows[i].plain[list].add(std::span(weights).subspan(
+              (i * kLists + list) * static_cast<std::size_t>(chosen.capacity)));
+        }
+      }
+      ops->add_kept_weights(chosen, weights.data(), added, *stream_);
+      for (const Row& row : rows) ASSERT_NO_FATAL_FAILURE(expect_as_defined(row, step));
+    }
+    KeptRow beyond{.kept = {rows[1].tokens.data(), rows[1].sums.data(), kLists, rows[1].room},
+                   .count = rows[1].room,
+                   .added = 1,
+                   .context = rows[1].room + 1,
+                   .total = 1};
+    EXPECT_THROW((void)ops->keep_heaviest({&beyond, 1}, *stream_), Error);
+    EXPECT_THROW(ops->keep_all({&beyond.kept, 1}, rows[1].room + 1, *stream_), Error);
+    const KeptWeights row{beyond.kept, 2, 1};
+    const float weight = 0.0F;
+    EXPECT_THROW(ops->add_kept_weights({.rows = 1, .lists = kLists, .capacity = 2}, &weight,
+                                       {&row, 1}, *stream_),
+                 Error);
   }
 }
 

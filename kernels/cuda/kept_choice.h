@@ -1,0 +1,19 @@
+#pragma once
+
+// The kept tokens (kernels/kept_tokens.h) of the CUDA SparseOps: H2O's lists, and what is chosen
+// from them. See the functions of SparseOps that are named here.
+
+#include "kernels/cuda/sparse_calls.h"
+
+namespace triphase::cuda {
+
+// SparseOps::keep_all.
+void keep_every_token(const SparseCall& call, std::span<const KeptTokens> kept,
+                      std::int64_t tokens);
+// SparseOps::keep_heaviest.
+[[nodiscard]] Selection choose_from_kept(const SparseCall& call, std::span<const KeptRow> rows);
+// SparseOps::add_kept_weights.
+void add_to_kept(const SparseCall& call, const Selection& attended, const float* weights,
+                 std::span<const KeptWeights> rows);
+
+}  // namespace triphase::cuda

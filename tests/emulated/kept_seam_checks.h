@@ -1,0 +1,125 @@
+#pragma once
+
+// Kept tokens on a CUDA SparseOps, beside the CPU's: run on the emulator, with guarded memory, and
+// on a GPU.
+
+#include "tests/emulated/sparse_seam_checks.h"
+
+namespace triphase::cuda {
+
+// Lists in a device's memory, poisoned until they are filled.
+class DeviceLists {
+ public:
+  DeviceLists(Device& device, std::int64_t lists, std::int64_t room)
+      : tokens_(device, lists * room), sums_(device, lists * room), lists_(lists), room_(room) {}
+  [[nodiscard]] KeptTokens view() const { return {tokens_.data(), sums_.data(), lists_, room_}; }
+  // The first `count` of each list.
+  [[nodiscard]] std::vector<std::int32_t> tokens(std::int64_t count) const {
+    return first_of(tokens_.host(), count);
+  }
+  [[nodiscard]] std::vector<float> sums(std::int64_t count) const {
+    return first_of(sums_.host(), count);
+  }
+
+ private:
+  template <class T>
+  [[nodiscard]] std::vector<T> first_of(const std::vector<T>& all, std::int64_t count) const {
+    std::vector<T> values;
+    for (std::int64_t list = 0; list < lists_; ++list) {
+      const auto first = all.begin() + static_cast<std::ptrdiff_t>(list * room_);
+      values.insert(values.end(), first, first + count);
+    }
+    return values;
+  }
+
+  DeviceArray<std::int32_t> tokens_;
+  DeviceArray<float> sums_;
+  std::int64_t lists_, room_;
+};
+
+// Rows of several sequences at once, whose lists shrink and grow: lists, sums and choices are the
+// CPU's bit for bit.
+inline void check_kept_tokens(const Seam& seam) {
+  Cpu cpu;
+  std::mt19937 random(41);
+  struct Sequence {
+    std::int64_t prompt, budget, local, count;
+    std::unique_ptr<DeviceLists> ours, theirs;
+  };
+  std::vector<Sequence> sequences;
+  for (const auto& [prompt, budget, local] :
+       {std::tuple<std::int64_t, std::int64_t, std::int64_t>{600, 100, 25},
+        {1, 9, 3},
+        {30, 1, 1},
+        {257, 300, 0},
+        {40, 41, 41}}) {
+    const std::int64_t room = std::max(prompt, budget) + 1;
+    sequences.push_back({prompt, budget, local, prompt,
+                         std::make_unique<DeviceLists>(seam.device, kKvHeads, room),
+                         std::make_unique<DeviceLists>(cpu.device, kKvHeads, room)});
+    // The layers of a sequence together; here it has one.
+    const KeptTokens ours = sequences.back().ours->view();
+    const KeptTokens theirs = sequences.back().theirs->view();
+    seam.sparse.keep_all({&ours, 1}, prompt, seam.stream);
+    cpu.sparse->keep_all({&theirs, 1}, prompt, *cpu.stream);
+  }
+  const auto expect_same = [&](std::int64_t step) {
+    seam.stream.synchronize();
+    for (const Sequence& sequence : sequences) {
+      ASSERT_EQ(sequence.ours->tokens(sequence.count), sequence.theirs->tokens(sequence.count))
+          << "step " << step << " prompt " << sequence.prompt;
+      ASSERT_EQ(sequence.ours->sums(sequence.count), sequence.theirs->sums(sequence.count))
+          << "step " << step << " prompt " << sequence.prompt;
+    }
+  };
+  expect_same(-1);
+  for (std::int64_t step = 0; step < 60; ++step) {
+    std::vector<KeptRow> our_rows;
+    std::vector<KeptRow> their_rows;
+    for (Sequence& sequence : sequences) {
+      KeptRow row{.kept = sequence.ours->view(),
+                  .count = sequence.count,
+                  .added = 1,
+                  .context = sequence.prompt + step + 1,
+                  .local = sequence.local,
+                  .total = sequence.budget};
+      our_rows.push_back(row);
+      row.kept = sequence.theirs->view();
+      their_rows.push_back(row);
+      sequence.count = tokens_left(row);
+    }
+    Selection ours = seam.sparse.keep_heaviest(our_rows, seam.stream);
+    const Selection theirs = cpu.sparse->keep_heaviest(their_rows, *cpu.stream);
+    ASSERT_EQ(ours.capacity, theirs.capacity);
+    expect_same_choices(seam, ours, cpu, theirs);
+    expect_same(step);
+    if (step % 7 == 3) {
+      // Asked again: the same.
+      for (std::size_t i = 0; i < our_rows.size(); ++i) {
+        our_rows[i].count = sequences[i].count;
+        our_rows[i].added = 0;
+      }
+      ours = seam.sparse.keep_heaviest(our_rows, seam.stream);
+      expect_same_choices(seam, ours, cpu, theirs);
+      expect_same(step);
+    }
+    // Some rows are attended, in another order.
+    std::vector<float> weights(
+        static_cast<std::size_t>(theirs.rows * theirs.lists * theirs.capacity));
+    for (float& weight : weights) weight = static_cast<float>(random() % 64) / 48.0F;
+    const DeviceArray<float> our_weights(seam.device, weights);
+    std::vector<KeptWeights> our_added;
+    std::vector<KeptWeights> their_added;
+    for (std::size_t i = sequences.size(); i-- > 0;) {
+      if (static_cast<std::int64_t>(i) == step % 11) continue;
+      const auto row = static_cast<std::int64_t>(i);
+      our_added.push_back({sequences[i].ours->view(), sequences[i].count, row});
+      their_added.push_back({sequences[i].theirs->view(), sequences[i].count, row});
+    }
+    seam.sparse.add_kept_weights(ours, our_weights.data(), our_added, seam.stream);
+    cpu.sparse->add_kept_weights(theirs, weights.data(), their_added, *cpu.stream);
+    expect_same(step);
+  }
+}
+
+}  // namespace triphase::cuda
