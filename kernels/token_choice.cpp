@@ -90,10 +90,4 @@ void choose_range(IndexRange range, std::vector<std::int32_t>& to) {
   for (std::int64_t i = range.begin; i < range.end; ++i) to.push_back(static_cast<std::int32_t>(i));
 }
 
-void choose_strided(std::int64_t context, std::int64_t stride, std::int64_t local_begin,
-                    std::vector<std::int32_t>& to) {
-  for (std::int64_t i = 0; i < local_begin; i += stride) to.push_back(static_cast<std::int32_t>(i));
-  choose_range({local_begin, context}, to);
-}
-
 }  // namespace triphase

@@ -25,8 +25,4 @@ void choose_top(std::span<const float> scores, std::int64_t count,
 // Appends [range.begin, range.end).
 void choose_range(IndexRange range, std::vector<std::int32_t>& to);
 
-// Appends the multiples of `stride` below local_begin and every index of [local_begin, context).
-void choose_strided(std::int64_t context, std::int64_t stride, std::int64_t local_begin,
-                    std::vector<std::int32_t>& to);
-
 }  // namespace triphase

@@ -21,8 +21,8 @@
 namespace triphase::cuda {
 
 enum class TokenSource : std::uint8_t {
-  kAll,     // tokens 0 .. length - 1
-  kList,    // ascending token positions per row or per sequence
+  kAll,   // tokens 0 .. length - 1
+  kList,  // ascending token positions per row or per sequence
 };
 
 struct GatherAttnArgs {
@@ -42,8 +42,8 @@ struct GatherAttnArgs {
   int list_capacity = 0;
   const std::int32_t* tokens = nullptr;       // [list_rows][list_capacity]
   const std::int32_t* list_counts = nullptr;  // [list_rows]
-  // Optional, beside tokens: where each token lies (those of an INT8 cache's partial block are where
-  // the tables say). A slot, or ~record for a host record. Without it the page tables say.
+  // Optional, beside tokens: where each token lies (those of an INT8 cache's partial block are
+  // where the tables say). A slot, or ~record for a host record. Without it the page tables say.
   const std::int32_t* slots = nullptr;
   // Host records, [token][kv_head][K, V][head_dim] in the cache's type: mapped pinned memory, read
   // in place. Null: tokens with a host place are left out (their states come from elsewhere).

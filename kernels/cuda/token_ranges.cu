@@ -1,7 +1,6 @@
-#include "kernels/cuda/token_ranges.h"
-
 #include "kernels/cuda/dialect.h"
 #include "kernels/cuda/launch_check.h"
+#include "kernels/cuda/token_ranges.h"
 
 namespace triphase::cuda {
 namespace {

@@ -135,12 +135,16 @@ void StreamTransferEngine::record(Lane lane, const Transfer& transfer) {
   const Clock::time_point begin = std::max(clock.time_of(*transfer.begin), until);
   const Clock::time_point end = std::max(clock.time_of(*transfer.end), begin);
   until = end;
-  trace_->add({.lane = lane == Lane::kToDevice ? TraceLane::kToDevice : TraceLane::kToHost,
-               .name = transfer.name,
-               .begin = begin,
-               .end = end,
-               .values = {{{"bytes", static_cast<std::int64_t>(transfer.size.bytes)},
-                           {"records", static_cast<std::int64_t>(transfer.size.records)}}}});
+  TraceEvent traced{.lane = lane == Lane::kToDevice ? TraceLane::kToDevice : TraceLane::kToHost,
+                    .name = transfer.name,
+                    .begin = begin,
+                    .end = end};
+  // Of tokens that the device named nobody here knows how many there are.
+  if (transfer.size.records > 0) {
+    traced.values = {{{"bytes", static_cast<std::int64_t>(transfer.size.bytes)},
+                      {"records", static_cast<std::int64_t>(transfer.size.records)}}};
+  }
+  trace_->add(traced);
 }
 
 void StreamTransferEngine::drain() {

@@ -72,6 +72,10 @@ TEST(EmulatedCudaSparseOps, KeptTokensAreTheCpusBitForBitInAnyOrderOfThreads) {
     check_kept_tokens(seam_of(machine));
   }
 }
+TEST(EmulatedCudaSparseOps, RangesAreListed) {
+  GuardedMachine machine;
+  check_ranges(seam_of(machine));
+}
 TEST(EmulatedCudaInputOps, CodesAreTheCpusBitForBit) {
   GuardedMachine machine;
   check_input_codes(*machine.inputs, machine.device, *machine.stream);

@@ -179,6 +179,26 @@ inline void expect_same_choices(const Seam& seam, const Selection& ours, Cpu& cp
   }
 }
 
+// Rows of other lengths, in several blocks of threads, and of one token.
+inline void check_ranges(const Seam& seam) {
+  Cpu cpu;
+  const std::vector<TokenRanges> rows = {
+      {{0, 1, 4}, {700, 1, 300}}, {{0, 7, 90}, {630, 1, 1}}, {{5, 1, 1}, {}}, {{}, {2, 3, 600}}};
+  const Selection ours = seam.sparse.choose_ranges(rows, seam.stream);
+  EXPECT_EQ(ours.lists, 1);
+  SelectionReader reader(seam.device);
+  const auto read = reader.read(ours, kHeads, seam.stream);
+  ASSERT_EQ(read.size(), rows.size());
+  for (std::size_t row = 0; row < rows.size(); ++row) {
+    std::vector<std::int32_t> expected;
+    for (const TokenRange& range : {rows[row].first, rows[row].second}) {
+      for (int i = 0; i < range.count; ++i) expected.push_back(range.start + i * range.stride);
+    }
+    EXPECT_EQ(read[row].tokens, expected) << "row " << row;
+  }
+  expect_same_choices(seam, ours, cpu, cpu.sparse->choose_ranges(rows, *cpu.stream));
+}
+
 // Quest: bounds bit for bit as on the CPU, also of the block that is not closed yet, and only from
 // the first page asked for.
 inline void check_page_bounds(const Seam& seam) {

@@ -79,6 +79,7 @@ TEST_F(CudaBackendOnGpu, SelectionMatchesTheCpu) {
   cuda::check_weight_windows(seam);
   cuda::check_kept_tokens(seam);
   cuda::check_prompt_rows(seam);
+  cuda::check_ranges(seam);
 }
 
 TEST_F(CudaBackendOnGpu, InputCodesAreTheCpusBitForBit) {
