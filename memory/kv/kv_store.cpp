@@ -306,8 +306,7 @@ void KvStore::stop_reading_early(std::int32_t block_index, std::int32_t host_blo
   if (early_held_ < early_.ranges() && early_.reads(block_index, host_block)) {
     hold_early(early_.ranges());
   }
-  if (early_tokens_held_ < early_tokens_.ranges() &&
-      early_tokens_.reads(block_index, host_block)) {
+  if (early_tokens_held_ < early_tokens_.ranges() && early_tokens_.reads(block_index, host_block)) {
     hold_early_tokens(early_tokens_.ranges());
   }
 }
