@@ -210,6 +210,15 @@ struct KvClose {
   PageId scale_page;
 };
 
+// A norm with all that it is given beside x.
+struct NormStep {
+  bool rms = true;  // else layer_norm
+  const float* weight = nullptr;
+  const float* bias = nullptr;  // of layer_norm; may be null
+  float weight_offset = 0.0F;   // of rms_norm
+  float eps = 0.0F;
+};
+
 class Ops {
  public:
   virtual ~Ops() = default;
@@ -257,6 +266,40 @@ class Ops {
 
   // y = act(y) in place, [T, F] F32.
   virtual void activate(Activation activation, Matrix y, Stream& stream) = 0;
+
+  // Operations that follow each other in every layer, for a device to do in fewer steps; with the
+  // bits of one after the other, which is what these are.
+
+  // y = linear(norm(x)). normed, as wide as x, is overwritten or not.
+  virtual void norm_linear(ConstMatrix x, const NormStep& norm, Matrix normed, ConstMatrix w,
+                           const float* bias, bool accumulate, Matrix y, Stream& stream) {
+    if (norm.rms) {
+      rms_norm(x, norm.weight, norm.weight_offset, norm.eps, normed, stream);
+    } else {
+      layer_norm(x, norm.weight, norm.bias, norm.eps, normed, stream);
+    }
+    linear(normed, w, bias, accumulate, y, stream);
+  }
+
+  // y = linear(act(gate) * up), without `up` linear(act(gate)). gate is overwritten or not.
+  virtual void activation_linear(Activation activation, Matrix gate, ConstMatrix up, ConstMatrix w,
+                                 const float* bias, bool accumulate, Matrix y, Stream& stream) {
+    if (up.empty()) {
+      activate(activation, gate, stream);
+    } else {
+      gated_activation(activation, gate, up, gate, stream);
+    }
+    linear(gate, w, bias, accumulate, y, stream);
+  }
+
+  // rope() of q and of k, then kv_append() of k and v. k is overwritten or not.
+  virtual void rope_and_append(Matrix q, std::int64_t heads, Matrix k, ConstMatrix v,
+                               std::int64_t rotary_dim, ConstMatrix cos_sin, const KvSlots& slots,
+                               const KvLayerView& cache, Stream& stream) {
+    rope(q, heads, cache.head_dim, rotary_dim, cos_sin, stream);
+    rope(k, cache.kv_heads, cache.head_dim, rotary_dim, cos_sin, stream);
+    kv_append(k, v, slots, cache, stream);
+  }
 
   // What segments and slots of layer 0 say of every layer, in the device's memory: valid until the
   // next call. Empty where operations read the host's lists themselves (the CPU).

@@ -76,37 +76,38 @@ Matrix rows_of(const Buffer& buffer, ZigzagBlock::Rows rows, std::int64_t cols) 
   return {buffer.as<float>() + rows.first * cols, DType::kF32, rows.count, cols, cols};
 }
 
-void norm(const ModelConfig& config, Ops& ops, ConstMatrix x, const float* weight,
-          const float* bias, Matrix y, Stream& stream) {
-  const auto eps = static_cast<float>(config.norms.eps);
-  switch (config.norms.kind) {
-    case Norm::kLayerNorm:
-      ops.layer_norm(x, weight, bias, eps, y, stream);
-      return;
-    case Norm::kRmsNorm:
-      ops.rms_norm(x, weight, 0.0F, eps, y, stream);
-      return;
-    case Norm::kRmsNormPlusOne:
-      ops.rms_norm(x, weight, 1.0F, eps, y, stream);
-      return;
+NormStep norm_step(const ModelConfig& config, const float* weight, const float* bias) {
+  return {.rms = config.norms.kind != Norm::kLayerNorm,
+          .weight = weight,
+          .bias = bias,
+          .weight_offset = config.norms.kind == Norm::kRmsNormPlusOne ? 1.0F : 0.0F,
+          .eps = static_cast<float>(config.norms.eps)};
+}
+
+void norm(const NormStep& step, Ops& ops, ConstMatrix x, Matrix y, Stream& stream) {
+  if (step.rms) {
+    ops.rms_norm(x, step.weight, step.weight_offset, step.eps, y, stream);
+  } else {
+    ops.layer_norm(x, step.weight, step.bias, step.eps, y, stream);
   }
 }
 
-// x += mlp(input); `up` [rows, up_width] is overwritten.
-void mlp(const ModelConfig& config, Ops& ops, const LayerWeights& w, ConstMatrix input, Matrix up,
-         Matrix x, Trace* trace, Stream& stream) {
-  const TraceSpan span(trace, TraceLane::kCompute, "mlp");
+// x += act(up) * w.down; `up` [rows, up_width] is overwritten.
+void mlp_down(const ModelConfig& config, Ops& ops, const LayerWeights& w, Matrix up, Matrix x,
+              Stream& stream) {
   const std::int64_t ffn = config.ffn_size;
-  // The residual form aliases input and x; both products read `input` before x changes.
-  ops.linear(input, w.up, w.up_bias, false, up, stream);
-  if (config.mlp.gated) {
-    const Matrix gate = columns(up, 0, ffn);
-    ops.gated_activation(config.mlp.activation, gate, columns(up, ffn, ffn), gate, stream);
-    ops.linear(gate, w.down, w.down_bias, true, x, stream);
-  } else {
-    ops.activate(config.mlp.activation, up, stream);
-    ops.linear(up, w.down, w.down_bias, true, x, stream);
-  }
+  const Matrix gate = columns(up, 0, ffn);
+  const ConstMatrix gated = config.mlp.gated ? columns(up, ffn, ffn) : Matrix{};
+  ops.activation_linear(config.mlp.activation, gate, gated, w.down, w.down_bias, true, x, stream);
+}
+
+// x += mlp(norm(x)); `normed` and `up` are overwritten.
+void norm_mlp(const ModelConfig& config, Ops& ops, const LayerWeights& w, Matrix normed, Matrix up,
+              Matrix x, Trace* trace, Stream& stream) {
+  const TraceSpan span(trace, TraceLane::kCompute, "mlp");
+  ops.norm_linear(x, norm_step(config, w.mlp_norm, w.mlp_norm_bias), normed, w.up, w.up_bias, false,
+                  up, stream);
+  mlp_down(config, ops, w, up, x, stream);
 }
 
 }  // namespace
@@ -245,18 +246,11 @@ void DecoderModel::before_attention(std::int64_t layer, const LayerWeights& w,
                                     ZigzagBlock::Rows rows, Stream& stream) {
   const Matrix x = rows_of(x_, rows, config_.hidden_size);
   const Matrix qkv = rows_of(qkv_, rows, config_.q_width() + 2 * config_.kv_width());
-  if (!config_.norms.before) {
-    project_qkv(layer, w, x, qkv, stream);
-    return;
-  }
   const Matrix normed = rows_of(normed_, rows, config_.hidden_size);
-  norm(config_, *ops_, x, w.attention_norm, w.attention_norm_bias, normed, stream);
-  project_qkv(layer, w, normed, qkv, stream);
-  if (!config_.parallel_residual) return;
-  // Both branches read the same x: the MLP's input must exist before attention adds to x. The
-  // branches share `normed`, so the MLP runs first.
-  norm(config_, *ops_, x, w.mlp_norm, w.mlp_norm_bias, normed, stream);
-  mlp(config_, *ops_, w, normed, rows_of(up_, rows, up_width(config_)), x, trace_, stream);
+  project_qkv(layer, w, x, normed, qkv, stream);
+  if (!config_.norms.before || !config_.parallel_residual) return;
+  // Both branches read the same x: the MLP's input must exist before attention adds to x.
+  norm_mlp(config_, *ops_, w, normed, rows_of(up_, rows, up_width(config_)), x, trace_, stream);
 }
 
 void DecoderModel::after_attention(const LayerWeights& w, ZigzagBlock::Rows rows, Stream& stream) {
@@ -269,19 +263,29 @@ void DecoderModel::after_attention(const LayerWeights& w, ZigzagBlock::Rows rows
   if (config_.norms.before && config_.parallel_residual) return;
   const Matrix up = rows_of(up_, rows, up_width(config_));
   if (!config_.norms.before) {
-    norm(config_, *ops_, x, w.attention_norm, w.attention_norm_bias, x, stream);
-    mlp(config_, *ops_, w, x, up, x, trace_, stream);
-    norm(config_, *ops_, x, w.mlp_norm, w.mlp_norm_bias, x, stream);
+    norm(norm_step(config_, w.attention_norm, w.attention_norm_bias), *ops_, x, x, stream);
+    {
+      const TraceSpan span(trace_, TraceLane::kCompute, "mlp");
+      ops_->linear(x, w.up, w.up_bias, false, up, stream);
+      mlp_down(config_, *ops_, w, up, x, stream);
+    }
+    norm(norm_step(config_, w.mlp_norm, w.mlp_norm_bias), *ops_, x, x, stream);
     return;
   }
-  const Matrix normed = rows_of(normed_, rows, config_.hidden_size);
-  norm(config_, *ops_, x, w.mlp_norm, w.mlp_norm_bias, normed, stream);
-  mlp(config_, *ops_, w, normed, up, x, trace_, stream);
+  norm_mlp(config_, *ops_, w, rows_of(normed_, rows, config_.hidden_size), up, x, trace_, stream);
 }
 
-void DecoderModel::project_qkv(std::int64_t layer, const LayerWeights& w, ConstMatrix input,
-                               Matrix qkv, Stream& stream) {
+void DecoderModel::project_qkv(std::int64_t layer, const LayerWeights& w, ConstMatrix x,
+                               Matrix normed, Matrix qkv, Stream& stream) {
   const TraceSpan span(trace_, TraceLane::kCompute, "qkv");
+  const NormStep step = norm_step(config_, w.attention_norm, w.attention_norm_bias);
+  if (config_.norms.before && !inputs_) {
+    ops_->norm_linear(x, step, normed, w.qkv, w.qkv_bias, false, qkv, stream);
+    return;
+  }
+  // Layer inputs are made of what the products read.
+  if (config_.norms.before) norm(step, *ops_, x, normed, stream);
+  const ConstMatrix input = config_.norms.before ? normed : x;
   ops_->linear(input, w.qkv, w.qkv_bias, false, qkv, stream);
   if (!inputs_) return;
   inputs_->project(LayerId(layer), w, input,
@@ -323,10 +327,6 @@ void DecoderModel::attend(std::int64_t layer, const LayerWeights& w, std::int64_
 KvLayerView DecoderModel::append_kv(std::int64_t layer, Matrix q, Matrix k, Matrix v,
                                     Stream& stream) {
   const TraceSpan span(trace_, TraceLane::kCompute, "append");
-  if (rope_) {
-    ops_->rope(q, config_.heads, config_.head_dim, rope_->rotary_dim(), angles_, stream);
-    ops_->rope(k, config_.kv_heads, config_.head_dim, rope_->rotary_dim(), angles_, stream);
-  }
   KvSlots slots = kv_step_.slots(LayerId(layer));
   const KvLayerView cache = kv_step_.view(LayerId(layer));
   if (layer == 0 && sends_tables_ && kv_step_.same_in_every_layer()) {
@@ -334,7 +334,12 @@ KvLayerView DecoderModel::append_kv(std::int64_t layer, Matrix q, Matrix k, Matr
     kv_step_.set_tables(&tables_);
     slots.tables = &tables_;
   }
-  ops_->kv_append(k, v, slots, cache, stream);
+  if (rope_) {
+    ops_->rope_and_append(q, config_.heads, k, v, rope_->rotary_dim(), angles_, slots, cache,
+                          stream);
+  } else {
+    ops_->kv_append(k, v, slots, cache, stream);
+  }
   if (!kv_step_.closes().empty()) ops_->kv_close(kv_step_.closes(), cache, stream);
   return cache;
 }
@@ -394,8 +399,8 @@ ConstMatrix DecoderModel::head(const ForwardBatch& batch, ConstMatrix x, Stream&
   const Matrix selected = matrix(selected_, rows, config_.hidden_size);
   ops_->gather_rows(x, batch.logit_rows, selected, stream);
   if (config_.norms.final_norm) {
-    norm(config_, *ops_, selected, weights_->final_norm, weights_->final_norm_bias, selected,
-         stream);
+    norm(norm_step(config_, weights_->final_norm, weights_->final_norm_bias), *ops_, selected,
+         selected, stream);
   }
   ConstMatrix input = selected;
   if (!weights_->embed_project_out.empty()) {

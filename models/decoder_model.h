@@ -100,8 +100,9 @@ class DecoderModel {
   void before_attention(std::int64_t layer, const LayerWeights& w, ZigzagBlock::Rows rows,
                         Stream& stream);
   void after_attention(const LayerWeights& w, ZigzagBlock::Rows rows, Stream& stream);
-  void project_qkv(std::int64_t layer, const LayerWeights& w, ConstMatrix input, Matrix qkv,
-                   Stream& stream);
+  // `normed`, as x, is overwritten where a norm comes first.
+  void project_qkv(std::int64_t layer, const LayerWeights& w, ConstMatrix x, Matrix normed,
+                   Matrix qkv, Stream& stream);
   // From finished q, k, v of all rows in this layer to their attended values.
   void attend(std::int64_t layer, const LayerWeights& w, std::int64_t rows, Stream& stream);
   // Rotates q and k, writes k and v; returns where this layer's KV lies.

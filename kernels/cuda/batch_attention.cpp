@@ -139,11 +139,12 @@ bool follows(const AttentionSegment& segment, const AttentionSegment& next) {
 class Batch {
  public:
   Batch(const BatchAttention& call, const GpuMachine& machine, ArgumentRing& arguments,
-        DeviceScratch& scratch, Stream& stream, StreamHandle handle)
+        DeviceScratch& scratch, StepPlan& step_plan, Stream& stream, StreamHandle handle)
       : call_(call),
         machine_(machine),
         arguments_(arguments),
         scratch_(scratch),
+        step_plan_(step_plan),
         stream_(stream),
         handle_(handle) {}
 
@@ -239,7 +240,10 @@ class Batch {
     const GatherStatesLayout layout =
         gather_states_layout(rows, split.part_count, group, cache.head_dim, cache.quantized());
     std::byte* base = scratch_.at_least(static_cast<std::size_t>(scratch.bytes), stream_);
-    args.plan = plan_splits(split, base, static_cast<std::size_t>(scratch.plan_bytes), handle_);
+    args.plan =
+        split.counts == step_plan_.lengths
+            ? plan_of_step(split, scratch.plan_bytes)
+            : plan_splits(split, base, static_cast<std::size_t>(scratch.plan_bytes), handle_);
     std::byte* states = base + scratch.states_at;
     args.states = reinterpret_cast<float*>(states + layout.states_at);
     args.max_sum = reinterpret_cast<float*>(states + layout.max_sum_at);
@@ -385,6 +389,15 @@ class Batch {
     return split;
   }
 
+  SplitPlan plan_of_step(const PlanSplitsArgs& split, std::int64_t bytes) {
+    SplitPlan& plan = step_plan_.plan;
+    if (plan.parts == nullptr || plan.rows != split.rows || plan.part_count != split.part_count) {
+      const auto size = static_cast<std::size_t>(bytes);
+      plan = plan_splits(split, step_plan_.memory.at_least(size, stream_), size, handle_);
+    }
+    return plan;
+  }
+
   // The parts' states of each row to its attended values, and to its log-sum-exp unless null.
   void merge(std::span<const AttentionSegment> run, const GatherAttnArgs& args, float* lse) {
     MergeStatesArgs merge;
@@ -433,6 +446,7 @@ class Batch {
   const GpuMachine& machine_;
   ArgumentRing& arguments_;
   DeviceScratch& scratch_;
+  StepPlan& step_plan_;
   Stream& stream_;
   StreamHandle handle_;
 };
@@ -441,8 +455,8 @@ class Batch {
 
 void attend_batch(const BatchAttention& call, std::span<const AttentionSegment> segments,
                   const GpuMachine& machine, ArgumentRing& arguments, DeviceScratch& scratch,
-                  Stream& stream, StreamHandle handle) {
-  Batch batch(call, machine, arguments, scratch, stream, handle);
+                  StepPlan& step_plan, Stream& stream, StreamHandle handle) {
+  Batch batch(call, machine, arguments, scratch, step_plan, stream, handle);
   std::size_t begin = 0;
   while (begin < segments.size()) {
     const Route route = route_of(segments[begin], call.cache, machine.deterministic);

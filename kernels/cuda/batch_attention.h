@@ -7,6 +7,7 @@
 
 #include "kernels/cuda/argument_ring.h"
 #include "kernels/cuda/device_scratch.h"
+#include "kernels/cuda/plan_splits.h"
 #include "kernels/cuda/stream_handle.h"
 #include "kernels/ops.h"
 #include "kernels/sizing/compute_machine.h"
@@ -21,9 +22,19 @@ struct BatchAttention {
   Matrix out;
 };
 
+// How the whole contexts of a step's tables are divided among warps: the same in every layer, so
+// that the first one makes it. `lengths`: of those tables; null once they are made anew.
+struct StepPlan {
+  explicit StepPlan(Device& device) : memory(device) {}
+
+  const std::int32_t* lengths = nullptr;
+  SplitPlan plan;  // without parts until it is made
+  DeviceScratch memory;
+};
+
 // Segments have been checked. `stream` and `handle` are the same stream.
 void attend_batch(const BatchAttention& call, std::span<const AttentionSegment> segments,
                   const GpuMachine& machine, ArgumentRing& arguments, DeviceScratch& scratch,
-                  Stream& stream, StreamHandle handle);
+                  StepPlan& step_plan, Stream& stream, StreamHandle handle);
 
 }  // namespace triphase::cuda

@@ -43,7 +43,8 @@ class CudaOpsOnStreams final : public CudaOps {
         scratch_(device),
         converted_(device),
         results_(device),
-        tables_(device) {}
+        tables_(device),
+        step_plan_(device) {}
 
   [[nodiscard]] std::string_view name() const override { return settings_.name; }
 
@@ -53,6 +54,7 @@ class CudaOpsOnStreams final : public CudaOps {
     (void)converted_.at_least(static_cast<std::size_t>(bytes.activations), stream);
     (void)results_.at_least(static_cast<std::size_t>(bytes.results), stream);
     (void)tables_.at_least(static_cast<std::size_t>(bytes.tables), stream);
+    (void)step_plan_.memory.at_least(static_cast<std::size_t>(bytes.step_plan), stream);
   }
 
   void linear(ConstMatrix x, ConstMatrix w, const float* bias, bool accumulate, Matrix y,
@@ -62,12 +64,35 @@ class CudaOpsOnStreams final : public CudaOps {
             "linear", "F32 x and y, y must be x times w transposed", [&] {
               return shape_text({{"x", x}, {"w", w}, {"y", y}});
             });
-    if (settings_.gemm != nullptr && !settings_.machine.deterministic && y.rows > 0 && y.cols > 0 &&
-        x.cols > 0) {
+    if (uses_library(x, y)) {
       const ConstMatrix rounded = w.dtype == DType::kF32 ? x : round_to(x, w.dtype, stream);
       if (settings_.gemm->run(rounded, w, bias, accumulate, y, handle(stream))) return;
     }
     gemm_tile(x, w, bias, accumulate, y, handle(stream));
+  }
+
+  void norm_linear(ConstMatrix x, const NormStep& norm, Matrix normed, ConstMatrix w,
+                   const float* bias, bool accumulate, Matrix y, Stream& stream) override {
+    if (uses_library(x, y) && w.dtype != DType::kF32) {
+      const Matrix rounded = rounded_rows(x, w.dtype, stream);
+      if (norm.rms) {
+        cuda::rms_norm(x, norm.weight, norm.weight_offset, norm.eps, rounded, handle(stream));
+      } else {
+        cuda::layer_norm(x, norm.weight, norm.bias, norm.eps, rounded, handle(stream));
+      }
+      if (run_library(rounded, x.cols, w, bias, accumulate, y, stream)) return;
+    }
+    Ops::norm_linear(x, norm, normed, w, bias, accumulate, y, stream);
+  }
+
+  void activation_linear(Activation activation, Matrix gate, ConstMatrix up, ConstMatrix w,
+                         const float* bias, bool accumulate, Matrix y, Stream& stream) override {
+    if (uses_library(gate, y) && w.dtype != DType::kF32) {
+      const Matrix rounded = rounded_rows(gate, w.dtype, stream);
+      cuda::activate(activation, gate, up, rounded, handle(stream));
+      if (run_library(rounded, gate.cols, w, bias, accumulate, y, stream)) return;
+    }
+    Ops::activation_linear(activation, gate, up, w, bias, accumulate, y, stream);
   }
 
   void dequantize_groups(const GroupMatrix& w, Matrix y, Stream& stream) override {
@@ -158,43 +183,34 @@ class CudaOpsOnStreams final : public CudaOps {
     tables.pages = base;
     tables.scale_pages = cache.quantized() ? base + scales_at : nullptr;
     tables.lengths = base + lengths_at;
+    step_plan_.lengths = tables.lengths;
+    step_plan_.plan = {};
     tables.slots = rows > 0 ? base + slots_at : nullptr;
     return tables;
   }
 
   void kv_append(ConstMatrix k, ConstMatrix v, const KvSlots& slots, const KvLayerView& cache,
                  Stream& stream) override {
-    const auto shape = [&] {
-      return shape_text({{"k", k}, {"v", v}}) + ", " +
-             shape_text({{"slots", static_cast<std::int64_t>(slots.pages.size())}}) + ", " +
-             shape_of(cache);
-    };
-    require(k.dtype == DType::kF32 && v.dtype == DType::kF32 && k.rows == v.rows &&
-                k.cols == v.cols && k.row_stride == v.row_stride &&
-                k.cols == cache.kv_heads * cache.head_dim,
-            "kv_append", "k and v must be F32 rows of the cache's heads", shape);
-    require(static_cast<std::int64_t>(slots.pages.size()) == k.rows &&
-                slots.offsets.size() == slots.pages.size(),
-            "kv_append", "a slot for each row", shape);
-    if (k.rows == 0) return;
-    const bool sent = slots.tables != nullptr && slots.tables->slots != nullptr;
+    append(KvAppendArgs{}, k, v, slots, cache, stream);
+  }
+
+  void rope_and_append(Matrix q, std::int64_t heads, Matrix k, ConstMatrix v,
+                       std::int64_t rotary_dim, ConstMatrix cos_sin, const KvSlots& slots,
+                       const KvLayerView& cache, Stream& stream) override {
+    require(
+        q.dtype == DType::kF32 && q.rows == k.rows && q.cols == heads * cache.head_dim &&
+            cos_sin.dtype == DType::kF32 && cos_sin.rows == q.rows && cos_sin.cols == rotary_dim,
+        "rope_and_append", "F32 rows of whole heads and their angles", [&] {
+          return shape_text({{"q", q}, {"k", k}, {"cos_sin", cos_sin}}) + ", " + shape_of(cache);
+        });
     KvAppendArgs args;
-    args.k = k.data;
-    args.v = v.data;
-    args.stride = k.row_stride;
-    args.tokens = static_cast<int>(k.rows);
-    if (sent) {
-      args.slots = slots.tables->slots;
-      args.cache = cache_of(from_page(cache, slots.table_layer), "kv_append");
-    } else {
-      words_.clear();
-      for (std::size_t row = 0; row < slots.pages.size(); ++row) {
-        words_.push_back(slot_of(slots, row, cache));
-      }
-      args.slots = send(words_, stream);
-      args.cache = cache_of(cache, "kv_append");
-    }
-    cuda::kv_append(args, handle(stream));
+    args.rotary_dim = static_cast<int>(rotary_dim);
+    args.cos_sin = static_cast<const float*>(cos_sin.data);
+    args.cos_sin_stride = cos_sin.row_stride;
+    args.q = static_cast<float*>(q.data);
+    args.q_stride = q.row_stride;
+    args.heads = static_cast<int>(heads);
+    append(args, k, v, slots, cache, stream);
   }
 
   void kv_close(std::span<const KvClose> blocks, const KvLayerView& cache,
@@ -223,7 +239,7 @@ class CudaOpsOnStreams final : public CudaOps {
             });
     for (const AttentionSegment& segment : segments) check_segment(segment, q.rows, heads, cache);
     attend_batch({q, heads, cache, scale, out}, segments, settings_.machine, arguments_, scratch_,
-                 stream, handle(stream));
+                 step_plan_, stream, handle(stream));
   }
 
   void sample(ConstMatrix logits, std::span<const SampleRow> rows, SampleResult* results, Workspace,
@@ -285,14 +301,68 @@ class CudaOpsOnStreams final : public CudaOps {
     return arguments_.send(std::span<const T>(values), stream);
   }
 
-  // Activations in the weights' type, rows padded to what tensor cores read at once.
-  ConstMatrix round_to(ConstMatrix x, DType dtype, Stream& stream) {
+  [[nodiscard]] bool uses_library(const ConstMatrix& x, const ConstMatrix& y) const {
+    return settings_.gemm != nullptr && !settings_.machine.deterministic && y.rows > 0 &&
+           y.cols > 0 && x.cols > 0;
+  }
+
+  // Room for x in the weights' type, rows padded to what tensor cores read at once.
+  Matrix rounded_rows(const ConstMatrix& x, DType dtype, Stream& stream) {
     const std::int64_t stride =
         (x.cols + kGemmRowElements - 1) / kGemmRowElements * kGemmRowElements;
     std::byte* data = converted_.at_least(
         static_cast<std::size_t>(rounded_activation_bytes(x.rows, x.cols)), stream);
-    convert(x, {data, dtype, x.rows, stride, stride}, handle(stream));
-    return {data, dtype, x.rows, x.cols, stride};
+    return {data, dtype, x.rows, stride, stride};
+  }
+  ConstMatrix round_to(ConstMatrix x, DType dtype, Stream& stream) {
+    const Matrix rounded = rounded_rows(x, dtype, stream);
+    convert(x, rounded, handle(stream));
+    return {rounded.data, dtype, x.rows, x.cols, rounded.row_stride};
+  }
+  // Of rounded_rows() the first `cols` columns.
+  bool run_library(Matrix rounded, std::int64_t cols, ConstMatrix w, const float* bias,
+                   bool accumulate, Matrix y, Stream& stream) {
+    require(y.dtype == DType::kF32 && cols == w.cols && y.rows == rounded.rows && y.cols == w.rows,
+            "linear", "F32 y, which must be x times w transposed", [&] {
+              return shape_text({{"w", w}, {"y", y}});
+            });
+    rounded.cols = cols;
+    return settings_.gemm->run(rounded, w, bias, accumulate, y, handle(stream));
+  }
+
+  // `args` has what is rotated.
+  void append(KvAppendArgs args, ConstMatrix k, ConstMatrix v, const KvSlots& slots,
+              const KvLayerView& cache, Stream& stream) {
+    const auto shape = [&] {
+      return shape_text({{"k", k}, {"v", v}}) + ", " +
+             shape_text({{"slots", static_cast<std::int64_t>(slots.pages.size())}}) + ", " +
+             shape_of(cache);
+    };
+    require(k.dtype == DType::kF32 && v.dtype == DType::kF32 && k.rows == v.rows &&
+                k.cols == v.cols && k.row_stride == v.row_stride &&
+                k.cols == cache.kv_heads * cache.head_dim,
+            "kv_append", "k and v must be F32 rows of the cache's heads", shape);
+    require(static_cast<std::int64_t>(slots.pages.size()) == k.rows &&
+                slots.offsets.size() == slots.pages.size(),
+            "kv_append", "a slot for each row", shape);
+    if (k.rows == 0) return;
+    const bool sent = slots.tables != nullptr && slots.tables->slots != nullptr;
+    args.k = static_cast<const float*>(k.data);
+    args.v = static_cast<const float*>(v.data);
+    args.stride = k.row_stride;
+    args.tokens = static_cast<int>(k.rows);
+    if (sent) {
+      args.slots = slots.tables->slots;
+      args.cache = cache_of(from_page(cache, slots.table_layer), "kv_append");
+    } else {
+      words_.clear();
+      for (std::size_t row = 0; row < slots.pages.size(); ++row) {
+        words_.push_back(slot_of(slots, row, cache));
+      }
+      args.slots = send(words_, stream);
+      args.cache = cache_of(cache, "kv_append");
+    }
+    cuda::kv_append(args, handle(stream));
   }
 
   static void check_sample(const SampleRow& row, const ConstMatrix& logits) {
@@ -389,7 +459,8 @@ class CudaOpsOnStreams final : public CudaOps {
   DeviceScratch scratch_;
   DeviceScratch converted_;
   DeviceScratch results_;
-  DeviceScratch tables_;             // of make_tables
+  DeviceScratch tables_;  // of make_tables
+  StepPlan step_plan_;
   std::vector<std::int32_t> words_;  // of tables and slots on their way
   // Of Ops::sample; kept to reuse their memory.
   std::vector<SampleTask> tasks_;

@@ -1,8 +1,7 @@
 #pragma once
 
-// New tokens' keys and values into the cache, with what selection keeps beside them: the running
-// sum of V per row (SparQ's mean) and the smallest and largest key per sub-page and channel
-// (Quest).
+// New tokens' keys and values into the cache, with the rotation by their positions: keys on their
+// way there, queries in place.
 
 #include <cstdint>
 
@@ -12,27 +11,21 @@
 namespace triphase::cuda {
 
 struct KvAppendArgs {
-  const void* k = nullptr;  // [tokens][kv_heads * head_dim], rows `stride` elements apart
-  const void* v = nullptr;
-  DType dtype = DType::kF32;  // F32, F16 or BF16
+  const float* k = nullptr;  // [tokens][kv_heads * head_dim], rows `stride` elements apart
+  const float* v = nullptr;
   std::int64_t stride = 0;
   int tokens = 0;
   const std::int32_t* slots = nullptr;  // [tokens], device; of the open pool for an INT8 cache
   // Values are rounded to the cache's type (INT8: to the open pool's).
   KvCache cache;
 
-  // Optional statistics, of the values as stored. Tokens come in runs of one sequence each: run r
-  // is tokens [run_begins[r], run_begins[r + 1]) of row r of v_sum's sequences.
-  int runs = 0;
-  const std::int32_t* run_begins = nullptr;     // [runs + 1]
-  const std::int32_t* run_sequences = nullptr;  // [runs]
-  float* v_sum = nullptr;                       // [sequences][kv_heads][head_dim], added to
-  // Bounds of `bound_tokens` consecutive tokens: [entry][kv_heads][min, max][head_dim] in the
-  // stored type; token t belongs to bound_entries[t], and starts it afresh when its offset in its
-  // page is a multiple of bound_tokens.
-  void* key_bounds = nullptr;
-  const std::int32_t* bound_entries = nullptr;  // [tokens]
-  int bound_tokens = 0;
+  // Ops::rope of k and of q; rotary_dim 0: nothing is rotated. k stays as it is.
+  int rotary_dim = 0;
+  const float* cos_sin = nullptr;  // [tokens][rotary_dim], rows cos_sin_stride elements apart
+  std::int64_t cos_sin_stride = 0;
+  float* q = nullptr;  // [tokens][heads * head_dim], rows q_stride elements apart
+  std::int64_t q_stride = 0;
+  int heads = 0;
 };
 
 void kv_append(const KvAppendArgs& args, StreamHandle stream);

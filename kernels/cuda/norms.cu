@@ -2,6 +2,7 @@
 #include <string>
 
 #include "kernels/cuda/block_reduce.h"
+#include "kernels/cuda/dispatch.h"
 #include "kernels/cuda/launch_check.h"
 #include "kernels/cuda/norms.h"
 
@@ -10,9 +11,11 @@ namespace {
 
 constexpr int kThreads = 256;
 
+// What is written of a row: zeros beyond its columns.
+template <class T>
 __global__ void __launch_bounds__(kThreads)
     rms_norm_kernel(const float* x, std::int64_t x_stride, const float* weight, float weight_offset,
-                    float eps, float* y, std::int64_t y_stride, int cols) {
+                    float eps, T* y, std::int64_t y_stride, int cols, int y_cols) {
   TRIPHASE_SHARED(float, scratch, kBlockReduceWords);
   const float* row = x + blockIdx.x * x_stride;
   float squares = 0.0F;
@@ -21,15 +24,17 @@ __global__ void __launch_bounds__(kThreads)
   }
   squares = block_sum(squares, scratch);
   const float factor = 1.0F / sqrtf(squares / static_cast<float>(cols) + eps);
-  for (int c = static_cast<int>(threadIdx.x); c < cols; c += kThreads) {
-    y[blockIdx.x * y_stride + c] = row[c] * factor * (weight[c] + weight_offset);
+  for (int c = static_cast<int>(threadIdx.x); c < y_cols; c += kThreads) {
+    const float value = c < cols ? row[c] * factor * (weight[c] + weight_offset) : 0.0F;
+    y[blockIdx.x * y_stride + c] = from_float<T>(value);
   }
 }
 
 // Two passes: the variance of values far from zero would drown in the mean's square.
+template <class T>
 __global__ void __launch_bounds__(kThreads)
     layer_norm_kernel(const float* x, std::int64_t x_stride, const float* weight, const float* bias,
-                      float eps, float* y, std::int64_t y_stride, int cols) {
+                      float eps, T* y, std::int64_t y_stride, int cols, int y_cols) {
   TRIPHASE_SHARED(float, scratch, kBlockReduceWords);
   const float* row = x + blockIdx.x * x_stride;
   float sum = 0.0F;
@@ -42,15 +47,16 @@ __global__ void __launch_bounds__(kThreads)
   }
   squares = block_sum(squares, scratch);
   const float factor = 1.0F / sqrtf(squares / static_cast<float>(cols) + eps);
-  for (int c = static_cast<int>(threadIdx.x); c < cols; c += kThreads) {
-    y[blockIdx.x * y_stride + c] =
-        (row[c] - mean) * factor * weight[c] + (bias == nullptr ? 0.0F : bias[c]);
+  for (int c = static_cast<int>(threadIdx.x); c < y_cols; c += kThreads) {
+    float value = 0.0F;
+    if (c < cols) value = (row[c] - mean) * factor * weight[c] + (bias == nullptr ? 0.0F : bias[c]);
+    y[blockIdx.x * y_stride + c] = from_float<T>(value);
   }
 }
 
 bool is_row_operation(const ConstMatrix& x, const ConstMatrix& y, const float* weight) {
-  return x.dtype == DType::kF32 && y.dtype == DType::kF32 && x.rows == y.rows && x.cols == y.cols &&
-         x.cols > 0 && x.cols < (std::int64_t{1} << 31) && weight != nullptr;
+  return x.dtype == DType::kF32 && x.rows == y.rows && x.cols <= y.cols && x.cols > 0 &&
+         y.cols < (std::int64_t{1} << 31) && weight != nullptr;
 }
 
 }  // namespace
@@ -58,22 +64,30 @@ bool is_row_operation(const ConstMatrix& x, const ConstMatrix& y, const float* w
 void rms_norm(ConstMatrix x, const float* weight, float weight_offset, float eps, Matrix y,
               StreamHandle stream) {
   const auto shape = [&] { return shape_text({{"x", x}, {"y", y}}); };
-  require(is_row_operation(x, y, weight), "rms_norm", "x and y must be F32 of one shape", shape);
+  require(is_row_operation(x, y, weight), "rms_norm",
+          "x must be F32, y of as many rows and as wide at least", shape);
   if (x.rows == 0) return;
-  TRIPHASE_LAUNCH((rms_norm_kernel), static_cast<unsigned>(x.rows), kThreads, 0, stream,
-                  static_cast<const float*>(x.data), x.row_stride, weight, weight_offset, eps,
-                  static_cast<float*>(y.data), y.row_stride, static_cast<int>(x.cols));
+  for_float_type(y.dtype, "rms_norm", shape, [&]<class T>() {
+    TRIPHASE_LAUNCH((rms_norm_kernel<T>), static_cast<unsigned>(x.rows), kThreads, 0, stream,
+                    static_cast<const float*>(x.data), x.row_stride, weight, weight_offset, eps,
+                    static_cast<T*>(y.data), y.row_stride, static_cast<int>(x.cols),
+                    static_cast<int>(y.cols));
+  });
   check_launched("rms_norm", shape);
 }
 
 void layer_norm(ConstMatrix x, const float* weight, const float* bias, float eps, Matrix y,
                 StreamHandle stream) {
   const auto shape = [&] { return shape_text({{"x", x}, {"y", y}}); };
-  require(is_row_operation(x, y, weight), "layer_norm", "x and y must be F32 of one shape", shape);
+  require(is_row_operation(x, y, weight), "layer_norm",
+          "x must be F32, y of as many rows and as wide at least", shape);
   if (x.rows == 0) return;
-  TRIPHASE_LAUNCH((layer_norm_kernel), static_cast<unsigned>(x.rows), kThreads, 0, stream,
-                  static_cast<const float*>(x.data), x.row_stride, weight, bias, eps,
-                  static_cast<float*>(y.data), y.row_stride, static_cast<int>(x.cols));
+  for_float_type(y.dtype, "layer_norm", shape, [&]<class T>() {
+    TRIPHASE_LAUNCH((layer_norm_kernel<T>), static_cast<unsigned>(x.rows), kThreads, 0, stream,
+                    static_cast<const float*>(x.data), x.row_stride, weight, bias, eps,
+                    static_cast<T*>(y.data), y.row_stride, static_cast<int>(x.cols),
+                    static_cast<int>(y.cols));
+  });
   check_launched("layer_norm", shape);
 }
 

@@ -1,7 +1,8 @@
 #pragma once
 
-// Row-wise normalizations. F32, device memory, one block per row; a
-// row's bits do not depend on other rows. Shapes as in kernels/ops.h.
+// Row-wise normalizations in device memory, one block per row; a row's bits do not depend on other
+// rows. x F32; y F32, or rounded to F16 or BF16 (nearest even); columns from x.cols up to y.cols
+// are zeroed. Shapes as in kernels/ops.h.
 
 #include <cstdint>
 

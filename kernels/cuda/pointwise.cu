@@ -64,14 +64,19 @@ __device__ inline float apply(Activation activation, float x) {
   return x;
 }
 
+template <class T>
 __global__ void __launch_bounds__(kThreads)
     activate_kernel(Activation activation, const float* gate, std::int64_t gate_stride,
-                    const float* up, std::int64_t up_stride, float* y, std::int64_t y_stride,
-                    std::int64_t cols) {
+                    const float* up, std::int64_t up_stride, T* y, std::int64_t y_stride,
+                    std::int64_t cols, std::int64_t y_cols) {
   const std::int64_t c = column();
-  if (c >= cols) return;
-  const float value = apply(activation, gate[blockIdx.x * gate_stride + c]);
-  y[blockIdx.x * y_stride + c] = up == nullptr ? value : value * up[blockIdx.x * up_stride + c];
+  if (c >= y_cols) return;
+  float value = 0.0F;
+  if (c < cols) {
+    value = apply(activation, gate[blockIdx.x * gate_stride + c]);
+    if (up != nullptr) value *= up[blockIdx.x * up_stride + c];
+  }
+  y[blockIdx.x * y_stride + c] = from_float<T>(value);
 }
 
 template <class T>
@@ -146,14 +151,16 @@ void rope(Matrix x, std::int64_t heads, std::int64_t head_dim, std::int64_t rota
 void activate(Activation activation, ConstMatrix gate, ConstMatrix up, Matrix y,
               StreamHandle stream) {
   const auto shape = [&] { return shape_text({{"gate", gate}, {"up", up}, {"y", y}}); };
-  require(is_f32(gate) && is_f32(y) && same_shape(gate, y) &&
-              (up.empty() || (is_f32(up) && same_shape(up, y))),
-          "activate", "gate, up and y must be F32 of one shape", shape);
+  require(is_f32(gate) && gate.rows == y.rows && gate.cols <= y.cols &&
+              (up.empty() || (is_f32(up) && same_shape(up, gate))),
+          "activate", "gate and up must be F32 of one shape, y as wide at least", shape);
   if (y.rows == 0 || y.cols == 0) return;
-  TRIPHASE_LAUNCH((activate_kernel), elementwise_grid(y.rows, y.cols), kThreads, 0, stream,
-                  activation, static_cast<const float*>(gate.data), gate.row_stride,
-                  static_cast<const float*>(up.data), up.row_stride, static_cast<float*>(y.data),
-                  y.row_stride, y.cols);
+  for_float_type(y.dtype, "activate", shape, [&]<class T>() {
+    TRIPHASE_LAUNCH((activate_kernel<T>), elementwise_grid(y.rows, y.cols), kThreads, 0, stream,
+                    activation, static_cast<const float*>(gate.data), gate.row_stride,
+                    static_cast<const float*>(up.data), up.row_stride, static_cast<T*>(y.data),
+                    y.row_stride, gate.cols, y.cols);
+  });
   check_launched("activate", shape);
 }
 

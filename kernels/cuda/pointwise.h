@@ -20,7 +20,8 @@ void gather_table(const std::int32_t* rows, ConstMatrix table, float scale, bool
 void rope(Matrix x, std::int64_t heads, std::int64_t head_dim, std::int64_t rotary_dim,
           ConstMatrix cos_sin, StreamHandle stream);
 
-// y = act(gate) * up; up empty: y = act(gate). y may alias gate.
+// y = act(gate) * up; up empty: y = act(gate). y may alias gate; else it may be F16 or BF16
+// (nearest even), and columns from gate.cols up to y.cols are zeroed.
 void activate(Activation activation, ConstMatrix gate, ConstMatrix up, Matrix y,
               StreamHandle stream);
 

@@ -170,10 +170,11 @@ struct CudaScratchBytes {
   std::int64_t selection = 0;  // CudaSparseScratch of the longest context
   std::int64_t lists = 0;      // CudaListLayout of all sequences
   std::int64_t tables = 0;     // of Ops::make_tables
+  std::int64_t step_plan = 0;  // of attention over whole contexts, for all layers of a step
   std::int64_t results = 0;    // of Ops::sample, on their way to the host
   [[nodiscard]] std::int64_t device() const {
     return arguments + mover_arguments + sparse_arguments + input_arguments + gemm_workspace +
-           activations + attention + selection + lists + tables + results;
+           activations + attention + selection + lists + tables + step_plan + results;
   }
 };
 [[nodiscard]] CudaScratchBytes cuda_scratch_bytes(const GpuMachine& machine, const OpsShape& shape);

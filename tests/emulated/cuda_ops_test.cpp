@@ -67,6 +67,104 @@ TEST(EmulatedCudaOps, LinearRoundsActivationsForALibraryAndNotWithoutOne) {
   }
 }
 
+// Keeps what it is given to multiply, padding included, and multiplies nothing.
+struct KeepingGemm final : Gemm {
+  [[nodiscard]] std::string_view name() const override { return "keeping"; }
+  [[nodiscard]] bool run(ConstMatrix x, ConstMatrix, const float*, bool, Matrix,
+                         StreamHandle) override {
+    HostDevice host;
+    std::vector<std::uint16_t>& bits =
+        given.emplace_back(static_cast<std::size_t>(x.rows * x.row_stride));
+    GuardedDevice().copy(bits.data(), x.data, bits.size() * sizeof(bits[0]), *host.make_stream());
+    return accepts;
+  }
+  std::vector<std::vector<std::uint16_t>> given;
+  bool accepts = true;
+};
+
+// An operation and a product in one call give the library, and without it the result, the bits that
+// they have one after the other.
+TEST(EmulatedCudaOps, FusedOperationsHaveTheBitsOfTheirParts) {
+  constexpr std::int64_t kRows = 3;
+  constexpr std::int64_t kOut = 5;
+  for (const DType dtype : {DType::kF16, DType::kBF16, DType::kF32}) {
+    for (const std::int64_t cols : {21, 64}) {
+      for (const bool accepts : {true, false}) {
+        SCOPED_TRACE(testing::Message() << dtype_name(dtype) << ", " << cols << " columns"
+                                        << (accepts ? "" : ", refused"));
+        auto gemm = std::make_unique<KeepingGemm>();
+        KeepingGemm& kept = *gemm;
+        kept.accepts = accepts;
+        GuardedMachine machine(emulated_gpu(), std::move(gemm));
+        Ops& ops = *machine.ops;
+        std::mt19937 random(6);
+        const auto numbers = [&](std::int64_t count) {
+          return Numbers(machine.device, random_floats(random, count));
+        };
+        const Numbers x = numbers(kRows * cols);
+        const Numbers up = numbers(kRows * cols);
+        const Numbers weight = numbers(cols);
+        const Numbers bias = numbers(cols);
+        const std::vector<float> values = random_floats(random, kOut * cols);
+        std::vector<std::uint16_t> bits;
+        for (const float value : values) {
+          bits.push_back(dtype == DType::kBF16 ? f32_to_bf16(value) : f32_to_f16(value));
+        }
+        const Numbers w(machine.device, values);
+        const DeviceArray<std::uint16_t> w16(machine.device, bits);
+        const Numbers start = numbers(kRows * kOut);
+        const Numbers scratch = numbers(kRows * cols);
+        const bool wide = dtype == DType::kF32;
+        const ConstMatrix products{wide ? static_cast<const void*>(w.data()) : w16.data(), dtype,
+                                   kOut, cols, cols};
+        const Matrix in = matrix(x, kRows, cols);
+        const Matrix between = matrix(scratch, kRows, cols);
+        const auto expect_same = [&](const auto& fused, const auto& parts) {
+          const Numbers ours(machine.device, start.host());
+          const Numbers theirs(machine.device, start.host());
+          kept.given.clear();
+          fused(matrix(ours, kRows, kOut));
+          const auto given = std::exchange(kept.given, {});
+          parts(matrix(theirs, kRows, kOut));
+          if (!wide) {
+            ASSERT_FALSE(given.empty());
+            EXPECT_EQ(given.front(), kept.given.front());
+          }
+          EXPECT_EQ(ours.host(), theirs.host());
+        };
+        for (const NormStep& norm : {NormStep{true, weight.data(), nullptr, 1.0F, 1e-5F},
+                                     NormStep{false, weight.data(), bias.data(), 0.0F, 1e-5F}}) {
+          expect_same(
+              [&](Matrix y) {
+                ops.norm_linear(in, norm, between, products, nullptr, true, y, *machine.stream);
+              },
+              [&](Matrix y) {
+                ops.Ops::norm_linear(in, norm, between, products, nullptr, true, y,
+                                     *machine.stream);
+              });
+        }
+        for (const ConstMatrix& gated : {ConstMatrix(matrix(up, kRows, cols)), ConstMatrix{}}) {
+          const auto gate = [&] {
+            machine.device.copy(between.data, x.host().data(),
+                                static_cast<std::size_t>(kRows * cols) * sizeof(float),
+                                *machine.stream);
+            return between;
+          };
+          expect_same(
+              [&](Matrix y) {
+                ops.activation_linear(Activation::kSilu, gate(), gated, products, nullptr, true, y,
+                                      *machine.stream);
+              },
+              [&](Matrix y) {
+                ops.Ops::activation_linear(Activation::kSilu, gate(), gated, products, nullptr,
+                                           true, y, *machine.stream);
+              });
+        }
+      }
+    }
+  }
+}
+
 TEST(EmulatedCudaOps, IndicesTravelAndBadOnesAreRefused) {
   std::mt19937 random(2);
   GuardedMachine machine;

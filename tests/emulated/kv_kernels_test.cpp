@@ -4,6 +4,7 @@
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
+#include <algorithm>
 #include <cmath>
 #include <cstring>
 #include <limits>
@@ -15,6 +16,7 @@
 #include "kernels/cpu/cpu_ops.h"
 #include "kernels/cuda/kv_append.h"
 #include "kernels/cuda/kv_quantize.h"
+#include "kernels/cuda/pointwise.h"
 #include "kernels/cuda/stage_rows.h"
 #include "memory/host_device.h"
 #include "tests/emulated/emulator.h"
@@ -27,117 +29,113 @@ using testing::HasSubstr;
 
 constexpr float kNaN = std::numeric_limits<float>::quiet_NaN();
 
-TEST(KvAppend, TokensSumsAndBounds) {
+// Rows of 3 KV heads with NaN behind them.
+struct AppendedRows {
+  AppendedRows(int tokens, int columns, std::mt19937& random) : stride(columns + 5) {
+    std::normal_distribution<float> normal;
+    values.assign(static_cast<std::size_t>(tokens * stride), kNaN);
+    for (int t = 0; t < tokens; ++t) {
+      for (int c = 0; c < columns; ++c)
+        values[static_cast<std::size_t>(t * stride + c)] = normal(random);
+    }
+  }
+  [[nodiscard]] Matrix matrix(int tokens, int columns) {
+    return {values.data(), DType::kF32, tokens, columns, stride};
+  }
+
+  int stride;
+  std::vector<float> values;
+};
+
+// What is stored are the bits of rope and of rounding, at each token's slot and nowhere else.
+void expect_appended(DType stored, bool quantized, int dim, int rotary_dim) {
+  constexpr int kKvHeads = 3;
+  constexpr int kHeads = 6;
+  constexpr int kPageTokens = 32;
+  constexpr int kPages = 4;
+  constexpr int kTokens = 50;
+  const int columns = kKvHeads * dim;
+  std::mt19937 random(3);
+  AppendedRows k(kTokens, columns, random);
+  const AppendedRows v(kTokens, columns, random);
+  AppendedRows q(kTokens, kHeads * dim, random);
+  std::uniform_real_distribution<float> angle(-1.0F, 1.0F);
+  std::vector<float> cos_sin(static_cast<std::size_t>(kTokens * rotary_dim));
+  std::ranges::generate(cos_sin, [&] { return angle(random); });
+  std::vector<std::int32_t> slots;
+  for (int t = 0; t < kTokens; ++t) {
+    const int position = t < 40 ? t + 8 : t - 40;
+    slots.push_back((t >= 40 ? 3 : position < 32 ? 2 : 0) * kPageTokens + position % kPageTokens);
+  }
+  const auto pool = static_cast<std::size_t>(kPages * kPageTokens * columns);
+  std::vector<std::uint16_t> k_pool(pool, 0xFFFF);
+  std::vector<std::uint16_t> v_pool(pool, 0xFFFF);
+  KvAppendArgs args;
+  args.k = k.values.data();
+  args.v = v.values.data();
+  args.stride = k.stride;
+  args.tokens = kTokens;
+  args.slots = slots.data();
+  args.cache.page_tokens = kPageTokens;
+  args.cache.kv_heads = kKvHeads;
+  args.cache.head_dim = dim;
+  if (quantized) {
+    args.cache.dtype = DType::kInt8;
+    args.cache.partial_dtype = stored;
+    args.cache.partial_k = k_pool.data();
+    args.cache.partial_v = v_pool.data();
+  } else {
+    args.cache.dtype = stored;
+    args.cache.k = k_pool.data();
+    args.cache.v = v_pool.data();
+  }
+  AppendedRows rotated_k = k;
+  AppendedRows rotated_q = q;
+  if (rotary_dim > 0) {
+    args.rotary_dim = rotary_dim;
+    args.cos_sin = cos_sin.data();
+    args.cos_sin_stride = rotary_dim;
+    args.q = q.values.data();
+    args.q_stride = q.stride;
+    args.heads = kHeads;
+    const ConstMatrix angles{cos_sin.data(), DType::kF32, kTokens, rotary_dim, rotary_dim};
+    rope(rotated_k.matrix(kTokens, columns), kKvHeads, dim, rotary_dim, angles, nullptr);
+    rope(rotated_q.matrix(kTokens, kHeads * dim), kHeads, dim, rotary_dim, angles, nullptr);
+  }
+  const std::vector<float> before = k.values;
+  kv_append(args, nullptr);
+
+  EXPECT_EQ(std::memcmp(k.values.data(), before.data(), before.size() * sizeof(float)), 0);
+  EXPECT_EQ(std::memcmp(q.values.data(), rotated_q.values.data(), q.values.size() * sizeof(float)),
+            0);
+  std::set<std::size_t> written;
+  for (int t = 0; t < kTokens; ++t) {
+    const int slot = slots[static_cast<std::size_t>(t)];
+    for (int c = 0; c < columns; ++c) {
+      const auto at = static_cast<std::size_t>(
+          ((slot / kPageTokens * kKvHeads + c / dim) * kPageTokens + slot % kPageTokens) * dim +
+          c % dim);
+      const auto from = static_cast<std::size_t>(t * k.stride + c);
+      ASSERT_EQ(k_pool[at], to_bits16(rotated_k.values[from], stored));
+      ASSERT_EQ(v_pool[at], to_bits16(v.values[from], stored));
+      written.insert(at);
+    }
+  }
+  for (std::size_t i = 0; i < pool; ++i) {
+    if (written.contains(i)) continue;
+    ASSERT_EQ(k_pool[i], 0xFFFF) << "written beside";
+    ASSERT_EQ(v_pool[i], 0xFFFF) << "written beside";
+  }
+}
+
+TEST(KvAppend, StoresWhatRopeAndRoundingMakeOfIt) {
   for (const DType stored : {DType::kF16, DType::kBF16}) {
     for (const bool quantized : {false, true}) {
-      for (const int dim : {7, 64, 128}) {
-        const int kv_heads = 3;
-        const int page_tokens = 32;
-        const int pages = 4;
-        const int tokens = 50;  // sequence 1: tokens 0..39, sequence 0: tokens 40..49
-        const int columns = kv_heads * dim;
-        const int stride = columns + 5;
-        std::mt19937 random(3);
-        std::normal_distribution<float> normal;
-        std::vector<float> k(static_cast<std::size_t>(tokens * stride), kNaN);
-        std::vector<float> v = k;
-        std::vector<std::int32_t> slots;
-        std::vector<std::int32_t> entries;
-        for (int t = 0; t < tokens; ++t) {
-          for (int c = 0; c < columns; ++c) {
-            k[static_cast<std::size_t>(t * stride + c)] = normal(random);
-            v[static_cast<std::size_t>(t * stride + c)] = normal(random);
-          }
-          // The first sequence continues at offset 8 of page 2, then page 0; the second in page 3.
-          const int position = t < 40 ? t + 8 : t - 40;
-          const int page = t >= 40 ? 3 : position < 32 ? 2 : 0;
-          slots.push_back(page * page_tokens + position % page_tokens);
-          entries.push_back(page * 2 + position % page_tokens / 16);
-        }
-        const auto pool = static_cast<std::size_t>(pages * page_tokens * columns);
-        std::vector<std::uint16_t> k_pool(pool, 0xFFFF);
-        std::vector<std::uint16_t> v_pool(pool, 0xFFFF);
-        std::vector<std::uint16_t> bounds(static_cast<std::size_t>(pages * 2 * 2 * columns),
-                                          0xFFFF);
-        // What sub-page 4 (page 2, offsets 0..15) holds of tokens 0..7.
-        for (int c = 0; c < columns; ++c) {
-          const auto at = static_cast<std::size_t>((4 * kv_heads + c / dim) * 2 * dim + c % dim);
-          bounds[at] = to_bits16(-0.5F, stored);
-          bounds[at + static_cast<std::size_t>(dim)] = to_bits16(0.5F, stored);
-        }
-        std::vector<float> v_sum(static_cast<std::size_t>(2 * columns), 1.0F);
-        const std::vector<std::int32_t> run_begins = {0, 40, 50};
-        const std::vector<std::int32_t> run_sequences = {1, 0};
-        KvAppendArgs args;
-        args.k = k.data();
-        args.v = v.data();
-        args.stride = stride;
-        args.tokens = tokens;
-        args.slots = slots.data();
-        args.cache.page_tokens = page_tokens;
-        args.cache.kv_heads = kv_heads;
-        args.cache.head_dim = dim;
-        if (quantized) {
-          args.cache.dtype = DType::kInt8;
-          args.cache.partial_dtype = stored;
-          args.cache.partial_k = k_pool.data();
-          args.cache.partial_v = v_pool.data();
-        } else {
-          args.cache.dtype = stored;
-          args.cache.k = k_pool.data();
-          args.cache.v = v_pool.data();
-        }
-        args.runs = 2;
-        args.run_begins = run_begins.data();
-        args.run_sequences = run_sequences.data();
-        args.v_sum = v_sum.data();
-        args.key_bounds = bounds.data();
-        args.bound_entries = entries.data();
-        args.bound_tokens = 16;
-        kv_append(args, nullptr);
-
-        std::set<std::size_t> written;
-        std::vector<double> sum(static_cast<std::size_t>(2 * columns), 1.0);
-        std::vector<float> low(bounds.size(), NAN);
-        std::vector<float> high(bounds.size(), NAN);
-        for (int t = 0; t < tokens; ++t) {
-          const int slot = slots[static_cast<std::size_t>(t)];
-          for (int c = 0; c < columns; ++c) {
-            const auto at = static_cast<std::size_t>(
-                ((slot / page_tokens * kv_heads + c / dim) * page_tokens + slot % page_tokens) *
-                    dim +
-                c % dim);
-            const std::uint16_t k_bits =
-                to_bits16(k[static_cast<std::size_t>(t * stride + c)], stored);
-            const std::uint16_t v_bits =
-                to_bits16(v[static_cast<std::size_t>(t * stride + c)], stored);
-            ASSERT_EQ(k_pool[at], k_bits);
-            ASSERT_EQ(v_pool[at], v_bits);
-            written.insert(at);
-            sum[static_cast<std::size_t>((t < 40 ? columns : 0) + c)] +=
-                static_cast<double>(from_bits16(v_bits, stored));
-            const auto entry = static_cast<std::size_t>(
-                (entries[static_cast<std::size_t>(t)] * kv_heads + c / dim) * 2 * dim + c % dim);
-            const float key = from_bits16(k_bits, stored);
-            if (entries[static_cast<std::size_t>(t)] == 4 && std::isnan(low[entry])) {
-              low[entry] = -0.5F;
-              high[entry] = 0.5F;
-            }
-            low[entry] = std::fmin(low[entry], key);
-            high[entry] = std::fmax(high[entry], key);
-          }
-        }
-        for (std::size_t i = 0; i < pool; ++i) {
-          if (!written.contains(i)) {
-            ASSERT_EQ(k_pool[i], 0xFFFF) << "written beside";
-          }
-        }
-        for (std::size_t i = 0; i < sum.size(); ++i) ASSERT_NEAR(v_sum[i], sum[i], 1e-4);
-        for (std::size_t i = 0; i < low.size(); ++i) {
-          if (std::isnan(low[i])) continue;
-          ASSERT_EQ(from_bits16(bounds[i], stored), low[i]);
-          ASSERT_EQ(from_bits16(bounds[i + static_cast<std::size_t>(dim)], stored), high[i]);
-        }
+      for (const auto& [dim, rotary_dim] :
+           {std::pair{7, 0}, {7, 4}, {64, 0}, {64, 64}, {128, 128}, {128, 32}, {2, 2}}) {
+        SCOPED_TRACE(testing::Message() << dtype_name(stored) << (quantized ? " int8" : "")
+                                        << ", head " << dim << ", rotated " << rotary_dim);
+        expect_appended(stored, quantized, dim, rotary_dim);
       }
     }
   }
