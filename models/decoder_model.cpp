@@ -333,6 +333,10 @@ KvLayerView DecoderModel::append_kv(std::int64_t layer, Matrix q, Matrix k, Matr
     tables_ = ops_->make_tables(kv_step_.segments(LayerId(0), 0), slots, cache, stream);
     kv_step_.set_tables(&tables_);
     slots.tables = &tables_;
+  } else if (layer == 0 && sends_tables_ && kv_step_.wants_slot_tables()) {
+    tables_ = ops_->make_tables({}, slots, cache, stream);
+    kv_step_.set_slot_tables(&tables_);
+    slots.tables = &tables_;
   }
   if (rope_) {
     ops_->rope_and_append(q, config_.heads, k, v, rope_->rotary_dim(), angles_, slots, cache,

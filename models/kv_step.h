@@ -59,6 +59,12 @@ class KvStep {
   // device. Then tables made of them serve all layers once they are set; until the step ends.
   [[nodiscard]] bool same_in_every_layer() const { return groups() == 1 && !staging(); }
   void set_tables(const SegmentTables* tables) { tables_ = slot_tables_ = tables; }
+  // Whether the places of new tokens differ from layer to layer by the layer alone, and no tables
+  // say so yet; then tables made of those of layer 0 serve all layers once they are set.
+  [[nodiscard]] bool wants_slot_tables() const {
+    return slot_tables_ == nullptr && !store_->shape().quantized();
+  }
+  void set_slot_tables(const SegmentTables* tables) { slot_tables_ = tables; }
 
   // Whether the rows of an entry are attended on the host (host_attention.h): then they are in no
   // segment, and nothing is brought for them.

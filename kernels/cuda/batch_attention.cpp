@@ -83,6 +83,29 @@ Tables tables_of(std::span<const AttentionSegment> run, const KvLayerView& cache
   return tables;
 }
 
+// Arrays of a call on their way to the device, as one.
+class Outgoing {
+ public:
+  // `to` is where the values lie there, once they are sent; it must stay where it is.
+  void add(const std::vector<std::int32_t>& values, const std::int32_t*& to) {
+    places_.push_back({&to, words_.size()});
+    words_.insert(words_.end(), values.begin(), values.end());
+  }
+  void send(ArgumentRing& arguments, Stream& stream) {
+    if (places_.empty()) return;
+    const std::int32_t* sent = arguments.send(std::span<const std::int32_t>(words_), stream);
+    for (const Place& place : places_) *place.to = sent + place.at;
+  }
+
+ private:
+  struct Place {
+    const std::int32_t** to;
+    std::size_t at;
+  };
+  std::vector<std::int32_t> words_;
+  std::vector<Place> places_;
+};
+
 // Selected tokens of a run as gather_attn takes them: lists of equal capacity.
 struct Lists {
   std::int64_t rows = 0;
@@ -191,8 +214,10 @@ class Batch {
       args.k = layer.k;
       args.v = layer.v;
     } else {
-      args.pages = send(tables.pages);
-      if (cache.quantized()) args.scale_pages = send(tables.scale_pages);
+      Outgoing outgoing;
+      outgoing.add(tables.pages, args.pages);
+      if (cache.quantized()) outgoing.add(tables.scale_pages, args.scale_pages);
+      outgoing.send(arguments_, stream_);
     }
     if (on_tensor_cores) {
       const PrefillSplits splits =
@@ -221,18 +246,15 @@ class Batch {
     const Lists lists = on_device ? chosen_lists(run) : lists_given ? lists_of(run) : Lists{};
     // follows() has the same answer for all of them.
     float* const weights = lists_given ? run.front().weights : nullptr;
-    arguments_.reserve(
-        (tables.pages.size() + tables.scale_pages.size() + run.size() + tables.lengths.size() +
-         lists.tokens.size() + lists.slots.size() + lists.counts.size()) *
-            sizeof(std::int32_t),
-        7, stream_);
-
-    GatherAttnArgs args = gather_arguments(run, tables);
+    GatherAttnArgs args;
+    Outgoing outgoing;
+    add_cache_and_tables(run, tables, args, outgoing);
     if (on_device) {
       add_chosen(run.front(), lists, args);
     } else if (lists_given) {
-      add_lists(lists, args);
+      add_lists(lists, args, outgoing);
     }
+    outgoing.send(arguments_, stream_);
     const PlanSplitsArgs split = splits(run, lists, args, group);
     const GatherScratch scratch =
         gather_scratch(sequences, call_.heads, cache.kv_heads, cache.head_dim, split.part_count,
@@ -295,9 +317,9 @@ class Batch {
   }
 
   // Everything but the lists, the plan and where results go.
-  GatherAttnArgs gather_arguments(std::span<const AttentionSegment> run, const Tables& tables) {
+  void add_cache_and_tables(std::span<const AttentionSegment> run, const Tables& tables,
+                            GatherAttnArgs& args, Outgoing& outgoing) const {
     const KvLayerView& cache = call_.cache;
-    GatherAttnArgs args;
     args.q = static_cast<const float*>(call_.q.data) + run.front().query_begin * call_.q.row_stride;
     args.q_stride = call_.q.row_stride;
     args.sequences = static_cast<int>(run.size());
@@ -321,35 +343,34 @@ class Batch {
       args.tables.max_pages = static_cast<int>(on_device->max_pages);
       args.tables.pages = on_device->pages + row * on_device->max_pages;
       args.lengths = on_device->lengths + row;
-      if (!cache.quantized()) return args;
+      if (!cache.quantized()) return;
       args.tables.scale_pages = on_device->scale_pages + row * on_device->max_pages;
       std::vector<std::int32_t> partial_pages;
       for (const AttentionSegment& segment : run) {
         partial_pages.push_back(segment.partial_page.value);
       }
-      args.tables.partial_pages = send(partial_pages);
-      return args;
+      outgoing.add(partial_pages, args.tables.partial_pages);
+      return;
     }
-    args.tables.pages = send(tables.pages);
+    outgoing.add(tables.pages, args.tables.pages);
     args.tables.max_pages = static_cast<int>(tables.max_pages);
     if (cache.quantized()) {
-      args.tables.scale_pages = send(tables.scale_pages);
-      args.tables.partial_pages = send(tables.partial_pages);
+      outgoing.add(tables.scale_pages, args.tables.scale_pages);
+      outgoing.add(tables.partial_pages, args.tables.partial_pages);
     }
-    args.lengths = send(tables.lengths);
-    return args;
+    outgoing.add(tables.lengths, args.lengths);
   }
 
-  void add_lists(const Lists& lists, GatherAttnArgs& args) {
+  void add_lists(const Lists& lists, GatherAttnArgs& args, Outgoing& outgoing) const {
     args.source = TokenSource::kList;
     args.list_rows = static_cast<int>(lists.rows);
     args.list_capacity = static_cast<int>(lists.capacity);
-    args.tokens = send(lists.tokens);
+    outgoing.add(lists.tokens, args.tokens);
     // Slots count from the cache's first page, whatever the tables count from.
     args.cache.k = call_.cache.k;
     args.cache.v = call_.cache.v;
-    args.slots = send(lists.slots);
-    args.list_counts = send(lists.counts);
+    outgoing.add(lists.slots, args.slots);
+    outgoing.add(lists.counts, args.list_counts);
   }
 
   // Where they lie is what the page tables say, or their slots.

@@ -50,16 +50,20 @@ class CudaKvMover final : public KvMover {
   void move(Lane lane, const KvGeometry& geometry, std::span<const TokenRun> runs,
             Stream& stream) override {
     for (const TokenRun& run : runs) check_run(geometry, run);
+    pages_.clear();
     tokens_.clear();
     for (const TokenRun& run : runs) {
       const auto bytes = static_cast<std::size_t>(run.count * geometry.record_bytes());
-      if (is_pinned_(geometry.host + run.record * geometry.record_bytes(), bytes)) {
-        tokens_.add(run, run.record);
-      } else {
+      if (!is_pinned_(geometry.host + run.record * geometry.record_bytes(), bytes)) {
         bounce(lane, geometry, run, stream);
+      } else if (run.count == geometry.page_tokens && run.head_count == geometry.kv_heads) {
+        pages_.add(run, run.record);
+      } else {
+        tokens_.add_each(run, run.record);
       }
     }
-    stage(lane, geometry, tokens_, geometry.host, stream);
+    stage(lane, geometry, pages_, geometry.page_tokens, geometry.host, stream);
+    stage(lane, geometry, tokens_, 1, geometry.host, stream);
   }
 
   [[nodiscard]] bool reaches(const std::byte* records, std::size_t bytes) const override {
@@ -78,20 +82,21 @@ class CudaKvMover final : public KvMover {
   }
 
  private:
-  // The tokens of a launch, one entry each.
-  struct Tokens {
+  // What a launch copies: an entry for each whole page, or for each token.
+  struct Entries {
     std::vector<std::int32_t> slots, records, first_heads, head_counts;
 
     void clear() {
       for (auto* list : {&slots, &records, &first_heads, &head_counts}) list->clear();
     }
-    void add(const TokenRun& run, std::int64_t first_record) {
-      for (std::int32_t token = 0; token < run.count; ++token) {
-        slots.push_back(static_cast<std::int32_t>(run.slot) + token);
-        records.push_back(static_cast<std::int32_t>(first_record) + token);
-        first_heads.push_back(run.head_begin);
-        head_counts.push_back(run.head_count);
-      }
+    void add(const TokenRun& run, std::int64_t first_record, std::int32_t token = 0) {
+      slots.push_back(static_cast<std::int32_t>(run.slot) + token);
+      records.push_back(static_cast<std::int32_t>(first_record) + token);
+      first_heads.push_back(run.head_begin);
+      head_counts.push_back(run.head_count);
+    }
+    void add_each(const TokenRun& run, std::int64_t first_record) {
+      for (std::int32_t token = 0; token < run.count; ++token) add(run, first_record, token);
     }
   };
 
@@ -112,25 +117,34 @@ class CudaKvMover final : public KvMover {
     return args;
   }
 
-  const std::int32_t* send(const std::vector<std::int32_t>& values, Stream& stream) {
-    return arguments_.send(std::span<const std::int32_t>(values), stream);
-  }
-
-  void stage(Lane lane, const KvGeometry& geometry, const Tokens& tokens, std::byte* records,
-             Stream& stream) {
-    if (tokens.slots.empty()) return;
+  // `run_tokens`: of each entry.
+  void stage(Lane lane, const KvGeometry& geometry, const Entries& entries, std::int64_t run_tokens,
+             std::byte* records, Stream& stream) {
+    const std::size_t count = entries.slots.size();
+    if (count == 0) return;
     const bool all_heads = std::ranges::all_of(
-        tokens.head_counts, [&](std::int32_t count) { return count == geometry.kv_heads; });
-    const std::size_t arrays = all_heads ? 2 : 4;
-    arguments_.reserve(arrays * tokens.slots.size() * sizeof(std::int32_t), arrays, stream);
-    StageRowsArgs args = arguments(lane, geometry, records);
-    args.slots = send(tokens.slots, stream);
-    args.record_ids = send(tokens.records, stream);
+        entries.head_counts, [&](std::int32_t heads) { return heads == geometry.kv_heads; });
+    // One array on its way.
+    words_.clear();
+    const auto put = [&](const std::vector<std::int32_t>& list) {
+      words_.insert(words_.end(), list.begin(), list.end());
+    };
+    put(entries.slots);
+    put(entries.records);
     if (!all_heads) {
-      args.first_heads = send(tokens.first_heads, stream);
-      args.head_counts = send(tokens.head_counts, stream);
+      put(entries.first_heads);
+      put(entries.head_counts);
     }
-    args.count = static_cast<int>(tokens.slots.size());
+    const std::int32_t* sent = arguments_.send(std::span<const std::int32_t>(words_), stream);
+    StageRowsArgs args = arguments(lane, geometry, records);
+    args.slots = sent;
+    args.record_ids = sent + count;
+    if (!all_heads) {
+      args.first_heads = sent + 2 * count;
+      args.head_counts = sent + 3 * count;
+    }
+    args.count = static_cast<int>(count);
+    args.run_tokens = static_cast<int>(run_tokens);
     stage_rows(args, stream_handle_(stream));
   }
 
@@ -151,8 +165,8 @@ class CudaKvMover final : public KvMover {
         device_->copy(through, host, bytes, stream);
       }
       bounced_.clear();
-      bounced_.add(part, 0);
-      stage(lane, geometry, bounced_, through, stream);
+      bounced_.add_each(part, 0);
+      stage(lane, geometry, bounced_, 1, through, stream);
       if (lane == Lane::kToHost) device_->copy(host, through, bytes, stream);
     }
   }
@@ -164,8 +178,10 @@ class CudaKvMover final : public KvMover {
   DeviceScratch bounce_;
   int most_blocks_;
   // Of the launch at hand; kept to reuse their memory.
-  Tokens tokens_;
-  Tokens bounced_;
+  Entries pages_;
+  Entries tokens_;
+  Entries bounced_;
+  std::vector<std::int32_t> words_;
 };
 
 }  // namespace

@@ -18,6 +18,7 @@ struct StageShape {
   const std::int32_t* head_counts;
   const std::int32_t* device_count;
   int count;
+  int run_tokens;
   int kv_heads;
   int line_bytes;  // one head of one token
   int page_shift;
@@ -59,21 +60,23 @@ __global__ void __launch_bounds__(kWarps* kWarpSize) stage_rows_kernel(const Sta
   const int stretches = ceil_div(pieces, kWarpSize * kPieces);
   int count = shape.count;
   if (shape.device_count != nullptr) count = smaller(count, *shape.device_count);
-  const std::int64_t work = static_cast<std::int64_t>(count) * stretches;
+  const std::int64_t work = static_cast<std::int64_t>(count) * shape.run_tokens * stretches;
   const std::int64_t step = static_cast<std::int64_t>(gridDim.x) * kWarps;
   for (std::int64_t item = static_cast<std::int64_t>(blockIdx.x) * kWarps + warp_id(); item < work;
        item += step) {
     const auto token = static_cast<int>(item / stretches);
+    const int entry = token / shape.run_tokens;
+    const int within = token % shape.run_tokens;
     const int first = static_cast<int>(item % stretches) * kWarpSize * kPieces + lane_id();
-    const int slot = shape.slots[token];
-    const int id = shape.record_ids == nullptr ? token : shape.record_ids[token];
+    const int slot = shape.slots[entry] + within;
+    const int id = shape.record_ids == nullptr ? token : shape.record_ids[entry] + within;
     unsigned char* record =
         shape.records + static_cast<std::int64_t>(id) * shape.kv_heads * 2 * shape.line_bytes;
     int from = 0;
     int to = pieces;
     if (shape.first_heads != nullptr) {
-      from = shape.first_heads[token] * 2 * pieces_of_line;
-      to = from + shape.head_counts[token] * 2 * pieces_of_line;
+      from = shape.first_heads[entry] * 2 * pieces_of_line;
+      to = from + shape.head_counts[entry] * 2 * pieces_of_line;
     }
     const int page = slot >> shape.page_shift;
     const int offset = slot & ((1 << shape.page_shift) - 1);
@@ -111,6 +114,7 @@ void stage_rows(const StageRowsArgs& args, StreamHandle stream) {
                        {"kv_heads", args.cache.kv_heads},
                        {"head_dim", args.cache.head_dim},
                        {"page_tokens", args.cache.page_tokens},
+                       {"run_tokens", args.run_tokens},
                        {"max_blocks", args.max_blocks}}) +
            ", cache " + std::string(dtype_name(args.cache.dtype));
   };
@@ -127,6 +131,9 @@ void stage_rows(const StageRowsArgs& args, StreamHandle stream) {
   check(
       args.records != nullptr && args.slots != nullptr && cache.k != nullptr && cache.v != nullptr,
       "null pointer");
+  check(args.run_tokens > 0 && args.run_tokens <= cache.page_tokens &&
+            std::int64_t{args.count} * args.run_tokens <= INT32_MAX,
+        "runs within a page");
   check((args.first_heads == nullptr) == (args.head_counts == nullptr), "heads without counts");
   StageShape shape{};
   shape.records = static_cast<unsigned char*>(args.records);
@@ -138,6 +145,7 @@ void stage_rows(const StageRowsArgs& args, StreamHandle stream) {
   shape.head_counts = args.head_counts;
   shape.device_count = args.device_count;
   shape.count = args.count;
+  shape.run_tokens = args.run_tokens;
   shape.kv_heads = cache.kv_heads;
   shape.line_bytes = cache.head_dim * static_cast<int>(dtype_bytes(cache.dtype));
   shape.page_shift = cache.page_tokens == 32 ? 5 : cache.page_tokens == 64 ? 6 : 7;
@@ -146,7 +154,8 @@ void stage_rows(const StageRowsArgs& args, StreamHandle stream) {
   const std::int64_t stretches =
       ceil_div(std::int64_t{cache.kv_heads} * 2 * (shape.line_bytes / piece),
                std::int64_t{kWarpSize * kPieces});
-  std::int64_t blocks = ceil_div(args.count * stretches, std::int64_t{kWarps});
+  std::int64_t blocks =
+      ceil_div(std::int64_t{args.count} * args.run_tokens * stretches, std::int64_t{kWarps});
   if (args.max_blocks > 0) blocks = smaller(blocks, std::int64_t{args.max_blocks});
   blocks = smaller(blocks, std::int64_t{1} << 20);
   const dim3 grid(static_cast<unsigned>(blocks));

@@ -26,6 +26,8 @@ struct StageRowsArgs {
   const std::int32_t* first_heads = nullptr;
   const std::int32_t* head_counts = nullptr;
   int count = 0;  // at most
+  // Consecutive tokens that each entry of the lists stands for, within a page.
+  int run_tokens = 1;
   // Optional, device: the real number, when only the device knows it; larger ones are cut to
   // `count`.
   const std::int32_t* device_count = nullptr;

@@ -394,5 +394,59 @@ TEST(StageRows, ThereAndBackWithTransposition) {
   }
 }
 
+// An entry of several tokens is those tokens one by one, there and back.
+TEST(StageRows, RunsAreTheirTokens) {
+  constexpr int kPage = 32;
+  constexpr int kKvHeads = 2;
+  constexpr int kDim = 20;
+  constexpr int kRun = 8;
+  const auto bytes = static_cast<std::size_t>(4 * kPage * kKvHeads * kDim);
+  std::mt19937 random(4);
+  const auto fill = [&](std::vector<unsigned char>& data) {
+    for (unsigned char& byte : data) byte = static_cast<unsigned char>(random());
+  };
+  std::vector<unsigned char> records(2 * bytes);
+  std::vector<unsigned char> start(bytes);
+  fill(records);
+  fill(start);
+  const std::vector<std::int32_t> slots = {64, 8, 120};
+  const std::vector<std::int32_t> ids = {3, 96, 40};
+  const std::vector<std::int32_t> first_heads = {0, 1, 0};
+  const std::vector<std::int32_t> head_counts = {2, 1, 1};
+  for (const StageDirection direction : {StageDirection::kToDevice, StageDirection::kToHost}) {
+    const auto staged = [&](int run) {
+      std::vector<std::vector<unsigned char>> sides = {records, start, start};
+      std::vector<std::int32_t> lists[4];
+      for (std::size_t entry = 0; entry < slots.size(); ++entry) {
+        for (int token = 0; token < kRun; token += run) {
+          lists[0].push_back(slots[entry] + token);
+          lists[1].push_back(ids[entry] + token);
+          lists[2].push_back(first_heads[entry]);
+          lists[3].push_back(head_counts[entry]);
+        }
+      }
+      StageRowsArgs args;
+      args.direction = direction;
+      args.records = sides[0].data();
+      args.cache = {.k = sides[1].data(),
+                    .v = sides[2].data(),
+                    .dtype = DType::kInt8,
+                    .page_tokens = kPage,
+                    .kv_heads = kKvHeads,
+                    .head_dim = kDim};
+      args.slots = lists[0].data();
+      args.record_ids = lists[1].data();
+      args.first_heads = lists[2].data();
+      args.head_counts = lists[3].data();
+      args.count = static_cast<int>(lists[0].size());
+      args.run_tokens = run;
+      stage_rows(args, nullptr);
+      return sides;
+    };
+    EXPECT_EQ(staged(kRun), staged(1));
+    EXPECT_NE(staged(kRun), (std::vector<std::vector<unsigned char>>{records, start, start}));
+  }
+}
+
 }  // namespace
 }  // namespace triphase::cuda
