@@ -290,7 +290,7 @@ class GpuJobs(unittest.TestCase):
         self.assertEqual(process.wait(), -signal.SIGKILL, "ended before it could be killed")
         _, answers = self.jobs.run("killed", *policy, **job)
         self.check(answers, expected)
-        for fault in ("fail-launch=3000", "fail-copy=1500") if IS_EMULATED else ():
+        for fault in ("fail-launch=3000", "fail-copy=600") if IS_EMULATED else ():
             with self.subTest(fault=fault):
                 errors, _ = self.jobs.run("failed", *policy, "--overwrite", machine=fault, ending=7, **job)
                 self.assertIn("[E-DEV-CUDA]", errors)
