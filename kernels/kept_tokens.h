@@ -8,15 +8,23 @@
 #include <algorithm>
 #include <cstdint>
 
+#include "kernels/layer_memory.h"
+
 namespace triphase {
 
-// Views. A list's kept tokens lie at its start.
+// Views, of the first layer's memory. A list's kept tokens lie at its start.
 struct KeptTokens {
   std::int32_t* tokens = nullptr;  // [list][room], ascending
   float* sums = nullptr;           // [list][room], of their weights
   std::int64_t lists = 0;
   std::int64_t room = 0;
+  std::int64_t layer_bytes = 0;  // from a layer's memory to the next one's
 };
+[[nodiscard]] TRIPHASE_BOTH KeptTokens in_layer(KeptTokens kept, std::int64_t layer) {
+  kept.tokens = in_layer(kept.tokens, kept.layer_bytes, layer);
+  kept.sums = in_layer(kept.sums, kept.layer_bytes, layer);
+  return kept;
+}
 
 // One row's part of SparseOps::keep_heaviest: each list has `count` tokens, positions
 // [context - added, context) join them with sums of 0, and of all these some stay.

@@ -106,13 +106,24 @@ struct Selection {
 };
 
 // Page tables of a step's segments in the device's memory, made once for all layers (Ops::
-// make_tables). In layer L a page has its number in layer 0 plus L.
+// make_tables). In layer L a page has its number in layer 0 plus L; but pages of the open pool have
+// numbers of their own in every layer.
 struct SegmentTables {
   std::int64_t max_pages = 0;                 // from one segment's table to the next
   const std::int32_t* pages = nullptr;        // [segment][max_pages]
   const std::int32_t* scale_pages = nullptr;  // [segment][max_pages], the same in every layer
   const std::int32_t* lengths = nullptr;      // [segment]: context_tokens
   const std::int32_t* slots = nullptr;        // [row]: where new tokens go in layer 0; not INT8
+  // INT8, or null: of steps with one row for each sequence (StepPartialPages).
+  std::int64_t rows = 0;
+  const std::int32_t* partial_pages = nullptr;  // [layer][row]
+  const std::int32_t* partial_slots = nullptr;  // [layer][row]: where new tokens go
+  std::int64_t closes = 0;
+  const std::int32_t* closed_blocks = nullptr;  // [layer][close]: partial page, page, scale page
+  // The row's partial page in a layer, those of the rows after it behind it.
+  [[nodiscard]] const std::int32_t* partial_pages_at(std::int64_t row, std::int64_t layer) const {
+    return partial_pages == nullptr ? nullptr : partial_pages + layer * rows + row;
+  }
 };
 
 // Consecutive query tokens of one sequence inside a batch. Query i (0-based) sits at absolute
@@ -209,6 +220,18 @@ struct KvClose {
   PageId page;
   PageId scale_page;
 };
+struct KvCloses {
+  std::span<const KvClose> blocks;
+  // Null, or the tables that hold them, and the layer.
+  const SegmentTables* tables = nullptr;
+  std::int64_t table_layer = 0;
+};
+
+// INT8: where the partial blocks of a step are in every layer, if each sequence has one new token.
+struct StepPartialPages {
+  std::span<const PageId> pages;    // [layer][row]; empty: other steps
+  std::span<const KvClose> closes;  // of layer 0
+};
 
 // A norm with all that it is given beside x.
 struct NormStep {
@@ -304,8 +327,9 @@ class Ops {
   // What segments and slots of layer 0 say of every layer, in the device's memory: valid until the
   // next call. Empty where operations read the host's lists themselves (the CPU).
   [[nodiscard]] virtual SegmentTables make_tables(std::span<const AttentionSegment> segments,
-                                                  const KvSlots& slots, const KvLayerView& cache,
-                                                  Stream& stream) = 0;
+                                                  const KvSlots& slots,
+                                                  const StepPartialPages& partial,
+                                                  const KvLayerView& cache, Stream& stream) = 0;
 
   // Writes row i of k and v [T, kv_heads * head_dim] F32 into the cache, rounded to its type
   // (nearest even).
@@ -313,8 +337,7 @@ class Ops {
                          const KvLayerView& cache, Stream& stream) = 0;
 
   // INT8: quantizes full partial blocks into their pages and scales.
-  virtual void kv_close(std::span<const KvClose> blocks, const KvLayerView& cache,
-                        Stream& stream) = 0;
+  virtual void kv_close(const KvCloses& closes, const KvLayerView& cache, Stream& stream) = 0;
 
   // out[query, head] = softmax(scale * q . K) V over the tokens each query sees. q, out
   // [T, heads * head_dim] F32; the heads of one KV head are consecutive (heads / kv_heads of them).

@@ -9,7 +9,8 @@
 // Where things lie: matrices, the cache, PageBounds, Centroids' means and keys, the sums of V,
 // column sums, WeightWindow, KeptTokens and a Selection in the device's memory; what a method
 // decides by on the host (probabilities, scores, and which clusters are alive) in host memory,
-// complete when a call returns.
+// complete when a call returns. What a sequence keeps in every layer is named by its place in the
+// first one and the bytes from there to the next; `layer` counts from it.
 
 #include <cstdint>
 #include <memory>
@@ -17,23 +18,11 @@
 
 #include "base/error.h"
 #include "kernels/kept_tokens.h"
+#include "kernels/layer_memory.h"
 #include "kernels/ops.h"
 #include "kernels/weight_window.h"
 
 namespace triphase {
-
-// Minimum and maximum per channel of the keys of a small page of tokens (Quest), F32:
-// [page][kv_head][min, max][head_dim].
-struct PageBounds {
-  float* data = nullptr;
-  std::int64_t first_token = 0;  // bound_pages: pages before that of this token stay as they are
-};
-
-// How Quest chooses for one query: the pages of the largest bounds, the newest page counted.
-struct PageChoice {
-  const float* bounds = nullptr;  // PageBounds::data
-  std::int64_t pages = 0;         // at most those of the context
-};
 
 // Keys of a fixed context, grouped (Squeezed Attention, section 4): means of the clusters' keys and
 // how many keys each has. A cluster without keys adds nothing.
@@ -72,20 +61,6 @@ struct TokenRanges {
   TokenRange second;
 
   [[nodiscard]] std::int64_t tokens() const { return std::int64_t{first.count} + second.count; }
-};
-
-// Rows [first_row, first_row + rows) of V that are added to one sequence's sums.
-struct ValueRows {
-  std::int64_t first_row = 0;
-  std::int64_t rows = 0;
-  float* sums = nullptr;  // [kv_head][head_dim], the device's memory
-};
-
-// A row of attended values that stands for its whole context (SparseOps::reallocate).
-struct ReallocatedRow {
-  std::int64_t row = 0;
-  const float* sums = nullptr;  // as in ValueRows; null: without a mean
-  std::int64_t tokens = 0;      // that were summed
 };
 
 class SparseOps {
@@ -161,7 +136,7 @@ class SparseOps {
   // tokens of its only list, of which there are step.count; then what has expired leaves. NaN
   // counts as 0, a weight of more than 65536 as that.
   virtual void add_weights(const Selection& attended, const float* weights,
-                           std::span<const WeightRow> rows, Stream& stream) = 0;
+                           std::span<const WeightRow> rows, std::int64_t layer, Stream& stream) = 0;
 
   // Adds a row for every query of `segment` from `first_query` on, in a step each (of as many
   // tokens as it sees, from which nothing expires): for each token its softmax weight, summed over
@@ -175,6 +150,7 @@ class SparseOps {
   // One list per row: its newest `local` tokens and, of the others, those with the largest sums as
   // F32 numbers; ties go to the smaller position. The selection is the ops', until the next choice.
   [[nodiscard]] virtual Selection choose_recent_and_heaviest(std::span<const WindowChoice> rows,
+                                                             std::int64_t layer,
                                                              Stream& stream) = 0;
 
   // One list per row: the tokens of its ranges, at least one. The selection is the ops', until the
@@ -192,19 +168,21 @@ class SparseOps {
   // Of each list of each row its newest `local` tokens stay and, of the others, those with the
   // largest sums; ties go to the smaller position, NaN comes last. What stays is chosen: a list per
   // KV head, the ops', until the next choice. Asked again without new tokens, it chooses the same.
-  [[nodiscard]] virtual Selection keep_heaviest(std::span<const KeptRow> rows, Stream& stream) = 0;
+  [[nodiscard]] virtual Selection keep_heaviest(std::span<const KeptRow> rows, std::int64_t layer,
+                                                Stream& stream) = 0;
 
   // Adds to the sums of each row's lists, of `count` tokens each, what the tokens were attended
   // with: `weights` [row of attended][list][capacity].
   virtual void add_kept_weights(const Selection& attended, const float* weights,
-                                std::span<const KeptWeights> rows, Stream& stream) = 0;
+                                std::span<const KeptWeights> rows, std::int64_t layer,
+                                Stream& stream) = 0;
 
   // Computes, for each of `rows`, the bounds of every page of `page_tokens` tokens that holds one
   // of [first_token, context_tokens), from the keys as a query at the last position reads them. A
   // page that the context ends in is bounded over the tokens it has.
   virtual void bound_pages(const KvLayerView& cache, std::span<const AttentionSegment> rows,
                            std::span<const PageBounds> bounds, std::int64_t page_tokens,
-                           Stream& stream) = 0;
+                           std::int64_t layer, Stream& stream) = 0;
 
   // Quest (eq. 1): per KV head the tokens of the newest page and of the others with the largest
   // score; ties go to the earlier page. A page's score is the largest, over the KV head's query
@@ -214,7 +192,8 @@ class SparseOps {
                                                   std::int64_t kv_heads,
                                                   std::span<const AttentionSegment> rows,
                                                   std::span<const PageChoice> choices,
-                                                  std::int64_t page_tokens, Stream& stream) = 0;
+                                                  std::int64_t page_tokens, std::int64_t layer,
+                                                  Stream& stream) = 0;
 
   // scores[kv_head * count + i] = mean over the KV head's query heads of
   // exp(scale q . C_i) / sum_j N_j exp(scale q . C_j), j over the clusters that are alive and have
@@ -225,12 +204,14 @@ class SparseOps {
 
   // sums[c] += v[t, c] for the rows t of each of `parts`, in ascending order (SparQ's running
   // mean). v [T, C] F32.
-  virtual void sum_values(ConstMatrix v, std::span<const ValueRows> parts, Stream& stream) = 0;
+  virtual void sum_values(ConstMatrix v, std::span<const ValueRows> parts, std::int64_t layer,
+                          Stream& stream) = 0;
 
   // Each of `rows` of out, for each query head: out = alpha out + (1 - alpha) sums / tokens;
   // without sums: out = alpha out. alpha [row of `rows`][head], in the device's memory.
   virtual void reallocate(Matrix out, std::span<const ReallocatedRow> rows, std::int64_t heads,
-                          std::int64_t kv_heads, const float* alpha, Stream& stream) = 0;
+                          std::int64_t kv_heads, const float* alpha, std::int64_t layer,
+                          Stream& stream) = 0;
 };
 
 }  // namespace triphase

@@ -11,6 +11,8 @@
 #include <cstddef>
 #include <cstdint>
 
+#include "kernels/layer_memory.h"
+
 namespace triphase {
 
 // One token of a kept row.
@@ -19,16 +21,24 @@ struct WindowEntry {
   float weight = 0.0F;
 };
 
-// Views; the memory is cleared before its first row (SparseOps::clear_weights).
+// Views, of the first layer's memory; it is cleared before its first row
+// (SparseOps::clear_weights).
 struct WeightWindow {
   std::int64_t* sums = nullptr;     // [tokens], in units
   WindowEntry* entries = nullptr;   // exact: a ring of `room` entries, the rows one behind another
   std::int64_t* buckets = nullptr;  // else [room][tokens]: units of the rows that a bucket holds
   std::int64_t tokens = 0;          // the longest context
   std::int64_t room = 0;            // entries or buckets
+  std::int64_t layer_bytes = 0;     // from a layer's memory to the next one's
 
   [[nodiscard]] bool exact() const { return entries != nullptr; }
 };
+[[nodiscard]] TRIPHASE_BOTH WeightWindow in_layer(WeightWindow window, std::int64_t layer) {
+  window.sums = in_layer(window.sums, window.layer_bytes, layer);
+  window.entries = in_layer(window.entries, window.layer_bytes, layer);
+  window.buckets = in_layer(window.buckets, window.layer_bytes, layer);
+  return window;
+}
 
 // What one more row changes. Exact: the row is written to `count` entries from `begin` on; else it
 // is added to bucket `begin`. Then `expired` entries or buckets leave, from `expired_begin` on.

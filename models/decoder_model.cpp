@@ -327,14 +327,18 @@ void DecoderModel::attend(std::int64_t layer, const LayerWeights& w, std::int64_
 KvLayerView DecoderModel::append_kv(std::int64_t layer, Matrix q, Matrix k, Matrix v,
                                     Stream& stream) {
   const TraceSpan span(trace_, TraceLane::kCompute, "append");
+  std::span<const PageId> partial;
+  if (layer == 0 && sends_tables_) partial = kv_step_.take_partial_pages();
   KvSlots slots = kv_step_.slots(LayerId(layer));
   const KvLayerView cache = kv_step_.view(LayerId(layer));
   if (layer == 0 && sends_tables_ && kv_step_.same_in_every_layer()) {
-    tables_ = ops_->make_tables(kv_step_.segments(LayerId(0), 0), slots, cache, stream);
+    tables_ = ops_->make_tables(kv_step_.segments(LayerId(0), 0), slots,
+                                {partial, kv_step_.closes(LayerId(0)).blocks}, cache, stream);
     kv_step_.set_tables(&tables_);
     slots.tables = &tables_;
   } else if (layer == 0 && sends_tables_ && kv_step_.wants_slot_tables()) {
-    tables_ = ops_->make_tables({}, slots, cache, stream);
+    tables_ =
+        ops_->make_tables({}, slots, {partial, kv_step_.closes(LayerId(0)).blocks}, cache, stream);
     kv_step_.set_slot_tables(&tables_);
     slots.tables = &tables_;
   }
@@ -344,7 +348,8 @@ KvLayerView DecoderModel::append_kv(std::int64_t layer, Matrix q, Matrix k, Matr
   } else {
     ops_->kv_append(k, v, slots, cache, stream);
   }
-  if (!kv_step_.closes().empty()) ops_->kv_close(kv_step_.closes(), cache, stream);
+  const KvCloses closes = kv_step_.closes(LayerId(layer));
+  if (!closes.blocks.empty()) ops_->kv_close(closes, cache, stream);
   return cache;
 }
 

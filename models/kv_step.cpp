@@ -27,6 +27,7 @@ void KvStep::begin(KvStore& store, std::span<const BatchSegment> rows,
   windows_ = windows;
   stream_ = &stream;
   tables_ = slot_tables_ = nullptr;
+  step_partial_.clear();
   if (store.shape().quantized()) make_scale_tables();
   if (reads_transposed_k()) make_column_places();
   find_host_entries();
@@ -512,6 +513,26 @@ KvSlots KvStep::slots(LayerId layer) {
   return {slot_pages_, slot_offsets_, slot_tables_, layer.value};
 }
 
+std::span<const PageId> KvStep::take_partial_pages() {
+  const auto one = [](const BatchSegment& entry) { return entry.count == 1; };
+  if (!store_->shape().quantized() || !std::ranges::all_of(rows_, one)) return {};
+  for (LayerId layer(0); layer.index() < windows_.size(); layer = LayerId(layer.value + 1)) {
+    for (const BatchSegment& entry : rows_) {
+      PageId& current = store_->partial_pages().current(entry.sequence, layer);
+      if (entry.first_position % block_tokens() == 0) current = store_->partial_pages().take();
+      step_partial_.push_back(current);
+    }
+  }
+  return step_partial_;
+}
+
+void KvStep::set_slot_tables(const SegmentTables* tables) {
+  slot_tables_ = tables;
+  if (step_partial_.empty()) return;
+  block_tables_.rows = tables->rows;
+  block_tables_.partial_pages = tables->partial_pages;
+}
+
 void KvStep::begin_open_runs(LayerId layer) {
   const std::int64_t block = block_tokens();
   open_runs_.clear();
@@ -523,7 +544,7 @@ void KvStep::begin_open_runs(LayerId layer) {
       const std::int64_t own = position / block;
       const std::int64_t run_end = std::min(end, (own + 1) * block);
       if (position % block == 0) {
-        current = store_->partial_pages().take();
+        if (step_partial_.empty()) current = store_->partial_pages().take();
       } else {
         TRIPHASE_CHECK(current.valid(), "a partial block without its page");
       }

@@ -52,7 +52,9 @@ class KvStep {
   // Where the rows' K and V of this layer go; call once per layer, layers in order.
   [[nodiscard]] KvSlots slots(LayerId layer);
   // INT8: the blocks that are full with this step's tokens; after slots() of the layer.
-  [[nodiscard]] std::span<const KvClose> closes() const { return closes_; }
+  [[nodiscard]] KvCloses closes(LayerId layer) const {
+    return {closes_, slot_tables_, layer.value};
+  }
   [[nodiscard]] KvLayerView view(LayerId layer) const;
 
   // Whether the segments of layer 0 say where those of every layer lie: one group, all of it on the
@@ -62,9 +64,12 @@ class KvStep {
   // Whether the places of new tokens differ from layer to layer by the layer alone, and no tables
   // say so yet; then tables made of those of layer 0 serve all layers once they are set.
   [[nodiscard]] bool wants_slot_tables() const {
-    return slot_tables_ == nullptr && !store_->shape().quantized();
+    return slot_tables_ == nullptr && (!store_->shape().quantized() || !step_partial_.empty());
   }
-  void set_slot_tables(const SegmentTables* tables) { slot_tables_ = tables; }
+  void set_slot_tables(const SegmentTables* tables);
+  // INT8, where each sequence has one new token: pages of the open pool by layer and row, taken now
+  // for the whole step; empty in other steps. Before the first slots().
+  [[nodiscard]] std::span<const PageId> take_partial_pages();
 
   // Whether the rows of an entry are attended on the host (host_attention.h): then they are in no
   // segment, and nothing is brought for them.
@@ -264,8 +269,9 @@ class KvStep {
   // (TransposedK) and their pages in the layer at hand.
   std::vector<std::vector<std::int32_t>> column_places_;
   std::vector<std::vector<PageId>> column_tables_;
-  std::vector<OpenRun> open_runs_;  // of the layer at hand, by entry
-  std::vector<PageId> spent_open_;  // free again once the layer is done
+  std::vector<OpenRun> open_runs_;    // of the layer at hand, by entry
+  std::vector<PageId> step_partial_;  // take_partial_pages()
+  std::vector<PageId> spent_open_;    // free again once the layer is done
 };
 
 }  // namespace triphase

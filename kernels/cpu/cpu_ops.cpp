@@ -134,7 +134,8 @@ class CpuOps final : public Ops {
   }
 
   [[nodiscard]] SegmentTables make_tables(std::span<const AttentionSegment>, const KvSlots&,
-                                          const KvLayerView&, Stream&) override {
+                                          const StepPartialPages&, const KvLayerView&,
+                                          Stream&) override {
     return {};
   }
 
@@ -153,13 +154,13 @@ class CpuOps final : public Ops {
     cpu::kv_append(*pool_, k, v, slots, cache);
   }
 
-  void kv_close(std::span<const KvClose> blocks, const KvLayerView& cache, Stream&) override {
+  void kv_close(const KvCloses& closes, const KvLayerView& cache, Stream&) override {
     TRIPHASE_CHECK(is_cache(cache) && cache.quantized(), "kv_close: not an INT8 cache");
-    for (const KvClose& block : blocks) {
+    for (const KvClose& block : closes.blocks) {
       TRIPHASE_CHECK(block.partial_page.valid() && block.page.valid() && block.scale_page.valid(),
                      "kv_close: a page out of range");
     }
-    cpu::kv_close(*pool_, blocks, cache);
+    cpu::kv_close(*pool_, closes.blocks, cache);
   }
 
   void attention(ConstMatrix q, std::int64_t heads, const KvLayerView& cache,

@@ -168,7 +168,7 @@ class CpuSparseOps final : public SparseOps {
   }
 
   void add_weights(const Selection& attended, const float* weights, std::span<const WeightRow> rows,
-                   Stream&) override {
+                   std::int64_t layer, Stream&) override {
     TRIPHASE_CHECK(attended.lists == 1 && (rows.empty() || weights != nullptr),
                    "add_weights: the selection");
     for (const WeightRow& row : rows) {
@@ -181,7 +181,8 @@ class CpuSparseOps final : public SparseOps {
     pool_->parallel_for(static_cast<std::int64_t>(rows.size()), [&](std::int64_t i, int) {
       const WeightRow& row = rows[static_cast<std::size_t>(i)];
       const std::int64_t at = row.attended * attended.capacity;
-      cpu::add_weight_row(row.window, row.step, row.context, attended.tokens + at, weights + at);
+      cpu::add_weight_row(in_layer(row.window, layer), row.step, row.context, attended.tokens + at,
+                          weights + at);
     });
   }
 
@@ -212,7 +213,8 @@ class CpuSparseOps final : public SparseOps {
     }
   }
 
-  Selection choose_recent_and_heaviest(std::span<const WindowChoice> rows, Stream&) override {
+  Selection choose_recent_and_heaviest(std::span<const WindowChoice> rows, std::int64_t layer,
+                                       Stream&) override {
     std::int64_t longest = 0;
     std::int64_t capacity = 0;
     for (const WindowChoice& row : rows) {
@@ -228,7 +230,8 @@ class CpuSparseOps final : public SparseOps {
     make_lists(count, 1, capacity, 0);
     row_.resize(static_cast<std::size_t>(words * pool_->threads()));
     pool_->parallel_for(count, [&](std::int64_t i, int worker) {
-      const WindowChoice& row = rows[static_cast<std::size_t>(i)];
+      WindowChoice row = rows[static_cast<std::size_t>(i)];
+      row.window = in_layer(row.window, layer);
       cpu::choose_recent_and_heaviest(row, row_.data() + worker * words,
                                       tokens_.data() + i * capacity);
       counts_[static_cast<std::size_t>(i)] =
@@ -264,7 +267,8 @@ class CpuSparseOps final : public SparseOps {
     }
   }
 
-  [[nodiscard]] Selection keep_heaviest(std::span<const KeptRow> rows, Stream&) override {
+  [[nodiscard]] Selection keep_heaviest(std::span<const KeptRow> rows, std::int64_t layer,
+                                        Stream&) override {
     if (rows.empty()) return {};
     const std::int64_t of_row = rows.front().kept.lists;
     std::int64_t longest = 0;
@@ -279,7 +283,8 @@ class CpuSparseOps final : public SparseOps {
     make_lists(count, of_row, capacity, 0);
     kept_.resize(static_cast<std::size_t>(words * pool_->threads()));
     pool_->parallel_for(count * of_row, [&](std::int64_t i, int worker) {
-      const KeptRow& row = rows[static_cast<std::size_t>(i / of_row)];
+      KeptRow row = rows[static_cast<std::size_t>(i / of_row)];
+      row.kept = in_layer(row.kept, layer);
       cpu::keep_heaviest(row, i % of_row, kept_.data() + worker * words,
                          tokens_.data() + i * capacity);
       counts_[static_cast<std::size_t>(i)] = static_cast<std::int32_t>(tokens_left(row));
@@ -288,14 +293,15 @@ class CpuSparseOps final : public SparseOps {
   }
 
   void add_kept_weights(const Selection& attended, const float* weights,
-                        std::span<const KeptWeights> rows, Stream&) override {
+                        std::span<const KeptWeights> rows, std::int64_t layer, Stream&) override {
     for (const KeptWeights& row : rows) {
       TRIPHASE_CHECK(weights != nullptr && holds_tokens(row.kept, row.count) &&
                          row.kept.lists == attended.lists && row.attended >= 0 &&
                          row.attended < attended.rows && row.count <= attended.capacity,
                      "add_kept_weights: a row of the selection");
-      for (std::int64_t list = 0; list < row.kept.lists; ++list) {
-        float* sums = row.kept.sums + list * row.kept.room;
+      const KeptTokens kept = in_layer(row.kept, layer);
+      for (std::int64_t list = 0; list < kept.lists; ++list) {
+        float* sums = kept.sums + list * kept.room;
         const float* added = weights + (row.attended * attended.lists + list) * attended.capacity;
         for (std::int64_t i = 0; i < row.count; ++i) sums[i] += added[i];
       }
@@ -303,21 +309,25 @@ class CpuSparseOps final : public SparseOps {
   }
 
   void bound_pages(const KvLayerView& cache, std::span<const AttentionSegment> rows,
-                   std::span<const PageBounds> bounds, std::int64_t page_tokens, Stream&) override {
+                   std::span<const PageBounds> bounds, std::int64_t page_tokens, std::int64_t layer,
+                   Stream&) override {
     TRIPHASE_CHECK(rows.size() == bounds.size() && page_tokens > 0, "bound_pages: bounds");
     for (std::size_t i = 0; i < rows.size(); ++i) {
       check_keys(cache, rows[i]);
       TRIPHASE_CHECK(bounds[i].data != nullptr && bounds[i].first_token >= 0,
                      "bound_pages: bounds");
       if (bounds[i].first_token >= rows[i].context_tokens) continue;
-      cpu::bound_pages(*pool_, cache, rows[i], bounds[i], page_tokens);
+      PageBounds own = bounds[i];
+      own.data = in_layer(own.data, own.layer_bytes, layer);
+      cpu::bound_pages(*pool_, cache, rows[i], own, page_tokens);
     }
   }
 
   [[nodiscard]] Selection choose_by_pages(ConstMatrix q, std::int64_t heads, std::int64_t kv_heads,
                                           std::span<const AttentionSegment> rows,
                                           std::span<const PageChoice> choices,
-                                          std::int64_t page_tokens, Stream&) override {
+                                          std::int64_t page_tokens, std::int64_t layer,
+                                          Stream&) override {
     TRIPHASE_CHECK(rows.size() == choices.size() && page_tokens > 0, "choose_by_pages: shapes");
     std::int64_t capacity = 0;
     for (std::size_t i = 0; i < rows.size(); ++i) {
@@ -335,8 +345,8 @@ class CpuSparseOps final : public SparseOps {
       const PageChoice& choice = choices[static_cast<std::size_t>(i)];
       const std::int64_t pages = pages_of(row.context_tokens, page_tokens);
       scores_.resize(static_cast<std::size_t>(kv_heads * pages));
-      cpu::score_pages(*pool_, q, row.query_begin, heads, kv_heads, choice.bounds, pages,
-                       scores_.data());
+      cpu::score_pages(*pool_, q, row.query_begin, heads, kv_heads,
+                       in_layer(choice.bounds, choice.layer_bytes, layer), pages, scores_.data());
       const IndexRange newest{pages - 1, pages};
       for (std::int64_t head = 0; head < kv_heads; ++head) {
         chosen_.clear();
@@ -367,22 +377,25 @@ class CpuSparseOps final : public SparseOps {
     cpu::score_centroids(*pool_, q, row, heads, kv_heads, centroids, scale, scores);
   }
 
-  void sum_values(ConstMatrix v, std::span<const ValueRows> parts, Stream&) override {
+  void sum_values(ConstMatrix v, std::span<const ValueRows> parts, std::int64_t layer,
+                  Stream&) override {
     for (const ValueRows& part : parts) {
       TRIPHASE_CHECK(v.dtype == DType::kF32 && (part.rows == 0 || v.data != nullptr) &&
                          part.sums != nullptr && part.first_row >= 0 && part.rows >= 0 &&
                          part.first_row + part.rows <= v.rows,
                      "sum_values: shapes");
+      float* sums = in_layer(part.sums, part.layer_bytes, layer);
       for (std::int64_t row = part.first_row; row < part.first_row + part.rows; ++row) {
         const float* from = static_cast<const float*>(v.data) + row * v.row_stride;
-        for (std::int64_t c = 0; c < v.cols; ++c) part.sums[c] += from[c];
+        for (std::int64_t c = 0; c < v.cols; ++c) sums[c] += from[c];
       }
     }
   }
 
   void reallocate(Matrix out, std::span<const ReallocatedRow> rows, std::int64_t heads,
-                  std::int64_t kv_heads, const float* alpha, Stream&) override {
-    for (const ReallocatedRow& row : rows) {
+                  std::int64_t kv_heads, const float* alpha, std::int64_t layer, Stream&) override {
+    for (ReallocatedRow row : rows) {
+      row.sums = in_layer(row.sums, row.layer_bytes, layer);
       check_query(out, row.row, heads, kv_heads);
       TRIPHASE_CHECK(alpha != nullptr && (row.sums == nullptr || row.tokens > 0),
                      "reallocate: shapes");

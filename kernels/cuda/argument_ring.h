@@ -2,8 +2,11 @@
 
 // Small arrays that a call has on the host (ids, page tables, segments) on their way to the device:
 // copied into a ring of pinned memory and from there, on the call's stream, into a ring on the
-// device. When the ring comes round, the host waits for the stream once. One stream at a time.
+// device. An array that the ring still holds is not sent again, so that what is the same in every
+// layer goes once a step. When the ring comes round, the host waits for the stream once. One stream
+// at a time.
 
+#include <array>
 #include <cstring>
 #include <span>
 #include <type_traits>
@@ -35,7 +38,16 @@ class ArgumentRing {
   void send_to(void* to, const void* data, std::size_t bytes, Stream& stream);
 
  private:
+  // Where an array lies in both rings.
+  struct Sent {
+    std::size_t begin = 0;
+    std::size_t bytes = 0;  // 0: none
+  };
+  // More than the arrays of a layer, so that the next layer finds them.
+  static constexpr std::size_t kRemembered = 32;
+
   const void* send_bytes(const void* data, std::size_t bytes, Stream& stream);
+  [[nodiscard]] const std::byte* find(const void* data, std::size_t bytes) const;
   void release() noexcept;
 
   Device* device_;
@@ -44,6 +56,8 @@ class ArgumentRing {
   std::size_t next_ = 0;
   std::byte* on_device_ = nullptr;
   std::byte* on_host_ = nullptr;
+  std::array<Sent, kRemembered> sent_{};  // the newest, since the ring came round
+  std::size_t sent_count_ = 0;            // in all
 };
 
 }  // namespace triphase::cuda

@@ -345,6 +345,8 @@ class Batch {
       args.lengths = on_device->lengths + row;
       if (!cache.quantized()) return;
       args.tables.scale_pages = on_device->scale_pages + row * on_device->max_pages;
+      args.tables.partial_pages = on_device->partial_pages_at(row, run.front().table_layer);
+      if (args.tables.partial_pages != nullptr) return;
       std::vector<std::int32_t> partial_pages;
       for (const AttentionSegment& segment : run) {
         partial_pages.push_back(segment.partial_page.value);

@@ -35,12 +35,15 @@ inline KvCache cache_of(const KvLayerView& view, std::string_view operation) {
           .partial_dtype = view.partial_dtype};
 }
 
+// The place of page `first` in a pool of the cache's pages.
+inline void* from_page(void* pool, const KvLayerView& view, std::int64_t first) {
+  return static_cast<std::byte*>(pool) + first * view.page_tokens * view.kv_heads * view.head_dim *
+                                             static_cast<std::int64_t>(dtype_bytes(view.dtype));
+}
 // The cache whose page 0 is page `first` of this one: what tables of layer 0 mean in another layer.
 inline KvLayerView from_page(KvLayerView view, std::int64_t first) {
-  const std::int64_t bytes = first * view.page_tokens * view.kv_heads * view.head_dim *
-                             static_cast<std::int64_t>(dtype_bytes(view.dtype));
-  view.k = static_cast<std::byte*>(view.k) + bytes;
-  view.v = static_cast<std::byte*>(view.v) + bytes;
+  view.k = from_page(view.k, view, first);
+  view.v = from_page(view.v, view, first);
   return view;
 }
 

@@ -148,8 +148,8 @@ class CudaOpsOnStreams final : public CudaOps {
   }
 
   [[nodiscard]] SegmentTables make_tables(std::span<const AttentionSegment> segments,
-                                          const KvSlots& slots, const KvLayerView& cache,
-                                          Stream& stream) override {
+                                          const KvSlots& slots, const StepPartialPages& partial,
+                                          const KvLayerView& cache, Stream& stream) override {
     SegmentTables tables;
     for (const AttentionSegment& segment : segments) {
       const auto pages =
@@ -177,6 +177,8 @@ class CudaOpsOnStreams final : public CudaOps {
     for (std::size_t row = 0; row < rows; ++row) {
       words_[slots_at + row] = slot_of(slots, row, cache);
     }
+    const std::size_t partial_at = words_.size();
+    const std::size_t closes_at = add_partial_pages(slots, partial, cache);
     const std::size_t bytes = words_.size() * sizeof(std::int32_t);
     auto* base = reinterpret_cast<std::int32_t*>(tables_.at_least(bytes, stream));
     arguments_.send_to(base, words_.data(), bytes, stream);
@@ -186,6 +188,12 @@ class CudaOpsOnStreams final : public CudaOps {
     step_plan_.lengths = tables.lengths;
     step_plan_.plan = {};
     tables.slots = rows > 0 ? base + slots_at : nullptr;
+    if (partial.pages.empty()) return tables;
+    tables.rows = static_cast<std::int64_t>(slots.offsets.size());
+    tables.partial_pages = base + partial_at;
+    tables.partial_slots = tables.partial_pages + partial.pages.size();
+    tables.closes = static_cast<std::int64_t>(partial.closes.size());
+    tables.closed_blocks = base + closes_at;
     return tables;
   }
 
@@ -213,18 +221,21 @@ class CudaOpsOnStreams final : public CudaOps {
     append(args, k, v, slots, cache, stream);
   }
 
-  void kv_close(std::span<const KvClose> blocks, const KvLayerView& cache,
-                Stream& stream) override {
+  void kv_close(const KvCloses& closes, const KvLayerView& cache, Stream& stream) override {
     require(cache.quantized(), "kv_close", "not an INT8 cache", [&] { return shape_of(cache); });
+    if (closes.blocks.empty()) return;
     std::vector<KvBlock> places;
-    for (const KvClose& block : blocks) {
-      require(block.partial_page.valid() && block.page.valid() && block.scale_page.valid(),
-              "kv_close", "a page out of range", [&] { return shape_of(cache); });
-      places.push_back({block.partial_page.value, block.page.value, block.scale_page.value});
+    for (const KvClose& block : closes.blocks) places.push_back(block_of(block, cache));
+    const SegmentTables* tables = closes.tables;
+    const KvBlock* sent = nullptr;
+    if (tables != nullptr && tables->closed_blocks != nullptr) {
+      sent = reinterpret_cast<const KvBlock*>(tables->closed_blocks) +
+             closes.table_layer * tables->closes;
+    } else {
+      sent = send(places, stream);
     }
-    if (places.empty()) return;
-    kv_quantize_pages(send(places, stream), static_cast<int>(places.size()),
-                      cache_of(cache, "kv_close"), handle(stream));
+    kv_quantize_pages(sent, static_cast<int>(places.size()), cache_of(cache, "kv_close"),
+                      handle(stream));
   }
 
   void attention(ConstMatrix q, std::int64_t heads, const KvLayerView& cache,
@@ -284,6 +295,37 @@ class CudaOpsOnStreams final : public CudaOps {
   }
 
  private:
+  static KvBlock block_of(const KvClose& block, const KvLayerView& cache) {
+    require(block.partial_page.valid() && block.page.valid() && block.scale_page.valid(),
+            "kv_close", "a page out of range", [&] { return shape_of(cache); });
+    return {block.partial_page.value, block.page.value, block.scale_page.value};
+  }
+
+  // Adds to words_, for each layer: the rows' partial pages; where their tokens go there; the
+  // blocks that close. Returns where the last of these begin.
+  std::size_t add_partial_pages(const KvSlots& slots, const StepPartialPages& partial,
+                                const KvLayerView& cache) {
+    const std::size_t rows = slots.offsets.size();
+    for (const PageId page : partial.pages) words_.push_back(page.value);
+    for (std::size_t at = 0; at < partial.pages.size(); ++at) {
+      const KvSlots own{{&partial.pages[at], 1}, {&slots.offsets[at % rows], 1}};
+      words_.push_back(slot_of(own, 0, cache));
+    }
+    const std::size_t closes_at = words_.size();
+    const std::size_t layers = partial.pages.empty() ? 0 : partial.pages.size() / rows;
+    for (std::size_t layer = 0; layer < layers; ++layer) {
+      for (const KvClose& close : partial.closes) {
+        const auto row = std::ranges::find(partial.pages.first(rows), close.partial_page) -
+                         partial.pages.begin();
+        const KvBlock block = block_of(close, cache);
+        words_.push_back(partial.pages[layer * rows + static_cast<std::size_t>(row)].value);
+        words_.push_back(block.page + static_cast<std::int32_t>(layer));
+        words_.push_back(block.scale_page);
+      }
+    }
+    return closes_at;
+  }
+
   static std::int32_t slot_of(const KvSlots& slots, std::size_t row, const KvLayerView& cache) {
     require(slots.pages[row].valid() && slots.offsets[row] >= 0 &&
                 slots.offsets[row] < cache.page_tokens,
@@ -346,14 +388,18 @@ class CudaOpsOnStreams final : public CudaOps {
                 slots.offsets.size() == slots.pages.size(),
             "kv_append", "a slot for each row", shape);
     if (k.rows == 0) return;
-    const bool sent = slots.tables != nullptr && slots.tables->slots != nullptr;
+    const SegmentTables* tables = slots.tables;
+    const bool sent = tables != nullptr && tables->slots != nullptr;
     args.k = static_cast<const float*>(k.data);
     args.v = static_cast<const float*>(v.data);
     args.stride = k.row_stride;
     args.tokens = static_cast<int>(k.rows);
     if (sent) {
-      args.slots = slots.tables->slots;
+      args.slots = tables->slots;
       args.cache = cache_of(from_page(cache, slots.table_layer), "kv_append");
+    } else if (tables != nullptr && tables->partial_slots != nullptr) {
+      args.slots = tables->partial_slots + slots.table_layer * tables->rows;
+      args.cache = cache_of(cache, "kv_append");
     } else {
       words_.clear();
       for (std::size_t row = 0; row < slots.pages.size(); ++row) {

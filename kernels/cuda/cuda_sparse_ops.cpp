@@ -205,8 +205,8 @@ class CudaSparseOpsOnStreams final : public CudaSparseOps {
   }
 
   void add_weights(const Selection& attended, const float* weights, std::span<const WeightRow> rows,
-                   Stream& stream) override {
-    add_to_windows(call_on(stream), attended, weights, rows);
+                   std::int64_t layer, Stream& stream) override {
+    add_to_windows(call_on(stream), attended, weights, rows, layer);
   }
 
   void add_prompt_rows(ConstMatrix q, std::int64_t heads, const KvLayerView& cache,
@@ -218,8 +218,8 @@ class CudaSparseOpsOnStreams final : public CudaSparseOps {
   }
 
   [[nodiscard]] Selection choose_recent_and_heaviest(std::span<const WindowChoice> rows,
-                                                     Stream& stream) override {
-    return choose_from_windows(call_on(stream), rows);
+                                                     std::int64_t layer, Stream& stream) override {
+    return choose_from_windows(call_on(stream), rows, layer);
   }
 
   [[nodiscard]] Selection choose_ranges(std::span<const TokenRanges> rows,
@@ -238,26 +238,29 @@ class CudaSparseOpsOnStreams final : public CudaSparseOps {
     keep_every_token(call_on(stream), kept, tokens);
   }
 
-  [[nodiscard]] Selection keep_heaviest(std::span<const KeptRow> rows, Stream& stream) override {
-    return choose_from_kept(call_on(stream), rows);
+  [[nodiscard]] Selection keep_heaviest(std::span<const KeptRow> rows, std::int64_t layer,
+                                        Stream& stream) override {
+    return choose_from_kept(call_on(stream), rows, layer);
   }
 
   void add_kept_weights(const Selection& attended, const float* weights,
-                        std::span<const KeptWeights> rows, Stream& stream) override {
-    add_to_kept(call_on(stream), attended, weights, rows);
+                        std::span<const KeptWeights> rows, std::int64_t layer,
+                        Stream& stream) override {
+    add_to_kept(call_on(stream), attended, weights, rows, layer);
   }
 
   void bound_pages(const KvLayerView& cache, std::span<const AttentionSegment> rows,
-                   std::span<const PageBounds> bounds, std::int64_t page_tokens,
+                   std::span<const PageBounds> bounds, std::int64_t page_tokens, std::int64_t layer,
                    Stream& stream) override {
-    cuda::bound_pages(call_on(stream), cache, rows, bounds, page_tokens);
+    cuda::bound_pages(call_on(stream), cache, rows, bounds, page_tokens, layer);
   }
 
   [[nodiscard]] Selection choose_by_pages(ConstMatrix q, std::int64_t heads, std::int64_t kv_heads,
                                           std::span<const AttentionSegment> rows,
                                           std::span<const PageChoice> choices,
-                                          std::int64_t page_tokens, Stream& stream) override {
-    return choose_pages(call_on(stream), q, heads, kv_heads, rows, choices, page_tokens);
+                                          std::int64_t page_tokens, std::int64_t layer,
+                                          Stream& stream) override {
+    return choose_pages(call_on(stream), q, heads, kv_heads, rows, choices, page_tokens, layer);
   }
 
   void score_centroids(ConstMatrix q, std::int64_t row, std::int64_t heads, std::int64_t kv_heads,
@@ -304,8 +307,9 @@ class CudaSparseOpsOnStreams final : public CudaSparseOps {
     staging_.to_host({&transfer, 1}, stream);
   }
 
-  void sum_values(ConstMatrix v, std::span<const ValueRows> parts, Stream& stream) override {
-    std::vector<SummedRows> summed;
+  void sum_values(ConstMatrix v, std::span<const ValueRows> parts, std::int64_t layer,
+                  Stream& stream) override {
+    std::vector<ValueRows> summed;
     for (const ValueRows& part : parts) {
       require(part.first_row >= 0 && part.rows >= 0 && part.first_row + part.rows <= v.rows &&
                   part.sums != nullptr,
@@ -313,16 +317,18 @@ class CudaSparseOpsOnStreams final : public CudaSparseOps {
                 return shape_text({{"v", v}}) + ", " +
                        shape_text({{"first_row", part.first_row}, {"rows", part.rows}});
               });
-      if (part.rows > 0) summed.push_back({part.first_row, part.rows, part.sums});
+      if (part.rows > 0) summed.push_back(part);
     }
     if (summed.empty()) return;
-    cuda::sum_values(v, memory_.arguments.send(std::span<const SummedRows>(summed), stream),
-                     static_cast<std::int64_t>(summed.size()), settings_.stream_handle(stream));
+    cuda::sum_values(v, memory_.arguments.send(std::span<const ValueRows>(summed), stream),
+                     static_cast<std::int64_t>(summed.size()), layer,
+                     settings_.stream_handle(stream));
   }
 
   void reallocate(Matrix out, std::span<const ReallocatedRow> rows, std::int64_t heads,
-                  std::int64_t kv_heads, const float* alpha, Stream& stream) override {
-    std::vector<MeanRow> means;
+                  std::int64_t kv_heads, const float* alpha, std::int64_t layer,
+                  Stream& stream) override {
+    if (rows.empty()) return;
     for (const ReallocatedRow& row : rows) {
       const auto shape = [&] {
         return shape_of(out, row.row, heads, kv_heads) + ", " +
@@ -331,12 +337,9 @@ class CudaSparseOpsOnStreams final : public CudaSparseOps {
       check_query(out, row.row, heads, kv_heads, "reallocate", shape);
       require(alpha != nullptr, "reallocate", "no shares", shape);
       require(row.sums == nullptr || row.tokens > 0, "reallocate", "a mean of no tokens", shape);
-      means.push_back(
-          {row.row, row.sums, row.sums == nullptr ? 0.0F : 1.0F / static_cast<float>(row.tokens)});
     }
-    if (means.empty()) return;
-    cuda::reallocate(out, memory_.arguments.send(std::span<const MeanRow>(means), stream),
-                     static_cast<std::int64_t>(means.size()), heads, kv_heads, alpha,
+    cuda::reallocate(out, memory_.arguments.send(rows, stream),
+                     static_cast<std::int64_t>(rows.size()), heads, kv_heads, alpha, layer,
                      settings_.stream_handle(stream));
   }
 
@@ -433,7 +436,7 @@ class CudaSparseOpsOnStreams final : public CudaSparseOps {
     call.base =
         memory_.scratch.at_least(static_cast<std::size_t>(scored ? call.scratch.bytes : 0), stream);
     call.keys = score_keys_of(cache, tables);
-    if (read == Read::kColumns) call.keys.channels = cache.kt;
+    call.keys.channels = tables.channels;
     call.queries = query_of(q, rows.front().query_begin, heads);
     call.ks = tables.ks;
     call.locals = tables.locals;

@@ -24,7 +24,8 @@ void keep_every_token(const SparseCall& call, std::span<const KeptTokens> kept,
            call.handle);
 }
 
-Selection choose_from_kept(const SparseCall& call, std::span<const KeptRow> rows) {
+Selection choose_from_kept(const SparseCall& call, std::span<const KeptRow> rows,
+                           std::int64_t layer) {
   if (rows.empty()) return {};
   const std::int64_t lists = rows.front().kept.lists;
   std::vector<RowLimits> limits;
@@ -41,13 +42,13 @@ Selection choose_from_kept(const SparseCall& call, std::span<const KeptRow> rows
     limits.push_back({tokens_left(row), row.local});
   }
   const MadeLists made = make_lists(call, limits, lists, 0);
-  keep_heaviest(call.send(rows), static_cast<std::int64_t>(rows.size()), lists, made.tokens,
+  keep_heaviest(call.send(rows), static_cast<std::int64_t>(rows.size()), lists, layer, made.tokens,
                 made.capacity, made.counts, call.handle);
   return made.selection(rows.size(), lists, false);
 }
 
 void add_to_kept(const SparseCall& call, const Selection& attended, const float* weights,
-                 std::span<const KeptWeights> rows) {
+                 std::span<const KeptWeights> rows, std::int64_t layer) {
   if (rows.empty()) return;
   for (const KeptWeights& row : rows) {
     require(holds_tokens(row.kept, row.count) && row.kept.lists == attended.lists &&
@@ -62,7 +63,7 @@ void add_to_kept(const SparseCall& call, const Selection& attended, const float*
             });
   }
   add_kept_weights(call.send(rows), static_cast<std::int64_t>(rows.size()), attended.lists, weights,
-                   attended.capacity, call.handle);
+                   attended.capacity, layer, call.handle);
 }
 
 }  // namespace triphase::cuda

@@ -11,9 +11,10 @@ namespace triphase::cuda {
 void keep_every_token(const SparseCall& call, std::span<const KeptTokens> kept,
                       std::int64_t tokens);
 // SparseOps::keep_heaviest.
-[[nodiscard]] Selection choose_from_kept(const SparseCall& call, std::span<const KeptRow> rows);
+[[nodiscard]] Selection choose_from_kept(const SparseCall& call, std::span<const KeptRow> rows,
+                                         std::int64_t layer);
 // SparseOps::add_kept_weights.
 void add_to_kept(const SparseCall& call, const Selection& attended, const float* weights,
-                 std::span<const KeptWeights> rows);
+                 std::span<const KeptWeights> rows, std::int64_t layer);
 
 }  // namespace triphase::cuda

@@ -45,15 +45,16 @@ struct KeepEntries {
 
 // Block: a list of a row.
 __global__ void __launch_bounds__(kSelectThreads)
-    keep_heaviest_kernel(const KeptRow* rows, std::int64_t lists, std::int32_t* selected,
-                         std::int64_t capacity, std::int32_t* counts) {
+    keep_heaviest_kernel(const KeptRow* rows, std::int64_t lists, std::int64_t layer,
+                         std::int32_t* selected, std::int64_t capacity, std::int32_t* counts) {
   TRIPHASE_SHARED(unsigned, bins, kSelectBins);
   TRIPHASE_SHARED(unsigned, scratch, kBlockReduceWords);
   TRIPHASE_SHARED(unsigned, found, 2);
   const KeptRow row = rows[blockIdx.x / lists];
-  const std::int64_t first = blockIdx.x % lists * row.kept.room;
-  std::int32_t* tokens = row.kept.tokens + first;
-  float* sums = row.kept.sums + first;
+  const KeptTokens kept = in_layer(row.kept, layer);
+  const std::int64_t first = blockIdx.x % lists * kept.room;
+  std::int32_t* tokens = kept.tokens + first;
+  float* sums = kept.sums + first;
   const auto length = static_cast<int>(row.count + row.added);
   for (int t = static_cast<int>(row.count) + static_cast<int>(threadIdx.x); t < length;
        t += kSelectThreads) {
@@ -73,10 +74,10 @@ __global__ void __launch_bounds__(kSelectThreads)
 // Block: a list of a row.
 __global__ void __launch_bounds__(kThreads)
     add_kept_weights_kernel(const KeptWeights* rows, std::int64_t lists, const float* weights,
-                            std::int64_t capacity) {
+                            std::int64_t capacity, std::int64_t layer) {
   const KeptWeights row = rows[blockIdx.x / lists];
   const std::int64_t list = blockIdx.x % lists;
-  float* sums = row.kept.sums + list * row.kept.room;
+  float* sums = in_layer(row.kept, layer).sums + list * row.kept.room;
   const float* added = weights + (row.attended * lists + list) * capacity;
   for (std::int64_t i = threadIdx.x; i < row.count; i += kThreads) sums[i] += added[i];
 }
@@ -104,7 +105,7 @@ void keep_all(const KeptTokens* kept, std::int64_t count, std::int64_t lists, st
   check_launched("keep_all", shape);
 }
 
-void keep_heaviest(const KeptRow* rows, std::int64_t count, std::int64_t lists,
+void keep_heaviest(const KeptRow* rows, std::int64_t count, std::int64_t lists, std::int64_t layer,
                    std::int32_t* tokens, std::int64_t capacity, std::int32_t* counts,
                    StreamHandle stream) {
   const auto shape = [&] {
@@ -114,13 +115,14 @@ void keep_heaviest(const KeptRow* rows, std::int64_t count, std::int64_t lists,
           "keep_heaviest", "null pointer", shape);
   const unsigned blocks = blocks_of(count, lists, "keep_heaviest", shape);
   if (blocks == 0) return;
-  TRIPHASE_LAUNCH((keep_heaviest_kernel), blocks, kSelectThreads, 0, stream, rows, lists, tokens,
-                  capacity, counts);
+  TRIPHASE_LAUNCH((keep_heaviest_kernel), blocks, kSelectThreads, 0, stream, rows, lists, layer,
+                  tokens, capacity, counts);
   check_launched("keep_heaviest", shape);
 }
 
 void add_kept_weights(const KeptWeights* rows, std::int64_t count, std::int64_t lists,
-                      const float* weights, std::int64_t capacity, StreamHandle stream) {
+                      const float* weights, std::int64_t capacity, std::int64_t layer,
+                      StreamHandle stream) {
   const auto shape = [&] {
     return shape_text({{"rows", count}, {"lists", lists}, {"capacity", capacity}});
   };
@@ -129,7 +131,7 @@ void add_kept_weights(const KeptWeights* rows, std::int64_t count, std::int64_t 
   const unsigned blocks = blocks_of(count, lists, "add_kept_weights", shape);
   if (blocks == 0) return;
   TRIPHASE_LAUNCH((add_kept_weights_kernel), blocks, kThreads, 0, stream, rows, lists, weights,
-                  capacity);
+                  capacity, layer);
   check_launched("add_kept_weights", shape);
 }
 

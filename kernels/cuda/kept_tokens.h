@@ -17,12 +17,13 @@ void keep_all(const KeptTokens* kept, std::int64_t count, std::int64_t lists, st
 
 // tokens [row][list][capacity], counts [row][list]: what stays. capacity: at least tokens_left() of
 // every row.
-void keep_heaviest(const KeptRow* rows, std::int64_t count, std::int64_t lists,
+void keep_heaviest(const KeptRow* rows, std::int64_t count, std::int64_t lists, std::int64_t layer,
                    std::int32_t* tokens, std::int64_t capacity, std::int32_t* counts,
                    StreamHandle stream);
 
 // weights [attended row][list][capacity].
 void add_kept_weights(const KeptWeights* rows, std::int64_t count, std::int64_t lists,
-                      const float* weights, std::int64_t capacity, StreamHandle stream);
+                      const float* weights, std::int64_t capacity, std::int64_t layer,
+                      StreamHandle stream);
 
 }  // namespace triphase::cuda

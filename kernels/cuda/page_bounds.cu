@@ -16,13 +16,16 @@ template <class T>
 __global__ void __launch_bounds__(kThreads) bound_pages_kernel(ScoreKeys keys, BoundPages call) {
   const int head = static_cast<int>(blockIdx.y);
   const int sequence = static_cast<int>(blockIdx.z);
-  const std::int64_t page = call.first_pages[sequence] + static_cast<std::int64_t>(blockIdx.x);
+  const PageBounds bounds = call.bounds[sequence];
+  const std::int64_t page =
+      bounds.first_token / call.tokens + static_cast<std::int64_t>(blockIdx.x);
   const int length = keys.lengths[sequence];
   const int head_dim = static_cast<int>(keys.head_dim);
   const int begin = static_cast<int>(page * call.tokens);
   if (begin >= length) return;
   const int end = smaller(begin + static_cast<int>(call.tokens), length);
-  float* to = call.bounds[sequence] + (page * keys.kv_heads + head) * 2 * head_dim;
+  float* to = in_layer(bounds.data, bounds.layer_bytes, call.layer) +
+              (page * keys.kv_heads + head) * 2 * head_dim;
   for (int c = static_cast<int>(threadIdx.x); c < head_dim; c += kThreads) {
     float low = INFINITY;
     float high = -INFINITY;
@@ -67,7 +70,7 @@ void bound_pages(const ScoreKeys& keys, const BoundPages& call, StreamHandle str
         "the page table is too short");
   if (call.most_pages == 0 || keys.sequences == 0) return;
   check(keys.keys != nullptr && keys.pages != nullptr && keys.lengths != nullptr &&
-            call.first_pages != nullptr && call.bounds != nullptr,
+            call.bounds != nullptr,
         "null pointer");
   check(keys.dtype != DType::kInt8 || (keys.scales != nullptr && keys.scale_pages != nullptr &&
                                        keys.open_keys != nullptr && keys.partial_pages != nullptr),

@@ -8,16 +8,16 @@
 
 #include "kernels/cuda/score_rows.h"
 #include "kernels/cuda/stream_handle.h"
+#include "kernels/layer_memory.h"
 
 namespace triphase::cuda {
 
-// Of each sequence: first_pages [sequences], and in bounds [sequences] where its own
-// [page][kv_head][min, max][head_dim] F32 begin. Writes every page of `tokens` tokens from its
-// first page to the one of its last token; `most_pages` at least as many as any sequence writes.
-// Keys as a query at the last position reads them.
+// bounds [sequences]. Writes every page of `tokens` tokens from that of a sequence's first token to
+// that of its last one; `most_pages` at least as many as any sequence writes. Keys as a query at
+// the last position reads them.
 struct BoundPages {
-  const std::int32_t* first_pages = nullptr;
-  float* const* bounds = nullptr;
+  const PageBounds* bounds = nullptr;
+  std::int64_t layer = 0;
   std::int64_t tokens = 0;
   std::int64_t most_pages = 0;
 };

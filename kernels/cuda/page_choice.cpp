@@ -14,7 +14,7 @@ std::int64_t pages_of(std::int64_t context, std::int64_t page_tokens) {
 }
 
 struct QuestTables {
-  const float* const* bounds = nullptr;
+  const PageChoice* choices = nullptr;
   const std::int32_t* lengths = nullptr;
   const std::int32_t* pages = nullptr;  // that a context has
   const std::int32_t* ks = nullptr;     // that are chosen
@@ -23,59 +23,52 @@ struct QuestTables {
 QuestTables send_quest_tables(const SparseCall& call, std::span<const AttentionSegment> rows,
                               std::span<const PageChoice> choices, std::int64_t page_tokens) {
   const std::size_t count = rows.size();
-  std::vector<const float*> places;
   std::vector<std::int32_t>& words = call.memory.words;
   words.assign(3 * count, 0);
   for (std::size_t i = 0; i < count; ++i) {
     const std::int64_t context = rows[i].context_tokens;
-    places.push_back(choices[i].bounds);
     words[i] = static_cast<std::int32_t>(context);
     words[count + i] = static_cast<std::int32_t>(pages_of(context, page_tokens));
     words[2 * count + i] = static_cast<std::int32_t>(choices[i].pages);
   }
-  call.memory.arguments.reserve(count * (sizeof(float*) + 3 * sizeof(std::int32_t)), 2,
+  call.memory.arguments.reserve(choices.size_bytes() + words.size() * sizeof(std::int32_t), 2,
                                 call.stream);
-  const float* const* bounds = call.send(std::span<const float* const>(places));
+  const PageChoice* sent_choices = call.send(choices);
   const std::int32_t* sent = call.send(std::span<const std::int32_t>(words));
-  return {bounds, sent, sent + count, sent + 2 * count};
+  return {sent_choices, sent, sent + count, sent + 2 * count};
 }
 
 }  // namespace
 
 void bound_pages(const SparseCall& call, const KvLayerView& cache,
                  std::span<const AttentionSegment> rows, std::span<const PageBounds> bounds,
-                 std::int64_t page_tokens) {
+                 std::int64_t page_tokens, std::int64_t layer) {
   const auto shape = [&](const AttentionSegment& row) {
     return shape_of(cache, row) + ", " + shape_text({{"tokens", page_tokens}});
   };
   if (rows.empty()) return;
-  std::vector<std::int32_t> first_pages;
-  std::vector<float*> places;
   BoundPages bounded;
   bounded.tokens = page_tokens;
+  bounded.layer = layer;
   for (std::size_t i = 0; i < rows.size(); ++i) {
     check_keys(cache, rows[i], "bound_pages");
     require(rows.size() == bounds.size() && page_tokens > 0 && bounds[i].data != nullptr &&
                 bounds[i].first_token >= 0,
             "bound_pages", "no bounds, or a page without tokens", [&] { return shape(rows[i]); });
     const std::int64_t first = bounds[i].first_token / page_tokens;
-    first_pages.push_back(static_cast<std::int32_t>(first));
-    places.push_back(bounds[i].data);
     bounded.most_pages =
         std::max(bounded.most_pages, pages_of(rows[i].context_tokens, page_tokens) - first);
   }
   if (bounded.most_pages <= 0) return;
   const KeyTables tables = send_tables(call, cache, rows, {}, false);
-  call.memory.arguments.reserve(places.size() * (sizeof(float*) + sizeof(std::int32_t)), 2,
-                                call.stream);
-  bounded.bounds = call.send(std::span<float* const>(places));
-  bounded.first_pages = call.send(std::span<const std::int32_t>(first_pages));
+  bounded.bounds = call.send(bounds);
   bound_pages(score_keys_of(cache, tables), bounded, call.handle);
 }
 
 Selection choose_pages(const SparseCall& call, const ConstMatrix& q, std::int64_t heads,
                        std::int64_t kv_heads, std::span<const AttentionSegment> rows,
-                       std::span<const PageChoice> choices, std::int64_t page_tokens) {
+                       std::span<const PageChoice> choices, std::int64_t page_tokens,
+                       std::int64_t layer) {
   std::vector<RowLimits> limits;
   std::int64_t longest = 0;
   std::int64_t most_pages = 0;
@@ -111,7 +104,8 @@ Selection choose_pages(const SparseCall& call, const ConstMatrix& q, std::int64_
     const QuestTables tables =
         send_quest_tables(call, rows.subspan(first, run), choices.subspan(first, run), page_tokens);
     const std::int64_t head_dim = q.cols / heads;
-    score_quest({.bounds = tables.bounds,
+    score_quest({.choices = tables.choices,
+                 .layer = layer,
                  .lengths = tables.lengths,
                  .sequences = count,
                  .max_length = longest,

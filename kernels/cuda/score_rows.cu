@@ -330,7 +330,9 @@ __global__ void __launch_bounds__(kThreads)
   const int page = static_cast<int>(blockIdx.y) * kWarps + warp_id();
   if (page >= ceil_div(pages.lengths[sequence], static_cast<int>(pages.tokens))) return;
   const int head_dim = static_cast<int>(pages.head_dim);
-  const float* low = pages.bounds[sequence] + (page * pages.kv_heads + head) * 2 * head_dim;
+  const PageChoice& choice = pages.choices[sequence];
+  const float* low = in_layer(choice.bounds, choice.layer_bytes, pages.layer) +
+                     (page * pages.kv_heads + head) * 2 * head_dim;
   const float* q = queries.q + sequence * queries.q_stride + head * group * pages.head_dim;
   float best = -INFINITY;
   for (int g = 0; g < group; ++g) {
@@ -539,7 +541,7 @@ void score_quest(const QuestPages& pages, const ScoreQueries& queries, float* sc
   const std::int64_t rows = pages.sequences * pages.kv_heads;
   const std::int64_t most = ceil_div<std::int64_t>(pages.max_length, pages.tokens);
   if (rows == 0 || most == 0) return;
-  require(pages.bounds != nullptr && pages.lengths != nullptr && queries.q != nullptr &&
+  require(pages.choices != nullptr && pages.lengths != nullptr && queries.q != nullptr &&
               scores != nullptr,
           "score_quest", "null pointer", shape);
   const dim3 grid{static_cast<unsigned>(rows),

@@ -10,6 +10,7 @@
 
 #include "base/dtype.h"
 #include "kernels/cuda/stream_handle.h"
+#include "kernels/layer_memory.h"
 
 namespace triphase::cuda {
 
@@ -119,7 +120,8 @@ void selected_share(const ScoreLogits& logits, const float* totals, const std::i
 // Quest: scores [row][score_stride] of pages of `tokens` tokens: the maximum over the group of
 // sum_c max(q_c max_c, q_c min_c). What lies beyond a sequence's last page is not written.
 struct QuestPages {
-  const float* const* bounds = nullptr;   // [sequences], each [page][kv_head][min, max][head_dim]
+  const PageChoice* choices = nullptr;  // [sequences]
+  std::int64_t layer = 0;
   const std::int32_t* lengths = nullptr;  // [sequences], in tokens
   std::int64_t sequences = 0;
   std::int64_t max_length = 0;

@@ -91,12 +91,22 @@ KeyTables send_tables(const SparseCall& call, const KvLayerView& cache,
     tables.max_length = std::max(tables.max_length, row.context_tokens);
   }
   // What make_tables() sent serves rows that follow each other there, but for K^T.
-  const SegmentTables* sent_before = columns ? nullptr : rows.front().tables;
-  for (std::size_t row = 1; row < rows.size() && sent_before != nullptr; ++row) {
-    const bool follows =
-        rows[row].tables == sent_before && rows[row].table_row == rows[row - 1].table_row + 1;
-    if (!follows) sent_before = nullptr;
+  const SegmentTables* known = rows.front().tables;
+  bool follows = true;
+  for (std::size_t row = 1; row < rows.size(); ++row) {
+    follows =
+        follows && rows[row].tables == known && rows[row].table_row == rows[row - 1].table_row + 1;
   }
+  const SegmentTables* sent_before = columns || !follows ? nullptr : known;
+  // Pages of K^T are counted from the layer's first, so that all layers have the same table.
+  const std::int64_t layer = columns && known != nullptr ? rows.front().table_layer : 0;
+  const auto in_first_layer = [layer](PageId page) {
+    return page.valid() ? page.value - static_cast<std::int32_t>(layer) : page.value;
+  };
+  const std::int32_t* partial_pages =
+      known == nullptr || !follows
+          ? nullptr
+          : known->partial_pages_at(rows.front().table_row, rows.front().table_layer);
   const std::size_t count = rows.size();
   const auto pages = sent_before != nullptr ? 0 : static_cast<std::size_t>(tables.max_pages);
   const std::size_t pages_at = 4 * count;
@@ -105,7 +115,7 @@ KeyTables send_tables(const SparseCall& call, const KvLayerView& cache,
   for (std::size_t row = 0; row < count; ++row) {
     const AttentionSegment& keys = rows[row];
     words[row] = static_cast<std::int32_t>(keys.context_tokens);
-    words[count + row] = keys.partial_page.value;
+    if (partial_pages == nullptr) words[count + row] = keys.partial_page.value;
     if (!limits.empty()) {
       words[2 * count + row] = static_cast<std::int32_t>(limits[row].tokens);
       words[3 * count + row] = static_cast<std::int32_t>(limits[row].recent);
@@ -115,7 +125,7 @@ KeyTables send_tables(const SparseCall& call, const KvLayerView& cache,
     for (std::size_t i = 0; i < std::min(blocks, keys.pages.size()); ++i) {
       const bool transposed = columns && i + 1 < blocks;
       words[pages_at + row * pages + i] =
-          (transposed ? column_page(cache, keys, i) : keys.pages[i]).value;
+          in_first_layer(transposed ? column_page(cache, keys, i) : keys.pages[i]);
     }
     if (!cache.quantized()) continue;
     for (std::size_t i = 0; i < std::min(blocks, keys.scale_pages.size()); ++i) {
@@ -125,10 +135,11 @@ KeyTables send_tables(const SparseCall& call, const KvLayerView& cache,
   words.insert(words.end(), more.begin(), more.end());
   const std::int32_t* sent = call.send(std::span<const std::int32_t>(words));
   tables.length = sent;
-  tables.partial_page = sent + count;
+  tables.partial_page = partial_pages != nullptr ? partial_pages : sent + count;
   tables.ks = sent + 2 * count;
   tables.locals = sent + 3 * count;
-  tables.keys = cache.k;
+  tables.keys = from_page(cache, layer).k;
+  if (columns) tables.channels = from_page(cache.kt, cache, layer);
   tables.pages = sent + pages_at;
   tables.scale_pages = sent + scales_at;
   tables.more = sent + (words.size() - more.size());

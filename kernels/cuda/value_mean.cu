@@ -16,30 +16,34 @@ __device__ inline std::int64_t column() {
 // One thread per column and part.
 __global__ void __launch_bounds__(kThreads)
     sum_values_kernel(const float* v, std::int64_t stride, std::int64_t cols,
-                      const SummedRows* parts) {
+                      const ValueRows* parts, std::int64_t layer) {
   const std::int64_t c = column();
   if (c >= cols) return;
-  const SummedRows part = parts[blockIdx.y];
-  float sum = part.sums[c];
+  const ValueRows part = parts[blockIdx.y];
+  float* sums = in_layer(part.sums, part.layer_bytes, layer);
+  float sum = sums[c];
   TRIPHASE_UNROLL_FOUR
   for (std::int64_t row = part.first_row; row < part.first_row + part.rows; ++row) {
     sum = add_rn(sum, v[row * stride + c]);
   }
-  part.sums[c] = sum;
+  sums[c] = sum;
 }
 
 __global__ void __launch_bounds__(kThreads)
     reallocate_kernel(float* out, std::int64_t stride, std::int64_t cols, int head_dim, int group,
-                      int heads, const float* alpha, const MeanRow* rows) {
+                      int heads, const float* alpha, const ReallocatedRow* rows,
+                      std::int64_t layer) {
   const std::int64_t c = column();
   if (c >= cols) return;
-  const MeanRow row = rows[blockIdx.y];
+  const ReallocatedRow row = rows[blockIdx.y];
   float* to = out + row.row * stride + c;
   const std::int64_t head = c / head_dim;
   const float own = alpha[static_cast<std::int64_t>(blockIdx.y) * heads + head];
   float value = mul_rn(own, *to);
   if (row.sums != nullptr) {
-    const float mean = mul_rn(row.sums[head / group * head_dim + c % head_dim], row.share);
+    const float* sums = in_layer(row.sums, row.layer_bytes, layer);
+    const float share = div_rn(1.0F, static_cast<float>(row.tokens));
+    const float mean = mul_rn(sums[head / group * head_dim + c % head_dim], share);
     value = add_rn(value, mul_rn(sub_rn(1.0F, own), mean));
   }
   *to = value;
@@ -54,7 +58,8 @@ dim3 grid_of(std::int64_t cols, std::int64_t rows) {
 
 }  // namespace
 
-void sum_values(ConstMatrix v, const SummedRows* parts, std::int64_t count, StreamHandle stream) {
+void sum_values(ConstMatrix v, const ValueRows* parts, std::int64_t count, std::int64_t layer,
+                StreamHandle stream) {
   const auto shape = [&] { return shape_text({{"v", v}}) + ", " + shape_text({{"parts", count}}); };
   require(v.dtype == DType::kF32 && v.row_stride >= v.cols, "sum_values", "v must be F32 rows",
           shape);
@@ -62,12 +67,13 @@ void sum_values(ConstMatrix v, const SummedRows* parts, std::int64_t count, Stre
   if (count == 0 || v.rows == 0 || v.cols == 0) return;
   require(v.data != nullptr && parts != nullptr, "sum_values", "null pointer", shape);
   TRIPHASE_LAUNCH((sum_values_kernel), grid_of(v.cols, count), kThreads, 0, stream,
-                  static_cast<const float*>(v.data), v.row_stride, v.cols, parts);
+                  static_cast<const float*>(v.data), v.row_stride, v.cols, parts, layer);
   check_launched("sum_values", shape);
 }
 
-void reallocate(Matrix out, const MeanRow* rows, std::int64_t count, std::int64_t heads,
-                std::int64_t kv_heads, const float* alpha, StreamHandle stream) {
+void reallocate(Matrix out, const ReallocatedRow* rows, std::int64_t count, std::int64_t heads,
+                std::int64_t kv_heads, const float* alpha, std::int64_t layer,
+                StreamHandle stream) {
   const auto shape = [&] {
     return shape_text({{"out", out}}) + ", " +
            shape_text({{"heads", heads}, {"kv_heads", kv_heads}, {"rows", count}});
@@ -82,7 +88,7 @@ void reallocate(Matrix out, const MeanRow* rows, std::int64_t count, std::int64_
   TRIPHASE_LAUNCH((reallocate_kernel), grid_of(out.cols, count), kThreads, 0, stream,
                   static_cast<float*>(out.data), out.row_stride, out.cols,
                   static_cast<int>(out.cols / heads), static_cast<int>(heads / kv_heads),
-                  static_cast<int>(heads), alpha, rows);
+                  static_cast<int>(heads), alpha, rows, layer);
   check_launched("reallocate", shape);
 }
 

@@ -42,9 +42,9 @@ __global__ void __launch_bounds__(kThreads) clear_weights_kernel(const WeightWin
 // Block (tokens, row): what enters and what leaves in the same threads, which meet at sums alone.
 __global__ void __launch_bounds__(kThreads)
     add_weights_kernel(const WeightRow* rows, const std::int32_t* tokens, const float* weights,
-                       std::int64_t capacity) {
+                       std::int64_t capacity, std::int64_t layer) {
   const WeightRow row = rows[blockIdx.y];
-  const WeightWindow& window = row.window;
+  const WeightWindow window = in_layer(row.window, layer);
   const std::int64_t i = static_cast<std::int64_t>(blockIdx.x) * kThreads + threadIdx.x;
   if (i < row.step.count) {
     const std::int64_t at = row.attended * capacity + i;
@@ -152,12 +152,14 @@ __global__ void __launch_bounds__(kColumnThreads, 8)
 
 // Block (tokens, row).
 __global__ void __launch_bounds__(kThreads)
-    window_scores_kernel(const std::int64_t* const* sums, const std::int32_t* lengths,
-                         float* scores, std::int64_t stride) {
+    window_scores_kernel(const WindowChoice* rows, std::int64_t layer, float* scores,
+                         std::int64_t stride) {
   const std::int64_t row = blockIdx.y;
   const std::int64_t token = static_cast<std::int64_t>(blockIdx.x) * kThreads + threadIdx.x;
-  if (token >= lengths[row]) return;
-  scores[row * stride + token] = static_cast<float>(static_cast<double>(sums[row][token]) / kUnits);
+  if (token >= rows[row].context) return;
+  const WeightWindow& window = rows[row].window;
+  const std::int64_t sum = in_layer(window.sums, window.layer_bytes, layer)[token];
+  scores[row * stride + token] = static_cast<float>(static_cast<double>(sum) / kUnits);
 }
 
 dim3 grid_of(std::int64_t entries, std::int64_t rows) {
@@ -179,7 +181,7 @@ void clear_weights(const WeightWindow* windows, std::int64_t count, std::int64_t
 
 void add_weights(const WeightRow* rows, std::int64_t count, const std::int32_t* tokens,
                  const float* weights, std::int64_t capacity, std::int64_t most_tokens,
-                 StreamHandle stream) {
+                 std::int64_t layer, StreamHandle stream) {
   const auto shape = [&] {
     return shape_text({{"rows", count}, {"capacity", capacity}, {"most_tokens", most_tokens}});
   };
@@ -189,7 +191,7 @@ void add_weights(const WeightRow* rows, std::int64_t count, const std::int32_t* 
           "too many rows", shape);
   if (count == 0 || most_tokens == 0) return;
   TRIPHASE_LAUNCH((add_weights_kernel), grid_of(most_tokens, count), kThreads, 0, stream, rows,
-                  tokens, weights, capacity);
+                  tokens, weights, capacity, layer);
   check_launched("add_weights", shape);
 }
 
@@ -227,19 +229,17 @@ void add_prompt_rows(const PrefillColumns& call, const float* log_sums, const We
   check_launched("add_prompt_rows", shape);
 }
 
-void window_scores(const std::int64_t* const* sums, const std::int32_t* lengths, std::int64_t rows,
-                   std::int64_t max_length, float* scores, std::int64_t stride,
-                   StreamHandle stream) {
+void window_scores(const WindowChoice* rows, std::int64_t count, std::int64_t max_length,
+                   std::int64_t layer, float* scores, std::int64_t stride, StreamHandle stream) {
   const auto shape = [&] {
-    return shape_text({{"rows", rows}, {"max_length", max_length}, {"stride", stride}});
+    return shape_text({{"rows", count}, {"max_length", max_length}, {"stride", stride}});
   };
-  require(sums != nullptr && lengths != nullptr && scores != nullptr, "window_scores",
-          "null pointer", shape);
-  require(rows >= 0 && rows <= kMostRows && max_length >= 0 && stride >= max_length,
+  require(rows != nullptr && scores != nullptr, "window_scores", "null pointer", shape);
+  require(count >= 0 && count <= kMostRows && max_length >= 0 && stride >= max_length,
           "window_scores", "too many rows or no room for the scores", shape);
-  if (rows == 0 || max_length == 0) return;
-  TRIPHASE_LAUNCH((window_scores_kernel), grid_of(max_length, rows), kThreads, 0, stream, sums,
-                  lengths, scores, stride);
+  if (count == 0 || max_length == 0) return;
+  TRIPHASE_LAUNCH((window_scores_kernel), grid_of(max_length, count), kThreads, 0, stream, rows,
+                  layer, scores, stride);
   check_launched("window_scores", shape);
 }
 

@@ -20,16 +20,15 @@ void clear_weights(const WeightWindow* windows, std::int64_t count, std::int64_t
 // exact windows, or context where buckets expire.
 void add_weights(const WeightRow* rows, std::int64_t count, const std::int32_t* tokens,
                  const float* weights, std::int64_t capacity, std::int64_t most_tokens,
-                 StreamHandle stream);
+                 std::int64_t layer, StreamHandle stream);
 
 // Every row of `call` that counts is added in a step that begins at begins[i], i from the first of
 // them on. log_sums [queries][heads], of the rows that count.
 void add_prompt_rows(const PrefillColumns& call, const float* log_sums, const WeightWindow& window,
                      const std::int32_t* begins, StreamHandle stream);
 
-// scores [row][stride]: sums of tokens [0, lengths[row]) as numbers; sums: [row], each a window's.
-void window_scores(const std::int64_t* const* sums, const std::int32_t* lengths, std::int64_t rows,
-                   std::int64_t max_length, float* scores, std::int64_t stride,
-                   StreamHandle stream);
+// scores [row][stride]: sums of tokens [0, context) of the row's window as numbers.
+void window_scores(const WindowChoice* rows, std::int64_t count, std::int64_t max_length,
+                   std::int64_t layer, float* scores, std::int64_t stride, StreamHandle stream);
 
 }  // namespace triphase::cuda

@@ -45,7 +45,7 @@ void clear_windows(const SparseCall& call, std::span<const WeightWindow> windows
 }
 
 void add_to_windows(const SparseCall& call, const Selection& attended, const float* weights,
-                    std::span<const WeightRow> rows) {
+                    std::span<const WeightRow> rows, std::int64_t layer) {
   if (rows.empty()) return;
   const auto check = [&](bool condition, const char* what, const WeightRow& row) {
     require(condition, "add_weights", what, [&] {
@@ -69,7 +69,7 @@ void add_to_windows(const SparseCall& call, const Selection& attended, const flo
     most_tokens = std::max({most_tokens, row.step.count, leaving});
   }
   add_weights(call.send(rows), static_cast<std::int64_t>(rows.size()), attended.tokens, weights,
-              attended.capacity, most_tokens, call.handle);
+              attended.capacity, most_tokens, layer, call.handle);
 }
 
 void add_prompt_to_window(const SparseCall& call, const ConstMatrix& q, std::int64_t heads,
@@ -111,7 +111,8 @@ void add_prompt_to_window(const SparseCall& call, const ConstMatrix& q, std::int
   }
 }
 
-Selection choose_from_windows(const SparseCall& call, std::span<const WindowChoice> rows) {
+Selection choose_from_windows(const SparseCall& call, std::span<const WindowChoice> rows,
+                              std::int64_t layer) {
   if (rows.empty()) return {};
   std::vector<RowLimits> limits;
   std::int64_t longest = 1;
@@ -128,20 +129,17 @@ Selection choose_from_windows(const SparseCall& call, std::span<const WindowChoi
     limits.push_back({std::min(row.total, row.context), row.local});
   }
   const auto count = static_cast<std::int64_t>(rows.size());
-  // Each row's sums, then its length, total and local: one array on its way.
-  std::vector<std::int64_t> words(static_cast<std::size_t>(count + (3 * count + 1) / 2));
-  auto* numbers = reinterpret_cast<std::int32_t*>(words.data() + count);
-  for (std::int64_t i = 0; i < count; ++i) {
-    const WindowChoice& row = rows[static_cast<std::size_t>(i)];
-    words[static_cast<std::size_t>(i)] =
-        static_cast<std::int64_t>(reinterpret_cast<std::uintptr_t>(row.window.sums));
-    numbers[i] = static_cast<std::int32_t>(row.context);
-    const RowLimits& limit = limits[static_cast<std::size_t>(i)];
-    numbers[count + i] = static_cast<std::int32_t>(limit.tokens);
-    numbers[2 * count + i] = static_cast<std::int32_t>(limit.recent);
+  // Each row's length, total and local.
+  std::vector<std::int32_t> numbers(3 * rows.size());
+  for (std::size_t i = 0; i < rows.size(); ++i) {
+    numbers[i] = static_cast<std::int32_t>(rows[i].context);
+    numbers[rows.size() + i] = static_cast<std::int32_t>(limits[i].tokens);
+    numbers[2 * rows.size() + i] = static_cast<std::int32_t>(limits[i].recent);
   }
-  const std::int64_t* sent = call.send(std::span<const std::int64_t>(words));
-  const auto* sent_numbers = reinterpret_cast<const std::int32_t*>(sent + count);
+  call.memory.arguments.reserve(rows.size_bytes() + numbers.size() * sizeof(std::int32_t), 2,
+                                call.stream);
+  const WindowChoice* sent_rows = call.send(rows);
+  const std::int32_t* sent_numbers = call.send(std::span<const std::int32_t>(numbers));
   const MadeLists lists = make_lists(call, limits, 1, 0);
   auto* scores =
       reinterpret_cast<float*>(call.scratch(longest * static_cast<std::int64_t>(sizeof(float))));
@@ -150,8 +148,7 @@ Selection choose_from_windows(const SparseCall& call, std::span<const WindowChoi
       static_cast<std::int64_t>(call.memory.scratch.bytes() / sizeof(float)) / longest;
   for (std::int64_t first = 0; first < count; first += room) {
     const std::int64_t part = std::min(room, count - first);
-    window_scores(reinterpret_cast<const std::int64_t* const*>(sent) + first, sent_numbers + first,
-                  part, longest, scores, longest, call.handle);
+    window_scores(sent_rows + first, part, longest, layer, scores, longest, call.handle);
     select_top({.scores = scores,
                 .score_stride = longest,
                 .lengths = sent_numbers + first,

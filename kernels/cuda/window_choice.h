@@ -11,7 +11,7 @@ namespace triphase::cuda {
 void clear_windows(const SparseCall& call, std::span<const WeightWindow> windows);
 // SparseOps::add_weights.
 void add_to_windows(const SparseCall& call, const Selection& attended, const float* weights,
-                    std::span<const WeightRow> rows);
+                    std::span<const WeightRow> rows, std::int64_t layer);
 // SparseOps::add_prompt_rows.
 void add_prompt_to_window(const SparseCall& call, const ConstMatrix& q, std::int64_t heads,
                           const KvLayerView& cache, const AttentionSegment& segment,
@@ -19,6 +19,6 @@ void add_prompt_to_window(const SparseCall& call, const ConstMatrix& q, std::int
                           std::span<const WindowStep> steps);
 // SparseOps::choose_recent_and_heaviest.
 [[nodiscard]] Selection choose_from_windows(const SparseCall& call,
-                                            std::span<const WindowChoice> rows);
+                                            std::span<const WindowChoice> rows, std::int64_t layer);
 
 }  // namespace triphase::cuda

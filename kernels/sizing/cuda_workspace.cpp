@@ -175,9 +175,11 @@ CudaScratchBytes cuda_scratch_bytes(const GpuMachine& machine, const OpsShape& s
                       .bytes;
   }
   const std::int64_t pages = (attention.max_context + shape.page_tokens - 1) / shape.page_tokens;
-  bytes.tables =
-      cuda_region_bytes(4 * (shape.max_sequences * ((quantized ? 2 : 1) * (pages + 1) + 1) +
-                             attention.max_query_rows));
+  // INT8: a row's partial page, its slot and a block that closes, in every layer.
+  const std::int64_t partial = quantized ? 5 * shape.layers : 0;
+  bytes.tables = cuda_region_bytes(
+      4 * (shape.max_sequences * ((quantized ? 2 : 1) * (pages + 1) + 1 + partial) +
+           attention.max_query_rows));
   bytes.results = shape.max_sampled_rows * static_cast<std::int64_t>(sizeof(SampleResult));
   return bytes;
 }

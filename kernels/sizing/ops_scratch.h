@@ -15,6 +15,7 @@ namespace triphase {
 struct OpsShape {
   AttentionShape attention;          // of Ops::attention; threads and weighted_scores do not matter
   std::int64_t max_sequences = 0;    // its segments
+  std::int64_t layers = 1;           // that a step's tables serve
   std::int64_t max_list_tokens = 0;  // longest list of a selection; 0: no selections
   std::int64_t widest_input = 0;     // columns of the widest x of Ops::linear
   std::int64_t max_sampled_rows = 0;  // of Ops::sample

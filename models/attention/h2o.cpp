@@ -14,7 +14,6 @@ namespace {
 struct H2oState final : AttentionMethod::State {
   // One layer's lists: what the host knows of them.
   struct Layer {
-    KeptTokens kept;
     std::int64_t count = 0;    // tokens of each list
     std::int64_t context = 0;  // tokens that have been in a list
   };
@@ -24,8 +23,9 @@ struct H2oState final : AttentionMethod::State {
 
   std::int64_t prompt_tokens;
   std::int64_t longest;
-  DeviceFloats memory;        // of the lists
-  std::vector<Layer> layers;  // once the prompt's first rows have come
+  DeviceFloats memory;  // of the lists
+  KeptTokens kept;      // once the prompt's first rows have come, as the layers
+  std::vector<Layer> layers;
 };
 
 class H2o final : public AttentionMethod {
@@ -62,7 +62,8 @@ class H2o final : public AttentionMethod {
     layer.count = layer.context = call.keys.context_tokens;
     TRIPHASE_CHECK(layer.count <= own.prompt_tokens, "h2o: rows beyond the prompt");
     call.ops->accumulate_columns(q, shape_.heads, call.cache, call.keys, 0, call.scale,
-                                 layer.kept.sums, layer.kept.room, call.workspace, *call.stream);
+                                 in_layer(own.kept, call.layer).sums, own.kept.room, call.workspace,
+                                 *call.stream);
   }
 
   // Never its whole context: every step's weights are needed for later ones.
@@ -79,24 +80,25 @@ class H2o final : public AttentionMethod {
       choices_.push_back(
           choice_of(*sequences.states[row], call, sequences.segments[row].context_tokens));
     }
-    return call.ops->keep_heaviest(choices_, *call.stream);
+    return call.ops->keep_heaviest(choices_, call.layer, *call.stream);
   }
 
   void attended_rows(const Sequences& sequences, const LayerCall& call, const Selection& selection,
                      const float* weights) override {
     rows_.clear();
     for (std::size_t row = 0; row < sequences.states.size(); ++row) {
-      const H2oState::Layer& layer = layer_of(*sequences.states[row], call);
-      rows_.push_back({layer.kept, layer.count, static_cast<std::int64_t>(row)});
+      State& state = *sequences.states[row];
+      rows_.push_back(
+          {kept_of(state), layer_of(state, call).count, static_cast<std::int64_t>(row)});
     }
-    call.ops->add_kept_weights(selection, weights, rows_, *call.stream);
+    call.ops->add_kept_weights(selection, weights, rows_, call.layer, *call.stream);
   }
 
   // One row, where work runs at once.
   void choose(State& state, const LayerCall& call, ConstMatrix, std::int64_t,
               TokenChoice& choice) override {
     const KeptRow row = choice_of(state, call, call.keys.context_tokens);
-    const Selection kept = call.ops->keep_heaviest({&row, 1}, *call.stream);
+    const Selection kept = call.ops->keep_heaviest({&row, 1}, call.layer, *call.stream);
     choice.clear();
     for (std::int64_t list = 0; list < kept.lists; ++list) {
       const std::int32_t* first = kept.tokens + list * kept.capacity;
@@ -110,8 +112,9 @@ class H2o final : public AttentionMethod {
     const H2oState::Layer& layer = layer_of(state, call);
     const Selection lists_of_choice{
         .rows = 1, .lists = lists(), .capacity = layer.count, .tokens = choice.tokens.data()};
-    const KeptWeights row{layer.kept, layer.count, 0};
-    call.ops->add_kept_weights(lists_of_choice, weights.data(), {&row, 1}, *call.stream);
+    const KeptWeights row{kept_of(state), layer.count, 0};
+    call.ops->add_kept_weights(lists_of_choice, weights.data(), {&row, 1}, call.layer,
+                               *call.stream);
   }
 
  private:
@@ -124,7 +127,7 @@ class H2o final : public AttentionMethod {
     H2oState::Layer& layer = layer_of(state, call);
     const std::int64_t budget =
         budget_tokens(options_, context, static_cast<H2oState&>(state).prompt_tokens);
-    const KeptRow row{.kept = layer.kept,
+    const KeptRow row{.kept = kept_of(state),
                       .count = layer.count,
                       .added = context - layer.context,
                       .context = context,
@@ -141,18 +144,23 @@ class H2o final : public AttentionMethod {
     const std::int64_t room = std::min(state.longest, std::max(state.prompt_tokens, budget) + 1);
     const std::int64_t floats = list_floats(room);
     state.memory.resize(shape_.layers * floats, *call.memory, *call.stream);
+    float* sums = state.memory.data();
+    state.kept = {.tokens = reinterpret_cast<std::int32_t*>(sums + floats / 2),
+                  .sums = sums,
+                  .lists = lists(),
+                  .room = room,
+                  .layer_bytes = floats * std::int64_t{sizeof(float)}};
+    state.layers.resize(static_cast<std::size_t>(shape_.layers));
     std::vector<KeptTokens> views;
     for (std::int64_t layer = 0; layer < shape_.layers; ++layer) {
-      float* sums = state.memory.data() + layer * floats;
-      views.push_back({.tokens = reinterpret_cast<std::int32_t*>(sums + floats / 2),
-                       .sums = sums,
-                       .lists = lists(),
-                       .room = room});
-      state.layers.push_back({.kept = views.back()});
+      views.push_back(in_layer(state.kept, layer));
     }
     call.ops->keep_all(views, state.prompt_tokens, *call.stream);
   }
 
+  static const KeptTokens& kept_of(const State& state) {
+    return static_cast<const H2oState&>(state).kept;
+  }
   static H2oState::Layer& layer_of(State& state, const LayerCall& call) {
     auto& layers = static_cast<H2oState&>(state).layers;
     TRIPHASE_CHECK(!layers.empty(), "h2o: a decoded row before the prompt's last");

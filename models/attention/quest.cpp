@@ -57,12 +57,12 @@ class Quest final : public AttentionMethod {
                             *call.stream);
       }
       std::int64_t& known = state.known[static_cast<std::size_t>(call.layer)];
-      bounds_.push_back({bounds_of(state, call.layer), first_unbounded(known, own)});
+      bounds_.push_back({state.bounds.data(), first_unbounded(known, own), layer_bytes(state)});
       known = pages_of(own.keys.context_tokens);
       TRIPHASE_CHECK(known <= state.pages, "quest: a context beyond the longest");
     }
     call.ops->bound_pages(call.cache, sequences.segments, bounds_, options_.quest.page,
-                          *call.stream);
+                          bounds_layer(call), *call.stream);
   }
 
   [[nodiscard]] bool chooses_rows() const override { return true; }
@@ -76,11 +76,12 @@ class Quest final : public AttentionMethod {
                                       ConstMatrix q) override {
     choices_.clear();
     for (std::size_t i = 0; i < sequences.states.size(); ++i) {
-      choices_.push_back({bounds_of(static_cast<QuestState&>(*sequences.states[i]), call.layer),
-                          budget_pages(sequences.segments[i].context_tokens)});
+      const auto& state = static_cast<const QuestState&>(*sequences.states[i]);
+      choices_.push_back({state.bounds.data(), budget_pages(sequences.segments[i].context_tokens),
+                          layer_bytes(state)});
     }
     return call.ops->choose_by_pages(q, shape_.heads, shape_.kv_heads, sequences.segments, choices_,
-                                     options_.quest.page, *call.stream);
+                                     options_.quest.page, bounds_layer(call), *call.stream);
   }
 
  private:
@@ -113,9 +114,12 @@ class Quest final : public AttentionMethod {
   [[nodiscard]] std::int64_t choosing_layers() const {
     return std::max<std::int64_t>(0, shape_.layers - options_.quest.dense_layers);
   }
-  [[nodiscard]] float* bounds_of(const QuestState& state, std::int64_t layer) const {
-    return state.bounds.data() +
-           (layer - options_.quest.dense_layers) * state.pages * page_floats();
+  // The first layer that chooses has the first bounds.
+  [[nodiscard]] std::int64_t bounds_layer(const LayerCall& call) const {
+    return call.layer - options_.quest.dense_layers;
+  }
+  [[nodiscard]] std::int64_t layer_bytes(const QuestState& state) const {
+    return state.pages * page_floats() * std::int64_t{sizeof(float)};
   }
 
   // Of a call; kept to reuse their memory.

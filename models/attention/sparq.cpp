@@ -64,10 +64,10 @@ class Sparq final : public AttentionMethod {
         state.sums.assign(std::vector<float>(static_cast<std::size_t>(shape_.layers * sum_width())),
                           *call.memory, *call.stream);
       }
-      parts_.push_back({rows.query_begin, rows.query_count, sums_of(state, call.layer)});
+      parts_.push_back({rows.query_begin, rows.query_count, state.sums.data(), layer_bytes()});
       state.tokens[static_cast<std::size_t>(call.layer)] += rows.query_count;
     }
-    call.ops->sum_values(v, parts_, *call.stream);
+    call.ops->sum_values(v, parts_, call.layer, *call.stream);
   }
 
   [[nodiscard]] bool chooses_rows() const override { return true; }
@@ -100,15 +100,16 @@ class Sparq final : public AttentionMethod {
       const auto& state = static_cast<const SparqState&>(*sequences.states[i]);
       const std::int64_t tokens = state.tokens[static_cast<std::size_t>(call.layer)];
       TRIPHASE_CHECK(tokens == row.context_tokens, "sparq: every row's V must have been appended");
-      rows_.push_back({row.query_begin, sums_of(state, call.layer), tokens});
+      rows_.push_back({row.query_begin, state.sums.data(), tokens, layer_bytes()});
     }
-    call.ops->reallocate(out, rows_, shape_.heads, shape_.kv_heads, selection.alpha, *call.stream);
+    call.ops->reallocate(out, rows_, shape_.heads, shape_.kv_heads, selection.alpha, call.layer,
+                         *call.stream);
   }
 
  private:
   [[nodiscard]] std::int64_t sum_width() const { return shape_.kv_heads * shape_.head_dim; }
-  [[nodiscard]] float* sums_of(const SparqState& state, std::int64_t layer) const {
-    return state.sums.data() + layer * sum_width();
+  [[nodiscard]] std::int64_t layer_bytes() const {
+    return sum_width() * std::int64_t{sizeof(float)};
   }
 
   bool reallocates_ = false;

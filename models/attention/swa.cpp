@@ -19,12 +19,6 @@ namespace {
 constexpr std::int64_t kLongestRing = 64;
 
 struct SwaState final : AttentionMethod::State {
-  // One layer's sums in the device's memory, and where its rows go.
-  struct Window {
-    WeightWindow view;
-    WeightSlots slots;
-  };
-
   SwaState(std::int64_t layers, std::int64_t prompt, std::int64_t longest_context, bool is_exact)
       : prompt_tokens(prompt),
         longest(longest_context),
@@ -40,8 +34,10 @@ struct SwaState final : AttentionMethod::State {
   std::int64_t longest;
   bool exact;
   std::vector<WeightHistory> layers_history;
-  DeviceFloats memory;          // of the windows
-  std::vector<Window> windows;  // by layer, once a row of the prompt came on a device
+  // Once a row of the prompt came on a device: every layer's sums, and where its rows go.
+  DeviceFloats memory;
+  WeightWindow window;
+  std::vector<WeightSlots> slots;
 };
 
 class Swa final : public AttentionMethod {
@@ -144,12 +140,12 @@ class Swa final : public AttentionMethod {
     for (std::size_t row = 0; row < sequences.states.size(); ++row) {
       const std::int64_t context = sequences.segments[row].context_tokens;
       const auto [local, total] = budget(context);
-      choices_.push_back({.window = window(*sequences.states[row], call).view,
+      choices_.push_back({.window = window_of(*sequences.states[row]),
                           .context = context,
                           .local = local,
                           .total = total});
     }
-    return call.ops->choose_recent_and_heaviest(choices_, *call.stream);
+    return call.ops->choose_recent_and_heaviest(choices_, call.layer, *call.stream);
   }
 
   void attended_rows(const Sequences& sequences, const LayerCall& call, const Selection& selection,
@@ -157,14 +153,14 @@ class Swa final : public AttentionMethod {
     rows_.clear();
     for (std::size_t row = 0; row < sequences.states.size(); ++row) {
       const std::int64_t context = sequences.segments[row].context_tokens;
-      SwaState::Window& own = window(*sequences.states[row], call);
+      State& state = *sequences.states[row];
       rows_.push_back(
-          {.window = own.view,
-           .step = own.slots.add(list_tokens(context, context), window_rows(context + 1)),
+          {.window = window_of(state),
+           .step = slots(state, call).add(list_tokens(context, context), window_rows(context + 1)),
            .context = context,
            .attended = static_cast<std::int64_t>(row)});
     }
-    call.ops->add_weights(selection, weights, rows_, *call.stream);
+    call.ops->add_weights(selection, weights, rows_, call.layer, *call.stream);
   }
 
  private:
@@ -196,15 +192,15 @@ class Swa final : public AttentionMethod {
 
   void add_prompt_rows(SwaState& state, const LayerCall& call, ConstMatrix q,
                        std::int64_t first_query, std::int64_t rows_kept) {
-    if (state.windows.empty()) make_windows(state, call);
-    SwaState::Window& own = window(state, call);
+    if (state.slots.empty()) make_windows(state, call);
     steps_.clear();
     const std::int64_t end = call.keys.context_tokens;
     for (std::int64_t row = end - call.keys.query_count + first_query; row < end; ++row) {
-      steps_.push_back(own.slots.add(row + 1, rows_kept));
+      steps_.push_back(slots(state, call).add(row + 1, rows_kept));
     }
     call.ops->add_prompt_rows(q, shape_.heads, call.cache, call.keys, first_query, call.scale,
-                              own.view, steps_, call.workspace, *call.stream);
+                              in_layer(state.window, call.layer), steps_, call.workspace,
+                              *call.stream);
   }
 
   void make_windows(SwaState& state, const LayerCall& call) const {
@@ -212,19 +208,23 @@ class Swa final : public AttentionMethod {
     const std::uint64_t bytes = weight_window_bytes(state.exact, state.longest, room);
     const auto floats = static_cast<std::int64_t>(bytes / sizeof(float));
     state.memory.resize(shape_.layers * floats, *call.memory, *call.stream);
+    state.window = weight_window_at(state.memory.data(), state.exact, state.longest, room);
+    state.window.layer_bytes = static_cast<std::int64_t>(bytes);
     std::vector<WeightWindow> views;
     for (std::int64_t layer = 0; layer < shape_.layers; ++layer) {
-      views.push_back(
-          weight_window_at(state.memory.data() + layer * floats, state.exact, state.longest, room));
-      state.windows.push_back({views.back(), WeightSlots(state.exact, room)});
+      views.push_back(in_layer(state.window, layer));
+      state.slots.emplace_back(state.exact, room);
     }
     call.ops->clear_weights(views, *call.stream);
   }
 
-  static SwaState::Window& window(State& state, const LayerCall& call) {
-    auto& windows = static_cast<SwaState&>(state).windows;
-    TRIPHASE_CHECK(!windows.empty(), "swa: a decoded row before the prompt's last");
-    return windows[static_cast<std::size_t>(call.layer)];
+  static const WeightWindow& window_of(const State& state) {
+    return static_cast<const SwaState&>(state).window;
+  }
+  static WeightSlots& slots(State& state, const LayerCall& call) {
+    auto& slots = static_cast<SwaState&>(state).slots;
+    TRIPHASE_CHECK(!slots.empty(), "swa: a decoded row before the prompt's last");
+    return slots[static_cast<std::size_t>(call.layer)];
   }
   static WeightHistory& history(SwaState& state, const LayerCall& call) {
     return state.layers_history[static_cast<std::size_t>(call.layer)];

@@ -31,7 +31,8 @@ class Topk final : public AttentionMethod {
                    Matrix out) override {
     rows_.clear();
     for (const AttentionSegment& row : sequences.segments) rows_.push_back({row.query_begin});
-    call.ops->reallocate(out, rows_, shape_.heads, shape_.kv_heads, selection.alpha, *call.stream);
+    call.ops->reallocate(out, rows_, shape_.heads, shape_.kv_heads, selection.alpha, call.layer,
+                         *call.stream);
   }
 
  private:

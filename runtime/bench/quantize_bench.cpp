@@ -46,7 +46,7 @@ void check_block(Backend& backend, const QuantizeGrid& grid) {
   const std::int64_t scale_floats = 4 * grid.kv_heads * grid.head_dim;
   const Pools pools = make_pools(memory, 1, elements, scale_floats, DType::kF16);
   const KvClose block{PageId(0), PageId(0), PageId(0)};
-  backend.ops().kv_close({&block, 1}, view_of(pools, grid), backend.stream());
+  backend.ops().kv_close({{&block, 1}}, view_of(pools, grid), backend.stream());
   std::vector<std::uint8_t> codes(static_cast<std::size_t>(elements));
   std::vector<std::uint16_t> open(static_cast<std::size_t>(elements));
   std::vector<float> scales(static_cast<std::size_t>(scale_floats));
@@ -89,7 +89,7 @@ std::vector<Row> bench_quantize(Backend& backend, const Ceilings& ceilings,
     }
     const Timing timing = measure(backend, effort, [&](std::int64_t i) {
       const auto first = static_cast<std::size_t>(i % turns * batch);
-      backend.ops().kv_close(std::span(blocks).subspan(first, static_cast<std::size_t>(batch)),
+      backend.ops().kv_close({std::span(blocks).subspan(first, static_cast<std::size_t>(batch))},
                              cache, backend.stream());
     });
     // K and V: F16 read, codes and scales written.

@@ -27,6 +27,7 @@ OpsShape ops_shape(const ModelConfig& config, const BatchLimits& limits, const K
                         .max_query_rows = limits.rows,
                         .max_context = limits.context},
           .max_sequences = limits.segments,
+          .layers = config.layers,
           .max_list_tokens = limits.sparse ? limits.context : 0,
           .widest_input =
               std::max({config.hidden_size, config.q_width(), config.ffn_size, config.embed_dim}),

@@ -278,7 +278,7 @@ void QuantizeWork::run() {
                             .partial_k = kv.partial_k_pages(),
                             .partial_v = kv.partial_v_pages(),
                             .partial_dtype = shape.partial_dtype};
-    rig_.backend().ops().kv_close(closes_[static_cast<std::size_t>(layer)], cache,
+    rig_.backend().ops().kv_close({closes_[static_cast<std::size_t>(layer)]}, cache,
                                   rig_.backend().stream());
   }
   rig_.backend().stream().synchronize();

@@ -315,11 +315,17 @@ class GpuJobs(unittest.TestCase):
         for place, allowed in zip((("--policy", "device-only"), on_host), tables, strict=True):
             self.assertEqual(set(allowed), {"dense", *METHODS})
             for method, limits in allowed.items():
-                three, five = (self.asked_in_a_step(method, layers, place) for layers in (3, 5))
-                with self.subTest(method=method, place=place[1], three=three, five=five):
-                    for in_three, in_five, (most, each) in zip(three, five, limits, strict=True):
-                        self.assertLessEqual(in_three, most)
-                        self.assertLessEqual(in_five, most + 2 * each)
+                self.check_step(method, place, limits)
+            for method in ("dense", "swa", "sparq"):
+                (most, each), *others = allowed[method]
+                self.check_step(method, (*place, "--kv-dtype", "int8"), [(most + 3, each + 1), *others])
+
+    def check_step(self, method, place, limits):
+        three, five = (self.asked_in_a_step(method, layers, place) for layers in (3, 5))
+        with self.subTest(method=method, place=place, three=three, five=five):
+            for in_three, in_five, (most, each) in zip(three, five, limits, strict=True):
+                self.assertLessEqual(in_three, most)
+                self.assertLessEqual(in_five, most + 2 * each)
 
     def asked_in_a_step(self, method, layers, place):
         """Kernels, copies to the device and from it, and waits."""

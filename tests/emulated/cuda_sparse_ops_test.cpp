@@ -153,9 +153,9 @@ TEST(EmulatedCudaSparseOps, ReservedScratchIsEnough) {
   const AttentionSegment row = cache.segment(0, 0, 1);
   const PageBounds bounded{bounds.data(), 0};
   const PageChoice every{bounds.data(), 140};
-  sparse->bound_pages(cache.view(), {&row, 1}, {&bounded, 1}, 1, *stream);
+  sparse->bound_pages(cache.view(), {&row, 1}, {&bounded, 1}, 1, 0, *stream);
   static_cast<void>(
-      sparse->choose_by_pages(q.view(), kHeads, kKvHeads, {&row, 1}, {&every, 1}, 1, *stream));
+      sparse->choose_by_pages(q.view(), kHeads, kKvHeads, {&row, 1}, {&every, 1}, 1, 0, *stream));
   const ChannelChoice all{.rank = kDim, .tokens = 140, .sum_logits = true};
   static_cast<void>(sparse->choose_by_channels(q.view(), kHeads, cache.view(), {&row, 1}, 0.3F,
                                                {&all, 1}, true, {}, *stream));
@@ -164,15 +164,15 @@ TEST(EmulatedCudaSparseOps, ReservedScratchIsEnough) {
                                            {&budget, 1}, {}, *stream));
   const WindowChoice choice{window.view(), 140, 1, 140};
   sparse->clear_weights({&window.view(), 1}, *stream);
-  static_cast<void>(sparse->choose_recent_and_heaviest({&choice, 1}, *stream));
+  static_cast<void>(sparse->choose_recent_and_heaviest({&choice, 1}, 0, *stream));
   const DeviceLists lists(machine.device, kKvHeads, 140);
   const KeptTokens kept = lists.view();
   const KeptRow every_token{
       .kept = kept, .count = 139, .added = 1, .context = 140, .local = 1, .total = 140};
   const KeptWeights attended{kept, 140, 0};
   sparse->keep_all({&kept, 1}, 139, *stream);
-  sparse->add_kept_weights(sparse->keep_heaviest({&every_token, 1}, *stream), columns.data(),
-                           {&attended, 1}, *stream);
+  sparse->add_kept_weights(sparse->keep_heaviest({&every_token, 1}, 0, *stream), columns.data(),
+                           {&attended, 1}, 0, *stream);
   EXPECT_EQ(device.allocations(), before);
 }
 
@@ -215,12 +215,12 @@ TEST(EmulatedCudaSparseOps, RefusalsNameOperationAndShape) {
       {"add_weights", "beyond its window", "count 17",
        [&] {
          const WeightRow row{weight_window_at(numbers.data(), true, 16, 16), {.count = 17}, 16, 0};
-         sparse.add_weights({.rows = 1, .capacity = 20}, results.data(), {&row, 1}, stream);
+         sparse.add_weights({.rows = 1, .capacity = 20}, results.data(), {&row, 1}, 0, stream);
        }},
       {"add_weights", "beyond the selection", "attended 1",
        [&] {
          const WeightRow row{weight_window_at(numbers.data(), true, 16, 16), {.count = 5}, 16, 1};
-         sparse.add_weights({.rows = 1, .capacity = 20}, results.data(), {&row, 1}, stream);
+         sparse.add_weights({.rows = 1, .capacity = 20}, results.data(), {&row, 1}, 0, stream);
        }},
       {"add_prompt_rows", "a step for each", "steps 0",
        [&] {
@@ -237,7 +237,7 @@ TEST(EmulatedCudaSparseOps, RefusalsNameOperationAndShape) {
       {"choose_recent_and_heaviest", "beyond the context", "local 9",
        [&] {
          const WindowChoice choice{weight_window_at(numbers.data(), true, 16, 16), 16, 9, 8};
-         static_cast<void>(sparse.choose_recent_and_heaviest({&choice, 1}, stream));
+         static_cast<void>(sparse.choose_recent_and_heaviest({&choice, 1}, 0, stream));
        }},
       {"keep_all", "no room", "tokens 17",
        [&] {
@@ -251,40 +251,40 @@ TEST(EmulatedCudaSparseOps, RefusalsNameOperationAndShape) {
                            .added = 1,
                            .context = 17,
                            .total = 9};
-         static_cast<void>(sparse.keep_heaviest({&row, 1}, stream));
+         static_cast<void>(sparse.keep_heaviest({&row, 1}, 0, stream));
        }},
       {"add_kept_weights", "beyond the selection", "attended 1",
        [&] {
          const KeptWeights row{{ids.data(), numbers.data(), 2, 16}, 5, 1};
          sparse.add_kept_weights({.rows = 1, .lists = 2, .capacity = 20}, numbers.data(), {&row, 1},
-                                 stream);
+                                 0, stream);
        }},
       {"bound_pages", "no bounds", "tokens 0",
        [&] {
          const AttentionSegment row = cache.segment(0, 0, 1);
          const PageBounds bounds{numbers.data(), 0};
-         sparse.bound_pages(cache.view(), {&row, 1}, {&bounds, 1}, 0, stream);
+         sparse.bound_pages(cache.view(), {&row, 1}, {&bounds, 1}, 0, 0, stream);
        }},
       {"bound_pages", "a segment's pages", "context_tokens 400",
        [&] {
          const AttentionSegment row = cache.segment(0, 0, 1, 400);
          const PageBounds bounds{numbers.data(), 0};
-         sparse.bound_pages(cache.view(), {&row, 1}, {&bounds, 1}, 16, stream);
+         sparse.bound_pages(cache.view(), {&row, 1}, {&bounds, 1}, 16, 0, stream);
        }},
       {"choose_by_pages", "more pages than there are", "context_tokens 40",
        [&] {
          const AttentionSegment row = cache.segment(0, 0, 1);
          const PageChoice four{numbers.data(), 4};
-         static_cast<void>(
-             sparse.choose_by_pages(q.view(), kHeads, kKvHeads, {&row, 1}, {&four, 1}, 16, stream));
+         static_cast<void>(sparse.choose_by_pages(q.view(), kHeads, kKvHeads, {&row, 1}, {&four, 1},
+                                                  16, 0, stream));
        }},
       {"choose_by_pages", "whole groups", "row 2",
        [&] {
          AttentionSegment row = cache.segment(0, 0, 1);
          row.query_begin = 2;
          const PageChoice one{numbers.data(), 1};
-         static_cast<void>(
-             sparse.choose_by_pages(q.view(), kHeads, kKvHeads, {&row, 1}, {&one, 1}, 16, stream));
+         static_cast<void>(sparse.choose_by_pages(q.view(), kHeads, kKvHeads, {&row, 1}, {&one, 1},
+                                                  16, 0, stream));
        }},
       {"score_centroids", "no clusters", "count 7",
        [&] {
@@ -295,13 +295,13 @@ TEST(EmulatedCudaSparseOps, RefusalsNameOperationAndShape) {
        [&] {
          const ReallocatedRow beyond{3};
          sparse.reallocate({numbers.data(), DType::kF32, 2, 12, 12}, {&beyond, 1}, kHeads, kKvHeads,
-                           numbers.data(), stream);
+                           numbers.data(), 0, stream);
        }},
       {"reallocate", "no tokens", "tokens 0",
        [&] {
          const ReallocatedRow empty{0, numbers.data(), 0};
          sparse.reallocate({numbers.data(), DType::kF32, 2, 12, 12}, {&empty, 1}, kHeads, kKvHeads,
-                           numbers.data(), stream);
+                           numbers.data(), 0, stream);
        }},
       {"choose_by_keys", "a budget beyond the context", "context_tokens 40",
        [&] {

@@ -257,7 +257,7 @@ void launch(Dim3 grid, Dim3 block_size, std::size_t shared_bytes,
   };
   const Restore restore{.mine = &block, .pool = &pool};
   g_block = &block;
-  race::launch_begins(name);
+  race::launch_begins(name, static_cast<int>(count));
   if (g_watch != nullptr) g_watch->kernel_begins();
 
   const std::size_t blocks = std::size_t{grid.x} * grid.y * grid.z;

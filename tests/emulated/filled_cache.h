@@ -57,7 +57,7 @@ class FilledCache {
         const PageId page = pages_.back()[static_cast<std::size_t>(i)];
         full.push_back({page, page, page});  // the same number in each pool
       }
-      if (quantized()) ops.kv_close(full, view(), *stream);
+      if (quantized()) ops.kv_close({full}, view(), *stream);
       stream->synchronize();
     }
   }

@@ -13,6 +13,12 @@ class DeviceLists {
   DeviceLists(Device& device, std::int64_t lists, std::int64_t room)
       : tokens_(device, lists * room), sums_(device, lists * room), lists_(lists), room_(room) {}
   [[nodiscard]] KeptTokens view() const { return {tokens_.data(), sums_.data(), lists_, room_}; }
+  // As if this were the memory of layer kLayer.
+  [[nodiscard]] KeptTokens first_layer() const {
+    KeptTokens kept = view();
+    kept.layer_bytes = kLayerBytes;
+    return in_layer(kept, -kLayer);
+  }
   // The first `count` of each list.
   [[nodiscard]] std::vector<std::int32_t> tokens(std::int64_t count) const {
     return first_of(tokens_.host(), count);
@@ -77,19 +83,19 @@ inline void check_kept_tokens(const Seam& seam) {
     std::vector<KeptRow> our_rows;
     std::vector<KeptRow> their_rows;
     for (Sequence& sequence : sequences) {
-      KeptRow row{.kept = sequence.ours->view(),
+      KeptRow row{.kept = sequence.ours->first_layer(),
                   .count = sequence.count,
                   .added = 1,
                   .context = sequence.prompt + step + 1,
                   .local = sequence.local,
                   .total = sequence.budget};
       our_rows.push_back(row);
-      row.kept = sequence.theirs->view();
+      row.kept = sequence.theirs->first_layer();
       their_rows.push_back(row);
       sequence.count = tokens_left(row);
     }
-    Selection ours = seam.sparse.keep_heaviest(our_rows, seam.stream);
-    const Selection theirs = cpu.sparse->keep_heaviest(their_rows, *cpu.stream);
+    Selection ours = seam.sparse.keep_heaviest(our_rows, kLayer, seam.stream);
+    const Selection theirs = cpu.sparse->keep_heaviest(their_rows, kLayer, *cpu.stream);
     ASSERT_EQ(ours.capacity, theirs.capacity);
     expect_same_choices(seam, ours, cpu, theirs);
     expect_same(step);
@@ -99,7 +105,7 @@ inline void check_kept_tokens(const Seam& seam) {
         our_rows[i].count = sequences[i].count;
         our_rows[i].added = 0;
       }
-      ours = seam.sparse.keep_heaviest(our_rows, seam.stream);
+      ours = seam.sparse.keep_heaviest(our_rows, kLayer, seam.stream);
       expect_same_choices(seam, ours, cpu, theirs);
       expect_same(step);
     }
@@ -113,11 +119,11 @@ inline void check_kept_tokens(const Seam& seam) {
     for (std::size_t i = sequences.size(); i-- > 0;) {
       if (static_cast<std::int64_t>(i) == step % 11) continue;
       const auto row = static_cast<std::int64_t>(i);
-      our_added.push_back({sequences[i].ours->view(), sequences[i].count, row});
-      their_added.push_back({sequences[i].theirs->view(), sequences[i].count, row});
+      our_added.push_back({sequences[i].ours->first_layer(), sequences[i].count, row});
+      their_added.push_back({sequences[i].theirs->first_layer(), sequences[i].count, row});
     }
-    seam.sparse.add_kept_weights(ours, our_weights.data(), our_added, seam.stream);
-    cpu.sparse->add_kept_weights(theirs, weights.data(), their_added, *cpu.stream);
+    seam.sparse.add_kept_weights(ours, our_weights.data(), our_added, kLayer, seam.stream);
+    cpu.sparse->add_kept_weights(theirs, weights.data(), their_added, kLayer, *cpu.stream);
     expect_same(step);
   }
 }

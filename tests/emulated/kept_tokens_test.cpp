@@ -9,6 +9,7 @@ namespace triphase::cuda {
 namespace {
 
 constexpr std::int64_t kLists = 2;
+constexpr std::int64_t kLayer = 3;  // that rows are of, in kernels that ask
 
 // One row's lists: on the device and by definition.
 struct Row {
@@ -19,6 +20,12 @@ struct Row {
         sums(poisoned(kLists * room)),
         plain(kLists) {}
   [[nodiscard]] KeptTokens view() { return {tokens.data(), sums.data(), kLists, room}; }
+  // As if this were the memory of layer kLayer.
+  [[nodiscard]] KeptTokens first_layer() {
+    KeptTokens kept = view();
+    kept.layer_bytes = 80;
+    return in_layer(kept, -kLayer);
+  }
   [[nodiscard]] std::int64_t count() const {
     return static_cast<std::int64_t>(plain.front().tokens.size());
   }
@@ -63,8 +70,8 @@ void keep(std::vector<Row>& rows, const std::vector<KeptRow>& choices, const std
   for (const KeptRow& choice : choices) capacity = std::max(capacity, tokens_left(choice));
   std::vector<std::int32_t> lists(rows.size() * static_cast<std::size_t>(kLists * capacity), -1);
   std::vector<std::int32_t> counts(rows.size() * kLists, -1);
-  keep_heaviest(choices.data(), static_cast<std::int64_t>(rows.size()), kLists, lists.data(),
-                capacity, counts.data(), nullptr);
+  keep_heaviest(choices.data(), static_cast<std::int64_t>(rows.size()), kLists, kLayer,
+                lists.data(), capacity, counts.data(), nullptr);
   for (std::size_t i = 0; i < rows.size(); ++i) {
     const KeptRow& choice = choices[i];
     for (PlainKeptList& plain : rows[i].plain) {
@@ -92,14 +99,14 @@ void add(std::vector<Row>& rows, std::mt19937& random) {
   for (std::size_t i = 0; i < rows.size(); ++i) {
     // In another order than they were attended.
     const std::size_t from = rows.size() - 1 - i;
-    added.push_back({rows[i].view(), rows[i].count(), static_cast<std::int64_t>(from)});
+    added.push_back({rows[i].first_layer(), rows[i].count(), static_cast<std::int64_t>(from)});
     for (std::size_t list = 0; list < kLists; ++list) {
       rows[i].plain[list].add(
           std::span(weights).subspan((from * kLists + list) * static_cast<std::size_t>(capacity)));
     }
   }
   add_kept_weights(added.data(), static_cast<std::int64_t>(rows.size()), kLists, weights.data(),
-                   capacity, nullptr);
+                   capacity, kLayer, nullptr);
   for (const Row& row : rows) ASSERT_NO_FATAL_FAILURE(expect_as_defined(row, "added"));
 }
 
@@ -134,7 +141,7 @@ TEST(EmulatedKeptTokens, AreThoseOfTheDefinitionInAnyOrderOfThreads) {
         contexts[i] += added;
         const std::int64_t length = rows[i].count() + added;
         const std::int64_t total = step == 6 ? 0 : step == 1 ? length + 5 : length - length / 8;
-        choices.push_back({.kept = rows[i].view(),
+        choices.push_back({.kept = rows[i].first_layer(),
                            .count = rows[i].count(),
                            .added = added,
                            .context = contexts[i],

@@ -242,7 +242,7 @@ TEST(KvQuantize, BitEqualToTheCpu) {
             closes.push_back(
                 {PageId(block.partial_page), PageId(block.page), PageId(block.scale_page)});
           }
-          ops->kv_close(closes, view, *stream);
+          ops->kv_close({closes}, view, *stream);
           EXPECT_EQ(gpu.codes[0], cpu.codes[0]);
           EXPECT_EQ(gpu.codes[1], cpu.codes[1]);
           EXPECT_EQ(

@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <array>
+#include <map>
 #include <memory>
 #include <mutex>
 #include <unordered_map>
@@ -123,7 +124,7 @@ class Checker {
 thread_local std::unique_ptr<Checker> g_owner;
 thread_local Checker* g_checker = nullptr;
 std::mutex g_launched_mutex;
-std::set<std::string> g_launched;
+std::map<std::string, int> g_launched;
 
 void Checker::launch_begins() {
   blocks_.clear();
@@ -370,7 +371,7 @@ std::uintptr_t number(const volatile void* address) {
 
 bool active() { return g_active; }
 
-void launch_begins(const char* kernel) {
+void launch_begins(const char* kernel, int threads) {
   if (!g_active) return;
   if (!g_owner) {
     g_owner = std::make_unique<Checker>();
@@ -378,7 +379,8 @@ void launch_begins(const char* kernel) {
   }
   g_checker->launch_begins();
   const std::lock_guard lock(g_launched_mutex);
-  g_launched.insert(kernel);
+  int& most = g_launched[kernel];
+  most = std::max(most, threads);
 }
 void block_begins(Dim3 block, int threads, const void* dynamic_shared, std::size_t bytes) {
   if (!g_active) return;
@@ -407,7 +409,7 @@ void copy_begins(void* to, const void* from, std::size_t bytes, const void* code
 void copy_ends(void* to, const void* from, std::size_t bytes, const void* code) {
   if (g_active) g_checker->copy_ends(number(to), number(from), bytes, offset(code));
 }
-std::set<std::string> launched_kernels() {
+std::map<std::string, int> launched_kernels() {
   const std::lock_guard lock(g_launched_mutex);
   return g_launched;
 }

@@ -19,7 +19,7 @@
 // announce their accesses.
 
 #include <cstddef>
-#include <set>
+#include <map>
 #include <string>
 
 #include "tests/emulated/emulator.h"
@@ -29,7 +29,8 @@ namespace triphase::emulated::race {
 // Do this program's kernels announce their accesses?
 bool active();
 
-void launch_begins(const char* kernel);
+// `threads`: of a block.
+void launch_begins(const char* kernel, int threads);
 void block_begins(Dim3 block, int threads, const void* dynamic_shared, std::size_t bytes);
 // `bytes` of the running block's static shared memory, then `canary_bytes` that are nobody's.
 void shared_array(const char* name, const void* array, std::size_t bytes, std::size_t canary_bytes);
@@ -43,8 +44,9 @@ void warp_synced(int warp);
 void copy_begins(void* to, const void* from, std::size_t bytes, const void* code);
 void copy_ends(void* to, const void* from, std::size_t bytes, const void* code);
 
-// What any OS thread has launched so far, as TRIPHASE_LAUNCH names it.
-std::set<std::string> launched_kernels();
+// What any OS thread has launched so far, as TRIPHASE_LAUNCH names it, and the most threads that a
+// block of it had.
+std::map<std::string, int> launched_kernels();
 
 }  // namespace triphase::emulated::race
 

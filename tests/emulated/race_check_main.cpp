@@ -1,5 +1,5 @@
-// Runs the tests it is linked with and writes the names of all kernels they launched, one a line,
-// into the file given. Fails where the kernels do not announce their accesses.
+// Runs the tests it is linked with and writes the kernels they launched, one a line with the most
+// threads of a block, into the file given. Fails where the kernels do not announce their accesses.
 
 #include <gtest/gtest.h>
 
@@ -17,8 +17,8 @@ int main(int argc, char** argv) {
   }
   const int failed = RUN_ALL_TESTS();
   std::ofstream launched(argv[1]);
-  for (const std::string& kernel : triphase::emulated::race::launched_kernels()) {
-    launched << kernel << '\n';
+  for (const auto& [kernel, threads] : triphase::emulated::race::launched_kernels()) {
+    launched << kernel << ' ' << threads << '\n';
   }
   launched.close();
   return failed != 0 || !launched ? 1 : 0;

@@ -334,15 +334,15 @@ std::vector<Refusal> selection_refusals() {
        }},
       {"keep_all", "null pointer", "tokens 7", [] { keep_all(nullptr, 3, 2, 7, {}); }},
       {"keep_heaviest", "null pointer", "capacity 40",
-       [] { keep_heaviest(nullptr, 3, 2, ids(), 40, ids(), {}); }},
+       [] { keep_heaviest(nullptr, 3, 2, 0, ids(), 40, ids(), {}); }},
       {"keep_heaviest", "too many lists", "lists 0",
-       [] { keep_heaviest(reinterpret_cast<KeptRow*>(floats()), 3, 0, ids(), 40, ids(), {}); }},
+       [] { keep_heaviest(reinterpret_cast<KeptRow*>(floats()), 3, 0, 0, ids(), 40, ids(), {}); }},
       {"add_kept_weights", "null pointer", "rows 3",
-       [] { add_kept_weights(nullptr, 3, 2, floats(), 40, {}); }},
+       [] { add_kept_weights(nullptr, 3, 2, floats(), 40, 0, {}); }},
       {"clear_weights", "null pointer", "windows 3", [] { clear_weights(nullptr, 3, 5, {}); }},
       {"add_weights", "too many rows", "rows 70000",
        [] {
-         add_weights(reinterpret_cast<WeightRow*>(floats()), 70000, ids(), floats(), 5, 5, {});
+         add_weights(reinterpret_cast<WeightRow*>(floats()), 70000, ids(), floats(), 5, 5, 0, {});
        }},
       {"add_prompt_rows", "beyond the window's tokens", "tokens 5",
        [=] {
@@ -351,10 +351,7 @@ std::vector<Refusal> selection_refusals() {
                          {.sums = &sum, .buckets = &sum, .tokens = 5, .room = 2}, ids(), {});
        }},
       {"window_scores", "no room for the scores", "stride 9",
-       [] {
-         std::int64_t* sums = nullptr;
-         window_scores(&sums, ids(), 3, 10, floats(), 9, {});
-       }},
+       [] { window_scores(reinterpret_cast<WindowChoice*>(floats()), 3, 10, 0, floats(), 9, {}); }},
       {"normalize_points", "dim not 1 to 256", "dim 300",
        [=] { normalize_points(points, floats(), {}); }},
       {"kmeans_assign", "no clusters", "clusters 0",
@@ -390,12 +387,13 @@ std::vector<Refusal> dense_refusals() {
        [=] { quantize_inputs(half, nullptr, floats(), {}); }},
       {"dequantize_inputs", "null pointer", "x 2 x 8 fp32",
        [] { dequantize_inputs(nullptr, floats(), f32(2, 8), {}); }},
-      {"sum_values", "F32 rows", "v 2 x 8 fp16", [=] { sum_values(half, nullptr, 1, {}); }},
-      {"sum_values", "null pointer", "v 2 x 8 fp32", [] { sum_values(f32(2, 8), nullptr, 1, {}); }},
+      {"sum_values", "F32 rows", "v 2 x 8 fp16", [=] { sum_values(half, nullptr, 1, 0, {}); }},
+      {"sum_values", "null pointer", "v 2 x 8 fp32",
+       [] { sum_values(f32(2, 8), nullptr, 1, 0, {}); }},
       {"reallocate", "whole groups", "heads 3",
-       [] { reallocate(f32(1, 8), nullptr, 1, 3, 1, floats(), {}); }},
+       [] { reallocate(f32(1, 8), nullptr, 1, 3, 1, floats(), 0, {}); }},
       {"reallocate", "too many rows", "rows 65536",
-       [] { reallocate(f32(1, 8), nullptr, 65536, 2, 1, floats(), {}); }},
+       [] { reallocate(f32(1, 8), nullptr, 65536, 2, 1, floats(), 0, {}); }},
       {"convert", "16-bit type", "y 2 x 8 fp32", [] { convert(f32(2, 8), f32(2, 8), {}); }},
       {"dequantize_groups", "F16", "y 2 x 8 fp32",
        [] {

@@ -256,11 +256,18 @@ TEST(EmulatedScore, QuestBoundsEveryLogit) {
       }
     }
   }
-  const std::vector<const float*> places = {bounds[0].data(), bounds[1].data(), bounds[2].data()};
+  // Layer 2 of sequences whose layers lie so many bytes apart.
+  constexpr std::int64_t kLayerBytes = 48;
+  std::vector<PageChoice> choices;
+  for (const std::vector<float>& own : bounds) {
+    choices.push_back(
+        {.bounds = own.data() - 2 * kLayerBytes / sizeof(float), .layer_bytes = kLayerBytes});
+  }
   const std::vector<float> q = random_floats(random, 3 * 4 * dim);
   const ScoreQueries queries{q.data(), 4 * dim, 4};
   std::vector<float> scores = poisoned(6 * 9);
-  score_quest({.bounds = places.data(),
+  score_quest({.choices = choices.data(),
+               .layer = 2,
                .lengths = cache.lengths.data(),
                .sequences = 3,
                .max_length = 128,

@@ -13,6 +13,13 @@
 
 namespace triphase::cuda {
 
+// Rows of this layer, of sequences whose layers lie so far apart: where the first one's would be.
+inline constexpr std::int64_t kLayer = 4;
+inline constexpr std::int64_t kLayerBytes = 96;
+inline float* first_layer(const DeviceArray<float>& own) {
+  return in_layer(own.data(), kLayerBytes, -kLayer);
+}
+
 inline constexpr std::int64_t kHeads = 6;
 inline constexpr std::int64_t kKvHeads = FilledCache::kKvHeads;
 inline constexpr std::int64_t kDim = FilledCache::kDim;
@@ -223,12 +230,14 @@ inline void check_page_bounds(const Seam& seam) {
         // Of a context before the first token nothing is written.
         seam.sparse.bound_pages(
             ours.view(), rows,
-            std::vector<PageBounds>{{short_bounds.data(), first}, {bounds.data(), first}}, tokens,
-            seam.stream);
+            std::vector<PageBounds>{{first_layer(short_bounds), first, kLayerBytes},
+                                    {first_layer(bounds), first, kLayerBytes}},
+            tokens, kLayer, seam.stream);
         cpu.sparse->bound_pages(
             theirs.view(), cpu_rows,
-            std::vector<PageBounds>{{short_expected.data(), first}, {expected.data(), first}},
-            tokens, *cpu.stream);
+            std::vector<PageBounds>{{first_layer(short_expected), first, kLayerBytes},
+                                    {first_layer(expected), first, kLayerBytes}},
+            tokens, kLayer, *cpu.stream);
         seam.stream.synchronize();
         for (const auto& [got, want] : {std::pair(bounds.host(), expected.host()),
                                         std::pair(short_bounds.host(), short_expected.host())}) {
@@ -248,13 +257,15 @@ inline void check_page_bounds(const Seam& seam) {
             seam,
             seam.sparse.choose_by_pages(
                 q.view(), kHeads, kKvHeads, rows,
-                std::vector<PageChoice>{{short_bounds.data(), 1}, {bounds.data(), 3}}, tokens,
-                seam.stream),
+                std::vector<PageChoice>{{first_layer(short_bounds), 1, kLayerBytes},
+                                        {first_layer(bounds), 3, kLayerBytes}},
+                tokens, kLayer, seam.stream),
             cpu,
             cpu.sparse->choose_by_pages(
                 cpu_q.view(), kHeads, kKvHeads, cpu_rows,
-                std::vector<PageChoice>{{short_expected.data(), 1}, {expected.data(), 3}}, tokens,
-                *cpu.stream));
+                std::vector<PageChoice>{{first_layer(short_expected), 1, kLayerBytes},
+                                        {first_layer(expected), 3, kLayerBytes}},
+                tokens, kLayer, *cpu.stream));
       }
     }
   }
@@ -401,17 +412,17 @@ inline void check_reallocation(const Seam& seam) {
   const DeviceArray<float> sums(seam.device, nothing);
   const DeviceArray<float> cpu_sums(cpu.device, nothing);
   for (const std::int64_t rows : {5, 0, 1}) {
-    const ValueRows part{2, rows, sums.data()};
-    const ValueRows cpu_part{2, rows, cpu_sums.data()};
-    seam.sparse.sum_values(v.view(), {&part, 1}, seam.stream);
-    cpu.sparse->sum_values(cpu_v.view(), {&cpu_part, 1}, *cpu.stream);
+    const ValueRows part{2, rows, first_layer(sums), kLayerBytes};
+    const ValueRows cpu_part{2, rows, first_layer(cpu_sums), kLayerBytes};
+    seam.sparse.sum_values(v.view(), {&part, 1}, kLayer, seam.stream);
+    cpu.sparse->sum_values(cpu_v.view(), {&cpu_part, 1}, kLayer, *cpu.stream);
   }
   const DeviceArray<float> more(seam.device, nothing);
   const DeviceArray<float> cpu_more(cpu.device, nothing);
   const std::vector<ValueRows> parts = {{0, 3, sums.data()}, {3, 6, more.data()}};
   const std::vector<ValueRows> cpu_parts = {{0, 3, cpu_sums.data()}, {3, 6, cpu_more.data()}};
-  seam.sparse.sum_values(v.view(), parts, seam.stream);
-  cpu.sparse->sum_values(cpu_v.view(), cpu_parts, *cpu.stream);
+  seam.sparse.sum_values(v.view(), parts, 0, seam.stream);
+  cpu.sparse->sum_values(cpu_v.view(), cpu_parts, 0, *cpu.stream);
   seam.stream.synchronize();
   EXPECT_EQ(sums.host(), cpu_sums.host());
   EXPECT_EQ(more.host(), cpu_more.host());
@@ -427,15 +438,15 @@ inline void check_reallocation(const Seam& seam) {
     const DeviceArray<float> cpu_out(cpu.device, start);
     // Heads in two groups: the means are the first 2 * kDim sums.
     const auto rows_of = [with_mean](const float* first, const float* second) {
-      return std::vector<ReallocatedRow>{{2, with_mean ? first : nullptr, 6},
-                                         {0, with_mean ? second : nullptr, 7}};
+      return std::vector<ReallocatedRow>{{2, with_mean ? first : nullptr, 6, kLayerBytes},
+                                         {0, with_mean ? second : nullptr, 7, kLayerBytes}};
     };
     seam.sparse.reallocate({out.data(), DType::kF32, 3, kColumns, kColumns},
-                           rows_of(sums.data(), more.data()), kHeads, kKvHeads, alpha.data(),
-                           seam.stream);
+                           rows_of(first_layer(sums), first_layer(more)), kHeads, kKvHeads,
+                           alpha.data(), kLayer, seam.stream);
     cpu.sparse->reallocate({cpu_out.data(), DType::kF32, 3, kColumns, kColumns},
-                           rows_of(cpu_sums.data(), cpu_more.data()), kHeads, kKvHeads,
-                           cpu_alpha.data(), *cpu.stream);
+                           rows_of(first_layer(cpu_sums), first_layer(cpu_more)), kHeads, kKvHeads,
+                           cpu_alpha.data(), kLayer, *cpu.stream);
     seam.stream.synchronize();
     EXPECT_EQ(out.host(), cpu_out.host());
     EXPECT_NE(out.host(), start);

@@ -16,6 +16,12 @@ class DeviceWindow {
                                                   sizeof(std::int64_t))),
         view_(weight_window_at(memory_.data(), exact, tokens, room)) {}
   [[nodiscard]] const WeightWindow& view() const { return view_; }
+  // As if this were the memory of layer kLayer.
+  [[nodiscard]] WeightWindow first_layer() const {
+    WeightWindow window = view_;
+    window.layer_bytes = kLayerBytes;
+    return in_layer(window, -kLayer);
+  }
   [[nodiscard]] std::vector<std::int64_t> sums(std::int64_t context) const {
     std::vector<std::int64_t> sums = memory_.host();
     sums.resize(static_cast<std::size_t>(context));
@@ -105,11 +111,14 @@ inline void check_weight_windows(const Seam& seam) {
       const std::int64_t context = starts[i % starts.size()] + step;
       const std::int64_t total = step % 5 == 4 ? context + 2 : std::min(context, 1 + context / 2);
       const std::int64_t local = static_cast<std::int64_t>(i) % 3 * total / 4;
-      our_choices.push_back({pairs[i]->ours.view(), context, std::min(local, context), total});
-      their_choices.push_back({pairs[i]->theirs.view(), context, std::min(local, context), total});
+      our_choices.push_back(
+          {pairs[i]->ours.first_layer(), context, std::min(local, context), total});
+      their_choices.push_back(
+          {pairs[i]->theirs.first_layer(), context, std::min(local, context), total});
     }
-    const Selection ours = seam.sparse.choose_recent_and_heaviest(our_choices, seam.stream);
-    const Selection theirs = cpu.sparse->choose_recent_and_heaviest(their_choices, *cpu.stream);
+    const Selection ours = seam.sparse.choose_recent_and_heaviest(our_choices, kLayer, seam.stream);
+    const Selection theirs =
+        cpu.sparse->choose_recent_and_heaviest(their_choices, kLayer, *cpu.stream);
     seam.stream.synchronize();
     ASSERT_EQ(ours.capacity, theirs.capacity);
     const auto lists = lists_of(seam.device, ours);
@@ -128,11 +137,11 @@ inline void check_weight_windows(const Seam& seam) {
       const auto count = static_cast<std::int64_t>(lists[i].size());
       const WindowStep change = pairs[i]->slots.add(count, pairs[i]->exact ? 3 + step / 5 : 16);
       const auto row = static_cast<std::int64_t>(i);
-      our_rows.push_back({pairs[i]->ours.view(), change, our_choices[i].context, row});
-      their_rows.push_back({pairs[i]->theirs.view(), change, our_choices[i].context, row});
+      our_rows.push_back({pairs[i]->ours.first_layer(), change, our_choices[i].context, row});
+      their_rows.push_back({pairs[i]->theirs.first_layer(), change, our_choices[i].context, row});
     }
-    seam.sparse.add_weights(ours, our_weights.data(), our_rows, seam.stream);
-    cpu.sparse->add_weights(theirs, weights.data(), their_rows, *cpu.stream);
+    seam.sparse.add_weights(ours, our_weights.data(), our_rows, kLayer, seam.stream);
+    cpu.sparse->add_weights(theirs, weights.data(), their_rows, kLayer, *cpu.stream);
     seam.stream.synchronize();
     for (std::size_t i = 0; i < pairs.size(); ++i) {
       ASSERT_EQ(pairs[i]->ours.units(), pairs[i]->theirs.units())
@@ -214,7 +223,7 @@ inline void check_prompt_rows(const Seam& seam) {
         const WeightRow row{pair.ours.view(), pair.slots.add(1, 1), kTokens, 0};
         seam.sparse.add_weights(
             {.rows = 1, .capacity = 1, .tokens = our_token.data(), .counts = nullptr},
-            our_weight.data(), {&row, 1}, seam.stream);
+            our_weight.data(), {&row, 1}, 0, seam.stream);
         seam.stream.synchronize();
         std::vector<std::int64_t> left(kTokens, 0);
         left[7] = std::int64_t{1} << 32;

@@ -128,7 +128,7 @@ TEST(WeightWindow, SumsAndChoicesAreTheHistorysBitForBit) {
                       .capacity = capacity,
                       .tokens = tokens.data(),
                       .counts = counts.data()},
-                     weights.data(), changes, *stream);
+                     weights.data(), changes, 0, *stream);
   };
   for (Sequence& sequence : sequences) {
     const std::int64_t prompt = sequence.growth.prompt_tokens;
@@ -157,7 +157,7 @@ TEST(WeightWindow, SumsAndChoicesAreTheHistorysBitForBit) {
                          // More than there are: all.
                          .total = step % 60 == 0 ? context + 3 : total});
     }
-    const Selection chosen = ops->choose_recent_and_heaviest(choices, *stream);
+    const Selection chosen = ops->choose_recent_and_heaviest(choices, 0, *stream);
     ASSERT_EQ(chosen.rows, static_cast<std::int64_t>(choices.size()));
     std::vector<Sequence*> rows;
     for (std::size_t i = 0; i < sequences.size(); ++i) {

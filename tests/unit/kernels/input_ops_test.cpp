@@ -89,7 +89,7 @@ TEST_P(InputOpsTest, TokensGetTheCodesThatTheirBlocksClosingGaveThem) {
       const KvLayerView cache{k.data(), v.data(),      DType::kInt8,    kPage,           kHeads,
                               dim,      scales.data(), pools[0].data(), pools[1].data(), dtype};
       const std::vector<KvClose> closes = {{PageId(1), PageId(1), PageId(1)}};
-      ops_->kv_close(closes, cache, *stream_);
+      ops_->kv_close({closes}, cache, *stream_);
       // Every third token goes to page 0, elsewhere than it was.
       std::vector<KvRequantize> tokens;
       for (std::int32_t token = 0; token < kPage; token += 3) {

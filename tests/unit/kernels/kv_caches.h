@@ -72,7 +72,7 @@ class SequenceCache {
     for (std::size_t b = 0; b < static_cast<std::size_t>(tokens / shape.page_tokens); ++b) {
       closes.push_back({partial_pages_[b], pages_[b], scale_pages_[b]});
     }
-    ops.kv_close(closes, view(), stream);
+    ops.kv_close({closes}, view(), stream);
   }
 
   [[nodiscard]] KvLayerView view() {

@@ -25,7 +25,7 @@ class KvCloseTest : public KernelTest {
         block.k.data(),      block.v.data(), DType::kInt8, kPage,    kHeads, dim,
         block.scales.data(), k.data(),       v.data(),     k.dtype()};
     const std::vector<KvClose> closes = {{PageId(1), PageId(2), PageId(1)}};
-    ops_->kv_close(closes, cache, *stream_);
+    ops_->kv_close({closes}, cache, *stream_);
     return block;
   }
 };
@@ -130,7 +130,7 @@ TEST_P(KvCloseTest, RefusesOtherCachesAndPages) {
   std::vector<float> scales(64);
   KvLayerView cache{k.data(), k.data(),      DType::kInt8, kPage,    kHeads,
                     1,        scales.data(), k.data(),     k.data(), DType::kF32};
-  EXPECT_THROW(ops_->kv_close(bad, cache, *stream_), Error);
+  EXPECT_THROW(ops_->kv_close({bad}, cache, *stream_), Error);
   cache.dtype = DType::kF16;
   EXPECT_THROW(ops_->kv_close({}, cache, *stream_), Error);
 }

@@ -174,7 +174,7 @@ TEST_P(SparseOpsTest, KeptTokensAreThoseOfTheDefinitionOnAnyThreads) {
                            .local = row.local,
                            .total = row.budget});
       }
-      const Selection chosen = ops->keep_heaviest(choices, *stream_);
+      const Selection chosen = ops->keep_heaviest(choices, 0, *stream_);
       for (std::size_t i = 0; i < rows.size(); ++i) {
         for (std::size_t list = 0; list < kLists; ++list) {
           PlainKeptList& plain = rows[i].plain[list];
@@ -203,7 +203,7 @@ TEST_P(SparseOpsTest, KeptTokensAreThoseOfTheDefinitionOnAnyThreads) {
               (i * kLists + list) * static_cast<std::size_t>(chosen.capacity)));
         }
       }
-      ops->add_kept_weights(chosen, weights.data(), added, *stream_);
+      ops->add_kept_weights(chosen, weights.data(), added, 0, *stream_);
       for (const Row& row : rows) ASSERT_NO_FATAL_FAILURE(expect_as_defined(row, step));
     }
     KeptRow beyond{.kept = {rows[1].tokens.data(), rows[1].sums.data(), kLists, rows[1].room},
@@ -211,12 +211,12 @@ TEST_P(SparseOpsTest, KeptTokensAreThoseOfTheDefinitionOnAnyThreads) {
                    .added = 1,
                    .context = rows[1].room + 1,
                    .total = 1};
-    EXPECT_THROW((void)ops->keep_heaviest({&beyond, 1}, *stream_), Error);
+    EXPECT_THROW((void)ops->keep_heaviest({&beyond, 1}, 0, *stream_), Error);
     EXPECT_THROW(ops->keep_all({&beyond.kept, 1}, rows[1].room + 1, *stream_), Error);
     const KeptWeights row{beyond.kept, 2, 1};
     const float weight = 0.0F;
     EXPECT_THROW(ops->add_kept_weights({.rows = 1, .lists = kLists, .capacity = 2}, &weight,
-                                       {&row, 1}, *stream_),
+                                       {&row, 1}, 0, *stream_),
                  Error);
   }
 }
@@ -230,11 +230,11 @@ TEST_P(SparseOpsTest, PageBoundsAreTightAndScoresBoundEveryLogit) {
     std::vector<float> data(static_cast<std::size_t>(pages * shape.kv_heads * 2 * shape.dim),
                             -7.0F);
     const PageBounds late{data.data(), 50};
-    sparse_->bound_pages(cache.view(), {&keys, 1}, {&late, 1}, 16, *stream_);
+    sparse_->bound_pages(cache.view(), {&keys, 1}, {&late, 1}, 16, 0, *stream_);
     EXPECT_EQ(data[static_cast<std::size_t>(3 * shape.kv_heads * 2 * shape.dim - 1)], -7.0F);
     EXPECT_NE(data[static_cast<std::size_t>(3 * shape.kv_heads * 2 * shape.dim)], -7.0F);
     const PageBounds all{data.data(), 0};
-    sparse_->bound_pages(cache.view(), {&keys, 1}, {&all, 1}, 16, *stream_);
+    sparse_->bound_pages(cache.view(), {&keys, 1}, {&all, 1}, 16, 0, *stream_);
     const TestMatrix q = TestMatrix(2, shape.heads * shape.dim, 2).randomize(random_);
     std::vector<float> result(static_cast<std::size_t>(shape.kv_heads * pages));
     cpu::score_pages(pool_, q.view(), 1, shape.heads, shape.kv_heads, data.data(), pages,
@@ -243,7 +243,7 @@ TEST_P(SparseOpsTest, PageBoundsAreTightAndScoresBoundEveryLogit) {
     AttentionSegment row = keys;
     row.query_begin = 1;
     const Selection chosen = sparse_->choose_by_pages(q.view(), shape.heads, shape.kv_heads,
-                                                      {&row, 1}, {&four, 1}, 16, *stream_);
+                                                      {&row, 1}, {&four, 1}, 16, 0, *stream_);
     for (std::int64_t list = 0; list < shape.kv_heads; ++list) {
       // The newest page, of 11 tokens, and the three best of the others, ascending.
       const auto scores = std::span(result).subspan(static_cast<std::size_t>(list * pages), 8);
