@@ -132,43 +132,75 @@ __global__ void __launch_bounds__(kThreads)
   if (thread == 0) members[row * clusters + cluster] = count;
 }
 
-// A bit per token of the row, set by warps that take clusters in turn, then read out in order.
+// What atomic_add takes.
+__device__ inline void add_to(std::uint64_t& total, std::uint64_t value) {
+  (void)atomic_add(reinterpret_cast<unsigned long long*>(&total),
+                   static_cast<unsigned long long>(value));
+}
+
 __global__ void __launch_bounds__(kThreads)
-    expand_clusters_kernel(ClusterTokens clusters, const std::int32_t* chosen,
-                           std::int64_t chosen_stride, const std::int32_t* chosen_counts,
-                           std::int32_t* indices, std::int32_t* counts) {
-  TRIPHASE_DYNAMIC_SHARED(bytes);
+    find_alive_clusters_kernel(ClusterParents clusters, std::uint8_t* alive,
+                               ClusterCounts* counts) {
   TRIPHASE_SHARED(unsigned, scratch, kBlockReduceWords);
-  auto* bits = reinterpret_cast<unsigned*>(bytes);
-  const int thread = static_cast<int>(threadIdx.x);
   const auto row = static_cast<std::int64_t>(blockIdx.x);
-  const int words = static_cast<int>(ceil_div<std::int64_t>(clusters.max_tokens, 32));
-  for (int word = thread; word < words; word += kThreads) bits[word] = 0;
-  __syncthreads();
-  const std::int32_t* begins = clusters.begins + row * (clusters.max_clusters + 1);
-  const std::int32_t* tokens = clusters.tokens + row * clusters.max_tokens;
-  for (int i = warp_id(); i < chosen_counts[row]; i += kWarps) {
-    const std::int32_t cluster = chosen[row * chosen_stride + i];
-    for (int at = begins[cluster] + lane_id(); at < begins[cluster + 1]; at += kWarpSize) {
-      device_check(tokens[at] >= 0 && tokens[at] < clusters.max_tokens);
-      atomic_or(&bits[tokens[at] / 32], 1U << (tokens[at] % 32));
-    }
+  const float* scores = clusters.coarse_scores + row * clusters.coarse;
+  const std::int32_t* parents = clusters.parents + row % clusters.kv_heads * clusters.fine;
+  unsigned own = 0;
+  for (int i = static_cast<int>(threadIdx.x); i < clusters.fine; i += kThreads) {
+    device_check(parents[i] >= 0 && parents[i] < clusters.coarse);
+    const bool survives = static_cast<double>(scores[parents[i]]) >= clusters.threshold;
+    alive[row * clusters.fine + i] = survives ? 1 : 0;
+    own += survives ? 1U : 0U;
   }
-  __syncthreads();
-  std::int32_t* out = indices + row * clusters.max_tokens;
-  unsigned before = 0;
-  for (int first = 0; first < words; first += kThreads) {
-    const int word = first + thread;
-    unsigned left = word < words ? bits[word] : 0U;
+  const unsigned survivors =
+      block_reduce(own, scratch, 0U, [](unsigned a, unsigned b) { return a + b; });
+  if (threadIdx.x == 0 && counts != nullptr) {
+    add_to(counts->centroids, static_cast<std::uint64_t>(clusters.coarse) + survivors);
+  }
+}
+
+constexpr int kChooseThreads = 512;
+constexpr int kTokensEach = 8;  // that follow each other, of a thread at a time
+
+__global__ void __launch_bounds__(kChooseThreads)
+    choose_clusters_kernel(ClusterTokens clusters, std::int32_t* indices, std::int64_t capacity,
+                           std::int32_t* counts, ClusterCounts* totals) {
+  TRIPHASE_SHARED(unsigned, scratch, kBlockReduceWords);
+  const auto row = static_cast<std::int64_t>(blockIdx.x);
+  const int thread = static_cast<int>(threadIdx.x);
+  const int context = clusters.contexts[row / clusters.kv_heads];
+  const int clustered = smaller(static_cast<int>(clusters.tokens), context - 1);
+  device_check(context <= capacity);
+  const std::int32_t* labels = clusters.labels + row % clusters.kv_heads * clusters.tokens;
+  const float* scores = clusters.scores + row * clusters.clusters;
+  const std::uint8_t* alive =
+      clusters.alive == nullptr ? nullptr : clusters.alive + row * clusters.clusters;
+  std::int32_t* out = indices + row * capacity;
+  int before = 0;
+  for (int begin = 0; begin < clustered; begin += kChooseThreads * kTokensEach) {
+    const int first = begin + thread * kTokensEach;
+    unsigned chosen = 0;  // a bit per token
+    for (int i = 0; i < kTokensEach && first + i < clustered; ++i) {
+      const int cluster = labels[first + i];
+      device_check(cluster >= 0 && cluster < clusters.clusters);
+      const bool below = static_cast<double>(scores[cluster]) < clusters.threshold;
+      if (!below && (alive == nullptr || alive[cluster] != 0)) chosen |= 1U << i;
+    }
     unsigned total = 0;
-    unsigned place = before + block_scan(static_cast<unsigned>(count_bits(left)), scratch, total);
-    while (left != 0U) {
-      out[place++] = word * 32 + first_bit(left);
-      left &= left - 1U;
-    }
-    before += total;
+    int place = before + static_cast<int>(
+                             block_scan(static_cast<unsigned>(count_bits(chosen)), scratch, total));
+    for (; chosen != 0U; chosen &= chosen - 1U) out[place++] = first + first_bit(chosen);
+    before += static_cast<int>(total);
   }
-  if (thread == 0) counts[row] = static_cast<std::int32_t>(before);
+  for (int token = clustered + thread; token < context; token += kChooseThreads) {
+    out[before + token - clustered] = token;
+  }
+  if (thread != 0) return;
+  const int count = before + context - clustered;
+  counts[row] = count;
+  if (totals == nullptr) return;
+  add_to(totals->tokens, static_cast<std::uint64_t>(count));
+  if (alive == nullptr) add_to(totals->centroids, static_cast<std::uint64_t>(clusters.clusters));
 }
 
 __global__ void __launch_bounds__(kThreads)
@@ -252,28 +284,42 @@ void kmeans_update(const Points& points, const std::int32_t* labels, std::int64_
   check_launched("kmeans_update", shape);
 }
 
-void expand_clusters(const ClusterTokens& clusters, const std::int32_t* chosen,
-                     std::int64_t chosen_stride, const std::int32_t* chosen_counts,
-                     std::int32_t* indices, std::int32_t* counts, StreamHandle stream) {
-  constexpr std::int64_t kMostTokens = std::int64_t{1} << 20;  // bits that fit in shared memory
+void find_alive_clusters(const ClusterParents& clusters, std::uint8_t* alive, ClusterCounts* counts,
+                         StreamHandle stream) {
   const auto shape = [&] {
     return shape_text({{"rows", clusters.rows},
-                       {"max_clusters", clusters.max_clusters},
-                       {"max_tokens", clusters.max_tokens},
-                       {"chosen_stride", chosen_stride}});
+                       {"kv_heads", clusters.kv_heads},
+                       {"coarse", clusters.coarse},
+                       {"fine", clusters.fine}});
   };
-  require(clusters.begins != nullptr && clusters.tokens != nullptr && chosen != nullptr &&
-              chosen_counts != nullptr && indices != nullptr && counts != nullptr,
-          "expand_clusters", "null pointer", shape);
-  require(clusters.max_tokens <= kMostTokens, "expand_clusters", "too many tokens for its bits",
-          shape);
+  require(clusters.coarse_scores != nullptr && clusters.parents != nullptr && alive != nullptr,
+          "find_alive_clusters", "null pointer", shape);
+  require(clusters.kv_heads > 0 && clusters.coarse > 0 && clusters.fine > 0, "find_alive_clusters",
+          "no clusters", shape);
   if (clusters.rows == 0) return;
-  const auto shared = static_cast<std::size_t>(
-      ceil_div<std::int64_t>(larger<std::int64_t>(clusters.max_tokens, 1), 32) * 4);
-  allow_shared_bytes(&expand_clusters_kernel, shared, "expand_clusters", shape);
-  TRIPHASE_LAUNCH((expand_clusters_kernel), static_cast<unsigned>(clusters.rows), kThreads, shared,
-                  stream, clusters, chosen, chosen_stride, chosen_counts, indices, counts);
-  check_launched("expand_clusters", shape);
+  TRIPHASE_LAUNCH((find_alive_clusters_kernel), static_cast<unsigned>(clusters.rows), kThreads, 0,
+                  stream, clusters, alive, counts);
+  check_launched("find_alive_clusters", shape);
+}
+
+void choose_clusters(const ClusterTokens& clusters, std::int32_t* indices, std::int64_t capacity,
+                     std::int32_t* counts, ClusterCounts* totals, StreamHandle stream) {
+  const auto shape = [&] {
+    return shape_text({{"rows", clusters.rows},
+                       {"kv_heads", clusters.kv_heads},
+                       {"clusters", clusters.clusters},
+                       {"tokens", clusters.tokens},
+                       {"capacity", capacity}});
+  };
+  require(clusters.scores != nullptr && clusters.labels != nullptr &&
+              clusters.contexts != nullptr && indices != nullptr && counts != nullptr,
+          "choose_clusters", "null pointer", shape);
+  require(clusters.kv_heads > 0 && clusters.clusters > 0 && clusters.tokens >= 0 && capacity > 0,
+          "choose_clusters", "no clusters, or no capacity", shape);
+  if (clusters.rows == 0) return;
+  TRIPHASE_LAUNCH((choose_clusters_kernel), static_cast<unsigned>(clusters.rows), kChooseThreads, 0,
+                  stream, clusters, indices, capacity, counts, totals);
+  check_launched("choose_clusters", shape);
 }
 
 void expand_pages(const std::int32_t* chosen, std::int64_t chosen_stride,
