@@ -1,8 +1,7 @@
 #pragma once
 
-// Key clusters of a fixed context (Squeezed Attention): offline K-means by rows (sequence x KV
-// head) and, online, from chosen clusters to the tokens in them. Deterministic: sums run in token
-// order, ties go to the smallest cluster. Device memory.
+// Squeezed Attention: from scores of a fixed context's key clusters to the tokens in them. Quest:
+// from pages to their tokens. Device memory.
 
 #include <cstdint>
 
@@ -10,25 +9,6 @@
 #include "kernels/sparse_ops.h"
 
 namespace triphase::cuda {
-
-struct Points {
-  const float* values = nullptr;  // [row][count][dim]
-  std::int64_t rows = 0;
-  std::int64_t count = 0;
-  std::int64_t dim = 0;
-};
-
-// normalized = values / |value| (L2); zero vectors stay zero.
-void normalize_points(const Points& points, float* normalized, StreamHandle stream);
-
-// labels [row][count]: the nearest centroid (Euclidean). centroids [row][clusters][dim].
-void kmeans_assign(const Points& points, const float* centroids, std::int64_t clusters,
-                   std::int32_t* labels, StreamHandle stream);
-
-// centroids [row][clusters][dim]: means of their members; members [row][clusters]: how many. An
-// empty cluster becomes a zero vector.
-void kmeans_update(const Points& points, const std::int32_t* labels, std::int64_t clusters,
-                   float* centroids, std::int32_t* members, StreamHandle stream);
 
 // Fine clusters under coarse ones. Rows are those of the scores.
 struct ClusterParents {

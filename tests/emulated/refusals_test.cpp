@@ -273,7 +273,6 @@ std::vector<Refusal> selection_refusals() {
                           .indices = ids(),
                           .capacity = 10,
                           .counts = ids()};
-  const Points points{floats(), 2, 9, 300};
   return {
       {"choose_channels", "rank 1 to head_dim", "rank 73",
        [] { choose_channels(queries_of(4), 3, 2, 72, 73, {}, ids(), floats(), {}); }},
@@ -354,12 +353,6 @@ std::vector<Refusal> selection_refusals() {
          std::int64_t* sums = nullptr;
          window_scores(&sums, ids(), 3, 10, floats(), 9, {});
        }},
-      {"normalize_points", "dim not 1 to 256", "dim 300",
-       [=] { normalize_points(points, floats(), {}); }},
-      {"kmeans_assign", "no clusters", "clusters 0",
-       [=] { kmeans_assign(points, floats(), 0, ids(), {}); }},
-      {"kmeans_update", "no clusters", "points 9",
-       [=] { kmeans_update(points, ids(), 0, floats(), ids(), {}); }},
       {"find_alive_clusters", "null pointer", "fine 77",
        [] { find_alive_clusters({.fine = 77}, nullptr, nullptr, {}); }},
       {"choose_clusters", "no clusters", "tokens 77",
