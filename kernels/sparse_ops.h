@@ -6,11 +6,11 @@
 // checked arguments; `stream` last. Implementations: kernels/cpu, kernels/cuda; float64:
 // kernels/reference.
 //
-// Where things lie: matrices, the cache, PageBounds, Centroids' means and keys, the sums of V,
-// column sums, WeightWindow, KeptTokens and a Selection in the device's memory; what a method
-// decides by on the host (probabilities, scores, and which clusters are alive) in host memory,
-// complete when a call returns. What a sequence keeps in every layer is named by its place in the
-// first one and the bytes from there to the next; `layer` counts from it.
+// Where things lie: matrices, the cache, PageBounds, Centroids' means and keys, KeyClusters, the
+// sums of V, column sums, WeightWindow, KeptTokens and a Selection in the device's memory;
+// probabilities, scores of centroids, and which of these are alive, in host memory, complete when a
+// call returns. What a sequence keeps in every layer is named by its place in the first one and the
+// bytes from there to the next; `layer` counts from it.
 
 #include <cstdint>
 #include <memory>
@@ -31,6 +31,26 @@ struct Centroids {
   const float* keys = nullptr;   // N, [kv_head][count]
   std::int64_t count = 0;
   const std::uint8_t* alive = nullptr;  // [kv_head][count], host; null: all. Others score 0
+};
+
+// Clusters of a layer's first `tokens` keys, to choose among these (Squeezed Attention, section 4).
+// All of it lies in the device's memory.
+struct KeyClusters {
+  Centroids fine;
+  double threshold = 0;                  // the score from which on a cluster is chosen
+  const std::int32_t* labels = nullptr;  // [kv_head][tokens]: each token's fine cluster
+  std::int64_t tokens = 0;
+  // Two levels (else count is 0): only fine clusters are alive whose coarse one scores at least
+  // its own threshold.
+  Centroids coarse;
+  double coarse_threshold = 0;
+  const std::int32_t* parents = nullptr;  // [kv_head][fine.count]: each one's coarse cluster
+};
+
+// Summed over choices by clusters, in the device's memory. Zeros at first.
+struct ClusterCounts {
+  std::uint64_t tokens = 0;     // chosen, of all lists
+  std::uint64_t centroids = 0;  // that were scored, of all lists: alive ones, and coarse ones
 };
 
 // tau of SparQ's approximate softmax (eq. 7; section 5.4 compares them).
@@ -201,6 +221,18 @@ class SparseOps {
   virtual void score_centroids(ConstMatrix q, std::int64_t row, std::int64_t heads,
                                std::int64_t kv_heads, const Centroids& centroids, float scale,
                                float* scores, Stream& stream) = 0;
+
+  // Squeezed: per KV head the tokens that are clustered and whose fine cluster is alive and scores
+  // at least its threshold, and every token behind the clustered ones. A cluster's score is that of
+  // score_centroids or, of a row with several queries, the mean of their scores, summed in their
+  // order; all queries count as behind the clustered tokens. Several queries of a row only where
+  // selects_for_several_queries(). Of the rows the queries and context_tokens are looked at. A list
+  // per KV head, without shares; the capacity is the longest context. Adds to `counts` unless null.
+  [[nodiscard]] virtual Selection choose_by_clusters(ConstMatrix q, std::int64_t heads,
+                                                     std::int64_t kv_heads,
+                                                     std::span<const AttentionSegment> rows,
+                                                     const KeyClusters& clusters, float scale,
+                                                     ClusterCounts* counts, Stream& stream) = 0;
 
   // sums[c] += v[t, c] for the rows t of each of `parts`, in ascending order (SparQ's running
   // mean). v [T, C] F32.

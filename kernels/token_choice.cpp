@@ -90,4 +90,16 @@ void choose_range(IndexRange range, std::vector<std::int32_t>& to) {
   for (std::int64_t i = range.begin; i < range.end; ++i) to.push_back(static_cast<std::int32_t>(i));
 }
 
+std::int64_t find_alive_clusters(std::span<const float> coarse_scores, double threshold,
+                                 std::span<const std::int32_t> parents,
+                                 std::span<std::uint8_t> alive) {
+  std::int64_t count = 0;
+  for (std::size_t i = 0; i < parents.size(); ++i) {
+    const auto parent = static_cast<std::size_t>(parents[i]);
+    alive[i] = static_cast<double>(coarse_scores[parent]) >= threshold ? 1 : 0;
+    count += alive[i];
+  }
+  return count;
+}
+
 }  // namespace triphase

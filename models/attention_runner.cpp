@@ -53,10 +53,10 @@ AttentionRunner::Entry* AttentionRunner::early_entry(LayerId layer, SequenceId s
   if (method_->timing(layer.value) != AttentionMethod::Timing::kEarly) return nullptr;
   Entry& entry = entry_of(sequence);
   if (context_tokens <= entry.prompt_tokens) return nullptr;
-  TRIPHASE_CHECK(early_stream_ != nullptr, "a choice before the first step");
+  TRIPHASE_CHECK(stream_ != nullptr, "a choice before the first step");
   AttentionSegment keys;
   keys.context_tokens = context_tokens;
-  call = call_of(layer, keys, {}, 1.0F, *early_stream_);
+  call = call_of(layer, keys, {}, 1.0F, *stream_);
   return &entry;
 }
 
@@ -64,7 +64,7 @@ void AttentionRunner::begin_step(std::span<const BatchSegment> segments, Stream&
   early_rows_.clear();
   early_states_.clear();
   early_segments_.clear();
-  early_stream_ = &stream;
+  stream_ = &stream;
   chosen_early_ = false;
   if (!chooses_rows() || !method_->chooses_early()) return;
   for (const BatchSegment& rows : segments) {
@@ -81,7 +81,7 @@ void AttentionRunner::begin_step(std::span<const BatchSegment> segments, Stream&
 
 void AttentionRunner::choose_early() {
   chosen_early_ = true;
-  Stream& stream = *early_stream_;
+  Stream& stream = *stream_;
   while (early_readers_.size() < static_cast<std::size_t>(shape_.layers)) {
     early_readers_.emplace_back(memory_);
   }
@@ -195,23 +195,32 @@ void AttentionRunner::choose_for_prompt(const LayerCall& call, std::int64_t prom
   }
 }
 
-void AttentionRunner::count(double attended, std::int64_t context, std::int64_t centroids) {
+void AttentionRunner::count(double attended, std::int64_t context) {
   touched_.context += static_cast<double>(context);
   touched_.rows += 1.0;
-  touched_.centroids += static_cast<double>(centroids);
   touched_.attended += attended;
 }
 
+AttentionRunner::Touched AttentionRunner::touched() const {
+  Touched all = touched_;
+  if (stream_ == nullptr || !method_->counts_on_device()) return all;
+  const ClusterCounts counted = method_->counted(*stream_);
+  all.attended += static_cast<double>(counted.tokens) / static_cast<double>(method_->lists());
+  all.centroids += static_cast<double>(counted.centroids);
+  return all;
+}
+
 AttentionRunner::ReadBytes AttentionRunner::read_bytes(std::int64_t element_bytes) const {
-  if (touched_.rows == 0.0) return {};
-  const auto mean = [&](double sum) { return static_cast<std::int64_t>(sum / touched_.rows); };
+  const Touched all = touched();
+  if (all.rows == 0.0) return {};
+  const auto mean = [&](double sum) { return static_cast<std::int64_t>(sum / all.rows); };
   const AttendedShape shape{shape_.heads, shape_.kv_heads, shape_.head_dim, element_bytes,
-                            mean(touched_.centroids)};
-  const std::int64_t context = mean(touched_.context);
+                            mean(all.centroids)};
+  const std::int64_t context = mean(all.context);
   const auto bytes = [&](const AttentionOptions& options, std::int64_t attended) {
-    return touched_.rows * static_cast<double>(attended_bytes(options, shape, context, attended));
+    return all.rows * static_cast<double>(attended_bytes(options, shape, context, attended));
   };
-  return {bytes(method_->options(), mean(touched_.attended)), bytes(AttentionOptions{}, context)};
+  return {bytes(method_->options(), mean(all.attended)), bytes(AttentionOptions{}, context)};
 }
 
 std::int64_t AttentionRunner::first_key_to_choose(LayerId layer, SequenceId sequence,
@@ -342,7 +351,7 @@ void AttentionRunner::choose_row(std::size_t index, SequenceId sequence, const L
   const double lists = static_cast<double>(choice.begins.size()) - 1.0;
   count(choice.dense ? static_cast<double>(context)
                      : static_cast<double>(choice.tokens.size()) / lists,
-        context, choice.centroids);
+        context);
   if (observer_ != nullptr) {
     observer_->decoded(sequence, call, q, call.keys.query_begin, choice);
   }
@@ -360,7 +369,9 @@ void AttentionRunner::choose_rows(const LayerCall& call, std::span<const Attenti
     late_segments_.push_back(segments[index]);
     const std::int64_t context = segments[index].context_tokens;
     const std::int64_t prompt = entry_of(sequences[index]).prompt_tokens;
-    count(static_cast<double>(method_->list_tokens(context, prompt)), context, 0);
+    const std::int64_t tokens =
+        method_->counts_on_device() ? 0 : method_->list_tokens(context, prompt);
+    count(static_cast<double>(tokens), context);
   }
   if (use.ahead != nullptr) {
     TRIPHASE_CHECK(use.ahead->rows == static_cast<std::int64_t>(late_.size()),

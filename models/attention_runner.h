@@ -41,7 +41,7 @@ class AttentionRunner {
     double attended = 0.0;
     double context = 0.0;
     double rows = 0.0;       // decoded rows times layers
-    double centroids = 0.0;  // looked up (TokenChoice::centroids)
+    double centroids = 0.0;  // looked up (ClusterCounts)
     // The same of prompt rows that chose, layer by layer; 0 where prompts are dense.
     double prompt_attended = 0.0;
     double prompt_context = 0.0;
@@ -132,9 +132,10 @@ class AttentionRunner {
   // Tells it of every row from now on; null: nobody. It must outlive the runner's calls.
   void set_observer(AttentionObserver* observer) { observer_ = observer; }
 
-  [[nodiscard]] const Touched& touched() const { return touched_; }
+  // Waits for the device where the method counts there.
+  [[nodiscard]] Touched touched() const;
   // KV bytes that the decoded rows read, by the methods' formulae at the mean context, and what
-  // dense attention would have read. `element_bytes` of a stored key or value.
+  // dense attention would have read. `element_bytes` of a stored key or value. Waits as touched().
   struct ReadBytes {
     double touched = 0.0;
     double dense = 0.0;
@@ -207,7 +208,7 @@ class AttentionRunner {
     return {late_states_, late_segments_};
   }
   // A decoded row that attends so many tokens of its context, a mean over its lists.
-  void count(double attended, std::int64_t context, std::int64_t centroids);
+  void count(double attended, std::int64_t context);
 
   PoolDevice memory_;  // of the states
   MethodShape shape_;
@@ -216,7 +217,8 @@ class AttentionRunner {
   Buffer workspace_;
   std::unordered_map<std::int32_t, Entry> states_;
   PromptChoices prompts_;
-  Touched touched_;
+  Touched touched_;           // but for what the method counts
+  Stream* stream_ = nullptr;  // of the last step
   AttentionObserver* observer_ = nullptr;
 
   // Of the layer at hand; kept to reuse their memory.
@@ -241,7 +243,6 @@ class AttentionRunner {
   std::unordered_map<std::int32_t, EarlyRow> early_rows_;  // by sequence
   std::vector<AttentionMethod::State*> early_states_;
   std::vector<AttentionSegment> early_segments_;
-  Stream* early_stream_ = nullptr;
   bool chosen_early_ = false;
   std::vector<SelectionReader> early_readers_;  // by layer
   std::vector<AttentionSegment> dense_;

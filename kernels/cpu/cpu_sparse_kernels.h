@@ -2,6 +2,8 @@
 
 // The arithmetic behind CpuSparseOps, one source file per group. CpuSparseOps checks the arguments.
 
+#include <vector>
+
 #include "base/thread_pool.h"
 #include "kernels/sizing/sparse_workspace.h"
 #include "kernels/sparse_ops.h"
@@ -23,6 +25,30 @@ void score_pages(ThreadPool& pool, ConstMatrix q, std::int64_t row, std::int64_t
 // See SparseOps.
 void score_centroids(ThreadPool& pool, ConstMatrix q, std::int64_t row, std::int64_t heads,
                      std::int64_t kv_heads, const Centroids& centroids, float scale, float* scores);
+
+// SparseOps::choose_by_clusters of one row at a time; keeps its buffers.
+class ClusterChooser {
+ public:
+  // Writes the row's lists to `tokens`, `capacity` apart, and how long they are to `counts`.
+  void choose(ThreadPool& pool, ConstMatrix q, std::int64_t heads, std::int64_t kv_heads,
+              const AttentionSegment& row, const KeyClusters& clusters, float scale,
+              std::int32_t* tokens, std::int64_t capacity, std::int32_t* counts);
+  // That the last row scored.
+  [[nodiscard]] std::int64_t centroids() const { return centroids_; }
+
+ private:
+  // The mean score of every centroid over the row's queries, [kv_head][count].
+  void score(ThreadPool& pool, ConstMatrix q, std::int64_t heads, std::int64_t kv_heads,
+             const AttentionSegment& row, const Centroids& level, float scale,
+             std::vector<float>& to);
+
+  std::vector<float> scores_;
+  std::vector<float> coarse_scores_;
+  std::vector<double> sums_;
+  std::vector<std::uint8_t> alive_;   // [kv_head][fine cluster]
+  std::vector<std::uint8_t> chosen_;  // as alive_
+  std::int64_t centroids_ = 0;
+};
 
 // See SparseOps::score_keys and SparseOps::accumulate_columns; shape.max_context is the segment's
 // context.

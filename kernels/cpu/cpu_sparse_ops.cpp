@@ -377,6 +377,39 @@ class CpuSparseOps final : public SparseOps {
     cpu::score_centroids(*pool_, q, row, heads, kv_heads, centroids, scale, scores);
   }
 
+  [[nodiscard]] Selection choose_by_clusters(ConstMatrix q, std::int64_t heads,
+                                             std::int64_t kv_heads,
+                                             std::span<const AttentionSegment> rows,
+                                             const KeyClusters& clusters, float scale,
+                                             ClusterCounts* counts, Stream&) override {
+    TRIPHASE_CHECK(clusters.tokens >= 0 && clusters.fine.count > 0 &&
+                       clusters.fine.means != nullptr && clusters.fine.keys != nullptr &&
+                       clusters.labels != nullptr && clusters.coarse.count >= 0 &&
+                       (clusters.coarse.count == 0 ||
+                        (clusters.coarse.means != nullptr && clusters.coarse.keys != nullptr &&
+                         clusters.parents != nullptr)),
+                   "choose_by_clusters: clusters");
+    std::int64_t capacity = 0;
+    for (const AttentionSegment& row : rows) {
+      check_query(q, row.query_begin, heads, kv_heads);
+      TRIPHASE_CHECK(row.query_count > 0 && row.query_begin + row.query_count <= q.rows &&
+                         row.query_count <= row.context_tokens,
+                     "choose_by_clusters: queries");
+      capacity = std::max(capacity, row.context_tokens);
+    }
+    const auto count = static_cast<std::int64_t>(rows.size());
+    make_lists(count, kv_heads, capacity, 0);
+    for (std::int64_t i = 0; i < count; ++i) {
+      std::int32_t* const own = counts_.data() + i * kv_heads;
+      clusters_.choose(*pool_, q, heads, kv_heads, rows[static_cast<std::size_t>(i)], clusters,
+                       scale, tokens_.data() + i * kv_heads * capacity, capacity, own);
+      if (counts == nullptr) continue;
+      counts->tokens += std::accumulate(own, own + kv_heads, std::uint64_t{0});
+      counts->centroids += static_cast<std::uint64_t>(clusters_.centroids());
+    }
+    return lists(count, kv_heads, capacity, false);
+  }
+
   void sum_values(ConstMatrix v, std::span<const ValueRows> parts, std::int64_t layer,
                   Stream&) override {
     for (const ValueRows& part : parts) {
@@ -496,6 +529,7 @@ class CpuSparseOps final : public SparseOps {
   std::vector<std::uint32_t> scratch_;
   std::vector<float> row_;          // of weights, or what choose_recent_and_heaviest works with
   std::vector<std::int32_t> kept_;  // what keep_heaviest works with
+  cpu::ClusterChooser clusters_;
 };
 
 }  // namespace

@@ -1,47 +1,50 @@
 #pragma once
 
-// Key clusters of a fixed context (Squeezed Attention): offline K-means by rows (sequence x KV
-// head) and, online, from chosen clusters to the tokens in them. Deterministic: sums run in token
-// order, ties go to the smallest cluster. Device memory.
+// Squeezed Attention: from scores of a fixed context's key clusters to the tokens in them. Quest:
+// from pages to their tokens. Device memory.
 
 #include <cstdint>
 
 #include "kernels/cuda/stream_handle.h"
+#include "kernels/sparse_ops.h"
 
 namespace triphase::cuda {
 
-struct Points {
-  const float* values = nullptr;  // [row][count][dim]
+// Fine clusters under coarse ones. Rows are those of the scores.
+struct ClusterParents {
+  const float* coarse_scores = nullptr;   // [row][coarse]
+  std::int64_t coarse = 0;                // per KV head
+  const std::int32_t* parents = nullptr;  // [row % kv_heads][fine]: each one's coarse cluster
+  std::int64_t fine = 0;
+  double threshold = 0;
+  std::int64_t kv_heads = 0;
   std::int64_t rows = 0;
-  std::int64_t count = 0;
-  std::int64_t dim = 0;
 };
 
-// normalized = values / |value| (L2); zero vectors stay zero.
-void normalize_points(const Points& points, float* normalized, StreamHandle stream);
+// alive [row][fine]: 1 where the coarse cluster scores at least the threshold, else 0. Adds the
+// coarse clusters and those that are alive to counts->centroids, unless null.
+void find_alive_clusters(const ClusterParents& clusters, std::uint8_t* alive, ClusterCounts* counts,
+                         StreamHandle stream);
 
-// labels [row][count]: the nearest centroid (Euclidean). centroids [row][clusters][dim].
-void kmeans_assign(const Points& points, const float* centroids, std::int64_t clusters,
-                   std::int32_t* labels, StreamHandle stream);
-
-// centroids [row][clusters][dim]: means of their members; members [row][clusters]: how many. An
-// empty cluster becomes a zero vector.
-void kmeans_update(const Points& points, const std::int32_t* labels, std::int64_t clusters,
-                   float* centroids, std::int32_t* members, StreamHandle stream);
-
+// What rows choose among: tokens of clusters, and those behind them.
 struct ClusterTokens {
-  const std::int32_t* begins = nullptr;  // [row][max_clusters + 1], into tokens of the row
-  const std::int32_t* tokens = nullptr;  // [row][max_tokens]
+  const float* scores = nullptr;         // [row][clusters]
+  const std::uint8_t* alive = nullptr;   // [row][clusters]; null: all
+  std::int64_t clusters = 0;             // per KV head
+  double threshold = 0;                  // a cluster of at least this score is chosen
+  const std::int32_t* labels = nullptr;  // [row % kv_heads][tokens]: each token's cluster
+  std::int64_t tokens = 0;
+  const std::int32_t* contexts = nullptr;  // [row / kv_heads]: tokens, the current one included
+  std::int64_t kv_heads = 0;
   std::int64_t rows = 0;
-  std::int64_t max_clusters = 0;
-  std::int64_t max_tokens = 0;
 };
 
-// Tokens of the chosen clusters, ascending: chosen [row][chosen_stride] of which chosen_counts
-// [row] count; indices [row][max_tokens], counts [row].
-void expand_clusters(const ClusterTokens& clusters, const std::int32_t* chosen,
-                     std::int64_t chosen_stride, const std::int32_t* chosen_counts,
-                     std::int32_t* indices, std::int32_t* counts, StreamHandle stream);
+// indices [row][capacity], counts [row]: ascending, of the tokens before the current one and before
+// clusters.tokens those of chosen clusters, and every token from there on. No context exceeds
+// `capacity`. Adds the tokens to totals->tokens and, unless `alive` says which, the clusters to
+// totals->centroids; `totals` may be null.
+void choose_clusters(const ClusterTokens& clusters, std::int32_t* indices, std::int64_t capacity,
+                     std::int32_t* counts, ClusterCounts* totals, StreamHandle stream);
 
 // Quest: tokens of the chosen sub-pages (ascending) of `tokens_per_page` tokens, cut at the row's
 // length: lengths [row / rows_per_length]. indices [row][capacity] hold any row's tokens.

@@ -5,6 +5,7 @@
 #include <utility>
 #include <vector>
 
+#include "kernels/cuda/cluster_choice.h"
 #include "kernels/cuda/host_staging.h"
 #include "kernels/cuda/kept_choice.h"
 #include "kernels/cuda/kv_channels.h"
@@ -281,18 +282,17 @@ class CudaSparseOpsOnStreams final : public CudaSparseOps {
     call.scratch = scratch_of(heads, kv_heads, head_dim, count);
     call.base = memory_.scratch.at_least(static_cast<std::size_t>(call.scratch.bytes), stream);
     call.keys.max_length = count;
-    memory_.words.assign(static_cast<std::size_t>(kv_heads), static_cast<std::int32_t>(count));
-    memory_.arguments.reserve(memory_.words.size() * sizeof(std::int32_t) + entries, 2, stream);
+    memory_.words.assign(1, static_cast<std::int32_t>(count));
+    memory_.arguments.reserve(sizeof(std::int32_t) + entries, 2, stream);
+    const std::int32_t* length =
+        memory_.arguments.send(std::span<const std::int32_t>(memory_.words), stream);
     ScoreClusters clusters;
     clusters.centroids = centroids.means;
-    clusters.dtype = DType::kF32;
     clusters.keys = centroids.keys;
-    clusters.clusters =
-        memory_.arguments.send(std::span<const std::int32_t>(memory_.words), stream);
     if (centroids.alive != nullptr) {
       clusters.alive = memory_.arguments.send(std::span(centroids.alive, entries), stream);
     }
-    clusters.max_clusters = count;
+    clusters.count = count;
     clusters.sequences = 1;
     clusters.kv_heads = kv_heads;
     clusters.head_dim = head_dim;
@@ -300,11 +300,20 @@ class CudaSparseOpsOnStreams final : public CudaSparseOps {
     const StreamHandle handle = settings_.stream_handle(stream);
     cuda::score_centroids(clusters, query_of(q, row, heads), scale, logits, handle);
     auto* results = call.at<float>(call.scratch.scores_at);
-    group_scores(logits, clusters.clusters, 1, kv_heads, heads / kv_heads, count,
+    group_scores(logits, length, kv_heads, kv_heads, heads / kv_heads, count,
                  GroupReduce::kProbabilityMean, results, call.at<float>(call.scratch.totals_at),
                  handle);
     const HostTransfer transfer{scores, results, entries * sizeof(float)};
     staging_.to_host({&transfer, 1}, stream);
+  }
+
+  [[nodiscard]] Selection choose_by_clusters(ConstMatrix q, std::int64_t heads,
+                                             std::int64_t kv_heads,
+                                             std::span<const AttentionSegment> rows,
+                                             const KeyClusters& clusters, float scale,
+                                             ClusterCounts* counts, Stream& stream) override {
+    return cuda::choose_by_clusters(call_on(stream), q, heads, kv_heads, rows, clusters, scale,
+                                    counts);
   }
 
   void sum_values(ConstMatrix v, std::span<const ValueRows> parts, std::int64_t layer,

@@ -222,7 +222,7 @@ __global__ void __launch_bounds__(kThreads)
                 scratch);
 }
 
-template <class T, int G>
+template <int G>
 __global__ void __launch_bounds__(kThreads)
     score_centroids_kernel(ScoreClusters clusters, ScoreQueries queries, float factor,
                            ScoreLogits out) {
@@ -231,26 +231,24 @@ __global__ void __launch_bounds__(kThreads)
   const auto row = static_cast<std::int64_t>(blockIdx.x);
   const std::int64_t sequence = row / clusters.kv_heads;
   const std::int64_t head = row % clusters.kv_heads;
-  const int length = clusters.clusters[row];
+  const int count = static_cast<int>(clusters.count);
   const int first = static_cast<int>(blockIdx.y) * kThreads;
-  if (first >= length) return;
   const int group = static_cast<int>(queries.heads / clusters.kv_heads);
   const int head_dim = static_cast<int>(clusters.head_dim);
   float4 part[G][kLaneParts];
   load_queries<G>(queries.q + sequence * queries.q_stride + head * group * head_dim, group,
                   head_dim, factor, part);
-  const T* values =
-      static_cast<const T*>(clusters.centroids) + row * clusters.max_clusters * head_dim;
-  exact_tile<G>(part, first, length, group, head_dim, tile, [&](int cluster, int c) -> float4 {
+  const float* values = clusters.centroids + head * count * head_dim;
+  exact_tile<G>(part, first, count, group, head_dim, tile, [&](int cluster, int c) -> float4 {
     return load_four(values + static_cast<std::int64_t>(cluster) * head_dim + c);
   });
   float logit[G] = {};
   for (int g = 0; g < group; ++g) logit[g] = tile[threadIdx.x * G + g];
   const int cluster = first + static_cast<int>(threadIdx.x);
-  const float keys = cluster < length ? clusters.keys[row * clusters.max_clusters + cluster] : 0.0F;
-  const bool dead = clusters.alive != nullptr && cluster < length &&
-                    clusters.alive[row * clusters.max_clusters + cluster] == 0;
-  write_tile<G>(logit, dead ? 0.0F : keys, cluster, length, group, row, out, scratch);
+  const float keys = cluster < count ? clusters.keys[head * count + cluster] : 0.0F;
+  const bool dead =
+      clusters.alive != nullptr && cluster < count && clusters.alive[row * count + cluster] == 0;
+  write_tile<G>(logit, dead ? 0.0F : keys, cluster, count, group, row, out, scratch);
 }
 
 // Each block first merges the row's partials, in their order, then scores its own tile.
@@ -461,29 +459,25 @@ void score_exact(const ScoreKeys& keys, const ScoreQueries& queries, float scale
 
 void score_centroids(const ScoreClusters& clusters, const ScoreQueries& queries, float scale,
                      const ScoreLogits& out, StreamHandle stream) {
-  check_out(out, clusters.max_clusters, "score_centroids");
+  check_out(out, clusters.count, "score_centroids");
   const auto shape = [&] {
     return shape_text({{"sequences", clusters.sequences},
                        {"heads", queries.heads},
                        {"kv_heads", clusters.kv_heads},
                        {"head_dim", clusters.head_dim},
-                       {"max_clusters", clusters.max_clusters}}) +
-           ", centroids " + std::string(dtype_name(clusters.dtype));
+                       {"count", clusters.count}});
   };
   require(clusters.kv_heads > 0 && queries.heads > 0 && queries.heads % clusters.kv_heads == 0 &&
               clusters.head_dim > 0 && clusters.head_dim % 4 == 0 &&
               clusters.head_dim <= kMaxScoreDim,
           "score_centroids", "whole groups, and head_dim a multiple of 4 up to 256", shape);
-  require(clusters.centroids != nullptr && clusters.clusters != nullptr &&
-              clusters.keys != nullptr && queries.q != nullptr,
+  require(clusters.centroids != nullptr && clusters.keys != nullptr && queries.q != nullptr,
           "score_centroids", "null pointer", shape);
   const std::int64_t rows = clusters.sequences * clusters.kv_heads;
-  if (rows == 0) return;
-  for_float_type(clusters.dtype, "score_centroids", shape, [&]<class T>() {
-    for_group(queries.heads / clusters.kv_heads, "score_centroids", shape, [&]<int G>() {
-      TRIPHASE_LAUNCH((score_centroids_kernel<T, G>), tile_grid(rows, clusters.max_clusters),
-                      kThreads, 0, stream, clusters, queries, scale * kScoreLog2E, out);
-    });
+  if (rows == 0 || clusters.count == 0) return;
+  for_group(queries.heads / clusters.kv_heads, "score_centroids", shape, [&]<int G>() {
+    TRIPHASE_LAUNCH((score_centroids_kernel<G>), tile_grid(rows, clusters.count), kThreads, 0,
+                    stream, clusters, queries, scale * kScoreLog2E, out);
   });
   check_launched("score_centroids", shape);
 }

@@ -80,17 +80,13 @@ void score_sparq(const ScoreKeys& keys, const ScoreQueries& queries, const std::
 void score_exact(const ScoreKeys& keys, const ScoreQueries& queries, float scale,
                  const ScoreLogits& out, StreamHandle stream);
 
-// Key clusters of rows (Squeezed). A cluster that has no keys or is not alive counts for nothing:
-// its logit is -infinity.
+// Key clusters of a fixed context, the same for all sequences (Squeezed). A cluster that has no
+// keys or is not alive counts for nothing: its logit is -infinity.
 struct ScoreClusters {
-  const void* centroids = nullptr;  // [row][max_clusters][head_dim]
-  DType dtype = DType::kF16;        // F32, F16 or BF16
-  const float* keys = nullptr;      // [row][max_clusters]: how many keys each stands for
-  // [row][max_clusters]; null: all.
-  const std::uint8_t* alive = nullptr;
-  const std::int32_t* clusters =
-      nullptr;  // [row]: how many a row has, `lengths` of later steps too
-  std::int64_t max_clusters = 0;
+  const float* centroids = nullptr;     // [kv_head][count][head_dim]
+  const float* keys = nullptr;          // [kv_head][count]: how many keys each stands for
+  const std::uint8_t* alive = nullptr;  // [row][count]; null: all
+  std::int64_t count = 0;
   std::int64_t sequences = 0;
   std::int64_t kv_heads = 0;
   std::int64_t head_dim = 0;  // a multiple of 4

@@ -36,6 +36,7 @@ set(TRIPHASE_CUDA_KERNELS
 set(TRIPHASE_CUDA_HOST_SOURCES
   argument_ring.cpp
   batch_attention.cpp
+  cluster_choice.cpp
   cuda_input_ops.cpp
   cuda_ops.cpp
   cuda_sparse_ops.cpp

@@ -5,6 +5,11 @@
 #include "kernels/sampling.h"
 
 namespace triphase {
+namespace {
+
+constexpr std::int64_t kTile = 128;  // of partial maxima and sums of scores
+
+}  // namespace
 
 SplitPlanLayout split_plan_layout(std::int64_t rows, std::int64_t part_count) {
   SplitPlanLayout layout;
@@ -170,6 +175,13 @@ CudaScratchBytes cuda_scratch_bytes(const GpuMachine& machine, const OpsShape& s
   bytes.attention = std::max(bytes.attention, 4 * floats);
   if (shape.max_list_tokens > 0) {
     bytes.selection = cuda_sparse_scratch(attention).bytes;
+    if (shape.fine_clusters > 0) {
+      // All rows of a layer choose in one go: they are as many as have room for one each.
+      const std::int64_t row = cuda_cluster_scratch(attention.heads, attention.kv_heads,
+                                                    shape.fine_clusters, shape.coarse_clusters, 1)
+                                   .bytes;
+      bytes.selection = std::max(bytes.selection, shape.max_sequences * row);
+    }
     bytes.lists = cuda_list_layout(shape.max_sequences, attention.kv_heads, shape.max_list_tokens,
                                    attention.heads)
                       .bytes;
@@ -193,8 +205,25 @@ CudaListLayout cuda_list_layout(std::int64_t rows, std::int64_t lists, std::int6
   return layout;
 }
 
+CudaClusterScratch cuda_cluster_scratch(std::int64_t heads, std::int64_t kv_heads,
+                                        std::int64_t fine, std::int64_t coarse, std::int64_t rows) {
+  CudaClusterScratch scratch;
+  const auto take = [&scratch](std::int64_t bytes) {
+    const std::int64_t at = scratch.bytes;
+    scratch.bytes += cuda_region_bytes(bytes);
+    return at;
+  };
+  const std::int64_t most = std::max(fine, coarse);
+  scratch.logits_at = take(4 * rows * heads * most);
+  scratch.partials_at = take(4 * rows * heads * ((most + kTile - 1) / kTile) * 2);
+  scratch.totals_at = take(4 * rows * heads * 2);
+  scratch.scores_at = take(4 * rows * kv_heads * fine);
+  scratch.coarse_scores_at = take(4 * rows * kv_heads * coarse);
+  scratch.alive_at = take(coarse > 0 ? rows * kv_heads * fine : 0);
+  return scratch;
+}
+
 CudaSparseScratch cuda_sparse_scratch(const AttentionShape& shape, std::int64_t rows) {
-  constexpr std::int64_t kTile = 128;  // of partial maxima and sums
   const std::int64_t context = shape.max_context;
   CudaSparseScratch scratch;
   const auto take = [&scratch](std::int64_t words) {

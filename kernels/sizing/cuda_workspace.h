@@ -167,7 +167,7 @@ struct CudaScratchBytes {
   std::int64_t gemm_workspace = 0;    // the GEMM library's own workspace, held from its start
   std::int64_t activations = 0;
   std::int64_t attention = 0;
-  std::int64_t selection = 0;  // CudaSparseScratch of the longest context
+  std::int64_t selection = 0;  // CudaSparseScratch of the longest context, or CudaClusterScratch
   std::int64_t lists = 0;      // CudaListLayout of all sequences
   std::int64_t tables = 0;     // of Ops::make_tables
   std::int64_t step_plan = 0;  // of attention over whole contexts, for all layers of a step
@@ -216,8 +216,23 @@ struct CudaListLayout {
 [[nodiscard]] CudaListLayout cuda_list_layout(std::int64_t rows, std::int64_t lists,
                                               std::int64_t capacity, std::int64_t heads);
 
+// choose_by_clusters of the CUDA SparseOps, for some rows. Byte offsets from the start.
+struct CudaClusterScratch {
+  std::int64_t logits_at = 0;  // of one level at a time: [rows][heads][clusters]
+  std::int64_t partials_at = 0;
+  std::int64_t totals_at = 0;         // [rows][heads][2]
+  std::int64_t scores_at = 0;         // [rows][kv_heads][fine]
+  std::int64_t coarse_scores_at = 0;  // [rows][kv_heads][coarse]
+  std::int64_t alive_at = 0;          // [rows][kv_heads][fine], bytes
+  std::int64_t bytes = 0;
+};
+// `coarse`: 0 for one level.
+[[nodiscard]] CudaClusterScratch cuda_cluster_scratch(std::int64_t heads, std::int64_t kv_heads,
+                                                      std::int64_t fine, std::int64_t coarse,
+                                                      std::int64_t rows);
+
 // One call of the CUDA SparseOps for some rows: where they are too long for sparq_select, logits,
-// their partials and scores. Scores are also where the scores of pages and clusters are made. Byte
+// their partials and scores. Scores are also where those of pages and centroids are made. Byte
 // offsets from the start.
 struct CudaSparseScratch {
   std::int64_t channels_at = 0;

@@ -10,7 +10,6 @@ void TokenChoice::clear() {
   begins.assign(1, 0);
   tokens.clear();
   alpha.clear();
-  centroids = 0;
 }
 
 std::int64_t AttentionMethod::prefill_rows(std::int64_t) const { return 0; }

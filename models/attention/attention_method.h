@@ -72,8 +72,6 @@ struct TokenChoice {
   std::vector<std::int32_t> tokens;
   // Empty, or per query head the share of the true softmax weight that the tokens hold.
   std::vector<float> alpha;
-  // Centroids that were scored to choose, all KV heads together.
-  std::int64_t centroids = 0;
 
   void clear();
 };
@@ -148,7 +146,7 @@ class AttentionMethod {
   // and attended(). Each segment has one query; early methods look at context_tokens alone.
   [[nodiscard]] virtual bool chooses_rows() const { return false; }
   // Whether a row attends its whole context; else each of its lists has so many tokens, of a
-  // sequence with a prompt of `prompt` tokens.
+  // sequence with a prompt of `prompt` tokens, or at most so many where counts_on_device().
   [[nodiscard]] virtual bool attends_all(std::int64_t layer, std::int64_t context) const {
     return timing(layer) == Timing::kDense ||
            is_dense(budget_tokens(options_, context, context), context);
@@ -158,6 +156,10 @@ class AttentionMethod {
   }
   [[nodiscard]] virtual Selection choose_rows(const Sequences& sequences, const LayerCall& call,
                                               ConstMatrix q);
+  // Whether how long lists are is known on the device alone; then what choose_rows() has chosen so
+  // far. Waits for the stream.
+  [[nodiscard]] virtual bool counts_on_device() const { return false; }
+  [[nodiscard]] virtual ClusterCounts counted(Stream&) const { return {}; }
   // weights [row of selection][list][capacity], in the device's memory, beside the tokens of the
   // lists.
   virtual void attended_rows(const Sequences& sequences, const LayerCall& call,

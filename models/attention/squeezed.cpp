@@ -2,13 +2,13 @@
 // the threshold, and everything after the clustered part. The tokens of a prompt choose together,
 // by the mean of their scores (appendix D).
 
-#include <algorithm>
+#include <vector>
 
 #include "base/error.h"
-#include "kernels/token_choice.h"
+#include "memory/memory_pool.h"
 #include "models/attention/device_floats.h"
 #include "models/attention/methods.h"
-#include "models/attention/surviving_clusters.h"
+#include "models/attention/selection_reader.h"
 
 namespace triphase {
 namespace {
@@ -45,40 +45,47 @@ class Squeezed final : public AttentionMethod {
   }
   [[nodiscard]] bool chooses_without_keys() const override { return true; }
 
-  void choose(State&, const LayerCall& call, ConstMatrix q, std::int64_t row,
-              TokenChoice& choice) override {
-    choose_for_prompt(call, q, row, 1, choice);
+  [[nodiscard]] bool attends_all(std::int64_t, std::int64_t) const override { return false; }
+  [[nodiscard]] bool chooses_rows() const override { return true; }
+  // No token is left out for lack of room.
+  [[nodiscard]] std::int64_t list_tokens(std::int64_t context, std::int64_t) const override {
+    return context;
+  }
+  [[nodiscard]] Selection choose_rows(const Sequences& sequences, const LayerCall& call,
+                                      ConstMatrix q) override {
+    if (counts_.size() == 0) {
+      const ClusterCounts none;
+      counts_.assign({&none, 1}, *call.memory, *call.stream);
+      memory_ = call.memory;
+    }
+    return call.ops->choose_by_clusters(q, shape_.heads, shape_.kv_heads, sequences.segments,
+                                        clusters_of(call), call.scale, counts_.data(),
+                                        *call.stream);
+  }
+
+  [[nodiscard]] bool counts_on_device() const override { return true; }
+  [[nodiscard]] ClusterCounts counted(Stream& stream) const override {
+    if (counts_.size() == 0) return {};
+    const HostBuffer arrived(*memory_, sizeof(ClusterCounts));
+    memory_->copy(arrived.data(), counts_.data(), sizeof(ClusterCounts), stream);
+    stream.synchronize();
+    return *arrived.as<ClusterCounts>();
+  }
+  [[nodiscard]] std::uint64_t state_bytes(std::int64_t, std::int64_t, bool) const override {
+    return sizeof(ClusterCounts);
   }
 
   void choose_for_prompt(const LayerCall& call, ConstMatrix q, std::int64_t first_row,
                          std::int64_t rows, TokenChoice& choice) override {
-    const std::int64_t context = call.keys.context_tokens;
-    choice.clear();
-    const ContextClusters& clusters = *clusters_;
-    Centroids fine = centroids_of(clusters.fine, fine_, call);
-    if (options_.squeezed.two_levels) {
-      score(call, q, first_row, rows, centroids_of(clusters.coarse, coarse_, call), coarse_scores_);
-      choice.centroids = lists() * clusters.coarse.count +
-                         find_surviving_clusters(clusters, call.layer, shape_.kv_heads,
-                                                 coarse_scores_, coarse_threshold_, alive_);
-      fine.alive = alive_.data();
-    } else {
-      choice.centroids = lists() * fine.count;
-    }
-    score(call, q, first_row, rows, fine, scores_);
-    const std::int64_t clustered = std::min(clusters.clustered_tokens, context - rows);
-    for (std::int64_t head = 0; head < shape_.kv_heads; ++head) {
-      const std::int32_t* labels = clusters.labels.data() + (call.layer * shape_.kv_heads + head) *
-                                                                clusters.clustered_tokens;
-      for (std::int64_t t = 0; t < clustered; ++t) {
-        const auto at = static_cast<std::size_t>(head * clusters.fine.count + labels[t]);
-        if (fine.alive != nullptr && alive_[at] == 0) continue;
-        if (static_cast<double>(scores_[at]) < threshold_) continue;
-        choice.tokens.push_back(static_cast<std::int32_t>(t));
-      }
-      choose_range({clustered, context}, choice.tokens);
-      choice.begins.push_back(static_cast<std::int32_t>(choice.tokens.size()));
-    }
+    AttentionSegment unit;
+    unit.query_begin = first_row;
+    unit.query_count = rows;
+    unit.context_tokens = call.keys.context_tokens;
+    const Selection chosen =
+        call.ops->choose_by_clusters(q, shape_.heads, shape_.kv_heads, {&unit, 1},
+                                     clusters_of(call), call.scale, nullptr, *call.stream);
+    SelectionReader reader(*call.memory);
+    choice = reader.read(chosen, shape_.heads, *call.stream).front();
   }
 
  private:
@@ -89,44 +96,48 @@ class Squeezed final : public AttentionMethod {
             static_cast<std::int64_t>(level.means.size()) == rows() * level.count * shape_.head_dim,
         "squeezed: clusters");
   }
-  // A level's centroids in the device's memory, brought there when they are first asked for.
+  // Clusters in the device's memory, brought there when they are first asked for; where work runs
+  // at once they are there.
+  template <class T>
+  [[nodiscard]] static const T* there(const std::vector<T>& values, DeviceNumbers<T>& copy,
+                                      const LayerCall& call) {
+    if (call.ops->memory().runs_at_once()) return values.data();
+    if (copy.size() == 0) copy.assign(values, call.ops->memory(), *call.stream);
+    return copy.data();
+  }
   struct OnDevice {
     DeviceFloats means;
     DeviceFloats keys;
+    DeviceNumbers<std::int32_t> of;  // cluster of each token, or of each finer cluster
   };
   [[nodiscard]] Centroids centroids_of(const ContextClusters::Level& level, OnDevice& on_device,
                                        const LayerCall& call) const {
-    if (on_device.means.size() == 0) {
-      on_device.means.assign(level.means, call.ops->memory(), *call.stream);
-      on_device.keys.assign(level.keys, call.ops->memory(), *call.stream);
-    }
     const std::int64_t first = call.layer * shape_.kv_heads * level.count;
-    return {on_device.means.data() + first * shape_.head_dim, on_device.keys.data() + first,
-            level.count, nullptr};
+    return {there(level.means, on_device.means, call) + first * shape_.head_dim,
+            there(level.keys, on_device.keys, call) + first, level.count, nullptr};
   }
-  // The mean score of every centroid over the rows, summed in their order.
-  void score(const LayerCall& call, ConstMatrix q, std::int64_t first_row, std::int64_t rows,
-             const Centroids& centroids, std::vector<float>& to) {
-    to.resize(static_cast<std::size_t>(lists() * centroids.count));
-    sums_.assign(to.size(), 0.0);
-    for (std::int64_t row = first_row; row < first_row + rows; ++row) {
-      call.ops->score_centroids(q, row, shape_.heads, shape_.kv_heads, centroids, call.scale,
-                                to.data(), *call.stream);
-      for (std::size_t i = 0; i < to.size(); ++i) sums_[i] += static_cast<double>(to[i]);
-    }
-    for (std::size_t i = 0; i < to.size(); ++i) {
-      to[i] = static_cast<float>(sums_[i] / static_cast<double>(rows));
-    }
+  [[nodiscard]] KeyClusters clusters_of(const LayerCall& call) {
+    const ContextClusters& all = *clusters_;
+    const std::int64_t first = call.layer * shape_.kv_heads;
+    KeyClusters clusters;
+    clusters.fine = centroids_of(all.fine, fine_, call);
+    clusters.threshold = threshold_;
+    clusters.labels = there(all.labels, fine_.of, call) + first * all.clustered_tokens;
+    clusters.tokens = all.clustered_tokens;
+    if (!options_.squeezed.two_levels) return clusters;
+    clusters.coarse = centroids_of(all.coarse, coarse_, call);
+    clusters.coarse_threshold = coarse_threshold_;
+    clusters.parents = there(all.parents, coarse_.of, call) + first * all.fine.count;
+    return clusters;
   }
+
   const ContextClusters* clusters_;
   double threshold_;
   double coarse_threshold_;
   OnDevice fine_;
   OnDevice coarse_;
-  std::vector<float> scores_;
-  std::vector<double> sums_;
-  std::vector<float> coarse_scores_;
-  std::vector<std::uint8_t> alive_;
+  Device* memory_ = nullptr;             // of counts_
+  DeviceNumbers<ClusterCounts> counts_;  // of decoded rows
 };
 
 }  // namespace

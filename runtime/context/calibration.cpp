@@ -5,8 +5,8 @@
 #include <cmath>
 
 #include "base/error.h"
+#include "kernels/token_choice.h"
 #include "models/attention/device_floats.h"
-#include "models/attention/surviving_clusters.h"
 
 namespace triphase {
 namespace {
@@ -101,8 +101,17 @@ class Calibration {
   // Which fine clusters of a layer the query's coarse scores leave.
   const std::uint8_t* survivors(std::int64_t layer, std::int64_t query) {
     lookup_.score(clusters_.coarse, layer, query, nullptr, coarse_scores_);
-    surviving_ += static_cast<double>(find_surviving_clusters(
-        clusters_, layer, shape_.kv_heads, coarse_scores_, clusters_.coarse.threshold, alive_));
+    const auto fine = static_cast<std::size_t>(clusters_.fine.count);
+    const auto coarse = static_cast<std::size_t>(clusters_.coarse.count);
+    const auto heads = static_cast<std::size_t>(shape_.kv_heads);
+    const auto parents = std::span<const std::int32_t>(clusters_.parents)
+                             .subspan(static_cast<std::size_t>(layer) * heads * fine, heads * fine);
+    alive_.resize(heads * fine);
+    for (std::size_t head = 0; head < heads; ++head) {
+      surviving_ += static_cast<double>(find_alive_clusters(
+          std::span(coarse_scores_).subspan(head * coarse, coarse), clusters_.coarse.threshold,
+          parents.subspan(head * fine, fine), std::span(alive_).subspan(head * fine, fine)));
+    }
     return alive_.data();
   }
 

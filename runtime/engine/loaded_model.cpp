@@ -20,7 +20,11 @@ namespace {
 constexpr std::int64_t kDefaultPrefillChunk = 256;
 
 // The largest calls of Ops that a decoder within `limits` makes.
-OpsShape ops_shape(const ModelConfig& config, const BatchLimits& limits, const KvStore::Shape& kv) {
+OpsShape ops_shape(const ModelBundle& model, const RunOptions& options, const BatchLimits& limits,
+                   const KvStore::Shape& kv) {
+  const ModelConfig& config = model.config;
+  const ContextClusters* clusters =
+      needs_fixed_context(options.attention) ? model.clusters() : nullptr;
   return {.attention = {.heads = config.heads,
                         .kv_heads = config.kv_heads,
                         .head_dim = config.head_dim,
@@ -29,6 +33,8 @@ OpsShape ops_shape(const ModelConfig& config, const BatchLimits& limits, const K
           .max_sequences = limits.segments,
           .layers = config.layers,
           .max_list_tokens = limits.sparse ? limits.context : 0,
+          .fine_clusters = clusters == nullptr ? 0 : clusters->fine.count,
+          .coarse_clusters = clusters == nullptr ? 0 : clusters->coarse.count,
           .widest_input =
               std::max({config.hidden_size, config.q_width(), config.ffn_size, config.embed_dim}),
           .max_sampled_rows = limits.logit_rows,
@@ -88,7 +94,7 @@ class Planner {
   [[nodiscard]] std::uint64_t scratch(std::int64_t batch) const {
     const BatchLimits limits = limits_for(batch);
     return DecoderModel::scratch_bytes(model_.config, limits, machine_.threads) +
-           ops_reserved_bytes(machine_, ops_shape(model_.config, limits, plan_.kv)) +
+           ops_reserved_bytes(machine_, ops_shape(model_, options_, limits, plan_.kv)) +
            sample_workspace_bytes(machine_, model_.config.vocab_size) +
            cluster_memory(options_, model_) + selection(batch);
   }
@@ -433,7 +439,7 @@ LoadedModel::LoadedModel(std::shared_ptr<LoadedWeights> loaded, const ModelBundl
          pool, &host_pool, transfers.get()) {
   TRIPHASE_CHECK(plan.placement.streamed_layers == shared->streamed_layers,
                  "a plan for weights that lie elsewhere");
-  backend.reserve(ops_shape(model.config, plan.limits, plan.kv));
+  backend.reserve(ops_shape(model, options, plan.limits, plan.kv));
   decoder.set_attention(options.attention, backend.sparse_ops(), pool, model.clusters());
   decoder.set_layer_inputs(plan.input_tokens, backend.input_ops(), pool);
   if (plan.kv.host_attention) {

@@ -53,7 +53,10 @@ CLOSE = 0.2  # nats, against the CPU or, on a real GPU, between places
 JOB_SECONDS = 600 if IS_EMULATED else 90
 LENGTHS = (70, 33, 100, 5, 64, 90)
 LONGEST = "200"
-METHODS = ("local", "strided", "lm-infinite", "swa", "h2o", "sparq", "topk", "quest", "random")
+METHODS = ("local", "strided", "lm-infinite", "swa", "h2o", "sparq", "topk", "quest", "squeezed", "squeezed.levels=2",
+           "random")  # fmt: skip
+# Uploads of what a job brings once, before it knows pinned memory: Squeezed's clusters.
+ONCE = {"squeezed": 4, "squeezed.levels=2": 7}
 # Options that make KV, weights or hidden states cross the link in these small jobs, by policy.
 TIGHT = ("--host-memory", "64MiB", "--device-kv-memory", "260KiB", "--max-context", LONGEST)
 
@@ -126,11 +129,13 @@ class Jobs:
             (self.folder / f"heads{kv_heads}.json").write_text(json.dumps(config(kv_heads)))
         self.write_prompts("prompts", LENGTHS)
 
-    def write_prompts(self, name, lengths):
+    def write_prompts(self, name, lengths, most=None):
+        """`most`: tokens of some lines, by number."""
         with (self.folder / f"{name}.jsonl").open("w") as out:
             for line, length in enumerate(lengths):
                 tokens = [3 + (line * 37 + at * 11 + at * at) % 290 for at in range(length)]
-                print(json.dumps({"id": str(line), "prompt_tokens": tokens}), file=out)
+                limit = {"max_tokens": most[line]} if line in (most or {}) else {}
+                print(json.dumps({"id": str(line), "prompt_tokens": tokens, **limit}), file=out)
 
     def command(self, name, *extra, kv_heads=2, tokens=24, device=DEVICE, prompts="prompts", model=None, batch=4):
         logprobs = [] if device == "cuda:emulated" else ["--logprobs", "2"]
@@ -139,6 +144,24 @@ class Jobs:
                 "--weights-dtype", "bf16", "--prompts", str(self.folder / f"{prompts}.jsonl"), "--max-tokens",
                 str(tokens), "--temperature", "0", "--ignore-eos", "--batch-size", str(batch), "--progress",
                 "off", "--device", device, "--output", str(self.folder / f"{name}.jsonl"), *logprobs, *extra]  # fmt: skip
+
+    def attention(self, method, model="heads2"):
+        """Options under which a method leaves out some of the prompts' tokens."""
+        name, level, _ = method.partition(".levels=")
+        if name != "squeezed":
+            return [] if method == "dense" else ["--attention", method, "--kv-sparsity", "0.6"]
+        clusters = self.folder / f"{model}-clusters"
+        if not clusters.is_dir():
+            # Whole blocks, so that lines end in their blocks where they would without it.
+            context = self.folder / "context.json"
+            context.write_text(json.dumps([3 + (at * 7 + at * at * 3) % 290 for at in range(64)]))
+            subprocess.run([ARGUMENTS.program, "cluster", "--model", str(self.folder / f"{model}.json"),
+                            "--random-weights", "--weights-dtype", "bf16", "--context", str(context),
+                            "--context-format", "ids", "--output", str(clusters), "--window", "12", "--centroids",
+                            "0.2", "--coarse-centroids", "0.05", "--sparsity", "0.6", "--progress", "off", "--device",
+                            "cpu"], capture_output=True, check=True, timeout=JOB_SECONDS)  # fmt: skip
+        levels = ["--attention-option", f"squeezed{method.removeprefix(name)}"] if level else []
+        return ["--fixed-context", str(clusters), "--attention", "squeezed", *levels]
 
     def environment(self, machine):
         machines = {"TRIPHASE_EMULATED": machine} if IS_EMULATED else {}
@@ -187,16 +210,40 @@ class GpuJobs(unittest.TestCase):
 
     def test_methods_choose_the_same_tokens_wherever_kv_lies(self):
         for number, method in enumerate(METHODS):
-            attention = ("--attention", method, "--kv-sparsity", "0.6", "--overwrite")
+            attention = (*self.jobs.attention(method), "--overwrite")
             policy = list(POLICIES["triphase"])
             if method == "sparq":
                 policy[policy.index("260KiB")] = "900KiB"  # K^T
+            if method.startswith("squeezed"):
+                policy[policy.index("260KiB")] = "360KiB"  # the context too
             with self.subTest(method=method):
-                _, expected = self.jobs.run("reference", "--policy", "device-only", *attention, tokens=16)
+                alone, expected = self.jobs.run("reference", "--policy", "device-only", *attention, tokens=16)
                 summary, answers = self.jobs.run("job", *policy, *attention, tokens=16,
                                                  machine=f"schedule={number % 4}")
                 self.check(answers, expected)
+                if IS_EMULATED:
+                    self.assertEqual(summary["attention"], alone["attention"])
+                self.assertLess(summary["attention"]["tokens_touched_fraction"], 0.9)
                 self.assertGreater(summary["moved_bytes"]["to_device"], 0)
+                for part in summary["memory"]:
+                    self.assertLessEqual(part["peak_bytes"], part["planned_bytes"], part)
+
+    @unittest.skipUnless(IS_EMULATED, "a real GPU has the memory that it has")
+    def test_clusters_and_lists_as_long_as_contexts_are_in_the_budget(self):
+        for method, kv in (("squeezed", ()), ("squeezed.levels=2", ("--kv-dtype", "int8", "--kv-block", "32"))):
+            with self.subTest(method=method):
+                job = (*self.jobs.attention(method), *kv, "--max-context", LONGEST, "--overwrite")
+                alone, expected = self.jobs.run("reference", "--policy", "device-only", *job, tokens=16)
+                policy = POLICIES["flexgen"]
+                errors, _ = self.jobs.run("small", *policy, *job, "--device-memory", "1MiB", ending=5)
+                one = int(re.search(r"--device-memory (\d+)B would fit batch 1", errors).group(1))
+                # So much more that the batch fits; the device has no byte beside it.
+                room = one + (600 << 10)
+                summary, answers = self.jobs.run("job", *policy, *job, "--device-memory", f"{room}B", tokens=16,
+                                                 machine=f"schedule=3,memory={room}")
+                self.check(answers, expected)
+                self.assertEqual(summary["attention"], alone["attention"])
+                self.assertGreater(summary["moved_bytes"]["to_device_by_kind"]["kv_tokens"], 0)
                 for part in summary["memory"]:
                     self.assertLessEqual(part["peak_bytes"], part["planned_bytes"], part)
 
@@ -309,7 +356,8 @@ class GpuJobs(unittest.TestCase):
             elif len(cells) == 5 and cells[1][:1].isdigit():
                 numbers = [tuple(map(int, f"{cell} + 0".split(" + ")[:2])) for cell in cells[1:]]
                 tables[-1].update(dict.fromkeys(cells[0].split(", "), numbers))
-        self.jobs.write_prompts("two", LENGTHS[:2])
+        # A fixed context is computed by one line alone: the first, which ends at once.
+        self.jobs.write_prompts("three", (5, *LENGTHS[:2]), most={0: 1})
         on_host = ("--policy", "flexgen", *options("kv-share=0.25", "weight-share=1"), "--host-memory", "64MiB",
                    "--token-cache", "20KiB", "--max-context", LONGEST)  # fmt: skip
         for place, allowed in zip((("--policy", "device-only"), on_host), tables, strict=True):
@@ -331,15 +379,16 @@ class GpuJobs(unittest.TestCase):
         """Kernels, copies to the device and from it, and waits."""
         model = f"layers{layers}"
         (self.jobs.folder / f"{model}.json").write_text(json.dumps({**config(2), "num_hidden_layers": layers}))
-        attention = () if method == "dense" else ("--attention", method, "--kv-sparsity", "0.6")
+        attention = self.jobs.attention(method, model)
         counts = []
         for tokens in (12, 20):  # neither closes a block of 32
             file = self.jobs.folder / "counts.json"
             summary, _ = self.jobs.run("job", *place, "--overwrite", *attention, tokens=tokens,
-                                       prompts="two", model=model, machine=f"counts={file}")
+                                       prompts="three", model=model, machine=f"counts={file}")
             self.assertEqual(place[1] == "flexgen", summary["moved_bytes"]["to_device"] > 0)
             counts.append(json.loads(file.read_text()))
-        self.assertEqual(counts[0]["pageable"], 0, "copies of memory that is not pinned")
+        for one in counts:
+            self.assertEqual(one["pageable"], ONCE.get(method, 0), "copies of memory that is not pinned")
         self.assertEqual(counts[1]["allocations"], counts[0]["allocations"])
         return [(counts[1][key] - counts[0][key]) / 8 for key in ("launches", "uploads", "downloads", "waits")]
 
@@ -555,7 +604,7 @@ class Matrix:
                 if name in ON_CPU and (kv == "int8" or method != "dense"):
                     continue
                 # Little enough that triphase's KV goes to the host, and that every request fits.
-                room = 260 + 340 * (kv == "int8") + 640 * (method == "sparq")
+                room = 260 + 340 * (kv == "int8") + 640 * (method == "sparq") + 100 * method.startswith("squeezed")
                 room = f"{room * kv_heads // 2}KiB"
                 number += 1
                 cells.append((f"heads {kv_heads}, {kv}, {method}, {name}", number,
@@ -577,11 +626,10 @@ class Matrix:
         left = [cell for cell in cells if cell[0] not in self.found]
         if not left or time.monotonic() > self.deadline:
             return
-        common = ["--overwrite", "--kv-dtype", kv, "--kv-block", "32"]
-        if method != "dense":
-            common += ["--attention", method, "--kv-sparsity", "0.6"]
         jobs = Jobs(folder)
         try:
+            common = ["--overwrite", "--kv-dtype", kv, "--kv-block", "32",
+                      *jobs.attention(method, f"heads{kv_heads}")]  # fmt: skip
             _, expected = jobs.run("reference", "--policy", "device-only", *common, kv_heads=kv_heads, tokens=8)
         except Exception as error:
             for cell, _, _ in left:

@@ -48,6 +48,15 @@ TEST(EmulatedCudaSparseOps, CentroidScoresMatchTheCpu) {
   GuardedMachine machine;
   check_centroids(seam_of(machine));
 }
+TEST(EmulatedCudaSparseOps, ClustersChooseAsOnTheCpuInAnyOrderOfThreads) {
+  for (const std::uint64_t seed : {0, 1, 6}) {
+    const emulated::Order order(seed);
+    GuardedMachine machine;
+    // Scratch for all rows at once, or for one at a time.
+    if (seed == 1) machine.sparse->reserve(largest(8, 1, 300), *machine.stream);
+    check_cluster_choices(seam_of(machine));
+  }
+}
 TEST(EmulatedCudaSparseOps, ReallocationMatchesTheCpuBitForBit) {
   GuardedMachine machine;
   check_reallocation(seam_of(machine));
@@ -131,7 +140,9 @@ TEST(EmulatedCudaSparseOps, ReservedScratchIsEnough) {
   const auto sparse = make_cuda_sparse_ops(
       device, pinned,
       {.machine = emulated_gpu(), .stream_handle = [](Stream&) { return StreamHandle{}; }});
-  sparse->reserve(largest(1, 140, 140), *stream);
+  OpsShape shape = largest(1, 140, 140);
+  shape.fine_clusters = shape.coarse_clusters = 140;
+  sparse->reserve(shape, *stream);
   GuardedMachine machine;
   const FilledCache cache(*machine.ops, machine.device, DType::kF16, {140}, 3);
   const Queries q(machine.device, 140, 5);
@@ -156,6 +167,9 @@ TEST(EmulatedCudaSparseOps, ReservedScratchIsEnough) {
   sparse->bound_pages(cache.view(), {&row, 1}, {&bounded, 1}, 1, 0, *stream);
   static_cast<void>(
       sparse->choose_by_pages(q.view(), kHeads, kKvHeads, {&row, 1}, {&every, 1}, 1, 0, *stream));
+  const SeamClusters clusters(machine.device, kKvHeads, kDim, 139, 140, 140);
+  static_cast<void>(sparse->choose_by_clusters(q.view(), kHeads, kKvHeads, {&row, 1},
+                                               clusters.view(true), 0.3F, nullptr, *stream));
   const ChannelChoice all{.rank = kDim, .tokens = 140, .sum_logits = true};
   static_cast<void>(sparse->choose_by_channels(q.view(), kHeads, cache.view(), {&row, 1}, 0.3F,
                                                {&all, 1}, true, {}, *stream));
@@ -290,6 +304,21 @@ TEST(EmulatedCudaSparseOps, RefusalsNameOperationAndShape) {
        [&] {
          sparse.score_centroids(q.view(), 0, kHeads, kKvHeads, {numbers.data(), nullptr, 7}, 1.0F,
                                 results.data(), stream);
+       }},
+      {"choose_by_clusters", "no clusters", "clusters 7",
+       [&] {
+         const AttentionSegment row = cache.segment(0, 0, 1);
+         const KeyClusters clusters{.fine = {numbers.data(), numbers.data(), 7}};
+         static_cast<void>(sparse.choose_by_clusters(q.view(), kHeads, kKvHeads, {&row, 1},
+                                                     clusters, 1.0F, nullptr, stream));
+       }},
+      {"choose_by_clusters", "one query each", "query_count 2",
+       [&] {
+         const AttentionSegment row = cache.segment(0, 0, 2);
+         const KeyClusters clusters{.fine = {numbers.data(), numbers.data(), 7},
+                                    .labels = ids.data()};
+         static_cast<void>(sparse.choose_by_clusters(q.view(), kHeads, kKvHeads, {&row, 1},
+                                                     clusters, 1.0F, nullptr, stream));
        }},
       {"reallocate", "whole groups", "row 3",
        [&] {

@@ -44,11 +44,35 @@ struct Decoded final : AttentionObserver {
   }
   std::vector<std::vector<std::int32_t>> chosen;  // by step
   std::vector<float> out;                         // [token][head][dim]
+  AttentionRunner::Touched touched;
 };
 
 std::vector<float> random_values(std::int64_t count, std::uint32_t seed) {
   std::mt19937 random(seed);
   return random_floats(random, count, 1.5F);
+}
+
+// Clusters of every twelfth token and groups of every fourth of them.
+const ContextClusters& clusters() {
+  static const ContextClusters made = [] {
+    ContextClusters all;
+    all.clustered_tokens = 60;
+    all.fine.count = 12;
+    all.coarse.count = 4;
+    for (ContextClusters::Level* level : {&all.fine, &all.coarse}) {
+      level->means = random_values(FilledCache::kKvHeads * level->count * kDim,
+                                   static_cast<std::uint32_t>(level->count));
+      level->keys.assign(static_cast<std::size_t>(FilledCache::kKvHeads * level->count),
+                         static_cast<float>(60 / level->count));
+      level->threshold = 0.01;
+    }
+    for (std::int64_t head = 0; head < FilledCache::kKvHeads; ++head) {
+      for (std::int32_t t = 0; t < 60; ++t) all.labels.push_back(t % 12);
+      for (std::int32_t i = 0; i < 12; ++i) all.parents.push_back(i % 4);
+    }
+    return all;
+  }();
+  return made;
 }
 
 // A prompt in chunks of at most 40 tokens, which INT8 cuts by block, then one token at a time.
@@ -71,7 +95,7 @@ Decoded run_method(const Machine& machine, const AttentionOptions& options, DTyp
                                .max_context = kTokens,
                                .weighted_scores = kTokens * kHeads * 2};
   const Buffer workspace = pool.allocate(attention_workspace_bytes(largest), MemoryTag::kWorkspace);
-  AttentionRunner runner(options, kShape, machine.sparse, largest, pool);
+  AttentionRunner runner(options, kShape, machine.sparse, largest, pool, &clusters());
   Decoded run;
   if (how == Run::kObserved) runner.set_observer(&run);
   const SequenceId sequence(1);
@@ -105,22 +129,22 @@ Decoded run_method(const Machine& machine, const AttentionOptions& options, DTyp
   EXPECT_LE(pool.use(MemoryTag::kSelection).peak,
             runner.method().state_bytes(1, kTokens, machine.device.runs_at_once()));
   run.out = out.host();
+  run.touched = runner.touched();
   return run;
 }
 
 const std::vector<AttentionOptions>& methods() {
   static const std::vector<AttentionOptions> all = {
-      of("dense", {}),
-      of("local", {"local.keep=0.3"}),
-      of("strided", {"strided.keep=0.3"}),
+      of("dense", {}), of("local", {"local.keep=0.3"}), of("strided", {"strided.keep=0.3"}),
       of("lm-infinite", {"lm-infinite.k=20"}),
       of("swa", {"swa.caching_ratio=0.3", "swa.history=ring"}),
-      of("swa", {"swa.caching_ratio=0.5", "swa.history=buckets"}),
-      of("h2o", {"h2o.k=24"}),
+      of("swa", {"swa.caching_ratio=0.5", "swa.history=buckets"}), of("h2o", {"h2o.k=24"}),
       of("sparq", {"sparq.rank=6", "sparq.k=24"}),
-      of("sparq", {"sparq.rank=6", "sparq.k=24", "sparq.reallocate=on"}),
-      of("topk", {"topk.k=20"}),
+      of("sparq", {"sparq.rank=6", "sparq.k=24", "sparq.reallocate=on"}), of("topk", {"topk.k=20"}),
       of("quest", {"quest.k=48", "quest.dense_layers=0"}),
+      // Prompts as a GPU attends them.
+      of("squeezed", {"squeezed.prefill=dense"}),
+      of("squeezed", {"squeezed.prefill=dense", "squeezed.levels=2"}),
       of("random", {"random.keep=0.3"})};
   return all;
 }
@@ -140,6 +164,7 @@ class CpuMachine {
 TEST(MethodsOnCuda, ChooseAndAttendAsOnTheCpu) {
   CpuMachine cpu;
   GuardedMachine gpu;
+  gpu.copies.allow_pageable_sources();  // the clusters, once
   for (const DType dtype : {DType::kF16, DType::kInt8}) {
     for (const AttentionOptions& options : methods()) {
       SCOPED_TRACE(std::string(attention_name(options.kind)) + " " +
@@ -155,9 +180,14 @@ TEST(MethodsOnCuda, ChooseAndAttendAsOnTheCpu) {
           run_method({*gpu.ops, *gpu.sparse, gpu.device, *gpu.stream}, options, dtype, Run::kEarly);
       ASSERT_EQ(early.out, ours.out);
       ASSERT_TRUE(early.chosen.empty() || early.chosen == ours.chosen);
-      ASSERT_EQ(early.chosen.empty(), options.kind == AttentionKind::kDense ||
-                                          !make_attention_method(options, kShape)->chooses_early());
+      ASSERT_EQ(early.chosen.empty(),
+                options.kind == AttentionKind::kDense ||
+                    !make_attention_method(options, kShape, &clusters())->chooses_early());
       ASSERT_EQ(ours.chosen, theirs.chosen);
+      for (const Decoded* other : {&unseen, &theirs}) {
+        EXPECT_EQ(ours.touched.attended, other->touched.attended);
+        EXPECT_EQ(ours.touched.centroids, other->touched.centroids);
+      }
       ASSERT_EQ(ours.chosen.size(), static_cast<std::size_t>(kTokens - kPrompt));
       for (std::size_t i = 0; i < ours.out.size(); ++i) {
         // Prompt rows go through tensor cores, which round queries and weights to FP16.
@@ -167,51 +197,33 @@ TEST(MethodsOnCuda, ChooseAndAttendAsOnTheCpu) {
   }
 }
 
-// Clusters of every third token, one level and two; the runner does not know this method yet.
-TEST(MethodsOnCuda, SqueezedKeepsTheSameClusters) {
-  CpuMachine cpu;
+// What is counted on the device is what was chosen; thresholds leave something out.
+TEST(MethodsOnCuda, SqueezedCountsWhatItChose) {
   GuardedMachine gpu;
-  gpu.copies.allow_pageable_sources();  // the clusters, once
-  ContextClusters clusters;
-  clusters.clustered_tokens = 60;
-  clusters.fine.count = 12;
-  clusters.coarse.count = 4;
-  for (ContextClusters::Level* level : {&clusters.fine, &clusters.coarse}) {
-    level->means = random_values(FilledCache::kKvHeads * level->count * kDim,
-                                 static_cast<std::uint32_t>(level->count));
-    level->keys.assign(static_cast<std::size_t>(FilledCache::kKvHeads * level->count),
-                       static_cast<float>(60 / level->count));
-    level->threshold = 0.01;
+  gpu.copies.allow_pageable_sources();
+  std::int64_t tokens[2] = {};
+  for (const bool two_levels : {false, true}) {
+    const AttentionOptions options =
+        of("squeezed", {two_levels ? "squeezed.levels=2" : "squeezed.levels=1"});
+    const Decoded run =
+        run_method({*gpu.ops, *gpu.sparse, gpu.device, *gpu.stream}, options, DType::kF16);
+    for (const auto& lists : run.chosen) {
+      tokens[two_levels ? 1 : 0] += static_cast<std::int64_t>(lists.size());
+    }
+    const auto chosen = static_cast<double>(tokens[two_levels ? 1 : 0]);
+    EXPECT_EQ(run.touched.attended, chosen / FilledCache::kKvHeads);
+    EXPECT_LT(run.touched.attended, 0.8 * run.touched.context);
+    // What no cluster has is always chosen.
+    EXPECT_GT(run.touched.attended, run.touched.context - 60 * run.touched.rows);
+    const double all = FilledCache::kKvHeads * run.touched.rows;
+    if (two_levels) {
+      EXPECT_GT(run.touched.centroids, 4 * all);
+      EXPECT_LT(run.touched.centroids, (4 + 12) * all);
+    } else {
+      EXPECT_EQ(run.touched.centroids, 12 * all);
+    }
   }
-  for (std::int64_t head = 0; head < FilledCache::kKvHeads; ++head) {
-    for (std::int32_t t = 0; t < 60; ++t) clusters.labels.push_back(t % 12);
-    for (std::int32_t i = 0; i < 12; ++i) clusters.parents.push_back(i % 4);
-  }
-  for (const std::string_view levels : {"squeezed.levels=1", "squeezed.levels=2"}) {
-    const auto choose = [&](const Machine& machine) {
-      const DeviceArray<float> q(machine.device, random_values(3 * kColumns, 24));
-      const auto method = make_attention_method(of("squeezed", {levels}), kShape, &clusters);
-      const auto state = method->begin(kPrompt, kTokens);
-      LayerCall call;
-      call.keys.context_tokens = kPrompt;
-      call.scale = kScale;
-      call.ops = &machine.sparse;
-      call.memory = &machine.device;
-      call.stream = &machine.stream;
-      std::vector<std::vector<std::int32_t>> chosen;
-      for (std::int64_t row = 0; row < 3; ++row) {
-        TokenChoice choice;
-        method->choose(*state, call, {q.data(), DType::kF32, 3, kColumns, kColumns}, row, choice);
-        chosen.push_back(choice.tokens);
-      }
-      return chosen;
-    };
-    const auto ours = choose({*gpu.ops, *gpu.sparse, gpu.device, *gpu.stream});
-    EXPECT_EQ(ours, choose(cpu.get()));
-    // The thresholds leave something out and keep something.
-    EXPECT_LT(ours[0].size(), static_cast<std::size_t>(2 * kPrompt));
-    EXPECT_GT(ours[0].size(), static_cast<std::size_t>(2 * (kPrompt - 60)));
-  }
+  EXPECT_NE(tokens[0], tokens[1]);
 }
 
 }  // namespace

@@ -273,7 +273,6 @@ std::vector<Refusal> selection_refusals() {
                           .indices = ids(),
                           .capacity = 10,
                           .counts = ids()};
-  const Points points{floats(), 2, 9, 300};
   return {
       {"choose_channels", "rank 1 to head_dim", "rank 73",
        [] { choose_channels(queries_of(4), 3, 2, 72, 73, {}, ids(), floats(), {}); }},
@@ -294,11 +293,10 @@ std::vector<Refusal> selection_refusals() {
        [] { score_exact(keys_of(DType::kI32), queries_of(4), 1.0F, logits_of(100), {}); }},
       {"score_exact", "1 to 8 query heads", "heads 18",
        [] { score_exact(keys_of(DType::kF16), queries_of(18), 1.0F, logits_of(100), {}); }},
-      {"score_centroids", "null pointer", "max_clusters 8",
+      {"score_centroids", "null pointer", "count 8",
        [] {
-         score_centroids(
-             {.clusters = ids(), .max_clusters = 8, .sequences = 3, .kv_heads = 2, .head_dim = 72},
-             queries_of(4), 1.0F, logits_of(8), {});
+         score_centroids({.count = 8, .sequences = 3, .kv_heads = 2, .head_dim = 72}, queries_of(4),
+                         1.0F, logits_of(8), {});
        }},
       {"score_quest", "room for every page", "score_stride 5",
        [] {
@@ -352,14 +350,18 @@ std::vector<Refusal> selection_refusals() {
        }},
       {"window_scores", "no room for the scores", "stride 9",
        [] { window_scores(reinterpret_cast<WindowChoice*>(floats()), 3, 10, 0, floats(), 9, {}); }},
-      {"normalize_points", "dim not 1 to 256", "dim 300",
-       [=] { normalize_points(points, floats(), {}); }},
-      {"kmeans_assign", "no clusters", "clusters 0",
-       [=] { kmeans_assign(points, floats(), 0, ids(), {}); }},
-      {"kmeans_update", "no clusters", "points 9",
-       [=] { kmeans_update(points, ids(), 0, floats(), ids(), {}); }},
-      {"expand_clusters", "null pointer", "max_tokens 77",
-       [] { expand_clusters({.max_tokens = 77}, ids(), 1, ids(), ids(), ids(), {}); }},
+      {"find_alive_clusters", "null pointer", "fine 77",
+       [] { find_alive_clusters({.fine = 77}, nullptr, nullptr, {}); }},
+      {"choose_clusters", "no clusters", "tokens 77",
+       [] {
+         choose_clusters({.scores = floats(),
+                          .labels = ids(),
+                          .tokens = 77,
+                          .contexts = ids(),
+                          .kv_heads = 2,
+                          .rows = 4},
+                         ids(), 90, ids(), nullptr, {});
+       }},
       {"expand_pages", "no capacity", "tokens_per_page 16",
        [] { expand_pages(ids(), 4, ids(), 6, 16, ids(), 2, ids(), 0, ids(), {}); }},
   };

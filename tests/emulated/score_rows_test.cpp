@@ -156,56 +156,57 @@ TEST(EmulatedScore, ExactMatchesFloat64InAnyOrderOfThreads) {
   }
 }
 
+// Two sequences over the same clusters of three KV heads; which are alive is each one's own.
 TEST(EmulatedScore, CentroidsAreWeighedByTheirMembers) {
   std::mt19937 random(50);
-  const std::int64_t dim = 12;
-  const std::int64_t most = 150;
-  const std::vector<std::int32_t> clusters = {1, 150, 129};  // one sequence, three KV heads
-  const std::vector<float> values = random_floats(random, 3 * most * dim);
-  const Stored centroids(DType::kF16, values);
-  std::vector<float> members(static_cast<std::size_t>(3 * most));
-  for (auto& count : members) count = static_cast<float>(random() % 5);  // some are empty
-  std::vector<std::uint8_t> alive(members.size());
-  for (auto& flag : alive) flag = random() % 6 == 0 ? 0 : 1;
-  members[0] = 2.0F;
-  alive[0] = 1;
-  const std::vector<float> q = random_floats(random, 6 * dim);
-  const ScoreQueries queries{q.data(), 6 * dim, 6};
-  Scored scored = make_scored(1, 6, most, 3);
-  ScoreClusters given;
-  given.centroids = centroids.data();
-  given.keys = members.data();
-  given.alive = alive.data();
-  given.clusters = clusters.data();
-  given.max_clusters = most;
-  given.sequences = 1;
-  given.kv_heads = 3;
-  given.head_dim = dim;
-  score_centroids(given, queries, 0.3F, scored.view, nullptr);
-  group_scores(scored.view, clusters.data(), 1, 3, 2, most, GroupReduce::kProbabilityMean,
-               scored.scores.data(), scored.totals.data(), nullptr);
-  for (std::int64_t row = 0; row < 3; ++row) {
-    std::vector<double> expected(static_cast<std::size_t>(clusters[static_cast<std::size_t>(row)]));
-    for (std::int64_t g = 0; g < 2; ++g) {
-      std::vector<double> weight;
-      double sum = 0.0;
-      for (std::size_t i = 0; i < expected.size(); ++i) {
-        double dot = 0.0;
-        for (std::int64_t c = 0; c < dim; ++c) {
-          dot += q[static_cast<std::size_t>((row * 2 + g) * dim + c)] *
-                 centroids.at((row * most + static_cast<std::int64_t>(i)) * dim + c);
-        }
-        const std::size_t at = static_cast<std::size_t>(row * most) + i;
-        const bool counts = members[at] > 0.0F && alive[at] != 0;
-        weight.push_back(counts ? std::exp(0.3F * dot) : 0.0);
-        sum += static_cast<double>(members[at]) * weight.back();
-      }
-      for (std::size_t i = 0; i < expected.size(); ++i) expected[i] += 0.5 * weight[i] / sum;
+  constexpr std::int64_t kDim = 12;
+  for (const std::int32_t count : {1, 129, 150}) {
+    const std::vector<float> centroids = random_floats(random, 3 * count * kDim);
+    std::vector<float> members(static_cast<std::size_t>(3 * count));
+    for (auto& one : members) one = static_cast<float>(random() % 5);  // some are empty
+    std::vector<std::uint8_t> alive(2 * members.size());
+    for (auto& flag : alive) flag = random() % 6 == 0 ? 0 : 1;
+    for (std::int64_t row = 0; row < 6; ++row) {
+      members[static_cast<std::size_t>(row % 3 * count)] = 2.0F;
+      alive[static_cast<std::size_t>(row * count)] = 1;
     }
-    for (std::size_t i = 0; i < expected.size(); ++i) {
-      ASSERT_NEAR(scored.scores[static_cast<std::size_t>(row * scored.view.length_stride) + i],
-                  expected[i], 2e-5 * expected[i] + 1e-7)
-          << "row " << row << " cluster " << i;
+    const std::vector<float> q = random_floats(random, 2 * 6 * kDim);
+    const ScoreQueries queries{q.data(), 6 * kDim, 6};
+    Scored scored = make_scored(2, 6, count, 3);
+    score_centroids({.centroids = centroids.data(),
+                     .keys = members.data(),
+                     .alive = alive.data(),
+                     .count = count,
+                     .sequences = 2,
+                     .kv_heads = 3,
+                     .head_dim = kDim},
+                    queries, 0.3F, scored.view, nullptr);
+    group_scores(scored.view, &count, 6, 6, 2, count, GroupReduce::kProbabilityMean,
+                 scored.scores.data(), scored.totals.data(), nullptr);
+    for (std::int64_t row = 0; row < 6; ++row) {
+      const std::int64_t first = row % 3 * count;
+      std::vector<double> expected(static_cast<std::size_t>(count));
+      for (std::int64_t g = 0; g < 2; ++g) {
+        std::vector<double> weight;
+        double sum = 0.0;
+        for (std::int64_t i = 0; i < count; ++i) {
+          double dot = 0.0;
+          for (std::int64_t c = 0; c < kDim; ++c) {
+            dot += static_cast<double>(q[static_cast<std::size_t>((row * 2 + g) * kDim + c)]) *
+                   static_cast<double>(centroids[static_cast<std::size_t>((first + i) * kDim + c)]);
+          }
+          const float keys = members[static_cast<std::size_t>(first + i)];
+          const bool counts = keys > 0.0F && alive[static_cast<std::size_t>(row * count + i)] != 0;
+          weight.push_back(counts ? std::exp(0.3 * dot) : 0.0);
+          sum += static_cast<double>(keys) * weight.back();
+        }
+        for (std::size_t i = 0; i < expected.size(); ++i) expected[i] += 0.5 * weight[i] / sum;
+      }
+      for (std::size_t i = 0; i < expected.size(); ++i) {
+        ASSERT_NEAR(scored.scores[static_cast<std::size_t>(row * scored.view.length_stride) + i],
+                    expected[i], 2e-5 * expected[i] + 1e-7)
+            << "row " << row << " cluster " << i;
+      }
     }
   }
 }

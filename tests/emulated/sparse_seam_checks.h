@@ -303,6 +303,113 @@ inline void check_centroids(const Seam& seam) {
   }
 }
 
+// Clusters of `tokens` tokens in either memory.
+class SeamClusters {
+ public:
+  SeamClusters(Device& device, std::int64_t kv_heads, std::int64_t dim, std::int64_t tokens,
+               std::int64_t fine, std::int64_t coarse)
+      : fine_means_(device, numbers(kv_heads * fine * dim, 1)),
+        coarse_means_(device, numbers(kv_heads * coarse * dim, 2)),
+        fine_keys_(device, keys(kv_heads * fine)),
+        coarse_keys_(device, keys(kv_heads * coarse)),
+        labels_(device, ids(kv_heads * tokens, fine, 3)),
+        parents_(device, ids(kv_heads * fine, coarse, 4)),
+        tokens_(tokens),
+        fine_(fine),
+        coarse_(coarse) {}
+
+  // Thresholds far below the mean score of a key: few clusters hold most of the softmax.
+  [[nodiscard]] KeyClusters view(bool two_levels) const {
+    KeyClusters clusters;
+    clusters.fine = {fine_means_.data(), fine_keys_.data(), fine_, nullptr};
+    clusters.threshold = 0.03 / static_cast<double>(2 * fine_);
+    clusters.labels = labels_.data();
+    clusters.tokens = tokens_;
+    if (!two_levels) return clusters;
+    clusters.coarse = {coarse_means_.data(), coarse_keys_.data(), coarse_, nullptr};
+    clusters.coarse_threshold = 0.03 / static_cast<double>(2 * coarse_);
+    clusters.parents = parents_.data();
+    return clusters;
+  }
+
+ private:
+  static std::vector<float> numbers(std::int64_t count, std::uint32_t seed) {
+    std::mt19937 random(seed);
+    return random_floats(random, count, 3.0F);
+  }
+  // Some clusters have none.
+  static std::vector<float> keys(std::int64_t count) {
+    std::vector<float> all;
+    for (std::int64_t i = 0; i < count; ++i) all.push_back(static_cast<float>(i % 4));
+    return all;
+  }
+  static std::vector<std::int32_t> ids(std::int64_t count, std::int64_t most, std::uint32_t seed) {
+    std::mt19937 random(seed);
+    std::vector<std::int32_t> all;
+    for (std::int64_t i = 0; i < count; ++i) {
+      all.push_back(static_cast<std::int32_t>(random() % static_cast<std::uint32_t>(most)));
+    }
+    return all;
+  }
+
+  DeviceArray<float> fine_means_, coarse_means_, fine_keys_, coarse_keys_;
+  DeviceArray<std::int32_t> labels_, parents_;
+  std::int64_t tokens_, fine_, coarse_;
+};
+
+// Squeezed: rows of several contexts, whose queries follow each other or not, of groups and of
+// heads that are alone, on one level and two.
+inline void check_cluster_choices(const Seam& seam) {
+  Cpu cpu;
+  constexpr std::int64_t kClustered = 260;
+  const Queries q(seam.device, 5, 18);
+  const Queries cpu_q(cpu.device, 5, 18);
+  std::vector<AttentionSegment> rows;
+  for (const auto& [at, context] :
+       {std::pair<std::int64_t, std::int64_t>{1, 300}, {2, 261}, {3, 200}, {0, 1}, {4, 280}}) {
+    AttentionSegment& row = rows.emplace_back();
+    row.query_begin = at;
+    row.query_count = 1;
+    row.context_tokens = context;
+  }
+  const ClusterCounts none;
+  for (const std::int64_t kv_heads : {kKvHeads, kHeads}) {
+    for (const std::int64_t fine : {40, 150}) {
+      const SeamClusters ours(seam.device, kv_heads, kDim, kClustered, fine, 9);
+      const SeamClusters theirs(cpu.device, kv_heads, kDim, kClustered, fine, 9);
+      for (const bool two_levels : {false, true}) {
+        SCOPED_TRACE(std::to_string(kv_heads) + " KV heads, " + std::to_string(fine) + " clusters" +
+                     (two_levels ? " of two levels" : ""));
+        const DeviceArray<ClusterCounts> counts(seam.device, {none});
+        ClusterCounts cpu_counts;
+        const Selection chosen =
+            seam.sparse.choose_by_clusters(q.view(), kHeads, kv_heads, rows, ours.view(two_levels),
+                                           0.4F, counts.data(), seam.stream);
+        const Selection expected =
+            cpu.sparse->choose_by_clusters(cpu_q.view(), kHeads, kv_heads, rows,
+                                           theirs.view(two_levels), 0.4F, &cpu_counts, *cpu.stream);
+        EXPECT_EQ(chosen.capacity, 300);
+        expect_same_choices(seam, chosen, cpu, expected);
+        const ClusterCounts counted = counts.host().front();
+        EXPECT_EQ(counted.tokens, cpu_counts.tokens);
+        EXPECT_EQ(counted.centroids, cpu_counts.centroids);
+        const auto lists = static_cast<std::uint64_t>(kv_heads);
+        EXPECT_LT(counted.tokens, lists * (300 + 261 + 200 + 280) * 9 / 10);
+        EXPECT_GT(counted.tokens, lists * (40 + 1 + 1 + 1 + 20) * 2);
+        // One row at a time, as it was chosen for beside the others.
+        const Selection alone = seam.sparse.choose_by_clusters(
+            q.view(), kHeads, kv_heads, std::span(rows).subspan(1, 1), ours.view(two_levels), 0.4F,
+            nullptr, seam.stream);
+        expect_same_choices(seam, alone, cpu,
+                            cpu.sparse->choose_by_clusters(
+                                cpu_q.view(), kHeads, kv_heads, std::span(rows).subspan(1, 1),
+                                theirs.view(two_levels), 0.4F, nullptr, *cpu.stream));
+        EXPECT_EQ(counts.host().front().tokens, counted.tokens);
+      }
+    }
+  }
+}
+
 // Two rows of one call, whose contexts and budgets differ, whether their queries follow each other
 // or not; and one of them after a call for both.
 inline void check_choices_of_two(const Seam& seam, const Queries& q, const FilledCache& ours,

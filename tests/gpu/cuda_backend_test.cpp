@@ -74,6 +74,7 @@ TEST_F(CudaBackendOnGpu, SelectionMatchesTheCpu) {
   cuda::check_long_chunks(seam);
   cuda::check_page_bounds(seam);
   cuda::check_centroids(seam);
+  cuda::check_cluster_choices(seam);
   cuda::check_choices(seam);
   cuda::check_reallocation(seam);
   cuda::check_weight_windows(seam);

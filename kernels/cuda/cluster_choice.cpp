@@ -1,0 +1,142 @@
+#include "kernels/cuda/cluster_choice.h"
+
+#include <algorithm>
+
+#include "kernels/cuda/clusters.h"
+
+namespace triphase::cuda {
+namespace {
+
+bool is_level(const Centroids& level) {
+  return level.count > 0 && level.means != nullptr && level.keys != nullptr;
+}
+
+// Some rows whose queries follow each other.
+class ClusterCall {
+ public:
+  ClusterCall(const KeyClusters& clusters, const ScoreQueries& queries, std::int64_t rows,
+              std::int64_t kv_heads, std::int64_t head_dim, float scale, std::byte* base,
+              StreamHandle stream)
+      : clusters_(clusters),
+        queries_(queries),
+        rows_(rows),
+        kv_heads_(kv_heads),
+        head_dim_(head_dim),
+        scale_(scale),
+        base_(base),
+        stream_(stream),
+        scratch_(cuda_cluster_scratch(queries.heads, kv_heads, clusters.fine.count,
+                                      clusters.coarse.count, rows)) {}
+
+  // On the device: how many clusters the levels have, fine and coarse, and the rows' contexts.
+  void choose(const std::int32_t* levels, const std::int32_t* contexts, const MadeLists& lists,
+              ClusterCounts* totals) const {
+    std::uint8_t* alive = nullptr;
+    if (clusters_.coarse.count > 0) {
+      float* coarse_scores = at<float>(scratch_.coarse_scores_at);
+      score(clusters_.coarse, nullptr, levels + 1, coarse_scores);
+      alive = at<std::uint8_t>(scratch_.alive_at);
+      find_alive_clusters({.coarse_scores = coarse_scores,
+                           .coarse = clusters_.coarse.count,
+                           .parents = clusters_.parents,
+                           .fine = clusters_.fine.count,
+                           .threshold = clusters_.coarse_threshold,
+                           .kv_heads = kv_heads_,
+                           .rows = rows_ * kv_heads_},
+                          alive, totals, stream_);
+    }
+    float* scores = at<float>(scratch_.scores_at);
+    score(clusters_.fine, alive, levels, scores);
+    choose_clusters({.scores = scores,
+                     .alive = alive,
+                     .clusters = clusters_.fine.count,
+                     .threshold = clusters_.threshold,
+                     .labels = clusters_.labels,
+                     .tokens = clusters_.tokens,
+                     .contexts = contexts,
+                     .kv_heads = kv_heads_,
+                     .rows = rows_ * kv_heads_},
+                    lists.tokens, lists.capacity, lists.counts, totals, stream_);
+  }
+
+ private:
+  template <class T>
+  [[nodiscard]] T* at(std::int64_t offset) const {
+    return reinterpret_cast<T*>(base_ + offset);
+  }
+
+  // scores [row][count] of a level's centroids; `count`: on the device.
+  void score(const Centroids& level, const std::uint8_t* alive, const std::int32_t* count,
+             float* scores) const {
+    const ScoreLogits logits{.logits = at<float>(scratch_.logits_at),
+                             .partials = at<float>(scratch_.partials_at),
+                             .length_stride = level.count};
+    score_centroids({.centroids = level.means,
+                     .keys = level.keys,
+                     .alive = alive,
+                     .count = level.count,
+                     .sequences = rows_,
+                     .kv_heads = kv_heads_,
+                     .head_dim = head_dim_},
+                    queries_, scale_, logits, stream_);
+    const std::int64_t lists = rows_ * kv_heads_;
+    group_scores(logits, count, lists, lists, queries_.heads / kv_heads_, level.count,
+                 GroupReduce::kProbabilityMean, scores, at<float>(scratch_.totals_at), stream_);
+  }
+
+  const KeyClusters& clusters_;
+  ScoreQueries queries_;
+  std::int64_t rows_;
+  std::int64_t kv_heads_;
+  std::int64_t head_dim_;
+  float scale_;
+  std::byte* base_;
+  StreamHandle stream_;
+  CudaClusterScratch scratch_;
+};
+
+}  // namespace
+
+Selection choose_by_clusters(const SparseCall& call, const ConstMatrix& q, std::int64_t heads,
+                             std::int64_t kv_heads, std::span<const AttentionSegment> rows,
+                             const KeyClusters& clusters, float scale, ClusterCounts* counts) {
+  std::vector<std::int32_t>& words = call.memory.words;
+  words = {static_cast<std::int32_t>(clusters.fine.count),
+           static_cast<std::int32_t>(clusters.coarse.count)};
+  const auto first_context = static_cast<std::ptrdiff_t>(words.size());
+  std::vector<RowLimits> limits;
+  for (const AttentionSegment& row : rows) {
+    const auto shape = [&] {
+      return shape_of(q, row.query_begin, heads, kv_heads) + ", " +
+             shape_text({{"query_count", row.query_count},
+                         {"context_tokens", row.context_tokens},
+                         {"clusters", clusters.fine.count},
+                         {"tokens", clusters.tokens}});
+    };
+    check_query(q, row.query_begin, heads, kv_heads, "choose_by_clusters", shape);
+    require(row.query_count == 1 && row.context_tokens > 0, "choose_by_clusters",
+            "rows of one query each", shape);
+    require(is_level(clusters.fine) && clusters.labels != nullptr && clusters.tokens >= 0 &&
+                (clusters.coarse.count == 0 ||
+                 (is_level(clusters.coarse) && clusters.parents != nullptr)),
+            "choose_by_clusters", "no clusters", shape);
+    limits.push_back({row.context_tokens, 0});
+    words.push_back(static_cast<std::int32_t>(row.context_tokens));
+  }
+  if (rows.empty()) return {};
+  const MadeLists lists = make_lists(call, limits, kv_heads, 0);
+  const std::int32_t* sent = call.send(std::span<const std::int32_t>(words));
+  const std::int64_t row_bytes =
+      cuda_cluster_scratch(heads, kv_heads, clusters.fine.count, clusters.coarse.count, 1).bytes;
+  std::byte* base = call.scratch(row_bytes);
+  const std::size_t most = call.memory.scratch.bytes() / static_cast<std::size_t>(row_bytes);
+  const auto alike = [](std::size_t, std::size_t) { return true; };
+  for_runs(rows, most, alike, [&](std::size_t first, std::size_t run) {
+    ClusterCall(clusters, query_of(q, rows[first].query_begin, heads),
+                static_cast<std::int64_t>(run), kv_heads, q.cols / heads, scale, base, call.handle)
+        .choose(sent, sent + first_context + first, lists.from(first, 0, kv_heads), counts);
+  });
+  return lists.selection(rows.size(), kv_heads, false);
+}
+
+}  // namespace triphase::cuda
