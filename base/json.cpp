@@ -23,11 +23,10 @@ class TreeBuilder : public nlohmann::json_sax<nlohmann::json> {
   bool number_integer(number_integer_t value) override { return add(Json(std::int64_t{value})); }
   bool number_unsigned(number_unsigned_t value) override { return add(Json(std::uint64_t{value})); }
   bool number_float(number_float_t value, const string_t& text) override {
-    // nlohmann turns integers beyond 64 bits into doubles; a file must not depend on that.
-    if (text.find_first_of(".eE") == std::string::npos) {
-      return fail(text, "an integer that fits 64 bits");
-    }
     if (!std::isfinite(value)) return fail(text, "a finite number");
+    // nlohmann turns integers beyond 64 bits into doubles; what reads one must not take it for
+    // less.
+    if (text.find_first_of(".eE") == std::string::npos) return add(Json(LargeInteger{text}));
     return add(Json(value));
   }
   bool string(string_t& value) override { return add(Json(std::move(value))); }
@@ -127,6 +126,7 @@ std::optional<double> Json::number() const {
   if (const auto* value = std::get_if<double>(&value_)) return *value;
   if (const auto* value = std::get_if<std::int64_t>(&value_)) return static_cast<double>(*value);
   if (const auto* value = std::get_if<std::uint64_t>(&value_)) return static_cast<double>(*value);
+  if (const auto* value = std::get_if<LargeInteger>(&value_)) return std::stod(value->digits);
   return std::nullopt;
 }
 
@@ -145,6 +145,8 @@ std::string Json::describe() const {
   if (const auto* value = std::get_if<std::int64_t>(&value_)) return std::to_string(*value);
   if (const auto* value = std::get_if<std::uint64_t>(&value_)) return std::to_string(*value);
   if (const auto* value = std::get_if<double>(&value_)) return json_number(*value);
+  if (const auto* value = std::get_if<LargeInteger>(&value_))
+    return escape_untrusted(value->digits);
   if (const std::string* value = string()) return "\"" + escape_untrusted(*value) + "\"";
   if (const JsonArray* value = array()) return fmt::format("array of {}", value->size());
   return fmt::format("object of {}", object()->size());

@@ -1,9 +1,10 @@
 #pragma once
 
 // JSON from untrusted files as a small value tree. Reading is strict: depth at most 64, no
-// duplicate keys, no NaN, integers that do not fit 64 bits are refused instead of becoming
-// doubles, text must be UTF-8. Values remember nothing of the file; a Field carries the path.
-// Headers with hundreds of thousands of entries need their own event reader, not this tree.
+// duplicate keys, no NaN, text must be UTF-8. Integers that do not fit 64 bits keep their digits:
+// a file may hold them where nobody reads them. Values remember nothing of the file; a Field
+// carries the path. Headers with hundreds of thousands of entries need their own event reader, not
+// this tree.
 
 #include <cstdint>
 #include <optional>
@@ -21,10 +22,15 @@ class Json;
 using JsonArray = std::vector<Json>;
 using JsonObject = std::vector<std::pair<std::string, Json>>;  // in file order
 
+// An integer beyond 64 bits, as it is written.
+struct LargeInteger {
+  std::string digits;
+};
+
 class Json {
  public:
-  using Value = std::variant<std::nullptr_t, bool, std::int64_t, std::uint64_t, double, std::string,
-                             JsonArray, JsonObject>;
+  using Value = std::variant<std::nullptr_t, bool, std::int64_t, std::uint64_t, double,
+                             LargeInteger, std::string, JsonArray, JsonObject>;
 
   Json() : value_(nullptr) {}
   explicit Json(Value value) : value_(std::move(value)) {}
@@ -39,7 +45,8 @@ class Json {
   }
   [[nodiscard]] bool is_integer() const {
     return std::holds_alternative<std::int64_t>(value_) ||
-           std::holds_alternative<std::uint64_t>(value_);
+           std::holds_alternative<std::uint64_t>(value_) ||
+           std::holds_alternative<LargeInteger>(value_);
   }
 
   // Each returns nullptr or nothing when the value is of another type.

@@ -65,6 +65,10 @@ JsonWriter& JsonWriter::value(const Json& tree) {
     return end();
   }
   begin_value();
+  if (const auto* large = std::get_if<LargeInteger>(&tree.value())) {
+    *out_ += large->digits;
+    return *this;
+  }
   const auto append = [this](const auto& scalar) {
     if constexpr (std::is_invocable_v<Append, decltype(scalar)>) Append{*out_}(scalar);
   };

@@ -4,6 +4,7 @@
 #include <sys/stat.h>
 
 #include <chrono>
+#include <filesystem>
 #include <optional>
 #include <sstream>
 
@@ -264,6 +265,13 @@ class Tracing {
   std::optional<StreamSpans> stream_spans_;  // goes first, with what the file does not have yet
 };
 
+void warn_of_ignored_fields(const PromptReader& prompts, Log& log) {
+  for (const auto& [name, lines] : prompts.ignored_fields()) {
+    log.warning(fmt::format("field \"{}\" of {} lines is not known and was ignored",
+                            escape_untrusted(name), lines));
+  }
+}
+
 // Fills what the run measured into `summary`, also when it ends by an error.
 JobEnd run_lines(const RunOptions& options, const Job& job, const RunPlan& plan,
                  LoadedModel& loaded, Backend& backend, OutputFile& output, Progress& progress,
@@ -281,6 +289,7 @@ JobEnd run_lines(const RunOptions& options, const Job& job, const RunPlan& plan,
     const JobEnd end =
         run_job(prompts, output, worker.engine(), progress, summary.total_requests, &watchdog);
     measure();
+    warn_of_ignored_fields(prompts, log);
     return end;
   } catch (...) {
     measure();
@@ -304,6 +313,21 @@ int report_dry_run(const RunOptions& options, const Job& job, const RunPlan& pla
   }
   log.info("dry run: everything needed is there; nothing was loaded or written");
   return 0;
+}
+
+// The process ends without destructors.
+void end_stopped(const RunOptions& options, OutputFile& output, Log& log) {
+  if (options.files.to_standard_output) {
+    log.info(
+        fmt::format("stopped: {} records were finished, none was printed; an --output FILE "
+                    "would let the same command go on",
+                    output.counts().total()));
+    std::error_code ignored;
+    std::filesystem::remove_all(std::filesystem::path(options.files.output).parent_path(), ignored);
+    return;
+  }
+  log.info(fmt::format("stopped: {} records are kept in {}.part; run the same command to resume",
+                       output.counts().total(), options.files.output));
 }
 
 }  // namespace
@@ -365,9 +389,7 @@ int generate(RunOptions options, Log& log) {
       const int signal_number = stop_signal();
       progress.finish();
       close_summary(128 + signal_number, "stopped by a signal");
-      log.info(
-          fmt::format("stopped: {} records are kept in {}.part; run the same command to resume",
-                      output->counts().total(), options.files.output));
+      end_stopped(options, *output, log);
       die_by_signal(signal_number);
     }
     progress.begin_phase("writing output");

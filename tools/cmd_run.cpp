@@ -1,5 +1,4 @@
 #include "base/error.h"
-#include "runtime/generate.h"
 #include "runtime/options/parse_run_options.h"
 #include "tools/commands.h"
 
@@ -8,7 +7,7 @@ namespace triphase {
 int cmd_run(const Arguments& arguments, std::unique_ptr<Log>& log) {
   try {
     const OptionValues values = begin_command("run", arguments, log);
-    return generate(parse_run_options(values, process_environment()), *log);
+    return run_job(parse_run_options(values, process_environment()), *log);
   } catch (Error& error) {
     if (arguments.empty() && error.role() == ErrorRole::kUsage) {
       error.hint(

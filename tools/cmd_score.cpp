@@ -1,6 +1,5 @@
 // `triphase score`: log-likelihoods of given continuations and texts, in bulk.
 
-#include "runtime/generate.h"
 #include "runtime/options/parse_run_options.h"
 #include "tools/commands.h"
 
@@ -8,7 +7,7 @@ namespace triphase {
 
 int cmd_score(const Arguments& arguments, std::unique_ptr<Log>& log) {
   const OptionValues values = begin_command("score", arguments, log);
-  return generate(parse_score_options(values, process_environment()), *log);
+  return run_job(parse_score_options(values, process_environment()), *log);
 }
 
 }  // namespace triphase

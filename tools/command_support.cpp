@@ -3,10 +3,13 @@
 
 #include <algorithm>
 #include <cerrno>
+#include <cstdlib>
 #include <filesystem>
+#include <fstream>
 #include <iterator>
 
 #include "base/error.h"
+#include "runtime/generate.h"
 #include "runtime/job/command_files.h"
 #include "runtime/job/file_ops.h"
 #include "runtime/job/output_file.h"
@@ -15,6 +18,10 @@
 
 namespace triphase {
 namespace {
+
+bool is_standard_output(const std::string& path) {
+  return path == "-" || path == "/dev/stdout" || path == "/dev/fd/1";
+}
 
 // Files that commands write into the directory of their --output.
 constexpr std::string_view kReportFiles[] = {"clusters.json", "clusters.safetensors",  // cluster
@@ -29,6 +36,7 @@ void add_output(const OptionSpec& option, const std::string& path, CommandFiles&
     files.add_output(name, path, OutputKind::kStream);
     return;
   }
+  if (option.group == "Files" && is_standard_output(path)) return;
   std::vector<std::string> companions;
   if (option.value == "DIR") {
     // A new directory holds nothing that could be lost.
@@ -41,6 +49,35 @@ void add_output(const OptionSpec& option, const std::string& path, CommandFiles&
     if (option.group == "Files") companions = OutputPaths(path).companions();
   }
   files.add_companions(name, companions);
+}
+
+// A new folder under $TMPDIR, with all that is in it until the end.
+class ScratchFolder {
+ public:
+  ScratchFolder() {
+    std::error_code failed;
+    const std::filesystem::path place = std::filesystem::temp_directory_path(failed);
+    path_ = (failed ? std::filesystem::path("/tmp") : place) / "triphase-XXXXXX";
+    if (::mkdtemp(path_.data()) == nullptr) throw_io_error(path_, "create", errno);
+  }
+  ~ScratchFolder() {
+    std::error_code ignored;
+    std::filesystem::remove_all(path_, ignored);
+  }
+  ScratchFolder(const ScratchFolder&) = delete;
+  ScratchFolder& operator=(const ScratchFolder&) = delete;
+  [[nodiscard]] const std::string& path() const { return path_; }
+
+ private:
+  std::string path_;
+};
+
+void print_file(const std::string& path) {
+  std::ifstream file(path, std::ios::binary);
+  std::vector<char> part(std::size_t{1} << 20);
+  while (file.read(part.data(), static_cast<std::streamsize>(part.size())) || file.gcount() > 0) {
+    print({part.data(), static_cast<std::size_t>(file.gcount())});
+  }
 }
 
 // Every file and directory that the options name.
@@ -89,6 +126,9 @@ OptionValues begin_command(std::string_view name, const Arguments& arguments,
   settings.format = value_of(kLogFormatNames, values.text("log-format")).value();
   settings.file = values.text("log-file");
   log = std::make_unique<Log>(settings);
+  for (const std::string& name : unknown_variables(environ)) {
+    log->warning(fmt::format("{} is set, but no option has that name", escape_untrusted(name)));
+  }
   return values;
 }
 
@@ -102,6 +142,17 @@ void print(std::string_view text) {
     }
     text.remove_prefix(static_cast<std::size_t>(written));
   }
+}
+
+int run_job(RunOptions options, Log& log) {
+  if (!is_standard_output(options.files.output)) return generate(std::move(options), log);
+  const ScratchFolder folder;
+  options.files.output = folder.path() + "/out.jsonl";
+  options.files.to_standard_output = true;
+  const std::string output = options.files.output;
+  const int code = generate(std::move(options), log);
+  print_file(output);
+  return code;
 }
 
 std::vector<std::string> split_list(const std::string& text) {

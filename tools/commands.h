@@ -10,6 +10,7 @@
 
 #include "runtime/log.h"
 #include "runtime/options/option_parser.h"
+#include "runtime/options/run_options.h"
 
 namespace triphase {
 
@@ -35,6 +36,10 @@ using Arguments = std::vector<std::string>;
 // Writes to stdout. A reader that went away ends the output quietly (SIGPIPE is ignored); any other
 // failure throws E-IO-WRITE.
 void print(std::string_view text);
+
+// generate(), and its exit code. With --output - the job writes into a folder of its own, which
+// goes with the process, and OUT is printed once it is complete.
+[[nodiscard]] int run_job(RunOptions options, Log& log);
 
 // "a,b" -> "a", "b"; an empty text is one empty part.
 [[nodiscard]] std::vector<std::string> split_list(const std::string& text);

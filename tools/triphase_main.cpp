@@ -67,7 +67,9 @@ std::optional<int> answer_directly(const Arguments& arguments) {
   }
   const std::string& first = arguments.front();
   if (first == "--help" || first == "-h" || first == "help") {
-    print(program_help());
+    const bool of_command = first == "help" && arguments.size() > 1;
+    if (of_command && find_command(arguments[1]) == nullptr) throw_unknown_command(arguments[1]);
+    print(of_command ? command_help(*find_command(arguments[1])) : program_help());
     return 0;
   }
   if (first == "--version" || first == "version") {

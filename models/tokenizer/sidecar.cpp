@@ -44,10 +44,19 @@ void read_roles(const JsonField& file, TokenizerSidecar& sidecar) {
     sidecar.roles.emplace(role, content);  // the first file wins
     add_special(sidecar, content);
   }
-  const JsonField additional = file.member("additional_special_tokens");
-  if (additional.absent() || additional.value()->array() == nullptr) return;
-  for (std::size_t i = 0; i < additional.array().size(); ++i) {
-    add_special(sidecar, token_content(additional.element(i)));
+  // Lists of transformers 4 and 5; some versions between them wrote {"image_token": "<image>"}.
+  for (const char* name : {"additional_special_tokens", "extra_special_tokens"}) {
+    const JsonField more = file.member(name);
+    if (more.absent()) continue;
+    if (more.value()->is_object()) {
+      for (const auto& [key, value] : more.object()) {
+        add_special(sidecar, token_content(more.member(key)));
+      }
+    } else if (more.value()->is_array()) {
+      for (std::size_t i = 0; i < more.array().size(); ++i) {
+        add_special(sidecar, token_content(more.element(i)));
+      }
+    }
   }
 }
 

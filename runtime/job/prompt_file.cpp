@@ -326,14 +326,28 @@ class PromptReader::Impl {
       PromptLine parsed = line->too_long ? PromptLine(too_long(index))
                                          : parse_prompt_line(line->text, index, rules_);
       if (!options_.reading.allow_duplicate_ids) refuse_duplicate(parsed, index);
-      if (options_.files.shard.owns(index)) return parsed;
+      if (!options_.files.shard.owns(index)) continue;
+      if (const auto* request = std::get_if<Request>(&parsed)) count_ignored(*request);
+      return parsed;
     }
   }
 
   bool would_block() { return lines_->would_block(); }
   std::uint64_t bytes_read() const { return lines_->bytes_read(); }
+  const std::map<std::string, std::uint64_t>& ignored_fields() const { return ignored_fields_; }
 
  private:
+  void count_ignored(const Request& request) {
+    for (const std::string& name : request.ignored_fields) {
+      const auto known = ignored_fields_.find(name);
+      if (known != ignored_fields_.end()) {
+        ++known->second;
+      } else if (ignored_fields_.size() < kMostIgnoredFields) {
+        ignored_fields_.emplace(name, 1);
+      }
+    }
+  }
+
   BadLine too_long(std::uint64_t index) const {
     BadLine bad;
     bad.index = index;
@@ -382,6 +396,7 @@ class PromptReader::Impl {
   std::shared_ptr<const std::vector<std::uint64_t>> expected_lines_;
   std::unique_ptr<LineReader> lines_;
   SeenIds seen_;
+  std::map<std::string, std::uint64_t> ignored_fields_;
   std::uint64_t next_index_ = 0;
 };
 
@@ -391,6 +406,9 @@ PromptReader::~PromptReader() = default;
 std::optional<PromptLine> PromptReader::next() { return impl_->next(); }
 bool PromptReader::would_block() { return impl_->would_block(); }
 std::uint64_t PromptReader::bytes_read() const { return impl_->bytes_read(); }
+const std::map<std::string, std::uint64_t>& PromptReader::ignored_fields() const {
+  return impl_->ignored_fields();
+}
 
 PromptFileFacts examine_prompt_file(const RunOptions& options) {
   PromptFileFacts facts;

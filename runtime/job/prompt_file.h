@@ -5,6 +5,7 @@
 // thread safe.
 
 #include <cstdint>
+#include <map>
 #include <memory>
 #include <optional>
 #include <string>
@@ -69,6 +70,10 @@ class PromptReader {
   [[nodiscard]] bool would_block();
 
   [[nodiscard]] std::uint64_t bytes_read() const;  // for progress, against PromptFileFacts::bytes
+  // Fields that nobody knows, by the number of lines so far that have them. At most
+  // kMostIgnoredFields of them.
+  static constexpr std::size_t kMostIgnoredFields = 100;
+  [[nodiscard]] const std::map<std::string, std::uint64_t>& ignored_fields() const;
 
  private:
   class Impl;

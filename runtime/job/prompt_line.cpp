@@ -2,6 +2,7 @@
 
 #include <fmt/format.h>
 
+#include <algorithm>
 #include <array>
 #include <cmath>
 #include <utility>
@@ -102,12 +103,73 @@ void refuse_unsupported_parameters(const Json& body) {
       fail_line("E-IN-PARAM", "logit_bias", value->describe(), "none (not supported)");
     }
   }
+  if (const Json* value = line_member(body, "response_format")) {
+    const Json* type = value->find("type");
+    if (type == nullptr || type->string() == nullptr || *type->string() != "text") {
+      fail_line("E-IN-PARAM", "response_format", value->describe(),
+                R"({"type": "text"} (others are not supported))");
+    }
+  }
+}
+
+// Everything that read_sampling, read_prompt and the readers of lines look at.
+constexpr std::array<std::string_view, 30> kKnownFields{"id",
+                                                        "custom_id",
+                                                        "method",
+                                                        "url",
+                                                        "body",
+                                                        "model",
+                                                        "prompt",
+                                                        "prompt_tokens",
+                                                        "prompt_token_ids",
+                                                        "messages",
+                                                        "max_tokens",
+                                                        "max_new_tokens",
+                                                        "max_completion_tokens",
+                                                        "temperature",
+                                                        "top_p",
+                                                        "top_k",
+                                                        "min_p",
+                                                        "repetition_penalty",
+                                                        "stop",
+                                                        "seed",
+                                                        "logprobs",
+                                                        "ignore_eos",
+                                                        "n",
+                                                        "best_of",
+                                                        "presence_penalty",
+                                                        "frequency_penalty",
+                                                        "echo",
+                                                        "suffix",
+                                                        "logit_bias",
+                                                        "response_format"};
+
+void note_ignored_fields(const Json& object, std::string_view prefix, Request& request) {
+  for (const auto& [name, value] : *object.object()) {
+    if (std::ranges::find(kKnownFields, name) != kKnownFields.end()) continue;
+    request.ignored_fields.push_back(fmt::format("{}{}", prefix, name));
+  }
+}
+
+// The names by which vLLM, Hugging Face and OpenAI's newer API know it.
+constexpr std::array<std::string_view, 3> kMaxTokensNames{"max_tokens", "max_new_tokens",
+                                                          "max_completion_tokens"};
+
+void read_max_tokens(const Json& body, SamplingParams& sampling) {
+  std::string_view read;
+  for (const std::string_view name : kMaxTokensNames) {
+    const Json* value = line_member(body, name);
+    if (value == nullptr) continue;
+    if (!read.empty()) {
+      fail_line("E-IN-FIELD", name, fmt::format("{} beside it", read), "only one of them");
+    }
+    sampling.max_tokens = integer_in(*value, name, 1, kMaxTokensLimit);
+    read = name;
+  }
 }
 
 void read_sampling(const Json& body, SamplingParams& sampling) {
-  if (const Json* value = line_member(body, "max_tokens")) {
-    sampling.max_tokens = integer_in(*value, "max_tokens", 1, kMaxTokensLimit);
-  }
+  read_max_tokens(body, sampling);
   if (const Json* value = line_member(body, "temperature")) {
     sampling.temperature = number_in(*value, "temperature", 0.0, true, kTemperatureLimit);
   }
@@ -219,6 +281,8 @@ void read_openai(const Json& line, Request& request) {
   }
   read_prompt(*body, "body.", request);
   read_sampling(*body, request.sampling);
+  note_ignored_fields(line, "", request);
+  note_ignored_fields(*body, "body.", request);
 }
 
 void read_line(const Json& line, const PromptLineRules& rules, Request& request) {
@@ -240,6 +304,7 @@ void read_line(const Json& line, const PromptLineRules& rules, Request& request)
   read_line_id(line, "id", /*numbers=*/true, request.id, request.id_is_number);
   read_prompt(line, "", request);
   read_sampling(line, request.sampling);
+  note_ignored_fields(line, "", request);
 }
 
 BadLine bad_line(const Request& request, LineProblem problem) {

@@ -43,6 +43,7 @@ struct Request {
   std::string text;             // kText
   std::vector<TokenId> tokens;  // kTokens; for kText filled by the tokenizer
   SamplingParams sampling;
+  std::vector<std::string> ignored_fields;  // of the line, that nobody knows
 
   // Scoring: text and tokens above are the context, or with kRolling all that is scored.
   ScoreForm score_form = ScoreForm::kNone;

@@ -6,6 +6,7 @@
 #include <array>
 #include <boost/program_options.hpp>
 #include <cstdlib>
+#include <set>
 #include <sstream>
 #include <utility>
 
@@ -99,6 +100,15 @@ void check_range(const OptionSpec& option, std::string_view origin, std::string_
       .expected(fmt::format("{} from {} to {}", what, option.low, option.high));
 }
 
+// "8GiB" for "8GB"; empty where that is no size either.
+std::string binary_unit(std::string_view text) {
+  if (text.size() < 3 || (text.back() != 'B' && text.back() != 'b')) return "";
+  std::string binary(text.substr(0, text.size() - 1));
+  binary.back() = static_cast<char>(std::toupper(static_cast<unsigned char>(binary.back())));
+  binary += "iB";
+  return read_size(binary) ? binary : "";
+}
+
 // Throws when `text` is not a value of the option's type and range.
 void check_value(const OptionSpec& option, std::string_view origin, std::string_view text) {
   if (text.empty()) {
@@ -135,9 +145,11 @@ void check_value(const OptionSpec& option, std::string_view origin, std::string_
     case OptionType::kSize: {
       const std::optional<std::uint64_t> bytes = read_size(text);
       if (!bytes) {
+        const std::string binary = binary_unit(text);
         throw option_error(option, origin)
             .found(text)
-            .expected("a size with a unit, such as 4096B, 512MiB, 16GiB or 1.5G");
+            .expected("a size with a unit, such as 4096B, 512MiB, 16GiB or 1.5G")
+            .hint(binary.empty() ? "" : fmt::format("units are powers of 1024: {}", binary));
       }
       check_range(option, origin, text, static_cast<double>(*bytes), "a number of bytes");
       return;
@@ -271,6 +283,24 @@ Values from_config_file(const CommandSpec& command, const std::string& path) {
 
 Environment process_environment() {
   return [](const char* name) -> const char* { return std::getenv(name); };
+}
+
+std::vector<std::string> unknown_variables(const char* const* variables) {
+  // Read where they matter, or by the scripts around the program.
+  constexpr std::array<std::string_view, 5> kOthers{"TRIPHASE_SIMD", "TRIPHASE_CUBLASLT",
+                                                    "TRIPHASE_EMULATED", "TRIPHASE_CUDA",
+                                                    "TRIPHASE_CUDA_ARCHS"};
+  std::set<std::string> known(kOthers.begin(), kOthers.end());
+  for (const CommandSpec& command : command_table()) {
+    for (const OptionSpec& option : command.options) known.insert(environment_name(option.name));
+  }
+  std::vector<std::string> unknown;
+  for (; variables != nullptr && *variables != nullptr; ++variables) {
+    const std::string_view variable = *variables;
+    const std::string name(variable.substr(0, variable.find('=')));
+    if (name.starts_with("TRIPHASE_") && !known.contains(name)) unknown.push_back(name);
+  }
+  return unknown;
 }
 
 OptionValues parse_options(const CommandSpec& command, const std::vector<std::string>& arguments,

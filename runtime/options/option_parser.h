@@ -20,6 +20,9 @@ namespace triphase {
 // getenv, or a test's stand-in. nullptr: not set.
 using Environment = std::function<const char*(const char* name)>;
 [[nodiscard]] Environment process_environment();
+// Of these NAME=VALUEs the TRIPHASE_ names that no command has an option for and nothing else
+// reads.
+[[nodiscard]] std::vector<std::string> unknown_variables(const char* const* variables);
 
 struct OptionValue {
   std::vector<std::string> texts;  // one, or several of a repeatable option; none: not set

@@ -18,7 +18,8 @@ constexpr OptionSpec kRunFileOptions[] = {
      "Prompts, one JSON object per line; - is stdin (then the job cannot be resumed)."},
     {"Files", "output", 'o', kText, "", "FILE", 0, 0, false, true,
      "Completions, one JSON object per line. FILE appears when the job is complete; FILE.part, "
-     "FILE.manifest.json and FILE.summary.json lie beside it."},
+     "FILE.manifest.json and FILE.summary.json lie beside it. -: standard output, once the job is "
+     "complete; such a job cannot be resumed."},
 };
 
 constexpr OptionSpec kRunFormatOptions[] = {
@@ -176,7 +177,8 @@ constexpr OptionSpec kScoreFileOptions[] = {
      "job cannot be resumed)."},
     {"Files", "output", 'o', kText, "", "FILE", 0, 0, false, true,
      "Log-likelihoods, one JSON object per line. FILE appears when the job is complete; FILE.part, "
-     "FILE.manifest.json and FILE.summary.json lie beside it."},
+     "FILE.manifest.json and FILE.summary.json lie beside it. -: standard output, once the job is "
+     "complete; such a job cannot be resumed."},
     {"Files", "token-logprobs", 0, kFlag, "", "", 0, 0, false, false,
      "Add the log-probability of every scored token to the records."},
 };

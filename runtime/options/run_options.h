@@ -51,7 +51,8 @@ struct FileOptions {
   std::string model;  // directory; with random weights also a config.json or a built-in shape name
   std::string prompts;  // "-" is stdin
   std::string output;
-  std::string fixed_context;  // directory that triphase cluster wrote; empty: none
+  bool to_standard_output = false;  // `output` is printed at the end and does not stay
+  std::string fixed_context;        // directory that triphase cluster wrote; empty: none
   InputFormat input_format = InputFormat::kAuto;
   RecordOrder order = RecordOrder::kInput;
   ResumeMode resume = ResumeMode::kAuto;

@@ -83,6 +83,59 @@ class RunTest(unittest.TestCase):
         self.assertTrue(summary["complete"])
         self.assertEqual(summary["exit_code"], 1)
 
+    def test_a_dash_is_standard_output(self):
+        expected = self.run_job(text=lines(9) + "not json\n")
+        self.assertEqual(expected.returncode, 1)
+        scratch = self.folder / "scratch"
+        scratch.mkdir()
+        before = sorted(self.folder.iterdir())
+        for name in ("-", "/dev/stdout"):
+            result = self.run_job(output=name, env={**os.environ, "TMPDIR": str(scratch)})
+            self.assertEqual((result.returncode, result.stdout), (1, self.output.read_bytes()), result.stderr)
+            self.assertIn(b"standard output: 10 records, 1 failed", result.stderr)
+        self.assertEqual(sorted(self.folder.iterdir()), before)
+        self.assertEqual(list(scratch.iterdir()), [])
+        (self.folder / "in.jsonl").write_text(lines(400_000, LONG), encoding="utf-8")
+        process = subprocess.Popen(self.command("--ignore-eos", output="-"), cwd=self.folder, stdout=subprocess.PIPE,
+                                   stderr=subprocess.PIPE, env={**os.environ, "TMPDIR": str(scratch)})
+        deadline = time.monotonic() + 300
+        while not any(scratch.glob("*/out.jsonl.part")):
+            self.assertIsNone(process.poll(), "it ended by itself")
+            self.assertLess(time.monotonic(), deadline)
+            time.sleep(0.01)
+        process.send_signal(signal.SIGTERM)
+        printed, errors = process.communicate(timeout=300)
+        self.assertEqual((process.returncode, printed), (-signal.SIGTERM, b""))
+        self.assertIn(b"none was printed", errors)
+        self.assertNotIn(b"resume", errors)
+        self.assertEqual(list(scratch.iterdir()), [])
+
+    def test_what_nobody_knows_is_named_once(self):
+        text = "".join(json.dumps({"prompt_tokens": [3, 4], "stream": n < 2, "max_new_tokens": 3}) + "\n"
+                       for n in range(3))
+        result = self.run_job("--ignore-eos", text=text, env={**os.environ, "TRIPHASE_BATCHSIZE": "3"})
+        self.assertEqual(result.returncode, 0, result.stderr)
+        self.assertEqual(result.stderr.count(b'field "stream" of 3 lines is not known and was ignored'), 1)
+        self.assertEqual(result.stderr.count(b"TRIPHASE_BATCHSIZE is set, but no option has that name"), 1)
+        self.assertEqual([len(record["tokens"]) for record in self.records()], [3, 3, 3])
+
+    def test_models_that_are_none_say_what_to_do(self):
+        (self.folder / "adapter").mkdir()
+        (self.folder / "adapter" / "adapter_config.json").write_text("{}")
+        (self.folder / "model.gguf").write_text("GGUF")
+        (self.folder / "weights.safetensors").write_text("")
+        (self.folder / "in.jsonl").write_text(lines(1))
+        for name, hint in (("openai-community/gpt2", "hf download openai-community/gpt2"), ("model.gguf", "GGUF"),
+                           ("adapter", "merge_and_unload"), ("weights.safetensors", "the directory that holds"),
+                           ("opt-6.7b", "--random-weights makes some"), ("opt-6.8b", "built-in shape opt-6.7b")):
+            result = subprocess.run([PROGRAM, "run", "--model", name, "--prompts", "in.jsonl", "--output", "out.jsonl"],
+                                    cwd=self.folder, capture_output=True, check=False, timeout=300)
+            self.assertEqual(result.returncode, 3, result.stderr)
+            self.assertIn(hint.encode(), result.stderr.splitlines()[-1])
+        shape = subprocess.run([PROGRAM, "run", "--model", "opt-6.8b", "--random-weights", "--prompts", "in.jsonl",
+                                "--output", "out.jsonl"], cwd=self.folder, capture_output=True, check=False)
+        self.assertIn(b"did you mean opt-6.7b?", shape.stderr)
+
     def test_quiet_is_silent(self):
         result = self.run_job("-q", text=lines(3))
         self.assertEqual((result.returncode, result.stdout, result.stderr), (0, b"", b""))
@@ -286,6 +339,9 @@ class RunTest(unittest.TestCase):
         result = subprocess.run([PROGRAM, "run"], capture_output=True, check=False)
         self.assertEqual(result.returncode, 2)
         self.assertIn(b"--model models/shipped/triphase-mha", result.stderr)
+        helped = [subprocess.run([PROGRAM, *words], capture_output=True, check=True).stdout
+                  for words in (("help", "run"), ("run", "--help"))]
+        self.assertEqual(helped[0], helped[1])
         bare = subprocess.run([PROGRAM], capture_output=True, check=False)
         self.assertEqual((bare.returncode, bare.stdout), (2, b""))
 

@@ -30,11 +30,25 @@ TEST(Json, ReadsATree) {
   EXPECT_EQ(a[0].find("x"), nullptr);
 }
 
+TEST(Json, IntegersBeyond64BitsKeepTheirDigits) {
+  const std::string digits = "1000000000000000019884624838656";
+  const auto value = parse("[" + digits + ", -18446744073709551616]");
+  ASSERT_TRUE(value);
+  const Json& first = (*value->array())[0];
+  EXPECT_TRUE(first.is_integer());
+  EXPECT_FALSE(first.integer().has_value());
+  EXPECT_EQ(first.number(), 1e30);
+  EXPECT_EQ(first.describe(), digits);
+  std::string written;
+  JsonWriter(written, JsonWriter::Layout::kCompact).value(*value);
+  EXPECT_EQ(written, "[" + digits + ",-18446744073709551616]");
+  EXPECT_FALSE(parse(std::string(400, '9'))) << "no finite number";
+}
+
 TEST(Json, SkipsABom) { EXPECT_TRUE(parse("\xEF\xBB\xBF{}")); }
 
 TEST(Json, RefusesWhatNlohmannAccepts) {
   EXPECT_FALSE(parse(R"({"a":1,"a":2})")) << "duplicate key";
-  EXPECT_FALSE(parse("18446744073709551616")) << "beyond 64 bits";
   EXPECT_FALSE(parse("\"\xff\"")) << "invalid UTF-8";
 }
 

@@ -124,6 +124,22 @@ TEST(ModelConfig, EndOfTextIds) {
             std::vector<std::int32_t>{2});
 }
 
+TEST(ModelConfig, OddValuesOfRealConfigsAreRead) {
+  const ModelConfig plain = parse(kLlamaConfig);
+  const ModelConfig floats =
+      parse(with(with(kLlamaConfig, "hidden_size", std::to_string(plain.hidden_size) + ".0"),
+                 "max_position_embeddings", std::to_string(plain.max_positions) + "e0"));
+  EXPECT_EQ(floats.hidden_size, plain.hidden_size);
+  EXPECT_EQ(floats.max_positions, plain.max_positions);
+  for (const char* key : {"head_dim", "sliding_window", "rope_scaling", "pretraining_tp",
+                          "attention_bias", "num_experts", "torch_dtype", "dtype"}) {
+    EXPECT_EQ(parse(with(kLlamaConfig, key, "null")).head_dim, plain.head_dim) << key;
+  }
+  EXPECT_EQ(parse(with(kLlamaConfig, "num_experts", "0.0")).head_dim, plain.head_dim);
+  EXPECT_EQ(parse(with(kLlamaConfig, "nobody_reads_this", "1" + std::string(40, '0'))).head_dim,
+            plain.head_dim);
+}
+
 TEST(ModelConfig, NotesCodeThatIsNeverRun) {
   Notes notes;
   (void)parse(with(kLlamaConfig, "auto_map", R"({"AutoModel":"evil.py"})"), &notes);

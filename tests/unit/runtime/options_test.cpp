@@ -40,6 +40,13 @@ std::string refusal(std::vector<std::string> extra, const Variables& variables =
   return code.empty() ? "" : message;
 }
 
+TEST(Environment, NamesThatNoOptionHas) {
+  const char* variables[] = {"TRIPHASE_MAX_TOKENS=5", "TRIPHASE_MAX_TOKEN=5", "PATH=/bin",
+                             "TRIPHASE_SIMD=scalar",  "TRIPHASE_=",          nullptr};
+  EXPECT_EQ(unknown_variables(variables),
+            (std::vector<std::string>{"TRIPHASE_MAX_TOKEN", "TRIPHASE_"}));
+}
+
 TEST(OptionReaders, SizesNeedAUnitAndAreBinary) {
   EXPECT_EQ(read_size("16G"), std::uint64_t{16} << 30);
   EXPECT_EQ(read_size("16GiB"), std::uint64_t{16} << 30);
@@ -167,6 +174,7 @@ INSTANTIATE_TEST_SUITE_P(
         Misuse{"L5Prefix", {"--batch", "4"}, "did you mean --batch-size?"},
         Misuse{"L6NoUnit", {"--device-memory=16"}, "a size with a unit"},
         Misuse{"L6Lower", {"--device-memory=16g"}, "a size with a unit"},
+        Misuse{"L6Decimal", {"--device-memory=8GB"}, "powers of 1024: 8GiB"},
         Misuse{"L6Zero", {"--device-memory=0B"}, "--device-memory: 0B"},
         Misuse{
             "L8Overwrite", {"--overwrite", "--resume=require"}, "together with --resume=require"},

@@ -64,6 +64,26 @@ TEST(PromptLine, LineParametersWinOverDefaults) {
             std::vector<std::string>{"one"});
 }
 
+TEST(PromptLine, MaxTokensHasOtherNamesElsewhere) {
+  for (const char* name : {"max_tokens", "max_new_tokens", "max_completion_tokens"}) {
+    const std::string field = "\"" + std::string(name) + "\": ";
+    EXPECT_EQ(good(R"({"prompt": "a", )" + field + "5}").sampling.max_tokens, 5);
+    EXPECT_NE(bad(R"({"prompt": "a", )" + field + "0}").error.message.find(name), std::string::npos);
+  }
+  EXPECT_EQ(code(R"({"prompt": "a", "max_tokens": 5, "max_new_tokens": 5})"), "E-IN-FIELD");
+}
+
+TEST(PromptLine, FieldsThatNobodyKnowsAreNamed) {
+  using Names = std::vector<std::string>;
+  EXPECT_EQ(good(R"({"prompt": "a", "stream": true, "answer": 3, "n": 1})").ignored_fields,
+            (Names{"stream", "answer"}));
+  EXPECT_EQ(good(R"({"custom_id": "a", "extra": 1, "body": {"prompt": "a", "user": "u",
+                     "response_format": {"type": "text"}}})")
+                .ignored_fields,
+            (Names{"extra", "body.user"}));
+  EXPECT_EQ(code(R"({"prompt": "a", "response_format": {"type": "json_object"}})"), "E-IN-PARAM");
+}
+
 TEST(PromptLine, NumericIdsAreKept) {
   const Request request = good(R"({"id": 18446744073709551615, "prompt": "a"})");
   EXPECT_EQ(request.id, "18446744073709551615");

@@ -261,6 +261,38 @@ TEST(TokenizerJson, FilesBesideItAreChecked) {
                  {"added_tokens.json"});
 }
 
+// As transformers 4 and 5 write them and as they are on the Hub.
+TEST(TokenizerJson, OddValuesOfRealFilesBesideItAreRead) {
+  for (const char* config :
+       {R"({"model_max_length": 1000000000000000019884624838656})",
+        R"({"model_max_length": 1e30, "clean_up_tokenization_spaces": true})",
+        R"({"model_max_length": null, "tokenizer_class": null, "chat_template": null})",
+        R"({"add_bos_token": null, "add_prefix_space": null, "legacy": null})",
+        R"({"bos_token": null, "unk_token": null, "additional_special_tokens": null})",
+        R"({"added_tokens_decoder": null, "extra_special_tokens": {}})",
+        R"({"added_tokens_decoder": {}, "extra_special_tokens": []})",
+        R"({"sp_model_kwargs": {}, "auto_map": {"AutoTokenizer": ["x.py", null]}})",
+        R"({"chat_template": [{"name": "default", "template": "{{ messages }}"}]})"}) {
+    Notes notes;
+    const auto tokenizer =
+        load({{"tokenizer.json", JsonSpec{}.text()}, {"tokenizer_config.json", config}}, notes);
+    EXPECT_EQ(encode(*tokenizer, "abc ab"), (std::vector<TokenId>{4, 5, 3})) << config;
+  }
+  for (const char* config :
+       {R"({"eos_token": "c", "extra_special_tokens": ["a"]})",
+        R"({"eos_token": {"__type": "AddedToken", "content": "c", "lstrip": false,
+            "normalized": true, "rstrip": false, "single_word": false},
+            "additional_special_tokens": [{"content": "a", "special": true}]})",
+        R"({"eos_token": {"content": "c"}, "extra_special_tokens": {"image_token": "a"}})"}) {
+    Notes notes;
+    const auto tokenizer =
+        load({{"tokenizer.json", JsonSpec{}.text()}, {"tokenizer_config.json", config}}, notes);
+    EXPECT_TRUE(tokenizer->is_special(2)) << config;
+    EXPECT_TRUE(tokenizer->is_special(0)) << config;
+    EXPECT_FALSE(tokenizer->is_special(1)) << config;
+  }
+}
+
 TEST(TokenizerJson, TokenizerWinsOverTheFilesBesideIt) {
   Notes notes;
   const auto tokenizer =
