@@ -136,6 +136,16 @@ class RunTest(unittest.TestCase):
                                 "--output", "out.jsonl"], cwd=self.folder, capture_output=True, check=False)
         self.assertIn(b"did you mean opt-6.7b?", shape.stderr)
 
+    def test_budgets_beyond_the_machine_are_refused_before_loading(self):
+        (self.folder / "in.jsonl").write_text(lines(1))
+        for budget in (["--device-memory=4000GiB"], ["--device-memory=8GiB", "--host-memory=4000GiB"]):
+            result = subprocess.run([PROGRAM, "run", "--model", "opt-30b", "--random-weights", "--prompts", "in.jsonl",
+                                     "--output", "out.jsonl", "--batch-size=4096", "--dry-run", *budget],
+                                    cwd=self.folder, capture_output=True, check=False, timeout=300)
+            self.assertEqual(result.returncode, 5, result.stderr)
+            self.assertIn(b"which this machine or container has left", result.stderr)
+            self.assertIn(b"E-MEM-FIT", result.stderr)
+
     def test_quiet_is_silent(self):
         result = self.run_job("-q", text=lines(3))
         self.assertEqual((result.returncode, result.stdout, result.stderr), (0, b"", b""))
