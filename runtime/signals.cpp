@@ -14,6 +14,7 @@ constexpr std::array kStopping = {SIGINT, SIGTERM, SIGHUP, SIGUSR1};
 constexpr std::array kIgnored = {SIGPIPE, SIGXFSZ};
 
 std::atomic<int> first_signal{0};
+std::atomic<bool> somebody_polls{false};
 std::atomic<int> cut_fd{-1};
 std::atomic<std::uint64_t> cut_bytes{0};
 static_assert(std::atomic<int>::is_always_lock_free &&
@@ -35,7 +36,9 @@ void restore_default_and_raise(int signal_number) {
 // Only async-signal-safe calls below: atomics, ftruncate, sigaction, raise.
 void on_stop_signal(int signal_number) {
   int expected = 0;
-  if (first_signal.compare_exchange_strong(expected, signal_number)) return;
+  if (somebody_polls.load() && first_signal.compare_exchange_strong(expected, signal_number)) {
+    return;
+  }
   const int fd = cut_fd.load();
   if (fd >= 0) {
     // Nothing can be done about a failure here: the next run cuts the tail itself.
@@ -74,6 +77,9 @@ StopSignals::~StopSignals() {
     sigaction(signal_number, &previous_actions[saved++], nullptr);
   }
 }
+
+StopRequests::StopRequests() noexcept { somebody_polls.store(true); }
+StopRequests::~StopRequests() { somebody_polls.store(false); }
 
 int stop_signal() noexcept { return first_signal.load(std::memory_order_relaxed); }
 

@@ -1,8 +1,10 @@
 #pragma once
 
-// SIGINT, SIGTERM, SIGHUP and SIGUSR1 ask the job to stop: the first sets a flag that the loop
-// polls, the second cuts the output to its last whole record and ends the process at once. SIGPIPE
-// and SIGXFSZ are ignored, so that writes report the fault instead. One StopSignals lives in main.
+// SIGINT, SIGTERM, SIGHUP and SIGUSR1 end the process at once, as they do by default: loading,
+// planning and measuring have nothing to keep. While a job makes records (StopRequests) the first
+// one sets a flag that the loop polls, the second cuts the output to its last whole record and ends
+// the process. SIGPIPE and SIGXFSZ are ignored, so that writes report the fault instead. One
+// StopSignals lives in main.
 
 #include <cstdint>
 
@@ -14,6 +16,15 @@ class StopSignals {
   ~StopSignals();  // restores what was there
   StopSignals(const StopSignals&) = delete;
   StopSignals& operator=(const StopSignals&) = delete;
+};
+
+// While one lives, the first signal asks. Not nested.
+class StopRequests {
+ public:
+  StopRequests() noexcept;
+  ~StopRequests();
+  StopRequests(const StopRequests&) = delete;
+  StopRequests& operator=(const StopRequests&) = delete;
 };
 
 // The first signal that asked to stop, or 0. Safe from any thread; costs one relaxed load.

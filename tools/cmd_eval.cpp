@@ -16,7 +16,6 @@
 #include "runtime/job/file_ops.h"
 #include "runtime/options/option_parser.h"
 #include "runtime/options/parse_run_options.h"
-#include "runtime/signals.h"
 #include "tools/commands.h"
 
 namespace triphase {
@@ -200,10 +199,6 @@ class Evaluation {
     setup_.samples = values.integer("samples");
     setup_.seed = static_cast<std::uint64_t>(values.integer("seed"));
     setup_.on_progress = [&progress](std::uint64_t done, std::uint64_t total) {
-      if (stop_requested()) {
-        progress.finish();
-        die_by_signal(stop_signal());
-      }
       ProgressState state;
       state.done = done;
       state.total = total;

@@ -15,7 +15,6 @@
 #include "runtime/options/option_parser.h"
 #include "runtime/options/parse_run_options.h"
 #include "runtime/progress.h"
-#include "runtime/signals.h"
 #include "tools/commands.h"
 
 namespace triphase {
@@ -57,12 +56,8 @@ std::int64_t complete(const OptionValues& values, const RunPlan& plan, const Mod
   request.text = std::move(prompt);
   request.sampling.max_tokens = values.integer("max-tokens");
   request.sampling.ignore_eos = true;
-  const Completion completion = engine
-                                    .run_all(std::vector{std::move(request)},
-                                             [](auto&&...) {
-                                               if (stop_requested()) die_by_signal(stop_signal());
-                                             })
-                                    .front();
+  const Completion completion =
+      engine.run_all(std::vector{std::move(request)}, [](auto&&...) {}).front();
   if (completion.error) {
     throw Error(ErrorRole::kInput, completion.error->code, "prompt")
         .found(completion.error->message)

@@ -12,7 +12,6 @@
 #include "runtime/job/file_ops.h"
 #include "runtime/job/output_file.h"
 #include "runtime/job/prompt_preparer.h"
-#include "runtime/signals.h"
 
 namespace triphase {
 namespace {
@@ -82,12 +81,6 @@ class Calibration {
   }
 
  private:
-  void look_for_stop() const {
-    if (!stop_requested()) return;
-    progress_.finish();
-    die_by_signal(stop_signal());
-  }
-
   [[nodiscard]] Engine engine_of(const RunPlan& plan, LoadedModel& loaded) const {
     return {{.batch_size = plan.memory.batch_size, .prefill_chunk = plan.prefill_chunk},
             *plan.policy,
@@ -141,9 +134,7 @@ class Calibration {
     LoadedModel loaded(weights, model_, options_, plan, backend_);
     progress_.begin_phase("choosing the KV sparsity: continuing a sample of the prompts");
     const std::vector<Completion> completions =
-        engine_of(plan, loaded).run_all(std::move(requests), [this](auto&&...) {
-          look_for_stop();
-        });
+        engine_of(plan, loaded).run_all(std::move(requests), [this](auto&&...) {});
     for (std::size_t at = 0; at < tasks.size(); ++at) {
       const std::vector<TokenId>& continued = completions[at].tokens;
       tasks[at].tokens.insert(tasks[at].tokens.end(), continued.begin(), continued.end());
@@ -169,7 +160,6 @@ class Calibration {
     engine.set_row_observer(on_row);
     const std::vector<Completion> scored =
         engine.run_all(tasks, [&](std::span<const Completion>, std::uint64_t done) {
-          look_for_stop();
           ProgressState state;
           state.done = done;
           state.total = tasks.size();

@@ -16,7 +16,6 @@
 #include "runtime/context/row_clusters.h"
 #include "runtime/engine/engine.h"
 #include "runtime/job/score_preparer.h"
-#include "runtime/signals.h"
 
 namespace triphase {
 namespace {
@@ -111,10 +110,6 @@ class KeyClusterer final : public AttentionObserver {
     keep_queries(q, queries_[static_cast<std::size_t>(call.layer)]);
     if (call.keys.context_tokens < total) return;
     for (std::int64_t head = 0; head < context_.shape.kv_heads; ++head) {
-      if (stop_requested()) {
-        progress_.finish();
-        die_by_signal(stop_signal());
-      }
       cluster(call, head);
       report();
     }
@@ -220,10 +215,6 @@ void prefill(const FixedContext& context, const ModelBundle& model, const RunPla
   request.sampling.max_tokens = 1;
   (void)engine.run_all(std::vector{std::move(request)},
                        [&](std::span<const Completion>, std::uint64_t done) {
-                         if (stop_requested()) {
-                           progress.finish();
-                           die_by_signal(stop_signal());
-                         }
                          if (done > 0) return;  // its phase is another one
                          ProgressState state;
                          state.done = engine.stats().computed_prompt_tokens;

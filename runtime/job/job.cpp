@@ -26,6 +26,7 @@ Request identity_of(const Request& request) {
 JobEnd run_job(PromptReader& prompts, OutputFile& output, CompletionEngine& engine,
                Progress& progress, std::optional<std::uint64_t> total_requests,
                Watchdog* watchdog) {
+  const StopRequests by_signals;
   std::unordered_map<std::uint64_t, Request> running;
   bool more_lines = true;
 

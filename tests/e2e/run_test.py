@@ -168,6 +168,27 @@ class RunTest(unittest.TestCase):
                 self.assertFalse(summary["complete"])
                 self.assertEqual(summary["requests"]["succeeded"], part.count(b"\n"))
 
+    def test_one_signal_ends_what_has_nothing_to_keep(self):
+        os.mkfifo(self.folder / "fifo")
+        (self.folder / "in.jsonl").write_text(lines(1))
+        shape = ["--profile", "h100-80gb", "--batch-size", "64", "--input-len", "128", "--output-len", "200000"]
+        for name, *arguments in (
+            ("run", "--model", "model", "--prompts", "fifo", "--output", "out.jsonl"),
+            ("run", "--model", "opt-1.3b", "--random-weights", "--prompts", "in.jsonl", "--output", "out.jsonl"),
+            ("profile", "--model", "model", "--output", "profile.json", "--time", "600s"),
+            ("simulate", "--model", "opt-30b", *shape),
+            ("plan", "--model", "opt-30b", "--exhaustive", "--output", "plan.json", *shape),
+        ):  # fmt: skip
+            with self.subTest(name, arguments=arguments):
+                process = subprocess.Popen([PROGRAM, name, *arguments], cwd=self.folder, stdout=subprocess.DEVNULL,
+                                           stderr=subprocess.PIPE)
+                # Also before the handlers are in place the signal ends it.
+                time.sleep(1.0)
+                self.assertIsNone(process.poll(), "it ended by itself")
+                process.send_signal(signal.SIGTERM)
+                process.communicate(timeout=30)
+                self.assertEqual(process.returncode, -signal.SIGTERM)
+
     def test_the_second_signal_ends_at_once(self):
         process = self.start_long_job()
         process.send_signal(signal.SIGINT)

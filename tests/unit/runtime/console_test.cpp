@@ -131,6 +131,7 @@ TEST(Signals, TheFirstAsksAndTheDeathIsTrue) {
   for (const int number : {SIGINT, SIGTERM, SIGHUP, SIGUSR1}) {
     const int status = status_of([number] {
       const StopSignals signals;
+      const StopRequests requests;
       if (stop_requested()) _exit(1);
       raise(number);
       if (stop_signal() != number) _exit(2);
@@ -141,12 +142,25 @@ TEST(Signals, TheFirstAsksAndTheDeathIsTrue) {
   }
 }
 
+TEST(Signals, TheFirstEndsTheProcessWhereNobodyPolls) {
+  for (const bool after_a_job : {false, true}) {
+    const int status = status_of([after_a_job] {
+      const StopSignals signals;
+      if (after_a_job) const StopRequests requests;
+      raise(SIGTERM);
+    });
+    ASSERT_TRUE(WIFSIGNALED(status)) << WEXITSTATUS(status);
+    EXPECT_EQ(WTERMSIG(status), SIGTERM);
+  }
+}
+
 TEST(Signals, TheSecondEndsAtOnceWithTheFileCut) {
   const TempFolder folder;
   const std::string path = folder / "part";
   write_text(path, "whole record\nhalf a rec");
   const int status = status_of([&] {
     const StopSignals signals;
+    const StopRequests requests;
     const int fd = system_file_ops().open(path.c_str(), O_RDWR, 0);
     set_signal_cut(fd, 13);
     raise(SIGINT);

@@ -238,6 +238,7 @@ TEST_F(PromptFileTest, WaitingForAPipeEndsWhenAskedToStop) {
   EXPECT_TRUE(reader.next().has_value());
   EXPECT_TRUE(reader.would_block());
   const StopSignals signals;
+  const StopRequests requests;
   std::thread stopper([] { raise(SIGTERM); });
   EXPECT_FALSE(reader.next().has_value()) << "half a line is nobody's request";
   stopper.join();
