@@ -85,9 +85,9 @@ TEST(EmulatedGemmRows, MatchesFloat64AndStopsWhereTheDeviceSays) {
                 nullptr);
       expect_close(y, expected, static_cast<double>(depth + 4) * kUnit, "gemm");
       for (const std::int32_t there : {0, 1, 16, 17, 129}) {
-        const std::int32_t count = 50 + there;  // these rows lie behind fifty others
+        const std::vector<std::int32_t> count{50 + there};  // these rows lie behind fifty others
         std::vector<float> some = poisoned(rows * cols);
-        gemm_rows(x_view, w_view, bias.data(), {&count, 50},
+        gemm_rows(x_view, w_view, bias.data(), {count.data(), 50},
                   {some.data(), DType::kF32, rows, cols, cols}, nullptr);
         const auto written = static_cast<std::size_t>(std::min<std::int64_t>(there, rows) * cols);
         EXPECT_EQ(std::memcmp(some.data(), y.data(), written * sizeof(float)), 0);

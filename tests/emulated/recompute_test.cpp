@@ -47,7 +47,7 @@ class Rig {
   std::int32_t below(int end) {
     return std::uniform_int_distribution<std::int32_t>(0, end - 1)(random);
   }
-  [[nodiscard]] RecomputedTokens list() const { return {tokens.data(), &count, kMost}; }
+  [[nodiscard]] RecomputedTokens list() const { return {tokens.data(), count.data(), kMost}; }
   [[nodiscard]] std::int64_t columns() const {
     return std::int64_t{sizes_.kv_heads} * sizes_.head_dim;
   }
@@ -70,7 +70,7 @@ class Rig {
  public:
   std::mt19937 random{11};
   std::vector<RecomputedToken> tokens;
-  std::int32_t count = kCount;
+  std::vector<std::int32_t> count{kCount};
   std::vector<unsigned char> k, v;
 };
 
@@ -221,7 +221,7 @@ TEST_F(RecomputeKernels, TokensAreStoredAsOnTheCpu) {
 
 TEST_F(RecomputeKernels, ListsThatAreEmptyChangeNothing) {
   Rig rig({DType::kF16, 32, 2, 16, 0, 64});
-  rig.count = 0;
+  rig.count[0] = 0;
   const std::vector<unsigned char> before = rig.k;
   std::vector<unsigned char> saved(kBlocks * 32 * 68);
   fetch_inputs({reinterpret_cast<const std::byte*>(saved.data()), 64}, rig.list(), rig.cache(), 3,
