@@ -62,13 +62,39 @@ struct MissingTokens {
   std::int64_t most = 0;                // and at most
 };
 
+// A token whose K and V nobody stores: they are projected from its saved layer inputs.
+struct RecomputedToken {
+  std::int32_t slot = 0;        // where K and V go
+  std::int32_t input = 0;       // of the layer's saved inputs: block * block_tokens + offset
+  std::int32_t position = 0;    // in its context
+  std::int32_t scale_page = 0;  // INT8
+};
+
+// Such tokens, which only the device names, in its memory.
+struct RecomputedTokens {
+  const RecomputedToken* tokens = nullptr;
+  const std::int32_t* count = nullptr;  // how many there are,
+  std::int64_t most = 0;                // and at most
+};
+
+// Layer inputs on the host, of one layer: of each block codes [page_tokens][width], INT8, then
+// scales [page_tokens], F32.
+struct SavedInputs {
+  const std::byte* blocks = nullptr;
+  std::int64_t width = 0;
+};
+
 class KvMover {
  public:
   virtual ~KvMover() = default;
-  // Whether bring() can read these records.
+  // Whether bring() and bring_inputs() can read these bytes.
   [[nodiscard]] virtual bool reaches(const std::byte* records, std::size_t bytes) const = 0;
   // To the device, as move() does; the lists are read when the work runs.
   virtual void bring(const KvGeometry& geometry, const MissingTokens& missing, Stream& stream) = 0;
+  // The same of layer inputs: a token's codes go to where its K will be, byte after byte through
+  // its KV heads, their scale to the first bytes of where its V will be.
+  virtual void bring_inputs(const KvGeometry& geometry, const SavedInputs& inputs,
+                            const RecomputedTokens& tokens, Stream& stream) = 0;
   // Queues the copies on `stream`. The runs need not outlive the call; host records must stay until
   // the work is done. One stream and one thread.
   virtual void move(Lane lane, const KvGeometry& geometry, std::span<const TokenRun> runs,

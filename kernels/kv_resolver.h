@@ -3,8 +3,8 @@
 // Where the tokens that attention methods choose lie: in a page of the device, in a hot row (a slot
 // of the token cache), or on the host. Looked up on the device, so that the host neither reads the
 // choice nor waits for it. What is on the host gets a hot row, in place of the token that was
-// chosen longest ago, or a spare slot that serves one choice alone. Memory: kernels/sizing. One
-// thread.
+// chosen longest ago, or a spare slot that serves one choice alone; so does a token whose K and V
+// are projected from layer inputs on the host. Memory: kernels/sizing. One thread.
 
 #include <cstdint>
 #include <span>
@@ -19,8 +19,10 @@ namespace triphase {
 struct BlockTables {
   std::int64_t rows = 0;
   std::int64_t row_blocks = 0;
-  std::span<const std::int32_t> pages;        // in layer 0; -1: not on the device
-  std::span<const std::int32_t> host_blocks;  // -1: not on the host
+  std::span<const std::int32_t> pages;  // in layer 0; -1: not on the device
+  // -1: not on the host. Blocks whose layer inputs are saved, and whose K and V are not, come
+  // behind those of K and V: input block i is ResolverShape::host_blocks + i.
+  std::span<const std::int32_t> host_blocks;
   std::span<const std::int32_t> scale_pages;  // INT8: the same in every layer
   std::span<const std::int32_t> lengths;      // by row: tokens of its context
   std::span<const std::int32_t> slots;        // where new tokens go in layer 0; not INT8
@@ -38,9 +40,10 @@ struct ResolveCall {
 
 // Summed over all calls, in parts of tokens (one per list).
 struct ResolveCounts {
-  std::int64_t chosen = 0;   // of tokens on the host
-  std::int64_t cached = 0;   // of these, in hot rows already
-  std::int64_t brought = 0;  // the others, each once
+  std::int64_t chosen = 0;      // of tokens on the host
+  std::int64_t cached = 0;      // of these, in hot rows already
+  std::int64_t brought = 0;     // the others, each once: with K and V,
+  std::int64_t recomputed = 0;  // and with layer inputs
 };
 
 class KvResolver {
@@ -58,6 +61,8 @@ class KvResolver {
   struct Resolved {
     Selection lists;        // with slots; alpha as in the call
     MissingTokens missing;  // to be brought before the lists are attended
+    // Of these the layer inputs, to be brought and projected; none where there are no input blocks.
+    RecomputedTokens recomputed;
   };
   [[nodiscard]] virtual Resolved resolve(const ResolveCall& call, Stream& stream) = 0;
 

@@ -242,6 +242,13 @@ struct NormStep {
   float eps = 0.0F;
 };
 
+// Of a matrix's rows those that are there, where only the device knows: row i if first + i is below
+// the number at `count`, in the device's memory. Null: all.
+struct RowLimit {
+  const std::int32_t* count = nullptr;
+  std::int64_t first = 0;
+};
+
 class Ops {
  public:
   virtual ~Ops() = default;
@@ -251,6 +258,13 @@ class Ops {
   // x [M, K] F32, w [N, K] F32/F16/BF16, bias [N] F32 or null, y [M, N] F32.
   virtual void linear(ConstMatrix x, ConstMatrix w, const float* bias, bool accumulate, Matrix y,
                       Stream& stream) = 0;
+
+  // y = linear(x), of which a row's bits depend on that row of x alone, on a GPU too. Rows that the
+  // limit leaves out stay as they are; on the CPU there is none.
+  virtual void linear_by_rows(ConstMatrix x, ConstMatrix w, const float* bias,
+                              const RowLimit& /*limit*/, Matrix y, Stream& stream) {
+    linear(x, w, bias, false, y, stream);
+  }
 
   // y[n, k] = what the code of w[n, k] reads as (kernels/group_quant.h). w [N, K] in 4-bit groups,
   // y [N, K] F16. The same bits on every device.

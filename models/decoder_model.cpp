@@ -119,7 +119,7 @@ std::uint64_t DecoderModel::scratch_bytes(const ModelConfig& config, const Batch
     bytes += AttentionRunner::workspace_bytes(largest_attention(config, limits, threads));
   }
   if (limits.input_block_tokens > 0) {
-    bytes += LayerInputs::scratch_bytes(config, input_rows(limits));
+    bytes += LayerInputs::scratch_bytes(config, input_rows(limits), limits.listed_input_tokens);
   }
   return bytes;
 }
@@ -174,7 +174,8 @@ void DecoderModel::set_attention(const AttentionOptions& options, SparseOps& ops
 void DecoderModel::set_layer_inputs(std::int64_t tokens, InputOps& ops, MemoryPool& pool) {
   if (tokens == 0) return;
   TRIPHASE_CHECK(limits_.input_block_tokens > 0, "buffers for layer inputs");
-  inputs_ = std::make_unique<LayerInputs>(config_, tokens, input_rows(limits_), *ops_, ops,
+  inputs_ = std::make_unique<LayerInputs>(config_, tokens, input_rows(limits_),
+                                          limits_.listed_input_tokens > 0, *ops_, ops,
                                           rope_ ? &*rope_ : nullptr, pool);
 }
 
@@ -393,9 +394,11 @@ void DecoderModel::choose(std::int64_t layer, std::int64_t group,
 
 void DecoderModel::recompute(const LayerWeights& w, const KvLayerView& cache, Stream& stream) {
   const KvRecomputes& recomputes = kv_step_.recomputes();
-  if (recomputes.tokens.empty()) return;
+  const RecomputedTokens& listed = kv_step_.listed_recomputes();
+  if (recomputes.tokens.empty() && listed.most == 0) return;
   TRIPHASE_CHECK(inputs_ != nullptr, "recomputable blocks have layer inputs");
   TraceSpan span(trace_, TraceLane::kRecompute, "recompute");
+  if (listed.most > 0) return inputs_->recompute(w, listed, cache, stream);
   span.note("tokens", static_cast<std::int64_t>(recomputes.tokens.size()));
   inputs_->recompute(w, recomputes, cache, stream);
 }

@@ -35,6 +35,8 @@ struct BatchLimits {
   bool sparse = false;       // a sparse attention method may be used
   // Tokens of a KV block where layer inputs may be used (set_layer_inputs); 0: they are not.
   std::int64_t input_block_tokens = 0;
+  // Leading tokens of which the device itself may find that they must be recomputed.
+  std::int64_t listed_input_tokens = 0;
 };
 
 class DecoderModel {

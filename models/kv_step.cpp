@@ -79,6 +79,8 @@ bool KvStep::can_look_up(std::size_t entry) {
   std::int64_t away_end = store_->book().blocks(rows.sequence);
   while (away_end > 0 && !is_away(entry, away_end - 1)) --away_end;
   if (away_end == 0) return true;
+  // The device has the angles of key 0 alone.
+  if (rows.rope_key != 0 && store_->book().recomputable_blocks(rows.sequence) > 0) return false;
   for (LayerId layer(0); layer.index() < windows_.size(); layer = LayerId(layer.value + 1)) {
     if (attention_->method().timing(layer.value) != AttentionMethod::Timing::kLate) continue;
     if (first_block_to_choose(entry, layer) < away_end) return false;
@@ -127,7 +129,10 @@ void KvStep::send_block_tables(Stream& stream) {
       if (of.on_device()) {
         table_pages_[at] = store_->page(of, LayerId(0)).value;
       } else {
-        table_host_blocks_[at] = of.host_block;
+        table_host_blocks_[at] =
+            of.place == BlockPlace::kRecomputable
+                ? static_cast<std::int32_t>(store_->sizes().host_blocks) + of.input_block
+                : of.host_block;
       }
       if (quantized) table_scale_pages_[at] = book.block_index(rows.sequence, block);
     }
@@ -162,8 +167,24 @@ Selection KvStep::resolve(Unit& unit, std::int64_t number, const Selection& chos
                           .spare_slots = group.pages * block_tokens(),
                           .unit = number % resolver_->units()},
                          *stream_);
-  unit.ticket = store_->transfers()->bring(store_->geometry(), resolved.missing);
+  TransferEngine& transfers = *store_->transfers();
+  unit.ticket = transfers.bring(store_->geometry(), resolved.missing);
+  unit.listed_recomputes = resolved.recomputed;
+  unit.listed_recomputes.most = std::min(resolved.recomputed.most, most_recomputed(group, chosen));
+  unit.input_ticket = transfers.bring_inputs(
+      store_->geometry(),
+      {store_->saved_inputs(0, LayerId(number / groups())), store_->shape().input_width},
+      unit.listed_recomputes);
   return resolved.lists;
+}
+
+std::int64_t KvStep::most_recomputed(const SequenceGroup& group, const Selection& chosen) const {
+  std::int64_t most = 0;
+  for (std::size_t entry = group.first; entry < group.first + group.count; ++entry) {
+    const std::int64_t blocks = store_->book().recomputable_blocks(rows_[entry].sequence);
+    most += std::min(blocks * block_tokens(), chosen.capacity);
+  }
+  return most;
 }
 
 Selection KvStep::look_up(LayerId layer, std::int64_t group, const Selection& chosen) {
@@ -180,10 +201,15 @@ KvStep::BytesRead KvStep::bytes_read() const {
   const ResolveCounts counts = resolver_->counts(*stream_);
   const auto part =
       static_cast<std::uint64_t>(store_->geometry().record_bytes() / attention_->method().lists());
-  read.named_by_device = part * static_cast<std::uint64_t>(counts.brought);
+  const std::uint64_t tokens = part * static_cast<std::uint64_t>(counts.brought);
+  read.recomputed_by_device = static_cast<std::uint64_t>(counts.recomputed);
+  const std::uint64_t inputs = read.recomputed_by_device * KvStore::input_bytes(store_->shape()) /
+                               static_cast<std::uint64_t>(block_tokens());
+  read.named_by_device = tokens + inputs;
   read.all.chosen += part * static_cast<std::uint64_t>(counts.chosen);
   read.all.cached += part * static_cast<std::uint64_t>(counts.cached);
-  read.all.tokens += read.named_by_device;
+  read.all.tokens += tokens;
+  read.all.inputs += inputs;
   return read;
 }
 
@@ -584,6 +610,7 @@ KvLayerView KvStep::view(LayerId layer) const {
 std::span<const AttentionSegment> KvStep::segments(LayerId layer, std::int64_t group_index) {
   const std::int64_t number = layer.value * groups() + group_index;
   recomputes_ = &kNoRecomputes;
+  listed_recomputes_ = {};
   late_ = looks_up_ = false;
   looked_up_ = nullptr;
   if (staging()) {
@@ -598,7 +625,10 @@ std::span<const AttentionSegment> KvStep::segments(LayerId layer, std::int64_t g
     recomputes_ = &unit_of(number).recomputes;
     late_ = unit_of(number).any_late;
     looks_up_ = looks_up(groups_.at(group_index), layer);
-    if (looks_up_ && chooses_ahead(layer)) looked_up_ = &unit_of(number).looked_up;
+    if (looks_up_ && chooses_ahead(layer)) {
+      looked_up_ = &unit_of(number).looked_up;
+      listed_recomputes_ = unit_of(number).listed_recomputes;
+    }
   }
   make_segments(layer, group_index);
   return segments_;

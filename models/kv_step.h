@@ -94,6 +94,8 @@ class KvStep {
   // Tokens that the last segments() or fetch() brought and whose layer inputs lie in staging pages:
   // their K and V must be projected before anybody reads them.
   [[nodiscard]] const KvRecomputes& recomputes() const { return *recomputes_; }
+  // The same where the device looked up what segments() returned, and lists them itself.
+  [[nodiscard]] const RecomputedTokens& listed_recomputes() const { return listed_recomputes_; }
   // The sequence of each of the segments last returned, and the device slots of
   // its chosen tokens (HostReads::read_tokens); none where nothing was chosen yet or nothing is on
   // the host.
@@ -116,7 +118,8 @@ class KvStep {
   // What was read of the host since the start; waits for the device where it counts.
   struct BytesRead {
     HostReads::Bytes all;
-    std::uint64_t named_by_device = 0;  // of tokens brought, which the link does not count
+    std::uint64_t named_by_device = 0;       // of tokens brought, which the link does not count
+    std::uint64_t recomputed_by_device = 0;  // tokens that it listed, in one layer each
   };
   [[nodiscard]] BytesRead bytes_read() const;
 
@@ -140,14 +143,18 @@ class KvStep {
     std::int64_t first_page = 0;
     std::int64_t early_ranges = 0;        // HostReads::early_ranges
     std::int64_t early_token_ranges = 0;  // HostReads::early_token_ranges
-    bool any_late = false;  // what lies before the first block comes once it is chosen
-    Selection looked_up;    // chosen ahead of the layer
+    bool any_late = false;               // what lies before the first block comes once it is chosen
+    Selection looked_up;                 // chosen ahead of the layer,
+    RecomputedTokens listed_recomputes;  // and what of it must be projected
   };
 
   void find_host_entries();
   void find_choosing_entries();
   // Whether the device can look up what the entry's row chooses: the host brings nothing before.
   [[nodiscard]] bool can_look_up(std::size_t entry);
+  // Most tokens that a group's rows choose of blocks that nobody stores.
+  [[nodiscard]] std::int64_t most_recomputed(const SequenceGroup& group,
+                                             const Selection& chosen) const;
   // Staging pages for what such a row chooses in a layer.
   [[nodiscard]] std::int64_t chosen_pages(std::size_t entry) const;
   [[nodiscard]] bool is_away(std::size_t entry, std::int64_t block) const {
@@ -219,6 +226,7 @@ class KvStep {
   AttentionRunner* attention_ = nullptr;
   static const KvRecomputes kNoRecomputes;
   const KvRecomputes* recomputes_ = &kNoRecomputes;
+  RecomputedTokens listed_recomputes_;
   KvRecomputes fetched_recomputes_;
   std::vector<bool> on_host_;   // by entry of rows_
   std::vector<bool> choosing_;  // by entry of rows_: its tokens are looked up on the device

@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <exception>
+#include <utility>
 
 #include "base/error.h"
 #include "models/kv_projection.h"
@@ -44,7 +45,8 @@ AnyMatrix part_of(AnyMatrix all, std::int64_t first_row, std::int64_t rows,
 }  // namespace
 
 LayerInputs::LayerInputs(const ModelConfig& config, std::int64_t tokens, std::int64_t rows,
-                         Ops& ops, InputOps& input_ops, const RopeTable* rope, MemoryPool& pool)
+                         bool on_device, Ops& ops, InputOps& input_ops, const RopeTable* rope,
+                         MemoryPool& pool)
     : config_(config),
       tokens_(tokens),
       rows_capacity_(rows),
@@ -58,33 +60,40 @@ LayerInputs::LayerInputs(const ModelConfig& config, std::int64_t tokens, std::in
   inputs_ = pool.allocate(sizes.inputs, MemoryTag::kActivations);
   kv_ = pool.allocate(sizes.kv, MemoryTag::kActivations);
   if (rope != nullptr) rope_rows_.emplace(*rope, rows, pool);
+  if (rope != nullptr && on_device) rope_positions_.emplace(*rope, tokens, pool);
   requantized_.reserve(static_cast<std::size_t>(rows));
   slot_pages_.resize(static_cast<std::size_t>(rows));
   slot_offsets_.resize(static_cast<std::size_t>(rows));
 }
 
 LayerInputs::~LayerInputs() {
-  for (const Ticket ticket : under_way_) {
-    try {
-      transfers_->wait(ticket);
-    } catch (const std::exception&) {
-      // Nobody reads what this should have saved.
+  for (const std::vector<Ticket>& saves : {under_way_, before_}) {
+    for (const Ticket ticket : saves) {
+      try {
+        transfers_->wait(ticket);
+      } catch (const std::exception&) {
+        // Nobody reads what this should have saved.
+      }
     }
   }
 }
 
-std::uint64_t LayerInputs::scratch_bytes(const ModelConfig& config, std::int64_t rows) {
+std::uint64_t LayerInputs::scratch_bytes(const ModelConfig& config, std::int64_t rows,
+                                         std::int64_t listed) {
   const Sizes sizes = sizes_of(config, rows);
-  return sizes.codes + sizes.scales + sizes.inputs + sizes.kv + sizes.angles;
+  return sizes.codes + sizes.scales + sizes.inputs + sizes.kv + sizes.angles +
+         (config.rope ? RopeRows::bytes(config.rope->rotary_dim, listed) : 0);
 }
 
 void LayerInputs::begin(KvStore& store, std::span<const BatchSegment> rows) {
-  for (std::vector<Ticket>& saves : saves_) saves.clear();
-  while (!under_way_.empty()) {
-    const Ticket ticket = under_way_.back();
-    under_way_.pop_back();
-    transfers_->wait(ticket);
+  if (transfers_ != store.transfers()) {
+    for (std::vector<Ticket>& saves : saves_) saves.clear();
+    wait_for(under_way_);
   }
+  // Nothing reads those of the last step yet: their blocks are on the device, and what makes them
+  // leave follows these saves on the link.
+  wait_for(before_);
+  std::swap(before_, under_way_);
   store_ = &store;
   transfers_ = store.transfers();
   rows_ = rows;
@@ -98,6 +107,14 @@ void LayerInputs::begin(KvStore& store, std::span<const BatchSegment> rows) {
     } else {
       runs_.push_back({entry.first_row, count});
     }
+  }
+}
+
+void LayerInputs::wait_for(std::vector<Ticket>& saves) {
+  while (!saves.empty()) {
+    const Ticket ticket = saves.back();
+    saves.pop_back();
+    transfers_->wait(ticket);
   }
 }
 
@@ -117,8 +134,9 @@ void LayerInputs::project(LayerId layer, const LayerWeights& weights, ConstMatri
     input_ops_->quantize(part_of(input, run.first, run.count, 0, hidden),
                          codes + run.first * hidden, scales + run.first, stream);
     input_ops_->dequantize(codes + run.first * hidden, scales + run.first, restored, stream);
-    ops_->linear(restored, kv_projection(weights, config_), kv_projection_bias(weights, config_),
-                 false, part_of(kv, run.first, run.count, 0, kv.cols), stream);
+    ops_->linear_by_rows(restored, kv_projection(weights, config_),
+                         kv_projection_bias(weights, config_), {},
+                         part_of(kv, run.first, run.count, 0, kv.cols), stream);
   }
   if (store_->sizes().input_blocks == 0) return;
   save(layer, codes, scales, saves);
@@ -143,6 +161,7 @@ void LayerInputs::save(LayerId layer, const std::int8_t* codes, const float* sca
       const std::int64_t row = entry.first_row + position - entry.first_position;
       position += count;
       if (home < 0) continue;
+      store_->note_written_inputs(home);
       std::byte* to = store_->saved_inputs(home, layer);
       send(to + offset * hidden, codes + row * hidden, count * hidden);
       constexpr std::int64_t kScale = sizeof(float);
@@ -192,8 +211,8 @@ void LayerInputs::recompute_part(const LayerWeights& weights, std::span<const Kv
   }
   const Matrix inputs = rows_of(inputs_, rows, config_.hidden_size);
   const Matrix kv = rows_of(kv_, rows, 2 * width);
-  ops_->linear(inputs, kv_projection(weights, config_), kv_projection_bias(weights, config_), false,
-               kv, stream);
+  ops_->linear_by_rows(inputs, kv_projection(weights, config_),
+                       kv_projection_bias(weights, config_), {}, kv, stream);
   const Matrix k = part_of(kv, 0, rows, 0, width);
   const Matrix v = part_of(kv, 0, rows, width, width);
   if (rope_ != nullptr) {
@@ -202,6 +221,22 @@ void LayerInputs::recompute_part(const LayerWeights& weights, std::span<const Kv
   }
   put_into_slots(blocks, tokens, k, v, cache, stream);
   use_.recomputed_tokens += static_cast<std::uint64_t>(rows);
+}
+
+void LayerInputs::recompute(const LayerWeights& weights, const RecomputedTokens& tokens,
+                            const KvLayerView& cache, Stream& stream) {
+  const std::int64_t width = config_.kv_width();
+  const ConstMatrix angles = rope_positions_ ? rope_positions_->send(stream) : ConstMatrix{};
+  for (std::int64_t first = 0; first < tokens.most; first += rows_capacity_) {
+    const std::int64_t rows = std::min(rows_capacity_, tokens.most - first);
+    const Matrix inputs = rows_of(inputs_, rows, config_.hidden_size);
+    const Matrix kv = rows_of(kv_, rows, 2 * width);
+    input_ops_->restore(tokens, first, cache, inputs, stream);
+    ops_->linear_by_rows(inputs, kv_projection(weights, config_),
+                         kv_projection_bias(weights, config_), {tokens.count, first}, kv, stream);
+    input_ops_->store(tokens, first, part_of(kv, 0, rows, 0, width),
+                      part_of(kv, 0, rows, width, width), angles, cache, stream);
+  }
 }
 
 void LayerInputs::read_inputs(const KvRecompute& block, std::span<const KvRecomputeToken> tokens,

@@ -4,8 +4,9 @@
 // projected from: after the norm where a norm comes before attention. K and V of the first `tokens`
 // tokens of every sequence are projected from the quantized X, in prefill, decode and recompute
 // alike and by the same arithmetic, so that stored and recomputed KV are the same numbers. Saves X
-// of blocks that have an input block, and projects again where a block is recomputable. Not thread
-// safe; ops and pool must outlive it.
+// of blocks that have an input block, and projects again where a block is recomputable: tokens that
+// the host lists, or those that the device found it needs. Not thread safe; ops and pool must
+// outlive it.
 
 #include <array>
 #include <cstdint>
@@ -28,18 +29,21 @@ namespace triphase {
 
 class LayerInputs {
  public:
-  // `rows`: of one forward call, and twice the tokens of a block at least.
-  LayerInputs(const ModelConfig& config, std::int64_t tokens, std::int64_t rows, Ops& ops,
-              InputOps& input_ops, const RopeTable* rope, MemoryPool& pool);
+  // `rows`: of one forward call, and twice the tokens of a block at least. `on_device`: the device
+  // will list tokens.
+  LayerInputs(const ModelConfig& config, std::int64_t tokens, std::int64_t rows, bool on_device,
+              Ops& ops, InputOps& input_ops, const RopeTable* rope, MemoryPool& pool);
   // Waits for what is on its way.
   ~LayerInputs();
   LayerInputs(const LayerInputs&) = delete;
   LayerInputs& operator=(const LayerInputs&) = delete;
 
-  // Bytes that the constructor takes.
-  [[nodiscard]] static std::uint64_t scratch_bytes(const ModelConfig& config, std::int64_t rows);
+  // Bytes that the constructor takes; `listed`: the tokens that the device may list, 0 for none.
+  [[nodiscard]] static std::uint64_t scratch_bytes(const ModelConfig& config, std::int64_t rows,
+                                                   std::int64_t listed);
 
-  // A step begins; what the one before saved is on the host when this returns. `rows` must stay.
+  // A step begins; what the one before the last saved is on the host when this returns. `rows` must
+  // stay.
   void begin(KvStore& store, std::span<const BatchSegment> rows);
 
   // kv [T, 2 * kv_width]: K and V as projected from `input` [T, hidden]; rows of leading tokens are
@@ -50,11 +54,15 @@ class LayerInputs {
   // Tokens of this layer whose X lies in staging pages get their K and V.
   void recompute(const LayerWeights& weights, const KvRecomputes& recomputes,
                  const KvLayerView& cache, Stream& stream);
+  // The same of tokens that the device lists, of sequences with rope key 0, whose X the link has
+  // brought to their slots.
+  void recompute(const LayerWeights& weights, const RecomputedTokens& tokens,
+                 const KvLayerView& cache, Stream& stream);
 
   // Since the start.
   struct Use {
     std::uint64_t saved_bytes = 0;
-    std::uint64_t recomputed_tokens = 0;  // in one layer each
+    std::uint64_t recomputed_tokens = 0;  // in one layer each, of those that the host listed
   };
   [[nodiscard]] const Use& use() const { return use_; }
   [[nodiscard]] std::int64_t tokens() const { return tokens_; }
@@ -65,6 +73,7 @@ class LayerInputs {
     std::int64_t count = 0;
   };
 
+  void wait_for(std::vector<Ticket>& saves);
   void save(LayerId layer, const std::int8_t* codes, const float* scales,
             std::vector<Ticket>& saves);
   // Some whole blocks, and all their tokens.
@@ -87,13 +96,14 @@ class LayerInputs {
   Buffer codes_, scales_;
   Buffer inputs_, kv_;
   std::optional<RopeRows> rope_rows_;
+  std::optional<RopePositions> rope_positions_;  // of tokens that the device lists
 
   KvStore* store_ = nullptr;
   TransferEngine* transfers_ = nullptr;  // of the store, which may end first
   std::span<const BatchSegment> rows_;
   std::vector<RowRun> runs_;                  // of leading tokens
   std::array<std::vector<Ticket>, 2> saves_;  // that read what a layer's X will be written to
-  std::vector<Ticket> under_way_;             // of the step
+  std::vector<Ticket> under_way_, before_;    // of the step, and of the one before
   std::vector<BytePiece> pieces_;
   std::vector<KvRequantize> requantized_;
   std::vector<PageId> slot_pages_;

@@ -32,4 +32,26 @@ ConstMatrix RopeRows::send(std::int64_t rows, Stream& stream) {
   return {angles_.data(), DType::kF32, rows, width, width};
 }
 
+RopePositions::RopePositions(const RopeTable& table, std::int64_t positions, MemoryPool& pool)
+    : device_(&pool.device()) {
+  const std::int64_t width = table.rotary_dim();
+  const auto size = static_cast<std::size_t>(RopeRows::bytes(width, positions));
+  sent_from_ = HostBuffer(*device_, size);
+  for (std::int64_t position = 0; position < positions; ++position) {
+    table.fill(0, position,
+               {sent_from_.as<float>() + position * width, static_cast<std::size_t>(width)});
+  }
+  angles_ = pool.allocate(size, MemoryTag::kActivations);
+  all_ = {angles_.data(), DType::kF32, positions, width, width};
+}
+
+ConstMatrix RopePositions::send(Stream& stream) {
+  if (!sent_) {
+    device_->copy(angles_.data(), sent_from_.data(),
+                  static_cast<std::size_t>(RopeRows::bytes(all_.cols, all_.rows)), stream);
+  }
+  sent_ = true;
+  return all_;
+}
+
 }  // namespace triphase

@@ -1,7 +1,7 @@
 #pragma once
 
-// The rope angles of a call's rows: written by the host, read by the device. The host goes on while
-// a few calls' angles are on their way.
+// Rope angles: written by the host, read by the device. Of a call's rows, where the host goes on
+// while a few calls' angles are on their way; and of positions, once for all calls.
 
 #include <array>
 #include <cstdint>
@@ -40,6 +40,23 @@ class RopeRows {
   std::array<Slot, kSlots> slots_;
   std::size_t slot_ = 0;  // that the host writes
   Buffer angles_;
+};
+
+// The angles of positions [0, `positions`) under key 0.
+class RopePositions {
+ public:
+  // Takes RopeRows::bytes() of so many rows.
+  RopePositions(const RopeTable& table, std::int64_t positions, MemoryPool& pool);
+
+  // [positions, rotary_dim] on the device; the first call sends them.
+  [[nodiscard]] ConstMatrix send(Stream& stream);
+
+ private:
+  Device* device_;
+  HostBuffer sent_from_;
+  Buffer angles_;
+  ConstMatrix all_;
+  bool sent_ = false;
 };
 
 }  // namespace triphase

@@ -129,7 +129,7 @@ void plan_host_tier(const MemoryRequest& request, std::int64_t wanted_blocks,
   plan.host_blocks = static_cast<std::int64_t>(blocks);
   plan.host_kv = host_block * blocks;
   const std::uint64_t scales = (blocks + inputs) * request.scale_bytes * layers;
-  plan.lookup = blocks * request.host->block_lookup;
+  plan.lookup = (blocks + inputs) * request.host->block_lookup;
   room -= scales + plan.lookup;
   plan.kv += scales;
   if (request.transposed_k_bytes > 0) {

@@ -47,7 +47,8 @@ struct MemoryRequest {
     // blocks, and no token is cached.
     double chosen_share = 0.0;
     std::optional<std::uint64_t> token_cache;  // bytes; nothing: chosen here
-    // Where the device looks tokens up: bytes there for a block on the host, and for a cached one.
+    // Where the device looks tokens up: bytes there for a block on the host or of saved layer
+    // inputs, and for a cached one.
     std::uint64_t block_lookup = 0;
     std::uint64_t cached_block_lookup = 0;
     // Saved layer inputs: leading blocks of each sequence, and bytes of one, all layers.

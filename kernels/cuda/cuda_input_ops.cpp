@@ -8,6 +8,7 @@
 #include "kernels/cuda/input_codes.h"
 #include "kernels/cuda/kv_quantize.h"
 #include "kernels/cuda/launch_check.h"
+#include "kernels/cuda/recompute.h"
 #include "kernels/sizing/cuda_workspace.h"
 
 namespace triphase::cuda {
@@ -44,6 +45,21 @@ class CudaInputOps final : public InputOps {
     kv_requantize_tokens(arguments_.send(std::span<const KvTokenCodes>(places), stream),
                          static_cast<std::int64_t>(places.size()), cache_of(cache, "kv_requantize"),
                          stream_handle_(stream));
+  }
+
+  void restore(const RecomputedTokens& tokens, std::int64_t first, const KvLayerView& cache,
+               Matrix x, Stream& stream) override {
+    restore_inputs(tokens, first, cache_of(cache, "restore"), x, stream_handle_(stream));
+  }
+  void store(const RecomputedTokens& tokens, std::int64_t first, ConstMatrix k, ConstMatrix v,
+             ConstMatrix cos_sin, const KvLayerView& cache, Stream& stream) override {
+    store_recomputed({.tokens = tokens,
+                      .first = first,
+                      .k = k,
+                      .v = v,
+                      .cos_sin = cos_sin,
+                      .cache = cache_of(cache, "store")},
+                     stream_handle_(stream));
   }
 
  private:

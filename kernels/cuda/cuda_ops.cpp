@@ -8,6 +8,7 @@
 #include "kernels/cuda/batch_attention.h"
 #include "kernels/cuda/cache_view.h"
 #include "kernels/cuda/device_scratch.h"
+#include "kernels/cuda/gemm_rows.h"
 #include "kernels/cuda/gemm_tile.h"
 #include "kernels/cuda/kv_append.h"
 #include "kernels/cuda/kv_quantize.h"
@@ -93,6 +94,11 @@ class CudaOpsOnStreams final : public CudaOps {
       if (run_library(rounded, gate.cols, w, bias, accumulate, y, stream)) return;
     }
     Ops::activation_linear(activation, gate, up, w, bias, accumulate, y, stream);
+  }
+
+  void linear_by_rows(ConstMatrix x, ConstMatrix w, const float* bias, const RowLimit& limit,
+                      Matrix y, Stream& stream) override {
+    gemm_rows(x, w, bias, limit, y, handle(stream));
   }
 
   void dequantize_groups(const GroupMatrix& w, Matrix y, Stream& stream) override {

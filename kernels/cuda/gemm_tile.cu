@@ -3,6 +3,7 @@
 #include "kernels/cuda/dispatch.h"
 #include "kernels/cuda/gemm_tile.h"
 #include "kernels/cuda/launch_check.h"
+#include "kernels/cuda/row_limit.h"
 
 namespace triphase::cuda {
 namespace {
@@ -16,12 +17,14 @@ constexpr int kStride = kTile + 4;  // keeps 16-byte reads aligned and banks apa
 template <class T>
 __global__ void __launch_bounds__(kThreads)
     gemm_tile_kernel(const float* x, std::int64_t x_stride, const T* w, std::int64_t w_stride,
-                     const float* bias, bool accumulate, float* y, std::int64_t y_stride, int rows,
-                     int cols, int depth) {
+                     const float* bias, bool accumulate, float* y, std::int64_t y_stride,
+                     const RowLimit limit, int most_rows, int cols, int depth) {
   TRIPHASE_SHARED(float, x_tile, kDepth* kStride);
   TRIPHASE_SHARED(float, w_tile, kDepth* kStride);
   const int first_col = static_cast<int>(blockIdx.x) * kTile;
   const int first_row = static_cast<int>(blockIdx.y) * kTile;
+  const int rows = limited_rows(limit, most_rows);
+  if (first_row >= rows) return;
   const int thread = static_cast<int>(threadIdx.x);
   const int own_col = thread % (kTile / kOwn) * kOwn;
   const int own_row = thread / (kTile / kOwn) * kOwn;
@@ -72,7 +75,7 @@ __global__ void __launch_bounds__(kThreads)
 }  // namespace
 
 void gemm_tile(ConstMatrix x, ConstMatrix w, const float* bias, bool accumulate, Matrix y,
-               StreamHandle stream) {
+               StreamHandle stream, const RowLimit& limit) {
   constexpr std::int64_t kLargest = std::int64_t{1} << 30;
   const auto shape = [&] { return shape_text({{"x", x}, {"w", w}, {"y", y}}); };
   require(x.dtype == DType::kF32 && y.dtype == DType::kF32, "gemm_tile", "x and y must be F32",
@@ -88,7 +91,8 @@ void gemm_tile(ConstMatrix x, ConstMatrix w, const float* bias, bool accumulate,
     TRIPHASE_LAUNCH((gemm_tile_kernel<T>), grid, kThreads, 0, stream,
                     static_cast<const float*>(x.data), x.row_stride, static_cast<const T*>(w.data),
                     w.row_stride, bias, accumulate, static_cast<float*>(y.data), y.row_stride,
-                    static_cast<int>(y.rows), static_cast<int>(y.cols), static_cast<int>(x.cols));
+                    limit, static_cast<int>(y.rows), static_cast<int>(y.cols),
+                    static_cast<int>(x.cols));
   });
   check_launched("gemm_tile", shape);
 }

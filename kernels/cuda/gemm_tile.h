@@ -9,12 +9,13 @@
 
 #include "base/dtype.h"
 #include "kernels/cuda/stream_handle.h"
+#include "kernels/ops.h"
 
 namespace triphase::cuda {
 
 // x [M, K] F32, w [N, K] F32/F16/BF16, bias [N] or null, y [M, N] F32, plus y's old value when
-// `accumulate`.
+// `accumulate`. Rows that `limit` leaves out stay as they are.
 void gemm_tile(ConstMatrix x, ConstMatrix w, const float* bias, bool accumulate, Matrix y,
-               StreamHandle stream);
+               StreamHandle stream, const RowLimit& limit = {});
 
 }  // namespace triphase::cuda

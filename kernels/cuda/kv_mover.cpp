@@ -8,6 +8,7 @@
 #include "kernels/cuda/argument_ring.h"
 #include "kernels/cuda/device_scratch.h"
 #include "kernels/cuda/launch_check.h"
+#include "kernels/cuda/recompute.h"
 #include "kernels/cuda/stage_rows.h"
 #include "kernels/sizing/cuda_workspace.h"
 
@@ -79,6 +80,12 @@ class CudaKvMover final : public KvMover {
     args.device_count = missing.count;
     args.count = static_cast<int>(missing.most);
     stage_rows(args, stream_handle_(stream));
+  }
+
+  void bring_inputs(const KvGeometry& geometry, const SavedInputs& inputs,
+                    const RecomputedTokens& tokens, Stream& stream) override {
+    fetch_inputs(inputs, tokens, arguments(Lane::kToDevice, geometry, geometry.host).cache,
+                 most_blocks_, stream_handle_(stream));
   }
 
  private:

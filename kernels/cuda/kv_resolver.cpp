@@ -60,7 +60,7 @@ class CudaKvResolver final : public KvResolver {
     const std::int64_t entries = tables.rows * tables.row_blocks;
     TRIPHASE_CHECK(tables.rows <= shape_.rows && tables.row_blocks <= shape_.row_blocks &&
                        std::ssize(tables.slots) <= shape_.batch_rows &&
-                       std::ssize(changed) <= shape_.host_blocks &&
+                       std::ssize(changed) <= shape_.host_blocks + shape_.input_blocks &&
                        std::ssize(tables.pages) == entries &&
                        std::ssize(tables.host_blocks) == entries &&
                        std::ssize(tables.scale_pages) == (shape_.quantized ? entries : 0) &&
@@ -115,6 +115,7 @@ class CudaKvResolver final : public KvResolver {
     args.capacity = static_cast<int>(lists.capacity);
     args.pages = tables_.pages + first_block;
     args.host_blocks = host_blocks_ + first_block;
+    if (shape_.quantized) args.scale_pages = tables_.scale_pages + first_block;
     args.lengths = tables_.lengths + call.first_row;
     args.max_blocks = static_cast<int>(tables_.max_pages);
     args.page_tokens = static_cast<int>(shape_.block_tokens);
@@ -122,7 +123,8 @@ class CudaKvResolver final : public KvResolver {
     args.layer = call.layer.value;
     args.hot = books(call.layer);
     args.host_tokens = shape_.host_tokens();
-    args.first_record = call.layer.value * shape_.host_tokens();
+    args.stored_tokens = shape_.stored_tokens();
+    args.first_record = call.layer.value * shape_.stored_tokens();
     args.first_hot_slot =
         static_cast<int>(shape_.first_hot_slot + call.layer.value * shape_.hot_rows);
     args.first_spare_slot = static_cast<int>(call.first_spare_slot);
@@ -147,6 +149,10 @@ class CudaKvResolver final : public KvResolver {
       args.missing_widths = words(layout_.missing_widths);
     }
     args.missing_count = words(layout_.missing_count);
+    if (shape_.input_blocks > 0) {
+      args.recomputed = memory_.at<RecomputedToken>(unit + layout_.recomputed);
+      args.recomputed_count = words(layout_.recomputed_count);
+    }
     resolve_tokens(args, stream_handle_(stream));
 
     Resolved resolved{.lists = lists,
@@ -155,7 +161,10 @@ class CudaKvResolver final : public KvResolver {
                                   .first_heads = args.missing_heads,
                                   .head_counts = args.missing_widths,
                                   .count = args.missing_count,
-                                  .most = entries}};
+                                  .most = entries},
+                      .recomputed = {.tokens = args.recomputed,
+                                     .count = args.recomputed_count,
+                                     .most = args.recomputed == nullptr ? 0 : entries}};
     resolved.lists.slots = args.slots;
     if (!shape_.early) return resolved;
     resolved.lists.tokens = args.kept_tokens;
@@ -173,13 +182,14 @@ class CudaKvResolver final : public KvResolver {
       counts.chosen += totals[0];
       counts.cached += totals[1];
       counts.brought += totals[2];
+      counts.recomputed += totals[3];
     }
     return counts;
   }
 
  private:
   static constexpr std::int64_t kHalves = 2;  // of the pinned words: one is filled, one on its way
-  static constexpr std::int64_t kTotals = 3;
+  static constexpr std::int64_t kTotals = 4;
   struct Half {
     std::unique_ptr<Event> sent;
   };

@@ -22,6 +22,7 @@ constexpr int kShared = -2;
 struct ResolveShape : ResolveArgs {
   int page_shift;
   std::int64_t host_words;
+  std::int64_t stored_words;
   int hot_words;
 };
 
@@ -177,12 +178,21 @@ __global__ void __launch_bounds__(kRoomThreads) make_room_kernel(const ResolveSh
   const std::int64_t own_words = ceil_div<std::int64_t>(shape.host_words, kRoomThreads);
   const std::int64_t begin = smaller<std::int64_t>(thread * own_words, shape.host_words);
   const std::int64_t end = smaller<std::int64_t>(begin + own_words, shape.host_words);
-  unsigned own = 0;
-  for (std::int64_t word = begin; word < end; ++word) {
-    own += static_cast<unsigned>(count_bits(claims[word]));
+  const auto claimed_before = [&](std::int64_t last) {
+    unsigned count = 0;
+    for (std::int64_t word = begin; word < last; ++word) {
+      count += static_cast<unsigned>(count_bits(claims[word]));
+    }
+    return count;
+  };
+  unsigned stored = 0;
+  if (shape.recomputed != nullptr) {
+    (void)block_scan(claimed_before(smaller(end, shape.stored_words)), scratch, stored);
   }
+  const unsigned own = claimed_before(end);
   unsigned missing = 0;
   unsigned rank = block_scan(own, scratch, missing);
+  if (shape.recomputed == nullptr) stored = missing;
   for (std::int64_t word = begin; word < end && own > 0; ++word) {
     const unsigned bits = claims[word];
     if (bits == 0) continue;
@@ -220,11 +230,13 @@ __global__ void __launch_bounds__(kRoomThreads) make_room_kernel(const ResolveSh
   if (thread != 0) return;
   FoundTokens& of_list = shape.found[list];
   of_list.missing = static_cast<std::int32_t>(missing);
+  of_list.stored = static_cast<std::int32_t>(stored);
   of_list.victims = static_cast<std::int32_t>(victims);
-  std::int64_t* totals = shape.totals + static_cast<std::int64_t>(list) * 3;
+  std::int64_t* totals = shape.totals + static_cast<std::int64_t>(list) * 4;
   totals[0] += of_list.chosen;
   totals[1] += of_list.hits;
-  totals[2] += missing;
+  totals[2] += stored;
+  totals[3] += missing - stored;
   of_list.chosen = 0;
   of_list.hits = 0;
 }
@@ -236,8 +248,11 @@ __global__ void __launch_bounds__(kThreads) place_kernel(const ResolveShape shap
   const int i = static_cast<int>(blockIdx.x * kThreads + threadIdx.x);
   if (entry == 0 && i == 0) {
     int missing = 0;
-    for (int each = 0; each < shape.lists; ++each) missing += shape.found[each].missing;
+    for (int each = 0; each < shape.lists; ++each) missing += shape.found[each].stored;
     *shape.missing_count = missing;
+    if (shape.recomputed != nullptr) {
+      *shape.recomputed_count = shape.found->missing - shape.found->stored;
+    }
   }
   if (i >= shape.counts[entry]) return;
   const std::int64_t at = static_cast<std::int64_t>(entry) * shape.capacity + i;
@@ -267,8 +282,18 @@ __global__ void __launch_bounds__(kThreads) place_kernel(const ResolveShape shap
   }
   shape.slots[at] = slot;
   if (state != kClaimed) return;
+  // Ranks follow keys: what has no K and V comes behind all that has.
+  if (key >= shape.stored_tokens) {
+    const int token = shape.tokens[at];
+    const std::int64_t block =
+        static_cast<std::int64_t>(row) * shape.max_blocks + (token >> shape.page_shift);
+    shape.recomputed[rank - shape.found->stored] = {
+        slot, static_cast<std::int32_t>(key - shape.stored_tokens), token,
+        shape.scale_pages == nullptr ? 0 : shape.scale_pages[block]};
+    return;
+  }
   int missing = rank;
-  for (int each = 0; each < list; ++each) missing += shape.found[each].missing;
+  for (int each = 0; each < list; ++each) missing += shape.found[each].stored;
   shape.missing_slots[missing] = slot;
   shape.missing_records[missing] = static_cast<std::int32_t>(shape.first_record + key);
   if (shape.missing_heads == nullptr) return;
@@ -324,7 +349,14 @@ void resolve_tokens(const ResolveArgs& args, StreamHandle stream) {
         "sizes must be positive");
   check(gpu_takes_pages(args.page_tokens), "page_tokens must be 32, 64 or 128");
   check(entries <= kMostRows, "too many lists");
-  check(args.first_record + args.host_tokens <= INT32_MAX, "more records than 32 bits count");
+  check(args.first_record + args.stored_tokens <= INT32_MAX && args.host_tokens <= INT32_MAX,
+        "more records than 32 bits count");
+  check(args.stored_tokens >= 0 && args.stored_tokens <= args.host_tokens &&
+            args.stored_tokens % args.page_tokens == 0,
+        "stored tokens are whole blocks of the host's");
+  check((args.recomputed == nullptr) == (args.recomputed_count == nullptr) &&
+            (args.recomputed == nullptr ? args.stored_tokens == args.host_tokens : args.lists == 1),
+        "layer inputs without a list for them, or for several");
   check(args.tokens != nullptr && args.counts != nullptr && args.pages != nullptr &&
             args.host_blocks != nullptr && args.lengths != nullptr && args.claims != nullptr &&
             args.seen != nullptr && args.ranks != nullptr && args.found != nullptr &&
@@ -342,6 +374,7 @@ void resolve_tokens(const ResolveArgs& args, StreamHandle stream) {
   static_cast<ResolveArgs&>(shape) = args;
   shape.page_shift = page_shift_of(args.page_tokens);
   shape.host_words = ceil_div<std::int64_t>(args.host_tokens, 32);
+  shape.stored_words = args.stored_tokens / 32;
   shape.hot_words = ceil_div(args.hot.rows, 32);
   const dim3 grid(static_cast<unsigned>(ceil_div(args.capacity, kThreads)),
                   static_cast<unsigned>(entries));

@@ -3,7 +3,8 @@
 // Looks tokens that an attention method chose up on the device: in a page, in a hot row (a slot of
 // the token cache), or on the host. What is on the host gets a hot row, in place of the token that
 // was chosen longest ago, or else a spare slot that serves this choice alone, and is named for the
-// link to bring (kernels/kv_resolver.h).
+// link to bring (kernels/kv_resolver.h): its K and V, or the layer inputs that they are projected
+// from where nobody stores them.
 //
 // Three kernels: every token is looked up, and those that are missing are claimed by a bit of their
 // own; hot rows are made free for them, those first that were chosen longest ago, of these the
@@ -13,6 +14,7 @@
 #include <cstdint>
 
 #include "kernels/cuda/stream_handle.h"
+#include "kernels/kv_records.h"
 
 namespace triphase::cuda {
 
@@ -29,6 +31,7 @@ struct FoundTokens {
   std::int32_t chosen;   // on the host, or with a hot row
   std::int32_t hits;     // of these, with a hot row
   std::int32_t missing;  // of these, brought: each once
+  std::int32_t stored;   // of the missing, those with K and V
   std::int32_t victims;  // hot rows for them
 };
 
@@ -42,6 +45,7 @@ struct ResolveArgs {
   // Their block tables.
   const std::int32_t* pages = nullptr;        // [row][max_blocks]: of layer 0, or -1
   const std::int32_t* host_blocks = nullptr;  // [row][max_blocks]
+  const std::int32_t* scale_pages = nullptr;  // [row][max_blocks], of RecomputedToken; or null
   const std::int32_t* lengths = nullptr;      // [row]
   int max_blocks = 0;
   int page_tokens = 0;           // 32, 64 or 128
@@ -49,7 +53,9 @@ struct ResolveArgs {
   int layer = 0;
 
   HotRowBooks hot;
-  std::int64_t host_tokens = 0;   // of the host's blocks
+  std::int64_t host_tokens = 0;  // of the host's blocks
+  // Of the first of them K and V lie there, of the others layer inputs: these must be in one list.
+  std::int64_t stored_tokens = 0;
   std::int64_t first_record = 0;  // of the layer
   int first_hot_slot = 0;         // of the layer
   int first_spare_slot = 0;
@@ -63,7 +69,8 @@ struct ResolveArgs {
   std::int32_t* ranks = nullptr;    // as claims
   std::int32_t* victims = nullptr;  // [list][hot row]
   FoundTokens* found = nullptr;     // [list]; zeros before and after
-  std::int64_t* totals = nullptr;   // [list][chosen, hits, missing]: are added to
+  // [list][chosen, hits, brought, recomputed]: are added to.
+  std::int64_t* totals = nullptr;
 
   // Results. Slots count from the cache's first page; of the own block apart: the token's offset.
   std::int32_t* slots = nullptr;        // [row][list][capacity]
@@ -74,6 +81,8 @@ struct ResolveArgs {
   std::int32_t* missing_heads = nullptr;   // the list, where there are several; else null
   std::int32_t* missing_widths = nullptr;  // 1 beside it
   std::int32_t* missing_count = nullptr;
+  RecomputedToken* recomputed = nullptr;  // null where K and V of all host tokens lie there
+  std::int32_t* recomputed_count = nullptr;
 };
 
 void resolve_tokens(const ResolveArgs& args, StreamHandle stream);

@@ -7,6 +7,7 @@ set(TRIPHASE_CUDA_KERNELS
   gather_attn_bf16.cu
   gather_attn_f16.cu
   gather_attn_u8.cu
+  gemm_rows.cu
   gemm_tile.cu
   input_codes.cu
   kept_tokens.cu
@@ -23,6 +24,7 @@ set(TRIPHASE_CUDA_KERNELS
   prefill_colsum.cu
   prefill_log_sums.cu
   random_fill.cu
+  recompute.cu
   resolve.cu
   sample.cu
   score_rows.cu

@@ -25,7 +25,7 @@ class Regions {
 std::int64_t resolver_table_words(const ResolverShape& shape) {
   const std::int64_t tables = shape.quantized ? 3 : 2;
   return shape.rows * (tables * shape.row_blocks + 1) + (shape.quantized ? 0 : shape.batch_rows) +
-         shape.host_blocks;
+         shape.host_blocks + shape.input_blocks;
 }
 
 ResolverLayout resolver_layout(const ResolverShape& shape) {
@@ -40,8 +40,8 @@ ResolverLayout resolver_layout(const ResolverShape& shape) {
   layout.ranks = all.take(shape.lists * shape.host_words() * kWord);
   layout.hits = all.take(shape.lists * shape.hot_words() * kWord);
   layout.victims = all.take(shape.lists * shape.hot_rows * kWord);
-  layout.found = all.take(shape.lists * 4 * kWord);
-  layout.totals = all.take(shape.lists * 3 * 2 * kWord);
+  layout.found = all.take(shape.lists * 5 * kWord);
+  layout.totals = all.take(shape.lists * 4 * 2 * kWord);
   layout.tables = all.take(resolver_table_words(shape) * kWord);
 
   Regions unit;
@@ -54,6 +54,8 @@ ResolverLayout resolver_layout(const ResolverShape& shape) {
   layout.missing_heads = unit.take(shape.lists > 1 ? entries : 0);
   layout.missing_widths = unit.take(shape.lists > 1 ? entries : 0);
   layout.missing_count = unit.take(kWord);
+  layout.recomputed = unit.take(shape.recomputes ? 4 * entries : 0);
+  layout.recomputed_count = unit.take(shape.recomputes ? kWord : 0);
   layout.unit_bytes = unit.bytes();
   layout.units = all.take(shape.units() * layout.unit_bytes);
   layout.bytes = all.bytes();
@@ -63,6 +65,7 @@ ResolverLayout resolver_layout(const ResolverShape& shape) {
 ResolverCosts resolver_costs(ResolverShape shape) {
   const std::int64_t sets = shape.layers * shape.lists;
   shape.host_blocks = 0;
+  shape.input_blocks = 0;
   shape.hot_rows = 0;
   // Every region that grows may be rounded up, and so may the bits of the last hot rows.
   constexpr std::int64_t kGrowing = 9;

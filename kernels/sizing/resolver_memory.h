@@ -20,12 +20,18 @@ struct ResolverShape {
   std::int64_t list_tokens = 0;   // of the longest list
   bool early = false;             // tokens are chosen ahead
   bool quantized = false;
+  bool recomputes = false;  // blocks of saved layer inputs may be among the host's
   std::int64_t host_blocks = 0;
+  std::int64_t input_blocks = 0;    // of saved layer inputs; of one list alone
   std::int64_t hot_rows = 0;        // of a layer and list
   std::int64_t first_hot_slot = 0;  // of layer 0; those of the next layer follow
 
   [[nodiscard]] std::int64_t units() const { return early ? kResolvedAhead : 1; }
-  [[nodiscard]] std::int64_t host_tokens() const { return host_blocks * block_tokens; }
+  // Of both kinds of blocks, those with layer inputs behind the others.
+  [[nodiscard]] std::int64_t host_tokens() const {
+    return (host_blocks + input_blocks) * block_tokens;
+  }
+  [[nodiscard]] std::int64_t stored_tokens() const { return host_blocks * block_tokens; }
   [[nodiscard]] std::int64_t host_words() const { return host_tokens() / 32; }
   [[nodiscard]] std::int64_t hot_words() const { return (hot_rows + 31) / 32; }
   [[nodiscard]] std::int64_t list_entries() const { return rows * lists * list_tokens; }
@@ -41,8 +47,8 @@ struct ResolverLayout {
   std::int64_t ranks = 0;    // as claims
   std::int64_t hits = 0;     // [list][hot word]
   std::int64_t victims = 0;  // [list][hot row]
-  std::int64_t found = 0;    // [list] of four
-  std::int64_t totals = 0;   // [list] of three 64-bit numbers
+  std::int64_t found = 0;    // [list] of five
+  std::int64_t totals = 0;   // [list] of four 64-bit numbers
   std::int64_t tables = 0;   // table_words() of them
   std::int64_t units = 0;    // the first of the units
   std::int64_t unit_bytes = 0;
@@ -57,13 +63,16 @@ struct ResolverLayout {
   std::int64_t missing_heads = 0;   // of several lists alone
   std::int64_t missing_widths = 0;  // of several lists alone
   std::int64_t missing_count = 0;
+  std::int64_t recomputed = 0;  // where there may be any, as recomputed_count
+  std::int64_t recomputed_count = 0;
 };
 [[nodiscard]] ResolverLayout resolver_layout(const ResolverShape& shape);
 // Words of a step's tables, and of the host blocks that changed.
 [[nodiscard]] std::int64_t resolver_table_words(const ResolverShape& shape);
 
 // What the layout of a shape takes at most, so that memory can be divided before the number of host
-// blocks and hot rows is known: fixed + host_blocks * host_block + hot_rows * hot_row.
+// blocks and hot rows is known: fixed + (host_blocks + input_blocks) * host_block + hot_rows *
+// hot_row.
 struct ResolverCosts {
   std::uint64_t fixed = 0;
   std::uint64_t host_block = 0;

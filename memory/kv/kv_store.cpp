@@ -159,7 +159,13 @@ TokenCache& KvStore::token_cache(std::int64_t parts) {
 void KvStore::give_cache_to_device() {
   TRIPHASE_CHECK(token_cache_.shape().layers == 0, "a token cache that nobody has used");
   device_cache_ = true;
-  written_.assign(static_cast<std::size_t>(sizes_.host_blocks), false);
+  written_.assign(static_cast<std::size_t>(sizes_.host_blocks + sizes_.input_blocks), false);
+}
+
+void KvStore::note_written(std::int32_t host_block) {
+  if (!device_cache_ || written_[static_cast<std::size_t>(host_block)]) return;
+  written_[static_cast<std::size_t>(host_block)] = true;
+  written_host_blocks_.push_back(host_block);
 }
 
 std::vector<std::int32_t> KvStore::take_written_host_blocks() {
@@ -175,11 +181,7 @@ void KvStore::carry_out(std::span<const KvMove> moves) {
     if (move.kind == KvMove::Kind::kGiveUp) stop_reading_early(move.block, move.host_block);
     const bool load = move.kind == KvMove::Kind::kLoad;
     if (move.kind != KvMove::Kind::kOffload && !load) continue;
-    const auto written = static_cast<std::size_t>(move.host_block);
-    if (device_cache_ && !load && !written_[written]) {
-      written_[written] = true;
-      written_host_blocks_.push_back(move.host_block);
-    }
+    if (!load) note_written(move.host_block);
     runs_.clear();
     for (std::int64_t layer = 0; layer < shape_.layers; ++layer) {
       runs_.push_back({.slot = (move.slab * shape_.layers + layer) * shape_.block_tokens,

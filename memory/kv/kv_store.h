@@ -130,8 +130,13 @@ class KvStore {
   // From now on the device itself knows which tokens are in the cache pages
   // (kernels/kv_resolver.h).
   void give_cache_to_device();
-  // Host blocks that have been written since this was last asked; only once the device knows.
+  // Host blocks that have been written since this was last asked, and behind their numbers input
+  // blocks (input block i is host_blocks + i); only once the device knows.
   [[nodiscard]] std::vector<std::int32_t> take_written_host_blocks();
+  // Whoever saves layer inputs to an input block says so.
+  void note_written_inputs(std::int32_t input_block) {
+    note_written(static_cast<std::int32_t>(sizes_.host_blocks) + input_block);
+  }
   // The place of a cache slot among all token slots of the device.
   [[nodiscard]] std::int64_t cache_slot(LayerId layer, std::int32_t slot) const {
     return (sizes_.device_pages + sizes_.staging_pages) * shape_.block_tokens +
@@ -193,6 +198,7 @@ class KvStore {
   };
 
   void wait_for_copies();
+  void note_written(std::int32_t host_block);
   [[nodiscard]] EarlyBlocks::Source source_of(LayerId layer, SequenceId sequence,
                                               std::int64_t block) const;
   void forget_early();
@@ -212,7 +218,7 @@ class KvStore {
   PartialPages partial_pages_;
   TokenCache token_cache_;
   bool device_cache_ = false;
-  std::vector<bool> written_;  // by host block
+  std::vector<bool> written_;  // by host block, and by input block behind them
   std::vector<std::int32_t> written_host_blocks_;
   Buffer k_;
   Buffer v_;

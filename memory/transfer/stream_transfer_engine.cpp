@@ -83,6 +83,16 @@ Ticket StreamTransferEngine::bring(const KvGeometry& geometry, const MissingToke
   return end(Lane::kToDevice, std::move(transfer));
 }
 
+Ticket StreamTransferEngine::bring_inputs(const KvGeometry& geometry, const SavedInputs& inputs,
+                                          const RecomputedTokens& tokens) {
+  if (tokens.most == 0) return {};
+  LaneState& lane = at(Lane::kToDevice);
+  Transfer transfer = begin(lane, "chosen inputs", {});
+  movers_[static_cast<std::size_t>(Lane::kToDevice)]->bring_inputs(geometry, inputs, tokens,
+                                                                   *lane.stream);
+  return end(Lane::kToDevice, std::move(transfer));
+}
+
 const StreamTransferEngine::Transfer* StreamTransferEngine::find(Ticket ticket) const {
   const LaneState& lane = at(lane_of(ticket));
   const std::uint64_t later = lane.submitted - (ticket.value >> 1);

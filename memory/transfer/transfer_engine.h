@@ -46,7 +46,7 @@ class TransferEngine {
   // the call.
   [[nodiscard]] virtual Ticket move_pieces(Lane lane, std::span<const BytePiece> pieces) = 0;
 
-  // Whether bring() can read these records of the host.
+  // Whether bring() and bring_inputs() can read these bytes of the host.
   [[nodiscard]] virtual bool reaches(const std::byte* /*records*/, std::size_t /*bytes*/) const {
     return false;
   }
@@ -54,6 +54,13 @@ class TransferEngine {
   // does not learn how many, so that stats() has none of their bytes.
   [[nodiscard]] virtual Ticket bring(const KvGeometry& /*geometry*/,
                                      const MissingTokens& /*missing*/) {
+    TRIPHASE_CHECK(false, "a link whose lists come from the device");
+    return {};
+  }
+  // The same of layer inputs (KvMover::bring_inputs).
+  [[nodiscard]] virtual Ticket bring_inputs(const KvGeometry& /*geometry*/,
+                                            const SavedInputs& /*inputs*/,
+                                            const RecomputedTokens& /*tokens*/) {
     TRIPHASE_CHECK(false, "a link whose lists come from the device");
     return {};
   }

@@ -89,7 +89,8 @@ class Planner {
             .logit_rows = options_.scores_prompts() ? rows : batch,
             .context = context_,
             .sparse = options_.attention.sparse(),
-            .input_block_tokens = plan_.input_tokens > 0 ? plan_.kv.block_tokens : 0};
+            .input_block_tokens = plan_.input_tokens > 0 ? plan_.kv.block_tokens : 0,
+            .listed_input_tokens = plan_.kv.input_width > 0 && looks_up() ? plan_.input_tokens : 0};
   }
 
   [[nodiscard]] std::uint64_t scratch(std::int64_t batch) const {
@@ -116,13 +117,18 @@ class Planner {
            (lookup ? resolver_costs(*lookup).fixed : 0);
   }
 
-  // Nothing where the host must know what is chosen: blocks that may be recomputed are brought
-  // otherwise.
-  [[nodiscard]] std::optional<ResolverShape> resolver_shape(std::int64_t batch) const {
-    const bool on_host = plan_.placement.host_tier && plan_.kv.input_width == 0;
-    if (!machine_.gpu || !options_.attention.sparse() || !on_host) return std::nullopt;
+  // Whether the GPU looks up what is chosen. Tokens are recomputed whole, of what is chosen ahead:
+  // where blocks may be and methods choose otherwise, the host must know what is chosen.
+  [[nodiscard]] bool looks_up() const {
+    if (!machine_.gpu || !options_.attention.sparse() || !plan_.placement.host_tier) return false;
     const std::unique_ptr<AttentionMethod> chooser = method();
-    if (!chooser->chooses_rows() || !chooser->fetches_tokens()) return std::nullopt;
+    if (!chooser->chooses_rows() || !chooser->fetches_tokens()) return false;
+    return plan_.kv.input_width == 0 || (chooser->lists() == 1 && chooser->chooses_early());
+  }
+
+  [[nodiscard]] std::optional<ResolverShape> resolver_shape(std::int64_t batch) const {
+    if (!looks_up()) return std::nullopt;
+    const std::unique_ptr<AttentionMethod> chooser = method();
     const BatchLimits limits = limits_for(batch);
     // A list may be a few tokens shorter where the context is longer: a page has begun.
     constexpr std::int64_t kUneven = 256;
@@ -140,7 +146,8 @@ class Planner {
         .row_blocks = (context_ + plan_.kv.block_tokens - 1) / plan_.kv.block_tokens,
         .list_tokens = longest,
         .early = chooser->chooses_early(),
-        .quantized = plan_.kv.quantized()};
+        .quantized = plan_.kv.quantized(),
+        .recomputes = plan_.kv.input_width > 0};
   }
 
   // Sequences that vLLM's policy swaps out keep what is not in pages: as many again may wait.
@@ -340,6 +347,7 @@ class Planner {
     if (!plan_.resolver) return;
     const std::int64_t block = plan_.kv.block_tokens;
     plan_.resolver->host_blocks = memory.host_blocks;
+    plan_.resolver->input_blocks = memory.input_blocks;
     plan_.resolver->hot_rows = memory.cache_pages / plan_.kv.layers * block;
     plan_.resolver->first_hot_slot = (memory.kv_pages + memory.staging_pages) * block;
   }
@@ -463,7 +471,12 @@ LoadedModel::LoadedModel(std::shared_ptr<LoadedWeights> loaded, const ModelBundl
   if (plan.kv.host_attention) {
     decoder.set_host_attention(plan.memory.batch_size, backend.host_ops(), host_pool);
   }
-  if (plan.resolver && transfers->reaches(kv.geometry().host, plan.memory.host_kv)) {
+  const auto reaches = [&] {
+    return transfers->reaches(kv.geometry().host, plan.memory.host_kv) &&
+           (plan.memory.input_blocks == 0 ||
+            transfers->reaches(kv.saved_inputs(0, LayerId(0)), plan.memory.host_inputs));
+  };
+  if (plan.resolver && reaches()) {
     resolver = backend.make_resolver(*plan.resolver, lookup_memory);
     decoder.set_resolver(resolver.get());
     kv.give_cache_to_device();

@@ -125,11 +125,13 @@ void fill_run_numbers(const Engine& engine, const LoadedModel& loaded, const Run
   if (const AttentionRunner* runner = loaded.decoder.attention()) {
     fill_attention(*runner, loaded.kv.shape().dtype, summary.attention);
   }
+  std::uint64_t recomputed_by_device = 0;
   if (loaded.transfers) {
     // What is on its way still (the next step's weights) counts, as it does in a trace.
     loaded.transfers->drain();
     const KvStep::BytesRead read = loaded.decoder.kv_step().bytes_read();
     summary.moved = moved_bytes(loaded, placement, read);
+    recomputed_by_device = read.recomputed_by_device;
     summary.token_cache = {plan.memory.cache, read.all.chosen, read.all.cached};
   }
   if (const HostAttention* host = loaded.decoder.host_attention()) {
@@ -139,7 +141,7 @@ void fill_run_numbers(const Engine& engine, const LoadedModel& loaded, const Run
   if (const LayerInputs* inputs = loaded.decoder.layer_inputs()) {
     const auto layers = static_cast<std::uint64_t>(loaded.kv.shape().layers);
     summary.layer_inputs = {inputs->tokens(), inputs->use().saved_bytes,
-                            inputs->use().recomputed_tokens / layers};
+                            (inputs->use().recomputed_tokens + recomputed_by_device) / layers};
   }
   summary.memory.clear();
   add_device_memory(loaded, plan, cluster_bytes, summary.memory);

@@ -129,11 +129,11 @@ class Jobs:
             (self.folder / f"heads{kv_heads}.json").write_text(json.dumps(config(kv_heads)))
         self.write_prompts("prompts", LENGTHS)
 
-    def write_prompts(self, name, lengths, most=None):
+    def write_prompts(self, name, lengths, most=None, lines_differ=True):
         """`most`: tokens of some lines, by number."""
         with (self.folder / f"{name}.jsonl").open("w") as out:
             for line, length in enumerate(lengths):
-                tokens = [3 + (line * 37 + at * 11 + at * at) % 290 for at in range(length)]
+                tokens = [3 + (line * lines_differ * 37 + at * 11 + at * at) % 290 for at in range(length)]
                 limit = {"max_tokens": most[line]} if line in (most or {}) else {}
                 print(json.dumps({"id": str(line), "prompt_tokens": tokens, **limit}), file=out)
 
@@ -263,6 +263,48 @@ class GpuJobs(unittest.TestCase):
         self.check(answers, expected)
         self.assertGreater(summary["layer_inputs"]["recomputed_tokens"], 0)
 
+    def test_tokens_that_the_device_names_are_recomputed(self):
+        """Under methods with one list of tokens for all heads."""
+        self.jobs.write_prompts("alike", (70, 75, 100, 66, 90), lines_differ=False)  # their first blocks are shared
+        policy = ["--policy", "triphase", *RECOMPUTE, *TIGHT, "--overwrite"]
+        # Room for KV: so little that blocks are recomputed, and enough for requests side by side.
+        cases = (("swa", "bf16", "0B", "600KiB", "prompts"), ("swa", "int8", "60KiB", "900KiB", "prompts"),
+                 ("strided", "fp16", "60KiB", "450KiB", "alike"))  # fmt: skip
+        for number, (method, kv, cache, room, prompts) in enumerate(cases):
+            policy[policy.index("--device-kv-memory") + 1] = room
+            options = ["--attention", method, "--kv-sparsity", "0.6", "--kv-dtype", kv, "--kv-block", "32"]
+            job = {"tokens": 30, "batch": 6, "prompts": prompts}
+            with self.subTest(method=method, kv=kv):
+                _, expected = self.jobs.run("reference", "--policy", "device-only", "--layer-inputs", "96", "--overwrite",
+                                            *options, **job)  # fmt: skip
+                command = (*policy, *options, "--token-cache", cache)
+                summary, answers = self.jobs.run("job", *command, **job, machine=f"schedule={number % 4}")
+                self.check(answers, expected)
+                recomputed = summary["layer_inputs"]["recomputed_tokens"]
+                self.assertGreater(recomputed, 0)
+                self.assertGreater(summary["moved_bytes"]["to_device_by_kind"]["layer_inputs"], 0)
+                self.assertEqual(summary["token_cache"]["found_bytes"] > 0, cache != "0B")
+                for part in summary["memory"]:
+                    self.assertLessEqual(part["peak_bytes"], part["planned_bytes"], part)
+                if number > 0 or not IS_EMULATED:
+                    continue
+                # Without pinned memory the host looks them up.
+                summary, answers = self.jobs.run("job", *command, **job, machine="fail-pin=1")
+                self.check(answers, expected)
+                self.assertEqual(summary["layer_inputs"]["recomputed_tokens"], recomputed)
+
+    @unittest.skipUnless(IS_EMULATED, "a real GPU does not count what it is asked")
+    def test_a_step_of_phase_three_waits_once(self):
+        """As test_a_decode_step; every step saves layer inputs, too."""
+        self.jobs.write_prompts("counted", (70, 66, 71, 67))
+        for method, kv, room in (("swa", "bf16", "260KiB"), ("swa", "int8", "600KiB"), ("local", "bf16", "260KiB")):
+            place = ("--policy", "triphase", *options("p1=0", "p2=0", "alpha=0.9", "beta=1", "window=8", "input-tokens=96"),
+                     "--host-memory", "64MiB", "--device-kv-memory", room, "--max-context", LONGEST, "--token-cache",
+                     "60KiB", "--kv-dtype", kv, "--kv-block", "32")  # fmt: skip
+            asked = self.asked_in_a_step(method, 3, place)
+            with self.subTest(method=method, kv=kv, asked=asked):
+                self.assertEqual(asked[3], 1)
+
     def test_answers_are_the_cpus_but_for_close_calls(self):
         models = [(name, kv) for name, kv in (("triphase-gqa", "bf16"), ("triphase-mha", "int8"), ("triphase-gqa", "int8"))
                   if (SHIPPED / name).is_dir()]  # fmt: skip
@@ -357,7 +399,7 @@ class GpuJobs(unittest.TestCase):
                 numbers = [tuple(map(int, f"{cell} + 0".split(" + ")[:2])) for cell in cells[1:]]
                 tables[-1].update(dict.fromkeys(cells[0].split(", "), numbers))
         # A fixed context is computed by one line alone: the first, which ends at once.
-        self.jobs.write_prompts("three", (5, *LENGTHS[:2]), most={0: 1})
+        self.jobs.write_prompts("counted", (5, *LENGTHS[:2]), most={0: 1})
         on_host = ("--policy", "flexgen", *options("kv-share=0.25", "weight-share=1"), "--host-memory", "64MiB",
                    "--token-cache", "20KiB", "--max-context", LONGEST)  # fmt: skip
         for place, allowed in zip((("--policy", "device-only"), on_host), tables, strict=True):
@@ -384,13 +426,14 @@ class GpuJobs(unittest.TestCase):
         for tokens in (12, 20):  # neither closes a block of 32
             file = self.jobs.folder / "counts.json"
             summary, _ = self.jobs.run("job", *place, "--overwrite", *attention, tokens=tokens,
-                                       prompts="three", model=model, machine=f"counts={file}")
-            self.assertEqual(place[1] == "flexgen", summary["moved_bytes"]["to_device"] > 0)
-            counts.append(json.loads(file.read_text()))
+                                       prompts="counted", model=model, machine=f"counts={file}")
+            self.assertEqual(place[1] != "device-only", summary["moved_bytes"]["to_device"] > 0)
+            counts.append({**json.loads(file.read_text()), "steps": summary["steps"]})
         for one in counts:
             self.assertEqual(one["pageable"], ONCE.get(method, 0), "copies of memory that is not pinned")
         self.assertEqual(counts[1]["allocations"], counts[0]["allocations"])
-        return [(counts[1][key] - counts[0][key]) / 8 for key in ("launches", "uploads", "downloads", "waits")]
+        steps = counts[1]["steps"] - counts[0]["steps"]
+        return [(counts[1][key] - counts[0][key]) / steps for key in ("launches", "uploads", "downloads", "waits")]
 
     def traced(self, name, *extra, **job):
         """Spans by track, as (name, begin, end, values) with nanoseconds, and the summary and answers of the job."""

@@ -1,5 +1,6 @@
 // Chosen tokens looked up and brought: whatever the order in which streams run, a slot holds the
-// bytes that its token has on the host when compute reads it.
+// bytes that its token has on the host when compute reads it, those of K and V or of its layer
+// inputs.
 
 #include "kernels/cuda/kv_resolver.h"
 
@@ -23,6 +24,7 @@ constexpr std::int64_t kHeads = 3;
 constexpr std::int64_t kHeadBytes = 16;
 constexpr std::int64_t kLayers = 2;
 constexpr std::int64_t kHostBlocks = 6;
+constexpr std::int64_t kInputWidth = 40;  // less than a token's K
 constexpr std::int64_t kRows = 3;
 constexpr std::int64_t kRowBlocks = 4;
 constexpr std::int64_t kListTokens = 40;
@@ -34,6 +36,7 @@ struct Case {
   std::int64_t lists;
   std::int64_t hot_pages;  // of each layer
   bool early;
+  std::int64_t input_blocks = 0;  // a multiple of kRowBlocks
 };
 
 ResolverShape shape_of(const Case& sizes) {
@@ -45,7 +48,9 @@ ResolverShape shape_of(const Case& sizes) {
           .row_blocks = kRowBlocks,
           .list_tokens = kListTokens,
           .early = sizes.early,
+          .recomputes = sizes.input_blocks > 0,
           .host_blocks = kHostBlocks,
+          .input_blocks = sizes.input_blocks,
           .hot_rows = sizes.hot_pages * kTokens,
           .first_hot_slot = (kDevicePages + kUnits * kSparePages) * kTokens};
 }
@@ -71,16 +76,23 @@ class Rig {
         v_(pool_.allocate(cache_bytes(), MemoryTag::kKv)),
         records_(
             host_pool_.allocate(record_bytes() * kLayers * kHostBlocks * kTokens, MemoryTag::kKv)),
+        inputs_(host_pool_.allocate(
+            static_cast<std::size_t>(input_bytes() * kLayers * (sizes.input_blocks + 1)),
+            MemoryTag::kInputs)),
         resolver_(
             cuda::make_cuda_kv_resolver(shape_of(sizes), device_, host_, stream_handle, *compute_)),
         transfers_(device_, *compute_, movers()) {
-    for (std::int32_t block = 0; block < kHostBlocks; ++block) write_block(block);
+    for (std::int32_t block = 0; block < blocks(); ++block) write_block(block);
   }
 
   void run(int steps) {
     for (int step = 0; step < steps; ++step) {
       std::vector<std::int32_t> changed;
-      if (step > 0) changed.push_back(below(kHostBlocks));
+      if (step > 0) changed.push_back(below(blocks()));
+      if (step > 1 && sizes_.input_blocks > 0) {
+        const auto inputs = static_cast<std::int32_t>(kHostBlocks) + below(sizes_.input_blocks);
+        if (inputs != changed[0]) changed.push_back(inputs);
+      }
       compute_->synchronize();
       for (const std::int32_t block : changed) write_block(block);
       make_tables();
@@ -99,8 +111,9 @@ class Rig {
     const ResolveCounts counts = resolver_->counts(*compute_);
     EXPECT_EQ(counts.chosen, chosen_);
     EXPECT_EQ(counts.cached > 0, sizes_.hot_pages > 0);
-    EXPECT_LE(counts.cached + counts.brought, counts.chosen);
+    EXPECT_LE(counts.cached + counts.brought + counts.recomputed, counts.chosen);
     EXPECT_GT(counts.brought, 0);
+    EXPECT_EQ(counts.recomputed > 0, sizes_.input_blocks > 0);
   }
 
  private:
@@ -111,9 +124,19 @@ class Rig {
     Selection selection;
     KvResolver::Resolved resolved;
     Ticket ticket;
+    Ticket input_ticket;
   };
 
   static std::int64_t record_bytes() { return 2 * kHeads * kHeadBytes; }
+  // Of a block's layer inputs in one layer.
+  static std::int64_t input_bytes() {
+    return kTokens * (kInputWidth + static_cast<std::int64_t>(sizeof(float)));
+  }
+  [[nodiscard]] std::int64_t blocks() const { return kHostBlocks + sizes_.input_blocks; }
+  // Those of all layers, of blocks numbered from 0.
+  [[nodiscard]] std::byte* inputs_of(std::int64_t layer, std::int64_t block) const {
+    return inputs_.data() + (layer * sizes_.input_blocks + block) * input_bytes();
+  }
   [[nodiscard]] std::size_t cache_bytes() const {
     const std::int64_t pages = kDevicePages + kUnits * kSparePages + kLayers * sizes_.hot_pages;
     return static_cast<std::size_t>(pages * kTokens * kHeads * kHeadBytes);
@@ -133,10 +156,14 @@ class Rig {
   }
 
   void write_block(std::int32_t block) {
+    const auto any = [&] { return static_cast<std::byte>(random_() & 0xFF); };
     for (std::int64_t layer = 0; layer < kLayers; ++layer) {
+      if (block >= kHostBlocks) {
+        std::generate_n(inputs_of(layer, block - kHostBlocks), input_bytes(), any);
+        continue;
+      }
       const std::int64_t first = (layer * kHostBlocks + block) * kTokens * record_bytes();
-      std::generate_n(records_.data() + first, kTokens * record_bytes(),
-                      [&] { return static_cast<std::byte>(random_() & 0xFF); });
+      std::generate_n(records_.data() + first, kTokens * record_bytes(), any);
     }
   }
 
@@ -151,6 +178,10 @@ class Rig {
         const bool there = block == own || below(4) == 0;
         tables_.pages.push_back(there ? 0 : -1);
         tables_.host_blocks.push_back(there ? -1 : below(kHostBlocks));
+        if (there || sizes_.input_blocks == 0 || below(2) == 0) continue;
+        // A block has one place in every context.
+        tables_.host_blocks.back() = static_cast<std::int32_t>(
+            kHostBlocks + below(sizes_.input_blocks / kRowBlocks) * kRowBlocks + block);
       }
     }
   }
@@ -169,6 +200,8 @@ class Rig {
                                           .unit = layer % resolver_->units()},
                                          *compute_);
       unit.ticket = transfers_.bring(geometry(), unit.resolved.missing);
+      unit.input_ticket = transfers_.bring_inputs(geometry(), {inputs_of(layer, 0), kInputWidth},
+                                                  unit.resolved.recomputed);
     };
     if (sizes_.early) {
       for (std::int64_t layer = 0; layer < kLayers; ++layer) look_up(layer);
@@ -177,6 +210,7 @@ class Rig {
       if (!sizes_.early) look_up(layer);
       Unit& unit = units[static_cast<std::size_t>(layer)];
       transfers_.hold(unit.ticket);
+      transfers_.hold(unit.input_ticket);
       check(unit);
     }
   }
@@ -229,6 +263,11 @@ class Rig {
           continue;
         }
         ++chosen_;
+        if (tables_.host_blocks[block] >= kHostBlocks) {
+          const std::byte* inputs = inputs_of(unit.layer, tables_.host_blocks[block] - kHostBlocks);
+          ASSERT_TRUE(holds_inputs(slots[at], inputs, offset, k, v)) << "list " << list;
+          continue;
+        }
         const std::int64_t record =
             (unit.layer * kHostBlocks + tables_.host_blocks[block]) * kTokens + offset;
         const auto head = static_cast<std::int64_t>(list) % sizes_.lists;
@@ -243,6 +282,20 @@ class Rig {
         }
       }
     }
+  }
+
+  // Codes through the token's heads in K, the scale in front in V.
+  static bool holds_inputs(std::int64_t slot, const std::byte* inputs, std::int64_t offset,
+                           const std::vector<std::byte>& k, const std::vector<std::byte>& v) {
+    const auto line = [&](std::int64_t head) {
+      return ((slot / kTokens * kHeads + head) * kTokens + slot % kTokens) * kHeadBytes;
+    };
+    for (std::int64_t byte = 0; byte < kInputWidth; ++byte) {
+      const std::int64_t at = line(byte / kHeadBytes) + byte % kHeadBytes;
+      if (k[static_cast<std::size_t>(at)] != inputs[offset * kInputWidth + byte]) return false;
+    }
+    const std::byte* scale = inputs + kTokens * kInputWidth + offset * 4;
+    return std::equal(scale, scale + 4, v.data() + line(0));
   }
 
   [[nodiscard]] KvGeometry geometry() const {
@@ -271,7 +324,7 @@ class Rig {
   std::unique_ptr<Stream> compute_;
   MemoryPool pool_;
   MemoryPool host_pool_;
-  Buffer k_, v_, records_;
+  Buffer k_, v_, records_, inputs_;
   std::unique_ptr<KvResolver> resolver_;
   StreamTransferEngine transfers_;
   std::mt19937 random_{7};
@@ -282,12 +335,14 @@ class Rig {
 };
 
 TEST(KvResolver, SlotsHoldTheTokensBytesWhenComputeReadsThem) {
-  for (const Case& sizes : {Case{1, 0, false}, Case{1, 2, false}, Case{kHeads, 2, false},
-                            Case{1, 1, true}, Case{kHeads, 3, true}}) {
+  for (const Case& sizes :
+       {Case{1, 0, false}, Case{1, 2, false}, Case{kHeads, 2, false}, Case{1, 1, true},
+        Case{kHeads, 3, true}, Case{1, 6, true, kRowBlocks}, Case{1, 0, true, 2 * kRowBlocks}}) {
     for (std::uint64_t schedule = 0; schedule < 6; ++schedule) {
       SCOPED_TRACE(testing::Message()
                    << "lists " << sizes.lists << ", hot pages " << sizes.hot_pages << ", early "
-                   << sizes.early << ", schedule " << schedule);
+                   << sizes.early << ", input blocks " << sizes.input_blocks << ", schedule "
+                   << schedule);
       Rig(sizes, schedule).run(4);
       if (testing::Test::HasFailure()) return;
     }
@@ -309,12 +364,14 @@ TEST(KvResolver, TakesNoMoreThanThePlannerCounts) {
                         .list_tokens = up_to(500),
                         .early = up_to(2) == 1,
                         .quantized = up_to(2) == 1,
+                        .recomputes = up_to(2) == 1,
                         .host_blocks = up_to(3000),
+                        .input_blocks = up_to(2) == 1 ? 0 : up_to(1000),
                         .hot_rows = up_to(2) == 1 ? 0 : up_to(20'000)};
     const ResolverCosts costs = resolver_costs(shape);
     const auto bytes = static_cast<std::uint64_t>(resolver_layout(shape).bytes);
-    const std::uint64_t counted = costs.fixed +
-                                  costs.host_block * static_cast<std::uint64_t>(shape.host_blocks) +
+    const auto blocks = static_cast<std::uint64_t>(shape.host_blocks + shape.input_blocks);
+    const std::uint64_t counted = costs.fixed + costs.host_block * blocks +
                                   costs.hot_row * static_cast<std::uint64_t>(shape.hot_rows);
     ASSERT_LE(bytes, counted);
     // The map is not there without hot rows; else little is counted too much.

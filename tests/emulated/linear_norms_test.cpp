@@ -1,3 +1,4 @@
+#include "kernels/cuda/gemm_rows.h"
 #include "kernels/cuda/gemm_tile.h"
 #include "kernels/cuda/norms.h"
 #include "tests/emulated/emulated_test.h"
@@ -56,6 +57,51 @@ TEST(EmulatedGemm, ARowsBitsDoNotDependOnTheRowsBesideIt) {
     gemm_tile({x.data() + row * 50, DType::kF32, 1, 50, 50}, weights, nullptr, false,
               {one.data(), DType::kF32, 1, 30, 30}, nullptr);
     EXPECT_EQ(std::memcmp(one.data(), all.data() + row * 30, 30 * sizeof(float)), 0);
+  }
+}
+
+// Against float64 of the rounded x, over the edges of tiles, and where the device says how many
+// rows there are.
+TEST(EmulatedGemmRows, MatchesFloat64AndStopsWhereTheDeviceSays) {
+  std::mt19937 random(4);
+  for (const DType dtype : {DType::kF32, DType::kF16, DType::kBF16}) {
+    for (const auto& [rows, cols, depth] :
+         {std::tuple<std::int64_t, std::int64_t, std::int64_t>{1, 1, 8},
+          {17, 66, 40},
+          {133, 64, 160},
+          {130, 130, 32},
+          {5, 20, 13}}) {  // no whole vectors: on CUDA cores
+      const emulated::Order order(static_cast<std::uint64_t>(rows));
+      const std::vector<float> x = random_floats(random, rows * depth);
+      const Stored w(dtype, random_floats(random, cols * depth));
+      const std::vector<float> bias = random_floats(random, cols);
+      const ConstMatrix w_view{w.data(), dtype, cols, depth, depth};
+      const Stored rounded(depth % 8 == 0 ? dtype : DType::kF32, x);
+      const auto expected = reference::linear({rounded.data(), rounded.dtype(), rows, depth, depth},
+                                              w_view, bias.data(), ConstMatrix{});
+      const ConstMatrix x_view{x.data(), DType::kF32, rows, depth, depth};
+      std::vector<float> y = poisoned(rows * cols);
+      gemm_rows(x_view, w_view, bias.data(), {}, {y.data(), DType::kF32, rows, cols, cols},
+                nullptr);
+      expect_close(y, expected, static_cast<double>(depth + 4) * kUnit, "gemm");
+      for (const std::int32_t there : {0, 1, 16, 17, 129}) {
+        const std::vector<std::int32_t> count{50 + there};  // these rows lie behind fifty others
+        std::vector<float> some = poisoned(rows * cols);
+        gemm_rows(x_view, w_view, bias.data(), {count.data(), 50},
+                  {some.data(), DType::kF32, rows, cols, cols}, nullptr);
+        const auto written = static_cast<std::size_t>(std::min<std::int64_t>(there, rows) * cols);
+        EXPECT_EQ(std::memcmp(some.data(), y.data(), written * sizeof(float)), 0);
+        for (std::size_t i = written; i < some.size(); ++i) ASSERT_TRUE(std::isnan(some[i]));
+      }
+      const std::size_t last = static_cast<std::size_t>(rows) - 1;
+      std::vector<float> one = poisoned(cols);
+      gemm_rows({x.data() + last * static_cast<std::size_t>(depth), DType::kF32, 1, depth, depth},
+                w_view, bias.data(), {}, {one.data(), DType::kF32, 1, cols, cols}, nullptr);
+      EXPECT_EQ(std::memcmp(one.data(), y.data() + last * static_cast<std::size_t>(cols),
+                            one.size() * sizeof(float)),
+                0)
+          << "a row's bits depend on the rows beside it";
+    }
   }
 }
 

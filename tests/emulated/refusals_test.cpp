@@ -6,6 +6,7 @@
 #include "kernels/cuda/ceiling_kernels.h"
 #include "kernels/cuda/clusters.h"
 #include "kernels/cuda/gather_attn.h"
+#include "kernels/cuda/gemm_rows.h"
 #include "kernels/cuda/gemm_tile.h"
 #include "kernels/cuda/input_codes.h"
 #include "kernels/cuda/kept_tokens.h"
@@ -19,6 +20,7 @@
 #include "kernels/cuda/pointwise.h"
 #include "kernels/cuda/prefill_attention.h"
 #include "kernels/cuda/prefill_colsum.h"
+#include "kernels/cuda/recompute.h"
 #include "kernels/cuda/sample.h"
 #include "kernels/cuda/score_rows.h"
 #include "kernels/cuda/select_rows.h"
@@ -41,6 +43,11 @@ struct Refusal {
 // Addresses that no refused call may read.
 float* floats() { return reinterpret_cast<float*>(std::uintptr_t{4096}); }
 std::int32_t* ids() { return reinterpret_cast<std::int32_t*>(std::uintptr_t{4096}); }
+
+const std::byte* words() { return reinterpret_cast<const std::byte*>(floats()); }
+RecomputedTokens recomputed() {
+  return {reinterpret_cast<const RecomputedToken*>(ids()), ids(), 5};
+}
 
 Matrix f32(std::int64_t rows, std::int64_t cols) {
   return {floats(), DType::kF32, rows, cols, cols};
@@ -375,6 +382,24 @@ std::vector<Refusal> dense_refusals() {
       {"gemm_tile", "no kernel for the type", "w 4 x 8 int8",
        [] {
          gemm_tile(f32(2, 8), {floats(), DType::kInt8, 4, 8, 8}, nullptr, false, f32(2, 4), {});
+       }},
+      {"gemm_rows", "x times w", "w 4 x 16 fp16",
+       [] {
+         gemm_rows(f32(2, 8), {floats(), DType::kF16, 4, 16, 16}, nullptr, {}, f32(2, 4), {});
+       }},
+      {"fetch_inputs", "must fit its K", "width 289",
+       [] {
+         fetch_inputs({words(), 289}, recomputed(), cache_of(DType::kF16), 3, {});
+       }},
+      {"restore_inputs", "of tokens of the list", "first 4",
+       [] { restore_inputs(recomputed(), 4, cache_of(DType::kF16), f32(2, 8), {}); }},
+      {"store_recomputed", "F16 or BF16", "cache fp32",
+       [] {
+         store_recomputed({.tokens = recomputed(),
+                           .k = f32(2, 144),
+                           .v = f32(2, 144),
+                           .cache = cache_of(DType::kF32)},
+                          {});
        }},
       {"rms_norm", "as wide at least", "y 2 x 7 fp32",
        [] { rms_norm(f32(2, 8), floats(), 0.0F, 1e-5F, f32(2, 7), {}); }},

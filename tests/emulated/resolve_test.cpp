@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <map>
 #include <set>
+#include <tuple>
 
 #include "tests/emulated/emulated_test.h"
 
@@ -17,7 +18,13 @@ struct Case {
   int hot_rows;
   bool own_block_apart;
   bool keeps_lists;
+  // Of the host's blocks that have layer inputs and no K and V; they come behind the others.
+  int input_blocks = 0;
+
+  [[nodiscard]] int all_blocks() const { return host_blocks + input_blocks; }
 };
+
+using Recomputed = std::tuple<int, int, int, int>;  // as RecomputedToken
 
 // The rules, one list and one token after the other.
 class Model {
@@ -25,6 +32,7 @@ class Model {
   struct Result {
     std::vector<std::int32_t> slots;
     std::vector<std::int32_t> missing_slots, missing_records, missing_heads;
+    std::vector<Recomputed> recomputed;
   };
 
   explicit Model(const Case& sizes) : sizes_(sizes), lists_(static_cast<std::size_t>(sizes.lists)) {
@@ -55,8 +63,15 @@ class Model {
   std::int64_t chosen = 0;
   std::int64_t hits = 0;
   std::int64_t brought = 0;
+  std::int64_t recomputed = 0;
 
  private:
+  // What is missing, with its places in the lists; and of a layer input what else it is known by.
+  struct Missing {
+    std::vector<std::size_t> places;
+    int position = 0;
+    int scale_page = 0;
+  };
   struct List {
     std::map<int, int> map;  // hot row by host token
     std::vector<int> owners, stamps;
@@ -64,7 +79,7 @@ class Model {
 
   void resolve_list(const ResolveArgs& args, int list, Result& result) {
     List& own = lists_[static_cast<std::size_t>(list)];
-    std::map<int, std::vector<std::size_t>> missing;  // places of a host token in the lists
+    std::map<int, Missing> missing;  // by host token
     for (int row = 0; row < args.rows; ++row) {
       const int entry = row * args.lists + list;
       for (int i = 0; i < args.counts[entry]; ++i) {
@@ -86,7 +101,12 @@ class Model {
             hit_.insert(found->second);
             result.slots[at] = args.first_hot_slot + found->second;
           } else {
-            missing[key].push_back(at);
+            Missing& token_missing = missing[key];
+            token_missing.places.push_back(at);
+            token_missing.position = token;
+            if (args.scale_pages != nullptr) {
+              token_missing.scale_page = args.scale_pages[row * args.max_blocks + block];
+            }
           }
         }
       }
@@ -96,8 +116,8 @@ class Model {
     place(args, list, own, missing, result);
   }
 
-  void place(const ResolveArgs& args, int list, List& own,
-             const std::map<int, std::vector<std::size_t>>& missing, Result& result) {
+  void place(const ResolveArgs& args, int list, List& own, const std::map<int, Missing>& missing,
+             Result& result) {
     std::vector<int> victims;
     for (int row = 0; row < args.hot.rows; ++row) {
       if (own.stamps[static_cast<std::size_t>(row)] != args.step) victims.push_back(row);
@@ -107,7 +127,7 @@ class Model {
     if (victims.size() > missing.size()) victims.resize(missing.size());
     std::ranges::sort(victims);
     std::size_t rank = 0;
-    for (const auto& [key, places] : missing) {
+    for (const auto& [key, token] : missing) {
       int slot = args.first_spare_slot + static_cast<int>(rank - victims.size());
       if (rank < victims.size()) {
         const int row = victims[rank];
@@ -118,11 +138,17 @@ class Model {
         own.stamps[static_cast<std::size_t>(row)] = args.step;
         slot = args.first_hot_slot + row;
       }
-      for (const std::size_t at : places) result.slots[at] = slot;
+      for (const std::size_t at : token.places) result.slots[at] = slot;
+      ++rank;
+      if (key >= args.stored_tokens) {
+        result.recomputed.emplace_back(slot, key - static_cast<int>(args.stored_tokens),
+                                       token.position, token.scale_page);
+        ++recomputed;
+        continue;
+      }
       result.missing_slots.push_back(slot);
       result.missing_records.push_back(static_cast<int>(args.first_record) + key);
       result.missing_heads.push_back(list);
-      ++rank;
       ++brought;
     }
   }
@@ -148,7 +174,16 @@ struct Step {
       for (int block = 0; block < kBlocks; ++block) {
         const bool on_device = block == own || below(4) == 0;
         pages.push_back(on_device ? below(kPages) : -1);
-        host_blocks.push_back(on_device ? -1 : below(sizes.host_blocks));
+        scale_pages.push_back(below(1000));
+        // A block with layer inputs has one place in every context, and one page of scales.
+        const int inputs = sizes.input_blocks / kBlocks;
+        if (on_device || inputs == 0 || below(2) == 0) {
+          host_blocks.push_back(on_device ? -1 : below(sizes.host_blocks));
+        } else {
+          const int input = below(inputs) * kBlocks + block;
+          host_blocks.push_back(sizes.host_blocks + input);
+          scale_pages.back() = 1000 + input;
+        }
       }
     }
     capacity = longest;
@@ -165,7 +200,7 @@ struct Step {
     }
   }
 
-  std::vector<std::int32_t> pages, host_blocks, lengths, tokens, counts;
+  std::vector<std::int32_t> pages, host_blocks, scale_pages, lengths, tokens, counts;
   int capacity = 0;
 };
 
@@ -173,7 +208,7 @@ struct Step {
 struct Memory {
   explicit Memory(const Case& sizes) {
     const auto lists = static_cast<std::size_t>(sizes.lists);
-    const auto words = static_cast<std::size_t>(sizes.host_blocks * sizes.page_tokens / 32);
+    const auto words = static_cast<std::size_t>(sizes.all_blocks() * sizes.page_tokens / 32);
     const auto hot = static_cast<std::size_t>(sizes.hot_rows);
     map.assign(lists * words * 32, 7);
     owners.assign(lists * hot, 7);
@@ -184,7 +219,7 @@ struct Memory {
     ranks.assign(lists * words, -7);
     victims.assign(lists * hot, -7);
     found.assign(lists, {});
-    totals.assign(lists * 3, 0);
+    totals.assign(lists * 4, 0);
     fill_words(map.data(), static_cast<std::int64_t>(map.size()), -1, nullptr);
     if (hot > 0) fill_words(owners.data(), static_cast<std::int64_t>(owners.size()), -1, nullptr);
   }
@@ -199,6 +234,8 @@ struct Results {
   std::vector<std::int32_t> slots, tokens, counts, missing_slots, missing_records, missing_heads,
       missing_widths;
   std::int32_t missing_count = -1;
+  std::vector<RecomputedToken> recomputed;
+  std::int32_t recomputed_count = -1;
 };
 
 ResolveArgs arguments(const Case& sizes, const Step& step, Memory& memory, Results& results,
@@ -227,11 +264,12 @@ ResolveArgs arguments(const Case& sizes, const Step& step, Memory& memory, Resul
     args.hits = memory.hits.data();
     args.victims = memory.victims.data();
   }
-  args.host_tokens = sizes.host_blocks * sizes.page_tokens;
-  args.first_record = 3 * args.host_tokens;
+  args.host_tokens = sizes.all_blocks() * sizes.page_tokens;
+  args.stored_tokens = sizes.host_blocks * sizes.page_tokens;
+  args.first_record = 3 * args.stored_tokens;
   args.first_hot_slot = 10'000;
   args.first_spare_slot = 50'000;
-  args.spare_slots = sizes.host_blocks * sizes.page_tokens;
+  args.spare_slots = sizes.all_blocks() * sizes.page_tokens;
   args.step = number;
   args.claims = memory.claims.data();
   args.seen = memory.seen.data();
@@ -250,11 +288,26 @@ ResolveArgs arguments(const Case& sizes, const Step& step, Memory& memory, Resul
     args.missing_widths = results.missing_widths.data();
   }
   args.missing_count = &results.missing_count;
+  if (sizes.input_blocks > 0) {
+    if (sizes.own_block_apart) args.scale_pages = step.scale_pages.data();
+    results.recomputed.assign(all, {-9, -9, -9, -9});
+    args.recomputed = results.recomputed.data();
+    args.recomputed_count = &results.recomputed_count;
+  }
   return args;
 }
 
 std::vector<std::int32_t> first(const std::vector<std::int32_t>& values, std::int32_t count) {
   return {values.begin(), values.begin() + count};
+}
+
+void expect_recomputed(const Results& results, const Model::Result& expected) {
+  ASSERT_EQ(results.recomputed_count, static_cast<int>(expected.recomputed.size()));
+  for (std::size_t i = 0; i < expected.recomputed.size(); ++i) {
+    const RecomputedToken& token = results.recomputed[i];
+    EXPECT_EQ(Recomputed(token.slot, token.input, token.position, token.scale_page),
+              expected.recomputed[i]);
+  }
 }
 
 // Two calls in each step: the second one finds what the first one brought.
@@ -278,6 +331,7 @@ void expect_rules(const Case& sizes, std::uint64_t seed) {
         EXPECT_EQ(first(results.missing_heads, results.missing_count), expected.missing_heads);
         EXPECT_THAT(first(results.missing_widths, results.missing_count), testing::Each(1));
       }
+      if (sizes.input_blocks > 0) expect_recomputed(results, expected);
       EXPECT_THAT(memory.claims, testing::Each(0U));
       EXPECT_THAT(memory.hits, testing::Each(0U));
       if (!sizes.keeps_lists) continue;
@@ -290,23 +344,28 @@ void expect_rules(const Case& sizes, std::uint64_t seed) {
       }
     }
     if (sizes.hot_rows == 0) continue;
-    const std::vector<std::int32_t> changed{0, sizes.host_blocks - 1};
+    const std::vector<std::int32_t> changed{0, sizes.all_blocks() - 1};
     forget_host_blocks(
-        changed.data(), 2, 1, sizes.lists, sizes.host_blocks * sizes.page_tokens, sizes.page_tokens,
+        changed.data(), 2, 1, sizes.lists, sizes.all_blocks() * sizes.page_tokens,
+        sizes.page_tokens,
         {memory.map.data(), memory.owners.data(), memory.stamps.data(), sizes.hot_rows}, nullptr);
     for (const std::int32_t block : changed) model.forget(block);
   }
   std::int64_t chosen = 0;
   std::int64_t hits = 0;
   std::int64_t brought = 0;
+  std::int64_t recomputed = 0;
   for (std::size_t list = 0; list < static_cast<std::size_t>(sizes.lists); ++list) {
-    chosen += memory.totals[3 * list];
-    hits += memory.totals[3 * list + 1];
-    brought += memory.totals[3 * list + 2];
+    chosen += memory.totals[4 * list];
+    hits += memory.totals[4 * list + 1];
+    brought += memory.totals[4 * list + 2];
+    recomputed += memory.totals[4 * list + 3];
   }
   EXPECT_EQ(chosen, model.chosen);
   EXPECT_EQ(hits, model.hits);
   EXPECT_EQ(brought, model.brought);
+  EXPECT_EQ(recomputed, model.recomputed);
+  EXPECT_EQ(recomputed > 0, sizes.input_blocks > 0);
   EXPECT_GT(chosen, 0);
   EXPECT_EQ(hits > 0, sizes.hot_rows > 0);
 }
@@ -315,7 +374,9 @@ TEST(EmulatedResolve, FollowsTheRulesInAnyOrderOfThreads) {
   for (const Case& sizes :
        {Case{1, 1, 32, 3, 40, false, false}, Case{4, 1, 32, 6, 100, false, true},
         Case{3, 2, 32, 5, 33, true, false}, Case{2, 4, 64, 4, 300, true, true},
-        Case{3, 1, 128, 4, 0, false, true}, Case{2, 2, 32, 8, 1100, false, false}}) {
+        Case{3, 1, 128, 4, 0, false, true}, Case{2, 2, 32, 8, 1100, false, false},
+        Case{4, 1, 32, 3, 100, false, true, 10}, Case{3, 1, 64, 5, 300, true, true, 5},
+        Case{4, 1, 32, 40, 0, true, false, 5}}) {
     for (const std::uint64_t seed : {0, 1, 4}) expect_rules(sizes, seed);
   }
 }
@@ -328,6 +389,9 @@ TEST(EmulatedResolve, RefusesWhatItCannotCount) {
   Results results;
   ResolveArgs args = arguments(sizes, step, memory, results, 1);
   args.first_record = INT32_MAX - 1;
+  EXPECT_THROW(resolve_tokens(args, nullptr), Error);
+  args = arguments(sizes, step, memory, results, 1);
+  args.host_tokens += 32;  // layer inputs, for which there is no list
   EXPECT_THROW(resolve_tokens(args, nullptr), Error);
   args = arguments(sizes, step, memory, results, 1);
   args.page_tokens = 48;
