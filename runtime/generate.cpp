@@ -365,9 +365,10 @@ int generate(RunOptions options, Log& log) {
       const int signal_number = stop_signal();
       progress.finish();
       close_summary(128 + signal_number, "stopped by a signal");
-      log.info(
-          fmt::format("stopped: {} records are kept in {}.part; run the same command to resume",
-                      output->counts().total(), options.files.output));
+      log.info(fmt::format(
+          "stopped: {} records are kept in {}.part; {}", output->counts().total(),
+          options.files.output,
+          job.prompts.rereadable ? resume_hint(options) : "prompts from a pipe cannot be resumed"));
       die_by_signal(signal_number);
     }
     progress.begin_phase("writing output");
