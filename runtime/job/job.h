@@ -27,7 +27,7 @@ class CompletionEngine {
   [[nodiscard]] virtual std::uint64_t in_flight() const = 0;
   // Does some work and returns what finished. Called only while in_flight() > 0.
   [[nodiscard]] virtual std::vector<Completion> step() = 0;
-  // Tokens of this run, for progress.
+  // Tokens of this run, for progress; prompts' where they were computed, not shared.
   [[nodiscard]] virtual std::uint64_t prompt_tokens() const = 0;
   [[nodiscard]] virtual std::uint64_t generated_tokens() const = 0;
 };
