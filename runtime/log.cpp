@@ -48,8 +48,8 @@ bool understands_escapes(std::FILE* stream) {
 Log::Log(const LogSettings& settings, std::FILE* stream)
     : settings_(settings), stream_(stream), terminal_(understands_escapes(stream)) {
   if (settings_.file.empty()) return;
-  const int fd = open_output(system_file_ops(), settings_.file, O_WRONLY | O_CREAT | O_APPEND, 0666,
-                             OutputKind::kStream);
+  const int fd = open_output(system_file_ops(), settings_.file, O_WRONLY | O_CREAT | O_APPEND,
+                             settings_.private_file ? 0600 : 0666, OutputKind::kStream);
   file_ = fd < 0 ? nullptr : fdopen(fd, "a");
   if (file_ == nullptr) throw_io_error(settings_.file, "open", errno);
 }
@@ -65,15 +65,17 @@ bool Log::enabled(LogLevel level) const {
 
 void Log::write(LogLevel level, std::string_view text) {
   if (!enabled(level)) return;
+  // A path or a name in it must not steer the terminal, nor look like a line of its own.
+  const std::string safe = escape_untrusted(text, text.size());
   if (settings_.format == LogFormat::kJson) {
     std::string line;
     JsonWriter(line, JsonWriter::Layout::kCompact)
-        .object({{"level", level_name(level)}, {"message", text}});
+        .object({{"level", level_name(level)}, {"message", safe}});
     put(line);
   } else if (level == LogLevel::kInfo) {
-    put(fmt::format("triphase: {}", text));
+    put(fmt::format("triphase: {}", safe));
   } else {
-    put(fmt::format("triphase: {}: {}", level_name(level), text));
+    put(fmt::format("triphase: {}: {}", level_name(level), safe));
   }
 }
 
@@ -122,7 +124,7 @@ void Log::status(std::string_view text) {
   const std::lock_guard lock(mutex_);
   if (text.empty() && status_.empty()) return;
   // A line that wraps could not be erased again.
-  status_ = text.substr(0, terminal_columns(stream_) - 1);
+  status_ = escape_untrusted(text, text.size()).substr(0, terminal_columns(stream_) - 1);
   const std::string drawn = fmt::format("\r\x1b[K{}", status_);
   std::fwrite(drawn.data(), 1, drawn.size(), stream_);
   std::fflush(stream_);

@@ -2,7 +2,8 @@
 
 // Everything a person reads while a command runs goes through here: lines on stderr (text or JSON),
 // a copy in --log-file, and one status line that is redrawn in place on a terminal. Owned by main.
-// Safe to use from many threads. Callers escape untrusted text (escape_untrusted).
+// Safe to use from many threads. Control characters are escaped; callers shorten untrusted text
+// (escape_untrusted).
 
 #include <cstdio>
 #include <mutex>
@@ -21,6 +22,7 @@ struct LogSettings {
   int verbosity = 0;  // as RunOptions
   LogFormat format = LogFormat::kText;
   std::string file;
+  bool private_file = false;  // mode 0600 where it is new
 };
 
 class Log {

@@ -88,6 +88,7 @@ OptionValues begin_command(std::string_view name, const Arguments& arguments,
           : static_cast<int>(std::min<std::int64_t>(values.flag_count("verbose"), 2));
   settings.format = value_of(kLogFormatNames, values.text("log-format")).value();
   settings.file = values.text("log-file");
+  settings.private_file = find_option(*command, "private") != nullptr && values.flag("private");
   log = std::make_unique<Log>(settings);
   return values;
 }

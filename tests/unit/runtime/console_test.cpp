@@ -49,6 +49,17 @@ TEST_F(ConsoleTest, LevelsFollowVerbosity) {
   EXPECT_EQ(read_text(folder_ / "log"), expected);
 }
 
+TEST_F(ConsoleTest, TextCannotSteerTheTerminal) {
+  Log log(
+      {.verbosity = 0, .format = LogFormat::kText, .file = folder_ / "log", .private_file = true},
+      stream_);
+  log.info("a\x1b[31m\nb \"\xC3\xA9\" \\ \xC2\x9B");
+  EXPECT_EQ(shown(), "triphase: a\\x1b[31m\\nb \"\xC3\xA9\" \\ \\xc2\\x9b\n");
+  EXPECT_EQ(read_text(folder_ / "log"), shown());
+  EXPECT_EQ(std::filesystem::status(folder_ / "log").permissions(),
+            std::filesystem::perms::owner_read | std::filesystem::perms::owner_write);
+}
+
 TEST_F(ConsoleTest, ErrorsHaveOneFormForPeopleAndOneForPrograms) {
   Error error(ErrorRole::kInput, "E-IN-UTF8", "prompt");
   error.file("p\n.jsonl").line(17).byte(42).found("\x1b[2J").expected("UTF-8").hint("h");
