@@ -308,9 +308,8 @@ int report_dry_run(const RunOptions& options, const Job& job, const RunPlan& pla
 
 }  // namespace
 
-int generate(RunOptions options, Log& log) {
+int generate(RunOptions options, Progress& progress, Log& log) {
   const Clock::time_point start = Clock::now();
-  Progress progress(log, options.looking.progress);
   const Job job = open_job(options, progress, log);
   const auto backend = Backend::open_for_job(options.machine);
   const Decisions decided = decide(options, job, *backend, progress, log);

@@ -54,6 +54,11 @@ Log::Log(const LogSettings& settings, std::FILE* stream)
   if (file_ == nullptr) throw_io_error(settings_.file, "open", errno);
 }
 
+Log::Log(Log& behind, int verbosity)
+    : settings_(behind.settings_), behind_(&behind), stream_(behind.stream_) {
+  settings_.verbosity = verbosity;
+}
+
 Log::~Log() {
   status("");
   if (file_ != nullptr) std::fclose(file_);
@@ -106,6 +111,10 @@ void Log::error(const Error& error) {
 void Log::raw_line(std::string_view line) { put(line); }
 
 void Log::put(std::string_view line) {
+  if (behind_ != nullptr) {
+    behind_->put(line);
+    return;
+  }
   const std::lock_guard lock(mutex_);
   // One write per line, so that lines of several processes on one stderr do not mix.
   const std::string clear = terminal_ && !status_.empty() ? "\r\x1b[K" : "";

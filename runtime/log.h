@@ -29,6 +29,8 @@ class Log {
  public:
   // Throws E-IO-OPEN when the log file cannot be opened.
   explicit Log(const LogSettings& settings, std::FILE* stream = stderr);
+  // Shows only what `verbosity` allows, through `behind`, which must outlive it.
+  Log(Log& behind, int verbosity);
   ~Log();
   Log(const Log&) = delete;
   Log& operator=(const Log&) = delete;
@@ -51,6 +53,7 @@ class Log {
   void put(std::string_view line);
 
   LogSettings settings_;
+  Log* behind_ = nullptr;  // nothing: it writes itself
   std::FILE* stream_;
   std::FILE* file_ = nullptr;
   bool terminal_ = false;

@@ -8,7 +8,9 @@ namespace triphase {
 int cmd_run(const Arguments& arguments, std::unique_ptr<Log>& log) {
   try {
     const OptionValues values = begin_command("run", arguments, log);
-    return generate(parse_run_options(values, process_environment()), *log);
+    const RunOptions options = parse_run_options(values, process_environment());
+    Progress progress(*log, options.looking.progress);
+    return generate(options, progress, *log);
   } catch (Error& error) {
     if (arguments.empty() && error.role() == ErrorRole::kUsage) {
       error.hint(

@@ -8,7 +8,9 @@ namespace triphase {
 
 int cmd_score(const Arguments& arguments, std::unique_ptr<Log>& log) {
   const OptionValues values = begin_command("score", arguments, log);
-  return generate(parse_score_options(values, process_environment()), *log);
+  const RunOptions options = parse_score_options(values, process_environment());
+  Progress progress(*log, options.looking.progress);
+  return generate(options, progress, *log);
 }
 
 }  // namespace triphase

@@ -170,10 +170,7 @@ class Calibration {
     const std::vector<Completion> scored =
         engine.run_all(tasks, [&](std::span<const Completion>, std::uint64_t done) {
           look_for_stop();
-          ProgressState state;
-          state.done = done;
-          state.total = tasks.size();
-          progress_.update(state);
+          progress_.update_items(done, tasks.size());
         });
     if (std::ranges::none_of(scored, [](const Completion& one) { return one.error.has_value(); })) {
       return;

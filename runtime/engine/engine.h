@@ -69,6 +69,7 @@ class Engine final : public CompletionEngine {
   // scored, the model's limits must allow logits of every row.
   void submit(ScoreTask task);
   [[nodiscard]] std::uint64_t in_flight() const override;
+  [[nodiscard]] std::uint64_t running() const override { return running_.size(); }
   [[nodiscard]] std::vector<Completion> step() override;
   // Called after every step: what it finished, and how many are done by then.
   using OnStep = std::function<void(std::span<const Completion> finished, std::uint64_t done)>;

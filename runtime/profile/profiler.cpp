@@ -61,6 +61,7 @@ class Profiler {
     measure_host_attention(*transfers);
     rig_.reset();
     measure_link(*transfers);
+    progress_.end_parts();
     if (request_.seconds >= kTimeForCeilings) measure_memory();
     out_.measure_seconds = steady_seconds() - measure_start_;
     for (const ProfiledTable& table : out_.tables) {
@@ -153,9 +154,13 @@ class Profiler {
   // `share` of what was not given to the tables before; the rest of the shares is still to come.
   void fill(CostTable table, GridWork& work, const std::vector<double>& x,
             const std::vector<double>& y, double share) {
-    progress_.begin_phase(fmt::format("measuring {}", cost_table_info(table).name));
+    const double whole = std::max(request_.seconds, 1e-9);
     const double seconds = std::max(left_ * share / shares_left_, 1e-3);
-    GridMeasurement measured = measure_grid(work, x, y, seconds);
+    const double from = 1.0 - left_ / whole;
+    progress_.begin_part(fmt::format("measuring {}", cost_table_info(table).name), from,
+                         std::min(from + seconds / whole, 1.0));
+    GridMeasurement measured =
+        measure_grid(work, x, y, seconds, [&](double spent) { progress_.update_share(spent); });
     left_ = std::max(left_ - measured.repeatability.seconds, 0.0);
     shares_left_ -= share;
     out_.tables.push_back({table, measured.repeatability});
