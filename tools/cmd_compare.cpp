@@ -225,10 +225,11 @@ class Comparison {
   // dense as it is.
   void compare_completions() {
     std::vector<compare::Completions> completions;
-    for (const Row& row : rows_) {
-      completions.push_back(row.infeasible.empty()
-                                ? compare::read_completions(folder_.run(row.cell, ".jsonl"))
-                                : compare::Completions{});
+    for (Row& row : rows_) {
+      completions.push_back(
+          row.infeasible.empty()
+              ? compare::read_completions(folder_.run(row.cell, ".jsonl"), row.failures)
+              : compare::Completions{});
     }
     for (std::size_t index = 0; index < rows_.size(); ++index) {
       Row& row = rows_[index];
@@ -289,6 +290,7 @@ class Comparison {
                                               "host_peak_bytes",
                                               "preemptions",
                                               "failed_lines",
+                                              "failures",
                                               "max_batch",
                                               "tokens_touched",
                                               "agreement",
@@ -338,11 +340,15 @@ class Comparison {
                                       run.host_peak_bytes, run.preemptions, run.failed_lines}) {
       cells.push_back(bytes(value));
     }
+    std::vector<std::string> failures;
+    for (const compare::Failure& failure : row.failures) failures.push_back(failure.text());
+    cells.push_back(failures.empty() ? null_cell()
+                                     : text_cell(fmt::format("{}", fmt::join(failures, "; "))));
     cells.push_back(integer_cell(run.max_batch));
     cells.push_back(number_cell(run.tokens_touched));
     cells.push_back(row.agreement ? number_cell(*row.agreement) : null_cell());
     cells.push_back(row.same_as ? text_cell(*row.same_as) : null_cell());
-    cells.push_back(row.same_as ? text_cell(row.identical ? "yes" : "no") : null_cell());
+    cells.push_back(row.identical ? text_cell(*row.identical ? "yes" : "no") : null_cell());
     cells.push_back(text_cell(fmt::format("{}", fmt::join(run.emulated, ", "))));
     cells.push_back(null_cell());
     return cells;
@@ -350,7 +356,7 @@ class Comparison {
 
   [[nodiscard]] int end() const {
     for (const Row& row : rows_) {
-      if (row.identical) continue;
+      if (row.identical.value_or(true)) continue;
       throw Error(ErrorRole::kInternal, "E-INT-CHECK", "completions")
           .found(fmt::format("{} differs from {}", row.cell.label(), row.same_as.value_or("")))
           .expected("the same completions: placement must not change them");
