@@ -126,6 +126,22 @@ TEST(GridMeasurement, AxesStopWhereTheTimeEnds) {
   EXPECT_TRUE(measured.table.y.empty());
 }
 
+TEST(Verdict, SaysWhatTheProfileIsGoodFor) {
+  MeasuredProfile measured;
+  measured.measure_seconds = 60.0;
+  measured.tables = {{CostTable::kDecode, {.cells = 14, .rounds = 0.02}},
+                     {CostTable::kPrefill, {.cells = 10, .rounds = 0.03}},
+                     {CostTable::kH2D, {.cells = 8, .rounds = 0.12}}};
+  EXPECT_EQ(verdict(measured, "p.json"),
+            "p.json: 32 cells of 3 tables measured in 60.0 s after loading for 0.0 s; repeated "
+            "rounds lie 3 % apart (good; h2d at worst, 12 %): use it with --profile p.json (run, "
+            "plan, simulate)");
+  for (ProfiledTable& table : measured.tables) table.repeatability.rounds *= 10.0;
+  EXPECT_NE(
+      verdict(measured, "p.json").find("(poor; h2d at worst, 120 %): measure again on an idle"),
+      std::string::npos);
+}
+
 // A prompt's chunk among single rows: the largest work is sampled once a round, so that it stays.
 TEST(GridMeasurement, KeepsDearCellsWithFewerSamples) {
   FakeWork work(1e9, /*milliseconds_per_unit=*/0.25);
