@@ -165,6 +165,13 @@ std::optional<Json> parse_json(std::string_view text, JsonProblem& problem,
     problem.expected = "UTF-8";
     return std::nullopt;
   }
+  // nlohmann takes a NUL between values for the end of the text.
+  if (const std::size_t nul = text.find('\0'); nul != std::string_view::npos) {
+    problem.byte = nul + 1;
+    problem.found = "a NUL byte";
+    problem.expected = "JSON, where it is written \\u0000";
+    return std::nullopt;
+  }
   text.remove_prefix(skipped);
   TreeBuilder builder(limits, problem);
   // nlohmann reports the position only with syntax errors; broken rules get byte 0 = "somewhere".

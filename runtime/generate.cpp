@@ -316,7 +316,8 @@ int report_dry_run(const RunOptions& options, const Job& job, const RunPlan& pla
 }
 
 // The process ends without destructors.
-void end_stopped(const RunOptions& options, OutputFile& output, Log& log) {
+void end_stopped(const RunOptions& options, const PromptFileFacts& prompts, OutputFile& output,
+                 Log& log) {
   if (options.files.to_standard_output) {
     log.info(
         fmt::format("stopped: {} records were finished, none was printed; an --output FILE "
@@ -326,15 +327,15 @@ void end_stopped(const RunOptions& options, OutputFile& output, Log& log) {
     std::filesystem::remove_all(std::filesystem::path(options.files.output).parent_path(), ignored);
     return;
   }
-  log.info(fmt::format("stopped: {} records are kept in {}.part; run the same command to resume",
-                       output.counts().total(), options.files.output));
+  log.info(fmt::format(
+      "stopped: {} records are kept in {}.part; {}", output.counts().total(), options.files.output,
+      prompts.rereadable ? resume_hint(options) : "prompts from a pipe cannot be resumed"));
 }
 
 }  // namespace
 
-int generate(RunOptions options, Log& log) {
+int generate(RunOptions options, Progress& progress, Log& log) {
   const Clock::time_point start = Clock::now();
-  Progress progress(log, options.looking.progress);
   const Job job = open_job(options, progress, log);
   const auto backend = Backend::open_for_job(options.machine);
   const Decisions decided = decide(options, job, *backend, progress, log);
@@ -389,7 +390,7 @@ int generate(RunOptions options, Log& log) {
       const int signal_number = stop_signal();
       progress.finish();
       close_summary(128 + signal_number, "stopped by a signal");
-      end_stopped(options, *output, log);
+      end_stopped(options, job.prompts, *output, log);
       die_by_signal(signal_number);
     }
     progress.begin_phase("writing output");

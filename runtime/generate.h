@@ -6,11 +6,12 @@
 
 #include "runtime/log.h"
 #include "runtime/options/run_options.h"
+#include "runtime/progress.h"
 
 namespace triphase {
 
 // Does the whole job. Returns 0 or 1 (some lines have error records); throws Error for everything
 // else, with what was finished kept durable; ends by signal when asked to stop.
-[[nodiscard]] int generate(RunOptions options, Log& log);
+[[nodiscard]] int generate(RunOptions options, Progress& progress, Log& log);
 
 }  // namespace triphase

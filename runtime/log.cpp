@@ -48,10 +48,15 @@ bool understands_escapes(std::FILE* stream) {
 Log::Log(const LogSettings& settings, std::FILE* stream)
     : settings_(settings), stream_(stream), terminal_(understands_escapes(stream)) {
   if (settings_.file.empty()) return;
-  const int fd = open_output(system_file_ops(), settings_.file, O_WRONLY | O_CREAT | O_APPEND, 0666,
-                             OutputKind::kStream);
+  const int fd = open_output(system_file_ops(), settings_.file, O_WRONLY | O_CREAT | O_APPEND,
+                             settings_.private_file ? 0600 : 0666, OutputKind::kStream);
   file_ = fd < 0 ? nullptr : fdopen(fd, "a");
   if (file_ == nullptr) throw_io_error(settings_.file, "open", errno);
+}
+
+Log::Log(Log& behind, int verbosity)
+    : settings_(behind.settings_), behind_(&behind), stream_(behind.stream_) {
+  settings_.verbosity = verbosity;
 }
 
 Log::~Log() {
@@ -65,15 +70,17 @@ bool Log::enabled(LogLevel level) const {
 
 void Log::write(LogLevel level, std::string_view text) {
   if (!enabled(level)) return;
+  // A path or a name in it must not steer the terminal, nor look like a line of its own.
+  const std::string safe = escape_untrusted(text, text.size());
   if (settings_.format == LogFormat::kJson) {
     std::string line;
     JsonWriter(line, JsonWriter::Layout::kCompact)
-        .object({{"level", level_name(level)}, {"message", text}});
+        .object({{"level", level_name(level)}, {"message", safe}});
     put(line);
   } else if (level == LogLevel::kInfo) {
-    put(fmt::format("triphase: {}", text));
+    put(fmt::format("triphase: {}", safe));
   } else {
-    put(fmt::format("triphase: {}: {}", level_name(level), text));
+    put(fmt::format("triphase: {}: {}", level_name(level), safe));
   }
 }
 
@@ -104,6 +111,10 @@ void Log::error(const Error& error) {
 void Log::raw_line(std::string_view line) { put(line); }
 
 void Log::put(std::string_view line) {
+  if (behind_ != nullptr) {
+    behind_->put(line);
+    return;
+  }
   const std::lock_guard lock(mutex_);
   // One write per line, so that lines of several processes on one stderr do not mix.
   const std::string clear = terminal_ && !status_.empty() ? "\r\x1b[K" : "";
@@ -122,7 +133,7 @@ void Log::status(std::string_view text) {
   const std::lock_guard lock(mutex_);
   if (text.empty() && status_.empty()) return;
   // A line that wraps could not be erased again.
-  status_ = text.substr(0, terminal_columns(stream_) - 1);
+  status_ = escape_untrusted(text, text.size()).substr(0, terminal_columns(stream_) - 1);
   const std::string drawn = fmt::format("\r\x1b[K{}", status_);
   std::fwrite(drawn.data(), 1, drawn.size(), stream_);
   std::fflush(stream_);

@@ -2,7 +2,8 @@
 
 // Everything a person reads while a command runs goes through here: lines on stderr (text or JSON),
 // a copy in --log-file, and one status line that is redrawn in place on a terminal. Owned by main.
-// Safe to use from many threads. Callers escape untrusted text (escape_untrusted).
+// Safe to use from many threads. Control characters are escaped; callers shorten untrusted text
+// (escape_untrusted).
 
 #include <cstdio>
 #include <mutex>
@@ -21,12 +22,15 @@ struct LogSettings {
   int verbosity = 0;  // as RunOptions
   LogFormat format = LogFormat::kText;
   std::string file;
+  bool private_file = false;  // mode 0600 where it is new
 };
 
 class Log {
  public:
   // Throws E-IO-OPEN when the log file cannot be opened.
   explicit Log(const LogSettings& settings, std::FILE* stream = stderr);
+  // Shows only what `verbosity` allows, through `behind`, which must outlive it.
+  Log(Log& behind, int verbosity);
   ~Log();
   Log(const Log&) = delete;
   Log& operator=(const Log&) = delete;
@@ -49,6 +53,7 @@ class Log {
   void put(std::string_view line);
 
   LogSettings settings_;
+  Log* behind_ = nullptr;  // nothing: it writes itself
   std::FILE* stream_;
   std::FILE* file_ = nullptr;
   bool terminal_ = false;

@@ -16,6 +16,10 @@ double steady_seconds() {
   return std::chrono::duration<double>(std::chrono::steady_clock::now().time_since_epoch()).count();
 }
 
+double share_of(std::uint64_t done, std::uint64_t total) {
+  return total > 0 ? static_cast<double>(done) / static_cast<double>(total) : 0.0;
+}
+
 }  // namespace
 
 Progress::Progress(Log& log, ProgressMode mode, Clock clock)
@@ -25,13 +29,43 @@ Progress::Progress(Log& log, ProgressMode mode, Clock clock)
 
 Progress::~Progress() { finish(); }
 
+void Progress::begin_part(std::string_view name, double from, double to) {
+  const double now = clock_();
+  part_ = {std::string(name), from, to, part_ ? part_->whole_start : now};
+  phase_.clear();
+  phase_start_ = now;
+  last_draw_ = now;
+  const std::optional<double> left = eta(now, 0.0);
+  draw(left ? fmt::format("{}, ETA {}", label(), format_duration(*left)) : label(),
+       {{"progress", label()}, {"eta_seconds", left}});
+}
+
+void Progress::end_parts() { part_.reset(); }
+
 void Progress::begin_phase(std::string_view name) {
   phase_ = name;
   phase_start_ = clock_();
+  // A part's phases may be many and short: its own line was enough.
+  if (part_ && mode_ != ProgressMode::kAuto) return;
   last_draw_ = phase_start_;
-  draw(phase_, {{"progress", phase_}});
+  draw(label(), {{"progress", label()}});
   // A phase's first numbers come soon after its name on a terminal.
   if (mode_ == ProgressMode::kAuto) last_draw_ = -1e9;
+}
+
+std::string Progress::label() const {
+  if (!part_) return phase_;
+  return phase_.empty() ? part_->name : fmt::format("{}: {}", part_->name, phase_);
+}
+
+std::optional<double> Progress::eta(double now, double fraction) const {
+  double elapsed = now - phase_start_;
+  if (part_) {
+    elapsed = now - part_->whole_start;
+    fraction = part_->from + (part_->to - part_->from) * fraction;
+  }
+  if (elapsed <= 0.0 || fraction <= 0.0) return std::nullopt;
+  return elapsed * (1.0 - std::min(fraction, 1.0)) / fraction;
 }
 
 bool Progress::due(double now) {
@@ -65,24 +99,16 @@ void Progress::update(const ProgressState& state) {
   const double now = clock_();
   if (!due(now)) return;
   const double elapsed = now - phase_start_;
-  const std::uint64_t here = state.done - std::min(state.done, state.resumed);
-  std::optional<double> eta;
-  if (elapsed > 0.0) {
-    if (state.fraction && *state.fraction > 0.0) {
-      eta = elapsed * (1.0 - *state.fraction) / *state.fraction;
-    } else if (!state.fraction && state.total && here > 0) {
-      const auto left = static_cast<double>(*state.total - std::min(*state.total, state.done));
-      eta = elapsed * left / static_cast<double>(here);
-    }
-  }
-  const double rate = elapsed > 0.0 ? static_cast<double>(state.generated_tokens) / elapsed : 0.0;
-  std::string text = fmt::format("{}: {}/{} lines", phase_, state.done,
+  const std::optional<double> left = eta(now, state.fraction.value_or(0.0));
+  const std::uint64_t tokens = state.scores ? state.prompt_tokens : state.generated_tokens;
+  const double rate = elapsed > 0.0 ? static_cast<double>(tokens) / elapsed : 0.0;
+  std::string text = fmt::format("{}: {}/{} lines", label(), state.done,
                                  state.total ? fmt::to_string(*state.total) : "?");
   if (state.failed != 0) text += fmt::format(" ({} failed)", state.failed);
-  text += fmt::format(", {} running, {} tokens generated, {:.1f} tok/s", state.running,
-                      state.generated_tokens, rate);
-  if (eta) text += ", ETA " + format_duration(*eta);
-  draw(text, {{"progress", phase_},
+  text += fmt::format(", {} running, {} tokens {}, {:.1f} tok/s", state.running, tokens,
+                      state.scores ? "computed" : "generated", rate);
+  if (left) text += ", ETA " + format_duration(*left);
+  draw(text, {{"progress", label()},
               {"done", state.done},
               {"total", state.total},
               {"failed", state.failed},
@@ -90,7 +116,7 @@ void Progress::update(const ProgressState& state) {
               {"prompt_tokens", state.prompt_tokens},
               {"generated_tokens", state.generated_tokens},
               {"tokens_per_second", rate},
-              {"eta_seconds", eta}});
+              {"eta_seconds", left}});
 }
 
 void Progress::update_bytes(std::uint64_t done, std::uint64_t total) {
@@ -98,14 +124,31 @@ void Progress::update_bytes(std::uint64_t done, std::uint64_t total) {
   if (!due(now)) return;
   const double elapsed = now - phase_start_;
   const double rate = elapsed > 0.0 ? static_cast<double>(done) / elapsed : 0.0;
-  std::string text = fmt::format("{}: {} of {}, {:.2f} GB/s", phase_, format_bytes(done),
+  std::string text = fmt::format("{}: {} of {}, {:.2f} GB/s", label(), format_bytes(done),
                                  format_bytes(total), rate / 1e9);
-  std::optional<double> eta;
-  if (rate > 0.0 && total >= done) {
-    eta = static_cast<double>(total - done) / rate;
-    text += ", ETA " + format_duration(*eta);
-  }
-  draw(text, {{"progress", phase_}, {"bytes", done}, {"total_bytes", total}, {"eta_seconds", eta}});
+  // Of a part's work reading is not the measure.
+  const std::optional<double> left = eta(now, part_ ? 0.0 : share_of(done, total));
+  if (left) text += ", ETA " + format_duration(*left);
+  draw(text,
+       {{"progress", label()}, {"bytes", done}, {"total_bytes", total}, {"eta_seconds", left}});
+}
+
+void Progress::update_items(std::uint64_t done, std::uint64_t total) {
+  const double now = clock_();
+  if (!due(now)) return;
+  const std::optional<double> left = eta(now, share_of(done, total));
+  std::string text = fmt::format("{}: {}/{}", label(), done, total);
+  if (left) text += ", ETA " + format_duration(*left);
+  draw(text, {{"progress", label()}, {"done", done}, {"total", total}, {"eta_seconds", left}});
+}
+
+void Progress::update_share(double fraction) {
+  const double now = clock_();
+  if (!due(now)) return;
+  const std::optional<double> left = eta(now, fraction);
+  std::string text = fmt::format("{}: {:.0f} %", label(), 100.0 * fraction);
+  if (left) text += ", ETA " + format_duration(*left);
+  draw(text, {{"progress", label()}, {"fraction", fraction}, {"eta_seconds", left}});
 }
 
 void Progress::finish() { log_.status(""); }

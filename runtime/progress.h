@@ -25,10 +25,10 @@ struct ProgressState {
   std::uint64_t resumed = 0;           // part of `done` from earlier runs
   std::optional<std::uint64_t> total;  // nothing: shown as "?"
   std::uint64_t running = 0;           // sequences in the batch
-  std::uint64_t prompt_tokens = 0;     // of this run
+  std::uint64_t prompt_tokens = 0;     // computed in this run
   std::uint64_t generated_tokens = 0;  // of this run
-  // Share of the work done in [0, 1] when the caller knows better than done / total.
-  std::optional<double> fraction;
+  bool scores = false;                 // nothing is generated
+  std::optional<double> fraction;      // of this run's work in [0, 1]; nothing: not known
 };
 
 class Progress {
@@ -40,17 +40,29 @@ class Progress {
   Progress(const Progress&) = delete;
   Progress& operator=(const Progress&) = delete;
 
-  // "reading prompts", "loading model", "generating", "writing output": shown at once, and restarts
-  // the rates.
+  // The phases that follow are one part of a longer work: "cell 2 of 6 (vllm, swa)", from the share
+  // `from` to the share `to` of it. ETAs are of the whole work, from the first part to the last.
+  void begin_part(std::string_view name, double from, double to);
+  void end_parts();
+  // "reading prompts", "loading model", "generating", "writing output": shown at once (within a
+  // part, on a terminal alone), and restarts the rates.
   void begin_phase(std::string_view name);
   // Cheap enough for every step: draws at most ten times a second (terminal) or every 10 s.
   void update(const ProgressState& state);
   // For phases measured in bytes (loading, writing, reading).
   void update_bytes(std::uint64_t done, std::uint64_t total);
+  // For phases that consist of windows, layers, questions, ...
+  void update_items(std::uint64_t done, std::uint64_t total);
+  // For work that takes a given time; `fraction` of it in [0, 1].
+  void update_share(double fraction);
   void finish();
 
  private:
   [[nodiscard]] bool due(double now);
+  // What is going on: its part, its phase, or both.
+  [[nodiscard]] std::string label() const;
+  // Seconds left when `fraction` of the phase is done: of the phase, or of all parts.
+  [[nodiscard]] std::optional<double> eta(double now, double fraction) const;
   // `members`: of the line's JSON object.
   void draw(std::string_view text, std::initializer_list<JsonMember> members);
 
@@ -59,6 +71,13 @@ class Progress {
   Clock clock_;
   std::string phase_;
   double phase_start_ = 0.0;
+  struct Part {
+    std::string name;
+    double from = 0.0;
+    double to = 1.0;
+    double whole_start = 0.0;
+  };
+  std::optional<Part> part_;
   double last_draw_ = -1e9;
 };
 

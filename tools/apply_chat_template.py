@@ -2,19 +2,24 @@
 """Turns a file of chats into a file of prompts with the model's own chat template.
 
     apply_chat_template.py --model DIR chats.jsonl prompts.jsonl [--template FILE] [--no-generation-prompt]
+    apply_chat_template.py --model DIR - - <chats.jsonl | triphase run --model DIR --prompts - --output out.jsonl
 
 Each input line is a JSON object with "messages" (a list of {"role", "content"}), or an OpenAI batch
-line whose body has them; other fields are kept. In the output "messages" has become "prompt", and a
-chat URL the completions URL. triphase itself never runs templates: they are programs that come with
-the model. This script runs the template in jinja2's sandbox; needs jinja2 (pip install jinja2).
+line whose body has them; "chat_template_kwargs" are variables for the template, other fields are kept.
+In the output "messages" has become "prompt", and a chat URL the completions URL. triphase itself never
+runs templates: they are programs that come with the model. This script runs the template in jinja2's
+sandbox; needs jinja2 (pip install jinja2). "-" reads stdin, or writes stdout.
 
-The template usually writes the model's first special token (BOS) itself. A tokenizer that adds one
-too would double it, so a leading BOS text is cut from the prompt; --keep-bos leaves it.
+The template writes what its model wants in front, its first special token (BOS) too where it has one.
+So the prompts say "add_special_tokens": false, and the tokenizer adds no other.
 
-Exit: 0, or 1 with one line on stderr naming the file and line. The output appears only when complete.
+A line that cannot be converted becomes {"error": ...} in its place, with its id, and stderr names it;
+triphase run makes an error record of it. Exit: 0; 1 where there are such lines; 2 with one line on
+stderr where there is no output at all. The output appears only when complete.
 """
 
 import argparse
+import contextlib
 import json
 import os
 import sys
@@ -24,8 +29,11 @@ from pathlib import Path
 MAX_FILE = 64 << 20
 
 
+SHOWN_ERRORS = 10
+
+
 class Refusal(Exception):
-    """The one line that ends the script."""
+    """What is wrong, in one line: with a line of the input, or with everything."""
 
 
 def read_json(path: Path):
@@ -94,63 +102,102 @@ class Converter:
         self.template, self.template_error = compile_template(template_text(options.model, options.template))
         self.tokens = special_tokens(options.model)
         self.generation_prompt = not options.no_generation_prompt
-        self.keep_bos = options.keep_bos
 
     def prompt(self, body: dict) -> str:
         messages = body.get("messages")
         if not isinstance(messages, list) or not all(isinstance(message, dict) for message in messages):
             raise Refusal("messages: expected a list of objects with role and content")
+        more = body.get("chat_template_kwargs") or {}
+        if not isinstance(more, dict):
+            raise Refusal("chat_template_kwargs: expected an object")
+        variables = {"messages": messages, "tools": body.get("tools"), "documents": None,
+                     "add_generation_prompt": self.generation_prompt, **self.tokens, **more}
         try:
-            text = self.template.render(messages=messages, tools=body.get("tools"), documents=None,
-                                        add_generation_prompt=self.generation_prompt, **self.tokens)
+            return self.template.render(variables)
         except self.template_error as error:
             raise Refusal(f"chat template: {error}") from error
         except Exception as error:  # templates can fail in any way Python can
             raise Refusal(f"chat template: {type(error).__name__}: {error}") from error
-        bos = self.tokens.get("bos_token", "")
-        if bos and not self.keep_bos and text.startswith(bos):
-            text = text[len(bos):]
-        return text
 
-    def line(self, text: str) -> str:
-        try:
-            request = json.loads(text)
-        except ValueError as error:
-            raise Refusal(f"not JSON: {error}") from error
-        if not isinstance(request, dict):
-            raise Refusal("expected a JSON object")
+    def convert(self, request: dict) -> bytes:
         body = request["body"] if isinstance(request.get("body"), dict) else request
         if "messages" in body:
             body["prompt"] = self.prompt(body)
-            del body["messages"]
+            for done in ("messages", "chat_template_kwargs"):
+                body.pop(done, None)
+            body.setdefault("add_special_tokens", False)
             if "max_completion_tokens" in body:  # the chat endpoint's newer name
                 body.setdefault("max_tokens", body.pop("max_completion_tokens"))
             if request.get("url") == "/v1/chat/completions":
                 request["url"] = "/v1/completions"
-        return json.dumps(request, ensure_ascii=False)
+        try:
+            return json.dumps(request, ensure_ascii=False).encode("utf-8")
+        except UnicodeEncodeError as error:
+            raise Refusal("half of a surrogate pair, expected whole characters") from error
+
+    def line(self, text: bytes) -> tuple[bytes, str | None]:
+        """The output's line, and what is wrong with the input's."""
+        request = {}
+        try:
+            try:
+                request = json.loads(text.decode("utf-8"))
+            except (ValueError, RecursionError) as error:
+                raise Refusal(f"not JSON: {error}") from error
+            if not isinstance(request, dict):
+                raise Refusal("expected a JSON object")
+            return self.convert(request), None
+        except Refusal as refusal:
+            problem = str(refusal)
+        kept = {key: request[key] for key in ("id", "custom_id") if isinstance(request, dict) and key in request}
+        # Whatever else it holds, it is ASCII.
+        error = {"code": "E-IN-CHAT", "message": problem}
+        return json.dumps(kept | {"error": error}).encode("ascii"), problem
 
 
-def convert(options) -> int:
-    converter = Converter(options)
-    temporary = options.output.with_name(options.output.name + ".tmp")
-    count = 0
+@contextlib.contextmanager
+def opened_output(path: Path):
+    """A file that appears when it is complete; stdout as it comes."""
+    if str(path) == "-":
+        yield sys.stdout.buffer
+        sys.stdout.buffer.flush()
+        return
+    temporary = path.with_name(path.name + ".tmp")
     try:
-        with open(options.input, encoding="utf-8-sig", newline="\n") as source, \
-             open(temporary, "w", encoding="utf-8", newline="\n") as target:
-            for number, text in enumerate(source, 1):
-                if not text.strip():
-                    target.write("\n")  # line numbers stay what they were
-                    continue
-                try:
-                    target.write(converter.line(text) + "\n")
-                except Refusal as refusal:
-                    raise Refusal(f"{options.input}:{number}: {refusal}") from refusal
-                count += 1
-        os.replace(temporary, options.output)
+        with open(temporary, "wb") as target:
+            yield target
+        os.replace(temporary, path)
     except BaseException:
         temporary.unlink(missing_ok=True)
         raise
-    return count
+
+
+def say(text: str) -> None:
+    escaped = text.encode("unicode_escape", "replace").decode("ascii")
+    print(f"apply_chat_template.py: {escaped}", file=sys.stderr)
+
+
+def convert(options) -> tuple[int, int]:
+    """How many prompts were written, and how many lines were not converted."""
+    converter = Converter(options)
+    stdin = str(options.input) == "-"
+    name = "stdin" if stdin else options.input
+    prompts = bad = 0
+    with contextlib.ExitStack() as stack:
+        source = sys.stdin.buffer if stdin else stack.enter_context(open(options.input, "rb"))
+        target = stack.enter_context(opened_output(options.output))
+        for number, text in enumerate(source, 1):
+            text = text.removeprefix(b"\xef\xbb\xbf") if number == 1 else text
+            if not text.strip():
+                target.write(b"\n")  # line numbers stay what they were
+                continue
+            line, problem = converter.line(text)
+            target.write(line + b"\n")
+            prompts += problem is None
+            if problem is not None:
+                bad += 1
+                if bad <= SHOWN_ERRORS:
+                    say(f"{name}:{number}: {problem}")
+    return prompts, bad
 
 
 def main() -> int:
@@ -159,18 +206,20 @@ def main() -> int:
     parser.add_argument("--template", type=Path, help="use this template instead of the model's")
     parser.add_argument("--no-generation-prompt", action="store_true",
                         help="do not end with the start of the assistant's turn")
-    parser.add_argument("--keep-bos", action="store_true", help="leave the template's own BOS text")
-    parser.add_argument("input", type=Path)
-    parser.add_argument("output", type=Path)
+    parser.add_argument("input", type=Path, help="- for stdin")
+    parser.add_argument("output", type=Path, help="- for stdout")
     options = parser.parse_args()
     try:
-        count = convert(options)
+        prompts, bad = convert(options)
+    except BrokenPipeError:
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # nobody reads any more
+        return 2
     except (Refusal, OSError, UnicodeDecodeError) as error:
-        line = str(error).encode("unicode_escape", "replace").decode("ascii")
-        print(f"apply_chat_template.py: error: {line}", file=sys.stderr)
-        return 1
-    print(f"{options.output}: {count} prompts", file=sys.stderr)
-    return 0
+        say(f"error: {error}")
+        return 2
+    say(f"{'stdout' if str(options.output) == '-' else options.output}: {prompts} prompts" +
+        (f", {bad} lines could not be converted" if bad else ""))
+    return 1 if bad else 0
 
 
 if __name__ == "__main__":

@@ -183,6 +183,7 @@ int cmd_bench(const Arguments& arguments, std::unique_ptr<Log>& log) {
   } else {
     rows = bench::bench_transfer(*backend, ceilings, transfer_grid(values), effort, on_row);
   }
+  for (const std::string& note : bench::above_ceilings(rows)) log->warning(note);
   const bench::ReportFormat format = report_format(values.text("format"));
   const std::string device(backend->ops().name());
   for (Row& row : rows) {

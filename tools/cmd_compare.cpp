@@ -13,6 +13,7 @@
 #include "runtime/compare/report_page.h"
 #include "runtime/generate.h"
 #include "runtime/job/file_ops.h"
+#include "runtime/options/option_names.h"
 #include "runtime/options/parse_run_options.h"
 #include "tools/commands.h"
 #include "tools/table_writer.h"
@@ -83,11 +84,8 @@ Arguments run_arguments(const OptionValues& values, const std::vector<std::strin
   const CommandSpec& run = *find_command("run");
   // "flexgen:cpu" is flexgen with options of its own.
   Arguments arguments = {"--policy=" + cell.policy.substr(0, cell.policy.find(':')),
-                         "--attention=" + cell.attention,
-                         "--batch-size=" + cell.batch_size,
-                         "--output=" + output,
-                         "--overwrite",
-                         "--progress=off"};
+                         "--attention=" + cell.attention, "--batch-size=" + cell.batch_size,
+                         "--output=" + output, "--overwrite"};
   for (const std::string& text : policy_options) arguments.push_back("--policy-option=" + text);
   for (const auto& [name, value] : values.all()) {
     const OptionSpec* option = find_option(run, name);
@@ -113,6 +111,7 @@ class Comparison {
   Comparison(const OptionValues& values, Log& log)
       : values_(values),
         log_(log),
+        progress_(log, value_of(kProgressNames, values.text("progress")).value()),
         rows_(make_rows(values)),
         policy_options_(policy_options(values, option_choices(values, "policies", "policy", true))),
         folder_(values.text("output")) {}
@@ -127,18 +126,20 @@ class Comparison {
     for (std::int64_t repeat = 0; repeat < repeats; ++repeat) {
       for (Row& row : rows_) {
         if (!row.infeasible.empty()) continue;
+        begin_run(row.cell, fmt::format("repetition {} of {}", repeat + 1, repeats));
         row.timed.push_back(run_once(row.cell, ""));
         log_.info(fmt::format("{} ({} of {}): {:.1f} generated tok/s", row.cell.label(), repeat + 1,
                               repeats, row.timed.back().tokens_per_second));
       }
     }
+    progress_.finish();
     compare_completions();
     write_report();
     return end();
   }
 
  private:
-  void run_cell(const Cell& cell, const std::string& extra) const {
+  void run_cell(const Cell& cell, const std::string& extra) {
     const auto own = policy_options_.find(cell.policy);
     Arguments arguments =
         run_arguments(values_, own == policy_options_.end() ? Arguments() : own->second, cell,
@@ -148,8 +149,19 @@ class Comparison {
         parse_options(*find_command("run"), arguments, [](const char*) -> const char* {
           return nullptr;  // the environment has had its say in this command's own options
         });
-    Log quiet({.verbosity = -1});
-    (void)generate(parse_run_options(run_values, process_environment()), quiet);
+    Log quiet(log_, /*verbosity=*/-1);
+    (void)generate(parse_run_options(run_values, process_environment()), progress_, quiet);
+  }
+
+  // Of the runs of all cells that can run, as far as that is known.
+  void begin_run(const Cell& cell, std::string_view what) {
+    const std::int64_t cells =
+        std::ranges::count_if(rows_, [](const Row& row) { return row.infeasible.empty(); });
+    const std::int64_t all = cells * (1 + values_.integer("repeat"));
+    const double share = 1.0 / static_cast<double>(all);
+    const double from = static_cast<double>(runs_++) * share;
+    progress_.begin_part(fmt::format("run {} of {} ({}, {})", runs_, all, cell.label(), what), from,
+                         from + share);
   }
 
   // Options that contradict each other in the last cell are to be told before the first one runs.
@@ -158,6 +170,7 @@ class Comparison {
   void refuse_contradictions() {
     std::vector<std::pair<Row*, Error>> excluded;
     std::set<std::string> possible;  // attention methods
+    progress_.begin_part("checking the cells' options", 0.0, 0.0);
     for (Row& row : rows_) {
       try {
         run_cell(row.cell, "--dry-run");
@@ -194,11 +207,13 @@ class Comparison {
 
   void run_traced(Row& row) {
     const std::string trace = folder_.run(row.cell, ".trace.json");
+    begin_run(row.cell, "traced");
     try {
       (void)run_once(row.cell, trace);
     } catch (const Error& error) {
       if (error.role() != ErrorRole::kResources) throw;
       cannot_run(row, error);
+      --runs_;
       return;
     }
     row.traced = compare::read_trace(trace);
@@ -210,10 +225,11 @@ class Comparison {
   // dense as it is.
   void compare_completions() {
     std::vector<compare::Completions> completions;
-    for (const Row& row : rows_) {
-      completions.push_back(row.infeasible.empty()
-                                ? compare::read_completions(folder_.run(row.cell, ".jsonl"))
-                                : compare::Completions{});
+    for (Row& row : rows_) {
+      completions.push_back(
+          row.infeasible.empty()
+              ? compare::read_completions(folder_.run(row.cell, ".jsonl"), row.failures)
+              : compare::Completions{});
     }
     for (std::size_t index = 0; index < rows_.size(); ++index) {
       Row& row = rows_[index];
@@ -241,7 +257,7 @@ class Comparison {
     for (const auto& [name, value] : values_.all()) {
       const OptionSpec* option = find_option(*find_command("run"), name);
       if (option == nullptr || !values_.given(name) || option->group == "Messages" ||
-          name == "model" || name == "prompts" || name == "output") {
+          name == "model" || name == "prompts" || name == "output" || name == "progress") {
         continue;
       }
       for (const std::string& text : value.texts) {
@@ -274,6 +290,7 @@ class Comparison {
                                               "host_peak_bytes",
                                               "preemptions",
                                               "failed_lines",
+                                              "failures",
                                               "max_batch",
                                               "tokens_touched",
                                               "agreement",
@@ -323,11 +340,15 @@ class Comparison {
                                       run.host_peak_bytes, run.preemptions, run.failed_lines}) {
       cells.push_back(bytes(value));
     }
+    std::vector<std::string> failures;
+    for (const compare::Failure& failure : row.failures) failures.push_back(failure.text());
+    cells.push_back(failures.empty() ? null_cell()
+                                     : text_cell(fmt::format("{}", fmt::join(failures, "; "))));
     cells.push_back(integer_cell(run.max_batch));
     cells.push_back(number_cell(run.tokens_touched));
     cells.push_back(row.agreement ? number_cell(*row.agreement) : null_cell());
     cells.push_back(row.same_as ? text_cell(*row.same_as) : null_cell());
-    cells.push_back(row.same_as ? text_cell(row.identical ? "yes" : "no") : null_cell());
+    cells.push_back(row.identical ? text_cell(*row.identical ? "yes" : "no") : null_cell());
     cells.push_back(text_cell(fmt::format("{}", fmt::join(run.emulated, ", "))));
     cells.push_back(null_cell());
     return cells;
@@ -335,7 +356,7 @@ class Comparison {
 
   [[nodiscard]] int end() const {
     for (const Row& row : rows_) {
-      if (row.identical) continue;
+      if (row.identical.value_or(true)) continue;
       throw Error(ErrorRole::kInternal, "E-INT-CHECK", "completions")
           .found(fmt::format("{} differs from {}", row.cell.label(), row.same_as.value_or("")))
           .expected("the same completions: placement must not change them");
@@ -349,9 +370,11 @@ class Comparison {
 
   const OptionValues& values_;
   Log& log_;
+  Progress progress_;
   std::vector<Row> rows_;
   std::map<std::string, std::vector<std::string>> policy_options_;
   Folder folder_;
+  std::int64_t runs_ = 0;  // begun
 };
 
 }  // namespace

@@ -199,10 +199,7 @@ class Evaluation {
     setup_.samples = values.integer("samples");
     setup_.seed = static_cast<std::uint64_t>(values.integer("seed"));
     setup_.on_progress = [&progress](std::uint64_t done, std::uint64_t total) {
-      ProgressState state;
-      state.done = done;
-      state.total = total;
-      progress.update(state);
+      progress.update_items(done, total);
     };
     if (values.text("task") == "attention") {
       require_gpu_scores(backend_->machine(), bundle_.config, "--task", "attention");
@@ -236,8 +233,7 @@ class Evaluation {
     setup_.kv_token_bytes = KvStore::page_bytes(plan.kv) /
                             static_cast<std::uint64_t>(plan.kv.block_tokens) *
                             static_cast<std::uint64_t>(plan.kv.layers);
-    progress_.begin_phase(
-        fmt::format("{}, {} attention", values_.text("task"), attention_name(cell.attention.kind)));
+    progress_.begin_phase(values_.text("task"));
     std::vector<Row> rows = run_task(loaded, data);
     setup_.engine = nullptr;
     const AttentionRunner* attention = loaded.decoder.attention();
@@ -335,7 +331,13 @@ int cmd_eval(const Arguments& arguments, std::unique_ptr<Log>& log) {
   const bool several = evaluation.cells().size() > 1;
   if (values.has("output")) make_folder(values.text("output"));
   std::vector<Row> rows;
-  for (const eval::SweepCell& cell : evaluation.cells()) {
+  const std::vector<eval::SweepCell>& cells = evaluation.cells();
+  for (std::size_t at = 0; at < cells.size(); ++at) {
+    const eval::SweepCell& cell = cells[at];
+    const auto parts = static_cast<double>(cells.size());
+    progress.begin_part(
+        fmt::format("cell {} of {} ({})", at + 1, cells.size(), eval::cell_label(cell)),
+        static_cast<double>(at) / parts, static_cast<double>(at + 1) / parts);
     for (Row& row : evaluation.run(cell, data)) rows.push_back(std::move(row));
     // A sweep that is stopped keeps what it has.
     if (values.has("output")) write_files(values.text("output"), task, rows, several);

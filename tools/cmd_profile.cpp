@@ -76,8 +76,7 @@ int cmd_profile(const Arguments& arguments, std::unique_ptr<Log>& log) {
       {"table", "cells", "continued_cells", "samples", "outliers_dropped", "spread_percent",
        "rounds_apart_percent", "rounds_apart_worst_percent", "seconds"},
       rows));
-  log->info(fmt::format("{}: measured in {:.1f} s after loading for {:.1f} s", output,
-                        measured.measure_seconds, measured.load_seconds));
+  log->info(verdict(measured, output));
   return 0;
 }
 

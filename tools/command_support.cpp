@@ -125,6 +125,7 @@ OptionValues begin_command(std::string_view name, const Arguments& arguments,
           : static_cast<int>(std::min<std::int64_t>(values.flag_count("verbose"), 2));
   settings.format = value_of(kLogFormatNames, values.text("log-format")).value();
   settings.file = values.text("log-file");
+  settings.private_file = find_option(*command, "private") != nullptr && values.flag("private");
   log = std::make_unique<Log>(settings);
   for (const std::string& name : unknown_variables(environ)) {
     log->warning(fmt::format("{} is set, but no option has that name", escape_untrusted(name)));
@@ -145,12 +146,15 @@ void print(std::string_view text) {
 }
 
 int run_job(RunOptions options, Log& log) {
-  if (!is_standard_output(options.files.output)) return generate(std::move(options), log);
+  Progress progress(log, options.looking.progress);
+  if (!is_standard_output(options.files.output)) {
+    return generate(std::move(options), progress, log);
+  }
   const ScratchFolder folder;
   options.files.output = folder.path() + "/out.jsonl";
   options.files.to_standard_output = true;
   const std::string output = options.files.output;
-  const int code = generate(std::move(options), log);
+  const int code = generate(std::move(options), progress, log);
   print_file(output);
   return code;
 }

@@ -179,6 +179,9 @@ RopeConfig read_rope(const ConfigFields& fields, const RopeDefaults& defaults, M
   if (rope->has("mrope_section")) {
     throw rope->error("E-CFG-ROPE", "mrope_section").expected("one rotary position per token");
   }
+  if (older && !older->has("rope_type") && !older->has("type")) {
+    throw older->error("E-CFG-ROPE", "rope_type").expected(kTypes);
+  }
   result.scaling = scaling_type(*rope);
   if (result.scaling == RopeScaling::kNone) return result;
   if (result.scaling == RopeScaling::kDynamic && result.rotary_dim < 4) {

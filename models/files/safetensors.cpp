@@ -66,6 +66,13 @@ class SafetensorsParser : public nlohmann::json_sax<nlohmann::json> {
           .found(text.empty() ? "no header" : fmt::format("\"{}\"", escape_untrusted(text, 8)))
           .expected("\"{\"");
     }
+    // nlohmann takes a NUL between values for the end of the text.
+    if (const std::size_t nul = text.find('\0'); nul != std::string_view::npos) {
+      throw header_error("E-ST-JSON", "header", file_)
+          .byte(kLengthBytes + nul + 1)
+          .found("a NUL byte")
+          .expected("JSON, with spaces behind it");
+    }
     const bool parsed = nlohmann::json::sax_parse(text.begin(), text.end(), this);
     if (error_) throw *error_;
     TRIPHASE_CHECK(parsed, "a header was refused without a reason");

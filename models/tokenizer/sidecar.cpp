@@ -19,8 +19,13 @@ constexpr std::string_view kRoles[] = {"bos_token", "eos_token", "unk_token", "p
 std::optional<Json> read_json(const DirectoryHandle& directory, const std::string& name) {
   if (!directory.contains(name)) return std::nullopt;
   const FileErrors errors{ErrorRole::kModel, "E-TOK-FILE"};
-  return parse_json_file(read_small_file(directory, name, kMaxSidecarBytes, errors), name,
-                         ErrorRole::kModel, "E-TOK-JSON");
+  Json json = parse_json_file(read_small_file(directory, name, kMaxSidecarBytes, errors), name,
+                              ErrorRole::kModel, "E-TOK-JSON");
+  if (json.is_object()) return json;
+  throw Error(ErrorRole::kModel, "E-TOK-FORMAT", "JSON")
+      .file(name)
+      .found(json.describe())
+      .expected("an object");
 }
 
 // A token written as its text or as an object with "content".

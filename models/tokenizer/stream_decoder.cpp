@@ -1,7 +1,14 @@
+#include <algorithm>
+
 #include "models/tokenizer/text_decoder.h"
 #include "models/tokenizer/tokenizer.h"
 
 namespace triphase {
+namespace {
+
+constexpr std::size_t kTailTokens = 64;
+
+}  // namespace
 
 std::string Tokenizer::decode(std::span<const TokenId> ids, bool skip_special) const {
   const std::unique_ptr<TextDecoder> decoder = new_decoder(skip_special);
@@ -11,8 +18,16 @@ std::string Tokenizer::decode(std::span<const TokenId> ids, bool skip_special) c
   return text;
 }
 
-StreamDecoder::StreamDecoder(const Tokenizer& tokenizer)
-    : decoder_(tokenizer.new_decoder(/*skip_special=*/true)) {}
+StreamDecoder::StreamDecoder(const Tokenizer& tokenizer, std::span<const TokenId> before) {
+  // What follows depends on a character that `before` may end in, and on whether text came before:
+  // the end of a long prompt tells both, unless it is all special tokens.
+  std::string text;
+  for (const std::size_t tail : {std::min(kTailTokens, before.size()), before.size()}) {
+    decoder_ = tokenizer.new_decoder(/*skip_special=*/true);
+    for (const TokenId id : before.last(tail)) decoder_->push(id, text);
+    if (!text.empty()) break;
+  }
+}
 StreamDecoder::~StreamDecoder() = default;
 StreamDecoder::StreamDecoder(StreamDecoder&&) noexcept = default;
 StreamDecoder& StreamDecoder::operator=(StreamDecoder&&) noexcept = default;

@@ -53,10 +53,11 @@ class Tokenizer {
 // change: a token that ends inside a UTF-8 character holds back the character, and byte-fallback
 // tokens wait for the end of their run where the tokenizer's decoder judges runs as a whole. The
 // concatenation of all push() results and finish() equals Tokenizer::decode of all ids,
-// skip_special.
+// skip_special; after `before`, what decoding both adds to the text of `before` alone, with a
+// character that `before` only begins.
 class StreamDecoder {
  public:
-  explicit StreamDecoder(const Tokenizer& tokenizer);
+  explicit StreamDecoder(const Tokenizer& tokenizer, std::span<const TokenId> before = {});
   ~StreamDecoder();
   StreamDecoder(StreamDecoder&&) noexcept;
   StreamDecoder& operator=(StreamDecoder&&) noexcept;

@@ -2,6 +2,7 @@
 
 #include <fmt/format.h>
 
+#include <algorithm>
 #include <cmath>
 
 #include "base/json_writer.h"
@@ -65,6 +66,31 @@ std::string table(const std::vector<Row>& rows, bool markdown, bool zero_is_miss
 }
 
 }  // namespace
+
+std::vector<std::string> above_ceilings(const std::vector<Row>& rows) {
+  std::vector<std::string> notes;
+  for (std::size_t column = 0; !rows.empty() && column < rows.front().size(); ++column) {
+    const std::string& name = rows.front()[column].first;
+    if (!name.starts_with("% of ")) continue;
+    double most = 0.0;
+    std::int64_t above = 0;
+    for (const Row& row : rows) {
+      const double share = std::get<double>(row[column].second);
+      most = std::max(most, share);
+      above += share > 100.0 ? 1 : 0;
+    }
+    if (above == 0) continue;
+    notes.push_back(fmt::format(
+        "{} of {} rows have more than 100 % in \"{}\" (up to {:.0f} %): {}", above, rows.size(),
+        name, most,
+        name == "% of copy"
+            ? "copies are slower than what only reads; \"% of read\" is its ceiling, where there "
+              "is one"
+            : "the ceiling was measured before, while something else used the machine, or the data "
+              "fits a cache: measure again on an idle machine, with larger sizes"));
+  }
+  return notes;
+}
 
 std::string format_report(const std::vector<Row>& rows, ReportFormat format, bool zero_is_missing) {
   switch (format) {

@@ -25,4 +25,8 @@ enum class ReportFormat : std::uint8_t { kMarkdown, kCsv, kJson, kJsonLines };
 [[nodiscard]] std::string format_report(const std::vector<Row>& rows, ReportFormat format,
                                         bool zero_is_missing = true);
 
+// Why rows have more than 100 % of a ceiling, one sentence for each column "% of ..." in which some
+// do.
+[[nodiscard]] std::vector<std::string> above_ceilings(const std::vector<Row>& rows);
+
 }  // namespace triphase::bench

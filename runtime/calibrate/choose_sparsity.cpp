@@ -160,10 +160,7 @@ class Calibration {
     engine.set_row_observer(on_row);
     const std::vector<Completion> scored =
         engine.run_all(tasks, [&](std::span<const Completion>, std::uint64_t done) {
-          ProgressState state;
-          state.done = done;
-          state.total = tasks.size();
-          progress_.update(state);
+          progress_.update_items(done, tasks.size());
         });
     if (std::ranges::none_of(scored, [](const Completion& one) { return one.error.has_value(); })) {
       return;

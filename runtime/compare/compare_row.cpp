@@ -67,6 +67,16 @@ void add_span(const Json& event, const std::string& path, LaneSeconds& seconds) 
   if (track == kToHost) seconds.to_host += length;
 }
 
+void add_failure(const Json& error, const std::string& path, std::vector<Failure>& failures) {
+  const std::string code = text(at(error, {"code"}, path));
+  auto known = std::ranges::find(failures, code, &Failure::code);
+  if (known == failures.end()) {
+    failures.push_back({code, 0, text(at(error, {"message"}, path))});
+    known = failures.end() - 1;
+  }
+  ++known->lines;
+}
+
 }  // namespace
 
 std::string Cell::label() const {
@@ -141,7 +151,12 @@ Traced read_trace(const std::string& path) {
   return traced;
 }
 
-Completions read_completions(const std::string& path) {
+std::string Failure::text() const {
+  if (lines == 1) return fmt::format("{}: 1 line: {}", code, message);
+  return fmt::format("{}: {} lines, the first: {}", code, lines, message);
+}
+
+Completions read_completions(const std::string& path, std::vector<Failure>& failures) {
   std::ifstream file(path, std::ios::binary);
   if (!file) unreadable(path, "no such file");
   Completions completions;
@@ -150,19 +165,25 @@ Completions read_completions(const std::string& path) {
     const Json record = parse_line(line, path);
     std::optional<std::vector<std::int64_t>>& tokens = completions.emplace_back();
     const Json* list = record.find("tokens");
-    if (list == nullptr || list->array() == nullptr) continue;
+    if (list == nullptr || list->array() == nullptr) {
+      add_failure(at(record, {"error"}, path), path, failures);
+      continue;
+    }
     tokens.emplace();
     for (const Json& token : *list->array()) tokens->push_back(token.integer().value_or(-1));
   }
   return completions;
 }
 
-bool identical(const Completions& reference, const Completions& other) {
+std::optional<bool> identical(const Completions& reference, const Completions& other) {
   if (reference.size() != other.size()) return false;
+  std::optional<bool> same;
   for (std::size_t line = 0; line < reference.size(); ++line) {
-    if (reference[line] && other[line] && *reference[line] != *other[line]) return false;
+    if (!reference[line] || !other[line]) continue;
+    if (*reference[line] != *other[line]) return false;
+    same = true;
   }
-  return true;
+  return same;
 }
 
 std::optional<double> agreement(const Completions& reference, const Completions& other) {

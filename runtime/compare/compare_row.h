@@ -64,6 +64,16 @@ struct Measured {
   std::vector<std::string> emulated;
 };
 
+// Lines that got an error record, by its code.
+struct Failure {
+  std::string code;
+  std::uint64_t lines = 0;
+  std::string message;  // of the first
+
+  // "E-IN-CONTEXT: 8 lines, the first: prompt: 500 tokens ...".
+  [[nodiscard]] std::string text() const;
+};
+
 struct Row {
   Cell cell;
   std::string infeasible;              // why the cell cannot run; empty: it ran
@@ -71,7 +81,8 @@ struct Row {
   Traced traced;                       // of a repetition before them
   std::optional<double> agreement;     // with dense attention; nothing: no dense line to see
   std::optional<std::string> same_as;  // the cell whose completions this one's must equal
-  bool identical = true;               // to those of same_as
+  std::optional<bool> identical;       // to those of same_as; nothing: no line that both completed
+  std::vector<Failure> failures;
 
   // Of the timed repetitions by tokens per second.
   [[nodiscard]] const Measured& median() const;
@@ -85,11 +96,12 @@ struct Row {
 
 // Token ids by line; nothing: an error record.
 using Completions = std::vector<std::optional<std::vector<std::int64_t>>>;
-[[nodiscard]] Completions read_completions(const std::string& path);
+// Adds error records to `failures`.
+[[nodiscard]] Completions read_completions(const std::string& path, std::vector<Failure>& failures);
 
 // Over the lines that both have completed: whether they are the same, and the mean share of
 // `reference`'s tokens before the first that differs; nothing where there is no such line.
-[[nodiscard]] bool identical(const Completions& reference, const Completions& other);
+[[nodiscard]] std::optional<bool> identical(const Completions& reference, const Completions& other);
 [[nodiscard]] std::optional<double> agreement(const Completions& reference,
                                               const Completions& other);
 

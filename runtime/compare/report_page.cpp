@@ -372,7 +372,8 @@ std::string numbers(const Row& row) {
       run.preemptions, run.failed_lines, escaped(run.kv_dtype), run.layer_inputs,
       run.tokens_per_second <= 0.0 ? "<td>none</td>"
       : !row.same_as               ? "<td>reference</td>"
-      : row.identical              ? "<td>yes</td>"
+      : !row.identical             ? "<td>none in common</td>"
+      : *row.identical             ? "<td>yes</td>"
                                    : "<td class=\"no\">NO</td>");
 }
 
@@ -394,6 +395,32 @@ std::string table(const std::vector<Group>& groups) {
       "where both have them. Tokens from X: a line's leading tokens whose KV comes from INT8 layer "
       "inputs, which tells completions apart as a KV type does.",
       out + "</table></div>\n");
+}
+
+// Cells in which lines failed alike are one row.
+std::string failed_lines(const std::vector<Row>& rows) {
+  std::vector<std::pair<std::string, std::string>> reasons;  // with the cells' labels
+  for (const Row* row : rows_that_ran(rows)) {
+    for (const Failure& failure : row->failures) {
+      const std::string reason = failure.text();
+      const auto known =
+          std::ranges::find(reasons, reason, &std::pair<std::string, std::string>::first);
+      if (known == reasons.end()) {
+        reasons.emplace_back(reason, row->cell.label());
+      } else {
+        known->second += "; " + row->cell.label();
+      }
+    }
+  }
+  if (reasons.empty()) return "";
+  std::string out =
+      "<div class=\"scroll\"><table><thead><tr><th>reason</th><th>cells</th></tr></thead>\n";
+  for (const auto& [reason, cells] : reasons) {
+    out += fmt::format("<tr><td class=\"why\">{}</td><td class=\"why\">{}</td></tr>\n",
+                       escaped(reason), escaped(cells));
+  }
+  return section("Failed lines", "Lines that got an error record instead of a completion, and why.",
+                 out + "</table></div>\n");
 }
 
 }  // namespace
@@ -427,7 +454,7 @@ std::string report_page(const PageFacts& facts, const std::vector<Row>& rows) {
     page += throughput(rows, groups) + lanes(groups) + memory(rows, groups) + moved(groups) +
             agreements(rows, groups);
   }
-  return page + table(groups) + "</body></html>\n";
+  return page + table(groups) + failed_lines(rows) + "</body></html>\n";
 }
 
 }  // namespace triphase::compare

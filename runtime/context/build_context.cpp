@@ -185,10 +185,8 @@ class KeyClusterer final : public AttentionObserver {
 
   void report() {
     if (done_ == 0) progress_.begin_phase("clustering keys (layers x KV heads)");
-    ProgressState state;
-    state.done = ++done_;
-    state.total = static_cast<std::uint64_t>(context_.shape.layers * context_.shape.kv_heads);
-    progress_.update(state);
+    progress_.update_items(
+        ++done_, static_cast<std::uint64_t>(context_.shape.layers * context_.shape.kv_heads));
   }
 
   const ClusterOptions& options_;
@@ -213,14 +211,11 @@ void prefill(const FixedContext& context, const ModelBundle& model, const RunPla
   request.prompt_form = PromptForm::kTokens;
   request.tokens = context.tokens;
   request.sampling.max_tokens = 1;
-  (void)engine.run_all(std::vector{std::move(request)},
-                       [&](std::span<const Completion>, std::uint64_t done) {
-                         if (done > 0) return;  // its phase is another one
-                         ProgressState state;
-                         state.done = engine.stats().computed_prompt_tokens;
-                         state.total = static_cast<std::uint64_t>(total);
-                         progress.update(state);
-                       });
+  (void)engine.run_all(std::vector{std::move(request)}, [&](std::span<const Completion>,
+                                                            std::uint64_t done) {
+    if (done > 0) return;  // its phase is another one
+    progress.update_items(engine.stats().computed_prompt_tokens, static_cast<std::uint64_t>(total));
+  });
 }
 
 }  // namespace

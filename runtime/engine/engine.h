@@ -39,7 +39,6 @@ struct EngineOptions {
 struct EngineStats {
   double prefill_seconds = 0.0;
   double decode_seconds = 0.0;
-  std::uint64_t prompt_tokens = 0;  // of all admitted lines, given completions included
   std::uint64_t computed_prompt_tokens = 0;
   std::uint64_t decoded_tokens = 0;        // computed one per step
   std::uint64_t shared_prompt_tokens = 0;  // found in the KV store instead of computed
@@ -70,6 +69,7 @@ class Engine final : public CompletionEngine {
   // scored, the model's limits must allow logits of every row.
   void submit(ScoreTask task);
   [[nodiscard]] std::uint64_t in_flight() const override;
+  [[nodiscard]] std::uint64_t running() const override { return running_.size(); }
   [[nodiscard]] std::vector<Completion> step() override;
   // Called after every step: what it finished, and how many are done by then.
   using OnStep = std::function<void(std::span<const Completion> finished, std::uint64_t done)>;
@@ -77,7 +77,9 @@ class Engine final : public CompletionEngine {
   // order of `work`, and so are their indices.
   template <class Work>  // Request or ScoreTask
   [[nodiscard]] std::vector<Completion> run_all(std::vector<Work> work, const OnStep& on_step = {});
-  [[nodiscard]] std::uint64_t prompt_tokens() const override { return stats_.prompt_tokens; }
+  [[nodiscard]] std::uint64_t prompt_tokens() const override {
+    return stats_.computed_prompt_tokens;
+  }
   [[nodiscard]] std::uint64_t generated_tokens() const override { return stats_.generated_tokens; }
 
   // Gets every scored row from now on, from several threads at once. A line that was preempted and

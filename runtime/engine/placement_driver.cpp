@@ -158,7 +158,6 @@ void PlacementDriver::apply(const Admit& action, const Lines& lines) {
       lines.waiting[shown_[static_cast<std::size_t>(action.waiting)]];
   const std::int64_t prompt_tokens = waiting->prompt_tokens();
   const KvSequence& placed = kv_->book().sequence(action.sequence);
-  stats_.prompt_tokens += static_cast<std::uint64_t>(waiting->given_tokens());
   stats_.shared_prompt_tokens += static_cast<std::uint64_t>(placed.tokens);
   model_->begin_sequence(action.sequence, prompt_tokens, waiting->max_kv_tokens());
   lines.running.push_back({.sequence = std::move(waiting),

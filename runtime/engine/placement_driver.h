@@ -17,8 +17,7 @@ namespace triphase {
 
 // What placement did so far.
 struct PlacementStats {
-  std::uint64_t prompt_tokens = 0;         // of all admitted prompts
-  std::uint64_t shared_prompt_tokens = 0;  // of them found in the KV store
+  std::uint64_t shared_prompt_tokens = 0;  // of admitted prompts, found in the KV store
   std::uint64_t offloaded_blocks = 0;      // of all layers
   std::uint64_t reloaded_blocks = 0;
   std::uint64_t discarded_blocks = 0;   // recomputable from then on

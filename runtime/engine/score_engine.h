@@ -26,6 +26,8 @@ class ScoreEngine final : public CompletionEngine {
   [[nodiscard]] std::uint64_t in_flight() const override {
     return pending_.size() + finished_.size();
   }
+  [[nodiscard]] std::uint64_t running() const override { return engine_->running(); }
+  [[nodiscard]] bool scores() const override { return true; }
   [[nodiscard]] std::vector<Completion> step() override;
   // Everything that is computed is given.
   [[nodiscard]] std::uint64_t prompt_tokens() const override {

@@ -35,7 +35,7 @@ Sequence::Sequence(Request request, std::uint64_t job_seed, std::span<const std:
       prompt_tokens_(static_cast<std::int64_t>(tokens_.size())) {
   // Room for the whole completion now: decode steps do not allocate.
   tokens_.reserve(tokens_.size() + static_cast<std::size_t>(request_.sampling.max_tokens));
-  if (tokenizer != nullptr) decoder_.emplace(*tokenizer);
+  if (tokenizer != nullptr) decoder_.emplace(*tokenizer, tokens_);
   for (const std::string& stop : request_.sampling.stop) {
     longest_stop_ = std::max(longest_stop_, stop.size());
   }

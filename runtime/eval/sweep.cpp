@@ -98,6 +98,14 @@ std::vector<SweepCell> sweep_cells(const SweepLists& lists, const ModelConfig& c
   return cells;
 }
 
+std::string cell_label(const SweepCell& cell) {
+  std::string label(attention_name(cell.attention.kind));
+  if (!std::isnan(cell.kv_sparsity)) label += fmt::format(", KV sparsity {:g}", cell.kv_sparsity);
+  if (!std::isnan(cell.compression)) label += fmt::format(", compression {:g}", cell.compression);
+  if (cell.kv_dtype) label += fmt::format(", {} KV", dtype_name(*cell.kv_dtype));
+  return label;
+}
+
 void label_row(const SweepCell& cell, std::string_view kv_dtype, Row& row) {
   row.insert(row.begin() + 1, {"attention", std::string(attention_name(cell.attention.kind))});
   row.emplace_back("attention_options",

@@ -37,6 +37,9 @@ struct SweepCell {
 [[nodiscard]] std::vector<SweepCell> sweep_cells(const SweepLists& lists, const ModelConfig& config,
                                                  DType auto_kv_dtype);
 
+// "swa, KV sparsity 0.8, int8 KV": for people.
+[[nodiscard]] std::string cell_label(const SweepCell& cell);
+
 // Adds to a task's row what was asked of the cell: attention (second), then at the end
 // attention_options, kv_sparsity, compression and kv_dtype.
 void label_row(const SweepCell& cell, std::string_view kv_dtype, bench::Row& row);

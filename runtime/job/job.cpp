@@ -1,5 +1,6 @@
 #include "runtime/job/job.h"
 
+#include <algorithm>
 #include <unordered_map>
 #include <utility>
 
@@ -21,6 +22,35 @@ Request identity_of(const Request& request) {
   return kept;
 }
 
+// How much of a run's work is done. Lines that run count by the tokens that they have beside the
+// most that they may get, so that there is an answer before the first line ends.
+class WorkDone {
+ public:
+  void submitted(const Request& request) {
+    ++lines_;
+    most_tokens_ += static_cast<double>(request.sampling.max_tokens);
+  }
+  void finished(const Completion& completion) { finished_tokens_ += completion.tokens.size(); }
+
+  // Nothing: not known. `done` and `total`: of this run's lines.
+  [[nodiscard]] std::optional<double> fraction(std::uint64_t done, std::uint64_t total,
+                                               std::uint64_t generated_tokens) const {
+    if (total == 0) return std::nullopt;
+    double lines = static_cast<double>(done);
+    if (most_tokens_ > 0.0) {
+      const std::uint64_t unfinished =
+          generated_tokens - std::min(generated_tokens, finished_tokens_);
+      lines += static_cast<double>(unfinished) * static_cast<double>(lines_) / most_tokens_;
+    }
+    return std::min(lines / static_cast<double>(total), 1.0);
+  }
+
+ private:
+  std::uint64_t lines_ = 0;
+  double most_tokens_ = 0.0;  // of all of these
+  std::uint64_t finished_tokens_ = 0;
+};
+
 }  // namespace
 
 JobEnd run_job(PromptReader& prompts, OutputFile& output, CompletionEngine& engine,
@@ -29,6 +59,7 @@ JobEnd run_job(PromptReader& prompts, OutputFile& output, CompletionEngine& engi
   const StopRequests by_signals;
   std::unordered_map<std::uint64_t, Request> running;
   bool more_lines = true;
+  WorkDone work;
 
   const auto admit = [&] {
     while (more_lines && engine.has_room() && !stop_requested()) {
@@ -42,6 +73,7 @@ JobEnd run_job(PromptReader& prompts, OutputFile& output, CompletionEngine& engi
         }
       } else if (auto& request = std::get<Request>(*line); !output.finished(request.index)) {
         running.emplace(request.index, identity_of(request));
+        work.submitted(request);
         engine.submit(std::move(request));
       }
     }
@@ -52,9 +84,15 @@ JobEnd run_job(PromptReader& prompts, OutputFile& output, CompletionEngine& engi
     state.failed = output.counts().failed();
     state.resumed = output.resumed();
     state.total = total_requests;
-    state.running = engine.in_flight();
+    state.running = engine.running();
     state.prompt_tokens = engine.prompt_tokens();
     state.generated_tokens = engine.generated_tokens();
+    state.scores = engine.scores();
+    if (total_requests) {
+      state.fraction = work.fraction(state.done - std::min(state.done, state.resumed),
+                                     *total_requests - std::min(*total_requests, state.resumed),
+                                     state.generated_tokens);
+    }
     progress.update(state);
   };
 
@@ -67,6 +105,7 @@ JobEnd run_job(PromptReader& prompts, OutputFile& output, CompletionEngine& engi
       TRIPHASE_CHECK(request != running.end(), "the engine returned a line it was not given");
       output.append(completion.index, record_line(request->second, completion),
                     completion.error ? completion.error->code : std::string());
+      work.finished(completion);
       running.erase(request);
     }
     report();

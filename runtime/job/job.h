@@ -25,9 +25,13 @@ class CompletionEngine {
   virtual void submit(Request request) = 0;
   // Submitted and not yet returned.
   [[nodiscard]] virtual std::uint64_t in_flight() const = 0;
+  // Of these, computed together.
+  [[nodiscard]] virtual std::uint64_t running() const = 0;
+  // Whether completions are given and scored, not generated.
+  [[nodiscard]] virtual bool scores() const { return false; }
   // Does some work and returns what finished. Called only while in_flight() > 0.
   [[nodiscard]] virtual std::vector<Completion> step() = 0;
-  // Tokens of this run, for progress.
+  // Tokens of this run, for progress; prompts' where they were computed, not shared.
   [[nodiscard]] virtual std::uint64_t prompt_tokens() const = 0;
   [[nodiscard]] virtual std::uint64_t generated_tokens() const = 0;
 };

@@ -22,7 +22,6 @@ namespace triphase {
 namespace {
 
 constexpr std::size_t kCopyBytes = std::size_t{1} << 20;
-constexpr std::string_view kResumeHint = "run the same command to resume";
 constexpr std::string_view kOverwriteHint = "--overwrite starts the job anew";
 
 mode_t mode_of(const RunOptions& options) { return options.files.private_files ? 0600 : 0666; }
@@ -51,6 +50,14 @@ bool may_resume(const RunOptions& options) {
   return path_exists(paths.part) || path_exists(paths.output);
 }
 
+std::string resume_hint(const RunOptions& options) {
+  std::string without = options.files.overwrite ? " without --overwrite" : "";
+  if (options.files.resume == ResumeMode::kNever) {
+    without += without.empty() ? " without --resume=never" : " and --resume=never";
+  }
+  return fmt::format("run the same command{} to resume", without);
+}
+
 CommandFiles job_files(const RunOptions& options) {
   CommandFiles files;
   files.add_input("--model", options.files.model);
@@ -71,6 +78,7 @@ OutputFile::OutputFile(const RunOptions& options, const PromptFileFacts& input,
       ops_(ops),
       paths_(options.files.output),
       manifest_(manifest),
+      resume_hint_(resume_hint(options)),
       ledger_(options.files.shard, input),
       last_sync_(std::chrono::steady_clock::now()) {
   job_files(options).check();
@@ -392,14 +400,14 @@ void OutputFile::append(std::uint64_t index, std::string_view record, std::strin
 // Found at the next record, not at the end: two runs on one output must not both compute for hours.
 void OutputFile::refuse_foreign_bytes() const {
   struct stat now = {};
-  if (::fstat(part_.get(), &now) != 0) throw_io_error(paths_.part, "fstat", errno, kResumeHint);
+  if (::fstat(part_.get(), &now) != 0) throw_io_error(paths_.part, "fstat", errno, resume_hint_);
   if (static_cast<std::uint64_t>(now.st_size) == part_bytes_) return;
   set_signal_cut(-1, 0);
   throw Error(ErrorRole::kInput, "E-IN-PART", "size")
       .file(paths_.part)
       .found(fmt::format("{} bytes", now.st_size))
       .expected(fmt::format("the {} of this run's {} records", part_bytes_, counts().total()))
-      .hint("end what else writes there, remove its lines, and run the same command to resume");
+      .hint(fmt::format("end what else writes there, remove its lines, and {}", resume_hint_));
 }
 
 void OutputFile::append_bytes(std::string_view bytes) {
@@ -415,8 +423,8 @@ void OutputFile::append_bytes(std::string_view bytes) {
     throw Error(failure.role(), failure.code(), "write")
         .file(paths_.part)
         .found(fmt::format("{} after {} finished records", failure.found(), counts().total()))
-        .hint(failure.code() == "E-IO-NOSPACE" ? fmt::format("free space and {}", kResumeHint)
-                                               : std::string(kResumeHint));
+        .hint(failure.code() == "E-IO-NOSPACE" ? fmt::format("free space and {}", resume_hint_)
+                                               : resume_hint_);
   }
   part_bytes_ += bytes.size();
   unsynced_ = true;
@@ -432,7 +440,7 @@ void OutputFile::sync() {
   if (result != 0) {
     // Linux may have dropped the dirty pages: a second try could succeed without the data.
     broken_ = true;
-    throw_io_error(paths_.part, "fdatasync", errno, kResumeHint);
+    throw_io_error(paths_.part, "fdatasync", errno, resume_hint_);
   }
   unsynced_ = false;
   last_sync_ = std::chrono::steady_clock::now();
@@ -443,7 +451,7 @@ void OutputFile::commit() {
   TRIPHASE_CHECK(manifest_.input_hash.empty() || counts().total() == manifest_.records,
                  "every line has its record");
   sync();
-  TemporaryFile out(ops_, paths_.output, mode_of(options_), kResumeHint);
+  TemporaryFile out(ops_, paths_.output, mode_of(options_), resume_hint_);
   copy_records(out);
   out.put_in_place();
   ops_.unlink(paths_.part.c_str());

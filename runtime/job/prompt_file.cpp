@@ -20,6 +20,7 @@
 
 #include "base/error.h"
 #include "runtime/job/file_ops.h"
+#include "runtime/job/output_file.h"
 #include "runtime/job/record_check.h"
 #include "runtime/signals.h"
 
@@ -386,8 +387,8 @@ class PromptReader::Impl {
         .line(line)
         .found("the content changed while the job ran")
         .expected("the file as when the run started")
-        .hint(
-            "restore the file and run the same command to resume, or start anew with --overwrite");
+        .hint(fmt::format("restore the file and {}, or start anew with --overwrite",
+                          resume_hint(options_)));
   }
 
   const RunOptions& options_;

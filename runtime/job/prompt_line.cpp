@@ -220,6 +220,11 @@ void read_prompt(const Json& body, std::string_view prefix, Request& request) {
     fail_line("E-IN-FIELD", fmt::format("{}prompt", prefix), "missing",
               fmt::format("one of {}", kPromptFields));
   }
+  if (const Json* value = line_member(body, "add_special_tokens")) {
+    const std::optional<bool> flag = value->boolean();
+    if (!flag) fail_line("E-IN-PARAM", "add_special_tokens", value->describe(), "true or false");
+    request.add_special = *flag;
+  }
   const bool text_allowed = field.ends_with("prompt");
   if (const std::string* text = prompt->string(); text != nullptr && text_allowed) {
     request.prompt_form = PromptForm::kText;

@@ -61,7 +61,7 @@ std::optional<RecordError> PromptPreparer::tokenize(Request& request) const {
   }
   try {
     request.tokens = tokenizer_->encode(
-        request.text, {.add_special = true, .parse_special = !limits_.no_special});
+        request.text, {.add_special = request.add_special, .parse_special = !limits_.no_special});
   } catch (const Error& error) {
     return RecordError{error.code(), error.message()};
   }

@@ -41,6 +41,7 @@ struct Request {
   std::string served_model;  // OpenAI "body.model", echoed in the record; empty: none
   PromptForm prompt_form = PromptForm::kText;
   std::string text;             // kText
+  bool add_special = true;      // kText: with what the tokenizer puts around a text, such as BOS
   std::vector<TokenId> tokens;  // kTokens; for kText filled by the tokenizer
   SamplingParams sampling;
   std::vector<std::string> ignored_fields;  // of the line, that nobody knows

@@ -40,6 +40,12 @@ void report_fixed_context(const RunSummary& summary, Log& log) {
   log.info(line);
 }
 
+std::string prompt_tokens(const TokenCounts& tokens) {
+  if (tokens.shared_prompt == 0) return fmt::format("{} prompt tokens computed", tokens.prompt);
+  return fmt::format("{} of {} prompt tokens computed ({} shared with other lines)", tokens.prompt,
+                     tokens.prompt + tokens.shared_prompt, tokens.shared_prompt);
+}
+
 // The last line of a run: what came out, and how to go on.
 std::string closing_line(const RunOptions& options, const RunSummary& summary) {
   const RecordCounts& counts = summary.records;
@@ -49,11 +55,9 @@ std::string closing_line(const RunOptions& options, const RunSummary& summary) {
           ? fmt::format("{} tokens computed, {} shared: {:.1f} tok/s", summary.tokens.prompt,
                         summary.tokens.shared_prompt,
                         static_cast<double>(summary.tokens.prompt) / busy)
-          : fmt::format(
-                "{} prompt and {} generated tokens: {:.1f} generated tok/s over prefill and "
-                "decode",
-                summary.tokens.prompt, summary.tokens.generated,
-                static_cast<double>(summary.tokens.generated) / busy);
+          : fmt::format("{}, {} tokens generated: {:.1f} generated tok/s over prefill and decode",
+                        prompt_tokens(summary.tokens), summary.tokens.generated,
+                        static_cast<double>(summary.tokens.generated) / busy);
   std::string link;
   if (summary.moved.to_device + summary.moved.to_host > 0) {
     link = fmt::format(", {} over the link to the device and {} back",

@@ -31,15 +31,17 @@ void write_throughputs(JsonWriter& json, const RunSummary& summary, double succe
   write("requests_per_second", succeeded_here, summary.seconds.wall,
         "records written in this run / wall seconds", "nothing");
   write("prompt_tokens_per_second", prompt, summary.seconds.prefill,
-        "prompt tokens / prefill seconds", kOutside);
+        "prompt tokens computed, not shared ones / prefill seconds", kOutside);
   write("generated_tokens_per_second", generated, computing,
         "generated tokens / (prefill + decode seconds)",
         "prompt tokens; loading, tokenizing, writing records");
   write("decode_tokens_per_second", generated, summary.seconds.decode,
         "generated tokens / decode seconds",
         "prompt tokens; prefill, loading, tokenizing, writing records");
-  write("total_tokens_per_second", prompt + generated, computing,
-        "prompt and generated tokens / (prefill + decode seconds)", kOutside);
+  write(
+      "total_tokens_per_second", prompt + generated, computing,
+      "prompt tokens computed, not shared ones, and generated tokens / (prefill + decode seconds)",
+      kOutside);
   json.end();
 }
 

@@ -164,9 +164,10 @@ constexpr OptionSpec kCompareWhatOptions[] = {
     {"What", "repeat", 0, kInteger, "3", "N", 1, 1000, false, false,
      "Timed repetitions of every cell, in turns, after one that is traced; the median counts."},
 };
-constexpr auto kCompareOptions = joined(
-    kCompareWhatOptions, kRunFormatOptions, kContextOptions, kGenerationOptions, kTruncateOptions,
-    kLineOptions, kMachineOptions, kDeterministicOptions, kWeightOptions, kLogOptions);
+constexpr auto kCompareOptions =
+    joined(kCompareWhatOptions, kRunFormatOptions, kContextOptions, kGenerationOptions,
+           kTruncateOptions, kLineOptions, kMachineOptions, kDeterministicOptions, kWeightOptions,
+           kProgressOptions, kLogOptions);
 
 constexpr OptionSpec kScoreFileOptions[] = {
     {"Files", "model", 0, kText, "", "DIR", 0, 0, false, true,

@@ -62,8 +62,9 @@ void thin(Axis& axis) {
 class Grid {
  public:
   Grid(GridWork& work, const std::vector<double>& x, const std::vector<double>& y, double seconds,
-       std::function<double()> now)
+       std::function<void(double)> on_progress, std::function<double()> now)
       : now_(std::move(now)),
+        on_progress_(std::move(on_progress)),
         work_(work),
         x_(axis_of(x)),
         y_(axis_of(y)),
@@ -106,6 +107,7 @@ class Grid {
     work_.end();
     cell.measured = true;
     warmed_ += cell.once;
+    report();
   }
 
   // What a value of an axis will take, from the two before it: their trend, at most in proportion.
@@ -216,8 +218,13 @@ class Grid {
           samples.push_back(timed_run());
         }
         work_.end();
+        report();
       }
     }
+  }
+
+  void report() const {
+    if (on_progress_) on_progress_(std::min((now_() - start_) / seconds_, 1.0));
   }
 
   GridMeasurement result() {
@@ -285,6 +292,7 @@ class Grid {
   }
 
   std::function<double()> now_;
+  std::function<void(double)> on_progress_;
   GridWork& work_;
   Axis x_;
   Axis y_;
@@ -304,8 +312,8 @@ double steady_seconds() {
 
 GridMeasurement measure_grid(GridWork& work, const std::vector<double>& x,
                              const std::vector<double>& y, double seconds,
-                             std::function<double()> now) {
-  return Grid(work, x, y, seconds, std::move(now)).measure();
+                             std::function<void(double)> on_progress, std::function<double()> now) {
+  return Grid(work, x, y, seconds, std::move(on_progress), std::move(now)).measure();
 }
 
 std::string to_text(const Repeatability& r) {

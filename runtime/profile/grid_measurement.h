@@ -52,9 +52,11 @@ struct GridMeasurement {
 
 // `x` and `y` ascending; y empty: a table of one variable. `seconds`: time to spend, warm-up
 // included; the fewest samples that mean anything are taken even where it does not suffice.
-// `now`: a clock's seconds, which never fall.
+// `on_progress` gets the share of `seconds` that is spent, after every cell. `now`: a clock's
+// seconds, which never fall.
 [[nodiscard]] GridMeasurement measure_grid(GridWork& work, const std::vector<double>& x,
                                            const std::vector<double>& y, double seconds,
+                                           std::function<void(double share)> on_progress = {},
                                            std::function<double()> now = steady_seconds);
 
 // "24 cells, 410 samples, 3 outliers dropped; spread 1.2 %, rounds 0.8 % apart (worst 4.1 %)".

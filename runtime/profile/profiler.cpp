@@ -7,6 +7,7 @@
 #include <set>
 
 #include "base/error.h"
+#include "base/samples.h"
 #include "memory/transfer/host_transfer_engine.h"
 #include "runtime/engine/gpu_limits.h"
 #include "runtime/machine.h"
@@ -25,6 +26,10 @@ constexpr std::uint64_t kMostGatherBytes = std::uint64_t{64} << 20;
 // Measuring the memory's own rates takes seconds: only where there is time for it.
 constexpr double kTimeForCeilings = 20.0;
 constexpr int kCeilingRuns = 3;
+// How far the rounds of a table's middle cell may lie apart, as a share of its time.
+constexpr double kGoodRounds = 0.05;
+constexpr double kPoorRounds = 0.25;
+constexpr double kLongProfile = 120.0;  // seconds
 
 // first, first * factor, ... up to `last`, which ends the list where the step to it is worth it.
 std::vector<double> steps(double first, double last, double factor, bool with_zero) {
@@ -61,6 +66,7 @@ class Profiler {
     measure_host_attention(*transfers);
     rig_.reset();
     measure_link(*transfers);
+    progress_.end_parts();
     if (request_.seconds >= kTimeForCeilings) measure_memory();
     out_.measure_seconds = steady_seconds() - measure_start_;
     for (const ProfiledTable& table : out_.tables) {
@@ -153,9 +159,13 @@ class Profiler {
   // `share` of what was not given to the tables before; the rest of the shares is still to come.
   void fill(CostTable table, GridWork& work, const std::vector<double>& x,
             const std::vector<double>& y, double share) {
-    progress_.begin_phase(fmt::format("measuring {}", cost_table_info(table).name));
+    const double whole = std::max(request_.seconds, 1e-9);
     const double seconds = std::max(left_ * share / shares_left_, 1e-3);
-    GridMeasurement measured = measure_grid(work, x, y, seconds);
+    const double from = 1.0 - left_ / whole;
+    progress_.begin_part(fmt::format("measuring {}", cost_table_info(table).name), from,
+                         std::min(from + seconds / whole, 1.0));
+    GridMeasurement measured =
+        measure_grid(work, x, y, seconds, [&](double spent) { progress_.update_share(spent); });
     left_ = std::max(left_ - measured.repeatability.seconds, 0.0);
     shares_left_ -= share;
     out_.tables.push_back({table, measured.repeatability});
@@ -290,6 +300,35 @@ MeasuredProfile measure_profile(const ModelBundle& model, const RunOptions& opti
                                 const ProfileRequest& request, Backend& backend, Progress& progress,
                                 Log& log) {
   return Profiler(model, options, request, backend, progress).measure(log);
+}
+
+std::string verdict(const MeasuredProfile& measured, std::string_view file) {
+  std::int64_t cells = 0;
+  std::vector<double> rounds;
+  const ProfiledTable* worst = nullptr;
+  for (const ProfiledTable& table : measured.tables) {
+    cells += table.repeatability.cells;
+    rounds.push_back(table.repeatability.rounds);
+    if (worst == nullptr || table.repeatability.rounds > worst->repeatability.rounds)
+      worst = &table;
+  }
+  TRIPHASE_CHECK(worst != nullptr, "a profile has tables");
+  std::ranges::sort(rounds);
+  const double apart = quantile(rounds, 0.5);
+  std::string use = fmt::format("use it with --profile {} (run, plan, simulate)", file);
+  if (apart > kPoorRounds) {
+    use = fmt::format("measure again on an idle machine{}, or take predictions with it as guesses",
+                      measured.measure_seconds < kLongProfile ? ", or with more --time" : "");
+  }
+  return fmt::format(
+      "{}: {} cells of {} tables measured in {:.1f} s after loading for {:.1f} s; repeated rounds "
+      "lie {:.0f} % apart ({}; {} at worst, {:.0f} %): {}",
+      file, cells, measured.tables.size(), measured.measure_seconds, measured.load_seconds,
+      100.0 * apart,
+      apart > kPoorRounds   ? "poor"
+      : apart > kGoodRounds ? "fair"
+                            : "good",
+      cost_table_info(worst->table).name, 100.0 * worst->repeatability.rounds, use);
 }
 
 std::string describe(const MeasuredProfile& measured) {

@@ -51,6 +51,10 @@ struct MeasuredProfile {
                                               const ProfileRequest& request, Backend& backend,
                                               Progress& progress, Log& log);
 
+// One line: how much was measured, how repeatable it was, and what to do with `file`, which holds
+// it.
+[[nodiscard]] std::string verdict(const MeasuredProfile& measured, std::string_view file);
+
 // One line per table: what was measured, and how repeatable it was.
 [[nodiscard]] std::string describe(const MeasuredProfile& measured);
 

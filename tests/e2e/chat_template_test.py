@@ -49,7 +49,7 @@ class ChatTemplateTest(unittest.TestCase):
         result = self.convert([chat("hi")], isolated=True)
         if result.returncode == 0:
             self.skipTest("jinja2 is part of this Python's own library path")
-        self.assertEqual(result.returncode, 1)
+        self.assertEqual(result.returncode, 2)
         self.assertIn("pip install jinja2", result.stderr)
         self.assertEqual(len(result.stderr.splitlines()), 1)
         self.assertFalse((self.folder / "out").exists())
@@ -61,28 +61,59 @@ class ChatTemplateTest(unittest.TestCase):
         result = self.convert([chat("a", "b", id=1, top_p=0.5), "", batch, {"id": 2, "prompt": "as it is"}])
         self.assertEqual(result.returncode, 0, result.stderr)
         self.assertEqual(self.written(), [
-            {"id": 1, "top_p": 0.5, "prompt": "[user]a[user]b[assistant]"}, None,
+            {"id": 1, "top_p": 0.5, "prompt": "<s>[user]a[user]b[assistant]", "add_special_tokens": False}, None,
             {"custom_id": "r", "method": "POST", "url": "/v1/completions",
-             "body": {"model": "m", "max_tokens": 5, "prompt": "[user]hü[assistant]"}},
+             "body": {"model": "m", "max_tokens": 5, "prompt": "<s>[user]hü[assistant]",
+                      "add_special_tokens": False}},
             {"id": 2, "prompt": "as it is"}])
 
     @unittest.skipUnless(HAS_JINJA, "jinja2 is not installed")
     def test_options(self):
-        self.convert([chat("a")], "--keep-bos", "--no-generation-prompt")
-        self.assertEqual(self.written(), [{"prompt": "<s>[user]a"}])
+        self.convert([chat("a")], "--no-generation-prompt")
+        self.assertEqual([line["prompt"] for line in self.written()], ["<s>[user]a"])
+        self.config({"chat_template": "{{ mood }} {{ add_generation_prompt }}"})
+        self.convert([chat("a", chat_template_kwargs={"mood": "calm", "add_generation_prompt": False}), chat("b")])
+        self.assertEqual(self.written(), [{"prompt": "calm False", "add_special_tokens": False},
+                                          {"prompt": " True", "add_special_tokens": False}])
+
+    @unittest.skipUnless(HAS_JINJA, "jinja2 is not installed")
+    def test_a_bad_line_is_an_error_in_its_place(self):
+        result = self.convert([chat("a", id="first"), chat("x", role="robot", id="second"), "{", "[]",
+                               {"id": 5, "messages": "x"}, '{"messages":[{"content":"\\ud800"}]}', "[" * 100_000,
+                               chat("b", chat_template_kwargs=[1]), chat("z", id="last")])
+        self.assertEqual(result.returncode, 1, result.stderr)
+        written = self.written()
+        self.assertEqual([line.get("id") for line in written],
+                         ["first", "second", None, None, 5, None, None, None, "last"])
+        self.assertEqual(written[1]["error"], {"code": "E-IN-CHAT", "message": "chat template: no robots"})
+        for number, text in ((2, "chat template: no robots"), (3, "not JSON"), (4, "expected a JSON object"),
+                             (5, "messages: expected"), (6, "half of a surrogate"), (7, "not JSON"),
+                             (8, "chat_template_kwargs: expected")):
+            self.assertIn(f"in:{number}: {text}", result.stderr)
+            self.assertIn(text, written[number - 1]["error"]["message"])
+        self.assertIn("2 prompts, 7 lines could not be converted", result.stderr)
+        self.assertEqual(len(result.stderr.splitlines()), 8)
+        self.assertTrue(written[-1]["prompt"])
+
+    @unittest.skipUnless(HAS_JINJA, "jinja2 is not installed")
+    def test_a_pipe(self):
+        result = subprocess.run([sys.executable, str(SCRIPT), "--model", str(self.folder / "model"), "-", "-"],
+                                input=(json.dumps(chat("hü")) + "\n\xff\n").encode("latin-1"),
+                                capture_output=True, check=False)
+        self.assertEqual(result.returncode, 1)
+        first, second = result.stdout.decode().splitlines()
+        self.assertEqual(json.loads(first)["prompt"], "<s>[user]hü[assistant]")
+        self.assertIn("not JSON", json.loads(second)["error"]["message"])
+        self.assertIn(b"stdin:2: not JSON", result.stderr)
 
     @unittest.skipUnless(HAS_JINJA, "jinja2 is not installed")
     def test_refusals_are_one_line_and_leave_nothing(self):
-        for lines, text in (([chat("x", role="robot")], "in:1: chat template: no robots"),
-                            ([chat("x"), "{"], "in:2: not JSON"),
-                            ([{"messages": "x"}], "in:1: messages"), (["[]"], "in:1: expected a JSON object")):
-            result = self.convert(lines)
-            self.assertEqual(result.returncode, 1)
-            self.assertIn(text, result.stderr)
-            self.assertEqual(len(result.stderr.splitlines()), 1)
-            self.assertEqual(sorted(path.name for path in self.folder.iterdir()), ["in", "model"])
         self.config({})
-        self.assertIn("no chat template", self.convert([chat("x")]).stderr)
+        result = self.convert([chat("x")])
+        self.assertEqual(result.returncode, 2)
+        self.assertIn("no chat template", result.stderr)
+        self.assertEqual(len(result.stderr.splitlines()), 1)
+        self.assertEqual(sorted(path.name for path in self.folder.iterdir()), ["in", "model"])
 
     @unittest.skipUnless(HAS_JINJA, "jinja2 is not installed")
     def test_templates_stay_in_the_sandbox(self):

@@ -24,9 +24,9 @@ class Compare(unittest.TestCase):
         self.addCleanup(self.folder.cleanup)
         self.report = Path(self.folder.name) / "report"
 
-    def compare(self, *extra: str) -> subprocess.CompletedProcess:
+    def compare(self, *extra: str, prompts: str = PROMPTS) -> subprocess.CompletedProcess:
         return subprocess.run(
-            [PROGRAM, "compare", "--model", MODEL, "--prompts", PROMPTS, "--output", str(self.report),
+            [PROGRAM, "compare", "--model", MODEL, "--prompts", prompts, "--output", str(self.report),
              "--max-context", "384", "--max-tokens", "12", *extra],
             capture_output=True, text=True, timeout=300,
         )  # fmt: skip
@@ -76,6 +76,7 @@ class Compare(unittest.TestCase):
                 self.assertLess(row["agreement"], 1.0)
             # Prompts longer than --max-context fail everywhere.
             self.assertEqual(row["failed_lines"], 8)
+            self.assertRegex(row["failures"], r"^E-[A-Z-]+: 8 lines, the first: prompt: \d+ tokens")
         ran = {(row["policy"], row["attention"]): row for row in rows}
         self.assertEqual(ran["vllm", "dense"]["identical"], "yes")
         self.assertEqual(ran["vllm", "local"]["identical"], "yes")
@@ -98,6 +99,8 @@ class Compare(unittest.TestCase):
         self.assertEqual(page.count(">8 lines failed"), 0)
         self.assertEqual(page.count("(8 lines failed)"), 4)
         self.assertIn("cannot run", page)
+        # One reason for all four cells that ran.
+        self.assertEqual(page.count("8 lines, the first: prompt:"), 1)
         pictures = re.findall(r"<svg.*?</svg>", page, re.DOTALL)
         # Throughput, lanes and bytes of either attention, agreement, and memory of each of the four
         # cells that ran.
@@ -109,6 +112,21 @@ class Compare(unittest.TestCase):
         self.assertEqual(len(memory), 2)
         for picture in memory:
             self.assertIn("Phase II", picture)
+
+    def test_where_nothing_completed_nothing_is_identical(self) -> None:
+        prompts = Path(self.folder.name) / "too-long.jsonl"
+        prompts.write_text(json.dumps({"prompt_tokens": [5] * 400}) + "\n")
+        done = self.compare(
+            "--policies", "device-only,vllm", "--repeat", "1", "--progress", "plain", prompts=str(prompts)
+        )  # fmt: skip
+        self.assertEqual(done.returncode, 0, done.stderr)
+        for row in json.loads((self.report / "compare.json").read_text()):
+            self.assertIsNone(row["identical"])
+            self.assertGreater(row["failed_lines"], 0)
+            self.assertRegex(row["failures"], r"^E-[A-Z-]+: 1 line: prompt: 400 tokens")
+        self.assertIn("checking the cells' options", done.stderr)
+        self.assertIn("run 1 of 4 (device-only, traced)", done.stderr)
+        self.assertIn("run 4 of 4 (vllm, repetition 1 of 1)", done.stderr)
 
     def test_lists_are_checked(self) -> None:
         for option, value in (

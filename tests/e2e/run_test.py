@@ -189,6 +189,12 @@ class RunTest(unittest.TestCase):
                 process.communicate(timeout=30)
                 self.assertEqual(process.returncode, -signal.SIGTERM)
 
+    def test_the_way_to_resume_leaves_out_what_would_discard_the_records(self):
+        process = self.start_long_job("--overwrite")
+        process.send_signal(signal.SIGINT)
+        _, errors = process.communicate(timeout=300)
+        self.assertIn(b"run the same command without --overwrite to resume", errors)
+
     def test_the_second_signal_ends_at_once(self):
         process = self.start_long_job()
         process.send_signal(signal.SIGINT)

@@ -50,6 +50,9 @@ TEST(Json, SkipsABom) { EXPECT_TRUE(parse("\xEF\xBB\xBF{}")); }
 TEST(Json, RefusesWhatNlohmannAccepts) {
   EXPECT_FALSE(parse(R"({"a":1,"a":2})")) << "duplicate key";
   EXPECT_FALSE(parse("\"\xff\"")) << "invalid UTF-8";
+  using namespace std::string_literals;
+  EXPECT_FALSE(parse("{}\0"s)) << "NUL is no white space";
+  EXPECT_FALSE(parse("{\"a\":1}\0junk"s));
 }
 
 TEST(Json, RefusesMalformedText) {
@@ -74,6 +77,9 @@ TEST(Json, ProblemsNameTheByte) {
   EXPECT_LE(problem.byte, 9u);
   EXPECT_FALSE(parse_json("[\"ab\xff\"]", problem));
   EXPECT_EQ(problem.byte, 5u);
+  EXPECT_FALSE(parse_json(std::string_view("\xEF\xBB\xBF{}\0x", 7), problem));
+  EXPECT_EQ(problem.byte, 6u);
+  EXPECT_EQ(problem.found, "a NUL byte");
 }
 
 TEST(JsonQuote, EscapesAndRepairs) {

@@ -63,9 +63,12 @@ class FakeWork final : public GridWork {
   void end() override { open_ = false; }
 
   [[nodiscard]] const std::map<std::pair<double, double>, int>& runs() const { return runs_; }
+  [[nodiscard]] const std::vector<double>& shares() const { return shares_; }
   GridMeasurement measure(const std::vector<double>& x, const std::vector<double>& y,
                           double seconds) {
-    return measure_grid(*this, x, y, seconds, [this] { return now_; });
+    return measure_grid(
+        *this, x, y, seconds, [this](double share) { shares_.push_back(share); },
+        [this] { return now_; });
   }
 
   static constexpr double kShortestCall = 1e-5;  // seconds
@@ -80,6 +83,7 @@ class FakeWork final : public GridWork {
   bool open_ = false;
   std::pair<double, double> cell_;
   std::map<std::pair<double, double>, int> runs_;
+  std::vector<double> shares_;  // of the time that was spent, as reported
 };
 
 TEST(GridMeasurement, MeasuresEveryCellInTwoRounds) {
@@ -91,6 +95,10 @@ TEST(GridMeasurement, MeasuresEveryCellInTwoRounds) {
   EXPECT_EQ(measured.table.spread.size(), 6U);
   EXPECT_EQ(measured.repeatability.cells, 6);
   EXPECT_EQ(measured.repeatability.filled, 0);
+  // Every cell of the warm-up and of three rounds.
+  EXPECT_EQ(work.shares().size(), 24U);
+  EXPECT_TRUE(std::ranges::is_sorted(work.shares()));
+  EXPECT_LE(work.shares().back(), 1.0);
   // A warm-up for the whole grid, then in each round another one and at least three samples.
   for (const auto& [cell, runs] : work.runs()) EXPECT_GE(runs, 9);
   EXPECT_GE(measured.repeatability.samples + measured.repeatability.dropped, 36);
@@ -116,6 +124,22 @@ TEST(GridMeasurement, AxesStopWhereTheTimeEnds) {
   EXPECT_GE(measured.table.x.size(), 2U);
   EXPECT_LE(measured.table.x.back(), 32.0) << "eight calls of 64 ms do not fit 100 ms";
   EXPECT_TRUE(measured.table.y.empty());
+}
+
+TEST(Verdict, SaysWhatTheProfileIsGoodFor) {
+  MeasuredProfile measured;
+  measured.measure_seconds = 60.0;
+  measured.tables = {{CostTable::kDecode, {.cells = 14, .rounds = 0.02}},
+                     {CostTable::kPrefill, {.cells = 10, .rounds = 0.03}},
+                     {CostTable::kH2D, {.cells = 8, .rounds = 0.12}}};
+  EXPECT_EQ(verdict(measured, "p.json"),
+            "p.json: 32 cells of 3 tables measured in 60.0 s after loading for 0.0 s; repeated "
+            "rounds lie 3 % apart (good; h2d at worst, 12 %): use it with --profile p.json (run, "
+            "plan, simulate)");
+  for (ProfiledTable& table : measured.tables) table.repeatability.rounds *= 10.0;
+  EXPECT_NE(
+      verdict(measured, "p.json").find("(poor; h2d at worst, 120 %): measure again on an idle"),
+      std::string::npos);
 }
 
 // A prompt's chunk among single rows: the largest work is sampled once a round, so that it stays.

@@ -65,6 +65,10 @@ TEST(PromptPreparer, TokenizesText) {
   EXPECT_EQ(c.code(request, &c.tokenizer), "");
   EXPECT_EQ(request.tokens, (std::vector<TokenId>{'a', 'b', 'c'}));
   EXPECT_EQ(c.code(request, nullptr), "E-TOK-NONE");
+  Request templated = text_request("abc");
+  templated.add_special = false;
+  EXPECT_EQ(c.code(templated, &c.bos_tokenizer), "");
+  EXPECT_EQ(templated.tokens, (std::vector<TokenId>{'a', 'b', 'c'})) << "no BOS beside its own";
 }
 
 TEST(PromptPreparer, ChecksTokenIds) {

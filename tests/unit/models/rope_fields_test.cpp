@@ -88,6 +88,8 @@ TEST(RopeFields, RefusedByPath) {
       {scaled(R"({"type":"su"})"), "rope_scaling.type: \"su\""},
       {scaled(R"({"type":"mrope","mrope_section":[1,1]})"), "rope_scaling.mrope_section"},
       {scaled(R"({"type":"mrope"})"), "rope_scaling.type: \"mrope\""},
+      {scaled("{}"), "rope_scaling.rope_type: missing"},
+      {scaled(R"({"factor":2})"), "rope_scaling.rope_type: missing"},
       {scaled(R"({"type":"linear"})"), "rope_scaling.factor: missing"},
       {scaled(R"({"type":"linear","factor":0})"), "rope_scaling.factor: 0"},
       {scaled(R"({"type":"linear","factor":-2.0})"), "rope_scaling.factor: -2"},

@@ -64,6 +64,7 @@ std::vector<BadCase> bad_cases() {
       {"InvalidUtf8", with_length("{\"\xff\":1}"), "E-ST-JSON", "byte"},
       {"NotJson", with_length("{\"t\":}"), "E-ST-JSON", "byte 14"},
       {"TrailingGarbage", with_length("{} x"), "E-ST-JSON", "byte"},
+      {"Nul", with_length(std::string("{}\0 x", 5)), "E-ST-JSON", "a NUL byte"},
       {"ByteOrderMark", with_length("\xEF\xBB\xBF{}"), "E-ST-JSON", "expected \"{\""},
       {"LeadingSpace", with_length(" {}"), "E-ST-JSON", "byte 9"},
       {"EmptyHeader", with_length("") + "{", "E-ST-JSON", "no header"},

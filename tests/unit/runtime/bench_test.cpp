@@ -31,6 +31,18 @@ TEST(BenchReport, HasFourForms) {
   EXPECT_EQ(format_report({}, ReportFormat::kCsv), "");
 }
 
+TEST(BenchReport, SharesAboveTheCeilingAreExplained) {
+  const std::vector<Row> rows = {{{"op", "a"}, {"% of read", 99.0}, {"% of copy", 140.0}},
+                                 {{"op", "b"}, {"% of read", 103.0}, {"% of copy", 150.0}}};
+  const std::vector<std::string> notes = above_ceilings(rows);
+  ASSERT_EQ(notes.size(), 2U);
+  EXPECT_THAT(notes[0], ::testing::StartsWith(
+                            "1 of 2 rows have more than 100 % in \"% of read\" (up to 103 %): the "
+                            "ceiling was measured before"));
+  EXPECT_THAT(notes[1], ::testing::HasSubstr("copies are slower than what only reads"));
+  EXPECT_TRUE(above_ceilings({rows[0]}).size() == 1 && above_ceilings({}).empty());
+}
+
 TEST(BenchMeasure, CallsCountUpAndSamplesAreBounded) {
   const auto backend = Backend::open("cpu", 1);
   std::int64_t next = 0;

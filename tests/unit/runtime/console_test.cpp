@@ -1,6 +1,7 @@
 // What a person sees: log, progress, signals.
 
 #include <fcntl.h>
+#include <fmt/format.h>
 #include <gtest/gtest.h>
 #include <sys/wait.h>
 #include <unistd.h>
@@ -49,6 +50,17 @@ TEST_F(ConsoleTest, LevelsFollowVerbosity) {
   EXPECT_EQ(read_text(folder_ / "log"), expected);
 }
 
+TEST_F(ConsoleTest, TextCannotSteerTheTerminal) {
+  Log log(
+      {.verbosity = 0, .format = LogFormat::kText, .file = folder_ / "log", .private_file = true},
+      stream_);
+  log.info("a\x1b[31m\nb \"\xC3\xA9\" \\ \xC2\x9B");
+  EXPECT_EQ(shown(), "triphase: a\\x1b[31m\\nb \"\xC3\xA9\" \\ \\xc2\\x9b\n");
+  EXPECT_EQ(read_text(folder_ / "log"), shown());
+  EXPECT_EQ(std::filesystem::status(folder_ / "log").permissions(),
+            std::filesystem::perms::owner_read | std::filesystem::perms::owner_write);
+}
+
 TEST_F(ConsoleTest, ErrorsHaveOneFormForPeopleAndOneForPrograms) {
   Error error(ErrorRole::kInput, "E-IN-UTF8", "prompt");
   error.file("p\n.jsonl").line(17).byte(42).found("\x1b[2J").expected("UTF-8").hint("h");
@@ -76,6 +88,7 @@ TEST_F(ConsoleTest, ProgressIsAPlainLineEveryTenSeconds) {
   for (int step = 0; step < 300; ++step) {
     now += 0.1;
     state.done = static_cast<std::uint64_t>(step) / 6;
+    state.fraction = static_cast<double>(state.done) / 100.0;
     state.failed = 1;
     state.generated_tokens = static_cast<std::uint64_t>(step) * 2;
     progress.update(state);
@@ -85,6 +98,60 @@ TEST_F(ConsoleTest, ProgressIsAPlainLineEveryTenSeconds) {
   EXPECT_LE(std::count(text.begin(), text.end(), '\n'), 4);
   EXPECT_NE(text.find("generating: 33/100 lines (1 failed)"), std::string::npos) << text;
   EXPECT_NE(text.find("tok/s, ETA 41s"), std::string::npos) << text;
+}
+
+TEST_F(ConsoleTest, PartsHaveOneLineEachAndTheEtaOfTheWhole) {
+  double now = 100.0;
+  Log log({}, stream_);
+  Progress progress(log, ProgressMode::kAuto, [&] { return now; });
+  for (int part = 0; part < 3; ++part) {
+    progress.begin_part(fmt::format("cell {} of 3 (swa)", part + 1), part / 3.0, (part + 1) / 3.0);
+    progress.begin_phase("loading model");
+    now += 4.0;
+    progress.begin_phase("perplexity");
+    now += 8.0;
+    progress.update_items(1, 2);
+    now += 8.0;
+  }
+  progress.end_parts();
+  progress.begin_phase("writing output");
+  EXPECT_EQ(shown(),
+            "triphase: cell 1 of 3 (swa)\n"
+            "triphase: cell 1 of 3 (swa): perplexity: 1/2, ETA 1m00s\n"
+            "triphase: cell 2 of 3 (swa), ETA 40s\n"
+            "triphase: cell 2 of 3 (swa): perplexity: 1/2, ETA 32s\n"
+            "triphase: cell 3 of 3 (swa), ETA 20s\n"
+            "triphase: cell 3 of 3 (swa): perplexity: 1/2, ETA 10s\n"
+            "triphase: writing output\n");
+}
+
+TEST_F(ConsoleTest, ShareOfATimeAndTokensOfScores) {
+  double now = 0.0;
+  Log log({}, stream_);
+  Progress progress(log, ProgressMode::kAuto, [&] { return now; });
+  progress.begin_phase("measuring");
+  now = 15.0;
+  progress.update_share(0.25);
+  progress.begin_phase("scoring");
+  now = 25.0;
+  progress.update({.done = 1,
+                   .total = 4,
+                   .running = 2,
+                   .prompt_tokens = 500,
+                   .scores = true,
+                   .fraction = 0.25});
+  EXPECT_EQ(shown(),
+            "triphase: measuring\ntriphase: measuring: 25 %, ETA 45s\ntriphase: scoring\n"
+            "triphase: scoring: 1/4 lines, 2 running, 500 tokens computed, 50.0 tok/s, ETA 30s\n");
+}
+
+TEST_F(ConsoleTest, AQuietVoiceGoesThroughTheLogBehindIt) {
+  Log log({.verbosity = 0, .format = LogFormat::kText, .file = folder_ / "log"}, stream_);
+  Log quiet(log, /*verbosity=*/-1);
+  quiet.info("fact");
+  quiet.warning("careful");
+  EXPECT_EQ(shown(), "triphase: warning: careful\n");
+  EXPECT_EQ(read_text(folder_ / "log"), shown());
 }
 
 TEST_F(ConsoleTest, ProgressAsJson) {
@@ -234,6 +301,64 @@ TEST(Job, AStopKeepsWhatIsFinishedAndResumes) {
   EXPECT_GE(std::count(part.begin(), part.end(), '\n'), 10) << "the step under way was finished";
   EXPECT_EQ(testing::run_whole_job(options), 1);
   EXPECT_EQ(read_text(options.files.output), read_text(reference.files.output));
+}
+
+// Two lines at a time, a token of each in a step; more wait for a place.
+class TwoAtATime final : public CompletionEngine {
+ public:
+  [[nodiscard]] bool has_room() const override { return lines_.size() < 6; }
+  void submit(Request request) override { lines_.push_back({std::move(request), {}}); }
+  [[nodiscard]] std::uint64_t in_flight() const override { return lines_.size(); }
+  [[nodiscard]] std::uint64_t running() const override {
+    return std::min<std::size_t>(lines_.size(), 2);
+  }
+  [[nodiscard]] std::vector<Completion> step() override {
+    std::vector<Completion> finished;
+    for (std::uint64_t left = running(); left > 0; --left) {
+      auto [request, completion] = std::move(lines_.front());
+      lines_.pop_front();
+      completion.tokens.push_back(7);
+      ++generated_;
+      completion.index = request.index;
+      if (static_cast<std::int64_t>(completion.tokens.size()) == request.sampling.max_tokens) {
+        finished.push_back(std::move(completion));
+      } else {
+        lines_.insert(lines_.begin() + static_cast<std::ptrdiff_t>(left) - 1,
+                      {std::move(request), std::move(completion)});
+      }
+    }
+    return finished;
+  }
+  [[nodiscard]] std::uint64_t prompt_tokens() const override { return 0; }
+  [[nodiscard]] std::uint64_t generated_tokens() const override { return generated_; }
+
+ private:
+  std::deque<std::pair<Request, Completion>> lines_;
+  std::uint64_t generated_ = 0;
+};
+
+TEST_F(ConsoleTest, ARunKnowsItsEtaBeforeTheFirstLineEnds) {
+  std::string lines;
+  for (int line = 0; line < 8; ++line) lines += "{\"prompt_tokens\":[3],\"max_tokens\":10}\n";
+  write_text(folder_ / "in.jsonl", lines);
+  const RunOptions options = testing::job_options(folder_);
+  const PromptFileFacts facts = examine_prompt_file(options);
+  OutputFile output(options, facts, testing::test_manifest(options));
+  output.begin();
+  PromptReader prompts(options, &facts);
+  TwoAtATime engine;
+  double now = 0.0;
+  Log log({}, stream_);
+  Progress progress(log, ProgressMode::kPlain, [&] { return now += 20.0; });
+  progress.begin_phase("generating");
+  EXPECT_EQ(run_job(prompts, output, engine, progress, facts.requests), JobEnd::kAllLines);
+  // Each step takes 20 s, and there are 40.
+  EXPECT_NE(shown().find("0/8 lines, 2 running, 2 tokens generated, 0.1 tok/s, ETA 13m00s"),
+            std::string::npos)
+      << shown();
+  EXPECT_NE(shown().find("2/8 lines, 2 running, 30 tokens generated, 0.1 tok/s, ETA 8m20s"),
+            std::string::npos)
+      << shown();
 }
 
 }  // namespace

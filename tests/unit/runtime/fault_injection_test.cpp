@@ -163,5 +163,20 @@ TEST(DiskFull, SaysHowMuchIsKeptAndCutsToWholeRecords) {
   EXPECT_EQ(std::count(part.begin(), part.end(), '\n'), 10);
 }
 
+TEST(DiskFull, SaysToLeaveOutWhatWouldDiscardTheRecords) {
+  const TempFolder folder;
+  write_text(folder / "in.jsonl", testing::sample_prompts(30));
+  RunOptions options = job_options(folder);
+  options.files.overwrite = true;
+  options.files.resume = ResumeMode::kNever;
+  FaultyOps ops(Call::kWrite, 12, /*forever=*/true, ENOSPC);
+  std::string message;
+  EXPECT_EQ(testing::code_thrown([&] { (void)run_whole_job(options, ops); }, &message),
+            "E-IO-NOSPACE");
+  EXPECT_NE(message.find("same command without --overwrite and --resume=never to resume"),
+            std::string::npos)
+      << message;
+}
+
 }  // namespace
 }  // namespace triphase

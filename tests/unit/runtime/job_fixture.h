@@ -64,6 +64,7 @@ class FakeEngine : public CompletionEngine {
   [[nodiscard]] bool has_room() const override { return running_.size() < room_; }
   void submit(Request request) override { running_.push_back(std::move(request)); }
   [[nodiscard]] std::uint64_t in_flight() const override { return running_.size(); }
+  [[nodiscard]] std::uint64_t running() const override { return running_.size(); }
   [[nodiscard]] std::vector<Completion> step() override {
     ++steps_;
     if (on_step) on_step(steps_);

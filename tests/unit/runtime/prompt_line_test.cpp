@@ -60,6 +60,8 @@ TEST(PromptLine, LineParametersWinOverDefaults) {
   EXPECT_EQ(request.sampling.seed, UINT64_MAX);
   EXPECT_EQ(request.sampling.logprobs, 2);
   EXPECT_TRUE(request.sampling.ignore_eos);
+  EXPECT_TRUE(request.add_special);
+  EXPECT_FALSE(good(R"({"prompt": "a", "add_special_tokens": false})").add_special);
   EXPECT_EQ(good(R"({"prompt": "a", "stop": "one"})").sampling.stop,
             std::vector<std::string>{"one"});
 }
@@ -141,6 +143,8 @@ INSTANTIATE_TEST_SUITE_P(
     P, BadPromptLine,
     ::testing::Values(
         Row{"P6", "{\"prompt\": \"a\xff\"}", "E-IN-UTF8", "byte 14: invalid UTF-8 byte 0xff"},
+        Row{"AddSpecial", R"({"prompt": "a", "add_special_tokens": 0})", "E-IN-PARAM",
+            "add_special_tokens: 0, expected true or false"},
         Row{"P7NotJson", "prompt", "E-IN-JSON", "byte 1"},
         Row{"P7Trailing", R"({"prompt": "a"} x)", "E-IN-JSON", "byte 17"},
         Row{"P7Array", "[1, 2]", "E-IN-TYPE", "array of 2, expected a JSON object"},

@@ -9,6 +9,7 @@
 #include "json_schema.h"
 #include "runtime/error_catalog.h"
 #include "runtime/job/output_record.h"
+#include "runtime/job/run_report.h"
 #include "runtime/job/run_summary.h"
 #include "tests/support/paths.h"
 
@@ -143,6 +144,27 @@ TEST(Summary, NumbersAreWhatTheyClaim) {
   EXPECT_EQ(json.find("options")->find("order"), nullptr) << "a default is not listed";
   const Json empty = parsed(summary_to_json(RunSummary{}, RunOptions{}));
   EXPECT_TRUE(empty.find("throughput")->find("decode_tokens_per_second")->find("value")->is_null());
+}
+
+TEST(ClosingLine, SaysWhichPromptTokensWereShared) {
+  const TempFolder folder;
+  RunSummary summary = sample_summary();
+  const auto closing = [&] {
+    std::FILE* stream = std::fopen((folder / "stderr").c_str(), "w");
+    {
+      Log log({}, stream);
+      report_run(RunOptions{}, summary, log);
+    }
+    std::fclose(stream);
+    return read_text(folder / "stderr");
+  };
+  EXPECT_NE(closing().find("; 1000 prompt tokens computed, 500 tokens generated: 50.0"),
+            std::string::npos)
+      << closing();
+  summary.tokens.shared_prompt = 600;
+  EXPECT_NE(closing().find("1000 of 1600 prompt tokens computed (600 shared with other lines), "),
+            std::string::npos)
+      << closing();
 }
 
 TEST(Summary, IsWrittenWhole) {

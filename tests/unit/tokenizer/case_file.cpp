@@ -43,11 +43,22 @@ std::string list(const std::vector<TokenId>& ids) {
   return out;
 }
 
-std::string streamed(const Tokenizer& tokenizer, const std::vector<TokenId>& ids) {
-  StreamDecoder decoder(tokenizer);
+std::string streamed(const Tokenizer& tokenizer, std::span<const TokenId> ids,
+                     std::span<const TokenId> before = {}) {
+  StreamDecoder decoder(tokenizer, before);
   std::string text;
   for (const TokenId id : ids) text += decoder.push(id);
   return text + decoder.finish();
+}
+
+// The text of a prompt and that of its completion, one after the other, read as that of both.
+bool reads_on(const Tokenizer& tokenizer, std::span<const TokenId> ids, std::size_t at) {
+  StreamDecoder decoder(tokenizer);
+  std::string prompt;
+  for (const TokenId id : ids.first(at)) prompt += decoder.push(id);
+  // What the prompt may end inside of comes with what follows.
+  const std::string whole = tokenizer.decode(ids, /*skip_special=*/true);
+  return prompt + streamed(tokenizer, ids.subspan(at), ids.first(at)) == whole;
 }
 
 }  // namespace
@@ -90,6 +101,11 @@ CaseCounts compare_with_cases(const Tokenizer& tokenizer, const std::vector<Toke
     }
     if (streamed(tokenizer, expected.ids) != decoded) {
       differ("streamed decode of " + list(expected.ids) + " is not decode");
+    }
+    for (const std::size_t at : {expected.ids.size() / 2, expected.ids.size() * 4 / 5}) {
+      if (!reads_on(tokenizer, expected.ids, at)) {
+        differ("text of " + list(expected.ids) + " after the first " + std::to_string(at));
+      }
     }
     if (expected.has_shown &&
         tokenizer.decode(expected.ids, /*skip_special=*/false) != expected.shown) {

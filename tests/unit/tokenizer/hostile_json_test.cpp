@@ -247,6 +247,11 @@ TEST(TokenizerJson, FilesBesideItAreChecked) {
   const std::string json = JsonSpec{}.text();
   expect_refused({{"tokenizer.json", json}, {"tokenizer_config.json", "{"}}, "E-TOK-JSON",
                  {"tokenizer_config.json"});
+  for (const char* name :
+       {"tokenizer_config.json", "special_tokens_map.json", "added_tokens.json"}) {
+    expect_refused({{"tokenizer.json", json}, {name, "[]"}}, "E-TOK-FORMAT",
+                   {std::string(name) + ": JSON: array of 0, expected an object"});
+  }
   expect_refused({{"tokenizer.json", json}, {"tokenizer_config.json", R"({"add_bos_token":"x"})"}},
                  "E-TOK-FORMAT", {"tokenizer_config.json: add_bos_token"});
   expect_refused(

@@ -3,7 +3,11 @@
 #include <gtest/gtest.h>
 
 #include <algorithm>
+#include <filesystem>
+#include <fstream>
 
+#include "base/json.h"
+#include "tests/support/paths.h"
 #include "tests/unit/tokenizer/case_file.h"
 
 namespace triphase {
@@ -28,6 +32,45 @@ INSTANTIATE_TEST_SUITE_P(Fixtures, CommittedTokenizer, testing::ValuesIn(kCommit
                            std::replace(name.begin(), name.end(), '-', '_');
                            return name;
                          });
+
+// tokenizer.json is there for libraries that read nothing else, and is what triphase takes.
+TEST(ShippedTokenizers, BothFilesGiveTheSameIdsAndTexts) {
+  const std::string shipped = source_path("models/shipped/");
+  std::vector<std::string> texts = {"",
+                                    " ",
+                                    "  two  spaces",
+                                    "a\n\nb",
+                                    "1234 5.67",
+                                    "\t end ",
+                                    "\xC3\xA9 \xE6\xBC\xA2 \xF0\x9F\x98\x80",
+                                    "\xE2\x96\x81x"};
+  std::ifstream prompts(shipped + "prompts.jsonl");
+  JsonProblem problem;
+  for (std::string line; std::getline(prompts, line);) {
+    const std::optional<Json> json = parse_json(line, problem);
+    ASSERT_TRUE(json && json->find("prompt") != nullptr) << line;
+    texts.push_back(*json->find("prompt")->string());
+  }
+  ASSERT_GE(texts.size(), 30U);
+  for (const char* name : {"triphase-mha", "triphase-gqa"}) {
+    const std::string folder = ::testing::TempDir() + "shipped-" + name;
+    std::filesystem::create_directories(folder);
+    for (const char* file : {"tokenizer.model", "tokenizer_config.json"}) {
+      std::filesystem::copy_file(shipped + name + "/" + file, folder + "/" + file,
+                                 std::filesystem::copy_options::overwrite_existing);
+    }
+    Notes notes;
+    const auto json = load_tokenizer(shipped + name, config_with_vocabulary(2048), notes);
+    const auto sentencepiece = load_tokenizer(folder, config_with_vocabulary(2048), notes);
+    EXPECT_NE(json->kind(), sentencepiece->kind());
+    for (const std::string& text : texts) {
+      const std::vector<TokenId> ids = sentencepiece->encode(text, {});
+      EXPECT_EQ(json->encode(text, {}), ids) << text;
+      EXPECT_EQ(json->decode(ids, true), sentencepiece->decode(ids, true)) << text;
+    }
+    std::filesystem::remove_all(folder);
+  }
+}
 
 }  // namespace
 }  // namespace triphase

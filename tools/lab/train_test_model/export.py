@@ -19,6 +19,7 @@ from safetensors.torch import save_file
 
 from evaluate import load_checkpoint
 from model import SHAPES, Shape
+from tokenizer_json import write_beside
 
 CHECK_TEXTS = (
     "In the beginning God created the heaven and the earth.",
@@ -97,6 +98,7 @@ def export(work: Path, name: str, out: Path) -> None:
     )
     write_json(out / "tokenizer_config.json", tokenizer_configuration(shape))
     shutil.copyfile(work / "tokenizer.model", out / "tokenizer.model")
+    write_beside(out / "tokenizer.model")
 
 
 def check(work: Path, name: str, out: Path) -> None:
