@@ -113,40 +113,18 @@ void refuse_unsupported_parameters(const Json& body) {
 }
 
 // Everything that read_sampling, read_prompt and the readers of lines look at.
-constexpr std::array<std::string_view, 30> kKnownFields{"id",
-                                                        "custom_id",
-                                                        "method",
-                                                        "url",
-                                                        "body",
-                                                        "model",
-                                                        "prompt",
-                                                        "prompt_tokens",
-                                                        "prompt_token_ids",
-                                                        "messages",
-                                                        "max_tokens",
-                                                        "max_new_tokens",
-                                                        "max_completion_tokens",
-                                                        "temperature",
-                                                        "top_p",
-                                                        "top_k",
-                                                        "min_p",
-                                                        "repetition_penalty",
-                                                        "stop",
-                                                        "seed",
-                                                        "logprobs",
-                                                        "ignore_eos",
-                                                        "n",
-                                                        "best_of",
-                                                        "presence_penalty",
-                                                        "frequency_penalty",
-                                                        "echo",
-                                                        "suffix",
-                                                        "logit_bias",
-                                                        "response_format"};
+// clang-format off
+constexpr std::string_view kKnownFields[] = {
+    "id", "custom_id", "method", "url", "body", "model", "prompt", "prompt_tokens",
+    "prompt_token_ids", "messages", "max_tokens", "max_new_tokens", "max_completion_tokens",
+    "temperature", "top_p", "top_k", "min_p", "repetition_penalty", "stop", "seed", "logprobs",
+    "ignore_eos", "add_special_tokens", "n", "best_of", "presence_penalty", "frequency_penalty",
+    "echo", "suffix", "logit_bias", "response_format"};
+// clang-format on
 
 void note_ignored_fields(const Json& object, std::string_view prefix, Request& request) {
   for (const auto& [name, value] : *object.object()) {
-    if (std::ranges::find(kKnownFields, name) != kKnownFields.end()) continue;
+    if (std::ranges::find(kKnownFields, name) != std::end(kKnownFields)) continue;
     request.ignored_fields.push_back(fmt::format("{}{}", prefix, name));
   }
 }
