@@ -77,6 +77,7 @@ TEST(PromptLine, MaxTokensHasOtherNamesElsewhere) {
 
 TEST(PromptLine, FieldsThatNobodyKnowsAreNamed) {
   using Names = std::vector<std::string>;
+  EXPECT_TRUE(good(R"({"prompt": "a", "add_special_tokens": false})").ignored_fields.empty());
   EXPECT_EQ(good(R"({"prompt": "a", "stream": true, "answer": 3, "n": 1})").ignored_fields,
             (Names{"stream", "answer"}));
   EXPECT_EQ(good(R"({"custom_id": "a", "extra": 1, "body": {"prompt": "a", "user": "u",
