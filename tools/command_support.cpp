@@ -127,8 +127,8 @@ OptionValues begin_command(std::string_view name, const Arguments& arguments,
   settings.file = values.text("log-file");
   settings.private_file = find_option(*command, "private") != nullptr && values.flag("private");
   log = std::make_unique<Log>(settings);
-  for (const std::string& name : unknown_variables(environ)) {
-    log->warning(fmt::format("{} is set, but no option has that name", escape_untrusted(name)));
+  for (const std::string& variable : unknown_variables(environ)) {
+    log->warning(fmt::format("{} is set, but no option has that name", escape_untrusted(variable)));
   }
   return values;
 }
