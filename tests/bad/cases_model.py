@@ -359,7 +359,7 @@ def config_cases():
           for name in ("hidden_size", "num_hidden_layers", "num_attention_heads", "vocab_size",
                        "intermediate_size", "max_position_embeddings")],
         Case("C5-string", config(hidden_size="16"), 3, ("E-CFG-TYPE", "hidden_size")),
-        Case("C5-float", config(hidden_size=16.0), 3, ("E-CFG-TYPE", "hidden_size")),
+        Case("C5-float", config(hidden_size=16.5), 3, ("E-CFG-TYPE", "hidden_size")),
         Case("C5-null", config_text(json.dumps({**llama_config(), "hidden_size": None})), 3,
              ("E-CFG-TYPE", "hidden_size: null")),
         Case("C5-negative", config(hidden_size=-16), 3, ("E-CFG-TYPE", "hidden_size: -16")),

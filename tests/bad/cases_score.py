@@ -39,7 +39,7 @@ def cases():
         one_bad("S8-array", [1, 2], "E-IN-TYPE"),
         one_bad("S9-negative-id", {"text_tokens": [-1]}, "E-IN-TOKEN"),
         one_bad("S10-id-beyond-vocabulary", {"text_tokens": [1, 32]}, "E-IN-TOKEN"),
-        one_bad("S11-huge-id", {"text_tokens": [99999999999999999999]}, "E-IN-JSON"),
+        one_bad("S11-huge-id", {"text_tokens": [99999999999999999999]}, "E-IN-TOKEN"),
         one_bad("S12-empty-continuation", {"context_tokens": [1], "continuation_tokens": []}, "E-IN-EMPTY"),
         one_bad("S13-empty-text", {"text_tokens": []}, "E-IN-EMPTY"),
         one_bad("S14-no-tokenizer", {"context": "a", "continuation": "b"}, "E-TOK-NONE"),

@@ -99,7 +99,7 @@ class RunTest(unittest.TestCase):
         process = subprocess.Popen(self.command("--ignore-eos", output="-"), cwd=self.folder, stdout=subprocess.PIPE,
                                    stderr=subprocess.PIPE, env={**os.environ, "TMPDIR": str(scratch)})
         deadline = time.monotonic() + 300
-        while not any(scratch.glob("*/out.jsonl.part")):
+        while not any(part.stat().st_size > 0 for part in scratch.glob("*/out.jsonl.part")):
             self.assertIsNone(process.poll(), "it ended by itself")
             self.assertLess(time.monotonic(), deadline)
             time.sleep(0.01)
@@ -140,7 +140,7 @@ class RunTest(unittest.TestCase):
         (self.folder / "in.jsonl").write_text(lines(1))
         for budget in (["--device-memory=4000GiB"], ["--device-memory=8GiB", "--host-memory=4000GiB"]):
             result = subprocess.run([PROGRAM, "run", "--model", "opt-30b", "--random-weights", "--prompts", "in.jsonl",
-                                     "--output", "out.jsonl", "--batch-size=4096", "--dry-run", *budget],
+                                     "--output", "out.jsonl", "--batch-size=256", "--dry-run", *budget],
                                     cwd=self.folder, capture_output=True, check=False, timeout=300)
             self.assertEqual(result.returncode, 5, result.stderr)
             self.assertIn(b"which this machine or container has left", result.stderr)

@@ -194,7 +194,7 @@ std::vector<BadConfig> bad_configs() {
       {"MissingKvHeads", with(kMistralConfig, "num_key_value_heads", ""), "E-CFG-MISSING",
        "num_key_value_heads"},
       {"StringSize", with(llama, "hidden_size", "\"64\""), "E-CFG-TYPE", "hidden_size: \"64\""},
-      {"FloatSize", with(llama, "hidden_size", "64.0"), "E-CFG-TYPE", "hidden_size: 64"},
+      {"FloatSize", with(llama, "hidden_size", "64.5"), "E-CFG-TYPE", "hidden_size: 64.5"},
       {"NullSize", with(llama, "hidden_size", "null"), "E-CFG-TYPE", "hidden_size: null"},
       {"NegativeSize", with(llama, "hidden_size", "-64"), "E-CFG-TYPE", "hidden_size: -64"},
       {"ZeroLayers", with(llama, "num_hidden_layers", "0"), "E-CFG-TYPE", "at least 1"},

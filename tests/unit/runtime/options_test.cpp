@@ -42,7 +42,7 @@ std::string refusal(std::vector<std::string> extra, const Variables& variables =
 
 TEST(Environment, NamesThatNoOptionHas) {
   const char* variables[] = {"TRIPHASE_MAX_TOKENS=5", "TRIPHASE_MAX_TOKEN=5", "PATH=/bin",
-                             "TRIPHASE_SIMD=scalar",  "TRIPHASE_=",          nullptr};
+                             "TRIPHASE_SIMD=scalar",  "TRIPHASE_=",           nullptr};
   EXPECT_EQ(unknown_variables(variables),
             (std::vector<std::string>{"TRIPHASE_MAX_TOKEN", "TRIPHASE_"}));
 }
