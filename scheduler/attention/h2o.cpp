@@ -1,4 +1,4 @@
-// h2o: the heavy-hitter oracle; its budget is fixed by the prompt.
+// h2o: the heavy-hitter oracle; its budget is fixed by the prompt, unless it keeps everything.
 
 #include "scheduler/attention/method_options.h"
 
@@ -9,7 +9,9 @@ AttentionInfo h2o_info() {
                       share_option("h2o.k_ratio", TRIPHASE_FIELD(h2o.k_ratio)),
                       share_option("h2o.local", TRIPHASE_FIELD(h2o.local))},
           .budget =
-              [](const AttentionOptions& options, std::int64_t, std::int64_t prompt) {
+              [](const AttentionOptions& options, std::int64_t context, std::int64_t prompt) {
+                // Nothing is let go, of what is decoded neither.
+                if (options.h2o.k_ratio == 1.0) return context;
                 return by_ratio(options.h2o.k_ratio, options.h2o.k, prompt) + 1;
               },
           .set_keep = [](AttentionOptions& options, double keep) { options.h2o.k_ratio = keep; },

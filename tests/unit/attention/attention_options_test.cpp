@@ -81,6 +81,7 @@ TEST(AttentionOptions, BudgetsFollowTheDefinitions) {
   EXPECT_EQ(budget_tokens(of("sparq", {"sparq.local=0"}), 1000, 10), 128);
   EXPECT_EQ(budget_tokens(of("sparq", {"sparq.k_ratio=0.125"}), 1000, 10), 126);
   EXPECT_EQ(budget_tokens(of("h2o", {"h2o.k_ratio=0.5"}), 1000, 100), 51);
+  EXPECT_EQ(budget_tokens(of("h2o", {"h2o.k_ratio=1"}), 1000, 100), 1000);
   EXPECT_EQ(budget_tokens(of("lm-infinite"), 1000, 10), 128);
   EXPECT_EQ(budget_tokens(of("topk", {"topk.k_ratio=0.1"}), 1001, 10), 101);
   EXPECT_EQ(budget_tokens(of("quest"), 5000, 10), 1024);
