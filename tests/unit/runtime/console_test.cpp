@@ -323,7 +323,7 @@ class TwoAtATime final : public CompletionEngine {
       if (static_cast<std::int64_t>(completion.tokens.size()) == request.sampling.max_tokens) {
         finished.push_back(std::move(completion));
       } else {
-        lines_.insert(lines_.begin() + static_cast<std::ptrdiff_t>(left) - 1,
+        lines_.insert(lines_.begin() + (static_cast<std::ptrdiff_t>(left) - 1),
                       {std::move(request), std::move(completion)});
       }
     }
