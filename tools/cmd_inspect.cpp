@@ -56,8 +56,7 @@ std::int64_t complete(const OptionValues& values, const RunPlan& plan, const Mod
   request.text = std::move(prompt);
   request.sampling.max_tokens = values.integer("max-tokens");
   request.sampling.ignore_eos = true;
-  const Completion completion =
-      engine.run_all(std::vector{std::move(request)}, [](auto&&...) {}).front();
+  const Completion completion = engine.run_all(std::vector{std::move(request)}).front();
   if (completion.error) {
     throw Error(ErrorRole::kInput, completion.error->code, "prompt")
         .found(completion.error->message)

@@ -134,7 +134,7 @@ class Calibration {
     LoadedModel loaded(weights, model_, options_, plan, backend_);
     progress_.begin_phase("choosing the KV sparsity: continuing a sample of the prompts");
     const std::vector<Completion> completions =
-        engine_of(plan, loaded).run_all(std::move(requests), [this](auto&&...) {});
+        engine_of(plan, loaded).run_all(std::move(requests));
     for (std::size_t at = 0; at < tasks.size(); ++at) {
       const std::vector<TokenId>& continued = completions[at].tokens;
       tasks[at].tokens.insert(tasks[at].tokens.end(), continued.begin(), continued.end());
