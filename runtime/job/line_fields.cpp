@@ -2,6 +2,7 @@
 
 #include <fmt/format.h>
 
+#include <algorithm>
 #include <utility>
 
 #include "runtime/engine/sampling_limits.h"
@@ -15,9 +16,27 @@ void fail_line(std::string_view code, std::string_view field, std::string_view f
   throw LineProblem{{std::string(code), std::move(message)}, 0};
 }
 
-const Json* line_member(const Json& object, std::string_view key) {
-  const Json* value = object.find(key);
+LineObject::LineObject(const Json& json, std::string_view prefix)
+    : members_(*json.object()), prefix_(prefix), read_(members_.size()) {}
+
+const Json* LineObject::find(std::string_view key) {
+  const auto found = std::ranges::find(members_, key, &JsonObject::value_type::first);
+  if (found == members_.end()) return nullptr;
+  read_[static_cast<std::size_t>(found - members_.begin())] = true;
+  return &found->second;
+}
+
+const Json* LineObject::member(std::string_view key) {
+  const Json* value = find(key);
   return value == nullptr || value->is_null() ? nullptr : value;
+}
+
+std::vector<std::string> LineObject::unread() const {
+  std::vector<std::string> names;
+  for (std::size_t at = 0; at < members_.size(); ++at) {
+    if (!read_[at]) names.push_back(prefix_ + members_[at].first);
+  }
+  return names;
 }
 
 std::vector<TokenId> read_token_ids(const JsonArray& items, std::string_view field) {
@@ -34,9 +53,9 @@ std::vector<TokenId> read_token_ids(const JsonArray& items, std::string_view fie
   return tokens;
 }
 
-void read_line_id(const Json& line, std::string_view field, bool numbers,
+void read_line_id(LineObject& line, std::string_view field, bool numbers,
                   std::optional<std::string>& id, bool& id_is_number) {
-  const Json* value = line_member(line, field);
+  const Json* value = line.member(field);
   if (value == nullptr) return;
   if (numbers && value->is_integer()) {
     id = value->describe();

@@ -23,13 +23,28 @@ struct LineProblem {
 [[noreturn]] void fail_line(std::string_view code, std::string_view field, std::string_view found,
                             std::string_view expected, std::string_view hint = {});
 
-// Absent and null mean the same everywhere: nullptr, the default.
-[[nodiscard]] const Json* line_member(const Json& object, std::string_view key);
+// The members of a line's object, or of an object in it, and which of them somebody has read.
+class LineObject {
+ public:
+  // `json` must be an object and outlive this; `prefix` ("body.") goes before names in messages.
+  explicit LineObject(const Json& json, std::string_view prefix = {});
+  [[nodiscard]] const std::string& prefix() const { return prefix_; }
+  [[nodiscard]] const Json* find(std::string_view key);
+  // Where absent and null mean the same, the default: nullptr for both.
+  [[nodiscard]] const Json* member(std::string_view key);
+  // The names, with their prefix, that nobody asked for.
+  [[nodiscard]] std::vector<std::string> unread() const;
+
+ private:
+  const JsonObject& members_;
+  std::string prefix_;
+  std::vector<bool> read_;
+};
 
 [[nodiscard]] std::vector<TokenId> read_token_ids(const JsonArray& items, std::string_view field);
 
 // Sets the id as early as possible, so that later errors of the line carry it.
-void read_line_id(const Json& line, std::string_view field, bool numbers,
+void read_line_id(LineObject& line, std::string_view field, bool numbers,
                   std::optional<std::string>& id, bool& id_is_number);
 
 }  // namespace triphase

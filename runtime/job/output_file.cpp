@@ -50,14 +50,6 @@ bool may_resume(const RunOptions& options) {
   return path_exists(paths.part) || path_exists(paths.output);
 }
 
-std::string resume_hint(const RunOptions& options) {
-  std::string without = options.files.overwrite ? " without --overwrite" : "";
-  if (options.files.resume == ResumeMode::kNever) {
-    without += without.empty() ? " without --resume=never" : " and --resume=never";
-  }
-  return fmt::format("run the same command{} to resume", without);
-}
-
 CommandFiles job_files(const RunOptions& options) {
   CommandFiles files;
   files.add_input("--model", options.files.model);

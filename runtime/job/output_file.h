@@ -36,10 +36,6 @@ struct OutputPaths {
 // OUT or OUT.part is there. What that run settled holds for this one too.
 [[nodiscard]] bool may_resume(const RunOptions& options);
 
-// What to run to go on from kept records: the same command, without an option that discards or
-// refuses them.
-[[nodiscard]] std::string resume_hint(const RunOptions& options);
-
 // What a job reads and writes, for the check before the model is touched.
 [[nodiscard]] CommandFiles job_files(const RunOptions& options);
 

@@ -20,7 +20,6 @@
 
 #include "base/error.h"
 #include "runtime/job/file_ops.h"
-#include "runtime/job/output_file.h"
 #include "runtime/job/record_check.h"
 #include "runtime/signals.h"
 

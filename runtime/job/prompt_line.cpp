@@ -5,6 +5,7 @@
 #include <algorithm>
 #include <array>
 #include <cmath>
+#include <iterator>
 #include <utility>
 
 #include "base/error.h"
@@ -79,31 +80,30 @@ std::uint64_t seed_value(const Json& value) {
 
 // Parameters of the OpenAI API that would change the text and that we do not compute: only their
 // neutral value passes, so that nobody gets other text than asked for.
-void refuse_unsupported_parameters(const Json& body) {
+void refuse_unsupported_parameters(LineObject& body) {
   for (const std::string_view field : {"n", "best_of"}) {
-    if (const Json* value = line_member(body, field)) integer_in(*value, field, 1, 1);
+    if (const Json* value = body.member(field)) integer_in(*value, field, 1, 1);
   }
   for (const std::string_view field : {"presence_penalty", "frequency_penalty"}) {
-    const Json* value = line_member(body, field);
+    const Json* value = body.member(field);
     if (value != nullptr && value->number() != 0.0) {
       fail_line("E-IN-PARAM", field, value->describe(), "0 (not supported otherwise)");
     }
   }
-  if (const Json* value = line_member(body, "echo");
-      value != nullptr && value->boolean() != false) {
+  if (const Json* value = body.member("echo"); value != nullptr && value->boolean() != false) {
     fail_line("E-IN-PARAM", "echo", value->describe(), "false (not supported otherwise)");
   }
-  if (const Json* value = line_member(body, "suffix")) {
+  if (const Json* value = body.member("suffix")) {
     if (value->string() == nullptr || !value->string()->empty()) {
       fail_line("E-IN-PARAM", "suffix", value->describe(), "none (not supported)");
     }
   }
-  if (const Json* value = line_member(body, "logit_bias")) {
+  if (const Json* value = body.member("logit_bias")) {
     if (value->object() == nullptr || !value->object()->empty()) {
       fail_line("E-IN-PARAM", "logit_bias", value->describe(), "none (not supported)");
     }
   }
-  if (const Json* value = line_member(body, "response_format")) {
+  if (const Json* value = body.member("response_format")) {
     const Json* type = value->find("type");
     if (type == nullptr || type->string() == nullptr || *type->string() != "text") {
       fail_line("E-IN-PARAM", "response_format", value->describe(),
@@ -112,31 +112,14 @@ void refuse_unsupported_parameters(const Json& body) {
   }
 }
 
-// Everything that read_sampling, read_prompt and the readers of lines look at.
-// clang-format off
-constexpr std::string_view kKnownFields[] = {
-    "id", "custom_id", "method", "url", "body", "model", "prompt", "prompt_tokens",
-    "prompt_token_ids", "messages", "max_tokens", "max_new_tokens", "max_completion_tokens",
-    "temperature", "top_p", "top_k", "min_p", "repetition_penalty", "stop", "seed", "logprobs",
-    "ignore_eos", "add_special_tokens", "n", "best_of", "presence_penalty", "frequency_penalty",
-    "echo", "suffix", "logit_bias", "response_format"};
-// clang-format on
-
-void note_ignored_fields(const Json& object, std::string_view prefix, Request& request) {
-  for (const auto& [name, value] : *object.object()) {
-    if (std::ranges::find(kKnownFields, name) != std::end(kKnownFields)) continue;
-    request.ignored_fields.push_back(fmt::format("{}{}", prefix, name));
-  }
-}
-
 // The names by which vLLM, Hugging Face and OpenAI's newer API know it.
 constexpr std::array<std::string_view, 3> kMaxTokensNames{"max_tokens", "max_new_tokens",
                                                           "max_completion_tokens"};
 
-void read_max_tokens(const Json& body, SamplingParams& sampling) {
+void read_max_tokens(LineObject& body, SamplingParams& sampling) {
   std::string_view read;
   for (const std::string_view name : kMaxTokensNames) {
-    const Json* value = line_member(body, name);
+    const Json* value = body.member(name);
     if (value == nullptr) continue;
     if (!read.empty()) {
       fail_line("E-IN-FIELD", name, fmt::format("{} beside it", read), "only one of them");
@@ -146,30 +129,30 @@ void read_max_tokens(const Json& body, SamplingParams& sampling) {
   }
 }
 
-void read_sampling(const Json& body, SamplingParams& sampling) {
+void read_sampling(LineObject& body, SamplingParams& sampling) {
   read_max_tokens(body, sampling);
-  if (const Json* value = line_member(body, "temperature")) {
+  if (const Json* value = body.member("temperature")) {
     sampling.temperature = number_in(*value, "temperature", 0.0, true, kTemperatureLimit);
   }
-  if (const Json* value = line_member(body, "top_p")) {
+  if (const Json* value = body.member("top_p")) {
     sampling.top_p = number_in(*value, "top_p", 0.0, false, 1.0);
   }
-  if (const Json* value = line_member(body, "top_k")) {
+  if (const Json* value = body.member("top_k")) {
     sampling.top_k = integer_in(*value, "top_k", 0, kTopKLimit);
   }
-  if (const Json* value = line_member(body, "min_p")) {
+  if (const Json* value = body.member("min_p")) {
     sampling.min_p = number_in(*value, "min_p", 0.0, true, 1.0);
   }
-  if (const Json* value = line_member(body, "repetition_penalty")) {
+  if (const Json* value = body.member("repetition_penalty")) {
     sampling.repetition_penalty =
         number_in(*value, "repetition_penalty", kRepetitionPenaltyMin, true, kRepetitionPenaltyMax);
   }
-  if (const Json* value = line_member(body, "stop")) sampling.stop = stop_strings(*value);
-  if (const Json* value = line_member(body, "seed")) sampling.seed = seed_value(*value);
-  if (const Json* value = line_member(body, "logprobs")) {
+  if (const Json* value = body.member("stop")) sampling.stop = stop_strings(*value);
+  if (const Json* value = body.member("seed")) sampling.seed = seed_value(*value);
+  if (const Json* value = body.member("logprobs")) {
     sampling.logprobs = integer_in(*value, "logprobs", 0, kLogprobsLimit);
   }
-  if (const Json* value = line_member(body, "ignore_eos")) {
+  if (const Json* value = body.member("ignore_eos")) {
     const std::optional<bool> flag = value->boolean();
     if (!flag) fail_line("E-IN-PARAM", "ignore_eos", value->describe(), "true or false");
     sampling.ignore_eos = *flag;
@@ -177,9 +160,9 @@ void read_sampling(const Json& body, SamplingParams& sampling) {
   refuse_unsupported_parameters(body);
 }
 
-void read_prompt(const Json& body, std::string_view prefix, Request& request) {
-  if (line_member(body, "messages") != nullptr) {
-    fail_line("E-IN-CHAT", fmt::format("{}messages", prefix), "a chat",
+void read_prompt(LineObject& body, Request& request) {
+  if (body.member("messages") != nullptr) {
+    fail_line("E-IN-CHAT", fmt::format("{}messages", body.prefix()), "a chat",
               fmt::format("one of {}", kPromptFields), kChatHint);
   }
   const Json* prompt = nullptr;
@@ -188,17 +171,17 @@ void read_prompt(const Json& body, std::string_view prefix, Request& request) {
     const Json* value = body.find(name);
     if (value == nullptr) continue;
     if (prompt != nullptr) {
-      fail_line("E-IN-FIELD", field, fmt::format("{}{} beside it", prefix, name),
+      fail_line("E-IN-FIELD", field, fmt::format("{}{} beside it", body.prefix(), name),
                 fmt::format("only one of {}", kPromptFields));
     }
     prompt = value;
-    field = fmt::format("{}{}", prefix, name);
+    field = fmt::format("{}{}", body.prefix(), name);
   }
   if (prompt == nullptr) {
-    fail_line("E-IN-FIELD", fmt::format("{}prompt", prefix), "missing",
+    fail_line("E-IN-FIELD", fmt::format("{}prompt", body.prefix()), "missing",
               fmt::format("one of {}", kPromptFields));
   }
-  if (const Json* value = line_member(body, "add_special_tokens")) {
+  if (const Json* value = body.member("add_special_tokens")) {
     const std::optional<bool> flag = value->boolean();
     if (!flag) fail_line("E-IN-PARAM", "add_special_tokens", value->describe(), "true or false");
     request.add_special = *flag;
@@ -236,9 +219,9 @@ LineForm form_of(const Json& line, const PromptLineRules& rules) {
              : rules.fallback_form;
 }
 
-void read_openai(const Json& line, Request& request) {
+void read_openai(LineObject line, Request& request) {
   read_line_id(line, "custom_id", /*numbers=*/false, request.id, request.id_is_number);
-  if (const Json* url = line_member(line, "url")) {
+  if (const Json* url = line.member("url")) {
     if (url->string() != nullptr && *url->string() == "/v1/chat/completions") {
       fail_line("E-IN-CHAT", "url", url->describe(), "\"/v1/completions\"", kChatHint);
     }
@@ -246,26 +229,28 @@ void read_openai(const Json& line, Request& request) {
       fail_line("E-IN-FIELD", "url", url->describe(), "\"/v1/completions\"");
     }
   }
-  if (const Json* method = line_member(line, "method")) {
+  if (const Json* method = line.member("method")) {
     if (method->string() == nullptr || *method->string() != "POST") {
       fail_line("E-IN-FIELD", "method", method->describe(), "\"POST\"");
     }
   }
-  const Json* body = line.find("body");
-  if (body == nullptr || !body->is_object()) {
-    fail_line("E-IN-FIELD", "body", body == nullptr ? "missing" : body->describe(), "an object");
+  const Json* body_value = line.find("body");
+  if (body_value == nullptr || !body_value->is_object()) {
+    fail_line("E-IN-FIELD", "body", body_value == nullptr ? "missing" : body_value->describe(),
+              "an object");
   }
-  if (const Json* model = line_member(*body, "model")) {
+  LineObject body(*body_value, "body.");
+  if (const Json* model = body.member("model")) {
     if (model->string() == nullptr || model->string()->size() > kIdBytesLimit) {
       fail_line("E-IN-TYPE", "body.model", model->describe(),
                 fmt::format("a string of at most {} bytes", kIdBytesLimit));
     }
     request.served_model = *model->string();
   }
-  read_prompt(*body, "body.", request);
-  read_sampling(*body, request.sampling);
-  note_ignored_fields(line, "", request);
-  note_ignored_fields(*body, "body.", request);
+  read_prompt(body, request);
+  read_sampling(body, request.sampling);
+  request.ignored_fields = line.unread();
+  std::ranges::move(body.unread(), std::back_inserter(request.ignored_fields));
 }
 
 void read_line(const Json& line, const PromptLineRules& rules, Request& request) {
@@ -281,13 +266,14 @@ void read_line(const Json& line, const PromptLineRules& rules, Request& request)
   }
   if (!line.is_object()) fail_line("E-IN-TYPE", "line", line.describe(), "a JSON object");
   if (request.line_form == LineForm::kOpenAi) {
-    read_openai(line, request);
+    read_openai(LineObject(line), request);
     return;
   }
-  read_line_id(line, "id", /*numbers=*/true, request.id, request.id_is_number);
-  read_prompt(line, "", request);
-  read_sampling(line, request.sampling);
-  note_ignored_fields(line, "", request);
+  LineObject object(line);
+  read_line_id(object, "id", /*numbers=*/true, request.id, request.id_is_number);
+  read_prompt(object, request);
+  read_sampling(object, request.sampling);
+  request.ignored_fields = object.unread();
 }
 
 BadLine bad_line(const Request& request, LineProblem problem) {
@@ -302,9 +288,11 @@ void recover_identity(std::string_view line, const PromptLineRules& rules, Reque
       parse_json(replace_invalid_utf8(line), problem, {.max_values = kMaxValuesPerLine});
   if (!value) return;
   request.line_form = form_of(*value, rules);
+  if (!value->is_object()) return;
   try {
+    LineObject object(*value);
     const bool simple = request.line_form == LineForm::kSimple;
-    read_line_id(*value, simple ? "id" : "custom_id", simple, request.id, request.id_is_number);
+    read_line_id(object, simple ? "id" : "custom_id", simple, request.id, request.id_is_number);
   } catch (const LineProblem&) {
     request.id.reset();
   }

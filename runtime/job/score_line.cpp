@@ -13,10 +13,10 @@ struct Part {
   bool tokens = false;
 };
 
-Part find_part(const Json& line, std::string_view name) {
+Part find_part(LineObject& line, std::string_view name) {
   const std::string tokens_name = fmt::format("{}_tokens", name);
-  const Json* text = line_member(line, name);
-  const Json* tokens = line_member(line, tokens_name);
+  const Json* text = line.member(name);
+  const Json* tokens = line.member(tokens_name);
   if (text != nullptr && tokens != nullptr) {
     fail_line("E-IN-FIELD", name, fmt::format("{} beside it", tokens_name), "only one of them");
   }
@@ -45,8 +45,9 @@ void read_part(const Part& part, std::string_view name, PromptForm& form, std::s
 
 }  // namespace
 
-void read_score_line(const Json& line, Request& request) {
-  if (!line.is_object()) fail_line("E-IN-TYPE", "line", line.describe(), "a JSON object");
+void read_score_line(const Json& json, Request& request) {
+  if (!json.is_object()) fail_line("E-IN-TYPE", "line", json.describe(), "a JSON object");
+  LineObject line(json);
   read_line_id(line, "id", /*numbers=*/true, request.id, request.id_is_number);
   const Part whole = find_part(line, "text");
   const Part context = find_part(line, "context");

@@ -166,4 +166,8 @@ struct RunOptions {
   }
 };
 
+// What to run to go on from kept records: the same command, without an option that discards or
+// refuses them.
+[[nodiscard]] std::string resume_hint(const RunOptions& options);
+
 }  // namespace triphase
