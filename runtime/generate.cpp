@@ -4,7 +4,6 @@
 #include <sys/stat.h>
 
 #include <chrono>
-#include <filesystem>
 #include <optional>
 #include <sstream>
 
@@ -315,16 +314,13 @@ int report_dry_run(const RunOptions& options, const Job& job, const RunPlan& pla
   return 0;
 }
 
-// The process ends without destructors.
-void end_stopped(const RunOptions& options, const PromptFileFacts& prompts, OutputFile& output,
-                 Log& log) {
+void report_stopped(const RunOptions& options, const PromptFileFacts& prompts,
+                    const OutputFile& output, Log& log) {
   if (options.files.to_standard_output) {
     log.info(
         fmt::format("stopped: {} records were finished, none was printed; an --output FILE "
                     "would let the same command go on",
                     output.counts().total()));
-    std::error_code ignored;
-    std::filesystem::remove_all(std::filesystem::path(options.files.output).parent_path(), ignored);
     return;
   }
   log.info(fmt::format(
@@ -390,8 +386,8 @@ int generate(RunOptions options, Progress& progress, Log& log) {
       const int signal_number = stop_signal();
       progress.finish();
       close_summary(128 + signal_number, "stopped by a signal");
-      end_stopped(options, job.prompts, *output, log);
-      die_by_signal(signal_number);
+      report_stopped(options, job.prompts, *output, log);
+      throw StoppedBySignal{signal_number};
     }
     progress.begin_phase("writing output");
     output->commit();

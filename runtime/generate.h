@@ -11,7 +11,7 @@
 namespace triphase {
 
 // Does the whole job. Returns 0 or 1 (some lines have error records); throws Error for everything
-// else, with what was finished kept durable; ends by signal when asked to stop.
+// else, and StoppedBySignal when asked to stop, with what was finished kept durable.
 [[nodiscard]] int generate(RunOptions options, Progress& progress, Log& log);
 
 }  // namespace triphase

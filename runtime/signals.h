@@ -38,6 +38,12 @@ void clear_stop_signal() noexcept;
 // up to date.
 void set_signal_cut(int fd, std::uint64_t bytes) noexcept;
 
+// Unwinds a job that a signal stopped, once everything is flushed. main catches it and calls
+// die_by_signal.
+struct StoppedBySignal {
+  int signal_number = 0;
+};
+
 // Restores the default action of `signal_number` and raises it, so that the parent sees a true
 // signal death. Call after everything is flushed.
 [[noreturn]] void die_by_signal(int signal_number);

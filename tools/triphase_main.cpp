@@ -147,6 +147,8 @@ int main(int argc, char** argv) {
     const Arguments arguments(argv + (argc > 0 ? 1 : 0), argv + argc);
     log = std::make_unique<Log>(early_settings(arguments));
     return run_command(arguments, log);
+  } catch (const StoppedBySignal& stopped) {
+    die_by_signal(stopped.signal_number);
   } catch (const Error& error) {
     if (log) return fail(*log, error);
     std::fprintf(stderr, "triphase: error: %s\n", error.what());

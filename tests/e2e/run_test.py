@@ -172,22 +172,34 @@ class RunTest(unittest.TestCase):
         os.mkfifo(self.folder / "fifo")
         (self.folder / "in.jsonl").write_text(lines(1))
         shape = ["--profile", "h100-80gb", "--batch-size", "64", "--input-len", "128", "--output-len", "200000"]
-        for name, *arguments in (
-            ("run", "--model", "model", "--prompts", "fifo", "--output", "out.jsonl"),
-            ("run", "--model", "opt-1.3b", "--random-weights", "--prompts", "in.jsonl", "--output", "out.jsonl"),
-            ("profile", "--model", "model", "--output", "profile.json", "--time", "600s"),
-            ("simulate", "--model", "opt-30b", *shape),
-            ("plan", "--model", "opt-30b", "--exhaustive", "--output", "plan.json", *shape),
+        for begun, name, *arguments in (
+            (b"reading prompts", "run", "--model", "model", "--prompts", "fifo", "--output", "out.jsonl"),
+            (b"loading model", "run", "--model", "opt-1.3b", "--random-weights", "--prompts", "in.jsonl",
+             "--output", "out.jsonl"),
+            (b"measuring memory", "profile", "--model", "model", "--output", "profile.json", "--time", "600s"),
+            (None, "simulate", "--model", "opt-30b", *shape),
+            (None, "plan", "--model", "opt-30b", "--exhaustive", "--output", "plan.json", *shape),
         ):  # fmt: skip
             with self.subTest(name, arguments=arguments):
                 process = subprocess.Popen([PROGRAM, name, *arguments], cwd=self.folder, stdout=subprocess.DEVNULL,
                                            stderr=subprocess.PIPE)
-                # Also before the handlers are in place the signal ends it.
-                time.sleep(1.0)
+                if begun is None:  # these two write nothing before they end
+                    self.await_signal_handlers(process)
+                else:
+                    self.assertTrue(any(begun in line for line in process.stderr), "it ended by itself")
                 self.assertIsNone(process.poll(), "it ended by itself")
                 process.send_signal(signal.SIGTERM)
                 process.communicate(timeout=30)
                 self.assertEqual(process.returncode, -signal.SIGTERM)
+
+    def await_signal_handlers(self, process):
+        """Until SIGTERM has a handler; also before that the signal ends the program."""
+        caught = 0
+        while not caught >> (signal.SIGTERM - 1) & 1:
+            self.assertIsNone(process.poll(), "it ended by itself")
+            status = pathlib.Path(f"/proc/{process.pid}/status").read_text()
+            caught = int(next(line for line in status.splitlines() if line.startswith("SigCgt")).split()[1], 16)
+            time.sleep(0.01)
 
     def test_the_way_to_resume_leaves_out_what_would_discard_the_records(self):
         process = self.start_long_job("--overwrite")
