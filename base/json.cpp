@@ -145,8 +145,9 @@ std::string Json::describe() const {
   if (const auto* value = std::get_if<std::int64_t>(&value_)) return std::to_string(*value);
   if (const auto* value = std::get_if<std::uint64_t>(&value_)) return std::to_string(*value);
   if (const auto* value = std::get_if<double>(&value_)) return json_number(*value);
-  if (const auto* value = std::get_if<LargeInteger>(&value_))
+  if (const auto* value = std::get_if<LargeInteger>(&value_)) {
     return escape_untrusted(value->digits);
+  }
   if (const std::string* value = string()) return "\"" + escape_untrusted(*value) + "\"";
   if (const JsonArray* value = array()) return fmt::format("array of {}", value->size());
   return fmt::format("object of {}", object()->size());
