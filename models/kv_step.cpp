@@ -27,9 +27,9 @@ void KvStep::begin(KvStore& store, std::span<const BatchSegment> rows,
   windows_ = windows;
   stream_ = &stream;
   tables_ = slot_tables_ = nullptr;
-  step_partial_.clear();
+  partial_blocks_.begin_step(store, rows);
   if (store.shape().quantized()) make_scale_tables();
-  if (reads_transposed_k()) make_column_places();
+  if (reads_transposed_k()) columns_.begin_step(store, rows, *attention);
   find_host_entries();
   find_choosing_entries();
   make_groups();
@@ -86,7 +86,7 @@ bool KvStep::can_look_up(std::size_t entry) {
     if (first_block_to_choose(entry, layer) < away_end) return false;
     if (!reads_transposed_k()) continue;
     blocks_without_columns_.clear();
-    add_blocks_without_columns(entry, layer, blocks_without_columns_);
+    columns_.add_blocks_without(entry, layer, blocks_without_columns_);
     for (const std::int64_t block : blocks_without_columns_) {
       if (is_away(entry, block)) return false;
     }
@@ -109,52 +109,9 @@ std::int64_t KvStep::chosen_pages(std::size_t entry) const {
 }
 
 void KvStep::send_block_tables(Stream& stream) {
-  const KvBook& book = store_->book();
-  std::int64_t most = 1;
-  for (const BatchSegment& rows : rows_) most = std::max(most, book.blocks(rows.sequence));
-  const std::size_t entries = rows_.size() * static_cast<std::size_t>(most);
-  const bool quantized = store_->shape().quantized();
-  table_pages_.assign(entries, -1);
-  table_host_blocks_.assign(entries, -1);
-  table_scale_pages_.assign(quantized ? entries : 0, 0);
-  table_lengths_.clear();
-  table_slots_.clear();
-  for (std::size_t entry = 0; entry < rows_.size(); ++entry) {
-    const BatchSegment& rows = rows_[entry];
-    const std::int64_t blocks = book.blocks(rows.sequence);
-    const std::size_t first = entry * static_cast<std::size_t>(most);
-    for (std::int64_t block = 0; block < blocks; ++block) {
-      const std::size_t at = first + static_cast<std::size_t>(block);
-      const KvBlock& of = book.block(rows.sequence, block);
-      if (of.on_device()) {
-        table_pages_[at] = store_->page(of, LayerId(0)).value;
-      } else {
-        table_host_blocks_[at] =
-            of.place == BlockPlace::kRecomputable
-                ? static_cast<std::int32_t>(store_->sizes().host_blocks) + of.input_block
-                : of.host_block;
-      }
-      if (quantized) table_scale_pages_[at] = book.block_index(rows.sequence, block);
-    }
-    table_lengths_.push_back(static_cast<std::int32_t>(rows.first_position + rows.count));
-    if (quantized) continue;
-    for (std::int64_t i = 0; i < rows.count; ++i) {
-      const std::int64_t position = rows.first_position + i;
-      const KvBlock& own = book.block(rows.sequence, position / block_tokens());
-      table_slots_.push_back(static_cast<std::int32_t>(
-          store_->page(own, LayerId(0)).value * block_tokens() + position % block_tokens()));
-    }
-  }
   const std::vector<std::int32_t> written = store_->take_written_host_blocks();
-  block_tables_ = resolver_->begin_step({.rows = static_cast<std::int64_t>(rows_.size()),
-                                         .row_blocks = most,
-                                         .pages = table_pages_,
-                                         .host_blocks = table_host_blocks_,
-                                         .scale_pages = table_scale_pages_,
-                                         .lengths = table_lengths_,
-                                         .slots = table_slots_},
-                                        written, stream);
-  if (!quantized) slot_tables_ = &block_tables_;
+  block_tables_ = resolver_->begin_step(step_block_tables_.make(*store_, rows_), written, stream);
+  if (!store_->shape().quantized()) slot_tables_ = &block_tables_;
 }
 
 Selection KvStep::resolve(Unit& unit, std::int64_t number, const Selection& chosen) {
@@ -245,36 +202,6 @@ void KvStep::make_scale_tables() {
     for (std::int64_t block = 0; block < blocks; ++block) {
       table.emplace_back(store_->book().block_index(entry.sequence, block));
     }
-  }
-}
-
-void KvStep::make_column_places() {
-  store_->transposed_k().begin_step();
-  if (column_places_.size() < rows_.size()) {
-    column_places_.resize(rows_.size());
-    column_tables_.resize(rows_.size());
-  }
-  for (std::size_t index = 0; index < rows_.size(); ++index) {
-    const BatchSegment& entry = rows_[index];
-    std::vector<std::int32_t>& places = column_places_[index];
-    places.clear();
-    if (!attention_->decodes(entry.sequence, entry.first_position + 1)) continue;
-    // INT8: the query's own block is read unquantized.
-    const std::int64_t tokens = entry.first_position + (store_->shape().quantized() ? 0 : 1);
-    const std::int64_t blocks = tokens / block_tokens();
-    for (std::int64_t block = 0; block < blocks; ++block) {
-      places.push_back(store_->transposed_k().take(store_->book(), entry.sequence, block));
-    }
-  }
-}
-
-void KvStep::add_blocks_without_columns(std::size_t entry, LayerId layer,
-                                        std::vector<std::int64_t>& blocks) {
-  const TransposedK& columns = store_->transposed_k();
-  const std::vector<std::int32_t>& places = column_places_[entry];
-  for (std::size_t block = 0; block < places.size(); ++block) {
-    if (columns.is_ready(columns.page(layer, places[block]))) continue;
-    blocks.push_back(static_cast<std::int64_t>(block));
   }
 }
 
@@ -405,9 +332,7 @@ std::int64_t KvStep::first_block_to_choose(std::size_t entry, LayerId layer) con
   if (attention_ == nullptr || rows.count != 1) return 0;
   if (attention_->method().reads_transposed_k()) {
     // Where places are short, keys are read by rows.
-    if (!reads_transposed_k()) return 0;
-    const std::vector<std::int32_t>& places = column_places_[entry];
-    if (std::ranges::find(places, TransposedK::kNone) != places.end()) return 0;
+    if (!reads_transposed_k() || !columns_.complete(entry)) return 0;
   }
   return attention_->first_key_to_choose(layer, rows.sequence, rows.first_position + 1,
                                          store_->shape().quantized(), block_tokens()) /
@@ -432,7 +357,7 @@ void KvStep::stage(std::int64_t number, std::int64_t first_page) {
     const std::int64_t first = first_block_to_choose(group.first + index, layer);
     unit.more_blocks[index].clear();
     if (first > 0 && reads_transposed_k()) {
-      add_blocks_without_columns(group.first + index, layer, unit.more_blocks[index]);
+      columns_.add_blocks_without(group.first + index, layer, unit.more_blocks[index]);
     }
     unit.any_late = unit.any_late || first > 0;
     unit.first_blocks[index] = std::max(first, first_needed_block(entry, layer.value));
@@ -514,11 +439,10 @@ void KvStep::fetch(LayerId layer, std::int64_t group_index,
 
 KvSlots KvStep::slots(LayerId layer) {
   const std::int64_t block = block_tokens();
-  closes_.clear();
   if (store_->shape().quantized()) {
-    begin_open_runs(layer);
+    partial_blocks_.begin_layer(layer);
     std::size_t row = 0;
-    for (const OpenRun& run : open_runs_) {
+    for (const PartialBlocks::Run& run : partial_blocks_.runs()) {
       for (std::int64_t i = 0; i < run.count; ++i, ++row) {
         slot_pages_[row] = run.partial_page;
         slot_offsets_[row] = static_cast<std::int32_t>((run.first_position + i) % block);
@@ -540,53 +464,15 @@ KvSlots KvStep::slots(LayerId layer) {
 }
 
 std::span<const PageId> KvStep::take_partial_pages() {
-  const auto one = [](const BatchSegment& entry) { return entry.count == 1; };
-  if (!store_->shape().quantized() || !std::ranges::all_of(rows_, one)) return {};
-  for (LayerId layer(0); layer.index() < windows_.size(); layer = LayerId(layer.value + 1)) {
-    for (const BatchSegment& entry : rows_) {
-      PageId& current = store_->partial_pages().current(entry.sequence, layer);
-      if (entry.first_position % block_tokens() == 0) current = store_->partial_pages().take();
-      step_partial_.push_back(current);
-    }
-  }
-  return step_partial_;
+  if (!store_->shape().quantized()) return {};
+  return partial_blocks_.take_for_step(static_cast<std::int64_t>(windows_.size()));
 }
 
 void KvStep::set_slot_tables(const SegmentTables* tables) {
   slot_tables_ = tables;
-  if (step_partial_.empty()) return;
+  if (!partial_blocks_.taken_for_step()) return;
   block_tables_.rows = tables->rows;
   block_tables_.partial_pages = tables->partial_pages;
-}
-
-void KvStep::begin_open_runs(LayerId layer) {
-  const std::int64_t block = block_tokens();
-  open_runs_.clear();
-  for (std::size_t index = 0; index < rows_.size(); ++index) {
-    const BatchSegment& entry = rows_[index];
-    PageId& current = store_->partial_pages().current(entry.sequence, layer);
-    const std::int64_t end = entry.first_position + entry.count;
-    for (std::int64_t position = entry.first_position; position < end;) {
-      const std::int64_t own = position / block;
-      const std::int64_t run_end = std::min(end, (own + 1) * block);
-      if (position % block == 0) {
-        if (step_partial_.empty()) current = store_->partial_pages().take();
-      } else {
-        TRIPHASE_CHECK(current.valid(), "a partial block without its page");
-      }
-      open_runs_.push_back({index, position, run_end - position, current});
-      if (run_end % block == 0) {
-        closes_.push_back({.partial_page = current,
-                           .page = store_->page(store_->book().block(entry.sequence, own), layer),
-                           .scale_page = PageId(store_->book().block_index(entry.sequence, own))});
-        store_->forget_transposed_k(entry.sequence, layer, own);
-        // Queries of this step still read it; free once the layer is done.
-        spent_open_.push_back(current);
-        current = PageId();
-      }
-      position = run_end;
-    }
-  }
 }
 
 KvLayerView KvStep::view(LayerId layer) const {
@@ -649,15 +535,7 @@ void KvStep::make_segments(LayerId layer, std::int64_t group_index) {
   };
   const bool by_columns = reads_transposed_k();
   const auto columns_of = [&](std::size_t entry) -> std::span<const PageId> {
-    if (!by_columns) return {};
-    std::vector<PageId>& table = column_tables_[entry];
-    table.clear();
-    for (const std::int32_t place : column_places_[entry]) {
-      table.push_back(store_->transposed_k().page(layer, place));
-    }
-    // An empty table would mean another numbering.
-    table.emplace_back();
-    return table;
+    return by_columns ? columns_.table(entry, layer) : std::span<const PageId>();
   };
   // The tables that serve an entry, and its row there.
   const auto tables_of = [&](std::size_t entry, AttentionSegment& segment) {
@@ -674,7 +552,7 @@ void KvStep::make_segments(LayerId layer, std::int64_t group_index) {
   segment_slots_.clear();
   segment_entries_.clear();
   if (store_->shape().quantized()) {
-    for (const OpenRun& run : open_runs_) {
+    for (const PartialBlocks::Run& run : partial_blocks_.runs()) {
       if (run.entry < group.first || run.entry >= group.first + group.count) continue;
       const BatchSegment& entry = rows_[run.entry];
       add_sequence(run.entry);
@@ -709,8 +587,7 @@ void KvStep::make_segments(LayerId layer, std::int64_t group_index) {
 
 void KvStep::done(LayerId /*layer*/, std::int64_t group) {
   if (group + 1 < groups()) return;
-  for (const PageId page : spent_open_) store_->partial_pages().give_back(page);
-  spent_open_.clear();
+  partial_blocks_.end_layer();
 }
 
 }  // namespace triphase

@@ -28,12 +28,15 @@
 #include "kernels/ops.h"
 #include "memory/kv/kv_store.h"
 #include "models/attention_runner.h"
+#include "models/column_places.h"
 #include "models/forward_batch.h"
 #include "models/host_reads.h"
 #include "models/next_step.h"
 #include "models/next_tokens.h"
+#include "models/partial_blocks.h"
 #include "models/sequence_groups.h"
 #include "models/staging_ring.h"
+#include "models/step_block_tables.h"
 
 namespace triphase {
 
@@ -53,7 +56,7 @@ class KvStep {
   [[nodiscard]] KvSlots slots(LayerId layer);
   // INT8: the blocks that are full with this step's tokens; after slots() of the layer.
   [[nodiscard]] KvCloses closes(LayerId layer) const {
-    return {closes_, slot_tables_, layer.value};
+    return {partial_blocks_.closes(), slot_tables_, layer.value};
   }
   [[nodiscard]] KvLayerView view(LayerId layer) const;
 
@@ -64,7 +67,8 @@ class KvStep {
   // Whether the places of new tokens differ from layer to layer by the layer alone, and no tables
   // say so yet; then tables made of those of layer 0 serve all layers once they are set.
   [[nodiscard]] bool wants_slot_tables() const {
-    return slot_tables_ == nullptr && (!store_->shape().quantized() || !step_partial_.empty());
+    return slot_tables_ == nullptr &&
+           (!store_->shape().quantized() || partial_blocks_.taken_for_step());
   }
   void set_slot_tables(const SegmentTables* tables);
   // INT8, where each sequence has one new token: pages of the open pool by layer and row, taken now
@@ -124,13 +128,6 @@ class KvStep {
   [[nodiscard]] BytesRead bytes_read() const;
 
  private:
-  // Rows of one entry of rows_ that lie in one block, and the partial page of that block (INT8).
-  struct OpenRun {
-    std::size_t entry = 0;
-    std::int64_t first_position = 0;
-    std::int64_t count = 0;
-    PageId partial_page;
-  };
   // The staged blocks of one (layer, group); units are numbered layer * groups + group.
   struct Unit {
     Ticket ticket;
@@ -175,16 +172,12 @@ class KvStep {
   [[nodiscard]] Selection resolve(Unit& unit, std::int64_t number, const Selection& chosen);
   // By block of what the rows attend: their pages, none where they are on the host.
   void make_scale_tables();
-  void make_column_places();
   [[nodiscard]] bool reads_transposed_k() const {
     return attention_ != nullptr && store_->transposed_k().places() > 0 &&
            attention_->method().reads_transposed_k();
   }
   // Fills segments_ and what belongs to them.
   void make_segments(LayerId layer, std::int64_t group);
-  // Blocks on the host that were never scored by channels in this layer: their keys make K^T.
-  void add_blocks_without_columns(std::size_t entry, LayerId layer,
-                                  std::vector<std::int64_t>& blocks);
   // Finds what was brought for this step before it began, and says how long it is held.
   void meet_early();
   // The units that read it are past, or it takes the room of what they read besides.
@@ -205,7 +198,6 @@ class KvStep {
   void read_first_round(Unit& unit, LayerId layer, const SequenceGroup& group);
   // Brings what reads_ holds: K and V by the ticket that is returned, layer inputs by `inputs`.
   [[nodiscard]] Ticket move_reads(KvRecomputes& recomputes, Ticket& inputs);
-  void begin_open_runs(LayerId layer);
   // The first of the blocks that the rows read when they read whole blocks.
   [[nodiscard]] std::int64_t first_needed_block(const BatchSegment& rows, std::int64_t layer) const;
   // Of the blocks that a decoded row's late method looks into before it chooses, the first; 0:
@@ -260,26 +252,18 @@ class KvStep {
 
   std::vector<PageId> slot_pages_;
   std::vector<std::int32_t> slot_offsets_;
-  std::vector<KvClose> closes_;
+  PartialBlocks partial_blocks_;  // INT8
   std::vector<AttentionSegment> segments_;
   std::vector<SequenceId> segment_sequences_;
   std::vector<std::span<const std::int32_t>> segment_slots_;
   std::vector<std::size_t> segment_entries_;  // index into the group
 
-  // What send_block_tables() sends; kept to reuse their memory.
-  std::vector<std::int32_t> table_pages_, table_host_blocks_, table_scale_pages_, table_lengths_,
-      table_slots_;
+  StepBlockTables step_block_tables_;
   std::vector<std::int64_t> blocks_without_columns_;
 
   std::vector<std::vector<PageId>> page_tables_;   // by entry of rows_, where none is staged
   std::vector<std::vector<PageId>> scale_tables_;  // by entry of rows_
-  // By entry of rows_, of a decoded row that may be scored by channels: places of its full blocks
-  // (TransposedK) and their pages in the layer at hand.
-  std::vector<std::vector<std::int32_t>> column_places_;
-  std::vector<std::vector<PageId>> column_tables_;
-  std::vector<OpenRun> open_runs_;    // of the layer at hand, by entry
-  std::vector<PageId> step_partial_;  // take_partial_pages()
-  std::vector<PageId> spent_open_;    // free again once the layer is done
+  ColumnPlaces columns_;                           // where reads_transposed_k()
 };
 
 }  // namespace triphase

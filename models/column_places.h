@@ -1,0 +1,37 @@
+#pragma once
+
+// Where a step's decoded rows find their blocks' keys by channels (memory/kv TransposedK), for
+// methods that score by them. Kept between steps to reuse its memory.
+
+#include <cstddef>
+#include <cstdint>
+#include <span>
+#include <vector>
+
+#include "base/ids.h"
+#include "memory/kv/kv_store.h"
+#include "models/attention_runner.h"
+#include "models/forward_batch.h"
+
+namespace triphase {
+
+class ColumnPlaces {
+ public:
+  // Takes places for the full blocks of decoded rows. Entries below count in `rows`.
+  void begin_step(KvStore& store, std::span<const BatchSegment> rows, AttentionRunner& attention);
+
+  // Whether each of the entry's full blocks got a place.
+  [[nodiscard]] bool complete(std::size_t entry) const;
+  // Adds the blocks whose keys do not lie there yet in this layer.
+  void add_blocks_without(std::size_t entry, LayerId layer,
+                          std::vector<std::int64_t>& blocks) const;
+  // The places' pages in a layer (AttentionSegment::transposed_k), until the entry's next call.
+  [[nodiscard]] std::span<const PageId> table(std::size_t entry, LayerId layer);
+
+ private:
+  const TransposedK* columns_ = nullptr;
+  std::vector<std::vector<std::int32_t>> places_;  // by entry
+  std::vector<std::vector<PageId>> tables_;        // by entry
+};
+
+}  // namespace triphase

@@ -1,0 +1,52 @@
+#pragma once
+
+// INT8: a step's new tokens go to unquantized pages of their sequences' partial blocks, until a
+// block is full and closes. Layer by layer: begin_layer(), then what runs() and closes() say, then
+// end_layer(). Kept between steps to reuse its memory.
+
+#include <cstddef>
+#include <cstdint>
+#include <span>
+#include <vector>
+
+#include "base/ids.h"
+#include "kernels/ops.h"
+#include "memory/kv/kv_store.h"
+#include "models/forward_batch.h"
+
+namespace triphase {
+
+class PartialBlocks {
+ public:
+  // Rows of one entry of the step that lie in one block, and the page of that block.
+  struct Run {
+    std::size_t entry = 0;
+    std::int64_t first_position = 0;
+    std::int64_t count = 0;
+    PageId partial_page;
+  };
+
+  // `store` (INT8) and `rows` must stay until the step ends.
+  void begin_step(KvStore& store, std::span<const BatchSegment> rows);
+  // Where each sequence has one new token: pages by layer and row, taken now for the whole step;
+  // empty in other steps. Before the first begin_layer().
+  [[nodiscard]] std::span<const PageId> take_for_step(std::int64_t layers);
+  [[nodiscard]] bool taken_for_step() const { return !step_pages_.empty(); }
+
+  void begin_layer(LayerId layer);
+  // Of the layer at hand, by entry.
+  [[nodiscard]] std::span<const Run> runs() const { return runs_; }
+  [[nodiscard]] std::span<const KvClose> closes() const { return closes_; }
+  // Nobody reads the layer's closed partial blocks any more.
+  void end_layer();
+
+ private:
+  KvStore* store_ = nullptr;
+  std::span<const BatchSegment> rows_;
+  std::vector<PageId> step_pages_;
+  std::vector<Run> runs_;
+  std::vector<KvClose> closes_;
+  std::vector<PageId> spent_;  // free again once the layer ends
+};
+
+}  // namespace triphase
