@@ -36,7 +36,7 @@ endif()
 install(PROGRAMS tools/gpu_acceptance DESTINATION .)
 install(PROGRAMS bench/vs_torch.py DESTINATION bench)
 # The shipped models that its jobs are compared with the CPU on are found in the checkout around a kit.
-install(PROGRAMS tests/e2e/gpu_jobs_test.py DESTINATION share/triphase/tests/e2e)
+install(PROGRAMS tests/e2e/gpu_jobs_test.py tests/e2e/gpu_matrix.py tests/e2e/gpu_jobs.py DESTINATION share/triphase/tests/e2e)
 if(NOT TRIPHASE_GPU_KIT)
   install(DIRECTORY tests/fixtures DESTINATION share/triphase/tests)
   install(DIRECTORY models/shipped DESTINATION share/triphase/models)

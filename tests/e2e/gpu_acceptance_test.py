@@ -126,8 +126,8 @@ class GpuAcceptance(unittest.TestCase):
         jobs.mkdir(parents=True)
         (jobs / "gpu_jobs_test.py").write_text(
             "import sys\nif False:\n    def test_a(): pass\n    def test_b(): pass\n"
-            "if 'GpuJobs.test_a' in sys.argv: print(\"test_a ... skipped 'no models'\", file=sys.stderr)\n"
-            "if '--matrix' in sys.argv: print('matrix: 3 of 9 jobs'); sys.exit(75)\n")  # fmt: skip
+            "if 'GpuJobs.test_a' in sys.argv: print(\"test_a ... skipped 'no models'\", file=sys.stderr)\n")  # fmt: skip
+        (jobs / "gpu_matrix.py").write_text("import sys\nprint('matrix: 3 of 9 jobs')\nsys.exit(75)\n")
         self.assertEqual(self.accept("A4")[0], 75)
         steps = self.results()["steps"]
         self.assertEqual([steps[f"A4/{name}"]["status"] for name in ("a", "b", "matrix")], ["unavailable", "passed", "left"])
@@ -167,7 +167,7 @@ class GpuAcceptance(unittest.TestCase):
         def line(token, logprob, margin):
             return {"index": 0, "logprobs": [{"token": token, "logprob": logprob, "top": [[7, -1.0], [8, -1.0 - margin]]}]}
 
-        script = SOURCE / "tests" / "e2e" / "gpu_jobs_test.py"
+        script = SOURCE / "tests" / "e2e" / "gpu_jobs.py"
         with unittest.mock.patch.object(sys, "argv", [str(script), "triphase", "triphase", "--device", "cuda:0"]):
             jobs = runpy.run_path(str(script))
         self.assertIsNone(jobs["difference"](line(8, -1.1, 0.1), line(7, -1.0, 0.1)))

@@ -3,24 +3,13 @@
 
     gpu_jobs_test.py TRIPHASE_EMULATED TRIPHASE             what ctest runs (unittest options may follow)
     gpu_jobs_test.py TRIPHASE TRIPHASE --device cuda:0      on a real GPU: no orders, no failures on demand
-    gpu_jobs_test.py ... --matrix [--results FILE] [--seconds N] [--parallel N]
-                                  every method x policy x KV type x heads instead; FILE gets a JSON line for each, and
-                                  what it has of the same program is not run again. Exit 75: time is up, call again
 
-Standard library only. The model is a config of random weights; prompts are token ids. That work runs in another order
-is the emulated device's part (tests/emulated/emulated_device.h): 0 is lazy, 1 eager, others are random. There answers
-are the same bytes. A real GPU's library may round a product of another batch otherwise: tokens may differ where the
-two best were that close, and everything after them.
+Standard library only. gpu_jobs.py has the jobs, gpu_matrix.py runs every combination.
 """
 
-import argparse
 import collections
-import concurrent.futures
-import hashlib
 import itertools
 import json
-import os
-import pathlib
 import re
 import signal
 import subprocess
@@ -30,154 +19,11 @@ import time
 import unittest
 
 sys.dont_write_bytecode = True
-ROOT = pathlib.Path(__file__).resolve().parent.parent.parent
 
-
-def parse_arguments():
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("program", help="runs the jobs")
-    parser.add_argument("triphase", help="the program as users have it")
-    parser.add_argument("--device", default="cuda:emulated")
-    parser.add_argument("--models", type=pathlib.Path, default=ROOT / "models" / "shipped")
-    parser.add_argument("--matrix", action="store_true")
-    parser.add_argument("--results", type=pathlib.Path, help="JSON lines of the matrix")
-    parser.add_argument("--seconds", type=float, default=float("inf"), help="no job of the matrix begins later")
-    parser.add_argument("--parallel", type=int, default=1, help="jobs of the matrix at once")
-    return parser.parse_known_args()
-
-
-ARGUMENTS, UNITTEST = parse_arguments()
-DEVICE, PROGRAM, SHIPPED = ARGUMENTS.device, ARGUMENTS.triphase, ARGUMENTS.models
-IS_EMULATED = DEVICE == "cuda:emulated"
-CLOSE = 0.2  # nats, against the CPU or, on a real GPU, between places
-JOB_SECONDS = 600 if IS_EMULATED else 90
-LENGTHS = (70, 33, 100, 5, 64, 90)
-LONGEST = "200"
-METHODS = ("local", "strided", "lm-infinite", "swa", "h2o", "sparq", "topk", "quest", "squeezed", "squeezed.levels=2",
-           "random")  # fmt: skip
-# Uploads of what a job brings once, before it knows pinned memory: Squeezed's clusters.
-ONCE = {"squeezed": 4, "squeezed.levels=2": 7}
-# Options that make KV, weights or hidden states cross the link in these small jobs, by policy.
-TIGHT = ("--host-memory", "64MiB", "--device-kv-memory", "260KiB", "--max-context", LONGEST)
-
-
-def options(*pairs):
-    return [f"--policy-option={pair}" for pair in pairs]
-
-
-POLICIES = {
-    "triphase": ("--policy", "triphase", *options("p1=2", "alpha=0.8"), *TIGHT),
-    "flexgen": ("--policy", "flexgen", *options("kv-share=0.25", "weight-share=0.5"), "--host-memory", "64MiB"),
-    "flexgen on the CPU": ("--policy", "flexgen", *options("kv-share=0.25", "host-kv=cpu-attention"), "--host-memory",
-                           "64MiB"),
-    "vllm": ("--policy", "vllm", *options("preemption=swap"), *TIGHT),
-    "accelerate": ("--policy", "accelerate", "--host-memory", "64MiB", "--max-context", LONGEST),
-    "zero": ("--policy", "zero", "--host-memory", "64MiB", "--max-context", LONGEST),
-    "zero of 2023": ("--policy", "zero", *options("mode=2023"), "--host-memory", "64MiB", "--max-context", LONGEST),
-}
-ON_CPU = ("flexgen on the CPU", "zero of 2023")  # attend on the host: dense, and no INT8
-RECOMPUTE = options("p1=2", "p2=6", "alpha=0.8", "beta=0.6", "window=8", "input-tokens=96")
-
-
-def config(kv_heads):
-    return {"architectures": ["LlamaForCausalLM"], "model_type": "llama", "hidden_size": 64, "intermediate_size": 96,
-            "num_hidden_layers": 3, "num_attention_heads": 4, "num_key_value_heads": kv_heads, "head_dim": 32,
-            "vocab_size": 300, "max_position_embeddings": 512, "rms_norm_eps": 1e-5, "rope_theta": 10000.0,
-            "hidden_act": "silu", "tie_word_embeddings": False, "bos_token_id": 1, "eos_token_id": 2}  # fmt: skip
-
-
-def difference(ours, theirs):
-    """What differs in two lines' tokens and log-probabilities beyond close calls; None: nothing."""
-    for at, (token, expected) in enumerate(zip(ours["logprobs"], theirs["logprobs"], strict=True)):
-        first, second = (logprob for _, logprob in expected["top"][:2])
-        where = f"line {theirs['index']}, token {at}"
-        if token["token"] != expected["token"]:
-            if first - second >= CLOSE:
-                return f"{where}: {token['token']}, not {expected['token']}, which leads by {first - second:.3f}"
-            return None
-        if abs(token["logprob"] - expected["logprob"]) > CLOSE:
-            return f"{where}: log-probability {token['logprob']:.3f}, not {expected['logprob']:.3f}"
-    return None
-
-
-class Answers:
-    """How answers compare: always by bytes, and on a real GPU by close calls too."""
-
-    seen = collections.Counter()
-
-    @staticmethod
-    def compare(answers, expected):
-        """same, close, or what is wrong."""
-        verdict = "same"
-        if answers != expected:
-            verdict = "other answers"
-            if not IS_EMULATED:
-                lines = [[json.loads(line) for line in text.splitlines()] for text in (answers, expected)]
-                verdict = "other lines"
-                if len(lines[0]) == len(lines[1]):
-                    verdict = next(filter(None, map(difference, *lines)), "close")
-        Answers.seen[verdict if verdict in ("same", "close") else "wrong"] += 1
-        return verdict
-
-
-class Jobs:
-    """A folder with models and prompts, and the jobs that are run over them."""
-
-    def __init__(self, folder):
-        self.folder = pathlib.Path(folder)
-        for kv_heads in (2, 4):
-            (self.folder / f"heads{kv_heads}.json").write_text(json.dumps(config(kv_heads)))
-        self.write_prompts("prompts", LENGTHS)
-
-    def write_prompts(self, name, lengths, most=None, lines_differ=True):
-        """`most`: tokens of some lines, by number."""
-        with (self.folder / f"{name}.jsonl").open("w") as out:
-            for line, length in enumerate(lengths):
-                tokens = [3 + (line * lines_differ * 37 + at * 11 + at * at) % 290 for at in range(length)]
-                limit = {"max_tokens": most[line]} if line in (most or {}) else {}
-                print(json.dumps({"id": str(line), "prompt_tokens": tokens, **limit}), file=out)
-
-    def command(self, name, *extra, kv_heads=2, tokens=24, device=DEVICE, prompts="prompts", model=None, batch=4):
-        logprobs = [] if device == "cuda:emulated" else ["--logprobs", "2"]
-        return [ARGUMENTS.program, "run", "--model", str(self.folder / f"{model or f'heads{kv_heads}'}.json"),
-                "--random-weights",
-                "--weights-dtype", "bf16", "--prompts", str(self.folder / f"{prompts}.jsonl"), "--max-tokens",
-                str(tokens), "--temperature", "0", "--ignore-eos", "--batch-size", str(batch), "--progress",
-                "off", "--device", device, "--output", str(self.folder / f"{name}.jsonl"), *logprobs, *extra]  # fmt: skip
-
-    def attention(self, method, model="heads2"):
-        """Options under which a method leaves out some of the prompts' tokens."""
-        name, level, _ = method.partition(".levels=")
-        if name != "squeezed":
-            return [] if method == "dense" else ["--attention", method, "--kv-sparsity", "0.6"]
-        clusters = self.folder / f"{model}-clusters"
-        if not clusters.is_dir():
-            # Whole blocks, so that lines end in their blocks where they would without it.
-            context = self.folder / "context.json"
-            context.write_text(json.dumps([3 + (at * 7 + at * at * 3) % 290 for at in range(64)]))
-            subprocess.run([ARGUMENTS.program, "cluster", "--model", str(self.folder / f"{model}.json"),
-                            "--random-weights", "--weights-dtype", "bf16", "--context", str(context),
-                            "--context-format", "ids", "--output", str(clusters), "--window", "12", "--centroids",
-                            "0.2", "--coarse-centroids", "0.05", "--sparsity", "0.6", "--progress", "off", "--device",
-                            "cpu"], capture_output=True, check=True, timeout=JOB_SECONDS)  # fmt: skip
-        levels = ["--attention-option", f"squeezed{method.removeprefix(name)}"] if level else []
-        return ["--fixed-context", str(clusters), "--attention", "squeezed", *levels]
-
-    def environment(self, machine):
-        machines = {"TRIPHASE_EMULATED": machine} if IS_EMULATED else {}
-        return {**os.environ, "XDG_CACHE_HOME": str(self.folder / "cache"), **machines}
-
-    def run(self, name, *extra, machine="schedule=0", ending=0, **job):
-        """Summary and answers of a job that ends with this exit code."""
-        output = self.folder / f"{name}.jsonl"
-        done = subprocess.run(self.command(name, *extra, **job), capture_output=True, text=True, timeout=JOB_SECONDS,
-                              check=False, env=self.environment(machine))
-        if done.returncode != ending:
-            raise AssertionError(f"{name} ({machine}): exit {done.returncode}\n{done.stderr[-2000:]}")
-        self.log = done.stderr
-        if ending != 0:
-            return done.stderr, None
-        return json.loads(pathlib.Path(f"{output}.summary.json").read_text()), output.read_bytes()
+from gpu_jobs import (  # noqa: E402
+    Answers, ARGUMENTS, config, DEVICE, difference, IS_EMULATED, JOB_SECONDS, Jobs, LENGTHS, LONGEST, METHODS,
+    ON_CPU, ONCE, options, OTHERS, POLICIES, RECOMPUTE, ROOT, TIGHT,
+)
 
 
 class GpuJobs(unittest.TestCase):
@@ -307,17 +153,17 @@ class GpuJobs(unittest.TestCase):
 
     def test_answers_are_the_cpus_but_for_close_calls(self):
         models = [(name, kv) for name, kv in (("triphase-gqa", "bf16"), ("triphase-mha", "int8"), ("triphase-gqa", "int8"))
-                  if (SHIPPED / name).is_dir()]  # fmt: skip
+                  if (ARGUMENTS.models / name).is_dir()]  # fmt: skip
         if not models:
-            self.skipTest(f"no models in {SHIPPED}")
-        lines = [json.loads(line) for line in (SHIPPED / "prompts.jsonl").read_text().splitlines()[:4]]
+            self.skipTest(f"no models in {ARGUMENTS.models}")
+        lines = [json.loads(line) for line in (ARGUMENTS.models / "prompts.jsonl").read_text().splitlines()[:4]]
         prompts = self.jobs.folder / "stories.jsonl"
         prompts.write_text("".join(json.dumps({"prompt": line["prompt"]}) + "\n" for line in lines))
         for model, kv in models[:2]:
             answers = {}
             for device in ("cpu", DEVICE):
                 output = self.jobs.folder / f"{device}-{kv}.jsonl"
-                done = subprocess.run([ARGUMENTS.program, "run", "--model", str(SHIPPED / model), "--prompts",
+                done = subprocess.run([ARGUMENTS.program, "run", "--model", str(ARGUMENTS.models / model), "--prompts",
                                        str(prompts), "--max-tokens", "16" if IS_EMULATED else "96", "--temperature", "0",
                                        "--logprobs", "2", "--kv-dtype", kv, "--policy", "device-only", "--device",
                                        device, "--output", str(output)],
@@ -613,106 +459,13 @@ class GpuJobs(unittest.TestCase):
         # Builds without CUDA do not know how GPUs are called.
         for device, endings in (("cuda:emulated", (2, 5)), ("gpu", (2,)), ("cuda:77", (5,))):
             command = self.jobs.command("none", device=device)
-            done = subprocess.run([PROGRAM, *command[1:]], capture_output=True, text=True, timeout=60)
+            done = subprocess.run([ARGUMENTS.triphase, *command[1:]], capture_output=True, text=True, timeout=60)
             self.assertIn(done.returncode, endings, done.stderr)
             self.assertIn(f"--device: {device}" if device != "cuda:77" else "[E-DEV-NONE]", done.stderr)
 
 
-class Matrix:
-    """Every method under every policy, KV type and kind of heads, with what earlier calls have found."""
-
-    def __init__(self):
-        self.deadline = time.monotonic() + ARGUMENTS.seconds
-        digest = hashlib.sha256(pathlib.Path(ARGUMENTS.program).read_bytes())
-        self.mark = hashlib.sha256(digest.digest() + pathlib.Path(__file__).read_bytes()).hexdigest()[:16]
-        self.found = {}  # by cell
-        if ARGUMENTS.results and ARGUMENTS.results.is_file():
-            for line in ARGUMENTS.results.read_text(errors="replace").splitlines():
-                try:
-                    result = json.loads(line)
-                except ValueError:
-                    continue  # the end of a call that was killed
-                if result["program"] == self.mark:
-                    self.found[result["cell"]] = result
-            with ARGUMENTS.results.open("a") as out:
-                out.write("\n")
-
-    @staticmethod
-    def groups():
-        """What shares a reference: heads, KV type, method, and its cells with their policies."""
-        number = 0
-        for kv_heads, kv, method in itertools.product((2, 4), ("fp16", "bf16", "int8"), ("dense", *METHODS)):
-            cells = []
-            for name, policy in POLICIES.items():
-                if name in ON_CPU and (kv == "int8" or method != "dense"):
-                    continue
-                # Little enough that triphase's KV goes to the host, and that every request fits.
-                room = 260 + 340 * (kv == "int8") + 640 * (method == "sparq") + 100 * method.startswith("squeezed")
-                room = f"{room * kv_heads // 2}KiB"
-                number += 1
-                cells.append((f"heads {kv_heads}, {kv}, {method}, {name}", number,
-                              [room if option == "260KiB" else option for option in policy]))  # fmt: skip
-            yield kv_heads, kv, method, cells
-
-    def note(self, cell, verdict, seconds=0.0, moved=0):
-        result = {"cell": cell, "verdict": verdict, "seconds": round(seconds, 2), "moved_bytes": moved,
-                  "device": DEVICE, "program": self.mark}  # fmt: skip
-        self.found[cell] = result
-        if verdict not in ("same", "close"):
-            print(f"{cell}: {verdict}", flush=True)
-        if ARGUMENTS.results:
-            with ARGUMENTS.results.open("a") as out:
-                out.write(json.dumps(result) + "\n")
-
-    def run_group(self, folder, group):
-        kv_heads, kv, method, cells = group
-        left = [cell for cell in cells if cell[0] not in self.found]
-        if not left or time.monotonic() > self.deadline:
-            return
-        jobs = Jobs(folder)
-        try:
-            common = ["--overwrite", "--kv-dtype", kv, "--kv-block", "32",
-                      *jobs.attention(method, f"heads{kv_heads}")]  # fmt: skip
-            _, expected = jobs.run("reference", "--policy", "device-only", *common, kv_heads=kv_heads, tokens=8)
-        except Exception as error:
-            for cell, _, _ in left:
-                self.note(cell, f"reference: {error}")
-            return
-        for cell, number, policy in left:
-            if time.monotonic() > self.deadline:
-                return
-            started, moved = time.monotonic(), 0
-            try:
-                summary, answers = jobs.run("job", *policy, *common, kv_heads=kv_heads, tokens=8,
-                                            machine=f"schedule={number % 7}")
-                moved, verdict = summary["moved_bytes"]["to_device"], Answers.compare(answers, expected)
-            except Exception as error:
-                verdict = str(error)
-            self.note(cell, verdict, time.monotonic() - started, moved)
-
-    def run(self):
-        groups = list(self.groups())
-        with tempfile.TemporaryDirectory() as folder, concurrent.futures.ThreadPoolExecutor(ARGUMENTS.parallel) as pool:
-            folders = [pathlib.Path(folder) / str(number) for number in range(len(groups))]
-            for path in folders:
-                path.mkdir()
-            list(pool.map(self.run_group, folders, groups))
-        cells = [cell for *_, cells in groups for cell, _, _ in cells]
-        results = [self.found[cell] for cell in cells if cell in self.found]
-        verdicts = collections.Counter(result["verdict"] for result in results)
-        wrong = len(results) - verdicts["same"] - verdicts["close"]
-        moved = sum(result["moved_bytes"] > 0 for result in results)
-        print(f"matrix: {len(results)} of {len(cells)} jobs, {moved} of them over the link, {verdicts['same']} the same, "
-              f"{verdicts['close']} but for close calls, {wrong} wrong")
-        if len(results) < len(cells):
-            return 75
-        return 1 if wrong else 0
-
-
 if __name__ == "__main__":
-    if ARGUMENTS.matrix:
-        sys.exit(Matrix().run())
-    program = unittest.main(argv=[sys.argv[0], *UNITTEST], exit=False)
+    program = unittest.main(argv=[sys.argv[0], *OTHERS], exit=False)
     print(f"answers: {Answers.seen['same']} the same, {Answers.seen['close']} but for close calls, "
           f"{Answers.seen['wrong']} wrong")
     sys.exit(not program.result.wasSuccessful())

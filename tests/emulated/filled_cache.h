@@ -12,6 +12,12 @@
 
 namespace triphase::cuda {
 
+using Numbers = DeviceArray<float>;
+
+inline Matrix matrix(const Numbers& values, std::int64_t rows, std::int64_t cols) {
+  return {values.data(), DType::kF32, rows, cols, cols};
+}
+
 // Sequences whose K and V were written by an Ops, and closed where the cache is INT8; everything
 // unused is NaN.
 class FilledCache {
