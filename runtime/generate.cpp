@@ -266,8 +266,8 @@ class Tracing {
 
 void warn_of_ignored_fields(const PromptReader& prompts, Log& log) {
   for (const auto& [name, lines] : prompts.ignored_fields()) {
-    log.warning(fmt::format("field \"{}\" of {} lines is not known and was ignored",
-                            escape_untrusted(name), lines));
+    log.warning(fmt::format("field \"{}\" of {} {} is not known and was ignored",
+                            escape_untrusted(name), lines, lines == 1 ? "line" : "lines"));
   }
 }
 
