@@ -3,7 +3,8 @@
 # GPU, the end-to-end jobs, and gpu_acceptance, for one GPU generation, stripped. Usage: tools/make_gpu_kit.sh [ARCHITECTURES] [FOLDER]
 #   ARCHITECTURES  default 90a-real (H100, H200, without PTX)
 #   FOLDER         default build/gpu_kit/install; must not exist, or be an older kit
-# Then, there: FOLDER/gpu_acceptance A0 --results RESULTS [--models models/shipped]; then A1, A4 (bench/README.md)
+# FOLDER.tar.gz is what travels, half as large. Then, there: tar xzf FOLDER.tar.gz; FOLDER/gpu_acceptance A0 --results RESULTS
+# [--models models/shipped]; then A1, A4 (bench/README.md)
 set -euo pipefail
 cd "$(dirname "$0")/.."
 architectures=${1:-90a-real}
@@ -29,8 +30,10 @@ mapfile -t tests < <(sed -n 's/^gpu://p' build/gpu_kit/bin/gpu_tests.txt)
 nice -n 3 cmake --build build/gpu_kit -j "$(nproc)" --target triphase "${tests[@]}"
 rm -rf "$folder"
 cmake --install build/gpu_kit --strip >/dev/null
-size_mib=$(du -sm "$folder" | cut -f1)
-echo "$folder: $size_mib MiB, sm_$architectures"
+rm -f "$folder.tar.gz"
+tar -C "$(dirname "$folder")" -czf "$folder.tar.gz" "$(basename "$folder")"
+size_mib=$(du -m "$folder.tar.gz" | cut -f1)
+echo "$folder.tar.gz: $size_mib MiB, sm_$architectures"
 if [ "$size_mib" -gt "$limit_mib" ]; then
   echo "triphase: error: the kit is larger than $limit_mib MiB" >&2
   exit 1
