@@ -186,7 +186,6 @@ class Decoder {
     memory_.fill_random(v_.data(), v, DType::kF32, 5);
     for (std::int64_t row = 0; row < cell.batch; ++row) {
       sequences_.emplace_back(row);
-      slots_.emplace_back();
       runner_.begin(sequences_.back(), cell.context,
                     bench::state_after_prompt(
                         options, shape_, longest_, cell.context,
@@ -211,8 +210,8 @@ class Decoder {
       const ConstMatrix q{q_.data(), DType::kF32, cell_.batch, q_width, q_width};
       static_cast<void>(runner_.choose(LayerId(layer), segments_, sequences_, q,
                                        {v_.data(), DType::kF32, cell_.batch, v_width, v_width},
-                                       cache_->view(), scale, {}, backend_->stream()));
-      runner_.attend(LayerId(layer), segments_, sequences_, slots_, q, cache_->view(), scale,
+                                       cache_->view(), scale, nullptr, backend_->stream()));
+      runner_.attend(LayerId(layer), segments_, sequences_, q, cache_->view(), scale,
                      {out_.data(), DType::kF32, cell_.batch, q_width, q_width}, backend_->ops(),
                      {workspace_.data(), workspace_.bytes()}, backend_->stream());
     }
@@ -240,7 +239,6 @@ class Decoder {
   Buffer v_;
   Buffer out_;
   std::vector<SequenceId> sequences_;
-  std::vector<std::span<const std::int32_t>> slots_;  // empty: tokens lie in their blocks' pages
   std::vector<AttentionSegment> segments_;
   std::int64_t context_;
 };

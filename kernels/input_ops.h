@@ -9,7 +9,6 @@
 #include <cstdint>
 #include <span>
 
-#include "base/error.h"
 #include "kernels/kv_records.h"
 #include "kernels/ops.h"
 
@@ -43,22 +42,17 @@ class InputOps {
   virtual void kv_requantize(std::span<const KvRequantize> tokens, const KvLayerView& cache,
                              Stream& stream) = 0;
 
-  // Where work does not run at once: of tokens that the device names, whose codes and scales lie
-  // where KvMover::bring_inputs() left them. Row i is of token first + i of the list.
+  // Of tokens that the device names, whose codes and scales lie where KvMover::bring_inputs() left
+  // them. Row i is of token first + i of the list; rows beyond the list stay as they are.
 
-  // Into x [n, C] F32, as dequantize() does. Rows beyond the list stay as they are.
-  virtual void restore(const RecomputedTokens& /*tokens*/, std::int64_t /*first*/,
-                       const KvLayerView& /*cache*/, Matrix /*x*/, Stream& /*stream*/) {
-    TRIPHASE_CHECK(false, "tokens that only a device names");
-  }
+  // Into x [n, C] F32, as dequantize() does.
+  virtual void restore(const RecomputedTokens& tokens, std::int64_t first, const KvLayerView& cache,
+                       Matrix x, Stream& stream) = 0;
   // K and V [n, kv_heads * head_dim] F32 into the tokens' slots, as rope_and_append() does with
   // keys, and kv_requantize() where the cache is INT8. cos_sin: a row of angles for each position;
-  // empty: keys are not rotated.
-  virtual void store(const RecomputedTokens& /*tokens*/, std::int64_t /*first*/, ConstMatrix /*k*/,
-                     ConstMatrix /*v*/, ConstMatrix /*cos_sin*/, const KvLayerView& /*cache*/,
-                     Stream& /*stream*/) {
-    TRIPHASE_CHECK(false, "tokens that only a device names");
-  }
+  // empty: keys are not rotated. k is overwritten or not.
+  virtual void store(const RecomputedTokens& tokens, std::int64_t first, Matrix k, ConstMatrix v,
+                     ConstMatrix cos_sin, const KvLayerView& cache, Stream& stream) = 0;
 };
 
 }  // namespace triphase

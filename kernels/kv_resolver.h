@@ -15,7 +15,7 @@
 
 namespace triphase {
 
-// A step's block tables, in host memory; `row_blocks` entries for each row.
+// A step's block tables, in host memory, until the next step; `row_blocks` entries for each row.
 struct BlockTables {
   std::int64_t rows = 0;
   std::int64_t row_blocks = 0;
@@ -32,6 +32,9 @@ struct ResolveCall {
   LayerId layer;
   std::int64_t first_row = 0;  // of the tables: that of the choice's first row, the others follow
   Selection lists;
+  // Blocks on the host that came as a whole for this call: their pages, [row of the choice]
+  // [row_blocks], -1 for others; in host memory. Empty: there are none.
+  std::span<const std::int32_t> staged;
   std::int64_t first_spare_slot = 0;
   std::int64_t spare_slots = 0;  // as many as all rows together may choose on the host
   // Whose results it is: they stay until the same one is used again.
@@ -53,8 +56,9 @@ class KvResolver {
   // Units whose results can exist side by side.
   [[nodiscard]] virtual std::int64_t units() const = 0;
 
-  // A step begins: its tables, on the device until the next one begins. `changed`: host blocks
-  // whose content is another than in the step before.
+  // A step begins: its tables, on the device until the next one begins; empty on the CPU, whose
+  // operations read the host's. `changed`: host blocks whose content is another than in the step
+  // before.
   virtual SegmentTables begin_step(const BlockTables& tables, std::span<const std::int32_t> changed,
                                    Stream& stream) = 0;
 

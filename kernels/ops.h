@@ -80,20 +80,9 @@ struct KvLayerView {
   [[nodiscard]] bool quantized() const { return dtype == DType::kInt8; }
 };
 
-// The tokens that a sparse method chose for a segment's queries: positions ascending, their slots
-// beside them. One list for all heads, or one per KV head: list h is [begins[h],
-// begins[h + 1]). A query attends the tokens of its list up to its own position.
-// A token of the query's own block has its slot in the open pool when the cache is INT8.
-struct TokenSelection {
-  std::span<const std::int32_t> begins;  // one entry more than lists: 1 or kv_heads
-  std::span<const std::int32_t> tokens;
-  std::span<const std::int32_t> slots;
-
-  [[nodiscard]] bool empty() const { return begins.empty(); }
-};
-
-// Tokens chosen for decoded rows of one layer, in the device's memory: list l of row r holds
-// counts[r * lists + l] positions, ascending, from tokens[(r * lists + l) * capacity] on.
+// Tokens that a sparse method chose in one layer, in the device's memory: list l of row r holds
+// counts[r * lists + l] positions, ascending, from tokens[(r * lists + l) * capacity] on. A row is
+// a segment's; its queries attend the tokens of their list up to their own position.
 struct Selection {
   std::int64_t rows = 0;
   std::int64_t lists = 1;  // of a row: 1 for all heads, or one per KV head
@@ -152,21 +141,16 @@ struct AttentionSegment {
   // there need not have its keys in `pages`. Empty: pages of kt have the numbers of K's.
   std::span<const PageId> transposed_k;
 
-  // Not empty: the queries attend these tokens and no others; `pages`, `partial_page` and `window`
-  // are not looked at (INT8: `scale_pages` are). A list without tokens gives zeros. More than one
-  // query only where SparseOps::selects_for_several_queries().
-  TokenSelection selection;
-  // In place of `selection`, where work does not run at once (Device::runs_at_once): the only query
-  // attends row `chosen_row` of these lists, which the host need not know. `pages` say where they
-  // lie, unless the lists have slots.
+  // Null, or lists whose row `chosen_row` the queries attend, and no other tokens; `window` is not
+  // looked at. They lie where their slots say, or `pages`; a token of an INT8 cache's partial block
+  // in `partial_page`. A list without tokens gives zeros. More than one query only where
+  // SparseOps::selects_for_several_queries().
   const Selection* chosen = nullptr;
   std::int64_t chosen_row = 0;
   // With lists for one query, or null: each chosen token's softmax weight, summed over the query
-  // heads of its list, in the device's memory. Where work runs at once, in the order of
-  // selection.tokens.
+  // heads of its list, in the device's memory. List l has so many numbers from weights + l *
+  // weights_stride on; those behind the last list may be the lists of the call's next segment.
   float* weights = nullptr;
-  // Elsewhere: list l has so many numbers from weights + l * weights_stride on; those behind the
-  // last list may be the lists of the call's next segment.
   std::int64_t weights_stride = 0;
 };
 
@@ -260,11 +244,9 @@ class Ops {
                       Stream& stream) = 0;
 
   // y = linear(x), of which a row's bits depend on that row of x alone, on a GPU too. Rows that the
-  // limit leaves out stay as they are; on the CPU there is none.
+  // limit leaves out stay as they are.
   virtual void linear_by_rows(ConstMatrix x, ConstMatrix w, const float* bias,
-                              const RowLimit& /*limit*/, Matrix y, Stream& stream) {
-    linear(x, w, bias, false, y, stream);
-  }
+                              const RowLimit& limit, Matrix y, Stream& stream) = 0;
 
   // y[n, k] = what the code of w[n, k] reads as (kernels/group_quant.h). w [N, K] in 4-bit groups,
   // y [N, K] F16. The same bits on every device.
@@ -357,7 +339,7 @@ class Ops {
   // [T, heads * head_dim] F32; the heads of one KV head are consecutive (heads / kv_heads of them).
   // Segments must not share rows of q. A query's result depends only on its row, its position and
   // the cache's values, not on where they lie: key tiles are cut at absolute positions (with a
-  // selection: at absolute ordinals of its list) and merged in ascending order.
+  // chosen tokens: at absolute ordinals of their list) and merged in ascending order.
   virtual void attention(ConstMatrix q, std::int64_t heads, const KvLayerView& cache,
                          std::span<const AttentionSegment> segments, float scale, Matrix out,
                          Workspace workspace, Stream& stream) = 0;

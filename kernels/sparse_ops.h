@@ -90,12 +90,12 @@ class SparseOps {
   // The device's memory, for what methods keep there.
   [[nodiscard]] virtual Device& memory() = 0;
 
-  // Whether this device's Ops::attention takes a TokenSelection for segments of several queries.
+  // Whether this device's Ops::attention takes chosen lists for segments of several queries.
   [[nodiscard]] virtual bool selects_for_several_queries() const { return false; }
 
   // probabilities[head * stride + t] = softmax over the `keys.context_tokens` tokens of
   // scale * q[row, head] . k[t]. q [T, heads * head_dim] F32. `keys` names the tokens as in
-  // Ops::attention; its queries, window and selection are not looked at, and a query at its last
+  // Ops::attention; its queries, window and chosen lists are not looked at, and a query at its last
   // position sees all of them.
   virtual void score_keys(ConstMatrix q, std::int64_t row, std::int64_t heads,
                           const KvLayerView& cache, const AttentionSegment& keys, float scale,

@@ -5,7 +5,6 @@
 // densely but where they choose for themselves (prompt_units). Not thread safe; method's ops and
 // the pool must outlive it.
 
-#include <array>
 #include <cstdint>
 #include <memory>
 #include <span>
@@ -63,22 +62,6 @@ class AttentionRunner {
              std::unique_ptr<AttentionMethod::State> state);
   void end(SequenceId sequence);
 
-  // A step of these segments begins. Before anything else is asked of its rows.
-  void begin_step(std::span<const BatchSegment> segments, Stream& stream);
-
-  // The tokens that the sequence's next decoded row, at position context_tokens - 1, will attend in
-  // this layer, where they are known before its query: asked before the layer begins, so that they
-  // can be fetched ahead. Null: the whole context, or not known yet, or a row of the prompt. Valid
-  // until the same is asked, or attended, two layers on.
-  [[nodiscard]] const TokenChoice* early_choice(LayerId layer, SequenceId sequence,
-                                                std::int64_t context_tokens);
-
-  // The same of the decoded row after the one at hand, of which this layer has been attended; null
-  // too where rows are chosen for together. Valid until it is asked for the second row after that;
-  // early_choice() and choose() return it.
-  [[nodiscard]] const TokenChoice* next_choice(LayerId layer, SequenceId sequence,
-                                               std::int64_t context_tokens);
-
   // Whether the row that makes the sequence so long is decoded, not of the prompt.
   [[nodiscard]] bool decodes(SequenceId sequence, std::int64_t context_tokens) {
     return context_tokens > entry_of(sequence).prompt_tokens;
@@ -90,9 +73,9 @@ class AttentionRunner {
                                                  std::int64_t context_tokens, bool quantized,
                                                  std::int64_t page_tokens);
 
-  // Whether the sequence's decoded row at position context_tokens - 1 chooses on the device, where
-  // its tokens can be looked up, in every layer that chooses.
-  [[nodiscard]] bool chooses_on_device(SequenceId sequence, std::int64_t context_tokens);
+  // Whether the sequence's row at position context_tokens - 1 is decoded and attends chosen tokens
+  // in every layer that chooses.
+  [[nodiscard]] bool chooses(SequenceId sequence, std::int64_t context_tokens);
   // Tokens of each of its lists then.
   [[nodiscard]] std::int64_t list_tokens(SequenceId sequence, std::int64_t context_tokens);
   // Early methods: what such rows attend in this layer, before it begins. Valid until the next
@@ -100,29 +83,20 @@ class AttentionRunner {
   [[nodiscard]] Selection choose_ahead(LayerId layer, std::span<const BatchSegment> rows,
                                        Stream& stream);
 
-  // What becomes of a choice.
-  struct ChoiceUse {
-    bool fetches = false;              // the host brings what is chosen, and must know it
-    const Selection* ahead = nullptr;  // choose_ahead() of all decoded rows, looked up
-  };
-  // The method's choices for the segments of one layer: by segment, null where the whole context
-  // is attended, or where the choice lies on the device alone. `sequences` names each segment's
-  // sequence. The new rows' K and V are in the cache; v holds them unquantized. Valid until
-  // attend(), which must follow.
-  [[nodiscard]] std::span<const TokenChoice* const> choose(
-      LayerId layer, std::span<const AttentionSegment> segments,
-      std::span<const SequenceId> sequences, ConstMatrix q, ConstMatrix v, const KvLayerView& cache,
-      float scale, const ChoiceUse& use, Stream& stream);
-  // What choose() left on the device; and that choice looked up, to be attended so.
-  [[nodiscard]] const Selection& chosen_on_device() const { return selection_; }
+  // The method's choice for the decoded rows among a layer's segments that do not attend all, in
+  // their order; no rows: there are none. `sequences` names each segment's sequence. `ahead`: that
+  // choice, looked up already; null: not made yet. The new rows' K and V are in the cache; v holds
+  // them unquantized. Valid until attend(), which must follow.
+  [[nodiscard]] const Selection& choose(LayerId layer, std::span<const AttentionSegment> segments,
+                                        std::span<const SequenceId> sequences, ConstMatrix q,
+                                        ConstMatrix v, const KvLayerView& cache, float scale,
+                                        const Selection* ahead, Stream& stream);
+  // The same lists with slots: they are attended so.
   void set_looked_up(const Selection& lists) { selection_ = lists; }
-  // out = the method's attention of the segments last chosen for; `slots` says where their chosen
-  // tokens lie (KvStep::segment_slots).
+  // out = the method's attention of the segments last chosen for.
   void attend(LayerId layer, std::span<const AttentionSegment> segments,
-              std::span<const SequenceId> sequences,
-              std::span<const std::span<const std::int32_t>> slots, ConstMatrix q,
-              const KvLayerView& cache, float scale, Matrix out, Ops& ops, Workspace dense,
-              Stream& stream);
+              std::span<const SequenceId> sequences, ConstMatrix q, const KvLayerView& cache,
+              float scale, Matrix out, Ops& ops, Workspace dense, Stream& stream);
 
   // Tokens at the start of a prompt whose KV may be taken from another sequence.
   [[nodiscard]] std::int64_t shareable_tokens(std::int64_t prompt_tokens) const;
@@ -144,68 +118,24 @@ class AttentionRunner {
   [[nodiscard]] const AttentionMethod& method() const { return *method_; }
 
  private:
-  // What was chosen for one row in one layer.
-  struct Made {
-    std::int64_t layer = -1;
-    std::int64_t context_tokens = 0;
-    TokenChoice choice;
-
-    [[nodiscard]] bool is_for(const LayerCall& call) const {
-      return layer == call.layer && context_tokens == call.keys.context_tokens;
-    }
-  };
   struct Entry {
-    [[nodiscard]] Made& next_of(const LayerCall& call) {
-      return next[static_cast<std::size_t>(2 * call.layer + call.keys.context_tokens % 2)];
-    }
-
     std::unique_ptr<AttentionMethod::State> state;
     std::int64_t prompt_tokens = 0;
-    std::array<Made, 2> made;  // of the layer at hand and of the next, by layer
-    std::vector<Made> next;    // before the row's step began, [layer][of a row and the one after]
-  };
-  // One decoded row whose tokens were chosen.
-  struct Chosen {
-    std::size_t segment = 0;
-    const TokenChoice* choice = nullptr;
-    std::vector<std::int32_t> slots;
-    std::vector<float> weights;  // where work runs at once
   };
 
   [[nodiscard]] Entry& entry_of(SequenceId sequence);
   [[nodiscard]] LayerCall call_of(LayerId layer, const AttentionSegment& segment,
                                   const KvLayerView& cache, float scale, Stream& stream);
-  // The sequence, where the method knows early what that row attends in this layer, and the call to
-  // ask it with; else null.
-  [[nodiscard]] Entry* early_entry(LayerId layer, SequenceId sequence, std::int64_t context_tokens,
-                                   LayerCall& call);
-  void make(Entry& entry, const LayerCall& call, ConstMatrix q, std::int64_t row, Made& made);
-  // Chooses unless it is done already; `row` is the query's.
-  const TokenChoice& choose(Entry& entry, const LayerCall& call, ConstMatrix q, std::int64_t row);
-  void find_slots(const AttentionSegment& segment, const KvLayerView& cache,
-                  std::span<const std::int32_t> tokens, std::span<const std::int32_t> known,
-                  std::vector<std::int32_t>& slots);
   void choose_for_prompt(const LayerCall& call, std::int64_t prompt_tokens, ConstMatrix q);
-  // Whether rows are chosen for together. Early methods are asked for each where work runs at once:
-  // it costs no wait, and tokens of the step after can be asked for as soon as a layer is done.
-  [[nodiscard]] bool chooses_rows() const {
-    return method_->chooses_rows() && !(memory_.runs_at_once() && method_->chooses_early());
-  }
-  // Where that is, and early: what all of the step's rows attend in every layer, with one wait.
-  void choose_early();
-  // Of one of those rows in a layer; null: the whole context.
-  [[nodiscard]] const TokenChoice* chosen_early(LayerId layer, SequenceId sequence,
-                                                std::int64_t context_tokens);
   void tell_appended(std::span<const AttentionSegment> segments,
                      std::span<const SequenceId> sequences, const LayerCall& call, ConstMatrix v);
-  // One decoded row, the segment `index`, of a method that chooses for each by itself.
-  void choose_row(std::size_t index, SequenceId sequence, const LayerCall& call, ConstMatrix q);
-  // All of late_, of methods that choose for several at once.
-  void choose_rows(const LayerCall& call, std::span<const AttentionSegment> segments,
-                   std::span<const SequenceId> sequences, ConstMatrix q, const ChoiceUse& use);
-  void make_late_weights(Stream& stream);
-  [[nodiscard]] AttentionMethod::Sequences late_sequences() const {
-    return {late_states_, late_segments_};
+  void count_chosen(std::span<const SequenceId> sequences);
+  // Shows the observer what each decoded row attends.
+  void show(const LayerCall& call, std::span<const AttentionSegment> segments,
+            std::span<const SequenceId> sequences, ConstMatrix q);
+  void make_weights(Stream& stream);
+  [[nodiscard]] AttentionMethod::Sequences chosen_sequences() const {
+    return {chosen_states_, chosen_segments_};
   }
   // A decoded row that attends so many tokens of its context, a mean over its lists.
   void count(double attended, std::int64_t context);
@@ -222,33 +152,18 @@ class AttentionRunner {
   AttentionObserver* observer_ = nullptr;
 
   // Of the layer at hand; kept to reuse their memory.
-  std::vector<const TokenChoice*> choices_;         // by segment
   std::vector<AttentionMethod::State*> states_of_;  // by segment
-  // What method_->choose_rows() chooses for: segments, and by segment the row of the selection or
-  // -1.
-  std::vector<std::size_t> late_;
-  std::vector<std::int64_t> late_rows_;
-  std::vector<AttentionMethod::State*> late_states_;
-  std::vector<AttentionSegment> late_segments_;
-  Selection selection_;     // of them
-  bool on_device_ = false;  // it is attended as it lies there
+  // Decoded rows that attend chosen tokens: by segment their row of the selection or -1, and by
+  // that row the segment.
+  std::vector<std::int64_t> row_of_;
+  std::vector<std::size_t> chosen_;
+  std::vector<AttentionMethod::State*> chosen_states_;
+  std::vector<AttentionSegment> chosen_segments_;
+  Selection selection_;  // of them
   SelectionReader reader_;
-  DeviceFloats late_weights_;  // [row of selection_][list][capacity]
-
-  // The step's decoded rows that do not attend all, for choose_early().
-  struct EarlyRow {
-    std::int64_t row = 0;
-    std::int64_t context_tokens = 0;
-  };
-  std::unordered_map<std::int32_t, EarlyRow> early_rows_;  // by sequence
-  std::vector<AttentionMethod::State*> early_states_;
-  std::vector<AttentionSegment> early_segments_;
-  bool chosen_early_ = false;
-  std::vector<SelectionReader> early_readers_;  // by layer
+  DeviceFloats weights_;  // [row of selection_][list][capacity]
   std::vector<AttentionSegment> dense_;
   std::vector<AttentionSegment> sparse_;
-  std::vector<Chosen> chosen_;
-  std::vector<std::int32_t> shifts_;  // by block, from a token to its slot
 };
 
 }  // namespace triphase

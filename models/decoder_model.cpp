@@ -60,7 +60,7 @@ ScratchSizes scratch_sizes(const ModelConfig& config, const BatchLimits& limits,
 // Rows that LayerInputs works with: those of a step, and those of a block, whose tokens may go to
 // two places each.
 std::int64_t input_rows(const BatchLimits& limits) {
-  return std::max(limits.rows, 2 * limits.input_block_tokens);
+  return std::max(limits.rows, limits.input_block_tokens);
 }
 
 Matrix matrix(const Buffer& buffer, std::int64_t rows, std::int64_t cols) {
@@ -200,7 +200,6 @@ ConstMatrix DecoderModel::forward(const ForwardBatch& batch, KvStore& kv, Stream
                  "a batch beyond the limits the buffers were made for");
   fill_positions(batch, stream);
   if (inputs_) inputs_->begin(kv, batch.segments);
-  if (runner_) runner_->begin_step(batch.segments, stream);
   kv_step_.begin(kv, batch.segments, windows_, runner_.get(), stream);
   if (host_attention_) host_attention_->begin(kv, batch.segments, kv_step_);
   const Matrix x = matrix(x_, rows, config_.hidden_size);
@@ -310,9 +309,8 @@ void DecoderModel::attend(std::int64_t layer, const LayerWeights& w, std::int64_
     if (runner_) choose(layer, group, segments, w, q, v, cache, scale, stream);
     const TraceSpan span(trace_, TraceLane::kCompute, "attend");
     if (runner_) {
-      runner_->attend(LayerId(layer), segments, kv_step_.segment_sequences(),
-                      kv_step_.segment_slots(), q, cache, scale, attended, *ops_, workspace,
-                      stream);
+      runner_->attend(LayerId(layer), segments, kv_step_.segment_sequences(), q, cache, scale,
+                      attended, *ops_, workspace, stream);
     } else if (!segments.empty()) {
       ops_->attention(q, config_.heads, cache, segments, scale, attended, workspace, stream);
     }
@@ -359,14 +357,9 @@ std::span<const AttentionSegment> DecoderModel::wait_for_kv(std::int64_t layer,
   TraceSpan span(trace_, TraceLane::kCompute, "wait for KV", kv_step_.staging());
   span.note("group", group);
   const std::int64_t before = kv_step_.fetched_for_next_step();
-  const std::uint64_t token_bytes = kv_step_.token_bytes_for_next_step();
   const std::span<const AttentionSegment> segments = kv_step_.segments(LayerId(layer), group);
   const std::int64_t early = kv_step_.fetched_for_next_step() - before;
   if (early > 0) span.note("blocks_for_next_step", early);
-  const std::uint64_t early_tokens = kv_step_.token_bytes_for_next_step() - token_bytes;
-  if (early_tokens > 0) {
-    span.note("token_bytes_for_next_step", static_cast<std::int64_t>(early_tokens));
-  }
   return segments;
 }
 
@@ -374,33 +367,31 @@ void DecoderModel::choose(std::int64_t layer, std::int64_t group,
                           std::span<const AttentionSegment> segments, const LayerWeights& w,
                           ConstMatrix q, ConstMatrix v, const KvLayerView& cache, float scale,
                           Stream& stream) {
-  const auto choices = [&] {
+  const Selection& chosen = [&]() -> const Selection& {
     const TraceSpan span(trace_, TraceLane::kCompute, "choose");
-    return runner_->choose(
-        LayerId(layer), segments, kv_step_.segment_sequences(), q, v, cache, scale,
-        {.fetches = kv_step_.chooses_late(), .ahead = kv_step_.looked_up()}, stream);
+    return runner_->choose(LayerId(layer), segments, kv_step_.segment_sequences(), q, v, cache,
+                           scale, kv_step_.looked_up(), stream);
   }();
-  if (kv_step_.looks_up() && kv_step_.looked_up() == nullptr) {
-    runner_->set_looked_up(kv_step_.look_up(LayerId(layer), group, runner_->chosen_on_device()));
-  }
-  if (!kv_step_.chooses_late()) return;
+  if (!kv_step_.looks_up() || kv_step_.looked_up() != nullptr) return;
   {
     TraceSpan span(trace_, TraceLane::kCompute, "wait for KV");
     span.note("group", group);
-    kv_step_.fetch(LayerId(layer), group, choices);
+    runner_->set_looked_up(kv_step_.look_up(LayerId(layer), group, chosen));
   }
   recompute(w, cache, stream);
 }
 
 void DecoderModel::recompute(const LayerWeights& w, const KvLayerView& cache, Stream& stream) {
-  const KvRecomputes& recomputes = kv_step_.recomputes();
+  const std::span<const KvRecompute> blocks = kv_step_.recomputes();
   const RecomputedTokens& listed = kv_step_.listed_recomputes();
-  if (recomputes.tokens.empty() && listed.most == 0) return;
+  if (blocks.empty() && listed.most == 0) return;
   TRIPHASE_CHECK(inputs_ != nullptr, "recomputable blocks have layer inputs");
   TraceSpan span(trace_, TraceLane::kRecompute, "recompute");
-  if (listed.most > 0) return inputs_->recompute(w, listed, cache, stream);
-  span.note("tokens", static_cast<std::int64_t>(recomputes.tokens.size()));
-  inputs_->recompute(w, recomputes, cache, stream);
+  const std::int64_t whole = std::ssize(blocks) * cache.page_tokens;
+  // How many tokens a GPU has listed the host does not know.
+  if (listed.most == 0 || !sends_tables_) span.note("tokens", whole + listed.most);
+  if (!blocks.empty()) inputs_->recompute(w, blocks, cache, stream);
+  if (listed.most > 0) inputs_->recompute(w, listed, cache, stream);
 }
 
 ConstMatrix DecoderModel::head(const ForwardBatch& batch, ConstMatrix x, Stream& stream) {

@@ -1,11 +1,11 @@
 #include "models/kv_step.h"
 
 #include <algorithm>
+#include <utility>
 
 #include "base/error.h"
 
 namespace triphase {
-const KvRecomputes KvStep::kNoRecomputes;
 
 void KvStep::begin(KvStore& store, std::span<const BatchSegment> rows,
                    std::span<const std::int64_t> windows, AttentionRunner* attention,
@@ -18,9 +18,6 @@ void KvStep::begin(KvStore& store, std::span<const BatchSegment> rows,
     if (!store.early().empty()) store.end_early();
     ring_.reset(store.sizes().staging_pages);
   }
-  // Those of the step before this one, if it did not come to its last layer's attention.
-  if (has_early_tokens_ && store_ == &store) store.end_early_tokens();
-  has_early_tokens_ = !store.early_tokens().empty();
   store_ = &store;
   attention_ = attention;
   rows_ = rows;
@@ -41,12 +38,9 @@ void KvStep::begin(KvStore& store, std::span<const BatchSegment> rows,
   for (const BatchSegment& entry : rows) count += entry.count;
   slot_pages_.resize(static_cast<std::size_t>(count));
   slot_offsets_.resize(static_cast<std::size_t>(count));
-  reads_.begin_step(store, attention == nullptr ? 1 : attention->method().lists());
   staged_ = 0;
   meet_early();
   next_.begin(store, rows, windows);
-  next_tokens_.begin(store, rows);
-  early_token_bytes_ = 0;
   if (staging() && prefetch_) stage_to(0);
 }
 
@@ -69,75 +63,95 @@ void KvStep::find_host_entries() {
 void KvStep::find_choosing_entries() {
   choosing_.assign(rows_.size(), false);
   if (resolver_ == nullptr || attention_ == nullptr) return;
-  for (std::size_t entry = 0; entry < rows_.size(); ++entry) choosing_[entry] = can_look_up(entry);
-}
-
-bool KvStep::can_look_up(std::size_t entry) {
-  const BatchSegment& rows = rows_[entry];
-  const std::int64_t context = rows.first_position + 1;
-  if (rows.count != 1 || !attention_->chooses_on_device(rows.sequence, context)) return false;
-  std::int64_t away_end = store_->book().blocks(rows.sequence);
-  while (away_end > 0 && !is_away(entry, away_end - 1)) --away_end;
-  if (away_end == 0) return true;
-  // The device has the angles of key 0 alone.
-  if (rows.rope_key != 0 && store_->book().recomputable_blocks(rows.sequence) > 0) return false;
-  for (LayerId layer(0); layer.index() < windows_.size(); layer = LayerId(layer.value + 1)) {
-    if (attention_->method().timing(layer.value) != AttentionMethod::Timing::kLate) continue;
-    if (first_block_to_choose(entry, layer) < away_end) return false;
-    if (!reads_transposed_k()) continue;
-    blocks_without_columns_.clear();
-    columns_.add_blocks_without(entry, layer, blocks_without_columns_);
-    for (const std::int64_t block : blocks_without_columns_) {
-      if (is_away(entry, block)) return false;
-    }
+  for (std::size_t entry = 0; entry < rows_.size(); ++entry) {
+    const BatchSegment& rows = rows_[entry];
+    choosing_[entry] =
+        rows.count == 1 && attention_->chooses(rows.sequence, rows.first_position + 1);
   }
-  return true;
 }
 
-std::int64_t KvStep::chosen_pages(std::size_t entry) const {
+void KvStep::find_needed(std::size_t entry, LayerId layer) {
+  needed_.clear();
+  const BatchSegment& rows = rows_[entry];
+  const KvBook& book = store_->book();
+  const std::int64_t blocks = book.blocks(rows.sequence);
+  std::int64_t first = blocks;
+  if (!chooses_ahead(layer)) {
+    first = first_block_to_choose(entry, layer);
+    if (first > 0 && reads_transposed_k()) columns_.add_blocks_without(entry, layer, needed_);
+    std::erase_if(needed_, [&](std::int64_t block) { return !is_away(entry, block); });
+  }
+  const bool lists = lists_recomputes(rows);
+  for (std::int64_t block = 0; block < blocks; ++block) {
+    const bool unlisted =
+        !lists && book.block(rows.sequence, block).place == BlockPlace::kRecomputable;
+    if (unlisted || (block >= first && is_away(entry, block))) needed_.push_back(block);
+  }
+  std::ranges::sort(needed_);
+  needed_.erase(std::unique(needed_.begin(), needed_.end()), needed_.end());
+}
+
+std::int64_t KvStep::chosen_pages(std::size_t entry) {
   const BatchSegment& rows = rows_[entry];
   std::int64_t away = 0;
   const std::int64_t blocks = store_->book().blocks(rows.sequence);
   for (std::int64_t block = 0; block < blocks; ++block) away += is_away(entry, block) ? 1 : 0;
-  bool dense = false;  // some layer reads whole blocks
-  for (LayerId layer(0); layer.index() < windows_.size(); layer = LayerId(layer.value + 1)) {
-    dense = dense || !chooses_in(layer);
-  }
-  if (dense) return away;
+  if (away == 0) return 0;
   const std::int64_t tokens = attention_->list_tokens(rows.sequence, rows.first_position + 1);
-  return std::min(away, (tokens + block_tokens() - 1) / block_tokens());
+  std::int64_t most = 0;
+  bool asked_ahead = false;
+  for (LayerId layer(0); layer.index() < windows_.size(); layer = LayerId(layer.value + 1)) {
+    // Some layers read whole blocks.
+    if (!chooses_in(layer)) return away;
+    // Of those that choose ahead all read the same.
+    if (chooses_ahead(layer) && std::exchange(asked_ahead, true)) continue;
+    find_needed(entry, layer);
+    const std::int64_t pages = std::ssize(needed_) + (tokens + block_tokens() - 1) / block_tokens();
+    most = std::max(most, pages);
+  }
+  return std::min(away, most);
 }
 
 void KvStep::send_block_tables(Stream& stream) {
-  const std::vector<std::int32_t> written = store_->take_written_host_blocks();
-  block_tables_ = resolver_->begin_step(step_block_tables_.make(*store_, rows_), written, stream);
+  std::vector<std::int32_t> written = store_->take_written_host_blocks();
+  if (attention_->method().lists() > 1) {
+    // Of recomputable blocks nothing is in hot rows.
+    const std::int64_t host_blocks = store_->sizes().host_blocks;
+    std::erase_if(written, [&](std::int32_t block) { return block >= host_blocks; });
+  }
+  const BlockTables tables = step_block_tables_.make(*store_, rows_);
+  row_blocks_ = tables.row_blocks;
+  block_tables_ = resolver_->begin_step(tables, written, stream);
   if (!store_->shape().quantized()) slot_tables_ = &block_tables_;
 }
 
 Selection KvStep::resolve(Unit& unit, std::int64_t number, const Selection& chosen) {
   const SequenceGroup& group = groups_.at(number % groups());
+  const LayerId layer(number / groups());
   const KvResolver::Resolved resolved =
-      resolver_->resolve({.layer = LayerId(number / groups()),
+      resolver_->resolve({.layer = layer,
                           .first_row = static_cast<std::int64_t>(group.first),
                           .lists = chosen,
-                          .first_spare_slot = unit.first_page * block_tokens(),
-                          .spare_slots = group.pages * block_tokens(),
+                          .staged = unit.staged,
+                          .first_spare_slot = unit.spare_page * block_tokens(),
+                          .spare_slots = unit.spare_pages * block_tokens(),
                           .unit = number % resolver_->units()},
                          *stream_);
   TransferEngine& transfers = *store_->transfers();
-  unit.ticket = transfers.bring(store_->geometry(), resolved.missing);
+  unit.tickets.push_back(transfers.bring(store_->geometry(), resolved.missing));
   unit.listed_recomputes = resolved.recomputed;
   unit.listed_recomputes.most = std::min(resolved.recomputed.most, most_recomputed(group, chosen));
-  unit.input_ticket = transfers.bring_inputs(
-      store_->geometry(),
-      {store_->saved_inputs(0, LayerId(number / groups())), store_->shape().input_width},
-      unit.listed_recomputes);
+  if (unit.listed_recomputes.most == 0) return resolved.lists;
+  unit.tickets.push_back(transfers.bring_inputs(
+      store_->geometry(), {store_->saved_inputs(0, layer), store_->shape().input_width},
+      unit.listed_recomputes));
   return resolved.lists;
 }
 
 std::int64_t KvStep::most_recomputed(const SequenceGroup& group, const Selection& chosen) const {
   std::int64_t most = 0;
   for (std::size_t entry = group.first; entry < group.first + group.count; ++entry) {
+    if (!lists_recomputes(rows_[entry])) continue;
     const std::int64_t blocks = store_->book().recomputable_blocks(rows_[entry].sequence);
     most += std::min(blocks * block_tokens(), chosen.capacity);
   }
@@ -147,26 +161,31 @@ std::int64_t KvStep::most_recomputed(const SequenceGroup& group, const Selection
 Selection KvStep::look_up(LayerId layer, std::int64_t group, const Selection& chosen) {
   TRIPHASE_CHECK(looks_up_ && looked_up_ == nullptr, "a choice that is to be looked up");
   const std::int64_t number = layer.value * groups() + group;
-  const Selection lists = resolve(unit_of(number), number, chosen);
-  store_->transfers()->hold(unit_of(number).ticket);
+  Unit& unit = unit_of(number);
+  const std::size_t held = unit.tickets.size();
+  const Selection lists = resolve(unit, number, chosen);
+  for (const Ticket ticket : std::span(unit.tickets).subspan(held)) {
+    store_->transfers()->hold(ticket);
+  }
+  recomputes_ = {};
+  listed_recomputes_ = unit.listed_recomputes;
   return lists;
 }
 
 KvStep::BytesRead KvStep::bytes_read() const {
-  BytesRead read{.all = reads_.bytes()};
+  BytesRead read{.blocks = reads_.bytes().blocks, .inputs = reads_.bytes().inputs};
   if (resolver_ == nullptr || stream_ == nullptr) return read;
   const ResolveCounts counts = resolver_->counts(*stream_);
   const auto part =
       static_cast<std::uint64_t>(store_->geometry().record_bytes() / attention_->method().lists());
-  const std::uint64_t tokens = part * static_cast<std::uint64_t>(counts.brought);
-  read.recomputed_by_device = static_cast<std::uint64_t>(counts.recomputed);
-  const std::uint64_t inputs = read.recomputed_by_device * KvStore::input_bytes(store_->shape()) /
+  read.recomputed_tokens = static_cast<std::uint64_t>(counts.recomputed);
+  const std::uint64_t inputs = read.recomputed_tokens * KvStore::input_bytes(store_->shape()) /
                                static_cast<std::uint64_t>(block_tokens());
-  read.named_by_device = tokens + inputs;
-  read.all.chosen += part * static_cast<std::uint64_t>(counts.chosen);
-  read.all.cached += part * static_cast<std::uint64_t>(counts.cached);
-  read.all.tokens += tokens;
-  read.all.inputs += inputs;
+  read.tokens = part * static_cast<std::uint64_t>(counts.brought);
+  read.chosen = part * static_cast<std::uint64_t>(counts.chosen);
+  read.cached = part * static_cast<std::uint64_t>(counts.cached);
+  read.inputs += inputs;
+  if (!store_->transfers()->counts_what_it_brings()) read.uncounted = read.tokens + inputs;
   return read;
 }
 
@@ -209,11 +228,6 @@ std::int64_t KvStep::first_needed_block(const BatchSegment& rows, std::int64_t l
   // A method that chooses for itself does so among all tokens.
   if (attention_ != nullptr) return 0;
   return rows.first_block_in_window(windows_[static_cast<std::size_t>(layer)], block_tokens());
-}
-
-const TokenChoice* KvStep::early_choice(const BatchSegment& rows, LayerId layer) const {
-  if (attention_ == nullptr || rows.count != 1) return nullptr;
-  return attention_->early_choice(layer, rows.sequence, rows.first_position + 1);
 }
 
 void KvStep::meet_early() {
@@ -308,23 +322,10 @@ void KvStep::fetch_for_next_step(std::int64_t number) {
   const bool last_layer = number + groups() >= unit_count();
   if (!prefetch_ || !last_layer || staged_ < unit_count() || last_early_unit_ >= 0) return;
   if (store_->shape().host_attention) return;
-  if (attention_ != nullptr) return fetch_tokens_for_next_step();
+  if (attention_ != nullptr) return;
   const std::int64_t blocks = next_.fetch(ring_, unit_count());
   early_for_next_ += blocks;
   reads_.count_early(blocks);
-}
-
-void KvStep::fetch_tokens_for_next_step() {
-  if (!next_tokens_.pending()) return;
-  // What was brought for this step is of layers that are past.
-  if (has_early_tokens_) store_->end_early_tokens();
-  has_early_tokens_ = false;
-  std::optional<std::int64_t> spare = ring_.take(1, unit_count());
-  if (spare) *spare += store_->sizes().device_pages;
-  const auto last_layer = static_cast<std::int64_t>(windows_.size()) - 1;
-  const std::uint64_t bytes = next_tokens_.fetch(*attention_, last_layer, spare);
-  early_token_bytes_ += bytes;
-  reads_.count_early_tokens(bytes);
 }
 
 std::int64_t KvStep::first_block_to_choose(std::size_t entry, LayerId layer) const {
@@ -343,98 +344,56 @@ void KvStep::stage(std::int64_t number, std::int64_t first_page) {
   Unit& unit = unit_of(number);
   const LayerId layer(number / groups());
   const SequenceGroup& group = groups_.at(number % groups());
-  if (unit.tables.size() < group.count) {
-    unit.tables.resize(group.count);
-    unit.slots.resize(group.count);
-    unit.first_blocks.resize(group.count);
-    unit.more_blocks.resize(group.count);
-  }
-  unit.first_page = first_page;
-  unit.any_late = false;
-  if (group.chooses && chooses_in(layer)) return stage_chosen(unit, number);
-  for (std::size_t index = 0; index < group.count; ++index) {
-    const BatchSegment& entry = rows_[group.first + index];
-    const std::int64_t first = first_block_to_choose(group.first + index, layer);
-    unit.more_blocks[index].clear();
-    if (first > 0 && reads_transposed_k()) {
-      columns_.add_blocks_without(group.first + index, layer, unit.more_blocks[index]);
-    }
-    unit.any_late = unit.any_late || first > 0;
-    unit.first_blocks[index] = std::max(first, first_needed_block(entry, layer.value));
-    unit.slots[index].clear();
-  }
-  read_first_round(unit, layer, group);
-  unit.early_ranges = reads_.early_ranges();
-  unit.early_token_ranges = reads_.early_token_ranges();
-  unit.ticket = move_reads(unit.recomputes, unit.input_ticket);
-}
-
-// Pages are wanted where the method chooses by keys that lie there.
-void KvStep::stage_chosen(Unit& unit, std::int64_t number) {
-  const LayerId layer(number / groups());
-  const SequenceGroup& group = groups_.at(number % groups());
+  const bool looked_up = looks_up(group, layer);
+  if (unit.tables.size() < group.count) unit.tables.resize(group.count);
+  unit.tickets.clear();
+  unit.staged.clear();
+  unit.listed_recomputes = {};
+  reads_.begin(*store_, layer, first_page);
   for (std::size_t index = 0; index < group.count; ++index) {
     store_->fill_pages(rows_[group.first + index].sequence, layer, unit.tables[index]);
-    unit.slots[index].clear();
+    read_blocks(group.first + index, layer, looked_up, unit.tables[index]);
   }
-  unit.early_ranges = unit.early_token_ranges = 0;
-  unit.recomputes.clear();
-  unit.ticket = unit.input_ticket = {};
-  if (!looks_up(group, layer) || !chooses_ahead(layer)) return;
+  unit.early_ranges = reads_.early_ranges();
+  unit.recomputes = reads_.recomputes();
+  TransferEngine& transfers = *store_->transfers();
+  unit.tickets.push_back(
+      transfers.move_tokens(Lane::kToDevice, store_->geometry(), reads_.make_runs()));
+  unit.tickets.push_back(transfers.move_pieces(Lane::kToDevice, reads_.make_pieces()));
+  if (!looked_up) return;
+  unit.spare_page = reads_.next_page();
+  unit.spare_pages = first_page + group.pages - unit.spare_page;
+  if (unit.spare_page > first_page) note_staged(unit, group);
+  if (!chooses_ahead(layer)) return;
   const auto rows = rows_.subspan(group.first, group.count);
   unit.looked_up = resolve(unit, number, attention_->choose_ahead(layer, rows, *stream_));
 }
 
-void KvStep::read_first_round(Unit& unit, LayerId layer, const SequenceGroup& group) {
-  reads_.begin(layer, unit.first_page);
+void KvStep::read_blocks(std::size_t entry, LayerId layer, bool looked_up,
+                         std::vector<PageId>& table) {
+  if (on_host_[entry]) return;
+  if (looked_up) {
+    find_needed(entry, layer);
+    for (const std::int64_t block : needed_) reads_.read_block(rows_[entry], block, table);
+    return;
+  }
+  const std::int64_t blocks = std::ssize(table);
+  for (std::int64_t block = first_needed_block(rows_[entry], layer.value); block < blocks;
+       ++block) {
+    reads_.read_block(rows_[entry], block, table);
+  }
+}
+
+void KvStep::note_staged(Unit& unit, const SequenceGroup& group) const {
+  unit.staged.assign(group.count * static_cast<std::size_t>(row_blocks_), -1);
+  const std::int64_t device_pages = store_->sizes().device_pages;
   for (std::size_t index = 0; index < group.count; ++index) {
-    const BatchSegment& entry = rows_[group.first + index];
-    std::vector<PageId>& table = unit.tables[index];
-    store_->fill_pages(entry.sequence, layer, table);
-    if (on_host_[group.first + index]) continue;
-    if (const TokenChoice* choice = early_choice(entry, layer)) {
-      reads_.read_tokens(entry, *choice, table, unit.slots[index]);
-    } else {
-      reads_.read_blocks(entry, unit.first_blocks[index], table);
-      for (const std::int64_t block : unit.more_blocks[index]) {
-        reads_.read_block(entry, block, table);
-      }
+    const std::vector<PageId>& table = unit.tables[index];
+    const std::size_t first = index * static_cast<std::size_t>(row_blocks_);
+    for (std::size_t block = 0; block < table.size(); ++block) {
+      if (table[block].value >= device_pages) unit.staged[first + block] = table[block].value;
     }
   }
-}
-
-Ticket KvStep::move_reads(KvRecomputes& recomputes, Ticket& inputs) {
-  TransferEngine& transfers = *store_->transfers();
-  reads_.make_runs(transfers.piece_cost_bytes(), runs_);
-  const Ticket ticket = transfers.move_tokens(Lane::kToDevice, store_->geometry(), runs_);
-  reads_.make_recomputes(transfers.piece_cost_bytes(), recomputes, pieces_);
-  inputs = transfers.move_pieces(Lane::kToDevice, pieces_);
-  return ticket;
-}
-
-void KvStep::fetch(LayerId layer, std::int64_t group_index,
-                   std::span<const TokenChoice* const> choices) {
-  TRIPHASE_CHECK(late_ && choices.size() == segments_.size(), "a choice for each segment");
-  Unit& unit = unit_of(layer.value * groups() + group_index);
-  const SequenceGroup& group = groups_.at(group_index);
-  // Other units have been staged since: what came of this one is counted up again.
-  read_first_round(unit, layer, group);
-  reads_.begin_second_round();
-  for (std::size_t index = 0; index < choices.size(); ++index) {
-    const std::size_t at = segment_entries_[index];
-    const BatchSegment& entry = rows_[group.first + at];
-    if (choices[index] == nullptr) {
-      reads_.read_blocks(entry, first_needed_block(entry, layer.value), unit.tables[at]);
-    } else {
-      reads_.read_tokens(entry, *choices[index], unit.tables[at], unit.slots[at]);
-      segment_slots_[index] = unit.slots[at];
-    }
-  }
-  Ticket inputs;
-  const Ticket ticket = move_reads(fetched_recomputes_, inputs);
-  recomputes_ = &fetched_recomputes_;
-  store_->transfers()->hold(ticket);
-  store_->transfers()->hold(inputs);
 }
 
 KvSlots KvStep::slots(LayerId layer) {
@@ -495,25 +454,23 @@ KvLayerView KvStep::view(LayerId layer) const {
 
 std::span<const AttentionSegment> KvStep::segments(LayerId layer, std::int64_t group_index) {
   const std::int64_t number = layer.value * groups() + group_index;
-  recomputes_ = &kNoRecomputes;
+  recomputes_ = {};
   listed_recomputes_ = {};
-  late_ = looks_up_ = false;
+  looks_up_ = false;
   looked_up_ = nullptr;
   if (staging()) {
     if (last_early_unit_ >= 0 && number > last_early_unit_) end_early();
     ring_.give_back_before(number);
     stage_to(number);
     fetch_for_next_step(number);
-    store_->hold_early(unit_of(number).early_ranges);
-    store_->hold_early_tokens(unit_of(number).early_token_ranges);
-    store_->transfers()->hold(unit_of(number).ticket);
-    store_->transfers()->hold(unit_of(number).input_ticket);
-    recomputes_ = &unit_of(number).recomputes;
-    late_ = unit_of(number).any_late;
+    const Unit& unit = unit_of(number);
+    store_->hold_early(unit.early_ranges);
+    for (const Ticket ticket : unit.tickets) store_->transfers()->hold(ticket);
+    recomputes_ = unit.recomputes;
     looks_up_ = looks_up(groups_.at(group_index), layer);
     if (looks_up_ && chooses_ahead(layer)) {
-      looked_up_ = &unit_of(number).looked_up;
-      listed_recomputes_ = unit_of(number).listed_recomputes;
+      looked_up_ = &unit.looked_up;
+      listed_recomputes_ = unit.listed_recomputes;
     }
   }
   make_segments(layer, group_index);
@@ -527,20 +484,15 @@ void KvStep::make_segments(LayerId layer, std::int64_t group_index) {
     if (staging()) return unit_of(number).tables[entry - group.first];
     return page_tables_[entry];
   };
-  const auto add_sequence = [&](std::size_t entry) {
-    segment_sequences_.push_back(rows_[entry].sequence);
-    segment_entries_.push_back(entry - group.first);
-    segment_slots_.emplace_back();
-    if (staging()) segment_slots_.back() = unit_of(number).slots[entry - group.first];
-  };
   const bool by_columns = reads_transposed_k();
   const auto columns_of = [&](std::size_t entry) -> std::span<const PageId> {
     return by_columns ? columns_.table(entry, layer) : std::span<const PageId>();
   };
-  // The tables that serve an entry, and its row there.
+  // The tables that serve an entry, and its row there; the resolver's know no staging pages.
+  const bool by_lookup = looks_up_ && unit_of(number).staged.empty();
   const auto tables_of = [&](std::size_t entry, AttentionSegment& segment) {
-    segment.tables = looks_up_ ? &block_tables_ : tables_;
-    segment.table_row = static_cast<std::int64_t>(looks_up_ ? entry : segments_.size());
+    segment.tables = by_lookup ? &block_tables_ : looks_up_ ? nullptr : tables_;
+    segment.table_row = static_cast<std::int64_t>(by_lookup ? entry : segments_.size());
     segment.table_layer = layer.value;
   };
   const std::int64_t window = windows_[layer.index()];
@@ -549,13 +501,11 @@ void KvStep::make_segments(LayerId layer, std::int64_t group_index) {
   }
   segments_.clear();
   segment_sequences_.clear();
-  segment_slots_.clear();
-  segment_entries_.clear();
   if (store_->shape().quantized()) {
     for (const PartialBlocks::Run& run : partial_blocks_.runs()) {
       if (run.entry < group.first || run.entry >= group.first + group.count) continue;
       const BatchSegment& entry = rows_[run.entry];
-      add_sequence(run.entry);
+      segment_sequences_.push_back(entry.sequence);
       AttentionSegment segment{
           .query_begin = entry.first_row + run.first_position - entry.first_position,
           .query_count = run.count,
@@ -573,7 +523,7 @@ void KvStep::make_segments(LayerId layer, std::int64_t group_index) {
   for (std::size_t index = group.first; index < group.first + group.count; ++index) {
     if (on_host_[index]) continue;
     const BatchSegment& entry = rows_[index];
-    add_sequence(index);
+    segment_sequences_.push_back(entry.sequence);
     AttentionSegment segment{.query_begin = entry.first_row,
                              .query_count = entry.count,
                              .context_tokens = entry.first_position + entry.count,

@@ -2,22 +2,21 @@
 
 // The KV tables of one decoder step: where each layer's new tokens go, which partial blocks close,
 // and what each query attends, with the blocks that are on the host brought into staging pages just
-// before they are read. Of a decoded row only the tokens that its attention method chose are
-// brought: ahead, where it knows them before the query exists, else once it has chosen. With a
-// KvResolver the device finds out what is missing; else the host does, and waits for the choice.
+// before they are read. Of a decoded row that attends chosen tokens only these are brought, where a
+// KvResolver looks them up: ahead, where its method knows them before the query exists, else once
+// it has chosen; blocks that the method must see before it chooses come as a whole.
 // Layer by layer the caller does
 //
 //   append at slots(layer); close closes();
-//   for each group: choose for segments(layer, group), and where chooses_late()
-//                   fetch(layer, group, choices), where looks_up() look_up(layer, group, choice);
-//                   attend the segments, then done(layer, group)
+//   for each group: choose for segments(layer, group); where looks_up() and not looked_up(),
+//                   look_up(layer, group, choice); attend the segments, then done(layer, group)
 //
 // A group is some of the sequences, so many that the staging pages hold several groups at once (all
 // sequences, where nothing is on the host). While one group is attended, and while a layer computes
 // what is not attention, the blocks of as many groups as the other staging pages hold are on their
-// way, those of later layers too; and at a step's end those of the next step's first layers, as far
-// as it is sure to read them (next_step.h), or the tokens that it will choose (next_tokens.h). Kept
-// between steps to reuse its memory; not thread safe.
+// way, those of later layers too; and under dense attention, at a step's end, those of the next
+// step's first layers, as far as it is sure to read them (next_step.h). Kept between steps to reuse
+// its memory; not thread safe.
 
 #include <array>
 #include <cstdint>
@@ -32,7 +31,6 @@
 #include "models/forward_batch.h"
 #include "models/host_reads.h"
 #include "models/next_step.h"
-#include "models/next_tokens.h"
 #include "models/partial_blocks.h"
 #include "models/sequence_groups.h"
 #include "models/staging_ring.h"
@@ -48,8 +46,8 @@ class KvStep {
   void begin(KvStore& store, std::span<const BatchSegment> rows,
              std::span<const std::int64_t> windows, AttentionRunner* attention, Stream& stream);
 
-  // From now on chosen tokens are looked up by it where that is possible; it must outlive the
-  // steps.
+  // From now on chosen tokens on the host are looked up by it; without one the blocks of rows that
+  // choose are brought as a whole. It must outlive the steps.
   void set_resolver(KvResolver* resolver) { resolver_ = resolver; }
 
   // Where the rows' K and V of this layer go; call once per layer, layers in order.
@@ -82,31 +80,20 @@ class KvStep {
   [[nodiscard]] std::int64_t groups() const { return groups_.count(); }
   // Waits for the group's staged blocks; throws what made their transfer fail.
   [[nodiscard]] std::span<const AttentionSegment> segments(LayerId layer, std::int64_t group);
-  // Whether some segment last returned has tokens on the host that come only once its method has
-  // chosen; then fetch() must follow.
-  [[nodiscard]] bool chooses_late() const { return late_; }
-  // Brings what was chosen for the segments last returned: by segment a choice, or null where the
-  // whole context is attended. Waits for it, as segments() does.
-  void fetch(LayerId layer, std::int64_t group, std::span<const TokenChoice* const> choices);
-  // Whether the tokens chosen for the segments last returned are looked up on the device.
+  // Whether the tokens chosen for the segments last returned are looked up.
   [[nodiscard]] bool looks_up() const { return looks_up_; }
   // That choice, where it has been made and looked up already; else look_up() must follow choosing.
   [[nodiscard]] const Selection* looked_up() const { return looked_up_; }
   // Looks up what was chosen for the rows of the segments last returned, and brings what is
   // missing: what compute is given from now on finds it at the slots of the result.
   [[nodiscard]] Selection look_up(LayerId layer, std::int64_t group, const Selection& chosen);
-  // Tokens that the last segments() or fetch() brought and whose layer inputs lie in staging pages:
-  // their K and V must be projected before anybody reads them.
-  [[nodiscard]] const KvRecomputes& recomputes() const { return *recomputes_; }
-  // The same where the device looked up what segments() returned, and lists them itself.
+  // What the last segments() or look_up() brought by its layer inputs, whose K and V must be
+  // projected before anybody reads them: blocks, in their staging pages, and tokens that were
+  // looked up.
+  [[nodiscard]] std::span<const KvRecompute> recomputes() const { return recomputes_; }
   [[nodiscard]] const RecomputedTokens& listed_recomputes() const { return listed_recomputes_; }
-  // The sequence of each of the segments last returned, and the device slots of
-  // its chosen tokens (HostReads::read_tokens); none where nothing was chosen yet or nothing is on
-  // the host.
+  // The sequence of each of the segments last returned.
   [[nodiscard]] std::span<const SequenceId> segment_sequences() const { return segment_sequences_; }
-  [[nodiscard]] std::span<const std::span<const std::int32_t>> segment_slots() const {
-    return segment_slots_;
-  }
   void done(LayerId layer, std::int64_t group);
 
   // Whether later groups' blocks are fetched while one is attended (default), or only when they are
@@ -117,43 +104,47 @@ class KvStep {
   [[nodiscard]] bool staging() const { return groups_.staging(); }
   // Blocks of one layer fetched so far for the step after this one.
   [[nodiscard]] std::int64_t fetched_for_next_step() const { return early_for_next_; }
-  // Bytes of chosen tokens that were.
-  [[nodiscard]] std::uint64_t token_bytes_for_next_step() const { return early_token_bytes_; }
   // What was read of the host since the start; waits for the device where it counts.
   struct BytesRead {
-    HostReads::Bytes all;
-    std::uint64_t named_by_device = 0;       // of tokens brought, which the link does not count
-    std::uint64_t recomputed_by_device = 0;  // tokens that it listed, in one layer each
+    std::uint64_t blocks = 0;             // of blocks brought whole
+    std::uint64_t tokens = 0;             // of chosen tokens brought
+    std::uint64_t chosen = 0;             // of tokens that were on the host and chosen
+    std::uint64_t cached = 0;             // of these, in the cache already
+    std::uint64_t inputs = 0;             // of layer inputs brought
+    std::uint64_t uncounted = 0;          // of all this, what the link's own numbers lack
+    std::uint64_t recomputed_tokens = 0;  // that were looked up, in one layer each
   };
   [[nodiscard]] BytesRead bytes_read() const;
 
  private:
-  // The staged blocks of one (layer, group); units are numbered layer * groups + group.
+  // What one (layer, group) reads; units are numbered layer * groups + group.
   struct Unit {
-    Ticket ticket;
-    Ticket input_ticket;
-    KvRecomputes recomputes;
-    std::vector<std::vector<PageId>> tables;       // page tables of the group's entries
-    std::vector<std::vector<std::int32_t>> slots;  // and of their chosen tokens
-    std::vector<std::int64_t> first_blocks;        // where entries without an early choice begin
-    std::vector<std::vector<std::int64_t>> more_blocks;  // and others that they read
-    std::int64_t first_page = 0;
-    std::int64_t early_ranges = 0;        // HostReads::early_ranges
-    std::int64_t early_token_ranges = 0;  // HostReads::early_token_ranges
-    bool any_late = false;               // what lies before the first block comes once it is chosen
+    std::vector<Ticket> tickets;
+    std::vector<KvRecompute> recomputes;
+    std::vector<std::vector<PageId>> tables;  // page tables of the group's entries
+    std::vector<std::int32_t> staged;         // ResolveCall::staged
+    std::int64_t spare_page = 0;              // the first page for chosen tokens
+    std::int64_t spare_pages = 0;
+    std::int64_t early_ranges = 0;       // HostReads::early_ranges
     Selection looked_up;                 // chosen ahead of the layer,
     RecomputedTokens listed_recomputes;  // and what of it must be projected
   };
 
   void find_host_entries();
   void find_choosing_entries();
-  // Whether the device can look up what the entry's row chooses: the host brings nothing before.
-  [[nodiscard]] bool can_look_up(std::size_t entry);
   // Most tokens that a group's rows choose of blocks that nobody stores.
   [[nodiscard]] std::int64_t most_recomputed(const SequenceGroup& group,
                                              const Selection& chosen) const;
-  // Staging pages for what such a row chooses in a layer.
-  [[nodiscard]] std::int64_t chosen_pages(std::size_t entry) const;
+  // Staging pages for what such a row reads in a layer.
+  [[nodiscard]] std::int64_t chosen_pages(std::size_t entry);
+  // Fills needed_ with the blocks on the host that come as a whole in a layer, ascending: those
+  // that such a row's method looks into before it chooses, and recomputable ones whose tokens
+  // cannot be listed.
+  void find_needed(std::size_t entry, LayerId layer);
+  [[nodiscard]] bool lists_recomputes(const BatchSegment& rows) const {
+    // Tokens are recomputed whole, by the angles of key 0.
+    return rows.rope_key == 0 && attention_->method().lists() == 1;
+  }
   [[nodiscard]] bool is_away(std::size_t entry, std::int64_t block) const {
     return !store_->book().block(rows_[entry].sequence, block).on_device();
   }
@@ -167,7 +158,7 @@ class KvStep {
     return attention_->method().timing(layer.value) == AttentionMethod::Timing::kEarly;
   }
   void make_groups();
-  // The device's tables of the step, where chosen tokens are looked up.
+  // The resolver's tables of the step.
   void send_block_tables(Stream& stream);
   [[nodiscard]] Selection resolve(Unit& unit, std::int64_t number, const Selection& chosen);
   // By block of what the rows attend: their pages, none where they are on the host.
@@ -188,22 +179,18 @@ class KvStep {
   // The range of pages that was taken for this unit before the step; null: none.
   [[nodiscard]] const NextStep::Range* meant_for(std::int64_t number) const;
   void fetch_for_next_step(std::int64_t number);
-  void fetch_tokens_for_next_step();
   // Stages the units up to `number`, and then as many as there are pages for.
   void stage_to(std::int64_t number);
   void stage(std::int64_t number, std::int64_t first_page);
-  // The same where chosen tokens are looked up on the device.
-  void stage_chosen(Unit& unit, std::int64_t number);
-  // Puts what the group's entries read ahead into the unit's tables and reads_.
-  void read_first_round(Unit& unit, LayerId layer, const SequenceGroup& group);
-  // Brings what reads_ holds: K and V by the ticket that is returned, layer inputs by `inputs`.
-  [[nodiscard]] Ticket move_reads(KvRecomputes& recomputes, Ticket& inputs);
+  // Puts what the entry reads as whole blocks into its table and reads_.
+  void read_blocks(std::size_t entry, LayerId layer, bool looked_up, std::vector<PageId>& table);
+  // Fills unit.staged from its tables.
+  void note_staged(Unit& unit, const SequenceGroup& group) const;
   // The first of the blocks that the rows read when they read whole blocks.
   [[nodiscard]] std::int64_t first_needed_block(const BatchSegment& rows, std::int64_t layer) const;
   // Of the blocks that a decoded row's late method looks into before it chooses, the first; 0:
   // all, or another row.
   [[nodiscard]] std::int64_t first_block_to_choose(std::size_t entry, LayerId layer) const;
-  [[nodiscard]] const TokenChoice* early_choice(const BatchSegment& rows, LayerId layer) const;
   [[nodiscard]] Unit& unit_of(std::int64_t number) {
     return units_[static_cast<std::size_t>(number) % units_.size()];
   }
@@ -216,15 +203,14 @@ class KvStep {
   std::span<const BatchSegment> rows_;
   std::span<const std::int64_t> windows_;
   AttentionRunner* attention_ = nullptr;
-  static const KvRecomputes kNoRecomputes;
-  const KvRecomputes* recomputes_ = &kNoRecomputes;
+  std::span<const KvRecompute> recomputes_;
   RecomputedTokens listed_recomputes_;
-  KvRecomputes fetched_recomputes_;
   std::vector<bool> on_host_;   // by entry of rows_
-  std::vector<bool> choosing_;  // by entry of rows_: its tokens are looked up on the device
+  std::vector<bool> choosing_;  // by entry of rows_: its tokens are looked up
   KvResolver* resolver_ = nullptr;
   Stream* stream_ = nullptr;
-  SegmentTables block_tables_;  // of the step, a row for each entry
+  SegmentTables block_tables_;   // of the step, a row for each entry
+  std::int64_t row_blocks_ = 0;  // of such a row
   bool looks_up_ = false;
   const Selection* looked_up_ = nullptr;
   SequenceGroups::Entries entries_;
@@ -232,7 +218,6 @@ class KvStep {
   const SegmentTables* tables_ = nullptr;       // of the step
   const SegmentTables* slot_tables_ = nullptr;  // those that say where new tokens go
   bool prefetch_ = true;
-  bool late_ = false;
 
   static constexpr std::size_t kMostStaged = 64;  // units at a time
   std::array<Unit, kMostStaged> units_;
@@ -243,23 +228,16 @@ class KvStep {
   std::vector<std::int64_t> fresh_;    // by unit that it concerns: blocks that were not
   std::int64_t last_early_unit_ = -1;  // that reads any of it; -1: nothing is left of it
   std::int64_t early_for_next_ = 0;    // blocks brought for the next step
-  NextTokens next_tokens_;
-  bool has_early_tokens_ = false;        // brought for this step, before it began
-  std::uint64_t early_token_bytes_ = 0;  // brought for the next step
-  std::vector<TokenRun> runs_;
-  std::vector<BytePiece> pieces_;
-  HostReads reads_;  // of the unit at hand
+  HostReads reads_;                    // of the unit at hand
 
   std::vector<PageId> slot_pages_;
   std::vector<std::int32_t> slot_offsets_;
   PartialBlocks partial_blocks_;  // INT8
   std::vector<AttentionSegment> segments_;
   std::vector<SequenceId> segment_sequences_;
-  std::vector<std::span<const std::int32_t>> segment_slots_;
-  std::vector<std::size_t> segment_entries_;  // index into the group
 
   StepBlockTables step_block_tables_;
-  std::vector<std::int64_t> blocks_without_columns_;
+  std::vector<std::int64_t> needed_;
 
   std::vector<std::vector<PageId>> page_tables_;   // by entry of rows_, where none is staged
   std::vector<std::vector<PageId>> scale_tables_;  // by entry of rows_

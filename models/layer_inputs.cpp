@@ -173,53 +173,42 @@ void LayerInputs::save(LayerId layer, const std::int8_t* codes, const float* sca
   under_way_.push_back(saves.back());
 }
 
-void LayerInputs::recompute(const LayerWeights& weights, const KvRecomputes& recomputes,
+void LayerInputs::recompute(const LayerWeights& weights, std::span<const KvRecompute> blocks,
                             const KvLayerView& cache, Stream& stream) {
-  std::span<const KvRecompute> blocks = recomputes.blocks;
-  std::span<const KvRecomputeToken> tokens = recomputes.tokens;
+  const auto at_once = static_cast<std::size_t>(rows_capacity_ / cache.page_tokens);
+  TRIPHASE_CHECK(at_once > 0, "buffers for the rows of a block");
   while (!blocks.empty()) {
-    // Whole blocks: K and V take the place of the layer inputs that they come from.
-    std::size_t count = 0;
-    std::int64_t rows = 0;
-    while (count < blocks.size() && rows + blocks[count].token_count <= rows_capacity_) {
-      rows += blocks[count++].token_count;
-    }
-    TRIPHASE_CHECK(count > 0, "buffers for the rows of a block");
-    const auto part = static_cast<std::size_t>(rows);
-    if (rows > 0) {
-      recompute_part(weights, blocks.first(count), tokens.first(part), cache, stream);
-    }
+    const std::size_t count = std::min(blocks.size(), at_once);
+    recompute_part(weights, blocks.first(count), cache, stream);
     blocks = blocks.subspan(count);
-    tokens = tokens.subspan(part);
   }
 }
 
 void LayerInputs::recompute_part(const LayerWeights& weights, std::span<const KvRecompute> blocks,
-                                 std::span<const KvRecomputeToken> tokens, const KvLayerView& cache,
-                                 Stream& stream) {
-  const auto rows = static_cast<std::int64_t>(tokens.size());
+                                 const KvLayerView& cache, Stream& stream) {
+  const std::int64_t block_tokens = cache.page_tokens;
+  const std::int64_t rows = std::ssize(blocks) * block_tokens;
   const std::int64_t width = config_.kv_width();
   std::int64_t row = 0;
   for (const KvRecompute& block : blocks) {
-    const auto own =
-        tokens.subspan(static_cast<std::size_t>(row), static_cast<std::size_t>(block.token_count));
-    read_inputs(block, own, row, cache, stream);
-    for (const KvRecomputeToken& token : own) {
-      if (rope_rows_) rope_rows_->set(row, block.rope_key, block.first_position + token.offset);
-      ++row;
+    read_inputs(block, row, cache, stream);
+    for (std::int64_t i = 0; i < block_tokens; ++i, ++row) {
+      if (rope_rows_) rope_rows_->set(row, block.rope_key, block.first_position + i);
     }
   }
-  const Matrix inputs = rows_of(inputs_, rows, config_.hidden_size);
   const Matrix kv = rows_of(kv_, rows, 2 * width);
-  ops_->linear_by_rows(inputs, kv_projection(weights, config_),
+  ops_->linear_by_rows(rows_of(inputs_, rows, config_.hidden_size), kv_projection(weights, config_),
                        kv_projection_bias(weights, config_), {}, kv, stream);
-  const Matrix k = part_of(kv, 0, rows, 0, width);
-  const Matrix v = part_of(kv, 0, rows, width, width);
   if (rope_ != nullptr) {
-    ops_->rope(k, config_.kv_heads, config_.head_dim, rope_->rotary_dim(),
-               rope_rows_->send(rows, stream), stream);
+    ops_->rope(part_of(kv, 0, rows, 0, width), config_.kv_heads, config_.head_dim,
+               rope_->rotary_dim(), rope_rows_->send(rows, stream), stream);
   }
-  put_into_slots(blocks, tokens, k, v, cache, stream);
+  row = 0;
+  for (const KvRecompute& block : blocks) {
+    put_into_page(block, part_of(kv, row, block_tokens, 0, width),
+                  part_of(kv, row, block_tokens, width, width), cache, stream);
+    row += block_tokens;
+  }
   use_.recomputed_tokens += static_cast<std::uint64_t>(rows);
 }
 
@@ -239,63 +228,42 @@ void LayerInputs::recompute(const LayerWeights& weights, const RecomputedTokens&
   }
 }
 
-void LayerInputs::read_inputs(const KvRecompute& block, std::span<const KvRecomputeToken> tokens,
-                              std::int64_t row, const KvLayerView& cache, Stream& stream) {
-  const std::int64_t hidden = config_.hidden_size;
+void LayerInputs::read_inputs(const KvRecompute& block, std::int64_t row, const KvLayerView& cache,
+                              Stream& stream) {
   const std::int64_t page = block.page.value * cache.page_tokens * config_.kv_width() *
                             static_cast<std::int64_t>(dtype_bytes(cache.dtype));
   const auto* codes =
       reinterpret_cast<const std::int8_t*>(static_cast<const std::byte*>(cache.k) + page);
   const auto* scales =
       reinterpret_cast<const float*>(static_cast<const std::byte*>(cache.v) + page);
-  while (!tokens.empty()) {
-    // Neighbours in one call.
-    const std::int64_t first = tokens.front().offset;
-    std::size_t count = 1;
-    while (count < tokens.size() &&
-           tokens[count].offset == first + static_cast<std::int64_t>(count)) {
-      ++count;
-    }
-    const auto rows = static_cast<std::int64_t>(count);
-    const Matrix to = part_of(rows_of(inputs_, row + rows, hidden), row, rows, 0, hidden);
-    input_ops_->dequantize(codes + first * hidden, scales + first, to, stream);
-    row += rows;
-    tokens = tokens.subspan(count);
-  }
+  const std::int64_t hidden = config_.hidden_size;
+  const std::int64_t end = row + cache.page_tokens;
+  input_ops_->dequantize(codes, scales,
+                         part_of(rows_of(inputs_, end, hidden), row, cache.page_tokens, 0, hidden),
+                         stream);
 }
 
-void LayerInputs::put_into_slots(std::span<const KvRecompute> blocks,
-                                 std::span<const KvRecomputeToken> tokens, ConstMatrix k,
-                                 ConstMatrix v, const KvLayerView& cache, Stream& stream) {
+void LayerInputs::put_into_page(const KvRecompute& block, ConstMatrix k, ConstMatrix v,
+                                const KvLayerView& cache, Stream& stream) {
+  // INT8 blocks pass through a partial page, and are quantized by the scales that they got when
+  // they were closed.
   const bool quantized = cache.quantized();
-  // INT8 tokens pass through a partial page, a page at a time, and are quantized by the scales that
-  // their blocks got when they were closed.
-  const PageId open = quantized ? store_->partial_pages().take() : PageId();
+  const PageId page = quantized ? store_->partial_pages().take() : block.page;
   requantized_.clear();
-  std::size_t row = 0;
-  for (const KvRecompute& block : blocks) {
-    for (std::int32_t i = 0; i < block.token_count; ++i, ++row) {
-      const std::int32_t slot = tokens[row].slot;
-      const std::int64_t place = quantized ? static_cast<std::int64_t>(row) : slot;
-      slot_pages_[row] =
-          quantized ? open : PageId(static_cast<std::int32_t>(place / cache.page_tokens));
-      slot_offsets_[row] = static_cast<std::int32_t>(place % cache.page_tokens);
-      if (quantized) requantized_.push_back({open, slot_offsets_[row], slot, block.scale_page});
-    }
+  for (std::int32_t offset = 0; offset < cache.page_tokens; ++offset) {
+    const auto at = static_cast<std::size_t>(offset);
+    slot_pages_[at] = page;
+    slot_offsets_[at] = offset;
+    const auto slot = static_cast<std::int32_t>(block.page.value * cache.page_tokens) + offset;
+    requantized_.push_back({page, offset, slot, block.scale_page});
   }
-  const std::int64_t step = quantized ? cache.page_tokens : k.rows;
-  for (std::int64_t begin = 0; begin < k.rows; begin += step) {
-    const std::int64_t rows = std::min(step, k.rows - begin);
-    const auto first = static_cast<std::size_t>(begin);
-    const auto count = static_cast<std::size_t>(rows);
-    ops_->kv_append(part_of(k, begin, rows, 0, k.cols), part_of(v, begin, rows, 0, v.cols),
-                    {std::span(slot_pages_).subspan(first, count),
-                     std::span(slot_offsets_).subspan(first, count)},
-                    cache, stream);
-    if (!quantized) continue;
-    input_ops_->kv_requantize(std::span(requantized_).subspan(first, count), cache, stream);
-  }
-  if (open.valid()) store_->partial_pages().give_back(open);
+  const auto count = static_cast<std::size_t>(cache.page_tokens);
+  ops_->kv_append(k, v,
+                  {std::span(slot_pages_).first(count), std::span(slot_offsets_).first(count)},
+                  cache, stream);
+  if (!quantized) return;
+  input_ops_->kv_requantize(requantized_, cache, stream);
+  store_->partial_pages().give_back(page);
 }
 
 }  // namespace triphase

@@ -4,8 +4,8 @@
 // projected from: after the norm where a norm comes before attention. K and V of the first `tokens`
 // tokens of every sequence are projected from the quantized X, in prefill, decode and recompute
 // alike and by the same arithmetic, so that stored and recomputed KV are the same numbers. Saves X
-// of blocks that have an input block, and projects again where a block is recomputable: tokens that
-// the host lists, or those that the device found it needs. Not thread safe; ops and pool must
+// of blocks that have an input block, and projects again where a block is recomputable: all of it,
+// or the tokens that the device found it needs. Not thread safe; ops and pool must
 // outlive it.
 
 #include <array>
@@ -29,8 +29,8 @@ namespace triphase {
 
 class LayerInputs {
  public:
-  // `rows`: of one forward call, and twice the tokens of a block at least. `on_device`: the device
-  // will list tokens.
+  // `rows`: of one forward call, and the tokens of a block at least. `on_device`: the device will
+  // list tokens.
   LayerInputs(const ModelConfig& config, std::int64_t tokens, std::int64_t rows, bool on_device,
               Ops& ops, InputOps& input_ops, const RopeTable* rope, MemoryPool& pool);
   // Waits for what is on its way.
@@ -51,8 +51,8 @@ class LayerInputs {
   void project(LayerId layer, const LayerWeights& weights, ConstMatrix input, Matrix kv,
                Stream& stream);
 
-  // Tokens of this layer whose X lies in staging pages get their K and V.
-  void recompute(const LayerWeights& weights, const KvRecomputes& recomputes,
+  // Blocks of this layer whose X lies in their staging pages get their K and V.
+  void recompute(const LayerWeights& weights, std::span<const KvRecompute> blocks,
                  const KvLayerView& cache, Stream& stream);
   // The same of tokens that the device lists, of sequences with rope key 0, whose X the link has
   // brought to their slots.
@@ -62,7 +62,7 @@ class LayerInputs {
   // Since the start.
   struct Use {
     std::uint64_t saved_bytes = 0;
-    std::uint64_t recomputed_tokens = 0;  // in one layer each, of those that the host listed
+    std::uint64_t recomputed_tokens = 0;  // in one layer each, of whole blocks
   };
   [[nodiscard]] const Use& use() const { return use_; }
   [[nodiscard]] std::int64_t tokens() const { return tokens_; }
@@ -76,15 +76,14 @@ class LayerInputs {
   void wait_for(std::vector<Ticket>& saves);
   void save(LayerId layer, const std::int8_t* codes, const float* scales,
             std::vector<Ticket>& saves);
-  // Some whole blocks, and all their tokens.
+  // No more blocks than the buffers hold.
   void recompute_part(const LayerWeights& weights, std::span<const KvRecompute> blocks,
-                      std::span<const KvRecomputeToken> tokens, const KvLayerView& cache,
-                      Stream& stream);
-  // Reads X of a block's tokens from its page into inputs_, from `row` on.
-  void read_inputs(const KvRecompute& block, std::span<const KvRecomputeToken> tokens,
-                   std::int64_t row, const KvLayerView& cache, Stream& stream);
-  void put_into_slots(std::span<const KvRecompute> blocks, std::span<const KvRecomputeToken> tokens,
-                      ConstMatrix k, ConstMatrix v, const KvLayerView& cache, Stream& stream);
+                      const KvLayerView& cache, Stream& stream);
+  // Reads X of a block from its page into inputs_, from `row` on.
+  void read_inputs(const KvRecompute& block, std::int64_t row, const KvLayerView& cache,
+                   Stream& stream);
+  void put_into_page(const KvRecompute& block, ConstMatrix k, ConstMatrix v,
+                     const KvLayerView& cache, Stream& stream);
 
   ModelConfig config_;
   std::int64_t tokens_;

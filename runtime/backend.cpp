@@ -6,6 +6,7 @@
 #include "base/error.h"
 #include "kernels/cpu/ceilings.h"
 #include "kernels/cpu/cpu_input_ops.h"
+#include "kernels/cpu/cpu_kv_resolver.h"
 #include "kernels/cpu/cpu_ops.h"
 #include "kernels/cpu/cpu_sparse_ops.h"
 #include "memory/host_device.h"
@@ -94,7 +95,7 @@ std::unique_ptr<TransferEngine> Backend::make_transfers(const std::optional<Emul
 }
 
 std::unique_ptr<KvResolver> Backend::make_resolver(const ResolverShape& shape, Device& memory) {
-  return resolver_ ? resolver_(shape, memory) : nullptr;
+  return resolver_ ? resolver_(shape, memory) : make_cpu_kv_resolver(shape, memory);
 }
 
 Ceilings Backend::measure_ceilings(int runs) {

@@ -55,8 +55,7 @@ class Backend {
   [[nodiscard]] std::unique_ptr<TransferEngine> make_transfers(
       const std::optional<EmulatedLink>& emulated, int most_blocks = 0);
 
-  // Of a GPU, with memory from `memory`, which is of the device. Null on the CPU, where the host
-  // knows what is chosen.
+  // With memory from `memory`, which is of the device.
   [[nodiscard]] std::unique_ptr<KvResolver> make_resolver(const ResolverShape& shape,
                                                           Device& memory);
 

@@ -88,6 +88,8 @@ std::uint64_t kv_room(const MemoryRequest& request, std::int64_t batch) {
 
 // Staging for what arrives ahead: this share of the KV's room, at most a layer of the batch.
 constexpr std::uint64_t kAheadShare = 16;
+// At most this share of the KV's room finds chosen tokens on the host.
+constexpr std::uint64_t kLookupShare = 8;
 
 // The cache holds at most what decoding chooses of a full host tier. A block must stay possible.
 void plan_token_cache(const MemoryRequest& request, std::uint64_t& room, MemoryPlan& plan) {
@@ -115,7 +117,10 @@ void plan_host_tier(const MemoryRequest& request, std::int64_t wanted_blocks,
   // Scales stay on the device, as does what finds a block's tokens; they must leave most of it for
   // blocks.
   const std::uint64_t beside = request.scale_bytes * layers + request.host->block_lookup;
-  const std::uint64_t scaled = beside > 0 ? room / 2 / beside : UINT64_MAX;
+  std::uint64_t scaled = beside > 0 ? room / 2 / beside : UINT64_MAX;
+  if (request.host->block_lookup > 0) {
+    scaled = std::min(scaled, room / kLookupShare / request.host->block_lookup);
+  }
   std::uint64_t inputs = 0;
   if (request.host->input_blocks > 0) {
     inputs = static_cast<std::uint64_t>(request.host->input_blocks * plan.batch_size);

@@ -135,23 +135,22 @@ void sum_weights(const float* tops, const float* totals, const float* scores, st
   }
 }
 
-// Part `stripe` of `stripes` of what one segment's selection reports.
+// Part `stripe` of `stripes` of the weights that one segment reports.
 void report_weights(const Call& call, const SegmentTasks& entry, std::int64_t stripe,
                     std::int64_t stripes) {
   if (entry.weighing < 0) return;
   const AttentionSegment& segment = call.segments[static_cast<std::size_t>(entry.segment)];
-  const auto lists = static_cast<std::int64_t>(segment.selection.begins.size()) - 1;
+  const std::int64_t lists = segment.chosen->lists;
   const std::int64_t heads = call.heads / lists;
   const float* tops = call.weighing + entry.weighing;
   const float* totals = tops + call.heads;
   for (std::int64_t index = 0; index < lists; ++index) {
-    const TokenList list = list_of(segment.selection, index);
-    const auto length = static_cast<std::int64_t>(list.tokens.size());
+    const auto length = static_cast<std::int64_t>(list_of(segment, index).tokens.size());
     const std::int64_t step = round_up((length + stripes - 1) / stripes, 64);
     sum_weights(tops + index * heads, totals + index * heads,
-                totals + call.heads + list.begin * heads, heads, length,
+                totals + call.heads + index * segment.chosen->capacity * heads, heads, length,
                 std::min(length, stripe * step), std::min(length, (stripe + 1) * step),
-                segment.weights + list.begin);
+                segment.weights + index * segment.weights_stride);
   }
 }
 
@@ -162,10 +161,10 @@ std::int64_t lay_out_tasks(Call& call) {
   for (std::size_t i = 0; i < call.segments.size(); ++i) {
     const AttentionSegment& segment = call.segments[i];
     if (segment.query_count == 0) continue;
-    const bool weighs = !segment.selection.empty() && segment.weights != nullptr;
+    const bool weighs = segment.chosen != nullptr && segment.weights != nullptr;
     call.table[call.table_size++] = {static_cast<std::int64_t>(i), tasks, weighs ? weighing : -1};
     tasks += call.cache.kv_heads * blocks_of(call, segment);
-    if (weighs) weighing += 2 * call.heads + weighted_scores(segment.selection, call.heads);
+    if (weighs) weighing += 2 * call.heads + segment.chosen->capacity * call.heads;
   }
   return tasks;
 }

@@ -22,7 +22,8 @@ struct SegmentTasks {
   std::int64_t segment;
   std::int64_t first_task;
   // With weights: where the segment's part of Call::weighing begins, else -1. There: the heads'
-  // maxima, their sums, then every list's scores, [query head of the list][token].
+  // maxima, their sums, then every list's scores, [query head of the list][token], with room for
+  // the selection's capacity.
   std::int64_t weighing;
 };
 
@@ -43,25 +44,27 @@ struct Call {
   [[nodiscard]] std::int64_t group() const { return heads / cache.kv_heads; }
 };
 
-// List `index` of `selection`, or the only one.
+// The chosen tokens of one KV head.
 struct TokenList {
   std::span<const std::int32_t> tokens;
-  std::span<const std::int32_t> slots;
-  std::int64_t begin;  // in the selection
+  const std::int32_t* slots;  // null: their pages say where they lie
+  std::int64_t index;         // of the row's lists
 };
-inline TokenList list_of(const TokenSelection& selection, std::int64_t index) {
-  const auto list = selection.begins.size() == 2 ? 0 : static_cast<std::size_t>(index);
-  const auto begin = static_cast<std::size_t>(selection.begins[list]);
-  const auto count = static_cast<std::size_t>(selection.begins[list + 1]) - begin;
-  return {selection.tokens.subspan(begin, count), selection.slots.subspan(begin, count),
-          selection.begins[list]};
+inline TokenList list_of(const AttentionSegment& segment, std::int64_t kv_head) {
+  const Selection& chosen = *segment.chosen;
+  const std::int64_t index = chosen.lists == 1 ? 0 : kv_head;
+  const std::int64_t entry = segment.chosen_row * chosen.lists + index;
+  const std::int64_t first = entry * chosen.capacity;
+  return {{chosen.tokens + first, static_cast<std::size_t>(chosen.counts[entry])},
+          chosen.slots == nullptr ? nullptr : chosen.slots + first,
+          index};
 }
 
-// One block of queries under one KV head, of all its query heads. With a selection, "tokens" are
-// ordinals of its list.
+// One block of queries under one KV head, of all its query heads. Where tokens were chosen,
+// "tokens" are ordinals of its list.
 struct Block {
   const AttentionSegment* segment;
-  TokenList list;  // with a selection
+  TokenList list;  // where tokens were chosen
   std::int64_t kv_head;
   std::int64_t first_head;  // of `heads` query heads
   std::int64_t heads;
@@ -73,7 +76,7 @@ struct Block {
   float* kept_tops;  // of the block's heads
   float* kept_totals;
 
-  [[nodiscard]] bool selected() const { return !segment->selection.empty(); }
+  [[nodiscard]] bool selected() const { return segment->chosen != nullptr; }
   // First and one past the last token that query `i` of the block sees.
   [[nodiscard]] std::int64_t begin(std::int64_t i) const {
     const std::int64_t window = selected() ? 0 : segment->window;
@@ -162,15 +165,16 @@ inline Block block_of(const Call& call, std::int64_t task) {
   block.queries = std::min(call.layout.block_queries, segment.query_count - block.first_query);
   block.rows = block.queries * block.heads;
   if (!block.selected()) return block;
-  block.list = list_of(segment.selection, block.kv_head);
+  block.list = list_of(segment, block.kv_head);
   if (entry->weighing < 0) return block;
-  const bool shared = segment.selection.begins.size() == 2;
+  const Selection& chosen = *segment.chosen;
   const auto length = static_cast<std::int64_t>(block.list.tokens.size());
   float* kept = call.weighing + entry->weighing;
   block.kept_tops = kept + block.first_head;
   block.kept_totals = kept + call.heads + block.first_head;
-  block.kept_scores =
-      kept + 2 * call.heads + (shared ? block.first_head * length : block.list.begin * block.heads);
+  block.kept_scores = kept + 2 * call.heads +
+                      (chosen.lists == 1 ? block.first_head * length
+                                         : block.list.index * chosen.capacity * block.heads);
   return block;
 }
 
@@ -214,12 +218,20 @@ inline void find_tokens(const KvLayerView& cache, const Block& block, std::int64
   const std::int64_t lo = std::max(tile, begin);
   const std::int64_t hi = std::min(tile + kTile, end);
   if (block.selected()) {
-    const std::int32_t* slots = block.list.slots.data();
     // 32-bit: a 64-bit division takes several times as long.
     const auto page_tokens = static_cast<std::uint32_t>(cache.page_tokens);
+    const AttentionSegment& segment = *block.segment;
+    const std::int64_t own_block = (segment.context_tokens - 1) / cache.page_tokens;
+    const std::int64_t own = cache.quantized() ? own_block * cache.page_tokens : INT64_MAX;
     for (std::int64_t token = lo; token < hi; ++token) {
-      const auto slot = static_cast<std::uint32_t>(slots[token]);
-      to[token - tile] = row_offset(cache, block.kv_head, slot / page_tokens, slot % page_tokens);
+      const std::int32_t position = block.list.tokens[static_cast<std::size_t>(token)];
+      const bool has_slot = block.list.slots != nullptr && position < own;
+      const auto at = static_cast<std::uint32_t>(has_slot ? block.list.slots[token] : position);
+      const std::uint32_t page = at / page_tokens;
+      const std::int64_t of_page = has_slot          ? page
+                                   : position >= own ? segment.partial_page.value
+                                                     : segment.pages[page].value;
+      to[token - tile] = row_offset(cache, block.kv_head, of_page, at % page_tokens);
     }
   } else {
     const std::int64_t own =

@@ -2,7 +2,9 @@
 
 #include <algorithm>
 #include <cmath>
+#include <cstring>
 #include <limits>
+#include <vector>
 
 #include "base/error.h"
 #include "kernels/cpu/cpu_kernels.h"
@@ -71,8 +73,72 @@ class CpuInputOps final : public InputOps {
     cpu::kv_requantize(pool_, tokens, cache);
   }
 
+  void restore(const RecomputedTokens& tokens, std::int64_t first, const KvLayerView& cache,
+               Matrix x, Stream& /*stream*/) override {
+    const std::int64_t line_bytes =
+        cache.head_dim * static_cast<std::int64_t>(dtype_bytes(cache.dtype));
+    TRIPHASE_CHECK(x.cols <= cache.kv_heads * line_bytes, "restore: codes wider than a token's K");
+    const std::span<const RecomputedToken> rows = rows_of(tokens, first, x.rows);
+    cpu::for_rows(pool_, std::ssize(rows), x.cols, [&](std::int64_t row) {
+      const std::int32_t slot = rows[static_cast<std::size_t>(row)].slot;
+      const std::int64_t line =
+          slot / cache.page_tokens * cache.kv_heads * cache.page_tokens + slot % cache.page_tokens;
+      float scale = 0.0F;
+      std::memcpy(&scale, static_cast<const std::byte*>(cache.v) + line * line_bytes, sizeof scale);
+      auto* to = cpu::row_of<float>(x.data, row, x.row_stride);
+      for (std::int64_t begin = 0, at = line; begin < x.cols;
+           begin += line_bytes, at += cache.page_tokens) {
+        const auto* codes = static_cast<const std::int8_t*>(cache.k) + at * line_bytes;
+        const std::int64_t count = std::min(line_bytes, x.cols - begin);
+        for (std::int64_t i = 0; i < count; ++i) {
+          to[begin + i] = static_cast<float>(codes[i]) * scale;
+        }
+      }
+    });
+  }
+
+  void store(const RecomputedTokens& tokens, std::int64_t first, Matrix k, ConstMatrix v,
+             ConstMatrix cos_sin, const KvLayerView& cache, Stream& /*stream*/) override {
+    const std::span<const RecomputedToken> rows = rows_of(tokens, first, k.rows);
+    k.rows = v.rows = std::ssize(rows);
+    slots_.clear();
+    scale_pages_.clear();
+    pages_.clear();
+    offsets_.clear();
+    for (const RecomputedToken& token : rows) {
+      const auto row = static_cast<std::int64_t>(slots_.size());
+      slots_.push_back(token.slot);
+      scale_pages_.push_back(token.scale_page);
+      pages_.emplace_back(static_cast<std::int32_t>(token.slot / cache.page_tokens));
+      offsets_.push_back(static_cast<std::int32_t>(token.slot % cache.page_tokens));
+      if (cos_sin.empty()) continue;
+      Matrix key = k;
+      key.data = cpu::row_of<float>(k.data, row, k.row_stride);
+      key.rows = 1;
+      ConstMatrix angles = cos_sin;
+      angles.data = cpu::row_of<float>(cos_sin.data, token.position, cos_sin.row_stride);
+      angles.rows = 1;
+      cpu::rope(pool_, key, cache.kv_heads, cache.head_dim, cos_sin.cols, angles);
+    }
+    if (cache.quantized()) {
+      cpu::kv_requantize_rows(pool_, k, v, slots_, scale_pages_, cache);
+    } else {
+      cpu::kv_append(pool_, k, v, {pages_, offsets_}, cache);
+    }
+  }
+
  private:
+  static std::span<const RecomputedToken> rows_of(const RecomputedTokens& tokens,
+                                                  std::int64_t first, std::int64_t rows) {
+    const std::int64_t listed = tokens.most == 0 ? 0 : *tokens.count;
+    return {tokens.tokens + first,
+            static_cast<std::size_t>(std::clamp<std::int64_t>(listed - first, 0, rows))};
+  }
+
   ThreadPool& pool_;
+  // Of a call; kept to reuse their memory.
+  std::vector<std::int32_t> slots_, scale_pages_, offsets_;
+  std::vector<PageId> pages_;
 };
 
 }  // namespace

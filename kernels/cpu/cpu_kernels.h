@@ -45,13 +45,6 @@ void gated_activation(ThreadPool& pool, Activation activation, ConstMatrix gate,
                       Matrix y);
 void activate(ThreadPool& pool, Activation activation, Matrix y);
 
-// Scores that a call keeps for the weights of one selection (AttentionShape::weighted_scores).
-[[nodiscard]] inline std::int64_t weighted_scores(const TokenSelection& selection,
-                                                  std::int64_t heads) {
-  return selection.begins.back() *
-         (heads / (static_cast<std::int64_t>(selection.begins.size()) - 1));
-}
-
 // See Ops::attention. `shape` holds this call's rows and longest context; the workspace, aligned to
 // 64 bytes, is laid out by it.
 void attention(ThreadPool& pool, ConstMatrix q, std::int64_t heads, const KvLayerView& cache,
@@ -68,6 +61,12 @@ void kv_close(ThreadPool& pool, std::span<const KvClose> blocks, const KvLayerVi
 // See InputOps::kv_requantize: the codes that kv_close gave the same numbers.
 void kv_requantize(ThreadPool& pool, std::span<const KvRequantize> tokens,
                    const KvLayerView& cache);
+
+// The same of rows of k and v [T, kv_heads * head_dim] F32, rounded to the partial type first:
+// row i goes to slots[i], by the scales of scale_pages[i].
+void kv_requantize_rows(ThreadPool& pool, ConstMatrix k, ConstMatrix v,
+                        std::span<const std::int32_t> slots,
+                        std::span<const std::int32_t> scale_pages, const KvLayerView& cache);
 
 // See Ops::dequantize_groups.
 void dequantize_groups(ThreadPool& pool, const GroupMatrix& w, Matrix y);

@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <cstdlib>
 #include <string>
+#include <vector>
 
 #include "base/error.h"
 #include "kernels/cpu/cpu_kernels.h"
@@ -67,6 +68,14 @@ class CpuOps final : public Ops {
                        y.rows == x.rows && y.cols == w.rows,
                    "linear: shapes");
     cpu::linear(*pool_, x, w, bias, accumulate, y);
+  }
+
+  void linear_by_rows(ConstMatrix x, ConstMatrix w, const float* bias, const RowLimit& limit,
+                      Matrix y, Stream& stream) override {
+    if (limit.count != nullptr) {
+      x.rows = y.rows = std::clamp<std::int64_t>(*limit.count - limit.first, 0, x.rows);
+    }
+    linear(x, w, bias, false, y, stream);
   }
 
   void dequantize_groups(const GroupMatrix& w, Matrix y, Stream&) override {
@@ -170,36 +179,21 @@ class CpuOps final : public Ops {
                        is_cache(cache) && heads > 0 && heads % cache.kv_heads == 0 &&
                        q.cols == heads * cache.head_dim,
                    "attention: shapes");
-    AttentionShape shape{.heads = heads,
-                         .kv_heads = cache.kv_heads,
-                         .head_dim = cache.head_dim,
-                         .max_query_rows = q.rows,
-                         .max_context = 0,
-                         .threads = pool_->threads()};
     std::int64_t queries = 0;
+    plain_.clear();
     for (const AttentionSegment& segment : segments) {
       check_segment(segment, q.rows, cache);
       queries += segment.query_count;
-      if (segment.selection.empty()) {
-        shape.max_context = std::max(shape.max_context, segment.context_tokens);
-        continue;
-      }
-      TRIPHASE_CHECK(!cache.records, "attention: chosen tokens of records");
-      check_selection(segment, cache);
-      const std::span<const std::int32_t> begins = segment.selection.begins;
-      for (std::size_t list = 0; list + 1 < begins.size(); ++list) {
-        shape.max_context =
-            std::max<std::int64_t>(shape.max_context, begins[list + 1] - begins[list]);
-      }
-      if (segment.weights != nullptr && segment.query_count > 0) {
-        shape.weighted_scores += cpu::weighted_scores(segment.selection, heads);
-      }
+      if (segment.chosen != nullptr) check_chosen(segment, cache);
+      if (segment.weights == nullptr) plain_.push_back(segment);
     }
     TRIPHASE_CHECK(queries <= q.rows, "attention: segments share rows");
-    TRIPHASE_CHECK(reinterpret_cast<std::uintptr_t>(workspace.data) % 64 == 0 &&
-                       workspace.bytes >= attention_workspace_bytes(shape),
-                   "attention: workspace smaller than kernels/sizing says or not aligned");
-    cpu::attention(*pool_, q, heads, cache, segments, scale, out, shape, workspace);
+    if (!plain_.empty()) attend(q, heads, cache, plain_, scale, out, workspace);
+    // One at a time: the workspace keeps the scores of one row.
+    for (const AttentionSegment& segment : segments) {
+      if (segment.weights == nullptr || segment.query_count == 0) continue;
+      attend(q, heads, cache, {&segment, 1}, scale, out, workspace);
+    }
   }
 
   void sample(ConstMatrix logits, std::span<const SampleRow> rows, SampleResult* results,
@@ -225,10 +219,9 @@ class CpuOps final : public Ops {
                             const KvLayerView& cache) {
     TRIPHASE_CHECK(segment.query_begin >= 0 && segment.query_count >= 0 &&
                        segment.query_begin + segment.query_count <= rows &&
-                       segment.context_tokens >= 0 && segment.window >= 0 &&
-                       segment.chosen == nullptr,
+                       segment.context_tokens >= 0 && segment.window >= 0,
                    "attention: a segment's rows");
-    if (!segment.selection.empty()) return;
+    if (segment.chosen != nullptr) return;
     const std::int64_t blocks =
         (segment.context_tokens + cache.page_tokens - 1) / cache.page_tokens;
     const auto holds = [](std::span<const PageId> pages, std::int64_t count) {
@@ -248,47 +241,87 @@ class CpuOps final : public Ops {
   }
 
   // No early end: the loop is all vectors, and lists are nearly always right.
-  static bool ascend_with_slots(std::span<const std::int32_t> tokens,
-                                std::span<const std::int32_t> slots, std::int64_t context) {
+  static bool ascends(std::span<const std::int32_t> tokens, std::int64_t context) {
     if (tokens.empty()) return true;
-    std::int32_t least = std::min(tokens.front(), slots.front());
-    std::int32_t disorder = 0;
+    std::int32_t disorder = static_cast<std::int32_t>(tokens.front() < 0);
     for (std::size_t i = 1; i < tokens.size(); ++i) {
-      least = std::min(least, slots[i]);
       disorder |= static_cast<std::int32_t>(tokens[i] <= tokens[i - 1]);
     }
-    return least >= 0 && disorder == 0 && tokens.back() < context;
+    return disorder == 0 && tokens.back() < context;
   }
 
-  // Every list's tokens ascend within the context and have a slot.
-  static void check_selection(const AttentionSegment& segment, const KvLayerView& cache) {
-    const TokenSelection& selection = segment.selection;
-    const auto lists = static_cast<std::int64_t>(selection.begins.size()) - 1;
-    TRIPHASE_CHECK(
-        segment.query_count <= (segment.weights == nullptr ? segment.context_tokens : 1) &&
-            (lists == 1 || lists == cache.kv_heads) && selection.begins.front() == 0 &&
-            selection.begins.back() >= 0 && selection.tokens.size() == selection.slots.size() &&
-            static_cast<std::int64_t>(selection.tokens.size()) == selection.begins.back(),
-        "attention: a selection's lists");
-    for (std::size_t list = 0; list + 1 < selection.begins.size(); ++list) {
-      TRIPHASE_CHECK(selection.begins[list] <= selection.begins[list + 1],
-                     "attention: a selection's lists");
-      const auto first = static_cast<std::size_t>(selection.begins[list]);
-      const auto count = static_cast<std::size_t>(selection.begins[list + 1]) - first;
-      TRIPHASE_CHECK(
-          ascend_with_slots(selection.tokens.subspan(first, count),
-                            selection.slots.subspan(first, count), segment.context_tokens),
-          "attention: a selected token out of order or range, or without a slot");
+  // Tokens of pages that are not on the device must have slots.
+  static bool are_there(const AttentionSegment& segment, std::span<const std::int32_t> tokens,
+                        const std::int32_t* slots, const KvLayerView& cache) {
+    if (slots != nullptr) {
+      std::int32_t least = 0;
+      for (std::size_t i = 0; i < tokens.size(); ++i) least = std::min(least, slots[i]);
+      return least >= 0;
     }
-    if (!cache.quantized() || selection.tokens.empty()) return;
+    const auto page_tokens = static_cast<std::uint32_t>(cache.page_tokens);
+    std::size_t there = segment.pages.size();
+    std::size_t own = there;
+    if (cache.quantized()) own = static_cast<std::size_t>(segment.context_tokens - 1) / page_tokens;
+    bool all = true;
+    for (const std::int32_t token : tokens) {
+      const std::size_t block = static_cast<std::uint32_t>(token) / page_tokens;
+      all &= block == own || (block < there && segment.pages[block].valid());
+    }
+    return all;
+  }
+
+  // Every list's tokens ascend within the context and lie somewhere.
+  static void check_chosen(const AttentionSegment& segment, const KvLayerView& cache) {
+    const Selection& chosen = *segment.chosen;
+    TRIPHASE_CHECK(
+        !cache.records && (chosen.lists == 1 || chosen.lists == cache.kv_heads) &&
+            segment.query_count <= (segment.weights == nullptr ? segment.context_tokens : 1) &&
+            segment.chosen_row >= 0 && segment.chosen_row < chosen.rows,
+        "attention: chosen lists");
+    for (std::int64_t list = 0; list < chosen.lists; ++list) {
+      const std::int64_t entry = segment.chosen_row * chosen.lists + list;
+      const std::int32_t count = chosen.counts[entry];
+      TRIPHASE_CHECK(count >= 0 && count <= chosen.capacity, "attention: a chosen list's length");
+      const std::int64_t first = entry * chosen.capacity;
+      const std::span tokens(chosen.tokens + first, static_cast<std::size_t>(count));
+      TRIPHASE_CHECK(ascends(tokens, segment.context_tokens),
+                     "attention: chosen tokens out of order or range");
+      TRIPHASE_CHECK(are_there(segment, tokens,
+                               chosen.slots == nullptr ? nullptr : chosen.slots + first, cache),
+                     "attention: a chosen token that is not on the device");
+    }
+    if (!cache.quantized()) return;
     const std::int64_t blocks =
         (segment.context_tokens + cache.page_tokens - 1) / cache.page_tokens;
-    TRIPHASE_CHECK(static_cast<std::int64_t>(segment.scale_pages.size()) >= blocks - 1,
+    TRIPHASE_CHECK(static_cast<std::int64_t>(segment.scale_pages.size()) >= blocks - 1 &&
+                       segment.partial_page.valid(),
                    "attention: a segment's scale pages");
+  }
+
+  void attend(ConstMatrix q, std::int64_t heads, const KvLayerView& cache,
+              std::span<const AttentionSegment> segments, float scale, Matrix out,
+              Workspace workspace) {
+    AttentionShape shape{.heads = heads,
+                         .kv_heads = cache.kv_heads,
+                         .head_dim = cache.head_dim,
+                         .max_query_rows = q.rows,
+                         .max_context = 0,
+                         .threads = pool_->threads()};
+    for (const AttentionSegment& segment : segments) {
+      const Selection* chosen = segment.chosen;
+      shape.max_context = std::max(shape.max_context,
+                                   chosen == nullptr ? segment.context_tokens : chosen->capacity);
+      if (segment.weights != nullptr) shape.weighted_scores += chosen->capacity * heads;
+    }
+    TRIPHASE_CHECK(reinterpret_cast<std::uintptr_t>(workspace.data) % 64 == 0 &&
+                       workspace.bytes >= attention_workspace_bytes(shape),
+                   "attention: workspace smaller than kernels/sizing says or not aligned");
+    cpu::attention(*pool_, q, heads, cache, segments, scale, out, shape, workspace);
   }
 
   ThreadPool* pool_;
   std::string name_;
+  std::vector<AttentionSegment> plain_;  // of a call; kept to reuse its memory
 };
 
 }  // namespace

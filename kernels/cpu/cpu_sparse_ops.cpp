@@ -146,7 +146,7 @@ class CpuSparseOps final : public SparseOps {
     TRIPHASE_CHECK(segment.query_count <= segment.context_tokens && segment.query_begin >= 0 &&
                        segment.query_begin + segment.query_count <= q.rows && first_query >= 0 &&
                        q.cols == heads * cache.head_dim && sums != nullptr &&
-                       stride >= segment.context_tokens && segment.selection.empty(),
+                       stride >= segment.context_tokens && segment.chosen == nullptr,
                    "accumulate_columns: shapes");
     if (first_query >= segment.query_count) return;
     check_query(q, segment.query_begin, heads, cache.kv_heads);

@@ -134,7 +134,7 @@ void score_keys(ThreadPool& pool, ConstMatrix q, std::int64_t row, std::int64_t 
   segment.query_begin = row;
   segment.query_count = 1;
   segment.window = 0;
-  segment.selection = {};
+  segment.chosen = nullptr;
   const std::int64_t group = score.call.group();
   const std::int64_t splits = score.call.layout.splits;
   pool.parallel_for(cache.kv_heads * splits, [&](std::int64_t task, int worker) {

@@ -101,6 +101,36 @@ void kv_requantize(ThreadPool& pool, std::span<const KvRequantize> tokens,
   });
 }
 
+void kv_requantize_rows(ThreadPool& pool, ConstMatrix k, ConstMatrix v,
+                        std::span<const std::int32_t> slots,
+                        std::span<const std::int32_t> scale_pages, const KvLayerView& cache) {
+  const std::int64_t dim = cache.head_dim;
+  with_elements(cache.partial_k, cache.partial_dtype, [&](auto* elements) {
+    using T = std::remove_const_t<std::remove_pointer_t<decltype(elements)>>;
+    for_rows(pool, k.rows, 2 * k.cols, [&](std::int64_t row) {
+      const std::int32_t slot = slots[static_cast<std::size_t>(row)];
+      const std::int64_t scale_page = scale_pages[static_cast<std::size_t>(row)];
+      const std::int64_t page = slot / cache.page_tokens;
+      const std::int64_t offset = slot % cache.page_tokens;
+      for (std::int64_t part = 0; part < 2 * cache.kv_heads; ++part) {
+        const bool value = part >= cache.kv_heads;
+        const std::int64_t head = part % cache.kv_heads;
+        const ConstMatrix& from = value ? v : k;
+        const float* values = row_of<float>(from.data, row, from.row_stride) + head * dim;
+        auto* codes = static_cast<std::uint8_t*>(value ? cache.v : cache.k) +
+                      ((page * cache.kv_heads + head) * cache.page_tokens + offset) * dim;
+        const float* lambdas =
+            cache.scales + ((scale_page * 2 + (value ? 1 : 0)) * cache.kv_heads + head) * 2 * dim;
+        for_columns(dim, [&](std::int64_t c, std::int64_t count) {
+          alignas(64) T rounded[kLanes];
+          store_some(load_some(values + c, count), rounded, count);
+          requantize_channels(rounded, count, lambdas + c, lambdas + dim + c, codes + c);
+        });
+      }
+    });
+  });
+}
+
 void kv_close(ThreadPool& pool, std::span<const KvClose> blocks, const KvLayerView& cache) {
   const std::int64_t units = 2 * cache.kv_heads;
   const std::int64_t head_elements = cache.page_tokens * cache.head_dim;
@@ -134,6 +164,7 @@ namespace triphase::cpu {
 namespace {
 HWY_EXPORT(kv_close);
 HWY_EXPORT(kv_requantize);
+HWY_EXPORT(kv_requantize_rows);
 }  // namespace
 
 void kv_close(ThreadPool& pool, std::span<const KvClose> blocks, const KvLayerView& cache) {
@@ -143,6 +174,12 @@ void kv_close(ThreadPool& pool, std::span<const KvClose> blocks, const KvLayerVi
 void kv_requantize(ThreadPool& pool, std::span<const KvRequantize> tokens,
                    const KvLayerView& cache) {
   HWY_DYNAMIC_DISPATCH(kv_requantize)(pool, tokens, cache);
+}
+
+void kv_requantize_rows(ThreadPool& pool, ConstMatrix k, ConstMatrix v,
+                        std::span<const std::int32_t> slots,
+                        std::span<const std::int32_t> scale_pages, const KvLayerView& cache) {
+  HWY_DYNAMIC_DISPATCH(kv_requantize_rows)(pool, k, v, slots, scale_pages, cache);
 }
 
 }  // namespace triphase::cpu

@@ -29,25 +29,17 @@ bool gather_serves(const KvLayerView& cache) {
          cache.head_dim <= 256 && cache.head_dim % 8 == 0;
 }
 
-// Lists of the only query.
-std::int64_t list_count(const AttentionSegment& segment) {
-  return segment.chosen != nullptr ? segment.chosen->lists
-                                   : static_cast<std::int64_t>(segment.selection.begins.size()) - 1;
-}
-
-// Lists come with the call, or lie on the device already (chosen).
-enum class Route : std::uint8_t { kPaged, kGatherAll, kGatherShared, kGatherByHead, kGatherChosen };
+enum class Route : std::uint8_t { kPaged, kGatherAll, kGatherChosen };
 
 Route route_of(const AttentionSegment& segment, const KvLayerView& cache, bool deterministic) {
-  if (!segment.selection.empty() || segment.chosen != nullptr) {
+  if (segment.chosen != nullptr) {
     require(
         gather_serves(cache), "attention",
-        "selections need an F16, BF16 or INT8 cache in pages of 32, 64 or 128", [&] {
+        "chosen tokens need an F16, BF16 or INT8 cache in pages of 32, 64 or 128", [&] {
           return shape_text({{"page_tokens", cache.page_tokens}, {"head_dim", cache.head_dim}}) +
                  ", cache " + std::string(dtype_name(cache.dtype));
         });
-    if (segment.chosen != nullptr) return Route::kGatherChosen;
-    return list_count(segment) == 1 ? Route::kGatherShared : Route::kGatherByHead;
+    return Route::kGatherChosen;
   }
   const bool plain_decode = segment.query_count == 1 && segment.window == 0;
   return plain_decode && gather_serves(cache) && !deterministic ? Route::kGatherAll : Route::kPaged;
@@ -106,46 +98,16 @@ class Outgoing {
   std::vector<Place> places_;
 };
 
-// Selected tokens of a run as gather_attn takes them: lists of equal capacity.
+// Lists of a run, which lie on the device: how many, and how long they may be.
 struct Lists {
   std::int64_t rows = 0;
   std::int64_t capacity = 1;
-  std::vector<std::int32_t> tokens, slots, counts;
 };
 
 Lists lists_of(std::span<const AttentionSegment> run) {
-  Lists lists;
-  for (const AttentionSegment& segment : run) {
-    const auto begins = segment.selection.begins;
-    for (std::size_t list = 0; list + 1 < begins.size(); ++list) {
-      lists.counts.push_back(begins[list + 1] - begins[list]);
-      lists.capacity = std::max<std::int64_t>(lists.capacity, lists.counts.back());
-    }
-  }
-  lists.rows = static_cast<std::int64_t>(lists.counts.size());
-  lists.tokens.assign(static_cast<std::size_t>(lists.rows * lists.capacity), 0);
-  lists.slots = lists.tokens;
-  std::size_t row = 0;
-  for (const AttentionSegment& segment : run) {
-    const TokenSelection& selection = segment.selection;
-    for (std::size_t list = 0; list + 1 < selection.begins.size(); ++list, ++row) {
-      const auto begin = static_cast<std::size_t>(selection.begins[list]);
-      const auto count = static_cast<std::size_t>(lists.counts[row]);
-      const auto to = static_cast<std::ptrdiff_t>(row * static_cast<std::size_t>(lists.capacity));
-      std::ranges::copy(selection.tokens.subspan(begin, count), lists.tokens.begin() + to);
-      std::ranges::copy(selection.slots.subspan(begin, count), lists.slots.begin() + to);
-    }
-  }
-  return lists;
-}
-
-// The same where the lists lie on the device: as many rows, and how long they may be.
-Lists chosen_lists(std::span<const AttentionSegment> run) {
   const Selection& chosen = *run.front().chosen;
-  Lists lists;
-  lists.rows = static_cast<std::int64_t>(run.size()) * chosen.lists;
-  lists.capacity = std::max<std::int64_t>(1, chosen.capacity);
-  return lists;
+  return {.rows = static_cast<std::int64_t>(run.size()) * chosen.lists,
+          .capacity = std::max<std::int64_t>(1, chosen.capacity)};
 }
 
 // Whether `next` goes on where `segment` ends: in q, in the lists, their weights and the tables.
@@ -156,7 +118,7 @@ bool follows(const AttentionSegment& segment, const AttentionSegment& next) {
          next.tables == segment.tables &&
          (next.tables == nullptr || next.table_row == segment.table_row + 1) &&
          next.weights_stride == stride &&
-         (stride == 0 || next.weights == segment.weights + list_count(segment) * stride);
+         (stride == 0 || next.weights == segment.weights + segment.chosen->lists * stride);
 }
 
 class Batch {
@@ -241,19 +203,14 @@ class Batch {
     const std::int64_t rows = sequences * cache.kv_heads;
     const std::int64_t group = call_.heads / cache.kv_heads;
     const Tables tables = run.front().tables == nullptr ? tables_of(run, cache) : Tables{};
-    const bool lists_given = route != Route::kGatherAll;
-    const bool on_device = route == Route::kGatherChosen;
-    const Lists lists = on_device ? chosen_lists(run) : lists_given ? lists_of(run) : Lists{};
+    const bool lists_given = route == Route::kGatherChosen;
+    const Lists lists = lists_given ? lists_of(run) : Lists{};
     // follows() has the same answer for all of them.
     float* const weights = lists_given ? run.front().weights : nullptr;
     GatherAttnArgs args;
     Outgoing outgoing;
     add_cache_and_tables(run, tables, args, outgoing);
-    if (on_device) {
-      add_chosen(run.front(), lists, args);
-    } else if (lists_given) {
-      add_lists(lists, args, outgoing);
-    }
+    if (lists_given) add_chosen(run.front(), lists, args);
     outgoing.send(arguments_, stream_);
     const PlanSplitsArgs split = splits(run, lists, args, group);
     const GatherScratch scratch =
@@ -363,18 +320,6 @@ class Batch {
     outgoing.add(tables.lengths, args.lengths);
   }
 
-  void add_lists(const Lists& lists, GatherAttnArgs& args, Outgoing& outgoing) const {
-    args.source = TokenSource::kList;
-    args.list_rows = static_cast<int>(lists.rows);
-    args.list_capacity = static_cast<int>(lists.capacity);
-    outgoing.add(lists.tokens, args.tokens);
-    // Slots count from the cache's first page, whatever the tables count from.
-    args.cache.k = call_.cache.k;
-    args.cache.v = call_.cache.v;
-    outgoing.add(lists.slots, args.slots);
-    outgoing.add(lists.counts, args.list_counts);
-  }
-
   // Where they lie is what the page tables say, or their slots.
   void add_chosen(const AttentionSegment& first, const Lists& lists, GatherAttnArgs& args) const {
     const Selection& chosen = *first.chosen;
@@ -385,6 +330,7 @@ class Batch {
     args.tokens = chosen.tokens + list * chosen.capacity;
     args.list_counts = chosen.counts + list;
     if (chosen.slots == nullptr) return;
+    // Slots count from the cache's first page, whatever the tables count from.
     args.cache.k = call_.cache.k;
     args.cache.v = call_.cache.v;
     args.slots = chosen.slots + list * chosen.capacity;
@@ -455,10 +401,8 @@ class Batch {
     const auto add = [&](std::int64_t tokens) {
       units += rows_per_count * ((tokens + kGatherUnitTokens - 1) / kGatherUnitTokens);
     };
-    if (lists.rows > 0 && lists.counts.empty()) {
+    if (lists.rows > 0) {
       for (std::int64_t list = 0; list < lists.rows; ++list) add(lists.capacity);
-    } else if (lists.rows > 0) {
-      for (const std::int32_t count : lists.counts) add(count);
     } else {
       for (const AttentionSegment& segment : run) add(segment.context_tokens);
     }

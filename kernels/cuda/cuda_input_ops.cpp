@@ -51,7 +51,7 @@ class CudaInputOps final : public InputOps {
                Matrix x, Stream& stream) override {
     restore_inputs(tokens, first, cache_of(cache, "restore"), x, stream_handle_(stream));
   }
-  void store(const RecomputedTokens& tokens, std::int64_t first, ConstMatrix k, ConstMatrix v,
+  void store(const RecomputedTokens& tokens, std::int64_t first, Matrix k, ConstMatrix v,
              ConstMatrix cos_sin, const KvLayerView& cache, Stream& stream) override {
     store_recomputed({.tokens = tokens,
                       .first = first,

@@ -254,7 +254,7 @@ class CudaOpsOnStreams final : public CudaOps {
               return shape_text({{"q", q}, {"out", out}}) + ", " + shape_text({{"heads", heads}}) +
                      ", " + shape_of(cache);
             });
-    for (const AttentionSegment& segment : segments) check_segment(segment, q.rows, heads, cache);
+    for (const AttentionSegment& segment : segments) check_segment(segment, q.rows, cache);
     attend_batch({q, heads, cache, scale, out}, segments, settings_.machine, arguments_, scratch_,
                  step_plan_, stream, handle(stream));
   }
@@ -450,7 +450,7 @@ class CudaOpsOnStreams final : public CudaOps {
     }
   }
 
-  static void check_segment(const AttentionSegment& segment, std::int64_t rows, std::int64_t heads,
+  static void check_segment(const AttentionSegment& segment, std::int64_t rows,
                             const KvLayerView& cache) {
     const auto check = [&](bool condition, const char* what) {
       require(condition, "attention", what, [&] {
@@ -470,31 +470,17 @@ class CudaOpsOnStreams final : public CudaOps {
     const auto blocks = static_cast<std::size_t>((segment.context_tokens + cache.page_tokens - 1) /
                                                  cache.page_tokens);
     const std::size_t closed = cache.quantized() && blocks > 0 ? blocks - 1 : blocks;
-    const TokenSelection& selection = segment.selection;
     check((segment.weights == nullptr) == (segment.weights_stride == 0) &&
-              (segment.weights == nullptr || segment.chosen != nullptr || !selection.empty()),
+              (segment.weights == nullptr || segment.chosen != nullptr),
           "weights and their stride, of lists");
     if (segment.chosen != nullptr) {
       const Selection& chosen = *segment.chosen;
-      check(segment.query_count == 1 && segment.selection.empty() &&
+      check(segment.query_count == 1 &&
                 (segment.weights == nullptr || segment.weights_stride >= chosen.capacity) &&
                 (chosen.lists == 1 || chosen.lists == cache.kv_heads) && segment.chosen_row >= 0 &&
                 segment.chosen_row < chosen.rows && chosen.tokens != nullptr &&
                 chosen.counts != nullptr,
             "a row of chosen lists");
-    }
-    if (!selection.empty()) {
-      const auto lists = static_cast<std::int64_t>(selection.begins.size()) - 1;
-      check(segment.query_count <= 1 && (lists == 1 || lists == cache.kv_heads || lists == heads) &&
-                selection.tokens.size() == selection.slots.size(),
-            "a selection's lists");
-      for (std::size_t list = 0; segment.weights != nullptr && list + 1 < selection.begins.size();
-           ++list) {
-        check(selection.begins[list + 1] - selection.begins[list] <= segment.weights_stride,
-              "no room for a list's weights");
-      }
-      check(!cache.quantized() || segment.scale_pages.size() >= closed, "a segment's scale pages");
-      return;
     }
     check(segment.pages.size() >= closed, "a segment's pages");
     if (!cache.quantized() || blocks == 0) return;

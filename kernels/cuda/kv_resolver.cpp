@@ -43,8 +43,12 @@ class CudaKvResolver final : public KvResolver {
         stream_handle_(std::move(stream_handle)),
         memory_(device, layout_.bytes),
         words_(host, kHalves * resolver_table_words(shape) * std::int64_t{sizeof(std::int32_t)}),
-        totals_(host, totals_bytes()) {
+        totals_(host, totals_bytes()),
+        staged_(host, shape.units() * shape.table_entries() * std::int64_t{sizeof(std::int32_t)}) {
     for (Half& half : halves_) half.sent = device.make_event();
+    for (std::int64_t unit = 0; unit < shape.units(); ++unit) {
+      staged_sent_.push_back(device.make_event());
+    }
     const auto fill = [&](std::int64_t begin, std::int64_t end, std::int32_t value) {
       fill_words(memory_.at<std::int32_t>(begin),
                  (end - begin) / std::int64_t{sizeof(std::int32_t)}, value, stream_handle_(stream));
@@ -116,6 +120,7 @@ class CudaKvResolver final : public KvResolver {
     args.pages = tables_.pages + first_block;
     args.host_blocks = host_blocks_ + first_block;
     if (shape_.quantized) args.scale_pages = tables_.scale_pages + first_block;
+    if (!call.staged.empty()) args.staged = send_staged(call, words(layout_.staged), stream);
     args.lengths = tables_.lengths + call.first_row;
     args.max_blocks = static_cast<int>(tables_.max_pages);
     args.page_tokens = static_cast<int>(shape_.block_tokens);
@@ -194,6 +199,18 @@ class CudaKvResolver final : public KvResolver {
     std::unique_ptr<Event> sent;
   };
 
+  const std::int32_t* send_staged(const ResolveCall& call, std::int32_t* to, Stream& stream) {
+    TRIPHASE_CHECK(std::ssize(call.staged) == call.lists.rows * tables_.max_pages,
+                   "a page for each block of a choice's rows");
+    Event& sent = *staged_sent_[static_cast<std::size_t>(call.unit)];
+    if (!sent.done()) sent.synchronize();
+    std::int32_t* host = staged_.at<std::int32_t>(0) + call.unit * shape_.table_entries();
+    std::ranges::copy(call.staged, host);
+    device_->copy(to, host, call.staged.size_bytes(), stream);
+    sent.record(stream);
+    return to;
+  }
+
   [[nodiscard]] std::int64_t totals_bytes() const {
     return shape_.lists * kTotals * std::int64_t{sizeof(std::int64_t)};
   }
@@ -213,6 +230,8 @@ class CudaKvResolver final : public KvResolver {
   Block memory_;
   Block words_;   // on the host
   Block totals_;  // on the host
+  Block staged_;  // on the host, [unit]
+  std::vector<std::unique_ptr<Event>> staged_sent_;
   std::array<Half, kHalves> halves_;
   std::int64_t step_ = 0;
   SegmentTables tables_;

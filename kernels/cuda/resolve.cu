@@ -52,11 +52,17 @@ __global__ void __launch_bounds__(kThreads) look_up_kernel(const ResolveShape sh
     const int block = token >> shape.page_shift;
     const int offset = token & ((1 << shape.page_shift) - 1);
     const int own = (shape.lengths[row] - 1) >> shape.page_shift;
-    const int page = shape.pages[static_cast<std::int64_t>(row) * shape.max_blocks + block];
     int slot = offset;
     if (!shape.own_block_apart || block != own) {
+      const std::int64_t entry_block = static_cast<std::int64_t>(row) * shape.max_blocks + block;
+      int page = shape.pages[entry_block];
       if (page >= 0) {
-        slot = ((page + shape.layer) << shape.page_shift) + offset;
+        page += shape.layer;
+      } else if (shape.staged != nullptr) {
+        page = shape.staged[entry_block];
+      }
+      if (page >= 0) {
+        slot = (page << shape.page_shift) + offset;
       } else {
         const std::int64_t key = host_token(shape, row, token);
         chosen = true;

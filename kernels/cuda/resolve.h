@@ -45,6 +45,7 @@ struct ResolveArgs {
   // Their block tables.
   const std::int32_t* pages = nullptr;        // [row][max_blocks]: of layer 0, or -1
   const std::int32_t* host_blocks = nullptr;  // [row][max_blocks]
+  const std::int32_t* staged = nullptr;  // [row][max_blocks]: pages of host blocks, -1; or null
   const std::int32_t* scale_pages = nullptr;  // [row][max_blocks], of RecomputedToken; or null
   const std::int32_t* lengths = nullptr;      // [row]
   int max_blocks = 0;

@@ -53,7 +53,7 @@ void check_segment(const ConstMatrix& q, std::int64_t heads, const KvLayerView& 
   check(segment.query_begin >= 0 && segment.query_count >= 0 &&
             segment.query_count <= segment.context_tokens &&
             segment.query_begin + segment.query_count <= q.rows && first_query >= 0 &&
-            segment.selection.empty(),
+            segment.chosen == nullptr,
         "a segment's rows");
 }
 

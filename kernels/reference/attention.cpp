@@ -53,28 +53,33 @@ struct Place {
 std::vector<Place> places_of(const KvLayerView& cache, const AttentionSegment& segment,
                              std::int64_t query, std::int64_t head, std::int64_t heads) {
   std::vector<Place> places;
-  if (!segment.selection.empty()) {
-    const TokenSelection& chosen = segment.selection;
-    const auto lists = static_cast<std::int64_t>(chosen.begins.size()) - 1;
-    const auto list = static_cast<std::size_t>(head / (heads / lists));
-    for (auto i = static_cast<std::size_t>(chosen.begins[list]);
-         i < static_cast<std::size_t>(chosen.begins[list + 1]); ++i) {
-      if (chosen.tokens[i] > segment.context_tokens - segment.query_count + query) break;
-      places.push_back({chosen.tokens[i], chosen.slots[i] / cache.page_tokens,
-                        chosen.slots[i] % cache.page_tokens});
+  const std::int64_t own = (segment.context_tokens - 1) / cache.page_tokens;
+  const auto page_of = [&](std::int64_t token) {
+    const std::int64_t index = token / cache.page_tokens;
+    return cache.quantized() && index == own ? segment.partial_page
+                                             : segment.pages[static_cast<std::size_t>(index)];
+  };
+  if (segment.chosen != nullptr) {
+    const Selection& chosen = *segment.chosen;
+    const std::int64_t entry = segment.chosen_row * chosen.lists + head / (heads / chosen.lists);
+    for (std::int64_t i = 0; i < chosen.counts[entry]; ++i) {
+      const std::int64_t at = entry * chosen.capacity + i;
+      const std::int64_t token = chosen.tokens[at];
+      if (token > segment.context_tokens - segment.query_count + query) break;
+      const bool has_slot =
+          chosen.slots != nullptr && !(cache.quantized() && token / cache.page_tokens == own);
+      const std::int64_t page =
+          has_slot ? chosen.slots[at] / cache.page_tokens : page_of(token).value;
+      places.push_back({token, page, token % cache.page_tokens});
+      if (has_slot) places.back().offset = chosen.slots[at] % cache.page_tokens;
     }
     return places;
   }
   const std::int64_t last = segment.context_tokens - segment.query_count + query;
   const std::int64_t first =
       segment.window > 0 ? std::max<std::int64_t>(0, last + 1 - segment.window) : 0;
-  const std::int64_t own = (segment.context_tokens - 1) / cache.page_tokens;
   for (std::int64_t token = first; token <= last; ++token) {
-    const std::int64_t index = token / cache.page_tokens;
-    const PageId page = cache.quantized() && index == own
-                            ? segment.partial_page
-                            : segment.pages[static_cast<std::size_t>(index)];
-    places.push_back({token, page.value, token % cache.page_tokens});
+    places.push_back({token, page_of(token).value, token % cache.page_tokens});
   }
   return places;
 }

@@ -46,6 +46,7 @@ ResolverLayout resolver_layout(const ResolverShape& shape) {
 
   Regions unit;
   const std::int64_t entries = shape.list_entries() * kWord;
+  layout.staged = unit.take(shape.table_entries() * kWord);
   layout.slots = unit.take(entries);
   layout.kept_tokens = unit.take(shape.early ? entries : 0);
   layout.kept_counts = unit.take(shape.early ? shape.rows * shape.lists * kWord : 0);
@@ -71,7 +72,7 @@ ResolverCosts resolver_costs(ResolverShape shape) {
   constexpr std::int64_t kGrowing = 9;
   const std::int64_t rounding = kGrowing * kCudaRegionAlignment + shape.lists * kWord;
   const std::int64_t block =
-      kWord * (sets * shape.block_tokens + 3 * shape.lists * shape.block_tokens / 32 + 1);
+      kWord * (sets * shape.block_tokens + (3 * shape.lists * shape.block_tokens + 31) / 32 + 1);
   const std::int64_t row = kWord * (2 * sets + shape.lists) + (kWord * shape.lists + 31) / 32;
   return {.fixed = static_cast<std::uint64_t>(resolver_layout(shape).bytes + rounding),
           .host_block = static_cast<std::uint64_t>(block),

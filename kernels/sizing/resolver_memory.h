@@ -13,7 +13,7 @@ inline constexpr std::int64_t kResolvedAhead = 4;
 struct ResolverShape {
   std::int64_t layers = 0;
   std::int64_t lists = 1;         // of a row
-  std::int64_t block_tokens = 0;  // 32, 64 or 128
+  std::int64_t block_tokens = 0;  // on a GPU 32, 64 or 128
   std::int64_t rows = 0;          // most requests of a step
   std::int64_t batch_rows = 0;    // most new tokens of a step
   std::int64_t row_blocks = 0;    // of the longest context
@@ -32,8 +32,9 @@ struct ResolverShape {
     return (host_blocks + input_blocks) * block_tokens;
   }
   [[nodiscard]] std::int64_t stored_tokens() const { return host_blocks * block_tokens; }
-  [[nodiscard]] std::int64_t host_words() const { return host_tokens() / 32; }
+  [[nodiscard]] std::int64_t host_words() const { return (host_tokens() + 31) / 32; }
   [[nodiscard]] std::int64_t hot_words() const { return (hot_rows + 31) / 32; }
+  [[nodiscard]] std::int64_t table_entries() const { return rows * row_blocks; }
   [[nodiscard]] std::int64_t list_entries() const { return rows * lists * list_tokens; }
 };
 
@@ -55,6 +56,7 @@ struct ResolverLayout {
   std::int64_t bytes = 0;
 
   // Of a unit, from its own begin on.
+  std::int64_t staged = 0;  // [row][row_blocks]
   std::int64_t slots = 0;
   std::int64_t kept_tokens = 0;  // early alone, as kept_counts
   std::int64_t kept_counts = 0;

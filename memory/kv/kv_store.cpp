@@ -57,7 +57,8 @@ KvStore::KvStore(const Shape& shape, const Sizes& sizes, MemoryPool& device, Mem
              .host_blocks = sizes.host_blocks,
              .input_blocks = sizes.input_blocks,
              .mirrored = shape.host_attention}),
-      partial_pages_(sizes.partial_pages, shape.layers) {
+      partial_pages_(sizes.partial_pages, shape.layers),
+      written_(static_cast<std::size_t>(sizes.host_blocks + sizes.input_blocks), false) {
   book_.reserve();
   const auto pages =
       static_cast<std::uint64_t>(sizes.device_pages + sizes.staging_pages + sizes.cache_pages);
@@ -144,26 +145,8 @@ std::byte* KvStore::saved_inputs(std::int32_t input_block, LayerId layer) const 
   return host_inputs_.data() + index * input_bytes(shape_);
 }
 
-TokenCache& KvStore::token_cache(std::int64_t parts) {
-  if (token_cache_.shape().layers == 0 || token_cache_.shape().parts != parts) {
-    end_early_tokens();
-    token_cache_ = TokenCache({.layers = shape_.layers,
-                               .parts = parts,
-                               .block_tokens = shape_.block_tokens,
-                               .slots = device_cache_ ? 0 : cache_slots(),
-                               .blocks = book_.block_capacity()});
-  }
-  return token_cache_;
-}
-
-void KvStore::give_cache_to_device() {
-  TRIPHASE_CHECK(token_cache_.shape().layers == 0, "a token cache that nobody has used");
-  device_cache_ = true;
-  written_.assign(static_cast<std::size_t>(sizes_.host_blocks + sizes_.input_blocks), false);
-}
-
 void KvStore::note_written(std::int32_t host_block) {
-  if (!device_cache_ || written_[static_cast<std::size_t>(host_block)]) return;
+  if (sizes_.cache_pages == 0 || written_[static_cast<std::size_t>(host_block)]) return;
   written_[static_cast<std::size_t>(host_block)] = true;
   written_host_blocks_.push_back(host_block);
 }
@@ -215,11 +198,7 @@ void KvStore::give_up() noexcept {
   for (const Copy& copy : copies_) give_up(copy.ticket);
   copies_.clear();
   for (std::int64_t range = 0; range < early_.ranges(); ++range) give_up(early_.ticket(range));
-  for (std::int64_t range = 0; range < early_tokens_.ranges(); ++range) {
-    give_up(early_tokens_.ticket(range));
-  }
   forget_early();
-  forget_early_tokens(/*lost=*/true);
   partial_pages_.forget_all();
   book_.give_up();
 }
@@ -228,25 +207,10 @@ std::optional<EarlyBlocks::Source> KvStore::early_source(LayerId layer, Sequence
                                                          std::int64_t block) const {
   const BlockPlace place = book_.block(sequence, block).place;
   if (place != BlockPlace::kHost && place != BlockPlace::kLoading) return std::nullopt;
-  return source_of(layer, sequence, block);
-}
-
-std::optional<EarlyBlocks::Source> KvStore::arrived_source(LayerId layer, SequenceId sequence,
-                                                           std::int64_t block) const {
-  const BlockPlace place = book_.block(sequence, block).place;
-  if (place == BlockPlace::kHost) return source_of(layer, sequence, block);
-  if (place != BlockPlace::kOffloading) return std::nullopt;
-  const auto copy = std::ranges::find(copies_, book_.block_index(sequence, block), &Copy::block);
-  if (copy == copies_.end() || !transfers_->done(copy->ticket)) return std::nullopt;
-  return source_of(layer, sequence, block);
-}
-
-EarlyBlocks::Source KvStore::source_of(LayerId layer, SequenceId sequence,
-                                       std::int64_t block) const {
-  return {.layer = layer.value,
-          .block_index = book_.block_index(sequence, block),
-          .block_id = book_.block(sequence, block).id,
-          .host_block = book_.block(sequence, block).host_block};
+  return EarlyBlocks::Source{.layer = layer.value,
+                             .block_index = book_.block_index(sequence, block),
+                             .block_id = book_.block(sequence, block).id,
+                             .host_block = book_.block(sequence, block).host_block};
 }
 
 void KvStore::hold_early(std::int64_t ranges) {
@@ -265,51 +229,9 @@ void KvStore::forget_early() {
   early_held_ = 0;
 }
 
-void KvStore::hold_early_tokens(std::int64_t ranges) {
-  ranges = std::min(ranges, early_tokens_.ranges());
-  for (; early_tokens_held_ < ranges; ++early_tokens_held_) {
-    try {
-      transfers_->hold(early_tokens_.ticket(early_tokens_held_));
-    } catch (...) {
-      // Nothing more of them is written to the cache, nor read on the host, by then.
-      transfers_->drain();
-      forget_early_tokens(/*lost=*/true);
-      throw;
-    }
-  }
-}
-
-void KvStore::end_early_tokens() {
-  hold_early_tokens(early_tokens_.ranges());
-  forget_early_tokens(/*lost=*/false);
-}
-
-void KvStore::forget_early_tokens(bool lost) {
-  ended_early_ = early_use();
-  for (const EarlyTokens::Slot& at : early_tokens_.slots()) {
-    if (lost) {
-      token_cache_.forget(at.layer, at.part, at.slot);
-    } else {
-      token_cache_.end_early(at.layer, at.part, at.slot);
-    }
-  }
-  early_tokens_.clear();
-  early_tokens_held_ = 0;
-}
-
-std::uint64_t KvStore::waiting_early_bytes() const {
-  const std::int64_t parts = std::max<std::int64_t>(token_cache_.shape().parts, 1);
-  const auto part_bytes = static_cast<std::uint64_t>(geometry().record_bytes() / parts);
-  return static_cast<std::uint64_t>(early_.unused()) * page_bytes(shape_) +
-         static_cast<std::uint64_t>(token_cache_.early()) * part_bytes;
-}
-
 void KvStore::stop_reading_early(std::int32_t block_index, std::int32_t host_block) {
   if (early_held_ < early_.ranges() && early_.reads(block_index, host_block)) {
     hold_early(early_.ranges());
-  }
-  if (early_tokens_held_ < early_tokens_.ranges() && early_tokens_.reads(block_index, host_block)) {
-    hold_early_tokens(early_tokens_.ranges());
   }
 }
 

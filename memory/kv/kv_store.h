@@ -14,9 +14,7 @@
 
 #include "base/dtype.h"
 #include "memory/kv/early_blocks.h"
-#include "memory/kv/early_tokens.h"
 #include "memory/kv/partial_pages.h"
-#include "memory/kv/token_cache.h"
 #include "memory/kv/transposed_k.h"
 #include "memory/memory_pool.h"
 #include "memory/transfer/transfer_engine.h"
@@ -124,25 +122,14 @@ class KvStore {
   [[nodiscard]] PartialPages& partial_pages() { return partial_pages_; }
   [[nodiscard]] const PartialPages& partial_pages() const { return partial_pages_; }
 
-  // Tokens of host blocks that are in the cache pages, each in so many parts that are chosen apart;
-  // empty again when asked for another number of parts.
-  [[nodiscard]] TokenCache& token_cache(std::int64_t parts);
-  // From now on the device itself knows which tokens are in the cache pages
-  // (kernels/kv_resolver.h).
-  void give_cache_to_device();
   // Host blocks that have been written since this was last asked, and behind their numbers input
-  // blocks (input block i is host_blocks + i); only once the device knows.
+  // blocks (input block i is host_blocks + i): what cache pages have of them is old
+  // (kernels/kv_resolver.h).
   [[nodiscard]] std::vector<std::int32_t> take_written_host_blocks();
   // Whoever saves layer inputs to an input block says so.
   void note_written_inputs(std::int32_t input_block) {
     note_written(static_cast<std::int32_t>(sizes_.host_blocks) + input_block);
   }
-  // The place of a cache slot among all token slots of the device.
-  [[nodiscard]] std::int64_t cache_slot(LayerId layer, std::int32_t slot) const {
-    return (sizes_.device_pages + sizes_.staging_pages) * shape_.block_tokens +
-           layer.value * cache_slots() + slot;
-  }
-
   // Does to the bytes what the book has noted, in that order. Copies go on after this.
   void carry_out(std::span<const KvMove> moves);
   // Waits for the copies under way, and finishes them in the book. Throws what made one fail.
@@ -159,33 +146,20 @@ class KvStore {
   // Where a layer of the block would be read from; nothing: it is not on the host.
   [[nodiscard]] std::optional<EarlyBlocks::Source> early_source(LayerId layer, SequenceId sequence,
                                                                 std::int64_t block) const;
-  // Where it will be read from once the step has begun, if its bytes are there by now: also those
-  // that settle() has not seen arrive.
-  [[nodiscard]] std::optional<EarlyBlocks::Source> arrived_source(LayerId layer,
-                                                                  SequenceId sequence,
-                                                                  std::int64_t block) const;
   // What compute gets from now on runs after the first `ranges` of early(); throws what made one
   // fail, if that is known by now.
   void hold_early(std::int64_t ranges);
   // The step that should read them has: holds compute for all and forgets them.
   void end_early();
-  // The same of chosen tokens that were brought to the token cache: they stay there.
-  [[nodiscard]] EarlyTokens& early_tokens() { return early_tokens_; }
-  [[nodiscard]] const EarlyTokens& early_tokens() const { return early_tokens_; }
-  // Where one fails, the cache has none of them.
-  void hold_early_tokens(std::int64_t ranges);
-  void end_early_tokens();
-  // Bytes of what was brought early and not read yet.
-  [[nodiscard]] std::uint64_t waiting_early_bytes() const;
   // Since the start: bytes brought early, and of these the ones that no step read (any more).
   struct EarlyUse {
     std::uint64_t brought = 0;
     std::uint64_t unused = 0;
   };
   [[nodiscard]] EarlyUse early_use() const {
-    const auto blocks = static_cast<std::uint64_t>(early_.blocks());
-    return {ended_early_.brought + blocks * page_bytes(shape_) + early_tokens_.bytes(),
-            ended_early_.unused + waiting_early_bytes()};
+    const std::uint64_t page = page_bytes(shape_);
+    return {ended_early_.brought + static_cast<std::uint64_t>(early_.blocks()) * page,
+            ended_early_.unused + static_cast<std::uint64_t>(early_.unused()) * page};
   }
 
   // Ends a sequence (KvBook::release) and what the store keeps for it.
@@ -199,25 +173,14 @@ class KvStore {
 
   void wait_for_copies();
   void note_written(std::int32_t host_block);
-  [[nodiscard]] EarlyBlocks::Source source_of(LayerId layer, SequenceId sequence,
-                                              std::int64_t block) const;
   void forget_early();
-  // Their bytes are there, or (lost) will never be.
-  void forget_early_tokens(bool lost);
   // The block may give up its host block.
   void stop_reading_early(std::int32_t block_index, std::int32_t host_block);
-  // Of each layer.
-  [[nodiscard]] std::int64_t cache_slots() const {
-    return sizes_.cache_pages / shape_.layers * shape_.block_tokens;
-  }
-
   Shape shape_;
   Sizes sizes_;
   TransferEngine* transfers_;
   KvBook book_;
   PartialPages partial_pages_;
-  TokenCache token_cache_;
-  bool device_cache_ = false;
   std::vector<bool> written_;  // by host block, and by input block behind them
   std::vector<std::int32_t> written_host_blocks_;
   Buffer k_;
@@ -233,8 +196,6 @@ class KvStore {
   KvMoves moves_;
   EarlyBlocks early_;
   std::int64_t early_held_ = 0;  // of its ranges
-  EarlyTokens early_tokens_;
-  std::int64_t early_tokens_held_ = 0;
   EarlyUse ended_early_;
   std::vector<TokenRun> runs_;
 };

@@ -1,5 +1,6 @@
 #include "memory/transfer/host_transfer_engine.h"
 
+#include <algorithm>
 #include <cstring>
 #include <utility>
 
@@ -90,6 +91,64 @@ Ticket HostTransferEngine::move_pieces(Lane lane, std::span<const BytePiece> pie
   job.pieces.assign(pieces.begin(), pieces.end());
   job.size = transfer_size(lane, pieces);
   return submit(lane, std::move(job));
+}
+
+Ticket HostTransferEngine::bring(const KvGeometry& geometry, const MissingTokens& missing) {
+  runs_.clear();
+  for (std::int32_t i = 0; i < *missing.count; ++i) {
+    const bool whole = missing.first_heads == nullptr;
+    const TokenRun token{.slot = missing.slots[i],
+                         .record = missing.records[i],
+                         .count = 1,
+                         .head_begin = whole ? 0 : missing.first_heads[i],
+                         .head_count = whole ? static_cast<std::int32_t>(geometry.kv_heads)
+                                             : missing.head_counts[i]};
+    TokenRun* last = runs_.empty() ? nullptr : &runs_.back();
+    const bool follows =
+        last != nullptr && last->slot + last->count == token.slot &&
+        last->record + last->count == token.record && token.slot % geometry.page_tokens != 0 &&
+        last->head_begin == token.head_begin && last->head_count == token.head_count;
+    if (follows) {
+      ++last->count;
+    } else {
+      runs_.push_back(token);
+    }
+  }
+  return move_tokens(Lane::kToDevice, geometry, runs_);
+}
+
+Ticket HostTransferEngine::bring_inputs(const KvGeometry& geometry, const SavedInputs& inputs,
+                                        const RecomputedTokens& tokens) {
+  pieces_.clear();
+  const std::int64_t page_tokens = geometry.page_tokens;
+  constexpr std::int64_t kScale = sizeof(float);
+  const std::int64_t block_bytes = page_tokens * (inputs.width + kScale);
+  const std::span<const RecomputedToken> listed(
+      tokens.tokens, tokens.most == 0 ? 0 : static_cast<std::size_t>(*tokens.count));
+  // First byte of the block's inputs, and the line of the slot under head 0.
+  const auto block_of = [&](const RecomputedToken& token) {
+    return inputs.blocks + token.input / page_tokens * block_bytes;
+  };
+  const auto line_of = [&](const RecomputedToken& token) {
+    return token.slot / page_tokens * geometry.kv_heads * page_tokens + token.slot % page_tokens;
+  };
+  // Codes of neighbours are one piece on the host, and so are their scales.
+  for (const RecomputedToken& token : listed) {
+    const std::byte* codes = block_of(token) + token.input % page_tokens * inputs.width;
+    for (std::int64_t at = 0, line = line_of(token); at < inputs.width;
+         at += geometry.head_bytes, line += page_tokens) {
+      const std::int64_t bytes = std::min(geometry.head_bytes, inputs.width - at);
+      pieces_.push_back({geometry.device_k + line * geometry.head_bytes, codes + at,
+                         static_cast<std::size_t>(bytes)});
+    }
+  }
+  for (const RecomputedToken& token : listed) {
+    pieces_.push_back(
+        {geometry.device_v + line_of(token) * geometry.head_bytes,
+         block_of(token) + page_tokens * inputs.width + token.input % page_tokens * kScale,
+         static_cast<std::size_t>(kScale)});
+  }
+  return move_pieces(Lane::kToDevice, pieces_);
 }
 
 Ticket HostTransferEngine::submit(Lane lane, Job job) {
@@ -203,10 +262,6 @@ void HostTransferEngine::drain() {
 bool HostTransferEngine::done(Ticket ticket) const {
   const std::lock_guard lock(mutex_);
   return at(lane_of(ticket)).finished >= ticket.value >> 1;
-}
-
-std::int64_t HostTransferEngine::piece_cost_bytes() const {
-  return link_ ? static_cast<std::int64_t>(link_->bytes_per_second * link_->seconds_per_record) : 0;
 }
 
 LaneStats HostTransferEngine::stats(Lane lane) const {

@@ -32,11 +32,15 @@ class HostTransferEngine final : public TransferEngine {
   [[nodiscard]] Ticket move_bytes(Lane lane, std::byte* to, const std::byte* from,
                                   std::size_t bytes) override;
   [[nodiscard]] Ticket move_pieces(Lane lane, std::span<const BytePiece> pieces) override;
+  // The lists are there when the call is made: it copies them.
+  [[nodiscard]] bool reaches(const std::byte*, std::size_t) const override { return true; }
+  [[nodiscard]] Ticket bring(const KvGeometry& geometry, const MissingTokens& missing) override;
+  [[nodiscard]] Ticket bring_inputs(const KvGeometry& geometry, const SavedInputs& inputs,
+                                    const RecomputedTokens& tokens) override;
+  [[nodiscard]] bool counts_what_it_brings() const override { return true; }
   void hold(Ticket ticket) override { wait(ticket); }
   void wait(Ticket ticket) override;
   [[nodiscard]] bool done(Ticket ticket) const override;
-  // Of the emulated link; without one every byte is copied alike, and a piece more costs nothing.
-  [[nodiscard]] std::int64_t piece_cost_bytes() const override;
   void drain() override;
   [[nodiscard]] LaneStats stats(Lane lane) const override;
   void set_trace(Trace* trace) override;
@@ -87,6 +91,9 @@ class HostTransferEngine final : public TransferEngine {
   Trace* trace_ = nullptr;
   int fail_in_ = 0;
   bool stop_ = false;
+  // Of a call; kept to reuse their memory.
+  std::vector<TokenRun> runs_;
+  std::vector<BytePiece> pieces_;
 };
 
 }  // namespace triphase

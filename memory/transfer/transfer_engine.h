@@ -10,7 +10,6 @@
 #include <cstdint>
 #include <span>
 
-#include "base/error.h"
 #include "base/trace.h"
 #include "memory/transfer/link.h"
 
@@ -47,23 +46,15 @@ class TransferEngine {
   [[nodiscard]] virtual Ticket move_pieces(Lane lane, std::span<const BytePiece> pieces) = 0;
 
   // Whether bring() and bring_inputs() can read these bytes of the host.
-  [[nodiscard]] virtual bool reaches(const std::byte* /*records*/, std::size_t /*bytes*/) const {
-    return false;
-  }
-  // Brings tokens that work of the compute stream names; only where reaches() is true. The host
-  // does not learn how many, so that stats() has none of their bytes.
-  [[nodiscard]] virtual Ticket bring(const KvGeometry& /*geometry*/,
-                                     const MissingTokens& /*missing*/) {
-    TRIPHASE_CHECK(false, "a link whose lists come from the device");
-    return {};
-  }
+  [[nodiscard]] virtual bool reaches(const std::byte* records, std::size_t bytes) const = 0;
+  // Brings tokens that work of the compute stream names; only where reaches() is true.
+  [[nodiscard]] virtual Ticket bring(const KvGeometry& geometry, const MissingTokens& missing) = 0;
   // The same of layer inputs (KvMover::bring_inputs).
-  [[nodiscard]] virtual Ticket bring_inputs(const KvGeometry& /*geometry*/,
-                                            const SavedInputs& /*inputs*/,
-                                            const RecomputedTokens& /*tokens*/) {
-    TRIPHASE_CHECK(false, "a link whose lists come from the device");
-    return {};
-  }
+  [[nodiscard]] virtual Ticket bring_inputs(const KvGeometry& geometry, const SavedInputs& inputs,
+                                            const RecomputedTokens& tokens) = 0;
+  // Whether stats() has the bytes of these two: where work is queued, the host does not learn how
+  // many they are.
+  [[nodiscard]] virtual bool counts_what_it_brings() const = 0;
 
   // Work that the compute stream gets from now on runs after the ticket's transfer. Throws what
   // made it fail, if that is known by now; else the stream does.
@@ -73,9 +64,6 @@ class TransferEngine {
   virtual void wait(Ticket ticket) = 0;
   [[nodiscard]] virtual bool done(Ticket ticket) const = 0;
 
-  // Bytes that a lane copies in the time that one more piece of a transfer takes: pieces with a
-  // smaller gap between them are better copied as one.
-  [[nodiscard]] virtual std::int64_t piece_cost_bytes() const { return 0; }
   // Returns once nothing moves any more; throws nothing of what failed.
   virtual void drain() = 0;
 

@@ -5,36 +5,25 @@
 
 namespace triphase {
 
-void TokenChoice::clear() {
-  dense = false;
-  begins.assign(1, 0);
-  tokens.clear();
-  alpha.clear();
-}
-
 std::int64_t AttentionMethod::prefill_rows(std::int64_t) const { return 0; }
 std::unique_ptr<AttentionMethod::State> AttentionMethod::begin(std::int64_t, std::int64_t) const {
   return std::make_unique<State>();
 }
 void AttentionMethod::appended(const Sequences&, const LayerCall&, ConstMatrix) {}
 void AttentionMethod::prefilled(State&, const LayerCall&, ConstMatrix) {}
-void AttentionMethod::attended(State&, const LayerCall&, const TokenChoice&,
-                               std::span<const float>) {}
 
-void AttentionMethod::choose(State&, const LayerCall&, ConstMatrix, std::int64_t, TokenChoice&) {
-  TRIPHASE_CHECK(false, "a method that does not choose for one row");
-}
-Selection AttentionMethod::choose_rows(const Sequences&, const LayerCall&, ConstMatrix) {
-  TRIPHASE_CHECK(false, "a method that does not choose for several rows");
+Selection AttentionMethod::choose(const Sequences&, const LayerCall&, ConstMatrix) {
+  TRIPHASE_CHECK(false, "a method that attends everything");
   return {};
 }
-void AttentionMethod::attended_rows(const Sequences&, const LayerCall&, const Selection&,
-                                    const float*) {}
-void AttentionMethod::finish_rows(const Sequences&, const LayerCall&, const Selection&, Matrix) {}
+void AttentionMethod::attended(const Sequences&, const LayerCall&, const Selection&, const float*) {
+}
+void AttentionMethod::finish(const Sequences&, const LayerCall&, const Selection&, Matrix) {}
 
-void AttentionMethod::choose_for_prompt(const LayerCall&, ConstMatrix, std::int64_t, std::int64_t,
-                                        TokenChoice&) {
+Selection AttentionMethod::choose_for_prompt(const LayerCall&, ConstMatrix, std::int64_t,
+                                             std::int64_t) {
   TRIPHASE_CHECK(false, "a method that does not choose for prompts");
+  return {};
 }
 
 bool AttentionMethod::chooses_early() const {

@@ -11,24 +11,17 @@
 //
 //   method.appended(sequences, call, v)              always; v: the new rows, unquantized
 //   prefill:  dense attention, or with prompt units (scheduler/attention/prompt_units.h)
-//             method.choose_for_prompt(call, q, first_row, rows, choice) for each unit, whose rows
-//             attend choice's tokens up to themselves; then method.prefilled(state, call, q)
-//   decode:   method.choose(state, call, q, row, choice)
+//             method.choose_for_prompt(call, q, first_row, rows) for each unit, whose rows attend
+//             the chosen tokens up to themselves; then method.prefilled(state, call, q)
+//   decode, all rows together that attends_all() does not name:
+//             lists = method.choose(sequences, call, q)
 //             (appended() and choose() may read keys from first_key() on, no others)
-//             choice.dense -> dense attention, nothing else to do
-//             else attend choice's tokens, with weights if method.wants_weights();
-//                  method.attended(state, call, choice, weights)
-//   or, where method.chooses_rows(), for all decoded rows together that attends_all() does not
-//   name:
-//             lists = method.choose_rows(sequences, call, q)
 //             attend the lists, with weights if method.wants_weights();
-//                  method.attended_rows(sequences, call, lists, weights)
-//             method.finish_rows(sequences, call, lists, out)
+//                  method.attended(sequences, call, lists, weights)
+//             method.finish(sequences, call, lists, out)
 //
 // Early methods choose without the query: choose() may be called with an empty q as soon as the
-// context length is known, before the layer begins, so that their tokens can be fetched ahead. The
-// same holds of choose_rows(), where work does not run at once; where it does, those of them that
-// choose for several rows too are asked for one at a time.
+// context length is known, before the layer begins, so that their tokens can be fetched ahead.
 // Methods keep buffers: one thread at a time.
 
 #include <cstdint>
@@ -52,8 +45,7 @@ struct MethodShape {
 };
 
 // One sequence in one layer, with its new tokens in the cache. `keys`: the sequence's tokens as for
-// dense attention, the queries being the new rows (INT8: of one block). Early choose() looks at
-// layer, keys.context_tokens, ops and stream only.
+// dense attention, the queries being the new rows (INT8: of one block).
 struct LayerCall {
   std::int64_t layer = 0;
   AttentionSegment keys;
@@ -65,17 +57,6 @@ struct LayerCall {
   Stream* stream = nullptr;
 };
 
-// What to attend, reused between calls. Lists as in TokenSelection; the caller adds the slots.
-struct TokenChoice {
-  bool dense = false;  // the whole context; everything else is empty
-  std::vector<std::int32_t> begins;
-  std::vector<std::int32_t> tokens;
-  // Empty, or per query head the share of the true softmax weight that the tokens hold.
-  std::vector<float> alpha;
-
-  void clear();
-};
-
 class AttentionMethod {
  public:
   // What a method remembers of one sequence, all layers.
@@ -85,7 +66,7 @@ class AttentionMethod {
     [[nodiscard]] virtual std::uint64_t bytes() const { return 0; }
   };
   enum class Timing : std::uint8_t {
-    kDense,  // this layer is always dense: choose() is not needed
+    kDense,  // this layer is always dense: nothing is chosen
     kEarly,  // tokens are known before the query
     kLate,   // choose() needs the query, and keys from first_key() on
   };
@@ -126,9 +107,9 @@ class AttentionMethod {
   [[nodiscard]] virtual bool needs_every_row() const { return false; }
 
   // Bytes of the device's memory that the states of so many sequences of at most so many tokens
-  // take together, at most; `at_once`: of a device whose work runs at once.
+  // take together, at most.
   [[nodiscard]] virtual std::uint64_t state_bytes(std::int64_t /*sequences*/,
-                                                  std::int64_t /*tokens*/, bool /*at_once*/) const {
+                                                  std::int64_t /*tokens*/) const {
     return 0;
   }
   // longest: tokens that the sequence's context can grow to.
@@ -138,13 +119,6 @@ class AttentionMethod {
   // the keys are not looked at.
   virtual void appended(const Sequences& sequences, const LayerCall& call, ConstMatrix v);
   virtual void prefilled(State& state, const LayerCall& call, ConstMatrix q);
-  // q [T, heads * head_dim]; `row` is the only query. Each list ascends and holds the current
-  // token, keys.context_tokens - 1.
-  virtual void choose(State& state, const LayerCall& call, ConstMatrix q, std::int64_t row,
-                      TokenChoice& choice);
-  // Methods that choose for several sequences at once, in the device's memory, in place of choose()
-  // and attended(). Each segment has one query; early methods look at context_tokens alone.
-  [[nodiscard]] virtual bool chooses_rows() const { return false; }
   // Whether a row attends its whole context; else each of its lists has so many tokens, of a
   // sequence with a prompt of `prompt` tokens, or at most so many where counts_on_device().
   [[nodiscard]] virtual bool attends_all(std::int64_t layer, std::int64_t context) const {
@@ -154,25 +128,26 @@ class AttentionMethod {
   [[nodiscard]] virtual std::int64_t list_tokens(std::int64_t context, std::int64_t prompt) const {
     return budget_tokens(options_, context, prompt);
   }
-  [[nodiscard]] virtual Selection choose_rows(const Sequences& sequences, const LayerCall& call,
-                                              ConstMatrix q);
-  // Whether how long lists are is known on the device alone; then what choose_rows() has chosen so
-  // far. Waits for the stream.
+  // A choice for each sequence, in the device's memory, valid until the next one. Each segment has
+  // one query; early methods look at context_tokens alone. Each list ascends and holds the current
+  // token, context_tokens - 1.
+  [[nodiscard]] virtual Selection choose(const Sequences& sequences, const LayerCall& call,
+                                         ConstMatrix q);
+  // Whether how long lists are is known on the device alone; then what choose() has chosen so far.
+  // Waits for the stream.
   [[nodiscard]] virtual bool counts_on_device() const { return false; }
   [[nodiscard]] virtual ClusterCounts counted(Stream&) const { return {}; }
   // weights [row of selection][list][capacity], in the device's memory, beside the tokens of the
   // lists.
-  virtual void attended_rows(const Sequences& sequences, const LayerCall& call,
-                             const Selection& selection, const float* weights);
+  virtual void attended(const Sequences& sequences, const LayerCall& call,
+                        const Selection& selection, const float* weights);
   // Turns attention over the lists, the segments' rows of out, into the method's output.
-  virtual void finish_rows(const Sequences& sequences, const LayerCall& call,
-                           const Selection& selection, Matrix out);
+  virtual void finish(const Sequences& sequences, const LayerCall& call, const Selection& selection,
+                      Matrix out);
   // One choice for rows [first_row, first_row + rows) of q, a prompt's; the last of them is at
   // position keys.context_tokens - 1. Methods that prompt_units() gives units implement it.
-  virtual void choose_for_prompt(const LayerCall& call, ConstMatrix q, std::int64_t first_row,
-                                 std::int64_t rows, TokenChoice& choice);
-  virtual void attended(State& state, const LayerCall& call, const TokenChoice& choice,
-                        std::span<const float> weights);
+  [[nodiscard]] virtual Selection choose_for_prompt(const LayerCall& call, ConstMatrix q,
+                                                    std::int64_t first_row, std::int64_t rows);
 
   [[nodiscard]] const AttentionOptions& options() const { return options_; }
   [[nodiscard]] const MethodShape& shape() const { return shape_; }

@@ -10,10 +10,6 @@ class Dense final : public AttentionMethod {
   using AttentionMethod::AttentionMethod;
 
   [[nodiscard]] Timing timing(std::int64_t) const override { return Timing::kDense; }
-  void choose(State&, const LayerCall&, ConstMatrix, std::int64_t, TokenChoice& choice) override {
-    choice.clear();
-    choice.dense = true;
-  }
 };
 
 }  // namespace

@@ -22,27 +22,11 @@ class FormulaMethod final : public AttentionMethod {
       : AttentionMethod(options, shape), formula_(formula) {}
 
   [[nodiscard]] Timing timing(std::int64_t) const override { return Timing::kEarly; }
-  void choose(State&, const LayerCall& call, ConstMatrix, std::int64_t,
-              TokenChoice& choice) override {
-    const std::int64_t context = call.keys.context_tokens;
-    choice.clear();
-    choice.dense = attends_all(call.layer, context);
-    if (choice.dense) return;
-    const TokenRanges ranges = ranges_of(context);
-    for (const TokenRange& range : {ranges.first, ranges.second}) {
-      for (std::int32_t i = 0; i < range.count; ++i) {
-        choice.tokens.push_back(range.start + i * range.stride);
-      }
-    }
-    choice.begins.push_back(static_cast<std::int32_t>(choice.tokens.size()));
-  }
-
-  [[nodiscard]] bool chooses_rows() const override { return true; }
   [[nodiscard]] std::int64_t list_tokens(std::int64_t context, std::int64_t) const override {
     return ranges_of(context).tokens();
   }
-  [[nodiscard]] Selection choose_rows(const Sequences& sequences, const LayerCall& call,
-                                      ConstMatrix) override {
+  [[nodiscard]] Selection choose(const Sequences& sequences, const LayerCall& call,
+                                 ConstMatrix) override {
     rows_.clear();
     for (const AttentionSegment& row : sequences.segments) {
       rows_.push_back(ranges_of(row.context_tokens));

@@ -41,13 +41,13 @@ class H2o final : public AttentionMethod {
 
   // The prompt's tokens have sums until the first row is decoded, so a prompt may need as much as
   // the longest context.
-  [[nodiscard]] std::uint64_t state_bytes(std::int64_t sequences, std::int64_t tokens,
-                                          bool at_once) const override {
+  [[nodiscard]] std::uint64_t state_bytes(std::int64_t sequences,
+                                          std::int64_t tokens) const override {
     const std::uint64_t state =
         static_cast<std::uint64_t>(shape_.layers * list_floats(tokens)) * sizeof(float);
-    // Weights of one layer's rows too: attended_rows().
+    // Weights of one layer's rows too: attended().
     const std::uint64_t weights =
-        at_once ? 0 : DeviceFloats::most_bytes(sequences * lists() * list_tokens(tokens, tokens));
+        DeviceFloats::most_bytes(sequences * lists() * list_tokens(tokens, tokens));
     return static_cast<std::uint64_t>(sequences) * state + weights;
   }
   [[nodiscard]] std::unique_ptr<State> begin(std::int64_t prompt_tokens,
@@ -67,14 +67,13 @@ class H2o final : public AttentionMethod {
   }
 
   // Never its whole context: every step's weights are needed for later ones.
-  [[nodiscard]] bool chooses_rows() const override { return true; }
   [[nodiscard]] bool attends_all(std::int64_t, std::int64_t) const override { return false; }
   [[nodiscard]] std::int64_t list_tokens(std::int64_t context, std::int64_t prompt) const override {
     return std::min(context, budget_tokens(options_, context, prompt));
   }
 
-  [[nodiscard]] Selection choose_rows(const Sequences& sequences, const LayerCall& call,
-                                      ConstMatrix) override {
+  [[nodiscard]] Selection choose(const Sequences& sequences, const LayerCall& call,
+                                 ConstMatrix) override {
     choices_.clear();
     for (std::size_t row = 0; row < sequences.states.size(); ++row) {
       choices_.push_back(
@@ -83,8 +82,8 @@ class H2o final : public AttentionMethod {
     return call.ops->keep_heaviest(choices_, call.layer, *call.stream);
   }
 
-  void attended_rows(const Sequences& sequences, const LayerCall& call, const Selection& selection,
-                     const float* weights) override {
+  void attended(const Sequences& sequences, const LayerCall& call, const Selection& selection,
+                const float* weights) override {
     rows_.clear();
     for (std::size_t row = 0; row < sequences.states.size(); ++row) {
       State& state = *sequences.states[row];
@@ -92,29 +91,6 @@ class H2o final : public AttentionMethod {
           {kept_of(state), layer_of(state, call).count, static_cast<std::int64_t>(row)});
     }
     call.ops->add_kept_weights(selection, weights, rows_, call.layer, *call.stream);
-  }
-
-  // One row, where work runs at once.
-  void choose(State& state, const LayerCall& call, ConstMatrix, std::int64_t,
-              TokenChoice& choice) override {
-    const KeptRow row = choice_of(state, call, call.keys.context_tokens);
-    const Selection kept = call.ops->keep_heaviest({&row, 1}, call.layer, *call.stream);
-    choice.clear();
-    for (std::int64_t list = 0; list < kept.lists; ++list) {
-      const std::int32_t* first = kept.tokens + list * kept.capacity;
-      choice.tokens.insert(choice.tokens.end(), first, first + kept.counts[list]);
-      choice.begins.push_back(static_cast<std::int32_t>(choice.tokens.size()));
-    }
-  }
-
-  void attended(State& state, const LayerCall& call, const TokenChoice& choice,
-                std::span<const float> weights) override {
-    const H2oState::Layer& layer = layer_of(state, call);
-    const Selection lists_of_choice{
-        .rows = 1, .lists = lists(), .capacity = layer.count, .tokens = choice.tokens.data()};
-    const KeptWeights row{kept_of(state), layer.count, 0};
-    call.ops->add_kept_weights(lists_of_choice, weights.data(), {&row, 1}, call.layer,
-                               *call.stream);
   }
 
  private:

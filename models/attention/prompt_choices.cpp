@@ -7,12 +7,11 @@
 namespace triphase {
 namespace {
 
-// Ordinals of part.tokens of one list that a query at `position` attends.
-std::int64_t seen_of_list(const PromptChoices::Part& part, std::size_t list,
+// Ordinals of one list that a query at `position` attends.
+std::int64_t seen_of_list(const PromptChoices::Part& part, std::int64_t list,
                           std::int64_t position) {
-  const auto begin = part.tokens.begin() + part.begins[list];
-  const auto end = part.tokens.begin() + part.begins[list + 1];
-  return std::upper_bound(begin, end, position) - begin;
+  const std::int32_t* begin = part.lists.tokens + list * part.lists.capacity;
+  return std::upper_bound(begin, begin + part.lists.counts[list], position) - begin;
 }
 
 }  // namespace
@@ -41,7 +40,10 @@ void PromptChoices::add(AttentionMethod& method, const LayerCall& call, std::int
       TRIPHASE_CHECK(part.query_begin + end - begin <= q.rows, "a prompt's unit cut by a step");
       LayerCall unit = call;
       unit.keys.context_tokens = end;
-      method.choose_for_prompt(unit, q, part.query_begin, end - begin, choice_);
+      chosen_ = method.choose_for_prompt(unit, q, part.query_begin, end - begin);
+      // The next unit's choice takes its memory.
+      chosen_tokens_.assign(chosen_.tokens, chosen_.tokens + chosen_.lists * chosen_.capacity);
+      chosen_counts_.assign(chosen_.counts, chosen_.counts + chosen_.lists);
       unit_begin_ = begin;
     }
     TRIPHASE_CHECK(unit_begin_ == begin, "a prompt's unit without its first row");
@@ -56,28 +58,29 @@ void PromptChoices::add(AttentionMethod& method, const LayerCall& call, std::int
 void PromptChoices::add_part(const AttentionSegment& segment) {
   if (parts_.size() <= used_) parts_.emplace_back();
   Part& part = parts_[used_++];
+  part.tokens = chosen_tokens_;
+  part.counts = chosen_counts_;
+  part.lists = chosen_;
+  part.lists.tokens = part.tokens.data();
+  part.lists.counts = part.counts.data();
+  for (std::int64_t list = 0; list < part.lists.lists; ++list) {
+    part.counts[static_cast<std::size_t>(list)] =
+        static_cast<std::int32_t>(seen_of_list(part, list, segment.context_tokens - 1));
+  }
   part.segment = segment;
   part.segment.window = 0;
-  part.begins.assign(1, 0);
-  part.tokens.clear();
-  for (std::size_t list = 0; list + 1 < choice_.begins.size(); ++list) {
-    const auto begin = choice_.tokens.begin() + choice_.begins[list];
-    const auto end = choice_.tokens.begin() + choice_.begins[list + 1];
-    part.tokens.insert(part.tokens.end(), begin,
-                       std::lower_bound(begin, end, segment.context_tokens));
-    part.begins.push_back(static_cast<std::int32_t>(part.tokens.size()));
-  }
+  part.segment.chosen = &part.lists;
 }
 
 double PromptChoices::attended_tokens(const Part& part) {
   const std::int64_t first = part.segment.context_tokens - part.segment.query_count;
   std::int64_t seen = 0;
-  for (std::size_t list = 0; list + 1 < part.begins.size(); ++list) {
+  for (std::int64_t list = 0; list < part.lists.lists; ++list) {
     for (std::int64_t i = 0; i < part.segment.query_count; ++i) {
       seen += seen_of_list(part, list, first + i);
     }
   }
-  return static_cast<double>(seen) / static_cast<double>(part.begins.size() - 1);
+  return static_cast<double>(seen) / static_cast<double>(part.lists.lists);
 }
 
 double PromptChoices::context_tokens(const Part& part) {

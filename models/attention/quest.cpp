@@ -35,8 +35,8 @@ class Quest final : public AttentionMethod {
                                             : first_unbounded(known_pages(state, call.layer), call);
   }
 
-  [[nodiscard]] std::uint64_t state_bytes(std::int64_t sequences, std::int64_t tokens,
-                                          bool) const override {
+  [[nodiscard]] std::uint64_t state_bytes(std::int64_t sequences,
+                                          std::int64_t tokens) const override {
     return static_cast<std::uint64_t>(sequences) *
            DeviceFloats::most_bytes(choosing_layers() * pages_of(tokens) * page_floats());
   }
@@ -65,15 +65,14 @@ class Quest final : public AttentionMethod {
                           bounds_layer(call), *call.stream);
   }
 
-  [[nodiscard]] bool chooses_rows() const override { return true; }
   // Whole pages, the newest one as long as it is.
   [[nodiscard]] std::int64_t list_tokens(std::int64_t context, std::int64_t) const override {
     const std::int64_t page = options_.quest.page;
     return (budget_pages(context) - 1) * page + context - (pages_of(context) - 1) * page;
   }
 
-  [[nodiscard]] Selection choose_rows(const Sequences& sequences, const LayerCall& call,
-                                      ConstMatrix q) override {
+  [[nodiscard]] Selection choose(const Sequences& sequences, const LayerCall& call,
+                                 ConstMatrix q) override {
     choices_.clear();
     for (std::size_t i = 0; i < sequences.states.size(); ++i) {
       const auto& state = static_cast<const QuestState&>(*sequences.states[i]);

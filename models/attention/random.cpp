@@ -1,6 +1,11 @@
 // random: every step draws its tokens anew, all sets of the budget's size being as likely; the
 // current token always.
 
+#include <algorithm>
+#include <vector>
+
+#include "memory/memory_pool.h"
+#include "models/attention/device_floats.h"
 #include "models/attention/methods.h"
 
 namespace triphase {
@@ -32,22 +37,74 @@ void choose_at_random(std::int64_t context, std::int64_t budget,
   tokens.push_back(static_cast<std::int32_t>(current));
 }
 
-// A control: the host draws, on every device.
+// A control: the host draws, on every device, once for all layers of a step.
 class Random final : public AttentionMethod {
  public:
   using AttentionMethod::AttentionMethod;
 
   [[nodiscard]] Timing timing(std::int64_t) const override { return Timing::kEarly; }
-  void choose(State&, const LayerCall& call, ConstMatrix, std::int64_t,
-              TokenChoice& choice) override {
-    const std::int64_t context = call.keys.context_tokens;
-    const std::int64_t budget = budget_tokens(options_, context, context);
-    choice.clear();
-    choice.dense = is_dense(budget, context);
-    if (choice.dense) return;
-    choose_at_random(context, budget, choice.tokens);
-    choice.begins.push_back(static_cast<std::int32_t>(choice.tokens.size()));
+  [[nodiscard]] std::uint64_t state_bytes(std::int64_t sequences,
+                                          std::int64_t tokens) const override {
+    return DeviceNumbers<std::int32_t>::most_bytes(sequences * (list_tokens(tokens, tokens) + 1));
   }
+
+  [[nodiscard]] Selection choose(const Sequences& sequences, const LayerCall& call,
+                                 ConstMatrix) override {
+    contexts_.clear();
+    for (const AttentionSegment& row : sequences.segments) contexts_.push_back(row.context_tokens);
+    if (contexts_ != drawn_for_) draw(call);
+    const auto rows = static_cast<std::int64_t>(contexts_.size());
+    const std::int32_t* counts = lists_.data() + rows * capacity_;
+    return {.rows = rows, .capacity = capacity_, .tokens = lists_.data(), .counts = counts};
+  }
+
+ private:
+  void draw(const LayerCall& call) {
+    drawn_for_ = contexts_;
+    capacity_ = 0;
+    for (const std::int64_t context : contexts_) {
+      capacity_ = std::max(capacity_, list_tokens(context, context));
+    }
+    words_.clear();
+    for (const std::int64_t context : contexts_) {
+      const std::size_t end = words_.size() + static_cast<std::size_t>(capacity_);
+      choose_at_random(context, list_tokens(context, context), words_);
+      words_.resize(end);
+    }
+    for (const std::int64_t context : contexts_) {
+      words_.push_back(static_cast<std::int32_t>(list_tokens(context, context)));
+    }
+    send(call);
+  }
+
+  void send(const LayerCall& call) {
+    if (sent_ == nullptr) sent_ = call.memory->make_event();
+    if (!sent_->done()) sent_->synchronize();
+    const std::size_t bytes = words_.size() * sizeof(std::int32_t);
+    if (bytes > room_) {
+      room_ = 2 * bytes;
+      leaving_ = HostBuffer();
+      leaving_ = HostBuffer(*call.memory, room_);
+    }
+    std::ranges::copy(words_, leaving_.as<std::int32_t>());
+    if (std::ssize(words_) > lists_.size()) {
+      // The old ones go first, once nothing reads them: the budget has no room for both.
+      call.stream->synchronize();
+      lists_ = {};
+      lists_.resize(std::ssize(words_), *call.memory, *call.stream);
+    }
+    call.memory->copy(lists_.data(), leaving_.data(), bytes, *call.stream);
+    sent_->record(*call.stream);
+  }
+
+  std::vector<std::int64_t> contexts_;   // of a call; kept to reuse its memory
+  std::vector<std::int64_t> drawn_for_;  // the rows that lists_ are for
+  std::int64_t capacity_ = 0;
+  std::vector<std::int32_t> words_;  // of lists_, and on their way there
+  HostBuffer leaving_;
+  std::size_t room_ = 0;
+  std::unique_ptr<Event> sent_;
+  DeviceNumbers<std::int32_t> lists_;  // tokens [row][capacity], then a count for each row
 };
 
 }  // namespace

@@ -1,16 +1,14 @@
 #include "models/attention/selection_reader.h"
 
-#include <algorithm>
+#include <type_traits>
 
 namespace triphase {
 
-void SelectionReader::begin(const Selection& selection, std::int64_t heads, Stream& stream) {
-  selection_ = selection;
-  heads_ = heads;
+Selection SelectionReader::arrived(const Selection& selection, std::int64_t heads, Stream& stream) {
+  if (device_->runs_at_once() || selection.rows == 0) return selection;
   const auto rows = static_cast<std::size_t>(selection.rows);
   const auto lists = static_cast<std::size_t>(selection.lists);
   const auto capacity = static_cast<std::size_t>(selection.capacity);
-  if (device_->runs_at_once() || rows == 0) return;
   static_assert(sizeof(float) == sizeof(std::int32_t));
   const std::size_t shares =
       selection.alpha == nullptr ? 0 : rows * static_cast<std::size_t>(heads);
@@ -20,6 +18,7 @@ void SelectionReader::begin(const Selection& selection, std::int64_t heads, Stre
     arrived_ = HostBuffer(*device_, 2 * words * sizeof(std::int32_t));
     capacity_ = 2 * words;
   }
+  Selection there = selection;
   auto* at = arrived_.as<std::int32_t>();
   const auto bring = [&](const auto*& from, std::size_t count) {
     using T = std::remove_reference_t<decltype(from)>;
@@ -27,30 +26,31 @@ void SelectionReader::begin(const Selection& selection, std::int64_t heads, Stre
     from = reinterpret_cast<T>(at);
     at += count;
   };
-  bring(selection_.tokens, rows * lists * capacity);
-  bring(selection_.counts, rows * lists);
-  if (shares > 0) bring(selection_.alpha, shares);
+  bring(there.tokens, rows * lists * capacity);
+  bring(there.counts, rows * lists);
+  if (shares > 0) bring(there.alpha, shares);
+  stream.synchronize();
+  return there;
 }
 
-std::span<const TokenChoice> SelectionReader::finish() {
-  const auto rows = static_cast<std::size_t>(selection_.rows);
-  const auto lists = static_cast<std::size_t>(selection_.lists);
-  const auto heads = static_cast<std::size_t>(heads_);
-  if (choices_.size() < rows) choices_.resize(rows);
-  for (std::size_t row = 0; row < rows; ++row) {
-    TokenChoice& choice = choices_[row];
-    choice.clear();
-    for (std::size_t list = row * lists; list < (row + 1) * lists; ++list) {
-      const std::int32_t* first =
-          selection_.tokens + list * static_cast<std::size_t>(selection_.capacity);
-      choice.tokens.insert(choice.tokens.end(), first, first + selection_.counts[list]);
+std::span<const TokenChoice> SelectionReader::read(const Selection& selection, std::int64_t heads,
+                                                   Stream& stream) {
+  const Selection there = arrived(selection, heads, stream);
+  choices_.assign(static_cast<std::size_t>(there.rows), {});
+  std::int64_t entry = 0;
+  std::int64_t row = 0;
+  for (TokenChoice& choice : choices_) {
+    for (std::int64_t list = 0; list < there.lists; ++list, ++entry) {
+      const std::int32_t* first = there.tokens + entry * there.capacity;
+      choice.tokens.insert(choice.tokens.end(), first, first + there.counts[entry]);
       choice.begins.push_back(static_cast<std::int32_t>(choice.tokens.size()));
     }
-    if (selection_.alpha != nullptr) {
-      choice.alpha.assign(selection_.alpha + row * heads, selection_.alpha + (row + 1) * heads);
+    if (there.alpha != nullptr) {
+      choice.alpha.assign(there.alpha + row * heads, there.alpha + (row + 1) * heads);
     }
+    ++row;
   }
-  return choices();
+  return choices_;
 }
 
 }  // namespace triphase

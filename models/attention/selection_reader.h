@@ -1,7 +1,6 @@
 #pragma once
 
-// Brings a Selection to the host, where it has to know which tokens were chosen: to fetch them from
-// its own memory, or to show them. One wait for all rows; none where work runs at once.
+// Brings a Selection to the host, to be shown. One wait for all rows; none where work runs at once.
 
 #include <span>
 #include <vector>
@@ -11,32 +10,30 @@
 
 namespace triphase {
 
+// What one row attends: list h holds tokens [begins[h], begins[h + 1]).
+struct TokenChoice {
+  bool dense = false;  // the whole context; everything else is empty
+  std::vector<std::int32_t> begins{0};
+  std::vector<std::int32_t> tokens;
+  // Empty, or per query head the share of the true softmax weight that the tokens hold.
+  std::vector<float> alpha;
+};
+
 class SelectionReader {
  public:
   explicit SelectionReader(Device& device) : device_(&device) {}
 
   // A choice for each row, valid until the next call; alpha of `heads` query heads.
   [[nodiscard]] std::span<const TokenChoice> read(const Selection& selection, std::int64_t heads,
-                                                  Stream& stream) {
-    begin(selection, heads, stream);
-    if (!device_->runs_at_once()) stream.synchronize();
-    return finish();
-  }
-  // The same in two parts, so that several can share a wait: the stream is synchronized between
-  // them.
-  void begin(const Selection& selection, std::int64_t heads, Stream& stream);
-  std::span<const TokenChoice> finish();
-  // What finish() returned.
-  [[nodiscard]] std::span<const TokenChoice> choices() const {
-    return std::span(choices_).first(static_cast<std::size_t>(selection_.rows));
-  }
+                                                  Stream& stream);
 
  private:
+  // The same lists in host memory.
+  [[nodiscard]] Selection arrived(const Selection& selection, std::int64_t heads, Stream& stream);
+
   Device* device_;
   HostBuffer arrived_;
   std::size_t capacity_ = 0;  // of arrived_, in words
-  Selection selection_;       // where it is read
-  std::int64_t heads_ = 0;
   std::vector<TokenChoice> choices_;
 };
 

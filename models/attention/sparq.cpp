@@ -44,8 +44,8 @@ class Sparq final : public AttentionMethod {
     return attends_all(call.layer, context) || !keeps_transposed_k(options_) ? 0 : context;
   }
 
-  [[nodiscard]] std::uint64_t state_bytes(std::int64_t sequences, std::int64_t /*tokens*/,
-                                          bool) const override {
+  [[nodiscard]] std::uint64_t state_bytes(std::int64_t sequences,
+                                          std::int64_t /*tokens*/) const override {
     if (!reallocates_) return 0;
     return static_cast<std::uint64_t>(sequences) *
            DeviceFloats::most_bytes(shape_.layers * sum_width());
@@ -70,10 +70,8 @@ class Sparq final : public AttentionMethod {
     call.ops->sum_values(v, parts_, call.layer, *call.stream);
   }
 
-  [[nodiscard]] bool chooses_rows() const override { return true; }
-
-  [[nodiscard]] Selection choose_rows(const Sequences& sequences, const LayerCall& call,
-                                      ConstMatrix q) override {
+  [[nodiscard]] Selection choose(const Sequences& sequences, const LayerCall& call,
+                                 ConstMatrix q) override {
     // Only now, so that blocks nobody looks into this way never cost a pass over their keys.
     call.ops->transpose_keys(call.cache, sequences.segments, *call.stream);
     choices_.clear();
@@ -91,8 +89,8 @@ class Sparq final : public AttentionMethod {
                                         choices_, reallocates_, call.workspace, *call.stream);
   }
 
-  void finish_rows(const Sequences& sequences, const LayerCall& call, const Selection& selection,
-                   Matrix out) override {
+  void finish(const Sequences& sequences, const LayerCall& call, const Selection& selection,
+              Matrix out) override {
     if (!reallocates_) return;
     rows_.clear();
     for (std::size_t i = 0; i < sequences.states.size(); ++i) {

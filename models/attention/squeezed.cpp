@@ -8,7 +8,6 @@
 #include "memory/memory_pool.h"
 #include "models/attention/device_floats.h"
 #include "models/attention/methods.h"
-#include "models/attention/selection_reader.h"
 
 namespace triphase {
 namespace {
@@ -46,13 +45,12 @@ class Squeezed final : public AttentionMethod {
   [[nodiscard]] bool chooses_without_keys() const override { return true; }
 
   [[nodiscard]] bool attends_all(std::int64_t, std::int64_t) const override { return false; }
-  [[nodiscard]] bool chooses_rows() const override { return true; }
   // No token is left out for lack of room.
   [[nodiscard]] std::int64_t list_tokens(std::int64_t context, std::int64_t) const override {
     return context;
   }
-  [[nodiscard]] Selection choose_rows(const Sequences& sequences, const LayerCall& call,
-                                      ConstMatrix q) override {
+  [[nodiscard]] Selection choose(const Sequences& sequences, const LayerCall& call,
+                                 ConstMatrix q) override {
     if (counts_.size() == 0) {
       const ClusterCounts none;
       counts_.assign({&none, 1}, *call.memory, *call.stream);
@@ -71,21 +69,18 @@ class Squeezed final : public AttentionMethod {
     stream.synchronize();
     return *arrived.as<ClusterCounts>();
   }
-  [[nodiscard]] std::uint64_t state_bytes(std::int64_t, std::int64_t, bool) const override {
+  [[nodiscard]] std::uint64_t state_bytes(std::int64_t, std::int64_t) const override {
     return sizeof(ClusterCounts);
   }
 
-  void choose_for_prompt(const LayerCall& call, ConstMatrix q, std::int64_t first_row,
-                         std::int64_t rows, TokenChoice& choice) override {
+  [[nodiscard]] Selection choose_for_prompt(const LayerCall& call, ConstMatrix q,
+                                            std::int64_t first_row, std::int64_t rows) override {
     AttentionSegment unit;
     unit.query_begin = first_row;
     unit.query_count = rows;
     unit.context_tokens = call.keys.context_tokens;
-    const Selection chosen =
-        call.ops->choose_by_clusters(q, shape_.heads, shape_.kv_heads, {&unit, 1},
-                                     clusters_of(call), call.scale, nullptr, *call.stream);
-    SelectionReader reader(*call.memory);
-    choice = reader.read(chosen, shape_.heads, *call.stream).front();
+    return call.ops->choose_by_clusters(q, shape_.heads, shape_.kv_heads, {&unit, 1},
+                                        clusters_of(call), call.scale, nullptr, *call.stream);
   }
 
  private:

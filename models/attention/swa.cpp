@@ -1,15 +1,12 @@
 // Sparse window attention (ALISA, Algorithm 1): a local window and as many tokens of the largest
-// attention sum over the last rows, one set for all heads of a layer. Where work runs at once the
-// host keeps the sums, so that they grow with the sequence and can be asked at any time; else they
-// are in the device's memory, of a fixed size, and the host reads nothing.
+// attention sum over the last rows, one set for all heads of a layer. The sums are in the device's
+// memory, of a fixed size, and the host reads nothing.
 
 #include <algorithm>
 
 #include "base/error.h"
-#include "kernels/token_choice.h"
 #include "models/attention/device_floats.h"
 #include "models/attention/methods.h"
-#include "models/attention/weight_history.h"
 #include "models/attention/weight_slots.h"
 
 namespace triphase {
@@ -19,22 +16,14 @@ namespace {
 constexpr std::int64_t kLongestRing = 64;
 
 struct SwaState final : AttentionMethod::State {
-  SwaState(std::int64_t layers, std::int64_t prompt, std::int64_t longest_context, bool is_exact)
-      : prompt_tokens(prompt),
-        longest(longest_context),
-        exact(is_exact),
-        layers_history(static_cast<std::size_t>(layers), WeightHistory(exact)) {}
-  [[nodiscard]] std::uint64_t bytes() const override {
-    std::uint64_t sum = memory.bytes();
-    for (const WeightHistory& history : layers_history) sum += history.bytes();
-    return sum;
-  }
+  SwaState(std::int64_t prompt, std::int64_t longest_context, bool is_exact)
+      : prompt_tokens(prompt), longest(longest_context), exact(is_exact) {}
+  [[nodiscard]] std::uint64_t bytes() const override { return memory.bytes(); }
 
   std::int64_t prompt_tokens;
   std::int64_t longest;
   bool exact;
-  std::vector<WeightHistory> layers_history;
-  // Once a row of the prompt came on a device: every layer's sums, and where its rows go.
+  // Once a row of the prompt came: every layer's sums, and where its rows go.
   DeviceFloats memory;
   WeightWindow window;
   std::vector<WeightSlots> slots;
@@ -50,9 +39,8 @@ class Swa final : public AttentionMethod {
     return std::min(prompt_tokens, window_rows(prompt_tokens + 1));
   }
 
-  [[nodiscard]] std::uint64_t state_bytes(std::int64_t sequences, std::int64_t tokens,
-                                          bool at_once) const override {
-    if (at_once) return 0;
+  [[nodiscard]] std::uint64_t state_bytes(std::int64_t sequences,
+                                          std::int64_t tokens) const override {
     // The longest prompt whose rows are kept exactly, and buckets as they are from the first token
     // on: another beginning may make one more.
     std::int64_t prompt = tokens;
@@ -65,68 +53,25 @@ class Swa final : public AttentionMethod {
       const std::int64_t room = weight_room(false, growth(1, tokens)) + 1;
       layer = std::max(layer, weight_window_bytes(false, tokens, room));
     }
-    // Weights of one layer's rows too: attended_rows().
+    // Weights of one layer's rows too: attended().
     return static_cast<std::uint64_t>(sequences * shape_.layers) * layer +
            DeviceFloats::most_bytes(sequences * list_tokens(tokens, tokens));
   }
   [[nodiscard]] std::unique_ptr<State> begin(std::int64_t prompt_tokens,
                                              std::int64_t longest) const override {
-    return std::make_unique<SwaState>(shape_.layers, prompt_tokens,
-                                      std::max(prompt_tokens, longest), is_exact(prompt_tokens));
+    return std::make_unique<SwaState>(prompt_tokens, std::max(prompt_tokens, longest),
+                                      is_exact(prompt_tokens));
   }
 
-  // The dense rows that the first decode step looks back on, recomputed one by one.
+  // The dense rows that the first decode step looks back on.
   void prefilled(State& state, const LayerCall& call, ConstMatrix q) override {
     auto& own = static_cast<SwaState&>(state);
     const std::int64_t window = window_rows(own.prompt_tokens + 1);
     const std::int64_t first = call.keys.context_tokens - call.keys.query_count;
-    if (!call.memory->runs_at_once()) {
-      const std::int64_t before = std::max<std::int64_t>(0, own.prompt_tokens - window - first);
-      if (before < call.keys.query_count) add_prompt_rows(own, call, q, before, window);
-      return;
-    }
-    for (std::int64_t i = 0; i < call.keys.query_count; ++i) {
-      const std::int64_t context = first + i + 1;
-      if (context <= own.prompt_tokens - window) continue;
-      AttentionSegment row = call.keys;
-      row.query_begin += i;
-      row.query_count = 1;
-      row.context_tokens = context;
-      sums_.assign(static_cast<std::size_t>(shape_.kv_heads * context), 0.0F);
-      call.ops->accumulate_columns(q, shape_.heads, call.cache, row, 0, call.scale, sums_.data(),
-                                   context, call.workspace, *call.stream);
-      for (std::int64_t head = 1; head < shape_.kv_heads; ++head) {
-        for (std::int64_t t = 0; t < context; ++t) {
-          sums_[static_cast<std::size_t>(t)] += sums_[static_cast<std::size_t>(head * context + t)];
-        }
-      }
-      tokens_.clear();
-      choose_range({0, context}, tokens_);
-      history(own, call).add(tokens_, std::span(sums_).first(static_cast<std::size_t>(context)),
-                             window);
-    }
+    const std::int64_t before = std::max<std::int64_t>(0, own.prompt_tokens - window - first);
+    if (before < call.keys.query_count) add_prompt_rows(own, call, q, before, window);
   }
 
-  void choose(State& state, const LayerCall& call, ConstMatrix, std::int64_t,
-              TokenChoice& choice) override {
-    const std::int64_t context = call.keys.context_tokens;
-    const auto [local, total] = budget(context);
-    choice.clear();
-    choice.dense = is_dense(total, context);
-    if (choice.dense) return;
-    history(static_cast<SwaState&>(state), call).scores(context, sums_);
-    const IndexRange window{context - local, context};
-    choose_top(sums_, total - local, {&window, 1}, scratch_, choice.tokens);
-    choice.begins.push_back(static_cast<std::int32_t>(choice.tokens.size()));
-  }
-
-  void attended(State& state, const LayerCall& call, const TokenChoice& choice,
-                std::span<const float> weights) override {
-    history(static_cast<SwaState&>(state), call)
-        .add(choice.tokens, weights, window_rows(call.keys.context_tokens + 1));
-  }
-
-  [[nodiscard]] bool chooses_rows() const override { return true; }
   [[nodiscard]] bool attends_all(std::int64_t, std::int64_t context) const override {
     return is_dense(budget(context).total, context);
   }
@@ -134,8 +79,8 @@ class Swa final : public AttentionMethod {
     return std::min(context, budget(context).total);
   }
 
-  [[nodiscard]] Selection choose_rows(const Sequences& sequences, const LayerCall& call,
-                                      ConstMatrix) override {
+  [[nodiscard]] Selection choose(const Sequences& sequences, const LayerCall& call,
+                                 ConstMatrix) override {
     choices_.clear();
     for (std::size_t row = 0; row < sequences.states.size(); ++row) {
       const std::int64_t context = sequences.segments[row].context_tokens;
@@ -148,8 +93,8 @@ class Swa final : public AttentionMethod {
     return call.ops->choose_recent_and_heaviest(choices_, call.layer, *call.stream);
   }
 
-  void attended_rows(const Sequences& sequences, const LayerCall& call, const Selection& selection,
-                     const float* weights) override {
+  void attended(const Sequences& sequences, const LayerCall& call, const Selection& selection,
+                const float* weights) override {
     rows_.clear();
     for (std::size_t row = 0; row < sequences.states.size(); ++row) {
       const std::int64_t context = sequences.segments[row].context_tokens;
@@ -226,9 +171,6 @@ class Swa final : public AttentionMethod {
     TRIPHASE_CHECK(!slots.empty(), "swa: a decoded row before the prompt's last");
     return slots[static_cast<std::size_t>(call.layer)];
   }
-  static WeightHistory& history(SwaState& state, const LayerCall& call) {
-    return state.layers_history[static_cast<std::size_t>(call.layer)];
-  }
   // k of Algorithm 1, line 1: floor(n r / 2).
   [[nodiscard]] std::int64_t half_budget(std::int64_t context) const {
     return share_of_tokens(options_.swa.caching_ratio / 2.0, context);
@@ -238,9 +180,6 @@ class Swa final : public AttentionMethod {
                                         : std::max<std::int64_t>(1, half_budget(context));
   }
 
-  std::vector<float> sums_;
-  std::vector<std::int32_t> tokens_;
-  std::vector<std::uint32_t> scratch_;
   std::vector<WindowChoice> choices_;
   std::vector<WeightRow> rows_;
   std::vector<WindowStep> steps_;

@@ -15,10 +15,8 @@ class Topk final : public AttentionMethod {
   [[nodiscard]] Timing timing(std::int64_t) const override { return Timing::kLate; }
   [[nodiscard]] std::int64_t lists() const override { return shape_.kv_heads; }
 
-  [[nodiscard]] bool chooses_rows() const override { return true; }
-
-  [[nodiscard]] Selection choose_rows(const Sequences& sequences, const LayerCall& call,
-                                      ConstMatrix q) override {
+  [[nodiscard]] Selection choose(const Sequences& sequences, const LayerCall& call,
+                                 ConstMatrix q) override {
     budgets_.clear();
     for (const AttentionSegment& row : sequences.segments) {
       budgets_.push_back(list_tokens(row.context_tokens, row.context_tokens));
@@ -27,8 +25,8 @@ class Topk final : public AttentionMethod {
                                     budgets_, call.workspace, *call.stream);
   }
 
-  void finish_rows(const Sequences& sequences, const LayerCall& call, const Selection& selection,
-                   Matrix out) override {
+  void finish(const Sequences& sequences, const LayerCall& call, const Selection& selection,
+              Matrix out) override {
     rows_.clear();
     for (const AttentionSegment& row : sequences.segments) rows_.push_back({row.query_begin});
     call.ops->reallocate(out, rows_, shape_.heads, shape_.kv_heads, selection.alpha, call.layer,

@@ -90,7 +90,7 @@ class Planner {
             .context = context_,
             .sparse = options_.attention.sparse(),
             .input_block_tokens = plan_.input_tokens > 0 ? plan_.kv.block_tokens : 0,
-            .listed_input_tokens = plan_.kv.input_width > 0 && looks_up() ? plan_.input_tokens : 0};
+            .listed_input_tokens = lists_recomputes() ? plan_.input_tokens : 0};
   }
 
   [[nodiscard]] std::uint64_t scratch(std::int64_t batch) const {
@@ -113,17 +113,18 @@ class Planner {
   [[nodiscard]] std::uint64_t selection(std::int64_t batch) const {
     if (!options_.attention.sparse()) return 0;
     const std::optional<ResolverShape> lookup = resolver_shape(batch);
-    return method()->state_bytes(batch + waiting(batch), context_, !machine_.gpu.has_value()) +
+    return method()->state_bytes(batch + waiting(batch), context_) +
            (lookup ? resolver_costs(*lookup).fixed : 0);
   }
 
-  // Whether the GPU looks up what is chosen. Tokens are recomputed whole, of what is chosen ahead:
-  // where blocks may be and methods choose otherwise, the host must know what is chosen.
+  // Whether only chosen tokens are brought of KV on the host.
   [[nodiscard]] bool looks_up() const {
-    if (!machine_.gpu || !options_.attention.sparse() || !plan_.placement.host_tier) return false;
-    const std::unique_ptr<AttentionMethod> chooser = method();
-    if (!chooser->chooses_rows() || !chooser->fetches_tokens()) return false;
-    return plan_.kv.input_width == 0 || (chooser->lists() == 1 && chooser->chooses_early());
+    return options_.attention.sparse() && plan_.placement.host_tier && method()->fetches_tokens();
+  }
+  // Whether tokens of blocks that nobody stores are listed by the resolver; else such blocks are
+  // recomputed as a whole (KvStep::lists_recomputes).
+  [[nodiscard]] bool lists_recomputes() const {
+    return plan_.kv.input_width > 0 && looks_up() && method()->lists() == 1;
   }
 
   [[nodiscard]] std::optional<ResolverShape> resolver_shape(std::int64_t batch) const {
@@ -147,7 +148,7 @@ class Planner {
         .list_tokens = longest,
         .early = chooser->chooses_early(),
         .quantized = plan_.kv.quantized(),
-        .recomputes = plan_.kv.input_width > 0};
+        .recomputes = lists_recomputes()};
   }
 
   // Sequences that vLLM's policy swaps out keep what is not in pages: as many again may wait.
@@ -347,7 +348,7 @@ class Planner {
     if (!plan_.resolver) return;
     const std::int64_t block = plan_.kv.block_tokens;
     plan_.resolver->host_blocks = memory.host_blocks;
-    plan_.resolver->input_blocks = memory.input_blocks;
+    plan_.resolver->input_blocks = plan_.resolver->recomputes ? memory.input_blocks : 0;
     plan_.resolver->hot_rows = memory.cache_pages / plan_.kv.layers * block;
     plan_.resolver->first_hot_slot = (memory.kv_pages + memory.staging_pages) * block;
   }
@@ -479,7 +480,6 @@ LoadedModel::LoadedModel(std::shared_ptr<LoadedWeights> loaded, const ModelBundl
   if (plan.resolver && reaches()) {
     resolver = backend.make_resolver(*plan.resolver, lookup_memory);
     decoder.set_resolver(resolver.get());
-    kv.give_cache_to_device();
   }
   decoder.zigzag().set_batch(plan.placement.gpu_batch);
   decoder.set_prefetch(plan.placement.overlap);

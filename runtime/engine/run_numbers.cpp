@@ -17,11 +17,10 @@ void fill_attention(const AttentionRunner& runner, DType kv_dtype, AttentionUse&
 }
 
 MovedBytes moved_bytes(const LoadedModel& loaded, const PlacementStats& placement,
-                       const KvStep::BytesRead& reads) {
-  const HostReads::Bytes& read = reads.all;
+                       const KvStep::BytesRead& read) {
   const HostAttention* host = loaded.decoder.host_attention();
   const KvStore::EarlyUse early = loaded.kv.early_use();
-  return {.to_device = loaded.transfers->stats(Lane::kToDevice).bytes + reads.named_by_device,
+  return {.to_device = loaded.transfers->stats(Lane::kToDevice).bytes + read.uncounted,
           .to_host = loaded.transfers->stats(Lane::kToHost).bytes,
           .by_kind = {.weights = loaded.decoder.weight_stream().brought_bytes(),
                       .kv_reloads =
@@ -125,14 +124,14 @@ void fill_run_numbers(const Engine& engine, const LoadedModel& loaded, const Run
   if (const AttentionRunner* runner = loaded.decoder.attention()) {
     fill_attention(*runner, loaded.kv.shape().dtype, summary.attention);
   }
-  std::uint64_t recomputed_by_device = 0;
+  std::uint64_t listed = 0;
   if (loaded.transfers) {
     // What is on its way still (the next step's weights) counts, as it does in a trace.
     loaded.transfers->drain();
     const KvStep::BytesRead read = loaded.decoder.kv_step().bytes_read();
     summary.moved = moved_bytes(loaded, placement, read);
-    recomputed_by_device = read.recomputed_by_device;
-    summary.token_cache = {plan.memory.cache, read.all.chosen, read.all.cached};
+    listed = read.recomputed_tokens;
+    summary.token_cache = {plan.memory.cache, read.chosen, read.cached};
   }
   if (const HostAttention* host = loaded.decoder.host_attention()) {
     const HostAttention::Use& use = host->use();
@@ -141,7 +140,7 @@ void fill_run_numbers(const Engine& engine, const LoadedModel& loaded, const Run
   if (const LayerInputs* inputs = loaded.decoder.layer_inputs()) {
     const auto layers = static_cast<std::uint64_t>(loaded.kv.shape().layers);
     summary.layer_inputs = {inputs->tokens(), inputs->use().saved_bytes,
-                            (inputs->use().recomputed_tokens + recomputed_by_device) / layers};
+                            (inputs->use().recomputed_tokens + listed) / layers};
   }
   summary.memory.clear();
   add_device_memory(loaded, plan, cluster_bytes, summary.memory);

@@ -88,8 +88,8 @@ class Placement(unittest.TestCase):
         for method, options in (("dense", ()), ("swa", ("--kv-sparsity", "0.8"))):
             job = ("--attention", method, *options, "--policy", "accelerate", "--prefill-chunk",
                    "64", "--device-memory")  # fmt: skip
-            text, summary, done = self.run_job(f"{method}-host", *job, "16MiB",
-                                               "--host-memory", "256MiB")  # fmt: skip
+            text, summary, done = self.run_job(f"{method}-host", *job, "18MiB",
+                                               "--host-memory", "256MiB", batch="6")  # fmt: skip
             self.assertTrue(summary["complete"], done.stderr)
             self.check_kinds(summary)
             kinds = summary["moved_bytes"]["to_device_by_kind"]

@@ -1,7 +1,5 @@
-// CudaOps over chosen tokens, beside the float64 reference and the CPU's Ops: lists that the host
-// has, and lists that lie on the device.
+// CudaOps over chosen tokens, beside the CPU's Ops.
 
-#include <array>
 #include <cmath>
 #include <random>
 
@@ -19,7 +17,57 @@ namespace {
 constexpr std::int64_t kHeads = 6;
 constexpr std::int64_t kColumns = kHeads * FilledCache::kDim;
 
-TEST(EmulatedChosenLists, SelectionsMatchFloat64AndReturnTheirWeights) {
+// Lists of a few rows in a device's memory, with slots or without.
+class Lists {
+ public:
+  using Rows = std::vector<std::vector<std::vector<std::int32_t>>>;  // [row][list]
+
+  Lists(Device& device, const Rows& tokens, const Rows& slots)
+      : capacity_(capacity_of(tokens)),
+        tokens_(device, flat(tokens)),
+        slots_(device, flat(slots)),
+        counts_(device, counts_of(tokens)),
+        selection_{.rows = std::ssize(tokens),
+                   .lists = std::ssize(tokens.front()),
+                   .capacity = capacity_,
+                   .tokens = tokens_.data(),
+                   .counts = counts_.data(),
+                   .slots = slots.empty() ? nullptr : slots_.data()} {}
+  [[nodiscard]] const Selection& selection() const { return selection_; }
+
+ private:
+  static std::int64_t capacity_of(const Rows& tokens) {
+    std::int64_t most = 0;
+    for (const auto& row : tokens) {
+      for (const auto& list : row) most = std::max<std::int64_t>(most, std::ssize(list));
+    }
+    return most;
+  }
+  [[nodiscard]] std::vector<std::int32_t> flat(const Rows& rows) const {
+    std::vector<std::int32_t> all;
+    for (const auto& row : rows) {
+      for (const auto& list : row) {
+        const std::size_t end = all.size() + static_cast<std::size_t>(capacity_);
+        all.insert(all.end(), list.begin(), list.end());
+        all.resize(end, -1);  // nobody may read it
+      }
+    }
+    return all;
+  }
+  static std::vector<std::int32_t> counts_of(const Rows& rows) {
+    std::vector<std::int32_t> counts;
+    for (const auto& row : rows) {
+      for (const auto& list : row) counts.push_back(static_cast<std::int32_t>(list.size()));
+    }
+    return counts;
+  }
+
+  std::int64_t capacity_;
+  DeviceArray<std::int32_t> tokens_, slots_, counts_;
+  Selection selection_;
+};
+
+TEST(EmulatedChosenLists, OutputsAndWeightsAreTheCpus) {
   ThreadPool pool(1);
   const auto cpu = make_cpu_ops(pool);
   HostDevice host;
@@ -30,68 +78,70 @@ TEST(EmulatedChosenLists, SelectionsMatchFloat64AndReturnTheirWeights) {
                                        static_cast<std::int64_t>(attention_workspace_bytes(shape)));
   for (const DType dtype : {DType::kF16, DType::kInt8}) {
     for (const std::int64_t list_count : {std::int64_t{1}, FilledCache::kKvHeads}) {
-      SCOPED_TRACE(std::string(dtype_name(dtype)) + " lists " + std::to_string(list_count));
-      GuardedMachine machine;
-      const std::vector<std::int32_t> lengths = {40, 140};
-      const FilledCache filled(*machine.ops, machine.device, dtype, lengths, 6);
-      const FilledCache cpu_filled(*cpu, host, dtype, lengths, 6);
-      std::vector<AttentionSegment> segments = {filled.segment(0, 0, 1), filled.segment(1, 1, 1)};
-      const auto lists = static_cast<std::size_t>(list_count);
-      std::vector<std::vector<std::int32_t>> begins(2), tokens(2), slots(2);
-      constexpr std::int64_t kStride = 50;
-      const Numbers ours(machine.device, 2 * list_count * kStride);
-      std::vector<std::vector<float>> theirs(2);
-      for (std::size_t b = 0; b < 2; ++b) {
-        begins[b].push_back(0);
-        for (std::size_t list = 0; list < lists; ++list) {
-          for (std::int32_t t = static_cast<std::int32_t>(list); t < filled.length(b);
-               t += 3 + static_cast<std::int32_t>(list)) {
-            tokens[b].push_back(t);
-            slots[b].push_back(filled.page(b, t / 32).value * 32 + t % 32);
+      for (const bool by_slots : {true, false}) {
+        SCOPED_TRACE(std::string(dtype_name(dtype)) + " lists " + std::to_string(list_count) +
+                     (by_slots ? " slots" : ""));
+        GuardedMachine machine;
+        const std::vector<std::int32_t> lengths = {40, 140};
+        const FilledCache filled(*machine.ops, machine.device, dtype, lengths, 6);
+        const FilledCache cpu_filled(*cpu, host, dtype, lengths, 6);
+        std::vector<AttentionSegment> segments = {filled.segment(0, 0, 1), filled.segment(1, 1, 1)};
+        Lists::Rows tokens(2), slots(by_slots ? 2 : 0);
+        for (std::size_t b = 0; b < 2; ++b) {
+          for (std::int32_t list = 0; list < list_count; ++list) {
+            tokens[b].emplace_back();
+            if (by_slots) slots[b].emplace_back();
+            for (std::int32_t t = list; t < filled.length(b); t += 3 + list) {
+              tokens[b].back().push_back(t);
+              if (by_slots) slots[b].back().push_back(filled.page(b, t / 32).value * 32 + t % 32);
+            }
           }
-          begins[b].push_back(static_cast<std::int32_t>(tokens[b].size()));
         }
-        theirs[b].assign(tokens[b].size(), -1.0F);
-        segments[b].selection = {begins[b], tokens[b], slots[b]};
-      }
-      std::mt19937 random(7);
-      const std::vector<float> q = random_floats(random, 2 * kColumns);
-      const Numbers device_q(machine.device, q);
-      const Numbers host_q(host, q);
-      const Numbers out(machine.device, 2 * kColumns);
-      const Numbers expected(host, 2 * kColumns);
-      for (std::size_t b = 0; b < 2; ++b) {
-        segments[b].weights = theirs[b].data();
-      }
-      cpu->attention(matrix(host_q, 2, kColumns), kHeads, cpu_filled.view(), segments, 0.25F,
-                     matrix(expected, 2, kColumns),
-                     {scratch.data(), attention_workspace_bytes(shape)}, *host_stream);
-      for (std::size_t b = 0; b < 2; ++b) {
-        segments[b].weights = ours.data() + static_cast<std::int64_t>(b) * list_count * kStride;
-        segments[b].weights_stride = kStride;
-      }
-      machine.ops->attention(matrix(device_q, 2, kColumns), kHeads, filled.view(), segments, 0.25F,
-                             matrix(out, 2, kColumns), {}, *machine.stream);
-      const std::vector<float> a = out.host();
-      const std::vector<float> e = expected.host();
-      for (std::size_t i = 0; i < a.size(); ++i) ASSERT_NEAR(a[i], e[i], 2e-4);
-      const std::vector<float> weights = ours.host();
-      for (std::size_t b = 0; b < 2; ++b) {
-        for (std::size_t list = 0; list < lists; ++list) {
-          const float* row = weights.data() + (b * lists + list) * kStride;
-          const auto begin = static_cast<std::size_t>(begins[b][list]);
-          const auto count = static_cast<std::size_t>(begins[b][list + 1]) - begin;
-          for (std::size_t i = 0; i < count; ++i) ASSERT_NEAR(row[i], theirs[b][begin + i], 2e-4);
-          for (std::size_t i = count; i < kStride; ++i) ASSERT_TRUE(std::isnan(row[i])) << i;
+        const Lists ours(machine.device, tokens, slots);
+        const Lists theirs(host, tokens, slots);
+        constexpr std::int64_t kStride = 50;
+        const Numbers our_weights(machine.device, 2 * list_count * kStride);
+        const Numbers their_weights(host, 2 * list_count * kStride);
+        std::mt19937 random(7);
+        const std::vector<float> q = random_floats(random, 2 * kColumns);
+        const Numbers device_q(machine.device, q);
+        const Numbers host_q(host, q);
+        const Numbers out(machine.device, 2 * kColumns);
+        const Numbers expected(host, 2 * kColumns);
+        const auto attend_with = [&](const Lists& lists, const Numbers& weights) {
+          for (std::int64_t b = 0; b < 2; ++b) {
+            AttentionSegment& segment = segments[static_cast<std::size_t>(b)];
+            segment.chosen = &lists.selection();
+            segment.chosen_row = b;
+            segment.weights = weights.data() + b * list_count * kStride;
+            segment.weights_stride = kStride;
+          }
+        };
+        attend_with(theirs, their_weights);
+        cpu->attention(matrix(host_q, 2, kColumns), kHeads, cpu_filled.view(), segments, 0.25F,
+                       matrix(expected, 2, kColumns),
+                       {scratch.data(), attention_workspace_bytes(shape)}, *host_stream);
+        attend_with(ours, our_weights);
+        machine.ops->attention(matrix(device_q, 2, kColumns), kHeads, filled.view(), segments,
+                               0.25F, matrix(out, 2, kColumns), {}, *machine.stream);
+        const std::vector<float> a = out.host();
+        const std::vector<float> e = expected.host();
+        for (std::size_t i = 0; i < a.size(); ++i) ASSERT_NEAR(a[i], e[i], 2e-4);
+        const std::vector<float> ours_there = our_weights.host();
+        const std::vector<float> theirs_there = their_weights.host();
+        for (std::size_t i = 0; i < ours_there.size(); ++i) {
+          ASSERT_EQ(std::isnan(ours_there[i]), std::isnan(theirs_there[i])) << i;
+          if (std::isnan(ours_there[i])) continue;
+          ASSERT_NEAR(ours_there[i], theirs_there[i], 2e-4) << i;
         }
       }
     }
   }
 }
 
-// Lists that lie on the device, and the same where the host has them: equal weights, and nothing
-// is written beyond a list's tokens.
-TEST(EmulatedChosenLists, WeightsOfChosenListsAreThoseOfGivenLists) {
+// A method's lists as they lie there, and the same with slots: equal outputs and weights, and
+// nothing is written beyond a list's tokens.
+TEST(EmulatedChosenLists, TokensLieWhereSlotsOrPagesSay) {
   constexpr std::int64_t kRows = 3;
   constexpr std::int64_t kMost = 40;  // room for a list's weights
   for (const DType dtype : {DType::kF16, DType::kInt8}) {
@@ -132,34 +182,31 @@ TEST(EmulatedChosenLists, WeightsOfChosenListsAreThoseOfGivenLists) {
       machine.device.copy(chosen_tokens.data(), lists.tokens,
                           chosen_tokens.size() * sizeof(std::int32_t), *machine.stream);
       machine.stream->synchronize();
-      std::array<std::vector<std::int32_t>, kRows> begins, tokens, slots;
+      Lists::Rows tokens(kRows), slots(kRows);
       for (std::size_t i = 0; i < kRows; ++i) {
-        begins[i] = {0};
         for (std::int64_t list = 0; list < list_count; ++list) {
+          tokens[i].emplace_back();
+          slots[i].emplace_back();
           const std::int64_t at =
               (static_cast<std::int64_t>(i) * list_count + list) * lists.capacity;
           for (std::int64_t t = at; t < at + tokens_left(choices[i]); ++t) {
             const std::int32_t token = chosen_tokens[static_cast<std::size_t>(t)];
             const PageId page = filled.page(i, token / FilledCache::kPageTokens);
-            tokens[i].push_back(token);
-            slots[i].push_back(static_cast<std::int32_t>(page.value * FilledCache::kPageTokens +
-                                                         token % FilledCache::kPageTokens));
+            tokens[i].back().push_back(token);
+            slots[i].back().push_back(static_cast<std::int32_t>(
+                page.value * FilledCache::kPageTokens + token % FilledCache::kPageTokens));
           }
-          begins[i].push_back(static_cast<std::int32_t>(tokens[i].size()));
         }
       }
+      const Lists with_slots(machine.device, tokens, slots);
       Numbers weights(machine.device, kRows * list_count * kMost);
-      const auto attend = [&](bool chosen) {
+      const auto attend = [&](const Selection& attended) {
         std::vector<AttentionSegment> segments;
         for (std::int64_t row = 0; row < kRows; ++row) {
-          const auto i = static_cast<std::size_t>(row);
-          AttentionSegment& segment = segments.emplace_back(filled.segment(i, row, 1));
-          if (chosen) {
-            segment.chosen = &lists;
-            segment.chosen_row = row;
-          } else {
-            segment.selection = {begins[i], tokens[i], slots[i]};
-          }
+          AttentionSegment& segment =
+              segments.emplace_back(filled.segment(static_cast<std::size_t>(row), row, 1));
+          segment.chosen = &attended;
+          segment.chosen_row = row;
           segment.weights = weights.data() + row * list_count * kMost;
           segment.weights_stride = kMost;
         }
@@ -168,16 +215,16 @@ TEST(EmulatedChosenLists, WeightsOfChosenListsAreThoseOfGivenLists) {
                                matrix(out, kRows, kColumns), {}, *machine.stream);
         return weights.host();
       };
-      const std::vector<float> given = attend(false);
+      const std::vector<float> given = attend(with_slots.selection());
       const std::vector<float> outputs = out.host();
-      const std::vector<float> chosen = attend(true);
+      const std::vector<float> chosen = attend(lists);
       EXPECT_EQ(out.host(), outputs);
       EXPECT_EQ(std::memcmp(chosen.data(), given.data(), given.size() * sizeof(float)), 0);
       for (std::size_t i = 0; i < kRows; ++i) {
         for (std::size_t list = 0; list < static_cast<std::size_t>(list_count); ++list) {
           const float* row =
               given.data() + (i * static_cast<std::size_t>(list_count) + list) * kMost;
-          const std::int64_t count = begins[i][list + 1] - begins[i][list];
+          const std::int64_t count = std::ssize(tokens[i][list]);
           EXPECT_NEAR(std::accumulate(row, row + count, 0.0),
                       static_cast<double>(kHeads / list_count), 1e-4);
           EXPECT_TRUE(std::all_of(row + count, row + kMost,

@@ -417,28 +417,31 @@ TEST(EmulatedCudaOps, ReservedScratchIsAllThatCallsNeed) {
       const Numbers wide(machine.device, 24 * 100);
       const DeviceArray<std::uint16_t> w(machine.device, 3 * 100);
       const Numbers weights(machine.device, FilledCache::kKvHeads * 140);
+      std::vector<std::int32_t> all_tokens;
+      for (std::int64_t head = 0; head < FilledCache::kKvHeads; ++head) {
+        for (std::int32_t t = 0; t < 140; ++t) all_tokens.push_back(t);
+      }
+      const DeviceArray<std::int32_t> listed_tokens(machine.device, all_tokens);
+      const DeviceArray<std::int32_t> listed_counts(
+          machine.device,
+          std::vector<std::int32_t>(static_cast<std::size_t>(FilledCache::kKvHeads), 140));
       const std::int64_t before = machine.device.allocations();
       const std::vector<AttentionSegment> mixed = {
           filled.segment(0, 0, 1), filled.segment(1, 1, 1), filled.segment(2, 2, 20),
           filled.segment(3, 22, 1), filled.segment(4, 23, 1)};
       machine.ops->attention(matrix(q, 24, kColumns), kHeads, filled.view(), mixed, 0.25F,
                              matrix(out, 24, kColumns), {}, *machine.stream);
-      // Everything selected, with weights: the largest lists.
-      std::vector<std::int32_t> begins = {0};
-      std::vector<std::int32_t> tokens, slots;
-      for (std::int64_t head = 0; head < FilledCache::kKvHeads; ++head) {
-        for (std::int32_t t = 0; t < 140; ++t) {
-          tokens.push_back(t);
-          slots.push_back(filled.page(3, t / 32).value * 32 + t % 32);
-        }
-        begins.push_back(static_cast<std::int32_t>(tokens.size()));
-      }
+      // Everything chosen, with weights: the largest lists.
+      const Selection all{.rows = 1,
+                          .lists = FilledCache::kKvHeads,
+                          .capacity = 140,
+                          .tokens = listed_tokens.data(),
+                          .counts = listed_counts.data()};
       AttentionSegment chosen = filled.segment(3, 0, 1);
-      chosen.selection = {begins, tokens, slots};
+      chosen.chosen = &all;
       chosen.weights = weights.data();
       chosen.weights_stride = 140;
-      const std::vector<AttentionSegment> selected = {chosen};
-      machine.ops->attention(matrix(q, 1, kColumns), kHeads, filled.view(), selected, 0.25F,
+      machine.ops->attention(matrix(q, 1, kColumns), kHeads, filled.view(), {&chosen, 1}, 0.25F,
                              matrix(out, 1, kColumns), {}, *machine.stream);
       machine.ops->linear(matrix(wide, 24, 100), {w.data(), DType::kF16, 3, 100, 100}, nullptr,
                           false, matrix(out, 24, 3), *machine.stream);

@@ -1,6 +1,6 @@
 // Chosen tokens looked up and brought: whatever the order in which streams run, a slot holds the
 // bytes that its token has on the host when compute reads it, those of K and V or of its layer
-// inputs.
+// inputs. The CPU's resolver names the same places, token for token.
 
 #include "kernels/cuda/kv_resolver.h"
 
@@ -10,7 +10,9 @@
 #include <random>
 #include <vector>
 
+#include "kernels/cpu/cpu_kv_resolver.h"
 #include "kernels/cuda/kv_mover.h"
+#include "memory/host_device.h"
 #include "memory/memory_pool.h"
 #include "memory/pinned_host.h"
 #include "memory/transfer/stream_transfer_engine.h"
@@ -31,6 +33,7 @@ constexpr std::int64_t kListTokens = 40;
 constexpr std::int64_t kDevicePages = 2 * kLayers;
 constexpr std::int64_t kSparePages = 8;  // of each unit that is under way
 constexpr std::int64_t kUnits = 2;
+constexpr std::int32_t kStagedPage = 900;
 
 struct Case {
   std::int64_t lists;
@@ -81,6 +84,8 @@ class Rig {
             MemoryTag::kInputs)),
         resolver_(
             cuda::make_cuda_kv_resolver(shape_of(sizes), device_, host_, stream_handle, *compute_)),
+        cpu_stream_(cpu_.make_stream()),
+        twin_(make_cpu_kv_resolver(shape_of(sizes), cpu_)),
         transfers_(device_, *compute_, movers()) {
     for (std::int32_t block = 0; block < blocks(); ++block) write_block(block);
   }
@@ -103,6 +108,12 @@ class Rig {
                                                         .lengths = tables_.lengths,
                                                         .slots = tables_.slots},
                                                        changed, *compute_);
+      static_cast<void>(twin_->begin_step({.rows = kRows,
+                                           .row_blocks = kRowBlocks,
+                                           .pages = tables_.pages,
+                                           .host_blocks = tables_.host_blocks,
+                                           .lengths = tables_.lengths},
+                                          changed, *cpu_stream_));
       EXPECT_EQ(read(sent.pages, tables_.pages.size()), tables_.pages);
       EXPECT_EQ(read(sent.lengths, tables_.lengths.size()), tables_.lengths);
       EXPECT_EQ(read(sent.slots, tables_.slots.size()), tables_.slots);
@@ -110,6 +121,11 @@ class Rig {
     }
     const ResolveCounts counts = resolver_->counts(*compute_);
     EXPECT_EQ(counts.chosen, chosen_);
+    const ResolveCounts twins = twin_->counts(*cpu_stream_);
+    EXPECT_EQ(twins.chosen, counts.chosen);
+    EXPECT_EQ(twins.cached, counts.cached);
+    EXPECT_EQ(twins.brought, counts.brought);
+    EXPECT_EQ(twins.recomputed, counts.recomputed);
     EXPECT_EQ(counts.cached > 0, sizes_.hot_pages > 0);
     EXPECT_LE(counts.cached + counts.brought + counts.recomputed, counts.chosen);
     EXPECT_GT(counts.brought, 0);
@@ -122,6 +138,7 @@ class Rig {
     std::int64_t layer = 0;
     Lists lists;
     Selection selection;
+    std::vector<std::int32_t> staged;  // by row and block
     KvResolver::Resolved resolved;
     Ticket ticket;
     Ticket input_ticket;
@@ -192,13 +209,18 @@ class Rig {
       Unit& unit = units[static_cast<std::size_t>(layer)];
       unit.layer = layer;
       choose(unit);
+      stage_blocks(unit);
       const std::int64_t spare = kDevicePages + layer * kSparePages;
-      unit.resolved = resolver_->resolve({.layer = LayerId(layer),
-                                          .lists = unit.selection,
-                                          .first_spare_slot = spare * kTokens,
-                                          .spare_slots = kSparePages * kTokens,
-                                          .unit = layer % resolver_->units()},
-                                         *compute_);
+      ResolveCall call{.layer = LayerId(layer),
+                       .lists = unit.selection,
+                       .staged = unit.staged,
+                       .first_spare_slot = spare * kTokens,
+                       .spare_slots = kSparePages * kTokens,
+                       .unit = layer % resolver_->units()};
+      unit.resolved = resolver_->resolve(call, *compute_);
+      call.lists.tokens = unit.lists.tokens.data();
+      call.lists.counts = unit.lists.counts.data();
+      expect_same(unit, twin_->resolve(call, *cpu_stream_));
       unit.ticket = transfers_.bring(geometry(), unit.resolved.missing);
       unit.input_ticket = transfers_.bring_inputs(geometry(), {inputs_of(layer, 0), kInputWidth},
                                                   unit.resolved.recomputed);
@@ -213,6 +235,45 @@ class Rig {
       transfers_.hold(unit.input_ticket);
       check(unit);
     }
+  }
+
+  // In every other layer some blocks on the host come as a whole, to pages that nobody looks into.
+  void stage_blocks(Unit& unit) {
+    unit.staged.clear();
+    if (below(2) == 0) return;
+    for (std::size_t block = 0; block < tables_.pages.size(); ++block) {
+      const bool staged = tables_.pages[block] < 0 && below(3) == 0;
+      unit.staged.push_back(staged ? kStagedPage + static_cast<std::int32_t>(block) : -1);
+    }
+  }
+
+  void expect_same(const Unit& unit, const KvResolver::Resolved& twin) {
+    const KvResolver::Resolved& ours = unit.resolved;
+    const auto slots = read(ours.lists.slots, unit.lists.tokens.size());
+    const auto missing = static_cast<std::size_t>(*twin.missing.count);
+    const auto slots_of = read(ours.missing.slots, missing);
+    const auto records = read(ours.missing.records, missing);
+    const auto count = read(ours.missing.count, 1);
+    compute_->synchronize();
+    for (std::size_t list = 0; list < unit.lists.counts.size(); ++list) {
+      for (std::int32_t i = 0; i < unit.lists.counts[list]; ++i) {
+        const std::size_t at = list * kListTokens + static_cast<std::size_t>(i);
+        ASSERT_EQ(slots[at], twin.lists.slots[at]) << "list " << list;
+        ASSERT_EQ(twin.lists.tokens[at], unit.lists.tokens[at]);
+      }
+    }
+    ASSERT_EQ(count[0], *twin.missing.count);
+    EXPECT_TRUE(std::equal(slots_of.begin(), slots_of.end(), twin.missing.slots));
+    EXPECT_TRUE(std::equal(records.begin(), records.end(), twin.missing.records));
+    EXPECT_EQ(twin.missing.most, count[0]);
+    ASSERT_EQ(twin.recomputed.count == nullptr, ours.recomputed.count == nullptr);
+    if (twin.recomputed.count == nullptr) return;
+    const auto recomputed = static_cast<std::size_t>(*twin.recomputed.count);
+    const auto listed = read(ours.recomputed.count, 1);
+    const auto words = read(&ours.recomputed.tokens->slot, 4 * recomputed);
+    compute_->synchronize();
+    ASSERT_EQ(listed[0], *twin.recomputed.count);
+    EXPECT_TRUE(std::equal(words.begin(), words.end(), &twin.recomputed.tokens->slot));
   }
 
   // The lists lie where the next choice will lie too, as those of Ops do.
@@ -260,6 +321,10 @@ class Rig {
         const std::int64_t offset = tokens[at] % kTokens;
         if (tables_.pages[block] >= 0) {
           ASSERT_EQ(slots[at], unit.layer * kTokens + offset);
+          continue;
+        }
+        if (!unit.staged.empty() && unit.staged[block] >= 0) {
+          ASSERT_EQ(slots[at], unit.staged[block] * kTokens + offset);
           continue;
         }
         ++chosen_;
@@ -326,6 +391,9 @@ class Rig {
   MemoryPool host_pool_;
   Buffer k_, v_, records_, inputs_;
   std::unique_ptr<KvResolver> resolver_;
+  HostDevice cpu_;
+  std::unique_ptr<Stream> cpu_stream_;
+  std::unique_ptr<KvResolver> twin_;
   StreamTransferEngine transfers_;
   std::mt19937 random_{7};
   Tables tables_;

@@ -94,7 +94,7 @@ class TinyModel {
                {options.batch_size + options.prefill_chunk, options.batch_size,
                 options.batch_size + options.prefill_chunk, config_.max_positions,
                 options.attention.kind != AttentionKind::kDense,
-                options.input_tokens > 0 ? options.block_tokens : 0},
+                options.input_tokens > 0 ? options.block_tokens : 0, options.input_tokens},
                pool_, &transfers_),
         preparer_(config_, nullptr,
                   {.context = config_.max_positions, .kv_tokens = longest_line(options)}),
@@ -109,6 +109,7 @@ class TinyModel {
       model_.zigzag().set_batch(flexgen->options().gpu_batch);
     }
     model_.set_prefetch(options.prefetch);
+    make_resolver(options);
   }
 
   // With room for logits of every row, as scores of prompts want them.
@@ -121,6 +122,31 @@ class TinyModel {
   MemoryPool& host_pool() { return host_pool_; }
 
  private:
+  void make_resolver(const TinyModelOptions& options) {
+    const AttentionRunner* attention = model_.attention();
+    if (attention == nullptr || options.host_blocks == 0) return;
+    const AttentionMethod& method = attention->method();
+    if (!method.fetches_tokens()) return;
+    const bool recomputes = options.input_blocks > 0 && method.lists() == 1;
+    resolver_ = backend_->make_resolver(
+        {.layers = config_.layers,
+         .lists = method.lists(),
+         .block_tokens = options.block_tokens,
+         .rows = options.batch_size,
+         .batch_rows = options.batch_size + options.prefill_chunk,
+         .row_blocks = config_.max_positions / options.block_tokens + 1,
+         .list_tokens = config_.max_positions,
+         .early = method.chooses_early(),
+         .quantized = options.int8,
+         .recomputes = recomputes,
+         .host_blocks = options.host_blocks,
+         .input_blocks = recomputes ? options.input_blocks : 0,
+         .hot_rows = options.cache_blocks * options.block_tokens,
+         .first_hot_slot =
+             (kv_.sizes().device_pages + options.staging_blocks) * options.block_tokens},
+        lookup_memory_);
+    model_.set_resolver(resolver_.get());
+  }
   [[nodiscard]] Device& memory_of(const TinyModelOptions& options) const {
     return options.device != nullptr ? *options.device : backend_->device();
   }
@@ -154,12 +180,14 @@ class TinyModel {
   MemoryPool pool_;
   MemoryPool host_pool_;
   PoolDevice host_weights_;
+  PoolDevice lookup_memory_{pool_, MemoryTag::kSelection};
   HostTransferEngine transfers_;
   std::unique_ptr<ModelWeights> weights_;
   KvStore kv_;
   DecoderModel model_;
   PromptPreparer preparer_;
   Engine engine_;
+  std::unique_ptr<KvResolver> resolver_;  // null: nothing is looked up
 };
 
 }  // namespace triphase

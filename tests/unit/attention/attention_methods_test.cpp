@@ -77,59 +77,37 @@ class AttentionMethodsTest : public KvCacheTest {
     for (std::int64_t position = kPrompt; position < cache.tokens(); ++position) {
       append(cache.segment(position, 1, position + 1));
       Done done;
+      const AttentionMethod::Sequences rows{{&one, 1}, {&call.keys, 1}};
+      AttentionSegment segment = call.keys;
       Selection lists;
-      const bool by_rows = method.chooses_rows() && !method.chooses_early();
-      if (method.timing(layer) == AttentionMethod::Timing::kDense ||
-          (by_rows && method.attends_all(layer, position + 1))) {
-        done.choice.dense = true;
-      } else if (by_rows) {
-        lists = method.choose_rows({{&one, 1}, {&call.keys, 1}}, call, q.view());
+      std::vector<float> weights;
+      done.choice.dense = method.attends_all(layer, position + 1);
+      if (!done.choice.dense) {
+        const bool early = method.timing(layer) == AttentionMethod::Timing::kEarly;
+        lists = method.choose(rows, call, early ? ConstMatrix{} : q.view());
         done.choice = reader.read(lists, shape.heads, *stream_).front();
         const auto tokens = static_cast<std::int64_t>(done.choice.tokens.size());
         const std::int64_t most = lists.lists * method.list_tokens(position + 1, kPrompt);
         EXPECT_TRUE(method.counts_on_device() ? tokens <= most : tokens == most);
-      } else if (method.timing(layer) == AttentionMethod::Timing::kEarly) {
-        method.choose(*state, call, {}, 0, done.choice);
-      } else {
-        method.choose(*state, call, q.view(), position, done.choice);
-      }
-      AttentionSegment segment = cache.segment(position, 1, position + 1);
-      OwnedSelection selection;
-      std::vector<float> weights;
-      if (!done.choice.dense) {
-        selection = with_slots(cache, done.choice, position + 1);
-        weights.resize(selection.tokens.size());
-        segment.selection = selection.view();
-        if (method.wants_weights()) segment.weights = weights.data();
+        segment.chosen = &lists;
+        if (method.wants_weights()) {
+          weights.resize(static_cast<std::size_t>(lists.lists * lists.capacity));
+          segment.weights = weights.data();
+          segment.weights_stride = lists.capacity;
+        }
       }
       done.out = run(*ops_, 2, shape, cache.view(), q.view(), {&segment, 1}, kScale).row(position);
       if (!done.choice.dense) {
-        if (method.wants_weights()) method.attended(*state, call, done.choice, weights);
-        if (by_rows) {
-          const auto columns = static_cast<std::int64_t>(done.out.size());
-          AttentionSegment first = call.keys;
-          first.query_begin = 0;
-          method.finish_rows({{&one, 1}, {&first, 1}}, call, lists,
-                             {done.out.data(), DType::kF32, 1, columns, columns});
-        }
+        if (method.wants_weights()) method.attended(rows, call, lists, weights.data());
+        const auto columns = static_cast<std::int64_t>(done.out.size());
+        AttentionSegment first = call.keys;
+        first.query_begin = 0;
+        method.finish({{&one, 1}, {&first, 1}}, call, lists,
+                      {done.out.data(), DType::kF32, 1, columns, columns});
       }
       steps.push_back(std::move(done));
     }
     return steps;
-  }
-
-  static OwnedSelection with_slots(const SequenceCache& cache, const TokenChoice& choice,
-                                   std::int64_t context) {
-    OwnedSelection selection;
-    for (std::size_t list = 0; list + 1 < choice.begins.size(); ++list) {
-      const auto begin = choice.tokens.begin() + choice.begins[list];
-      const auto end = choice.tokens.begin() + choice.begins[list + 1];
-      cache.add_list(selection, context, [&](std::int64_t token) {
-        return std::binary_search(begin, end, static_cast<std::int32_t>(token));
-      });
-    }
-    EXPECT_EQ(selection.tokens, choice.tokens);
-    return selection;
   }
 
   // The sequence as float64; F32 caches only, so that all positions read alike.
@@ -339,7 +317,7 @@ TEST_P(AttentionMethodsTest, H2oChoosesForSeveralRowsWhatItChoosesForEach) {
         call.keys = cache.segment(at, 30, at + 30);
         method->prefilled(*states[i], call, q[i].view());
       }
-      EXPECT_LE(states[i]->bytes(), method->state_bytes(1, kTokens, true));
+      EXPECT_LE(states[i]->bytes(), method->state_bytes(1, kTokens));
     }
     for (std::int64_t position = kPrompt; position < kTokens; ++position) {
       const std::array<AttentionSegment, 2> segments = {cache.segment(position, 1, position + 1),
@@ -347,7 +325,7 @@ TEST_P(AttentionMethodsTest, H2oChoosesForSeveralRowsWhatItChoosesForEach) {
       ASSERT_FALSE(method->attends_all(1, position + 1));
       Selection lists;
       for (int times = 0; times < 2; ++times) {
-        lists = method->choose_rows({states, segments}, call, {});
+        lists = method->choose({states, segments}, call, {});
       }
       SelectionReader reader(device_);
       const auto choices = reader.read(lists, shape.heads, *stream_);
@@ -359,22 +337,16 @@ TEST_P(AttentionMethodsTest, H2oChoosesForSeveralRowsWhatItChoosesForEach) {
         ASSERT_EQ(static_cast<std::int64_t>(choices[i].tokens.size()),
                   lists.lists * method->list_tokens(position + 1, kPrompt));
         AttentionSegment segment = segments[i];
-        const OwnedSelection selection = with_slots(cache, choices[i], position + 1);
-        std::vector<float> own(selection.tokens.size());
-        segment.selection = selection.view();
-        segment.weights = own.data();
+        segment.chosen = &lists;
+        segment.chosen_row = static_cast<std::int64_t>(i);
+        segment.weights =
+            weights.data() + static_cast<std::int64_t>(i) * lists.lists * lists.capacity;
+        segment.weights_stride = lists.capacity;
         ASSERT_TRUE(same_bits(
             run(*ops_, 2, shape, cache.view(), q[i].view(), {&segment, 1}, kScale).row(position),
             alone[i][step].out));
-        for (std::size_t list = 0; list + 1 < choices[i].begins.size(); ++list) {
-          const std::size_t to = (i * static_cast<std::size_t>(lists.lists) + list) *
-                                 static_cast<std::size_t>(lists.capacity);
-          std::copy(own.begin() + choices[i].begins[list],
-                    own.begin() + choices[i].begins[list + 1],
-                    weights.begin() + static_cast<std::ptrdiff_t>(to));
-        }
       }
-      method->attended_rows({states, segments}, call, lists, weights.data());
+      method->attended({states, segments}, call, lists, weights.data());
     }
   }
 }
@@ -533,8 +505,8 @@ TEST_P(AttentionMethodsTest, SqueezedPromptsShareOneChoice) {
     EXPECT_EQ(dense[0].query_begin, kBegin);
     EXPECT_EQ(dense[0].query_count, 6);
     EXPECT_EQ(dense[0].context_tokens, 70);
-    ASSERT_EQ(choices.parts().size(), 1U);
-    const PromptChoices::Part& part = choices.parts()[0];
+    ASSERT_EQ(choices.count(), 1U);
+    const PromptChoices::Part& part = choices.part(0);
     std::vector<oracle::Tokens> lists(2);
     std::size_t kept = 0;
     for (std::int64_t h = 0; h < 2; ++h) {
@@ -554,15 +526,13 @@ TEST_P(AttentionMethodsTest, SqueezedPromptsShareOneChoice) {
     }
     ASSERT_GT(kept, 0U);
     ASSERT_LT(kept, 120U);
-    std::vector<std::int32_t> expected = lists[0];
-    expected.insert(expected.end(), lists[1].begin(), lists[1].end());
-    ASSERT_EQ(part.tokens, expected) << "levels " << two_levels;
-    TokenChoice chosen;
-    chosen.begins = part.begins;
-    chosen.tokens = part.tokens;
-    const OwnedSelection selection = with_slots(cache, chosen, kTokens);
-    AttentionSegment segment = part.segment;
-    segment.selection = selection.view();
+    for (std::size_t h = 0; h < 2; ++h) {
+      const std::int32_t* first =
+          part.lists.tokens + static_cast<std::int64_t>(h) * part.lists.capacity;
+      ASSERT_EQ(oracle::Tokens(first, first + part.lists.counts[h]), lists[h])
+          << "levels " << two_levels;
+    }
+    const AttentionSegment segment = part.segment;
     const TestMatrix out = run(*ops_, 2, shape, cache.view(), q.view(), {&segment, 1}, kScale);
     double attended = 0;
     for (std::int64_t at = 70; at < kTokens; ++at) {

@@ -94,7 +94,7 @@ TEST_P(AttentionPlacement, TheAnswerIsTheMethodsAlone) {
       const PlacementStats& stats = model.engine().placement().stats();
       moved += stats.offloaded_blocks + stats.drops;
       fetches = model.model().attention()->method().fetches_tokens();
-      found += model.model().kv_step().bytes_read().all.cached;
+      found += model.model().kv_step().bytes_read().cached;
     }
     EXPECT_GT(moved, 10U);
     // Local windows hold hardly a token that is on the host.
@@ -218,7 +218,7 @@ TEST(SparqTransposedK, NeverChangeTheAnswerWhereverBlocksWere) {
       const std::int64_t pages = columns.places() * model.kv().shape().layers;
       EXPECT_GT(std::count(columns.ready(), columns.ready() + pages, 1), 0) << "K^T was never used";
       reloaded += model.engine().placement().stats().reloaded_blocks;
-      fetched += model.model().kv_step().bytes_read().all.tokens;
+      fetched += model.model().kv_step().bytes_read().tokens;
     }
     EXPECT_GT(reloaded, 0U) << "no block came back";
     EXPECT_GT(fetched, 0U) << "no token was fetched alone";

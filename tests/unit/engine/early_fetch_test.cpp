@@ -85,7 +85,7 @@ TEST_P(EarlyFetch, IsUnderWayWhenTheStepEndsAndIsNotFetchedAgain) {
       EXPECT_GT(early.ranges(), 0) << "step " << step;
     }
     model.transfers().drain();
-    const std::uint64_t now = model.kv().waiting_early_bytes();
+    const std::uint64_t now = static_cast<std::uint64_t>(early.unused()) * page;
     // Every block on the host once in each layer, whenever it came. Places are those of the step:
     // what it sent away arrives after it.
     const std::uint64_t all = static_cast<std::uint64_t>(3 * host_blocks(model, lines)) * page;
@@ -126,7 +126,7 @@ TEST_P(EarlyFetch, ALineThatIsPreemptedInBetweenLeavesItUnread) {
     EXPECT_LT(use.unused, use.brought / 4);
     model.kv().book().check();
     EXPECT_FALSE(model.kv().moving());
-    const HostReads::Bytes read = model.model().kv_step().bytes_read().all;
+    const KvStep::BytesRead read = model.model().kv_step().bytes_read();
     model.transfers().drain();
     EXPECT_EQ(read.blocks + model.engine().placement().stats().reloaded_blocks *
                                 KvStore::host_block_bytes(model.kv().shape()),

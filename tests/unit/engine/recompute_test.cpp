@@ -114,17 +114,17 @@ TEST_P(Recompute, NeverChangesTheAnswer) {
         if (HasFatalFailure()) return;
         model.kv().book().check();
         EXPECT_EQ(model.kv().book().device().reserved(), 0);
-        recomputed += model.model().layer_inputs()->use().recomputed_tokens;
-        third += model.engine().stats().phases[2].steps;
-        // What is recomputed came once before: its codes, and scales of the tokens between as well.
+        const KvStep::BytesRead read = model.model().kv_step().bytes_read();
         const LayerInputs::Use& use = model.model().layer_inputs()->use();
-        const std::uint64_t brought = model.model().kv_step().bytes_read().all.inputs;
+        // SWA's tokens are listed, the blocks of methods with a list for each KV head come whole.
+        const bool listed = kind == AttentionKind::kSwa;
+        EXPECT_EQ(read.recomputed_tokens > 0, listed);
+        recomputed += use.recomputed_tokens + read.recomputed_tokens;
+        third += model.engine().stats().phases[2].steps;
+        // What is recomputed came once before: its codes and its scale.
         const auto width = static_cast<std::uint64_t>(GetParam().config.hidden_size);
-        if (kind == AttentionKind::kDense) {
-          EXPECT_EQ(brought, use.recomputed_tokens * (width + sizeof(float)));
-        } else if (options.cache_blocks == 0) {
-          EXPECT_GE(brought, use.recomputed_tokens * (width + sizeof(float)));
-        }
+        EXPECT_EQ(read.inputs,
+                  (use.recomputed_tokens + read.recomputed_tokens) * (width + sizeof(float)));
         EXPECT_EQ(use.saved_bytes % (width + sizeof(float)), 0U);
       }
     }
@@ -153,6 +153,25 @@ TEST_P(Recompute, QuantizedInputsAreNearTheLayersOwn) {
 INSTANTIATE_TEST_SUITE_P(Models, Recompute, testing::ValuesIn(variants()),
                          [](const auto& param) { return param.param.name; });
 
+// The tokens of recomputable blocks that the sequence's last step chose, by layer.
+class ChosenOfInputs final : public AttentionObserver {
+ public:
+  explicit ChosenOfInputs(const KvBook& book) : book_(&book) {}
+  void decoded(SequenceId sequence, const LayerCall& call, ConstMatrix, std::int64_t,
+               const TokenChoice& choice) override {
+    if (call.layer == 0) tokens.clear();
+    for (const std::int32_t token : choice.tokens) {
+      if (book_->block(sequence, token / 16).place != BlockPlace::kRecomputable) continue;
+      tokens.emplace_back(call.layer, token);
+    }
+  }
+
+  std::vector<std::pair<std::int64_t, std::int32_t>> tokens;
+
+ private:
+  const KvBook* book_;
+};
+
 // Of recomputable blocks too a sparse method brings only the tokens that it chose, and those that a
 // cache holds not again.
 TEST(RecomputeTokens, OnlyChosenTokensAreBrought) {
@@ -172,39 +191,25 @@ TEST(RecomputeTokens, OnlyChosenTokensAreBrought) {
           .p1 = 0, .p2 = 0, .alpha = 0.9, .beta = 1.0, .window_tokens = 4, .input_tokens = 64});
       TinyModel model(options, variants()[0].config);
       const auto width = static_cast<std::uint64_t>(variants()[0].config.hidden_size);
-      const auto brought = [&] { return model.model().kv_step().bytes_read().all.inputs; };
-      const SequenceId sequence(0);
+      const auto brought = [&] { return model.model().kv_step().bytes_read().inputs; };
+      ChosenOfInputs chosen(model.kv().book());
+      model.model().attention()->set_observer(&chosen);
       std::mt19937 random(5);
       model.engine().submit(request(0, random_tokens(random, 70), 40));
       std::set<std::pair<std::int64_t, std::int32_t>> seen;
       std::uint64_t whole = 0;
       while (true) {
         const std::uint64_t before = brought();
+        chosen.tokens.clear();
         static_cast<void>(model.engine().step());
-        if (model.engine().in_flight() == 0) break;
-        const KvBook& book = model.kv().book();
-        const std::int64_t context = book.tokens(sequence);
-        if (context <= 70) continue;
         std::uint64_t expected = 0;
-        for (std::int64_t layer = 0; layer < model.kv().shape().layers; ++layer) {
-          const TokenChoice* choice =
-              model.model().attention()->early_choice(LayerId(layer), sequence, context);
-          ASSERT_NE(choice, nullptr);
-          std::map<std::int32_t, std::pair<std::int32_t, std::int32_t>> ends;  // by block
-          for (const std::int32_t token : choice->tokens) {
-            const std::int32_t block = token / 16;
-            if (book.block(sequence, block).place != BlockPlace::kRecomputable) continue;
-            if (!seen.emplace(layer, token).second && cache_blocks > 0) continue;
-            expected += width;
-            ends.try_emplace(block, token, token).first->second.second = token;
-          }
-          // A block's scales come in one piece.
-          for (const auto& [block, both] : ends) {
-            expected += static_cast<std::uint64_t>(both.second + 1 - both.first) * sizeof(float);
-          }
-          whole += 64 * (width + sizeof(float));
+        for (const auto& token : chosen.tokens) {
+          if (seen.insert(token).second || cache_blocks == 0) expected += width + sizeof(float);
         }
-        EXPECT_EQ(brought() - before, expected) << "context " << context;
+        EXPECT_EQ(brought() - before, expected);
+        if (model.engine().in_flight() == 0) break;
+        const auto layers = static_cast<std::uint64_t>(model.kv().shape().layers);
+        whole += layers * 64 * (width + sizeof(float));
       }
       EXPECT_GT(brought(), 0U);
       EXPECT_LT(brought(), whole / 2);

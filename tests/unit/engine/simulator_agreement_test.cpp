@@ -118,7 +118,9 @@ std::vector<DecidedStep> run_engine(TinyModel& model, const Watched& policy,
   // What is brought early is of the step that reads it.
   const auto bytes = [&](Lane lane) {
     model.transfers().drain();
-    const std::uint64_t early = lane == Lane::kToDevice ? model.kv().waiting_early_bytes() : 0;
+    const auto blocks = static_cast<std::uint64_t>(model.kv().early().unused());
+    const std::uint64_t early =
+        lane == Lane::kToDevice ? blocks * KvStore::page_bytes(model.kv().shape()) : 0;
     return static_cast<std::int64_t>(model.transfers().stats(lane).bytes - early);
   };
   std::size_t next = 0;
@@ -325,7 +327,7 @@ TEST_P(SimulatorAgreement, ActionsAndBytesAreTheEngines) {
     if (const LayerInputs* inputs = model.model().layer_inputs()) {
       EXPECT_EQ(simulator.inputs_to_host, static_cast<double>(inputs->use().saved_bytes));
       EXPECT_EQ(simulator.inputs_to_device,
-                static_cast<double>(model.model().kv_step().bytes_read().all.inputs));
+                static_cast<double>(model.model().kv_step().bytes_read().inputs));
       EXPECT_GT(simulator.inputs_to_host, 0.0);
     }
     if (const HostAttention* host = model.model().host_attention()) {

@@ -107,12 +107,6 @@ std::int64_t first_key(const Case& test, std::int64_t context, std::int64_t colu
   return again ? (context - 2) / 16 * 16 : context;
 }
 
-// Brought so far for steps that have been: what is brought early is of the step that reads it.
-std::uint64_t brought_until_now(TinyModel& model) {
-  model.transfers().drain();
-  return to_device(model) - model.kv().waiting_early_bytes();
-}
-
 // Submits one line and calls `look` after each of its decode steps but the last.
 template <class Look>
 void decode_one(const Case& test, TinyModel& model, Look look) {
@@ -124,7 +118,7 @@ void decode_one(const Case& test, TinyModel& model, Look look) {
   static_cast<void>(engine.step());
   std::int64_t columns = 0;
   while (true) {
-    const std::uint64_t before = brought_until_now(model);
+    const std::uint64_t before = to_device(model);
     static_cast<void>(engine.step());
     if (engine.in_flight() == 0) return;
     const std::int64_t on_host = host_tokens(model, kSequence);
@@ -132,7 +126,7 @@ void decode_one(const Case& test, TinyModel& model, Look look) {
     const std::int64_t first = first_key(test, context, columns);
     columns = (context - (test.int8 ? 1 : 0)) / 16 * 16;
     const std::int64_t looked_into = std::max<std::int64_t>(0, on_host - first);
-    look(Seen{.brought = brought_until_now(model) - before,
+    look(Seen{.brought = to_device(model) - before,
               .chosen = choices.before(std::min(on_host, first)),
               .whole = static_cast<std::uint64_t>(looked_into * model.kv().shape().layers *
                                                   model.kv().geometry().record_bytes())});
@@ -163,7 +157,7 @@ TEST_P(TokenFetch, BringsTheChosenTokensAndNothingElse) {
   });
   EXPECT_GT(chosen, 0U) << "nothing was on the host";
   EXPECT_LT(chosen, whole / 2);
-  const HostReads::Bytes bytes = model.model().kv_step().bytes_read().all;
+  const KvStep::BytesRead bytes = model.model().kv_step().bytes_read();
   EXPECT_EQ(bytes.blocks + bytes.tokens, to_device(model));
   // The prompt came in one piece.
   EXPECT_EQ(bytes.blocks, looked_into);
@@ -181,7 +175,7 @@ TEST_P(TokenFetch, WhatIsInTheCacheDoesNotCrossAgain) {
     for (const Cell& cell : seen.chosen) fresh += cached.insert(cell).second;
     EXPECT_EQ(seen.brought, fresh * cell_bytes(model) + seen.whole);
   });
-  const HostReads::Bytes bytes = model.model().kv_step().bytes_read().all;
+  const KvStep::BytesRead bytes = model.model().kv_step().bytes_read();
   EXPECT_EQ(bytes.tokens + bytes.cached, bytes.chosen);
   EXPECT_GT(bytes.cached, bytes.chosen / 4);
 }
@@ -199,7 +193,7 @@ TEST_P(TokenFetch, ASmallCacheDoesNotThrash) {
     for (const Cell& cell : seen.chosen) again += last.contains(cell) ? cell_bytes(model) : 0;
     last = seen.chosen;
   });
-  const HostReads::Bytes bytes = model.model().kv_step().bytes_read().all;
+  const KvStep::BytesRead bytes = model.model().kv_step().bytes_read();
   EXPECT_EQ(bytes.tokens + bytes.cached, bytes.chosen);
   EXPECT_GT(bytes.cached, again / 4);
 }
@@ -222,28 +216,10 @@ TEST(TokenFetchShared, ATokenThatTwoSequencesChooseCrossesOnce) {
     static_cast<void>(run_all(model.engine(), requests));
     const PlacementStats& stats = model.engine().placement().stats();
     ASSERT_EQ(stats.shared_prompt_tokens > 0, lines == 2);
-    bytes[lines - 1] = model.model().kv_step().bytes_read().all.tokens;
+    bytes[lines - 1] = model.model().kv_step().bytes_read().tokens;
   }
   EXPECT_GT(bytes[0], 0U);
   EXPECT_LT(bytes[1], 2 * bytes[0]);
-}
-
-// Where a piece more costs more than the bytes between, the bytes between come along.
-TEST(TokenFetchLink, DearPiecesAreJoined) {
-  std::uint64_t bytes[2] = {};
-  std::uint64_t records[2] = {};
-  for (const std::size_t dear : {0U, 1U}) {
-    TinyModelOptions options = options_of({AttentionKind::kStrided, false});
-    options.link = EmulatedLink{.bytes_per_second = 1e9,
-                                .seconds_per_record = static_cast<double>(dear) * 1e-6};
-    TinyModel model(options);
-    std::mt19937 random(7);
-    static_cast<void>(run_all(model.engine(), {request(0, random_tokens(random, 90), 10)}));
-    bytes[dear] = model.transfers().stats(Lane::kToDevice).bytes;
-    records[dear] = model.transfers().stats(Lane::kToDevice).records;
-  }
-  EXPECT_GT(bytes[1], bytes[0]);
-  EXPECT_LT(records[1], records[0]);
 }
 
 INSTANTIATE_TEST_SUITE_P(

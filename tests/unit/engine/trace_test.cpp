@@ -272,35 +272,6 @@ TEST(TraceOfSteps, WhatTheNextStepReadsIsFetchedWhileTheStepEnds) {
   }
 }
 
-// The same of tokens that a method knows beforehand.
-TEST(TraceOfSteps, TokensThatTheNextStepChoosesAreFetchedWhileTheStepEnds) {
-  ModelConfig config = tiny_config();
-  config.layers = 5;
-  for (const bool prefetch : {true, false}) {
-    TinyModelOptions options = options_of(
-        {"accelerate", std::make_shared<AcceleratePolicy>(AccelerateOptions{}), 150, 30});
-    options.prefetch = prefetch;
-    options.attention.kind = AttentionKind::kStrided;
-    options.cache_blocks = 60;
-    options.link = EmulatedLink{.bytes_per_second = 2e6, .seconds_per_record = 20e-6};
-    std::int64_t beside = 0;
-    for (int attempt = 0; attempt < attempts(prefetch) && beside == 0; ++attempt) {
-      TinyModel model(options, config);
-      KeptTrace kept;
-      run_traced(model, plain_requests(4, 60, 10), kept);
-      const std::vector<TraceEvent> links = kept.lane(TraceLane::kToDevice);
-      beside = overlaps(links, heads(kept));
-      const std::int64_t announced =
-          sum_of(kept.lane(TraceLane::kCompute), "token_bytes_for_next_step");
-      EXPECT_EQ(announced, static_cast<std::int64_t>(model.kv().early_use().brought));
-      EXPECT_EQ(announced > 0, prefetch);
-      const HostReads::Bytes read = model.model().kv_step().bytes_read().all;
-      EXPECT_EQ(sum_of(links, "bytes"), static_cast<std::int64_t>(read.blocks + read.tokens));
-    }
-    EXPECT_EQ(beside > 0, prefetch);
-  }
-}
-
 // Where KV or weights cross the link while a step computes.
 std::vector<Case> fetching_cases() {
   return {

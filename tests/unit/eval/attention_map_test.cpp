@@ -25,7 +25,6 @@ TEST(AttentionMap, RecordsOneLayerAndHead) {
   choice.begins = {0, 2};
   choice.tokens = {1, 6};
   recorder.decoded(SequenceId(0), call, {}, 0, choice);  // one list for all heads
-  choice.clear();
   choice.dense = true;
   recorder.decoded(SequenceId(0), call, {}, 0, choice);
   ASSERT_EQ(recorder.steps().size(), 3U);

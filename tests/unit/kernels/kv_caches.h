@@ -28,13 +28,59 @@ inline std::string describe(const CacheShape& s) {
          std::string(dtype_name(s.dtype)) + (s.int8 ? " int8" : "");
 }
 
-// A selection that owns its arrays.
-struct OwnedSelection {
+// Chosen lists of one row that own their arrays, list behind list; view() lays them out as a
+// Selection does, in memory that stays until the next view().
+struct OwnedLists {
+  OwnedLists() = default;
+  OwnedLists(std::vector<std::int32_t> list_begins, std::vector<std::int32_t> list_tokens,
+             std::vector<std::int32_t> list_slots)
+      : begins(std::move(list_begins)),
+        tokens(std::move(list_tokens)),
+        slots(std::move(list_slots)) {}
+
   std::vector<std::int32_t> begins{0};
   std::vector<std::int32_t> tokens;
   std::vector<std::int32_t> slots;
 
-  [[nodiscard]] TokenSelection view() const { return {begins, tokens, slots}; }
+  [[nodiscard]] const Selection* view() {
+    const auto lists = static_cast<std::int64_t>(begins.size()) - 1;
+    std::int64_t capacity = 0;
+    counts_.clear();
+    for (std::size_t list = 0; list + 1 < begins.size(); ++list) {
+      counts_.push_back(begins[list + 1] - begins[list]);
+      capacity = std::max<std::int64_t>(capacity, counts_.back());
+    }
+    // Beyond a list's end lies what nobody may read.
+    tokens_.assign(static_cast<std::size_t>(lists * capacity), -1);
+    slots_ = tokens_;
+    for (std::size_t list = 0; list + 1 < begins.size(); ++list) {
+      const auto to = static_cast<std::ptrdiff_t>(list) * capacity;
+      std::copy(tokens.begin() + begins[list], tokens.begin() + begins[list + 1],
+                tokens_.begin() + to);
+      std::copy(slots.begin() + begins[list], slots.begin() + begins[list + 1],
+                slots_.begin() + to);
+    }
+    selection_ = {.rows = 1,
+                  .lists = lists,
+                  .capacity = capacity,
+                  .tokens = tokens_.data(),
+                  .counts = counts_.data(),
+                  .slots = slots_.data()};
+    return &selection_;
+  }
+  // Weights that attention has written [list][capacity], list behind list.
+  [[nodiscard]] std::vector<float> packed(const std::vector<float>& weights) const {
+    std::vector<float> all;
+    for (std::size_t list = 0; list < counts_.size(); ++list) {
+      const auto from = weights.begin() + static_cast<std::ptrdiff_t>(list) * selection_.capacity;
+      all.insert(all.end(), from, from + counts_[list]);
+    }
+    return all;
+  }
+
+ private:
+  std::vector<std::int32_t> tokens_, slots_, counts_;
+  Selection selection_;
 };
 
 // One sequence of `tokens` tokens. Full blocks are closed by `ops`.
@@ -115,7 +161,7 @@ class SequenceCache {
 
   // Adds a list of the tokens that `keep` names, for a query at context - 1.
   template <class Keep>
-  void add_list(OwnedSelection& to, std::int64_t context, const Keep& keep) const {
+  void add_list(OwnedLists& to, std::int64_t context, const Keep& keep) const {
     const std::int64_t own = (context - 1) / shape_.page_tokens;
     for (std::int64_t t = 0; t < context; ++t) {
       if (!keep(t)) continue;
@@ -212,8 +258,8 @@ class KvCacheTest : public KernelTest {
     for (const AttentionSegment& segment : segments) {
       sizes.max_context = std::max(sizes.max_context, segment.context_tokens);
       if (segment.weights != nullptr) {
-        sizes.weighted_scores +=
-            static_cast<std::int64_t>(segment.selection.tokens.size()) * shape.heads;
+        sizes.weighted_scores =
+            std::max(sizes.weighted_scores, segment.chosen->capacity * shape.heads);
       }
     }
     const std::size_t bytes = attention_workspace_bytes(sizes);

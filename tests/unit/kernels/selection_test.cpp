@@ -6,8 +6,8 @@ namespace {
 class SelectionTest : public KvCacheTest {
  protected:
   // So many lists of about every third token, the last token always.
-  OwnedSelection choose(const SequenceCache& cache, std::int64_t context, std::int64_t lists) {
-    OwnedSelection selection;
+  OwnedLists choose(const SequenceCache& cache, std::int64_t context, std::int64_t lists) {
+    OwnedLists selection;
     for (std::int64_t list = 0; list < lists; ++list) {
       cache.add_list(selection, context, [&](std::int64_t token) {
         return token + 1 == context || random_() % 3 == 0;
@@ -33,21 +33,23 @@ TEST_P(SelectionTest, MatchesReferenceWithWeights) {
       const std::vector<std::int64_t> contexts = {1, 33, 64, 200, 1900};
       const auto rows = static_cast<std::int64_t>(contexts.size());
       const TestMatrix q = TestMatrix(rows, shape.heads * shape.dim, 3).randomize(random_);
-      std::vector<OwnedSelection> selections;
+      std::vector<OwnedLists> selections;
       std::vector<std::vector<float>> weights;
       for (const std::int64_t context : contexts) {
         selections.push_back(choose(cache, context, lists));
-        weights.emplace_back(selections.back().tokens.size(), -1.0F);
+        const Selection& chosen = *selections.back().view();
+        weights.emplace_back(static_cast<std::size_t>(lists * chosen.capacity), -1.0F);
       }
       std::vector<AttentionSegment> segments;
       for (std::int64_t row = 0; row < rows; ++row) {
         const auto i = static_cast<std::size_t>(row);
         segments.push_back(cache.segment(row, 1, contexts[i]));
         segments.back().pages = {};
-        segments.back().partial_page = {};
         segments.back().window = 5;
-        segments.back().selection = selections[i].view();
-        if (i != 1) segments.back().weights = weights[i].data();
+        segments.back().chosen = selections[i].view();
+        if (i == 1) continue;
+        segments.back().weights = weights[i].data();
+        segments.back().weights_stride = segments.back().chosen->capacity;
       }
       const TestMatrix out = run(*ops_, 2, shape, cache.view(), q.view(), segments);
       expect_matches(shape, out, q.view(), cache.view(), segments, 1900);
@@ -56,7 +58,7 @@ TEST_P(SelectionTest, MatchesReferenceWithWeights) {
       EXPECT_THAT(weights[1], testing::Each(-1.0F));
       for (std::size_t i = 0; i < contexts.size(); ++i) {
         if (i == 1) continue;
-        const OwnedSelection& chosen = selections[i];
+        const OwnedLists& chosen = selections[i];
         std::vector<double> sums(chosen.tokens.size(), 0.0);
         for (std::int64_t head = 0; head < shape.heads; ++head) {
           const auto list = static_cast<std::size_t>(head / (shape.heads / lists));
@@ -67,8 +69,9 @@ TEST_P(SelectionTest, MatchesReferenceWithWeights) {
             sums[static_cast<std::size_t>(chosen.begins[list]) + t] += row[t];
           }
         }
+        const std::vector<float> packed = chosen.packed(weights[i]);
         for (std::size_t t = 0; t < sums.size(); ++t) {
-          ASSERT_NEAR(weights[i][t], sums[t], 2e-5 * sums[t] + 1e-30)
+          ASSERT_NEAR(packed[t], sums[t], 2e-5 * sums[t] + 1e-30)
               << describe(shape) << " context " << contexts[i] << " ordinal " << t;
         }
       }
@@ -81,11 +84,11 @@ TEST_P(SelectionTest, AllTokensGiveTheDenseResult) {
     const CacheShape shape{.heads = 6, .kv_heads = 2, .dim = 20, .page_tokens = 64, .int8 = int8};
     SequenceCache cache(shape, 700, *ops_, *stream_, random_);
     const TestMatrix q = TestMatrix(1, 120).randomize(random_);
-    OwnedSelection all;
+    OwnedLists all;
     cache.add_list(all, 700, [](std::int64_t) { return true; });
     AttentionSegment segment = cache.segment(0, 1, 700);
     const TestMatrix dense = run(*ops_, 2, shape, cache.view(), q.view(), {&segment, 1});
-    segment.selection = all.view();
+    segment.chosen = all.view();
     const TestMatrix out = run(*ops_, 2, shape, cache.view(), q.view(), {&segment, 1});
     if (int8) {
       expect_matches(shape, out, q.view(), cache.view(), {&segment, 1}, 700);
@@ -100,25 +103,27 @@ TEST_P(SelectionTest, ResultsDoNotDependOnNeighboursThreadsOrPages) {
     const CacheShape shape{.heads = 4, .kv_heads = 2, .dim = 20, .int8 = int8};
     SequenceCache cache(shape, 1700, *ops_, *stream_, random_);
     const TestMatrix q = TestMatrix(3, 80).randomize(random_);
-    OwnedSelection lists;
+    OwnedLists lists;
     for (std::int64_t head = 0; head < 2; ++head) {
       cache.add_list(lists, 1700, [&](std::int64_t token) { return token % 2 == head; });
     }
-    std::vector<float> weights(lists.tokens.size());
     AttentionSegment segment = cache.segment(1, 1, 1700);
-    segment.selection = lists.view();
+    segment.chosen = lists.view();
+    segment.weights_stride = segment.chosen->capacity;
+    std::vector<float> weights(static_cast<std::size_t>(2 * segment.weights_stride));
     segment.weights = weights.data();
     const TestMatrix alone = run(*ops_, 2, shape, cache.view(), q.view(), {&segment, 1});
     const std::vector<float> expected = weights;
     cache.move_pages(random_);
-    OwnedSelection moved;
+    OwnedLists moved;
     for (std::int64_t head = 0; head < 2; ++head) {
       cache.add_list(moved, 1700, [&](std::int64_t token) { return token % 2 == head; });
     }
     const AttentionSegment before = cache.segment(0, 1, 100);
     const AttentionSegment after = cache.segment(2, 1, 1500);
     segment = cache.segment(1, 1, 1700);
-    segment.selection = moved.view();
+    segment.chosen = moved.view();
+    segment.weights_stride = segment.chosen->capacity;
     for (const int threads : {1, 2, 5}) {
       std::fill(weights.begin(), weights.end(), -1.0F);
       segment.weights = weights.data();
@@ -136,18 +141,19 @@ TEST_P(SelectionTest, EmptyListsGiveZeros) {
   const CacheShape shape{.int8 = false};
   SequenceCache cache(shape, 50, *ops_, *stream_, random_);
   const TestMatrix q = TestMatrix(1, 80).randomize(random_);
-  OwnedSelection lists;
+  OwnedLists lists;
   cache.add_list(lists, 50, [](std::int64_t) { return false; });
   cache.add_list(lists, 50, [](std::int64_t token) { return token == 49; });
-  std::vector<float> weights(1);
+  std::vector<float> weights(2);
   AttentionSegment segment = cache.segment(0, 1, 50);
-  segment.selection = lists.view();
+  segment.chosen = lists.view();
   segment.weights = weights.data();
+  segment.weights_stride = 1;
   const std::vector<float> out = run(*ops_, 2, shape, cache.view(), q.view(), {&segment, 1}).row(0);
   EXPECT_THAT(std::vector<float>(out.begin(), out.begin() + 40), testing::Each(0.0F));
   EXPECT_THAT(std::vector<float>(out.begin() + 40, out.end()),
               testing::Contains(testing::Ne(0.0F)));
-  EXPECT_FLOAT_EQ(weights[0], 2.0F);
+  EXPECT_FLOAT_EQ(weights[1], 2.0F);
 }
 
 TEST_P(SelectionTest, SeveralQueriesAttendTheirListUpToThemselves) {
@@ -161,7 +167,7 @@ TEST_P(SelectionTest, SeveralQueriesAttendTheirListUpToThemselves) {
     const TestMatrix q = TestMatrix(kQueries, 120, 3).randomize(random_);
     for (const bool shared : {true, false}) {
       const auto choose = [&](std::int64_t context) {
-        OwnedSelection lists;
+        OwnedLists lists;
         for (std::int64_t list = 0; list < (shared ? 1 : 2); ++list) {
           cache.add_list(lists, context, [&](std::int64_t token) {
             return list == 0 ? token * 7 % 11 < 4 : token >= kContext - kQueries + 5;
@@ -169,28 +175,27 @@ TEST_P(SelectionTest, SeveralQueriesAttendTheirListUpToThemselves) {
         }
         return lists;
       };
-      const OwnedSelection together = choose(kContext);
+      OwnedLists together = choose(kContext);
       AttentionSegment segment = cache.segment(0, kQueries, kContext);
       segment.pages = {};
-      segment.partial_page = {};
       segment.window = 3;
-      segment.selection = together.view();
+      segment.chosen = together.view();
       const TestMatrix out = run(*ops_, 2, shape, cache.view(), q.view(), {&segment, 1});
       expect_matches(shape, out, q.view(), cache.view(), {&segment, 1}, kContext);
       for (std::int64_t row = 0; row < kQueries; ++row) {
         const std::int64_t context = kContext - kQueries + row + 1;
-        const OwnedSelection own = choose(context);
+        OwnedLists own = choose(context);
         AttentionSegment one = cache.segment(row, 1, context);
-        one.selection = own.view();
+        one.chosen = own.view();
         const TestMatrix alone = run(*ops_, 2, shape, cache.view(), q.view(), {&one, 1});
         ASSERT_TRUE(same_bits(out.row(row), alone.row(row))) << describe(shape) << " row " << row;
       }
     }
-    OwnedSelection all;
+    OwnedLists all;
     cache.add_list(all, kContext, [](std::int64_t) { return true; });
     AttentionSegment segment = cache.segment(0, kQueries, kContext);
     const TestMatrix dense = run(*ops_, 2, shape, cache.view(), q.view(), {&segment, 1});
-    segment.selection = all.view();
+    segment.chosen = all.view();
     const TestMatrix out = run(*ops_, 2, shape, cache.view(), q.view(), {&segment, 1});
     for (std::int64_t row = 0; !int8 && row < kQueries; ++row) {
       ASSERT_TRUE(same_bits(out.row(row), dense.row(row))) << row;
@@ -199,14 +204,37 @@ TEST_P(SelectionTest, SeveralQueriesAttendTheirListUpToThemselves) {
   }
 }
 
+// Without slots tokens lie in the segment's pages; so does an INT8 cache's own block with them.
+TEST_P(SelectionTest, TokensLieWhereThePagesSay) {
+  for (const bool int8 : {false, true}) {
+    const CacheShape shape{.heads = 4, .kv_heads = 2, .dim = 20, .page_tokens = 64, .int8 = int8};
+    SequenceCache cache(shape, 300, *ops_, *stream_, random_);
+    const TestMatrix q = TestMatrix(1, 80).randomize(random_);
+    OwnedLists lists = choose(cache, 300, 2);
+    AttentionSegment segment = cache.segment(0, 1, 300);
+    segment.chosen = lists.view();
+    const TestMatrix with_slots = run(*ops_, 2, shape, cache.view(), q.view(), {&segment, 1});
+    Selection bare = *segment.chosen;
+    bare.slots = nullptr;
+    segment.chosen = &bare;
+    const TestMatrix by_pages = run(*ops_, 2, shape, cache.view(), q.view(), {&segment, 1});
+    EXPECT_TRUE(same_bits(by_pages.row(0), with_slots.row(0))) << describe(shape);
+    std::vector<PageId> pages(segment.pages.begin(), segment.pages.end());
+    pages[1] = PageId();
+    segment.pages = pages;
+    EXPECT_THROW((void)run(*ops_, 2, shape, cache.view(), q.view(), {&segment, 1}), Error);
+  }
+}
+
 TEST_P(SelectionTest, RefusesBadLists) {
   const CacheShape shape{.int8 = false};
   SequenceCache cache(shape, 50, *ops_, *stream_, random_);
   const TestMatrix q = TestMatrix(2, 80).randomize(random_);
   std::vector<float> weights(1);
-  const auto throws = [&](const OwnedSelection& lists, std::int64_t queries) {
+  const auto throws = [&](OwnedLists lists, std::int64_t queries, std::int64_t row = 0) {
     AttentionSegment segment = cache.segment(0, queries, 50);
-    segment.selection = lists.view();
+    segment.chosen = lists.view();
+    segment.chosen_row = row;
     // Weights are of one query.
     if (queries > 1) segment.weights = weights.data();
     EXPECT_THROW((void)run(*ops_, 2, shape, cache.view(), q.view(), {&segment, 1}), Error);
@@ -214,11 +242,18 @@ TEST_P(SelectionTest, RefusesBadLists) {
   throws({{0, 2}, {3, 3}, {3, 3}}, 1);
   throws({{0, 2}, {4, 3}, {4, 3}}, 1);
   throws({{0, 1}, {50}, {4}}, 1);
+  throws({{0, 1}, {-1}, {4}}, 1);
   throws({{0, 1}, {5}, {-1}}, 1);
-  throws({{0, 1}, {5}, {}}, 1);
-  throws({{0, 2}, {5}, {5}}, 1);
   throws({{0, 0, 0, 1}, {5}, {5}}, 1);
   throws({{0, 1}, {5}, {5}}, 2);
+  throws({{0, 1}, {5}, {5}}, 1, 1);
+  OwnedLists lists{{0, 1}, {5}, {5}};
+  Selection longer = *lists.view();
+  const std::int32_t two = 2;
+  longer.counts = &two;
+  AttentionSegment segment = cache.segment(0, 1, 50);
+  segment.chosen = &longer;
+  EXPECT_THROW((void)run(*ops_, 2, shape, cache.view(), q.view(), {&segment, 1}), Error);
 }
 
 TRIPHASE_KERNEL_TARGETS(SelectionTest);
