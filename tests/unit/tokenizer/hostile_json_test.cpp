@@ -4,6 +4,7 @@
 #include <gtest/gtest.h>
 
 #include <chrono>
+#include <filesystem>
 
 #include "models/tokenizer/tokenizer.h"
 #include "tests/unit/tokenizer/case_file.h"
@@ -266,6 +267,22 @@ TEST(TokenizerJson, FilesBesideItAreChecked) {
       "E-TOK-ID", {"added_tokens_decoder"});
   expect_refused({{"tokenizer.json", json}, {"added_tokens.json", R"({"<x>":-1})"}}, "E-TOK-ID",
                  {"added_tokens.json"});
+}
+
+TEST(TokenizerJson, LinksToNothingAreNotPassedOver) {
+  const TemporaryFolder folder;
+  folder.write("tokenizer.json", JsonSpec{}.text());
+  std::filesystem::create_symlink("nowhere", folder.path() + "/tokenizer_config.json");
+  Notes notes;
+  try {
+    static_cast<void>(load_tokenizer(folder.path(), config_with_vocabulary(100, "llama"), notes));
+    ADD_FAILURE() << "not refused";
+  } catch (const Error& error) {
+    EXPECT_EQ(error.code(), "E-TOK-FILE");
+    EXPECT_NE(error.message().find("tokenizer_config.json: open: a link to nothing"),
+              std::string::npos)
+        << error.what();
+  }
 }
 
 // As transformers 4 and 5 write them and as they are on the Hub.
