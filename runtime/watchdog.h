@@ -2,7 +2,8 @@
 
 // Ends a process whose step hangs (a device that never answers): when a guarded part takes longer
 // than the limit, prints one error line and exits with 7. Records already appended are in the file,
-// so the run is resumable. Owns one thread.
+// so the run is resumable. Time in which the whole process was stopped does not count. Owns one
+// thread.
 
 #include <chrono>
 #include <condition_variable>
@@ -17,7 +18,7 @@ namespace triphase {
 
 class Watchdog {
  public:
-  // `seconds` <= 0: watches nothing and has no thread. `on_hang` replaces the exit in tests.
+  // `on_hang` replaces the exit in tests.
   Watchdog(double seconds, Log& log, std::function<void()> on_hang = {});
   ~Watchdog();
   Watchdog(const Watchdog&) = delete;

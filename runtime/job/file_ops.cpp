@@ -205,8 +205,19 @@ int open_output(FileOps& ops, const std::string& path, int flags, mode_t mode, O
         .found(found)
         .expected("a regular file");
   }
-  if (kind == OutputKind::kFile) flags |= O_NOFOLLOW;
-  return open_repeating(ops, path, flags | O_CLOEXEC, mode);
+  if (kind == OutputKind::kFile)
+    return open_repeating(ops, path, flags | O_NOFOLLOW | O_CLOEXEC, mode);
+  // A pipe that nobody reads would keep the command waiting; once open, writing may wait.
+  const int fd = open_repeating(ops, path, flags | O_NONBLOCK | O_NOCTTY | O_CLOEXEC, mode);
+  if (fd < 0 && errno == ENXIO) {
+    throw Error(ErrorRole::kIo, "E-IO-OPEN", "open")
+        .file(path)
+        .found("a pipe that nobody reads")
+        .expected("a reader")
+        .hint("start what reads it first");
+  }
+  if (fd >= 0) ::fcntl(fd, F_SETFL, ::fcntl(fd, F_GETFL) & ~O_NONBLOCK);
+  return fd;
 }
 
 TemporaryFile::TemporaryFile(FileOps& ops, std::string target, mode_t mode, std::string_view hint)
