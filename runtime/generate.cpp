@@ -278,7 +278,7 @@ JobEnd run_lines(const RunOptions& options, const Job& job, const RunPlan& plan,
   Worker worker(options, plan, job.model, loaded, backend);
   Tracing tracing(options, summary.emulated, loaded, worker, backend, log);
   PromptReader prompts(options, &job.prompts);
-  Watchdog watchdog(options.machine.watchdog_seconds, log);
+  Watchdog watchdog(options.machine.watchdog_seconds, log, resume_hint(options));
   const auto measure = [&] {
     worker.finish_trace();
     fill_run_numbers(worker.measured(), loaded, plan, cluster_memory(options, job.model), summary);

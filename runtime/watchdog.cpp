@@ -15,8 +15,11 @@ constexpr std::chrono::seconds kLate{1};
 
 }  // namespace
 
-Watchdog::Watchdog(double seconds, Log& log, std::function<void()> on_hang)
-    : limit_(seconds), log_(log), on_hang_(std::move(on_hang)) {
+Watchdog::Watchdog(double seconds, Log& log, std::string resume_hint, std::function<void()> on_hang)
+    : limit_(seconds),
+      log_(log),
+      resume_hint_(std::move(resume_hint)),
+      on_hang_(std::move(on_hang)) {
   thread_ = std::thread([this] { watch(); });
 }
 
@@ -59,7 +62,8 @@ void Watchdog::watch() {
     lock.unlock();
     Error error(ErrorRole::kDevice, "E-DEV-HANG", "watchdog");
     error.found(fmt::format("no step within {} s", limit_.count()))
-        .hint("finished records are kept, the same command resumes; --watchdog sets the limit");
+        .hint(
+            fmt::format("finished records are kept, {}; --watchdog sets the limit", resume_hint_));
     log_.status("");
     log_.error(error);
     if (!on_hang_) std::_Exit(exit_code(ErrorRole::kDevice));

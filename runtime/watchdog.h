@@ -10,6 +10,7 @@
 #include <functional>
 #include <mutex>
 #include <optional>
+#include <string>
 #include <thread>
 
 #include "runtime/log.h"
@@ -18,8 +19,8 @@ namespace triphase {
 
 class Watchdog {
  public:
-  // `on_hang` replaces the exit in tests.
-  Watchdog(double seconds, Log& log, std::function<void()> on_hang = {});
+  // `resume_hint`: how to go on afterwards. `on_hang` replaces the exit in tests.
+  Watchdog(double seconds, Log& log, std::string resume_hint, std::function<void()> on_hang = {});
   ~Watchdog();
   Watchdog(const Watchdog&) = delete;
   Watchdog& operator=(const Watchdog&) = delete;
@@ -49,6 +50,7 @@ class Watchdog {
 
   std::chrono::duration<double> limit_;
   Log& log_;
+  std::string resume_hint_;
   std::function<void()> on_hang_;
   std::mutex mutex_;
   std::condition_variable changed_;

@@ -52,7 +52,7 @@ ShardFile open_shard(FileOps& ops, const std::string& path) {
     throw merge_error(path, "shard")
         .found("no complete output here")
         .expected("an output")
-        .hint("finish the shard: the same command resumes it");
+        .hint("finish the shard: its command resumes it, without --overwrite");
   }
   if (!S_ISREG(status.st_mode)) {
     throw merge_error(path, "shard").found("not a regular file").expected("an output");

@@ -363,6 +363,18 @@ class TrustTest(unittest.TestCase):
         self.assertIn("a link", self.run_job("--overwrite", "--log-file=link", code=2))
         self.assertEqual(self.prompts.read_text(), lines(3))
 
+    def test_a_signal_leaves_nothing_of_a_job_that_prints_its_records(self):
+        os.mkfifo(self.folder / "fifo")
+        scratch = self.folder / "scratch"
+        scratch.mkdir()
+        process = subprocess.Popen(self.command(prompts="fifo", output="-"), cwd=self.folder, stderr=subprocess.DEVNULL,
+                                   env={**os.environ, "TMPDIR": str(scratch)})
+        self.addCleanup(process.kill)
+        self.wait_for(lambda: list(scratch.glob("*/out.jsonl.manifest.json")))
+        process.send_signal(signal.SIGTERM)
+        self.assertEqual(process.wait(timeout=60), -signal.SIGTERM)
+        self.assertEqual(list(scratch.iterdir()), [])
+
     def test_merge_keeps_the_manifests_of_its_shards(self):
         self.prompts.write_text(lines(6))
         shards = []

@@ -282,24 +282,25 @@ TEST_F(ConsoleTest, TheWatchdogEndsAHangingStepAndNothingElse) {
   while (longest >= kLimit) {
     hangs = 0;
     longest = 0.0;
-    Watchdog watchdog(kLimit, log, [&] { ++hangs; });
+    Watchdog watchdog(kLimit, log, "go on", [&] { ++hangs; });
     for (int count = 0; count < 20; ++count) longest = std::max(longest, step(watchdog));
     usleep(300'000);  // between steps nothing is watched
   }
   EXPECT_EQ(hangs, 0);
-  Watchdog watchdog(kLimit, log, [&] { ++hangs; });
+  Watchdog watchdog(kLimit, log, "go on", [&] { ++hangs; });
   {
     const Watchdog::Guard guard(&watchdog);
     while (hangs == 0) usleep(10'000);
   }
   EXPECT_EQ(hangs, 1);
+  EXPECT_NE(shown().find("are kept, go on; --watchdog"), std::string::npos) << shown();
   EXPECT_NE(shown().find("[E-DEV-HANG]"), std::string::npos);
 }
 
 TEST_F(ConsoleTest, TheWatchdogForgivesAProcessThatWasStopped) {
   Log log({}, stream_);
   std::atomic<int> hangs{0};
-  Watchdog watchdog(1.0, log, [&] { ++hangs; });
+  Watchdog watchdog(1.0, log, "go on", [&] { ++hangs; });
   const Watchdog::Guard guard(&watchdog);
   const pid_t stopped = getpid();
   const pid_t other = fork();
