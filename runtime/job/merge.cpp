@@ -108,8 +108,9 @@ void check_set(std::vector<ShardFile>& shards) {
 
 void find_records(FileOps& ops, ShardFile& shard, RecordCounts& counts) {
   const std::uint64_t count = shard.manifest.shard_count;
-  const std::uint64_t whole =
-      scan_records(ops, shard.fd.get(), shard.path, shard.bytes, [&](const ScannedRecord& record) {
+  const std::uint64_t whole = scan_records(
+      ops, shard.fd.get(), shard.path, shard.bytes, Holes::kRefused,
+      [&](const ScannedRecord& record) {
         const std::uint64_t index = record.facts.index;
         if (index >= shard.manifest.input_lines || index % count != shard.manifest.shard_index) {
           throw merge_error(shard.path, "index")

@@ -131,13 +131,23 @@ void OutputFile::refuse_other_job(const Manifest& there) const {
 }
 
 void OutputFile::start_over() {
-  if (ops_.ftruncate(part_.get(), 0) != 0) throw_io_error(paths_.part, "ftruncate", errno);
-  part_bytes_ = 0;
+  cut_part(0);
   // Before the new manifest: an old OUT must never look like the result of the new job.
   for (const std::string& path : {paths_.output, paths_.summary}) {
     if (path_exists(path) && ops_.unlink(path.c_str()) != 0) throw_io_error(path, "unlink", errno);
   }
   sync_directory_of(ops_, paths_.output);
+}
+
+// Durable before anything follows: what is cut must not come back under a new manifest, nor
+// between new records.
+void OutputFile::cut_part(std::uint64_t bytes) {
+  if (ops_.ftruncate(part_.get(), static_cast<off_t>(bytes)) != 0) {
+    throw_io_error(paths_.part, "ftruncate", errno);
+  }
+  part_bytes_ = bytes;
+  unsynced_ = true;
+  sync();
 }
 
 void OutputFile::take_complete_output() {
@@ -218,7 +228,8 @@ RecordLedger OutputFile::complete_records() const {
     least = index + 1;
     complete.add(index, record.offset, record.facts.error_code);
   };
-  const std::uint64_t whole = scan_records(ops_, output.get(), paths_.output, bytes, visit);
+  const std::uint64_t whole =
+      scan_records(ops_, output.get(), paths_.output, bytes, Holes::kRefused, visit);
   if (whole != bytes) {
     throw resume_error(paths_.output, "record")
         .found("a torn last line")
@@ -265,14 +276,7 @@ void OutputFile::resume_part() {
   }
   refuse_other_job(there);
   const std::uint64_t whole = scan_part(options_.files.retry_failed);
-  if (whole < part_bytes_) {
-    if (ops_.ftruncate(part_.get(), static_cast<off_t>(whole)) != 0) {
-      throw_io_error(paths_.part, "ftruncate", errno);
-    }
-    part_bytes_ = whole;
-    unsynced_ = true;
-    sync();
-  }
+  if (whole < part_bytes_) cut_part(whole);
   resumed_ = counts().total();
 }
 
@@ -301,20 +305,20 @@ std::uint64_t OutputFile::scan_part(bool skip_errors) {
     if (skip_errors && !record.facts.error_code.empty()) return;
     ledger_.add(index, record.offset, record.facts.error_code);
   };
-  return scan_records(ops_, part_.get(), paths_.part, part_bytes_, visit);
+  // What a hole swallowed was not synced yet: these lines are done again.
+  return scan_records(ops_, part_.get(), paths_.part, part_bytes_, Holes::kSkipped, visit);
 }
 
 // --retry-failed: the successes of OUT that OUT.part does not have yet are copied there.
 void OutputFile::seed_from_complete_output() {
-  if (ops_.ftruncate(part_.get(), static_cast<off_t>(part_bytes_)) != 0) {
-    throw_io_error(paths_.part, "ftruncate", errno);
-  }
+  cut_part(part_bytes_);
   std::uint64_t bytes = 0;
   const FileDescriptor output = open_complete_output(bytes);
-  scan_records(ops_, output.get(), paths_.output, bytes, [&](const ScannedRecord& record) {
-    if (!record.facts.error_code.empty() || finished(record.facts.index)) return;
-    append(record.facts.index, record.text, "");
-  });
+  scan_records(ops_, output.get(), paths_.output, bytes, Holes::kRefused,
+               [&](const ScannedRecord& record) {
+                 if (!record.facts.error_code.empty() || finished(record.facts.index)) return;
+                 append(record.facts.index, record.text, "");
+               });
   sync();
 }
 

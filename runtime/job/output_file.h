@@ -67,6 +67,7 @@ class OutputFile {
   void refuse_other_job(const Manifest& there) const;
   [[nodiscard]] Manifest read_manifest() const;
   void start_over();
+  void cut_part(std::uint64_t bytes);
   void take_complete_output();
   [[nodiscard]] FileDescriptor open_complete_output(std::uint64_t& bytes) const;
   [[nodiscard]] RecordLedger complete_records() const;

@@ -169,7 +169,6 @@ class TrustTest(unittest.TestCase):
             "another id": first.replace(b'"id":"n0"', b'"id":"n9"'),
             "another index": first.replace(b'"index":1,', b'"index":599,'),
             "other tokens": first.replace(b'"tokens":[%d' % record["tokens"][0], b'"tokens":[%d' % 1),
-            "NUL in front": b"\0\0\0" + first,
             "a byte order mark": b"\xef\xbb\xbf" + first,
         }
         for what, bad in damages.items():
@@ -179,7 +178,8 @@ class TrustTest(unittest.TestCase):
                 self.part.write_bytes(replaced)
                 self.assertIn("E-IN-RESUME", self.run_job(code=4))
                 self.assertEqual(self.part.read_bytes(), replaced)
-        self.part.write_bytes(part)
+        # NUL bytes are a hole that a power cut left: the line is done again.
+        self.part.write_bytes(b"\0" * 600 + part)
         self.run_job()
         self.assertEqual(self.output.read_bytes(), self.reference())
 

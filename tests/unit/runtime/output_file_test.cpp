@@ -122,8 +122,7 @@ TEST_F(OutputFileTest, AMalformedLineInTheMiddleIsRefusedAndNothingChanges) {
   run_partly(options, 20);
   const std::string part = read_text(options.files.output + ".part");
   const std::size_t third = part.find('\n', part.find('\n') + 1) + 1;
-  for (const std::string& wrong : {std::string("garbage\n"), std::string("\n"),
-                                   std::string("{\"index\":3}\n"), std::string("\0\0\0\n", 4)}) {
+  for (const char* wrong : {"garbage\n", "\n", "{\"index\":3}\n"}) {
     const std::string damaged = part.substr(0, third) + wrong + part.substr(third);
     write_text(options.files.output + ".part", damaged);
     std::string message;
