@@ -125,7 +125,9 @@ void Error::rebuild() {
 void check_failed(const char* condition, const char* file, int line, std::string_view message) {
   throw Error(ErrorRole::kInternal, "E-INT-CHECK", "internal check failed")
       .found(fmt::format("{} ({}) at {}:{}", message, condition, file, line))
-      .hint("this is a bug; finished records are kept, run the same command to resume");
+      .hint(
+          "this is a bug; finished records are kept, the same command, without --overwrite, "
+          "resumes");
 }
 
 }  // namespace triphase

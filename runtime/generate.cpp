@@ -16,6 +16,7 @@
 #include "runtime/engine/model_bundle.h"
 #include "runtime/engine/run_numbers.h"
 #include "runtime/engine/score_engine.h"
+#include "runtime/job/disk_space.h"
 #include "runtime/job/generation_config.h"
 #include "runtime/job/job.h"
 #include "runtime/job/run_report.h"
@@ -278,7 +279,7 @@ JobEnd run_lines(const RunOptions& options, const Job& job, const RunPlan& plan,
   Worker worker(options, plan, job.model, loaded, backend);
   Tracing tracing(options, summary.emulated, loaded, worker, backend, log);
   PromptReader prompts(options, &job.prompts);
-  Watchdog watchdog(options.machine.watchdog_seconds, log);
+  Watchdog watchdog(options.machine.watchdog_seconds, log, resume_hint(options));
   const auto measure = [&] {
     worker.finish_trace();
     fill_run_numbers(worker.measured(), loaded, plan, cluster_memory(options, job.model), summary);
@@ -296,11 +297,17 @@ JobEnd run_lines(const RunOptions& options, const Job& job, const RunPlan& plan,
   }
 }
 
+void warn_of_small_disk(const RunOptions& options, const Job& job, const RunPlan& plan, Log& log) {
+  const std::string warning = disk_warning(options, job.prompts, plan.longest_line);
+  if (!warning.empty()) log.warning(warning);
+}
+
 // Lines that a dry run looks at: tokenizing takes its time.
 constexpr LineLimits kDryRun{.lines = 10000, .bytes = std::uint64_t{64} << 20};
 
 // Exit code 1, as of a run, where lines would become error records.
 int report_dry_run(const RunOptions& options, const Job& job, const RunPlan& plan, Log& log) {
+  warn_of_small_disk(options, job, plan, log);
   if (options.job == JobKind::kGenerate && job.prompts.rereadable) {
     const LineFaults faults = find_line_faults(options, job.model, plan.longest_line, kDryRun);
     for (const std::string& fault : faults.first) log.warning(fault);
@@ -347,6 +354,7 @@ int generate(RunOptions options, Progress& progress, Log& log) {
     if (const auto code = exit_code_if_complete(*output, options, log)) return *code;
     report_resumed(*output, job.prompts, log);
   }
+  warn_of_small_disk(options, job, decided.plan, log);
 
   RunSummary summary = summary_of_setup(options, job, decided, *backend);
   const auto close_summary = [&](int exit_code, const std::string& error) {

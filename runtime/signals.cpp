@@ -17,6 +17,7 @@ std::atomic<int> first_signal{0};
 std::atomic<bool> somebody_polls{false};
 std::atomic<int> cut_fd{-1};
 std::atomic<std::uint64_t> cut_bytes{0};
+std::atomic<const std::vector<std::string>*> removals{nullptr};
 static_assert(std::atomic<int>::is_always_lock_free &&
               std::atomic<std::uint64_t>::is_always_lock_free);
 
@@ -33,7 +34,7 @@ void restore_default_and_raise(int signal_number) {
   pthread_sigmask(SIG_UNBLOCK, &unblocked, nullptr);
 }
 
-// Only async-signal-safe calls below: atomics, ftruncate, sigaction, raise.
+// Only async-signal-safe calls below: atomics, ftruncate, unlink, rmdir, sigaction, raise.
 void on_stop_signal(int signal_number) {
   int expected = 0;
   if (somebody_polls.load() && first_signal.compare_exchange_strong(expected, signal_number)) {
@@ -43,6 +44,11 @@ void on_stop_signal(int signal_number) {
   if (fd >= 0) {
     // Nothing can be done about a failure here: the next run cuts the tail itself.
     [[maybe_unused]] const int ignored = ftruncate(fd, static_cast<off_t>(cut_bytes.load()));
+  }
+  if (const std::vector<std::string>* paths = removals.load()) {
+    for (const std::string& path : *paths) {
+      if (unlink(path.c_str()) != 0) rmdir(path.c_str());
+    }
   }
   restore_default_and_raise(signal_number);
 }
@@ -91,6 +97,8 @@ void set_signal_cut(int fd, std::uint64_t bytes) noexcept {
   cut_bytes.store(bytes);
   cut_fd.store(fd);
 }
+
+void set_signal_removals(const std::vector<std::string>* paths) noexcept { removals.store(paths); }
 
 void die_by_signal(int signal_number) {
   restore_default_and_raise(signal_number);

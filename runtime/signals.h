@@ -7,6 +7,8 @@
 // StopSignals lives in main.
 
 #include <cstdint>
+#include <string>
+#include <vector>
 
 namespace triphase {
 
@@ -37,6 +39,10 @@ void clear_stop_signal() noexcept;
 // What a second signal cuts: the file behind `fd` to `bytes`. fd -1: nothing. OutputFile keeps it
 // up to date.
 void set_signal_cut(int fd, std::uint64_t bytes) noexcept;
+
+// What a signal that ends the process at once removes: files, then empty folders, in this order.
+// Null: nothing. The paths must outlive the process or the next call.
+void set_signal_removals(const std::vector<std::string>* paths) noexcept;
 
 // Unwinds a job that a signal stopped, once everything is flushed. main catches it and calls
 // die_by_signal.

@@ -8,10 +8,19 @@
 #include "base/error.h"
 
 namespace triphase {
+namespace {
 
-Watchdog::Watchdog(double seconds, Log& log, std::function<void()> on_hang)
-    : limit_(seconds), log_(log), on_hang_(std::move(on_hang)) {
-  if (seconds > 0.0) thread_ = std::thread([this] { watch(); });
+// A thread that runs at all wakes up sooner than this after its time.
+constexpr std::chrono::seconds kLate{1};
+
+}  // namespace
+
+Watchdog::Watchdog(double seconds, Log& log, std::string resume_hint, std::function<void()> on_hang)
+    : limit_(seconds),
+      log_(log),
+      resume_hint_(std::move(resume_hint)),
+      on_hang_(std::move(on_hang)) {
+  thread_ = std::thread([this] { watch(); });
 }
 
 Watchdog::~Watchdog() {
@@ -20,18 +29,16 @@ Watchdog::~Watchdog() {
     stop_ = true;
   }
   changed_.notify_all();
-  if (thread_.joinable()) thread_.join();
+  thread_.join();
 }
 
 void Watchdog::begin() {
-  if (!thread_.joinable()) return;
   const std::lock_guard lock(mutex_);
   deadline_ = Clock::now() + std::chrono::duration_cast<Clock::duration>(limit_);
   changed_.notify_all();
 }
 
 void Watchdog::end() {
-  if (!thread_.joinable()) return;
   const std::lock_guard lock(mutex_);
   deadline_.reset();
 }
@@ -47,10 +54,16 @@ void Watchdog::watch() {
     const Clock::time_point deadline = *deadline_;
     changed_.wait_until(lock, deadline);
     if (stop_ || !deadline_ || Clock::now() < *deadline_) continue;
+    if (Clock::now() - deadline > kLate) {
+      // The whole process stood still (Ctrl-Z, a frozen container): the step gets its time again.
+      deadline_ = Clock::now() + std::chrono::duration_cast<Clock::duration>(limit_);
+      continue;
+    }
     lock.unlock();
     Error error(ErrorRole::kDevice, "E-DEV-HANG", "watchdog");
     error.found(fmt::format("no step within {} s", limit_.count()))
-        .hint("finished records are kept, the same command resumes; --watchdog sets the limit");
+        .hint(
+            fmt::format("finished records are kept, {}; --watchdog sets the limit", resume_hint_));
     log_.status("");
     log_.error(error);
     if (!on_hang_) std::_Exit(exit_code(ErrorRole::kDevice));

@@ -2,13 +2,15 @@
 
 // Ends a process whose step hangs (a device that never answers): when a guarded part takes longer
 // than the limit, prints one error line and exits with 7. Records already appended are in the file,
-// so the run is resumable. Owns one thread.
+// so the run is resumable. Time in which the whole process was stopped does not count. Owns one
+// thread.
 
 #include <chrono>
 #include <condition_variable>
 #include <functional>
 #include <mutex>
 #include <optional>
+#include <string>
 #include <thread>
 
 #include "runtime/log.h"
@@ -17,8 +19,8 @@ namespace triphase {
 
 class Watchdog {
  public:
-  // `seconds` <= 0: watches nothing and has no thread. `on_hang` replaces the exit in tests.
-  Watchdog(double seconds, Log& log, std::function<void()> on_hang = {});
+  // `resume_hint`: how to go on afterwards. `on_hang` replaces the exit in tests.
+  Watchdog(double seconds, Log& log, std::string resume_hint, std::function<void()> on_hang = {});
   ~Watchdog();
   Watchdog(const Watchdog&) = delete;
   Watchdog& operator=(const Watchdog&) = delete;
@@ -48,6 +50,7 @@ class Watchdog {
 
   std::chrono::duration<double> limit_;
   Log& log_;
+  std::string resume_hint_;
   std::function<void()> on_hang_;
   std::mutex mutex_;
   std::condition_variable changed_;

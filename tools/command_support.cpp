@@ -14,6 +14,7 @@
 #include "runtime/job/file_ops.h"
 #include "runtime/job/output_file.h"
 #include "runtime/options/option_names.h"
+#include "runtime/signals.h"
 #include "tools/commands.h"
 
 namespace triphase {
@@ -51,7 +52,8 @@ void add_output(const OptionSpec& option, const std::string& path, CommandFiles&
   files.add_companions(name, companions);
 }
 
-// A new folder under $TMPDIR, with all that is in it until the end.
+// A new folder under $TMPDIR for an output and the files beside it; it goes at the end, also at one
+// by a signal.
 class ScratchFolder {
  public:
   ScratchFolder() {
@@ -59,17 +61,23 @@ class ScratchFolder {
     const std::filesystem::path place = std::filesystem::temp_directory_path(failed);
     path_ = (failed ? std::filesystem::path("/tmp") : place) / "triphase-XXXXXX";
     if (::mkdtemp(path_.data()) == nullptr) throw_io_error(path_, "create", errno);
+    contents_ = OutputPaths(output()).companions();
+    contents_.push_back(output());
+    contents_.push_back(path_);
+    set_signal_removals(&contents_);
   }
   ~ScratchFolder() {
+    set_signal_removals(nullptr);
     std::error_code ignored;
     std::filesystem::remove_all(path_, ignored);
   }
   ScratchFolder(const ScratchFolder&) = delete;
   ScratchFolder& operator=(const ScratchFolder&) = delete;
-  [[nodiscard]] const std::string& path() const { return path_; }
+  [[nodiscard]] std::string output() const { return path_ + "/out.jsonl"; }
 
  private:
   std::string path_;
+  std::vector<std::string> contents_;
 };
 
 void print_file(const std::string& path) {
@@ -151,7 +159,7 @@ int run_job(RunOptions options, Log& log) {
     return generate(std::move(options), progress, log);
   }
   const ScratchFolder folder;
-  options.files.output = folder.path() + "/out.jsonl";
+  options.files.output = folder.output();
   options.files.to_standard_output = true;
   const std::string output = options.files.output;
   const int code = generate(std::move(options), progress, log);

@@ -35,7 +35,7 @@ Every failure of a command is one line on stderr:
 and every prompt line that cannot be completed has a record with `error.code` and `error.message` in
 the output. Codes are stable and never reused. `triphase doctor --error CODE` prints the paragraph.
 
-| exit | meaning | same command resumes |
+| exit | meaning | same command, without `--overwrite`, resumes |
 |---|---|---|
 | 0 | every line succeeded | - |
 | 1 | the job finished; some lines have error records | `--retry-failed` redoes those |

@@ -157,12 +157,14 @@ int main(int argc, char** argv) {
     // No memory may be left for building a message.
     std::fputs(
         "triphase: error: host memory: an allocation was refused; hint: lower --batch-size or "
-        "--device-memory, or raise the process's limit; the same command resumes [E-MEM-HOST]\n",
+        "--device-memory, or raise the process's limit; the same command, without --overwrite, "
+        "resumes [E-MEM-HOST]\n",
         stderr);
     return exit_code(ErrorRole::kResources);
   } catch (const std::exception& error) {
     Error wrapped(ErrorRole::kInternal, "E-INT-EXCEPTION", "unexpected failure");
-    wrapped.found(error.what()).hint("this is a bug; the same command resumes");
+    wrapped.found(error.what())
+        .hint("this is a bug; the same command, without --overwrite, resumes");
     if (log) return fail(*log, wrapped);
     std::fprintf(stderr, "triphase: error: %s\n", wrapped.what());
     return exit_code(ErrorRole::kInternal);

@@ -60,7 +60,7 @@ DirectoryHandle::DirectoryHandle(DirectoryHandle&& other) noexcept
 
 bool DirectoryHandle::contains(std::string_view name) const {
   struct stat facts {};
-  return ::fstatat(fd_, std::string(name).c_str(), &facts, 0) == 0;
+  return ::fstatat(fd_, std::string(name).c_str(), &facts, AT_SYMLINK_NOFOLLOW) == 0;
 }
 
 std::vector<std::string> DirectoryHandle::names(std::size_t limit) const {
@@ -91,9 +91,10 @@ FileReader FileReader::open(const DirectoryHandle& directory, const std::string&
   if (reader.fd_ < 0) {
     const int error = errno;
     if (error == EMFILE || error == ENFILE) out_of_descriptors(name);
+    const bool link = error == ENOENT && directory.contains(name);
     throw Error(errors.role, errors.code, "open")
         .file(name)
-        .found(errno_text(error))
+        .found(link ? "a link to nothing" : errno_text(error))
         .expected("a readable regular file");
   }
   struct stat facts {};

@@ -34,6 +34,7 @@ class DirectoryHandle {
 
   [[nodiscard]] int fd() const { return fd_; }
   [[nodiscard]] const std::string& path() const { return path_; }
+  // Also a link to nothing, which opening then refuses: it stands for a file that is missing.
   [[nodiscard]] bool contains(std::string_view name) const;
   // Names of the entries, sorted, at most `limit` of them.
   [[nodiscard]] std::vector<std::string> names(std::size_t limit = 100'000) const;

@@ -1,11 +1,20 @@
 #include "models/tokenizer/added_tokens.h"
 
+#include <fmt/format.h>
+
 #include <algorithm>
 #include <utility>
 
+#include "base/error.h"
 #include "models/tokenizer/characters.h"
 
 namespace triphase {
+namespace {
+
+// A byte of them takes up to 100 bytes to search for; no real tokenizer comes near.
+constexpr std::size_t kMostAddedBytes = std::size_t{4} << 20;
+
+}  // namespace
 
 std::uint32_t TokenTrie::child(std::uint32_t node, unsigned char byte) const {
   const auto& children = nodes_[node].children;
@@ -58,8 +67,15 @@ void AddedTokens::add(AddedToken token) {
 }
 
 void AddedTokens::finish(const std::function<std::string(std::string_view)>& normalize) {
+  std::size_t bytes = 0;
   for (AddedToken& token : tokens_) {
     token.shown = token.normalized ? normalize(token.content) : token.content;
+    bytes += token.shown.size();
+    if (bytes > kMostAddedBytes) {
+      throw Error(ErrorRole::kModel, "E-TOK-LIMIT", "added_tokens")
+          .found(fmt::format("more than {} bytes of text, normalized", kMostAddedBytes))
+          .expected("fewer or shorter tokens");
+    }
   }
   // Of two tokens with the same normalized form, a special one wins.
   for (const bool special : {true, false}) {

@@ -2,7 +2,9 @@
 
 #include <fmt/format.h>
 
+#include <algorithm>
 #include <optional>
+#include <set>
 
 #include "base/utf8.h"
 #include "models/tokenizer/characters.h"
@@ -10,19 +12,50 @@
 namespace triphase {
 namespace {
 
-// Calls `each` for the components of a field: none for null, the members of a Sequence (listed
-// under `list`), or the field itself. Sequences may hold sequences; the JSON depth limit ends that.
+// No real tokenizer comes near these; more would take its time, or memory, with every text.
+constexpr int kMostComponents = 64;
+constexpr std::size_t kMostContentBytes = 1024;
+constexpr std::size_t kMostTemplateTokens = 1024;
+// What the decoder's replacements may make of a token together.
+constexpr double kMostDecoderGrowth = 64.0;
+
 template <class Each>
-void for_each_component(const JsonField& field, std::string_view list, const Each& each) {
+void visit_components(const JsonField& field, std::string_view list, int& seen, const Each& each) {
   if (field.absent()) return;
   if (field.member("type").string() != "Sequence") {
+    if (++seen > kMostComponents) {
+      throw field.error("E-TOK-LIMIT", fmt::format("at most {} components", kMostComponents));
+    }
     each(field);
     return;
   }
   const JsonField members = field.member(list);
   for (std::size_t i = 0; i < members.array().size(); ++i) {
-    for_each_component(members.element(i), list, each);
+    visit_components(members.element(i), list, seen, each);
   }
+}
+
+// Calls `each` for the components of a field: none for null, the members of a Sequence (listed
+// under `list`), or the field itself. Sequences may hold sequences; the JSON depth limit ends that.
+template <class Each>
+void for_each_component(const JsonField& field, std::string_view list, const Each& each) {
+  int seen = 0;
+  visit_components(field, list, seen, each);
+}
+
+// What a Replace or Prepend writes.
+const std::string& parse_content(const JsonField& field) {
+  const std::string& content = field.string();
+  if (content.size() <= kMostContentBytes) return content;
+  throw field.error("E-TOK-LIMIT", fmt::format("at most {} bytes", kMostContentBytes));
+}
+
+// How many times longer a Replace can make a text, at most. A pattern may match nothing.
+double growth_of(const JsonField& replace) {
+  const JsonField literal = replace.member("pattern").member("String");
+  const auto content = static_cast<double>(replace.member("content").string().size());
+  if (literal.absent()) return 1.0 + content;
+  return std::max(1.0, content / static_cast<double>(literal.string().size()));
 }
 
 // {"String": "x"} or {"Regex": "x"}.
@@ -97,7 +130,7 @@ DecodeStage parse_decode_stage(const JsonField& field) {
   } else if (type == "Replace") {
     stage.kind = DecodeStage::Kind::kReplace;
     stage.pattern.push_back(parse_pattern(field.member("pattern")));
-    stage.content = field.member("content").string();
+    stage.content = parse_content(field.member("content"));
   } else if (type == "Strip") {
     stage.kind = DecodeStage::Kind::kStrip;
     stage.content = one_character(field.member("content"));
@@ -125,11 +158,18 @@ void append_template_token(const JsonField& processor, const JsonField& item,
       throw ids.element(i).error("E-TOK-ID", "an id of 0 to 2147483647");
     }
     out.push_back(static_cast<TokenId>(id));
+    if (out.size() > kMostTemplateTokens) {
+      throw item.error("E-TOK-LIMIT", fmt::format("at most {} tokens before a text and after it",
+                                                  kMostTemplateTokens));
+    }
   }
 }
 
 void parse_template(const JsonField& processor, Surrounding& surrounding) {
   const JsonField items = processor.member("single");
+  if (items.array().size() > 2 * kMostTemplateTokens) {
+    throw items.error("E-TOK-LIMIT", fmt::format("at most {} parts", 2 * kMostTemplateTokens));
+  }
   bool text_seen = false;
   for (std::size_t i = 0; i < items.array().size(); ++i) {
     const JsonField item = items.element(i);
@@ -162,10 +202,10 @@ Normalizers parse_normalizer(const JsonField& field) {
     } else if (type == "NFKD") {
       normalizers.push_back(make_unicode_normalizer(UnicodeForm::kNfkd));
     } else if (type == "Prepend") {
-      normalizers.push_back(make_prepend_normalizer(component.member("prepend").string()));
+      normalizers.push_back(make_prepend_normalizer(parse_content(component.member("prepend"))));
     } else if (type == "Replace") {
       normalizers.push_back(make_replace_normalizer(parse_pattern(component.member("pattern")),
-                                                    component.member("content").string()));
+                                                    parse_content(component.member("content"))));
     } else if (type == "Strip") {
       normalizers.push_back(
           make_strip_normalizer(component.member("strip_left").boolean_or(true),
@@ -179,8 +219,13 @@ Normalizers parse_normalizer(const JsonField& field) {
 
 PreTokenizers parse_pre_tokenizer(const JsonField& field) {
   PreTokenizers stages;
+  std::set<std::string> growing;
   for_each_component(field, "pretokenizers", [&](const JsonField& component) {
     const std::string& type = component.member("type").string();
+    // Each makes several bytes of one, and of those the next would again.
+    if ((type == "ByteLevel" || type == "Metaspace") && !growing.insert(type).second) {
+      component.member("type").refuse(fmt::format("one {}", type));
+    }
     if (type == "ByteLevel") {
       stages.push_back(make_byte_level(component.member("add_prefix_space").boolean_or(true),
                                        component.member("use_regex").boolean_or(true)));
@@ -209,8 +254,15 @@ DecodeStages parse_decoder(const JsonField& field) {
     return stages;
   }
   bool fused = false;
+  double growth = 1.0;
   for_each_component(field, "decoders", [&](const JsonField& component) {
     DecodeStage stage = parse_decode_stage(component);
+    if (stage.kind == DecodeStage::Kind::kReplace) growth *= growth_of(component);
+    if (growth > kMostDecoderGrowth) {
+      throw component.error(
+          "E-TOK-LIMIT",
+          fmt::format("decoders that make a token at most {} times longer", kMostDecoderGrowth));
+    }
     if (fused && stage.kind != DecodeStage::Kind::kStrip &&
         stage.kind != DecodeStage::Kind::kFuse) {
       component.member("type").refuse("only Strip after the tokens are fused to one text");

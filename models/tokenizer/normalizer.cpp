@@ -1,13 +1,20 @@
 #include "models/tokenizer/normalizer.h"
 
+#include <fmt/format.h>
+
 #include <algorithm>
 #include <utility>
 
+#include "base/error.h"
 #include "base/utf8.h"
 #include "models/tokenizer/characters.h"
 
 namespace triphase {
 namespace {
+
+// Real normalizers make three bytes of one: a space becomes U+2581.
+constexpr std::size_t kMostGrowth = 16;
+constexpr std::size_t kShortText = 4096;
 
 class UnicodeNormalizer final : public Normalizer {
  public:
@@ -69,6 +76,7 @@ std::string replaced(std::string_view text, const Regex& pattern, std::string_vi
                      RegexBudget& budget) {
   std::string out;
   out.reserve(text.size());
+  const std::size_t most = std::max(budget.most_bytes, text.size());
   std::size_t done = 0;
   std::size_t search = 0;
   std::size_t begin = 0;
@@ -76,6 +84,11 @@ std::string replaced(std::string_view text, const Regex& pattern, std::string_vi
   while (search <= text.size() && pattern.find(text, search, budget, begin, end)) {
     out.append(text.substr(done, begin - done));
     out.append(content);
+    if (out.size() > most) {
+      throw Error(ErrorRole::kInput, "E-TOK-LIMIT", "normalizer")
+          .found(fmt::format("a text that replacing makes longer than {} bytes", most))
+          .expected("a few times the text");
+    }
     done = end;
     search = end;
     if (begin == end) {  // an empty match: step over one character
@@ -103,6 +116,8 @@ std::unique_ptr<Normalizer> make_strip_normalizer(bool left, bool right) {
 }
 
 void normalize(const Normalizers& normalizers, std::string& text, RegexBudget& budget) {
+  // Replacements that each double a text would fill any memory together.
+  budget.most_bytes = kMostGrowth * text.size() + kShortText;
   for (const auto& normalizer : normalizers) normalizer->apply(text, budget);
 }
 

@@ -38,9 +38,10 @@ using Normalizers = std::vector<std::unique_ptr<const Normalizer>>;
 // Removes white space at the ends.
 [[nodiscard]] std::unique_ptr<Normalizer> make_strip_normalizer(bool left, bool right);
 
+// Throws kInput E-TOK-LIMIT where replacing makes the text many times longer.
 void normalize(const Normalizers& normalizers, std::string& text, RegexBudget& budget);
 
-// Every match of `pattern` becomes `content`.
+// Every match of `pattern` becomes `content`. Throws kInput E-TOK-LIMIT beyond `budget`.
 [[nodiscard]] std::string replaced(std::string_view text, const Regex& pattern,
                                    std::string_view content, RegexBudget& budget);
 

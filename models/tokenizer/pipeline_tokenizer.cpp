@@ -1,7 +1,11 @@
 #include "models/tokenizer/pipeline_tokenizer.h"
 
+#include <fmt/format.h>
+
 #include <algorithm>
 #include <utility>
+
+#include "base/error.h"
 
 namespace triphase {
 
@@ -38,7 +42,14 @@ PipelineTokenizer::PipelineTokenizer(PipelineParts parts) : parts_(std::move(par
   parts_.added.finish([this](std::string_view content) {
     std::string text(content);
     RegexBudget budget;
-    normalize(parts_.normalizers, text, budget);
+    try {
+      normalize(parts_.normalizers, text, budget);
+    } catch (const Error& error) {
+      throw Error(ErrorRole::kModel, error.code(), "added_tokens")
+          .file("tokenizer.json")
+          .found(fmt::format("\"{}\", with {}", escape_untrusted(content), error.found()))
+          .expected("tokens that the normalizer can take");
+    }
     return text;
   });
   vocab_size_ = parts_.model.vocabulary().end_id();

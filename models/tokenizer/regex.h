@@ -20,7 +20,8 @@ extern const std::string_view kGpt2Pattern;
 
 // What one encode call may still spend on untrusted patterns.
 struct RegexBudget {
-  int expensive_steps = 64;  // matches that needed more than the small step limit
+  int expensive_steps = 64;           // matches that needed more than the small step limit
+  std::size_t most_bytes = SIZE_MAX;  // what replacing may make of a text that was not longer
 };
 
 class Regex {

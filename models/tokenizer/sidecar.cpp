@@ -2,8 +2,8 @@
 
 #include <fmt/format.h>
 
-#include <algorithm>
 #include <charconv>
+#include <unordered_set>
 
 #include "models/tokenizer/json_field.h"
 
@@ -33,21 +33,20 @@ std::string token_content(const JsonField& field) {
   return field.value()->is_object() ? field.member("content").string() : field.string();
 }
 
-void add_special(TokenizerSidecar& sidecar, const std::string& content) {
-  if (content.empty() ||
-      std::find(sidecar.special.begin(), sidecar.special.end(), content) != sidecar.special.end()) {
-    return;
-  }
-  sidecar.special.push_back(content);
+using Texts = std::unordered_set<std::string>;
+
+// `seen`: what is in sidecar.special.
+void add_special(TokenizerSidecar& sidecar, const std::string& content, Texts& seen) {
+  if (!content.empty() && seen.insert(content).second) sidecar.special.push_back(content);
 }
 
-void read_roles(const JsonField& file, TokenizerSidecar& sidecar) {
+void read_roles(const JsonField& file, TokenizerSidecar& sidecar, Texts& seen) {
   for (const std::string_view role : kRoles) {
     const JsonField token = file.member(role);
     if (token.absent()) continue;
     const std::string content = token_content(token);
     sidecar.roles.emplace(role, content);  // the first file wins
-    add_special(sidecar, content);
+    add_special(sidecar, content, seen);
   }
   // Lists of transformers 4 and 5; some versions between them wrote {"image_token": "<image>"}.
   for (const char* name : {"additional_special_tokens", "extra_special_tokens"}) {
@@ -55,11 +54,13 @@ void read_roles(const JsonField& file, TokenizerSidecar& sidecar) {
     if (more.absent()) continue;
     if (more.value()->is_object()) {
       for (const auto& [key, value] : more.object()) {
-        add_special(sidecar, token_content(more.member(key)));
+        const JsonField token(&value, fmt::format("{}.{}", name, escape_untrusted(key)),
+                              file.file());
+        add_special(sidecar, token_content(token), seen);
       }
     } else if (more.value()->is_array()) {
       for (std::size_t i = 0; i < more.array().size(); ++i) {
-        add_special(sidecar, token_content(more.element(i)));
+        add_special(sidecar, token_content(more.element(i)), seen);
       }
     }
   }
@@ -120,6 +121,7 @@ AddedToken parse_added_token(const JsonField& field) {
 
 TokenizerSidecar read_sidecar(const DirectoryHandle& directory) {
   TokenizerSidecar sidecar;
+  Texts special;
   if (const std::optional<Json> config = read_json(directory, "tokenizer_config.json")) {
     const JsonField file(&*config, "", "tokenizer_config.json");
     if (const JsonField name = file.member("tokenizer_class"); !name.absent()) {
@@ -132,14 +134,16 @@ TokenizerSidecar read_sidecar(const DirectoryHandle& directory) {
     sidecar.add_eos_token = optional_flag(file.member("add_eos_token"));
     sidecar.add_prefix_space = optional_flag(file.member("add_prefix_space"));
     sidecar.legacy = optional_flag(file.member("legacy"));
-    read_roles(file, sidecar);
+    read_roles(file, sidecar, special);
     read_added_decoder(file.member("added_tokens_decoder"), sidecar);
   }
   if (const std::optional<Json> map = read_json(directory, "special_tokens_map.json")) {
-    read_roles(JsonField(&*map, "", "special_tokens_map.json"), sidecar);
+    read_roles(JsonField(&*map, "", "special_tokens_map.json"), sidecar, special);
   }
   if (const std::optional<Json> added = read_json(directory, "added_tokens.json")) {
     const JsonField file(&*added, "", "added_tokens.json");
+    Texts known;
+    for (const AddedToken& token : sidecar.added) known.insert(token.content);
     for (const auto& [content, id] : file.object()) {
       const JsonField entry(&id, escape_untrusted(content), file.file());
       if (content.empty() || content.size() > kMaxAddedBytes) {
@@ -149,10 +153,7 @@ TokenizerSidecar read_sidecar(const DirectoryHandle& directory) {
       token.id = parse_id(entry.integer(), entry);
       token.content = content;
       // A list of names says nothing of the flags; tokenizer_config.json does.
-      const bool known =
-          std::any_of(sidecar.added.begin(), sidecar.added.end(),
-                      [&text = content](const AddedToken& t) { return t.content == text; });
-      if (!known) sidecar.added.push_back(std::move(token));
+      if (!known.contains(content)) sidecar.added.push_back(std::move(token));
     }
   }
   return sidecar;

@@ -44,14 +44,17 @@ void parse_added_tokens(const JsonField& field, const Vocabulary& vocabulary, co
   }
 }
 
+constexpr std::size_t kMostNotes = 5;  // about tokens that are not used
+
 // Tokens that only the files beside tokenizer.json name. What it says itself wins.
 void add_sidecar_tokens(const TokenizerSidecar& sidecar, const Vocabulary& vocabulary,
                         std::int64_t embedding_rows, AddedTokens& added, Notes& notes) {
+  std::vector<std::string> unused;
   for (const AddedToken& token : sidecar.added) {
     const TokenId known = find_token(added, vocabulary, token.content);
     const bool id_taken = vocabulary.contains(token.id) || added.by_id(token.id) != nullptr;
     if (known == kNoToken ? id_taken : known != token.id) {
-      notes.push_back(fmt::format(
+      unused.push_back(fmt::format(
           "tokenizer: \"{}\" has id {} in the files beside the tokenizer and {}; that is used",
           escape_untrusted(token.content), token.id,
           known == kNoToken ? "another token has it in the tokenizer"
@@ -59,8 +62,8 @@ void add_sidecar_tokens(const TokenizerSidecar& sidecar, const Vocabulary& vocab
       continue;
     }
     if (token.id >= embedding_rows) {
-      notes.push_back(fmt::format("tokenizer: \"{}\" (id {}) has no embedding row; left out",
-                                  escape_untrusted(token.content), token.id));
+      unused.push_back(fmt::format("tokenizer: \"{}\" (id {}) has no embedding row; left out",
+                                   escape_untrusted(token.content), token.id));
       continue;
     }
     if (added.by_id(token.id) == nullptr) added.add(token);
@@ -69,6 +72,12 @@ void add_sidecar_tokens(const TokenizerSidecar& sidecar, const Vocabulary& vocab
     if (added.by_content(content) != nullptr) continue;
     const TokenId id = vocabulary.find(content);
     if (id != kNoToken && added.by_id(id) == nullptr) added.add(special_token(content, id));
+  }
+  const std::size_t shown = std::min(unused.size(), kMostNotes);
+  notes.insert(notes.end(), unused.begin(), unused.begin() + static_cast<std::ptrdiff_t>(shown));
+  if (shown < unused.size()) {
+    notes.push_back(fmt::format("tokenizer: {} more tokens of the files beside it likewise",
+                                unused.size() - shown));
   }
 }
 

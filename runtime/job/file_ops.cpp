@@ -14,6 +14,7 @@
 #include <cstdio>
 #include <cstring>
 #include <filesystem>
+#include <thread>
 #include <utility>
 
 #include "base/error.h"
@@ -23,6 +24,9 @@ namespace {
 
 constexpr std::size_t kNameDigits = 16;
 constexpr std::string_view kTemporaryEnd = ".tmp";
+// How long a pipe's reader may take to start.
+constexpr std::chrono::milliseconds kReaderTurn{20};
+constexpr int kReaderTurns = 150;
 
 // Different for every file of every process: the clock and a counter beside the process.
 std::string unique_digits() {
@@ -205,8 +209,24 @@ int open_output(FileOps& ops, const std::string& path, int flags, mode_t mode, O
         .found(found)
         .expected("a regular file");
   }
-  if (kind == OutputKind::kFile) flags |= O_NOFOLLOW;
-  return open_repeating(ops, path, flags | O_CLOEXEC, mode);
+  if (kind == OutputKind::kFile)
+    return open_repeating(ops, path, flags | O_NOFOLLOW | O_CLOEXEC, mode);
+  // A pipe that nobody reads would keep the command waiting; once open, writing may wait.
+  flags |= O_NONBLOCK | O_NOCTTY | O_CLOEXEC;
+  int fd = open_repeating(ops, path, flags, mode);
+  for (int waited = 0; fd < 0 && errno == ENXIO && waited < kReaderTurns; ++waited) {
+    std::this_thread::sleep_for(kReaderTurn);
+    fd = open_repeating(ops, path, flags, mode);
+  }
+  if (fd < 0 && errno == ENXIO) {
+    throw Error(ErrorRole::kIo, "E-IO-OPEN", "open")
+        .file(path)
+        .found("a pipe that nobody reads")
+        .expected("a reader")
+        .hint("start what reads it first");
+  }
+  if (fd >= 0) ::fcntl(fd, F_SETFL, ::fcntl(fd, F_GETFL) & ~O_NONBLOCK);
+  return fd;
 }
 
 TemporaryFile::TemporaryFile(FileOps& ops, std::string target, mode_t mode, std::string_view hint)

@@ -6,11 +6,13 @@
 
 #include <algorithm>
 #include <cerrno>
+#include <functional>
 #include <memory>
-#include <optional>
+#include <queue>
 #include <set>
 
 #include "base/error.h"
+#include "runtime/job/locked_part.h"
 #include "runtime/job/manifest.h"
 #include "runtime/job/record_scan.h"
 #include "runtime/job/record_window.h"
@@ -18,16 +20,20 @@
 namespace triphase {
 namespace {
 
-constexpr std::uint64_t kNone = ~std::uint64_t{0};
-constexpr std::uint64_t kMaxManifestBytes = std::uint64_t{16} << 20;
 constexpr std::size_t kCopyBytes = std::size_t{1} << 20;
+
+struct ShardRecord {
+  std::uint64_t index = 0;   // of its line
+  std::uint64_t offset = 0;  // of its first byte
+  auto operator<=>(const ShardRecord&) const = default;
+};
 
 struct ShardFile {
   std::string path;
   Manifest manifest;
   FileDescriptor fd;
   std::uint64_t bytes = 0;
-  std::vector<std::uint64_t> offsets;  // by line index / shard count
+  std::vector<ShardRecord> records;  // by index
 };
 
 Error merge_error(const std::string& path, std::string_view field) {
@@ -46,7 +52,7 @@ ShardFile open_shard(FileOps& ops, const std::string& path) {
     throw merge_error(path, "shard")
         .found("no complete output here")
         .expected("an output")
-        .hint("finish the shard: the same command resumes it");
+        .hint("finish the shard: its command resumes it, without --overwrite");
   }
   if (!S_ISREG(status.st_mode)) {
     throw merge_error(path, "shard").found("not a regular file").expected("an output");
@@ -102,9 +108,9 @@ void check_set(std::vector<ShardFile>& shards) {
 
 void find_records(FileOps& ops, ShardFile& shard, RecordCounts& counts) {
   const std::uint64_t count = shard.manifest.shard_count;
-  std::uint64_t records = 0;
-  const std::uint64_t whole =
-      scan_records(ops, shard.fd.get(), shard.path, shard.bytes, [&](const ScannedRecord& record) {
+  const std::uint64_t whole = scan_records(
+      ops, shard.fd.get(), shard.path, shard.bytes, Holes::kRefused,
+      [&](const ScannedRecord& record) {
         const std::uint64_t index = record.facts.index;
         if (index >= shard.manifest.input_lines || index % count != shard.manifest.shard_index) {
           throw merge_error(shard.path, "index")
@@ -112,47 +118,53 @@ void find_records(FileOps& ops, ShardFile& shard, RecordCounts& counts) {
               .found(fmt::to_string(index))
               .expected(fmt::format("a line of shard {}/{}", shard.manifest.shard_index, count));
         }
-        const std::uint64_t slot = index / count;
-        if (slot >= shard.offsets.size()) shard.offsets.resize(slot + 1, kNone);
-        if (shard.offsets[slot] != kNone) {
-          throw merge_error(shard.path, "index")
-              .line(record.line)
-              .found(fmt::format("{} a second time", index))
-              .expected("one record for a line");
-        }
-        shard.offsets[slot] = record.offset;
-        ++records;
+        shard.records.push_back({index, record.offset});
         if (record.facts.error_code.empty()) {
           ++counts.succeeded;
         } else {
           ++counts.failed_by_code[record.facts.error_code];
         }
       });
-  if (whole != shard.bytes || records != shard.manifest.records) {
+  if (!std::ranges::is_sorted(shard.records)) std::ranges::sort(shard.records);
+  const auto twice = std::ranges::adjacent_find(shard.records, {}, &ShardRecord::index);
+  if (twice != shard.records.end()) {
+    throw merge_error(shard.path, "index")
+        .found(fmt::format("{} a second time", twice->index))
+        .expected("one record for a line");
+  }
+  if (whole != shard.bytes || shard.records.size() != shard.manifest.records) {
     throw merge_error(shard.path, "records")
-        .found(fmt::format("{} whole records", records))
+        .found(fmt::format("{} whole records", shard.records.size()))
         .expected(fmt::format("{}, one for every line of the shard", shard.manifest.records))
         .hint("run the shard again with --overwrite");
   }
 }
 
 void copy_in_order(FileOps& ops, std::vector<ShardFile>& shards, TemporaryFile& to) {
+  struct Next {
+    std::uint64_t index;
+    std::size_t shard;
+    std::size_t record;
+    bool operator>(const Next& other) const { return index > other.index; }
+  };
+  std::priority_queue<Next, std::vector<Next>, std::greater<>> nexts;
   std::vector<std::unique_ptr<RecordWindow>> windows;
-  std::size_t lines = 0;
-  for (const ShardFile& shard : shards) {
+  for (std::size_t at = 0; at < shards.size(); ++at) {
+    const ShardFile& shard = shards[at];
     windows.push_back(std::make_unique<RecordWindow>(ops, shard.fd.get(), shard.path, shard.bytes));
-    lines = std::max(lines, shard.offsets.size());
+    if (!shard.records.empty()) nexts.push({shard.records.front().index, at, 0});
   }
   std::string out;
-  for (std::size_t slot = 0; slot < lines; ++slot) {
-    for (std::size_t shard = 0; shard < shards.size(); ++shard) {
-      const auto& offsets = shards[shard].offsets;
-      if (slot >= offsets.size() || offsets[slot] == kNone) continue;  // a blank line
-      out += windows[shard]->line_at(offsets[slot]);
-      if (out.size() < kCopyBytes) continue;
-      to.write(out);
-      out.clear();
-    }
+  while (!nexts.empty()) {
+    const Next next = nexts.top();
+    nexts.pop();
+    const std::vector<ShardRecord>& records = shards[next.shard].records;
+    out += windows[next.shard]->line_at(records[next.record].offset);
+    const std::size_t after = next.record + 1;
+    if (after < records.size()) nexts.push({records[after].index, next.shard, after});
+    if (out.size() < kCopyBytes) continue;
+    to.write(out);
+    out.clear();
   }
   to.write(out);
 }
@@ -164,15 +176,42 @@ void check_output(const MergeOptions& options) {
     files.add_input("the manifest of a shard", OutputPaths(path).manifest);
   }
   files.add_output("--output", options.output);
-  files.add_companions("--output", {OutputPaths(options.output).manifest});
+  const OutputPaths paths(options.output);
+  files.add_companions("--output", {paths.part, paths.manifest});
   files.check();
-  if (options.overwrite || !path_exists(options.output)) return;
-  throw Error(ErrorRole::kUsage, "E-CLI-OUTPUT", "--output")
-      .file(options.output)
-      .found("an existing file")
-      .expected("a new name")
-      .hint("--overwrite replaces it");
 }
+
+// OUT is ours alone while one lives: neither a run nor another merge writes there.
+class MergeLock {
+ public:
+  MergeLock(FileOps& ops, const OutputPaths& paths, const MergeOptions& options, mode_t mode)
+      : ops_(ops),
+        paths_(paths),
+        part_(open_and_lock_part(ops, paths, mode, PartLock::kWherePossible)) {
+    const bool records = part_.bytes > 0;
+    if (options.overwrite || !(records || path_exists(paths.output))) return;
+    if (part_.is_new) ops.unlink(paths.part.c_str());
+    throw Error(ErrorRole::kUsage, "E-CLI-OUTPUT", "--output")
+        .file(records ? paths.part : paths.output)
+        .found(records ? "records of a job that did not end" : "an existing file")
+        .expected("a new name")
+        .hint("--overwrite replaces it");
+  }
+  ~MergeLock() {
+    if (part_.is_new || merged_) ops_.unlink(paths_.part.c_str());
+  }
+  MergeLock(const MergeLock&) = delete;
+  MergeLock& operator=(const MergeLock&) = delete;
+
+  // The records of another job in OUT.part go as well.
+  void set_merged() { merged_ = true; }
+
+ private:
+  FileOps& ops_;
+  const OutputPaths& paths_;
+  LockedPart part_;
+  bool merged_ = false;
+};
 
 // The job of all shards. They may have run on different machines.
 Manifest manifest_of_all(const std::vector<ShardFile>& shards, const RecordCounts& counts) {
@@ -190,6 +229,9 @@ Manifest manifest_of_all(const std::vector<ShardFile>& shards, const RecordCount
 
 RecordCounts merge_shards(const MergeOptions& options, FileOps& ops) {
   check_output(options);
+  const OutputPaths paths(options.output);
+  const mode_t mode = options.private_files ? 0600 : 0666;
+  MergeLock lock(ops, paths, options, mode);
 
   std::vector<ShardFile> shards;
   for (const std::string& path : options.shards) shards.push_back(open_shard(ops, path));
@@ -197,8 +239,6 @@ RecordCounts merge_shards(const MergeOptions& options, FileOps& ops) {
   RecordCounts counts;
   for (ShardFile& shard : shards) find_records(ops, shard, counts);
 
-  const OutputPaths paths(options.output);
-  const mode_t mode = options.private_files ? 0600 : 0666;
   TemporaryFile out(ops, paths.output, mode);
   copy_in_order(ops, shards, out);
   out.sync();
@@ -208,6 +248,7 @@ RecordCounts merge_shards(const MergeOptions& options, FileOps& ops) {
   write_file_atomically(ops, paths.manifest, manifest_to_json(manifest_of_all(shards, counts)),
                         mode);
   out.put_in_place();
+  lock.set_merged();
   return counts;
 }
 

@@ -1,7 +1,7 @@
 #pragma once
 
 // Joins the complete outputs of the shards of one job into one file in input order. Writes nothing
-// unless every shard is there and every line has exactly one record. Memory: 8 bytes per line.
+// unless every shard is there and every line has exactly one record. Memory: 16 bytes per record.
 
 #include <string>
 #include <vector>
@@ -19,7 +19,7 @@ struct MergeOptions {
 };
 
 // Also writes OUT.manifest.json of the whole job, so that `triphase run` knows the result as its
-// own. Throws E-IN-MERGE, E-IN-MANIFEST (ErrorRole::kInput), E-CLI-OUTPUT, E-IO-*.
+// own. Throws E-IN-MERGE, E-IN-MANIFEST, E-IN-LOCKED (ErrorRole::kInput), E-CLI-OUTPUT, E-IO-*.
 [[nodiscard]] RecordCounts merge_shards(const MergeOptions& options,
                                         FileOps& ops = system_file_ops());
 

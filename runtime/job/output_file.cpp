@@ -2,7 +2,6 @@
 
 #include <fcntl.h>
 #include <fmt/format.h>
-#include <sys/file.h>
 #include <sys/stat.h>
 #include <unistd.h>
 
@@ -13,6 +12,7 @@
 #include <utility>
 
 #include "base/error.h"
+#include "runtime/job/locked_part.h"
 #include "runtime/job/record_check.h"
 #include "runtime/job/record_scan.h"
 #include "runtime/job/record_window.h"
@@ -31,18 +31,6 @@ Error resume_error(const std::string& path, std::string_view field) {
 }
 
 }  // namespace
-
-OutputPaths::OutputPaths(const std::string& path)
-    : output(path),
-      part(path + ".part"),
-      manifest(path + ".manifest.json"),
-      summary(path + ".summary.json"),
-      plan(path + ".plan.json"),
-      sparsity(path + ".sparsity.json") {}
-
-std::vector<std::string> OutputPaths::companions() const {
-  return {part, manifest, summary, plan, sparsity};
-}
 
 bool may_resume(const RunOptions& options) {
   if (options.files.overwrite || options.files.resume == ResumeMode::kNever) return false;
@@ -74,7 +62,11 @@ OutputFile::OutputFile(const RunOptions& options, const PromptFileFacts& input,
       ledger_(options.files.shard, input),
       last_sync_(std::chrono::steady_clock::now()) {
   job_files(options).check();
-  open_and_lock();
+  LockedPart part = open_and_lock_part(ops, paths_, mode_of(options),
+                                       options.files.lock ? PartLock::kNeeded : PartLock::kNone);
+  part_ = std::move(part.fd);
+  part_is_new_ = part.is_new;
+  part_bytes_ = part.bytes;
   try {
     if (options.files.overwrite) return;
     if (path_exists(paths_.output)) {
@@ -117,58 +109,6 @@ void OutputFile::begin() {
   begun_ = true;
 }
 
-// The lock is on OUT.part itself: whoever finishes renames its content away, so after locking the
-// name must still mean the locked file.
-void OutputFile::open_and_lock() {
-  for (int attempt = 0; attempt < 100; ++attempt) {
-    int fd = open_output(ops_, paths_.part, O_RDWR | O_CREAT | O_EXCL, mode_of(options_));
-    part_is_new_ = fd >= 0;
-    if (fd < 0 && errno == EEXIST) fd = open_output(ops_, paths_.part, O_RDWR, 0);
-    if (fd < 0 && errno == ENOENT) continue;  // it went away between the two calls
-    if (fd < 0) throw_io_error(paths_.part, "open", errno);
-    part_ = FileDescriptor(ops_, fd);
-    struct stat opened = {};
-    if (::fstat(fd, &opened) != 0) throw_io_error(paths_.part, "open", errno);
-    part_bytes_ = static_cast<std::uint64_t>(opened.st_size);
-    if (!options_.files.lock) return;
-    if (::flock(fd, LOCK_EX | LOCK_NB) != 0) {
-      if (errno == EINTR) continue;
-      if (errno == EWOULDBLOCK) refuse_locked();
-      const std::string reason = std::strerror(errno);
-      if (part_is_new_) ops_.unlink(paths_.part.c_str());
-      throw Error(ErrorRole::kInput, "E-IN-LOCKED", "lock")
-          .file(paths_.part)
-          .found("the file system cannot lock (" + reason + ")")
-          .expected("flock")
-          .hint("--no-lock runs without, when no other run uses this output");
-    }
-    struct stat named = {};
-    if (::lstat(paths_.part.c_str(), &named) == 0 && named.st_dev == opened.st_dev &&
-        named.st_ino == opened.st_ino) {
-      return;
-    }
-  }
-  throw Error(ErrorRole::kInput, "E-IN-LOCKED", "lock")
-      .file(paths_.part)
-      .found("the file keeps being replaced")
-      .expected("one run per output");
-}
-
-void OutputFile::refuse_locked() const {
-  std::string holder = "another run";
-  try {
-    const Manifest there = read_manifest();
-    holder = fmt::format("process {} on {}", there.writer_pid, there.writer_host);
-  } catch (const Error&) {
-    // The other run has not written its manifest yet; the message is only less exact.
-  }
-  throw Error(ErrorRole::kInput, "E-IN-LOCKED", "lock")
-      .file(paths_.part)
-      .found("locked by " + holder)
-      .expected("one run per output")
-      .hint("wait for it, or choose another --output");
-}
-
 Manifest OutputFile::read_manifest() const {
   return parse_manifest(read_small_file(ops_, paths_.manifest, kMaxManifestBytes), paths_.manifest);
 }
@@ -191,13 +131,23 @@ void OutputFile::refuse_other_job(const Manifest& there) const {
 }
 
 void OutputFile::start_over() {
-  if (ops_.ftruncate(part_.get(), 0) != 0) throw_io_error(paths_.part, "ftruncate", errno);
-  part_bytes_ = 0;
+  cut_part(0);
   // Before the new manifest: an old OUT must never look like the result of the new job.
   for (const std::string& path : {paths_.output, paths_.summary}) {
     if (path_exists(path) && ops_.unlink(path.c_str()) != 0) throw_io_error(path, "unlink", errno);
   }
   sync_directory_of(ops_, paths_.output);
+}
+
+// Durable before anything follows: what is cut must not come back under a new manifest, nor
+// between new records.
+void OutputFile::cut_part(std::uint64_t bytes) {
+  if (ops_.ftruncate(part_.get(), static_cast<off_t>(bytes)) != 0) {
+    throw_io_error(paths_.part, "ftruncate", errno);
+  }
+  part_bytes_ = bytes;
+  unsynced_ = true;
+  sync();
 }
 
 void OutputFile::take_complete_output() {
@@ -278,7 +228,8 @@ RecordLedger OutputFile::complete_records() const {
     least = index + 1;
     complete.add(index, record.offset, record.facts.error_code);
   };
-  const std::uint64_t whole = scan_records(ops_, output.get(), paths_.output, bytes, visit);
+  const std::uint64_t whole =
+      scan_records(ops_, output.get(), paths_.output, bytes, Holes::kRefused, visit);
   if (whole != bytes) {
     throw resume_error(paths_.output, "record")
         .found("a torn last line")
@@ -325,14 +276,7 @@ void OutputFile::resume_part() {
   }
   refuse_other_job(there);
   const std::uint64_t whole = scan_part(options_.files.retry_failed);
-  if (whole < part_bytes_) {
-    if (ops_.ftruncate(part_.get(), static_cast<off_t>(whole)) != 0) {
-      throw_io_error(paths_.part, "ftruncate", errno);
-    }
-    part_bytes_ = whole;
-    unsynced_ = true;
-    sync();
-  }
+  if (whole < part_bytes_) cut_part(whole);
   resumed_ = counts().total();
 }
 
@@ -361,20 +305,20 @@ std::uint64_t OutputFile::scan_part(bool skip_errors) {
     if (skip_errors && !record.facts.error_code.empty()) return;
     ledger_.add(index, record.offset, record.facts.error_code);
   };
-  return scan_records(ops_, part_.get(), paths_.part, part_bytes_, visit);
+  // What a hole swallowed was not synced yet: these lines are done again.
+  return scan_records(ops_, part_.get(), paths_.part, part_bytes_, Holes::kSkipped, visit);
 }
 
 // --retry-failed: the successes of OUT that OUT.part does not have yet are copied there.
 void OutputFile::seed_from_complete_output() {
-  if (ops_.ftruncate(part_.get(), static_cast<off_t>(part_bytes_)) != 0) {
-    throw_io_error(paths_.part, "ftruncate", errno);
-  }
+  cut_part(part_bytes_);
   std::uint64_t bytes = 0;
   const FileDescriptor output = open_complete_output(bytes);
-  scan_records(ops_, output.get(), paths_.output, bytes, [&](const ScannedRecord& record) {
-    if (!record.facts.error_code.empty() || finished(record.facts.index)) return;
-    append(record.facts.index, record.text, "");
-  });
+  scan_records(ops_, output.get(), paths_.output, bytes, Holes::kRefused,
+               [&](const ScannedRecord& record) {
+                 if (!record.facts.error_code.empty() || finished(record.facts.index)) return;
+                 append(record.facts.index, record.text, "");
+               });
   sync();
 }
 

@@ -13,24 +13,13 @@
 #include "runtime/job/command_files.h"
 #include "runtime/job/file_ops.h"
 #include "runtime/job/manifest.h"
+#include "runtime/job/output_paths.h"
 #include "runtime/job/prompt_file.h"
 #include "runtime/job/record_ledger.h"
 #include "runtime/job/record_scan.h"
 #include "runtime/options/run_options.h"
 
 namespace triphase {
-
-// The names beside OUT.
-struct OutputPaths {
-  explicit OutputPaths(const std::string& output);
-  [[nodiscard]] std::vector<std::string> companions() const;  // all but OUT
-  std::string output;
-  std::string part;      // OUT.part
-  std::string manifest;  // OUT.manifest.json
-  std::string summary;   // OUT.summary.json
-  std::string plan;      // OUT.plan.json, of a job that made its own plan
-  std::string sparsity;  // OUT.sparsity.json, of a job with --kv-sparsity auto
-};
 
 // Whether the job may go on from records of an earlier run: --resume and --overwrite allow it, and
 // OUT or OUT.part is there. What that run settled holds for this one too.
@@ -75,11 +64,10 @@ class OutputFile {
 
  private:
   void remove_what_kills_left();
-  void open_and_lock();
-  [[noreturn]] void refuse_locked() const;
   void refuse_other_job(const Manifest& there) const;
   [[nodiscard]] Manifest read_manifest() const;
   void start_over();
+  void cut_part(std::uint64_t bytes);
   void take_complete_output();
   [[nodiscard]] FileDescriptor open_complete_output(std::uint64_t& bytes) const;
   [[nodiscard]] RecordLedger complete_records() const;

@@ -222,8 +222,15 @@ struct Opened {
   std::uint64_t bytes = 0;
 };
 
+// A file that is made while it is read, as those of /proc: what it says of its size means nothing.
+bool is_made_by_reading(int fd, const struct stat& status) {
+  char first = 0;
+  return S_ISREG(status.st_mode) && status.st_size == 0 && ::pread(fd, &first, 1, 0) == 1;
+}
+
 // Regular file, FIFO or stdin. A FIFO is only opened when `open_pipes`: opening and closing it
-// would look to its writer like a reader that went away.
+// would look to its writer like a reader that went away. A file that is made by reading is a pipe
+// too, since it need not say the same twice.
 Opened open_prompts(const std::string& path, bool open_pipes) {
   FileOps& ops = system_file_ops();
   struct stat status = {};
@@ -249,6 +256,10 @@ Opened open_prompts(const std::string& path, bool open_pipes) {
   // The name may have been given to another file between the two looks.
   if (!opened.pipe && !S_ISREG(status.st_mode)) refuse_input(path, "not a regular file");
   opened.bytes = static_cast<std::uint64_t>(status.st_size);
+  if (is_made_by_reading(opened.fd.get(), status)) {
+    opened.pipe = true;
+    if (!open_pipes) opened.fd.reset();
+  }
   return opened;
 }
 

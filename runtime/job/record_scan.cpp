@@ -26,7 +26,7 @@ constexpr std::uint64_t kMaxRecordBytes = std::uint64_t{1} << 30;
 }  // namespace
 
 std::uint64_t scan_records(FileOps& ops, int fd, const std::string& path, std::uint64_t size,
-                           const std::function<void(const ScannedRecord&)>& visit) {
+                           Holes holes, const std::function<void(const ScannedRecord&)>& visit) {
   std::string buffer;
   std::size_t begin = 0;            // first byte of the current line in `buffer`
   std::uint64_t buffer_offset = 0;  // file offset of buffer[0]
@@ -59,9 +59,10 @@ std::uint64_t scan_records(FileOps& ops, int fd, const std::string& path, std::u
     record.line = line;
     record.offset = buffer_offset + begin;
     record.text = std::string_view(buffer).substr(begin, newline - begin);
-    const std::optional<RecordFacts> facts = read_record(record.text);
     begin = newline + 1;
     searched = 0;
+    if (holes == Holes::kSkipped && record.text.find('\0') != std::string_view::npos) continue;
+    const std::optional<RecordFacts> facts = read_record(record.text);
     if (!facts) {
       bad = line;
       continue;

@@ -19,11 +19,16 @@ struct ScannedRecord {
   RecordFacts facts;
 };
 
+// Lines with NUL bytes. A power cut leaves them where a file was appended to: pages that never
+// reached the disk, before others that did.
+enum class Holes : std::uint8_t { kRefused, kSkipped };
+
 // Calls `visit` for every whole record of the first `size` bytes of `fd`, in file order. Returns
 // the bytes up to the end of the last whole record: fewer than `size` when the last line is torn
 // (no line end, or not a record). Throws E-IN-RESUME (ErrorRole::kInput) with file and line for
-// anything else that is not a record, E-IO-READ when reading fails.
+// anything else that is not a record, unless it is a hole that is skipped; E-IO-READ when reading
+// fails.
 std::uint64_t scan_records(FileOps& ops, int fd, const std::string& path, std::uint64_t size,
-                           const std::function<void(const ScannedRecord&)>& visit);
+                           Holes holes, const std::function<void(const ScannedRecord&)>& visit);
 
 }  // namespace triphase

@@ -89,8 +89,8 @@ inline constexpr OptionSpec kMachineOptions[] = {
     {"Machine", "emulate-link", 0, kText, "", "RATE[,TIME]", 0, 0, false, false,
      "Pace copies between host and device memory to a rate such as 20GB/s (decimal) and a cost per "
      "record such as 2us."},
-    {"Machine", "watchdog", 0, kSeconds, "", "TIME", 1, 604800, false, false,
-     "End a run (exit 7, resumable) that makes no step for so long. Default: wait for ever."},
+    {"Machine", "watchdog", 0, kSeconds, "1h", "TIME", 1, 604800, false, false,
+     "End a run (exit 7, resumable) that makes no step for so long."},
 };
 
 // Beside kMachineOptions, and for commands that have options of their own about the machine.

@@ -277,7 +277,7 @@ void read_machine_options(const OptionValues& values, RunOptions& options) {
   options.weights.dtype = dtype_from_name(values.text("weights-dtype"));
   options.weights.check = value_of(kCheckWeightsNames, values.text("check-weights")).value();
   options.weights.allow_trailing_bytes = values.flag("allow-trailing-bytes");
-  if (values.has("watchdog")) options.machine.watchdog_seconds = values.seconds("watchdog");
+  options.machine.watchdog_seconds = values.seconds("watchdog");
   options.looking.progress = value_of(kProgressNames, values.text("progress")).value();
   options.looking.redact = values.flag("redact");
   options.messages.verbosity =

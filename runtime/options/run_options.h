@@ -98,7 +98,7 @@ struct MachineOptions {
   std::string policy = "triphase";
   std::vector<std::string> policy_options;    // "name=value"
   std::optional<EmulatedLink> emulated_link;  // paces copies between host and device
-  double watchdog_seconds = 0.0;              // 0: off
+  double watchdog_seconds = 3600.0;
 };
 
 struct RunPlanOptions {

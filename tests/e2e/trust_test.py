@@ -169,7 +169,6 @@ class TrustTest(unittest.TestCase):
             "another id": first.replace(b'"id":"n0"', b'"id":"n9"'),
             "another index": first.replace(b'"index":1,', b'"index":599,'),
             "other tokens": first.replace(b'"tokens":[%d' % record["tokens"][0], b'"tokens":[%d' % 1),
-            "NUL in front": b"\0\0\0" + first,
             "a byte order mark": b"\xef\xbb\xbf" + first,
         }
         for what, bad in damages.items():
@@ -179,7 +178,8 @@ class TrustTest(unittest.TestCase):
                 self.part.write_bytes(replaced)
                 self.assertIn("E-IN-RESUME", self.run_job(code=4))
                 self.assertEqual(self.part.read_bytes(), replaced)
-        self.part.write_bytes(part)
+        # NUL bytes are a hole that a power cut left: the line is done again.
+        self.part.write_bytes(b"\0" * 600 + part)
         self.run_job()
         self.assertEqual(self.output.read_bytes(), self.reference())
 
@@ -362,6 +362,18 @@ class TrustTest(unittest.TestCase):
         os.symlink("in.jsonl", self.folder / "link")
         self.assertIn("a link", self.run_job("--overwrite", "--log-file=link", code=2))
         self.assertEqual(self.prompts.read_text(), lines(3))
+
+    def test_a_signal_leaves_nothing_of_a_job_that_prints_its_records(self):
+        os.mkfifo(self.folder / "fifo")
+        scratch = self.folder / "scratch"
+        scratch.mkdir()
+        process = subprocess.Popen(self.command(prompts="fifo", output="-"), cwd=self.folder, stderr=subprocess.DEVNULL,
+                                   env={**os.environ, "TMPDIR": str(scratch)})
+        self.addCleanup(process.kill)
+        self.wait_for(lambda: list(scratch.glob("*/out.jsonl.manifest.json")))
+        process.send_signal(signal.SIGTERM)
+        self.assertEqual(process.wait(timeout=60), -signal.SIGTERM)
+        self.assertEqual(list(scratch.iterdir()), [])
 
     def test_merge_keeps_the_manifests_of_its_shards(self):
         self.prompts.write_text(lines(6))

@@ -29,8 +29,8 @@ void fuzz(std::size_t chunk, std::string_view bytes) {
   MemoryFile file(bytes, chunk);
   std::uint64_t end = 0;
   accept_or_refuse(ErrorRole::kInput, [&] {
-    const std::uint64_t whole =
-        scan_records(file, 0, "out.jsonl.part", bytes.size(), [&](const ScannedRecord& record) {
+    const std::uint64_t whole = scan_records(
+        file, 0, "out.jsonl.part", bytes.size(), Holes::kSkipped, [&](const ScannedRecord& record) {
           require(record.offset == end);
           require(bytes.substr(record.offset, record.text.size()) == record.text);
           require(bytes[record.offset + record.text.size()] == '\n');

@@ -3,6 +3,7 @@
 #include <fcntl.h>
 #include <fmt/format.h>
 #include <gtest/gtest.h>
+#include <sys/stat.h>
 #include <sys/wait.h>
 #include <unistd.h>
 
@@ -59,6 +60,20 @@ TEST_F(ConsoleTest, TextCannotSteerTheTerminal) {
   EXPECT_EQ(read_text(folder_ / "log"), shown());
   EXPECT_EQ(std::filesystem::status(folder_ / "log").permissions(),
             std::filesystem::perms::owner_read | std::filesystem::perms::owner_write);
+}
+
+TEST_F(ConsoleTest, APipeThatNobodyReadsIsNoLogFile) {
+  const std::string pipe = folder_ / "pipe";
+  ASSERT_EQ(mkfifo(pipe.c_str(), 0600), 0);
+  LogSettings settings;
+  settings.file = pipe;
+  EXPECT_EQ(testing::code_thrown([&] { const Log log(settings, stream_); }), "E-IO-OPEN");
+  const int reader = open(pipe.c_str(), O_RDONLY | O_NONBLOCK);
+  Log(settings, stream_).info("fact");
+  char text[32] = {};
+  EXPECT_EQ(read(reader, text, sizeof(text)), 15);
+  EXPECT_STREQ(text, "triphase: fact\n");
+  close(reader);
 }
 
 TEST_F(ConsoleTest, ErrorsHaveOneFormForPeopleAndOneForPrograms) {
@@ -267,18 +282,38 @@ TEST_F(ConsoleTest, TheWatchdogEndsAHangingStepAndNothingElse) {
   while (longest >= kLimit) {
     hangs = 0;
     longest = 0.0;
-    Watchdog watchdog(kLimit, log, [&] { ++hangs; });
+    Watchdog watchdog(kLimit, log, "go on", [&] { ++hangs; });
     for (int count = 0; count < 20; ++count) longest = std::max(longest, step(watchdog));
     usleep(300'000);  // between steps nothing is watched
   }
   EXPECT_EQ(hangs, 0);
-  Watchdog watchdog(kLimit, log, [&] { ++hangs; });
+  Watchdog watchdog(kLimit, log, "go on", [&] { ++hangs; });
   {
     const Watchdog::Guard guard(&watchdog);
     while (hangs == 0) usleep(10'000);
   }
   EXPECT_EQ(hangs, 1);
+  EXPECT_NE(shown().find("are kept, go on; --watchdog"), std::string::npos) << shown();
   EXPECT_NE(shown().find("[E-DEV-HANG]"), std::string::npos);
+}
+
+TEST_F(ConsoleTest, TheWatchdogForgivesAProcessThatWasStopped) {
+  Log log({}, stream_);
+  std::atomic<int> hangs{0};
+  Watchdog watchdog(1.0, log, "go on", [&] { ++hangs; });
+  const Watchdog::Guard guard(&watchdog);
+  const pid_t stopped = getpid();
+  const pid_t other = fork();
+  if (other == 0) {
+    kill(stopped, SIGSTOP);
+    usleep(3'000'000);
+    kill(stopped, SIGCONT);
+    _exit(0);
+  }
+  int status = 0;
+  ASSERT_EQ(waitpid(other, &status, 0), other);
+  usleep(100'000);
+  EXPECT_EQ(hangs, 0);
 }
 
 TEST(Job, AStopKeepsWhatIsFinishedAndResumes) {

@@ -99,5 +99,41 @@ TEST_F(MergeTest, DoesNotOverwriteUnasked) {
   EXPECT_EQ(code_thrown([&] { (void)merge_shards(merge_); }), "E-CLI-OUTPUT");
 }
 
+// 2^61 lines without a record would be 2^64 bytes of places for them.
+TEST_F(MergeTest, ForeignNumbersSizeNothing) {
+  std::string manifest = read_text(merge_.shards[2] + ".manifest.json");
+  const std::string lines = "\"lines\": 100";
+  ASSERT_NE(manifest.find(lines), std::string::npos) << manifest;
+  manifest.replace(manifest.find(lines), lines.size(), "\"lines\": 4611686018427387904");
+  write_text(merge_.shards[2] + ".manifest.json", manifest);
+  std::string text = read_text(merge_.shards[2]);
+  const std::string first = "\"index\":2,";
+  const std::string far = "\"index\":2305843009213693952,";
+  ASSERT_LT(text.find(first), text.find('\n'));
+  text.replace(text.find(first), first.size(), far);
+  write_text(merge_.shards[2], text);
+  (void)merge_shards(merge_);
+  const std::string merged = read_text(merge_.output);
+  EXPECT_GT(merged.find(far), merged.rfind('\n', merged.size() - 2));
+}
+
+TEST_F(MergeTest, AnOutputHasOneWriter) {
+  {
+    RunOptions options = job_options(folder_, "merged.jsonl");
+    OutputFile run(options, examine_prompt_file(options), testing::test_manifest(options));
+    EXPECT_EQ(code_thrown([&] { (void)merge_shards(merge_); }), "E-IN-LOCKED");
+    merge_.overwrite = true;
+    EXPECT_EQ(code_thrown([&] { (void)merge_shards(merge_); }), "E-IN-LOCKED");
+    EXPECT_TRUE(exists(merge_.output + ".part"));
+    run.append(0, "{\"index\":0}", "");
+  }
+  merge_.overwrite = false;
+  EXPECT_EQ(code_thrown([&] { (void)merge_shards(merge_); }), "E-CLI-OUTPUT");
+  merge_.overwrite = true;
+  (void)merge_shards(merge_);
+  EXPECT_EQ(read_text(merge_.output), read_text(folder_ / "whole.jsonl"));
+  EXPECT_FALSE(exists(merge_.output + ".part"));
+}
+
 }  // namespace
 }  // namespace triphase

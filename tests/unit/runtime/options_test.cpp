@@ -89,6 +89,7 @@ TEST(RunOptions, DefaultsAreThoseOfTheTable) {
   EXPECT_EQ(options.generation.seed, 0U);
   EXPECT_EQ(options.reading.max_line_bytes, std::uint64_t{64} << 20);
   EXPECT_DOUBLE_EQ(options.files.sync_seconds, 5.0);
+  EXPECT_DOUBLE_EQ(options.machine.watchdog_seconds, 3600.0);
   EXPECT_EQ(options.files.shard.count, 1U);
   EXPECT_FALSE(options.given("seed"));
   EXPECT_TRUE(options.given("model"));

@@ -10,6 +10,7 @@
 #include <regex>
 
 #include "job_fixture.h"
+#include "runtime/job/disk_space.h"
 #include "runtime/job/output_record.h"
 
 namespace triphase {
@@ -121,8 +122,7 @@ TEST_F(OutputFileTest, AMalformedLineInTheMiddleIsRefusedAndNothingChanges) {
   run_partly(options, 20);
   const std::string part = read_text(options.files.output + ".part");
   const std::size_t third = part.find('\n', part.find('\n') + 1) + 1;
-  for (const std::string& wrong : {std::string("garbage\n"), std::string("\n"),
-                                   std::string("{\"index\":3}\n"), std::string("\0\0\0\n", 4)}) {
+  for (const char* wrong : {"garbage\n", "\n", "{\"index\":3}\n"}) {
     const std::string damaged = part.substr(0, third) + wrong + part.substr(third);
     write_text(options.files.output + ".part", damaged);
     std::string message;
@@ -531,6 +531,20 @@ TEST_F(OutputFileTest, SurvivesKillsAtAnyMoment) {
   EXPECT_GT(kills, 5);
   EXPECT_EQ(run_whole_job(options), 1);
   EXPECT_EQ(read_text(options.files.output), expected_);
+}
+
+TEST(DiskSpace, WhatCannotFitIsSaidBefore) {
+  const TempFolder folder;
+  write_text(folder / "in.jsonl", "{\"prompt\":\"a\",\"max_tokens\":100}\n{\"prompt\":\"b\"}\n");
+  const RunOptions options = job_options(folder);
+  PromptFileFacts prompts = examine_prompt_file(options);
+  EXPECT_EQ(disk_warning(options, prompts, 2048), "");
+  prompts.requests = std::uint64_t{1} << 40;
+  // 160 + 10 * (100 + 16) / 2 bytes of a record, twice.
+  EXPECT_NE(disk_warning(options, prompts, 2048).find("take about 1.4 PiB"), std::string::npos)
+      << disk_warning(options, prompts, 2048);
+  prompts.rereadable = false;
+  EXPECT_EQ(disk_warning(options, prompts, 2048), "");
 }
 
 }  // namespace

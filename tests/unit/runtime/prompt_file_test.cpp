@@ -228,6 +228,15 @@ TEST_F(PromptFileTest, PipesAreReadOnceAndNeverExamined) {
   writer.join();
 }
 
+// Its size is 0, whatever it says.
+TEST_F(PromptFileTest, AFileOfProcIsReadLikeAPipe) {
+  RunOptions options = job_options(folder_);
+  options.files.prompts = "/proc/self/status";
+  EXPECT_FALSE(examine_prompt_file(options).rereadable);
+  PromptReader reader(options);
+  EXPECT_TRUE(reader.next().has_value());
+}
+
 TEST_F(PromptFileTest, WaitingForAPipeEndsWhenAskedToStop) {
   int ends[2];
   ASSERT_EQ(pipe(ends), 0);

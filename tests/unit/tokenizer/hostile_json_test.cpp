@@ -3,6 +3,9 @@
 
 #include <gtest/gtest.h>
 
+#include <chrono>
+#include <filesystem>
+
 #include "models/tokenizer/tokenizer.h"
 #include "tests/unit/tokenizer/case_file.h"
 #include "tests/unit/tokenizer/model_builder.h"
@@ -266,6 +269,22 @@ TEST(TokenizerJson, FilesBesideItAreChecked) {
                  {"added_tokens.json"});
 }
 
+TEST(TokenizerJson, LinksToNothingAreNotPassedOver) {
+  const TemporaryFolder folder;
+  folder.write("tokenizer.json", JsonSpec{}.text());
+  std::filesystem::create_symlink("nowhere", folder.path() + "/tokenizer_config.json");
+  Notes notes;
+  try {
+    static_cast<void>(load_tokenizer(folder.path(), config_with_vocabulary(100, "llama"), notes));
+    ADD_FAILURE() << "not refused";
+  } catch (const Error& error) {
+    EXPECT_EQ(error.code(), "E-TOK-FILE");
+    EXPECT_NE(error.message().find("tokenizer_config.json: open: a link to nothing"),
+              std::string::npos)
+        << error.what();
+  }
+}
+
 // As transformers 4 and 5 write them and as they are on the Hub.
 TEST(TokenizerJson, OddValuesOfRealFilesBesideItAreRead) {
   for (const char* config :
@@ -338,6 +357,103 @@ TEST(TokenizerJson, OptStartsWithItsBos) {
   EXPECT_EQ(opt->bos(), std::optional<TokenId>(2));
   EXPECT_EQ(opt->decode(std::vector<TokenId>{2, 5, 2}, true), "ab");
   EXPECT_EQ(opt->decode(std::vector<TokenId>{2, 5, 2}, false), "</s>ab</s>");
+}
+
+std::string sequence_of(const std::string& list, const std::string& component, int count) {
+  std::string text = R"({"type":"Sequence",")" + list + "\":[";
+  for (int i = 0; i < count; ++i) text += (i == 0 ? "" : ",") + component;
+  return text + "]}";
+}
+
+constexpr const char* kDoubling = R"({"type":"Replace","pattern":{"String":"a"},"content":"aa"})";
+
+TEST(TokenizerJson, NormalizersThatMultiplyATextAreAnErrorOfTheLine) {
+  JsonSpec spec;
+  spec.normalizer = sequence_of("normalizers", kDoubling, 40);
+  const auto tokenizer = load(spec);
+  try {
+    static_cast<void>(encode(*tokenizer, "aaaa"));
+    ADD_FAILURE() << "no limit was hit";
+  } catch (const Error& error) {
+    EXPECT_EQ(error.code(), "E-TOK-LIMIT");
+    EXPECT_EQ(error.role(), ErrorRole::kInput);
+  }
+  EXPECT_FALSE(encode(*tokenizer, "b").empty());
+  // Of the model's own tokens it is the model's fault.
+  spec.added_tokens = R"([{"id":9,"content":"<a>","normalized":true}])";
+  expect_json_refused(spec, "E-TOK-LIMIT", {"added_tokens", "<a>"});
+  // As long as real ones make it.
+  spec = {};
+  spec.normalizer = sequence_of("normalizers", kDoubling, 4);
+  EXPECT_FALSE(encode(*load(spec), std::string(100'000, 'a')).empty());
+}
+
+TEST(TokenizerJson, ComponentsThatMultiplyATextAreRefused) {
+  JsonSpec spec;
+  spec.decoder = sequence_of("decoders", kDoubling, 40);
+  expect_json_refused(spec, "E-TOK-LIMIT", {"decoder.decoders[6]", "64 times"});
+  spec = {};
+  spec.pre_tokenizer = sequence_of("pretokenizers", R"({"type":"ByteLevel"})", 2);
+  expect_json_refused(spec, "E-TOK-COMPONENT",
+                      {"pre_tokenizer.pretokenizers[1].type", "one ByteLevel"});
+  spec = {};
+  spec.normalizer = sequence_of("normalizers", R"({"type":"NFC"})", 65);
+  expect_json_refused(spec, "E-TOK-LIMIT", {"normalizer.normalizers[64]", "64 components"});
+  spec.normalizer = R"({"type":"Prepend","prepend":")" + std::string(1025, 'x') + R"("})";
+  expect_json_refused(spec, "E-TOK-LIMIT", {"normalizer.prepend", "1024 bytes"});
+}
+
+TEST(TokenizerJson, TemplatesMayNotFloodAText) {
+  JsonSpec spec;
+  const auto with = [&](int parts, int ids) {
+    std::string text = R"({"type":"TemplateProcessing","single":[)";
+    for (int i = 0; i < parts; ++i) text += R"({"SpecialToken":{"id":"a"}},)";
+    text += R"({"Sequence":{"id":"A"}}],"special_tokens":{"a":{"ids":[)";
+    for (int i = 0; i < ids; ++i) text += i == 0 ? "0" : ",0";
+    spec.post_processor = text + "]}}}";
+  };
+  with(1000, 1000);
+  expect_json_refused(spec, "E-TOK-LIMIT", {"post_processor.single[1]", "1024 tokens"});
+  with(3000, 0);
+  expect_json_refused(spec, "E-TOK-LIMIT", {"post_processor.single", "2048 parts"});
+  with(1024, 1);
+  EXPECT_EQ(encode(*load(spec), "a").size(), 1025U);
+}
+
+TEST(TokenizerJson, MegabytesOfAddedTokensAreRefused) {
+  JsonSpec spec;
+  spec.added_tokens = "[";
+  for (int i = 0; i < 5000; ++i) {
+    spec.added_tokens += (i == 0 ? "" : ",") + (R"({"id":)" + std::to_string(6 + i)) +
+                         R"(,"content":")" + std::to_string(1000 + i) + std::string(1000, 'x') +
+                         R"("})";
+  }
+  spec.added_tokens += "]";
+  expect_refused({{"tokenizer.json", spec.text()}}, "E-TOK-LIMIT", {"added_tokens"}, 10'000);
+}
+
+// Twice the tokens take about twice the time, and what is not used is not told one by one.
+TEST(TokenizerJson, ManyTokensBesideItTakeLinearTime) {
+  const auto seconds = [](int count, Notes& notes) {
+    std::string added = "{";
+    std::string special = R"({"extra_special_tokens":{)";
+    for (int i = 0; i < count; ++i) {
+      const std::string number = std::to_string(i);
+      added += (i == 0 ? "\"<x" : ",\"<x") + number + "\":" + std::to_string(1000 + i);
+      special += (i == 0 ? "\"k" : ",\"k") + number + "\":\"<y" + number + ">\"";
+    }
+    const Files files = {{"tokenizer.json", JsonSpec{}.text()},
+                         {"added_tokens.json", added + "}"},
+                         {"special_tokens_map.json", special + "}}"}};
+    const auto start = std::chrono::steady_clock::now();
+    static_cast<void>(load(files, notes));
+    return std::chrono::duration<double>(std::chrono::steady_clock::now() - start).count();
+  };
+  Notes notes;
+  const double few = seconds(3'000, notes);
+  notes.clear();
+  EXPECT_LT(seconds(48'000, notes), 60.0 * few);
+  EXPECT_LT(notes.size(), 10U);
 }
 
 }  // namespace
