@@ -287,6 +287,11 @@ class Ops {
   virtual void rms_norm(ConstMatrix x, const float* weight, float weight_offset, float eps,
                         Matrix y, Stream& stream) = 0;
 
+  // rms_norm, in place, of each of `heads` equal parts of the rows of x [T, heads * C] F32 by
+  // itself; w [C] F32 is the same for all.
+  virtual void head_norm(Matrix x, std::int64_t heads, const float* weight, float weight_offset,
+                         float eps, Stream& stream) = 0;
+
   // y = (x - mean) / sqrt(var + eps) * w + b; var divides by C; b may be null. y may alias x.
   virtual void layer_norm(ConstMatrix x, const float* weight, const float* bias, float eps,
                           Matrix y, Stream& stream) = 0;

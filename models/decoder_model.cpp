@@ -6,6 +6,7 @@
 
 #include "base/error.h"
 #include "kernels/sizing/attention_workspace.h"
+#include "models/kv_projection.h"
 
 namespace triphase {
 namespace {
@@ -80,7 +81,7 @@ NormStep norm_step(const ModelConfig& config, const float* weight, const float* 
   return {.rms = config.norms.kind != Norm::kLayerNorm,
           .weight = weight,
           .bias = bias,
-          .weight_offset = config.norms.kind == Norm::kRmsNormPlusOne ? 1.0F : 0.0F,
+          .weight_offset = config.norms.weight_offset(),
           .eps = static_cast<float>(config.norms.eps)};
 }
 
@@ -249,6 +250,10 @@ void DecoderModel::before_attention(std::int64_t layer, const LayerWeights& w,
   const Matrix qkv = rows_of(qkv_, rows, config_.q_width() + 2 * config_.kv_width());
   const Matrix normed = rows_of(normed_, rows, config_.hidden_size);
   project_qkv(layer, w, x, normed, qkv, stream);
+  norm_of_heads(config_, w.query_norm, config_.heads, columns(qkv, 0, config_.q_width()), *ops_,
+                stream);
+  norm_of_heads(config_, w.key_norm, config_.kv_heads,
+                columns(qkv, config_.q_width(), config_.kv_width()), *ops_, stream);
   if (!config_.norms.before || !config_.parallel_residual) return;
   // Both branches read the same x: the MLP's input must exist before attention adds to x.
   norm_mlp(config_, *ops_, w, normed, rows_of(up_, rows, up_width(config_)), x, trace_, stream);

@@ -215,6 +215,7 @@ void LayerInputs::recompute_part(const LayerWeights& weights, std::span<const Kv
                        kv_projection_bias(weights, config_), {}, kv, stream);
   const Matrix k = part_of(kv, 0, rows, 0, width);
   const Matrix v = part_of(kv, 0, rows, width, width);
+  norm_of_heads(config_, weights.key_norm, config_.kv_heads, k, *ops_, stream);
   if (rope_ != nullptr) {
     ops_->rope(k, config_.kv_heads, config_.head_dim, rope_->rotary_dim(),
                rope_rows_->send(rows, stream), stream);
@@ -234,8 +235,9 @@ void LayerInputs::recompute(const LayerWeights& weights, const RecomputedTokens&
     input_ops_->restore(tokens, first, cache, inputs, stream);
     ops_->linear_by_rows(inputs, kv_projection(weights, config_),
                          kv_projection_bias(weights, config_), {tokens.count, first}, kv, stream);
-    input_ops_->store(tokens, first, part_of(kv, 0, rows, 0, width),
-                      part_of(kv, 0, rows, width, width), angles, cache, stream);
+    const Matrix k = part_of(kv, 0, rows, 0, width);
+    norm_of_heads(config_, weights.key_norm, config_.kv_heads, k, *ops_, stream);
+    input_ops_->store(tokens, first, k, part_of(kv, 0, rows, width, width), angles, cache, stream);
   }
 }
 

@@ -22,6 +22,8 @@ LayerWeights moved(const LayerWeights& from, const std::byte* old_base, const st
           .attention_norm_bias = vector(from.attention_norm_bias),
           .qkv = matrix(from.qkv),
           .qkv_bias = vector(from.qkv_bias),
+          .query_norm = vector(from.query_norm),
+          .key_norm = vector(from.key_norm),
           .attention_out = matrix(from.attention_out),
           .attention_out_bias = vector(from.attention_out_bias),
           .mlp_norm = vector(from.mlp_norm),

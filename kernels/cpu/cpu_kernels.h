@@ -28,6 +28,10 @@ void gather_rows(ThreadPool& pool, ConstMatrix x, std::span<const std::int32_t> 
 void rms_norm(ThreadPool& pool, ConstMatrix x, const float* weight, float weight_offset, float eps,
               Matrix y);
 
+// See Ops::head_norm.
+void head_norm(ThreadPool& pool, Matrix x, std::int64_t heads, const float* weight,
+               float weight_offset, float eps);
+
 // See Ops::layer_norm.
 void layer_norm(ThreadPool& pool, ConstMatrix x, const float* weight, const float* bias, float eps,
                 Matrix y);

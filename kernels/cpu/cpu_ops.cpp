@@ -102,6 +102,14 @@ class CpuOps final : public Ops {
     cpu::rms_norm(*pool_, x, weight, weight_offset, eps, y);
   }
 
+  void head_norm(Matrix x, std::int64_t heads, const float* weight, float weight_offset, float eps,
+                 Stream&) override {
+    TRIPHASE_CHECK(
+        is_activation(x) && heads > 0 && x.cols > 0 && x.cols % heads == 0 && weight != nullptr,
+        "head_norm: shapes");
+    cpu::head_norm(*pool_, x, heads, weight, weight_offset, eps);
+  }
+
   void layer_norm(ConstMatrix x, const float* weight, const float* bias, float eps, Matrix y,
                   Stream&) override {
     TRIPHASE_CHECK(

@@ -71,6 +71,15 @@ void rms_norm(ThreadPool& pool, ConstMatrix x, const float* weight, float weight
   });
 }
 
+void head_norm(ThreadPool& pool, Matrix x, std::int64_t heads, const float* weight,
+               float weight_offset, float eps) {
+  const std::int64_t width = x.cols / heads;
+  for_rows(pool, x.rows * heads, width, [&](std::int64_t part) {
+    float* at = row_of<float>(x.data, part / heads, x.row_stride) + part % heads * width;
+    rms_norm_row(at, width, weight, weight_offset, eps, at);
+  });
+}
+
 void layer_norm(ThreadPool& pool, ConstMatrix x, const float* weight, const float* bias, float eps,
                 Matrix y) {
   for_rows(pool, x.rows, x.cols, [&](std::int64_t row) {
@@ -86,12 +95,18 @@ HWY_AFTER_NAMESPACE();
 namespace triphase::cpu {
 namespace {
 HWY_EXPORT(rms_norm);
+HWY_EXPORT(head_norm);
 HWY_EXPORT(layer_norm);
 }  // namespace
 
 void rms_norm(ThreadPool& pool, ConstMatrix x, const float* weight, float weight_offset, float eps,
               Matrix y) {
   HWY_DYNAMIC_DISPATCH(rms_norm)(pool, x, weight, weight_offset, eps, y);
+}
+
+void head_norm(ThreadPool& pool, Matrix x, std::int64_t heads, const float* weight,
+               float weight_offset, float eps) {
+  HWY_DYNAMIC_DISPATCH(head_norm)(pool, x, heads, weight, weight_offset, eps);
 }
 
 void layer_norm(ThreadPool& pool, ConstMatrix x, const float* weight, const float* bias, float eps,

@@ -131,6 +131,11 @@ class CudaOpsOnStreams final : public CudaOps {
     cuda::rms_norm(x, weight, weight_offset, eps, y, handle(stream));
   }
 
+  void head_norm(Matrix x, std::int64_t heads, const float* weight, float weight_offset, float eps,
+                 Stream& stream) override {
+    cuda::head_norm(x, heads, weight, weight_offset, eps, handle(stream));
+  }
+
   void layer_norm(ConstMatrix x, const float* weight, const float* bias, float eps, Matrix y,
                   Stream& stream) override {
     cuda::layer_norm(x, weight, bias, eps, y, handle(stream));

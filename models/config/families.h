@@ -24,6 +24,7 @@ void read_opt(const ConfigFields& fields, ModelConfig& config, Notes& notes);
 void read_llama(const ConfigFields& fields, ModelConfig& config, Notes& notes);
 void read_mistral(const ConfigFields& fields, ModelConfig& config, Notes& notes);
 void read_qwen2(const ConfigFields& fields, ModelConfig& config, Notes& notes);
+void read_qwen3(const ConfigFields& fields, ModelConfig& config, Notes& notes);
 void read_gemma(const ConfigFields& fields, ModelConfig& config, Notes& notes);
 void read_gpt_neox(const ConfigFields& fields, ModelConfig& config, Notes& notes);
 

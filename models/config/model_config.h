@@ -22,6 +22,13 @@ enum class Norm : std::uint8_t {
   kRmsNormPlusOne,  // the same with (1 + w): Gemma
 };
 
+// Norms of queries and keys, before their positions are applied; of the kind and epsilon of the
+// others, without bias.
+enum class QkNorm : std::uint8_t {
+  kNone,
+  kHead,  // each head by itself, with one weight for all: Qwen3
+};
+
 // How a checkpoint names and shapes its tensors; see tensor_manifest.h.
 enum class TensorNaming : std::uint8_t { kLlama, kOpt, kGptNeox };
 
@@ -51,6 +58,10 @@ struct NormConfig {
   bool final_norm = true;
   bool bias = false;    // LayerNorm with bias
   bool weights = true;  // false: norms without parameters; ones are filled in
+  QkNorm qk = QkNorm::kNone;
+
+  // What is added to a weight of these norms.
+  [[nodiscard]] float weight_offset() const { return kind == Norm::kRmsNormPlusOne ? 1.0F : 0.0F; }
 };
 
 struct MlpConfig {

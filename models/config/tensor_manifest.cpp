@@ -16,52 +16,42 @@ constexpr std::array<std::string_view, 2> kGptNeoxPrefixes{"gpt_neox.", ""};
 
 // Names of one family. `{}`-free: layer tensors get "layers.N." in front.
 struct Names {
-  std::string_view embedding, final_norm, attention_norm, mlp_norm, q, k, v, attention_out, gate,
-      up, down, ffn_field, heads_field, kv_heads_field;
+  std::string_view embedding = "embed_tokens";
+  std::string_view final_norm = "norm";
+  std::string_view attention_norm = "input_layernorm";
+  std::string_view mlp_norm = "post_attention_layernorm";
+  std::string_view q = "self_attn.q_proj";
+  std::string_view k = "self_attn.k_proj";
+  std::string_view v = "self_attn.v_proj";
+  std::string_view query_norm = "self_attn.q_norm";
+  std::string_view key_norm = "self_attn.k_norm";
+  std::string_view attention_out = "self_attn.o_proj";
+  std::string_view gate = "mlp.gate_proj";
+  std::string_view up = "mlp.up_proj";
+  std::string_view down = "mlp.down_proj";
+  std::string_view ffn_field = "intermediate_size";
+  std::string_view heads_field = "num_attention_heads * head_dim";
+  std::string_view kv_heads_field = "num_key_value_heads * head_dim";
 };
 
-constexpr Names kLlamaNames{"embed_tokens",
-                            "norm",
-                            "input_layernorm",
-                            "post_attention_layernorm",
-                            "self_attn.q_proj",
-                            "self_attn.k_proj",
-                            "self_attn.v_proj",
-                            "self_attn.o_proj",
-                            "mlp.gate_proj",
-                            "mlp.up_proj",
-                            "mlp.down_proj",
-                            "intermediate_size",
-                            "num_attention_heads * head_dim",
-                            "num_key_value_heads * head_dim"};
-constexpr Names kOptNames{"embed_tokens",
-                          "final_layer_norm",
-                          "self_attn_layer_norm",
-                          "final_layer_norm",
-                          "self_attn.q_proj",
-                          "self_attn.k_proj",
-                          "self_attn.v_proj",
-                          "self_attn.out_proj",
-                          "",
-                          "fc1",
-                          "fc2",
-                          "ffn_dim",
-                          "hidden_size",
-                          "hidden_size"};
-constexpr Names kGptNeoxNames{"embed_in",
-                              "final_layer_norm",
-                              "input_layernorm",
-                              "post_attention_layernorm",
-                              "attention.query_key_value",
-                              "",
-                              "",
-                              "attention.dense",
-                              "",
-                              "mlp.dense_h_to_4h",
-                              "mlp.dense_4h_to_h",
-                              "intermediate_size",
-                              "hidden_size",
-                              "hidden_size"};
+constexpr Names kLlamaNames{};
+constexpr Names kOptNames{.final_norm = "final_layer_norm",
+                          .attention_norm = "self_attn_layer_norm",
+                          .mlp_norm = "final_layer_norm",
+                          .attention_out = "self_attn.out_proj",
+                          .up = "fc1",
+                          .down = "fc2",
+                          .ffn_field = "ffn_dim",
+                          .heads_field = "hidden_size",
+                          .kv_heads_field = "hidden_size"};
+constexpr Names kGptNeoxNames{.embedding = "embed_in",
+                              .final_norm = "final_layer_norm",
+                              .q = "attention.query_key_value",
+                              .attention_out = "attention.dense",
+                              .up = "mlp.dense_h_to_4h",
+                              .down = "mlp.dense_4h_to_h",
+                              .heads_field = "hidden_size",
+                              .kv_heads_field = "hidden_size"};
 
 const Names& names_of(TensorNaming naming) {
   switch (naming) {
@@ -138,6 +128,7 @@ class ManifestBuilder {
       vector(WeightSlot::kQkvBias, layer, qkv("bias"));
       entries_.back().order = order;
     }
+    add_qk_norms(layer);
     matrix(WeightSlot::kAttentionOut, layer, config_.q_width(), names_.heads_field,
            {part(in_layer(names_.attention_out, "weight"), hidden, "hidden_size")});
     if (config_.attention_out_bias) {
@@ -154,6 +145,16 @@ class ManifestBuilder {
       vector(WeightSlot::kDownBias, layer,
              {part(in_layer(names_.down, "bias"), hidden, "hidden_size")});
     }
+  }
+
+  void add_qk_norms(std::int64_t layer) {
+    if (config_.norms.qk == QkNorm::kNone) return;
+    const auto add = [&](WeightSlot slot, std::string_view name) {
+      vector(slot, layer,
+             {part(fmt::format("layers.{}.{}.weight", layer, name), config_.head_dim, "head_dim")});
+    };
+    add(WeightSlot::kQueryNorm, names_.query_norm);
+    add(WeightSlot::kKeyNorm, names_.key_norm);
   }
 
   void add_head() {

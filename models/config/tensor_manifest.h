@@ -28,6 +28,8 @@ enum class WeightSlot : std::uint8_t {
   kAttentionNormBias,
   kQkv,
   kQkvBias,
+  kQueryNorm,
+  kKeyNorm,
   kAttentionOut,
   kAttentionOutBias,
   kMlpNorm,
@@ -65,7 +67,8 @@ struct WeightEntry {
 
   [[nodiscard]] bool is_norm_weight() const {
     return slot == WeightSlot::kAttentionNorm || slot == WeightSlot::kMlpNorm ||
-           slot == WeightSlot::kFinalNorm;
+           slot == WeightSlot::kFinalNorm || slot == WeightSlot::kQueryNorm ||
+           slot == WeightSlot::kKeyNorm;
   }
 };
 

@@ -92,6 +92,12 @@ void WeightBlock::place(const WeightEntry& entry, DType dtype, const std::byte* 
     case WeightSlot::kQkvBias:
       layer.qkv_bias = vector;
       return;
+    case WeightSlot::kQueryNorm:
+      layer.query_norm = vector;
+      return;
+    case WeightSlot::kKeyNorm:
+      layer.key_norm = vector;
+      return;
     case WeightSlot::kAttentionOut:
       layer.attention_out = matrix;
       return;

@@ -28,6 +28,8 @@ struct LayerWeights {
   // interleaved rows are put into this order while loading).
   ConstMatrix qkv;  // [(heads + 2 kv_heads) * head_dim, hidden]
   const float* qkv_bias = nullptr;
+  const float* query_norm = nullptr;  // [head_dim], the same for every head
+  const float* key_norm = nullptr;
   ConstMatrix attention_out;  // [hidden, heads * head_dim]
   const float* attention_out_bias = nullptr;
   const float* mlp_norm = nullptr;

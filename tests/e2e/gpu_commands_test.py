@@ -21,8 +21,8 @@ ROOT = pathlib.Path(__file__).resolve().parent.parent.parent
 SHIPPED = ROOT / "models" / "shipped"
 PARITY = ROOT / "tests" / "fixtures" / "parity"
 GPU = "cuda:emulated"
-# Learned positions, parallel residuals, sliding windows, one KV head, biases; F32 and BF16 weights.
-FIXTURES = ("opt-350m", "neox-parallel", "mistral-window", "gemma-mqa", "qwen2-bf16")
+# Learned positions, parallel residuals, sliding windows, one KV head, biases; F32 and BF16 weights; norms of heads.
+FIXTURES = ("opt-350m", "neox-parallel", "mistral-window", "gemma-mqa", "qwen2-bf16", "qwen3-window-biases")
 
 
 def shape(**other):

@@ -42,6 +42,11 @@ def decoder(hidden, heads, kv_heads, **more):
     }
 
 
+def small(hidden, heads, kv_heads, **more):
+    """The same with fewer weights: for families that came later."""
+    return decoder(hidden, heads, kv_heads, vocab_size=67, intermediate_size=hidden + 12, **more)
+
+
 def opt(hidden, heads, **more):
     return {
         "hidden_size": hidden,
@@ -294,6 +299,30 @@ VARIANTS = [
     ),
     Variant(
         "qwen2-bf16", "qwen2", decoder(64, 4, 1, **UNTIED, **rope("default", 1e6)), dtype="bfloat16"
+    ),
+    # Qwen3: each head's queries and keys have a norm; head_dim is free of hidden_size.
+    Variant(
+        "qwen3-tied",
+        "qwen3",
+        small(24, 4, 2, head_dim=8, **TIED, **rope("default", 1e6)),
+        older_layout=True,
+    ),
+    Variant(
+        "qwen3-window-biases",
+        "qwen3",
+        small(
+            24,
+            3,
+            1,
+            head_dim=12,
+            num_hidden_layers=3,
+            attention_bias=True,
+            use_sliding_window=True,
+            sliding_window=20,
+            max_window_layers=2,
+            **UNTIED
+        ),
+        dtype="bfloat16",
     ),
 ]
 

@@ -35,7 +35,13 @@ std::vector<Variant> variants() {
   ModelConfig post_norm = biased;
   post_norm.norms.before = false;
   post_norm.norms.final_norm = false;
-  return {{"llama", llama}, {"biased", biased}, {"neox", neox}, {"post_norm", post_norm}};
+  ModelConfig qk_norms = llama;
+  qk_norms.norms.qk = QkNorm::kHead;
+  return {{"llama", llama},
+          {"biased", biased},
+          {"neox", neox},
+          {"post_norm", post_norm},
+          {"qk_norms", qk_norms}};
 }
 
 const std::vector<Request>& requests_of_test() {

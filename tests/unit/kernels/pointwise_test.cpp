@@ -27,6 +27,25 @@ TEST_P(PointwiseTest, RmsNorm) {
   }
 }
 
+TEST_P(PointwiseTest, HeadNormIsTheRmsNormOfEachPart) {
+  constexpr std::int64_t kHeads = 3;
+  for (const std::int64_t width : kWidths) {
+    TestMatrix x = TestMatrix(5, kHeads * width, 4).randomize(random_, 3.0F);
+    const TestMatrix weight = TestMatrix(1, width).randomize(random_);
+    TestMatrix expected = x;
+    ops_->head_norm(x.view(), kHeads, weight.floats(), 1.0F, 1e-5F, *stream_);
+    for (std::int64_t head = 0; head < kHeads; ++head) {
+      Matrix part = expected.view();
+      part.data = static_cast<float*>(part.data) + head * width;
+      part.cols = width;
+      ops_->rms_norm(part, weight.floats(), 1.0F, 1e-5F, part, *stream_);
+    }
+    for (std::int64_t row = 0; row < 5; ++row) {
+      EXPECT_TRUE(same_bits(x.row(row), expected.row(row))) << "width " << width;
+    }
+  }
+}
+
 TEST_P(PointwiseTest, LayerNorm) {
   for (const std::int64_t cols : kWidths) {
     TestMatrix x = TestMatrix(5, cols, 3).randomize(random_, 3.0F);
