@@ -132,12 +132,12 @@ DecoderModel::DecoderModel(const ModelConfig& config, const ModelWeights& weight
       weights_(&weights),
       ops_(&ops),
       limits_(limits),
+      ropes_(config),
       threads_(threads),
       sends_tables_(!pool.device().runs_at_once()),
       weight_stream_(weights, transfers, pool) {
   TRIPHASE_CHECK(static_cast<std::int64_t>(weights.layers.size()) == config.layers,
                  "weights of another model");
-  if (config.rope) rope_.emplace(*config.rope, config.max_positions);
   const ScratchSizes sizes = scratch_sizes(config, limits, threads);
   const auto take = [&pool](std::int64_t elements) {
     return elements == 0 ? Buffer{}
@@ -150,7 +150,8 @@ DecoderModel::DecoderModel(const ModelConfig& config, const ModelWeights& weight
   qkv_ = take(sizes.qkv);
   attended_ = take(sizes.attended);
   up_ = take(sizes.up);
-  if (rope_) rope_rows_.emplace(*rope_, limits.rows, pool);
+  for (const RopeTable& table : ropes_.tables()) rope_rows_.emplace_back(table, limits.rows, pool);
+  angles_.resize(rope_rows_.size());
   selected_ = take(sizes.selected);
   projected_ = take(sizes.projected);
   logits_ = take(sizes.logits);
@@ -175,9 +176,9 @@ void DecoderModel::set_attention(const AttentionOptions& options, SparseOps& ops
 void DecoderModel::set_layer_inputs(std::int64_t tokens, InputOps& ops, MemoryPool& pool) {
   if (tokens == 0) return;
   TRIPHASE_CHECK(limits_.input_block_tokens > 0, "buffers for layer inputs");
-  inputs_ = std::make_unique<LayerInputs>(config_, tokens, input_rows(limits_),
-                                          limits_.listed_input_tokens > 0, *ops_, ops,
-                                          rope_ ? &*rope_ : nullptr, pool);
+  inputs_ =
+      std::make_unique<LayerInputs>(config_, tokens, input_rows(limits_),
+                                    limits_.listed_input_tokens > 0, *ops_, ops, ropes_, pool);
 }
 
 void DecoderModel::begin_sequence(SequenceId sequence, std::int64_t prompt_tokens,
@@ -190,7 +191,7 @@ void DecoderModel::end_sequence(SequenceId sequence) {
 }
 
 std::uint64_t DecoderModel::rope_key_for_prompt(std::int64_t prompt_tokens) const {
-  return rope_ ? rope_->key_for_prompt(prompt_tokens) : 0;
+  return ropes_.key_for_prompt(prompt_tokens);
 }
 
 ConstMatrix DecoderModel::forward(const ForwardBatch& batch, KvStore& kv, Stream& stream) {
@@ -310,7 +311,7 @@ void DecoderModel::attend(std::int64_t layer, const LayerWeights& w, std::int64_
   if (host_attention_) host_attention_->send(LayerId(layer), q);
   for (std::int64_t group = 0; group < kv_step_.groups(); ++group) {
     const std::span<const AttentionSegment> segments = wait_for_kv(layer, group);
-    recompute(w, cache, stream);
+    recompute(layer, w, cache, stream);
     const Workspace workspace{workspace_.data(), workspace_.bytes()};
     if (runner_) choose(layer, group, segments, w, q, v, cache, scale, stream);
     const TraceSpan span(trace_, TraceLane::kCompute, "attend");
@@ -348,9 +349,9 @@ KvLayerView DecoderModel::append_kv(std::int64_t layer, Matrix q, Matrix k, Matr
     kv_step_.set_slot_tables(&tables_);
     slots.tables = &tables_;
   }
-  if (rope_) {
-    ops_->rope_and_append(q, config_.heads, k, v, rope_->rotary_dim(), angles_, slots, cache,
-                          stream);
+  if (const std::optional<std::size_t> rope = ropes_.of(layer)) {
+    ops_->rope_and_append(q, config_.heads, k, v, ropes_.tables()[*rope].rotary_dim(),
+                          angles_[*rope], slots, cache, stream);
   } else {
     ops_->kv_append(k, v, slots, cache, stream);
   }
@@ -394,18 +395,19 @@ void DecoderModel::choose(std::int64_t layer, std::int64_t group,
     span.note("group", group);
     kv_step_.fetch(LayerId(layer), group, choices);
   }
-  recompute(w, cache, stream);
+  recompute(layer, w, cache, stream);
 }
 
-void DecoderModel::recompute(const LayerWeights& w, const KvLayerView& cache, Stream& stream) {
+void DecoderModel::recompute(std::int64_t layer, const LayerWeights& w, const KvLayerView& cache,
+                             Stream& stream) {
   const KvRecomputes& recomputes = kv_step_.recomputes();
   const RecomputedTokens& listed = kv_step_.listed_recomputes();
   if (recomputes.tokens.empty() && listed.most == 0) return;
   TRIPHASE_CHECK(inputs_ != nullptr, "recomputable blocks have layer inputs");
   TraceSpan span(trace_, TraceLane::kRecompute, "recompute");
-  if (listed.most > 0) return inputs_->recompute(w, listed, cache, stream);
+  if (listed.most > 0) return inputs_->recompute(LayerId(layer), w, listed, cache, stream);
   span.note("tokens", static_cast<std::int64_t>(recomputes.tokens.size()));
-  inputs_->recompute(w, recomputes, cache, stream);
+  inputs_->recompute(LayerId(layer), w, recomputes, cache, stream);
 }
 
 ConstMatrix DecoderModel::head(const ForwardBatch& batch, ConstMatrix x, Stream& stream) {
@@ -436,12 +438,12 @@ void DecoderModel::fill_positions(const ForwardBatch& batch, Stream& stream) {
     for (std::int64_t i = 0; i < segment.count; ++i, ++row) {
       const std::int64_t position = segment.first_position + i;
       positions_[static_cast<std::size_t>(row)] = static_cast<std::int32_t>(position);
-      if (rope_) rope_rows_->set(row, segment.rope_key, position);
+      for (RopeRows& rows : rope_rows_) rows.set(row, segment.rope_key, position);
     }
   }
   TRIPHASE_CHECK(row == static_cast<std::int64_t>(batch.tokens.size()),
                  "segments must cover the batch");
-  if (rope_) angles_ = rope_rows_->send(row, stream);
+  for (std::size_t i = 0; i < rope_rows_.size(); ++i) angles_[i] = rope_rows_[i].send(row, stream);
 }
 
 }  // namespace triphase

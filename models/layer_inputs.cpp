@@ -45,22 +45,24 @@ AnyMatrix part_of(AnyMatrix all, std::int64_t first_row, std::int64_t rows,
 }  // namespace
 
 LayerInputs::LayerInputs(const ModelConfig& config, std::int64_t tokens, std::int64_t rows,
-                         bool on_device, Ops& ops, InputOps& input_ops, const RopeTable* rope,
+                         bool on_device, Ops& ops, InputOps& input_ops, const LayerRopes& ropes,
                          MemoryPool& pool)
     : config_(config),
       tokens_(tokens),
       rows_capacity_(rows),
       ops_(&ops),
       input_ops_(&input_ops),
-      rope_(rope) {
+      ropes_(&ropes) {
   TRIPHASE_CHECK(tokens > 0 && rows > 0, "leading tokens with layer inputs");
   const Sizes sizes = sizes_of(config, rows);
   codes_ = pool.allocate(sizes.codes, MemoryTag::kActivations);
   scales_ = pool.allocate(sizes.scales, MemoryTag::kActivations);
   inputs_ = pool.allocate(sizes.inputs, MemoryTag::kActivations);
   kv_ = pool.allocate(sizes.kv, MemoryTag::kActivations);
-  if (rope != nullptr) rope_rows_.emplace(*rope, rows, pool);
-  if (rope != nullptr && on_device) rope_positions_.emplace(*rope, tokens, pool);
+  for (const RopeTable& table : ropes.tables()) {
+    rope_rows_.emplace_back(table, rows, pool);
+    if (on_device) rope_positions_.emplace_back(table, tokens, pool);
+  }
   requantized_.reserve(static_cast<std::size_t>(rows));
   slot_pages_.resize(static_cast<std::size_t>(rows));
   slot_offsets_.resize(static_cast<std::size_t>(rows));
@@ -173,8 +175,9 @@ void LayerInputs::save(LayerId layer, const std::int8_t* codes, const float* sca
   under_way_.push_back(saves.back());
 }
 
-void LayerInputs::recompute(const LayerWeights& weights, const KvRecomputes& recomputes,
-                            const KvLayerView& cache, Stream& stream) {
+void LayerInputs::recompute(LayerId layer, const LayerWeights& weights,
+                            const KvRecomputes& recomputes, const KvLayerView& cache,
+                            Stream& stream) {
   std::span<const KvRecompute> blocks = recomputes.blocks;
   std::span<const KvRecomputeToken> tokens = recomputes.tokens;
   while (!blocks.empty()) {
@@ -187,16 +190,18 @@ void LayerInputs::recompute(const LayerWeights& weights, const KvRecomputes& rec
     TRIPHASE_CHECK(count > 0, "buffers for the rows of a block");
     const auto part = static_cast<std::size_t>(rows);
     if (rows > 0) {
-      recompute_part(weights, blocks.first(count), tokens.first(part), cache, stream);
+      recompute_part(layer, weights, blocks.first(count), tokens.first(part), cache, stream);
     }
     blocks = blocks.subspan(count);
     tokens = tokens.subspan(part);
   }
 }
 
-void LayerInputs::recompute_part(const LayerWeights& weights, std::span<const KvRecompute> blocks,
+void LayerInputs::recompute_part(LayerId layer, const LayerWeights& weights,
+                                 std::span<const KvRecompute> blocks,
                                  std::span<const KvRecomputeToken> tokens, const KvLayerView& cache,
                                  Stream& stream) {
+  const std::optional<std::size_t> rope = ropes_->of(layer.value);
   const auto rows = static_cast<std::int64_t>(tokens.size());
   const std::int64_t width = config_.kv_width();
   std::int64_t row = 0;
@@ -205,7 +210,7 @@ void LayerInputs::recompute_part(const LayerWeights& weights, std::span<const Kv
         tokens.subspan(static_cast<std::size_t>(row), static_cast<std::size_t>(block.token_count));
     read_inputs(block, own, row, cache, stream);
     for (const KvRecomputeToken& token : own) {
-      if (rope_rows_) rope_rows_->set(row, block.rope_key, block.first_position + token.offset);
+      if (rope) rope_rows_[*rope].set(row, block.rope_key, block.first_position + token.offset);
       ++row;
     }
   }
@@ -216,18 +221,20 @@ void LayerInputs::recompute_part(const LayerWeights& weights, std::span<const Kv
   const Matrix k = part_of(kv, 0, rows, 0, width);
   const Matrix v = part_of(kv, 0, rows, width, width);
   norm_of_heads(config_, weights.key_norm, config_.kv_heads, k, *ops_, stream);
-  if (rope_ != nullptr) {
-    ops_->rope(k, config_.kv_heads, config_.head_dim, rope_->rotary_dim(),
-               rope_rows_->send(rows, stream), stream);
+  if (rope) {
+    ops_->rope(k, config_.kv_heads, config_.head_dim, ropes_->tables()[*rope].rotary_dim(),
+               rope_rows_[*rope].send(rows, stream), stream);
   }
   put_into_slots(blocks, tokens, k, v, cache, stream);
   use_.recomputed_tokens += static_cast<std::uint64_t>(rows);
 }
 
-void LayerInputs::recompute(const LayerWeights& weights, const RecomputedTokens& tokens,
-                            const KvLayerView& cache, Stream& stream) {
+void LayerInputs::recompute(LayerId layer, const LayerWeights& weights,
+                            const RecomputedTokens& tokens, const KvLayerView& cache,
+                            Stream& stream) {
   const std::int64_t width = config_.kv_width();
-  const ConstMatrix angles = rope_positions_ ? rope_positions_->send(stream) : ConstMatrix{};
+  const std::optional<std::size_t> rope = ropes_->of(layer.value);
+  const ConstMatrix angles = rope ? rope_positions_[*rope].send(stream) : ConstMatrix{};
   for (std::int64_t first = 0; first < tokens.most; first += rows_capacity_) {
     const std::int64_t rows = std::min(rows_capacity_, tokens.most - first);
     const Matrix inputs = rows_of(inputs_, rows, config_.hidden_size);

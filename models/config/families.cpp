@@ -14,8 +14,11 @@ constexpr std::array<std::string_view, 2> kMistral{"MistralForCausalLM", "Mistra
 constexpr std::array<std::string_view, 2> kOpt{"OPTForCausalLM", "OPTModel"};
 constexpr std::array<std::string_view, 2> kQwen2{"Qwen2ForCausalLM", "Qwen2Model"};
 constexpr std::array<std::string_view, 2> kQwen3{"Qwen3ForCausalLM", "Qwen3Model"};
+constexpr std::array<std::string_view, 2> kSmolLm3{"SmolLM3ForCausalLM", "SmolLM3Model"};
 
-constexpr std::array<Family, 7> kFamilies{{
+constexpr std::array<std::string_view, 1> kNoRopeLayers{"no_rope_layers"};
+
+constexpr std::array<Family, 8> kFamilies{{
     {"gemma", kGemma, read_gemma},
     {"gpt_neox", kGptNeox, read_gpt_neox},
     {"llama", kLlama, read_llama},
@@ -23,6 +26,7 @@ constexpr std::array<Family, 7> kFamilies{{
     {"opt", kOpt, read_opt},
     {"qwen2", kQwen2, read_qwen2},
     {"qwen3", kQwen3, read_qwen3},
+    {"smollm3", kSmolLm3, read_smollm3, kNoRopeLayers},
 }};
 
 }  // namespace

@@ -15,6 +15,8 @@ struct Family {
   std::string_view model_type;
   std::span<const std::string_view> architectures;
   void (*read)(const ConfigFields& fields, ModelConfig& config, Notes& notes);
+  // Fields that are refused in models of other types (model_config.cpp).
+  std::span<const std::string_view> reads{};
 };
 
 // Sorted by model_type.
@@ -25,6 +27,7 @@ void read_llama(const ConfigFields& fields, ModelConfig& config, Notes& notes);
 void read_mistral(const ConfigFields& fields, ModelConfig& config, Notes& notes);
 void read_qwen2(const ConfigFields& fields, ModelConfig& config, Notes& notes);
 void read_qwen3(const ConfigFields& fields, ModelConfig& config, Notes& notes);
+void read_smollm3(const ConfigFields& fields, ModelConfig& config, Notes& notes);
 void read_gemma(const ConfigFields& fields, ModelConfig& config, Notes& notes);
 void read_gpt_neox(const ConfigFields& fields, ModelConfig& config, Notes& notes);
 

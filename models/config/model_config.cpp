@@ -56,7 +56,10 @@ bool off(const Json& value) {
 }
 
 // Throws E-CFG-FEATURE or E-CFG-QUANT.
-void refuse_unsupported_features(const ConfigFields& fields) {
+void refuse_unsupported_features(const ConfigFields& fields, const Family& family) {
+  const auto read = [&](std::string_view field) {
+    return std::ranges::count(family.reads, field) != 0;
+  };
   for (const std::string_view key : {"quantization_config", "compression_config"}) {
     if (!fields.has(key)) continue;
     throw fields.error("E-CFG-QUANT", key)
@@ -65,7 +68,7 @@ void refuse_unsupported_features(const ConfigFields& fields) {
   }
   for (const Feature& feature : kMustBeOff) {
     const Json* value = fields.find(feature.field);
-    if (value != nullptr && !off(*value)) {
+    if (value != nullptr && !off(*value) && !read(feature.field)) {
       throw fields.error("E-CFG-FEATURE", feature.field).expected(feature.expected);
     }
   }
@@ -77,7 +80,7 @@ void refuse_unsupported_features(const ConfigFields& fields) {
   }
   for (const std::string_view key : kFactors) {
     const Json* value = fields.find(key);
-    if (value != nullptr && value->number() != 1.0) {
+    if (value != nullptr && value->number() != 1.0 && !read(key)) {
       throw fields.error("E-CFG-FEATURE", key).expected("1");
     }
   }
@@ -296,7 +299,7 @@ ModelConfig parse_model_config(const Json& config, const Json* generation_config
   const Family& family = find_family(ConfigFields(config, file, "any"), result.architecture);
   const ConfigFields fields(config, file, family.model_type);
   result.model_type = family.model_type;
-  refuse_unsupported_features(fields);
+  refuse_unsupported_features(fields, family);
   family.read(fields, result, notes);
   read_token_ids(fields, generation_config, result, notes);
   read_declared_dtype(fields, result, notes);

@@ -99,6 +99,8 @@ struct ModelConfig {
   bool qkv_bias = false;
   bool attention_out_bias = false;
   std::optional<RopeConfig> rope;  // nothing: learned absolute positions
+  // Per layer: its queries and keys are not rotated although `rope` is there. Empty = none.
+  std::vector<bool> unrotated;
   // Per layer: tokens a query may look back to, itself included; 0 = unlimited. Empty = all 0.
   std::vector<std::int64_t> sliding_window;
 
@@ -108,6 +110,9 @@ struct ModelConfig {
 
   [[nodiscard]] std::int64_t window(std::int64_t layer) const {
     return sliding_window.empty() ? 0 : sliding_window[static_cast<std::size_t>(layer)];
+  }
+  [[nodiscard]] bool rotates(std::int64_t layer) const {
+    return rope && (unrotated.empty() || !unrotated[static_cast<std::size_t>(layer)]);
   }
   [[nodiscard]] std::int64_t q_width() const { return heads * head_dim; }
   [[nodiscard]] std::int64_t kv_width() const { return kv_heads * head_dim; }

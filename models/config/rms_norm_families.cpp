@@ -27,10 +27,11 @@ std::int64_t sliding_window(const ConfigFields& fields) {
   return fields.count("sliding_window", kMaxPositions, fields.present("sliding_window") ? 0 : 4096);
 }
 
-// Windows of the layers that layer_types names, or of those from max_window_layers on.
-void read_chosen_windows(const ConfigFields& fields, ModelConfig& config) {
-  const bool use_window = fields.flag("use_sliding_window", false);
-  const std::int64_t window = use_window ? sliding_window(fields) : 0;
+// Windows of the layers that layer_types names, or of those that slide where it is missing.
+// `switch_key`: the field that gives no window, where layer_types asks for one.
+template <class Slides>
+void read_windows(const ConfigFields& fields, std::int64_t window, std::string_view switch_key,
+                  const Slides& slides_otherwise, ModelConfig& config) {
   const auto layers = static_cast<std::size_t>(config.layers);
   std::vector<std::int64_t> windows(layers, 0);
   if (const Json* types = fields.find("layer_types")) {
@@ -49,20 +50,28 @@ void read_chosen_windows(const ConfigFields& fields, ModelConfig& config) {
             .expected("full_attention or sliding_attention");
       }
       if (slides && window == 0) {
-        throw fields.error("E-CFG-FEATURE", use_window ? "sliding_window" : "use_sliding_window")
+        throw fields.error("E-CFG-FEATURE", switch_key)
             .expected("a window: layer_types asks for sliding_attention");
       }
       windows[layer] = slides ? window : 0;
     }
-  } else if (window != 0) {
-    const std::int64_t first = fields.count("max_window_layers", kMaxPositions, 28);
+  } else {
     for (std::size_t layer = 0; layer < layers; ++layer) {
-      if (static_cast<std::int64_t>(layer) >= first) windows[layer] = window;
+      if (slides_otherwise(static_cast<std::int64_t>(layer))) windows[layer] = window;
     }
   }
   if (std::any_of(windows.begin(), windows.end(), [](std::int64_t w) { return w != 0; })) {
     config.sliding_window = std::move(windows);
   }
+}
+
+// read_windows() where use_sliding_window must be on for any.
+template <class Slides>
+void read_optional_windows(const ConfigFields& fields, const Slides& slides_otherwise,
+                           ModelConfig& config) {
+  const bool used = fields.flag("use_sliding_window", false);
+  read_windows(fields, used ? sliding_window(fields) : 0,
+               used ? "sliding_window" : "use_sliding_window", slides_otherwise, config);
 }
 
 }  // namespace
@@ -96,7 +105,9 @@ void read_qwen2(const ConfigFields& fields, ModelConfig& config, Notes& notes) {
   config.qkv_bias = true;
   config.embedding.tied = fields.flag("tie_word_embeddings", false);
   config.rope = read_rope(fields, {}, config, notes);
-  read_chosen_windows(fields, config);
+  const std::int64_t first = fields.count("max_window_layers", kMaxPositions, 28);
+  read_optional_windows(
+      fields, [&](std::int64_t layer) { return layer >= first; }, config);
 }
 
 void read_qwen3(const ConfigFields& fields, ModelConfig& config, Notes& notes) {
@@ -105,6 +116,38 @@ void read_qwen3(const ConfigFields& fields, ModelConfig& config, Notes& notes) {
   config.qkv_bias = attention_bias;
   config.attention_out_bias = attention_bias;
   config.norms.qk = QkNorm::kHead;
+}
+
+void read_smollm3(const ConfigFields& fields, ModelConfig& config, Notes& notes) {
+  read_llama(fields, config, notes);
+  const auto layers = static_cast<std::size_t>(config.layers);
+  config.unrotated.resize(layers);
+  if (const Json* rotated = fields.find("no_rope_layers")) {  // 1 where rope is applied
+    const JsonArray* flags = rotated->array();
+    if (flags == nullptr || flags->size() < layers) {
+      throw fields.error("E-CFG-TYPE", "no_rope_layers")
+          .expected(fmt::format("an array of {} numbers, one per layer", config.layers));
+    }
+    for (std::size_t layer = 0; layer < layers; ++layer) {
+      const std::optional<std::int64_t> flag = (*flags)[layer].integer();
+      if (flag != 0 && flag != 1) {
+        throw Error(ErrorRole::kModel, "E-CFG-TYPE", fmt::format("no_rope_layers[{}]", layer))
+            .file(fields.file())
+            .found((*flags)[layer].describe())
+            .expected("0 or 1");
+      }
+      config.unrotated[layer] = flag == 0;
+    }
+  } else {
+    const std::int64_t interval =
+        fields.optional_size("no_rope_layer_interval", kMaxLayers).value_or(4);
+    for (std::size_t layer = 0; layer < layers; ++layer) {
+      config.unrotated[layer] = (static_cast<std::int64_t>(layer) + 1) % interval == 0;
+    }
+  }
+  config.embedding.tied = fields.flag("tie_word_embeddings", true);
+  read_optional_windows(
+      fields, [&](std::int64_t layer) { return !config.rotates(layer); }, config);
 }
 
 void read_gemma(const ConfigFields& fields, ModelConfig& config, Notes& notes) {

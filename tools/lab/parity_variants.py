@@ -324,6 +324,30 @@ VARIANTS = [
         ),
         dtype="bfloat16",
     ),
+    # SmolLM3: layers that rotate nothing; windows in those alone.
+    Variant(
+        "smollm3-tied",
+        "smollm3",
+        small(24, 4, 2, num_hidden_layers=3, no_rope_layer_interval=3, **TIED),
+        older_layout=True,
+    ),
+    Variant(
+        "smollm3-window-biases",
+        "smollm3",
+        small(
+            24,
+            3,
+            1,
+            num_hidden_layers=3,
+            no_rope_layers=[1, 0, 1],
+            use_sliding_window=True,
+            sliding_window=20,
+            attention_bias=True,
+            mlp_bias=True,
+            **UNTIED
+        ),
+        dtype="bfloat16",
+    ),
 ]
 
 # A seed belongs to a place in the list: add new variants at the end.

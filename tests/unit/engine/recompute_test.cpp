@@ -37,11 +37,10 @@ std::vector<Variant> variants() {
   post_norm.norms.final_norm = false;
   ModelConfig qk_norms = llama;
   qk_norms.norms.qk = QkNorm::kHead;
-  return {{"llama", llama},
-          {"biased", biased},
-          {"neox", neox},
-          {"post_norm", post_norm},
-          {"qk_norms", qk_norms}};
+  ModelConfig unrotated = llama;
+  unrotated.unrotated = {false, true};
+  return {{"llama", llama},         {"biased", biased},     {"neox", neox},
+          {"post_norm", post_norm}, {"qk_norms", qk_norms}, {"unrotated", unrotated}};
 }
 
 const std::vector<Request>& requests_of_test() {

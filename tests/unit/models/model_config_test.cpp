@@ -111,6 +111,25 @@ TEST(ModelConfig, SlidingWindows) {
       (std::vector<std::int64_t>{24, 0, 0}));
 }
 
+TEST(ModelConfig, LayersWithoutRotaryPositions) {
+  const std::string smol =
+      with(with(kLlamaConfig, "model_type", "\"smollm3\""), "architectures", "null");
+  const std::string four = with(smol, "num_hidden_layers", "4");
+  EXPECT_EQ(parse(four).unrotated, (std::vector<bool>{false, false, false, true}));
+  EXPECT_EQ(parse(with(four, "no_rope_layer_interval", "2")).unrotated,
+            (std::vector<bool>{false, true, false, true}));
+  const ModelConfig chosen = parse(with(four, "no_rope_layers", "[0, 1, 1, 0]"));
+  EXPECT_EQ(chosen.unrotated, (std::vector<bool>{true, false, false, true}));
+  EXPECT_FALSE(chosen.rotates(0));
+  EXPECT_TRUE(chosen.rotates(1));
+  expect_error(thrown_by([&] { (void)parse(with(four, "no_rope_layers", "[1, 1]")); }),
+               "E-CFG-TYPE", "an array of 4 numbers");
+  expect_error(thrown_by([&] { (void)parse(with(four, "no_rope_layers", "[1, 1, 2, 1]")); }),
+               "E-CFG-TYPE", "no_rope_layers[2]");
+  expect_error(thrown_by([&] { (void)parse(with(kLlamaConfig, "no_rope_layers", "[1, 1]")); }),
+               "E-CFG-FEATURE", "no_rope_layers");
+}
+
 TEST(ModelConfig, EndOfTextIds) {
   Notes notes;
   EXPECT_EQ(parse(with(kLlamaConfig, "eos_token_id", "[9, 3, 9]")).eos_ids,
@@ -177,7 +196,7 @@ std::vector<BadConfig> bad_configs() {
       {"UnknownTypeMixtral", with(llama, "model_type", "\"mixtral\""), "E-CFG-MODEL",
        "nearest supported type is mistral"},
       {"UnknownTypeQwen3Moe", with(llama, "model_type", "\"qwen3_moe\""), "E-CFG-MODEL",
-       "opt, qwen2 or qwen3"},
+       "qwen2, qwen3 or smollm3"},
       {"UnknownClass", with(llama, "architectures", "[\"LlamaForSequenceClassification\"]"),
        "E-CFG-MODEL", "architectures"},
       {"Disagree", with(llama, "model_type", "\"opt\""), "E-CFG-MODEL",
