@@ -287,6 +287,10 @@ class Ops {
   virtual void rms_norm(ConstMatrix x, const float* weight, float weight_offset, float eps,
                         Matrix y, Stream& stream) = 0;
 
+  // y += rms_norm(x), which must not alias.
+  virtual void add_rms_norm(ConstMatrix x, const float* weight, float weight_offset, float eps,
+                            Matrix y, Stream& stream) = 0;
+
   // rms_norm, in place, of each of `heads` equal parts of the rows of x [T, heads * C] F32 by
   // itself; w [C] F32 is the same for all.
   virtual void head_norm(Matrix x, std::int64_t heads, const float* weight, float weight_offset,

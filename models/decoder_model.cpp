@@ -50,7 +50,7 @@ ScratchSizes scratch_sizes(const ModelConfig& config, const BatchLimits& limits,
   sizes.qkv = rows * (config.q_width() + 2 * config.kv_width());
   sizes.attended = rows * config.q_width();
   sizes.up = rows * up_width(config);
-  sizes.angle_bytes = config.rope ? RopeRows::bytes(config.rope->rotary_dim, rows) : 0;
+  sizes.angle_bytes = LayerRopes::angle_bytes(config, rows);
   sizes.selected = limits.logit_rows * config.hidden_size;
   sizes.projected = projects ? limits.logit_rows * config.embed_dim : 0;
   sizes.logits = limits.logit_rows * config.vocab_size;
@@ -93,22 +93,30 @@ void norm(const NormStep& step, Ops& ops, ConstMatrix x, Matrix y, Stream& strea
   }
 }
 
-// x += act(up) * w.down; `up` [rows, up_width] is overwritten.
-void mlp_down(const ModelConfig& config, Ops& ops, const LayerWeights& w, Matrix up, Matrix x,
-              Stream& stream) {
+// x += norm(branch), where the model has a norm of what branches give.
+void add_output(const ModelConfig& config, Ops& ops, const float* weight, ConstMatrix branch,
+                Matrix x, Stream& stream) {
+  ops.add_rms_norm(branch, weight, config.norms.weight_offset(),
+                   static_cast<float>(config.norms.eps), x, stream);
+}
+
+// x += mlp(x), with the norms of what it reads and gives; `normed` and `up` are overwritten.
+void add_mlp(const ModelConfig& config, Ops& ops, const LayerWeights& w, Matrix normed, Matrix up,
+             Matrix x, Trace* trace, Stream& stream) {
+  const TraceSpan span(trace, TraceLane::kCompute, "mlp");
+  if (config.norms.before) {
+    ops.norm_linear(x, norm_step(config, w.mlp_norm, w.mlp_norm_bias), normed, w.up, w.up_bias,
+                    false, up, stream);
+  } else {
+    ops.linear(x, w.up, w.up_bias, false, up, stream);
+  }
   const std::int64_t ffn = config.ffn_size;
   const Matrix gate = columns(up, 0, ffn);
   const ConstMatrix gated = config.mlp.gated ? columns(up, ffn, ffn) : Matrix{};
-  ops.activation_linear(config.mlp.activation, gate, gated, w.down, w.down_bias, true, x, stream);
-}
-
-// x += mlp(norm(x)); `normed` and `up` are overwritten.
-void norm_mlp(const ModelConfig& config, Ops& ops, const LayerWeights& w, Matrix normed, Matrix up,
-              Matrix x, Trace* trace, Stream& stream) {
-  const TraceSpan span(trace, TraceLane::kCompute, "mlp");
-  ops.norm_linear(x, norm_step(config, w.mlp_norm, w.mlp_norm_bias), normed, w.up, w.up_bias, false,
-                  up, stream);
-  mlp_down(config, ops, w, up, x, stream);
+  const bool output = config.norms.output;
+  ops.activation_linear(config.mlp.activation, gate, gated, w.down, w.down_bias, !output,
+                        output ? normed : x, stream);
+  if (output) add_output(config, ops, w.mlp_output_norm, normed, x, stream);
 }
 
 }  // namespace
@@ -257,29 +265,27 @@ void DecoderModel::before_attention(std::int64_t layer, const LayerWeights& w,
                 columns(qkv, config_.q_width(), config_.kv_width()), *ops_, stream);
   if (!config_.norms.before || !config_.parallel_residual) return;
   // Both branches read the same x: the MLP's input must exist before attention adds to x.
-  norm_mlp(config_, *ops_, w, normed, rows_of(up_, rows, up_width(config_)), x, trace_, stream);
+  add_mlp(config_, *ops_, w, normed, rows_of(up_, rows, up_width(config_)), x, trace_, stream);
 }
 
 void DecoderModel::after_attention(const LayerWeights& w, ZigzagBlock::Rows rows, Stream& stream) {
   const Matrix x = rows_of(x_, rows, config_.hidden_size);
+  const Matrix normed = rows_of(normed_, rows, config_.hidden_size);
   {
     const TraceSpan span(trace_, TraceLane::kCompute, "output");
+    const bool output = config_.norms.output;
     ops_->linear(rows_of(attended_, rows, config_.q_width()), w.attention_out, w.attention_out_bias,
-                 true, x, stream);
+                 !output, output ? normed : x, stream);
+    if (output) add_output(config_, *ops_, w.attention_output_norm, normed, x, stream);
   }
   if (config_.norms.before && config_.parallel_residual) return;
-  const Matrix up = rows_of(up_, rows, up_width(config_));
-  if (!config_.norms.before) {
-    norm(norm_step(config_, w.attention_norm, w.attention_norm_bias), *ops_, x, x, stream);
-    {
-      const TraceSpan span(trace_, TraceLane::kCompute, "mlp");
-      ops_->linear(x, w.up, w.up_bias, false, up, stream);
-      mlp_down(config_, *ops_, w, up, x, stream);
-    }
-    norm(norm_step(config_, w.mlp_norm, w.mlp_norm_bias), *ops_, x, x, stream);
-    return;
-  }
-  norm_mlp(config_, *ops_, w, rows_of(normed_, rows, config_.hidden_size), up, x, trace_, stream);
+  const auto norm_sum = [&](const float* weight, const float* bias) {
+    if (!config_.norms.after_sum()) return;
+    norm(norm_step(config_, weight, bias), *ops_, x, x, stream);
+  };
+  norm_sum(w.attention_norm, w.attention_norm_bias);
+  add_mlp(config_, *ops_, w, normed, rows_of(up_, rows, up_width(config_)), x, trace_, stream);
+  norm_sum(w.mlp_norm, w.mlp_norm_bias);
 }
 
 void DecoderModel::project_qkv(std::int64_t layer, const LayerWeights& w, ConstMatrix x,
@@ -307,7 +313,8 @@ void DecoderModel::attend(std::int64_t layer, const LayerWeights& w, std::int64_
   const Matrix v = columns(qkv, config_.q_width() + config_.kv_width(), config_.kv_width());
   const KvLayerView cache = append_kv(layer, q, k, v, stream);
   const Matrix attended = matrix(attended_, rows, config_.q_width());
-  const float scale = static_cast<float>(1.0 / std::sqrt(static_cast<double>(config_.head_dim)));
+  const auto scale = static_cast<float>(
+      config_.score_scale.value_or(1.0 / std::sqrt(static_cast<double>(config_.head_dim))));
   if (host_attention_) host_attention_->send(LayerId(layer), q);
   for (std::int64_t group = 0; group < kv_step_.groups(); ++group) {
     const std::span<const AttentionSegment> segments = wait_for_kv(layer, group);

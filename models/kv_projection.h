@@ -31,8 +31,8 @@ namespace triphase {
 inline void norm_of_heads(const ModelConfig& config, const float* weight, std::int64_t heads,
                           Matrix x, Ops& ops, Stream& stream) {
   if (weight == nullptr) return;
-  ops.head_norm(x, heads, weight, config.norms.weight_offset(),
-                static_cast<float>(config.norms.eps), stream);
+  ops.head_norm(x, config.norms.qk == QkNorm::kHead ? heads : 1, weight,
+                config.norms.weight_offset(), static_cast<float>(config.norms.eps), stream);
 }
 
 }  // namespace triphase

@@ -25,7 +25,7 @@ Sizes sizes_of(const ModelConfig& config, std::int64_t rows) {
           .scales = kKept * floats(1),
           .inputs = floats(config.hidden_size),
           .kv = floats(2 * config.kv_width()),
-          .angles = config.rope ? RopeRows::bytes(config.rope->rotary_dim, rows) : 0};
+          .angles = LayerRopes::angle_bytes(config, rows)};
 }
 
 Matrix rows_of(const Buffer& buffer, std::int64_t rows, std::int64_t cols) {
@@ -84,7 +84,7 @@ std::uint64_t LayerInputs::scratch_bytes(const ModelConfig& config, std::int64_t
                                          std::int64_t listed) {
   const Sizes sizes = sizes_of(config, rows);
   return sizes.codes + sizes.scales + sizes.inputs + sizes.kv + sizes.angles +
-         (config.rope ? RopeRows::bytes(config.rope->rotary_dim, listed) : 0);
+         LayerRopes::angle_bytes(config, listed);
 }
 
 void LayerInputs::begin(KvStore& store, std::span<const BatchSegment> rows) {

@@ -22,6 +22,8 @@ class LayerRopes {
   [[nodiscard]] std::optional<std::size_t> of(std::int64_t layer) const {
     return by_layer_[static_cast<std::size_t>(layer)];
   }
+  // Of the angles of `rows` rows under every table.
+  [[nodiscard]] static std::uint64_t angle_bytes(const ModelConfig& config, std::int64_t rows);
   // RopeTable::key_for_prompt() of the model: at most one of its tables knows other keys than 0.
   [[nodiscard]] std::uint64_t key_for_prompt(std::int64_t prompt_tokens) const;
 

@@ -24,9 +24,9 @@ void add_positions(ThreadPool& pool, std::span<const std::int32_t> positions, Co
                    Matrix y);
 void gather_rows(ThreadPool& pool, ConstMatrix x, std::span<const std::int32_t> rows, Matrix y);
 
-// See Ops::rms_norm.
+// See Ops::rms_norm and, with `accumulate`, Ops::add_rms_norm.
 void rms_norm(ThreadPool& pool, ConstMatrix x, const float* weight, float weight_offset, float eps,
-              Matrix y);
+              bool accumulate, Matrix y);
 
 // See Ops::head_norm.
 void head_norm(ThreadPool& pool, Matrix x, std::int64_t heads, const float* weight,

@@ -99,7 +99,15 @@ class CpuOps final : public Ops {
     TRIPHASE_CHECK(
         is_activation(x) && is_activation(y) && same_shape(x, y) && x.cols > 0 && weight != nullptr,
         "rms_norm: shapes");
-    cpu::rms_norm(*pool_, x, weight, weight_offset, eps, y);
+    cpu::rms_norm(*pool_, x, weight, weight_offset, eps, false, y);
+  }
+
+  void add_rms_norm(ConstMatrix x, const float* weight, float weight_offset, float eps, Matrix y,
+                    Stream&) override {
+    TRIPHASE_CHECK(is_activation(x) && is_activation(y) && same_shape(x, y) && x.cols > 0 &&
+                       x.data != y.data && weight != nullptr,
+                   "add_rms_norm: shapes");
+    cpu::rms_norm(*pool_, x, weight, weight_offset, eps, true, y);
   }
 
   void head_norm(Matrix x, std::int64_t heads, const float* weight, float weight_offset, float eps,

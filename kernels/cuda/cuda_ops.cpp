@@ -131,6 +131,11 @@ class CudaOpsOnStreams final : public CudaOps {
     cuda::rms_norm(x, weight, weight_offset, eps, y, handle(stream));
   }
 
+  void add_rms_norm(ConstMatrix x, const float* weight, float weight_offset, float eps, Matrix y,
+                    Stream& stream) override {
+    cuda::add_rms_norm(x, weight, weight_offset, eps, y, handle(stream));
+  }
+
   void head_norm(Matrix x, std::int64_t heads, const float* weight, float weight_offset, float eps,
                  Stream& stream) override {
     cuda::head_norm(x, heads, weight, weight_offset, eps, handle(stream));

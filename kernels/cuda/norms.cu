@@ -16,7 +16,7 @@ constexpr std::int64_t kMostHeads = 65535;  // of a grid's second dimension
 template <class T>
 __global__ void __launch_bounds__(kThreads)
     rms_norm_kernel(const float* x, std::int64_t x_stride, const float* weight, float weight_offset,
-                    float eps, T* y, std::int64_t y_stride, int cols, int y_cols) {
+                    float eps, bool accumulate, T* y, std::int64_t y_stride, int cols, int y_cols) {
   TRIPHASE_SHARED(float, scratch, kBlockReduceWords);
   const std::int64_t head = static_cast<std::int64_t>(blockIdx.y) * cols;
   const float* row = x + blockIdx.x * x_stride + head;
@@ -27,8 +27,10 @@ __global__ void __launch_bounds__(kThreads)
   squares = block_sum(squares, scratch);
   const float factor = 1.0F / sqrtf(squares / static_cast<float>(cols) + eps);
   for (int c = static_cast<int>(threadIdx.x); c < y_cols; c += kThreads) {
-    const float value = c < cols ? row[c] * factor * (weight[c] + weight_offset) : 0.0F;
-    y[blockIdx.x * y_stride + head + c] = from_float<T>(value);
+    float value = c < cols ? row[c] * factor * (weight[c] + weight_offset) : 0.0F;
+    T* to = y + blockIdx.x * y_stride + head + c;
+    if (accumulate) value += to_float(*to);
+    *to = from_float<T>(value);
   }
 }
 
@@ -72,10 +74,23 @@ void rms_norm(ConstMatrix x, const float* weight, float weight_offset, float eps
   for_float_type(y.dtype, "rms_norm", shape, [&]<class T>() {
     TRIPHASE_LAUNCH((rms_norm_kernel<T>), static_cast<unsigned>(x.rows), kThreads, 0, stream,
                     static_cast<const float*>(x.data), x.row_stride, weight, weight_offset, eps,
-                    static_cast<T*>(y.data), y.row_stride, static_cast<int>(x.cols),
+                    false, static_cast<T*>(y.data), y.row_stride, static_cast<int>(x.cols),
                     static_cast<int>(y.cols));
   });
   check_launched("rms_norm", shape);
+}
+
+void add_rms_norm(ConstMatrix x, const float* weight, float weight_offset, float eps, Matrix y,
+                  StreamHandle stream) {
+  const auto shape = [&] { return shape_text({{"x", x}, {"y", y}}); };
+  require(is_row_operation(x, y, weight) && y.dtype == DType::kF32 && x.cols == y.cols,
+          "add_rms_norm", "x and y must be F32 of one shape", shape);
+  if (x.rows == 0) return;
+  TRIPHASE_LAUNCH((rms_norm_kernel<float>), static_cast<unsigned>(x.rows), kThreads, 0, stream,
+                  static_cast<const float*>(x.data), x.row_stride, weight, weight_offset, eps, true,
+                  static_cast<float*>(y.data), y.row_stride, static_cast<int>(x.cols),
+                  static_cast<int>(y.cols));
+  check_launched("add_rms_norm", shape);
 }
 
 void head_norm(Matrix x, std::int64_t heads, const float* weight, float weight_offset, float eps,
@@ -89,7 +104,7 @@ void head_norm(Matrix x, std::int64_t heads, const float* weight, float weight_o
   const auto width = static_cast<int>(x.cols / heads);
   const dim3 grid(static_cast<unsigned>(x.rows), static_cast<unsigned>(heads), 1);
   TRIPHASE_LAUNCH((rms_norm_kernel<float>), grid, kThreads, 0, stream, data, x.row_stride, weight,
-                  weight_offset, eps, data, x.row_stride, width, width);
+                  weight_offset, eps, false, data, x.row_stride, width, width);
   check_launched("head_norm", shape);
 }
 

@@ -13,6 +13,9 @@ namespace triphase::cuda {
 
 void rms_norm(ConstMatrix x, const float* weight, float weight_offset, float eps, Matrix y,
               StreamHandle stream);
+// y [T, C] F32 += rms_norm(x).
+void add_rms_norm(ConstMatrix x, const float* weight, float weight_offset, float eps, Matrix y,
+                  StreamHandle stream);
 void head_norm(Matrix x, std::int64_t heads, const float* weight, float weight_offset, float eps,
                StreamHandle stream);
 void layer_norm(ConstMatrix x, const float* weight, const float* bias, float eps, Matrix y,

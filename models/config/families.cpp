@@ -15,15 +15,31 @@ constexpr std::array<std::string_view, 2> kOpt{"OPTForCausalLM", "OPTModel"};
 constexpr std::array<std::string_view, 2> kQwen2{"Qwen2ForCausalLM", "Qwen2Model"};
 constexpr std::array<std::string_view, 2> kQwen3{"Qwen3ForCausalLM", "Qwen3Model"};
 constexpr std::array<std::string_view, 2> kSmolLm3{"SmolLM3ForCausalLM", "SmolLM3Model"};
+constexpr std::array<std::string_view, 2> kOlmo2{"Olmo2ForCausalLM", "Olmo2Model"};
+constexpr std::array<std::string_view, 2> kOlmo3{"Olmo3ForCausalLM", "Olmo3Model"};
+constexpr std::array<std::string_view, 2> kPhi3{"Phi3ForCausalLM", "Phi3Model"};
+constexpr std::array<std::string_view, 2> kGranite{"GraniteForCausalLM", "GraniteModel"};
+constexpr std::array<std::string_view, 2> kMinistral{"MinistralForCausalLM", "MinistralModel"};
+constexpr std::array<std::string_view, 2> kGlm{"GlmForCausalLM", "GlmModel"};
+constexpr std::array<std::string_view, 2> kGlm4{"Glm4ForCausalLM", "Glm4Model"};
 
+constexpr std::array<std::string_view, 4> kMultipliers{
+    "attention_multiplier", "embedding_multiplier", "logits_scaling", "residual_multiplier"};
 constexpr std::array<std::string_view, 1> kNoRopeLayers{"no_rope_layers"};
 
-constexpr std::array<Family, 8> kFamilies{{
+constexpr std::array<Family, 15> kFamilies{{
     {"gemma", kGemma, read_gemma},
+    {"glm", kGlm, read_glm},
+    {"glm4", kGlm4, read_glm4},
     {"gpt_neox", kGptNeox, read_gpt_neox},
+    {"granite", kGranite, read_granite, kMultipliers},
     {"llama", kLlama, read_llama},
+    {"ministral", kMinistral, read_ministral},
     {"mistral", kMistral, read_mistral},
+    {"olmo2", kOlmo2, read_olmo2},
+    {"olmo3", kOlmo3, read_olmo3},
     {"opt", kOpt, read_opt},
+    {"phi3", kPhi3, read_phi3},
     {"qwen2", kQwen2, read_qwen2},
     {"qwen3", kQwen3, read_qwen3},
     {"smollm3", kSmolLm3, read_smollm3, kNoRopeLayers},

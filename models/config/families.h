@@ -28,6 +28,13 @@ void read_mistral(const ConfigFields& fields, ModelConfig& config, Notes& notes)
 void read_qwen2(const ConfigFields& fields, ModelConfig& config, Notes& notes);
 void read_qwen3(const ConfigFields& fields, ModelConfig& config, Notes& notes);
 void read_smollm3(const ConfigFields& fields, ModelConfig& config, Notes& notes);
+void read_olmo2(const ConfigFields& fields, ModelConfig& config, Notes& notes);
+void read_olmo3(const ConfigFields& fields, ModelConfig& config, Notes& notes);
+void read_phi3(const ConfigFields& fields, ModelConfig& config, Notes& notes);
+void read_granite(const ConfigFields& fields, ModelConfig& config, Notes& notes);
+void read_ministral(const ConfigFields& fields, ModelConfig& config, Notes& notes);
+void read_glm(const ConfigFields& fields, ModelConfig& config, Notes& notes);
+void read_glm4(const ConfigFields& fields, ModelConfig& config, Notes& notes);
 void read_gemma(const ConfigFields& fields, ModelConfig& config, Notes& notes);
 void read_gpt_neox(const ConfigFields& fields, ModelConfig& config, Notes& notes);
 

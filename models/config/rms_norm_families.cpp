@@ -3,6 +3,7 @@
 #include <fmt/format.h>
 
 #include <algorithm>
+#include <cmath>
 
 #include "models/config/config_limits.h"
 #include "models/config/families.h"
@@ -20,6 +21,26 @@ void read_llama_like(const ConfigFields& fields, bool kv_heads_required, ModelCo
   config.norms.kind = Norm::kRmsNorm;
   config.norms.eps = read_norm_eps(fields, "rms_norm_eps", 1e-6);
   config.mlp.gated = true;
+}
+
+void read_all_but_rope(const ConfigFields& fields, ModelConfig& config) {
+  read_llama_like(fields, false, config);
+  read_head_dim(fields, std::nullopt, config);
+  config.mlp.activation = read_activation(fields, "hidden_act", Activation::kSilu);
+  const bool attention_bias = fields.flag("attention_bias", false);
+  config.qkv_bias = attention_bias;
+  config.attention_out_bias = attention_bias;
+  config.mlp.bias = fields.flag("mlp_bias", false);
+  config.embedding.tied = fields.flag("tie_word_embeddings", false);
+}
+
+// OLMo 2 and 3: norms of what branches give, and of whole queries and keys.
+void read_olmo(const ConfigFields& fields, ModelConfig& config) {
+  read_all_but_rope(fields, config);
+  config.norms.eps = read_norm_eps(fields, "rms_norm_eps", 1e-5);
+  config.norms.before = false;
+  config.norms.output = true;
+  config.norms.qk = QkNorm::kWidth;
 }
 
 // 0: no window. transformers' own default for a missing field is 4096; null means none.
@@ -77,14 +98,7 @@ void read_optional_windows(const ConfigFields& fields, const Slides& slides_othe
 }  // namespace
 
 void read_llama(const ConfigFields& fields, ModelConfig& config, Notes& notes) {
-  read_llama_like(fields, false, config);
-  read_head_dim(fields, std::nullopt, config);
-  config.mlp.activation = read_activation(fields, "hidden_act", Activation::kSilu);
-  const bool attention_bias = fields.flag("attention_bias", false);
-  config.qkv_bias = attention_bias;
-  config.attention_out_bias = attention_bias;
-  config.mlp.bias = fields.flag("mlp_bias", false);
-  config.embedding.tied = fields.flag("tie_word_embeddings", false);
+  read_all_but_rope(fields, config);
   config.rope = read_rope(fields, {}, config, notes);
 }
 
@@ -119,7 +133,8 @@ void read_qwen3(const ConfigFields& fields, ModelConfig& config, Notes& notes) {
 }
 
 void read_smollm3(const ConfigFields& fields, ModelConfig& config, Notes& notes) {
-  read_llama(fields, config, notes);
+  read_all_but_rope(fields, config);
+  config.rope = read_rope(fields, {.theta = 2e6}, config, notes);
   const auto layers = static_cast<std::size_t>(config.layers);
   config.unrotated.resize(layers);
   if (const Json* rotated = fields.find("no_rope_layers")) {  // 1 where rope is applied
@@ -148,6 +163,76 @@ void read_smollm3(const ConfigFields& fields, ModelConfig& config, Notes& notes)
   config.embedding.tied = fields.flag("tie_word_embeddings", true);
   read_optional_windows(
       fields, [&](std::int64_t layer) { return !config.rotates(layer); }, config);
+}
+
+void read_olmo2(const ConfigFields& fields, ModelConfig& config, Notes& notes) {
+  read_olmo(fields, config);
+  config.rope = read_rope(fields, {}, config, notes);
+}
+
+void read_olmo3(const ConfigFields& fields, ModelConfig& config, Notes& notes) {
+  read_olmo(fields, config);
+  read_windows(
+      fields, sliding_window(fields), "sliding_window",
+      [](std::int64_t layer) { return (layer + 1) % 4 != 0; }, config);
+  constexpr double kTheta = 500000.0;
+  config.rope = read_rope(fields, {.theta = kTheta, .layer_type = "full_attention"}, config, notes);
+  config.window_rope = read_window_rope(fields, "rope_theta", kTheta, config);
+}
+
+void read_phi3(const ConfigFields& fields, ModelConfig& config, Notes& notes) {
+  read_llama_like(fields, false, config);
+  config.naming = TensorNaming::kPhi3;
+  config.norms.eps = read_norm_eps(fields, "rms_norm_eps", 1e-5);
+  read_head_dim(fields, std::nullopt, config);
+  config.mlp.activation = read_activation(fields, "hidden_act", Activation::kSilu);
+  config.embedding.tied = fields.flag("tie_word_embeddings", false);
+  config.rope = read_rope(fields, {.partial = true}, config, notes);
+  const std::int64_t window = fields.count("sliding_window", kMaxPositions, 0);
+  if (window != 0) config.sliding_window.assign(static_cast<std::size_t>(config.layers), window);
+}
+
+void read_granite(const ConfigFields& fields, ModelConfig& config, Notes& notes) {
+  read_llama(fields, config, notes);
+  const auto factor = [&](std::string_view key) {
+    const double value = fields.optional_number(key).value_or(1.0);
+    if (!(value > 0.0) || !std::isfinite(value)) {
+      throw fields.error("E-CFG-FEATURE", key).expected("a number above 0");
+    }
+    return value;
+  };
+  config.score_scale = factor("attention_multiplier");
+  config.logit_divisor = factor("logits_scaling");
+  // The sum is kept divided by residual_multiplier, so that branches join it as they are. Norms
+  // give the same numbers then, with an epsilon divided by the square.
+  const double residual = factor("residual_multiplier");
+  config.embedding.scale = static_cast<float>(factor("embedding_multiplier") / residual);
+  config.norms.eps /= residual * residual;
+}
+
+void read_ministral(const ConfigFields& fields, ModelConfig& config, Notes& notes) {
+  read_mistral(fields, config, notes);
+  config.sliding_window.clear();
+  const std::int64_t window = sliding_window(fields);
+  read_windows(
+      fields, window, "sliding_window", [](std::int64_t) { return true; }, config);
+}
+
+void read_glm(const ConfigFields& fields, ModelConfig& config, Notes& notes) {
+  read_llama_like(fields, true, config);
+  config.naming = TensorNaming::kGlm;
+  config.norms.eps = read_norm_eps(fields, "rms_norm_eps", 1.5625e-7);
+  read_head_dim(fields, 128, config);
+  config.mlp.activation = read_activation(fields, "hidden_act", Activation::kSilu);
+  config.qkv_bias = fields.flag("attention_bias", true);
+  config.embedding.tied = fields.flag("tie_word_embeddings", false);
+  config.rope = read_rope(fields, {.partial = true, .rotary_fraction = 0.5}, config, notes);
+  config.rope->neighbours = true;
+}
+
+void read_glm4(const ConfigFields& fields, ModelConfig& config, Notes& notes) {
+  read_glm(fields, config, notes);
+  config.norms.output = true;
 }
 
 void read_gemma(const ConfigFields& fields, ModelConfig& config, Notes& notes) {

@@ -10,7 +10,7 @@
 namespace triphase {
 namespace {
 
-constexpr std::string_view kTypes = "default, linear, dynamic, yarn or llama3";
+constexpr std::string_view kTypes = "default, linear, dynamic, yarn, llama3 or longrope";
 
 RopeScaling scaling_type(const ConfigFields& rope) {
   const auto newer = rope.optional_string("rope_type");
@@ -29,6 +29,7 @@ RopeScaling scaling_type(const ConfigFields& rope) {
   if (name == "dynamic") return RopeScaling::kDynamic;
   if (name == "yarn") return RopeScaling::kYarn;
   if (name == "llama3") return RopeScaling::kLlama3;
+  if (name == "longrope" || name == "su") return RopeScaling::kLong;
   throw rope.error("E-CFG-ROPE", key).expected(kTypes);
 }
 
@@ -87,11 +88,42 @@ void read_yarn(const ConfigFields& rope, RopeConfig& result) {
   result.yarn_truncate = rope.flag("truncate", true);
 }
 
+std::vector<double> read_factors(const ConfigFields& rope, std::string_view key,
+                                 std::int64_t pairs) {
+  const std::string expected = fmt::format("an array of {} numbers above 0", pairs);
+  const Json* value = rope.find(key);
+  const JsonArray* list = value == nullptr ? nullptr : value->array();
+  if (list == nullptr || static_cast<std::int64_t>(list->size()) != pairs) {
+    throw rope.error("E-CFG-ROPE", key).expected(expected);
+  }
+  std::vector<double> factors;
+  for (const Json& each : *list) {
+    factors.push_back(each.number().value_or(0.0));
+    if (!(factors.back() > 0.0) || !std::isfinite(factors.back())) {
+      throw rope.error("E-CFG-ROPE", key).expected(expected);
+    }
+  }
+  return factors;
+}
+
+// Configs give the extended length as max_position_embeddings.
+void read_long(const ConfigFields& rope, RopeConfig& result, std::int64_t given) {
+  result.short_factors = read_factors(rope, "short_factor", result.rotary_dim / 2);
+  result.long_factors = read_factors(rope, "long_factor", result.rotary_dim / 2);
+  result.attention_factor = optional_positive(rope, "attention_factor");
+  if (result.original_max_positions < 2) {
+    throw rope.error("E-CFG-ROPE", "original_max_position_embeddings").expected("at least 2");
+  }
+  result.factor = std::max(1.0, positive(rope, "factor",
+                                         static_cast<double>(given) /
+                                             static_cast<double>(result.original_max_positions)));
+}
+
 void read_scaling(const ConfigFields& fields, const ConfigFields& rope, RopeConfig& result,
                   ModelConfig& config) {
   const std::int64_t given = config.max_positions;
   result.original_max_positions = given;
-  if (result.scaling == RopeScaling::kYarn || result.scaling == RopeScaling::kLlama3) {
+  if (result.scaling != RopeScaling::kLinear && result.scaling != RopeScaling::kDynamic) {
     std::optional<std::int64_t> original =
         rope.optional_size("original_max_position_embeddings", kMaxPositions);
     if (!original) {
@@ -99,6 +131,7 @@ void read_scaling(const ConfigFields& fields, const ConfigFields& rope, RopeConf
     }
     if (original) result.original_max_positions = *original;
   }
+  if (result.scaling == RopeScaling::kLong) return read_long(rope, result, given);
   std::optional<double> implied;
   if (result.scaling == RopeScaling::kYarn && result.original_max_positions < given) {
     implied = static_cast<double>(given) / static_cast<double>(result.original_max_positions);
@@ -126,13 +159,14 @@ void read_scaling(const ConfigFields& fields, const ConfigFields& rope, RopeConf
 RopeConfig read_rope(const ConfigFields& fields, const RopeDefaults& defaults, ModelConfig& config,
                      Notes& notes) {
   const std::optional<ConfigFields> older = fields.optional_object("rope_scaling");
-  const std::optional<ConfigFields> newer = fields.optional_object("rope_parameters");
+  std::optional<ConfigFields> newer = fields.optional_object("rope_parameters");
+  if (newer && !defaults.layer_type.empty()) newer = newer->optional_object(defaults.layer_type);
   if (older && newer) notes.push_back("config: rope_scaling is used, rope_parameters is ignored");
   const std::optional<ConfigFields>& rope = older ? older : newer;
 
   RopeConfig result;
-  result.theta =
-      agreed(fields, rope, {defaults.theta_key, "rope_theta"}, "rope_theta").value_or(10000.0);
+  result.theta = agreed(fields, rope, {defaults.theta_key, "rope_theta"}, "rope_theta")
+                     .value_or(defaults.theta);
   if (result.theta <= 1.0) {
     throw Error(ErrorRole::kModel, "E-CFG-ROPE", "rope_theta")
         .file(fields.file())
@@ -180,6 +214,19 @@ RopeConfig read_rope(const ConfigFields& fields, const RopeDefaults& defaults, M
   if (config.max_positions != fields.size("max_position_embeddings", kMaxPositions)) {
     notes.push_back(
         fmt::format("config: rope scaling extends the context to {} tokens", config.max_positions));
+  }
+  return result;
+}
+
+RopeConfig read_window_rope(const ConfigFields& fields, std::string_view theta_key, double theta,
+                            const ModelConfig& config) {
+  RopeConfig result;
+  result.rotary_dim = config.head_dim;
+  std::optional<ConfigFields> rope = fields.optional_object("rope_parameters");
+  if (rope) rope = rope->optional_object("sliding_attention");
+  result.theta = agreed(fields, rope, {theta_key}, "rope_theta").value_or(theta);
+  if (rope && scaling_type(*rope) != RopeScaling::kNone) {
+    throw rope->error("E-CFG-ROPE", "rope_type").expected("default in layers with a window");
   }
   return result;
 }

@@ -21,12 +21,14 @@ struct Names {
   std::string_view attention_norm = "input_layernorm";
   std::string_view mlp_norm = "post_attention_layernorm";
   std::string_view q = "self_attn.q_proj";
-  std::string_view k = "self_attn.k_proj";
+  std::string_view k = "self_attn.k_proj";  // empty: q holds all three
   std::string_view v = "self_attn.v_proj";
   std::string_view query_norm = "self_attn.q_norm";
   std::string_view key_norm = "self_attn.k_norm";
   std::string_view attention_out = "self_attn.o_proj";
-  std::string_view gate = "mlp.gate_proj";
+  std::string_view attention_output_norm = "post_attention_layernorm";
+  std::string_view mlp_output_norm = "post_feedforward_layernorm";
+  std::string_view gate = "mlp.gate_proj";  // empty: up holds both
   std::string_view up = "mlp.up_proj";
   std::string_view down = "mlp.down_proj";
   std::string_view ffn_field = "intermediate_size";
@@ -35,6 +37,12 @@ struct Names {
 };
 
 constexpr Names kLlamaNames{};
+constexpr Names kPhi3Names{
+    .q = "self_attn.qkv_proj", .k = "", .gate = "", .up = "mlp.gate_up_proj"};
+constexpr Names kGlmNames{.attention_output_norm = "post_self_attn_layernorm",
+                          .mlp_output_norm = "post_mlp_layernorm",
+                          .gate = "",
+                          .up = "mlp.gate_up_proj"};
 constexpr Names kOptNames{.final_norm = "final_layer_norm",
                           .attention_norm = "self_attn_layer_norm",
                           .mlp_norm = "final_layer_norm",
@@ -47,6 +55,7 @@ constexpr Names kOptNames{.final_norm = "final_layer_norm",
 constexpr Names kGptNeoxNames{.embedding = "embed_in",
                               .final_norm = "final_layer_norm",
                               .q = "attention.query_key_value",
+                              .k = "",
                               .attention_out = "attention.dense",
                               .up = "mlp.dense_h_to_4h",
                               .down = "mlp.dense_4h_to_h",
@@ -57,6 +66,10 @@ const Names& names_of(TensorNaming naming) {
   switch (naming) {
     case TensorNaming::kLlama:
       return kLlamaNames;
+    case TensorNaming::kPhi3:
+      return kPhi3Names;
+    case TensorNaming::kGlm:
+      return kGlmNames;
     case TensorNaming::kOpt:
       return kOptNames;
     case TensorNaming::kGptNeox:
@@ -86,7 +99,12 @@ class ManifestBuilder {
     }
     for (std::int64_t layer = 0; layer < config_.layers; ++layer) add_layer(layer);
     if (config_.norms.final_norm) {
+      const std::size_t first = entries_.size();
       norm(WeightSlot::kFinalNorm, WeightSlot::kFinalNormBias, -1, names_.final_norm);
+      // Logits are linear in what the norm gives.
+      for (std::size_t i = first; i < entries_.size(); ++i) {
+        entries_[i].factor = static_cast<float>(1.0 / config_.logit_divisor);
+      }
     }
     if (config_.embed_dim != hidden) {
       matrix(WeightSlot::kProjectOut, -1, hidden, "hidden_size",
@@ -104,30 +122,38 @@ class ManifestBuilder {
     const std::int64_t hidden = config_.hidden_size;
     const std::int64_t ffn = config_.ffn_size;
     const auto qkv = [&](std::string_view kind) {
-      if (config_.naming == TensorNaming::kGptNeox) {
-        return std::vector{part(in_layer(names_.q, kind), 3 * hidden, "3 * hidden_size")};
+      if (names_.k.empty()) {
+        const bool neox = config_.naming == TensorNaming::kGptNeox;
+        TensorPart all = part(in_layer(names_.q, kind), config_.q_width() + 2 * config_.kv_width(),
+                              neox ? "3 * hidden_size" : "heads and KV heads * head_dim");
+        if (neox) all.order = RowOrder::kInterleavedQkv;
+        return std::vector{std::move(all)};
       }
-      return std::vector{part(in_layer(names_.q, kind), config_.q_width(), names_.heads_field),
-                         part(in_layer(names_.k, kind), config_.kv_width(), names_.kv_heads_field),
-                         part(in_layer(names_.v, kind), config_.kv_width(), names_.kv_heads_field)};
+      std::vector parts{part(in_layer(names_.q, kind), config_.q_width(), names_.heads_field),
+                        part(in_layer(names_.k, kind), config_.kv_width(), names_.kv_heads_field),
+                        part(in_layer(names_.v, kind), config_.kv_width(), names_.kv_heads_field)};
+      if (config_.rope && config_.rope->neighbours) {
+        parts[0].order = parts[1].order = RowOrder::kRotaryNeighbours;
+      }
+      return parts;
     };
-    const RowOrder order =
-        config_.naming == TensorNaming::kGptNeox ? RowOrder::kInterleavedQkv : RowOrder::kPlain;
     const auto up = [&](std::string_view kind) {
+      if (config_.mlp.gated && names_.gate.empty()) {
+        return std::vector{part(in_layer(names_.up, kind), 2 * ffn, "2 * intermediate_size")};
+      }
       std::vector<TensorPart> parts;
       if (config_.mlp.gated) parts.push_back(part(in_layer(names_.gate, kind), ffn, ffn_field()));
       parts.push_back(part(in_layer(names_.up, kind), ffn, ffn_field()));
       return parts;
     };
 
-    norm(WeightSlot::kAttentionNorm, WeightSlot::kAttentionNormBias, layer,
-         fmt::format("layers.{}.{}", layer, names_.attention_norm));
-    matrix(WeightSlot::kQkv, layer, hidden, "hidden_size", qkv("weight"));
-    entries_.back().order = order;
-    if (config_.qkv_bias) {
-      vector(WeightSlot::kQkvBias, layer, qkv("bias"));
-      entries_.back().order = order;
+    const bool reads_norm = config_.norms.before || config_.norms.after_sum();
+    if (reads_norm) {
+      norm(WeightSlot::kAttentionNorm, WeightSlot::kAttentionNormBias, layer,
+           fmt::format("layers.{}.{}", layer, names_.attention_norm));
     }
+    matrix(WeightSlot::kQkv, layer, hidden, "hidden_size", qkv("weight"));
+    if (config_.qkv_bias) vector(WeightSlot::kQkvBias, layer, qkv("bias"));
     add_qk_norms(layer);
     matrix(WeightSlot::kAttentionOut, layer, config_.q_width(), names_.heads_field,
            {part(in_layer(names_.attention_out, "weight"), hidden, "hidden_size")});
@@ -135,8 +161,11 @@ class ManifestBuilder {
       vector(WeightSlot::kAttentionOutBias, layer,
              {part(in_layer(names_.attention_out, "bias"), hidden, "hidden_size")});
     }
-    norm(WeightSlot::kMlpNorm, WeightSlot::kMlpNormBias, layer,
-         fmt::format("layers.{}.{}", layer, names_.mlp_norm));
+    if (config_.norms.output) output_norm(WeightSlot::kAttentionOutputNorm, layer);
+    if (reads_norm) {
+      norm(WeightSlot::kMlpNorm, WeightSlot::kMlpNormBias, layer,
+           fmt::format("layers.{}.{}", layer, names_.mlp_norm));
+    }
     matrix(WeightSlot::kUp, layer, hidden, "hidden_size", up("weight"));
     if (config_.mlp.bias) vector(WeightSlot::kUpBias, layer, up("bias"));
     matrix(WeightSlot::kDown, layer, ffn, ffn_field(),
@@ -145,16 +174,28 @@ class ManifestBuilder {
       vector(WeightSlot::kDownBias, layer,
              {part(in_layer(names_.down, "bias"), hidden, "hidden_size")});
     }
+    if (config_.norms.output) output_norm(WeightSlot::kMlpOutputNorm, layer);
+  }
+
+  void output_norm(WeightSlot slot, std::int64_t layer) {
+    const std::string_view name =
+        slot == WeightSlot::kMlpOutputNorm ? names_.mlp_output_norm : names_.attention_output_norm;
+    vector(slot, layer,
+           {part(fmt::format("layers.{}.{}.weight", layer, name), config_.hidden_size,
+                 "hidden_size")});
   }
 
   void add_qk_norms(std::int64_t layer) {
     if (config_.norms.qk == QkNorm::kNone) return;
-    const auto add = [&](WeightSlot slot, std::string_view name) {
+    const bool whole = config_.norms.qk == QkNorm::kWidth;
+    const auto add = [&](WeightSlot slot, std::string_view name, std::int64_t width,
+                         std::string_view field) {
       vector(slot, layer,
-             {part(fmt::format("layers.{}.{}.weight", layer, name), config_.head_dim, "head_dim")});
+             {part(fmt::format("layers.{}.{}.weight", layer, name),
+                   whole ? width : config_.head_dim, whole ? field : "head_dim")});
     };
-    add(WeightSlot::kQueryNorm, names_.query_norm);
-    add(WeightSlot::kKeyNorm, names_.key_norm);
+    add(WeightSlot::kQueryNorm, names_.query_norm, config_.q_width(), names_.heads_field);
+    add(WeightSlot::kKeyNorm, names_.key_norm, config_.kv_width(), names_.kv_heads_field);
   }
 
   void add_head() {
@@ -224,6 +265,8 @@ std::vector<WeightEntry> weight_manifest(const ModelConfig& config) {
 std::span<const std::string_view> tensor_prefixes(TensorNaming naming) {
   switch (naming) {
     case TensorNaming::kLlama:
+    case TensorNaming::kPhi3:
+    case TensorNaming::kGlm:
       return kLlamaPrefixes;
     case TensorNaming::kOpt:
       return kOptPrefixes;

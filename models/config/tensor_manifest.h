@@ -32,26 +32,30 @@ enum class WeightSlot : std::uint8_t {
   kKeyNorm,
   kAttentionOut,
   kAttentionOutBias,
+  kAttentionOutputNorm,
   kMlpNorm,
   kMlpNormBias,
   kUp,
   kUpBias,
   kDown,
   kDownBias,
+  kMlpOutputNorm,
 };
 
 // How the rows of a tensor lie in the slot.
 enum class RowOrder : std::uint8_t {
   kPlain,
-  kInterleavedQkv,  // GPT-NeoX: [heads, 3, head_dim] rows become q, k, v
+  kInterleavedQkv,    // GPT-NeoX: [heads, 3, head_dim] rows become q, k, v
+  kRotaryNeighbours,  // rotated channels 2c and 2c + 1 of a head become c and c + rotary_dim / 2
 };
 
 struct TensorPart {
-  std::string name;              // without the prefix of the checkpoint
-  bool prefixed = true;          // the output head carries no prefix
-  std::string other_name;        // a second spelling, empty if none
-  std::int64_t rows = 0;         // of this tensor
-  std::int64_t first_row = 0;    // within the slot
+  std::string name;            // without the prefix of the checkpoint
+  bool prefixed = true;        // the output head carries no prefix
+  std::string other_name;      // a second spelling, empty if none
+  std::int64_t rows = 0;       // of this tensor
+  std::int64_t first_row = 0;  // within the slot
+  RowOrder order = RowOrder::kPlain;
   std::string_view rows_from{};  // the config fields that make the expected shape, for messages
   std::string_view cols_from{};
 };
@@ -62,13 +66,22 @@ struct WeightEntry {
   bool vector = false;  // norms and biases: kept in F32; cols is 1
   std::int64_t rows = 0;
   std::int64_t cols = 1;
-  RowOrder order = RowOrder::kPlain;
+  float factor = 1.0F;            // of vectors: what the tensor's values are multiplied by
   std::vector<TensorPart> parts;  // empty: no tensor in the file, the slot is filled with ones
 
   [[nodiscard]] bool is_norm_weight() const {
-    return slot == WeightSlot::kAttentionNorm || slot == WeightSlot::kMlpNorm ||
-           slot == WeightSlot::kFinalNorm || slot == WeightSlot::kQueryNorm ||
-           slot == WeightSlot::kKeyNorm;
+    switch (slot) {
+      case WeightSlot::kAttentionNorm:
+      case WeightSlot::kMlpNorm:
+      case WeightSlot::kFinalNorm:
+      case WeightSlot::kQueryNorm:
+      case WeightSlot::kKeyNorm:
+      case WeightSlot::kAttentionOutputNorm:
+      case WeightSlot::kMlpOutputNorm:
+        return true;
+      default:
+        return false;
+    }
   }
 };
 

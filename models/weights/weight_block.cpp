@@ -104,6 +104,9 @@ void WeightBlock::place(const WeightEntry& entry, DType dtype, const std::byte* 
     case WeightSlot::kAttentionOutBias:
       layer.attention_out_bias = vector;
       return;
+    case WeightSlot::kAttentionOutputNorm:
+      layer.attention_output_norm = vector;
+      return;
     case WeightSlot::kMlpNorm:
       layer.mlp_norm = vector;
       return;
@@ -121,6 +124,9 @@ void WeightBlock::place(const WeightEntry& entry, DType dtype, const std::byte* 
       return;
     case WeightSlot::kDownBias:
       layer.down_bias = vector;
+      return;
+    case WeightSlot::kMlpOutputNorm:
+      layer.mlp_output_norm = vector;
       return;
   }
 }

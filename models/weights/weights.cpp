@@ -27,16 +27,25 @@ struct Slot {
 
 // Puts `rows` rows of `row_bytes` bytes, which are rows [first, first + rows) of the tensor, into
 // their places in the slot.
-void place_rows(WeightUpload& upload, const ModelConfig& config, const WeightEntry& entry,
-                const TensorPart& part, const Slot& slot, const std::byte* from, std::int64_t first,
-                std::int64_t rows, std::size_t row_bytes) {
+void place_rows(WeightUpload& upload, const ModelConfig& config, const TensorPart& part,
+                const Slot& slot, const std::byte* from, std::int64_t first, std::int64_t rows,
+                std::size_t row_bytes) {
   const auto put = [&](std::int64_t to, std::int64_t skipped, std::int64_t count) {
     upload.put(slot.data + static_cast<std::size_t>(to) * row_bytes,
                from + static_cast<std::size_t>(skipped) * row_bytes,
                static_cast<std::size_t>(count) * row_bytes, slot.on_host);
   };
-  if (entry.order == RowOrder::kPlain) {
+  if (part.order == RowOrder::kPlain) {
     put(part.first_row + first, 0, rows);
+    return;
+  }
+  if (part.order == RowOrder::kRotaryNeighbours) {
+    const std::int64_t rotated = config.rope->rotary_dim;
+    for (std::int64_t row = first; row < first + rows; ++row) {
+      const std::int64_t channel = row % config.head_dim;
+      const std::int64_t half = channel % 2 * (rotated / 2) + channel / 2;
+      put(part.first_row + row - channel + (channel < rotated ? half : channel), row - first, 1);
+    }
     return;
   }
   // Source row = (head * 3 + which) * head_dim + channel; which = 0, 1, 2 for q, k, v.
@@ -112,7 +121,14 @@ class Loader {
         widen_to_f32(source, bytes,
                      {reinterpret_cast<float*>(room), static_cast<std::size_t>(rows) * cols});
       }
-      place_rows(upload, config_, entry, part, slot, room, row, rows, target_row);
+      if (entry.factor != 1.0F) {
+        TRIPHASE_CHECK(target == DType::kF32, "factors of vectors");
+        auto* values = reinterpret_cast<float*>(room);
+        for (std::size_t i = 0; i < static_cast<std::size_t>(rows) * cols; ++i) {
+          values[i] *= entry.factor;
+        }
+      }
+      place_rows(upload, config_, part, slot, room, row, rows, target_row);
       done_ += size;
       if (progress_) progress_(done_, total_);
     }

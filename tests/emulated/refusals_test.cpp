@@ -403,6 +403,8 @@ std::vector<Refusal> dense_refusals() {
        }},
       {"rms_norm", "as wide at least", "y 2 x 7 fp32",
        [] { rms_norm(f32(2, 8), floats(), 0.0F, 1e-5F, f32(2, 7), {}); }},
+      {"add_rms_norm", "of one shape", "y 2 x 9 fp32",
+       [] { add_rms_norm(f32(2, 8), floats(), 0.0F, 1e-5F, f32(2, 9), {}); }},
       {"head_norm", "equal heads", "heads 3",
        [] { head_norm(f32(2, 8), 3, floats(), 0.0F, 1e-5F, {}); }},
       {"layer_norm", "as many rows", "x 3 x 8 fp32",

@@ -348,6 +348,91 @@ VARIANTS = [
         ),
         dtype="bfloat16",
     ),
+    # OLMo 2 and 3: norms on what the branches give, and on whole queries and keys; in OLMo 3 layers
+    # with windows have rotary positions of their own.
+    Variant("olmo2-mha", "olmo2", small(24, 3, 3, **UNTIED), older_layout=True),
+    Variant(
+        "olmo2-gqa2-biases",
+        "olmo2",
+        small(24, 4, 2, attention_bias=True, **UNTIED),
+        scales={"embed": 6.0},
+    ),
+    Variant(
+        "olmo3-window-yarn",
+        "olmo3",
+        small(
+            24,
+            4,
+            2,
+            num_hidden_layers=4,
+            sliding_window=20,
+            rope_parameters={
+                "full_attention": {"rope_type": "yarn", "rope_theta": 10000.0, **YARN},
+                "sliding_attention": {"rope_type": "default", "rope_theta": 10000.0},
+            },
+            max_position_embeddings=256,
+            **UNTIED
+        ),
+    ),
+    # Phi-3 and Phi-4-mini: fused projections, longrope, partial rotary positions.
+    Variant(
+        "phi3-window", "phi3", small(24, 3, 3, sliding_window=24, **UNTIED), older_layout=True
+    ),
+    Variant(
+        "phi3-longrope-partial",
+        "phi3",
+        small(
+            32,
+            2,
+            1,
+            rope_parameters={
+                "rope_type": "longrope",
+                "rope_theta": 10000.0,
+                "partial_rotary_factor": 0.75,
+                "short_factor": [1.0, 1.1, 1.25, 1.5, 2.0, 2.5],
+                "long_factor": [1.0, 1.5, 2.5, 4.0, 7.0, 9.0],
+            },
+            original_max_position_embeddings=64,
+            max_position_embeddings=256,
+            **TIED
+        ),
+        greedy_prompts=DYNAMIC_PROMPTS,
+    ),
+    # Granite 3: factors on embeddings, branches, scores and logits.
+    Variant(
+        "granite-factors",
+        "granite",
+        small(
+            24,
+            4,
+            2,
+            embedding_multiplier=6.0,
+            residual_multiplier=0.4,
+            attention_multiplier=0.25,
+            logits_scaling=4.0,
+            **UNTIED
+        ),
+        older_layout=True,
+    ),
+    # Ministral: layers with and without windows.
+    Variant(
+        "ministral-windows",
+        "ministral",
+        small(
+            24,
+            4,
+            1,
+            head_dim=8,
+            num_hidden_layers=3,
+            sliding_window=20,
+            layer_types=["sliding_attention", "full_attention", "sliding_attention"],
+            **UNTIED
+        ),
+    ),
+    # GLM-4: neighbouring channels rotate together, in half of each head; glm4 has norms on what the
+    # branches give besides.
+    Variant("glm-partial", "glm", small(24, 3, 1, head_dim=16, **UNTIED)),
+    Variant("glm4-norms", "glm4", small(24, 4, 2, head_dim=12, **UNTIED), dtype="bfloat16"),
 ]
 
 # A seed belongs to a place in the list: add new variants at the end.

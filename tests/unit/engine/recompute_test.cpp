@@ -39,8 +39,19 @@ std::vector<Variant> variants() {
   qk_norms.norms.qk = QkNorm::kHead;
   ModelConfig unrotated = llama;
   unrotated.unrotated = {false, true};
-  return {{"llama", llama},         {"biased", biased},     {"neox", neox},
-          {"post_norm", post_norm}, {"qk_norms", qk_norms}, {"unrotated", unrotated}};
+  ModelConfig output_norms = llama;
+  output_norms.norms.before = false;
+  output_norms.norms.output = true;
+  output_norms.norms.qk = QkNorm::kWidth;
+  output_norms.sliding_window = {24, 0};
+  output_norms.window_rope = RopeConfig{.theta = 100.0, .rotary_dim = 8};
+  return {{"llama", llama},
+          {"biased", biased},
+          {"neox", neox},
+          {"post_norm", post_norm},
+          {"qk_norms", qk_norms},
+          {"unrotated", unrotated},
+          {"output_norms", output_norms}};
 }
 
 const std::vector<Request>& requests_of_test() {

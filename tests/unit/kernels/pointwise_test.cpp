@@ -27,6 +27,27 @@ TEST_P(PointwiseTest, RmsNorm) {
   }
 }
 
+TEST_P(PointwiseTest, AddRmsNorm) {
+  for (const std::int64_t cols : kWidths) {
+    const TestMatrix x = TestMatrix(5, cols, 3).randomize(random_, 3.0F);
+    const TestMatrix weight = TestMatrix(1, cols).randomize(random_);
+    TestMatrix y = TestMatrix(5, cols, 2).randomize(random_, 3.0F);
+    TestMatrix norm(5, cols, 1);
+    ops_->rms_norm(x.view(), weight.floats(), 1.0F, 1e-5F, norm.view(), *stream_);
+    std::vector<std::vector<float>> expected;
+    for (std::int64_t row = 0; row < 5; ++row) {
+      expected.push_back(y.row(row));
+      for (std::size_t c = 0; c < expected.back().size(); ++c) {
+        expected.back()[c] += norm.row(row)[c];
+      }
+    }
+    ops_->add_rms_norm(x.view(), weight.floats(), 1.0F, 1e-5F, y.view(), *stream_);
+    for (std::int64_t row = 0; row < 5; ++row) {
+      EXPECT_TRUE(same_bits(y.row(row), expected[static_cast<std::size_t>(row)])) << cols;
+    }
+  }
+}
+
 TEST_P(PointwiseTest, HeadNormIsTheRmsNormOfEachPart) {
   constexpr std::int64_t kHeads = 3;
   for (const std::int64_t width : kWidths) {

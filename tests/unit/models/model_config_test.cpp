@@ -111,9 +111,12 @@ TEST(ModelConfig, SlidingWindows) {
       (std::vector<std::int64_t>{24, 0, 0}));
 }
 
+std::string llama_of_type(const std::string& type) {
+  return with(with(kLlamaConfig, "model_type", "\"" + type + "\""), "architectures", "null");
+}
+
 TEST(ModelConfig, LayersWithoutRotaryPositions) {
-  const std::string smol =
-      with(with(kLlamaConfig, "model_type", "\"smollm3\""), "architectures", "null");
+  const std::string smol = llama_of_type("smollm3");
   const std::string four = with(smol, "num_hidden_layers", "4");
   EXPECT_EQ(parse(four).unrotated, (std::vector<bool>{false, false, false, true}));
   EXPECT_EQ(parse(with(four, "no_rope_layer_interval", "2")).unrotated,
@@ -128,6 +131,38 @@ TEST(ModelConfig, LayersWithoutRotaryPositions) {
                "E-CFG-TYPE", "no_rope_layers[2]");
   expect_error(thrown_by([&] { (void)parse(with(kLlamaConfig, "no_rope_layers", "[1, 1]")); }),
                "E-CFG-FEATURE", "no_rope_layers");
+}
+
+TEST(ModelConfig, GraniteFactorsMoveToWhatTheyScale) {
+  std::string text = llama_of_type("granite");
+  text = with(with(text, "embedding_multiplier", "12"), "residual_multiplier", "0.5");
+  text = with(with(text, "attention_multiplier", "0.125"), "logits_scaling", "8");
+  const ModelConfig config = parse(with(text, "rms_norm_eps", "1e-05"));
+  EXPECT_EQ(config.embedding.scale, 24.0F);
+  EXPECT_DOUBLE_EQ(config.norms.eps, 4e-5);
+  EXPECT_EQ(config.score_scale, 0.125);
+  EXPECT_EQ(config.logit_divisor, 8.0);
+  expect_error(thrown_by([&] { (void)parse(with(text, "residual_multiplier", "0")); }),
+               "E-CFG-FEATURE", "residual_multiplier: 0, expected a number above 0");
+}
+
+TEST(ModelConfig, WindowsWithRotaryPositionsOfTheirOwn) {
+  // As transformers 4 wrote it.
+  const std::string older = with(
+      with(with(llama_of_type("olmo3"), "num_hidden_layers", "4"), "sliding_window", "24"),
+      "rope_scaling", R"({"rope_type":"yarn","factor":8.0,"original_max_position_embeddings":64})");
+  const ModelConfig config = parse(with(older, "rope_theta", "500000"));
+  EXPECT_EQ(config.sliding_window, (std::vector<std::int64_t>{24, 24, 24, 0}));
+  EXPECT_EQ(config.rope->scaling, RopeScaling::kYarn);
+  ASSERT_TRUE(config.window_rope);
+  EXPECT_EQ(config.window_rope->scaling, RopeScaling::kNone);
+  EXPECT_EQ(config.window_rope->theta, 500000.0);
+  EXPECT_TRUE(config.norms.output && !config.norms.before && !config.norms.after_sum());
+  const std::string newer = with(
+      with(older, "rope_scaling", ""), "rope_parameters",
+      R"({"full_attention":{"rope_type":"default"},"sliding_attention":{"rope_type":"linear"}})");
+  expect_error(thrown_by([&] { (void)parse(with(newer, "rope_theta", "")); }), "E-CFG-ROPE",
+               "rope_parameters.sliding_attention.rope_type");
 }
 
 TEST(ModelConfig, EndOfTextIds) {
