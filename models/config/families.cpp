@@ -22,16 +22,27 @@ constexpr std::array<std::string_view, 2> kGranite{"GraniteForCausalLM", "Granit
 constexpr std::array<std::string_view, 2> kMinistral{"MinistralForCausalLM", "MinistralModel"};
 constexpr std::array<std::string_view, 2> kGlm{"GlmForCausalLM", "GlmModel"};
 constexpr std::array<std::string_view, 2> kGlm4{"Glm4ForCausalLM", "Glm4Model"};
+constexpr std::array<std::string_view, 2> kGemma3{"Gemma3ForCausalLM", "Gemma3TextModel"};
+constexpr std::array<std::string_view, 2> kStableLm{"StableLmForCausalLM", "StableLmModel"};
+constexpr std::array<std::string_view, 2> kStarcoder2{"Starcoder2ForCausalLM", "Starcoder2Model"};
+constexpr std::array<std::string_view, 2> kFalcon{"FalconForCausalLM", "FalconModel"};
+constexpr std::array<std::string_view, 2> kGpt2{"GPT2LMHeadModel", "GPT2Model"};
 
+constexpr std::array<std::string_view, 2> kFalconLayouts{"new_decoder_architecture",
+                                                         "parallel_attn"};
+constexpr std::array<std::string_view, 1> kParallelResidual{"use_parallel_residual"};
 constexpr std::array<std::string_view, 4> kMultipliers{
     "attention_multiplier", "embedding_multiplier", "logits_scaling", "residual_multiplier"};
 constexpr std::array<std::string_view, 1> kNoRopeLayers{"no_rope_layers"};
 
-constexpr std::array<Family, 15> kFamilies{{
+constexpr std::array<Family, 20> kFamilies{{
+    {"falcon", kFalcon, read_falcon, kFalconLayouts},
     {"gemma", kGemma, read_gemma},
+    {"gemma3_text", kGemma3, read_gemma3},
     {"glm", kGlm, read_glm},
     {"glm4", kGlm4, read_glm4},
-    {"gpt_neox", kGptNeox, read_gpt_neox},
+    {"gpt2", kGpt2, read_gpt2},
+    {"gpt_neox", kGptNeox, read_gpt_neox, kParallelResidual},
     {"granite", kGranite, read_granite, kMultipliers},
     {"llama", kLlama, read_llama},
     {"ministral", kMinistral, read_ministral},
@@ -43,6 +54,8 @@ constexpr std::array<Family, 15> kFamilies{{
     {"qwen2", kQwen2, read_qwen2},
     {"qwen3", kQwen3, read_qwen3},
     {"smollm3", kSmolLm3, read_smollm3, kNoRopeLayers},
+    {"stablelm", kStableLm, read_stablelm, kParallelResidual},
+    {"starcoder2", kStarcoder2, read_starcoder2},
 }};
 
 }  // namespace

@@ -37,6 +37,10 @@ enum class TensorNaming : std::uint8_t {
   kGptNeox,
   kPhi3,  // fused projections
   kGlm,
+  kStarcoder2,
+  kFalcon,
+  kGpt2,    // matrices are [in, out] there
+  kGemma2,  // norms before and after each branch
 };
 
 enum class RopeScaling : std::uint8_t { kNone, kLinear, kDynamic, kYarn, kLlama3, kLong };
@@ -70,6 +74,7 @@ struct NormConfig {
   Norm kind = Norm::kRmsNorm;
   double eps = 0.0;
   bool before = true;   // of what each branch reads
+  bool shared = false;  // parallel branches read one norm: Falcon-7B, StableLM 2
   bool output = false;  // of what each branch gives, before it joins the sum: OLMo 2, GLM-4
   bool final_norm = true;
   bool bias = false;    // LayerNorm with bias
@@ -115,7 +120,7 @@ struct ModelConfig {
   EmbeddingConfig embedding;
   std::optional<double> score_scale;  // of queries times keys; nothing: 1 / sqrt(head_dim)
   double logit_divisor = 1.0;         // Granite
-  bool parallel_residual = false;     // x + attn(norm1(x)) + mlp(norm2(x)): GPT-NeoX
+  bool parallel_residual = false;     // x + attn(norm1(x)) + mlp(norm2(x)): GPT-NeoX, Falcon
   bool qkv_bias = false;
   bool attention_out_bias = false;
   std::optional<RopeConfig> rope;         // nothing: learned absolute positions

@@ -13,9 +13,10 @@ namespace triphase {
 namespace {
 
 // What LLaMA, Mistral, Qwen2 and Gemma have in common: RMSNorm, gated MLP, rotary positions.
-void read_llama_like(const ConfigFields& fields, bool kv_heads_required, ModelConfig& config) {
+void read_llama_like(const ConfigFields& fields, bool kv_heads_required, ModelConfig& config,
+                     const SizeFields& sizes = {}) {
   config.naming = TensorNaming::kLlama;
-  read_common_sizes(fields, config);
+  read_common_sizes(fields, sizes, config);
   read_kv_heads(fields, kv_heads_required, config);
   config.ffn_size = fields.size("intermediate_size", kMaxFfn);
   config.norms.kind = Norm::kRmsNorm;
@@ -41,6 +42,29 @@ void read_olmo(const ConfigFields& fields, ModelConfig& config) {
   config.norms.before = false;
   config.norms.output = true;
   config.norms.qk = QkNorm::kWidth;
+}
+
+// All that Gemma's generations share, once the sizes are read.
+void read_gemma_like(const ConfigFields& fields, ModelConfig& config) {
+  read_head_dim(fields, 256, config);
+  config.norms.kind = Norm::kRmsNormPlusOne;
+  // The released configs say "gelu" and mean the tanh form; transformers reads them so too.
+  const auto tanh_form = [&](std::string_view key) {
+    const Activation activation = read_activation(fields, key, Activation::kGeluTanh);
+    return activation == Activation::kGeluErf ? Activation::kGeluTanh : activation;
+  };
+  config.mlp.activation = tanh_form("hidden_act");
+  if (fields.has("hidden_activation") && fields.has("hidden_act") &&
+      tanh_form("hidden_activation") != config.mlp.activation) {
+    throw fields.error("E-CFG-ACT", "hidden_activation")
+        .expected("the same function as hidden_act");
+  }
+  if (!fields.has("hidden_act")) config.mlp.activation = tanh_form("hidden_activation");
+  const bool attention_bias = fields.flag("attention_bias", false);
+  config.qkv_bias = attention_bias;
+  config.attention_out_bias = attention_bias;
+  config.embedding.tied = fields.flag("tie_word_embeddings", true);
+  config.embedding.scaled = true;
 }
 
 // 0: no window. transformers' own default for a missing field is 4096; null means none.
@@ -237,26 +261,36 @@ void read_glm4(const ConfigFields& fields, ModelConfig& config, Notes& notes) {
 
 void read_gemma(const ConfigFields& fields, ModelConfig& config, Notes& notes) {
   read_llama_like(fields, true, config);
-  read_head_dim(fields, 256, config);
-  config.norms.kind = Norm::kRmsNormPlusOne;
-  // The released configs say "gelu" and mean the tanh form; transformers reads them so too.
-  const auto tanh_form = [&](std::string_view key) {
-    const Activation activation = read_activation(fields, key, Activation::kGeluTanh);
-    return activation == Activation::kGeluErf ? Activation::kGeluTanh : activation;
-  };
-  config.mlp.activation = tanh_form("hidden_act");
-  if (fields.has("hidden_activation") && fields.has("hidden_act") &&
-      tanh_form("hidden_activation") != config.mlp.activation) {
-    throw fields.error("E-CFG-ACT", "hidden_activation")
-        .expected("the same function as hidden_act");
-  }
-  if (!fields.has("hidden_act")) config.mlp.activation = tanh_form("hidden_activation");
-  const bool attention_bias = fields.flag("attention_bias", false);
-  config.qkv_bias = attention_bias;
-  config.attention_out_bias = attention_bias;
-  config.embedding.tied = fields.flag("tie_word_embeddings", true);
-  config.embedding.scaled = true;
+  read_gemma_like(fields, config);
   config.rope = read_rope(fields, {}, config, notes);
+}
+
+void read_gemma3(const ConfigFields& fields, ModelConfig& config, Notes& notes) {
+  // Released files leave out what transformers fills in.
+  read_llama_like(fields, false, config,
+                  {.default_heads = 8, .default_vocab = 262208, .default_positions = 131072});
+  if (!fields.has("num_key_value_heads")) config.kv_heads = 4;
+  if (config.heads % config.kv_heads != 0) {
+    throw fields.error("E-CFG-HEADS", "num_key_value_heads")
+        .expected(fmt::format("a divisor of num_attention_heads, which is {}", config.heads));
+  }
+  read_gemma_like(fields, config);
+  config.naming = TensorNaming::kGemma2;
+  config.norms.output = true;
+  config.norms.qk = QkNorm::kHead;
+  const double query_scalar = fields.optional_number("query_pre_attn_scalar").value_or(256.0);
+  if (!(query_scalar > 0.0) || !std::isfinite(query_scalar)) {
+    throw fields.error("E-CFG-FEATURE", "query_pre_attn_scalar").expected("a number above 0");
+  }
+  config.score_scale = 1.0 / std::sqrt(query_scalar);
+  const std::int64_t pattern =
+      fields.optional_size("sliding_window_pattern", kMaxLayers).value_or(6);
+  read_windows(
+      fields, sliding_window(fields), "sliding_window",
+      [&](std::int64_t layer) { return (layer + 1) % pattern != 0; }, config);
+  config.rope = read_rope(fields, {.theta = 1e6, .layer_type = "full_attention", .extended = true},
+                          config, notes);
+  config.window_rope = read_window_rope(fields, "rope_local_base_freq", 10000.0, config);
 }
 
 }  // namespace triphase

@@ -119,8 +119,8 @@ void read_long(const ConfigFields& rope, RopeConfig& result, std::int64_t given)
                                              static_cast<double>(result.original_max_positions)));
 }
 
-void read_scaling(const ConfigFields& fields, const ConfigFields& rope, RopeConfig& result,
-                  ModelConfig& config) {
+void read_scaling(const ConfigFields& fields, const ConfigFields& rope, bool extended_already,
+                  RopeConfig& result, ModelConfig& config) {
   const std::int64_t given = config.max_positions;
   result.original_max_positions = given;
   if (result.scaling != RopeScaling::kLinear && result.scaling != RopeScaling::kDynamic) {
@@ -149,6 +149,7 @@ void read_scaling(const ConfigFields& fields, const ConfigFields& rope, RopeConf
     }
     return;  // LLaMA 3.1 configs give the extended length as max_position_embeddings
   }
+  if (extended_already) return;
   const double extended = static_cast<double>(result.original_max_positions) * result.factor;
   const double capped = std::min(extended, static_cast<double>(kMaxPositions));
   config.max_positions = std::max(given, static_cast<std::int64_t>(capped));
@@ -210,8 +211,9 @@ RopeConfig read_rope(const ConfigFields& fields, const RopeDefaults& defaults, M
         .found(std::to_string(result.rotary_dim))
         .expected("at least 4 with dynamic scaling");
   }
-  read_scaling(fields, *rope, result, config);
-  if (config.max_positions != fields.size("max_position_embeddings", kMaxPositions)) {
+  const std::int64_t before = config.max_positions;
+  read_scaling(fields, *rope, defaults.extended, result, config);
+  if (config.max_positions != before) {
     notes.push_back(
         fmt::format("config: rope scaling extends the context to {} tokens", config.max_positions));
   }

@@ -18,6 +18,7 @@ struct RopeDefaults {
   double theta = 10000.0;                     // when none is given
   // The member of rope_parameters that holds the settings, where it has members of layer types.
   std::string_view layer_type{};
+  bool extended = false;  // max_position_embeddings is the length after scaling
 };
 
 // Reads the rotary settings and raises config.max_positions where scaling extends the context.

@@ -45,17 +45,18 @@ enum class WeightSlot : std::uint8_t {
 // How the rows of a tensor lie in the slot.
 enum class RowOrder : std::uint8_t {
   kPlain,
-  kInterleavedQkv,    // GPT-NeoX: [heads, 3, head_dim] rows become q, k, v
+  kInterleavedQkv,    // each KV head's query heads, its k, its v: GPT-NeoX, Falcon
   kRotaryNeighbours,  // rotated channels 2c and 2c + 1 of a head become c and c + rotary_dim / 2
 };
 
 struct TensorPart {
   std::string name;            // without the prefix of the checkpoint
   bool prefixed = true;        // the output head carries no prefix
-  std::string other_name;      // a second spelling, empty if none
+  std::string other_name;      // a second spelling, empty if none; prefixed as the first
   std::int64_t rows = 0;       // of this tensor
   std::int64_t first_row = 0;  // within the slot
   RowOrder order = RowOrder::kPlain;
+  bool transposed = false;       // the tensor is [cols, rows]: GPT-2
   std::string_view rows_from{};  // the config fields that make the expected shape, for messages
   std::string_view cols_from{};
 };
@@ -93,7 +94,7 @@ struct WeightEntry {
 [[nodiscard]] std::span<const std::string_view> tensor_prefixes(TensorNaming naming);
 
 // Name of the embedding table without prefix: the tensor that tells which prefix is in use.
-[[nodiscard]] std::string_view embedding_tensor(TensorNaming naming);
+[[nodiscard]] std::string embedding_tensor(TensorNaming naming);
 
 // Tensors that checkpoints carry and nobody needs (inverse frequencies, causal masks): passed over
 // in silence. `name` with its prefix.

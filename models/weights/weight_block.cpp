@@ -51,6 +51,11 @@ WeightBlock::WeightBlock(const ModelConfig& config, std::span<const WeightEntry>
         "a layer's weights are one range");
   }
   if (config.embedding.tied) lm_head = embedding;
+  if (!config.norms.shared) return;
+  for (LayerWeights& layer : layers) {
+    layer.mlp_norm = layer.attention_norm;
+    layer.mlp_norm_bias = layer.attention_norm_bias;
+  }
 }
 
 void WeightBlock::place(const WeightEntry& entry, DType dtype, const std::byte* data) {

@@ -24,8 +24,8 @@ class WeightFiles;
 struct LayerWeights {
   const float* attention_norm = nullptr;  // [hidden]
   const float* attention_norm_bias = nullptr;
-  // Rows: all query heads, then all key heads, then all value heads, head_dim rows each (GPT-NeoX's
-  // interleaved rows are put into this order while loading).
+  // Rows: all query heads, then all key heads, then all value heads, head_dim rows each
+  // (interleaved rows of a file are put into this order while loading).
   ConstMatrix qkv;  // [(heads + 2 kv_heads) * head_dim, hidden]
   const float* qkv_bias = nullptr;
   const float* query_norm = nullptr;  // [head_dim], the same for every head, or [heads * head_dim]

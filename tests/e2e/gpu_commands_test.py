@@ -21,8 +21,11 @@ ROOT = pathlib.Path(__file__).resolve().parent.parent.parent
 SHIPPED = ROOT / "models" / "shipped"
 PARITY = ROOT / "tests" / "fixtures" / "parity"
 GPU = "cuda:emulated"
-# Learned positions, parallel residuals, sliding windows, one KV head, biases; F32 and BF16 weights; norms of heads.
-FIXTURES = ("opt-350m", "neox-parallel", "mistral-window", "gemma-mqa", "qwen2-bf16", "qwen3-window-biases")
+# Learned positions, parallel residuals, sliding windows, one KV head, biases; F32 and BF16 weights; norms of heads, of
+# whole queries and keys, of what branches give; layers that rotate nothing or by angles of their own.
+FIXTURES = ("opt-350m", "neox-parallel", "mistral-window", "gemma-mqa", "qwen2-bf16", "qwen3-window-biases",
+            "smollm3-tied", "olmo3-window-yarn", "phi3-longrope-partial", "glm4-norms", "falcon-groups", "gpt2-tied",
+            "gemma3-local")
 
 
 def shape(**other):

@@ -83,6 +83,36 @@ def neox(hidden, heads, rotary, **more):
     }
 
 
+def falcon(hidden, heads, **more):
+    return {
+        "hidden_size": hidden,
+        "num_attention_heads": heads,
+        "ffn_hidden_size": 2 * hidden + 4,
+        "num_hidden_layers": 2,
+        "vocab_size": 67,
+        "max_position_embeddings": 512,
+        "initializer_range": 0.2,
+        "bos_token_id": 1,
+        "eos_token_id": 2,
+        **more,
+    }
+
+
+def gpt2(hidden, heads, **more):
+    return {
+        "n_embd": hidden,
+        "n_head": heads,
+        "n_inner": 2 * hidden + 4,
+        "n_layer": 2,
+        "n_positions": 320,
+        "vocab_size": 67,
+        "initializer_range": 0.2,
+        "bos_token_id": 2,
+        "eos_token_id": 2,
+        **more,
+    }
+
+
 def rope(kind, theta=10000.0, **more):
     return {"rope_parameters": {"rope_type": kind, "rope_theta": theta, **more}}
 
@@ -433,6 +463,41 @@ VARIANTS = [
     # branches give besides.
     Variant("glm-partial", "glm", small(24, 3, 1, head_dim=16, **UNTIED)),
     Variant("glm4-norms", "glm4", small(24, 4, 2, head_dim=12, **UNTIED), dtype="bfloat16"),
+    # StableLM 2: LayerNorm and a gated MLP; parallel branches share one norm.
+    Variant("stablelm-sequential", "stablelm", small(32, 2, 1, use_qkv_bias=True, **UNTIED)),
+    Variant(
+        "stablelm-parallel",
+        "stablelm",
+        small(24, 3, 3, partial_rotary_factor=0.5, use_parallel_residual=True, **UNTIED),
+    ),
+    Variant("starcoder2-window", "starcoder2", small(24, 4, 2, sliding_window=24, **TIED)),
+    Variant("falcon-multi-query", "falcon", falcon(24, 3)),
+    Variant(
+        "falcon-groups", "falcon", falcon(32, 4, new_decoder_architecture=True, num_kv_heads=2)
+    ),
+    Variant("gpt2-tied", "gpt2", gpt2(24, 3), scales={"wte": 0.3, "c_proj": 2.0, "c_attn": 2.0, "c_fc": 2.0}),
+    # Gemma 3: local layers with rotary positions of their own, norms of heads, before and after the
+    # branches.
+    Variant(
+        "gemma3-local",
+        "gemma3_text",
+        small(
+            24,
+            4,
+            2,
+            head_dim=8,
+            num_hidden_layers=3,
+            sliding_window=20,
+            layer_types=["sliding_attention", "sliding_attention", "full_attention"],
+            query_pre_attn_scalar=12,
+            rope_parameters={
+                "full_attention": {"rope_type": "linear", "factor": 4.0, "rope_theta": 1e6},
+                "sliding_attention": {"rope_type": "default", "rope_theta": 10000.0},
+            },
+            **TIED
+        ),
+        scales=SMALL_EMBEDDING,
+    ),
 ]
 
 # A seed belongs to a place in the list: add new variants at the end.

@@ -45,13 +45,11 @@ std::vector<Variant> variants() {
   output_norms.norms.qk = QkNorm::kWidth;
   output_norms.sliding_window = {24, 0};
   output_norms.window_rope = RopeConfig{.theta = 100.0, .rotary_dim = 8};
-  return {{"llama", llama},
-          {"biased", biased},
-          {"neox", neox},
-          {"post_norm", post_norm},
-          {"qk_norms", qk_norms},
-          {"unrotated", unrotated},
-          {"output_norms", output_norms}};
+  ModelConfig shared_norm = neox;
+  shared_norm.norms.shared = true;
+  return {{"llama", llama},         {"shared_norm", shared_norm},  {"biased", biased},
+          {"neox", neox},           {"post_norm", post_norm},      {"qk_norms", qk_norms},
+          {"unrotated", unrotated}, {"output_norms", output_norms}};
 }
 
 const std::vector<Request>& requests_of_test() {

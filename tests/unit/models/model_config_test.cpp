@@ -165,6 +165,71 @@ TEST(ModelConfig, WindowsWithRotaryPositionsOfTheirOwn) {
                "rope_parameters.sliding_attention.rope_type");
 }
 
+TEST(ModelConfig, LanguageModelsInsideOthers) {
+  const auto wrapped = [](const std::string& text, const std::string& more = {}) {
+    return R"({"architectures":["Mistral3ForConditionalGeneration"],"model_type":"mistral3",)" +
+           more + R"("vision_config":{"hidden_size":8},"text_config":)" + text + "}";
+  };
+  Notes notes;
+  const ModelConfig config =
+      parse(wrapped(with(kMistralConfig, "eos_token_id", ""), R"("eos_token_id":7,)"), &notes);
+  EXPECT_EQ(config.model_type, "mistral");
+  EXPECT_EQ(config.hidden_size, 64);
+  EXPECT_EQ(config.eos_ids, std::vector<std::int32_t>{7});
+  ASSERT_EQ(notes.size(), 1U);
+  EXPECT_NE(notes[0].find("only the language model"), std::string::npos);
+  expect_error(thrown_by([&] {
+                 (void)parse(wrapped(kMistralConfig, R"("quantization_config":{"bits":4},)"));
+               }),
+               "E-CFG-QUANT", "quantization_config");
+  expect_error(thrown_by([&] { (void)parse(wrapped(with(kMistralConfig, "hidden_size", "0"))); }),
+               "E-CFG-TYPE", "text_config.hidden_size: 0");
+  expect_error(
+      thrown_by([&] { (void)parse(wrapped(with(kMistralConfig, "model_type", "\"mllama\""))); }),
+      "E-CFG-MODEL", "text_config.model_type");
+}
+
+TEST(ModelConfig, Gemma3FillsInWhatReleasedFilesLeaveOut) {
+  const ModelConfig config = parse(
+      R"({"model_type":"gemma3","text_config":{"hidden_size":2560,"intermediate_size":10240,
+          "model_type":"gemma3_text","num_hidden_layers":34,"sliding_window":1024,
+          "rope_scaling":{"factor":8.0,"rope_type":"linear"}}})");
+  EXPECT_EQ(config.heads, 8);
+  EXPECT_EQ(config.kv_heads, 4);
+  EXPECT_EQ(config.head_dim, 256);
+  EXPECT_EQ(config.vocab_size, 262208);
+  EXPECT_EQ(config.max_positions, 131072);  // after scaling
+  EXPECT_EQ(config.rope->theta, 1e6);
+  EXPECT_EQ(config.rope->factor, 8.0);
+  EXPECT_EQ(config.window_rope->theta, 10000.0);
+  EXPECT_EQ(config.window(4), 1024);
+  EXPECT_EQ(config.window(5), 0);
+  EXPECT_EQ(config.score_scale, 1.0 / 16);
+  EXPECT_TRUE(config.norms.before && config.norms.output && config.embedding.scaled);
+}
+
+TEST(ModelConfig, FamiliesWithLayerNorm) {
+  const ModelConfig falcon = parse(
+      R"({"model_type":"falcon","hidden_size":64,"num_hidden_layers":2,"num_attention_heads":4,
+          "vocab_size":100,"multi_query":true,"parallel_attn":true,"alibi":false})");
+  EXPECT_EQ(falcon.kv_heads, 1);
+  EXPECT_EQ(falcon.ffn_size, 256);
+  EXPECT_EQ(falcon.max_positions, 2048);
+  EXPECT_TRUE(falcon.parallel_residual && falcon.norms.shared && !falcon.qkv_bias);
+  const ModelConfig gpt2 = parse(
+      R"({"model_type":"gpt2","n_embd":64,"n_layer":2,"n_head":4,"n_positions":32,
+          "vocab_size":100})");
+  EXPECT_FALSE(gpt2.rope);
+  EXPECT_EQ(gpt2.ffn_size, 256);
+  EXPECT_EQ(gpt2.embedding.position_offset, 0);
+  const std::string stable = with(llama_of_type("stablelm"), "layer_norm_eps", "1e-5");
+  EXPECT_EQ(parse(stable).rope->rotary_dim, 4);
+  EXPECT_FALSE(parse(stable).norms.shared);
+  EXPECT_TRUE(parse(with(stable, "use_parallel_residual", "true")).norms.shared);
+  expect_error(thrown_by([&] { (void)parse(with(stable, "qk_layernorm", "true")); }),
+               "E-CFG-FEATURE", "qk_layernorm");
+}
+
 TEST(ModelConfig, EndOfTextIds) {
   Notes notes;
   EXPECT_EQ(parse(with(kLlamaConfig, "eos_token_id", "[9, 3, 9]")).eos_ids,
@@ -231,7 +296,7 @@ std::vector<BadConfig> bad_configs() {
       {"UnknownTypeMixtral", with(llama, "model_type", "\"mixtral\""), "E-CFG-MODEL",
        "nearest supported type is mistral"},
       {"UnknownTypeQwen3Moe", with(llama, "model_type", "\"qwen3_moe\""), "E-CFG-MODEL",
-       "qwen2, qwen3 or smollm3"},
+       "stablelm or starcoder2"},
       {"UnknownClass", with(llama, "architectures", "[\"LlamaForSequenceClassification\"]"),
        "E-CFG-MODEL", "architectures"},
       {"Disagree", with(llama, "model_type", "\"opt\""), "E-CFG-MODEL",
