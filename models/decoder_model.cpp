@@ -313,18 +313,19 @@ void DecoderModel::attend(std::int64_t layer, const LayerWeights& w, std::int64_
   const Matrix v = columns(qkv, config_.q_width() + config_.kv_width(), config_.kv_width());
   const KvLayerView cache = append_kv(layer, q, k, v, stream);
   const Matrix attended = matrix(attended_, rows, config_.q_width());
-  const auto scale = static_cast<float>(
-      config_.score_scale.value_or(1.0 / std::sqrt(static_cast<double>(config_.head_dim))));
+  const ScoreScale scale(static_cast<float>(config_.score_scale.value_or(
+                             1.0 / std::sqrt(static_cast<double>(config_.head_dim)))),
+                         static_cast<float>(config_.score_cap));
   if (host_attention_) host_attention_->send(LayerId(layer), q);
   for (std::int64_t group = 0; group < kv_step_.groups(); ++group) {
     const std::span<const AttentionSegment> segments = wait_for_kv(layer, group);
     recompute(layer, w, cache, stream);
     const Workspace workspace{workspace_.data(), workspace_.bytes()};
-    if (runner_) choose(layer, group, segments, w, q, v, cache, scale, stream);
+    if (runner_) choose(layer, group, segments, w, q, v, cache, scale.factor, stream);
     const TraceSpan span(trace_, TraceLane::kCompute, "attend");
     if (runner_) {
       runner_->attend(LayerId(layer), segments, kv_step_.segment_sequences(),
-                      kv_step_.segment_slots(), q, cache, scale, attended, *ops_, workspace,
+                      kv_step_.segment_slots(), q, cache, scale.factor, attended, *ops_, workspace,
                       stream);
     } else if (!segments.empty()) {
       ops_->attention(q, config_.heads, cache, segments, scale, attended, workspace, stream);
@@ -435,6 +436,9 @@ ConstMatrix DecoderModel::head(const ForwardBatch& batch, ConstMatrix x, Stream&
     input = projected;
   }
   ops_->linear(input, weights_->lm_head, nullptr, false, logits, stream);
+  if (config_.logit_cap > 0.0) {
+    ops_->soft_cap(static_cast<float>(config_.logit_cap), logits, stream);
+  }
   return logits;
 }
 

@@ -49,6 +49,9 @@ void gated_activation(ThreadPool& pool, Activation activation, ConstMatrix gate,
                       Matrix y);
 void activate(ThreadPool& pool, Activation activation, Matrix y);
 
+// See Ops::soft_cap.
+void soft_cap(ThreadPool& pool, float cap, Matrix y);
+
 // Scores that a call keeps for the weights of one selection (AttentionShape::weighted_scores).
 [[nodiscard]] inline std::int64_t weighted_scores(const TokenSelection& selection,
                                                   std::int64_t heads) {
@@ -59,7 +62,7 @@ void activate(ThreadPool& pool, Activation activation, Matrix y);
 // See Ops::attention. `shape` holds this call's rows and longest context; the workspace, aligned to
 // 64 bytes, is laid out by it.
 void attention(ThreadPool& pool, ConstMatrix q, std::int64_t heads, const KvLayerView& cache,
-               std::span<const AttentionSegment> segments, float scale, Matrix out,
+               std::span<const AttentionSegment> segments, ScoreScale scale, Matrix out,
                const AttentionShape& shape, Workspace workspace);
 
 // See Ops::kv_append.

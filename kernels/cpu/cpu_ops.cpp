@@ -149,6 +149,11 @@ class CpuOps final : public Ops {
     cpu::activate(*pool_, activation, y);
   }
 
+  void soft_cap(float cap, Matrix y, Stream&) override {
+    TRIPHASE_CHECK(is_activation(y) && cap > 0.0F, "soft_cap: shapes or cap");
+    cpu::soft_cap(*pool_, cap, y);
+  }
+
   [[nodiscard]] SegmentTables make_tables(std::span<const AttentionSegment>, const KvSlots&,
                                           const StepPartialPages&, const KvLayerView&,
                                           Stream&) override {
@@ -180,7 +185,7 @@ class CpuOps final : public Ops {
   }
 
   void attention(ConstMatrix q, std::int64_t heads, const KvLayerView& cache,
-                 std::span<const AttentionSegment> segments, float scale, Matrix out,
+                 std::span<const AttentionSegment> segments, ScoreScale scale, Matrix out,
                  Workspace workspace, Stream&) override {
     TRIPHASE_CHECK(is_activation(q) && is_activation(out) && same_shape(q, out) &&
                        is_cache(cache) && heads > 0 && heads % cache.kv_heads == 0 &&

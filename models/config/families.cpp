@@ -20,8 +20,10 @@ constexpr std::array<std::string_view, 2> kOlmo3{"Olmo3ForCausalLM", "Olmo3Model
 constexpr std::array<std::string_view, 2> kPhi3{"Phi3ForCausalLM", "Phi3Model"};
 constexpr std::array<std::string_view, 2> kGranite{"GraniteForCausalLM", "GraniteModel"};
 constexpr std::array<std::string_view, 2> kMinistral{"MinistralForCausalLM", "MinistralModel"};
+constexpr std::array<std::string_view, 2> kMinistral3{"Ministral3ForCausalLM", "Ministral3Model"};
 constexpr std::array<std::string_view, 2> kGlm{"GlmForCausalLM", "GlmModel"};
 constexpr std::array<std::string_view, 2> kGlm4{"Glm4ForCausalLM", "Glm4Model"};
+constexpr std::array<std::string_view, 2> kGemma2{"Gemma2ForCausalLM", "Gemma2Model"};
 constexpr std::array<std::string_view, 2> kGemma3{"Gemma3ForCausalLM", "Gemma3TextModel"};
 constexpr std::array<std::string_view, 2> kStableLm{"StableLmForCausalLM", "StableLmModel"};
 constexpr std::array<std::string_view, 2> kStarcoder2{"Starcoder2ForCausalLM", "Starcoder2Model"};
@@ -31,13 +33,16 @@ constexpr std::array<std::string_view, 2> kGpt2{"GPT2LMHeadModel", "GPT2Model"};
 constexpr std::array<std::string_view, 2> kFalconLayouts{"new_decoder_architecture",
                                                          "parallel_attn"};
 constexpr std::array<std::string_view, 1> kParallelResidual{"use_parallel_residual"};
+constexpr std::array<std::string_view, 2> kSoftCaps{"attn_logit_softcapping",
+                                                    "final_logit_softcapping"};
 constexpr std::array<std::string_view, 4> kMultipliers{
     "attention_multiplier", "embedding_multiplier", "logits_scaling", "residual_multiplier"};
 constexpr std::array<std::string_view, 1> kNoRopeLayers{"no_rope_layers"};
 
-constexpr std::array<Family, 20> kFamilies{{
+constexpr std::array<Family, 22> kFamilies{{
     {"falcon", kFalcon, read_falcon, kFalconLayouts},
     {"gemma", kGemma, read_gemma},
+    {"gemma2", kGemma2, read_gemma2, kSoftCaps},
     {"gemma3_text", kGemma3, read_gemma3},
     {"glm", kGlm, read_glm},
     {"glm4", kGlm4, read_glm4},
@@ -46,6 +51,7 @@ constexpr std::array<Family, 20> kFamilies{{
     {"granite", kGranite, read_granite, kMultipliers},
     {"llama", kLlama, read_llama},
     {"ministral", kMinistral, read_ministral},
+    {"ministral3", kMinistral3, read_ministral3},
     {"mistral", kMistral, read_mistral},
     {"olmo2", kOlmo2, read_olmo2},
     {"olmo3", kOlmo3, read_olmo3},

@@ -142,6 +142,10 @@ void read_gpt2(const ConfigFields& fields, ModelConfig& config, Notes& /*notes*/
         .expected(fmt::format("a multiple of n_head, which is {}", config.heads));
   }
   config.head_dim = config.hidden_size / config.heads;
+  if (config.head_dim > kMaxHeadDim) {
+    throw fields.error("E-CFG-LIMIT", "n_embd")
+        .expected(fmt::format("at most {} channels in a head", kMaxHeadDim));
+  }
   config.ffn_size = fields.optional_size("n_inner", kMaxFfn).value_or(4 * config.hidden_size);
   config.norms.kind = Norm::kLayerNorm;
   config.norms.bias = true;

@@ -119,8 +119,11 @@ struct ModelConfig {
   MlpConfig mlp;
   EmbeddingConfig embedding;
   std::optional<double> score_scale;  // of queries times keys; nothing: 1 / sqrt(head_dim)
-  double logit_divisor = 1.0;         // Granite
-  bool parallel_residual = false;     // x + attn(norm1(x)) + mlp(norm2(x)): GPT-NeoX, Falcon
+  // Above 0: a logit x of the softmax, or of the output, becomes cap * tanh(x / cap) (Gemma 2).
+  double score_cap = 0.0;
+  double logit_cap = 0.0;
+  double logit_divisor = 1.0;      // Granite
+  bool parallel_residual = false;  // x + attn(norm1(x)) + mlp(norm2(x)): GPT-NeoX, Falcon
   bool qkv_bias = false;
   bool attention_out_bias = false;
   std::optional<RopeConfig> rope;         // nothing: learned absolute positions

@@ -67,6 +67,17 @@ void read_gemma_like(const ConfigFields& fields, ModelConfig& config) {
   config.embedding.scaled = true;
 }
 
+// Gemma 2 and 3: norms before and after each branch, scores of a scale of their own.
+void read_gemma2_like(const ConfigFields& fields, ModelConfig& config) {
+  config.naming = TensorNaming::kGemma2;
+  config.norms.output = true;
+  const double query_scalar = fields.optional_number("query_pre_attn_scalar").value_or(256.0);
+  if (!(query_scalar > 0.0) || !std::isfinite(query_scalar)) {
+    throw fields.error("E-CFG-FEATURE", "query_pre_attn_scalar").expected("a number above 0");
+  }
+  config.score_scale = 1.0 / std::sqrt(query_scalar);
+}
+
 // 0: no window. transformers' own default for a missing field is 4096; null means none.
 std::int64_t sliding_window(const ConfigFields& fields) {
   return fields.count("sliding_window", kMaxPositions, fields.present("sliding_window") ? 0 : 4096);
@@ -242,6 +253,24 @@ void read_ministral(const ConfigFields& fields, ModelConfig& config, Notes& note
       fields, window, "sliding_window", [](std::int64_t) { return true; }, config);
 }
 
+void read_ministral3(const ConfigFields& fields, ModelConfig& config, Notes& notes) {
+  read_llama_like(fields, true, config);
+  read_head_dim(fields, std::nullopt, config);
+  config.mlp.activation = read_activation(fields, "hidden_act", Activation::kSilu);
+  config.embedding.tied = fields.flag("tie_word_embeddings", false);
+  config.rope = read_rope(fields, {}, config, notes);
+  const std::int64_t window = fields.count("sliding_window", kMaxPositions, 0);
+  if (window != 0) config.sliding_window.assign(static_cast<std::size_t>(config.layers), window);
+  const std::optional<ConfigFields> rope = fields.optional_object("rope_parameters");
+  if (!rope || rope->optional_number("llama_4_scaling_beta").value_or(0.0) == 0.0) return;
+  // Queries would be multiplied by 1 + beta * log(1 + floor(position / original context)).
+  config.max_positions = std::min(config.max_positions, config.rope->original_max_positions);
+  notes.push_back(
+      fmt::format("config: llama_4_scaling_beta is not computed, so contexts end at {} tokens, up "
+                  "to which it changes nothing",
+                  config.max_positions));
+}
+
 void read_glm(const ConfigFields& fields, ModelConfig& config, Notes& notes) {
   read_llama_like(fields, true, config);
   config.naming = TensorNaming::kGlm;
@@ -265,6 +294,26 @@ void read_gemma(const ConfigFields& fields, ModelConfig& config, Notes& notes) {
   config.rope = read_rope(fields, {}, config, notes);
 }
 
+void read_gemma2(const ConfigFields& fields, ModelConfig& config, Notes& notes) {
+  read_llama_like(fields, true, config);
+  read_gemma_like(fields, config);
+  read_gemma2_like(fields, config);
+  read_windows(
+      fields, sliding_window(fields), "sliding_window",
+      [](std::int64_t layer) { return layer % 2 == 0; }, config);
+  config.rope = read_rope(fields, {}, config, notes);
+  const auto cap = [&](std::string_view key, double otherwise) {
+    const double value =
+        fields.optional_number(key).value_or(fields.present(key) ? 0.0 : otherwise);
+    if (!(value >= 0.0) || !std::isfinite(value)) {
+      throw fields.error("E-CFG-FEATURE", key).expected("a number above 0, or null");
+    }
+    return value;
+  };
+  config.score_cap = cap("attn_logit_softcapping", 50.0);
+  config.logit_cap = cap("final_logit_softcapping", 30.0);
+}
+
 void read_gemma3(const ConfigFields& fields, ModelConfig& config, Notes& notes) {
   // Released files leave out what transformers fills in.
   read_llama_like(fields, false, config,
@@ -275,14 +324,8 @@ void read_gemma3(const ConfigFields& fields, ModelConfig& config, Notes& notes) 
         .expected(fmt::format("a divisor of num_attention_heads, which is {}", config.heads));
   }
   read_gemma_like(fields, config);
-  config.naming = TensorNaming::kGemma2;
-  config.norms.output = true;
+  read_gemma2_like(fields, config);
   config.norms.qk = QkNorm::kHead;
-  const double query_scalar = fields.optional_number("query_pre_attn_scalar").value_or(256.0);
-  if (!(query_scalar > 0.0) || !std::isfinite(query_scalar)) {
-    throw fields.error("E-CFG-FEATURE", "query_pre_attn_scalar").expected("a number above 0");
-  }
-  config.score_scale = 1.0 / std::sqrt(query_scalar);
   const std::int64_t pattern =
       fields.optional_size("sliding_window_pattern", kMaxLayers).value_or(6);
   read_windows(

@@ -346,7 +346,7 @@ def config_cases():
         Case("C1-nested", config_text("[" * 5_000_000), 3, ("E-CFG-JSON", "deeper")),
         Case("C1-duplicate", config_text('{"hidden_size":1,"hidden_size":2}'), 3,
              ("E-CFG-JSON", "duplicate")),
-        Case("C2-unknown-type", config(model_type="gemma2"), 3,
+        Case("C2-unknown-type", config(model_type="gemma4"), 3,
              ("E-CFG-MODEL", "stablelm or starcoder2", "nearest")),
         Case("C2-mixtral", config(model_type="mixtral", architectures=["MixtralForCausalLM"]), 3,
              ("E-CFG-MODEL", "nearest supported type is mistral")),

@@ -110,6 +110,14 @@ class GpuCommands(unittest.TestCase):
         self.run_job(self.config(torch_dtype="float32"), tokens=1)
         self.assertEqual(self.summary()["model"]["kv_dtype"], "fp16")
 
+    def test_soft_caps_are_refused(self):
+        refused = self.run_job(PARITY / "gemma2-caps", code=2)
+        self.assertIn("--device: a GPU, with soft caps of a gemma2 model", refused)
+        self.assertIn("--device cpu", refused)
+        refused = self.run_job(PARITY / "gemma2-caps", "--attention", "swa", device="cpu", code=2)
+        self.assertIn("--attention: swa with soft caps of a gemma2 model", refused)
+        self.run_job(PARITY / "gemma2-caps", device="cpu")
+
     def test_options_of_a_job(self):
         config = self.config()
         for extra in (("--batch-size", "1", "--prefill-chunk", "32"), ("--repetition-penalty", "1.3"),

@@ -477,7 +477,7 @@ VARIANTS = [
     ),
     Variant("gpt2-tied", "gpt2", gpt2(24, 3), scales={"wte": 0.3, "c_proj": 2.0, "c_attn": 2.0, "c_fc": 2.0}),
     # Gemma 3: local layers with rotary positions of their own, norms of heads, before and after the
-    # branches.
+    # branches. Gemma 2: soft caps of scores and logits.
     Variant(
         "gemma3-local",
         "gemma3_text",
@@ -497,6 +497,45 @@ VARIANTS = [
             **TIED
         ),
         scales=SMALL_EMBEDDING,
+    ),
+    Variant(
+        "gemma2-caps",
+        "gemma2",
+        small(
+            24,
+            4,
+            2,
+            head_dim=8,
+            sliding_window=20,
+            query_pre_attn_scalar=12,
+            attn_logit_softcapping=4.0,
+            final_logit_softcapping=6.0,
+            **TIED
+        ),
+        scales=SMALL_EMBEDDING,
+    ),
+    # Ministral 3, up to the context from which on its queries would be scaled.
+    Variant(
+        "ministral3-yarn",
+        "ministral3",
+        small(
+            24,
+            4,
+            2,
+            head_dim=8,
+            **UNTIED,
+            rope_parameters={
+                "rope_type": "yarn",
+                "rope_theta": 10000.0,
+                "factor": 4.0,
+                "original_max_position_embeddings": 256,
+                "beta_fast": 3.0,
+                "beta_slow": 0.5,
+                "mscale": 1.0,
+                "mscale_all_dim": 1.0,
+                "llama_4_scaling_beta": 0.1,
+            },
+        ),
     ),
 ]
 

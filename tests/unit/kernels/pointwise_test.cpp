@@ -100,6 +100,20 @@ TEST_P(PointwiseTest, Rope) {
   }
 }
 
+TEST_P(PointwiseTest, SoftCap) {
+  for (const float cap : {0.5F, 30.0F}) {
+    TestMatrix y = TestMatrix(4, 100, 3).randomize(random_, 40.0F);
+    const TestMatrix x = y;
+    ops_->soft_cap(cap, y.view(), *stream_);
+    for (std::int64_t row = 0; row < 4; ++row) {
+      for (std::int64_t c = 0; c < 100; ++c) {
+        const double expected = cap * std::tanh(static_cast<double>(x.at(row, c)) / cap);
+        ASSERT_NEAR(y.at(row, c), expected, 3e-7 * cap);
+      }
+    }
+  }
+}
+
 TEST_P(PointwiseTest, Activations) {
   for (const Activation kind : kActivations) {
     for (const std::int64_t cols : kWidths) {

@@ -208,6 +208,27 @@ TEST(ModelConfig, Gemma3FillsInWhatReleasedFilesLeaveOut) {
   EXPECT_TRUE(config.norms.before && config.norms.output && config.embedding.scaled);
 }
 
+TEST(ModelConfig, Ministral3EndsWhereQueriesWouldBeScaled) {
+  const std::string text =
+      with(llama_of_type("ministral3"), "rope_parameters",
+           R"({"type":"yarn","rope_theta":1e6,"factor":16.0,"original_max_position_embeddings":32,
+          "mscale":1.0,"mscale_all_dim":1.0,"llama_4_scaling_beta":0.1})");
+  Notes notes;
+  EXPECT_EQ(parse(with(text, "rope_theta", ""), &notes).max_positions, 32);
+  EXPECT_NE(notes.back().find("llama_4_scaling_beta"), std::string::npos);
+}
+
+TEST(ModelConfig, Gemma2HasSoftCaps) {
+  const std::string text =
+      with(with(kGemmaConfig, "model_type", "\"gemma2\""), "architectures", "null");
+  EXPECT_EQ(parse(text).score_cap, 50.0);
+  EXPECT_EQ(parse(text).logit_cap, 30.0);
+  EXPECT_EQ(parse(text).sliding_window, (std::vector<std::int64_t>{4096, 0}));
+  EXPECT_EQ(parse(with(text, "attn_logit_softcapping", "null")).score_cap, 0.0);
+  expect_error(thrown_by([&] { (void)parse(with(text, "final_logit_softcapping", "-1")); }),
+               "E-CFG-FEATURE", "final_logit_softcapping: -1");
+}
+
 TEST(ModelConfig, FamiliesWithLayerNorm) {
   const ModelConfig falcon = parse(
       R"({"model_type":"falcon","hidden_size":64,"num_hidden_layers":2,"num_attention_heads":4,
@@ -291,7 +312,7 @@ std::vector<BadConfig> bad_configs() {
       {"Array", "[]", "E-CFG-TYPE", "array of 0, expected an object"},
       {"NaN", with(llama, "rms_norm_eps", "NaN"), "E-CFG-JSON", "no NaN"},
       {"DuplicateKey", "{\"a\":1,\"a\":2}", "E-CFG-JSON", "duplicate key"},
-      {"UnknownType", with(llama, "model_type", "\"gemma2\""), "E-CFG-MODEL",
+      {"UnknownType", with(llama, "model_type", "\"gemma4\""), "E-CFG-MODEL",
        "nearest supported type is gemma"},
       {"UnknownTypeMixtral", with(llama, "model_type", "\"mixtral\""), "E-CFG-MODEL",
        "nearest supported type is mistral"},
