@@ -374,7 +374,7 @@ def config_cases():
         Case("C8-beyond-64-bits", config(vocab_size=2**64), 3, ("E-CFG-LIMIT", "18446744073709551616")),
         Case("C9-longrope", config(rope_scaling={"rope_type": "longrope"}), 3,
              ("E-CFG-ROPE", "rope_scaling.short_factor", "missing")),
-        Case("C9-su", config(rope_scaling={"type": "su"}), 3, ("E-CFG-ROPE", "rope_scaling.type")),
+        Case("C9-su", config(rope_scaling={"type": "su"}), 3, ("E-CFG-ROPE", "rope_scaling.short_factor")),
         Case("C9-mrope", config(rope_scaling={"type": "mrope", "mrope_section": [1, 1]}), 3,
              ("E-CFG-ROPE", "mrope")),
         Case("C9-linear", config(rope_scaling={"type": "linear", "factor": 2.0}), 0),
