@@ -180,7 +180,7 @@ void read_smollm3(const ConfigFields& fields, ModelConfig& config, Notes& notes)
     }
     for (std::size_t layer = 0; layer < layers; ++layer) {
       const std::optional<std::int64_t> flag = (*flags)[layer].integer();
-      if (flag != 0 && flag != 1) {
+      if (!flag || *flag < 0 || *flag > 1) {
         throw Error(ErrorRole::kModel, "E-CFG-TYPE", fmt::format("no_rope_layers[{}]", layer))
             .file(fields.file())
             .found((*flags)[layer].describe())
