@@ -24,6 +24,7 @@
 #include "base/activation.h"
 #include "base/device.h"
 #include "base/dtype.h"
+#include "base/error.h"
 #include "base/group_matrix.h"
 #include "base/ids.h"
 #include "kernels/sampling.h"
@@ -233,6 +234,14 @@ struct RowLimit {
   std::int64_t first = 0;
 };
 
+// How products of queries and keys become the softmax's logits.
+struct ScoreScale {
+  // NOLINTNEXTLINE(google-explicit-constructor): a factor alone is the usual scale
+  ScoreScale(float by = 1.0F, float cap_at = 0.0F) : factor(by), cap(cap_at) {}
+  float factor;
+  float cap;  // above 0: a logit x becomes cap * tanh(x / cap); no kernel of a GPU does this
+};
+
 class Ops {
  public:
   virtual ~Ops() = default;
@@ -268,6 +277,15 @@ class Ops {
   // y = x / sqrt(mean(x^2) + eps) * (w + weight_offset). x, y [T, C] F32; y may alias x. w [C] F32.
   virtual void rms_norm(ConstMatrix x, const float* weight, float weight_offset, float eps,
                         Matrix y, Stream& stream) = 0;
+
+  // y += rms_norm(x), which must not alias.
+  virtual void add_rms_norm(ConstMatrix x, const float* weight, float weight_offset, float eps,
+                            Matrix y, Stream& stream) = 0;
+
+  // rms_norm, in place, of each of `heads` equal parts of the rows of x [T, heads * C] F32 by
+  // itself; w [C] F32 is the same for all.
+  virtual void head_norm(Matrix x, std::int64_t heads, const float* weight, float weight_offset,
+                         float eps, Stream& stream) = 0;
 
   // y = (x - mean) / sqrt(var + eps) * w + b; var divides by C; b may be null. y may alias x.
   virtual void layer_norm(ConstMatrix x, const float* weight, const float* bias, float eps,
@@ -335,13 +353,18 @@ class Ops {
   // INT8: quantizes full partial blocks into their pages and scales.
   virtual void kv_close(const KvCloses& closes, const KvLayerView& cache, Stream& stream) = 0;
 
+  // y = cap * tanh(y / cap) in place, [T, F] F32. Not on a GPU.
+  virtual void soft_cap(float /*cap*/, Matrix /*y*/, Stream& /*stream*/) {
+    TRIPHASE_CHECK(false, "soft caps on this device");
+  }
+
   // out[query, head] = softmax(scale * q . K) V over the tokens each query sees. q, out
   // [T, heads * head_dim] F32; the heads of one KV head are consecutive (heads / kv_heads of them).
   // Segments must not share rows of q. A query's result depends only on its row, its position and
   // the cache's values, not on where they lie: key tiles are cut at absolute positions (with a
   // chosen tokens: at absolute ordinals of their list) and merged in ascending order.
   virtual void attention(ConstMatrix q, std::int64_t heads, const KvLayerView& cache,
-                         std::span<const AttentionSegment> segments, float scale, Matrix out,
+                         std::span<const AttentionSegment> segments, ScoreScale scale, Matrix out,
                          Workspace workspace, Stream& stream) = 0;
 
   // results[r]: the token drawn from row r of logits [R, >= rows[r].vocab] F32, or a score. In

@@ -6,6 +6,7 @@
 
 #include "base/error.h"
 #include "kernels/sizing/attention_workspace.h"
+#include "models/kv_projection.h"
 
 namespace triphase {
 namespace {
@@ -49,7 +50,7 @@ ScratchSizes scratch_sizes(const ModelConfig& config, const BatchLimits& limits,
   sizes.qkv = rows * (config.q_width() + 2 * config.kv_width());
   sizes.attended = rows * config.q_width();
   sizes.up = rows * up_width(config);
-  sizes.angle_bytes = config.rope ? RopeRows::bytes(config.rope->rotary_dim, rows) : 0;
+  sizes.angle_bytes = LayerRopes::angle_bytes(config, rows);
   sizes.selected = limits.logit_rows * config.hidden_size;
   sizes.projected = projects ? limits.logit_rows * config.embed_dim : 0;
   sizes.logits = limits.logit_rows * config.vocab_size;
@@ -80,7 +81,7 @@ NormStep norm_step(const ModelConfig& config, const float* weight, const float* 
   return {.rms = config.norms.kind != Norm::kLayerNorm,
           .weight = weight,
           .bias = bias,
-          .weight_offset = config.norms.kind == Norm::kRmsNormPlusOne ? 1.0F : 0.0F,
+          .weight_offset = config.norms.weight_offset(),
           .eps = static_cast<float>(config.norms.eps)};
 }
 
@@ -92,22 +93,30 @@ void norm(const NormStep& step, Ops& ops, ConstMatrix x, Matrix y, Stream& strea
   }
 }
 
-// x += act(up) * w.down; `up` [rows, up_width] is overwritten.
-void mlp_down(const ModelConfig& config, Ops& ops, const LayerWeights& w, Matrix up, Matrix x,
-              Stream& stream) {
+// x += norm(branch), where the model has a norm of what branches give.
+void add_output(const ModelConfig& config, Ops& ops, const float* weight, ConstMatrix branch,
+                Matrix x, Stream& stream) {
+  ops.add_rms_norm(branch, weight, config.norms.weight_offset(),
+                   static_cast<float>(config.norms.eps), x, stream);
+}
+
+// x += mlp(x), with the norms of what it reads and gives; `normed` and `up` are overwritten.
+void add_mlp(const ModelConfig& config, Ops& ops, const LayerWeights& w, Matrix normed, Matrix up,
+             Matrix x, Trace* trace, Stream& stream) {
+  const TraceSpan span(trace, TraceLane::kCompute, "mlp");
+  if (config.norms.before) {
+    ops.norm_linear(x, norm_step(config, w.mlp_norm, w.mlp_norm_bias), normed, w.up, w.up_bias,
+                    false, up, stream);
+  } else {
+    ops.linear(x, w.up, w.up_bias, false, up, stream);
+  }
   const std::int64_t ffn = config.ffn_size;
   const Matrix gate = columns(up, 0, ffn);
   const ConstMatrix gated = config.mlp.gated ? columns(up, ffn, ffn) : Matrix{};
-  ops.activation_linear(config.mlp.activation, gate, gated, w.down, w.down_bias, true, x, stream);
-}
-
-// x += mlp(norm(x)); `normed` and `up` are overwritten.
-void norm_mlp(const ModelConfig& config, Ops& ops, const LayerWeights& w, Matrix normed, Matrix up,
-              Matrix x, Trace* trace, Stream& stream) {
-  const TraceSpan span(trace, TraceLane::kCompute, "mlp");
-  ops.norm_linear(x, norm_step(config, w.mlp_norm, w.mlp_norm_bias), normed, w.up, w.up_bias, false,
-                  up, stream);
-  mlp_down(config, ops, w, up, x, stream);
+  const bool output = config.norms.output;
+  ops.activation_linear(config.mlp.activation, gate, gated, w.down, w.down_bias, !output,
+                        output ? normed : x, stream);
+  if (output) add_output(config, ops, w.mlp_output_norm, normed, x, stream);
 }
 
 }  // namespace
@@ -131,12 +140,12 @@ DecoderModel::DecoderModel(const ModelConfig& config, const ModelWeights& weight
       weights_(&weights),
       ops_(&ops),
       limits_(limits),
+      ropes_(config),
       threads_(threads),
       sends_tables_(!pool.device().runs_at_once()),
       weight_stream_(weights, transfers, pool) {
   TRIPHASE_CHECK(static_cast<std::int64_t>(weights.layers.size()) == config.layers,
                  "weights of another model");
-  if (config.rope) rope_.emplace(*config.rope, config.max_positions);
   const ScratchSizes sizes = scratch_sizes(config, limits, threads);
   const auto take = [&pool](std::int64_t elements) {
     return elements == 0 ? Buffer{}
@@ -149,7 +158,8 @@ DecoderModel::DecoderModel(const ModelConfig& config, const ModelWeights& weight
   qkv_ = take(sizes.qkv);
   attended_ = take(sizes.attended);
   up_ = take(sizes.up);
-  if (rope_) rope_rows_.emplace(*rope_, limits.rows, pool);
+  for (const RopeTable& table : ropes_.tables()) rope_rows_.emplace_back(table, limits.rows, pool);
+  angles_.resize(rope_rows_.size());
   selected_ = take(sizes.selected);
   projected_ = take(sizes.projected);
   logits_ = take(sizes.logits);
@@ -174,9 +184,9 @@ void DecoderModel::set_attention(const AttentionOptions& options, SparseOps& ops
 void DecoderModel::set_layer_inputs(std::int64_t tokens, InputOps& ops, MemoryPool& pool) {
   if (tokens == 0) return;
   TRIPHASE_CHECK(limits_.input_block_tokens > 0, "buffers for layer inputs");
-  inputs_ = std::make_unique<LayerInputs>(config_, tokens, input_rows(limits_),
-                                          limits_.listed_input_tokens > 0, *ops_, ops,
-                                          rope_ ? &*rope_ : nullptr, pool);
+  inputs_ =
+      std::make_unique<LayerInputs>(config_, tokens, input_rows(limits_),
+                                    limits_.listed_input_tokens > 0, *ops_, ops, ropes_, pool);
 }
 
 void DecoderModel::begin_sequence(SequenceId sequence, std::int64_t prompt_tokens,
@@ -189,7 +199,7 @@ void DecoderModel::end_sequence(SequenceId sequence) {
 }
 
 std::uint64_t DecoderModel::rope_key_for_prompt(std::int64_t prompt_tokens) const {
-  return rope_ ? rope_->key_for_prompt(prompt_tokens) : 0;
+  return ropes_.key_for_prompt(prompt_tokens);
 }
 
 ConstMatrix DecoderModel::forward(const ForwardBatch& batch, KvStore& kv, Stream& stream) {
@@ -248,31 +258,33 @@ void DecoderModel::before_attention(std::int64_t layer, const LayerWeights& w,
   const Matrix qkv = rows_of(qkv_, rows, config_.q_width() + 2 * config_.kv_width());
   const Matrix normed = rows_of(normed_, rows, config_.hidden_size);
   project_qkv(layer, w, x, normed, qkv, stream);
+  norm_of_heads(config_, w.query_norm, config_.heads, columns(qkv, 0, config_.q_width()), *ops_,
+                stream);
+  norm_of_heads(config_, w.key_norm, config_.kv_heads,
+                columns(qkv, config_.q_width(), config_.kv_width()), *ops_, stream);
   if (!config_.norms.before || !config_.parallel_residual) return;
   // Both branches read the same x: the MLP's input must exist before attention adds to x.
-  norm_mlp(config_, *ops_, w, normed, rows_of(up_, rows, up_width(config_)), x, trace_, stream);
+  add_mlp(config_, *ops_, w, normed, rows_of(up_, rows, up_width(config_)), x, trace_, stream);
 }
 
 void DecoderModel::after_attention(const LayerWeights& w, ZigzagBlock::Rows rows, Stream& stream) {
   const Matrix x = rows_of(x_, rows, config_.hidden_size);
+  const Matrix normed = rows_of(normed_, rows, config_.hidden_size);
   {
     const TraceSpan span(trace_, TraceLane::kCompute, "output");
+    const bool output = config_.norms.output;
     ops_->linear(rows_of(attended_, rows, config_.q_width()), w.attention_out, w.attention_out_bias,
-                 true, x, stream);
+                 !output, output ? normed : x, stream);
+    if (output) add_output(config_, *ops_, w.attention_output_norm, normed, x, stream);
   }
   if (config_.norms.before && config_.parallel_residual) return;
-  const Matrix up = rows_of(up_, rows, up_width(config_));
-  if (!config_.norms.before) {
-    norm(norm_step(config_, w.attention_norm, w.attention_norm_bias), *ops_, x, x, stream);
-    {
-      const TraceSpan span(trace_, TraceLane::kCompute, "mlp");
-      ops_->linear(x, w.up, w.up_bias, false, up, stream);
-      mlp_down(config_, *ops_, w, up, x, stream);
-    }
-    norm(norm_step(config_, w.mlp_norm, w.mlp_norm_bias), *ops_, x, x, stream);
-    return;
-  }
-  norm_mlp(config_, *ops_, w, rows_of(normed_, rows, config_.hidden_size), up, x, trace_, stream);
+  const auto norm_sum = [&](const float* weight, const float* bias) {
+    if (!config_.norms.after_sum()) return;
+    norm(norm_step(config_, weight, bias), *ops_, x, x, stream);
+  };
+  norm_sum(w.attention_norm, w.attention_norm_bias);
+  add_mlp(config_, *ops_, w, normed, rows_of(up_, rows, up_width(config_)), x, trace_, stream);
+  norm_sum(w.mlp_norm, w.mlp_norm_bias);
 }
 
 void DecoderModel::project_qkv(std::int64_t layer, const LayerWeights& w, ConstMatrix x,
@@ -300,17 +312,19 @@ void DecoderModel::attend(std::int64_t layer, const LayerWeights& w, std::int64_
   const Matrix v = columns(qkv, config_.q_width() + config_.kv_width(), config_.kv_width());
   const KvLayerView cache = append_kv(layer, q, k, v, stream);
   const Matrix attended = matrix(attended_, rows, config_.q_width());
-  const float scale = static_cast<float>(1.0 / std::sqrt(static_cast<double>(config_.head_dim)));
+  const ScoreScale scale(static_cast<float>(config_.score_scale.value_or(
+                             1.0 / std::sqrt(static_cast<double>(config_.head_dim)))),
+                         static_cast<float>(config_.score_cap));
   if (host_attention_) host_attention_->send(LayerId(layer), q);
   for (std::int64_t group = 0; group < kv_step_.groups(); ++group) {
     const std::span<const AttentionSegment> segments = wait_for_kv(layer, group);
-    recompute(w, cache, stream);
+    recompute(layer, w, cache, stream);
     const Workspace workspace{workspace_.data(), workspace_.bytes()};
-    if (runner_) choose(layer, group, segments, w, q, v, cache, scale, stream);
+    if (runner_) choose(layer, group, segments, w, q, v, cache, scale.factor, stream);
     const TraceSpan span(trace_, TraceLane::kCompute, "attend");
     if (runner_) {
-      runner_->attend(LayerId(layer), segments, kv_step_.segment_sequences(), q, cache, scale,
-                      attended, *ops_, workspace, stream);
+      runner_->attend(LayerId(layer), segments, kv_step_.segment_sequences(), q, cache,
+                      scale.factor, attended, *ops_, workspace, stream);
     } else if (!segments.empty()) {
       ops_->attention(q, config_.heads, cache, segments, scale, attended, workspace, stream);
     }
@@ -341,9 +355,9 @@ KvLayerView DecoderModel::append_kv(std::int64_t layer, Matrix q, Matrix k, Matr
     kv_step_.set_slot_tables(&tables_);
     slots.tables = &tables_;
   }
-  if (rope_) {
-    ops_->rope_and_append(q, config_.heads, k, v, rope_->rotary_dim(), angles_, slots, cache,
-                          stream);
+  if (const std::optional<std::size_t> rope = ropes_.of(layer)) {
+    ops_->rope_and_append(q, config_.heads, k, v, ropes_.tables()[*rope].rotary_dim(),
+                          angles_[*rope], slots, cache, stream);
   } else {
     ops_->kv_append(k, v, slots, cache, stream);
   }
@@ -378,10 +392,11 @@ void DecoderModel::choose(std::int64_t layer, std::int64_t group,
     span.note("group", group);
     runner_->set_looked_up(kv_step_.look_up(LayerId(layer), group, chosen));
   }
-  recompute(w, cache, stream);
+  recompute(layer, w, cache, stream);
 }
 
-void DecoderModel::recompute(const LayerWeights& w, const KvLayerView& cache, Stream& stream) {
+void DecoderModel::recompute(std::int64_t layer, const LayerWeights& w, const KvLayerView& cache,
+                             Stream& stream) {
   const std::span<const KvRecompute> blocks = kv_step_.recomputes();
   const RecomputedTokens& listed = kv_step_.listed_recomputes();
   if (blocks.empty() && listed.most == 0) return;
@@ -390,8 +405,8 @@ void DecoderModel::recompute(const LayerWeights& w, const KvLayerView& cache, St
   const std::int64_t whole = std::ssize(blocks) * cache.page_tokens;
   // How many tokens a GPU has listed the host does not know.
   if (listed.most == 0 || !sends_tables_) span.note("tokens", whole + listed.most);
-  if (!blocks.empty()) inputs_->recompute(w, blocks, cache, stream);
-  if (listed.most > 0) inputs_->recompute(w, listed, cache, stream);
+  if (!blocks.empty()) inputs_->recompute(LayerId(layer), w, blocks, cache, stream);
+  if (listed.most > 0) inputs_->recompute(LayerId(layer), w, listed, cache, stream);
 }
 
 ConstMatrix DecoderModel::head(const ForwardBatch& batch, ConstMatrix x, Stream& stream) {
@@ -412,6 +427,9 @@ ConstMatrix DecoderModel::head(const ForwardBatch& batch, ConstMatrix x, Stream&
     input = projected;
   }
   ops_->linear(input, weights_->lm_head, nullptr, false, logits, stream);
+  if (config_.logit_cap > 0.0) {
+    ops_->soft_cap(static_cast<float>(config_.logit_cap), logits, stream);
+  }
   return logits;
 }
 
@@ -422,12 +440,12 @@ void DecoderModel::fill_positions(const ForwardBatch& batch, Stream& stream) {
     for (std::int64_t i = 0; i < segment.count; ++i, ++row) {
       const std::int64_t position = segment.first_position + i;
       positions_[static_cast<std::size_t>(row)] = static_cast<std::int32_t>(position);
-      if (rope_) rope_rows_->set(row, segment.rope_key, position);
+      for (RopeRows& rows : rope_rows_) rows.set(row, segment.rope_key, position);
     }
   }
   TRIPHASE_CHECK(row == static_cast<std::int64_t>(batch.tokens.size()),
                  "segments must cover the batch");
-  if (rope_) angles_ = rope_rows_->send(row, stream);
+  for (std::size_t i = 0; i < rope_rows_.size(); ++i) angles_[i] = rope_rows_[i].send(row, stream);
 }
 
 }  // namespace triphase

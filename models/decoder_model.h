@@ -19,7 +19,7 @@
 #include "models/host_attention.h"
 #include "models/kv_step.h"
 #include "models/layer_inputs.h"
-#include "models/rope.h"
+#include "models/layer_ropes.h"
 #include "models/rope_rows.h"
 #include "models/weight_stream.h"
 #include "models/weights/weights.h"
@@ -117,7 +117,8 @@ class DecoderModel {
               const LayerWeights& w, ConstMatrix q, ConstMatrix v, const KvLayerView& cache,
               float scale, Stream& stream);
   // Projects K and V of what was brought of recomputable blocks.
-  void recompute(const LayerWeights& w, const KvLayerView& cache, Stream& stream);
+  void recompute(std::int64_t layer, const LayerWeights& w, const KvLayerView& cache,
+                 Stream& stream);
   [[nodiscard]] ConstMatrix head(const ForwardBatch& batch, ConstMatrix x, Stream& stream);
   void fill_positions(const ForwardBatch& batch, Stream& stream);
 
@@ -125,12 +126,12 @@ class DecoderModel {
   const ModelWeights* weights_;
   Ops* ops_;
   BatchLimits limits_;
-  std::optional<RopeTable> rope_;
+  LayerRopes ropes_;
 
   Buffer x_, normed_, embedded_, qkv_, attended_, up_, selected_, projected_, logits_;
   Buffer workspace_;
-  std::optional<RopeRows> rope_rows_;  // none: positions are not rotated
-  ConstMatrix angles_;                 // of the step's rows
+  std::vector<RopeRows> rope_rows_;  // by table of ropes_
+  std::vector<ConstMatrix> angles_;  // of the step's rows
   std::vector<std::int32_t> positions_;
   std::vector<std::int64_t> windows_;  // by layer
   KvStep kv_step_;

@@ -138,7 +138,7 @@ void HostAttention::store_new_tokens(LayerId layer) {
   }
 }
 
-void HostAttention::attend(LayerId layer, std::int64_t window, float scale, Matrix out,
+void HostAttention::attend(LayerId layer, std::int64_t window, ScoreScale scale, Matrix out,
                            Stream& stream) {
   if (!active()) return;
   const auto rows = static_cast<std::int64_t>(attended_.size());

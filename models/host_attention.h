@@ -41,7 +41,7 @@ class HostAttention {
   // here, set out for the host.
   void send(LayerId layer, ConstMatrix q);
   // Writes the attended rows of `out`, once they are back.
-  void attend(LayerId layer, std::int64_t window, float scale, Matrix out, Stream& stream);
+  void attend(LayerId layer, std::int64_t window, ScoreScale scale, Matrix out, Stream& stream);
   // The step ends: returns when the host has all of it.
   void finish();
 

@@ -1,7 +1,7 @@
 #pragma once
 
-// The part of a layer's joint projection that makes K and V: what is projected again where KV is
-// recomputed from layer inputs.
+// The part of a layer's joint projection that makes K and V, and the norm of its keys: what is done
+// again where KV is recomputed from layer inputs.
 
 #include "kernels/ops.h"
 #include "models/config/model_config.h"
@@ -24,6 +24,15 @@ namespace triphase {
 [[nodiscard]] inline const float* kv_projection_bias(const LayerWeights& weights,
                                                      const ModelConfig& config) {
   return weights.qkv_bias == nullptr ? nullptr : weights.qkv_bias + config.q_width();
+}
+
+// The norm that the model gives to queries, or to keys, x [T, heads * head_dim]; `weight` null:
+// none.
+inline void norm_of_heads(const ModelConfig& config, const float* weight, std::int64_t heads,
+                          Matrix x, Ops& ops, Stream& stream) {
+  if (weight == nullptr) return;
+  ops.head_norm(x, config.norms.qk == QkNorm::kHead ? heads : 1, weight,
+                config.norms.weight_offset(), static_cast<float>(config.norms.eps), stream);
 }
 
 }  // namespace triphase

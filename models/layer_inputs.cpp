@@ -25,7 +25,7 @@ Sizes sizes_of(const ModelConfig& config, std::int64_t rows) {
           .scales = kKept * floats(1),
           .inputs = floats(config.hidden_size),
           .kv = floats(2 * config.kv_width()),
-          .angles = config.rope ? RopeRows::bytes(config.rope->rotary_dim, rows) : 0};
+          .angles = LayerRopes::angle_bytes(config, rows)};
 }
 
 Matrix rows_of(const Buffer& buffer, std::int64_t rows, std::int64_t cols) {
@@ -45,22 +45,24 @@ AnyMatrix part_of(AnyMatrix all, std::int64_t first_row, std::int64_t rows,
 }  // namespace
 
 LayerInputs::LayerInputs(const ModelConfig& config, std::int64_t tokens, std::int64_t rows,
-                         bool on_device, Ops& ops, InputOps& input_ops, const RopeTable* rope,
+                         bool on_device, Ops& ops, InputOps& input_ops, const LayerRopes& ropes,
                          MemoryPool& pool)
     : config_(config),
       tokens_(tokens),
       rows_capacity_(rows),
       ops_(&ops),
       input_ops_(&input_ops),
-      rope_(rope) {
+      ropes_(&ropes) {
   TRIPHASE_CHECK(tokens > 0 && rows > 0, "leading tokens with layer inputs");
   const Sizes sizes = sizes_of(config, rows);
   codes_ = pool.allocate(sizes.codes, MemoryTag::kActivations);
   scales_ = pool.allocate(sizes.scales, MemoryTag::kActivations);
   inputs_ = pool.allocate(sizes.inputs, MemoryTag::kActivations);
   kv_ = pool.allocate(sizes.kv, MemoryTag::kActivations);
-  if (rope != nullptr) rope_rows_.emplace(*rope, rows, pool);
-  if (rope != nullptr && on_device) rope_positions_.emplace(*rope, tokens, pool);
+  for (const RopeTable& table : ropes.tables()) {
+    rope_rows_.emplace_back(table, rows, pool);
+    if (on_device) rope_positions_.emplace_back(table, tokens, pool);
+  }
   requantized_.reserve(static_cast<std::size_t>(rows));
   slot_pages_.resize(static_cast<std::size_t>(rows));
   slot_offsets_.resize(static_cast<std::size_t>(rows));
@@ -82,7 +84,7 @@ std::uint64_t LayerInputs::scratch_bytes(const ModelConfig& config, std::int64_t
                                          std::int64_t listed) {
   const Sizes sizes = sizes_of(config, rows);
   return sizes.codes + sizes.scales + sizes.inputs + sizes.kv + sizes.angles +
-         (config.rope ? RopeRows::bytes(config.rope->rotary_dim, listed) : 0);
+         LayerRopes::angle_bytes(config, listed);
 }
 
 void LayerInputs::begin(KvStore& store, std::span<const BatchSegment> rows) {
@@ -173,19 +175,22 @@ void LayerInputs::save(LayerId layer, const std::int8_t* codes, const float* sca
   under_way_.push_back(saves.back());
 }
 
-void LayerInputs::recompute(const LayerWeights& weights, std::span<const KvRecompute> blocks,
-                            const KvLayerView& cache, Stream& stream) {
+void LayerInputs::recompute(LayerId layer, const LayerWeights& weights,
+                            std::span<const KvRecompute> blocks, const KvLayerView& cache,
+                            Stream& stream) {
   const auto at_once = static_cast<std::size_t>(rows_capacity_ / cache.page_tokens);
   TRIPHASE_CHECK(at_once > 0, "buffers for the rows of a block");
   while (!blocks.empty()) {
     const std::size_t count = std::min(blocks.size(), at_once);
-    recompute_part(weights, blocks.first(count), cache, stream);
+    recompute_part(layer, weights, blocks.first(count), cache, stream);
     blocks = blocks.subspan(count);
   }
 }
 
-void LayerInputs::recompute_part(const LayerWeights& weights, std::span<const KvRecompute> blocks,
-                                 const KvLayerView& cache, Stream& stream) {
+void LayerInputs::recompute_part(LayerId layer, const LayerWeights& weights,
+                                 std::span<const KvRecompute> blocks, const KvLayerView& cache,
+                                 Stream& stream) {
+  const std::optional<std::size_t> rope = ropes_->of(layer.value);
   const std::int64_t block_tokens = cache.page_tokens;
   const std::int64_t rows = std::ssize(blocks) * block_tokens;
   const std::int64_t width = config_.kv_width();
@@ -193,15 +198,17 @@ void LayerInputs::recompute_part(const LayerWeights& weights, std::span<const Kv
   for (const KvRecompute& block : blocks) {
     read_inputs(block, row, cache, stream);
     for (std::int64_t i = 0; i < block_tokens; ++i, ++row) {
-      if (rope_rows_) rope_rows_->set(row, block.rope_key, block.first_position + i);
+      if (rope) rope_rows_[*rope].set(row, block.rope_key, block.first_position + i);
     }
   }
   const Matrix kv = rows_of(kv_, rows, 2 * width);
   ops_->linear_by_rows(rows_of(inputs_, rows, config_.hidden_size), kv_projection(weights, config_),
                        kv_projection_bias(weights, config_), {}, kv, stream);
-  if (rope_ != nullptr) {
-    ops_->rope(part_of(kv, 0, rows, 0, width), config_.kv_heads, config_.head_dim,
-               rope_->rotary_dim(), rope_rows_->send(rows, stream), stream);
+  const Matrix k = part_of(kv, 0, rows, 0, width);
+  norm_of_heads(config_, weights.key_norm, config_.kv_heads, k, *ops_, stream);
+  if (rope) {
+    ops_->rope(k, config_.kv_heads, config_.head_dim, ropes_->tables()[*rope].rotary_dim(),
+               rope_rows_[*rope].send(rows, stream), stream);
   }
   row = 0;
   for (const KvRecompute& block : blocks) {
@@ -212,10 +219,12 @@ void LayerInputs::recompute_part(const LayerWeights& weights, std::span<const Kv
   use_.recomputed_tokens += static_cast<std::uint64_t>(rows);
 }
 
-void LayerInputs::recompute(const LayerWeights& weights, const RecomputedTokens& tokens,
-                            const KvLayerView& cache, Stream& stream) {
+void LayerInputs::recompute(LayerId layer, const LayerWeights& weights,
+                            const RecomputedTokens& tokens, const KvLayerView& cache,
+                            Stream& stream) {
   const std::int64_t width = config_.kv_width();
-  const ConstMatrix angles = rope_positions_ ? rope_positions_->send(stream) : ConstMatrix{};
+  const std::optional<std::size_t> rope = ropes_->of(layer.value);
+  const ConstMatrix angles = rope ? rope_positions_[*rope].send(stream) : ConstMatrix{};
   for (std::int64_t first = 0; first < tokens.most; first += rows_capacity_) {
     const std::int64_t rows = std::min(rows_capacity_, tokens.most - first);
     const Matrix inputs = rows_of(inputs_, rows, config_.hidden_size);
@@ -223,8 +232,9 @@ void LayerInputs::recompute(const LayerWeights& weights, const RecomputedTokens&
     input_ops_->restore(tokens, first, cache, inputs, stream);
     ops_->linear_by_rows(inputs, kv_projection(weights, config_),
                          kv_projection_bias(weights, config_), {tokens.count, first}, kv, stream);
-    input_ops_->store(tokens, first, part_of(kv, 0, rows, 0, width),
-                      part_of(kv, 0, rows, width, width), angles, cache, stream);
+    const Matrix k = part_of(kv, 0, rows, 0, width);
+    norm_of_heads(config_, weights.key_norm, config_.kv_heads, k, *ops_, stream);
+    input_ops_->store(tokens, first, k, part_of(kv, 0, rows, width, width), angles, cache, stream);
   }
 }
 

@@ -21,7 +21,7 @@
 #include "models/config/model_config.h"
 #include "models/forward_batch.h"
 #include "models/host_reads.h"
-#include "models/rope.h"
+#include "models/layer_ropes.h"
 #include "models/rope_rows.h"
 #include "models/weights/weights.h"
 
@@ -32,7 +32,7 @@ class LayerInputs {
   // `rows`: of one forward call, and the tokens of a block at least. `on_device`: the device will
   // list tokens.
   LayerInputs(const ModelConfig& config, std::int64_t tokens, std::int64_t rows, bool on_device,
-              Ops& ops, InputOps& input_ops, const RopeTable* rope, MemoryPool& pool);
+              Ops& ops, InputOps& input_ops, const LayerRopes& ropes, MemoryPool& pool);
   // Waits for what is on its way.
   ~LayerInputs();
   LayerInputs(const LayerInputs&) = delete;
@@ -52,11 +52,11 @@ class LayerInputs {
                Stream& stream);
 
   // Blocks of this layer whose X lies in their staging pages get their K and V.
-  void recompute(const LayerWeights& weights, std::span<const KvRecompute> blocks,
+  void recompute(LayerId layer, const LayerWeights& weights, std::span<const KvRecompute> blocks,
                  const KvLayerView& cache, Stream& stream);
   // The same of tokens that the device lists, of sequences with rope key 0, whose X the link has
   // brought to their slots.
-  void recompute(const LayerWeights& weights, const RecomputedTokens& tokens,
+  void recompute(LayerId layer, const LayerWeights& weights, const RecomputedTokens& tokens,
                  const KvLayerView& cache, Stream& stream);
 
   // Since the start.
@@ -77,8 +77,9 @@ class LayerInputs {
   void save(LayerId layer, const std::int8_t* codes, const float* scales,
             std::vector<Ticket>& saves);
   // No more blocks than the buffers hold.
-  void recompute_part(const LayerWeights& weights, std::span<const KvRecompute> blocks,
-                      const KvLayerView& cache, Stream& stream);
+  void recompute_part(LayerId layer, const LayerWeights& weights,
+                      std::span<const KvRecompute> blocks, const KvLayerView& cache,
+                      Stream& stream);
   // Reads X of a block from its page into inputs_, from `row` on.
   void read_inputs(const KvRecompute& block, std::int64_t row, const KvLayerView& cache,
                    Stream& stream);
@@ -90,12 +91,12 @@ class LayerInputs {
   std::int64_t rows_capacity_;
   Ops* ops_;
   InputOps* input_ops_;
-  const RopeTable* rope_;  // null: positions are not rotated
+  const LayerRopes* ropes_;
   // X of two layers: one is saved while the next one is made.
   Buffer codes_, scales_;
   Buffer inputs_, kv_;
-  std::optional<RopeRows> rope_rows_;
-  std::optional<RopePositions> rope_positions_;  // of tokens that the device lists
+  std::vector<RopeRows> rope_rows_;            // by table of ropes_
+  std::vector<RopePositions> rope_positions_;  // the same, of tokens that the device lists
 
   KvStore* store_ = nullptr;
   TransferEngine* transfers_ = nullptr;  // of the store, which may end first

@@ -70,6 +70,18 @@ void apply_llama3(const RopeConfig& config, double original_max, std::vector<dou
   }
 }
 
+// LongRoPE's softening of the attention logits.
+double long_attention_factor(const RopeConfig& config, double original_max) {
+  if (config.attention_factor) return *config.attention_factor;
+  return config.factor <= 1.0 ? 1.0
+                              : std::sqrt(1.0 + std::log(config.factor) / std::log(original_max));
+}
+
+std::vector<double> divided(std::vector<double> frequencies, std::span<const double> factors) {
+  for (std::size_t pair = 0; pair < frequencies.size(); ++pair) frequencies[pair] /= factors[pair];
+  return frequencies;
+}
+
 }  // namespace
 
 RopeTable::RopeTable(const RopeConfig& config, std::int64_t max_positions)
@@ -91,16 +103,22 @@ RopeTable::RopeTable(const RopeConfig& config, std::int64_t max_positions)
     case RopeScaling::kLlama3:
       apply_llama3(config, static_cast<double>(original_max_), base_frequencies_);
       break;
+    case RopeScaling::kLong:
+      long_frequencies_ = divided(base_frequencies_, config.long_factors);
+      base_frequencies_ = divided(std::move(base_frequencies_), config.short_factors);
+      attention_factor_ = long_attention_factor(config, static_cast<double>(original_max_));
+      break;
   }
 }
 
 std::uint64_t RopeTable::key_for_prompt(std::int64_t prompt_tokens) const {
-  if (config_.scaling != RopeScaling::kDynamic || prompt_tokens <= original_max_) return 0;
-  return static_cast<std::uint64_t>(prompt_tokens);
+  if (!config_.follows_length() || prompt_tokens <= original_max_) return 0;
+  return config_.scaling == RopeScaling::kLong ? 1 : static_cast<std::uint64_t>(prompt_tokens);
 }
 
 std::vector<double> RopeTable::frequencies(std::uint64_t key) const {
-  if (key == 0) return base_frequencies_;
+  if (key == 0 || !config_.follows_length()) return base_frequencies_;
+  if (config_.scaling == RopeScaling::kLong) return long_frequencies_;
   // NTK-aware scaling: the base grows so that the slowest channel covers the longer context.
   const auto dim = static_cast<double>(config_.rotary_dim);
   const double stretch =

@@ -16,8 +16,8 @@ class RopeTable {
   // `max_positions`: the context the model was made for (config), the base of dynamic scaling.
   RopeTable(const RopeConfig& config, std::int64_t max_positions);
 
-  // What a sequence's angles depend on besides the position: 0, or with dynamic scaling the prompt
-  // length when it exceeds the original context (the base is chosen at admission and stays).
+  // What a sequence's angles depend on besides the position: 0, or where the prompt exceeds the
+  // original context, its length with dynamic scaling, 1 with long. Chosen at admission, it stays.
   [[nodiscard]] std::uint64_t key_for_prompt(std::int64_t prompt_tokens) const;
 
   // Frequencies (radians per token) under `key`, rotary_dim / 2 of them.
@@ -35,6 +35,7 @@ class RopeTable {
   std::int64_t original_max_;
   double attention_factor_ = 1.0;
   std::vector<double> base_frequencies_;  // key 0
+  std::vector<double> long_frequencies_;  // key 1 with long scaling
 };
 
 }  // namespace triphase

@@ -22,14 +22,18 @@ LayerWeights moved(const LayerWeights& from, const std::byte* old_base, const st
           .attention_norm_bias = vector(from.attention_norm_bias),
           .qkv = matrix(from.qkv),
           .qkv_bias = vector(from.qkv_bias),
+          .query_norm = vector(from.query_norm),
+          .key_norm = vector(from.key_norm),
           .attention_out = matrix(from.attention_out),
           .attention_out_bias = vector(from.attention_out_bias),
+          .attention_output_norm = vector(from.attention_output_norm),
           .mlp_norm = vector(from.mlp_norm),
           .mlp_norm_bias = vector(from.mlp_norm_bias),
           .up = matrix(from.up),
           .up_bias = vector(from.up_bias),
           .down = matrix(from.down),
-          .down_bias = vector(from.down_bias)};
+          .down_bias = vector(from.down_bias),
+          .mlp_output_norm = vector(from.mlp_output_norm)};
 }
 
 }  // namespace

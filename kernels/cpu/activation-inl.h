@@ -41,6 +41,18 @@ struct GeluTanh {
   }
 };
 
+// cap tanh(x / cap), tanh u = 1 - 2 / (1 + e^2u).
+struct SoftCap {
+  float cap;
+  HWY_INLINE VF operator()(VF x) const {
+    const DF d;
+    const VF one = hn::Set(d, 1.0F);
+    const VF power = exp(hn::Mul(x, hn::Set(d, 2.0F / cap)));
+    const VF tanh = hn::Sub(one, hn::Div(hn::Set(d, 2.0F), hn::Add(one, power)));
+    return hn::Mul(hn::Set(d, cap), tanh);
+  }
+};
+
 // x Phi(x) with Phi(-|x|) = e^(-z^2) erfcx(z) / 2, z = |x| / sqrt 2. erfcx(z) = t P(t) with
 // t = 1 / (1 + z / 2), P fitted on z in [0, 14] to a relative 3e-7.
 struct GeluErf {

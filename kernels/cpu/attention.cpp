@@ -185,7 +185,7 @@ void run_tasks(ThreadPool& pool, const Call& call, std::int64_t tasks) {
 }  // namespace
 
 void attention(ThreadPool& pool, ConstMatrix q, std::int64_t heads, const KvLayerView& cache,
-               std::span<const AttentionSegment> segments, float scale, Matrix out,
+               std::span<const AttentionSegment> segments, ScoreScale scale, Matrix out,
                const AttentionShape& shape, Workspace workspace) {
   Call call{q,       heads, cache,   segments, scale,  out, attention_layout(shape),
             nullptr, 0,     nullptr, nullptr,  nullptr};
@@ -211,7 +211,7 @@ HWY_EXPORT(attention);
 }  // namespace
 
 void attention(ThreadPool& pool, ConstMatrix q, std::int64_t heads, const KvLayerView& cache,
-               std::span<const AttentionSegment> segments, float scale, Matrix out,
+               std::span<const AttentionSegment> segments, ScoreScale scale, Matrix out,
                const AttentionShape& shape, Workspace workspace) {
   HWY_DYNAMIC_DISPATCH(attention)
   (pool, q, heads, cache, segments, scale, out, shape, workspace);

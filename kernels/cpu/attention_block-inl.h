@@ -32,7 +32,7 @@ struct Call {
   std::int64_t heads;
   KvLayerView cache;
   std::span<const AttentionSegment> segments;
-  float scale;
+  ScoreScale scale;
   Matrix out;
   AttentionLayout layout;
   SegmentTasks* table;
@@ -178,10 +178,12 @@ inline Block block_of(const Call& call, std::int64_t task) {
   return block;
 }
 
+constexpr float kLog2E = 1.44269504088896341F;
+
 // q times scale and log2 e, so that scores are base-2 logits; zeros up to padded_dim.
 inline void load_queries(const Call& call, const Block& block, float* to) {
   const std::int64_t dim = call.cache.head_dim;
-  const VF factor = hn::Set(DF(), call.scale * 1.44269504088896341F);
+  const VF factor = hn::Set(DF(), call.scale.factor * kLog2E);
   for (std::int64_t row = 0; row < block.rows; ++row) {
     const std::int64_t query = block.segment->query_begin + block.first_query + row / block.heads;
     const std::int64_t head = block.first_head + row % block.heads;

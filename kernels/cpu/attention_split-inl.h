@@ -13,6 +13,7 @@
 #define TRIPHASE_KERNELS_CPU_ATTENTION_SPLIT_INL_H_
 #endif
 
+#include "kernels/cpu/activation-inl.h"
 #include "kernels/cpu/attention_block-inl.h"
 
 HWY_BEFORE_NAMESPACE();
@@ -72,6 +73,14 @@ inline Seen seen_by(const Block& block, std::int64_t query, std::int64_t tile, s
           std::clamp<std::int64_t>(block.end(query) - tile, from, to)};
 }
 
+// Of a row in a tile, seen or not.
+inline void cap_scores(float cap, float* scores) {
+  const SoftCap capped{cap};
+  for (std::int64_t j = 0; j < kTile; j += kLanes) {
+    hn::Store(capped(hn::Load(DF(), scores + j)), DF(), scores + j);
+  }
+}
+
 // Scores of a tile become weights; the rows' earlier outputs are scaled to the new maximum.
 inline void soften_tile(const Call& call, const Block& block, const Scratch& scratch,
                         std::int64_t tile) {
@@ -82,6 +91,7 @@ inline void soften_tile(const Call& call, const Block& block, const Scratch& scr
     if (seen.first >= seen.end) continue;
     for (std::int64_t row = query * heads; row < (query + 1) * heads; ++row) {
       float* scores = scratch.scores + row * kTile;
+      if (call.scale.cap > 0.0F) cap_scores(call.scale.cap * kLog2E, scores);
       std::fill(scores, scores + seen.first, kMinusInfinity);
       std::fill(scores + seen.end, scores + kTile, kMinusInfinity);
       const float decay = softmax_tile(scores, scratch.split.top[row], scratch.split.total[row]);

@@ -24,9 +24,13 @@ void add_positions(ThreadPool& pool, std::span<const std::int32_t> positions, Co
                    Matrix y);
 void gather_rows(ThreadPool& pool, ConstMatrix x, std::span<const std::int32_t> rows, Matrix y);
 
-// See Ops::rms_norm.
+// See Ops::rms_norm and, with `accumulate`, Ops::add_rms_norm.
 void rms_norm(ThreadPool& pool, ConstMatrix x, const float* weight, float weight_offset, float eps,
-              Matrix y);
+              bool accumulate, Matrix y);
+
+// See Ops::head_norm.
+void head_norm(ThreadPool& pool, Matrix x, std::int64_t heads, const float* weight,
+               float weight_offset, float eps);
 
 // See Ops::layer_norm.
 void layer_norm(ThreadPool& pool, ConstMatrix x, const float* weight, const float* bias, float eps,
@@ -45,10 +49,13 @@ void gated_activation(ThreadPool& pool, Activation activation, ConstMatrix gate,
                       Matrix y);
 void activate(ThreadPool& pool, Activation activation, Matrix y);
 
+// See Ops::soft_cap.
+void soft_cap(ThreadPool& pool, float cap, Matrix y);
+
 // See Ops::attention. `shape` holds this call's rows and longest context; the workspace, aligned to
 // 64 bytes, is laid out by it.
 void attention(ThreadPool& pool, ConstMatrix q, std::int64_t heads, const KvLayerView& cache,
-               std::span<const AttentionSegment> segments, float scale, Matrix out,
+               std::span<const AttentionSegment> segments, ScoreScale scale, Matrix out,
                const AttentionShape& shape, Workspace workspace);
 
 // See Ops::kv_append.

@@ -108,7 +108,23 @@ class CpuOps final : public Ops {
     TRIPHASE_CHECK(
         is_activation(x) && is_activation(y) && same_shape(x, y) && x.cols > 0 && weight != nullptr,
         "rms_norm: shapes");
-    cpu::rms_norm(*pool_, x, weight, weight_offset, eps, y);
+    cpu::rms_norm(*pool_, x, weight, weight_offset, eps, false, y);
+  }
+
+  void add_rms_norm(ConstMatrix x, const float* weight, float weight_offset, float eps, Matrix y,
+                    Stream&) override {
+    TRIPHASE_CHECK(is_activation(x) && is_activation(y) && same_shape(x, y) && x.cols > 0 &&
+                       x.data != y.data && weight != nullptr,
+                   "add_rms_norm: shapes");
+    cpu::rms_norm(*pool_, x, weight, weight_offset, eps, true, y);
+  }
+
+  void head_norm(Matrix x, std::int64_t heads, const float* weight, float weight_offset, float eps,
+                 Stream&) override {
+    TRIPHASE_CHECK(
+        is_activation(x) && heads > 0 && x.cols > 0 && x.cols % heads == 0 && weight != nullptr,
+        "head_norm: shapes");
+    cpu::head_norm(*pool_, x, heads, weight, weight_offset, eps);
   }
 
   void layer_norm(ConstMatrix x, const float* weight, const float* bias, float eps, Matrix y,
@@ -142,6 +158,11 @@ class CpuOps final : public Ops {
     cpu::activate(*pool_, activation, y);
   }
 
+  void soft_cap(float cap, Matrix y, Stream&) override {
+    TRIPHASE_CHECK(is_activation(y) && cap > 0.0F, "soft_cap: shapes or cap");
+    cpu::soft_cap(*pool_, cap, y);
+  }
+
   [[nodiscard]] SegmentTables make_tables(std::span<const AttentionSegment>, const KvSlots&,
                                           const StepPartialPages&, const KvLayerView&,
                                           Stream&) override {
@@ -173,7 +194,7 @@ class CpuOps final : public Ops {
   }
 
   void attention(ConstMatrix q, std::int64_t heads, const KvLayerView& cache,
-                 std::span<const AttentionSegment> segments, float scale, Matrix out,
+                 std::span<const AttentionSegment> segments, ScoreScale scale, Matrix out,
                  Workspace workspace, Stream&) override {
     TRIPHASE_CHECK(is_activation(q) && is_activation(out) && same_shape(q, out) &&
                        is_cache(cache) && heads > 0 && heads % cache.kv_heads == 0 &&
@@ -299,7 +320,7 @@ class CpuOps final : public Ops {
   }
 
   void attend(ConstMatrix q, std::int64_t heads, const KvLayerView& cache,
-              std::span<const AttentionSegment> segments, float scale, Matrix out,
+              std::span<const AttentionSegment> segments, ScoreScale scale, Matrix out,
               Workspace workspace) {
     AttentionShape shape{.heads = heads,
                          .kv_heads = cache.kv_heads,

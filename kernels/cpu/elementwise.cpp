@@ -45,6 +45,13 @@ void activate(ThreadPool& pool, Activation activation, Matrix y) {
   });
 }
 
+void soft_cap(ThreadPool& pool, float cap, Matrix y) {
+  for_rows(pool, y.rows, y.cols, [&](std::int64_t row) {
+    auto* at = row_of<float>(y.data, row, y.row_stride);
+    activate_row(SoftCap{cap}, at, nullptr, y.cols, at);
+  });
+}
+
 }  // namespace triphase::cpu::HWY_NAMESPACE
 HWY_AFTER_NAMESPACE();
 
@@ -53,6 +60,7 @@ namespace triphase::cpu {
 namespace {
 HWY_EXPORT(gated_activation);
 HWY_EXPORT(activate);
+HWY_EXPORT(soft_cap);
 }  // namespace
 
 void gated_activation(ThreadPool& pool, Activation activation, ConstMatrix gate, ConstMatrix up,
@@ -62,6 +70,10 @@ void gated_activation(ThreadPool& pool, Activation activation, ConstMatrix gate,
 
 void activate(ThreadPool& pool, Activation activation, Matrix y) {
   HWY_DYNAMIC_DISPATCH(activate)(pool, activation, y);
+}
+
+void soft_cap(ThreadPool& pool, float cap, Matrix y) {
+  HWY_DYNAMIC_DISPATCH(soft_cap)(pool, cap, y);
 }
 
 }  // namespace triphase::cpu

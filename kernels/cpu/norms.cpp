@@ -33,14 +33,16 @@ HWY_INLINE float sum_row(const float* x, std::int64_t cols, const Term& term) {
 }
 
 void rms_norm_row(const float* x, std::int64_t cols, const float* weight, float weight_offset,
-                  float eps, float* y) {
+                  float eps, bool accumulate, float* y) {
   const DF d;
   const float squares = sum_row(x, cols, [](VF v) { return hn::Mul(v, v); });
   const VF factor = hn::Set(d, 1.0F / std::sqrt(squares / static_cast<float>(cols) + eps));
   const VF offset = hn::Set(d, weight_offset);
   for_columns(cols, [&](std::int64_t c, std::int64_t count) {
     const VF scaled = hn::Mul(load_some(x + c, count), factor);
-    store_some(hn::Mul(scaled, hn::Add(load_some(weight + c, count), offset)), y + c, count);
+    VF result = hn::Mul(scaled, hn::Add(load_some(weight + c, count), offset));
+    if (accumulate) result = hn::Add(result, load_some(y + c, count));
+    store_some(result, y + c, count);
   });
 }
 
@@ -64,10 +66,19 @@ void layer_norm_row(const float* x, std::int64_t cols, const float* weight, cons
 }  // namespace
 
 void rms_norm(ThreadPool& pool, ConstMatrix x, const float* weight, float weight_offset, float eps,
-              Matrix y) {
+              bool accumulate, Matrix y) {
   for_rows(pool, x.rows, x.cols, [&](std::int64_t row) {
     rms_norm_row(row_of<float>(x.data, row, x.row_stride), x.cols, weight, weight_offset, eps,
-                 row_of<float>(y.data, row, y.row_stride));
+                 accumulate, row_of<float>(y.data, row, y.row_stride));
+  });
+}
+
+void head_norm(ThreadPool& pool, Matrix x, std::int64_t heads, const float* weight,
+               float weight_offset, float eps) {
+  const std::int64_t width = x.cols / heads;
+  for_rows(pool, x.rows * heads, width, [&](std::int64_t part) {
+    float* at = row_of<float>(x.data, part / heads, x.row_stride) + part % heads * width;
+    rms_norm_row(at, width, weight, weight_offset, eps, false, at);
   });
 }
 
@@ -86,12 +97,18 @@ HWY_AFTER_NAMESPACE();
 namespace triphase::cpu {
 namespace {
 HWY_EXPORT(rms_norm);
+HWY_EXPORT(head_norm);
 HWY_EXPORT(layer_norm);
 }  // namespace
 
 void rms_norm(ThreadPool& pool, ConstMatrix x, const float* weight, float weight_offset, float eps,
-              Matrix y) {
-  HWY_DYNAMIC_DISPATCH(rms_norm)(pool, x, weight, weight_offset, eps, y);
+              bool accumulate, Matrix y) {
+  HWY_DYNAMIC_DISPATCH(rms_norm)(pool, x, weight, weight_offset, eps, accumulate, y);
+}
+
+void head_norm(ThreadPool& pool, Matrix x, std::int64_t heads, const float* weight,
+               float weight_offset, float eps) {
+  HWY_DYNAMIC_DISPATCH(head_norm)(pool, x, heads, weight, weight_offset, eps);
 }
 
 void layer_norm(ThreadPool& pool, ConstMatrix x, const float* weight, const float* bias, float eps,

@@ -131,6 +131,16 @@ class CudaOpsOnStreams final : public CudaOps {
     cuda::rms_norm(x, weight, weight_offset, eps, y, handle(stream));
   }
 
+  void add_rms_norm(ConstMatrix x, const float* weight, float weight_offset, float eps, Matrix y,
+                    Stream& stream) override {
+    cuda::add_rms_norm(x, weight, weight_offset, eps, y, handle(stream));
+  }
+
+  void head_norm(Matrix x, std::int64_t heads, const float* weight, float weight_offset, float eps,
+                 Stream& stream) override {
+    cuda::head_norm(x, heads, weight, weight_offset, eps, handle(stream));
+  }
+
   void layer_norm(ConstMatrix x, const float* weight, const float* bias, float eps, Matrix y,
                   Stream& stream) override {
     cuda::layer_norm(x, weight, bias, eps, y, handle(stream));
@@ -245,8 +255,9 @@ class CudaOpsOnStreams final : public CudaOps {
   }
 
   void attention(ConstMatrix q, std::int64_t heads, const KvLayerView& cache,
-                 std::span<const AttentionSegment> segments, float scale, Matrix out, Workspace,
-                 Stream& stream) override {
+                 std::span<const AttentionSegment> segments, ScoreScale scale, Matrix out,
+                 Workspace, Stream& stream) override {
+    TRIPHASE_CHECK(scale.cap == 0.0F, "soft caps of scores on a GPU");
     require(q.dtype == DType::kF32 && out.dtype == DType::kF32 && q.rows == out.rows &&
                 q.cols == out.cols && cache.kv_heads > 0 && heads > 0 &&
                 heads % cache.kv_heads == 0 && q.cols == heads * cache.head_dim,
@@ -255,8 +266,8 @@ class CudaOpsOnStreams final : public CudaOps {
                      ", " + shape_of(cache);
             });
     for (const AttentionSegment& segment : segments) check_segment(segment, q.rows, cache);
-    attend_batch({q, heads, cache, scale, out}, segments, settings_.machine, arguments_, scratch_,
-                 step_plan_, stream, handle(stream));
+    attend_batch({q, heads, cache, scale.factor, out}, segments, settings_.machine, arguments_,
+                 scratch_, step_plan_, stream, handle(stream));
   }
 
   void sample(ConstMatrix logits, std::span<const SampleRow> rows, SampleResult* results, Workspace,

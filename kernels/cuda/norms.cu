@@ -10,14 +10,16 @@ namespace triphase::cuda {
 namespace {
 
 constexpr int kThreads = 256;
+constexpr std::int64_t kMostHeads = 65535;  // of a grid's second dimension
 
-// What is written of a row: zeros beyond its columns.
+// What is written of a row: zeros beyond its columns. Heads of a row lie along the grid's y.
 template <class T>
 __global__ void __launch_bounds__(kThreads)
     rms_norm_kernel(const float* x, std::int64_t x_stride, const float* weight, float weight_offset,
-                    float eps, T* y, std::int64_t y_stride, int cols, int y_cols) {
+                    float eps, bool accumulate, T* y, std::int64_t y_stride, int cols, int y_cols) {
   TRIPHASE_SHARED(float, scratch, kBlockReduceWords);
-  const float* row = x + blockIdx.x * x_stride;
+  const std::int64_t head = static_cast<std::int64_t>(blockIdx.y) * cols;
+  const float* row = x + blockIdx.x * x_stride + head;
   float squares = 0.0F;
   for (int c = static_cast<int>(threadIdx.x); c < cols; c += kThreads) {
     squares = fma_rn(row[c], row[c], squares);
@@ -25,8 +27,10 @@ __global__ void __launch_bounds__(kThreads)
   squares = block_sum(squares, scratch);
   const float factor = 1.0F / sqrtf(squares / static_cast<float>(cols) + eps);
   for (int c = static_cast<int>(threadIdx.x); c < y_cols; c += kThreads) {
-    const float value = c < cols ? row[c] * factor * (weight[c] + weight_offset) : 0.0F;
-    y[blockIdx.x * y_stride + c] = from_float<T>(value);
+    float value = c < cols ? row[c] * factor * (weight[c] + weight_offset) : 0.0F;
+    T* to = y + blockIdx.x * y_stride + head + c;
+    if (accumulate) value += to_float(*to);
+    *to = from_float<T>(value);
   }
 }
 
@@ -70,10 +74,38 @@ void rms_norm(ConstMatrix x, const float* weight, float weight_offset, float eps
   for_float_type(y.dtype, "rms_norm", shape, [&]<class T>() {
     TRIPHASE_LAUNCH((rms_norm_kernel<T>), static_cast<unsigned>(x.rows), kThreads, 0, stream,
                     static_cast<const float*>(x.data), x.row_stride, weight, weight_offset, eps,
-                    static_cast<T*>(y.data), y.row_stride, static_cast<int>(x.cols),
+                    false, static_cast<T*>(y.data), y.row_stride, static_cast<int>(x.cols),
                     static_cast<int>(y.cols));
   });
   check_launched("rms_norm", shape);
+}
+
+void add_rms_norm(ConstMatrix x, const float* weight, float weight_offset, float eps, Matrix y,
+                  StreamHandle stream) {
+  const auto shape = [&] { return shape_text({{"x", x}, {"y", y}}); };
+  require(is_row_operation(x, y, weight) && y.dtype == DType::kF32 && x.cols == y.cols,
+          "add_rms_norm", "x and y must be F32 of one shape", shape);
+  if (x.rows == 0) return;
+  TRIPHASE_LAUNCH((rms_norm_kernel<float>), static_cast<unsigned>(x.rows), kThreads, 0, stream,
+                  static_cast<const float*>(x.data), x.row_stride, weight, weight_offset, eps, true,
+                  static_cast<float*>(y.data), y.row_stride, static_cast<int>(x.cols),
+                  static_cast<int>(y.cols));
+  check_launched("add_rms_norm", shape);
+}
+
+void head_norm(Matrix x, std::int64_t heads, const float* weight, float weight_offset, float eps,
+               StreamHandle stream) {
+  const auto shape = [&] { return shape_text({{"x", x}}) + ", " + shape_text({{"heads", heads}}); };
+  require(heads > 0 && heads <= kMostHeads && x.cols % heads == 0 && x.dtype == DType::kF32 &&
+              is_row_operation(x, x, weight),
+          "head_norm", "F32 rows of equal heads", shape);
+  if (x.rows == 0) return;
+  auto* data = static_cast<float*>(x.data);
+  const auto width = static_cast<int>(x.cols / heads);
+  const dim3 grid(static_cast<unsigned>(x.rows), static_cast<unsigned>(heads), 1);
+  TRIPHASE_LAUNCH((rms_norm_kernel<float>), grid, kThreads, 0, stream, data, x.row_stride, weight,
+                  weight_offset, eps, false, data, x.row_stride, width, width);
+  check_launched("head_norm", shape);
 }
 
 void layer_norm(ConstMatrix x, const float* weight, const float* bias, float eps, Matrix y,

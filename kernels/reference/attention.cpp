@@ -105,7 +105,7 @@ void read_row(const KvLayerView& cache, const AttentionSegment& segment, const P
 }  // namespace
 
 AttentionValues attention(const ConstMatrix& q, std::int64_t heads, const KvLayerView& cache,
-                          std::span<const AttentionSegment> segments, float scale) {
+                          std::span<const AttentionSegment> segments, ScoreScale scale) {
   const std::int64_t dim = cache.head_dim;
   const auto width = static_cast<std::size_t>(heads * dim);
   AttentionValues result;
@@ -128,10 +128,11 @@ AttentionValues attention(const ConstMatrix& q, std::int64_t heads, const KvLaye
         double score = 0;
         double magnitude = 0;
         for (std::int64_t c = 0; c < dim; ++c) {
-          const double factor = scale * element(q, row, head * dim + c);
+          const double factor = scale.factor * element(q, row, head * dim + c);
           score += factor * k.value[static_cast<std::size_t>(c)];
           magnitude += std::abs(factor) * k.magnitude[static_cast<std::size_t>(c)];
         }
+        if (scale.cap > 0.0F) score = scale.cap * std::tanh(score / scale.cap);
         weights.push_back(score);
         largest = std::max(largest, magnitude);
       }

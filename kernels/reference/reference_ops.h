@@ -54,7 +54,8 @@ struct AttentionValues {
 };
 [[nodiscard]] AttentionValues attention(const ConstMatrix& q, std::int64_t heads,
                                         const KvLayerView& cache,
-                                        std::span<const AttentionSegment> segments, float scale);
+                                        std::span<const AttentionSegment> segments,
+                                        ScoreScale scale);
 
 // K or V of one token as the segment's last query reads it; empty when it does not see the token.
 [[nodiscard]] std::vector<double> cached_row(const KvLayerView& cache,

@@ -15,6 +15,8 @@ struct Family {
   std::string_view model_type;
   std::span<const std::string_view> architectures;
   void (*read)(const ConfigFields& fields, ModelConfig& config, Notes& notes);
+  // Fields that are refused in models of other types (model_config.cpp).
+  std::span<const std::string_view> reads{};
 };
 
 // Sorted by model_type.
@@ -24,13 +26,40 @@ void read_opt(const ConfigFields& fields, ModelConfig& config, Notes& notes);
 void read_llama(const ConfigFields& fields, ModelConfig& config, Notes& notes);
 void read_mistral(const ConfigFields& fields, ModelConfig& config, Notes& notes);
 void read_qwen2(const ConfigFields& fields, ModelConfig& config, Notes& notes);
+void read_qwen3(const ConfigFields& fields, ModelConfig& config, Notes& notes);
+void read_smollm3(const ConfigFields& fields, ModelConfig& config, Notes& notes);
+void read_olmo2(const ConfigFields& fields, ModelConfig& config, Notes& notes);
+void read_olmo3(const ConfigFields& fields, ModelConfig& config, Notes& notes);
+void read_phi3(const ConfigFields& fields, ModelConfig& config, Notes& notes);
+void read_granite(const ConfigFields& fields, ModelConfig& config, Notes& notes);
+void read_ministral(const ConfigFields& fields, ModelConfig& config, Notes& notes);
+void read_ministral3(const ConfigFields& fields, ModelConfig& config, Notes& notes);
+void read_glm(const ConfigFields& fields, ModelConfig& config, Notes& notes);
+void read_glm4(const ConfigFields& fields, ModelConfig& config, Notes& notes);
 void read_gemma(const ConfigFields& fields, ModelConfig& config, Notes& notes);
+void read_gemma2(const ConfigFields& fields, ModelConfig& config, Notes& notes);
+void read_gemma3(const ConfigFields& fields, ModelConfig& config, Notes& notes);
 void read_gpt_neox(const ConfigFields& fields, ModelConfig& config, Notes& notes);
+void read_stablelm(const ConfigFields& fields, ModelConfig& config, Notes& notes);
+void read_starcoder2(const ConfigFields& fields, ModelConfig& config, Notes& notes);
+void read_falcon(const ConfigFields& fields, ModelConfig& config, Notes& notes);
+void read_gpt2(const ConfigFields& fields, ModelConfig& config, Notes& notes);
 
 // Shared steps -----------------------------------------------------------------------------------
 
-// hidden_size, layers, heads, vocab_size, max_positions, embed_dim under their common names.
-void read_common_sizes(const ConfigFields& fields, ModelConfig& config);
+// How a family spells its sizes, and which it may leave out.
+struct SizeFields {
+  std::string_view hidden = "hidden_size";
+  std::string_view layers = "num_hidden_layers";
+  std::string_view heads = "num_attention_heads";
+  std::string_view positions = "max_position_embeddings";
+  std::optional<std::int64_t> default_heads;
+  std::optional<std::int64_t> default_vocab;
+  std::optional<std::int64_t> default_positions;
+};
+
+// hidden_size, layers, heads, vocab_size, max_positions, embed_dim; as many KV heads as heads.
+void read_common_sizes(const ConfigFields& fields, const SizeFields& names, ModelConfig& config);
 
 // kv_heads from num_key_value_heads. A missing field means as many as query heads, unless
 // `required` (families whose own default differs).

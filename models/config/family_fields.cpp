@@ -9,12 +9,16 @@
 
 namespace triphase {
 
-void read_common_sizes(const ConfigFields& fields, ModelConfig& config) {
-  config.hidden_size = fields.size("hidden_size", kMaxHidden);
-  config.layers = fields.size("num_hidden_layers", kMaxLayers);
-  config.heads = fields.size("num_attention_heads", kMaxHeads);
-  config.vocab_size = fields.size("vocab_size", kMaxVocab);
-  config.max_positions = fields.size("max_position_embeddings", kMaxPositions);
+void read_common_sizes(const ConfigFields& fields, const SizeFields& names, ModelConfig& config) {
+  const auto size = [&](std::string_view key, std::int64_t max,
+                        std::optional<std::int64_t> otherwise) {
+    return otherwise && !fields.has(key) ? *otherwise : fields.size(key, max);
+  };
+  config.hidden_size = fields.size(names.hidden, kMaxHidden);
+  config.layers = fields.size(names.layers, kMaxLayers);
+  config.heads = size(names.heads, kMaxHeads, names.default_heads);
+  config.vocab_size = size("vocab_size", kMaxVocab, names.default_vocab);
+  config.max_positions = size(names.positions, kMaxPositions, names.default_positions);
   config.embed_dim = config.hidden_size;
   config.kv_heads = config.heads;
 }

@@ -21,13 +21,15 @@ struct Feature {
 };
 
 // Refused unless false, 0 or null.
-constexpr std::array<Feature, 16> kMustBeOff{{
+constexpr std::array<Feature, 18> kMustBeOff{{
     {"attn_logit_softcapping", "no soft-capping of attention scores"},
     {"final_logit_softcapping", "no soft-capping of logits"},
     {"alibi", "no ALiBi positions"},
     {"use_alibi", "no ALiBi positions"},
     {"parallel_attn", "attention and MLP one after the other"},
     {"parallel_attention", "attention and MLP one after the other"},
+    {"use_parallel_residual", "attention and MLP one after the other"},
+    {"scale_attn_by_inverse_layer_idx", "scores on one scale in every layer"},
     {"new_decoder_architecture", "a plain decoder"},
     {"is_encoder_decoder", "a decoder-only model"},
     {"add_cross_attention", "a decoder-only model"},
@@ -55,17 +57,23 @@ bool off(const Json& value) {
   return value.number() == 0.0;
 }
 
-// Throws E-CFG-FEATURE or E-CFG-QUANT.
-void refuse_unsupported_features(const ConfigFields& fields) {
+void refuse_quantized(const ConfigFields& fields) {
   for (const std::string_view key : {"quantization_config", "compression_config"}) {
     if (!fields.has(key)) continue;
     throw fields.error("E-CFG-QUANT", key)
         .expected("weights in F16, BF16 or F32")
         .hint("use the unquantized checkpoint of this model");
   }
+}
+
+// Throws E-CFG-FEATURE.
+void refuse_unsupported_features(const ConfigFields& fields, const Family& family) {
+  const auto read = [&](std::string_view field) {
+    return std::ranges::count(family.reads, field) != 0;
+  };
   for (const Feature& feature : kMustBeOff) {
     const Json* value = fields.find(feature.field);
-    if (value != nullptr && !off(*value)) {
+    if (value != nullptr && !off(*value) && !read(feature.field)) {
       throw fields.error("E-CFG-FEATURE", feature.field).expected(feature.expected);
     }
   }
@@ -77,7 +85,7 @@ void refuse_unsupported_features(const ConfigFields& fields) {
   }
   for (const std::string_view key : kFactors) {
     const Json* value = fields.find(key);
-    if (value != nullptr && value->number() != 1.0) {
+    if (value != nullptr && value->number() != 1.0 && !read(key)) {
       throw fields.error("E-CFG-FEATURE", key).expected("1");
     }
   }
@@ -87,10 +95,6 @@ void refuse_unsupported_features(const ConfigFields& fields) {
     if (name == nullptr || (*name != "rope" && *name != "absolute" && *name != "rotary")) {
       throw fields.error("E-CFG-FEATURE", "position_embedding_type").expected("rope or absolute");
     }
-  }
-  if (fields.family() != "gpt_neox" && fields.flag("use_parallel_residual", false)) {
-    throw fields.error("E-CFG-FEATURE", "use_parallel_residual")
-        .expected("attention and MLP one after the other");
   }
 }
 
@@ -293,15 +297,26 @@ ModelConfig parse_model_config(const Json& config, const Json* generation_config
         .expected("an object");
   }
   ModelConfig result;
-  const Family& family = find_family(ConfigFields(config, file, "any"), result.architecture);
-  const ConfigFields fields(config, file, family.model_type);
+  // A model for images or sound holds its language model's config whole.
+  const ConfigFields whole(config, file, "any");
+  const bool wrapped = whole.optional_object("text_config").has_value();
+  const Json& text = wrapped ? *whole.find("text_config") : config;
+  const std::string_view prefix = wrapped ? "text_config" : "";
+  const Family& family = find_family(ConfigFields(text, file, "any", prefix), result.architecture);
+  const ConfigFields fields(text, file, family.model_type, prefix);
   result.model_type = family.model_type;
-  refuse_unsupported_features(fields);
+  refuse_quantized(whole);
+  refuse_quantized(fields);
+  refuse_unsupported_features(fields, family);
   family.read(fields, result, notes);
-  read_token_ids(fields, generation_config, result, notes);
-  read_declared_dtype(fields, result, notes);
+  if (wrapped) notes.push_back("config: only the language model of this checkpoint is read");
+  const auto where_given = [&](std::string_view key) -> const ConfigFields& {
+    return fields.has(key) ? fields : whole;
+  };
+  read_token_ids(where_given("eos_token_id"), generation_config, result, notes);
+  read_declared_dtype(where_given(fields.has("dtype") ? "dtype" : "torch_dtype"), result, notes);
   set_embedding_scale(result, result.declared_dtype.value_or(DType::kF32));
-  note_ignored_code(fields, notes);
+  note_ignored_code(whole, notes);
   return result;
 }
 

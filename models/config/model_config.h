@@ -22,10 +22,28 @@ enum class Norm : std::uint8_t {
   kRmsNormPlusOne,  // the same with (1 + w): Gemma
 };
 
-// How a checkpoint names and shapes its tensors; see tensor_manifest.h.
-enum class TensorNaming : std::uint8_t { kLlama, kOpt, kGptNeox };
+// Norms of queries and keys, before their positions are applied; of the kind and epsilon of the
+// others, without bias.
+enum class QkNorm : std::uint8_t {
+  kNone,
+  kHead,   // each head by itself, with one weight for all: Qwen3
+  kWidth,  // all heads together: OLMo 2
+};
 
-enum class RopeScaling : std::uint8_t { kNone, kLinear, kDynamic, kYarn, kLlama3 };
+// How a checkpoint names and shapes its tensors; see tensor_manifest.h.
+enum class TensorNaming : std::uint8_t {
+  kLlama,
+  kOpt,
+  kGptNeox,
+  kPhi3,  // fused projections
+  kGlm,
+  kStarcoder2,
+  kFalcon,
+  kGpt2,    // matrices are [in, out] there
+  kGemma2,  // norms before and after each branch
+};
+
+enum class RopeScaling : std::uint8_t { kNone, kLinear, kDynamic, kYarn, kLlama3, kLong };
 
 // Rotary embedding in the "rotate half" layout: channel c pairs with c + rotary_dim / 2.
 struct RopeConfig {
@@ -33,24 +51,40 @@ struct RopeConfig {
   std::int64_t rotary_dim = 0;  // rotated channels of each head, even; the rest pass through
   RopeScaling scaling = RopeScaling::kNone;
   double factor = 1.0;
-  std::int64_t original_max_positions = 0;  // yarn, llama3, dynamic
+  std::int64_t original_max_positions = 0;  // yarn, llama3, dynamic, long
   double low_freq_factor = 1.0;             // llama3
   double high_freq_factor = 4.0;            // llama3
   double beta_fast = 32.0;                  // yarn
   double beta_slow = 1.0;                   // yarn
-  std::optional<double> attention_factor;   // yarn: given in the config; else computed
+  std::optional<double> attention_factor;   // yarn, long: given in the config; else computed
   std::optional<double> mscale;             // yarn
   std::optional<double> mscale_all_dim;     // yarn
   bool yarn_truncate = true;                // yarn: round the correction range to whole channels
+  // long: what divides each pair's frequency, of prompts up to the original context and beyond it.
+  std::vector<double> short_factors, long_factors;
+  bool neighbours = false;  // in the checkpoint channel 2c pairs with 2c + 1: GLM-4
+
+  // Frequencies depend on the length of the prompt.
+  [[nodiscard]] bool follows_length() const {
+    return scaling == RopeScaling::kDynamic || scaling == RopeScaling::kLong;
+  }
 };
 
 struct NormConfig {
   Norm kind = Norm::kRmsNorm;
   double eps = 0.0;
-  bool before = true;  // false: the norm follows each residual sum (OPT-350m)
+  bool before = true;   // of what each branch reads
+  bool shared = false;  // parallel branches read one norm: Falcon-7B, StableLM 2
+  bool output = false;  // of what each branch gives, before it joins the sum: OLMo 2, GLM-4
   bool final_norm = true;
   bool bias = false;    // LayerNorm with bias
   bool weights = true;  // false: norms without parameters; ones are filled in
+  QkNorm qk = QkNorm::kNone;
+
+  // Neither: the norm follows each residual sum (OPT-350m).
+  [[nodiscard]] bool after_sum() const { return !before && !output; }
+  // What is added to a weight of these norms.
+  [[nodiscard]] float weight_offset() const { return kind == Norm::kRmsNormPlusOne ? 1.0F : 0.0F; }
 };
 
 struct MlpConfig {
@@ -84,10 +118,18 @@ struct ModelConfig {
   NormConfig norms;
   MlpConfig mlp;
   EmbeddingConfig embedding;
-  bool parallel_residual = false;  // x + attn(norm1(x)) + mlp(norm2(x)): GPT-NeoX
+  std::optional<double> score_scale;  // of queries times keys; nothing: 1 / sqrt(head_dim)
+  // Above 0: a logit x of the softmax, or of the output, becomes cap * tanh(x / cap) (Gemma 2).
+  double score_cap = 0.0;
+  double logit_cap = 0.0;
+  double logit_divisor = 1.0;      // Granite
+  bool parallel_residual = false;  // x + attn(norm1(x)) + mlp(norm2(x)): GPT-NeoX, Falcon
   bool qkv_bias = false;
   bool attention_out_bias = false;
-  std::optional<RopeConfig> rope;  // nothing: learned absolute positions
+  std::optional<RopeConfig> rope;         // nothing: learned absolute positions
+  std::optional<RopeConfig> window_rope;  // of layers with a window; nothing: as `rope`
+  // Per layer: its queries and keys are not rotated although `rope` is there. Empty = none.
+  std::vector<bool> unrotated;
   // Per layer: tokens a query may look back to, itself included; 0 = unlimited. Empty = all 0.
   std::vector<std::int64_t> sliding_window;
 
@@ -97,6 +139,9 @@ struct ModelConfig {
 
   [[nodiscard]] std::int64_t window(std::int64_t layer) const {
     return sliding_window.empty() ? 0 : sliding_window[static_cast<std::size_t>(layer)];
+  }
+  [[nodiscard]] bool rotates(std::int64_t layer) const {
+    return rope && (unrotated.empty() || !unrotated[static_cast<std::size_t>(layer)]);
   }
   [[nodiscard]] std::int64_t q_width() const { return heads * head_dim; }
   [[nodiscard]] std::int64_t kv_width() const { return kv_heads * head_dim; }

@@ -10,63 +10,119 @@
 namespace triphase {
 namespace {
 
-constexpr std::array<std::string_view, 2> kLlamaPrefixes{"model.", ""};
+// Language models inside others come with further prefixes.
+constexpr std::array<std::string_view, 4> kLlamaPrefixes{"model.", "", "model.language_model.",
+                                                         "language_model.model."};
 constexpr std::array<std::string_view, 3> kOptPrefixes{"model.decoder.", "decoder.", ""};
 constexpr std::array<std::string_view, 2> kGptNeoxPrefixes{"gpt_neox.", ""};
+constexpr std::array<std::string_view, 2> kTransformerPrefixes{"transformer.", ""};
 
 // Names of one family. `{}`-free: layer tensors get "layers.N." in front.
 struct Names {
-  std::string_view embedding, final_norm, attention_norm, mlp_norm, q, k, v, attention_out, gate,
-      up, down, ffn_field, heads_field, kv_heads_field;
+  std::string_view layers = "layers";
+  std::string_view embedding = "embed_tokens";
+  std::string_view positions = "embed_positions";
+  std::string_view final_norm = "norm";
+  std::string_view attention_norm = "input_layernorm";
+  std::string_view mlp_norm = "post_attention_layernorm";
+  std::string_view other_attention_norm{};  // second spellings
+  std::string_view other_mlp_norm{};
+  std::string_view q = "self_attn.q_proj";
+  std::string_view k = "self_attn.k_proj";  // empty: q holds all three
+  std::string_view v = "self_attn.v_proj";
+  std::string_view query_norm = "self_attn.q_norm";
+  std::string_view key_norm = "self_attn.k_norm";
+  std::string_view attention_out = "self_attn.o_proj";
+  std::string_view attention_output_norm = "post_attention_layernorm";
+  std::string_view mlp_output_norm = "post_feedforward_layernorm";
+  std::string_view gate = "mlp.gate_proj";  // empty: up holds both
+  std::string_view up = "mlp.up_proj";
+  std::string_view down = "mlp.down_proj";
+  RowOrder qkv_order = RowOrder::kPlain;  // of fused projections
+  bool transposed = false;                // matrices of layers
+  std::string_view hidden_field = "hidden_size";
+  std::string_view positions_field = "max_position_embeddings + 2";
+  std::string_view ffn_field = "intermediate_size";
+  std::string_view heads_field = "num_attention_heads * head_dim";
+  std::string_view kv_heads_field = "num_key_value_heads * head_dim";
+  std::string_view all_heads_field = "3 * hidden_size";
 };
 
-constexpr Names kLlamaNames{"embed_tokens",
-                            "norm",
-                            "input_layernorm",
-                            "post_attention_layernorm",
-                            "self_attn.q_proj",
-                            "self_attn.k_proj",
-                            "self_attn.v_proj",
-                            "self_attn.o_proj",
-                            "mlp.gate_proj",
-                            "mlp.up_proj",
-                            "mlp.down_proj",
-                            "intermediate_size",
-                            "num_attention_heads * head_dim",
-                            "num_key_value_heads * head_dim"};
-constexpr Names kOptNames{"embed_tokens",
-                          "final_layer_norm",
-                          "self_attn_layer_norm",
-                          "final_layer_norm",
-                          "self_attn.q_proj",
-                          "self_attn.k_proj",
-                          "self_attn.v_proj",
-                          "self_attn.out_proj",
-                          "",
-                          "fc1",
-                          "fc2",
-                          "ffn_dim",
-                          "hidden_size",
-                          "hidden_size"};
-constexpr Names kGptNeoxNames{"embed_in",
-                              "final_layer_norm",
-                              "input_layernorm",
-                              "post_attention_layernorm",
-                              "attention.query_key_value",
-                              "",
-                              "",
-                              "attention.dense",
-                              "",
-                              "mlp.dense_h_to_4h",
-                              "mlp.dense_4h_to_h",
-                              "intermediate_size",
-                              "hidden_size",
-                              "hidden_size"};
+constexpr Names kLlamaNames{};
+constexpr Names kPhi3Names{
+    .q = "self_attn.qkv_proj", .k = "", .gate = "", .up = "mlp.gate_up_proj"};
+constexpr Names kGlmNames{.attention_output_norm = "post_self_attn_layernorm",
+                          .mlp_output_norm = "post_mlp_layernorm",
+                          .gate = "",
+                          .up = "mlp.gate_up_proj"};
+constexpr Names kStarcoder2Names{.up = "mlp.c_fc", .down = "mlp.c_proj"};
+constexpr Names kFalconNames{.layers = "h",
+                             .embedding = "word_embeddings",
+                             .final_norm = "ln_f",
+                             .other_attention_norm = "ln_attn",
+                             .other_mlp_norm = "ln_mlp",
+                             .q = "self_attention.query_key_value",
+                             .k = "",
+                             .attention_out = "self_attention.dense",
+                             .up = "mlp.dense_h_to_4h",
+                             .down = "mlp.dense_4h_to_h",
+                             .qkv_order = RowOrder::kInterleavedQkv,
+                             .ffn_field = "ffn_hidden_size",
+                             .heads_field = "hidden_size"};
+constexpr Names kGpt2Names{.layers = "h",
+                           .embedding = "wte",
+                           .positions = "wpe",
+                           .final_norm = "ln_f",
+                           .attention_norm = "ln_1",
+                           .mlp_norm = "ln_2",
+                           .q = "attn.c_attn",
+                           .k = "",
+                           .attention_out = "attn.c_proj",
+                           .up = "mlp.c_fc",
+                           .down = "mlp.c_proj",
+                           .transposed = true,
+                           .hidden_field = "n_embd",
+                           .positions_field = "n_positions",
+                           .ffn_field = "n_inner",
+                           .heads_field = "n_embd",
+                           .all_heads_field = "3 * n_embd"};
+constexpr Names kGemma2Names{.mlp_norm = "pre_feedforward_layernorm"};
+constexpr Names kOptNames{.final_norm = "final_layer_norm",
+                          .attention_norm = "self_attn_layer_norm",
+                          .mlp_norm = "final_layer_norm",
+                          .attention_out = "self_attn.out_proj",
+                          .up = "fc1",
+                          .down = "fc2",
+                          .ffn_field = "ffn_dim",
+                          .heads_field = "hidden_size",
+                          .kv_heads_field = "hidden_size"};
+constexpr Names kGptNeoxNames{.embedding = "embed_in",
+                              .final_norm = "final_layer_norm",
+                              .q = "attention.query_key_value",
+                              .k = "",
+                              .attention_out = "attention.dense",
+                              .up = "mlp.dense_h_to_4h",
+                              .down = "mlp.dense_4h_to_h",
+                              .qkv_order = RowOrder::kInterleavedQkv,
+                              .heads_field = "hidden_size",
+                              .kv_heads_field = "hidden_size"};
 
 const Names& names_of(TensorNaming naming) {
   switch (naming) {
     case TensorNaming::kLlama:
       return kLlamaNames;
+    case TensorNaming::kPhi3:
+      return kPhi3Names;
+    case TensorNaming::kGlm:
+      return kGlmNames;
+    case TensorNaming::kStarcoder2:
+      return kStarcoder2Names;
+    case TensorNaming::kFalcon:
+      return kFalconNames;
+    case TensorNaming::kGpt2:
+      return kGpt2Names;
+    case TensorNaming::kGemma2:
+      return kGemma2Names;
     case TensorNaming::kOpt:
       return kOptNames;
     case TensorNaming::kGptNeox:
@@ -85,21 +141,26 @@ class ManifestBuilder {
     matrix(WeightSlot::kEmbedding, -1, config_.embed_dim, embed_field(),
            {part(fmt::format("{}.weight", names_.embedding), config_.vocab_size, "vocab_size")});
     if (!config_.rope) {
-      matrix(
-          WeightSlot::kPositions, -1, hidden, "hidden_size",
-          {part("embed_positions.weight", config_.max_positions + config_.embedding.position_offset,
-                "max_position_embeddings + 2")});
+      matrix(WeightSlot::kPositions, -1, hidden, hidden_field(),
+             {part(fmt::format("{}.weight", names_.positions),
+                   config_.max_positions + config_.embedding.position_offset,
+                   names_.positions_field)});
     }
     if (config_.embed_dim != hidden) {
       matrix(WeightSlot::kProjectIn, -1, config_.embed_dim, embed_field(),
-             {part("project_in.weight", hidden, "hidden_size")});
+             {part("project_in.weight", hidden, hidden_field())});
     }
     for (std::int64_t layer = 0; layer < config_.layers; ++layer) add_layer(layer);
     if (config_.norms.final_norm) {
-      norm(WeightSlot::kFinalNorm, WeightSlot::kFinalNormBias, -1, names_.final_norm);
+      const std::size_t first = entries_.size();
+      norm(WeightSlot::kFinalNorm, WeightSlot::kFinalNormBias, -1, std::string(names_.final_norm));
+      // Logits are linear in what the norm gives.
+      for (std::size_t i = first; i < entries_.size(); ++i) {
+        entries_[i].factor = static_cast<float>(1.0 / config_.logit_divisor);
+      }
     }
     if (config_.embed_dim != hidden) {
-      matrix(WeightSlot::kProjectOut, -1, hidden, "hidden_size",
+      matrix(WeightSlot::kProjectOut, -1, hidden, hidden_field(),
              {part("project_out.weight", config_.embed_dim, embed_field())});
     }
     if (!config_.embedding.tied) add_head();
@@ -107,58 +168,113 @@ class ManifestBuilder {
   }
 
  private:
-  void add_layer(std::int64_t layer) {
-    const auto in_layer = [&](std::string_view name, std::string_view kind) {
-      return fmt::format("layers.{}.{}.{}", layer, name, kind);
-    };
-    const std::int64_t hidden = config_.hidden_size;
-    const std::int64_t ffn = config_.ffn_size;
-    const auto qkv = [&](std::string_view kind) {
-      if (config_.naming == TensorNaming::kGptNeox) {
-        return std::vector{part(in_layer(names_.q, kind), 3 * hidden, "3 * hidden_size")};
-      }
-      return std::vector{part(in_layer(names_.q, kind), config_.q_width(), names_.heads_field),
-                         part(in_layer(names_.k, kind), config_.kv_width(), names_.kv_heads_field),
-                         part(in_layer(names_.v, kind), config_.kv_width(), names_.kv_heads_field)};
-    };
-    const RowOrder order =
-        config_.naming == TensorNaming::kGptNeox ? RowOrder::kInterleavedQkv : RowOrder::kPlain;
-    const auto up = [&](std::string_view kind) {
-      std::vector<TensorPart> parts;
-      if (config_.mlp.gated) parts.push_back(part(in_layer(names_.gate, kind), ffn, ffn_field()));
-      parts.push_back(part(in_layer(names_.up, kind), ffn, ffn_field()));
-      return parts;
-    };
+  [[nodiscard]] std::string in_layer(std::int64_t layer, std::string_view name) const {
+    return name.empty() ? std::string() : fmt::format("{}.{}.{}", names_.layers, layer, name);
+  }
+  [[nodiscard]] std::string in_layer(std::int64_t layer, std::string_view name,
+                                     std::string_view kind) const {
+    return fmt::format("{}.{}", in_layer(layer, name), kind);
+  }
 
-    norm(WeightSlot::kAttentionNorm, WeightSlot::kAttentionNormBias, layer,
-         fmt::format("layers.{}.{}", layer, names_.attention_norm));
-    matrix(WeightSlot::kQkv, layer, hidden, "hidden_size", qkv("weight"));
-    entries_.back().order = order;
-    if (config_.qkv_bias) {
-      vector(WeightSlot::kQkvBias, layer, qkv("bias"));
-      entries_.back().order = order;
+  void add_layer(std::int64_t layer) {
+    const std::size_t first = entries_.size();
+    add_attention(layer);
+    add_mlp(layer);
+    for (std::size_t i = first; i < entries_.size(); ++i) {
+      if (entries_[i].vector) continue;
+      for (TensorPart& each : entries_[i].parts) each.transposed = names_.transposed;
     }
+  }
+
+  std::vector<TensorPart> qkv_parts(std::int64_t layer, std::string_view kind) const {
+    const auto named = [&](std::string_view name) { return in_layer(layer, name, kind); };
+    if (names_.k.empty()) {
+      TensorPart all = part(named(names_.q), config_.q_width() + 2 * config_.kv_width(),
+                            config_.kv_heads == config_.heads ? names_.all_heads_field
+                                                              : "(heads + 2 KV heads) * head_dim");
+      all.order = names_.qkv_order;
+      return {std::move(all)};
+    }
+    std::vector parts{part(named(names_.q), config_.q_width(), names_.heads_field),
+                      part(named(names_.k), config_.kv_width(), names_.kv_heads_field),
+                      part(named(names_.v), config_.kv_width(), names_.kv_heads_field)};
+    if (config_.rope && config_.rope->neighbours) {
+      parts[0].order = parts[1].order = RowOrder::kRotaryNeighbours;
+    }
+    return parts;
+  }
+
+  void add_attention(std::int64_t layer) {
+    const std::int64_t hidden = config_.hidden_size;
+    if (config_.norms.before || config_.norms.after_sum()) {
+      norm(WeightSlot::kAttentionNorm, WeightSlot::kAttentionNormBias, layer,
+           in_layer(layer, names_.attention_norm), in_layer(layer, names_.other_attention_norm));
+    }
+    matrix(WeightSlot::kQkv, layer, hidden, hidden_field(), qkv_parts(layer, "weight"));
+    if (config_.qkv_bias) vector(WeightSlot::kQkvBias, layer, qkv_parts(layer, "bias"));
+    add_qk_norms(layer);
     matrix(WeightSlot::kAttentionOut, layer, config_.q_width(), names_.heads_field,
-           {part(in_layer(names_.attention_out, "weight"), hidden, "hidden_size")});
+           {part(in_layer(layer, names_.attention_out, "weight"), hidden, hidden_field())});
     if (config_.attention_out_bias) {
       vector(WeightSlot::kAttentionOutBias, layer,
-             {part(in_layer(names_.attention_out, "bias"), hidden, "hidden_size")});
+             {part(in_layer(layer, names_.attention_out, "bias"), hidden, hidden_field())});
     }
-    norm(WeightSlot::kMlpNorm, WeightSlot::kMlpNormBias, layer,
-         fmt::format("layers.{}.{}", layer, names_.mlp_norm));
-    matrix(WeightSlot::kUp, layer, hidden, "hidden_size", up("weight"));
+    output_norm(WeightSlot::kAttentionOutputNorm, layer, names_.attention_output_norm);
+  }
+
+  void add_mlp(std::int64_t layer) {
+    const std::int64_t hidden = config_.hidden_size;
+    const std::int64_t ffn = config_.ffn_size;
+    const auto up = [&](std::string_view kind) {
+      if (config_.mlp.gated && names_.gate.empty()) {
+        return std::vector{
+            part(in_layer(layer, names_.up, kind), 2 * ffn, "2 * intermediate_size")};
+      }
+      std::vector<TensorPart> parts;
+      if (config_.mlp.gated) {
+        parts.push_back(part(in_layer(layer, names_.gate, kind), ffn, ffn_field()));
+      }
+      parts.push_back(part(in_layer(layer, names_.up, kind), ffn, ffn_field()));
+      return parts;
+    };
+    if (!config_.norms.shared && (config_.norms.before || config_.norms.after_sum())) {
+      norm(WeightSlot::kMlpNorm, WeightSlot::kMlpNormBias, layer, in_layer(layer, names_.mlp_norm),
+           in_layer(layer, names_.other_mlp_norm));
+    }
+    matrix(WeightSlot::kUp, layer, hidden, hidden_field(), up("weight"));
     if (config_.mlp.bias) vector(WeightSlot::kUpBias, layer, up("bias"));
     matrix(WeightSlot::kDown, layer, ffn, ffn_field(),
-           {part(in_layer(names_.down, "weight"), hidden, "hidden_size")});
+           {part(in_layer(layer, names_.down, "weight"), hidden, hidden_field())});
     if (config_.mlp.bias) {
       vector(WeightSlot::kDownBias, layer,
-             {part(in_layer(names_.down, "bias"), hidden, "hidden_size")});
+             {part(in_layer(layer, names_.down, "bias"), hidden, hidden_field())});
     }
+    output_norm(WeightSlot::kMlpOutputNorm, layer, names_.mlp_output_norm);
+  }
+
+  void output_norm(WeightSlot slot, std::int64_t layer, std::string_view name) {
+    if (!config_.norms.output) return;
+    vector(slot, layer,
+           {part(in_layer(layer, name, "weight"), config_.hidden_size, hidden_field())});
+  }
+
+  void add_qk_norms(std::int64_t layer) {
+    if (config_.norms.qk == QkNorm::kNone) return;
+    const bool whole = config_.norms.qk == QkNorm::kWidth;
+    const auto add = [&](WeightSlot slot, std::string_view name, std::int64_t width,
+                         std::string_view field) {
+      vector(slot, layer,
+             {part(in_layer(layer, name, "weight"), whole ? width : config_.head_dim,
+                   whole ? field : "head_dim")});
+    };
+    add(WeightSlot::kQueryNorm, names_.query_norm, config_.q_width(), names_.heads_field);
+    add(WeightSlot::kKeyNorm, names_.key_norm, config_.kv_width(), names_.kv_heads_field);
   }
 
   void add_head() {
     TensorPart head = part("lm_head.weight", config_.vocab_size, "vocab_size");
     head.prefixed = false;
+    head.other_name = "language_model.lm_head.weight";
     if (config_.naming == TensorNaming::kGptNeox) {
       head.name = "embed_out.weight";  // transformers 5 may write lm_head
       head.other_name = "lm_head.weight";
@@ -166,16 +282,16 @@ class ManifestBuilder {
     matrix(WeightSlot::kLmHead, -1, config_.embed_dim, embed_field(), {std::move(head)});
   }
 
-  void norm(WeightSlot weight, WeightSlot bias, std::int64_t layer, std::string_view name) {
+  void norm(WeightSlot weight, WeightSlot bias, std::int64_t layer, const std::string& name,
+            const std::string& other = {}) {
     const std::int64_t hidden = config_.hidden_size;
-    std::vector<TensorPart> parts;
-    if (config_.norms.weights) {
-      parts.push_back(part(fmt::format("{}.weight", name), hidden, "hidden_size"));
-    }
-    vector(weight, layer, std::move(parts), hidden);
-    if (config_.norms.bias) {
-      vector(bias, layer, {part(fmt::format("{}.bias", name), hidden, "hidden_size")});
-    }
+    const auto of = [&](std::string_view kind) {
+      TensorPart result = part(fmt::format("{}.{}", name, kind), hidden, hidden_field());
+      if (!other.empty()) result.other_name = fmt::format("{}.{}", other, kind);
+      return std::vector{std::move(result)};
+    };
+    vector(weight, layer, config_.norms.weights ? of("weight") : std::vector<TensorPart>{}, hidden);
+    if (config_.norms.bias) vector(bias, layer, of("bias"));
   }
 
   void matrix(WeightSlot slot, std::int64_t layer, std::int64_t cols, std::string_view cols_from,
@@ -204,9 +320,10 @@ class ManifestBuilder {
     return result;
   }
 
+  [[nodiscard]] std::string_view hidden_field() const { return names_.hidden_field; }
   [[nodiscard]] std::string_view ffn_field() const { return names_.ffn_field; }
   [[nodiscard]] std::string_view embed_field() const {
-    return config_.embed_dim == config_.hidden_size ? "hidden_size" : "word_embed_proj_dim";
+    return config_.embed_dim == config_.hidden_size ? hidden_field() : "word_embed_proj_dim";
   }
 
   const ModelConfig& config_;
@@ -223,7 +340,14 @@ std::vector<WeightEntry> weight_manifest(const ModelConfig& config) {
 std::span<const std::string_view> tensor_prefixes(TensorNaming naming) {
   switch (naming) {
     case TensorNaming::kLlama:
+    case TensorNaming::kPhi3:
+    case TensorNaming::kGlm:
+    case TensorNaming::kStarcoder2:
+    case TensorNaming::kGemma2:
       return kLlamaPrefixes;
+    case TensorNaming::kFalcon:
+    case TensorNaming::kGpt2:
+      return kTransformerPrefixes;
     case TensorNaming::kOpt:
       return kOptPrefixes;
     case TensorNaming::kGptNeox:
@@ -232,8 +356,8 @@ std::span<const std::string_view> tensor_prefixes(TensorNaming naming) {
   return kLlamaPrefixes;
 }
 
-std::string_view embedding_tensor(TensorNaming naming) {
-  return naming == TensorNaming::kGptNeox ? "embed_in.weight" : "embed_tokens.weight";
+std::string embedding_tensor(TensorNaming naming) {
+  return fmt::format("{}.weight", names_of(naming).embedding);
 }
 
 bool harmless_extra_tensor(std::string_view name) {

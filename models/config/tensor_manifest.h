@@ -28,28 +28,35 @@ enum class WeightSlot : std::uint8_t {
   kAttentionNormBias,
   kQkv,
   kQkvBias,
+  kQueryNorm,
+  kKeyNorm,
   kAttentionOut,
   kAttentionOutBias,
+  kAttentionOutputNorm,
   kMlpNorm,
   kMlpNormBias,
   kUp,
   kUpBias,
   kDown,
   kDownBias,
+  kMlpOutputNorm,
 };
 
 // How the rows of a tensor lie in the slot.
 enum class RowOrder : std::uint8_t {
   kPlain,
-  kInterleavedQkv,  // GPT-NeoX: [heads, 3, head_dim] rows become q, k, v
+  kInterleavedQkv,    // each KV head's query heads, its k, its v: GPT-NeoX, Falcon
+  kRotaryNeighbours,  // rotated channels 2c and 2c + 1 of a head become c and c + rotary_dim / 2
 };
 
 struct TensorPart {
-  std::string name;              // without the prefix of the checkpoint
-  bool prefixed = true;          // the output head carries no prefix
-  std::string other_name;        // a second spelling, empty if none
-  std::int64_t rows = 0;         // of this tensor
-  std::int64_t first_row = 0;    // within the slot
+  std::string name;            // without the prefix of the checkpoint
+  bool prefixed = true;        // the output head carries no prefix
+  std::string other_name;      // a second spelling, empty if none; prefixed as the first
+  std::int64_t rows = 0;       // of this tensor
+  std::int64_t first_row = 0;  // within the slot
+  RowOrder order = RowOrder::kPlain;
+  bool transposed = false;       // the tensor is [cols, rows]: GPT-2
   std::string_view rows_from{};  // the config fields that make the expected shape, for messages
   std::string_view cols_from{};
 };
@@ -60,12 +67,22 @@ struct WeightEntry {
   bool vector = false;  // norms and biases: kept in F32; cols is 1
   std::int64_t rows = 0;
   std::int64_t cols = 1;
-  RowOrder order = RowOrder::kPlain;
+  float factor = 1.0F;            // of vectors: what the tensor's values are multiplied by
   std::vector<TensorPart> parts;  // empty: no tensor in the file, the slot is filled with ones
 
   [[nodiscard]] bool is_norm_weight() const {
-    return slot == WeightSlot::kAttentionNorm || slot == WeightSlot::kMlpNorm ||
-           slot == WeightSlot::kFinalNorm;
+    switch (slot) {
+      case WeightSlot::kAttentionNorm:
+      case WeightSlot::kMlpNorm:
+      case WeightSlot::kFinalNorm:
+      case WeightSlot::kQueryNorm:
+      case WeightSlot::kKeyNorm:
+      case WeightSlot::kAttentionOutputNorm:
+      case WeightSlot::kMlpOutputNorm:
+        return true;
+      default:
+        return false;
+    }
   }
 };
 
@@ -77,7 +94,7 @@ struct WeightEntry {
 [[nodiscard]] std::span<const std::string_view> tensor_prefixes(TensorNaming naming);
 
 // Name of the embedding table without prefix: the tensor that tells which prefix is in use.
-[[nodiscard]] std::string_view embedding_tensor(TensorNaming naming);
+[[nodiscard]] std::string embedding_tensor(TensorNaming naming);
 
 // Tensors that checkpoints carry and nobody needs (inverse frequencies, causal masks): passed over
 // in silence. `name` with its prefix.

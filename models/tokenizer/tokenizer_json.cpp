@@ -174,7 +174,7 @@ std::unique_ptr<Tokenizer> tokenizer_from_vocabulary(std::string_view vocabulary
       parse_json_file(vocabulary_text, "vocab.json", ErrorRole::kModel, "E-TOK-JSON");
   const JsonField root(&document, "", "vocab.json");
   const bool qwen = sidecar.tokenizer_class == "Qwen2Tokenizer" ||
-                    (sidecar.tokenizer_class.empty() && config.model_type.starts_with("qwen2"));
+                    (sidecar.tokenizer_class.empty() && config.model_type.starts_with("qwen"));
   const bool opt = config.model_type == "opt";
 
   Normalizers normalizers;

@@ -99,7 +99,8 @@ std::unique_ptr<ModelWeights> random_weights(const ModelConfig& config, DType dt
     const bool on_host = weights->on_host(i);
     std::byte* slot = weights->slot(i);
     if (entry.vector) {
-      upload.put_constant(slot, entry.rows, entry.is_norm_weight() ? norm_weight : 0.0F, on_host);
+      upload.put_constant(slot, entry.rows,
+                          entry.is_norm_weight() ? norm_weight * entry.factor : 0.0F, on_host);
       done += size;
       continue;
     }

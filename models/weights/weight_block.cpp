@@ -51,6 +51,11 @@ WeightBlock::WeightBlock(const ModelConfig& config, std::span<const WeightEntry>
         "a layer's weights are one range");
   }
   if (config.embedding.tied) lm_head = embedding;
+  if (!config.norms.shared) return;
+  for (LayerWeights& layer : layers) {
+    layer.mlp_norm = layer.attention_norm;
+    layer.mlp_norm_bias = layer.attention_norm_bias;
+  }
 }
 
 void WeightBlock::place(const WeightEntry& entry, DType dtype, const std::byte* data) {
@@ -92,11 +97,20 @@ void WeightBlock::place(const WeightEntry& entry, DType dtype, const std::byte* 
     case WeightSlot::kQkvBias:
       layer.qkv_bias = vector;
       return;
+    case WeightSlot::kQueryNorm:
+      layer.query_norm = vector;
+      return;
+    case WeightSlot::kKeyNorm:
+      layer.key_norm = vector;
+      return;
     case WeightSlot::kAttentionOut:
       layer.attention_out = matrix;
       return;
     case WeightSlot::kAttentionOutBias:
       layer.attention_out_bias = vector;
+      return;
+    case WeightSlot::kAttentionOutputNorm:
+      layer.attention_output_norm = vector;
       return;
     case WeightSlot::kMlpNorm:
       layer.mlp_norm = vector;
@@ -115,6 +129,9 @@ void WeightBlock::place(const WeightEntry& entry, DType dtype, const std::byte* 
       return;
     case WeightSlot::kDownBias:
       layer.down_bias = vector;
+      return;
+    case WeightSlot::kMlpOutputNorm:
+      layer.mlp_output_norm = vector;
       return;
   }
 }

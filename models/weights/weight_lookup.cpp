@@ -71,7 +71,9 @@ class Matcher {
 
   [[nodiscard]] std::optional<FileTensor> find(const TensorPart& part) const {
     std::optional<FileTensor> tensor = files_.find(full_name(part));
-    if (!tensor && !part.other_name.empty()) tensor = files_.find(part.other_name);
+    if (!tensor && !part.other_name.empty()) {
+      tensor = files_.find(part.prefixed ? prefix_ + part.other_name : part.other_name);
+    }
     return tensor;
   }
 
@@ -83,8 +85,8 @@ class Matcher {
           .found(tensor.record.type->name)
           .expected("F16, BF16 or F32");
     }
-    const std::uint64_t rows = static_cast<std::uint64_t>(part.rows);
-    const std::uint64_t cols = static_cast<std::uint64_t>(entry.cols);
+    const auto rows = static_cast<std::uint64_t>(part.transposed ? entry.cols : part.rows);
+    const auto cols = static_cast<std::uint64_t>(part.transposed ? part.rows : entry.cols);
     const auto& shape = tensor.record.shape;
     const bool matches = entry.vector ? shape.size() == 1 && shape[0] == rows
                                       : shape.size() == 2 && shape[0] == rows && shape[1] == cols;
@@ -94,7 +96,8 @@ class Matcher {
         .found(shape_text(shape))
         .expected(entry.vector ? fmt::format("[{}] ({} in config.json)", rows, part.rows_from)
                                : fmt::format("[{}, {}] ({} and {} in config.json)", rows, cols,
-                                             part.rows_from, part.cols_from));
+                                             part.transposed ? part.cols_from : part.rows_from,
+                                             part.transposed ? part.rows_from : part.cols_from));
   }
 
   static DType common_dtype(std::span<const FileTensor> tensors) {
@@ -137,7 +140,8 @@ class Matcher {
     files_.for_each([&](const FileTensor& tensor) {
       const std::string_view name = tensor.record.name;
       if (used_.contains(name) || harmless_extra_tensor(name)) return true;
-      if (config_.embedding.tied && (name == "lm_head.weight" || name == "embed_out.weight")) {
+      if (config_.embedding.tied &&
+          (name.ends_with("lm_head.weight") || name == "embed_out.weight")) {
         result.tied_head = tensor;
         return true;
       }

@@ -27,26 +27,39 @@ struct Slot {
 
 // Puts `rows` rows of `row_bytes` bytes, which are rows [first, first + rows) of the tensor, into
 // their places in the slot.
-void place_rows(WeightUpload& upload, const ModelConfig& config, const WeightEntry& entry,
-                const TensorPart& part, const Slot& slot, const std::byte* from, std::int64_t first,
-                std::int64_t rows, std::size_t row_bytes) {
+void place_rows(WeightUpload& upload, const ModelConfig& config, const TensorPart& part,
+                const Slot& slot, const std::byte* from, std::int64_t first, std::int64_t rows,
+                std::size_t row_bytes) {
   const auto put = [&](std::int64_t to, std::int64_t skipped, std::int64_t count) {
     upload.put(slot.data + static_cast<std::size_t>(to) * row_bytes,
                from + static_cast<std::size_t>(skipped) * row_bytes,
                static_cast<std::size_t>(count) * row_bytes, slot.on_host);
   };
-  if (entry.order == RowOrder::kPlain) {
+  if (part.order == RowOrder::kPlain) {
     put(part.first_row + first, 0, rows);
     return;
   }
-  // Source row = (head * 3 + which) * head_dim + channel; which = 0, 1, 2 for q, k, v.
+  if (part.order == RowOrder::kRotaryNeighbours) {
+    const std::int64_t rotated = config.rope->rotary_dim;
+    for (std::int64_t row = first; row < first + rows; ++row) {
+      const std::int64_t channel = row % config.head_dim;
+      const std::int64_t half = channel % 2 * (rotated / 2) + channel / 2;
+      put(part.first_row + row - channel + (channel < rotated ? half : channel), row - first, 1);
+    }
+    return;
+  }
+  // Source row = (kv_head * (queries + 2) + which) * head_dim + channel: query heads, then k, v.
+  const std::int64_t queries = config.heads / config.kv_heads;
   const std::int64_t head_dim = config.head_dim;
   for (std::int64_t row = first; row < first + rows;) {
     const std::int64_t group = row / head_dim;
     const std::int64_t channel = row % head_dim;
     const std::int64_t run = std::min(head_dim - channel, first + rows - row);
-    const std::int64_t target = (group % 3) * config.q_width() + (group / 3) * head_dim + channel;
-    put(target, row - first, run);
+    const std::int64_t kv_head = group / (queries + 2);
+    const std::int64_t which = group % (queries + 2);
+    std::int64_t head = kv_head * queries + which;
+    if (which >= queries) head = config.heads + (which - queries) * config.kv_heads + kv_head;
+    put(head * head_dim + channel, row - first, run);
     row += run;
   }
 }
@@ -78,6 +91,10 @@ class Loader {
       }
       const DType target = entry.vector ? DType::kF32 : lookup.dtypes[i];
       for (std::size_t part = 0; part < entry.parts.size(); ++part) {
+        if (entry.parts[part].transposed) {
+          load_transposed(entry, entry.parts[part], lookup.tensors[i][part], target, slot, upload);
+          continue;
+        }
         load_part(entry, entry.parts[part], lookup.tensors[i][part], target, slot, upload);
       }
     }
@@ -112,10 +129,52 @@ class Loader {
         widen_to_f32(source, bytes,
                      {reinterpret_cast<float*>(room), static_cast<std::size_t>(rows) * cols});
       }
-      place_rows(upload, config_, entry, part, slot, room, row, rows, target_row);
+      if (entry.factor != 1.0F) {
+        TRIPHASE_CHECK(target == DType::kF32, "factors of vectors");
+        auto* values = reinterpret_cast<float*>(room);
+        for (std::size_t i = 0; i < static_cast<std::size_t>(rows) * cols; ++i) {
+          values[i] *= entry.factor;
+        }
+      }
+      place_rows(upload, config_, part, slot, room, row, rows, target_row);
       done_ += size;
       if (progress_) progress_(done_, total_);
     }
+    if (bad.count != 0) report_non_finite(tensor, bad);
+  }
+
+  // Of models of a few billion parameters at most: the tensor passes through memory whole.
+  void load_transposed(const WeightEntry& entry, const TensorPart& part, const FileTensor& tensor,
+                       DType target, const Slot& slot, WeightUpload& upload) {
+    const DType source = *tensor.record.type->dtype;
+    const auto rows = static_cast<std::size_t>(part.rows);
+    const auto cols = static_cast<std::size_t>(entry.cols);
+    std::vector<std::byte> whole(tensor.record.bytes);
+    files_.read(tensor, 0, whole);
+    NonFinite bad;
+    if (options_.check != WeightOptions::Check::kOff) scan_non_finite(source, whole, 0, bad);
+    if (source != target) {
+      std::vector<std::byte> wide(rows * cols * sizeof(float));
+      widen_to_f32(source, whole, {reinterpret_cast<float*>(wide.data()), rows * cols});
+      whole = std::move(wide);
+    }
+    const std::size_t element = dtype_bytes(target);
+    const std::size_t chunk = kChunkBytes / (cols * element);
+    TRIPHASE_CHECK(chunk > 0, "a row larger than the staging buffer");
+    for (std::size_t row = 0; row < rows; row += chunk) {
+      const std::size_t count = std::min(chunk, rows - row);
+      std::byte* room = upload.room(count * cols * element);
+      for (std::size_t i = 0; i < count; ++i) {
+        for (std::size_t c = 0; c < cols; ++c) {
+          std::memcpy(room + (i * cols + c) * element, &whole[(c * rows + row + i) * element],
+                      element);
+        }
+      }
+      place_rows(upload, config_, part, slot, room, static_cast<std::int64_t>(row),
+                 static_cast<std::int64_t>(count), cols * element);
+    }
+    done_ += tensor.record.bytes;
+    if (progress_) progress_(done_, total_);
     if (bad.count != 0) report_non_finite(tensor, bad);
   }
 

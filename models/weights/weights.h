@@ -24,18 +24,22 @@ class WeightFiles;
 struct LayerWeights {
   const float* attention_norm = nullptr;  // [hidden]
   const float* attention_norm_bias = nullptr;
-  // Rows: all query heads, then all key heads, then all value heads, head_dim rows each (GPT-NeoX's
-  // interleaved rows are put into this order while loading).
+  // Rows: all query heads, then all key heads, then all value heads, head_dim rows each
+  // (interleaved rows of a file are put into this order while loading).
   ConstMatrix qkv;  // [(heads + 2 kv_heads) * head_dim, hidden]
   const float* qkv_bias = nullptr;
+  const float* query_norm = nullptr;  // [head_dim], the same for every head, or [heads * head_dim]
+  const float* key_norm = nullptr;
   ConstMatrix attention_out;  // [hidden, heads * head_dim]
   const float* attention_out_bias = nullptr;
+  const float* attention_output_norm = nullptr;  // [hidden]
   const float* mlp_norm = nullptr;
   const float* mlp_norm_bias = nullptr;
   ConstMatrix up;  // [ffn, hidden]; gated models: [2 * ffn, hidden], gate rows first
   const float* up_bias = nullptr;
   ConstMatrix down;  // [hidden, ffn]
   const float* down_bias = nullptr;
+  const float* mlp_output_norm = nullptr;
 };
 
 struct WeightOptions {

@@ -18,6 +18,20 @@ namespace {
 
 }  // namespace
 
+void require_soft_caps(const ComputeMachine& machine, const ModelConfig& config,
+                       const AttentionOptions& attention) {
+  if (config.score_cap == 0.0 && config.logit_cap == 0.0) return;
+  if (machine.gpu) {
+    refuse("--device", fmt::format("a GPU, with soft caps of a {} model", config.model_type),
+           "a model without soft caps", "--device cpu");
+  }
+  if (!attention.sparse()) return;
+  refuse("--attention",
+         fmt::format("{} with soft caps of a {} model", attention_name(attention.kind),
+                     config.model_type),
+         "dense", "--attention dense");
+}
+
 void require_gpu_scores(const ComputeMachine& machine, const ModelConfig& config,
                         std::string_view option, std::string_view value) {
   if (!machine.gpu) return;

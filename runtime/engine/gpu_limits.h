@@ -1,7 +1,7 @@
 #pragma once
 
-// What no kernel of a GPU does, refused before anything is loaded: E-CLI-CONFLICT, which names the
-// option at fault and what to take instead. On the CPU everything passes. Pure.
+// What no kernel of a GPU does, or no sparse method, refused before anything is loaded:
+// E-CLI-CONFLICT, which names the option at fault and what to take instead. Pure.
 
 #include <string_view>
 
@@ -14,6 +14,9 @@ namespace triphase {
 // Attention of the model's shape under this method.
 void require_gpu_attention(const ComputeMachine& machine, const ModelConfig& config,
                            const AttentionOptions& attention);
+// That a model with soft caps of scores or logits is attended densely, and on the CPU.
+void require_soft_caps(const ComputeMachine& machine, const ModelConfig& config,
+                       const AttentionOptions& attention);
 // That keys or centroids are scored, which `option` with this value needs.
 void require_gpu_scores(const ComputeMachine& machine, const ModelConfig& config,
                         std::string_view option, std::string_view value);

@@ -378,6 +378,7 @@ RunPlan plan_run(const RunOptions& options, const ModelBundle& model,
                  const ComputeMachine& machine) {
   require_no_emulated_link(machine, options.machine.emulated_link);
   require_gpu_attention(machine, model.config, options.attention);
+  require_soft_caps(machine, model.config, options.attention);
   return Planner(options, model, machine).plan();
 }
 

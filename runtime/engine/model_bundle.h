@@ -32,10 +32,10 @@ struct ModelBundle {
   DType weights_dtype = DType::kF16;  // of the matrices; of most of them where files mix types
   std::uint64_t weight_bytes = 0;     // device bytes once loaded
 
-  // Positions of the longest line. Dynamic RoPE scaling turns keys by the line's length beyond the
+  // Positions of the longest line. Dynamic and long RoPE turn keys by the line's length beyond the
   // original context: there no two lines share a fixed context's keys or clusters.
   [[nodiscard]] std::int64_t most_positions() const {
-    if (!fixed_context || !config.rope || config.rope->scaling != RopeScaling::kDynamic) {
+    if (!fixed_context || !config.rope || !config.rope->follows_length()) {
       return config.max_positions;
     }
     const std::int64_t original = config.rope->original_max_positions;

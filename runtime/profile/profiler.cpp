@@ -55,6 +55,7 @@ class Profiler {
     // First: a link that cannot be is refused before minutes of measuring.
     const auto transfers = backend_.make_transfers(options_.machine.emulated_link);
     require_gpu_attention(backend_.machine(), model_.config, {});
+    require_soft_caps(backend_.machine(), model_.config, {});
     describe_machine();
     const ModelRigLimits limits = choose_limits();
     progress_.begin_phase("loading model");

@@ -21,8 +21,11 @@ ROOT = pathlib.Path(__file__).resolve().parent.parent.parent
 SHIPPED = ROOT / "models" / "shipped"
 PARITY = ROOT / "tests" / "fixtures" / "parity"
 GPU = "cuda:emulated"
-# Learned positions, parallel residuals, sliding windows, one KV head, biases; F32 and BF16 weights.
-FIXTURES = ("opt-350m", "neox-parallel", "mistral-window", "gemma-mqa", "qwen2-bf16")
+# Learned positions, parallel residuals, sliding windows, one KV head, biases; F32 and BF16 weights; norms of heads, of
+# whole queries and keys, of what branches give; layers that rotate nothing or by angles of their own.
+FIXTURES = ("opt-350m", "neox-parallel", "mistral-window", "gemma-mqa", "qwen2-bf16", "qwen3-window-biases",
+            "smollm3-tied", "olmo3-window-yarn", "phi3-longrope-partial", "glm4-norms", "falcon-groups", "gpt2-tied",
+            "gemma3-local")
 
 
 def shape(**other):
@@ -106,6 +109,14 @@ class GpuCommands(unittest.TestCase):
         self.assertEqual(self.summary()["model"]["kv_dtype"], "fp32")  # the CPU's, which came last
         self.run_job(self.config(torch_dtype="float32"), tokens=1)
         self.assertEqual(self.summary()["model"]["kv_dtype"], "fp16")
+
+    def test_soft_caps_are_refused(self):
+        refused = self.run_job(PARITY / "gemma2-caps", code=2)
+        self.assertIn("--device: a GPU, with soft caps of a gemma2 model", refused)
+        self.assertIn("--device cpu", refused)
+        refused = self.run_job(PARITY / "gemma2-caps", "--attention", "swa", device="cpu", code=2)
+        self.assertIn("--attention: swa with soft caps of a gemma2 model", refused)
+        self.run_job(PARITY / "gemma2-caps", device="cpu")
 
     def test_options_of_a_job(self):
         config = self.config()

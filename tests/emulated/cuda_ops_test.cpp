@@ -325,6 +325,8 @@ TEST(EmulatedCudaOps, RowsOfADecoderLayerMatchTheCpu) {
     const Matrix a = matrix(x, kRows, kColumns);
     const Matrix b = matrix(y, kRows, kColumns);
     ops.rms_norm(a, weight.data(), 1.0F, 1e-5F, b, *stream);
+    ops.add_rms_norm(a, weight.data(), 0.0F, 1e-5F, b, *stream);
+    ops.head_norm(b, kHeads, weight.data(), 0.0F, 1e-5F, *stream);
     ops.rope(b, kHeads, FilledCache::kDim, FilledCache::kDim,
              matrix(angles, kRows, FilledCache::kDim), *stream);
     ops.layer_norm(b, weight.data(), bias.data(), 1e-5F, a, *stream);

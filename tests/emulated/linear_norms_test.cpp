@@ -119,6 +119,14 @@ TEST(EmulatedNorms, MatchFloat64InAnyOrderOfThreads) {
       const double factor = static_cast<double>(cols + 12) * kUnit;
       rms_norm(view, weight.data(), 1.0F, 1e-5F, {y.data(), DType::kF32, 3, cols, cols}, nullptr);
       expect_close(y, reference::rms_norm(view, weight.data(), 1.0F, 1e-5F), factor, "rms_norm");
+      std::vector<float> heads = x;
+      head_norm({heads.data(), DType::kF32, 1, 3 * cols, 3 * cols}, 3, weight.data(), 1.0F, 1e-5F,
+                nullptr);
+      EXPECT_EQ(std::memcmp(heads.data(), y.data(), y.size() * sizeof(float)), 0) << "head_norm";
+      std::vector<float> sum = x;
+      add_rms_norm(view, weight.data(), 1.0F, 1e-5F, {sum.data(), DType::kF32, 3, cols, cols},
+                   nullptr);
+      for (std::size_t i = 0; i < sum.size(); ++i) ASSERT_EQ(sum[i], x[i] + y[i]) << "add_rms_norm";
       layer_norm(view, weight.data(), bias.data(), 1e-5F, {y.data(), DType::kF32, 3, cols, cols},
                  nullptr);
       expect_close(y, reference::layer_norm(view, weight.data(), bias.data(), 1e-5F), factor,

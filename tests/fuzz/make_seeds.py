@@ -39,7 +39,13 @@ WORDS = {
         "layer_norm_eps", "hidden_act", "hidden_activation", "activation_function", "gelu", "silu",
         "relu", "word_embed_proj_dim", "do_layer_norm_before", "enable_bias", "attention_bias",
         "mlp_bias", "tie_word_embeddings", "torch_dtype", "dtype", "quantization_config",
-        "use_parallel_residual", "true", "false", "null"],
+        "use_parallel_residual", "true", "false", "null", "text_config", "qwen3", "smollm3",
+        "no_rope_layers", "no_rope_layer_interval", "olmo2", "olmo3", "phi3", "longrope",
+        "short_factor", "long_factor", "granite", "embedding_multiplier", "residual_multiplier",
+        "attention_multiplier", "logits_scaling", "ministral", "glm", "glm4", "stablelm",
+        "use_qkv_bias", "starcoder2", "falcon", "multi_query", "new_decoder_architecture",
+        "num_kv_heads", "gpt2", "n_embd", "n_layer", "n_head", "n_positions", "gemma2",
+        "attn_logit_softcapping", "gemma3_text", "query_pre_attn_scalar", "rope_local_base_freq"],
 }
 
 

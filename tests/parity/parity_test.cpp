@@ -24,6 +24,7 @@
 #include <string>
 #include <vector>
 
+#include "models/config/families.h"
 #include "tests/parity/fixture.h"
 #include "tests/parity/model_runner.h"
 
@@ -160,6 +161,7 @@ TEST(ParityFixtures, CoverEveryFamilyAndEveryOption) {
         family == std::string("llama1-") ? 2 : 3)
         << family;
   }
+  std::vector<std::string> types;
   std::vector<std::int64_t> groups;
   std::vector<RopeScaling> scalings;
   int windows = 0;
@@ -171,6 +173,7 @@ TEST(ParityFixtures, CoverEveryFamilyAndEveryOption) {
   int tied = 0;
   for (const std::string& name : names) {
     const ModelConfig config = ModelRunner(read_fixture(name).directory, DType::kF32).config();
+    types.push_back(config.model_type);
     groups.push_back(config.heads / config.kv_heads);
     if (config.rope) scalings.push_back(config.rope->scaling);
     windows += config.window(config.layers - 1) > 0 ? 1 : 0;
@@ -180,6 +183,9 @@ TEST(ParityFixtures, CoverEveryFamilyAndEveryOption) {
     post_norm += config.norms.before ? 0 : 1;
     projected += config.embed_dim != config.hidden_size ? 1 : 0;
     tied += config.embedding.tied ? 1 : 0;
+  }
+  for (const Family& family : families()) {
+    EXPECT_NE(std::ranges::count(types, family.model_type), 0) << family.model_type;
   }
   for (const std::int64_t group : {1, 2, 4, 8}) {
     EXPECT_TRUE(std::ranges::find(groups, group) != groups.end()) << "heads per KV head: " << group;

@@ -94,20 +94,22 @@ class Reference:
         return next((m for m in model.modules() if hasattr(m, "max_seq_len_cached")), None)
 
     def _run(self, model, tokens, admitted):
-        """Logits [len(tokens), vocab]; dynamic RoPE takes its base from `admitted` tokens."""
+        """Logits [len(tokens), vocab]; dynamic and long RoPE follow the length of `admitted` tokens."""
         rotary = self._rotary(model)
-        if rotary is None or rotary.rope_type != "dynamic":
+        if rotary is None or rotary.rope_type not in ("dynamic", "longrope"):
             return model(torch.tensor([tokens]), use_cache=False).logits[0]
-        # Forget longer prompts seen before, let the module compute the base of `admitted` tokens,
-        # and hide the type so that later tokens do not change it.
-        rotary.max_seq_len_cached = rotary.original_max_seq_len
-        rotary.inv_freq = rotary.original_inv_freq
+        # Forget longer prompts seen before, let the module choose the frequencies of `admitted`
+        # tokens, and hide the type so that later tokens do not change them.
+        kind = rotary.rope_type
+        if kind == "dynamic":
+            rotary.max_seq_len_cached = rotary.original_max_seq_len
+            rotary.inv_freq = rotary.original_inv_freq
         rotary(torch.zeros(1), torch.arange(admitted)[None])
         rotary.rope_type = "fixed"
         try:
             return model(torch.tensor([tokens]), use_cache=False).logits[0]
         finally:
-            rotary.rope_type = "dynamic"
+            rotary.rope_type = kind
 
     @torch.no_grad()
     def logits(self, tokens, admitted=None):

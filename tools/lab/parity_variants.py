@@ -42,6 +42,11 @@ def decoder(hidden, heads, kv_heads, **more):
     }
 
 
+def small(hidden, heads, kv_heads, **more):
+    """The same with fewer weights: for families that came later."""
+    return decoder(hidden, heads, kv_heads, vocab_size=67, intermediate_size=hidden + 12, **more)
+
+
 def opt(hidden, heads, **more):
     return {
         "hidden_size": hidden,
@@ -74,6 +79,36 @@ def neox(hidden, heads, rotary, **more):
         "bos_token_id": 0,
         "eos_token_id": 0,
         "rope_parameters": rope,
+        **more,
+    }
+
+
+def falcon(hidden, heads, **more):
+    return {
+        "hidden_size": hidden,
+        "num_attention_heads": heads,
+        "ffn_hidden_size": 2 * hidden + 4,
+        "num_hidden_layers": 2,
+        "vocab_size": 67,
+        "max_position_embeddings": 512,
+        "initializer_range": 0.2,
+        "bos_token_id": 1,
+        "eos_token_id": 2,
+        **more,
+    }
+
+
+def gpt2(hidden, heads, **more):
+    return {
+        "n_embd": hidden,
+        "n_head": heads,
+        "n_inner": 2 * hidden + 4,
+        "n_layer": 2,
+        "n_positions": 320,
+        "vocab_size": 67,
+        "initializer_range": 0.2,
+        "bos_token_id": 2,
+        "eos_token_id": 2,
         **more,
     }
 
@@ -294,6 +329,213 @@ VARIANTS = [
     ),
     Variant(
         "qwen2-bf16", "qwen2", decoder(64, 4, 1, **UNTIED, **rope("default", 1e6)), dtype="bfloat16"
+    ),
+    # Qwen3: each head's queries and keys have a norm; head_dim is free of hidden_size.
+    Variant(
+        "qwen3-tied",
+        "qwen3",
+        small(24, 4, 2, head_dim=8, **TIED, **rope("default", 1e6)),
+        older_layout=True,
+    ),
+    Variant(
+        "qwen3-window-biases",
+        "qwen3",
+        small(
+            24,
+            3,
+            1,
+            head_dim=12,
+            num_hidden_layers=3,
+            attention_bias=True,
+            use_sliding_window=True,
+            sliding_window=20,
+            max_window_layers=2,
+            **UNTIED
+        ),
+        dtype="bfloat16",
+    ),
+    # SmolLM3: layers that rotate nothing; windows in those alone.
+    Variant(
+        "smollm3-tied",
+        "smollm3",
+        small(24, 4, 2, num_hidden_layers=3, no_rope_layer_interval=3, **TIED),
+        older_layout=True,
+    ),
+    Variant(
+        "smollm3-window-biases",
+        "smollm3",
+        small(
+            24,
+            3,
+            1,
+            num_hidden_layers=3,
+            no_rope_layers=[1, 0, 1],
+            use_sliding_window=True,
+            sliding_window=20,
+            attention_bias=True,
+            mlp_bias=True,
+            **UNTIED
+        ),
+        dtype="bfloat16",
+    ),
+    # OLMo 2 and 3: norms on what the branches give, and on whole queries and keys; in OLMo 3 layers
+    # with windows have rotary positions of their own.
+    Variant("olmo2-mha", "olmo2", small(24, 3, 3, **UNTIED), older_layout=True),
+    Variant(
+        "olmo2-gqa2-biases",
+        "olmo2",
+        small(24, 4, 2, attention_bias=True, **UNTIED),
+        scales={"embed": 6.0},
+    ),
+    Variant(
+        "olmo3-window-yarn",
+        "olmo3",
+        small(
+            24,
+            4,
+            2,
+            num_hidden_layers=4,
+            sliding_window=20,
+            rope_parameters={
+                "full_attention": {"rope_type": "yarn", "rope_theta": 10000.0, **YARN},
+                "sliding_attention": {"rope_type": "default", "rope_theta": 10000.0},
+            },
+            max_position_embeddings=256,
+            **UNTIED
+        ),
+    ),
+    # Phi-3 and Phi-4-mini: fused projections, longrope, partial rotary positions.
+    Variant(
+        "phi3-window", "phi3", small(24, 3, 3, sliding_window=24, **UNTIED), older_layout=True
+    ),
+    Variant(
+        "phi3-longrope-partial",
+        "phi3",
+        small(
+            32,
+            2,
+            1,
+            rope_parameters={
+                "rope_type": "longrope",
+                "rope_theta": 10000.0,
+                "partial_rotary_factor": 0.75,
+                "short_factor": [1.0, 1.1, 1.25, 1.5, 2.0, 2.5],
+                "long_factor": [1.0, 1.5, 2.5, 4.0, 7.0, 9.0],
+            },
+            original_max_position_embeddings=64,
+            max_position_embeddings=256,
+            **TIED
+        ),
+        greedy_prompts=DYNAMIC_PROMPTS,
+    ),
+    # Granite 3: factors on embeddings, branches, scores and logits.
+    Variant(
+        "granite-factors",
+        "granite",
+        small(
+            24,
+            4,
+            2,
+            embedding_multiplier=6.0,
+            residual_multiplier=0.4,
+            attention_multiplier=0.25,
+            logits_scaling=4.0,
+            **UNTIED
+        ),
+        older_layout=True,
+    ),
+    # Ministral: layers with and without windows.
+    Variant(
+        "ministral-windows",
+        "ministral",
+        small(
+            24,
+            4,
+            1,
+            head_dim=8,
+            num_hidden_layers=3,
+            sliding_window=20,
+            layer_types=["sliding_attention", "full_attention", "sliding_attention"],
+            **UNTIED
+        ),
+    ),
+    # GLM-4: neighbouring channels rotate together, in half of each head; glm4 has norms on what the
+    # branches give besides.
+    Variant("glm-partial", "glm", small(24, 3, 1, head_dim=16, **UNTIED)),
+    Variant("glm4-norms", "glm4", small(24, 4, 2, head_dim=12, **UNTIED), dtype="bfloat16"),
+    # StableLM 2: LayerNorm and a gated MLP; parallel branches share one norm.
+    Variant("stablelm-sequential", "stablelm", small(32, 2, 1, use_qkv_bias=True, **UNTIED)),
+    Variant(
+        "stablelm-parallel",
+        "stablelm",
+        small(24, 3, 3, partial_rotary_factor=0.5, use_parallel_residual=True, **UNTIED),
+    ),
+    Variant("starcoder2-window", "starcoder2", small(24, 4, 2, sliding_window=24, **TIED)),
+    Variant("falcon-multi-query", "falcon", falcon(24, 3)),
+    Variant(
+        "falcon-groups", "falcon", falcon(32, 4, new_decoder_architecture=True, num_kv_heads=2)
+    ),
+    Variant("gpt2-tied", "gpt2", gpt2(24, 3), scales={"wte": 0.3, "c_proj": 2.0, "c_attn": 2.0, "c_fc": 2.0}),
+    # Gemma 3: local layers with rotary positions of their own, norms of heads, before and after the
+    # branches. Gemma 2: soft caps of scores and logits.
+    Variant(
+        "gemma3-local",
+        "gemma3_text",
+        small(
+            24,
+            4,
+            2,
+            head_dim=8,
+            num_hidden_layers=3,
+            sliding_window=20,
+            layer_types=["sliding_attention", "sliding_attention", "full_attention"],
+            query_pre_attn_scalar=12,
+            rope_parameters={
+                "full_attention": {"rope_type": "linear", "factor": 4.0, "rope_theta": 1e6},
+                "sliding_attention": {"rope_type": "default", "rope_theta": 10000.0},
+            },
+            **TIED
+        ),
+        scales=SMALL_EMBEDDING,
+    ),
+    Variant(
+        "gemma2-caps",
+        "gemma2",
+        small(
+            24,
+            4,
+            2,
+            head_dim=8,
+            sliding_window=20,
+            query_pre_attn_scalar=12,
+            attn_logit_softcapping=4.0,
+            final_logit_softcapping=6.0,
+            **TIED
+        ),
+        scales=SMALL_EMBEDDING,
+    ),
+    # Ministral 3, up to the context from which on its queries would be scaled.
+    Variant(
+        "ministral3-yarn",
+        "ministral3",
+        small(
+            24,
+            4,
+            2,
+            head_dim=8,
+            **UNTIED,
+            rope_parameters={
+                "rope_type": "yarn",
+                "rope_theta": 10000.0,
+                "factor": 4.0,
+                "original_max_position_embeddings": 256,
+                "beta_fast": 3.0,
+                "beta_slow": 0.5,
+                "mscale": 1.0,
+                "mscale_all_dim": 1.0,
+                "llama_4_scaling_beta": 0.1,
+            },
+        ),
     ),
 ]
 

@@ -35,7 +35,21 @@ std::vector<Variant> variants() {
   ModelConfig post_norm = biased;
   post_norm.norms.before = false;
   post_norm.norms.final_norm = false;
-  return {{"llama", llama}, {"biased", biased}, {"neox", neox}, {"post_norm", post_norm}};
+  ModelConfig qk_norms = llama;
+  qk_norms.norms.qk = QkNorm::kHead;
+  ModelConfig unrotated = llama;
+  unrotated.unrotated = {false, true};
+  ModelConfig output_norms = llama;
+  output_norms.norms.before = false;
+  output_norms.norms.output = true;
+  output_norms.norms.qk = QkNorm::kWidth;
+  output_norms.sliding_window = {24, 0};
+  output_norms.window_rope = RopeConfig{.theta = 100.0, .rotary_dim = 8};
+  ModelConfig shared_norm = neox;
+  shared_norm.norms.shared = true;
+  return {{"llama", llama},         {"shared_norm", shared_norm},  {"biased", biased},
+          {"neox", neox},           {"post_norm", post_norm},      {"qk_norms", qk_norms},
+          {"unrotated", unrotated}, {"output_norms", output_norms}};
 }
 
 const std::vector<Request>& requests_of_test() {

@@ -126,12 +126,12 @@ class AttentionTest : public KernelTest {
  protected:
   [[nodiscard]] TestMatrix run(Ops& ops, int threads, const Shape& shape, PagedCache& cache,
                                const ConstMatrix& q, std::span<const AttentionSegment> segments,
-                               float scale) {
+                               ScoreScale scale) {
     return run(ops, threads, shape, cache.view(), q, segments, scale);
   }
   [[nodiscard]] TestMatrix run(Ops& ops, int threads, const Shape& shape, const KvLayerView& view,
                                const ConstMatrix& q, std::span<const AttentionSegment> segments,
-                               float scale) {
+                               ScoreScale scale) {
     AttentionShape sizes{.heads = shape.heads,
                          .kv_heads = shape.kv_heads,
                          .head_dim = shape.dim,
@@ -154,7 +154,8 @@ class AttentionTest : public KernelTest {
   }
 
   void expect_matches(const Shape& shape, const std::vector<std::int64_t>& contexts,
-                      const std::vector<std::int64_t>& queries, std::int64_t window) {
+                      const std::vector<std::int64_t>& queries, std::int64_t window,
+                      float cap = 0.0F) {
     PagedCache cache(shape, contexts, random_);
     std::int64_t rows = 0;
     std::vector<AttentionSegment> segments;
@@ -163,7 +164,7 @@ class AttentionTest : public KernelTest {
       rows += queries[i];
     }
     const TestMatrix q = TestMatrix(rows, shape.heads * shape.dim, 3).randomize(random_);
-    const float scale = 1.0F / std::sqrt(static_cast<float>(shape.dim));
+    const ScoreScale scale(1.0F / std::sqrt(static_cast<float>(shape.dim)), cap);
     const TestMatrix out = run(*ops_, 2, shape, cache, q.view(), segments, scale);
     const reference::AttentionValues expected =
         reference::attention(q.view(), shape.heads, cache.view(), segments, scale);
@@ -183,6 +184,14 @@ class AttentionTest : public KernelTest {
     }
   }
 };
+
+TEST_P(AttentionTest, CapsScores) {
+  for (const float cap : {0.2F, 1.0F, 50.0F}) {
+    expect_matches({.heads = 6, .kv_heads = 2, .dim = 20, .page_tokens = 16}, {1, 65, 130},
+                   {1, 3, 40}, 0, cap);
+    expect_matches({.heads = 4, .kv_heads = 4, .dim = 16}, {130}, {40}, 24, cap);
+  }
+}
 
 TEST_P(AttentionTest, MatchesReferenceForEveryTypePageAndGroup) {
   const std::vector<std::int64_t> contexts = {1, 5, 63, 64, 65, 130};

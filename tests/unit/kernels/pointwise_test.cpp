@@ -27,6 +27,46 @@ TEST_P(PointwiseTest, RmsNorm) {
   }
 }
 
+TEST_P(PointwiseTest, AddRmsNorm) {
+  for (const std::int64_t cols : kWidths) {
+    const TestMatrix x = TestMatrix(5, cols, 3).randomize(random_, 3.0F);
+    const TestMatrix weight = TestMatrix(1, cols).randomize(random_);
+    TestMatrix y = TestMatrix(5, cols, 2).randomize(random_, 3.0F);
+    TestMatrix norm(5, cols, 1);
+    ops_->rms_norm(x.view(), weight.floats(), 1.0F, 1e-5F, norm.view(), *stream_);
+    std::vector<std::vector<float>> expected;
+    for (std::int64_t row = 0; row < 5; ++row) {
+      expected.push_back(y.row(row));
+      for (std::size_t c = 0; c < expected.back().size(); ++c) {
+        expected.back()[c] += norm.row(row)[c];
+      }
+    }
+    ops_->add_rms_norm(x.view(), weight.floats(), 1.0F, 1e-5F, y.view(), *stream_);
+    for (std::int64_t row = 0; row < 5; ++row) {
+      EXPECT_TRUE(same_bits(y.row(row), expected[static_cast<std::size_t>(row)])) << cols;
+    }
+  }
+}
+
+TEST_P(PointwiseTest, HeadNormIsTheRmsNormOfEachPart) {
+  constexpr std::int64_t kHeads = 3;
+  for (const std::int64_t width : kWidths) {
+    TestMatrix x = TestMatrix(5, kHeads * width, 4).randomize(random_, 3.0F);
+    const TestMatrix weight = TestMatrix(1, width).randomize(random_);
+    TestMatrix expected = x;
+    ops_->head_norm(x.view(), kHeads, weight.floats(), 1.0F, 1e-5F, *stream_);
+    for (std::int64_t head = 0; head < kHeads; ++head) {
+      Matrix part = expected.view();
+      part.data = static_cast<float*>(part.data) + head * width;
+      part.cols = width;
+      ops_->rms_norm(part, weight.floats(), 1.0F, 1e-5F, part, *stream_);
+    }
+    for (std::int64_t row = 0; row < 5; ++row) {
+      EXPECT_TRUE(same_bits(x.row(row), expected.row(row))) << "width " << width;
+    }
+  }
+}
+
 TEST_P(PointwiseTest, LayerNorm) {
   for (const std::int64_t cols : kWidths) {
     TestMatrix x = TestMatrix(5, cols, 3).randomize(random_, 3.0F);
@@ -56,6 +96,20 @@ TEST_P(PointwiseTest, Rope) {
       ops_->rope(x.view(), 3, head_dim, rotary, angles.view(), *stream_);
       expect_close(x, expected, tolerance::kRotation,
                    "dim " + std::to_string(head_dim) + " rotary " + std::to_string(rotary));
+    }
+  }
+}
+
+TEST_P(PointwiseTest, SoftCap) {
+  for (const float cap : {0.5F, 30.0F}) {
+    TestMatrix y = TestMatrix(4, 100, 3).randomize(random_, 40.0F);
+    const TestMatrix x = y;
+    ops_->soft_cap(cap, y.view(), *stream_);
+    for (std::int64_t row = 0; row < 4; ++row) {
+      for (std::int64_t c = 0; c < 100; ++c) {
+        const double expected = cap * std::tanh(static_cast<double>(x.at(row, c)) / cap);
+        ASSERT_NEAR(y.at(row, c), expected, 3e-7 * cap);
+      }
     }
   }
 }

@@ -111,6 +111,146 @@ TEST(ModelConfig, SlidingWindows) {
       (std::vector<std::int64_t>{24, 0, 0}));
 }
 
+std::string llama_of_type(const std::string& type) {
+  return with(with(kLlamaConfig, "model_type", "\"" + type + "\""), "architectures", "null");
+}
+
+TEST(ModelConfig, LayersWithoutRotaryPositions) {
+  const std::string smol = llama_of_type("smollm3");
+  const std::string four = with(smol, "num_hidden_layers", "4");
+  EXPECT_EQ(parse(four).unrotated, (std::vector<bool>{false, false, false, true}));
+  EXPECT_EQ(parse(with(four, "no_rope_layer_interval", "2")).unrotated,
+            (std::vector<bool>{false, true, false, true}));
+  const ModelConfig chosen = parse(with(four, "no_rope_layers", "[0, 1, 1, 0]"));
+  EXPECT_EQ(chosen.unrotated, (std::vector<bool>{true, false, false, true}));
+  EXPECT_FALSE(chosen.rotates(0));
+  EXPECT_TRUE(chosen.rotates(1));
+  expect_error(thrown_by([&] { (void)parse(with(four, "no_rope_layers", "[1, 1]")); }),
+               "E-CFG-TYPE", "an array of 4 numbers");
+  expect_error(thrown_by([&] { (void)parse(with(four, "no_rope_layers", "[1, 1, 2, 1]")); }),
+               "E-CFG-TYPE", "no_rope_layers[2]");
+  expect_error(thrown_by([&] { (void)parse(with(kLlamaConfig, "no_rope_layers", "[1, 1]")); }),
+               "E-CFG-FEATURE", "no_rope_layers");
+}
+
+TEST(ModelConfig, GraniteFactorsMoveToWhatTheyScale) {
+  std::string text = llama_of_type("granite");
+  text = with(with(text, "embedding_multiplier", "12"), "residual_multiplier", "0.5");
+  text = with(with(text, "attention_multiplier", "0.125"), "logits_scaling", "8");
+  const ModelConfig config = parse(with(text, "rms_norm_eps", "1e-05"));
+  EXPECT_EQ(config.embedding.scale, 24.0F);
+  EXPECT_DOUBLE_EQ(config.norms.eps, 4e-5);
+  EXPECT_EQ(config.score_scale, 0.125);
+  EXPECT_EQ(config.logit_divisor, 8.0);
+  expect_error(thrown_by([&] { (void)parse(with(text, "residual_multiplier", "0")); }),
+               "E-CFG-FEATURE", "residual_multiplier: 0, expected a number above 0");
+}
+
+TEST(ModelConfig, WindowsWithRotaryPositionsOfTheirOwn) {
+  // As transformers 4 wrote it.
+  const std::string older = with(
+      with(with(llama_of_type("olmo3"), "num_hidden_layers", "4"), "sliding_window", "24"),
+      "rope_scaling", R"({"rope_type":"yarn","factor":8.0,"original_max_position_embeddings":64})");
+  const ModelConfig config = parse(with(older, "rope_theta", "500000"));
+  EXPECT_EQ(config.sliding_window, (std::vector<std::int64_t>{24, 24, 24, 0}));
+  EXPECT_EQ(config.rope->scaling, RopeScaling::kYarn);
+  ASSERT_TRUE(config.window_rope);
+  EXPECT_EQ(config.window_rope->scaling, RopeScaling::kNone);
+  EXPECT_EQ(config.window_rope->theta, 500000.0);
+  EXPECT_TRUE(config.norms.output && !config.norms.before && !config.norms.after_sum());
+  const std::string newer = with(
+      with(older, "rope_scaling", ""), "rope_parameters",
+      R"({"full_attention":{"rope_type":"default"},"sliding_attention":{"rope_type":"linear"}})");
+  expect_error(thrown_by([&] { (void)parse(with(newer, "rope_theta", "")); }), "E-CFG-ROPE",
+               "rope_parameters.sliding_attention.rope_type");
+}
+
+TEST(ModelConfig, LanguageModelsInsideOthers) {
+  const auto wrapped = [](const std::string& text, const std::string& more = {}) {
+    return R"({"architectures":["Mistral3ForConditionalGeneration"],"model_type":"mistral3",)" +
+           more + R"("vision_config":{"hidden_size":8},"text_config":)" + text + "}";
+  };
+  Notes notes;
+  const ModelConfig config =
+      parse(wrapped(with(kMistralConfig, "eos_token_id", ""), R"("eos_token_id":7,)"), &notes);
+  EXPECT_EQ(config.model_type, "mistral");
+  EXPECT_EQ(config.hidden_size, 64);
+  EXPECT_EQ(config.eos_ids, std::vector<std::int32_t>{7});
+  ASSERT_EQ(notes.size(), 1U);
+  EXPECT_NE(notes[0].find("only the language model"), std::string::npos);
+  expect_error(thrown_by([&] {
+                 (void)parse(wrapped(kMistralConfig, R"("quantization_config":{"bits":4},)"));
+               }),
+               "E-CFG-QUANT", "quantization_config");
+  expect_error(thrown_by([&] { (void)parse(wrapped(with(kMistralConfig, "hidden_size", "0"))); }),
+               "E-CFG-TYPE", "text_config.hidden_size: 0");
+  expect_error(
+      thrown_by([&] { (void)parse(wrapped(with(kMistralConfig, "model_type", "\"mllama\""))); }),
+      "E-CFG-MODEL", "text_config.model_type");
+}
+
+TEST(ModelConfig, Gemma3FillsInWhatReleasedFilesLeaveOut) {
+  const ModelConfig config = parse(
+      R"({"model_type":"gemma3","text_config":{"hidden_size":2560,"intermediate_size":10240,
+          "model_type":"gemma3_text","num_hidden_layers":34,"sliding_window":1024,
+          "rope_scaling":{"factor":8.0,"rope_type":"linear"}}})");
+  EXPECT_EQ(config.heads, 8);
+  EXPECT_EQ(config.kv_heads, 4);
+  EXPECT_EQ(config.head_dim, 256);
+  EXPECT_EQ(config.vocab_size, 262208);
+  EXPECT_EQ(config.max_positions, 131072);  // after scaling
+  EXPECT_EQ(config.rope->theta, 1e6);
+  EXPECT_EQ(config.rope->factor, 8.0);
+  EXPECT_EQ(config.window_rope->theta, 10000.0);
+  EXPECT_EQ(config.window(4), 1024);
+  EXPECT_EQ(config.window(5), 0);
+  EXPECT_EQ(config.score_scale, 1.0 / 16);
+  EXPECT_TRUE(config.norms.before && config.norms.output && config.embedding.scaled);
+}
+
+TEST(ModelConfig, Ministral3EndsWhereQueriesWouldBeScaled) {
+  const std::string text =
+      with(llama_of_type("ministral3"), "rope_parameters",
+           R"({"type":"yarn","rope_theta":1e6,"factor":16.0,"original_max_position_embeddings":32,
+          "mscale":1.0,"mscale_all_dim":1.0,"llama_4_scaling_beta":0.1})");
+  Notes notes;
+  EXPECT_EQ(parse(with(text, "rope_theta", ""), &notes).max_positions, 32);
+  EXPECT_NE(notes.back().find("llama_4_scaling_beta"), std::string::npos);
+}
+
+TEST(ModelConfig, Gemma2HasSoftCaps) {
+  const std::string text =
+      with(with(kGemmaConfig, "model_type", "\"gemma2\""), "architectures", "null");
+  EXPECT_EQ(parse(text).score_cap, 50.0);
+  EXPECT_EQ(parse(text).logit_cap, 30.0);
+  EXPECT_EQ(parse(text).sliding_window, (std::vector<std::int64_t>{4096, 0}));
+  EXPECT_EQ(parse(with(text, "attn_logit_softcapping", "null")).score_cap, 0.0);
+  expect_error(thrown_by([&] { (void)parse(with(text, "final_logit_softcapping", "-1")); }),
+               "E-CFG-FEATURE", "final_logit_softcapping: -1");
+}
+
+TEST(ModelConfig, FamiliesWithLayerNorm) {
+  const ModelConfig falcon = parse(
+      R"({"model_type":"falcon","hidden_size":64,"num_hidden_layers":2,"num_attention_heads":4,
+          "vocab_size":100,"multi_query":true,"parallel_attn":true,"alibi":false})");
+  EXPECT_EQ(falcon.kv_heads, 1);
+  EXPECT_EQ(falcon.ffn_size, 256);
+  EXPECT_EQ(falcon.max_positions, 2048);
+  EXPECT_TRUE(falcon.parallel_residual && falcon.norms.shared && !falcon.qkv_bias);
+  const ModelConfig gpt2 = parse(
+      R"({"model_type":"gpt2","n_embd":64,"n_layer":2,"n_head":4,"n_positions":32,
+          "vocab_size":100})");
+  EXPECT_FALSE(gpt2.rope);
+  EXPECT_EQ(gpt2.ffn_size, 256);
+  EXPECT_EQ(gpt2.embedding.position_offset, 0);
+  const std::string stable = with(llama_of_type("stablelm"), "layer_norm_eps", "1e-5");
+  EXPECT_EQ(parse(stable).rope->rotary_dim, 4);
+  EXPECT_FALSE(parse(stable).norms.shared);
+  EXPECT_TRUE(parse(with(stable, "use_parallel_residual", "true")).norms.shared);
+  expect_error(thrown_by([&] { (void)parse(with(stable, "qk_layernorm", "true")); }),
+               "E-CFG-FEATURE", "qk_layernorm");
+}
+
 TEST(ModelConfig, EndOfTextIds) {
   Notes notes;
   EXPECT_EQ(parse(with(kLlamaConfig, "eos_token_id", "[9, 3, 9]")).eos_ids,
@@ -172,12 +312,12 @@ std::vector<BadConfig> bad_configs() {
       {"Array", "[]", "E-CFG-TYPE", "array of 0, expected an object"},
       {"NaN", with(llama, "rms_norm_eps", "NaN"), "E-CFG-JSON", "no NaN"},
       {"DuplicateKey", "{\"a\":1,\"a\":2}", "E-CFG-JSON", "duplicate key"},
-      {"UnknownType", with(llama, "model_type", "\"gemma2\""), "E-CFG-MODEL",
+      {"UnknownType", with(llama, "model_type", "\"gemma4\""), "E-CFG-MODEL",
        "nearest supported type is gemma"},
       {"UnknownTypeMixtral", with(llama, "model_type", "\"mixtral\""), "E-CFG-MODEL",
        "nearest supported type is mistral"},
-      {"UnknownTypeQwen3", with(llama, "model_type", "\"qwen3\""), "E-CFG-MODEL",
-       "gemma, gpt_neox, llama, mistral, opt or qwen2"},
+      {"UnknownTypeQwen3Moe", with(llama, "model_type", "\"qwen3_moe\""), "E-CFG-MODEL",
+       "stablelm or starcoder2"},
       {"UnknownClass", with(llama, "architectures", "[\"LlamaForSequenceClassification\"]"),
        "E-CFG-MODEL", "architectures"},
       {"Disagree", with(llama, "model_type", "\"opt\""), "E-CFG-MODEL",

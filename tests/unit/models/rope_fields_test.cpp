@@ -69,6 +69,30 @@ TEST(RopeFields, Llama3KeepsItsLength) {
   EXPECT_EQ(config.max_positions, 128);
 }
 
+TEST(RopeFields, LongRopeHasTwoListsOfFactors) {
+  // As Phi-4-mini's file spells it: a quarter of each head is not rotated.
+  std::string text = with(with(kLlamaConfig, "model_type", "\"phi3\""), "architectures", "null");
+  text =
+      with(with(text, "partial_rotary_factor", "0.75"), "original_max_position_embeddings", "64");
+  const auto with_factors = [&](const std::string& factors) {
+    return with(
+        text, "rope_scaling",
+        R"({"type":"longrope","short_factor":[1,1,1,1,1,1.5],"long_factor":)" + factors + "}");
+  };
+  const ModelConfig config = parse(with_factors("[1,2,3,4,5,6]"));
+  EXPECT_EQ(config.rope->scaling, RopeScaling::kLong);
+  EXPECT_EQ(config.rope->rotary_dim, 12);
+  EXPECT_EQ(config.rope->short_factors.back(), 1.5);
+  EXPECT_EQ(config.rope->long_factors.back(), 6.0);
+  EXPECT_EQ(config.rope->original_max_positions, 64);
+  EXPECT_EQ(config.rope->factor, 2.0);
+  EXPECT_EQ(config.max_positions, 128);
+  for (const char* factors : {"[1,2,3,4,5]", "[1,2,3,4,5,0]", "[1,2,3,4,5,\"6\"]", "6", "null"}) {
+    expect_error(thrown_by([&] { (void)parse(with_factors(factors)); }), "E-CFG-ROPE",
+                 "rope_scaling.long_factor");
+  }
+}
+
 TEST(RopeFields, NeoxSpellsItsOwnWay) {
   const ModelConfig newer = parse(
       with(with(with(kNeoxConfig, "rotary_pct", ""), "rotary_emb_base", ""), "rope_parameters",
@@ -84,8 +108,9 @@ TEST(RopeFields, RefusedByPath) {
     std::string text;
     const char* field;
   } cases[] = {
-      {scaled(R"({"rope_type":"longrope"})"), "rope_scaling.rope_type: \"longrope\""},
-      {scaled(R"({"type":"su"})"), "rope_scaling.type: \"su\""},
+      {scaled(R"({"rope_type":"longrope"})"), "rope_scaling.short_factor: missing"},
+      {scaled(R"({"rope_type":"proportional"})"), "rope_scaling.rope_type: \"proportional\""},
+      {scaled(R"({"type":"su"})"), "rope_scaling.short_factor: missing"},
       {scaled(R"({"type":"mrope","mrope_section":[1,1]})"), "rope_scaling.mrope_section"},
       {scaled(R"({"type":"mrope"})"), "rope_scaling.type: \"mrope\""},
       {scaled("{}"), "rope_scaling.rope_type: missing"},

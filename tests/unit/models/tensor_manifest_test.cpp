@@ -42,7 +42,7 @@ TEST(TensorManifest, FusedRows) {
   }
   for (const WeightEntry& entry : weight_manifest(parse(kNeoxConfig))) {
     const bool qkv = entry.slot == WeightSlot::kQkv || entry.slot == WeightSlot::kQkvBias;
-    EXPECT_EQ(entry.order, qkv ? RowOrder::kInterleavedQkv : RowOrder::kPlain);
+    EXPECT_EQ(entry.parts[0].order, qkv ? RowOrder::kInterleavedQkv : RowOrder::kPlain);
     if (qkv) {
       EXPECT_EQ(entry.rows, 192);
     }

@@ -194,6 +194,56 @@ TEST(LoadWeights, BaseModelsAndOtherHeadNames) {
   EXPECT_EQ(at(weights->lm_head, 0, 1), Checkpoint::value(neox.number("lm_head.weight"), 1));
 }
 
+TEST(LoadWeights, LanguageModelsInsideOthers) {
+  const std::string config =
+      std::string(R"({"model_type":"llava","text_config":)") + kLlamaConfig + "}";
+  for (const std::string prefix : {"language_model.model.", "model.language_model."}) {
+    Checkpoint checkpoint(config, prefix);
+    const bool outside = prefix.starts_with("model.");
+    const std::string head = outside ? "lm_head.weight" : "language_model.lm_head.weight";
+    checkpoint.tensor("lm_head.weight").name = head;
+    const auto weights = checkpoint.load();
+    EXPECT_EQ(at(weights->lm_head, 0, 1), Checkpoint::value(checkpoint.number(head), 1));
+    EXPECT_EQ(
+        at(weights->layers[1].down, 3, 1),
+        Checkpoint::value(checkpoint.number(prefix + "layers.1.mlp.down_proj.weight"), 3 * 96 + 1));
+  }
+}
+
+// 5 query heads for each of 2 KV heads.
+TEST(LoadWeights, FalconRowsArePutInOrder) {
+  Checkpoint checkpoint(R"({"model_type":"falcon","hidden_size":40,"num_hidden_layers":1,
+                            "num_attention_heads":10,"num_kv_heads":2,"vocab_size":100,
+                            "new_decoder_architecture":true})",
+                        "transformer.");
+  const auto weights = checkpoint.load();
+  const std::size_t matrix =
+      checkpoint.number("transformer.h.0.self_attention.query_key_value.weight");
+  for (std::int64_t row = 0; row < 14 * 4; ++row) {
+    const std::int64_t head = row / 4;
+    std::int64_t source = head < 10 ? head / 5 * 7 + head % 5 : (head - 10) % 2 * 7 + 5;
+    if (head >= 12) ++source;
+    EXPECT_EQ(at(weights->layers[0].qkv, row, 9),
+              Checkpoint::value(matrix, (source * 4 + row % 4) * 40 + 9))
+        << row;
+  }
+}
+
+TEST(LoadWeights, NeighbouringRotaryChannelsArePutApart) {
+  Checkpoint checkpoint(
+      with(with(with(kLlamaConfig, "model_type", "\"glm\""), "architectures", "null"), "head_dim",
+           "16"),
+      "model.");
+  const auto weights = checkpoint.load();
+  const std::size_t matrix = checkpoint.number("model.layers.0.self_attn.k_proj.weight");
+  // Of a head's 16 channels 8 are rotated.
+  constexpr std::int64_t kSources[] = {0, 2, 4, 6, 1, 3, 5, 7, 8, 9, 10, 11, 12, 13, 14, 15};
+  for (std::int64_t row = 0; row < 32; ++row) {
+    const std::int64_t source = row / 16 * 16 + kSources[row % 16];
+    EXPECT_EQ(at(weights->layers[0].qkv, 64 + row, 5), Checkpoint::value(matrix, source * 64 + 5));
+  }
+}
+
 TEST(LoadWeights, NormsWithoutParametersAreOnes) {
   Checkpoint checkpoint(with(kOptConfig, "layer_norm_elementwise_affine", "false"),
                         "model.decoder.");

@@ -1,0 +1,162 @@
+// Families with LayerNorm.
+
+#include <fmt/format.h>
+
+#include "models/config/config_limits.h"
+#include "models/config/families.h"
+#include "models/config/rope_fields.h"
+
+namespace triphase {
+
+void read_gpt_neox(const ConfigFields& fields, ModelConfig& config, Notes& notes) {
+  config.naming = TensorNaming::kGptNeox;
+  read_common_sizes(fields, {}, config);
+  read_head_dim(fields, std::nullopt, config);
+  if (config.q_width() != config.hidden_size) {
+    throw fields.error("E-CFG-HEADS", "head_dim")
+        .expected(fmt::format("hidden_size / num_attention_heads = {} / {}", config.hidden_size,
+                              config.heads));
+  }
+  config.ffn_size = fields.size("intermediate_size", kMaxFfn);
+  config.norms.kind = Norm::kLayerNorm;
+  config.norms.bias = true;
+  config.norms.eps = read_norm_eps(fields, "layer_norm_eps", 1e-5);
+  config.parallel_residual = fields.flag("use_parallel_residual", true);
+  config.mlp.activation = read_activation(fields, "hidden_act", Activation::kGeluErf);
+  config.mlp.gated = false;
+  const bool attention_bias = fields.flag("attention_bias", true);
+  config.qkv_bias = attention_bias;
+  config.attention_out_bias = attention_bias;
+  config.mlp.bias = true;
+  config.embedding.tied = fields.flag("tie_word_embeddings", false);
+  config.rope =
+      read_rope(fields, {.theta_key = "rotary_emb_base", .partial = true, .rotary_fraction = 0.25},
+                config, notes);
+}
+
+void read_opt(const ConfigFields& fields, ModelConfig& config, Notes& /*notes*/) {
+  config.naming = TensorNaming::kOpt;
+  read_common_sizes(fields, {}, config);
+  read_head_dim(fields, std::nullopt, config);
+  if (config.q_width() != config.hidden_size) {
+    throw fields.error("E-CFG-HEADS", "head_dim")
+        .expected(fmt::format("hidden_size / num_attention_heads = {} / {}", config.hidden_size,
+                              config.heads));
+  }
+  config.ffn_size = fields.size("ffn_dim", kMaxFfn);
+  config.embed_dim =
+      fields.optional_size("word_embed_proj_dim", kMaxHidden).value_or(config.hidden_size);
+  config.norms.kind = Norm::kLayerNorm;
+  config.norms.eps = 1e-5;  // not configurable in this family
+  config.norms.weights = fields.flag("layer_norm_elementwise_affine", true);
+  config.norms.bias = config.norms.weights;
+  config.norms.before = fields.flag("do_layer_norm_before", true);
+  config.norms.final_norm = config.norms.before && !fields.flag("_remove_final_layer_norm", false);
+  config.mlp.activation = read_activation(fields, "activation_function", Activation::kRelu);
+  config.mlp.gated = false;
+  const bool bias = fields.flag("enable_bias", true);
+  config.qkv_bias = bias;
+  config.attention_out_bias = bias;
+  config.mlp.bias = bias;
+  config.embedding.position_offset = 2;  // rows 0 and 1 of the position table belong to padding
+  config.embedding.tied = fields.flag("tie_word_embeddings", true);
+}
+
+void read_stablelm(const ConfigFields& fields, ModelConfig& config, Notes& notes) {
+  read_common_sizes(fields, {}, config);
+  read_kv_heads(fields, true, config);
+  read_head_dim(fields, std::nullopt, config);
+  config.ffn_size = fields.size("intermediate_size", kMaxFfn);
+  config.norms.kind = Norm::kLayerNorm;
+  config.norms.bias = true;
+  config.norms.eps = read_norm_eps(fields, "layer_norm_eps", 1e-5);
+  config.parallel_residual = fields.flag("use_parallel_residual", false);
+  config.norms.shared = config.parallel_residual;
+  config.mlp.activation = read_activation(fields, "hidden_act", Activation::kSilu);
+  config.qkv_bias = fields.flag("use_qkv_bias", false);
+  config.embedding.tied = fields.flag("tie_word_embeddings", false);
+  config.rope = read_rope(fields, {.partial = true, .rotary_fraction = 0.25}, config, notes);
+}
+
+void read_starcoder2(const ConfigFields& fields, ModelConfig& config, Notes& notes) {
+  config.naming = TensorNaming::kStarcoder2;
+  read_common_sizes(fields, {}, config);
+  read_kv_heads(fields, true, config);
+  read_head_dim(fields, std::nullopt, config);
+  config.ffn_size = fields.size("intermediate_size", kMaxFfn);
+  config.norms.kind = Norm::kLayerNorm;
+  config.norms.bias = true;
+  config.norms.eps = read_norm_eps(fields, "norm_epsilon", 1e-5);
+  config.mlp.activation = read_activation(fields, "hidden_act", Activation::kGeluTanh);
+  config.mlp.gated = false;
+  const bool bias = fields.flag("use_bias", true);
+  config.qkv_bias = bias;
+  config.attention_out_bias = bias;
+  config.mlp.bias = bias;
+  config.embedding.tied = fields.flag("tie_word_embeddings", true);
+  config.rope = read_rope(fields, {}, config, notes);
+  const std::int64_t window = fields.count("sliding_window", kMaxPositions, 0);
+  if (window != 0) config.sliding_window.assign(static_cast<std::size_t>(config.layers), window);
+}
+
+void read_falcon(const ConfigFields& fields, ModelConfig& config, Notes& notes) {
+  config.naming = TensorNaming::kFalcon;
+  read_common_sizes(fields, {.default_positions = 2048}, config);
+  read_head_dim(fields, std::nullopt, config);
+  const bool newer = fields.flag("new_decoder_architecture", false);
+  if (newer) {
+    config.kv_heads = fields.optional_size("num_kv_heads", kMaxHeads).value_or(config.heads);
+    if (config.heads % config.kv_heads != 0) {
+      throw fields.error("E-CFG-HEADS", "num_kv_heads")
+          .expected(fmt::format("a divisor of num_attention_heads, which is {}", config.heads));
+    }
+  } else if (fields.flag("multi_query", true)) {
+    config.kv_heads = 1;
+  }
+  config.ffn_size =
+      fields.optional_size("ffn_hidden_size", kMaxFfn).value_or(4 * config.hidden_size);
+  config.norms.kind = Norm::kLayerNorm;
+  config.norms.bias = true;
+  config.norms.eps = read_norm_eps(fields, "layer_norm_epsilon", 1e-5);
+  config.parallel_residual = newer || fields.flag("parallel_attn", true);
+  config.norms.shared =
+      config.parallel_residual && (!newer || fields.count("num_ln_in_parallel_attn", 2, 2) != 2);
+  config.mlp.activation = read_activation(fields, "activation", Activation::kGeluErf);
+  config.mlp.gated = false;
+  const bool bias = fields.flag("bias", false);
+  config.qkv_bias = bias;
+  config.attention_out_bias = bias;
+  config.mlp.bias = bias;
+  config.embedding.tied = fields.flag("tie_word_embeddings", true);
+  config.rope = read_rope(fields, {}, config, notes);
+}
+
+void read_gpt2(const ConfigFields& fields, ModelConfig& config, Notes& /*notes*/) {
+  config.naming = TensorNaming::kGpt2;
+  read_common_sizes(
+      fields,
+      {.hidden = "n_embd", .layers = "n_layer", .heads = "n_head", .positions = "n_positions"},
+      config);
+  if (config.hidden_size % config.heads != 0) {
+    throw fields.error("E-CFG-HEADS", "n_embd")
+        .expected(fmt::format("a multiple of n_head, which is {}", config.heads));
+  }
+  config.head_dim = config.hidden_size / config.heads;
+  if (config.head_dim > kMaxHeadDim) {
+    throw fields.error("E-CFG-LIMIT", "n_embd")
+        .expected(fmt::format("at most {} channels in a head", kMaxHeadDim));
+  }
+  config.ffn_size = fields.optional_size("n_inner", kMaxFfn).value_or(4 * config.hidden_size);
+  config.norms.kind = Norm::kLayerNorm;
+  config.norms.bias = true;
+  config.norms.eps = read_norm_eps(fields, "layer_norm_epsilon", 1e-5);
+  config.mlp.activation = read_activation(fields, "activation_function", Activation::kGeluTanh);
+  config.mlp.gated = false;
+  config.qkv_bias = true;
+  config.attention_out_bias = true;
+  config.mlp.bias = true;
+  if (!fields.flag("scale_attn_weights", true)) config.score_scale = 1.0;
+  config.embedding.tied = fields.flag("tie_word_embeddings", true);
+}
+
+}  // namespace triphase

@@ -1,0 +1,339 @@
+// Families with RMSNorm, gated MLPs and rotary positions: LLaMA and what grew out of it.
+
+#include <fmt/format.h>
+
+#include <algorithm>
+#include <cmath>
+
+#include "models/config/config_limits.h"
+#include "models/config/families.h"
+#include "models/config/rope_fields.h"
+
+namespace triphase {
+namespace {
+
+// What LLaMA, Mistral, Qwen2 and Gemma have in common: RMSNorm, gated MLP, rotary positions.
+void read_llama_like(const ConfigFields& fields, bool kv_heads_required, ModelConfig& config,
+                     const SizeFields& sizes = {}) {
+  config.naming = TensorNaming::kLlama;
+  read_common_sizes(fields, sizes, config);
+  read_kv_heads(fields, kv_heads_required, config);
+  config.ffn_size = fields.size("intermediate_size", kMaxFfn);
+  config.norms.kind = Norm::kRmsNorm;
+  config.norms.eps = read_norm_eps(fields, "rms_norm_eps", 1e-6);
+  config.mlp.gated = true;
+}
+
+void read_all_but_rope(const ConfigFields& fields, ModelConfig& config) {
+  read_llama_like(fields, false, config);
+  read_head_dim(fields, std::nullopt, config);
+  config.mlp.activation = read_activation(fields, "hidden_act", Activation::kSilu);
+  const bool attention_bias = fields.flag("attention_bias", false);
+  config.qkv_bias = attention_bias;
+  config.attention_out_bias = attention_bias;
+  config.mlp.bias = fields.flag("mlp_bias", false);
+  config.embedding.tied = fields.flag("tie_word_embeddings", false);
+}
+
+// OLMo 2 and 3: norms of what branches give, and of whole queries and keys.
+void read_olmo(const ConfigFields& fields, ModelConfig& config) {
+  read_all_but_rope(fields, config);
+  config.norms.eps = read_norm_eps(fields, "rms_norm_eps", 1e-5);
+  config.norms.before = false;
+  config.norms.output = true;
+  config.norms.qk = QkNorm::kWidth;
+}
+
+// All that Gemma's generations share, once the sizes are read.
+void read_gemma_like(const ConfigFields& fields, ModelConfig& config) {
+  read_head_dim(fields, 256, config);
+  config.norms.kind = Norm::kRmsNormPlusOne;
+  // The released configs say "gelu" and mean the tanh form; transformers reads them so too.
+  const auto tanh_form = [&](std::string_view key) {
+    const Activation activation = read_activation(fields, key, Activation::kGeluTanh);
+    return activation == Activation::kGeluErf ? Activation::kGeluTanh : activation;
+  };
+  config.mlp.activation = tanh_form("hidden_act");
+  if (fields.has("hidden_activation") && fields.has("hidden_act") &&
+      tanh_form("hidden_activation") != config.mlp.activation) {
+    throw fields.error("E-CFG-ACT", "hidden_activation")
+        .expected("the same function as hidden_act");
+  }
+  if (!fields.has("hidden_act")) config.mlp.activation = tanh_form("hidden_activation");
+  const bool attention_bias = fields.flag("attention_bias", false);
+  config.qkv_bias = attention_bias;
+  config.attention_out_bias = attention_bias;
+  config.embedding.tied = fields.flag("tie_word_embeddings", true);
+  config.embedding.scaled = true;
+}
+
+// Gemma 2 and 3: norms before and after each branch, scores of a scale of their own.
+void read_gemma2_like(const ConfigFields& fields, ModelConfig& config) {
+  config.naming = TensorNaming::kGemma2;
+  config.norms.output = true;
+  const double query_scalar = fields.optional_number("query_pre_attn_scalar").value_or(256.0);
+  if (!(query_scalar > 0.0) || !std::isfinite(query_scalar)) {
+    throw fields.error("E-CFG-FEATURE", "query_pre_attn_scalar").expected("a number above 0");
+  }
+  config.score_scale = 1.0 / std::sqrt(query_scalar);
+}
+
+// 0: no window. transformers' own default for a missing field is 4096; null means none.
+std::int64_t sliding_window(const ConfigFields& fields) {
+  return fields.count("sliding_window", kMaxPositions, fields.present("sliding_window") ? 0 : 4096);
+}
+
+// Windows of the layers that layer_types names, or of those that slide where it is missing.
+// `switch_key`: the field that gives no window, where layer_types asks for one.
+template <class Slides>
+void read_windows(const ConfigFields& fields, std::int64_t window, std::string_view switch_key,
+                  const Slides& slides_otherwise, ModelConfig& config) {
+  const auto layers = static_cast<std::size_t>(config.layers);
+  std::vector<std::int64_t> windows(layers, 0);
+  if (const Json* types = fields.find("layer_types")) {
+    const JsonArray* names = types->array();
+    if (names == nullptr || names->size() != layers) {
+      throw fields.error("E-CFG-TYPE", "layer_types")
+          .expected(fmt::format("an array of {} names, one per layer", config.layers));
+    }
+    for (std::size_t layer = 0; layer < layers; ++layer) {
+      const std::string* name = (*names)[layer].string();
+      const bool slides = name != nullptr && *name == "sliding_attention";
+      if (!slides && (name == nullptr || *name != "full_attention")) {
+        throw Error(ErrorRole::kModel, "E-CFG-FEATURE", fmt::format("layer_types[{}]", layer))
+            .file(fields.file())
+            .found((*names)[layer].describe())
+            .expected("full_attention or sliding_attention");
+      }
+      if (slides && window == 0) {
+        throw fields.error("E-CFG-FEATURE", switch_key)
+            .expected("a window: layer_types asks for sliding_attention");
+      }
+      windows[layer] = slides ? window : 0;
+    }
+  } else {
+    for (std::size_t layer = 0; layer < layers; ++layer) {
+      if (slides_otherwise(static_cast<std::int64_t>(layer))) windows[layer] = window;
+    }
+  }
+  if (std::any_of(windows.begin(), windows.end(), [](std::int64_t w) { return w != 0; })) {
+    config.sliding_window = std::move(windows);
+  }
+}
+
+// read_windows() where use_sliding_window must be on for any.
+template <class Slides>
+void read_optional_windows(const ConfigFields& fields, const Slides& slides_otherwise,
+                           ModelConfig& config) {
+  const bool used = fields.flag("use_sliding_window", false);
+  read_windows(fields, used ? sliding_window(fields) : 0,
+               used ? "sliding_window" : "use_sliding_window", slides_otherwise, config);
+}
+
+}  // namespace
+
+void read_llama(const ConfigFields& fields, ModelConfig& config, Notes& notes) {
+  read_all_but_rope(fields, config);
+  config.rope = read_rope(fields, {}, config, notes);
+}
+
+void read_mistral(const ConfigFields& fields, ModelConfig& config, Notes& notes) {
+  read_llama_like(fields, true, config);
+  read_head_dim(fields, std::nullopt, config);
+  config.mlp.activation = read_activation(fields, "hidden_act", Activation::kSilu);
+  config.embedding.tied = fields.flag("tie_word_embeddings", false);
+  config.rope = read_rope(fields, {}, config, notes);
+  const std::int64_t window = sliding_window(fields);
+  if (window != 0) config.sliding_window.assign(static_cast<std::size_t>(config.layers), window);
+}
+
+void read_qwen2(const ConfigFields& fields, ModelConfig& config, Notes& notes) {
+  read_llama_like(fields, true, config);
+  read_head_dim(fields, std::nullopt, config);
+  config.mlp.activation = read_activation(fields, "hidden_act", Activation::kSilu);
+  config.qkv_bias = true;
+  config.embedding.tied = fields.flag("tie_word_embeddings", false);
+  config.rope = read_rope(fields, {}, config, notes);
+  const std::int64_t first = fields.count("max_window_layers", kMaxPositions, 28);
+  read_optional_windows(
+      fields, [&](std::int64_t layer) { return layer >= first; }, config);
+}
+
+void read_qwen3(const ConfigFields& fields, ModelConfig& config, Notes& notes) {
+  read_qwen2(fields, config, notes);
+  const bool attention_bias = fields.flag("attention_bias", false);
+  config.qkv_bias = attention_bias;
+  config.attention_out_bias = attention_bias;
+  config.norms.qk = QkNorm::kHead;
+}
+
+void read_smollm3(const ConfigFields& fields, ModelConfig& config, Notes& notes) {
+  read_all_but_rope(fields, config);
+  config.rope = read_rope(fields, {.theta = 2e6}, config, notes);
+  const auto layers = static_cast<std::size_t>(config.layers);
+  config.unrotated.resize(layers);
+  if (const Json* rotated = fields.find("no_rope_layers")) {  // 1 where rope is applied
+    const JsonArray* flags = rotated->array();
+    if (flags == nullptr || flags->size() < layers) {
+      throw fields.error("E-CFG-TYPE", "no_rope_layers")
+          .expected(fmt::format("an array of {} numbers, one per layer", config.layers));
+    }
+    for (std::size_t layer = 0; layer < layers; ++layer) {
+      const std::optional<std::int64_t> flag = (*flags)[layer].integer();
+      if (!flag || *flag < 0 || *flag > 1) {
+        throw Error(ErrorRole::kModel, "E-CFG-TYPE", fmt::format("no_rope_layers[{}]", layer))
+            .file(fields.file())
+            .found((*flags)[layer].describe())
+            .expected("0 or 1");
+      }
+      config.unrotated[layer] = flag == 0;
+    }
+  } else {
+    const std::int64_t interval =
+        fields.optional_size("no_rope_layer_interval", kMaxLayers).value_or(4);
+    for (std::size_t layer = 0; layer < layers; ++layer) {
+      config.unrotated[layer] = (static_cast<std::int64_t>(layer) + 1) % interval == 0;
+    }
+  }
+  config.embedding.tied = fields.flag("tie_word_embeddings", true);
+  read_optional_windows(
+      fields, [&](std::int64_t layer) { return !config.rotates(layer); }, config);
+}
+
+void read_olmo2(const ConfigFields& fields, ModelConfig& config, Notes& notes) {
+  read_olmo(fields, config);
+  config.rope = read_rope(fields, {}, config, notes);
+}
+
+void read_olmo3(const ConfigFields& fields, ModelConfig& config, Notes& notes) {
+  read_olmo(fields, config);
+  read_windows(
+      fields, sliding_window(fields), "sliding_window",
+      [](std::int64_t layer) { return (layer + 1) % 4 != 0; }, config);
+  constexpr double kTheta = 500000.0;
+  config.rope = read_rope(fields, {.theta = kTheta, .layer_type = "full_attention"}, config, notes);
+  config.window_rope = read_window_rope(fields, "rope_theta", kTheta, config);
+}
+
+void read_phi3(const ConfigFields& fields, ModelConfig& config, Notes& notes) {
+  read_llama_like(fields, false, config);
+  config.naming = TensorNaming::kPhi3;
+  config.norms.eps = read_norm_eps(fields, "rms_norm_eps", 1e-5);
+  read_head_dim(fields, std::nullopt, config);
+  config.mlp.activation = read_activation(fields, "hidden_act", Activation::kSilu);
+  config.embedding.tied = fields.flag("tie_word_embeddings", false);
+  config.rope = read_rope(fields, {.partial = true}, config, notes);
+  const std::int64_t window = fields.count("sliding_window", kMaxPositions, 0);
+  if (window != 0) config.sliding_window.assign(static_cast<std::size_t>(config.layers), window);
+}
+
+void read_granite(const ConfigFields& fields, ModelConfig& config, Notes& notes) {
+  read_llama(fields, config, notes);
+  const auto factor = [&](std::string_view key) {
+    const double value = fields.optional_number(key).value_or(1.0);
+    if (!(value > 0.0) || !std::isfinite(value)) {
+      throw fields.error("E-CFG-FEATURE", key).expected("a number above 0");
+    }
+    return value;
+  };
+  config.score_scale = factor("attention_multiplier");
+  config.logit_divisor = factor("logits_scaling");
+  // The sum is kept divided by residual_multiplier, so that branches join it as they are. Norms
+  // give the same numbers then, with an epsilon divided by the square.
+  const double residual = factor("residual_multiplier");
+  config.embedding.scale = static_cast<float>(factor("embedding_multiplier") / residual);
+  config.norms.eps /= residual * residual;
+}
+
+void read_ministral(const ConfigFields& fields, ModelConfig& config, Notes& notes) {
+  read_mistral(fields, config, notes);
+  config.sliding_window.clear();
+  const std::int64_t window = sliding_window(fields);
+  read_windows(
+      fields, window, "sliding_window", [](std::int64_t) { return true; }, config);
+}
+
+void read_ministral3(const ConfigFields& fields, ModelConfig& config, Notes& notes) {
+  read_llama_like(fields, true, config);
+  read_head_dim(fields, std::nullopt, config);
+  config.mlp.activation = read_activation(fields, "hidden_act", Activation::kSilu);
+  config.embedding.tied = fields.flag("tie_word_embeddings", false);
+  config.rope = read_rope(fields, {}, config, notes);
+  const std::int64_t window = fields.count("sliding_window", kMaxPositions, 0);
+  if (window != 0) config.sliding_window.assign(static_cast<std::size_t>(config.layers), window);
+  const std::optional<ConfigFields> rope = fields.optional_object("rope_parameters");
+  if (!rope || rope->optional_number("llama_4_scaling_beta").value_or(0.0) == 0.0) return;
+  // Queries would be multiplied by 1 + beta * log(1 + floor(position / original context)).
+  config.max_positions = std::min(config.max_positions, config.rope->original_max_positions);
+  notes.push_back(
+      fmt::format("config: llama_4_scaling_beta is not computed, so contexts end at {} tokens, up "
+                  "to which it changes nothing",
+                  config.max_positions));
+}
+
+void read_glm(const ConfigFields& fields, ModelConfig& config, Notes& notes) {
+  read_llama_like(fields, true, config);
+  config.naming = TensorNaming::kGlm;
+  config.norms.eps = read_norm_eps(fields, "rms_norm_eps", 1.5625e-7);
+  read_head_dim(fields, 128, config);
+  config.mlp.activation = read_activation(fields, "hidden_act", Activation::kSilu);
+  config.qkv_bias = fields.flag("attention_bias", true);
+  config.embedding.tied = fields.flag("tie_word_embeddings", false);
+  config.rope = read_rope(fields, {.partial = true, .rotary_fraction = 0.5}, config, notes);
+  config.rope->neighbours = true;
+}
+
+void read_glm4(const ConfigFields& fields, ModelConfig& config, Notes& notes) {
+  read_glm(fields, config, notes);
+  config.norms.output = true;
+}
+
+void read_gemma(const ConfigFields& fields, ModelConfig& config, Notes& notes) {
+  read_llama_like(fields, true, config);
+  read_gemma_like(fields, config);
+  config.rope = read_rope(fields, {}, config, notes);
+}
+
+void read_gemma2(const ConfigFields& fields, ModelConfig& config, Notes& notes) {
+  read_llama_like(fields, true, config);
+  read_gemma_like(fields, config);
+  read_gemma2_like(fields, config);
+  read_windows(
+      fields, sliding_window(fields), "sliding_window",
+      [](std::int64_t layer) { return layer % 2 == 0; }, config);
+  config.rope = read_rope(fields, {}, config, notes);
+  const auto cap = [&](std::string_view key, double otherwise) {
+    const double value =
+        fields.optional_number(key).value_or(fields.present(key) ? 0.0 : otherwise);
+    if (!(value >= 0.0) || !std::isfinite(value)) {
+      throw fields.error("E-CFG-FEATURE", key).expected("a number above 0, or null");
+    }
+    return value;
+  };
+  config.score_cap = cap("attn_logit_softcapping", 50.0);
+  config.logit_cap = cap("final_logit_softcapping", 30.0);
+}
+
+void read_gemma3(const ConfigFields& fields, ModelConfig& config, Notes& notes) {
+  // Released files leave out what transformers fills in.
+  read_llama_like(fields, false, config,
+                  {.default_heads = 8, .default_vocab = 262208, .default_positions = 131072});
+  if (!fields.has("num_key_value_heads")) config.kv_heads = 4;
+  if (config.heads % config.kv_heads != 0) {
+    throw fields.error("E-CFG-HEADS", "num_key_value_heads")
+        .expected(fmt::format("a divisor of num_attention_heads, which is {}", config.heads));
+  }
+  read_gemma_like(fields, config);
+  read_gemma2_like(fields, config);
+  config.norms.qk = QkNorm::kHead;
+  const std::int64_t pattern =
+      fields.optional_size("sliding_window_pattern", kMaxLayers).value_or(6);
+  read_windows(
+      fields, sliding_window(fields), "sliding_window",
+      [&](std::int64_t layer) { return (layer + 1) % pattern != 0; }, config);
+  config.rope = read_rope(fields, {.theta = 1e6, .layer_type = "full_attention", .extended = true},
+                          config, notes);
+  config.window_rope = read_window_rope(fields, "rope_local_base_freq", 10000.0, config);
+}
+
+}  // namespace triphase
