@@ -397,6 +397,50 @@ void AttentionRunner::choose_rows(const LayerCall& call, std::span<const Attenti
   }
 }
 
+void AttentionRunner::announce(LayerId layer, std::span<const AttentionSegment> segments,
+                               std::span<const SequenceId> sequences, ConstMatrix q, ConstMatrix v,
+                               const KvLayerView& cache, float scale, Matrix out, Ops& ops,
+                               Stream& stream) {
+  if (!chooses_rows()) {
+    announce_lists(layer, segments, sequences, q, cache, scale, out, ops, stream);
+    return;
+  }
+  states_of_.clear();
+  late_states_.clear();
+  late_segments_.clear();
+  for (std::size_t index = 0; index < segments.size(); ++index) {
+    const std::int64_t context = segments[index].context_tokens;
+    const Entry& entry = entry_of(sequences[index]);
+    if (context <= entry.prompt_tokens) return;
+    states_of_.push_back(entry.state.get());
+    if (method_->attends_all(layer.value, context)) continue;
+    late_states_.push_back(entry.state.get());
+    late_segments_.push_back(segments[index]);
+  }
+  if (segments.empty()) return;
+  method_->announce({states_of_, segments}, late_sequences(),
+                    call_of(layer, {}, cache, scale, stream), q, v, out);
+}
+
+void AttentionRunner::announce_lists(LayerId layer, std::span<const AttentionSegment> segments,
+                                     std::span<const SequenceId> sequences, ConstMatrix q,
+                                     const KvLayerView& cache, float scale, Matrix out, Ops& ops,
+                                     Stream& stream) {
+  sparse_.clear();
+  if (chosen_.size() < segments.size()) chosen_.resize(segments.size());
+  for (std::size_t index = 0; index < segments.size(); ++index) {
+    const TokenChoice* choice =
+        early_choice(layer, sequences[index], segments[index].context_tokens);
+    if (choice == nullptr) continue;
+    std::vector<std::int32_t>& slots = chosen_[index].slots;
+    find_slots(segments[index], cache, choice->tokens, {}, slots);
+    sparse_.push_back(segments[index]);
+    sparse_.back().window = 0;
+    sparse_.back().selection = {choice->begins, choice->tokens, slots};
+  }
+  if (!sparse_.empty()) ops.attention(q, shape_.heads, cache, sparse_, scale, out, {}, stream);
+}
+
 void AttentionRunner::make_late_weights(Stream& stream) {
   const std::int64_t needed =
       static_cast<std::int64_t>(late_.size()) * selection_.lists * selection_.capacity;

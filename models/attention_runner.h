@@ -124,6 +124,12 @@ class AttentionRunner {
               const KvLayerView& cache, float scale, Matrix out, Ops& ops, Workspace dense,
               Stream& stream);
 
+  // Says ahead which arrays of the host the step's decoded rows take (Ops::begin_step), with what
+  // choose() and attend() get in the first layer that chooses. Nothing in steps with other rows.
+  void announce(LayerId layer, std::span<const AttentionSegment> segments,
+                std::span<const SequenceId> sequences, ConstMatrix q, ConstMatrix v,
+                const KvLayerView& cache, float scale, Matrix out, Ops& ops, Stream& stream);
+
   // Tokens at the start of a prompt whose KV may be taken from another sequence.
   [[nodiscard]] std::int64_t shareable_tokens(std::int64_t prompt_tokens) const;
   // What of a prompt must be computed in one step, and alone (its KV depends on all of it).
@@ -185,6 +191,10 @@ class AttentionRunner {
   void find_slots(const AttentionSegment& segment, const KvLayerView& cache,
                   std::span<const std::int32_t> tokens, std::span<const std::int32_t> known,
                   std::vector<std::int32_t>& slots);
+  // announce() of lists that the host has.
+  void announce_lists(LayerId layer, std::span<const AttentionSegment> segments,
+                      std::span<const SequenceId> sequences, ConstMatrix q,
+                      const KvLayerView& cache, float scale, Matrix out, Ops& ops, Stream& stream);
   void choose_for_prompt(const LayerCall& call, std::int64_t prompt_tokens, ConstMatrix q);
   // Whether rows are chosen for together. Early methods are asked for each where work runs at once:
   // it costs no wait, and tokens of the step after can be asked for as soon as a layer is done.

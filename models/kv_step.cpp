@@ -47,7 +47,6 @@ void KvStep::begin(KvStore& store, std::span<const BatchSegment> rows,
   next_.begin(store, rows, windows);
   next_tokens_.begin(store, rows);
   early_token_bytes_ = 0;
-  if (staging() && prefetch_) stage_to(0);
 }
 
 void KvStep::find_host_entries() {
@@ -343,12 +342,7 @@ void KvStep::stage(std::int64_t number, std::int64_t first_page) {
   Unit& unit = unit_of(number);
   const LayerId layer(number / groups());
   const SequenceGroup& group = groups_.at(number % groups());
-  if (unit.tables.size() < group.count) {
-    unit.tables.resize(group.count);
-    unit.slots.resize(group.count);
-    unit.first_blocks.resize(group.count);
-    unit.more_blocks.resize(group.count);
-  }
+  unit.make_room(group.count);
   unit.first_page = first_page;
   unit.any_late = false;
   if (group.chooses && chooses_in(layer)) return stage_chosen(unit, number);
@@ -369,14 +363,19 @@ void KvStep::stage(std::int64_t number, std::int64_t first_page) {
   unit.ticket = move_reads(unit.recomputes, unit.input_ticket);
 }
 
-// Pages are wanted where the method chooses by keys that lie there.
-void KvStep::stage_chosen(Unit& unit, std::int64_t number) {
-  const LayerId layer(number / groups());
-  const SequenceGroup& group = groups_.at(number % groups());
+void KvStep::fill_tables(Unit& unit, LayerId layer, const SequenceGroup& group) {
+  unit.make_room(group.count);
   for (std::size_t index = 0; index < group.count; ++index) {
     store_->fill_pages(rows_[group.first + index].sequence, layer, unit.tables[index]);
     unit.slots[index].clear();
   }
+}
+
+// Pages are wanted where the method chooses by keys that lie there.
+void KvStep::stage_chosen(Unit& unit, std::int64_t number) {
+  const LayerId layer(number / groups());
+  const SequenceGroup& group = groups_.at(number % groups());
+  fill_tables(unit, layer, group);
   unit.early_ranges = unit.early_token_ranges = 0;
   unit.recomputes.clear();
   unit.ticket = unit.input_ticket = {};
@@ -463,11 +462,6 @@ KvSlots KvStep::slots(LayerId layer) {
   return {slot_pages_, slot_offsets_, slot_tables_, layer.value};
 }
 
-std::span<const PageId> KvStep::take_partial_pages() {
-  if (!store_->shape().quantized()) return {};
-  return partial_blocks_.take_for_step(static_cast<std::int64_t>(windows_.size()));
-}
-
 void KvStep::set_slot_tables(const SegmentTables* tables) {
   slot_tables_ = tables;
   if (!partial_blocks_.taken_for_step()) return;
@@ -520,6 +514,16 @@ std::span<const AttentionSegment> KvStep::segments(LayerId layer, std::int64_t g
   return segments_;
 }
 
+std::span<const AttentionSegment> KvStep::announced_segments(LayerId layer, std::int64_t index) {
+  const SequenceGroup& group = groups_.at(index);
+  looks_up_ = staging() && looks_up(group, layer);
+  if (staging() && !(group.chooses && chooses_in(layer))) return {};
+  // Staging the unit fills them again.
+  if (staging()) fill_tables(unit_of(layer.value * groups() + index), layer, group);
+  make_segments(layer, index);
+  return segments_;
+}
+
 void KvStep::make_segments(LayerId layer, std::int64_t group_index) {
   const std::int64_t number = layer.value * groups() + group_index;
   const SequenceGroup& group = groups_.at(group_index);
@@ -538,9 +542,11 @@ void KvStep::make_segments(LayerId layer, std::int64_t group_index) {
     return by_columns ? columns_.table(entry, layer) : std::span<const PageId>();
   };
   // The tables that serve an entry, and its row there.
+  const bool all_there = staging() && group.chooses && group.pages == 0;
+  const bool by_entry = looks_up_ || all_there;
   const auto tables_of = [&](std::size_t entry, AttentionSegment& segment) {
-    segment.tables = looks_up_ ? &block_tables_ : tables_;
-    segment.table_row = static_cast<std::int64_t>(looks_up_ ? entry : segments_.size());
+    segment.tables = by_entry ? &block_tables_ : tables_;
+    segment.table_row = static_cast<std::int64_t>(by_entry ? entry : segments_.size());
     segment.table_layer = layer.value;
   };
   const std::int64_t window = windows_[layer.index()];

@@ -47,6 +47,14 @@ class KvStep {
   // are attended. Spans and `attention` must stay until the step ends. `stream`: of compute.
   void begin(KvStore& store, std::span<const BatchSegment> rows,
              std::span<const std::int64_t> windows, AttentionRunner* attention, Stream& stream);
+  // Before the first layer, with nothing queued yet that takes arrays of the host: segments of a
+  // group in a layer, of which what the device looks up is known; none if the host does.
+  [[nodiscard]] std::span<const AttentionSegment> announced_segments(LayerId layer,
+                                                                     std::int64_t index);
+  // Brings what the first layers read; after begin().
+  void begin_staging() {
+    if (staging() && prefetch_) stage_to(0);
+  }
 
   // From now on chosen tokens are looked up by it where that is possible; it must outlive the
   // steps.
@@ -73,7 +81,10 @@ class KvStep {
   void set_slot_tables(const SegmentTables* tables);
   // INT8, where each sequence has one new token: pages of the open pool by layer and row, taken now
   // for the whole step; empty in other steps. Before the first slots().
-  [[nodiscard]] std::span<const PageId> take_partial_pages();
+  [[nodiscard]] std::span<const PageId> take_partial_pages() {
+    if (!store_->shape().quantized()) return {};
+    return partial_blocks_.take_for_step(static_cast<std::int64_t>(windows_.size()));
+  }
 
   // Whether the rows of an entry are attended on the host (host_attention.h): then they are in no
   // segment, and nothing is brought for them.
@@ -143,6 +154,14 @@ class KvStep {
     bool any_late = false;               // what lies before the first block comes once it is chosen
     Selection looked_up;                 // chosen ahead of the layer,
     RecomputedTokens listed_recomputes;  // and what of it must be projected
+
+    void make_room(std::size_t entries) {
+      if (tables.size() >= entries) return;
+      tables.resize(entries);
+      slots.resize(entries);
+      first_blocks.resize(entries);
+      more_blocks.resize(entries);
+    }
   };
 
   void find_host_entries();
@@ -192,6 +211,8 @@ class KvStep {
   // Stages the units up to `number`, and then as many as there are pages for.
   void stage_to(std::int64_t number);
   void stage(std::int64_t number, std::int64_t first_page);
+  // The unit's tables and slots, before anything is staged there.
+  void fill_tables(Unit& unit, LayerId layer, const SequenceGroup& group);
   // The same where chosen tokens are looked up on the device.
   void stage_chosen(Unit& unit, std::int64_t number);
   // Puts what the group's entries read ahead into the unit's tables and reads_.

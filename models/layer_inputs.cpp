@@ -13,7 +13,7 @@ namespace {
 constexpr std::int64_t kKept = 2;  // layers whose X is held
 
 struct Sizes {
-  std::uint64_t codes, scales, inputs, kv, angles;  // bytes
+  std::uint64_t codes, scales, inputs, kv;  // bytes
 };
 
 Sizes sizes_of(const ModelConfig& config, std::int64_t rows) {
@@ -24,8 +24,7 @@ Sizes sizes_of(const ModelConfig& config, std::int64_t rows) {
   return {.codes = kKept * count * static_cast<std::uint64_t>(config.hidden_size),
           .scales = kKept * floats(1),
           .inputs = floats(config.hidden_size),
-          .kv = floats(2 * config.kv_width()),
-          .angles = config.rope ? RopeRows::bytes(config.rope->rotary_dim, rows) : 0};
+          .kv = floats(2 * config.kv_width())};
 }
 
 Matrix rows_of(const Buffer& buffer, std::int64_t rows, std::int64_t cols) {
@@ -59,7 +58,7 @@ LayerInputs::LayerInputs(const ModelConfig& config, std::int64_t tokens, std::in
   scales_ = pool.allocate(sizes.scales, MemoryTag::kActivations);
   inputs_ = pool.allocate(sizes.inputs, MemoryTag::kActivations);
   kv_ = pool.allocate(sizes.kv, MemoryTag::kActivations);
-  if (rope != nullptr) rope_rows_.emplace(*rope, rows, pool);
+  if (rope != nullptr) rope_rows_.emplace(*rope, rows);
   if (rope != nullptr && on_device) rope_positions_.emplace(*rope, tokens, pool);
   requantized_.reserve(static_cast<std::size_t>(rows));
   slot_pages_.resize(static_cast<std::size_t>(rows));
@@ -81,8 +80,8 @@ LayerInputs::~LayerInputs() {
 std::uint64_t LayerInputs::scratch_bytes(const ModelConfig& config, std::int64_t rows,
                                          std::int64_t listed) {
   const Sizes sizes = sizes_of(config, rows);
-  return sizes.codes + sizes.scales + sizes.inputs + sizes.kv + sizes.angles +
-         (config.rope ? RopeRows::bytes(config.rope->rotary_dim, listed) : 0);
+  return sizes.codes + sizes.scales + sizes.inputs + sizes.kv +
+         (config.rope ? RopePositions::bytes(config.rope->rotary_dim, listed) : 0);
 }
 
 void LayerInputs::begin(KvStore& store, std::span<const BatchSegment> rows) {
@@ -217,7 +216,7 @@ void LayerInputs::recompute_part(const LayerWeights& weights, std::span<const Kv
   const Matrix v = part_of(kv, 0, rows, width, width);
   if (rope_ != nullptr) {
     ops_->rope(k, config_.kv_heads, config_.head_dim, rope_->rotary_dim(),
-               rope_rows_->send(rows, stream), stream);
+               rope_rows_->send(rows, *ops_, stream), stream);
   }
   put_into_slots(blocks, tokens, k, v, cache, stream);
   use_.recomputed_tokens += static_cast<std::uint64_t>(rows);

@@ -219,6 +219,7 @@ class Batch {
       if (cache.quantized()) outgoing.add(tables.scale_pages, args.scale_pages);
       outgoing.send(arguments_, stream_);
     }
+    if (arguments_.announcing()) return;
     if (on_tensor_cores) {
       const PrefillSplits splits =
           machine_.deterministic
@@ -252,9 +253,10 @@ class Batch {
     if (on_device) {
       add_chosen(run.front(), lists, args);
     } else if (lists_given) {
-      add_lists(lists, args, outgoing);
+      add_lists(lists, run.front().tables == nullptr, args, outgoing);
     }
     outgoing.send(arguments_, stream_);
+    if (arguments_.announcing()) return;
     const PlanSplitsArgs split = splits(run, lists, args, group);
     const GatherScratch scratch =
         gather_scratch(sequences, call_.heads, cache.kv_heads, cache.head_dim, split.part_count,
@@ -363,16 +365,15 @@ class Batch {
     outgoing.add(tables.lengths, args.lengths);
   }
 
-  void add_lists(const Lists& lists, GatherAttnArgs& args, Outgoing& outgoing) const {
+  // Without slots the tables say where tokens lie, so that all layers have the same lists.
+  void add_lists(const Lists& lists, bool with_slots, GatherAttnArgs& args,
+                 Outgoing& outgoing) const {
     args.source = TokenSource::kList;
     args.list_rows = static_cast<int>(lists.rows);
     args.list_capacity = static_cast<int>(lists.capacity);
     outgoing.add(lists.tokens, args.tokens);
-    // Slots count from the cache's first page, whatever the tables count from.
-    args.cache.k = call_.cache.k;
-    args.cache.v = call_.cache.v;
-    outgoing.add(lists.slots, args.slots);
     outgoing.add(lists.counts, args.list_counts);
+    if (with_slots) outgoing.add(lists.slots, args.slots);
   }
 
   // Where they lie is what the page tables say, or their slots.

@@ -49,7 +49,6 @@ struct ResolverLayout {
   std::int64_t victims = 0;  // [list][hot row]
   std::int64_t found = 0;    // [list] of five
   std::int64_t totals = 0;   // [list] of four 64-bit numbers
-  std::int64_t tables = 0;   // table_words() of them
   std::int64_t units = 0;    // the first of the units
   std::int64_t unit_bytes = 0;
   std::int64_t bytes = 0;
@@ -67,8 +66,6 @@ struct ResolverLayout {
   std::int64_t recomputed_count = 0;
 };
 [[nodiscard]] ResolverLayout resolver_layout(const ResolverShape& shape);
-// Words of a step's tables, and of the host blocks that changed.
-[[nodiscard]] std::int64_t resolver_table_words(const ResolverShape& shape);
 
 // What the layout of a shape takes at most, so that memory can be divided before the number of host
 // blocks and hot rows is known: fixed + (host_blocks + input_blocks) * host_block + hot_rows *
