@@ -247,6 +247,18 @@ class Ops {
   virtual ~Ops() = default;
   [[nodiscard]] virtual std::string_view name() const = 0;  // "cpu (avx512)"
 
+  // A step begins. Where this answers true, operations (of SparseOps too) that take arrays of the
+  // host may be called ahead, until end_announcing(): they do nothing but say which arrays, which
+  // then go to the device together. Their own calls find them there.
+  [[nodiscard]] virtual bool begin_step(Stream& /*stream*/) { return false; }
+  virtual void end_announcing(Stream& /*stream*/) {}
+
+  // `values` where kernels queued on the stream read them: announced, until the next step begins,
+  // else until the next operation that takes an array of the host.
+  [[nodiscard]] virtual const float* send(std::span<const float> values, Stream& /*stream*/) {
+    return values.data();
+  }
+
   // y[m, n] = sum_k x[m, k] * w[n, k] + bias[n], plus y's old value when `accumulate`.
   // x [M, K] F32, w [N, K] F32/F16/BF16, bias [N] F32 or null, y [M, N] F32.
   virtual void linear(ConstMatrix x, ConstMatrix w, const float* bias, bool accumulate, Matrix y,
@@ -338,8 +350,8 @@ class Ops {
     kv_append(k, v, slots, cache, stream);
   }
 
-  // What segments and slots of layer 0 say of every layer, in the device's memory: valid until the
-  // next call. Empty where operations read the host's lists themselves (the CPU).
+  // What segments and slots of layer 0 say of every layer, in the device's memory: as send() of
+  // other arrays. Empty where operations read the host's lists themselves (the CPU).
   [[nodiscard]] virtual SegmentTables make_tables(std::span<const AttentionSegment> segments,
                                                   const KvSlots& slots,
                                                   const StepPartialPages& partial,

@@ -236,6 +236,26 @@ void AttentionRunner::tell_appended(std::span<const AttentionSegment> segments,
   }
 }
 
+void AttentionRunner::announce(LayerId layer, std::span<const AttentionSegment> segments,
+                               std::span<const SequenceId> sequences, ConstMatrix q, ConstMatrix v,
+                               const KvLayerView& cache, float scale, Matrix out, Stream& stream) {
+  states_of_.clear();
+  chosen_states_.clear();
+  chosen_segments_.clear();
+  for (std::size_t index = 0; index < segments.size(); ++index) {
+    const std::int64_t context = segments[index].context_tokens;
+    const Entry& entry = entry_of(sequences[index]);
+    if (context <= entry.prompt_tokens) return;
+    states_of_.push_back(entry.state.get());
+    if (method_->attends_all(layer.value, context)) continue;
+    chosen_states_.push_back(entry.state.get());
+    chosen_segments_.push_back(segments[index]);
+  }
+  if (segments.empty()) return;
+  method_->announce({states_of_, segments}, chosen_sequences(),
+                    call_of(layer, {}, cache, scale, stream), q, v, out);
+}
+
 void AttentionRunner::make_weights(Stream& stream) {
   const std::int64_t needed = selection_.rows * selection_.lists * selection_.capacity;
   if (needed <= weights_.size()) return;

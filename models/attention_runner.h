@@ -98,6 +98,12 @@ class AttentionRunner {
               std::span<const SequenceId> sequences, ConstMatrix q, const KvLayerView& cache,
               float scale, Matrix out, Ops& ops, Workspace dense, Stream& stream);
 
+  // Says ahead which arrays of the host the step's decoded rows take (Ops::begin_step), with what
+  // choose() and attend() get in the first layer that chooses. Nothing in steps with other rows.
+  void announce(LayerId layer, std::span<const AttentionSegment> segments,
+                std::span<const SequenceId> sequences, ConstMatrix q, ConstMatrix v,
+                const KvLayerView& cache, float scale, Matrix out, Stream& stream);
+
   // Tokens at the start of a prompt whose KV may be taken from another sequence.
   [[nodiscard]] std::int64_t shareable_tokens(std::int64_t prompt_tokens) const;
   // What of a prompt must be computed in one step, and alone (its KV depends on all of it).

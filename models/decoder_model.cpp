@@ -15,13 +15,13 @@ namespace {
 // scratch_bytes() adds it up, so that plan and run cannot disagree.
 struct ScratchSizes {
   std::int64_t x, normed, embedded, qkv, attended, up, selected, projected, logits;
-  std::uint64_t angle_bytes, workspace_bytes;
+  std::uint64_t workspace_bytes;
 
   [[nodiscard]] std::uint64_t bytes() const {
     return static_cast<std::uint64_t>(x + normed + embedded + qkv + attended + up + selected +
                                       projected + logits) *
                sizeof(float) +
-           angle_bytes + workspace_bytes;
+           workspace_bytes;
   }
 };
 
@@ -50,7 +50,6 @@ ScratchSizes scratch_sizes(const ModelConfig& config, const BatchLimits& limits,
   sizes.qkv = rows * (config.q_width() + 2 * config.kv_width());
   sizes.attended = rows * config.q_width();
   sizes.up = rows * up_width(config);
-  sizes.angle_bytes = LayerRopes::angle_bytes(config, rows);
   sizes.selected = limits.logit_rows * config.hidden_size;
   sizes.projected = projects ? limits.logit_rows * config.embed_dim : 0;
   sizes.logits = limits.logit_rows * config.vocab_size;
@@ -142,7 +141,6 @@ DecoderModel::DecoderModel(const ModelConfig& config, const ModelWeights& weight
       limits_(limits),
       ropes_(config),
       threads_(threads),
-      sends_tables_(!pool.device().runs_at_once()),
       weight_stream_(weights, transfers, pool) {
   TRIPHASE_CHECK(static_cast<std::int64_t>(weights.layers.size()) == config.layers,
                  "weights of another model");
@@ -158,7 +156,7 @@ DecoderModel::DecoderModel(const ModelConfig& config, const ModelWeights& weight
   qkv_ = take(sizes.qkv);
   attended_ = take(sizes.attended);
   up_ = take(sizes.up);
-  for (const RopeTable& table : ropes_.tables()) rope_rows_.emplace_back(table, limits.rows, pool);
+  for (const RopeTable& table : ropes_.tables()) rope_rows_.emplace_back(table, limits.rows);
   angles_.resize(rope_rows_.size());
   selected_ = take(sizes.selected);
   projected_ = take(sizes.projected);
@@ -208,9 +206,13 @@ ConstMatrix DecoderModel::forward(const ForwardBatch& batch, KvStore& kv, Stream
                      static_cast<std::int64_t>(batch.segments.size()) <= limits_.segments &&
                      static_cast<std::int64_t>(batch.logit_rows.size()) <= limits_.logit_rows,
                  "a batch beyond the limits the buffers were made for");
+  const bool announces = ops_->begin_step(stream);
   fill_positions(batch, stream);
   if (inputs_) inputs_->begin(kv, batch.segments);
   kv_step_.begin(kv, batch.segments, windows_, runner_.get(), stream);
+  first_slots_.reset();
+  if (announces) announce(batch, stream);
+  kv_step_.begin_staging();
   if (host_attention_) host_attention_->begin(kv, batch.segments, kv_step_);
   const Matrix x = matrix(x_, rows, config_.hidden_size);
   embed(batch, x, stream);
@@ -234,22 +236,109 @@ ConstMatrix DecoderModel::forward(const ForwardBatch& batch, KvStore& kv, Stream
   return head(batch, x, stream);
 }
 
+// In the order of their first use, with what they will be called with.
+void DecoderModel::announce(const ForwardBatch& batch, Stream& stream) {
+  const auto rows = static_cast<std::int64_t>(batch.tokens.size());
+  embed_tokens(batch, stream);
+  add_positions(batch, stream);
+  make_tables(stream);
+  if (runner_) {
+    announce_choices(rows, stream);
+  } else {
+    announce_attention(rows, stream);
+  }
+  const auto logit_rows = static_cast<std::int64_t>(batch.logit_rows.size());
+  if (logit_rows > 0) {
+    ops_->gather_rows(matrix(x_, rows, config_.hidden_size), batch.logit_rows,
+                      matrix(selected_, logit_rows, config_.hidden_size), stream);
+  }
+  if (!batch.sampled.empty()) {
+    ops_->sample(matrix(logits_, logit_rows, config_.vocab_size), batch.sampled, nullptr, {},
+                 stream);
+  }
+  ops_->end_announcing(stream);
+}
+
+void DecoderModel::make_tables(Stream& stream) {
+  const LayerId first(0);
+  const std::span<const PageId> partial = kv_step_.take_partial_pages();
+  KvSlots slots = kv_step_.slots(first);
+  const bool all = kv_step_.same_in_every_layer();
+  if (all || kv_step_.wants_slot_tables()) {
+    std::span<const AttentionSegment> segments;
+    if (all) segments = kv_step_.segments(first, 0);
+    tables_ = ops_->make_tables(segments, slots, {partial, kv_step_.closes(first).blocks},
+                                kv_step_.view(first), stream);
+    slots.tables = &tables_;
+  }
+  if (all) {
+    kv_step_.set_tables(&tables_);
+  } else if (slots.tables == &tables_) {
+    kv_step_.set_slot_tables(&tables_);
+  }
+  first_slots_ = slots;
+}
+
+void DecoderModel::announce_choices(std::int64_t rows, Stream& stream) {
+  LayerId layer(0);
+  while (layer.value < config_.layers &&
+         runner_->method().timing(layer.value) == AttentionMethod::Timing::kDense) {
+    layer = LayerId(layer.value + 1);
+  }
+  if (layer.value == config_.layers) return;
+  const Heads heads = heads_of(rows);
+  for (std::int64_t group = 0; group < kv_step_.groups(); ++group) {
+    const std::span<const AttentionSegment> segments = kv_step_.announced_segments(layer, group);
+    runner_->announce(layer, segments, kv_step_.segment_sequences(), heads.q, heads.v,
+                      kv_step_.view(layer), scale().factor,
+                      matrix(attended_, rows, config_.q_width()), stream);
+  }
+}
+
+void DecoderModel::announce_attention(std::int64_t rows, Stream& stream) {
+  if (!kv_step_.same_in_every_layer()) return;
+  const std::span<const AttentionSegment> segments = kv_step_.segments(LayerId(0), 0);
+  if (segments.empty()) return;
+  ops_->attention(heads_of(rows).q, config_.heads, kv_step_.view(LayerId(0)), segments, scale(),
+                  matrix(attended_, rows, config_.q_width()), {}, stream);
+}
+
 void DecoderModel::embed(const ForwardBatch& batch, Matrix x, Stream& stream) {
   const TraceSpan span(trace_, TraceLane::kCompute, "embed");
-  if (weights_->embed_project_in.empty()) {
-    ops_->embed(batch.tokens, weights_->embedding, config_.embedding.scale, x, stream);
-  } else {
-    const Matrix embedded = matrix(embedded_, x.rows, config_.embed_dim);
-    ops_->embed(batch.tokens, weights_->embedding, config_.embedding.scale, embedded, stream);
+  const Matrix embedded = embed_tokens(batch, stream);
+  if (embedded.data != x.data) {
     ops_->linear(embedded, weights_->embed_project_in, nullptr, false, x, stream);
   }
-  if (!weights_->positions.empty()) {
-    const std::span<std::int32_t> positions(positions_.data(), batch.tokens.size());
-    for (std::int32_t& position : positions) {
-      position += static_cast<std::int32_t>(config_.embedding.position_offset);
-    }
-    ops_->add_positions(positions, weights_->positions, x, stream);
-  }
+  add_positions(batch, stream);
+}
+
+Matrix DecoderModel::embed_tokens(const ForwardBatch& batch, Stream& stream) {
+  const auto rows = static_cast<std::int64_t>(batch.tokens.size());
+  const Matrix embedded = weights_->embed_project_in.empty()
+                              ? matrix(x_, rows, config_.hidden_size)
+                              : matrix(embedded_, rows, config_.embed_dim);
+  ops_->embed(batch.tokens, weights_->embedding, config_.embedding.scale, embedded, stream);
+  return embedded;
+}
+
+void DecoderModel::add_positions(const ForwardBatch& batch, Stream& stream) {
+  if (weights_->positions.empty()) return;
+  ops_->add_positions(
+      std::span(positions_).first(batch.tokens.size()), weights_->positions,
+      matrix(x_, static_cast<std::int64_t>(batch.tokens.size()), config_.hidden_size), stream);
+}
+
+DecoderModel::Heads DecoderModel::heads_of(std::int64_t rows) const {
+  const std::int64_t q = config_.q_width();
+  const std::int64_t kv = config_.kv_width();
+  const Matrix qkv = matrix(qkv_, rows, q + 2 * kv);
+  return {columns(qkv, 0, q), columns(qkv, q, kv), columns(qkv, q + kv, kv)};
+}
+
+ScoreScale DecoderModel::scale() const {
+  return {static_cast<float>(
+              config_.score_scale.value_or(1.0 / std::sqrt(static_cast<double>(config_.head_dim)))),
+          static_cast<float>(config_.score_cap)};
 }
 
 void DecoderModel::before_attention(std::int64_t layer, const LayerWeights& w,
@@ -306,15 +395,10 @@ void DecoderModel::project_qkv(std::int64_t layer, const LayerWeights& w, ConstM
 
 void DecoderModel::attend(std::int64_t layer, const LayerWeights& w, std::int64_t rows,
                           Stream& stream) {
-  const Matrix qkv = matrix(qkv_, rows, config_.q_width() + 2 * config_.kv_width());
-  const Matrix q = columns(qkv, 0, config_.q_width());
-  const Matrix k = columns(qkv, config_.q_width(), config_.kv_width());
-  const Matrix v = columns(qkv, config_.q_width() + config_.kv_width(), config_.kv_width());
+  const auto [q, k, v] = heads_of(rows);
   const KvLayerView cache = append_kv(layer, q, k, v, stream);
   const Matrix attended = matrix(attended_, rows, config_.q_width());
-  const ScoreScale scale(static_cast<float>(config_.score_scale.value_or(
-                             1.0 / std::sqrt(static_cast<double>(config_.head_dim)))),
-                         static_cast<float>(config_.score_cap));
+  const ScoreScale scale = this->scale();
   if (host_attention_) host_attention_->send(LayerId(layer), q);
   for (std::int64_t group = 0; group < kv_step_.groups(); ++group) {
     const std::span<const AttentionSegment> segments = wait_for_kv(layer, group);
@@ -340,21 +424,10 @@ void DecoderModel::attend(std::int64_t layer, const LayerWeights& w, std::int64_
 KvLayerView DecoderModel::append_kv(std::int64_t layer, Matrix q, Matrix k, Matrix v,
                                     Stream& stream) {
   const TraceSpan span(trace_, TraceLane::kCompute, "append");
-  std::span<const PageId> partial;
-  if (layer == 0 && sends_tables_) partial = kv_step_.take_partial_pages();
-  KvSlots slots = kv_step_.slots(LayerId(layer));
+  // Those of the first layer are asked for once.
+  const bool known = layer == 0 && first_slots_.has_value();
+  const KvSlots slots = known ? *first_slots_ : kv_step_.slots(LayerId(layer));
   const KvLayerView cache = kv_step_.view(LayerId(layer));
-  if (layer == 0 && sends_tables_ && kv_step_.same_in_every_layer()) {
-    tables_ = ops_->make_tables(kv_step_.segments(LayerId(0), 0), slots,
-                                {partial, kv_step_.closes(LayerId(0)).blocks}, cache, stream);
-    kv_step_.set_tables(&tables_);
-    slots.tables = &tables_;
-  } else if (layer == 0 && sends_tables_ && kv_step_.wants_slot_tables()) {
-    tables_ =
-        ops_->make_tables({}, slots, {partial, kv_step_.closes(LayerId(0)).blocks}, cache, stream);
-    kv_step_.set_slot_tables(&tables_);
-    slots.tables = &tables_;
-  }
   if (const std::optional<std::size_t> rope = ropes_.of(layer)) {
     ops_->rope_and_append(q, config_.heads, k, v, ropes_.tables()[*rope].rotary_dim(),
                           angles_[*rope], slots, cache, stream);
@@ -439,13 +512,16 @@ void DecoderModel::fill_positions(const ForwardBatch& batch, Stream& stream) {
     TRIPHASE_CHECK(segment.first_row == row && segment.count > 0, "segments must cover the batch");
     for (std::int64_t i = 0; i < segment.count; ++i, ++row) {
       const std::int64_t position = segment.first_position + i;
-      positions_[static_cast<std::size_t>(row)] = static_cast<std::int32_t>(position);
+      positions_[static_cast<std::size_t>(row)] =
+          static_cast<std::int32_t>(position + config_.embedding.position_offset);
       for (RopeRows& rows : rope_rows_) rows.set(row, segment.rope_key, position);
     }
   }
   TRIPHASE_CHECK(row == static_cast<std::int64_t>(batch.tokens.size()),
                  "segments must cover the batch");
-  for (std::size_t i = 0; i < rope_rows_.size(); ++i) angles_[i] = rope_rows_[i].send(row, stream);
+  for (std::size_t i = 0; i < rope_rows_.size(); ++i) {
+    angles_[i] = rope_rows_[i].send(row, *ops_, stream);
+  }
 }
 
 }  // namespace triphase

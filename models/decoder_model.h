@@ -6,6 +6,7 @@
 // thread safe; weights, ops and pool must outlive it.
 
 #include <memory>
+#include <optional>
 #include <span>
 #include <vector>
 
@@ -96,7 +97,22 @@ class DecoderModel {
   void set_trace(Trace* trace) { trace_ = trace; }
 
  private:
+  // Says which arrays of the host the step's operations will take: they go to the device as one.
+  void announce(const ForwardBatch& batch, Stream& stream);
+  void announce_choices(std::int64_t rows, Stream& stream);
+  void announce_attention(std::int64_t rows, Stream& stream);
+  // Places of the first layer, and tables that serve all of them.
+  void make_tables(Stream& stream);
+  // Of the step's rows, as products leave them.
+  struct Heads {
+    Matrix q, k, v;
+  };
+  [[nodiscard]] Heads heads_of(std::int64_t rows) const;
+  [[nodiscard]] ScoreScale scale() const;  // of q . k
   void embed(const ForwardBatch& batch, Matrix x, Stream& stream);
+  // The embedded tokens: x, or what x is projected from.
+  Matrix embed_tokens(const ForwardBatch& batch, Stream& stream);
+  void add_positions(const ForwardBatch& batch, Stream& stream);
   // What a layer does with some rows of x (and of the buffers beside it) before their attention,
   // which leaves their q, k and v; and from their attended values on.
   void before_attention(std::int64_t layer, const LayerWeights& w, ZigzagBlock::Rows rows,
@@ -130,18 +146,18 @@ class DecoderModel {
 
   Buffer x_, normed_, embedded_, qkv_, attended_, up_, selected_, projected_, logits_;
   Buffer workspace_;
-  std::vector<RopeRows> rope_rows_;  // by table of ropes_
-  std::vector<ConstMatrix> angles_;  // of the step's rows
-  std::vector<std::int32_t> positions_;
-  std::vector<std::int64_t> windows_;  // by layer
+  std::vector<RopeRows> rope_rows_;      // by table of ropes_
+  std::vector<ConstMatrix> angles_;      // of the step's rows
+  std::vector<std::int32_t> positions_;  // of the step's rows, as the family numbers them
+  std::vector<std::int64_t> windows_;    // by layer
   KvStep kv_step_;
   SegmentTables tables_;                     // of the step, where all of it lies on the device
+  std::optional<KvSlots> first_slots_;       // of layer 0, where the step was announced
   std::unique_ptr<AttentionRunner> runner_;  // null: dense
   std::unique_ptr<LayerInputs> inputs_;      // null: K and V from the layer's own inputs
   std::unique_ptr<HostAttention> host_attention_;  // null: all rows are attended on the device
   ZigzagBlock zigzag_;
   int threads_ = 1;
-  bool sends_tables_ = false;  // work is queued: what the host lists must get to the device
   WeightStream weight_stream_;
   Trace* trace_ = nullptr;
 };

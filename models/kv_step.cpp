@@ -41,7 +41,6 @@ void KvStep::begin(KvStore& store, std::span<const BatchSegment> rows,
   staged_ = 0;
   meet_early();
   next_.begin(store, rows, windows);
-  if (staging() && prefetch_) stage_to(0);
 }
 
 void KvStep::find_host_entries() {
@@ -345,13 +344,11 @@ void KvStep::stage(std::int64_t number, std::int64_t first_page) {
   const LayerId layer(number / groups());
   const SequenceGroup& group = groups_.at(number % groups());
   const bool looked_up = looks_up(group, layer);
-  if (unit.tables.size() < group.count) unit.tables.resize(group.count);
   unit.tickets.clear();
-  unit.staged.clear();
   unit.listed_recomputes = {};
+  fill_tables(unit, layer, group);
   reads_.begin(*store_, layer, first_page);
   for (std::size_t index = 0; index < group.count; ++index) {
-    store_->fill_pages(rows_[group.first + index].sequence, layer, unit.tables[index]);
     read_blocks(group.first + index, layer, looked_up, unit.tables[index]);
   }
   unit.early_ranges = reads_.early_ranges();
@@ -367,6 +364,14 @@ void KvStep::stage(std::int64_t number, std::int64_t first_page) {
   if (!chooses_ahead(layer)) return;
   const auto rows = rows_.subspan(group.first, group.count);
   unit.looked_up = resolve(unit, number, attention_->choose_ahead(layer, rows, *stream_));
+}
+
+void KvStep::fill_tables(Unit& unit, LayerId layer, const SequenceGroup& group) {
+  if (unit.tables.size() < group.count) unit.tables.resize(group.count);
+  unit.staged.clear();
+  for (std::size_t index = 0; index < group.count; ++index) {
+    store_->fill_pages(rows_[group.first + index].sequence, layer, unit.tables[index]);
+  }
 }
 
 void KvStep::read_blocks(std::size_t entry, LayerId layer, bool looked_up,
@@ -422,11 +427,6 @@ KvSlots KvStep::slots(LayerId layer) {
   return {slot_pages_, slot_offsets_, slot_tables_, layer.value};
 }
 
-std::span<const PageId> KvStep::take_partial_pages() {
-  if (!store_->shape().quantized()) return {};
-  return partial_blocks_.take_for_step(static_cast<std::int64_t>(windows_.size()));
-}
-
 void KvStep::set_slot_tables(const SegmentTables* tables) {
   slot_tables_ = tables;
   if (!partial_blocks_.taken_for_step()) return;
@@ -477,6 +477,16 @@ std::span<const AttentionSegment> KvStep::segments(LayerId layer, std::int64_t g
   return segments_;
 }
 
+std::span<const AttentionSegment> KvStep::announced_segments(LayerId layer, std::int64_t index) {
+  const SequenceGroup& group = groups_.at(index);
+  looks_up_ = staging() && looks_up(group, layer);
+  if (staging() && !(group.chooses && chooses_in(layer))) return {};
+  // Staging the unit fills them again.
+  if (staging()) fill_tables(unit_of(layer.value * groups() + index), layer, group);
+  make_segments(layer, index);
+  return segments_;
+}
+
 void KvStep::make_segments(LayerId layer, std::int64_t group_index) {
   const std::int64_t number = layer.value * groups() + group_index;
   const SequenceGroup& group = groups_.at(group_index);
@@ -490,9 +500,10 @@ void KvStep::make_segments(LayerId layer, std::int64_t group_index) {
   };
   // The tables that serve an entry, and its row there; the resolver's know no staging pages.
   const bool by_lookup = looks_up_ && unit_of(number).staged.empty();
+  const bool by_entry = by_lookup || (staging() && group.chooses && group.pages == 0);
   const auto tables_of = [&](std::size_t entry, AttentionSegment& segment) {
-    segment.tables = by_lookup ? &block_tables_ : looks_up_ ? nullptr : tables_;
-    segment.table_row = static_cast<std::int64_t>(by_lookup ? entry : segments_.size());
+    segment.tables = by_entry ? &block_tables_ : looks_up_ ? nullptr : tables_;
+    segment.table_row = static_cast<std::int64_t>(by_entry ? entry : segments_.size());
     segment.table_layer = layer.value;
   };
   const std::int64_t window = windows_[layer.index()];

@@ -45,6 +45,14 @@ class KvStep {
   // are attended. Spans and `attention` must stay until the step ends. `stream`: of compute.
   void begin(KvStore& store, std::span<const BatchSegment> rows,
              std::span<const std::int64_t> windows, AttentionRunner* attention, Stream& stream);
+  // Before the first layer, with nothing queued yet that takes arrays of the host: segments of a
+  // group in a layer, of which what the device looks up is known; none if the host does.
+  [[nodiscard]] std::span<const AttentionSegment> announced_segments(LayerId layer,
+                                                                     std::int64_t index);
+  // Brings what the first layers read; after begin().
+  void begin_staging() {
+    if (staging() && prefetch_) stage_to(0);
+  }
 
   // From now on chosen tokens on the host are looked up by it; without one the blocks of rows that
   // choose are brought as a whole. It must outlive the steps.
@@ -71,7 +79,10 @@ class KvStep {
   void set_slot_tables(const SegmentTables* tables);
   // INT8, where each sequence has one new token: pages of the open pool by layer and row, taken now
   // for the whole step; empty in other steps. Before the first slots().
-  [[nodiscard]] std::span<const PageId> take_partial_pages();
+  [[nodiscard]] std::span<const PageId> take_partial_pages() {
+    if (!store_->shape().quantized()) return {};
+    return partial_blocks_.take_for_step(static_cast<std::int64_t>(windows_.size()));
+  }
 
   // Whether the rows of an entry are attended on the host (host_attention.h): then they are in no
   // segment, and nothing is brought for them.
@@ -182,6 +193,8 @@ class KvStep {
   // Stages the units up to `number`, and then as many as there are pages for.
   void stage_to(std::int64_t number);
   void stage(std::int64_t number, std::int64_t first_page);
+  // The unit's tables, before anything is staged there.
+  void fill_tables(Unit& unit, LayerId layer, const SequenceGroup& group);
   // Puts what the entry reads as whole blocks into its table and reads_.
   void read_blocks(std::size_t entry, LayerId layer, bool looked_up, std::vector<PageId>& table);
   // Fills unit.staged from its tables.

@@ -13,7 +13,7 @@ namespace {
 constexpr std::int64_t kKept = 2;  // layers whose X is held
 
 struct Sizes {
-  std::uint64_t codes, scales, inputs, kv, angles;  // bytes
+  std::uint64_t codes, scales, inputs, kv;  // bytes
 };
 
 Sizes sizes_of(const ModelConfig& config, std::int64_t rows) {
@@ -24,8 +24,7 @@ Sizes sizes_of(const ModelConfig& config, std::int64_t rows) {
   return {.codes = kKept * count * static_cast<std::uint64_t>(config.hidden_size),
           .scales = kKept * floats(1),
           .inputs = floats(config.hidden_size),
-          .kv = floats(2 * config.kv_width()),
-          .angles = LayerRopes::angle_bytes(config, rows)};
+          .kv = floats(2 * config.kv_width())};
 }
 
 Matrix rows_of(const Buffer& buffer, std::int64_t rows, std::int64_t cols) {
@@ -60,7 +59,7 @@ LayerInputs::LayerInputs(const ModelConfig& config, std::int64_t tokens, std::in
   inputs_ = pool.allocate(sizes.inputs, MemoryTag::kActivations);
   kv_ = pool.allocate(sizes.kv, MemoryTag::kActivations);
   for (const RopeTable& table : ropes.tables()) {
-    rope_rows_.emplace_back(table, rows, pool);
+    rope_rows_.emplace_back(table, rows);
     if (on_device) rope_positions_.emplace_back(table, tokens, pool);
   }
   requantized_.reserve(static_cast<std::size_t>(rows));
@@ -83,7 +82,7 @@ LayerInputs::~LayerInputs() {
 std::uint64_t LayerInputs::scratch_bytes(const ModelConfig& config, std::int64_t rows,
                                          std::int64_t listed) {
   const Sizes sizes = sizes_of(config, rows);
-  return sizes.codes + sizes.scales + sizes.inputs + sizes.kv + sizes.angles +
+  return sizes.codes + sizes.scales + sizes.inputs + sizes.kv +
          LayerRopes::angle_bytes(config, listed);
 }
 
@@ -208,7 +207,7 @@ void LayerInputs::recompute_part(LayerId layer, const LayerWeights& weights,
   norm_of_heads(config_, weights.key_norm, config_.kv_heads, k, *ops_, stream);
   if (rope) {
     ops_->rope(k, config_.kv_heads, config_.head_dim, ropes_->tables()[*rope].rotary_dim(),
-               rope_rows_[*rope].send(rows, stream), stream);
+               rope_rows_[*rope].send(rows, *ops_, stream), stream);
   }
   row = 0;
   for (const KvRecompute& block : blocks) {

@@ -18,7 +18,7 @@ LayerRopes::LayerRopes(const ModelConfig& config)
 std::uint64_t LayerRopes::angle_bytes(const ModelConfig& config, std::int64_t rows) {
   std::uint64_t bytes = 0;
   for (const auto& rope : {config.rope, config.window_rope}) {
-    if (rope) bytes += RopeRows::bytes(rope->rotary_dim, rows);
+    if (rope) bytes += RopePositions::bytes(rope->rotary_dim, rows);
   }
   return bytes;
 }

@@ -4,38 +4,26 @@
 
 namespace triphase {
 
-RopeRows::RopeRows(const RopeTable& table, std::int64_t rows, MemoryPool& pool)
-    : table_(&table), device_(&pool.device()), rows_(rows) {
-  const auto size = static_cast<std::size_t>(bytes(table.rotary_dim(), rows));
-  for (Slot& slot : slots_) {
-    slot.angles = HostBuffer(*device_, size);
-    slot.sent = device_->make_event();
-  }
-  angles_ = pool.allocate(size, MemoryTag::kActivations);
-}
+RopeRows::RopeRows(const RopeTable& table, std::int64_t rows)
+    : table_(&table), rows_(rows), angles_(static_cast<std::size_t>(rows * table.rotary_dim())) {}
 
 void RopeRows::set(std::int64_t row, std::uint64_t key, std::int64_t position) {
   TRIPHASE_CHECK(row < rows_, "a row beyond the buffers");
   const std::int64_t width = table_->rotary_dim();
-  table_->fill(key, position,
-               {slots_[slot_].angles.as<float>() + row * width, static_cast<std::size_t>(width)});
+  table_->fill(key, position, {angles_.data() + row * width, static_cast<std::size_t>(width)});
 }
 
-ConstMatrix RopeRows::send(std::int64_t rows, Stream& stream) {
+ConstMatrix RopeRows::send(std::int64_t rows, Ops& ops, Stream& stream) {
   const std::int64_t width = table_->rotary_dim();
-  Slot& slot = slots_[slot_];
-  device_->copy(angles_.data(), slot.angles.data(), static_cast<std::size_t>(bytes(width, rows)),
-                stream);
-  slot.sent->record(stream);
-  slot_ = (slot_ + 1) % kSlots;
-  slots_[slot_].sent->synchronize();
-  return {angles_.data(), DType::kF32, rows, width, width};
+  const float* sent =
+      ops.send(std::span(angles_).first(static_cast<std::size_t>(rows * width)), stream);
+  return {sent, DType::kF32, rows, width, width};
 }
 
 RopePositions::RopePositions(const RopeTable& table, std::int64_t positions, MemoryPool& pool)
     : device_(&pool.device()) {
   const std::int64_t width = table.rotary_dim();
-  const auto size = static_cast<std::size_t>(RopeRows::bytes(width, positions));
+  const auto size = static_cast<std::size_t>(bytes(width, positions));
   sent_from_ = HostBuffer(*device_, size);
   for (std::int64_t position = 0; position < positions; ++position) {
     table.fill(0, position,
@@ -48,7 +36,7 @@ RopePositions::RopePositions(const RopeTable& table, std::int64_t positions, Mem
 ConstMatrix RopePositions::send(Stream& stream) {
   if (!sent_) {
     device_->copy(angles_.data(), sent_from_.data(),
-                  static_cast<std::size_t>(RopeRows::bytes(all_.cols, all_.rows)), stream);
+                  static_cast<std::size_t>(bytes(all_.cols, all_.rows)), stream);
   }
   sent_ = true;
   return all_;

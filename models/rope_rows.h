@@ -1,13 +1,13 @@
 #pragma once
 
-// Rope angles: written by the host, read by the device. Of a call's rows, where the host goes on
-// while a few calls' angles are on their way; and of positions, once for all calls.
+// Rope angles: made by the host, read by the device. Of a call's rows, and of positions, once for
+// all calls.
 
-#include <array>
 #include <cstdint>
-#include <memory>
+#include <vector>
 
 #include "base/dtype.h"
+#include "kernels/ops.h"
 #include "memory/memory_pool.h"
 #include "models/rope.h"
 
@@ -15,38 +15,28 @@ namespace triphase {
 
 class RopeRows {
  public:
-  // For up to `rows` rows of a call; `table` and the pool must outlive this.
-  RopeRows(const RopeTable& table, std::int64_t rows, MemoryPool& pool);
-  // Device bytes that the constructor takes.
-  [[nodiscard]] static std::uint64_t bytes(std::int64_t rotary_dim, std::int64_t rows) {
-    return static_cast<std::uint64_t>(rows * rotary_dim) * sizeof(float);
-  }
+  // For up to `rows` rows of a call; `table` must outlive this.
+  RopeRows(const RopeTable& table, std::int64_t rows);
 
   // The angles of `position` under `key` for row `row` of the call that send() ends.
   void set(std::int64_t row, std::uint64_t key, std::int64_t position);
-  // [rows, rotary_dim] on the device, for work queued on `stream` until the next send().
-  [[nodiscard]] ConstMatrix send(std::int64_t rows, Stream& stream);
+  // [rows, rotary_dim] where kernels read them (Ops::send).
+  [[nodiscard]] ConstMatrix send(std::int64_t rows, Ops& ops, Stream& stream);
 
  private:
-  struct Slot {
-    HostBuffer angles;
-    std::unique_ptr<Event> sent;
-  };
-  static constexpr std::size_t kSlots = 4;
-
   const RopeTable* table_;
-  Device* device_;
   std::int64_t rows_;
-  std::array<Slot, kSlots> slots_;
-  std::size_t slot_ = 0;  // that the host writes
-  Buffer angles_;
+  std::vector<float> angles_;
 };
 
 // The angles of positions [0, `positions`) under key 0.
 class RopePositions {
  public:
-  // Takes RopeRows::bytes() of so many rows.
+  // Takes bytes() of the pool.
   RopePositions(const RopeTable& table, std::int64_t positions, MemoryPool& pool);
+  [[nodiscard]] static std::uint64_t bytes(std::int64_t rotary_dim, std::int64_t positions) {
+    return static_cast<std::uint64_t>(positions * rotary_dim) * sizeof(float);
+  }
 
   // [positions, rotary_dim] on the device; the first call sends them.
   [[nodiscard]] ConstMatrix send(Stream& stream);

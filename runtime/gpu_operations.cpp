@@ -1,13 +1,16 @@
 #include "runtime/gpu_operations.h"
 
+#include <memory>
 #include <utility>
 
+#include "kernels/cuda/argument_ring.h"
 #include "kernels/cuda/cuda_input_ops.h"
 #include "kernels/cuda/cuda_ops.h"
 #include "kernels/cuda/cuda_sparse_ops.h"
 #include "kernels/cuda/kv_mover.h"
 #include "kernels/cuda/kv_resolver.h"
 #include "kernels/cuda/random_fill.h"
+#include "kernels/sizing/cuda_workspace.h"
 
 namespace triphase {
 
@@ -21,9 +24,11 @@ void add_operations(Gpu& gpu, std::string name, std::unique_ptr<cuda::Gemm> gemm
   settings.machine = gpu.machine;
   settings.stream_handle = stream_handle;
   settings.gemm = std::move(gemm);
-  auto ops = cuda::make_cuda_ops(*device, *host, std::move(settings));
+  const auto arguments = std::make_shared<cuda::ArgumentRing>(
+      *device, *host, static_cast<std::size_t>(kCudaArgumentRingBytes));
+  auto ops = cuda::make_cuda_ops(*device, arguments, std::move(settings));
   auto sparse_ops = cuda::make_cuda_sparse_ops(
-      *device, *host, {.machine = gpu.machine, .stream_handle = stream_handle});
+      *device, *host, arguments, {.machine = gpu.machine, .stream_handle = stream_handle});
   gpu.reserve = [ops = ops.get(), sparse_ops = sparse_ops.get(),
                  stream = gpu.stream.get()](const OpsShape& shape) {
     ops->reserve(shape, *stream);
@@ -31,13 +36,13 @@ void add_operations(Gpu& gpu, std::string name, std::unique_ptr<cuda::Gemm> gemm
   };
   gpu.ops = std::move(ops);
   gpu.sparse_ops = std::move(sparse_ops);
-  gpu.input_ops = cuda::make_cuda_input_ops(*device, *host, stream_handle);
+  gpu.input_ops = cuda::make_cuda_input_ops(arguments, stream_handle);
   gpu.random_fill = [stream_handle](std::uint64_t key, float half_width, Matrix y, Stream& stream) {
     cuda::random_fill(key, half_width, y, stream_handle(stream));
   };
-  gpu.resolver = [host, stream_handle, stream = gpu.stream.get()](const ResolverShape& shape,
-                                                                  Device& memory) {
-    return cuda::make_cuda_kv_resolver(shape, memory, *host, stream_handle, *stream);
+  gpu.resolver = [host, arguments, stream_handle, stream = gpu.stream.get()](
+                     const ResolverShape& shape, Device& memory) {
+    return cuda::make_cuda_kv_resolver(shape, memory, *host, arguments, stream_handle, *stream);
   };
   gpu.movers = [device, host, stream_handle](int most_blocks) {
     const auto mover = [&] {

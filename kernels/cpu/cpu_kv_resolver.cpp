@@ -27,7 +27,7 @@ class CpuKvResolver final : public KvResolver {
         memory_(&memory),
         data_(static_cast<std::byte*>(memory.allocate(bytes()))) {
     std::fill(at<std::int32_t>(layout_.map), at<std::int32_t>(layout_.stamps), -1);  // owners too
-    std::fill(at<std::int32_t>(layout_.stamps), at<std::int32_t>(layout_.tables), 0);
+    std::fill(at<std::int32_t>(layout_.stamps), at<std::int32_t>(layout_.units), 0);
   }
   ~CpuKvResolver() override { memory_->release(data_, bytes()); }
   CpuKvResolver(const CpuKvResolver&) = delete;

@@ -7,68 +7,137 @@ namespace {
 
 constexpr std::size_t kAlignment = 256;
 
+std::size_t aligned(std::size_t bytes) {
+  return (bytes + kAlignment - 1) / kAlignment * kAlignment;
+}
+
 }  // namespace
 
 ArgumentRing::ArgumentRing(Device& device, Device& host, std::size_t bytes)
-    : device_(&device), host_(&host), bytes_(bytes) {
-  on_host_ = static_cast<std::byte*>(host_->allocate(bytes_));
-  try {
-    on_device_ = static_cast<std::byte*>(device_->allocate(bytes_));
-  } catch (...) {
-    host_->release(on_host_, bytes_);
-    throw;
-  }
+    : device_(&device), host_(&host), block_(allocate(bytes)), end_(bytes) {}
+
+ArgumentRing::~ArgumentRing() {
+  release(block_);
+  for (Block& block : outgrown_) release(block);
 }
 
-ArgumentRing::~ArgumentRing() { release(); }
+ArgumentRing::Block ArgumentRing::allocate(std::size_t bytes) {
+  Block block{.bytes = bytes};
+  block.on_host = static_cast<std::byte*>(host_->allocate(bytes));
+  try {
+    block.on_device = static_cast<std::byte*>(device_->allocate(bytes));
+  } catch (...) {
+    host_->release(block.on_host, bytes);
+    throw;
+  }
+  return block;
+}
 
-void ArgumentRing::release() noexcept {
-  if (on_host_ != nullptr) host_->release(on_host_, bytes_);
-  if (on_device_ != nullptr) device_->release(on_device_, bytes_);
-  on_host_ = nullptr;
-  on_device_ = nullptr;
+void ArgumentRing::release(Block& block) noexcept {
+  if (block.on_host != nullptr) host_->release(block.on_host, block.bytes);
+  if (block.on_device != nullptr) device_->release(block.on_device, block.bytes);
+  block = {};
+}
+
+void ArgumentRing::at_least(std::size_t bytes, Stream& stream) {
+  if (bytes <= block_.bytes) return;
+  announced_.clear();
+  grow(bytes, stream);
+}
+
+void ArgumentRing::grow(std::size_t bytes, Stream& stream) {
+  copy_to_device(stream);
+  stream.synchronize();
+  if (announced_.empty()) {
+    release(block_);
+  } else {
+    outgrown_.push_back(block_);
+    block_ = {};
+  }
+  block_ = allocate(bytes);
+  begin_ = next_ = copied_ = announced_end_ = 0;
+  end_ = copied_events_[0] == nullptr ? bytes : bytes / kHalves;
+  half_ = 0;
+  forget_unannounced();
+}
+
+void ArgumentRing::begin_step(Stream& stream) {
+  if (!outgrown_.empty()) {
+    stream.synchronize();
+    for (Block& block : outgrown_) release(block);
+    outgrown_.clear();
+  }
+  if (copied_events_[0] == nullptr) {
+    for (std::unique_ptr<Event>& event : copied_events_) event = device_->make_event();
+    // What was sent before any step may lie in both halves.
+    if (next_ > 0) stream.synchronize();
+  }
+  half_ = (half_ + 1) % kHalves;
+  Event& copied = *copied_events_[half_];
+  if (!copied.done()) copied.synchronize();
+  const std::size_t size = block_.bytes / kHalves / kAlignment * kAlignment;
+  begin_ = next_ = copied_ = announced_end_ = half_ * size;
+  end_ = begin_ + size;
+  announced_.clear();
+  forget_unannounced();
+  announcing_ = true;
+}
+
+void ArgumentRing::end_announcing(Stream& stream) {
+  announcing_ = false;
+  announced_end_ = next_;
+  copy_to_device(stream);
+}
+
+void ArgumentRing::forget_unannounced() {
+  sent_ = {};
+  sent_count_ = 0;
+}
+
+void ArgumentRing::copy_to_device(Stream& stream) {
+  if (next_ == copied_) return;
+  device_->copy(block_.on_device + copied_, block_.on_host + copied_, next_ - copied_, stream);
+  copied_ = next_;
+  if (copied_events_[half_] != nullptr) copied_events_[half_]->record(stream);
 }
 
 void ArgumentRing::reserve(std::size_t bytes, std::size_t arrays, Stream& stream) {
   const std::size_t needed = bytes + arrays * kAlignment;
-  if (needed <= bytes_ - next_) return;
+  if (needed <= end_ - next_) return;
+  if (announcing_ || needed > end_ - announced_end_) {
+    grow(kHalves * (block_.bytes + needed), stream);
+    return;
+  }
   stream.synchronize();
-  next_ = 0;
-  sent_ = {};
-  if (needed <= bytes_) return;
-  release();
-  bytes_ = 2 * needed;
-  on_host_ = static_cast<std::byte*>(host_->allocate(bytes_));
-  on_device_ = static_cast<std::byte*>(device_->allocate(bytes_));
+  next_ = copied_ = announced_end_;
+  forget_unannounced();
 }
 
 const std::byte* ArgumentRing::find(const void* data, std::size_t bytes) const {
-  for (const Sent& sent : sent_) {
-    if (sent.bytes == bytes && std::memcmp(on_host_ + sent.begin, data, bytes) == 0) {
-      return on_device_ + sent.begin;
-    }
+  const auto is_same = [&](const Sent& sent) {
+    return sent.bytes == bytes && std::memcmp(sent.on_host, data, bytes) == 0;
+  };
+  if (const auto found = std::ranges::find_if(announced_, is_same); found != announced_.end()) {
+    return found->on_device;
   }
-  return nullptr;
+  const auto found = std::ranges::find_if(sent_, is_same);
+  return found == sent_.end() ? nullptr : found->on_device;
 }
 
 const void* ArgumentRing::send_bytes(const void* data, std::size_t bytes, Stream& stream) {
-  if (bytes > 0) {
-    if (const std::byte* place = find(data, bytes)) return place;
-  }
+  if (bytes == 0) return block_.on_device;
+  if (const std::byte* place = find(data, bytes)) return place;
   reserve(bytes, 1, stream);
-  const std::size_t begin = next_;
-  send_to(on_device_ + begin, data, bytes, stream);
-  sent_[sent_count_++ % kRemembered] = {begin, bytes};
-  return on_device_ + begin;
-}
-
-void ArgumentRing::send_to(void* to, const void* data, std::size_t bytes, Stream& stream) {
-  reserve(bytes, 1, stream);
-  if (bytes > 0) {
-    std::memcpy(on_host_ + next_, data, bytes);
-    device_->copy(to, on_host_ + next_, bytes, stream);
+  const Sent sent{block_.on_device + next_, block_.on_host + next_, bytes};
+  std::memcpy(block_.on_host + next_, data, bytes);
+  next_ += aligned(bytes);
+  if (announcing_) {
+    announced_.push_back(sent);
+    return sent.on_device;
   }
-  next_ += std::max<std::size_t>(1, (bytes + kAlignment - 1) / kAlignment) * kAlignment;
+  sent_[sent_count_++ % kRemembered] = sent;
+  copy_to_device(stream);
+  return sent.on_device;
 }
 
 }  // namespace triphase::cuda

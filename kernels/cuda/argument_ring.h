@@ -1,15 +1,17 @@
 #pragma once
 
-// Small arrays that a call has on the host (ids, page tables, segments) on their way to the device:
-// copied into a ring of pinned memory and from there, on the call's stream, into a ring on the
-// device. An array that the ring still holds is not sent again, so that what is the same in every
-// layer goes once a step. When the ring comes round, the host waits for the stream once. One stream
-// at a time.
+// Small arrays that the host has for kernels (ids, page tables, rows of a choice) on their way to
+// the device: put into pinned memory, and sent from there on the call's stream. Arrays of a step
+// that its operations announce go as one copy, and stay until the next step begins. The others go
+// one by one through a ring, where the host waits for the stream once when it comes round. An array
+// that is there still is not sent again. One stream at a time.
 
 #include <array>
 #include <cstring>
+#include <memory>
 #include <span>
 #include <type_traits>
+#include <vector>
 
 #include "base/device.h"
 
@@ -23,41 +25,69 @@ class ArgumentRing {
   ArgumentRing(const ArgumentRing&) = delete;
   ArgumentRing& operator=(const ArgumentRing&) = delete;
 
+  // Grows to so many bytes, in two halves that steps take in turn. Between steps.
+  void at_least(std::size_t bytes, Stream& stream);
+
+  // A step begins: arrays of the one before are gone. Until end_announcing() arrays are put, not
+  // sent; then they go together.
+  void begin_step(Stream& stream);
+  void end_announcing(Stream& stream);
+  // Whether operations say what they will take, and do nothing.
+  [[nodiscard]] bool announcing() const { return announcing_; }
+
   // Makes room for the arrays of one call together, so that sending one does not end another.
   void reserve(std::size_t bytes, std::size_t arrays, Stream& stream);
 
-  // The array's place on the device, for work queued on `stream` until the next reserve or, without
-  // one, until the next send. An empty array has an address too.
+  // The array's place on the device, for work queued on `stream`: of an announced array until the
+  // next step begins, else until the next reserve or, without one, until the next send. An empty
+  // array has an address too.
   template <class T>
   [[nodiscard]] const T* send(std::span<const T> values, Stream& stream) {
     static_assert(std::is_trivially_copyable_v<T>);
     return static_cast<const T*>(send_bytes(values.data(), values.size_bytes(), stream));
   }
 
-  // To memory of the caller's, for work queued on `stream`.
-  void send_to(void* to, const void* data, std::size_t bytes, Stream& stream);
-
  private:
-  // Where an array lies in both rings.
-  struct Sent {
-    std::size_t begin = 0;
-    std::size_t bytes = 0;  // 0: none
+  struct Block {
+    std::byte* on_device = nullptr;
+    std::byte* on_host = nullptr;
+    std::size_t bytes = 0;
   };
-  // More than the arrays of a layer, so that the next layer finds them.
+  struct Sent {
+    const std::byte* on_device = nullptr;
+    const std::byte* on_host = nullptr;
+    std::size_t bytes = 0;
+  };
+  // Of arrays that were not announced: more than those of a layer, so that the next layer finds
+  // them.
   static constexpr std::size_t kRemembered = 32;
+  static constexpr std::size_t kHalves = 2;  // one is filled while the other is on its way
 
   const void* send_bytes(const void* data, std::size_t bytes, Stream& stream);
   [[nodiscard]] const std::byte* find(const void* data, std::size_t bytes) const;
-  void release() noexcept;
+  // What was put since the last time.
+  void copy_to_device(Stream& stream);
+  void grow(std::size_t bytes, Stream& stream);
+  [[nodiscard]] Block allocate(std::size_t bytes);
+  void release(Block& block) noexcept;
+  void forget_unannounced();
 
   Device* device_;
   Device* host_;
-  std::size_t bytes_;
+  Block block_;
+  std::vector<Block> outgrown_;  // the step's first arrays are there
+  // Of the block: the part in use, how far it is filled and copied, and its announced arrays.
+  std::size_t begin_ = 0;
+  std::size_t end_ = 0;
   std::size_t next_ = 0;
-  std::byte* on_device_ = nullptr;
-  std::byte* on_host_ = nullptr;
+  std::size_t copied_ = 0;
+  std::size_t announced_end_ = 0;
+  std::vector<Sent> announced_;
   std::array<Sent, kRemembered> sent_{};  // the newest, since the ring came round
   std::size_t sent_count_ = 0;            // in all
+  bool announcing_ = false;
+  std::size_t half_ = 0;
+  std::array<std::unique_ptr<Event>, kHalves> copied_events_;  // none: no step has begun
 };
 
 }  // namespace triphase::cuda

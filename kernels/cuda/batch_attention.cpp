@@ -181,6 +181,7 @@ class Batch {
       if (cache.quantized()) outgoing.add(tables.scale_pages, args.scale_pages);
       outgoing.send(arguments_, stream_);
     }
+    if (arguments_.announcing()) return;
     if (on_tensor_cores) {
       const PrefillSplits splits =
           machine_.deterministic
@@ -212,6 +213,7 @@ class Batch {
     add_cache_and_tables(run, tables, args, outgoing);
     if (lists_given) add_chosen(run.front(), lists, args);
     outgoing.send(arguments_, stream_);
+    if (arguments_.announcing()) return;
     const PlanSplitsArgs split = splits(run, lists, args, group);
     const GatherScratch scratch =
         gather_scratch(sequences, call_.heads, cache.kv_heads, cache.head_dim, split.part_count,

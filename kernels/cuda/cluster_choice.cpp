@@ -126,6 +126,7 @@ Selection choose_by_clusters(const SparseCall& call, const ConstMatrix& q, std::
   if (rows.empty()) return {};
   const MadeLists lists = make_lists(call, limits, kv_heads, 0);
   const std::int32_t* sent = call.send(std::span<const std::int32_t>(words));
+  if (call.announces()) return lists.selection(rows.size(), kv_heads, false);
   const std::int64_t row_bytes =
       cuda_cluster_scratch(heads, kv_heads, clusters.fine.count, clusters.coarse.count, 1).bytes;
   std::byte* base = call.scratch(row_bytes);

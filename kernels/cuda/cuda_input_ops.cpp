@@ -3,22 +3,20 @@
 #include <utility>
 #include <vector>
 
-#include "kernels/cuda/argument_ring.h"
 #include "kernels/cuda/cache_view.h"
 #include "kernels/cuda/input_codes.h"
 #include "kernels/cuda/kv_quantize.h"
 #include "kernels/cuda/launch_check.h"
 #include "kernels/cuda/recompute.h"
-#include "kernels/sizing/cuda_workspace.h"
 
 namespace triphase::cuda {
 namespace {
 
 class CudaInputOps final : public InputOps {
  public:
-  CudaInputOps(Device& device, Device& host, std::function<StreamHandle(Stream&)> stream_handle)
-      : stream_handle_(std::move(stream_handle)),
-        arguments_(device, host, static_cast<std::size_t>(kCudaInputRingBytes)) {}
+  CudaInputOps(std::shared_ptr<ArgumentRing> arguments,
+               std::function<StreamHandle(Stream&)> stream_handle)
+      : stream_handle_(std::move(stream_handle)), arguments_(std::move(arguments)) {}
 
   void quantize(ConstMatrix x, std::int8_t* codes, float* scales, Stream& stream) override {
     quantize_inputs(x, codes, scales, stream_handle_(stream));
@@ -42,7 +40,7 @@ class CudaInputOps final : public InputOps {
                         token.slot, token.scale_page.value});
     }
     if (places.empty()) return;
-    kv_requantize_tokens(arguments_.send(std::span<const KvTokenCodes>(places), stream),
+    kv_requantize_tokens(arguments_->send(std::span<const KvTokenCodes>(places), stream),
                          static_cast<std::int64_t>(places.size()), cache_of(cache, "kv_requantize"),
                          stream_handle_(stream));
   }
@@ -64,14 +62,14 @@ class CudaInputOps final : public InputOps {
 
  private:
   std::function<StreamHandle(Stream&)> stream_handle_;
-  ArgumentRing arguments_;
+  std::shared_ptr<ArgumentRing> arguments_;
 };
 
 }  // namespace
 
-std::unique_ptr<InputOps> make_cuda_input_ops(Device& device, Device& host,
+std::unique_ptr<InputOps> make_cuda_input_ops(std::shared_ptr<ArgumentRing> arguments,
                                               std::function<StreamHandle(Stream&)> stream_handle) {
-  return std::make_unique<CudaInputOps>(device, host, std::move(stream_handle));
+  return std::make_unique<CudaInputOps>(std::move(arguments), std::move(stream_handle));
 }
 
 }  // namespace triphase::cuda

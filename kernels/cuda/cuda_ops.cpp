@@ -4,7 +4,6 @@
 #include <utility>
 #include <vector>
 
-#include "kernels/cuda/argument_ring.h"
 #include "kernels/cuda/batch_attention.h"
 #include "kernels/cuda/cache_view.h"
 #include "kernels/cuda/device_scratch.h"
@@ -37,14 +36,14 @@ void check_indices(std::span<const std::int32_t> indices, const ConstMatrix& tab
 
 class CudaOpsOnStreams final : public CudaOps {
  public:
-  CudaOpsOnStreams(Device& device, Device& host, CudaOpsSettings settings)
+  CudaOpsOnStreams(Device& device, std::shared_ptr<ArgumentRing> arguments,
+                   CudaOpsSettings settings)
       : device_(&device),
         settings_(std::move(settings)),
-        arguments_(device, host, static_cast<std::size_t>(kCudaArgumentRingBytes)),
+        arguments_(std::move(arguments)),
         scratch_(device),
         converted_(device),
         results_(device),
-        tables_(device),
         step_plan_(device) {}
 
   [[nodiscard]] std::string_view name() const override { return settings_.name; }
@@ -54,8 +53,21 @@ class CudaOpsOnStreams final : public CudaOps {
     (void)scratch_.at_least(static_cast<std::size_t>(bytes.attention), stream);
     (void)converted_.at_least(static_cast<std::size_t>(bytes.activations), stream);
     (void)results_.at_least(static_cast<std::size_t>(bytes.results), stream);
-    (void)tables_.at_least(static_cast<std::size_t>(bytes.tables), stream);
+    arguments_->at_least(static_cast<std::size_t>(bytes.arguments), stream);
     (void)step_plan_.memory.at_least(static_cast<std::size_t>(bytes.step_plan), stream);
+  }
+
+  [[nodiscard]] bool begin_step(Stream& stream) override {
+    arguments_->begin_step(stream);
+    // Other lengths may come to lie where those of the plan lay.
+    step_plan_.lengths = nullptr;
+    return true;
+  }
+
+  void end_announcing(Stream& stream) override { arguments_->end_announcing(stream); }
+
+  [[nodiscard]] const float* send(std::span<const float> values, Stream& stream) override {
+    return arguments_->send(values, stream);
   }
 
   void linear(ConstMatrix x, ConstMatrix w, const float* bias, bool accumulate, Matrix y,
@@ -108,13 +120,13 @@ class CudaOpsOnStreams final : public CudaOps {
   void embed(std::span<const TokenId> ids, ConstMatrix table, float scale, Matrix y,
              Stream& stream) override {
     check_indices(ids, table, y, "embed");
-    gather_table(arguments_.send(ids, stream), table, scale, false, y, handle(stream));
+    gather(ids, table, scale, false, y, stream);
   }
 
   void add_positions(std::span<const std::int32_t> positions, ConstMatrix table, Matrix y,
                      Stream& stream) override {
     check_indices(positions, table, y, "add_positions");
-    gather_table(arguments_.send(positions, stream), table, 1.0F, true, y, handle(stream));
+    gather(positions, table, 1.0F, true, y, stream);
   }
 
   void gather_rows(ConstMatrix x, std::span<const std::int32_t> rows, Matrix y,
@@ -123,7 +135,7 @@ class CudaOpsOnStreams final : public CudaOps {
     require(x.dtype == DType::kF32, "gather_rows", "x must be F32", [&] {
       return shape_text({{"x", x}, {"y", y}});
     });
-    gather_table(arguments_.send(rows, stream), x, 1.0F, false, y, handle(stream));
+    gather(rows, x, 1.0F, false, y, stream);
   }
 
   void rms_norm(ConstMatrix x, const float* weight, float weight_offset, float eps, Matrix y,
@@ -195,9 +207,7 @@ class CudaOpsOnStreams final : public CudaOps {
     }
     const std::size_t partial_at = words_.size();
     const std::size_t closes_at = add_partial_pages(slots, partial, cache);
-    const std::size_t bytes = words_.size() * sizeof(std::int32_t);
-    auto* base = reinterpret_cast<std::int32_t*>(tables_.at_least(bytes, stream));
-    arguments_.send_to(base, words_.data(), bytes, stream);
+    const std::int32_t* base = send(words_, stream);
     tables.pages = base;
     tables.scale_pages = cache.quantized() ? base + scales_at : nullptr;
     tables.lengths = base + lengths_at;
@@ -266,14 +276,14 @@ class CudaOpsOnStreams final : public CudaOps {
                      ", " + shape_of(cache);
             });
     for (const AttentionSegment& segment : segments) check_segment(segment, q.rows, cache);
-    attend_batch({q, heads, cache, scale.factor, out}, segments, settings_.machine, arguments_,
+    attend_batch({q, heads, cache, scale.factor, out}, segments, settings_.machine, *arguments_,
                  scratch_, step_plan_, stream, handle(stream));
   }
 
   void sample(ConstMatrix logits, std::span<const SampleRow> rows, SampleResult* results, Workspace,
               Stream& stream) override {
     require(logits.dtype == DType::kF32 && static_cast<std::int64_t>(rows.size()) == logits.rows &&
-                (results != nullptr || rows.empty()),
+                (results != nullptr || rows.empty() || arguments_->announcing()),
             "sample", "a row of F32 logits and a result for each row", [&] {
               return shape_text({{"logits", logits}}) + ", " +
                      shape_text({{"rows", static_cast<std::int64_t>(rows.size())}});
@@ -281,8 +291,8 @@ class CudaOpsOnStreams final : public CudaOps {
     for (const SampleRow& row : rows) check_sample(row, logits);
     if (rows.empty()) return;
     collect_seen(rows);
-    arguments_.reserve(seen_.size() * sizeof(seen_[0]) + rows.size() * sizeof(SampleTask), 2,
-                       stream);
+    arguments_->reserve(seen_.size() * sizeof(seen_[0]) + rows.size() * sizeof(SampleTask), 2,
+                        stream);
     const std::uint32_t* seen = send(seen_, stream);
     tasks_.clear();
     for (const SampleRow& row : rows) {
@@ -304,6 +314,7 @@ class CudaOpsOnStreams final : public CudaOps {
     call.logits = static_cast<const float*>(logits.data);
     call.stride = logits.row_stride;
     call.tasks = send(tasks_, stream);
+    if (arguments_->announcing()) return;
     call.rows = logits.rows;
     const std::size_t bytes = rows.size() * sizeof(SampleResult);
     call.results = reinterpret_cast<SampleResult*>(results_.at_least(bytes, stream));
@@ -357,7 +368,14 @@ class CudaOpsOnStreams final : public CudaOps {
 
   template <class T>
   const T* send(const std::vector<T>& values, Stream& stream) {
-    return arguments_.send(std::span<const T>(values), stream);
+    return arguments_->send(std::span<const T>(values), stream);
+  }
+
+  void gather(std::span<const std::int32_t> rows, const ConstMatrix& table, float scale, bool adds,
+              const Matrix& y, Stream& stream) {
+    const std::int32_t* sent = arguments_->send(rows, stream);
+    if (arguments_->announcing()) return;
+    gather_table(sent, table, scale, adds, y, handle(stream));
   }
 
   [[nodiscard]] bool uses_library(const ConstMatrix& x, const ConstMatrix& y) const {
@@ -504,11 +522,10 @@ class CudaOpsOnStreams final : public CudaOps {
 
   Device* device_;
   CudaOpsSettings settings_;
-  ArgumentRing arguments_;
+  std::shared_ptr<ArgumentRing> arguments_;
   DeviceScratch scratch_;
   DeviceScratch converted_;
   DeviceScratch results_;
-  DeviceScratch tables_;  // of make_tables
   StepPlan step_plan_;
   std::vector<std::int32_t> words_;  // of tables and slots on their way
   // Of Ops::sample; kept to reuse their memory.
@@ -518,8 +535,9 @@ class CudaOpsOnStreams final : public CudaOps {
 
 }  // namespace
 
-std::unique_ptr<CudaOps> make_cuda_ops(Device& device, Device& host, CudaOpsSettings settings) {
-  return std::make_unique<CudaOpsOnStreams>(device, host, std::move(settings));
+std::unique_ptr<CudaOps> make_cuda_ops(Device& device, std::shared_ptr<ArgumentRing> arguments,
+                                       CudaOpsSettings settings) {
+  return std::make_unique<CudaOpsOnStreams>(device, std::move(arguments), std::move(settings));
 }
 
 }  // namespace triphase::cuda

@@ -22,6 +22,7 @@
 #include <memory>
 #include <string>
 
+#include "kernels/cuda/argument_ring.h"
 #include "kernels/cuda/gemm.h"
 #include "kernels/ops.h"
 #include "kernels/sizing/ops_scratch.h"
@@ -42,8 +43,10 @@ class CudaOps : public Ops {
   virtual void reserve(const OpsShape& shape, Stream& stream) = 0;
 };
 
-// `device` holds the scratch, `host` what travels to it; both must outlive the Ops.
-[[nodiscard]] std::unique_ptr<CudaOps> make_cuda_ops(Device& device, Device& host,
+// `device` holds the scratch, `arguments` what travels to it: shared by all operations of a compute
+// stream. The device must outlive the Ops.
+[[nodiscard]] std::unique_ptr<CudaOps> make_cuda_ops(Device& device,
+                                                     std::shared_ptr<ArgumentRing> arguments,
                                                      CudaOpsSettings settings);
 
 }  // namespace triphase::cuda

@@ -34,10 +34,11 @@ float sharpness_of(const ChannelChoice& choice, std::int64_t head_dim) {
 
 class CudaSparseOpsOnStreams final : public CudaSparseOps {
  public:
-  CudaSparseOpsOnStreams(Device& device, Device& host, CudaSparseSettings settings)
+  CudaSparseOpsOnStreams(Device& device, Device& host, std::shared_ptr<ArgumentRing> arguments,
+                         CudaSparseSettings settings)
       : device_(&device),
         settings_(std::move(settings)),
-        memory_(device, host),
+        memory_(device, std::move(arguments)),
         staging_(device, host) {}
 
   [[nodiscard]] Device& memory() override { return *device_; }
@@ -97,8 +98,7 @@ class CudaSparseOpsOnStreams final : public CudaSparseOps {
     view.page_tokens = static_cast<int>(cache.page_tokens);
     view.kv_heads = static_cast<int>(cache.kv_heads);
     view.head_dim = static_cast<int>(cache.head_dim);
-    memory_.arguments.reserve(from.size() * sizeof(std::int32_t), 1, stream);
-    const std::int32_t* sent = memory_.arguments.send(std::span<const std::int32_t>(from), stream);
+    const std::int32_t* sent = memory_.arguments->send(std::span<const std::int32_t>(from), stream);
     kv_write_channels(sent, sent + count, count, view, cache.kt, settings_.stream_handle(stream));
   }
 
@@ -129,6 +129,7 @@ class CudaSparseOpsOnStreams final : public CudaSparseOps {
       const Call call = prepare(
           q, heads, cache, rows.subspan(first, count), std::span(limits_).subspan(first, count),
           ways_[first].columns ? Read::kColumns : Read::kRows, !fused, stream);
+      if (memory_.arguments->announcing()) return;
       const MadeLists part = lists.from(first, heads, cache.kv_heads);
       if (fused) {
         choose_fused(call, sparq, choice, part, handle);
@@ -169,6 +170,7 @@ class CudaSparseOpsOnStreams final : public CudaSparseOps {
       const Call call =
           prepare(q, heads, cache, rows.subspan(first, count),
                   std::span(limits_).subspan(first, count), Read::kRows, true, stream);
+      if (memory_.arguments->announcing()) return;
       score_exact(call.keys, call.queries, scale, logits_of(call), handle);
       rank_and_select(call, GroupReduce::kProbabilitySum, lists.from(first, heads, cache.kv_heads),
                       handle);
@@ -230,8 +232,11 @@ class CudaSparseOpsOnStreams final : public CudaSparseOps {
     std::vector<RowLimits> limits;
     for (const TokenRanges& row : rows) limits.push_back({row.tokens(), 0});
     const MadeLists lists = make_lists(call, limits, 1, 0);
-    write_ranges(call.send(rows), static_cast<std::int64_t>(rows.size()), lists.tokens,
-                 lists.capacity, lists.counts, call.handle);
+    const TokenRanges* sent = call.send(rows);
+    if (!call.announces()) {
+      write_ranges(sent, static_cast<std::int64_t>(rows.size()), lists.tokens, lists.capacity,
+                   lists.counts, call.handle);
+    }
     return lists.selection(rows.size(), 1, false);
   }
 
@@ -283,14 +288,14 @@ class CudaSparseOpsOnStreams final : public CudaSparseOps {
     call.base = memory_.scratch.at_least(static_cast<std::size_t>(call.scratch.bytes), stream);
     call.keys.max_length = count;
     memory_.words.assign(1, static_cast<std::int32_t>(count));
-    memory_.arguments.reserve(sizeof(std::int32_t) + entries, 2, stream);
+    memory_.arguments->reserve(sizeof(std::int32_t) + entries, 2, stream);
     const std::int32_t* length =
-        memory_.arguments.send(std::span<const std::int32_t>(memory_.words), stream);
+        memory_.arguments->send(std::span<const std::int32_t>(memory_.words), stream);
     ScoreClusters clusters;
     clusters.centroids = centroids.means;
     clusters.keys = centroids.keys;
     if (centroids.alive != nullptr) {
-      clusters.alive = memory_.arguments.send(std::span(centroids.alive, entries), stream);
+      clusters.alive = memory_.arguments->send(std::span(centroids.alive, entries), stream);
     }
     clusters.count = count;
     clusters.sequences = 1;
@@ -329,8 +334,9 @@ class CudaSparseOpsOnStreams final : public CudaSparseOps {
       if (part.rows > 0) summed.push_back(part);
     }
     if (summed.empty()) return;
-    cuda::sum_values(v, memory_.arguments.send(std::span<const ValueRows>(summed), stream),
-                     static_cast<std::int64_t>(summed.size()), layer,
+    const ValueRows* sent = memory_.arguments->send(std::span<const ValueRows>(summed), stream);
+    if (memory_.arguments->announcing()) return;
+    cuda::sum_values(v, sent, static_cast<std::int64_t>(summed.size()), layer,
                      settings_.stream_handle(stream));
   }
 
@@ -347,9 +353,10 @@ class CudaSparseOpsOnStreams final : public CudaSparseOps {
       require(alpha != nullptr, "reallocate", "no shares", shape);
       require(row.sums == nullptr || row.tokens > 0, "reallocate", "a mean of no tokens", shape);
     }
-    cuda::reallocate(out, memory_.arguments.send(rows, stream),
-                     static_cast<std::int64_t>(rows.size()), heads, kv_heads, alpha, layer,
-                     settings_.stream_handle(stream));
+    const ReallocatedRow* sent = memory_.arguments->send(rows, stream);
+    if (memory_.arguments->announcing()) return;
+    cuda::reallocate(out, sent, static_cast<std::int64_t>(rows.size()), heads, kv_heads, alpha,
+                     layer, settings_.stream_handle(stream));
   }
 
  private:
@@ -547,8 +554,10 @@ class CudaSparseOpsOnStreams final : public CudaSparseOps {
 }  // namespace
 
 std::unique_ptr<CudaSparseOps> make_cuda_sparse_ops(Device& device, Device& host,
+                                                    std::shared_ptr<ArgumentRing> arguments,
                                                     CudaSparseSettings settings) {
-  return std::make_unique<CudaSparseOpsOnStreams>(device, host, std::move(settings));
+  return std::make_unique<CudaSparseOpsOnStreams>(device, host, std::move(arguments),
+                                                  std::move(settings));
 }
 
 }  // namespace triphase::cuda

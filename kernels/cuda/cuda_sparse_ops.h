@@ -9,6 +9,7 @@
 #include <functional>
 #include <memory>
 
+#include "kernels/cuda/argument_ring.h"
 #include "kernels/cuda/stream_handle.h"
 #include "kernels/sizing/ops_scratch.h"
 #include "kernels/sparse_ops.h"
@@ -27,9 +28,11 @@ class CudaSparseOps : public SparseOps {
   virtual void reserve(const OpsShape& shape, Stream& stream) = 0;
 };
 
-// `device` holds scratch and `host` what travels to it; both must outlive the result. Workspaces
-// given with a call are not used. One stream and one thread at a time.
-[[nodiscard]] std::unique_ptr<CudaSparseOps> make_cuda_sparse_ops(Device& device, Device& host,
-                                                                  CudaSparseSettings settings);
+// `device` holds scratch, `arguments` (make_cuda_ops) what travels to it and `host` what travels
+// from it; the devices must outlive the result. Workspaces given with a call are not used. One
+// stream and one thread at a time.
+[[nodiscard]] std::unique_ptr<CudaSparseOps> make_cuda_sparse_ops(
+    Device& device, Device& host, std::shared_ptr<ArgumentRing> arguments,
+    CudaSparseSettings settings);
 
 }  // namespace triphase::cuda

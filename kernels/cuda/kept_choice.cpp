@@ -42,8 +42,11 @@ Selection choose_from_kept(const SparseCall& call, std::span<const KeptRow> rows
     limits.push_back({tokens_left(row), row.local});
   }
   const MadeLists made = make_lists(call, limits, lists, 0);
-  keep_heaviest(call.send(rows), static_cast<std::int64_t>(rows.size()), lists, layer, made.tokens,
-                made.capacity, made.counts, call.handle);
+  const KeptRow* sent = call.send(rows);
+  if (!call.announces()) {
+    keep_heaviest(sent, static_cast<std::int64_t>(rows.size()), lists, layer, made.tokens,
+                  made.capacity, made.counts, call.handle);
+  }
   return made.selection(rows.size(), lists, false);
 }
 
@@ -62,7 +65,9 @@ void add_to_kept(const SparseCall& call, const Selection& attended, const float*
                                  {"count", row.count}});
             });
   }
-  add_kept_weights(call.send(rows), static_cast<std::int64_t>(rows.size()), attended.lists, weights,
+  const KeptWeights* sent = call.send(rows);
+  if (call.announces()) return;
+  add_kept_weights(sent, static_cast<std::int64_t>(rows.size()), attended.lists, weights,
                    attended.capacity, layer, call.handle);
 }
 

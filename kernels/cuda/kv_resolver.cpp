@@ -1,7 +1,6 @@
 #include "kernels/cuda/kv_resolver.h"
 
 #include <algorithm>
-#include <array>
 #include <utility>
 #include <vector>
 
@@ -36,25 +35,21 @@ class Block {
 class CudaKvResolver final : public KvResolver {
  public:
   CudaKvResolver(const ResolverShape& shape, Device& device, Device& host,
+                 std::shared_ptr<ArgumentRing> arguments,
                  std::function<StreamHandle(Stream&)> stream_handle, Stream& stream)
       : shape_(shape),
         layout_(resolver_layout(shape)),
         device_(&device),
+        arguments_(std::move(arguments)),
         stream_handle_(std::move(stream_handle)),
         memory_(device, layout_.bytes),
-        words_(host, kHalves * resolver_table_words(shape) * std::int64_t{sizeof(std::int32_t)}),
-        totals_(host, totals_bytes()),
-        staged_(host, shape.units() * shape.table_entries() * std::int64_t{sizeof(std::int32_t)}) {
-    for (Half& half : halves_) half.sent = device.make_event();
-    for (std::int64_t unit = 0; unit < shape.units(); ++unit) {
-      staged_sent_.push_back(device.make_event());
-    }
+        totals_(host, totals_bytes()) {
     const auto fill = [&](std::int64_t begin, std::int64_t end, std::int32_t value) {
       fill_words(memory_.at<std::int32_t>(begin),
                  (end - begin) / std::int64_t{sizeof(std::int32_t)}, value, stream_handle_(stream));
     };
     fill(layout_.map, layout_.stamps, -1);  // of the owners too
-    fill(layout_.stamps, layout_.tables, 0);
+    fill(layout_.stamps, layout_.units, 0);
   }
 
   [[nodiscard]] std::int64_t units() const override { return shape_.units(); }
@@ -71,34 +66,28 @@ class CudaKvResolver final : public KvResolver {
                        std::ssize(tables.lengths) == tables.rows,
                    "block tables within the shape");
     ++step_;
-    Half& half = halves_[static_cast<std::size_t>(step_ % kHalves)];
-    if (!half.sent->done()) half.sent->synchronize();
-    const std::int64_t half_words = resolver_table_words(shape_);
-    std::int32_t* host = words_.at<std::int32_t>(0) + step_ % kHalves * half_words;
-    auto* device = memory_.at<std::int32_t>(layout_.tables);
-    std::int64_t used = 0;
-    const auto put = [&](std::span<const std::int32_t> values) -> const std::int32_t* {
-      std::ranges::copy(values, host + used);
-      return device + std::exchange(used, used + std::ssize(values));
+    // As one array, so that none of them ends another.
+    words_.clear();
+    const auto put = [&](std::span<const std::int32_t> values) {
+      words_.insert(words_.end(), values.begin(), values.end());
+      return words_.size() - values.size();
     };
-    SegmentTables sent;
-    sent.max_pages = tables.row_blocks;
-    sent.pages = put(tables.pages);
-    host_blocks_ = put(tables.host_blocks);
-    sent.scale_pages = shape_.quantized ? put(tables.scale_pages) : nullptr;
-    sent.lengths = put(tables.lengths);
-    sent.slots = tables.slots.empty() ? nullptr : put(tables.slots);
-    const std::int32_t* changed_blocks = put(changed);
-    device_->copy(device, host, static_cast<std::size_t>(used) * sizeof(std::int32_t), stream);
-    half.sent->record(stream);
-    tables_ = sent;
-    if (shape_.hot_rows > 0 && !changed.empty()) {
-      forget_host_blocks(changed_blocks, static_cast<int>(changed.size()),
-                         static_cast<int>(shape_.layers), static_cast<int>(shape_.lists),
-                         shape_.host_tokens(), static_cast<int>(shape_.block_tokens),
-                         books(LayerId(0)), stream_handle_(stream));
-    }
-    return sent;
+    const std::size_t pages = put(tables.pages);
+    const std::size_t host_blocks = put(tables.host_blocks);
+    const std::size_t scale_pages = put(tables.scale_pages);
+    const std::size_t lengths = put(tables.lengths);
+    const std::size_t slots = put(tables.slots);
+    add_changed(changed);
+    const std::size_t changed_blocks = put(changed_);
+    const std::int32_t* sent = arguments_->send(std::span<const std::int32_t>(words_), stream);
+    host_blocks_ = sent + host_blocks;
+    changed_blocks_ = sent + changed_blocks;
+    tables_ = {.max_pages = tables.row_blocks,
+               .pages = sent + pages,
+               .scale_pages = shape_.quantized ? sent + scale_pages : nullptr,
+               .lengths = sent + lengths,
+               .slots = tables.slots.empty() ? nullptr : sent + slots};
+    return tables_;
   }
 
   [[nodiscard]] Resolved resolve(const ResolveCall& call, Stream& stream) override {
@@ -108,6 +97,7 @@ class CudaKvResolver final : public KvResolver {
                        call.first_row + lists.rows <= shape_.rows && call.unit >= 0 &&
                        call.unit < shape_.units(),
                    "lists within the shape");
+    forget_changed(stream);
     const std::int64_t unit = layout_.units + call.unit * layout_.unit_bytes;
     const auto words = [&](std::int64_t offset) { return memory_.at<std::int32_t>(unit + offset); };
     const std::int64_t first_block = call.first_row * tables_.max_pages;
@@ -120,7 +110,11 @@ class CudaKvResolver final : public KvResolver {
     args.pages = tables_.pages + first_block;
     args.host_blocks = host_blocks_ + first_block;
     if (shape_.quantized) args.scale_pages = tables_.scale_pages + first_block;
-    if (!call.staged.empty()) args.staged = send_staged(call, words(layout_.staged), stream);
+    if (!call.staged.empty()) {
+      TRIPHASE_CHECK(std::ssize(call.staged) == lists.rows * tables_.max_pages,
+                     "a page for each block of a choice's rows");
+      args.staged = arguments_->send(call.staged, stream);
+    }
     args.lengths = tables_.lengths + call.first_row;
     args.max_blocks = static_cast<int>(tables_.max_pages);
     args.page_tokens = static_cast<int>(shape_.block_tokens);
@@ -193,26 +187,27 @@ class CudaKvResolver final : public KvResolver {
   }
 
  private:
-  static constexpr std::int64_t kHalves = 2;  // of the pinned words: one is filled, one on its way
   static constexpr std::int64_t kTotals = 4;
-  struct Half {
-    std::unique_ptr<Event> sent;
-  };
-
-  const std::int32_t* send_staged(const ResolveCall& call, std::int32_t* to, Stream& stream) {
-    TRIPHASE_CHECK(std::ssize(call.staged) == call.lists.rows * tables_.max_pages,
-                   "a page for each block of a choice's rows");
-    Event& sent = *staged_sent_[static_cast<std::size_t>(call.unit)];
-    if (!sent.done()) sent.synchronize();
-    std::int32_t* host = staged_.at<std::int32_t>(0) + call.unit * shape_.table_entries();
-    std::ranges::copy(call.staged, host);
-    device_->copy(to, host, call.staged.size_bytes(), stream);
-    sent.record(stream);
-    return to;
-  }
 
   [[nodiscard]] std::int64_t totals_bytes() const {
     return shape_.lists * kTotals * std::int64_t{sizeof(std::int64_t)};
+  }
+  // Each block once, those of steps that looked nothing up too.
+  void add_changed(std::span<const std::int32_t> changed) {
+    if (shape_.hot_rows == 0) return;
+    changed_.insert(changed_.end(), changed.begin(), changed.end());
+    std::ranges::sort(changed_);
+    const auto twice = std::ranges::unique(changed_);
+    changed_.erase(twice.begin(), twice.end());
+  }
+  // Before the first look into the books, so that begin_step() needs nothing on the device yet.
+  void forget_changed(Stream& stream) {
+    if (changed_.empty()) return;
+    forget_host_blocks(changed_blocks_, static_cast<int>(changed_.size()),
+                       static_cast<int>(shape_.layers), static_cast<int>(shape_.lists),
+                       shape_.host_tokens(), static_cast<int>(shape_.block_tokens),
+                       books(LayerId(0)), stream_handle_(stream));
+    changed_.clear();
   }
   [[nodiscard]] HotRowBooks books(LayerId layer) const {
     if (shape_.hot_rows == 0) return {};
@@ -226,14 +221,14 @@ class CudaKvResolver final : public KvResolver {
   ResolverShape shape_;
   ResolverLayout layout_;
   Device* device_;
+  std::shared_ptr<ArgumentRing> arguments_;
   std::function<StreamHandle(Stream&)> stream_handle_;
   Block memory_;
-  Block words_;   // on the host
   Block totals_;  // on the host
-  Block staged_;  // on the host, [unit]
-  std::vector<std::unique_ptr<Event>> staged_sent_;
-  std::array<Half, kHalves> halves_;
   std::int64_t step_ = 0;
+  std::vector<std::int32_t> words_;    // of a step, on their way
+  std::vector<std::int32_t> changed_;  // whose tokens the books may still name
+  const std::int32_t* changed_blocks_ = nullptr;
   SegmentTables tables_;
   const std::int32_t* host_blocks_ = nullptr;
 };
@@ -242,8 +237,10 @@ class CudaKvResolver final : public KvResolver {
 
 std::unique_ptr<KvResolver> make_cuda_kv_resolver(
     const ResolverShape& shape, Device& device, Device& host,
-    std::function<StreamHandle(Stream&)> stream_handle, Stream& stream) {
-  return std::make_unique<CudaKvResolver>(shape, device, host, std::move(stream_handle), stream);
+    std::shared_ptr<ArgumentRing> arguments, std::function<StreamHandle(Stream&)> stream_handle,
+    Stream& stream) {
+  return std::make_unique<CudaKvResolver>(shape, device, host, std::move(arguments),
+                                          std::move(stream_handle), stream);
 }
 
 }  // namespace triphase::cuda

@@ -31,8 +31,8 @@ QuestTables send_quest_tables(const SparseCall& call, std::span<const AttentionS
     words[count + i] = static_cast<std::int32_t>(pages_of(context, page_tokens));
     words[2 * count + i] = static_cast<std::int32_t>(choices[i].pages);
   }
-  call.memory.arguments.reserve(choices.size_bytes() + words.size() * sizeof(std::int32_t), 2,
-                                call.stream);
+  call.memory.arguments->reserve(choices.size_bytes() + words.size() * sizeof(std::int32_t), 2,
+                                 call.stream);
   const PageChoice* sent_choices = call.send(choices);
   const std::int32_t* sent = call.send(std::span<const std::int32_t>(words));
   return {sent_choices, sent, sent + count, sent + 2 * count};
@@ -62,6 +62,7 @@ void bound_pages(const SparseCall& call, const KvLayerView& cache,
   if (bounded.most_pages <= 0) return;
   const KeyTables tables = send_tables(call, cache, rows, {}, false);
   bounded.bounds = call.send(bounds);
+  if (call.announces()) return;
   bound_pages(score_keys_of(cache, tables), bounded, call.handle);
 }
 
@@ -103,6 +104,7 @@ Selection choose_pages(const SparseCall& call, const ConstMatrix& q, std::int64_
     auto* counts = reinterpret_cast<std::int32_t*>(base + count * (scores_bytes + pages_bytes));
     const QuestTables tables =
         send_quest_tables(call, rows.subspan(first, run), choices.subspan(first, run), page_tokens);
+    if (call.announces()) return;
     const std::int64_t head_dim = q.cols / heads;
     score_quest({.choices = tables.choices,
                  .layer = layer,

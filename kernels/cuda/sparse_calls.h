@@ -3,7 +3,9 @@
 // What the operations of the CUDA SparseOps share: memory of a call, tables of the rows' keys on
 // their way to the device, the lists that are being made, and checks.
 
+#include <memory>
 #include <string>
+#include <utility>
 #include <vector>
 
 #include "kernels/cuda/argument_ring.h"
@@ -17,12 +19,10 @@
 namespace triphase::cuda {
 
 struct SparseMemory {
-  SparseMemory(Device& device, Device& host)
-      : arguments(device, host, static_cast<std::size_t>(kCudaSparseRingBytes)),
-        scratch(device),
-        lists(device) {}
+  SparseMemory(Device& device, std::shared_ptr<ArgumentRing> ring)
+      : arguments(std::move(ring)), scratch(device), lists(device) {}
 
-  ArgumentRing arguments;
+  std::shared_ptr<ArgumentRing> arguments;
   DeviceScratch scratch;
   DeviceScratch lists;              // the last Selection
   std::vector<std::int32_t> words;  // of tables on their way; kept to reuse its memory
@@ -36,8 +36,10 @@ struct SparseCall {
 
   template <class T>
   [[nodiscard]] const T* send(std::span<const T> values) const {
-    return memory.arguments.send(values, stream);
+    return memory.arguments->send(values, stream);
   }
+  // Whether the call says what it will take, and does nothing (Ops::begin_step).
+  [[nodiscard]] bool announces() const { return memory.arguments->announcing(); }
   [[nodiscard]] std::byte* scratch(std::int64_t bytes) const {
     return memory.scratch.at_least(static_cast<std::size_t>(bytes), stream);
   }

@@ -68,7 +68,9 @@ void add_to_windows(const SparseCall& call, const Selection& attended, const flo
                                                         : 0;
     most_tokens = std::max({most_tokens, row.step.count, leaving});
   }
-  add_weights(call.send(rows), static_cast<std::int64_t>(rows.size()), attended.tokens, weights,
+  const WeightRow* sent = call.send(rows);
+  if (call.announces()) return;
+  add_weights(sent, static_cast<std::int64_t>(rows.size()), attended.tokens, weights,
               attended.capacity, most_tokens, layer, call.handle);
 }
 
@@ -136,11 +138,12 @@ Selection choose_from_windows(const SparseCall& call, std::span<const WindowChoi
     numbers[rows.size() + i] = static_cast<std::int32_t>(limits[i].tokens);
     numbers[2 * rows.size() + i] = static_cast<std::int32_t>(limits[i].recent);
   }
-  call.memory.arguments.reserve(rows.size_bytes() + numbers.size() * sizeof(std::int32_t), 2,
-                                call.stream);
+  call.memory.arguments->reserve(rows.size_bytes() + numbers.size() * sizeof(std::int32_t), 2,
+                                 call.stream);
   const WindowChoice* sent_rows = call.send(rows);
   const std::int32_t* sent_numbers = call.send(std::span<const std::int32_t>(numbers));
   const MadeLists lists = make_lists(call, limits, 1, 0);
+  if (call.announces()) return lists.selection(rows.size(), 1, false);
   auto* scores =
       reinterpret_cast<float*>(call.scratch(longest * static_cast<std::int64_t>(sizeof(float))));
   // As many rows at a time as there is room for.

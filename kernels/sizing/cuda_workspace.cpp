@@ -132,10 +132,7 @@ CudaScratchBytes cuda_scratch_bytes(const GpuMachine& machine, const OpsShape& s
   const bool quantized = shape.kv_dtype == DType::kInt8;
   const std::int64_t group = attention.heads / attention.kv_heads;
   CudaScratchBytes bytes;
-  bytes.arguments = kCudaArgumentRingBytes;
   bytes.mover_arguments = 2 * kCudaMoverRingBytes;
-  bytes.sparse_arguments = kCudaSparseRingBytes;
-  bytes.input_arguments = kCudaInputRingBytes;
   // The library's product is not for deterministic runs.
   if (!machine.deterministic) {
     bytes.activations = rounded_activation_bytes(attention.max_query_rows, shape.widest_input);
@@ -189,9 +186,11 @@ CudaScratchBytes cuda_scratch_bytes(const GpuMachine& machine, const OpsShape& s
   const std::int64_t pages = (attention.max_context + shape.page_tokens - 1) / shape.page_tokens;
   // INT8: a row's partial page, its slot and a block that closes, in every layer.
   const std::int64_t partial = quantized ? 5 * shape.layers : 0;
-  bytes.tables = cuda_region_bytes(
-      4 * (shape.max_sequences * ((quantized ? 2 : 1) * (pages + 1) + 1 + partial) +
-           attention.max_query_rows));
+  // Pages, the host's blocks, and scales; and of each row its place and its angles.
+  const std::int64_t step = cuda_region_bytes(
+      4 * (shape.max_sequences * ((quantized ? 3 : 2) * (pages + 1) + 1 + partial) +
+           attention.max_query_rows * (1 + attention.head_dim)));
+  bytes.arguments = kCudaArgumentRingBytes + 2 * step;
   bytes.results = shape.max_sampled_rows * static_cast<std::int64_t>(sizeof(SampleResult));
   return bytes;
 }

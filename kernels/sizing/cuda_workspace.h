@@ -160,33 +160,29 @@ inline constexpr std::int64_t kGpuMaxScoredGroup = 8;
 // `shape`. The memory budget counts it before anything is allocated; once they were told the shape
 // they hold exactly this and allocate nothing later.
 struct CudaScratchBytes {
-  std::int64_t arguments = 0;         // on the device, and as much again in pinned host memory
-  std::int64_t mover_arguments = 0;   // the same, of the link's two movers
-  std::int64_t sparse_arguments = 0;  // the same, of the CUDA SparseOps
-  std::int64_t input_arguments = 0;   // the same, of the CUDA InputOps
-  std::int64_t gemm_workspace = 0;    // the GEMM library's own workspace, held from its start
+  std::int64_t arguments = 0;        // on the device, and as much again in pinned host memory
+  std::int64_t mover_arguments = 0;  // the same, of the link's two movers
+  std::int64_t gemm_workspace = 0;   // the GEMM library's own workspace, held from its start
   std::int64_t activations = 0;
   std::int64_t attention = 0;
   std::int64_t selection = 0;  // CudaSparseScratch of the longest context, or CudaClusterScratch
   std::int64_t lists = 0;      // CudaListLayout of all sequences
-  std::int64_t tables = 0;     // of Ops::make_tables
   std::int64_t step_plan = 0;  // of attention over whole contexts, for all layers of a step
   std::int64_t results = 0;    // of Ops::sample, on their way to the host
   [[nodiscard]] std::int64_t device() const {
-    return arguments + mover_arguments + sparse_arguments + input_arguments + gemm_workspace +
-           activations + attention + selection + lists + tables + step_plan + results;
+    return arguments + mover_arguments + gemm_workspace + activations + attention + selection +
+           lists + step_plan + results;
   }
 };
 [[nodiscard]] CudaScratchBytes cuda_scratch_bytes(const GpuMachine& machine, const OpsShape& shape);
 // Activations rounded to 16 bits for the library's product, in rows of whole vectors.
 inline constexpr std::int64_t kGemmRowElements = 8;
 [[nodiscard]] std::int64_t rounded_activation_bytes(std::int64_t rows, std::int64_t cols);
-// Tables and lists on their way to the device; what does not fit makes the ring grow.
+// Lists and small arrays of two steps on their way to the device, beside their tables and rope
+// angles; what does not fit makes the ring grow.
 inline constexpr std::int64_t kCudaArgumentRingBytes = std::int64_t{16} << 20;
 // Of each of the link's two movers (kernels/cuda/kv_mover.h).
 inline constexpr std::int64_t kCudaMoverRingBytes = std::int64_t{4} << 20;
-inline constexpr std::int64_t kCudaSparseRingBytes = std::int64_t{4} << 20;
-inline constexpr std::int64_t kCudaInputRingBytes = std::int64_t{64} << 10;
 
 // cuBLASLt's workspace: what NVIDIA advises for Hopper.
 inline constexpr std::int64_t kGemmWorkspaceBytes = std::int64_t{32} << 20;

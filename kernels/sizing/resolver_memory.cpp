@@ -22,12 +22,6 @@ class Regions {
 
 }  // namespace
 
-std::int64_t resolver_table_words(const ResolverShape& shape) {
-  const std::int64_t tables = shape.quantized ? 3 : 2;
-  return shape.rows * (tables * shape.row_blocks + 1) + (shape.quantized ? 0 : shape.batch_rows) +
-         shape.host_blocks + shape.input_blocks;
-}
-
 ResolverLayout resolver_layout(const ResolverShape& shape) {
   ResolverLayout layout;
   Regions all;
@@ -42,11 +36,9 @@ ResolverLayout resolver_layout(const ResolverShape& shape) {
   layout.victims = all.take(shape.lists * shape.hot_rows * kWord);
   layout.found = all.take(shape.lists * 5 * kWord);
   layout.totals = all.take(shape.lists * 4 * 2 * kWord);
-  layout.tables = all.take(resolver_table_words(shape) * kWord);
 
   Regions unit;
   const std::int64_t entries = shape.list_entries() * kWord;
-  layout.staged = unit.take(shape.table_entries() * kWord);
   layout.slots = unit.take(entries);
   layout.kept_tokens = unit.take(shape.early ? entries : 0);
   layout.kept_counts = unit.take(shape.early ? shape.rows * shape.lists * kWord : 0);
@@ -69,10 +61,10 @@ ResolverCosts resolver_costs(ResolverShape shape) {
   shape.input_blocks = 0;
   shape.hot_rows = 0;
   // Every region that grows may be rounded up, and so may the bits of the last hot rows.
-  constexpr std::int64_t kGrowing = 9;
+  constexpr std::int64_t kGrowing = 8;
   const std::int64_t rounding = kGrowing * kCudaRegionAlignment + shape.lists * kWord;
   const std::int64_t block =
-      kWord * (sets * shape.block_tokens + (3 * shape.lists * shape.block_tokens + 31) / 32 + 1);
+      kWord * (sets * shape.block_tokens + (3 * shape.lists * shape.block_tokens + 31) / 32);
   const std::int64_t row = kWord * (2 * sets + shape.lists) + (kWord * shape.lists + 31) / 32;
   return {.fixed = static_cast<std::uint64_t>(resolver_layout(shape).bytes + rounding),
           .host_block = static_cast<std::uint64_t>(block),

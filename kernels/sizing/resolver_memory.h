@@ -34,7 +34,6 @@ struct ResolverShape {
   [[nodiscard]] std::int64_t stored_tokens() const { return host_blocks * block_tokens; }
   [[nodiscard]] std::int64_t host_words() const { return (host_tokens() + 31) / 32; }
   [[nodiscard]] std::int64_t hot_words() const { return (hot_rows + 31) / 32; }
-  [[nodiscard]] std::int64_t table_entries() const { return rows * row_blocks; }
   [[nodiscard]] std::int64_t list_entries() const { return rows * lists * list_tokens; }
 };
 
@@ -50,13 +49,11 @@ struct ResolverLayout {
   std::int64_t victims = 0;  // [list][hot row]
   std::int64_t found = 0;    // [list] of five
   std::int64_t totals = 0;   // [list] of four 64-bit numbers
-  std::int64_t tables = 0;   // table_words() of them
   std::int64_t units = 0;    // the first of the units
   std::int64_t unit_bytes = 0;
   std::int64_t bytes = 0;
 
   // Of a unit, from its own begin on.
-  std::int64_t staged = 0;  // [row][row_blocks]
   std::int64_t slots = 0;
   std::int64_t kept_tokens = 0;  // early alone, as kept_counts
   std::int64_t kept_counts = 0;
@@ -69,8 +66,6 @@ struct ResolverLayout {
   std::int64_t recomputed_count = 0;
 };
 [[nodiscard]] ResolverLayout resolver_layout(const ResolverShape& shape);
-// Words of a step's tables, and of the host blocks that changed.
-[[nodiscard]] std::int64_t resolver_table_words(const ResolverShape& shape);
 
 // What the layout of a shape takes at most, so that memory can be divided before the number of host
 // blocks and hot rows is known: fixed + (host_blocks + input_blocks) * host_block + hot_rows *

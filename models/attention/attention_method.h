@@ -144,6 +144,12 @@ class AttentionMethod {
   // Turns attention over the lists, the segments' rows of out, into the method's output.
   virtual void finish(const Sequences& sequences, const LayerCall& call, const Selection& selection,
                       Matrix out);
+  // Says ahead which arrays of the host a step takes whose rows are all decoded (Ops::begin_step):
+  // makes the calls of SparseOps that appended() of `all` and choose() to finish() of `choosing`
+  // will make in each layer, and changes no state.
+  virtual void announce(const Sequences& /*all*/, const Sequences& /*choosing*/,
+                        const LayerCall& /*call*/, ConstMatrix /*q*/, ConstMatrix /*v*/,
+                        Matrix /*out*/) {}
   // One choice for rows [first_row, first_row + rows) of q, a prompt's; the last of them is at
   // position keys.context_tokens - 1. Methods that prompt_units() gives units implement it.
   [[nodiscard]] virtual Selection choose_for_prompt(const LayerCall& call, ConstMatrix q,

@@ -34,6 +34,11 @@ class FormulaMethod final : public AttentionMethod {
     return call.ops->choose_ranges(rows_, *call.stream);
   }
 
+  void announce(const Sequences&, const Sequences& choosing, const LayerCall& call, ConstMatrix q,
+                ConstMatrix, Matrix) override {
+    static_cast<void>(choose(choosing, call, q));
+  }
+
  private:
   [[nodiscard]] TokenRanges ranges_of(std::int64_t context) const {
     return formula_(options_, context, budget_tokens(options_, context, context));

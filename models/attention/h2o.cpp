@@ -76,8 +76,9 @@ class H2o final : public AttentionMethod {
                                  ConstMatrix) override {
     choices_.clear();
     for (std::size_t row = 0; row < sequences.states.size(); ++row) {
+      State& state = *sequences.states[row];
       choices_.push_back(
-          choice_of(*sequences.states[row], call, sequences.segments[row].context_tokens));
+          choice_of(state, layer_of(state, call), sequences.segments[row].context_tokens));
     }
     return call.ops->keep_heaviest(choices_, call.layer, *call.stream);
   }
@@ -93,16 +94,30 @@ class H2o final : public AttentionMethod {
     call.ops->add_kept_weights(selection, weights, rows_, call.layer, *call.stream);
   }
 
+  void announce(const Sequences&, const Sequences& choosing, const LayerCall& call, ConstMatrix,
+                ConstMatrix, Matrix) override {
+    choices_.clear();
+    rows_.clear();
+    for (std::size_t row = 0; row < choosing.states.size(); ++row) {
+      State& state = *choosing.states[row];
+      H2oState::Layer copy = layer_of(state, call);
+      choices_.push_back(choice_of(state, copy, choosing.segments[row].context_tokens));
+      rows_.push_back({kept_of(state), copy.count, static_cast<std::int64_t>(row)});
+    }
+    const Selection kept = call.ops->keep_heaviest(choices_, call.layer, *call.stream);
+    call.ops->add_kept_weights(kept, nullptr, rows_, call.layer, *call.stream);
+  }
+
  private:
   // Numbers of one layer's lists, each with room for so many tokens.
   [[nodiscard]] std::int64_t list_floats(std::int64_t room) const { return 2 * lists() * room; }
 
-  // What the row at position context - 1 keeps; the layer's counts are those behind it from now on.
+  // What the row at position context - 1 keeps; `layer`'s counts are those behind it from now on.
   // Sums are over the query heads; their mean ranks alike.
-  [[nodiscard]] KeptRow choice_of(State& state, const LayerCall& call, std::int64_t context) const {
-    H2oState::Layer& layer = layer_of(state, call);
+  [[nodiscard]] KeptRow choice_of(const State& state, H2oState::Layer& layer,
+                                  std::int64_t context) const {
     const std::int64_t budget =
-        budget_tokens(options_, context, static_cast<H2oState&>(state).prompt_tokens);
+        budget_tokens(options_, context, static_cast<const H2oState&>(state).prompt_tokens);
     const KeptRow row{.kept = kept_of(state),
                       .count = layer.count,
                       .added = context - layer.context,

@@ -56,8 +56,8 @@ class Quest final : public AttentionMethod {
         state.bounds.resize(choosing_layers() * state.pages * page_floats(), *call.memory,
                             *call.stream);
       }
+      bounds_.push_back(bounds_of(state, own));
       std::int64_t& known = state.known[static_cast<std::size_t>(call.layer)];
-      bounds_.push_back({state.bounds.data(), first_unbounded(known, own), layer_bytes(state)});
       known = pages_of(own.keys.context_tokens);
       TRIPHASE_CHECK(known <= state.pages, "quest: a context beyond the longest");
     }
@@ -83,6 +83,19 @@ class Quest final : public AttentionMethod {
                                      options_.quest.page, bounds_layer(call), *call.stream);
   }
 
+  void announce(const Sequences& all, const Sequences& choosing, const LayerCall& call,
+                ConstMatrix q, ConstMatrix, Matrix) override {
+    bounds_.clear();
+    for (std::size_t i = 0; i < all.states.size(); ++i) {
+      LayerCall own = call;
+      own.keys = all.segments[i];
+      bounds_.push_back(bounds_of(static_cast<const QuestState&>(*all.states[i]), own));
+    }
+    call.ops->bound_pages(call.cache, all.segments, bounds_, options_.quest.page,
+                          bounds_layer(call), *call.stream);
+    static_cast<void>(choose(choosing, call, q));
+  }
+
  private:
   [[nodiscard]] std::int64_t pages_of(std::int64_t context) const {
     return (context + options_.quest.page - 1) / options_.quest.page;
@@ -106,6 +119,11 @@ class Quest final : public AttentionMethod {
     first = std::min(first, known * options_.quest.page);
     // A page is bounded as a whole.
     return first / options_.quest.page * options_.quest.page;
+  }
+  // Where the bounds of a sequence's new keys go.
+  [[nodiscard]] PageBounds bounds_of(const QuestState& state, const LayerCall& call) const {
+    return {state.bounds.data(), first_unbounded(known_pages(state, call.layer), call),
+            layer_bytes(state)};
   }
   static std::int64_t known_pages(const State& state, std::int64_t layer) {
     return static_cast<const QuestState&>(state).known[static_cast<std::size_t>(layer)];

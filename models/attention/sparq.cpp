@@ -64,7 +64,7 @@ class Sparq final : public AttentionMethod {
         state.sums.assign(std::vector<float>(static_cast<std::size_t>(shape_.layers * sum_width())),
                           *call.memory, *call.stream);
       }
-      parts_.push_back({rows.query_begin, rows.query_count, state.sums.data(), layer_bytes()});
+      parts_.push_back(part_of(state, rows));
       state.tokens[static_cast<std::size_t>(call.layer)] += rows.query_count;
     }
     call.ops->sum_values(v, parts_, call.layer, *call.stream);
@@ -74,6 +74,44 @@ class Sparq final : public AttentionMethod {
                                  ConstMatrix q) override {
     // Only now, so that blocks nobody looks into this way never cost a pass over their keys.
     call.ops->transpose_keys(call.cache, sequences.segments, *call.stream);
+    return choose_by_channels(sequences, call, q);
+  }
+
+  void finish(const Sequences& sequences, const LayerCall& call, const Selection& selection,
+              Matrix out) override {
+    if (!reallocates_) return;
+    for (std::size_t i = 0; i < sequences.states.size(); ++i) {
+      const auto& state = static_cast<const SparqState&>(*sequences.states[i]);
+      TRIPHASE_CHECK(state.tokens[static_cast<std::size_t>(call.layer)] ==
+                         sequences.segments[i].context_tokens,
+                     "sparq: every row's V must have been appended");
+    }
+    reallocate(sequences, call, selection, out);
+  }
+
+  void announce(const Sequences& all, const Sequences& choosing, const LayerCall& call,
+                ConstMatrix q, ConstMatrix v, Matrix out) override {
+    parts_.clear();
+    for (std::size_t i = 0; i < all.states.size() && reallocates_; ++i) {
+      parts_.push_back(part_of(static_cast<const SparqState&>(*all.states[i]), all.segments[i]));
+    }
+    call.ops->sum_values(v, parts_, call.layer, *call.stream);
+    // Blocks whose K^T is made in this step are not known to have it yet.
+    const Selection chosen = choose_by_channels(choosing, call, q);
+    if (reallocates_) reallocate(choosing, call, chosen, out);
+  }
+
+ private:
+  [[nodiscard]] std::int64_t sum_width() const { return shape_.kv_heads * shape_.head_dim; }
+  [[nodiscard]] std::int64_t layer_bytes() const {
+    return sum_width() * std::int64_t{sizeof(float)};
+  }
+  [[nodiscard]] ValueRows part_of(const SparqState& state, const AttentionSegment& rows) const {
+    return {rows.query_begin, rows.query_count, state.sums.data(), layer_bytes()};
+  }
+
+  [[nodiscard]] Selection choose_by_channels(const Sequences& sequences, const LayerCall& call,
+                                             ConstMatrix q) {
     choices_.clear();
     for (const AttentionSegment& row : sequences.segments) {
       const std::int64_t context = row.context_tokens;
@@ -89,25 +127,16 @@ class Sparq final : public AttentionMethod {
                                         choices_, reallocates_, call.workspace, *call.stream);
   }
 
-  void finish(const Sequences& sequences, const LayerCall& call, const Selection& selection,
-              Matrix out) override {
-    if (!reallocates_) return;
+  void reallocate(const Sequences& sequences, const LayerCall& call, const Selection& selection,
+                  Matrix out) {
     rows_.clear();
     for (std::size_t i = 0; i < sequences.states.size(); ++i) {
       const AttentionSegment& row = sequences.segments[i];
       const auto& state = static_cast<const SparqState&>(*sequences.states[i]);
-      const std::int64_t tokens = state.tokens[static_cast<std::size_t>(call.layer)];
-      TRIPHASE_CHECK(tokens == row.context_tokens, "sparq: every row's V must have been appended");
-      rows_.push_back({row.query_begin, state.sums.data(), tokens, layer_bytes()});
+      rows_.push_back({row.query_begin, state.sums.data(), row.context_tokens, layer_bytes()});
     }
     call.ops->reallocate(out, rows_, shape_.heads, shape_.kv_heads, selection.alpha, call.layer,
                          *call.stream);
-  }
-
- private:
-  [[nodiscard]] std::int64_t sum_width() const { return shape_.kv_heads * shape_.head_dim; }
-  [[nodiscard]] std::int64_t layer_bytes() const {
-    return sum_width() * std::int64_t{sizeof(float)};
   }
 
   bool reallocates_ = false;

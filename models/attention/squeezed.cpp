@@ -61,6 +61,11 @@ class Squeezed final : public AttentionMethod {
                                         *call.stream);
   }
 
+  void announce(const Sequences&, const Sequences& choosing, const LayerCall& call, ConstMatrix q,
+                ConstMatrix, Matrix) override {
+    static_cast<void>(choose(choosing, call, q));
+  }
+
   [[nodiscard]] bool counts_on_device() const override { return true; }
   [[nodiscard]] ClusterCounts counted(Stream& stream) const override {
     if (counts_.size() == 0) return {};

@@ -97,15 +97,20 @@ class Swa final : public AttentionMethod {
                 const float* weights) override {
     rows_.clear();
     for (std::size_t row = 0; row < sequences.states.size(); ++row) {
-      const std::int64_t context = sequences.segments[row].context_tokens;
-      State& state = *sequences.states[row];
-      rows_.push_back(
-          {.window = window_of(state),
-           .step = slots(state, call).add(list_tokens(context, context), window_rows(context + 1)),
-           .context = context,
-           .attended = static_cast<std::int64_t>(row)});
+      add_row(sequences, row, slots(*sequences.states[row], call));
     }
     call.ops->add_weights(selection, weights, rows_, call.layer, *call.stream);
+  }
+
+  void announce(const Sequences&, const Sequences& choosing, const LayerCall& call, ConstMatrix q,
+                ConstMatrix, Matrix) override {
+    const Selection chosen = choose(choosing, call, q);
+    rows_.clear();
+    for (std::size_t row = 0; row < choosing.states.size(); ++row) {
+      WeightSlots copy = slots(*choosing.states[row], call);
+      add_row(choosing, row, copy);
+    }
+    call.ops->add_weights(chosen, nullptr, rows_, call.layer, *call.stream);
   }
 
  private:
@@ -161,6 +166,15 @@ class Swa final : public AttentionMethod {
       state.slots.emplace_back(state.exact, room);
     }
     call.ops->clear_weights(views, *call.stream);
+  }
+
+  // To rows_, what sequence `row` adds to its window.
+  void add_row(const Sequences& sequences, std::size_t row, WeightSlots& slots) {
+    const std::int64_t context = sequences.segments[row].context_tokens;
+    rows_.push_back({.window = window_of(*sequences.states[row]),
+                     .step = slots.add(list_tokens(context, context), window_rows(context + 1)),
+                     .context = context,
+                     .attended = static_cast<std::int64_t>(row)});
   }
 
   static const WeightWindow& window_of(const State& state) {

@@ -33,6 +33,12 @@ class Topk final : public AttentionMethod {
                          *call.stream);
   }
 
+  void announce(const Sequences&, const Sequences& choosing, const LayerCall& call, ConstMatrix q,
+                ConstMatrix, Matrix out) override {
+    if (choosing.states.empty()) return;
+    finish(choosing, call, choose(choosing, call, q), out);
+  }
+
  private:
   // Of a call; kept to reuse their memory.
   std::vector<std::int64_t> budgets_;

@@ -126,7 +126,8 @@ void Engine::count_step(double seconds) {
 ConstMatrix Engine::forward() {
   const TraceSpan queueing(trace_, TraceLane::kHost, "queue", !backend_->device().runs_at_once());
   const TraceSpan span(trace_, TraceLane::kCompute, "forward");
-  return model_->forward({batch_tokens_, batch_segments_, logit_rows_}, *kv_, backend_->stream());
+  return model_->forward({batch_tokens_, batch_segments_, logit_rows_, sample_rows_}, *kv_,
+                         backend_->stream());
 }
 
 void Engine::set_trace(Trace* trace) {
@@ -190,6 +191,13 @@ void Engine::build_batch() {
     }
     want_logits(index, step_tokens_[index]);
   }
+  const std::int64_t vocabulary = model_->config().vocab_size;
+  sample_rows_.clear();
+  for (const LogitRow& wanted : wanted_) {
+    const Sequence& sequence = *running_[wanted.owner].sequence;
+    sample_rows_.push_back(sequence.scored() ? sequence.score_row(wanted.position, vocabulary)
+                                             : sequence.next_row(sampled_vocab_));
+  }
 }
 
 // Of the line's new rows, the last of the batch.
@@ -207,13 +215,6 @@ void Engine::want_logits(std::size_t owner, std::int64_t count) {
 void Engine::use_logits(ConstMatrix logits) {
   TraceSpan span(trace_, TraceLane::kHost, "sample");
   span.note("rows", static_cast<std::int64_t>(wanted_.size()));
-  const std::int64_t vocabulary = model_->config().vocab_size;
-  sample_rows_.clear();
-  for (const LogitRow& wanted : wanted_) {
-    const Sequence& sequence = *running_[wanted.owner].sequence;
-    sample_rows_.push_back(sequence.scored() ? sequence.score_row(wanted.position, vocabulary)
-                                             : sequence.next_row(sampled_vocab_));
-  }
   const std::span<const SampleResult> results = sampler_.sample(logits, sample_rows_);
   for (std::size_t row = 0; row < results.size(); ++row) {
     const LogitRow& wanted = wanted_[row];

@@ -115,13 +115,14 @@ void ModelRig::step(std::span<const BatchSegment> segments,
                     std::span<const std::int32_t> logit_rows, bool sample) {
   const BatchSegment& last = segments.back();
   const auto rows = static_cast<std::size_t>(last.first_row + last.count);
-  const ConstMatrix logits = decoder_.forward(
-      {std::span(tokens_).first(rows), segments, logit_rows}, *kv_, backend_.stream());
+  sample_rows_.assign(sample ? logit_rows.size() : 0, {.vocab = decoder_.config().vocab_size});
+  const ConstMatrix logits =
+      decoder_.forward({std::span(tokens_).first(rows), segments, logit_rows, sample_rows_}, *kv_,
+                       backend_.stream());
   if (!sample) {
     backend_.stream().synchronize();
     return;
   }
-  sample_rows_.assign(logit_rows.size(), {.vocab = logits.cols});
   (void)sampler_.sample(logits, sample_rows_);
 }
 
@@ -180,7 +181,7 @@ RecomputeWork::RecomputeWork(ModelRig& rig) : rig_(rig) {
   const std::int64_t rows = rig.limits().rows;
   if (config.rope) {
     rope_.emplace(*config.rope, config.max_positions);
-    rope_rows_.emplace(*rope_, rows, rig.pool());
+    rope_rows_.emplace(*rope_, rows);
   }
   const auto take = [&](std::int64_t columns) {
     const auto elements = static_cast<std::size_t>(rows * columns);
@@ -233,18 +234,15 @@ void RecomputeWork::project(std::int64_t rows) {
                           .page_tokens = shape.block_tokens,
                           .kv_heads = shape.kv_heads,
                           .head_dim = shape.head_dim};
-  ConstMatrix angles;
-  if (rope_rows_) {
-    for (std::int64_t row = 0; row < rows; ++row) rope_rows_->set(row, 0, row);
-    angles = rope_rows_->send(rows, stream);
-  }
+  for (std::int64_t row = 0; rope_rows_ && row < rows; ++row) rope_rows_->set(row, 0, row);
   for (const LayerWeights& w : rig_.weights().layers) {
     // X was saved after the norm.
     rig_.backend().input_ops().dequantize(codes_.as<std::int8_t>(), scales_.as<float>(), input,
                                           stream);
     ops.linear(input, kv_projection(w, config), kv_projection_bias(w, config), false, kv, stream);
     if (rope_) {
-      ops.rope(k, config.kv_heads, config.head_dim, rope_->rotary_dim(), angles, stream);
+      ops.rope(k, config.kv_heads, config.head_dim, rope_->rotary_dim(),
+               rope_rows_->send(rows, ops, stream), stream);
     }
     ops.kv_append(k, v, slots, cache, stream);
   }

@@ -68,6 +68,62 @@ TEST_P(ArgumentRingTest, KernelsReadWhatWasSentForThemWhenTheRingComesRound) {
   device_.release_host(read, kArrays * sizeof(int));
 }
 
+TEST_P(ArgumentRingTest, AnnouncedArraysGoTogether) {
+  ring_.begin_step(*stream_);
+  const int* one = send({1, 2, 3});
+  const int* other = send({4, 5});
+  EXPECT_EQ(send({1, 2, 3}), one);
+  EXPECT_EQ(device_.counts().uploads, 0);
+  ring_.end_announcing(*stream_);
+  EXPECT_EQ(send({4, 5}), other);
+  EXPECT_EQ(device_.counts().uploads, 1);
+  EXPECT_NE(send({4, 6}), other) << "not announced";
+  EXPECT_EQ(device_.counts().uploads, 2);
+  ring_.begin_step(*stream_);
+  EXPECT_NE(send({1, 2, 3}), one) << "of the step before";
+  ring_.end_announcing(*stream_);
+  EXPECT_EQ(device_.counts().uploads, 3);
+  ring_.begin_step(*stream_);
+  ring_.end_announcing(*stream_);
+  EXPECT_EQ(device_.counts().uploads, 3) << "nothing to send";
+}
+
+// Whatever comes after them, and whether they fit at once or not.
+TEST_P(ArgumentRingTest, AnnouncedArraysStayUntilTheNextStep) {
+  constexpr int kSteps = 6;
+  constexpr int kLater = 30;  // arrays that were not announced
+  constexpr std::size_t kSums = kSteps * 3;
+  auto* sums = static_cast<int*>(device_.allocate(kSums * sizeof(int)));
+  auto* scratch = static_cast<int*>(device_.allocate(sizeof(int)));
+  auto* read = static_cast<int*>(device_.allocate_host(kSums * sizeof(int)));
+  std::vector<int> expected;
+  for (int step = 0; step < kSteps; ++step) {
+    // The fourth step is too large for the ring.
+    const std::size_t count = step == 3 ? 3000 : 20;
+    const std::vector<int> first(20, step);
+    const std::vector<int> second(count, step + 100);
+    ring_.begin_step(*stream_);
+    const int* sent_first = send(first);
+    const int* sent_second = send(second);
+    ring_.end_announcing(*stream_);
+    for (int later = 0; later < kLater; ++later) {
+      add_up(send(std::vector<int>(20, 1000 + later)), 20, scratch);
+    }
+    add_up(sent_first, 20, sums + 3 * step);
+    add_up(sent_second, count, sums + 3 * step + 1);
+    const std::vector<int> large(step == 4 ? 9000 : 30, 7);
+    add_up(send(large), large.size(), sums + 3 * step + 2);
+    expected.insert(expected.end(), {20 * step, static_cast<int>(count) * (step + 100),
+                                     7 * static_cast<int>(large.size())});
+  }
+  device_.copy(read, sums, kSums * sizeof(int), *stream_);
+  stream_->synchronize();
+  EXPECT_EQ(std::vector<int>(read, read + kSums), expected);
+  device_.release(sums, kSums * sizeof(int));
+  device_.release(scratch, sizeof(int));
+  device_.release_host(read, kSums * sizeof(int));
+}
+
 INSTANTIATE_TEST_SUITE_P(Schedules, ArgumentRingTest, testing::Values(0, 1, 2, 3));
 
 }  // namespace

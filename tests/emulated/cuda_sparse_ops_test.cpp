@@ -138,7 +138,7 @@ TEST(EmulatedCudaSparseOps, ReservedScratchIsEnough) {
   HostDevice pinned;
   const auto stream = device.make_stream();
   const auto sparse = make_cuda_sparse_ops(
-      device, pinned,
+      device, pinned, std::make_shared<ArgumentRing>(device, pinned, std::size_t{1} << 20),
       {.machine = emulated_gpu(), .stream_handle = [](Stream&) { return StreamHandle{}; }});
   OpsShape shape = largest(1, 140, 140);
   shape.fine_clusters = shape.coarse_clusters = 140;

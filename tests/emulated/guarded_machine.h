@@ -5,9 +5,11 @@
 #include <memory>
 #include <stdexcept>
 
+#include "kernels/cuda/argument_ring.h"
 #include "kernels/cuda/cuda_input_ops.h"
 #include "kernels/cuda/cuda_ops.h"
 #include "kernels/cuda/cuda_sparse_ops.h"
+#include "kernels/sizing/cuda_workspace.h"
 #include "memory/pinned_host.h"
 #include "tests/emulated/guarded_memory.h"
 
@@ -69,16 +71,18 @@ struct GuardedMachine {
     settings.machine = machine;
     settings.stream_handle = [](Stream&) { return StreamHandle{}; };
     settings.gemm = std::move(gemm);
-    ops = make_cuda_ops(copies, pinned, std::move(settings));
+    ops = make_cuda_ops(copies, arguments, std::move(settings));
     sparse = make_cuda_sparse_ops(
-        copies, pinned,
+        copies, pinned, arguments,
         {.machine = machine, .stream_handle = [](Stream&) { return StreamHandle{}; }});
-    inputs = make_cuda_input_ops(copies, pinned, [](Stream&) { return StreamHandle{}; });
+    inputs = make_cuda_input_ops(arguments, [](Stream&) { return StreamHandle{}; });
     stream = device.make_stream();
   }
   GuardedDevice device;  // the tests' own copies may be of any memory
   PinnedHostDevice pinned{device, pinning_of_tests(), 1};
   PinnedCopies copies{device, pinned};
+  std::shared_ptr<ArgumentRing> arguments = std::make_shared<ArgumentRing>(
+      copies, pinned, static_cast<std::size_t>(kCudaArgumentRingBytes));
   std::unique_ptr<CudaOps> ops;
   std::unique_ptr<CudaSparseOps> sparse;
   std::unique_ptr<InputOps> inputs;

@@ -58,6 +58,41 @@ TEST(EmulatedStepTables, TablesAreMadeOnceForAllLayers) {
   }
 }
 
+// Lengths may come to lie where those of an earlier step's tables lay.
+TEST(EmulatedStepTables, EveryStepDividesItsOwnContexts) {
+  GuardedMachine machine;
+  const FilledCache filled(*machine.ops, machine.device, DType::kF16, {140, 140}, 6);
+  std::mt19937 random(10);
+  const Numbers q(machine.device, random_floats(random, 2 * kColumns));
+  const auto attend = [&](const std::vector<AttentionSegment>& segments) {
+    const Numbers out(machine.device, 2 * kColumns);
+    machine.ops->attention(matrix(q, 2, kColumns), kHeads, filled.view(), segments, 0.25F,
+                           matrix(out, 2, kColumns), {}, *machine.stream);
+    machine.stream->synchronize();
+    return out.host();
+  };
+  std::vector<AttentionSegment> first = {filled.segment(0, 0, 1), filled.segment(1, 1, 1)};
+  std::vector<AttentionSegment> later = first;
+  first[0].context_tokens = 20;
+  later[1].context_tokens = 20;
+  const std::vector<float> expected = attend(later);
+  EXPECT_TRUE(machine.ops->begin_step(*machine.stream));
+  const SegmentTables tables =
+      machine.ops->make_tables(first, {}, {}, filled.view(), *machine.stream);
+  machine.ops->end_announcing(*machine.stream);
+  for (std::size_t i = 0; i < first.size(); ++i) {
+    first[i].tables = &tables;
+    first[i].table_row = static_cast<std::int64_t>(i);
+  }
+  static_cast<void>(attend(first));
+  // The second of these steps has the first one's place.
+  for (int step = 0; step < 2; ++step) {
+    EXPECT_TRUE(machine.ops->begin_step(*machine.stream));
+    machine.ops->end_announcing(*machine.stream);
+  }
+  EXPECT_EQ(attend(later), expected);
+}
+
 TEST(EmulatedStepTables, NewTokensGoWhereTheTablesOfLayer0Say) {
   GuardedMachine machine;
   std::mt19937 random(8);
