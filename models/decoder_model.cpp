@@ -475,9 +475,8 @@ void DecoderModel::recompute(std::int64_t layer, const LayerWeights& w, const Kv
   if (blocks.empty() && listed.most == 0) return;
   TRIPHASE_CHECK(inputs_ != nullptr, "recomputable blocks have layer inputs");
   TraceSpan span(trace_, TraceLane::kRecompute, "recompute");
-  const std::int64_t whole = std::ssize(blocks) * cache.page_tokens;
   // How many tokens a GPU has listed the host does not know.
-  if (listed.most == 0 || !sends_tables_) span.note("tokens", whole + listed.most);
+  if (listed.most == 0) span.note("tokens", std::ssize(blocks) * cache.page_tokens);
   if (!blocks.empty()) inputs_->recompute(LayerId(layer), w, blocks, cache, stream);
   if (listed.most > 0) inputs_->recompute(LayerId(layer), w, listed, cache, stream);
 }

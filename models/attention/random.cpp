@@ -45,7 +45,8 @@ class Random final : public AttentionMethod {
   [[nodiscard]] Timing timing(std::int64_t) const override { return Timing::kEarly; }
   [[nodiscard]] std::uint64_t state_bytes(std::int64_t sequences,
                                           std::int64_t tokens) const override {
-    return DeviceNumbers<std::int32_t>::most_bytes(sequences * (list_tokens(tokens, tokens) + 1));
+    return static_cast<std::uint64_t>(sequences * (room_of(list_tokens(tokens, tokens)) + 1)) *
+           sizeof(std::int32_t);
   }
 
   [[nodiscard]] Selection choose(const Sequences& sequences, const LayerCall& call,
@@ -59,11 +60,14 @@ class Random final : public AttentionMethod {
   }
 
  private:
+  // Of a list: contexts grow, and few steps should move the lists.
+  static std::int64_t room_of(std::int64_t tokens) { return (tokens + 63) / 64 * 64; }
+
   void draw(const LayerCall& call) {
     drawn_for_ = contexts_;
     capacity_ = 0;
     for (const std::int64_t context : contexts_) {
-      capacity_ = std::max(capacity_, list_tokens(context, context));
+      capacity_ = std::max(capacity_, room_of(list_tokens(context, context)));
     }
     words_.clear();
     for (const std::int64_t context : contexts_) {

@@ -154,10 +154,10 @@ TEST(PlanMemory, LookingTokensUpIsPaidForHostBlocksAndCachedOnes) {
   EXPECT_EQ(plan.cache, 300u);
   EXPECT_EQ(plan.lookup, static_cast<std::uint64_t>(plan.host_blocks * 5 + 3 * 20));
   EXPECT_LE(plan.total(), wanted.budget);
-  // It leaves most of the room for blocks.
-  wanted.host->block_lookup = 100;
+  // An eighth of the room at most finds tokens.
+  wanted.host->block_lookup = 30;
   plan = plan_memory(wanted);
-  EXPECT_EQ(plan.host_blocks, (6'500 - 5'000) / 2 / 100);
+  EXPECT_EQ(plan.host_blocks, (6'500 - 5'000) / 8 / 30);
   EXPECT_LE(plan.total(), wanted.budget);
 }
 
