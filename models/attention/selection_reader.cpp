@@ -2,6 +2,8 @@
 
 #include <type_traits>
 
+#include "base/error.h"
+
 namespace triphase {
 
 Selection SelectionReader::arrived(const Selection& selection, std::int64_t heads, Stream& stream) {
@@ -36,6 +38,7 @@ Selection SelectionReader::arrived(const Selection& selection, std::int64_t head
 std::span<const TokenChoice> SelectionReader::read(const Selection& selection, std::int64_t heads,
                                                    Stream& stream) {
   const Selection there = arrived(selection, heads, stream);
+  TRIPHASE_CHECK(there.tokens != nullptr && there.counts != nullptr, "chosen lists");
   choices_.assign(static_cast<std::size_t>(there.rows), {});
   std::int64_t entry = 0;
   std::int64_t row = 0;

@@ -134,10 +134,10 @@ class GpuJobs(unittest.TestCase):
                     self.assertLessEqual(part["peak_bytes"], part["planned_bytes"], part)
                 if number > 0 or not IS_EMULATED:
                     continue
-                # Without pinned memory the host looks them up.
+                # Without pinned memory blocks come, and are recomputed, as a whole.
                 summary, answers = self.jobs.run("job", *command, **job, machine="fail-pin=1")
                 self.check(answers, expected)
-                self.assertEqual(summary["layer_inputs"]["recomputed_tokens"], recomputed)
+                self.assertGreater(summary["layer_inputs"]["recomputed_tokens"], recomputed)
 
     @unittest.skipUnless(IS_EMULATED, "a real GPU does not count what it is asked")
     def test_a_step_of_phase_three_waits_once(self):
