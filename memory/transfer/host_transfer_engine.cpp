@@ -97,23 +97,17 @@ Ticket HostTransferEngine::bring(const KvGeometry& geometry, const MissingTokens
   runs_.clear();
   for (std::int32_t i = 0; i < *missing.count; ++i) {
     const bool whole = missing.first_heads == nullptr;
-    const TokenRun token{.slot = missing.slots[i],
-                         .record = missing.records[i],
-                         .count = 1,
-                         .head_begin = whole ? 0 : missing.first_heads[i],
-                         .head_count = whole ? static_cast<std::int32_t>(geometry.kv_heads)
-                                             : missing.head_counts[i]};
-    TokenRun* last = runs_.empty() ? nullptr : &runs_.back();
-    const bool follows =
-        last != nullptr && last->slot + last->count == token.slot &&
-        last->record + last->count == token.record && token.slot % geometry.page_tokens != 0 &&
-        last->head_begin == token.head_begin && last->head_count == token.head_count;
-    if (follows) {
-      ++last->count;
-    } else {
-      runs_.push_back(token);
-    }
+    runs_.push_back({.slot = missing.slots[i],
+                     .record = missing.records[i],
+                     .count = 1,
+                     .head_begin = whole ? 0 : missing.first_heads[i],
+                     .head_count = whole ? static_cast<std::int32_t>(geometry.kv_heads)
+                                         : missing.head_counts[i]});
   }
+  // In the order of the host's memory, so that parts of a record that follow each other are one
+  // piece of it.
+  std::ranges::sort(runs_, {},
+                    [](const TokenRun& run) { return std::pair(run.record, run.head_begin); });
   return move_tokens(Lane::kToDevice, geometry, runs_);
 }
 
