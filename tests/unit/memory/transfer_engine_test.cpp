@@ -139,6 +139,29 @@ TEST(HostTransferEngine, CountsNeighboursAsOnePiece) {
   EXPECT_EQ(engine.stats(Lane::kToDevice).records, 2U);
 }
 
+// Each goes to its own slot; those that follow each other on the host are one piece of it.
+TEST(HostTransferEngine, BringsNamedPartsInTheOrderOfTheHost) {
+  Tiers tiers;
+  HostTransferEngine engine(std::nullopt);
+  const std::vector<std::int32_t> slots = {20, 3, 9};
+  const std::vector<std::int32_t> records = {5, 5, 8};
+  const std::vector<std::int32_t> heads = {1, 0, 2};
+  const std::vector<std::int32_t> widths = {1, 1, 1};
+  const std::int32_t count = 3;
+  EXPECT_TRUE(engine.reaches(tiers.host.data(), tiers.host.size()));
+  engine.wait(engine.bring(tiers.geometry(), {.slots = slots.data(),
+                                              .records = records.data(),
+                                              .first_heads = heads.data(),
+                                              .head_counts = widths.data(),
+                                              .count = &count,
+                                              .most = count}));
+  for (std::size_t i = 0; i < slots.size(); ++i) {
+    EXPECT_EQ(tiers.device_token(slots[i], heads[i]), tiers.host_token(records[i], heads[i]));
+  }
+  EXPECT_EQ(engine.stats(Lane::kToDevice).records, 2U);
+  EXPECT_EQ(engine.stats(Lane::kToDevice).bytes, 3U * 2 * Tiers::kHeadBytes);
+}
+
 TEST(TransferSize, RefusesRunsThatCrossAPage) {
   Tiers tiers;
   const std::vector<TokenRun> runs = {
