@@ -208,10 +208,11 @@ class Decoder {
         segments_.push_back(cache_->segment(layer, cell_.batch, row, context_));
       }
       const ConstMatrix q{q_.data(), DType::kF32, cell_.batch, q_width, q_width};
-      static_cast<void>(runner_.choose(LayerId(layer), segments_, sequences_, q,
-                                       {v_.data(), DType::kF32, cell_.batch, v_width, v_width},
-                                       cache_->view(), scale, nullptr, backend_->stream()));
-      runner_.attend(LayerId(layer), segments_, sequences_, q, cache_->view(), scale,
+      const Selection chosen =
+          runner_.choose(LayerId(layer), segments_, sequences_, q,
+                         {v_.data(), DType::kF32, cell_.batch, v_width, v_width}, cache_->view(),
+                         scale, nullptr, backend_->stream());
+      runner_.attend(LayerId(layer), segments_, sequences_, chosen, q, cache_->view(), scale,
                      {out_.data(), DType::kF32, cell_.batch, q_width, q_width}, backend_->ops(),
                      {workspace_.data(), workspace_.bytes()}, backend_->stream());
     }

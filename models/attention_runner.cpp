@@ -137,10 +137,10 @@ Selection AttentionRunner::choose_ahead(LayerId layer, std::span<const BatchSegm
   return method_->choose(chosen_sequences(), call_of(layer, {}, {}, 1.0F, stream), {});
 }
 
-const Selection& AttentionRunner::choose(LayerId layer, std::span<const AttentionSegment> segments,
-                                         std::span<const SequenceId> sequences, ConstMatrix q,
-                                         ConstMatrix v, const KvLayerView& cache, float scale,
-                                         const Selection* ahead, Stream& stream) {
+Selection AttentionRunner::choose(LayerId layer, std::span<const AttentionSegment> segments,
+                                  std::span<const SequenceId> sequences, ConstMatrix q,
+                                  ConstMatrix v, const KvLayerView& cache, float scale,
+                                  const Selection* ahead, Stream& stream) {
   stream_ = &stream;
   row_of_.assign(segments.size(), -1);
   chosen_.clear();
@@ -173,16 +173,16 @@ const Selection& AttentionRunner::choose(LayerId layer, std::span<const Attentio
     chosen_segments_.push_back(segments[index]);
   }
   count_chosen(sequences);
-  selection_ = {};
+  Selection selection;
   if (ahead != nullptr) {
     TRIPHASE_CHECK(ahead->rows == static_cast<std::int64_t>(chosen_.size()),
                    "a choice ahead for each decoded row");
-    selection_ = *ahead;
+    selection = *ahead;
   } else if (!chosen_.empty()) {
-    selection_ = method_->choose(chosen_sequences(), call, q);
+    selection = method_->choose(chosen_sequences(), call, q);
   }
-  if (observer_ != nullptr) show(call, segments, sequences, q);
-  return selection_;
+  if (observer_ != nullptr) show(call, segments, sequences, selection, q);
+  return selection;
 }
 
 void AttentionRunner::count_chosen(std::span<const SequenceId> sequences) {
@@ -196,10 +196,11 @@ void AttentionRunner::count_chosen(std::span<const SequenceId> sequences) {
 }
 
 void AttentionRunner::show(const LayerCall& call, std::span<const AttentionSegment> segments,
-                           std::span<const SequenceId> sequences, ConstMatrix q) {
+                           std::span<const SequenceId> sequences, const Selection& selection,
+                           ConstMatrix q) {
   static const TokenChoice kAll{.dense = true};
   std::span<const TokenChoice> chosen;
-  if (!chosen_.empty()) chosen = reader_.read(selection_, shape_.heads, *call.stream);
+  if (!chosen_.empty()) chosen = reader_.read(selection, shape_.heads, *call.stream);
   for (std::size_t index = 0; index < segments.size(); ++index) {
     if (!decodes(sequences[index], segments[index].context_tokens)) continue;
     LayerCall own = call;
@@ -256,8 +257,8 @@ void AttentionRunner::announce(LayerId layer, std::span<const AttentionSegment> 
                     call_of(layer, {}, cache, scale, stream), q, v, out);
 }
 
-void AttentionRunner::make_weights(Stream& stream) {
-  const std::int64_t needed = selection_.rows * selection_.lists * selection_.capacity;
+void AttentionRunner::make_weights(const Selection& chosen, Stream& stream) {
+  const std::int64_t needed = chosen.rows * chosen.lists * chosen.capacity;
   if (needed <= weights_.size()) return;
   // The old ones go first, once nothing reads them: the budget has no room for both.
   stream.synchronize();
@@ -267,13 +268,13 @@ void AttentionRunner::make_weights(Stream& stream) {
 }
 
 void AttentionRunner::attend(LayerId layer, std::span<const AttentionSegment> segments,
-                             std::span<const SequenceId> sequences, ConstMatrix q,
-                             const KvLayerView& cache, float scale, Matrix out, Ops& ops,
-                             Workspace dense, Stream& stream) {
+                             std::span<const SequenceId> sequences, const Selection& chosen,
+                             ConstMatrix q, const KvLayerView& cache, float scale, Matrix out,
+                             Ops& ops, Workspace dense, Stream& stream) {
   TRIPHASE_CHECK(row_of_.size() == segments.size(), "segments that were chosen for");
   sparse_.clear();
   const bool wants_weights = method_->wants_weights() && !chosen_.empty();
-  if (wants_weights) make_weights(stream);
+  if (wants_weights) make_weights(chosen, stream);
   for (std::size_t index = 0; index < segments.size(); ++index) {
     const std::int64_t row = row_of_[index];
     if (row < 0) {
@@ -285,11 +286,11 @@ void AttentionRunner::attend(LayerId layer, std::span<const AttentionSegment> se
     }
     AttentionSegment& segment = sparse_.emplace_back(segments[index]);
     segment.window = 0;
-    segment.chosen = &selection_;
+    segment.chosen = &chosen;
     segment.chosen_row = row;
     if (!wants_weights) continue;
-    segment.weights = weights_.data() + row * selection_.lists * selection_.capacity;
-    segment.weights_stride = selection_.capacity;
+    segment.weights = weights_.data() + row * chosen.lists * chosen.capacity;
+    segment.weights_stride = chosen.capacity;
   }
   for (std::size_t part = 0; part < prompts_.count(); ++part) {
     sparse_.push_back(prompts_.part(part).segment);
@@ -299,9 +300,9 @@ void AttentionRunner::attend(LayerId layer, std::span<const AttentionSegment> se
   if (!chosen_.empty()) {
     const LayerCall call = call_of(layer, {}, cache, scale, stream);
     if (wants_weights) {
-      method_->attended(chosen_sequences(), call, selection_, weights_.data());
+      method_->attended(chosen_sequences(), call, chosen, weights_.data());
     }
-    method_->finish(chosen_sequences(), call, selection_, out);
+    method_->finish(chosen_sequences(), call, chosen, out);
   }
   for (std::size_t index = 0; index < segments.size(); ++index) {
     if (decodes(sequences[index], segments[index].context_tokens)) continue;

@@ -87,16 +87,16 @@ class AttentionRunner {
   // their order; no rows: there are none. `sequences` names each segment's sequence. `ahead`: that
   // choice, looked up already; null: not made yet. The new rows' K and V are in the cache; v holds
   // them unquantized. Valid until attend(), which must follow.
-  [[nodiscard]] const Selection& choose(LayerId layer, std::span<const AttentionSegment> segments,
-                                        std::span<const SequenceId> sequences, ConstMatrix q,
-                                        ConstMatrix v, const KvLayerView& cache, float scale,
-                                        const Selection* ahead, Stream& stream);
-  // The same lists with slots: they are attended so.
-  void set_looked_up(const Selection& lists) { selection_ = lists; }
-  // out = the method's attention of the segments last chosen for.
+  [[nodiscard]] Selection choose(LayerId layer, std::span<const AttentionSegment> segments,
+                                 std::span<const SequenceId> sequences, ConstMatrix q,
+                                 ConstMatrix v, const KvLayerView& cache, float scale,
+                                 const Selection* ahead, Stream& stream);
+  // out = the method's attention of the segments last chosen for. `chosen`: what choose() gave,
+  // with slots or without.
   void attend(LayerId layer, std::span<const AttentionSegment> segments,
-              std::span<const SequenceId> sequences, ConstMatrix q, const KvLayerView& cache,
-              float scale, Matrix out, Ops& ops, Workspace dense, Stream& stream);
+              std::span<const SequenceId> sequences, const Selection& chosen, ConstMatrix q,
+              const KvLayerView& cache, float scale, Matrix out, Ops& ops, Workspace dense,
+              Stream& stream);
 
   // Says ahead which arrays of the host the step's decoded rows take (Ops::begin_step), with what
   // choose() and attend() get in the first layer that chooses. Nothing in steps with other rows.
@@ -138,8 +138,8 @@ class AttentionRunner {
   void count_chosen(std::span<const SequenceId> sequences);
   // Shows the observer what each decoded row attends.
   void show(const LayerCall& call, std::span<const AttentionSegment> segments,
-            std::span<const SequenceId> sequences, ConstMatrix q);
-  void make_weights(Stream& stream);
+            std::span<const SequenceId> sequences, const Selection& selection, ConstMatrix q);
+  void make_weights(const Selection& chosen, Stream& stream);
   [[nodiscard]] AttentionMethod::Sequences chosen_sequences() const {
     return {chosen_states_, chosen_segments_};
   }
@@ -165,9 +165,8 @@ class AttentionRunner {
   std::vector<std::size_t> chosen_;
   std::vector<AttentionMethod::State*> chosen_states_;
   std::vector<AttentionSegment> chosen_segments_;
-  Selection selection_;  // of them
   SelectionReader reader_;
-  DeviceFloats weights_;  // [row of selection_][list][capacity]
+  DeviceFloats weights_;  // [row chosen for][list][capacity]
   std::vector<AttentionSegment> dense_;
   std::vector<AttentionSegment> sparse_;
 };

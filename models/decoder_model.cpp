@@ -57,8 +57,7 @@ ScratchSizes scratch_sizes(const ModelConfig& config, const BatchLimits& limits,
   return sizes;
 }
 
-// Rows that LayerInputs works with: those of a step, and those of a block, whose tokens may go to
-// two places each.
+// Rows that LayerInputs works with at once: a step's, or a block's.
 std::int64_t input_rows(const BatchLimits& limits) {
   return std::max(limits.rows, limits.input_block_tokens);
 }
@@ -404,10 +403,11 @@ void DecoderModel::attend(std::int64_t layer, const LayerWeights& w, std::int64_
     const std::span<const AttentionSegment> segments = wait_for_kv(layer, group);
     recompute(layer, w, cache, stream);
     const Workspace workspace{workspace_.data(), workspace_.bytes()};
-    if (runner_) choose(layer, group, segments, w, q, v, cache, scale.factor, stream);
+    Selection chosen;
+    if (runner_) chosen = choose(layer, group, segments, w, q, v, cache, scale.factor, stream);
     const TraceSpan span(trace_, TraceLane::kCompute, "attend");
     if (runner_) {
-      runner_->attend(LayerId(layer), segments, kv_step_.segment_sequences(), q, cache,
+      runner_->attend(LayerId(layer), segments, kv_step_.segment_sequences(), chosen, q, cache,
                       scale.factor, attended, *ops_, workspace, stream);
     } else if (!segments.empty()) {
       ops_->attention(q, config_.heads, cache, segments, scale, attended, workspace, stream);
@@ -450,22 +450,24 @@ std::span<const AttentionSegment> DecoderModel::wait_for_kv(std::int64_t layer,
   return segments;
 }
 
-void DecoderModel::choose(std::int64_t layer, std::int64_t group,
-                          std::span<const AttentionSegment> segments, const LayerWeights& w,
-                          ConstMatrix q, ConstMatrix v, const KvLayerView& cache, float scale,
-                          Stream& stream) {
-  const Selection& chosen = [&]() -> const Selection& {
+Selection DecoderModel::choose(std::int64_t layer, std::int64_t group,
+                               std::span<const AttentionSegment> segments, const LayerWeights& w,
+                               ConstMatrix q, ConstMatrix v, const KvLayerView& cache, float scale,
+                               Stream& stream) {
+  Selection chosen;
+  {
     const TraceSpan span(trace_, TraceLane::kCompute, "choose");
-    return runner_->choose(LayerId(layer), segments, kv_step_.segment_sequences(), q, v, cache,
-                           scale, kv_step_.looked_up(), stream);
-  }();
-  if (!kv_step_.looks_up() || kv_step_.looked_up() != nullptr) return;
+    chosen = runner_->choose(LayerId(layer), segments, kv_step_.segment_sequences(), q, v, cache,
+                             scale, kv_step_.looked_up(), stream);
+  }
+  if (!kv_step_.looks_up() || kv_step_.looked_up() != nullptr) return chosen;
   {
     TraceSpan span(trace_, TraceLane::kCompute, "wait for KV");
     span.note("group", group);
-    runner_->set_looked_up(kv_step_.look_up(LayerId(layer), group, chosen));
+    chosen = kv_step_.look_up(LayerId(layer), group, chosen);
   }
   recompute(layer, w, cache, stream);
+  return chosen;
 }
 
 void DecoderModel::recompute(std::int64_t layer, const LayerWeights& w, const KvLayerView& cache,

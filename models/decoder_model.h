@@ -129,9 +129,10 @@ class DecoderModel {
   [[nodiscard]] std::span<const AttentionSegment> wait_for_kv(std::int64_t layer,
                                                               std::int64_t group);
   // The attention method chooses for the group's segments, and what it chose is brought.
-  void choose(std::int64_t layer, std::int64_t group, std::span<const AttentionSegment> segments,
-              const LayerWeights& w, ConstMatrix q, ConstMatrix v, const KvLayerView& cache,
-              float scale, Stream& stream);
+  [[nodiscard]] Selection choose(std::int64_t layer, std::int64_t group,
+                                 std::span<const AttentionSegment> segments, const LayerWeights& w,
+                                 ConstMatrix q, ConstMatrix v, const KvLayerView& cache,
+                                 float scale, Stream& stream);
   // Projects K and V of what was brought of recomputable blocks.
   void recompute(std::int64_t layer, const LayerWeights& w, const KvLayerView& cache,
                  Stream& stream);

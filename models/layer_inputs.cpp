@@ -209,11 +209,14 @@ void LayerInputs::recompute_part(LayerId layer, const LayerWeights& weights,
     ops_->rope(k, config_.kv_heads, config_.head_dim, ropes_->tables()[*rope].rotary_dim(),
                rope_rows_[*rope].send(rows, *ops_, stream), stream);
   }
-  row = 0;
-  for (const KvRecompute& block : blocks) {
-    put_into_page(block, part_of(kv, row, block_tokens, 0, width),
-                  part_of(kv, row, block_tokens, width, width), cache, stream);
-    row += block_tokens;
+  const Matrix v = part_of(kv, 0, rows, width, width);
+  if (cache.quantized()) {
+    requantize(blocks, k, v, cache, stream);
+  } else {
+    for (std::size_t index = 0; index < blocks.size(); ++index) {
+      name_slots(blocks[index].page, static_cast<std::int64_t>(index) * block_tokens, block_tokens);
+    }
+    append(k, v, cache, stream);
   }
   use_.recomputed_tokens += static_cast<std::uint64_t>(rows);
 }
@@ -252,27 +255,39 @@ void LayerInputs::read_inputs(const KvRecompute& block, std::int64_t row, const 
                          stream);
 }
 
-void LayerInputs::put_into_page(const KvRecompute& block, ConstMatrix k, ConstMatrix v,
-                                const KvLayerView& cache, Stream& stream) {
-  // INT8 blocks pass through a partial page, and are quantized by the scales that they got when
-  // they were closed.
-  const bool quantized = cache.quantized();
-  const PageId page = quantized ? store_->partial_pages().take() : block.page;
-  requantized_.clear();
-  for (std::int32_t offset = 0; offset < cache.page_tokens; ++offset) {
-    const auto at = static_cast<std::size_t>(offset);
+void LayerInputs::name_slots(PageId page, std::int64_t row, std::int64_t page_tokens) {
+  for (std::int64_t offset = 0; offset < page_tokens; ++offset) {
+    const auto at = static_cast<std::size_t>(row + offset);
     slot_pages_[at] = page;
-    slot_offsets_[at] = offset;
-    const auto slot = static_cast<std::int32_t>(block.page.value * cache.page_tokens) + offset;
-    requantized_.push_back({page, offset, slot, block.scale_page});
+    slot_offsets_[at] = static_cast<std::int32_t>(offset);
   }
-  const auto count = static_cast<std::size_t>(cache.page_tokens);
-  ops_->kv_append(k, v,
-                  {std::span(slot_pages_).first(count), std::span(slot_offsets_).first(count)},
+}
+
+void LayerInputs::append(ConstMatrix k, ConstMatrix v, const KvLayerView& cache, Stream& stream) {
+  const auto rows = static_cast<std::size_t>(k.rows);
+  ops_->kv_append(k, v, {std::span(slot_pages_).first(rows), std::span(slot_offsets_).first(rows)},
                   cache, stream);
-  if (!quantized) return;
-  input_ops_->kv_requantize(requantized_, cache, stream);
-  store_->partial_pages().give_back(page);
+}
+
+// Block by block through a free partial page, quantized by the scales that each got when it was
+// closed.
+void LayerInputs::requantize(std::span<const KvRecompute> blocks, Matrix k, Matrix v,
+                             const KvLayerView& cache, Stream& stream) {
+  const std::int64_t tokens = cache.page_tokens;
+  const PageId partial = store_->partial_pages().take();
+  name_slots(partial, 0, tokens);
+  std::int64_t row = 0;
+  for (const KvRecompute& block : blocks) {
+    append(part_of(k, row, tokens, 0, k.cols), part_of(v, row, tokens, 0, v.cols), cache, stream);
+    requantized_.clear();
+    const auto first_slot = static_cast<std::int32_t>(block.page.value * tokens);
+    for (std::int32_t offset = 0; offset < tokens; ++offset) {
+      requantized_.push_back({partial, offset, first_slot + offset, block.scale_page});
+    }
+    input_ops_->kv_requantize(requantized_, cache, stream);
+    row += tokens;
+  }
+  store_->partial_pages().give_back(partial);
 }
 
 }  // namespace triphase

@@ -83,8 +83,11 @@ class LayerInputs {
   // Reads X of a block from its page into inputs_, from `row` on.
   void read_inputs(const KvRecompute& block, std::int64_t row, const KvLayerView& cache,
                    Stream& stream);
-  void put_into_page(const KvRecompute& block, ConstMatrix k, ConstMatrix v,
-                     const KvLayerView& cache, Stream& stream);
+  // Slots of rows `row` and on: a page's, in order.
+  void name_slots(PageId page, std::int64_t row, std::int64_t page_tokens);
+  void append(ConstMatrix k, ConstMatrix v, const KvLayerView& cache, Stream& stream);
+  void requantize(std::span<const KvRecompute> blocks, Matrix k, Matrix v, const KvLayerView& cache,
+                  Stream& stream);
 
   ModelConfig config_;
   std::int64_t tokens_;

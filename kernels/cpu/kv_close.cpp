@@ -56,16 +56,37 @@ void close_channels(const T* from, std::int64_t tokens, std::int64_t dim, std::i
 
 // The same for one token whose block has its scales. A constant channel's lambda is its value: the
 // quotient is 1, its zero point -1.
-template <class T>
-void requantize_channels(const T* from, std::int64_t count, const float* lambdas,
-                         const float* zeros, std::uint8_t* codes) {
+void requantize_channels(VF x, std::int64_t count, const float* lambdas, const float* zeros,
+                         std::uint8_t* codes) {
   const DF d;
   const VF nothing = hn::Zero(d);
   const VF lambda = load_some(lambdas, count);
   const VF divisor = hn::IfThenElse(hn::Eq(lambda, nothing), hn::Set(d, 1.0F), lambda);
-  const VF code = hn::Add(hn::Div(load_some(from, count), divisor), load_some(zeros, count));
+  const VF code = hn::Add(hn::Div(x, divisor), load_some(zeros, count));
   const auto is_finite = hn::Eq(hn::Mul(lambda, nothing), nothing);
   store_codes(hn::IfThenElseZero(is_finite, code), codes, count);
+}
+
+// Codes of one token's keys and values, in `slot` (page * page_tokens + offset), by the scales of
+// `scale_page`. load(value, head, channel, count): the token's own, as a partial page holds them.
+template <class Load>
+void requantize_token(const KvLayerView& cache, std::int64_t slot, PageId scale_page,
+                      const Load& load) {
+  const std::int64_t dim = cache.head_dim;
+  const std::int64_t page = slot / cache.page_tokens;
+  const std::int64_t offset = slot % cache.page_tokens;
+  for (std::int64_t part = 0; part < 2 * cache.kv_heads; ++part) {
+    const bool value = part >= cache.kv_heads;
+    const std::int64_t head = part % cache.kv_heads;
+    auto* codes = static_cast<std::uint8_t*>(value ? cache.v : cache.k) +
+                  ((page * cache.kv_heads + head) * cache.page_tokens + offset) * dim;
+    const float* lambdas =
+        cache.scales + ((scale_page.value * 2 + (value ? 1 : 0)) * cache.kv_heads + head) * 2 * dim;
+    for_columns(dim, [&](std::int64_t c, std::int64_t count) {
+      requantize_channels(load(value, head, c, count), count, lambdas + c, lambdas + dim + c,
+                          codes + c);
+    });
+  }
 }
 
 }  // namespace
@@ -73,31 +94,21 @@ void requantize_channels(const T* from, std::int64_t count, const float* lambdas
 void kv_requantize(ThreadPool& pool, std::span<const KvRequantize> tokens,
                    const KvLayerView& cache) {
   const std::int64_t dim = cache.head_dim;
-  const std::int64_t head_elements = cache.page_tokens * dim;
   with_elements(cache.partial_k, cache.partial_dtype, [&](auto* elements) {
     using T = std::remove_const_t<std::remove_pointer_t<decltype(elements)>>;
-    for_rows(
-        pool, static_cast<std::int64_t>(tokens.size()), 2 * cache.kv_heads * dim,
-        [&](std::int64_t row) {
-          const KvRequantize& token = tokens[static_cast<std::size_t>(row)];
-          const std::int64_t page = token.slot / cache.page_tokens;
-          const std::int64_t offset = token.slot % cache.page_tokens;
-          for (std::int64_t part = 0; part < 2 * cache.kv_heads; ++part) {
-            const bool value = part >= cache.kv_heads;
-            const std::int64_t head = part % cache.kv_heads;
-            const T* from = static_cast<const T*>(value ? cache.partial_v : cache.partial_k) +
-                            (token.partial_page.value * cache.kv_heads + head) * head_elements +
-                            token.open_offset * dim;
-            auto* codes = static_cast<std::uint8_t*>(value ? cache.v : cache.k) +
-                          (page * cache.kv_heads + head) * head_elements + offset * dim;
-            const float* lambdas =
-                cache.scales +
-                ((token.scale_page.value * 2 + (value ? 1 : 0)) * cache.kv_heads + head) * 2 * dim;
-            for_columns(dim, [&](std::int64_t c, std::int64_t count) {
-              requantize_channels(from + c, count, lambdas + c, lambdas + dim + c, codes + c);
-            });
-          }
-        });
+    for_rows(pool, static_cast<std::int64_t>(tokens.size()), 2 * cache.kv_heads * dim,
+             [&](std::int64_t row) {
+               const KvRequantize& token = tokens[static_cast<std::size_t>(row)];
+               requantize_token(
+                   cache, token.slot, token.scale_page,
+                   [&](bool value, std::int64_t head, std::int64_t c, std::int64_t count) {
+                     const auto* page =
+                         static_cast<const T*>(value ? cache.partial_v : cache.partial_k);
+                     const std::int64_t block = token.partial_page.value * cache.kv_heads + head;
+                     return load_some(
+                         page + (block * cache.page_tokens + token.open_offset) * dim + c, count);
+                   });
+             });
   });
 }
 
@@ -108,25 +119,16 @@ void kv_requantize_rows(ThreadPool& pool, ConstMatrix k, ConstMatrix v,
   with_elements(cache.partial_k, cache.partial_dtype, [&](auto* elements) {
     using T = std::remove_const_t<std::remove_pointer_t<decltype(elements)>>;
     for_rows(pool, k.rows, 2 * k.cols, [&](std::int64_t row) {
-      const std::int32_t slot = slots[static_cast<std::size_t>(row)];
-      const std::int64_t scale_page = scale_pages[static_cast<std::size_t>(row)];
-      const std::int64_t page = slot / cache.page_tokens;
-      const std::int64_t offset = slot % cache.page_tokens;
-      for (std::int64_t part = 0; part < 2 * cache.kv_heads; ++part) {
-        const bool value = part >= cache.kv_heads;
-        const std::int64_t head = part % cache.kv_heads;
-        const ConstMatrix& from = value ? v : k;
-        const float* values = row_of<float>(from.data, row, from.row_stride) + head * dim;
-        auto* codes = static_cast<std::uint8_t*>(value ? cache.v : cache.k) +
-                      ((page * cache.kv_heads + head) * cache.page_tokens + offset) * dim;
-        const float* lambdas =
-            cache.scales + ((scale_page * 2 + (value ? 1 : 0)) * cache.kv_heads + head) * 2 * dim;
-        for_columns(dim, [&](std::int64_t c, std::int64_t count) {
-          alignas(64) T rounded[kLanes];
-          store_some(load_some(values + c, count), rounded, count);
-          requantize_channels(rounded, count, lambdas + c, lambdas + dim + c, codes + c);
-        });
-      }
+      const auto at = static_cast<std::size_t>(row);
+      requantize_token(cache, slots[at], PageId(scale_pages[at]),
+                       [&](bool value, std::int64_t head, std::int64_t c, std::int64_t count) {
+                         const ConstMatrix& from = value ? v : k;
+                         const float* values =
+                             row_of<float>(from.data, row, from.row_stride) + head * dim + c;
+                         alignas(64) T rounded[kLanes];
+                         store_some(load_some(values, count), rounded, count);
+                         return load_some(rounded, count);
+                       });
     });
   });
 }

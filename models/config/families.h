@@ -69,6 +69,15 @@ void read_kv_heads(const ConfigFields& fields, bool required, ModelConfig& confi
 void read_head_dim(const ConfigFields& fields, std::optional<std::int64_t> otherwise,
                    ModelConfig& config);
 
+// head_dim of families whose heads together are as wide as the hidden state.
+void read_even_head_dim(const ConfigFields& fields, ModelConfig& config);
+
+// Biases of queries, keys and values, of the attention's output and of the MLP.
+void set_biases(bool bias, ModelConfig& config);
+
+// The window of every layer; 0: none.
+void set_window(std::int64_t window, ModelConfig& config);
+
 // A positive number; E-CFG-NORM otherwise.
 [[nodiscard]] double read_norm_eps(const ConfigFields& fields, std::string_view key,
                                    double otherwise);

@@ -56,6 +56,25 @@ void read_head_dim(const ConfigFields& fields, std::optional<std::int64_t> other
   }
 }
 
+void read_even_head_dim(const ConfigFields& fields, ModelConfig& config) {
+  read_head_dim(fields, std::nullopt, config);
+  if (config.q_width() != config.hidden_size) {
+    throw fields.error("E-CFG-HEADS", "head_dim")
+        .expected(fmt::format("hidden_size / num_attention_heads = {} / {}", config.hidden_size,
+                              config.heads));
+  }
+}
+
+void set_biases(bool bias, ModelConfig& config) {
+  config.qkv_bias = bias;
+  config.attention_out_bias = bias;
+  config.mlp.bias = bias;
+}
+
+void set_window(std::int64_t window, ModelConfig& config) {
+  if (window != 0) config.sliding_window.assign(static_cast<std::size_t>(config.layers), window);
+}
+
 double read_norm_eps(const ConfigFields& fields, std::string_view key, double otherwise) {
   const double eps = fields.optional_number(key).value_or(otherwise);
   if (!(eps > 0.0) || eps > 1.0) {

@@ -11,12 +11,7 @@ namespace triphase {
 void read_gpt_neox(const ConfigFields& fields, ModelConfig& config, Notes& notes) {
   config.naming = TensorNaming::kGptNeox;
   read_common_sizes(fields, {}, config);
-  read_head_dim(fields, std::nullopt, config);
-  if (config.q_width() != config.hidden_size) {
-    throw fields.error("E-CFG-HEADS", "head_dim")
-        .expected(fmt::format("hidden_size / num_attention_heads = {} / {}", config.hidden_size,
-                              config.heads));
-  }
+  read_even_head_dim(fields, config);
   config.ffn_size = fields.size("intermediate_size", kMaxFfn);
   config.norms.kind = Norm::kLayerNorm;
   config.norms.bias = true;
@@ -37,12 +32,7 @@ void read_gpt_neox(const ConfigFields& fields, ModelConfig& config, Notes& notes
 void read_opt(const ConfigFields& fields, ModelConfig& config, Notes& /*notes*/) {
   config.naming = TensorNaming::kOpt;
   read_common_sizes(fields, {}, config);
-  read_head_dim(fields, std::nullopt, config);
-  if (config.q_width() != config.hidden_size) {
-    throw fields.error("E-CFG-HEADS", "head_dim")
-        .expected(fmt::format("hidden_size / num_attention_heads = {} / {}", config.hidden_size,
-                              config.heads));
-  }
+  read_even_head_dim(fields, config);
   config.ffn_size = fields.size("ffn_dim", kMaxFfn);
   config.embed_dim =
       fields.optional_size("word_embed_proj_dim", kMaxHidden).value_or(config.hidden_size);
@@ -54,10 +44,7 @@ void read_opt(const ConfigFields& fields, ModelConfig& config, Notes& /*notes*/)
   config.norms.final_norm = config.norms.before && !fields.flag("_remove_final_layer_norm", false);
   config.mlp.activation = read_activation(fields, "activation_function", Activation::kRelu);
   config.mlp.gated = false;
-  const bool bias = fields.flag("enable_bias", true);
-  config.qkv_bias = bias;
-  config.attention_out_bias = bias;
-  config.mlp.bias = bias;
+  set_biases(fields.flag("enable_bias", true), config);
   config.embedding.position_offset = 2;  // rows 0 and 1 of the position table belong to padding
   config.embedding.tied = fields.flag("tie_word_embeddings", true);
 }
@@ -89,14 +76,10 @@ void read_starcoder2(const ConfigFields& fields, ModelConfig& config, Notes& not
   config.norms.eps = read_norm_eps(fields, "norm_epsilon", 1e-5);
   config.mlp.activation = read_activation(fields, "hidden_act", Activation::kGeluTanh);
   config.mlp.gated = false;
-  const bool bias = fields.flag("use_bias", true);
-  config.qkv_bias = bias;
-  config.attention_out_bias = bias;
-  config.mlp.bias = bias;
+  set_biases(fields.flag("use_bias", true), config);
   config.embedding.tied = fields.flag("tie_word_embeddings", true);
   config.rope = read_rope(fields, {}, config, notes);
-  const std::int64_t window = fields.count("sliding_window", kMaxPositions, 0);
-  if (window != 0) config.sliding_window.assign(static_cast<std::size_t>(config.layers), window);
+  set_window(fields.count("sliding_window", kMaxPositions, 0), config);
 }
 
 void read_falcon(const ConfigFields& fields, ModelConfig& config, Notes& notes) {
@@ -123,10 +106,7 @@ void read_falcon(const ConfigFields& fields, ModelConfig& config, Notes& notes) 
       config.parallel_residual && (!newer || fields.count("num_ln_in_parallel_attn", 2, 2) != 2);
   config.mlp.activation = read_activation(fields, "activation", Activation::kGeluErf);
   config.mlp.gated = false;
-  const bool bias = fields.flag("bias", false);
-  config.qkv_bias = bias;
-  config.attention_out_bias = bias;
-  config.mlp.bias = bias;
+  set_biases(fields.flag("bias", false), config);
   config.embedding.tied = fields.flag("tie_word_embeddings", true);
   config.rope = read_rope(fields, {}, config, notes);
 }
@@ -152,9 +132,7 @@ void read_gpt2(const ConfigFields& fields, ModelConfig& config, Notes& /*notes*/
   config.norms.eps = read_norm_eps(fields, "layer_norm_epsilon", 1e-5);
   config.mlp.activation = read_activation(fields, "activation_function", Activation::kGeluTanh);
   config.mlp.gated = false;
-  config.qkv_bias = true;
-  config.attention_out_bias = true;
-  config.mlp.bias = true;
+  set_biases(true, config);
   if (!fields.flag("scale_attn_weights", true)) config.score_scale = 1.0;
   config.embedding.tied = fields.flag("tie_word_embeddings", true);
 }

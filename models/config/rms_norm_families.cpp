@@ -35,6 +35,15 @@ void read_all_but_rope(const ConfigFields& fields, ModelConfig& config) {
   config.embedding.tied = fields.flag("tie_word_embeddings", false);
 }
 
+// Mistral's generations and Qwen2.
+void read_all_but_window(const ConfigFields& fields, ModelConfig& config, Notes& notes) {
+  read_llama_like(fields, true, config);
+  read_head_dim(fields, std::nullopt, config);
+  config.mlp.activation = read_activation(fields, "hidden_act", Activation::kSilu);
+  config.embedding.tied = fields.flag("tie_word_embeddings", false);
+  config.rope = read_rope(fields, {}, config, notes);
+}
+
 // OLMo 2 and 3: norms of what branches give, and of whole queries and keys.
 void read_olmo(const ConfigFields& fields, ModelConfig& config) {
   read_all_but_rope(fields, config);
@@ -138,22 +147,13 @@ void read_llama(const ConfigFields& fields, ModelConfig& config, Notes& notes) {
 }
 
 void read_mistral(const ConfigFields& fields, ModelConfig& config, Notes& notes) {
-  read_llama_like(fields, true, config);
-  read_head_dim(fields, std::nullopt, config);
-  config.mlp.activation = read_activation(fields, "hidden_act", Activation::kSilu);
-  config.embedding.tied = fields.flag("tie_word_embeddings", false);
-  config.rope = read_rope(fields, {}, config, notes);
-  const std::int64_t window = sliding_window(fields);
-  if (window != 0) config.sliding_window.assign(static_cast<std::size_t>(config.layers), window);
+  read_all_but_window(fields, config, notes);
+  set_window(sliding_window(fields), config);
 }
 
 void read_qwen2(const ConfigFields& fields, ModelConfig& config, Notes& notes) {
-  read_llama_like(fields, true, config);
-  read_head_dim(fields, std::nullopt, config);
-  config.mlp.activation = read_activation(fields, "hidden_act", Activation::kSilu);
+  read_all_but_window(fields, config, notes);
   config.qkv_bias = true;
-  config.embedding.tied = fields.flag("tie_word_embeddings", false);
-  config.rope = read_rope(fields, {}, config, notes);
   const std::int64_t first = fields.count("max_window_layers", kMaxPositions, 28);
   read_optional_windows(
       fields, [&](std::int64_t layer) { return layer >= first; }, config);
@@ -223,8 +223,7 @@ void read_phi3(const ConfigFields& fields, ModelConfig& config, Notes& notes) {
   config.mlp.activation = read_activation(fields, "hidden_act", Activation::kSilu);
   config.embedding.tied = fields.flag("tie_word_embeddings", false);
   config.rope = read_rope(fields, {.partial = true}, config, notes);
-  const std::int64_t window = fields.count("sliding_window", kMaxPositions, 0);
-  if (window != 0) config.sliding_window.assign(static_cast<std::size_t>(config.layers), window);
+  set_window(fields.count("sliding_window", kMaxPositions, 0), config);
 }
 
 void read_granite(const ConfigFields& fields, ModelConfig& config, Notes& notes) {
@@ -246,21 +245,14 @@ void read_granite(const ConfigFields& fields, ModelConfig& config, Notes& notes)
 }
 
 void read_ministral(const ConfigFields& fields, ModelConfig& config, Notes& notes) {
-  read_mistral(fields, config, notes);
-  config.sliding_window.clear();
-  const std::int64_t window = sliding_window(fields);
+  read_all_but_window(fields, config, notes);
   read_windows(
-      fields, window, "sliding_window", [](std::int64_t) { return true; }, config);
+      fields, sliding_window(fields), "sliding_window", [](std::int64_t) { return true; }, config);
 }
 
 void read_ministral3(const ConfigFields& fields, ModelConfig& config, Notes& notes) {
-  read_llama_like(fields, true, config);
-  read_head_dim(fields, std::nullopt, config);
-  config.mlp.activation = read_activation(fields, "hidden_act", Activation::kSilu);
-  config.embedding.tied = fields.flag("tie_word_embeddings", false);
-  config.rope = read_rope(fields, {}, config, notes);
-  const std::int64_t window = fields.count("sliding_window", kMaxPositions, 0);
-  if (window != 0) config.sliding_window.assign(static_cast<std::size_t>(config.layers), window);
+  read_all_but_window(fields, config, notes);
+  set_window(fields.count("sliding_window", kMaxPositions, 0), config);
   const std::optional<ConfigFields> rope = fields.optional_object("rope_parameters");
   if (!rope || rope->optional_number("llama_4_scaling_beta").value_or(0.0) == 0.0) return;
   // Queries would be multiplied by 1 + beta * log(1 + floor(position / original context)).

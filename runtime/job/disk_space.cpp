@@ -56,9 +56,8 @@ std::string disk_warning(const RunOptions& options, const PromptFileFacts& promp
   if (all - there <= left) return {};
   const auto bytes = [](double count) { return format_bytes(static_cast<std::uint64_t>(count)); };
   return fmt::format(
-      "the disk of {} has {} left, and {} records at their longest take about {}, with a copy "
-      "while "
-      "the output is written; a full disk stops the job, resumable",
+      "the disk of {} has {} left, and {} records at their longest take about {}, with a "
+      "copy while the output is written; a full disk stops the job, resumable",
       paths.output, bytes(left), prompts.requests, bytes(all));
 }
 

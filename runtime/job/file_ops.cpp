@@ -209,8 +209,9 @@ int open_output(FileOps& ops, const std::string& path, int flags, mode_t mode, O
         .found(found)
         .expected("a regular file");
   }
-  if (kind == OutputKind::kFile)
+  if (kind == OutputKind::kFile) {
     return open_repeating(ops, path, flags | O_NOFOLLOW | O_CLOEXEC, mode);
+  }
   // A pipe that nobody reads would keep the command waiting; once open, writing may wait.
   flags |= O_NONBLOCK | O_NOCTTY | O_CLOEXEC;
   int fd = open_repeating(ops, path, flags, mode);

@@ -120,9 +120,9 @@ Decoded run_method(const Machine& machine, const AttentionOptions& options, DTyp
     const std::vector<SequenceId> sequences(segments.size(), sequence);
     const ConstMatrix queries{q.data(), DType::kF32, kTokens, kColumns, kColumns};
     const ConstMatrix values{v.data(), DType::kF32, kTokens, kValueColumns, kValueColumns};
-    static_cast<void>(runner.choose(LayerId(0), segments, sequences, queries, values, cache.view(),
-                                    kScale, ahead ? &chosen : nullptr, machine.stream));
-    runner.attend(LayerId(0), segments, sequences, queries, cache.view(), kScale,
+    chosen = runner.choose(LayerId(0), segments, sequences, queries, values, cache.view(), kScale,
+                           ahead ? &chosen : nullptr, machine.stream);
+    runner.attend(LayerId(0), segments, sequences, chosen, queries, cache.view(), kScale,
                   {out.data(), DType::kF32, kTokens, kColumns, kColumns}, machine.ops,
                   {workspace.data(), workspace.bytes()}, machine.stream);
   }
