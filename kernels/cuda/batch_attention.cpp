@@ -118,7 +118,8 @@ bool follows(const AttentionSegment& segment, const AttentionSegment& next) {
          next.tables == segment.tables &&
          (next.tables == nullptr || next.table_row == segment.table_row + 1) &&
          next.weights_stride == stride &&
-         (stride == 0 || next.weights == segment.weights + segment.chosen->lists * stride);
+         (stride == 0 || segment.chosen == nullptr ||
+          next.weights == segment.weights + segment.chosen->lists * stride);
 }
 
 class Batch {

@@ -197,8 +197,7 @@ class CudaKvResolver final : public KvResolver {
     if (shape_.hot_rows == 0) return;
     changed_.insert(changed_.end(), changed.begin(), changed.end());
     std::ranges::sort(changed_);
-    const auto twice = std::ranges::unique(changed_);
-    changed_.erase(twice.begin(), twice.end());
+    changed_.erase(std::unique(changed_.begin(), changed_.end()), changed_.end());
   }
   // Before the first look into the books, so that begin_step() needs nothing on the device yet.
   void forget_changed(Stream& stream) {

@@ -64,7 +64,7 @@ const ContextClusters& clusters() {
       level->means = random_values(FilledCache::kKvHeads * level->count * kDim,
                                    static_cast<std::uint32_t>(level->count));
       level->keys.assign(static_cast<std::size_t>(FilledCache::kKvHeads * level->count),
-                         static_cast<float>(60 / level->count));
+                         60.0F / static_cast<float>(level->count));
       level->threshold = 0.01;
     }
     for (std::int64_t head = 0; head < FilledCache::kKvHeads; ++head) {
