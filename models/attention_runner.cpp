@@ -51,19 +51,19 @@ void AttentionRunner::choose_for_prompt(const LayerCall& call, std::int64_t prom
   const std::size_t before = prompts_.count();
   prompts_.add(*method_, call, prompt_tokens, q, dense_);
   for (std::size_t index = before; index < prompts_.count(); ++index) {
-    touched_.prompt_attended += PromptChoices::attended_tokens(prompts_.part(index));
-    touched_.prompt_context += PromptChoices::context_tokens(prompts_.part(index));
+    token_counts_.prompt_attended += PromptChoices::attended_tokens(prompts_.part(index));
+    token_counts_.prompt_context += PromptChoices::context_tokens(prompts_.part(index));
   }
 }
 
 void AttentionRunner::count(double attended, std::int64_t context) {
-  touched_.context += static_cast<double>(context);
-  touched_.rows += 1.0;
-  touched_.attended += attended;
+  token_counts_.context += static_cast<double>(context);
+  token_counts_.rows += 1.0;
+  token_counts_.attended += attended;
 }
 
-AttentionRunner::Touched AttentionRunner::touched() const {
-  Touched all = touched_;
+AttentionRunner::TokenCounts AttentionRunner::token_counts() const {
+  TokenCounts all = token_counts_;
   if (stream_ == nullptr || !method_->counts_on_device()) return all;
   const ClusterCounts counted = method_->counted(*stream_);
   all.attended += static_cast<double>(counted.tokens) / static_cast<double>(method_->lists());
@@ -72,7 +72,7 @@ AttentionRunner::Touched AttentionRunner::touched() const {
 }
 
 AttentionRunner::ReadBytes AttentionRunner::read_bytes(std::int64_t element_bytes) const {
-  const Touched all = touched();
+  const TokenCounts all = token_counts();
   if (all.rows == 0.0) return {};
   const auto mean = [&](double sum) { return static_cast<std::int64_t>(sum / all.rows); };
   const AttendedShape shape{shape_.heads, shape_.kv_heads, shape_.head_dim, element_bytes,

@@ -36,7 +36,7 @@ class AttentionObserver {
 class AttentionRunner {
  public:
   // Tokens attended and tokens there were, summed over decode steps and layers, means over lists.
-  struct Touched {
+  struct TokenCounts {
     double attended = 0.0;
     double context = 0.0;
     double rows = 0.0;       // decoded rows times layers
@@ -113,11 +113,12 @@ class AttentionRunner {
   void set_observer(AttentionObserver* observer) { observer_ = observer; }
 
   // Waits for the device where the method counts there.
-  [[nodiscard]] Touched touched() const;
+  [[nodiscard]] TokenCounts token_counts() const;
   // KV bytes that the decoded rows read, by the methods' formulae at the mean context, and what
-  // dense attention would have read. `element_bytes` of a stored key or value. Waits as touched().
+  // dense attention would have read. `element_bytes` of a stored key or value. Waits as
+  // token_counts().
   struct ReadBytes {
-    double touched = 0.0;
+    double attended = 0.0;
     double dense = 0.0;
   };
   [[nodiscard]] ReadBytes read_bytes(std::int64_t element_bytes) const;
@@ -153,7 +154,7 @@ class AttentionRunner {
   Buffer workspace_;
   std::unordered_map<std::int32_t, Entry> states_;
   PromptChoices prompts_;
-  Touched touched_;           // but for what the method counts
+  TokenCounts token_counts_;  // but for what the method counts
   Stream* stream_ = nullptr;  // of the last step
   AttentionObserver* observer_ = nullptr;
 

@@ -292,7 +292,7 @@ class Comparison {
                                               "failed_lines",
                                               "failures",
                                               "max_batch",
-                                              "tokens_touched",
+                                              "tokens_attended",
                                               "agreement",
                                               "same_as",
                                               "identical",
@@ -345,7 +345,7 @@ class Comparison {
     cells.push_back(failures.empty() ? null_cell()
                                      : text_cell(fmt::format("{}", fmt::join(failures, "; "))));
     cells.push_back(integer_cell(run.max_batch));
-    cells.push_back(number_cell(run.tokens_touched));
+    cells.push_back(number_cell(run.tokens_attended));
     cells.push_back(row.agreement ? number_cell(*row.agreement) : null_cell());
     cells.push_back(row.same_as ? text_cell(*row.same_as) : null_cell());
     cells.push_back(row.identical ? text_cell(*row.identical ? "yes" : "no") : null_cell());

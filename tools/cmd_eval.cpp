@@ -150,7 +150,7 @@ double attended_share(const AttentionRunner* attention, const KvStore::Shape& kv
   if (attention == nullptr) return 1.0;
   const AttentionRunner::ReadBytes bytes =
       attention->read_bytes(static_cast<std::int64_t>(dtype_bytes(kv.dtype)));
-  return bytes.dense == 0.0 ? 1.0 : bytes.touched / bytes.dense;
+  return bytes.dense == 0.0 ? 1.0 : bytes.attended / bytes.dense;
 }
 
 // Squeezed attention is of a fixed context, and a fixed context of prompts.
@@ -238,7 +238,7 @@ class Evaluation {
     setup_.engine = nullptr;
     const AttentionRunner* attention = loaded.decoder.attention();
     const double share = attended_share(attention, plan.kv);
-    const bool counted = attention != nullptr && attention->touched().context > 0;
+    const bool counted = attention != nullptr && attention->token_counts().context > 0;
     for (Row& row : rows) {
       for (auto& [name, value] : row) {
         if (auto* bytes = std::get_if<double>(&value); bytes && name == "kv_bytes_per_token") {
@@ -246,8 +246,8 @@ class Evaluation {
         }
       }
       row.emplace_back(
-          "tokens_touched",
-          counted ? attention->touched().attended / attention->touched().context : 1.0);
+          "tokens_attended",
+          counted ? attention->token_counts().attended / attention->token_counts().context : 1.0);
       eval::label_row(cell, dtype_name(plan.kv.dtype), row);
     }
     return rows;

@@ -21,7 +21,7 @@ namespace triphase {
 namespace {
 
 // `triphase inspect --attention-map`: completes one prompt greedily and draws which tokens the
-// attention method touched in one layer and KV head.
+// attention method attended in one layer and KV head.
 
 constexpr std::uint64_t kMostPromptBytes = std::uint64_t{64} << 20;
 
@@ -71,7 +71,7 @@ std::string draw_attention_map(const OptionValues& values, Log& log) {
   parse_machine_options(values, options);
   if (!options.attention.sparse()) {
     throw Error(ErrorRole::kUsage, "E-CLI-CONFLICT", "--attention-map")
-        .found("with --attention dense, which touches every token")
+        .found("with --attention dense, which attends every token")
         .expected("a sparse --attention, such as swa or sparq");
   }
   std::string prompt = prompt_of(values);
@@ -94,13 +94,13 @@ std::string draw_attention_map(const OptionValues& values, Log& log) {
   progress.finish();
   const eval::AttentionMapCounts counts = eval::count_changes(recorder.steps());
   const double share = counts.context == 0 ? 1.0
-                                           : static_cast<double>(counts.touched) /
+                                           : static_cast<double>(counts.attended) /
                                                  static_cast<double>(counts.context);
   const std::string what = fmt::format(
       "{}: layer {}{}", attention_name(options.attention.kind), values.integer("layer"),
       runner.method().lists() == 1 ? ", all heads"
                                    : fmt::format(", KV head {}", values.integer("head")));
-  if (counts.touched == counts.context) {
+  if (counts.attended == counts.context) {
     log.info(
         fmt::format("{} attends densely in every step of layer {}: see another --layer, or a "
                     "higher --kv-sparsity",
@@ -120,7 +120,8 @@ std::string draw_attention_map(const OptionValues& values, Log& log) {
                             prompt_tokens, recorder.steps()),
                         0666);
   return fmt::format(
-      "{}: {} decode steps after {} prompt tokens, {:.1f} % of the tokens touched; tokens left the "
+      "{}: {} decode steps after {} prompt tokens, {:.1f} % of the tokens attended; tokens left "
+      "the "
       "choice {} times and came back {} times\n",
       what, recorder.steps().size(), prompt_tokens, 100 * share, counts.left, counts.returned);
 }

@@ -113,7 +113,7 @@ Measured read_summary(const std::string& path) {
   run.preemptions = count(at(json, {"placement", "preemptions"}, path));
   run.failed_lines = count(at(json, {"requests", "failed"}, path));
   run.max_batch = static_cast<std::int64_t>(count(at(json, {"max_batch"}, path)));
-  run.tokens_touched = number(at(json, {"attention", "tokens_touched_fraction"}, path));
+  run.tokens_attended = number(at(json, {"attention", "tokens_attended_fraction"}, path));
   run.kv_dtype = text(at(json, {"model", "kv_dtype"}, path));
   run.layer_inputs = count(at(json, {"layer_inputs", "tokens"}, path));
   run.device = text(at(json, {"hardware", "device"}, path));

@@ -57,7 +57,7 @@ struct Measured {
   std::uint64_t preemptions = 0;
   std::uint64_t failed_lines = 0;  // error records: lines this cell has no room for, bad lines
   std::int64_t max_batch = 0;
-  double tokens_touched = 1.0;  // share of the context
+  double tokens_attended = 1.0;  // share of the context
   std::string kv_dtype;
   std::uint64_t layer_inputs = 0;  // leading tokens whose KV comes from INT8 layer inputs
   std::string device;

@@ -4,15 +4,15 @@ namespace triphase {
 namespace {
 
 void fill_attention(const AttentionRunner& runner, DType kv_dtype, AttentionUse& use) {
-  const AttentionRunner::Touched& touched = runner.touched();
-  if (touched.prompt_context > 0) {
-    use.prompt_attended_fraction = touched.prompt_attended / touched.prompt_context;
+  const AttentionRunner::TokenCounts& counts = runner.token_counts();
+  if (counts.prompt_context > 0) {
+    use.prompt_attended_fraction = counts.prompt_attended / counts.prompt_context;
   }
-  if (touched.context > 0) {
-    use.attended_fraction = touched.attended / touched.context;
+  if (counts.context > 0) {
+    use.attended_fraction = counts.attended / counts.context;
     const AttentionRunner::ReadBytes bytes =
         runner.read_bytes(static_cast<std::int64_t>(dtype_bytes(kv_dtype)));
-    use.read_bytes = {bytes.touched, bytes.dense};
+    use.read_bytes = {bytes.attended, bytes.dense};
   }
 }
 

@@ -50,7 +50,7 @@ std::int64_t tick_step(std::int64_t count) {
 std::string legend() {
   std::string out;
   double x = kLeft;
-  for (const auto& [look, words] : {std::pair{"touched", "attended in this step"},
+  for (const auto& [look, words] : {std::pair{"attended", "attended in this step"},
                                     std::pair{"there", "in the context, not attended"}}) {
     out +=
         fmt::format("<rect class=\"{}\" x=\"{:.1f}\" y=\"{:.1f}\" width=\"{}\" height=\"{}\"/>\n",
@@ -82,7 +82,7 @@ AttentionMapCounts count_changes(const std::vector<AttentionMapStep>& steps) {
   std::vector<std::uint8_t> has_left;
   for (const AttentionMapStep& step : steps) {
     std::vector<std::int32_t> now = tokens_of(step);
-    counts.touched += static_cast<std::int64_t>(now.size());
+    counts.attended += static_cast<std::int64_t>(now.size());
     counts.context += step.context;
     has_left.resize(static_cast<std::size_t>(step.context), 0);
     for (const std::int32_t token : now) {
@@ -110,29 +110,29 @@ std::string attention_map_svg(const AttentionMapTitle& title, std::int64_t promp
   const double width = kLeft + kPlotWidth + kRight;
   std::string out = svg::opening(
       width, kTop + height + kBottom, title.title,
-      ".there { fill: #e4e4e4; }\n.touched { fill: #0072b2; }\n.soft { fill: #5a5f66; }\n"
+      ".there { fill: #e4e4e4; }\n.attended { fill: #0072b2; }\n.soft { fill: #5a5f66; }\n"
       ".tick { stroke: #5a5f66; }\n.prompt { stroke: #d55e00; stroke-width: 1.5; }\n"
       ".halo { stroke: #ffffff; stroke-width: 4; }\n",
-      ".there { fill: #33373d; }\n.touched { fill: #56b4e9; }\n.soft { fill: #a0a6ad; }\n"
+      ".there { fill: #33373d; }\n.attended { fill: #56b4e9; }\n.soft { fill: #a0a6ad; }\n"
       ".tick { stroke: #a0a6ad; }\n.prompt { stroke: #ff9d4d; }\n.halo { stroke: #16181c; }\n");
   out += svg::text(kLeft, 24, "start", title.title, " font-size=\"15\" font-weight=\"600\"");
   out += svg::text(kLeft, 44, "start", title.subtitle, " class=\"soft\"");
   out += legend();
   std::string there;
-  std::string touched;
+  std::string attended;
   for (std::size_t index = 0; index < steps.size(); ++index) {
     const double y = kTop + row * static_cast<double>(index);
     there += fmt::format("M{:.1f} {:.2f}h{:.2f}v{:.2f}H{:.1f}z", kLeft, y,
                          column * static_cast<double>(steps[index].context), row, kLeft);
     for_each_run(tokens_of(steps[index]), [&](std::int32_t begin, std::int32_t end) {
-      touched += fmt::format("M{:.2f} {:.2f}h{:.2f}v{:.2f}h-{:.2f}z", kLeft + column * begin, y,
-                             column * (end - begin), row, column * (end - begin));
+      attended += fmt::format("M{:.2f} {:.2f}h{:.2f}v{:.2f}h-{:.2f}z", kLeft + column * begin, y,
+                              column * (end - begin), row, column * (end - begin));
     });
   }
-  out += fmt::format("<path class=\"there\" d=\"{}\"/>\n<path class=\"touched\" d=\"{}\"/>\n",
-                     there, touched);
+  out += fmt::format("<path class=\"there\" d=\"{}\"/>\n<path class=\"attended\" d=\"{}\"/>\n",
+                     there, attended);
   const double prompt_end = kLeft + column * static_cast<double>(prompt_tokens);
-  // Light around the line, which is to be seen on touched tokens too.
+  // Light around the line, which is to be seen on attended tokens too.
   for (const char* look : {"halo", "prompt"}) {
     out += fmt::format("<path class=\"{}\" d=\"M{:.1f} {:.1f}V{:.1f}\"/>\n", look, prompt_end,
                        kTop - 4, kTop + height + 4);

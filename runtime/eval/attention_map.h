@@ -1,6 +1,6 @@
 #pragma once
 
-// Which tokens a sparse attention method touches, step by step, for one sequence, layer and KV
+// Which tokens a sparse attention method attends, step by step, for one sequence, layer and KV
 // head: recorded while the model decodes, counted, and drawn as SVG.
 
 #include <cstdint>
@@ -36,7 +36,7 @@ class AttentionMapRecorder final : public AttentionObserver {
 
 // How the choice changes from step to step.
 struct AttentionMapCounts {
-  std::int64_t touched = 0;   // tokens attended, over all steps
+  std::int64_t attended = 0;  // tokens attended, over all steps
   std::int64_t context = 0;   // tokens there were, over all steps
   std::int64_t left = 0;      // times that a token was chosen in one step and not in the next
   std::int64_t returned = 0;  // times that a token was chosen which had left before

@@ -27,14 +27,14 @@ void report_fixed_context(const RunSummary& summary, Log& log) {
       "fixed context: {} tokens in front of every line, {} prompt tokens computed and {} shared",
       summary.fixed_context->tokens, summary.tokens.prompt, summary.tokens.shared_prompt);
   if (summary.attention.read_bytes) {
-    line +=
-        fmt::format("; decoding touched {:.1f} % of the tokens and read {} of KV, dense {}",
-                    100.0 * summary.attention.attended_fraction,
-                    format_bytes(static_cast<std::uint64_t>(summary.attention.read_bytes->touched)),
-                    format_bytes(static_cast<std::uint64_t>(summary.attention.read_bytes->dense)));
+    line += fmt::format(
+        "; decoding attended {:.1f} % of the tokens and read {} of KV, dense {}",
+        100.0 * summary.attention.attended_fraction,
+        format_bytes(static_cast<std::uint64_t>(summary.attention.read_bytes->attended)),
+        format_bytes(static_cast<std::uint64_t>(summary.attention.read_bytes->dense)));
   }
   if (summary.attention.prompt_attended_fraction) {
-    line += fmt::format("; prompts touched {:.1f} %",
+    line += fmt::format("; prompts attended {:.1f} %",
                         100.0 * *summary.attention.prompt_attended_fraction);
   }
   log.info(line);

@@ -119,12 +119,12 @@ void write_plan(JsonWriter& json, const RunSummary& summary) {
 void write_attention(JsonWriter& json, const RunSummary& summary) {
   json.key("attention").begin_object();
   json.members({{"policy", summary.attention.method},
-                {"tokens_touched_fraction", summary.attention.attended_fraction},
-                {"prompt_tokens_touched_fraction", summary.attention.prompt_attended_fraction}});
+                {"tokens_attended_fraction", summary.attention.attended_fraction},
+                {"prompt_tokens_attended_fraction", summary.attention.prompt_attended_fraction}});
   json.key("decode_read_bytes");
   if (summary.attention.read_bytes) {
     json.object(
-        {{"touched", JsonText{fmt::format("{:.0f}", summary.attention.read_bytes->touched)}},
+        {{"attended", JsonText{fmt::format("{:.0f}", summary.attention.read_bytes->attended)}},
          {"dense", JsonText{fmt::format("{:.0f}", summary.attention.read_bytes->dense)}}});
   } else {
     json.value(nullptr);  // attention was dense
@@ -162,7 +162,7 @@ void write_prediction(JsonWriter& json, const std::optional<RunPrediction>& pred
 // What ran, on what, with which model.
 void write_setting(JsonWriter& json, const RunSummary& summary) {
   const MachineInfo machine = inspect_machine();
-  json.members({{"format", "triphase-summary/1"}, {"command", "run"}});
+  json.members({{"format", "triphase-summary/2"}, {"command", "run"}});
   json.key("program").object({{"version", program_version()},
                               {"commit", build_commit()},
                               {"build", build_type()},

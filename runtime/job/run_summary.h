@@ -35,7 +35,7 @@ struct ModelUse {
 
 // KV bytes read by decode steps, by the methods' formulae.
 struct AttentionBytes {
-  double touched = 0.0;
+  double attended = 0.0;
   double dense = 0.0;  // of dense attention in the same steps
 };
 

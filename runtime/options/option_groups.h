@@ -70,7 +70,7 @@ inline constexpr OptionSpec kMachineOptions[] = {
      "K and V of each line's first N tokens are projected from their INT8 layer inputs, as where "
      "Phase III recomputes them: the same answers under every policy."},
     {"Machine", "attention", 0, kChoice, "dense", kAttentionChoices, 0, 0, false, false,
-     "Which tokens decoding touches; prompts are dense but under squeezed, which needs "
+     "Which tokens decoding attends; prompts are dense but under squeezed, which needs "
      "--fixed-context. swa, local, lm-infinite and h2o cannot look back at tokens that they "
      "have left out: questions about them go wrong."},
     {"Machine", "attention-option", 0, kText, "", "NAME=VALUE", 0, 0, true, false,

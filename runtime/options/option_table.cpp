@@ -114,7 +114,7 @@ constexpr OptionSpec kRunPlanOptions[] = {
      "leading tokens comes from their INT8 layer inputs, which rounds completions as INT8 KV does. "
      "auto: unless --kv-dtype names another type than int8."},
     {"Plan (--policy triphase)", "miss-rate", 0, kReal, "1", "X", 0, 1, false, false,
-     "Share of the touched host tokens that plans and --predict take to cross the link in a step; "
+     "Share of the attended host tokens that plans and --predict take to cross the link in a step; "
      "1 "
      "is the bound, less where chosen tokens are found on the device again."},
     {"Plan (--policy triphase)", "profile-time", 0, kSeconds, "5s", "TIME", 0.01, 86400, false,

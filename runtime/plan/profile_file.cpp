@@ -115,7 +115,7 @@ std::string profile_to_json(const HardwareProfile& profile) {
 
 HardwareProfile parse_profile(std::string_view text, std::string_view file) {
   const Json json = parse_json_file(text, file, ErrorRole::kInput, kCode);
-  JsonObjectReader top(json, "", file, kCode);
+  JsonObjectReader top(json, "", file, kCode, "make the profile again with triphase profile");
   top.format(kProfileFormat);
   HardwareProfile profile;
   profile.name = top.text("name");

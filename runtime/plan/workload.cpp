@@ -69,9 +69,9 @@ LineFaults find_line_faults(const RunOptions& options, const ModelBundle& model,
 double attended_share(const AttentionOptions& attention, std::int64_t input_tokens,
                       std::int64_t output_tokens) {
   const std::int64_t context = input_tokens + output_tokens / 2;
-  const double touched = static_cast<double>(budget_tokens(attention, context, input_tokens)) /
-                         static_cast<double>(context);
-  return std::clamp(touched, 1e-6, 1.0);
+  const double attended = static_cast<double>(budget_tokens(attention, context, input_tokens)) /
+                          static_cast<double>(context);
+  return std::clamp(attended, 1e-6, 1.0);
 }
 
 SparseFetch sparse_fetch(const RunOptions& options, const ModelBundle& model,

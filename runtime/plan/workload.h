@@ -1,7 +1,7 @@
 #pragma once
 
 // A job as planner and simulator see it: how long its lines are, and which share of their tokens a
-// step touches.
+// step attends.
 
 #include <cstdint>
 #include <string>
@@ -37,7 +37,7 @@ inline constexpr std::size_t kShownFaults = 5;
 [[nodiscard]] LineFaults find_line_faults(const RunOptions& options, const ModelBundle& model,
                                           std::int64_t longest, const LineLimits& limits);
 
-// r: the share of the context that a decode step touches half way through such a line, at most.
+// r: the share of the context that a decode step attends half way through such a line, at most.
 [[nodiscard]] double attended_share(const AttentionOptions& attention, std::int64_t input_tokens,
                                     std::int64_t output_tokens);
 

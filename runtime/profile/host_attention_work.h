@@ -16,8 +16,8 @@
 
 namespace triphase {
 
-// `x` rows, each of a sequence of its own, that touch `y` tokens together: from K, V and queries on
-// the device to results on it, all layers, the link included; nothing runs beside it, as in the
+// `x` rows, each of a sequence of its own, that attend `y` tokens together: from K, V and queries
+// on the device to results on it, all layers, the link included; nothing runs beside it, as in the
 // engine, where a layer waits. At most `tokens` tokens, which have places on both tiers.
 class HostAttentionWork final : public GridWork {
  public:

@@ -72,7 +72,7 @@ class ModelRig {
   Sampler sampler_;
 };
 
-// One decode step of `x` sequences that touch `y` tokens together, sampling included.
+// One decode step of `x` sequences that attend `y` tokens together, sampling included.
 class DecodeWork final : public GridWork {
  public:
   explicit DecodeWork(ModelRig& rig) : rig_(rig) {}

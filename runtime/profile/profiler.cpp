@@ -178,12 +178,12 @@ class Profiler {
     const auto batch = static_cast<double>(limits.batch);
     const auto context = static_cast<double>(limits.context);
     const std::vector<double> batches = steps(1, batch, 2, false);
-    const std::vector<double> touched =
+    const std::vector<double> attended =
         steps(64, std::min(static_cast<double>(limits.tokens), batch * context), 4, true);
     rig_->use_kv(kv_dtype());
     {
       DecodeWork decode(*rig_);
-      fill(CostTable::kDecode, decode, batches, touched, 0.23);
+      fill(CostTable::kDecode, decode, batches, attended, 0.23);
     }
     {
       PrefillWork prefill(*rig_);
@@ -203,7 +203,7 @@ class Profiler {
     rig_->use_kv(DType::kInt8);
     if (request_.int8_kv) {
       DecodeWork decode(*rig_);
-      fill(CostTable::kDecodeInt8, decode, batches, touched, 0.17);
+      fill(CostTable::kDecodeInt8, decode, batches, attended, 0.17);
     } else {
       shares_left_ -= 0.17;
     }

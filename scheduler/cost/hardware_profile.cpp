@@ -4,8 +4,8 @@ namespace triphase {
 
 const CostTableInfo& cost_table_info(CostTable table) {
   static constexpr std::array<CostTableInfo, kCostTables> kInfo{{
-      {"decode", "batch", "tokens_touched"},
-      {"decode_int8", "batch", "tokens_touched", false},
+      {"decode", "batch", "tokens_attended"},
+      {"decode_int8", "batch", "tokens_attended", false},
       {"prefill", "tokens", "context"},
       {"recompute", "batch", "tokens"},
       {"h2d", "bytes", ""},
@@ -13,7 +13,7 @@ const CostTableInfo& cost_table_info(CostTable table) {
       {"gather", "record_bytes", "count"},
       {"quantize", "tokens", ""},
       {"dequantize", "tokens", "", false},
-      {"host_attention", "batch", "tokens_touched", false},
+      {"host_attention", "batch", "tokens_attended", false},
   }};
   return kInfo[static_cast<std::size_t>(table)];
 }

@@ -1,6 +1,6 @@
 #pragma once
 
-// What a machine takes for a model's work: the content of a triphase-profile/1 file, measured by
+// What a machine takes for a model's work: the content of a triphase-profile/2 file, measured by
 // `triphase profile` or derived from stated peaks (hardware_spec.h). PURE values.
 
 #include <array>
@@ -16,7 +16,7 @@ namespace triphase {
 // The tables of a profile. Tokens are counted once for all layers together: a table gives the time
 // of the whole model.
 enum class CostTable : std::uint8_t {
-  kDecode,      // one decode step by (batch, tokens touched by all sequences together)
+  kDecode,      // one decode step by (batch, tokens attended by all sequences together)
   kDecodeInt8,  // the same with INT8 KV on the device; empty: as kDecode
   kPrefill,     // one chunk by (prompt tokens of the chunk, tokens before it)
   kRecompute,   // K and V from saved layer inputs, by (sequences, tokens of each)
@@ -26,7 +26,7 @@ enum class CostTable : std::uint8_t {
   kQuantize,    // closing blocks, by tokens
   kDequantize,  // INT8 to the compute type, by tokens; empty: attention reads INT8 directly
   // Attention on the host where KV lies, from queries on the device to results on it, by (rows,
-  // tokens touched by all of them together); empty: not possible, or not measured.
+  // tokens attended by all of them together); empty: not possible, or not measured.
   kHostAttention,
 };
 inline constexpr std::size_t kCostTables = 10;

@@ -76,15 +76,15 @@ HardwareProfile derive_profile(const HardwareSpec& spec, const ModelCosts& model
 
   const auto decode = [&](DType kv) {
     const double kv_bytes = layers * kv_layer_bytes(model, kv, 128);
-    return [=, &costs](double batch, double touched) {
+    return [=, &costs](double batch, double attended) {
       return std::max(2.0 * batch * matmul / flops, weight_bytes / memory) +
-             touched * kv_bytes / memory + layers * costs.layer_seconds;
+             attended * kv_bytes / memory + layers * costs.layer_seconds;
     };
   };
   const std::vector<double> batches = powers_of_two(1, 1024);
-  const std::vector<double> touched = powers_of_two(64, 64.0 * 1048576, true);
-  profile.table(CostTable::kDecode) = sample_grid(batches, touched, decode(dtype));
-  profile.table(CostTable::kDecodeInt8) = sample_grid(batches, touched, decode(DType::kInt8));
+  const std::vector<double> attended = powers_of_two(64, 64.0 * 1048576, true);
+  profile.table(CostTable::kDecode) = sample_grid(batches, attended, decode(dtype));
+  profile.table(CostTable::kDecodeInt8) = sample_grid(batches, attended, decode(DType::kInt8));
   profile.table(CostTable::kPrefill) = sample_grid(
       powers_of_two(1, 65536), powers_of_two(64, 1048576, true),
       [&](double tokens, double context) {

@@ -29,9 +29,9 @@ Estimate CostModel::d2h(double bytes) const { return curve(CostTable::kD2H).at(b
 Estimate CostModel::gather(double record_bytes, double count) const {
   return count <= 0.0 ? Estimate{} : curve(CostTable::kGather).at(record_bytes, count);
 }
-Estimate CostModel::decode(bool int8, double batch, double touched) const {
+Estimate CostModel::decode(bool int8, double batch, double attended) const {
   const TimeCurve& table = curve(CostTable::kDecodeInt8);
-  return (int8 && !table.empty() ? table : curve(CostTable::kDecode)).at(batch, touched);
+  return (int8 && !table.empty() ? table : curve(CostTable::kDecode)).at(batch, attended);
 }
 Estimate CostModel::prefill(double tokens, double context) const {
   return curve(CostTable::kPrefill).at(tokens, context);
@@ -55,8 +55,8 @@ double CostModel::compute(const StepWork& work, bool& extrapolated) const {
   if (work.copied_tokens > 0.0) {
     // A copy reads and writes what attention reads once.
     const auto rows = static_cast<double>(std::max<std::int64_t>(work.decode_rows, 1));
-    const double touched = take(decode(work.int8_kv, rows, work.copied_tokens), extrapolated);
-    seconds += 2.0 * std::max(touched - decode(work.int8_kv, rows, 0.0).seconds, 0.0);
+    const double attended = take(decode(work.int8_kv, rows, work.copied_tokens), extrapolated);
+    seconds += 2.0 * std::max(attended - decode(work.int8_kv, rows, 0.0).seconds, 0.0);
   }
   if (work.prefill_rows > 0) {
     double prefill_seconds =

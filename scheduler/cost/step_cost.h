@@ -10,7 +10,7 @@
 
 namespace triphase {
 
-// How tokens on the host that a sparse decode step touches come to the device.
+// How tokens on the host that a sparse decode step attends come to the device.
 enum class SparseFetch : std::uint8_t {
   kAhead,        // while the layer before is computed
   kOnDemand,     // once the layer's query has chosen them: attention waits
@@ -20,16 +20,16 @@ enum class SparseFetch : std::uint8_t {
 // What a step does. Counts of the whole step; "tokens" are counted once, not per layer.
 struct StepWork {
   std::int64_t decode_rows = 0;          // sequences that decode
-  double attended_tokens = 0.0;          // tokens that they touch on the device, all together
+  double attended_tokens = 0.0;          // tokens that they attend on the device, all together
   std::int64_t decode_groups = 1;        // zig-zag: computed one group after another
   std::int64_t prefill_rows = 0;         // prompt tokens computed
   double prefill_context = 0.0;          // tokens before them, mean over the rows
   std::int64_t recompute_rows = 0;       // sequences with recomputed tokens
   double recompute_tokens = 0.0;         // projected again from X, all sequences together
   std::int64_t host_attention_rows = 0;  // of decode_rows, those attended on the host
-  double host_attention_tokens = 0.0;    // that they touch there, all together
+  double host_attention_tokens = 0.0;    // that they attend there, all together
   double host_attention_passes = 1.0;    // times as many bytes as attention there reads
-  double copied_tokens = 0.0;            // on the device, before they are touched
+  double copied_tokens = 0.0;            // on the device, before they are attended
   double quantized_tokens = 0.0;
   bool int8_kv = false;
   // To the device.
@@ -78,7 +78,7 @@ class CostModel {
   [[nodiscard]] Estimate h2d(double bytes) const;
   [[nodiscard]] Estimate d2h(double bytes) const;
   [[nodiscard]] Estimate gather(double record_bytes, double count) const;
-  [[nodiscard]] Estimate decode(bool int8, double batch, double touched) const;
+  [[nodiscard]] Estimate decode(bool int8, double batch, double attended) const;
   [[nodiscard]] Estimate prefill(double tokens, double context) const;
   // Needs can_attend_on_host().
   [[nodiscard]] Estimate host_attention(double rows, double tokens) const;

@@ -3,7 +3,7 @@
 // The one interface of all placement policies: where each token's KV lives and how it gets to the
 // device. Policies are immutable values behind a virtual call: what decide() does follows from
 // the step alone, so that the engine and the simulator get the same actions from the same state.
-// Which tokens are touched is not decided here (attention policies).
+// Which tokens are attended is not decided here (attention policies).
 
 #include <cstdint>
 #include <memory>

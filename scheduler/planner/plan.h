@@ -15,8 +15,8 @@ struct PlanWorkload {
   std::int64_t batch = 0;       // b: sequences running together
   std::int64_t input_len = 0;   // s
   std::int64_t output_len = 0;  // n
-  double caching_ratio = 1.0;   // r = 1 - KV sparsity: share of the context that a step touches
-  // Share of the touched host tokens that have to cross the link in a step; the rest is still
+  double caching_ratio = 1.0;   // r = 1 - KV sparsity: share of the context that a step attends
+  // Share of the attended host tokens that have to cross the link in a step; the rest is still
   // cached on the device from earlier steps. 1 is the bound of ALISA's eq. 4.
   double miss_rate = 1.0;
   friend bool operator==(const PlanWorkload&, const PlanWorkload&) = default;

@@ -47,7 +47,7 @@ const MemoryPlan* StepModel::memory(std::int64_t input_tokens) const {
 }
 
 std::int64_t StepModel::movable(std::int64_t context) const {
-  // Half of the touched share is the local window (ALISA's even split); dense has none.
+  // Half of the attended share is the local window (ALISA's even split); dense has none.
   const double window = workload_.caching_ratio >= 1.0 ? 0.0 : workload_.caching_ratio / 2.0;
   const auto kept = static_cast<std::int64_t>(std::ceil(window * static_cast<double>(context)));
   // The partial block stays as well.
@@ -68,14 +68,14 @@ double StepModel::fetched(const StepTokens& tokens) const {
 LaneTimes StepModel::decode(const StepTokens& tokens, std::int64_t input_tokens) const {
   const auto batch = static_cast<double>(workload_.batch);
   const auto layers = static_cast<double>(model_.costs.layers);
-  const double touched =
+  const double attended =
       std::max(std::floor(static_cast<double>(tokens.context) * workload_.caching_ratio), 1.0);
   const double away = fetched(tokens);
   const double again = tokens.host == 0 ? 0.0
                                         : away * static_cast<double>(tokens.recompute) /
                                               static_cast<double>(tokens.host);
   StepWork work{.decode_rows = workload_.batch,
-                .attended_tokens = batch * touched,
+                .attended_tokens = batch * attended,
                 .int8_kv = model_.kv_dtype == DType::kInt8};
   if (work.int8_kv) work.quantized_tokens = batch;
   // Dense attention streams whole pages; a sparse one gathers records of single tokens.

@@ -71,7 +71,7 @@ class StepModel {
   [[nodiscard]] bool reads_whole_blocks() const {
     return workload_.caching_ratio >= 1.0 || model_.fetch == SparseFetch::kWholeBlocks;
   }
-  [[nodiscard]] double fetched(const StepTokens& tokens) const;  // host tokens touched, a sequence
+  [[nodiscard]] double fetched(const StepTokens& tokens) const;  // host tokens attended, a sequence
   [[nodiscard]] std::int64_t blocks(std::int64_t tokens) const {
     return (tokens + model_.block_tokens - 1) / model_.block_tokens;
   }

@@ -48,8 +48,8 @@ struct SimulatedJob {
   std::int64_t batch_size = 0;
   std::int64_t prefill_chunk = 2048;
   PromptUnits prompt_units;    // that a step does not cut
-  double caching_ratio = 1.0;  // r: share of the context that a decode step touches
-  double miss_rate = 1.0;      // share of the touched host tokens that crosses the link
+  double caching_ratio = 1.0;  // r: share of the context that a decode step attends
+  double miss_rate = 1.0;      // share of the attended host tokens that crosses the link
   SparseFetch fetch = SparseFetch::kAhead;  // below r = 1
   std::vector<SimulatedLine> lines;
   Handicaps handicaps;

@@ -105,7 +105,7 @@ flexgen::Machine flexgen_machine(const CostModel& cost, const SimulatedJob& job,
   const double token_ops = 2.0 * job.model.layer_matmul * layers;
   const auto batch = static_cast<double>(job.batch_size);
   const auto probe = static_cast<double>(kProbeContext);
-  const double touched_ops = 4.0 * h1 * layers * probe * batch;
+  const double attended_ops = 4.0 * h1 * layers * probe * batch;
   const double prefill_tokens = 2048.0;
   flexgen::Machine machine;
   machine.to_device = 1e9 / cost.h2d(1e9).seconds;
@@ -113,8 +113,8 @@ flexgen::Machine flexgen_machine(const CostModel& cost, const SimulatedJob& job,
   machine.matmul_prefill = token_ops * prefill_tokens / cost.prefill(prefill_tokens, 0.0).seconds;
   machine.attention_prefill = machine.matmul_prefill;
   machine.matmul_decode = token_ops * batch / cost.decode(false, batch, 0.0).seconds;
-  machine.attention_decode = touched_ops / (cost.decode(false, batch, probe * batch).seconds -
-                                            cost.decode(false, batch, 0.0).seconds);
+  machine.attention_decode = attended_ops / (cost.decode(false, batch, probe * batch).seconds -
+                                             cost.decode(false, batch, 0.0).seconds);
   machine.attention_host = host_attention_rate;
   machine.device_memory = static_cast<double>(job.device_memory);
   machine.host_memory = static_cast<double>(job.host_memory);
@@ -153,10 +153,10 @@ NamedSimulation run_flexgen(const CostModel& cost, const SimulatedJob& job, bool
     const char* mode = on_host ? "CPU attention" : "KV moved";
     // Attention does one multiply-add for each FP16 value read: an operation
     // for every byte.
-    const double touched = static_cast<double>(job.batch_size * kProbeContext);
+    const double attended = static_cast<double>(job.batch_size * kProbeContext);
     const double rate =
-        on_host ? 4.0 * model.hidden * model.layers * touched /
-                      cost.host_attention(static_cast<double>(job.batch_size), touched).seconds
+        on_host ? 4.0 * model.hidden * model.layers * attended /
+                      cost.host_attention(static_cast<double>(job.batch_size), attended).seconds
                 : 1e9 / cost.h2d(1e9).seconds;
     const auto policy = flexgen::search_policy(
         model, static_cast<double>(longest_prompt(job)), static_cast<double>(longest_output(job)),

@@ -179,8 +179,8 @@ class Simulation {
     return job_.caching_ratio >= 1.0 || job_.fetch == SparseFetch::kWholeBlocks;
   }
 
-  // Host tokens of a decoding sequence that a step touches.
-  [[nodiscard]] double touched_away(std::int64_t context, double away) const {
+  // Host tokens of a decoding sequence that a step attends.
+  [[nodiscard]] double attended_on_host(std::int64_t context, double away) const {
     if (reads_whole_blocks()) return away;
     const auto length = static_cast<double>(context);
     const double window = std::ceil(length * job_.caching_ratio / 2.0);
@@ -213,10 +213,10 @@ class Simulation {
         prefill_context += static_cast<double>(rows) * static_cast<double>(place.context);
       } else {
         ++work.decode_rows;
-        fetched = touched_away(place.context + 1, away);
-        const double touched =
+        fetched = attended_on_host(place.context + 1, away);
+        const double attended =
             std::max(std::floor(static_cast<double>(place.context + 1) * job_.caching_ratio), 1.0);
-        if (!line.on_host) work.attended_tokens += touched;
+        if (!line.on_host) work.attended_tokens += attended;
       }
       const bool attend_on_host = line.on_host && !place.prefilling();
       const bool whole = dense || place.prefilling();

@@ -34,7 +34,7 @@ PLAN = {
 }
 LINE = {"bytes": [1, 2], "seconds": [1, 2]}
 PROFILE = {
-    "format": "triphase-profile/1",
+    "format": "triphase-profile/2",
     "name": "p",
     "measured": True,
     "emulated": False,
@@ -44,7 +44,7 @@ PROFILE = {
     "model": {"name": "tiny", "fingerprint": "", "layers": 2, "hidden_size": 16, "kv_width": 8},
     "notes": [],
     "tables": {
-        "decode": {"batch": [1, 2], "tokens_touched": [0, 64], "seconds": [[1, 2], [3, 4]]},
+        "decode": {"batch": [1, 2], "tokens_attended": [0, 64], "seconds": [[1, 2], [3, 4]]},
         "prefill": {"tokens": [1], "context": [0], "seconds": [[1]]},
         "recompute": {"batch": [1], "tokens": [1], "seconds": [[1]]},
         "h2d": LINE,
@@ -93,7 +93,7 @@ def cases():
         plan("Q2-plan-truncated", whole[:200], "E-PLAN-FILE"),
         plan("Q2-plan-not-json", b"\x00\xff\x1b[2J", "E-PLAN-FILE"),
         plan("Q2-plan-version", changed(PLAN, "format", "triphase-plan/2"), "triphase-plan/2", "E-PLAN-FILE"),
-        plan("Q2-plan-is-a-profile", PROFILE, "triphase-profile/1", "E-PLAN-FILE"),
+        plan("Q2-plan-is-a-profile", PROFILE, "triphase-profile/2", "E-PLAN-FILE"),
         plan("Q2-plan-lacks-machine", changed(PLAN, "machine", None), "machine: missing", "E-PLAN-FILE"),
         plan("Q2-plan-unknown-field", changed(PLAN, "schedule.gamma", 1), "schedule.gamma", "E-PLAN-FILE"),
         plan("Q3-plan-alpha", changed(PLAN, "schedule.alpha", 1.5), "schedule.alpha: 1.5", "E-PLAN-FILE"),

@@ -136,7 +136,7 @@ class Sentences(unittest.TestCase):
             def score(self, method, _=None):
                 return self.shares[method]
 
-            def touched(self, *_):
+            def attended(self, *_):
                 return 0.14
 
         def losses(swa):

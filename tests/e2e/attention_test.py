@@ -1,6 +1,6 @@
 #!/usr/bin/env python3
 """The forms of the attention methods as users ask for them: same answers on the device and through the host, what
-they touch in the summary, and one line where there is no such option.
+they attend in the summary, and one line where there is no such option.
 
 Usage: attention_test.py TRIPHASE MODEL PROMPTS
 """
@@ -48,7 +48,7 @@ class Attention(unittest.TestCase):
         for method, options in FORMS.items():
             with self.subTest(method):
                 alone, summary = self.run_job(f"{method}-device", method, options)
-                self.assertLess(summary["attention"]["tokens_touched_fraction"], 0.7)
+                self.assertLess(summary["attention"]["tokens_attended_fraction"], 0.7)
                 through, moved = self.run_job(f"{method}-host", method, options, "--policy", "accelerate",
                                               "--device-memory", "30MiB", "--host-memory", "200MiB",
                                               "--batch-size", "4")

@@ -99,10 +99,10 @@ class FixedContext(unittest.TestCase):
         for name, extra in (("one", ()), ("two", TWO)):
             output, summary, _ = self.run_job(name, "--fixed-context", self.clusters, *DENSE_BY_CLUSTERS, *extra)
             self.assertEqual(output, self.dense)
-            self.assertEqual(summary["attention"]["tokens_touched_fraction"], 1)
-            self.assertEqual(summary["attention"]["prompt_tokens_touched_fraction"], 1)
+            self.assertEqual(summary["attention"]["tokens_attended_fraction"], 1)
+            self.assertEqual(summary["attention"]["prompt_tokens_attended_fraction"], 1)
 
-    def test_it_is_computed_once_and_few_of_its_tokens_are_touched(self):
+    def test_it_is_computed_once_and_few_of_its_tokens_are_attended(self):
         _, dense, _ = self.run_job("counted", "--fixed-context", self.clusters, "--batch-size", 4)
         _, one, done = self.squeezed("squeezed", "--batch-size", 4)
         _, two, _ = self.squeezed("squeezed2", "--batch-size", 4, *TWO)
@@ -114,19 +114,19 @@ class FixedContext(unittest.TestCase):
             self.assertLessEqual(tokens["prompt"], len(self.context) + len(OWN) * (4 + 64))
         self.assertIsNone(dense["attention"]["decode_read_bytes"])
         for summary, kept in ((one, "kept_share"), (two, "kept_share_levels2")):
-            touched = summary["attention"]["tokens_touched_fraction"]
+            attended = summary["attention"]["tokens_attended_fraction"]
             read = summary["attention"]["decode_read_bytes"]
             tail = (100 + 4) / len(self.context)
-            self.assertGreater(touched, tail)
-            self.assertLess(touched, tail + 3 * self.facts["calibration"][kept] + 0.1)
-            self.assertLess(read["touched"], 0.9 * read["dense"])
-            prompts = summary["attention"]["prompt_tokens_touched_fraction"]
+            self.assertGreater(attended, tail)
+            self.assertLess(attended, tail + 3 * self.facts["calibration"][kept] + 0.1)
+            self.assertLess(read["attended"], 0.9 * read["dense"])
+            prompts = summary["attention"]["prompt_tokens_attended_fraction"]
             self.assertGreater(prompts, tail)
             self.assertLess(prompts, 0.8)
             self.assertIn("clusters", [use["tag"] for use in summary["memory"]])
         self.assertIn(f"fixed context: {len(self.context)} tokens in front of every line", done.stderr)
-        self.assertIn("; prompts touched ", done.stderr)
-        self.assertIsNone(dense["attention"]["prompt_tokens_touched_fraction"])
+        self.assertIn("; prompts attended ", done.stderr)
+        self.assertIsNone(dense["attention"]["prompt_tokens_attended_fraction"])
 
     def test_the_answer_depends_neither_on_neighbours_nor_on_where_kv_lies(self):
         for levels in ((), TWO):
@@ -153,7 +153,7 @@ class FixedContext(unittest.TestCase):
         for method in ("sparq", "swa", "local", "topk"):
             output, summary, _ = self.run_job(method, "--fixed-context", self.clusters, "--attention", method)
             self.assertEqual(len(output.splitlines()), len(OWN))
-            self.assertLess(summary["attention"]["tokens_touched_fraction"], 0.6)
+            self.assertLess(summary["attention"]["tokens_attended_fraction"], 0.6)
 
     def test_long_prompts_choose_together_whatever_the_steps(self):
         lines = self.folder / "long_prompts.jsonl"
@@ -163,7 +163,7 @@ class FixedContext(unittest.TestCase):
         dense, _, _ = self.squeezed("units", "--attention-option", "squeezed.prefill=dense", prompts=lines)
         whole, summary, _ = self.squeezed("units", "--overwrite", "--batch-size", 1, prompts=lines)
         self.assertNotEqual(dense, whole)
-        self.assertLess(summary["attention"]["prompt_tokens_touched_fraction"], 0.8)
+        self.assertLess(summary["attention"]["prompt_tokens_attended_fraction"], 0.8)
         for extra in (("--batch-size", 4), ("--batch-size", 3, "--prefill-chunk", 16)):
             self.assertEqual(self.squeezed("units", "--overwrite", *extra, prompts=lines)[0], whole)
 
@@ -213,8 +213,8 @@ class FixedContext(unittest.TestCase):
                                    "--attention-option", "squeezed.levels=2", "--max-tokens", 4, "--format",
                                    "json").stdout)
         dense, squeezed = rows if isinstance(rows, list) else rows["rows"]
-        self.assertEqual(dense["tokens_touched"], 1)
-        self.assertLess(squeezed["tokens_touched"], 0.7)
+        self.assertEqual(dense["tokens_attended"], 1)
+        self.assertLess(squeezed["tokens_attended"], 0.7)
         self.assertIn("squeezed.levels=2", squeezed["attention_options"])
 
     def test_refusals(self):

@@ -104,7 +104,7 @@ class EvalTest(unittest.TestCase):
             rows[name] = self.rows("perplexity", "text.txt", "--window", "256", "--samples", "2", *extra)[0]
         self.assertEqual(rows["full"]["perplexity"], rows["dense"]["perplexity"])
         self.assertNotEqual(rows["swa"]["perplexity"], rows["dense"]["perplexity"])
-        self.assertAlmostEqual(rows["swa"]["tokens_touched"], 0.2, delta=0.01)
+        self.assertAlmostEqual(rows["swa"]["tokens_attended"], 0.2, delta=0.01)
         self.assertLess(rows["swa"]["kv_bytes_per_token"], 0.3 * rows["dense"]["kv_bytes_per_token"])
 
     def shorten_text(self, size):
@@ -124,7 +124,7 @@ class EvalTest(unittest.TestCase):
         self.assertEqual(full["perplexity"], dense["perplexity"])
         self.assertEqual(full_sparq["perplexity"], dense["perplexity"])
         self.assertGreater(swa["perplexity"], dense["perplexity"])
-        self.assertAlmostEqual(swa["tokens_touched"], 0.2, delta=0.01)
+        self.assertAlmostEqual(swa["tokens_attended"], 0.2, delta=0.01)
         self.assertLess(swa["kv_bytes_per_token"], sparq["kv_bytes_per_token"])
         self.assertIn("sparq.rank=16", sparq["attention_options"])
         # A cell of a sweep is what a run of its own gives.
@@ -154,7 +154,7 @@ class EvalTest(unittest.TestCase):
         self.assertEqual(len(rows), 4 * (1 + sum(row["attention"] == "dense" and row["layer"] != "all" for row in rows)))
         dense, topk, sparq, window = (over_all[name] for name in ("dense", "topk", "sparq", "lm-infinite"))
         self.assertAlmostEqual(dense["coverage"], 1, places=5)
-        self.assertEqual((dense["top_k_agreement"], dense["tokens_touched"]), (1, 1))
+        self.assertEqual((dense["top_k_agreement"], dense["tokens_attended"]), (1, 1))
         self.assertAlmostEqual(dense["spearman"], 1, places=5)
         self.assertEqual(dense["attention_sparsity"], dense["dense_attention_sparsity"])
         # One head for each KV head here: the exact top k is the best that can be chosen, but for the current token,
@@ -185,11 +185,11 @@ class EvalTest(unittest.TestCase):
             self.assertAlmostEqual(share, 30, delta=1.5, msg=said)
             svg = (self.folder / "map.svg").read_text()
             xml.etree.ElementTree.fromstring(svg)
-            touched = svg.split('class="touched" d="')[1].split('"')[0]
+            attended = svg.split('class="attended" d="')[1].split('"')[0]
             if method == "lm-infinite":  # the sinks and the window, in every step
-                self.assertEqual(touched.count("M"), 22)
+                self.assertEqual(attended.count("M"), 22)
             else:
-                self.assertGreaterEqual(touched.count("M"), 22)
+                self.assertGreaterEqual(attended.count("M"), 22)
         self.assertIn("sparse --attention", inspect(*prompt, code=2).stderr)
         self.assertIn("--prompt", inspect("--attention", "swa", code=2).stderr)
         self.assertIn("--layer", inspect(*prompt, "--attention", "swa", "--layer", "99", code=2).stderr)

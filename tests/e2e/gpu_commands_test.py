@@ -202,8 +202,8 @@ class GpuCommands(unittest.TestCase):
         self.same_tokens(self.model, "--fixed-context", "clusters-cpu", "--attention", "squeezed", "--attention-option",
                          "squeezed.levels=2", "--attention-option", "squeezed.prefill=dense", "--attention-option",
                          "squeezed.threshold=0.018")
-        touched = self.summary()["attention"]["tokens_touched_fraction"]
-        self.assertTrue(0.3 < touched < 0.95, touched)
+        attended = self.summary()["attention"]["tokens_attended_fraction"]
+        self.assertTrue(0.3 < attended < 0.95, attended)
 
     def test_profile_and_prediction(self):
         for dtype in ("bfloat16", "float32"):

@@ -69,7 +69,7 @@ class GpuJobs(unittest.TestCase):
                 self.check(answers, expected)
                 if IS_EMULATED:
                     self.assertEqual(summary["attention"], alone["attention"])
-                self.assertLess(summary["attention"]["tokens_touched_fraction"], 0.9)
+                self.assertLess(summary["attention"]["tokens_attended_fraction"], 0.9)
                 self.assertGreater(summary["moved_bytes"]["to_device"], 0)
                 for part in summary["memory"]:
                     self.assertLessEqual(part["peak_bytes"], part["planned_bytes"], part)

@@ -95,7 +95,7 @@ class RunPlan(unittest.TestCase):
         self.cached()[0].write_text("{")
         done, _, _ = self.run_job("third", *SMALL)
         self.assertIn("measuring again", done.stderr)
-        self.assertEqual(json.loads(self.cached()[0].read_text())["format"], "triphase-profile/1")
+        self.assertEqual(json.loads(self.cached()[0].read_text())["format"], "triphase-profile/2")
 
     def test_a_resumed_job_follows_the_plan_it_began_with(self):
         _, _, output = self.run_job("resumed", *SMALL, "--order", "completed")
@@ -162,7 +162,7 @@ class RunPlan(unittest.TestCase):
         profile = json.loads(cached.read_text())
         table = profile["tables"]["host_attention"]
         self.assertEqual(len(table["seconds"]), len(table["batch"]))
-        self.assertEqual(len(table["seconds"][0]), len(table["tokens_touched"]))
+        self.assertEqual(len(table["seconds"][0]), len(table["tokens_attended"]))
         # A profile of before, which does not know: the job runs, and why there is no prediction is said.
         del profile["tables"]["host_attention"]
         cached.write_text(json.dumps(profile))

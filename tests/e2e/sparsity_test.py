@@ -62,7 +62,7 @@ class AutoSparsity(unittest.TestCase):
         self.assertEqual(some["calibration"]["tried"][-1]["kv_sparsity"], expected)
         self.assertEqual(some["calibration"]["tried"], tried[:len(some["calibration"]["tried"])])
         self.assertIn(f"swa at KV sparsity {expected:g}: KL divergence", done.stderr)
-        self.assertLess(some["tokens_touched_fraction"], 1.05 - expected)
+        self.assertLess(some["tokens_attended_fraction"], 1.05 - expected)
         _, _, given = self.run_job("given", "--attention", "swa", "--kv-sparsity", str(expected))
         self.assertEqual(chosen.read_bytes(), given.read_bytes())
 

@@ -44,7 +44,7 @@ struct Decoded final : AttentionObserver {
   }
   std::vector<std::vector<std::int32_t>> chosen;  // by step
   std::vector<float> out;                         // [token][head][dim]
-  AttentionRunner::Touched touched;
+  AttentionRunner::TokenCounts counts;
   int ahead = 0;  // steps whose tokens were chosen ahead
 };
 
@@ -128,7 +128,7 @@ Decoded run_method(const Machine& machine, const AttentionOptions& options, DTyp
   }
   EXPECT_LE(pool.use(MemoryTag::kSelection).peak, runner.method().state_bytes(1, kTokens));
   run.out = out.host();
-  run.touched = runner.touched();
+  run.counts = runner.token_counts();
   return run;
 }
 
@@ -182,8 +182,8 @@ TEST(MethodsOnCuda, ChooseAndAttendAsOnTheCpu) {
                 make_attention_method(options, kShape, &clusters())->chooses_early());
       ASSERT_EQ(ours.chosen, theirs.chosen);
       for (const Decoded* other : {&unseen, &theirs}) {
-        EXPECT_EQ(ours.touched.attended, other->touched.attended);
-        EXPECT_EQ(ours.touched.centroids, other->touched.centroids);
+        EXPECT_EQ(ours.counts.attended, other->counts.attended);
+        EXPECT_EQ(ours.counts.centroids, other->counts.centroids);
       }
       ASSERT_EQ(ours.chosen.size(), static_cast<std::size_t>(kTokens - kPrompt));
       for (std::size_t i = 0; i < ours.out.size(); ++i) {
@@ -208,16 +208,16 @@ TEST(MethodsOnCuda, SqueezedCountsWhatItChose) {
       tokens[two_levels ? 1 : 0] += static_cast<std::int64_t>(lists.size());
     }
     const auto chosen = static_cast<double>(tokens[two_levels ? 1 : 0]);
-    EXPECT_EQ(run.touched.attended, chosen / FilledCache::kKvHeads);
-    EXPECT_LT(run.touched.attended, 0.8 * run.touched.context);
+    EXPECT_EQ(run.counts.attended, chosen / FilledCache::kKvHeads);
+    EXPECT_LT(run.counts.attended, 0.8 * run.counts.context);
     // What no cluster has is always chosen.
-    EXPECT_GT(run.touched.attended, run.touched.context - 60 * run.touched.rows);
-    const double all = FilledCache::kKvHeads * run.touched.rows;
+    EXPECT_GT(run.counts.attended, run.counts.context - 60 * run.counts.rows);
+    const double all = FilledCache::kKvHeads * run.counts.rows;
     if (two_levels) {
-      EXPECT_GT(run.touched.centroids, 4 * all);
-      EXPECT_LT(run.touched.centroids, (4 + 12) * all);
+      EXPECT_GT(run.counts.centroids, 4 * all);
+      EXPECT_LT(run.counts.centroids, (4 + 12) * all);
     } else {
-      EXPECT_EQ(run.touched.centroids, 12 * all);
+      EXPECT_EQ(run.counts.centroids, 12 * all);
     }
   }
   EXPECT_NE(tokens[0], tokens[1]);

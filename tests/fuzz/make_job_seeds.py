@@ -58,18 +58,18 @@ MANIFEST = {
 }
 LINE_TABLE = {"bytes": [1, 1024], "seconds": [1e-6, 2e-6], "spread": [0, 0]}
 PROFILE = {
-    "format": "triphase-profile/1", "name": "p", "measured": True, "emulated": True,
+    "format": "triphase-profile/2", "name": "p", "measured": True, "emulated": True,
     "device": {"name": "d", "memory_bytes": 1024}, "host": {"name": "h", "memory_bytes": 4096},
     "model": {"name": "m", "fingerprint": "xxh3:1", "layers": 2, "hidden_size": 8, "kv_width": 8},
     "notes": ["a"],
     "tables": {
-        "decode": {"batch": [1, 2], "tokens_touched": [0, 64], "seconds": [[1, 2], [3, 4]]},
+        "decode": {"batch": [1, 2], "tokens_attended": [0, 64], "seconds": [[1, 2], [3, 4]]},
         "prefill": {"tokens": [1], "context": [0], "seconds": [[1]]},
         "recompute": {"batch": [1], "tokens": [1], "seconds": [[1]], "spread": [[0]]},
         "h2d": LINE_TABLE, "d2h": LINE_TABLE,
         "gather": {"record_bytes": [256], "count": [0, 9], "seconds": [[0, 1]]},
         "quantize": {"tokens": [1], "seconds": [1]}, "dequantize": {"tokens": [1], "seconds": [1]},
-        "host_attention": {"batch": [1], "tokens_touched": [1], "seconds": [[1]]},
+        "host_attention": {"batch": [1], "tokens_attended": [1], "seconds": [[1]]},
     },
 }
 PHASE = {"steps": 1, "seconds": 1, "compute_seconds": 1, "transfer_seconds": 0, "recompute_seconds": 0}
@@ -91,7 +91,7 @@ WORDS = {
                       *CLUSTERS["calibration"], *CLUSTERS["data"], "full", "pruned", "triphase-clusters/1"],
     "fuzz_plan": [*PLAN, *PLAN["schedule"], *PLAN["workload"], *PHASE, "change", "infeasible", "fp16", "never",
                   "adaptive"],
-    "fuzz_profile": [*PROFILE, *PROFILE["tables"], "batch", "tokens_touched", "context", "seconds", "spread",
+    "fuzz_profile": [*PROFILE, *PROFILE["tables"], "batch", "tokens_attended", "context", "seconds", "spread",
                      "record_bytes", "count", "bytes", "layers", "hidden_size", "kv_width", "1e308"],
     "fuzz_prompt_line": ["prompt", "prompt_tokens", "prompt_token_ids", "messages", "id", "custom_id",
                          "body", "url", "method", "POST", "/v1/completions", "/v1/chat/completions",

@@ -11,7 +11,7 @@ import json
 import subprocess
 
 SPARSITY = "0.8"
-MISS_RATE = "0.25"  # share of the touched host tokens that cross the link; see the text
+MISS_RATE = "0.25"  # share of the attended host tokens that cross the link; see the text
 GRID = {  # machine -> models that ALISA ran on it
     "v100-16gb": ["opt-6.7b", "llama-7b"],
     "v100-32gb": ["opt-6.7b", "opt-13b", "llama-7b", "llama-13b"],

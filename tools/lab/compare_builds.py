@@ -35,8 +35,8 @@ SECONDS = 600  # a command that takes longer has stopped making steps
 
 SUMMARY = """
 format command complete exit_code error emulated model.type model.fingerprint model.weights_dtype model.kv_dtype
-attention.policy attention.tokens_touched_fraction attention.prompt_tokens_touched_fraction
-attention.decode_read_bytes.touched attention.decode_read_bytes.dense attention.calibration.chosen
+attention.policy attention.tokens_attended_fraction attention.prompt_tokens_attended_fraction
+attention.decode_read_bytes.attended attention.decode_read_bytes.dense attention.calibration.chosen
 attention.calibration.tried fixed_context.tokens placement.policy placement.preemptions placement.phases[].phase
 placement.phases[].steps placement.phase_boundaries placement.plan seed shard requests tokens.prompt
 tokens.shared_prompt tokens.generated tokens.recomputed steps max_batch moved_bytes.to_host
@@ -59,7 +59,7 @@ SIMULATE = """
 """.split()
 EVAL = """
 [].task [].attention [].perplexity [].perplexity_stderr [].nats_per_token [].tokens [].windows [].window
-[].prefill_len [].kv_bytes_per_token [].tokens_touched [].kv_sparsity [].compression [].kv_dtype [].repeated
+[].prefill_len [].kv_bytes_per_token [].tokens_attended [].kv_sparsity [].compression [].kv_dtype [].repeated
 [].repeated_stderr [].characters [].samples [].sparsity
 """.split()
 INSPECT = """

@@ -79,8 +79,8 @@ TEST_P(AttentionPlacement, TheAnswerIsTheMethodsAlone) {
     options.int8 = int8;
     TinyModel alone(options);
     const auto expected = run_all(alone.engine(), requests);
-    const AttentionRunner::Touched& touched = alone.model().attention()->touched();
-    EXPECT_LT(touched.attended, 0.9 * touched.context) << "the method left nothing out";
+    const AttentionRunner::TokenCounts& counts = alone.model().attention()->token_counts();
+    EXPECT_LT(counts.attended, 0.9 * counts.context) << "the method left nothing out";
     std::uint64_t moved = 0;
     std::uint64_t found = 0;
     bool fetches = false;
@@ -136,9 +136,9 @@ TEST(SqueezedPrompts, TheAnswerDependsNeitherOnStepsNorOnNeighbours) {
       SCOPED_TRACE(std::string(int8 ? "int8" : "fp16") + (two_levels ? ", two levels" : ""));
       TinyModel alone(options);
       const auto expected = run_all(alone.engine(), requests);
-      const AttentionRunner::Touched& touched = alone.model().attention()->touched();
-      EXPECT_LT(touched.prompt_attended, 0.95 * touched.prompt_context);
-      EXPECT_GT(touched.prompt_attended, 0.3 * touched.prompt_context);
+      const AttentionRunner::TokenCounts& counts = alone.model().attention()->token_counts();
+      EXPECT_LT(counts.prompt_attended, 0.95 * counts.prompt_context);
+      EXPECT_GT(counts.prompt_attended, 0.3 * counts.prompt_context);
       std::int64_t shared = 0;
       for (const Place& place : places()) {
         move_to(place, options);
@@ -174,14 +174,14 @@ TEST(SqueezedPrompts, EqualDenseWhenTheThresholdIs0) {
   options.attention.squeezed.prefill = decltype(options.attention.squeezed.prefill)::kDense;
   TinyModel dense_prompts(options);
   EXPECT_FALSE(differs(dense_prompts));
-  EXPECT_EQ(dense_prompts.model().attention()->touched().prompt_context, 0.0);
+  EXPECT_EQ(dense_prompts.model().attention()->token_counts().prompt_context, 0.0);
   options.attention.squeezed.prefill = decltype(options.attention.squeezed.prefill)::kSparse;
   options.attention.squeezed.threshold = 0.0;
   TinyModel everything(options);
   expect_equal(expected, run_all(everything.engine(), requests));
-  const AttentionRunner::Touched& touched = everything.model().attention()->touched();
-  EXPECT_EQ(touched.prompt_attended, touched.prompt_context);
-  EXPECT_GT(touched.prompt_context, 0.0);
+  const AttentionRunner::TokenCounts& counts = everything.model().attention()->token_counts();
+  EXPECT_EQ(counts.prompt_attended, counts.prompt_context);
+  EXPECT_GT(counts.prompt_context, 0.0);
 }
 
 // K^T is made where a block is, again after it came back, and not at all for blocks that are read

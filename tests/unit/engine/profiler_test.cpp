@@ -259,8 +259,8 @@ TEST_F(MeasuredTinyModel, ReadsBackAsItWasWritten) {
 TEST_F(MeasuredTinyModel, LookupsNeverFallWithMoreWork) {
   const CostModel cost(profile());
   double before = 0.0;
-  for (double touched = 8; touched <= 8 * 160; touched *= 1.3) {
-    const double seconds = cost.decode(false, 8, touched).seconds;
+  for (double attended = 8; attended <= 8 * 160; attended *= 1.3) {
+    const double seconds = cost.decode(false, 8, attended).seconds;
     EXPECT_GE(seconds, before);
     before = seconds;
   }
@@ -274,10 +274,10 @@ TEST_F(MeasuredTinyModel, LookupsNeverFallWithMoreWork) {
   ASSERT_TRUE(cost.can_attend_on_host());
   const GridTable& attended = profile().table(CostTable::kHostAttention);
   before = 0.0;
-  for (double touched = 8; touched <= attended.y.back(); touched *= 1.3) {
-    const double seconds = cost.host_attention(attended.x.back(), touched).seconds;
+  for (double tokens = 8; tokens <= attended.y.back(); tokens *= 1.3) {
+    const double seconds = cost.host_attention(attended.x.back(), tokens).seconds;
     EXPECT_GE(seconds, before);
-    EXPECT_GE(seconds, cost.host_attention(1, touched).seconds) << "more rows, the same tokens";
+    EXPECT_GE(seconds, cost.host_attention(1, tokens).seconds) << "more rows, the same tokens";
     before = seconds;
   }
   EXPECT_FALSE(cost.host_attention(2, 64).extrapolated);

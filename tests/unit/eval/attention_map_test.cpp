@@ -40,7 +40,7 @@ TEST(AttentionMap, CountsWhatLeavesAndWhatComesBack) {
                                                {7, false, {2, 3, 6}},  // 1, 4, 5 leave; 2, 3 return
                                                {8, true, {}}};         // 0, 1, 4, 5 return
   const AttentionMapCounts counts = count_changes(steps);
-  EXPECT_EQ(counts.touched, 3 * 4 + 8);
+  EXPECT_EQ(counts.attended, 3 * 4 + 8);
   EXPECT_EQ(counts.context, 4 + 5 + 6 + 7 + 8);
   EXPECT_EQ(counts.left, 1 + 2 + 3);
   EXPECT_EQ(counts.returned, 2 + 4);
@@ -50,10 +50,10 @@ TEST(AttentionMap, DrawsRunsAndEscapesItsTitle) {
   const std::string svg =
       attention_map_svg({"<swa> & \x01", "</svg>"}, 3,
                         {{4, false, {0, 2, 3}}, {5, true, {}}, {6, false, {0, 1, 2, 4, 5}}});
-  const std::size_t begin = svg.find("class=\"touched\" d=\"");
+  const std::size_t begin = svg.find("class=\"attended\" d=\"");
   ASSERT_NE(begin, std::string::npos);
-  const std::string touched = svg.substr(begin + 19, svg.find("\"/>", begin + 19) - begin - 19);
-  EXPECT_EQ(count_text(touched, "M"), 2U + 1U + 2U);  // a rectangle for each run of neighbours
+  const std::string attended = svg.substr(begin + 19, svg.find("\"/>", begin + 19) - begin - 19);
+  EXPECT_EQ(count_text(attended, "M"), 2U + 1U + 2U);  // a rectangle for each run of neighbours
   EXPECT_EQ(count_text(svg, "<swa>"), 0U);
   EXPECT_EQ(count_text(svg, "</svg>"), 1U);
   // What the colours mean is said with them.

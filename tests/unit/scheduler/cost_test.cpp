@@ -15,6 +15,7 @@
 namespace triphase {
 namespace {
 
+using ::testing::AllOf;
 using ::testing::DoubleEq;
 using ::testing::ElementsAre;
 using ::testing::HasSubstr;
@@ -240,8 +241,10 @@ TEST(ProfileFile, NamesTheFieldThatIsWrong) {
     }
     return "accepted";
   };
-  EXPECT_THAT(message(changed(good, "profile/1", "profile/2")),
-              HasSubstr("format: \"triphase-profile/2\", expected"));
+  // Profiles of earlier builds name an axis otherwise.
+  EXPECT_THAT(message(changed(good, "profile/2", "profile/1")),
+              AllOf(HasSubstr("format: \"triphase-profile/1\", expected"),
+                    HasSubstr("make the profile again with triphase profile")));
   EXPECT_THAT(message(changed(good, "\"batch\": [1, 2", "\"batch\": [2, 1")),
               HasSubstr("tables.decode.batch[1]: 1 after 2, expected increasing values"));
   EXPECT_THAT(message(changed(good, "\"layers\": 48", "\"layers\": 0")),

@@ -72,10 +72,10 @@ class Questions:
                     row = self.ask(lambda row, of=("squeezed", sparsity, centroids, levels): of, questions, clusters,
                                    "--attentions", "squeezed", "--attention-option", f"squeezed.levels={levels}")
                     if centroids == USUAL_CENTROIDS and levels == 1:
-                        touched = row["tokens_touched"]
+                        attended = row["tokens_attended"]
                         self.ask(lambda row, of=(DENSE_PROMPTS, sparsity): of, questions, clusters, "--attentions",
                                  "squeezed", "--attention-option", "squeezed.prefill=dense")
-            same_share = ("--sparsities", f"{min(0.999, 1 - touched):.4f}")
+            same_share = ("--sparsities", f"{min(0.999, 1 - attended):.4f}")
             self.ask(lambda row, of=sparsity: (row["attention"], of), questions, clusters, "--attentions",
                      ",".join(OTHERS), *same_share, "--attention-option", "quest.dense_layers=0")
             self.ask(lambda row, of=sparsity: (EXACT, of), questions, clusters, "--attentions", "sparq", *same_share,
@@ -93,9 +93,9 @@ class Questions:
     def score(self, *key):
         return pooled_share([(row["exact_match"], row["lines"]) for row in self.rows[key]])
 
-    def touched(self, *key):
+    def attended(self, *key):
         rows = self.rows[key]
-        return sum(row["tokens_touched"] for row in rows) / len(rows)
+        return sum(row["tokens_attended"] for row in rows) / len(rows)
 
 
 def findings(questions):
@@ -131,13 +131,13 @@ def section(questions):
     out = [f"### {questions.model}: questions about a fixed context, in the manner of PreFixQA\n",
            f"{questions.documents} documents of {min(questions.tokens)} to {max(questions.tokens)} tokens, {lines} questions "
            "about facts hidden in them (tools/lab/make_fixed_context_questions.py). Share answered exactly, and in brackets the "
-           "tokens that decode steps touched, the context's last 100, question and answer among them. The methods below "
+           "tokens that decode steps attended, the context's last 100, question and answer among them. The methods below "
            "squeezed have the KV sparsity that it came to with one level and 5 % centroids in the same column and "
            f"document. Dense attention answers {percent(*dense)}. Sparsity is the quantile that the threshold was "
            "calibrated for.\n"]
 
     def cell(*key):
-        return f"{percent(*questions.score(*key))} ({100 * questions.touched(*key):.0f} %)"
+        return f"{percent(*questions.score(*key))} ({100 * questions.attended(*key):.0f} %)"
 
     rows = [[f"squeezed, {'one level' if levels == 1 else 'two levels'}, {centroids} centroids",
              *(cell("squeezed", sparsity, centroids, levels) for sparsity in questions.sparsities)]

@@ -141,7 +141,7 @@ def swa_losses(results, questions, model):
     sparsity = questions.sparsities[-1]
     swa, local = questions.score("swa", sparsity), questions.score("local", sparsity)
     dense = questions.score("dense")
-    share = questions.touched("swa", sparsity)
+    share = questions.attended("swa", sparsity)
     sentences.append(f"{model}, SWA with {100 * (1 - share):.0f} % of the tokens left out (the column {sparsity} below), "
                      f"questions about a fixed context: {'none answered' if swa[0] == 0 else percent(*swa)} "
                      f"(dense {percent(*dense)}, local {percent(*local)}). "
