@@ -265,7 +265,7 @@ void DecoderModel::make_tables(Stream& stream) {
   const bool all = kv_step_.same_in_every_layer();
   if (all || kv_step_.wants_slot_tables()) {
     std::span<const AttentionSegment> segments;
-    if (all) segments = kv_step_.segments(first, 0);
+    if (all) segments = kv_step_.read(first, 0).segments;
     tables_ = ops_->make_tables(segments, slots, {partial, kv_step_.closes(first).blocks},
                                 kv_step_.view(first), stream);
     slots.tables = &tables_;
@@ -287,16 +287,15 @@ void DecoderModel::announce_choices(std::int64_t rows, Stream& stream) {
   if (layer.value == config_.layers) return;
   const Heads heads = heads_of(rows);
   for (std::int64_t group = 0; group < kv_step_.groups(); ++group) {
-    const std::span<const AttentionSegment> segments = kv_step_.announced_segments(layer, group);
-    runner_->announce(layer, segments, kv_step_.segment_sequences(), heads.q, heads.v,
-                      kv_step_.view(layer), scale().factor,
-                      matrix(attended_, rows, config_.q_width()), stream);
+    const KvStep::Group part = kv_step_.announced(layer, group);
+    runner_->announce(layer, part.segments, part.sequences, heads.q, heads.v, kv_step_.view(layer),
+                      scale().factor, matrix(attended_, rows, config_.q_width()), stream);
   }
 }
 
 void DecoderModel::announce_attention(std::int64_t rows, Stream& stream) {
   if (!kv_step_.same_in_every_layer()) return;
-  const std::span<const AttentionSegment> segments = kv_step_.segments(LayerId(0), 0);
+  const std::span<const AttentionSegment> segments = kv_step_.read(LayerId(0), 0).segments;
   if (segments.empty()) return;
   ops_->attention(heads_of(rows).q, config_.heads, kv_step_.view(LayerId(0)), segments, scale(),
                   matrix(attended_, rows, config_.q_width()), {}, stream);
@@ -400,19 +399,19 @@ void DecoderModel::attend(std::int64_t layer, const LayerWeights& w, std::int64_
   const ScoreScale scale = this->scale();
   if (host_attention_) host_attention_->send(LayerId(layer), q);
   for (std::int64_t group = 0; group < kv_step_.groups(); ++group) {
-    const std::span<const AttentionSegment> segments = wait_for_kv(layer, group);
-    recompute(layer, w, cache, stream);
+    const KvStep::Group part = wait_for_kv(layer, group);
+    recompute(layer, w, part.recomputes, part.listed_recomputes, cache, stream);
     const Workspace workspace{workspace_.data(), workspace_.bytes()};
     Selection chosen;
-    if (runner_) chosen = choose(layer, group, segments, w, q, v, cache, scale.factor, stream);
+    if (runner_) chosen = choose(layer, group, part, w, q, v, cache, scale.factor, stream);
     const TraceSpan span(trace_, TraceLane::kCompute, "attend");
     if (runner_) {
-      runner_->attend(LayerId(layer), segments, kv_step_.segment_sequences(), chosen, q, cache,
-                      scale.factor, attended, *ops_, workspace, stream);
-    } else if (!segments.empty()) {
-      ops_->attention(q, config_.heads, cache, segments, scale, attended, workspace, stream);
+      runner_->attend(LayerId(layer), part.segments, part.sequences, chosen, q, cache, scale.factor,
+                      attended, *ops_, workspace, stream);
+    } else if (!part.segments.empty()) {
+      ops_->attention(q, config_.heads, cache, part.segments, scale, attended, workspace, stream);
     }
-    kv_step_.done(LayerId(layer), group);
+    kv_step_.done(group);
   }
   if (host_attention_ && host_attention_->active()) {
     const TraceSpan span(trace_, TraceLane::kCompute, "attend on host");
@@ -439,41 +438,37 @@ KvLayerView DecoderModel::append_kv(std::int64_t layer, Matrix q, Matrix k, Matr
   return cache;
 }
 
-std::span<const AttentionSegment> DecoderModel::wait_for_kv(std::int64_t layer,
-                                                            std::int64_t group) {
+KvStep::Group DecoderModel::wait_for_kv(std::int64_t layer, std::int64_t group) {
   TraceSpan span(trace_, TraceLane::kCompute, "wait for KV", kv_step_.staging());
   span.note("group", group);
-  const std::int64_t before = kv_step_.fetched_for_next_step();
-  const std::span<const AttentionSegment> segments = kv_step_.segments(LayerId(layer), group);
-  const std::int64_t early = kv_step_.fetched_for_next_step() - before;
-  if (early > 0) span.note("blocks_for_next_step", early);
-  return segments;
+  KvStep::Group part = kv_step_.read(LayerId(layer), group);
+  if (part.prefetched_blocks > 0) span.note("blocks_for_next_step", part.prefetched_blocks);
+  return part;
 }
 
-Selection DecoderModel::choose(std::int64_t layer, std::int64_t group,
-                               std::span<const AttentionSegment> segments, const LayerWeights& w,
-                               ConstMatrix q, ConstMatrix v, const KvLayerView& cache, float scale,
-                               Stream& stream) {
+Selection DecoderModel::choose(std::int64_t layer, std::int64_t group, const KvStep::Group& part,
+                               const LayerWeights& w, ConstMatrix q, ConstMatrix v,
+                               const KvLayerView& cache, float scale, Stream& stream) {
   Selection chosen;
   {
     const TraceSpan span(trace_, TraceLane::kCompute, "choose");
-    chosen = runner_->choose(LayerId(layer), segments, kv_step_.segment_sequences(), q, v, cache,
-                             scale, kv_step_.looked_up(), stream);
+    chosen = runner_->choose(LayerId(layer), part.segments, part.sequences, q, v, cache, scale,
+                             part.looked_up, stream);
   }
-  if (!kv_step_.looks_up() || kv_step_.looked_up() != nullptr) return chosen;
+  if (!part.looks_up || part.looked_up != nullptr) return chosen;
+  TokenLookup::Found found;
   {
     TraceSpan span(trace_, TraceLane::kCompute, "wait for KV");
     span.note("group", group);
-    chosen = kv_step_.look_up(LayerId(layer), group, chosen);
+    found = kv_step_.look_up(LayerId(layer), group, chosen);
   }
-  recompute(layer, w, cache, stream);
-  return chosen;
+  recompute(layer, w, {}, found.recomputed, cache, stream);
+  return found.lists;
 }
 
-void DecoderModel::recompute(std::int64_t layer, const LayerWeights& w, const KvLayerView& cache,
-                             Stream& stream) {
-  const std::span<const KvRecompute> blocks = kv_step_.recomputes();
-  const RecomputedTokens& listed = kv_step_.listed_recomputes();
+void DecoderModel::recompute(std::int64_t layer, const LayerWeights& w,
+                             std::span<const KvRecompute> blocks, const RecomputedTokens& listed,
+                             const KvLayerView& cache, Stream& stream) {
   if (blocks.empty() && listed.most == 0) return;
   TRIPHASE_CHECK(inputs_ != nullptr, "recomputable blocks have layer inputs");
   TraceSpan span(trace_, TraceLane::kRecompute, "recompute");

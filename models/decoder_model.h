@@ -126,16 +126,14 @@ class DecoderModel {
   // Rotates q and k, writes k and v; returns where this layer's KV lies.
   [[nodiscard]] KvLayerView append_kv(std::int64_t layer, Matrix q, Matrix k, Matrix v,
                                       Stream& stream);
-  [[nodiscard]] std::span<const AttentionSegment> wait_for_kv(std::int64_t layer,
-                                                              std::int64_t group);
+  [[nodiscard]] KvStep::Group wait_for_kv(std::int64_t layer, std::int64_t group);
   // The attention method chooses for the group's segments, and what it chose is brought.
-  [[nodiscard]] Selection choose(std::int64_t layer, std::int64_t group,
-                                 std::span<const AttentionSegment> segments, const LayerWeights& w,
-                                 ConstMatrix q, ConstMatrix v, const KvLayerView& cache,
-                                 float scale, Stream& stream);
-  // Projects K and V of what was brought of recomputable blocks.
-  void recompute(std::int64_t layer, const LayerWeights& w, const KvLayerView& cache,
-                 Stream& stream);
+  [[nodiscard]] Selection choose(std::int64_t layer, std::int64_t group, const KvStep::Group& part,
+                                 const LayerWeights& w, ConstMatrix q, ConstMatrix v,
+                                 const KvLayerView& cache, float scale, Stream& stream);
+  // Projects K and V of what was brought as layer inputs.
+  void recompute(std::int64_t layer, const LayerWeights& w, std::span<const KvRecompute> blocks,
+                 const RecomputedTokens& listed, const KvLayerView& cache, Stream& stream);
   [[nodiscard]] ConstMatrix head(const ForwardBatch& batch, ConstMatrix x, Stream& stream);
   void fill_positions(const ForwardBatch& batch, Stream& stream);
 

@@ -16,11 +16,11 @@
 
 #include "kernels/input_ops.h"
 #include "kernels/ops.h"
+#include "memory/kv/host_reads.h"
 #include "memory/kv/kv_store.h"
 #include "memory/memory_pool.h"
 #include "models/config/model_config.h"
 #include "models/forward_batch.h"
-#include "models/host_reads.h"
 #include "models/layer_ropes.h"
 #include "models/rope_rows.h"
 #include "models/weights/weights.h"

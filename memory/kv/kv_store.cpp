@@ -161,7 +161,7 @@ std::vector<std::int32_t> KvStore::take_written_host_blocks() {
 void KvStore::carry_out(std::span<const KvMove> moves) {
   for (const KvMove& move : moves) {
     if (move.kind == KvMove::Kind::kWait) wait_for_copies();
-    if (move.kind == KvMove::Kind::kGiveUp) stop_reading_early(move.block, move.host_block);
+    if (move.kind == KvMove::Kind::kGiveUp) stop_reading_prefetched(move.block, move.host_block);
     const bool load = move.kind == KvMove::Kind::kLoad;
     if (move.kind != KvMove::Kind::kOffload && !load) continue;
     if (!load) note_written(move.host_block);
@@ -197,41 +197,43 @@ void KvStore::give_up() noexcept {
   };
   for (const Copy& copy : copies_) give_up(copy.ticket);
   copies_.clear();
-  for (std::int64_t range = 0; range < early_.ranges(); ++range) give_up(early_.ticket(range));
-  forget_early();
+  for (std::int64_t range = 0; range < prefetched_.ranges(); ++range)
+    give_up(prefetched_.ticket(range));
+  forget_prefetched();
   partial_pages_.forget_all();
   book_.give_up();
 }
 
-std::optional<EarlyBlocks::Source> KvStore::early_source(LayerId layer, SequenceId sequence,
-                                                         std::int64_t block) const {
+std::optional<PrefetchedBlocks::Source> KvStore::prefetch_source(LayerId layer, SequenceId sequence,
+                                                                 std::int64_t block) const {
   const BlockPlace place = book_.block(sequence, block).place;
   if (place != BlockPlace::kHost && place != BlockPlace::kLoading) return std::nullopt;
-  return EarlyBlocks::Source{.layer = layer.value,
-                             .block_index = book_.block_index(sequence, block),
-                             .block_id = book_.block(sequence, block).id,
-                             .host_block = book_.block(sequence, block).host_block};
+  return PrefetchedBlocks::Source{.layer = layer.value,
+                                  .block_index = book_.block_index(sequence, block),
+                                  .block_id = book_.block(sequence, block).id,
+                                  .host_block = book_.block(sequence, block).host_block};
 }
 
-void KvStore::hold_early(std::int64_t ranges) {
-  ranges = std::min(ranges, early_.ranges());
-  for (; early_held_ < ranges; ++early_held_) transfers_->hold(early_.ticket(early_held_));
+void KvStore::hold_prefetched(std::int64_t ranges) {
+  ranges = std::min(ranges, prefetched_.ranges());
+  for (; prefetched_held_ < ranges; ++prefetched_held_)
+    transfers_->hold(prefetched_.ticket(prefetched_held_));
 }
 
-void KvStore::end_early() {
-  hold_early(early_.ranges());
-  forget_early();
+void KvStore::end_prefetched() {
+  hold_prefetched(prefetched_.ranges());
+  forget_prefetched();
 }
 
-void KvStore::forget_early() {
-  ended_early_ = early_use();
-  early_.clear();
-  early_held_ = 0;
+void KvStore::forget_prefetched() {
+  ended_prefetch_ = prefetch_use();
+  prefetched_.clear();
+  prefetched_held_ = 0;
 }
 
-void KvStore::stop_reading_early(std::int32_t block_index, std::int32_t host_block) {
-  if (early_held_ < early_.ranges() && early_.reads(block_index, host_block)) {
-    hold_early(early_.ranges());
+void KvStore::stop_reading_prefetched(std::int32_t block_index, std::int32_t host_block) {
+  if (prefetched_held_ < prefetched_.ranges() && prefetched_.reads(block_index, host_block)) {
+    hold_prefetched(prefetched_.ranges());
   }
 }
 

@@ -13,8 +13,8 @@
 #include <vector>
 
 #include "base/dtype.h"
-#include "memory/kv/early_blocks.h"
 #include "memory/kv/partial_pages.h"
+#include "memory/kv/prefetched_blocks.h"
 #include "memory/kv/transposed_k.h"
 #include "memory/memory_pool.h"
 #include "memory/transfer/transfer_engine.h"
@@ -135,31 +135,32 @@ class KvStore {
   // Waits for the copies under way, and finishes them in the book. Throws what made one fail.
   void settle();
   // For a job that ends in the middle: waits for every copy, failed or not, also for what was
-  // brought early, and ends all sequences. Nothing is findable then.
+  // prefetched, and ends all sequences. Nothing is findable then.
   void give_up() noexcept;
   [[nodiscard]] bool moving() const { return book_.moving(); }
 
   // What was brought to staging pages for the step to come. No block in it gives up its host block
   // before what writes there comes after its transfer.
-  [[nodiscard]] EarlyBlocks& early() { return early_; }
-  [[nodiscard]] const EarlyBlocks& early() const { return early_; }
+  [[nodiscard]] PrefetchedBlocks& prefetched() { return prefetched_; }
+  [[nodiscard]] const PrefetchedBlocks& prefetched() const { return prefetched_; }
   // Where a layer of the block would be read from; nothing: it is not on the host.
-  [[nodiscard]] std::optional<EarlyBlocks::Source> early_source(LayerId layer, SequenceId sequence,
-                                                                std::int64_t block) const;
-  // What compute gets from now on runs after the first `ranges` of early(); throws what made one
-  // fail, if that is known by now.
-  void hold_early(std::int64_t ranges);
+  [[nodiscard]] std::optional<PrefetchedBlocks::Source> prefetch_source(LayerId layer,
+                                                                        SequenceId sequence,
+                                                                        std::int64_t block) const;
+  // What compute gets from now on runs after the first `ranges` of prefetched(); throws what made
+  // one fail, if that is known by now.
+  void hold_prefetched(std::int64_t ranges);
   // The step that should read them has: holds compute for all and forgets them.
-  void end_early();
-  // Since the start: bytes brought early, and of these the ones that no step read (any more).
-  struct EarlyUse {
+  void end_prefetched();
+  // Since the start: bytes prefetched, and of these the ones that no step read (any more).
+  struct PrefetchUse {
     std::uint64_t brought = 0;
     std::uint64_t unused = 0;
   };
-  [[nodiscard]] EarlyUse early_use() const {
+  [[nodiscard]] PrefetchUse prefetch_use() const {
     const std::uint64_t page = page_bytes(shape_);
-    return {ended_early_.brought + static_cast<std::uint64_t>(early_.blocks()) * page,
-            ended_early_.unused + static_cast<std::uint64_t>(early_.unused()) * page};
+    return {ended_prefetch_.brought + static_cast<std::uint64_t>(prefetched_.blocks()) * page,
+            ended_prefetch_.unused + static_cast<std::uint64_t>(prefetched_.unused()) * page};
   }
 
   // Ends a sequence (KvBook::release) and what the store keeps for it.
@@ -173,9 +174,9 @@ class KvStore {
 
   void wait_for_copies();
   void note_written(std::int32_t host_block);
-  void forget_early();
+  void forget_prefetched();
   // The block may give up its host block.
-  void stop_reading_early(std::int32_t block_index, std::int32_t host_block);
+  void stop_reading_prefetched(std::int32_t block_index, std::int32_t host_block);
   Shape shape_;
   Sizes sizes_;
   TransferEngine* transfers_;
@@ -194,9 +195,9 @@ class KvStore {
   Buffer host_inputs_;
   std::vector<Copy> copies_;
   KvMoves moves_;
-  EarlyBlocks early_;
-  std::int64_t early_held_ = 0;  // of its ranges
-  EarlyUse ended_early_;
+  PrefetchedBlocks prefetched_;
+  std::int64_t prefetched_held_ = 0;  // of its ranges
+  PrefetchUse ended_prefetch_;
   std::vector<TokenRun> runs_;
 };
 

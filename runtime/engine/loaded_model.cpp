@@ -122,7 +122,7 @@ class Planner {
     return options_.attention.sparse() && plan_.placement.host_tier && method()->fetches_tokens();
   }
   // Whether tokens of blocks that nobody stores are listed by the resolver; else such blocks are
-  // recomputed as a whole (KvStep::lists_recomputes).
+  // recomputed as a whole (TokenLookup::lists_recomputes).
   [[nodiscard]] bool lists_recomputes() const {
     return plan_.kv.input_width > 0 && looks_up() && method()->lists() == 1;
   }

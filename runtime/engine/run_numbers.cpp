@@ -19,7 +19,7 @@ void fill_attention(const AttentionRunner& runner, DType kv_dtype, AttentionUse&
 MovedBytes moved_bytes(const LoadedModel& loaded, const PlacementStats& placement,
                        const KvStep::BytesRead& read) {
   const HostAttention* host = loaded.decoder.host_attention();
-  const KvStore::EarlyUse early = loaded.kv.early_use();
+  const KvStore::PrefetchUse prefetched = loaded.kv.prefetch_use();
   return {.to_device = loaded.transfers->stats(Lane::kToDevice).bytes + read.uncounted,
           .to_host = loaded.transfers->stats(Lane::kToHost).bytes,
           .by_kind = {.weights = loaded.decoder.weight_stream().brought_bytes(),
@@ -29,7 +29,7 @@ MovedBytes moved_bytes(const LoadedModel& loaded, const PlacementStats& placemen
                       .kv_tokens = read.tokens,
                       .inputs = read.inputs,
                       .results = host != nullptr ? host->use().results : 0},
-          .early = {early.brought, early.unused}};
+          .early = {prefetched.brought, prefetched.unused}};
 }
 
 MemoryUse memory_use(MemoryTier tier, MemoryTag tag, std::uint64_t planned, std::uint64_t peak) {

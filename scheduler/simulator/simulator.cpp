@@ -296,7 +296,7 @@ class Simulation {
     result_.workspace_bytes += moved_bytes(blocks) / stored * sizeof(float);
   }
 
-  // Whole blocks that the step before may fetch for this one (models/next_step.h).
+  // Whole blocks that the step before may fetch for this one (memory/kv/kv_prefetcher.h).
   struct EarlyReads {
     std::int64_t lines = 0;
     std::int64_t blocks = 0;  // of one layer

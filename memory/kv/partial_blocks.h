@@ -11,8 +11,8 @@
 
 #include "base/ids.h"
 #include "kernels/ops.h"
+#include "memory/kv/batch_segment.h"
 #include "memory/kv/kv_store.h"
-#include "models/forward_batch.h"
 
 namespace triphase {
 

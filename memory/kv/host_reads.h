@@ -9,8 +9,8 @@
 #include <unordered_map>
 #include <vector>
 
+#include "memory/kv/batch_segment.h"
 #include "memory/kv/kv_store.h"
-#include "models/forward_batch.h"
 
 namespace triphase {
 
@@ -28,15 +28,16 @@ struct KvRecompute {
 class HostReads {
  public:
   // Starts over for a layer; the first block gets `first_page`, the others the pages after it, but
-  // for those that were brought early (KvStore::early), which stay where they are.
+  // for those that were prefetched (KvStore::prefetched), which stay where they are.
   void begin(KvStore& store, LayerId layer, std::int64_t first_page);
   // Puts staging pages into the sequence's page table where a block is on the host.
   void read_block(const BatchSegment& rows, std::int64_t block, std::span<PageId> table);
 
   // The first page that no block got.
   [[nodiscard]] std::int64_t next_page() const { return next_page_; }
-  // So many of the early ranges, from the first on, must have arrived before what was read is read.
-  [[nodiscard]] std::int64_t early_ranges() const { return early_ranges_; }
+  // So many of the prefetched ranges, from the first on, must have arrived before what was read is
+  // read.
+  [[nodiscard]] std::int64_t prefetched_ranges() const { return prefetched_ranges_; }
   // What is recomputed.
   [[nodiscard]] const std::vector<KvRecompute>& recomputes() const { return recomputes_; }
 
@@ -45,7 +46,7 @@ class HostReads {
   [[nodiscard]] std::span<const BytePiece> make_pieces();
 
   // Counts blocks that were brought for a step to come.
-  void count_early(std::int64_t blocks) {
+  void count_prefetched(std::int64_t blocks) {
     bytes_.blocks += static_cast<std::uint64_t>(blocks) * KvStore::page_bytes(store_->shape());
   }
   // Since the start.
@@ -67,7 +68,7 @@ class HostReads {
   KvStore* store_ = nullptr;
   LayerId layer_;
   std::int64_t next_page_ = 0;
-  std::int64_t early_ranges_ = 0;
+  std::int64_t prefetched_ranges_ = 0;
   std::vector<Block> blocks_;
   std::vector<KvRecompute> recomputes_;
   std::unordered_map<std::int32_t, std::size_t> found_;  // by KvBook::block_index

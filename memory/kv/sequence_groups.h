@@ -12,7 +12,7 @@
 #include <utility>
 #include <vector>
 
-#include "models/forward_batch.h"
+#include "memory/kv/batch_segment.h"
 #include "scheduler/kv/kv_book.h"
 
 namespace triphase {

@@ -15,7 +15,7 @@
 
 namespace triphase {
 
-class EarlyBlocks {
+class PrefetchedBlocks {
  public:
   struct Source {
     std::int64_t layer = 0;

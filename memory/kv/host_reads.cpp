@@ -1,4 +1,4 @@
-#include "models/host_reads.h"
+#include "memory/kv/host_reads.h"
 
 #include <algorithm>
 
@@ -8,7 +8,7 @@ void HostReads::begin(KvStore& store, LayerId layer, std::int64_t first_page) {
   store_ = &store;
   layer_ = layer;
   next_page_ = first_page;
-  early_ranges_ = 0;
+  prefetched_ranges_ = 0;
   blocks_.clear();
   recomputes_.clear();
   found_.clear();
@@ -27,11 +27,11 @@ void HostReads::read_block(const BatchSegment& rows, std::int64_t block, std::sp
 void HostReads::add_block(const BatchSegment& rows, std::int64_t block, std::int32_t block_index) {
   const KvBlock& of = store_->book().block(rows.sequence, block);
   Block& added = blocks_.emplace_back();
-  if (const auto source = store_->early_source(layer_, rows.sequence, block)) {
-    if (const auto found = store_->early().use(*source)) {
+  if (const auto source = store_->prefetch_source(layer_, rows.sequence, block)) {
+    if (const auto found = store_->prefetched().use(*source)) {
       added.page = found->page;
       added.brought = true;
-      early_ranges_ = std::max(early_ranges_, found->range + 1);
+      prefetched_ranges_ = std::max(prefetched_ranges_, found->range + 1);
       return;
     }
   }

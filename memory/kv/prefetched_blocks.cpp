@@ -1,4 +1,4 @@
-#include "memory/kv/early_blocks.h"
+#include "memory/kv/prefetched_blocks.h"
 
 #include <algorithm>
 
@@ -6,7 +6,7 @@
 
 namespace triphase {
 
-void EarlyBlocks::add(const Source& source, PageId page) {
+void PrefetchedBlocks::add(const Source& source, PageId page) {
   const bool added = blocks_
                          .try_emplace(key(source.layer, source.block_index),
                                       Block{source.block_id, source.host_block, {page, ranges()}})
@@ -16,9 +16,9 @@ void EarlyBlocks::add(const Source& source, PageId page) {
   ++unused_;
 }
 
-void EarlyBlocks::end_range(Ticket ticket) { tickets_.push_back(ticket); }
+void PrefetchedBlocks::end_range(Ticket ticket) { tickets_.push_back(ticket); }
 
-std::optional<EarlyBlocks::Found> EarlyBlocks::find(const Source& source) const {
+std::optional<PrefetchedBlocks::Found> PrefetchedBlocks::find(const Source& source) const {
   const auto block = blocks_.find(key(source.layer, source.block_index));
   if (block == blocks_.end() || block->second.id != source.block_id ||
       block->second.host_block != source.host_block) {
@@ -27,7 +27,7 @@ std::optional<EarlyBlocks::Found> EarlyBlocks::find(const Source& source) const 
   return block->second.found;
 }
 
-std::optional<EarlyBlocks::Found> EarlyBlocks::use(const Source& source) {
+std::optional<PrefetchedBlocks::Found> PrefetchedBlocks::use(const Source& source) {
   const std::optional<Found> found = find(source);
   if (!found) return found;
   bool& used = blocks_.find(key(source.layer, source.block_index))->second.used;
@@ -36,7 +36,7 @@ std::optional<EarlyBlocks::Found> EarlyBlocks::use(const Source& source) {
   return found;
 }
 
-bool EarlyBlocks::reads(std::int32_t block_index, std::int32_t host_block) const {
+bool PrefetchedBlocks::reads(std::int32_t block_index, std::int32_t host_block) const {
   for (std::int64_t layer = 0; layer < layers_; ++layer) {
     const auto block = blocks_.find(key(layer, block_index));
     if (block != blocks_.end() && block->second.host_block == host_block) return true;
@@ -44,7 +44,7 @@ bool EarlyBlocks::reads(std::int32_t block_index, std::int32_t host_block) const
   return false;
 }
 
-void EarlyBlocks::clear() {
+void PrefetchedBlocks::clear() {
   blocks_.clear();
   tickets_.clear();
   layers_ = 0;

@@ -8,9 +8,9 @@
 
 #include "base/error.h"
 #include "scheduler/placement/accelerate_policy.h"
-#include "tests/support/early_rig.h"
 #include "tests/support/engine_runs.h"
 #include "tests/support/meddling_policy.h"
+#include "tests/support/prefetch_rig.h"
 #include "tests/support/tiny_model.h"
 
 namespace triphase {
@@ -45,7 +45,7 @@ std::int64_t host_blocks(TinyModel& model, std::span<const SequenceId> lines) {
   return count;
 }
 
-class EarlyFetch : public testing::TestWithParam<bool> {
+class Prefetch : public testing::TestWithParam<bool> {
  protected:
   // Runs the requests where everything is on the device.
   static std::map<std::uint64_t, Completion> expected(const std::vector<Request>& requests) {
@@ -57,7 +57,7 @@ class EarlyFetch : public testing::TestWithParam<bool> {
   }
 };
 
-TEST_P(EarlyFetch, IsUnderWayWhenTheStepEndsAndIsNotFetchedAgain) {
+TEST_P(Prefetch, IsUnderWayWhenTheStepEndsAndIsNotFetchedAgain) {
   std::vector<SequenceId> lines;
   TinyModelOptions options =
       options_of(std::make_shared<Meddling>(all_away(),
@@ -80,12 +80,12 @@ TEST_P(EarlyFetch, IsUnderWayWhenTheStepEndsAndIsNotFetchedAgain) {
   for (int step = 1; step < 23; ++step) {
     const std::uint64_t before = to_device(model);
     static_cast<void>(model.engine().step());
-    const EarlyBlocks& early = model.kv().early();
+    const PrefetchedBlocks& prefetched = model.kv().prefetched();
     if (step > 1) {
-      EXPECT_GT(early.ranges(), 0) << "step " << step;
+      EXPECT_GT(prefetched.ranges(), 0) << "step " << step;
     }
     model.transfers().drain();
-    const std::uint64_t now = static_cast<std::uint64_t>(early.unused()) * page;
+    const std::uint64_t now = static_cast<std::uint64_t>(prefetched.unused()) * page;
     // Every block on the host once in each layer, whenever it came. Places are those of the step:
     // what it sent away arrives after it.
     const std::uint64_t all = static_cast<std::uint64_t>(3 * host_blocks(model, lines)) * page;
@@ -95,14 +95,14 @@ TEST_P(EarlyFetch, IsUnderWayWhenTheStepEndsAndIsNotFetchedAgain) {
   EXPECT_EQ(model.engine().in_flight(), 3U);
   static_cast<void>(model.engine().step());
   EXPECT_EQ(model.engine().in_flight(), 0U);
-  EXPECT_TRUE(model.kv().early().empty()) << "no line goes on after its last step";
-  EXPECT_EQ(model.kv().early_use().unused, 0U);
-  EXPECT_GT(model.kv().early_use().brought, 0U);
+  EXPECT_TRUE(model.kv().prefetched().empty()) << "no line goes on after its last step";
+  EXPECT_EQ(model.kv().prefetch_use().unused, 0U);
+  EXPECT_GT(model.kv().prefetch_use().brought, 0U);
 }
 
 // A line has to make room between two steps, in either way: what was fetched for it is not read,
 // and counted; its host blocks are other lines' at once.
-TEST_P(EarlyFetch, ALineThatIsPreemptedInBetweenLeavesItUnread) {
+TEST_P(Prefetch, ALineThatIsPreemptedInBetweenLeavesItUnread) {
   const std::vector<Request> requests = some_requests(4, 40);
   const auto reference = expected(requests);
   for (const PreemptMode mode : {PreemptMode::kSwap, PreemptMode::kDrop}) {
@@ -121,7 +121,7 @@ TEST_P(EarlyFetch, ALineThatIsPreemptedInBetweenLeavesItUnread) {
     TinyModel model(options, config_of_layers(3));
     expect_equal(run_all(model.engine(), requests), reference);
     EXPECT_GT(preempted, 2);
-    const KvStore::EarlyUse use = model.kv().early_use();
+    const KvStore::PrefetchUse use = model.kv().prefetch_use();
     EXPECT_GT(use.unused, 0U);
     EXPECT_LT(use.unused, use.brought / 4);
     model.kv().book().check();
@@ -136,7 +136,7 @@ TEST_P(EarlyFetch, ALineThatIsPreemptedInBetweenLeavesItUnread) {
 }
 
 // Blocks that come back to the device are read on the host while they do.
-TEST_P(EarlyFetch, BlocksThatReturnAreReadWhereTheyWere) {
+TEST_P(Prefetch, BlocksThatReturnAreReadWhereTheyWere) {
   const std::vector<Request> requests = some_requests(3, 40);
   const auto reference = expected(requests);
   std::int64_t reloaded = 0;
@@ -153,12 +153,12 @@ TEST_P(EarlyFetch, BlocksThatReturnAreReadWhereTheyWere) {
   TinyModel model(options, config_of_layers(3));
   expect_equal(run_all(model.engine(), requests), reference);
   EXPECT_GT(reloaded, 2);
-  EXPECT_GT(model.kv().early_use().brought, 0U);
-  EXPECT_EQ(model.kv().early_use().unused, 0U);
+  EXPECT_GT(model.kv().prefetch_use().brought, 0U);
+  EXPECT_EQ(model.kv().prefetch_use().unused, 0U);
 }
 
 // Whichever transfer fails, nothing hangs and nothing is left.
-TEST_P(EarlyFetch, AFailureEndsTheJobAndNothingElse) {
+TEST_P(Prefetch, AFailureEndsTheJobAndNothingElse) {
   const std::vector<Request> requests = some_requests(3, 12);
   int failed = 0;
   for (int nth = 1; nth < 60; ++nth) {
@@ -176,16 +176,16 @@ TEST_P(EarlyFetch, AFailureEndsTheJobAndNothingElse) {
   EXPECT_GT(failed, 40);
 }
 
-TEST_P(EarlyFetch, WithoutPrefetchingThereIsNone) {
+TEST_P(Prefetch, WithoutPrefetchingThereIsNone) {
   TinyModelOptions options = options_of(all_away(), GetParam());
   options.prefetch = false;
   TinyModel model(options, config_of_layers(3));
   static_cast<void>(run_all(model.engine(), some_requests(3, 12)));
-  EXPECT_EQ(model.kv().early_use().brought, 0U);
+  EXPECT_EQ(model.kv().prefetch_use().brought, 0U);
   EXPECT_GT(to_device(model), 0U);
 }
 
-INSTANTIATE_TEST_SUITE_P(Kv, EarlyFetch, testing::Bool(),
+INSTANTIATE_TEST_SUITE_P(Kv, Prefetch, testing::Bool(),
                          [](const auto& param) { return param.param ? "int8" : "fp16"; });
 
 }  // namespace

@@ -1,4 +1,4 @@
-#include "models/staging_ring.h"
+#include "memory/kv/staging_ring.h"
 
 #include <gtest/gtest.h>
 

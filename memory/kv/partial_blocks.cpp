@@ -1,4 +1,4 @@
-#include "models/partial_blocks.h"
+#include "memory/kv/partial_blocks.h"
 
 #include <algorithm>
 

@@ -8,8 +8,8 @@
 #include <vector>
 
 #include "kernels/kv_resolver.h"
+#include "memory/kv/batch_segment.h"
 #include "memory/kv/kv_store.h"
-#include "models/forward_batch.h"
 
 namespace triphase {
 

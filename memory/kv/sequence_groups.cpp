@@ -1,4 +1,4 @@
-#include "models/sequence_groups.h"
+#include "memory/kv/sequence_groups.h"
 
 #include <algorithm>
 

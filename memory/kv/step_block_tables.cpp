@@ -1,4 +1,4 @@
-#include "models/step_block_tables.h"
+#include "memory/kv/step_block_tables.h"
 
 #include <algorithm>
 

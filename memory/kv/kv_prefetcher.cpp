@@ -1,0 +1,215 @@
+#include "memory/kv/kv_prefetcher.h"
+
+#include <algorithm>
+#include <utility>
+
+namespace triphase {
+
+void KvPrefetcher::begin_step(KvStore& store, const Step& step) {
+  const std::int64_t units_before = units_;
+  const bool kept = store_ == &store && !store.prefetched().empty();
+  store_ = &store;
+  step_ = step;
+  units_ = std::ssize(step.windows) * step.groups->count();
+  placed_ = 0;
+  ranges_ = kept ? std::exchange(next_ranges_, {}) : Ranges{};
+  fresh_.clear();
+  last_prefetched_unit_ = -1;
+  if (kept) ring_.give_back_before(units_before);
+  if (!kept || !find_prefetched()) {
+    if (!store.prefetched().empty()) end_prefetched();
+    ring_.reset(store.sizes().staging_pages);
+  }
+  foreseen_ = done_ = false;
+  alone_ = true;
+  taken_ = 0;
+  next_ranges_ = {};
+}
+
+bool KvPrefetcher::find_prefetched() {
+  const PrefetchedBlocks& prefetched = store_->prefetched();
+  const std::int64_t groups = step_.groups->count();
+  std::vector<std::int64_t> readers(static_cast<std::size_t>(prefetched.ranges()), -1);
+  const std::int64_t units = step_.groups->staging() ? prefetched.layers() * groups : 0;
+  for (std::int64_t unit = 0; unit < units; ++unit) {
+    const LayerId layer(unit / groups);
+    std::int64_t& fresh = fresh_.emplace_back(0);
+    step_.groups->for_each_away(
+        store_->book(), *step_.entries, step_.groups->at(unit % groups),
+        [&](std::size_t entry, std::int64_t block) {
+          const auto source = store_->prefetch_source(layer, step_.rows[entry].sequence, block);
+          const auto found = source ? prefetched.find(*source) : std::nullopt;
+          if (found) {
+            readers[static_cast<std::size_t>(found->range)] = last_prefetched_unit_ = unit;
+          } else {
+            ++fresh;
+          }
+        });
+  }
+  if (last_prefetched_unit_ < 0) return false;
+  // The pages of a range that were not filled are for the unit that it was meant for.
+  for (std::int64_t unit = 0; unit < units; ++unit) {
+    const Range* range = range_of(unit);
+    if (range == nullptr) continue;
+    std::int64_t& reader = readers[static_cast<std::size_t>(range - ranges_.of_units.data())];
+    reader = std::max(reader, unit);
+    last_prefetched_unit_ = std::max(last_prefetched_unit_, unit);
+  }
+  for (std::size_t range = 0; range < readers.size(); ++range) {
+    const std::int64_t reader = readers[range] < 0 ? last_prefetched_unit_ : readers[range];
+    ring_.set_reader(static_cast<std::int64_t>(range), reader);
+  }
+  return true;
+}
+
+void KvPrefetcher::end_prefetched() {
+  store_->end_prefetched();
+  last_prefetched_unit_ = -1;
+  ranges_ = {};
+  fresh_.clear();
+}
+
+const KvPrefetcher::Range* KvPrefetcher::range_of(std::int64_t unit) const {
+  const std::int64_t group = unit % step_.groups->count();
+  if (group >= ranges_.groups) return nullptr;
+  const auto range =
+      static_cast<std::size_t>(unit / step_.groups->count() * ranges_.groups + group);
+  return range < ranges_.of_units.size() ? &ranges_.of_units[range] : nullptr;
+}
+
+std::optional<std::int64_t> KvPrefetcher::take_pages(std::int64_t unit) {
+  const auto index = static_cast<std::size_t>(unit);
+  const std::int64_t fresh =
+      index < fresh_.size() ? fresh_[index] : step_.groups->at(unit % step_.groups->count()).pages;
+  const Range* range = range_of(unit);
+  if (range != nullptr && range->pages - range->filled >= fresh) {
+    return range->first_page + range->filled;
+  }
+  return ring_.take(fresh, unit);
+}
+
+std::optional<std::int64_t> KvPrefetcher::place_next(std::int64_t reading) {
+  if (placed_ >= (ahead_ ? units_ : reading + 1)) return std::nullopt;
+  std::optional<std::int64_t> page = take_pages(placed_);
+  if (!page && placed_ == reading && last_prefetched_unit_ >= 0) {
+    // What was prefetched leaves no room for what has come to it since.
+    end_prefetched();
+    ring_.reset(store_->sizes().staging_pages);
+    page = take_pages(placed_);
+  }
+  if (!page) return std::nullopt;
+  ++placed_;
+  return store_->sizes().device_pages + *page;
+}
+
+void KvPrefetcher::give_back_before(std::int64_t reading) {
+  if (last_prefetched_unit_ >= 0 && reading > last_prefetched_unit_) end_prefetched();
+  ring_.give_back_before(reading);
+}
+
+// Blocks that are offloaded or loaded now have arrived when the next step begins.
+void KvPrefetcher::foresee() {
+  foreseen_ = true;
+  next_rows_.clear();
+  for (const BatchSegment& entry : step_.rows) {
+    alone_ = alone_ && entry.decode;
+    if (!entry.continues) continue;
+    BatchSegment next = entry;
+    next.first_position += entry.count;
+    next.count = 1;
+    next_rows_.push_back(next);
+  }
+  const KvBook& book = store_->book();
+  next_entries_ = {
+      .rows = next_rows_,
+      .blocks = [&book,
+                 this](std::size_t entry) { return book.blocks(next_rows_[entry].sequence); },
+      .is_away =
+          [&book, this](std::size_t entry, std::int64_t block) {
+            const BlockPlace place = book.block(next_rows_[entry].sequence, block).place;
+            return place == BlockPlace::kHost || place == BlockPlace::kOffloading ||
+                   place == BlockPlace::kRecomputable;
+          }};
+  const std::int64_t most = SequenceGroups::most_away(next_entries_);
+  // Nothing to bring; or a sequence that will have to make room.
+  done_ = most == 0 || most > store_->sizes().staging_pages;
+  if (done_) return;
+  next_groups_.make(book, next_entries_, store_->sizes().staging_pages);
+  next_ranges_.groups = next_groups_.count();
+}
+
+// Blocks with saved layer inputs may be discarded before the step begins.
+bool KvPrefetcher::is_certain(const BatchSegment& rows, std::int64_t block) const {
+  const KvBlock& of = store_->book().block(rows.sequence, block);
+  return of.place == BlockPlace::kHost && of.input_block < 0;
+}
+
+void KvPrefetcher::find_sources(LayerId layer, const SequenceGroup& group) {
+  sources_.clear();
+  const std::int64_t window = step_.windows[layer.index()];
+  next_groups_.for_each_away(
+      store_->book(), next_entries_, group, [&](std::size_t entry, std::int64_t block) {
+        const BatchSegment& rows = next_rows_[entry];
+        if (block < rows.first_block_in_window(window, store_->shape().block_tokens)) return;
+        if (!is_certain(rows, block)) return;
+        const auto source = store_->prefetch_source(layer, rows.sequence, block);
+        // Another group may have brought what it shares with this one.
+        if (source && !store_->prefetched().find(*source)) sources_.push_back(*source);
+      });
+}
+
+void KvPrefetcher::bring_sources(LayerId layer, std::int64_t first_page) {
+  const std::int64_t block_tokens = store_->shape().block_tokens;
+  runs_.clear();
+  std::int64_t page = store_->sizes().device_pages + first_page;
+  for (const PrefetchedBlocks::Source& source : sources_) {
+    store_->prefetched().add(source, PageId(page));
+    runs_.push_back({.slot = page * block_tokens,
+                     .record = store_->host_record(source.host_block, layer, 0),
+                     .count = static_cast<std::int32_t>(block_tokens),
+                     .head_count = static_cast<std::int32_t>(store_->shape().kv_heads)});
+    ++page;
+  }
+  store_->prefetched().end_range(
+      store_->transfers()->move_tokens(Lane::kToDevice, store_->geometry(), runs_));
+}
+
+// Requests whose prompts are still computed bring blocks that nobody can foresee: half of the ring
+// is theirs.
+bool KvPrefetcher::may_take(LayerId layer, std::int64_t pages) const {
+  // A step prefetches nothing while its last layer reads prefetched blocks.
+  if (layer.value + 1 >= std::ssize(step_.windows)) return false;
+  return alone_ || (layer.value == 0 && 2 * (taken_ + pages) <= store_->sizes().staging_pages);
+}
+
+std::int64_t KvPrefetcher::prefetch(std::int64_t reading) {
+  // What this step still needs of the link comes first.
+  const bool last_layer = reading + step_.groups->count() >= units_;
+  if (!ahead_ || !step_.reads_whole_blocks || !last_layer || placed_ < units_) return 0;
+  if (last_prefetched_unit_ >= 0) return 0;
+  if (!foreseen_) foresee();
+  std::int64_t brought = 0;
+  while (!done_) {
+    const std::int64_t unit = std::ssize(next_ranges_.of_units);
+    const LayerId layer(unit / next_groups_.count());
+    const SequenceGroup& group = next_groups_.at(unit % next_groups_.count());
+    // A block of each sequence may follow the others to the host before the step reads them.
+    const std::int64_t pages = group.pages + static_cast<std::int64_t>(group.count);
+    done_ = !may_take(layer, pages);
+    if (done_) break;
+    find_sources(layer, group);
+    done_ = sources_.empty();
+    if (done_) break;
+    // They are given back with the units of the next step.
+    const std::optional<std::int64_t> first = ring_.take(pages, units_ + unit);
+    if (!first) break;
+    taken_ += pages;
+    bring_sources(layer, *first);
+    const std::int64_t count = std::ssize(sources_);
+    next_ranges_.of_units.push_back({*first, pages, count});
+    brought += count;
+  }
+  return brought;
+}
+
+}  // namespace triphase

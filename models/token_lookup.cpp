@@ -1,0 +1,129 @@
+#include "models/token_lookup.h"
+
+#include <algorithm>
+#include <utility>
+
+namespace triphase {
+
+void TokenLookup::begin_step(KvStore& store, std::span<const BatchSegment> rows,
+                             std::int64_t layers, AttentionRunner* attention,
+                             const ColumnPlaces* columns, Stream& stream) {
+  store_ = &store;
+  rows_ = rows;
+  layers_ = layers;
+  attention_ = attention;
+  columns_ = columns;
+  stream_ = &stream;
+  chooses_.assign(rows.size(), false);
+  if (resolver_ == nullptr || attention == nullptr) return;
+  for (std::size_t entry = 0; entry < rows.size(); ++entry) {
+    const BatchSegment& of = rows[entry];
+    chooses_[entry] = of.count == 1 && attention->chooses(of.sequence, of.first_position + 1);
+  }
+}
+
+bool TokenLookup::any_chooses() const {
+  return std::ranges::find(chooses_, true) != chooses_.end();
+}
+
+const SegmentTables& TokenLookup::send_tables() {
+  std::vector<std::int32_t> written = store_->take_written_host_blocks();
+  if (attention_->method().lists() > 1) {
+    // Of recomputable blocks nothing is in hot rows.
+    const std::int64_t host_blocks = store_->sizes().host_blocks;
+    std::erase_if(written, [&](std::int32_t block) { return block >= host_blocks; });
+  }
+  const BlockTables tables = step_block_tables_.make(*store_, rows_);
+  row_blocks_ = tables.row_blocks;
+  block_tables_ = resolver_->begin_step(tables, written, *stream_);
+  return block_tables_;
+}
+
+std::int64_t TokenLookup::first_block_to_choose(std::size_t entry, LayerId layer) const {
+  const BatchSegment& rows = rows_[entry];
+  if (attention_->method().reads_transposed_k()) {
+    // Where places are short, keys are read by rows.
+    if (columns_ == nullptr || !columns_->complete(entry)) return 0;
+  }
+  const std::int64_t block_tokens = store_->shape().block_tokens;
+  return attention_->first_key_to_choose(layer, rows.sequence, rows.first_position + 1,
+                                         store_->shape().quantized(), block_tokens) /
+         block_tokens;
+}
+
+std::span<const std::int64_t> TokenLookup::whole_blocks(std::size_t entry, LayerId layer) {
+  whole_blocks_.clear();
+  const BatchSegment& rows = rows_[entry];
+  const KvBook& book = store_->book();
+  const std::int64_t blocks = book.blocks(rows.sequence);
+  std::int64_t first = blocks;
+  if (!chooses_ahead(layer)) {
+    first = first_block_to_choose(entry, layer);
+    if (first > 0 && columns_ != nullptr) columns_->add_blocks_without(entry, layer, whole_blocks_);
+    std::erase_if(whole_blocks_, [&](std::int64_t block) { return on_device(entry, block); });
+  }
+  const bool lists = lists_recomputes(rows);
+  for (std::int64_t block = 0; block < blocks; ++block) {
+    const bool unlisted =
+        !lists && book.block(rows.sequence, block).place == BlockPlace::kRecomputable;
+    if (unlisted || (block >= first && !on_device(entry, block))) whole_blocks_.push_back(block);
+  }
+  std::ranges::sort(whole_blocks_);
+  whole_blocks_.erase(std::unique(whole_blocks_.begin(), whole_blocks_.end()), whole_blocks_.end());
+  return whole_blocks_;
+}
+
+std::int64_t TokenLookup::pages(std::size_t entry) {
+  const BatchSegment& rows = rows_[entry];
+  std::int64_t on_host = 0;
+  const std::int64_t blocks = store_->book().blocks(rows.sequence);
+  for (std::int64_t block = 0; block < blocks; ++block) on_host += on_device(entry, block) ? 0 : 1;
+  if (on_host == 0) return 0;
+  const std::int64_t tokens = attention_->list_tokens(rows.sequence, rows.first_position + 1);
+  const std::int64_t block_tokens = store_->shape().block_tokens;
+  std::int64_t most = 0;
+  bool asked_ahead = false;
+  for (LayerId layer(0); layer.value < layers_; layer = LayerId(layer.value + 1)) {
+    // Some layers read whole blocks.
+    if (!chooses_in(layer)) return on_host;
+    // Layers that choose ahead all read as much.
+    if (chooses_ahead(layer) && std::exchange(asked_ahead, true)) continue;
+    const std::int64_t whole = std::ssize(whole_blocks(entry, layer));
+    most = std::max(most, whole + (tokens + block_tokens - 1) / block_tokens);
+  }
+  return std::min(on_host, most);
+}
+
+std::int64_t TokenLookup::most_recomputed(const SequenceGroup& group,
+                                          const Selection& chosen) const {
+  std::int64_t most = 0;
+  for (const BatchSegment& rows : rows_.subspan(group.first, group.count)) {
+    if (!lists_recomputes(rows)) continue;
+    const std::int64_t blocks = store_->book().recomputable_blocks(rows.sequence);
+    most += std::min(blocks * store_->shape().block_tokens, chosen.capacity);
+  }
+  return most;
+}
+
+TokenLookup::Found TokenLookup::look_up(const SequenceGroup& group, ResolveCall call,
+                                        const Selection& chosen, std::vector<Ticket>& tickets) {
+  call.first_row = static_cast<std::int64_t>(group.first);
+  call.lists = chosen;
+  const KvResolver::Resolved resolved = resolver_->resolve(call, *stream_);
+  TransferEngine& transfers = *store_->transfers();
+  tickets.push_back(transfers.bring(store_->geometry(), resolved.missing));
+  Found found{resolved.lists, resolved.recomputed};
+  found.recomputed.most = std::min(resolved.recomputed.most, most_recomputed(group, chosen));
+  if (found.recomputed.most == 0) return found;
+  tickets.push_back(transfers.bring_inputs(
+      store_->geometry(), {store_->saved_inputs(0, call.layer), store_->shape().input_width},
+      found.recomputed));
+  return found;
+}
+
+ResolveCounts TokenLookup::counts() const {
+  if (resolver_ == nullptr || stream_ == nullptr) return {};
+  return resolver_->counts(*stream_);
+}
+
+}  // namespace triphase
