@@ -6,6 +6,8 @@
 #include <cmath>
 #include <utility>
 
+#include "base/error.h"
+
 namespace triphase {
 namespace {
 
@@ -149,6 +151,11 @@ void Progress::update_share(double fraction) {
   std::string text = fmt::format("{}: {:.0f} %", label(), 100.0 * fraction);
   if (left) text += ", ETA " + format_duration(*left);
   draw(text, {{"progress", label()}, {"fraction", fraction}, {"eta_seconds", left}});
+}
+
+void Progress::first_failure(std::uint64_t line, std::string_view code, std::string_view message) {
+  log_.warning(fmt::format("line {} failed, {}: {}; its record says so, others are counted", line,
+                           code, escape_untrusted(message, 300)));
 }
 
 void Progress::finish() { log_.status(""); }

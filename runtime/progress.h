@@ -49,6 +49,8 @@ class Progress {
   void begin_phase(std::string_view name);
   // Cheap enough for every step: draws at most ten times a second (terminal) or every 10 s.
   void update(const ProgressState& state);
+  // Warns of the first line of the prompt file (counted from 1) whose record is an error.
+  void first_failure(std::uint64_t line, std::string_view code, std::string_view message);
   // For phases measured in bytes (loading, writing, reading).
   void update_bytes(std::uint64_t done, std::uint64_t total);
   // For phases that consist of windows, layers, questions, ...

@@ -324,7 +324,7 @@ class Planner {
     plan_.longest_line = longest_request(*plan_.policy, request, plan_.memory, plan_.places);
   }
 
-  // Budgets that were given may be beyond what there is; pages are taken when they are attended, so
+  // Budgets that were given may be beyond what there is; pages are taken when they are touched, so
   // that the system would end the job in the middle.
   void check_machine() const {
     const MemoryPlan& memory = plan_.memory;

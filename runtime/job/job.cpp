@@ -60,6 +60,10 @@ JobEnd run_job(PromptReader& prompts, OutputFile& output, CompletionEngine& engi
   std::unordered_map<std::uint64_t, Request> running;
   bool more_lines = true;
   WorkDone work;
+  bool failed = false;
+  const auto tell_failure = [&](std::uint64_t index, const RecordError& error) {
+    if (!std::exchange(failed, true)) progress.first_failure(index + 1, error.code, error.message);
+  };
 
   const auto admit = [&] {
     while (more_lines && engine.has_room() && !stop_requested()) {
@@ -70,6 +74,7 @@ JobEnd run_job(PromptReader& prompts, OutputFile& output, CompletionEngine& engi
       } else if (auto* bad = std::get_if<BadLine>(&*line)) {
         if (!output.finished(bad->index)) {
           output.append(bad->index, record_line(*bad), bad->error.code);
+          tell_failure(bad->index, bad->error);
         }
       } else if (auto& request = std::get<Request>(*line); !output.finished(request.index)) {
         running.emplace(request.index, identity_of(request));
@@ -105,6 +110,7 @@ JobEnd run_job(PromptReader& prompts, OutputFile& output, CompletionEngine& engi
       TRIPHASE_CHECK(request != running.end(), "the engine returned a line it was not given");
       output.append(completion.index, record_line(request->second, completion),
                     completion.error ? completion.error->code : std::string());
+      if (completion.error) tell_failure(completion.index, *completion.error);
       work.finished(completion);
       running.erase(request);
     }

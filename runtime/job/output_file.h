@@ -25,7 +25,7 @@ namespace triphase {
 // OUT or OUT.part is there. What that run settled holds for this one too.
 [[nodiscard]] bool may_resume(const RunOptions& options);
 
-// What a job reads and writes, for the check before the model is attended.
+// What a job reads and writes, for the check before the model is loaded.
 [[nodiscard]] CommandFiles job_files(const RunOptions& options);
 
 class OutputFile {

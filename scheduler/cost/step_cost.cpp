@@ -55,8 +55,8 @@ double CostModel::compute(const StepWork& work, bool& extrapolated) const {
   if (work.copied_tokens > 0.0) {
     // A copy reads and writes what attention reads once.
     const auto rows = static_cast<double>(std::max<std::int64_t>(work.decode_rows, 1));
-    const double attended = take(decode(work.int8_kv, rows, work.copied_tokens), extrapolated);
-    seconds += 2.0 * std::max(attended - decode(work.int8_kv, rows, 0.0).seconds, 0.0);
+    const double copy = take(decode(work.int8_kv, rows, work.copied_tokens), extrapolated);
+    seconds += 2.0 * std::max(copy - decode(work.int8_kv, rows, 0.0).seconds, 0.0);
   }
   if (work.prefill_rows > 0) {
     double prefill_seconds =

@@ -77,6 +77,7 @@ class RunTest(unittest.TestCase):
         self.assertEqual(result.stdout, b"")
         self.assertEqual([record["index"] for record in self.records()], [*range(20), 21])
         self.assertIn(b"1 failed (--retry-failed redoes them)", result.stderr)
+        self.assertEqual(result.stderr.count(b"line 22 failed, E-IN-JSON: "), 1, result.stderr)
         summary = self.summary()
         self.assertEqual(summary["requests"], {"total": 21, "succeeded": 20, "failed": 1,
                                                "failed_by_code": {"E-IN-JSON": 1}, "resumed": 0})
