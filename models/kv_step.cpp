@@ -57,13 +57,15 @@ void KvStep::find_host_entries() {
 }
 
 TokenLookup::Found KvStep::look_up(Unit& unit, std::int64_t number, const Selection& chosen) {
-  return lookup_.look_up(groups_.at(number % groups()),
-                         {.layer = LayerId(number / groups()),
+  const SequenceGroup& group = groups_.at(number % groups());
+  return lookup_.look_up({.layer = LayerId(number / groups()),
+                          .first_row = static_cast<std::int64_t>(group.first),
+                          .lists = chosen,
                           .staged = unit.staged,
                           .first_spare_slot = unit.spare_page * block_tokens(),
                           .spare_slots = unit.spare_pages * block_tokens(),
                           .unit = number % lookup_.results()},
-                         chosen, unit.tickets);
+                         unit.tickets);
 }
 
 TokenLookup::Found KvStep::look_up(LayerId layer, std::int64_t group, const Selection& chosen) {

@@ -94,26 +94,23 @@ std::int64_t TokenLookup::pages(std::size_t entry) {
   return std::min(on_host, most);
 }
 
-std::int64_t TokenLookup::most_recomputed(const SequenceGroup& group,
-                                          const Selection& chosen) const {
+std::int64_t TokenLookup::most_recomputed(const ResolveCall& call) const {
   std::int64_t most = 0;
-  for (const BatchSegment& rows : rows_.subspan(group.first, group.count)) {
+  const auto first = static_cast<std::size_t>(call.first_row);
+  for (const BatchSegment& rows : rows_.subspan(first, static_cast<std::size_t>(call.lists.rows))) {
     if (!lists_recomputes(rows)) continue;
     const std::int64_t blocks = store_->book().recomputable_blocks(rows.sequence);
-    most += std::min(blocks * store_->shape().block_tokens, chosen.capacity);
+    most += std::min(blocks * store_->shape().block_tokens, call.lists.capacity);
   }
   return most;
 }
 
-TokenLookup::Found TokenLookup::look_up(const SequenceGroup& group, ResolveCall call,
-                                        const Selection& chosen, std::vector<Ticket>& tickets) {
-  call.first_row = static_cast<std::int64_t>(group.first);
-  call.lists = chosen;
+TokenLookup::Found TokenLookup::look_up(const ResolveCall& call, std::vector<Ticket>& tickets) {
   const KvResolver::Resolved resolved = resolver_->resolve(call, *stream_);
   TransferEngine& transfers = *store_->transfers();
   tickets.push_back(transfers.bring(store_->geometry(), resolved.missing));
   Found found{resolved.lists, resolved.recomputed};
-  found.recomputed.most = std::min(resolved.recomputed.most, most_recomputed(group, chosen));
+  found.recomputed.most = std::min(resolved.recomputed.most, most_recomputed(call));
   if (found.recomputed.most == 0) return found;
   tickets.push_back(transfers.bring_inputs(
       store_->geometry(), {store_->saved_inputs(0, call.layer), store_->shape().input_width},

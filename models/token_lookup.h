@@ -60,10 +60,9 @@ class TokenLookup {
     Selection lists;              // with slots
     RecomputedTokens recomputed;  // to be projected first
   };
-  // Looks up what a group's rows chose, and adds to `tickets` what brings the missing tokens.
-  // `call` says all but the lists.
-  [[nodiscard]] Found look_up(const SequenceGroup& group, ResolveCall call, const Selection& chosen,
-                              std::vector<Ticket>& tickets);
+  // Looks up what rows chose, and adds to `tickets` what brings the missing tokens. The rows of the
+  // call's tables are entries.
+  [[nodiscard]] Found look_up(const ResolveCall& call, std::vector<Ticket>& tickets);
 
   // Waits for the device where it counts; zeros without a resolver.
   [[nodiscard]] ResolveCounts counts() const;
@@ -78,9 +77,8 @@ class TokenLookup {
   }
   // The first block that a late method looks into before it chooses; 0: all.
   [[nodiscard]] std::int64_t first_block_to_choose(std::size_t entry, LayerId layer) const;
-  // Most tokens that a group's rows choose of blocks that nobody stores.
-  [[nodiscard]] std::int64_t most_recomputed(const SequenceGroup& group,
-                                             const Selection& chosen) const;
+  // Most tokens that the call's rows choose of blocks that nobody stores.
+  [[nodiscard]] std::int64_t most_recomputed(const ResolveCall& call) const;
 
   KvResolver* resolver_ = nullptr;
   KvStore* store_ = nullptr;

@@ -121,8 +121,7 @@ std::string draw_attention_map(const OptionValues& values, Log& log) {
                         0666);
   return fmt::format(
       "{}: {} decode steps after {} prompt tokens, {:.1f} % of the tokens attended; tokens left "
-      "the "
-      "choice {} times and came back {} times\n",
+      "the choice {} times and came back {} times\n",
       what, recorder.steps().size(), prompt_tokens, 100 * share, counts.left, counts.returned);
 }
 

@@ -37,7 +37,7 @@ void HostReads::add_block(const BatchSegment& rows, std::int64_t block, std::int
   }
   added.page = PageId(next_page_++);
   if (of.place != BlockPlace::kRecomputable) {
-    added.record = store_->host_record(of.host_block, layer_, 0);
+    added.host_block = of.host_block;
     return;
   }
   added.brought = true;
@@ -49,15 +49,11 @@ void HostReads::add_block(const BatchSegment& rows, std::int64_t block, std::int
 }
 
 std::span<const TokenRun> HostReads::make_runs() {
-  const KvStore::Shape& shape = store_->shape();
   runs_.clear();
   for (const Block& block : blocks_) {
     if (block.brought) continue;
-    runs_.push_back({.slot = block.page.value * shape.block_tokens,
-                     .record = block.record,
-                     .count = static_cast<std::int32_t>(shape.block_tokens),
-                     .head_count = static_cast<std::int32_t>(shape.kv_heads)});
-    bytes_.blocks += KvStore::page_bytes(shape);
+    runs_.push_back(store_->block_run(block.page, block.host_block, layer_));
+    bytes_.blocks += KvStore::page_bytes(store_->shape());
   }
   return runs_;
 }

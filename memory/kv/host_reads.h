@@ -58,7 +58,7 @@ class HostReads {
 
  private:
   struct Block {
-    std::int64_t record = 0;  // of its first token
+    std::int32_t host_block = -1;
     PageId page;
     bool brought = false;  // before the step, or by its layer inputs
   };

@@ -12,7 +12,7 @@ void KvPrefetcher::begin_step(KvStore& store, const Step& step) {
   step_ = step;
   units_ = std::ssize(step.windows) * step.groups->count();
   placed_ = 0;
-  ranges_ = kept ? std::exchange(next_ranges_, {}) : Ranges{};
+  ranges_ = kept ? std::move(next_ranges_) : Ranges{};
   fresh_.clear();
   last_prefetched_unit_ = -1;
   if (kept) ring_.give_back_before(units_before);
@@ -159,16 +159,12 @@ void KvPrefetcher::find_sources(LayerId layer, const SequenceGroup& group) {
 }
 
 void KvPrefetcher::bring_sources(LayerId layer, std::int64_t first_page) {
-  const std::int64_t block_tokens = store_->shape().block_tokens;
   runs_.clear();
-  std::int64_t page = store_->sizes().device_pages + first_page;
+  PageId page(store_->sizes().device_pages + first_page);
   for (const PrefetchedBlocks::Source& source : sources_) {
-    store_->prefetched().add(source, PageId(page));
-    runs_.push_back({.slot = page * block_tokens,
-                     .record = store_->host_record(source.host_block, layer, 0),
-                     .count = static_cast<std::int32_t>(block_tokens),
-                     .head_count = static_cast<std::int32_t>(store_->shape().kv_heads)});
-    ++page;
+    store_->prefetched().add(source, page);
+    runs_.push_back(store_->block_run(page, source.host_block, layer));
+    ++page.value;
   }
   store_->prefetched().end_range(
       store_->transfers()->move_tokens(Lane::kToDevice, store_->geometry(), runs_));

@@ -138,6 +138,13 @@ void KvStore::forget_transposed_k(SequenceId sequence, LayerId layer, std::int64
   if (place != TransposedK::kNone) transposed_k_.forget(transposed_k_.page(layer, place));
 }
 
+TokenRun KvStore::block_run(PageId page, std::int32_t host_block, LayerId layer) const {
+  return {.slot = page.value * shape_.block_tokens,
+          .record = host_record(host_block, layer, 0),
+          .count = static_cast<std::int32_t>(shape_.block_tokens),
+          .head_count = static_cast<std::int32_t>(shape_.kv_heads)};
+}
+
 std::byte* KvStore::saved_inputs(std::int32_t input_block, LayerId layer) const {
   const auto index =
       static_cast<std::uint64_t>(layer.value) * static_cast<std::uint64_t>(sizes_.input_blocks) +
@@ -167,10 +174,8 @@ void KvStore::carry_out(std::span<const KvMove> moves) {
     if (!load) note_written(move.host_block);
     runs_.clear();
     for (std::int64_t layer = 0; layer < shape_.layers; ++layer) {
-      runs_.push_back({.slot = (move.slab * shape_.layers + layer) * shape_.block_tokens,
-                       .record = host_record(move.host_block, LayerId(layer), 0),
-                       .count = static_cast<std::int32_t>(shape_.block_tokens),
-                       .head_count = static_cast<std::int32_t>(shape_.kv_heads)});
+      runs_.push_back(
+          block_run(PageId(move.slab * shape_.layers + layer), move.host_block, LayerId(layer)));
     }
     const Lane lane = load ? Lane::kToDevice : Lane::kToHost;
     copies_.push_back({transfers_->move_tokens(lane, geometry(), runs_), move.block});
@@ -216,8 +221,9 @@ std::optional<PrefetchedBlocks::Source> KvStore::prefetch_source(LayerId layer, 
 
 void KvStore::hold_prefetched(std::int64_t ranges) {
   ranges = std::min(ranges, prefetched_.ranges());
-  for (; prefetched_held_ < ranges; ++prefetched_held_)
+  for (; prefetched_held_ < ranges; ++prefetched_held_) {
     transfers_->hold(prefetched_.ticket(prefetched_held_));
+  }
 }
 
 void KvStore::end_prefetched() {

@@ -111,6 +111,8 @@ class KvStore {
   void forget_transposed_k(SequenceId sequence, LayerId layer, std::int64_t block);
   // Scales of a layer: entry i belongs to the block of KvBook::block_index() i.
   [[nodiscard]] float* scales(LayerId layer) const;
+  // What moves a layer of a host block to a page, or back.
+  [[nodiscard]] TokenRun block_run(PageId page, std::int32_t host_block, LayerId layer) const;
   // Record of a token of a host block.
   [[nodiscard]] std::int64_t host_record(std::int32_t host_block, LayerId layer,
                                          std::int64_t offset) const;
