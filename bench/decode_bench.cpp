@@ -110,7 +110,7 @@ class Decoder {
       // Another decoder's sequences with the same prompts have the same blocks.
       sequences_.push_back(
           kv.book().admit(prompt_, longest, static_cast<std::uint64_t>(row)).sequence);
-      const std::int64_t there = kv.book().tokens(sequences_.back());
+      const std::int64_t there = kv.book().sequence(sequences_.back()).tokens;
       kv.book().append(sequences_.back(), setting.context - there);
       kv.book().publish(sequences_.back(), prompt_);
       rows_.push_back(static_cast<std::int32_t>(row));

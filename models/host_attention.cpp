@@ -71,13 +71,13 @@ void HostAttention::begin(KvStore& store, std::span<const BatchSegment> rows, co
     const std::int64_t end = entry.first_position + entry.count;
     for (std::int64_t block = entry.first_position / block_tokens;
          block * block_tokens < end && !mirrors_; ++block) {
-      mirrors_ = book.block(entry.sequence, block).mirror() >= 0;
+      mirrors_ = book.table(entry.sequence)[block].mirror() >= 0;
     }
     if (!step.on_host(index)) continue;
-    const std::int64_t blocks = book.blocks(entry.sequence);
+    const std::int64_t blocks = book.table(entry.sequence).size();
     attended_.push_back({index, pages_.size(), static_cast<std::size_t>(blocks)});
     for (std::int64_t block = 0; block < blocks; ++block) {
-      pages_.emplace_back(book.block(entry.sequence, block).host_copy());
+      pages_.emplace_back(book.table(entry.sequence)[block].host_copy());
     }
   }
 }
@@ -123,7 +123,7 @@ void HostAttention::store_new_tokens(LayerId layer) {
       const std::int64_t offset = position % block_tokens;
       const std::int64_t count = std::min(end - position, block_tokens - offset);
       position += count;
-      const KvBlock& held = book.block(entry.sequence, block);
+      const KvBlock& held = book.table(entry.sequence)[block];
       const std::int32_t mirror = held.mirror();
       if (mirror < 0) continue;
       runs_.push_back({.slot = store_->page(held, layer).value * block_tokens + offset,

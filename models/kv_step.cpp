@@ -48,9 +48,9 @@ void KvStep::find_host_entries() {
   for (std::size_t index = 0; index < rows_.size(); ++index) {
     const BatchSegment& entry = rows_[index];
     bool there = entry.decode;
-    const std::int64_t blocks = book.blocks(entry.sequence);
+    const std::int64_t blocks = book.table(entry.sequence).size();
     for (std::int64_t block = 0; block < blocks && there; ++block) {
-      there = book.block(entry.sequence, block).host_copy() >= 0;
+      there = book.table(entry.sequence)[block].host_copy() >= 0;
     }
     on_host_[index] = there;
   }
@@ -107,12 +107,12 @@ void KvStep::make_groups() {
               .blocks =
                   [this](std::size_t entry) {
                     if (on_host_[entry]) return std::int64_t{0};
-                    return store_->book().blocks(rows_[entry].sequence);
+                    return store_->book().table(rows_[entry].sequence).size();
                   },
               // A sequence's blocks are in the same tier in every layer.
-              .is_away =
+              .is_offloaded =
                   [this](std::size_t entry, std::int64_t block) {
-                    return !store_->book().block(rows_[entry].sequence, block).on_device();
+                    return !store_->book().table(rows_[entry].sequence)[block].on_device();
                   },
               .chosen_pages = [this](std::size_t entry) -> std::optional<std::int64_t> {
                 if (!lookup_.chooses(entry)) return std::nullopt;
@@ -127,10 +127,10 @@ void KvStep::make_scale_tables() {
     const BatchSegment& entry = rows_[index];
     std::vector<PageId>& table = scale_tables_[index];
     table.clear();
-    const std::int64_t blocks = store_->book().blocks(entry.sequence);
+    const std::int64_t blocks = store_->book().table(entry.sequence).size();
     table.reserve(static_cast<std::size_t>(blocks));
     for (std::int64_t block = 0; block < blocks; ++block) {
-      table.emplace_back(store_->book().block_index(entry.sequence, block));
+      table.emplace_back(store_->book().table(entry.sequence).number(block));
     }
   }
 }
@@ -237,7 +237,7 @@ KvSlots KvStep::slots(LayerId layer) {
   for (const BatchSegment& entry : rows_) {
     for (std::int64_t i = 0; i < entry.count; ++i) {
       const std::int64_t position = entry.first_position + i;
-      const KvBlock& own = store_->book().block(entry.sequence, position / block);
+      const KvBlock& own = store_->book().table(entry.sequence)[position / block];
       const auto row = static_cast<std::size_t>(entry.first_row + i);
       slot_pages_[row] = store_->page(own, layer);
       slot_offsets_[row] = static_cast<std::int32_t>(position % block);

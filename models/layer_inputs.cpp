@@ -158,7 +158,7 @@ void LayerInputs::save(LayerId layer, const std::int8_t* codes, const float* sca
       const std::int64_t block = position / block_tokens;
       const std::int64_t offset = position % block_tokens;
       const std::int64_t count = std::min(end - position, block_tokens - offset);
-      const std::int32_t home = store_->book().block(entry.sequence, block).input_block;
+      const std::int32_t home = store_->book().table(entry.sequence)[block].input_block;
       const std::int64_t row = entry.first_row + position - entry.first_position;
       position += count;
       if (home < 0) continue;

@@ -55,7 +55,7 @@ std::span<const std::int64_t> TokenLookup::whole_blocks(std::size_t entry, Layer
   whole_blocks_.clear();
   const BatchSegment& rows = rows_[entry];
   const KvBook& book = store_->book();
-  const std::int64_t blocks = book.blocks(rows.sequence);
+  const std::int64_t blocks = book.table(rows.sequence).size();
   std::int64_t first = blocks;
   if (!chooses_ahead(layer)) {
     first = first_block_to_choose(entry, layer);
@@ -65,7 +65,7 @@ std::span<const std::int64_t> TokenLookup::whole_blocks(std::size_t entry, Layer
   const bool lists = lists_recomputes(rows);
   for (std::int64_t block = 0; block < blocks; ++block) {
     const bool unlisted =
-        !lists && book.block(rows.sequence, block).place == BlockPlace::kRecomputable;
+        !lists && book.table(rows.sequence)[block].place == BlockPlace::kRecomputable;
     if (unlisted || (block >= first && !on_device(entry, block))) whole_blocks_.push_back(block);
   }
   std::ranges::sort(whole_blocks_);
@@ -76,7 +76,7 @@ std::span<const std::int64_t> TokenLookup::whole_blocks(std::size_t entry, Layer
 std::int64_t TokenLookup::pages(std::size_t entry) {
   const BatchSegment& rows = rows_[entry];
   std::int64_t on_host = 0;
-  const std::int64_t blocks = store_->book().blocks(rows.sequence);
+  const std::int64_t blocks = store_->book().table(rows.sequence).size();
   for (std::int64_t block = 0; block < blocks; ++block) on_host += on_device(entry, block) ? 0 : 1;
   if (on_host == 0) return 0;
   const std::int64_t tokens = attention_->list_tokens(rows.sequence, rows.first_position + 1);
@@ -99,7 +99,7 @@ std::int64_t TokenLookup::most_recomputed(const ResolveCall& call) const {
   const auto first = static_cast<std::size_t>(call.first_row);
   for (const BatchSegment& rows : rows_.subspan(first, static_cast<std::size_t>(call.lists.rows))) {
     if (!lists_recomputes(rows)) continue;
-    const std::int64_t blocks = store_->book().recomputable_blocks(rows.sequence);
+    const std::int64_t blocks = store_->book().table(rows.sequence).recomputable();
     most += std::min(blocks * store_->shape().block_tokens, call.lists.capacity);
   }
   return most;

@@ -73,7 +73,7 @@ class TokenLookup {
     return rows.rope_key == 0 && attention_->method().lists() == 1;
   }
   [[nodiscard]] bool on_device(std::size_t entry, std::int64_t block) const {
-    return store_->book().block(rows_[entry].sequence, block).on_device();
+    return store_->book().table(rows_[entry].sequence)[block].on_device();
   }
   // The first block that a late method looks into before it chooses; 0: all.
   [[nodiscard]] std::int64_t first_block_to_choose(std::size_t entry, LayerId layer) const;

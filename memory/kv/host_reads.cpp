@@ -18,14 +18,14 @@ void HostReads::begin(KvStore& store, LayerId layer, std::int64_t first_page) {
 void HostReads::read_block(const BatchSegment& rows, std::int64_t block, std::span<PageId> table) {
   PageId& page = table[static_cast<std::size_t>(block)];
   if (page.valid()) return;
-  const std::int32_t index = store_->book().block_index(rows.sequence, block);
+  const std::int32_t index = store_->book().table(rows.sequence).number(block);
   const auto [place, is_new] = found_.try_emplace(index, blocks_.size());
   if (is_new) add_block(rows, block, index);
   page = blocks_[place->second].page;
 }
 
 void HostReads::add_block(const BatchSegment& rows, std::int64_t block, std::int32_t block_index) {
-  const KvBlock& of = store_->book().block(rows.sequence, block);
+  const KvBlock& of = store_->book().table(rows.sequence)[block];
   Block& added = blocks_.emplace_back();
   if (const auto source = store_->prefetch_source(layer_, rows.sequence, block)) {
     if (const auto found = store_->prefetched().use(*source)) {

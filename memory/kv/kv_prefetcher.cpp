@@ -34,7 +34,7 @@ bool KvPrefetcher::find_prefetched() {
   for (std::int64_t unit = 0; unit < units; ++unit) {
     const LayerId layer(unit / groups);
     std::int64_t& fresh = fresh_.emplace_back(0);
-    step_.groups->for_each_away(
+    step_.groups->for_each_offloaded(
         store_->book(), *step_.entries, step_.groups->at(unit % groups),
         [&](std::size_t entry, std::int64_t block) {
           const auto source = store_->prefetch_source(layer, step_.rows[entry].sequence, block);
@@ -123,14 +123,14 @@ void KvPrefetcher::foresee() {
   next_entries_ = {
       .rows = next_rows_,
       .blocks = [&book,
-                 this](std::size_t entry) { return book.blocks(next_rows_[entry].sequence); },
-      .is_away =
+                 this](std::size_t entry) { return book.table(next_rows_[entry].sequence).size(); },
+      .is_offloaded =
           [&book, this](std::size_t entry, std::int64_t block) {
-            const BlockPlace place = book.block(next_rows_[entry].sequence, block).place;
+            const BlockPlace place = book.table(next_rows_[entry].sequence)[block].place;
             return place == BlockPlace::kHost || place == BlockPlace::kOffloading ||
                    place == BlockPlace::kRecomputable;
           }};
-  const std::int64_t most = SequenceGroups::most_away(next_entries_);
+  const std::int64_t most = SequenceGroups::most_offloaded(next_entries_);
   // Nothing to bring; or a sequence that will have to make room.
   done_ = most == 0 || most > store_->sizes().staging_pages;
   if (done_) return;
@@ -140,14 +140,14 @@ void KvPrefetcher::foresee() {
 
 // Blocks with saved layer inputs may be discarded before the step begins.
 bool KvPrefetcher::is_certain(const BatchSegment& rows, std::int64_t block) const {
-  const KvBlock& of = store_->book().block(rows.sequence, block);
+  const KvBlock& of = store_->book().table(rows.sequence)[block];
   return of.place == BlockPlace::kHost && of.input_block < 0;
 }
 
 void KvPrefetcher::find_sources(LayerId layer, const SequenceGroup& group) {
   sources_.clear();
   const std::int64_t window = step_.windows[layer.index()];
-  next_groups_.for_each_away(
+  next_groups_.for_each_offloaded(
       store_->book(), next_entries_, group, [&](std::size_t entry, std::int64_t block) {
         const BatchSegment& rows = next_rows_[entry];
         if (block < rows.first_block_in_window(window, store_->shape().block_tokens)) return;

@@ -59,7 +59,7 @@ KvStore::KvStore(const Shape& shape, const Sizes& sizes, MemoryPool& device, Mem
              .mirrored = shape.host_attention}),
       partial_pages_(sizes.partial_pages, shape.layers),
       written_(static_cast<std::size_t>(sizes.host_blocks + sizes.input_blocks), false) {
-  book_.reserve();
+  book_.preallocate();
   const auto pages =
       static_cast<std::uint64_t>(sizes.device_pages + sizes.staging_pages + sizes.cache_pages);
   k_ = device.allocate(page_bytes(shape) / 2 * pages, MemoryTag::kKv);
@@ -68,7 +68,7 @@ KvStore::KvStore(const Shape& shape, const Sizes& sizes, MemoryPool& device, Mem
     const std::int64_t column_bytes =
         shape.block_tokens * static_cast<std::int64_t>(dtype_bytes(shape.dtype));
     transposed_k_ =
-        TransposedK(sizes.transposed_k_blocks, shape.layers, book_.block_capacity(),
+        TransposedK(sizes.transposed_k_blocks, shape.layers, book_.pool().capacity(),
                     std::max<std::int64_t>(1, sizes.transposed_k_run_bytes / column_bytes));
     transposed_k_pages_ =
         device.allocate(transposed_k_bytes(shape) *
@@ -82,7 +82,7 @@ KvStore::KvStore(const Shape& shape, const Sizes& sizes, MemoryPool& device, Mem
     partial_k_ = device.allocate(open, MemoryTag::kKv);
     partial_v_ = device.allocate(open, MemoryTag::kKv);
     scales_ = device.allocate(
-        scale_bytes(shape) * static_cast<std::uint64_t>(shape.layers * book_.block_capacity()),
+        scale_bytes(shape) * static_cast<std::uint64_t>(shape.layers * book_.pool().capacity()),
         MemoryTag::kKv);
   }
   if (sizes.host_blocks > 0) {
@@ -109,7 +109,7 @@ void KvStore::fill_pages(SequenceId sequence, LayerId layer, std::vector<PageId>
   table.clear();
   // Room for the whole sequence now, so that a decode step never allocates.
   table.reserve(static_cast<std::size_t>(of.max_blocks));
-  for (const std::int32_t index : of.blocks) table.push_back(page(book_.block(index), layer));
+  for (const std::int32_t index : of.blocks) table.push_back(page(book_.pool()[index], layer));
 }
 
 KvGeometry KvStore::geometry() const {
@@ -123,7 +123,7 @@ KvGeometry KvStore::geometry() const {
 
 float* KvStore::scales(LayerId layer) const {
   if (!shape_.quantized()) return nullptr;
-  return scales_.as<float>() + layer.value * book_.block_capacity() *
+  return scales_.as<float>() + layer.value * book_.pool().capacity() *
                                    static_cast<std::int64_t>(scale_bytes(shape_) / sizeof(float));
 }
 
@@ -211,12 +211,12 @@ void KvStore::give_up() noexcept {
 
 std::optional<PrefetchedBlocks::Source> KvStore::prefetch_source(LayerId layer, SequenceId sequence,
                                                                  std::int64_t block) const {
-  const BlockPlace place = book_.block(sequence, block).place;
+  const BlockPlace place = book_.table(sequence)[block].place;
   if (place != BlockPlace::kHost && place != BlockPlace::kLoading) return std::nullopt;
   return PrefetchedBlocks::Source{.layer = layer.value,
-                                  .block_index = book_.block_index(sequence, block),
-                                  .block_id = book_.block(sequence, block).id,
-                                  .host_block = book_.block(sequence, block).host_block};
+                                  .block_index = book_.table(sequence).number(block),
+                                  .block_id = book_.table(sequence)[block].id,
+                                  .host_block = book_.table(sequence)[block].host_block};
 }
 
 void KvStore::hold_prefetched(std::int64_t ranges) {

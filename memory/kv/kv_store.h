@@ -139,7 +139,7 @@ class KvStore {
   // For a job that ends in the middle: waits for every copy, failed or not, also for what was
   // prefetched, and ends all sequences. Nothing is findable then.
   void give_up() noexcept;
-  [[nodiscard]] bool moving() const { return book_.moving(); }
+  [[nodiscard]] bool moving() const { return book_.pool().moving(); }
 
   // What was brought to staging pages for the step to come. No block in it gives up its host block
   // before what writes there comes after its transfer.

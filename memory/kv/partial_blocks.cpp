@@ -47,8 +47,8 @@ void PartialBlocks::begin_layer(LayerId layer) {
       runs_.push_back({index, position, run_end - position, current});
       if (run_end % block == 0) {
         closes_.push_back({.partial_page = current,
-                           .page = store_->page(store_->book().block(entry.sequence, own), layer),
-                           .scale_page = PageId(store_->book().block_index(entry.sequence, own))});
+                           .page = store_->page(store_->book().table(entry.sequence)[own], layer),
+                           .scale_page = PageId(store_->book().table(entry.sequence).number(own))});
         store_->forget_transposed_k(entry.sequence, layer, own);
         // Queries of this step still read it; free once the layer is done.
         spent_.push_back(current);

@@ -11,15 +11,15 @@ constexpr std::int64_t kStagedParts = 4;
 
 }  // namespace
 
-std::int64_t SequenceGroups::most_away(const Entries& entries) {
+std::int64_t SequenceGroups::most_offloaded(const Entries& entries) {
   std::int64_t most = 0;
   for (std::size_t entry = 0; entry < entries.rows.size(); ++entry) {
     const std::int64_t blocks = entries.blocks(entry);
-    std::int64_t away = 0;
+    std::int64_t count = 0;
     for (std::int64_t block = 0; block < blocks; ++block) {
-      if (entries.is_away(entry, block)) ++away;
+      if (entries.is_offloaded(entry, block)) ++count;
     }
-    most = std::max(most, away);
+    most = std::max(most, count);
   }
   return most;
 }
@@ -34,7 +34,7 @@ void SequenceGroups::make_one(std::size_t entries) {
 // not wait for what a layer computes besides attention; of larger parts where a sequence needs
 // that. What sequences share is brought once for a group.
 void SequenceGroups::make(const KvBook& book, const Entries& entries, std::int64_t pages) {
-  const std::int64_t largest = most_away(entries);
+  const std::int64_t largest = most_offloaded(entries);
   if (largest == 0) {
     make_one(entries.rows.size());
     return;
@@ -43,12 +43,12 @@ void SequenceGroups::make(const KvBook& book, const Entries& entries, std::int64
   groups_.clear();
   TRIPHASE_CHECK(largest <= pages, "a sequence's blocks on the host exceed the staging pages");
   const std::int64_t room = std::max(pages / kStagedParts, largest);
-  seen_.resize(static_cast<std::size_t>(book.block_capacity()), -1);
+  seen_.resize(static_cast<std::size_t>(book.pool().capacity()), -1);
   const auto pages_of = [&](std::size_t entry) {
     const std::int64_t blocks = entries.blocks(entry);
     std::int64_t count = 0;
     for (std::int64_t block = 0; block < blocks; ++block) {
-      if (entries.is_away(entry, block) && is_new(book, entries.rows[entry], block)) ++count;
+      if (entries.is_offloaded(entry, block) && is_new(book, entries.rows[entry], block)) ++count;
     }
     return count;
   };

@@ -30,13 +30,13 @@ class SequenceGroups {
   struct Entries {
     std::span<const BatchSegment> rows;
     std::function<std::int64_t(std::size_t entry)> blocks;
-    std::function<bool(std::size_t entry, std::int64_t block)> is_away;
+    std::function<bool(std::size_t entry, std::int64_t block)> is_offloaded;
     // Of one whose tokens are chosen and looked up on the device the pages for them, of others
     // nothing: their blocks are brought. Null: nothing for all.
     std::function<std::optional<std::int64_t>(std::size_t entry)> chosen_pages;
   };
   // Most blocks that one entry has on the host.
-  [[nodiscard]] static std::int64_t most_away(const Entries& entries);
+  [[nodiscard]] static std::int64_t most_offloaded(const Entries& entries);
   // Groups for `pages` staging pages, which an entry's blocks on the host must fit; one group where
   // nothing is there. Entries whose tokens are chosen on the device have groups of their own.
   void make(const KvBook& book, const Entries& entries, std::int64_t pages);
@@ -53,13 +53,13 @@ class SequenceGroups {
 
   // Calls visit(entry, block) for the blocks on the host of one group, each once.
   template <class Visit>
-  void for_each_away(const KvBook& book, const Entries& entries, const SequenceGroup& group,
-                     Visit visit) {
+  void for_each_offloaded(const KvBook& book, const Entries& entries, const SequenceGroup& group,
+                          Visit visit) {
     begin_group();
     for (std::size_t entry = group.first; entry < group.first + group.count; ++entry) {
       const std::int64_t blocks = entries.blocks(entry);
       for (std::int64_t block = 0; block < blocks; ++block) {
-        if (entries.is_away(entry, block) && is_new(book, entries.rows[entry], block)) {
+        if (entries.is_offloaded(entry, block) && is_new(book, entries.rows[entry], block)) {
           visit(entry, block);
         }
       }
@@ -70,7 +70,7 @@ class SequenceGroups {
   void begin_group() { ++stamp_; }
   // Whether no entry of the group at hand had the block; it counts as seen from here on.
   bool is_new(const KvBook& book, const BatchSegment& rows, std::int64_t block) {
-    std::int64_t& seen = seen_[static_cast<std::size_t>(book.block_index(rows.sequence, block))];
+    std::int64_t& seen = seen_[static_cast<std::size_t>(book.table(rows.sequence).number(block))];
     return std::exchange(seen, stamp_) != stamp_;
   }
 

@@ -14,11 +14,11 @@ TransposedK::TransposedK(std::int64_t places, std::int64_t layers, std::int64_t 
       ready_(static_cast<std::size_t>(places * layers), 0) {}
 
 std::int32_t TransposedK::find(const KvBook& book, SequenceId sequence, std::int64_t block) const {
-  const std::int32_t index = book.block_index(sequence, block);
+  const std::int32_t index = book.table(sequence).number(block);
   const std::int32_t place = places_[static_cast<std::size_t>(index)];
   if (place == kNone) return kNone;
   const Owner& owner = owners_[static_cast<std::size_t>(place)];
-  const bool its = owner.index == index && owner.id == book.block(sequence, block).id;
+  const bool its = owner.index == index && owner.id == book.table(sequence)[block].id;
   return its ? place : kNone;
 }
 
@@ -28,8 +28,8 @@ std::int32_t TransposedK::take(const KvBook& book, SequenceId sequence, std::int
   if (taken_ == places() && !collected_) collect(book);
   const std::int32_t place = choose(book, sequence, block);
   if (place == kNone) return kNone;
-  const std::int32_t index = book.block_index(sequence, block);
-  set_owner(place, {index, book.block(sequence, block).id});
+  const std::int32_t index = book.table(sequence).number(block);
+  set_owner(place, {index, book.table(sequence)[block].id});
   places_[static_cast<std::size_t>(index)] = place;
   for (std::int64_t layer = 0; layer < layers_; ++layer) forget(page(LayerId(layer), place));
   peak_ = std::max(peak_, taken_);
@@ -68,7 +68,7 @@ void TransposedK::collect(const KvBook& book) {
   collected_ = true;
   for (std::size_t place = 0; place < owners_.size(); ++place) {
     const Owner& owner = owners_[place];
-    if (owner.index == kNone || book.id_at(owner.index) == owner.id) continue;
+    if (owner.index == kNone || book.pool()[owner.index].id == owner.id) continue;
     set_owner(static_cast<std::int32_t>(place), {});
   }
 }

@@ -149,8 +149,8 @@ void Engine::trace_memory() const {
   trace_->add({.kind = TraceEvent::Kind::kCounter,
                .name = "KV bytes",
                .begin = TraceEvent::Clock::now(),
-               .values = {{{"device", book.device().used() * block},
-                           {"host", book.host().used() * block}}}});
+               .values = {{{"device", book.tiers().device.used() * block},
+                           {"host", book.tiers().host.used() * block}}}});
 }
 
 void Engine::admit_and_place() {

@@ -50,7 +50,7 @@ void add_device_memory(const LoadedModel& loaded, const RunPlan& plan, std::uint
   const std::uint64_t kv_beside_pages = plan.memory.kv - pages_bytes(plan.memory.kv_pages);
   add(MemoryTag::kWeights, plan.memory.weights, pool.use(MemoryTag::kWeights).peak);
   add(MemoryTag::kKv, plan.memory.kv,
-      static_cast<std::uint64_t>(loaded.kv.book().device().peak()) *
+      static_cast<std::uint64_t>(loaded.kv.book().tiers().device.peak()) *
               KvStore::host_block_bytes(shape) +
           kv_beside_pages);
   if (plan.memory.transposed_k > 0) {
@@ -89,7 +89,7 @@ void add_host_memory(const LoadedModel& loaded, const RunPlan& plan,
   }
   if (plan.memory.host_blocks > 0) {
     add(MemoryTag::kKv, plan.memory.host_kv,
-        static_cast<std::uint64_t>(book.host().peak()) * KvStore::host_block_bytes(shape));
+        static_cast<std::uint64_t>(book.tiers().host.peak()) * KvStore::host_block_bytes(shape));
   }
   if (plan.host_scratch > 0) {
     const std::uint64_t buffers = pool.use(MemoryTag::kWorkspace).peak;
@@ -99,7 +99,7 @@ void add_host_memory(const LoadedModel& loaded, const RunPlan& plan,
   }
   if (plan.memory.host_inputs > 0) {
     add(MemoryTag::kInputs, plan.memory.host_inputs,
-        static_cast<std::uint64_t>(book.inputs().peak_taken() * shape.layers) *
+        static_cast<std::uint64_t>(book.tiers().inputs.peak_taken() * shape.layers) *
             KvStore::input_bytes(shape));
   }
 }

@@ -89,7 +89,7 @@ void ModelRig::use_kv(DType dtype) {
   const auto partial_pages = static_cast<std::size_t>(kv_->sizes().partial_pages);
   fill_ordinary(backend_, kv_->partial_k_pages(), open * partial_pages);
   fill_ordinary(backend_, kv_->partial_v_pages(), open * partial_pages);
-  const auto scales = static_cast<std::size_t>(kv_->book().block_capacity());
+  const auto scales = static_cast<std::size_t>(kv_->book().pool().capacity());
   for (std::int64_t layer = 0; layer < shape.layers; ++layer) {
     fill_ordinary(backend_, reinterpret_cast<std::byte*>(kv_->scales(LayerId(layer))),
                   KvStore::scale_bytes(shape) * scales);
@@ -257,7 +257,7 @@ void QuantizeWork::begin(double x, double /*y*/) {
     for (std::int64_t block = 0; block < blocks; ++block, ++next) {
       layer.push_back({.partial_page = PageId(next % kv.sizes().partial_pages),
                        .page = PageId(next % kv.sizes().device_pages),
-                       .scale_page = PageId(block % kv.book().block_capacity())});
+                       .scale_page = PageId(block % kv.book().pool().capacity())});
     }
   }
 }

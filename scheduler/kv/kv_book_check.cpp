@@ -33,27 +33,27 @@ class TierCensus {
 
 void KvBook::check() const {
   check_sequences();
-  check_blocks();
-  TRIPHASE_CHECK(device_.free() >= 0, "a promise that cannot be kept");
-  TRIPHASE_CHECK(inputs_.free() >= 0, "a promise of layer inputs that cannot be kept");
-  TRIPHASE_CHECK(host_.free() >= 0, "a host promise that cannot be kept");
+  pool_.check();
+  TRIPHASE_CHECK(tiers().device.free() >= 0, "a promise that cannot be kept");
+  TRIPHASE_CHECK(tiers().inputs.free() >= 0, "a promise of layer inputs that cannot be kept");
+  TRIPHASE_CHECK(tiers().host.free() >= 0, "a host promise that cannot be kept");
 }
 
 void KvBook::check_sequences() const {
-  std::vector<std::int32_t> references(blocks_.size(), 0);
+  std::vector<std::int32_t> references(pool_.all().size(), 0);
   std::int64_t device = 0;
   std::int64_t host = 0;
   std::int64_t inputs = 0;
-  for (const KvSequence& of : sequences_) {
+  for (const KvSequence& of : sequences_.all()) {
     if (!of.live) continue;
     device += of.reserved_device;
     host += of.reserved_host - of.mirrors;
     inputs += of.reserved_inputs;
     TRIPHASE_CHECK(of.mirrors <= of.reserved_host, "mirrors beyond what is reserved");
-    const SequenceId id(&of - sequences_.data());
+    const SequenceId id(&of - sequences_.all().data());
     TRIPHASE_CHECK(of.mirrors == std::ranges::count_if(of.blocks,
                                                        [&](std::int32_t index) {
-                                                         return block(index).mirrored_for ==
+                                                         return pool_[index].mirrored_for ==
                                                                 id.value;
                                                        }),
                    "mirrors");
@@ -61,22 +61,22 @@ void KvBook::check_sequences() const {
                        (of.tokens + shape_.block_tokens - 1) / shape_.block_tokens,
                    "blocks against tokens");
     TRIPHASE_CHECK(std::ranges::is_sorted(of.blocks, {},
-                                          [&](std::int32_t index) { return block(index).place; }),
+                                          [&](std::int32_t index) { return pool_[index].place; }),
                    "places are ordered by age");
     for (const std::int32_t index : of.blocks) ++references[static_cast<std::size_t>(index)];
   }
-  TRIPHASE_CHECK(
-      device == device_.reserved() && host == host_.reserved() && inputs == inputs_.reserved(),
-      "reservation sum");
-  for (std::size_t index = 0; index < blocks_.size(); ++index) {
-    TRIPHASE_CHECK(blocks_[index].references == references[index], "reference count");
+  TRIPHASE_CHECK(device == tiers().device.reserved() && host == tiers().host.reserved() &&
+                     inputs == tiers().inputs.reserved(),
+                 "reservation sum");
+  for (std::size_t index = 0; index < references.size(); ++index) {
+    TRIPHASE_CHECK(pool_.all()[index].references == references[index], "reference count");
   }
 }
 
-void KvBook::check_blocks() const {
-  TierCensus slabs(device_);
-  TierCensus hosts(host_);
-  TierCensus inputs(inputs_);
+void KvBlockPool::check() const {
+  TierCensus slabs(tiers_.device);
+  TierCensus hosts(tiers_.host);
+  TierCensus inputs(tiers_.inputs);
   TierCensus numbers(numbers_);
   std::int64_t evictable_device = 0;
   std::int64_t evictable_host = 0;
@@ -93,33 +93,34 @@ void KvBook::check_blocks() const {
     hosts.see(block.host_block);
     inputs.see(block.input_block);
     const bool recomputable = block.place == BlockPlace::kRecomputable;
-    const bool mirrored = block.mirrored_for != kNone;
+    const bool mirrored = block.mirrored_for != KvBlock::kNone;
     offloading += block.place == BlockPlace::kOffloading ? 1 : 0;
     loading += block.place == BlockPlace::kLoading ? 1 : 0;
     if (block.references == 0) {
-      TRIPHASE_CHECK(index_.contains(index), "a lost block");
+      TRIPHASE_CHECK(prefixes_.contains(index), "a lost block");
       ++unheld;
       evictable_device += block.place == BlockPlace::kDevice ? 1 : 0;
       evictable_host += block.place == BlockPlace::kHost ? 1 : 0;
-      evictable_inputs += block.input_block != kNone ? 1 : 0;
+      evictable_inputs += block.input_block != KvBlock::kNone ? 1 : 0;
     }
-    TRIPHASE_CHECK(!recomputable || block.input_block != kNone,
+    TRIPHASE_CHECK(!recomputable || block.input_block != KvBlock::kNone,
                    "a block that nothing can bring back");
     TRIPHASE_CHECK(!block.preempted || block.references == 1, "a shared block that waits");
     TRIPHASE_CHECK(
         !mirrored || (block.place == BlockPlace::kDevice && block.copied && block.references > 0),
         "a mirror of a block that is not on the device");
-    TRIPHASE_CHECK((block.host_block == kNone) ==
+    TRIPHASE_CHECK((block.host_block == KvBlock::kNone) ==
                        (!mirrored && (block.place == BlockPlace::kDevice || recomputable)),
                    "host block against place");
-    TRIPHASE_CHECK((block.slab == kNone) == (block.place <= BlockPlace::kHost),
+    TRIPHASE_CHECK((block.slab == KvBlock::kNone) == (block.place <= BlockPlace::kHost),
                    "slab against place");
   }
   for (const TierCensus* census : {&slabs, &hosts, &inputs, &numbers}) census->end();
-  TRIPHASE_CHECK(evictable_device == device_.evictable() && evictable_host == host_.evictable() &&
-                     evictable_inputs == inputs_.evictable() && unheld == index_.unheld(),
+  TRIPHASE_CHECK(evictable_device == tiers_.device.evictable() &&
+                     evictable_host == tiers_.host.evictable() &&
+                     evictable_inputs == tiers_.inputs.evictable() && unheld == prefixes_.unheld(),
                  "evictable blocks");
-  TRIPHASE_CHECK(offloading == device_.leaving() && loading == host_.leaving() &&
+  TRIPHASE_CHECK(offloading == tiers_.device.moving() && loading == tiers_.host.moving() &&
                      offloading + loading == static_cast<std::int64_t>(moving_.size()),
                  "blocks on their way");
 }

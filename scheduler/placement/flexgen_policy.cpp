@@ -72,7 +72,7 @@ void FlexGenPolicy::admit_block(PlacementStep& step) const {
     const Admit on_host{.waiting = line, .host_blocks = host_line_blocks(step, request)};
     const bool fits_host = limits.host_blocks > 0 && device_room(0, host_lines + 1) &&
                            step.admission_blocks(on_host) <= step.spare_device_blocks() &&
-                           on_host.host_blocks <= step.book().host().free();
+                           on_host.host_blocks <= step.book().tiers().host.free();
     Home home = line < device_lines ? (fits_device ? Home::kDevice : Home::kNone)
                                     : (fits_host ? Home::kHost : Home::kNone);
     // Shares that fit no line at all must not stop the job.

@@ -5,8 +5,8 @@
 namespace triphase {
 
 void offload_full_blocks(PlacementStep& step, SequenceId id) {
-  const std::int64_t full = step.book().tokens(id) / step.limits().block_tokens;
-  const std::int64_t away = step.book().away_blocks(id);
+  const std::int64_t full = step.book().sequence(id).tokens / step.limits().block_tokens;
+  const std::int64_t away = step.book().table(id).offloaded();
   if (full > away) step.offload(id, full - away);
 }
 
@@ -32,7 +32,7 @@ void keep_lines_on_host(PlacementStep& step) {
     const bool fits =
         (running + 1) * kHostLineDeviceBlocks + prefill_blocks(limits) <= limits.device_blocks &&
         step.admission_blocks(admit) <= step.spare_device_blocks() &&
-        admit.host_blocks <= step.book().host().free();
+        admit.host_blocks <= step.book().tiers().host.free();
     if (!fits) break;
     step.admit(admit);
   }

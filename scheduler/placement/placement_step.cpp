@@ -12,13 +12,13 @@ namespace triphase {
 
 void find_shared(const KvBook& book, std::optional<std::int64_t> most, WaitingRequest& request) {
   const KvBook::Prefix prefix = book.find_prefix(request.tokens, request.context_key, most);
-  request.shared_blocks = prefix.held;
-  request.cached_blocks = static_cast<std::int64_t>(prefix.blocks.size()) - prefix.held;
+  request.shared_blocks = prefix.referenced;
+  request.cached_blocks = static_cast<std::int64_t>(prefix.blocks.size()) - prefix.referenced;
 }
 
 Phase phase_of(const KvBook& book, SequenceId sequence) {
-  if (book.recomputable_blocks(sequence) > 0) return Phase::kThree;
-  return book.away_blocks(sequence) > 0 ? Phase::kTwo : Phase::kOne;
+  if (book.table(sequence).recomputable() > 0) return Phase::kThree;
+  return book.table(sequence).offloaded() > 0 ? Phase::kTwo : Phase::kOne;
 }
 
 PlacementStep::PlacementStep(const PlacementLimits& limits, std::int64_t step, KvBook& book,
@@ -37,7 +37,7 @@ PlacementStep::PlacementStep(const PlacementLimits& limits, std::int64_t step, K
       prefill_left_(limits.prefill_chunk) {
   TRIPHASE_CHECK(limits.layers > 0 && limits.block_tokens > 0 && limits.batch_size > 0,
                  "placement limits");
-  TRIPHASE_CHECK(!book.moving(), "a decision is about blocks that have arrived");
+  TRIPHASE_CHECK(!book.pool().moving(), "a decision is about blocks that have arrived");
   answer_.tokens = plan_tokens();
   for (std::size_t index = 0; index < running_.size(); ++index) {
     PlacedRequest& request = running_[index];
@@ -49,7 +49,7 @@ PlacementStep::PlacementStep(const PlacementLimits& limits, std::int64_t step, K
   for (std::size_t index = 0; index < waiting_.size() && running_.empty(); ++index) {
     const Admit alone{.waiting = static_cast<std::int64_t>(index)};
     std::int64_t& cached = waiting_[index].cached_blocks;
-    while (cached > 0 && admission_blocks(alone) > book.device().free()) --cached;
+    while (cached > 0 && admission_blocks(alone) > book.tiers().device.free()) --cached;
   }
 }
 
@@ -76,9 +76,9 @@ void PlacementStep::require_not_started(std::string_view action) const {
 }
 
 void PlacementStep::require_device_blocks(std::int64_t blocks) const {
-  TRIPHASE_CHECK(
-      blocks <= book_->device().free(),
-      fmt::format("{} device blocks are needed and {} are free", blocks, book_->device().free()));
+  TRIPHASE_CHECK(blocks <= book_->tiers().device.free(),
+                 fmt::format("{} device blocks are needed and {} are free", blocks,
+                             book_->tiers().device.free()));
 }
 
 // It prefills what the others leave.
@@ -112,8 +112,8 @@ void PlacementStep::admit(Admit action) {
                     .most_shared_blocks = request.found_blocks()});
   TRIPHASE_CHECK(admission.sequence.valid(),
                  fmt::format("{} host blocks and {} input blocks are needed, {} and {} are free",
-                             action.host_blocks, action.input_blocks, book_->host().free(),
-                             book_->inputs().free()));
+                             action.host_blocks, action.input_blocks, book_->tiers().host.free(),
+                             book_->tiers().inputs.free()));
   admitted_[static_cast<std::size_t>(action.waiting)] = true;
   start({.id = admission.sequence,
          .prompt_tokens = request.prompt_tokens,
@@ -137,47 +137,47 @@ std::int64_t PlacementStep::admission_blocks(const Admit& action) const {
 
 std::int64_t PlacementStep::away_blocks(const WaitingRequest& request) const {
   if (request.shared_blocks == 0) return 0;
-  return book_->find_prefix(request.tokens, request.context_key, request.shared_blocks).away;
+  return book_->find_prefix(request.tokens, request.context_key, request.shared_blocks).offloaded;
 }
 
 void PlacementStep::offload(SequenceId id, std::int64_t count) {
   require_not_started("offload");
   static_cast<void>(find(id));
-  const std::int64_t away = book_->away_blocks(id);
+  const std::int64_t away = book_->table(id).offloaded();
   const Offload action{id, away, away + count};
-  const std::int64_t full = book_->tokens(id) / limits_.block_tokens;
+  const std::int64_t full = book_->sequence(id).tokens / limits_.block_tokens;
   TRIPHASE_CHECK(
       count > 0 && action.end_block <= full,
       fmt::format("{}: only full blocks leave the device, and {} are full", to_text(action), full));
-  const std::int64_t room = book_->host().free() + book_->sequence(id).reserved_host;
+  const std::int64_t room = book_->tiers().host.free() + book_->sequence(id).reserved_host;
   TRIPHASE_CHECK(count <= room,
                  fmt::format("{} host blocks are needed and {} are free", count, room));
-  book_->offload(id, count, answer_.moves);
+  book_->placer(answer_.moves).offload(id, count);
   answer_.actions.emplace_back(action);
 }
 
 void PlacementStep::load(SequenceId id, std::int64_t count) {
   require_not_started("load");
   static_cast<void>(find(id));
-  const std::int64_t away = book_->away_blocks(id);
+  const std::int64_t away = book_->table(id).offloaded();
   const Load action{id, away - count, away};
-  TRIPHASE_CHECK(count > 0 && count <= book_->host_blocks(id),
+  TRIPHASE_CHECK(count > 0 && count <= book_->table(id).on_host(),
                  fmt::format("{}: host blocks are [{}, {})", to_text(action),
-                             book_->recomputable_blocks(id), away));
+                             book_->table(id).recomputable(), away));
   require_device_blocks(count);
-  book_->load(id, count, answer_.moves);
+  book_->placer(answer_.moves).load(id, count);
   answer_.actions.emplace_back(action);
 }
 
 void PlacementStep::discard(SequenceId id, std::int64_t count) {
   require_not_started("discard");
   static_cast<void>(find(id));
-  const std::int64_t first = book_->recomputable_blocks(id);
+  const std::int64_t first = book_->table(id).recomputable();
   const Discard action{id, first, first + count};
-  TRIPHASE_CHECK(
-      count > 0 && count <= book_->host_blocks(id),
-      fmt::format("{}: host blocks are [{}, {})", to_text(action), first, book_->away_blocks(id)));
-  book_->discard(id, count, answer_.moves);
+  TRIPHASE_CHECK(count > 0 && count <= book_->table(id).on_host(),
+                 fmt::format("{}: host blocks are [{}, {})", to_text(action), first,
+                             book_->table(id).offloaded()));
+  book_->placer(answer_.moves).discard(id, count);
   answer_.actions.emplace_back(action);
 }
 
@@ -185,9 +185,9 @@ void PlacementStep::preempt(SequenceId id, PreemptMode mode) {
   require_not_started("preempt");
   const auto request = find(id);
   const bool crowded = limits_.partial_blocks > 0 && held_ > limits_.partial_blocks;
-  if (crowded || book_->shared_blocks(id) > 0) mode = PreemptMode::kDrop;
+  if (crowded || book_->table(id).shared() > 0) mode = PreemptMode::kDrop;
   if (mode == PreemptMode::kSwap) {
-    book_->preempt(id, answer_.moves);
+    book_->placer(answer_.moves).preempt(id);
   } else {
     book_->release(id, answer_.moves);
   }
@@ -197,8 +197,8 @@ void PlacementStep::preempt(SequenceId id, PreemptMode mode) {
 }
 
 void PlacementStep::preempt(SequenceId id) {
-  const std::int64_t room = book_->host().free() + book_->sequence(id).reserved_host;
-  const bool fits = book_->device_blocks(id) <= room;
+  const std::int64_t room = book_->tiers().host.free() + book_->sequence(id).reserved_host;
+  const bool fits = book_->table(id).on_device() <= room;
   preempt(id, fits ? PreemptMode::kSwap : PreemptMode::kDrop);
 }
 
@@ -212,10 +212,10 @@ void PlacementStep::resume(std::size_t preempted, std::int64_t device_blocks) {
   if (request.mode == PreemptMode::kSwap) {
     const std::int64_t partial =
         limits_.blocks_for(request.context) - request.context / limits_.block_tokens;
-    TRIPHASE_CHECK(device_blocks >= partial && device_blocks <= book_->host_blocks(request.id),
+    TRIPHASE_CHECK(device_blocks >= partial && device_blocks <= book_->table(request.id).on_host(),
                    fmt::format("{}: the partial block and at most {} blocks come back",
-                               to_text(action), book_->host_blocks(request.id)));
-    book_->resume(request.id, device_blocks, answer_.moves);
+                               to_text(action), book_->table(request.id).on_host()));
+    book_->placer(answer_.moves).resume(request.id, device_blocks);
   } else {
     request.id =
         book_->admit({}, request.max_tokens, request.context_key, {.device_blocks = device_blocks})
@@ -236,7 +236,7 @@ std::int64_t PlacementStep::spare_device_blocks() const {
                                static_cast<std::int64_t>(sequence.blocks.size());
     taken += std::max<std::int64_t>(grown - sequence.reserved_device, 0);
   }
-  return book_->device().free() - taken;
+  return book_->tiers().device.free() - taken;
 }
 
 void PlacementStep::check() const {

@@ -17,7 +17,7 @@ std::int64_t share_of(double share, std::int64_t tokens) {
 std::int64_t offload_oldest(PlacementStep& step, const PlacedRequest& request,
                             std::int64_t blocks) {
   const KvBook& book = step.book();
-  blocks = std::min(blocks, book.sequence(request.id).reserved_host + book.host().free());
+  blocks = std::min(blocks, book.sequence(request.id).reserved_host + book.tiers().host.free());
   if (blocks <= 0) return 0;
   step.offload(request.id, blocks);
   return blocks;
@@ -79,13 +79,14 @@ void TriphasePolicy::follow_schedule(PlacementStep& step) const {
   const KvBook& book = step.book();
   if (limits.host_blocks == 0) return;
   for (const PlacedRequest& request : step.running()) {
-    offload_oldest(step, request, target_away(request, limits) - book.away_blocks(request.id));
+    offload_oldest(step, request,
+                   target_away(request, limits) - book.table(request.id).offloaded());
     if (scheduled_phase(schedule_, request.decode_step()) != Phase::kThree) continue;
-    const std::int64_t more = std::min(share_of(schedule_.beta, book.away_blocks(request.id)),
-                                       book.input_blocks(request.id)) -
-                              book.recomputable_blocks(request.id);
+    const std::int64_t more = std::min(share_of(schedule_.beta, book.table(request.id).offloaded()),
+                                       book.table(request.id).with_inputs()) -
+                              book.table(request.id).recomputable();
     // Sharers with less X saved decide for the blocks that they hold.
-    if (more > 0 && book.shared_blocks(request.id) == 0) step.discard(request.id, more);
+    if (more > 0 && book.table(request.id).shared() == 0) step.discard(request.id, more);
   }
 }
 
@@ -106,7 +107,7 @@ void TriphasePolicy::relieve_pressure(PlacementStep& step, bool keep_window) con
     for (std::size_t index = 0; index < stuck.size(); ++index) {
       const PlacedRequest& request = step.running()[index];
       const std::int64_t movable =
-          movable_end(request, limits, keep_window) - step.book().away_blocks(request.id);
+          movable_end(request, limits, keep_window) - step.book().table(request.id).offloaded();
       if (!stuck[index] && movable > most) {
         most = movable;
         best = index;
@@ -124,9 +125,9 @@ std::int64_t TriphasePolicy::demand_of_running(const PlacementStep& step) {
   std::int64_t demand = 0;
   for (const PlacedRequest& request : step.running()) {
     const std::int64_t reserved = step.book().sequence(request.id).reserved_device;
-    demand += std::max<std::int64_t>(
-        step.limits().blocks_for(request.max_tokens) - step.book().blocks(request.id) - reserved,
-        0);
+    demand += std::max<std::int64_t>(step.limits().blocks_for(request.max_tokens) -
+                                         step.book().table(request.id).size() - reserved,
+                                     0);
   }
   return demand;
 }
@@ -146,9 +147,9 @@ bool TriphasePolicy::resume_preempted(PlacementStep& step, std::int64_t& demand)
                               (alone ? 0 : prefill_blocks(limits) + kHostLineDeviceBlocks);
     const std::int64_t partial =
         limits.blocks_for(request.context) - request.context / limits.block_tokens;
-    const std::int64_t recomputable = swapped ? step.book().recomputable_blocks(request.id) : 0;
+    const std::int64_t recomputable = swapped ? step.book().table(request.id).recomputable() : 0;
     const std::int64_t device =
-        swapped ? std::clamp(room, partial, step.book().host_blocks(request.id)) : 0;
+        swapped ? std::clamp(room, partial, step.book().table(request.id).on_host()) : 0;
     if (step.running_count() >= limits.batch_size || room < device) return false;
     step.resume(index, device);
     demand += limits.blocks_for(request.max_tokens) - recomputable - device;
@@ -158,12 +159,13 @@ bool TriphasePolicy::resume_preempted(PlacementStep& step, std::int64_t& demand)
 
 bool TriphasePolicy::fits(const PlacementStep& step, std::int64_t demand) {
   const PlacementLimits& limits = step.limits();
-  const std::int64_t device = step.book().device().free();
+  const std::int64_t device = step.book().tiers().device.free();
   if (limits.host_blocks == 0) return demand <= device;
   // The host takes what the device cannot hold.
   const std::int64_t passing =
       kHostLineDeviceBlocks * (step.running_count() + 1) + prefill_blocks(limits);
-  return demand + passing <= device + step.book().host().free() && passing <= limits.device_blocks;
+  return demand + passing <= device + step.book().tiers().host.free() &&
+         passing <= limits.device_blocks;
 }
 
 void TriphasePolicy::admit_waiting(PlacementStep& step, std::int64_t demand) const {
@@ -175,7 +177,7 @@ void TriphasePolicy::admit_waiting(PlacementStep& step, std::int64_t demand) con
     if (schedule_.input_tokens > 0 && request.found_blocks() == 0) {
       const std::int64_t wanted =
           limits.blocks_for(std::min(schedule_.input_tokens, request.max_tokens));
-      admit.input_blocks = std::min(wanted, step.book().inputs().free());
+      admit.input_blocks = std::min(wanted, step.book().tiers().inputs.free());
     }
     demand +=
         std::max<std::int64_t>(limits.blocks_for(request.max_tokens) - request.shared_blocks, 0);
@@ -189,13 +191,14 @@ void TriphasePolicy::reload_when_plenty(PlacementStep& step) const {
   const PlacementLimits& limits = step.limits();
   const KvBook& book = step.book();
   for (const PlacedRequest& request : step.running()) {
-    const std::int64_t surplus = std::min(
-        book.away_blocks(request.id) - target_away(request, limits), book.host_blocks(request.id));
+    const std::int64_t surplus =
+        std::min(book.table(request.id).offloaded() - target_away(request, limits),
+                 book.table(request.id).on_host());
     // A block more for every request must stay free, else the next steps would send these back.
     const std::int64_t plenty =
         step.spare_device_blocks() - step.running_count() - prefill_blocks(limits);
     const std::int64_t blocks = std::min(surplus, plenty);
-    if (blocks > 0 && book.shared_blocks(request.id) == 0) step.load(request.id, blocks);
+    if (blocks > 0 && book.table(request.id).shared() == 0) step.load(request.id, blocks);
   }
 }
 

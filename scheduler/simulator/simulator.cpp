@@ -171,8 +171,8 @@ class Simulation {
 
   // Blocks that the step reads on the host or recomputes.
   [[nodiscard]] std::int64_t read_blocks(SequenceId id) const {
-    return book_.blocks_up_to(id, BlockPlace::kHost) +
-           book_.blocks_up_to(id, BlockPlace::kLoading) - book_.away_blocks(id);
+    return book_.table(id).up_to(BlockPlace::kHost) + book_.table(id).up_to(BlockPlace::kLoading) -
+           book_.table(id).offloaded();
   }
 
   [[nodiscard]] bool reads_whole_blocks() const {
@@ -202,7 +202,7 @@ class Simulation {
       if (rows == 0) continue;
       const KvSequence& kv = book_.sequence(place.id);
       const std::int64_t away_blocks = read_blocks(place.id);
-      const std::int64_t recomputable = book_.recomputable_blocks(place.id);
+      const std::int64_t recomputable = book_.table(place.id).recomputable();
       const auto away = static_cast<double>(away_blocks * memory_.limits.block_tokens);
       const double again_share =
           away_blocks == 0 ? 0.0
@@ -307,9 +307,9 @@ class Simulation {
     const SequenceId id = line.place.id;
     // What may be recomputed instead is not certain.
     const std::int64_t kept =
-        std::max(book_.sequence(id).input_blocks, book_.recomputable_blocks(id));
+        std::max(book_.sequence(id).input_blocks, book_.table(id).recomputable());
     const std::int64_t blocks =
-        std::max<std::int64_t>(book_.blocks_up_to(id, BlockPlace::kHost) - kept, 0);
+        std::max<std::int64_t>(book_.table(id).up_to(BlockPlace::kHost) - kept, 0);
     ++early.lines;
     early.blocks += blocks;
     early.largest = std::max(early.largest, blocks);
@@ -344,9 +344,9 @@ class Simulation {
     const auto count = [&](const Line& line) {
       const SequenceId id = line.place.id;
       if (!id.valid()) return;  // dropped
-      device_blocks += book_.device_blocks(id);
-      host_bytes += moved_bytes(book_.host_blocks(id));
-      away_blocks += book_.away_blocks(id);
+      device_blocks += book_.table(id).on_device();
+      host_bytes += moved_bytes(book_.table(id).on_host());
+      away_blocks += book_.table(id).offloaded();
       const std::int64_t with_inputs = std::min(
           book_.sequence(id).input_blocks * memory_.limits.block_tokens, line.place.context);
       host_bytes += static_cast<double>(with_inputs) * memory_.input_token;

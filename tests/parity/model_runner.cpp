@@ -77,7 +77,7 @@ std::vector<std::vector<float>> ModelRunner::forward(std::span<const Piece> piec
     segments.push_back({.sequence = piece.sequence,
                         .first_row = first,
                         .count = count,
-                        .first_position = kv_.book().tokens(piece.sequence),
+                        .first_position = kv_.book().sequence(piece.sequence).tokens,
                         .rope_key = rope_keys_[piece.sequence.index()]});
     kv_.book().append(piece.sequence, count);
     tokens.insert(tokens.end(), piece.tokens.begin(), piece.tokens.end());

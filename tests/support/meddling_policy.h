@@ -37,7 +37,7 @@ class Meddling final : public PlacementPolicy {
 // host. Return whether they did.
 inline bool first_is_away(const PlacementStep& step) {
   return !step.running().empty() && !step.running().front().prefilling() &&
-         step.book().host_blocks(step.running().front().id) > 0;
+         step.book().table(step.running().front().id).on_host() > 0;
 }
 inline bool preempt_first(PlacementStep& step, PreemptMode mode) {
   if (step.running().size() < 2 || !first_is_away(step)) return false;
@@ -47,8 +47,8 @@ inline bool preempt_first(PlacementStep& step, PreemptMode mode) {
 inline bool load_first(PlacementStep& step) {
   if (!first_is_away(step)) return false;
   const SequenceId first = step.running().front().id;
-  if (step.book().shared_blocks(first) > 0) return false;
-  step.load(first, step.book().host_blocks(first));
+  if (step.book().table(first).shared() > 0) return false;
+  step.load(first, step.book().table(first).on_host());
   return true;
 }
 

@@ -35,7 +35,7 @@ TEST(EngineInvariant, NeighboursNeverChangeTheAnswer) {
                  << " block " << options.block_tokens << " blocks " << options.kv_blocks);
     expect_equal(expected, run_all(model.engine(), shuffled));
     model.kv().book().check();
-    EXPECT_EQ(model.kv().book().device().reserved(), 0);
+    EXPECT_EQ(model.kv().book().tiers().device.reserved(), 0);
   }
 }
 
@@ -110,7 +110,7 @@ TEST(Engine, QueuesWhatMemoryDoesNotHoldAtOnce) {
   TinyModel tight({.batch_size = 8, .prefill_chunk = 16, .block_tokens = 8, .kv_blocks = 16});
   TinyModel wide({.batch_size = 8, .prefill_chunk = 16, .block_tokens = 8, .kv_blocks = 400});
   expect_equal(run_all(tight.engine(), requests), run_all(wide.engine(), requests));
-  EXPECT_LE(tight.kv().book().device().peak(), 16);
+  EXPECT_LE(tight.kv().book().tiers().device.peak(), 16);
 }
 
 TEST(Engine, LinesThatCannotRunBecomeErrorsAndTheOthersGoOn) {
@@ -139,9 +139,9 @@ TEST(Engine, AnAbandonedEngineGivesItsPlacesBack) {
                   model.backend());
     engine.submit(request(0, random_tokens(random, 30), 10));
     (void)engine.step();
-    EXPECT_GT(model.kv().book().device().used(), 0);
+    EXPECT_GT(model.kv().book().tiers().device.used(), 0);
   }
-  EXPECT_EQ(model.kv().book().device().reserved(), 0);
+  EXPECT_EQ(model.kv().book().tiers().device.reserved(), 0);
   model.kv().book().check();
 }
 

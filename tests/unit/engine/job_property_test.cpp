@@ -115,7 +115,7 @@ std::string problem_of(const RandomJob& job, Coverage* coverage) {
     const Results found = run_all(model.engine(), requests);
     if (std::string problem = difference(expected, found); !problem.empty()) return problem;
     model.kv().book().check();
-    if (model.kv().book().device().reserved() != 0) return "pages stay reserved";
+    if (model.kv().book().tiers().device.reserved() != 0) return "pages stay reserved";
     if (model.kv().moving()) return "something still moves";
     if (job[Knob::kInt8] != 0 &&
         model.kv().partial_pages().free_pages() != model.kv().partial_pages().pages())

@@ -38,8 +38,8 @@ std::int64_t host_blocks(TinyModel& model, std::span<const SequenceId> lines) {
   std::int64_t count = 0;
   const KvBook& book = model.kv().book();
   for (const SequenceId line : lines) {
-    for (std::int64_t block = 0; block < book.blocks(line); ++block) {
-      if (book.block(line, block).place == BlockPlace::kHost) ++count;
+    for (std::int64_t block = 0; block < book.table(line).size(); ++block) {
+      if (book.table(line)[block].place == BlockPlace::kHost) ++count;
     }
   }
   return count;

@@ -127,7 +127,7 @@ TEST_P(Recompute, NeverChangesTheAnswer) {
         expect_equal(expected, run_all(model.engine(), requests_of_test()));
         if (HasFatalFailure()) return;
         model.kv().book().check();
-        EXPECT_EQ(model.kv().book().device().reserved(), 0);
+        EXPECT_EQ(model.kv().book().tiers().device.reserved(), 0);
         const KvStep::BytesRead read = model.model().kv_step().bytes_read();
         const LayerInputs::Use& use = model.model().layer_inputs()->use();
         // SWA's tokens are listed, the blocks of methods with a list for each KV head come whole.
@@ -175,7 +175,7 @@ class ChosenOfInputs final : public AttentionObserver {
                const TokenChoice& choice) override {
     if (call.layer == 0) tokens.clear();
     for (const std::int32_t token : choice.tokens) {
-      if (book_->block(sequence, token / 16).place != BlockPlace::kRecomputable) continue;
+      if (book_->table(sequence)[token / 16].place != BlockPlace::kRecomputable) continue;
       tokens.emplace_back(call.layer, token);
     }
   }

@@ -35,9 +35,9 @@ struct DecidedStep {
 
 std::string text_of(const PlacementStep& step) {
   const KvBook& book = step.book();
-  std::string text = "free " + std::to_string(book.device().free()) + " device, " +
-                     std::to_string(book.host().free()) + " host, " +
-                     std::to_string(book.inputs().free()) + " inputs; waiting";
+  std::string text = "free " + std::to_string(book.tiers().device.free()) + " device, " +
+                     std::to_string(book.tiers().host.free()) + " host, " +
+                     std::to_string(book.tiers().inputs.free()) + " inputs; waiting";
   for (const WaitingRequest& request : step.waiting()) {
     text +=
         " " + std::to_string(request.prompt_tokens) + " to " + std::to_string(request.max_tokens);
@@ -48,12 +48,12 @@ std::string text_of(const PlacementStep& step) {
             std::to_string(s.prefill_tokens) + " of " + std::to_string(s.max_tokens);
     if (!s.id.valid()) return;
     const KvSequence& kv = book.sequence(s.id);
-    text += ", blocks " + std::to_string(book.recomputable_blocks(s.id)) + " + " +
-            std::to_string(book.host_blocks(s.id)) + " + " +
-            std::to_string(book.device_blocks(s.id)) + ", inputs " +
-            std::to_string(book.input_blocks(s.id)) + ", reserved " +
+    text += ", blocks " + std::to_string(book.table(s.id).recomputable()) + " + " +
+            std::to_string(book.table(s.id).on_host()) + " + " +
+            std::to_string(book.table(s.id).on_device()) + ", inputs " +
+            std::to_string(book.table(s.id).with_inputs()) + ", reserved " +
             std::to_string(kv.reserved_device) + " + " + std::to_string(kv.reserved_host) +
-            ", shares " + std::to_string(book.shared_blocks(s.id));
+            ", shares " + std::to_string(book.table(s.id).shared());
   };
   for (const PlacedRequest& request : step.running()) describe("running", request);
   for (const PlacedRequest& request : step.preempted()) describe("preempted", request);

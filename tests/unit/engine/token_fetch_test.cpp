@@ -48,7 +48,7 @@ std::uint64_t to_device(TinyModel& model) { return model.transfers().stats(Lane:
 
 // Tokens of the sequence that lie on the host, all of them at its start.
 std::int64_t host_tokens(TinyModel& model, SequenceId sequence) {
-  return model.kv().book().blocks_up_to(sequence, BlockPlace::kHost) *
+  return model.kv().book().table(sequence).up_to(BlockPlace::kHost) *
          model.kv().shape().block_tokens;
 }
 
@@ -122,7 +122,7 @@ void decode_one(const Case& test, TinyModel& model, Look look) {
     static_cast<void>(engine.step());
     if (engine.in_flight() == 0) return;
     const std::int64_t on_host = host_tokens(model, kSequence);
-    const std::int64_t context = model.kv().book().tokens(kSequence);
+    const std::int64_t context = model.kv().book().sequence(kSequence).tokens;
     const std::int64_t first = first_key(test, context, columns);
     columns = (context - (test.int8 ? 1 : 0)) / 16 * 16;
     const std::int64_t looked_into = std::max<std::int64_t>(0, on_host - first);
@@ -148,7 +148,7 @@ TEST_P(TokenFetch, BringsTheChosenTokensAndNothingElse) {
     whole += static_cast<std::uint64_t>(on_host * model.kv().shape().layers *
                                         model.kv().geometry().record_bytes());
     if (GetParam().kind == AttentionKind::kLocal) {
-      const std::int64_t context = model.kv().book().tokens(kSequence);
+      const std::int64_t context = model.kv().book().sequence(kSequence).tokens;
       const auto in_window = static_cast<std::size_t>(std::max<std::int64_t>(
           0, on_host - (context - options_of(GetParam()).attention.local.window)));
       EXPECT_EQ(seen.chosen.size(),

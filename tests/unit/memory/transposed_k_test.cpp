@@ -18,7 +18,7 @@ SequenceId line_of(KvBook& kv, std::int64_t tokens, TokenId first) {
 
 TEST(TransposedK, ABlockKeepsItsPlaceWhereverItGoes) {
   KvBook kv({.block_tokens = 4, .device_blocks = 6, .host_blocks = 8});
-  TransposedK columns(2, 2, kv.block_capacity());
+  TransposedK columns(2, 2, kv.pool().capacity());
   const SequenceId line = line_of(kv, 12, 0);
   EXPECT_EQ(columns.find(kv, line, 0), TransposedK::kNone);
   const std::int32_t place = columns.take(kv, line, 0);
@@ -28,7 +28,7 @@ TEST(TransposedK, ABlockKeepsItsPlaceWhereverItGoes) {
   EXPECT_FALSE(columns.is_ready(page));
   columns.ready()[page.index()] = 1;
   KvMoves moves;
-  kv.offload(line, 1, moves);
+  kv.placer(moves).offload(line, 1);
   kv.finish_moves();
   EXPECT_EQ(columns.find(kv, line, 0), place);
   EXPECT_TRUE(columns.is_ready(page));
@@ -40,7 +40,7 @@ TEST(TransposedK, ABlockKeepsItsPlaceWhereverItGoes) {
 
 TEST(TransposedK, APlaceOfABlockThatIsGoneGoesToAnotherEmpty) {
   KvBook kv({.block_tokens = 4, .device_blocks = 3, .host_blocks = 8});
-  TransposedK columns(2, 2, kv.block_capacity());
+  TransposedK columns(2, 2, kv.pool().capacity());
   for (TokenId first = 0; first < 1000; first += 100) {
     columns.begin_step();
     const SequenceId line = line_of(kv, 12, first);
@@ -61,7 +61,7 @@ TEST(TransposedK, APlaceOfABlockThatIsGoneGoesToAnotherEmpty) {
 
 TEST(TransposedK, LooksForPlacesOfBlocksThatAreGoneOnceAStep) {
   KvBook kv({.block_tokens = 4, .device_blocks = 9, .host_blocks = 8});
-  TransposedK columns(1, 1, kv.block_capacity());
+  TransposedK columns(1, 1, kv.pool().capacity());
   const SequenceId first = line_of(kv, 4, 0);
   const SequenceId second = line_of(kv, 4, 100);
   const std::int32_t place = columns.take(kv, first, 0);
@@ -79,7 +79,7 @@ TEST(TransposedK, LooksForPlacesOfBlocksThatAreGoneOnceAStep) {
 
 TEST(TransposedK, BlocksOfASequenceLieSideBySideWhereThereIsRoom) {
   KvBook kv({.block_tokens = 4, .device_blocks = 20, .host_blocks = 20});
-  TransposedK columns(11, 3, kv.block_capacity(), 4);
+  TransposedK columns(11, 3, kv.pool().capacity(), 4);
   const SequenceId first = line_of(kv, 24, 0);
   const SequenceId second = line_of(kv, 24, 100);
   // Two lines take turns, as in steps that close a block of each.

@@ -23,33 +23,33 @@ TEST(KvMoves, AnOffloadedBlockGivesItsSlabBack) {
   ASSERT_TRUE(admission.sequence.valid());
   const SequenceId id = admission.sequence;
   kv.append(id, 4);
-  EXPECT_EQ(kv.device().reserved(), 1);
-  EXPECT_EQ(kv.host().free(), 2);
+  EXPECT_EQ(kv.tiers().device.reserved(), 1);
+  EXPECT_EQ(kv.tiers().host.free(), 2);
   KvMoves moves;
-  kv.offload(id, 1, moves);
+  kv.placer(moves).offload(id, 1);
   ASSERT_EQ(moves.size(), 1U);
   EXPECT_EQ(moves[0].kind, KvMove::Kind::kOffload);
-  EXPECT_EQ(moves[0].slab, kv.block(id, 0).slab);
+  EXPECT_EQ(moves[0].slab, kv.table(id)[0].slab);
   EXPECT_GE(moves[0].host_block, 0);
-  EXPECT_TRUE(kv.block(id, 0).on_device()) << "read where it was until the move is finished";
-  EXPECT_EQ(kv.host_blocks(id), 1) << "counted where it goes";
-  EXPECT_EQ(kv.device().free(), 2);
+  EXPECT_TRUE(kv.table(id)[0].on_device()) << "read where it was until the move is finished";
+  EXPECT_EQ(kv.table(id).on_host(), 1) << "counted where it goes";
+  EXPECT_EQ(kv.tiers().device.free(), 2);
   EXPECT_EQ(kv.append_room(id), 8) << "its slab cannot be taken yet";
   kv.finish_moves();
   kv.check();
-  EXPECT_EQ(kv.device().used(), 0);
+  EXPECT_EQ(kv.tiers().device.used(), 0);
   EXPECT_EQ(kv.append_room(id), 12);
-  EXPECT_EQ(kv.block(id, 0).place, BlockPlace::kHost);
-  EXPECT_THROW(kv.offload(id, 1, moves), Error);
+  EXPECT_EQ(kv.table(id)[0].place, BlockPlace::kHost);
+  EXPECT_THROW(kv.placer(moves).offload(id, 1), Error);
 
   moves.clear();
-  kv.load(id, 1, moves);
+  kv.placer(moves).load(id, 1);
   EXPECT_EQ(moves.at(0).kind, KvMove::Kind::kLoad);
-  EXPECT_FALSE(kv.block(id, 0).on_device());
-  EXPECT_EQ(kv.device_blocks(id), 1);
+  EXPECT_FALSE(kv.table(id)[0].on_device());
+  EXPECT_EQ(kv.table(id).on_device(), 1);
   kv.finish_moves();
   kv.check();
-  EXPECT_EQ(kv.block(id, 0).place, BlockPlace::kDevice);
+  EXPECT_EQ(kv.table(id)[0].place, BlockPlace::kDevice);
 }
 
 TEST(KvMoves, PartialBlocksStay) {
@@ -57,7 +57,7 @@ TEST(KvMoves, PartialBlocksStay) {
   const SequenceId id = kv.admit(iota_tokens(3), 8, 0).sequence;
   kv.append(id, 3);
   KvMoves moves;
-  EXPECT_THROW(kv.offload(id, 1, moves), Error);
+  EXPECT_THROW(kv.placer(moves).offload(id, 1), Error);
 }
 
 TEST(KvMoves, AFullHostRefusesAndReservationsKeepItsBlocks) {
@@ -67,35 +67,35 @@ TEST(KvMoves, AFullHostRefusesAndReservationsKeepItsBlocks) {
   const SequenceId second = kv.admit(iota_tokens(8), 8, 1).sequence;
   kv.append(second, 8);
   KvMoves moves;
-  EXPECT_THROW(kv.offload(second, 1, moves), Error);
+  EXPECT_THROW(kv.placer(moves).offload(second, 1), Error);
   kv.append(first, 8);
-  kv.offload(first, 2, moves);
+  kv.placer(moves).offload(first, 2);
   kv.check();
 }
 
 TEST(KvMoves, OnlyHostBlocksWithSavedInputsAreDiscarded) {
   KvBook kv({.block_tokens = 4, .device_blocks = 8, .host_blocks = 2, .input_blocks = 1});
   const SequenceId id = kv.admit(iota_tokens(8), 12, 0, {.input_blocks = 1}).sequence;
-  EXPECT_EQ(kv.inputs().free(), 0);
+  EXPECT_EQ(kv.tiers().inputs.free(), 0);
   EXPECT_FALSE(kv.admit(iota_tokens(8, 50), 12, 0, {.input_blocks = 1}).sequence.valid());
   kv.append(id, 8);
-  EXPECT_EQ(kv.input_blocks(id), 1);
+  EXPECT_EQ(kv.table(id).with_inputs(), 1);
   KvMoves moves;
-  EXPECT_THROW(kv.discard(id, 1, moves), Error) << "on the device";
-  kv.offload(id, 2, moves);
+  EXPECT_THROW(kv.placer(moves).discard(id, 1), Error) << "on the device";
+  kv.placer(moves).offload(id, 2);
   moves.clear();
-  kv.discard(id, 1, moves);
+  kv.placer(moves).discard(id, 1);
   ASSERT_EQ(moves.size(), 2U) << "what is on its way arrives first";
   EXPECT_EQ(moves[0].kind, KvMove::Kind::kWait);
   EXPECT_EQ(moves[1].kind, KvMove::Kind::kGiveUp);
   kv.check();
-  EXPECT_EQ(kv.block(id, 0).place, BlockPlace::kRecomputable);
-  EXPECT_EQ(kv.host().free(), 1);
-  EXPECT_EQ(kv.block(id, 0).host_block, -1);
-  EXPECT_THROW(kv.discard(id, 1, moves), Error) << "no layer inputs";
+  EXPECT_EQ(kv.table(id)[0].place, BlockPlace::kRecomputable);
+  EXPECT_EQ(kv.tiers().host.free(), 1);
+  EXPECT_EQ(kv.table(id)[0].host_block, -1);
+  EXPECT_THROW(kv.placer(moves).discard(id, 1), Error) << "no layer inputs";
   kv.release(id, moves);
   kv.check();
-  EXPECT_EQ(kv.inputs().free(), 1);
+  EXPECT_EQ(kv.tiers().inputs.free(), 1);
 }
 
 TEST(KvMoves, InputsThatAnEndedSequenceLeftDoNotBreakPromises) {
@@ -105,7 +105,7 @@ TEST(KvMoves, InputsThatAnEndedSequenceLeftDoNotBreakPromises) {
   kv.publish(first, iota_tokens(5));
   KvMoves moves;
   kv.release(first, moves);
-  EXPECT_EQ(kv.inputs().free(), 1);
+  EXPECT_EQ(kv.tiers().inputs.free(), 1);
   const SequenceId second = kv.admit(iota_tokens(4, 50), 4, 0, {.input_blocks = 1}).sequence;
   // Shares the block whose layer inputs the second one was promised.
   const auto third = kv.admit(iota_tokens(5), 8, 0);
@@ -113,7 +113,7 @@ TEST(KvMoves, InputsThatAnEndedSequenceLeftDoNotBreakPromises) {
   kv.check();
   kv.append(second, 4);
   kv.check();
-  EXPECT_EQ(kv.input_blocks(second), 1);
+  EXPECT_EQ(kv.table(second).with_inputs(), 1);
 }
 
 // Both tiers full: the resumed sequence's slabs are those that the other one leaves.
@@ -123,28 +123,28 @@ TEST(KvMoves, APreemptedSequenceWaitsOnTheHostAndSharesNothing) {
   kv.append(first, 10);
   kv.publish(first, iota_tokens(10));
   KvMoves moves;
-  kv.preempt(first, moves);
+  kv.placer(moves).preempt(first);
   EXPECT_EQ(moves.size(), 3U) << "the partial block too";
-  EXPECT_EQ(kv.host_blocks(first), 3);
+  EXPECT_EQ(kv.table(first).on_host(), 3);
   EXPECT_TRUE(kv.find_prefix(iota_tokens(10), 0).blocks.empty());
   kv.finish_moves();
   const SequenceId second = kv.admit(iota_tokens(10), 12, 0, {.device_blocks = 3}).sequence;
   kv.append(second, 10);
   kv.publish(second, iota_tokens(10));
-  EXPECT_EQ(kv.block(first, 0).references, 1)
+  EXPECT_EQ(kv.table(first)[0].references, 1)
       << "equal blocks of one that waits are not taken over";
   kv.check();
   moves.clear();
-  kv.preempt(second, moves);
-  kv.resume(first, 2, moves);
+  kv.placer(moves).preempt(second);
+  kv.placer(moves).resume(first, 2);
   // Three blocks leave, which is waited for; two come back, and are there at once.
   EXPECT_EQ(moves.at(3).kind, KvMove::Kind::kWait);
   EXPECT_EQ(moves.at(4).kind, KvMove::Kind::kLoad);
   EXPECT_EQ(moves.at(6).kind, KvMove::Kind::kWait);
   EXPECT_EQ(moves.size(), 7U);
-  EXPECT_FALSE(kv.moving());
-  EXPECT_EQ(kv.host_blocks(first), 1);
-  EXPECT_EQ(kv.device_blocks(first), 2);
+  EXPECT_FALSE(kv.pool().moving());
+  EXPECT_EQ(kv.table(first).on_host(), 1);
+  EXPECT_EQ(kv.table(first).on_device(), 2);
   kv.check();
 }
 
@@ -155,17 +155,17 @@ TEST(KvMoves, LoadingASharedBlockLeavesNoHole) {
   kv.append(first, 9);
   kv.publish(first, iota_tokens(9));
   const SequenceId second = kv.admit(iota_tokens(5), 12, 0).sequence;
-  EXPECT_EQ(kv.block(first, 0).references, 2);
-  EXPECT_EQ(kv.shared_blocks(first), 1);
+  EXPECT_EQ(kv.table(first)[0].references, 2);
+  EXPECT_EQ(kv.table(first).shared(), 1);
   KvMoves moves;
-  kv.offload(first, 2, moves);
+  kv.placer(moves).offload(first, 2);
   kv.finish_moves();
-  EXPECT_EQ(kv.host_blocks(second), 1) << "an action on a block is for all that hold it";
-  EXPECT_THROW(kv.load(second, 1, moves), Error);
-  EXPECT_THROW(kv.preempt(second, moves), Error);
-  kv.load(first, 2, moves);
+  EXPECT_EQ(kv.table(second).on_host(), 1) << "an action on a block is for all that hold it";
+  EXPECT_THROW(kv.placer(moves).load(second, 1), Error);
+  EXPECT_THROW(kv.placer(moves).preempt(second), Error);
+  kv.placer(moves).load(first, 2);
   kv.finish_moves();
-  EXPECT_EQ(kv.device_blocks(second), 1);
+  EXPECT_EQ(kv.table(second).on_device(), 1);
   kv.check();
 }
 
@@ -175,11 +175,11 @@ TEST(KvMoves, AJobThatIsGivenUpLeavesNothing) {
   kv.append(id, 9);
   kv.publish(id, iota_tokens(9));
   KvMoves moves;
-  kv.offload(id, 1, moves);
+  kv.placer(moves).offload(id, 1);
   kv.give_up();
   kv.check();
-  EXPECT_EQ(kv.device().free(), 8);
-  EXPECT_EQ(kv.host().free(), 6);
+  EXPECT_EQ(kv.tiers().device.free(), 8);
+  EXPECT_EQ(kv.tiers().host.free(), 6);
   EXPECT_EQ(kv.admit(iota_tokens(9), 12, 0).shared_tokens, 0);
 }
 
@@ -207,7 +207,7 @@ TEST(KvBookMovesProperty, RandomMovesKeepEveryTokensContent) {
     // What stands in the tiers.
     std::map<std::pair<int, std::int64_t>, TokenId> content;
     const auto key = [&](SequenceId id, std::int64_t token) {
-      const KvBlock& block = kv.block(id, token / shape.block_tokens);
+      const KvBlock& block = kv.table(id)[token / shape.block_tokens];
       const std::int32_t at = block.on_device() ? block.slab : block.host_block;
       return std::pair(block.on_device() ? 0 : 1,
                        at * shape.block_tokens + token % shape.block_tokens);
@@ -215,10 +215,10 @@ TEST(KvBookMovesProperty, RandomMovesKeepEveryTokensContent) {
     constexpr int kInputs = 2;  // beside the two tiers: saved layer inputs
     const auto read = [&](SequenceId id, std::int64_t token) {
       const std::int64_t block = token / shape.block_tokens;
-      if (kv.block(id, block).place != BlockPlace::kRecomputable) {
+      if (kv.table(id)[block].place != BlockPlace::kRecomputable) {
         return content[key(id, token)];
       }
-      return content[{kInputs, kv.block(id, block).input_block * shape.block_tokens +
+      return content[{kInputs, kv.table(id)[block].input_block * shape.block_tokens +
                                    token % shape.block_tokens}];
     };
     KvMoves moves;
@@ -256,12 +256,12 @@ TEST(KvBookMovesProperty, RandomMovesKeepEveryTokensContent) {
         life.tokens = iota_tokens(static_cast<std::size_t>(pick(1, 12)),
                                   static_cast<TokenId>(pick(0, 1) * 100));
         life.max_tokens = static_cast<std::int64_t>(life.tokens.size()) + pick(0, 10);
-        KvBook::Reservation reservation;
+        KvReservation reservation;
         if (pick(0, 1) == 1) {
           reservation = {.device_blocks = pick(1, 3), .host_blocks = pick(0, 3)};
         }
         if (kv.find_prefix(life.tokens, 0).blocks.empty()) {
-          reservation.input_blocks = std::min(pick(0, 3), kv.inputs().free());
+          reservation.input_blocks = std::min(pick(0, 3), kv.tiers().inputs.free());
         }
         const auto admission = kv.admit(life.tokens, life.max_tokens, 0, reservation);
         if (admission.sequence.valid()) lives[admission.sequence.value] = life;
@@ -269,7 +269,7 @@ TEST(KvBookMovesProperty, RandomMovesKeepEveryTokensContent) {
         auto entry = std::next(lives.begin(), pick(0, static_cast<std::int64_t>(lives.size()) - 1));
         const SequenceId id(entry->first);
         Life& life = entry->second;
-        const std::int64_t tokens = kv.tokens(id);
+        const std::int64_t tokens = kv.sequence(id).tokens;
         if (action == 1) {
           const std::int64_t count =
               std::min({pick(1, 6), kv.append_room(id), life.max_tokens - tokens});
@@ -280,7 +280,7 @@ TEST(KvBookMovesProperty, RandomMovesKeepEveryTokensContent) {
             kv.append(id, count);
             for (std::int64_t token = tokens; token < tokens + count; ++token) {
               content[key(id, token)] = life.tokens[static_cast<std::size_t>(token)];
-              const std::int32_t inputs = kv.block(id, token / shape.block_tokens).input_block;
+              const std::int32_t inputs = kv.table(id)[token / shape.block_tokens].input_block;
               if (inputs >= 0) {
                 content[{kInputs, inputs * shape.block_tokens + token % shape.block_tokens}] =
                     life.tokens[static_cast<std::size_t>(token)];
@@ -293,28 +293,28 @@ TEST(KvBookMovesProperty, RandomMovesKeepEveryTokensContent) {
           lives.erase(entry);
         } else if (action == 3) {
           std::int64_t count = 0;
-          while (count < kv.host_blocks(id) &&
-                 kv.block(id, kv.recomputable_blocks(id) + count).input_block >= 0) {
+          while (count < kv.table(id).on_host() &&
+                 kv.table(id)[kv.table(id).recomputable() + count].input_block >= 0) {
             ++count;
           }
-          kv.discard(id, count, moves);
+          kv.placer(moves).discard(id, count);
           discarded += static_cast<int>(count);
         } else if (action <= 5) {
-          const std::int64_t full = tokens / shape.block_tokens - kv.away_blocks(id);
+          const std::int64_t full = tokens / shape.block_tokens - kv.table(id).offloaded();
           const std::int64_t count =
-              std::min({pick(1, 3), full, kv.host().free() + kv.sequence(id).reserved_host});
-          if (count > 0) kv.offload(id, count, moves);
-        } else if (action == 6 && kv.shared_blocks(id) == 0) {
+              std::min({pick(1, 3), full, kv.tiers().host.free() + kv.sequence(id).reserved_host});
+          if (count > 0) kv.placer(moves).offload(id, count);
+        } else if (action == 6 && kv.table(id).shared() == 0) {
           const std::int64_t count =
-              std::min({pick(1, 3), kv.host_blocks(id),
-                        kv.device().free() + kv.sequence(id).reserved_device});
-          if (count > 0) kv.load(id, count, moves);
+              std::min({pick(1, 3), kv.table(id).on_host(),
+                        kv.tiers().device.free() + kv.sequence(id).reserved_device});
+          if (count > 0) kv.placer(moves).load(id, count);
         }
       }
       carry_out();
       kv.check();
       for (const auto& [value, life] : lives) {
-        for (std::int64_t token = 0; token < kv.tokens(SequenceId(value)); ++token) {
+        for (std::int64_t token = 0; token < kv.sequence(SequenceId(value)).tokens; ++token) {
           ASSERT_EQ(read(SequenceId(value), token), life.tokens[static_cast<std::size_t>(token)])
               << "sequence " << value << " token " << token << " step " << step;
         }

@@ -28,13 +28,13 @@ TEST(KvBook, PlacesFollowTheBlocks) {
   const auto admission = kv.admit(prompt, 10, 0);
   ASSERT_TRUE(admission.sequence.valid());
   EXPECT_EQ(admission.shared_tokens, 0);
-  EXPECT_EQ(kv.device().reserved(), 3);
+  EXPECT_EQ(kv.tiers().device.reserved(), 3);
   kv.append(admission.sequence, 6);
-  EXPECT_EQ(kv.device().used(), 2);
-  EXPECT_EQ(kv.device().reserved(), 1);
-  EXPECT_NE(kv.block(admission.sequence, 0).slab, kv.block(admission.sequence, 1).slab);
+  EXPECT_EQ(kv.tiers().device.used(), 2);
+  EXPECT_EQ(kv.tiers().device.reserved(), 1);
+  EXPECT_NE(kv.table(admission.sequence)[0].slab, kv.table(admission.sequence)[1].slab);
   kv.append(admission.sequence, 4);
-  EXPECT_EQ(kv.device().reserved(), 0);
+  EXPECT_EQ(kv.tiers().device.reserved(), 0);
   kv.append(admission.sequence, 2);  // still inside the last block
   EXPECT_THROW(kv.append(admission.sequence, 1), Error);
 }
@@ -48,7 +48,7 @@ TEST(KvBook, EqualPrefixesShareClosedBlocksAfterPublishing) {
   kv.publish(first.sequence, prompt);
   const auto third = kv.admit(prompt, 12, 0);
   EXPECT_EQ(third.shared_tokens, 8);
-  EXPECT_EQ(kv.block_index(third.sequence, 1), kv.block_index(first.sequence, 1));
+  EXPECT_EQ(kv.table(third.sequence).number(1), kv.table(first.sequence).number(1));
   EXPECT_EQ(kv.admit(prompt, 12, 1).shared_tokens, 0) << "another context key";
   kv.check();
 }
@@ -69,7 +69,7 @@ TEST(KvBook, EndedPromptsStayFindableUntilTheirPagesAreNeeded) {
   kv.append(first.sequence, 9);
   kv.publish(first.sequence, prompt);
   release(kv, first.sequence);
-  EXPECT_EQ(kv.device().used(), 0) << "they count as free";
+  EXPECT_EQ(kv.tiers().device.used(), 0) << "they count as free";
   const auto again = kv.admit(prompt, 9, 0);
   EXPECT_EQ(again.shared_tokens, 8);
   release(kv, again.sequence);
@@ -84,14 +84,14 @@ TEST(KvBook, EndedPromptsStayFindableUntilTheirPagesAreNeeded) {
 TEST(KvBook, MirroredBlocksHaveTheirHostBlockFromTheBeginning) {
   KvBook kv({.block_tokens = 4, .device_blocks = 12, .host_blocks = 6, .mirrored = true});
   const auto prompt = iota_tokens(9);
-  const KvBook::Reservation on_host{.device_blocks = 0, .host_blocks = 3};
+  const KvReservation on_host{.device_blocks = 0, .host_blocks = 3};
   const SequenceId line = kv.admit(prompt, 12, 0, on_host).sequence;
   kv.append(line, 9);
-  EXPECT_EQ(kv.host().free(), 3) << "reserved and taken are one thing";
+  EXPECT_EQ(kv.tiers().host.free(), 3) << "reserved and taken are one thing";
   EXPECT_EQ(kv.sequence(line).reserved_host, 3);
   for (std::int64_t block = 0; block < 3; ++block) {
-    EXPECT_GE(kv.block(line, block).mirror(), 0);
-    EXPECT_EQ(kv.block(line, block).host_copy(), kv.block(line, block).mirror());
+    EXPECT_GE(kv.table(line)[block].mirror(), 0);
+    EXPECT_EQ(kv.table(line)[block].host_copy(), kv.table(line)[block].mirror());
   }
   kv.publish(line, prompt);
   kv.check();
@@ -100,35 +100,35 @@ TEST(KvBook, MirroredBlocksHaveTheirHostBlockFromTheBeginning) {
   const auto other = kv.admit(prompt, 12, 0, {.device_blocks = 1});
   EXPECT_EQ(other.shared_tokens, 8);
   kv.append(other.sequence, 1);
-  EXPECT_GE(kv.block(other.sequence, 1).mirror(), 0);
-  EXPECT_EQ(kv.block(other.sequence, 2).mirror(), -1);
+  EXPECT_GE(kv.table(other.sequence)[1].mirror(), 0);
+  EXPECT_EQ(kv.table(other.sequence)[2].mirror(), -1);
   kv.check();
 
-  const std::int32_t there = kv.block(line, 0).mirror();
+  const std::int32_t there = kv.table(line)[0].mirror();
   KvMoves moves;
-  kv.offload(line, 1, moves);
+  kv.placer(moves).offload(line, 1);
   ASSERT_EQ(moves.size(), 1U);
   EXPECT_EQ(moves[0].kind, KvMove::Kind::kMirrored);
   EXPECT_EQ(moves[0].host_block, there);
-  EXPECT_EQ(kv.block(line, 0).mirror(), -1);
-  EXPECT_EQ(kv.block(line, 0).host_copy(), there) << "on its way and there";
+  EXPECT_EQ(kv.table(line)[0].mirror(), -1);
+  EXPECT_EQ(kv.table(line)[0].host_copy(), there) << "on its way and there";
   kv.check();
   kv.finish_moves();
-  EXPECT_EQ(kv.block(line, 0).host_copy(), there);
+  EXPECT_EQ(kv.table(line)[0].host_copy(), there);
   EXPECT_EQ(kv.sequence(line).reserved_host, 2);
-  EXPECT_EQ(kv.host().free(), 3);
+  EXPECT_EQ(kv.tiers().host.free(), 3);
 
   // The line ends; the other one keeps the blocks, and no mirror of them.
   kv.release(line, moves);
-  EXPECT_EQ(kv.block(other.sequence, 1).mirror(), -1);
-  EXPECT_EQ(kv.host().free(), 5);
+  EXPECT_EQ(kv.table(other.sequence)[1].mirror(), -1);
+  EXPECT_EQ(kv.tiers().host.free(), 5);
   moves.clear();
-  kv.offload(other.sequence, 1, moves);
+  kv.placer(moves).offload(other.sequence, 1);
   EXPECT_EQ(moves.at(0).kind, KvMove::Kind::kOffload);
   kv.finish_moves();
   kv.check();
   kv.release(other.sequence, moves);
-  EXPECT_EQ(kv.host().free(), 6);
+  EXPECT_EQ(kv.tiers().host.free(), 6);
   kv.check();
 }
 
@@ -138,7 +138,7 @@ TEST(KvBook, RefusesWhatDoesNotFitWithoutChangingAnything) {
   const auto first = kv.admit(prompt, 8, 0);
   ASSERT_TRUE(first.sequence.valid());
   EXPECT_FALSE(kv.admit(prompt, 3, 0).sequence.valid());
-  EXPECT_EQ(kv.device().reserved(), 2);
+  EXPECT_EQ(kv.tiers().device.reserved(), 2);
   release(kv, first.sequence);
   EXPECT_TRUE(kv.admit(prompt, 3, 0).sequence.valid());
   kv.check();
@@ -164,7 +164,7 @@ TEST(KvBookProperty, RandomLivesKeepEveryTokensContent) {
     // Content of (slab, offset): the whole token history that leads there.
     std::map<std::pair<std::int32_t, std::int64_t>, std::string> memory;
     const auto place = [&](SequenceId id, std::int64_t token) {
-      return std::pair(kv.block(id, token / block_tokens).slab, token % block_tokens);
+      return std::pair(kv.table(id)[token / block_tokens].slab, token % block_tokens);
     };
     const auto history = [](const Live& live, std::int64_t token) {
       std::string text = std::to_string(live.key);
@@ -222,8 +222,8 @@ TEST(KvBookProperty, RandomLivesKeepEveryTokensContent) {
     }
     for (const auto& [id, live] : lives) release(kv, SequenceId(id));
     kv.check();
-    EXPECT_EQ(kv.device().reserved(), 0);
-    EXPECT_EQ(kv.device().used(), 0);
+    EXPECT_EQ(kv.tiers().device.reserved(), 0);
+    EXPECT_EQ(kv.tiers().device.used(), 0);
   }
 }
 

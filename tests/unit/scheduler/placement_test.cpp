@@ -79,7 +79,7 @@ TEST(Vllm, AdmitsMoreThanFitAtTheEndAndPreempts) {
 class TwoRequests : public testing::Test {
  protected:
   void start(const PlacementLimits& limits, std::int64_t first, std::int64_t second,
-             const KvBook::Reservation& reservation = {.device_blocks = 0}) {
+             const KvReservation& reservation = {.device_blocks = 0}) {
     limits_ = limits;
     book_ = KvBook({.block_tokens = limits.block_tokens,
                     .device_blocks = limits.device_blocks,
@@ -101,11 +101,11 @@ class TwoRequests : public testing::Test {
   // What becomes of the second one if it has to make room.
   [[nodiscard]] PreemptMode preempted() {
     PlacementStep now = step();
-    const std::int64_t free = book_.device().free();
+    const std::int64_t free = book_.tiers().device.free();
     const std::int64_t held =
-        book_.device_blocks(running_[1].id) + book_.sequence(running_[1].id).reserved_device;
+        book_.table(running_[1].id).on_device() + book_.sequence(running_[1].id).reserved_device;
     now.preempt(running_[1].id);
-    EXPECT_EQ(book_.device().free(), free + held);
+    EXPECT_EQ(book_.tiers().device.free(), free + held);
     EXPECT_EQ(now.running().size(), 1U);
     return std::get<Preempt>(now.actions().at(0)).mode;
   }
@@ -129,7 +129,7 @@ TEST_F(TwoRequests, ARequestWaitsOnTheHostWhereThatHasRoomForAllOfIt) {
   limits.host_blocks = 5;
   start(limits, 4, 17);
   KvMoves moves;
-  book_.offload(running_[1].id, 1, moves);
+  book_.placer(moves).offload(running_[1].id, 1);
   book_.finish_moves();
   EXPECT_EQ(preempted(), PreemptMode::kSwap) << "what is there needs no room";
 }
@@ -272,9 +272,9 @@ TEST(Triphase, FollowsItsSchedule) {
     if (world.running().empty() || before.empty()) continue;
     const SequenceId id = before[0].id;
     const std::int64_t decoded = before[0].decode_step();
-    if (world.book().host_blocks(id) > 0 && first_host < 0) first_host = decoded;
-    if (world.book().recomputable_blocks(id) > 0 && first_recompute < 0) first_recompute = decoded;
-    EXPECT_LE(world.book().away_blocks(id) * 4, before[0].context / 2);
+    if (world.book().table(id).on_host() > 0 && first_host < 0) first_host = decoded;
+    if (world.book().table(id).recomputable() > 0 && first_recompute < 0) first_recompute = decoded;
+    EXPECT_LE(world.book().table(id).offloaded() * 4, before[0].context / 2);
   }
   EXPECT_EQ(first_host, 8);
   EXPECT_EQ(first_recompute, 24);

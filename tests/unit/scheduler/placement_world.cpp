@@ -70,7 +70,7 @@ void PlacementWorld::carry_out(const PlacementActions& actions) {
                           .admission = waiting_[place],
                           .prompt_tokens = line.prompt,
                           .prefill_tokens = line.prompt,
-                          .context = book_.tokens(admit->sequence),
+                          .context = book_.sequence(admit->sequence).tokens,
                           .max_tokens = line.max_tokens});
       admitted.push_back(place);
     }
