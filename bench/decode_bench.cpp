@@ -186,14 +186,14 @@ void remember_prompts(const Setting& setting, const ModelConfig& config, Backend
   for (const SequenceId sequence : sequences) {
     std::vector<PageId> pages;
     const auto kv_of = [&](std::int64_t layer) {
-      kv.fill_pages(sequence, LayerId(layer), pages);
+      kv.memory().fill_pages(kv.book().table(sequence), LayerId(layer), pages);
       return bench::LayerKv{{.pages = pages},
-                            {.k = kv.k_pages(),
-                             .v = kv.v_pages(),
-                             .dtype = kv.shape().dtype,
-                             .page_tokens = kv.shape().block_tokens,
-                             .kv_heads = kv.shape().kv_heads,
-                             .head_dim = kv.shape().head_dim}};
+                            {.k = kv.memory().k_pages(),
+                             .v = kv.memory().v_pages(),
+                             .dtype = kv.memory().shape().dtype,
+                             .page_tokens = kv.memory().shape().block_tokens,
+                             .kv_heads = kv.memory().shape().kv_heads,
+                             .head_dim = kv.memory().shape().head_dim}};
     };
     model.attention()->begin(sequence, setting.context,
                              bench::state_after_prompt(setting.attention, shape, largest,
@@ -213,8 +213,7 @@ int bench_model(const Setting& setting) {
   // A second set of sequences shares the prompts' full blocks.
   const std::int64_t more =
       setting.attention.sparse() ? blocks - setting.context / kBlockTokens + 1 : 0;
-  KvStore::Shape shape{config.layers, config.kv_heads, config.head_dim, kBlockTokens,
-                       setting.kv_dtype};
+  KvShape shape{config.layers, config.kv_heads, config.head_dim, kBlockTokens, setting.kv_dtype};
   shape.transposed_k = keeps_transposed_k(setting.attention);
   const std::int64_t pages = (blocks + more) * setting.batch * config.layers;
   KvStore kv(shape,
@@ -222,9 +221,9 @@ int bench_model(const Setting& setting) {
               .transposed_k_blocks = shape.transposed_k ? (blocks + more) * setting.batch : 0,
               .transposed_k_run_bytes = backend->sparse_ops().transposed_k_run_bytes()},
              pool, nullptr, nullptr);
-  const std::size_t half = KvStore::page_bytes(shape) / 2 * static_cast<std::size_t>(pages);
-  fill_random(kv.k_pages(), half, shape.dtype, 2);
-  fill_random(kv.v_pages(), half, shape.dtype, 3);
+  const std::size_t half = shape.page_bytes() / 2 * static_cast<std::size_t>(pages);
+  fill_random(kv.memory().k_pages(), half, shape.dtype, 2);
+  fill_random(kv.memory().v_pages(), half, shape.dtype, 3);
 
   const BatchLimits limits{std::max(setting.prefill_chunk, setting.batch), setting.batch,
                            setting.batch, longest, setting.attention.sparse()};

@@ -108,7 +108,7 @@ class RandomCache {
 
   [[nodiscard]] static std::int64_t page_tokens(const Setting& setting, const Cell& cell) {
     if (setting.page_tokens > 0) return setting.page_tokens;
-    return KvStore::default_block_tokens(cell.int8 ? DType::kInt8 : DType::kF16);
+    return KvShape::default_block_tokens(cell.int8 ? DType::kInt8 : DType::kF16);
   }
   // K and V that dense attention reads in one layer.
   [[nodiscard]] static std::uint64_t layer_bytes(const Setting& setting, const Cell& cell) {

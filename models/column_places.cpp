@@ -19,8 +19,8 @@ void ColumnPlaces::begin_step(KvStore& store, std::span<const BatchSegment> rows
     places.clear();
     if (!attention.decodes(entry.sequence, entry.first_position + 1)) continue;
     // INT8: the query's own block is read unquantized.
-    const std::int64_t tokens = entry.first_position + (store.shape().quantized() ? 0 : 1);
-    const std::int64_t blocks = tokens / store.shape().block_tokens;
+    const std::int64_t tokens = entry.first_position + (store.memory().shape().quantized() ? 0 : 1);
+    const std::int64_t blocks = tokens / store.memory().shape().block_tokens;
     for (std::int64_t block = 0; block < blocks; ++block) {
       places.push_back(columns.take(store.book(), entry.sequence, block));
     }

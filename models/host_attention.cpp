@@ -67,7 +67,7 @@ void HostAttention::begin(KvStore& store, std::span<const BatchSegment> rows, co
   const KvBook& book = store.book();
   for (std::size_t index = 0; index < rows.size(); ++index) {
     const BatchSegment& entry = rows[index];
-    const std::int64_t block_tokens = store.shape().block_tokens;
+    const std::int64_t block_tokens = store.memory().shape().block_tokens;
     const std::int64_t end = entry.first_position + entry.count;
     for (std::int64_t block = entry.first_position / block_tokens;
          block * block_tokens < end && !mirrors_; ++block) {
@@ -83,9 +83,10 @@ void HostAttention::begin(KvStore& store, std::span<const BatchSegment> rows, co
 }
 
 KvLayerView HostAttention::view(LayerId layer) const {
-  const KvStore::Shape& shape = store_->shape();
-  const KvGeometry geometry = store_->geometry();
-  std::byte* base = geometry.host + store_->host_record(0, layer, 0) * geometry.record_bytes();
+  const KvShape& shape = store_->memory().shape();
+  const KvGeometry geometry = store_->memory().geometry();
+  std::byte* base =
+      geometry.host + store_->memory().host_record(0, layer, 0) * geometry.record_bytes();
   return {.k = base,
           .v = base + geometry.head_bytes,
           .dtype = shape.dtype,
@@ -113,8 +114,8 @@ void HostAttention::send(LayerId layer, ConstMatrix q) {
 
 void HostAttention::store_new_tokens(LayerId layer) {
   const KvBook& book = store_->book();
-  const KvGeometry geometry = store_->geometry();
-  const std::int64_t block_tokens = store_->shape().block_tokens;
+  const KvGeometry geometry = store_->memory().geometry();
+  const std::int64_t block_tokens = store_->memory().shape().block_tokens;
   runs_.clear();
   for (const BatchSegment& entry : rows_) {
     const std::int64_t end = entry.first_position + entry.count;
@@ -126,10 +127,10 @@ void HostAttention::store_new_tokens(LayerId layer) {
       const KvBlock& held = book.table(entry.sequence)[block];
       const std::int32_t mirror = held.mirror();
       if (mirror < 0) continue;
-      runs_.push_back({.slot = store_->page(held, layer).value * block_tokens + offset,
-                       .record = store_->host_record(mirror, layer, offset),
+      runs_.push_back({.slot = store_->memory().page(held, layer).value * block_tokens + offset,
+                       .record = store_->memory().host_record(mirror, layer, offset),
                        .count = static_cast<std::int32_t>(count),
-                       .head_count = static_cast<std::int32_t>(store_->shape().kv_heads)});
+                       .head_count = static_cast<std::int32_t>(store_->memory().shape().kv_heads)});
       use_.kv += static_cast<std::uint64_t>(geometry.bytes(runs_.back()));
     }
   }

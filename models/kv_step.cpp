@@ -17,7 +17,7 @@ void KvStep::begin(KvStore& store, std::span<const BatchSegment> rows,
   stream_ = &stream;
   tables_ = slot_tables_ = nullptr;
   partial_blocks_.begin_step(store, rows);
-  if (store.shape().quantized()) make_scale_tables();
+  if (store.memory().shape().quantized()) make_scale_tables();
   if (reads_transposed_k()) columns_.begin_step(store, rows, *attention);
   find_host_entries();
   lookup_.begin_step(store, rows, std::ssize(windows), attention,
@@ -26,24 +26,24 @@ void KvStep::begin(KvStore& store, std::span<const BatchSegment> rows,
   page_tables_.resize(rows.size());
   if (staging() && lookup_.any_chooses()) {
     lookup_tables_ = lookup_.send_tables();
-    if (!store.shape().quantized()) slot_tables_ = &lookup_tables_;
+    if (!store.memory().shape().quantized()) slot_tables_ = &lookup_tables_;
   }
   std::int64_t count = 0;
   for (const BatchSegment& entry : rows) count += entry.count;
   slot_pages_.resize(static_cast<std::size_t>(count));
   slot_offsets_.resize(static_cast<std::size_t>(count));
-  prefetcher_.begin_step(
-      store, {.rows = rows,
-              .windows = windows,
-              .groups = &groups_,
-              .entries = &entries_,
-              .reads_whole_blocks = attention == nullptr && !store.shape().host_attention});
+  prefetcher_.begin_step(store, {.rows = rows,
+                                 .windows = windows,
+                                 .groups = &groups_,
+                                 .entries = &entries_,
+                                 .reads_whole_blocks = attention == nullptr &&
+                                                       !store.memory().shape().host_attention});
 }
 
 void KvStep::find_host_entries() {
   on_host_.assign(rows_.size(), false);
   // A method chooses with what it keeps on the device.
-  if (!store_->shape().host_attention || attention_ != nullptr) return;
+  if (!store_->memory().shape().host_attention || attention_ != nullptr) return;
   const KvBook& book = store_->book();
   for (std::size_t index = 0; index < rows_.size(); ++index) {
     const BatchSegment& entry = rows_[index];
@@ -85,10 +85,10 @@ KvStep::BytesRead KvStep::bytes_read() const {
   BytesRead read{.blocks = reads_.bytes().blocks, .inputs = reads_.bytes().inputs};
   const ResolveCounts counts = lookup_.counts();
   if (counts.chosen == 0) return read;
-  const auto part =
-      static_cast<std::uint64_t>(store_->geometry().record_bytes() / attention_->method().lists());
+  const auto part = static_cast<std::uint64_t>(store_->memory().geometry().record_bytes() /
+                                               attention_->method().lists());
   read.recomputed_tokens = static_cast<std::uint64_t>(counts.recomputed);
-  const std::uint64_t inputs = read.recomputed_tokens * KvStore::input_bytes(store_->shape()) /
+  const std::uint64_t inputs = read.recomputed_tokens * store_->memory().shape().input_bytes() /
                                static_cast<std::uint64_t>(block_tokens());
   read.tokens = part * static_cast<std::uint64_t>(counts.brought);
   read.chosen = part * static_cast<std::uint64_t>(counts.chosen);
@@ -99,7 +99,7 @@ KvStep::BytesRead KvStep::bytes_read() const {
 }
 
 void KvStep::make_groups() {
-  if (store_->sizes().host_blocks == 0) {
+  if (store_->memory().sizes().host_blocks == 0) {
     groups_.make_one(rows_.size());
     return;
   }
@@ -118,7 +118,7 @@ void KvStep::make_groups() {
                 if (!lookup_.chooses(entry)) return std::nullopt;
                 return lookup_.pages(entry);
               }};
-  groups_.make(store_->book(), entries_, store_->sizes().staging_pages);
+  groups_.make(store_->book(), entries_, store_->memory().sizes().staging_pages);
 }
 
 void KvStep::make_scale_tables() {
@@ -174,7 +174,7 @@ void KvStep::stage(std::int64_t number, std::int64_t first_page) {
   unit.recomputes = reads_.recomputes();
   TransferEngine& transfers = *store_->transfers();
   unit.tickets.push_back(
-      transfers.move_tokens(Lane::kToDevice, store_->geometry(), reads_.make_runs()));
+      transfers.move_tokens(Lane::kToDevice, store_->memory().geometry(), reads_.make_runs()));
   unit.tickets.push_back(transfers.move_pieces(Lane::kToDevice, reads_.make_pieces()));
   if (!looked_up) return;
   unit.spare_page = reads_.next_page();
@@ -189,7 +189,8 @@ void KvStep::fill_tables(Unit& unit, LayerId layer, const SequenceGroup& group) 
   if (unit.tables.size() < group.count) unit.tables.resize(group.count);
   unit.staged.clear();
   for (std::size_t index = 0; index < group.count; ++index) {
-    store_->fill_pages(rows_[group.first + index].sequence, layer, unit.tables[index]);
+    store_->memory().fill_pages(store_->book().table(rows_[group.first + index].sequence), layer,
+                                unit.tables[index]);
   }
 }
 
@@ -211,7 +212,7 @@ void KvStep::read_blocks(std::size_t entry, LayerId layer, bool looked_up,
 
 void KvStep::note_staged(Unit& unit, const SequenceGroup& group) const {
   unit.staged.assign(group.count * static_cast<std::size_t>(lookup_.row_blocks()), -1);
-  const std::int64_t device_pages = store_->sizes().device_pages;
+  const std::int64_t device_pages = store_->memory().sizes().device_pages;
   for (std::size_t index = 0; index < group.count; ++index) {
     const std::vector<PageId>& table = unit.tables[index];
     const std::size_t first = index * static_cast<std::size_t>(lookup_.row_blocks());
@@ -223,7 +224,7 @@ void KvStep::note_staged(Unit& unit, const SequenceGroup& group) const {
 
 KvSlots KvStep::slots(LayerId layer) {
   const std::int64_t block = block_tokens();
-  if (store_->shape().quantized()) {
+  if (store_->memory().shape().quantized()) {
     partial_blocks_.begin_layer(layer);
     std::size_t row = 0;
     for (const PartialBlocks::Run& run : partial_blocks_.runs()) {
@@ -239,9 +240,9 @@ KvSlots KvStep::slots(LayerId layer) {
       const std::int64_t position = entry.first_position + i;
       const KvBlock& own = store_->book().table(entry.sequence)[position / block];
       const auto row = static_cast<std::size_t>(entry.first_row + i);
-      slot_pages_[row] = store_->page(own, layer);
+      slot_pages_[row] = store_->memory().page(own, layer);
       slot_offsets_[row] = static_cast<std::int32_t>(position % block);
-      store_->forget_transposed_k(entry.sequence, layer, position / block);
+      store_->transposed_k().forget(store_->book(), entry.sequence, layer, position / block);
     }
   }
   return {slot_pages_, slot_offsets_, slot_tables_, layer.value};
@@ -255,18 +256,18 @@ void KvStep::set_slot_tables(const SegmentTables* tables) {
 }
 
 KvLayerView KvStep::view(LayerId layer) const {
-  const KvStore::Shape& shape = store_->shape();
-  return {.k = store_->k_pages(),
-          .v = store_->v_pages(),
+  const KvShape& shape = store_->memory().shape();
+  return {.k = store_->memory().k_pages(),
+          .v = store_->memory().v_pages(),
           .dtype = shape.dtype,
           .page_tokens = shape.block_tokens,
           .kv_heads = shape.kv_heads,
           .head_dim = shape.head_dim,
-          .scales = store_->scales(layer),
-          .partial_k = store_->partial_k_pages(),
-          .partial_v = store_->partial_v_pages(),
+          .scales = store_->memory().scales(layer),
+          .partial_k = store_->memory().partial_k_pages(),
+          .partial_v = store_->memory().partial_v_pages(),
           .partial_dtype = shape.partial_dtype,
-          .kt = reads_transposed_k() ? store_->transposed_k_pages() : nullptr,
+          .kt = reads_transposed_k() ? store_->memory().transposed_k_pages() : nullptr,
           .kt_ready = store_->transposed_k().ready(),
           .kt_pages = store_->transposed_k().places() * shape.layers,
           .kt_run = store_->transposed_k().run()};
@@ -281,7 +282,7 @@ KvStep::Group KvStep::read(LayerId layer, std::int64_t group) {
     part.prefetched_blocks = prefetcher_.prefetch(number);
     reads_.count_prefetched(part.prefetched_blocks);
     const Unit& unit = unit_of(number);
-    store_->hold_prefetched(unit.prefetched_ranges);
+    store_->prefetched().hold(unit.prefetched_ranges);
     for (const Ticket ticket : unit.tickets) store_->transfers()->hold(ticket);
     part.recomputes = unit.recomputes;
     part.looks_up = lookup_.looks_up(groups_.at(group), layer);
@@ -330,11 +331,12 @@ void KvStep::make_segments(LayerId layer, std::int64_t group_index, bool looks_u
   };
   const std::int64_t window = windows_[layer.index()];
   for (std::size_t entry = 0; entry < page_tables_.size() && !staging(); ++entry) {
-    store_->fill_pages(rows_[entry].sequence, layer, page_tables_[entry]);
+    store_->memory().fill_pages(store_->book().table(rows_[entry].sequence), layer,
+                                page_tables_[entry]);
   }
   segments_.clear();
   segment_sequences_.clear();
-  if (store_->shape().quantized()) {
+  if (store_->memory().shape().quantized()) {
     for (const PartialBlocks::Run& run : partial_blocks_.runs()) {
       if (run.entry < group.first || run.entry >= group.first + group.count) continue;
       const BatchSegment& entry = rows_[run.entry];

@@ -66,13 +66,13 @@ class KvStep {
   // say so yet; then tables made of those of layer 0 serve all layers once they are set.
   [[nodiscard]] bool wants_slot_tables() const {
     return slot_tables_ == nullptr &&
-           (!store_->shape().quantized() || partial_blocks_.taken_for_step());
+           (!store_->memory().shape().quantized() || partial_blocks_.taken_for_step());
   }
   void set_slot_tables(const SegmentTables* tables);
   // INT8, where each sequence has one new token: pages of the open pool by layer and row, taken now
   // for the whole step; empty in other steps. Before the first slots().
   [[nodiscard]] std::span<const PageId> take_partial_pages() {
-    if (!store_->shape().quantized()) return {};
+    if (!store_->memory().shape().quantized()) return {};
     return partial_blocks_.take_for_step(static_cast<std::int64_t>(windows_.size()));
   }
 
@@ -165,7 +165,7 @@ class KvStep {
   [[nodiscard]] Unit& unit_of(std::int64_t number) {
     return units_[static_cast<std::size_t>(number) % units_.size()];
   }
-  [[nodiscard]] std::int64_t block_tokens() const { return store_->shape().block_tokens; }
+  [[nodiscard]] std::int64_t block_tokens() const { return store_->memory().shape().block_tokens; }
 
   KvStore* store_ = nullptr;
   std::span<const BatchSegment> rows_;

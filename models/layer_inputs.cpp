@@ -139,13 +139,13 @@ void LayerInputs::project(LayerId layer, const LayerWeights& weights, ConstMatri
                          kv_projection_bias(weights, config_), {},
                          part_of(kv, run.first, run.count, 0, kv.cols), stream);
   }
-  if (store_->sizes().input_blocks == 0) return;
+  if (store_->memory().sizes().input_blocks == 0) return;
   save(layer, codes, scales, saves);
 }
 
 void LayerInputs::save(LayerId layer, const std::int8_t* codes, const float* scales,
                        std::vector<Ticket>& saves) {
-  const std::int64_t block_tokens = store_->shape().block_tokens;
+  const std::int64_t block_tokens = store_->memory().shape().block_tokens;
   const std::int64_t hidden = config_.hidden_size;
   pieces_.clear();
   const auto send = [&](std::byte* to, const void* from, std::int64_t bytes) {
@@ -162,8 +162,8 @@ void LayerInputs::save(LayerId layer, const std::int8_t* codes, const float* sca
       const std::int64_t row = entry.first_row + position - entry.first_position;
       position += count;
       if (home < 0) continue;
-      store_->note_written_inputs(home);
-      std::byte* to = store_->saved_inputs(home, layer);
+      store_->written().note_input_block(home);
+      std::byte* to = store_->memory().saved_inputs(home, layer);
       send(to + offset * hidden, codes + row * hidden, count * hidden);
       constexpr std::int64_t kScale = sizeof(float);
       send(to + block_tokens * hidden + offset * kScale, scales + row, count * kScale);

@@ -27,10 +27,10 @@ bool TokenLookup::any_chooses() const {
 }
 
 const SegmentTables& TokenLookup::send_tables() {
-  std::vector<std::int32_t> written = store_->take_written_host_blocks();
+  std::vector<std::int32_t> written = store_->written().take();
   if (attention_->method().lists() > 1) {
     // Of recomputable blocks nothing is in hot rows.
-    const std::int64_t host_blocks = store_->sizes().host_blocks;
+    const std::int64_t host_blocks = store_->memory().sizes().host_blocks;
     std::erase_if(written, [&](std::int32_t block) { return block >= host_blocks; });
   }
   const BlockTables tables = step_block_tables_.make(*store_, rows_);
@@ -45,9 +45,9 @@ std::int64_t TokenLookup::first_block_to_choose(std::size_t entry, LayerId layer
     // Where places are short, keys are read by rows.
     if (columns_ == nullptr || !columns_->complete(entry)) return 0;
   }
-  const std::int64_t block_tokens = store_->shape().block_tokens;
+  const std::int64_t block_tokens = store_->memory().shape().block_tokens;
   return attention_->first_key_to_choose(layer, rows.sequence, rows.first_position + 1,
-                                         store_->shape().quantized(), block_tokens) /
+                                         store_->memory().shape().quantized(), block_tokens) /
          block_tokens;
 }
 
@@ -80,7 +80,7 @@ std::int64_t TokenLookup::pages(std::size_t entry) {
   for (std::int64_t block = 0; block < blocks; ++block) on_host += on_device(entry, block) ? 0 : 1;
   if (on_host == 0) return 0;
   const std::int64_t tokens = attention_->list_tokens(rows.sequence, rows.first_position + 1);
-  const std::int64_t block_tokens = store_->shape().block_tokens;
+  const std::int64_t block_tokens = store_->memory().shape().block_tokens;
   std::int64_t most = 0;
   bool asked_ahead = false;
   for (LayerId layer(0); layer.value < layers_; layer = LayerId(layer.value + 1)) {
@@ -100,7 +100,7 @@ std::int64_t TokenLookup::most_recomputed(const ResolveCall& call) const {
   for (const BatchSegment& rows : rows_.subspan(first, static_cast<std::size_t>(call.lists.rows))) {
     if (!lists_recomputes(rows)) continue;
     const std::int64_t blocks = store_->book().table(rows.sequence).recomputable();
-    most += std::min(blocks * store_->shape().block_tokens, call.lists.capacity);
+    most += std::min(blocks * store_->memory().shape().block_tokens, call.lists.capacity);
   }
   return most;
 }
@@ -108,12 +108,13 @@ std::int64_t TokenLookup::most_recomputed(const ResolveCall& call) const {
 TokenLookup::Found TokenLookup::look_up(const ResolveCall& call, std::vector<Ticket>& tickets) {
   const KvResolver::Resolved resolved = resolver_->resolve(call, *stream_);
   TransferEngine& transfers = *store_->transfers();
-  tickets.push_back(transfers.bring(store_->geometry(), resolved.missing));
+  tickets.push_back(transfers.bring(store_->memory().geometry(), resolved.missing));
   Found found{resolved.lists, resolved.recomputed};
   found.recomputed.most = std::min(resolved.recomputed.most, most_recomputed(call));
   if (found.recomputed.most == 0) return found;
   tickets.push_back(transfers.bring_inputs(
-      store_->geometry(), {store_->saved_inputs(0, call.layer), store_->shape().input_width},
+      store_->memory().geometry(),
+      {store_->memory().saved_inputs(0, call.layer), store_->memory().shape().input_width},
       found.recomputed));
   return found;
 }

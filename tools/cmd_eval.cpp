@@ -146,7 +146,7 @@ using bench::Row;
 constexpr std::uint64_t kMaxDataBytes = std::uint64_t{1} << 30;
 
 // KV bytes that decoded tokens read, as a share of dense attention's.
-double attended_share(const AttentionRunner* attention, const KvStore::Shape& kv) {
+double attended_share(const AttentionRunner* attention, const KvShape& kv) {
   if (attention == nullptr) return 1.0;
   const AttentionRunner::ReadBytes bytes =
       attention->read_bytes(static_cast<std::int64_t>(dtype_bytes(kv.dtype)));
@@ -230,7 +230,7 @@ class Evaluation {
                   *plan.policy, loaded.decoder, loaded.kv, preparer, bundle_.tokenizer.get(),
                   *backend_);
     setup_.engine = &engine;
-    setup_.kv_token_bytes = KvStore::page_bytes(plan.kv) /
+    setup_.kv_token_bytes = plan.kv.page_bytes() /
                             static_cast<std::uint64_t>(plan.kv.block_tokens) *
                             static_cast<std::uint64_t>(plan.kv.layers);
     progress_.begin_phase(values_.text("task"));

@@ -9,18 +9,17 @@
 
 namespace triphase {
 
-// Consecutive new tokens of one sequence. Their places in the KV store exist already (append).
+// Consecutive new tokens of one sequence. Their blocks exist already (KvBook::append).
 struct BatchSegment {
   SequenceId sequence;
   std::int64_t first_row = 0;  // of the step's tokens
   std::int64_t count = 0;
-  std::int64_t first_position = 0;  // absolute position of the first of them
+  std::int64_t first_position = 0;  // absolute position of the first one
   std::uint64_t rope_key = 0;       // RopeTable::key_for_prompt
-  // A sampled token: attended where its sequence's KV lies, if that is the host
-  // (KvStore::Shape::host_attention).
+  // A sampled token: attended on the host if its sequence's KV is there (KvShape::host_attention).
   bool decode = false;
-  // Its sequence decodes one token in the step after this one, unless what this step samples ends
-  // it: what that step will read may be fetched already.
+  // Its sequence decodes one token in the step after this one, unless the token that this step
+  // samples ends it: blocks for that step may be prefetched.
   bool continues = false;
 
   // The first block that its rows read in a layer with a sliding window; 0 for no window.

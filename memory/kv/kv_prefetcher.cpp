@@ -18,7 +18,7 @@ void KvPrefetcher::begin_step(KvStore& store, const Step& step) {
   if (kept) ring_.give_back_before(units_before);
   if (!kept || !find_prefetched()) {
     if (!store.prefetched().empty()) end_prefetched();
-    ring_.reset(store.sizes().staging_pages);
+    ring_.reset(store.memory().sizes().staging_pages);
   }
   foreseen_ = done_ = false;
   alone_ = true;
@@ -37,7 +37,8 @@ bool KvPrefetcher::find_prefetched() {
     step_.groups->for_each_offloaded(
         store_->book(), *step_.entries, step_.groups->at(unit % groups),
         [&](std::size_t entry, std::int64_t block) {
-          const auto source = store_->prefetch_source(layer, step_.rows[entry].sequence, block);
+          const KvBlockTable blocks = store_->book().table(step_.rows[entry].sequence);
+          const auto source = PrefetchedBlocks::source_of(blocks, layer, block);
           const auto found = source ? prefetched.find(*source) : std::nullopt;
           if (found) {
             readers[static_cast<std::size_t>(found->range)] = last_prefetched_unit_ = unit;
@@ -63,7 +64,7 @@ bool KvPrefetcher::find_prefetched() {
 }
 
 void KvPrefetcher::end_prefetched() {
-  store_->end_prefetched();
+  store_->prefetched().end();
   last_prefetched_unit_ = -1;
   ranges_ = {};
   fresh_.clear();
@@ -92,14 +93,14 @@ std::optional<std::int64_t> KvPrefetcher::place_next(std::int64_t reading) {
   if (placed_ >= (ahead_ ? units_ : reading + 1)) return std::nullopt;
   std::optional<std::int64_t> page = take_pages(placed_);
   if (!page && placed_ == reading && last_prefetched_unit_ >= 0) {
-    // What was prefetched leaves no room for what has come to it since.
+    // Prefetched blocks leave no room for the blocks that were added to the unit since.
     end_prefetched();
-    ring_.reset(store_->sizes().staging_pages);
+    ring_.reset(store_->memory().sizes().staging_pages);
     page = take_pages(placed_);
   }
   if (!page) return std::nullopt;
   ++placed_;
-  return store_->sizes().device_pages + *page;
+  return store_->memory().sizes().device_pages + *page;
 }
 
 void KvPrefetcher::give_back_before(std::int64_t reading) {
@@ -107,7 +108,7 @@ void KvPrefetcher::give_back_before(std::int64_t reading) {
   ring_.give_back_before(reading);
 }
 
-// Blocks that are offloaded or loaded now have arrived when the next step begins.
+// Copies to the host and back that are under way have finished when the next step begins.
 void KvPrefetcher::foresee() {
   foreseen_ = true;
   next_rows_.clear();
@@ -131,14 +132,14 @@ void KvPrefetcher::foresee() {
                    place == BlockPlace::kRecomputable;
           }};
   const std::int64_t most = SequenceGroups::most_offloaded(next_entries_);
-  // Nothing to bring; or a sequence that will have to make room.
-  done_ = most == 0 || most > store_->sizes().staging_pages;
+  // Nothing to load; or a sequence that will have to make room.
+  done_ = most == 0 || most > store_->memory().sizes().staging_pages;
   if (done_) return;
-  next_groups_.make(book, next_entries_, store_->sizes().staging_pages);
+  next_groups_.make(book, next_entries_, store_->memory().sizes().staging_pages);
   next_ranges_.groups = next_groups_.count();
 }
 
-// Blocks with saved layer inputs may be discarded before the step begins.
+// Blocks with cached hidden states may be discarded before the step begins.
 bool KvPrefetcher::is_certain(const BatchSegment& rows, std::int64_t block) const {
   const KvBlock& of = store_->book().table(rows.sequence)[block];
   return of.place == BlockPlace::kHost && of.input_block < 0;
@@ -150,62 +151,65 @@ void KvPrefetcher::find_sources(LayerId layer, const SequenceGroup& group) {
   next_groups_.for_each_offloaded(
       store_->book(), next_entries_, group, [&](std::size_t entry, std::int64_t block) {
         const BatchSegment& rows = next_rows_[entry];
-        if (block < rows.first_block_in_window(window, store_->shape().block_tokens)) return;
+        if (block < rows.first_block_in_window(window, store_->memory().shape().block_tokens))
+          return;
         if (!is_certain(rows, block)) return;
-        const auto source = store_->prefetch_source(layer, rows.sequence, block);
-        // Another group may have brought what it shares with this one.
+        const KvBlockTable blocks = store_->book().table(rows.sequence);
+        const auto source = PrefetchedBlocks::source_of(blocks, layer, block);
+        // Another group may have loaded a block that both share.
         if (source && !store_->prefetched().find(*source)) sources_.push_back(*source);
       });
 }
 
-void KvPrefetcher::bring_sources(LayerId layer, std::int64_t first_page) {
+void KvPrefetcher::load_sources(LayerId layer, std::int64_t first_page) {
   runs_.clear();
-  PageId page(store_->sizes().device_pages + first_page);
+  PageId page(store_->memory().sizes().device_pages + first_page);
   for (const PrefetchedBlocks::Source& source : sources_) {
     store_->prefetched().add(source, page);
-    runs_.push_back(store_->block_run(page, source.host_block, layer));
+    runs_.push_back(store_->memory().block_run(page, source.host_block, layer));
     ++page.value;
   }
   store_->prefetched().end_range(
-      store_->transfers()->move_tokens(Lane::kToDevice, store_->geometry(), runs_));
+      store_->transfers()->move_tokens(Lane::kToDevice, store_->memory().geometry(), runs_));
 }
 
-// Requests whose prompts are still computed bring blocks that nobody can foresee: half of the ring
-// is theirs.
+// Requests that still compute their prompts need blocks that nobody can foresee: half of the ring
+// is kept for these blocks.
 bool KvPrefetcher::may_take(LayerId layer, std::int64_t pages) const {
   // A step prefetches nothing while its last layer reads prefetched blocks.
   if (layer.value + 1 >= std::ssize(step_.windows)) return false;
-  return alone_ || (layer.value == 0 && 2 * (taken_ + pages) <= store_->sizes().staging_pages);
+  return alone_ ||
+         (layer.value == 0 && 2 * (taken_ + pages) <= store_->memory().sizes().staging_pages);
 }
 
 std::int64_t KvPrefetcher::prefetch(std::int64_t reading) {
-  // What this step still needs of the link comes first.
+  // Transfers that this step still needs come first.
   const bool last_layer = reading + step_.groups->count() >= units_;
   if (!ahead_ || !step_.reads_whole_blocks || !last_layer || placed_ < units_) return 0;
   if (last_prefetched_unit_ >= 0) return 0;
   if (!foreseen_) foresee();
-  std::int64_t brought = 0;
+  std::int64_t loaded = 0;
   while (!done_) {
     const std::int64_t unit = std::ssize(next_ranges_.of_units);
     const LayerId layer(unit / next_groups_.count());
     const SequenceGroup& group = next_groups_.at(unit % next_groups_.count());
-    // A block of each sequence may follow the others to the host before the step reads them.
+    // Before the step begins, one more block of each sequence may be offloaded.
     const std::int64_t pages = group.pages + static_cast<std::int64_t>(group.count);
     done_ = !may_take(layer, pages);
     if (done_) break;
     find_sources(layer, group);
     done_ = sources_.empty();
     if (done_) break;
-    // They are given back with the units of the next step.
+    // These pages are given back with the units of the next step.
     const std::optional<std::int64_t> first = ring_.take(pages, units_ + unit);
     if (!first) break;
     taken_ += pages;
-    bring_sources(layer, *first);
+    load_sources(layer, *first);
     const std::int64_t count = std::ssize(sources_);
     next_ranges_.of_units.push_back({*first, pages, count});
-    brought += count;
+    loaded += count;
   }
-  return brought;
+  return loaded;
 }
 
 }  // namespace triphase

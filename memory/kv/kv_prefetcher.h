@@ -4,11 +4,11 @@
 // is a group of sequences in one layer; units are numbered layer * groups + group, in the order in
 // which they are read. Pages are handed out as many units ahead as there is room.
 //
-// While a step's last layer computes, prefetch() brings blocks that the next step's first units
-// will read: those of sequences that go on decoding and read whole blocks. Each unit gets a range
-// of pages for all that it is expected to read. What is not certain by then (blocks on their way to
-// the host, blocks that a policy may discard) comes to the rest of the range in the next step.
-// Bookkeeping, but for the transfers that prefetch() queues. Not thread safe.
+// While a step's last layer computes, prefetch() loads blocks that the next step's first units will
+// read: those of sequences that go on decoding and read whole blocks. Each unit gets a range of
+// pages for all blocks that it is expected to read. Some are not certain by then: blocks that are
+// still being offloaded, and blocks that a policy may discard. The next step loads them to the rest
+// of the range. Bookkeeping, except for the transfers that prefetch() queues. Not thread safe.
 
 #include <cstdint>
 #include <optional>
@@ -27,15 +27,15 @@ class KvPrefetcher {
   struct Step {
     std::span<const BatchSegment> rows;
     std::span<const std::int64_t> windows;  // by layer: the sliding window in tokens, 0 for none
-    // The groups of the rows, and what they were made of. Read and marked until the step ends.
+    // The groups of the rows, and the entries they were made from. Used until the step ends.
     SequenceGroups* groups = nullptr;
     const SequenceGroups::Entries* entries = nullptr;
     // Whether every row reads whole blocks on the device.
     bool reads_whole_blocks = false;
   };
 
-  // Whether blocks are brought ahead of the unit at hand (default). Some baselines have the
-  // handicap that they are not.
+  // Whether blocks are loaded before the unit that reads them is at hand (default). Some baselines
+  // are meant to lack this.
   void set_ahead(bool ahead) { ahead_ = ahead; }
   [[nodiscard]] bool ahead() const { return ahead_; }
 
@@ -46,14 +46,14 @@ class KvPrefetcher {
   // The step's units, and how many of them have pages.
   [[nodiscard]] std::int64_t units() const { return units_; }
   [[nodiscard]] std::int64_t placed() const { return placed_; }
-  // The first page (of KvStore) for the next unit, while unit `reading` is at hand; nothing: there
-  // is no room, or no unit that may be brought. There is always room for the unit at hand.
+  // The first page (of KvMemory) for the next unit, while unit `reading` is at hand; nothing: there
+  // is no room, or no unit that may be loaded. There is always room for the unit at hand.
   [[nodiscard]] std::optional<std::int64_t> place_next(std::int64_t reading);
   // Units before `reading` have been read: their pages are free.
   void give_back_before(std::int64_t reading);
 
-  // Brings what the next step reads, once the last layer is at hand and all units have pages.
-  // Returns the blocks of one layer that it brought.
+  // Loads blocks for the next step, once the last layer is at hand and all units have pages.
+  // Returns how many blocks of one layer it loads.
   std::int64_t prefetch(std::int64_t reading);
 
  private:
@@ -61,11 +61,11 @@ class KvPrefetcher {
   struct Range {
     std::int64_t first_page = 0;  // of the ring
     std::int64_t pages = 0;
-    std::int64_t filled = 0;  // of them, before the step
+    std::int64_t filled = 0;  // pages that were prefetched
   };
   struct Ranges {
     std::vector<Range> of_units;  // in the order of the ring
-    std::int64_t groups = 0;      // that the step was expected to have
+    std::int64_t groups = 0;      // expected in the step
   };
 
   // Whether prefetched blocks are read in this step; says how long each range is held.
@@ -81,10 +81,10 @@ class KvPrefetcher {
   void foresee();
   // Whether a unit of the layer may take so many pages more.
   [[nodiscard]] bool may_take(LayerId layer, std::int64_t pages) const;
-  // Fills sources_ with the blocks of the unit that can be brought now.
+  // Fills sources_ with the blocks of the unit that can be loaded now.
   void find_sources(LayerId layer, const SequenceGroup& group);
-  // They go to the first pages of a range.
-  void bring_sources(LayerId layer, std::int64_t first_page);
+  // Loads them to the first pages of a range.
+  void load_sources(LayerId layer, std::int64_t first_page);
   [[nodiscard]] bool is_certain(const BatchSegment& rows, std::int64_t block) const;
 
   KvStore* store_ = nullptr;

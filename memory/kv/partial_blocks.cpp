@@ -17,7 +17,7 @@ void PartialBlocks::begin_step(KvStore& store, std::span<const BatchSegment> row
 std::span<const PageId> PartialBlocks::take_for_step(std::int64_t layers) {
   const auto one = [](const BatchSegment& entry) { return entry.count == 1; };
   if (!std::ranges::all_of(rows_, one)) return {};
-  const std::int64_t block = store_->shape().block_tokens;
+  const std::int64_t block = store_->memory().shape().block_tokens;
   for (LayerId layer(0); layer.value < layers; layer = LayerId(layer.value + 1)) {
     for (const BatchSegment& entry : rows_) {
       PageId& current = store_->partial_pages().current(entry.sequence, layer);
@@ -29,11 +29,12 @@ std::span<const PageId> PartialBlocks::take_for_step(std::int64_t layers) {
 }
 
 void PartialBlocks::begin_layer(LayerId layer) {
-  const std::int64_t block = store_->shape().block_tokens;
+  const std::int64_t block = store_->memory().shape().block_tokens;
   runs_.clear();
   closes_.clear();
   for (std::size_t index = 0; index < rows_.size(); ++index) {
     const BatchSegment& entry = rows_[index];
+    const KvBlockTable blocks = store_->book().table(entry.sequence);
     PageId& current = store_->partial_pages().current(entry.sequence, layer);
     const std::int64_t end = entry.first_position + entry.count;
     for (std::int64_t position = entry.first_position; position < end;) {
@@ -47,10 +48,10 @@ void PartialBlocks::begin_layer(LayerId layer) {
       runs_.push_back({index, position, run_end - position, current});
       if (run_end % block == 0) {
         closes_.push_back({.partial_page = current,
-                           .page = store_->page(store_->book().table(entry.sequence)[own], layer),
-                           .scale_page = PageId(store_->book().table(entry.sequence).number(own))});
-        store_->forget_transposed_k(entry.sequence, layer, own);
-        // Queries of this step still read it; free once the layer is done.
+                           .page = store_->memory().page(blocks[own], layer),
+                           .scale_page = PageId(blocks.number(own))});
+        store_->transposed_k().forget(store_->book(), entry.sequence, layer, own);
+        // Queries of this step still read the page; it is free once the layer is done.
         spent_.push_back(current);
         current = PageId();
       }

@@ -1,8 +1,8 @@
 #pragma once
 
 // INT8: a step's new tokens go to unquantized pages of their sequences' partial blocks, until a
-// block is full and closes. Layer by layer: begin_layer(), then what runs() and closes() say, then
-// end_layer(). Kept between steps to reuse its memory.
+// block is full and closes. Layer by layer: begin_layer(), then the caller does what runs() and
+// closes() say, then end_layer(). Kept between steps to reuse its memory.
 
 #include <cstddef>
 #include <cstdint>
@@ -18,7 +18,7 @@ namespace triphase {
 
 class PartialBlocks {
  public:
-  // Rows of one entry of the step that lie in one block, and the page of that block.
+  // Rows of one entry of the step that are in one block, and the page of that block.
   struct Run {
     std::size_t entry = 0;
     std::int64_t first_position = 0;
@@ -28,8 +28,8 @@ class PartialBlocks {
 
   // `store` (INT8) and `rows` must stay until the step ends.
   void begin_step(KvStore& store, std::span<const BatchSegment> rows);
-  // Where each sequence has one new token: pages by layer and row, taken now for the whole step;
-  // empty in other steps. Before the first begin_layer().
+  // In a step where each sequence has one new token: pages by layer and row, taken now for the
+  // whole step; empty in other steps. Call it before the first begin_layer().
   [[nodiscard]] std::span<const PageId> take_for_step(std::int64_t layers);
   [[nodiscard]] bool taken_for_step() const { return !step_pages_.empty(); }
 

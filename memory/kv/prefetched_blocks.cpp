@@ -6,6 +6,18 @@
 
 namespace triphase {
 
+std::optional<PrefetchedBlocks::Source> PrefetchedBlocks::source_of(const KvBlockTable& blocks,
+                                                                    LayerId layer,
+                                                                    std::int64_t position) {
+  const std::int32_t number = blocks.number(position);
+  const KvBlock& block = blocks[position];
+  if (block.place != BlockPlace::kHost && block.place != BlockPlace::kLoading) return std::nullopt;
+  return Source{.layer = layer.value,
+                .block_index = number,
+                .block_id = block.id,
+                .host_block = block.host_block};
+}
+
 void PrefetchedBlocks::add(const Source& source, PageId page) {
   const bool added = blocks_
                          .try_emplace(key(source.layer, source.block_index),
@@ -44,11 +56,27 @@ bool PrefetchedBlocks::reads(std::int32_t block_index, std::int32_t host_block) 
   return false;
 }
 
+void PrefetchedBlocks::hold(std::int64_t count) {
+  for (const std::int64_t end = std::min(count, ranges()); held_ < end; ++held_)
+    transfers_->hold(ticket(held_));
+}
+
+void PrefetchedBlocks::stop_reading(std::int32_t block_index, std::int32_t host_block) {
+  if (held_ < ranges() && reads(block_index, host_block)) hold(ranges());
+}
+
+void PrefetchedBlocks::end() {
+  hold(ranges());
+  clear();
+}
+
 void PrefetchedBlocks::clear() {
+  ended_ = use_so_far();
   blocks_.clear();
   tickets_.clear();
   layers_ = 0;
   unused_ = 0;
+  held_ = 0;
 }
 
 }  // namespace triphase

@@ -30,9 +30,9 @@ void SequenceGroups::make_one(std::size_t entries) {
   staging_ = false;
 }
 
-// Of quarters of the staging pages, so that one is read while others are filled and the link does
-// not wait for what a layer computes besides attention; of larger parts where a sequence needs
-// that. What sequences share is brought once for a group.
+// A group fits a quarter of the staging pages, so that one part is read while others are filled:
+// the link then need not wait for the rest of a layer. A part is larger where a sequence needs
+// that. Blocks that sequences share are loaded once for a group.
 void SequenceGroups::make(const KvBook& book, const Entries& entries, std::int64_t pages) {
   const std::int64_t largest = most_offloaded(entries);
   if (largest == 0) {

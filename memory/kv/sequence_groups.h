@@ -1,8 +1,8 @@
 #pragma once
 
-// The sequences of a step in groups that are attended one after another, since their blocks on the
-// host pass through staging pages: consecutive ones whose blocks fit their part of these pages
-// together. Kept between uses to reuse its memory.
+// The sequences of a step in groups that are attended one after another. A group's blocks on the
+// host pass through staging pages, so a group is consecutive sequences whose blocks fit the group's
+// part of these pages together. Kept between uses to reuse its memory.
 
 #include <cstddef>
 #include <cstdint>
@@ -20,38 +20,38 @@ namespace triphase {
 struct SequenceGroup {
   std::size_t first = 0;  // index into the entries
   std::size_t count = 0;
-  std::int64_t pages = 0;  // that its blocks on the host take in one layer, or the tokens chosen
+  std::int64_t pages = 0;  // for its blocks on the host in one layer, or for its chosen tokens
   bool chooses = false;    // its rows' tokens are chosen, and looked up, on the device
 };
 
 class SequenceGroups {
  public:
-  // Blocks of an entry, and whether one of them is on the host.
+  // Blocks of an entry, and whether a block is on the host or recomputable.
   struct Entries {
     std::span<const BatchSegment> rows;
     std::function<std::int64_t(std::size_t entry)> blocks;
     std::function<bool(std::size_t entry, std::int64_t block)> is_offloaded;
-    // Of one whose tokens are chosen and looked up on the device the pages for them, of others
-    // nothing: their blocks are brought. Null: nothing for all.
+    // Pages for the tokens of an entry that chooses on the device. Nothing: its blocks are loaded.
+    // A null function stands for nothing.
     std::function<std::optional<std::int64_t>(std::size_t entry)> chosen_pages;
   };
-  // Most blocks that one entry has on the host.
+  // Most offloaded blocks that one entry has.
   [[nodiscard]] static std::int64_t most_offloaded(const Entries& entries);
-  // Groups for `pages` staging pages, which an entry's blocks on the host must fit; one group where
-  // nothing is there. Entries whose tokens are chosen on the device have groups of their own.
+  // Makes groups for `pages` staging pages, which each entry's offloaded blocks must fit; one group
+  // where none are offloaded. Entries that choose on the device have groups of their own.
   void make(const KvBook& book, const Entries& entries, std::int64_t pages);
 
-  // One group of so many entries; nothing is on the host.
+  // Makes one group of so many entries; nothing is offloaded.
   void make_one(std::size_t entries);
 
   [[nodiscard]] const SequenceGroup& at(std::int64_t group) const {
     return groups_[static_cast<std::size_t>(group)];
   }
   [[nodiscard]] std::int64_t count() const { return static_cast<std::int64_t>(groups_.size()); }
-  // Whether a block of some entry is on the host.
+  // Whether a block of some entry is offloaded.
   [[nodiscard]] bool staging() const { return staging_; }
 
-  // Calls visit(entry, block) for the blocks on the host of one group, each once.
+  // Calls visit(entry, block) for the offloaded blocks of one group, each once.
   template <class Visit>
   void for_each_offloaded(const KvBook& book, const Entries& entries, const SequenceGroup& group,
                           Visit visit) {
@@ -68,14 +68,14 @@ class SequenceGroups {
 
  private:
   void begin_group() { ++stamp_; }
-  // Whether no entry of the group at hand had the block; it counts as seen from here on.
+  // Whether no entry of this group had the block; it counts as seen from here on.
   bool is_new(const KvBook& book, const BatchSegment& rows, std::int64_t block) {
     std::int64_t& seen = seen_[static_cast<std::size_t>(book.table(rows.sequence).number(block))];
     return std::exchange(seen, stamp_) != stamp_;
   }
 
   std::vector<SequenceGroup> groups_;
-  std::vector<std::int64_t> seen_;  // by KvBook::block_index: the last group's stamp
+  std::vector<std::int64_t> seen_;  // by KvBlockTable::number: the last group's stamp
   std::int64_t stamp_ = 0;
   bool staging_ = false;
 };

@@ -1,7 +1,7 @@
 #pragma once
 
-// Staging pages handed out in ranges and given back in the same order, so that several units'
-// blocks can be on their way while one is read. Units are numbered in the order in which they are
+// Staging pages that are handed out in ranges and given back in the same order, so that blocks of
+// several units can be loaded while one is read. Units are numbered in the order in which they are
 // read. PURE bookkeeping.
 
 #include <cstdint>
@@ -12,16 +12,17 @@ namespace triphase {
 
 class StagingRing {
  public:
-  // Of pages 0 to pages - 1; all are free.
+  // The ring has pages 0 to pages - 1, and all are free.
   void reset(std::int64_t pages);
 
   // The first of `count` consecutive pages, which `reader` is the last unit to read; nothing: so
-  // many are not free side by side.
+  // many pages are not free side by side.
   [[nodiscard]] std::optional<std::int64_t> take(std::int64_t count, std::int64_t reader);
-  // Units before `reader` have been read: the ranges that were theirs are free, up to the oldest
-  // that is not.
+  // Units before `reader` have been read: their ranges are free, up to the oldest range that is
+  // still needed.
   void give_back_before(std::int64_t reader);
-  // The same of the range that was taken after `older` of those still held, once that is known.
+  // Sets the last reader of a range, once it is known: the one taken after `older` others that are
+  // still held.
   void set_reader(std::int64_t older, std::int64_t reader) {
     ranges_[static_cast<std::size_t>(older)].reader = reader;
   }
@@ -36,7 +37,7 @@ class StagingRing {
   };
 
   std::int64_t pages_ = 0;
-  std::deque<Range> ranges_;  // those without pages too
+  std::deque<Range> ranges_;  // ranges without pages included
 };
 
 }  // namespace triphase

@@ -6,11 +6,12 @@ namespace triphase {
 
 BlockTables StepBlockTables::make(const KvStore& store, std::span<const BatchSegment> rows) {
   const KvBook& book = store.book();
+  const KvMemory& memory = store.memory();
   std::int64_t most = 1;
   for (const BatchSegment& entry : rows) most = std::max(most, book.table(entry.sequence).size());
   const std::size_t entries = rows.size() * static_cast<std::size_t>(most);
-  const std::int64_t block_tokens = store.shape().block_tokens;
-  const bool quantized = store.shape().quantized();
+  const std::int64_t block_tokens = memory.shape().block_tokens;
+  const bool quantized = memory.shape().quantized();
   pages_.assign(entries, -1);
   host_blocks_.assign(entries, -1);
   scale_pages_.assign(quantized ? entries : 0, 0);
@@ -18,27 +19,27 @@ BlockTables StepBlockTables::make(const KvStore& store, std::span<const BatchSeg
   slots_.clear();
   for (std::size_t row = 0; row < rows.size(); ++row) {
     const BatchSegment& entry = rows[row];
-    const std::int64_t blocks = book.table(entry.sequence).size();
+    const KvBlockTable table = book.table(entry.sequence);
     const std::size_t first = row * static_cast<std::size_t>(most);
-    for (std::int64_t block = 0; block < blocks; ++block) {
+    for (std::int64_t block = 0; block < table.size(); ++block) {
       const std::size_t at = first + static_cast<std::size_t>(block);
-      const KvBlock& of = book.table(entry.sequence)[block];
+      const KvBlock& of = table[block];
       if (of.on_device()) {
-        pages_[at] = store.page(of, LayerId(0)).value;
+        pages_[at] = memory.page(of, LayerId(0)).value;
       } else {
         host_blocks_[at] =
             of.place == BlockPlace::kRecomputable
-                ? static_cast<std::int32_t>(store.sizes().host_blocks) + of.input_block
+                ? static_cast<std::int32_t>(memory.sizes().host_blocks) + of.input_block
                 : of.host_block;
       }
-      if (quantized) scale_pages_[at] = book.table(entry.sequence).number(block);
+      if (quantized) scale_pages_[at] = table.number(block);
     }
     lengths_.push_back(static_cast<std::int32_t>(entry.first_position + entry.count));
     if (quantized) continue;
     for (std::int64_t i = 0; i < entry.count; ++i) {
       const std::int64_t position = entry.first_position + i;
-      const KvBlock& own = book.table(entry.sequence)[position / block_tokens];
-      slots_.push_back(static_cast<std::int32_t>(store.page(own, LayerId(0)).value * block_tokens +
+      const KvBlock& own = table[position / block_tokens];
+      slots_.push_back(static_cast<std::int32_t>(memory.page(own, LayerId(0)).value * block_tokens +
                                                  position % block_tokens));
     }
   }

@@ -18,7 +18,7 @@ std::int32_t TransposedK::find(const KvBook& book, SequenceId sequence, std::int
   const std::int32_t place = places_[static_cast<std::size_t>(index)];
   if (place == kNone) return kNone;
   const Owner& owner = owners_[static_cast<std::size_t>(place)];
-  const bool its = owner.index == index && owner.id == book.table(sequence)[block].id;
+  const bool its = owner.index == index && owner.id == book.pool()[index].id;
   return its ? place : kNone;
 }
 
@@ -29,11 +29,20 @@ std::int32_t TransposedK::take(const KvBook& book, SequenceId sequence, std::int
   const std::int32_t place = choose(book, sequence, block);
   if (place == kNone) return kNone;
   const std::int32_t index = book.table(sequence).number(block);
-  set_owner(place, {index, book.table(sequence)[block].id});
+  set_owner(place, {index, book.pool()[index].id});
   places_[static_cast<std::size_t>(index)] = place;
-  for (std::int64_t layer = 0; layer < layers_; ++layer) forget(page(LayerId(layer), place));
+  for (std::int64_t layer = 0; layer < layers_; ++layer) {
+    ready_[page(LayerId(layer), place).index()] = 0;
+  }
   peak_ = std::max(peak_, taken_);
   return place;
+}
+
+void TransposedK::forget(const KvBook& book, SequenceId sequence, LayerId layer,
+                         std::int64_t block) {
+  if (places() == 0) return;
+  const std::int32_t place = find(book, sequence, block);
+  if (place != kNone) ready_[page(layer, place).index()] = 0;
 }
 
 std::int32_t TransposedK::choose(const KvBook& book, SequenceId sequence, std::int64_t block) {

@@ -1,9 +1,9 @@
 #pragma once
 
-// Which blocks have a place for K^T, all layers each, wherever the blocks live: a block keeps its
-// place when it goes to the host and comes back, so that it can be scored without its keys. Blocks
-// that follow each other in a sequence get places side by side where there are such, for a channel
-// of theirs is then one run of memory (KvLayerView::kt_run). PURE bookkeeping; kv_store has the
+// Which blocks have a place for K^T, all layers each, wherever the blocks are: a block keeps its
+// place while it is offloaded, so that it can be scored without its keys. Blocks that follow each
+// other in a sequence get places side by side where that is possible, since one channel of all
+// these blocks is then one run of memory (KvLayerView::kt_run). PURE bookkeeping; kv_memory has the
 // bytes.
 
 #include <cstdint>
@@ -18,21 +18,21 @@ class TransposedK {
   static constexpr std::int32_t kNone = -1;
 
   TransposedK() = default;
-  // Places for so many blocks, every `run` of them side by side, in a cache of block numbers below
-  // `capacity`.
+  // Places for so many blocks, every `run` places side by side. Block numbers are below `capacity`.
   TransposedK(std::int64_t places, std::int64_t layers, std::int64_t capacity,
               std::int64_t run = 1);
 
   [[nodiscard]] std::int64_t places() const { return static_cast<std::int64_t>(owners_.size()); }
   [[nodiscard]] std::int64_t run() const { return run_; }
 
-  // A step begins: blocks may have gone since the last one.
+  // A step begins: blocks may have ended since the last one.
   void begin_step() { collected_ = false; }
-  // The block's place, which it gets now if one is free (or its block was gone when the step
-  // began); kNone: none is.
-  [[nodiscard]] std::int32_t take(const KvBook& book, SequenceId sequence, std::int64_t block);
+  // The block's place; kNone: it has none.
   [[nodiscard]] std::int32_t find(const KvBook& book, SequenceId sequence,
                                   std::int64_t block) const;
+  // The block's place, which it gets now if one is free or the block that had one ended before the
+  // step began; kNone: there is none.
+  [[nodiscard]] std::int32_t take(const KvBook& book, SequenceId sequence, std::int64_t block);
 
   // Pages of a group of places are numbered layer by layer.
   [[nodiscard]] PageId page(LayerId layer, std::int32_t place) const {
@@ -44,14 +44,16 @@ class TransposedK {
   // By page: whether its K^T is written (KvLayerView::kt_ready).
   [[nodiscard]] std::uint8_t* ready() { return ready_.empty() ? nullptr : ready_.data(); }
   [[nodiscard]] bool is_ready(PageId page) const { return ready_[page.index()] != 0; }
-  void forget(PageId page) { ready_[page.index()] = 0; }
+  // Whoever changes a block's keys calls this (its keys are the same wherever it is): K^T of the
+  // block in this layer is made anew when it is next wanted.
+  void forget(const KvBook& book, SequenceId sequence, LayerId layer, std::int64_t block);
 
   // Most places that were taken at a time.
   [[nodiscard]] std::int64_t peak() const { return peak_; }
 
  private:
   struct Owner {
-    std::int32_t index = kNone;  // KvBook::block_index
+    std::int32_t index = kNone;  // KvBlockTable::number
     std::uint64_t id = 0;
   };
 
@@ -61,11 +63,11 @@ class TransposedK {
   [[nodiscard]] bool is_free(std::int64_t place) const {
     return owners_[static_cast<std::size_t>(place)].index == kNone;
   }
-  // A free place, kNone if there is none: the one after the sequence's block before, else the first
-  // of a group that nobody uses, else any.
+  // A free place, kNone if there is none: the one after the place of the block before, else the
+  // first of a group that no block uses, else any.
   [[nodiscard]] std::int32_t choose(const KvBook& book, SequenceId sequence, std::int64_t block);
   void set_owner(std::int32_t place, Owner owner);
-  // Places whose blocks are gone are free again.
+  // Frees places whose blocks have ended.
   void collect(const KvBook& book);
 
   std::int64_t layers_ = 0;

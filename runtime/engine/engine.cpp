@@ -11,16 +11,17 @@ namespace {
 
 // Partial INT8 blocks stay in their pages, of which there are so many for each request of a batch.
 std::int64_t partial_blocks(const EngineOptions& options, const KvStore& kv) {
-  const bool for_all = kv.partial_pages().pages() >= 2 * options.batch_size * kv.shape().layers;
-  return kv.shape().quantized() && !for_all ? options.batch_size : 0;
+  const bool for_all =
+      kv.partial_pages().pages() >= 2 * options.batch_size * kv.memory().shape().layers;
+  return kv.memory().shape().quantized() && !for_all ? options.batch_size : 0;
 }
 
 PlacementLimits limits_of(const EngineOptions& options, const KvStore& kv) {
-  return {.layers = kv.shape().layers,
-          .block_tokens = kv.shape().block_tokens,
-          .device_blocks = kv.sizes().device_pages / kv.shape().layers,
-          .host_blocks = kv.sizes().host_blocks,
-          .input_blocks = kv.sizes().input_blocks,
+  return {.layers = kv.memory().shape().layers,
+          .block_tokens = kv.memory().shape().block_tokens,
+          .device_blocks = kv.memory().sizes().device_pages / kv.memory().shape().layers,
+          .host_blocks = kv.memory().sizes().host_blocks,
+          .input_blocks = kv.memory().sizes().input_blocks,
           .batch_size = options.batch_size,
           .prefill_chunk = options.prefill_chunk,
           .partial_blocks = partial_blocks(options, kv)};
@@ -53,7 +54,7 @@ Engine::Engine(const EngineOptions& options, const PlacementPolicy& policy, Deco
 
 Engine::~Engine() {
   // A destructor must not throw what made a transfer fail.
-  if (in_flight() > 0 || kv_->moving()) kv_->give_up();
+  if (in_flight() > 0 || kv_->book().pool().moving()) kv_->give_up();
 }
 
 bool Engine::has_room() const { return waiting_.size() < placement_.waiting_in_view(); }
@@ -145,7 +146,7 @@ void Engine::finish_trace() {
 // KV bytes by tier, once the step's blocks are taken.
 void Engine::trace_memory() const {
   const KvBook& book = kv_->book();
-  const auto block = static_cast<std::int64_t>(KvStore::host_block_bytes(kv_->shape()));
+  const auto block = static_cast<std::int64_t>(kv_->memory().shape().host_block_bytes());
   trace_->add({.kind = TraceEvent::Kind::kCounter,
                .name = "KV bytes",
                .begin = TraceEvent::Clock::now(),

@@ -21,7 +21,7 @@ constexpr std::int64_t kDefaultPrefillChunk = 256;
 
 // The largest calls of Ops that a decoder within `limits` makes.
 OpsShape ops_shape(const ModelBundle& model, const RunOptions& options, const BatchLimits& limits,
-                   const KvStore::Shape& kv) {
+                   const KvShape& kv) {
   const ModelConfig& config = model.config;
   const ContextClusters* clusters =
       needs_fixed_context(options.attention) ? model.clusters() : nullptr;
@@ -175,16 +175,16 @@ class Planner {
     plan_.kv = {.layers = model_.config.layers,
                 .kv_heads = model_.config.kv_heads,
                 .head_dim = model_.config.head_dim,
-                .block_tokens = KvStore::default_block_tokens(dtype),
+                .block_tokens = KvShape::default_block_tokens(dtype),
                 .dtype = dtype,
                 .partial_dtype = compute,
                 .transposed_k = keeps_transposed_k(options_.attention)};
     if (options_.machine.kv_block > 0) plan_.kv.block_tokens = options_.machine.kv_block;
-    if (plan_.kv.quantized() && plan_.kv.block_tokens % KvStore::kInt8BlockMultiple != 0) {
+    if (plan_.kv.quantized() && plan_.kv.block_tokens % KvShape::kInt8BlockMultiple != 0) {
       throw Error(ErrorRole::kUsage, "E-CLI-OPTION", "--kv-block")
           .found(fmt::to_string(options_.machine.kv_block))
           .expected(
-              fmt::format("a multiple of {} with --kv-dtype int8", KvStore::kInt8BlockMultiple));
+              fmt::format("a multiple of {} with --kv-dtype int8", KvShape::kInt8BlockMultiple));
     }
     if (machine_.gpu && !gpu_takes_pages(plan_.kv.block_tokens)) {
       throw Error(ErrorRole::kUsage, "E-CLI-OPTION", "--kv-block")
@@ -226,10 +226,10 @@ class Planner {
     const std::int64_t blocks = plan_.policy->input_blocks(block);
     plan_.input_tokens = std::max(options_.machine.layer_inputs, blocks * block);
     if (blocks == 0) return;
-    if (!KvStore::page_holds_inputs(plan_.kv, model_.config.hidden_size)) {
+    if (!plan_.kv.page_holds_inputs(model_.config.hidden_size)) {
       throw Error(ErrorRole::kUsage, "E-CLI-CONFLICT", "recomputation")
           .found(fmt::format("{} bytes of K of a token in one layer",
-                             KvStore::page_bytes(plan_.kv) / 2 / static_cast<std::uint64_t>(block)))
+                             plan_.kv.page_bytes() / 2 / static_cast<std::uint64_t>(block)))
           .expected(fmt::format("at least {}, its INT8 layer inputs: with fewer, transferring is "
                                 "always cheaper",
                                 model_.config.hidden_size))
@@ -261,10 +261,9 @@ class Planner {
             .layer_weights = layer_bytes_,
             .other_weights = model_.weight_bytes - std::min(layers, model_.weight_bytes),
             .scratch = scratch(batch),
-            .kv_bytes_per_token =
-                (KvStore::page_bytes(plan_.kv) + KvStore::transposed_k_bytes(plan_.kv)) *
-                static_cast<std::uint64_t>(config.layers) /
-                static_cast<std::uint64_t>(plan_.kv.block_tokens)};
+            .kv_bytes_per_token = (plan_.kv.page_bytes() + plan_.kv.transposed_k_bytes()) *
+                                  static_cast<std::uint64_t>(config.layers) /
+                                  static_cast<std::uint64_t>(plan_.kv.block_tokens)};
   }
 
   void divide() {
@@ -274,16 +273,16 @@ class Planner {
                           .layer_weights = layer_bytes_,
                           .streamed_layers = plan_.placement.streamed_layers,
                           .scratch = [this](std::int64_t batch) { return scratch(batch); },
-                          .page_bytes = KvStore::page_bytes(plan_.kv),
-                          .transposed_k_bytes = KvStore::transposed_k_bytes(plan_.kv),
+                          .page_bytes = plan_.kv.page_bytes(),
+                          .transposed_k_bytes = plan_.kv.transposed_k_bytes(),
                           .layers = plan_.kv.layers,
                           .block_tokens = plan_.kv.block_tokens,
                           .context = context_,
                           .batch_size = options_.machine.batch_size > 0
                                             ? std::optional(options_.machine.batch_size)
                                             : std::nullopt,
-                          .scale_bytes = KvStore::scale_bytes(plan_.kv),
-                          .partial_page_bytes = KvStore::partial_page_bytes(plan_.kv)};
+                          .scale_bytes = plan_.kv.scale_bytes(),
+                          .partial_page_bytes = plan_.kv.partial_page_bytes()};
     request.partial_pages = [this](std::int64_t batch) {
       return partial_pages_needed(plan_.kv.dtype, plan_.kv.layers, plan_.kv.block_tokens,
                                   batch + waiting(batch), limits_for(batch).rows);
@@ -305,8 +304,7 @@ class Planner {
         host.cached_block_lookup =
             costs.hot_row * static_cast<std::uint64_t>(plan_.kv.block_tokens);
       }
-      host.input_block_bytes =
-          KvStore::input_bytes(plan_.kv) * static_cast<std::uint64_t>(plan_.kv.layers);
+      host.input_block_bytes = plan_.kv.input_bytes() * static_cast<std::uint64_t>(plan_.kv.layers);
     }
     plan_.memory = plan_memory(request);
     plan_.placement.streamed_layers = plan_.memory.streamed_layers;
@@ -474,9 +472,9 @@ LoadedModel::LoadedModel(std::shared_ptr<LoadedWeights> loaded, const ModelBundl
     decoder.set_host_attention(plan.memory.batch_size, backend.host_ops(), host_pool);
   }
   const auto reaches = [&] {
-    return transfers->reaches(kv.geometry().host, plan.memory.host_kv) &&
+    return transfers->reaches(kv.memory().geometry().host, plan.memory.host_kv) &&
            (plan.memory.input_blocks == 0 ||
-            transfers->reaches(kv.saved_inputs(0, LayerId(0)), plan.memory.host_inputs));
+            transfers->reaches(kv.memory().saved_inputs(0, LayerId(0)), plan.memory.host_inputs));
   };
   if (plan.resolver && reaches()) {
     resolver = backend.make_resolver(*plan.resolver, lookup_memory);

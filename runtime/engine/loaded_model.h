@@ -27,7 +27,7 @@ namespace triphase {
 
 struct RunPlan {
   MemoryPlan memory;
-  KvStore::Shape kv;
+  KvShape kv;
   BatchLimits limits;
   std::int64_t prefill_chunk = 0;
   PromptUnits prompt_units;        // no longer than prefill_chunk, or no prompt is

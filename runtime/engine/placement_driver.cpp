@@ -23,7 +23,7 @@ PlacementDriver::PlacementDriver(const PlacementPolicy& policy, const PlacementL
 
 std::vector<std::int64_t> PlacementDriver::place(const Lines& lines) {
   // What the step before set in motion has had the whole step to arrive.
-  if (kv_->moving()) {
+  if (kv_->book().pool().moving()) {
     const TraceSpan span(trace_, TraceLane::kHost, "wait for moves");
     kv_->settle();
   }

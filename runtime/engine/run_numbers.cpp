@@ -19,17 +19,18 @@ void fill_attention(const AttentionRunner& runner, DType kv_dtype, AttentionUse&
 MovedBytes moved_bytes(const LoadedModel& loaded, const PlacementStats& placement,
                        const KvStep::BytesRead& read) {
   const HostAttention* host = loaded.decoder.host_attention();
-  const KvStore::PrefetchUse prefetched = loaded.kv.prefetch_use();
-  return {.to_device = loaded.transfers->stats(Lane::kToDevice).bytes + read.uncounted,
-          .to_host = loaded.transfers->stats(Lane::kToHost).bytes,
-          .by_kind = {.weights = loaded.decoder.weight_stream().brought_bytes(),
-                      .kv_reloads =
-                          placement.reloaded_blocks * KvStore::host_block_bytes(loaded.kv.shape()),
-                      .kv_blocks = read.blocks,
-                      .kv_tokens = read.tokens,
-                      .inputs = read.inputs,
-                      .results = host != nullptr ? host->use().results : 0},
-          .early = {prefetched.brought, prefetched.unused}};
+  const PrefetchedBlocks::Use prefetched = loaded.kv.prefetched().use_so_far();
+  const KvShape& shape = loaded.kv.memory().shape();
+  return {
+      .to_device = loaded.transfers->stats(Lane::kToDevice).bytes + read.uncounted,
+      .to_host = loaded.transfers->stats(Lane::kToHost).bytes,
+      .by_kind = {.weights = loaded.decoder.weight_stream().brought_bytes(),
+                  .kv_reloads = placement.reloaded_blocks * shape.host_block_bytes(),
+                  .kv_blocks = read.blocks,
+                  .kv_tokens = read.tokens,
+                  .inputs = read.inputs,
+                  .results = host != nullptr ? host->use().results : 0},
+      .early = {prefetched.brought * shape.page_bytes(), prefetched.unused * shape.page_bytes()}};
 }
 
 MemoryUse memory_use(MemoryTier tier, MemoryTag tag, std::uint64_t planned, std::uint64_t peak) {
@@ -42,22 +43,22 @@ void add_device_memory(const LoadedModel& loaded, const RunPlan& plan, std::uint
     memory.push_back(memory_use(MemoryTier::kDevice, tag, planned, peak));
   };
   const MemoryPool& pool = loaded.pool;
-  const KvStore::Shape& shape = loaded.kv.shape();
+  const KvShape& shape = loaded.kv.memory().shape();
   const auto pages_bytes = [&shape](std::int64_t pages) {
-    return static_cast<std::uint64_t>(pages) * KvStore::page_bytes(shape);
+    return static_cast<std::uint64_t>(pages) * shape.page_bytes();
   };
   const std::uint64_t workspace = pool.use(MemoryTag::kWorkspace).peak;
   const std::uint64_t kv_beside_pages = plan.memory.kv - pages_bytes(plan.memory.kv_pages);
   add(MemoryTag::kWeights, plan.memory.weights, pool.use(MemoryTag::kWeights).peak);
   add(MemoryTag::kKv, plan.memory.kv,
       static_cast<std::uint64_t>(loaded.kv.book().tiers().device.peak()) *
-              KvStore::host_block_bytes(shape) +
+              shape.host_block_bytes() +
           kv_beside_pages);
   if (plan.memory.transposed_k > 0) {
     // KV memory too, but what it costs beside K and V should be seen.
     add(MemoryTag::kTransposedK, plan.memory.transposed_k,
         static_cast<std::uint64_t>(loaded.kv.transposed_k().peak() * shape.layers) *
-            KvStore::transposed_k_bytes(shape));
+            shape.transposed_k_bytes());
   }
   if (plan.memory.staging > 0) {
     const std::uint64_t staging = plan.memory.staging + plan.memory.cache;
@@ -82,14 +83,14 @@ void add_host_memory(const LoadedModel& loaded, const RunPlan& plan,
     memory.push_back(memory_use(MemoryTier::kHost, tag, planned, peak));
   };
   const MemoryPool& pool = loaded.host_pool;
-  const KvStore::Shape& shape = loaded.kv.shape();
+  const KvShape& shape = loaded.kv.memory().shape();
   const KvBook& book = loaded.kv.book();
   if (plan.memory.host_weights > 0) {
     add(MemoryTag::kWeights, plan.memory.host_weights, pool.use(MemoryTag::kWeights).peak);
   }
   if (plan.memory.host_blocks > 0) {
     add(MemoryTag::kKv, plan.memory.host_kv,
-        static_cast<std::uint64_t>(book.tiers().host.peak()) * KvStore::host_block_bytes(shape));
+        static_cast<std::uint64_t>(book.tiers().host.peak()) * shape.host_block_bytes());
   }
   if (plan.host_scratch > 0) {
     const std::uint64_t buffers = pool.use(MemoryTag::kWorkspace).peak;
@@ -100,7 +101,7 @@ void add_host_memory(const LoadedModel& loaded, const RunPlan& plan,
   if (plan.memory.host_inputs > 0) {
     add(MemoryTag::kInputs, plan.memory.host_inputs,
         static_cast<std::uint64_t>(book.tiers().inputs.peak_taken() * shape.layers) *
-            KvStore::input_bytes(shape));
+            shape.input_bytes());
   }
 }
 
@@ -122,7 +123,7 @@ void fill_run_numbers(const Engine& engine, const LoadedModel& loaded, const Run
   summary.placement.phases = stats.phases;
   summary.placement.phase_boundaries = engine.placement().phases().boundaries();
   if (const AttentionRunner* runner = loaded.decoder.attention()) {
-    fill_attention(*runner, loaded.kv.shape().dtype, summary.attention);
+    fill_attention(*runner, loaded.kv.memory().shape().dtype, summary.attention);
   }
   std::uint64_t listed = 0;
   if (loaded.transfers) {
@@ -138,7 +139,7 @@ void fill_run_numbers(const Engine& engine, const LoadedModel& loaded, const Run
     summary.host_attention = {use.rows, use.queries, use.results, use.kv};
   }
   if (const LayerInputs* inputs = loaded.decoder.layer_inputs()) {
-    const auto layers = static_cast<std::uint64_t>(loaded.kv.shape().layers);
+    const auto layers = static_cast<std::uint64_t>(loaded.kv.memory().shape().layers);
     summary.layer_inputs = {inputs->tokens(), inputs->use().saved_bytes,
                             (inputs->use().recomputed_tokens + listed) / layers};
   }

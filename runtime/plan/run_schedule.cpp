@@ -139,9 +139,9 @@ class ScheduleChooser {
       refuse("schedule.streamed_layers", plan.schedule.streamed_layers,
              fmt::format("at most {}, the model's layers", model_.config.layers));
     }
-    if (plan.kv_dtype == DType::kInt8 && plan.block_tokens % KvStore::kInt8BlockMultiple != 0) {
+    if (plan.kv_dtype == DType::kInt8 && plan.block_tokens % KvShape::kInt8BlockMultiple != 0) {
       refuse("block_tokens", plan.block_tokens,
-             fmt::format("a multiple of {} with kv_dtype int8", KvStore::kInt8BlockMultiple));
+             fmt::format("a multiple of {} with kv_dtype int8", KvShape::kInt8BlockMultiple));
     }
   }
 
@@ -281,7 +281,7 @@ class ScheduleChooser {
                   .kv_dtype = kv_dtype,
                   .block_tokens = options_.machine.kv_block > 0
                                       ? options_.machine.kv_block
-                                      : KvStore::default_block_tokens(kv_dtype),
+                                      : KvShape::default_block_tokens(kv_dtype),
                   .prefill_chunk = memory.prefill_chunk,
                   .fetch = sparse_fetch(options_, model_, memory.memory)}};
     request.options.allow_recompute = may_recompute(memory.kv, kv_dtype, request.model.fetch);
@@ -293,7 +293,7 @@ class ScheduleChooser {
   }
 
   // Whether a plan made here may enter Phase III; the planner decides whether it does.
-  [[nodiscard]] bool may_recompute(KvStore::Shape pages, DType kv_dtype, SparseFetch fetch) {
+  [[nodiscard]] bool may_recompute(KvShape pages, DType kv_dtype, SparseFetch fetch) {
     if (inputs_settled_ || options_.plan.recompute == RecomputeMode::kOff) return false;
     // Who named an unquantized type wants no rounding.
     const bool named = options_.given("kv-dtype") && options_.origins["kv-dtype"].value != "auto";
@@ -302,7 +302,7 @@ class ScheduleChooser {
     // Where a method reads every key to choose, whole blocks would be recomputed.
     if (options_.attention.sparse() && fetch == SparseFetch::kWholeBlocks) return false;
     pages.dtype = kv_dtype;
-    return KvStore::page_holds_inputs(pages, model_.config.hidden_size);
+    return pages.page_holds_inputs(model_.config.hidden_size);
   }
 
   // A way to run the job: what it settles, and what comes of it.

@@ -8,19 +8,18 @@
 namespace triphase {
 namespace {
 
-KvStore::Shape shape_of(const ModelConfig& config, DType dtype) {
+KvShape shape_of(const ModelConfig& config, DType dtype) {
   return {.layers = config.layers,
           .kv_heads = config.kv_heads,
           .head_dim = config.head_dim,
-          .block_tokens = KvStore::default_block_tokens(dtype),
+          .block_tokens = KvShape::default_block_tokens(dtype),
           .dtype = dtype,
           .partial_dtype = dtype,
           .host_attention = true};
 }
 
 // Every sequence may leave its last block almost empty.
-KvStore::Sizes sizes_of(const KvStore::Shape& shape, const ModelRigLimits& limits,
-                        std::int64_t tokens) {
+KvSizes sizes_of(const KvShape& shape, const ModelRigLimits& limits, std::int64_t tokens) {
   const std::int64_t blocks = (tokens + limits.batch) / shape.block_tokens + limits.batch + 1;
   return {.device_pages = blocks * shape.layers, .host_blocks = blocks};
 }
@@ -44,10 +43,11 @@ HostAttentionWork::HostAttentionWork(ModelRig& rig, TransferEngine& transfers, D
     fill_ordinary(rig.backend(), buffer->data(), bytes);
   }
   // Every page of the host is there before anything is timed.
-  const KvGeometry geometry = store_.geometry();
-  fill_ordinary_host(geometry.host, static_cast<std::size_t>(
-                                        KvStore::host_block_bytes(store_.shape()) *
-                                        static_cast<std::uint64_t>(store_.sizes().host_blocks)));
+  const KvGeometry geometry = store_.memory().geometry();
+  fill_ordinary_host(
+      geometry.host,
+      static_cast<std::size_t>(store_.memory().shape().host_block_bytes() *
+                               static_cast<std::uint64_t>(store_.memory().sizes().host_blocks)));
 }
 
 std::int64_t HostAttentionWork::context(double x, double y) {
@@ -60,7 +60,7 @@ bool HostAttentionWork::possible(double x, double y) const {
 
 void HostAttentionWork::begin(double x, double y) {
   const std::int64_t tokens = context(x, y);
-  const std::int64_t block_tokens = store_.shape().block_tokens;
+  const std::int64_t block_tokens = store_.memory().shape().block_tokens;
   const std::int64_t blocks = (tokens + block_tokens - 1) / block_tokens;
   KvBook& book = store_.book();
   const TokenId any = 0;

@@ -65,34 +65,34 @@ ModelRig::ModelRig(const ModelBundle& model, const RunOptions& options,
 
 void ModelRig::use_kv(DType dtype) {
   kv_.reset();
-  const std::int64_t block = KvStore::default_block_tokens(dtype);
-  const KvStore::Shape shape{.layers = config().layers,
-                             .kv_heads = config().kv_heads,
-                             .head_dim = config().head_dim,
-                             .block_tokens = block,
-                             .dtype = dtype,
-                             .partial_dtype = compute_dtype_};
+  const std::int64_t block = KvShape::default_block_tokens(dtype);
+  const KvShape shape{.layers = config().layers,
+                      .kv_heads = config().kv_heads,
+                      .head_dim = config().head_dim,
+                      .block_tokens = block,
+                      .dtype = dtype,
+                      .partial_dtype = compute_dtype_};
   // Every sequence may leave its last block almost empty; prompts are at least half a context.
   const std::int64_t prompts = 2 * limits_.rows / limits_.context + 1;
   const std::int64_t blocks = limits_.tokens / block + limits_.batch + prompts + 1;
   kv_.emplace(shape,
-              KvStore::Sizes{.device_pages = blocks * shape.layers,
-                             .partial_pages = partial_pages_needed(shape.dtype, shape.layers, block,
-                                                                   limits_.batch, limits_.rows)},
+              KvSizes{.device_pages = blocks * shape.layers,
+                      .partial_pages = partial_pages_needed(shape.dtype, shape.layers, block,
+                                                            limits_.batch, limits_.rows)},
               pool_, nullptr, nullptr);
-  const std::size_t half = KvStore::page_bytes(shape) / 2;
-  const auto pages = static_cast<std::size_t>(kv_->sizes().device_pages);
-  fill_ordinary(backend_, kv_->k_pages(), half * pages);
-  fill_ordinary(backend_, kv_->v_pages(), half * pages);
+  const std::size_t half = shape.page_bytes() / 2;
+  const auto pages = static_cast<std::size_t>(kv_->memory().sizes().device_pages);
+  fill_ordinary(backend_, kv_->memory().k_pages(), half * pages);
+  fill_ordinary(backend_, kv_->memory().v_pages(), half * pages);
   if (!shape.quantized()) return;
-  const std::size_t open = KvStore::partial_page_bytes(shape) / 2;
-  const auto partial_pages = static_cast<std::size_t>(kv_->sizes().partial_pages);
-  fill_ordinary(backend_, kv_->partial_k_pages(), open * partial_pages);
-  fill_ordinary(backend_, kv_->partial_v_pages(), open * partial_pages);
+  const std::size_t open = shape.partial_page_bytes() / 2;
+  const auto partial_pages = static_cast<std::size_t>(kv_->memory().sizes().partial_pages);
+  fill_ordinary(backend_, kv_->memory().partial_k_pages(), open * partial_pages);
+  fill_ordinary(backend_, kv_->memory().partial_v_pages(), open * partial_pages);
   const auto scales = static_cast<std::size_t>(kv_->book().pool().capacity());
   for (std::int64_t layer = 0; layer < shape.layers; ++layer) {
-    fill_ordinary(backend_, reinterpret_cast<std::byte*>(kv_->scales(LayerId(layer))),
-                  KvStore::scale_bytes(shape) * scales);
+    fill_ordinary(backend_, reinterpret_cast<std::byte*>(kv_->memory().scales(LayerId(layer))),
+                  shape.scale_bytes() * scales);
   }
 }
 
@@ -129,9 +129,9 @@ void ModelRig::step(std::span<const BatchSegment> segments,
 std::int64_t DecodeWork::context(double x, double y) const {
   const std::int64_t batch = count(x);
   std::int64_t tokens = std::max<std::int64_t>((count(y) + batch - 1) / batch, 1);
-  if (!rig_.kv().shape().quantized()) return tokens;
+  if (!rig_.kv().memory().shape().quantized()) return tokens;
   // The same position is computed again and again: it must neither begin nor close a block.
-  const std::int64_t block = rig_.kv().shape().block_tokens;
+  const std::int64_t block = rig_.kv().memory().shape().block_tokens;
   if (tokens % block == 0) return tokens - 1;
   return tokens % block == 1 ? tokens + 1 : tokens;
 }
@@ -149,7 +149,7 @@ void DecodeWork::begin(double x, double y) {
     segments_.push_back(
         {.sequence = sequence, .first_row = i, .count = 1, .first_position = tokens - 1});
     logit_rows_.push_back(static_cast<std::int32_t>(i));
-    if (!rig_.kv().shape().quantized()) continue;
+    if (!rig_.kv().memory().shape().quantized()) continue;
     PartialPages& open = rig_.kv().partial_pages();
     for (std::int64_t layer = 0; layer < rig_.config().layers; ++layer) {
       open.current(sequence, LayerId(layer)) = open.take();
@@ -199,7 +199,7 @@ RecomputeWork::RecomputeWork(ModelRig& rig) : rig_(rig) {
 
 void RecomputeWork::begin(double x, double y) {
   rows_ = count(x) * count(y);
-  const std::int64_t block = rig_.kv().shape().block_tokens;
+  const std::int64_t block = rig_.kv().memory().shape().block_tokens;
   const std::int64_t most = std::min(rows_, rig_.limits().rows);
   pages_.clear();
   offsets_.clear();
@@ -227,9 +227,9 @@ void RecomputeWork::project(std::int64_t rows) {
                  config.kv_width(), kv.row_stride};
   const std::size_t used = static_cast<std::size_t>(rows);
   const KvSlots slots{std::span(pages_).first(used), std::span(offsets_).first(used)};
-  const KvStore::Shape& shape = rig_.kv().shape();
-  const KvLayerView cache{.k = rig_.kv().k_pages(),
-                          .v = rig_.kv().v_pages(),
+  const KvShape& shape = rig_.kv().memory().shape();
+  const KvLayerView cache{.k = rig_.kv().memory().k_pages(),
+                          .v = rig_.kv().memory().v_pages(),
                           .dtype = shape.dtype,
                           .page_tokens = shape.block_tokens,
                           .kv_heads = shape.kv_heads,
@@ -250,13 +250,13 @@ void RecomputeWork::project(std::int64_t rows) {
 
 void QuantizeWork::begin(double x, double /*y*/) {
   const KvStore& kv = rig_.kv();
-  const std::int64_t blocks = count(x) / kv.shape().block_tokens;
-  closes_.assign(static_cast<std::size_t>(kv.shape().layers), {});
+  const std::int64_t blocks = count(x) / kv.memory().shape().block_tokens;
+  closes_.assign(static_cast<std::size_t>(kv.memory().shape().layers), {});
   std::int64_t next = 0;
   for (std::vector<KvClose>& layer : closes_) {
     for (std::int64_t block = 0; block < blocks; ++block, ++next) {
-      layer.push_back({.partial_page = PageId(next % kv.sizes().partial_pages),
-                       .page = PageId(next % kv.sizes().device_pages),
+      layer.push_back({.partial_page = PageId(next % kv.memory().sizes().partial_pages),
+                       .page = PageId(next % kv.memory().sizes().device_pages),
                        .scale_page = PageId(block % kv.book().pool().capacity())});
     }
   }
@@ -264,17 +264,17 @@ void QuantizeWork::begin(double x, double /*y*/) {
 
 void QuantizeWork::run() {
   KvStore& kv = rig_.kv();
-  const KvStore::Shape& shape = kv.shape();
+  const KvShape& shape = kv.memory().shape();
   for (std::int64_t layer = 0; layer < shape.layers; ++layer) {
-    const KvLayerView cache{.k = kv.k_pages(),
-                            .v = kv.v_pages(),
+    const KvLayerView cache{.k = kv.memory().k_pages(),
+                            .v = kv.memory().v_pages(),
                             .dtype = shape.dtype,
                             .page_tokens = shape.block_tokens,
                             .kv_heads = shape.kv_heads,
                             .head_dim = shape.head_dim,
-                            .scales = kv.scales(LayerId(layer)),
-                            .partial_k = kv.partial_k_pages(),
-                            .partial_v = kv.partial_v_pages(),
+                            .scales = kv.memory().scales(LayerId(layer)),
+                            .partial_k = kv.memory().partial_k_pages(),
+                            .partial_v = kv.memory().partial_v_pages(),
                             .partial_dtype = shape.partial_dtype};
     rig_.backend().ops().kv_close({closes_[static_cast<std::size_t>(layer)]}, cache,
                                   rig_.backend().stream());

@@ -208,7 +208,7 @@ class Profiler {
       shares_left_ -= 0.17;
     }
     QuantizeWork quantize(*rig_);
-    const auto block = static_cast<double>(rig_->kv().shape().block_tokens);
+    const auto block = static_cast<double>(rig_->kv().memory().shape().block_tokens);
     fill(CostTable::kQuantize, quantize, steps(block, 64 * block, 4, false), {}, 0.05);
     // No tokens take no time: what single tokens cost is their part of a block.
     GridTable& table = out_.profile.table(CostTable::kQuantize);
@@ -229,7 +229,7 @@ class Profiler {
 
   void measure_link(TransferEngine& transfers) {
     const LinkShape shape{.kv_heads = model_.config.kv_heads,
-                          .block_tokens = KvStore::default_block_tokens(kv_dtype())};
+                          .block_tokens = KvShape::default_block_tokens(kv_dtype())};
     const std::int64_t record = record_bytes(kv_dtype());
     const auto block = static_cast<double>(shape.block_tokens * record);
     const auto copies = [&](double last) {

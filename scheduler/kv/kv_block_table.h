@@ -21,6 +21,8 @@ class KvBlockTable {
   [[nodiscard]] std::int64_t size() const {
     return static_cast<std::int64_t>(sequence_->blocks.size());
   }
+  // Of the sequence at its longest.
+  [[nodiscard]] std::int64_t max_size() const { return sequence_->max_blocks; }
   // The block's number in the pool, the same for all sequences that share it.
   [[nodiscard]] std::int32_t number(std::int64_t position) const {
     TRIPHASE_CHECK(position >= 0 && position < size(), "a block that is not there");

@@ -63,7 +63,7 @@ std::optional<std::int32_t> PrefixIndex::evict() {
   const std::int32_t block = unheld_.begin()->second;
   unheld_.erase(unheld_.begin());
   const auto entry = entries_.find(block);
-  // Whoever holds a block holds its parent too, so children are always let go before their parent.
+  // A sequence that has a block has its parent too, so children are let go before their parent.
   TRIPHASE_CHECK(entry->second.children == 0, "eviction order");
   if (entry->second.parent != kNone) --entries_.at(entry->second.parent).children;
   const auto [begin, end] = by_hash_.equal_range(entry->second.hash);

@@ -1,8 +1,9 @@
 #pragma once
 
 // Finds blocks by their tokens: a block is keyed by the block before it, a context key and its own
-// tokens. Also orders those that nobody holds, so that the least recently used ones are evicted
-// first. PURE bookkeeping over block numbers; KvBook says which blocks there are.
+// tokens. Keeps the blocks that no sequence refers to in the order of their last use, so that the
+// least recently used one is evicted first. PURE bookkeeping over block numbers; KvBlockPool has
+// the blocks.
 
 #include <cstdint>
 #include <map>
@@ -22,17 +23,17 @@ class PrefixIndex {
   // The block with these tokens after `parent`; kNone: there is none.
   [[nodiscard]] std::int32_t find(std::int32_t parent, std::uint64_t context_key,
                                   std::span<const TokenId> tokens) const;
-  // The block is found from now on. Somebody holds it.
+  // The block is found from now on. A sequence refers to it.
   void add(std::int32_t block, std::int32_t parent, std::uint64_t context_key,
            std::span<const TokenId> tokens);
   [[nodiscard]] bool contains(std::int32_t block) const { return entries_.contains(block); }
 
-  // Nobody holds the block any more, or somebody does again.
+  // No sequence refers to the block any more, or one does again.
   void let_go(std::int32_t block);
   void hold(std::int32_t block);
-  // Blocks that nobody holds.
+  // Blocks that no sequence refers to.
   [[nodiscard]] std::int64_t unheld() const { return static_cast<std::int64_t>(unheld_.size()); }
-  // Of them the one that was let go first is found no more; nothing: there is none.
+  // Removes the block that was let go first and returns it; nothing: there is none.
   std::optional<std::int32_t> evict();
 
  private:

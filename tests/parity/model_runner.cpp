@@ -48,7 +48,7 @@ ModelRunner::ModelRunner(const std::string& directory, DType kv_dtype, int threa
       stream_(device_.make_stream()),
       weights_(read_weights(directory, config_, device_)),
       kv_({config_.layers, config_.kv_heads, config_.head_dim, kBlockTokens, kv_dtype},
-          pages(config_), pool_),
+          {.device_pages = pages(config_)}, pool_, nullptr, nullptr),
       model_(config_, *weights_, *ops_, threads,
              {.rows = kRows, .segments = kSequences, .logit_rows = kRows, .context = kContext},
              pool_) {}

@@ -143,14 +143,14 @@ class TinyModel {
          .input_blocks = recomputes ? options.input_blocks : 0,
          .hot_rows = options.cache_blocks * options.block_tokens,
          .first_hot_slot =
-             (kv_.sizes().device_pages + options.staging_blocks) * options.block_tokens},
+             (kv_.memory().sizes().device_pages + options.staging_blocks) * options.block_tokens},
         lookup_memory_);
     model_.set_resolver(resolver_.get());
   }
   [[nodiscard]] Device& memory_of(const TinyModelOptions& options) const {
     return options.device != nullptr ? *options.device : backend_->device();
   }
-  [[nodiscard]] KvStore::Shape kv_shape(const TinyModelOptions& options) const {
+  [[nodiscard]] KvShape kv_shape(const TinyModelOptions& options) const {
     return {.layers = config_.layers,
             .kv_heads = config_.kv_heads,
             .head_dim = config_.head_dim,

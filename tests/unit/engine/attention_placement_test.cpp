@@ -194,15 +194,16 @@ TEST(SparqTransposedK, NeverChangeTheAnswerWhereverBlocksWere) {
     options.attention.sparq.kt = false;
     options.int8 = int8;
     TinyModel rows(options);
-    EXPECT_EQ(rows.kv().transposed_k_pages(), nullptr);
+    EXPECT_EQ(rows.kv().memory().transposed_k_pages(), nullptr);
     const auto expected = run_all(rows.engine(), requests);
     options.attention.sparq.kt = true;
     {
       TinyModel columns(options);
       const KvStore& kv = columns.kv();
       EXPECT_EQ(columns.pool().use(MemoryTag::kTransposedK).now,
-                KvStore::transposed_k_bytes(kv.shape()) *
-                    static_cast<std::uint64_t>(kv.sizes().transposed_k_blocks * kv.shape().layers));
+                kv.memory().shape().transposed_k_bytes() *
+                    static_cast<std::uint64_t>(kv.memory().sizes().transposed_k_blocks *
+                                               kv.memory().shape().layers));
       expect_equal(expected, run_all(columns.engine(), requests));
     }
     std::uint64_t reloaded = 0;
@@ -215,7 +216,7 @@ TEST(SparqTransposedK, NeverChangeTheAnswerWhereverBlocksWere) {
       SCOPED_TRACE(std::string(place.policy->name()) + (int8 ? " int8" : ""));
       expect_equal(expected, run_all(model.engine(), requests));
       TransposedK& columns = model.kv().transposed_k();
-      const std::int64_t pages = columns.places() * model.kv().shape().layers;
+      const std::int64_t pages = columns.places() * model.kv().memory().shape().layers;
       EXPECT_GT(std::count(columns.ready(), columns.ready() + pages, 1), 0) << "K^T was never used";
       reloaded += model.engine().placement().stats().reloaded_blocks;
       fetched += model.model().kv_step().bytes_read().tokens;

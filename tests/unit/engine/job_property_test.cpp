@@ -116,7 +116,7 @@ std::string problem_of(const RandomJob& job, Coverage* coverage) {
     if (std::string problem = difference(expected, found); !problem.empty()) return problem;
     model.kv().book().check();
     if (model.kv().book().tiers().device.reserved() != 0) return "pages stay reserved";
-    if (model.kv().moving()) return "something still moves";
+    if (model.kv().book().pool().moving()) return "something still moves";
     if (job[Knob::kInt8] != 0 &&
         model.kv().partial_pages().free_pages() != model.kv().partial_pages().pages())
       return "partial pages are lost";

@@ -42,7 +42,7 @@ const std::vector<Request>& requests_of_test() {
 void expect_everything_given_back(TinyModel& model) {
   model.kv().book().check();
   EXPECT_EQ(model.kv().book().tiers().device.reserved(), 0);
-  EXPECT_FALSE(model.kv().moving());
+  EXPECT_FALSE(model.kv().book().pool().moving());
 }
 
 // A schedule that offloads early: everything but a small window leaves the device.

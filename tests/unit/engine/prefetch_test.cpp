@@ -75,7 +75,7 @@ TEST_P(Prefetch, IsUnderWayWhenTheStepEndsAndIsNotFetchedAgain) {
   const std::vector<Request> requests = some_requests(3, 24);
   for (const Request& one : requests) model.engine().submit(one);
   static_cast<void>(model.engine().step());
-  const std::uint64_t page = KvStore::page_bytes(model.kv().shape());
+  const std::uint64_t page = model.kv().memory().shape().page_bytes();
   std::uint64_t waiting = 0;
   for (int step = 1; step < 23; ++step) {
     const std::uint64_t before = to_device(model);
@@ -96,8 +96,8 @@ TEST_P(Prefetch, IsUnderWayWhenTheStepEndsAndIsNotFetchedAgain) {
   static_cast<void>(model.engine().step());
   EXPECT_EQ(model.engine().in_flight(), 0U);
   EXPECT_TRUE(model.kv().prefetched().empty()) << "no line goes on after its last step";
-  EXPECT_EQ(model.kv().prefetch_use().unused, 0U);
-  EXPECT_GT(model.kv().prefetch_use().brought, 0U);
+  EXPECT_EQ(model.kv().prefetched().use_so_far().unused, 0U);
+  EXPECT_GT(model.kv().prefetched().use_so_far().brought, 0U);
 }
 
 // A line has to make room between two steps, in either way: what was fetched for it is not read,
@@ -121,15 +121,15 @@ TEST_P(Prefetch, ALineThatIsPreemptedInBetweenLeavesItUnread) {
     TinyModel model(options, config_of_layers(3));
     expect_equal(run_all(model.engine(), requests), reference);
     EXPECT_GT(preempted, 2);
-    const KvStore::PrefetchUse use = model.kv().prefetch_use();
+    const PrefetchedBlocks::Use use = model.kv().prefetched().use_so_far();
     EXPECT_GT(use.unused, 0U);
-    EXPECT_LT(use.unused, use.brought / 4);
+    EXPECT_LT(4 * use.unused, use.brought);
     model.kv().book().check();
-    EXPECT_FALSE(model.kv().moving());
+    EXPECT_FALSE(model.kv().book().pool().moving());
     const KvStep::BytesRead read = model.model().kv_step().bytes_read();
     model.transfers().drain();
     EXPECT_EQ(read.blocks + model.engine().placement().stats().reloaded_blocks *
-                                KvStore::host_block_bytes(model.kv().shape()),
+                                model.kv().memory().shape().host_block_bytes(),
               to_device(model))
         << "what nobody read was moved all the same";
   }
@@ -153,8 +153,8 @@ TEST_P(Prefetch, BlocksThatReturnAreReadWhereTheyWere) {
   TinyModel model(options, config_of_layers(3));
   expect_equal(run_all(model.engine(), requests), reference);
   EXPECT_GT(reloaded, 2);
-  EXPECT_GT(model.kv().prefetch_use().brought, 0U);
-  EXPECT_EQ(model.kv().prefetch_use().unused, 0U);
+  EXPECT_GT(model.kv().prefetched().use_so_far().brought, 0U);
+  EXPECT_EQ(model.kv().prefetched().use_so_far().unused, 0U);
 }
 
 // Whichever transfer fails, nothing hangs and nothing is left.
@@ -181,7 +181,7 @@ TEST_P(Prefetch, WithoutPrefetchingThereIsNone) {
   options.prefetch = false;
   TinyModel model(options, config_of_layers(3));
   static_cast<void>(run_all(model.engine(), some_requests(3, 12)));
-  EXPECT_EQ(model.kv().prefetch_use().brought, 0U);
+  EXPECT_EQ(model.kv().prefetched().use_so_far().brought, 0U);
   EXPECT_GT(to_device(model), 0U);
 }
 

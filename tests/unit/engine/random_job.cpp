@@ -73,14 +73,14 @@ DType dtype_of(const RandomJob& job) {
 // that they fit into.
 std::int64_t input_tokens_of(const RandomJob& job) {
   const ModelConfig config = config_of(job);
-  const KvStore::Shape shape{.layers = config.layers,
-                             .kv_heads = config.kv_heads,
-                             .head_dim = config.head_dim,
-                             .block_tokens = job[Knob::kBlockTokens],
-                             .dtype = job[Knob::kInt8] != 0 ? DType::kInt8 : dtype_of(job),
-                             .partial_dtype = dtype_of(job)};
+  const KvShape shape{.layers = config.layers,
+                      .kv_heads = config.kv_heads,
+                      .head_dim = config.head_dim,
+                      .block_tokens = job[Knob::kBlockTokens],
+                      .dtype = job[Knob::kInt8] != 0 ? DType::kInt8 : dtype_of(job),
+                      .partial_dtype = dtype_of(job)};
   const bool possible = policy_of(job) == JobPolicy::kTriphase && job[Knob::kHostBlocks] > 0 &&
-                        KvStore::page_holds_inputs(shape, config.hidden_size);
+                        shape.page_holds_inputs(config.hidden_size);
   const std::int64_t block = job[Knob::kBlockTokens];
   return possible ? (job[Knob::kInputTokens] + block - 1) / block * block : 0;
 }

@@ -222,7 +222,7 @@ TEST(RecomputeTokens, OnlyChosenTokensAreBrought) {
         }
         EXPECT_EQ(brought() - before, expected);
         if (model.engine().in_flight() == 0) break;
-        const auto layers = static_cast<std::uint64_t>(model.kv().shape().layers);
+        const auto layers = static_cast<std::uint64_t>(model.kv().memory().shape().layers);
         whole += layers * 64 * (width + sizeof(float));
       }
       EXPECT_GT(brought(), 0U);

@@ -120,7 +120,7 @@ std::vector<DecidedStep> run_engine(TinyModel& model, const Watched& policy,
     model.transfers().drain();
     const auto blocks = static_cast<std::uint64_t>(model.kv().prefetched().unused());
     const std::uint64_t early =
-        lane == Lane::kToDevice ? blocks * KvStore::page_bytes(model.kv().shape()) : 0;
+        lane == Lane::kToDevice ? blocks * model.kv().memory().shape().page_bytes() : 0;
     return static_cast<std::int64_t>(model.transfers().stats(lane).bytes - early);
   };
   std::size_t next = 0;
@@ -322,8 +322,8 @@ TEST_P(SimulatorAgreement, ActionsAndBytesAreTheEngines) {
         run_simulator(options, config, model.engine().placement().limits(), requests);
     expect_same(engine, simulator.steps, /*chooses=*/false);
     if (HasFatalFailure()) return;
-    early += model.kv().prefetch_use().brought;
-    EXPECT_EQ(model.kv().prefetch_use().unused, 0U);
+    early += model.kv().prefetched().use_so_far().brought;
+    EXPECT_EQ(model.kv().prefetched().use_so_far().unused, 0U);
     if (const LayerInputs* inputs = model.model().layer_inputs()) {
       EXPECT_EQ(simulator.inputs_to_host, static_cast<double>(inputs->use().saved_bytes));
       EXPECT_EQ(simulator.inputs_to_device,

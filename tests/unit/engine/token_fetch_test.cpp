@@ -49,7 +49,7 @@ std::uint64_t to_device(TinyModel& model) { return model.transfers().stats(Lane:
 // Tokens of the sequence that lie on the host, all of them at its start.
 std::int64_t host_tokens(TinyModel& model, SequenceId sequence) {
   return model.kv().book().table(sequence).up_to(BlockPlace::kHost) *
-         model.kv().shape().block_tokens;
+         model.kv().memory().shape().block_tokens;
 }
 
 // A part of a token in one layer that lies on the host: (layer, list, token).
@@ -83,7 +83,7 @@ class Choices final : public AttentionObserver {
 };
 
 std::uint64_t cell_bytes(TinyModel& model) {
-  const KvStore::Shape& shape = model.kv().shape();
+  const KvShape& shape = model.kv().memory().shape();
   const std::int64_t lists = model.model().attention()->method().lists();
   return static_cast<std::uint64_t>(2 * shape.head_dim * (lists > 1 ? 1 : shape.kv_heads)) *
          dtype_bytes(shape.dtype);
@@ -128,8 +128,8 @@ void decode_one(const Case& test, TinyModel& model, Look look) {
     const std::int64_t looked_into = std::max<std::int64_t>(0, on_host - first);
     look(Seen{.brought = to_device(model) - before,
               .chosen = choices.before(std::min(on_host, first)),
-              .whole = static_cast<std::uint64_t>(looked_into * model.kv().shape().layers *
-                                                  model.kv().geometry().record_bytes())});
+              .whole = static_cast<std::uint64_t>(looked_into * model.kv().memory().shape().layers *
+                                                  model.kv().memory().geometry().record_bytes())});
   }
 }
 
@@ -145,14 +145,14 @@ TEST_P(TokenFetch, BringsTheChosenTokensAndNothingElse) {
     chosen += seen.brought;
     looked_into += seen.whole;
     const std::int64_t on_host = host_tokens(model, kSequence);
-    whole += static_cast<std::uint64_t>(on_host * model.kv().shape().layers *
-                                        model.kv().geometry().record_bytes());
+    whole += static_cast<std::uint64_t>(on_host * model.kv().memory().shape().layers *
+                                        model.kv().memory().geometry().record_bytes());
     if (GetParam().kind == AttentionKind::kLocal) {
       const std::int64_t context = model.kv().book().sequence(kSequence).tokens;
       const auto in_window = static_cast<std::size_t>(std::max<std::int64_t>(
           0, on_host - (context - options_of(GetParam()).attention.local.window)));
       EXPECT_EQ(seen.chosen.size(),
-                in_window * static_cast<std::size_t>(model.kv().shape().layers));
+                in_window * static_cast<std::size_t>(model.kv().memory().shape().layers));
     }
   });
   EXPECT_GT(chosen, 0U) << "nothing was on the host";

@@ -263,8 +263,7 @@ TEST(TraceOfSteps, WhatTheNextStepReadsIsFetchedWhileTheStepEnds) {
       }
       beside += overlaps(kept.lane(TraceLane::kToDevice), heads(kept));
       const std::int64_t announced = sum_of(kept.lane(TraceLane::kCompute), "blocks_for_next_step");
-      const auto page = static_cast<std::int64_t>(KvStore::page_bytes(model.kv().shape()));
-      EXPECT_EQ(announced * page, static_cast<std::int64_t>(model.kv().prefetch_use().brought));
+      EXPECT_EQ(announced, static_cast<std::int64_t>(model.kv().prefetched().use_so_far().brought));
       EXPECT_EQ(announced > 0, prefetch);
     }
     EXPECT_EQ(beside > 0, prefetch);

@@ -8,7 +8,7 @@ namespace {
 using Source = PrefetchedBlocks::Source;
 
 TEST(PrefetchedBlocks, AreFoundWhereTheyWereReadFromAndNowhereElse) {
-  PrefetchedBlocks prefetched;
+  PrefetchedBlocks prefetched(nullptr);
   EXPECT_TRUE(prefetched.empty());
   const Source first{.layer = 0, .block_index = 7, .block_id = 70, .host_block = 3};
   const Source second{.layer = 0, .block_index = 8, .block_id = 71, .host_block = 4};
@@ -40,7 +40,7 @@ TEST(PrefetchedBlocks, AreFoundWhereTheyWereReadFromAndNowhereElse) {
 }
 
 TEST(PrefetchedBlocks, KnowWhatWasNotUsedAndWhichHostBlocksAreRead) {
-  PrefetchedBlocks prefetched;
+  PrefetchedBlocks prefetched(nullptr);
   const Source first{.layer = 0, .block_index = 0, .block_id = 1, .host_block = 3};
   const Source deeper{.layer = 1, .block_index = 0, .block_id = 1, .host_block = 3};
   prefetched.add(first, PageId(0));

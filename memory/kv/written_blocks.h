@@ -1,0 +1,42 @@
+#pragma once
+
+// Which host blocks and input blocks were written since this was last asked: cached copies of their
+// tokens on the device are out of date (kernels/kv_resolver.h). Input block i has the number
+// host_blocks + i. PURE bookkeeping.
+
+#include <cstddef>
+#include <cstdint>
+#include <utility>
+#include <vector>
+
+namespace triphase {
+
+class WrittenBlocks {
+ public:
+  // Notes nothing unless tokens are cached, since nobody asks then.
+  WrittenBlocks(std::int64_t host_blocks, std::int64_t input_blocks, bool tokens_are_cached)
+      : host_blocks_(static_cast<std::int32_t>(host_blocks)),
+        written_(tokens_are_cached ? static_cast<std::size_t>(host_blocks + input_blocks) : 0) {}
+
+  void note_host_block(std::int32_t host_block) { note(host_block); }
+  void note_input_block(std::int32_t input_block) { note(host_blocks_ + input_block); }
+
+  // Their numbers, each once, in the order of their first writes.
+  [[nodiscard]] std::vector<std::int32_t> take() {
+    for (const std::int32_t number : numbers_) written_[static_cast<std::size_t>(number)] = false;
+    return std::exchange(numbers_, {});
+  }
+
+ private:
+  void note(std::int32_t number) {
+    if (written_.empty() || written_[static_cast<std::size_t>(number)]) return;
+    written_[static_cast<std::size_t>(number)] = true;
+    numbers_.push_back(number);
+  }
+
+  std::int32_t host_blocks_;
+  std::vector<bool> written_;  // by number
+  std::vector<std::int32_t> numbers_;
+};
+
+}  // namespace triphase
