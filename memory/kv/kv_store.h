@@ -43,8 +43,7 @@ class KvStore {
   [[nodiscard]] const PartialPages& partial_pages() const { return partial_pages_; }
   [[nodiscard]] TransposedK& transposed_k() { return transposed_k_; }
   [[nodiscard]] const TransposedK& transposed_k() const { return transposed_k_; }
-  // No block that is prefetched gives up its host block before what writes there comes after its
-  // transfer.
+  // carry_out() has the host block of a prefetched block overwritten only after its transfer.
   [[nodiscard]] PrefetchedBlocks& prefetched() { return prefetched_; }
   [[nodiscard]] const PrefetchedBlocks& prefetched() const { return prefetched_; }
   [[nodiscard]] WrittenBlocks& written() { return written_; }
