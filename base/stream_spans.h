@@ -32,10 +32,10 @@ class StreamSpans {
   void open() noexcept;
   // Ends the span that was opened last; `span` says which it is, with times to be filled in.
   void close(const TraceEvent& span) noexcept;
-  // Adds the spans to the trace. Once the host has waited for all of them; none is open.
+  // Adds the spans to the trace. The host has waited for every span, and none is open.
   void collect() noexcept;
 
-  // Of an event of any stream of the device that has been reached.
+  // When the device reached the event, which may be of any of its streams.
   [[nodiscard]] Clock::time_point time_of(const Event& event) const;
 
  private:

@@ -91,8 +91,8 @@ class KvMover {
   [[nodiscard]] virtual bool reaches(const std::byte* records, std::size_t bytes) const = 0;
   // To the device, as move() does; the lists are read when the work runs.
   virtual void bring(const KvGeometry& geometry, const MissingTokens& missing, Stream& stream) = 0;
-  // The same of layer inputs: a token's codes go to where its K will be, byte after byte through
-  // its KV heads, their scale to the first bytes of where its V will be.
+  // Brings saved hidden states. A token's codes go to where its K will be, byte after byte through
+  // its KV heads; its scale goes to the first bytes of where its V will be.
   virtual void bring_inputs(const KvGeometry& geometry, const SavedInputs& inputs,
                             const RecomputedTokens& tokens, Stream& stream) = 0;
   // Queues the copies on `stream`. The runs need not outlive the call; host records must stay until

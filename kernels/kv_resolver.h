@@ -37,16 +37,16 @@ struct ResolveCall {
   std::span<const std::int32_t> staged;
   std::int64_t first_spare_slot = 0;
   std::int64_t spare_slots = 0;  // as many as all rows together may choose on the host
-  // Whose results it is: they stay until the same one is used again.
+  // Where the results go: they stay until the same unit is used again.
   std::int64_t unit = 0;
 };
 
-// Summed over all calls, in parts of tokens (one per list).
+// Summed over all calls. A token counts once for each list that chose it.
 struct ResolveCounts {
-  std::int64_t chosen = 0;      // of tokens on the host
-  std::int64_t cached = 0;      // of these, in hot rows already
-  std::int64_t brought = 0;     // the others, each once: with K and V,
-  std::int64_t recomputed = 0;  // and with layer inputs
+  std::int64_t chosen = 0;      // chosen tokens on the host
+  std::int64_t cached = 0;      // found in hot rows: the link brings nothing
+  std::int64_t brought = 0;     // K and V brought, once for each token
+  std::int64_t recomputed = 0;  // hidden states brought, once for each token
 };
 
 class KvResolver {
@@ -65,7 +65,7 @@ class KvResolver {
   struct Resolved {
     Selection lists;        // with slots; alpha as in the call
     MissingTokens missing;  // to be brought before the lists are attended
-    // Of these the layer inputs, to be brought and projected; none where there are no input blocks.
+    // Missing tokens whose hidden states are brought and projected; empty without input blocks.
     RecomputedTokens recomputed;
   };
   [[nodiscard]] virtual Resolved resolve(const ResolveCall& call, Stream& stream) = 0;

@@ -117,9 +117,9 @@ struct SegmentTables {
 };
 
 // Consecutive query tokens of one sequence inside a batch. Query i (0-based) sits at absolute
-// position context_tokens - query_count + i and attends positions 0..itself (causal), limited to
-// the last `window` of them when window > 0. Token t of the context lies in page pages[t /
-// page_tokens] at offset t % page_tokens.
+// position context_tokens - query_count + i and attends positions 0..itself (causal). With
+// window > 0 it attends only the last `window` positions up to itself. Token t of the context lies
+// in page pages[t / page_tokens] at offset t % page_tokens.
 struct AttentionSegment {
   std::int64_t query_begin = 0;  // first row of q and out
   std::int64_t query_count = 0;
@@ -371,7 +371,7 @@ class Ops {
   }
 
   // out[query, head] = softmax(scale * q . K) V over the tokens each query sees. q, out
-  // [T, heads * head_dim] F32; the heads of one KV head are consecutive (heads / kv_heads of them).
+  // [T, heads * head_dim] F32; the heads / kv_heads heads of one KV head are consecutive.
   // Segments must not share rows of q. A query's result depends only on its row, its position and
   // the cache's values, not on where they lie: key tiles are cut at absolute positions (with a
   // chosen tokens: at absolute ordinals of their list) and merged in ascending order.
@@ -382,8 +382,8 @@ class Ops {
   // results[r]: the token drawn from row r of logits [R, >= rows[r].vocab] F32, or a score. In
   // order: repetition penalty, temperature, top-k, top-p, min-p; each keeps at least one token, and
   // ties go to the lower id. A draw depends on its row alone (kernels/sample_math.h says how far
-  // devices agree). `results`, rows.size() of them, lie in memory of the backend's host device,
-  // which may be read once the stream is synchronized.
+  // devices agree). `results` has rows.size() entries in memory of the backend's host device. They
+  // may be read once the stream is synchronized.
   virtual void sample(ConstMatrix logits, std::span<const SampleRow> rows, SampleResult* results,
                       Workspace workspace, Stream& stream) = 0;
 };

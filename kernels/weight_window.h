@@ -77,7 +77,7 @@ struct WeightRow {
 struct WindowChoice {
   WeightWindow window;
   std::int64_t context = 0;  // positions to choose from
-  std::int64_t local = 0;    // the newest of them, in any case
+  std::int64_t local = 0;    // newest positions, chosen in any case
   std::int64_t total = 0;    // chosen in all, at least `local`; beyond the context: all
 };
 

@@ -278,7 +278,7 @@ void AttentionRunner::attend(LayerId layer, std::span<const AttentionSegment> se
   for (std::size_t index = 0; index < segments.size(); ++index) {
     const std::int64_t row = row_of_[index];
     if (row < 0) {
-      // Of prompts that choose, choose() has taken what is attended densely.
+      // choose() has already counted the dense rows of prompts that choose.
       if (prompt_units().rows == 0 || decodes(sequences[index], segments[index].context_tokens)) {
         dense_.push_back(segments[index]);
       }

@@ -35,13 +35,14 @@ class AttentionObserver {
 
 class AttentionRunner {
  public:
-  // Tokens attended and tokens there were, summed over decode steps and layers, means over lists.
+  // Tokens attended and tokens of the context, summed over decode steps and layers. Means over
+  // lists.
   struct TokenCounts {
     double attended = 0.0;
     double context = 0.0;
     double rows = 0.0;       // decoded rows times layers
     double centroids = 0.0;  // looked up (ClusterCounts)
-    // The same of prompt rows that chose, layer by layer; 0 where prompts are dense.
+    // For rows of prompts that choose, layer by layer; 0 where prompts are dense.
     double prompt_attended = 0.0;
     double prompt_context = 0.0;
   };
@@ -57,7 +58,7 @@ class AttentionRunner {
   // A sequence starts (or starts over) with a prompt of so many tokens; every later row is decoded.
   // longest: tokens that its context can grow to.
   void begin(SequenceId sequence, std::int64_t prompt_tokens, std::int64_t longest);
-  // The same, with what such a method remembers of a prompt that passed through it elsewhere.
+  // Starts with `state`, which a method of the same kind made of the prompt elsewhere.
   void begin(SequenceId sequence, std::int64_t prompt_tokens,
              std::unique_ptr<AttentionMethod::State> state);
   void end(SequenceId sequence);
@@ -158,7 +159,7 @@ class AttentionRunner {
   Stream* stream_ = nullptr;  // of the last step
   AttentionObserver* observer_ = nullptr;
 
-  // Of the layer at hand; kept to reuse their memory.
+  // Scratch of one layer, kept to reuse its memory.
   std::vector<AttentionMethod::State*> states_of_;  // by segment
   // Decoded rows that attend chosen tokens: by segment their row of the selection or -1, and by
   // that row the segment.

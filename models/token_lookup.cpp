@@ -29,7 +29,7 @@ bool TokenLookup::any_chooses() const {
 const SegmentTables& TokenLookup::send_tables() {
   std::vector<std::int32_t> written = store_->take_written_host_blocks();
   if (attention_->method().lists() > 1) {
-    // Of recomputable blocks nothing is in hot rows.
+    // Hot rows hold nothing of recomputable blocks.
     const std::int64_t host_blocks = store_->sizes().host_blocks;
     std::erase_if(written, [&](std::int32_t block) { return block >= host_blocks; });
   }

@@ -1,7 +1,7 @@
 #pragma once
 
-// A step's decoded rows whose method chooses tokens that a KvResolver looks up: which rows these
-// are, what they need in staging pages, and the look-up itself. Kept between steps to reuse its
+// The decoded rows of a step whose chosen tokens a KvResolver looks up. Says which rows these are
+// and how many staging pages they need, and looks their tokens up. Kept between steps to reuse its
 // memory; not thread safe.
 
 #include <cstdint>
@@ -29,13 +29,13 @@ class TokenLookup {
                   AttentionRunner* attention, const ColumnPlaces* columns, Stream& stream);
   // Sends the resolver its tables of the step, a row for each entry.
   [[nodiscard]] const SegmentTables& send_tables();
-  // Blocks of a row of these tables.
+  // Blocks in a row of the tables.
   [[nodiscard]] std::int64_t row_blocks() const { return row_blocks_; }
 
   // Whether a resolver looks up what the entry's row chooses.
   [[nodiscard]] bool chooses(std::size_t entry) const { return chooses_[entry]; }
   [[nodiscard]] bool any_chooses() const;
-  // The same of a group's rows in a layer, where some of their blocks are on the host.
+  // Whether a resolver looks up what a group's rows choose in a layer: some blocks are on the host.
   [[nodiscard]] bool looks_up(const SequenceGroup& group, LayerId layer) const {
     return group.chooses && group.pages > 0 && chooses_in(layer);
   }

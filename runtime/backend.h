@@ -55,7 +55,7 @@ class Backend {
   [[nodiscard]] std::unique_ptr<TransferEngine> make_transfers(
       const std::optional<EmulatedLink>& emulated, int most_blocks = 0);
 
-  // With memory from `memory`, which is of the device.
+  // Takes its memory from `memory`, which is the device's.
   [[nodiscard]] std::unique_ptr<KvResolver> make_resolver(const ResolverShape& shape,
                                                           Device& memory);
 
@@ -80,7 +80,7 @@ class Backend {
   std::unique_ptr<Ops> host_ops_;  // null: ops_ are
   std::unique_ptr<SparseOps> sparse_ops_;
   std::unique_ptr<InputOps> input_ops_;
-  // Of a GPU.
+  // What a GPU adds; empty on the CPU.
   RandomFill random_fill_;
   std::function<void(const OpsShape&)> reserve_;
   std::function<Ceilings(int)> measure_ceilings_;

@@ -34,8 +34,8 @@ std::uint64_t device_weights(const MemoryRequest& request) {
 // Blocks that a device must hold beside resident weights.
 constexpr std::uint64_t kFewBlocks = 4;
 
-// As few layers as leave room for a little KV; none where even all of them would not, so that the
-// refusal speaks of the whole model.
+// As few layers as leave room for a little KV. Where even streaming all layers leaves no room:
+// none, so that the refusal speaks of the whole model.
 std::int64_t choose_streamed_layers(MemoryRequest request) {
   const std::uint64_t kv = (request.page_bytes + request.transposed_k_bytes) *
                            static_cast<std::uint64_t>(request.layers) * kFewBlocks;

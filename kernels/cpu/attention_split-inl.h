@@ -19,7 +19,7 @@
 HWY_BEFORE_NAMESPACE();
 namespace triphase::cpu::HWY_NAMESPACE {
 
-// Blocks of more rows than this convert a tile to F32 once for all of them.
+// Blocks of more rows than this convert a tile to F32 once for all their rows.
 constexpr std::int64_t kConvertRows = 8;
 // Bytes of a stream to ask for ahead of use: more than memory delivers within its latency.
 constexpr std::int64_t kAheadBytes = 8192;
@@ -73,7 +73,7 @@ inline Seen seen_by(const Block& block, std::int64_t query, std::int64_t tile, s
           std::clamp<std::int64_t>(block.end(query) - tile, from, to)};
 }
 
-// Of a row in a tile, seen or not.
+// Caps all scores of a row in a tile, whether the query sees the token or not.
 inline void cap_scores(float cap, float* scores) {
   const SoftCap capped{cap};
   for (std::int64_t j = 0; j < kTile; j += kLanes) {
@@ -105,8 +105,8 @@ inline void soften_tile(const Call& call, const Block& block, const Scratch& scr
   }
 }
 
-// Adds the weighted values of a tile's tokens [from, to) to `out`. Queries that see the same part
-// of them share the loads.
+// Adds the weighted values of a tile's tokens [from, to) to `out`. Queries that see the same
+// tokens share the loads.
 template <class T>
 void weigh_part(const Call& call, const Block& block, const Scratch& scratch, std::int64_t tile,
                 std::int64_t from, std::int64_t to, const Tokens<T>& v, float* out) {

@@ -149,7 +149,7 @@ void StreamTransferEngine::record(Lane lane, const Transfer& transfer) {
                     .name = transfer.name,
                     .begin = begin,
                     .end = end};
-  // Of tokens that the device named nobody here knows how many there are.
+  // The host does not know how many tokens the device named.
   if (transfer.size.records > 0) {
     traced.values = {{{"bytes", static_cast<std::int64_t>(transfer.size.bytes)},
                       {"records", static_cast<std::int64_t>(transfer.size.records)}}};

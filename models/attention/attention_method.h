@@ -150,7 +150,7 @@ class AttentionMethod {
   virtual void announce(const Sequences& /*all*/, const Sequences& /*choosing*/,
                         const LayerCall& /*call*/, ConstMatrix /*q*/, ConstMatrix /*v*/,
                         Matrix /*out*/) {}
-  // One choice for rows [first_row, first_row + rows) of q, a prompt's; the last of them is at
+  // One choice for a prompt's rows [first_row, first_row + rows) of q; the last row is at
   // position keys.context_tokens - 1. Methods that prompt_units() gives units implement it.
   [[nodiscard]] virtual Selection choose_for_prompt(const LayerCall& call, ConstMatrix q,
                                                     std::int64_t first_row, std::int64_t rows);

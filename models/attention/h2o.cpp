@@ -12,7 +12,7 @@ namespace triphase {
 namespace {
 
 struct H2oState final : AttentionMethod::State {
-  // One layer's lists: what the host knows of them.
+  // What the host knows of one layer's lists.
   struct Layer {
     std::int64_t count = 0;    // tokens of each list
     std::int64_t context = 0;  // tokens that have been in a list
@@ -158,7 +158,7 @@ class H2o final : public AttentionMethod {
     return layers[static_cast<std::size_t>(call.layer)];
   }
 
-  // Of a call; kept to reuse their memory.
+  // Scratch of one call, kept to reuse its memory.
   std::vector<KeptRow> choices_;
   std::vector<KeptWeights> rows_;
 };

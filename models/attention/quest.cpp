@@ -139,7 +139,7 @@ class Quest final : public AttentionMethod {
     return state.pages * page_floats() * std::int64_t{sizeof(float)};
   }
 
-  // Of a call; kept to reuse their memory.
+  // Scratch of one call, kept to reuse its memory.
   std::vector<PageBounds> bounds_;
   std::vector<PageChoice> choices_;
 };

@@ -60,7 +60,7 @@ class Random final : public AttentionMethod {
   }
 
  private:
-  // Of a list: contexts grow, and few steps should move the lists.
+  // Room for a list that grows: few steps should move the lists.
   static std::int64_t room_of(std::int64_t tokens) { return (tokens + 63) / 64 * 64; }
 
   void draw(const LayerCall& call) {

@@ -142,7 +142,7 @@ class Sparq final : public AttentionMethod {
   bool reallocates_ = false;
   std::int64_t rank_ = 0;
   ChannelTemperature temperature_ = ChannelTemperature::kCoverage;
-  // Of a call; kept to reuse their memory.
+  // Scratch of one call, kept to reuse its memory.
   std::vector<ValueRows> parts_;
   std::vector<ChannelChoice> choices_;
   std::vector<ReallocatedRow> rows_;

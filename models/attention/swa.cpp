@@ -168,7 +168,7 @@ class Swa final : public AttentionMethod {
     call.ops->clear_weights(views, *call.stream);
   }
 
-  // To rows_, what sequence `row` adds to its window.
+  // Adds to rows_ what sequence `row` adds to its window.
   void add_row(const Sequences& sequences, std::size_t row, WeightSlots& slots) {
     const std::int64_t context = sequences.segments[row].context_tokens;
     rows_.push_back({.window = window_of(*sequences.states[row]),

@@ -143,7 +143,7 @@ class Loader {
     if (bad.count != 0) report_non_finite(tensor, bad);
   }
 
-  // Of models of a few billion parameters at most: the tensor passes through memory whole.
+  // Only models of a few billion parameters get here: the tensor passes through memory whole.
   void load_transposed(const WeightEntry& entry, const TensorPart& part, const FileTensor& tensor,
                        DType target, const Slot& slot, WeightUpload& upload) {
     const DType source = *tensor.record.type->dtype;

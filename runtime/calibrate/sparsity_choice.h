@@ -39,7 +39,7 @@ struct SparsityChoice {
 };
 
 [[nodiscard]] std::string sparsity_choice_to_json(const SparsityChoice& choice);
-// As the next value of a larger file.
+// Writes it as the next value of a larger file.
 void write_sparsity_choice(JsonWriter& json, const SparsityChoice& choice);
 
 // Throws ErrorRole::kInput E-IN-SPARSITY naming the field.

@@ -84,7 +84,7 @@ struct Row {
   std::optional<bool> identical;       // to those of same_as; nothing: no line that both completed
   std::vector<Failure> failures;
 
-  // Of the timed repetitions by tokens per second.
+  // Among the timed repetitions, by tokens per second.
   [[nodiscard]] const Measured& median() const;
   [[nodiscard]] double slowest() const;
   [[nodiscard]] double fastest() const;

@@ -65,7 +65,7 @@ void widen(const std::byte* from, DType dtype, std::span<float> to) {
   }
 }
 
-// Where a row of a level begins, [layer][kv_head][count].
+// Writes row `index` of a level: [layer][kv_head] rows of `count` numbers.
 template <class Number>
 void put_row(const std::vector<Number>& row, std::size_t index, std::vector<Number>& all) {
   std::copy(row.begin(), row.end(), all.begin() + static_cast<std::ptrdiff_t>(index * row.size()));
@@ -119,7 +119,7 @@ class KeyClusterer final : public AttentionObserver {
   [[nodiscard]] float scale() const { return scale_; }
 
  private:
-  // Where bytes of the device can be copied to, until the next call.
+  // Host memory to copy the device's bytes to; valid until the next call.
   std::byte* room(std::int64_t bytes) {
     const auto size = static_cast<std::size_t>(bytes);
     if (size > copy_.bytes()) {

@@ -200,7 +200,7 @@ void Engine::build_batch() {
   }
 }
 
-// Of the line's new rows, the last of the batch.
+// Asks for logits of the request's new rows, which are the last rows of the batch.
 void Engine::want_logits(std::size_t owner, std::int64_t count) {
   const RunningLine& line = running_[owner];
   const auto end_row = static_cast<std::int64_t>(batch_tokens_.size());

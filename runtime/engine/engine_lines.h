@@ -23,7 +23,7 @@ struct RunningLine {
   std::int64_t prefill_tokens = 0;
   LinePhase phase;
 
-  // As policies see it.
+  // The request as policies see it.
   [[nodiscard]] PlacedRequest placed() const {
     return {.id = id,
             .admission = admission,

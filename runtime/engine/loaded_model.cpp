@@ -219,7 +219,7 @@ class Planner {
     return HostAttention::host_bytes(model_.config, batch, context_, machine_.threads);
   }
 
-  // K and V of these tokens come from their layer inputs under every policy, whether or not any
+  // K and V of leading tokens come from their hidden states under every policy, even where none
   // are saved: a record must not depend on placement.
   void choose_inputs() {
     const std::int64_t block = plan_.kv.block_tokens;

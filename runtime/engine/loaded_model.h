@@ -39,7 +39,7 @@ struct RunPlan {
   std::shared_ptr<const PlacementPolicy> policy;
   StaticPlacement placement;
   std::uint64_t selection = 0;  // of the scratch: what the attention method keeps to choose by
-  // Of what looks chosen tokens up on the device; nothing: the host does, or nothing is chosen.
+  // Sizes of the device's resolver; nothing: the host looks tokens up, or none are chosen.
   std::optional<ResolverShape> resolver;
   std::int64_t input_tokens = 0;  // leading ones whose K and V come from INT8 layer inputs
   PlacementLimits places;         // what the policy has to work with

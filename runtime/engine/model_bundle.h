@@ -29,7 +29,7 @@ struct ModelBundle {
   std::shared_ptr<const FixedContext> fixed_context;  // of --fixed-context; null: none
   ModelIdentity identity;
   Notes notes;
-  DType weights_dtype = DType::kF16;  // of the matrices; of most of them where files mix types
+  DType weights_dtype = DType::kF16;  // of the matrices; where files mix types, of most matrices
   std::uint64_t weight_bytes = 0;     // device bytes once loaded
 
   // Positions of the longest line. Dynamic and long RoPE turn keys by the line's length beyond the

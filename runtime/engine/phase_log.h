@@ -32,7 +32,7 @@ class PhaseLog {
   void resumed(LinePhase& phase, std::int64_t line, std::int64_t context) const;
   void ended(const LinePhase& phase, std::int64_t line) const;
 
-  // Of one step, after placement: every running line between begin_step() and end_step().
+  // After a step's placement: begin_step(), see() for every running request, end_step().
   void begin_step(std::int64_t step);
   void see(LinePhase& phase, Phase now, std::int64_t line, std::int64_t context,
            std::int64_t prompt_tokens);

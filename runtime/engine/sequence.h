@@ -1,7 +1,7 @@
 #pragma once
 
-// One line while it runs: its tokens, what the model's logits make of them, and when it ends. Its
-// completion is sampled token by token, or given and scored. Knows the tokenizer only to look for
+// One request while it runs: its tokens, the next token from the model's logits, and when it ends.
+// Its completion is sampled token by token, or given and scored. Knows the tokenizer to look for
 // stop strings and to make the text. Not thread safe; different sequences may be used from
 // different threads.
 
@@ -56,7 +56,7 @@ class Sequence {
   // What scores the token after `position`, from logits of the first `vocab` tokens, and its score.
   [[nodiscard]] SampleRow score_row(std::int64_t position, std::int64_t vocab) const;
   void score(std::int64_t position, const SampleResult& result);
-  // Of the token after `position`, among the completion's scores.
+  // Where the completion's scores have the token after `position`.
   [[nodiscard]] std::size_t score_index(std::int64_t position) const {
     return static_cast<std::size_t>(position + 1 - first_scored_);
   }
@@ -65,7 +65,7 @@ class Sequence {
   [[nodiscard]] SampleRow next_row(std::int64_t vocab) const;
   void sample_next(const SampleResult& result);
 
-  // No token can follow; given tokens end when all of them are computed.
+  // No token can follow. A given completion ends when all its tokens are computed.
   [[nodiscard]] bool finished() const { return finished_; }
   // The result; call once, at the end.
   [[nodiscard]] Completion take_completion();

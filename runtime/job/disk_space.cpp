@@ -15,7 +15,7 @@ namespace {
 
 constexpr int kSampledLines = 1000;
 constexpr std::uint64_t kSampledBytes = std::uint64_t{16} << 20;
-// Of a record, and of a token in it as text and as an id.
+// Bytes of a record without its tokens, and of a token in it as text and as an id.
 constexpr double kRecordBytes = 160.0;
 constexpr double kTokenBytes = 10.0;
 constexpr double kLogprobBytes = 40.0;

@@ -47,7 +47,7 @@ class WorkDone {
 
  private:
   std::uint64_t lines_ = 0;
-  double most_tokens_ = 0.0;  // of all of these
+  double most_tokens_ = 0.0;  // the most that these lines can generate
   std::uint64_t finished_tokens_ = 0;
 };
 

@@ -42,7 +42,7 @@ struct AttentionBytes {
 struct AttentionUse {
   std::string method = "dense";
   double attended_fraction = 1.0;  // of the tokens; mean over (layer, sequence, step)
-  // Of prompts' tokens behind a fixed context; nothing where they attend densely.
+  // For prompts behind a fixed context; nothing where they attend densely.
   std::optional<double> prompt_attended_fraction;
   std::optional<AttentionBytes> read_bytes;  // nothing: dense attention
   std::optional<SparsityChoice> sparsity;    // that --kv-sparsity auto made
@@ -111,7 +111,7 @@ struct ToDeviceBytes {
   std::uint64_t results = 0;     // of attention on the host
 };
 
-// Of these, what was fetched while the step before ended, and what of it no step read after all.
+// Bytes prefetched to the device while the step before ended; unused: no step read them.
 struct EarlyBytes {
   std::uint64_t bytes = 0;
   std::uint64_t unused = 0;
@@ -124,14 +124,14 @@ struct MovedBytes {
   EarlyBytes early;
 };
 
-// INT8 layer inputs X, from which K and V of leading tokens come.
+// Hidden states X in INT8, from which K and V of leading tokens come.
 struct LayerInputUse {
-  std::int64_t tokens = 0;              // leading ones of every line
+  std::int64_t tokens = 0;              // leading tokens of every request
   std::uint64_t saved_bytes = 0;        // to the host, of MovedBytes::to_host
   std::uint64_t recomputed_tokens = 0;  // K and V projected again, all layers
 };
 
-// Rows that were attended on the host, and what of them crossed the link; bytes.
+// Rows attended on the host, and the bytes that crossed the link for them.
 struct HostAttentionUse {
   std::uint64_t rows = 0;  // in one layer each
   std::uint64_t queries = 0;
@@ -139,11 +139,11 @@ struct HostAttentionUse {
   std::uint64_t kv = 0;  // new tokens' K and V
 };
 
-// Tokens on the host that were chosen, and what kept them from crossing the link.
+// What the cache of chosen tokens kept from crossing the link.
 struct TokenCacheUse {
   std::uint64_t budget = 0;  // bytes of the cache
   std::uint64_t chosen = 0;  // bytes of tokens on the host that decoding chose
-  std::uint64_t found = 0;   // of these, in the cache
+  std::uint64_t found = 0;   // chosen bytes that the cache held already
 };
 
 // In the order of the file, whose objects these are.

@@ -93,7 +93,7 @@ inline constexpr OptionSpec kMachineOptions[] = {
      "End a run (exit 7, resumable) that makes no step for so long."},
 };
 
-// Beside kMachineOptions, and for commands that have options of their own about the machine.
+// For commands with kMachineOptions, and for those with machine options of their own.
 inline constexpr OptionSpec kDeterministicOptions[] = {
     {"Machine", "deterministic", 0, kFlag, "", "", 0, 0, false, false,
      "A line's answer does not depend on the lines beside it: on a GPU products run on the "

@@ -27,17 +27,17 @@
 namespace triphase {
 namespace {
 
-// Lines that are looked at to know the job's lengths, and bytes of them.
+// How many lines, and how many bytes, are read to learn the job's lengths.
 constexpr LineLimits kSample{.lines = 256, .bytes = std::uint64_t{8} << 20};
-// Of them so many are simulated to weigh one plan against another.
+// How many sampled requests are simulated to compare plans.
 constexpr std::size_t kSimulated = 64;
-// Where a prediction for the device alone is so near, it is taken: nothing can go wrong on a link.
+// The predicted time of the device alone is weighed by this: nothing can go wrong on a link.
 constexpr double kDeviceBonus = 0.95;
 
 struct Lengths {
   std::int64_t input = 0;    // mean of the sample, rounded up
-  std::int64_t output = 0;   // the same of max_tokens
-  std::int64_t longest = 0;  // prompt and completion of one line
+  std::int64_t output = 0;   // mean of the sample's max_tokens, rounded up
+  std::int64_t longest = 0;  // prompt and completion of one request
 };
 
 class ScheduleChooser {
@@ -318,8 +318,8 @@ class ScheduleChooser {
     }
   };
 
-  // The fastest of the plans for the whole batch and, where the batch is not asked for, for smaller
-  // ones, and of keeping all KV on the device. No line is refused that one of them could hold.
+  // The fastest plan: for the whole batch, for smaller batches where the user asks for none, or
+  // with all KV on the device. No request is refused that one of these plans could hold.
   std::optional<RunSchedule> make(const RunPlan& memory) {
     const HardwareProfile* profile = profile_.find();
     if (profile == nullptr) return std::nullopt;
@@ -380,7 +380,7 @@ class ScheduleChooser {
     return best;
   }
 
-  // As many sequences at a time as the device holds alone.
+  // A plan that runs as many sequences at a time as the device holds alone.
   [[nodiscard]] Plan device_plan(const RunPlan& divided, const Lengths& lengths) {
     const DType dtype =
         kv_dtype_on(backend_.machine(), options_.machine.kv_dtype, model_.weights_dtype);

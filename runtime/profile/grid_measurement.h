@@ -31,7 +31,7 @@ class GridWork {
   virtual void end() {}
 };
 
-// How well a table's cells came out, over all of them.
+// How well the measurements of a table's cells repeat, over all cells.
 struct Repeatability {
   std::int64_t cells = 0;    // measured
   std::int64_t filled = 0;   // not possible for this model, continued from their neighbours
@@ -39,7 +39,7 @@ struct Repeatability {
   std::int64_t dropped = 0;  // outliers
   double spread = 0.0;       // median over the cells: half the interquartile range / median
   double rounds = 0.0;       // median over the cells: slowest minus fastest round's median / median
-  double rounds_worst = 0.0;  // largest of them
+  double rounds_worst = 0.0;  // the largest such difference of any cell
   double seconds = 0.0;       // time spent, warm-up included
 };
 

@@ -90,7 +90,7 @@ class DecodeWork final : public GridWork {
   std::vector<std::int32_t> logit_rows_;
 };
 
-// Prompt rows: `x` of them with `y` tokens before them; prompts longer than the model's context are
+// `x` rows of prompts with `y` tokens before them. A prompt longer than the model's context becomes
 // several prompts.
 class PrefillWork final : public GridWork {
  public:

@@ -1,6 +1,6 @@
 #pragma once
 
-// Prompts whose tokens choose what they attend: which of them choose together, and so have to be
+// Prompts whose tokens choose what they attend: which tokens choose together, and so have to be
 // computed in one step. PURE.
 
 #include <cstdint>
@@ -9,8 +9,8 @@
 
 namespace triphase {
 
-// Tokens from position `first` on in stretches of `rows`; a prompt's last one may be shorter. What
-// comes before is attended densely. rows 0: all of a prompt is.
+// Units of `rows` tokens from position `first` on; a prompt's last unit may be shorter. Tokens
+// before `first` attend densely. rows 0: the whole prompt does.
 struct PromptUnits {
   std::int64_t first = 0;
   std::int64_t rows = 0;

@@ -26,7 +26,7 @@ enum class CostTable : std::uint8_t {
   kQuantize,    // closing blocks, by tokens
   kDequantize,  // INT8 to the compute type, by tokens; empty: attention reads INT8 directly
   // Attention on the host where KV lies, from queries on the device to results on it, by (rows,
-  // tokens attended by all of them together); empty: not possible, or not measured.
+  // tokens attended by all rows together); empty: not possible, or not measured.
   kHostAttention,
 };
 inline constexpr std::size_t kCostTables = 10;

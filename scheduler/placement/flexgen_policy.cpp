@@ -12,7 +12,7 @@ namespace {
 // A line of the block: on the device when its whole length fits there, else on the host.
 enum class Home : std::uint8_t { kDevice, kHost, kNone };
 
-// A share such as 0.3 of 10 sequences means three of them, whatever its binary rounding.
+// A share such as 0.3 of 10 sequences means three sequences, whatever its binary rounding.
 std::int64_t round_down(double value) {
   return static_cast<std::int64_t>(std::floor(value + 1e-9));
 }

@@ -41,13 +41,14 @@ struct StaticPlacement {
   std::int64_t streamed_layers = 0;  // layers whose weights live on the host and cross every step
   bool host_tier = false;  // KV may live on the host; false: PlacementLimits::host_blocks is 0
   HostKvUse host_kv = HostKvUse::kStream;
-  // How the host tier is used. Lines have all of their full blocks there; also where the device
-  // alone could hold them; the device needs staging more than homes, as all KV passes through it.
+  // How the host tier is used. host_lines: requests have all their full blocks there. host_always:
+  // even where the device alone could hold them. host_streams_all: all KV passes through staging,
+  // so the device needs staging more than homes.
   bool host_lines = false;
   bool host_always = false;
   bool host_streams_all = false;
   std::int64_t gpu_batch = 0;     // zig-zag: sequences computed together; 0: all
-  std::int64_t num_batches = 1;   // of them in one block: a layer's weights are loaded once
+  std::int64_t num_batches = 1;   // batches in one block: a layer's weights are loaded once
   std::optional<DType> kv_dtype;  // nothing: the job's choice
   std::optional<std::int64_t> block_tokens;  // nothing: the job's choice
   bool overlap = true;                       // false: copies and compute wait for each other
@@ -60,7 +61,7 @@ class PlacementPolicy {
   PlacementPolicy& operator=(const PlacementPolicy&) = delete;
   virtual ~PlacementPolicy() = default;
 
-  // As in --policy.
+  // Its name in --policy.
   [[nodiscard]] virtual std::string_view name() const = 0;
 
   // Choices for the whole job. Throws ErrorRole::kResources E-MEM-FIT, saying what would fit, when

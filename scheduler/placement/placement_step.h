@@ -102,7 +102,7 @@ class PlacementStep {
   [[nodiscard]] std::int64_t running_count() const {
     return static_cast<std::int64_t>(running_.size());
   }
-  // As they were before the step.
+  // The requests preempted, or waiting, before the step.
   [[nodiscard]] const std::vector<PlacedRequest>& preempted() const { return preempted_; }
   [[nodiscard]] const std::vector<WaitingRequest>& waiting() const { return waiting_; }
   [[nodiscard]] const PlacementActions& actions() const { return answer_.actions; }

@@ -39,7 +39,7 @@ class TriphasePolicy final : public PlacementPolicy {
   void reload_when_plenty(PlacementStep& step) const;
   // Blocks that running requests may still come to need at their longest.
   [[nodiscard]] static std::int64_t demand_of_running(const PlacementStep& step);
-  // Returns whether all of them run again.
+  // Returns whether no request is preempted any more.
   static bool resume_preempted(PlacementStep& step, std::int64_t& demand);
   // Whether one request more fits, with `demand` of all.
   [[nodiscard]] static bool fits(const PlacementStep& step, std::int64_t demand);

@@ -76,9 +76,8 @@ class Search {
     return steps_.fits(tokens, inputs) ? steps_.decode(tokens, inputs).step : kInfinite;
   }
 
-  // Times of the steps from j to the end, and how many of these do not fit (they count nothing),
-  // for every j >= `from`. `to_misfit`: below the last step that does not fit nothing else is
-  // asked.
+  // For every j >= `from`: the time of the steps from j to the end, and how many steps do not fit
+  // (they take no time here). `to_misfit`: stops at the last step that does not fit.
   struct Tail {
     std::vector<double> seconds;
     std::vector<std::int64_t> misfits;

@@ -38,7 +38,7 @@ const MemoryPlan* StepModel::memory(std::int64_t input_tokens) const {
     MemoryRequest request = request_;
     request.host->input_blocks = inputs;
     division_ = {inputs, try_plan_memory(request)};
-    // With more of the weights on the host it might: that is another model of the step.
+    // It may fit with more weights on the host, but that is another model of the step.
     if (division_.plan && division_.plan->streamed_layers != model_.streamed_layers) {
       division_.plan.reset();
     }

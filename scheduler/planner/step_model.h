@@ -1,8 +1,8 @@
 #pragma once
 
 // Cost and bytes of one decode step of a uniform batch in a given phase: the terms of ALISA's eq. 3
-// and 5 with real bytes, real record sizes and overlapping lanes. PURE; the planner searches over
-// sums of these.
+// and 5 with real bytes, real record sizes and overlapping lanes. The planner searches over sums of
+// such steps. PURE.
 
 #include <cstdint>
 #include <optional>
@@ -35,7 +35,7 @@ struct PlanModel {
 struct StepTokens {
   std::int64_t context = 0;     // with the new token
   std::int64_t host = 0;        // away from the device, recomputable ones included
-  std::int64_t recompute = 0;   // of them
+  std::int64_t recompute = 0;   // tokens of `host` that are recomputable
   std::int64_t newly_away = 0;  // go to the host in this step
 };
 
@@ -50,7 +50,7 @@ class StepModel {
   // `input_tokens` is saved.
   [[nodiscard]] LaneTimes prefill(std::int64_t away, std::int64_t input_tokens) const;
 
-  // Of what plan_memory() gives a run.
+  // Bytes used of what plan_memory() gives a run.
   [[nodiscard]] std::uint64_t device_bytes(const StepTokens& tokens,
                                            std::int64_t input_tokens) const;
   [[nodiscard]] std::uint64_t host_bytes(const StepTokens& tokens, std::int64_t input_tokens) const;

@@ -21,11 +21,11 @@ struct JobMemory {
   std::int64_t staging_pages = 0;  // through which KV on the host is read
   std::int64_t longest = 0;        // tokens of the longest line that can run
 
-  // Of one token, in all layers but where they say otherwise.
-  double kv_token = 0.0;      // K and V, INT8's scales included
-  double record_layer = 0.0;  // what of them crosses the link, in one layer
-  double record_token = 0.0;  // the same in all layers
-  double input_token = 0.0;   // saved layer inputs X
+  // Bytes of one token, in all layers unless the comment says otherwise.
+  double kv_token = 0.0;      // K and V where they live, INT8's scales included
+  double record_layer = 0.0;  // K and V as they cross the link, in one layer
+  double record_token = 0.0;  // K and V as they cross the link
+  double input_token = 0.0;   // saved hidden states X
   double query_row = 0.0;     // a row's queries, as they cross the link
 
   // What a step finds taken before any KV. Nothing where the division was given.

@@ -107,7 +107,7 @@ TEST(EmulatedWeights, RowsInAnotherOrderAreNotWaitedForOneByOne) {
   EXPECT_EQ(contents(*weights, device), expected);
 }
 
-// They are read where they stay: nothing of them goes over the GPU's link.
+// The host's CPU reads weights where they stay: none crosses the GPU's link.
 TEST(EmulatedWeights, StreamedLayersAreWrittenByTheHost) {
   const Checkpoint checkpoint(kLlamaConfig, "model.");
   HostDevice cpu;

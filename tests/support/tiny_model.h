@@ -112,7 +112,7 @@ class TinyModel {
     make_resolver(options);
   }
 
-  // With room for logits of every row, as scores of prompts want them.
+  // Has room for logits of every row, as scores of prompts want them.
   Engine& engine() { return engine_; }
   KvStore& kv() { return kv_; }
   DecoderModel& model() { return model_; }

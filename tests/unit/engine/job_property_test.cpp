@@ -214,8 +214,8 @@ TEST_P(RandomJobs, PlacementAndNeighboursNeverChangeAnAnswer) {
   EXPECT_GT(coverage.recomputed, 0U);
 }
 
-// The same of what random jobs seldom come to: lines swapped again and again, and rows attended on
-// the host.
+// The same promise in cases that random jobs seldom reach: requests swapped again and again, and
+// rows attended on the host.
 TEST(SwapsAndHostAttention, NeverChangeAnAnswer) {
   Coverage swapping;
   Coverage attending;

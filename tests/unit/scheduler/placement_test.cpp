@@ -311,7 +311,7 @@ TEST(Zero, OfTheYear2023KeepsItsKvOnTheHost) {
   const Outcome outcome = run(policy, small_limits(), equal_lines(6, 4, 16));
   EXPECT_EQ(outcome.preemptions, 0);
   EXPECT_GE(outcome.offloaded, 6 * 3);
-  // Where the other mode refuses.
+  // A job that the other mode refuses.
   const JobView job{.layers = 10, .block_tokens = 4, .batch_size = 8, .longest_tokens = 10000};
   const StaticPlacement placement = policy.start(job);
   EXPECT_EQ(placement.streamed_layers, 10);
