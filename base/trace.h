@@ -53,7 +53,7 @@ struct TraceEvent {
   enum class Kind : std::uint8_t {
     kSpan,       // on a lane
     kLine,       // a line's life, from admission to its end
-    kLinePhase,  // within it: a phase, or a suspension
+    kLinePhase,  // within it: a phase, or a preemption
     kCounter,    // the values from `begin` on
   };
 

@@ -48,7 +48,7 @@ std::vector<TokenId> ids_of(const ModelConfig& config, std::string_view text,
 }
 
 // Stored numbers as F32.
-void widen(const std::byte* from, DType dtype, std::span<float> to) {
+void to_f32(const std::byte* from, DType dtype, std::span<float> to) {
   const auto halves = std::span(reinterpret_cast<const std::uint16_t*>(from), to.size());
   switch (dtype) {
     case DType::kF32:
@@ -159,7 +159,7 @@ class KeyClusterer final : public AttentionObserver {
     }
     backend_.stream().synchronize();
     std::vector<float> keys(static_cast<std::size_t>(tokens * cache.head_dim));
-    widen(copy, cache.dtype, keys);
+    to_f32(copy, cache.dtype, keys);
     return keys;
   }
 

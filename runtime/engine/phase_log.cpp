@@ -15,7 +15,7 @@ void PhaseLog::admitted(LinePhase& phase, std::int64_t context) const {
   phase.context = context;
 }
 
-void PhaseLog::suspended(LinePhase& phase, std::int64_t line) const {
+void PhaseLog::preempted(LinePhase& phase, std::int64_t line) const {
   if (trace_ == nullptr) return;
   end_phase(phase, line, phase_name(phase.now));
   phase.since = Clock::now();
@@ -23,7 +23,7 @@ void PhaseLog::suspended(LinePhase& phase, std::int64_t line) const {
 
 void PhaseLog::resumed(LinePhase& phase, std::int64_t line, std::int64_t context) const {
   if (trace_ == nullptr) return;
-  end_phase(phase, line, "suspended");
+  end_phase(phase, line, "preempted");
   phase.since = Clock::now();
   phase.context = context;
 }

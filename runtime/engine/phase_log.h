@@ -19,16 +19,16 @@ struct LinePhase {
   Phase latest = Phase::kOne;  // a line whose blocks came back has been there all the same
   std::int64_t context = 0;    // tokens when `now` began
   TraceEvent::Clock::time_point admitted;
-  TraceEvent::Clock::time_point since;  // when `now`, or the suspension, began
+  TraceEvent::Clock::time_point since;  // when `now`, or the preemption, began
 };
 
 class PhaseLog {
  public:
   void set_trace(Trace* trace) { trace_ = trace; }
 
-  // A line's life. `line`: its index in the job. A suspension ends with resumed().
+  // A line's life. `line`: its index in the job. A preemption ends with resumed().
   void admitted(LinePhase& phase, std::int64_t context) const;
-  void suspended(LinePhase& phase, std::int64_t line) const;
+  void preempted(LinePhase& phase, std::int64_t line) const;
   void resumed(LinePhase& phase, std::int64_t line, std::int64_t context) const;
   void ended(const LinePhase& phase, std::int64_t line) const;
 

@@ -39,7 +39,7 @@ std::vector<std::int64_t> PlacementDriver::place(const Lines& lines) {
   noted("offloaded_blocks", stats_.offloaded_blocks, before.offloaded_blocks);
   noted("reloaded_blocks", stats_.reloaded_blocks, before.reloaded_blocks);
   noted("discarded_blocks", stats_.discarded_blocks, before.discarded_blocks);
-  noted("suspended", stats_.swaps + stats_.drops, before.swaps + before.drops);
+  noted("preempted", stats_.swaps + stats_.drops, before.swaps + before.drops);
   see_phases(lines);
   ++step_;
   return std::move(answer.tokens);
@@ -171,7 +171,7 @@ void PlacementDriver::apply(const Admit& action, const Lines& lines) {
 
 void PlacementDriver::apply(const Preempt& action, const Lines& lines) {
   const auto entry = std::ranges::find(lines.running, action.sequence, &RunningLine::id);
-  phases_.suspended(entry->phase, line_index(*entry));
+  phases_.preempted(entry->phase, line_index(*entry));
   if (action.mode == PreemptMode::kSwap) {
     ++stats_.swaps;
   } else {

@@ -6,8 +6,8 @@ namespace triphase {
 
 void offload_full_blocks(PlacementStep& step, SequenceId id) {
   const std::int64_t full = step.book().tokens(id) / step.limits().block_tokens;
-  const std::int64_t away = step.book().away_blocks(id);
-  if (full > away) step.offload(id, full - away);
+  const std::int64_t offloaded = step.book().away_blocks(id);
+  if (full > offloaded) step.offload(id, full - offloaded);
 }
 
 std::int64_t prefill_blocks(const PlacementLimits& limits) {
@@ -15,7 +15,7 @@ std::int64_t prefill_blocks(const PlacementLimits& limits) {
 }
 
 std::int64_t host_line_blocks(const PlacementStep& step, const WaitingRequest& request) {
-  return step.limits().blocks_for(request.max_tokens) - step.away_blocks(request);
+  return step.limits().blocks_for(request.max_tokens) - step.offloaded_blocks(request);
 }
 
 void keep_lines_on_host(PlacementStep& step) {

@@ -124,7 +124,7 @@ class PlacementStep {
   // Device blocks that this admission and its first step would take from the free ones.
   [[nodiscard]] std::int64_t admission_blocks(const Admit& action) const;
   // Blocks of a waiting request that are there but not on the device.
-  [[nodiscard]] std::int64_t away_blocks(const WaitingRequest& request) const;
+  [[nodiscard]] std::int64_t offloaded_blocks(const WaitingRequest& request) const;
   // Prompt tokens that the step can still take.
   [[nodiscard]] std::int64_t prefill_left() const { return prefill_left_; }
 

@@ -64,13 +64,13 @@ std::int64_t TriphasePolicy::movable_end(const PlacedRequest& request,
   return std::max<std::int64_t>(tokens, 0) / limits.block_tokens;
 }
 
-std::int64_t TriphasePolicy::target_away(const PlacedRequest& request,
-                                         const PlacementLimits& limits) const {
+std::int64_t TriphasePolicy::offload_target(const PlacedRequest& request,
+                                            const PlacementLimits& limits) const {
   if (scheduled_phase(schedule_, request.decode_step()) == Phase::kOne) return 0;
-  const std::int64_t away = schedule_.device_tokens > 0
-                                ? request.context - schedule_.device_tokens
-                                : share_of(schedule_.alpha, request.context);
-  return std::min(std::max<std::int64_t>(away, 0) / limits.block_tokens,
+  const std::int64_t tokens = schedule_.device_tokens > 0
+                                  ? request.context - schedule_.device_tokens
+                                  : share_of(schedule_.alpha, request.context);
+  return std::min(std::max<std::int64_t>(tokens, 0) / limits.block_tokens,
                   movable_end(request, limits, /*keep_window=*/true));
 }
 
@@ -79,7 +79,7 @@ void TriphasePolicy::follow_schedule(PlacementStep& step) const {
   const KvBook& book = step.book();
   if (limits.host_blocks == 0) return;
   for (const PlacedRequest& request : step.running()) {
-    offload_oldest(step, request, target_away(request, limits) - book.away_blocks(request.id));
+    offload_oldest(step, request, offload_target(request, limits) - book.away_blocks(request.id));
     if (scheduled_phase(schedule_, request.decode_step()) != Phase::kThree) continue;
     const std::int64_t more = std::min(share_of(schedule_.beta, book.away_blocks(request.id)),
                                        book.input_blocks(request.id)) -
@@ -189,8 +189,9 @@ void TriphasePolicy::reload_when_plenty(PlacementStep& step) const {
   const PlacementLimits& limits = step.limits();
   const KvBook& book = step.book();
   for (const PlacedRequest& request : step.running()) {
-    const std::int64_t surplus = std::min(
-        book.away_blocks(request.id) - target_away(request, limits), book.host_blocks(request.id));
+    const std::int64_t surplus =
+        std::min(book.away_blocks(request.id) - offload_target(request, limits),
+                 book.host_blocks(request.id));
     // A block more for every request must stay free, else the next steps would send these back.
     const std::int64_t plenty =
         step.spare_device_blocks() - step.running_count() - prefill_blocks(limits);

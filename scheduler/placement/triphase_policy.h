@@ -31,8 +31,8 @@ class TriphasePolicy final : public PlacementPolicy {
   // Blocks that may leave the device: full, and outside the local window if that is kept.
   [[nodiscard]] std::int64_t movable_end(const PlacedRequest& request,
                                          const PlacementLimits& limits, bool keep_window) const;
-  [[nodiscard]] std::int64_t target_away(const PlacedRequest& request,
-                                         const PlacementLimits& limits) const;
+  [[nodiscard]] std::int64_t offload_target(const PlacedRequest& request,
+                                            const PlacementLimits& limits) const;
   void follow_schedule(PlacementStep& step) const;
   void relieve_pressure(PlacementStep& step) const;
   void relieve_pressure(PlacementStep& step, bool keep_window) const;

@@ -134,7 +134,7 @@ void divide(const PlacementPolicy& policy, const SimulatedJob& job, Longest long
   memory.staging_pages = plan.staging_pages;
   memory.limits = placement_limits(request, plan, job.prefill_chunk);
   memory.longest = longest_request(policy, request, plan, memory.limits);
-  // Scales of blocks that are away count with these.
+  // Scales of blocks on the host count with these.
   const auto blocks = static_cast<double>(memory.limits.device_blocks);
   const double copies =
       job.handicaps.copies_device_kv

@@ -22,7 +22,7 @@ using emulated::EmulatedDevice;
 
 constexpr std::uint64_t kSchedules = 6;
 
-// A checkpoint in BF16, whose vectors are widened to F32.
+// A checkpoint in BF16, whose vectors are converted to F32.
 class Checkpoint {
  public:
   explicit Checkpoint(const std::string& config_text, const std::string& prefix)
