@@ -7,7 +7,7 @@
 
 #include "base/error.h"
 #include "base/format_bytes.h"
-#include "scheduler/placement/host_lines.h"
+#include "scheduler/placement/host_requests.h"
 
 namespace triphase {
 namespace {
@@ -144,7 +144,7 @@ void plan_host_tier(const MemoryRequest& request, std::int64_t wanted_blocks,
     const std::uint64_t homes =
         smallest_kv(request) *
         static_cast<std::uint64_t>(request.host->step_homes +
-                                   request.host->line_homes * plan.batch_size);
+                                   request.host->request_homes * plan.batch_size);
     const std::uint64_t kept = request.host->holds_everything ? 4 * homes : 2 * homes;
     const std::uint64_t most = room > kept ? std::min(room / 2, room - kept) : 0;
     const std::uint64_t with_columns = std::min(blocks + inputs, most / one);
@@ -252,8 +252,8 @@ MemoryRequest::Host host_tier(const PlacementPolicy& policy, const StaticPlaceme
   MemoryRequest::Host host{.holds_everything = placement.host_streams_all,
                            .always = placement.host_always,
                            .input_blocks = policy.input_blocks(block_tokens)};
-  if (placement.host_lines) {
-    host.line_homes = kHostLineDeviceBlocks;
+  if (placement.host_requests) {
+    host.request_homes = kHostRequestDeviceBlocks;
     host.step_homes = (prefill_chunk + block_tokens - 1) / block_tokens;
   }
   return host;
@@ -297,7 +297,7 @@ PlacementLimits placement_limits(const MemoryRequest& request, const MemoryPlan&
 
 std::int64_t longest_request(const PlacementPolicy& policy, const MemoryRequest& request,
                              const MemoryPlan& plan, const PlacementLimits& limits) {
-  const std::int64_t longest = std::min(request.context, policy.longest_line(limits));
+  const std::int64_t longest = std::min(request.context, policy.longest_request(limits));
   if (plan.host_blocks == 0) return longest;
   // Dense attention reads a request's host blocks of one layer together.
   return std::min(longest, plan.staging_pages * request.block_tokens);

@@ -54,8 +54,9 @@ struct MemoryRequest {
     // Saved layer inputs: leading blocks of each sequence, and bytes of one, all layers.
     std::int64_t input_blocks = 0;
     std::uint64_t input_block_bytes = 0;
-    // Blocks that need a home on the device for the policy to run a line, and to run a step at all.
-    std::int64_t line_homes = 0;
+    // Blocks that need a home on the device for the policy to run a request, and to run a step at
+    // all.
+    std::int64_t request_homes = 0;
     std::int64_t step_homes = 0;
   };
   std::optional<Host> host;

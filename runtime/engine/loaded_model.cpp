@@ -238,7 +238,7 @@ class Planner {
     plan_.kv.input_width = model_.config.hidden_size;
   }
 
-  // Of a longest line's tokens, the share that a method reads which fetches its tokens. The
+  // Of a longest request's tokens, the share that a method reads which fetches its tokens. The
   // baselines keep no tokens, as their originals do not.
   [[nodiscard]] double chosen_share() const {
     const bool caches =
@@ -321,7 +321,7 @@ class Planner {
       plan_.policy = std::make_shared<DeviceOnlyPolicy>();
     }
     plan_.places = placement_limits(request, plan_.memory, plan_.prefill_chunk);
-    plan_.longest_line = longest_request(*plan_.policy, request, plan_.memory, plan_.places);
+    plan_.longest_request = longest_request(*plan_.policy, request, plan_.memory, plan_.places);
   }
 
   // Budgets that were given may be beyond what there is; pages are taken when they are touched, so
@@ -394,7 +394,7 @@ std::string describe(const RunPlan& plan, const ModelBundle& model) {
       format_bytes(plan.memory.weights), format_bytes(plan.memory.scratch),
       format_bytes(plan.memory.kv), plan.memory.kv_pages, plan.kv.block_tokens,
       dtype_name(plan.kv.dtype), format_bytes(plan.budget), plan.memory.batch_size,
-      plan.prefill_chunk, plan.longest_line, model.config.max_positions);
+      plan.prefill_chunk, plan.longest_request, model.config.max_positions);
   if (plan.memory.transposed_k > 0) {
     text += fmt::format("; K^T {} beside it (sparq.kt=off saves it)",
                         format_bytes(plan.memory.transposed_k));

@@ -30,12 +30,12 @@ struct RunPlan {
   KvStore::Shape kv;
   BatchLimits limits;
   std::int64_t prefill_chunk = 0;
-  PromptUnits prompt_units;        // no longer than prefill_chunk, or no prompt is
-  std::int64_t context = 0;        // tokens of the longest line that memory is divided for
-  std::int64_t longest_line = 0;   // tokens of the longest line that the job can hold
-  std::uint64_t budget = 0;        // device bytes
-  std::uint64_t host_budget = 0;   // host bytes
-  std::uint64_t host_scratch = 0;  // bytes of attention's buffers on the host
+  PromptUnits prompt_units;          // no longer than prefill_chunk, or no prompt is
+  std::int64_t context = 0;          // tokens of the longest request that memory is divided for
+  std::int64_t longest_request = 0;  // tokens of the longest request that the job can hold
+  std::uint64_t budget = 0;          // device bytes
+  std::uint64_t host_budget = 0;     // host bytes
+  std::uint64_t host_scratch = 0;    // bytes of attention's buffers on the host
   std::shared_ptr<const PlacementPolicy> policy;
   StaticPlacement placement;
   std::uint64_t selection = 0;  // of the scratch: what the attention method keeps to choose by

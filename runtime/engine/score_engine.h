@@ -1,8 +1,8 @@
 #pragma once
 
-// `triphase score` as the job sees it: lines in, log-likelihoods out. A line is tokenized and cut
-// into windows (ScorePreparer), which an Engine scores, and their scores are put together again.
-// Not thread safe.
+// `triphase score` as the job sees it: requests in, log-likelihoods out. A request is tokenized and
+// cut into windows (ScorePreparer), which an Engine scores, and their scores are put together
+// again. Not thread safe.
 
 #include <cstdint>
 #include <map>

@@ -52,13 +52,13 @@ struct AttentionUse {
 struct FixedContextUse {
   std::string path;
   std::string hash;          // of its clusters.json
-  std::uint64_t tokens = 0;  // in every line's prompt
+  std::uint64_t tokens = 0;  // in every request's prompt
 };
 
 struct PlacementUse {
   std::string policy = "device-only";
   std::uint64_t preemptions = 0;
-  // Steps and seconds by the latest phase that any line was in; I, II, III.
+  // Steps and seconds by the latest phase that any request was in; I, II, III.
   std::array<PhaseUse, 3> phases{};
   std::vector<PhaseBoundary> phase_boundaries;  // empty: none met
   std::optional<Plan> plan;                     // that the policy followed

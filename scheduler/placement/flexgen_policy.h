@@ -24,7 +24,7 @@ class FlexGenPolicy final : public PlacementPolicy {
 
   [[nodiscard]] std::string_view name() const override { return "flexgen"; }
   [[nodiscard]] StaticPlacement start(const JobView& job) const override;
-  [[nodiscard]] std::int64_t longest_line(const PlacementLimits& limits) const override;
+  [[nodiscard]] std::int64_t longest_request(const PlacementLimits& limits) const override;
   void decide(PlacementStep& step) const override;
 
   [[nodiscard]] const FlexGenOptions& options() const { return options_; }

@@ -3,7 +3,7 @@
 #include <algorithm>
 #include <cmath>
 
-#include "scheduler/placement/host_lines.h"
+#include "scheduler/placement/host_requests.h"
 
 namespace triphase {
 namespace {
@@ -32,8 +32,8 @@ StaticPlacement TriphasePolicy::start(const JobView& /*job*/) const {
           .block_tokens = schedule_.block_tokens};
 }
 
-std::int64_t TriphasePolicy::longest_line(const PlacementLimits& limits) const {
-  const std::int64_t slack = kHostLineDeviceBlocks + prefill_blocks(limits);
+std::int64_t TriphasePolicy::longest_request(const PlacementLimits& limits) const {
+  const std::int64_t slack = kHostRequestDeviceBlocks + prefill_blocks(limits);
   const std::int64_t device = limits.device_blocks;
   const std::int64_t host = limits.host_blocks;
   return (device < slack || host == 0 ? device : device - slack + host) * limits.block_tokens;
@@ -143,7 +143,7 @@ bool TriphasePolicy::resume_preempted(PlacementStep& step, std::int64_t& demand)
     const std::int64_t growth = limits.blocks_for(request.context + rows) -
                                 (swapped ? limits.blocks_for(request.context) : 0);
     const std::int64_t room = step.spare_device_blocks() - growth -
-                              (alone ? 0 : prefill_blocks(limits) + kHostLineDeviceBlocks);
+                              (alone ? 0 : prefill_blocks(limits) + kHostRequestDeviceBlocks);
     const std::int64_t partial =
         limits.blocks_for(request.context) - request.context / limits.block_tokens;
     const std::int64_t recomputable = swapped ? step.book().recomputable_blocks(request.id) : 0;
@@ -162,7 +162,7 @@ bool TriphasePolicy::fits(const PlacementStep& step, std::int64_t demand) {
   if (limits.host_blocks == 0) return demand <= device;
   // The host takes what the device cannot hold.
   const std::int64_t passing =
-      kHostLineDeviceBlocks * (step.running_count() + 1) + prefill_blocks(limits);
+      kHostRequestDeviceBlocks * (step.running_count() + 1) + prefill_blocks(limits);
   return demand + passing <= device + step.book().host().free() && passing <= limits.device_blocks;
 }
 

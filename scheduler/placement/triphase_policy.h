@@ -4,9 +4,9 @@
 // the device; in Phase II a share alpha of the context, the oldest full blocks outside the local
 // window, lives on the host; in Phase III a share beta of those is recomputed from saved layer
 // inputs. Memory pressure brings a switch forward, never past a budget; a sequence whose blocks
-// left early gets them back when pages are plenty. Lines are admitted while both tiers together can
-// hold every running line at its longest, so that nobody has to make room; a line that has to
-// waits on the host.
+// left early gets them back when pages are plenty. Requests are admitted while both tiers together
+// can hold every running request at its longest, so that nobody has to make room; a request that
+// has to waits on the host.
 
 #include "scheduler/placement/phase_schedule.h"
 #include "scheduler/placement/placement_policy.h"
@@ -19,7 +19,7 @@ class TriphasePolicy final : public PlacementPolicy {
 
   [[nodiscard]] std::string_view name() const override { return "triphase"; }
   [[nodiscard]] StaticPlacement start(const JobView& job) const override;
-  [[nodiscard]] std::int64_t longest_line(const PlacementLimits& limits) const override;
+  [[nodiscard]] std::int64_t longest_request(const PlacementLimits& limits) const override;
   [[nodiscard]] std::int64_t input_blocks(std::int64_t block_tokens) const override {
     return (schedule_.input_tokens + block_tokens - 1) / block_tokens;
   }

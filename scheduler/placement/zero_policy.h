@@ -23,7 +23,7 @@ class ZeroPolicy final : public PlacementPolicy {
   [[nodiscard]] std::string_view name() const override { return "zero"; }
   // k2022: throws E-MEM-FIT when the KV of a full batch does not fit beside two streamed layers.
   [[nodiscard]] StaticPlacement start(const JobView& job) const override;
-  [[nodiscard]] std::int64_t longest_line(const PlacementLimits& limits) const override;
+  [[nodiscard]] std::int64_t longest_request(const PlacementLimits& limits) const override;
   void decide(PlacementStep& step) const override;
 
  private:

@@ -21,9 +21,9 @@ struct Longest {
 
 Longest longest_of(const SimulatedJob& job) {
   Longest longest;
-  for (const SimulatedLine& line : job.lines) {
-    longest.prompt = std::max(longest.prompt, line.prompt_tokens);
-    longest.context = std::max(longest.context, line.prompt_tokens + line.output_tokens - 1);
+  for (const SimulatedRequest& request : job.requests) {
+    longest.prompt = std::max(longest.prompt, request.prompt_tokens);
+    longest.context = std::max(longest.context, request.prompt_tokens + request.output_tokens - 1);
   }
   return longest;
 }
@@ -170,7 +170,7 @@ JobMemory divide_memory(const PlacementPolicy& policy, const SimulatedJob& job) 
   take_choices(job, memory);
   count_token_bytes(job, memory);
   if (job.division) {
-    memory.longest = policy.longest_line(memory.limits);
+    memory.longest = policy.longest_request(memory.limits);
   } else {
     divide(policy, job, longest, memory);
   }

@@ -19,7 +19,7 @@ struct JobMemory {
   std::int64_t streamed_layers = 0;
   PlacementLimits limits;
   std::int64_t staging_pages = 0;  // through which KV on the host is read
-  std::int64_t longest = 0;        // tokens of the longest line that can run
+  std::int64_t longest = 0;        // tokens of the longest request that can run
 
   // Bytes of one token, in all layers unless the comment says otherwise.
   double kv_token = 0.0;      // K and V where they live, INT8's scales included
@@ -34,7 +34,7 @@ struct JobMemory {
 };
 
 // Never throws for a job that does not fit: the result says why, and fields past what was decided
-// until then keep their defaults. `job` has at least one line.
+// until then keep their defaults. `job` has at least one request.
 [[nodiscard]] JobMemory divide_memory(const PlacementPolicy& policy, const SimulatedJob& job);
 
 }  // namespace triphase

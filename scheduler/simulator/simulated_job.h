@@ -1,7 +1,7 @@
 #pragma once
 
-// A job as the simulator gets it: its lines' lengths, what a token costs in bytes, and the budgets
-// or a division of memory that is given. PURE.
+// A job as the simulator gets it: its requests' lengths, what a token costs in bytes, and the
+// budgets or a division of memory that is given. PURE.
 
 #include <cstdint>
 #include <optional>
@@ -15,7 +15,7 @@
 
 namespace triphase {
 
-struct SimulatedLine {
+struct SimulatedRequest {
   std::int64_t prompt_tokens = 0;
   std::int64_t output_tokens = 0;
 };
@@ -51,7 +51,7 @@ struct SimulatedJob {
   double caching_ratio = 1.0;  // r: share of the context that a decode step attends
   double miss_rate = 1.0;      // share of the attended host tokens that crosses the link
   SparseFetch fetch = SparseFetch::kAhead;  // below r = 1
-  std::vector<SimulatedLine> lines;
+  std::vector<SimulatedRequest> requests;
   Handicaps handicaps;
   std::optional<MemoryDivision> division;  // then the budgets above are not looked at
   bool keep_steps = false;                 // fill SimulationResult::steps

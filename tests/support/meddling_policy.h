@@ -21,8 +21,8 @@ class Meddling final : public PlacementPolicy {
   [[nodiscard]] StaticPlacement start(const JobView& job) const override {
     return usual_->start(job);
   }
-  [[nodiscard]] std::int64_t longest_line(const PlacementLimits& limits) const override {
-    return usual_->longest_line(limits);
+  [[nodiscard]] std::int64_t longest_request(const PlacementLimits& limits) const override {
+    return usual_->longest_request(limits);
   }
   void decide(PlacementStep& step) const override {
     if (!instead_(step)) usual_->decide(step);

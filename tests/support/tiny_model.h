@@ -97,7 +97,7 @@ class TinyModel {
                 options.input_tokens > 0 ? options.block_tokens : 0, options.input_tokens},
                pool_, &transfers_),
         preparer_(config_, nullptr,
-                  {.context = config_.max_positions, .kv_tokens = longest_line(options)}),
+                  {.context = config_.max_positions, .kv_tokens = longest_request(options)}),
         engine_({options.batch_size, options.prefill_chunk, options.job_seed}, *policy_, model_,
                 kv_, preparer_, nullptr, *backend_) {
     model_.set_attention(options.attention, backend_->sparse_ops(), pool_, options.clusters);
@@ -161,13 +161,13 @@ class TinyModel {
             .input_width = options.input_tokens > 0 ? config_.hidden_size : 0,
             .host_attention = options.host_attention};
   }
-  [[nodiscard]] std::int64_t longest_line(const TinyModelOptions& options) const {
-    const std::int64_t longest = policy_->longest_line({.layers = config_.layers,
-                                                        .block_tokens = options.block_tokens,
-                                                        .device_blocks = options.kv_blocks,
-                                                        .host_blocks = options.host_blocks,
-                                                        .batch_size = options.batch_size,
-                                                        .prefill_chunk = options.prefill_chunk});
+  [[nodiscard]] std::int64_t longest_request(const TinyModelOptions& options) const {
+    const std::int64_t longest = policy_->longest_request({.layers = config_.layers,
+                                                           .block_tokens = options.block_tokens,
+                                                           .device_blocks = options.kv_blocks,
+                                                           .host_blocks = options.host_blocks,
+                                                           .batch_size = options.batch_size,
+                                                           .prefill_chunk = options.prefill_chunk});
     const std::int64_t staged = options.host_blocks > 0
                                     ? options.staging_blocks * options.block_tokens
                                     : config_.max_positions;

@@ -69,8 +69,8 @@ class Watched final : public PlacementPolicy {
   [[nodiscard]] StaticPlacement start(const JobView& job) const override {
     return policy_->start(job);
   }
-  [[nodiscard]] std::int64_t longest_line(const PlacementLimits& limits) const override {
-    return policy_->longest_line(limits);
+  [[nodiscard]] std::int64_t longest_request(const PlacementLimits& limits) const override {
+    return policy_->longest_request(limits);
   }
   [[nodiscard]] std::int64_t input_blocks(std::int64_t block_tokens) const override {
     return policy_->input_blocks(block_tokens);
@@ -160,7 +160,7 @@ SimulatedSteps run_simulator(const TinyModelOptions& options, const ModelConfig&
                    .division = MemoryDivision{limits, options.streamed_layers, {}},
                    .keep_steps = true};
   for (const Request& request : requests) {
-    job.lines.push_back(
+    job.requests.push_back(
         {static_cast<std::int64_t>(request.tokens.size()), request.sampling.max_tokens});
   }
   const HardwareProfile profile = derive_profile(*find_hardware("t4"), costs, options.dtype);

@@ -371,7 +371,7 @@ Case random_case(std::mt19937& random) {
       result.policy = std::make_unique<TriphasePolicy>(schedule);
     }
   }
-  const std::int64_t longest = std::min<std::int64_t>(result.policy->longest_line(limits), 120);
+  const std::int64_t longest = std::min<std::int64_t>(result.policy->longest_request(limits), 120);
   if (longest < 2) return result;
   const std::int64_t lines = pick(1, 14);
   for (std::int64_t line = 0; line < lines; ++line) {
