@@ -20,7 +20,7 @@ enum class MemoryTag : std::uint8_t {
   kActivations,
   kStaging,
   kWorkspace,
-  kInputs,       // saved layer inputs
+  kInputs,       // cached hidden states
   kSelection,    // what attention methods keep to choose tokens by
   kTransposedK,  // K^T
 };

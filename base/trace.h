@@ -37,7 +37,7 @@ enum class TraceLane : std::uint8_t {
   kPhases,     // the latest phase that any running request is in
   kHost,       // the engine's own work: placement, sampling
   kCompute,    // the compute stream: the model's arithmetic, and its waits for weights and KV
-  kRecompute,  // the same stream: KV computed again from saved layer inputs
+  kRecompute,  // the same stream: KV computed again from cached hidden states
   kToDevice,   // the link, one span for each transfer
   kToHost,
 };

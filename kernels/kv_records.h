@@ -62,7 +62,7 @@ struct MissingTokens {
   std::int64_t most = 0;                // and at most
 };
 
-// A token whose K and V nobody stores: they are projected from its saved layer inputs.
+// A token whose K and V nobody stores: they are projected from its cached hidden states.
 struct RecomputedToken {
   std::int32_t slot = 0;        // where K and V go
   std::int32_t input = 0;       // of the layer's saved inputs: block * block_tokens + offset
@@ -77,7 +77,7 @@ struct RecomputedTokens {
   std::int64_t most = 0;                // and at most
 };
 
-// Layer inputs on the host, of one layer: of each block codes [page_tokens][width], INT8, then
+// Hidden states on the host, of one layer: of each block codes [page_tokens][width], INT8, then
 // scales [page_tokens], F32.
 struct SavedInputs {
   const std::byte* blocks = nullptr;

@@ -4,7 +4,7 @@
 // of the token cache), or on the host. Looked up on the device, so that the host neither reads the
 // choice nor waits for it. What is on the host gets a hot row, in place of the token that was
 // chosen longest ago, or a spare slot that serves one choice alone; so does a token whose K and V
-// are projected from layer inputs on the host. Memory: kernels/sizing. One thread.
+// are projected from hidden states on the host. Memory: kernels/sizing. One thread.
 
 #include <cstdint>
 #include <span>
@@ -20,7 +20,7 @@ struct BlockTables {
   std::int64_t rows = 0;
   std::int64_t row_blocks = 0;
   std::span<const std::int32_t> pages;  // in layer 0; -1: not on the device
-  // -1: not on the host. Blocks whose layer inputs are saved, and whose K and V are not, come
+  // -1: not on the host. Blocks whose hidden states are saved, and whose K and V are not, come
   // behind those of K and V: input block i is ResolverShape::host_blocks + i.
   std::span<const std::int32_t> host_blocks;
   std::span<const std::int32_t> scale_pages;  // INT8: the same in every layer

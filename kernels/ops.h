@@ -41,7 +41,7 @@ struct Workspace {
 // [page][kv_head][page_tokens][head_dim], so one head's tokens of a page are contiguous. A slot is
 // page * page_tokens + offset: the place of one token in all heads.
 //
-// INT8 (dtype kInt8; DESIGN section 3). A block is page_tokens consecutive positions. A closed
+// INT8 (dtype kInt8). A block is page_tokens consecutive positions. A closed
 // block is stored as codes: x = lambda * (code - zero), with one (lambda, zero) per channel of a
 // head, K and V apart. lambda = (max - min) / 255, zero = round(-min / lambda) kept as a whole F32
 // number, code = round(x / lambda + zero) within 0..255; F32 arithmetic, ties to even. max == min

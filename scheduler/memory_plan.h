@@ -3,8 +3,8 @@
 // How memory is divided before anything is loaded, for a run and for a simulated one: on the device
 // weights, scratch, KV pages and the staging pages through which KV on the host is read, with a
 // cache of tokens that are read again and again; on the host the weights that are streamed, the KV
-// blocks that the device cannot hold, and saved layer inputs. PURE. All sizes in bytes unless they
-// say otherwise.
+// blocks that the device cannot hold, and cached hidden states. PURE. All sizes in bytes unless
+// they say otherwise.
 
 #include <cstdint>
 #include <functional>
@@ -51,7 +51,7 @@ struct MemoryRequest {
     // inputs, and for a cached one.
     std::uint64_t block_lookup = 0;
     std::uint64_t cached_block_lookup = 0;
-    // Saved layer inputs: leading blocks of each sequence, and bytes of one, all layers.
+    // Cached hidden states: leading blocks of each sequence, and bytes of one, all layers.
     std::int64_t input_blocks = 0;
     std::uint64_t input_block_bytes = 0;
     // Blocks that need a home on the device for the policy to run a request, and to run a step at
@@ -81,7 +81,7 @@ struct MemoryPlan {
   std::int64_t partial_pages = 0;
   std::int64_t host_blocks = 0;  // of all layers
   std::uint64_t host_kv = 0;
-  std::int64_t input_blocks = 0;  // of saved layer inputs, all layers
+  std::int64_t input_blocks = 0;  // of cached hidden states, all layers
   std::uint64_t host_inputs = 0;
   [[nodiscard]] std::uint64_t total() const {
     return weights + scratch + kv + transposed_k + staging + cache + lookup;
@@ -108,7 +108,7 @@ struct SizedModel {
 };
 [[nodiscard]] MemoryRequest memory_request(const SizedModel& model);
 
-// The host tier as the policy wants it: all but its budget, token cache and bytes of layer inputs.
+// The host tier as the policy wants it: all but its budget, token cache and bytes of hidden states.
 [[nodiscard]] MemoryRequest::Host host_tier(const PlacementPolicy& policy,
                                             const StaticPlacement& placement,
                                             std::int64_t block_tokens, std::int64_t prefill_chunk);

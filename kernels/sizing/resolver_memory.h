@@ -20,9 +20,9 @@ struct ResolverShape {
   std::int64_t list_tokens = 0;   // of the longest list
   bool early = false;             // tokens are chosen ahead
   bool quantized = false;
-  bool recomputes = false;  // blocks of saved layer inputs may be among the host's
+  bool recomputes = false;  // blocks of cached hidden states may be among the host's
   std::int64_t host_blocks = 0;
-  std::int64_t input_blocks = 0;    // of saved layer inputs; of one list alone
+  std::int64_t input_blocks = 0;    // of cached hidden states; of one list alone
   std::int64_t hot_rows = 0;        // of a layer and list
   std::int64_t first_hot_slot = 0;  // of layer 0; those of the next layer follow
 

@@ -59,7 +59,7 @@ struct Measured {
   std::int64_t max_batch = 0;
   double tokens_attended = 1.0;  // share of the context
   std::string kv_dtype;
-  std::uint64_t layer_inputs = 0;  // leading tokens whose KV comes from INT8 layer inputs
+  std::uint64_t layer_inputs = 0;  // leading tokens whose KV comes from INT8 hidden states
   std::string device;
   std::vector<std::string> emulated;
 };

@@ -469,7 +469,7 @@ LoadedModel::LoadedModel(std::shared_ptr<LoadedWeights> loaded, const ModelBundl
                  "a plan for weights that lie elsewhere");
   backend.reserve(ops_shape(model, options, plan.limits, plan.kv));
   decoder.set_attention(options.attention, backend.sparse_ops(), pool, model.clusters());
-  decoder.set_layer_inputs(plan.input_tokens, backend.input_ops(), pool);
+  decoder.set_hidden_states(plan.input_tokens, backend.input_ops(), pool);
   if (plan.kv.host_attention) {
     decoder.set_host_attention(plan.memory.batch_size, backend.host_ops(), host_pool);
   }

@@ -41,7 +41,7 @@ struct RunPlan {
   std::uint64_t selection = 0;  // of the scratch: what the attention method keeps to choose by
   // Sizes of the device's resolver; nothing: the host looks tokens up, or none are chosen.
   std::optional<ResolverShape> resolver;
-  std::int64_t input_tokens = 0;  // leading ones whose K and V come from INT8 layer inputs
+  std::int64_t input_tokens = 0;  // leading ones whose K and V come from INT8 hidden states
   PlacementLimits places;         // what the policy has to work with
 };
 

@@ -137,7 +137,7 @@ void fill_run_numbers(const Engine& engine, const LoadedModel& loaded, const Run
     const HostAttention::Use& use = host->use();
     summary.host_attention = {use.rows, use.queries, use.results, use.kv};
   }
-  if (const LayerInputs* inputs = loaded.decoder.layer_inputs()) {
+  if (const HiddenStates* inputs = loaded.decoder.hidden_states()) {
     const auto layers = static_cast<std::uint64_t>(loaded.kv.shape().layers);
     summary.layer_inputs = {inputs->tokens(), inputs->use().saved_bytes,
                             (inputs->use().recomputed_tokens + listed) / layers};

@@ -107,7 +107,7 @@ struct ToDeviceBytes {
   std::uint64_t kv_reloads = 0;  // blocks that came to stay
   std::uint64_t kv_blocks = 0;   // whole blocks, for the step that attended them
   std::uint64_t kv_tokens = 0;   // chosen tokens, for the step that attended them
-  std::uint64_t inputs = 0;      // layer inputs, for the step that recomputed their KV
+  std::uint64_t inputs = 0;      // hidden states, for the step that recomputed their KV
   std::uint64_t results = 0;     // of attention on the host
 };
 
@@ -125,7 +125,7 @@ struct MovedBytes {
 };
 
 // Hidden states X in INT8, from which K and V of leading tokens come.
-struct LayerInputUse {
+struct HiddenStateUse {
   std::int64_t tokens = 0;              // leading tokens of every request
   std::uint64_t saved_bytes = 0;        // to the host, of MovedBytes::to_host
   std::uint64_t recomputed_tokens = 0;  // K and V projected again, all layers
@@ -167,7 +167,7 @@ struct RunSummary {
   std::uint64_t max_batch = 0;              // most sequences decoded together
   std::vector<MemoryUse> memory;
   MovedBytes moved;
-  LayerInputUse layer_inputs;
+  HiddenStateUse layer_inputs;
   HostAttentionUse host_attention;
   TokenCacheUse token_cache;
 };

@@ -93,7 +93,7 @@ struct MachineOptions {
   std::optional<DType> kv_dtype;                  // nothing: auto
   std::int64_t kv_block = 0;                      // tokens of a KV block; 0: chosen
   std::int64_t max_context = 0;                   // tokens of the longest request; 0: the model's
-  // Leading tokens of every request whose K and V come from their INT8 layer inputs.
+  // Leading tokens of every request whose K and V come from their INT8 hidden states.
   std::int64_t layer_inputs = 0;
   std::string policy = "triphase";
   std::vector<std::string> policy_options;    // "name=value"

@@ -217,7 +217,7 @@ class ScheduleChooser {
     return lengths;
   }
 
-  // Records that are there already were made with these layer inputs, whatever is planned now.
+  // Records that are there already were made with these hidden states, whatever is planned now.
   void keep_inputs_of_earlier_run() {
     const OutputPaths paths(options_.files.output);
     if (!may_resume(options_) || !path_exists(paths.manifest)) return;
@@ -451,7 +451,7 @@ class ScheduleChooser {
   const PromptFileFacts& prompts_;
   Backend& backend_;
   RunProfile& profile_;
-  bool inputs_settled_ = false;  // an earlier run decided about layer inputs
+  bool inputs_settled_ = false;  // an earlier run decided about hidden states
   Log& log_;
 };
 

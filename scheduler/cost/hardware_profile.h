@@ -19,7 +19,7 @@ enum class CostTable : std::uint8_t {
   kDecode,      // one decode step by (batch, tokens attended by all sequences together)
   kDecodeInt8,  // the same with INT8 KV on the device; empty: as kDecode
   kPrefill,     // one chunk by (prompt tokens of the chunk, tokens before it)
-  kRecompute,   // K and V from saved layer inputs, by (sequences, tokens of each)
+  kRecompute,   // K and V from cached hidden states, by (sequences, tokens of each)
   kH2D,         // one bulk copy by bytes
   kD2H,         // one bulk copy by bytes
   kGather,      // host records to the device by (bytes of a record, records)

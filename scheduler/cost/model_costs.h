@@ -36,7 +36,7 @@ struct ModelCosts {
 // The same as it crosses the link: INT8's scales stay on the device wherever the block is.
 [[nodiscard]] double kv_record_bytes(const ModelCosts& model, DType kv_dtype);
 
-// Saved layer inputs X of one token in one layer: INT8 values and a scale (FP32) per token.
+// Cached hidden states X of one token in one layer: INT8 values and a scale (FP32) per token.
 [[nodiscard]] double input_layer_bytes(const ModelCosts& model);
 
 // Activations and workspace on the device for a step of this many rows, `logit_rows` of which are

@@ -25,7 +25,7 @@ struct PhaseSchedule {
   // The local window stays on the device: the larger of a number and a share of the context.
   std::int64_t window_tokens = 0;
   double window_share = 0.0;
-  // Leading tokens of each sequence whose layer inputs X are saved; 0 unless beta > 0.
+  // Leading tokens of each sequence whose hidden states X are saved; 0 unless beta > 0.
   std::int64_t input_tokens = 0;
   std::int64_t streamed_layers = 0;  // layers whose weights live on the host
   std::optional<DType> kv_dtype;

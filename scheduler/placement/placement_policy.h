@@ -72,7 +72,7 @@ class PlacementPolicy {
   // become error records and must not be shown to decide().
   [[nodiscard]] virtual std::int64_t longest_request(const PlacementLimits& limits) const = 0;
 
-  // Leading blocks of a sequence whose layer inputs X the policy wants saved on the host.
+  // Leading blocks of a sequence whose hidden states X the policy wants saved on the host.
   [[nodiscard]] virtual std::int64_t input_blocks(std::int64_t /*block_tokens*/) const { return 0; }
 
   // Does what is to be done before the step. Never over-commits where every request is at most

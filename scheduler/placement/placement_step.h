@@ -25,7 +25,7 @@ struct PlacementLimits {
   std::int64_t block_tokens = 0;
   std::int64_t device_blocks = 0;  // KV on the device
   std::int64_t host_blocks = 0;    // KV on the host; 0: the job has no host tier
-  std::int64_t input_blocks = 0;   // saved layer inputs X on the host
+  std::int64_t input_blocks = 0;   // cached hidden states X on the host
   std::int64_t batch_size = 0;     // most running requests
   std::int64_t prefill_chunk = 0;  // most prompt tokens of one step
   PromptUnits prompt_units{};      // that a step does not cut

@@ -151,7 +151,7 @@ class Rig {
   };
 
   static std::int64_t record_bytes() { return 2 * kHeads * kHeadBytes; }
-  // Of a block's layer inputs in one layer.
+  // Of a block's hidden states in one layer.
   static std::int64_t input_bytes() {
     return kTokens * (kInputWidth + static_cast<std::int64_t>(sizeof(float)));
   }

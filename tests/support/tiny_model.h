@@ -54,8 +54,8 @@ struct TinyModelOptions {
   std::int64_t cache_blocks = 0;    // of all layers each: for chosen tokens
   std::int64_t column_blocks = 0;   // of all layers each: K^T beside that of the device's own, of
                                     // blocks that are on the host
-  std::int64_t input_tokens = 0;    // leading ones whose K and V come from INT8 layer inputs
-  std::int64_t input_blocks = 0;    // of all layers each: for saved layer inputs
+  std::int64_t input_tokens = 0;    // leading ones whose K and V come from INT8 hidden states
+  std::int64_t input_blocks = 0;    // of all layers each: for cached hidden states
   std::int64_t streamed_layers = 0;
   bool prefetch = true;
   bool host_attention = false;  // decoded rows of lines on the host are attended there
@@ -101,7 +101,7 @@ class TinyModel {
         engine_({options.batch_size, options.prefill_chunk, options.job_seed}, *policy_, model_,
                 kv_, preparer_, nullptr, *backend_) {
     model_.set_attention(options.attention, backend_->sparse_ops(), pool_, options.clusters);
-    model_.set_layer_inputs(options.input_tokens, backend_->input_ops(), pool_);
+    model_.set_hidden_states(options.input_tokens, backend_->input_ops(), pool_);
     if (options.host_attention) {
       model_.set_host_attention(options.batch_size, backend_->host_ops(), host_pool_);
     }

@@ -69,7 +69,7 @@ DType dtype_of(const RandomJob& job) {
   return kDtypes[static_cast<std::size_t>(job[Knob::kDtype])];
 }
 
-// Whole blocks of layer inputs, as a job has them; they need a policy that recomputes, and pages
+// Whole blocks of hidden states, as a job has them; they need a policy that recomputes, and pages
 // that they fit into.
 std::int64_t input_tokens_of(const RandomJob& job) {
   const ModelConfig config = config_of(job);

@@ -301,7 +301,7 @@ TEST_P(SimulatorAgreement, ActionsAndBytesAreTheEngines) {
   const Case& test = GetParam();
   ModelConfig config = tiny_config();
   config.layers = 4;
-  // Layer inputs pass through pages of K and V that are as wide.
+  // Hidden states pass through pages of K and V that are as wide.
   if (test.input_tokens > 0) config.kv_heads = config.heads;
   std::int64_t happened = 0;
   std::int64_t moved = 0;
@@ -324,7 +324,7 @@ TEST_P(SimulatorAgreement, ActionsAndBytesAreTheEngines) {
     if (HasFatalFailure()) return;
     early += model.kv().prefetch_use().brought;
     EXPECT_EQ(model.kv().prefetch_use().unused, 0U);
-    if (const LayerInputs* inputs = model.model().layer_inputs()) {
+    if (const HiddenStates* inputs = model.model().hidden_states()) {
       EXPECT_EQ(simulator.inputs_to_host, static_cast<double>(inputs->use().saved_bytes));
       EXPECT_EQ(simulator.inputs_to_device,
                 static_cast<double>(model.model().kv_step().bytes_read().inputs));
