@@ -1,11 +1,11 @@
 #pragma once
 
-// Spans of work that a stream does after the host has queued it: a pair of events around each,
-// recorded on the stream and read once the host has waited for it, which it does anyway. The
-// times are put on the trace's clock. A device's clock runs at a speed of its own, so that every
-// collect() begins a new count from the last event and keeps it within what the host knows: work
-// begins after it was queued and ends before its wait returned. For the thread that uses the
-// stream. A failed device ends the spans and not the job.
+// Spans of work that a stream does after the host has queued it. Two events around the work are
+// recorded on the stream, and read at a wait of the host that happens anyway. The times are put on
+// the trace's clock. A device's clock runs at a speed of its own, so every collect() counts anew
+// from the last event. It also keeps each span within what the host knows: work begins after it was
+// queued and ends before the wait returned. For the thread that uses the stream. A failed device
+// ends the spans and not the job.
 
 #include <chrono>
 #include <cstddef>

@@ -1,15 +1,15 @@
 #pragma once
 
-// SEAM 2: the arithmetic of one decoder step. Implementations: kernels/cpu (and later
-// kernels/cuda); float64 references for tests: kernels/reference.
+// SEAM 2: the arithmetic of one decoder step. Implementations: kernels/cpu, kernels/cuda; float64
+// references for tests: kernels/reference.
 //
 // Rules for every operation
 //   - Activations are F32 row-major matrices on the CPU; weights and KV keep their stored type.
 //     Accumulation is F32. Row strides count elements; columns beyond `cols` are never read or
 //     written (tests poison them with NaN).
 //   - A row's result is bit-identical whatever other rows the call holds, in whatever order, and
-//     however many threads run (DESIGN invariant 2). So every reduction runs in an order fixed by
-//     the row alone: tiles and splits are cut at absolute positions.
+//     however many threads run. So every reduction runs in an order fixed by the row alone: tiles
+//     and splits are cut at absolute positions.
 //   - No allocation in a call: scratch comes from the Workspace, sized by kernels/sizing.
 //   - Inputs and outputs must not overlap except where a comment says "may alias".
 //   - Sizes and types are checked; a mismatch throws an internal error naming the operation.

@@ -88,7 +88,7 @@ std::uint64_t kv_room(const MemoryRequest& request, std::int64_t batch) {
 
 // Staging for what arrives ahead: this share of the KV's room, at most a layer of the batch.
 constexpr std::uint64_t kAheadShare = 16;
-// At most this share of the KV's room finds chosen tokens on the host.
+// What finds chosen tokens on the host takes at most this share of the KV's room.
 constexpr std::uint64_t kLookupShare = 8;
 
 // The cache holds at most what decoding chooses of a full host tier. A block must stay possible.
@@ -114,8 +114,8 @@ void plan_host_tier(const MemoryRequest& request, std::int64_t wanted_blocks,
   const auto layers = static_cast<std::uint64_t>(request.layers);
   const std::uint64_t host_block = request.page_bytes * layers;
   const std::uint64_t host_room = saturating_sub(request.host->budget, plan.host_weights);
-  // Scales stay on the device, as does what finds a block's tokens; they must leave most of it for
-  // blocks.
+  // Scales stay on the device, and so does what finds a block's tokens. They must leave most of the
+  // room for blocks.
   const std::uint64_t beside = request.scale_bytes * layers + request.host->block_lookup;
   std::uint64_t scaled = beside > 0 ? room / 2 / beside : UINT64_MAX;
   if (request.host->block_lookup > 0) {
@@ -138,8 +138,8 @@ void plan_host_tier(const MemoryRequest& request, std::int64_t wanted_blocks,
   room -= scales + plan.lookup;
   plan.kv += scales;
   if (request.transposed_k_bytes > 0) {
-    // K^T of a block on the host spares its way at a half of what a home would take. What staging
-    // leaves must hold the homes that no step can do without.
+    // K^T of a block on the host spares reading its keys over the link, in half the bytes of a
+    // home. What staging leaves must hold the homes that no step can do without.
     const std::uint64_t one = request.transposed_k_bytes * layers;
     const std::uint64_t homes =
         smallest_kv(request) *
@@ -166,7 +166,7 @@ void plan_host_tier(const MemoryRequest& request, std::int64_t wanted_blocks,
   plan_token_cache(request, room, plan);
 }
 
-// Asked for, or the largest whose scratch leaves a block.
+// The batch asked for, or the largest whose scratch leaves room for a block.
 std::int64_t batch_of(const MemoryRequest& request) {
   if (request.batch_size) return *request.batch_size;
   std::int64_t batch = kDefaultBatchSize;

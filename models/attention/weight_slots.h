@@ -1,9 +1,9 @@
 #pragma once
 
-// Where the rows of a sequence's weights go in one layer, and when they leave: a window that holds
-// its last rows exactly, or in buckets of an eighth of the window each, and then up to an eighth
-// more rows than asked for. Pure: the weights themselves are in kernels/weight_window.h. Units are
-// entries of an exact window or buckets; they are used in a ring.
+// Where the rows of a sequence's weights go in one layer, and when they expire. An exact window
+// holds the last rows one by one. Else they are summed in buckets, each an eighth of the window,
+// and the window has up to an eighth more rows than asked for. Pure: the weights themselves are in
+// kernels/weight_window.h. Units are entries of an exact window, or buckets; they form a ring.
 
 #include <cstdint>
 #include <deque>

@@ -1,7 +1,7 @@
 #pragma once
 
-// What one cell of a comparison (a policy, an attention method, a batch size) came to, and how it
-// is read from the files that its runs leave: summary, trace, completions. Plain values.
+// The results of one cell of a comparison (a policy, an attention method, a batch size), read from
+// the files that its runs leave: summary, trace, completions. Plain values.
 
 #include <cstdint>
 #include <optional>

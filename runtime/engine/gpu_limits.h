@@ -1,6 +1,6 @@
 #pragma once
 
-// What no kernel of a GPU does, or no sparse method, refused before anything is loaded:
+// Refuses what no kernel of a GPU, or no sparse method, can do, before anything is loaded:
 // E-CLI-CONFLICT, which names the option at fault and what to take instead. Pure.
 
 #include <string_view>

@@ -117,7 +117,7 @@ class Planner {
            (lookup ? resolver_costs(*lookup).fixed : 0);
   }
 
-  // Whether only chosen tokens are brought of KV on the host.
+  // Whether chosen tokens alone come from KV on the host, not whole blocks.
   [[nodiscard]] bool looks_up() const {
     return options_.attention.sparse() && plan_.placement.host_tier && method()->fetches_tokens();
   }
@@ -238,8 +238,8 @@ class Planner {
     plan_.kv.input_width = model_.config.hidden_size;
   }
 
-  // Of a longest request's tokens, the share that a method reads which fetches its tokens. The
-  // baselines keep no tokens, as their originals do not.
+  // The share of a longest request's tokens that the method reads, where it fetches single tokens.
+  // The baselines cache no tokens, as the original systems do not.
   [[nodiscard]] double chosen_share() const {
     const bool caches =
         plan_.policy->name() == "triphase" || options_.machine.token_cache.has_value();
@@ -315,8 +315,8 @@ class Planner {
     choose_resolver();
     plan_.kv.host_attention = plan_.kv.host_attention && plan_.memory.host_blocks > 0;
     plan_.host_scratch = host_scratch(plan_.memory.batch_size);
-    // Nothing can leave the device: Phase I to the end. Reserving at admission then decides the
-    // same once, not in every step.
+    // Nothing can leave the device: Phase I to the end. Reserving at admission decides the same,
+    // once instead of in every step.
     if (plan_.policy->name() == "triphase" && plan_.memory.host_blocks == 0) {
       plan_.policy = std::make_shared<DeviceOnlyPolicy>();
     }
@@ -324,8 +324,8 @@ class Planner {
     plan_.longest_request = longest_request(*plan_.policy, request, plan_.memory, plan_.places);
   }
 
-  // Budgets that were given may be beyond what there is; pages are taken when they are touched, so
-  // that the system would end the job in the middle.
+  // Given budgets may exceed the machine's memory. The system takes pages when they are touched, so
+  // it would end the job in the middle.
   void check_machine() const {
     const MemoryPlan& memory = plan_.memory;
     const std::uint64_t on_host =

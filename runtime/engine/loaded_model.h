@@ -66,7 +66,7 @@ struct LoadedWeights {
   MemoryPool host_pool;
   PoolDevice weight_memory;
   PoolDevice host_weight_memory;
-  std::int64_t streamed_layers = 0;  // on the host; a plan that streams another number needs others
+  std::int64_t streamed_layers = 0;  // on the host; plans that stream another number do not fit it
   std::unique_ptr<ModelWeights> weights;
 };
 

@@ -16,7 +16,7 @@ namespace triphase {
 // What the log remembers of one request.
 struct RequestPhase {
   Phase now = Phase::kOne;
-  Phase latest = Phase::kOne;  // a request whose blocks came back has been there all the same
+  Phase latest = Phase::kOne;  // the latest it was in, even if its blocks came back since
   std::int64_t context = 0;    // tokens when `now` began
   TraceEvent::Clock::time_point admitted;
   TraceEvent::Clock::time_point since;  // when `now`, or the preemption, began

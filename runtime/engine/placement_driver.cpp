@@ -22,7 +22,7 @@ PlacementDriver::PlacementDriver(const PlacementPolicy& policy, const PlacementL
     : policy_(&policy), limits_(limits), kv_(&kv), model_(&model) {}
 
 std::vector<std::int64_t> PlacementDriver::place(const Requests& requests) {
-  // What the step before set in motion has had the whole step to arrive.
+  // Moves that the step before began have had the whole step to finish.
   if (kv_->moving()) {
     const TraceSpan span(trace_, TraceLane::kHost, "wait for moves");
     kv_->settle();
@@ -45,7 +45,7 @@ std::vector<std::int64_t> PlacementDriver::place(const Requests& requests) {
   return std::move(answer.tokens);
 }
 
-// The lists first: they say then what the book says, also where a copy fails.
+// The lists come first: they agree with the book even where a copy fails.
 void PlacementDriver::carry_out(const PlacementAnswer& answer, const Requests& requests) {
   for (const PlacementAction& action : answer.actions) {
     std::visit(

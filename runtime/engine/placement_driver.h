@@ -37,8 +37,8 @@ class PlacementDriver {
   PlacementDriver(const PlacementPolicy& policy, const PlacementLimits& limits, KvStore& kv,
                   DecoderModel& model);
 
-  // So many waiting requests are shown to the policy: enough to find shareable prefixes and to
-  // refill places. No more need be there.
+  // How many waiting requests the policy is shown: enough to find shareable prefixes and to refill
+  // places. The engine need not hold more.
   [[nodiscard]] std::size_t waiting_in_view() const {
     return 2 * static_cast<std::size_t>(limits_.batch_size);
   }

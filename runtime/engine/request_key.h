@@ -1,7 +1,7 @@
 #pragma once
 
-// What a request's draws depend on, beside its logits, parameters and tokens: never on the batch,
-// the order or a restart.
+// The key of a request's random draws. They depend on it and on the request's logits, parameters
+// and tokens, never on the batch, the order or a restart.
 
 #include <cstdint>
 

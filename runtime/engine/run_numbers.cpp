@@ -54,7 +54,7 @@ void add_device_memory(const LoadedModel& loaded, const RunPlan& plan, std::uint
               KvStore::host_block_bytes(shape) +
           kv_beside_pages);
   if (plan.memory.transposed_k > 0) {
-    // KV memory too, but what it costs beside K and V should be seen.
+    // It is KV memory too, but its cost beside K and V should be visible.
     add(MemoryTag::kTransposedK, plan.memory.transposed_k,
         static_cast<std::uint64_t>(loaded.kv.transposed_k().peak() * shape.layers) *
             KvStore::transposed_k_bytes(shape));

@@ -29,7 +29,7 @@ class ScoreEngine final : public CompletionEngine {
   [[nodiscard]] std::uint64_t running() const override { return engine_->running(); }
   [[nodiscard]] bool scores() const override { return true; }
   [[nodiscard]] std::vector<Completion> step() override;
-  // Everything that is computed is given.
+  // Every computed token is given, none is generated.
   [[nodiscard]] std::uint64_t prompt_tokens() const override {
     return engine_->stats().computed_prompt_tokens;
   }

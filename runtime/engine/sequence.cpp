@@ -33,7 +33,7 @@ Sequence::Sequence(Request request, std::uint64_t job_seed, std::span<const std:
       eos_ids_(eos_ids),
       tokens_(std::move(request_.tokens)),
       prompt_tokens_(static_cast<std::int64_t>(tokens_.size())) {
-  // Room for the whole completion now: decode steps do not allocate.
+  // Reserves room for the whole completion now: decode steps do not allocate.
   tokens_.reserve(tokens_.size() + static_cast<std::size_t>(request_.sampling.max_tokens));
   if (tokenizer != nullptr) decoder_.emplace(*tokenizer, tokens_);
   for (const std::string& stop : request_.sampling.stop) {

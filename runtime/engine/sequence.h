@@ -27,15 +27,16 @@ class Sequence {
 
   explicit Sequence(ScoreTask task);
 
-  // Prompt, then completion so far, or all of a given one.
+  // The prompt, then the completion so far, or all of a given completion.
   [[nodiscard]] std::span<const TokenId> tokens() const { return tokens_; }
-  // Computed in chunks; at least one.
+  // Tokens computed in chunks; at least one.
   [[nodiscard]] std::int64_t prompt_tokens() const { return prompt_tokens_; }
-  // Known from the start, and computed.
+  // Tokens known from the start that are computed.
   [[nodiscard]] std::int64_t given_tokens() const {
     return scored() ? max_kv_tokens() : prompt_tokens_;
   }
-  // Leading tokens whose KV may be another sequence's: of the prompt, as no logits are wanted.
+  // Leading tokens whose KV may come from another sequence: those of the prompt, since no logits
+  // are wanted there.
   [[nodiscard]] std::span<const TokenId> shareable_tokens() const {
     const std::int64_t count = scored() ? std::min(first_scored_, prompt_tokens_) : prompt_tokens_;
     return tokens().first(static_cast<std::size_t>(count));

@@ -1,10 +1,9 @@
 #pragma once
 
-// Fills a table of a hardware profile by timing work on a grid. Every cell is measured in
-// three rounds that lie apart in time: the middle one of their medians counts, so that a machine
-// that was busy for a while does not matter, and the table also says how repeatable it is. Axes
-// stop where the time for the table would not allow their larger values; two values of each are
-// always measured.
+// Fills a table of a hardware profile by timing work on a grid. Every cell is measured in three
+// rounds that lie apart in time. The middle of their medians counts, so a machine that was busy for
+// a while does not matter. The table also says how repeatable it is. Axes end early where the time
+// for the table does not allow larger values; at least two values of each are measured.
 
 #include <cstdint>
 #include <functional>

@@ -1,7 +1,7 @@
 #pragma once
 
-// Bytes of KV cache and method state that one decode step reads in one layer of one sequence: the
-// table of the methods, multiplied out. Scales of INT8 blocks are left out. Pure.
+// Bytes of KV cache and method state that one decode step reads in one layer of one sequence, for
+// every method. Scales of INT8 blocks are left out. Pure.
 
 #include <cstdint>
 

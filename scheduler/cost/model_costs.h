@@ -33,7 +33,7 @@ struct ModelCosts {
 [[nodiscard]] double kv_layer_bytes(const ModelCosts& model, DType kv_dtype,
                                     std::int64_t block_tokens);
 
-// The same as it crosses the link: INT8's scales stay on the device wherever the block is.
+// K and V of one token as they cross the link: without INT8's scales, which stay on the device.
 [[nodiscard]] double kv_record_bytes(const ModelCosts& model, DType kv_dtype);
 
 // Cached hidden states X of one token in one layer: INT8 values and a scale (FP32) per token.

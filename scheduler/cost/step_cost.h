@@ -61,9 +61,8 @@ struct LaneTimes {
   double h2d = 0.0;
   double d2h = 0.0;
   double host = 0.0;    // attention on the host, between a layer's other work, never beside it
-  double serial = 0.0;  // cannot overlap: of the first layer's loads and of what follows the last
-                        // ones what no fetching between steps hides; what is fetched on demand,
-                        // pageable copies
+  double serial = 0.0;  // cannot overlap: the first layer's loads and the end of the step, as far
+                        // as no prefetching hides them; fetches on demand; pageable copies
   double step = 0.0;    // all together
   bool extrapolated = false;
 };

@@ -38,8 +38,8 @@ std::int64_t FlexGenPolicy::longest_request(const PlacementLimits& limits) const
 
 void FlexGenPolicy::decide(PlacementStep& step) const {
   for (const PlacedRequest& request : step.running()) {
-    // Requests of the device share were given no room on the host, though a prefix that they share
-    // with others may be there; the others have room for all that may still leave.
+    // Requests of the device share have no room on the host, though a prefix that they share may be
+    // there. All other requests have room for every block that may still leave.
     if (step.book().sequence(request.id).reserved_host > 0) offload_full_blocks(step, request.id);
   }
   if (step.running().empty()) admit_block(step);

@@ -1,8 +1,8 @@
 #pragma once
 
-// Rules that policies with whole sequences on the host share (`accelerate`, `flexgen`, `zero`): a
-// request's full blocks leave the device before the next step, so that it holds at most its open
-// block, and one more while a step runs.
+// Rules of the policies that keep whole sequences on the host (`accelerate`, `flexgen`, `zero`). A
+// request's full blocks leave the device before the next step. So it holds at most its partial
+// block there, and one more while a step runs.
 
 #include <cstdint>
 

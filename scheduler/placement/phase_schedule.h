@@ -1,8 +1,7 @@
 #pragma once
 
 // When a sequence changes phase and how much of it lives where: p1, p2, alpha and beta of ALISA's
-// Table II, with the meanings that reference/kv-movement.md settles. PURE value; made by the
-// planner.
+// Table II. PURE value; made by the planner.
 
 #include <cstdint>
 #include <optional>

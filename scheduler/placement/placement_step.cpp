@@ -81,7 +81,7 @@ void PlacementStep::require_device_blocks(std::int64_t blocks) const {
       fmt::format("{} device blocks are needed and {} are free", blocks, book_->device().free()));
 }
 
-// It prefills what the others leave.
+// A new request prefills as many tokens as the others leave.
 void PlacementStep::start(PlacedRequest request) {
   request.step_tokens = 1;
   if (request.prefilling()) {

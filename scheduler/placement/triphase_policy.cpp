@@ -84,7 +84,7 @@ void TriphasePolicy::follow_schedule(PlacementStep& step) const {
     const std::int64_t more = std::min(share_of(schedule_.beta, book.away_blocks(request.id)),
                                        book.input_blocks(request.id)) -
                               book.recomputable_blocks(request.id);
-    // Sharers with less X saved decide for the blocks that they hold.
+    // A shared block stays: another of its requests may have no X of it saved.
     if (more > 0 && book.shared_blocks(request.id) == 0) step.discard(request.id, more);
   }
 }
@@ -100,7 +100,7 @@ void TriphasePolicy::relieve_pressure(PlacementStep& step, bool keep_window) con
   std::vector<bool> stuck(step.running().size(), false);
   for (std::int64_t spare = step.spare_device_blocks(); spare < 0;
        spare = step.spare_device_blocks()) {
-    // The request with most to give, the oldest of equals.
+    // The request with the most movable blocks; among equals the oldest.
     std::size_t best = stuck.size();
     std::int64_t most = 0;
     for (std::size_t index = 0; index < stuck.size(); ++index) {

@@ -2,11 +2,10 @@
 
 // `triphase`: ALISA's three phases per sequence, by a plan's schedule. In Phase I every token is on
 // the device; in Phase II a share alpha of the context, the oldest full blocks outside the local
-// window, lives on the host; in Phase III a share beta of those is recomputed from saved layer
-// inputs. Memory pressure brings a switch forward, never past a budget; a sequence whose blocks
-// left early gets them back when pages are plenty. Requests are admitted while both tiers together
-// can hold every running request at its longest, so that nobody has to make room; a request that
-// has to waits on the host.
+// window, lives on the host; in Phase III a share beta of those is recomputed from cached hidden
+// states. Under memory pressure blocks are offloaded earlier; they come back when pages are plenty.
+// Requests are admitted while both tiers together can hold every running request at its longest, so
+// that none has to make room. If one must all the same, it waits on the host.
 
 #include "scheduler/placement/phase_schedule.h"
 #include "scheduler/placement/placement_policy.h"

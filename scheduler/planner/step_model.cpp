@@ -84,7 +84,7 @@ LaneTimes StepModel::decode(const StepTokens& tokens, std::int64_t input_tokens)
   std::int64_t ahead = 0;  // tokens of a sequence that the step before may bring
   if (dense) {
     work.h2d_bytes += batch * (from_host - recomputed) * record_token_;
-    // Not what has just left, nor what may be recomputed instead.
+    // Not tokens offloaded just now, nor tokens that may be recomputed instead.
     const std::int64_t kept =
         tokens.host - std::max(std::min(input_tokens, tokens.host), tokens.recompute);
     if (workload_.caching_ratio >= 1.0) {
@@ -148,7 +148,7 @@ bool StepModel::fits(const StepTokens& tokens, std::int64_t input_tokens) const 
   const MemoryPlan* plan = memory(input_tokens);
   if (plan == nullptr) return false;
   const std::int64_t batch = workload_.batch;
-  // Blocks are whole on the device; a request's on the host are read together.
+  // A sequence needs whole blocks. Its blocks on the host are read together, through staging.
   return batch * blocks(tokens.context - tokens.host) * model_.costs.layers <= plan->kv_pages &&
          batch * blocks(tokens.host - tokens.recompute) <= plan->host_blocks &&
          batch * blocks(input_tokens) <= plan->input_blocks &&

@@ -88,7 +88,7 @@ class StepModel {
     std::int64_t input_blocks = -1;  // of each sequence
     std::optional<MemoryPlan> plan;
   };
-  mutable Division division_;  // of the inputs that were asked for last: searches ask in runs
+  mutable Division division_;  // the last one: a search asks for the same inputs many times
 };
 
 }  // namespace triphase

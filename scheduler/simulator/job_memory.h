@@ -1,8 +1,8 @@
 #pragma once
 
 // How a simulated job's memory is divided before its first step, by plan_memory() as a run's is:
-// from the model's sizes, with an estimate of scratch. A job that has a run's division is taken at
-// its word. PURE. Sizes in bytes unless they say otherwise.
+// from the model's sizes, with an estimate of scratch. A job that brings a run's division keeps
+// that one. PURE. Sizes in bytes unless they say otherwise.
 
 #include <cstdint>
 #include <string>

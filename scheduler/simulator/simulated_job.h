@@ -28,7 +28,7 @@ struct MemoryDivision {
   std::int64_t staging_pages = 0;            // through which KV on the host is read
 };
 
-// What slowed an original beside its idea, as numbers: no policy and no engine has it.
+// What slowed the original systems, apart from their ideas. Only the simulator knows handicaps.
 struct Handicaps {
   bool pageable = false;            // loads pay a blocking copy through pageable memory first
   bool sync_each_layer = false;     // a layer waits for its own copies
@@ -41,7 +41,7 @@ struct SimulatedJob {
   ModelCosts model;
   DType weights_dtype = DType::kF16;
   DType kv_dtype = DType::kF16;    // where the policy does not choose
-  std::int64_t block_tokens = 32;  // the same
+  std::int64_t block_tokens = 32;  // where the policy does not choose
   std::uint64_t device_memory = 0;
   std::uint64_t host_memory = 0;
   double activation_bytes = 2.0;  // of a query's element as it crosses the link

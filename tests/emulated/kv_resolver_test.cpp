@@ -1,6 +1,6 @@
 // Chosen tokens looked up and brought: whatever the order in which streams run, a slot holds the
-// bytes that its token has on the host when compute reads it, those of K and V or of its layer
-// inputs. The CPU's resolver names the same places, token for token.
+// bytes that its token has on the host when compute reads it: K and V, or its hidden state. The
+// CPU's resolver names the same places, token for token.
 
 #include "kernels/cuda/kv_resolver.h"
 

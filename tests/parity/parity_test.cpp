@@ -116,8 +116,7 @@ TEST_P(Parity, SixteenBitKvStaysWithinItsTolerance) {
   EXPECT_GT(bf16, 2 * f16);
 }
 
-// DESIGN invariant 2: neither the chunking of a prompt, nor its neighbours, nor the number of
-// threads change a single bit.
+// Neither the chunking of a prompt, nor its neighbours, nor the number of threads change a bit.
 TEST_P(Parity, ChunksAndNeighboursChangeNothing) {
   const Fixture fixture = read_fixture(GetParam());
   for (const DType kv_dtype : {DType::kF32, DType::kF16}) {
