@@ -21,8 +21,8 @@ class StreamSpans {
  public:
   using Clock = TraceEvent::Clock;
 
-  // From now on the trace's spans of the compute stream are those of `stream`, which is waited for
-  // once. All must outlive this.
+  // From now on `stream` times the trace's spans of the compute stream. Waits for the stream once.
+  // All arguments must outlive this.
   StreamSpans(Device& device, Stream& stream, Trace& trace);
   // Waits for the stream where spans are not collected.
   ~StreamSpans();

@@ -100,8 +100,8 @@ class Trace {
   StreamSpans* stream_spans_ = nullptr;
 };
 
-// A span from construction to destruction; on a lane of the compute stream of the work that is
-// queued meanwhile.
+// A span from construction to destruction. On a lane of the compute stream it covers the work that
+// is queued meanwhile.
 class TraceSpan {
  public:
   // `wanted`: whether there is anything to see; else it is no range either.

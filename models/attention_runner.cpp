@@ -260,7 +260,7 @@ void AttentionRunner::announce(LayerId layer, std::span<const AttentionSegment> 
 void AttentionRunner::make_weights(const Selection& chosen, Stream& stream) {
   const std::int64_t needed = chosen.rows * chosen.lists * chosen.capacity;
   if (needed <= weights_.size()) return;
-  // The old ones go first, once nothing reads them: the budget has no room for both.
+  // The old weights are freed first, once nothing reads them: the budget has no room for both.
   stream.synchronize();
   weights_ = DeviceFloats();
   // Contexts grow.

@@ -91,8 +91,8 @@ void HiddenStates::begin(KvStore& store, std::span<const BatchSegment> rows) {
     for (std::vector<Ticket>& saves : saves_) saves.clear();
     wait_for(under_way_);
   }
-  // Nothing reads those of the last step yet: their blocks are on the device, and what makes them
-  // leave follows these saves on the link.
+  // The last step's saves need no wait: their blocks are still on the device, and the link offloads
+  // blocks only after these saves.
   wait_for(before_);
   std::swap(before_, under_way_);
   store_ = &store;
@@ -269,8 +269,8 @@ void HiddenStates::append(ConstMatrix k, ConstMatrix v, const KvLayerView& cache
                   cache, stream);
 }
 
-// Block by block through a free partial page, quantized by the scales that each got when it was
-// closed.
+// Works block by block through a free partial page. Each block keeps the scales that it got when it
+// filled up.
 void HiddenStates::requantize(std::span<const KvRecompute> blocks, Matrix k, Matrix v,
                               const KvLayerView& cache, Stream& stream) {
   const std::int64_t tokens = cache.page_tokens;

@@ -41,8 +41,8 @@ class HiddenStates {
   [[nodiscard]] static std::uint64_t scratch_bytes(const ModelConfig& config, std::int64_t rows,
                                                    std::int64_t listed);
 
-  // A step begins; what the one before the last saved is on the host when this returns. `rows` must
-  // stay.
+  // A step begins. When this returns, the host has what the step before the last one saved. `rows`
+  // must stay.
   void begin(KvStore& store, std::span<const BatchSegment> rows);
 
   // kv [T, 2 * kv_width]: K and V as projected from `input` [T, hidden]; rows of leading tokens are

@@ -42,7 +42,7 @@ const SegmentTables& TokenLookup::send_tables() {
 std::int64_t TokenLookup::first_block_to_choose(std::size_t entry, LayerId layer) const {
   const BatchSegment& rows = rows_[entry];
   if (attention_->method().reads_transposed_k()) {
-    // Where places are short, keys are read by rows.
+    // Where K^T has too few places, keys are read by rows.
     if (columns_ == nullptr || !columns_->complete(entry)) return 0;
   }
   const std::int64_t block_tokens = store_->shape().block_tokens;
@@ -86,7 +86,7 @@ std::int64_t TokenLookup::pages(std::size_t entry) {
   for (LayerId layer(0); layer.value < layers_; layer = LayerId(layer.value + 1)) {
     // Some layers read whole blocks.
     if (!chooses_in(layer)) return on_host;
-    // Layers that choose ahead all read as much.
+    // All layers that choose ahead read equally many tokens.
     if (chooses_ahead(layer) && std::exchange(asked_ahead, true)) continue;
     const std::int64_t whole = std::ssize(whole_blocks(entry, layer));
     most = std::max(most, whole + (tokens + block_tokens - 1) / block_tokens);

@@ -51,9 +51,9 @@ class TokenLookup {
 
   // Staging pages for what a row that chooses reads in any layer.
   [[nodiscard]] std::int64_t pages(std::size_t entry);
-  // Its blocks on the host that come as a whole in a layer, ascending: those that the method looks
-  // into before it chooses, and recomputable ones whose tokens cannot be listed. Valid until the
-  // next call, or pages().
+  // The row's blocks on the host that come as a whole in a layer, ascending. These are blocks that
+  // the method looks into before it chooses, and recomputable blocks whose tokens cannot be listed.
+  // Valid until the next call, or pages().
   [[nodiscard]] std::span<const std::int64_t> whole_blocks(std::size_t entry, LayerId layer);
 
   struct Found {
@@ -77,7 +77,7 @@ class TokenLookup {
   }
   // The first block that a late method looks into before it chooses; 0: all.
   [[nodiscard]] std::int64_t first_block_to_choose(std::size_t entry, LayerId layer) const;
-  // Most tokens that the call's rows choose of blocks that nobody stores.
+  // The most tokens that the call's rows choose in recomputable blocks.
   [[nodiscard]] std::int64_t most_recomputed(const ResolveCall& call) const;
 
   KvResolver* resolver_ = nullptr;

@@ -365,7 +365,7 @@ int generate(RunOptions options, Progress& progress, Log& log) {
     summary.error = error;
     write_summary(summary, options);
   };
-  // The run's own error matters more than that its summary cannot be written either.
+  // The run's own error matters more than a summary that cannot be written.
   const auto close_summary_if_possible = [&](int code, const std::string& error) {
     try {
       if (output && output->begun()) close_summary(code, error);

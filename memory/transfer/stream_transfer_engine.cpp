@@ -32,7 +32,7 @@ std::unique_ptr<Event> StreamTransferEngine::take_event() {
 
 StreamTransferEngine::Transfer StreamTransferEngine::begin(LaneState& lane, const char* name,
                                                            TransferSize size) {
-  // What compute was given so far may read what this writes, or write what this reads.
+  // Compute work queued so far may read what this transfer writes, or write what it reads.
   lane.compute_point->record(*compute_);
   lane.stream->wait_for(*lane.compute_point);
   Transfer transfer{.begin = take_event(), .end = take_event(), .name = name, .size = size};

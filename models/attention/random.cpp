@@ -37,7 +37,7 @@ void choose_at_random(std::int64_t context, std::int64_t budget,
   tokens.push_back(static_cast<std::int32_t>(current));
 }
 
-// A control: the host draws, on every device, once for all layers of a step.
+// A control method: the host draws the tokens, for every device, once for all layers of a step.
 class Random final : public AttentionMethod {
  public:
   using AttentionMethod::AttentionMethod;
@@ -92,7 +92,7 @@ class Random final : public AttentionMethod {
     }
     std::ranges::copy(words_, leaving_.as<std::int32_t>());
     if (std::ssize(words_) > lists_.size()) {
-      // The old ones go first, once nothing reads them: the budget has no room for both.
+      // The old lists are freed first, once nothing reads them: the budget has no room for both.
       call.stream->synchronize();
       lists_ = {};
       lists_.resize(std::ssize(words_), *call.memory, *call.stream);

@@ -15,14 +15,14 @@ namespace triphase {
 
 class WeightSlots {
  public:
-  // `room`: units that there are.
+  // `room`: how many units the ring has.
   WeightSlots(bool exact, std::int64_t room) : exact_(exact), room_(room) {}
 
-  // The newest row, of so many tokens; then rows beyond the last `window` leave.
+  // Adds the newest row, of so many tokens; then rows before the last `window` expire.
   [[nodiscard]] WindowStep add(std::int64_t tokens, std::int64_t window);
 
   [[nodiscard]] std::int64_t rows() const { return rows_; }
-  // Units in use at most so far, before rows left.
+  // The most units in use so far, before rows expired.
   [[nodiscard]] std::int64_t most_used() const { return most_used_; }
 
  private:
