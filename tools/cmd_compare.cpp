@@ -1,6 +1,6 @@
 // `triphase compare`: one job under several policies, attention methods and batch sizes. Every cell
-// is a `triphase run` of its own; cells take turns, so that a machine that grows slower or faster
-// meanwhile does so for all of them.
+// is a `triphase run` of its own. Cells take turns, so a machine that grows slower or faster
+// meanwhile does so for all cells.
 
 #include <fmt/format.h>
 

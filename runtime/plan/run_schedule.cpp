@@ -319,7 +319,7 @@ class ScheduleChooser {
   };
 
   // The fastest plan: for the whole batch, for smaller batches where the user asks for none, or
-  // with all KV on the device. No request is refused that one of these plans could hold.
+  // with all KV on the device. No request is refused that some plan could hold.
   std::optional<RunSchedule> make(const RunPlan& memory) {
     const HardwareProfile* profile = profile_.find();
     if (profile == nullptr) return std::nullopt;

@@ -139,7 +139,7 @@ class Rig {
     return resolver_->begin_step(tables, changed, *compute_);
   }
 
-  // A layer's lists on the device, and what came of them.
+  // A layer's lists on the device, and what the resolver made of them.
   struct Unit {
     std::int64_t layer = 0;
     Lists lists;

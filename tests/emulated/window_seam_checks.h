@@ -125,7 +125,7 @@ inline void check_weight_windows(const Seam& seam) {
     ASSERT_EQ(lists, lists_of(cpu.device, theirs)) << "step " << step;
     // What they chose is attended; some rows are not.
     std::vector<float> weights =
-        random_floats(random, theirs.rows * theirs.capacity, 1.0F);  // some of them negative
+        random_floats(random, theirs.rows * theirs.capacity, 1.0F);  // some are negative
     for (std::size_t i = 0; i < weights.size(); i += 5) weights[i] = 0.25F;
     weights[3] = std::numeric_limits<float>::quiet_NaN();
     weights[4] = 1e9F;

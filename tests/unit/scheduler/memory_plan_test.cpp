@@ -90,7 +90,7 @@ TEST(PlanMemory, TheHostTakesWhatTheDeviceCannotHold) {
   EXPECT_EQ(plan_memory(wanted).host_blocks, 2);
 }
 
-TEST(PlanMemory, LayerInputsShareTheHostWithItsBlocks) {
+TEST(PlanMemory, HiddenStatesShareTheHostWithItsBlocks) {
   MemoryRequest wanted = request();
   wanted.batch_size = 10;
   wanted.budget = 6'500;
