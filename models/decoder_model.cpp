@@ -183,7 +183,7 @@ void DecoderModel::set_hidden_states(std::int64_t tokens, InputOps& ops, MemoryP
   TRIPHASE_CHECK(limits_.input_block_tokens > 0, "buffers for layer inputs");
   inputs_ =
       std::make_unique<HiddenStates>(config_, tokens, input_rows(limits_),
-                                    limits_.listed_input_tokens > 0, *ops_, ops, ropes_, pool);
+                                     limits_.listed_input_tokens > 0, *ops_, ops, ropes_, pool);
 }
 
 void DecoderModel::begin_sequence(SequenceId sequence, std::int64_t prompt_tokens,

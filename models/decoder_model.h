@@ -17,9 +17,9 @@
 #include "models/attention_runner.h"
 #include "models/config/model_config.h"
 #include "models/forward_batch.h"
+#include "models/hidden_states.h"
 #include "models/host_attention.h"
 #include "models/kv_step.h"
-#include "models/hidden_states.h"
 #include "models/layer_ropes.h"
 #include "models/rope_rows.h"
 #include "models/weight_stream.h"
@@ -153,7 +153,7 @@ class DecoderModel {
   SegmentTables tables_;                     // of the step, where all of it lies on the device
   std::optional<KvSlots> first_slots_;       // of layer 0, where the step was announced
   std::unique_ptr<AttentionRunner> runner_;  // null: dense
-  std::unique_ptr<HiddenStates> inputs_;      // null: K and V from the layer's own inputs
+  std::unique_ptr<HiddenStates> inputs_;     // null: K and V from the layer's own inputs
   std::unique_ptr<HostAttention> host_attention_;  // null: all rows are attended on the device
   ZigzagBlock zigzag_;
   int threads_ = 1;
