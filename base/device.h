@@ -20,7 +20,7 @@ enum class MemoryTag : std::uint8_t {
   kActivations,
   kStaging,
   kWorkspace,
-  kInputs,       // saved layer inputs
+  kInputs,       // cached hidden states
   kSelection,    // what attention methods keep to choose tokens by
   kTransposedK,  // K^T
 };
@@ -37,8 +37,8 @@ class Event;
 class Stream {
  public:
   virtual ~Stream() = default;
-  // The host waits for all that is queued. Before it reads what a stream writes, or writes what a
-  // stream reads. Throws what made work fail.
+  // The host waits for all that is queued. It must do so before it reads what a stream writes, or
+  // writes what a stream reads. Throws what made work fail.
   virtual void synchronize() = 0;
   // What is queued from now on runs after the point that `event` last recorded.
   virtual void wait_for(const Event& event) = 0;
@@ -69,8 +69,8 @@ class Device {
   // comes from PinnedHostDevice.
   [[nodiscard]] virtual void* allocate_host(std::size_t bytes) = 0;
   virtual void release_host(void* data, std::size_t bytes) noexcept = 0;
-  // Between any two of host and device. Pinned memory is read and written when the copy runs, other
-  // host memory by the time the call returns.
+  // Copies between host and device, or within one. Pinned memory is read and written when the copy
+  // runs, other host memory by the time the call returns.
   virtual void copy(void* to, const void* from, std::size_t bytes, Stream& stream) = 0;
   [[nodiscard]] virtual std::unique_ptr<Stream> make_stream() = 0;
   [[nodiscard]] virtual std::unique_ptr<Event> make_event() = 0;

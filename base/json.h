@@ -87,7 +87,7 @@ struct JsonProblem {
 [[nodiscard]] std::optional<Json> parse_json(std::string_view text, JsonProblem& problem,
                                              const JsonLimits& limits = {});
 
-// The same for a file's content: throws `role`/`code` naming file and byte.
+// Parses a file's content: throws `role`/`code` naming file and byte.
 [[nodiscard]] Json parse_json_file(std::string_view text, std::string_view file, ErrorRole role,
                                    std::string_view code, const JsonLimits& limits = {});
 

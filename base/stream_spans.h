@@ -1,11 +1,11 @@
 #pragma once
 
-// Spans of work that a stream does after the host has queued it: a pair of events around each,
-// recorded on the stream and read once the host has waited for it, which it does anyway. The
-// times are put on the trace's clock. A device's clock runs at a speed of its own, so that every
-// collect() begins a new count from the last event and keeps it within what the host knows: work
-// begins after it was queued and ends before its wait returned. For the thread that uses the
-// stream. A failed device ends the spans and not the job.
+// Spans of work that a stream does after the host has queued it. Two events around the work are
+// recorded on the stream, and read at a wait of the host that happens anyway. The times are put on
+// the trace's clock. A device's clock runs at a speed of its own, so every collect() counts anew
+// from the last event. It also keeps each span within what the host knows: work begins after it was
+// queued and ends before the wait returned. For the thread that uses the stream. A failed device
+// ends the spans and not the job.
 
 #include <chrono>
 #include <cstddef>
@@ -21,8 +21,8 @@ class StreamSpans {
  public:
   using Clock = TraceEvent::Clock;
 
-  // From now on the trace's spans of the compute stream are those of `stream`, which is waited for
-  // once. All must outlive this.
+  // From now on `stream` times the trace's spans of the compute stream. Waits for the stream once.
+  // All arguments must outlive this.
   StreamSpans(Device& device, Stream& stream, Trace& trace);
   // Waits for the stream where spans are not collected.
   ~StreamSpans();
@@ -32,10 +32,10 @@ class StreamSpans {
   void open() noexcept;
   // Ends the span that was opened last; `span` says which it is, with times to be filled in.
   void close(const TraceEvent& span) noexcept;
-  // Adds the spans to the trace. Once the host has waited for all of them; none is open.
+  // Adds the spans to the trace. The host has waited for every span, and none is open.
   void collect() noexcept;
 
-  // Of an event of any stream of the device that has been reached.
+  // When the device reached the event, which may be of any of its streams.
   [[nodiscard]] Clock::time_point time_of(const Event& event) const;
 
  private:

@@ -1,10 +1,10 @@
 #pragma once
 
-// What happened when, for `run --trace`: spans on lanes, counters, and the lives of lines. Whoever
-// does the work adds events from its own thread; the job's thread hands them on between steps. All
-// places that record take a Trace*, and null means off: then a span costs a branch or two. Spans
-// of work that a device does later take its times (stream_spans.h). Spans are ranges of a profiler
-// too, whether they are recorded or not.
+// What happened when, for `run --trace`: spans on lanes, counters, and the lives of requests.
+// Whoever does the work adds events from its own thread; the job's thread hands them on between
+// steps. All places that record take a Trace*, and null means off: then a span costs a branch or
+// two. Spans of work that a device does later take its times (stream_spans.h). Spans are ranges of
+// a profiler too, whether they are recorded or not.
 
 #include <array>
 #include <chrono>
@@ -34,10 +34,10 @@ inline void pop_profiler_range() noexcept {}
 // Spans of one lane nest or follow each other. The order is that of the tracks in the file.
 enum class TraceLane : std::uint8_t {
   kSteps,      // one span for each step of the engine
-  kPhases,     // the latest phase that any running line is in
+  kPhases,     // the latest phase that any running request is in
   kHost,       // the engine's own work: placement, sampling
   kCompute,    // the compute stream: the model's arithmetic, and its waits for weights and KV
-  kRecompute,  // the same stream: KV computed again from saved layer inputs
+  kRecompute,  // the same stream: KV computed again from cached hidden states
   kToDevice,   // the link, one span for each transfer
   kToHost,
 };
@@ -52,15 +52,15 @@ struct TraceEvent {
   using Clock = std::chrono::steady_clock;
   enum class Kind : std::uint8_t {
     kSpan,       // on a lane
-    kLine,       // a line's life, from admission to its end
-    kLinePhase,  // within it: a phase, or a suspension
+    kLine,       // a request's life, from admission to its end
+    kLinePhase,  // within it: a phase, or a preemption
     kCounter,    // the values from `begin` on
   };
 
   Kind kind = Kind::kSpan;
   TraceLane lane = TraceLane::kSteps;
   const char* name = "";  // of static storage
-  std::int64_t line = 0;  // index of the line, of the line kinds
+  std::int64_t line = 0;  // index of the request in the job; of kLine and kLinePhase
   Clock::time_point begin;
   Clock::time_point end;
   std::array<TraceValue, 4> values{};
@@ -100,8 +100,8 @@ class Trace {
   StreamSpans* stream_spans_ = nullptr;
 };
 
-// A span from construction to destruction; on a lane of the compute stream of the work that is
-// queued meanwhile.
+// A span from construction to destruction. On a lane of the compute stream it covers the work that
+// is queued meanwhile.
 class TraceSpan {
  public:
   // `wanted`: whether there is anything to see; else it is no range either.

@@ -13,8 +13,8 @@ What is measured
   - Prefill: one whole prompt through llama_decode, logits for the last token only, as often as
     `prefill_repeats` says.
   - Decode: every sequence holds the prompt; then one call of llama_decode per step, with one token
-    per sequence and its logits: one step as warm-up, then `repeats` times `steps`, the last of them
-    at `context` tokens. Sequences after the first start from copies of its cache
+    per sequence and its logits: one step as warm-up, then `repeats` times `steps`, where the last
+    step is at `context` tokens. Sequences after the first start from copies of its cache
     (llama_memory_seq_cp, which between streams copies the cells: nothing is shared).
 """
 

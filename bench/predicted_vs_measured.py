@@ -7,7 +7,7 @@
 `triphase profile` measures the machine once for each link; `triphase run --predict` then simulates every
 configuration with the run's own placement policy and division of memory, before it runs it. A decode step's
 predicted and measured seconds are compared, each the decode time over the decode steps. Rounds go through all
-configurations in turn, so that a slow minute of the machine falls on all of them alike; the median round counts.
+configurations in turn, so that a slow minute of the machine falls on all configurations alike; the median round counts.
 
 What share of the chosen host tokens is found in the token cache depends on the text, not on the machine: of
 sparse configurations the first round only measures it, and the prediction of the others gets it as --miss-rate.

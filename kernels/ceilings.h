@@ -1,6 +1,6 @@
 #pragma once
 
-// What a device can do at most, measured, as the measure of every speed reported beside it.
+// What a device can do at most, as measured. Reported speeds are compared with it.
 
 namespace triphase {
 

@@ -1,6 +1,6 @@
 #pragma once
 
-// SEAM 2b: quantization of layer inputs X, from which K and V are projected again (Phase III). A
+// SEAM 2b: quantization of hidden states X, from which K and V are projected again (Phase III). A
 // row is one token of one layer: x = scale * code with scale = max |x| / 127 and code =
 // round(x / scale), ties to even, F32 arithmetic; a row of zeros has scale 0. Error at most
 // scale / 2 plus F32 rounding. A row that holds NaN or infinity reads as NaN throughout. Every

@@ -1,9 +1,9 @@
 #pragma once
 
 // The tokens that a sequence still keeps in one layer, and the attention weight that each has
-// gathered (H2O), in a device's memory: what SparseOps keeps the heaviest of. Lists of a sequence
-// are as long as each other, and how long follows from its prompt and context alone, so the host
-// counts the tokens (models/attention/h2o.cpp) and reads nothing of this memory.
+// gathered (H2O), in a device's memory. SparseOps keeps the heaviest. All lists of a sequence have
+// one length, which follows from its prompt and context alone. So the host counts the tokens
+// (models/attention/h2o.cpp) and reads nothing of this memory.
 
 #include <algorithm>
 #include <cstdint>

@@ -62,7 +62,7 @@ struct MissingTokens {
   std::int64_t most = 0;                // and at most
 };
 
-// A token whose K and V nobody stores: they are projected from its saved layer inputs.
+// A token whose K and V nobody stores: they are projected from its cached hidden states.
 struct RecomputedToken {
   std::int32_t slot = 0;        // where K and V go
   std::int32_t input = 0;       // of the layer's saved inputs: block * block_tokens + offset
@@ -77,7 +77,7 @@ struct RecomputedTokens {
   std::int64_t most = 0;                // and at most
 };
 
-// Layer inputs on the host, of one layer: of each block codes [page_tokens][width], INT8, then
+// Hidden states on the host, of one layer: of each block codes [page_tokens][width], INT8, then
 // scales [page_tokens], F32.
 struct SavedInputs {
   const std::byte* blocks = nullptr;
@@ -91,8 +91,8 @@ class KvMover {
   [[nodiscard]] virtual bool reaches(const std::byte* records, std::size_t bytes) const = 0;
   // To the device, as move() does; the lists are read when the work runs.
   virtual void bring(const KvGeometry& geometry, const MissingTokens& missing, Stream& stream) = 0;
-  // The same of layer inputs: a token's codes go to where its K will be, byte after byte through
-  // its KV heads, their scale to the first bytes of where its V will be.
+  // Brings saved hidden states. A token's codes go to where its K will be, byte after byte through
+  // its KV heads; its scale goes to the first bytes of where its V will be.
   virtual void bring_inputs(const KvGeometry& geometry, const SavedInputs& inputs,
                             const RecomputedTokens& tokens, Stream& stream) = 0;
   // Queues the copies on `stream`. The runs need not outlive the call; host records must stay until

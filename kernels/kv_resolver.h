@@ -4,7 +4,7 @@
 // of the token cache), or on the host. Looked up on the device, so that the host neither reads the
 // choice nor waits for it. What is on the host gets a hot row, in place of the token that was
 // chosen longest ago, or a spare slot that serves one choice alone; so does a token whose K and V
-// are projected from layer inputs on the host. Memory: kernels/sizing. One thread.
+// are projected from hidden states on the host. Memory: kernels/sizing. One thread.
 
 #include <cstdint>
 #include <span>
@@ -20,7 +20,7 @@ struct BlockTables {
   std::int64_t rows = 0;
   std::int64_t row_blocks = 0;
   std::span<const std::int32_t> pages;  // in layer 0; -1: not on the device
-  // -1: not on the host. Blocks whose layer inputs are saved, and whose K and V are not, come
+  // -1: not on the host. Blocks whose hidden states are saved, and whose K and V are not, come
   // behind those of K and V: input block i is ResolverShape::host_blocks + i.
   std::span<const std::int32_t> host_blocks;
   std::span<const std::int32_t> scale_pages;  // INT8: the same in every layer
@@ -37,16 +37,16 @@ struct ResolveCall {
   std::span<const std::int32_t> staged;
   std::int64_t first_spare_slot = 0;
   std::int64_t spare_slots = 0;  // as many as all rows together may choose on the host
-  // Whose results it is: they stay until the same one is used again.
+  // Where the results go: they stay until the same unit is used again.
   std::int64_t unit = 0;
 };
 
-// Summed over all calls, in parts of tokens (one per list).
+// Summed over all calls. A token counts once for each list that chose it.
 struct ResolveCounts {
-  std::int64_t chosen = 0;      // of tokens on the host
-  std::int64_t cached = 0;      // of these, in hot rows already
-  std::int64_t brought = 0;     // the others, each once: with K and V,
-  std::int64_t recomputed = 0;  // and with layer inputs
+  std::int64_t chosen = 0;      // chosen tokens on the host
+  std::int64_t cached = 0;      // found in hot rows: the link brings nothing
+  std::int64_t brought = 0;     // K and V brought, once for each token
+  std::int64_t recomputed = 0;  // hidden states brought, once for each token
 };
 
 class KvResolver {
@@ -65,7 +65,7 @@ class KvResolver {
   struct Resolved {
     Selection lists;        // with slots; alpha as in the call
     MissingTokens missing;  // to be brought before the lists are attended
-    // Of these the layer inputs, to be brought and projected; none where there are no input blocks.
+    // Missing tokens whose hidden states are brought and projected; empty without input blocks.
     RecomputedTokens recomputed;
   };
   [[nodiscard]] virtual Resolved resolve(const ResolveCall& call, Stream& stream) = 0;

@@ -1,7 +1,7 @@
 #pragma once
 
-// What sparse methods keep of a sequence in every layer, one layer's behind another's, in the
-// device's memory. Views are of the first layer, so that a step's rows are the same in all layers.
+// What sparse methods keep of a sequence in the device's memory, layer after layer. Views are of
+// the first layer, so that a step's rows are the same in all layers.
 
 #include <cstdint>
 

@@ -1,15 +1,15 @@
 #pragma once
 
-// SEAM 2: the arithmetic of one decoder step. Implementations: kernels/cpu (and later
-// kernels/cuda); float64 references for tests: kernels/reference.
+// SEAM 2: the arithmetic of one decoder step. Implementations: kernels/cpu, kernels/cuda; float64
+// references for tests: kernels/reference.
 //
 // Rules for every operation
 //   - Activations are F32 row-major matrices on the CPU; weights and KV keep their stored type.
 //     Accumulation is F32. Row strides count elements; columns beyond `cols` are never read or
 //     written (tests poison them with NaN).
 //   - A row's result is bit-identical whatever other rows the call holds, in whatever order, and
-//     however many threads run (DESIGN invariant 2). So every reduction runs in an order fixed by
-//     the row alone: tiles and splits are cut at absolute positions.
+//     however many threads run. So every reduction runs in an order fixed by the row alone: tiles
+//     and splits are cut at absolute positions.
 //   - No allocation in a call: scratch comes from the Workspace, sized by kernels/sizing.
 //   - Inputs and outputs must not overlap except where a comment says "may alias".
 //   - Sizes and types are checked; a mismatch throws an internal error naming the operation.
@@ -41,7 +41,7 @@ struct Workspace {
 // [page][kv_head][page_tokens][head_dim], so one head's tokens of a page are contiguous. A slot is
 // page * page_tokens + offset: the place of one token in all heads.
 //
-// INT8 (dtype kInt8; DESIGN section 3). A block is page_tokens consecutive positions. A closed
+// INT8 (dtype kInt8). A block is page_tokens consecutive positions. A closed
 // block is stored as codes: x = lambda * (code - zero), with one (lambda, zero) per channel of a
 // head, K and V apart. lambda = (max - min) / 255, zero = round(-min / lambda) kept as a whole F32
 // number, code = round(x / lambda + zero) within 0..255; F32 arithmetic, ties to even. max == min
@@ -117,9 +117,9 @@ struct SegmentTables {
 };
 
 // Consecutive query tokens of one sequence inside a batch. Query i (0-based) sits at absolute
-// position context_tokens - query_count + i and attends positions 0..itself (causal), limited to
-// the last `window` of them when window > 0. Token t of the context lies in page pages[t /
-// page_tokens] at offset t % page_tokens.
+// position context_tokens - query_count + i and attends positions 0..itself (causal). With
+// window > 0 it attends only the last `window` positions up to itself. Token t of the context lies
+// in page pages[t / page_tokens] at offset t % page_tokens.
 struct AttentionSegment {
   std::int64_t query_begin = 0;  // first row of q and out
   std::int64_t query_count = 0;
@@ -371,7 +371,7 @@ class Ops {
   }
 
   // out[query, head] = softmax(scale * q . K) V over the tokens each query sees. q, out
-  // [T, heads * head_dim] F32; the heads of one KV head are consecutive (heads / kv_heads of them).
+  // [T, heads * head_dim] F32; the heads / kv_heads heads of one KV head are consecutive.
   // Segments must not share rows of q. A query's result depends only on its row, its position and
   // the cache's values, not on where they lie: key tiles are cut at absolute positions (with a
   // chosen tokens: at absolute ordinals of their list) and merged in ascending order.
@@ -382,8 +382,8 @@ class Ops {
   // results[r]: the token drawn from row r of logits [R, >= rows[r].vocab] F32, or a score. In
   // order: repetition penalty, temperature, top-k, top-p, min-p; each keeps at least one token, and
   // ties go to the lower id. A draw depends on its row alone (kernels/sample_math.h says how far
-  // devices agree). `results`, rows.size() of them, lie in memory of the backend's host device,
-  // which may be read once the stream is synchronized.
+  // devices agree). `results` has rows.size() entries in memory of the backend's host device. They
+  // may be read once the stream is synchronized.
   virtual void sample(ConstMatrix logits, std::span<const SampleRow> rows, SampleResult* results,
                       Workspace workspace, Stream& stream) = 0;
 };

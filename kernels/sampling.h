@@ -47,7 +47,7 @@ struct SampleResult {
   return static_cast<float>(static_cast<double>(logit) - log_sum);
 }
 
-// The same of score_token, in F64.
+// Natural logarithm of score_token's probability, computed in F64.
 [[nodiscard]] inline double score_of(const SampleResult& result) {
   const double below = static_cast<double>(result.logit) - static_cast<double>(result.peak);
   // -0.0 would be printed as such.

@@ -6,11 +6,11 @@
 // checked arguments; `stream` last. Implementations: kernels/cpu, kernels/cuda; float64:
 // kernels/reference.
 //
-// Where things lie: matrices, the cache, PageBounds, Centroids' means and keys, KeyClusters, the
-// sums of V, column sums, WeightWindow, KeptTokens and a Selection in the device's memory;
-// probabilities, scores of centroids, and which of these are alive, in host memory, complete when a
-// call returns. What a sequence keeps in every layer is named by its place in the first one and the
-// bytes from there to the next; `layer` counts from it.
+// In the device's memory lie: matrices, the cache, PageBounds, Centroids' means and keys,
+// KeyClusters, the sums of V, column sums, WeightWindow, KeptTokens and a Selection. In host memory
+// lie probabilities, scores of centroids, and which centroids are alive; they are complete when a
+// call returns. What a sequence keeps in every layer is named by its place in the first layer and
+// the bytes from one layer to the next; `layer` counts from the first.
 
 #include <cstdint>
 #include <memory>
@@ -69,7 +69,7 @@ struct ChannelChoice {
   ChannelTemperature temperature = ChannelTemperature::kCoverage;
 };
 
-// Tokens start, start + stride, ... (count of them).
+// `count` tokens: start, start + stride, ...
 struct TokenRange {
   std::int32_t start = 0;
   std::int32_t stride = 1;
@@ -95,8 +95,8 @@ class SparseOps {
 
   // probabilities[head * stride + t] = softmax over the `keys.context_tokens` tokens of
   // scale * q[row, head] . k[t]. q [T, heads * head_dim] F32. `keys` names the tokens as in
-  // Ops::attention; its queries, window and chosen lists are not looked at, and a query at its last
-  // position sees all of them.
+  // Ops::attention. Its queries, window and chosen lists are not looked at: the query at its last
+  // position sees every token.
   virtual void score_keys(ConstMatrix q, std::int64_t row, std::int64_t heads,
                           const KvLayerView& cache, const AttentionSegment& keys, float scale,
                           float* probabilities, std::int64_t stride, Workspace workspace,

@@ -5,7 +5,7 @@
 // are kept in units of 2^-32, so that sums are exact: they do not depend on the order of additions,
 // and a token whose rows have all left has a sum of exactly 0.
 //
-// Where a row goes and which rows leave depends on their sizes and the window alone, so the host
+// Where a row goes and which rows expire depends on their sizes and the window alone. So the host
 // decides it (models/attention/weight_slots.h) and reads nothing of this memory.
 
 #include <cstddef>
@@ -77,7 +77,7 @@ struct WeightRow {
 struct WindowChoice {
   WeightWindow window;
   std::int64_t context = 0;  // positions to choose from
-  std::int64_t local = 0;    // the newest of them, in any case
+  std::int64_t local = 0;    // newest positions, chosen in any case
   std::int64_t total = 0;    // chosen in all, at least `local`; beyond the context: all
 };
 

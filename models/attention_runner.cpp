@@ -260,7 +260,7 @@ void AttentionRunner::announce(LayerId layer, std::span<const AttentionSegment> 
 void AttentionRunner::make_weights(const Selection& chosen, Stream& stream) {
   const std::int64_t needed = chosen.rows * chosen.lists * chosen.capacity;
   if (needed <= weights_.size()) return;
-  // The old ones go first, once nothing reads them: the budget has no room for both.
+  // The old weights are freed first, once nothing reads them: the budget has no room for both.
   stream.synchronize();
   weights_ = DeviceFloats();
   // Contexts grow.
@@ -278,7 +278,7 @@ void AttentionRunner::attend(LayerId layer, std::span<const AttentionSegment> se
   for (std::size_t index = 0; index < segments.size(); ++index) {
     const std::int64_t row = row_of_[index];
     if (row < 0) {
-      // Of prompts that choose, choose() has taken what is attended densely.
+      // choose() has already counted the dense rows of prompts that choose.
       if (prompt_units().rows == 0 || decodes(sequences[index], segments[index].context_tokens)) {
         dense_.push_back(segments[index]);
       }

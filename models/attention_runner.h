@@ -21,7 +21,7 @@
 
 namespace triphase {
 
-// Sees every decoded row with what was chosen for it, before it is attended; and every chunk of a
+// Sees every decoded row with its chosen tokens, before it is attended. Sees every chunk of a
 // prompt in every layer, after it was attended.
 class AttentionObserver {
  public:
@@ -35,13 +35,14 @@ class AttentionObserver {
 
 class AttentionRunner {
  public:
-  // Tokens attended and tokens there were, summed over decode steps and layers, means over lists.
+  // Tokens attended and tokens of the context, summed over decode steps and layers. Means over
+  // lists.
   struct TokenCounts {
     double attended = 0.0;
     double context = 0.0;
     double rows = 0.0;       // decoded rows times layers
     double centroids = 0.0;  // looked up (ClusterCounts)
-    // The same of prompt rows that chose, layer by layer; 0 where prompts are dense.
+    // For rows of prompts that choose, layer by layer; 0 where prompts are dense.
     double prompt_attended = 0.0;
     double prompt_context = 0.0;
   };
@@ -57,7 +58,7 @@ class AttentionRunner {
   // A sequence starts (or starts over) with a prompt of so many tokens; every later row is decoded.
   // longest: tokens that its context can grow to.
   void begin(SequenceId sequence, std::int64_t prompt_tokens, std::int64_t longest);
-  // The same, with what such a method remembers of a prompt that passed through it elsewhere.
+  // Starts with `state`, which a method of the same kind made of the prompt elsewhere.
   void begin(SequenceId sequence, std::int64_t prompt_tokens,
              std::unique_ptr<AttentionMethod::State> state);
   void end(SequenceId sequence);
@@ -66,9 +67,8 @@ class AttentionRunner {
   [[nodiscard]] bool decodes(SequenceId sequence, std::int64_t context_tokens) {
     return context_tokens > entry_of(sequence).prompt_tokens;
   }
-  // Of the closed or full blocks' keys the first that the method reads to choose for the
-  // sequence's next decoded row, in a cache of such pages (AttentionMethod::first_key); 0: all, or
-  // a row of the prompt.
+  // The first key of full blocks that the method reads to choose for the sequence's next decoded
+  // row, in a cache of such pages (AttentionMethod::first_key). 0: all, or a row of the prompt.
   [[nodiscard]] std::int64_t first_key_to_choose(LayerId layer, SequenceId sequence,
                                                  std::int64_t context_tokens, bool quantized,
                                                  std::int64_t page_tokens);
@@ -76,9 +76,9 @@ class AttentionRunner {
   // Whether the sequence's row at position context_tokens - 1 is decoded and attends chosen tokens
   // in every layer that chooses.
   [[nodiscard]] bool chooses(SequenceId sequence, std::int64_t context_tokens);
-  // Tokens of each of its lists then.
+  // How many tokens each list of that row has.
   [[nodiscard]] std::int64_t list_tokens(SequenceId sequence, std::int64_t context_tokens);
-  // Early methods: what such rows attend in this layer, before it begins. Valid until the next
+  // Early methods: what these rows attend in this layer, before it begins. Valid until the next
   // choice.
   [[nodiscard]] Selection choose_ahead(LayerId layer, std::span<const BatchSegment> rows,
                                        Stream& stream);
@@ -98,18 +98,19 @@ class AttentionRunner {
               const KvLayerView& cache, float scale, Matrix out, Ops& ops, Workspace dense,
               Stream& stream);
 
-  // Says ahead which arrays of the host the step's decoded rows take (Ops::begin_step), with what
-  // choose() and attend() get in the first layer that chooses. Nothing in steps with other rows.
+  // Announces the host arrays of the step's decoded rows (Ops::begin_step), from the arguments that
+  // choose() and attend() get in the first layer that chooses. Does nothing in steps with other
+  // rows.
   void announce(LayerId layer, std::span<const AttentionSegment> segments,
                 std::span<const SequenceId> sequences, ConstMatrix q, ConstMatrix v,
                 const KvLayerView& cache, float scale, Matrix out, Stream& stream);
 
   // Tokens at the start of a prompt whose KV may be taken from another sequence.
   [[nodiscard]] std::int64_t shareable_tokens(std::int64_t prompt_tokens) const;
-  // What of a prompt must be computed in one step, and alone (its KV depends on all of it).
+  // The units of prompts: a unit is computed in one step, and no other request shares its KV.
   [[nodiscard]] const PromptUnits& prompt_units() const { return prompts_.units(); }
 
-  // Tells it of every row from now on; null: nobody. It must outlive the runner's calls.
+  // The observer is told of every row from now on; null: none. It must outlive the runner's calls.
   void set_observer(AttentionObserver* observer) { observer_ = observer; }
 
   // Waits for the device where the method counts there.
@@ -154,11 +155,11 @@ class AttentionRunner {
   Buffer workspace_;
   std::unordered_map<std::int32_t, Entry> states_;
   PromptChoices prompts_;
-  TokenCounts token_counts_;  // but for what the method counts
+  TokenCounts token_counts_;  // without what the method itself counts
   Stream* stream_ = nullptr;  // of the last step
   AttentionObserver* observer_ = nullptr;
 
-  // Of the layer at hand; kept to reuse their memory.
+  // Scratch of one layer, kept to reuse its memory.
   std::vector<AttentionMethod::State*> states_of_;  // by segment
   // Decoded rows that attend chosen tokens: by segment their row of the selection or -1, and by
   // that row the segment.

@@ -45,7 +45,7 @@ std::span<const PageId> ColumnPlaces::table(std::size_t entry, LayerId layer) {
   std::vector<PageId>& table = tables_[entry];
   table.clear();
   for (const std::int32_t place : places_[entry]) table.push_back(columns_->page(layer, place));
-  // An empty table would mean another numbering.
+  // An empty table would mean that K^T is numbered by the pages of K.
   table.emplace_back();
   return table;
 }

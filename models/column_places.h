@@ -1,7 +1,7 @@
 #pragma once
 
-// Where a step's decoded rows find their blocks' keys by channels (memory/kv TransposedK), for
-// methods that score by them. Kept between steps to reuse its memory.
+// Where a step's decoded rows find the transposed K of their blocks (memory/kv TransposedK), for
+// methods that score by it. Kept between steps to reuse its memory.
 
 #include <cstddef>
 #include <cstdint>

@@ -57,7 +57,7 @@ ScratchSizes scratch_sizes(const ModelConfig& config, const BatchLimits& limits,
   return sizes;
 }
 
-// Rows that LayerInputs works with at once: a step's, or a block's.
+// Rows that HiddenStates works with at once: a step's, or a block's.
 std::int64_t input_rows(const BatchLimits& limits) {
   return std::max(limits.rows, limits.input_block_tokens);
 }
@@ -126,7 +126,7 @@ std::uint64_t DecoderModel::scratch_bytes(const ModelConfig& config, const Batch
     bytes += AttentionRunner::workspace_bytes(largest_attention(config, limits, threads));
   }
   if (limits.input_block_tokens > 0) {
-    bytes += LayerInputs::scratch_bytes(config, input_rows(limits), limits.listed_input_tokens);
+    bytes += HiddenStates::scratch_bytes(config, input_rows(limits), limits.listed_input_tokens);
   }
   return bytes;
 }
@@ -178,12 +178,12 @@ void DecoderModel::set_attention(const AttentionOptions& options, SparseOps& ops
       largest_attention(config_, limits_, threads_), pool, clusters);
 }
 
-void DecoderModel::set_layer_inputs(std::int64_t tokens, InputOps& ops, MemoryPool& pool) {
+void DecoderModel::set_hidden_states(std::int64_t tokens, InputOps& ops, MemoryPool& pool) {
   if (tokens == 0) return;
   TRIPHASE_CHECK(limits_.input_block_tokens > 0, "buffers for layer inputs");
   inputs_ =
-      std::make_unique<LayerInputs>(config_, tokens, input_rows(limits_),
-                                    limits_.listed_input_tokens > 0, *ops_, ops, ropes_, pool);
+      std::make_unique<HiddenStates>(config_, tokens, input_rows(limits_),
+                                     limits_.listed_input_tokens > 0, *ops_, ops, ropes_, pool);
 }
 
 void DecoderModel::begin_sequence(SequenceId sequence, std::int64_t prompt_tokens,

@@ -17,9 +17,9 @@
 #include "models/attention_runner.h"
 #include "models/config/model_config.h"
 #include "models/forward_batch.h"
+#include "models/hidden_states.h"
 #include "models/host_attention.h"
 #include "models/kv_step.h"
-#include "models/layer_inputs.h"
 #include "models/layer_ropes.h"
 #include "models/rope_rows.h"
 #include "models/weight_stream.h"
@@ -34,7 +34,7 @@ struct BatchLimits {
   std::int64_t logit_rows = 0;
   std::int64_t context = 0;  // longest context of a sequence
   bool sparse = false;       // a sparse attention method may be used
-  // Tokens of a KV block where layer inputs may be used (set_layer_inputs); 0: they are not.
+  // Tokens of a KV block where layer inputs may be used (set_hidden_states); 0: they are not.
   std::int64_t input_block_tokens = 0;
   // Leading tokens of which the device itself may find that they must be recomputed.
   std::int64_t listed_input_tokens = 0;
@@ -64,9 +64,9 @@ class DecoderModel {
   [[nodiscard]] AttentionRunner* attention() const { return runner_.get(); }  // null: dense
 
   // From now on K and V of every sequence's first `tokens` tokens come from their INT8 layer inputs
-  // (layer_inputs.h); 0: as without. `limits.input_block_tokens` must be set.
-  void set_layer_inputs(std::int64_t tokens, InputOps& ops, MemoryPool& pool);
-  [[nodiscard]] const LayerInputs* layer_inputs() const { return inputs_.get(); }
+  // (hidden_states.h); 0: as without. `limits.input_block_tokens` must be set.
+  void set_hidden_states(std::int64_t tokens, InputOps& ops, MemoryPool& pool);
+  [[nodiscard]] const HiddenStates* hidden_states() const { return inputs_.get(); }
 
   // Decoded rows of sequences on the host are attended there from now on (host_attention.h), at
   // most `rows` in a step; for stores with Shape::host_attention. `ops`: of the host, with as many
@@ -153,7 +153,7 @@ class DecoderModel {
   SegmentTables tables_;                     // of the step, where all of it lies on the device
   std::optional<KvSlots> first_slots_;       // of layer 0, where the step was announced
   std::unique_ptr<AttentionRunner> runner_;  // null: dense
-  std::unique_ptr<LayerInputs> inputs_;      // null: K and V from the layer's own inputs
+  std::unique_ptr<HiddenStates> inputs_;     // null: K and V from the layer's own inputs
   std::unique_ptr<HostAttention> host_attention_;  // null: all rows are attended on the device
   ZigzagBlock zigzag_;
   int threads_ = 1;

@@ -16,7 +16,7 @@ struct ForwardBatch {
   std::span<const TokenId> tokens;           // [T]
   std::span<const BatchSegment> segments;    // cover the T rows in order
   std::span<const std::int32_t> logit_rows;  // rows of the batch whose next-token logits are wanted
-  // Empty, or what Ops::sample() will be asked of the logits: so that it can be sent ahead.
+  // Empty, or the arguments of the Ops::sample() that will follow, so that they can be sent ahead.
   std::span<const SampleRow> sampled = {};
 };
 

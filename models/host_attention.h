@@ -37,8 +37,8 @@ class HostAttention {
   // A step begins; `step` says which entries of `rows` are attended here. Both must stay.
   void begin(KvStore& store, std::span<const BatchSegment> rows, const KvStep& step);
 
-  // The layer's rows are in the cache: their K and V, and the queries of the rows that are attended
-  // here, set out for the host.
+  // The layer's new K and V are in the cache. They leave for the host, with the queries of the rows
+  // that are attended here.
   void send(LayerId layer, ConstMatrix q);
   // Writes the attended rows of `out`, once they are back.
   void attend(LayerId layer, std::int64_t window, ScoreScale scale, Matrix out, Stream& stream);

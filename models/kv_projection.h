@@ -1,7 +1,7 @@
 #pragma once
 
 // The part of a layer's joint projection that makes K and V, and the norm of its keys: what is done
-// again where KV is recomputed from layer inputs.
+// again where KV is recomputed from hidden states.
 
 #include "kernels/ops.h"
 #include "models/config/model_config.h"

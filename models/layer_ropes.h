@@ -1,7 +1,7 @@
 #pragma once
 
-// The rotary tables of a model, and which of them a layer's queries and keys are rotated by.
-// Immutable, thread safe.
+// The rotary tables of a model, and which table rotates a layer's queries and keys. Immutable,
+// thread safe.
 
 #include <cstdint>
 #include <optional>
@@ -22,7 +22,7 @@ class LayerRopes {
   [[nodiscard]] std::optional<std::size_t> of(std::int64_t layer) const {
     return by_layer_[static_cast<std::size_t>(layer)];
   }
-  // Of the angles of `rows` rows under every table.
+  // Bytes of the angles of `rows` rows under every table.
   [[nodiscard]] static std::uint64_t angle_bytes(const ModelConfig& config, std::int64_t rows);
   // RopeTable::key_for_prompt() of the model: at most one of its tables knows other keys than 0.
   [[nodiscard]] std::uint64_t key_for_prompt(std::int64_t prompt_tokens) const;

@@ -51,7 +51,7 @@ struct ModelSummary {
 // would, before any weight is read).
 [[nodiscard]] ModelSummary summarise_model(const ModelDirectory& model);
 
-// The same for a shape without files.
+// The summary of a shape without files.
 [[nodiscard]] ModelSummary summarise_shape(const ModelConfig& config);
 
 }  // namespace triphase

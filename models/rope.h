@@ -20,7 +20,7 @@ class RopeTable {
   // original context, its length with dynamic scaling, 1 with long. Chosen at admission, it stays.
   [[nodiscard]] std::uint64_t key_for_prompt(std::int64_t prompt_tokens) const;
 
-  // Frequencies (radians per token) under `key`, rotary_dim / 2 of them.
+  // The rotary_dim / 2 frequencies (radians per token) under `key`.
   [[nodiscard]] std::vector<double> frequencies(std::uint64_t key) const;
 
   // Writes rotary_dim / 2 cosines, then as many sines, times the attention factor (yarn), of

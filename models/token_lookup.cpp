@@ -29,7 +29,7 @@ bool TokenLookup::any_chooses() const {
 const SegmentTables& TokenLookup::send_tables() {
   std::vector<std::int32_t> written = store_->written().take();
   if (attention_->method().lists() > 1) {
-    // Of recomputable blocks nothing is in hot rows.
+    // Hot rows hold nothing of recomputable blocks.
     const std::int64_t host_blocks = store_->memory().sizes().host_blocks;
     std::erase_if(written, [&](std::int32_t block) { return block >= host_blocks; });
   }
@@ -42,7 +42,7 @@ const SegmentTables& TokenLookup::send_tables() {
 std::int64_t TokenLookup::first_block_to_choose(std::size_t entry, LayerId layer) const {
   const BatchSegment& rows = rows_[entry];
   if (attention_->method().reads_transposed_k()) {
-    // Where places are short, keys are read by rows.
+    // Where K^T has too few places, keys are read by rows.
     if (columns_ == nullptr || !columns_->complete(entry)) return 0;
   }
   const std::int64_t block_tokens = store_->memory().shape().block_tokens;
@@ -86,7 +86,7 @@ std::int64_t TokenLookup::pages(std::size_t entry) {
   for (LayerId layer(0); layer.value < layers_; layer = LayerId(layer.value + 1)) {
     // Some layers read whole blocks.
     if (!chooses_in(layer)) return on_host;
-    // Layers that choose ahead all read as much.
+    // All layers that choose ahead read equally many tokens.
     if (chooses_ahead(layer) && std::exchange(asked_ahead, true)) continue;
     const std::int64_t whole = std::ssize(whole_blocks(entry, layer));
     most = std::max(most, whole + (tokens + block_tokens - 1) / block_tokens);

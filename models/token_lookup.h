@@ -1,7 +1,7 @@
 #pragma once
 
-// A step's decoded rows whose method chooses tokens that a KvResolver looks up: which rows these
-// are, what they need in staging pages, and the look-up itself. Kept between steps to reuse its
+// The decoded rows of a step whose chosen tokens a KvResolver looks up. Says which rows these are
+// and how many staging pages they need, and looks their tokens up. Kept between steps to reuse its
 // memory; not thread safe.
 
 #include <cstdint>
@@ -29,13 +29,13 @@ class TokenLookup {
                   AttentionRunner* attention, const ColumnPlaces* columns, Stream& stream);
   // Sends the resolver its tables of the step, a row for each entry.
   [[nodiscard]] const SegmentTables& send_tables();
-  // Blocks of a row of these tables.
+  // Blocks in a row of the tables.
   [[nodiscard]] std::int64_t row_blocks() const { return row_blocks_; }
 
   // Whether a resolver looks up what the entry's row chooses.
   [[nodiscard]] bool chooses(std::size_t entry) const { return chooses_[entry]; }
   [[nodiscard]] bool any_chooses() const;
-  // The same of a group's rows in a layer, where some of their blocks are on the host.
+  // Whether a resolver looks up what a group's rows choose in a layer: some blocks are on the host.
   [[nodiscard]] bool looks_up(const SequenceGroup& group, LayerId layer) const {
     return group.chooses && group.pages > 0 && chooses_in(layer);
   }
@@ -51,9 +51,9 @@ class TokenLookup {
 
   // Staging pages for what a row that chooses reads in any layer.
   [[nodiscard]] std::int64_t pages(std::size_t entry);
-  // Its blocks on the host that come as a whole in a layer, ascending: those that the method looks
-  // into before it chooses, and recomputable ones whose tokens cannot be listed. Valid until the
-  // next call, or pages().
+  // The row's blocks on the host that come as a whole in a layer, ascending. These are blocks that
+  // the method looks into before it chooses, and recomputable blocks whose tokens cannot be listed.
+  // Valid until the next call, or pages().
   [[nodiscard]] std::span<const std::int64_t> whole_blocks(std::size_t entry, LayerId layer);
 
   struct Found {
@@ -77,7 +77,7 @@ class TokenLookup {
   }
   // The first block that a late method looks into before it chooses; 0: all.
   [[nodiscard]] std::int64_t first_block_to_choose(std::size_t entry, LayerId layer) const;
-  // Most tokens that the call's rows choose of blocks that nobody stores.
+  // The most tokens that the call's rows choose in recomputable blocks.
   [[nodiscard]] std::int64_t most_recomputed(const ResolveCall& call) const;
 
   KvResolver* resolver_ = nullptr;

@@ -17,7 +17,7 @@ namespace triphase {
 
 class WeightStream {
  public:
-  // Slots of the streaming, for planning; 0 when nothing is streamed.
+  // How many slots streaming takes, for planning; 0 when nothing is streamed.
   static constexpr std::int64_t kSlots = 2;
 
   // `transfers` may be null where every layer is resident.

@@ -1,7 +1,7 @@
 #pragma once
 
 // FlexGen's zig-zag block inside one step: a layer's rows go through its products one GPU batch
-// after another, so that the layer's weights are brought once for all of them. The numbers are
+// after another, so that the layer's weights are brought once for all batches. The numbers are
 // those of one batch, bit for bit. Not thread safe.
 
 #include <cstdint>

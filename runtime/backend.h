@@ -24,15 +24,15 @@ class Backend {
   // the rows beside it, on a GPU too.
   [[nodiscard]] static std::unique_ptr<Backend> open(std::string_view device, std::int64_t threads,
                                                      bool deterministic = false);
-  // The same for a job, which does not fall back to slow products unasked: throws E-DEV-LIBRARY
-  // (exit 5) for a GPU without cuBLASLt that is not to be deterministic.
+  // The backend of a job, which does not fall back to slow products unasked: throws E-DEV-LIBRARY
+  // (exit 5) for a GPU without cuBLASLt, unless `deterministic`.
   [[nodiscard]] static std::unique_ptr<Backend> open_for_job(const MachineOptions& options);
 
   [[nodiscard]] Device& device() { return *device_; }
   // Memory of the host that the device copies from and to at full speed.
   [[nodiscard]] Device& host() { return *host_; }
   [[nodiscard]] Ops& ops() { return *ops_; }
-  // The CPU's, for what is computed where host memory is.
+  // The CPU's operations, for work on host memory.
   [[nodiscard]] Ops& host_ops() { return host_ops_ ? *host_ops_ : *ops_; }
   [[nodiscard]] SparseOps& sparse_ops() { return *sparse_ops_; }
   [[nodiscard]] InputOps& input_ops() { return *input_ops_; }
@@ -43,7 +43,7 @@ class Backend {
   [[nodiscard]] const ComputeMachine& machine() const { return machine_; }
   // What computes matrix products on a GPU, or why there is no library for them; empty on the CPU.
   [[nodiscard]] const std::string& products() const { return products_; }
-  // Bytes of the device that a job takes where nobody says.
+  // Bytes of the device that a job takes by default.
   [[nodiscard]] std::uint64_t default_memory() const;
   // Allocates what operations within `shape` need for themselves: ops_reserved_bytes of machine(),
   // which the plan has counted.
@@ -55,7 +55,7 @@ class Backend {
   [[nodiscard]] std::unique_ptr<TransferEngine> make_transfers(
       const std::optional<EmulatedLink>& emulated, int most_blocks = 0);
 
-  // With memory from `memory`, which is of the device.
+  // Takes its memory from `memory`, which is the device's.
   [[nodiscard]] std::unique_ptr<KvResolver> make_resolver(const ResolverShape& shape,
                                                           Device& memory);
 
@@ -80,7 +80,7 @@ class Backend {
   std::unique_ptr<Ops> host_ops_;  // null: ops_ are
   std::unique_ptr<SparseOps> sparse_ops_;
   std::unique_ptr<InputOps> input_ops_;
-  // Of a GPU.
+  // What a GPU adds; empty on the CPU.
   RandomFill random_fill_;
   std::function<void(const OpsShape&)> reserve_;
   std::function<Ceilings(int)> measure_ceilings_;

@@ -207,14 +207,14 @@ class Worker {
   Worker(const RunOptions& options, const RunPlan& plan, const ModelBundle& model,
          LoadedModel& loaded, Backend& backend)
       : preparer_(model.config, model.tokenizer.get(),
-                  {model.most_positions(), plan.longest_line, options.reading.truncate,
+                  {model.most_positions(), plan.longest_request, options.reading.truncate,
                    options.reading.no_special, model.context_tokens()}),
         engine_({plan.memory.batch_size, plan.prefill_chunk, options.generation.seed}, *plan.policy,
                 loaded.decoder, loaded.kv, preparer_, model.tokenizer.get(), backend) {
     if (options.job != JobKind::kScore) return;
     score_preparer_.emplace(
         model.config, model.tokenizer.get(),
-        ScorePreparer::Limits{model.config.max_positions, plan.longest_line,
+        ScorePreparer::Limits{model.config.max_positions, plan.longest_request,
                               options.reading.truncate, options.reading.no_special,
                               !options.scores_prompts()});
     scorer_.emplace(engine_, *score_preparer_, options.token_logprobs);
@@ -298,7 +298,7 @@ JobEnd run_lines(const RunOptions& options, const Job& job, const RunPlan& plan,
 }
 
 void warn_of_small_disk(const RunOptions& options, const Job& job, const RunPlan& plan, Log& log) {
-  const std::string warning = disk_warning(options, job.prompts, plan.longest_line);
+  const std::string warning = disk_warning(options, job.prompts, plan.longest_request);
   if (!warning.empty()) log.warning(warning);
 }
 
@@ -309,7 +309,7 @@ constexpr LineLimits kDryRun{.lines = 10000, .bytes = std::uint64_t{64} << 20};
 int report_dry_run(const RunOptions& options, const Job& job, const RunPlan& plan, Log& log) {
   warn_of_small_disk(options, job, plan, log);
   if (options.job == JobKind::kGenerate && job.prompts.rereadable) {
-    const LineFaults faults = find_line_faults(options, job.model, plan.longest_line, kDryRun);
+    const LineFaults faults = find_line_faults(options, job.model, plan.longest_request, kDryRun);
     for (const std::string& fault : faults.first) log.warning(fault);
     if (faults.faulty > 0) {
       log.warning(
@@ -365,7 +365,7 @@ int generate(RunOptions options, Progress& progress, Log& log) {
     summary.error = error;
     write_summary(summary, options);
   };
-  // The run's own error matters more than that its summary cannot be written either.
+  // The run's own error matters more than a summary that cannot be written.
   const auto close_summary_if_possible = [&](int code, const std::string& error) {
     try {
       if (output && output->begun()) close_summary(code, error);

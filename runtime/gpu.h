@@ -36,7 +36,7 @@ struct Gpu {
   std::function<Ceilings(int)> measure_ceilings;  // Backend::measure_ceilings
   // Backend::make_resolver.
   std::function<std::unique_ptr<KvResolver>(const ResolverShape&, Device& memory)> resolver;
-  // Of one transfer engine; `most_blocks` as Backend::make_transfers has it.
+  // Movers of one transfer engine; `most_blocks` as Backend::make_transfers has it.
   std::function<StreamTransferEngine::Movers(int most_blocks)> movers;
 };
 

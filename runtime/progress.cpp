@@ -128,7 +128,7 @@ void Progress::update_bytes(std::uint64_t done, std::uint64_t total) {
   const double rate = elapsed > 0.0 ? static_cast<double>(done) / elapsed : 0.0;
   std::string text = fmt::format("{}: {} of {}, {:.2f} GB/s", label(), format_bytes(done),
                                  format_bytes(total), rate / 1e9);
-  // Of a part's work reading is not the measure.
+  // Within a part, bytes read do not tell how much is left.
   const std::optional<double> left = eta(now, part_ ? 0.0 : share_of(done, total));
   if (left) text += ", ETA " + format_duration(*left);
   draw(text,

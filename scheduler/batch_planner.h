@@ -17,12 +17,12 @@ namespace triphase {
 // A running sequence as the planner sees it, in order of admission.
 struct SequenceProgress {
   std::int64_t prompt_left = 0;  // prompt tokens not yet computed; 0: decoding
-  std::int64_t computed = 0;     // tokens that are
+  std::int64_t computed = 0;     // tokens computed so far
 };
 
 struct StepLimits {
   std::int64_t rows = 0;           // tokens of one step, all sequences together
-  std::int64_t prefill_chunk = 0;  // of them at most this many from prompts
+  std::int64_t prefill_chunk = 0;  // most tokens of one step that are from prompts
   PromptUnits units;  // of prompts; no longer than prefill_chunk, or the prompts are not
 };
 

@@ -7,7 +7,7 @@
 
 #include "base/error.h"
 #include "base/format_bytes.h"
-#include "scheduler/placement/host_lines.h"
+#include "scheduler/placement/host_requests.h"
 
 namespace triphase {
 namespace {
@@ -34,8 +34,8 @@ std::uint64_t device_weights(const MemoryRequest& request) {
 // Blocks that a device must hold beside resident weights.
 constexpr std::uint64_t kFewBlocks = 4;
 
-// As few layers as leave room for a little KV; none where even all of them would not, so that the
-// refusal speaks of the whole model.
+// As few layers as leave room for a little KV. Where even streaming all layers leaves no room:
+// none, so that the refusal speaks of the whole model.
 std::int64_t choose_streamed_layers(MemoryRequest request) {
   const std::uint64_t kv = (request.page_bytes + request.transposed_k_bytes) *
                            static_cast<std::uint64_t>(request.layers) * kFewBlocks;
@@ -88,7 +88,7 @@ std::uint64_t kv_room(const MemoryRequest& request, std::int64_t batch) {
 
 // Staging for what arrives ahead: this share of the KV's room, at most a layer of the batch.
 constexpr std::uint64_t kAheadShare = 16;
-// At most this share of the KV's room finds chosen tokens on the host.
+// What finds chosen tokens on the host takes at most this share of the KV's room.
 constexpr std::uint64_t kLookupShare = 8;
 
 // The cache holds at most what decoding chooses of a full host tier. A block must stay possible.
@@ -114,8 +114,8 @@ void plan_host_tier(const MemoryRequest& request, std::int64_t wanted_blocks,
   const auto layers = static_cast<std::uint64_t>(request.layers);
   const std::uint64_t host_block = request.page_bytes * layers;
   const std::uint64_t host_room = saturating_sub(request.host->budget, plan.host_weights);
-  // Scales stay on the device, as does what finds a block's tokens; they must leave most of it for
-  // blocks.
+  // Scales stay on the device, and so does what finds a block's tokens. They must leave most of the
+  // room for blocks.
   const std::uint64_t beside = request.scale_bytes * layers + request.host->block_lookup;
   std::uint64_t scaled = beside > 0 ? room / 2 / beside : UINT64_MAX;
   if (request.host->block_lookup > 0) {
@@ -138,13 +138,13 @@ void plan_host_tier(const MemoryRequest& request, std::int64_t wanted_blocks,
   room -= scales + plan.lookup;
   plan.kv += scales;
   if (request.transposed_k_bytes > 0) {
-    // K^T of a block on the host spares its way at a half of what a home would take. What staging
-    // leaves must hold the homes that no step can do without.
+    // K^T of a block on the host spares reading its keys over the link, in half the bytes of a
+    // home. What staging leaves must hold the homes that no step can do without.
     const std::uint64_t one = request.transposed_k_bytes * layers;
     const std::uint64_t homes =
         smallest_kv(request) *
         static_cast<std::uint64_t>(request.host->step_homes +
-                                   request.host->line_homes * plan.batch_size);
+                                   request.host->request_homes * plan.batch_size);
     const std::uint64_t kept = request.host->holds_everything ? 4 * homes : 2 * homes;
     const std::uint64_t most = room > kept ? std::min(room / 2, room - kept) : 0;
     const std::uint64_t with_columns = std::min(blocks + inputs, most / one);
@@ -166,7 +166,7 @@ void plan_host_tier(const MemoryRequest& request, std::int64_t wanted_blocks,
   plan_token_cache(request, room, plan);
 }
 
-// Asked for, or the largest whose scratch leaves a block.
+// The batch asked for, or the largest whose scratch leaves room for a block.
 std::int64_t batch_of(const MemoryRequest& request) {
   if (request.batch_size) return *request.batch_size;
   std::int64_t batch = kDefaultBatchSize;
@@ -252,8 +252,8 @@ MemoryRequest::Host host_tier(const PlacementPolicy& policy, const StaticPlaceme
   MemoryRequest::Host host{.holds_everything = placement.host_streams_all,
                            .always = placement.host_always,
                            .input_blocks = policy.input_blocks(block_tokens)};
-  if (placement.host_lines) {
-    host.line_homes = kHostLineDeviceBlocks;
+  if (placement.host_requests) {
+    host.request_homes = kHostRequestDeviceBlocks;
     host.step_homes = (prefill_chunk + block_tokens - 1) / block_tokens;
   }
   return host;
@@ -297,7 +297,7 @@ PlacementLimits placement_limits(const MemoryRequest& request, const MemoryPlan&
 
 std::int64_t longest_request(const PlacementPolicy& policy, const MemoryRequest& request,
                              const MemoryPlan& plan, const PlacementLimits& limits) {
-  const std::int64_t longest = std::min(request.context, policy.longest_line(limits));
+  const std::int64_t longest = std::min(request.context, policy.longest_request(limits));
   if (plan.host_blocks == 0) return longest;
   // Dense attention reads a request's host blocks of one layer together.
   return std::min(longest, plan.staging_pages * request.block_tokens);

@@ -3,8 +3,8 @@
 // How memory is divided before anything is loaded, for a run and for a simulated one: on the device
 // weights, scratch, KV pages and the staging pages through which KV on the host is read, with a
 // cache of tokens that are read again and again; on the host the weights that are streamed, the KV
-// blocks that the device cannot hold, and saved layer inputs. PURE. All sizes in bytes unless they
-// say otherwise.
+// blocks that the device cannot hold, and cached hidden states. PURE. All sizes in bytes unless
+// they say otherwise.
 
 #include <cstdint>
 #include <functional>
@@ -47,15 +47,16 @@ struct MemoryRequest {
     // blocks, and no token is cached.
     double chosen_share = 0.0;
     std::optional<std::uint64_t> token_cache;  // bytes; nothing: chosen here
-    // Where the device looks tokens up: bytes there for a block on the host or of saved layer
-    // inputs, and for a cached one.
+    // Where the device looks tokens up: its bytes for a block on the host (or of cached hidden
+    // states), and for a block of the token cache.
     std::uint64_t block_lookup = 0;
     std::uint64_t cached_block_lookup = 0;
-    // Saved layer inputs: leading blocks of each sequence, and bytes of one, all layers.
+    // Cached hidden states: leading blocks of each sequence, and bytes of one, all layers.
     std::int64_t input_blocks = 0;
     std::uint64_t input_block_bytes = 0;
-    // Blocks that need a home on the device for the policy to run a line, and to run a step at all.
-    std::int64_t line_homes = 0;
+    // Blocks that need a home on the device for the policy to run a request, and to run a step at
+    // all.
+    std::int64_t request_homes = 0;
     std::int64_t step_homes = 0;
   };
   std::optional<Host> host;
@@ -80,7 +81,7 @@ struct MemoryPlan {
   std::int64_t partial_pages = 0;
   std::int64_t host_blocks = 0;  // of all layers
   std::uint64_t host_kv = 0;
-  std::int64_t input_blocks = 0;  // of saved layer inputs, all layers
+  std::int64_t input_blocks = 0;  // of cached hidden states, all layers
   std::uint64_t host_inputs = 0;
   [[nodiscard]] std::uint64_t total() const {
     return weights + scratch + kv + transposed_k + staging + cache + lookup;
@@ -107,32 +108,33 @@ struct SizedModel {
 };
 [[nodiscard]] MemoryRequest memory_request(const SizedModel& model);
 
-// The host tier as the policy wants it: all but its budget, token cache and bytes of layer inputs.
+// The host tier as the policy wants it, without its budget, token cache and bytes of hidden states.
 [[nodiscard]] MemoryRequest::Host host_tier(const PlacementPolicy& policy,
                                             const StaticPlacement& placement,
                                             std::int64_t block_tokens, std::int64_t prefill_chunk);
 
 // Divides the budget. Weights that do not fit beside a little KV are streamed. KV gets what a full
-// batch of longest sequences could use, at most the rest of the budget; where that is less and
-// there is a host tier, the host gets the same, and up to a third of the rest becomes staging for
-// two longest sequences, up to a sixteenth of it staging for blocks that arrive early, and up to a
-// quarter of what is then left the cache of chosen tokens. Throws ErrorRole::kResources E-MEM-FIT,
-// saying what would fit, when weights, scratch and the smallest request (one block) do not fit.
+// batch of longest sequences could use, at most the rest of the budget. Where that is too little
+// and there is a host tier, the host gets room for the same KV, and the rest of the device's budget
+// is divided: up to a third is staging for two longest sequences, up to a sixteenth staging for
+// prefetched blocks, and up to a quarter of what is then left the cache of chosen tokens. Throws
+// ErrorRole::kResources E-MEM-FIT, saying what would fit, when weights, scratch and the smallest
+// request (one block) do not fit.
 [[nodiscard]] MemoryPlan plan_memory(const MemoryRequest& request);
 
-// Without the refusal: nothing where it does not fit.
+// As plan_memory(), but returns nothing where it does not fit.
 [[nodiscard]] std::optional<MemoryPlan> try_plan_memory(const MemoryRequest& request);
 
-// INT8: pages of partial blocks that steps of at most `rows` rows of at most `sequences` sequences
-// need: one per sequence and layer, within a layer one per block that is begun, and one for a block
-// that is recomputed. 0 for every other type.
+// INT8: pages of partial blocks for steps of at most `rows` rows of at most `sequences` sequences.
+// Each sequence needs one in every layer. Within a layer there is one for each block that is begun,
+// and one for a block that is recomputed. 0 for every other type.
 [[nodiscard]] std::int64_t partial_pages_needed(DType kv_dtype, std::int64_t layers,
                                                 std::int64_t block_tokens, std::int64_t sequences,
                                                 std::int64_t rows);
 
-// Layers whose whole blocks the staging pages take ahead for a step that reads `blocks` blocks of a
-// layer on the host, at most `largest` of one of its `requests`: a quarter of the pages, or those
-// of a request, are being read, and each request may need one more.
+// How many layers' whole blocks fit into the staging pages ahead of a step. The step reads `blocks`
+// blocks of a layer on the host, at most `largest` for one of its `requests`. A quarter of the
+// pages, or a request's pages, are being read, and each request may need one more.
 [[nodiscard]] double layers_staged_ahead(std::int64_t staging_pages, std::int64_t blocks,
                                          std::int64_t largest, std::int64_t requests,
                                          std::int64_t layers);

@@ -77,10 +77,10 @@ void check_length(const OptionValues& values, std::int64_t tokens, const ModelBu
 }
 
 void check_memory(const RunPlan& plan, std::int64_t tokens) {
-  if (plan.longest_line >= tokens) return;
+  if (plan.longest_request >= tokens) return;
   throw Error(ErrorRole::kResources, "E-MEM-FIT", "context")
       .found(fmt::format("{} tokens", tokens))
-      .expected(fmt::format("at most {}, whose KV fits the device's memory", plan.longest_line))
+      .expected(fmt::format("at most {}, whose KV fits the device's memory", plan.longest_request))
       .hint("raise --device-memory");
 }
 

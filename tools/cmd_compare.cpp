@@ -1,6 +1,6 @@
 // `triphase compare`: one job under several policies, attention methods and batch sizes. Every cell
-// is a `triphase run` of its own; cells take turns, so that a machine that grows slower or faster
-// meanwhile does so for all of them.
+// is a `triphase run` of its own. Cells take turns, so a machine that grows slower or faster
+// meanwhile does so for all cells.
 
 #include <fmt/format.h>
 
@@ -153,7 +153,7 @@ class Comparison {
     (void)generate(parse_run_options(run_values, process_environment()), progress_, quiet);
   }
 
-  // Of the runs of all cells that can run, as far as that is known.
+  // Counts the run among the runs of all cells that can run, as far as that is known.
   void begin_run(const Cell& cell, std::string_view what) {
     const std::int64_t cells =
         std::ranges::count_if(rows_, [](const Row& row) { return row.infeasible.empty(); });

@@ -56,8 +56,8 @@ std::vector<TableCell> row(const NamedSimulation& named, const PlannedModel& mod
           text_cell(model.name),
           text_cell(profile.name),
           integer_cell(job.batch_size),
-          integer_cell(job.lines.front().prompt_tokens),
-          integer_cell(job.lines.front().output_tokens),
+          integer_cell(job.requests.front().prompt_tokens),
+          integer_cell(job.requests.front().output_tokens),
           ran ? text_cell(dtype_name(r.kv_dtype)) : null_cell(),
           number(r.tokens_per_second),
           number(r.seconds),
@@ -125,8 +125,8 @@ int cmd_simulate(const Arguments& arguments, std::unique_ptr<Log>& log) {
         .caching_ratio = 1.0 - values.real("kv-sparsity"),
         .miss_rate = values.real("miss-rate")};
     const std::int64_t lines = values.has("lines") ? values.integer("lines") : batch;
-    job.lines.assign(static_cast<std::size_t>(lines),
-                     {values.integer("input-len"), values.integer("output-len")});
+    job.requests.assign(static_cast<std::size_t>(lines),
+                        {values.integer("input-len"), values.integer("output-len")});
     for (const std::string& name : names) {
       const auto own = given.find(name);
       NamedSimulation named =

@@ -19,15 +19,15 @@
 HWY_BEFORE_NAMESPACE();
 namespace triphase::cpu::HWY_NAMESPACE {
 
-// Blocks of more rows than this convert a tile to F32 once for all of them.
+// Blocks of more rows than this convert a tile to F32 once for all their rows.
 constexpr std::int64_t kConvertRows = 8;
 // Bytes of a stream to ask for ahead of use: more than memory delivers within its latency.
 constexpr std::int64_t kAheadBytes = 8192;
 
 // Tokens [first, end) of a tile as F32 rows of `stride`, zeros after the last column.
 template <class T>
-void widen_tokens(const Tokens<T>& tokens, std::int64_t first, std::int64_t end,
-                  std::int64_t stride, float* to) {
+void convert_tokens(const Tokens<T>& tokens, std::int64_t first, std::int64_t end,
+                    std::int64_t stride, float* to) {
   for (std::int64_t j = first; j < end; ++j) {
     for_columns(tokens.dim, [&](std::int64_t c, std::int64_t count) {
       hn::Store(load_some(tokens.row(j) + c, count), DF(), to + j * stride + c);
@@ -36,8 +36,8 @@ void widen_tokens(const Tokens<T>& tokens, std::int64_t first, std::int64_t end,
 }
 
 // Where the rows of a converted tile lie; tokens outside [first, end) read the nearest inside.
-inline void find_widened(std::int64_t first, std::int64_t end, std::int64_t stride,
-                         std::int64_t* to) {
+inline void find_converted(std::int64_t first, std::int64_t end, std::int64_t stride,
+                           std::int64_t* to) {
   for (std::int64_t j = 0; j < kTile; ++j) to[j] = std::clamp(j, first, end - 1) * stride;
 }
 
@@ -73,7 +73,7 @@ inline Seen seen_by(const Block& block, std::int64_t query, std::int64_t tile, s
           std::clamp<std::int64_t>(block.end(query) - tile, from, to)};
 }
 
-// Of a row in a tile, seen or not.
+// Caps all scores of a row in a tile, whether the query sees the token or not.
 inline void cap_scores(float cap, float* scores) {
   const SoftCap capped{cap};
   for (std::int64_t j = 0; j < kTile; j += kLanes) {
@@ -105,8 +105,8 @@ inline void soften_tile(const Call& call, const Block& block, const Scratch& scr
   }
 }
 
-// Adds the weighted values of a tile's tokens [from, to) to `out`. Queries that see the same part
-// of them share the loads.
+// Adds the weighted values of a tile's tokens [from, to) to `out`. Queries that see the same
+// tokens share the loads.
 template <class T>
 void weigh_part(const Call& call, const Block& block, const Scratch& scratch, std::int64_t tile,
                 std::int64_t from, std::int64_t to, const Tokens<T>& v, float* out) {
@@ -182,7 +182,7 @@ void attend_split(const Call& call, const Block& block, const Scratch& scratch,
   const bool convert = block.rows > kConvertRows && !std::is_same_v<T, F32>;
   const std::int64_t far = convert ? 0 : tokens_ahead(dim * static_cast<std::int64_t>(sizeof(T)));
   std::int64_t at[2 * kTile];
-  std::int64_t widened_at[kTile];
+  std::int64_t converted_at[kTile];
   const Tokens<T> k{static_cast<const T*>(call.cache.k), at, dim, far};
   const Tokens<T> v{static_cast<const T*>(call.cache.v), at, dim, far};
   for_tiles(call, block, split, at, [&](std::int64_t tile, std::int64_t lo, std::int64_t hi) {
@@ -190,11 +190,11 @@ void attend_split(const Call& call, const Block& block, const Scratch& scratch,
       attend_tile<T>(call, block, scratch, tile, lo, hi, k, v);
       return;
     }
-    widen_tokens(k, lo, hi, stride, scratch.k_tile);
-    widen_tokens(v, lo, hi, stride, scratch.v_tile);
-    find_widened(lo, hi, stride, widened_at);
-    attend_tile<float>(call, block, scratch, tile, lo, hi, {scratch.k_tile, widened_at, width, 0},
-                       {scratch.v_tile, widened_at, width, 0});
+    convert_tokens(k, lo, hi, stride, scratch.k_tile);
+    convert_tokens(v, lo, hi, stride, scratch.v_tile);
+    find_converted(lo, hi, stride, converted_at);
+    attend_tile<float>(call, block, scratch, tile, lo, hi, {scratch.k_tile, converted_at, width, 0},
+                       {scratch.v_tile, converted_at, width, 0});
   });
 }
 
@@ -300,23 +300,23 @@ void attend_split_int8(const Call& call, const Block& block, const Scratch& scra
   const std::int64_t far = convert ? 0 : tokens_ahead(dim);
   const std::int64_t own = (block.segment->context_tokens - 1) / cache.page_tokens;
   std::int64_t at[2 * kTile];
-  std::int64_t widened_at[kTile];
+  std::int64_t converted_at[kTile];
   const Tokens<U8> k_codes{static_cast<const U8*>(cache.k), at, dim, far};
   const Tokens<U8> v_codes{static_cast<const U8*>(cache.v), at, dim, far};
   const Tokens<Open> k_open{static_cast<const Open*>(cache.partial_k), at, dim, 0};
   const Tokens<Open> v_open{static_cast<const Open*>(cache.partial_v), at, dim, 0};
   const std::int64_t width = round_up(dim, kLanes);
-  const Tokens<float> k_wide{scratch.k_tile, widened_at, width, 0};
-  const Tokens<float> v_wide{scratch.v_tile, widened_at, width, 0};
+  const Tokens<float> k_converted{scratch.k_tile, converted_at, width, 0};
+  const Tokens<float> v_converted{scratch.v_tile, converted_at, width, 0};
   std::int64_t scaled = -1;  // the block that scaled_q is for
   for_tiles(call, block, split, at, [&](std::int64_t tile, std::int64_t lo, std::int64_t hi) {
-    if (convert) find_widened(lo, hi, stride, widened_at);
+    if (convert) find_converted(lo, hi, stride, converted_at);
     for_parts(cache.page_tokens, tile, lo, hi, [&](const BlockPart& part) {
       if (part.page_index == own) {
         if (convert) {
-          widen_tokens(k_open, part.lo, part.hi, stride, scratch.k_tile);
-          widen_tokens(v_open, part.lo, part.hi, stride, scratch.v_tile);
-          score_part(call, block, scratch.q, part.lo, part.hi, k_wide, scratch.scores);
+          convert_tokens(k_open, part.lo, part.hi, stride, scratch.k_tile);
+          convert_tokens(v_open, part.lo, part.hi, stride, scratch.v_tile);
+          score_part(call, block, scratch.q, part.lo, part.hi, k_converted, scratch.scores);
         } else {
           score_part(call, block, scratch.q, part.lo, part.hi, k_open, scratch.scores);
         }
@@ -327,9 +327,9 @@ void attend_split_int8(const Call& call, const Block& block, const Scratch& scra
         scaled = part.page_index;
       }
       if (convert) {
-        widen_tokens(k_codes, part.lo, part.hi, stride, scratch.k_tile);
-        widen_tokens(v_codes, part.lo, part.hi, stride, scratch.v_tile);
-        score_codes(call, block, scratch, part, k_wide);
+        convert_tokens(k_codes, part.lo, part.hi, stride, scratch.k_tile);
+        convert_tokens(v_codes, part.lo, part.hi, stride, scratch.v_tile);
+        score_codes(call, block, scratch, part, k_converted);
       } else {
         score_codes(call, block, scratch, part, k_codes);
       }
@@ -338,7 +338,8 @@ void attend_split_int8(const Call& call, const Block& block, const Scratch& scra
     for_parts(cache.page_tokens, tile, lo, hi, [&](const BlockPart& part) {
       if (part.page_index == own) {
         if (convert) {
-          weigh_part(call, block, scratch, tile, part.from, part.to, v_wide, scratch.split.out);
+          weigh_part(call, block, scratch, tile, part.from, part.to, v_converted,
+                     scratch.split.out);
         } else {
           weigh_part(call, block, scratch, tile, part.from, part.to, v_open, scratch.split.out);
         }
@@ -346,7 +347,7 @@ void attend_split_int8(const Call& call, const Block& block, const Scratch& scra
       }
       const BlockScales scales = scales_of(call, block, part.page_index, 1);
       if (convert) {
-        weigh_codes(call, block, scratch, tile, part, v_wide, scales);
+        weigh_codes(call, block, scratch, tile, part, v_converted, scales);
       } else {
         weigh_codes(call, block, scratch, tile, part, v_codes, scales);
       }
@@ -392,7 +393,7 @@ void attend_selected_int8(const Call& call, const Block& block, const Scratch& s
     }
   };
   std::int64_t at[2 * kTile];
-  std::int64_t widened_at[kTile];
+  std::int64_t converted_at[kTile];
   const Tokens<U8> k{static_cast<const U8*>(cache.k), at, dim, kAhead};
   const Tokens<U8> v{static_cast<const U8*>(cache.v), at, dim, kAhead};
   const Tokens<Open> k_open{static_cast<const Open*>(cache.partial_k), at, dim, 0};
@@ -405,16 +406,16 @@ void attend_selected_int8(const Call& call, const Block& block, const Scratch& s
       const std::int64_t index =
           block.list.tokens[static_cast<std::size_t>(tile + j)] / cache.page_tokens;
       if (index == own) {
-        widen_tokens(k_open, j, j + 1, stride, scratch.k_tile);
-        widen_tokens(v_open, j, j + 1, stride, scratch.v_tile);
+        convert_tokens(k_open, j, j + 1, stride, scratch.k_tile);
+        convert_tokens(v_open, j, j + 1, stride, scratch.v_tile);
         continue;
       }
       dequantize_row(k.row(j), scales_of(call, block, index, 0), dim, scratch.k_tile + j * stride);
       dequantize_row(v.row(j), scales_of(call, block, index, 1), dim, scratch.v_tile + j * stride);
     }
-    find_widened(lo, hi, stride, widened_at);
-    attend_tile<float>(call, block, scratch, tile, lo, hi, {scratch.k_tile, widened_at, width, 0},
-                       {scratch.v_tile, widened_at, width, 0});
+    find_converted(lo, hi, stride, converted_at);
+    attend_tile<float>(call, block, scratch, tile, lo, hi, {scratch.k_tile, converted_at, width, 0},
+                       {scratch.v_tile, converted_at, width, 0});
   });
 }
 

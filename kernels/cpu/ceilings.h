@@ -22,8 +22,8 @@ namespace triphase::cpu {
 // `runs`.
 [[nodiscard]] double peak_flops(ThreadPool& pool, int runs);
 
-// All of them, over 1 GiB of the device's memory; the best of `runs`, because other work on the
-// machine only ever makes a run slower.
+// Measures every ceiling, over 1 GiB of the device's memory. Takes the best of `runs`, because
+// other work on the machine only ever makes a run slower.
 [[nodiscard]] Ceilings measure_ceilings(ThreadPool& pool, Device& device, int runs);
 
 }  // namespace triphase::cpu

@@ -136,7 +136,7 @@ class CpuInputOps final : public InputOps {
   }
 
   ThreadPool& pool_;
-  // Of a call; kept to reuse their memory.
+  // Scratch of one call, kept to reuse its memory.
   std::vector<std::int32_t> slots_, scale_pages_, offsets_;
   std::vector<PageId> pages_;
 };

@@ -69,8 +69,8 @@ void kv_close(ThreadPool& pool, std::span<const KvClose> blocks, const KvLayerVi
 void kv_requantize(ThreadPool& pool, std::span<const KvRequantize> tokens,
                    const KvLayerView& cache);
 
-// The same of rows of k and v [T, kv_heads * head_dim] F32, rounded to the partial type first:
-// row i goes to slots[i], by the scales of scale_pages[i].
+// Quantizes rows of k and v [T, kv_heads * head_dim] F32 alike, rounded to the partial type first.
+// Row i goes to slots[i], by the scales of scale_pages[i].
 void kv_requantize_rows(ThreadPool& pool, ConstMatrix k, ConstMatrix v,
                         std::span<const std::int32_t> slots,
                         std::span<const std::int32_t> scale_pages, const KvLayerView& cache);

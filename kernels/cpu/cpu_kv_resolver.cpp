@@ -156,7 +156,7 @@ class CpuKvResolver final : public KvResolver {
     place(call, list, hot, results);
   }
 
-  // Of one list of a row: tokens in pages and hot rows get their slots, the others become pending_.
+  // One list of a row: tokens in pages and hot rows get their slots, the others become pending_.
   void look_up(const ResolveCall& call, std::int64_t row, std::int64_t list, const Books& hot,
                std::int32_t* slots) {
     const Selection& lists = call.lists;
@@ -206,7 +206,8 @@ class CpuKvResolver final : public KvResolver {
                                      hot_row);
   }
 
-  // Rows that leave for so many tokens: those chosen longest ago, of these the first; ascending.
+  // Finds the hot rows to evict for `wanted` tokens: those chosen longest ago, the lower row first
+  // among equals. The result is ascending.
   void find_victims(const Books& hot, std::size_t wanted) {
     ages_.clear();
     for (std::int32_t row = 0; row < shape_.hot_rows; ++row) {
@@ -294,7 +295,7 @@ class CpuKvResolver final : public KvResolver {
   std::int32_t step_ = 0;
   BlockTables tables_;
   ResolveCounts counts_;
-  // Of a list; kept to reuse their memory.
+  // Scratch of one list, kept to reuse its memory.
   std::vector<Pending> pending_;
   std::vector<std::int64_t> keys_;       // of what is missing, ascending
   std::vector<std::int32_t> key_slots_;  // beside them

@@ -33,7 +33,7 @@ class ClusterChooser {
   void choose(ThreadPool& pool, ConstMatrix q, std::int64_t heads, std::int64_t kv_heads,
               const AttentionSegment& row, const KeyClusters& clusters, float scale,
               std::int32_t* tokens, std::int64_t capacity, std::int32_t* counts);
-  // That the last row scored.
+  // How many centroids the last row scored.
   [[nodiscard]] std::int64_t centroids() const { return centroids_; }
 
  private:

@@ -522,7 +522,7 @@ class CpuSparseOps final : public SparseOps {
   std::vector<std::int32_t> tokens_;
   std::vector<std::int32_t> counts_;
   std::vector<float> alpha_;
-  // Of a choice; kept to reuse their memory.
+  // Scratch of one choice, kept to reuse its memory.
   std::vector<float> weights_;
   std::vector<float> scores_;
   std::vector<std::int32_t> chosen_;

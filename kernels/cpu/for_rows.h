@@ -1,6 +1,6 @@
 #pragma once
 
-// How row-wise operations share work: whole rows, enough of them per task that handing one out
+// How row-wise operations share work: in whole rows. A task has enough rows that handing it out
 // costs little beside doing it.
 
 #include <algorithm>

@@ -168,7 +168,7 @@ inline void select_top(const float* scores, std::int64_t size, std::int64_t coun
     const auto equal = hn::And(hn::Eq(vector, limit), chosen);
     const auto ties = static_cast<std::int64_t>(hn::CountTrue(di, equal));
     if (ties > equals) {
-      // The first `equals` of them, in order.
+      // Takes the first `equals` equal ones, in order.
       alignas(64) std::int32_t tied[kLanes];
       hn::Store(hn::Compress(indices, equal), di, tied);
       const std::int32_t last = equals > 0 ? tied[equals - 1] : -1;

@@ -64,7 +64,7 @@ using VU16 = hn::Vec<DU16>;
 // Targets without the F16C instructions; Highway's own fallback neither rounds nor keeps NaN.
 #define TRIPHASE_SOFT_F16 (HWY_TARGET == HWY_SCALAR || HWY_TARGET == HWY_SSE4)
 
-HWY_INLINE VF widen(F16, VU16 bits) {
+HWY_INLINE VF to_f32(F16, VU16 bits) {
   const DF df;
 #if TRIPHASE_SOFT_F16
   const DU32 du;
@@ -84,7 +84,7 @@ HWY_INLINE VF widen(F16, VU16 bits) {
 #endif
 }
 
-HWY_INLINE VF widen(BF16, VU16 bits) {
+HWY_INLINE VF to_f32(BF16, VU16 bits) {
   return hn::BitCast(DF(), hn::ShiftLeft<16>(hn::PromoteTo(DU32(), bits)));
 }
 
@@ -92,7 +92,7 @@ HWY_INLINE VF widen(BF16, VU16 bits) {
 HWY_INLINE VF load(const F32* from) { return hn::LoadU(DF(), from); }
 template <class T>
 HWY_INLINE VF load(const T* from) {
-  return widen(T{}, hn::LoadU(DU16(), &from->bits));
+  return to_f32(T{}, hn::LoadU(DU16(), &from->bits));
 }
 
 // The first `count` < kLanes elements of `from`, zeros in the other lanes; reads nothing else.
@@ -109,26 +109,26 @@ template <class T>
 HWY_INLINE VF load_part(const T* from, std::int64_t count) {
   const DU16 d16;
 #if HWY_TARGET == HWY_AVX3
-  return widen(T{},
-               hn::MaskedLoad(hn::FirstN(d16, static_cast<std::size_t>(count)), d16, &from->bits));
+  return to_f32(T{},
+                hn::MaskedLoad(hn::FirstN(d16, static_cast<std::size_t>(count)), d16, &from->bits));
 #else
   alignas(64) std::uint16_t buffer[kLanes] = {};
   std::memcpy(buffer, from, static_cast<std::size_t>(count) * sizeof(std::uint16_t));
-  return widen(T{}, hn::Load(d16, buffer));
+  return to_f32(T{}, hn::Load(d16, buffer));
 #endif
 }
 
 using DU8 = hn::Rebind<std::uint8_t, DF>;
-HWY_INLINE VF widen(hn::Vec<DU8> codes) {
+HWY_INLINE VF to_f32(hn::Vec<DU8> codes) {
   const hn::RebindToSigned<DF> di;
   return hn::ConvertTo(DF(), hn::PromoteTo(di, codes));
 }
-HWY_INLINE VF load(const U8* from) { return widen(hn::LoadU(DU8(), &from->bits)); }
+HWY_INLINE VF load(const U8* from) { return to_f32(hn::LoadU(DU8(), &from->bits)); }
 HWY_INLINE VF load_part(const U8* from, std::int64_t count) {
   alignas(64) std::uint8_t buffer[16] = {};
   // The bound says what the compiler cannot see.
   std::memcpy(buffer, from, static_cast<std::size_t>(count < kLanes ? count : kLanes));
-  return widen(hn::LoadU(DU8(), buffer));
+  return to_f32(hn::LoadU(DU8(), buffer));
 }
 
 HWY_INLINE VU16 narrow(F16, VF value) {

@@ -58,14 +58,14 @@ void add_weight_row(const WeightWindow& window, const WindowStep& step, std::int
       bucket[token] += units;
     }
   }
-  std::int64_t leaving = step.expired_begin;
-  for (std::int64_t i = 0; i < step.expired; ++i, leaving = after(leaving)) {
+  std::int64_t expiring = step.expired_begin;
+  for (std::int64_t i = 0; i < step.expired; ++i, expiring = after(expiring)) {
     if (window.exact()) {
-      const WindowEntry& old = window.entries[leaving];
+      const WindowEntry& old = window.entries[expiring];
       window.sums[old.token] -= units_of(old.weight);
       continue;
     }
-    std::int64_t* old = window.buckets + leaving * window.tokens;
+    std::int64_t* old = window.buckets + expiring * window.tokens;
     for (std::int64_t t = 0; t < context; ++t) {
       window.sums[t] -= old[t];
       old[t] = 0;

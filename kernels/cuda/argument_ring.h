@@ -1,10 +1,10 @@
 #pragma once
 
 // Small arrays that the host has for kernels (ids, page tables, rows of a choice) on their way to
-// the device: put into pinned memory, and sent from there on the call's stream. Arrays of a step
-// that its operations announce go as one copy, and stay until the next step begins. The others go
-// one by one through a ring, where the host waits for the stream once when it comes round. An array
-// that is there still is not sent again. One stream at a time.
+// the device: put into pinned memory, and sent from there on the call's stream. Arrays that a
+// step's operations announce go as one copy, and stay until the next step begins. The others go
+// one by one through a ring; each time round, the host waits for the stream once. An array that is
+// still there is not sent again. One stream at a time.
 
 #include <array>
 #include <cstring>

@@ -207,7 +207,7 @@ class Batch {
     const Tables tables = run.front().tables == nullptr ? tables_of(run, cache) : Tables{};
     const bool lists_given = route == Route::kGatherChosen;
     const Lists lists = lists_given ? lists_of(run) : Lists{};
-    // follows() has the same answer for all of them.
+    // follows() keeps rows that want weights and rows that want none in different runs.
     float* const weights = lists_given ? run.front().weights : nullptr;
     GatherAttnArgs args;
     Outgoing outgoing;
@@ -323,7 +323,7 @@ class Batch {
     outgoing.add(tables.lengths, args.lengths);
   }
 
-  // Where they lie is what the page tables say, or their slots.
+  // Tokens lie where the page tables say, or in their slots.
   void add_chosen(const AttentionSegment& first, const Lists& lists, GatherAttnArgs& args) const {
     const Selection& chosen = *first.chosen;
     const std::int64_t list = first.chosen_row * chosen.lists;

@@ -14,7 +14,7 @@ inline constexpr int kColumnRows = 16;     // of a tile
 inline constexpr int kColumnMaxDim = 256;
 inline constexpr float kColumnLog2E = 1.44269504F;
 
-// Of the tiles, whose rows are head_dim + 1 apart so that banks differ.
+// Shared memory of the tiles. Their rows are head_dim + 1 apart so that banks differ.
 inline std::size_t column_tile_bytes(std::int64_t head_dim) {
   return sizeof(float) * static_cast<std::size_t>((kColumnThreads + kColumnRows) * (head_dim + 1));
 }
@@ -70,7 +70,7 @@ __device__ inline std::int64_t first_seen(const PrefillColumns& call, std::int64
 
 class ColumnTiles {
  public:
-  // Of KV head `head`.
+  // Tiles of KV head `head`.
   __device__ ColumnTiles(const PrefillColumns& call, std::int64_t head, float* shared)
       : call_(call),
         head_(head),

@@ -81,7 +81,7 @@ Library open_library(std::string& refusal) {
   return nullptr;
 }
 
-// Where the linker found it; empty where the system does not say.
+// The library file that has the function; empty where the system does not say.
 std::string file_of(void* function) {
   Dl_info info{};
   return dladdr(function, &info) != 0 && info.dli_fname != nullptr ? info.dli_fname : "";

@@ -508,7 +508,7 @@ class CudaSparseOpsOnStreams final : public CudaSparseOps {
     sparq_select(select, handle);
   }
 
-  // From logits to lists and shares.
+  // Turns logits into lists and their shares of the weight.
   static void rank_and_select(const Call& call, GroupReduce reduce, const MadeLists& lists,
                               StreamHandle handle) {
     const ScoreKeys& keys = call.keys;
@@ -546,7 +546,7 @@ class CudaSparseOpsOnStreams final : public CudaSparseOps {
   CudaSparseSettings settings_;
   SparseMemory memory_;
   HostStaging staging_;
-  // Of a call; kept to reuse their memory.
+  // Scratch of one call, kept to reuse its memory.
   std::vector<RowLimits> limits_;
   std::vector<Way> ways_;  // of each row
 };

@@ -15,7 +15,7 @@
 //   TRIPHASE_NO_UNROLL                          in front of a loop that must stay one
 //   shuffle, shuffle_xor, ballot, sync_warp
 //       all 32 lanes take part, always; warp-divergent use is an error that the emulator reports;
-//       of these only sync_warp() makes what a lane wrote to memory visible to others
+//       only sync_warp() makes what a lane wrote to memory visible to other lanes
 //   atomic_add, atomic_or
 //   copy_async16, copy_async_commit, copy_async_wait<N>
 //       global to shared without registers; an invalid copy writes zeros and reads nothing

@@ -7,7 +7,7 @@
 // Work is divided by a SplitPlan: one warp per part, no block barriers. A warp streams tiles of
 // tokens through a ring of three stages in shared memory, 16 bytes per copy (gather_walk.h); one or
 // two query heads per KV head are computed on CUDA cores (gather_cores.h), more on tensor cores
-// (gather_tiles.h). Results are partial states; merge_states makes the output of them.
+// (gather_tiles.h). Results are partial states, which merge_states merges into the output.
 //
 // The partial block of an INT8 cache is a second launch over the open pool.
 
@@ -54,7 +54,7 @@ struct GatherAttnArgs {
 
   // Results: states[result][query head of the row][head_dim] and (max, sum) [result][query head] in
   // units of log2; unnormalized output. Result numbers: plan parts first (part + row), then, INT8
-  // only, one per row for the partial block. kernels/sizing's gather_states_layout() of them.
+  // only, one per row for the partial block. Sizes: gather_states_layout() of kernels/sizing.
   float* states = nullptr;
   float* max_sum = nullptr;
 

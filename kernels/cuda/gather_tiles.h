@@ -387,7 +387,7 @@ class GatherTiles
 
   unsigned char* queries_;  // [term][step][lane], 8 bytes each
   int loaded_scale_page_ = -1;
-  // Of heads pair and pair + 1.
+  // State of heads pair and pair + 1.
   float top_[2];     // maximum less kHeadroom
   float sum_[2];     // over this lane's tokens
   float factor_[2];  // undoes the queries' scale

@@ -1,7 +1,7 @@
 #pragma once
 
 // y = x w^T + bias, where a row's bits depend on that row alone: every sum runs in the order of the
-// columns, whatever the rows beside it. What projects layer inputs (Phase III): K and V that were
+// columns, whatever the rows beside it. It projects hidden states (Phase III): K and V that were
 // stored and those that are projected again must be the same numbers, and a library's product
 // changes with the number of rows. On tensor cores with F32 sums where w has 16 bits, as the
 // library's product has it: x is rounded to w's type. Elsewhere gemm_tile.

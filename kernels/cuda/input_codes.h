@@ -1,6 +1,6 @@
 #pragma once
 
-// INT8 codes of layer inputs by rows (kernels/input_ops.h), bit for bit as on the CPU. Device
+// INT8 codes of hidden states by rows (kernels/input_ops.h), bit for bit as on the CPU. Device
 // memory; a block per row.
 
 #include <cstdint>

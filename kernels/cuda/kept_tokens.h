@@ -11,7 +11,7 @@
 
 namespace triphase::cuda {
 
-// Of `count` views with `lists` lists each.
+// Takes `count` views with `lists` lists each.
 void keep_all(const KeptTokens* kept, std::int64_t count, std::int64_t lists, std::int64_t tokens,
               StreamHandle stream);
 

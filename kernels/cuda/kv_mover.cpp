@@ -17,7 +17,7 @@ namespace {
 
 // Blocks of the kernel while compute runs beside it: more would not make the link faster.
 constexpr int kMostBlocks = 32;
-// Of records on their way through device memory.
+// Device memory that records pass through.
 constexpr std::int64_t kBounceBytes = std::int64_t{1} << 20;
 
 void check_run(const KvGeometry& geometry, const TokenRun& run) {
@@ -184,7 +184,7 @@ class CudaKvMover final : public KvMover {
   ArgumentRing arguments_;
   DeviceScratch bounce_;
   int most_blocks_;
-  // Of the launch at hand; kept to reuse their memory.
+  // Scratch of one launch, kept to reuse its memory.
   Entries pages_;
   Entries tokens_;
   Entries bounced_;

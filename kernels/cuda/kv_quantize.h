@@ -1,8 +1,8 @@
 #pragma once
 
-// Full blocks of an INT8 cache, from the open pool to codes and scales and back, and single tokens
-// of full blocks once more. Codes and scales
-// are bit-equal to the CPU's kv_close (the definition is in kernels/ops.h): per channel of a head,
+// Quantizes full blocks of an INT8 cache from the open pool to codes and scales, dequantizes them,
+// and quantizes single tokens of full blocks again. Codes and scales are bit-equal to the CPU's
+// kv_close (the definition is in kernels/ops.h): per channel of a head,
 //   lambda = (max - min) / 255, zero = round(-min / lambda), code = round(x / lambda + zero) in
 //   0..255, halves to even, every operation rounded once in F32;
 //   max == min: lambda = max, zero = -1, codes 0;  NaN or infinity: lambda NaN, zero 0, codes 0.

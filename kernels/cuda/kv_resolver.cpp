@@ -66,7 +66,7 @@ class CudaKvResolver final : public KvResolver {
                        std::ssize(tables.lengths) == tables.rows,
                    "block tables within the shape");
     ++step_;
-    // As one array, so that none of them ends another.
+    // All tables go as one array: a second one would take the first one's place.
     words_.clear();
     const auto put = [&](std::span<const std::int32_t> values) {
       words_.insert(words_.end(), values.begin(), values.end());

@@ -90,7 +90,7 @@ Selection choose_pages(const SparseCall& call, const ConstMatrix& q, std::int64_
   if (rows.empty()) return {};
   const MadeLists lists = make_lists(call, limits, kv_heads, 0);
   const std::int64_t stride = pages_of(longest, page_tokens);
-  // Of a row: scores, chosen pages and how many they are.
+  // Each row has its scores, its chosen pages and their number.
   const std::int64_t scores_bytes = cuda_region_bytes(4 * kv_heads * stride);
   const std::int64_t pages_bytes = cuda_region_bytes(4 * kv_heads * most_pages);
   const std::int64_t row_bytes = scores_bytes + pages_bytes + cuda_region_bytes(4 * kv_heads);

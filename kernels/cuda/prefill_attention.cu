@@ -57,8 +57,8 @@ class Tiles {
     while ((std::int64_t{1} << page_shift_) < call.page_tokens) ++page_shift_;
   }
 
-  // Loads K and V of the tokens [first, first + kKeys), or starts copies of them: zeros where no
-  // row of the block looks, since pages before the window may be gone.
+  // Loads K and V of the tokens [first, first + kKeys), or starts to copy them. Writes zeros where
+  // no row of the block looks, since pages before the window may be gone.
   __device__ void load(std::int64_t first, std::int64_t end, T* k_tile, T* v_tile) const {
     constexpr int kChunks = kDim / 8;
     TRIPHASE_NO_UNROLL

@@ -40,8 +40,8 @@ struct PrefillColumns {
 };
 
 // log_sums [queries][heads], natural, of the rows that count; the others stay as they are. Contexts
-// are split at absolute positions: partials are prefill_log_sum_floats of kernels/sizing for the
-// rows that count and the context that the last of them sees.
+// are split at absolute positions. `partials` has prefill_log_sum_floats() of kernels/sizing, for
+// the rows that count and the context of the last such row.
 void prefill_log_sums(const PrefillColumns& call, float* log_sums, float* partials,
                       StreamHandle stream);
 

@@ -15,7 +15,7 @@ constexpr int kThreads = kWarps * kWarpSize;
 constexpr int kPieces = 4;    // of a lane, all loaded before any is stored
 constexpr int kMost = 65535;  // of a grid's second dimension
 
-// Where a token's heads begin, in lines of one head of one token each.
+// Where a token's heads begin. A line is one head of one token.
 struct Lines {
   int kv_heads;
   int page_shift;

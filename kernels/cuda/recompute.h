@@ -1,7 +1,8 @@
 #pragma once
 
-// K and V of tokens that only the device names, projected from saved layer inputs (Phase III): the
-// link fetches their INT8 codes, compute restores them, projects (gemm_rows.h) and stores K and V.
+// K and V of tokens that only the device names, projected from cached hidden states (Phase III):
+// the link fetches their INT8 codes, compute restores them, projects (gemm_rows.h) and stores K and
+// V.
 //
 // Until then a token's codes lie where its K goes, byte after byte through its KV heads, and their
 // scale in the first bytes of where its V goes. Lists and their counts are read when the kernels

@@ -221,12 +221,12 @@ __global__ void __launch_bounds__(kRoomThreads) make_room_kernel(const ResolveSh
     }
   }
   __syncthreads();
-  unsigned leaving = 0;
-  (void)block_scan(candidates, scratch, leaving);
+  unsigned evictable = 0;
+  (void)block_scan(candidates, scratch, evictable);
   unsigned victims = 0;
-  if (missing > 0 && leaving > 0) {
+  if (missing > 0 && evictable > 0) {
     OldestCut cut{0xFFFFFFFFU, 0};  // all
-    if (missing < leaving) {
+    if (missing < evictable) {
       cut = find_oldest(stamps, shape.hot.rows, shape.step, missing, {bins, scratch, found});
     }
     victims =

@@ -7,7 +7,7 @@
 
 namespace triphase::cuda {
 
-// Of `rows` rows those that are there.
+// How many of `rows` rows the limit leaves.
 __device__ inline int limited_rows(const RowLimit& limit, int rows) {
   if (limit.count == nullptr) return rows;
   const std::int64_t left = *limit.count - limit.first;

@@ -197,7 +197,7 @@ __device__ inline Cut cut_by_count(const Row& row, unsigned count, const Shared&
   return {place.key, static_cast<unsigned>(count - place.above)};
 }
 
-// Of the tokens in `cut` the best ones that have top_p of its weight together.
+// The best tokens of `cut` that together have top_p of its weight.
 __device__ inline Cut cut_by_mass(const Row& row, Cut cut, const SampleTask& task,
                                   const Weights& weights, const Shared& shared) {
   const Word rest = cut.equals == 0 ? 0 : weights.of_key(cut.key) * cut.equals;

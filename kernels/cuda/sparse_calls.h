@@ -50,7 +50,7 @@ struct SparseCall {
   return (keys.context_tokens + cache.page_tokens - 1) / cache.page_tokens;
 }
 
-// Of one row of a choice: tokens of a list, and how many of them are the newest.
+// One row's limits in a choice: tokens of a list, and how many newest tokens are forced into it.
 struct RowLimits {
   std::int64_t tokens = 0;
   std::int64_t recent = 0;
@@ -63,7 +63,7 @@ struct MadeLists {
   float* alpha = nullptr;
   std::int64_t capacity = 0;
 
-  // From row `first` on.
+  // The lists from row `first` on.
   [[nodiscard]] MadeLists from(std::size_t first, std::int64_t heads, std::int64_t lists) const {
     const auto row = static_cast<std::int64_t>(first);
     return {tokens + row * lists * capacity, counts + row * lists, alpha + row * heads, capacity};
@@ -108,7 +108,7 @@ struct KeyTables {
                                            std::int64_t heads) {
   return {static_cast<const float*>(q.data) + row * q.row_stride, q.row_stride, heads};
 }
-// Of `rows` rows of contexts of at most `length` tokens, or of so many pages or clusters.
+// Scratch for `rows` rows whose contexts have at most `length` tokens, pages or clusters.
 [[nodiscard]] CudaSparseScratch scratch_of(std::int64_t heads, std::int64_t kv_heads,
                                            std::int64_t head_dim, std::int64_t length,
                                            std::int64_t rows = 1);

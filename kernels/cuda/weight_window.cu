@@ -65,13 +65,13 @@ __global__ void __launch_bounds__(kThreads)
     return;
   }
   if (row.step.expired == 0 || i >= row.context) return;
-  std::int64_t leaving = 0;
+  std::int64_t expired_units = 0;
   for (std::int64_t e = 0; e < row.step.expired; ++e) {
     const std::int64_t bucket = place_of(window, row.step.expired_begin, e);
-    leaving += window.buckets[bucket * window.tokens + i];
+    expired_units += window.buckets[bucket * window.tokens + i];
     window.buckets[bucket * window.tokens + i] = 0;
   }
-  add_units(window.sums + i, -leaving);
+  add_units(window.sums + i, -expired_units);
 }
 
 // Block (key tile, tile of queries), one thread per key. A tile of kColumnRows rows holds whole

@@ -63,10 +63,10 @@ void add_to_windows(const SparseCall& call, const Selection& attended, const flo
     check(attended.lists == 1 && row.attended >= 0 && row.attended < attended.rows &&
               row.step.count <= attended.capacity,
           "a row beyond the selection", row);
-    const std::int64_t leaving = row.window.exact()     ? row.step.expired
+    const std::int64_t expired = row.window.exact()     ? row.step.expired
                                  : row.step.expired > 0 ? row.context
                                                         : 0;
-    most_tokens = std::max({most_tokens, row.step.count, leaving});
+    most_tokens = std::max({most_tokens, row.step.count, expired});
   }
   const WeightRow* sent = call.send(rows);
   if (call.announces()) return;

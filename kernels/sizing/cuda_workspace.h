@@ -82,7 +82,7 @@ inline constexpr std::int64_t kPrefillBlocksEach = 2;  // that fit on a multipro
 inline constexpr std::int64_t kPrefillFixedTokens = 2048;
 struct PrefillSplits {
   std::int64_t count = 1;
-  std::int64_t tokens = 0;  // of a split: whole pages of 128; all of them hold the longest context
+  std::int64_t tokens = 0;  // of a split, in whole pages of 128; the splits hold any context
 };
 [[nodiscard]] std::int64_t prefill_query_blocks(std::int64_t query_count, std::int64_t group);
 [[nodiscard]] PrefillSplits prefill_splits(std::int64_t query_blocks, std::int64_t kv_heads,
@@ -92,9 +92,9 @@ struct PrefillSplits {
 [[nodiscard]] std::int64_t prefill_partial_floats(std::int64_t query_blocks, std::int64_t kv_heads,
                                                   std::int64_t head_dim, std::int64_t splits);
 
-// sparq_select: shared memory of a block besides kSparqSelectFixedBytes, in floats: logits of each
-// query head of a row, and with several of them scores; and the longest row that fits where a block
-// may have `shared_bytes` (0: none).
+// sparq_select: shared memory of a block besides kSparqSelectFixedBytes. It holds logits of each
+// query head of a row; with several query heads, scores too. Also the longest row that fits where a
+// block may have `shared_bytes` (0: none).
 inline constexpr std::int64_t kSparqSelectFixedBytes = std::int64_t{20} << 10;
 [[nodiscard]] constexpr std::int64_t sparq_select_stride(std::int64_t max_length) {
   return (max_length + 3) / 4 * 4;
@@ -132,10 +132,10 @@ struct GatherScratch {
                                            std::int64_t part_count, bool quantized,
                                            std::int64_t weighted_tokens);
 
-// Whether prefill_attention takes a cache: F16, BF16 or U8 over an open pool of one of these,
+// Whether prefill_attention takes a cache: F16, BF16, or U8 over an open pool of F16 or BF16;
 // head_dim a multiple of 8 up to 256, page_tokens a power of two from 16 on, at most kPrefillRows
-// query heads per KV head; and shared memory of a block, of which a GPU may offer less (sm_75,
-// sm_86 and sm_89 for wide heads).
+// query heads per KV head. And the shared memory of a block: some GPUs offer less (sm_75, sm_86
+// and sm_89 for wide heads).
 [[nodiscard]] bool prefill_attention_serves(DType dtype, DType partial_dtype, std::int64_t head_dim,
                                             std::int64_t page_tokens, std::int64_t group);
 [[nodiscard]] std::int64_t prefill_attention_shared_bytes(DType dtype, std::int64_t head_dim);

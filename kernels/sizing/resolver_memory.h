@@ -20,14 +20,14 @@ struct ResolverShape {
   std::int64_t list_tokens = 0;   // of the longest list
   bool early = false;             // tokens are chosen ahead
   bool quantized = false;
-  bool recomputes = false;  // blocks of saved layer inputs may be among the host's
+  bool recomputes = false;  // blocks of cached hidden states may be among the host's
   std::int64_t host_blocks = 0;
-  std::int64_t input_blocks = 0;    // of saved layer inputs; of one list alone
+  std::int64_t input_blocks = 0;    // of cached hidden states; of one list alone
   std::int64_t hot_rows = 0;        // of a layer and list
   std::int64_t first_hot_slot = 0;  // of layer 0; those of the next layer follow
 
   [[nodiscard]] std::int64_t units() const { return early ? kResolvedAhead : 1; }
-  // Of both kinds of blocks, those with layer inputs behind the others.
+  // Counts both kinds of blocks; those with saved hidden states come after the others.
   [[nodiscard]] std::int64_t host_tokens() const {
     return (host_blocks + input_blocks) * block_tokens;
   }
@@ -53,7 +53,7 @@ struct ResolverLayout {
   std::int64_t unit_bytes = 0;
   std::int64_t bytes = 0;
 
-  // Of a unit, from its own begin on.
+  // Offsets inside one unit, from the unit's own begin.
   std::int64_t slots = 0;
   std::int64_t kept_tokens = 0;  // early alone, as kept_counts
   std::int64_t kept_counts = 0;

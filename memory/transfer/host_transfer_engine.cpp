@@ -104,8 +104,7 @@ Ticket HostTransferEngine::bring(const KvGeometry& geometry, const MissingTokens
                      .head_count = whole ? static_cast<std::int32_t>(geometry.kv_heads)
                                          : missing.head_counts[i]});
   }
-  // In the order of the host's memory, so that parts of a record that follow each other are one
-  // piece of it.
+  // In the order of the host's memory: neighbouring parts of a record become one piece.
   std::ranges::sort(runs_, {},
                     [](const TokenRun& run) { return std::pair(run.record, run.head_begin); });
   return move_tokens(Lane::kToDevice, geometry, runs_);
@@ -207,8 +206,8 @@ void HostTransferEngine::pace(LaneState& lane, const Job& job, Clock::time_point
   if (!link_) return;
   const double seconds = static_cast<double>(job.size.bytes) / link_->bytes_per_second +
                          static_cast<double>(job.size.records) * link_->seconds_per_record;
-  // A busy link's clock goes on from the transfer before, so that what a sleep overshoots is made
-  // up for; an idle one starts when the transfer did.
+  // A busy link's clock goes on from the transfer before, which makes up for sleeps that took too
+  // long. An idle link's clock starts when the transfer did.
   constexpr auto kOvershoot = std::chrono::microseconds(300);
   if (start - lane.free_at > kOvershoot) lane.free_at = start;
   lane.free_at +=

@@ -91,7 +91,7 @@ class HostTransferEngine final : public TransferEngine {
   Trace* trace_ = nullptr;
   int fail_in_ = 0;
   bool stop_ = false;
-  // Of a call; kept to reuse their memory.
+  // Scratch of one call, kept to reuse its memory.
   std::vector<TokenRun> runs_;
   std::vector<BytePiece> pieces_;
 };

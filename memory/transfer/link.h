@@ -29,7 +29,7 @@ struct TransferSize {
   std::uint64_t records = 0;
   std::uint64_t bytes = 0;
 };
-// Of runs of tokens, none of which may cross a page.
+// Bytes of runs of tokens, none of which may cross a page.
 [[nodiscard]] TransferSize transfer_size(const KvGeometry& geometry,
                                          std::span<const TokenRun> runs);
 [[nodiscard]] TransferSize transfer_size(Lane lane, std::span<const BytePiece> pieces);

@@ -32,7 +32,7 @@ std::unique_ptr<Event> StreamTransferEngine::take_event() {
 
 StreamTransferEngine::Transfer StreamTransferEngine::begin(LaneState& lane, const char* name,
                                                            TransferSize size) {
-  // What compute was given so far may read what this writes, or write what this reads.
+  // Compute work queued so far may read what this transfer writes, or write what it reads.
   lane.compute_point->record(*compute_);
   lane.stream->wait_for(*lane.compute_point);
   Transfer transfer{.begin = take_event(), .end = take_event(), .name = name, .size = size};
@@ -149,7 +149,7 @@ void StreamTransferEngine::record(Lane lane, const Transfer& transfer) {
                     .name = transfer.name,
                     .begin = begin,
                     .end = end};
-  // Of tokens that the device named nobody here knows how many there are.
+  // The host does not know how many tokens the device named.
   if (transfer.size.records > 0) {
     traced.values = {{{"bytes", static_cast<std::int64_t>(transfer.size.bytes)},
                       {"records", static_cast<std::int64_t>(transfer.size.records)}}};

@@ -41,19 +41,19 @@ class TransferEngine {
   [[nodiscard]] virtual Ticket move_bytes(Lane lane, std::byte* to, const std::byte* from,
                                           std::size_t bytes) = 0;
 
-  // Several of them as one transfer (layer inputs). The pieces are copied; they need not outlive
-  // the call.
+  // Several contiguous pieces as one transfer (hidden states). The list of pieces is copied; it
+  // need not outlive the call.
   [[nodiscard]] virtual Ticket move_pieces(Lane lane, std::span<const BytePiece> pieces) = 0;
 
   // Whether bring() and bring_inputs() can read these bytes of the host.
   [[nodiscard]] virtual bool reaches(const std::byte* records, std::size_t bytes) const = 0;
   // Brings tokens that work of the compute stream names; only where reaches() is true.
   [[nodiscard]] virtual Ticket bring(const KvGeometry& geometry, const MissingTokens& missing) = 0;
-  // The same of layer inputs (KvMover::bring_inputs).
+  // Brings hidden states of such tokens (KvMover::bring_inputs).
   [[nodiscard]] virtual Ticket bring_inputs(const KvGeometry& geometry, const SavedInputs& inputs,
                                             const RecomputedTokens& tokens) = 0;
-  // Whether stats() has the bytes of these two: where work is queued, the host does not learn how
-  // many they are.
+  // Whether stats() counts the bytes of bring() and bring_inputs(). Where work is queued, the host
+  // does not learn how many tokens it brings.
   [[nodiscard]] virtual bool counts_what_it_brings() const = 0;
 
   // Work that the compute stream gets from now on runs after the ticket's transfer. Throws what

@@ -85,8 +85,8 @@ class AttentionMethod {
   [[nodiscard]] virtual Timing timing(std::int64_t layer) const = 0;
   // Whether some layer's tokens are known before the query.
   [[nodiscard]] bool chooses_early() const;
-  // Lists of a choice: 1 for all heads, or one per KV head. A token moves as one record, or each
-  // KV head's part for itself.
+  // Lists of a choice: 1 for all heads, or one per KV head. With one list a token moves as a whole
+  // record, else each KV head's part of it on its own.
   [[nodiscard]] virtual std::int64_t lists() const { return 1; }
   [[nodiscard]] virtual bool wants_weights() const { return false; }
   // Late methods, for a decoded row: of the keys of closed or full blocks, the first that
@@ -98,7 +98,7 @@ class AttentionMethod {
   [[nodiscard]] virtual bool reads_transposed_k() const { return false; }
   // Whether some layer's choice leaves keys of the context unread.
   [[nodiscard]] virtual bool chooses_without_keys() const { return false; }
-  // Whether of KV on the host only chosen tokens are brought, ahead or once they are chosen.
+  // Whether chosen tokens alone are brought from KV on the host, ahead or once they are chosen.
   [[nodiscard]] bool fetches_tokens() const { return chooses_early() || chooses_without_keys(); }
   // How many of the prompt's last rows must pass through prefilled(): a sequence that shares a
   // longer part of its prompt's KV with others must still compute these rows.
@@ -115,12 +115,12 @@ class AttentionMethod {
   // longest: tokens that the sequence's context can grow to.
   [[nodiscard]] virtual std::unique_ptr<State> begin(std::int64_t prompt_tokens,
                                                      std::int64_t longest) const;
-  // Rows of v are those of the segments' queries. Of a call for several sequences, here and below,
-  // the keys are not looked at.
+  // Rows of v are those of the segments' queries. For several sequences, here and below, call.keys
+  // is not looked at.
   virtual void appended(const Sequences& sequences, const LayerCall& call, ConstMatrix v);
   virtual void prefilled(State& state, const LayerCall& call, ConstMatrix q);
-  // Whether a row attends its whole context; else each of its lists has so many tokens, of a
-  // sequence with a prompt of `prompt` tokens, or at most so many where counts_on_device().
+  // Whether a row attends its whole context. Else: how many tokens each of its lists has, in a
+  // sequence with a prompt of `prompt` tokens; at most so many where counts_on_device().
   [[nodiscard]] virtual bool attends_all(std::int64_t layer, std::int64_t context) const {
     return timing(layer) == Timing::kDense ||
            is_dense(budget_tokens(options_, context, context), context);
@@ -133,8 +133,8 @@ class AttentionMethod {
   // token, context_tokens - 1.
   [[nodiscard]] virtual Selection choose(const Sequences& sequences, const LayerCall& call,
                                          ConstMatrix q);
-  // Whether how long lists are is known on the device alone; then what choose() has chosen so far.
-  // Waits for the stream.
+  // Whether the device alone knows the lengths of lists; then the counts of what choose() has
+  // chosen so far. Waits for the stream.
   [[nodiscard]] virtual bool counts_on_device() const { return false; }
   [[nodiscard]] virtual ClusterCounts counted(Stream&) const { return {}; }
   // weights [row of selection][list][capacity], in the device's memory, beside the tokens of the
@@ -144,13 +144,13 @@ class AttentionMethod {
   // Turns attention over the lists, the segments' rows of out, into the method's output.
   virtual void finish(const Sequences& sequences, const LayerCall& call, const Selection& selection,
                       Matrix out);
-  // Says ahead which arrays of the host a step takes whose rows are all decoded (Ops::begin_step):
-  // makes the calls of SparseOps that appended() of `all` and choose() to finish() of `choosing`
-  // will make in each layer, and changes no state.
+  // Announces the host arrays of a step whose rows are all decoded (Ops::begin_step). Makes the
+  // calls of SparseOps that appended() of `all` and choose() to finish() of `choosing` will make in
+  // each layer, and changes no state.
   virtual void announce(const Sequences& /*all*/, const Sequences& /*choosing*/,
                         const LayerCall& /*call*/, ConstMatrix /*q*/, ConstMatrix /*v*/,
                         Matrix /*out*/) {}
-  // One choice for rows [first_row, first_row + rows) of q, a prompt's; the last of them is at
+  // One choice for a prompt's rows [first_row, first_row + rows) of q; the last row is at
   // position keys.context_tokens - 1. Methods that prompt_units() gives units implement it.
   [[nodiscard]] virtual Selection choose_for_prompt(const LayerCall& call, ConstMatrix q,
                                                     std::int64_t first_row, std::int64_t rows);

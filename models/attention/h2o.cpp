@@ -12,7 +12,7 @@ namespace triphase {
 namespace {
 
 struct H2oState final : AttentionMethod::State {
-  // One layer's lists: what the host knows of them.
+  // What the host knows of one layer's lists.
   struct Layer {
     std::int64_t count = 0;    // tokens of each list
     std::int64_t context = 0;  // tokens that have been in a list
@@ -66,7 +66,7 @@ class H2o final : public AttentionMethod {
                                  *call.stream);
   }
 
-  // Never its whole context: every step's weights are needed for later ones.
+  // No row takes the dense path: later steps need every step's weights.
   [[nodiscard]] bool attends_all(std::int64_t, std::int64_t) const override { return false; }
   [[nodiscard]] std::int64_t list_tokens(std::int64_t context, std::int64_t prompt) const override {
     return std::min(context, budget_tokens(options_, context, prompt));
@@ -109,7 +109,7 @@ class H2o final : public AttentionMethod {
   }
 
  private:
-  // Numbers of one layer's lists, each with room for so many tokens.
+  // How many numbers one layer's lists take, each with room for so many tokens.
   [[nodiscard]] std::int64_t list_floats(std::int64_t room) const { return 2 * lists() * room; }
 
   // What the row at position context - 1 keeps; `layer`'s counts are those behind it from now on.
@@ -158,7 +158,7 @@ class H2o final : public AttentionMethod {
     return layers[static_cast<std::size_t>(call.layer)];
   }
 
-  // Of a call; kept to reuse their memory.
+  // Scratch of one call, kept to reuse its memory.
   std::vector<KeptRow> choices_;
   std::vector<KeptWeights> rows_;
 };

@@ -54,7 +54,7 @@ void PromptChoices::add(AttentionMethod& method, const LayerCall& call, std::int
   }
 }
 
-// The unit's choice, less what lies behind the segment's last row.
+// The unit's choice without the tokens after the segment's last row.
 void PromptChoices::add_part(const AttentionSegment& segment) {
   if (parts_.size() <= used_) parts_.emplace_back();
   Part& part = parts_[used_++];

@@ -46,7 +46,7 @@ class PromptChoices {
   void add_part(const AttentionSegment& segment);
 
   PromptUnits units_;
-  // Of the unit at hand: its choice, and its first position.
+  // The current unit's choice, and its first position.
   Selection chosen_;
   std::vector<std::int32_t> chosen_tokens_;
   std::vector<std::int32_t> chosen_counts_;

@@ -65,7 +65,7 @@ class Quest final : public AttentionMethod {
                           bounds_layer(call), *call.stream);
   }
 
-  // Whole pages, the newest one as long as it is.
+  // Tokens of whole pages; the newest page may be partial.
   [[nodiscard]] std::int64_t list_tokens(std::int64_t context, std::int64_t) const override {
     const std::int64_t page = options_.quest.page;
     return (budget_pages(context) - 1) * page + context - (pages_of(context) - 1) * page;
@@ -107,8 +107,8 @@ class Quest final : public AttentionMethod {
                              : std::max<std::int64_t>(1, budget / options_.quest.page);
   }
   [[nodiscard]] std::int64_t page_floats() const { return 2 * shape_.kv_heads * shape_.head_dim; }
-  // The first token whose key the bounds lack: of the newest ones; with INT8 also of the block
-  // before them, whose keys changed when it closed. A sequence's first call finds all keys
+  // The first token whose key the bounds lack. These are the newest tokens; with INT8 also the
+  // block before them, whose keys changed when it filled up. A sequence's first call finds all keys
   // unbounded.
   [[nodiscard]] std::int64_t first_unbounded(std::int64_t known, const LayerCall& call) const {
     std::int64_t first =
@@ -139,7 +139,7 @@ class Quest final : public AttentionMethod {
     return state.pages * page_floats() * std::int64_t{sizeof(float)};
   }
 
-  // Of a call; kept to reuse their memory.
+  // Scratch of one call, kept to reuse its memory.
   std::vector<PageBounds> bounds_;
   std::vector<PageChoice> choices_;
 };

@@ -37,7 +37,7 @@ void choose_at_random(std::int64_t context, std::int64_t budget,
   tokens.push_back(static_cast<std::int32_t>(current));
 }
 
-// A control: the host draws, on every device, once for all layers of a step.
+// A control method: the host draws the tokens, for every device, once for all layers of a step.
 class Random final : public AttentionMethod {
  public:
   using AttentionMethod::AttentionMethod;
@@ -60,7 +60,7 @@ class Random final : public AttentionMethod {
   }
 
  private:
-  // Of a list: contexts grow, and few steps should move the lists.
+  // Room for a list that grows: few steps should move the lists.
   static std::int64_t room_of(std::int64_t tokens) { return (tokens + 63) / 64 * 64; }
 
   void draw(const LayerCall& call) {
@@ -92,7 +92,7 @@ class Random final : public AttentionMethod {
     }
     std::ranges::copy(words_, leaving_.as<std::int32_t>());
     if (std::ssize(words_) > lists_.size()) {
-      // The old ones go first, once nothing reads them: the budget has no room for both.
+      // The old lists are freed first, once nothing reads them: the budget has no room for both.
       call.stream->synchronize();
       lists_ = {};
       lists_.resize(std::ssize(words_), *call.memory, *call.stream);

@@ -72,7 +72,7 @@ class Sparq final : public AttentionMethod {
 
   [[nodiscard]] Selection choose(const Sequences& sequences, const LayerCall& call,
                                  ConstMatrix q) override {
-    // Only now, so that blocks nobody looks into this way never cost a pass over their keys.
+    // K^T is made only here: blocks that are never scored by channels cost no pass over their keys.
     call.ops->transpose_keys(call.cache, sequences.segments, *call.stream);
     return choose_by_channels(sequences, call, q);
   }
@@ -96,7 +96,7 @@ class Sparq final : public AttentionMethod {
       parts_.push_back(part_of(static_cast<const SparqState&>(*all.states[i]), all.segments[i]));
     }
     call.ops->sum_values(v, parts_, call.layer, *call.stream);
-    // Blocks whose K^T is made in this step are not known to have it yet.
+    // Blocks whose K^T is made in this step do not count yet.
     const Selection chosen = choose_by_channels(choosing, call, q);
     if (reallocates_) reallocate(choosing, call, chosen, out);
   }
@@ -142,7 +142,7 @@ class Sparq final : public AttentionMethod {
   bool reallocates_ = false;
   std::int64_t rank_ = 0;
   ChannelTemperature temperature_ = ChannelTemperature::kCoverage;
-  // Of a call; kept to reuse their memory.
+  // Scratch of one call, kept to reuse its memory.
   std::vector<ValueRows> parts_;
   std::vector<ChannelChoice> choices_;
   std::vector<ReallocatedRow> rows_;

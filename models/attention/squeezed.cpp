@@ -45,7 +45,7 @@ class Squeezed final : public AttentionMethod {
   [[nodiscard]] bool chooses_without_keys() const override { return true; }
 
   [[nodiscard]] bool attends_all(std::int64_t, std::int64_t) const override { return false; }
-  // No token is left out for lack of room.
+  // Lists have room for the whole context: no token is left out for lack of room.
   [[nodiscard]] std::int64_t list_tokens(std::int64_t context, std::int64_t) const override {
     return context;
   }

@@ -41,8 +41,8 @@ class Swa final : public AttentionMethod {
 
   [[nodiscard]] std::uint64_t state_bytes(std::int64_t sequences,
                                           std::int64_t tokens) const override {
-    // The longest prompt whose rows are kept exactly, and buckets as they are from the first token
-    // on: another beginning may make one more.
+    // The most of two cases: the longest prompt whose rows are kept exactly, and buckets from the
+    // first token on. Buckets that begin elsewhere may be one more.
     std::int64_t prompt = tokens;
     while (prompt > 0 && !is_exact(prompt)) --prompt;
     std::uint64_t layer = 0;
@@ -114,7 +114,7 @@ class Swa final : public AttentionMethod {
   }
 
  private:
-  // Tokens attended: the newest, and in all; the latter may be more than there are.
+  // How many tokens are attended: the newest ones, and in total. `total` may exceed the context.
   struct Budget {
     std::int64_t local = 0;
     std::int64_t total = 0;
@@ -168,7 +168,7 @@ class Swa final : public AttentionMethod {
     call.ops->clear_weights(views, *call.stream);
   }
 
-  // To rows_, what sequence `row` adds to its window.
+  // Adds to rows_ what sequence `row` adds to its window.
   void add_row(const Sequences& sequences, std::size_t row, WeightSlots& slots) {
     const std::int64_t context = sequences.segments[row].context_tokens;
     rows_.push_back({.window = window_of(*sequences.states[row]),

@@ -40,7 +40,7 @@ class Topk final : public AttentionMethod {
   }
 
  private:
-  // Of a call; kept to reuse their memory.
+  // Scratch of one call, kept to reuse its memory.
   std::vector<std::int64_t> budgets_;
   std::vector<ReallocatedRow> rows_;
 };

@@ -1,9 +1,9 @@
 #pragma once
 
-// Where the rows of a sequence's weights go in one layer, and when they leave: a window that holds
-// its last rows exactly, or in buckets of an eighth of the window each, and then up to an eighth
-// more rows than asked for. Pure: the weights themselves are in kernels/weight_window.h. Units are
-// entries of an exact window or buckets; they are used in a ring.
+// Where the rows of a sequence's weights go in one layer, and when they expire. An exact window
+// holds the last rows one by one. Else they are summed in buckets, each an eighth of the window,
+// and the window has up to an eighth more rows than asked for. Pure: the weights themselves are in
+// kernels/weight_window.h. Units are entries of an exact window, or buckets; they form a ring.
 
 #include <cstdint>
 #include <deque>
@@ -15,14 +15,14 @@ namespace triphase {
 
 class WeightSlots {
  public:
-  // `room`: units that there are.
+  // `room`: how many units the ring has.
   WeightSlots(bool exact, std::int64_t room) : exact_(exact), room_(room) {}
 
-  // The newest row, of so many tokens; then rows beyond the last `window` leave.
+  // Adds the newest row, of so many tokens; then rows before the last `window` expire.
   [[nodiscard]] WindowStep add(std::int64_t tokens, std::int64_t window);
 
   [[nodiscard]] std::int64_t rows() const { return rows_; }
-  // Units in use at most so far, before rows left.
+  // The most units in use so far, before rows expired.
   [[nodiscard]] std::int64_t most_used() const { return most_used_; }
 
  private:

@@ -1,7 +1,7 @@
 #pragma once
 
-// Largest sizes a config may ask for. Every product of two of them fits 64 bits with room to
-// spare; larger products go through checked_math.h.
+// Largest sizes a config may ask for. The product of any two fits 64 bits with room to spare;
+// larger products go through checked_math.h.
 
 #include <cstdint>
 

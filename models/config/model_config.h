@@ -1,7 +1,7 @@
 #pragma once
 
 // What a decoder-only model computes, as validated values. One struct for all families: a family
-// is a combination of these choices, and nothing after the parser asks for the family's name.
+// is a combination of its fields, and nothing after the parser asks for the family's name.
 // Pure: no files, no tensors. Sizes are in elements.
 
 #include <cstdint>
@@ -83,7 +83,7 @@ struct NormConfig {
 
   // Neither: the norm follows each residual sum (OPT-350m).
   [[nodiscard]] bool after_sum() const { return !before && !output; }
-  // What is added to a weight of these norms.
+  // What a norm of this kind adds to its weights.
   [[nodiscard]] float weight_offset() const { return kind == Norm::kRmsNormPlusOne ? 1.0F : 0.0F; }
 };
 

@@ -11,7 +11,8 @@
 namespace triphase {
 namespace {
 
-// A byte of them takes up to 100 bytes to search for; no real tokenizer comes near.
+// Bytes of all added tokens. Searching takes up to 100 bytes for each; no real tokenizer comes
+// near.
 constexpr std::size_t kMostAddedBytes = std::size_t{4} << 20;
 
 }  // namespace
@@ -77,7 +78,7 @@ void AddedTokens::finish(const std::function<std::string(std::string_view)>& nor
           .expected("fewer or shorter tokens");
     }
   }
-  // Of two tokens with the same normalized form, a special one wins.
+  // When two tokens have the same normalized form, a special one wins.
   for (const bool special : {true, false}) {
     for (std::size_t i = 0; i < tokens_.size(); ++i) {
       const AddedToken& token = tokens_[i];

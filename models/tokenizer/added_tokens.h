@@ -63,7 +63,7 @@ class AddedTokens {
   // Adds a token; the caller has checked that id and content are new.
   void add(AddedToken token);
   // Builds the search structures; `normalize` maps a token's content to its normalized form. Throws
-  // kModel E-TOK-LIMIT for megabytes of them.
+  // kModel E-TOK-LIMIT for megabytes of added tokens.
   void finish(const std::function<std::string(std::string_view)>& normalize);
 
   [[nodiscard]] const AddedToken* by_id(TokenId id) const;

@@ -58,7 +58,7 @@ class SentencePieceTokenizer final : public Tokenizer {
 
   std::string bytes_;  // model_ points into it
   SentencePieceModel model_;
-  // One of these three.
+  // The tokenizer that does the work: one of three, by the model's type.
   std::optional<SentencePieceBpe> bpe_;
   std::optional<SentencePieceUnigram> unigram_;
   std::unique_ptr<sentencepiece::SentencePieceProcessor> library_;

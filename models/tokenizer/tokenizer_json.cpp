@@ -89,7 +89,7 @@ std::optional<TokenId> role_token(const TokenizerSidecar& sidecar, std::string_v
   return id == kNoToken ? std::nullopt : std::optional(id);
 }
 
-// transformers rebuilds the template of these classes from two flags.
+// For these classes transformers rebuilds the template from two flags.
 bool flags_decide_template(std::string_view tokenizer_class) {
   return tokenizer_class == "LlamaTokenizer" || tokenizer_class == "CodeLlamaTokenizer" ||
          tokenizer_class == "GemmaTokenizer";

@@ -53,8 +53,8 @@ void scan_non_finite(DType dtype, std::span<const std::byte> bytes, std::uint64_
   }
 }
 
-void widen_to_f32(DType dtype, std::span<const std::byte> bytes, std::span<float> out) {
-  TRIPHASE_CHECK(bytes.size() >= out.size() * dtype_bytes(dtype), "too few bytes to widen");
+void convert_to_f32(DType dtype, std::span<const std::byte> bytes, std::span<float> out) {
+  TRIPHASE_CHECK(bytes.size() >= out.size() * dtype_bytes(dtype), "too few bytes to convert");
   switch (dtype) {
     case DType::kF32:
       std::memcpy(out.data(), bytes.data(), out.size() * sizeof(float));
@@ -70,7 +70,7 @@ void widen_to_f32(DType dtype, std::span<const std::byte> bytes, std::span<float
       }
       return;
     default:
-      TRIPHASE_CHECK(false, "only float types are widened");
+      TRIPHASE_CHECK(false, "only float types are converted");
   }
 }
 

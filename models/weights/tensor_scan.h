@@ -1,6 +1,6 @@
 #pragma once
 
-// Loops over the bits of loaded tensors: finding NaN and infinity, widening to F32. Pure.
+// Loops over the bits of loaded tensors: finding NaN and infinity, converting to F32. Pure.
 
 #include <cstddef>
 #include <cstdint>
@@ -21,6 +21,6 @@ void scan_non_finite(DType dtype, std::span<const std::byte> bytes, std::uint64_
                      NonFinite& result);
 
 // out[i] = value of element i, exact for F32, F16 and BF16. out.size() elements.
-void widen_to_f32(DType dtype, std::span<const std::byte> bytes, std::span<float> out);
+void convert_to_f32(DType dtype, std::span<const std::byte> bytes, std::span<float> out);
 
 }  // namespace triphase

@@ -26,14 +26,14 @@ class WeightUpload {
   // Room for `bytes`, at most kBufferBytes, aligned to 64. The caller fills it and puts what it
   // filled before it asks for more.
   [[nodiscard]] std::byte* room(std::size_t bytes);
-  // From that room to a slot of the device; `on_host`: to one in memory that the host writes.
+  // Copies from that room to a slot of the device; `on_host`: to memory that the host writes.
   void put(std::byte* slot, const std::byte* from, std::size_t bytes, bool on_host);
   // Puts `count` floats of one value: norms and biases without a tensor.
   void put_constant(std::byte* slot, std::int64_t count, float value, bool on_host);
   // Returns once every slot holds what was put there. Throws what made a copy fail.
   void finish();
 
-  // Of the copies.
+  // The stream of the copies.
   [[nodiscard]] Stream& stream() { return *stream_; }
 
  private:

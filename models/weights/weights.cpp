@@ -126,8 +126,8 @@ class Loader {
         scan_non_finite(source, bytes, static_cast<std::uint64_t>(row) * cols, bad);
       }
       if (source != target) {
-        widen_to_f32(source, bytes,
-                     {reinterpret_cast<float*>(room), static_cast<std::size_t>(rows) * cols});
+        convert_to_f32(source, bytes,
+                       {reinterpret_cast<float*>(room), static_cast<std::size_t>(rows) * cols});
       }
       if (entry.factor != 1.0F) {
         TRIPHASE_CHECK(target == DType::kF32, "factors of vectors");
@@ -143,7 +143,7 @@ class Loader {
     if (bad.count != 0) report_non_finite(tensor, bad);
   }
 
-  // Of models of a few billion parameters at most: the tensor passes through memory whole.
+  // Only models of a few billion parameters get here: the tensor passes through memory whole.
   void load_transposed(const WeightEntry& entry, const TensorPart& part, const FileTensor& tensor,
                        DType target, const Slot& slot, WeightUpload& upload) {
     const DType source = *tensor.record.type->dtype;
@@ -155,7 +155,7 @@ class Loader {
     if (options_.check != WeightOptions::Check::kOff) scan_non_finite(source, whole, 0, bad);
     if (source != target) {
       std::vector<std::byte> wide(rows * cols * sizeof(float));
-      widen_to_f32(source, whole, {reinterpret_cast<float*>(wide.data()), rows * cols});
+      convert_to_f32(source, whole, {reinterpret_cast<float*>(wide.data()), rows * cols});
       whole = std::move(wide);
     }
     const std::size_t element = dtype_bytes(target);

@@ -121,7 +121,7 @@ using LoadProgress = std::function<void(std::uint64_t done, std::uint64_t total)
 
 // Bytes load_weights or random_weights will hold with matrices of `dtype`; checked arithmetic.
 [[nodiscard]] std::uint64_t weight_bytes(const ModelConfig& config, DType dtype);
-// Of them those of the largest layer.
+// Those of the largest layer alone.
 [[nodiscard]] std::uint64_t largest_layer_bytes(const ModelConfig& config, DType dtype);
 
 }  // namespace triphase

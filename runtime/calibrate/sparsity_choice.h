@@ -32,14 +32,14 @@ struct TriedSparsity {
 struct SparsityChoice {
   std::string attention;  // the method, as --attention names it
   double max_divergence = 0.0;
-  std::int64_t prompts = 0;          // lines of the job that were continued
+  std::int64_t prompts = 0;          // requests of the job that were continued
   std::string kv_dtype;              // of the KV cache it was measured with
   std::vector<TriedSparsity> tried;  // highest sparsity first; the last one held, if any did
   std::optional<double> chosen;      // nothing: none held, the job decodes densely
 };
 
 [[nodiscard]] std::string sparsity_choice_to_json(const SparsityChoice& choice);
-// As the next value of a larger file.
+// Writes it as the next value of a larger file.
 void write_sparsity_choice(JsonWriter& json, const SparsityChoice& choice);
 
 // Throws ErrorRole::kInput E-IN-SPARSITY naming the field.

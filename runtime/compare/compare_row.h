@@ -1,7 +1,7 @@
 #pragma once
 
-// What one cell of a comparison (a policy, an attention method, a batch size) came to, and how it
-// is read from the files that its runs leave: summary, trace, completions. Plain values.
+// The results of one cell of a comparison (a policy, an attention method, a batch size), read from
+// the files that its runs leave: summary, trace, completions. Plain values.
 
 #include <cstdint>
 #include <optional>
@@ -59,7 +59,7 @@ struct Measured {
   std::int64_t max_batch = 0;
   double tokens_attended = 1.0;  // share of the context
   std::string kv_dtype;
-  std::uint64_t layer_inputs = 0;  // leading tokens whose KV comes from INT8 layer inputs
+  std::uint64_t layer_inputs = 0;  // leading tokens whose KV comes from INT8 hidden states
   std::string device;
   std::vector<std::string> emulated;
 };
@@ -84,7 +84,7 @@ struct Row {
   std::optional<bool> identical;       // to those of same_as; nothing: no line that both completed
   std::vector<Failure> failures;
 
-  // Of the timed repetitions by tokens per second.
+  // Among the timed repetitions, by tokens per second.
   [[nodiscard]] const Measured& median() const;
   [[nodiscard]] double slowest() const;
   [[nodiscard]] double fastest() const;

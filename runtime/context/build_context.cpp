@@ -48,7 +48,7 @@ std::vector<TokenId> ids_of(const ModelConfig& config, std::string_view text,
 }
 
 // Stored numbers as F32.
-void widen(const std::byte* from, DType dtype, std::span<float> to) {
+void to_f32(const std::byte* from, DType dtype, std::span<float> to) {
   const auto halves = std::span(reinterpret_cast<const std::uint16_t*>(from), to.size());
   switch (dtype) {
     case DType::kF32:
@@ -65,7 +65,7 @@ void widen(const std::byte* from, DType dtype, std::span<float> to) {
   }
 }
 
-// Where a row of a level begins, [layer][kv_head][count].
+// Writes row `index` of a level: [layer][kv_head] rows of `count` numbers.
 template <class Number>
 void put_row(const std::vector<Number>& row, std::size_t index, std::vector<Number>& all) {
   std::copy(row.begin(), row.end(), all.begin() + static_cast<std::ptrdiff_t>(index * row.size()));
@@ -119,7 +119,7 @@ class KeyClusterer final : public AttentionObserver {
   [[nodiscard]] float scale() const { return scale_; }
 
  private:
-  // Where bytes of the device can be copied to, until the next call.
+  // Host memory to copy the device's bytes to; valid until the next call.
   std::byte* room(std::int64_t bytes) {
     const auto size = static_cast<std::size_t>(bytes);
     if (size > copy_.bytes()) {
@@ -159,7 +159,7 @@ class KeyClusterer final : public AttentionObserver {
     }
     backend_.stream().synchronize();
     std::vector<float> keys(static_cast<std::size_t>(tokens * cache.head_dim));
-    widen(copy, cache.dtype, keys);
+    to_f32(copy, cache.dtype, keys);
     return keys;
   }
 

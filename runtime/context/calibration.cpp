@@ -98,7 +98,7 @@ class Calibration {
   }
 
  private:
-  // Which fine clusters of a layer the query's coarse scores leave.
+  // Marks the fine clusters of a layer that the query's coarse scores leave.
   const std::uint8_t* survivors(std::int64_t layer, std::int64_t query) {
     lookup_.score(clusters_.coarse, layer, query, nullptr, coarse_scores_);
     const auto fine = static_cast<std::size_t>(clusters_.fine.count);
@@ -136,13 +136,13 @@ class Calibration {
     return weighted_quantile(values, quantile);
   }
 
-  // Of entry `i` of a layer's scores.
+  // Number of keys behind entry `i` of a layer's scores.
   [[nodiscard]] float keys_of(const ContextClusters::Level& level, std::size_t layer,
                               std::size_t i) const {
     return level.keys[layer * static_cast<std::size_t>(shape_.kv_heads * level.count) + i];
   }
 
-  // Share of the keys that the queries' lookups keep, over all of them.
+  // Share of the keys that lookups keep, over all queries.
   double kept(bool pruned) {
     double kept_keys = 0.0;
     double all_keys = 0.0;

@@ -15,7 +15,7 @@ inline constexpr std::string_view kClustersFormat = "triphase-clusters/1";
 inline constexpr std::string_view kClustersCode = "E-IN-CLUSTERS";
 
 struct ContextFacts {
-  FixedContext context;     // of its clusters counts and thresholds alone, of its tokens none
+  FixedContext context;     // without tokens; of the clusters only counts and thresholds
   std::int64_t tokens = 0;  // how many there are
   std::uint64_t data_bytes = 0;
   std::string data_hash;  // of clusters.safetensors

@@ -170,7 +170,7 @@ void read_level_numbers(DataReader& data, std::string_view name, const MethodSha
   level.keys.assign(keys.begin(), keys.end());
 }
 
-// What a cluster says that it holds must be what refers to it.
+// The number of keys that a cluster states must be the number that refer to it.
 void check_keys(const DataReader& data, std::string_view name, const std::vector<float>& there,
                 const std::vector<float>& counted) {
   for (std::size_t at = 0; at < there.size(); ++at) {

@@ -13,13 +13,13 @@
 
 namespace triphase {
 
-// How clusters are made; the sources' defaults (Squeezed Attention, section 4 and its appendices).
+// How clusters are made; the paper's defaults (Squeezed Attention, section 4 and its appendices).
 struct ClusterOptions {
   double centroids = 0.05;          // clusters per clustered token
   double coarse_centroids = 0.01;   // level 1 of two: clusters of clusters, per clustered token
   std::int64_t levels = 2;          // 1 or 2
   double quantile = 0.9;            // share of the keys whose mean score lies below the threshold
-  double coarse_quantile = 0.5;     // the same of level 1
+  double coarse_quantile = 0.5;     // share of the keys that lie below level 1's threshold
   bool pruned_calibration = false;  // level 2 is calibrated with the clusters that level 1 leaves
   std::int64_t window = 100;        // last tokens: always attended, and the calibration's queries
   std::uint64_t seed = 0;

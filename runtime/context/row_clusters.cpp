@@ -10,7 +10,7 @@
 namespace triphase {
 namespace {
 
-// Every vector over its length; a zero vector stays.
+// Divides every vector by its length; a zero vector stays.
 std::vector<float> directions(std::span<const float> vectors, std::int64_t dim) {
   std::vector<float> result(vectors.begin(), vectors.end());
   const auto step = static_cast<std::size_t>(dim);
@@ -46,7 +46,7 @@ RowLevel means_of(std::span<const float> vectors, std::int64_t dim,
   return level;
 }
 
-// The means of the fine clusters are grouped in their turn; clusters without keys have no part.
+// The means of the fine clusters are clustered again, without clusters that have no keys.
 void add_coarse_level(ThreadPool& pool, std::int64_t dim, std::int64_t clusters,
                       const KmeansOptions& options, RowClusters& row) {
   const auto fine_count = static_cast<std::int64_t>(row.fine.keys.size());

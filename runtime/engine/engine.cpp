@@ -96,7 +96,7 @@ std::vector<Completion> Engine::step() {
     if (trace_ != nullptr) trace_memory();
     const ConstMatrix logits = forward();
     for (const BatchSegment& segment : batch_segments_) {
-      RunningLine& running = *std::ranges::find(running_, segment.sequence, &RunningLine::id);
+      RunningRequest& running = *std::ranges::find(running_, segment.sequence, &RunningRequest::id);
       running.computed += segment.count;
       const std::span<const TokenId> prefix = running.sequence->shareable_tokens();
       const std::int64_t exact =
@@ -139,7 +139,7 @@ void Engine::set_trace(Trace* trace) {
 
 void Engine::finish_trace() {
   if (trace_ == nullptr) return;
-  for (const RunningLine& line : running_) placement_.line_ended(line);
+  for (const RunningRequest& request : running_) placement_.request_ended(request);
   placement_.finish_trace();
 }
 
@@ -170,7 +170,7 @@ void Engine::build_batch() {
   batch_prefill_rows_ = 0;
   for (std::size_t index = 0; index < running_.size(); ++index) {
     if (step_tokens_[index] == 0) continue;
-    const RunningLine& running = running_[index];
+    const RunningRequest& running = running_[index];
     // Pages may be on their way to the host still.
     if (kv_->book().append_room(running.id) < step_tokens_[index]) kv_->settle();
     kv_->book().append(running.id, step_tokens_[index]);
@@ -201,13 +201,13 @@ void Engine::build_batch() {
   }
 }
 
-// Of the line's new rows, the last of the batch.
+// Asks for logits of the request's new rows, which are the last rows of the batch.
 void Engine::want_logits(std::size_t owner, std::int64_t count) {
-  const RunningLine& line = running_[owner];
+  const RunningRequest& request = running_[owner];
   const auto end_row = static_cast<std::int64_t>(batch_tokens_.size());
-  const std::int64_t end = line.computed + count;
+  const std::int64_t end = request.computed + count;
   for (std::int64_t position = std::max<std::int64_t>(end - count, 0); position < end; ++position) {
-    if (!line.sequence->wants_logits(position)) continue;
+    if (!request.sequence->wants_logits(position)) continue;
     logit_rows_.push_back(static_cast<std::int32_t>(end_row - (end - position)));
     wanted_.push_back({owner, position});
   }
@@ -244,17 +244,18 @@ void Engine::show_scored_rows(ConstMatrix logits) {
 }
 
 void Engine::collect_finished() {
-  for (RunningLine& running : running_) {
+  for (RunningRequest& running : running_) {
     const bool scored =
         running.sequence->scored() && running.computed == running.sequence->max_kv_tokens();
     if (!scored && !running.sequence->finished()) continue;
-    placement_.line_ended(running);
+    placement_.request_ended(running);
     kv_->release(running.id);
     model_->end_sequence(running.id);
     finished_.push_back(running.sequence->take_completion());
     running.sequence.reset();
   }
-  std::erase_if(running_, [](const RunningLine& running) { return running.sequence == nullptr; });
+  std::erase_if(running_,
+                [](const RunningRequest& running) { return running.sequence == nullptr; });
 }
 
 }  // namespace triphase

@@ -19,7 +19,7 @@
 #include "models/decoder_model.h"
 #include "models/tokenizer/tokenizer.h"
 #include "runtime/backend.h"
-#include "runtime/engine/engine_lines.h"
+#include "runtime/engine/engine_requests.h"
 #include "runtime/engine/placement_driver.h"
 #include "runtime/engine/sampler.h"
 #include "runtime/engine/sequence.h"
@@ -45,7 +45,7 @@ struct EngineStats {
   std::uint64_t generated_tokens = 0;
   std::uint64_t steps = 0;
   std::int64_t max_batch = 0;
-  // Steps, and their time, by the latest phase that any line was in.
+  // Steps, and their time, by the latest phase that any request was in.
   std::array<PhaseUse, 3> phases{};
 };
 
@@ -82,14 +82,14 @@ class Engine final : public CompletionEngine {
   }
   [[nodiscard]] std::uint64_t generated_tokens() const override { return stats_.generated_tokens; }
 
-  // Gets every scored row from now on, from several threads at once. A line that was preempted and
-  // is computed again may give a row twice.
+  // Gets every scored row from now on, from several threads at once. A request that was preempted
+  // and is computed again may give a row twice.
   void set_row_observer(std::function<void(const ScoredRow& row)> observer) {
     on_row_ = std::move(observer);
   }
   // Records steps, placement and phases from now on; null: off. The trace is flushed between steps.
   void set_trace(Trace* trace);
-  // Ends the spans that are open, those of unfinished lines too; no step() may follow.
+  // Ends the spans that are open, those of unfinished requests too; no step() may follow.
   void finish_trace();
 
   [[nodiscard]] const EngineStats& stats() const { return stats_; }
@@ -121,11 +121,11 @@ class Engine final : public CompletionEngine {
   Backend* backend_;
 
   std::deque<std::unique_ptr<Sequence>> waiting_;
-  std::vector<RunningLine> running_;  // in order of admission
-  std::vector<PreemptedLine> preempted_;
+  std::vector<RunningRequest> running_;  // in order of admission
+  std::vector<PreemptedRequest> preempted_;
   std::vector<Completion> finished_;
 
-  std::vector<std::int64_t> step_tokens_;  // of each running line
+  std::vector<std::int64_t> step_tokens_;  // of each running request
   // The batch of this step; kept to reuse its memory.
   std::vector<TokenId> batch_tokens_;
   std::vector<BatchSegment> batch_segments_;

@@ -1,6 +1,6 @@
 #pragma once
 
-// What no kernel of a GPU does, or no sparse method, refused before anything is loaded:
+// Refuses what no kernel of a GPU, or no sparse method, can do, before anything is loaded:
 // E-CLI-CONFLICT, which names the option at fault and what to take instead. Pure.
 
 #include <string_view>
@@ -11,13 +11,15 @@
 
 namespace triphase {
 
+// Each throws if the machine cannot do it.
+//
 // Attention of the model's shape under this method.
 void require_gpu_attention(const ComputeMachine& machine, const ModelConfig& config,
                            const AttentionOptions& attention);
-// That a model with soft caps of scores or logits is attended densely, and on the CPU.
+// Soft caps of scores or logits, where the model has them: dense attention on the CPU alone.
 void require_soft_caps(const ComputeMachine& machine, const ModelConfig& config,
                        const AttentionOptions& attention);
-// That keys or centroids are scored, which `option` with this value needs.
+// Scoring keys or centroids, which `option` with this value needs.
 void require_gpu_scores(const ComputeMachine& machine, const ModelConfig& config,
                         std::string_view option, std::string_view value);
 

@@ -117,7 +117,7 @@ class Planner {
            (lookup ? resolver_costs(*lookup).fixed : 0);
   }
 
-  // Whether only chosen tokens are brought of KV on the host.
+  // Whether chosen tokens alone come from KV on the host, not whole blocks.
   [[nodiscard]] bool looks_up() const {
     return options_.attention.sparse() && plan_.placement.host_tier && method()->fetches_tokens();
   }
@@ -219,7 +219,7 @@ class Planner {
     return HostAttention::host_bytes(model_.config, batch, context_, machine_.threads);
   }
 
-  // K and V of these tokens come from their layer inputs under every policy, whether or not any
+  // K and V of leading tokens come from their hidden states under every policy, even where none
   // are saved: a record must not depend on placement.
   void choose_inputs() {
     const std::int64_t block = plan_.kv.block_tokens;
@@ -238,8 +238,8 @@ class Planner {
     plan_.kv.input_width = model_.config.hidden_size;
   }
 
-  // Of a longest line's tokens, the share that a method reads which fetches its tokens. The
-  // baselines keep no tokens, as their originals do not.
+  // The share of a longest request's tokens that the method reads, where it fetches single tokens.
+  // The baselines cache no tokens, as the original systems do not.
   [[nodiscard]] double chosen_share() const {
     const bool caches =
         plan_.policy->name() == "triphase" || options_.machine.token_cache.has_value();
@@ -313,17 +313,17 @@ class Planner {
     choose_resolver();
     plan_.kv.host_attention = plan_.kv.host_attention && plan_.memory.host_blocks > 0;
     plan_.host_scratch = host_scratch(plan_.memory.batch_size);
-    // Nothing can leave the device: Phase I to the end. Reserving at admission then decides the
-    // same once, not in every step.
+    // Nothing can leave the device: Phase I to the end. Reserving at admission decides the same,
+    // once instead of in every step.
     if (plan_.policy->name() == "triphase" && plan_.memory.host_blocks == 0) {
       plan_.policy = std::make_shared<DeviceOnlyPolicy>();
     }
     plan_.places = placement_limits(request, plan_.memory, plan_.prefill_chunk);
-    plan_.longest_line = longest_request(*plan_.policy, request, plan_.memory, plan_.places);
+    plan_.longest_request = longest_request(*plan_.policy, request, plan_.memory, plan_.places);
   }
 
-  // Budgets that were given may be beyond what there is; pages are taken when they are touched, so
-  // that the system would end the job in the middle.
+  // Given budgets may exceed the machine's memory. The system takes pages when they are touched, so
+  // it would end the job in the middle.
   void check_machine() const {
     const MemoryPlan& memory = plan_.memory;
     const std::uint64_t on_host =
@@ -392,7 +392,7 @@ std::string describe(const RunPlan& plan, const ModelBundle& model) {
       format_bytes(plan.memory.weights), format_bytes(plan.memory.scratch),
       format_bytes(plan.memory.kv), plan.memory.kv_pages, plan.kv.block_tokens,
       dtype_name(plan.kv.dtype), format_bytes(plan.budget), plan.memory.batch_size,
-      plan.prefill_chunk, plan.longest_line, model.config.max_positions);
+      plan.prefill_chunk, plan.longest_request, model.config.max_positions);
   if (plan.memory.transposed_k > 0) {
     text += fmt::format("; K^T {} beside it (sparq.kt=off saves it)",
                         format_bytes(plan.memory.transposed_k));
@@ -467,7 +467,7 @@ LoadedModel::LoadedModel(std::shared_ptr<LoadedWeights> loaded, const ModelBundl
                  "a plan for weights that lie elsewhere");
   backend.reserve(ops_shape(model, options, plan.limits, plan.kv));
   decoder.set_attention(options.attention, backend.sparse_ops(), pool, model.clusters());
-  decoder.set_layer_inputs(plan.input_tokens, backend.input_ops(), pool);
+  decoder.set_hidden_states(plan.input_tokens, backend.input_ops(), pool);
   if (plan.kv.host_attention) {
     decoder.set_host_attention(plan.memory.batch_size, backend.host_ops(), host_pool);
   }

@@ -30,18 +30,18 @@ struct RunPlan {
   KvShape kv;
   BatchLimits limits;
   std::int64_t prefill_chunk = 0;
-  PromptUnits prompt_units;        // no longer than prefill_chunk, or no prompt is
-  std::int64_t context = 0;        // tokens of the longest line that memory is divided for
-  std::int64_t longest_line = 0;   // tokens of the longest line that the job can hold
-  std::uint64_t budget = 0;        // device bytes
-  std::uint64_t host_budget = 0;   // host bytes
-  std::uint64_t host_scratch = 0;  // bytes of attention's buffers on the host
+  PromptUnits prompt_units;          // no longer than prefill_chunk, or no prompt is
+  std::int64_t context = 0;          // tokens of the longest request that memory is divided for
+  std::int64_t longest_request = 0;  // tokens of the longest request that the job can hold
+  std::uint64_t budget = 0;          // device bytes
+  std::uint64_t host_budget = 0;     // host bytes
+  std::uint64_t host_scratch = 0;    // bytes of attention's buffers on the host
   std::shared_ptr<const PlacementPolicy> policy;
   StaticPlacement placement;
   std::uint64_t selection = 0;  // of the scratch: what the attention method keeps to choose by
-  // Of what looks chosen tokens up on the device; nothing: the host does, or nothing is chosen.
+  // Sizes of the device's resolver; nothing: the host looks tokens up, or none are chosen.
   std::optional<ResolverShape> resolver;
-  std::int64_t input_tokens = 0;  // leading ones whose K and V come from INT8 layer inputs
+  std::int64_t input_tokens = 0;  // leading ones whose K and V come from INT8 hidden states
   PlacementLimits places;         // what the policy has to work with
 };
 
@@ -66,7 +66,7 @@ struct LoadedWeights {
   MemoryPool host_pool;
   PoolDevice weight_memory;
   PoolDevice host_weight_memory;
-  std::int64_t streamed_layers = 0;  // on the host; a plan that streams another number needs others
+  std::int64_t streamed_layers = 0;  // on the host; plans that stream another number do not fit it
   std::unique_ptr<ModelWeights> weights;
 };
 

@@ -50,8 +50,8 @@ std::string fingerprint(const std::string& config_text, const WeightFiles* files
   return "xxh3:" + hex(XXH3_64bits(identity.data(), identity.size()));
 }
 
-// Another checkpoint of the same shape differs nearly everywhere: parts of every file tell, in
-// milliseconds. Damage to single bytes is not what this is for.
+// Another checkpoint of the same shape differs nearly everywhere, so hashing parts of every file
+// tells, in milliseconds. Damage to single bytes is not looked for.
 std::string weights_hash(const WeightFiles& files) {
   constexpr std::uint64_t kParts = 64;
   std::array<std::byte, 4096> part{};

@@ -29,11 +29,11 @@ struct ModelBundle {
   std::shared_ptr<const FixedContext> fixed_context;  // of --fixed-context; null: none
   ModelIdentity identity;
   Notes notes;
-  DType weights_dtype = DType::kF16;  // of the matrices; of most of them where files mix types
+  DType weights_dtype = DType::kF16;  // of the matrices; where files mix types, of most matrices
   std::uint64_t weight_bytes = 0;     // device bytes once loaded
 
-  // Positions of the longest line. Dynamic and long RoPE turn keys by the line's length beyond the
-  // original context: there no two lines share a fixed context's keys or clusters.
+  // Positions of the longest request. Dynamic and long RoPE turn keys by the request's length
+  // beyond the original context: there no two requests share a fixed context's keys or clusters.
   [[nodiscard]] std::int64_t most_positions() const {
     if (!fixed_context || !config.rope || !config.rope->follows_length()) {
       return config.max_positions;

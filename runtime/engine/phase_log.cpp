@@ -9,32 +9,32 @@ using Clock = TraceEvent::Clock;
 
 }  // namespace
 
-void PhaseLog::admitted(LinePhase& phase, std::int64_t context) const {
+void PhaseLog::admitted(RequestPhase& phase, std::int64_t context) const {
   if (trace_ == nullptr) return;
   phase.admitted = phase.since = Clock::now();
   phase.context = context;
 }
 
-void PhaseLog::suspended(LinePhase& phase, std::int64_t line) const {
+void PhaseLog::preempted(RequestPhase& phase, std::int64_t index) const {
   if (trace_ == nullptr) return;
-  end_phase(phase, line, phase_name(phase.now));
+  end_phase(phase, index, phase_name(phase.now));
   phase.since = Clock::now();
 }
 
-void PhaseLog::resumed(LinePhase& phase, std::int64_t line, std::int64_t context) const {
+void PhaseLog::resumed(RequestPhase& phase, std::int64_t index, std::int64_t context) const {
   if (trace_ == nullptr) return;
-  end_phase(phase, line, "suspended");
+  end_phase(phase, index, "preempted");
   phase.since = Clock::now();
   phase.context = context;
 }
 
-void PhaseLog::ended(const LinePhase& phase, std::int64_t line) const {
+void PhaseLog::ended(const RequestPhase& phase, std::int64_t index) const {
   if (trace_ == nullptr) return;
-  end_phase(phase, line, phase_name(phase.now));
+  end_phase(phase, index, phase_name(phase.now));
   trace_->add({.kind = TraceEvent::Kind::kLine,
                .lane = TraceLane::kPhases,
                .name = "line",
-               .line = line,
+               .line = index,
                .begin = phase.admitted,
                .end = Clock::now()});
 }
@@ -44,11 +44,11 @@ void PhaseLog::begin_step(std::int64_t step) {
   of_step_ = Phase::kOne;
 }
 
-void PhaseLog::see(LinePhase& phase, Phase now, std::int64_t line, std::int64_t context,
+void PhaseLog::see(RequestPhase& phase, Phase now, std::int64_t index, std::int64_t context,
                    std::int64_t prompt_tokens) {
   of_step_ = std::max(of_step_, now);
   if (now == phase.now) return;
-  if (trace_ != nullptr) end_phase(phase, line, phase_name(phase.now));
+  if (trace_ != nullptr) end_phase(phase, index, phase_name(phase.now));
   if (now > phase.latest) {
     boundaries_.enter(now, step_, context, prompt_tokens);
     phase.latest = now;
@@ -82,11 +82,11 @@ void PhaseLog::end_batch_phase() {
   batch_steps_ = 0;
 }
 
-void PhaseLog::end_phase(const LinePhase& phase, std::int64_t line, const char* name) const {
+void PhaseLog::end_phase(const RequestPhase& phase, std::int64_t index, const char* name) const {
   trace_->add({.kind = TraceEvent::Kind::kLinePhase,
                .lane = TraceLane::kPhases,
                .name = name,
-               .line = line,
+               .line = index,
                .begin = phase.since,
                .end = Clock::now(),
                .values = {{{"context", phase.context}}}});

@@ -1,8 +1,8 @@
 #pragma once
 
-// Which phase every running line is in, step by step: the boundaries for the summary, and spans for
-// a trace. A line's phase is where its blocks are: all on the device (I), some on the host (II),
-// some to be recomputed (III). Not thread safe.
+// Which phase every running request is in, step by step: the boundaries for the summary, and spans
+// for a trace. A request's phase is where its blocks are: all on the device (I), some on the host
+// (II), some to be recomputed (III). Not thread safe.
 
 #include <array>
 #include <cstdint>
@@ -13,31 +13,31 @@
 
 namespace triphase {
 
-// What the log remembers of one line.
-struct LinePhase {
+// What the log remembers of one request.
+struct RequestPhase {
   Phase now = Phase::kOne;
-  Phase latest = Phase::kOne;  // a line whose blocks came back has been there all the same
+  Phase latest = Phase::kOne;  // the latest it was in, even if its blocks came back since
   std::int64_t context = 0;    // tokens when `now` began
   TraceEvent::Clock::time_point admitted;
-  TraceEvent::Clock::time_point since;  // when `now`, or the suspension, began
+  TraceEvent::Clock::time_point since;  // when `now`, or the preemption, began
 };
 
 class PhaseLog {
  public:
   void set_trace(Trace* trace) { trace_ = trace; }
 
-  // A line's life. `line`: its index in the job. A suspension ends with resumed().
-  void admitted(LinePhase& phase, std::int64_t context) const;
-  void suspended(LinePhase& phase, std::int64_t line) const;
-  void resumed(LinePhase& phase, std::int64_t line, std::int64_t context) const;
-  void ended(const LinePhase& phase, std::int64_t line) const;
+  // A request's life. `index`: its place in the job. A preemption ends with resumed().
+  void admitted(RequestPhase& phase, std::int64_t context) const;
+  void preempted(RequestPhase& phase, std::int64_t index) const;
+  void resumed(RequestPhase& phase, std::int64_t index, std::int64_t context) const;
+  void ended(const RequestPhase& phase, std::int64_t index) const;
 
-  // Of one step, after placement: every running line between begin_step() and end_step().
+  // After a step's placement: begin_step(), see() for every running request, end_step().
   void begin_step(std::int64_t step);
-  void see(LinePhase& phase, Phase now, std::int64_t line, std::int64_t context,
+  void see(RequestPhase& phase, Phase now, std::int64_t index, std::int64_t context,
            std::int64_t prompt_tokens);
   void end_step();
-  // The latest phase that any line of the step is in.
+  // The latest phase that any request of the step is in.
   [[nodiscard]] Phase of_step() const { return of_step_; }
 
   // Ends the span of the present phase; nothing may follow.
@@ -46,7 +46,7 @@ class PhaseLog {
   [[nodiscard]] std::vector<PhaseBoundary> boundaries() const { return boundaries_.met(); }
 
  private:
-  void end_phase(const LinePhase& phase, std::int64_t line, const char* name) const;
+  void end_phase(const RequestPhase& phase, std::int64_t index, const char* name) const;
   void end_batch_phase();
 
   PhaseBoundaries boundaries_;

@@ -11,8 +11,8 @@
 namespace triphase {
 namespace {
 
-std::int64_t line_index(const RunningLine& line) {
-  return static_cast<std::int64_t>(line.sequence->request().index);
+std::int64_t request_index(const RunningRequest& request) {
+  return static_cast<std::int64_t>(request.sequence->request().index);
 }
 
 }  // namespace
@@ -21,43 +21,43 @@ PlacementDriver::PlacementDriver(const PlacementPolicy& policy, const PlacementL
                                  KvStore& kv, DecoderModel& model)
     : policy_(&policy), limits_(limits), kv_(&kv), model_(&model) {}
 
-std::vector<std::int64_t> PlacementDriver::place(const Lines& lines) {
-  // What the step before set in motion has had the whole step to arrive.
+std::vector<std::int64_t> PlacementDriver::place(const Requests& requests) {
+  // Moves that the step before began have had the whole step to finish.
   if (kv_->book().pool().moving()) {
     const TraceSpan span(trace_, TraceLane::kHost, "wait for moves");
     kv_->settle();
   }
   const PlacementStats before = stats_;
   TraceSpan span(trace_, TraceLane::kHost, "place");
-  PlacementStep step = look(lines);
+  PlacementStep step = look(requests);
   policy_->decide(step);
   PlacementAnswer answer = step.finish();
-  carry_out(answer, lines);
+  carry_out(answer, requests);
   const auto noted = [&](const char* name, std::uint64_t now, std::uint64_t then) {
     if (now > then) span.note(name, static_cast<std::int64_t>(now - then));
   };
   noted("offloaded_blocks", stats_.offloaded_blocks, before.offloaded_blocks);
   noted("reloaded_blocks", stats_.reloaded_blocks, before.reloaded_blocks);
   noted("discarded_blocks", stats_.discarded_blocks, before.discarded_blocks);
-  noted("suspended", stats_.swaps + stats_.drops, before.swaps + before.drops);
-  see_phases(lines);
+  noted("preempted", stats_.swaps + stats_.drops, before.swaps + before.drops);
+  see_phases(requests);
   ++step_;
   return std::move(answer.tokens);
 }
 
-// The lists first: they say then what the book says, also where a copy fails.
-void PlacementDriver::carry_out(const PlacementAnswer& answer, const Lines& lines) {
+// The lists come first: they agree with the book even where a copy fails.
+void PlacementDriver::carry_out(const PlacementAnswer& answer, const Requests& requests) {
   for (const PlacementAction& action : answer.actions) {
     std::visit(
         [&](const auto& one) {
-          if constexpr (requires { apply(one, lines); }) apply(one, lines);
+          if constexpr (requires { apply(one, requests); }) apply(one, requests);
           if constexpr (std::is_same_v<std::decay_t<decltype(one)>, Discard>) {
             stats_.discarded_blocks += static_cast<std::uint64_t>(one.end_block - one.first_block);
           }
         },
         action);
   }
-  std::erase(lines.waiting, nullptr);
+  std::erase(requests.waiting, nullptr);
   for (const KvMove& move : answer.moves) {
     if (move.kind == KvMove::Kind::kLoad) ++stats_.reloaded_blocks;
     const bool offload =
@@ -72,46 +72,46 @@ void PlacementDriver::set_trace(Trace* trace) {
   phases_.set_trace(trace);
 }
 
-void PlacementDriver::line_ended(const RunningLine& line) const {
-  phases_.ended(line.phase, line_index(line));
+void PlacementDriver::request_ended(const RunningRequest& request) const {
+  phases_.ended(request.phase, request_index(request));
 }
 
-void PlacementDriver::see_phases(const Lines& lines) {
-  if (lines.running.empty()) return;
+void PlacementDriver::see_phases(const Requests& requests) {
+  if (requests.running.empty()) return;
   phases_.begin_step(step_);
-  for (RunningLine& line : lines.running) {
-    phases_.see(line.phase, phase_of(kv_->book(), line.id), line_index(line), line.computed,
-                line.sequence->prompt_tokens());
+  for (RunningRequest& request : requests.running) {
+    phases_.see(request.phase, phase_of(kv_->book(), request.id), request_index(request),
+                request.computed, request.sequence->prompt_tokens());
   }
   phases_.end_step();
 }
 
-PlacementStep PlacementDriver::look(const Lines& lines) {
+PlacementStep PlacementDriver::look(const Requests& requests) {
   limits_.prompt_units = model_->prompt_units();
   std::vector<PlacedRequest> running;
   running.reserve(static_cast<std::size_t>(limits_.batch_size));
-  for (const RunningLine& line : lines.running) running.push_back(line.placed());
+  for (const RunningRequest& request : requests.running) running.push_back(request.placed());
   std::vector<PlacedRequest> preempted;
-  for (const PreemptedLine& line : lines.preempted) {
-    preempted.push_back(line.line.placed());
-    preempted.back().mode = line.mode;
+  for (const PreemptedRequest& request : requests.preempted) {
+    preempted.push_back(request.request.placed());
+    preempted.back().mode = request.mode;
   }
   return {limits_,
           step_,
           kv_->book(),
           std::move(running),
           std::move(preempted),
-          look_at_waiting(lines)};
+          look_at_waiting(requests)};
 }
 
-std::vector<WaitingRequest> PlacementDriver::look_at_waiting(const Lines& lines) {
+std::vector<WaitingRequest> PlacementDriver::look_at_waiting(const Requests& requests) {
   std::vector<WaitingRequest> waiting;
   shown_.clear();
-  if (lines.running.size() >= static_cast<std::size_t>(limits_.batch_size)) return waiting;
+  if (requests.running.size() >= static_cast<std::size_t>(limits_.batch_size)) return waiting;
   const AttentionRunner* attention = model_->attention();
-  const std::size_t end = std::min(lines.waiting.size(), waiting_in_view());
+  const std::size_t end = std::min(requests.waiting.size(), waiting_in_view());
   for (std::size_t index = 0; index < end; ++index) {
-    const Sequence& sequence = *lines.waiting[index];
+    const Sequence& sequence = *requests.waiting[index];
     WaitingRequest request{.prompt_tokens = sequence.prompt_tokens(),
                            .max_tokens = sequence.max_kv_tokens(),
                            .context_key = model_->rope_key_for_prompt(sequence.given_tokens()),
@@ -122,9 +122,9 @@ std::vector<WaitingRequest> PlacementDriver::look_at_waiting(const Lines& lines)
       most = attention->shareable_tokens(request.prompt_tokens) / limits_.block_tokens;
     }
     const bool shares = !most || *most > 0;
-    if (shares && should_wait_for_shared_prefix(sequence, request.context_key, lines)) continue;
+    if (shares && should_wait_for_shared_prefix(sequence, request.context_key, requests)) continue;
     find_shared(kv_->book(), most, request);
-    if (shares && should_wait_for_prompt_before(sequence, request, lines)) continue;
+    if (shares && should_wait_for_prompt_before(sequence, request, requests)) continue;
     waiting.push_back(request);
     shown_.push_back(index);
   }
@@ -132,46 +132,46 @@ std::vector<WaitingRequest> PlacementDriver::look_at_waiting(const Lines& lines)
 }
 
 bool PlacementDriver::should_wait_for_shared_prefix(const Sequence& waiting, std::uint64_t rope_key,
-                                                    const Lines& lines) const {
-  return std::ranges::any_of(lines.running, [&](const RunningLine& line) {
-    if (line.prefill_left() == 0 || line.rope_key != rope_key) return false;
-    return shareable_tokens(waiting.shareable_tokens(), line.sequence->shareable_tokens(),
-                            limits_.block_tokens) > line.computed;
+                                                    const Requests& requests) const {
+  return std::ranges::any_of(requests.running, [&](const RunningRequest& request) {
+    if (request.prefill_left() == 0 || request.rope_key != rope_key) return false;
+    return shareable_tokens(waiting.shareable_tokens(), request.sequence->shareable_tokens(),
+                            limits_.block_tokens) > request.computed;
   });
 }
 
 // Prompts that arrive together: the first computes the prefix that the others then share.
 bool PlacementDriver::should_wait_for_prompt_before(const Sequence& waiting,
                                                     const WaitingRequest& request,
-                                                    const Lines& lines) const {
+                                                    const Requests& requests) const {
   const std::int64_t there = request.found_blocks() * limits_.block_tokens;
   return std::ranges::any_of(shown_, [&](std::size_t before) {
-    const Sequence& other = *lines.waiting[before];
+    const Sequence& other = *requests.waiting[before];
     return model_->rope_key_for_prompt(other.given_tokens()) == request.context_key &&
            shareable_tokens(waiting.shareable_tokens(), other.shareable_tokens(),
                             limits_.block_tokens) > there;
   });
 }
 
-void PlacementDriver::apply(const Admit& action, const Lines& lines) {
+void PlacementDriver::apply(const Admit& action, const Requests& requests) {
   std::unique_ptr<Sequence>& waiting =
-      lines.waiting[shown_[static_cast<std::size_t>(action.waiting)]];
+      requests.waiting[shown_[static_cast<std::size_t>(action.waiting)]];
   const std::int64_t prompt_tokens = waiting->prompt_tokens();
   const KvSequence& placed = kv_->book().sequence(action.sequence);
   stats_.shared_prompt_tokens += static_cast<std::uint64_t>(placed.tokens);
   model_->begin_sequence(action.sequence, prompt_tokens, waiting->max_kv_tokens());
-  lines.running.push_back({.sequence = std::move(waiting),
-                           .id = action.sequence,
-                           .rope_key = placed.context_key,
-                           .admission = admissions_++,
-                           .computed = placed.tokens,
-                           .prefill_tokens = prompt_tokens});
-  phases_.admitted(lines.running.back().phase, placed.tokens);
+  requests.running.push_back({.sequence = std::move(waiting),
+                              .id = action.sequence,
+                              .rope_key = placed.context_key,
+                              .admission = admissions_++,
+                              .computed = placed.tokens,
+                              .prefill_tokens = prompt_tokens});
+  phases_.admitted(requests.running.back().phase, placed.tokens);
 }
 
-void PlacementDriver::apply(const Preempt& action, const Lines& lines) {
-  const auto entry = std::ranges::find(lines.running, action.sequence, &RunningLine::id);
-  phases_.suspended(entry->phase, line_index(*entry));
+void PlacementDriver::apply(const Preempt& action, const Requests& requests) {
+  const auto entry = std::ranges::find(requests.running, action.sequence, &RunningRequest::id);
+  phases_.preempted(entry->phase, request_index(*entry));
   if (action.mode == PreemptMode::kSwap) {
     ++stats_.swaps;
   } else {
@@ -186,24 +186,26 @@ void PlacementDriver::apply(const Preempt& action, const Lines& lines) {
     ++stats_.drops;
   }
   // In order of their first admission, as policies expect them.
-  const auto place = std::ranges::find_if(lines.preempted, [&](const PreemptedLine& other) {
-    return other.line.admission > entry->admission;
+  const auto place = std::ranges::find_if(requests.preempted, [&](const PreemptedRequest& other) {
+    return other.request.admission > entry->admission;
   });
-  lines.preempted.insert(place, {std::move(*entry), action.mode});
-  lines.running.erase(entry);
+  requests.preempted.insert(place, {std::move(*entry), action.mode});
+  requests.running.erase(entry);
 }
 
-void PlacementDriver::apply(const Resume& action, const Lines& lines) {
-  const auto entry = std::ranges::find_if(lines.preempted, [&](const PreemptedLine& preempted) {
-    return preempted.line.admission == action.admission;
-  });
-  RunningLine& line = lines.running.emplace_back(std::move(entry->line));
+void PlacementDriver::apply(const Resume& action, const Requests& requests) {
+  const auto entry =
+      std::ranges::find_if(requests.preempted, [&](const PreemptedRequest& preempted) {
+        return preempted.request.admission == action.admission;
+      });
+  RunningRequest& request = requests.running.emplace_back(std::move(entry->request));
   if (entry->mode == PreemptMode::kDrop) {
-    line.id = action.sequence;
-    model_->begin_sequence(line.id, line.sequence->prompt_tokens(), line.sequence->max_kv_tokens());
+    request.id = action.sequence;
+    model_->begin_sequence(request.id, request.sequence->prompt_tokens(),
+                           request.sequence->max_kv_tokens());
   }
-  lines.preempted.erase(entry);
-  phases_.resumed(line.phase, line_index(line), line.computed);
+  requests.preempted.erase(entry);
+  phases_.resumed(request.phase, request_index(request), request.computed);
 }
 
 }  // namespace triphase

@@ -10,7 +10,7 @@
 
 #include "memory/kv/kv_store.h"
 #include "models/decoder_model.h"
-#include "runtime/engine/engine_lines.h"
+#include "runtime/engine/engine_requests.h"
 #include "scheduler/placement/placement_policy.h"
 
 namespace triphase {
@@ -28,29 +28,29 @@ struct PlacementStats {
 
 class PlacementDriver {
  public:
-  struct Lines {
+  struct Requests {
     std::deque<std::unique_ptr<Sequence>>& waiting;
-    std::vector<RunningLine>& running;  // in order of admission
-    std::vector<PreemptedLine>& preempted;
+    std::vector<RunningRequest>& running;  // in order of admission
+    std::vector<PreemptedRequest>& preempted;
   };
 
   PlacementDriver(const PlacementPolicy& policy, const PlacementLimits& limits, KvStore& kv,
                   DecoderModel& model);
 
-  // So many waiting lines are shown to the policy: enough to find shareable prefixes and to refill
-  // places. No more need be there.
+  // How many waiting requests the policy is shown: enough to find shareable prefixes and to refill
+  // places. The engine need not hold more.
   [[nodiscard]] std::size_t waiting_in_view() const {
     return 2 * static_cast<std::size_t>(limits_.batch_size);
   }
 
   // One decision of the policy. Moves go on while the step computes. Returns how many tokens the
-  // step computes of each running line.
-  [[nodiscard]] std::vector<std::int64_t> place(const Lines& lines);
+  // step computes of each running request.
+  [[nodiscard]] std::vector<std::int64_t> place(const Requests& requests);
 
   // Spans of the phases and of what each decision did; null: off.
   void set_trace(Trace* trace);
-  // The line's last place in the trace; before its KV is released.
-  void line_ended(const RunningLine& line) const;
+  // The request's last place in the trace; before its KV is released.
+  void request_ended(const RunningRequest& request) const;
   // Ends the spans that are open; no place() may follow.
   void finish_trace() { phases_.finish(); }
 
@@ -61,19 +61,19 @@ class PlacementDriver {
   [[nodiscard]] const PlacementLimits& limits() const { return limits_; }
 
  private:
-  void see_phases(const Lines& lines);
-  [[nodiscard]] PlacementStep look(const Lines& lines);
-  [[nodiscard]] std::vector<WaitingRequest> look_at_waiting(const Lines& lines);
+  void see_phases(const Requests& requests);
+  [[nodiscard]] PlacementStep look(const Requests& requests);
+  [[nodiscard]] std::vector<WaitingRequest> look_at_waiting(const Requests& requests);
   [[nodiscard]] bool should_wait_for_shared_prefix(const Sequence& waiting, std::uint64_t rope_key,
-                                                   const Lines& lines) const;
+                                                   const Requests& requests) const;
   [[nodiscard]] bool should_wait_for_prompt_before(const Sequence& waiting,
                                                    const WaitingRequest& request,
-                                                   const Lines& lines) const;
+                                                   const Requests& requests) const;
 
-  void carry_out(const PlacementAnswer& answer, const Lines& lines);
-  void apply(const Admit& action, const Lines& lines);
-  void apply(const Preempt& action, const Lines& lines);
-  void apply(const Resume& action, const Lines& lines);
+  void carry_out(const PlacementAnswer& answer, const Requests& requests);
+  void apply(const Admit& action, const Requests& requests);
+  void apply(const Preempt& action, const Requests& requests);
+  void apply(const Resume& action, const Requests& requests);
 
   const PlacementPolicy* policy_;
   PlacementLimits limits_;
@@ -81,7 +81,7 @@ class PlacementDriver {
   DecoderModel* model_;
   std::int64_t step_ = 0;
   std::uint64_t admissions_ = 0;
-  std::vector<std::size_t> shown_;  // waiting lines that the policy saw, by index in the queue
+  std::vector<std::size_t> shown_;  // waiting requests that the policy saw, by index in the queue
   PlacementStats stats_;
   PhaseLog phases_;
   Trace* trace_ = nullptr;

@@ -55,7 +55,7 @@ void add_device_memory(const LoadedModel& loaded, const RunPlan& plan, std::uint
               shape.host_block_bytes() +
           kv_beside_pages);
   if (plan.memory.transposed_k > 0) {
-    // KV memory too, but what it costs beside K and V should be seen.
+    // It is KV memory too, but its cost beside K and V should be visible.
     add(MemoryTag::kTransposedK, plan.memory.transposed_k,
         static_cast<std::uint64_t>(loaded.kv.transposed_k().peak() * shape.layers) *
             shape.transposed_k_bytes());
@@ -138,7 +138,7 @@ void fill_run_numbers(const Engine& engine, const LoadedModel& loaded, const Run
     const HostAttention::Use& use = host->use();
     summary.host_attention = {use.rows, use.queries, use.results, use.kv};
   }
-  if (const LayerInputs* inputs = loaded.decoder.layer_inputs()) {
+  if (const HiddenStates* inputs = loaded.decoder.hidden_states()) {
     const auto layers = static_cast<std::uint64_t>(loaded.kv.memory().shape().layers);
     summary.layer_inputs = {inputs->tokens(), inputs->use().saved_bytes,
                             (inputs->use().recomputed_tokens + listed) / layers};

@@ -1,6 +1,6 @@
 #pragma once
 
-// Ops::sample with the memory that it needs on the host: of logits on the backend's device it gives
+// Ops::sample with the memory that it needs on the host: turns logits on the backend's device into
 // tokens and scores. Grows to the largest batch so far. Not thread safe; the backend must outlive
 // it.
 

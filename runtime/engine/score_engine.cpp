@@ -44,7 +44,7 @@ void ScoreEngine::take(Completion scored) {
 // Sums in the order of the text, so that the record does not depend on which window came first.
 void ScoreEngine::finish(Pending& pending) const {
   Completion& completion = pending.completion;
-  LineScore score;
+  RequestScore score;
   std::size_t position = 0;
   for (Completion& window : pending.windows) {
     if (window.error) {

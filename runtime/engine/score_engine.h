@@ -1,8 +1,8 @@
 #pragma once
 
-// `triphase score` as the job sees it: lines in, log-likelihoods out. A line is tokenized and cut
-// into windows (ScorePreparer), which an Engine scores, and their scores are put together again.
-// Not thread safe.
+// `triphase score` as the job sees it: requests in, log-likelihoods out. A request is tokenized and
+// cut into windows (ScorePreparer), which an Engine scores, and their scores are put together
+// again. Not thread safe.
 
 #include <cstdint>
 #include <map>
@@ -29,7 +29,7 @@ class ScoreEngine final : public CompletionEngine {
   [[nodiscard]] std::uint64_t running() const override { return engine_->running(); }
   [[nodiscard]] bool scores() const override { return true; }
   [[nodiscard]] std::vector<Completion> step() override;
-  // Everything that is computed is given.
+  // Every computed token is given, none is generated.
   [[nodiscard]] std::uint64_t prompt_tokens() const override {
     return engine_->stats().computed_prompt_tokens;
   }

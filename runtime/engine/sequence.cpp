@@ -7,7 +7,7 @@
 #include <utility>
 
 #include "base/error.h"
-#include "runtime/engine/line_key.h"
+#include "runtime/engine/request_key.h"
 #include "runtime/engine/sampling_limits.h"
 
 namespace triphase {
@@ -29,11 +29,11 @@ TokenLogprob logprob_of(const SampleResult& result) {
 Sequence::Sequence(Request request, std::uint64_t job_seed, std::span<const std::int32_t> eos_ids,
                    const Tokenizer* tokenizer)
     : request_(std::move(request)),
-      key_(line_key(request_.sampling, job_seed, request_.index)),
+      key_(request_key(request_.sampling, job_seed, request_.index)),
       eos_ids_(eos_ids),
       tokens_(std::move(request_.tokens)),
       prompt_tokens_(static_cast<std::int64_t>(tokens_.size())) {
-  // Room for the whole completion now: decode steps do not allocate.
+  // Reserves room for the whole completion now: decode steps do not allocate.
   tokens_.reserve(tokens_.size() + static_cast<std::size_t>(request_.sampling.max_tokens));
   if (tokenizer != nullptr) decoder_.emplace(*tokenizer, tokens_);
   for (const std::string& stop : request_.sampling.stop) {

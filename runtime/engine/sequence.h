@@ -1,7 +1,7 @@
 #pragma once
 
-// One line while it runs: its tokens, what the model's logits make of them, and when it ends. Its
-// completion is sampled token by token, or given and scored. Knows the tokenizer only to look for
+// One request while it runs: its tokens, the next token from the model's logits, and when it ends.
+// Its completion is sampled token by token, or given and scored. Knows the tokenizer to look for
 // stop strings and to make the text. Not thread safe; different sequences may be used from
 // different threads.
 
@@ -27,15 +27,16 @@ class Sequence {
 
   explicit Sequence(ScoreTask task);
 
-  // Prompt, then completion so far, or all of a given one.
+  // The prompt, then the completion so far, or all of a given completion.
   [[nodiscard]] std::span<const TokenId> tokens() const { return tokens_; }
-  // Computed in chunks; at least one.
+  // Tokens computed in chunks; at least one.
   [[nodiscard]] std::int64_t prompt_tokens() const { return prompt_tokens_; }
-  // Known from the start, and computed.
+  // Tokens known from the start that are computed.
   [[nodiscard]] std::int64_t given_tokens() const {
     return scored() ? max_kv_tokens() : prompt_tokens_;
   }
-  // Leading tokens whose KV may be another sequence's: of the prompt, as no logits are wanted.
+  // Leading tokens whose KV may come from another sequence: those of the prompt, since no logits
+  // are wanted there.
   [[nodiscard]] std::span<const TokenId> shareable_tokens() const {
     const std::int64_t count = scored() ? std::min(first_scored_, prompt_tokens_) : prompt_tokens_;
     return tokens().first(static_cast<std::size_t>(count));
@@ -56,7 +57,7 @@ class Sequence {
   // What scores the token after `position`, from logits of the first `vocab` tokens, and its score.
   [[nodiscard]] SampleRow score_row(std::int64_t position, std::int64_t vocab) const;
   void score(std::int64_t position, const SampleResult& result);
-  // Of the token after `position`, among the completion's scores.
+  // Where the completion's scores have the token after `position`.
   [[nodiscard]] std::size_t score_index(std::int64_t position) const {
     return static_cast<std::size_t>(position + 1 - first_scored_);
   }
@@ -65,7 +66,7 @@ class Sequence {
   [[nodiscard]] SampleRow next_row(std::int64_t vocab) const;
   void sample_next(const SampleResult& result);
 
-  // No token can follow; given tokens end when all of them are computed.
+  // No token can follow. A given completion ends when all its tokens are computed.
   [[nodiscard]] bool finished() const { return finished_; }
   // The result; call once, at the end.
   [[nodiscard]] Completion take_completion();

@@ -19,9 +19,10 @@ namespace triphase::eval {
 [[nodiscard]] double spearman(std::span<const double> a, std::span<const double> b);
 
 // What one query head's row says. `weights`: softmax over the whole context; `chosen`: ascending.
+// Sparsity is the share of the tokens whose weight is below 1 % of the largest.
 struct RowAgreement {
-  double dense_sparsity = 0.0;  // share of the tokens whose weight is below 1 % of the largest
-  double sparsity = 0.0;        // the same of the method's weights: 0 for tokens left out
+  double dense_sparsity = 0.0;  // of dense attention's weights
+  double sparsity = 0.0;        // of the method's weights: tokens left out weigh 0
   double agreement = 0.0;       // of the |chosen| heaviest tokens, the share that is chosen
   double coverage = 0.0;        // sum of the chosen tokens' weights
 };

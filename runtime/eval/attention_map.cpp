@@ -90,10 +90,10 @@ AttentionMapCounts count_changes(const std::vector<AttentionMapStep>& steps) {
       counts.returned += gone;
       gone = 0;
     }
-    std::vector<std::int32_t> leaving;
-    std::ranges::set_difference(before, now, std::back_inserter(leaving));
-    for (const std::int32_t token : leaving) has_left[static_cast<std::size_t>(token)] = 1;
-    counts.left += static_cast<std::int64_t>(leaving.size());
+    std::vector<std::int32_t> dropped;
+    std::ranges::set_difference(before, now, std::back_inserter(dropped));
+    for (const std::int32_t token : dropped) has_left[static_cast<std::size_t>(token)] = 1;
+    counts.left += static_cast<std::int64_t>(dropped.size());
     before = std::move(now);
   }
   return counts;

@@ -12,8 +12,8 @@
 namespace triphase::eval {
 
 struct AttentionMapStep {
-  std::int64_t context = 0;          // tokens there were, the current one included
-  bool dense = false;                // all of them
+  std::int64_t context = 0;          // tokens of the context, the current one included
+  bool dense = false;                // attended the whole context
   std::vector<std::int32_t> tokens;  // ascending; empty where dense
 };
 

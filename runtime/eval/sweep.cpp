@@ -123,7 +123,7 @@ std::string sweep_chart(const std::string& task, const std::vector<Row>& rows, b
     dtypes.insert(text_of(row, "kv_dtype"));
     most_bytes = std::max(most_bytes, number_of(row, "kv_bytes_per_token"));
   }
-  // With two types there are two levels, neither of which all others are to be compared with.
+  // Two KV types have two levels, and neither is the one to compare every point with.
   Chart chart{.title = fmt::format("{} against KV bytes read", task),
               .x_label = "",
               .y_label = score,

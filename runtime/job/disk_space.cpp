@@ -15,12 +15,12 @@ namespace {
 
 constexpr int kSampledLines = 1000;
 constexpr std::uint64_t kSampledBytes = std::uint64_t{16} << 20;
-// Of a record, and of a token in it as text and as an id.
+// Bytes of a record without its tokens, and of a token in it as text and as an id.
 constexpr double kRecordBytes = 160.0;
 constexpr double kTokenBytes = 10.0;
 constexpr double kLogprobBytes = 40.0;
 
-double record_bytes(const RunOptions& options, std::int64_t longest_line) {
+double record_bytes(const RunOptions& options, std::int64_t longest_request) {
   if (options.job == JobKind::kScore) return kRecordBytes;
   PromptReader reader(options);
   double bytes = 0.0;
@@ -33,7 +33,7 @@ double record_bytes(const RunOptions& options, std::int64_t longest_line) {
     const auto* request = std::get_if<Request>(&*line);
     if (request == nullptr) continue;
     const SamplingParams& sampling = request->sampling;
-    const auto tokens = static_cast<double>(std::min(sampling.max_tokens, longest_line));
+    const auto tokens = static_cast<double>(std::min(sampling.max_tokens, longest_request));
     bytes += tokens * (kTokenBytes + kLogprobBytes * static_cast<double>(sampling.logprobs + 1));
   }
   return bytes / std::max(lines, 1);
@@ -42,7 +42,7 @@ double record_bytes(const RunOptions& options, std::int64_t longest_line) {
 }  // namespace
 
 std::string disk_warning(const RunOptions& options, const PromptFileFacts& prompts,
-                         std::int64_t longest_line) {
+                         std::int64_t longest_request) {
   const OutputPaths paths(options.files.output);
   struct statvfs disk = {};
   if (!prompts.rereadable || ::statvfs(directory_of(paths.output).c_str(), &disk) != 0) return {};
@@ -52,7 +52,7 @@ std::string disk_warning(const RunOptions& options, const PromptFileFacts& promp
   const double left = static_cast<double>(disk.f_bavail) * static_cast<double>(disk.f_frsize);
   // OUT is written while OUT.part is still there.
   const double all =
-      2.0 * record_bytes(options, longest_line) * static_cast<double>(prompts.requests);
+      2.0 * record_bytes(options, longest_request) * static_cast<double>(prompts.requests);
   if (all - there <= left) return {};
   const auto bytes = [](double count) { return format_bytes(static_cast<std::uint64_t>(count)); };
   return fmt::format(

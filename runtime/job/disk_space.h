@@ -11,9 +11,9 @@
 namespace triphase {
 
 // A sentence for a warning where all records at their longest do not fit beside OUT; empty: they
-// fit, or nothing can be said (prompts from a pipe). `longest_line`: tokens of a prompt and its
+// fit, or nothing can be said (prompts from a pipe). `longest_request`: tokens of a prompt and its
 // completion, at most.
 [[nodiscard]] std::string disk_warning(const RunOptions& options, const PromptFileFacts& prompts,
-                                       std::int64_t longest_line);
+                                       std::int64_t longest_request);
 
 }  // namespace triphase

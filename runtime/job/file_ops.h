@@ -1,7 +1,7 @@
 #pragma once
 
 // The few system calls the durability protocol makes, behind one table so that tests can make the
-// n-th of them fail. Calls return what the system returns (-1 and errno on failure); nothing here
+// n-th call fail. Calls return what the system returns (-1 and errno on failure); nothing here
 // throws. write_all and the other functions below turn failures into Errors.
 
 #include <sys/types.h>

@@ -22,8 +22,8 @@ Request identity_of(const Request& request) {
   return kept;
 }
 
-// How much of a run's work is done. Lines that run count by the tokens that they have beside the
-// most that they may get, so that there is an answer before the first line ends.
+// How much of a run's work is done. Requests that run count by the tokens that they have beside the
+// most that they may get, so that there is an answer before the first request ends.
 class WorkDone {
  public:
   void submitted(const Request& request) {
@@ -47,7 +47,7 @@ class WorkDone {
 
  private:
   std::uint64_t lines_ = 0;
-  double most_tokens_ = 0.0;  // of all of these
+  double most_tokens_ = 0.0;  // the most that these requests can generate
   std::uint64_t finished_tokens_ = 0;
 };
 

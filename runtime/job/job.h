@@ -23,9 +23,9 @@ class CompletionEngine {
   // Takes a request. A request that cannot run (too long, bad token id) comes back from the next
   // step() as a Completion with an error.
   virtual void submit(Request request) = 0;
-  // Submitted and not yet returned.
+  // Requests submitted and not yet returned.
   [[nodiscard]] virtual std::uint64_t in_flight() const = 0;
-  // Of these, computed together.
+  // Requests in flight that are computed together; the others wait.
   [[nodiscard]] virtual std::uint64_t running() const = 0;
   // Whether completions are given and scored, not generated.
   [[nodiscard]] virtual bool scores() const { return false; }

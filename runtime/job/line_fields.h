@@ -23,7 +23,7 @@ struct LineProblem {
 [[noreturn]] void fail_line(std::string_view code, std::string_view field, std::string_view found,
                             std::string_view expected, std::string_view hint = {});
 
-// The members of a line's object, or of an object in it, and which of them somebody has read.
+// The members of a line's object, or of an object in it. Notes which members have been read.
 class LineObject {
  public:
   // `json` must be an object and outlive this; `prefix` ("body.") goes before names in messages.

@@ -38,7 +38,7 @@ struct Manifest {
   std::string generation;     // JSON object text: every option that can change a record
   std::uint64_t seed = 0;
   std::string kv_dtype;            // resolved: "fp16", ...
-  std::uint64_t layer_inputs = 0;  // leading tokens with K and V from INT8 layer inputs
+  std::uint64_t layer_inputs = 0;  // leading tokens with K and V from INT8 hidden states
   std::string plan_hash;           // empty: no plan
   std::uint64_t shard_index = 0;
   std::uint64_t shard_count = 1;

@@ -129,7 +129,7 @@ std::string simple_record(const Identity& who, const Completion& completion) {
 
 // "tokens" are the scored ones, so that a score reads like a completion that was given.
 std::string score_record(const Identity& who, const Completion& completion) {
-  const LineScore& score = *completion.score;
+  const RequestScore& score = *completion.score;
   std::string out;
   JsonWriter json(out, Layout::kCompact);
   begin_simple(json, who);

@@ -1,7 +1,7 @@
 #pragma once
 
-// A finished line as the JSON text of its record, in the simple or the OpenAI batch form its prompt
-// had. A record is a function of its line: no times, no random ids. Pure.
+// A finished request as the JSON text of its record, in the simple or the OpenAI batch form its
+// prompt had. A record is a function of its line: no times, no random ids. Pure.
 
 #include <cstdint>
 #include <optional>

@@ -70,8 +70,8 @@ class PromptReader {
   [[nodiscard]] bool would_block();
 
   [[nodiscard]] std::uint64_t bytes_read() const;  // for progress, against PromptFileFacts::bytes
-  // Fields that nobody knows, by the number of lines so far that have them. At most
-  // kMostIgnoredFields of them.
+  // Fields that no reader knows, each with the number of lines so far that have it. At most
+  // kMostIgnoredFields fields.
   static constexpr std::size_t kMostIgnoredFields = 100;
   [[nodiscard]] const std::map<std::string, std::uint64_t>& ignored_fields() const;
 

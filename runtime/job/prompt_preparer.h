@@ -1,7 +1,7 @@
 #pragma once
 
-// From a parsed line to token ids the model can run: tokenizing, range checks, a fixed context in
-// front, truncation, and the fit into context and memory. Immutable, thread safe.
+// From a parsed request to token ids the model can run: tokenizing, range checks, a fixed context
+// in front, truncation, and the fit into context and memory. Immutable, thread safe.
 
 #include <cstdint>
 #include <optional>
@@ -22,22 +22,22 @@ class PromptPreparer {
     std::int64_t kv_tokens = 0;  // what the KV budget holds of a single sequence
     Truncate truncate = Truncate::kNone;
     bool no_special = false;
-    // Tokens in front of every line's own, which then come without what the tokenizer puts in front
-    // of a text (BOS); must outlive the preparer.
+    // Tokens in front of every request's own, which then come without what the tokenizer puts in
+    // front of a text (BOS); must outlive the preparer.
     std::span<const TokenId> fixed_context = {};
   };
 
-  // `tokenizer` may be null: then lines with text get an error.
+  // `tokenizer` may be null: then requests with text get an error.
   PromptPreparer(const ModelConfig& config, const Tokenizer* tokenizer, const Limits& limits);
 
-  // Fills request.tokens. Returns why the line cannot run, or nothing.
+  // Fills request.tokens. Returns why the request cannot run, or nothing.
   [[nodiscard]] std::optional<RecordError> prepare(Request& request) const;
 
  private:
   [[nodiscard]] std::optional<RecordError> tokenize(Request& request) const;
   [[nodiscard]] std::optional<RecordError> check_ids(const Request& request) const;
   [[nodiscard]] std::optional<RecordError> fit(Request& request) const;
-  // Drops what stands in front of every text, where the line begins with it.
+  // Drops what stands in front of every text, where the request begins with it.
   void drop_leading(std::vector<TokenId>& tokens) const;
   [[nodiscard]] std::optional<TokenId> bos() const;
 

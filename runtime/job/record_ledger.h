@@ -1,6 +1,6 @@
 #pragma once
 
-// Which lines of a job have a record, where it begins in its file, and which of them failed.
+// Which lines of a job have a record, where the record begins in its file, and which lines failed.
 // Memory: 9 bytes for every line, beside the lines' hashes, which it shares. Not thread safe.
 
 #include <cstdint>
@@ -38,7 +38,7 @@ class RecordLedger {
   [[nodiscard]] bool failed(std::uint64_t index) const;
   // `error_code` is empty for a success.
   void add(std::uint64_t index, std::uint64_t offset, std::string_view error_code);
-  // Of a line that failed: it is to be done again.
+  // Forgets the record of a line that failed: the line is to be done again.
   void remove(std::uint64_t index);
 
   // visit(index, offset) for every finished line, by index.

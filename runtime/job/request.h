@@ -1,6 +1,6 @@
 #pragma once
 
-// One line of work and its result, as the engine and the job's files exchange them. Plain values.
+// One request and its result, as the engine and the job's files exchange them. Plain values.
 
 #include <cstdint>
 #include <optional>
@@ -20,7 +20,7 @@ struct SamplingParams {
   double min_p = 0.0;        // [0, 1]: drop tokens below min_p times the best probability
   double repetition_penalty = 1.0;
   std::vector<std::string> stop;      // text that ends the completion; not part of it
-  std::optional<std::uint64_t> seed;  // the line's own; else the job's seed and the index decide
+  std::optional<std::uint64_t> seed;  // the request's own; else the job's seed and the index decide
   std::int64_t logprobs = -1;         // -1 off, else number of alternatives per token (0..20)
   bool ignore_eos = false;
 
@@ -29,8 +29,8 @@ struct SamplingParams {
 
 enum class PromptForm : std::uint8_t { kText, kTokens };
 enum class LineForm : std::uint8_t { kSimple, kOpenAi };
-// What a line of `triphase score` asks for: the log-likelihood of a continuation after a context,
-// or of a whole text in consecutive windows. kNone: the line is completed instead.
+// What a request of `triphase score` asks for: the log-likelihood of a continuation after a
+// context, or of a whole text in consecutive windows. kNone: the request is completed instead.
 enum class ScoreForm : std::uint8_t { kNone, kContinuation, kRolling };
 
 struct Request {
@@ -80,14 +80,14 @@ struct TokenScore {
   TokenId best = 0;      // likeliest token there; ties to the lower id
 };
 
-// What a line of `triphase score` gets.
-struct LineScore {
+// What a request of `triphase score` gets.
+struct RequestScore {
   double logprob = 0.0;                // natural log, sum over the scored tokens
   bool greedy = true;                  // each scored token is the likeliest at its place
   std::vector<double> token_logprobs;  // of Completion::tokens, when asked for
 };
 
-// Why a line has no completion: `code` is an E-code.
+// Why a request has no completion: `code` is an E-code.
 struct RecordError {
   std::string code;
   std::string message;
@@ -100,9 +100,9 @@ struct Completion {
   FinishReason finish_reason = FinishReason::kLength;
   std::int64_t prompt_tokens = 0;
   std::vector<TokenLogprob> logprobs;
-  std::vector<TokenScore> scores;    // of a ScoreTask, from its first scored token on
-  std::optional<LineScore> score;    // set: tokens are the scored ones, prompt_tokens the context
-  std::optional<RecordError> error;  // set: the fields above are empty
+  std::vector<TokenScore> scores;     // of a ScoreTask, from its first scored token on
+  std::optional<RequestScore> score;  // set: tokens are the scored ones, prompt_tokens the context
+  std::optional<RecordError> error;   // set: the fields above are empty
 };
 
 }  // namespace triphase

@@ -42,7 +42,7 @@ struct AttentionBytes {
 struct AttentionUse {
   std::string method = "dense";
   double attended_fraction = 1.0;  // of the tokens; mean over (layer, sequence, step)
-  // Of prompts' tokens behind a fixed context; nothing where they attend densely.
+  // For prompts behind a fixed context; nothing where they attend densely.
   std::optional<double> prompt_attended_fraction;
   std::optional<AttentionBytes> read_bytes;  // nothing: dense attention
   std::optional<SparsityChoice> sparsity;    // that --kv-sparsity auto made
@@ -52,13 +52,13 @@ struct AttentionUse {
 struct FixedContextUse {
   std::string path;
   std::string hash;          // of its clusters.json
-  std::uint64_t tokens = 0;  // in every line's prompt
+  std::uint64_t tokens = 0;  // in every request's prompt
 };
 
 struct PlacementUse {
   std::string policy = "device-only";
   std::uint64_t preemptions = 0;
-  // Steps and seconds by the latest phase that any line was in; I, II, III.
+  // Steps and seconds by the latest phase that any request was in; I, II, III.
   std::array<PhaseUse, 3> phases{};
   std::vector<PhaseBoundary> phase_boundaries;  // empty: none met
   std::optional<Plan> plan;                     // that the policy followed
@@ -107,11 +107,11 @@ struct ToDeviceBytes {
   std::uint64_t kv_reloads = 0;  // blocks that came to stay
   std::uint64_t kv_blocks = 0;   // whole blocks, for the step that attended them
   std::uint64_t kv_tokens = 0;   // chosen tokens, for the step that attended them
-  std::uint64_t inputs = 0;      // layer inputs, for the step that recomputed their KV
+  std::uint64_t inputs = 0;      // hidden states, for the step that recomputed their KV
   std::uint64_t results = 0;     // of attention on the host
 };
 
-// Of these, what was fetched while the step before ended, and what of it no step read after all.
+// Bytes prefetched to the device while the step before ended; unused: no step read them.
 struct EarlyBytes {
   std::uint64_t bytes = 0;
   std::uint64_t unused = 0;
@@ -124,14 +124,14 @@ struct MovedBytes {
   EarlyBytes early;
 };
 
-// INT8 layer inputs X, from which K and V of leading tokens come.
-struct LayerInputUse {
-  std::int64_t tokens = 0;              // leading ones of every line
+// Hidden states X in INT8, from which K and V of leading tokens come.
+struct HiddenStateUse {
+  std::int64_t tokens = 0;              // leading tokens of every request
   std::uint64_t saved_bytes = 0;        // to the host, of MovedBytes::to_host
   std::uint64_t recomputed_tokens = 0;  // K and V projected again, all layers
 };
 
-// Rows that were attended on the host, and what of them crossed the link; bytes.
+// Rows attended on the host, and the bytes that crossed the link for them.
 struct HostAttentionUse {
   std::uint64_t rows = 0;  // in one layer each
   std::uint64_t queries = 0;
@@ -139,11 +139,11 @@ struct HostAttentionUse {
   std::uint64_t kv = 0;  // new tokens' K and V
 };
 
-// Tokens on the host that were chosen, and what kept them from crossing the link.
+// What the cache of chosen tokens kept from crossing the link.
 struct TokenCacheUse {
   std::uint64_t budget = 0;  // bytes of the cache
   std::uint64_t chosen = 0;  // bytes of tokens on the host that decoding chose
-  std::uint64_t found = 0;   // of these, in the cache
+  std::uint64_t found = 0;   // chosen bytes that the cache held already
 };
 
 // In the order of the file, whose objects these are.
@@ -167,7 +167,7 @@ struct RunSummary {
   std::uint64_t max_batch = 0;              // most sequences decoded together
   std::vector<MemoryUse> memory;
   MovedBytes moved;
-  LayerInputUse layer_inputs;
+  HiddenStateUse layer_inputs;
   HostAttentionUse host_attention;
   TokenCacheUse token_cache;
 };

@@ -7,7 +7,7 @@
 namespace triphase {
 namespace {
 
-// A text under `name`, or token ids under `name`_tokens: exactly one of them.
+// A text under `name`, or token ids under `name`_tokens: exactly one.
 struct Part {
   const Json* value = nullptr;
   bool tokens = false;

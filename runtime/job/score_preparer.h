@@ -1,6 +1,6 @@
 #pragma once
 
-// From a scoring line to token ids: where the context ends, what is scored, and the windows of a
+// From a scoring request to token ids: where the context ends, what is scored, and the windows of a
 // long text, by the rules of EleutherAI's lm-evaluation-harness (docs/scoring.md), so that scores
 // are comparable. Immutable, thread safe.
 
@@ -15,7 +15,7 @@
 
 namespace triphase {
 
-// One line as work: its windows in the order of the text (one, unless the form is kRolling).
+// One request as work: its windows in the order of the text (one, unless the form is kRolling).
 struct PreparedScore {
   std::vector<ScoreTask> tasks;
   std::vector<TokenId> scored;      // the scored tokens of all tasks, in order
@@ -35,10 +35,10 @@ class ScorePreparer {
     bool decodes = false;  // scored tokens are decoded, one per step; else prefilled like contexts
   };
 
-  // `tokenizer` may be null: then lines with text get an error.
+  // `tokenizer` may be null: then requests with text get an error.
   ScorePreparer(const ModelConfig& config, const Tokenizer* tokenizer, const Limits& limits);
 
-  // Returns why the line cannot be scored, or nothing.
+  // Returns why the request cannot be scored, or nothing.
   [[nodiscard]] std::optional<RecordError> prepare(const Request& request,
                                                    PreparedScore& prepared) const;
 

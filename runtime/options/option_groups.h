@@ -67,8 +67,8 @@ inline constexpr OptionSpec kMachineOptions[] = {
      "Longest line, prompt and completion, that memory is divided for; longer ones become error "
      "records. 0 is the model's context."},
     {"Machine", "layer-inputs", 0, kInteger, "0", "N", 0, 16777216, false, false,
-     "K and V of each line's first N tokens are projected from their INT8 layer inputs, as where "
-     "Phase III recomputes them: the same answers under every policy."},
+     "K and V of each line's first N tokens are projected from their hidden states in INT8, as "
+     "where Phase III recomputes them: the same answers under every policy."},
     {"Machine", "attention", 0, kChoice, "dense", kAttentionChoices, 0, 0, false, false,
      "Which tokens decoding attends; prompts are dense but under squeezed, which needs "
      "--fixed-context. swa, local, lm-infinite and h2o cannot look back at tokens that they "
@@ -93,7 +93,7 @@ inline constexpr OptionSpec kMachineOptions[] = {
      "End a run (exit 7, resumable) that makes no step for so long."},
 };
 
-// Beside kMachineOptions, and for commands that have options of their own about the machine.
+// For commands with kMachineOptions, and for those with machine options of their own.
 inline constexpr OptionSpec kDeterministicOptions[] = {
     {"Machine", "deterministic", 0, kFlag, "", "", 0, 0, false, false,
      "A line's answer does not depend on the lines beside it: on a GPU products run on the "

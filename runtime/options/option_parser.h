@@ -20,8 +20,8 @@ namespace triphase {
 // getenv, or a test's stand-in. nullptr: not set.
 using Environment = std::function<const char*(const char* name)>;
 [[nodiscard]] Environment process_environment();
-// Of these NAME=VALUEs the TRIPHASE_ names that no command has an option for and nothing else
-// reads.
+// Finds misspelled variables: the TRIPHASE_ names among NAME=VALUE texts that no command has an
+// option for and nothing else reads.
 [[nodiscard]] std::vector<std::string> unknown_variables(const char* const* variables);
 
 struct OptionValue {

@@ -111,7 +111,8 @@ constexpr OptionSpec kRunPlanOptions[] = {
     {"Plan (--policy triphase)", "recompute", 0, kChoice, "auto", "auto|on|off", 0, 0, false, false,
      "May a plan made for the job enter Phase III where that is predicted to be faster? There KV "
      "of "
-     "leading tokens comes from their INT8 layer inputs, which rounds completions as INT8 KV does. "
+     "leading tokens comes from cached INT8 hidden states, which rounds completions as INT8 KV "
+     "does. "
      "auto: unless --kv-dtype names another type than int8."},
     {"Plan (--policy triphase)", "miss-rate", 0, kReal, "1", "X", 0, 1, false, false,
      "Share of the attended host tokens that plans and --predict take to cross the link in a step; "

@@ -60,7 +60,7 @@ struct CommandSpec {
 // "TRIPHASE_BATCH_SIZE" for "batch-size".
 [[nodiscard]] std::string environment_name(std::string_view option);
 
-// Of `candidates`, the one a misspelled name most likely means; empty when none is near.
+// The candidate that a misspelled name most likely means; empty when none is near.
 [[nodiscard]] std::string nearest_name(std::string_view name,
                                        std::span<const std::string_view> candidates);
 

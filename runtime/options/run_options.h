@@ -82,7 +82,7 @@ struct ReadingOptions {
 
 struct MachineOptions {
   std::string device = "auto";                    // as Backend::open takes it
-  bool deterministic = false;                     // a line's answer is its own on a GPU too
+  bool deterministic = false;                     // a request's answer is its own on a GPU too
   std::int64_t threads = 0;                       // 0: all usable cores
   std::int64_t batch_size = 0;                    // sequences decoded together; 0: as many as fit
   std::int64_t prefill_chunk = 0;                 // prompt tokens per step; 0: chosen by the engine
@@ -92,8 +92,8 @@ struct MachineOptions {
   std::optional<std::uint64_t> host_memory;       // bytes
   std::optional<DType> kv_dtype;                  // nothing: auto
   std::int64_t kv_block = 0;                      // tokens of a KV block; 0: chosen
-  std::int64_t max_context = 0;                   // tokens of the longest line; 0: the model's
-  // Leading tokens of every line whose K and V come from their INT8 layer inputs.
+  std::int64_t max_context = 0;                   // tokens of the longest request; 0: the model's
+  // Leading tokens of every request whose K and V come from their INT8 hidden states.
   std::int64_t layer_inputs = 0;
   std::string policy = "triphase";
   std::vector<std::string> policy_options;    // "name=value"

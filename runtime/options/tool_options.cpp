@@ -142,7 +142,7 @@ constexpr OptionSpec kClusterOnlyOptions[] = {
     {"Clusters", "centroids", 0, kReal, "0.05", "X", 1e-6, 1, false, false,
      "Clusters for each clustered token, in every layer and KV head."},
     {"Clusters", "coarse-centroids", 0, kReal, "0.01", "X", 1e-6, 1, false, false,
-     "The same of the level above."},
+     "Groups of clusters for each clustered token, with --levels 2."},
     {"Clusters", "window", 0, kInteger, "100", "N", 1, 16777216, false, false,
      "Last tokens of the context: always attended, and the queries of the calibration."},
     {"Clusters", "seed", 0, kInteger, "0", "N", 0, kNoLimit, false, false, "Seed of K-means."},
@@ -152,7 +152,7 @@ constexpr OptionSpec kClusterOnlyOptions[] = {
      "Share of the clustered keys whose mean score over the calibration's queries lies below the "
      "threshold."},
     {"Thresholds", "coarse-sparsity", 0, kReal, "0.5", "X", 0, 0.999, false, false,
-     "The same of the level above."},
+     "Share of the clustered keys that lie below the groups' threshold, with --levels 2."},
     {"Thresholds", "calibrate", 0, kChoice, "full", "full|pruned", 0, 0, false, false,
      "Two levels: score clusters beside all others, as published, or beside those that the level "
      "above leaves, as decoding does."},

@@ -13,16 +13,17 @@
 namespace triphase {
 namespace {
 
-// The simulator takes some microseconds for each line of each step.
+// The simulator takes some microseconds for each request of each step.
 constexpr LineLimits kMost{.lines = 10000, .bytes = std::uint64_t{64} << 20};
 
-double middle_share(const AttentionOptions& attention, const std::vector<SimulatedLine>& lines) {
-  const auto count = static_cast<std::int64_t>(lines.size());
+double middle_share(const AttentionOptions& attention,
+                    const std::vector<SimulatedRequest>& requests) {
+  const auto count = static_cast<std::int64_t>(requests.size());
   std::int64_t input = 0;
   std::int64_t output = 0;
-  for (const SimulatedLine& line : lines) {
-    input += line.prompt_tokens;
-    output += line.output_tokens;
+  for (const SimulatedRequest& request : requests) {
+    input += request.prompt_tokens;
+    output += request.output_tokens;
   }
   return attended_share(attention, (input + count - 1) / count, (output + count - 1) / count);
 }
@@ -30,8 +31,8 @@ double middle_share(const AttentionOptions& attention, const std::vector<Simulat
 }  // namespace
 
 SimulatedJob simulated_job(const RunOptions& options, const ModelBundle& model, const RunPlan& plan,
-                           std::vector<SimulatedLine> lines) {
-  const double caching_ratio = middle_share(options.attention, lines);
+                           std::vector<SimulatedRequest> requests) {
+  const double caching_ratio = middle_share(options.attention, requests);
   return {.model = model_costs(model.config, model.weights_dtype),
           .weights_dtype = model.weights_dtype,
           .kv_dtype = plan.kv.dtype,
@@ -43,7 +44,7 @@ SimulatedJob simulated_job(const RunOptions& options, const ModelBundle& model, 
           .caching_ratio = caching_ratio,
           .miss_rate = options.plan.miss_rate,
           .fetch = sparse_fetch(options, model, plan.memory),
-          .lines = std::move(lines),
+          .requests = std::move(requests),
           .division = MemoryDivision{.limits = plan.places,
                                      .streamed_layers = plan.placement.streamed_layers,
                                      .placement = plan.placement,
@@ -65,9 +66,10 @@ std::optional<RunPrediction> predict_run(const RunOptions& options, const ModelB
                     escape_untrusted(profile.name)));
     return std::nullopt;
   }
-  std::vector<SimulatedLine> lines = read_line_lengths(options, model, plan.longest_line, kMost);
-  if (lines.empty()) return std::nullopt;
-  const SimulatedJob job = simulated_job(options, model, plan, std::move(lines));
+  std::vector<SimulatedRequest> requests =
+      read_request_lengths(options, model, plan.longest_request, kMost);
+  if (requests.empty()) return std::nullopt;
+  const SimulatedJob job = simulated_job(options, model, plan, std::move(requests));
   const SimulationResult result = simulate(*plan.policy, cost, job);
   if (!result.infeasible.empty()) {
     log.info("no prediction: " + result.infeasible);
@@ -75,7 +77,7 @@ std::optional<RunPrediction> predict_run(const RunOptions& options, const ModelB
   }
   RunPrediction prediction{.profile = profile.name,
                            .emulated = profile.emulated,
-                           .lines = static_cast<std::int64_t>(job.lines.size()),
+                           .lines = static_cast<std::int64_t>(job.requests.size()),
                            .miss_rate = options.plan.miss_rate,
                            .steps = result.steps_taken,
                            .prefill_seconds = result.prefill_seconds,

@@ -16,9 +16,10 @@
 
 namespace triphase {
 
-// The job as the simulator runs it under this division of memory. `lines` must not be empty.
+// The job as the simulator runs it under this division of memory. `requests` must not be empty.
 [[nodiscard]] SimulatedJob simulated_job(const RunOptions& options, const ModelBundle& model,
-                                         const RunPlan& plan, std::vector<SimulatedLine> lines);
+                                         const RunPlan& plan,
+                                         std::vector<SimulatedRequest> requests);
 
 // Nothing, with a line in the log: a job that cannot be read twice, or is too long to simulate.
 [[nodiscard]] std::optional<RunPrediction> predict_run(const RunOptions& options,

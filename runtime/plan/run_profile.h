@@ -24,7 +24,7 @@ class RunProfile {
   // damaged, of another model, or (unless --plan-force) of another machine.
   [[nodiscard]] const HardwareProfile* find();
 
-  // As HardwareProfile::machine() of a profile measured here.
+  // What HardwareProfile::machine() says of a profile measured here.
   [[nodiscard]] std::string machine() const;
 
  private:

@@ -27,17 +27,17 @@
 namespace triphase {
 namespace {
 
-// Lines that are looked at to know the job's lengths, and bytes of them.
+// How many lines, and how many bytes, are read to learn the job's lengths.
 constexpr LineLimits kSample{.lines = 256, .bytes = std::uint64_t{8} << 20};
-// Of them so many are simulated to weigh one plan against another.
+// How many sampled requests are simulated to compare plans.
 constexpr std::size_t kSimulated = 64;
-// Where a prediction for the device alone is so near, it is taken: nothing can go wrong on a link.
+// The predicted time of the device alone is weighed by this: nothing can go wrong on a link.
 constexpr double kDeviceBonus = 0.95;
 
 struct Lengths {
   std::int64_t input = 0;    // mean of the sample, rounded up
-  std::int64_t output = 0;   // the same of max_tokens
-  std::int64_t longest = 0;  // prompt and completion of one line
+  std::int64_t output = 0;   // mean of the sample's max_tokens, rounded up
+  std::int64_t longest = 0;  // prompt and completion of one request
 };
 
 class ScheduleChooser {
@@ -175,7 +175,7 @@ class ScheduleChooser {
 
   // Why a plan is too small for this job, in words; empty: it covers it.
   std::string uncovered(const Plan& plan) {
-    const Lengths lengths = lengths_of(sample_lines());
+    const Lengths lengths = lengths_of(sample_requests());
     if (options_.machine.batch_size > plan.workload.batch) {
       return fmt::format("batch {} of --batch-size", options_.machine.batch_size);
     }
@@ -191,11 +191,11 @@ class ScheduleChooser {
     return asked > 0 ? std::min(asked, model_.config.max_positions) : model_.config.max_positions;
   }
 
-  // The first lines that can run. A pipe cannot be read twice: then one as it is declared.
-  [[nodiscard]] std::vector<SimulatedLine> sample_lines() const {
+  // The first requests that can run. A pipe cannot be read twice: then one as it is declared.
+  [[nodiscard]] std::vector<SimulatedRequest> sample_requests() const {
     const std::int64_t context = longest_context();
-    std::vector<SimulatedLine> sample;
-    if (prompts_.rereadable) sample = read_line_lengths(options_, model_, context, kSample);
+    std::vector<SimulatedRequest> sample;
+    if (prompts_.rereadable) sample = read_request_lengths(options_, model_, context, kSample);
     if (sample.empty()) {
       const std::int64_t output = std::min(options_.generation.sampling.max_tokens, context - 1);
       sample.push_back(
@@ -204,20 +204,20 @@ class ScheduleChooser {
     return sample;
   }
 
-  static Lengths lengths_of(const std::vector<SimulatedLine>& sample) {
-    const auto lines = static_cast<std::int64_t>(sample.size());
+  static Lengths lengths_of(const std::vector<SimulatedRequest>& sample) {
+    const auto count = static_cast<std::int64_t>(sample.size());
     Lengths lengths;
-    for (const SimulatedLine& line : sample) {
-      lengths.input += line.prompt_tokens;
-      lengths.output += line.output_tokens;
-      lengths.longest = std::max(lengths.longest, line.prompt_tokens + line.output_tokens);
+    for (const SimulatedRequest& request : sample) {
+      lengths.input += request.prompt_tokens;
+      lengths.output += request.output_tokens;
+      lengths.longest = std::max(lengths.longest, request.prompt_tokens + request.output_tokens);
     }
-    lengths.input = (lengths.input + lines - 1) / lines;
-    lengths.output = (lengths.output + lines - 1) / lines;
+    lengths.input = (lengths.input + count - 1) / count;
+    lengths.output = (lengths.output + count - 1) / count;
     return lengths;
   }
 
-  // Records that are there already were made with these layer inputs, whatever is planned now.
+  // Records that are there already were made with these hidden states, whatever is planned now.
   void keep_inputs_of_earlier_run() {
     const OutputPaths paths(options_.files.output);
     if (!may_resume(options_) || !path_exists(paths.manifest)) return;
@@ -266,7 +266,7 @@ class ScheduleChooser {
 
   [[nodiscard]] PlanRequest request_for(const RunPlan& memory, const Lengths& lengths,
                                         DType kv_dtype) {
-    const std::int64_t longest = std::max<std::int64_t>(memory.longest_line, 2);
+    const std::int64_t longest = std::max<std::int64_t>(memory.longest_request, 2);
     const std::int64_t input = std::clamp<std::int64_t>(lengths.input, 1, longest - 1);
     const std::int64_t output = std::clamp<std::int64_t>(lengths.output, 1, longest - input);
     PlanRequest request{
@@ -309,7 +309,7 @@ class ScheduleChooser {
   struct Choice {
     Plan plan;
     RunOptions options;
-    std::int64_t too_long = 0;  // lines of the sample that it would refuse
+    std::int64_t too_long = 0;  // requests of the sample that it would refuse
     double seconds = 0.0;       // of the others, simulated
 
     // What crosses the link has to earn its place.
@@ -318,13 +318,13 @@ class ScheduleChooser {
     }
   };
 
-  // The fastest of the plans for the whole batch and, where the batch is not asked for, for smaller
-  // ones, and of keeping all KV on the device. No line is refused that one of them could hold.
+  // The fastest plan: for the whole batch, for smaller batches where the user asks for none, or
+  // with all KV on the device. No request is refused that some plan could hold.
   std::optional<RunSchedule> make(const RunPlan& memory) {
     const HardwareProfile* profile = profile_.find();
     if (profile == nullptr) return std::nullopt;
     const CostModel cost(*profile);
-    const std::vector<SimulatedLine> sample = sample_lines();
+    const std::vector<SimulatedRequest> sample = sample_requests();
     const Lengths lengths = lengths_of(sample);
     std::optional<Choice> best;
     const auto offer = [&](const std::optional<Plan>& plan) {
@@ -334,7 +334,7 @@ class ScheduleChooser {
     };
     const std::int64_t whole = batch_of(memory);
     for (std::int64_t batch = whole; batch > 0; batch /= 2) {
-      // Fewer than a quarter only where lines need the room.
+      // Fewer than a quarter only where requests need the room.
       if (batch < whole / 4 && best && best->too_long == 0) break;
       const RunPlan divided = plan_run(with_batch(batch), model_, backend_.machine());
       offer(best_plan(cost, divided, lengths));
@@ -380,7 +380,7 @@ class ScheduleChooser {
     return best;
   }
 
-  // As many sequences at a time as the device holds alone.
+  // A plan that runs as many sequences at a time as the device holds alone.
   [[nodiscard]] Plan device_plan(const RunPlan& divided, const Lengths& lengths) {
     const DType dtype =
         kv_dtype_on(backend_.machine(), options_.machine.kv_dtype, model_.weights_dtype);
@@ -402,23 +402,23 @@ class ScheduleChooser {
   // Nothing: this run's buffers leave it no room. A job that can run must not be refused for the
   // plan made for it.
   [[nodiscard]] std::optional<Choice> weigh(const Plan& plan,
-                                            const std::vector<SimulatedLine>& sample,
+                                            const std::vector<SimulatedRequest>& sample,
                                             const CostModel& cost) const {
     Choice choice{.plan = plan, .options = with_batch(plan.workload.batch)};
     choice.options.machine.kv_dtype = plan.kv_dtype;
     choice.options.plan.schedule = plan.schedule;
     try {
       const RunPlan run = plan_run(choice.options, model_, backend_.machine());
-      std::vector<SimulatedLine> lines;
-      for (const SimulatedLine& line : sample) {
+      std::vector<SimulatedRequest> requests;
+      for (const SimulatedRequest& request : sample) {
         // The last token that is sampled is never attended.
-        const bool fits = line.prompt_tokens + line.output_tokens - 1 <= run.longest_line;
-        if (fits && lines.size() < kSimulated) lines.push_back(line);
+        const bool fits = request.prompt_tokens + request.output_tokens - 1 <= run.longest_request;
+        if (fits && requests.size() < kSimulated) requests.push_back(request);
         if (!fits) ++choice.too_long;
       }
-      if (lines.empty()) return choice;
-      const SimulationResult result =
-          simulate(*run.policy, cost, simulated_job(choice.options, model_, run, std::move(lines)));
+      if (requests.empty()) return choice;
+      const SimulationResult result = simulate(
+          *run.policy, cost, simulated_job(choice.options, model_, run, std::move(requests)));
       if (!result.infeasible.empty()) return std::nullopt;
       choice.seconds = result.seconds;
       if (plan.kind == ScheduleKind::kDevice) {
@@ -451,7 +451,7 @@ class ScheduleChooser {
   const PromptFileFacts& prompts_;
   Backend& backend_;
   RunProfile& profile_;
-  bool inputs_settled_ = false;  // an earlier run decided about layer inputs
+  bool inputs_settled_ = false;  // an earlier run decided about hidden states
   Log& log_;
 };
 

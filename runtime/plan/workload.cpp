@@ -36,17 +36,18 @@ void read_lines(const RunOptions& options, const ModelBundle& model, std::int64_
 
 }  // namespace
 
-std::vector<SimulatedLine> read_line_lengths(const RunOptions& options, const ModelBundle& model,
-                                             std::int64_t longest, const LineLimits& limits) {
-  std::vector<SimulatedLine> lines;
+std::vector<SimulatedRequest> read_request_lengths(const RunOptions& options,
+                                                   const ModelBundle& model, std::int64_t longest,
+                                                   const LineLimits& limits) {
+  std::vector<SimulatedRequest> requests;
   const auto see = [&](const Request* request, std::uint64_t, const RecordError* error) {
     if (error != nullptr) return 0;
-    lines.push_back(
+    requests.push_back(
         {static_cast<std::int64_t>(request->tokens.size()), request->sampling.max_tokens});
     return 1;
   };
   read_lines(options, model, longest, limits, see);
-  return lines;
+  return requests;
 }
 
 LineFaults find_line_faults(const RunOptions& options, const ModelBundle& model,
@@ -82,7 +83,7 @@ SparseFetch sparse_fetch(const RunOptions& options, const ModelBundle& model,
       options.attention, {config.layers, config.heads, config.kv_heads, config.head_dim},
       model.clusters());
   if (method->chooses_early()) return SparseFetch::kAhead;
-  // Lines without a place for the K^T of all their blocks read them whole.
+  // Requests without a place for the K^T of all their blocks read them whole.
   const bool short_of_columns =
       method->reads_transposed_k() &&
       memory.transposed_k_blocks < memory.kv_pages / config.layers + memory.host_blocks;

@@ -1,7 +1,7 @@
 #pragma once
 
-// A job as planner and simulator see it: how long its lines are, and which share of their tokens a
-// step attends.
+// A job as planner and simulator see it: how long its requests are, and which share of their tokens
+// a step attends.
 
 #include <cstdint>
 #include <string>
@@ -20,12 +20,12 @@ struct LineLimits {
   std::uint64_t bytes = 0;  // of the file
 };
 
-// The first lines that can run, up to either limit; lines longer than `longest` tokens cannot. The
-// prompts must be readable again. Output tokens are the most that a line may generate.
-[[nodiscard]] std::vector<SimulatedLine> read_line_lengths(const RunOptions& options,
-                                                           const ModelBundle& model,
-                                                           std::int64_t longest,
-                                                           const LineLimits& limits);
+// The first requests that can run, up to either limit; those longer than `longest` tokens cannot.
+// The prompts must be readable again. Output tokens are the most that a request may generate.
+[[nodiscard]] std::vector<SimulatedRequest> read_request_lengths(const RunOptions& options,
+                                                                 const ModelBundle& model,
+                                                                 std::int64_t longest,
+                                                                 const LineLimits& limits);
 
 // Which lines would become error records, and why: for --dry-run. `longest` as above.
 struct LineFaults {
@@ -37,7 +37,7 @@ inline constexpr std::size_t kShownFaults = 5;
 [[nodiscard]] LineFaults find_line_faults(const RunOptions& options, const ModelBundle& model,
                                           std::int64_t longest, const LineLimits& limits);
 
-// r: the share of the context that a decode step attends half way through such a line, at most.
+// r: the share of the context that a decode step attends half way through such a request, at most.
 [[nodiscard]] double attended_share(const AttentionOptions& attention, std::int64_t input_tokens,
                                     std::int64_t output_tokens);
 

@@ -21,7 +21,7 @@ constexpr std::size_t kFewestSamples = 2;
 // the largest work there is, which no line through smaller ones replaces.
 constexpr double kDearShare = 0.02;
 constexpr std::size_t kMostSamples = 200;
-// Of the time for a table, the share that one call of every cell may take before the axes are cut.
+// One call of every cell may take this share of the table's time before the axes are cut.
 constexpr double kWarmUpShare = 0.2;
 constexpr double kPatience = 3.0;  // times the table's time that warming up may really last
 // Calls shorter than this share of the table's time are warmed up a few times more.

@@ -1,10 +1,9 @@
 #pragma once
 
-// Fills a table of a hardware profile by timing work on a grid. Every cell is measured in
-// three rounds that lie apart in time: the middle one of their medians counts, so that a machine
-// that was busy for a while does not matter, and the table also says how repeatable it is. Axes
-// stop where the time for the table would not allow their larger values; two values of each are
-// always measured.
+// Fills a table of a hardware profile by timing work on a grid. Every cell is measured in three
+// rounds that lie apart in time. The middle of their medians counts, so a machine that was busy for
+// a while does not matter. The table also says how repeatable it is. Axes end early where the time
+// for the table does not allow larger values; at least two values of each are measured.
 
 #include <cstdint>
 #include <functional>
@@ -31,7 +30,7 @@ class GridWork {
   virtual void end() {}
 };
 
-// How well a table's cells came out, over all of them.
+// How well the measurements of a table's cells repeat, over all cells.
 struct Repeatability {
   std::int64_t cells = 0;    // measured
   std::int64_t filled = 0;   // not possible for this model, continued from their neighbours
@@ -39,7 +38,7 @@ struct Repeatability {
   std::int64_t dropped = 0;  // outliers
   double spread = 0.0;       // median over the cells: half the interquartile range / median
   double rounds = 0.0;       // median over the cells: slowest minus fastest round's median / median
-  double rounds_worst = 0.0;  // largest of them
+  double rounds_worst = 0.0;  // the largest such difference of any cell
   double seconds = 0.0;       // time spent, warm-up included
 };
 

@@ -21,7 +21,7 @@ Matrix rows_of(const Buffer& buffer, std::int64_t rows, std::int64_t cols) {
 
 }  // namespace
 
-// From the host, whichever device it is.
+// Copies from the host, so that it works on every device.
 void fill_ordinary(Backend& backend, std::byte* data, std::size_t bytes) {
   constexpr std::size_t kPart = std::size_t{4} << 20;
   const std::vector<std::byte> part(std::min(bytes, kPart), static_cast<std::byte>(kFill));

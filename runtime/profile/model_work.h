@@ -90,7 +90,7 @@ class DecodeWork final : public GridWork {
   std::vector<std::int32_t> logit_rows_;
 };
 
-// Prompt rows: `x` of them with `y` tokens before them; prompts longer than the model's context are
+// `x` rows of prompts with `y` tokens before them. A prompt longer than the model's context becomes
 // several prompts.
 class PrefillWork final : public GridWork {
  public:
@@ -105,7 +105,7 @@ class PrefillWork final : public GridWork {
   std::vector<std::int32_t> logit_rows_;
 };
 
-// K and V of `y` tokens of each of `x` sequences from their INT8 layer inputs, all layers:
+// K and V of `y` tokens of each of `x` sequences from their INT8 hidden states, all layers:
 // reading these, the rows of W_K and W_V, rotation, and writing into the cache.
 class RecomputeWork final : public GridWork {
  public:

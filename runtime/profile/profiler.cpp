@@ -244,7 +244,7 @@ class Profiler {
       BlockCopyWork copy(transfers, backend_, lane, shape, record, most);
       fill(table, copy, copies(static_cast<double>(most)), {}, 0.06);
     }
-    // Records of every KV type of this model, and of saved layer inputs.
+    // Records of every KV type of this model, and of cached hidden states.
     const std::int64_t heads = 2 * model_.config.kv_heads;
     const std::int64_t inputs = (model_.config.hidden_size + 4 + heads - 1) / heads * heads;
     const std::set<double> records = {static_cast<double>(2 * model_.config.kv_width()),

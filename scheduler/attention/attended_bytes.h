@@ -1,7 +1,7 @@
 #pragma once
 
-// Bytes of KV cache and method state that one decode step reads in one layer of one sequence: the
-// table of the methods, multiplied out. Scales of INT8 blocks are left out. Pure.
+// Bytes of KV cache and method state that one decode step reads in one layer of one sequence, for
+// every method. Scales of INT8 blocks are left out. Pure.
 
 #include <cstdint>
 
@@ -24,11 +24,11 @@ struct AttendedShape {
                                            std::int64_t attended);
 
 // Sets the method's budget so that a decode step in a long context reads a share `compression` in
-// (0, 1] of dense attention's bytes. SparQ halves them between scores and chosen tokens, rank =
-// head_dim * compression and k = context * compression / 2, but scores take up to 13/16 of them
-// where half is fewer than 16 channels, the fewest that the paper uses: so few do not tell keys
-// apart (docs/accuracy.md). Throws E-CLI-ATTOPTION where what the method always reads (topk every
-// key, quest its bounds) is more than that, and for squeezed.
+// (0, 1] of dense attention's bytes. SparQ spends half of its bytes on scores and half on chosen
+// tokens: rank = head_dim * compression, k = context * compression / 2. Where half is fewer than 16
+// channels, scores take up to 13/16: fewer channels do not tell keys apart (docs/accuracy.md).
+// Throws E-CLI-ATTOPTION where the method always reads more (topk every key, quest its bounds), and
+// for squeezed.
 void set_compression(AttentionOptions& options, const AttendedShape& shape, double compression);
 
 }  // namespace triphase

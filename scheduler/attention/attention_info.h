@@ -43,8 +43,8 @@ struct AttentionInfo {
   // attended_bytes() beyond the keys and values of attended tokens. Null: none.
   std::int64_t (*extra_bytes)(const AttentionOptions&, const AttendedShape&, std::int64_t context,
                               std::int64_t attended) = nullptr;
-  // For set_compression(): what is read beside the budget, after setting what shares it out. Null:
-  // the budget alone decides.
+  // For set_compression(): sets the options that divide the bytes, and returns what is read beside
+  // the budget. Null: the budget alone decides.
   ReadShares (*read_shares)(AttentionOptions&, const AttendedShape&, double compression) = nullptr;
   bool (*keeps_transposed_k)(const AttentionOptions&) = nullptr;  // null: never
   // Null: prompts are dense.

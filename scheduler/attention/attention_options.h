@@ -118,7 +118,7 @@ struct AttentionOptions {
   } random;
 };
 
-// Whether the method looks up key clusters of a fixed context, and has none to choose without.
+// Whether the method cannot choose without the key clusters of a fixed context.
 [[nodiscard]] bool needs_fixed_context(const AttentionOptions& options);
 
 // Whether the method scores keys, or centroids that stand for them, to choose.

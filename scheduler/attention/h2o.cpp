@@ -10,7 +10,7 @@ AttentionInfo h2o_info() {
                       share_option("h2o.local", TRIPHASE_FIELD(h2o.local))},
           .budget =
               [](const AttentionOptions& options, std::int64_t context, std::int64_t prompt) {
-                // Nothing is let go, of what is decoded neither.
+                // Nothing is dropped, neither of the prompt nor of what is decoded.
                 if (options.h2o.k_ratio == 1.0) return context;
                 return by_ratio(options.h2o.k_ratio, options.h2o.k, prompt) + 1;
               },

@@ -1,6 +1,6 @@
 #pragma once
 
-// Prompts whose tokens choose what they attend: which of them choose together, and so have to be
+// Prompts whose tokens choose what they attend: which tokens choose together, and so have to be
 // computed in one step. PURE.
 
 #include <cstdint>
@@ -9,8 +9,8 @@
 
 namespace triphase {
 
-// Tokens from position `first` on in stretches of `rows`; a prompt's last one may be shorter. What
-// comes before is attended densely. rows 0: all of a prompt is.
+// Units of `rows` tokens from position `first` on; a prompt's last unit may be shorter. Tokens
+// before `first` attend densely. rows 0: the whole prompt does.
 struct PromptUnits {
   std::int64_t first = 0;
   std::int64_t rows = 0;
@@ -24,14 +24,14 @@ struct PromptUnits {
   friend bool operator==(const PromptUnits&, const PromptUnits&) = default;
 };
 
-// Of a job whose prompts begin with a fixed context of so many tokens. `device_selects`: whether
-// the device attends chosen tokens for several queries at once. Throws E-CLI-ATTOPTION where the
-// options ask for that and it does not.
+// The units of a job whose prompts begin with a fixed context of `context_tokens` tokens.
+// `device_selects`: whether the device attends chosen tokens for several queries at once. Throws
+// E-CLI-ATTOPTION where the options ask for that and the device does not.
 [[nodiscard]] PromptUnits prompt_units(const AttentionOptions& options, std::int64_t context_tokens,
                                        bool device_selects);
 
-// How many of the `left` tokens of a prompt, of which `computed` exist, a step with room for `room`
-// computes: none, unless it can finish every unit that it begins.
+// How many tokens of a prompt a step computes. `computed` tokens are there, `left` are not, and the
+// step has room for `room`. A step begins no unit that it cannot finish.
 [[nodiscard]] std::int64_t whole_units(const PromptUnits& units, std::int64_t computed,
                                        std::int64_t left, std::int64_t room);
 

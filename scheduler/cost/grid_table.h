@@ -48,7 +48,7 @@ class TimeCurve {
   [[nodiscard]] Estimate at(double x, double y) const;
 
  private:
-  // Of two variables: with a sample at 0 and one far outside added to both axes.
+  // Tables of two variables get a sample at 0 and one far outside on both axes.
   std::vector<double> x_;
   std::vector<double> y_;
   std::vector<double> seconds_;

@@ -19,14 +19,14 @@ enum class CostTable : std::uint8_t {
   kDecode,      // one decode step by (batch, tokens attended by all sequences together)
   kDecodeInt8,  // the same with INT8 KV on the device; empty: as kDecode
   kPrefill,     // one chunk by (prompt tokens of the chunk, tokens before it)
-  kRecompute,   // K and V from saved layer inputs, by (sequences, tokens of each)
+  kRecompute,   // K and V from cached hidden states, by (sequences, tokens of each)
   kH2D,         // one bulk copy by bytes
   kD2H,         // one bulk copy by bytes
   kGather,      // host records to the device by (bytes of a record, records)
   kQuantize,    // closing blocks, by tokens
   kDequantize,  // INT8 to the compute type, by tokens; empty: attention reads INT8 directly
   // Attention on the host where KV lies, from queries on the device to results on it, by (rows,
-  // tokens attended by all of them together); empty: not possible, or not measured.
+  // tokens attended by all rows together); empty: not possible, or not measured.
   kHostAttention,
 };
 inline constexpr std::size_t kCostTables = 10;

@@ -1,8 +1,8 @@
 #pragma once
 
-// Built-in machines by their published peaks and the shares of them that real kernels reach, and
-// profiles derived from these for any model. PURE. Nothing here was measured by us; a profile made
-// from it says so. Rates in units per second.
+// Built-in machines: published peaks, and the shares of a peak that real kernels reach. Profiles
+// for any model are derived from them. PURE. Nothing here was measured by us; a profile made from
+// it says so. Rates in units per second.
 
 #include <cstdint>
 #include <optional>

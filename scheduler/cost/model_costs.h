@@ -33,10 +33,10 @@ struct ModelCosts {
 [[nodiscard]] double kv_layer_bytes(const ModelCosts& model, DType kv_dtype,
                                     std::int64_t block_tokens);
 
-// The same as it crosses the link: INT8's scales stay on the device wherever the block is.
+// K and V of one token as they cross the link: without INT8's scales, which stay on the device.
 [[nodiscard]] double kv_record_bytes(const ModelCosts& model, DType kv_dtype);
 
-// Saved layer inputs X of one token in one layer: INT8 values and a scale (FP32) per token.
+// Cached hidden states X of one token in one layer: INT8 values and a scale (FP32) per token.
 [[nodiscard]] double input_layer_bytes(const ModelCosts& model);
 
 // Activations and workspace on the device for a step of this many rows, `logit_rows` of which are

@@ -116,9 +116,8 @@ LaneTimes CostModel::step(const StepWork& work, const StepRules& rules) const {
     lanes.step = device + lanes.h2d + lanes.d2h + lanes.serial;
     return lanes;
   }
-  // The first layer waits for its own loads, and nothing is loaded beside what follows the last
-  // layer's attention: nothing but what the next step will read early, which spares that one the
-  // same wait.
+  // The first layer waits for its own loads. After the last layer's attention the link is idle,
+  // unless it prefetches for the next step, whose first layer then waits less.
   const auto layers = static_cast<double>(std::max<std::int64_t>(rules.layers, 1));
   const double early_layer =
       work.early_bytes > 0.0 ? whole * work.early_bytes / work.h2d_bytes / layers : 0.0;
@@ -128,8 +127,7 @@ LaneTimes CostModel::step(const StepWork& work, const StepRules& rules) const {
   const double slowest = std::max({device, ahead, lanes.d2h});
   lanes.serial +=
       std::max({device + first_loads, ahead + last_layer, lanes.d2h + first_loads}) - slowest;
-  // Lanes that meet at every layer lose what does not divide evenly among them: at least the start
-  // of the slowest lane's work behind the others.
+  // Lanes that meet at every layer lose time there: at least the slowest lane starts late.
   if (rules.sync_each_layer) lanes.serial += lanes.d2h / layers + std::min(device, ahead) / layers;
   lanes.step = slowest + lanes.serial;
   return lanes;

@@ -32,15 +32,15 @@ struct StepWork {
   double copied_tokens = 0.0;            // on the device, before they are attended
   double quantized_tokens = 0.0;
   bool int8_kv = false;
-  // To the device.
-  double gathered_records = 0.0;  // token records (one layer each) of `record_bytes`
+  // To the device, token by token: records of K and V, and saved hidden states X, one layer each.
+  double gathered_records = 0.0;  // records of `record_bytes`
   double record_bytes = 0.0;
-  double gathered_inputs = 0.0;  // the same of saved layer inputs
+  double gathered_inputs = 0.0;  // X of tokens, `input_bytes` each
   double input_bytes = 0.0;
   SparseFetch fetch = SparseFetch::kAhead;  // of what is gathered
   double h2d_bytes = 0.0;                   // bulk: streamed weights, reloads, X, swapped sequences
   double h2d_copies = 1.0;                  // in so many pieces
-  // Of h2d_bytes, KV that the step before may fetch while it ends.
+  // KV in h2d_bytes that the step before may prefetch while it ends.
   double early_bytes = 0.0;
   // To the host.
   double d2h_bytes = 0.0;
@@ -61,9 +61,8 @@ struct LaneTimes {
   double h2d = 0.0;
   double d2h = 0.0;
   double host = 0.0;    // attention on the host, between a layer's other work, never beside it
-  double serial = 0.0;  // cannot overlap: of the first layer's loads and of what follows the last
-                        // ones what no fetching between steps hides; what is fetched on demand,
-                        // pageable copies
+  double serial = 0.0;  // cannot overlap: the first layer's loads and the end of the step, as far
+                        // as no prefetching hides them; fetches on demand; pageable copies
   double step = 0.0;    // all together
   bool extrapolated = false;
 };

@@ -17,8 +17,8 @@ Linear constant(double value) { return {.constant = value}; }
 // Bytes of one layer's FP16 weights.
 double weight_bytes(const Model& m) { return 8.0 * m.hidden * m.hidden + 4.0 * m.hidden * m.ffn; }
 
-// Bytes of a tier's home: its weights of all layers, hidden states of `tokens` per sequence between
-// layers, and the KV of the whole length, allocated up front.
+// Bytes of what a tier holds all the time: its weights of all layers, hidden states between layers
+// for `tokens` tokens per sequence, and KV of the whole length, allocated up front.
 Linear home(const Model& m, const Workload& w, double tokens, Share weights, Share cache,
             Share hidden) {
   return term(weights, weight_bytes(m) * m.layers) +

@@ -77,7 +77,7 @@ struct LayerTimes {
 [[nodiscard]] LayerTimes prefill_times(const Model&, const Workload&, const Machine&);
 [[nodiscard]] LayerTimes decode_times(const Model&, const Workload&, const Machine&);
 
-// Times that run beside each other: the layer takes the largest of them.
+// Times that run beside each other: the layer takes the largest one.
 [[nodiscard]] std::vector<Linear> prefill_lanes(const LayerTimes& times, Objective objective);
 [[nodiscard]] std::vector<Linear> decode_lanes(const LayerTimes& times, Objective objective);
 

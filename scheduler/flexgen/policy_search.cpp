@@ -26,7 +26,7 @@ class Program {
   void fix_at_zero(int column) { model_.setColumnBounds(column, 0.0, 0.0); }
   void objective(int column, double factor) { model_.setObjectiveCoefficient(column, factor); }
 
-  // Three shares of one kind are all there is.
+  // The three shares of one kind add up to the whole.
   void sum_to_one(int first) {
     const int columns[] = {first, first + 1, first + 2};
     const double ones[] = {1.0, 1.0, 1.0};

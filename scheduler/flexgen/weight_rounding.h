@@ -1,9 +1,9 @@
 #pragma once
 
-// How FlexGen turns an asked share of weights on the device into whole tensors: within a module the
-// tensors follow each other, and one is on the device when the middle of its elements lies beyond
-// the share of the host, which takes the first. So a decoder layer of OPT of which 25 % are asked
-// holds 8.3 %, and of 30 %, 41.7 %. PURE.
+// How FlexGen rounds a share of weights on the device to whole tensors. A module's tensors follow
+// each other, and the host takes the first ones. A tensor is on the device when the middle of its
+// elements lies beyond the host's share. So where 25 % of an OPT decoder layer are asked for, the
+// device holds 8.3 %; where 30 % are asked for, 41.7 %. PURE.
 
 #include <cstdint>
 #include <span>
@@ -14,11 +14,11 @@ namespace triphase::flexgen {
 // Elements of a module's tensors, in the order of their use.
 using Module = std::vector<double>;
 
-// The share of the modules' elements that is then on the device. `asked`: 0 to 1; it is held as it
-// is where no module is known.
+// The share of the modules' elements that the device then holds. `asked`: 0 to 1; returned as it is
+// where no module is known.
 [[nodiscard]] double held_share(std::span<const Module> modules, double asked);
 
-// The same as whole layers of `layers`: the number that comes nearest.
+// The number of whole layers, of `layers`, that comes nearest to that share.
 [[nodiscard]] std::int64_t held_layers(std::span<const Module> modules, double asked,
                                        std::int64_t layers);
 

@@ -6,8 +6,8 @@ namespace triphase {
 
 StaticPlacement DeviceOnlyPolicy::start(const JobView& /*job*/) const { return {}; }
 
-std::int64_t DeviceOnlyPolicy::longest_line(const PlacementLimits& limits) const {
-  return longest_device_line(limits);
+std::int64_t DeviceOnlyPolicy::longest_request(const PlacementLimits& limits) const {
+  return longest_device_request(limits);
 }
 
 void DeviceOnlyPolicy::decide(PlacementStep& step) const { admit_with_full_reservation(step); }
@@ -25,7 +25,7 @@ void admit_with_full_reservation(PlacementStep& step) {
   }
 }
 
-std::int64_t longest_device_line(const PlacementLimits& limits) {
+std::int64_t longest_device_request(const PlacementLimits& limits) {
   return limits.device_blocks * limits.block_tokens;
 }
 

@@ -4,15 +4,15 @@
 #include <cmath>
 
 #include "scheduler/placement/device_only_policy.h"
-#include "scheduler/placement/host_lines.h"
+#include "scheduler/placement/host_requests.h"
 
 namespace triphase {
 namespace {
 
-// A line of the block: on the device when its whole length fits there, else on the host.
+// A request of the block: on the device when its whole length fits there, else on the host.
 enum class Home : std::uint8_t { kDevice, kHost, kNone };
 
-// A share such as 0.3 of 10 sequences means three of them, whatever its binary rounding.
+// A share such as 0.3 of 10 sequences means three sequences, whatever its binary rounding.
 std::int64_t round_down(double value) {
   return static_cast<std::int64_t>(std::floor(value + 1e-9));
 }
@@ -22,7 +22,7 @@ std::int64_t round_down(double value) {
 StaticPlacement FlexGenPolicy::start(const JobView& job) const {
   StaticPlacement placement{.host_tier = options_.device_kv_share < 1.0,
                             .host_kv = options_.host_kv,
-                            .host_lines = true,
+                            .host_requests = true,
                             .host_always = true,
                             .gpu_batch = options_.gpu_batch,
                             .num_batches = options_.num_batches,
@@ -32,14 +32,14 @@ StaticPlacement FlexGenPolicy::start(const JobView& job) const {
   return placement;
 }
 
-std::int64_t FlexGenPolicy::longest_line(const PlacementLimits& limits) const {
-  return std::max(longest_device_line(limits), longest_host_line(limits));
+std::int64_t FlexGenPolicy::longest_request(const PlacementLimits& limits) const {
+  return std::max(longest_device_request(limits), longest_host_request(limits));
 }
 
 void FlexGenPolicy::decide(PlacementStep& step) const {
   for (const PlacedRequest& request : step.running()) {
-    // Lines of the device share were given no room on the host, though a prefix that they share
-    // with others may be there; the others have room for all that may still leave.
+    // Requests of the device share have no room on the host, though a prefix that they share may be
+    // there. All other requests have room for every block that may still leave.
     if (step.book().sequence(request.id).reserved_host > 0) offload_full_blocks(step, request.id);
   }
   if (step.running().empty()) admit_block(step);
@@ -47,43 +47,44 @@ void FlexGenPolicy::decide(PlacementStep& step) const {
 
 void FlexGenPolicy::admit_block(PlacementStep& step) const {
   const PlacementLimits& limits = step.limits();
-  std::int64_t lines =
+  std::int64_t requests =
       std::min(limits.batch_size, static_cast<std::int64_t>(step.waiting().size()));
-  if (options_.gpu_batch > 0) lines = std::min(lines, options_.gpu_batch * options_.num_batches);
-  const std::int64_t device_lines =
-      round_down(options_.device_kv_share * static_cast<double>(lines));
+  if (options_.gpu_batch > 0)
+    requests = std::min(requests, options_.gpu_batch * options_.num_batches);
+  const std::int64_t device_requests =
+      round_down(options_.device_kv_share * static_cast<double>(requests));
 
   // Everything the block will ever hold, in blocks: reserved on the device, on the host, and the
   // device blocks that pass through on their way to the host.
   std::int64_t device_blocks = 0;
-  std::int64_t host_lines = 0;
-  for (std::int64_t line = 0; line < lines; ++line) {
-    const WaitingRequest& request = step.waiting()[static_cast<std::size_t>(line)];
+  std::int64_t host_requests = 0;
+  for (std::int64_t index = 0; index < requests; ++index) {
+    const WaitingRequest& request = step.waiting()[static_cast<std::size_t>(index)];
     const auto device_room = [&](std::int64_t more, std::int64_t on_host) {
       const std::int64_t passing =
-          on_host == 0 ? 0 : on_host * kHostLineDeviceBlocks + prefill_blocks(limits);
+          on_host == 0 ? 0 : on_host * kHostRequestDeviceBlocks + prefill_blocks(limits);
       return device_blocks + more + passing <= limits.device_blocks;
     };
     const std::int64_t whole =
         std::max<std::int64_t>(limits.blocks_for(request.max_tokens) - request.found_blocks(), 0);
-    const Admit on_device{.waiting = line, .device_blocks = whole};
-    const bool fits_device = device_room(whole + request.cached_blocks, host_lines) &&
+    const Admit on_device{.waiting = index, .device_blocks = whole};
+    const bool fits_device = device_room(whole + request.cached_blocks, host_requests) &&
                              step.admission_blocks(on_device) <= step.spare_device_blocks();
-    const Admit on_host{.waiting = line, .host_blocks = host_line_blocks(step, request)};
-    const bool fits_host = limits.host_blocks > 0 && device_room(0, host_lines + 1) &&
+    const Admit on_host{.waiting = index, .host_blocks = host_request_blocks(step, request)};
+    const bool fits_host = limits.host_blocks > 0 && device_room(0, host_requests + 1) &&
                            step.admission_blocks(on_host) <= step.spare_device_blocks() &&
                            on_host.host_blocks <= step.book().tiers().host.free();
-    Home home = line < device_lines ? (fits_device ? Home::kDevice : Home::kNone)
-                                    : (fits_host ? Home::kHost : Home::kNone);
-    // Shares that fit no line at all must not stop the job.
-    if (home == Home::kNone && line == 0 && fits_host) home = Home::kHost;
-    if (home == Home::kNone && line == 0 && fits_device) home = Home::kDevice;
+    Home home = index < device_requests ? (fits_device ? Home::kDevice : Home::kNone)
+                                        : (fits_host ? Home::kHost : Home::kNone);
+    // Shares that fit no request at all must not stop the job.
+    if (home == Home::kNone && index == 0 && fits_host) home = Home::kHost;
+    if (home == Home::kNone && index == 0 && fits_device) home = Home::kDevice;
     if (home == Home::kNone) break;
     if (home == Home::kDevice) {
       device_blocks += whole + request.cached_blocks;
       step.admit(on_device);
     } else {
-      ++host_lines;
+      ++host_requests;
       step.admit(on_host);
     }
   }

@@ -13,7 +13,7 @@ struct FlexGenOptions {
   double device_kv_share = 0.0;      // cg: share of the block's sequences with KV on the device
   double device_weight_share = 1.0;  // wg: share of the layers' weights on the device
   std::int64_t gpu_batch = 0;        // sequences computed together; 0: the whole batch
-  std::int64_t num_batches = 1;      // a layer's weights are loaded once for all of them
+  std::int64_t num_batches = 1;      // batches for which a layer's weights are loaded once
   HostKvUse host_kv = HostKvUse::kStream;
   bool overlap = true;
 };
@@ -24,7 +24,7 @@ class FlexGenPolicy final : public PlacementPolicy {
 
   [[nodiscard]] std::string_view name() const override { return "flexgen"; }
   [[nodiscard]] StaticPlacement start(const JobView& job) const override;
-  [[nodiscard]] std::int64_t longest_line(const PlacementLimits& limits) const override;
+  [[nodiscard]] std::int64_t longest_request(const PlacementLimits& limits) const override;
   void decide(PlacementStep& step) const override;
 
   [[nodiscard]] const FlexGenOptions& options() const { return options_; }

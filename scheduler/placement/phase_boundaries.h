@@ -1,7 +1,7 @@
 #pragma once
 
 // At which steps and context lengths the sequences of a job enter a later phase. In a uniform batch
-// all of them do at one; in a ragged batch each has its own, and the extremes are kept. PURE.
+// all sequences do at the same one; in a ragged batch they differ, and the extremes are kept. PURE.
 
 #include <algorithm>
 #include <array>

@@ -1,8 +1,7 @@
 #pragma once
 
 // When a sequence changes phase and how much of it lives where: p1, p2, alpha and beta of ALISA's
-// Table II, with the meanings that reference/kv-movement.md settles. PURE value; made by the
-// planner.
+// Table II. PURE value; made by the planner.
 
 #include <cstdint>
 #include <optional>
@@ -25,7 +24,7 @@ struct PhaseSchedule {
   // The local window stays on the device: the larger of a number and a share of the context.
   std::int64_t window_tokens = 0;
   double window_share = 0.0;
-  // Leading tokens of each sequence whose layer inputs X are saved; 0 unless beta > 0.
+  // Leading tokens of each sequence whose hidden states X are saved; 0 unless beta > 0.
   std::int64_t input_tokens = 0;
   std::int64_t streamed_layers = 0;  // layers whose weights live on the host
   std::optional<DType> kv_dtype;

@@ -27,7 +27,7 @@ struct JobView {
   std::int64_t layers = 0;
   std::int64_t block_tokens = 0;
   std::int64_t batch_size = 0;
-  std::int64_t longest_tokens = 0;       // longest context of any line
+  std::int64_t longest_tokens = 0;       // longest context of any request
   std::uint64_t device_budget = 0;       // everything on the device
   std::uint64_t host_budget = 0;         // everything on the host; 0: no host tier
   std::uint64_t layer_weights = 0;       // of one decoder layer
@@ -41,13 +41,14 @@ struct StaticPlacement {
   std::int64_t streamed_layers = 0;  // layers whose weights live on the host and cross every step
   bool host_tier = false;  // KV may live on the host; false: PlacementLimits::host_blocks is 0
   HostKvUse host_kv = HostKvUse::kStream;
-  // How the host tier is used. Lines have all of their full blocks there; also where the device
-  // alone could hold them; the device needs staging more than homes, as all KV passes through it.
-  bool host_lines = false;
+  // How the host tier is used. host_requests: requests have all their full blocks there.
+  // host_always: even where the device alone could hold them. host_streams_all: all KV passes
+  // through staging, so the device needs staging more than homes.
+  bool host_requests = false;
   bool host_always = false;
   bool host_streams_all = false;
   std::int64_t gpu_batch = 0;     // zig-zag: sequences computed together; 0: all
-  std::int64_t num_batches = 1;   // of them in one block: a layer's weights are loaded once
+  std::int64_t num_batches = 1;   // batches in one block: a layer's weights are loaded once
   std::optional<DType> kv_dtype;  // nothing: the job's choice
   std::optional<std::int64_t> block_tokens;  // nothing: the job's choice
   bool overlap = true;                       // false: copies and compute wait for each other
@@ -60,22 +61,22 @@ class PlacementPolicy {
   PlacementPolicy& operator=(const PlacementPolicy&) = delete;
   virtual ~PlacementPolicy() = default;
 
-  // As in --policy.
+  // Its name in --policy.
   [[nodiscard]] virtual std::string_view name() const = 0;
 
   // Choices for the whole job. Throws ErrorRole::kResources E-MEM-FIT, saying what would fit, when
   // the policy cannot run the job at all.
   [[nodiscard]] virtual StaticPlacement start(const JobView& job) const = 0;
 
-  // Longest context of a line that this policy can hold when it runs alone. Longer lines become
-  // error records and must not be shown to decide().
-  [[nodiscard]] virtual std::int64_t longest_line(const PlacementLimits& limits) const = 0;
+  // Longest context of a request that this policy can hold when it runs alone. Longer requests
+  // become error records and must not be shown to decide().
+  [[nodiscard]] virtual std::int64_t longest_request(const PlacementLimits& limits) const = 0;
 
-  // Leading blocks of a sequence whose layer inputs X the policy wants saved on the host.
+  // Leading blocks of a sequence whose hidden states X the policy wants saved on the host.
   [[nodiscard]] virtual std::int64_t input_blocks(std::int64_t /*block_tokens*/) const { return 0; }
 
   // Does what is to be done before the step. Never over-commits where every request is at most
-  // longest_line(), and keeps at least one running when any is there (PlacementStep::check).
+  // longest_request(), and keeps at least one running when any is there (PlacementStep::check).
   virtual void decide(PlacementStep& step) const = 0;
 };
 

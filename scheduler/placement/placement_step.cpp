@@ -81,7 +81,7 @@ void PlacementStep::require_device_blocks(std::int64_t blocks) const {
                              book_->tiers().device.free()));
 }
 
-// It prefills what the others leave.
+// A new request prefills as many tokens as the others leave.
 void PlacementStep::start(PlacedRequest request) {
   request.step_tokens = 1;
   if (request.prefilling()) {
@@ -135,7 +135,7 @@ std::int64_t PlacementStep::admission_blocks(const Admit& action) const {
   return request.cached_blocks + std::max(action.device_blocks, grown);
 }
 
-std::int64_t PlacementStep::away_blocks(const WaitingRequest& request) const {
+std::int64_t PlacementStep::offloaded_blocks(const WaitingRequest& request) const {
   if (request.shared_blocks == 0) return 0;
   return book_->find_prefix(request.tokens, request.context_key, request.shared_blocks).offloaded;
 }
@@ -143,8 +143,8 @@ std::int64_t PlacementStep::away_blocks(const WaitingRequest& request) const {
 void PlacementStep::offload(SequenceId id, std::int64_t count) {
   require_not_started("offload");
   static_cast<void>(find(id));
-  const std::int64_t away = book_->table(id).offloaded();
-  const Offload action{id, away, away + count};
+  const std::int64_t offloaded = book_->table(id).offloaded();
+  const Offload action{id, offloaded, offloaded + count};
   const std::int64_t full = book_->sequence(id).tokens / limits_.block_tokens;
   TRIPHASE_CHECK(
       count > 0 && action.end_block <= full,
@@ -159,11 +159,11 @@ void PlacementStep::offload(SequenceId id, std::int64_t count) {
 void PlacementStep::load(SequenceId id, std::int64_t count) {
   require_not_started("load");
   static_cast<void>(find(id));
-  const std::int64_t away = book_->table(id).offloaded();
-  const Load action{id, away - count, away};
+  const std::int64_t offloaded = book_->table(id).offloaded();
+  const Load action{id, offloaded - count, offloaded};
   TRIPHASE_CHECK(count > 0 && count <= book_->table(id).on_host(),
                  fmt::format("{}: host blocks are [{}, {})", to_text(action),
-                             book_->table(id).recomputable(), away));
+                             book_->table(id).recomputable(), offloaded));
   require_device_blocks(count);
   book_->placer(answer_.moves).load(id, count);
   answer_.actions.emplace_back(action);

@@ -25,7 +25,7 @@ struct PlacementLimits {
   std::int64_t block_tokens = 0;
   std::int64_t device_blocks = 0;  // KV on the device
   std::int64_t host_blocks = 0;    // KV on the host; 0: the job has no host tier
-  std::int64_t input_blocks = 0;   // saved layer inputs X on the host
+  std::int64_t input_blocks = 0;   // cached hidden states X on the host
   std::int64_t batch_size = 0;     // most running requests
   std::int64_t prefill_chunk = 0;  // most prompt tokens of one step
   PromptUnits prompt_units{};      // that a step does not cut
@@ -79,7 +79,7 @@ struct WaitingRequest {
 // Finds what is there of the request's prompt: at most `most` blocks.
 void find_shared(const KvBook& book, std::optional<std::int64_t> most, WaitingRequest& request);
 
-// What a decision came to.
+// The result of a decision.
 struct PlacementAnswer {
   PlacementActions actions;
   KvMoves moves;                     // what happens to bytes
@@ -97,12 +97,12 @@ class PlacementStep {
   [[nodiscard]] const PlacementLimits& limits() const { return limits_; }
   [[nodiscard]] std::int64_t number() const { return number_; }
   [[nodiscard]] const KvBook& book() const { return *book_; }
-  // Those that run after the actions so far: admitted and resumed ones come last.
+  // The requests that run after the actions so far: admitted and resumed ones come last.
   [[nodiscard]] const std::vector<PlacedRequest>& running() const { return running_; }
   [[nodiscard]] std::int64_t running_count() const {
     return static_cast<std::int64_t>(running_.size());
   }
-  // As they were before the step.
+  // The requests preempted, or waiting, before the step.
   [[nodiscard]] const std::vector<PlacedRequest>& preempted() const { return preempted_; }
   [[nodiscard]] const std::vector<WaitingRequest>& waiting() const { return waiting_; }
   [[nodiscard]] const PlacementActions& actions() const { return answer_.actions; }
@@ -112,10 +112,10 @@ class PlacementStep {
   void offload(SequenceId id, std::int64_t count);
   void load(SequenceId id, std::int64_t count);
   void discard(SequenceId id, std::int64_t count);
-  // Blocks that others hold stay with them, so that a request that shares some is dropped, whatever
-  // `mode` says; also where nothing keeps its partial block.
+  // A request that shares blocks is dropped, whatever `mode` says: its blocks stay with the others.
+  // So is a request whose partial block has no place to wait in.
   void preempt(SequenceId id, PreemptMode mode);
-  // It waits on the host where that has room for all of it, else it is dropped.
+  // Swaps the request where the host has room for all its blocks, else drops it.
   void preempt(SequenceId id);
   void resume(std::size_t preempted, std::int64_t device_blocks);
 
@@ -123,8 +123,8 @@ class PlacementStep {
   [[nodiscard]] std::int64_t spare_device_blocks() const;
   // Device blocks that this admission and its first step would take from the free ones.
   [[nodiscard]] std::int64_t admission_blocks(const Admit& action) const;
-  // Blocks of a waiting request that are there but not on the device.
-  [[nodiscard]] std::int64_t away_blocks(const WaitingRequest& request) const;
+  // Blocks of a waiting request that the book has, but not on the device.
+  [[nodiscard]] std::int64_t offloaded_blocks(const WaitingRequest& request) const;
   // Prompt tokens that the step can still take.
   [[nodiscard]] std::int64_t prefill_left() const { return prefill_left_; }
 

@@ -3,7 +3,7 @@
 #include <algorithm>
 #include <cmath>
 
-#include "scheduler/placement/host_lines.h"
+#include "scheduler/placement/host_requests.h"
 
 namespace triphase {
 namespace {
@@ -32,8 +32,8 @@ StaticPlacement TriphasePolicy::start(const JobView& /*job*/) const {
           .block_tokens = schedule_.block_tokens};
 }
 
-std::int64_t TriphasePolicy::longest_line(const PlacementLimits& limits) const {
-  const std::int64_t slack = kHostLineDeviceBlocks + prefill_blocks(limits);
+std::int64_t TriphasePolicy::longest_request(const PlacementLimits& limits) const {
+  const std::int64_t slack = kHostRequestDeviceBlocks + prefill_blocks(limits);
   const std::int64_t device = limits.device_blocks;
   const std::int64_t host = limits.host_blocks;
   return (device < slack || host == 0 ? device : device - slack + host) * limits.block_tokens;
@@ -64,13 +64,13 @@ std::int64_t TriphasePolicy::movable_end(const PlacedRequest& request,
   return std::max<std::int64_t>(tokens, 0) / limits.block_tokens;
 }
 
-std::int64_t TriphasePolicy::target_away(const PlacedRequest& request,
-                                         const PlacementLimits& limits) const {
+std::int64_t TriphasePolicy::offload_target(const PlacedRequest& request,
+                                            const PlacementLimits& limits) const {
   if (scheduled_phase(schedule_, request.decode_step()) == Phase::kOne) return 0;
-  const std::int64_t away = schedule_.device_tokens > 0
-                                ? request.context - schedule_.device_tokens
-                                : share_of(schedule_.alpha, request.context);
-  return std::min(std::max<std::int64_t>(away, 0) / limits.block_tokens,
+  const std::int64_t tokens = schedule_.device_tokens > 0
+                                  ? request.context - schedule_.device_tokens
+                                  : share_of(schedule_.alpha, request.context);
+  return std::min(std::max<std::int64_t>(tokens, 0) / limits.block_tokens,
                   movable_end(request, limits, /*keep_window=*/true));
 }
 
@@ -79,13 +79,12 @@ void TriphasePolicy::follow_schedule(PlacementStep& step) const {
   const KvBook& book = step.book();
   if (limits.host_blocks == 0) return;
   for (const PlacedRequest& request : step.running()) {
-    offload_oldest(step, request,
-                   target_away(request, limits) - book.table(request.id).offloaded());
+    offload_oldest(step, request, offload_target(request, limits) - book.table(request.id).offloaded());
     if (scheduled_phase(schedule_, request.decode_step()) != Phase::kThree) continue;
     const std::int64_t more = std::min(share_of(schedule_.beta, book.table(request.id).offloaded()),
                                        book.table(request.id).with_inputs()) -
                               book.table(request.id).recomputable();
-    // Sharers with less X saved decide for the blocks that they hold.
+    // A shared block stays: another of its requests may have no X of it saved.
     if (more > 0 && book.table(request.id).shared() == 0) step.discard(request.id, more);
   }
 }
@@ -101,7 +100,7 @@ void TriphasePolicy::relieve_pressure(PlacementStep& step, bool keep_window) con
   std::vector<bool> stuck(step.running().size(), false);
   for (std::int64_t spare = step.spare_device_blocks(); spare < 0;
        spare = step.spare_device_blocks()) {
-    // The request with most to give, the oldest of equals.
+    // The request with the most movable blocks; among equals the oldest.
     std::size_t best = stuck.size();
     std::int64_t most = 0;
     for (std::size_t index = 0; index < stuck.size(); ++index) {
@@ -144,7 +143,7 @@ bool TriphasePolicy::resume_preempted(PlacementStep& step, std::int64_t& demand)
     const std::int64_t growth = limits.blocks_for(request.context + rows) -
                                 (swapped ? limits.blocks_for(request.context) : 0);
     const std::int64_t room = step.spare_device_blocks() - growth -
-                              (alone ? 0 : prefill_blocks(limits) + kHostLineDeviceBlocks);
+                              (alone ? 0 : prefill_blocks(limits) + kHostRequestDeviceBlocks);
     const std::int64_t partial =
         limits.blocks_for(request.context) - request.context / limits.block_tokens;
     const std::int64_t recomputable = swapped ? step.book().table(request.id).recomputable() : 0;
@@ -163,9 +162,8 @@ bool TriphasePolicy::fits(const PlacementStep& step, std::int64_t demand) {
   if (limits.host_blocks == 0) return demand <= device;
   // The host takes what the device cannot hold.
   const std::int64_t passing =
-      kHostLineDeviceBlocks * (step.running_count() + 1) + prefill_blocks(limits);
-  return demand + passing <= device + step.book().tiers().host.free() &&
-         passing <= limits.device_blocks;
+      kHostRequestDeviceBlocks * (step.running_count() + 1) + prefill_blocks(limits);
+  return demand + passing <= device + step.book().tiers().host.free() && passing <= limits.device_blocks;
 }
 
 void TriphasePolicy::admit_waiting(PlacementStep& step, std::int64_t demand) const {
@@ -192,7 +190,7 @@ void TriphasePolicy::reload_when_plenty(PlacementStep& step) const {
   const KvBook& book = step.book();
   for (const PlacedRequest& request : step.running()) {
     const std::int64_t surplus =
-        std::min(book.table(request.id).offloaded() - target_away(request, limits),
+        std::min(book.table(request.id).offloaded() - offload_target(request, limits),
                  book.table(request.id).on_host());
     // A block more for every request must stay free, else the next steps would send these back.
     const std::int64_t plenty =

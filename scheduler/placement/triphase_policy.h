@@ -2,11 +2,10 @@
 
 // `triphase`: ALISA's three phases per sequence, by a plan's schedule. In Phase I every token is on
 // the device; in Phase II a share alpha of the context, the oldest full blocks outside the local
-// window, lives on the host; in Phase III a share beta of those is recomputed from saved layer
-// inputs. Memory pressure brings a switch forward, never past a budget; a sequence whose blocks
-// left early gets them back when pages are plenty. Lines are admitted while both tiers together can
-// hold every running line at its longest, so that nobody has to make room; a line that has to
-// waits on the host.
+// window, lives on the host; in Phase III a share beta of those is recomputed from cached hidden
+// states. Under memory pressure blocks are offloaded earlier; they come back when pages are plenty.
+// Requests are admitted while both tiers together can hold every running request at its longest, so
+// that none has to make room. If one must all the same, it waits on the host.
 
 #include "scheduler/placement/phase_schedule.h"
 #include "scheduler/placement/placement_policy.h"
@@ -19,7 +18,7 @@ class TriphasePolicy final : public PlacementPolicy {
 
   [[nodiscard]] std::string_view name() const override { return "triphase"; }
   [[nodiscard]] StaticPlacement start(const JobView& job) const override;
-  [[nodiscard]] std::int64_t longest_line(const PlacementLimits& limits) const override;
+  [[nodiscard]] std::int64_t longest_request(const PlacementLimits& limits) const override;
   [[nodiscard]] std::int64_t input_blocks(std::int64_t block_tokens) const override {
     return (schedule_.input_tokens + block_tokens - 1) / block_tokens;
   }
@@ -31,15 +30,15 @@ class TriphasePolicy final : public PlacementPolicy {
   // Blocks that may leave the device: full, and outside the local window if that is kept.
   [[nodiscard]] std::int64_t movable_end(const PlacedRequest& request,
                                          const PlacementLimits& limits, bool keep_window) const;
-  [[nodiscard]] std::int64_t target_away(const PlacedRequest& request,
-                                         const PlacementLimits& limits) const;
+  [[nodiscard]] std::int64_t offload_target(const PlacedRequest& request,
+                                            const PlacementLimits& limits) const;
   void follow_schedule(PlacementStep& step) const;
   void relieve_pressure(PlacementStep& step) const;
   void relieve_pressure(PlacementStep& step, bool keep_window) const;
   void reload_when_plenty(PlacementStep& step) const;
   // Blocks that running requests may still come to need at their longest.
   [[nodiscard]] static std::int64_t demand_of_running(const PlacementStep& step);
-  // Returns whether all of them run again.
+  // Returns whether no request is preempted any more.
   static bool resume_preempted(PlacementStep& step, std::int64_t& demand);
   // Whether one request more fits, with `demand` of all.
   [[nodiscard]] static bool fits(const PlacementStep& step, std::int64_t demand);

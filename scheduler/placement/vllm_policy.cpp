@@ -32,8 +32,8 @@ StaticPlacement VllmPolicy::start(const JobView& /*job*/) const {
   return {.host_tier = options_.preemption == PreemptMode::kSwap, .block_tokens = kVllmBlockTokens};
 }
 
-std::int64_t VllmPolicy::longest_line(const PlacementLimits& limits) const {
-  return longest_device_line(limits);
+std::int64_t VllmPolicy::longest_request(const PlacementLimits& limits) const {
+  return longest_device_request(limits);
 }
 
 void VllmPolicy::decide(PlacementStep& step) const {

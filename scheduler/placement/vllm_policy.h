@@ -21,7 +21,7 @@ class VllmPolicy final : public PlacementPolicy {
 
   [[nodiscard]] std::string_view name() const override { return "vllm"; }
   [[nodiscard]] StaticPlacement start(const JobView& job) const override;
-  [[nodiscard]] std::int64_t longest_line(const PlacementLimits& limits) const override;
+  [[nodiscard]] std::int64_t longest_request(const PlacementLimits& limits) const override;
   void decide(PlacementStep& step) const override;
 
  private:

@@ -5,7 +5,7 @@
 #include "base/error.h"
 #include "base/format_bytes.h"
 #include "scheduler/placement/device_only_policy.h"
-#include "scheduler/placement/host_lines.h"
+#include "scheduler/placement/host_requests.h"
 
 namespace triphase {
 
@@ -14,7 +14,7 @@ StaticPlacement ZeroPolicy::start(const JobView& job) const {
     return {.streamed_layers = job.layers,
             .host_tier = true,
             .host_kv = HostKvUse::kCpuAttention,
-            .host_lines = true,
+            .host_requests = true,
             .host_always = true,
             .overlap = options_.overlap};
   }
@@ -44,13 +44,14 @@ StaticPlacement ZeroPolicy::start(const JobView& job) const {
   return placement;
 }
 
-std::int64_t ZeroPolicy::longest_line(const PlacementLimits& limits) const {
-  return options_.mode == ZeroMode::k2023 ? longest_host_line(limits) : longest_device_line(limits);
+std::int64_t ZeroPolicy::longest_request(const PlacementLimits& limits) const {
+  return options_.mode == ZeroMode::k2023 ? longest_host_request(limits)
+                                          : longest_device_request(limits);
 }
 
 void ZeroPolicy::decide(PlacementStep& step) const {
   if (options_.mode == ZeroMode::k2023) {
-    keep_lines_on_host(step);
+    keep_requests_on_host(step);
   } else {
     admit_with_full_reservation(step);
   }

@@ -2,8 +2,8 @@
 
 // `zero`, after DeepSpeed ZeRO-Inference as ALISA measured it: weights are streamed from the host
 // layer by layer in every step, KV stays on the device, and a batch whose KV does not fit is
-// refused (it offloads weights, not KV). As an option its release of 2023, whose whole KV lives on
-// the host and is attended there in decode.
+// refused (it offloads weights, not KV). An option selects its release of 2023, which keeps all KV
+// on the host and attends it there in decode.
 
 #include "scheduler/placement/placement_policy.h"
 
@@ -23,7 +23,7 @@ class ZeroPolicy final : public PlacementPolicy {
   [[nodiscard]] std::string_view name() const override { return "zero"; }
   // k2022: throws E-MEM-FIT when the KV of a full batch does not fit beside two streamed layers.
   [[nodiscard]] StaticPlacement start(const JobView& job) const override;
-  [[nodiscard]] std::int64_t longest_line(const PlacementLimits& limits) const override;
+  [[nodiscard]] std::int64_t longest_request(const PlacementLimits& limits) const override;
   void decide(PlacementStep& step) const override;
 
  private:

@@ -41,7 +41,7 @@ void settle_schedule(const StepModel& steps, const PlanOptions& options, Candida
   if (choice) best.choice = *choice;
 }
 
-// The best of the numbers of streamed layers and KV types asked for; nothing fits: no value.
+// The best plan over the streamed layers and KV types that may be chosen; nothing: none fits.
 std::optional<Candidate> best_candidate(const CostModel& cost, const PlanRequest& request) {
   std::vector<DType> types = {request.model.kv_dtype};
   if (request.choose_kv_dtype && request.model.kv_dtype != DType::kInt8)

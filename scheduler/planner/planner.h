@@ -4,8 +4,8 @@
 // p1, p2, alpha and beta subject to eq. 6 in closed ranges and to the byte budgets. PURE.
 //
 // For fixed shares the two switch steps are found exactly in one pass, since the cost of a step
-// depends on its phase alone; the shares are found greedily, by moving one of them at a time along
-// a grid while that helps. `exhaustive` tries the whole grid instead.
+// depends on its phase alone. The shares are found greedily: one share at a time moves along a grid
+// while that helps. `exhaustive` tries the whole grid instead.
 
 #include <cstdint>
 #include <optional>

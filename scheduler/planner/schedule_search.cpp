@@ -13,13 +13,14 @@ namespace {
 
 constexpr double kInfinite = std::numeric_limits<double>::infinity();
 
-// Share of the context, or tokens kept on the device: how much is away once Phase II has begun.
-struct AwayRule {
+// Share of the context, or tokens kept on the device: how much is offloaded once Phase II has
+// begun.
+struct OffloadRule {
   double alpha = 0.0;
   std::int64_t device_tokens = 0;  // > 0: instead of alpha
 };
 
-std::int64_t away_at(const StepModel& steps, const AwayRule& rule, std::int64_t context) {
+std::int64_t offloaded_at(const StepModel& steps, const OffloadRule& rule, std::int64_t context) {
   const std::int64_t wanted =
       rule.device_tokens > 0
           ? context - rule.device_tokens
@@ -27,20 +28,20 @@ std::int64_t away_at(const StepModel& steps, const AwayRule& rule, std::int64_t 
   return std::min(steps.round_to_blocks(std::max<std::int64_t>(wanted, 0)), steps.movable(context));
 }
 
-StepTokens phase_tokens(const StepModel& steps, const AwayRule& rule, double beta,
+StepTokens phase_tokens(const StepModel& steps, const OffloadRule& rule, double beta,
                         std::int64_t context, bool first_of_phase_two) {
   StepTokens tokens{.context = context};
-  tokens.host = away_at(steps, rule, context);
+  tokens.host = offloaded_at(steps, rule, context);
   const std::int64_t before =
-      first_of_phase_two ? 0 : away_at(steps, rule, std::max<std::int64_t>(context - 1, 0));
-  tokens.newly_away = std::max<std::int64_t>(tokens.host - before, 0);
+      first_of_phase_two ? 0 : offloaded_at(steps, rule, std::max<std::int64_t>(context - 1, 0));
+  tokens.newly_offloaded = std::max<std::int64_t>(tokens.host - before, 0);
   tokens.recompute = steps.round_to_blocks(
       static_cast<std::int64_t>(std::floor(beta * static_cast<double>(tokens.host) + 1e-9)));
   return tokens;
 }
 
 // X that Phase III may need: of the oldest tokens, as many as are recomputed at the end.
-std::int64_t inputs_needed(const StepModel& steps, const AwayRule& rule, double beta) {
+std::int64_t inputs_needed(const StepModel& steps, const OffloadRule& rule, double beta) {
   const PlanWorkload& work = steps.workload();
   return phase_tokens(steps, rule, beta, work.input_len + work.output_len, false).recompute;
 }
@@ -76,14 +77,13 @@ class Search {
     return steps_.fits(tokens, inputs) ? steps_.decode(tokens, inputs).step : kInfinite;
   }
 
-  // Times of the steps from j to the end, and how many of these do not fit (they count nothing),
-  // for every j >= `from`. `to_misfit`: below the last step that does not fit nothing else is
-  // asked.
+  // For every j >= `from`: the time of the steps from j to the end, and how many steps do not fit
+  // (they take no time here). `to_misfit`: stops at the last step that does not fit.
   struct Tail {
     std::vector<double> seconds;
     std::vector<std::int64_t> misfits;
   };
-  [[nodiscard]] Tail tail_sums(const AwayRule& rule, double beta, std::int64_t inputs,
+  [[nodiscard]] Tail tail_sums(const OffloadRule& rule, double beta, std::int64_t inputs,
                                std::int64_t from, bool to_misfit) const {
     Tail tail{std::vector<double>(index(n_) + 1, 0.0), std::vector<std::int64_t>(index(n_) + 1, 0)};
     for (std::int64_t j = n_ - 1; j >= from; --j) {
@@ -100,22 +100,23 @@ class Search {
   }
 
   // Extra time of step j when the oldest tokens have to leave at once because a phase begins.
-  [[nodiscard]] double burst(const AwayRule& rule, double beta, std::int64_t j,
+  [[nodiscard]] double burst(const OffloadRule& rule, double beta, std::int64_t j,
                              std::int64_t inputs) const {
     if (j == n_) return 0.0;
     if (j == 0) {  // they leave during prefill
-      return steps_.prefill(away_at(steps_, rule, steps_.workload().input_len), 0).step -
+      return steps_.prefill(offloaded_at(steps_, rule, steps_.workload().input_len), 0).step -
              steps_.prefill(0, 0).step;
     }
     const StepTokens steady = phase_tokens(steps_, rule, beta, context(j), false);
     StepTokens first = steady;
-    first.newly_away = steady.host;
+    first.newly_offloaded = steady.host;
     const double with = step_seconds(first, inputs);
     return with == kInfinite ? kInfinite : with - step_seconds(steady, inputs);
   }
 
   // Exact best switch steps for fixed shares. `fixed_p1` < 0: free.
-  [[nodiscard]] Switches best_switches(const AwayRule& rule, double beta, std::int64_t fixed_p1) {
+  [[nodiscard]] Switches best_switches(const OffloadRule& rule, double beta,
+                                       std::int64_t fixed_p1) {
     const std::int64_t inputs = beta > 0.0 ? inputs_needed(steps_, rule, beta) : 0;
     const std::int64_t from = std::max<std::int64_t>(fixed_p1, 0);
     const Tail& two = phase_two(rule, inputs, from);
@@ -155,14 +156,14 @@ class Search {
     return best;
   }
 
-  const Tail& phase_two(const AwayRule& rule, std::int64_t inputs, std::int64_t from) {
+  const Tail& phase_two(const OffloadRule& rule, std::int64_t inputs, std::int64_t from) {
     const auto key = std::make_tuple(rule.alpha, rule.device_tokens, inputs, from);
     const auto found = phase_two_.find(key);
     if (found != phase_two_.end()) return found->second;
     return phase_two_.emplace(key, tail_sums(rule, 0.0, inputs, from, false)).first->second;
   }
 
-  void consider(const AwayRule& rule, double beta, std::int64_t fixed_p1) {
+  void consider(const OffloadRule& rule, double beta, std::int64_t fixed_p1) {
     ++evaluations_;
     const Switches switches = best_switches(rule, beta, fixed_p1);
     if (switches.seconds >= best_seconds_) return;
@@ -354,8 +355,8 @@ ScheduleCost schedule_cost(const StepModel& steps, const PhaseSchedule& schedule
     cost.seconds += steps.decode(tokens, schedule.input_tokens).step;
   }
   if (schedule.p1 == 0) {
-    const AwayRule rule{schedule.alpha, schedule.device_tokens};
-    cost.seconds += steps.prefill(away_at(steps, rule, steps.workload().input_len), 0).step -
+    const OffloadRule rule{schedule.alpha, schedule.device_tokens};
+    cost.seconds += steps.prefill(offloaded_at(steps, rule, steps.workload().input_len), 0).step -
                     steps.prefill(0, 0).step;
   }
   if (schedule.input_tokens > 0) {

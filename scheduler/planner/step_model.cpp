@@ -38,7 +38,7 @@ const MemoryPlan* StepModel::memory(std::int64_t input_tokens) const {
     MemoryRequest request = request_;
     request.host->input_blocks = inputs;
     division_ = {inputs, try_plan_memory(request)};
-    // With more of the weights on the host it might: that is another model of the step.
+    // It may fit with more weights on the host, but that is another model of the step.
     if (division_.plan && division_.plan->streamed_layers != model_.streamed_layers) {
       division_.plan.reset();
     }
@@ -70,10 +70,10 @@ LaneTimes StepModel::decode(const StepTokens& tokens, std::int64_t input_tokens)
   const auto layers = static_cast<double>(model_.costs.layers);
   const double attended =
       std::max(std::floor(static_cast<double>(tokens.context) * workload_.caching_ratio), 1.0);
-  const double away = fetched(tokens);
-  const double again = tokens.host == 0 ? 0.0
-                                        : away * static_cast<double>(tokens.recompute) /
-                                              static_cast<double>(tokens.host);
+  const double from_host = fetched(tokens);
+  const double recomputed = tokens.host == 0 ? 0.0
+                                             : from_host * static_cast<double>(tokens.recompute) /
+                                                   static_cast<double>(tokens.host);
   StepWork work{.decode_rows = workload_.batch,
                 .attended_tokens = batch * attended,
                 .int8_kv = model_.kv_dtype == DType::kInt8};
@@ -83,25 +83,25 @@ LaneTimes StepModel::decode(const StepTokens& tokens, std::int64_t input_tokens)
   work.fetch = model_.fetch;
   std::int64_t ahead = 0;  // tokens of a sequence that the step before may bring
   if (dense) {
-    work.h2d_bytes += batch * (away - again) * record_token_;
-    // Not what has just left, nor what may be recomputed instead.
+    work.h2d_bytes += batch * (from_host - recomputed) * record_token_;
+    // Not tokens offloaded just now, nor tokens that may be recomputed instead.
     const std::int64_t kept =
         tokens.host - std::max(std::min(input_tokens, tokens.host), tokens.recompute);
     if (workload_.caching_ratio >= 1.0) {
-      ahead = std::max<std::int64_t>(kept - tokens.newly_away, 0);
+      ahead = std::max<std::int64_t>(kept - tokens.newly_offloaded, 0);
       work.early_bytes = batch * record_token_ * static_cast<double>(ahead);
     }
   } else {
-    work.gathered_records = batch * layers * (away - again);
+    work.gathered_records = batch * layers * (from_host - recomputed);
     work.record_bytes = record_token_ / layers;
   }
-  if (again > 0.0) {
+  if (recomputed > 0.0) {
     work.recompute_rows = workload_.batch;
-    work.recompute_tokens = batch * again;
+    work.recompute_tokens = batch * recomputed;
     if (dense) {
-      work.h2d_bytes += batch * again * input_token_;
+      work.h2d_bytes += batch * recomputed * input_token_;
     } else {
-      work.gathered_inputs = batch * layers * again;
+      work.gathered_inputs = batch * layers * recomputed;
       work.input_bytes = input_token_ / layers;
     }
   }
@@ -109,7 +109,7 @@ LaneTimes StepModel::decode(const StepTokens& tokens, std::int64_t input_tokens)
       static_cast<double>(model_.costs.layer_weights) * static_cast<double>(model_.streamed_layers);
   work.h2d_bytes += weights;
   work.h2d_copies = layers;
-  work.d2h_bytes = batch * static_cast<double>(tokens.newly_away) * record_token_;
+  work.d2h_bytes = batch * static_cast<double>(tokens.newly_offloaded) * record_token_;
   work.d2h_copies = layers;
   const MemoryPlan* plan = memory(input_tokens);
   const std::int64_t staged = round_to_blocks(ahead) / model_.block_tokens;
@@ -119,7 +119,7 @@ LaneTimes StepModel::decode(const StepTokens& tokens, std::int64_t input_tokens)
                                 staged, workload_.batch, model_.costs.layers)});
 }
 
-LaneTimes StepModel::prefill(std::int64_t away, std::int64_t input_tokens) const {
+LaneTimes StepModel::prefill(std::int64_t offloaded, std::int64_t input_tokens) const {
   const auto batch = static_cast<double>(workload_.batch);
   LaneTimes total;
   // Whole prompts share a chunk when they are short; longer ones take several.
@@ -133,7 +133,7 @@ LaneTimes StepModel::prefill(std::int64_t away, std::int64_t input_tokens) const
       static_cast<double>(model_.costs.layer_weights) * static_cast<double>(model_.streamed_layers);
   work.h2d_copies = static_cast<double>(model_.costs.layers);
   work.d2h_bytes = batch *
-                   (static_cast<double>(away) * record_token_ +
+                   (static_cast<double>(offloaded) * record_token_ +
                     static_cast<double>(input_tokens) * input_token_) /
                    static_cast<double>(chunks);
   work.d2h_copies = static_cast<double>(model_.costs.layers);
@@ -148,7 +148,7 @@ bool StepModel::fits(const StepTokens& tokens, std::int64_t input_tokens) const 
   const MemoryPlan* plan = memory(input_tokens);
   if (plan == nullptr) return false;
   const std::int64_t batch = workload_.batch;
-  // Blocks are whole on the device; a request's on the host are read together.
+  // A sequence needs whole blocks. Its blocks on the host are read together, through staging.
   return batch * blocks(tokens.context - tokens.host) * model_.costs.layers <= plan->kv_pages &&
          batch * blocks(tokens.host - tokens.recompute) <= plan->host_blocks &&
          batch * blocks(input_tokens) <= plan->input_blocks &&
@@ -171,9 +171,9 @@ std::uint64_t StepModel::device_bytes(const StepTokens& tokens, std::int64_t inp
 
 std::uint64_t StepModel::host_bytes(const StepTokens& tokens, std::int64_t input_tokens) const {
   const auto block = static_cast<double>(model_.block_tokens);
-  const auto away = static_cast<double>(workload_.batch * blocks(tokens.host - tokens.recompute));
+  const auto stored = static_cast<double>(workload_.batch * blocks(tokens.host - tokens.recompute));
   const auto inputs = static_cast<double>(workload_.batch * blocks(input_tokens));
-  return static_cast<std::uint64_t>(block * (away * record_token_ + inputs * input_token_)) +
+  return static_cast<std::uint64_t>(block * (stored * record_token_ + inputs * input_token_)) +
          model_.costs.layer_weights * static_cast<std::uint64_t>(model_.streamed_layers);
 }
 

@@ -1,8 +1,8 @@
 #pragma once
 
 // Cost and bytes of one decode step of a uniform batch in a given phase: the terms of ALISA's eq. 3
-// and 5 with real bytes, real record sizes and overlapping lanes. PURE; the planner searches over
-// sums of these.
+// and 5 with real bytes, real record sizes and overlapping lanes. The planner searches over sums of
+// such steps. PURE.
 
 #include <cstdint>
 #include <optional>
@@ -33,10 +33,10 @@ struct PlanModel {
 
 // Where one sequence's tokens are during a step.
 struct StepTokens {
-  std::int64_t context = 0;     // with the new token
-  std::int64_t host = 0;        // away from the device, recomputable ones included
-  std::int64_t recompute = 0;   // of them
-  std::int64_t newly_away = 0;  // go to the host in this step
+  std::int64_t context = 0;          // with the new token
+  std::int64_t host = 0;             // not on the device, recomputable ones included
+  std::int64_t recompute = 0;        // tokens of `host` that are recomputable
+  std::int64_t newly_offloaded = 0;  // go to the host in this step
 };
 
 class StepModel {
@@ -46,11 +46,11 @@ class StepModel {
 
   // X of each sequence's first `input_tokens` tokens is saved.
   [[nodiscard]] LaneTimes decode(const StepTokens& tokens, std::int64_t input_tokens) const;
-  // Prefill of the whole batch; `away` tokens of each sequence go to the host and X of
+  // Prefill of the whole batch; `offloaded` tokens of each sequence go to the host and X of
   // `input_tokens` is saved.
-  [[nodiscard]] LaneTimes prefill(std::int64_t away, std::int64_t input_tokens) const;
+  [[nodiscard]] LaneTimes prefill(std::int64_t offloaded, std::int64_t input_tokens) const;
 
-  // Of what plan_memory() gives a run.
+  // Bytes used of what plan_memory() gives a run.
   [[nodiscard]] std::uint64_t device_bytes(const StepTokens& tokens,
                                            std::int64_t input_tokens) const;
   [[nodiscard]] std::uint64_t host_bytes(const StepTokens& tokens, std::int64_t input_tokens) const;
@@ -88,7 +88,7 @@ class StepModel {
     std::int64_t input_blocks = -1;  // of each sequence
     std::optional<MemoryPlan> plan;
   };
-  mutable Division division_;  // of the inputs that were asked for last: searches ask in runs
+  mutable Division division_;  // the last one: a search asks for the same inputs many times
 };
 
 }  // namespace triphase

@@ -21,9 +21,9 @@ struct Longest {
 
 Longest longest_of(const SimulatedJob& job) {
   Longest longest;
-  for (const SimulatedLine& line : job.lines) {
-    longest.prompt = std::max(longest.prompt, line.prompt_tokens);
-    longest.context = std::max(longest.context, line.prompt_tokens + line.output_tokens - 1);
+  for (const SimulatedRequest& request : job.requests) {
+    longest.prompt = std::max(longest.prompt, request.prompt_tokens);
+    longest.context = std::max(longest.context, request.prompt_tokens + request.output_tokens - 1);
   }
   return longest;
 }
@@ -134,7 +134,7 @@ void divide(const PlacementPolicy& policy, const SimulatedJob& job, Longest long
   memory.staging_pages = plan.staging_pages;
   memory.limits = placement_limits(request, plan, job.prefill_chunk);
   memory.longest = longest_request(policy, request, plan, memory.limits);
-  // Scales of blocks that are away count with these.
+  // Scales of blocks on the host count with these.
   const auto blocks = static_cast<double>(memory.limits.device_blocks);
   const double copies =
       job.handicaps.copies_device_kv
@@ -170,7 +170,7 @@ JobMemory divide_memory(const PlacementPolicy& policy, const SimulatedJob& job) 
   take_choices(job, memory);
   count_token_bytes(job, memory);
   if (job.division) {
-    memory.longest = policy.longest_line(memory.limits);
+    memory.longest = policy.longest_request(memory.limits);
   } else {
     divide(policy, job, longest, memory);
   }

@@ -1,8 +1,8 @@
 #pragma once
 
 // How a simulated job's memory is divided before its first step, by plan_memory() as a run's is:
-// from the model's sizes, with an estimate of scratch. A job that has a run's division is taken at
-// its word. PURE. Sizes in bytes unless they say otherwise.
+// from the model's sizes, with an estimate of scratch. A job that brings a run's division keeps
+// that one. PURE. Sizes in bytes unless they say otherwise.
 
 #include <cstdint>
 #include <string>
@@ -19,13 +19,13 @@ struct JobMemory {
   std::int64_t streamed_layers = 0;
   PlacementLimits limits;
   std::int64_t staging_pages = 0;  // through which KV on the host is read
-  std::int64_t longest = 0;        // tokens of the longest line that can run
+  std::int64_t longest = 0;        // tokens of the longest request that can run
 
-  // Of one token, in all layers but where they say otherwise.
-  double kv_token = 0.0;      // K and V, INT8's scales included
-  double record_layer = 0.0;  // what of them crosses the link, in one layer
-  double record_token = 0.0;  // the same in all layers
-  double input_token = 0.0;   // saved layer inputs X
+  // Bytes of one token, in all layers unless the comment says otherwise.
+  double kv_token = 0.0;      // K and V where they live, INT8's scales included
+  double record_layer = 0.0;  // K and V as they cross the link, in one layer
+  double record_token = 0.0;  // K and V as they cross the link
+  double input_token = 0.0;   // saved hidden states X
   double query_row = 0.0;     // a row's queries, as they cross the link
 
   // What a step finds taken before any KV. Nothing where the division was given.
@@ -34,7 +34,7 @@ struct JobMemory {
 };
 
 // Never throws for a job that does not fit: the result says why, and fields past what was decided
-// until then keep their defaults. `job` has at least one line.
+// until then keep their defaults. `job` has at least one request.
 [[nodiscard]] JobMemory divide_memory(const PlacementPolicy& policy, const SimulatedJob& job);
 
 }  // namespace triphase

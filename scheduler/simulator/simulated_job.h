@@ -1,7 +1,7 @@
 #pragma once
 
-// A job as the simulator gets it: its lines' lengths, what a token costs in bytes, and the budgets
-// or a division of memory that is given. PURE.
+// A job as the simulator gets it: its requests' lengths, what a token costs in bytes, and the
+// budgets or a division of memory that is given. PURE.
 
 #include <cstdint>
 #include <optional>
@@ -15,7 +15,7 @@
 
 namespace triphase {
 
-struct SimulatedLine {
+struct SimulatedRequest {
   std::int64_t prompt_tokens = 0;
   std::int64_t output_tokens = 0;
 };
@@ -28,7 +28,7 @@ struct MemoryDivision {
   std::int64_t staging_pages = 0;            // through which KV on the host is read
 };
 
-// What slowed an original beside its idea, as numbers: no policy and no engine has it.
+// What slowed the original systems, apart from their ideas. Only the simulator knows handicaps.
 struct Handicaps {
   bool pageable = false;            // loads pay a blocking copy through pageable memory first
   bool sync_each_layer = false;     // a layer waits for its own copies
@@ -41,7 +41,7 @@ struct SimulatedJob {
   ModelCosts model;
   DType weights_dtype = DType::kF16;
   DType kv_dtype = DType::kF16;    // where the policy does not choose
-  std::int64_t block_tokens = 32;  // the same
+  std::int64_t block_tokens = 32;  // where the policy does not choose
   std::uint64_t device_memory = 0;
   std::uint64_t host_memory = 0;
   double activation_bytes = 2.0;  // of a query's element as it crosses the link
@@ -51,7 +51,7 @@ struct SimulatedJob {
   double caching_ratio = 1.0;  // r: share of the context that a decode step attends
   double miss_rate = 1.0;      // share of the attended host tokens that crosses the link
   SparseFetch fetch = SparseFetch::kAhead;  // below r = 1
-  std::vector<SimulatedLine> lines;
+  std::vector<SimulatedRequest> requests;
   Handicaps handicaps;
   std::optional<MemoryDivision> division;  // then the budgets above are not looked at
   bool keep_steps = false;                 // fill SimulationResult::steps

@@ -18,10 +18,10 @@ namespace triphase {
 namespace {
 
 std::int64_t longest_prompt(const SimulatedJob& job) {
-  return std::ranges::max(job.lines, {}, &SimulatedLine::prompt_tokens).prompt_tokens;
+  return std::ranges::max(job.requests, {}, &SimulatedRequest::prompt_tokens).prompt_tokens;
 }
 std::int64_t longest_output(const SimulatedJob& job) {
-  return std::ranges::max(job.lines, {}, &SimulatedLine::output_tokens).output_tokens;
+  return std::ranges::max(job.requests, {}, &SimulatedRequest::output_tokens).output_tokens;
 }
 
 // One plan and its run with so many sequences at a time; nothing when no

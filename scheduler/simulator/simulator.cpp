@@ -47,7 +47,7 @@ class Simulation {
       result_.infeasible = "the profile does not say what attention on the host costs";
     }
     if (result_.infeasible.empty()) {
-      while (next_ < job_.lines.size() || !running_.empty() || !preempted_.empty()) step();
+      while (next_ < job_.requests.size() || !running_.empty() || !preempted_.empty()) step();
       result_.seconds = result_.lanes.step;
       result_.tokens_per_second = static_cast<double>(result_.generated_tokens) / result_.seconds;
     }
@@ -65,15 +65,15 @@ class Simulation {
     if (running_.size() < static_cast<std::size_t>(job_.batch_size)) {
       end += kLookAhead * static_cast<std::size_t>(job_.batch_size);
     }
-    for (std::size_t index = next_; index < std::min(job_.lines.size(), end); ++index) {
-      waiting.push_back({.prompt_tokens = job_.lines[index].prompt_tokens,
-                         .max_tokens = longest_of(job_.lines[index])});
+    for (std::size_t index = next_; index < std::min(job_.requests.size(), end); ++index) {
+      waiting.push_back({.prompt_tokens = job_.requests[index].prompt_tokens,
+                         .max_tokens = longest_of(job_.requests[index])});
     }
     return {memory_.limits,     result_.steps_taken,  book_,
             std::move(running), std::move(preempted), std::move(waiting)};
   }
 
-  [[nodiscard]] static std::int64_t longest_of(const SimulatedLine& line) {
+  [[nodiscard]] static std::int64_t longest_of(const SimulatedRequest& line) {
     return line.prompt_tokens + line.output_tokens - 1;
   }
 
@@ -127,7 +127,7 @@ class Simulation {
 
   void admit_line(const Admit& action) {
     const std::size_t index = next_++;
-    const SimulatedLine& line = job_.lines[index];
+    const SimulatedRequest& line = job_.requests[index];
     const bool on_host =
         memory_.placement.host_kv == HostKvUse::kCpuAttention && action.host_blocks > 0;
     running_.push_back({.index = index,
@@ -386,7 +386,7 @@ class Simulation {
 
   void end_finished() {
     std::erase_if(running_, [&](const Line& line) {
-      if (line.generated < job_.lines[line.index].output_tokens) return false;
+      if (line.generated < job_.requests[line.index].output_tokens) return false;
       KvMoves moves;  // copies cost what they cost already
       book_.release(line.place.id, moves);
       result_.generated_tokens += static_cast<std::uint64_t>(line.generated);
@@ -409,7 +409,7 @@ class Simulation {
 
 SimulationResult simulate(const PlacementPolicy& policy, const CostModel& cost,
                           const SimulatedJob& job) {
-  TRIPHASE_CHECK(!job.lines.empty() && job.batch_size > 0, "a job to simulate");
+  TRIPHASE_CHECK(!job.requests.empty() && job.batch_size > 0, "a job to simulate");
   return Simulation(policy, cost, job).run();
 }
 

@@ -31,7 +31,7 @@ struct SimulationResult {
   DType kv_dtype = DType::kF16;
   std::int64_t streamed_layers = 0;
   double seconds = 0.0;  // prefill and decode
-  // Of it, by the share of rows where a step has both kinds.
+  // Prefill's part of it, by the share of rows where a step has both kinds.
   double prefill_seconds = 0.0;
   double decode_seconds = 0.0;
   double tokens_per_second = 0.0;  // generated tokens
@@ -41,7 +41,7 @@ struct SimulationResult {
   double h2d_bytes = 0.0;
   double d2h_bytes = 0.0;
   double recomputed_tokens = 0.0;  // from X
-  // Of h2d_bytes and d2h_bytes: X brought for steps that recompute, and X saved.
+  // Parts of h2d_bytes and d2h_bytes: X brought for steps that recompute, and X saved.
   double inputs_h2d_bytes = 0.0;
   double inputs_d2h_bytes = 0.0;
   double copied_bytes = 0.0;          // of KV, on the device

@@ -13,7 +13,7 @@ RUN = ("run", "--model", "MODEL", "--prompts", "PROMPTS", "--output", "OUT")
 
 
 def prompts(*lines):
-    """A prompt file of these lines, each bytes or an object, and a good line at the end."""
+    """A prompt file: the given lines, each bytes or an object, and a good line at the end."""
     def build(folder):
         written = [line if isinstance(line, bytes) else json.dumps(line).encode() for line in lines]
         (folder / "prompts.jsonl").write_bytes(b"".join(line + b"\n" for line in written) + GOOD)

@@ -143,7 +143,7 @@ class FixedContext(unittest.TestCase):
         self.assertGreater(moved["to_device"], 0)
         # Of the host's tokens those whose clusters were chosen.
         self.assertGreater(moved["to_device_by_kind"]["kv_tokens"], 0)
-        # A plan that recomputes rounds layer inputs; the answer is then that of the same rounding.
+        # A plan that recomputes rounds hidden states; the answer is then that of the same rounding.
         output, summary, _ = self.squeezed("again", *tight, "--profile", "h200")
         tokens = summary["layer_inputs"]["tokens"]
         self.assertEqual(output, self.squeezed("rounded", "--kv-dtype", "int8", "--batch-size", 2, "--policy",

@@ -141,7 +141,7 @@ class GpuJobs(unittest.TestCase):
 
     @unittest.skipUnless(IS_EMULATED, "a real GPU does not count what it is asked")
     def test_a_step_of_phase_three_waits_once(self):
-        """As test_a_decode_step; every step saves layer inputs, too."""
+        """As test_a_decode_step; every step saves hidden states, too."""
         self.jobs.write_prompts("counted", (70, 66, 71, 67))
         for method, kv, room in (("swa", "bf16", "260KiB"), ("swa", "int8", "600KiB"), ("local", "bf16", "260KiB")):
             place = ("--policy", "triphase", *options("p1=0", "p2=0", "alpha=0.9", "beta=1", "window=8", "input-tokens=96"),

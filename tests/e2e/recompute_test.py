@@ -24,7 +24,7 @@ LENGTHS = {
     "long": [320] * LINES,
 }
 LAYERS, HIDDEN = 6, 256
-INPUT_TOKEN = LAYERS * (HIDDEN + 4)  # bytes of a token's layer inputs
+INPUT_TOKEN = LAYERS * (HIDDEN + 4)  # bytes of a token's hidden states
 RECOMPUTE, TO_DEVICE, TO_HOST = 5, 6, 7  # tracks of a trace
 HOST = ("--device-memory", "64MiB", "--host-memory", "64MiB", "--device-kv-memory", "13MiB")
 SCHEDULE = tuple(
@@ -70,7 +70,7 @@ class Recompute(unittest.TestCase):
                                                       "--kv-block", "16",
                                                       "--trace", str(trace_file), "--predict", "--profile", "t4",
                                                       lengths=lengths)
-                    # The same layer inputs under another policy, and nothing recomputed.
+                    # The same hidden states under another policy, and nothing recomputed.
                     _, other, alone = self.run_job(f"alone-{lengths}-{kv}", "--policy", "device-only", "--kv-dtype", kv,
                                                    "--kv-block", "16", "--layer-inputs", "96", lengths=lengths)
                     self.assertEqual(output.read_bytes(), alone.read_bytes())

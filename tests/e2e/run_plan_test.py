@@ -83,7 +83,7 @@ class RunPlan(unittest.TestCase):
         self.assertEqual(summary["model"]["kv_dtype"], stored["kv_dtype"])
         self.assertLessEqual(summary["peak_bytes"]["device"], 16 << 20)
         # Placement never changes the answer: the same numbers without a plan or a host. Whether the
-        # plan recomputes KV, from layer inputs, is for the machine's speed to say.
+        # plan recomputes KV, from hidden states, is for the machine's speed to say.
         _, _, alone = self.run_job("alone", "--policy", "device-only", "--kv-dtype", stored["kv_dtype"],
                                    "--layer-inputs", str(stored["schedule"]["input_tokens"]))
         self.assertEqual(output.read_bytes(), alone.read_bytes())

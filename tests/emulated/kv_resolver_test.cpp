@@ -1,6 +1,6 @@
 // Chosen tokens looked up and brought: whatever the order in which streams run, a slot holds the
-// bytes that its token has on the host when compute reads it, those of K and V or of its layer
-// inputs. The CPU's resolver names the same places, token for token.
+// bytes that its token has on the host when compute reads it: K and V, or its hidden state. The
+// CPU's resolver names the same places, token for token.
 
 #include "kernels/cuda/kv_resolver.h"
 
@@ -139,7 +139,7 @@ class Rig {
     return resolver_->begin_step(tables, changed, *compute_);
   }
 
-  // A layer's lists on the device, and what came of them.
+  // A layer's lists on the device, and what the resolver made of them.
   struct Unit {
     std::int64_t layer = 0;
     Lists lists;
@@ -151,7 +151,7 @@ class Rig {
   };
 
   static std::int64_t record_bytes() { return 2 * kHeads * kHeadBytes; }
-  // Of a block's layer inputs in one layer.
+  // Of a block's hidden states in one layer.
   static std::int64_t input_bytes() {
     return kTokens * (kInputWidth + static_cast<std::int64_t>(sizeof(float)));
   }

@@ -53,7 +53,7 @@ std::vector<float> random_values(std::int64_t count, std::uint32_t seed) {
   return random_floats(random, count, 1.5F);
 }
 
-// Clusters of every twelfth token and groups of every fourth of them.
+// A cluster for every twelfth token, and a group for every fourth cluster.
 const ContextClusters& clusters() {
   static const ContextClusters made = [] {
     ContextClusters all;

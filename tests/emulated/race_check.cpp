@@ -74,7 +74,7 @@ class Checker {
   void vector_access(std::uintptr_t at, std::size_t bytes, Kind kind, std::uint32_t code);
 
  private:
-  // Of the access under way.
+  // The access under way.
   struct Current {
     std::uintptr_t begin;
     std::size_t bytes;

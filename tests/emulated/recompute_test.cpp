@@ -1,5 +1,5 @@
-// K and V from saved layer inputs of tokens that the device names: fetched, restored and stored bit
-// for bit as the CPU does it.
+// K and V from cached hidden states of tokens that the device names: fetched, restored and stored
+// bit for bit as the CPU does it.
 
 #include "kernels/cuda/recompute.h"
 
@@ -23,11 +23,11 @@ struct Case {
   int kv_heads;
   int head_dim;
   int rotary_dim;
-  int width;  // of layer inputs
+  int width;  // of hidden states
 };
 
 constexpr int kPages = 5;
-constexpr int kBlocks = 3;  // with layer inputs
+constexpr int kBlocks = 3;  // with hidden states
 constexpr std::int64_t kMost = 90;
 constexpr std::int32_t kCount = 61;
 constexpr int kPositions = 150;

@@ -18,7 +18,7 @@ struct Case {
   int hot_rows;
   bool own_block_apart;
   bool keeps_lists;
-  // Of the host's blocks that have layer inputs and no K and V; they come behind the others.
+  // Of the host's blocks that have hidden states and no K and V; they come behind the others.
   int input_blocks = 0;
 
   [[nodiscard]] int all_blocks() const { return host_blocks + input_blocks; }
@@ -66,7 +66,7 @@ class Model {
   std::int64_t recomputed = 0;
 
  private:
-  // What is missing, with its places in the lists; and of a layer input what else it is known by.
+  // What is missing, with its places in the lists, and what else names a hidden state.
   struct Missing {
     std::vector<std::size_t> places;
     int position = 0;
@@ -175,7 +175,7 @@ struct Step {
         const bool on_device = block == own || below(4) == 0;
         pages.push_back(on_device ? below(kPages) : -1);
         scale_pages.push_back(below(1000));
-        // A block with layer inputs has one place in every context, and one page of scales.
+        // A block with hidden states has one place in every context, and one page of scales.
         const int inputs = sizes.input_blocks / kBlocks;
         if (on_device || inputs == 0 || below(2) == 0) {
           host_blocks.push_back(on_device ? -1 : below(sizes.host_blocks));
@@ -391,7 +391,7 @@ TEST(EmulatedResolve, RefusesWhatItCannotCount) {
   args.first_record = INT32_MAX - 1;
   EXPECT_THROW(resolve_tokens(args, nullptr), Error);
   args = arguments(sizes, step, memory, results, 1);
-  args.host_tokens += 32;  // layer inputs, for which there is no list
+  args.host_tokens += 32;  // hidden states, for which there is no list
   EXPECT_THROW(resolve_tokens(args, nullptr), Error);
   args = arguments(sizes, step, memory, results, 1);
   args.page_tokens = 48;

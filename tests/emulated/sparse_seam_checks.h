@@ -227,7 +227,7 @@ inline void check_page_bounds(const Seam& seam) {
         const std::vector<AttentionSegment> rows = {ours.segment(0, 0, 1), ours.segment(1, 0, 1)};
         const std::vector<AttentionSegment> cpu_rows = {theirs.segment(0, 0, 1),
                                                         theirs.segment(1, 0, 1)};
-        // Of a context before the first token nothing is written.
+        // A context that ends before the first token leaves everything as it was.
         seam.sparse.bound_pages(
             ours.view(), rows,
             std::vector<PageBounds>{{first_layer(short_bounds), first, kLayerBytes},
@@ -410,8 +410,8 @@ inline void check_cluster_choices(const Seam& seam) {
   }
 }
 
-// Two rows of one call, whose contexts and budgets differ, whether their queries follow each other
-// or not; and one of them after a call for both.
+// Two rows of one call whose contexts and budgets differ, with queries that follow each other or
+// not; then a call for one row after a call for both.
 inline void check_choices_of_two(const Seam& seam, const Queries& q, const FilledCache& ours,
                                  const KvLayerView& view, Cpu& cpu, const Queries& cpu_q,
                                  const FilledCache& theirs) {

@@ -85,7 +85,7 @@ TEST(EmulatedStepTables, EveryStepDividesItsOwnContexts) {
     first[i].table_row = static_cast<std::int64_t>(i);
   }
   static_cast<void>(attend(first));
-  // The second of these steps has the first one's place.
+  // Two steps on, a step uses the first one's place again.
   for (int step = 0; step < 2; ++step) {
     EXPECT_TRUE(machine.ops->begin_step(*machine.stream));
     machine.ops->end_announcing(*machine.stream);

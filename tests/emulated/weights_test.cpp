@@ -22,7 +22,7 @@ using emulated::EmulatedDevice;
 
 constexpr std::uint64_t kSchedules = 6;
 
-// A checkpoint in BF16, whose vectors are widened to F32.
+// A checkpoint in BF16, whose vectors are converted to F32.
 class Checkpoint {
  public:
   explicit Checkpoint(const std::string& config_text, const std::string& prefix)
@@ -107,7 +107,7 @@ TEST(EmulatedWeights, RowsInAnotherOrderAreNotWaitedForOneByOne) {
   EXPECT_EQ(contents(*weights, device), expected);
 }
 
-// They are read where they stay: nothing of them goes over the GPU's link.
+// The host's CPU reads weights where they stay: none crosses the GPU's link.
 TEST(EmulatedWeights, StreamedLayersAreWrittenByTheHost) {
   const Checkpoint checkpoint(kLlamaConfig, "model.");
   HostDevice cpu;

@@ -27,7 +27,7 @@ class DeviceWindow {
     sums.resize(static_cast<std::size_t>(context));
     return sums;
   }
-  // Of all memory but the entries.
+  // All memory but the entries.
   [[nodiscard]] std::vector<std::int64_t> units() const {
     std::vector<std::int64_t> units = memory_.host();
     units.resize(static_cast<std::size_t>(view_.tokens * (view_.exact() ? 1 : 1 + view_.room)));
@@ -125,7 +125,7 @@ inline void check_weight_windows(const Seam& seam) {
     ASSERT_EQ(lists, lists_of(cpu.device, theirs)) << "step " << step;
     // What they chose is attended; some rows are not.
     std::vector<float> weights =
-        random_floats(random, theirs.rows * theirs.capacity, 1.0F);  // some of them negative
+        random_floats(random, theirs.rows * theirs.capacity, 1.0F);  // some are negative
     for (std::size_t i = 0; i < weights.size(); i += 5) weights[i] = 0.25F;
     weights[3] = std::numeric_limits<float>::quiet_NaN();
     weights[4] = 1e9F;
@@ -215,7 +215,7 @@ inline void check_prompt_rows(const Seam& seam) {
         };
         EXPECT_EQ(pair.slots.rows(), kTokens - kFirst);
         compare();
-        // All of them leave, whatever their weights were.
+        // Every token leaves the window, whatever its weight was.
         const std::vector<std::int32_t> token = {7};
         const std::vector<float> weight = {1.0F};
         const DeviceArray<std::int32_t> our_token(seam.device, token);

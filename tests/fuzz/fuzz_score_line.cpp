@@ -45,7 +45,7 @@ void fuzz(std::uint8_t choice, std::string_view line) {
   Completion completion;
   completion.index = 7;
   completion.tokens = request.tokens;
-  completion.score = LineScore{-1.0, true, {}};
+  completion.score = RequestScore{-1.0, true, {}};
   completion.score->token_logprobs.assign(request.tokens.size(), -0.5);
   check_record(record_line(request, completion), false);
 }

@@ -20,7 +20,7 @@
 
 namespace triphase::parity {
 
-// One sequence's new tokens in a forward call, and the rows (of these tokens) to return.
+// One sequence's new tokens in a forward call, and which of their rows to return.
 struct Piece {
   SequenceId sequence;
   std::span<const TokenId> tokens;

@@ -4,8 +4,8 @@
 // Tolerances, as parts of the row's logit range (largest less smallest expected logit):
 //
 //   F32 KV, any weights   1e-4. Arithmetic is F32 (unit roundoff 6e-8) whatever the weights' type:
-//                         F16 and BF16 weights are widened exactly and the references use the same
-//                         16-bit values, so these formats add nothing to the error.
+//                         F16 and BF16 weights are converted exactly and the references use the
+//                         same 16-bit values, so these formats add nothing to the error.
 //   F16 or BF16 KV        1e-4 + 2 * layers * u, u = 2^-11 or 2^-8. Rounding to nearest changes
 //   each
 //                         stored K and V by at most u of itself. V enters a mean with weights that
@@ -116,8 +116,7 @@ TEST_P(Parity, SixteenBitKvStaysWithinItsTolerance) {
   EXPECT_GT(bf16, 2 * f16);
 }
 
-// DESIGN invariant 2: neither the chunking of a prompt, nor its neighbours, nor the number of
-// threads change a single bit.
+// Neither the chunking of a prompt, nor its neighbours, nor the number of threads change a bit.
 TEST_P(Parity, ChunksAndNeighboursChangeNothing) {
   const Fixture fixture = read_fixture(GetParam());
   for (const DType kv_dtype : {DType::kF32, DType::kF16}) {

@@ -1,6 +1,6 @@
 #pragma once
 
-// Requests for a TinyModel's Engine and what came of them, for tests that compare runs.
+// Requests for a TinyModel's Engine and their results, for tests that compare runs.
 
 #include <gtest/gtest.h>
 

@@ -21,8 +21,8 @@ class Meddling final : public PlacementPolicy {
   [[nodiscard]] StaticPlacement start(const JobView& job) const override {
     return usual_->start(job);
   }
-  [[nodiscard]] std::int64_t longest_line(const PlacementLimits& limits) const override {
-    return usual_->longest_line(limits);
+  [[nodiscard]] std::int64_t longest_request(const PlacementLimits& limits) const override {
+    return usual_->longest_request(limits);
   }
   void decide(PlacementStep& step) const override {
     if (!instead_(step)) usual_->decide(step);
@@ -35,17 +35,17 @@ class Meddling final : public PlacementPolicy {
 
 // What tests do in between to the first running request, once it decodes and has blocks on the
 // host. Return whether they did.
-inline bool first_is_away(const PlacementStep& step) {
+inline bool first_is_offloaded(const PlacementStep& step) {
   return !step.running().empty() && !step.running().front().prefilling() &&
          step.book().table(step.running().front().id).on_host() > 0;
 }
 inline bool preempt_first(PlacementStep& step, PreemptMode mode) {
-  if (step.running().size() < 2 || !first_is_away(step)) return false;
+  if (step.running().size() < 2 || !first_is_offloaded(step)) return false;
   step.preempt(step.running().front().id, mode);
   return true;
 }
 inline bool load_first(PlacementStep& step) {
-  if (!first_is_away(step)) return false;
+  if (!first_is_offloaded(step)) return false;
   const SequenceId first = step.running().front().id;
   if (step.book().table(first).shared() > 0) return false;
   step.load(first, step.book().table(first).on_host());

@@ -19,7 +19,7 @@ inline ModelConfig config_of_layers(std::int64_t layers) {
   return config;
 }
 
-inline std::shared_ptr<const PlacementPolicy> all_away() {
+inline std::shared_ptr<const PlacementPolicy> offload_all() {
   return std::make_shared<TriphasePolicy>(
       PhaseSchedule{.p1 = 0, .p2 = 1 << 30, .alpha = 0.9, .window_tokens = 4});
 }

@@ -54,8 +54,8 @@ struct TinyModelOptions {
   std::int64_t cache_blocks = 0;    // of all layers each: for chosen tokens
   std::int64_t column_blocks = 0;   // of all layers each: K^T beside that of the device's own, of
                                     // blocks that are on the host
-  std::int64_t input_tokens = 0;    // leading ones whose K and V come from INT8 layer inputs
-  std::int64_t input_blocks = 0;    // of all layers each: for saved layer inputs
+  std::int64_t input_tokens = 0;    // leading ones whose K and V come from INT8 hidden states
+  std::int64_t input_blocks = 0;    // of all layers each: for cached hidden states
   std::int64_t streamed_layers = 0;
   bool prefetch = true;
   bool host_attention = false;  // decoded rows of lines on the host are attended there
@@ -97,11 +97,11 @@ class TinyModel {
                 options.input_tokens > 0 ? options.block_tokens : 0, options.input_tokens},
                pool_, &transfers_),
         preparer_(config_, nullptr,
-                  {.context = config_.max_positions, .kv_tokens = longest_line(options)}),
+                  {.context = config_.max_positions, .kv_tokens = longest_request(options)}),
         engine_({options.batch_size, options.prefill_chunk, options.job_seed}, *policy_, model_,
                 kv_, preparer_, nullptr, *backend_) {
     model_.set_attention(options.attention, backend_->sparse_ops(), pool_, options.clusters);
-    model_.set_layer_inputs(options.input_tokens, backend_->input_ops(), pool_);
+    model_.set_hidden_states(options.input_tokens, backend_->input_ops(), pool_);
     if (options.host_attention) {
       model_.set_host_attention(options.batch_size, backend_->host_ops(), host_pool_);
     }
@@ -112,7 +112,7 @@ class TinyModel {
     make_resolver(options);
   }
 
-  // With room for logits of every row, as scores of prompts want them.
+  // Has room for logits of every row, as scores of prompts want them.
   Engine& engine() { return engine_; }
   KvStore& kv() { return kv_; }
   DecoderModel& model() { return model_; }
@@ -161,13 +161,13 @@ class TinyModel {
             .input_width = options.input_tokens > 0 ? config_.hidden_size : 0,
             .host_attention = options.host_attention};
   }
-  [[nodiscard]] std::int64_t longest_line(const TinyModelOptions& options) const {
-    const std::int64_t longest = policy_->longest_line({.layers = config_.layers,
-                                                        .block_tokens = options.block_tokens,
-                                                        .device_blocks = options.kv_blocks,
-                                                        .host_blocks = options.host_blocks,
-                                                        .batch_size = options.batch_size,
-                                                        .prefill_chunk = options.prefill_chunk});
+  [[nodiscard]] std::int64_t longest_request(const TinyModelOptions& options) const {
+    const std::int64_t longest = policy_->longest_request({.layers = config_.layers,
+                                                           .block_tokens = options.block_tokens,
+                                                           .device_blocks = options.kv_blocks,
+                                                           .host_blocks = options.host_blocks,
+                                                           .batch_size = options.batch_size,
+                                                           .prefill_chunk = options.prefill_chunk});
     const std::int64_t staged = options.host_blocks > 0
                                     ? options.staging_blocks * options.block_tokens
                                     : config_.max_positions;

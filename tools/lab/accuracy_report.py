@@ -147,7 +147,7 @@ def document(report, program, arguments, seconds):
            "The rows of a table share their samples. Few samples make wide errors: a needle cell of one sample is 0 or "
            "100 %.\n",
            "## Targets\n", targets_said(targets), methods.targets_table(targets),
-           "Errors of these shares are as if both sides had their own samples; they share them, so that the true ones "
+           "The errors assume that both sides have samples of their own. In fact they share samples, so the true errors "
            "are smaller.\n"]
     sinks = [one for model in MODELS for one in reasons.first_tokens_suffice(results, model)]
     if sinks:

@@ -163,8 +163,8 @@ steps count as Phase I.
 ## Figure 12b: recomputation (same setting)
 
 {recompute}
-Published: 1.2 to 1.3. Recomputation starts from INT8 layer inputs, a quarter of the bytes of FP16 KV, and helps as
-far as the link is what a step waits for; saved layer inputs are charged with their host memory and their trip there.
+Published: 1.2 to 1.3. Recomputation starts from INT8 hidden states, a quarter of the bytes of FP16 KV, and helps as
+far as the link is what a step waits for; cached hidden states are charged with their host memory and their trip there.
 
 ## Figure 12c: one technique after the other (same setting)
 

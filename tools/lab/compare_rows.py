@@ -146,7 +146,7 @@ def grid():
         dtype = DTYPES[(p + 3 * m + 2 * n) % 4]
         options = POLICY_OPTIONS[policy][(m + n) % len(POLICY_OPTIONS[policy])]
         if policy == "triphase" and model == "gqa" and dtype == "int8":
-            options = PHASES  # its layer inputs would be larger than its KV
+            options = PHASES  # its hidden states would be larger than its KV
         if policy == "accelerate" and dtype == "int8":
             dtype = "bf16"  # INT8 KV of a batch this small always fits the device
         first, job, prompts = (), JOB, "grid"

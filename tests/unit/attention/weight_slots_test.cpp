@@ -296,7 +296,7 @@ TEST(WeightSlots, RoomOfAnyPromptIsKnown) {
     for (const std::int64_t longest : {64, 200}) {
       const std::int64_t buckets = weight_room(false, growth_of(1, longest, share));
       for (std::int64_t prompt = 1; prompt <= longest; ++prompt) {
-        // Of this prompt and a row behind it, and of any shorter one.
+        // Room for this prompt and a row behind it serves any shorter prompt.
         const std::int64_t exact = weight_room(true, growth_of(prompt, longest + 1, share));
         for (std::int64_t shorter = 1; shorter <= prompt; shorter += 7) {
           EXPECT_LE(weight_room(true, growth_of(shorter, longest, share)), exact)

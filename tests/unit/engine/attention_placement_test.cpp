@@ -184,8 +184,8 @@ TEST(SqueezedPrompts, EqualDenseWhenTheThresholdIs0) {
   EXPECT_GT(counts.prompt_context, 0.0);
 }
 
-// K^T is made where a block is, again after it came back, and not at all for blocks that are read
-// through staging pages: no answer may depend on which of these a key went through.
+// K^T is made where a block is, made again after the block came back, and not made for blocks that
+// are read through staging pages. No answer may depend on which way a key went.
 TEST(SparqTransposedK, NeverChangeTheAnswerWhereverBlocksWere) {
   const auto requests = mixed_requests(47, 10);
   for (const bool int8 : {false, true}) {

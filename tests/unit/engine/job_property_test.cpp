@@ -1,4 +1,4 @@
-// DESIGN section 3's invariants on random jobs: neither placement, budget, phase switches nor
+// Invariants of placement on random jobs: neither placement, budget, phase switches nor
 // neighbours change an answer, nothing is over-committed or lost, and a failure in the middle of a
 // transfer, a refused allocation or a cancelled job leaves nothing behind and nobody waiting. A
 // failing job is made as small as it goes before it is printed.
@@ -214,8 +214,8 @@ TEST_P(RandomJobs, PlacementAndNeighboursNeverChangeAnAnswer) {
   EXPECT_GT(coverage.recomputed, 0U);
 }
 
-// The same of what random jobs seldom come to: lines swapped again and again, and rows attended on
-// the host.
+// The same promise in cases that random jobs seldom reach: requests swapped again and again, and
+// rows attended on the host.
 TEST(SwapsAndHostAttention, NeverChangeAnAnswer) {
   Coverage swapping;
   Coverage attending;

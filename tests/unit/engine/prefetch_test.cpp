@@ -60,7 +60,7 @@ class Prefetch : public testing::TestWithParam<bool> {
 TEST_P(Prefetch, IsUnderWayWhenTheStepEndsAndIsNotFetchedAgain) {
   std::vector<SequenceId> lines;
   TinyModelOptions options =
-      options_of(std::make_shared<Meddling>(all_away(),
+      options_of(std::make_shared<Meddling>(offload_all(),
                                             [&](const PlacementStep& step) {
                                               lines.clear();
                                               for (const PlacedRequest& line : step.running()) {
@@ -87,7 +87,7 @@ TEST_P(Prefetch, IsUnderWayWhenTheStepEndsAndIsNotFetchedAgain) {
     model.transfers().drain();
     const std::uint64_t now = static_cast<std::uint64_t>(prefetched.unused()) * page;
     // Every block on the host once in each layer, whenever it came. Places are those of the step:
-    // what it sent away arrives after it.
+    // what it offloaded arrives after it.
     const std::uint64_t all = static_cast<std::uint64_t>(3 * host_blocks(model, lines)) * page;
     EXPECT_EQ(to_device(model) - before + waiting - now, all) << "step " << step;
     waiting = now;
@@ -108,7 +108,7 @@ TEST_P(Prefetch, ALineThatIsPreemptedInBetweenLeavesItUnread) {
   for (const PreemptMode mode : {PreemptMode::kSwap, PreemptMode::kDrop}) {
     std::int64_t preempted = 0;
     TinyModelOptions options =
-        options_of(std::make_shared<Meddling>(all_away(),
+        options_of(std::make_shared<Meddling>(offload_all(),
                                               [&](PlacementStep& step) {
                                                 if (step.number() % 9 != 8) return false;
                                                 if (!preempt_first(step, mode)) return false;
@@ -140,7 +140,7 @@ TEST_P(Prefetch, BlocksThatReturnAreReadWhereTheyWere) {
   const std::vector<Request> requests = some_requests(3, 40);
   const auto reference = expected(requests);
   std::int64_t reloaded = 0;
-  TinyModelOptions options = options_of(std::make_shared<Meddling>(all_away(),
+  TinyModelOptions options = options_of(std::make_shared<Meddling>(offload_all(),
                                                                    [&](PlacementStep& step) {
                                                                      if (step.number() % 7 != 6)
                                                                        return false;
@@ -177,7 +177,7 @@ TEST_P(Prefetch, AFailureEndsTheJobAndNothingElse) {
 }
 
 TEST_P(Prefetch, WithoutPrefetchingThereIsNone) {
-  TinyModelOptions options = options_of(all_away(), GetParam());
+  TinyModelOptions options = options_of(offload_all(), GetParam());
   options.prefetch = false;
   TinyModel model(options, config_of_layers(3));
   static_cast<void>(run_all(model.engine(), some_requests(3, 12)));

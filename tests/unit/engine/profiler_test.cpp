@@ -297,7 +297,7 @@ TEST_F(MeasuredTinyModel, PlannerAndSimulatorTakeIt) {
                    .host_memory = profile().host_memory,
                    .batch_size = 8,
                    .prefill_chunk = 64};
-  job.lines.assign(8, {32, 96});
+  job.requests.assign(8, {32, 96});
   const NamedSimulation simulated = simulate_policy("triphase", cost, job, {});
   EXPECT_EQ(simulated.result.infeasible, "");
   EXPECT_GT(simulated.result.tokens_per_second, 0.0);

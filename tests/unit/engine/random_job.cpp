@@ -69,7 +69,7 @@ DType dtype_of(const RandomJob& job) {
   return kDtypes[static_cast<std::size_t>(job[Knob::kDtype])];
 }
 
-// Whole blocks of layer inputs, as a job has them; they need a policy that recomputes, and pages
+// Whole blocks of hidden states, as a job has them; they need a policy that recomputes, and pages
 // that they fit into.
 std::int64_t input_tokens_of(const RandomJob& job) {
   const ModelConfig config = config_of(job);
@@ -139,17 +139,17 @@ AttentionOptions method_of(const RandomJob& job) {
 }
 
 // The longest line that policy and staging can hold; 0: none.
-std::int64_t longest_line(const RandomJob& job) {
+std::int64_t longest_request(const RandomJob& job) {
   const TinyModelOptions options = options_of(job);
   const std::int64_t layers = job[Knob::kLayers];
   const std::int64_t longest =
-      options.policy->longest_line({.layers = layers,
-                                    .block_tokens = options.block_tokens,
-                                    .device_blocks = options.kv_blocks,
-                                    .host_blocks = options.host_blocks,
-                                    .input_blocks = options.input_blocks,
-                                    .batch_size = options.batch_size,
-                                    .prefill_chunk = options.prefill_chunk});
+      options.policy->longest_request({.layers = layers,
+                                       .block_tokens = options.block_tokens,
+                                       .device_blocks = options.kv_blocks,
+                                       .host_blocks = options.host_blocks,
+                                       .input_blocks = options.input_blocks,
+                                       .batch_size = options.batch_size,
+                                       .prefill_chunk = options.prefill_chunk});
   const std::int64_t staged =
       options.host_blocks > 0 ? options.staging_blocks * options.block_tokens : kContext;
   return std::min({longest, staged, kContext});
@@ -311,7 +311,7 @@ TinyModelOptions alone_options_of(const RandomJob& job) {
 }
 
 std::vector<Request> requests_of(const RandomJob& job) {
-  const std::int64_t longest = longest_line(job);
+  const std::int64_t longest = longest_request(job);
   std::mt19937 random(97);
   const std::vector<TokenId> shared = random_tokens(random, kContext);
   std::vector<Request> requests;

@@ -1,4 +1,4 @@
-// Phase III: K and V projected again from INT8 layer inputs are the numbers that were stored, so
+// Phase III: K and V projected again from INT8 hidden states are the numbers that were stored, so
 // that recomputing never changes an answer.
 
 #include <gtest/gtest.h>
@@ -21,7 +21,7 @@ struct Variant {
   ModelConfig config;
 };
 
-// Every place where a model's layer inputs and its K and V can differ.
+// Every place where a model's hidden states and its K and V can differ.
 std::vector<Variant> variants() {
   ModelConfig llama = tiny_config();
   llama.kv_heads = llama.heads;
@@ -129,7 +129,7 @@ TEST_P(Recompute, NeverChangesTheAnswer) {
         model.kv().book().check();
         EXPECT_EQ(model.kv().book().tiers().device.reserved(), 0);
         const KvStep::BytesRead read = model.model().kv_step().bytes_read();
-        const LayerInputs::Use& use = model.model().layer_inputs()->use();
+        const HiddenStates::Use& use = model.model().hidden_states()->use();
         // SWA's tokens are listed, the blocks of methods with a list for each KV head come whole.
         const bool listed = kind == AttentionKind::kSwa;
         EXPECT_EQ(read.recomputed_tokens > 0, listed);

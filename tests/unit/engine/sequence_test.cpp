@@ -4,7 +4,7 @@
 
 #include <cmath>
 
-#include "runtime/engine/line_key.h"
+#include "runtime/engine/request_key.h"
 #include "tests/support/tiny_tokenizer.h"
 
 namespace triphase {
@@ -185,7 +185,7 @@ TEST(Sequence, ARowAsksForWhatTheLineSays) {
   EXPECT_EQ(row.repetition_penalty, 1.2);
   EXPECT_EQ(row.alternatives, 5);
   EXPECT_EQ(row.score_token, -1);
-  EXPECT_EQ(row.key, line_key(request.sampling, 9, 3));
+  EXPECT_EQ(row.key, request_key(request.sampling, 9, 3));
   EXPECT_EQ(row.position, 1U);
   EXPECT_EQ(std::vector<TokenId>(row.history.begin(), row.history.end()),
             (std::vector<TokenId>{1, 2, 7}));

@@ -69,8 +69,8 @@ class Watched final : public PlacementPolicy {
   [[nodiscard]] StaticPlacement start(const JobView& job) const override {
     return policy_->start(job);
   }
-  [[nodiscard]] std::int64_t longest_line(const PlacementLimits& limits) const override {
-    return policy_->longest_line(limits);
+  [[nodiscard]] std::int64_t longest_request(const PlacementLimits& limits) const override {
+    return policy_->longest_request(limits);
   }
   [[nodiscard]] std::int64_t input_blocks(std::int64_t block_tokens) const override {
     return policy_->input_blocks(block_tokens);
@@ -160,7 +160,7 @@ SimulatedSteps run_simulator(const TinyModelOptions& options, const ModelConfig&
                    .division = MemoryDivision{limits, options.streamed_layers, {}},
                    .keep_steps = true};
   for (const Request& request : requests) {
-    job.lines.push_back(
+    job.requests.push_back(
         {static_cast<std::int64_t>(request.tokens.size()), request.sampling.max_tokens});
   }
   const HardwareProfile profile = derive_profile(*find_hardware("t4"), costs, options.dtype);
@@ -301,7 +301,7 @@ TEST_P(SimulatorAgreement, ActionsAndBytesAreTheEngines) {
   const Case& test = GetParam();
   ModelConfig config = tiny_config();
   config.layers = 4;
-  // Layer inputs pass through pages of K and V that are as wide.
+  // Hidden states pass through pages of K and V that are as wide.
   if (test.input_tokens > 0) config.kv_heads = config.heads;
   std::int64_t happened = 0;
   std::int64_t moved = 0;
@@ -324,7 +324,7 @@ TEST_P(SimulatorAgreement, ActionsAndBytesAreTheEngines) {
     if (HasFatalFailure()) return;
     early += model.kv().prefetched().use_so_far().brought;
     EXPECT_EQ(model.kv().prefetched().use_so_far().unused, 0U);
-    if (const LayerInputs* inputs = model.model().layer_inputs()) {
+    if (const HiddenStates* inputs = model.model().hidden_states()) {
       EXPECT_EQ(simulator.inputs_to_host, static_cast<double>(inputs->use().saved_bytes));
       EXPECT_EQ(simulator.inputs_to_device,
                 static_cast<double>(model.model().kv_step().bytes_read().inputs));

@@ -46,7 +46,7 @@ TinyModelOptions options_of(const Case& test) {
 
 std::uint64_t to_device(TinyModel& model) { return model.transfers().stats(Lane::kToDevice).bytes; }
 
-// Tokens of the sequence that lie on the host, all of them at its start.
+// How many of the sequence's tokens lie on the host; they are its oldest ones.
 std::int64_t host_tokens(TinyModel& model, SequenceId sequence) {
   return model.kv().book().table(sequence).up_to(BlockPlace::kHost) *
          model.kv().memory().shape().block_tokens;
@@ -69,7 +69,7 @@ class Choices final : public AttentionObserver {
       }
     }
   }
-  // Of them, those before token `end`.
+  // The chosen cells of tokens before `end`.
   [[nodiscard]] std::set<Cell> before(std::int64_t end) const {
     std::set<Cell> cells;
     for (const Cell& cell : cells_) {
@@ -91,12 +91,11 @@ std::uint64_t cell_bytes(TinyModel& model) {
 
 constexpr SequenceId kSequence(0);
 
-// A decode step: what it brought, what it chose of the tokens that are on the host, and of these
-// the ones that come with whole blocks, which its method looks into before it chooses.
+// What a decode step brought and chose. Some methods look into whole blocks before they choose.
 struct Seen {
-  std::uint64_t brought = 0;
-  std::set<Cell> chosen;
-  std::uint64_t whole = 0;  // bytes of such blocks
+  std::uint64_t brought = 0;  // bytes over the link
+  std::set<Cell> chosen;      // of tokens on the host
+  std::uint64_t whole = 0;    // bytes of whole blocks that the method looked into
 };
 
 // Quest, INT8: once a block has closed, its keys are bounded again. SparQ: a full block's keys make

@@ -179,7 +179,7 @@ TEST(Needle, HasARowForEveryCellAndOneForAll) {
   for (std::size_t cell = 0; cell < 6; ++cell) sum += number(rows[cell], "needle");
   EXPECT_NEAR(number(rows.back(), "needle"), sum / 6.0, 1e-12);
   EXPECT_EQ(number(rows.back(), "samples"), 36.0);
-  // " 1234" is five tokens; the last of them is never computed.
+  // " 1234" is five tokens; the last one is never computed.
   EXPECT_EQ(number(rows.front(), "kv_bytes_per_token"), 10.0 * (55 + 56 + 57 + 58 + 59) / 5.0);
   options.lengths = {10};
   EXPECT_THROW((void)needle(fixture.setup, options, random_text(500, 3)), Error);

@@ -7,8 +7,8 @@ namespace {
 
 class ConversionTest : public KernelTest {};
 
-// embed() with scale 1 widens every stored pattern, in full vectors and in parts.
-TEST_P(ConversionTest, WidensAllPatternsAsTheBaseLayer) {
+// embed() with scale 1 converts every stored pattern to F32, in full vectors and in parts.
+TEST_P(ConversionTest, ConvertsAllPatternsAsTheBaseLayer) {
   for (const DType dtype : {DType::kF16, DType::kBF16}) {
     for (const std::int64_t cols : {65536, 7}) {
       const std::int64_t rows = (65536 + cols - 1) / cols;

@@ -1,4 +1,4 @@
-// Layer inputs in INT8, and INT8 KV made again from what they give.
+// Hidden states in INT8, and INT8 KV made again from what they give.
 
 #include "kernels/cpu/cpu_input_ops.h"
 #include "tests/unit/kernels/kernel_test.h"

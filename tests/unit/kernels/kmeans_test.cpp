@@ -45,7 +45,7 @@ KmeansResult cluster(const Points& points, std::int64_t clusters, std::uint64_t 
                 {.clusters = clusters, .max_iterations = iterations, .seed = seed});
 }
 
-// Means of the labels, and each point's squared distance to the nearest of them, in float64.
+// Means of the labels, and each point's squared distance to the nearest mean, in float64.
 struct Oracle {
   std::vector<double> means;
   std::vector<double> members;

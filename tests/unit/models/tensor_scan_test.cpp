@@ -43,10 +43,10 @@ TEST(TensorScan, FindsNanAndInfinityOfEveryType) {
 }
 
 // Denormals, -0, the largest values, NaN.
-TEST(TensorScan, WidensExactly) {
+TEST(TensorScan, ConvertsExactly) {
   std::vector<float> out(6);
-  widen_to_f32(DType::kF16,
-               bytes_of<std::uint16_t>({0x0001, 0x8000, 0x7BFF, 0x3C00, 0xFC00, 0x03FF}), out);
+  convert_to_f32(DType::kF16,
+                 bytes_of<std::uint16_t>({0x0001, 0x8000, 0x7BFF, 0x3C00, 0xFC00, 0x03FF}), out);
   EXPECT_EQ(out[0], 0x1p-24F);
   EXPECT_TRUE(out[1] == 0.0F && std::signbit(out[1]));
   EXPECT_EQ(out[2], 65504.0F);
@@ -55,7 +55,7 @@ TEST(TensorScan, WidensExactly) {
   EXPECT_EQ(out[5], 1023.0F * 0x1p-24F);
 
   out.resize(4);
-  widen_to_f32(DType::kBF16, bytes_of<std::uint16_t>({0x0001, 0x8000, 0x7F7F, 0x7FC0}), out);
+  convert_to_f32(DType::kBF16, bytes_of<std::uint16_t>({0x0001, 0x8000, 0x7F7F, 0x7FC0}), out);
   EXPECT_EQ(out[0], 0x1p-133F);
   EXPECT_TRUE(std::signbit(out[1]));
   EXPECT_EQ(out[2], 0x1.FEp127F);

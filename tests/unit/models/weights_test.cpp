@@ -255,7 +255,7 @@ TEST(LoadWeights, NormsWithoutParametersAreOnes) {
   EXPECT_EQ(weights->final_norm_bias, nullptr);
 }
 
-TEST(LoadWeights, SixteenBitMatricesStayAndVectorsAreWidened) {
+TEST(LoadWeights, SixteenBitMatricesStayAndVectorsAreConverted) {
   Checkpoint checkpoint(kLlamaConfig, "model.");
   for (BuiltTensor& tensor : checkpoint.tensors()) {
     std::vector<std::uint16_t> bits(tensor.data.size() / 4);
@@ -271,7 +271,7 @@ TEST(LoadWeights, SixteenBitMatricesStayAndVectorsAreWidened) {
   EXPECT_EQ(weights->bytes, weight_bytes(checkpoint.config(), DType::kBF16));
 }
 
-TEST(LoadWeights, PartsOfMixedTypesAreWidened) {
+TEST(LoadWeights, PartsOfMixedTypesAreConverted) {
   Checkpoint checkpoint(kLlamaConfig, "model.");
   checkpoint.tensor("model.layers.0.self_attn.k_proj.weight") =
       tensor16("model.layers.0.self_attn.k_proj.weight", "F16", {32, 64},

@@ -281,7 +281,7 @@ TEST(Records, FollowTheirSchema) {
   request.line_form = LineForm::kSimple;
   for (const std::vector<double>& each :
        {std::vector<double>{}, std::vector<double>{-0.25, -1e-9}}) {
-    completion.score = LineScore{-0.25, true, each};
+    completion.score = RequestScore{-0.25, true, each};
     EXPECT_EQ(violation("record.schema.json", record_line(request, completion)), "");
   }
 }

@@ -89,7 +89,7 @@ TEST(ScoreLine, RecordIsReadBackByResume) {
   completion.index = 7;
   completion.tokens = {4, 5};
   completion.prompt_tokens = 1;
-  completion.score = LineScore{-3.5, false, {-1.5, -2.0}};
+  completion.score = RequestScore{-3.5, false, {-1.5, -2.0}};
   EXPECT_EQ(record_line(request, completion),
             R"({"id":"x","index":7,"logprob":-3.5,"is_greedy":false,"tokens":[4,5],)"
             R"("token_logprobs":[-1.5,-2],"usage":{"prompt_tokens":1,"completion_tokens":2}})");

@@ -32,7 +32,7 @@ class FixedPolicy : public PlacementPolicy {
     }
     return placement;
   }
-  [[nodiscard]] std::int64_t longest_line(const PlacementLimits& /*limits*/) const override {
+  [[nodiscard]] std::int64_t longest_request(const PlacementLimits& /*limits*/) const override {
     return longest;
   }
   [[nodiscard]] std::int64_t input_blocks(std::int64_t /*block_tokens*/) const override {
@@ -48,7 +48,7 @@ SimulatedJob job() {
           .host_memory = 400 * kMega,
           .batch_size = 4,
           .prefill_chunk = 64,
-          .lines = {{100, 29}, {40, 10}}};
+          .requests = {{100, 29}, {40, 10}}};
 }
 
 std::uint64_t scratch(const SimulatedJob& job) {

@@ -107,7 +107,7 @@ TEST(KvMoves, InputsThatAnEndedSequenceLeftDoNotBreakPromises) {
   kv.release(first, moves);
   EXPECT_EQ(kv.tiers().inputs.free(), 1);
   const SequenceId second = kv.admit(iota_tokens(4, 50), 4, 0, {.input_blocks = 1}).sequence;
-  // Shares the block whose layer inputs the second one was promised.
+  // Shares the block whose hidden states the second one was promised.
   const auto third = kv.admit(iota_tokens(5), 8, 0);
   EXPECT_EQ(third.shared_tokens, 4);
   kv.check();
@@ -185,7 +185,7 @@ TEST(KvMoves, AJobThatIsGivenUpLeavesNothing) {
 
 // Random lives of sequences whose blocks move to and fro and are discarded: no page, host block or
 // input block is lost or held twice, every promise holds, and every token keeps the bytes that were
-// written for it or for its layer inputs.
+// written for it or for its hidden states.
 TEST(KvBookMovesProperty, RandomMovesKeepEveryTokensContent) {
   int discarded = 0;
   for (int seed = 0; seed < 150; ++seed) {
@@ -212,7 +212,7 @@ TEST(KvBookMovesProperty, RandomMovesKeepEveryTokensContent) {
       return std::pair(block.on_device() ? 0 : 1,
                        at * shape.block_tokens + token % shape.block_tokens);
     };
-    constexpr int kInputs = 2;  // beside the two tiers: saved layer inputs
+    constexpr int kInputs = 2;  // beside the two tiers: cached hidden states
     const auto read = [&](SequenceId id, std::int64_t token) {
       const std::int64_t block = token / shape.block_tokens;
       if (kv.table(id)[block].place != BlockPlace::kRecomputable) {

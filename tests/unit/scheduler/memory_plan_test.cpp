@@ -90,7 +90,7 @@ TEST(PlanMemory, TheHostTakesWhatTheDeviceCannotHold) {
   EXPECT_EQ(plan_memory(wanted).host_blocks, 2);
 }
 
-TEST(PlanMemory, LayerInputsShareTheHostWithItsBlocks) {
+TEST(PlanMemory, HiddenStatesShareTheHostWithItsBlocks) {
   MemoryRequest wanted = request();
   wanted.batch_size = 10;
   wanted.budget = 6'500;
@@ -191,7 +191,7 @@ TEST(PlanMemory, TransposedKArePaidForBlocksAtHomeAndOnTheHost) {
   EXPECT_EQ(plan.transposed_k_blocks, 6 + 2);
   EXPECT_EQ(plan.kv_pages, 2 * 2);
   EXPECT_LE(plan.total(), wanted.budget);
-  wanted.host->line_homes = 1;
+  wanted.host->request_homes = 1;
   EXPECT_EQ(plan_memory(wanted).transposed_k, plan_memory(wanted).kv_pages / 2 * 50U)
       << "none for blocks on the host";
   wanted.host.reset();

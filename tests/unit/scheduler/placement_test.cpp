@@ -311,7 +311,7 @@ TEST(Zero, OfTheYear2023KeepsItsKvOnTheHost) {
   const Outcome outcome = run(policy, small_limits(), equal_lines(6, 4, 16));
   EXPECT_EQ(outcome.preemptions, 0);
   EXPECT_GE(outcome.offloaded, 6 * 3);
-  // Where the other mode refuses.
+  // A job that the other mode refuses.
   const JobView job{.layers = 10, .block_tokens = 4, .batch_size = 8, .longest_tokens = 10000};
   const StaticPlacement placement = policy.start(job);
   EXPECT_EQ(placement.streamed_layers, 10);
@@ -371,7 +371,7 @@ Case random_case(std::mt19937& random) {
       result.policy = std::make_unique<TriphasePolicy>(schedule);
     }
   }
-  const std::int64_t longest = std::min<std::int64_t>(result.policy->longest_line(limits), 120);
+  const std::int64_t longest = std::min<std::int64_t>(result.policy->longest_request(limits), 120);
   if (longest < 2) return result;
   const std::int64_t lines = pick(1, 14);
   for (std::int64_t line = 0; line < lines; ++line) {

@@ -59,7 +59,7 @@ TEST(Planner, BringsTheHostInWhenTheDeviceIsFull) {
   }
 }
 
-TEST(Planner, NeverRecomputesForGroupedQueriesWithLayerInputs) {
+TEST(Planner, NeverRecomputesGroupedQueriesFromHiddenStates) {
   // X of LLaMA-3 8B is larger than its KV: kv-movement.md section 3.
   Setting grouped =
       setting("llama-3-8b", "t4", {.batch = 16, .input_len = 1024, .output_len = 512});

@@ -32,7 +32,7 @@ Machine machine(const char* shape, const char* name, std::int64_t batch, double 
                    .batch_size = batch,
                    .caching_ratio = caching_ratio,
                    .miss_rate = caching_ratio < 1.0 ? 0.25 : 1.0};
-  job.lines.assign(static_cast<std::size_t>(batch), {128, 512});
+  job.requests.assign(static_cast<std::size_t>(batch), {128, 512});
   CostModel cost(profile);
   return {std::move(profile), std::move(cost), std::move(job)};
 }
@@ -93,7 +93,7 @@ TEST(Simulator, ReproducesFlexGensTableOfTheT4) {
                          Row{"opt-6.7b", "zero", 16, true, 9.28, 0.50},
                          Row{"opt-30b", "zero", 4, true, 0.60, 0.40}}) {
     Machine m = machine(row.shape, "t4", row.batch, 1.0);
-    m.job.lines.assign(static_cast<std::size_t>(row.batch), {512, 32});
+    m.job.requests.assign(static_cast<std::size_t>(row.batch), {512, 32});
     const SimulationResult result =
         simulate_policy(row.policy, m.cost, m.job, {.handicaps = row.handicaps}).result;
     ASSERT_EQ(result.infeasible, "") << row.shape << " " << row.policy;
@@ -102,7 +102,7 @@ TEST(Simulator, ReproducesFlexGensTableOfTheT4) {
   }
   // What decides there: all weights cross the link, and KV is attended where it lies.
   Machine m = machine("opt-30b", "t4", 144, 1.0);
-  m.job.lines.assign(144, {512, 32});
+  m.job.requests.assign(144, {512, 32});
   const SimulationResult flexgen = simulate_policy("flexgen", m.cost, m.job, {}).result;
   EXPECT_EQ(flexgen.streamed_layers, m.job.model.layers);
   EXPECT_GT(flexgen.lanes.host, 0.0);
@@ -147,7 +147,7 @@ TEST(Simulator, ZeroOfTheYear2023AttendsOnTheHost) {
 // FlexGen's CPU delegate is taken where the profile's own numbers make it the faster way.
 TEST(Simulator, TheProfileDecidesWhetherFlexGenAttendsOnTheHost) {
   Machine m = machine("opt-30b", "t4", 64, 1.0);
-  m.job.lines.assign(64, {512, 32});
+  m.job.requests.assign(64, {512, 32});
   const auto host_seconds = [&](double factor) {
     HardwareProfile profile = m.profile;
     for (double& seconds : profile.table(CostTable::kHostAttention).seconds) seconds *= factor;
@@ -208,8 +208,8 @@ TEST(SimulatorProperty, EveryLineEndsWithinTheBudgets) {
         .keep_steps = true};
     std::uint64_t tokens = 0;
     for (std::int64_t line = pick(1, 20); line > 0; --line) {
-      job.lines.push_back({pick(1, 120), pick(1, 60)});
-      tokens += static_cast<std::uint64_t>(job.lines.back().output_tokens);
+      job.requests.push_back({pick(1, 120), pick(1, 60)});
+      tokens += static_cast<std::uint64_t>(job.requests.back().output_tokens);
     }
     for (const std::string_view name :
          {"triphase", "flexgen", "vllm", "accelerate", "zero", "device-only"}) {

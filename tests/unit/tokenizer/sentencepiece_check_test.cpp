@@ -204,7 +204,7 @@ TEST(SentencePieceCharsmap, AcceptsOnlyTablesThatStayInside) {
 
 TEST(SentencePieceCharsmap, RefusesPathsWithMoreRulesThanTheLibraryHolds) {
   using std::string_view_literals::operator""sv;
-  // "A", "AA", ... each with a rule: `rules` of them on one path.
+  // "A", "AA", ... each with a rule: a path that meets `rules` rules.
   const auto chain = [](std::uint32_t rules) {
     std::vector<std::uint32_t> units(256 * (rules + 2), 0x80000000U);
     const auto base = [](std::uint32_t depth) { return 256 * (depth + 1); };

@@ -60,7 +60,7 @@ def take_head(source: Attention, target: Attention, head: int, key: int, query: 
 def share_first(source: Attention, target: Attention, heads: int) -> None:
     """Lets the first heads of source share the first key-value head of target.
 
-    All of them have the same codes among their values; the rest of the shared values are
+    These heads have the same codes among their values; the rest of the shared values are
     the directions that the heads' outputs depend on most.
     """
     take_head(source, target, 0, 0, 0)

@@ -35,8 +35,9 @@ from model import SHAPES, Llama
 
 @torch.no_grad()
 def strengthen(model: Llama, sharpness: float, gain: float, sink: float, recent: float) -> None:
-    """Scales the match heads' queries by sharpness and what of them reads the last dozen tokens
-    also by recent, their output of codes by gain, and the first position's key by sink."""
+    """Scales weights of the match heads: their queries by sharpness, the queries' part that reads
+    the last dozen tokens also by recent, their output of codes by gain, the first position's key
+    by sink."""
     attention = model.layers[MATCH_LAYER].self_attn
     for head in match_heads(model):
         rows = head_rows(model, head)

@@ -1,7 +1,7 @@
 """Trains one of the test models on a CPU.
 
 The start is that of headstart.py.  The curriculum goes from sequences of 256 tokens to
-sequences of 2,048, all of them a mixture of plain English and of things to look up.
+sequences of 2,048. Each is a mixture of plain English and of things to look up.
 
 Run ``python train.py --work DIR --name mha``.  With ``--minutes`` the run shortens every
 stage as needed to end in that time.  DIR/NAME.pt is the checkpoint, DIR/NAME-metrics.jsonl

@@ -1,6 +1,6 @@
 #pragma once
 
-// The lines an Engine holds: waiting, running, and preempted ones. Plain values.
+// The requests an Engine holds: waiting, running, and preempted ones. Plain values.
 
 #include <cstdint>
 #include <memory>
@@ -12,18 +12,18 @@
 
 namespace triphase {
 
-struct RunningLine {
+struct RunningRequest {
   std::unique_ptr<Sequence> sequence;
   SequenceId id;
   std::uint64_t rope_key = 0;
-  std::uint64_t admission = 0;  // how many lines were admitted before it
+  std::uint64_t admission = 0;  // how many requests were admitted before it
   std::int64_t computed = 0;    // leading tokens whose KV is in the store
   // Leading tokens computed in chunks before decoding goes on: the prompt, or after a preemption
-  // by recomputation everything the line had.
+  // by recomputation everything the request had.
   std::int64_t prefill_tokens = 0;
-  LinePhase phase;
+  RequestPhase phase;
 
-  // As policies see it.
+  // The request as policies see it.
   [[nodiscard]] PlacedRequest placed() const {
     return {.id = id,
             .admission = admission,
@@ -43,8 +43,8 @@ struct RunningLine {
   }
 };
 
-struct PreemptedLine {
-  RunningLine line;  // kDrop: without id
+struct PreemptedRequest {
+  RunningRequest request;  // kDrop: without id
   PreemptMode mode = PreemptMode::kSwap;
 };
 

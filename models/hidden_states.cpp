@@ -1,4 +1,4 @@
-#include "models/layer_inputs.h"
+#include "models/hidden_states.h"
 
 #include <algorithm>
 #include <exception>
@@ -43,9 +43,9 @@ AnyMatrix part_of(AnyMatrix all, std::int64_t first_row, std::int64_t rows,
 
 }  // namespace
 
-LayerInputs::LayerInputs(const ModelConfig& config, std::int64_t tokens, std::int64_t rows,
-                         bool on_device, Ops& ops, InputOps& input_ops, const LayerRopes& ropes,
-                         MemoryPool& pool)
+HiddenStates::HiddenStates(const ModelConfig& config, std::int64_t tokens, std::int64_t rows,
+                           bool on_device, Ops& ops, InputOps& input_ops, const LayerRopes& ropes,
+                           MemoryPool& pool)
     : config_(config),
       tokens_(tokens),
       rows_capacity_(rows),
@@ -67,7 +67,7 @@ LayerInputs::LayerInputs(const ModelConfig& config, std::int64_t tokens, std::in
   slot_offsets_.resize(static_cast<std::size_t>(rows));
 }
 
-LayerInputs::~LayerInputs() {
+HiddenStates::~HiddenStates() {
   for (const std::vector<Ticket>& saves : {under_way_, before_}) {
     for (const Ticket ticket : saves) {
       try {
@@ -79,20 +79,20 @@ LayerInputs::~LayerInputs() {
   }
 }
 
-std::uint64_t LayerInputs::scratch_bytes(const ModelConfig& config, std::int64_t rows,
-                                         std::int64_t listed) {
+std::uint64_t HiddenStates::scratch_bytes(const ModelConfig& config, std::int64_t rows,
+                                          std::int64_t listed) {
   const Sizes sizes = sizes_of(config, rows);
   return sizes.codes + sizes.scales + sizes.inputs + sizes.kv +
          LayerRopes::angle_bytes(config, listed);
 }
 
-void LayerInputs::begin(KvStore& store, std::span<const BatchSegment> rows) {
+void HiddenStates::begin(KvStore& store, std::span<const BatchSegment> rows) {
   if (transfers_ != store.transfers()) {
     for (std::vector<Ticket>& saves : saves_) saves.clear();
     wait_for(under_way_);
   }
-  // Nothing reads those of the last step yet: their blocks are on the device, and what makes them
-  // leave follows these saves on the link.
+  // The last step's saves need no wait: their blocks are still on the device, and the link offloads
+  // blocks only after these saves.
   wait_for(before_);
   std::swap(before_, under_way_);
   store_ = &store;
@@ -111,7 +111,7 @@ void LayerInputs::begin(KvStore& store, std::span<const BatchSegment> rows) {
   }
 }
 
-void LayerInputs::wait_for(std::vector<Ticket>& saves) {
+void HiddenStates::wait_for(std::vector<Ticket>& saves) {
   while (!saves.empty()) {
     const Ticket ticket = saves.back();
     saves.pop_back();
@@ -119,8 +119,8 @@ void LayerInputs::wait_for(std::vector<Ticket>& saves) {
   }
 }
 
-void LayerInputs::project(LayerId layer, const LayerWeights& weights, ConstMatrix input, Matrix kv,
-                          Stream& stream) {
+void HiddenStates::project(LayerId layer, const LayerWeights& weights, ConstMatrix input, Matrix kv,
+                           Stream& stream) {
   if (runs_.empty()) return;
   const std::int64_t hidden = config_.hidden_size;
   const auto kept = static_cast<std::size_t>(layer.value % kKept);
@@ -143,8 +143,8 @@ void LayerInputs::project(LayerId layer, const LayerWeights& weights, ConstMatri
   save(layer, codes, scales, saves);
 }
 
-void LayerInputs::save(LayerId layer, const std::int8_t* codes, const float* scales,
-                       std::vector<Ticket>& saves) {
+void HiddenStates::save(LayerId layer, const std::int8_t* codes, const float* scales,
+                        std::vector<Ticket>& saves) {
   const std::int64_t block_tokens = store_->memory().shape().block_tokens;
   const std::int64_t hidden = config_.hidden_size;
   pieces_.clear();
@@ -174,9 +174,9 @@ void LayerInputs::save(LayerId layer, const std::int8_t* codes, const float* sca
   under_way_.push_back(saves.back());
 }
 
-void LayerInputs::recompute(LayerId layer, const LayerWeights& weights,
-                            std::span<const KvRecompute> blocks, const KvLayerView& cache,
-                            Stream& stream) {
+void HiddenStates::recompute(LayerId layer, const LayerWeights& weights,
+                             std::span<const KvRecompute> blocks, const KvLayerView& cache,
+                             Stream& stream) {
   const auto at_once = static_cast<std::size_t>(rows_capacity_ / cache.page_tokens);
   TRIPHASE_CHECK(at_once > 0, "buffers for the rows of a block");
   while (!blocks.empty()) {
@@ -186,9 +186,9 @@ void LayerInputs::recompute(LayerId layer, const LayerWeights& weights,
   }
 }
 
-void LayerInputs::recompute_part(LayerId layer, const LayerWeights& weights,
-                                 std::span<const KvRecompute> blocks, const KvLayerView& cache,
-                                 Stream& stream) {
+void HiddenStates::recompute_part(LayerId layer, const LayerWeights& weights,
+                                  std::span<const KvRecompute> blocks, const KvLayerView& cache,
+                                  Stream& stream) {
   const std::optional<std::size_t> rope = ropes_->of(layer.value);
   const std::int64_t block_tokens = cache.page_tokens;
   const std::int64_t rows = std::ssize(blocks) * block_tokens;
@@ -221,9 +221,9 @@ void LayerInputs::recompute_part(LayerId layer, const LayerWeights& weights,
   use_.recomputed_tokens += static_cast<std::uint64_t>(rows);
 }
 
-void LayerInputs::recompute(LayerId layer, const LayerWeights& weights,
-                            const RecomputedTokens& tokens, const KvLayerView& cache,
-                            Stream& stream) {
+void HiddenStates::recompute(LayerId layer, const LayerWeights& weights,
+                             const RecomputedTokens& tokens, const KvLayerView& cache,
+                             Stream& stream) {
   const std::int64_t width = config_.kv_width();
   const std::optional<std::size_t> rope = ropes_->of(layer.value);
   const ConstMatrix angles = rope ? rope_positions_[*rope].send(stream) : ConstMatrix{};
@@ -240,8 +240,8 @@ void LayerInputs::recompute(LayerId layer, const LayerWeights& weights,
   }
 }
 
-void LayerInputs::read_inputs(const KvRecompute& block, std::int64_t row, const KvLayerView& cache,
-                              Stream& stream) {
+void HiddenStates::read_inputs(const KvRecompute& block, std::int64_t row, const KvLayerView& cache,
+                               Stream& stream) {
   const std::int64_t page = block.page.value * cache.page_tokens * config_.kv_width() *
                             static_cast<std::int64_t>(dtype_bytes(cache.dtype));
   const auto* codes =
@@ -255,7 +255,7 @@ void LayerInputs::read_inputs(const KvRecompute& block, std::int64_t row, const 
                          stream);
 }
 
-void LayerInputs::name_slots(PageId page, std::int64_t row, std::int64_t page_tokens) {
+void HiddenStates::name_slots(PageId page, std::int64_t row, std::int64_t page_tokens) {
   for (std::int64_t offset = 0; offset < page_tokens; ++offset) {
     const auto at = static_cast<std::size_t>(row + offset);
     slot_pages_[at] = page;
@@ -263,16 +263,16 @@ void LayerInputs::name_slots(PageId page, std::int64_t row, std::int64_t page_to
   }
 }
 
-void LayerInputs::append(ConstMatrix k, ConstMatrix v, const KvLayerView& cache, Stream& stream) {
+void HiddenStates::append(ConstMatrix k, ConstMatrix v, const KvLayerView& cache, Stream& stream) {
   const auto rows = static_cast<std::size_t>(k.rows);
   ops_->kv_append(k, v, {std::span(slot_pages_).first(rows), std::span(slot_offsets_).first(rows)},
                   cache, stream);
 }
 
-// Block by block through a free partial page, quantized by the scales that each got when it was
-// closed.
-void LayerInputs::requantize(std::span<const KvRecompute> blocks, Matrix k, Matrix v,
-                             const KvLayerView& cache, Stream& stream) {
+// Works block by block through a free partial page. Each block keeps the scales that it got when it
+// filled up.
+void HiddenStates::requantize(std::span<const KvRecompute> blocks, Matrix k, Matrix v,
+                              const KvLayerView& cache, Stream& stream) {
   const std::int64_t tokens = cache.page_tokens;
   const PageId partial = store_->partial_pages().take();
   name_slots(partial, 0, tokens);

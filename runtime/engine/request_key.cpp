@@ -1,4 +1,4 @@
-#include "runtime/engine/line_key.h"
+#include "runtime/engine/request_key.h"
 
 namespace triphase {
 namespace {
@@ -12,8 +12,9 @@ std::uint64_t mix(std::uint64_t value) {
 
 }  // namespace
 
-std::uint64_t line_key(const SamplingParams& params, std::uint64_t job_seed, std::uint64_t index) {
-  // Different constants keep a line's own seed 5 apart from job seed 5.
+std::uint64_t request_key(const SamplingParams& params, std::uint64_t job_seed,
+                          std::uint64_t index) {
+  // Different constants keep a request's own seed 5 apart from job seed 5.
   return params.seed ? mix(*params.seed ^ 0x6C696E65ULL) : mix(mix(job_seed ^ 0x6A6F62ULL) + index);
 }
 

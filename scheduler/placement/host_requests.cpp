@@ -1,4 +1,4 @@
-#include "scheduler/placement/host_lines.h"
+#include "scheduler/placement/host_requests.h"
 
 #include <algorithm>
 
@@ -6,19 +6,19 @@ namespace triphase {
 
 void offload_full_blocks(PlacementStep& step, SequenceId id) {
   const std::int64_t full = step.book().sequence(id).tokens / step.limits().block_tokens;
-  const std::int64_t away = step.book().table(id).offloaded();
-  if (full > away) step.offload(id, full - away);
+  const std::int64_t offloaded = step.book().table(id).offloaded();
+  if (full > offloaded) step.offload(id, full - offloaded);
 }
 
 std::int64_t prefill_blocks(const PlacementLimits& limits) {
   return limits.blocks_for(limits.prefill_chunk);
 }
 
-std::int64_t host_line_blocks(const PlacementStep& step, const WaitingRequest& request) {
-  return step.limits().blocks_for(request.max_tokens) - step.away_blocks(request);
+std::int64_t host_request_blocks(const PlacementStep& step, const WaitingRequest& request) {
+  return step.limits().blocks_for(request.max_tokens) - step.offloaded_blocks(request);
 }
 
-void keep_lines_on_host(PlacementStep& step) {
+void keep_requests_on_host(PlacementStep& step) {
   const PlacementLimits& limits = step.limits();
   for (const PlacedRequest& request : step.running()) {
     offload_full_blocks(step, request.id);
@@ -28,9 +28,9 @@ void keep_lines_on_host(PlacementStep& step) {
     const std::int64_t running = step.running_count();
     if (running >= limits.batch_size) break;
     const Admit admit{.waiting = static_cast<std::int64_t>(index),
-                      .host_blocks = host_line_blocks(step, request)};
+                      .host_blocks = host_request_blocks(step, request)};
     const bool fits =
-        (running + 1) * kHostLineDeviceBlocks + prefill_blocks(limits) <= limits.device_blocks &&
+        (running + 1) * kHostRequestDeviceBlocks + prefill_blocks(limits) <= limits.device_blocks &&
         step.admission_blocks(admit) <= step.spare_device_blocks() &&
         admit.host_blocks <= step.book().tiers().host.free();
     if (!fits) break;
@@ -38,8 +38,8 @@ void keep_lines_on_host(PlacementStep& step) {
   }
 }
 
-std::int64_t longest_host_line(const PlacementLimits& limits) {
-  if (limits.device_blocks < kHostLineDeviceBlocks + prefill_blocks(limits)) return 0;
+std::int64_t longest_host_request(const PlacementLimits& limits) {
+  if (limits.device_blocks < kHostRequestDeviceBlocks + prefill_blocks(limits)) return 0;
   return limits.host_blocks * limits.block_tokens;
 }
 

@@ -1,12 +1,11 @@
 #pragma once
 
-// K and V from INT8 layer inputs X (DESIGN section 3, Phase III). X is what a layer's K and V are
-// projected from: after the norm where a norm comes before attention. K and V of the first `tokens`
-// tokens of every sequence are projected from the quantized X, in prefill, decode and recompute
-// alike and by the same arithmetic, so that stored and recomputed KV are the same numbers. Saves X
-// of blocks that have an input block, and projects again where a block is recomputable: all of it,
-// or the tokens that the device found it needs. Not thread safe; ops and pool must
-// outlive it.
+// K and V from cached hidden states (Phase III). A layer's hidden state X is the row that a token's
+// K and V are projected from: after the norm, where a norm comes before attention. X is kept in
+// INT8. K and V of every sequence's first `tokens` tokens are projected from the quantized X.
+// Prefill, decode and recompute do so alike, so stored and recomputed KV are the same numbers.
+// Saves X of blocks that have an input block. Projects a recomputable block again: all of it, or
+// the tokens that the device needs. Not thread safe; ops and pool must outlive it.
 
 #include <array>
 #include <cstdint>
@@ -27,23 +26,23 @@
 
 namespace triphase {
 
-class LayerInputs {
+class HiddenStates {
  public:
   // `rows`: of one forward call, and the tokens of a block at least. `on_device`: the device will
   // list tokens.
-  LayerInputs(const ModelConfig& config, std::int64_t tokens, std::int64_t rows, bool on_device,
-              Ops& ops, InputOps& input_ops, const LayerRopes& ropes, MemoryPool& pool);
+  HiddenStates(const ModelConfig& config, std::int64_t tokens, std::int64_t rows, bool on_device,
+               Ops& ops, InputOps& input_ops, const LayerRopes& ropes, MemoryPool& pool);
   // Waits for what is on its way.
-  ~LayerInputs();
-  LayerInputs(const LayerInputs&) = delete;
-  LayerInputs& operator=(const LayerInputs&) = delete;
+  ~HiddenStates();
+  HiddenStates(const HiddenStates&) = delete;
+  HiddenStates& operator=(const HiddenStates&) = delete;
 
   // Bytes that the constructor takes; `listed`: the tokens that the device may list, 0 for none.
   [[nodiscard]] static std::uint64_t scratch_bytes(const ModelConfig& config, std::int64_t rows,
                                                    std::int64_t listed);
 
-  // A step begins; what the one before the last saved is on the host when this returns. `rows` must
-  // stay.
+  // A step begins. When this returns, the host has what the step before the last one saved. `rows`
+  // must stay.
   void begin(KvStore& store, std::span<const BatchSegment> rows);
 
   // kv [T, 2 * kv_width]: K and V as projected from `input` [T, hidden]; rows of leading tokens are
@@ -54,8 +53,8 @@ class LayerInputs {
   // Blocks of this layer whose X lies in their staging pages get their K and V.
   void recompute(LayerId layer, const LayerWeights& weights, std::span<const KvRecompute> blocks,
                  const KvLayerView& cache, Stream& stream);
-  // The same of tokens that the device lists, of sequences with rope key 0, whose X the link has
-  // brought to their slots.
+  // Recomputes tokens that the device lists. Their sequences have rope key 0, and the link has
+  // brought X to their slots.
   void recompute(LayerId layer, const LayerWeights& weights, const RecomputedTokens& tokens,
                  const KvLayerView& cache, Stream& stream);
 
