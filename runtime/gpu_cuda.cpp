@@ -50,7 +50,7 @@ Gpu open_gpu(std::string_view name, bool deterministic, ThreadPool& threads) {
                                     : gemm        ? gemm->name()
                                                   : "no cuBLASLt";
   add_operations(gpu, fmt::format("cuda:{} ({}, {})", index, facts.name, products), std::move(gemm),
-                 [](Stream& stream) { return cuda_stream(stream); });
+                 [](Stream& stream) { return &cuda_stream(stream).launches(); });
   gpu.measure_ceilings = [cuda](int runs) { return cuda::measure_ceilings(*cuda, runs); };
   return gpu;
 }

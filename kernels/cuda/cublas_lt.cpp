@@ -4,12 +4,14 @@
 #include <dlfcn.h>
 #include <fmt/format.h>
 
+#include <array>
 #include <cstdlib>
 #include <map>
 #include <tuple>
 #include <vector>
 
 #include "base/error.h"
+#include "base/launch.h"
 #include "kernels/cuda/launch_check.h"
 #include "kernels/cuda/library_search.h"
 #include "kernels/sizing/cuda_workspace.h"
@@ -135,39 +137,48 @@ class CublasLtGemm final : public Gemm {
             "cuBLASLt", "y must be x times w transposed, of one type", [&] {
               return shape_text({{"x", x}, {"w", w}, {"y", y}});
             });
-    Owned<cublasLtMatmulDesc_t> product(f_.desc_destroy);
-    check(f_.desc_create(product.out(), CUBLAS_COMPUTE_32F, CUDA_R_32F), x, y);
-    const cublasOperation_t transposed = CUBLAS_OP_T;
-    check(f_.desc_set(product.get(), CUBLASLT_MATMUL_DESC_TRANSA, &transposed, sizeof(transposed)),
-          x, y);
-    if (bias != nullptr) {
-      const cublasLtEpilogue_t epilogue = CUBLASLT_EPILOGUE_BIAS;
-      check(f_.desc_set(product.get(), CUBLASLT_MATMUL_DESC_EPILOGUE, &epilogue, sizeof(epilogue)),
-            x, y);
-      check(f_.desc_set(product.get(), CUBLASLT_MATMUL_DESC_BIAS_POINTER, &bias, sizeof(bias)), x,
-            y);
-    }
-    Owned<cublasLtMatrixLayout_t> w_layout(f_.layout_destroy);
-    Owned<cublasLtMatrixLayout_t> x_layout(f_.layout_destroy);
-    Owned<cublasLtMatrixLayout_t> y_layout(f_.layout_destroy);
-    check(layout(w_layout, w), x, y);
-    check(layout(x_layout, x), x, y);
-    check(layout(y_layout, y), x, y);
-    const cublasLtMatmulAlgo_t* algorithm =
-        choose(product.get(), w_layout.get(), x_layout.get(), y_layout.get(), x, w, bias, y);
-    if (algorithm == nullptr) return false;
-    const float one = 1.0F;
+    Choice* choice = choose(x, w, bias, y);
+    if (choice == nullptr) return false;
     const float beta = accumulate ? 1.0F : 0.0F;
-    check(f_.matmul(handle_, product.get(), &one, w.data, w_layout.get(), x.data, x_layout.get(),
-                    &beta, y.data, y_layout.get(), y.data, y_layout.get(), algorithm, workspace_,
-                    kWorkspaceBytes, stream),
-          x, y);
+    if (stream == nullptr) {
+      multiply(this, choice, x.data, w.data, bias, y.data, beta, nullptr);
+    } else {
+      add_call<&CublasLtGemm::multiply>(*stream, "cuBLASLt", this, choice, x.data, w.data, bias,
+                                        y.data, beta);
+    }
     return true;
   }
 
  private:
   using Shape = std::tuple<std::int64_t, std::int64_t, std::int64_t, std::int64_t, std::int64_t,
                            std::int64_t, DType, bool, std::uintptr_t>;
+
+  // What the library is asked with for one shape, and its first choice of an algorithm.
+  struct Choice {
+    explicit Choice(const Functions& f)
+        : product(f.desc_destroy), w(f.layout_destroy), x(f.layout_destroy), y(f.layout_destroy) {}
+    Owned<cublasLtMatmulDesc_t> product;
+    Owned<cublasLtMatrixLayout_t> w;
+    Owned<cublasLtMatrixLayout_t> x;
+    Owned<cublasLtMatrixLayout_t> y;
+    std::array<std::int64_t, 3> size{};  // rows, columns, depth
+    bool found = false;
+    cublasLtMatmulAlgo_t algorithm{};
+  };
+  static void multiply(CublasLtGemm* gemm, Choice* choice, const void* x, const void* w,
+                       const float* bias, void* y, float beta, cudaStream_t stream) {
+    if (bias != nullptr) gemm->set_bias(*choice, bias);
+    const float one = 1.0F;
+    gemm->check(gemm->f_.matmul(gemm->handle_, choice->product.get(), &one, w, choice->w.get(), x,
+                                choice->x.get(), &beta, y, choice->y.get(), y, choice->y.get(),
+                                &choice->algorithm, gemm->workspace_, kWorkspaceBytes, stream),
+                *choice);
+  }
+
+  void set_bias(Choice& choice, const float* bias) {
+    check(f_.desc_set(choice.product.get(), CUBLASLT_MATMUL_DESC_BIAS_POINTER, &bias, sizeof(bias)),
+          choice);
+  }
 
   // Alignment that an algorithm may count on: of all addresses together, up to 256 bytes.
   static std::uintptr_t alignment_of(const void* x, const void* w, const void* y) {
@@ -176,57 +187,73 @@ class CublasLtGemm final : public Gemm {
     return bits & (~bits + 1);
   }
 
-  cublasStatus_t layout(Owned<cublasLtMatrixLayout_t>& out, const ConstMatrix& matrix) {
-    return f_.layout_create(out.out(), library_type(matrix.dtype),
-                            static_cast<std::uint64_t>(matrix.cols),
-                            static_cast<std::uint64_t>(matrix.rows), matrix.row_stride);
+  void describe(Choice& choice, Owned<cublasLtMatrixLayout_t>& out, const ConstMatrix& matrix) {
+    check(f_.layout_create(out.out(), library_type(matrix.dtype),
+                           static_cast<std::uint64_t>(matrix.cols),
+                           static_cast<std::uint64_t>(matrix.rows), matrix.row_stride),
+          choice);
   }
 
-  // The library's first choice for the shape, asked once and kept. Null: it has none.
-  const cublasLtMatmulAlgo_t* choose(cublasLtMatmulDesc_t product, cublasLtMatrixLayout_t w_layout,
-                                     cublasLtMatrixLayout_t x_layout,
-                                     cublasLtMatrixLayout_t y_layout, const ConstMatrix& x,
-                                     const ConstMatrix& w, const float* bias, const Matrix& y) {
+  // Asked once for a shape, and kept. Null: the library has no kernel for it.
+  Choice* choose(const ConstMatrix& x, const ConstMatrix& w, const float* bias, const Matrix& y) {
     const std::uintptr_t alignment = alignment_of(x.data, w.data, y.data);
     const Shape shape{x.rows,       w.rows,  x.cols,          x.row_stride, w.row_stride,
                       y.row_stride, w.dtype, bias != nullptr, alignment};
-    const auto known = choices_.find(shape);
-    if (known != choices_.end()) return known->second.found ? &known->second.algorithm : nullptr;
+    const auto [known, is_new] = choices_.try_emplace(shape, f_);
+    Choice& choice = known->second;
+    if (is_new) {
+      choice.size = {y.rows, y.cols, x.cols};
+      find_algorithm(choice, x, w, bias, y, alignment);
+    }
+    return choice.found ? &choice : nullptr;
+  }
+
+  void find_algorithm(Choice& choice, const ConstMatrix& x, const ConstMatrix& w, const float* bias,
+                      const Matrix& y, std::uintptr_t alignment) {
+    check(f_.desc_create(choice.product.out(), CUBLAS_COMPUTE_32F, CUDA_R_32F), choice);
+    const cublasOperation_t transposed = CUBLAS_OP_T;
+    check(f_.desc_set(choice.product.get(), CUBLASLT_MATMUL_DESC_TRANSA, &transposed,
+                      sizeof(transposed)),
+          choice);
+    if (bias != nullptr) {
+      const cublasLtEpilogue_t epilogue = CUBLASLT_EPILOGUE_BIAS;
+      check(f_.desc_set(choice.product.get(), CUBLASLT_MATMUL_DESC_EPILOGUE, &epilogue,
+                        sizeof(epilogue)),
+            choice);
+      set_bias(choice, bias);
+    }
+    describe(choice, choice.w, w);
+    describe(choice, choice.x, x);
+    describe(choice, choice.y, y);
     Owned<cublasLtMatmulPreference_t> preference(f_.preference_destroy);
-    check(f_.preference_create(preference.out()), x, y);
+    check(f_.preference_create(preference.out()), choice);
     const std::uint64_t bytes = kWorkspaceBytes;
     check(f_.preference_set(preference.get(), CUBLASLT_MATMUL_PREF_MAX_WORKSPACE_BYTES, &bytes,
                             sizeof(bytes)),
-          x, y);
+          choice);
     const auto least = static_cast<std::uint32_t>(alignment);
     for (const auto attribute :
          {CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_A_BYTES, CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_B_BYTES,
           CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_C_BYTES, CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_D_BYTES}) {
-      check(f_.preference_set(preference.get(), attribute, &least, sizeof(least)), x, y);
+      check(f_.preference_set(preference.get(), attribute, &least, sizeof(least)), choice);
     }
     cublasLtMatmulHeuristicResult_t result{};
     int found = 0;
-    const cublasStatus_t status = f_.heuristic(handle_, product, w_layout, x_layout, y_layout,
-                                               y_layout, preference.get(), 1, &result, &found);
-    if (status != CUBLAS_STATUS_NOT_SUPPORTED) check(status, x, y);
-    Choice& choice = choices_[shape];
+    const cublasStatus_t status =
+        f_.heuristic(handle_, choice.product.get(), choice.w.get(), choice.x.get(), choice.y.get(),
+                     choice.y.get(), preference.get(), 1, &result, &found);
+    if (status != CUBLAS_STATUS_NOT_SUPPORTED) check(status, choice);
     choice.found = status == CUBLAS_STATUS_SUCCESS && found > 0;
     choice.algorithm = result.algo;
-    return choice.found ? &choice.algorithm : nullptr;
   }
 
-  void check(cublasStatus_t status, const ConstMatrix& x, const ConstMatrix& y) const {
+  void check(cublasStatus_t status, const Choice& choice) const {
     if (status == CUBLAS_STATUS_SUCCESS) return;
     throw Error(ErrorRole::kDevice, "E-DEV-CUDA", "GPU")
-        .found(fmt::format("cuBLASLt, {} x {}, depth {}: {}", y.rows, y.cols, x.cols,
-                           f_.status_text(status)))
+        .found(fmt::format("cuBLASLt, {} x {}, depth {}: {}", choice.size[0], choice.size[1],
+                           choice.size[2], f_.status_text(status)))
         .hint("finished records are kept; the same command resumes");
   }
-
-  struct Choice {
-    bool found = false;
-    cublasLtMatmulAlgo_t algorithm{};
-  };
 
   Library library_;
   Functions f_;

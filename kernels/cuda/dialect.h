@@ -36,7 +36,13 @@
 #include <cstddef>
 #include <cstdint>
 
+#include "base/launch.h"
 #include "kernels/cuda/stream_handle.h"
+
+#define TRIPHASE_LAUNCH(kernel, grid, block, shared_bytes, stream, ...)                       \
+  ::triphase::cuda::detail::launch(::triphase::cuda::detail::unwrap kernel, #kernel, (grid),  \
+                                   (block), static_cast<std::size_t>(shared_bytes), (stream), \
+                                   __VA_ARGS__)
 
 namespace triphase::cuda {
 
@@ -51,6 +57,37 @@ inline constexpr int kWarpSize = 32;
 #endif
 
 namespace triphase::cuda {
+
+namespace detail {
+
+// Lets a kernel with template arguments be written in parentheses.
+template <class... Parameters>
+constexpr auto unwrap(void (*kernel)(Parameters...)) {
+  return kernel;
+}
+
+template <class... Parameters, class... Arguments>
+void launch(void (*kernel)(Parameters...), const char* name, dim3 grid, dim3 block,
+            std::size_t shared_bytes, StreamHandle stream, Arguments&&... arguments) {
+  const LaunchArguments<Parameters...> values(
+      static_cast<Parameters>(std::forward<Arguments>(arguments))...);
+  Launch launch;
+  launch.kernel = reinterpret_cast<const void*>(kernel);
+  launch.name = name;
+  launch.grid = {grid.x, grid.y, grid.z};
+  launch.block = {block.x, block.y, block.z};
+  launch.shared_bytes = shared_bytes;
+  launch.arguments = values.bytes();
+  launch.offsets = values.offsets();
+  launch.thread = thread_of<Parameters...>();
+  if (stream == nullptr) {
+    run_at_once(launch);
+  } else {
+    stream->add(launch);
+  }
+}
+
+}  // namespace detail
 
 // Fragments of the tensor-core tiles, in the layout that PTX documents for mma.sync.m16n8k16 and
 // ldmatrix. With row = lane / 4 and pair = 2 * (lane % 4), a lane holds

@@ -10,11 +10,9 @@
 #include <string>
 
 #include "kernels/cuda/cuda_check.h"
+#include "kernels/cuda/cuda_launch.h"
 #include "kernels/cuda/launch_check.h"
 
-#define TRIPHASE_LAUNCH(kernel, grid, block, shared_bytes, stream, ...)                     \
-  (::triphase::cuda::detail::unwrap kernel)<<<(grid), (block), (shared_bytes), (stream)>>>( \
-      __VA_ARGS__)
 #define TRIPHASE_SHARED(type, name, count) __shared__ type name[count]
 #define TRIPHASE_DYNAMIC_SHARED(name) extern __shared__ __align__(16) unsigned char name[]
 #define TRIPHASE_UNROLL _Pragma("unroll")
@@ -28,11 +26,13 @@ using BFloat16 = __nv_bfloat16;
 
 namespace detail {
 
-// Lets a kernel with template arguments be written in parentheses.
-template <class Kernel>
-constexpr Kernel* unwrap(Kernel* kernel) {
-  return kernel;
+// A GPU starts the threads itself.
+template <class... Parameters>
+constexpr Launch::Thread thread_of() {
+  return nullptr;
 }
+
+inline void run_at_once(const Launch& launch) { run_launch(launch, nullptr); }
 
 }  // namespace detail
 

@@ -1,11 +1,14 @@
 #pragma once
 
-// cudaStream_t without a CUDA header, so that wrappers' headers stay plain C++.
+// What wrappers launch on: the queue of a stream's launches.
 
-struct CUstream_st;
+namespace triphase {
+class LaunchQueue;
+}  // namespace triphase
 
 namespace triphase::cuda {
 
-using StreamHandle = CUstream_st*;
+// Null, in tests of kernels alone: a launch runs at once.
+using StreamHandle = LaunchQueue*;
 
 }  // namespace triphase::cuda

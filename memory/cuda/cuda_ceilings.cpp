@@ -39,7 +39,7 @@ Ceilings measure_ceilings(CudaDevice& device, int runs) {
   const Buffer sink =
       pool.allocate(static_cast<std::size_t>(blocks) * sizeof(float), MemoryTag::kWorkspace);
   const auto stream = device.make_stream();
-  const StreamHandle handle = cuda_stream(*stream);
+  const StreamHandle handle = &cuda_stream(*stream).launches();
   Ceilings ceilings;
   ceilings.read_bytes_per_second =
       static_cast<double>(bytes) / best_seconds(device, *stream, runs, [&] {

@@ -20,6 +20,14 @@ std::size_t to_boundary(const void* data) {
   return kPinChunk - reinterpret_cast<std::uintptr_t>(data) % kPinChunk;
 }
 
+cudaStream_t make(int device, int priority) {
+  select_device(device);
+  cudaStream_t stream = nullptr;
+  check_cuda(cudaStreamCreateWithPriority(&stream, cudaStreamNonBlocking, priority),
+             "cudaStreamCreateWithPriority");
+  return stream;
+}
+
 bool is_host(const void* data) {
   cudaPointerAttributes attributes{};
   check_cuda(cudaPointerGetAttributes(&attributes, data), "cudaPointerGetAttributes");
@@ -28,30 +36,32 @@ bool is_host(const void* data) {
 
 }  // namespace
 
-CudaStream::CudaStream(int device, int priority) : device_(device) {
-  select_device(device_);
-  check_cuda(cudaStreamCreateWithPriority(&stream_, cudaStreamNonBlocking, priority),
-             "cudaStreamCreateWithPriority");
-}
+CudaStream::CudaStream(int device, int priority)
+    : device_(device), stream_(make(device, priority)), launches_(stream_), graphs_(launches_) {}
 
 CudaStream::~CudaStream() { (void)cudaStreamDestroy(stream_); }
 
 void CudaStream::synchronize() {
-  select_device(device_);
-  check_cuda(cudaStreamSynchronize(stream_), "cudaStreamSynchronize");
+  check_cuda(cudaStreamSynchronize(after_launches()), "cudaStreamSynchronize");
+  graphs_.begin_step();
 }
 
-cudaStream_t cuda_stream(Stream& stream) {
+cudaStream_t CudaStream::after_launches() {
+  select_device(device_);
+  graphs_.flush();
+  return stream_;
+}
+
+CudaStream& cuda_stream(Stream& stream) {
   auto* cuda = dynamic_cast<CudaStream*>(&stream);
   TRIPHASE_CHECK(cuda != nullptr, "a stream of a CUDA device");
-  return cuda->handle();
+  return *cuda;
 }
 
 void CudaStream::wait_for(const Event& event) {
   const auto* cuda = dynamic_cast<const CudaEvent*>(&event);
   TRIPHASE_CHECK(cuda != nullptr, "an event of a CUDA device");
-  select_device(device_);
-  check_cuda(cudaStreamWaitEvent(stream_, cuda->handle(), 0), "cudaStreamWaitEvent");
+  check_cuda(cudaStreamWaitEvent(after_launches(), cuda->handle(), 0), "cudaStreamWaitEvent");
 }
 
 CudaEvent::CudaEvent(int device) {
@@ -62,7 +72,7 @@ CudaEvent::CudaEvent(int device) {
 CudaEvent::~CudaEvent() { (void)cudaEventDestroy(event_); }
 
 void CudaEvent::record(Stream& stream) {
-  check_cuda(cudaEventRecord(event_, cuda_stream(stream)), "cudaEventRecord");
+  check_cuda(cudaEventRecord(event_, cuda_stream(stream).after_launches()), "cudaEventRecord");
 }
 
 void CudaEvent::synchronize() { check_cuda(cudaEventSynchronize(event_), "cudaEventSynchronize"); }
@@ -156,7 +166,7 @@ void CudaDevice::release_host(void* data, std::size_t) noexcept {
 
 void CudaDevice::copy(void* to, const void* from, std::size_t bytes, Stream& stream) {
   select();
-  const cudaStream_t handle = cuda_stream(stream);
+  const cudaStream_t handle = cuda_stream(stream).after_launches();
   auto* target = static_cast<std::byte*>(to);
   const auto* source = static_cast<const std::byte*>(from);
   const bool cut_target = bytes > to_boundary(to) && is_host(to);

@@ -12,6 +12,8 @@
 #include <string>
 
 #include "base/device.h"
+#include "memory/cuda/cuda_launches.h"
+#include "memory/launch_graphs.h"
 #include "memory/pinned_host.h"
 
 namespace triphase {
@@ -27,15 +29,19 @@ class CudaStream final : public Stream {
   // Throws E-DEV-CUDA for whatever failed on the stream before.
   void synchronize() override;
   void wait_for(const Event& event) override;
-  [[nodiscard]] cudaStream_t handle() const { return stream_; }
+  // For calls that come after all launches so far.
+  [[nodiscard]] cudaStream_t after_launches();
+  [[nodiscard]] LaunchQueue& launches() { return graphs_; }
 
  private:
   int device_;
   cudaStream_t stream_ = nullptr;
+  CudaLaunches launches_;
+  LaunchGraphs graphs_;
 };
 
 // The CUDA stream behind a seam's stream; an internal error for streams of other devices.
-[[nodiscard]] cudaStream_t cuda_stream(Stream& stream);
+[[nodiscard]] CudaStream& cuda_stream(Stream& stream);
 
 class CudaEvent final : public Event {
  public:

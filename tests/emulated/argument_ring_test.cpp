@@ -21,7 +21,7 @@ class ArgumentRingTest : public testing::TestWithParam<std::uint64_t> {
 
   // A kernel that keeps the sum of an array of `count` numbers.
   void add_up(const int* numbers, std::size_t count, int* sum) {
-    run_on(stream_handle(*stream_), [=] { *sum = std::accumulate(numbers, numbers + count, 0); });
+    run_on(*stream_, [=] { *sum = std::accumulate(numbers, numbers + count, 0); });
   }
   const int* send(const std::vector<int>& numbers) {
     return ring_.send(std::span<const int>(numbers), *stream_);

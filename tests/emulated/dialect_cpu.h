@@ -8,6 +8,7 @@
 #include <type_traits>
 
 #include "base/dtype.h"
+#include "base/launch.h"
 #include "kernels/cuda/launch_check.h"
 #include "tests/emulated/emulator.h"
 
@@ -23,9 +24,6 @@
 #define gridDim (::triphase::emulated::grid_size())
 #define __syncthreads() (::triphase::emulated::sync_block(__FILE__, __LINE__))
 
-#define TRIPHASE_LAUNCH(kernel, grid, block, shared_bytes, stream, ...)                      \
-  ::triphase::cuda::detail::launch(::triphase::cuda::detail::unwrap kernel, (grid), (block), \
-                                   (shared_bytes), (stream), #kernel, __VA_ARGS__)
 #define TRIPHASE_SHARED(type, name, count)                                       \
   static thread_local constinit ::triphase::emulated::SharedArray<type, (count)> \
       name##_of_block{};                                                         \
@@ -75,26 +73,14 @@ struct BFloat16 {
 namespace detail {
 
 template <class... Parameters>
-constexpr auto unwrap(void (*kernel)(Parameters...)) {
-  return kernel;
+constexpr Launch::Thread thread_of() {
+  return [](const void* kernel, const std::byte* arguments) {
+    std::apply(reinterpret_cast<void (*)(Parameters...)>(const_cast<void*>(kernel)),
+               LaunchArguments<Parameters...>::read(arguments));
+  };
 }
 
-// Arguments are copied, as a launch does. Without a stream the kernel runs at once.
-template <class... Parameters, class... Arguments>
-void launch(void (*kernel)(Parameters...), dim3 grid, dim3 block, std::size_t shared_bytes,
-            StreamHandle stream, const char* name, Arguments&&... arguments) {
-  std::tuple<Parameters...> copies(std::forward<Arguments>(arguments)...);
-  auto run = [kernel, grid, block, shared_bytes, name, copies = std::move(copies)] {
-    emulated::launch(
-        grid, block, shared_bytes, [&] { std::apply(kernel, copies); },
-        reinterpret_cast<const void*>(kernel), name);
-  };
-  if (stream == nullptr) {
-    run();
-  } else {
-    emulated::run_on(stream, std::move(run));
-  }
-}
+inline void run_at_once(const Launch& launch) { emulated::run(launch); }
 
 template <class T>
 std::uint64_t to_word(T value) {

@@ -13,6 +13,7 @@
 
 #include "base/error.h"
 #include "base/gpu_errors.h"
+#include "memory/launch_graphs.h"
 #include "tests/emulated/emulator.h"
 
 namespace triphase::emulated {
@@ -52,9 +53,75 @@ struct EventState {
   Clock::time_point at;
 };
 
+// Launches with memory of their own. Each run of a graph takes what the graph is at that time.
+class EmulatedLaunches final : public LaunchRunner {
+ public:
+  EmulatedLaunches(EmulatedDevice& device, EmulatedStream& stream)
+      : device_(&device), stream_(&stream) {}
+
+  void run(const Launch& launch) override {
+    ++device_->counts_.submissions;
+    device_->launch(*stream_, 1, [held = Held(launch)] { held.run(); });
+  }
+  [[nodiscard]] std::unique_ptr<Graph> make_graph(std::span<const Launch> launches) override {
+    if (device_->settings_.refuse_graphs) return nullptr;
+    ++device_->counts_.graphs;
+    auto graph = std::make_unique<HeldGraph>();
+    for (const Launch& launch : launches) graph->launches.emplace_back(launch);
+    return graph;
+  }
+  void update(Graph& graph, std::size_t at, const Launch& launch) override {
+    ++device_->counts_.updates;
+    Held& held = dynamic_cast<HeldGraph&>(graph).launches.at(at);
+    if (held.kernel() == nullptr || held.kernel() != launch.kernel) {
+      throw Fault("a graph's launch was changed to another kernel");
+    }
+    held = Held(launch);
+  }
+  void run(Graph& graph) override {
+    ++device_->counts_.submissions;
+    const auto& launches = dynamic_cast<HeldGraph&>(graph).launches;
+    device_->launch(*stream_, launches.size(), [launches] {
+      for (const Held& held : launches) held.run();
+    });
+  }
+
+ private:
+  class Held {
+   public:
+    explicit Held(const Launch& launch)
+        : launch_(launch), words_((launch.arguments.size() + sizeof(Word) - 1) / sizeof(Word)) {
+      if (!words_.empty()) {
+        std::memcpy(words_.data(), launch.arguments.data(), launch.arguments.size());
+      }
+    }
+    void run() const {
+      Launch launch = launch_;
+      launch.arguments = {reinterpret_cast<const std::byte*>(words_.data()),
+                          launch_.arguments.size()};
+      emulated::run(launch);
+    }
+    [[nodiscard]] const void* kernel() const { return launch_.kernel; }
+
+   private:
+    struct alignas(kLaunchAlignment) Word {
+      std::byte bytes[kLaunchAlignment];
+    };
+    Launch launch_;
+    std::vector<Word> words_;
+  };
+  struct HeldGraph final : Graph {
+    std::vector<Held> launches;
+  };
+
+  EmulatedDevice* device_;
+  EmulatedStream* stream_;
+};
+
 class EmulatedStream final : public Stream {
  public:
-  explicit EmulatedStream(EmulatedDevice& device) : device_(&device) {
+  explicit EmulatedStream(EmulatedDevice& device)
+      : device_(&device), launches_(device, *this), graphs_(launches_) {
     device.streams_.push_back(this);
   }
   ~EmulatedStream() override {
@@ -62,6 +129,8 @@ class EmulatedStream final : public Stream {
     std::erase(device_->streams_, this);
   }
   void synchronize() override {
+    graphs_.flush();
+    graphs_.begin_step();
     device_->run_until([this] { return tasks_.empty(); }, *this);
   }
   void wait_for(const Event& event) override;
@@ -71,7 +140,13 @@ class EmulatedStream final : public Stream {
     std::shared_ptr<EventState> awaited;  // a wait for this many records of the event
     std::uint64_t record = 0;
   };
-  void add(Task task) { tasks_.push_back(std::move(task)); }
+  // In the order in which the host asked, launches included.
+  void add(Task task) {
+    graphs_.flush();
+    add_launched(std::move(task));
+  }
+  void add_launched(Task task) { tasks_.push_back(std::move(task)); }
+  [[nodiscard]] LaunchGraphs& graphs() { return graphs_; }
   [[nodiscard]] bool idle() const { return tasks_.empty(); }
   [[nodiscard]] bool can_run() const {
     return !tasks_.empty() &&
@@ -88,6 +163,8 @@ class EmulatedStream final : public Stream {
 
  private:
   EmulatedDevice* device_;
+  EmulatedLaunches launches_;
+  LaunchGraphs graphs_;
   std::deque<Task> tasks_;
 };
 
@@ -140,11 +217,13 @@ EmulatedDevice::EmulatedDevice(const DeviceSettings& settings)
 
 EmulatedDevice::~EmulatedDevice() {
   if (!settings_.counts_file.empty()) {
-    std::ofstream(settings_.counts_file)
-        << fmt::format(R"({{"allocations": {}, "blocks": {}, "launches": {}, "uploads": {}, )"
-                       R"("downloads": {}, "pageable": {}, "waits": {}, "events": {}}})",
-                       counts_.allocations, counts_.blocks, counts_.launches, counts_.uploads,
-                       counts_.downloads, counts_.pageable, counts_.waits, counts_.events);
+    std::ofstream(settings_.counts_file) << fmt::format(
+        R"({{"allocations": {}, "blocks": {}, "launches": {}, "uploads": {}, )"
+        R"("downloads": {}, "pageable": {}, "waits": {}, "events": {}, "graphs": {}, )"
+        R"("submissions": {}, "updates": {}}})",
+        counts_.allocations, counts_.blocks, counts_.launches, counts_.uploads, counts_.downloads,
+        counts_.pageable, counts_.waits, counts_.events, counts_.graphs, counts_.submissions,
+        counts_.updates);
   }
   for (const auto& [start, block] : device_blocks_) munmap(block.mapped, block.mapped_bytes);
 }
@@ -188,6 +267,7 @@ void* EmulatedDevice::allocate(std::size_t bytes) {
 
 void EmulatedDevice::release(void* data, std::size_t) noexcept {
   if (data == nullptr) return;
+  check_all_given();
   run_all();
   const auto found = device_blocks_.find(static_cast<std::byte*>(data));
   used_ -= found->second.bytes;
@@ -208,6 +288,7 @@ void* EmulatedDevice::allocate_host(std::size_t bytes) {
 
 void EmulatedDevice::release_host(void* data, std::size_t bytes) noexcept {
   if (data == nullptr) return;
+  check_all_given();
   run_all();
   pinned_.erase(static_cast<std::byte*>(data));
   munmap(data, round_up(std::max<std::size_t>(bytes, 1), page_bytes()));
@@ -224,6 +305,7 @@ HostPinning EmulatedDevice::pinning() {
           },
           .unpin =
               [this](void* data) {
+                check_all_given();
                 run_all();
                 pinned_.erase(static_cast<std::byte*>(data));
               }};
@@ -303,19 +385,22 @@ bool EmulatedDevice::is_awaited_source(const void* data, std::size_t bytes) cons
   });
 }
 
-void EmulatedDevice::launch(EmulatedStream& stream, std::function<void()> work) {
-  ++counts_.launches;
-  may_fail(settings_.fail_launch, "a kernel");
-  stream.add({.run =
-                  [this, work = std::move(work)] {
-                    protect_unpinned(PROT_NONE);
-                    struct Reopen {
-                      EmulatedDevice* device;
-                      ~Reopen() { device->protect_unpinned(PROT_READ | PROT_WRITE); }
-                    } const reopen{this};
-                    work();
-                  },
-              .awaited = nullptr});
+void EmulatedDevice::launch(EmulatedStream& stream, std::size_t kernels,
+                            std::function<void()> work) {
+  for (std::size_t kernel = 0; kernel < kernels; ++kernel) {
+    ++counts_.launches;
+    may_fail(settings_.fail_launch, "a kernel");
+  }
+  stream.add_launched({.run =
+                           [this, work = std::move(work)] {
+                             protect_unpinned(PROT_NONE);
+                             struct Reopen {
+                               EmulatedDevice* device;
+                               ~Reopen() { device->protect_unpinned(PROT_READ | PROT_WRITE); }
+                             } const reopen{this};
+                             work();
+                           },
+                       .awaited = nullptr});
 }
 
 std::unique_ptr<Stream> EmulatedDevice::make_stream() {
@@ -388,9 +473,16 @@ EmulatedStream* EmulatedDevice::pick(EmulatedStream& wanted) {
   return other == able.end() ? &wanted : *other;
 }
 
+void EmulatedDevice::check_all_given() noexcept {
+  const auto holds = [](EmulatedStream* stream) { return !stream->graphs().empty(); };
+  if (lost_ || std::ranges::none_of(streams_, holds)) return;
+  lost_ = std::make_exception_ptr(Fault("memory is released before the launches that may use it"));
+}
+
 void EmulatedDevice::run_all() noexcept {
   if (lost_ || running_) return;
   try {
+    for (EmulatedStream* stream : streams_) stream->graphs().flush();
     for (EmulatedStream* stream : streams_) {
       run_until([stream] { return stream->idle(); }, *stream);
     }
@@ -400,12 +492,13 @@ void EmulatedDevice::run_all() noexcept {
 }
 
 cuda::StreamHandle stream_handle(Stream& stream) {
-  return reinterpret_cast<cuda::StreamHandle>(&dynamic_cast<EmulatedStream&>(stream));
+  return &dynamic_cast<EmulatedStream&>(stream).graphs();
 }
 
-void run_on(cuda::StreamHandle stream, std::function<void()> work) {
-  auto& queue = *reinterpret_cast<EmulatedStream*>(stream);
-  queue.device().launch(queue, std::move(work));
+void run_on(Stream& stream, std::function<void()> work) {
+  auto& queue = dynamic_cast<EmulatedStream&>(stream);
+  queue.graphs().flush();
+  queue.device().launch(queue, 1, std::move(work));
 }
 
 }  // namespace triphase::emulated

@@ -41,7 +41,8 @@ struct DeviceSettings {
   std::int64_t fail_pin = 0;
   std::int64_t fail_launch = 0;
   std::int64_t fail_copy = 0;
-  std::string counts_file;  // gets DeviceCounts as JSON at the end; empty: none
+  bool refuse_graphs = false;  // none can be made
+  std::string counts_file;     // gets DeviceCounts as JSON at the end; empty: none
 };
 
 // What was asked of the device since the start.
@@ -54,6 +55,9 @@ struct DeviceCounts {
   std::int64_t pageable = 0;     // of both, those of host memory that is not pinned
   std::int64_t waits = 0;        // of the host
   std::int64_t events = 0;       // records of one
+  std::int64_t graphs = 0;       // made
+  std::int64_t submissions = 0;  // launches, of which a graph's are one
+  std::int64_t updates = 0;      // of kernels in graphs
 };
 
 class EmulatedStream;
@@ -75,14 +79,14 @@ class EmulatedDevice final : public Device {
 
   // Pinning of host blocks (PinnedHostDevice).
   [[nodiscard]] HostPinning pinning();
-  // Runs `work` in the stream's order, as a kernel.
-  void launch(EmulatedStream& stream, std::function<void()> work);
 
   [[nodiscard]] std::uint64_t free_bytes() const { return settings_.memory - used_; }
   [[nodiscard]] const DeviceCounts& counts() const { return counts_; }
 
  private:
   friend class EmulatedStream;
+  friend class EmulatedLaunches;
+  friend void run_on(Stream& stream, std::function<void()> work);
   friend class EmulatedEvent;
   struct Block {
     std::byte* mapped = nullptr;
@@ -100,6 +104,10 @@ class EmulatedDevice final : public Device {
   void run_until(const std::function<bool()>& reached, EmulatedStream& wanted);
   [[nodiscard]] EmulatedStream* pick(EmulatedStream& wanted);
   [[nodiscard]] EmulatedStream* needed_for(EmulatedStream& wanted);
+  // Runs `work` in the stream's order, as so many kernels.
+  void launch(EmulatedStream& stream, std::size_t kernels, std::function<void()> work);
+  // Of memory that launches may use which no stream has been given yet.
+  void check_all_given() noexcept;
   // Counts one down; at the last the device is lost.
   void may_fail(std::int64_t& left, const char* call);
   void check_not_lost() const;
@@ -121,5 +129,7 @@ class EmulatedDevice final : public Device {
 
 // The handle that kernels' wrappers get for a stream of this device.
 [[nodiscard]] cuda::StreamHandle stream_handle(Stream& stream);
+// Queues the work on a stream of this device, as a kernel by itself.
+void run_on(Stream& stream, std::function<void()> work);
 
 }  // namespace triphase::emulated

@@ -30,7 +30,7 @@ struct Machine {
 
   // A kernel: reads one int of the device and writes another.
   void add(int* to, const int* from, int what, Stream& stream) {
-    run_on(stream_handle(stream), [=] { *to = *from + what; });
+    run_on(stream, [=] { *to = *from + what; });
   }
   int* ints(std::size_t count) { return static_cast<int*>(device.allocate(count * sizeof(int))); }
   int* pinned(std::size_t count) {

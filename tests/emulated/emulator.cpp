@@ -216,6 +216,16 @@ Order::~Order() { g_order = before_; }
 
 void set_watch(Watch* watch) { g_watch = watch; }
 
+void run(const Launch& of) {
+  if (of.call != nullptr) {
+    of.call(of.arguments.data(), nullptr);
+    return;
+  }
+  launch(
+      {of.grid[0], of.grid[1], of.grid[2]}, {of.block[0], of.block[1], of.block[2]},
+      of.shared_bytes, [&] { of.thread(of.kernel, of.arguments.data()); }, of.kernel, of.name);
+}
+
 void launch(Dim3 grid, Dim3 block_size, std::size_t shared_bytes,
             const std::function<void()>& thread, const void* kernel, const char* name) {
   const std::size_t count = std::size_t{block_size.x} * block_size.y * block_size.z;

@@ -25,7 +25,7 @@
 #include <string_view>
 #include <vector>
 
-#include "kernels/cuda/stream_handle.h"
+#include "base/launch.h"
 
 namespace triphase::emulated {
 
@@ -60,8 +60,8 @@ void launch(Dim3 grid, Dim3 block, std::size_t shared_bytes, const std::function
 // The kernel's launches may have so many dynamic bytes of shared memory, and no more.
 void allow_shared_bytes(const void* kernel, std::size_t bytes);
 
-// Queues the work on a stream of the emulated device (emulated_device.h).
-void run_on(cuda::StreamHandle stream, std::function<void()> work);
+// A kernel's launch or a library's call, now.
+void run(const Launch& launch);
 
 // Told when kernels begin and end, so that a test can give them other memory than the host's code.
 class Watch {

@@ -57,6 +57,7 @@ Settings settings_from_environment() {
   take("fail-pin", settings.fail_pin);
   take("fail-launch", settings.fail_launch);
   take("fail-copy", settings.fail_copy);
+  take("refuse-graphs", settings.refuse_graphs);
   take("library", all_settings.products);
   take("driver", all_settings.driver);
   TRIPHASE_CHECK(values.empty(), "TRIPHASE_EMULATED: an unknown name");

@@ -38,7 +38,7 @@ class StreamSpansOnDevice : public testing::TestWithParam<std::uint64_t> {
   }
 
   static void work(milliseconds time, Stream& stream) {
-    run_on(stream_handle(stream), [time] { std::this_thread::sleep_for(time); });
+    run_on(stream, [time] { std::this_thread::sleep_for(time); });
   }
   [[nodiscard]] std::vector<TraceEvent> lane(TraceLane lane) {
     trace.flush();

@@ -4,6 +4,9 @@
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
+#include <random>
+#include <vector>
+
 #include "base/error.h"
 #include "kernels/cuda/cublas_lt.h"
 #include "memory/cuda/cuda_device.h"
@@ -87,6 +90,40 @@ TEST_F(CudaBackendOnGpu, InputCodesAreTheCpusBitForBit) {
   cuda::check_input_codes(backend_->input_ops(), backend_->device(), backend_->stream());
   cuda::check_requantized_tokens(backend_->ops(), backend_->input_ops(), backend_->device(),
                                  backend_->stream());
+}
+
+// A step of norms and products, with weights that alternate: its first rounds run launch by launch,
+// the later ones as graphs.
+TEST_F(CudaBackendOnGpu, GraphsComputeWhatLaunchesDo) {
+  constexpr std::int64_t kRows = 3;
+  constexpr std::int64_t kWidth = 64;
+  Device& device = backend_->device();
+  Stream& stream = backend_->stream();
+  std::mt19937 random(5);
+  const cuda::DeviceArray<float> x(device, cuda::random_floats(random, kRows * kWidth, 1.0F));
+  const cuda::DeviceArray<float> y(device, kRows * kWidth);
+  const cuda::DeviceArray<float> weights(device, cuda::random_floats(random, 2 * kWidth, 1.0F));
+  const cuda::DeviceArray<float> products(device,
+                                          cuda::random_floats(random, kWidth * kWidth, 0.1F));
+  std::vector<std::vector<float>> results;
+  for (std::size_t round = 0; round < 8; ++round) {
+    const float* weight = weights.data() + static_cast<std::int64_t>(round % 2) * kWidth;
+    const Matrix out{y.data(), DType::kF32, kRows, kWidth, kWidth};
+    backend_->ops().rms_norm({x.data(), DType::kF32, kRows, kWidth, kWidth}, weight, 0.0F, 1e-5F,
+                             out, stream);
+    for (int at = 0; at < 5; ++at) {
+      backend_->ops().rms_norm(out, weight, 0.0F, 1e-5F, out, stream);
+      backend_->ops().linear({x.data(), DType::kF32, kRows, kWidth, kWidth},
+                             {products.data(), DType::kF32, kWidth, kWidth, kWidth}, nullptr, true,
+                             out, stream);
+    }
+    stream.synchronize();
+    results.push_back(y.host());
+    if (round >= 2) {
+      EXPECT_EQ(results[round], results[round % 2]) << "round " << round;
+    }
+  }
+  EXPECT_NE(results[0], results[1]);
 }
 
 TEST_F(CudaBackendOnGpu, CeilingsAreThoseOfAGpu) {

@@ -1,0 +1,119 @@
+#pragma once
+
+// Launches of a stream as graphs: a GPU runs a graph in less time than its launches one by one, and
+// the host submits it in one call. Decode steps repeat their launches, mostly with equal arguments,
+// so that what a step queues is collected in stretches, and each stretch is compared with graphs of
+// the same kernels that ran at the same place of an earlier step. Launches with other arguments are
+// updated in the graph; nothing that a step may change is left out of the comparison.
+//
+// Whoever owns the stream calls flush() before anything else that the stream does: copies, records
+// of events, waits. One thread at a time.
+
+#include <cstddef>
+#include <cstdint>
+#include <map>
+#include <memory>
+#include <span>
+#include <vector>
+
+#include "base/launch.h"
+
+namespace triphase {
+
+// What a backend does with launches.
+class LaunchRunner {
+ public:
+  class Graph {
+   public:
+    virtual ~Graph() = default;
+  };
+
+  virtual ~LaunchRunner() = default;
+  virtual void run(const Launch& launch) = 0;
+  // A graph that runs these one after the other. Null: the backend cannot make it.
+  [[nodiscard]] virtual std::unique_ptr<Graph> make_graph(std::span<const Launch> launches) = 0;
+  // Other sizes and arguments for one kernel of the graph, from its next run on.
+  virtual void update(Graph& graph, std::size_t at, const Launch& launch) = 0;
+  virtual void run(Graph& graph) = 0;
+};
+
+struct LaunchCounts {
+  std::int64_t alone = 0;    // launches that ran by themselves
+  std::int64_t graphs = 0;   // made
+  std::int64_t runs = 0;     // of graphs
+  std::int64_t updates = 0;  // of kernels in graphs
+};
+
+class LaunchGraphs final : public LaunchQueue {
+ public:
+  // A longer stretch is cut, so that the GPU begins while the host goes on; a shorter one than the
+  // least is not worth a graph.
+  static constexpr std::size_t kMostLaunches = 64;
+  static constexpr std::size_t kLeastLaunches = 8;
+  // Graphs that are held at most; the one that has not run for longest goes first.
+  static constexpr std::size_t kMostGraphs = 128;
+
+  explicit LaunchGraphs(LaunchRunner& runner) : runner_(&runner) {}
+  LaunchGraphs(const LaunchGraphs&) = delete;
+  LaunchGraphs& operator=(const LaunchGraphs&) = delete;
+
+  void add(const Launch& launch) override;
+  // Hands what was added to the backend.
+  void flush();
+  // The host has waited for the stream: the next launch is the first of a step.
+  void begin_step() { stretch_ = 0; }
+
+  [[nodiscard]] bool empty() const { return added_.launches.empty(); }
+  [[nodiscard]] const LaunchCounts& counts() const { return counts_; }
+
+ private:
+  // Launches with the bytes that they point to.
+  struct Stretch {
+    std::vector<Launch> launches;
+    std::vector<std::byte> bytes;
+    std::vector<std::size_t> begins;  // of each launch's bytes
+  };
+  struct Known {
+    std::unique_ptr<LaunchRunner::Graph> graph;
+    Stretch ran;  // as the graph is now
+    std::uint64_t last = 0;
+  };
+  // Stretches of the same kernels and library calls, at the same place of a step.
+  struct Place {
+    std::size_t stretch = 0;
+    std::uint64_t kernels = 0;  // a hash
+    auto operator<=>(const Place&) const = default;
+  };
+  struct Seen {
+    int times = 0;
+    std::uint64_t last = 0;
+    std::vector<Known> known;
+  };
+  // A stretch that came so often gets a graph when it comes again.
+  static constexpr int kSightings = 2;
+  // Arguments on the device have two places that steps take in turn, hence two graphs.
+  static constexpr std::size_t kGraphsOfPlace = 2;
+  static constexpr std::size_t kMostPlaces = 1024;
+  static constexpr std::size_t kFewChanges = 16;  // one launch in so many
+
+  // Points the launches to their bytes, all of which are there.
+  static void settle(Stretch& stretch);
+  static std::uint64_t hash_of(const Stretch& stretch);
+  // How many launches a graph that ran `ran` has to change; more than there are: it cannot.
+  static std::size_t changes(const Stretch& ran, const Stretch& wanted);
+  [[nodiscard]] bool run_as_graph();
+  void run_known(Known& known);
+  [[nodiscard]] bool make_known(Seen& seen);
+  void forget_oldest();
+
+  LaunchRunner* runner_;
+  Stretch added_;
+  std::size_t stretch_ = 0;  // of the step
+  std::map<Place, Seen> seen_;
+  std::size_t graphs_ = 0;
+  std::uint64_t clock_ = 0;  // counts stretches
+  bool gave_up_ = false;     // the backend makes no graphs
+  LaunchCounts counts_;
+};
+
+}  // namespace triphase
