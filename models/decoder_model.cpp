@@ -334,9 +334,9 @@ DecoderModel::Heads DecoderModel::heads_of(std::int64_t rows) const {
 }
 
 ScoreScale DecoderModel::scale() const {
-  return {static_cast<float>(
-              config_.score_scale.value_or(1.0 / std::sqrt(static_cast<double>(config_.head_dim)))),
-          static_cast<float>(config_.score_cap)};
+  return {static_cast<float>(config_.attention.score_scale.value_or(
+              1.0 / std::sqrt(static_cast<double>(config_.head_dim)))),
+          static_cast<float>(config_.attention.score_cap)};
 }
 
 void DecoderModel::before_attention(std::int64_t layer, const LayerWeights& w,
@@ -496,8 +496,8 @@ ConstMatrix DecoderModel::head(const ForwardBatch& batch, ConstMatrix x, Stream&
     input = projected;
   }
   ops_->linear(input, weights_->lm_head, nullptr, false, logits, stream);
-  if (config_.logit_cap > 0.0) {
-    ops_->soft_cap(static_cast<float>(config_.logit_cap), logits, stream);
+  if (config_.logits.cap > 0.0) {
+    ops_->soft_cap(static_cast<float>(config_.logits.cap), logits, stream);
   }
   return logits;
 }

@@ -26,7 +26,7 @@ std::vector<Variant> variants() {
   ModelConfig llama = tiny_config();
   llama.kv_heads = llama.heads;
   ModelConfig biased = llama;
-  biased.qkv_bias = true;
+  biased.attention.qkv_bias = true;
   biased.norms.kind = Norm::kLayerNorm;
   biased.norms.bias = true;
   ModelConfig neox = biased;
