@@ -195,9 +195,9 @@ void remember_prompts(const Setting& setting, const ModelConfig& config, Backend
                              .kv_heads = kv.memory().shape().kv_heads,
                              .head_dim = kv.memory().shape().head_dim}};
     };
-    model.attention()->begin(sequence, setting.context,
-                             bench::state_after_prompt(setting.attention, shape, largest,
-                                                       setting.context, kv_of, backend));
+    model.attention().runner()->begin(sequence, setting.context,
+                                      bench::state_after_prompt(setting.attention, shape, largest,
+                                                                setting.context, kv_of, backend));
   }
 }
 
@@ -240,7 +240,7 @@ int bench_model(const Setting& setting) {
   std::optional<Decoder> sparse;
   if (setting.attention.sparse()) {
     sparse_model.emplace(config, *weights, backend->ops(), threads, limits, pool);
-    sparse_model->set_attention(setting.attention, backend->sparse_ops(), pool);
+    sparse_model->attention().set_method(setting.attention, backend->sparse_ops(), pool);
     sparse.emplace(setting, config, kv, *sparse_model, backend->stream(), longest);
     remember_prompts(setting, config, *backend, kv, *sparse_model, sparse->sequences(), longest);
     sparse->step();

@@ -6,6 +6,27 @@
 #include "base/error.h"
 
 namespace triphase {
+namespace {
+
+// By entry of `rows`, whether its rows are attended on the host.
+void find_host_entries(const KvStore& store, std::span<const BatchSegment> rows,
+                       const AttentionRunner* attention, std::vector<bool>& on_host) {
+  on_host.assign(rows.size(), false);
+  // A method chooses with what it keeps on the device.
+  if (!store.memory().shape().host_attention || attention != nullptr) return;
+  const KvBook& book = store.book();
+  for (std::size_t index = 0; index < rows.size(); ++index) {
+    const BatchSegment& entry = rows[index];
+    bool there = entry.decode;
+    const std::int64_t blocks = book.table(entry.sequence).size();
+    for (std::int64_t block = 0; block < blocks && there; ++block) {
+      there = book.table(entry.sequence)[block].host_copy() >= 0;
+    }
+    on_host[index] = there;
+  }
+}
+
+}  // namespace
 
 void KvStep::begin(KvStore& store, std::span<const BatchSegment> rows,
                    std::span<const std::int64_t> windows, AttentionRunner* attention,
@@ -15,45 +36,25 @@ void KvStep::begin(KvStore& store, std::span<const BatchSegment> rows,
   rows_ = rows;
   windows_ = windows;
   stream_ = &stream;
-  tables_ = slot_tables_ = nullptr;
-  partial_blocks_.begin_step(store, rows);
+  tables_ = nullptr;
+  new_tokens_.begin_step(store, rows);
   if (store.memory().shape().quantized()) make_scale_tables();
   if (reads_transposed_k()) columns_.begin_step(store, rows, *attention);
-  find_host_entries();
+  find_host_entries(store, rows, attention, on_host_);
   lookup_.begin_step(store, rows, std::ssize(windows), attention,
                      reads_transposed_k() ? &columns_ : nullptr, stream);
   make_groups();
   page_tables_.resize(rows.size());
   if (staging() && lookup_.any_chooses()) {
     lookup_tables_ = lookup_.send_tables();
-    if (!store.memory().shape().quantized()) slot_tables_ = &lookup_tables_;
+    if (!store.memory().shape().quantized()) new_tokens_.set_tables(&lookup_tables_);
   }
-  std::int64_t count = 0;
-  for (const BatchSegment& entry : rows) count += entry.count;
-  slot_pages_.resize(static_cast<std::size_t>(count));
-  slot_offsets_.resize(static_cast<std::size_t>(count));
   prefetcher_.begin_step(store, {.rows = rows,
                                  .windows = windows,
                                  .groups = &groups_,
                                  .entries = &entries_,
                                  .reads_whole_blocks = attention == nullptr &&
                                                        !store.memory().shape().host_attention});
-}
-
-void KvStep::find_host_entries() {
-  on_host_.assign(rows_.size(), false);
-  // A method chooses with what it keeps on the device.
-  if (!store_->memory().shape().host_attention || attention_ != nullptr) return;
-  const KvBook& book = store_->book();
-  for (std::size_t index = 0; index < rows_.size(); ++index) {
-    const BatchSegment& entry = rows_[index];
-    bool there = entry.decode;
-    const std::int64_t blocks = book.table(entry.sequence).size();
-    for (std::int64_t block = 0; block < blocks && there; ++block) {
-      there = book.table(entry.sequence)[block].host_copy() >= 0;
-    }
-    on_host_[index] = there;
-  }
 }
 
 TokenLookup::Found KvStep::look_up(Unit& unit, std::int64_t number, const Selection& chosen) {
@@ -135,12 +136,6 @@ void KvStep::make_scale_tables() {
   }
 }
 
-std::int64_t KvStep::first_needed_block(const BatchSegment& rows, std::int64_t layer) const {
-  // A method that chooses for itself does so among all tokens.
-  if (attention_ != nullptr) return 0;
-  return rows.first_block_in_window(windows_[static_cast<std::size_t>(layer)], block_tokens());
-}
-
 void KvStep::stage_to(std::int64_t reading) {
   while (prefetcher_.placed() - reading < most_staged(prefetcher_.placed())) {
     const std::int64_t number = prefetcher_.placed();
@@ -203,11 +198,11 @@ void KvStep::read_blocks(std::size_t entry, LayerId layer, bool looked_up,
     }
     return;
   }
-  const std::int64_t blocks = std::ssize(table);
-  for (std::int64_t block = first_needed_block(rows_[entry], layer.value); block < blocks;
-       ++block) {
-    reads_.read_block(rows_[entry], block, table);
-  }
+  // A method that chooses for itself does so among all tokens.
+  std::int64_t block = attention_ != nullptr ? 0
+                                             : rows_[entry].first_block_in_window(
+                                                   windows_[layer.index()], block_tokens());
+  for (; block < std::ssize(table); ++block) reads_.read_block(rows_[entry], block, table);
 }
 
 void KvStep::note_staged(Unit& unit, const SequenceGroup& group) const {
@@ -222,35 +217,10 @@ void KvStep::note_staged(Unit& unit, const SequenceGroup& group) const {
   }
 }
 
-KvSlots KvStep::slots(LayerId layer) {
-  const std::int64_t block = block_tokens();
-  if (store_->memory().shape().quantized()) {
-    partial_blocks_.begin_layer(layer);
-    std::size_t row = 0;
-    for (const PartialBlocks::Run& run : partial_blocks_.runs()) {
-      for (std::int64_t i = 0; i < run.count; ++i, ++row) {
-        slot_pages_[row] = run.partial_page;
-        slot_offsets_[row] = static_cast<std::int32_t>((run.first_position + i) % block);
-      }
-    }
-    return {slot_pages_, slot_offsets_, slot_tables_, layer.value};
-  }
-  for (const BatchSegment& entry : rows_) {
-    for (std::int64_t i = 0; i < entry.count; ++i) {
-      const std::int64_t position = entry.first_position + i;
-      const KvBlock& own = store_->book().table(entry.sequence)[position / block];
-      const auto row = static_cast<std::size_t>(entry.first_row + i);
-      slot_pages_[row] = store_->memory().page(own, layer);
-      slot_offsets_[row] = static_cast<std::int32_t>(position % block);
-      store_->transposed_k().forget(store_->book(), entry.sequence, layer, position / block);
-    }
-  }
-  return {slot_pages_, slot_offsets_, slot_tables_, layer.value};
-}
-
-void KvStep::set_slot_tables(const SegmentTables* tables) {
-  slot_tables_ = tables;
-  if (!partial_blocks_.taken_for_step()) return;
+void KvStep::set_tables(const SegmentTables* tables) {
+  if (same_in_every_layer()) tables_ = tables;
+  new_tokens_.set_tables(tables);
+  if (!new_tokens_.took_partial_pages()) return;
   lookup_tables_.rows = tables->rows;
   lookup_tables_.partial_pages = tables->partial_pages;
 }
@@ -337,7 +307,7 @@ void KvStep::make_segments(LayerId layer, std::int64_t group_index, bool looks_u
   segments_.clear();
   segment_sequences_.clear();
   if (store_->memory().shape().quantized()) {
-    for (const PartialBlocks::Run& run : partial_blocks_.runs()) {
+    for (const PartialBlocks::Run& run : new_tokens_.runs()) {
       if (run.entry < group.first || run.entry >= group.first + group.count) continue;
       const BatchSegment& entry = rows_[run.entry];
       segment_sequences_.push_back(entry.sequence);
@@ -372,7 +342,7 @@ void KvStep::make_segments(LayerId layer, std::int64_t group_index, bool looks_u
 
 void KvStep::done(std::int64_t group) {
   if (group + 1 < groups()) return;
-  partial_blocks_.end_layer();
+  new_tokens_.end_layer();
 }
 
 }  // namespace triphase

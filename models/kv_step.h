@@ -1,13 +1,13 @@
 #pragma once
 
-// The KV tables of one decoder step: where each layer's new tokens go, which partial blocks close,
-// and what each query attends, with the blocks that are on the host brought into staging pages just
-// before they are read. Of a decoded row that attends chosen tokens only these are brought, where
+// The KV tables of one decoder step: where each layer's new tokens go (new_token_slots.h), and what
+// each query attends, with the blocks that are on the host brought into staging pages just before
+// they are read. Of a decoded row that attends chosen tokens only these are brought, where
 // they can be looked up (token_lookup.h): ahead, where its method knows them before the query
 // exists, else once it has chosen; blocks that the method must see before it chooses come as a
 // whole. Layer by layer the caller does
 //
-//   append at slots(layer); close closes();
+//   append at new_tokens().slots(layer); close new_tokens().closes(layer);
 //   for each group: part = read(layer, group); choose for its segments; where the choice is to be
 //                   looked up, look_up(layer, group, choice); attend the segments; done(group)
 //
@@ -27,10 +27,10 @@
 #include "memory/kv/host_reads.h"
 #include "memory/kv/kv_prefetcher.h"
 #include "memory/kv/kv_store.h"
-#include "memory/kv/partial_blocks.h"
 #include "memory/kv/sequence_groups.h"
 #include "models/attention_runner.h"
 #include "models/column_places.h"
+#include "models/new_token_slots.h"
 #include "models/token_lookup.h"
 
 namespace triphase {
@@ -50,31 +50,16 @@ class KvStep {
   // From now on chosen tokens on the host are looked up by it (TokenLookup::set_resolver).
   void set_resolver(KvResolver* resolver) { lookup_.set_resolver(resolver); }
 
-  // Where the rows' K and V of this layer go; call once per layer, layers in order.
-  [[nodiscard]] KvSlots slots(LayerId layer);
-  // INT8: the blocks that are full with this step's tokens; after slots() of the layer.
-  [[nodiscard]] KvCloses closes(LayerId layer) const {
-    return {partial_blocks_.closes(), slot_tables_, layer.value};
-  }
+  // Where the rows' K and V go; begin() begins it.
+  [[nodiscard]] NewTokenSlots& new_tokens() { return new_tokens_; }
   [[nodiscard]] KvLayerView view(LayerId layer) const;
 
   // Whether the segments of layer 0 say where those of every layer lie: one group, all of it on the
-  // device. Then tables made of them serve all layers once they are set; until the step ends.
+  // device.
   [[nodiscard]] bool same_in_every_layer() const { return groups() == 1 && !staging(); }
-  void set_tables(const SegmentTables* tables) { tables_ = slot_tables_ = tables; }
-  // Whether the places of new tokens differ from layer to layer by the layer alone, and no tables
-  // say so yet; then tables made of those of layer 0 serve all layers once they are set.
-  [[nodiscard]] bool wants_slot_tables() const {
-    return slot_tables_ == nullptr &&
-           (!store_->memory().shape().quantized() || partial_blocks_.taken_for_step());
-  }
-  void set_slot_tables(const SegmentTables* tables);
-  // INT8, where each sequence has one new token: pages of the open pool by layer and row, taken now
-  // for the whole step; empty in other steps. Before the first slots().
-  [[nodiscard]] std::span<const PageId> take_partial_pages() {
-    if (!store_->memory().shape().quantized()) return {};
-    return partial_blocks_.take_for_step(static_cast<std::int64_t>(windows_.size()));
-  }
+  // Tables made of the new tokens' slots in layer 0, and of its segments where these are the same
+  // in every layer: they serve all layers until the step ends.
+  void set_tables(const SegmentTables* tables);
 
   // Whether the rows of an entry are attended on the host (host_attention.h): then they are in no
   // segment, and nothing is brought for them.
@@ -137,7 +122,6 @@ class KvStep {
     TokenLookup::Found found;            // of what was chosen ahead of the layer
   };
 
-  void find_host_entries();
   void make_groups();
   // By block of what the rows attend: where its scales are.
   void make_scale_tables();
@@ -158,8 +142,6 @@ class KvStep {
   void read_blocks(std::size_t entry, LayerId layer, bool looked_up, std::vector<PageId>& table);
   // Fills unit.staged from its tables.
   void note_staged(Unit& unit, const SequenceGroup& group) const;
-  // The first of the blocks that the rows read when they read whole blocks.
-  [[nodiscard]] std::int64_t first_needed_block(const BatchSegment& rows, std::int64_t layer) const;
   [[nodiscard]] TokenLookup::Found look_up(Unit& unit, std::int64_t number,
                                            const Selection& chosen);
   [[nodiscard]] Unit& unit_of(std::int64_t number) {
@@ -176,18 +158,15 @@ class KvStep {
   SequenceGroups::Entries entries_;
   SequenceGroups groups_;
   TokenLookup lookup_;
-  SegmentTables lookup_tables_;                 // of the step, a row for each entry
-  const SegmentTables* tables_ = nullptr;       // of the step
-  const SegmentTables* slot_tables_ = nullptr;  // those that say where new tokens go
+  SegmentTables lookup_tables_;            // of the step, a row for each entry
+  const SegmentTables* tables_ = nullptr;  // of the step's segments
 
   static constexpr std::size_t kMostStaged = 64;  // units at a time
   std::array<Unit, kMostStaged> units_;
   KvPrefetcher prefetcher_;
   HostReads reads_;  // of the unit at hand
 
-  std::vector<PageId> slot_pages_;
-  std::vector<std::int32_t> slot_offsets_;
-  PartialBlocks partial_blocks_;  // INT8
+  NewTokenSlots new_tokens_;
   std::vector<AttentionSegment> segments_;
   std::vector<SequenceId> segment_sequences_;
 

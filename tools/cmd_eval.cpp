@@ -236,7 +236,7 @@ class Evaluation {
     progress_.begin_phase(values_.text("task"));
     std::vector<Row> rows = run_task(loaded, data);
     setup_.engine = nullptr;
-    const AttentionRunner* attention = loaded.decoder.attention();
+    const AttentionRunner* attention = loaded.decoder.attention().runner();
     const double share = attended_share(attention, plan.kv);
     const bool counted = attention != nullptr && attention->token_counts().context > 0;
     for (Row& row : rows) {
@@ -278,7 +278,7 @@ class Evaluation {
     }
     if (task == "needle") return eval::needle(setup_, needle_options(values_, context_), data);
     if (task == "attention") {
-      return eval::attention_analysis(setup_, *loaded.decoder.attention(), data);
+      return eval::attention_analysis(setup_, *loaded.decoder.attention().runner(), data);
     }
     if (task == "choice") {
       const ScorePreparer preparer(

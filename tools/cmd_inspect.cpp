@@ -86,7 +86,7 @@ std::string draw_attention_map(const OptionValues& values, Log& log) {
   progress.begin_phase("loading model");
   LoadedModel loaded(model, options, plan, *backend, progress, log);
   eval::AttentionMapRecorder recorder(values.integer("layer"), values.integer("head"));
-  AttentionRunner& runner = *loaded.decoder.attention();
+  AttentionRunner& runner = *loaded.decoder.attention().runner();
   runner.set_observer(&recorder);
   progress.begin_phase("generating");
   const std::int64_t prompt_tokens =

@@ -32,6 +32,54 @@ float sharpness_of(const ChannelChoice& choice, std::int64_t head_dim) {
   }
 }
 
+// `columns` floats of each of `rows` rows.
+std::vector<HostTransfer> rows_of(float* to, std::int64_t to_stride, const float* from,
+                                  std::int64_t from_stride, std::int64_t rows,
+                                  std::int64_t columns) {
+  std::vector<HostTransfer> transfers;
+  for (std::int64_t row = 0; row < rows; ++row) {
+    transfers.push_back({to + row * to_stride, from + row * from_stride,
+                         static_cast<std::size_t>(columns) * sizeof(float)});
+  }
+  return transfers;
+}
+
+// K^T of every full block before the query's own.
+bool all_transposed(const KvLayerView& cache, const AttentionSegment& keys) {
+  const auto full =
+      std::min(static_cast<std::size_t>(blocks_of(cache, keys) - 1), keys.pages.size());
+  for (std::size_t i = 0; i < full; ++i) {
+    if (!written_column_page(cache, keys, i).valid()) return false;
+  }
+  return true;
+}
+
+void check_row(const ConstMatrix& q, std::int64_t heads, const KvLayerView& cache,
+               const AttentionSegment& row, const char* operation) {
+  check_keys(cache, row, operation);
+  const auto shape = [&] {
+    return shape_of(cache, row) + ", " + shape_of(q, row.query_begin, heads, cache.kv_heads);
+  };
+  check_query(q, row.query_begin, heads, cache.kv_heads, operation, shape);
+  require(q.cols == heads * cache.head_dim, operation, "q's heads are not the cache's", shape);
+}
+
+void check_choice(std::span<const ChannelChoice> choices, std::size_t index,
+                  const KvLayerView& cache, const AttentionSegment& row) {
+  const ChannelChoice choice = index < choices.size() ? choices[index] : ChannelChoice{};
+  require(
+      choice.rank > 0 && choice.rank <= cache.head_dim && choice.tokens > 0 &&
+          choice.tokens <= row.context_tokens && choice.recent >= 0 &&
+          choice.recent <= choice.tokens && choice.rank == choices.front().rank &&
+          choice.sum_logits == choices.front().sum_logits &&
+          choice.temperature == choices.front().temperature,
+      "choose_by_channels", "a choice beyond the context or the channels", [&] {
+        return shape_of(cache, row) + ", " +
+               shape_text(
+                   {{"rank", choice.rank}, {"tokens", choice.tokens}, {"recent", choice.recent}});
+      });
+}
+
 class CudaSparseOpsOnStreams final : public CudaSparseOps {
  public:
   CudaSparseOpsOnStreams(Device& device, Device& host, std::shared_ptr<ArgumentRing> arguments,
@@ -381,54 +429,6 @@ class CudaSparseOpsOnStreams final : public CudaSparseOps {
       return reinterpret_cast<T*>(base + offset);
     }
   };
-
-  // `columns` floats of each of `rows` rows.
-  static std::vector<HostTransfer> rows_of(float* to, std::int64_t to_stride, const float* from,
-                                           std::int64_t from_stride, std::int64_t rows,
-                                           std::int64_t columns) {
-    std::vector<HostTransfer> transfers;
-    for (std::int64_t row = 0; row < rows; ++row) {
-      transfers.push_back({to + row * to_stride, from + row * from_stride,
-                           static_cast<std::size_t>(columns) * sizeof(float)});
-    }
-    return transfers;
-  }
-
-  // K^T of every full block before the query's own.
-  static bool all_transposed(const KvLayerView& cache, const AttentionSegment& keys) {
-    const auto full =
-        std::min(static_cast<std::size_t>(blocks_of(cache, keys) - 1), keys.pages.size());
-    for (std::size_t i = 0; i < full; ++i) {
-      if (!written_column_page(cache, keys, i).valid()) return false;
-    }
-    return true;
-  }
-
-  static void check_row(const ConstMatrix& q, std::int64_t heads, const KvLayerView& cache,
-                        const AttentionSegment& row, const char* operation) {
-    check_keys(cache, row, operation);
-    const auto shape = [&] {
-      return shape_of(cache, row) + ", " + shape_of(q, row.query_begin, heads, cache.kv_heads);
-    };
-    check_query(q, row.query_begin, heads, cache.kv_heads, operation, shape);
-    require(q.cols == heads * cache.head_dim, operation, "q's heads are not the cache's", shape);
-  }
-
-  static void check_choice(std::span<const ChannelChoice> choices, std::size_t index,
-                           const KvLayerView& cache, const AttentionSegment& row) {
-    const ChannelChoice choice = index < choices.size() ? choices[index] : ChannelChoice{};
-    require(
-        choice.rank > 0 && choice.rank <= cache.head_dim && choice.tokens > 0 &&
-            choice.tokens <= row.context_tokens && choice.recent >= 0 &&
-            choice.recent <= choice.tokens && choice.rank == choices.front().rank &&
-            choice.sum_logits == choices.front().sum_logits &&
-            choice.temperature == choices.front().temperature,
-        "choose_by_channels", "a choice beyond the context or the channels", [&] {
-          return shape_of(cache, row) + ", " +
-                 shape_text(
-                     {{"rank", choice.rank}, {"tokens", choice.tokens}, {"recent", choice.recent}});
-        });
-  }
 
   enum class Read : std::uint8_t { kRows, kColumns };
 

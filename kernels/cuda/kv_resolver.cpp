@@ -98,76 +98,45 @@ class CudaKvResolver final : public KvResolver {
                        call.unit < shape_.units(),
                    "lists within the shape");
     forget_changed(stream);
+    TRIPHASE_CHECK(call.staged.empty() || std::ssize(call.staged) == lists.rows * tables_.max_pages,
+                   "a page for each block of a choice's rows");
     const std::int64_t unit = layout_.units + call.unit * layout_.unit_bytes;
-    const auto words = [&](std::int64_t offset) { return memory_.at<std::int32_t>(unit + offset); };
-    const std::int64_t first_block = call.first_row * tables_.max_pages;
-    ResolveArgs args;
-    args.tokens = lists.tokens;
-    args.counts = lists.counts;
-    args.rows = static_cast<int>(lists.rows);
-    args.lists = static_cast<int>(lists.lists);
-    args.capacity = static_cast<int>(lists.capacity);
-    args.pages = tables_.pages + first_block;
-    args.host_blocks = host_blocks_ + first_block;
-    if (shape_.quantized) args.scale_pages = tables_.scale_pages + first_block;
-    if (!call.staged.empty()) {
-      TRIPHASE_CHECK(std::ssize(call.staged) == lists.rows * tables_.max_pages,
-                     "a page for each block of a choice's rows");
-      args.staged = arguments_->send(call.staged, stream);
-    }
-    args.lengths = tables_.lengths + call.first_row;
-    args.max_blocks = static_cast<int>(tables_.max_pages);
-    args.page_tokens = static_cast<int>(shape_.block_tokens);
-    args.own_block_apart = shape_.quantized;
-    args.layer = call.layer.value;
-    args.hot = books(call.layer);
-    args.host_tokens = shape_.host_tokens();
-    args.stored_tokens = shape_.stored_tokens();
-    args.first_record = call.layer.value * shape_.stored_tokens();
-    args.first_hot_slot =
-        static_cast<int>(shape_.first_hot_slot + call.layer.value * shape_.hot_rows);
-    args.first_spare_slot = static_cast<int>(call.first_spare_slot);
-    args.spare_slots = static_cast<int>(call.spare_slots);
-    args.step = static_cast<int>(step_);
-    args.claims = memory_.at<unsigned>(layout_.claims);
-    args.hits = memory_.at<unsigned>(layout_.hits);
-    args.seen = memory_.at<unsigned>(layout_.seen);
-    args.ranks = memory_.at<std::int32_t>(layout_.ranks);
-    args.victims = memory_.at<std::int32_t>(layout_.victims);
-    args.found = memory_.at<FoundTokens>(layout_.found);
-    args.totals = memory_.at<std::int64_t>(layout_.totals);
-    args.slots = words(layout_.slots);
-    if (shape_.early) {
-      args.kept_tokens = words(layout_.kept_tokens);
-      args.kept_counts = words(layout_.kept_counts);
-    }
-    args.missing_slots = words(layout_.missing_slots);
-    args.missing_records = words(layout_.missing_records);
-    if (shape_.lists > 1) {
-      args.missing_heads = words(layout_.missing_heads);
-      args.missing_widths = words(layout_.missing_widths);
-    }
-    args.missing_count = words(layout_.missing_count);
-    if (shape_.input_blocks > 0) {
-      args.recomputed = memory_.at<RecomputedToken>(unit + layout_.recomputed);
-      args.recomputed_count = words(layout_.recomputed_count);
-    }
+    const ResolveArgs args{.choice = {.tokens = lists.tokens,
+                                      .counts = lists.counts,
+                                      .rows = static_cast<int>(lists.rows),
+                                      .lists = static_cast<int>(lists.lists),
+                                      .capacity = static_cast<int>(lists.capacity)},
+                           .tables = tables_of(call, stream),
+                           .hot = books(call.layer),
+                           .host = {.tokens = shape_.host_tokens(),
+                                    .stored_tokens = shape_.stored_tokens(),
+                                    .first_record = call.layer.value * shape_.stored_tokens()},
+                           .room = {.first_hot_slot = static_cast<int>(
+                                        shape_.first_hot_slot + call.layer.value * shape_.hot_rows),
+                                    .first_spare_slot = static_cast<int>(call.first_spare_slot),
+                                    .spare_slots = static_cast<int>(call.spare_slots)},
+                           .step = static_cast<int>(step_),
+                           .scratch = scratch(),
+                           .totals = memory_.at<std::int64_t>(layout_.totals),
+                           .lists = lists_of(unit),
+                           .missing = missing_of(unit),
+                           .recomputed = recomputes_of(unit)};
     resolve_tokens(args, stream_handle_(stream));
 
     Resolved resolved{.lists = lists,
-                      .missing = {.slots = args.missing_slots,
-                                  .records = args.missing_records,
-                                  .first_heads = args.missing_heads,
-                                  .head_counts = args.missing_widths,
-                                  .count = args.missing_count,
+                      .missing = {.slots = args.missing.slots,
+                                  .records = args.missing.records,
+                                  .first_heads = args.missing.heads,
+                                  .head_counts = args.missing.widths,
+                                  .count = args.missing.count,
                                   .most = entries},
-                      .recomputed = {.tokens = args.recomputed,
-                                     .count = args.recomputed_count,
-                                     .most = args.recomputed == nullptr ? 0 : entries}};
-    resolved.lists.slots = args.slots;
+                      .recomputed = {.tokens = args.recomputed.tokens,
+                                     .count = args.recomputed.count,
+                                     .most = args.recomputed.tokens == nullptr ? 0 : entries}};
+    resolved.lists.slots = args.lists.slots;
     if (!shape_.early) return resolved;
-    resolved.lists.tokens = args.kept_tokens;
-    resolved.lists.counts = args.kept_counts;
+    resolved.lists.tokens = args.lists.kept_tokens;
+    resolved.lists.counts = args.lists.kept_counts;
     return resolved;
   }
 
@@ -207,6 +176,52 @@ class CudaKvResolver final : public KvResolver {
                        shape_.host_tokens(), static_cast<int>(shape_.block_tokens),
                        books(LayerId(0)), stream_handle_(stream));
     changed_.clear();
+  }
+  // Of the call's rows.
+  [[nodiscard]] ResolveTables tables_of(const ResolveCall& call, Stream& stream) {
+    const std::int64_t first_block = call.first_row * tables_.max_pages;
+    return {.pages = tables_.pages + first_block,
+            .host_blocks = host_blocks_ + first_block,
+            .staged = call.staged.empty() ? nullptr : arguments_->send(call.staged, stream),
+            .scale_pages = shape_.quantized ? tables_.scale_pages + first_block : nullptr,
+            .lengths = tables_.lengths + call.first_row,
+            .max_blocks = static_cast<int>(tables_.max_pages),
+            .page_tokens = static_cast<int>(shape_.block_tokens),
+            .own_block_apart = shape_.quantized,
+            .layer = call.layer.value};
+  }
+  [[nodiscard]] ResolveScratch scratch() const {
+    return {.claims = memory_.at<unsigned>(layout_.claims),
+            .hits = memory_.at<unsigned>(layout_.hits),
+            .seen = memory_.at<unsigned>(layout_.seen),
+            .ranks = memory_.at<std::int32_t>(layout_.ranks),
+            .victims = memory_.at<std::int32_t>(layout_.victims),
+            .found = memory_.at<FoundTokens>(layout_.found)};
+  }
+  // Where the unit's results lie, which begins at byte `unit`.
+  [[nodiscard]] std::int32_t* words(std::int64_t unit, std::int64_t offset) const {
+    return memory_.at<std::int32_t>(unit + offset);
+  }
+  [[nodiscard]] ResolvedLists lists_of(std::int64_t unit) const {
+    ResolvedLists lists{.slots = words(unit, layout_.slots)};
+    if (!shape_.early) return lists;
+    lists.kept_tokens = words(unit, layout_.kept_tokens);
+    lists.kept_counts = words(unit, layout_.kept_counts);
+    return lists;
+  }
+  [[nodiscard]] ResolvedMissing missing_of(std::int64_t unit) const {
+    ResolvedMissing missing{.slots = words(unit, layout_.missing_slots),
+                            .records = words(unit, layout_.missing_records),
+                            .count = words(unit, layout_.missing_count)};
+    if (shape_.lists == 1) return missing;
+    missing.heads = words(unit, layout_.missing_heads);
+    missing.widths = words(unit, layout_.missing_widths);
+    return missing;
+  }
+  [[nodiscard]] ResolvedRecomputes recomputes_of(std::int64_t unit) const {
+    if (shape_.input_blocks == 0) return {};
+    return {.tokens = memory_.at<RecomputedToken>(unit + layout_.recomputed),
+            .count = words(unit, layout_.recomputed_count)};
   }
   [[nodiscard]] HotRowBooks books(LayerId layer) const {
     if (shape_.hot_rows == 0) return {};

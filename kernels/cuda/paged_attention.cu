@@ -70,6 +70,49 @@ __device__ inline void load_tile(const PagedAttention& call, const PagedWork& wo
   }
 }
 
+// Scaled queries of the block's rows; zeros in rows that it does not have.
+__device__ inline void load_queries(const PagedAttention& call, const PagedWork& work, int dim,
+                                    float* q) {
+  const int stride = padded(dim);
+  for (int i = static_cast<int>(threadIdx.x); i < kRows * dim; i += kThreads) {
+    const int row = i / dim;
+    const int c = i % dim;
+    float value = 0.0F;
+    if (row < work.rows) {
+      const std::int64_t at = (work.segment.query_begin + work.query(row)) * call.q_stride +
+                              (work.head * work.group + row % work.group) * call.head_dim + c;
+      value = call.q[at] * (call.scale * kLog2E);
+    }
+    q[row * stride + c] = value;
+  }
+}
+
+// Tokens that any of the block's rows sees, within its split.
+struct TokenRange {
+  std::int64_t begin;
+  std::int64_t end;
+};
+__device__ inline TokenRange tokens_of_split(const PagedWork& work) {
+  const std::int64_t first = static_cast<std::int64_t>(blockIdx.z) * kPagedSplitTokens;
+  return {larger(first, work.begin(0) / kTile * kTile),
+          smaller(first + kPagedSplitTokens, work.position(work.rows - 1) + 1)};
+}
+
+// The score of the tile's token `line` for a row of the block; -inf where the row does not see it.
+__device__ inline float logit_of(const PagedWork& work, const TokenRange& tokens, int row,
+                                 std::int64_t first, int line, const float* q, const float* tile,
+                                 int dim) {
+  const std::int64_t token = first + line;
+  if (row >= work.rows || token > work.position(row) || token < work.begin(row) ||
+      token >= tokens.end) {
+    return -INFINITY;
+  }
+  const int stride = padded(dim);
+  float dot = 0.0F;
+  for (int c = 0; c < dim; ++c) dot = fma_rn(q[row * stride + c], tile[line * stride + c], dot);
+  return dot;
+}
+
 // kOwnColumns: columns of the output that a thread sums, enough for head_dim.
 template <class T, int kOwnColumns>
 __global__ void __launch_bounds__(kThreads, 4) paged_attention_kernel(PagedAttention call) {
@@ -84,24 +127,8 @@ __global__ void __launch_bounds__(kThreads, 4) paged_attention_kernel(PagedAtten
   float* rescale = sum + kRows;
   const int thread = static_cast<int>(threadIdx.x);
   const PagedWork work = find_paged_work<kRows>(call);
-
-  // Tokens that any of the block's rows sees, within this split.
-  const std::int64_t split_begin = static_cast<std::int64_t>(blockIdx.z) * kPagedSplitTokens;
-  const std::int64_t end =
-      smaller(split_begin + kPagedSplitTokens, work.position(work.rows - 1) + 1);
-  const std::int64_t begin = larger(split_begin, work.begin(0) / kTile * kTile);
-
-  for (int i = thread; i < kRows * dim; i += kThreads) {
-    const int row = i / dim;
-    const int c = i % dim;
-    float value = 0.0F;
-    if (row < work.rows) {
-      const std::int64_t at = (work.segment.query_begin + work.query(row)) * call.q_stride +
-                              (work.head * work.group + row % work.group) * call.head_dim + c;
-      value = call.q[at] * (call.scale * kLog2E);
-    }
-    q[row * stride + c] = value;
-  }
+  const TokenRange tokens = tokens_of_split(work);
+  load_queries(call, work, dim, q);
   if (thread < kRows) {
     top[thread] = -INFINITY;
     sum[thread] = 0.0F;
@@ -109,23 +136,14 @@ __global__ void __launch_bounds__(kThreads, 4) paged_attention_kernel(PagedAtten
   float out[kRows][kOwnColumns] = {};
   __syncthreads();
 
-  for (std::int64_t first = begin; first < end; first += kTile) {
-    load_tile<T>(call, work, 0, first, end, tile);
+  for (std::int64_t first = tokens.begin; first < tokens.end; first += kTile) {
+    load_tile<T>(call, work, 0, first, tokens.end, tile);
     __syncthreads();
     // Each warp scores four rows; a lane two keys.
     for (int row = warp_id(); row < kRows; row += kThreads / kWarpSize) {
-      float logit[2] = {-INFINITY, -INFINITY};
-      for (int half = 0; half < 2; ++half) {
-        const int line = half * kWarpSize + lane_id();
-        const std::int64_t token = first + line;
-        if (row < work.rows && token <= work.position(row) && token >= work.begin(row) &&
-            token < end) {
-          float dot = 0.0F;
-          for (int c = 0; c < dim; ++c) {
-            dot = fma_rn(q[row * stride + c], tile[line * stride + c], dot);
-          }
-          logit[half] = dot;
-        }
+      float logit[2];
+      for (int i = 0; i < 2; ++i) {
+        logit[i] = logit_of(work, tokens, row, first, i * kWarpSize + lane_id(), q, tile, dim);
       }
       const float old_top = top[row];
       const float new_top = larger(old_top, warp_max(larger(logit[0], logit[1])));
@@ -143,7 +161,7 @@ __global__ void __launch_bounds__(kThreads, 4) paged_attention_kernel(PagedAtten
       }
     }
     __syncthreads();
-    load_tile<T>(call, work, 1, first, end, tile);
+    load_tile<T>(call, work, 1, first, tokens.end, tile);
     __syncthreads();
     TRIPHASE_UNROLL
     for (int own = 0; own < kOwnColumns; ++own) {

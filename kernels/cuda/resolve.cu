@@ -28,38 +28,43 @@ struct ResolveShape : ResolveArgs {
 
 // Where the token of a list's entry is on the host.
 __device__ inline std::int64_t host_token(const ResolveShape& shape, int row, int token) {
+  const ResolveTables& tables = shape.tables;
   const int block = token >> shape.page_shift;
-  const int host = shape.host_blocks[static_cast<std::int64_t>(row) * shape.max_blocks + block];
+  const int host = tables.host_blocks[static_cast<std::int64_t>(row) * tables.max_blocks + block];
   device_check(host >= 0);
   const std::int64_t at = (static_cast<std::int64_t>(host) << shape.page_shift) +
                           (token & ((1 << shape.page_shift) - 1));
-  device_check(at < shape.host_tokens);
+  device_check(at < shape.host.tokens);
   return at;
 }
 
 __global__ void __launch_bounds__(kThreads) look_up_kernel(const ResolveShape shape) {
+  const ResolveChoice& choice = shape.choice;
+  const ResolveTables& tables = shape.tables;
+  const ResolvedLists& lists = shape.lists;
+  const ResolveScratch& scratch = shape.scratch;
   const int entry = static_cast<int>(blockIdx.y);  // a list of a row
-  const int list = entry % shape.lists;
-  const int row = entry / shape.lists;
-  const int count = shape.counts[entry];
+  const int list = entry % choice.lists;
+  const int row = entry / choice.lists;
+  const int count = choice.counts[entry];
   const int i = static_cast<int>(blockIdx.x * kThreads + threadIdx.x);
   bool chosen = false;
   bool hit = false;
   if (i < count) {
-    const std::int64_t at = static_cast<std::int64_t>(entry) * shape.capacity + i;
-    const int token = shape.tokens[at];
-    if (shape.kept_tokens != nullptr) shape.kept_tokens[at] = token;
+    const std::int64_t at = static_cast<std::int64_t>(entry) * choice.capacity + i;
+    const int token = choice.tokens[at];
+    if (lists.kept_tokens != nullptr) lists.kept_tokens[at] = token;
     const int block = token >> shape.page_shift;
     const int offset = token & ((1 << shape.page_shift) - 1);
-    const int own = (shape.lengths[row] - 1) >> shape.page_shift;
+    const int own = (tables.lengths[row] - 1) >> shape.page_shift;
     int slot = offset;
-    if (!shape.own_block_apart || block != own) {
-      const std::int64_t entry_block = static_cast<std::int64_t>(row) * shape.max_blocks + block;
-      int page = shape.pages[entry_block];
+    if (!tables.own_block_apart || block != own) {
+      const std::int64_t entry_block = static_cast<std::int64_t>(row) * tables.max_blocks + block;
+      int page = tables.pages[entry_block];
       if (page >= 0) {
-        page += shape.layer;
-      } else if (shape.staged != nullptr) {
-        page = shape.staged[entry_block];
+        page += tables.layer;
+      } else if (tables.staged != nullptr) {
+        page = tables.staged[entry_block];
       }
       if (page >= 0) {
         slot = (page << shape.page_shift) + offset;
@@ -68,28 +73,29 @@ __global__ void __launch_bounds__(kThreads) look_up_kernel(const ResolveShape sh
         chosen = true;
         const int hot =
             shape.hot.rows > 0
-                ? shape.hot.map[static_cast<std::int64_t>(list) * shape.host_tokens + key]
+                ? shape.hot.map[static_cast<std::int64_t>(list) * shape.host.tokens + key]
                 : -1;
         hit = hot >= 0;
         if (hit) {
-          atomic_or(&shape.hits[static_cast<std::int64_t>(list) * shape.hot_words + hot / 32],
+          atomic_or(&scratch.hits[static_cast<std::int64_t>(list) * shape.hot_words + hot / 32],
                     1U << hot % 32);
-          slot = shape.first_hot_slot + hot;
+          slot = shape.room.first_hot_slot + hot;
         } else {
           const unsigned bit = 1U << static_cast<int>(key % 32);
-          const unsigned before = atomic_or(&shape.claims[list * shape.host_words + key / 32], bit);
+          const unsigned before =
+              atomic_or(&scratch.claims[list * shape.host_words + key / 32], bit);
           slot = (before & bit) == 0 ? kClaimed : kShared;
         }
       }
     }
-    shape.slots[at] = slot;
+    lists.slots[at] = slot;
   }
-  if (shape.kept_counts != nullptr && i == 0) shape.kept_counts[entry] = count;
+  if (lists.kept_counts != nullptr && i == 0) lists.kept_counts[entry] = count;
   const int chosen_here = count_bits(ballot(chosen));
   const int hits_here = count_bits(ballot(hit));
   if (lane_id() == 0 && chosen_here > 0) {
-    atomic_add(&shape.found[list].chosen, chosen_here);
-    if (hits_here > 0) atomic_add(&shape.found[list].hits, hits_here);
+    atomic_add(&scratch.found[list].chosen, chosen_here);
+    if (hits_here > 0) atomic_add(&scratch.found[list].hits, hits_here);
   }
 }
 
@@ -180,7 +186,7 @@ __global__ void __launch_bounds__(kRoomThreads) make_room_kernel(const ResolveSh
   TRIPHASE_SHARED(unsigned, found, 2);
   const int list = static_cast<int>(blockIdx.x);
   const int thread = static_cast<int>(threadIdx.x);
-  unsigned* claims = shape.claims + list * shape.host_words;
+  unsigned* claims = shape.scratch.claims + list * shape.host_words;
   const std::int64_t own_words = ceil_div<std::int64_t>(shape.host_words, kRoomThreads);
   const std::int64_t begin = smaller<std::int64_t>(thread * own_words, shape.host_words);
   const std::int64_t end = smaller<std::int64_t>(begin + own_words, shape.host_words);
@@ -192,18 +198,18 @@ __global__ void __launch_bounds__(kRoomThreads) make_room_kernel(const ResolveSh
     return count;
   };
   unsigned stored = 0;
-  if (shape.recomputed != nullptr) {
+  if (shape.recomputed.tokens != nullptr) {
     (void)block_scan(claimed_before(smaller(end, shape.stored_words)), scratch, stored);
   }
   const unsigned own = claimed_before(end);
   unsigned missing = 0;
   unsigned rank = block_scan(own, scratch, missing);
-  if (shape.recomputed == nullptr) stored = missing;
+  if (shape.recomputed.tokens == nullptr) stored = missing;
   for (std::int64_t word = begin; word < end && own > 0; ++word) {
     const unsigned bits = claims[word];
     if (bits == 0) continue;
-    shape.seen[list * shape.host_words + word] = bits;
-    shape.ranks[list * shape.host_words + word] = static_cast<std::int32_t>(rank);
+    shape.scratch.seen[list * shape.host_words + word] = bits;
+    shape.scratch.ranks[list * shape.host_words + word] = static_cast<std::int32_t>(rank);
     rank += static_cast<unsigned>(count_bits(bits));
     claims[word] = 0;
   }
@@ -211,7 +217,7 @@ __global__ void __launch_bounds__(kRoomThreads) make_room_kernel(const ResolveSh
   std::int32_t* stamps = shape.hot.stamps + static_cast<std::int64_t>(list) * shape.hot.rows;
   unsigned candidates = 0;
   for (int word = thread; word < shape.hot_words; word += kRoomThreads) {
-    unsigned* hits = shape.hits + static_cast<std::int64_t>(list) * shape.hot_words + word;
+    unsigned* hits = shape.scratch.hits + static_cast<std::int64_t>(list) * shape.hot_words + word;
     const unsigned bits = *hits;
     *hits = 0;
     const int rows = smaller(32, shape.hot.rows - word * 32);
@@ -229,12 +235,12 @@ __global__ void __launch_bounds__(kRoomThreads) make_room_kernel(const ResolveSh
     if (missing < evictable) {
       cut = find_oldest(stamps, shape.hot.rows, shape.step, missing, {bins, scratch, found});
     }
-    victims =
-        write_victims(stamps, shape.hot.rows, shape.step, cut,
-                      shape.victims + static_cast<std::int64_t>(list) * shape.hot.rows, scratch);
+    victims = write_victims(
+        stamps, shape.hot.rows, shape.step, cut,
+        shape.scratch.victims + static_cast<std::int64_t>(list) * shape.hot.rows, scratch);
   }
   if (thread != 0) return;
-  FoundTokens& of_list = shape.found[list];
+  FoundTokens& of_list = shape.scratch.found[list];
   of_list.missing = static_cast<std::int32_t>(missing);
   of_list.stored = static_cast<std::int32_t>(stored);
   of_list.victims = static_cast<std::int32_t>(victims);
@@ -248,35 +254,40 @@ __global__ void __launch_bounds__(kRoomThreads) make_room_kernel(const ResolveSh
 }
 
 __global__ void __launch_bounds__(kThreads) place_kernel(const ResolveShape shape) {
+  const ResolveChoice& choice = shape.choice;
+  const ResolveTables& tables = shape.tables;
+  const ResolveHost& host = shape.host;
+  const ResolveScratch& scratch = shape.scratch;
+  const ResolvedMissing& missing = shape.missing;
   const int entry = static_cast<int>(blockIdx.y);
-  const int list = entry % shape.lists;
-  const int row = entry / shape.lists;
+  const int list = entry % choice.lists;
+  const int row = entry / choice.lists;
   const int i = static_cast<int>(blockIdx.x * kThreads + threadIdx.x);
   if (entry == 0 && i == 0) {
-    int missing = 0;
-    for (int each = 0; each < shape.lists; ++each) missing += shape.found[each].stored;
-    *shape.missing_count = missing;
-    if (shape.recomputed != nullptr) {
-      *shape.recomputed_count = shape.found->missing - shape.found->stored;
+    int brought = 0;
+    for (int each = 0; each < choice.lists; ++each) brought += scratch.found[each].stored;
+    *missing.count = brought;
+    if (shape.recomputed.tokens != nullptr) {
+      *shape.recomputed.count = scratch.found->missing - scratch.found->stored;
     }
   }
-  if (i >= shape.counts[entry]) return;
-  const std::int64_t at = static_cast<std::int64_t>(entry) * shape.capacity + i;
-  const int state = shape.slots[at];
+  if (i >= choice.counts[entry]) return;
+  const std::int64_t at = static_cast<std::int64_t>(entry) * choice.capacity + i;
+  const int state = shape.lists.slots[at];
   if (state >= 0) return;
-  const std::int64_t key = host_token(shape, row, shape.tokens[at]);
+  const std::int64_t key = host_token(shape, row, choice.tokens[at]);
   const std::int64_t word = list * shape.host_words + key / 32;
-  const unsigned before = shape.seen[word] & ((1U << static_cast<int>(key % 32)) - 1U);
-  const int rank = shape.ranks[word] + count_bits(before);
-  const int victims = shape.found[list].victims;
-  int slot = shape.first_spare_slot + rank - victims;
+  const unsigned before = scratch.seen[word] & ((1U << static_cast<int>(key % 32)) - 1U);
+  const int rank = scratch.ranks[word] + count_bits(before);
+  const int victims = scratch.found[list].victims;
+  int slot = shape.room.first_spare_slot + rank - victims;
   const bool becomes_hot = rank < victims;
   const std::int64_t first_row = static_cast<std::int64_t>(list) * shape.hot.rows;
   if (becomes_hot) {
-    const int hot = shape.victims[first_row + rank];
-    slot = shape.first_hot_slot + hot;
+    const int hot = scratch.victims[first_row + rank];
+    slot = shape.room.first_hot_slot + hot;
     if (state == kClaimed) {
-      std::int32_t* map = shape.hot.map + static_cast<std::int64_t>(list) * shape.host_tokens;
+      std::int32_t* map = shape.hot.map + static_cast<std::int64_t>(list) * host.tokens;
       const int old = shape.hot.owners[first_row + hot];
       if (old >= 0) map[old] = -1;
       map[key] = hot;
@@ -284,27 +295,27 @@ __global__ void __launch_bounds__(kThreads) place_kernel(const ResolveShape shap
       shape.hot.stamps[first_row + hot] = shape.step;
     }
   } else {
-    device_check(rank - victims < shape.spare_slots);
+    device_check(rank - victims < shape.room.spare_slots);
   }
-  shape.slots[at] = slot;
+  shape.lists.slots[at] = slot;
   if (state != kClaimed) return;
   // Ranks follow keys: what has no K and V comes behind all that has.
-  if (key >= shape.stored_tokens) {
-    const int token = shape.tokens[at];
+  if (key >= host.stored_tokens) {
+    const int token = choice.tokens[at];
     const std::int64_t block =
-        static_cast<std::int64_t>(row) * shape.max_blocks + (token >> shape.page_shift);
-    shape.recomputed[rank - shape.found->stored] = {
-        slot, static_cast<std::int32_t>(key - shape.stored_tokens), token,
-        shape.scale_pages == nullptr ? 0 : shape.scale_pages[block]};
+        static_cast<std::int64_t>(row) * tables.max_blocks + (token >> shape.page_shift);
+    shape.recomputed.tokens[rank - scratch.found->stored] = {
+        slot, static_cast<std::int32_t>(key - host.stored_tokens), token,
+        tables.scale_pages == nullptr ? 0 : tables.scale_pages[block]};
     return;
   }
-  int missing = rank;
-  for (int each = 0; each < list; ++each) missing += shape.found[each].stored;
-  shape.missing_slots[missing] = slot;
-  shape.missing_records[missing] = static_cast<std::int32_t>(shape.first_record + key);
-  if (shape.missing_heads == nullptr) return;
-  shape.missing_heads[missing] = list;
-  shape.missing_widths[missing] = 1;
+  int brought = rank;
+  for (int each = 0; each < list; ++each) brought += scratch.found[each].stored;
+  missing.slots[brought] = slot;
+  missing.records[brought] = static_cast<std::int32_t>(host.first_record + key);
+  if (missing.heads == nullptr) return;
+  missing.heads[brought] = list;
+  missing.widths[brought] = 1;
 }
 
 __global__ void __launch_bounds__(128)
@@ -335,57 +346,63 @@ int page_shift_of(int page_tokens) { return std::countr_zero(static_cast<unsigne
 }  // namespace
 
 void resolve_tokens(const ResolveArgs& args, StreamHandle stream) {
+  const ResolveChoice& choice = args.choice;
+  const ResolveTables& tables = args.tables;
+  const ResolveHost& host = args.host;
+  const HotRowBooks& hot = args.hot;
+  const ResolveScratch& scratch = args.scratch;
   const auto shape_of_call = [&] {
-    return shape_text({{"rows", args.rows},
-                       {"lists", args.lists},
-                       {"capacity", args.capacity},
-                       {"max_blocks", args.max_blocks},
-                       {"page_tokens", args.page_tokens},
-                       {"hot_rows", args.hot.rows},
-                       {"host_tokens", args.host_tokens},
-                       {"first_record", args.first_record},
+    return shape_text({{"rows", choice.rows},
+                       {"lists", choice.lists},
+                       {"capacity", choice.capacity},
+                       {"max_blocks", tables.max_blocks},
+                       {"page_tokens", tables.page_tokens},
+                       {"hot_rows", hot.rows},
+                       {"host_tokens", host.tokens},
+                       {"first_record", host.first_record},
                        {"step", args.step}});
   };
   const auto check = [&](bool condition, const char* what) {
     require(condition, "resolve_tokens", what, shape_of_call);
   };
-  const std::int64_t entries = std::int64_t{args.rows} * args.lists;
-  check(args.rows > 0 && args.lists > 0 && args.capacity > 0 && args.max_blocks > 0 &&
-            args.host_tokens > 0 && args.step > 0 && args.hot.rows >= 0 && args.spare_slots >= 0,
+  const std::int64_t entries = std::int64_t{choice.rows} * choice.lists;
+  check(choice.rows > 0 && choice.lists > 0 && choice.capacity > 0 && tables.max_blocks > 0 &&
+            host.tokens > 0 && args.step > 0 && hot.rows >= 0 && args.room.spare_slots >= 0,
         "sizes must be positive");
-  check(gpu_takes_pages(args.page_tokens), "page_tokens must be 32, 64 or 128");
+  check(gpu_takes_pages(tables.page_tokens), "page_tokens must be 32, 64 or 128");
   check(entries <= kMostRows, "too many lists");
-  check(args.first_record + args.stored_tokens <= INT32_MAX && args.host_tokens <= INT32_MAX,
+  check(host.first_record + host.stored_tokens <= INT32_MAX && host.tokens <= INT32_MAX,
         "more records than 32 bits count");
-  check(args.stored_tokens >= 0 && args.stored_tokens <= args.host_tokens &&
-            args.stored_tokens % args.page_tokens == 0,
+  check(host.stored_tokens >= 0 && host.stored_tokens <= host.tokens &&
+            host.stored_tokens % tables.page_tokens == 0,
         "stored tokens are whole blocks of the host's");
-  check((args.recomputed == nullptr) == (args.recomputed_count == nullptr) &&
-            (args.recomputed == nullptr ? args.stored_tokens == args.host_tokens : args.lists == 1),
+  check((args.recomputed.tokens == nullptr) == (args.recomputed.count == nullptr) &&
+            (args.recomputed.tokens == nullptr ? host.stored_tokens == host.tokens
+                                               : choice.lists == 1),
         "layer inputs without a list for them, or for several");
-  check(args.tokens != nullptr && args.counts != nullptr && args.pages != nullptr &&
-            args.host_blocks != nullptr && args.lengths != nullptr && args.claims != nullptr &&
-            args.seen != nullptr && args.ranks != nullptr && args.found != nullptr &&
-            args.totals != nullptr && args.slots != nullptr && args.missing_slots != nullptr &&
-            args.missing_records != nullptr && args.missing_count != nullptr,
+  check(choice.tokens != nullptr && choice.counts != nullptr && tables.pages != nullptr &&
+            tables.host_blocks != nullptr && tables.lengths != nullptr &&
+            scratch.claims != nullptr && scratch.seen != nullptr && scratch.ranks != nullptr &&
+            scratch.found != nullptr && args.totals != nullptr && args.lists.slots != nullptr &&
+            args.missing.slots != nullptr && args.missing.records != nullptr &&
+            args.missing.count != nullptr,
         "null pointer");
-  check(args.hot.rows == 0 ||
-            (args.hot.map != nullptr && args.hot.owners != nullptr && args.hot.stamps != nullptr &&
-             args.hits != nullptr && args.victims != nullptr),
+  check(hot.rows == 0 || (hot.map != nullptr && hot.owners != nullptr && hot.stamps != nullptr &&
+                          scratch.hits != nullptr && scratch.victims != nullptr),
         "hot rows without books");
-  check((args.kept_tokens == nullptr) == (args.kept_counts == nullptr) &&
-            (args.missing_heads == nullptr) == (args.missing_widths == nullptr),
+  check((args.lists.kept_tokens == nullptr) == (args.lists.kept_counts == nullptr) &&
+            (args.missing.heads == nullptr) == (args.missing.widths == nullptr),
         "half of a pair");
   ResolveShape shape{};
   static_cast<ResolveArgs&>(shape) = args;
-  shape.page_shift = page_shift_of(args.page_tokens);
-  shape.host_words = ceil_div<std::int64_t>(args.host_tokens, 32);
-  shape.stored_words = args.stored_tokens / 32;
-  shape.hot_words = ceil_div(args.hot.rows, 32);
-  const dim3 grid(static_cast<unsigned>(ceil_div(args.capacity, kThreads)),
+  shape.page_shift = page_shift_of(tables.page_tokens);
+  shape.host_words = ceil_div<std::int64_t>(host.tokens, 32);
+  shape.stored_words = host.stored_tokens / 32;
+  shape.hot_words = ceil_div(hot.rows, 32);
+  const dim3 grid(static_cast<unsigned>(ceil_div(choice.capacity, kThreads)),
                   static_cast<unsigned>(entries));
   TRIPHASE_LAUNCH((look_up_kernel), grid, kThreads, 0, stream, shape);
-  TRIPHASE_LAUNCH((make_room_kernel), dim3(static_cast<unsigned>(args.lists)), kRoomThreads, 0,
+  TRIPHASE_LAUNCH((make_room_kernel), dim3(static_cast<unsigned>(choice.lists)), kRoomThreads, 0,
                   stream, shape);
   TRIPHASE_LAUNCH((place_kernel), grid, kThreads, 0, stream, shape);
   check_launched("resolve_tokens", shape_of_call);

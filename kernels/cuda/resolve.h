@@ -35,14 +35,17 @@ struct FoundTokens {
   std::int32_t victims;  // hot rows for them
 };
 
-struct ResolveArgs {
-  // The choice: `rows` rows of `lists` lists.
+// What a method chose: `rows` rows of `lists` lists.
+struct ResolveChoice {
   const std::int32_t* tokens = nullptr;  // [row][list][capacity]
   const std::int32_t* counts = nullptr;  // [row][list]
   int rows = 0;
   int lists = 1;
   int capacity = 0;
-  // Their block tables.
+};
+
+// The block tables of these rows.
+struct ResolveTables {
   const std::int32_t* pages = nullptr;        // [row][max_blocks]: of layer 0, or -1
   const std::int32_t* host_blocks = nullptr;  // [row][max_blocks]
   const std::int32_t* staged = nullptr;  // [row][max_blocks]: pages of host blocks, -1; or null
@@ -52,38 +55,70 @@ struct ResolveArgs {
   int page_tokens = 0;           // 32, 64 or 128
   bool own_block_apart = false;  // INT8: the query's own block lies in a page of another pool
   int layer = 0;
+};
 
-  HotRowBooks hot;
-  std::int64_t host_tokens = 0;  // of the host's blocks
+// Tokens of the host's blocks.
+struct ResolveHost {
+  std::int64_t tokens = 0;
   // Of the first of them K and V lie there, of the others layer inputs: these must be in one list.
   std::int64_t stored_tokens = 0;
   std::int64_t first_record = 0;  // of the layer
-  int first_hot_slot = 0;         // of the layer
+};
+
+// Slots for tokens of the host.
+struct ResolveRoom {
+  int first_hot_slot = 0;  // of the layer
   int first_spare_slot = 0;
   int spare_slots = 0;
-  int step = 0;  // above 0; grows from step to step
+};
 
-  // Scratch. claims and hits hold zeros before and after.
+// claims, hits and found hold zeros before and after.
+struct ResolveScratch {
   unsigned* claims = nullptr;       // [list][host words], a bit per host token
   unsigned* hits = nullptr;         // [list][hot words], a bit per hot row
   unsigned* seen = nullptr;         // as claims
   std::int32_t* ranks = nullptr;    // as claims
   std::int32_t* victims = nullptr;  // [list][hot row]
-  FoundTokens* found = nullptr;     // [list]; zeros before and after
-  // [list][chosen, hits, brought, recomputed]: are added to.
-  std::int64_t* totals = nullptr;
+  FoundTokens* found = nullptr;     // [list]
+};
 
-  // Results. Slots count from the cache's first page; of the own block apart: the token's offset.
+// The choice with its slots. These count from the cache's first page; of the own block apart: the
+// token's offset.
+struct ResolvedLists {
   std::int32_t* slots = nullptr;        // [row][list][capacity]
   std::int32_t* kept_tokens = nullptr;  // copies of tokens and counts, or null
   std::int32_t* kept_counts = nullptr;
-  std::int32_t* missing_slots = nullptr;
-  std::int32_t* missing_records = nullptr;
-  std::int32_t* missing_heads = nullptr;   // the list, where there are several; else null
-  std::int32_t* missing_widths = nullptr;  // 1 beside it
-  std::int32_t* missing_count = nullptr;
-  RecomputedToken* recomputed = nullptr;  // null where K and V of all host tokens lie there
-  std::int32_t* recomputed_count = nullptr;
+};
+
+// What the link must bring: MissingTokens, as they are written.
+struct ResolvedMissing {
+  std::int32_t* slots = nullptr;
+  std::int32_t* records = nullptr;
+  std::int32_t* heads = nullptr;   // the list, where there are several; else null
+  std::int32_t* widths = nullptr;  // 1 beside it
+  std::int32_t* count = nullptr;
+};
+
+// What must be projected: RecomputedTokens, as they are written. Null where K and V of all host
+// tokens lie there.
+struct ResolvedRecomputes {
+  RecomputedToken* tokens = nullptr;
+  std::int32_t* count = nullptr;
+};
+
+struct ResolveArgs {
+  ResolveChoice choice;
+  ResolveTables tables;
+  HotRowBooks hot;
+  ResolveHost host;
+  ResolveRoom room;
+  int step = 0;  // above 0; grows from step to step
+  ResolveScratch scratch;
+  std::int64_t* totals = nullptr;  // [list][chosen, hits, brought, recomputed]: are added to
+
+  ResolvedLists lists;
+  ResolvedMissing missing;
+  ResolvedRecomputes recomputed;
 };
 
 void resolve_tokens(const ResolveArgs& args, StreamHandle stream);

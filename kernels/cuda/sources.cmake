@@ -47,7 +47,10 @@ set(TRIPHASE_CUDA_HOST_SOURCES
   kv_mover.cpp
   kv_resolver.cpp
   launch_check.cpp
+  library_gemm.cpp
   library_search.cpp
   page_choice.cpp
+  sample_tasks.cpp
   sparse_calls.cpp
+  step_tables.cpp
   window_choice.cpp)

@@ -50,7 +50,7 @@ ModelConfig to_config(const Shape& shape) {
     config.norms.eps = 1e-5;
     config.mlp.activation = Activation::kRelu;
     config.mlp.gated = false;
-    config.qkv_bias = config.attention_out_bias = config.mlp.bias = true;
+    config.attention.qkv_bias = config.attention.out_bias = config.mlp.bias = true;
     config.embedding.position_offset = 2;
     config.embedding.tied = true;
     config.bos_id = 2;
@@ -67,7 +67,7 @@ ModelConfig to_config(const Shape& shape) {
     config.parallel_residual = true;
     config.mlp.activation = Activation::kGeluErf;
     config.mlp.gated = false;
-    config.qkv_bias = config.attention_out_bias = config.mlp.bias = true;
+    config.attention.qkv_bias = config.attention.out_bias = config.mlp.bias = true;
     config.rope->rotary_dim = config.head_dim / 4;
     config.bos_id = 0;
     config.eos_ids = {0};

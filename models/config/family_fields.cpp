@@ -66,8 +66,8 @@ void read_even_head_dim(const ConfigFields& fields, ModelConfig& config) {
 }
 
 void set_biases(bool bias, ModelConfig& config) {
-  config.qkv_bias = bias;
-  config.attention_out_bias = bias;
+  config.attention.qkv_bias = bias;
+  config.attention.out_bias = bias;
   config.mlp.bias = bias;
 }
 

@@ -20,8 +20,8 @@ void read_gpt_neox(const ConfigFields& fields, ModelConfig& config, Notes& notes
   config.mlp.activation = read_activation(fields, "hidden_act", Activation::kGeluErf);
   config.mlp.gated = false;
   const bool attention_bias = fields.flag("attention_bias", true);
-  config.qkv_bias = attention_bias;
-  config.attention_out_bias = attention_bias;
+  config.attention.qkv_bias = attention_bias;
+  config.attention.out_bias = attention_bias;
   config.mlp.bias = true;
   config.embedding.tied = fields.flag("tie_word_embeddings", false);
   config.rope =
@@ -60,7 +60,7 @@ void read_stablelm(const ConfigFields& fields, ModelConfig& config, Notes& notes
   config.parallel_residual = fields.flag("use_parallel_residual", false);
   config.norms.shared = config.parallel_residual;
   config.mlp.activation = read_activation(fields, "hidden_act", Activation::kSilu);
-  config.qkv_bias = fields.flag("use_qkv_bias", false);
+  config.attention.qkv_bias = fields.flag("use_qkv_bias", false);
   config.embedding.tied = fields.flag("tie_word_embeddings", false);
   config.rope = read_rope(fields, {.partial = true, .rotary_fraction = 0.25}, config, notes);
 }
@@ -133,7 +133,7 @@ void read_gpt2(const ConfigFields& fields, ModelConfig& config, Notes& /*notes*/
   config.mlp.activation = read_activation(fields, "activation_function", Activation::kGeluTanh);
   config.mlp.gated = false;
   set_biases(true, config);
-  if (!fields.flag("scale_attn_weights", true)) config.score_scale = 1.0;
+  if (!fields.flag("scale_attn_weights", true)) config.attention.score_scale = 1.0;
   config.embedding.tied = fields.flag("tie_word_embeddings", true);
 }
 

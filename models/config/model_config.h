@@ -87,10 +87,23 @@ struct NormConfig {
   [[nodiscard]] float weight_offset() const { return kind == Norm::kRmsNormPlusOne ? 1.0F : 0.0F; }
 };
 
+struct AttentionConfig {
+  bool qkv_bias = false;
+  bool out_bias = false;
+  std::optional<double> score_scale;  // of queries times keys; nothing: 1 / sqrt(head_dim)
+  double score_cap = 0.0;             // above 0: a score x becomes cap * tanh(x / cap) (Gemma 2)
+};
+
 struct MlpConfig {
   Activation activation = Activation::kSilu;
   bool gated = true;  // down(act(gate(x)) * up(x)) instead of down(act(up(x)))
   bool bias = false;
+};
+
+// The model's output.
+struct LogitConfig {
+  double cap = 0.0;      // as AttentionConfig::score_cap
+  double divisor = 1.0;  // Granite
 };
 
 struct EmbeddingConfig {
@@ -116,16 +129,11 @@ struct ModelConfig {
   std::int64_t embed_dim = 0;      // word embedding width; != hidden_size only in OPT-350m
 
   NormConfig norms;
+  AttentionConfig attention;
   MlpConfig mlp;
   EmbeddingConfig embedding;
-  std::optional<double> score_scale;  // of queries times keys; nothing: 1 / sqrt(head_dim)
-  // Above 0: a logit x of the softmax, or of the output, becomes cap * tanh(x / cap) (Gemma 2).
-  double score_cap = 0.0;
-  double logit_cap = 0.0;
-  double logit_divisor = 1.0;      // Granite
-  bool parallel_residual = false;  // x + attn(norm1(x)) + mlp(norm2(x)): GPT-NeoX, Falcon
-  bool qkv_bias = false;
-  bool attention_out_bias = false;
+  LogitConfig logits;
+  bool parallel_residual = false;         // x + attn(norm1(x)) + mlp(norm2(x)): GPT-NeoX, Falcon
   std::optional<RopeConfig> rope;         // nothing: learned absolute positions
   std::optional<RopeConfig> window_rope;  // of layers with a window; nothing: as `rope`
   // Per layer: its queries and keys are not rotated although `rope` is there. Empty = none.

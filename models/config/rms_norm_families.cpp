@@ -29,8 +29,8 @@ void read_all_but_rope(const ConfigFields& fields, ModelConfig& config) {
   read_head_dim(fields, std::nullopt, config);
   config.mlp.activation = read_activation(fields, "hidden_act", Activation::kSilu);
   const bool attention_bias = fields.flag("attention_bias", false);
-  config.qkv_bias = attention_bias;
-  config.attention_out_bias = attention_bias;
+  config.attention.qkv_bias = attention_bias;
+  config.attention.out_bias = attention_bias;
   config.mlp.bias = fields.flag("mlp_bias", false);
   config.embedding.tied = fields.flag("tie_word_embeddings", false);
 }
@@ -70,8 +70,8 @@ void read_gemma_like(const ConfigFields& fields, ModelConfig& config) {
   }
   if (!fields.has("hidden_act")) config.mlp.activation = tanh_form("hidden_activation");
   const bool attention_bias = fields.flag("attention_bias", false);
-  config.qkv_bias = attention_bias;
-  config.attention_out_bias = attention_bias;
+  config.attention.qkv_bias = attention_bias;
+  config.attention.out_bias = attention_bias;
   config.embedding.tied = fields.flag("tie_word_embeddings", true);
   config.embedding.scaled = true;
 }
@@ -84,7 +84,7 @@ void read_gemma2_like(const ConfigFields& fields, ModelConfig& config) {
   if (!(query_scalar > 0.0) || !std::isfinite(query_scalar)) {
     throw fields.error("E-CFG-FEATURE", "query_pre_attn_scalar").expected("a number above 0");
   }
-  config.score_scale = 1.0 / std::sqrt(query_scalar);
+  config.attention.score_scale = 1.0 / std::sqrt(query_scalar);
 }
 
 // 0: no window. transformers' own default for a missing field is 4096; null means none.
@@ -153,7 +153,7 @@ void read_mistral(const ConfigFields& fields, ModelConfig& config, Notes& notes)
 
 void read_qwen2(const ConfigFields& fields, ModelConfig& config, Notes& notes) {
   read_all_but_window(fields, config, notes);
-  config.qkv_bias = true;
+  config.attention.qkv_bias = true;
   const std::int64_t first = fields.count("max_window_layers", kMaxPositions, 28);
   read_optional_windows(
       fields, [&](std::int64_t layer) { return layer >= first; }, config);
@@ -162,8 +162,8 @@ void read_qwen2(const ConfigFields& fields, ModelConfig& config, Notes& notes) {
 void read_qwen3(const ConfigFields& fields, ModelConfig& config, Notes& notes) {
   read_qwen2(fields, config, notes);
   const bool attention_bias = fields.flag("attention_bias", false);
-  config.qkv_bias = attention_bias;
-  config.attention_out_bias = attention_bias;
+  config.attention.qkv_bias = attention_bias;
+  config.attention.out_bias = attention_bias;
   config.norms.qk = QkNorm::kHead;
 }
 
@@ -235,8 +235,8 @@ void read_granite(const ConfigFields& fields, ModelConfig& config, Notes& notes)
     }
     return value;
   };
-  config.score_scale = factor("attention_multiplier");
-  config.logit_divisor = factor("logits_scaling");
+  config.attention.score_scale = factor("attention_multiplier");
+  config.logits.divisor = factor("logits_scaling");
   // The sum is kept divided by residual_multiplier, so that branches join it as they are. Norms
   // give the same numbers then, with an epsilon divided by the square.
   const double residual = factor("residual_multiplier");
@@ -269,7 +269,7 @@ void read_glm(const ConfigFields& fields, ModelConfig& config, Notes& notes) {
   config.norms.eps = read_norm_eps(fields, "rms_norm_eps", 1.5625e-7);
   read_head_dim(fields, 128, config);
   config.mlp.activation = read_activation(fields, "hidden_act", Activation::kSilu);
-  config.qkv_bias = fields.flag("attention_bias", true);
+  config.attention.qkv_bias = fields.flag("attention_bias", true);
   config.embedding.tied = fields.flag("tie_word_embeddings", false);
   config.rope = read_rope(fields, {.partial = true, .rotary_fraction = 0.5}, config, notes);
   config.rope->neighbours = true;
@@ -302,8 +302,8 @@ void read_gemma2(const ConfigFields& fields, ModelConfig& config, Notes& notes) 
     }
     return value;
   };
-  config.score_cap = cap("attn_logit_softcapping", 50.0);
-  config.logit_cap = cap("final_logit_softcapping", 30.0);
+  config.attention.score_cap = cap("attn_logit_softcapping", 50.0);
+  config.logits.cap = cap("final_logit_softcapping", 30.0);
 }
 
 void read_gemma3(const ConfigFields& fields, ModelConfig& config, Notes& notes) {

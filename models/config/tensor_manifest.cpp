@@ -17,6 +17,16 @@ constexpr std::array<std::string_view, 3> kOptPrefixes{"model.decoder.", "decode
 constexpr std::array<std::string_view, 2> kGptNeoxPrefixes{"gpt_neox.", ""};
 constexpr std::array<std::string_view, 2> kTransformerPrefixes{"transformer.", ""};
 
+// What config.json calls the sizes that tensors must have.
+struct SizeFields {
+  std::string_view hidden = "hidden_size";
+  std::string_view positions = "max_position_embeddings + 2";
+  std::string_view ffn = "intermediate_size";
+  std::string_view heads = "num_attention_heads * head_dim";
+  std::string_view kv_heads = "num_key_value_heads * head_dim";
+  std::string_view all_heads = "3 * hidden_size";
+};
+
 // Names of one family. `{}`-free: layer tensors get "layers.N." in front.
 struct Names {
   std::string_view layers = "layers";
@@ -40,12 +50,7 @@ struct Names {
   std::string_view down = "mlp.down_proj";
   RowOrder qkv_order = RowOrder::kPlain;  // of fused projections
   bool transposed = false;                // matrices of layers
-  std::string_view hidden_field = "hidden_size";
-  std::string_view positions_field = "max_position_embeddings + 2";
-  std::string_view ffn_field = "intermediate_size";
-  std::string_view heads_field = "num_attention_heads * head_dim";
-  std::string_view kv_heads_field = "num_key_value_heads * head_dim";
-  std::string_view all_heads_field = "3 * hidden_size";
+  SizeFields fields;
 };
 
 constexpr Names kLlamaNames{};
@@ -67,8 +72,7 @@ constexpr Names kFalconNames{.layers = "h",
                              .up = "mlp.dense_h_to_4h",
                              .down = "mlp.dense_4h_to_h",
                              .qkv_order = RowOrder::kInterleavedQkv,
-                             .ffn_field = "ffn_hidden_size",
-                             .heads_field = "hidden_size"};
+                             .fields = {.ffn = "ffn_hidden_size", .heads = "hidden_size"}};
 constexpr Names kGpt2Names{.layers = "h",
                            .embedding = "wte",
                            .positions = "wpe",
@@ -81,21 +85,20 @@ constexpr Names kGpt2Names{.layers = "h",
                            .up = "mlp.c_fc",
                            .down = "mlp.c_proj",
                            .transposed = true,
-                           .hidden_field = "n_embd",
-                           .positions_field = "n_positions",
-                           .ffn_field = "n_inner",
-                           .heads_field = "n_embd",
-                           .all_heads_field = "3 * n_embd"};
+                           .fields = {.hidden = "n_embd",
+                                      .positions = "n_positions",
+                                      .ffn = "n_inner",
+                                      .heads = "n_embd",
+                                      .all_heads = "3 * n_embd"}};
 constexpr Names kGemma2Names{.mlp_norm = "pre_feedforward_layernorm"};
-constexpr Names kOptNames{.final_norm = "final_layer_norm",
-                          .attention_norm = "self_attn_layer_norm",
-                          .mlp_norm = "final_layer_norm",
-                          .attention_out = "self_attn.out_proj",
-                          .up = "fc1",
-                          .down = "fc2",
-                          .ffn_field = "ffn_dim",
-                          .heads_field = "hidden_size",
-                          .kv_heads_field = "hidden_size"};
+constexpr Names kOptNames{
+    .final_norm = "final_layer_norm",
+    .attention_norm = "self_attn_layer_norm",
+    .mlp_norm = "final_layer_norm",
+    .attention_out = "self_attn.out_proj",
+    .up = "fc1",
+    .down = "fc2",
+    .fields = {.ffn = "ffn_dim", .heads = "hidden_size", .kv_heads = "hidden_size"}};
 constexpr Names kGptNeoxNames{.embedding = "embed_in",
                               .final_norm = "final_layer_norm",
                               .q = "attention.query_key_value",
@@ -104,8 +107,7 @@ constexpr Names kGptNeoxNames{.embedding = "embed_in",
                               .up = "mlp.dense_h_to_4h",
                               .down = "mlp.dense_4h_to_h",
                               .qkv_order = RowOrder::kInterleavedQkv,
-                              .heads_field = "hidden_size",
-                              .kv_heads_field = "hidden_size"};
+                              .fields = {.heads = "hidden_size", .kv_heads = "hidden_size"}};
 
 const Names& names_of(TensorNaming naming) {
   switch (naming) {
@@ -144,7 +146,7 @@ class ManifestBuilder {
       matrix(WeightSlot::kPositions, -1, hidden, hidden_field(),
              {part(fmt::format("{}.weight", names_.positions),
                    config_.max_positions + config_.embedding.position_offset,
-                   names_.positions_field)});
+                   names_.fields.positions)});
     }
     if (config_.embed_dim != hidden) {
       matrix(WeightSlot::kProjectIn, -1, config_.embed_dim, embed_field(),
@@ -156,7 +158,7 @@ class ManifestBuilder {
       norm(WeightSlot::kFinalNorm, WeightSlot::kFinalNormBias, -1, std::string(names_.final_norm));
       // Logits are linear in what the norm gives.
       for (std::size_t i = first; i < entries_.size(); ++i) {
-        entries_[i].factor = static_cast<float>(1.0 / config_.logit_divisor);
+        entries_[i].factor = static_cast<float>(1.0 / config_.logits.divisor);
       }
     }
     if (config_.embed_dim != hidden) {
@@ -190,14 +192,14 @@ class ManifestBuilder {
     const auto named = [&](std::string_view name) { return in_layer(layer, name, kind); };
     if (names_.k.empty()) {
       TensorPart all = part(named(names_.q), config_.q_width() + 2 * config_.kv_width(),
-                            config_.kv_heads == config_.heads ? names_.all_heads_field
+                            config_.kv_heads == config_.heads ? names_.fields.all_heads
                                                               : "(heads + 2 KV heads) * head_dim");
       all.order = names_.qkv_order;
       return {std::move(all)};
     }
-    std::vector parts{part(named(names_.q), config_.q_width(), names_.heads_field),
-                      part(named(names_.k), config_.kv_width(), names_.kv_heads_field),
-                      part(named(names_.v), config_.kv_width(), names_.kv_heads_field)};
+    std::vector parts{part(named(names_.q), config_.q_width(), names_.fields.heads),
+                      part(named(names_.k), config_.kv_width(), names_.fields.kv_heads),
+                      part(named(names_.v), config_.kv_width(), names_.fields.kv_heads)};
     if (config_.rope && config_.rope->neighbours) {
       parts[0].order = parts[1].order = RowOrder::kRotaryNeighbours;
     }
@@ -211,11 +213,11 @@ class ManifestBuilder {
            in_layer(layer, names_.attention_norm), in_layer(layer, names_.other_attention_norm));
     }
     matrix(WeightSlot::kQkv, layer, hidden, hidden_field(), qkv_parts(layer, "weight"));
-    if (config_.qkv_bias) vector(WeightSlot::kQkvBias, layer, qkv_parts(layer, "bias"));
+    if (config_.attention.qkv_bias) vector(WeightSlot::kQkvBias, layer, qkv_parts(layer, "bias"));
     add_qk_norms(layer);
-    matrix(WeightSlot::kAttentionOut, layer, config_.q_width(), names_.heads_field,
+    matrix(WeightSlot::kAttentionOut, layer, config_.q_width(), names_.fields.heads,
            {part(in_layer(layer, names_.attention_out, "weight"), hidden, hidden_field())});
-    if (config_.attention_out_bias) {
+    if (config_.attention.out_bias) {
       vector(WeightSlot::kAttentionOutBias, layer,
              {part(in_layer(layer, names_.attention_out, "bias"), hidden, hidden_field())});
     }
@@ -267,8 +269,8 @@ class ManifestBuilder {
              {part(in_layer(layer, name, "weight"), whole ? width : config_.head_dim,
                    whole ? field : "head_dim")});
     };
-    add(WeightSlot::kQueryNorm, names_.query_norm, config_.q_width(), names_.heads_field);
-    add(WeightSlot::kKeyNorm, names_.key_norm, config_.kv_width(), names_.kv_heads_field);
+    add(WeightSlot::kQueryNorm, names_.query_norm, config_.q_width(), names_.fields.heads);
+    add(WeightSlot::kKeyNorm, names_.key_norm, config_.kv_width(), names_.fields.kv_heads);
   }
 
   void add_head() {
@@ -320,8 +322,8 @@ class ManifestBuilder {
     return result;
   }
 
-  [[nodiscard]] std::string_view hidden_field() const { return names_.hidden_field; }
-  [[nodiscard]] std::string_view ffn_field() const { return names_.ffn_field; }
+  [[nodiscard]] std::string_view hidden_field() const { return names_.fields.hidden; }
+  [[nodiscard]] std::string_view ffn_field() const { return names_.fields.ffn; }
   [[nodiscard]] std::string_view embed_field() const {
     return config_.embed_dim == config_.hidden_size ? hidden_field() : "word_embed_proj_dim";
   }

@@ -263,18 +263,19 @@ FixedContext build_fixed_context(std::vector<TokenId> tokens, const ClusterOptio
   context.clusters.clustered_tokens =
       static_cast<std::int64_t>(context.tokens.size()) - options.window;
   context.clusters.context_tokens = static_cast<std::int64_t>(context.tokens.size());
-  TRIPHASE_CHECK(context.clusters.clustered_tokens > 0 && loaded.decoder.attention() != nullptr,
-                 "a context to cluster, and a model that shows its keys");
+  TRIPHASE_CHECK(
+      context.clusters.clustered_tokens > 0 && loaded.decoder.attention().runner() != nullptr,
+      "a context to cluster, and a model that shows its keys");
   KeyClusterer clusterer(options, context, backend, progress);
   progress.begin_phase("computing the context");
-  loaded.decoder.attention()->set_observer(&clusterer);
+  loaded.decoder.attention().runner()->set_observer(&clusterer);
   try {
     prefill(context, model, plan, loaded, backend, progress);
   } catch (...) {
-    loaded.decoder.attention()->set_observer(nullptr);
+    loaded.decoder.attention().runner()->set_observer(nullptr);
     throw;
   }
-  loaded.decoder.attention()->set_observer(nullptr);
+  loaded.decoder.attention().runner()->set_observer(nullptr);
   progress.begin_phase("calibrating thresholds");
   context.calibration = calibrate(backend.sparse_ops(), backend.stream(), context.shape, options,
                                   clusterer.queries(), clusterer.scale(), context.clusters);

@@ -99,8 +99,8 @@ std::vector<Completion> Engine::step() {
       RunningRequest& running = *std::ranges::find(running_, segment.sequence, &RunningRequest::id);
       running.computed += segment.count;
       const std::span<const TokenId> prefix = running.sequence->shareable_tokens();
-      const std::int64_t exact =
-          model_->prompt_units().causal_tokens(static_cast<std::int64_t>(prefix.size()));
+      const std::int64_t exact = model_->attention().prompt_units().causal_tokens(
+          static_cast<std::int64_t>(prefix.size()));
       kv_->book().publish(
           running.id, prefix.first(static_cast<std::size_t>(std::min(running.computed, exact))));
     }
@@ -250,7 +250,7 @@ void Engine::collect_finished() {
     if (!scored && !running.sequence->finished()) continue;
     placement_.request_ended(running);
     kv_->release(running.id);
-    model_->end_sequence(running.id);
+    model_->attention().end_sequence(running.id);
     finished_.push_back(running.sequence->take_completion());
     running.sequence.reset();
   }

@@ -20,7 +20,7 @@ namespace {
 
 void require_soft_caps(const ComputeMachine& machine, const ModelConfig& config,
                        const AttentionOptions& attention) {
-  if (config.score_cap == 0.0 && config.logit_cap == 0.0) return;
+  if (config.attention.score_cap == 0.0 && config.logits.cap == 0.0) return;
   if (machine.gpu) {
     refuse("--device", fmt::format("a GPU, with soft caps of a {} model", config.model_type),
            "a model without soft caps", "--device cpu");

@@ -466,10 +466,10 @@ LoadedModel::LoadedModel(std::shared_ptr<LoadedWeights> loaded, const ModelBundl
   TRIPHASE_CHECK(plan.placement.streamed_layers == shared->streamed_layers,
                  "a plan for weights that lie elsewhere");
   backend.reserve(ops_shape(model, options, plan.limits, plan.kv));
-  decoder.set_attention(options.attention, backend.sparse_ops(), pool, model.clusters());
-  decoder.set_hidden_states(plan.input_tokens, backend.input_ops(), pool);
+  decoder.attention().set_method(options.attention, backend.sparse_ops(), pool, model.clusters());
+  decoder.attention().set_hidden_states(plan.input_tokens, backend.input_ops(), pool);
   if (plan.kv.host_attention) {
-    decoder.set_host_attention(plan.memory.batch_size, backend.host_ops(), host_pool);
+    decoder.attention().set_host_attention(plan.memory.batch_size, backend.host_ops(), host_pool);
   }
   const auto reaches = [&] {
     return transfers->reaches(kv.memory().geometry().host, plan.memory.host_kv) &&
@@ -478,7 +478,7 @@ LoadedModel::LoadedModel(std::shared_ptr<LoadedWeights> loaded, const ModelBundl
   };
   if (plan.resolver && reaches()) {
     resolver = backend.make_resolver(*plan.resolver, lookup_memory);
-    decoder.set_resolver(resolver.get());
+    decoder.attention().kv_step().set_resolver(resolver.get());
   }
   decoder.zigzag().set_batch(plan.placement.gpu_batch);
   decoder.set_prefetch(plan.placement.overlap);

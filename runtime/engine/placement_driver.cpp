@@ -87,7 +87,7 @@ void PlacementDriver::see_phases(const Requests& requests) {
 }
 
 PlacementStep PlacementDriver::look(const Requests& requests) {
-  limits_.prompt_units = model_->prompt_units();
+  limits_.prompt_units = model_->attention().prompt_units();
   std::vector<PlacedRequest> running;
   running.reserve(static_cast<std::size_t>(limits_.batch_size));
   for (const RunningRequest& request : requests.running) running.push_back(request.placed());
@@ -108,7 +108,7 @@ std::vector<WaitingRequest> PlacementDriver::look_at_waiting(const Requests& req
   std::vector<WaitingRequest> waiting;
   shown_.clear();
   if (requests.running.size() >= static_cast<std::size_t>(limits_.batch_size)) return waiting;
-  const AttentionRunner* attention = model_->attention();
+  const AttentionRunner* attention = model_->attention().runner();
   const std::size_t end = std::min(requests.waiting.size(), waiting_in_view());
   for (std::size_t index = 0; index < end; ++index) {
     const Sequence& sequence = *requests.waiting[index];
@@ -159,7 +159,7 @@ void PlacementDriver::apply(const Admit& action, const Requests& requests) {
   const std::int64_t prompt_tokens = waiting->prompt_tokens();
   const KvSequence& placed = kv_->book().sequence(action.sequence);
   stats_.shared_prompt_tokens += static_cast<std::uint64_t>(placed.tokens);
-  model_->begin_sequence(action.sequence, prompt_tokens, waiting->max_kv_tokens());
+  model_->attention().begin_sequence(action.sequence, prompt_tokens, waiting->max_kv_tokens());
   requests.running.push_back({.sequence = std::move(waiting),
                               .id = action.sequence,
                               .rope_key = placed.context_key,
@@ -176,10 +176,10 @@ void PlacementDriver::apply(const Preempt& action, const Requests& requests) {
     ++stats_.swaps;
   } else {
     kv_->partial_pages().forget(entry->id);
-    model_->end_sequence(entry->id);
+    model_->attention().end_sequence(entry->id);
     stats_.recomputed_tokens += static_cast<std::uint64_t>(entry->computed);
     // What was decoded under a sparse method must be decoded again, step by step.
-    if (model_->attention() == nullptr) entry->prefill_what_there_is();
+    if (model_->attention().runner() == nullptr) entry->prefill_what_there_is();
     entry->computed = 0;
     entry->phase.now = Phase::kOne;
     entry->id = SequenceId();
@@ -201,8 +201,8 @@ void PlacementDriver::apply(const Resume& action, const Requests& requests) {
   RunningRequest& request = requests.running.emplace_back(std::move(entry->request));
   if (entry->mode == PreemptMode::kDrop) {
     request.id = action.sequence;
-    model_->begin_sequence(request.id, request.sequence->prompt_tokens(),
-                           request.sequence->max_kv_tokens());
+    model_->attention().begin_sequence(request.id, request.sequence->prompt_tokens(),
+                                       request.sequence->max_kv_tokens());
   }
   requests.preempted.erase(entry);
   phases_.resumed(request.phase, request_index(request), request.computed);

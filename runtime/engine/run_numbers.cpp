@@ -18,7 +18,7 @@ void fill_attention(const AttentionRunner& runner, DType kv_dtype, AttentionUse&
 
 MovedBytes moved_bytes(const LoadedModel& loaded, const PlacementStats& placement,
                        const KvStep::BytesRead& read) {
-  const HostAttention* host = loaded.decoder.host_attention();
+  const HostAttention* host = loaded.decoder.attention().host_attention();
   const PrefetchedBlocks::Use prefetched = loaded.kv.prefetched().use_so_far();
   const KvShape& shape = loaded.kv.memory().shape();
   return {
@@ -122,23 +122,23 @@ void fill_run_numbers(const Engine& engine, const LoadedModel& loaded, const Run
   summary.placement.preemptions = placement.swaps + placement.drops;
   summary.placement.phases = stats.phases;
   summary.placement.phase_boundaries = engine.placement().phases().boundaries();
-  if (const AttentionRunner* runner = loaded.decoder.attention()) {
+  if (const AttentionRunner* runner = loaded.decoder.attention().runner()) {
     fill_attention(*runner, loaded.kv.memory().shape().dtype, summary.attention);
   }
   std::uint64_t listed = 0;
   if (loaded.transfers) {
     // What is on its way still (the next step's weights) counts, as it does in a trace.
     loaded.transfers->drain();
-    const KvStep::BytesRead read = loaded.decoder.kv_step().bytes_read();
+    const KvStep::BytesRead read = loaded.decoder.attention().kv_step().bytes_read();
     summary.moved = moved_bytes(loaded, placement, read);
     listed = read.recomputed_tokens;
     summary.token_cache = {plan.memory.cache, read.chosen, read.cached};
   }
-  if (const HostAttention* host = loaded.decoder.host_attention()) {
+  if (const HostAttention* host = loaded.decoder.attention().host_attention()) {
     const HostAttention::Use& use = host->use();
     summary.host_attention = {use.rows, use.queries, use.results, use.kv};
   }
-  if (const HiddenStates* inputs = loaded.decoder.hidden_states()) {
+  if (const HiddenStates* inputs = loaded.decoder.attention().hidden_states()) {
     const auto layers = static_cast<std::uint64_t>(loaded.kv.memory().shape().layers);
     summary.layer_inputs = {inputs->tokens(), inputs->use().saved_bytes,
                             (inputs->use().recomputed_tokens + listed) / layers};

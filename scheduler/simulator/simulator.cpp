@@ -55,6 +55,13 @@ class Simulation {
   }
 
  private:
+  // Whole blocks that the step before may fetch for this one (memory/kv/kv_prefetcher.h).
+  struct EarlyReads {
+    std::int64_t lines = 0;
+    std::int64_t blocks = 0;  // of one layer
+    std::int64_t largest = 0;
+  };
+
   [[nodiscard]] PlacementStep make_step() {
     std::vector<PlacedRequest> running;
     std::vector<PlacedRequest> preempted;
@@ -180,78 +187,33 @@ class Simulation {
   }
 
   // Host tokens of a decoding sequence that a step attends.
-  [[nodiscard]] double attended_on_host(std::int64_t context, double away) const {
-    if (reads_whole_blocks()) return away;
+  [[nodiscard]] double attended_on_host(std::int64_t context, double offloaded) const {
+    if (reads_whole_blocks()) return offloaded;
     const auto length = static_cast<double>(context);
     const double window = std::ceil(length * job_.caching_ratio / 2.0);
     const double global = std::floor(length * job_.caching_ratio) - window;
-    return std::clamp(global * away / std::max(length - window, 1.0), 0.0, away) * job_.miss_rate;
+    return std::clamp(global * offloaded / std::max(length - window, 1.0), 0.0, offloaded) *
+           job_.miss_rate;
   }
 
   void compute(StepWork& work) {
     work.int8_kv = result_.kv_dtype == DType::kInt8;
     work.fetch = job_.fetch;
-    const bool dense = reads_whole_blocks();
     const auto layers = static_cast<double>(memory_.limits.layers);
     double prefill_context = 0.0;
     EarlyReads early;
     SimulatedStep record;
     for (Line& line : running_) {
       const PlacedRequest& place = line.place;
-      const std::int64_t rows = place.step_tokens;
-      if (rows == 0) continue;
-      const KvSequence& kv = book_.sequence(place.id);
-      const std::int64_t away_blocks = read_blocks(place.id);
-      const std::int64_t recomputable = book_.table(place.id).recomputable();
-      const auto away = static_cast<double>(away_blocks * memory_.limits.block_tokens);
-      const double again_share =
-          away_blocks == 0 ? 0.0
-                           : static_cast<double>(recomputable) / static_cast<double>(away_blocks);
-      double fetched = away;
+      if (place.step_tokens == 0) continue;
       if (place.prefilling()) {
-        work.prefill_rows += rows;
-        prefill_context += static_cast<double>(rows) * static_cast<double>(place.context);
-      } else {
-        ++work.decode_rows;
-        fetched = attended_on_host(place.context + 1, away);
-        const double attended =
-            std::max(std::floor(static_cast<double>(place.context + 1) * job_.caching_ratio), 1.0);
-        if (!line.on_host) work.attended_tokens += attended;
+        prefill_context +=
+            static_cast<double>(place.step_tokens) * static_cast<double>(place.context);
       }
-      const bool attend_on_host = line.on_host && !place.prefilling();
-      const bool whole = dense || place.prefilling();
-      const double again = attend_on_host ? 0.0
-                           : whole ? static_cast<double>(recomputable * memory_.limits.block_tokens)
-                                   : fetched * again_share;
-      if (attend_on_host) {
-        // The query goes there and the result comes back.
-        if (job_.handicaps.copies_host_kv) count_workspace(place, work);
-        ++work.host_attention_rows;
-        work.host_attention_tokens += static_cast<double>(place.context + 1);
-        work.d2h_bytes += memory_.query_row;
-        work.h2d_bytes += memory_.query_row;
-      } else if (whole) {
-        if (job_.handicaps.copies_device_kv) count_copies(line, away_blocks, work);
-        work.h2d_bytes += (fetched - again) * memory_.record_token + again * memory_.input_token;
-        if (!place.prefilling()) count_early(line, early, work);
-      } else {
-        work.gathered_records += layers * (fetched - again);
-        work.gathered_inputs += layers * again;
-      }
-      if (again > 0.0) {
-        ++work.recompute_rows;
-        work.recompute_tokens += again;
-      }
-      const std::int64_t with_inputs = kv.input_blocks * memory_.limits.block_tokens;
-      const std::int64_t saved = std::clamp<std::int64_t>(with_inputs - place.context, 0, rows);
-      work.d2h_bytes += static_cast<double>(saved) * memory_.input_token;
-      result_.inputs_d2h_bytes += static_cast<double>(saved) * memory_.input_token;
-      if (line.on_host) {
-        work.d2h_bytes += static_cast<double>(rows) * memory_.record_token;
-      }
-      if (work.int8_kv) work.quantized_tokens += static_cast<double>(rows);
+      count_reads(line, early, work);
+      count_writes(line, work);
       record.phase = std::max(record.phase, phase_of(book_, place.id));
-      record.longest_context = std::max(record.longest_context, place.context + rows);
+      record.longest_context = std::max(record.longest_context, place.context + place.step_tokens);
       line.decoded = !place.prefilling();
       grow(line);
     }
@@ -276,11 +238,70 @@ class Simulation {
     account(work, record);
   }
 
+  // The line's rows in the step, and what they read: where it lies, and how it comes to the device.
+  void count_reads(const Line& line, EarlyReads& early, StepWork& work) {
+    const PlacedRequest& place = line.place;
+    const std::int64_t offloaded_blocks = read_blocks(place.id);
+    const std::int64_t recomputable = book_.table(place.id).recomputable();
+    const auto offloaded = static_cast<double>(offloaded_blocks * memory_.limits.block_tokens);
+    const double again_share = offloaded_blocks == 0 ? 0.0
+                                                     : static_cast<double>(recomputable) /
+                                                           static_cast<double>(offloaded_blocks);
+    double fetched = offloaded;
+    if (place.prefilling()) {
+      work.prefill_rows += place.step_tokens;
+    } else {
+      ++work.decode_rows;
+      fetched = attended_on_host(place.context + 1, offloaded);
+      const double attended =
+          std::max(std::floor(static_cast<double>(place.context + 1) * job_.caching_ratio), 1.0);
+      if (!line.on_host) work.attended_tokens += attended;
+    }
+    const bool attend_on_host = line.on_host && !place.prefilling();
+    const bool whole = reads_whole_blocks() || place.prefilling();
+    const double again = attend_on_host ? 0.0
+                         : whole ? static_cast<double>(recomputable * memory_.limits.block_tokens)
+                                 : fetched * again_share;
+    if (attend_on_host) {
+      // The query goes there and the result comes back.
+      if (job_.handicaps.copies_host_kv) count_workspace(place, work);
+      ++work.host_attention_rows;
+      work.host_attention_tokens += static_cast<double>(place.context + 1);
+      work.d2h_bytes += memory_.query_row;
+      work.h2d_bytes += memory_.query_row;
+    } else if (whole) {
+      if (job_.handicaps.copies_device_kv) count_copies(line, offloaded_blocks, work);
+      work.h2d_bytes += (fetched - again) * memory_.record_token + again * memory_.input_token;
+      if (!place.prefilling()) count_early(line, early, work);
+    } else {
+      const auto layers = static_cast<double>(memory_.limits.layers);
+      work.gathered_records += layers * (fetched - again);
+      work.gathered_inputs += layers * again;
+    }
+    if (again > 0.0) {
+      ++work.recompute_rows;
+      work.recompute_tokens += again;
+    }
+  }
+
+  // What the line's new tokens send to the host: layer inputs, and KV where it is attended there.
+  void count_writes(const Line& line, StepWork& work) {
+    const PlacedRequest& place = line.place;
+    const std::int64_t rows = place.step_tokens;
+    const std::int64_t with_inputs =
+        book_.sequence(place.id).input_blocks * memory_.limits.block_tokens;
+    const std::int64_t saved = std::clamp<std::int64_t>(with_inputs - place.context, 0, rows);
+    work.d2h_bytes += static_cast<double>(saved) * memory_.input_token;
+    result_.inputs_d2h_bytes += static_cast<double>(saved) * memory_.input_token;
+    if (line.on_host) work.d2h_bytes += static_cast<double>(rows) * memory_.record_token;
+    if (work.int8_kv) work.quantized_tokens += static_cast<double>(rows);
+  }
+
   // A decoded row's KV is copied before it is read where all of it is on the device to stay; of an
   // INT8 line what is closed.
-  void count_copies(const Line& line, std::int64_t away_blocks, StepWork& work) {
+  void count_copies(const Line& line, std::int64_t offloaded_blocks, StepWork& work) {
     const PlacedRequest& place = line.place;
-    const bool on_host = away_blocks > 0 || book_.sequence(place.id).reserved_host > 0;
+    const bool on_host = offloaded_blocks > 0 || book_.sequence(place.id).reserved_host > 0;
     if (place.prefilling() || on_host) return;
     const std::int64_t blocks = work.int8_kv ? place.context / memory_.limits.block_tokens
                                              : memory_.limits.blocks_for(place.context + 1);
@@ -296,12 +317,6 @@ class Simulation {
     result_.workspace_bytes += moved_bytes(blocks) / stored * sizeof(float);
   }
 
-  // Whole blocks that the step before may fetch for this one (memory/kv/kv_prefetcher.h).
-  struct EarlyReads {
-    std::int64_t lines = 0;
-    std::int64_t blocks = 0;  // of one layer
-    std::int64_t largest = 0;
-  };
   void count_early(const Line& line, EarlyReads& early, StepWork& work) const {
     if (!line.decoded || job_.caching_ratio < 1.0) return;
     const SequenceId id = line.place.id;
@@ -339,14 +354,14 @@ class Simulation {
     record.h2d_bytes = work.h2d_bytes + gathered;
     record.d2h_bytes = work.d2h_bytes;
     std::int64_t device_blocks = 0;
-    std::int64_t away_blocks = 0;
+    std::int64_t offloaded_blocks = 0;
     double host_bytes = 0.0;
     const auto count = [&](const Line& line) {
       const SequenceId id = line.place.id;
       if (!id.valid()) return;  // dropped
       device_blocks += book_.table(id).on_device();
       host_bytes += moved_bytes(book_.table(id).on_host());
-      away_blocks += book_.table(id).offloaded();
+      offloaded_blocks += book_.table(id).offloaded();
       const std::int64_t with_inputs = std::min(
           book_.sequence(id).input_blocks * memory_.limits.block_tokens, line.place.context);
       host_bytes += static_cast<double>(with_inputs) * memory_.input_token;
@@ -354,7 +369,7 @@ class Simulation {
     for (const Line& line : running_) count(line);
     for (const Line& line : preempted_) count(line);
     record.device_kv_bytes = static_cast<std::uint64_t>(
-        block_bytes(device_blocks) + block_bytes(away_blocks) - moved_bytes(away_blocks));
+        block_bytes(device_blocks) + block_bytes(offloaded_blocks) - moved_bytes(offloaded_blocks));
     record.host_kv_bytes = static_cast<std::uint64_t>(host_bytes);
     result_.device_peak =
         std::max(result_.device_peak, memory_.fixed_device + record.device_kv_bytes);

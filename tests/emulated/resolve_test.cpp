@@ -44,8 +44,9 @@ class Model {
 
   Result resolve(const ResolveArgs& args) {
     Result result;
-    result.slots.assign(static_cast<std::size_t>(args.rows * args.lists * args.capacity), -9);
-    for (int list = 0; list < args.lists; ++list) resolve_list(args, list, result);
+    result.slots.assign(
+        static_cast<std::size_t>(args.choice.rows * args.choice.lists * args.choice.capacity), -9);
+    for (int list = 0; list < args.choice.lists; ++list) resolve_list(args, list, result);
     return result;
   }
 
@@ -80,32 +81,35 @@ class Model {
   void resolve_list(const ResolveArgs& args, int list, Result& result) {
     List& own = lists_[static_cast<std::size_t>(list)];
     std::map<int, Missing> missing;  // by host token
-    for (int row = 0; row < args.rows; ++row) {
-      const int entry = row * args.lists + list;
-      for (int i = 0; i < args.counts[entry]; ++i) {
-        const auto at = static_cast<std::size_t>(entry * args.capacity + i);
-        const int token = args.tokens[at];
-        const int block = token / args.page_tokens;
-        const int offset = token % args.page_tokens;
-        const int page = args.pages[row * args.max_blocks + block];
-        if (args.own_block_apart && block == (args.lengths[row] - 1) / args.page_tokens) {
+    for (int row = 0; row < args.choice.rows; ++row) {
+      const int entry = row * args.choice.lists + list;
+      for (int i = 0; i < args.choice.counts[entry]; ++i) {
+        const auto at = static_cast<std::size_t>(entry * args.choice.capacity + i);
+        const int token = args.choice.tokens[at];
+        const int block = token / args.tables.page_tokens;
+        const int offset = token % args.tables.page_tokens;
+        const int page = args.tables.pages[row * args.tables.max_blocks + block];
+        if (args.tables.own_block_apart &&
+            block == (args.tables.lengths[row] - 1) / args.tables.page_tokens) {
           result.slots[at] = offset;
         } else if (page >= 0) {
-          result.slots[at] = (page + args.layer) * args.page_tokens + offset;
+          result.slots[at] = (page + args.tables.layer) * args.tables.page_tokens + offset;
         } else {
-          const int key =
-              args.host_blocks[row * args.max_blocks + block] * args.page_tokens + offset;
+          const int key = args.tables.host_blocks[row * args.tables.max_blocks + block] *
+                              args.tables.page_tokens +
+                          offset;
           ++chosen;
           if (const auto found = own.map.find(key); found != own.map.end()) {
             ++hits;
             hit_.insert(found->second);
-            result.slots[at] = args.first_hot_slot + found->second;
+            result.slots[at] = args.room.first_hot_slot + found->second;
           } else {
             Missing& token_missing = missing[key];
             token_missing.places.push_back(at);
             token_missing.position = token;
-            if (args.scale_pages != nullptr) {
-              token_missing.scale_page = args.scale_pages[row * args.max_blocks + block];
+            if (args.tables.scale_pages != nullptr) {
+              token_missing.scale_page =
+                  args.tables.scale_pages[row * args.tables.max_blocks + block];
             }
           }
         }
@@ -128,7 +132,7 @@ class Model {
     std::ranges::sort(victims);
     std::size_t rank = 0;
     for (const auto& [key, token] : missing) {
-      int slot = args.first_spare_slot + static_cast<int>(rank - victims.size());
+      int slot = args.room.first_spare_slot + static_cast<int>(rank - victims.size());
       if (rank < victims.size()) {
         const int row = victims[rank];
         int& owner = own.owners[static_cast<std::size_t>(row)];
@@ -136,18 +140,18 @@ class Model {
         owner = key;
         own.map[key] = row;
         own.stamps[static_cast<std::size_t>(row)] = args.step;
-        slot = args.first_hot_slot + row;
+        slot = args.room.first_hot_slot + row;
       }
       for (const std::size_t at : token.places) result.slots[at] = slot;
       ++rank;
-      if (key >= args.stored_tokens) {
-        result.recomputed.emplace_back(slot, key - static_cast<int>(args.stored_tokens),
+      if (key >= args.host.stored_tokens) {
+        result.recomputed.emplace_back(slot, key - static_cast<int>(args.host.stored_tokens),
                                        token.position, token.scale_page);
         ++recomputed;
         continue;
       }
       result.missing_slots.push_back(slot);
-      result.missing_records.push_back(static_cast<int>(args.first_record) + key);
+      result.missing_records.push_back(static_cast<int>(args.host.first_record) + key);
       result.missing_heads.push_back(list);
       ++brought;
     }
@@ -247,52 +251,52 @@ ResolveArgs arguments(const Case& sizes, const Step& step, Memory& memory, Resul
   }
   results.counts.assign(step.counts.size(), -9);
   ResolveArgs args;
-  args.tokens = step.tokens.data();
-  args.counts = step.counts.data();
-  args.rows = sizes.rows;
-  args.lists = sizes.lists;
-  args.capacity = step.capacity;
-  args.pages = step.pages.data();
-  args.host_blocks = step.host_blocks.data();
-  args.lengths = step.lengths.data();
-  args.max_blocks = Step::kBlocks;
-  args.page_tokens = sizes.page_tokens;
-  args.own_block_apart = sizes.own_block_apart;
-  args.layer = 2;
+  args.choice.tokens = step.tokens.data();
+  args.choice.counts = step.counts.data();
+  args.choice.rows = sizes.rows;
+  args.choice.lists = sizes.lists;
+  args.choice.capacity = step.capacity;
+  args.tables.pages = step.pages.data();
+  args.tables.host_blocks = step.host_blocks.data();
+  args.tables.lengths = step.lengths.data();
+  args.tables.max_blocks = Step::kBlocks;
+  args.tables.page_tokens = sizes.page_tokens;
+  args.tables.own_block_apart = sizes.own_block_apart;
+  args.tables.layer = 2;
   if (sizes.hot_rows > 0) {
     args.hot = {memory.map.data(), memory.owners.data(), memory.stamps.data(), sizes.hot_rows};
-    args.hits = memory.hits.data();
-    args.victims = memory.victims.data();
+    args.scratch.hits = memory.hits.data();
+    args.scratch.victims = memory.victims.data();
   }
-  args.host_tokens = sizes.all_blocks() * sizes.page_tokens;
-  args.stored_tokens = sizes.host_blocks * sizes.page_tokens;
-  args.first_record = 3 * args.stored_tokens;
-  args.first_hot_slot = 10'000;
-  args.first_spare_slot = 50'000;
-  args.spare_slots = sizes.all_blocks() * sizes.page_tokens;
+  args.host.tokens = sizes.all_blocks() * sizes.page_tokens;
+  args.host.stored_tokens = sizes.host_blocks * sizes.page_tokens;
+  args.host.first_record = 3 * args.host.stored_tokens;
+  args.room.first_hot_slot = 10'000;
+  args.room.first_spare_slot = 50'000;
+  args.room.spare_slots = sizes.all_blocks() * sizes.page_tokens;
   args.step = number;
-  args.claims = memory.claims.data();
-  args.seen = memory.seen.data();
-  args.ranks = memory.ranks.data();
-  args.found = memory.found.data();
+  args.scratch.claims = memory.claims.data();
+  args.scratch.seen = memory.seen.data();
+  args.scratch.ranks = memory.ranks.data();
+  args.scratch.found = memory.found.data();
   args.totals = memory.totals.data();
-  args.slots = results.slots.data();
+  args.lists.slots = results.slots.data();
   if (sizes.keeps_lists) {
-    args.kept_tokens = results.tokens.data();
-    args.kept_counts = results.counts.data();
+    args.lists.kept_tokens = results.tokens.data();
+    args.lists.kept_counts = results.counts.data();
   }
-  args.missing_slots = results.missing_slots.data();
-  args.missing_records = results.missing_records.data();
+  args.missing.slots = results.missing_slots.data();
+  args.missing.records = results.missing_records.data();
   if (sizes.lists > 1) {
-    args.missing_heads = results.missing_heads.data();
-    args.missing_widths = results.missing_widths.data();
+    args.missing.heads = results.missing_heads.data();
+    args.missing.widths = results.missing_widths.data();
   }
-  args.missing_count = &results.missing_count;
+  args.missing.count = &results.missing_count;
   if (sizes.input_blocks > 0) {
-    if (sizes.own_block_apart) args.scale_pages = step.scale_pages.data();
+    if (sizes.own_block_apart) args.tables.scale_pages = step.scale_pages.data();
     results.recomputed.assign(all, {-9, -9, -9, -9});
-    args.recomputed = results.recomputed.data();
-    args.recomputed_count = &results.recomputed_count;
+    args.recomputed.tokens = results.recomputed.data();
+    args.recomputed.count = &results.recomputed_count;
   }
   return args;
 }
@@ -388,13 +392,13 @@ TEST(EmulatedResolve, RefusesWhatItCannotCount) {
   Memory memory(sizes);
   Results results;
   ResolveArgs args = arguments(sizes, step, memory, results, 1);
-  args.first_record = INT32_MAX - 1;
+  args.host.first_record = INT32_MAX - 1;
   EXPECT_THROW(resolve_tokens(args, nullptr), Error);
   args = arguments(sizes, step, memory, results, 1);
-  args.host_tokens += 32;  // hidden states, for which there is no list
+  args.host.tokens += 32;  // hidden states, for which there is no list
   EXPECT_THROW(resolve_tokens(args, nullptr), Error);
   args = arguments(sizes, step, memory, results, 1);
-  args.page_tokens = 48;
+  args.tables.page_tokens = 48;
   EXPECT_THROW(resolve_tokens(args, nullptr), Error);
 }
 

@@ -100,10 +100,11 @@ class TinyModel {
                   {.context = config_.max_positions, .kv_tokens = longest_request(options)}),
         engine_({options.batch_size, options.prefill_chunk, options.job_seed}, *policy_, model_,
                 kv_, preparer_, nullptr, *backend_) {
-    model_.set_attention(options.attention, backend_->sparse_ops(), pool_, options.clusters);
-    model_.set_hidden_states(options.input_tokens, backend_->input_ops(), pool_);
+    model_.attention().set_method(options.attention, backend_->sparse_ops(), pool_,
+                                  options.clusters);
+    model_.attention().set_hidden_states(options.input_tokens, backend_->input_ops(), pool_);
     if (options.host_attention) {
-      model_.set_host_attention(options.batch_size, backend_->host_ops(), host_pool_);
+      model_.attention().set_host_attention(options.batch_size, backend_->host_ops(), host_pool_);
     }
     if (const auto* flexgen = dynamic_cast<const FlexGenPolicy*>(policy_.get())) {
       model_.zigzag().set_batch(flexgen->options().gpu_batch);
@@ -123,7 +124,7 @@ class TinyModel {
 
  private:
   void make_resolver(const TinyModelOptions& options) {
-    const AttentionRunner* attention = model_.attention();
+    const AttentionRunner* attention = model_.attention().runner();
     if (attention == nullptr || options.host_blocks == 0) return;
     const AttentionMethod& method = attention->method();
     if (!method.fetches_tokens()) return;
@@ -145,7 +146,7 @@ class TinyModel {
          .first_hot_slot =
              (kv_.memory().sizes().device_pages + options.staging_blocks) * options.block_tokens},
         lookup_memory_);
-    model_.set_resolver(resolver_.get());
+    model_.attention().kv_step().set_resolver(resolver_.get());
   }
   [[nodiscard]] Device& memory_of(const TinyModelOptions& options) const {
     return options.device != nullptr ? *options.device : backend_->device();

@@ -79,7 +79,7 @@ TEST_P(AttentionPlacement, TheAnswerIsTheMethodsAlone) {
     options.int8 = int8;
     TinyModel alone(options);
     const auto expected = run_all(alone.engine(), requests);
-    const AttentionRunner::TokenCounts& counts = alone.model().attention()->token_counts();
+    const AttentionRunner::TokenCounts& counts = alone.model().attention().runner()->token_counts();
     EXPECT_LT(counts.attended, 0.9 * counts.context) << "the method left nothing out";
     std::uint64_t moved = 0;
     std::uint64_t found = 0;
@@ -93,8 +93,8 @@ TEST_P(AttentionPlacement, TheAnswerIsTheMethodsAlone) {
       model.kv().book().check();
       const PlacementStats& stats = model.engine().placement().stats();
       moved += stats.offloaded_blocks + stats.drops;
-      fetches = model.model().attention()->method().fetches_tokens();
-      found += model.model().kv_step().bytes_read().cached;
+      fetches = model.model().attention().runner()->method().fetches_tokens();
+      found += model.model().attention().kv_step().bytes_read().cached;
     }
     EXPECT_GT(moved, 10U);
     // Local windows hold hardly a token that is on the host.
@@ -136,7 +136,8 @@ TEST(SqueezedPrompts, TheAnswerDependsNeitherOnStepsNorOnNeighbours) {
       SCOPED_TRACE(std::string(int8 ? "int8" : "fp16") + (two_levels ? ", two levels" : ""));
       TinyModel alone(options);
       const auto expected = run_all(alone.engine(), requests);
-      const AttentionRunner::TokenCounts& counts = alone.model().attention()->token_counts();
+      const AttentionRunner::TokenCounts& counts =
+          alone.model().attention().runner()->token_counts();
       EXPECT_LT(counts.prompt_attended, 0.95 * counts.prompt_context);
       EXPECT_GT(counts.prompt_attended, 0.3 * counts.prompt_context);
       std::int64_t shared = 0;
@@ -174,12 +175,13 @@ TEST(SqueezedPrompts, EqualDenseWhenTheThresholdIs0) {
   options.attention.squeezed.prefill = decltype(options.attention.squeezed.prefill)::kDense;
   TinyModel dense_prompts(options);
   EXPECT_FALSE(differs(dense_prompts));
-  EXPECT_EQ(dense_prompts.model().attention()->token_counts().prompt_context, 0.0);
+  EXPECT_EQ(dense_prompts.model().attention().runner()->token_counts().prompt_context, 0.0);
   options.attention.squeezed.prefill = decltype(options.attention.squeezed.prefill)::kSparse;
   options.attention.squeezed.threshold = 0.0;
   TinyModel everything(options);
   expect_equal(expected, run_all(everything.engine(), requests));
-  const AttentionRunner::TokenCounts& counts = everything.model().attention()->token_counts();
+  const AttentionRunner::TokenCounts& counts =
+      everything.model().attention().runner()->token_counts();
   EXPECT_EQ(counts.prompt_attended, counts.prompt_context);
   EXPECT_GT(counts.prompt_context, 0.0);
 }
@@ -219,7 +221,7 @@ TEST(SparqTransposedK, NeverChangeTheAnswerWhereverBlocksWere) {
       const std::int64_t pages = columns.places() * model.kv().memory().shape().layers;
       EXPECT_GT(std::count(columns.ready(), columns.ready() + pages, 1), 0) << "K^T was never used";
       reloaded += model.engine().placement().stats().reloaded_blocks;
-      fetched += model.model().kv_step().bytes_read().tokens;
+      fetched += model.model().attention().kv_step().bytes_read().tokens;
     }
     EXPECT_GT(reloaded, 0U) << "no block came back";
     EXPECT_GT(fetched, 0U) << "no token was fetched alone";

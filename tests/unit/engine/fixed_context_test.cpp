@@ -229,9 +229,9 @@ TEST_F(FixedContextTest, MeansAreOfTheKeysThatTheModelAttends) {
   Progress progress(quiet, ProgressMode::kOff);
   LoadedModel loaded(model_, options_, plan, *backend_, progress, quiet);
   KeyReader reader;
-  loaded.decoder.attention()->set_observer(&reader);
+  loaded.decoder.attention().runner()->set_observer(&reader);
   const auto admission = loaded.kv.book().admit(tokens_, kTokens, 0);
-  loaded.decoder.begin_sequence(admission.sequence, kTokens, kTokens);
+  loaded.decoder.attention().begin_sequence(admission.sequence, kTokens, kTokens);
   loaded.kv.book().append(admission.sequence, kTokens);
   const BatchSegment segment{.sequence = admission.sequence, .count = kTokens};
   (void)loaded.decoder.forward({tokens_, {&segment, 1}, {}}, loaded.kv, backend_->stream());

@@ -126,7 +126,7 @@ std::string problem_of(const RandomJob& job, Coverage* coverage) {
       coverage->preempted += stats.swaps + stats.drops;
       coverage->shared += stats.shared_prompt_tokens;
       coverage->recomputed += stats.discarded_blocks;
-      if (const HostAttention* host = model.model().host_attention()) {
+      if (const HostAttention* host = model.model().attention().host_attention()) {
         coverage->on_host += host->use().rows;
       }
     }

@@ -126,7 +126,9 @@ TEST_P(PlacementInvariant, PlacementNeverChangesTheAnswer) {
     const PlacementStats& stats = model.engine().placement().stats();
     offloaded += stats.offloaded_blocks;
     preempted += stats.swaps + stats.drops;
-    if (const HostAttention* host = model.model().host_attention()) attended += host->use().rows;
+    if (const HostAttention* host = model.model().attention().host_attention()) {
+      attended += host->use().rows;
+    }
   }
   // The test means nothing where nothing moved.
   if (test.host_blocks > 0) {

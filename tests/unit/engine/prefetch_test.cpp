@@ -126,7 +126,7 @@ TEST_P(Prefetch, ALineThatIsPreemptedInBetweenLeavesItUnread) {
     EXPECT_LT(4 * use.unused, use.brought);
     model.kv().book().check();
     EXPECT_FALSE(model.kv().book().pool().moving());
-    const KvStep::BytesRead read = model.model().kv_step().bytes_read();
+    const KvStep::BytesRead read = model.model().attention().kv_step().bytes_read();
     model.transfers().drain();
     EXPECT_EQ(read.blocks + model.engine().placement().stats().reloaded_blocks *
                                 model.kv().memory().shape().host_block_bytes(),

@@ -26,7 +26,7 @@ std::vector<Variant> variants() {
   ModelConfig llama = tiny_config();
   llama.kv_heads = llama.heads;
   ModelConfig biased = llama;
-  biased.qkv_bias = true;
+  biased.attention.qkv_bias = true;
   biased.norms.kind = Norm::kLayerNorm;
   biased.norms.bias = true;
   ModelConfig neox = biased;
@@ -128,8 +128,8 @@ TEST_P(Recompute, NeverChangesTheAnswer) {
         if (HasFatalFailure()) return;
         model.kv().book().check();
         EXPECT_EQ(model.kv().book().tiers().device.reserved(), 0);
-        const KvStep::BytesRead read = model.model().kv_step().bytes_read();
-        const HiddenStates::Use& use = model.model().hidden_states()->use();
+        const KvStep::BytesRead read = model.model().attention().kv_step().bytes_read();
+        const HiddenStates::Use& use = model.model().attention().hidden_states()->use();
         // SWA's tokens are listed, the blocks of methods with a list for each KV head come whole.
         const bool listed = kind == AttentionKind::kSwa;
         EXPECT_EQ(read.recomputed_tokens > 0, listed);
@@ -205,9 +205,9 @@ TEST(RecomputeTokens, OnlyChosenTokensAreBrought) {
           .p1 = 0, .p2 = 0, .alpha = 0.9, .beta = 1.0, .window_tokens = 4, .input_tokens = 64});
       TinyModel model(options, variants()[0].config);
       const auto width = static_cast<std::uint64_t>(variants()[0].config.hidden_size);
-      const auto brought = [&] { return model.model().kv_step().bytes_read().inputs; };
+      const auto brought = [&] { return model.model().attention().kv_step().bytes_read().inputs; };
       ChosenOfInputs chosen(model.kv().book());
-      model.model().attention()->set_observer(&chosen);
+      model.model().attention().runner()->set_observer(&chosen);
       std::mt19937 random(5);
       model.engine().submit(request(0, random_tokens(random, 70), 40));
       std::set<std::pair<std::int64_t, std::int32_t>> seen;

@@ -324,13 +324,13 @@ TEST_P(SimulatorAgreement, ActionsAndBytesAreTheEngines) {
     if (HasFatalFailure()) return;
     early += model.kv().prefetched().use_so_far().brought;
     EXPECT_EQ(model.kv().prefetched().use_so_far().unused, 0U);
-    if (const HiddenStates* inputs = model.model().hidden_states()) {
+    if (const HiddenStates* inputs = model.model().attention().hidden_states()) {
       EXPECT_EQ(simulator.inputs_to_host, static_cast<double>(inputs->use().saved_bytes));
       EXPECT_EQ(simulator.inputs_to_device,
-                static_cast<double>(model.model().kv_step().bytes_read().inputs));
+                static_cast<double>(model.model().attention().kv_step().bytes_read().inputs));
       EXPECT_GT(simulator.inputs_to_host, 0.0);
     }
-    if (const HostAttention* host = model.model().host_attention()) {
+    if (const HostAttention* host = model.model().attention().host_attention()) {
       EXPECT_EQ(host->use().queries, host->use().results);
       EXPECT_EQ(host->use().results, host->use().rows * 32 * sizeof(float)) << "4 heads of 8";
       attended += host->use().rows;

@@ -84,7 +84,7 @@ class Choices final : public AttentionObserver {
 
 std::uint64_t cell_bytes(TinyModel& model) {
   const KvShape& shape = model.kv().memory().shape();
-  const std::int64_t lists = model.model().attention()->method().lists();
+  const std::int64_t lists = model.model().attention().runner()->method().lists();
   return static_cast<std::uint64_t>(2 * shape.head_dim * (lists > 1 ? 1 : shape.kv_heads)) *
          dtype_bytes(shape.dtype);
 }
@@ -111,7 +111,7 @@ template <class Look>
 void decode_one(const Case& test, TinyModel& model, Look look) {
   std::mt19937 random(5);
   Choices choices;
-  model.model().attention()->set_observer(&choices);
+  model.model().attention().runner()->set_observer(&choices);
   Engine& engine = model.engine();
   engine.submit(request(0, random_tokens(random, 70), 40));
   static_cast<void>(engine.step());
@@ -156,7 +156,7 @@ TEST_P(TokenFetch, BringsTheChosenTokensAndNothingElse) {
   });
   EXPECT_GT(chosen, 0U) << "nothing was on the host";
   EXPECT_LT(chosen, whole / 2);
-  const KvStep::BytesRead bytes = model.model().kv_step().bytes_read();
+  const KvStep::BytesRead bytes = model.model().attention().kv_step().bytes_read();
   EXPECT_EQ(bytes.blocks + bytes.tokens, to_device(model));
   // The prompt came in one piece.
   EXPECT_EQ(bytes.blocks, looked_into);
@@ -174,7 +174,7 @@ TEST_P(TokenFetch, WhatIsInTheCacheDoesNotCrossAgain) {
     for (const Cell& cell : seen.chosen) fresh += cached.insert(cell).second;
     EXPECT_EQ(seen.brought, fresh * cell_bytes(model) + seen.whole);
   });
-  const KvStep::BytesRead bytes = model.model().kv_step().bytes_read();
+  const KvStep::BytesRead bytes = model.model().attention().kv_step().bytes_read();
   EXPECT_EQ(bytes.tokens + bytes.cached, bytes.chosen);
   EXPECT_GT(bytes.cached, bytes.chosen / 4);
 }
@@ -192,7 +192,7 @@ TEST_P(TokenFetch, ASmallCacheDoesNotThrash) {
     for (const Cell& cell : seen.chosen) again += last.contains(cell) ? cell_bytes(model) : 0;
     last = seen.chosen;
   });
-  const KvStep::BytesRead bytes = model.model().kv_step().bytes_read();
+  const KvStep::BytesRead bytes = model.model().attention().kv_step().bytes_read();
   EXPECT_EQ(bytes.tokens + bytes.cached, bytes.chosen);
   EXPECT_GT(bytes.cached, again / 4);
 }
@@ -215,7 +215,7 @@ TEST(TokenFetchShared, ATokenThatTwoSequencesChooseCrossesOnce) {
     static_cast<void>(run_all(model.engine(), requests));
     const PlacementStats& stats = model.engine().placement().stats();
     ASSERT_EQ(stats.shared_prompt_tokens > 0, lines == 2);
-    bytes[lines - 1] = model.model().kv_step().bytes_read().tokens;
+    bytes[lines - 1] = model.model().attention().kv_step().bytes_read().tokens;
   }
   EXPECT_GT(bytes[0], 0U);
   EXPECT_LT(bytes[1], 2 * bytes[0]);

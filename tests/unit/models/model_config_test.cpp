@@ -19,7 +19,7 @@ TEST(ModelConfig, Llama) {
   EXPECT_EQ(config.norms.kind, Norm::kRmsNorm);
   EXPECT_EQ(config.norms.eps, 1e-5);
   EXPECT_TRUE(config.mlp.gated);
-  EXPECT_FALSE(config.qkv_bias);
+  EXPECT_FALSE(config.attention.qkv_bias);
   EXPECT_FALSE(config.embedding.tied);
   ASSERT_TRUE(config.rope);
   EXPECT_EQ(config.rope->rotary_dim, 16);
@@ -31,7 +31,7 @@ TEST(ModelConfig, Llama) {
 
   const ModelConfig biased =
       parse(with(with(kLlamaConfig, "attention_bias", "true"), "mlp_bias", "true"));
-  EXPECT_TRUE(biased.qkv_bias && biased.attention_out_bias && biased.mlp.bias);
+  EXPECT_TRUE(biased.attention.qkv_bias && biased.attention.out_bias && biased.mlp.bias);
   EXPECT_EQ(parse(with(kLlamaConfig, "num_key_value_heads", "")).kv_heads, 4);
   EXPECT_EQ(parse(with(kLlamaConfig, "num_key_value_heads", "null")).kv_heads, 4);
   EXPECT_EQ(parse(with(kLlamaConfig, "head_dim", "24")).q_width(), 96);
@@ -46,7 +46,7 @@ TEST(ModelConfig, Opt) {
   EXPECT_EQ(config.norms.kind, Norm::kLayerNorm);
   EXPECT_TRUE(config.norms.bias && config.norms.weights && config.norms.before &&
               config.norms.final_norm);
-  EXPECT_TRUE(config.embedding.tied && config.qkv_bias && config.mlp.bias);
+  EXPECT_TRUE(config.embedding.tied && config.attention.qkv_bias && config.mlp.bias);
   EXPECT_EQ(config.mlp.activation, Activation::kRelu);
   EXPECT_FALSE(config.mlp.gated);
 
@@ -56,7 +56,7 @@ TEST(ModelConfig, Opt) {
   EXPECT_FALSE(small.norms.final_norm);
   EXPECT_EQ(small.embed_dim, 32);
   EXPECT_FALSE(parse(with(kOptConfig, "_remove_final_layer_norm", "true")).norms.final_norm);
-  EXPECT_FALSE(parse(with(kOptConfig, "enable_bias", "false")).qkv_bias);
+  EXPECT_FALSE(parse(with(kOptConfig, "enable_bias", "false")).attention.qkv_bias);
   EXPECT_FALSE(parse(with(kOptConfig, "layer_norm_elementwise_affine", "false")).norms.bias);
   EXPECT_EQ(parse(with(kOptConfig, "activation_function", "\"gelu\"")).mlp.activation,
             Activation::kGeluErf);
@@ -68,10 +68,10 @@ TEST(ModelConfig, GptNeox) {
   EXPECT_TRUE(config.parallel_residual);
   EXPECT_EQ(config.rope->rotary_dim, 4);
   EXPECT_EQ(config.mlp.activation, Activation::kGeluErf);
-  EXPECT_TRUE(config.qkv_bias && config.mlp.bias && config.norms.bias);
+  EXPECT_TRUE(config.attention.qkv_bias && config.mlp.bias && config.norms.bias);
   EXPECT_FALSE(parse(with(kNeoxConfig, "use_parallel_residual", "false")).parallel_residual);
   const ModelConfig plain = parse(with(kNeoxConfig, "attention_bias", "false"));
-  EXPECT_FALSE(plain.qkv_bias || plain.attention_out_bias);
+  EXPECT_FALSE(plain.attention.qkv_bias || plain.attention.out_bias);
   EXPECT_TRUE(plain.mlp.bias);
 }
 
@@ -98,8 +98,8 @@ TEST(ModelConfig, SlidingWindows) {
   EXPECT_TRUE(parse(with(kMistralConfig, "sliding_window", "null")).sliding_window.empty());
 
   EXPECT_TRUE(parse(with(kQwen2Config, "sliding_window", "24")).sliding_window.empty());
-  EXPECT_TRUE(parse(kQwen2Config).qkv_bias);
-  EXPECT_FALSE(parse(kQwen2Config).attention_out_bias);
+  EXPECT_TRUE(parse(kQwen2Config).attention.qkv_bias);
+  EXPECT_FALSE(parse(kQwen2Config).attention.out_bias);
   const std::string used =
       with(with(kQwen2Config, "use_sliding_window", "true"), "sliding_window", "24");
   EXPECT_EQ(parse(with(used, "max_window_layers", "1")).sliding_window,
@@ -140,8 +140,8 @@ TEST(ModelConfig, GraniteFactorsMoveToWhatTheyScale) {
   const ModelConfig config = parse(with(text, "rms_norm_eps", "1e-05"));
   EXPECT_EQ(config.embedding.scale, 24.0F);
   EXPECT_DOUBLE_EQ(config.norms.eps, 4e-5);
-  EXPECT_EQ(config.score_scale, 0.125);
-  EXPECT_EQ(config.logit_divisor, 8.0);
+  EXPECT_EQ(config.attention.score_scale, 0.125);
+  EXPECT_EQ(config.logits.divisor, 8.0);
   expect_error(thrown_by([&] { (void)parse(with(text, "residual_multiplier", "0")); }),
                "E-CFG-FEATURE", "residual_multiplier: 0, expected a number above 0");
 }
@@ -204,7 +204,7 @@ TEST(ModelConfig, Gemma3FillsInWhatReleasedFilesLeaveOut) {
   EXPECT_EQ(config.window_rope->theta, 10000.0);
   EXPECT_EQ(config.window(4), 1024);
   EXPECT_EQ(config.window(5), 0);
-  EXPECT_EQ(config.score_scale, 1.0 / 16);
+  EXPECT_EQ(config.attention.score_scale, 1.0 / 16);
   EXPECT_TRUE(config.norms.before && config.norms.output && config.embedding.scaled);
 }
 
@@ -221,10 +221,10 @@ TEST(ModelConfig, Ministral3EndsWhereQueriesWouldBeScaled) {
 TEST(ModelConfig, Gemma2HasSoftCaps) {
   const std::string text =
       with(with(kGemmaConfig, "model_type", "\"gemma2\""), "architectures", "null");
-  EXPECT_EQ(parse(text).score_cap, 50.0);
-  EXPECT_EQ(parse(text).logit_cap, 30.0);
+  EXPECT_EQ(parse(text).attention.score_cap, 50.0);
+  EXPECT_EQ(parse(text).logits.cap, 30.0);
   EXPECT_EQ(parse(text).sliding_window, (std::vector<std::int64_t>{4096, 0}));
-  EXPECT_EQ(parse(with(text, "attn_logit_softcapping", "null")).score_cap, 0.0);
+  EXPECT_EQ(parse(with(text, "attn_logit_softcapping", "null")).attention.score_cap, 0.0);
   expect_error(thrown_by([&] { (void)parse(with(text, "final_logit_softcapping", "-1")); }),
                "E-CFG-FEATURE", "final_logit_softcapping: -1");
 }
@@ -236,7 +236,7 @@ TEST(ModelConfig, FamiliesWithLayerNorm) {
   EXPECT_EQ(falcon.kv_heads, 1);
   EXPECT_EQ(falcon.ffn_size, 256);
   EXPECT_EQ(falcon.max_positions, 2048);
-  EXPECT_TRUE(falcon.parallel_residual && falcon.norms.shared && !falcon.qkv_bias);
+  EXPECT_TRUE(falcon.parallel_residual && falcon.norms.shared && !falcon.attention.qkv_bias);
   const ModelConfig gpt2 = parse(
       R"({"model_type":"gpt2","n_embd":64,"n_layer":2,"n_head":4,"n_positions":32,
           "vocab_size":100})");

@@ -1,0 +1,243 @@
+#include "models/decoder_attention.h"
+
+#include <algorithm>
+#include <cmath>
+
+#include "base/error.h"
+#include "kernels/sizing/attention_workspace.h"
+
+namespace triphase {
+namespace {
+
+AttentionShape largest_attention(const ModelConfig& config, const BatchLimits& limits,
+                                 int threads) {
+  return {.heads = config.heads,
+          .kv_heads = config.kv_heads,
+          .head_dim = config.head_dim,
+          .max_query_rows = limits.rows,
+          .max_context = limits.context,
+          .threads = threads,
+          .weighted_scores = limits.sparse ? limits.context * config.heads : 0};
+}
+
+// Rows that HiddenStates works with at once: a step's, or a block's.
+std::int64_t input_rows(const BatchLimits& limits) {
+  return std::max(limits.rows, limits.input_block_tokens);
+}
+
+}  // namespace
+
+std::uint64_t DecoderAttention::scratch_bytes(const ModelConfig& config, const BatchLimits& limits,
+                                              int threads) {
+  const AttentionShape largest = largest_attention(config, limits, threads);
+  std::uint64_t bytes = attention_workspace_bytes(largest);
+  if (limits.sparse) bytes += AttentionRunner::workspace_bytes(largest);
+  if (limits.input_block_tokens > 0) {
+    bytes += HiddenStates::scratch_bytes(config, input_rows(limits), limits.listed_input_tokens);
+  }
+  return bytes;
+}
+
+DecoderAttention::DecoderAttention(const ModelConfig& config, const LayerRopes& ropes, Ops& ops,
+                                   int threads, const BatchLimits& limits, MemoryPool& pool)
+    : config_(&config), ropes_(&ropes), ops_(&ops), threads_(threads), limits_(limits) {
+  const std::uint64_t bytes = attention_workspace_bytes(largest_attention(config, limits, threads));
+  if (bytes != 0) workspace_ = pool.allocate(bytes, MemoryTag::kWorkspace);
+  for (std::int64_t layer = 0; layer < config.layers; ++layer) {
+    windows_.push_back(config.window(layer));
+  }
+}
+
+void DecoderAttention::set_method(const AttentionOptions& options, SparseOps& ops, MemoryPool& pool,
+                                  const ContextClusters* clusters) {
+  if (!options.sparse()) return;
+  TRIPHASE_CHECK(limits_.sparse, "buffers without room for a sparse method");
+  runner_ = std::make_unique<AttentionRunner>(
+      options, MethodShape{config_->layers, config_->heads, config_->kv_heads, config_->head_dim},
+      ops, largest_attention(*config_, limits_, threads_), pool, clusters);
+}
+
+void DecoderAttention::set_hidden_states(std::int64_t tokens, InputOps& ops, MemoryPool& pool) {
+  if (tokens == 0) return;
+  TRIPHASE_CHECK(limits_.input_block_tokens > 0, "buffers for layer inputs");
+  inputs_ =
+      std::make_unique<HiddenStates>(*config_, tokens, input_rows(limits_),
+                                     limits_.listed_input_tokens > 0, *ops_, ops, *ropes_, pool);
+}
+
+void DecoderAttention::begin_sequence(SequenceId sequence, std::int64_t prompt_tokens,
+                                      std::int64_t longest) {
+  if (runner_) runner_->begin(sequence, prompt_tokens, longest);
+}
+
+void DecoderAttention::end_sequence(SequenceId sequence) {
+  if (runner_) runner_->end(sequence);
+}
+
+void DecoderAttention::set_host_attention(std::int64_t rows, Ops& ops, MemoryPool& host_pool) {
+  host_attention_ =
+      std::make_unique<HostAttention>(*config_, rows, limits_.context, threads_, ops, host_pool);
+}
+
+void DecoderAttention::begin(KvStore& kv, std::span<const BatchSegment> rows,
+                             std::span<const ConstMatrix> angles, Stream& stream) {
+  store_ = &kv;
+  rows_ = rows;
+  angles_ = angles;
+  first_slots_.reset();
+  if (inputs_) inputs_->begin(kv, rows);
+  kv_step_.begin(kv, rows, windows_, runner_.get(), stream);
+}
+
+void DecoderAttention::announce(const Heads& heads, Matrix attended, Stream& stream) {
+  make_tables(stream);
+  if (runner_) {
+    announce_choices(heads, attended, stream);
+  } else {
+    announce_dense(heads, attended, stream);
+  }
+}
+
+void DecoderAttention::make_tables(Stream& stream) {
+  const LayerId first(0);
+  NewTokenSlots& new_tokens = kv_step_.new_tokens();
+  const std::span<const PageId> partial = new_tokens.take_partial_pages(config_->layers);
+  KvSlots slots = new_tokens.slots(first);
+  const bool all = kv_step_.same_in_every_layer();
+  if (all || new_tokens.wants_tables()) {
+    std::span<const AttentionSegment> segments;
+    if (all) segments = kv_step_.read(first, 0).segments;
+    tables_ = ops_->make_tables(segments, slots, {partial, new_tokens.closes(first).blocks},
+                                kv_step_.view(first), stream);
+    slots.tables = &tables_;
+    kv_step_.set_tables(&tables_);
+  }
+  first_slots_ = slots;
+}
+
+void DecoderAttention::announce_choices(const Heads& heads, Matrix attended, Stream& stream) {
+  LayerId layer(0);
+  while (layer.value < config_->layers &&
+         runner_->method().timing(layer.value) == AttentionMethod::Timing::kDense) {
+    layer = LayerId(layer.value + 1);
+  }
+  if (layer.value == config_->layers) return;
+  for (std::int64_t group = 0; group < kv_step_.groups(); ++group) {
+    const KvStep::Group part = kv_step_.announced(layer, group);
+    runner_->announce(layer, part.segments, part.sequences, heads.q, heads.v, kv_step_.view(layer),
+                      scale().factor, attended, stream);
+  }
+}
+
+void DecoderAttention::announce_dense(const Heads& heads, Matrix attended, Stream& stream) {
+  if (!kv_step_.same_in_every_layer()) return;
+  const std::span<const AttentionSegment> segments = kv_step_.read(LayerId(0), 0).segments;
+  if (segments.empty()) return;
+  ops_->attention(heads.q, config_->heads, kv_step_.view(LayerId(0)), segments, scale(), attended,
+                  {}, stream);
+}
+
+void DecoderAttention::begin_staging() {
+  kv_step_.begin_staging();
+  if (host_attention_) host_attention_->begin(*store_, rows_, kv_step_);
+}
+
+void DecoderAttention::finish() {
+  if (host_attention_) host_attention_->finish();
+}
+
+ScoreScale DecoderAttention::scale() const {
+  return {static_cast<float>(config_->attention.score_scale.value_or(
+              1.0 / std::sqrt(static_cast<double>(config_->head_dim)))),
+          static_cast<float>(config_->attention.score_cap)};
+}
+
+void DecoderAttention::attend(std::int64_t layer, const LayerWeights& w, const Heads& heads,
+                              Matrix attended, Stream& stream) {
+  const KvLayerView cache = append_kv(layer, heads, stream);
+  const ScoreScale scale = this->scale();
+  if (host_attention_) host_attention_->send(LayerId(layer), heads.q);
+  for (std::int64_t group = 0; group < kv_step_.groups(); ++group) {
+    const KvStep::Group part = wait_for_kv(layer, group);
+    recompute(layer, w, part.recomputes, part.listed_recomputes, cache, stream);
+    const Workspace workspace{workspace_.data(), workspace_.bytes()};
+    Selection chosen;
+    if (runner_) chosen = choose(layer, group, part, w, heads, cache, scale.factor, stream);
+    const TraceSpan span(trace_, TraceLane::kCompute, "attend");
+    if (runner_) {
+      runner_->attend(LayerId(layer), part.segments, part.sequences, chosen, heads.q, cache,
+                      scale.factor, attended, *ops_, workspace, stream);
+    } else if (!part.segments.empty()) {
+      ops_->attention(heads.q, config_->heads, cache, part.segments, scale, attended, workspace,
+                      stream);
+    }
+    kv_step_.done(group);
+  }
+  if (host_attention_ && host_attention_->active()) {
+    const TraceSpan span(trace_, TraceLane::kCompute, "attend on host");
+    host_attention_->attend(LayerId(layer), windows_[static_cast<std::size_t>(layer)], scale,
+                            attended, stream);
+  }
+}
+
+KvLayerView DecoderAttention::append_kv(std::int64_t layer, const Heads& heads, Stream& stream) {
+  const TraceSpan span(trace_, TraceLane::kCompute, "append");
+  // Those of the first layer are asked for once.
+  const bool known = layer == 0 && first_slots_.has_value();
+  const KvSlots slots = known ? *first_slots_ : kv_step_.new_tokens().slots(LayerId(layer));
+  const KvLayerView cache = kv_step_.view(LayerId(layer));
+  if (const std::optional<std::size_t> rope = ropes_->of(layer)) {
+    ops_->rope_and_append(heads.q, config_->heads, heads.k, heads.v,
+                          ropes_->tables()[*rope].rotary_dim(), angles_[*rope], slots, cache,
+                          stream);
+  } else {
+    ops_->kv_append(heads.k, heads.v, slots, cache, stream);
+  }
+  const KvCloses closes = kv_step_.new_tokens().closes(LayerId(layer));
+  if (!closes.blocks.empty()) ops_->kv_close(closes, cache, stream);
+  return cache;
+}
+
+KvStep::Group DecoderAttention::wait_for_kv(std::int64_t layer, std::int64_t group) {
+  TraceSpan span(trace_, TraceLane::kCompute, "wait for KV", kv_step_.staging());
+  span.note("group", group);
+  KvStep::Group part = kv_step_.read(LayerId(layer), group);
+  if (part.prefetched_blocks > 0) span.note("blocks_for_next_step", part.prefetched_blocks);
+  return part;
+}
+
+Selection DecoderAttention::choose(std::int64_t layer, std::int64_t group,
+                                   const KvStep::Group& part, const LayerWeights& w,
+                                   const Heads& heads, const KvLayerView& cache, float scale,
+                                   Stream& stream) {
+  Selection chosen;
+  {
+    const TraceSpan span(trace_, TraceLane::kCompute, "choose");
+    chosen = runner_->choose(LayerId(layer), part.segments, part.sequences, heads.q, heads.v, cache,
+                             scale, part.looked_up, stream);
+  }
+  if (!part.looks_up || part.looked_up != nullptr) return chosen;
+  TokenLookup::Found found;
+  {
+    TraceSpan span(trace_, TraceLane::kCompute, "wait for KV");
+    span.note("group", group);
+    found = kv_step_.look_up(LayerId(layer), group, chosen);
+  }
+  recompute(layer, w, {}, found.recomputed, cache, stream);
+  return found.lists;
+}
+
+void DecoderAttention::recompute(std::int64_t layer, const LayerWeights& w,
+                                 std::span<const KvRecompute> blocks,
+                                 const RecomputedTokens& listed, const KvLayerView& cache,
+                                 Stream& stream) {
+  if (blocks.empty() && listed.most == 0) return;
+  TRIPHASE_CHECK(inputs_ != nullptr, "recomputable blocks have layer inputs");
+  TraceSpan span(trace_, TraceLane::kRecompute, "recompute");
+  // How many tokens a GPU has listed the host does not know.
+  if (listed.most == 0) span.note("tokens", std::ssize(blocks) * cache.page_tokens);
+  if (!blocks.empty()) inputs_->recompute(LayerId(layer), w, blocks, cache, stream);
+  if (listed.most > 0) inputs_->recompute(LayerId(layer), w, listed, cache, stream);
+}
+
+}  // namespace triphase

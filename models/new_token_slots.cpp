@@ -1,0 +1,47 @@
+#include "models/new_token_slots.h"
+
+namespace triphase {
+
+void NewTokenSlots::begin_step(KvStore& store, std::span<const BatchSegment> rows) {
+  store_ = &store;
+  rows_ = rows;
+  tables_ = nullptr;
+  partial_blocks_.begin_step(store, rows);
+  std::int64_t count = 0;
+  for (const BatchSegment& entry : rows) count += entry.count;
+  pages_.resize(static_cast<std::size_t>(count));
+  offsets_.resize(static_cast<std::size_t>(count));
+}
+
+std::span<const PageId> NewTokenSlots::take_partial_pages(std::int64_t layers) {
+  if (!store_->memory().shape().quantized()) return {};
+  return partial_blocks_.take_for_step(layers);
+}
+
+KvSlots NewTokenSlots::slots(LayerId layer) {
+  const std::int64_t block = store_->memory().shape().block_tokens;
+  if (store_->memory().shape().quantized()) {
+    partial_blocks_.begin_layer(layer);
+    std::size_t row = 0;
+    for (const PartialBlocks::Run& run : partial_blocks_.runs()) {
+      for (std::int64_t i = 0; i < run.count; ++i, ++row) {
+        pages_[row] = run.partial_page;
+        offsets_[row] = static_cast<std::int32_t>((run.first_position + i) % block);
+      }
+    }
+    return {pages_, offsets_, tables_, layer.value};
+  }
+  for (const BatchSegment& entry : rows_) {
+    for (std::int64_t i = 0; i < entry.count; ++i) {
+      const std::int64_t position = entry.first_position + i;
+      const KvBlock& own = store_->book().table(entry.sequence)[position / block];
+      const auto row = static_cast<std::size_t>(entry.first_row + i);
+      pages_[row] = store_->memory().page(own, layer);
+      offsets_[row] = static_cast<std::int32_t>(position % block);
+      store_->transposed_k().forget(store_->book(), entry.sequence, layer, position / block);
+    }
+  }
+  return {pages_, offsets_, tables_, layer.value};
+}
+
+}  // namespace triphase

@@ -1,0 +1,55 @@
+#pragma once
+
+// Where the K and V of a step's new tokens go, layer by layer, and which INT8 blocks they fill.
+// Kept between steps to reuse its memory; not thread safe.
+
+#include <cstdint>
+#include <span>
+#include <vector>
+
+#include "kernels/ops.h"
+#include "memory/kv/batch_segment.h"
+#include "memory/kv/kv_store.h"
+#include "memory/kv/partial_blocks.h"
+
+namespace triphase {
+
+class NewTokenSlots {
+ public:
+  // The rows' places exist (KvBook::append); spans and `store` must stay until the step ends.
+  void begin_step(KvStore& store, std::span<const BatchSegment> rows);
+  // INT8, where each sequence has one new token: pages of the open pool by layer and row, taken now
+  // for the whole step; empty in other steps. Before the first slots().
+  [[nodiscard]] std::span<const PageId> take_partial_pages(std::int64_t layers);
+  // Whether such were taken.
+  [[nodiscard]] bool took_partial_pages() const { return partial_blocks_.taken_for_step(); }
+
+  // Whether the places differ from layer to layer by the layer alone, and no tables say so yet;
+  // then tables made of those of layer 0 serve all layers once they are set.
+  [[nodiscard]] bool wants_tables() const {
+    return tables_ == nullptr && (!store_->memory().shape().quantized() || took_partial_pages());
+  }
+  // Of the step: they say where new tokens go.
+  void set_tables(const SegmentTables* tables) { tables_ = tables; }
+
+  // Once per layer, layers in order.
+  [[nodiscard]] KvSlots slots(LayerId layer);
+  // After slots() of the layer. INT8: the blocks that are full with this step's tokens, and the
+  // rows by their blocks.
+  [[nodiscard]] KvCloses closes(LayerId layer) const {
+    return {partial_blocks_.closes(), tables_, layer.value};
+  }
+  [[nodiscard]] std::span<const PartialBlocks::Run> runs() const { return partial_blocks_.runs(); }
+  // Nobody reads the layer's closed partial blocks any more.
+  void end_layer() { partial_blocks_.end_layer(); }
+
+ private:
+  KvStore* store_ = nullptr;
+  std::span<const BatchSegment> rows_;
+  const SegmentTables* tables_ = nullptr;
+  std::vector<PageId> pages_;          // by row
+  std::vector<std::int32_t> offsets_;  // by row
+  PartialBlocks partial_blocks_;       // INT8
+};
+
+}  // namespace triphase
